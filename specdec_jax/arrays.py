@@ -1,0 +1,123 @@
+"""Ragged rows in fixed buffers, written batched so that they shard by row."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.base import Array
+
+
+def block_positions(starts: Array, width: int) -> Array:
+  """`starts[b] + i`: int32 `[B]` to `[B, width]`."""
+  offsets = jnp.arange(width, dtype=starts.dtype)
+  return starts[:, None] + offsets[None, :]
+
+
+def read_block(buffer: Array, starts: Array, width: int) -> Array:
+  """Row b of the result is `buffer[b, starts[b] : starts[b] + width]`.
+
+  Positions outside the buffer repeat its nearest element; callers mask them.
+
+  Args:
+    buffer: `[B, S]`.
+    starts: int32 `[B]`.
+    width: W.
+
+  Returns:
+    `[B, W]`.
+  """
+  positions = block_positions(starts, width)
+  positions = jnp.clip(positions, 0, buffer.shape[1] - 1)
+  return jnp.take_along_axis(buffer, positions, axis=1)
+
+
+def write_block(
+  buffer: Array, block: Array, starts: Array, counts: Array
+) -> Array:
+  """Writes `block[b, :counts[b]]` at `buffer[b, starts[b]:]`.
+
+  What would fall outside the buffer is dropped.
+
+  Args:
+    buffer: `[B, S]`.
+    block: `[B, W]`.
+    starts: int32 `[B]`.
+    counts: int32 `[B]`, at most W.
+
+  Returns:
+    The buffer `[B, S]` with the blocks in it.
+  """
+  positions = jnp.arange(buffer.shape[1], dtype=starts.dtype)
+  offsets = positions[None, :] - starts[:, None]
+  is_written = (offsets >= 0) & (offsets < counts[:, None])
+  offsets = jnp.clip(offsets, 0, block.shape[1] - 1)
+  moved = jnp.take_along_axis(block, offsets, axis=1)
+  return jnp.where(is_written, moved.astype(buffer.dtype), buffer)
+
+
+def is_within(lengths: Array, width: int) -> Array:
+  """bool `[B, width]`: whether position i of row b lies within `lengths[b]`."""
+  positions = jnp.arange(width, dtype=lengths.dtype)
+  return positions[None, :] < lengths[:, None]
+
+
+def count_leading(is_set: Array) -> Array:
+  """How many elements of each row are true before the first false one.
+
+  Args:
+    is_set: bool `[B, W]`.
+
+  Returns:
+    int32 `[B]`, 0 to W.
+  """
+  # The first false element, or the sentinel after the last one.
+  with_sentinel = jnp.pad(is_set, ((0, 0), (0, 1)))
+  return jnp.argmin(with_sentinel, axis=1).astype(jnp.int32)
+
+
+def pick(values: Array, indices: Array) -> Array:
+  """`values[b, ..., indices[b, ...]]` along the last axis.
+
+  Args:
+    values: `[..., V]`.
+    indices: int32 `[...]`.
+
+  Returns:
+    `[...]`.
+  """
+  return jnp.take_along_axis(values, indices[..., None], axis=-1)[..., 0]
+
+
+def pack(
+  rows: Sequence[Sequence[int]], *, width: int | None = None, pad_id: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+  """Lists of token ids as one right-padded buffer.
+
+  Args:
+    rows: token ids, each row at least one long.
+    width: columns of the buffer; None takes the longest row.
+    pad_id: fills the rest.
+
+  Returns:
+    int32 tokens `[B, width]` and int32 lengths `[B]`, numpy.
+
+  Raises:
+    ValueError: if there is no row, a row is empty, or one exceeds `width`.
+  """
+  if not rows:
+    raise ValueError('no rows to pack')
+  lengths = np.array([len(row) for row in rows], np.int32)
+  if lengths.min() == 0:
+    raise ValueError(f'row {int(lengths.argmin())} is empty')
+  if width is None:
+    width = int(lengths.max())
+  if lengths.max() > width:
+    row = int(lengths.argmax())
+    raise ValueError(
+      f'row {row} has {lengths[row]} tokens, the buffer has room for {width}'
+    )
+  tokens = np.full((len(rows), width), pad_id, np.int32)
+  for row, ids in enumerate(rows):
+    tokens[row, : len(ids)] = ids
+  return tokens, lengths

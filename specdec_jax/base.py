@@ -1,0 +1,190 @@
+"""The types that draft, verify and decode share.
+
+Shape letters used throughout the package: `B` rows of the batch, `S` a token
+buffer, `P` a prompt buffer, `E` the encoder's length, `G` gamma (the static
+maximum of drafted tokens an iteration), `T` tokens of one model call, `V` the
+vocabulary. Values are frozen dataclasses that state their shapes; bundles of
+functions are `NamedTuple`s; no type here has behaviour.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import flax.struct
+import jax
+
+Array = jax.Array
+
+
+@flax.struct.dataclass(kw_only=True)
+class Prompt:
+  """What decoding starts from, rows right-padded.
+
+  Attributes:
+    encoder_tokens: int32 `[B, E]`, or None for decoder-only models. Id 0 is
+      padding.
+    decoder_tokens: int32 `[B, P]`: the prompt of a decoder-only model, the
+      start token of an encoder-decoder.
+    decoder_lengths: int32 `[B]`, at least 1: how much of each row is prompt.
+    row_ids: int32 `[B]`: names the row. A row's random draws depend on
+      `(rng_key, row_id)` and on nothing else, whatever batch it is in.
+    max_lengths: int32 `[B]` or None: a row's own limit on its committed length,
+      prompt included. None means the `max_len` of the call for every row.
+  """
+
+  encoder_tokens: Array | None
+  decoder_tokens: Array
+  decoder_lengths: Array
+  row_ids: Array
+  max_lengths: Array | None = None
+
+
+@flax.struct.dataclass(kw_only=True)
+class Context:
+  """The committed tokens of every row, prompt included.
+
+  Attributes:
+    tokens: int32 `[B, S]`; what lies at or beyond `lengths` means nothing.
+    lengths: int32 `[B]`.
+  """
+
+  tokens: Array
+  lengths: Array
+
+
+@flax.struct.dataclass(kw_only=True)
+class Draft:
+  """What a drafter guesses to come next.
+
+  Attributes:
+    tokens: int32 `[B, G]`.
+    probs: float32 `[B, G, V]`, the very array that each token was drawn from;
+      None for a deterministic drafter, whose law is one-hot and is never
+      materialised.
+    lengths: int32 `[B]`, 0 to G: tokens beyond it are not proposed.
+  """
+
+  tokens: Array
+  probs: Array | None
+  lengths: Array
+
+
+@flax.struct.dataclass(kw_only=True)
+class Verification:
+  """What the target makes of a draft.
+
+  Attributes:
+    num_accepted: int32 `[B]`, 0 to `draft.lengths`.
+    next_token: int32 `[B]`: the correction, or the bonus token when the whole
+      draft was accepted.
+    accept_probs: float32 `[B, G]`: the threshold that each drafted token's
+      uniform draw was held against, 0 beyond `draft.lengths`.
+    uniforms: float32 `[B, G]`, those draws; None from a rule that draws none.
+  """
+
+  num_accepted: Array
+  next_token: Array
+  accept_probs: Array
+  uniforms: Array | None = None
+
+
+class Params(NamedTuple):
+  """Weights of both sides; `drafter` is `()` when the drafter has none."""
+
+  target: Any
+  drafter: Any = ()
+
+
+class InitCacheFn(Protocol):
+  """Encoder pass and prefill; the cache then holds the prompt but its last
+  token, with room for `max_len` positions."""
+
+  def __call__(self, params: Any, prompt: Prompt, max_len: int) -> Any: ...
+
+
+class ExtendFn(Protocol):
+  """Appends int32 `tokens[B, T]`; float32 logits `[B, T, V]` say what follows
+  each of them."""
+
+  def __call__(
+    self, params: Any, tokens: Array, cache: Any
+  ) -> tuple[Array, Any]: ...
+
+
+class RewindFn(Protocol):
+  """Sets how many positions of each row count; nothing is erased."""
+
+  def __call__(self, cache: Any, lengths: Array) -> Any: ...
+
+
+class LanguageModel(NamedTuple):
+  """A language model with a cache, as three pure functions.
+
+  Attributes:
+    init: `(params, prompt, max_len) -> cache`. The encoder pass and prefill of
+      all of the prompt but its last token, in a cache with room for `max_len`
+      positions.
+    extend: `(params, tokens[B, T], cache) -> (logits[B, T, V], cache)`.
+    rewind: `(cache, lengths[B]) -> cache`.
+    vocab_size: V, the last axis of the logits.
+  """
+
+  init: InitCacheFn
+  extend: ExtendFn
+  rewind: RewindFn
+  vocab_size: int
+
+
+class InitDrafterFn(Protocol):
+  """Prepares a drafter for `prompt`; `max_len` bounds every later context."""
+
+  def __call__(self, params: Any, prompt: Prompt, max_len: int) -> Any: ...
+
+
+class ProposeFn(Protocol):
+  """Guesses what follows each row of `context`.
+
+  `row_keys` are fresh keys `[B]`, this call's own. The drafter is told nothing
+  of what was accepted: it reads `context.lengths` and rewinds itself.
+  """
+
+  def __call__(
+    self, params: Any, row_keys: Array, context: Context, state: Any
+  ) -> tuple[Draft, Any]: ...
+
+
+class Drafter(NamedTuple):
+  """A source of guesses, as a pair of pure functions.
+
+  Attributes:
+    gamma: the most tokens a call proposes, static.
+    init: `(params, prompt, max_len) -> state`.
+    propose: `(params, row_keys[B], context, state) -> (Draft, state)`.
+    may_abstain: whether `Draft.lengths` can be 0 before a row is finished. The
+      loop then also compiles a one-position target call, and an iteration in
+      which no row drafts costs no more than a plain one.
+  """
+
+  gamma: int
+  init: InitDrafterFn
+  propose: ProposeFn
+  may_abstain: bool = False
+
+
+class VerifyFn(Protocol):
+  """Accepts a prefix of each row's draft and draws the token after it.
+
+  `target_probs` is float32 `[B, G+1, V]`: the target's law after the context
+  and after each drafted token.
+  """
+
+  def __call__(
+    self, row_keys: Array, draft: Draft, target_probs: Array
+  ) -> Verification: ...
+
+
+class LogitsToProbsFn(Protocol):
+  """Standardised sampling (Leviathan et al., Sec. 2.2): float32 logits
+  `[..., V]` to the probabilities that are sampled from. Target and drafter
+  share one."""
+
+  def __call__(self, logits: Array) -> Array: ...

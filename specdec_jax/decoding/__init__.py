@@ -1,0 +1,1 @@
+"""Decoding loops, each one compiled program."""

@@ -1,0 +1,80 @@
+"""What is done with two laws over the vocabulary, p of the target and q of the
+drafter (Leviathan et al., Sec. 2.3 and 3.1)."""
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.base import Array
+
+
+def normalize(weights: Array, fallback: Array) -> Array:
+  """`weights` scaled to sum to one; a row without mass becomes `fallback`.
+
+  Args:
+    weights: float32 `[..., V]`, none negative.
+    fallback: float32 `[..., V]`, normalised.
+
+  Returns:
+    float32 `[..., V]`.
+  """
+  mass = jnp.sum(weights, axis=-1, keepdims=True)
+  # `mass != 0`, not `mass > 0`: a NaN must stay one, to be seen and reported.
+  has_mass = mass != 0
+  return jnp.where(has_mass, weights / jnp.where(has_mass, mass, 1.0), fallback)
+
+
+def residual(p: Array, q: Array) -> Array:
+  """norm(max(0, p - q)), the law of a correction; p where it has no mass.
+
+  p and q can only be equal up to rounding where nothing is rejected, so the
+  fallback is never far from the truth.
+
+  Args:
+    p: float32 `[..., V]`.
+    q: float32 `[..., V]`.
+
+  Returns:
+    float32 `[..., V]`.
+  """
+  return normalize(jnp.maximum(p - q, 0.0), p)
+
+
+def overlap(p: Array, q: Array) -> Array:
+  """beta, the mass that p and q share: sum_x min(p(x), q(x)) (Sec. 3.1).
+
+  Args:
+    p: float32 `[..., V]`.
+    q: float32 `[..., V]`.
+
+  Returns:
+    float32 `[...]`.
+  """
+  return jnp.sum(jnp.minimum(p, q), axis=-1)
+
+
+def total_variation(p: Array, q: Array) -> Array:
+  """D_LK(p, q) = 1 - overlap, the total variation distance (Def. 3.2)."""
+  return 0.5 * jnp.sum(jnp.abs(p - q), axis=-1)
+
+
+def sample(row_keys: Array, probs: Array) -> Array:
+  """One token a row, by each row's own key.
+
+  A token of probability zero is never drawn.
+
+  Args:
+    row_keys: keys `[B]`, consumed.
+    probs: float32 `[B, V]`.
+
+  Returns:
+    int32 `[B]`.
+  """
+  log_probs = jnp.log(probs)
+  tokens = jax.vmap(jax.random.categorical)(row_keys, log_probs)
+  return tokens.astype(jnp.int32)
+
+
+def uniforms(row_keys: Array, count: int) -> Array:
+  """float32 `[B, count]` uniform draws in [0, 1), each row by its own key."""
+  draw = lambda key: jax.random.uniform(key, (count,), jnp.float32)
+  return jax.vmap(draw)(row_keys)

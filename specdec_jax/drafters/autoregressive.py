@@ -1,0 +1,96 @@
+"""A smaller language model as the drafter (Leviathan et al., Algorithm 1)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import arrays, distributions
+from specdec_jax.base import (
+  Array,
+  Context,
+  Draft,
+  Drafter,
+  LanguageModel,
+  LogitsToProbsFn,
+  Prompt,
+)
+from specdec_jax.drafters.gamma import check_gamma
+
+
+def autoregressive(
+  model: LanguageModel, *, gamma: int, logits_to_probs: LogitsToProbsFn
+) -> Drafter:
+  """Drafts gamma tokens one by one from `model`.
+
+  Args:
+    model: the drafter's language model; its params are the drafter's params.
+    gamma: tokens an iteration.
+    logits_to_probs: how the drafter is sampled. For the loop to accept well,
+      the same standardisation as the target's; for it to be lossless, any.
+
+  Raises:
+    ValueError: if `gamma` is less than 1.
+  """
+  check_gamma(gamma)
+
+  def init(params: Any, prompt: Prompt, max_len: int) -> Any:
+    return model.init(params, prompt, max_len)
+
+  def propose(
+    params: Any, row_keys: Array, context: Context, cache: Any
+  ) -> tuple[Draft, Any]:
+    with jax.named_scope('draft'):
+      logits, cache = _catch_up(model, params, context, cache)
+      step_keys = _split(row_keys, gamma)
+
+      def draft_one(carry, keys):
+        logits, cache = carry
+        probs = logits_to_probs(logits)
+        token = distributions.sample(keys, probs)
+        return probs, token, cache
+
+      def draft_and_extend(carry, keys):
+        probs, token, cache = draft_one(carry, keys)
+        logits, cache = model.extend(params, token[:, None], cache)
+        return (logits[:, 0], cache), (token, probs)
+
+      carry, (tokens, probs) = jax.lax.scan(
+        draft_and_extend, (logits, cache), step_keys[:-1]
+      )
+      # The last token is drawn but not fed: the next catch-up feeds it.
+      last_probs, last_token, cache = draft_one(carry, step_keys[-1])
+      tokens = jnp.concatenate([tokens, last_token[None]])
+      probs = jnp.concatenate([probs, last_probs[None]])
+    draft = Draft(
+      tokens=jnp.moveaxis(tokens, 0, 1),
+      probs=jnp.moveaxis(probs, 0, 1),
+      lengths=jnp.full_like(context.lengths, gamma),
+    )
+    return draft, cache
+
+  return Drafter(gamma, init, propose)
+
+
+def _catch_up(
+  model: LanguageModel, params: Any, context: Context, cache: Any
+) -> tuple[Array, Any]:
+  """Feeds the last two committed tokens; logits `[B, V]` of what follows.
+
+  After full acceptance the cache lacks the last drafted token and the bonus
+  token; otherwise it lacks one. Always feeding two keeps one static shape. A
+  one-token context reads the first row of logits instead of the second.
+  """
+  starts = jnp.maximum(context.lengths - 2, 0)
+  cache = model.rewind(cache, starts)
+  tokens = arrays.read_block(context.tokens, starts, 2)
+  logits, cache = model.extend(params, tokens, cache)
+  last = context.lengths - 1 - starts
+  logits = jnp.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
+  return logits, model.rewind(cache, context.lengths)
+
+
+def _split(row_keys: Array, count: int) -> Array:
+  """Keys `[count, B]` from keys `[B]`."""
+  split = lambda key: jax.random.split(key, count)
+  return jax.vmap(split, out_axes=1)(row_keys)

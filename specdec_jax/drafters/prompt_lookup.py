@@ -1,0 +1,95 @@
+"""Copying from the context: what followed the last tokens when they stood there
+before (prompt lookup; Leviathan et al., Sec. 6, name the idea)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import arrays
+from specdec_jax.base import Array, Context, Draft, Drafter, Prompt
+from specdec_jax.drafters.gamma import check_gamma
+
+
+def prompt_lookup(
+  *, gamma: int, max_ngram: int = 3, min_ngram: int = 1
+) -> Drafter:
+  """Copies what followed an earlier occurrence of the last tokens.
+
+  The longest suffix of the context, of `max_ngram` tokens at most, that occurs
+  earlier is continued; of several occurrences the one with the most to copy, up
+  to gamma, and of those the latest. It runs on the device, has no weights, and
+  proposes nothing where nothing matches. Its law is one-hot and never
+  materialised.
+
+  Args:
+    gamma: tokens an iteration at most.
+    max_ngram: longest suffix that is looked up.
+    min_ngram: shortest suffix that is trusted.
+
+  Raises:
+    ValueError: if `gamma` or an n-gram length is less than 1, or
+      `min_ngram` exceeds `max_ngram`.
+  """
+  check_gamma(gamma)
+  if not 1 <= min_ngram <= max_ngram:
+    raise ValueError(
+      'n-gram lengths must satisfy 1 <= min_ngram <= max_ngram, got '
+      f'{min_ngram} and {max_ngram}'
+    )
+
+  def init(params: Any, prompt: Prompt, max_len: int) -> tuple[()]:
+    del params, prompt, max_len
+    return ()
+
+  def propose(
+    params: Any, row_keys: Array, context: Context, state: tuple[()]
+  ) -> tuple[Draft, tuple[()]]:
+    del params, row_keys
+    with jax.named_scope('draft'):
+      sizes = _match_sizes(context, max_ngram)
+      starts, is_found = _best_match(sizes, context.lengths, gamma, min_ngram)
+      available = jnp.where(is_found, context.lengths - starts, 0)
+      draft = Draft(
+        tokens=arrays.read_block(context.tokens, starts, gamma),
+        probs=None,
+        lengths=jnp.minimum(available, gamma),
+      )
+    return draft, state
+
+  return Drafter(gamma, init, propose, may_abstain=True)
+
+
+def _match_sizes(context: Context, max_ngram: int) -> Array:
+  """How many tokens up to and including each position equal the context's last.
+
+  Returns:
+    int32 `[B, S]`, 0 to `max_ngram`; 0 at and beyond the last position.
+  """
+  tokens, lengths = context.tokens, context.lengths
+  num_positions = tokens.shape[1]
+  positions = jnp.arange(num_positions, dtype=jnp.int32)[None, :]
+  run = positions < lengths[:, None] - 1
+  sizes = jnp.zeros(tokens.shape, jnp.int32)
+  for back in range(max_ngram):
+    suffix = arrays.read_block(tokens, lengths - 1 - back, 1)
+    shifted = jnp.pad(tokens, ((0, 0), (back, 0)))[:, :num_positions]
+    run = run & (shifted == suffix) & (positions >= back)
+    sizes = sizes + run.astype(jnp.int32)
+  return sizes
+
+
+def _best_match(
+  sizes: Array, lengths: Array, gamma: int, min_ngram: int
+) -> tuple[Array, Array]:
+  """Where the continuation of the best match starts, int32 `[B]`, and whether
+  there is one, bool `[B]`."""
+  num_positions = sizes.shape[1]
+  positions = jnp.arange(num_positions, dtype=jnp.int32)[None, :]
+  room = jnp.clip(lengths[:, None] - 1 - positions, 0, gamma)
+  # Compared in order: size of the match, room to copy, position. Each is below
+  # the unit of the one before, and their product is far below 2**31.
+  rank = (sizes * (gamma + 1) + room) * num_positions + positions
+  rank = jnp.where(sizes >= min_ngram, rank, -1)
+  best = jnp.argmax(rank, axis=1).astype(jnp.int32)
+  return best + 1, jnp.max(rank, axis=1) >= 0

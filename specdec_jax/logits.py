@@ -1,0 +1,143 @@
+"""Standardised sampling: every way of sampling as one law (Leviathan et al.,
+Sec. 2.2).
+
+Temperature, top-k, top-p and the vocabulary's padding are folded into the
+probabilities once, by one function that target and drafter share. Whatever is
+then drawn is drawn from the very array that verification reads.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.base import Array, LogitsToProbsFn
+
+LogitsTransform = Callable[[Array], Array]
+
+
+def scale_by_temperature(temperature: float) -> LogitsTransform:
+  """Divides logits by `temperature`; 0 leaves the argmax, ties to the lowest id.
+
+  Raises:
+    ValueError: if `temperature` is negative or not finite.
+  """
+  if not 0 <= temperature < float('inf'):
+    raise ValueError(
+      f'temperature must be finite and at least 0, got {temperature}'
+    )
+
+  def apply(logits: Array) -> Array:
+    if temperature == 0:
+      best = jnp.argmax(logits, axis=-1, keepdims=True)
+      ids = jnp.arange(logits.shape[-1], dtype=best.dtype)
+      ids = jnp.expand_dims(ids, tuple(range(logits.ndim - 1)))
+      return jnp.where(ids == best, logits, -jnp.inf)
+    return logits / temperature
+
+  return apply
+
+
+def keep_top_k(k: int) -> LogitsTransform:
+  """Keeps the k largest logits; ties with the k-th are all kept.
+
+  Raises:
+    ValueError: if `k` is less than 1.
+  """
+  if k < 1:
+    raise ValueError(f'top_k must be at least 1, got {k}')
+
+  def apply(logits: Array) -> Array:
+    if k >= logits.shape[-1]:
+      return logits
+    smallest_kept = jax.lax.top_k(logits, k)[0][..., -1:]
+    return jnp.where(logits < smallest_kept, -jnp.inf, logits)
+
+  return apply
+
+
+def keep_top_p(p: float) -> LogitsTransform:
+  """Keeps the smallest set of likeliest tokens with at least `p` of the mass.
+
+  Nucleus sampling (Holtzman et al., arXiv 1904.09751). The likeliest token is
+  always kept, and so are ties with the least likely one that is.
+
+  Raises:
+    ValueError: if `p` is outside (0, 1].
+  """
+  if not 0 < p <= 1:
+    raise ValueError(f'top_p must lie in (0, 1], got {p}')
+
+  def apply(logits: Array) -> Array:
+    if p == 1:
+      return logits
+    descending = -jnp.sort(-logits, axis=-1)
+    probs = jax.nn.softmax(descending, axis=-1)
+    mass_before = jnp.cumsum(probs, axis=-1) - probs
+    is_kept = mass_before < p
+    smallest_kept = jnp.min(
+      jnp.where(is_kept, descending, jnp.inf), axis=-1, keepdims=True
+    )
+    return jnp.where(logits < smallest_kept, -jnp.inf, logits)
+
+  return apply
+
+
+def mask_padding(vocab_size: int) -> LogitsTransform:
+  """Rules out ids at or beyond `vocab_size`, which only pad the embeddings."""
+  if vocab_size < 1:
+    raise ValueError(f'vocab_size must be at least 1, got {vocab_size}')
+
+  def apply(logits: Array) -> Array:
+    if vocab_size >= logits.shape[-1]:
+      return logits
+    ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
+    ids = jnp.expand_dims(ids, tuple(range(logits.ndim - 1)))
+    return jnp.where(ids < vocab_size, logits, -jnp.inf)
+
+  return apply
+
+
+def chain(*transforms: LogitsTransform) -> LogitsToProbsFn:
+  """Transforms in order, then a softmax, in float32.
+
+  Returns:
+    A function from logits `[..., V]` to float32 probabilities `[..., V]`.
+  """
+
+  def logits_to_probs(logits: Array) -> Array:
+    logits = logits.astype(jnp.float32)
+    for transform in transforms:
+      logits = transform(logits)
+    return jax.nn.softmax(logits, axis=-1)
+
+  return logits_to_probs
+
+
+def standardize(
+  *,
+  temperature: float = 1.0,
+  top_k: int | None = None,
+  top_p: float | None = None,
+  vocab_size: int | None = None,
+) -> LogitsToProbsFn:
+  """The usual chain, in the usual order: padding, temperature, top-k, top-p.
+
+  Args:
+    temperature: 0 is greedy decoding.
+    top_k: None keeps all.
+    top_p: None keeps all.
+    vocab_size: ids at or beyond it get probability zero; None: there are none.
+
+  Raises:
+    ValueError: if a value is out of its range.
+  """
+  transforms = []
+  if vocab_size is not None:
+    transforms.append(mask_padding(vocab_size))
+  transforms.append(scale_by_temperature(temperature))
+  if top_k is not None:
+    transforms.append(keep_top_k(top_k))
+  if top_p is not None:
+    transforms.append(keep_top_p(top_p))
+  return chain(*transforms)

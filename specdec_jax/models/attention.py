@@ -1,0 +1,87 @@
+"""Attention over a cache whose rows have different lengths."""
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import arrays
+from specdec_jax.base import Array
+
+
+def causal_mask(lengths: Array, num_queries: int, capacity: int) -> Array:
+  """Which cached positions each new query may see.
+
+  Args:
+    lengths: int32 `[B]`, each row's length before the queries were appended.
+    num_queries: T; query t stands at position `lengths[b] + t`.
+    capacity: S, positions in the cache.
+
+  Returns:
+    bool `[B, T, S]`: key s is visible to query t when `s <= lengths[b] + t`.
+  """
+  query_positions = arrays.block_positions(lengths, num_queries)
+  key_positions = jnp.arange(capacity, dtype=lengths.dtype)
+  return key_positions[None, None, :] <= query_positions[:, :, None]
+
+
+def attend(
+  queries: Array,
+  keys: Array,
+  values: Array,
+  mask: Array,
+  *,
+  scale: float,
+  bias: Array | None = None,
+) -> Array:
+  """Grouped-query attention with a float32 softmax.
+
+  The products contract the cache as it lies in memory: no transposed or
+  repeated copy of it is made.
+
+  Args:
+    queries: `[B, Hq, T, D]`; Hq is a multiple of H, and query heads
+      `g*Hq/H .. (g+1)*Hq/H - 1` share key-value head g.
+    keys: `[B, H, S, D]`.
+    values: `[B, H, S, D]`.
+    mask: bool `[B, T, S]`, true where a query may look.
+    scale: multiplies the products of queries and keys.
+    bias: float32 `[B, Hq, T, S]` added to the scaled products, or None.
+
+  Returns:
+    `[B, T, Hq * D]`, heads concatenated, in the queries' dtype.
+
+  Raises:
+    ValueError: if Hq is not a multiple of H.
+  """
+  batch, num_query_heads, num_queries, head_dim = queries.shape
+  num_heads, capacity = keys.shape[1:3]
+  if num_query_heads % num_heads:
+    raise ValueError(
+      f'{num_query_heads} query heads do not divide into {num_heads} '
+      'key-value heads'
+    )
+  group = num_query_heads // num_heads
+  queries_by_head = (queries * jnp.asarray(scale, queries.dtype)).reshape(
+    batch, num_heads, group * num_queries, head_dim
+  )
+  contract_last = (((3,), (3,)), ((0, 1), (0, 1)))
+  scores = jax.lax.dot_general(
+    queries_by_head.astype(keys.dtype),
+    keys,
+    contract_last,
+    preferred_element_type=jnp.float32,
+  ).reshape(batch, num_heads, group, num_queries, capacity)
+  if bias is not None:
+    scores = scores + bias.reshape(scores.shape)
+  scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
+  weights = jax.nn.softmax(scores, axis=-1)
+  mixed = jax.lax.dot_general(
+    weights.astype(values.dtype).reshape(
+      batch, num_heads, group * num_queries, capacity
+    ),
+    values,
+    (((3,), (2,)), ((0, 1), (0, 1))),
+    preferred_element_type=jnp.float32,
+  )
+  mixed = mixed.reshape(batch, num_query_heads, num_queries, head_dim)
+  mixed = mixed.transpose(0, 2, 1, 3).astype(queries.dtype)
+  return mixed.reshape(batch, num_queries, num_query_heads * head_dim)

@@ -1,0 +1,98 @@
+"""Keys and values of past positions, each row at its own length.
+
+Rollback is an assignment to `lengths`: entries at or beyond a row's length are
+never seen and are overwritten by the next append, so nothing is ever copied or
+erased.
+"""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.base import Array
+
+
+@flax.struct.dataclass(kw_only=True)
+class KVCache:
+  """The self-attention cache of a decoder.
+
+  Attributes:
+    keys: one `[B, H, S, D]` array a layer (H key-value heads, S capacity, D
+      head size). Heads come before positions, so that attention contracts the
+      cache as it lies.
+    values: like `keys`.
+    lengths: int32 `[B]`, how many positions of each row count.
+  """
+
+  keys: tuple[Array, ...]
+  values: tuple[Array, ...]
+  lengths: Array
+
+  @property
+  def capacity(self) -> int:
+    return self.keys[0].shape[2]
+
+
+def init(
+  *,
+  batch_size: int,
+  num_layers: int,
+  num_heads: int,
+  capacity: int,
+  head_dim: int,
+  dtype: jnp.dtype,
+) -> KVCache:
+  """An empty cache: `num_layers` pairs of `[B, H, S, D]` zeros."""
+  shape = (batch_size, num_heads, capacity, head_dim)
+  return KVCache(
+    keys=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+    values=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+    lengths=jnp.zeros(batch_size, jnp.int32),
+  )
+
+
+# Rows are written by one `dynamic_update_slice` each. A scatter makes the TPU
+# compiler insert cache-sized layout copies into the decoding loop; a row slice
+# makes none, unrolled or in a loop. Unrolling costs compile time by the row.
+_MAX_UNROLLED_ROWS = 8
+
+
+def append(buffer: Array, block: Array, lengths: Array) -> Array:
+  """Writes row b of `block` at positions `lengths[b] + t` of `buffer`.
+
+  `dynamic_update_slice` clamps its start, so callers keep spare capacity: the
+  decoding loops ask for `max_len + gamma + 1` positions, and rows never start a
+  block beyond `max_len`.
+
+  Args:
+    buffer: `[B, H, S, D]`.
+    block: `[B, H, T, D]`.
+    lengths: int32 `[B]`, where each row starts to write.
+
+  Returns:
+    The buffer `[B, H, S, D]` with the block in it.
+  """
+  if block.shape[2] > buffer.shape[2]:
+    raise ValueError(
+      f'{block.shape[2]} new positions do not fit in a cache of '
+      f'{buffer.shape[2]}'
+    )
+  block = block.astype(buffer.dtype)
+  zero = jnp.zeros((), lengths.dtype)
+
+  def write_row(row, buffer):
+    update = jax.lax.dynamic_slice_in_dim(block, row, 1, axis=0)
+    start = (jnp.asarray(row, lengths.dtype), zero, lengths[row], zero)
+    return jax.lax.dynamic_update_slice(buffer, update, start)
+
+  batch_size = buffer.shape[0]
+  if batch_size > _MAX_UNROLLED_ROWS:
+    return jax.lax.fori_loop(0, batch_size, write_row, buffer)
+  for row in range(batch_size):
+    buffer = write_row(row, buffer)
+  return buffer
+
+
+def rewind(cache: KVCache, lengths: Array) -> KVCache:
+  """Sets each row's length; `lengths` is int32 `[B]`."""
+  return cache.replace(lengths=lengths)

@@ -1,0 +1,111 @@
+"""Layers that the networks share.
+
+Kernels are `[in, out]` and carry no bias unless asked, as in T5X. Every matrix
+product accumulates in float32, whatever dtype the weights and activations have.
+"""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.base import Array
+
+Dtype = jnp.dtype
+
+
+class Dense(nn.Module):
+  """`x @ kernel`, from `[..., in]` to `[..., features]`.
+
+  Attributes:
+    features: size of the last axis of the result.
+    dtype: dtype of the result; the products accumulate in float32.
+    use_bias: adds a bias of `[features]`.
+  """
+
+  features: int
+  dtype: Dtype = jnp.float32
+  use_bias: bool = False
+  kernel_init: Callable = nn.initializers.lecun_normal()
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    kernel = self.param('kernel', self.kernel_init, (x.shape[-1], self.features))
+    y = jax.lax.dot_general(
+      x.astype(kernel.dtype),
+      kernel,
+      (((x.ndim - 1,), (0,)), ((), ())),
+      preferred_element_type=jnp.float32,
+    )
+    if self.use_bias:
+      bias = self.param('bias', nn.initializers.zeros_init(), (self.features,))
+      y = y + jnp.expand_dims(
+        bias.astype(jnp.float32), tuple(range(y.ndim - 1))
+      )
+    return y.astype(self.dtype)
+
+
+class RMSNorm(nn.Module):
+  """Root-mean-square norm in float32, scaled; T5's layer norm and Llama's.
+
+  The normalised activations are rounded to `dtype` before they are scaled, as
+  both of the original implementations do.
+  """
+
+  epsilon: float = 1e-6
+  dtype: Dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    scale = self.param('scale', nn.initializers.ones_init(), (x.shape[-1],))
+    x = x.astype(jnp.float32)
+    mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+    x = (x * jax.lax.rsqrt(mean_square + self.epsilon)).astype(self.dtype)
+    scale = jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
+    return x * scale.astype(self.dtype)
+
+
+class Embed(nn.Module):
+  """Token embeddings `[V, embed]`, looked up and, when tied, projected back."""
+
+  vocab_size: int
+  embed_dim: int
+  dtype: Dtype = jnp.float32
+
+  def setup(self):
+    self.embedding = self.param(
+      'embedding',
+      nn.initializers.normal(stddev=1.0),
+      (self.vocab_size, self.embed_dim),
+    )
+
+  def __call__(self, tokens: Array) -> Array:
+    """int32 `[B, T]` to `[B, T, embed]`. Ids out of range clip."""
+    return jnp.take(self.embedding, tokens, axis=0, mode='clip').astype(
+      self.dtype
+    )
+
+  def attend(self, x: Array) -> Array:
+    """`[B, T, embed]` to float32 logits `[B, T, V]`."""
+    return jax.lax.dot_general(
+      x.astype(self.embedding.dtype),
+      self.embedding,
+      (((x.ndim - 1,), (1,)), ((), ())),
+      preferred_element_type=jnp.float32,
+    )
+
+
+class GatedMlp(nn.Module):
+  """`wo(activation(wi_0 x) * wi_1 x)`: T5 1.1's and Llama's feed-forward."""
+
+  mlp_dim: int
+  activation: Callable[[Array], Array]
+  dtype: Dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    gate = Dense(self.mlp_dim, self.dtype, name='wi_0')(x)
+    up = Dense(self.mlp_dim, self.dtype, name='wi_1')(x)
+    hidden = self.activation(gate) * up
+    return Dense(x.shape[-1], self.dtype, name='wo')(hidden)

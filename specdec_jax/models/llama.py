@@ -1,0 +1,162 @@
+"""Llama-type decoders (Touvron et al., arXiv 2302.13971), SmolLM2 among them.
+
+Pre-norm blocks of grouped-query attention with rotary positions and a gated
+SiLU feed-forward. The cache is an explicit argument and result. Parameters are
+named as T5X names those of a decoder-only model.
+"""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import arrays
+from specdec_jax.base import Array
+from specdec_jax.models import attention, kv_cache, positions
+from specdec_jax.models.kv_cache import KVCache
+from specdec_jax.models.layers import Dense, Embed, GatedMlp, RMSNorm
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LlamaConfig:
+  """Sizes of a Llama-type decoder.
+
+  Attributes:
+    vocab_size: V.
+    embed_dim: width of the residual stream.
+    num_layers: decoder blocks.
+    num_heads: query heads.
+    num_kv_heads: key-value heads; divides `num_heads`.
+    head_dim: size of a head.
+    mlp_dim: width of the gated feed-forward.
+    rope_base: base of the rotary wavelengths.
+    norm_epsilon: of the root-mean-square norms.
+    max_positions: longest context the model was trained for.
+    is_tied: whether the logits reuse the token embeddings.
+    has_attention_bias: biases on the query, key and value projections (Qwen2).
+    dtype: of activations and cache; norms, softmax and logits are float32.
+  """
+
+  vocab_size: int
+  embed_dim: int
+  num_layers: int
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  mlp_dim: int
+  rope_base: float = 10_000.0
+  norm_epsilon: float = 1e-5
+  max_positions: int = 2048
+  is_tied: bool = False
+  has_attention_bias: bool = False
+  dtype: jnp.dtype = jnp.float32
+
+  def __post_init__(self):
+    if self.num_heads % self.num_kv_heads:
+      raise ValueError(
+        f'{self.num_heads} query heads do not divide into '
+        f'{self.num_kv_heads} key-value heads'
+      )
+    if self.head_dim % 2:
+      raise ValueError(f'rotary positions need an even head_dim, got '
+                       f'{self.head_dim}')  # fmt: skip
+
+
+class SelfAttention(nn.Module):
+  """Appends T positions to one layer's cache and attends to all of it."""
+
+  config: LlamaConfig
+
+  @nn.compact
+  def __call__(
+    self, x: Array, keys: Array, values: Array, lengths: Array
+  ) -> tuple[Array, Array, Array]:
+    config = self.config
+    batch, num_tokens, _ = x.shape
+
+    def project(num_heads: int, name: str) -> Array:
+      y = Dense(
+        num_heads * config.head_dim,
+        config.dtype,
+        use_bias=config.has_attention_bias,
+        name=name,
+      )(x)
+      y = y.reshape(batch, num_tokens, num_heads, config.head_dim)
+      return y.transpose(0, 2, 1, 3)
+
+    token_positions = arrays.block_positions(lengths, num_tokens)
+    queries = positions.rotate(
+      project(config.num_heads, 'query'), token_positions, base=config.rope_base
+    )
+    new_keys = positions.rotate(
+      project(config.num_kv_heads, 'key'),
+      token_positions,
+      base=config.rope_base,
+    )
+    keys = kv_cache.append(keys, new_keys, lengths)
+    values = kv_cache.append(
+      values, project(config.num_kv_heads, 'value'), lengths
+    )
+    mixed = attention.attend(
+      queries,
+      keys,
+      values,
+      attention.causal_mask(lengths, num_tokens, keys.shape[2]),
+      scale=config.head_dim**-0.5,
+    )
+    return Dense(x.shape[-1], config.dtype, name='out')(mixed), keys, values
+
+
+class DecoderLayer(nn.Module):
+  """One pre-norm block."""
+
+  config: LlamaConfig
+
+  @nn.compact
+  def __call__(
+    self, x: Array, keys: Array, values: Array, lengths: Array
+  ) -> tuple[Array, Array, Array]:
+    config = self.config
+    h = RMSNorm(
+      config.norm_epsilon, config.dtype, name='pre_self_attention_layer_norm'
+    )(x)
+    h, keys, values = SelfAttention(config, name='self_attention')(
+      h, keys, values, lengths
+    )
+    x = x + h
+    h = RMSNorm(config.norm_epsilon, config.dtype, name='pre_mlp_layer_norm')(x)
+    h = GatedMlp(config.mlp_dim, jax.nn.silu, config.dtype, name='mlp')(h)
+    return x + h, keys, values
+
+
+class Llama(nn.Module):
+  """The decoder: `(tokens[B, T], cache) -> (logits[B, T, V], cache)`."""
+
+  config: LlamaConfig
+
+  @nn.compact
+  def __call__(self, tokens: Array, cache: KVCache) -> tuple[Array, KVCache]:
+    config = self.config
+    embed = Embed(
+      config.vocab_size, config.embed_dim, config.dtype, name='token_embedder'
+    )
+    x = embed(tokens)
+    keys, values = [], []
+    for i in range(config.num_layers):
+      x, layer_keys, layer_values = DecoderLayer(config, name=f'layers_{i}')(
+        x, cache.keys[i], cache.values[i], cache.lengths
+      )
+      keys.append(layer_keys)
+      values.append(layer_values)
+    x = RMSNorm(config.norm_epsilon, config.dtype, name='decoder_norm')(x)
+    if config.is_tied:
+      logits = embed.attend(x)
+    else:
+      logits = Dense(config.vocab_size, name='logits_dense')(x)
+    cache = KVCache(
+      keys=tuple(keys),
+      values=tuple(values),
+      lengths=cache.lengths + tokens.shape[1],
+    )
+    return logits, cache

@@ -1,0 +1,7 @@
+"""Rules that accept a prefix of a draft, each one pure function."""
+
+from specdec_jax.verification.block import block_verification
+from specdec_jax.verification.greedy import greedy
+from specdec_jax.verification.speculative_sampling import speculative_sampling
+
+__all__ = ['block_verification', 'greedy', 'speculative_sampling']

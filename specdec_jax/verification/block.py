@@ -1,0 +1,120 @@
+"""Block verification (Sun et al., arXiv 2403.10444)."""
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import arrays, distributions
+from specdec_jax.base import Array, Draft, Verification
+from specdec_jax.verification import decision
+from specdec_jax.verification.decision import Decision
+
+
+def block_verification(
+  row_keys: Array, draft: Draft, target_probs: Array
+) -> Verification:
+  """Accepts the longest prefix that passes, judging the block as a whole.
+
+  Algorithm 2 of https://arxiv.org/abs/2403.10444: lossless, never fewer tokens
+  in expectation than speculative sampling, and the same as it at gamma 1 or
+  temperature 0. A rejection does not end the search: a later position may still
+  pass and take everything before it along.
+
+  Args:
+    row_keys: keys `[B]`, consumed.
+    draft: up to G tokens a row, with the probabilities they were drawn from.
+    target_probs: float32 `[B, G+1, V]`.
+  """
+  return decision.verify(decide, row_keys, draft, target_probs)
+
+
+def decide(uniforms: Array, draft: Draft, target_probs: Array) -> Decision:
+  """The rule for given uniform draws `[B, G]`."""
+  gamma = draft.tokens.shape[1]
+  if not gamma:
+    return Decision(
+      num_accepted=jnp.zeros(target_probs.shape[0], jnp.int32),
+      next_probs=target_probs[:, 0],
+      accept_probs=jnp.zeros((target_probs.shape[0], 0), jnp.float32),
+    )
+  is_drafted = arrays.is_within(draft.lengths, gamma)
+  ratios = arrays.pick(target_probs[:, :gamma], draft.tokens)
+  drafted = decision.drafted_probs(draft)
+  ratios = ratios / jnp.where(drafted == 0, 1.0, drafted)
+  prefix_probs = _prefix_probs(ratios)
+  numerators, denominators = _thresholds(prefix_probs, draft, target_probs)
+  # A zero denominator means that p covers q and the prefix is certain: accept.
+  passes = (uniforms * denominators < numerators) | (denominators == 0)
+  passes = passes & is_drafted
+  positions = jnp.arange(1, gamma + 1, dtype=jnp.int32)[None, :]
+  num_accepted = jnp.max(jnp.where(passes, positions, 0), axis=1)
+
+  p_next = decision.probs_at(target_probs, num_accepted)
+  scale = arrays.pick(_with_empty_prefix(prefix_probs), num_accepted)
+  residual = distributions.normalize(
+    decision.subtract_draft(scale[:, None] * p_next, draft, num_accepted),
+    p_next,
+  )
+  is_rejected = num_accepted < draft.lengths
+  accept_probs = jnp.where(
+    denominators == 0,
+    1.0,
+    numerators / jnp.where(denominators == 0, 1.0, denominators),
+  )
+  return Decision(
+    num_accepted=num_accepted,
+    next_probs=jnp.where(is_rejected[:, None], residual, p_next),
+    accept_probs=jnp.where(is_drafted, accept_probs, 0.0),
+  )
+
+
+def _prefix_probs(ratios: Array) -> Array:
+  """p_i = min(1, p_{i-1} P(x_i) / Q(x_i)) for i = 1 .. G, from p_0 = 1.
+
+  Args:
+    ratios: float32 `[B, G]`, P(x_i) / Q(x_i).
+
+  Returns:
+    float32 `[B, G]`.
+  """
+
+  def advance(prefix_prob, ratio):
+    prefix_prob = jnp.minimum(prefix_prob * ratio, 1.0)
+    return prefix_prob, prefix_prob
+
+  start = jnp.ones(ratios.shape[:1], jnp.float32)
+  _, prefix_probs = jax.lax.scan(advance, start, ratios.T)
+  return prefix_probs.T
+
+
+def _with_empty_prefix(prefix_probs: Array) -> Array:
+  """p_0 .. p_G, float32 `[B, G+1]`."""
+  return jnp.pad(prefix_probs, ((0, 0), (1, 0)), constant_values=1.0)
+
+
+def _thresholds(
+  prefix_probs: Array, draft: Draft, target_probs: Array
+) -> tuple[Array, Array]:
+  """h_1 .. h_G as numerators and denominators, float32 `[B, G]` each.
+
+  h_i = Z_i / (Z_i + 1 - p_i), Z_i = sum_x max(p_i P(x) - Q(x), 0) over the law
+  after i tokens; for the last drafted token, which no further draft follows,
+  h_i = p_i.
+  """
+  gamma = prefix_probs.shape[1]
+  # P and Q after i = 1 .. G-1 drafted tokens.
+  p_after = target_probs[:, 1:gamma]
+  scale = prefix_probs[:, : gamma - 1]
+  if draft.probs is None:
+    next_drafted = arrays.pick(p_after, draft.tokens[:, 1:])
+    mass = scale * (1.0 - next_drafted)
+  else:
+    mass = jnp.sum(
+      jnp.maximum(scale[:, :, None] * p_after - draft.probs[:, 1:], 0.0),
+      axis=-1,
+    )
+  mass = jnp.pad(mass, ((0, 0), (0, 1)))
+  positions = jnp.arange(1, gamma + 1, dtype=jnp.int32)[None, :]
+  is_last = positions == draft.lengths[:, None]
+  numerators = jnp.where(is_last, prefix_probs, mass)
+  denominators = jnp.where(is_last, 1.0, mass + (1.0 - prefix_probs))
+  return numerators, denominators

@@ -1,0 +1,97 @@
+"""What the verification rules share: draws, then a decision, then a token.
+
+A rule is its `decide` function, deterministic in the uniform draws that it is
+handed. Tests integrate it over the draws exactly; `verify` feeds it random
+ones.
+"""
+
+from collections.abc import Callable
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import arrays, distributions
+from specdec_jax.base import Array, Draft, Verification
+
+
+@flax.struct.dataclass(kw_only=True)
+class Decision:
+  """What a rule makes of a draft, given the uniform draws.
+
+  Attributes:
+    num_accepted: int32 `[B]`.
+    next_probs: float32 `[B, V]`, the law of the token that follows.
+    accept_probs: float32 `[B, G]`, see `Verification`.
+  """
+
+  num_accepted: Array
+  next_probs: Array
+  accept_probs: Array
+
+
+DecideFn = Callable[[Array, Draft, Array], Decision]
+
+
+def verify(
+  decide: DecideFn, row_keys: Array, draft: Draft, target_probs: Array
+) -> Verification:
+  """Draws what `decide` needs, then the token after the accepted prefix.
+
+  Args:
+    decide: `(uniforms[B, G], draft, target_probs) -> Decision`.
+    row_keys: keys `[B]`, consumed. Acceptance and the next token use separate
+      streams: a draw that accepted or rejected says something about itself and
+      must not be used again.
+    draft: the draft, G tokens a row at most.
+    target_probs: float32 `[B, G+1, V]`.
+  """
+  accept_keys, next_keys = split_by_purpose(row_keys)
+  uniforms = distributions.uniforms(accept_keys, draft.tokens.shape[1])
+  decision = decide(uniforms, draft, target_probs)
+  return Verification(
+    num_accepted=decision.num_accepted,
+    next_token=distributions.sample(next_keys, decision.next_probs),
+    accept_probs=decision.accept_probs,
+    uniforms=uniforms,
+  )
+
+
+def split_by_purpose(row_keys: Array) -> tuple[Array, Array]:
+  """Keys `[B]` for the acceptance draws, and keys `[B]` for the next token."""
+  keys = jax.vmap(jax.random.split)(row_keys)
+  return keys[:, 0], keys[:, 1]
+
+
+def probs_at(probs: Array, positions: Array) -> Array:
+  """`probs[b, positions[b]]`: `[B, W, V]` and int32 `[B]` to `[B, V]`."""
+  positions = jnp.clip(positions, 0, probs.shape[1] - 1)
+  return jnp.take_along_axis(probs, positions[:, None, None], axis=1)[:, 0]
+
+
+def drafted_probs(draft: Draft) -> Array:
+  """q of each drafted token, float32 `[B, G]`; 1 for a deterministic drafter."""
+  if draft.probs is None:
+    return jnp.ones(draft.tokens.shape, jnp.float32)
+  return arrays.pick(draft.probs, draft.tokens)
+
+
+def subtract_draft(weights: Array, draft: Draft, positions: Array) -> Array:
+  """max(0, weights - q), q being the draft's law at `positions[b]`.
+
+  The one-hot law of a deterministic drafter is never materialised: since no
+  weight exceeds 1, it just removes the drafted token.
+
+  Args:
+    weights: float32 `[B, V]`, within [0, 1].
+    draft: the draft.
+    positions: int32 `[B]`, 0 to G-1.
+
+  Returns:
+    float32 `[B, V]`.
+  """
+  if draft.probs is not None:
+    return jnp.maximum(weights - probs_at(draft.probs, positions), 0.0)
+  tokens = arrays.read_block(draft.tokens, positions, 1)
+  ids = jnp.arange(weights.shape[-1], dtype=jnp.int32)[None, :]
+  return jnp.where(ids == tokens, 0.0, weights)

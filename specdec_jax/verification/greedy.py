@@ -1,0 +1,44 @@
+"""Greedy verification: a draft passes where the target would say the same."""
+
+import jax.numpy as jnp
+
+from specdec_jax import arrays
+from specdec_jax.base import Array, Draft, Verification
+from specdec_jax.verification.speculative_sampling import check_lenience
+
+
+def greedy(
+  row_keys: Array, draft: Draft, target_probs: Array, *, lenience: float = 1.0
+) -> Verification:
+  """Accepts drafted tokens that are the target's argmax; corrects with it.
+
+  With lenience 1 the output is the target's own greedy decoding, token for
+  token. Lenience l below 1 accepts x when p(x) >= l max p (Appendix A.5 of
+  https://arxiv.org/abs/2211.17192, whose printed inequality is reversed); it
+  needs the target's probabilities at temperature 1, not their argmax.
+
+  Args:
+    row_keys: keys `[B]`, unused: nothing is drawn.
+    draft: up to G tokens a row; its probabilities are not read.
+    target_probs: float32 `[B, G+1, V]`.
+    lenience: in (0, 1].
+
+  Raises:
+    ValueError: if `lenience` is outside (0, 1].
+  """
+  del row_keys
+  check_lenience(lenience)
+  gamma = draft.tokens.shape[1]
+  best = jnp.argmax(target_probs, axis=-1).astype(jnp.int32)
+  passes = draft.tokens == best[:, :gamma]
+  if lenience < 1:
+    p = arrays.pick(target_probs[:, :gamma], draft.tokens)
+    p_best = arrays.pick(target_probs[:, :gamma], best[:, :gamma])
+    passes = passes | (p >= lenience * p_best)
+  passes = passes & arrays.is_within(draft.lengths, gamma)
+  num_accepted = arrays.count_leading(passes)
+  return Verification(
+    num_accepted=num_accepted,
+    next_token=arrays.pick(best, num_accepted),
+    accept_probs=passes.astype(jnp.float32),
+  )
