@@ -119,13 +119,7 @@ class RewindFn(Protocol):
 class LanguageModel(NamedTuple):
   """A language model with a cache, as three pure functions.
 
-  Attributes:
-    init: `(params, prompt, max_len) -> cache`. The encoder pass and prefill of
-      all of the prompt but its last token, in a cache with room for `max_len`
-      positions.
-    extend: `(params, tokens[B, T], cache) -> (logits[B, T, V], cache)`.
-    rewind: `(cache, lengths[B]) -> cache`.
-    vocab_size: V, the last axis of the logits.
+  `vocab_size` is V, the last axis of the logits.
   """
 
   init: InitCacheFn
@@ -157,8 +151,8 @@ class Drafter(NamedTuple):
 
   Attributes:
     gamma: the most tokens a call proposes, static.
-    init: `(params, prompt, max_len) -> state`.
-    propose: `(params, row_keys[B], context, state) -> (Draft, state)`.
+    init: see `InitDrafterFn`.
+    propose: see `ProposeFn`.
     may_abstain: whether `Draft.lengths` can be 0 before a row is finished. The
       loop then also compiles a one-position target call, and an iteration in
       which no row drafts costs no more than a plain one.

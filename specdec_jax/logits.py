@@ -17,7 +17,7 @@ LogitsTransform = Callable[[Array], Array]
 
 
 def scale_by_temperature(temperature: float) -> LogitsTransform:
-  """Divides logits by `temperature`; 0 leaves the argmax, ties to the lowest id.
+  """Divides logits by `temperature`; 0 leaves only the first argmax.
 
   Raises:
     ValueError: if `temperature` is negative or not finite.

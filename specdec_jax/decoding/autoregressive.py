@@ -1,8 +1,5 @@
 """Plain decoding, one token a target call: the baseline and the reference."""
 
-from typing import Any
-
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -14,20 +11,15 @@ from specdec_jax.base import (
   Params,
   Prompt,
 )
-from specdec_jax.decoding import commit, keys, statistics
-from specdec_jax.decoding.commit import EosId, Rows
-from specdec_jax.decoding.speculative import DecodeOutput, output
-from specdec_jax.decoding.statistics import Statistics
+from specdec_jax.decoding import keys
+from specdec_jax.decoding import state as state_lib
+from specdec_jax.decoding.state import (
+  DecodeOutput,
+  DecodeState,
+  EosId,
+  output,
+)
 from specdec_jax.verification.decision import split_by_purpose
-
-
-@flax.struct.dataclass(kw_only=True)
-class DecodeState:
-  """All that the next token needs; see `speculative.DecodeState`."""
-
-  rows: Rows
-  target_cache: Any
-  statistics: Statistics
 
 
 def generate(
@@ -43,19 +35,8 @@ def generate(
   """Decodes every row of `prompt` until EOS or its limit; jit it whole.
 
   It draws from the same streams as speculative decoding, so that a speculative
-  decode with an empty draft gives the same tokens.
-
-  Args:
-    params: weights; only `params.target` is read.
-    rng_key: one key; rows derive theirs from it and `prompt.row_ids`.
-    prompt: what to continue.
-    target: the model.
-    logits_to_probs: how it is sampled.
-    max_len: S, the most tokens a row can have, prompt included.
-    eos_id: ends a row once committed; a tuple lists several, -1 none.
-
-  Raises:
-    ValueError: if the prompt exceeds `max_len`.
+  decode with empty drafts gives the same tokens. Arguments and errors are those
+  of `speculative.generate`; only `params.target` is read.
   """
   state = init(params, rng_key, prompt, target=target, max_len=max_len)
   state = run(
@@ -77,13 +58,8 @@ def init(
   max_len: int,
 ) -> DecodeState:
   """Encoder pass and prefill; see `generate`."""
-  row_keys = keys.row_keys(rng_key, prompt.row_ids)
-  rows = commit.init_rows(row_keys, prompt, max_len)
-  return DecodeState(
-    rows=rows,
-    target_cache=target.init(params.target, prompt, max_len + 1),
-    statistics=statistics.init(rows.done.shape[0], 0),
-  )
+  cache = target.init(params.target, prompt, max_len + 1)
+  return state_lib.init(rng_key, prompt, cache, (), gamma=0, max_len=max_len)
 
 
 def run(
@@ -97,33 +73,30 @@ def run(
   """Iterates until every row is done, in one `lax.while_loop`."""
 
   def iterate(state: DecodeState) -> DecodeState:
-    context = state.rows.context
+    lengths = state.context.lengths
     logits, cache = target.extend(
       params.target,
-      arrays.read_block(context.tokens, context.lengths - 1, 1),
+      arrays.read_block(state.context.tokens, lengths - 1, 1),
       state.target_cache,
     )
-    _, verify_keys = keys.iteration_keys(state.rows.row_keys, context.lengths)
+    _, verify_keys = keys.iteration_keys(state.row_keys, lengths)
     _, next_keys = split_by_purpose(verify_keys)
     tokens = distributions.sample(next_keys, logits_to_probs(logits)[:, 0])
-    rows, counts = commit.append(
-      state.rows,
+    state, counts = state_lib.commit(
+      state,
       tokens[:, None],
       logits,
-      jnp.ones_like(context.lengths),
-      jnp.zeros_like(state.rows.done),
+      jnp.ones_like(lengths),
+      jnp.zeros_like(state.done),
       eos_id=eos_id,
     )
     before = state.statistics
-    return DecodeState(
-      rows=rows,
-      target_cache=target.rewind(cache, rows.context.lengths - 1),
+    return state.replace(
+      target_cache=target.rewind(cache, state.context.lengths - 1),
       statistics=before.replace(
         num_tokens=before.num_tokens + counts,
         num_target_runs=before.num_target_runs + counts,
       ),
     )
 
-  return jax.lax.while_loop(
-    lambda state: ~jnp.all(state.rows.done), iterate, state
-  )
+  return jax.lax.while_loop(lambda state: ~jnp.all(state.done), iterate, state)

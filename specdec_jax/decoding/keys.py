@@ -16,9 +16,7 @@ def row_keys(rng_key: Array, row_ids: Array) -> Array:
   return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng_key, row_ids)
 
 
-def iteration_keys(
-  row_keys: Array, lengths: Array
-) -> tuple[Array, Array]:
+def iteration_keys(row_keys: Array, lengths: Array) -> tuple[Array, Array]:
   """Keys `[B]` for drafting and for verifying, from committed lengths `[B]`."""
   keys = jax.vmap(jax.random.fold_in)(row_keys, lengths)
   keys = jax.vmap(jax.random.split)(keys)

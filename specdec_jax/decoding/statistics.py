@@ -1,17 +1,14 @@
-"""Counters of a decode, and the rates that they define.
+"""Counters of a decode; `evaluation.metrics` makes rates of them.
 
-Three acceptance rates go by one name in the field; each is here under its own,
-with its denominator. Finished rows count in none, and a block that EOS or the
-length limit cut short counts only for what was committed of it.
+Finished rows count in none, and a block that EOS or the length limit cut short
+counts only for what was committed of it.
 """
-
-from typing import NamedTuple
 
 import flax.struct
 import jax.numpy as jnp
-import numpy as np
 
-from specdec_jax.base import Array
+from specdec_jax import arrays
+from specdec_jax.base import Array, Draft, Verification
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -55,49 +52,33 @@ def init(batch_size: int, gamma: int) -> Statistics:
   )
 
 
-class Rates(NamedTuple):
-  """Rates over all rows of a batch. NaN where nothing was counted.
-
-  Attributes:
-    alpha: accepted / tested drafted tokens: the estimate of Leviathan's alpha,
-      the chance that a token passes given that those before it did.
-    acceptance_per_drafted: accepted / drafted tokens; falls with gamma.
-    block_efficiency: tokens / target runs.
-    mean_accept_prob: acceptance probability of the tested tokens; the same
-      expectation as `alpha`, with less variance.
-    row_utilisation: target runs of the rows / (rows * runs of the slowest).
-  """
-
-  alpha: float
-  acceptance_per_drafted: float
-  block_efficiency: float
-  mean_accept_prob: float
-  row_utilisation: float
-
-
-def rates(statistics: Statistics) -> Rates:
-  """Rates of a finished decode; pulls the counters to the host."""
-  tested = int(np.sum(statistics.num_tested))
-  accepted = int(np.sum(statistics.num_accepted))
-  runs = np.asarray(statistics.num_target_runs)
-
-  def divide(a: float, b: float) -> float:
-    return float(a) / float(b) if b else float('nan')
-
-  return Rates(
-    alpha=divide(accepted, tested),
-    acceptance_per_drafted=divide(accepted, np.sum(statistics.num_drafted)),
-    block_efficiency=divide(np.sum(statistics.num_tokens), runs.sum()),
-    mean_accept_prob=divide(np.sum(statistics.accept_prob), tested),
-    row_utilisation=divide(runs.sum(), runs.size * runs.max(initial=0)),
+def count(
+  before: Statistics, draft: Draft, verification: Verification, counts: Array
+) -> Statistics:
+  """The counters after an iteration that committed `counts[B]` tokens."""
+  gamma, width = before.num_tested.shape[1], draft.tokens.shape[1]
+  was_active = (counts > 0).astype(jnp.int32)
+  num_accepted = jnp.minimum(verification.num_accepted, counts)
+  # A rejection counts only when its correction was committed.
+  is_whole = counts > verification.num_accepted
+  is_rejection = is_whole & (verification.num_accepted < draft.lengths)
+  num_tested = num_accepted + is_rejection.astype(jnp.int32)
+  num_drafted = jnp.where(
+    is_whole, draft.lengths, jnp.minimum(draft.lengths, counts)
   )
-
-
-def alpha_by_position(statistics: Statistics) -> np.ndarray:
-  """Conditional acceptance of the i-th drafted token, float64 `[G]`; NaN where
-  the target never got there."""
-  tested = np.sum(statistics.num_tested, axis=0, dtype=np.float64)
-  accepted = np.sum(statistics.num_accepted, axis=0, dtype=np.float64)
-  return np.divide(
-    accepted, tested, out=np.full_like(tested, np.nan), where=tested > 0
+  is_tested = arrays.is_within(num_tested, width)
+  accept_prob = jnp.sum(
+    jnp.where(is_tested, verification.accept_probs, 0.0), axis=1
+  )
+  by_position = lambda lengths: arrays.is_within(lengths, gamma).astype(
+    jnp.int32
+  )
+  return Statistics(
+    num_tokens=before.num_tokens + counts,
+    num_target_runs=before.num_target_runs + was_active,
+    num_short_runs=before.num_short_runs + was_active * int(width < gamma),
+    num_drafted=before.num_drafted + num_drafted * was_active,
+    num_tested=before.num_tested + by_position(num_tested),
+    num_accepted=before.num_accepted + by_position(num_accepted),
+    accept_prob=before.accept_prob + accept_prob,
   )

@@ -40,28 +40,27 @@ def autoregressive(
   def propose(
     params: Any, row_keys: Array, context: Context, cache: Any
   ) -> tuple[Draft, Any]:
-    with jax.named_scope('draft'):
-      logits, cache = _catch_up(model, params, context, cache)
-      step_keys = _split(row_keys, gamma)
+    logits, cache = _catch_up(model, params, context, cache)
+    step_keys = _split(row_keys, gamma)
 
-      def draft_one(carry, keys):
-        logits, cache = carry
-        probs = logits_to_probs(logits)
-        token = distributions.sample(keys, probs)
-        return probs, token, cache
+    def draft_one(carry, keys):
+      logits, cache = carry
+      probs = logits_to_probs(logits)
+      token = distributions.sample(keys, probs)
+      return probs, token, cache
 
-      def draft_and_extend(carry, keys):
-        probs, token, cache = draft_one(carry, keys)
-        logits, cache = model.extend(params, token[:, None], cache)
-        return (logits[:, 0], cache), (token, probs)
+    def draft_and_extend(carry, keys):
+      probs, token, cache = draft_one(carry, keys)
+      logits, cache = model.extend(params, token[:, None], cache)
+      return (logits[:, 0], cache), (token, probs)
 
-      carry, (tokens, probs) = jax.lax.scan(
-        draft_and_extend, (logits, cache), step_keys[:-1]
-      )
-      # The last token is drawn but not fed: the next catch-up feeds it.
-      last_probs, last_token, cache = draft_one(carry, step_keys[-1])
-      tokens = jnp.concatenate([tokens, last_token[None]])
-      probs = jnp.concatenate([probs, last_probs[None]])
+    carry, (tokens, probs) = jax.lax.scan(
+      draft_and_extend, (logits, cache), step_keys[:-1]
+    )
+    # The last token is drawn but not fed: the next catch-up feeds it.
+    last_probs, last_token, cache = draft_one(carry, step_keys[-1])
+    tokens = jnp.concatenate([tokens, last_token[None]])
+    probs = jnp.concatenate([probs, last_probs[None]])
     draft = Draft(
       tokens=jnp.moveaxis(tokens, 0, 1),
       probs=jnp.moveaxis(probs, 0, 1),

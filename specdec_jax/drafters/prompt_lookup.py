@@ -3,7 +3,6 @@ before (prompt lookup; Leviathan et al., Sec. 6, name the idea)."""
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays
@@ -46,15 +45,14 @@ def prompt_lookup(
     params: Any, row_keys: Array, context: Context, state: tuple[()]
   ) -> tuple[Draft, tuple[()]]:
     del params, row_keys
-    with jax.named_scope('draft'):
-      sizes = _match_sizes(context, max_ngram)
-      starts, is_found = _best_match(sizes, context.lengths, gamma, min_ngram)
-      available = jnp.where(is_found, context.lengths - starts, 0)
-      draft = Draft(
-        tokens=arrays.read_block(context.tokens, starts, gamma),
-        probs=None,
-        lengths=jnp.minimum(available, gamma),
-      )
+    sizes = _match_sizes(context, max_ngram)
+    starts, is_found = _best_match(sizes, context.lengths, gamma, min_ngram)
+    available = jnp.where(is_found, context.lengths - starts, 0)
+    draft = Draft(
+      tokens=arrays.read_block(context.tokens, starts, gamma),
+      probs=None,
+      lengths=jnp.minimum(available, gamma),
+    )
     return draft, state
 
   return Drafter(gamma, init, propose, may_abstain=True)

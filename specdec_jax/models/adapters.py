@@ -29,9 +29,7 @@ def llama(config: LlamaConfig) -> LanguageModel:
       _, cache = extend(params, prompt.decoder_tokens[:, :-1], cache)
     return rewind(cache, prompt.decoder_lengths - 1)
 
-  def extend(
-    params, tokens: Array, cache: KVCache
-  ) -> tuple[Array, KVCache]:
+  def extend(params, tokens: Array, cache: KVCache) -> tuple[Array, KVCache]:
     return network.apply({'params': params}, tokens, cache)
 
   def rewind(cache: KVCache, lengths: Array) -> KVCache:

@@ -31,7 +31,9 @@ class Dense(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    kernel = self.param('kernel', self.kernel_init, (x.shape[-1], self.features))
+    kernel = self.param(
+      'kernel', self.kernel_init, (x.shape[-1], self.features)
+    )
     y = jax.lax.dot_general(
       x.astype(kernel.dtype),
       kernel,

@@ -6,7 +6,7 @@ from specdec_jax.base import Array
 
 
 def rotate(x: Array, positions: Array, *, base: float) -> Array:
-  """Rotates each head of `x` by its position, halves paired as Llama pairs them.
+  """Rotates each head of `x` by its position, pairing halves as Llama does.
 
   Dimension i is paired with `i + D/2`, the layout of Hugging Face checkpoints;
   GGUF files interleave the pairs and are permuted when they are read.

@@ -70,7 +70,7 @@ def probs_at(probs: Array, positions: Array) -> Array:
 
 
 def drafted_probs(draft: Draft) -> Array:
-  """q of each drafted token, float32 `[B, G]`; 1 for a deterministic drafter."""
+  """q of each drafted token, float32 `[B, G]`; 1 where q is one-hot."""
   if draft.probs is None:
     return jnp.ones(draft.tokens.shape, jnp.float32)
   return arrays.pick(draft.probs, draft.tokens)

@@ -1,0 +1,167 @@
+"""The state of the decoding loops, and the one place where tokens enter it.
+
+EOS, length limits and NaN are handled here and nowhere else.
+"""
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import arrays
+from specdec_jax.base import Array, Context, Prompt
+from specdec_jax.decoding import keys, statistics
+from specdec_jax.decoding.statistics import Statistics
+
+EosId = int | tuple[int, ...]
+
+
+@flax.struct.dataclass(kw_only=True)
+class DecodeState:
+  """All that the next iteration needs.
+
+  Attributes:
+    context: tokens `[B, S]` and lengths `[B]` committed so far.
+    log_probs: float32 `[B, S]`, of each committed token under the target's own
+      softmax, before temperature, top-k and top-p; 0 for the prompt.
+    done: bool `[B]`.
+    has_nan: bool `[B]`: a model returned logits that are not numbers, and the
+      row was stopped; nothing of that iteration is committed.
+    row_keys: keys `[B]`.
+    max_lengths: int32 `[B]`, the committed length at which a row is done.
+    target_cache: the target's; it holds all of the context but its last token.
+    drafter_state: the drafter's own.
+    statistics: counters so far.
+  """
+
+  context: Context
+  log_probs: Array
+  done: Array
+  has_nan: Array
+  row_keys: Array
+  max_lengths: Array
+  target_cache: Any
+  drafter_state: Any
+  statistics: Statistics
+
+
+@flax.struct.dataclass(kw_only=True)
+class DecodeOutput:
+  """The decoded rows; the fields are those of `DecodeState`.
+
+  `tokens` int32 `[B, S]` include the prompt and are 0 beyond `lengths`.
+  """
+
+  tokens: Array
+  lengths: Array
+  log_probs: Array
+  done: Array
+  has_nan: Array
+  statistics: Statistics
+
+
+def init(
+  rng_key: Array,
+  prompt: Prompt,
+  target_cache: Any,
+  drafter_state: Any,
+  *,
+  gamma: int,
+  max_len: int,
+) -> DecodeState:
+  """Rows that hold just the prompt, in buffers of `max_len` tokens.
+
+  Raises:
+    ValueError: if the prompt's buffer is longer than `max_len`.
+  """
+  batch_size, prompt_len = prompt.decoder_tokens.shape
+  if prompt_len > max_len:
+    raise ValueError(
+      f'a prompt of {prompt_len} tokens does not fit in max_len {max_len}'
+    )
+  tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, max_len - prompt_len)))
+  lengths = prompt.decoder_lengths.astype(jnp.int32)
+  max_lengths = jnp.full_like(lengths, max_len)
+  if prompt.max_lengths is not None:
+    max_lengths = jnp.minimum(prompt.max_lengths.astype(jnp.int32), max_len)
+  return DecodeState(
+    context=Context(tokens=tokens.astype(jnp.int32), lengths=lengths),
+    log_probs=jnp.zeros((batch_size, max_len), jnp.float32),
+    done=lengths >= max_lengths,
+    has_nan=jnp.zeros(batch_size, jnp.bool_),
+    row_keys=keys.row_keys(rng_key, prompt.row_ids),
+    max_lengths=max_lengths,
+    target_cache=target_cache,
+    drafter_state=drafter_state,
+    statistics=statistics.init(batch_size, gamma),
+  )
+
+
+def commit(
+  state: DecodeState,
+  tokens: Array,
+  logits: Array,
+  counts: Array,
+  is_bad: Array,
+  *,
+  eos_id: EosId,
+) -> tuple[DecodeState, Array]:
+  """Appends up to `counts` tokens a row, cut at EOS and at the row's limit.
+
+  Args:
+    state: the rows so far; caches and counters are left as they are.
+    tokens: int32 `[B, W]`, what the iteration decided on.
+    logits: float32 `[B, W, V]`, the target's, that predict each of them.
+    counts: int32 `[B]`, 1 to W, how many of the tokens are meant.
+    is_bad: bool `[B]`, rows whose draft came from logits that are not numbers.
+    eos_id: ends a row once committed; a tuple lists several, -1 none.
+
+  Returns:
+    The new state, and int32 `[B]`, how many tokens each row committed: 0 for
+    rows that were done or met a NaN.
+  """
+  width = tokens.shape[1]
+  normalizer = jax.nn.logsumexp(logits, axis=-1)
+  is_nan = ~jnp.isfinite(normalizer) & arrays.is_within(counts, width)
+  is_bad = is_bad | jnp.any(is_nan, axis=1)
+  has_nan = state.has_nan | (is_bad & ~state.done)
+
+  lengths = state.context.lengths
+  eos_ids = (eos_id,) if isinstance(eos_id, int) else eos_id
+  is_eos = jnp.zeros(tokens.shape, jnp.bool_)
+  for each in eos_ids:
+    is_eos = is_eos | (tokens == each)
+  counts = jnp.minimum(counts, state.max_lengths - lengths)
+  counts = jnp.minimum(counts, arrays.count_leading(~is_eos) + 1)
+  counts = jnp.where(state.done | has_nan, 0, counts)
+  has_ended = jnp.any(is_eos & arrays.is_within(counts, width), axis=1)
+
+  log_probs = arrays.pick(logits, tokens) - normalizer
+  write = lambda buffer, block: arrays.write_block(
+    buffer, block, lengths, counts
+  )
+  new_lengths = lengths + counts
+  state = state.replace(
+    context=Context(
+      tokens=write(state.context.tokens, tokens), lengths=new_lengths
+    ),
+    log_probs=write(state.log_probs, log_probs),
+    done=state.done | has_nan | has_ended | (new_lengths >= state.max_lengths),
+    has_nan=has_nan,
+  )
+  return state, counts
+
+
+def output(state: DecodeState) -> DecodeOutput:
+  """What a decode leaves behind, without caches and keys."""
+  context = state.context
+  is_committed = arrays.is_within(context.lengths, context.tokens.shape[1])
+  return DecodeOutput(
+    tokens=jnp.where(is_committed, context.tokens, 0),
+    lengths=context.lengths,
+    log_probs=jnp.where(is_committed, state.log_probs, 0.0),
+    done=state.done,
+    has_nan=state.has_nan,
+    statistics=state.statistics,
+  )
