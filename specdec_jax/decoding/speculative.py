@@ -7,6 +7,9 @@ program; `init`, `step`, `run` and `output` are its pieces, for streaming,
 traces and benchmarks.
 """
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -119,31 +122,16 @@ def init(
   )
 
 
-def run(
-  params: Params,
-  state: DecodeState,
-  *,
-  target: LanguageModel,
-  drafter: Drafter,
-  verify_fn: VerifyFn,
-  logits_to_probs: LogitsToProbsFn,
-  eos_id: EosId,
-) -> DecodeState:
-  """Iterates until every row is done, in one `lax.while_loop`."""
+def run(params: Params, state: DecodeState, **rule: Any) -> DecodeState:
+  """Iterates `step` until every row is done, in one `lax.while_loop`.
 
-  def iterate(state: DecodeState) -> DecodeState:
-    state, _ = step(
-      params,
-      state,
-      target=target,
-      drafter=drafter,
-      verify_fn=verify_fn,
-      logits_to_probs=logits_to_probs,
-      eos_id=eos_id,
-    )
-    return state
-
-  return jax.lax.while_loop(lambda state: ~jnp.all(state.done), iterate, state)
+  `rule` are the keyword arguments of `step`.
+  """
+  return jax.lax.while_loop(
+    lambda state: ~jnp.all(state.done),
+    lambda state: step(params, state, **rule)[0],
+    state,
+  )
 
 
 def step(
@@ -159,10 +147,10 @@ def step(
   """One iteration of `run`, with what happened in it."""
   draft, state = _propose(params, state, drafter)
 
-  def judge(state: DecodeState, width: int) -> tuple[DecodeState, StepInfo]:
+  def judge(width: int, carry):
     state, info = _judge(
       params,
-      state,
+      carry[0],
       _narrow(draft, width),
       target=target,
       verify_fn=verify_fn,
@@ -171,14 +159,40 @@ def step(
     )
     return state, _widen(info, draft)
 
-  if not drafter.may_abstain or not drafter.gamma:
-    return judge(state, drafter.gamma)
-  return jax.lax.cond(
-    jnp.any(draft.lengths > 0),
-    lambda state: judge(state, drafter.gamma),
-    lambda state: judge(state, 0),
-    state,
+  shapes = jax.eval_shape(
+    lambda state: judge(drafter.gamma, (state,))[1], state
   )
+  no_info = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+  return _judge_at_width(drafter, draft, judge, (state, no_info))
+
+
+Carry = TypeVar('Carry')
+
+
+def _judge_at_width(
+  drafter: Drafter,
+  draft: Draft,
+  judge: Callable[[int, Carry], Carry],
+  carry: Carry,
+) -> Carry:
+  """Judges all positions, or just the pending one if no row drafted anything.
+
+  The choice is two loops of at most one trip each, since `lax.cond` would copy
+  the target's cache on its way in and out; a loop updates it in place.
+  """
+  if not drafter.may_abstain or not drafter.gamma:
+    return judge(drafter.gamma, carry)
+  has_draft = jnp.any(draft.lengths > 0)
+  for width, is_taken in ((drafter.gamma, has_draft), (0, ~has_draft)):
+    _, carry = jax.lax.while_loop(
+      lambda loop: loop[0],
+      lambda loop, width=width: (
+        jnp.zeros_like(loop[0]),
+        judge(width, loop[1]),
+      ),
+      (is_taken, carry),
+    )
+  return carry
 
 
 def _propose(

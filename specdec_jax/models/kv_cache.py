@@ -51,18 +51,18 @@ def init(
   )
 
 
-# Rows are written by one `dynamic_update_slice` each. A scatter makes the TPU
-# compiler insert cache-sized layout copies into the decoding loop; a row slice
-# makes none, unrolled or in a loop. Unrolling costs compile time by the row.
+# Unrolling row writes costs compile time by the row.
 _MAX_UNROLLED_ROWS = 8
 
 
 def append(buffer: Array, block: Array, lengths: Array) -> Array:
   """Writes row b of `block` at positions `lengths[b] + t` of `buffer`.
 
-  `dynamic_update_slice` clamps its start, so callers keep spare capacity: the
-  decoding loops ask for `max_len + gamma + 1` positions, and rows never start a
-  block beyond `max_len`.
+  Rows are written by one `dynamic_update_slice` each. A scatter makes the TPU
+  compiler insert cache-sized layout copies into the decoding loop; a row slice
+  makes none, unrolled or in a loop. It clamps its start, so callers keep spare
+  capacity: the decoding loops ask for `max_len + gamma + 1` positions, and rows
+  never start a block beyond `max_len`.
 
   Args:
     buffer: `[B, H, S, D]`.
@@ -71,11 +71,14 @@ def append(buffer: Array, block: Array, lengths: Array) -> Array:
 
   Returns:
     The buffer `[B, H, S, D]` with the block in it.
+
+  Raises:
+    ValueError: if T exceeds S.
   """
-  if block.shape[2] > buffer.shape[2]:
+  batch_size, _, capacity, _ = buffer.shape
+  if block.shape[2] > capacity:
     raise ValueError(
-      f'{block.shape[2]} new positions do not fit in a cache of '
-      f'{buffer.shape[2]}'
+      f'{block.shape[2]} new positions do not fit in a cache of {capacity}'
     )
   block = block.astype(buffer.dtype)
   zero = jnp.zeros((), lengths.dtype)
@@ -85,12 +88,25 @@ def append(buffer: Array, block: Array, lengths: Array) -> Array:
     start = (jnp.asarray(row, lengths.dtype), zero, lengths[row], zero)
     return jax.lax.dynamic_update_slice(buffer, update, start)
 
-  batch_size = buffer.shape[0]
+  def write_rows(buffer):
+    for row in range(batch_size):
+      buffer = write_row(row, buffer)
+    return buffer
+
+  def write_lone_row(buffer):
+    # XLA's CPU compiler fuses a lone write into what reads it, computes it
+    # twice, and copies the whole cache four times to do so. It cannot see that
+    # this loop runs once.
+    num_rows = jnp.where(lengths[0] >= 0, 1, 0)
+    return jax.lax.fori_loop(0, num_rows, write_row, buffer)
+
   if batch_size > _MAX_UNROLLED_ROWS:
     return jax.lax.fori_loop(0, batch_size, write_row, buffer)
-  for row in range(batch_size):
-    buffer = write_row(row, buffer)
-  return buffer
+  if batch_size > 1:
+    return write_rows(buffer)
+  return jax.lax.platform_dependent(
+    buffer, cpu=write_lone_row, default=write_rows
+  )
 
 
 def rewind(cache: KVCache, lengths: Array) -> KVCache:
