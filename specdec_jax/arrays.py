@@ -1,9 +1,6 @@
 """Ragged rows in fixed buffers, written batched so that they shard by row."""
 
-from collections.abc import Sequence
-
 import jax.numpy as jnp
-import numpy as np
 
 from specdec_jax.base import Array
 
@@ -87,37 +84,3 @@ def pick(values: Array, indices: Array) -> Array:
     `[...]`.
   """
   return jnp.take_along_axis(values, indices[..., None], axis=-1)[..., 0]
-
-
-def pack(
-  rows: Sequence[Sequence[int]], *, width: int | None = None, pad_id: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-  """Lists of token ids as one right-padded buffer.
-
-  Args:
-    rows: token ids, each row at least one long.
-    width: columns of the buffer; None takes the longest row.
-    pad_id: fills the rest.
-
-  Returns:
-    int32 tokens `[B, width]` and int32 lengths `[B]`, numpy.
-
-  Raises:
-    ValueError: if there is no row, a row is empty, or one exceeds `width`.
-  """
-  if not rows:
-    raise ValueError('no rows to pack')
-  lengths = np.array([len(row) for row in rows], np.int32)
-  if lengths.min() == 0:
-    raise ValueError(f'row {int(lengths.argmin())} is empty')
-  if width is None:
-    width = int(lengths.max())
-  if lengths.max() > width:
-    row = int(lengths.argmax())
-    raise ValueError(
-      f'row {row} has {lengths[row]} tokens, the buffer has room for {width}'
-    )
-  tokens = np.full((len(rows), width), pad_id, np.int32)
-  for row, ids in enumerate(rows):
-    tokens[row, : len(ids)] = ids
-  return tokens, lengths

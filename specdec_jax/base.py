@@ -7,7 +7,8 @@ vocabulary. Values are frozen dataclasses that state their shapes; bundles of
 functions are `NamedTuple`s; no type here has behaviour.
 """
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -94,56 +95,33 @@ class Params(NamedTuple):
   drafter: Any = ()
 
 
-class InitCacheFn(Protocol):
-  """Encoder pass and prefill; the cache then holds the prompt but its last
-  token, with room for `max_len` positions."""
+# Standardised sampling (Leviathan et al., Sec. 2.2): logits `[..., V]` to the
+# float32 probabilities `[..., V]` that are drawn from.
+LogitsToProbsFn = Callable[[Array], Array]
 
-  def __call__(self, params: Any, prompt: Prompt, max_len: int) -> Any: ...
-
-
-class ExtendFn(Protocol):
-  """Appends int32 `tokens[B, T]`; float32 logits `[B, T, V]` say what follows
-  each of them."""
-
-  def __call__(
-    self, params: Any, tokens: Array, cache: Any
-  ) -> tuple[Array, Any]: ...
-
-
-class RewindFn(Protocol):
-  """Sets how many positions of each row count; nothing is erased."""
-
-  def __call__(self, cache: Any, lengths: Array) -> Any: ...
+# `(row_keys[B], draft, target_probs[B, G+1, V]) -> Verification`: accepts a
+# prefix of each row's draft and draws the token after it. `target_probs` are
+# the target's laws after the context and after each drafted token.
+VerifyFn = Callable[[Array, Draft, Array], Verification]
 
 
 class LanguageModel(NamedTuple):
   """A language model with a cache, as three pure functions.
 
-  `vocab_size` is V, the last axis of the logits.
+  Attributes:
+    init: `(params, prompt, max_len) -> cache`: encoder pass and prefill of all
+      of the prompt but its last token, with room for `max_len` positions.
+    extend: `(params, tokens[B, T], cache) -> (logits[B, T, V], cache)`: float32
+      logits of what follows each of the appended tokens.
+    rewind: `(cache, lengths[B]) -> cache`: sets how many positions of each row
+      count; nothing is erased.
+    vocab_size: V, the last axis of the logits.
   """
 
-  init: InitCacheFn
-  extend: ExtendFn
-  rewind: RewindFn
+  init: Callable[[Any, Prompt, int], Any]
+  extend: Callable[[Any, Array, Any], tuple[Array, Any]]
+  rewind: Callable[[Any, Array], Any]
   vocab_size: int
-
-
-class InitDrafterFn(Protocol):
-  """Prepares a drafter for `prompt`; `max_len` bounds every later context."""
-
-  def __call__(self, params: Any, prompt: Prompt, max_len: int) -> Any: ...
-
-
-class ProposeFn(Protocol):
-  """Guesses what follows each row of `context`.
-
-  `row_keys` are fresh keys `[B]`, this call's own. The drafter is told nothing
-  of what was accepted: it reads `context.lengths` and rewinds itself.
-  """
-
-  def __call__(
-    self, params: Any, row_keys: Array, context: Context, state: Any
-  ) -> tuple[Draft, Any]: ...
 
 
 class Drafter(NamedTuple):
@@ -151,34 +129,17 @@ class Drafter(NamedTuple):
 
   Attributes:
     gamma: the most tokens a call proposes, static.
-    init: see `InitDrafterFn`.
-    propose: see `ProposeFn`.
+    init: `(params, prompt, max_len) -> state`; no context will be longer than
+      `max_len`.
+    propose: `(params, row_keys[B], context, state) -> (Draft, state)`. The keys
+      are this call's own. It is told nothing of what was accepted: it reads
+      `context.lengths` and rewinds itself.
     may_abstain: whether `Draft.lengths` can be 0 before a row is finished. The
       loop then also compiles a one-position target call, and an iteration in
       which no row drafts costs no more than a plain one.
   """
 
   gamma: int
-  init: InitDrafterFn
-  propose: ProposeFn
+  init: Callable[[Any, Prompt, int], Any]
+  propose: Callable[[Any, Array, Context, Any], tuple[Draft, Any]]
   may_abstain: bool = False
-
-
-class VerifyFn(Protocol):
-  """Accepts a prefix of each row's draft and draws the token after it.
-
-  `target_probs` is float32 `[B, G+1, V]`: the target's law after the context
-  and after each drafted token.
-  """
-
-  def __call__(
-    self, row_keys: Array, draft: Draft, target_probs: Array
-  ) -> Verification: ...
-
-
-class LogitsToProbsFn(Protocol):
-  """Standardised sampling (Leviathan et al., Sec. 2.2): float32 logits
-  `[..., V]` to the probabilities that are sampled from. Target and drafter
-  share one."""
-
-  def __call__(self, logits: Array) -> Array: ...

@@ -132,12 +132,10 @@ def standardize(
   Raises:
     ValueError: if a value is out of its range.
   """
-  transforms = []
-  if vocab_size is not None:
-    transforms.append(mask_padding(vocab_size))
-  transforms.append(scale_by_temperature(temperature))
-  if top_k is not None:
-    transforms.append(keep_top_k(top_k))
-  if top_p is not None:
-    transforms.append(keep_top_p(top_p))
-  return chain(*transforms)
+  transforms = [
+    None if vocab_size is None else mask_padding(vocab_size),
+    scale_by_temperature(temperature),
+    None if top_k is None else keep_top_k(top_k),
+    None if top_p is None else keep_top_p(top_p),
+  ]
+  return chain(*(each for each in transforms if each is not None))

@@ -3,32 +3,21 @@
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, distributions
-from specdec_jax.base import (
-  Array,
-  LanguageModel,
-  LogitsToProbsFn,
-  Params,
-  Prompt,
-)
+from specdec_jax import arrays, base, distributions
+from specdec_jax.base import Array, Params
 from specdec_jax.decoding import keys
 from specdec_jax.decoding import state as state_lib
-from specdec_jax.decoding.state import (
-  DecodeOutput,
-  DecodeState,
-  EosId,
-  output,
-)
+from specdec_jax.decoding.state import DecodeOutput, DecodeState, EosId, output
 from specdec_jax.verification.decision import split_by_purpose
 
 
 def generate(
   params: Params,
   rng_key: Array,
-  prompt: Prompt,
+  prompt: base.Prompt,
   *,
-  target: LanguageModel,
-  logits_to_probs: LogitsToProbsFn,
+  target: base.LanguageModel,
+  logits_to_probs: base.LogitsToProbsFn,
   max_len: int,
   eos_id: EosId,
 ) -> DecodeOutput:
@@ -39,22 +28,16 @@ def generate(
   of `speculative.generate`; only `params.target` is read.
   """
   state = init(params, rng_key, prompt, target=target, max_len=max_len)
-  state = run(
-    params,
-    state,
-    target=target,
-    logits_to_probs=logits_to_probs,
-    eos_id=eos_id,
-  )
-  return output(state)
+  rule = {'logits_to_probs': logits_to_probs, 'eos_id': eos_id}
+  return output(run(params, state, target=target, **rule))
 
 
 def init(
   params: Params,
   rng_key: Array,
-  prompt: Prompt,
+  prompt: base.Prompt,
   *,
-  target: LanguageModel,
+  target: base.LanguageModel,
   max_len: int,
 ) -> DecodeState:
   """Encoder pass and prefill; see `generate`."""
@@ -66,8 +49,8 @@ def run(
   params: Params,
   state: DecodeState,
   *,
-  target: LanguageModel,
-  logits_to_probs: LogitsToProbsFn,
+  target: base.LanguageModel,
+  logits_to_probs: base.LogitsToProbsFn,
   eos_id: EosId,
 ) -> DecodeState:
   """Iterates until every row is done, in one `lax.while_loop`."""

@@ -14,26 +14,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays
-from specdec_jax.base import (
-  Array,
-  Draft,
-  Drafter,
-  LanguageModel,
-  LogitsToProbsFn,
-  Params,
-  Prompt,
-  Verification,
-  VerifyFn,
-)
+from specdec_jax import arrays, base
+from specdec_jax.base import Array, Draft, Drafter, Params, Verification
 from specdec_jax.decoding import keys, statistics
 from specdec_jax.decoding import state as state_lib
-from specdec_jax.decoding.state import (
-  DecodeOutput,
-  DecodeState,
-  EosId,
-  output,
-)
+from specdec_jax.decoding.state import DecodeOutput, DecodeState, EosId, output
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -59,12 +44,12 @@ class StepInfo:
 def generate(
   params: Params,
   rng_key: Array,
-  prompt: Prompt,
+  prompt: base.Prompt,
   *,
-  target: LanguageModel,
+  target: base.LanguageModel,
   drafter: Drafter,
-  verify_fn: VerifyFn,
-  logits_to_probs: LogitsToProbsFn,
+  verify_fn: base.VerifyFn,
+  logits_to_probs: base.LogitsToProbsFn,
   max_len: int,
   eos_id: EosId,
 ) -> DecodeOutput:
@@ -84,14 +69,12 @@ def generate(
   Raises:
     ValueError: if the prompt exceeds `max_len`, or shapes disagree.
   """
-  state = init(
-    params, rng_key, prompt, target=target, drafter=drafter, max_len=max_len
-  )
+  models = {'target': target, 'drafter': drafter}
+  state = init(params, rng_key, prompt, **models, max_len=max_len)
   state = run(
     params,
     state,
-    target=target,
-    drafter=drafter,
+    **models,
     verify_fn=verify_fn,
     logits_to_probs=logits_to_probs,
     eos_id=eos_id,
@@ -102,9 +85,9 @@ def generate(
 def init(
   params: Params,
   rng_key: Array,
-  prompt: Prompt,
+  prompt: base.Prompt,
   *,
-  target: LanguageModel,
+  target: base.LanguageModel,
   drafter: Drafter,
   max_len: int,
 ) -> DecodeState:
@@ -138,10 +121,10 @@ def step(
   params: Params,
   state: DecodeState,
   *,
-  target: LanguageModel,
+  target: base.LanguageModel,
   drafter: Drafter,
-  verify_fn: VerifyFn,
-  logits_to_probs: LogitsToProbsFn,
+  verify_fn: base.VerifyFn,
+  logits_to_probs: base.LogitsToProbsFn,
   eos_id: EosId,
 ) -> tuple[DecodeState, StepInfo]:
   """One iteration of `run`, with what happened in it."""
@@ -219,9 +202,9 @@ def _judge(
   state: DecodeState,
   draft: Draft,
   *,
-  target: LanguageModel,
-  verify_fn: VerifyFn,
-  logits_to_probs: LogitsToProbsFn,
+  target: base.LanguageModel,
+  verify_fn: base.VerifyFn,
+  logits_to_probs: base.LogitsToProbsFn,
   eos_id: EosId,
 ) -> tuple[DecodeState, StepInfo]:
   """Scores a draft of any width, verifies it and commits what passed."""

@@ -5,21 +5,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, distributions
-from specdec_jax.base import (
-  Array,
-  Context,
-  Draft,
-  Drafter,
-  LanguageModel,
-  LogitsToProbsFn,
-  Prompt,
-)
-from specdec_jax.drafters.gamma import check_gamma
+from specdec_jax import arrays, base, distributions
+from specdec_jax.base import Array, Context, Draft, Drafter
+from specdec_jax.drafters.stateless import check_gamma
 
 
 def autoregressive(
-  model: LanguageModel, *, gamma: int, logits_to_probs: LogitsToProbsFn
+  model: base.LanguageModel,
+  *,
+  gamma: int,
+  logits_to_probs: base.LogitsToProbsFn,
 ) -> Drafter:
   """Drafts gamma tokens one by one from `model`.
 
@@ -34,7 +29,7 @@ def autoregressive(
   """
   check_gamma(gamma)
 
-  def init(params: Any, prompt: Prompt, max_len: int) -> Any:
+  def init(params: Any, prompt: base.Prompt, max_len: int) -> Any:
     return model.init(params, prompt, max_len)
 
   def propose(
@@ -72,7 +67,7 @@ def autoregressive(
 
 
 def _catch_up(
-  model: LanguageModel, params: Any, context: Context, cache: Any
+  model: base.LanguageModel, params: Any, context: Context, cache: Any
 ) -> tuple[Array, Any]:
   """Feeds the last two committed tokens; logits `[B, V]` of what follows.
 

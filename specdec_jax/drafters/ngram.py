@@ -1,22 +1,13 @@
 """N-gram tables as drafters: the cheapest models there are (Leviathan et al.,
 Sec. 4.3, with unigrams and bigrams)."""
 
-from typing import Any
-
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays, distributions
-from specdec_jax.base import (
-  Array,
-  Context,
-  Draft,
-  Drafter,
-  LogitsToProbsFn,
-  Prompt,
-)
-from specdec_jax.drafters.gamma import check_gamma
+from specdec_jax.base import Array, Context, Draft, Drafter, LogitsToProbsFn
+from specdec_jax.drafters.stateless import stateless
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -60,25 +51,17 @@ def ngram(
   Raises:
     ValueError: if `gamma` is less than 1.
   """
-  check_gamma(gamma)
 
-  def init(params: Any, prompt: Prompt, max_len: int) -> tuple[()]:
-    del params, prompt, max_len
-    return ()
-
-  def propose(
-    params: Any, row_keys: Array, context: Context, state: tuple[()]
-  ) -> tuple[Draft, tuple[()]]:
-    del params
+  def propose(row_keys: Array, context: Context) -> Draft:
     last = arrays.read_block(context.tokens, context.lengths - 1, 1)[:, 0]
     if logits_to_probs is None:
       tokens, probs = _follow(table, last, gamma), None
     else:
       tokens, probs = _draw(table, row_keys, last, gamma, logits_to_probs)
     lengths = jnp.full_like(context.lengths, gamma)
-    return Draft(tokens=tokens, probs=probs, lengths=lengths), state
+    return Draft(tokens=tokens, probs=probs, lengths=lengths)
 
-  return Drafter(gamma, init, propose)
+  return stateless(gamma, propose)
 
 
 def law(table: NGramTable, previous: Array) -> Array:

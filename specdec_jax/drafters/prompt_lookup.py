@@ -1,13 +1,11 @@
 """Copying from the context: what followed the last tokens when they stood there
 before (prompt lookup; Leviathan et al., Sec. 6, name the idea)."""
 
-from typing import Any
-
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.base import Array, Context, Draft, Drafter, Prompt
-from specdec_jax.drafters.gamma import check_gamma
+from specdec_jax.base import Array, Context, Draft, Drafter
+from specdec_jax.drafters.stateless import stateless
 
 
 def prompt_lookup(
@@ -30,32 +28,24 @@ def prompt_lookup(
     ValueError: if `gamma` or an n-gram length is less than 1, or
       `min_ngram` exceeds `max_ngram`.
   """
-  check_gamma(gamma)
   if not 1 <= min_ngram <= max_ngram:
     raise ValueError(
       'n-gram lengths must satisfy 1 <= min_ngram <= max_ngram, got '
       f'{min_ngram} and {max_ngram}'
     )
 
-  def init(params: Any, prompt: Prompt, max_len: int) -> tuple[()]:
-    del params, prompt, max_len
-    return ()
-
-  def propose(
-    params: Any, row_keys: Array, context: Context, state: tuple[()]
-  ) -> tuple[Draft, tuple[()]]:
-    del params, row_keys
+  def propose(row_keys: Array, context: Context) -> Draft:
+    del row_keys
     sizes = _match_sizes(context, max_ngram)
     starts, is_found = _best_match(sizes, context.lengths, gamma, min_ngram)
     available = jnp.where(is_found, context.lengths - starts, 0)
-    draft = Draft(
+    return Draft(
       tokens=arrays.read_block(context.tokens, starts, gamma),
       probs=None,
       lengths=jnp.minimum(available, gamma),
     )
-    return draft, state
 
-  return Drafter(gamma, init, propose, may_abstain=True)
+  return stateless(gamma, propose, may_abstain=True)
 
 
 def _match_sizes(context: Context, max_ngram: int) -> Array:

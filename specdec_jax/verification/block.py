@@ -1,6 +1,5 @@
 """Block verification (Sun et al., arXiv 2403.10444)."""
 
-import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays, distributions
@@ -41,7 +40,9 @@ def decide(uniforms: Array, draft: Draft, target_probs: Array) -> Decision:
   drafted = decision.drafted_probs(draft)
   ratios = ratios / jnp.where(drafted == 0, 1.0, drafted)
   prefix_probs = _prefix_probs(ratios)
-  numerators, denominators = _thresholds(prefix_probs, draft, target_probs)
+  numerators, denominators = _thresholds(
+    prefix_probs[:, 1:], draft, target_probs
+  )
   # A zero denominator means that p covers q and the prefix is certain: accept.
   passes = (uniforms * denominators < numerators) | (denominators == 0)
   passes = passes & is_drafted
@@ -49,7 +50,7 @@ def decide(uniforms: Array, draft: Draft, target_probs: Array) -> Decision:
   num_accepted = jnp.max(jnp.where(passes, positions, 0), axis=1)
 
   p_next = decision.probs_at(target_probs, num_accepted)
-  scale = arrays.pick(_with_empty_prefix(prefix_probs), num_accepted)
+  scale = arrays.pick(prefix_probs, num_accepted)
   residual = distributions.normalize(
     decision.subtract_draft(scale[:, None] * p_next, draft, num_accepted),
     p_next,
@@ -68,27 +69,12 @@ def decide(uniforms: Array, draft: Draft, target_probs: Array) -> Decision:
 
 
 def _prefix_probs(ratios: Array) -> Array:
-  """p_i = min(1, p_{i-1} P(x_i) / Q(x_i)) for i = 1 .. G, from p_0 = 1.
-
-  Args:
-    ratios: float32 `[B, G]`, P(x_i) / Q(x_i).
-
-  Returns:
-    float32 `[B, G]`.
-  """
-
-  def advance(prefix_prob, ratio):
-    prefix_prob = jnp.minimum(prefix_prob * ratio, 1.0)
-    return prefix_prob, prefix_prob
-
-  start = jnp.ones(ratios.shape[:1], jnp.float32)
-  _, prefix_probs = jax.lax.scan(advance, start, ratios.T)
-  return prefix_probs.T
-
-
-def _with_empty_prefix(prefix_probs: Array) -> Array:
-  """p_0 .. p_G, float32 `[B, G+1]`."""
-  return jnp.pad(prefix_probs, ((0, 0), (1, 0)), constant_values=1.0)
+  """p_0 .. p_G, float32 `[B, G+1]`: p_0 = 1, p_i = min(1, p_{i-1} P(x_i) /
+  Q(x_i)), from those ratios `[B, G]`."""
+  prefix_probs = [jnp.ones_like(ratios[:, 0])]
+  for i in range(ratios.shape[1]):
+    prefix_probs.append(jnp.minimum(prefix_probs[-1] * ratios[:, i], 1.0))
+  return jnp.stack(prefix_probs, axis=1)
 
 
 def _thresholds(
