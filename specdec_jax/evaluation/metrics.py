@@ -57,3 +57,25 @@ def alpha_by_position(statistics: Statistics) -> np.ndarray:
   return np.divide(
     accepted, tested, out=np.full_like(tested, np.nan), where=tested > 0
   )
+
+
+def row_summary(statistics: Statistics, row: int) -> dict[str, float | None]:
+  """The counters and rates of one row, as JSON can hold them."""
+  one = Statistics(
+    **{
+      name: np.asarray(values)[row : row + 1]
+      for name, values in vars(statistics).items()
+    }
+  )
+  result: dict[str, float | None] = {
+    'tokens': int(one.num_tokens[0]),
+    'target_runs': int(one.num_target_runs[0]),
+    'drafted': int(one.num_drafted[0]),
+    'tested': int(np.sum(one.num_tested)),
+    'accepted': int(np.sum(one.num_accepted)),
+  }
+  found = rates(one)
+  for name in ('alpha', 'acceptance_per_drafted', 'block_efficiency'):
+    value = getattr(found, name)
+    result[name] = None if np.isnan(value) else value
+  return result

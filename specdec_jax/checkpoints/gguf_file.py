@@ -1,0 +1,259 @@
+"""The GGUF container: metadata, and tensors by name.
+
+Reads the header in one pass (the `gguf` package makes an array object of every
+string and takes seconds over a vocabulary) and leaves the arithmetic of the
+quantised formats to that package. The format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+import dataclasses
+import math
+import os
+import struct
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.checkpoints import name_maps
+
+_MAGIC = b'GGUF'
+_VERSIONS = (2, 3)
+_MAX_AXES = 4
+_STRING, _ARRAY = 8, 9
+_SCALARS = {
+  0: '<u1', 1: '<i1', 2: '<u2', 3: '<i2', 4: '<u4', 5: '<i4', 6: '<f4',
+  7: '?', 10: '<u8', 11: '<i8', 12: '<f8',
+}  # fmt: skip
+# Blocks that are dequantised at a time: the temporaries then stay in cache.
+_BLOCKS_AT_A_TIME = 2048
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorInfo:
+  """Where a tensor lies in the file.
+
+  Attributes:
+    shape: slowest axis first.
+    type_id: how it is quantised, a `gguf.GGMLQuantizationType`.
+    offset: in bytes, from the start of the file.
+  """
+
+  shape: tuple[int, ...]
+  type_id: int
+  offset: int
+
+
+@dataclasses.dataclass(frozen=True)
+class GgufFile:
+  """An open GGUF file.
+
+  Attributes:
+    path: where it is.
+    metadata: strings, numbers and lists of them, by key.
+    tensors: what tensors it holds, by name.
+    data: uint8 `[bytes]`, the mapped file.
+  """
+
+  path: str
+  metadata: dict[str, Any]
+  tensors: dict[str, TensorInfo]
+  data: np.ndarray
+
+
+class _Cursor:
+  """Reads little-endian values one after another."""
+
+  def __init__(self, data: np.ndarray):
+    self.view = memoryview(data)
+    self.offset = 0
+
+  def take(self, num_bytes: int) -> memoryview:
+    end = self.offset + num_bytes
+    if end > len(self.view):
+      raise EOFError(f'its header needs more than {len(self.view)} bytes')
+    start, self.offset = self.offset, end
+    return self.view[start:end]
+
+  def number(self, code: str) -> int:
+    return struct.unpack('<' + code, self.take(struct.calcsize(code)))[0]
+
+  def string(self) -> str:
+    return str(self.take(self.number('Q')), 'utf-8')
+
+  def value(self, type_id: int) -> Any:
+    if type_id == _STRING:
+      return self.string()
+    if type_id == _ARRAY:
+      item_type, length = self.number('I'), self.number('Q')
+      if item_type in _SCALARS:
+        return self._scalars(item_type, length)
+      return [self.value(item_type) for _ in range(length)]
+    if type_id in _SCALARS:
+      return self._scalars(type_id, 1)[0]
+    raise ValueError(f'it has metadata of the unknown type {type_id}')
+
+  def _scalars(self, type_id: int, length: int) -> list:
+    dtype = np.dtype(_SCALARS[type_id])
+    buffer = self.take(length * dtype.itemsize)
+    return np.frombuffer(buffer, dtype).tolist()
+
+
+def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
+  """Maps a GGUF file and reads its header.
+
+  Args:
+    path: of the file.
+
+  Returns:
+    The open file; its tensors are read by `read_tensor`.
+
+  Raises:
+    ValueError: if it is no GGUF file, of another version, or truncated.
+    OSError: if it cannot be opened.
+  """
+  path = os.fspath(path)
+  size = os.path.getsize(path)
+  with open(path, 'rb') as file:
+    magic = file.read(4)
+  if magic != _MAGIC:
+    raise ValueError(
+      f'{path} is not a GGUF file: it starts with {magic!r}, not {_MAGIC!r}'
+    )
+  data = np.memmap(path, dtype=np.uint8, mode='r')
+  cursor = _Cursor(data)
+  try:
+    cursor.take(4)
+    version = cursor.number('I')
+    if version not in _VERSIONS:
+      raise ValueError(
+        f'it is GGUF version {version} (or big-endian), and little-endian '
+        f'versions {" and ".join(map(str, _VERSIONS))} are supported'
+      )
+    num_tensors, num_keys = cursor.number('Q'), cursor.number('Q')
+    metadata = {}
+    for _ in range(num_keys):
+      key = cursor.string()
+      metadata[key] = cursor.value(cursor.number('I'))
+    tensors = _read_tensor_infos(cursor, num_tensors, metadata)
+    _check_extents(tensors, size)
+  except EOFError as error:
+    raise ValueError(f'{path} is truncated: {error}') from error
+  except ValueError as error:
+    raise ValueError(f'{path} cannot be read: {error}') from error
+  return GgufFile(path, metadata, tensors, data)
+
+
+def _read_tensor_infos(
+  cursor: _Cursor, num_tensors: int, metadata: dict[str, Any]
+) -> dict[str, TensorInfo]:
+  tensors = {}
+  for _ in range(num_tensors):
+    name = cursor.string()
+    num_axes = cursor.number('I')
+    if num_axes > _MAX_AXES:
+      raise ValueError(f'tensor {name} has {num_axes} axes')
+    fastest_first = [cursor.number('Q') for _ in range(num_axes)]
+    type_id, offset = cursor.number('I'), cursor.number('Q')
+    if name in tensors:
+      raise ValueError(f'tensor {name} occurs twice')
+    tensors[name] = TensorInfo(tuple(fastest_first[::-1]), type_id, offset)
+  alignment = metadata.get('general.alignment', 32)
+  if not isinstance(alignment, int) or alignment < 1:
+    raise ValueError(f'general.alignment is {alignment!r}')
+  start = -(-cursor.offset // alignment) * alignment
+  return {
+    name: dataclasses.replace(info, offset=start + info.offset)
+    for name, info in tensors.items()
+  }
+
+
+def _check_extents(tensors: dict[str, TensorInfo], size: int) -> None:
+  for name, info in tensors.items():
+    block_size, block_bytes = _block_sizes(name, info.type_id)
+    if info.shape and info.shape[-1] % block_size:
+      raise ValueError(
+        f'tensor {name} has rows of {info.shape[-1]}, which are not whole '
+        f'blocks of {block_size}'
+      )
+    end = info.offset + math.prod(info.shape) // block_size * block_bytes
+    if end > size:
+      raise EOFError(f'tensor {name} ends at byte {end}, the file at {size}')
+
+
+def _block_sizes(name: str, type_id: int) -> tuple[int, int]:
+  gguf = import_gguf()
+  try:
+    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(type_id)]
+  except (KeyError, ValueError) as error:
+    raise ValueError(
+      f'tensor {name} is of a type, {type_id}, that the installed gguf package '
+      'does not know'
+    ) from error
+
+
+def require(file: GgufFile, key: str) -> Any:
+  """The metadata of a key; a missing one is a ValueError with its name."""
+  if key not in file.metadata:
+    raise ValueError(f'{file.path} has no metadata {key}')
+  return file.metadata[key]
+
+
+def read_tensor(file: GgufFile, name: str) -> np.ndarray:
+  """One tensor, dequantised.
+
+  Args:
+    file: an open file.
+    name: of a tensor in it.
+
+  Returns:
+    float32, of the tensor's shape, in memory of its own.
+
+  Raises:
+    ValueError: if there is no such tensor, if its type cannot be dequantised,
+      or if it holds a NaN or an infinity.
+  """
+  if name not in file.tensors:
+    raise ValueError(f'{file.path} has no tensor {name}')
+  gguf = import_gguf()
+  info = file.tensors[name]
+  quantization = gguf.GGMLQuantizationType(info.type_id)
+  block_size, block_bytes = gguf.GGML_QUANT_SIZES[quantization]
+  num_blocks = math.prod(info.shape) // block_size
+  end = info.offset + num_blocks * block_bytes
+  blocks = np.asarray(file.data[info.offset : end])
+  result = np.empty(num_blocks * block_size, np.float32)
+  # A type of one element a block is a plain number; take longer strides.
+  stride = _BLOCKS_AT_A_TIME * max(1, 32 // block_size)
+  with np.errstate(all='ignore'):
+    for start in range(0, num_blocks, stride):
+      stop = min(start + stride, num_blocks)
+      chunk = blocks[start * block_bytes : stop * block_bytes]
+      values = result[start * block_size : stop * block_size]
+      try:
+        # One row: the package loops in Python over groups of rows.
+        values[:] = gguf.dequantize(chunk[None], quantization)[0]
+      except NotImplementedError as error:
+        raise ValueError(
+          f'{file.path}: tensor {name} is stored as {quantization.name}, which '
+          'the gguf package cannot dequantise'
+        ) from error
+      if not name_maps.is_all_finite(values):
+        raise ValueError(
+          f'{file.path}: tensor {name} holds a NaN or an infinity'
+        )
+  return result.reshape(info.shape)
+
+
+def import_gguf() -> Any:
+  """The `gguf` package.
+
+  Raises:
+    ImportError: if it is not installed, with the command that installs it.
+  """
+  try:
+    import gguf
+  except ImportError as error:
+    raise ImportError(
+      'GGUF files need the gguf package: pip install specdec_jax[models]'
+    ) from error
+  return gguf

@@ -1,0 +1,238 @@
+"""Times plain against speculative decoding of the same prompts.
+
+One process, alternating, warm, medians; the plain side is the fastest plain
+configuration. Times are of decoding, after the prefill, which is reported
+apart, as is compilation.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from specdec_jax.base import Prompt
+from specdec_jax.cli import decoder as decoder_lib
+from specdec_jax.cli import options, progress, prompts
+from specdec_jax.cli.decoder import Decoder
+from specdec_jax.evaluation import benchmark
+
+HELP = 'time plain against speculative decoding'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  options.add_models(parser)
+  options.add_sampling(parser)
+  options.add_prompts(parser)
+  parser.add_argument(
+    '--repeats', type=options.positive_int, default=5, help='timed runs a side'
+  )
+  parser.add_argument(
+    '--plain_dtypes',
+    default=','.join(options.DTYPES),
+    help='plain configurations to choose the fastest from',
+  )
+  parser.add_argument('--json', metavar='OUT', help='write the figures')
+  options.add_color(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+  options.check(args)
+  if args.drafter == 'none':
+    raise ValueError('bench compares with plain decoding: choose a drafter')
+  plain_dtypes = args.plain_dtypes.split(',')
+  for dtype in plain_dtypes:
+    if dtype not in options.DTYPES:
+      raise ValueError(
+        f'--plain_dtypes takes {",".join(options.DTYPES)}, got {dtype!r}'
+      )
+  texts = prompts.read(args.prompt, args.prompts)
+  decoder_lib.enable_compilation_cache()
+  decoder = decoder_lib.load_decoder(args)
+  rows = prompts.encode(decoder.vocabulary, texts, is_chat=args.chat)
+  decoder_lib.check_lengths(decoder, rows, args.max_new_tokens)
+  batches = [
+    decoder_lib.place(batch.prompt, args.num_devices, is_batch=True)
+    for batch in prompts.batches(
+      texts,
+      rows,
+      batch_size=args.batch_size,
+      max_new_tokens=args.max_new_tokens,
+    )
+  ]
+  figures = _measure(args, decoder, batches, plain_dtypes)
+  if args.temperature:
+    # Both sides draw from one law, not the same tokens.
+    figures['identical'] = figures['first_divergence_margin'] = None
+  if args.json:
+    Path(args.json).write_text(
+      json.dumps(figures, indent=2, allow_nan=False) + '\n', encoding='utf-8'
+    )
+  progress.console(is_stderr=False, color=args.color).print(_table(figures))
+  return 0
+
+
+def _measure(
+  args: argparse.Namespace,
+  decoder: Decoder,
+  batches: Sequence[Prompt],
+  plain_dtypes: Sequence[str],
+) -> dict[str, Any]:
+  """Compiles both sides and times them; what `--json` writes."""
+  assert decoder.drafter is not None
+  key = jax.random.key(args.seed)
+  params = decoder_lib.place(decoder.params, args.num_devices, is_batch=False)
+  shared: dict[str, Any] = {
+    'target': decoder.target,
+    'max_len': decoder_lib.max_length(
+      decoder, batches[0].decoder_tokens.shape[1], args.max_new_tokens
+    ),
+    'eos_id': decoder.eos_id,
+    'logits_to_probs': decoder.logits_to_probs,
+  }
+  plain_rule = shared | {
+    'logits_to_probs': decoder_lib.plain_sampling(args, decoder.vocabulary)
+  }
+  drafted_rule = shared | {'verify_fn': decoder.verify_fn}
+  with progress.waiting('compiling'):
+    plain = benchmark.plain_side(params, key, batches, **plain_rule)
+    drafted = benchmark.speculative_side(
+      params, key, batches, drafter=decoder.drafter, **drafted_rule
+    )
+    full_width = benchmark.full_width_side(
+      params, key, batches, gamma=args.gamma, **drafted_rule
+    )
+    candidates = {args.dtype: plain}
+    for dtype in plain_dtypes:
+      if dtype not in candidates:
+        other = decoder_lib.load_decoder(args, dtype=dtype)
+        candidates[dtype] = benchmark.plain_side(
+          decoder_lib.place(other.params, args.num_devices, is_batch=False),
+          key,
+          batches,
+          **plain_rule | {'target': other.target},
+        )
+    fastest, tokens_per_second = benchmark.fastest(candidates)
+  num_sides = 3 + (fastest != args.dtype)
+  with progress.bar('timing', num_sides * (args.repeats + 1)) as advance:
+    figures = benchmark.compare(
+      target=decoder.target,
+      baseline=candidates[fastest],
+      plain=plain,
+      drafted=drafted,
+      full_width=full_width,
+      drafter=decoder.drafter,
+      repeats=args.repeats,
+      advance=advance,
+    )
+  return (
+    figures
+    | _configuration(args)
+    | {
+      'baseline': f'autoregressive, {fastest}',
+      'baseline_candidates_tokens_per_second': tokens_per_second,
+      'compile_seconds': {
+        'autoregressive': plain.compile_seconds,
+        'speculative': drafted.compile_seconds,
+      },
+      'num_prompts': len(batches) * args.batch_size,
+    }
+  )
+
+
+def _configuration(args: argparse.Namespace) -> dict[str, Any]:
+  """What was asked for, and on what."""
+  names = (
+    'model',
+    'verification',
+    'lenience',
+    'temperature',
+    'top_k',
+    'top_p',
+    'seed',
+    'gamma',
+    'batch_size',
+    'num_devices',
+    'max_new_tokens',
+    'repeats',
+    'dtype',
+  )
+  device = jax.devices()[0]
+  cores = f', {os.cpu_count()} cores' if device.platform == 'cpu' else ''
+  return {name: getattr(args, name) for name in names} | {
+    'drafter': args.draft_model or args.drafter,
+    'device': f'{device.platform}: {device.device_kind}{cores}',
+    'jax_version': jax.__version__,
+  }
+
+
+def _table(figures: dict[str, Any]) -> Any:
+  """The figures as a `rich` table."""
+  from rich.table import Table
+
+  def show(value: float | None, digits: int = 2) -> str:
+    return '-' if value is None else f'{value:.{digits}f}'
+
+  table = Table(
+    title=f'{figures["model"]}, {figures["dtype"]}, {figures["device"]}'
+  )
+  table.add_column('')
+  table.add_column(
+    f'plain ({figures["baseline"].split(", ")[1]})', justify='right'
+  )
+  table.add_column(
+    f'{figures["drafter"]}, gamma {figures["gamma"]}', justify='right'
+  )
+  rows = [
+    (
+      'tokens/s',
+      show(figures['autoregressive_tokens_per_second'], 1),
+      show(figures['speculative_tokens_per_second'], 1),
+    ),
+    (
+      'tokens',
+      str(figures['autoregressive_tokens']),
+      str(figures['tokens']),
+    ),
+    (
+      'target runs',
+      str(figures['autoregressive_target_runs']),
+      str(figures['target_runs']),
+    ),
+    ('  without a draft', '', str(figures['short_target_runs'])),
+    ('alpha (accepted / tested)', '', show(figures['alpha'])),
+    ('accepted / drafted', '', show(figures['acceptance_per_drafted'])),
+    (
+      'alpha from mean length',
+      '',
+      show(figures['alpha_from_block_efficiency']),
+    ),
+    ('block efficiency', '', show(figures['block_efficiency'])),
+    ('c', '', show(figures['c'], 4)),
+    ('T(gamma+1) / T(1)', '', show(figures['verify_cost_ratio'])),
+    ('predicted speedup', '', show(figures['predicted_speedup'])),
+    ('measured speedup', '', show(figures['speedup'])),
+    ('  with the prefill', '', show(figures['end_to_end_speedup'])),
+    (
+      'compile seconds',
+      show(figures['compile_seconds']['autoregressive'], 1),
+      show(figures['compile_seconds']['speculative'], 1),
+    ),
+    ('identical', '', _identical(figures)),
+  ]
+  for row in rows:
+    table.add_row(*row)
+  return table
+
+
+def _identical(figures: dict[str, Any]) -> str:
+  """The table's last line."""
+  if figures['identical'] is None:
+    return 'not compared: sampled'
+  if figures['identical']:
+    return 'yes'
+  margin = figures['first_divergence_margin']
+  return f'no, first by a logit margin of {margin:.4f}'

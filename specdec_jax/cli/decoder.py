@@ -1,0 +1,250 @@
+"""From options to everything that decoding needs."""
+
+import argparse
+import dataclasses
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import drafters, logits, verification
+from specdec_jax.base import (
+  Drafter,
+  LanguageModel,
+  LogitsToProbsFn,
+  Params,
+  VerifyFn,
+)
+from specdec_jax.checkpoints import loading
+from specdec_jax.checkpoints.loading import LoadedModel
+from specdec_jax.cli import progress
+from specdec_jax.data import ngram_counts, vocabularies
+from specdec_jax.data.vocabularies import Vocabulary
+from specdec_jax.models import adapters
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoder:
+  """Models and rules, ready to be jitted.
+
+  Attributes:
+    params: weights of both sides.
+    target: the target.
+    drafter: the drafter; None decodes plainly.
+    verify_fn: the rule.
+    logits_to_probs: how the target is sampled.
+    eos_id: ids that end a row.
+    vocabulary: of both models.
+    max_positions: the longest context of both models.
+    description: a line about the target.
+  """
+
+  params: Params
+  target: LanguageModel
+  drafter: Drafter | None
+  verify_fn: VerifyFn
+  logits_to_probs: LogitsToProbsFn
+  eos_id: tuple[int, ...]
+  vocabulary: Vocabulary
+  max_positions: int
+  description: str
+
+
+def enable_compilation_cache() -> Path:
+  """Keeps compiled programs across runs; where they are kept.
+
+  `JAX_COMPILATION_CACHE_DIR` overrides the folder.
+  """
+  folder = jax.config.jax_compilation_cache_dir
+  if not folder:
+    cache_home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
+    folder = str(Path(cache_home) / 'specdec_jax' / 'compiled')
+    jax.config.update('jax_compilation_cache_dir', folder)
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+  return Path(folder)
+
+
+def load_decoder(
+  args: argparse.Namespace, *, dtype: str | None = None
+) -> Decoder:
+  """Loads the models of `args` and builds its drafter and rule.
+
+  Raises:
+    ValueError: if a model cannot be had, or the two do not fit together.
+  """
+  dtype = jnp.dtype(dtype or args.dtype)
+  with progress.waiting(f'loading {args.model}'):
+    target = loading.load(args.model, dtype=dtype)
+  draft_model = None
+  if args.drafter == 'model':
+    with progress.waiting(f'loading {args.draft_model}'):
+      draft_model = (
+        target
+        if args.draft_model == args.model
+        else loading.load(args.draft_model, dtype=dtype)
+      )
+    vocabularies.check_same_vocabulary(
+      target.vocabulary, draft_model.vocabulary
+    )
+    if draft_model.config.vocab_size != target.config.vocab_size:
+      raise ValueError(
+        f'the target has {target.config.vocab_size} logits, the draft model '
+        f'{draft_model.config.vocab_size}'
+      )
+  loaded = [target] + [draft_model] * (draft_model is not None)
+  return Decoder(
+    params=Params(
+      target=target.params,
+      drafter=() if draft_model is None else draft_model.params,
+    ),
+    target=adapters.llama(target.config),
+    drafter=_drafter(args, target, draft_model),
+    verify_fn=_verify_fn(args),
+    logits_to_probs=_logits_to_probs(args, target, for_target=True),
+    eos_id=target.vocabulary.eos_ids or (-1,),
+    vocabulary=target.vocabulary,
+    max_positions=min(model.config.max_positions for model in loaded),
+    description=target.description,
+  )
+
+
+def check_lengths(
+  decoder: Decoder, rows: Sequence[Sequence[int]], max_new_tokens: int
+) -> None:
+  """Raises ValueError if a prompt and its continuation exceed the context."""
+  limit = decoder.max_positions
+  for i, row in enumerate(rows, start=1):
+    if len(row) + max_new_tokens > limit:
+      raise ValueError(
+        f'prompt {i} has {len(row)} tokens; with {max_new_tokens} new ones it '
+        f'exceeds the context of {limit}. Shorten it, or lower '
+        '--max_new_tokens'
+      )
+
+
+def max_length(decoder: Decoder, prompt_width: int, max_new_tokens: int) -> int:
+  """`max_len` for prompts in buffers of `prompt_width`.
+
+  Raises:
+    ValueError: if gamma does not fit in the context beside them.
+  """
+  max_len = prompt_width + max_new_tokens
+  gamma = decoder.drafter.gamma if decoder.drafter else 0
+  if gamma >= decoder.max_positions:
+    raise ValueError(
+      f'gamma {gamma} is too large for a cache of {decoder.max_positions} '
+      'positions'
+    )
+  return max_len
+
+
+def place(tree: Any, num_devices: int, *, is_batch: bool) -> Any:
+  """Arrays on the devices that share a batch: rows split, weights everywhere.
+
+  Raises:
+    ValueError: if there are fewer devices.
+  """
+  devices = jax.devices()
+  if num_devices > len(devices):
+    raise ValueError(
+      f'--num_devices {num_devices}: there are {len(devices)} '
+      f'({devices[0].platform})'
+    )
+  if num_devices == 1:
+    return jax.device_put(tree, devices[0])
+  mesh = jax.make_mesh(
+    (num_devices,),
+    ('data',),
+    axis_types=(jax.sharding.AxisType.Auto,),
+    devices=devices[:num_devices],
+  )
+  spec = jax.sharding.PartitionSpec('data' if is_batch else None)
+  return jax.device_put(tree, jax.sharding.NamedSharding(mesh, spec))
+
+
+def plain_sampling(
+  args: argparse.Namespace, vocabulary: Vocabulary
+) -> LogitsToProbsFn:
+  """How plain decoding samples."""
+  return logits.standardize(
+    temperature=args.temperature,
+    top_k=args.top_k,
+    top_p=args.top_p,
+    vocab_size=vocabulary.vocab_size,
+  )
+
+
+def _logits_to_probs(
+  args: argparse.Namespace, model: LoadedModel, *, for_target: bool
+) -> LogitsToProbsFn:
+  """How a model is sampled.
+
+  Lenient greedy verification reads the target's probabilities themselves, so
+  there the target keeps temperature 1 and the rule takes the argmax.
+  """
+  if for_target and args.verification == 'greedy' and args.lenience < 1:
+    args = argparse.Namespace(**vars(args) | {'temperature': 1.0})
+  return plain_sampling(args, model.vocabulary)
+
+
+def _drafter(
+  args: argparse.Namespace, target: LoadedModel, draft_model: LoadedModel | None
+) -> Drafter | None:
+  """The drafter of `args`."""
+  if args.drafter == 'none':
+    return None
+  if args.drafter == 'prompt_lookup':
+    return drafters.prompt_lookup(
+      gamma=args.gamma, max_ngram=args.max_ngram, min_ngram=args.min_ngram
+    )
+  if args.drafter == 'uniform':
+    return drafters.uniform(
+      gamma=args.gamma,
+      vocab_size=target.vocabulary.vocab_size,
+      padded_vocab_size=target.config.vocab_size,
+    )
+  if args.drafter == 'ngram':
+    table = ngram_counts.estimate(
+      _tokens_of_file(args.ngram_text, target.vocabulary),
+      vocab_size=target.config.vocab_size,
+    )
+    sampled = _logits_to_probs(args, target, for_target=False)
+    return drafters.ngram(
+      table,
+      gamma=args.gamma,
+      logits_to_probs=sampled if args.temperature else None,
+    )
+  assert draft_model is not None
+  return drafters.autoregressive(
+    adapters.llama(draft_model.config),
+    gamma=args.gamma,
+    logits_to_probs=_logits_to_probs(args, draft_model, for_target=False),
+  )
+
+
+def _tokens_of_file(path: str, vocabulary: Vocabulary) -> np.ndarray:
+  """The token stream of a text file."""
+  try:
+    text = Path(path).read_text(encoding='utf-8')
+  except (OSError, UnicodeDecodeError) as error:
+    raise ValueError(f'cannot read --ngram_text {path}: {error}') from error
+  tokens = vocabulary.encode(text, add_special_tokens=False)
+  if not tokens:
+    raise ValueError(f'--ngram_text {path} holds no text')
+  return np.asarray(tokens, np.int32)
+
+
+def _verify_fn(args: argparse.Namespace) -> VerifyFn:
+  """The rule of `args`."""
+  if args.verification == 'block':
+    return verification.block_verification
+  rule = {
+    'speculative_sampling': verification.speculative_sampling,
+    'greedy': verification.greedy,
+  }[args.verification]
+  return functools.partial(rule, lenience=args.lenience)

@@ -1,0 +1,187 @@
+"""Command-line options that subcommands share, and the checks on them."""
+
+import argparse
+from collections.abc import Callable
+
+DRAFTERS = ('prompt_lookup', 'ngram', 'uniform', 'model', 'none')
+VERIFICATIONS = ('speculative_sampling', 'greedy', 'block')
+DTYPES = ('float32', 'bfloat16')
+DEFAULT_MODEL = 'smollm2-135m'
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+  """Appends each default but None to its help."""
+
+  def _get_help_string(self, action: argparse.Action) -> str | None:
+    if action.default is None or action.default is False:
+      return action.help
+    return super()._get_help_string(action)
+
+
+def number(
+  kind: Callable, is_valid: Callable, expected: str
+) -> Callable[[str], float]:
+  """An argparse type that says in words which numbers are valid."""
+
+  def parse(text: str):
+    try:
+      value = kind(text)
+    except ValueError:
+      value = None
+    if value is None or not is_valid(value):
+      raise argparse.ArgumentTypeError(f'must be {expected}, got {text}')
+    return value
+
+  return parse
+
+
+positive_int = number(int, lambda n: n >= 1, 'an integer of at least 1')
+seed = number(int, lambda n: 0 <= n < 2**32, 'an integer from 0 to 2**32 - 1')
+non_negative = number(
+  float, lambda x: 0 <= x < float('inf'), 'a number of at least 0'
+)
+fraction = number(float, lambda x: 0 < x <= 1, 'a number in (0, 1]')
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+  """The models, the drafter and the rule."""
+  group = parser.add_argument_group('models')
+  group.add_argument(
+    '--model',
+    default=DEFAULT_MODEL,
+    help=f'the target: {DEFAULT_MODEL}, a .gguf file, a Hugging Face folder, '
+    'or hf:organisation/name',
+  )
+  group.add_argument('--draft_model', help='the draft model, named likewise')
+  group.add_argument(
+    '--drafter',
+    choices=DRAFTERS,
+    help='the source of guesses (default: model with --draft_model, else '
+    'prompt_lookup)',
+  )
+  group.add_argument(
+    '--gamma',
+    type=positive_int,
+    default=8,
+    help='drafted tokens an iteration, at most',
+  )
+  group.add_argument(
+    '--max_ngram',
+    type=positive_int,
+    default=3,
+    help='longest suffix that prompt_lookup looks up',
+  )
+  group.add_argument(
+    '--min_ngram',
+    type=positive_int,
+    default=2,
+    help='shortest suffix that prompt_lookup trusts',
+  )
+  group.add_argument(
+    '--ngram_text', metavar='FILE', help='the text that ngram counts'
+  )
+  group.add_argument(
+    '--verification',
+    choices=VERIFICATIONS,
+    default='speculative_sampling',
+    help='the acceptance rule',
+  )
+  group.add_argument(
+    '--lenience',
+    type=fraction,
+    default=1.0,
+    help='below 1, accepts more and is no longer lossless',
+  )
+  group.add_argument(
+    '--dtype', choices=DTYPES, default='float32', help='of weights and caches'
+  )
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+  """Standardised sampling."""
+  group = parser.add_argument_group('sampling')
+  group.add_argument(
+    '--temperature', type=non_negative, default=0.0, help='0 is greedy'
+  )
+  group.add_argument('--top_k', type=positive_int, help='keep the k likeliest')
+  group.add_argument(
+    '--top_p', type=fraction, help='keep the likeliest with this much mass'
+  )
+  group.add_argument('--seed', type=seed, default=0, help='of all draws')
+
+
+def add_prompts(parser: argparse.ArgumentParser) -> None:
+  """What to decode, and how much of it at once."""
+  group = parser.add_argument_group('prompts')
+  source = group.add_mutually_exclusive_group(required=True)
+  source.add_argument('--prompt', help='one prompt')
+  source.add_argument(
+    '--prompts',
+    metavar='FILE',
+    help='one prompt a line, or JSONL with a key "prompt"; - reads standard '
+    'input',
+  )
+  group.add_argument(
+    '--chat', action='store_true', help="apply the model's chat template"
+  )
+  group.add_argument(
+    '--max_new_tokens', type=positive_int, default=128, help='a row'
+  )
+  group.add_argument(
+    '--batch_size', type=positive_int, default=1, help='rows decoded at once'
+  )
+  group.add_argument(
+    '--num_devices',
+    type=positive_int,
+    default=1,
+    help='devices that share the rows of a batch',
+  )
+
+
+def add_color(parser: argparse.ArgumentParser) -> None:
+  """Whether to colour what is printed."""
+  parser.add_argument(
+    '--color',
+    choices=('auto', 'always', 'never'),
+    default='auto',
+    help='auto colours a terminal',
+  )
+
+
+def check(args: argparse.Namespace) -> None:
+  """Finds options that contradict each other, before anything is loaded.
+
+  Sets `args.drafter` when it was left open.
+
+  Raises:
+    ValueError: if they do.
+  """
+  if args.drafter is None:
+    args.drafter = 'model' if args.draft_model else 'prompt_lookup'
+  if args.drafter == 'model' and not args.draft_model:
+    raise ValueError('--drafter model needs --draft_model')
+  if args.draft_model and args.drafter != 'model':
+    raise ValueError(
+      f'--draft_model is for --drafter model, not {args.drafter}'
+    )
+  if args.drafter == 'ngram' and not args.ngram_text:
+    raise ValueError('--drafter ngram needs --ngram_text, the text to count')
+  if args.min_ngram > args.max_ngram:
+    raise ValueError(
+      f'--min_ngram {args.min_ngram} exceeds --max_ngram {args.max_ngram}'
+    )
+  if args.verification == 'greedy' and args.temperature != 0:
+    raise ValueError(
+      '--verification greedy decodes the argmax: it needs --temperature 0, '
+      f'got {args.temperature}'
+    )
+  if args.verification == 'block' and args.lenience != 1:
+    raise ValueError(
+      '--verification block is lossless and has no lenience, got '
+      f'{args.lenience}'
+    )
+  if args.batch_size % args.num_devices:
+    raise ValueError(
+      f'a batch of {args.batch_size} rows does not divide over '
+      f'{args.num_devices} devices'
+    )

@@ -1,0 +1,129 @@
+"""Reading prompts, and packing them into batches of one shape."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from specdec_jax.base import Prompt
+from specdec_jax.data import batching
+from specdec_jax.data.vocabularies import Vocabulary
+
+# Prompt buffers are padded to a multiple of this, so that runs on similar
+# prompts share compiled programs.
+_BUCKET = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+  """Rows that are decoded together.
+
+  Attributes:
+    prompt: numpy arrays; rows beyond `texts` only fill the batch, and are
+      finished before they begin.
+    texts: the prompts as they were given.
+  """
+
+  prompt: Prompt
+  texts: tuple[str, ...]
+
+
+def read(prompt: str | None, path: str | None) -> list[str]:
+  """The prompts of `--prompt` or `--prompts`.
+
+  Raises:
+    ValueError: if a prompt is empty, there is none, or the file is not what it
+      should be.
+  """
+  if prompt is not None:
+    if not prompt.strip():
+      raise ValueError('the prompt is empty')
+    return [prompt]
+  assert path is not None
+  try:
+    text = (
+      sys.stdin.read()
+      if path == '-'
+      else Path(path).read_text(encoding='utf-8')
+    )
+  except UnicodeDecodeError as error:
+    raise ValueError(f'{path} is not UTF-8 text: {error}') from error
+  except OSError as error:
+    raise ValueError(
+      f'cannot read the prompts file {path}: {error.strerror}'
+    ) from error
+  prompts = [
+    _parse_line(line, f'{path}, line {i}')
+    for i, line in enumerate(text.splitlines(), start=1)
+    if line.strip()
+  ]
+  if not prompts:
+    raise ValueError(f'{path} holds no prompt')
+  return prompts
+
+
+def _parse_line(line: str, place: str) -> str:
+  """A line of text, or the key "prompt" of a line of JSON."""
+  if not line.lstrip().startswith('{'):
+    return line
+  try:
+    record = json.loads(line)
+  except json.JSONDecodeError as error:
+    raise ValueError(f'{place}: not valid JSON: {error}') from error
+  prompt = record.get('prompt')
+  if not isinstance(prompt, str) or not prompt.strip():
+    raise ValueError(f'{place}: no text under the key "prompt"')
+  return prompt
+
+
+def encode(
+  vocabulary: Vocabulary, texts: Sequence[str], *, is_chat: bool
+) -> list[list[int]]:
+  """Token ids of each prompt.
+
+  Raises:
+    ValueError: if a prompt has no tokens, or the model has no chat template.
+  """
+  encode_one = vocabulary.encode_chat if is_chat else vocabulary.encode
+  rows = [encode_one(text) for text in texts]
+  for i, row in enumerate(rows, start=1):
+    if not row:
+      raise ValueError(f'prompt {i} is empty: it has no tokens')
+  return rows
+
+
+def batches(
+  texts: Sequence[str],
+  rows: Sequence[Sequence[int]],
+  *,
+  batch_size: int,
+  max_new_tokens: int,
+) -> list[Batch]:
+  """Packs all prompts into batches of one shape.
+
+  Row ids count through the whole list, so that a row's draws do not depend on
+  the batch that it falls into.
+  """
+  width = max(len(row) for row in rows)
+  width += -width % _BUCKET
+  result = []
+  for start in range(0, len(rows), batch_size):
+    part = list(rows[start : start + batch_size])
+    num_missing = batch_size - len(part)
+    tokens, lengths = batching.pack(part + part[:1] * num_missing, width=width)
+    max_lengths = lengths + max_new_tokens
+    max_lengths[len(part) :] = lengths[len(part) :]
+    prompt = Prompt(
+      encoder_tokens=None,
+      decoder_tokens=tokens,
+      decoder_lengths=lengths,
+      row_ids=np.arange(start, start + batch_size, dtype=np.int32),
+      max_lengths=max_lengths,
+    )
+    result.append(
+      Batch(prompt=prompt, texts=tuple(texts[start : start + len(part)]))
+    )
+  return result

@@ -1,0 +1,393 @@
+"""Plain against speculative decoding: times, rates, prediction and sameness.
+
+Both sides decode the same prompts in one process, alternating and warm. Times
+are of decoding after the prefill, and counters come from the decodes that were
+timed.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import theory
+from specdec_jax.base import Array, Drafter, LanguageModel, Params, Prompt
+from specdec_jax.costs import measure
+from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.decoding.state import DecodeState
+from specdec_jax.decoding.statistics import Statistics
+from specdec_jax.evaluation import metrics
+
+# Iterations at full width that are timed for T(gamma + 1).
+_NUM_FULL_WIDTH_TOKENS = 24
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Side:
+  """One way of decoding, compiled, and its states after the prefill.
+
+  Attributes:
+    run: `(params, state) -> state`, compiled.
+    params: its first argument.
+    states: one a batch.
+    compile_seconds: of prefill and loop.
+    prefill_seconds: of all batches, warm.
+  """
+
+  run: Callable[[Params, DecodeState], DecodeState]
+  params: Params
+  states: Sequence[DecodeState]
+  compile_seconds: float
+  prefill_seconds: float
+
+  def decode(self) -> list[DecodeState]:
+    """Decodes every batch."""
+    return [self.run(self.params, state) for state in self.states]
+
+
+def compile_side(
+  init: Callable[[Params, Array, Prompt], DecodeState],
+  run: Callable[[Params, DecodeState], DecodeState],
+  params: Params,
+  rng_key: Array,
+  prompts: Sequence[Prompt],
+) -> Side:
+  """Compiles prefill and loop for prompts of one shape, and prefills them."""
+  init, init_seconds = measure.compile_seconds(
+    init, params, rng_key, prompts[0]
+  )
+  jax.block_until_ready(init(params, rng_key, prompts[0]))
+  states, prefill_seconds = measure.run_seconds(
+    lambda: [init(params, rng_key, prompt) for prompt in prompts]
+  )
+  run, seconds = measure.compile_seconds(run, params, states[0])
+  return Side(
+    run=run,
+    params=params,
+    states=states,
+    compile_seconds=init_seconds + seconds,
+    prefill_seconds=prefill_seconds,
+  )
+
+
+def plain_side(
+  params: Params,
+  rng_key: Array,
+  prompts: Sequence[Prompt],
+  *,
+  target: LanguageModel,
+  max_len: int,
+  **rule: Any,
+) -> Side:
+  """Plain decoding, compiled; `rule` goes to `autoregressive.run`."""
+  return compile_side(
+    functools.partial(autoregressive.init, target=target, max_len=max_len),
+    functools.partial(autoregressive.run, target=target, **rule),
+    params,
+    rng_key,
+    prompts,
+  )
+
+
+def speculative_side(
+  params: Params,
+  rng_key: Array,
+  prompts: Sequence[Prompt],
+  *,
+  target: LanguageModel,
+  drafter: Drafter,
+  max_len: int,
+  **rule: Any,
+) -> Side:
+  """Speculative decoding, compiled; `rule` goes to `speculative.run`."""
+  models = {'target': target, 'drafter': drafter}
+  return compile_side(
+    functools.partial(speculative.init, **models, max_len=max_len),
+    functools.partial(speculative.run, **models, **rule),
+    params,
+    rng_key,
+    prompts,
+  )
+
+
+def full_width_side(
+  params: Params,
+  rng_key: Array,
+  prompts: Sequence[Prompt],
+  *,
+  gamma: int,
+  **rest,
+) -> Side:
+  """A few iterations that all score gamma + 1 positions, on one batch."""
+  prompt = prompts[0]
+  side = speculative_side(
+    params,
+    rng_key,
+    [prompt],
+    drafter=measure.always_full(gamma),
+    **rest,
+  )
+  state = side.states[0]
+  limit = state.context.lengths + _NUM_FULL_WIDTH_TOKENS
+  state = state.replace(max_lengths=jnp.minimum(state.max_lengths, limit))
+  return dataclasses.replace(side, states=[state])
+
+
+def fastest(candidates: Mapping[str, Side]) -> tuple[str, dict[str, float]]:
+  """The quickest of several plain configurations, on the first batch.
+
+  Returns:
+    Its name, and the tokens per second of each, the best of three runs.
+  """
+  decodes = {
+    name: functools.partial(side.run, side.params, side.states[0])
+    for name, side in candidates.items()
+  }
+  num_tokens = {
+    name: int(decode().statistics.num_tokens.sum())
+    for name, decode in decodes.items()
+  }
+  seconds = measure.alternate(decodes, repeats=3)
+  speeds = {
+    name: num_tokens[name] / float(s.min()) for name, s in seconds.items()
+  }
+  return max(speeds, key=speeds.__getitem__), speeds
+
+
+def compare(
+  *,
+  target: LanguageModel,
+  baseline: Side,
+  plain: Side,
+  drafted: Side,
+  full_width: Side,
+  drafter: Drafter,
+  repeats: int,
+  advance: Callable[[int], None] = lambda num_done: None,
+) -> dict[str, Any]:
+  """Times both sides and predicts the one from the costs of the other.
+
+  Args:
+    target: the target of both sides.
+    baseline: the fastest plain configuration, which the speedup is against.
+    plain: plain decoding in the drafted side's own configuration, whose T(1)
+      the costs are relative to; may be the baseline.
+    drafted: speculative decoding.
+    full_width: see `full_width_side`.
+    drafter: the drafted side's.
+    repeats: timed runs of each.
+    advance: progress, see `measure.alternate`.
+
+  Returns:
+    Figures by name; times in seconds, costs relative to one plain iteration.
+
+  Raises:
+    ValueError: if a model returned logits that are not numbers.
+  """
+  sides = {
+    'baseline': baseline,
+    'speculative': drafted,
+    'full_width': full_width,
+  }
+  if plain is not baseline:
+    sides['plain'] = plain
+  seconds = measure.alternate(
+    {name: side.decode for name, side in sides.items()}, repeats, advance
+  )
+  seconds.setdefault('plain', seconds['baseline'])
+  propose = measure.propose_seconds(
+    drafted.params, drafted.states[0], drafter, repeats=repeats
+  )
+  outputs = {name: side.decode() for name, side in sides.items()}
+  if any(np.any(s.has_nan) for states in outputs.values() for s in states):
+    raise ValueError('the logits were not numbers (NaN): nothing to time')
+  outputs.setdefault('plain', outputs['baseline'])
+  counts = {name: _counts(states) for name, states in outputs.items()}
+
+  one_position = np.median(seconds['plain']) / counts['plain'].iterations
+  full = np.median(seconds['full_width']) / counts['full_width'].iterations
+  figures = _speeds(seconds, counts)
+  figures['prefill_seconds'] = drafted.prefill_seconds
+  figures['end_to_end_speedup'] = float(
+    np.median(
+      (seconds['baseline'] + baseline.prefill_seconds)
+      / (seconds['speculative'] + drafted.prefill_seconds)
+    )
+  )
+  figures |= rates(counts['speculative'].statistics, drafter.gamma)
+  costs = {
+    'c': propose / drafter.gamma / one_position,
+    'verify_cost_ratio': full / one_position,
+  }
+  figures |= costs | {
+    'seconds_per_plain_iteration': one_position,
+    'seconds_per_full_width_iteration': full,
+    'seconds_per_propose': propose,
+    'predicted_speedup': predict_speedup(
+      counts['baseline'],
+      counts['speculative'],
+      gamma=drafter.gamma,
+      baseline_cost=np.median(seconds['baseline'])
+      / counts['baseline'].iterations
+      / one_position,
+      **costs,
+    ),
+    'theory_speedup': float(
+      theory.walltime_improvement(
+        np.clip(np.nan_to_num(figures['alpha']), 0, 1),
+        drafter.gamma,
+        costs['c'],
+      )
+    ),
+  }
+  return figures | _sameness(
+    target, plain, outputs['plain'], outputs['speculative']
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+  """Counters of all batches of one side.
+
+  Attributes:
+    statistics: of all rows.
+    iterations: of the loop, over all batches.
+    short_iterations: those of them that scored one position.
+  """
+
+  statistics: Statistics
+  iterations: int
+  short_iterations: int
+
+
+def _counts(states: Sequence[DecodeState]) -> Counts:
+  per_batch = [jax.device_get(state.statistics) for state in states]
+  return Counts(
+    statistics=jax.tree.map(lambda *rows: np.concatenate(rows), *per_batch),
+    iterations=sum(int(s.num_target_runs.max()) for s in per_batch),
+    short_iterations=sum(int(s.num_short_runs.max()) for s in per_batch),
+  )
+
+
+def predict_speedup(
+  baseline: Counts,
+  drafted: Counts,
+  *,
+  gamma: int,
+  c: float,
+  verify_cost_ratio: float,
+  baseline_cost: float = 1.0,
+) -> float:
+  """The speedup that these costs allow: Leviathan et al., Theorem 3.8, with the
+  measured tokens per run instead of an i.i.d. alpha, with T(gamma+1) / T(1)
+  instead of 1, and with iterations without a draft at the price of plain ones.
+
+  Args:
+    baseline: counters of the plain side.
+    drafted: counters of the speculative side.
+    gamma: of the drafter.
+    c: a drafted token's cost.
+    verify_cost_ratio: T(gamma + 1) / T(1).
+    baseline_cost: an iteration of the baseline, where it is another
+      configuration than T(1) was measured in.
+  """
+  full_iterations = drafted.iterations - drafted.short_iterations
+  cost = (
+    full_iterations * verify_cost_ratio
+    + drafted.short_iterations
+    + drafted.iterations * gamma * c
+  )
+  tokens_ratio = _num_tokens(drafted) / _num_tokens(baseline)
+  return float(tokens_ratio * baseline.iterations * baseline_cost / cost)
+
+
+def _num_tokens(counts: Counts) -> int:
+  return int(np.sum(counts.statistics.num_tokens))
+
+
+def _speeds(
+  seconds: dict[str, np.ndarray], counts: dict[str, Counts]
+) -> dict[str, Any]:
+  """Tokens per second of both sides, and their ratio pair by pair."""
+  plain = _num_tokens(counts['baseline']) / seconds['baseline']
+  drafted = _num_tokens(counts['speculative']) / seconds['speculative']
+  ratios = drafted / plain
+  return {
+    'autoregressive_tokens_per_second': float(np.median(plain)),
+    'speculative_tokens_per_second': float(np.median(drafted)),
+    'speedup': float(np.median(ratios)),
+    'speedup_range': [float(ratios.min()), float(ratios.max())],
+    'tokens': _num_tokens(counts['speculative']),
+    'autoregressive_tokens': _num_tokens(counts['baseline']),
+    'target_runs': counts['speculative'].iterations,
+    'short_target_runs': counts['speculative'].short_iterations,
+    'autoregressive_target_runs': counts['baseline'].iterations,
+  }
+
+
+def rates(statistics: Statistics, gamma: int) -> dict[str, float | None]:
+  """The acceptance rates, each under its own name; None where undefined."""
+  found = metrics.rates(statistics)
+  values = found._asdict() | {
+    'alpha_from_block_efficiency': float(
+      theory.alpha_from_block_efficiency(
+        np.clip(found.block_efficiency, 1, gamma + 1), gamma
+      )
+    ),
+  }
+  return {k: None if np.isnan(v) else v for k, v in values.items()}
+
+
+def _sameness(
+  target: LanguageModel,
+  plain: Side,
+  expected: Sequence[DecodeState],
+  found: Sequence[DecodeState],
+) -> dict[str, Any]:
+  """Whether both sides decoded the same tokens, and if not, how near the miss
+  was: the logit margin of plain decoding's token at the first difference."""
+  margins = []
+  for a, b in zip(expected, found, strict=True):
+    a, b = jax.device_get(a.context), jax.device_get(b.context)
+    for row in range(a.lengths.size):
+      length = min(a.lengths[row], b.lengths[row])
+      differs = a.tokens[row, :length] != b.tokens[row, :length]
+      if differs.any():
+        position = int(differs.argmax())
+        logits = _logits_after(
+          target, plain.params, a.tokens[row : row + 1], position
+        )
+        ours, theirs = a.tokens[row, position], b.tokens[row, position]
+        margins.append(float(logits[ours] - logits[theirs]))
+  return {
+    'identical': not margins,
+    'num_divergent_rows': len(margins),
+    'first_divergence_margin': margins[0] if margins else None,
+    'largest_divergence_margin': max(margins, default=None),
+  }
+
+
+def _logits_after(
+  target: LanguageModel, params: Params, tokens: np.ndarray, position: int
+) -> np.ndarray:
+  """Teacher-forced logits `[V]` of what follows `tokens[0, :position]`."""
+
+  @jax.jit
+  def score(params: Params, tokens: Array, lengths: Array) -> Array:
+    prompt = Prompt(
+      encoder_tokens=None,
+      decoder_tokens=tokens,
+      decoder_lengths=lengths,
+      row_ids=jnp.zeros(1, jnp.int32),
+    )
+    cache = target.init(params.target, prompt, tokens.shape[1] + 1)
+    last = jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)
+    logits, _ = target.extend(params.target, last, cache)
+    return logits[0, 0]
+
+  lengths = jnp.array([position], jnp.int32)
+  return np.asarray(score(params, jnp.asarray(tokens), lengths))

@@ -1,0 +1,380 @@
+"""Traces: every token of a decode with its verdict, p, q and u.
+
+As in Figure 1 of Leviathan et al. (https://arxiv.org/abs/2211.17192). A trace
+is a sequence of records, plain dicts that are one JSON object each:
+
+- `header`: version, target, drafter, verification, gamma, temperature, top_k,
+  top_p, lenience, seed, dtype, and whatever else the caller adds;
+- `prompt`: row, text, num_tokens;
+- `iteration`: row, iteration, start, drafted, next, committed, for each
+  iteration of each row that was not finished;
+- `summary`: the totals, at the end of a complete run.
+
+`trace_file` stores them, `trace_terminal` and `trace_html` show them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import numpy as np
+
+from specdec_jax import arrays
+from specdec_jax.base import Array, Prompt
+from specdec_jax.decoding.speculative import StepInfo
+from specdec_jax.verification import decision
+
+VERSION = 1
+
+# What becomes of a drafted token. A discarded one follows the rejected one; a
+# truncated one lies beyond the EOS or the length limit that ended the row.
+DRAFT_VERDICTS = ('accepted', 'rejected', 'discarded', 'truncated')
+# What the target's own token is: in place of the rejected token, after a fully
+# accepted draft, or without any draft.
+NEXT_VERDICTS = ('correction', 'bonus', 'plain')
+
+Record = dict[str, Any]
+PiecesFn = Callable[[Sequence[int]], list[str]]
+
+# Enough tokens before a block to know how its first ones are written: spaces,
+# and characters spread over several tokens.
+_TAIL = 16
+_REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
+
+
+@flax.struct.dataclass(kw_only=True)
+class StepValues:
+  """What a trace keeps of a `StepInfo`; nothing has a vocabulary axis.
+
+  Attributes:
+    tokens: int32 `[B, G]`, drafted.
+    lengths: int32 `[B]`, of the drafts.
+    p: float32 `[B, G]`, the target's probability of each drafted token.
+    q: float32 `[B, G]`, the drafter's; 1 from a deterministic one.
+    uniforms: float32 `[B, G]`, or None from a rule that draws none.
+    accept_probs: float32 `[B, G]`.
+    num_accepted: int32 `[B]`.
+    next_token: int32 `[B]`.
+    next_p: float32 `[B]`, the target's probability of `next_token`.
+    starts: int32 `[B]`.
+    counts: int32 `[B]`.
+  """
+
+  tokens: Array
+  lengths: Array
+  p: Array
+  q: Array
+  uniforms: Array | None
+  accept_probs: Array
+  num_accepted: Array
+  next_token: Array
+  next_p: Array
+  starts: Array
+  counts: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceState:
+  """Where a trace stands.
+
+  Attributes:
+    row_ids: names the rows.
+    tails: the last committed tokens of each row.
+    iteration: how many iterations have been recorded.
+  """
+
+  row_ids: tuple[int, ...]
+  tails: tuple[tuple[int, ...], ...]
+  iteration: int = 0
+
+
+@jax.jit
+def gather(info: StepInfo) -> StepValues:
+  """Picks on the device what a trace needs; compiles once per shape.
+
+  Call it inside the jitted step, and the probabilities `[B, G+1, V]` never
+  leave it.
+  """
+  draft, verification = info.draft, info.verification
+  gamma = draft.tokens.shape[1]
+  next_probs = decision.probs_at(info.target_probs, verification.num_accepted)
+  return StepValues(
+    tokens=draft.tokens,
+    lengths=draft.lengths,
+    p=arrays.pick(info.target_probs[:, :gamma], draft.tokens),
+    q=decision.drafted_probs(draft),
+    uniforms=verification.uniforms,
+    accept_probs=verification.accept_probs,
+    num_accepted=verification.num_accepted,
+    next_token=verification.next_token,
+    next_p=arrays.pick(next_probs, verification.next_token),
+    starts=info.starts,
+    counts=info.counts,
+  )
+
+
+def header(
+  *,
+  target: str,
+  drafter: str,
+  verification: str,
+  gamma: int,
+  temperature: float = 1.0,
+  top_k: int | None = None,
+  top_p: float | None = None,
+  lenience: float = 1.0,
+  seed: int | None = None,
+  dtype: str | None = None,
+  **extra: Any,
+) -> Record:
+  """The first record of a trace; `extra` is anything that JSON can say.
+
+  Raises:
+    ValueError: if `extra` redefines `type` or `version`.
+  """
+  if taken := sorted({'type', 'version'} & extra.keys()):
+    raise ValueError(f'a header sets its own {" and ".join(taken)}')
+  return {
+    'type': 'header',
+    'version': VERSION,
+    'target': target,
+    'drafter': drafter,
+    'verification': verification,
+    'gamma': gamma,
+    'temperature': temperature,
+    'top_k': top_k,
+    'top_p': top_p,
+    'lenience': lenience,
+    'seed': seed,
+    'dtype': dtype,
+    **extra,
+  }
+
+
+def init(prompt: Prompt) -> TraceState:
+  """The state before the first iteration on `prompt`."""
+  prompt = jax.device_get(prompt)
+  lengths = prompt.decoder_lengths
+  return TraceState(
+    row_ids=tuple(prompt.row_ids.tolist()),
+    tails=tuple(
+      tuple(tokens[max(0, length - _TAIL) : length].tolist())
+      for tokens, length in zip(prompt.decoder_tokens, lengths, strict=True)
+    ),
+  )
+
+
+def prompt_records(
+  prompt: Prompt, pieces: PiecesFn, texts: Sequence[str] | None = None
+) -> list[Record]:
+  """One record a row.
+
+  Args:
+    prompt: the prompt of the decode.
+    pieces: the text of each of a list of token ids.
+    texts: what to show of each row; None joins its tokens, those of the encoder
+      where there are any.
+
+  Raises:
+    ValueError: if there is not one text a row.
+  """
+  prompt = jax.device_get(prompt)
+  row_ids, encoder_tokens = prompt.row_ids, prompt.encoder_tokens
+  if texts is not None and len(texts) != len(row_ids):
+    raise ValueError(f'{len(texts)} texts for {len(row_ids)} rows')
+  records = []
+  for b, row_id in enumerate(row_ids.tolist()):
+    length = int(prompt.decoder_lengths[b])
+    shown = prompt.decoder_tokens[b, :length]
+    sizes = {'num_tokens': length}
+    if encoder_tokens is not None:
+      shown = encoder_tokens[b][encoder_tokens[b] != 0]
+      sizes['num_encoder_tokens'] = len(shown)
+    text = ''.join(pieces(shown.tolist())) if texts is None else texts[b]
+    records.append({'type': 'prompt', 'row': row_id, 'text': text, **sizes})
+  return records
+
+
+def iteration_records(
+  info: StepInfo | StepValues, state: TraceState, pieces: PiecesFn
+) -> tuple[list[Record], TraceState]:
+  """One record for each row that committed something, and the next state.
+
+  A finished row has none, and neither has a row that a NaN stopped. Joined, the
+  texts of the committed tokens are the row's text; an unfinished character
+  belongs to the token that completes it.
+
+  Args:
+    info: what `speculative.step` says of the iteration, or `gather` of it.
+    state: `init(prompt)`, then what the last call returned.
+    pieces: the text of each of a list of token ids.
+  """
+  values = gather(info) if isinstance(info, StepInfo) else info
+  values = jax.device_get(values)
+  records, tails = [], []
+  for b, tail in enumerate(state.tails):
+    row = jax.tree.map(lambda leaf, b=b: leaf[b], values)
+    if row.counts:
+      record, tail = _iteration_record(row, tail, pieces)
+      ids = {'row': state.row_ids[b], 'iteration': state.iteration}
+      records.append({'type': 'iteration', **ids, **record})
+    tails.append(tail)
+  return records, dataclasses.replace(
+    state, tails=tuple(tails), iteration=state.iteration + 1
+  )
+
+
+def committed(record: Record) -> list[Record]:
+  """The tokens that an iteration added to the row, in order."""
+  tokens = [t for t in record['drafted'] if t['verdict'] == 'accepted']
+  return tokens + ([record['next']] if record['next'] else [])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Summary:
+  """Totals of a trace, counted as `decoding.statistics` counts.
+
+  Attributes:
+    num_rows: rows with at least one iteration.
+    num_tokens: tokens committed.
+    num_target_runs: iterations, each row's own.
+    num_drafted: tokens proposed, truncated ones apart.
+    num_tested: by draft position, tokens whose predecessors all passed.
+    num_accepted: by draft position, those of them that passed.
+  """
+
+  num_rows: int
+  num_tokens: int
+  num_target_runs: int
+  num_drafted: int
+  num_tested: tuple[int, ...]
+  num_accepted: tuple[int, ...]
+
+  @property
+  def block_efficiency(self) -> float | None:
+    """Tokens a target run; None without any run."""
+    return _divide(self.num_tokens, self.num_target_runs)
+
+  @property
+  def alpha(self) -> float | None:
+    """Accepted / tested tokens; None where none was tested."""
+    return _divide(sum(self.num_accepted), sum(self.num_tested))
+
+
+def summarize(iterations: Iterable[Record], gamma: int) -> Summary:
+  """Totals of iteration records; `gamma` positions, or more if there are."""
+  rows, num_tokens, num_target_runs, num_drafted = set(), 0, 0, 0
+  tested, accepted = [0] * gamma, [0] * gamma
+  for record in iterations:
+    rows.add(record['row'])
+    num_tokens += record['committed']
+    num_target_runs += 1
+    missing = len(record['drafted']) - len(tested)
+    tested += [0] * missing
+    accepted += [0] * missing
+    for i, token in enumerate(record['drafted']):
+      num_drafted += token['verdict'] != 'truncated'
+      tested[i] += token['verdict'] in ('accepted', 'rejected')
+      accepted[i] += token['verdict'] == 'accepted'
+  return Summary(
+    num_rows=len(rows),
+    num_tokens=num_tokens,
+    num_target_runs=num_target_runs,
+    num_drafted=num_drafted,
+    num_tested=tuple(tested),
+    num_accepted=tuple(accepted),
+  )
+
+
+def summary_record(summary: Summary, **extra: Any) -> Record:
+  """The last record of a complete trace."""
+  return {
+    'type': 'summary',
+    **dataclasses.asdict(summary),
+    'num_tested': list(summary.num_tested),
+    'num_accepted': list(summary.num_accepted),
+    'block_efficiency': summary.block_efficiency,
+    'alpha': summary.alpha,
+    **extra,
+  }
+
+
+def _iteration_record(
+  row: StepValues, tail: tuple[int, ...], pieces: PiecesFn
+) -> tuple[Record, tuple[int, ...]]:
+  """The record of one row, without its names, and the row's new tail."""
+  length, count = int(row.lengths), int(row.counts)
+  num_accepted = min(int(row.num_accepted), count)
+  is_whole = count > num_accepted
+  drafted = row.tokens[:length].tolist()
+  next_token = int(row.next_token)
+  block = drafted[:num_accepted] + [next_token] * is_whole
+  texts, next_text = _texts(tail, drafted, block, is_whole, pieces)
+  tokens = [
+    {
+      'token': token,
+      'text': texts[i],
+      'p': _number(row.p[i]),
+      'q': _number(row.q[i]),
+      'u': None if row.uniforms is None else _number(row.uniforms[i]),
+      'accept_prob': _number(row.accept_probs[i]),
+      'verdict': _draft_verdict(i, num_accepted, is_whole),
+    }
+    for i, token in enumerate(drafted)
+  ]
+  following = {
+    'token': next_token,
+    'text': next_text,
+    'p': _number(row.next_p),
+    'verdict': _next_verdict(length, num_accepted),
+  }
+  record = {
+    'start': int(row.starts),
+    'drafted': tokens,
+    'next': following if is_whole else None,
+    'committed': count,
+  }
+  return record, (tail + tuple(block))[-_TAIL:]
+
+
+def _texts(
+  tail: tuple[int, ...],
+  drafted: list[int],
+  block: list[int],
+  is_whole: bool,
+  pieces: PiecesFn,
+) -> tuple[list[str], str]:
+  """Texts of the drafted tokens, and of the next one."""
+  texts = pieces([*tail, *block])[len(tail) :]
+  # What a later token may still complete is left to it.
+  texts[-1] = texts[-1].rstrip(_REPLACEMENT)
+  next_text = texts.pop() if is_whole else ''
+  if len(texts) < len(drafted):
+    texts += pieces([*tail, *drafted])[len(tail) + len(texts) :]
+  return texts, next_text
+
+
+def _draft_verdict(position: int, num_accepted: int, is_whole: bool) -> str:
+  if position < num_accepted:
+    return 'accepted'
+  if not is_whole:
+    return 'truncated'
+  return 'rejected' if position == num_accepted else 'discarded'
+
+
+def _next_verdict(length: int, num_accepted: int) -> str:
+  if not length:
+    return 'plain'
+  return 'bonus' if num_accepted == length else 'correction'
+
+
+def _number(value: Any) -> float | None:
+  """The shortest decimal that is this float32; None if it is no number."""
+  value = np.float32(value)
+  return float(str(value)) if np.isfinite(value) else None
+
+
+def _divide(a: int, b: int) -> float | None:
+  return a / b if b else None

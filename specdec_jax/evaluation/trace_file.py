@@ -1,0 +1,240 @@
+"""Trace files: one JSON record a line, readable while they are written."""
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+from specdec_jax.evaluation import trace
+from specdec_jax.evaluation.trace import Record
+
+_INT = (int,)
+_STR = (str,)
+_NUMBER_OR_NONE = (int, float, type(None))
+
+# What each type of record must have. More is allowed everywhere.
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+  'header': {
+    'target': _STR,
+    'drafter': _STR,
+    'verification': _STR,
+    'gamma': _INT,
+  },
+  'prompt': {'row': _INT, 'text': _STR, 'num_tokens': _INT},
+  'iteration': {
+    'row': _INT,
+    'iteration': _INT,
+    'start': _INT,
+    'drafted': (list,),
+    'next': (dict, type(None)),
+    'committed': _INT,
+  },
+  'summary': {'num_tokens': _INT, 'num_target_runs': _INT},
+}
+_NEXT_FIELDS = {
+  'token': _INT,
+  'text': _STR,
+  'p': _NUMBER_OR_NONE,
+  'verdict': _STR,
+}
+_DRAFTED_FIELDS = {
+  **_NEXT_FIELDS,
+  'q': _NUMBER_OR_NONE,
+  'u': _NUMBER_OR_NONE,
+  'accept_prob': _NUMBER_OR_NONE,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trace:
+  """A trace that was read.
+
+  Attributes:
+    header: the header record.
+    prompts: prompt records by row.
+    iterations: iteration records by row, each row's in order.
+    summary: the summary record; None from a run that did not reach its end.
+    is_truncated: whether the file ends within a record, which was left out.
+  """
+
+  header: Record
+  prompts: dict[int, Record]
+  iterations: dict[int, list[Record]]
+  summary: Record | None = None
+  is_truncated: bool = False
+
+  @property
+  def rows(self) -> list[int]:
+    """Rows with a prompt or an iteration, in the order they appeared."""
+    return list(dict.fromkeys([*self.prompts, *self.iterations]))
+
+  def summarize(self, row: int | None = None) -> trace.Summary:
+    """Totals of one row, or of all of them."""
+    if row is None:
+      records = [r for each in self.iterations.values() for r in each]
+    else:
+      records = self.iterations.get(row, [])
+    return trace.summarize(records, self.header['gamma'])
+
+
+@contextlib.contextmanager
+def writer(
+  path: str | os.PathLike[str],
+) -> Iterator[Callable[[Record], None]]:
+  """Opens a new trace file and yields a function that appends a record.
+
+  Each record is flushed, so that an interrupted run leaves a readable file.
+  """
+  # A lone surrogate, which UTF-8 cannot say, becomes its JSON escape.
+  with open(
+    path, 'w', encoding='utf-8', errors='backslashreplace', newline='\n'
+  ) as file:
+    yield lambda record: write_record(file, record)
+
+
+def write_record(file: TextIO, record: Record) -> None:
+  """Appends one record to an open text file and flushes it.
+
+  Raises:
+    ValueError: if it holds a number that JSON lacks, such as NaN.
+  """
+  file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + '\n')
+  file.flush()
+
+
+def read(path: str | os.PathLike[str]) -> Trace:
+  """Reads a trace file, of an interrupted run too.
+
+  A last line that breaks off is left out and reported as `is_truncated`.
+
+  Raises:
+    ValueError: if the file is no trace of a version this code knows, with the
+      file, the line and the reason.
+  """
+  with open(path, 'rb') as file:
+    lines = file.read().split(b'\n')
+  # A complete file ends with a newline, and its last piece is empty.
+  unfinished = lines.pop()
+  records, is_truncated = [], False
+  for number, line in enumerate(lines, start=1):
+    records.append(_located(path, number, line, is_first=number == 1))
+  if unfinished:
+    try:
+      json.loads(unfinished)
+    except ValueError:
+      is_truncated = True
+    else:
+      number = len(lines) + 1
+      records.append(_located(path, number, unfinished, is_first=number == 1))
+  if not records:
+    raise ValueError(
+      f'{os.fspath(path)}:1: no header; the file is empty or its run was '
+      'interrupted before the first record'
+    )
+  return _assemble(records, is_truncated)
+
+
+def _assemble(records: list[Record], is_truncated: bool) -> Trace:
+  prompts: dict[int, Record] = {}
+  iterations: dict[int, list[Record]] = {}
+  summary = None
+  for record in records[1:]:
+    if record['type'] == 'prompt':
+      prompts[record['row']] = record
+    elif record['type'] == 'iteration':
+      iterations.setdefault(record['row'], []).append(record)
+    else:
+      summary = record
+  return Trace(
+    header=records[0],
+    prompts=prompts,
+    iterations=iterations,
+    summary=summary,
+    is_truncated=is_truncated,
+  )
+
+
+def _located(
+  path: str | os.PathLike[str], number: int, line: bytes, *, is_first: bool
+) -> Record:
+  """One checked record; its errors name the file and the line."""
+  try:
+    return _parse(line, is_first)
+  except ValueError as error:
+    raise ValueError(f'{os.fspath(path)}:{number}: {error}') from error
+
+
+def _parse(line: bytes, is_first: bool) -> Record:
+  try:
+    record = json.loads(line.decode(), parse_constant=_refuse)
+  except UnicodeDecodeError:
+    raise ValueError('not UTF-8') from None
+  except json.JSONDecodeError as error:
+    raise ValueError(f'not JSON: {error.msg} at column {error.colno}') from None
+  if not isinstance(record, dict):
+    raise ValueError(f'a record is an object, got {type(record).__name__}')
+  kind = record.get('type')
+  if is_first and kind != 'header':
+    raise ValueError(f'the first record is the header, got type {kind!r}')
+  if kind == 'header' and not is_first:
+    raise ValueError('a second header; a file holds one trace')
+  if kind not in _FIELDS:
+    raise ValueError(f'unknown record type {kind!r}')
+  if is_first and record.get('version') != trace.VERSION:
+    raise ValueError(
+      f'trace version {record.get("version")!r}, this code reads version '
+      f'{trace.VERSION}'
+    )
+  _check_fields(record, _FIELDS[kind], kind)
+  if kind == 'iteration':
+    _check_tokens(record)
+  return record
+
+
+def _refuse(constant: str) -> None:
+  raise ValueError(f'{constant} is no JSON number')
+
+
+def _check_tokens(record: Record) -> None:
+  for i, token in enumerate(record['drafted']):
+    _check_token(
+      token, _DRAFTED_FIELDS, trace.DRAFT_VERDICTS, f'drafted token {i}'
+    )
+  if record['next'] is not None:
+    _check_token(record['next'], _NEXT_FIELDS, trace.NEXT_VERDICTS, 'next')
+  num_committed = len(trace.committed(record))
+  if record['committed'] != num_committed:
+    raise ValueError(
+      f'committed is {record["committed"]}, but the verdicts commit '
+      f'{num_committed} tokens'
+    )
+
+
+def _check_token(
+  token: Any,
+  fields: dict[str, tuple[type, ...]],
+  verdicts: tuple[str, ...],
+  name: str,
+) -> None:
+  if not isinstance(token, dict):
+    raise ValueError(f'{name} is an object, got {type(token).__name__}')
+  _check_fields(token, fields, name)
+  if token['verdict'] not in verdicts:
+    raise ValueError(
+      f'{name} has verdict {token["verdict"]!r}, expected one of '
+      f'{", ".join(verdicts)}'
+    )
+
+
+def _check_fields(
+  record: Record, fields: dict[str, tuple[type, ...]], name: str
+) -> None:
+  for field, types in fields.items():
+    if field not in record:
+      raise ValueError(f'{name} lacks {field!r}')
+    value = record[field]
+    # JSON's true is an int to Python.
+    if not isinstance(value, types) or isinstance(value, bool):
+      raise ValueError(f'{name} has {field!r} = {value!r}')

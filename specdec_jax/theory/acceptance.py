@@ -1,0 +1,362 @@
+"""Acceptance rates, and the tokens that follow from them.
+
+Symbols are those of Leviathan et al. (https://arxiv.org/abs/2211.17192):
+`alpha` is the mean over contexts of the chance that a drafted token is
+accepted, `gamma` the number of drafted tokens, `p` the target's law, `q` the
+drafter's. "Tokens" always counts the correction or bonus token too, so one
+target run gives at least one.
+
+All functions take scalars or arrays and follow numpy's broadcasting; scalars in
+give a scalar out.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+# Enumerating drafts is for toys; beyond this many it is a mistake.
+_MAX_DRAFTS = 1_000_000
+_LAW_TOLERANCE = 1e-4
+
+
+def in_range(
+  name: str, value: ArrayLike, low: float, high: float = np.inf
+) -> np.ndarray:
+  """`value` as float64, once every entry is known to be in `[low, high]`.
+
+  Raises:
+    ValueError: naming the first entry outside, NaN included.
+  """
+  array = np.asarray(value, np.float64)
+  is_outside = ~((array >= low) & (array <= high))
+  if is_outside.any():
+    raise ValueError(
+      f'{name} must lie in [{low:g}, {high:g}], got {array[is_outside][0]:g}'
+    )
+  return array
+
+
+def _law(name: str, probs: ArrayLike) -> np.ndarray:
+  """`probs` as float64, once its last axis is known to be a distribution."""
+  array = in_range(name, probs, 0.0, 1.0 + _LAW_TOLERANCE)
+  if array.ndim == 0:
+    raise ValueError(f'{name} needs a vocabulary axis, got a scalar')
+  totals = np.asarray(array.sum(-1))
+  is_off = abs(totals - 1) > _LAW_TOLERANCE
+  if is_off.any():
+    raise ValueError(f'{name} must sum to 1, got {totals[is_off][0]:g}')
+  return array
+
+
+def _laws(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+  """Both laws, over one vocabulary."""
+  p, q = _law('p', p), _law('q', q)
+  if p.shape[-1] != q.shape[-1]:
+    raise ValueError(
+      f'p has a vocabulary of {p.shape[-1]}, q one of {q.shape[-1]}'
+    )
+  return p, q
+
+
+def _lenience(lenience: ArrayLike) -> np.ndarray:
+  """`lenience` as float64, once known to be in `(0, 1]`."""
+  array = in_range('lenience', lenience, 0.0, 1.0)
+  if (array == 0).any():
+    raise ValueError('lenience must be above 0, got 0')
+  return array
+
+
+def acceptance_rate(
+  p: ArrayLike, q: ArrayLike, lenience: ArrayLike = 1.0
+) -> np.ndarray:
+  """The chance that a token drawn from `q` is accepted, `sum min(p / l, q)`.
+
+  Leviathan et al., Theorem 3.5, and Appendix A.5 for `lenience` l:
+  https://arxiv.org/abs/2211.17192. It is the paper's beta for one context; its
+  mean over contexts is alpha.
+
+  Args:
+    p: the target's probabilities, `[..., V]`.
+    q: the drafter's probabilities, `[..., V]`.
+    lenience: l in (0, 1], broadcast against the leading axes; 1 is lossless.
+
+  Returns:
+    Rates in [0, 1], shape `[...]`.
+
+  Raises:
+    ValueError: if a law does not sum to 1 (within 1e-4), the vocabularies
+      differ, or `lenience` is out of range.
+  """
+  p, q = _laws(p, q)
+  rate = np.minimum(p / _lenience(lenience)[..., None], q).sum(-1)
+  return np.minimum(rate, 1.0)[()]
+
+
+def divergence(p: ArrayLike, q: ArrayLike) -> np.ndarray:
+  """`D_LK(p, q)`, the total variation distance, `1 - acceptance_rate(p, q)`.
+
+  Leviathan et al., Definition 3.2 and Lemma 3.3:
+  https://arxiv.org/abs/2211.17192. Computed as half the L1 distance, which
+  keeps its precision when the laws are close.
+
+  Args:
+    p: probabilities, `[..., V]`.
+    q: probabilities, `[..., V]`.
+
+  Returns:
+    Distances in [0, 1], shape `[...]`; 0 only for equal laws, 1 only for laws
+    that share no token.
+
+  Raises:
+    ValueError: as `acceptance_rate`.
+  """
+  p, q = _laws(p, q)
+  return (abs(p - q).sum(-1) / 2)[()]
+
+
+def lenient_law(
+  p: ArrayLike, q: ArrayLike, lenience: ArrayLike = 1.0
+) -> np.ndarray:
+  """The law that a lenient acceptance really emits.
+
+  Leviathan et al., Appendix A.5: https://arxiv.org/abs/2211.17192. Departure:
+  the paper leaves the residual of a lenient rejection open; here it is the
+  lossless one, `norm(max(0, p - q))`, which keeps the paper's bound that no
+  token becomes more likely than `p / l`. Lenience 1 gives `p` back.
+
+  Args:
+    p: the target's probabilities, `[..., V]`.
+    q: the drafter's probabilities, `[..., V]`.
+    lenience: l in (0, 1], broadcast against the leading axes.
+
+  Returns:
+    Probabilities, `[..., V]`.
+
+  Raises:
+    ValueError: as `acceptance_rate`.
+  """
+  p, q = _laws(p, q)
+  accepted = np.minimum(p / _lenience(lenience)[..., None], q)
+  residual = np.maximum(p - q, 0)
+  mass = residual.sum(-1, keepdims=True)
+  residual = np.where(mass > 0, residual / np.where(mass > 0, mass, 1), p)
+  return accepted + (1 - accepted.sum(-1, keepdims=True)) * residual
+
+
+def argmax_acceptance(
+  p: ArrayLike, q: ArrayLike, lenience: ArrayLike = 1.0
+) -> np.ndarray:
+  """1 where the drafter's likeliest token passes at temperature 0, else 0.
+
+  Leviathan et al., Appendix A.5: https://arxiv.org/abs/2211.17192. Token x
+  passes if `p(x) >= l max p`. Departure: the inequality is printed the other
+  way round there, which would accept the unlikely tokens.
+
+  Args:
+    p: the target's probabilities before the argmax, `[..., V]`.
+    q: the drafter's, `[..., V]`; ties go to the lowest id.
+    lenience: l in (0, 1], broadcast against the leading axes; 1 accepts only
+      what the target itself would choose.
+
+  Returns:
+    0.0 or 1.0, shape `[...]`; the mean is alpha.
+
+  Raises:
+    ValueError: as `acceptance_rate`.
+  """
+  p, q = np.broadcast_arrays(*_laws(p, q))
+  drafted = q.argmax(-1)[..., None]
+  drafted_probs = np.take_along_axis(p, drafted, -1)[..., 0]
+  is_accepted = drafted_probs >= _lenience(lenience) * p.max(-1)
+  return is_accepted.astype(np.float64)[()]
+
+
+def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
+  """Mean tokens per target run, `(1 - alpha^(gamma+1)) / (1 - alpha)`.
+
+  Leviathan et al., Equation 1: https://arxiv.org/abs/2211.17192. It takes the
+  acceptances of a block to be independent with one rate, which measured text
+  need not obey: see `expected_tokens_of_profile`.
+
+  Args:
+    alpha: acceptance rate in [0, 1]; 1 gives the limit, `gamma + 1`.
+    gamma: drafted tokens, at least 0, infinity allowed. A fraction
+      interpolates smoothly.
+
+  Returns:
+    Tokens, the broadcast shape of the arguments.
+
+  Raises:
+    ValueError: if an argument is out of range.
+  """
+  alpha, gamma = np.broadcast_arrays(
+    in_range('alpha', alpha, 0, 1), in_range('gamma', gamma, 0)
+  )
+  is_one = alpha == 1
+  rejection = np.where(is_one, 1.0, 1 - alpha)
+  with np.errstate(divide='ignore'):
+    # expm1 keeps the digits that 1 - alpha**n loses when alpha is near 1.
+    powers = -np.expm1((gamma + 1) * np.log1p(-rejection))
+  # The logarithm rounds; the bounds, and gamma 0 with them, stay exact.
+  tokens = np.clip(powers / rejection, 1, gamma + 1)
+  return np.where(is_one, gamma + 1, tokens)[()]
+
+
+def expected_tokens_of_profile(profile: ArrayLike) -> np.ndarray:
+  """Mean tokens per target run when each position has its own rate.
+
+  `1 + a_1 + a_1 a_2 + ...`: Equation 1 of Leviathan et al.
+  (https://arxiv.org/abs/2211.17192) without the assumption that every `a_i` is
+  the same alpha, and exact for measured rates.
+
+  Args:
+    profile: conditional acceptance rates `[..., G]`: of the drafts whose
+      position i was tested (all before it were accepted), the share that
+      passed. NaN, a position never tested, ends the block. G may be 0.
+
+  Returns:
+    Tokens, shape `[...]`.
+
+  Raises:
+    ValueError: if a rate is outside [0, 1] or `profile` is a scalar.
+  """
+  profile = np.asarray(profile, np.float64)
+  profile = in_range('profile', np.where(np.isnan(profile), 0, profile), 0, 1)
+  if profile.ndim == 0:
+    raise ValueError('profile needs an axis of positions, got a scalar')
+  return (1 + profile.cumprod(-1).sum(-1))[()]
+
+
+def oracle_tokens(alpha: ArrayLike) -> np.ndarray:
+  """Mean tokens per target run if gamma were always chosen with hindsight.
+
+  `1 / (1 - alpha)`: Leviathan et al., Sec. 3.5:
+  https://arxiv.org/abs/2211.17192. Infinite at alpha 1.
+
+  Args:
+    alpha: acceptance rate in [0, 1].
+
+  Returns:
+    Tokens, the shape of `alpha`.
+
+  Raises:
+    ValueError: if `alpha` is out of range.
+  """
+  return expected_tokens(alpha, np.inf)
+
+
+def alpha_from_block_efficiency(
+  block_efficiency: ArrayLike, gamma: ArrayLike
+) -> np.ndarray:
+  """The alpha at which `expected_tokens` is the measured mean length.
+
+  The third of the acceptance rates of `docs/notation.md`. It inverts Equation 1
+  of Leviathan et al. (https://arxiv.org/abs/2211.17192) by bisection to
+  float64 precision, and inherits its assumption of one independent rate.
+
+  Args:
+    block_efficiency: tokens per target run, from 1 to `gamma + 1`; an excess
+      within 1e-9 of the range is rounding and is forgiven.
+    gamma: drafted tokens, above 0, infinity allowed.
+
+  Returns:
+    Rates in [0, 1], the broadcast shape of the arguments.
+
+  Raises:
+    ValueError: if an argument is out of range; gamma 0 says nothing of alpha.
+  """
+  gamma = in_range('gamma', gamma, 0)
+  if (gamma == 0).any():
+    raise ValueError('gamma must be above 0 to tell alpha, got 0')
+  tokens, gamma = np.broadcast_arrays(
+    in_range('block_efficiency', block_efficiency, 1 - 1e-9), gamma
+  )
+  is_above = tokens > (gamma + 1) * (1 + 1e-9)
+  if is_above.any():
+    raise ValueError(
+      f'block_efficiency {tokens[is_above][0]:g} is above gamma + 1 ='
+      f' {gamma[is_above][0] + 1:g}'
+    )
+  low, high = np.zeros(tokens.shape), np.ones(tokens.shape)
+  for _ in range(60):
+    middle = (low + high) / 2
+    is_short = expected_tokens(middle, gamma) < tokens
+    low = np.where(is_short, middle, low)
+    high = np.where(is_short, high, middle)
+  alpha = np.where(tokens <= 1, 0.0, (low + high) / 2)
+  return np.where(tokens >= gamma + 1, 1.0, alpha)[()]
+
+
+def token_verification_accepted(
+  p: ArrayLike, q: ArrayLike, gamma: int
+) -> float:
+  """Mean drafted tokens that Algorithm 1 accepts under one context-free law.
+
+  `beta + beta^2 + ... + beta^gamma` (Leviathan et al.,
+  https://arxiv.org/abs/2211.17192); the correction is not counted.
+
+  Args:
+    p: the target's law at every position, `[V]`.
+    q: the drafter's law at every position, `[V]`.
+    gamma: drafted tokens, at least 0.
+
+  Raises:
+    ValueError: as `block_verification_accepted`.
+  """
+  _check_toy(p, q, gamma)
+  return float(expected_tokens(acceptance_rate(p, q), gamma) - 1)
+
+
+def block_verification_accepted(
+  p: ArrayLike, q: ArrayLike, gamma: int
+) -> float:
+  """Mean drafted tokens that block verification accepts, by enumeration.
+
+  Sun et al., Algorithm 2 (https://arxiv.org/abs/2403.10444), for one
+  context-free pair of laws: every draft is visited, and the chance that the
+  last accepted position is i or beyond is `1 - prod_{j >= i} (1 - h_j)`. Never
+  less than `token_verification_accepted`; for P = (1/3, 2/3), Q = (2/3, 1/3)
+  and gamma 2 it is 11/9 against 10/9.
+
+  Args:
+    p: the target's law at every position, `[V]`.
+    q: the drafter's law at every position, `[V]`.
+    gamma: drafted tokens, at least 0; `V**gamma` may be at most 1e6.
+
+  Raises:
+    ValueError: if a law is not a distribution over one axis, gamma is not a
+      whole number of at least 0, or there are too many drafts.
+  """
+  p, q = _check_toy(p, q, gamma)
+  size = len(p)
+  if size**gamma > _MAX_DRAFTS:
+    raise ValueError(
+      f'{size} tokens and gamma {gamma} make {size**gamma} drafts, more than'
+      f' {_MAX_DRAFTS}'
+    )
+  drafts = np.indices((size,) * gamma).reshape(gamma, size**gamma)
+  weights = q[drafts].prod(0)
+  ratio = np.divide(p, q, out=np.zeros_like(p), where=q > 0)
+  prefix, accept = np.ones(size**gamma), []
+  for i in range(gamma):
+    prefix = np.minimum(1, prefix * ratio[drafts[i]])
+    excess = np.maximum(prefix[:, None] * p - q, 0).sum(-1)
+    total = excess + 1 - prefix
+    inner = np.where(total > 0, excess / np.where(total > 0, total, 1), 1.0)
+    accept.append(prefix if i == gamma - 1 else inner)
+  mean, none_beyond = 0.0, np.ones(size**gamma)
+  for h in reversed(accept):
+    none_beyond = none_beyond * (1 - h)
+    mean += float((weights * (1 - none_beyond)).sum())
+  return mean
+
+
+def _check_toy(
+  p: ArrayLike, q: ArrayLike, gamma: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """The two laws, once known to be vectors, and gamma to be whole."""
+  p, q = _laws(p, q)
+  if p.ndim != 1 or q.ndim != 1:
+    raise ValueError(f'p and q must be vectors, got {p.shape} and {q.shape}')
+  if gamma != int(gamma) or gamma < 0:
+    raise ValueError(f'gamma must be a whole number of at least 0, got {gamma}')
+  return p, q
