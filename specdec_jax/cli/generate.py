@@ -60,10 +60,20 @@ def run(args: argparse.Namespace) -> int:
   with contextlib.ExitStack() as stack:
     write_json = stack.enter_context(_json_writer(args.json))
     write_trace = None
+    written: list[dict[str, Any]] = []
     if args.trace:
-      write_trace = stack.enter_context(trace_file.writer(args.trace))
-      write_trace(_header(args, decoder))
-    return _decode_all(args, decoder, batches, write_json, write_trace)
+      write_line = stack.enter_context(trace_file.writer(args.trace))
+      write_line(_header(args, decoder))
+
+      def write_trace(record: dict[str, Any]) -> None:
+        write_line(record)
+        written.append(record)
+
+    status = _decode_all(args, decoder, batches, write_json, write_trace)
+    if args.trace:
+      iterations = [r for r in written if r['type'] == 'iteration']
+      write_line(trace.summary_record(trace.summarize(iterations, args.gamma)))
+    return status
 
 
 def _decode_all(

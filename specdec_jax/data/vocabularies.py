@@ -31,7 +31,7 @@ class Vocabulary:
   eos_token: str | None = None
   chat_template: str | None = None
 
-  @property
+  @functools.cached_property
   def vocab_size(self) -> int:
     """Ids are below this. A model's own V can be larger: padding."""
     return 1 + max(self.tokenizer.get_vocab().values(), default=-1)
@@ -182,7 +182,7 @@ def apply_chat_template(
     )
   if isinstance(messages, str):
     messages = [{'role': 'user', 'content': messages}]
-  jinja2 = _import_jinja2()
+  _import_jinja2()
   try:
     return _compile_template(vocabulary.chat_template).render(
       messages=[dict(message) for message in messages],
@@ -192,7 +192,7 @@ def apply_chat_template(
       tools=None,
       documents=None,
     )
-  except jinja2.TemplateError as error:
+  except Exception as error:  # A template is a program: it can raise anything.
     raise ValueError(f'the chat template failed: {error}') from error
 
 

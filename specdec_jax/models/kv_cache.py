@@ -88,24 +88,26 @@ def append(buffer: Array, block: Array, lengths: Array) -> Array:
     start = (jnp.asarray(row, lengths.dtype), zero, lengths[row], zero)
     return jax.lax.dynamic_update_slice(buffer, update, start)
 
-  def write_rows(buffer):
+  def write_unrolled(buffer):
     for row in range(batch_size):
       buffer = write_row(row, buffer)
     return buffer
 
-  def write_lone_row(buffer):
-    # XLA's CPU compiler fuses a lone write into what reads it, computes it
-    # twice, and copies the whole cache four times to do so. It cannot see that
-    # this loop runs once.
-    num_rows = jnp.where(lengths[0] >= 0, 1, 0)
+  def write_in_loop(buffer):
+    return jax.lax.fori_loop(0, batch_size, write_row, buffer)
+
+  def write_in_opaque_loop(buffer):
+    # XLA's CPU compiler fuses a plain write into what reads it, computes it
+    # twice, and copies the whole cache four times to keep the two apart. It
+    # does not look into a loop, unless it sees that the loop runs just once.
+    num_rows = jnp.where(lengths[0] >= 0, batch_size, 0)
     return jax.lax.fori_loop(0, num_rows, write_row, buffer)
 
-  if batch_size > _MAX_UNROLLED_ROWS:
-    return jax.lax.fori_loop(0, batch_size, write_row, buffer)
-  if batch_size > 1:
-    return write_rows(buffer)
+  is_small = batch_size <= _MAX_UNROLLED_ROWS
   return jax.lax.platform_dependent(
-    buffer, cpu=write_lone_row, default=write_rows
+    buffer,
+    cpu=write_in_opaque_loop,
+    default=write_unrolled if is_small else write_in_loop,
   )
 
 

@@ -1,0 +1,25 @@
+"""What every test runs under: strict arrays, eight host devices, no warnings."""
+
+import os
+
+_DEVICES = '--xla_force_host_platform_device_count=8'
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+if _DEVICES not in os.environ.get('XLA_FLAGS', ''):
+  os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_DEVICES}'
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update('jax_numpy_rank_promotion', 'raise')
+jax.config.update('jax_numpy_dtype_promotion', 'strict')
+
+pytest_plugins = ['tests.proof_report']
+
+
+def pytest_configure(config):
+  config.addinivalue_line('filterwarnings', 'error')
+
+
+@pytest.fixture
+def rng_key():
+  return jax.random.key(0)

@@ -1,0 +1,133 @@
+"""The test of exactness must reject decoders that are known to be wrong."""
+
+import numpy as np
+import pytest
+
+from specdec_jax import drafters, logits, verification
+from specdec_jax.base import Params
+from tests import broken, laws, toy, trial
+from tests.proof_report import record
+
+VOCAB_SIZE = 4
+GAMMA = 2
+TARGET = toy.toy(VOCAB_SIZE)
+TARGET_PARAMS = toy.toy_params(VOCAB_SIZE, seed=1)
+PARAMS = Params(TARGET_PARAMS, toy.perturb(TARGET_PARAMS, seed=2))
+
+
+def _trial(**changes) -> trial.Trial:
+  """The trial that is right, with something put in its place."""
+  return trial.Trial(
+    target=TARGET,
+    params=PARAMS,
+    drafter=drafters.autoregressive(
+      TARGET, gamma=GAMMA, logits_to_probs=logits.standardize()
+    ),
+    verify_fn=verification.speculative_sampling,
+  )._replace(**changes)
+
+
+def _check_rejected(record_property, variant: str, broken_trial: trial.Trial):
+  test = trial.run(broken_trial).test
+  record(
+    record_property,
+    'Broken decoders, same test',
+    variant=variant,
+    decodes=int(test.num_samples),
+    G=test.statistic,
+    degrees=test.degrees,
+    threshold=test.threshold,
+    verdict='rejected' if test.is_rejected else 'NOT REJECTED',
+  )
+  assert test.is_rejected
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize('variant', broken.VERIFY_FNS)
+def test_broken_rule_is_rejected(variant, record_property):
+  broken_trial = _trial(verify_fn=broken.VERIFY_FNS[variant])
+  _check_rejected(record_property, variant, broken_trial)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize('variant', broken.DRAFTERS)
+@pytest.mark.parametrize(
+  'rule', [verification.speculative_sampling, verification.block_verification]
+)
+def test_broken_drafter_is_rejected(variant, rule, record_property):
+  broken_trial = _trial(
+    drafter=broken.DRAFTERS[variant](TARGET, GAMMA), verify_fn=rule
+  )
+  name = f'{variant} ({rule.__name__})'
+  _check_rejected(record_property, name, broken_trial)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize('variant', broken.TARGETS)
+def test_broken_cache_is_rejected(variant, record_property):
+  broken_trial = _trial(target=broken.TARGETS[variant](TARGET))
+  _check_rejected(record_property, variant, broken_trial)
+
+
+def test_the_drafter_behind_the_broken_ones_is_right():
+  whole = broken.drafter(TARGET, gamma=GAMMA)
+  assert not trial.run(_trial(drafter=whole)).test.is_rejected
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize('num_fed', [2, 1])
+def test_missing_catch_up_shows_in_self_drafting(num_fed, record_property):
+  """A drafter with a hole in its cache is lossless, but no longer itself: it
+  differs from the target that has the same weights."""
+  result = trial.run(
+    _trial(
+      params=Params(TARGET_PARAMS, TARGET_PARAMS),
+      drafter=broken.drafter(TARGET, gamma=1, num_fed=num_fed),
+      num_new=(4, 4, 4),
+    )
+  )
+  tested = int(np.sum(result.statistics.num_tested))
+  accepted = int(np.sum(result.statistics.num_accepted))
+  record(
+    record_property,
+    'Self-drafting, with and without catching up after full acceptance',
+    fed_again=num_fed,
+    tested=tested,
+    accepted=accepted,
+    verdict='accepts all' if accepted == tested else 'rejected',
+  )
+  assert not result.test.is_rejected
+  assert (accepted == tested) == (num_fed == 2)
+
+
+def test_g_test_knows_a_small_error():
+  rng = np.random.default_rng(0)
+  law = np.array([[0.5, 0.25, 0.125, 0.125, 0.0]])
+  fair = rng.multinomial(100_000, law[0])[None]
+  assert not laws.g_test(fair, law).is_rejected
+  tilted = law[0] + np.array([0.02, -0.02, 0, 0, 0])
+  assert laws.g_test(rng.multinomial(100_000, tilted)[None], law).is_rejected
+  impossible = fair + np.array([[-1, 0, 0, 0, 1]])
+  assert laws.g_test(impossible, law).is_rejected
+
+
+def test_exact_law_of_a_chain_known_by_hand():
+  params = {'table': np.zeros((3, 2, 2), np.float32)}
+  params['table'][..., 1] = np.log(3)
+  law = laws.exact_law(
+    toy.toy(2),
+    params,
+    [0],
+    sampling=laws.Sampling(),
+    num_new=2,
+    width=2,
+    eos_id=1,
+  )
+  code = lambda *tokens: laws.encode(
+    np.array([tokens]), np.array([tokens.index(2) if 2 in tokens else 2]), 2
+  )[0]
+  expected = np.zeros(9)
+  expected[code(1, 2)] = 3 / 4
+  expected[code(0, 0)] = 1 / 16
+  expected[code(0, 1)] = 3 / 16
+  np.testing.assert_allclose(law, expected)

@@ -1,0 +1,236 @@
+"""The compiled loop, drafter and all, against the target's exact law."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import drafters, logits, verification
+from specdec_jax.base import Params
+from specdec_jax.data import ngram_counts
+from tests import laws, toy, trial
+from tests.proof_report import record
+
+VOCAB_SIZE = 4
+TARGET = toy.toy(VOCAB_SIZE)
+TARGET_PARAMS = toy.toy_params(VOCAB_SIZE, seed=1)
+DRAFTER_PARAMS = toy.perturb(TARGET_PARAMS, seed=2)
+LOSSLESS = {
+  'speculative_sampling': verification.speculative_sampling,
+  'block': verification.block_verification,
+}
+SAMPLINGS = {
+  'T 1': laws.Sampling(),
+  'T 0.7': laws.Sampling(temperature=0.7),
+  'T 1.5': laws.Sampling(temperature=1.5),
+  'top-k 2': laws.Sampling(top_k=2),
+  'top-p 0.8': laws.Sampling(top_p=0.8),
+  'T 0.7, top-k 3, top-p 0.9': laws.Sampling(0.7, 3, 0.9),
+}
+
+
+def _table(order: int):
+  rng = np.random.default_rng(order)
+  return ngram_counts.estimate(
+    rng.integers(0, VOCAB_SIZE, 60), vocab_size=VOCAB_SIZE, order=order
+  )
+
+
+def _drafter(name: str, gamma: int, sampling=laws.Sampling()):
+  """A drafter and its params."""
+  to_probs = logits.standardize(**sampling._asdict())
+  if name == 'autoregressive':
+    drafter = drafters.autoregressive(
+      TARGET, gamma=gamma, logits_to_probs=to_probs
+    )
+    return drafter, DRAFTER_PARAMS
+  drafter = {
+    'prompt_lookup': lambda: drafters.prompt_lookup(gamma=gamma),
+    'unigram': lambda: drafters.ngram(
+      _table(1), gamma=gamma, logits_to_probs=to_probs
+    ),
+    'bigram': lambda: drafters.ngram(
+      _table(2), gamma=gamma, logits_to_probs=to_probs
+    ),
+    'argmax bigram': lambda: drafters.ngram(_table(2), gamma=gamma),
+    'uniform': lambda: drafters.uniform(gamma=gamma, vocab_size=VOCAB_SIZE),
+  }[name]()
+  return drafter, ()
+
+
+def check(record_property, configuration: str, **fields) -> trial.Result:
+  """Runs a trial and asserts that its law is the target's."""
+  result = trial.run(trial.Trial(**fields))
+  test = result.test
+  record(
+    record_property,
+    'Decodes of the compiled loop against the exact law, false alarm rate 1e-9',
+    configuration=configuration,
+    decodes=int(test.num_samples),
+    G=test.statistic,
+    degrees=test.degrees,
+    threshold=test.threshold,
+    p=test.p_value,
+    verdict='REJECTED' if test.is_rejected else 'same law',
+  )
+  assert not test.is_rejected
+  assert test.num_samples >= 100_000
+  return result
+
+
+DRAFTER_NAMES = (
+  'autoregressive',
+  'prompt_lookup',
+  'unigram',
+  'bigram',
+  'argmax bigram',
+  'uniform',
+)
+_PROVEN = {('autoregressive', 3), ('prompt_lookup', 2), ('bigram', 1)}
+
+
+@pytest.mark.parametrize('rule', LOSSLESS)
+@pytest.mark.parametrize(
+  ('name', 'gamma'),
+  [
+    pytest.param(
+      name, gamma, marks=[pytest.mark.proof] if (name, gamma) in _PROVEN else []
+    )
+    for name in DRAFTER_NAMES
+    for gamma in (1, 2, 3)
+  ],
+)
+def test_every_drafter_and_rule(rule, name, gamma, record_property):
+  drafter, params = _drafter(name, gamma)
+  result = check(
+    record_property,
+    f'{name}, {rule}, gamma {gamma}',
+    target=TARGET,
+    params=Params(TARGET_PARAMS, params),
+    drafter=drafter,
+    verify_fn=LOSSLESS[rule],
+  )
+  accepted = np.sum(result.statistics.num_accepted)
+  tested = np.sum(result.statistics.num_tested)
+  assert 0 < accepted < tested
+
+
+@pytest.mark.parametrize('rule', LOSSLESS)
+@pytest.mark.parametrize(
+  'settings',
+  [
+    pytest.param(
+      name, marks=[pytest.mark.proof] if name.count(',') == 2 else []
+    )
+    for name in SAMPLINGS
+    if name != 'T 1'
+  ],
+)
+def test_every_way_of_sampling(rule, settings, record_property):
+  drafter, params = _drafter('autoregressive', 2, SAMPLINGS[settings])
+  check(
+    record_property,
+    f'{settings}, autoregressive, {rule}, gamma 2',
+    target=TARGET,
+    params=Params(TARGET_PARAMS, params),
+    drafter=drafter,
+    verify_fn=LOSSLESS[rule],
+    sampling=SAMPLINGS[settings],
+  )
+
+
+@pytest.mark.parametrize('rule', LOSSLESS)
+@pytest.mark.parametrize(
+  ('p_settings', 'q_settings'),
+  [('top-k 2', 'T 1.5'), ('T 1', 'top-k 2'), ('top-p 0.8', 'T 0.7')],
+)
+def test_drafter_sampled_otherwise(
+  rule, p_settings, q_settings, record_property
+):
+  drafter, params = _drafter('autoregressive', 3, SAMPLINGS[q_settings])
+  check(
+    record_property,
+    f'p at {p_settings}, q at {q_settings}, {rule}',
+    target=TARGET,
+    params=Params(TARGET_PARAMS, params),
+    drafter=drafter,
+    verify_fn=LOSSLESS[rule],
+    sampling=SAMPLINGS[p_settings],
+  )
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize('rule', LOSSLESS)
+@pytest.mark.parametrize('name', ['autoregressive', 'prompt_lookup'])
+def test_eos_and_ragged_limits_in_mid_block(rule, name, record_property):
+  drafter, params = _drafter(name, 3)
+  result = check(
+    record_property,
+    f'EOS and ragged limits, {name}, {rule}, gamma 3',
+    target=TARGET,
+    params=Params(TARGET_PARAMS, params),
+    drafter=drafter,
+    verify_fn=LOSSLESS[rule],
+    prompts=((1,), (0, 2), (2, 1, 0), (2, 2, 1, 0, 2)),
+    num_new=(4, 2, 3, 1),
+    eos_id=3,
+  )
+  assert len(np.unique(result.statistics.num_tokens)) == 4
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize('rule', LOSSLESS)
+def test_drafts_of_ragged_lengths(rule, record_property):
+  """A drafter that stops after its own token 0 and skips every third length."""
+  whole, params = _drafter('autoregressive', 3)
+
+  def propose(params, row_keys, context, state):
+    draft, state = whole.propose(params, row_keys, context, state)
+    is_zero = draft.tokens == 0
+    stop = jnp.where(
+      jnp.any(is_zero, axis=1), jnp.argmax(is_zero, axis=1) + 1, 3
+    )
+    lengths = jnp.where(context.lengths % 3 == 0, 0, stop)
+    return draft.replace(lengths=lengths.astype(jnp.int32)), state
+
+  check(
+    record_property,
+    f'drafts of ragged lengths, {rule}',
+    target=TARGET,
+    params=Params(TARGET_PARAMS, params),
+    drafter=whole._replace(propose=propose, may_abstain=True),
+    verify_fn=LOSSLESS[rule],
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+@pytest.mark.parametrize(
+  ('rule', 'name'),
+  [
+    ('speculative_sampling', 'autoregressive'),
+    ('block', 'autoregressive'),
+    ('speculative_sampling', 'prompt_lookup'),
+  ],
+)
+def test_the_real_decoder(rule, name, record_property):
+  target = toy.llama(VOCAB_SIZE)
+  params = toy.llama_params(toy.llama_config(VOCAB_SIZE), seed=1)
+  if name == 'autoregressive':
+    drafter = drafters.autoregressive(
+      toy.llama(VOCAB_SIZE, num_layers=1),
+      gamma=2,
+      logits_to_probs=logits.standardize(),
+    )
+    config = toy.llama_config(VOCAB_SIZE, num_layers=1)
+    drafter_params = toy.llama_params(config, seed=1)
+  else:
+    drafter, drafter_params = _drafter(name, 2)
+  check(
+    record_property,
+    f'Llama, {name}, {rule}, gamma 2',
+    target=target,
+    params=Params(params, drafter_params),
+    drafter=drafter,
+    verify_fn=LOSSLESS[rule],
+    eos_id=3,
+  )

@@ -1,0 +1,223 @@
+"""Acceptance rates and expected tokens against the paper, limits and chance."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from specdec_jax import theory
+
+
+def _random_laws(rows: int, size: int, seed: int) -> tuple[np.ndarray, ...]:
+  rng = np.random.default_rng(seed)
+  return tuple(rng.dirichlet(np.full(size, 0.5), rows) for _ in range(2))
+
+
+def test_expected_tokens_at_the_ends():
+  assert theory.expected_tokens(0.0, 7) == 1
+  assert theory.expected_tokens(1.0, 7) == 8
+  assert theory.expected_tokens(0.8, 0) == 1
+  assert theory.expected_tokens(0.75, np.inf) == pytest.approx(4, rel=1e-15)
+  assert theory.expected_tokens(1.0, np.inf) == np.inf
+  assert theory.expected_tokens(0.0, np.inf) == 1
+
+
+def test_expected_tokens_is_the_geometric_sum():
+  alpha = np.linspace(0, 1, 101)[:, None]
+  gamma = np.arange(12)
+  sums = (alpha[..., None] ** np.arange(12)).cumsum(-1)[:, 0]
+  np.testing.assert_allclose(theory.expected_tokens(alpha, gamma), sums)
+
+
+def test_expected_tokens_keeps_its_digits_near_one():
+  # To second order in the rejection rate e: n - e n (n - 1) / 2.
+  rejection, n = 1e-12, 9
+  tokens = theory.expected_tokens(1 - rejection, n - 1)
+  exact_rejection = 1 - (1 - rejection)
+  assert n - tokens == pytest.approx(
+    exact_rejection * n * (n - 1) / 2, rel=1e-3
+  )
+
+
+def test_expected_tokens_rises_with_alpha_and_gamma():
+  tokens = theory.expected_tokens(np.linspace(0, 1, 50)[:, None], range(20))
+  assert (np.diff(tokens, axis=0) >= -1e-12).all()
+  assert (np.diff(tokens, axis=1) >= -1e-12).all()
+  assert (tokens[:, 0] == 1).all()
+
+
+@pytest.mark.parametrize('gamma', [1, 4, 9])
+@pytest.mark.parametrize('alpha', [0.2, 0.75, 0.95])
+def test_expected_tokens_against_chance(alpha, gamma):
+  rng = np.random.default_rng(7)
+  is_accepted = rng.random((200_000, gamma)) < alpha
+  tokens = 1 + is_accepted.cumprod(-1).sum(-1)
+  margin = 5 * tokens.std() / np.sqrt(len(tokens))
+  assert abs(tokens.mean() - theory.expected_tokens(alpha, gamma)) < margin
+
+
+def test_profile_of_equal_rates_is_expected_tokens():
+  for gamma in range(6):
+    tokens = theory.expected_tokens_of_profile(np.full(gamma, 0.7))
+    assert tokens == pytest.approx(theory.expected_tokens(0.7, gamma))
+
+
+def test_profile_of_unequal_rates():
+  assert theory.expected_tokens_of_profile([0.5, 0.8, 0.25]) == pytest.approx(
+    1 + 0.5 + 0.4 + 0.1
+  )
+  never_tested = theory.expected_tokens_of_profile([0.5, 0.0, np.nan])
+  assert never_tested == 1.5
+  batch = theory.expected_tokens_of_profile([[1.0, 0.0], [0.0, 1.0]])
+  np.testing.assert_array_equal(batch, [2, 1])
+
+
+def test_oracle_tokens():
+  np.testing.assert_allclose(theory.oracle_tokens([0, 0.5, 0.9]), [1, 2, 10])
+  assert theory.oracle_tokens(1.0) == np.inf
+
+
+@pytest.mark.parametrize('gamma', [1, 2, 7, np.inf])
+def test_alpha_from_block_efficiency_inverts(gamma):
+  alpha = np.linspace(0, 0.999, 200)
+  tokens = theory.expected_tokens(alpha, gamma)
+  inverse = theory.alpha_from_block_efficiency(tokens, gamma)
+  np.testing.assert_allclose(inverse, alpha, atol=1e-12)
+
+
+def test_alpha_from_block_efficiency_at_the_ends():
+  alphas = theory.alpha_from_block_efficiency([1, 4, 4 + 1e-12, 1 - 1e-12], 3)
+  np.testing.assert_array_equal(alphas, [0, 1, 1, 0])
+  assert theory.alpha_from_block_efficiency(np.inf, np.inf) == 1
+
+
+def test_acceptance_rate_of_equal_and_disjoint_laws():
+  assert theory.acceptance_rate([0.25, 0.75], [0.25, 0.75]) == 1
+  assert theory.acceptance_rate([0.0, 1.0], [1.0, 0.0]) == 0
+
+
+def test_acceptance_rate_is_one_minus_divergence():
+  p, q = _random_laws(50, 9, 1)
+  np.testing.assert_allclose(
+    theory.acceptance_rate(p, q), 1 - theory.divergence(p, q)
+  )
+  # Definition 3.2: half the L1 distance is the distance to the middle.
+  middle = (p + q) / 2
+  np.testing.assert_allclose(theory.divergence(p, q), abs(p - middle).sum(-1))
+
+
+def test_divergence_is_a_metric():
+  p, q = _random_laws(50, 5, 2)
+  r, _ = _random_laws(50, 5, 3)
+  assert (theory.divergence(p, p) == 0).all()
+  np.testing.assert_allclose(theory.divergence(p, q), theory.divergence(q, p))
+  detour = theory.divergence(p, r) + theory.divergence(r, q)
+  assert (theory.divergence(p, q) <= detour + 1e-12).all()
+
+
+def test_acceptance_rate_against_chance():
+  p, q = (laws[0] for laws in _random_laws(1, 6, 4))
+  rng = np.random.default_rng(5)
+  drafted = rng.choice(6, 200_000, p=q)
+  for lenience in (1.0, 0.5):
+    is_accepted = rng.random(len(drafted)) * q[drafted] * lenience < p[drafted]
+    rate = theory.acceptance_rate(p, q, lenience)
+    margin = 5 * np.sqrt(rate * (1 - rate) / len(drafted)) + 1e-9
+    assert abs(is_accepted.mean() - rate) < margin
+
+
+def test_lenience_accepts_more():
+  p, q = _random_laws(20, 7, 6)
+  rates = theory.acceptance_rate(
+    p[:, None], q[:, None], np.array([1, 0.5, 0.3, 0.1])
+  )
+  assert (np.diff(rates, axis=-1) >= 0).all()
+  assert (rates <= 1).all()
+
+
+def test_lenient_law_is_the_target_at_lenience_one():
+  p, q = _random_laws(20, 7, 8)
+  np.testing.assert_allclose(theory.lenient_law(p, q), p, atol=1e-15)
+  np.testing.assert_allclose(theory.lenient_law(p, p, 0.5), p, atol=1e-15)
+
+
+@pytest.mark.parametrize('lenience', [0.9, 0.5, 0.1])
+def test_lenient_law_keeps_its_bound(lenience):
+  p, q = _random_laws(200, 5, 9)
+  law = theory.lenient_law(p, q, lenience)
+  np.testing.assert_allclose(law.sum(-1), 1)
+  assert (law <= p / lenience + 1e-12).all()
+  assert abs(law - p).max() > 0.01
+
+
+def test_argmax_acceptance():
+  p = np.array([0.5, 0.3, 0.2])
+  q = np.eye(3)
+  for lenience, accepted in [(1, [1, 0, 0]), (0.6, [1, 1, 0]), (0.1, [1] * 3)]:
+    np.testing.assert_array_equal(
+      theory.argmax_acceptance(p, q, lenience), accepted
+    )
+
+
+def test_block_verification_toy_of_sun_et_al():
+  p, q = [1 / 3, 2 / 3], [2 / 3, 1 / 3]
+  tokens = theory.token_verification_accepted(p, q, 2)
+  block = theory.block_verification_accepted(p, q, 2)
+  assert tokens == pytest.approx(10 / 9, abs=1e-12)
+  assert block == pytest.approx(11 / 9, abs=1e-12)
+
+
+@pytest.mark.parametrize('gamma', [0, 1, 2, 4])
+def test_block_verification_is_optimal(gamma):
+  # Sun et al. show that position i is reached with probability E_Q[p_i].
+  laws = _random_laws(10, 3, 10)
+  for p, q in zip(*laws, strict=True):
+    best = 0.0
+    for length in range(1, gamma + 1):
+      for draft in itertools.product(range(3), repeat=length):
+        reached = 1.0
+        for token in draft:
+          reached = min(1.0, reached * p[token] / q[token])
+        best += reached * q[list(draft)].prod()
+    block = theory.block_verification_accepted(p, q, gamma)
+    tokens = theory.token_verification_accepted(p, q, gamma)
+    assert block == pytest.approx(best, abs=1e-12)
+    assert block >= tokens - 1e-12
+    if gamma < 2:
+      assert block == pytest.approx(tokens, abs=1e-12)
+
+
+def test_block_verification_of_equal_and_of_one_hot_laws():
+  p = [0.2, 0.3, 0.5]
+  assert theory.block_verification_accepted(p, p, 4) == pytest.approx(4)
+  one_hot = [0.0, 1.0, 0.0]
+  block = theory.block_verification_accepted(p, one_hot, 3)
+  assert block == pytest.approx(0.3 + 0.09 + 0.027)
+
+
+@pytest.mark.parametrize(
+  ('function', 'arguments', 'message'),
+  [
+    (theory.expected_tokens, (1.2, 3), r'alpha .* \[0, 1\], got 1.2'),
+    (theory.expected_tokens, (0.5, -1), 'gamma .* got -1'),
+    (theory.expected_tokens, (np.nan, 3), 'alpha .* got nan'),
+    (theory.expected_tokens_of_profile, ([0.5, 2.0],), 'profile .* got 2'),
+    (theory.expected_tokens_of_profile, (0.5,), 'axis of positions'),
+    (theory.oracle_tokens, (-0.1,), 'alpha .* got -0.1'),
+    (theory.alpha_from_block_efficiency, (4.5, 3), '4.5 is above .* 4'),
+    (theory.alpha_from_block_efficiency, (0.5, 3), 'block_efficiency'),
+    (theory.alpha_from_block_efficiency, (1.0, 0), 'gamma must be above 0'),
+    (theory.acceptance_rate, ([0.5, 0.4], [0.5, 0.5]), 'p must sum to 1'),
+    (theory.acceptance_rate, ([0.5, 0.5], [1.5, -0.5]), 'q must lie'),
+    (theory.acceptance_rate, ([1.0], [0.5, 0.5]), 'vocabulary of 1, q one'),
+    (theory.acceptance_rate, (1.0, 1.0), 'vocabulary axis'),
+    (theory.acceptance_rate, ([1.0], [1.0], 0), 'lenience .* above 0'),
+    (theory.lenient_law, ([1.0], [1.0], 1.5), 'lenience .* got 1.5'),
+    (theory.block_verification_accepted, ([1.0], [1.0], -1), 'gamma .* -1'),
+    (theory.block_verification_accepted, ([0.1] * 10,) * 2 + (9,), 'drafts'),
+    (theory.token_verification_accepted, ([[1.0]], [1.0], 1), 'vectors'),
+  ],
+)
+def test_what_is_out_of_range_is_refused(function, arguments, message):
+  with pytest.raises(ValueError, match=message):
+    function(*arguments)

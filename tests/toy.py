@@ -1,0 +1,129 @@
+"""Tiny language models whose laws can be written down in full.
+
+`toy` looks its logits up in a table by the last two tokens, which it reads back
+from a ragged buffer: an entry that is stale, missing or in the wrong place
+changes the law. `llama` is the real decoder in miniature.
+"""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.base import Array, LanguageModel, Prompt
+from specdec_jax.models import adapters, kv_cache
+from specdec_jax.models.llama import Llama, LlamaConfig
+
+
+@flax.struct.dataclass(kw_only=True)
+class ToyCache:
+  """Tokens `[B, S]` seen so far, and how many of each row count `[B]`."""
+
+  tokens: Array
+  lengths: Array
+
+
+def toy(vocab_size: int) -> LanguageModel:
+  """A second-order Markov chain; its params are `toy_params`."""
+
+  def init(params, prompt: Prompt, max_len: int) -> ToyCache:
+    batch_size = prompt.decoder_tokens.shape[0]
+    cache = ToyCache(
+      tokens=jnp.zeros((batch_size, max_len), jnp.int32),
+      lengths=jnp.zeros(batch_size, jnp.int32),
+    )
+    _, cache = extend(params, prompt.decoder_tokens[:, :-1], cache)
+    return rewind(cache, prompt.decoder_lengths - 1)
+
+  def extend(params, tokens: Array, cache: ToyCache):
+    rows = jnp.arange(tokens.shape[0])[:, None]
+    steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+    positions = cache.lengths[:, None] + steps[None, :]
+    buffer = cache.tokens.at[rows, positions].set(tokens, mode='drop')
+    last = buffer.at[rows, positions].get(mode='clip')
+    before = buffer.at[rows, jnp.maximum(positions - 1, 0)].get(mode='clip')
+    before = jnp.where(positions > 0, before, vocab_size)
+    cache = ToyCache(tokens=buffer, lengths=cache.lengths + tokens.shape[1])
+    return params['table'][before, last], cache
+
+  def rewind(cache: ToyCache, lengths: Array) -> ToyCache:
+    return cache.replace(lengths=lengths)
+
+  return LanguageModel(init, extend, rewind, vocab_size)
+
+
+def toy_params(vocab_size: int, *, seed: int, scale: float = 1.5) -> dict:
+  """Logits by (token before last, or V for none; last token; next token)."""
+  rng = np.random.default_rng(seed)
+  shape = (vocab_size + 1, vocab_size, vocab_size)
+  return {'table': jnp.asarray(scale * rng.normal(size=shape), jnp.float32)}
+
+
+def perturb(params, *, seed: int, scale: float = 0.8):
+  """The same weights with noise: a drafter that is right most of the time."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda a: a + jnp.asarray(scale * rng.normal(size=a.shape), a.dtype), params
+  )
+
+
+def llama_config(vocab_size: int, *, num_layers: int = 2, **sizes):
+  """The sizes of a decoder with four query heads on two key-value heads."""
+  defaults = {
+    'embed_dim': 8,
+    'num_heads': 4,
+    'num_kv_heads': 2,
+    'head_dim': 4,
+    'mlp_dim': 12,
+  }
+  return LlamaConfig(
+    vocab_size=vocab_size, num_layers=num_layers, **(defaults | sizes)
+  )
+
+
+def llama_params(config: LlamaConfig, *, seed: int, scale: float = 1.5):
+  """Random weights, the last projection scaled to peaked laws."""
+  cache = kv_cache.init(
+    batch_size=1,
+    num_layers=config.num_layers,
+    num_heads=config.num_kv_heads,
+    capacity=2,
+    head_dim=config.head_dim,
+    dtype=config.dtype,
+  )
+  variables = Llama(config).init(
+    jax.random.key(seed), jnp.zeros((1, 1), jnp.int32), cache
+  )
+  params = dict(variables['params'])
+  params['logits_dense'] = {'kernel': scale * params['logits_dense']['kernel']}
+  return params
+
+
+def llama(vocab_size: int, **sizes) -> LanguageModel:
+  """The real decoder in miniature; its params are `llama_params`."""
+  return adapters.llama(llama_config(vocab_size, **sizes))
+
+
+def prompt(
+  rows: list[list[int]],
+  *,
+  width: int | None = None,
+  row_ids: np.ndarray | None = None,
+  max_lengths: list[int] | None = None,
+) -> Prompt:
+  """A decoder-only prompt; its padding holds tokens that must not matter."""
+  width = width or max(map(len, rows))
+  tokens = np.full((len(rows), width), 1, np.int32)
+  for row, ids in enumerate(rows):
+    tokens[row, : len(ids)] = ids
+  if row_ids is None:
+    row_ids = np.arange(len(rows))
+  return Prompt(
+    encoder_tokens=None,
+    decoder_tokens=jnp.asarray(tokens),
+    decoder_lengths=jnp.asarray([len(ids) for ids in rows], jnp.int32),
+    row_ids=jnp.asarray(row_ids, jnp.int32),
+    max_lengths=None
+    if max_lengths is None
+    else jnp.asarray(max_lengths, jnp.int32),
+  )

@@ -1,0 +1,122 @@
+"""Decoding the same prompts many times, and counting what comes out."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specdec_jax import logits
+from specdec_jax.base import Drafter, LanguageModel, Params, VerifyFn
+from specdec_jax.decoding import speculative
+from specdec_jax.decoding.statistics import Statistics
+from tests import laws, toy
+
+NUM_DECODES = 2**17
+
+
+class Trial(NamedTuple):
+  """A way of decoding, whose output should have the target's law.
+
+  Attributes:
+    target: the model.
+    params: weights of target and drafter.
+    drafter: the source of guesses.
+    verify_fn: the rule.
+    sampling: how the target is sampled.
+    prompts: rows take turns in continuing these.
+    num_new: the most new tokens of each prompt.
+    eos_id: ends a row; -1 none.
+  """
+
+  target: LanguageModel
+  params: Params
+  drafter: Drafter
+  verify_fn: VerifyFn
+  sampling: laws.Sampling = laws.Sampling()
+  prompts: tuple[tuple[int, ...], ...] = ((1,), (0, 2), (2, 1, 0))
+  num_new: tuple[int, ...] = (4, 4, 4)
+  eos_id: int = -1
+
+  @property
+  def width(self) -> int:
+    return max(self.num_new)
+
+
+class Result(NamedTuple):
+  """The test of a trial's output, and the counters of its decodes."""
+
+  test: laws.GTest
+  statistics: Statistics
+
+
+def run(
+  trial: Trial,
+  *,
+  num_decodes: int = NUM_DECODES,
+  batch_size: int = 2**15,
+  seed: int = 0,
+) -> Result:
+  """Tests `num_decodes` decodes through the compiled loop against the law."""
+  num_prompts = len(trial.prompts)
+  which = np.arange(batch_size) % num_prompts
+  limits = [
+    len(prompt) + count
+    for prompt, count in zip(trial.prompts, trial.num_new, strict=True)
+  ]
+  decode = jax.jit(
+    functools.partial(
+      speculative.generate,
+      target=trial.target,
+      drafter=trial.drafter,
+      verify_fn=trial.verify_fn,
+      logits_to_probs=logits.standardize(**trial.sampling._asdict()),
+      max_len=max(limits),
+      eos_id=trial.eos_id,
+    )
+  )
+  vocab_size = trial.target.vocab_size
+  counts = np.zeros((num_prompts, (vocab_size + 1) ** trial.width), int)
+  per_batch = []
+  for start in range(0, num_decodes, batch_size):
+    prompt = toy.prompt(
+      [list(trial.prompts[i]) for i in which],
+      row_ids=start + np.arange(batch_size),
+      max_lengths=[limits[i] for i in which],
+    )
+    output = decode(trial.params, jax.random.key(seed), prompt)
+    counts += _count(trial, which, output)
+    per_batch.append(jax.tree.map(np.asarray, output.statistics))
+  exact = np.stack([_law(trial, i) for i in range(num_prompts)])
+  statistics = jax.tree.map(lambda *a: np.concatenate(a), *per_batch)
+  return Result(laws.g_test(counts, exact), statistics)
+
+
+def _count(trial: Trial, which: np.ndarray, output: Any) -> np.ndarray:
+  """How often each sequence followed each prompt, int `[R, K]`."""
+  starts = np.array([len(prompt) for prompt in trial.prompts])[which]
+  tokens, lengths = np.asarray(output.tokens), np.asarray(output.lengths)
+  positions = starts[:, None] + np.arange(trial.width)
+  positions = np.minimum(positions, tokens.shape[1] - 1)
+  new = np.take_along_axis(tokens, positions, axis=1)
+  codes = laws.encode(new, lengths - starts, trial.target.vocab_size)
+  size = (trial.target.vocab_size + 1) ** trial.width
+  flat = np.bincount(which * size + codes, minlength=len(starts_of(trial)) * size)
+  return flat.reshape(-1, size)
+
+
+def starts_of(trial: Trial) -> list[int]:
+  """Lengths of the prompts."""
+  return [len(prompt) for prompt in trial.prompts]
+
+
+def _law(trial: Trial, i: int) -> np.ndarray:
+  return laws.exact_law(
+    trial.target,
+    trial.params.target,
+    list(trial.prompts[i]),
+    sampling=trial.sampling,
+    num_new=trial.num_new[i],
+    width=trial.width,
+    eos_id=trial.eos_id,
+  )
