@@ -14,15 +14,8 @@ def block_positions(starts: Array, width: int) -> Array:
 def read_block(buffer: Array, starts: Array, width: int) -> Array:
   """Row b of the result is `buffer[b, starts[b] : starts[b] + width]`.
 
-  Positions outside the buffer repeat its nearest element; callers mask them.
-
-  Args:
-    buffer: `[B, S]`.
-    starts: int32 `[B]`.
-    width: W.
-
-  Returns:
-    `[B, W]`.
+  `[B, S]` and int32 `[B]` to `[B, width]`. Positions outside the buffer repeat
+  its nearest element; callers mask them.
   """
   positions = block_positions(starts, width)
   positions = jnp.clip(positions, 0, buffer.shape[1] - 1)
@@ -32,18 +25,10 @@ def read_block(buffer: Array, starts: Array, width: int) -> Array:
 def write_block(
   buffer: Array, block: Array, starts: Array, counts: Array
 ) -> Array:
-  """Writes `block[b, :counts[b]]` at `buffer[b, starts[b]:]`.
+  """`buffer[B, S]` with `block[b, :counts[b]]` written at `starts[b]`.
 
-  What would fall outside the buffer is dropped.
-
-  Args:
-    buffer: `[B, S]`.
-    block: `[B, W]`.
-    starts: int32 `[B]`.
-    counts: int32 `[B]`, at most W.
-
-  Returns:
-    The buffer `[B, S]` with the blocks in it.
+  `block` is `[B, W]`, `starts` and `counts` are int32 `[B]`. What would fall
+  outside the buffer is dropped.
   """
   positions = jnp.arange(buffer.shape[1], dtype=starts.dtype)
   offsets = positions[None, :] - starts[:, None]
@@ -60,14 +45,8 @@ def is_within(lengths: Array, width: int) -> Array:
 
 
 def count_leading(is_set: Array) -> Array:
-  """How many elements of each row are true before the first false one.
-
-  Args:
-    is_set: bool `[B, W]`.
-
-  Returns:
-    int32 `[B]`, 0 to W.
-  """
+  """How many elements of each row `[B, W]` are true before the first false
+  one: int32 `[B]`."""
   # The first false element, or the sentinel after the last one.
   with_sentinel = jnp.pad(is_set, ((0, 0), (0, 1)))
   return jnp.argmin(with_sentinel, axis=1).astype(jnp.int32)

@@ -99,13 +99,13 @@ def _open_tensors(folder: Path) -> dict[str, Any]:
   """The open file of every tensor name."""
   safetensors = _import_safetensors()
   index_path = folder / _INDEX
+  names_of_file: dict[str, list[str]] = {}
   if (folder / _SINGLE_FILE).is_file():
-    names_of_file = {_SINGLE_FILE: None}
+    names_of_file[_SINGLE_FILE] = []  # All that are in it.
   elif index_path.is_file():
     file_of_name = read_json(index_path).get('weight_map')
     if not isinstance(file_of_name, dict):
       raise ValueError(f'{index_path} has no weight_map')
-    names_of_file = {}
     for name, file_name in file_of_name.items():
       names_of_file.setdefault(file_name, []).append(name)
   else:
@@ -127,7 +127,7 @@ def _open_tensors(folder: Path) -> dict[str, Any]:
         f'{path} is no complete safetensors file: {error}'
       ) from error
     present = set(handle.keys())
-    absent = set(names or ()) - present
+    absent = set(names) - present
     if absent:
       raise ValueError(f'{path} lacks tensors: {_some(absent)}')
     handles.update(dict.fromkeys(names or present, handle))

@@ -60,7 +60,7 @@ def enable_compilation_cache() -> Path:
 
   `JAX_COMPILATION_CACHE_DIR` overrides the folder.
   """
-  folder = jax.config.jax_compilation_cache_dir
+  folder = getattr(jax.config, 'jax_compilation_cache_dir', None)
   if not folder:
     cache_home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
     folder = str(Path(cache_home) / 'specdec_jax' / 'compiled')
@@ -77,16 +77,16 @@ def load_decoder(
   Raises:
     ValueError: if a model cannot be had, or the two do not fit together.
   """
-  dtype = jnp.dtype(dtype or args.dtype)
+  weights_dtype = jnp.dtype(dtype or args.dtype)
   with progress.waiting(f'loading {args.model}'):
-    target = loading.load(args.model, dtype=dtype)
+    target = loading.load(args.model, dtype=weights_dtype)
   draft_model = None
   if args.drafter == 'model':
     with progress.waiting(f'loading {args.draft_model}'):
       draft_model = (
         target
         if args.draft_model == args.model
-        else loading.load(args.draft_model, dtype=dtype)
+        else loading.load(args.draft_model, dtype=weights_dtype)
       )
     vocabularies.check_same_vocabulary(
       target.vocabulary, draft_model.vocabulary
@@ -96,7 +96,7 @@ def load_decoder(
         f'the target has {target.config.vocab_size} logits, the draft model '
         f'{draft_model.config.vocab_size}'
       )
-  loaded = [target] + [draft_model] * (draft_model is not None)
+  loaded = [target] if draft_model is None else [target, draft_model]
   return Decoder(
     params=Params(
       target=target.params,

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +77,11 @@ def _self_test() -> bool:
   )
   greedy = logits.standardize(temperature=0.0)
   key = jax.random.key(0)
-  rule = {'logits_to_probs': greedy, 'max_len': 48, 'eos_id': -1}
+  rule: dict[str, Any] = {
+    'logits_to_probs': greedy,
+    'max_len': 48,
+    'eos_id': -1,
+  }
   expected = jax.jit(
     lambda params: (
       autoregressive.generate(params, key, prompt, target=target, **rule).tokens

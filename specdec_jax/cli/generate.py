@@ -129,8 +129,8 @@ def _whole(
     decoder_lib.place, num_devices=args.num_devices, is_batch=True
   )
   with progress.waiting('compiling'):
-    compiled = jax.jit(generate).lower(params, key, place(first.prompt))
-    compiled = compiled.compile()
+    lowered = jax.jit(generate).lower(params, key, place(first.prompt))
+    compiled = lowered.compile()
 
   def decode(batch: Batch, screen: Any, write_trace: Any) -> DecodeOutput:
     del screen, write_trace
@@ -159,17 +159,18 @@ def _stepwise(
     return state, trace.gather(info)
 
   with progress.waiting('compiling'):
-    init = jax.jit(init).lower(params, key, place(first.prompt)).compile()
-    state = init(params, key, place(first.prompt))
-    step = jax.jit(step, donate_argnums=1).lower(params, state).compile()
+    lowered = jax.jit(init).lower(params, key, place(first.prompt))
+    prefill = lowered.compile()
+    state = prefill(params, key, place(first.prompt))
+    advance = jax.jit(step, donate_argnums=1).lower(params, state).compile()
 
   def decode(batch: Batch, screen: Any, write_trace: Any) -> DecodeOutput:
-    state = init(params, key, place(batch.prompt))
+    state = prefill(params, key, place(batch.prompt))
     pieces = decoder.vocabulary.pieces
     traced = trace.init(batch.prompt)
     sinks = _sinks(decoder, batch, screen, write_trace)
     while not np.all(state.done):
-      state, info = step(params, state)
+      state, info = advance(params, state)
       records, traced = trace.iteration_records(info, traced, pieces)
       for record in records:
         for sink in sinks:

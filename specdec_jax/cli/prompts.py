@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
+import jax.numpy as jnp
 
 from specdec_jax.base import Prompt
 from specdec_jax.data import batching
@@ -22,7 +22,7 @@ class Batch:
   """Rows that are decoded together.
 
   Attributes:
-    prompt: numpy arrays; rows beyond `texts` only fill the batch, and are
+    prompt: rows beyond `texts` only fill the batch, and are
       finished before they begin.
     texts: the prompts as they were given.
   """
@@ -118,10 +118,10 @@ def batches(
     max_lengths[len(part) :] = lengths[len(part) :]
     prompt = Prompt(
       encoder_tokens=None,
-      decoder_tokens=tokens,
-      decoder_lengths=lengths,
-      row_ids=np.arange(start, start + batch_size, dtype=np.int32),
-      max_lengths=max_lengths,
+      decoder_tokens=jnp.asarray(tokens),
+      decoder_lengths=jnp.asarray(lengths),
+      row_ids=jnp.arange(start, start + batch_size, dtype=jnp.int32),
+      max_lengths=jnp.asarray(max_lengths),
     )
     result.append(
       Batch(prompt=prompt, texts=tuple(texts[start : start + len(part)]))

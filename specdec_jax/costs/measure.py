@@ -4,6 +4,7 @@ Programs are compiled before they are timed, run once to warm up, and timed in
 alternation, so that a drift of the machine's speed falls on all of them alike.
 """
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping
@@ -42,7 +43,7 @@ def alternate(
   programs: Mapping[str, Callable[[], Any]],
   repeats: int,
   advance: Callable[[int], None] = lambda num_done: None,
-) -> dict[str, np.ndarray]:
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Runs each program `repeats` times, in turns, after one run to warm up.
 
   Args:
@@ -51,16 +52,18 @@ def alternate(
     advance: called with 1 after every run.
 
   Returns:
-    Seconds of each program's runs, float64 `[repeats]`.
+    Seconds of each program's runs, float64 `[repeats]`, and the results of its
+    last run.
   """
   seconds: dict[str, list[float]] = {name: [] for name in programs}
+  results: dict[str, Any] = {}
   for i in range(repeats + 1):
     for name, program in programs.items():
-      _, elapsed = run_seconds(program)
+      results[name], elapsed = run_seconds(program)
       advance(1)
       if i:
         seconds[name].append(elapsed)
-  return {name: np.array(values) for name, values in seconds.items()}
+  return {name: np.array(s) for name, s in seconds.items()}, results
 
 
 def always_full(gamma: int) -> Drafter:
@@ -100,7 +103,7 @@ def repeat_propose(
     draft, drafter_state = drafter.propose(
       params.drafter,
       draft_keys,
-      state.context.replace(lengths=lengths),
+      dataclasses.replace(state.context, lengths=lengths),
       drafter_state,
     )
     return drafter_state, total + jnp.sum(draft.tokens, dtype=jnp.int32)

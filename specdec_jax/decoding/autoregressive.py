@@ -1,5 +1,7 @@
 """Plain decoding, one token a target call: the baseline and the reference."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -28,8 +30,14 @@ def generate(
   of `speculative.generate`; only `params.target` is read.
   """
   state = init(params, rng_key, prompt, target=target, max_len=max_len)
-  rule = {'logits_to_probs': logits_to_probs, 'eos_id': eos_id}
-  return output(run(params, state, target=target, **rule))
+  state = run(
+    params,
+    state,
+    target=target,
+    logits_to_probs=logits_to_probs,
+    eos_id=eos_id,
+  )
+  return output(state)
 
 
 def init(
@@ -74,9 +82,11 @@ def run(
       eos_id=eos_id,
     )
     before = state.statistics
-    return state.replace(
+    return dataclasses.replace(
+      state,
       target_cache=target.rewind(cache, state.context.lengths - 1),
-      statistics=before.replace(
+      statistics=dataclasses.replace(
+        before,
         num_tokens=before.num_tokens + counts,
         num_target_runs=before.num_target_runs + counts,
       ),

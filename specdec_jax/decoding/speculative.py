@@ -7,8 +7,9 @@ program; `init`, `step`, `run` and `output` are its pieces, for streaming,
 traces and benchmarks.
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import flax.struct
 import jax
@@ -69,7 +70,7 @@ def generate(
   Raises:
     ValueError: if the prompt exceeds `max_len`, or shapes disagree.
   """
-  models = {'target': target, 'drafter': drafter}
+  models: dict[str, Any] = {'target': target, 'drafter': drafter}
   state = init(params, rng_key, prompt, **models, max_len=max_len)
   state = run(
     params,
@@ -149,15 +150,9 @@ def step(
   return _judge_at_width(drafter, draft, judge, (state, no_info))
 
 
-Carry = TypeVar('Carry')
-
-
 def _judge_at_width(
-  drafter: Drafter,
-  draft: Draft,
-  judge: Callable[[int, Carry], Carry],
-  carry: Carry,
-) -> Carry:
+  drafter: Drafter, draft: Draft, judge: Callable[[int, Any], Any], carry: Any
+) -> Any:
   """Judges all positions, or just the pending one if no row drafted anything.
 
   The choice is two loops of at most one trip each, since `lax.cond` would copy
@@ -166,16 +161,13 @@ def _judge_at_width(
   if not drafter.may_abstain or not drafter.gamma:
     return judge(drafter.gamma, carry)
   has_draft = jnp.any(draft.lengths > 0)
-  for width, is_taken in ((drafter.gamma, has_draft), (0, ~has_draft)):
-    _, carry = jax.lax.while_loop(
-      lambda loop: loop[0],
-      lambda loop, width=width: (
-        jnp.zeros_like(loop[0]),
-        judge(width, loop[1]),
-      ),
-      (is_taken, carry),
-    )
-  return carry
+
+  def judge_if(is_taken: Array, width: int, carry: Any) -> Any:
+    take = lambda loop: (jnp.zeros_like(is_taken), judge(width, loop[1]))
+    return jax.lax.while_loop(lambda loop: loop[0], take, (is_taken, carry))[1]
+
+  carry = judge_if(has_draft, drafter.gamma, carry)
+  return judge_if(~has_draft, 0, carry)
 
 
 def _propose(
@@ -193,8 +185,10 @@ def _propose(
       f'the drafter declares gamma {drafter.gamma} and proposes '
       f'{draft.tokens.shape[1]} tokens'
     )
-  draft = draft.replace(lengths=jnp.where(state.done, 0, draft.lengths))
-  return draft, state.replace(drafter_state=drafter_state)
+  draft = dataclasses.replace(
+    draft, lengths=jnp.where(state.done, 0, draft.lengths)
+  )
+  return draft, dataclasses.replace(state, drafter_state=drafter_state)
 
 
 def _judge(
@@ -234,7 +228,8 @@ def _judge(
       _is_bad(draft),
       eos_id=eos_id,
     )
-    state = state.replace(
+    state = dataclasses.replace(
+      state,
       target_cache=target.rewind(cache, state.context.lengths - 1),
       statistics=statistics.count(
         state.statistics, draft, verification, counts
@@ -282,17 +277,19 @@ def _widen(info: StepInfo, draft: Draft) -> StepInfo:
   """The info of an iteration that scored fewer positions, in full shapes."""
   missing = draft.tokens.shape[1] - info.draft.tokens.shape[1]
 
-  def pad(values: Array | None) -> Array | None:
+  def pad(values: Any) -> Any:
     if values is None or not missing:
       return values
     widths = [(0, 0), (0, missing)] + [(0, 0)] * (values.ndim - 2)
     return jnp.pad(values, widths)
 
-  verification = info.verification.replace(
+  verification = dataclasses.replace(
+    info.verification,
     accept_probs=pad(info.verification.accept_probs),
     uniforms=pad(info.verification.uniforms),
   )
-  return info.replace(
+  return dataclasses.replace(
+    info,
     draft=draft,
     verification=verification,
     target_probs=pad(info.target_probs),

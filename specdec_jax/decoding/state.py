@@ -3,6 +3,7 @@
 EOS, length limits and NaN are handled here and nowhere else.
 """
 
+import dataclasses
 from typing import Any
 
 import flax.struct
@@ -142,7 +143,8 @@ def commit(
     buffer, block, lengths, counts
   )
   new_lengths = lengths + counts
-  state = state.replace(
+  state = dataclasses.replace(
+    state,
     context=Context(
       tokens=write(state.context.tokens, tokens), lengths=new_lengths
     ),

@@ -22,8 +22,8 @@ from specdec_jax.decoding.state import DecodeState
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.evaluation import metrics
 
-# Iterations at full width that are timed for T(gamma + 1).
-_NUM_FULL_WIDTH_TOKENS = 24
+# Tokens of the short decodes that only serve to time an iteration.
+_NUM_TIMED_TOKENS = 24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def speculative_side(
   **rule: Any,
 ) -> Side:
   """Speculative decoding, compiled; `rule` goes to `speculative.run`."""
-  models = {'target': target, 'drafter': drafter}
+  models: dict[str, Any] = {'target': target, 'drafter': drafter}
   return compile_side(
     functools.partial(speculative.init, **models, max_len=max_len),
     functools.partial(speculative.run, **models, **rule),
@@ -131,10 +131,15 @@ def full_width_side(
     drafter=measure.always_full(gamma),
     **rest,
   )
-  state = side.states[0]
-  limit = state.context.lengths + _NUM_FULL_WIDTH_TOKENS
-  state = state.replace(max_lengths=jnp.minimum(state.max_lengths, limit))
-  return dataclasses.replace(side, states=[state])
+  return dataclasses.replace(side, states=[_shorten(side.states[0])])
+
+
+def _shorten(state: DecodeState) -> DecodeState:
+  """A state whose rows are done after a few tokens."""
+  limit = state.context.lengths + _NUM_TIMED_TOKENS
+  return dataclasses.replace(
+    state, max_lengths=jnp.minimum(state.max_lengths, limit)
+  )
 
 
 def fastest(candidates: Mapping[str, Side]) -> tuple[str, dict[str, float]]:
@@ -143,17 +148,14 @@ def fastest(candidates: Mapping[str, Side]) -> tuple[str, dict[str, float]]:
   Returns:
     Its name, and the tokens per second of each, the best of three runs.
   """
-  decodes = {
-    name: functools.partial(side.run, side.params, side.states[0])
-    for name, side in candidates.items()
-  }
-  num_tokens = {
-    name: int(decode().statistics.num_tokens.sum())
-    for name, decode in decodes.items()
-  }
-  seconds = measure.alternate(decodes, repeats=3)
+  decodes = {}
+  for name, side in candidates.items():
+    state = _shorten(side.states[0])
+    decodes[name] = functools.partial(side.run, side.params, state)
+  seconds, states = measure.alternate(decodes, repeats=3)
   speeds = {
-    name: num_tokens[name] / float(s.min()) for name, s in seconds.items()
+    name: int(state.statistics.num_tokens.sum()) / float(seconds[name].min())
+    for name, state in states.items()
   }
   return max(speeds, key=speeds.__getitem__), speeds
 
@@ -195,14 +197,13 @@ def compare(
   }
   if plain is not baseline:
     sides['plain'] = plain
-  seconds = measure.alternate(
+  seconds, outputs = measure.alternate(
     {name: side.decode for name, side in sides.items()}, repeats, advance
   )
   seconds.setdefault('plain', seconds['baseline'])
   propose = measure.propose_seconds(
     drafted.params, drafted.states[0], drafter, repeats=repeats
   )
-  outputs = {name: side.decode() for name, side in sides.items()}
   if any(np.any(s.has_nan) for states in outputs.values() for s in states):
     raise ValueError('the logits were not numbers (NaN): nothing to time')
   outputs.setdefault('plain', outputs['baseline'])

@@ -6,6 +6,7 @@ its denominator.
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from specdec_jax.decoding.statistics import Statistics
@@ -61,12 +62,7 @@ def alpha_by_position(statistics: Statistics) -> np.ndarray:
 
 def row_summary(statistics: Statistics, row: int) -> dict[str, float | None]:
   """The counters and rates of one row, as JSON can hold them."""
-  one = Statistics(
-    **{
-      name: np.asarray(values)[row : row + 1]
-      for name, values in vars(statistics).items()
-    }
-  )
+  one = jax.tree.map(lambda values: values[row : row + 1], statistics)
   result: dict[str, float | None] = {
     'tokens': int(one.num_tokens[0]),
     'target_runs': int(one.num_target_runs[0]),

@@ -1,5 +1,7 @@
 """Networks as `LanguageModel`s: the three functions that decoding calls."""
 
+from typing import Any
+
 import jax.numpy as jnp
 
 from specdec_jax.base import Array, LanguageModel, Prompt
@@ -30,7 +32,8 @@ def llama(config: LlamaConfig) -> LanguageModel:
     return rewind(cache, prompt.decoder_lengths - 1)
 
   def extend(params, tokens: Array, cache: KVCache) -> tuple[Array, KVCache]:
-    return network.apply({'params': params}, tokens, cache)
+    result: Any = network.apply({'params': params}, tokens, cache)
+    return result
 
   def rewind(cache: KVCache, lengths: Array) -> KVCache:
     return kv_cache.rewind(cache, lengths.astype(jnp.int32))

@@ -5,6 +5,8 @@ never seen and are overwritten by the next append, so nothing is ever copied or
 erased.
 """
 
+import dataclasses
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -113,4 +115,4 @@ def append(buffer: Array, block: Array, lengths: Array) -> Array:
 
 def rewind(cache: KVCache, lengths: Array) -> KVCache:
   """Sets each row's length; `lengths` is int32 `[B]`."""
-  return cache.replace(lengths=lengths)
+  return dataclasses.replace(cache, lengths=lengths)

@@ -1,0 +1,269 @@
+"""GGUF files are read as they were written, and bad ones are refused."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_models import (
+  CHAT_TEMPLATE,
+  assert_trees_equal,
+  make_config,
+  make_params,
+  write_gguf,
+)
+
+from specdec_jax.checkpoints import gguf, gguf_file
+
+gguf_package = pytest.importorskip('gguf')
+pytest.importorskip('tokenizers')
+
+
+@pytest.mark.parametrize('is_tied', [True, False])
+@pytest.mark.parametrize('has_attention_bias', [True, False])
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_round_trip(tmp_path, is_tied, has_attention_bias, dtype):
+  config = make_config(
+    is_tied=is_tied, has_attention_bias=has_attention_bias, dtype=dtype
+  )
+  params = make_params(config)
+  write_gguf(tmp_path / 'tiny.gguf', config, params)
+  loaded, loaded_params, vocabulary = gguf.load_llama(
+    tmp_path / 'tiny.gguf', dtype=dtype
+  )
+  assert loaded == config
+  assert_trees_equal(loaded_params, params)
+  assert vocabulary.vocab_size == config.vocab_size
+  assert vocabulary.eos_ids == (2,)
+  assert vocabulary.bos_token == '<|im_start|>'
+  assert vocabulary.chat_template == CHAT_TEMPLATE
+
+
+@pytest.mark.parametrize(
+  'quantization', ['F16', 'BF16', 'Q8_0', 'Q4_0', 'Q4_1']
+)
+def test_quantised_tensors_equal_the_packages_own(tmp_path, quantization):
+  config = make_config(vocab_size=300)
+  params = make_params(config)
+  path = tmp_path / 'tiny.gguf'
+  write_gguf(path, config, params, quantization=quantization)
+  file = gguf_file.open_gguf(path)
+  for tensor in gguf_package.GGUFReader(path).tensors:
+    expected = gguf_package.dequantize(tensor.data, tensor.tensor_type)
+    np.testing.assert_array_equal(
+      gguf_file.read_tensor(file, tensor.name), expected, tensor.name
+    )
+  embedding = gguf.read_params(file, config)['token_embedder']['embedding']
+  error = np.abs(embedding - params['token_embedder']['embedding']).max()
+  assert 0 < error < 0.5
+
+
+def test_tensors_of_many_chunks(tmp_path, monkeypatch):
+  config = make_config()
+  write_gguf(tmp_path / 'tiny.gguf', config, make_params(config))
+  file = gguf_file.open_gguf(tmp_path / 'tiny.gguf')
+  whole = gguf_file.read_tensor(file, 'token_embd.weight')
+  monkeypatch.setattr(gguf_file, '_BLOCKS_AT_A_TIME', 7)
+  np.testing.assert_array_equal(
+    gguf_file.read_tensor(file, 'token_embd.weight'), whole
+  )
+
+
+def test_rotary_halves():
+  rows = np.array([0, 10, 1, 11, 2, 12, 100, 110, 101, 111, 102, 112])
+  halves = np.array([0, 1, 2, 10, 11, 12, 100, 101, 102, 110, 111, 112])
+  np.testing.assert_array_equal(gguf.split_rotary_halves(rows, 2), halves)
+  np.testing.assert_array_equal(gguf.interleave_rotary_halves(halves, 2), rows)
+
+
+def test_params_are_in_memory_of_their_own(tmp_path):
+  config = make_config()
+  path = tmp_path / 'tiny.gguf'
+  write_gguf(path, config, make_params(config))
+  _, params, _ = gguf.load_llama(path)
+  before = jax.tree.map(lambda leaf: np.array(leaf), params)
+  with open(path, 'r+b') as file:
+    file.write(bytes(path.stat().st_size))
+  assert_trees_equal(params, before)
+
+
+def test_every_truncation_is_refused(tmp_path):
+  config = make_config()
+  path, cut = tmp_path / 'tiny.gguf', tmp_path / 'cut.gguf'
+  write_gguf(path, config, make_params(config))
+  content = path.read_bytes()
+  sizes = np.linspace(4, len(content) - 40, 60).astype(int)
+  for size in [*range(4, 40), *sizes]:
+    cut.write_bytes(content[:size])
+    with pytest.raises(ValueError, match=r'cut\.gguf is truncated'):
+      gguf.load_llama(cut)
+
+
+@pytest.mark.parametrize('content', [b'', b'GG', b'PK\x03\x04' + bytes(99)])
+def test_other_files_are_refused(tmp_path, content):
+  path = tmp_path / 'other.gguf'
+  path.write_bytes(content)
+  with pytest.raises(ValueError, match='is not a GGUF file'):
+    gguf.load_llama(path)
+
+
+@pytest.mark.parametrize('version', [1, 4, 3 << 24])
+def test_other_versions_are_refused(tmp_path, version):
+  path = tmp_path / 'other.gguf'
+  path.write_bytes(b'GGUF' + version.to_bytes(4, 'little') + bytes(99))
+  with pytest.raises(ValueError, match=f'GGUF version {version} '):
+    gguf.load_llama(path)
+
+
+def test_noise_in_the_header_never_escapes_as_another_error(tmp_path):
+  config = make_config()
+  path, noisy = tmp_path / 'tiny.gguf', tmp_path / 'noisy.gguf'
+  write_gguf(path, config, make_params(config))
+  content = np.frombuffer(path.read_bytes(), np.uint8)
+  rng = np.random.default_rng(0)
+  for _ in range(200):
+    changed = content.copy()
+    where = rng.integers(4, 1200, size=3)
+    changed[where] = rng.integers(0, 256, size=3, dtype=np.uint8)
+    changed.tofile(noisy)
+    with contextlib.suppress(ValueError):
+      gguf.load_llama(noisy)
+
+
+@pytest.mark.parametrize(
+  ('metadata', 'message'),
+  [
+    ({'general.architecture': 'qwen2'}, "architecture of 'qwen2'.*'llama'"),
+    ({'llama.block_count': None}, 'no metadata llama.block_count'),
+    (
+      {'llama.attention.head_count_kv': [2, 1]},
+      r'is \[2, 1\], expected one number',
+    ),
+    ({'llama.expert_count': 8}, '8 experts'),
+    ({'llama.rope.scaling.type': 'yarn'}, 'scaled.*yarn'),
+    ({'llama.rope.scaling.factor': 4.0}, 'scaled.*4.0'),
+    ({'llama.rope.dimension_count': 4}, 'turn 4 of a head of 8'),
+    ({'llama.attention.key_length': 16}, 'key_length is 16'),
+    ({'llama.attention.sliding_window': 64}, 'slides over 64 of 128'),
+    ({'llama.block_count': 10**9}, 'too few for 1000000000 layers'),
+    ({'llama.attention.head_count': 0}, 'head_count is 0, expected one'),
+    ({'llama.attention.head_count': 3}, 'rotary positions turn 8'),
+    ({'llama.feed_forward_length': 48}, r'ffn_gate.weight is \[64, 32\]'),
+    ({'llama.block_count': 3}, 'no tensor blk.2'),
+    ({'llama.block_count': 1}, 'tensors that a Llama has not: blk.1'),
+    ({'tokenizer.ggml.model': 'llama'}, "tokenizer of kind 'llama'"),
+    ({'tokenizer.ggml.model': None}, 'no metadata tokenizer.ggml.model'),
+    ({'tokenizer.ggml.pre': 'tekken'}, "splits words as 'tekken'"),
+    ({'tokenizer.ggml.tokens': ['a']}, 'a token 1 beyond its 1'),
+    ({'tokenizer.ggml.merges': ['q zz']}, 'inconsistent tokenizer'),
+    ({'tokenizer.ggml.merges': ['nospace']}, 'inconsistent tokenizer'),
+    ({'tokenizer.ggml.eos_token_id': 5000}, 'a token 5000 beyond'),
+  ],
+)
+def test_unsupported_models_are_refused(tmp_path, metadata, message):
+  config = make_config()
+  path = tmp_path / 'tiny.gguf'
+  write_gguf(path, config, make_params(config), metadata=metadata)
+  with pytest.raises(ValueError, match=message):
+    gguf.load_llama(path)
+
+
+def test_scaled_rotary_frequencies_are_refused(tmp_path):
+  config = make_config()
+  params = make_params(config)
+  path = tmp_path / 'tiny.gguf'
+  write_gguf(
+    path, config, params, extra={'rope_freqs.weight': np.ones(4, np.float32)}
+  )
+  gguf.load_llama(path)
+  factors = np.array([1, 1, 2, 8], np.float32)
+  write_gguf(path, config, params, extra={'rope_freqs.weight': factors})
+  with pytest.raises(ValueError, match=r'rope_freqs\.weight'):
+    gguf.load_llama(path)
+
+
+@pytest.mark.parametrize(
+  'name', ['token_embd.weight', 'blk.1.ffn_down.weight', 'output_norm.weight']
+)
+def test_missing_tensors_are_named(tmp_path, name):
+  config = make_config()
+  path = tmp_path / 'tiny.gguf'
+  write_gguf(path, config, make_params(config), omit=(name,))
+  with pytest.raises(ValueError, match=f'no tensor {name}'):
+    gguf.load_llama(path)
+
+
+def test_unexpected_tensors_are_named(tmp_path):
+  config = make_config()
+  path = tmp_path / 'tiny.gguf'
+  extra = {'blk.0.attn_q_norm.weight': np.ones(8, np.float32)}
+  write_gguf(path, config, make_params(config), extra=extra)
+  with pytest.raises(ValueError, match=r'attn_q_norm\.weight'):
+    gguf.load_llama(path)
+
+
+@pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize('quantization', ['F32', 'Q8_0'])
+@pytest.mark.filterwarnings('ignore:invalid value:RuntimeWarning')
+def test_weights_that_are_not_finite_are_named(tmp_path, bad, quantization):
+  config = make_config()
+  params = make_params(config)
+  kernel = params['layers_1']['mlp']['wo']['kernel']
+  params['layers_1']['mlp']['wo']['kernel'] = kernel.at[3, 5].set(bad)
+  path = tmp_path / 'tiny.gguf'
+  write_gguf(path, config, params, quantization=quantization)
+  with pytest.raises(ValueError, match=r'blk\.1\.ffn_down\.weight holds a NaN'):
+    gguf.load_llama(path)
+
+
+def test_large_finite_weights_are_accepted(tmp_path):
+  config = make_config()
+  params = make_params(config)
+  scale = jnp.full((config.embed_dim,), 3e38)
+  params['decoder_norm']['scale'] = scale
+  write_gguf(tmp_path / 'tiny.gguf', config, params)
+  _, loaded, _ = gguf.load_llama(tmp_path / 'tiny.gguf')
+  np.testing.assert_array_equal(loaded['decoder_norm']['scale'], scale)
+
+
+@pytest.mark.parametrize(
+  ('splitting', 'text', 'expected'),
+  [
+    ('smollm', ' the  12', ['Ġthe', 'ĠĠ', '1', '2']),
+    ('gpt-2', ' the  12', ['Ġthe', 'Ġ', 'Ġ', '12']),
+    ('llama-bpe', ' the  12', ['Ġthe', 'Ġ', 'Ġ', '12']),
+    ('llama-bpe', "I'LL IN in", None),
+  ],
+)
+def test_words_are_split_as_the_file_says(tmp_path, splitting, text, expected):
+  config = make_config()
+  path = tmp_path / 'tiny.gguf'
+  write_gguf(
+    path,
+    config,
+    make_params(config),
+    metadata={'tokenizer.ggml.pre': splitting},
+  )
+  _, _, vocabulary = gguf.load_llama(path)
+  ids = vocabulary.encode(text)
+  assert vocabulary.decode(ids) == text
+  if expected is not None:
+    assert [vocabulary.tokens()[i] for i in ids] == expected
+
+
+def test_a_begin_token_is_added_where_the_file_says(tmp_path):
+  config = make_config()
+  path = tmp_path / 'tiny.gguf'
+  write_gguf(
+    path,
+    config,
+    make_params(config),
+    metadata={'tokenizer.ggml.add_bos_token': True},
+  )
+  _, _, vocabulary = gguf.load_llama(path)
+  ids = vocabulary.encode('in')
+  assert ids[0] == 1
+  assert vocabulary.encode('in', add_special_tokens=False) == ids[1:]
+  assert vocabulary.decode(ids) == 'in'
+  assert vocabulary.encode_chat('in').count(1) == 2

@@ -1,0 +1,307 @@
+"""Hugging Face folders are read as they were written; bad ones are refused."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_models import (
+  CHAT_TEMPLATE,
+  MERGES,
+  assert_trees_equal,
+  byte_tokens,
+  make_config,
+  make_params,
+)
+
+from specdec_jax.checkpoints import huggingface, huggingface_config
+
+pytest.importorskip('safetensors')
+tokenizers = pytest.importorskip('tokenizers')
+
+
+def tokenizer_json() -> str:
+  tokenizer = tokenizers.Tokenizer(
+    tokenizers.models.BPE(
+      vocab={token: i for i, token in enumerate(byte_tokens())},
+      merges=[tuple(merge.split(' ')) for merge in MERGES],
+    )
+  )
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(False)
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()
+  tokenizer.add_special_tokens(byte_tokens()[:3])
+  return tokenizer.to_str()
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """A folder with a tiny model."""
+  config = make_config()
+  huggingface.save_llama(
+    tmp_path, config, make_params(config), tokenizer_json=tokenizer_json()
+  )
+  return tmp_path
+
+
+def change_json(path, **changes) -> None:
+  settings = json.loads(path.read_text()) if path.exists() else {}
+  path.write_text(json.dumps(settings | changes))
+
+
+def shard(folder) -> None:
+  """Splits the weights of a folder over two files."""
+  from safetensors.numpy import load_file, save_file
+
+  tensors = load_file(folder / 'model.safetensors')
+  (folder / 'model.safetensors').unlink()
+  names = sorted(tensors)
+  weight_map = {}
+  for i, part in enumerate((names[:9], names[9:])):
+    file_name = f'model-{i + 1:05}-of-00002.safetensors'
+    save_file({name: tensors[name] for name in part}, folder / file_name)
+    weight_map |= dict.fromkeys(part, file_name)
+  change_json(folder / 'model.safetensors.index.json', weight_map=weight_map)
+
+
+def rewrite(folder, change) -> None:
+  """Applies `change` to the dict of a folder's tensors."""
+  from safetensors.numpy import load_file, save_file
+
+  tensors = load_file(folder / 'model.safetensors')
+  change(tensors)
+  save_file(tensors, folder / 'model.safetensors')
+
+
+@pytest.mark.parametrize('is_tied', [True, False])
+@pytest.mark.parametrize('has_attention_bias', [True, False])
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_round_trip(tmp_path, is_tied, has_attention_bias, dtype):
+  config = make_config(
+    is_tied=is_tied, has_attention_bias=has_attention_bias, dtype=dtype
+  )
+  params = make_params(config)
+  huggingface.save_llama(
+    tmp_path, config, params, tokenizer_json=tokenizer_json()
+  )
+  loaded, loaded_params, vocabulary = huggingface.load_llama(
+    tmp_path, dtype=dtype
+  )
+  assert loaded == config
+  assert_trees_equal(loaded_params, params)
+  assert vocabulary.tokens() == byte_tokens()
+
+
+def test_shards_equal_the_single_file(folder):
+  config, params, _ = huggingface.load_llama(folder)
+  shard(folder)
+  assert_trees_equal(huggingface.read_params(folder, config), params)
+
+
+def test_a_tied_head_in_the_file_is_ignored(folder):
+  config, params, _ = huggingface.load_llama(folder)
+  rewrite(
+    folder,
+    lambda t: t.update({
+      'lm_head.weight': t['model.embed_tokens.weight'],
+      'model.layers.0.self_attn.rotary_emb.inv_freq': np.ones(4, np.float32),
+    }),
+  )  # fmt: skip
+  assert_trees_equal(huggingface.read_params(folder, config), params)
+
+
+def test_missing_files_are_named(folder):
+  config = huggingface_config.read_config(folder)
+  shard(folder)
+  (folder / 'model-00002-of-00002.safetensors').unlink()
+  with pytest.raises(ValueError, match='lacks model-00002-of-00002'):
+    huggingface.read_params(folder, config)
+  (folder / 'model.safetensors.index.json').unlink()
+  with pytest.raises(ValueError, match='has no weights: expected model'):
+    huggingface.read_params(folder, config)
+  (folder / 'tokenizer.json').unlink()
+  with pytest.raises(ValueError, match=r'no tokenizer\.json'):
+    huggingface.load_llama(folder)
+  (folder / 'config.json').unlink()
+  with pytest.raises(ValueError, match=r'no config\.json'):
+    huggingface.load_llama(folder)
+
+
+def test_an_index_that_names_absent_tensors_is_refused(folder):
+  config = huggingface_config.read_config(folder)
+  shard(folder)
+  path = folder / 'model.safetensors.index.json'
+  weight_map = json.loads(path.read_text())['weight_map']
+  name = 'model.norm.weight'
+  others = set(weight_map.values()) - {weight_map[name]}
+  change_json(path, weight_map=weight_map | {name: others.pop()})
+  with pytest.raises(ValueError, match=f'lacks tensors: {name}'):
+    huggingface.read_params(folder, config)
+  path.write_text('{}')
+  with pytest.raises(ValueError, match='no weight_map'):
+    huggingface.read_params(folder, config)
+
+
+def test_bad_tensors_are_named(folder):
+  config = huggingface_config.read_config(folder)
+  name = 'model.layers.1.mlp.up_proj.weight'
+
+  def refused(change, message):
+    original = (folder / 'model.safetensors').read_bytes()
+    rewrite(folder, change)
+    with pytest.raises(ValueError, match=message):
+      huggingface.read_params(folder, config)
+    (folder / 'model.safetensors').write_bytes(original)
+
+  refused(lambda t: t.pop(name), f'lacks tensors: {name}')
+  refused(
+    lambda t: t.update({name: t[name][1:]}),
+    rf'{name} is \[63, 32\], expected \[64, 32\]',
+  )
+  refused(
+    lambda t: t.update({name: t[name].astype(np.int8)}), 'is stored as I8'
+  )
+  refused(
+    lambda t: t.update({name: t[name] * np.float32(np.nan)}),
+    f'{name} holds a NaN',
+  )
+  refused(
+    lambda t: t.update({'model.layers.0.self_attn.q_norm.weight': t[name]}),
+    'has not: model.layers.0.self_attn.q_norm',
+  )
+
+
+@pytest.mark.parametrize('size', [0, 5, 100, 5000, -1])
+def test_truncated_weights_are_refused(folder, size):
+  config = huggingface_config.read_config(folder)
+  path = folder / 'model.safetensors'
+  path.write_bytes(path.read_bytes()[:size])
+  with pytest.raises(ValueError, match='no complete safetensors file'):
+    huggingface.read_params(folder, config)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'model_type': 'gpt2'}, "type 'gpt2'; supported are llama, mistral"),
+    ({'rope_scaling': {'type': 'linear', 'factor': 2.0}}, 'scaled .linear'),
+    ({'rope_parameters': {'rope_type': 'llama3'}}, 'scaled .llama3'),
+    ({'partial_rotary_factor': 0.5}, 'a part of each head'),
+    ({'rope_interleaved': True}, 'neighbouring'),
+    ({'hidden_act': 'gelu'}, 'activation is gelu'),
+    ({'attention_bias': True}, 'attention has biases'),
+    ({'mlp_bias': True}, 'feed-forward layers have biases'),
+    ({'quantization_config': {'bits': 4}}, 'quantised'),
+    ({'model_type': 'mistral', 'sliding_window': 64}, 'slides over 64 of 128'),
+    (
+      {'model_type': 'qwen2', 'use_sliding_window': True, 'sliding_window': 64},
+      'slides over 64 of 128',
+    ),
+    ({'layer_types': ['full_attention', 'x']}, 'layers of x'),
+    ({'hidden_size': None}, 'hidden_size is None, expected a number'),
+    ({'num_hidden_layers': 10**9}, 'too few for 1000000000 layers'),
+    ({'num_key_value_heads': 3}, '4 query heads do not divide'),
+  ],
+)
+def test_unsupported_networks_are_refused(folder, changes, message):
+  change_json(folder / 'config.json', **changes)
+  with pytest.raises(ValueError, match=message):
+    huggingface.load_llama(folder)
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'model_type': 'mistral', 'sliding_window': None},
+    {'model_type': 'mistral', 'sliding_window': 128},
+    {'rope_scaling': {'rope_type': 'default'}, 'rope_interleaved': False},
+    {'layer_types': ['full_attention', 'full_attention']},
+  ],
+)
+def test_equal_networks_are_accepted(folder, changes):
+  change_json(folder / 'config.json', **changes)
+  assert huggingface_config.read_config(folder) == make_config()
+
+
+def test_rotary_base_of_transformers_5(folder):
+  change_json(
+    folder / 'config.json',
+    rope_theta=None,
+    rope_parameters={'rope_theta': 1e6, 'rope_type': 'default'},
+  )
+  assert huggingface_config.read_config(folder).rope_base == 1e6
+
+
+@pytest.mark.parametrize('text', ['', '{', '[]'])
+def test_broken_json_is_refused(folder, text):
+  (folder / 'config.json').write_text(text)
+  with pytest.raises(ValueError, match=r'config\.json (is|holds) no JSON'):
+    huggingface.load_llama(folder)
+
+
+def test_a_broken_tokenizer_is_refused(folder):
+  (folder / 'tokenizer.json').write_text('{}')
+  with pytest.raises(ValueError, match=r'tokenizer\.json cannot be read'):
+    huggingface.read_vocabulary(folder)
+
+
+def test_where_the_end_ids_come_from(folder):
+  read = lambda: huggingface.read_vocabulary(folder).eos_ids
+  assert read() == ()
+  change_json(
+    folder / 'tokenizer_config.json', eos_token={'content': '<|im_end|>'}
+  )
+  assert read() == (2,)
+  change_json(folder / 'config.json', eos_token_id=0)
+  assert read() == (0,)
+  change_json(folder / 'generation_config.json', eos_token_id=[2, 0])
+  assert read() == (2, 0)
+
+
+def test_where_the_chat_template_comes_from(folder):
+  read = lambda: huggingface.read_vocabulary(folder).chat_template
+  assert read() is None
+  settings = folder / 'tokenizer_config.json'
+  change_json(settings, chat_template='single', bos_token='<|im_start|>')
+  assert read() == 'single'
+  change_json(
+    settings,
+    chat_template=[
+      {'name': 'tool_use', 'template': 'tools'},
+      {'name': 'default', 'template': CHAT_TEMPLATE},
+    ],
+  )
+  vocabulary = huggingface.read_vocabulary(folder)
+  assert vocabulary.chat_template == CHAT_TEMPLATE
+  assert vocabulary.bos_token == '<|im_start|>'
+  (folder / 'chat_template.jinja').write_text('file')
+  assert read() == 'file'
+
+
+def test_saving_names_what_is_wrong(tmp_path):
+  config = make_config()
+  params = make_params(config)
+  params['decoder_norm']['scale'] = jnp.ones(3)
+  with pytest.raises(ValueError, match=r'decoder_norm/scale is \[3\]'):
+    huggingface.save_llama(tmp_path, config, params)
+  del params['decoder_norm']
+  with pytest.raises(ValueError, match='no decoder_norm/scale'):
+    huggingface.save_llama(tmp_path, config, params)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_downloads(monkeypatch, tmp_path):
+  hub = pytest.importorskip('huggingface_hub')
+  monkeypatch.setattr(
+    hub, 'snapshot_download', lambda name, **_: str(tmp_path / name)
+  )
+  assert huggingface.download('some/model') == tmp_path / 'some/model'
+
+  def fail(name, **_):
+    raise OSError('no route to host')
+
+  monkeypatch.setattr(hub, 'snapshot_download', fail)
+  with pytest.raises(ValueError, match=r'hf:some/model could not.*no route'):
+    huggingface.download('some/model')
+  for name in ('model', '/model', 'a/b/c', ''):
+    with pytest.raises(ValueError, match='write hf:organisation/name'):
+      huggingface.download(name)

