@@ -1,0 +1,160 @@
+"""SmolLM2-135M through the compiled loops.
+
+Greedy decoding gives Hugging Face's tokens, speculation changes none of them,
+and a row is the same whatever batch it is in.
+"""
+
+import functools
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import drafters, logits, verification
+from specdec_jax.base import Params, Prompt
+from specdec_jax.checkpoints import loading
+from specdec_jax.data import batching
+from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.models import adapters
+
+pytestmark = [pytest.mark.smollm2, pytest.mark.slow]
+
+RECORDS = json.loads(
+  (pathlib.Path(__file__).parent / 'golden/smollm2_greedy.json').read_text(
+    encoding='utf-8'
+  )
+)['records']
+GREEDY = logits.standardize(temperature=0.0)
+
+
+@functools.cache
+def model(dtype=jnp.float32):
+  try:
+    return loading.load('smollm2-135m', dtype=dtype)
+  except (ImportError, ValueError) as error:
+    pytest.skip(f'SmolLM2 is not installed: {error}')
+
+
+def make_prompt(rows, *, num_new, row_ids=None, width=None):
+  tokens, lengths = batching.pack(rows, width=width)
+  row_ids = np.arange(len(rows)) if row_ids is None else row_ids
+  return Prompt(
+    encoder_tokens=None,
+    decoder_tokens=jnp.asarray(tokens),
+    decoder_lengths=jnp.asarray(lengths),
+    row_ids=jnp.asarray(row_ids, jnp.int32),
+    max_lengths=jnp.asarray(lengths + num_new, jnp.int32),
+  )
+
+
+@functools.cache
+def compiled_plain(dtype, max_len):
+  loaded = model(dtype)
+
+  @jax.jit
+  def generate(params, prompt):
+    return autoregressive.generate(
+      Params(params),
+      jax.random.key(0),
+      prompt,
+      target=adapters.llama(loaded.config),
+      logits_to_probs=GREEDY,
+      max_len=max_len,
+      eos_id=loaded.vocabulary.eos_ids,
+    )
+
+  return functools.partial(generate, loaded.params)
+
+
+@functools.cache
+def compiled_speculative(dtype, max_len, temperature=0.0):
+  loaded = model(dtype)
+
+  @jax.jit
+  def generate(params, prompt):
+    return speculative.generate(
+      Params(params),
+      jax.random.key(0),
+      prompt,
+      target=adapters.llama(loaded.config),
+      drafter=drafters.prompt_lookup(gamma=4, max_ngram=3),
+      verify_fn=verification.speculative_sampling,
+      logits_to_probs=logits.standardize(temperature=temperature, top_p=0.95)
+      if temperature
+      else GREEDY,
+      max_len=max_len,
+      eos_id=loaded.vocabulary.eos_ids,
+    )
+
+  return functools.partial(generate, loaded.params)
+
+
+def new_tokens(output, prompt, row):
+  start = int(prompt.decoder_lengths[row])
+  return np.asarray(output.tokens)[row, start : int(output.lengths[row])]
+
+
+@pytest.mark.parametrize('side', ['plain', 'speculative'])
+def test_greedy_tokens_are_those_of_hugging_face(side):
+  """All prompts at once, so with ragged rows too."""
+  prompt = make_prompt([r['prompt_ids'] for r in RECORDS], num_new=48)
+  max_len = prompt.decoder_tokens.shape[1] + 48
+  compiled = {'plain': compiled_plain, 'speculative': compiled_speculative}
+  output = compiled[side](jnp.float32, max_len)(prompt)
+  assert len(RECORDS) >= 20
+  for row, record in enumerate(RECORDS):
+    np.testing.assert_array_equal(
+      new_tokens(output, prompt, row),
+      record['output_ids'],
+      err_msg=record['text'],
+    )
+  if side == 'speculative':
+    statistics = output.statistics
+    assert np.sum(statistics.num_accepted) > 0
+    assert np.sum(statistics.num_target_runs) < np.sum(statistics.num_tokens)
+
+
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_a_batch_gives_row_by_row_what_batch_one_gives(temperature):
+  by_length = sorted((r['prompt_ids'] for r in RECORDS), key=len)
+  rows = by_length[:: max(1, len(by_length) // 8)][:8]
+  assert len({len(row) for row in rows}) > 4
+  width, num_new = max(map(len, rows)), 24
+  generate = compiled_speculative(jnp.float32, width + num_new, temperature)
+  together = make_prompt(rows, num_new=num_new)
+  output = generate(together)
+  texts = set()
+  for i, row in enumerate(rows):
+    alone = make_prompt([row], num_new=num_new, row_ids=[i], width=width)
+    expected = new_tokens(generate(alone), alone, 0)
+    np.testing.assert_array_equal(new_tokens(output, together, i), expected)
+    texts.add(tuple(expected))
+  assert len(texts) == len(rows)
+
+
+def test_bfloat16_tokens_lie_near_the_argmax():
+  """Calls of different widths round differently in bfloat16, so speculative and
+  plain decoding may part; every token must still be the argmax up to a margin,
+  teacher-forced."""
+  margin = 0.5
+  rows = [r['prompt_ids'] for r in RECORDS[:6]]
+  prompt = make_prompt(rows, num_new=32)
+  max_len = prompt.decoder_tokens.shape[1] + 32
+  output = compiled_speculative(jnp.bfloat16, max_len)(prompt)
+  loaded = model(jnp.bfloat16)
+  lm = adapters.llama(loaded.config)
+
+  @jax.jit
+  def score(params, tokens):
+    start = make_prompt([[0]] * len(rows), num_new=1)
+    return lm.extend(params, tokens, lm.init(params, start, max_len))[0]
+
+  scores = np.asarray(score(loaded.params, output.tokens))
+  tokens = np.asarray(output.tokens)
+  for row in range(len(rows)):
+    for i in range(int(prompt.decoder_lengths[row]), int(output.lengths[row])):
+      before = scores[row, i - 1]
+      assert before.max() - before[tokens[row, i]] <= margin
