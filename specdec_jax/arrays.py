@@ -53,13 +53,5 @@ def count_leading(is_set: Array) -> Array:
 
 
 def pick(values: Array, indices: Array) -> Array:
-  """`values[b, ..., indices[b, ...]]` along the last axis.
-
-  Args:
-    values: `[..., V]`.
-    indices: int32 `[...]`.
-
-  Returns:
-    `[...]`.
-  """
+  """The element that int32 `[...]` names on the last axis of `[..., V]`."""
   return jnp.take_along_axis(values, indices[..., None], axis=-1)[..., 0]

@@ -7,16 +7,27 @@ vocabulary. Values are frozen dataclasses that state their shapes; bundles of
 functions are `NamedTuple`s; no type here has behaviour.
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, dataclass_transform
 
-import flax.struct
 import jax
 
 Array = jax.Array
 
 
-@flax.struct.dataclass(kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def value(cls: type) -> type:
+  """Makes a frozen dataclass of arrays that jax's transformations see through.
+
+  It is `flax.struct.dataclass`, whose import would bring all of flax.linen.
+  """
+  cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+  setattr(cls, 'replace', dataclasses.replace)  # noqa: B010
+  return jax.tree_util.register_dataclass(cls)
+
+
+@value
 class Prompt:
   """What decoding starts from, rows right-padded.
 
@@ -39,7 +50,7 @@ class Prompt:
   max_lengths: Array | None = None
 
 
-@flax.struct.dataclass(kw_only=True)
+@value
 class Context:
   """The committed tokens of every row, prompt included.
 
@@ -52,7 +63,7 @@ class Context:
   lengths: Array
 
 
-@flax.struct.dataclass(kw_only=True)
+@value
 class Draft:
   """What a drafter guesses to come next.
 
@@ -69,7 +80,7 @@ class Draft:
   lengths: Array
 
 
-@flax.struct.dataclass(kw_only=True)
+@value
 class Verification:
   """What the target makes of a draft.
 

@@ -5,7 +5,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from specdec_jax.cli import bench, doctor, generate, options, trace
+import specdec_jax
+from specdec_jax.cli import bench, doctor, generate, options, progress, trace
 
 _COMMANDS = {
   'generate': generate,
@@ -14,18 +15,60 @@ _COMMANDS = {
   'doctor': doctor,
 }
 
-EXIT_OK, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 2, 130
+EXIT_OK, EXIT_BUG, EXIT_BAD_INPUT = 0, 1, 2
+# As shells report SIGINT and SIGPIPE.
+EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs one subcommand; the exit status.
 
-  0 is success, 2 bad input, with one sentence on standard error, and 130 an
-  interrupt, after which everything written so far is in place.
+  0 is success, 2 bad input, with one sentence on standard error, 130 an
+  interrupt, after which everything written so far is in place, and 141, without
+  a word, output that nobody reads any more. 1 is a failed self-test, or a bug.
+  With SPECDEC_TRACEBACK=1 in the environment, errors keep their traceback.
   """
-  parser = argparse.ArgumentParser(
+  try:
+    status = _run(argv)
+    if sys.stdout is not None:
+      sys.stdout.flush()
+    return status
+  except KeyboardInterrupt:
+    _complain('interrupted')
+    progress.leave_unfinished_work(EXIT_INTERRUPTED)
+    return EXIT_INTERRUPTED
+  except BrokenPipeError:
+    # What is still buffered must not fail again when Python exits.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_BROKEN_PIPE
+  except Exception as error:
+    if os.environ.get('SPECDEC_TRACEBACK'):
+      raise
+    sentence, status = _sentence(error)
+    _complain(f'error: {sentence}')
+    return status
+
+
+def _run(argv: Sequence[str] | None) -> int:
+  """Parses the options and runs the subcommand that they name."""
+  for stream in (sys.stdout, sys.stderr):
+    # A character that the terminal's encoding lacks must not end a decode.
+    if stream is not None and not _is_unicode(stream.encoding):
+      stream.reconfigure(errors='replace')
+  try:
+    args = _parser().parse_args(argv)
+  except SystemExit as done:  # After --help or a wrong option.
+    return int(done.code or 0)
+  return _COMMANDS[args.command].run(args) or EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = options.Parser(
     prog='specdec',
     description='Draft-then-verify decoding, compiled as one program.',
+  )
+  parser.add_argument(
+    '--version', action='version', version=specdec_jax.__version__
   )
   subparsers = parser.add_subparsers(dest='command', required=True)
   for name, module in _COMMANDS.items():
@@ -36,18 +79,55 @@ def main(argv: Sequence[str] | None = None) -> int:
       formatter_class=options.HelpFormatter,
     )
     module.add_arguments(subparser)
-  args = parser.parse_args(argv)
+  return parser
+
+
+def _is_unicode(encoding: str | None) -> bool:
+  return (encoding or '').lower().replace('-', '').startswith('utf')
+
+
+def _complain(sentence: str) -> None:
+  """Prints one line on standard error, if there is anybody to read it."""
   try:
-    return _COMMANDS[args.command].run(args) or EXIT_OK
-  except KeyboardInterrupt:
-    print('specdec: interrupted', file=sys.stderr)
-    return EXIT_INTERRUPTED
-  except BrokenPipeError:
-    # The reader of our output left, as `head` does.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return EXIT_OK
-  except (ValueError, ImportError, OSError) as error:
-    if os.environ.get('SPECDEC_TRACEBACK'):
-      raise
-    print(f'specdec: error: {error}', file=sys.stderr)
-    return EXIT_BAD_INPUT
+    print(f'specdec: {sentence}', file=sys.stderr, flush=True)
+  except OSError:
+    pass
+
+
+def _sentence(error: Exception) -> tuple[str, int]:
+  """An error in one line, and the exit status that goes with it.
+
+  Errors that this package raised on purpose speak for themselves. Of others it
+  says how to see where they came from.
+  """
+  text = ' '.join(str(error).split())
+  if isinstance(error, OSError):
+    reason = error.strerror or text or type(error).__name__
+    place = f'{error.filename}: ' if error.filename else ''
+    return place + reason, EXIT_BAD_INPUT
+  if isinstance(error, MemoryError) or 'RESOURCE_EXHAUSTED' in text:
+    return (
+      'out of memory; lower --batch_size, --max_new_tokens or --gamma, or take '
+      '--dtype bfloat16',
+      EXIT_BAD_INPUT,
+    )
+  is_expected = isinstance(error, (ValueError, ImportError))
+  if is_expected and _is_raised_here(error):
+    return text, EXIT_BAD_INPUT
+  return (
+    f'unexpected {type(error).__name__}: {text} (SPECDEC_TRACEBACK=1 in the '
+    'environment shows where)',
+    EXIT_BAD_INPUT if is_expected else EXIT_BUG,
+  )
+
+
+def _is_raised_here(error: Exception) -> bool:
+  """Whether a line of this package raised it."""
+  traceback = error.__traceback__
+  while traceback and traceback.tb_next:
+    traceback = traceback.tb_next
+  package = os.path.dirname(specdec_jax.__file__)
+  return bool(
+    traceback
+    and traceback.tb_frame.f_code.co_filename.startswith(package + os.sep)
+  )

@@ -1,12 +1,26 @@
 """Command-line options that subcommands share, and the checks on them."""
 
 import argparse
+import os
+import sys
 from collections.abc import Callable
+from typing import Any, NoReturn
 
 DRAFTERS = ('prompt_lookup', 'ngram', 'uniform', 'model', 'none')
 VERIFICATIONS = ('speculative_sampling', 'greedy', 'block')
 DTYPES = ('float32', 'bfloat16')
 DEFAULT_MODEL = 'smollm2-135m'
+
+
+class Parser(argparse.ArgumentParser):
+  """Answers a wrong option with one line instead of the whole usage."""
+
+  def error(self, message: str) -> NoReturn:
+    if message == 'argument --prompt: expected one argument':
+      message += '; write --prompt=TEXT if it begins with a dash'
+    self.exit(
+      2, f'{self.prog}: error: {message} ({self.prog} --help lists all)\n'
+    )
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -74,8 +88,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     '--min_ngram',
     type=positive_int,
-    default=2,
-    help='shortest suffix that prompt_lookup trusts',
+    help='shortest suffix that prompt_lookup trusts (default: 2, or max_ngram '
+    'if that is less)',
   )
   group.add_argument(
     '--ngram_text', metavar='FILE', help='the text that ngram counts'
@@ -151,7 +165,7 @@ def add_color(parser: argparse.ArgumentParser) -> None:
 def check(args: argparse.Namespace) -> None:
   """Finds options that contradict each other, before anything is loaded.
 
-  Sets `args.drafter` when it was left open.
+  Sets `args.drafter` and `args.min_ngram` where they were left open.
 
   Raises:
     ValueError: if they do.
@@ -166,6 +180,10 @@ def check(args: argparse.Namespace) -> None:
     )
   if args.drafter == 'ngram' and not args.ngram_text:
     raise ValueError('--drafter ngram needs --ngram_text, the text to count')
+  if args.ngram_text and args.drafter != 'ngram':
+    raise ValueError(f'--ngram_text is for --drafter ngram, not {args.drafter}')
+  if args.min_ngram is None:
+    args.min_ngram = min(2, args.max_ngram)
   if args.min_ngram > args.max_ngram:
     raise ValueError(
       f'--min_ngram {args.min_ngram} exceeds --max_ngram {args.max_ngram}'

@@ -1,19 +1,52 @@
 """What a person sees while waiting; silent when nobody is watching."""
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+import dataclasses
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+_Result = TypeVar('_Result')
+_THREAD = 'specdec'
 
 
-def console(*, is_stderr: bool = True, color: str = 'auto') -> Any:
+@dataclasses.dataclass(frozen=True)
+class Bar:
+  """A progress bar.
+
+  Attributes:
+    advance: `(amount)`, more is done.
+    hidden: a context in which other things can be printed.
+  """
+
+  advance: Callable[[float], None]
+  hidden: Callable[[], AbstractContextManager[None]]
+
+
+def is_watched() -> bool:
+  """Whether standard error is a terminal."""
+  return sys.stderr is not None and sys.stderr.isatty()
+
+
+def console(*, is_stderr: bool = False, color: str = 'auto') -> Any:
   """A `rich` console.
 
   Args:
     is_stderr: writes to standard error instead of standard output.
     color: 'auto', 'always' or 'never'.
-  """
-  from rich.console import Console
 
+  Raises:
+    ImportError: if rich is not installed.
+  """
+  try:
+    from rich.console import Console
+  except ImportError as error:
+    raise ImportError(
+      'the command line needs rich: pip install specdec_jax[models]'
+    ) from error
   if color == 'always':
     return Console(
       stderr=is_stderr, force_terminal=True, color_system='standard'
@@ -26,40 +59,83 @@ def console(*, is_stderr: bool = True, color: str = 'auto') -> Any:
 @contextlib.contextmanager
 def waiting(message: str) -> Iterator[None]:
   """Shows `message` and a spinner on a terminal while the block runs."""
-  screen = console()
-  if not screen.is_terminal:
+  if not is_watched():
     yield
     return
-  with screen.status(message):
+  with console(is_stderr=True).status(message):
     yield
 
 
 @contextlib.contextmanager
-def bar(message: str, total: int) -> Iterator[Any]:
-  """A progress bar on a terminal.
-
-  Yields:
-    `advance(num_done, note='')`.
-  """
+def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
+  """A progress bar on a terminal, and nothing anywhere else."""
+  if not is_shown or not is_watched():
+    yield Bar(lambda amount: None, contextlib.nullcontext)
+    return
   from rich import progress
 
-  screen = console()
   columns = (
+    progress.SpinnerColumn(),
     progress.TextColumn('{task.description}'),
     progress.BarColumn(),
     progress.MofNCompleteColumn(),
+    progress.TimeElapsedColumn(),
     progress.TimeRemainingColumn(),
-    progress.TextColumn('{task.fields[note]}'),
   )
-  with progress.Progress(
+  tasks = progress.Progress(
     *columns,
-    console=screen,
+    console=console(is_stderr=True),
     transient=True,
-    disable=not screen.is_terminal,
-  ) as tasks:
-    task = tasks.add_task(message, total=total, note='')
+    # Else rich takes what is printed to a redirected standard output, too, to
+    # the terminal.
+    redirect_stdout=False,
+    redirect_stderr=False,
+  )
+  task = tasks.add_task(message, total=total)
 
-    def advance(num_done: int, note: str = '') -> None:
-      tasks.update(task, advance=num_done, note=note)
+  @contextlib.contextmanager
+  def hidden() -> Iterator[None]:
+    tasks.stop()
+    yield
+    tasks.start()
 
-    yield advance
+  with tasks:
+    yield Bar(lambda amount: tasks.update(task, advance=amount), hidden)
+
+
+def interruptible(function: Callable[[], _Result]) -> _Result:
+  """Calls a function that computes for long without a word of Python.
+
+  Python sees an interrupt only between its own instructions, so a compilation
+  or a compiled decode would hold it up for as long as it takes. Here it runs in
+  a thread, and the interrupt reaches the caller at once.
+  """
+  results: list[_Result] = []
+  errors: list[BaseException] = []
+  is_done = threading.Event()
+
+  def work() -> None:
+    try:
+      results.append(function())
+    except BaseException as error:  # The caller's to handle.
+      errors.append(error)
+    is_done.set()
+
+  threading.Thread(target=work, daemon=True, name=_THREAD).start()
+  while not is_done.wait(timeout=0.5):
+    pass
+  if errors:
+    raise errors[0]
+  return results[0]
+
+
+def leave_unfinished_work(status: int) -> None:
+  """Ends the process if an `interruptible` call is still running.
+
+  Python would wait for it, or tear down what it uses.
+  """
+  if any(thread.name == _THREAD for thread in threading.enumerate()):
+    for stream in (sys.stdout, sys.stderr):
+      with contextlib.suppress(OSError, ValueError, AttributeError):
+        stream.flush()
+    os._exit(status)

@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -22,7 +21,7 @@ from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding.state import DecodeOutput, DecodeState, EosId, output
 
 
-@flax.struct.dataclass(kw_only=True)
+@base.value
 class StepInfo:
   """What a researcher wants to see of one iteration.
 

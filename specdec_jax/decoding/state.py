@@ -6,11 +6,10 @@ EOS, length limits and NaN are handled here and nowhere else.
 import dataclasses
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays
+from specdec_jax import arrays, base
 from specdec_jax.base import Array, Context, Prompt
 from specdec_jax.decoding import keys, statistics
 from specdec_jax.decoding.statistics import Statistics
@@ -18,7 +17,7 @@ from specdec_jax.decoding.statistics import Statistics
 EosId = int | tuple[int, ...]
 
 
-@flax.struct.dataclass(kw_only=True)
+@base.value
 class DecodeState:
   """All that the next iteration needs.
 
@@ -47,7 +46,7 @@ class DecodeState:
   statistics: Statistics
 
 
-@flax.struct.dataclass(kw_only=True)
+@base.value
 class DecodeOutput:
   """The decoded rows; the fields are those of `DecodeState`.
 

@@ -4,14 +4,13 @@ Finished rows count in none, and a block that EOS or the length limit cut short
 counts only for what was committed of it.
 """
 
-import flax.struct
 import jax.numpy as jnp
 
-from specdec_jax import arrays
+from specdec_jax import arrays, base
 from specdec_jax.base import Array, Draft, Verification
 
 
-@flax.struct.dataclass(kw_only=True)
+@base.value
 class Statistics:
   """Counters of each row, int32.
 

@@ -1,16 +1,15 @@
 """N-gram tables as drafters: the cheapest models there are (Leviathan et al.,
 Sec. 4.3, with unigrams and bigrams)."""
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, distributions
+from specdec_jax import arrays, base, distributions
 from specdec_jax.base import Array, Context, Draft, Drafter, LogitsToProbsFn
 from specdec_jax.drafters.stateless import stateless
 
 
-@flax.struct.dataclass(kw_only=True)
+@base.value
 class NGramTable:
   """A bigram law with back-off to unigrams; order 1 has no bigrams.
 

@@ -17,11 +17,10 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import flax.struct
 import jax
 import numpy as np
 
-from specdec_jax import arrays
+from specdec_jax import arrays, base
 from specdec_jax.base import Array, Prompt
 from specdec_jax.decoding.speculative import StepInfo
 from specdec_jax.verification import decision
@@ -44,7 +43,7 @@ _TAIL = 16
 _REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
 
 
-@flax.struct.dataclass(kw_only=True)
+@base.value
 class StepValues:
   """What a trace keeps of a `StepInfo`; nothing has a vocabulary axis.
 

@@ -7,14 +7,14 @@ erased.
 
 import dataclasses
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
+from specdec_jax import base
 from specdec_jax.base import Array
 
 
-@flax.struct.dataclass(kw_only=True)
+@base.value
 class KVCache:
   """The self-attention cache of a decoder.
 

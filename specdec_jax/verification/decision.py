@@ -7,15 +7,14 @@ ones.
 
 from collections.abc import Callable
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, distributions
+from specdec_jax import arrays, base, distributions
 from specdec_jax.base import Array, Draft, Verification
 
 
-@flax.struct.dataclass(kw_only=True)
+@base.value
 class Decision:
   """What a rule makes of a draft, given the uniform draws.
 

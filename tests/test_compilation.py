@@ -1,0 +1,259 @@
+"""What the compiler makes of the loop: one trace a shape, no host in it, and no
+copy of a cache (invariant 11)."""
+
+import functools
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import drafters, logits, verification
+from specdec_jax.base import Params
+from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.models import kv_cache
+from tests import toy
+
+V, MAX_LEN, GAMMA = 16, 250, 3
+SAMPLED = logits.standardize(temperature=1.0, top_p=0.9)
+# Wide enough heads for attention to be compiled as it is in a real model.
+CONFIG = toy.llama_config(V, embed_dim=32, num_heads=6, num_kv_heads=3,
+                          head_dim=64, mlp_dim=48)  # fmt: skip
+# One pending token, one drafted, and the same again for the other side.
+CAPACITY = MAX_LEN + GAMMA + 1
+
+DRAFTERS = {
+  'prompt_lookup': drafters.prompt_lookup(gamma=GAMMA),
+  'uniform': drafters.uniform(gamma=GAMMA, vocab_size=V),
+  'autoregressive': drafters.autoregressive(
+    toy.adapters.llama(CONFIG), gamma=GAMMA, logits_to_probs=SAMPLED
+  ),
+}
+RULES = {
+  'speculative_sampling': verification.speculative_sampling,
+  'block_verification': verification.block_verification,
+  'greedy': verification.greedy,
+}
+
+
+@functools.cache
+def weights():
+  return toy.llama_params(CONFIG, seed=0)
+
+
+def prompt_of(batch_size: int):
+  return toy.prompt([[1, 2, 3]] * batch_size)
+
+
+def compiled_loop(drafter, rule, batch_size: int) -> str:
+  """The optimised HLO of the loop alone, after the prefill."""
+  params = Params(weights(), weights())
+  models = {'target': toy.adapters.llama(CONFIG), 'drafter': drafter}
+  state = jax.eval_shape(
+    lambda params, prompt: speculative.init(
+      params, jax.random.key(0), prompt, **models, max_len=MAX_LEN
+    ),
+    params,
+    prompt_of(batch_size),
+  )
+  run = functools.partial(
+    speculative.run,
+    **models,
+    verify_fn=rule,
+    logits_to_probs=SAMPLED,
+    eos_id=0,
+  )
+  return jax.jit(run).lower(params, state).compile().as_text()
+
+
+def computations(hlo: str) -> dict[str, list[str]]:
+  """The instructions of each computation, by its name."""
+  found, name = {}, None
+  for line in hlo.splitlines():
+    header = re.match(r'(ENTRY )?%?([\w.\-]+) .*->.*\{$', line)
+    if header and not line.startswith(' '):
+      name = 'ENTRY' if header[1] else header[2]
+      found[name] = []
+    elif name is not None:
+      found[name].append(line)
+  return found
+
+
+def in_loops(hlo: str) -> list[str]:
+  """Every instruction that some while loop's body reaches."""
+  parts = computations(hlo)
+  calls = r'(?:body|condition|calls|to_apply|branch_computations)='
+  reached, pending = set(), re.findall(r'body=%?([\w.\-]+)', hlo)
+  while pending:
+    name = pending.pop()
+    if name in reached or name not in parts:
+      continue
+    reached.add(name)
+    for line in parts[name]:
+      for group in re.findall(calls + r'(\{[^}]*\}|%?[\w.\-]+)', line):
+        pending += re.findall(r'[\w.\-]+', group)
+  return [line for name in reached for line in parts[name]]
+
+
+def cache_copies(lines: list[str], num_elements: int) -> list[str]:
+  """Instructions that copy or transpose at least so many elements."""
+  found = []
+  for line in lines:
+    match = re.search(
+      r'= \(?\w+\[([\d,]+)\]\S* (copy|copy-start|transpose)\(', line
+    )
+    if match and np.prod([int(n) for n in match[1].split(',')]) >= num_elements:
+      found.append(line.strip())
+  return found
+
+
+def cache_size(batch_size: int) -> int:
+  heads = CONFIG.num_kv_heads
+  return batch_size * heads * CAPACITY * CONFIG.head_dim
+
+
+@pytest.mark.parametrize('batch_size', [1, 2, 12])
+@pytest.mark.parametrize('name', DRAFTERS)
+def test_no_cache_is_copied_in_the_loop(name, batch_size):
+  hlo = compiled_loop(
+    DRAFTERS[name], verification.speculative_sampling, batch_size
+  )
+  lines = in_loops(hlo)
+  assert sum('dynamic-update-slice' in line for line in lines) >= 4
+  assert cache_copies(lines, cache_size(batch_size)) == []
+
+
+def test_a_copied_cache_is_seen(monkeypatch):
+  """`lax.cond` around the target call, and a plain write on the CPU, both copy
+  caches: the reason for the loops in their place."""
+
+  def write(buffer, block, lengths):
+    zero = jnp.zeros((), lengths.dtype)
+    start = (zero, zero, lengths[0], zero)
+    return jax.lax.dynamic_update_slice(buffer, block, start)
+
+  monkeypatch.setattr(kv_cache, 'append', write)
+  hlo = compiled_loop(
+    DRAFTERS['prompt_lookup'], verification.speculative_sampling, 1
+  )
+  assert cache_copies(in_loops(hlo), cache_size(1))
+
+
+@pytest.mark.parametrize('rule', RULES)
+@pytest.mark.parametrize('name', DRAFTERS)
+def test_no_host_in_the_program(name, rule):
+  hlo = compiled_loop(DRAFTERS[name], RULES[rule], 2)
+  for word in ('callback', 'outfeed', 'infeed', ' send(', ' recv(', 'ToHost'):
+    assert word not in hlo, word
+
+
+def test_a_callback_is_seen():
+  def rule(row_keys, draft, target_probs):
+    jax.debug.callback(lambda x: None, target_probs)
+    return verification.greedy(row_keys, draft, target_probs)
+
+  hlo = compiled_loop(DRAFTERS['uniform'], rule, 2)
+  assert 'callback' in hlo
+
+
+def test_one_trace_a_shape():
+  num_traces = 0
+  greedy = logits.standardize(temperature=0.0)
+
+  @jax.jit
+  def generate(params, key, prompt):
+    nonlocal num_traces
+    num_traces += 1
+    return speculative.generate(
+      params,
+      key,
+      prompt,
+      target=toy.llama(V),
+      drafter=drafters.prompt_lookup(gamma=GAMMA),
+      verify_fn=verification.greedy,
+      logits_to_probs=greedy,
+      max_len=20,
+      eos_id=0,
+    ).tokens
+
+  params = Params(toy.llama_params(toy.llama_config(V), seed=0))
+  for seed, rows in enumerate(([[1, 2, 3], [4]], [[5, 6], [7, 8, 9]])):
+    generate(params, jax.random.key(seed), toy.prompt(rows, width=4))
+  assert num_traces == 1
+  generate(params, jax.random.key(0), toy.prompt([[1, 2, 3, 4, 5]]))
+  assert num_traces == 2
+
+
+def test_plain_loop_copies_no_cache():
+  target = toy.adapters.llama(CONFIG)
+  params = Params(weights())
+  state = jax.eval_shape(
+    lambda params, prompt: autoregressive.init(
+      params, jax.random.key(0), prompt, target=target, max_len=MAX_LEN
+    ),
+    params,
+    prompt_of(1),
+  )
+  run = functools.partial(
+    autoregressive.run, target=target, logits_to_probs=SAMPLED, eos_id=0
+  )
+  hlo = jax.jit(run).lower(params, state).compile().as_text()
+  size = CONFIG.num_kv_heads * (MAX_LEN + 1) * CONFIG.head_dim
+  assert cache_copies(in_loops(hlo), size) == []
+
+
+_TPU_PROGRAM = """
+import jax
+from jax.experimental import topologies
+from tests import test_compilation as t
+
+topology = topologies.get_topology_desc(
+  platform='tpu', topology_name='v4:1x1x1', chips_per_host_bounds=[1, 1, 1])
+device = jax.sharding.SingleDeviceSharding(topology.devices[0])
+on_device = lambda tree: jax.tree.map(
+  lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=device), tree)
+params = on_device(t.Params(t.weights(), t.weights()))
+for name, drafter in t.DRAFTERS.items():
+  for batch_size in (1, 4):
+    models = {'target': t.toy.adapters.llama(t.CONFIG), 'drafter': drafter}
+    state = on_device(jax.eval_shape(
+      lambda params, prompt: t.speculative.init(
+        params, jax.random.key(0), prompt, **models, max_len=t.MAX_LEN),
+      params, t.prompt_of(batch_size)))
+    hlo = jax.jit(lambda params, state: t.speculative.run(
+      params, state, **models, verify_fn=t.verification.speculative_sampling,
+      logits_to_probs=t.SAMPLED, eos_id=0)).lower(params, state).compile()
+    lines = t.in_loops(hlo.as_text())
+    assert any('dynamic-update-slice' in line for line in lines)
+    copies = t.cache_copies(lines, t.cache_size(batch_size))
+    print(name, batch_size, 'cache copies in the loop:', len(copies))
+    assert not copies, copies
+"""
+
+
+@pytest.mark.slow
+def test_the_tpu_compiler_accepts_the_loop_and_copies_no_cache():
+  """Compiles for a TPU v4 chip that need not be there."""
+  if importlib.util.find_spec('libtpu') is None:
+    pytest.skip('needs libtpu: pip install -e ".[tpu]"')
+  env = {
+    **os.environ,
+    'TPU_SKIP_MDS_QUERY': '1',
+    'TPU_WORKER_HOSTNAMES': 'localhost',
+    'TPU_ACCELERATOR_TYPE': 'v4-8',
+    'JAX_PLATFORMS': 'cpu',
+  }
+  result = subprocess.run(
+    [sys.executable, '-c', _TPU_PROGRAM],
+    env=env,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert result.returncode == 0, result.stderr[-3000:]
+  assert result.stdout.count('loop: 0') == 2 * len(DRAFTERS)

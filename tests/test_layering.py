@@ -1,0 +1,159 @@
+"""The layers of docs/design.md, read from the imports themselves."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = ROOT / 'specdec_jax'
+FILES = sorted(PACKAGE.rglob('*.py'))
+
+LAYERS = {
+  'base': 0,
+  'theory': 0,
+  'verification': 1,
+  'logits': 1,
+  'arrays': 1,
+  'distributions': 1,
+  'decoding': 2,
+  'drafters': 2,
+  'models': 3,
+  'sharding': 3,
+  'training': 4,
+  'checkpoints': 4,
+  'data': 4,
+  'costs': 4,
+  'evaluation': 5,
+  'cli': 6,
+  'integrations': 6,
+}
+# Who may import a third party, and whether only inside functions.
+RESTRICTED = {
+  'flax.linen': ({'models', 'training', 'integrations'}, False),
+  'tensorflow': ({'data', 'integrations'}, True),
+  'seqio': ({'data', 'integrations'}, True),
+  'gin': ({'cli', 'integrations'}, False),
+  'gguf': ({'checkpoints'}, True),
+  'safetensors': ({'checkpoints'}, True),
+  'huggingface_hub': ({'checkpoints'}, True),
+  'tokenizers': ({'data', 'checkpoints'}, True),
+  'rich': ({'cli', 'evaluation'}, True),
+}
+
+
+def imports(path: pathlib.Path) -> list[tuple[str, bool]]:
+  """Dotted names that a file imports, and whether inside a function."""
+  found = []
+
+  def visit(node: ast.AST, is_inside: bool) -> None:
+    if isinstance(node, ast.Import):
+      found.extend((alias.name, is_inside) for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+      found.extend(
+        (f'{node.module}.{alias.name}', is_inside) for alias in node.names
+      )
+    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    for child in ast.iter_child_nodes(node):
+      visit(child, is_inside or is_function)
+
+  visit(ast.parse(path.read_text(encoding='utf-8')), False)
+  return found
+
+
+def part_of(path: pathlib.Path) -> str:
+  """The folder or module of the package that a file belongs to."""
+  return path.relative_to(PACKAGE).parts[0].removesuffix('.py')
+
+
+def relative(path: pathlib.Path) -> str:
+  return str(path.relative_to(ROOT))
+
+
+def violations(path: pathlib.Path) -> list[str]:
+  part = part_of(path)
+  if part in ('__init__', '__main__'):
+    return []
+  wrong = []
+  for name, is_inside in imports(path):
+    if name.startswith('specdec_jax.'):
+      other = name.split('.')[1]
+      if LAYERS[other] > LAYERS[part]:
+        wrong.append(f'{part} imports {other}, which lies above it')
+      if part == 'theory' and other != 'theory':
+        wrong.append(f'theory imports {other}')
+    if part == 'theory' and name.split('.')[0] == 'jax':
+      wrong.append('theory imports jax')
+    for package, (parts, only_inside) in RESTRICTED.items():
+      if name == package or name.startswith(f'{package}.'):
+        if part not in parts:
+          wrong.append(f'{part} imports {package}')
+        elif only_inside and not is_inside:
+          wrong.append(f'{part} imports {package} outside a function')
+  return wrong
+
+
+@pytest.mark.parametrize('path', FILES, ids=relative)
+def test_imports_point_downwards(path):
+  assert violations(path) == []
+
+
+def test_every_part_has_a_layer():
+  parts = {part_of(path) for path in FILES} - {'__init__', '__main__'}
+  assert parts <= set(LAYERS)
+
+
+def test_a_violation_is_seen(tmp_path, monkeypatch):
+  monkeypatch.setitem(globals(), 'PACKAGE', tmp_path)
+  path = tmp_path / 'drafters' / 'bad.py'
+  path.parent.mkdir()
+  path.write_text(
+    'import flax.linen as nn\n'
+    'from specdec_jax.models import llama\n'
+    'def f():\n  import tensorflow\n'
+  )
+  assert len(violations(path)) == 3
+
+
+@pytest.mark.parametrize('path', FILES, ids=relative)
+def test_files_and_functions_are_short(path):
+  text = path.read_text(encoding='utf-8')
+  assert len(text.splitlines()) <= 400
+  for node in ast.walk(ast.parse(text)):
+    if isinstance(node, ast.FunctionDef):
+      body = node.body[1:] if ast.get_docstring(node) else node.body
+      length = body[-1].end_lineno - body[0].lineno + 1 if body else 0
+      assert length <= 60, f'{node.name} has {length} lines'
+
+
+def test_the_core_is_small():
+  core = [p for p in FILES if LAYERS.get(part_of(p), 9) <= 2]
+  core = [p for p in core if part_of(p) != 'theory']
+  lines = sum(len(p.read_text().splitlines()) for p in core)
+  assert lines <= 1800
+
+
+def test_import_is_light_and_quick():
+  program = (
+    'import sys, specdec_jax;'
+    'heavy = {"flax.linen", "tensorflow", "seqio", "gin", "gguf", "rich"};'
+    'print(sorted(heavy & set(sys.modules)))'
+  )
+  seconds = []
+  for _ in range(3):
+    started = time.perf_counter()
+    result = subprocess.run(
+      [sys.executable, '-c', program],
+      cwd=ROOT,
+      capture_output=True,
+      text=True,
+      check=True,
+    )
+    seconds.append(time.perf_counter() - started)
+    assert result.stdout.strip() == '[]'
+    if seconds[-1] < 2:
+      break
+  assert min(seconds) < 2, seconds
