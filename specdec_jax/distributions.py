@@ -40,8 +40,8 @@ def residual(p: Array, q: Array) -> Array:
 
 
 def overlap(p: Array, q: Array) -> Array:
-  """beta, the mass that p and q `[..., V]` share: sum_x min(p(x), q(x)), float32
-  `[...]` (Sec. 3.1)."""
+  """beta, the mass that p and q share: sum_x min(p(x), q(x)) (Sec. 3.1);
+  `[..., V]` to `[...]`."""
   return jnp.sum(jnp.minimum(p, q), axis=-1)
 
 

@@ -1,0 +1,186 @@
+"""A row's tokens depend on its own prompt and key alone (invariant 7)."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from specdec_jax import drafters, logits, verification
+from specdec_jax.base import Params
+from specdec_jax.decoding import autoregressive, speculative
+from tests import toy
+
+V, NUM_NEW, MAX_LEN, EOS = 12, 14, 24, 0
+CONFIG = toy.llama_config(V)
+TARGET = toy.llama(V)
+ROWS = [
+  [3, 1, 4],
+  [1],
+  [5, 9, 2, 6, 5],
+  [3, 5],
+  [8, 9, 7, 9],
+  [3, 2],
+  [3, 8, 4],
+  [6, 2, 6, 4, 3],
+]
+WAYS = {
+  'greedy': logits.standardize(temperature=0.0),
+  'sampled': logits.standardize(temperature=0.9, top_p=0.95),
+}
+RULES = {
+  'speculative_sampling': verification.speculative_sampling,
+  'block_verification': verification.block_verification,
+}
+CASES = [
+  ('prompt_lookup', 'speculative_sampling', 'greedy'),
+  ('prompt_lookup', 'block_verification', 'sampled'),
+  ('uniform', 'speculative_sampling', 'sampled'),
+  ('autoregressive', 'speculative_sampling', 'greedy'),
+  ('autoregressive', 'block_verification', 'sampled'),
+]
+
+
+def make_drafter(name: str, way: str):
+  if name == 'prompt_lookup':
+    return drafters.prompt_lookup(gamma=3)
+  if name == 'uniform':
+    return drafters.uniform(gamma=2, vocab_size=V)
+  return drafters.autoregressive(TARGET, gamma=3, logits_to_probs=WAYS[way])
+
+
+@functools.cache
+def weights() -> Params:
+  target = toy.llama_params(CONFIG, seed=1, scale=2.5)
+  return Params(target, toy.perturb(target, seed=2, scale=0.2))
+
+
+def prompt_of(row_ids, width=None):
+  rows = [ROWS[i] for i in row_ids]
+  return toy.prompt(
+    rows,
+    width=width,
+    row_ids=np.array(row_ids),
+    max_lengths=[len(row) + NUM_NEW for row in rows],
+  )
+
+
+@functools.cache
+def generator(name: str, rule: str, way: str, max_len: int = MAX_LEN):
+  params = weights()
+  if name != 'autoregressive':
+    params = Params(params.target)
+
+  @jax.jit
+  def generate(params, prompt):
+    return speculative.generate(
+      params,
+      jax.random.key(7),
+      prompt,
+      target=TARGET,
+      drafter=make_drafter(name, way),
+      verify_fn=RULES[rule],
+      logits_to_probs=WAYS[way],
+      max_len=max_len,
+      eos_id=EOS,
+    )
+
+  return functools.partial(generate, params)
+
+
+def decoded(output) -> list[list[int]]:
+  tokens = np.asarray(output.tokens)
+  return [
+    row[:length].tolist()
+    for row, length in zip(tokens, output.lengths, strict=True)
+  ]
+
+
+@functools.cache
+def expected(name: str, rule: str, way: str):
+  """All eight rows in one batch, and their statistics."""
+  output = generator(name, rule, way)(prompt_of(range(8)))
+  assert np.all(output.done)
+  assert not np.any(output.has_nan)
+  return decoded(output), jax.device_get(output.statistics)
+
+
+@pytest.mark.parametrize('case', CASES, ids='-'.join)
+def test_a_row_alone_is_the_row_in_its_batch(case):
+  rows, statistics = expected(*case)
+  # Rows differ, and so do the number of runs they take: the batch is ragged.
+  assert len({tuple(row) for row in rows}) == 8
+  for i in (1, 2):
+    output = generator(*case)(prompt_of([i]))
+    assert decoded(output) == [rows[i]]
+    for name in ('num_target_runs', 'num_drafted', 'num_tested'):
+      np.testing.assert_array_equal(
+        getattr(output.statistics, name)[0], getattr(statistics, name)[i]
+      )
+
+
+@pytest.mark.parametrize('case', CASES, ids='-'.join)
+def test_order_of_the_batch_does_not_matter(case):
+  rows, _ = expected(*case)
+  order = [5, 0, 7, 2, 6, 1, 4, 3]
+  output = generator(*case)(prompt_of(order))
+  assert decoded(output) == [rows[i] for i in order]
+
+
+@pytest.mark.parametrize('case', CASES, ids='-'.join)
+def test_padding_and_buffers_do_not_matter(case):
+  rows, _ = expected(*case)
+  assert decoded(generator(*case)(prompt_of(range(8), width=9))) == rows
+  assert decoded(generator(*case, 41)(prompt_of(range(8)))) == rows
+
+
+@pytest.mark.parametrize('case', CASES, ids='-'.join)
+def test_eight_devices_give_the_tokens_of_one(case):
+  rows, _ = expected(*case)
+  assert len(jax.devices()) == 8
+  mesh = jax.make_mesh(
+    (8,), ('data',), axis_types=(jax.sharding.AxisType.Auto,)
+  )
+  spec = jax.sharding.PartitionSpec('data')
+  prompt = jax.device_put(
+    prompt_of(range(8)), jax.sharding.NamedSharding(mesh, spec)
+  )
+  output = generator(*case)(prompt)
+  assert len(output.tokens.sharding.device_set) == 8
+  assert decoded(output) == rows
+
+
+def test_a_row_id_names_the_draws():
+  """The same prompt twice in a batch: different ids, different draws."""
+  case = ('uniform', 'speculative_sampling', 'sampled')
+  rows = [ROWS[2]] * 2
+  limits = [len(row) + NUM_NEW for row in rows]
+  generate = generator(*case)
+  apart = toy.prompt(rows, row_ids=np.array([4, 5]), max_lengths=limits)
+  alike = toy.prompt(rows, row_ids=np.array([4, 4]), max_lengths=limits)
+  first, second = decoded(generate(apart))
+  assert first != second
+  assert decoded(generate(alike)) == [first, first]
+
+
+@pytest.mark.parametrize('way', WAYS)
+def test_plain_rows_do_not_depend_on_their_batch(way):
+  @jax.jit
+  def generate(params, prompt):
+    return autoregressive.generate(
+      params,
+      jax.random.key(7),
+      prompt,
+      target=TARGET,
+      logits_to_probs=WAYS[way],
+      max_len=MAX_LEN,
+      eos_id=EOS,
+    )
+
+  params = Params(weights().target)
+  rows = decoded(generate(params, prompt_of(range(8))))
+  for i in (1, 4):
+    assert decoded(generate(params, prompt_of([i]))) == [rows[i]]
+  if way == 'greedy':
+    assert rows == expected('uniform', 'speculative_sampling', way)[0]
+  assert rows[0] != rows[1]
