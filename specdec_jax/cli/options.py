@@ -1,8 +1,6 @@
 """Command-line options that subcommands share, and the checks on them."""
 
 import argparse
-import os
-import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -51,8 +49,11 @@ def number(
 
 positive_int = number(int, lambda n: n >= 1, 'an integer of at least 1')
 seed = number(int, lambda n: 0 <= n < 2**32, 'an integer from 0 to 2**32 - 1')
-non_negative = number(
-  float, lambda x: 0 <= x < float('inf'), 'a number of at least 0'
+# Logits divided by much less would overflow float32.
+temperature = number(
+  float,
+  lambda x: x == 0 or 1e-6 <= x < float('inf'),
+  '0, which is greedy, or a number of at least 1e-6',
 )
 fraction = number(float, lambda x: 0 < x <= 1, 'a number in (0, 1]')
 
@@ -115,7 +116,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
   """Standardised sampling."""
   group = parser.add_argument_group('sampling')
   group.add_argument(
-    '--temperature', type=non_negative, default=0.0, help='0 is greedy'
+    '--temperature', type=temperature, default=0.0, help='0 is greedy'
   )
   group.add_argument('--top_k', type=positive_int, help='keep the k likeliest')
   group.add_argument(
@@ -152,14 +153,16 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
   )
 
 
-def add_color(parser: argparse.ArgumentParser) -> None:
-  """Whether to colour what is printed."""
-  parser.add_argument(
+def add_output(parser: argparse.ArgumentParser) -> Any:
+  """Whether to colour what is printed; the group, for more options."""
+  group = parser.add_argument_group('output')
+  group.add_argument(
     '--color',
     choices=('auto', 'always', 'never'),
     default='auto',
     help='auto colours a terminal',
   )
+  return group
 
 
 def check(args: argparse.Namespace) -> None:

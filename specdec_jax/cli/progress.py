@@ -37,16 +37,9 @@ def console(*, is_stderr: bool = False, color: str = 'auto') -> Any:
   Args:
     is_stderr: writes to standard error instead of standard output.
     color: 'auto', 'always' or 'never'.
-
-  Raises:
-    ImportError: if rich is not installed.
   """
-  try:
-    from rich.console import Console
-  except ImportError as error:
-    raise ImportError(
-      'the command line needs rich: pip install specdec_jax[models]'
-    ) from error
+  from rich.console import Console
+
   if color == 'always':
     return Console(
       stderr=is_stderr, force_terminal=True, color_system='standard'

@@ -34,6 +34,9 @@ class Batch:
 def read(prompt: str | None, path: str | None) -> list[str]:
   """The prompts of `--prompt` or `--prompts`.
 
+  A file is JSONL if its name ends in .jsonl or its first line is a JSON object,
+  and else has one prompt a line. Blank lines do not count.
+
   Raises:
     ValueError: if a prompt is empty, there is none, or the file is not what it
       should be.
@@ -41,42 +44,76 @@ def read(prompt: str | None, path: str | None) -> list[str]:
   if prompt is not None:
     if not prompt.strip():
       raise ValueError('the prompt is empty')
+    _check_encodable(prompt, 'the prompt')
     return [prompt]
   assert path is not None
+  lines = [
+    (f'{path}, line {i}', line)
+    for i, line in enumerate(_text_of(path).split('\n'), start=1)
+    if line.strip()
+  ]
+  if not lines:
+    raise ValueError(f'{path} holds no prompt')
+  if path.endswith('.jsonl') or _is_object(lines[0][1]):
+    return [_prompt_of(line, place) for place, line in lines]
+  return [line for _, line in lines]
+
+
+def _text_of(path: str) -> str:
+  """A file's text, with `\\n` for every line break and no byte order mark."""
   try:
-    text = (
-      sys.stdin.read()
-      if path == '-'
-      else Path(path).read_text(encoding='utf-8')
-    )
+    data = sys.stdin.buffer.read() if path == '-' else Path(path).read_bytes()
+    text = data.decode('utf-8-sig')
   except UnicodeDecodeError as error:
-    raise ValueError(f'{path} is not UTF-8 text: {error}') from error
+    raise ValueError(
+      f'the prompts file {path} is not UTF-8 text: {error.reason} at byte '
+      f'{error.start}'
+    ) from error
   except OSError as error:
     raise ValueError(
       f'cannot read the prompts file {path}: {error.strerror}'
     ) from error
-  prompts = [
-    _parse_line(line, f'{path}, line {i}')
-    for i, line in enumerate(text.splitlines(), start=1)
-    if line.strip()
-  ]
-  if not prompts:
-    raise ValueError(f'{path} holds no prompt')
-  return prompts
+  return text.replace('\r\n', '\n').replace('\r', '\n')
 
 
-def _parse_line(line: str, place: str) -> str:
-  """A line of text, or the key "prompt" of a line of JSON."""
-  if not line.lstrip().startswith('{'):
-    return line
+def _is_object(line: str) -> bool:
+  try:
+    return isinstance(json.loads(line), dict)
+  except (ValueError, RecursionError):
+    return False
+
+
+def _prompt_of(line: str, place: str) -> str:
+  """The key "prompt" of a line of JSON."""
   try:
     record = json.loads(line)
   except json.JSONDecodeError as error:
-    raise ValueError(f'{place}: not valid JSON: {error}') from error
+    raise ValueError(
+      f'{place} is not JSON ({error.msg}, column {error.colno}), as the file '
+      'is JSONL by its name or its first line; text prompts go into a .txt file'
+    ) from error
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f'{place} is not JSON: {error}') from error
+  if not isinstance(record, dict):
+    raise ValueError(
+      f'{place} is no JSON object; write {{"prompt": "..."}} a line'
+    )
   prompt = record.get('prompt')
-  if not isinstance(prompt, str) or not prompt.strip():
-    raise ValueError(f'{place}: no text under the key "prompt"')
+  if not isinstance(prompt, str):
+    keys = ', '.join(map(repr, record)) or 'none'
+    raise ValueError(f'{place} has no text under "prompt"; its keys: {keys}')
+  if not prompt.strip():
+    raise ValueError(f'{place}: the prompt is empty')
+  _check_encodable(prompt, place)
   return prompt
+
+
+def _check_encodable(prompt: str, place: str) -> None:
+  """Raises ValueError for half of a surrogate pair, which no UTF-8 can say."""
+  try:
+    prompt.encode()
+  except UnicodeEncodeError as error:
+    raise ValueError(f'{place} is not valid Unicode text') from error
 
 
 def encode(

@@ -1,0 +1,98 @@
+"""Where results go: checked before the work, written while it goes on."""
+
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+STANDARD_OUTPUT = '-'
+
+
+def check(
+  outputs: Mapping[str, str | None], inputs: Mapping[str, str | None]
+) -> None:
+  """Finds outputs that cannot be written before hours are spent on them.
+
+  Creates and empties nothing.
+
+  Args:
+    outputs: paths by option; None is an option that was not given.
+    inputs: paths that must not be overwritten, likewise.
+
+  Raises:
+    ValueError: if a path cannot be written, or two options share one.
+  """
+  taken = {
+    os.path.realpath(path): option
+    for option, path in inputs.items()
+    if path not in (None, STANDARD_OUTPUT)
+  }
+  for option, path in outputs.items():
+    if path is None or path == STANDARD_OUTPUT:
+      continue
+    if reason := _obstacle(path):
+      raise ValueError(f'cannot write {option} {path}: {reason}')
+    other = taken.setdefault(os.path.realpath(path), option)
+    if other != option:
+      raise ValueError(f'{other} and {option} are both {path}')
+
+
+def _obstacle(path: str) -> str | None:
+  """Why a file cannot be written, as far as can be known before."""
+  if not path:
+    return 'the path is empty'
+  folder = Path(path).parent
+  if os.path.isdir(path):
+    return 'it is a folder'
+  if not folder.is_dir():
+    return f'there is no folder {folder}'
+  if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+    return 'permission denied'
+  return None
+
+
+@contextlib.contextmanager
+def json_lines(path: str | None) -> Iterator[Callable[[dict], None]]:
+  """Yields a function that writes an object as one line, at once, so that an
+  interrupt keeps it. It does nothing if `path` is None."""
+  if path is None:
+    yield lambda record: None
+    return
+  with opened(path) as file:
+    # What a terminal's encoding lacks, JSON can still say.
+    is_ascii = not (file.encoding or '').lower().startswith('utf')
+
+    def write(record: dict[str, Any]) -> None:
+      line = json.dumps(record, ensure_ascii=is_ascii, allow_nan=False)
+      file.write(line + '\n')
+      file.flush()
+
+    yield write
+
+
+def write_json(path: str, value: Any) -> None:
+  """Writes one value, indented."""
+  with opened(path) as file:
+    file.write(json.dumps(value, indent=2, allow_nan=False) + '\n')
+    file.flush()
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[Any]:
+  """A file to write, or standard output."""
+  if path != STANDARD_OUTPUT:
+    with open(path, 'w', encoding='utf-8', newline='\n') as file:
+      yield file
+  elif sys.stdout is None:
+    raise ValueError('standard output is closed')
+  else:
+    yield sys.stdout
+
+
+def finite(value: float) -> float | None:
+  """A number as JSON can hold it; None if it is infinite or no number."""
+  return value if math.isfinite(value) else None

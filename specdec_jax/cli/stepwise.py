@@ -1,0 +1,141 @@
+"""Decoding iteration by iteration, to stream it and to record it."""
+
+import argparse
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from specdec_jax.cli import decoder as decoder_lib
+from specdec_jax.cli import progress
+from specdec_jax.cli.decoder import Decoder
+from specdec_jax.cli.prompts import Batch
+from specdec_jax.data.vocabularies import Vocabulary
+from specdec_jax.decoding import speculative
+from specdec_jax.decoding.state import DecodeOutput, DecodeState
+from specdec_jax.evaluation import trace, trace_terminal, trace_text
+from specdec_jax.evaluation.trace import Record
+
+Show = Callable[[Record], None]
+
+
+def compile_decode(
+  args: argparse.Namespace, decoder: Decoder, first: Batch
+) -> Callable[[Batch, Sequence[Show]], DecodeOutput]:
+  """Compiles prefill and one iteration for batches of the shape of `first`.
+
+  Returns:
+    A function that decodes a batch and hands every iteration record, as soon as
+    there is one, to each of the functions given.
+  """
+  key = jax.random.key(args.seed)
+  params = decoder_lib.place(decoder.params, args.num_devices, is_batch=False)
+  place = functools.partial(
+    decoder_lib.place, num_devices=args.num_devices, is_batch=True
+  )
+  max_len = decoder_lib.max_length(first, args.max_new_tokens)
+  init = functools.partial(
+    speculative.init, **decoder_lib.models(decoder), max_len=max_len
+  )
+
+  def step(params: Any, state: DecodeState) -> tuple[DecodeState, Any]:
+    state, info = speculative.step(
+      params,
+      state,
+      **decoder_lib.models(decoder),
+      **decoder_lib.rule(decoder),
+    )
+    return state, trace.gather(info)
+
+  def compile_both() -> tuple[Any, Any]:
+    lowered = jax.jit(init).lower(params, key, place(first.prompt))
+    prefill = lowered.compile()
+    state = jax.tree.map(
+      lambda leaf, sharding: jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=sharding
+      ),
+      lowered.out_info,
+      prefill.output_shardings,
+    )
+    lowered = jax.jit(step, donate_argnums=1).lower(params, state)
+    return prefill, lowered.compile()
+
+  with progress.waiting('compiling'):
+    prefill, advance = progress.interruptible(compile_both)
+
+  def decode(batch: Batch, shows: Sequence[Show]) -> DecodeOutput:
+    state = prefill(params, key, place(batch.prompt))
+    traced = trace.init(batch.prompt)
+    while not np.all(state.done):
+      state, info = advance(params, state)
+      records, traced = trace.iteration_records(
+        info, traced, decoder.vocabulary.pieces
+      )
+      for record in records:
+        for show in shows:
+          show(record)
+    return speculative.output(state)
+
+  return decode
+
+
+def prompt_records(decoder: Decoder, batch: Batch) -> list[Record]:
+  """The prompts of a batch, as a trace has them."""
+  num_rows = len(batch.texts)
+  rows = jax.tree.map(lambda leaf: leaf[:num_rows], batch.prompt)
+  return trace.prompt_records(rows, decoder.vocabulary.pieces, batch.texts)
+
+
+def header(args: argparse.Namespace, decoder: Decoder) -> Record:
+  """The first record of a trace: what was asked for."""
+  return trace.header(
+    target=args.model,
+    drafter=args.draft_model or args.drafter,
+    verification=args.verification,
+    gamma=decoder.drafter.gamma,
+    temperature=args.temperature,
+    top_k=args.top_k,
+    top_p=args.top_p,
+    lenience=args.lenience,
+    seed=args.seed,
+    dtype=args.dtype,
+  )
+
+
+def streamer(decoder: Decoder, screen: Any) -> Show:
+  """Prints the iterations of one row in colour, special tokens apart."""
+  return trace_terminal.streamer(
+    screen, hidden_ids=special_ids(decoder.vocabulary)
+  )
+
+
+def show_rows(
+  decoder: Decoder, screen: Any, batch: Batch, records: Sequence[Record]
+) -> None:
+  """Prints the rows of a batch that is done, each under its prompt."""
+  row_ids = batch.prompt.row_ids.tolist()
+  for row_id, prompt in zip(row_ids, batch.texts, strict=False):
+    show_prompt(screen, prompt)
+    show = streamer(decoder, screen)
+    for record in records:
+      if record['row'] == row_id:
+        show(record)
+    screen.print()
+
+
+def show_prompt(screen: Any, prompt: str) -> None:
+  """Prints the beginning of a prompt above its continuation."""
+  from rich.text import Text
+
+  text = Text(f'> {trace_text.visible(prompt)}', style='dim')
+  screen.print(text, overflow='ellipsis', no_wrap=True)
+
+
+def special_ids(vocabulary: Vocabulary) -> frozenset[int]:
+  """Tokens that are no text."""
+  added = vocabulary.tokenizer.get_added_tokens_decoder()
+  return frozenset(vocabulary.eos_ids) | {
+    i for i, token in added.items() if token.special
+  }
