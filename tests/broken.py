@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, distributions, logits, verification
+from specdec_jax import arrays, distributions, logits
 from specdec_jax.base import Draft, Drafter, LanguageModel, Verification
 from specdec_jax.verification import decision
 from specdec_jax.verification.block import decide as decide_block
@@ -62,21 +62,17 @@ def block_stops_early(uniforms, draft: Draft, target_probs) -> Decision:
   p = decision.probs_at(target_probs, num_accepted)
   q = decision.probs_at(draft.probs, num_accepted)
   is_rejected = num_accepted < draft.lengths
-  next_probs = jnp.where(
-    is_rejected[:, None], distributions.residual(p, q), p
-  )
+  next_probs = jnp.where(is_rejected[:, None], distributions.residual(p, q), p)
   return made.replace(num_accepted=num_accepted, next_probs=next_probs)
 
 
 def block_unscaled_residual(uniforms, draft: Draft, target_probs) -> Decision:
-  """Block verification with the token rule's residual, p not scaled by p_tau."""
+  """Block verification with the token rule's residual, not scaled by p_tau."""
   made = decide_block(uniforms, draft, target_probs)
   p = decision.probs_at(target_probs, made.num_accepted)
   q = decision.probs_at(draft.probs, made.num_accepted)
   is_rejected = made.num_accepted < draft.lengths
-  next_probs = jnp.where(
-    is_rejected[:, None], distributions.residual(p, q), p
-  )
+  next_probs = jnp.where(is_rejected[:, None], distributions.residual(p, q), p)
   return made.replace(next_probs=next_probs)
 
 
@@ -157,6 +153,8 @@ def drafter(
       keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, i)
       tokens.append(distributions.sample(keys, drawn_from(scores)))
       probs.append(reported(scores))
+      if i == gamma - 1:
+        break
       scores, cache = model.extend(params, tokens[-1][:, None], cache)
       scores = scores[:, 0]
     draft = Draft(

@@ -1,4 +1,4 @@
-"""What every test runs under: strict arrays, eight host devices, no warnings."""
+"""What every test runs under: strict arrays, eight devices, no warnings."""
 
 import os
 

@@ -3,6 +3,7 @@
 import itertools
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.stats
@@ -29,7 +30,9 @@ def reference_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
   logits = np.asarray(logits, np.float64)
   if sampling.temperature == 0:
     return np.eye(logits.shape[-1])[logits.argmax(-1)]
-  weights = np.exp((logits - logits.max(-1, keepdims=True)) / sampling.temperature)
+  weights = np.exp(
+    (logits - logits.max(-1, keepdims=True)) / sampling.temperature
+  )
   rank = np.argsort(np.argsort(-weights, axis=-1), axis=-1)
   if sampling.top_k is not None:
     weights = np.where(rank < sampling.top_k, weights, 0)
@@ -76,10 +79,10 @@ def exact_law(
   fed = np.concatenate(
     [np.tile(np.array(prompt, np.int32), (len(every), 1)), every], axis=1
   )
-  cache = model.init(
-    params, toy.prompt([prompt[:1]] * len(every)), fed.shape[1]
-  )
-  logits, _ = model.extend(params, jnp.asarray(fed[:, :-1]), cache)
+  start = toy.prompt([prompt[:1]] * len(every))
+  cache = model.init(params, start, fed.shape[1])
+  extend = jax.jit(model.extend)
+  logits, _ = extend(params, jnp.asarray(fed[:, :-1]), cache)
   probs = reference_probs(logits, sampling)[:, len(prompt) - 1 :]
   probs = np.take_along_axis(probs, every[..., None], axis=-1)[..., 0]
   is_eos = every == eos_id

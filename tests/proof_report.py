@@ -27,7 +27,9 @@ def pytest_terminal_summary(terminalreporter, config):
           tables.setdefault(row['table'], []).append(cells)
   for title in sorted(tables):
     terminalreporter.write_sep('=', title)
-    for line in _lines(sorted(tables[title], key=lambda row: list(row.values()))):
+    for line in _lines(
+      sorted(tables[title], key=lambda row: list(row.values()))
+    ):
       terminalreporter.write_line(line)
 
 

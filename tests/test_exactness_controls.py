@@ -9,7 +9,7 @@ from tests import broken, laws, toy, trial
 from tests.proof_report import record
 
 VOCAB_SIZE = 4
-GAMMA = 2
+GAMMA = 3
 TARGET = toy.toy(VOCAB_SIZE)
 TARGET_PARAMS = toy.toy_params(VOCAB_SIZE, seed=1)
 PARAMS = Params(TARGET_PARAMS, toy.perturb(TARGET_PARAMS, seed=2))
@@ -83,7 +83,6 @@ def test_missing_catch_up_shows_in_self_drafting(num_fed, record_property):
     _trial(
       params=Params(TARGET_PARAMS, TARGET_PARAMS),
       drafter=broken.drafter(TARGET, gamma=1, num_fed=num_fed),
-      num_new=(4, 4, 4),
     )
   )
   tested = int(np.sum(result.statistics.num_tested))

@@ -5,17 +5,16 @@ from a ragged buffer: an entry that is stale, missing or in the wrong place
 changes the law. `llama` is the real decoder in miniature.
 """
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.base import Array, LanguageModel, Prompt
+from specdec_jax.base import Array, LanguageModel, Prompt, value
 from specdec_jax.models import adapters, kv_cache
 from specdec_jax.models.llama import Llama, LlamaConfig
 
 
-@flax.struct.dataclass(kw_only=True)
+@value
 class ToyCache:
   """Tokens `[B, S]` seen so far, and how many of each row count `[B]`."""
 
@@ -91,12 +90,24 @@ def llama_params(config: LlamaConfig, *, seed: int, scale: float = 1.5):
     head_dim=config.head_dim,
     dtype=config.dtype,
   )
-  variables = Llama(config).init(
-    jax.random.key(seed), jnp.zeros((1, 1), jnp.int32), cache
+  shapes = jax.eval_shape(
+    Llama(config).init,
+    jax.random.key(0),
+    jnp.zeros((1, 1), jnp.int32),
+    cache,
   )
-  params = dict(variables['params'])
-  params['logits_dense'] = {'kernel': scale * params['logits_dense']['kernel']}
-  return params
+  rng = np.random.default_rng(seed)
+
+  def draw(path, leaf):
+    name = jax.tree_util.keystr(path)
+    if 'scale' in name or 'bias' in name:
+      values = np.full(leaf.shape, float('scale' in name))
+    else:
+      fan_in = 1 if 'embedding' in name else leaf.shape[0]
+      values = rng.normal(size=leaf.shape) / np.sqrt(fan_in)
+    return jnp.asarray(values * (scale if 'logits' in name else 1), leaf.dtype)
+
+  return jax.tree_util.tree_map_with_path(draw, shapes['params'])
 
 
 def llama(vocab_size: int, **sizes) -> LanguageModel:

@@ -101,22 +101,33 @@ def _count(trial: Trial, which: np.ndarray, output: Any) -> np.ndarray:
   new = np.take_along_axis(tokens, positions, axis=1)
   codes = laws.encode(new, lengths - starts, trial.target.vocab_size)
   size = (trial.target.vocab_size + 1) ** trial.width
-  flat = np.bincount(which * size + codes, minlength=len(starts_of(trial)) * size)
+  num_codes = len(trial.prompts) * size
+  flat = np.bincount(which * size + codes, minlength=num_codes)
   return flat.reshape(-1, size)
 
 
-def starts_of(trial: Trial) -> list[int]:
-  """Lengths of the prompts."""
-  return [len(prompt) for prompt in trial.prompts]
-
-
 def _law(trial: Trial, i: int) -> np.ndarray:
-  return laws.exact_law(
-    trial.target,
-    trial.params.target,
-    list(trial.prompts[i]),
-    sampling=trial.sampling,
-    num_new=trial.num_new[i],
-    width=trial.width,
-    eos_id=trial.eos_id,
+  """The exact law of what follows prompt i; remembered, as trials share it."""
+  settings = {
+    'sampling': trial.sampling,
+    'num_new': trial.num_new[i],
+    'width': trial.width,
+    'eos_id': trial.eos_id,
+  }
+  params = trial.params.target
+  key = (
+    id(trial.target.extend),
+    id(params),
+    trial.prompts[i],
+    *settings.values(),
   )
+  if key not in _LAWS:
+    law = laws.exact_law(
+      trial.target, params, list(trial.prompts[i]), **settings
+    )
+    # What the ids name must outlive them.
+    _LAWS[key] = (law, trial.target, params)
+  return _LAWS[key][0]
+
+
+_LAWS: dict[tuple, tuple] = {}

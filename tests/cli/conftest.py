@@ -1,0 +1,64 @@
+"""Tiny models, made once, and a compilation cache that nobody else sees."""
+
+import jax
+import pytest
+
+pytest.importorskip('safetensors')
+pytest.importorskip('tokenizers')
+pytest.importorskip('jinja2')
+
+from jax.experimental.compilation_cache import compilation_cache
+
+from tests.cli import tiny
+
+
+@pytest.fixture(scope='session')
+def cache_home(tmp_path_factory):
+  return tmp_path_factory.mktemp('cache')
+
+
+@pytest.fixture(autouse=True)
+def _own_compilation_cache(cache_home, monkeypatch):
+  """The command turns the cache on for the whole process."""
+  names = (
+    'jax_compilation_cache_dir',
+    'jax_persistent_cache_min_compile_time_secs',
+  )
+  before = {name: getattr(jax.config, name) for name in names}
+  monkeypatch.setenv('XDG_CACHE_HOME', str(cache_home))
+  for name in ('NO_COLOR', 'FORCE_COLOR', 'SPECDEC_TRACEBACK'):
+    monkeypatch.delenv(name, raising=False)
+  jax.config.update('jax_compilation_cache_dir', None)
+  compilation_cache.reset_cache()
+  yield
+  for name, value in before.items():
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope='session')
+def model(tmp_path_factory):
+  """The path of a tiny random model."""
+  return tiny.write_model(tmp_path_factory.mktemp('models') / 'tiny')
+
+
+@pytest.fixture(scope='session')
+def make_model(tmp_path_factory):
+  """Writes further models; takes the arguments of `tiny.write_model`."""
+  folder = tmp_path_factory.mktemp('more_models')
+  return lambda name, **changes: tiny.write_model(folder / name, **changes)
+
+
+@pytest.fixture
+def prompts_file(tmp_path):
+  """Eight prompts of different lengths."""
+  path = tmp_path / 'prompts.txt'
+  lines = ['the in ' * i + 'ab' for i in range(1, 9)]
+  path.write_text('\n'.join(lines) + '\n')
+  return path
+
+
+@pytest.fixture
+def run(capfd):
+  """Runs the command: `run('generate', ...)`."""
+  return lambda *argv: tiny.run(capfd, *argv)

@@ -1,0 +1,225 @@
+"""What turns out wrong once a model is at hand, or is to be had."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from specdec_jax.checkpoints import gguf
+from specdec_jax.cli import decoder
+from tests.checkpoints import tiny_models
+from tests.cli import tiny
+from tests.cli.tiny import assert_refused
+
+
+@pytest.fixture
+def generate(run, model):
+  def call(*options, prompt='the in ab'):
+    prompt = () if '--prompts' in options else ('--prompt', prompt)
+    usual = ('--model', model, '--max_new_tokens', '4')
+    return run('generate', *usual, *prompt, *options)
+
+  return call
+
+
+def test_an_unknown_model(generate):
+  for name in ('gpt-5', '', '/no/such.gguf'):
+    assert_refused(generate('--model', name), 'no model is called', 'smollm2')
+  assert_refused(generate('--draft_model', 'gpt-5'), "'gpt-5'")
+
+
+def test_a_gguf_that_is_truncated_or_of_another_kind(generate, tmp_path):
+  path = tmp_path / 'tiny.gguf'
+  config = tiny_models.make_config()
+  params = tiny_models.make_params(config)
+  tiny_models.write_gguf(path, config, params)
+  assert gguf.load_llama(path)[0].vocab_size == config.vocab_size
+  path.write_bytes(path.read_bytes()[:-1000])
+  assert_refused(generate('--model', path), str(path), 'truncated')
+  path.write_bytes(b'GGUF')
+  assert_refused(generate('--model', path), str(path))
+  path.write_bytes(b'not a model')
+  assert_refused(generate('--model', path), str(path))
+  path = tmp_path / 'other.gguf'
+  metadata = {'general.architecture': 'mamba'}
+  tiny_models.write_gguf(path, config, params, metadata=metadata)
+  assert_refused(generate('--model', path), str(path), 'mamba')
+
+
+def test_a_folder_that_is_no_model(generate, tmp_path):
+  assert_refused(generate('--model', tmp_path), str(tmp_path))
+
+
+def test_a_repository_without_a_network(generate, monkeypatch):
+  constants = pytest.importorskip('huggingface_hub.constants')
+  monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
+  assert_refused(generate('--model', 'hf:no/such'), 'hf:no/such', 'network')
+  assert_refused(generate('--model', 'hf:nosuch'), 'hf:organisation/name')
+
+
+def test_differing_vocabularies_name_the_first_ids(generate, make_model):
+  tokens = tiny.make_tokens()
+  tokens[10], tokens[11] = tokens[11], tokens[10]
+  other = make_model('swapped', tokenizer=tiny.make_tokenizer(tokens))
+  assert_refused(generate('--draft_model', other), 'id 10', 'id 11')
+
+
+def test_logits_of_another_size(generate, make_model):
+  wider = make_model('wider', vocab_size=len(tiny.make_tokens()) + 7)
+  assert_refused(generate('--draft_model', wider), 'logits')
+
+
+def test_lengths_beyond_the_context(generate):
+  assert_refused(generate('--gamma', '128'), '--gamma 128', 'context of 128')
+  assert_refused(generate(prompt=' the' * 200), '200 tokens', '128')
+  assert_refused(
+    generate('--max_new_tokens', '124'), 'lower --max_new_tokens to 12'
+  )
+  assert_refused(generate('--max_new_tokens', '999999999999'), '128')
+  result = generate('--drafter', 'none', '--gamma', '128')
+  assert (result.status, result.err) == (0, '')
+
+
+def test_the_later_prompt_is_named(generate, tmp_path):
+  path = tmp_path / 'prompts.txt'
+  path.write_text('ab\n' + ' the' * 200)
+  assert_refused(generate('--prompts', path), 'prompt 2 has 200 tokens')
+
+
+def test_a_model_without_a_chat_template(generate, make_model):
+  plain = make_model('plain', chat_template=None)
+  assert_refused(generate('--model', plain, '--chat'), 'no chat template')
+
+
+def test_a_text_that_cannot_be_counted(generate, tmp_path):
+  path = tmp_path / 'text'
+  ngram = ('--drafter', 'ngram', '--ngram_text', path)
+  assert_refused(generate(*ngram), '--ngram_text', 'No such file')
+  path.write_bytes(b'')
+  assert_refused(generate(*ngram), 'holds no text')
+  path.write_bytes(b'\xff')
+  assert_refused(generate(*ngram), 'not UTF-8')
+
+
+@pytest.mark.parametrize('option', ['--json', '--trace'])
+def test_outputs_that_cannot_be_written(
+  generate, tmp_path, option, monkeypatch
+):
+  """They are found before the model is loaded, and harm no other file."""
+  monkeypatch.setattr(decoder, 'load_decoder', None)
+  prompts = tmp_path / 'prompts.txt'
+  prompts.write_text('ab')
+  missing = tmp_path / 'none' / 'out'
+  assert_refused(generate(option, missing), f'{option} {missing}', 'no folder')
+  assert_refused(generate(option, tmp_path), 'it is a folder')
+  assert_refused(generate(option, ''), 'empty')
+  assert_refused(
+    generate('--prompts', prompts, option, tmp_path / '.' / 'prompts.txt'),
+    f'--prompts and {option} are both',
+  )
+  assert prompts.read_text() == 'ab'
+
+
+def test_outputs_must_differ(generate, tmp_path):
+  path = tmp_path / 'out'
+  result = generate('--json', path, '--trace', path)
+  assert_refused(result, '--json and --trace are both')
+  assert_refused(generate('--trace', '-'), '--trace needs a file')
+  assert not path.exists()
+
+
+def test_a_full_disk(generate):
+  result = generate('--json', '/dev/full')
+  assert result.status == 2
+  assert result.err == 'specdec: error: No space left on device\n'
+
+
+def test_a_platform_that_is_not_there(generate, monkeypatch):
+  def devices():
+    raise RuntimeError("Unable to initialize backend 'tpu': none\nfound")
+
+  monkeypatch.setattr(jax, 'devices', devices)
+  assert_refused(generate(), "no device: Unable to initialize backend 'tpu'")
+
+
+@pytest.mark.parametrize(
+  ('error', 'status', 'part'),
+  [
+    (KeyError('layers'), 1, "unexpected KeyError: 'layers' (SPECDEC_TRACEBACK"),
+    (ValueError('odd\nshape'), 2, 'unexpected ValueError: odd shape (SPECDEC'),
+    (MemoryError(), 2, 'out of memory; lower --batch_size'),
+    (RuntimeError('RESOURCE_EXHAUSTED: 9 GB'), 2, 'out of memory'),
+  ],
+)
+def test_bugs_can_be_diagnosed(generate, monkeypatch, error, status, part):
+  def fail(args):
+    raise error
+
+  monkeypatch.setattr(decoder, 'load_decoder', fail)
+  result = generate()
+  assert result.status == status
+  assert result.err.startswith('specdec: error: ')
+  assert part in result.err
+  assert result.err.count('\n') == 1
+  monkeypatch.setenv('SPECDEC_TRACEBACK', '1')
+  with pytest.raises(type(error)):
+    generate()
+
+
+def burst(tensors):
+  """The norm before the logits overflows, though every weight is finite."""
+  tensors['decoder_norm', 'scale'] = np.full(16, 3e38, np.float32)
+
+
+def burst_at_q(tensors):
+  """The embedding of one token overflows bfloat16, though not float32."""
+  row = tiny.make_tokens().index('Q')
+  tensors['token_embedder', 'embedding'][row] = 3.4e38
+
+
+@pytest.mark.parametrize('options', [(), ('--trace',), ('--color', 'always')])
+def test_logits_that_are_no_numbers(generate, make_model, tmp_path, options):
+  if options == ('--trace',):
+    options = ('--trace', tmp_path / 'trace.jsonl')
+  path = tmp_path / 'out.jsonl'
+  burst_model = make_model('burst', change=burst)
+  result = generate('--model', burst_model, '--json', path, *options)
+  assert result.status == 2
+  assert tiny.without_styles(result.out).strip() == ''
+  assert result.err.count('\n') == 1
+  assert 'prompt 1: after 0 new tokens' in result.err
+  assert '(NaN)' in result.err
+  record = json.loads(path.read_text())
+  assert (record['text'], record['tokens']) == ('', [])
+  assert 'NaN' in record['error']
+
+
+def test_one_row_of_no_numbers_leaves_the_others_alone(
+  generate, make_model, tmp_path
+):
+  path = tmp_path / 'prompts.txt'
+  path.write_text('the in\nthe Q\nab ab\n')
+  options = (
+    *('--model', make_model('burst_at_q', change=burst_at_q)),
+    *('--dtype', 'bfloat16', '--prompts', path, '--json', '-'),
+  )
+  result = generate(*options, '--batch_size', '3')
+  assert result.status == 2
+  assert result.err.startswith('specdec: error: prompt 2: ')
+  assert result.err.count('\n') == 1
+  records = result.records()
+  assert [len(record['tokens']) for record in records] == [4, 0, 4]
+  assert ['error' in record for record in records] == [False, True, False]
+  # Alone, one after another, they fare the same.
+  assert generate(*options).records() == records
+
+
+def test_bench_reports_logits_that_are_no_numbers(run, make_model):
+  result = run(
+    'bench',
+    *('--model', make_model('burst_again', change=burst), '--prompt', 'ab'),
+    *('--max_new_tokens', '3', '--gamma', '2', '--repeats', '1'),
+    *('--plain_dtypes', 'float32', '--drafter', 'uniform'),
+  )
+  assert_refused(result, '(NaN)')

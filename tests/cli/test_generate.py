@@ -1,0 +1,303 @@
+"""`specdec generate`: what it prints, and what it writes."""
+
+import json
+
+import pytest
+
+from specdec_jax.checkpoints import huggingface
+from specdec_jax.evaluation import trace, trace_file
+from tests.cli import tiny
+
+GREEDY_DRAFTERS = {
+  'prompt_lookup': (),
+  'uniform': ('--drafter', 'uniform', '--gamma', '2'),
+  'model': ('--draft_model', '{model}', '--gamma', '2'),
+  'ngram': ('--drafter', 'ngram', '--ngram_text', '{text}', '--gamma', '2'),
+  'block': ('--verification', 'block', '--gamma', '2'),
+  'greedy': ('--verification', 'greedy', '--gamma', '2'),
+}
+
+
+@pytest.fixture
+def generate(run, model, prompts_file):
+  def call(*options, **changes):
+    usual = {'--model': model, '--max_new_tokens': 8} | changes
+    if '--prompt' not in options:
+      usual |= {'--prompts': prompts_file}
+    result = run('generate', *(each for item in usual.items() for each in item),
+                 *options)  # fmt: skip
+    assert (result.status, result.err) == (0, ''), result
+    return result
+
+  return call
+
+
+def close(record: dict) -> dict:
+  """A record without what rounding can change."""
+  return record | {'log_probs': pytest.approx(record['log_probs'], abs=1e-4)}
+
+
+def test_json_has_the_promised_keys(generate):
+  record, *more = generate('--prompt', 'the in ab', '--json', '-').records()
+  assert more == []
+  assert set(record) == {
+    *('prompt', 'text', 'tokens', 'log_probs', 'statistics')
+  }
+  assert record['prompt'] == 'the in ab'
+  assert len(record['tokens']) == len(record['log_probs']) == 8
+  assert all(value < 0 for value in record['log_probs'])
+  vocabulary = tiny.make_tokenizer()
+  assert record['text'] == vocabulary.decode(record['tokens'])
+  statistics = record['statistics']
+  assert statistics['tokens'] == 8
+  assert 1 <= statistics['target_runs'] <= 8
+  assert statistics['block_efficiency'] == 8 / statistics['target_runs']
+
+
+def test_the_text_is_that_of_the_json(generate, tmp_path):
+  path = tmp_path / 'out.jsonl'
+  out = generate('--json', path).out
+  records = [json.loads(line) for line in path.read_text().splitlines()]
+  assert len(records) == 8
+  assert out == ''.join(f'{record["text"]}\n' for record in records)
+  # Recording a trace takes another way to the same text.
+  assert generate('--trace', tmp_path / 'trace.jsonl').out == out
+  assert generate('--batch_size', '3', '--trace', path).out == out
+
+
+@pytest.mark.parametrize(
+  'sampling',
+  [(), ('--temperature', '0.9', '--top_k', '60', '--top_p', '0.95')],
+  ids=['greedy', 'sampled'],
+)
+def test_a_batch_gives_row_by_row_what_batch_one_gives(generate, sampling):
+  options = ('--json', '-', '--seed', '7', *sampling)
+  alone = generate(*options).records()
+  together = generate(*options, '--batch_size', '8').records()
+  assert len({len(tiny.make_tokenizer().encode(r['prompt'])) for r in alone})
+  assert len({tuple(record['tokens']) for record in alone}) > 4
+  for record, other in zip(alone, together, strict=True):
+    assert record | {'statistics': None} == close(other) | {'statistics': None}
+  if sampling:
+    assert alone != generate('--json', '-', '--seed', '8', *sampling).records()
+
+
+def test_a_batch_larger_than_the_prompts(generate):
+  few = generate('--prompt', 'ab', '--json', '-').records()
+  many = generate('--prompt', 'ab', '--json', '-', '--batch_size', '999')
+  assert many.records() == few
+  uneven = generate('--json', '-', '--batch_size', '3').records()
+  for a, b in zip(generate('--json', '-').records(), uneven, strict=True):
+    assert a['tokens'] == b['tokens']
+
+
+@pytest.mark.parametrize('name', GREEDY_DRAFTERS)
+def test_no_drafter_changes_greedy_tokens(generate, model, prompts_file, name):
+  options = [
+    each.format(model=model, text=prompts_file)
+    for each in GREEDY_DRAFTERS[name]
+  ]
+  plain = generate('--json', '-', '--drafter', 'none').records()
+  assert {record['statistics']['drafted'] for record in plain} == {0}
+  # In a batch the result is the same and comes sooner.
+  batched = ('--json', '-', '--batch_size', '8')
+  drafted = generate(*batched, *options).records()
+  assert sum(record['statistics']['drafted'] for record in drafted) > 0
+  assert [record['tokens'] for record in drafted] == [
+    record['tokens'] for record in plain
+  ]
+  if name == 'model':
+    assert {record['statistics']['alpha'] for record in drafted} == {1.0}
+
+
+def test_a_mesh_changes_nothing(generate, tmp_path):
+  options = ('--json', '-', '--batch_size', '4')
+  expected = generate(*options).records()
+  assert [
+    record['tokens'] for record in generate(*options, '--num_devices', '4')
+    .records()
+  ] == [record['tokens'] for record in expected]  # fmt: skip
+  path = tmp_path / 'trace.jsonl'
+  stepwise = generate(*options, '--num_devices', '2', '--trace', path).records()
+  for record, other in zip(expected, stepwise, strict=True):
+    assert record['tokens'] == other['tokens']
+
+
+def test_special_tokens_are_hidden(generate, make_model, tmp_path):
+  def prefer_specials(tensors):
+    tensors['logits_dense', 'kernel'][:, [0, 1, 2]] *= 30
+
+  model = make_model('special', change=prefer_specials, eos_token=None)
+  path = tmp_path / 'trace.jsonl'
+  options = ('--json', path, '--max_new_tokens', '24')
+  colored = generate(*options, '--color', 'always', **{'--model': model})
+  records = [json.loads(line) for line in path.read_text().splitlines()]
+  assert any(set(record['tokens']) & {0, 1, 2} for record in records)
+  assert not any('<|' in record['text'] for record in records)
+  assert '<|' not in colored.out
+
+
+def test_eos_ends_a_row_and_is_no_text(generate, make_model):
+  """Even where the tokenizer does not know it as special."""
+  expected = generate('--json', '-', '--drafter', 'none').records()
+  by_id = dict(enumerate(tiny.make_tokens()))
+  eos = expected[3]['tokens'][4]
+  assert eos not in expected[3]['tokens'][:4]
+  model = make_model('ended', eos_token=by_id[eos])
+  found = generate('--json', '-', **{'--model': model}).records()
+  assert found[3]['tokens'] == expected[3]['tokens'][:5]
+  assert found[3]['text'] == tiny.make_tokenizer().decode(
+    expected[3]['tokens'][:4]
+  )
+
+
+def test_chat_applies_the_template(generate):
+  told = generate('--prompt', 'ab', '--chat', '--json', '-').records()[0]
+  text = '<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\n'
+  written = generate('--prompt', text, '--json', '-').records()[0]
+  assert told['tokens'] == written['tokens']
+  assert told['prompt'] == 'ab'
+  plain = generate('--prompt', 'ab', '--json', '-').records()[0]
+  assert plain['tokens'] != told['tokens']
+
+
+def test_bfloat16_decodes(generate):
+  exact = generate('--json', '-').records()
+  rounded = generate('--json', '-', '--dtype', 'bfloat16').records()
+  assert [len(r['tokens']) for r in rounded] == [8] * 8
+  assert [r['log_probs'] for r in rounded] != [r['log_probs'] for r in exact]
+
+
+def test_lenience_accepts_more(generate, model, make_model):
+  draft = make_model('other', seed=1)
+  options = (
+    *('--json', '-', '--batch_size', '8', '--draft_model', draft),
+    *('--gamma', '2', '--temperature', '1'),
+  )
+
+  def count(*more):
+    records = generate(*options, *more).records()
+    return sum(record['statistics']['accepted'] for record in records)
+
+  assert count('--lenience', '0.01') > count()
+
+
+def test_a_trace_records_a_batch(generate, tmp_path):
+  path = tmp_path / 'trace.jsonl'
+  records = generate(
+    *('--json', '-', '--batch_size', '3', '--trace', path, '--seed', '5'),
+    *('--temperature', '0.7', '--gamma', '3'),
+  ).records()
+  traced = trace_file.read(path)
+  assert traced.header['gamma'] == 3
+  assert traced.header['temperature'] == 0.7
+  assert (traced.header['seed'], traced.header['dtype']) == (5, 'float32')
+  assert traced.header['drafter'] == 'prompt_lookup'
+  # Nothing of the row that only fills the last batch.
+  assert traced.rows == list(range(8))
+  for row, record in enumerate(records):
+    assert traced.prompts[row]['text'] == record['prompt']
+    tokens = [
+      token['token']
+      for iteration in traced.iterations[row]
+      for token in trace.committed(iteration)
+    ]
+    assert tokens == record['tokens']
+    summary = traced.summarize(row)
+    assert summary.num_target_runs == record['statistics']['target_runs']
+    assert sum(summary.num_accepted) == record['statistics']['accepted']
+  assert traced.summary['num_tokens'] == 64
+
+
+@pytest.mark.parametrize('batch_size', ['1', '3'])
+def test_colours_say_what_became_of_each_token(generate, tmp_path, batch_size):
+  path = tmp_path / 'trace.jsonl'
+  out = generate(
+    *('--color', 'always', '--trace', path, '--batch_size', batch_size)
+  ).out
+  verdicts = {
+    token['verdict']
+    for iterations in trace_file.read(path).iterations.values()
+    for iteration in iterations
+    for token in [*iteration['drafted'], iteration['next'] or {'verdict': ''}]
+  }
+  assert {'accepted', 'rejected', 'correction'} <= verdicts
+  for style in ('\x1b[32m', '\x1b[9;31m', '\x1b[1;34m'):
+    assert style in out
+  # Each row stands under its prompt.
+  prompts = [f'> {line["text"]}' for line in trace_file.read(path).prompts
+             .values()]  # fmt: skip
+  shown = tiny.without_styles(out).splitlines()
+  assert [line for line in shown if line.startswith('> ')] == prompts
+
+
+def test_without_colour_marks_say_it(generate, monkeypatch):
+  monkeypatch.setenv('FORCE_COLOR', '1')
+  monkeypatch.setenv('NO_COLOR', '1')
+  out = generate('--drafter', 'uniform', '--gamma', '1').out
+  assert '[-' in out
+  assert '{+' in out
+  assert '\x1b[31' not in out
+  assert ';31m' not in out
+
+
+def test_rows_decoded_before_an_error_are_kept(
+  run, model, prompts_file, tmp_path, monkeypatch
+):
+  from specdec_jax.cli import generate as command
+
+  path = tmp_path / 'out.jsonl'
+  results = command._results
+  calls = []
+
+  def fail_at_third(*args):
+    calls.append(args)
+    if len(calls) == 3:
+      raise ValueError('the third batch is cursed')
+    return results(*args)
+
+  monkeypatch.setattr(command, '_results', fail_at_third)
+  usual = ('--model', model, '--prompts', prompts_file, '--batch_size', '2')
+  result = run(
+    'generate', *usual, '--max_new_tokens', '4', '--json', path,
+    '--trace', tmp_path / 'trace',
+  )  # fmt: skip
+  assert result.status == 2
+  assert 'the third batch is cursed' in result.err
+  lines = path.read_text().splitlines()
+  assert len(lines) == 4
+  assert result.out == ''.join(json.loads(x)['text'] + '\n' for x in lines)
+  traced = trace_file.read(tmp_path / 'trace')
+  assert traced.summary is None
+  assert set(range(4)) <= set(traced.rows)
+
+
+def test_an_interrupt_keeps_what_is_written(
+  run, model, prompts_file, tmp_path, monkeypatch
+):
+  from specdec_jax.cli import generate as command
+
+  path = tmp_path / 'out.jsonl'
+  results = command._results
+  calls = []
+
+  def interrupt_at_third(*args):
+    calls.append(args)
+    if len(calls) == 3:
+      raise KeyboardInterrupt
+    return results(*args)
+
+  monkeypatch.setattr(command, '_results', interrupt_at_third)
+  result = run(
+    'generate', '--model', model, '--prompts', prompts_file,
+    '--max_new_tokens', '4', '--json', path,
+  )  # fmt: skip
+  assert (result.status, result.err) == (130, 'specdec: interrupted\n')
+  assert len(path.read_text().splitlines()) == 2
+
+
+def test_weights_survive_the_round_trip(model):
+  """The tests above decode with what they think they do."""
+  config, _, vocabulary = huggingface.load_llama(model)
+  assert config.max_positions == 128
+  assert vocabulary.eos_ids == (2,)

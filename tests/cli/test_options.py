@@ -1,0 +1,118 @@
+"""Options: every wrong one gets one sentence, before any model is loaded."""
+
+import pytest
+
+from specdec_jax.checkpoints import loading
+from tests.cli.tiny import assert_refused
+
+PROMPT = ('--prompt', 'hello')
+COMPLAINTS = {
+  'unknown drafter': (('--drafter', 'magic'), "'magic'", 'prompt_lookup'),
+  'unknown verification': (('--verification', 'lax'), "'lax'", 'block'),
+  'unknown dtype': (('--dtype', 'int8'), "'int8'", 'bfloat16'),
+  'unknown option': (('--gama', '3'), '--gama'),
+  'gamma 0': (('--gamma', '0'), '--gamma', 'at least 1, got 0'),
+  'gamma -1': (('--gamma=-1',), '--gamma', 'at least 1, got -1'),
+  'gamma of words': (('--gamma', 'many'), '--gamma', 'got many'),
+  'cold': (('--temperature=-0.1',), '--temperature', 'got -0.1'),
+  'too cold': (('--temperature', '1e-40'), '--temperature', '1e-6'),
+  'temperature nan': (('--temperature', 'nan'), '--temperature', 'got nan'),
+  'temperature inf': (('--temperature', 'inf'), '--temperature', 'got inf'),
+  'top_p 0': (('--top_p', '0'), '--top_p', '(0, 1], got 0'),
+  'top_p above 1': (('--top_p', '1.01'), '--top_p', '(0, 1], got 1.01'),
+  'top_k 0': (('--top_k', '0'), '--top_k', 'at least 1'),
+  'lenience 0': (('--lenience', '0'), '--lenience', '(0, 1]'),
+  'negative seed': (('--seed=-1',), '--seed', 'got -1'),
+  'no new tokens': (('--max_new_tokens', '0'), '--max_new_tokens'),
+  'batch 0': (('--batch_size', '0'), '--batch_size'),
+  'shrinking n-grams': (
+    ('--max_ngram', '2', '--min_ngram', '3'),
+    '--min_ngram 3 exceeds --max_ngram 2',
+  ),
+  'no draft model': (('--drafter', 'model'), 'needs --draft_model'),
+  'idle draft model': (
+    ('--drafter', 'uniform', '--draft_model', 'x'),
+    'not uniform',
+  ),
+  'no text to count': (('--drafter', 'ngram'), 'needs --ngram_text'),
+  'idle text to count': (('--ngram_text', 'x'), 'not prompt_lookup'),
+  'greedy, sampled': (
+    ('--verification', 'greedy', '--temperature', '1'),
+    '--temperature 0, got 1.0',
+  ),
+  'lenient block': (
+    ('--verification', 'block', '--lenience', '0.9'),
+    'no lenience, got 0.9',
+  ),
+  'uneven mesh': (
+    ('--batch_size', '3', '--num_devices', '2'),
+    'a batch of 3 rows does not divide over 2 devices',
+  ),
+  'empty prompt': (('--prompt', ''), 'the prompt is empty'),
+  'blank prompt': (('--prompt', ' \n'), 'the prompt is empty'),
+  'half a character': (('--prompt', '\udcff'), 'not valid Unicode'),
+  'no prompt': (('--prompt',), '--prompt=TEXT'),
+  'two sources': (('--prompts', 'x'), 'not allowed with'),
+}
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+  """Loading a model is an error that no test expects."""
+  monkeypatch.setattr(loading, 'load', None)
+
+
+@pytest.mark.parametrize('command', ['generate', 'bench'])
+@pytest.mark.parametrize('case', COMPLAINTS)
+def test_a_wrong_option_gets_one_sentence(run, no_model, command, case):
+  options, *parts = COMPLAINTS[case]
+  prompt = () if '--prompt' in options else PROMPT
+  assert_refused(run(command, *prompt, *options), *parts)
+
+
+def test_no_prompt_at_all(run, no_model):
+  assert_refused(run('generate'), '--prompt', '--prompts', 'required')
+
+
+def test_a_command_is_needed(run):
+  assert_refused(run(), 'command')
+  assert_refused(run('generat'), "'generat'", 'generate')
+
+
+def test_bench_needs_a_drafter_and_known_dtypes(run, no_model):
+  assert_refused(run('bench', *PROMPT, '--drafter', 'none'), 'a drafter')
+  assert_refused(
+    run('bench', *PROMPT, '--plain_dtypes', 'float32,int8'), "'int8'"
+  )
+
+
+def test_more_devices_than_there_are(run, no_model):
+  result = run(
+    'generate', *PROMPT, '--num_devices', '512', '--batch_size', '512'
+  )
+  assert_refused(result, '--num_devices 512: there are ')
+
+
+@pytest.mark.parametrize('command', ['generate', 'bench', 'trace', 'doctor'])
+def test_help_names_the_options(run, command):
+  result = run(command, '--help')
+  assert (result.status, result.err) == (0, '')
+  assert f'usage: specdec {command}' in result.out
+  if command == 'generate':
+    for flag in (
+      *('model', 'draft_model', 'drafter', 'gamma', 'verification', 'lenience'),
+      *('temperature', 'top_k', 'top_p', 'seed', 'max_new_tokens', 'dtype'),
+      *('batch_size', 'num_devices', 'chat', 'prompt', 'prompts', 'json'),
+      'trace',
+    ):
+      assert f'--{flag}' in result.out
+    assert '(default: 8)' in result.out
+
+
+def test_max_ngram_alone_lowers_min_ngram(run, model):
+  result = run(
+    'generate',
+    *('--model', model, '--prompt', 'ab', '--max_ngram', '1'),
+    *('--max_new_tokens', '2'),
+  )
+  assert (result.status, result.err) == (0, '')

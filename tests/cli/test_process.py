@@ -1,0 +1,208 @@
+"""The command as a process: signals, pipes, terminals, exit statuses."""
+
+import json
+import os
+import pathlib
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from specdec_jax.evaluation import trace_file
+from tests.cli.tiny import without_styles
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture
+def environment(cache_home):
+  path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
+  return os.environ | {
+    'PYTHONPATH': path,
+    'PYTHONWARNINGS': 'error',
+    'XDG_CACHE_HOME': str(cache_home),
+    'TERM': 'xterm-256color',
+    'XLA_FLAGS': '',
+  }
+
+
+@pytest.fixture
+def start(environment):
+  """Starts the command; what is still running at the end is killed."""
+  started = []
+
+  def call(*argv, **streams):
+    streams = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE} | streams
+    command = [sys.executable, '-m', 'specdec_jax', *map(str, argv)]
+    process = subprocess.Popen(
+      command, env=environment, stdin=subprocess.DEVNULL, **streams
+    )
+    started.append(process)
+    return process
+
+  yield call
+  for process in started:
+    if process.poll() is None:
+      process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def many_prompts(tmp_path):
+  path = tmp_path / 'many.txt'
+  path.write_text(''.join(f'the in {i}\n' for i in range(5000)))
+  return path
+
+
+def test_help_and_errors_answer_soon(start):
+  started = time.perf_counter()
+  shown = start('--help')
+  out, err = shown.communicate(timeout=60)
+  assert (shown.returncode, err) == (0, b'')
+  assert b'{generate,bench,trace,doctor}' in out
+  refused = start('generate', '--prompt', 'a', '--gamma', '0')
+  out, err = refused.communicate(timeout=60)
+  assert (refused.returncode, out) == (2, b'')
+  assert err.count(b'\n') == 1
+  assert b'Traceback' not in err
+  # Two interpreters and two imports of jax, on a machine that does other work.
+  assert time.perf_counter() - started < 20
+
+
+def test_an_interrupt_leaves_whole_lines(start, model, many_prompts, tmp_path):
+  json_path, trace_path = tmp_path / 'out.jsonl', tmp_path / 'trace.jsonl'
+  process = start(
+    'generate',
+    *('--model', model, '--prompts', many_prompts, '--max_new_tokens', '40'),
+    *('--json', json_path, '--trace', trace_path),
+  )
+  for _ in range(3):
+    assert process.stdout.readline()
+  process.send_signal(signal.SIGINT)
+  _, err = process.communicate(timeout=30)
+  assert process.returncode == 130
+  assert err == b'specdec: interrupted\n'
+  text = json_path.read_text()
+  assert text.endswith('\n')
+  records = [json.loads(line) for line in text.splitlines()]
+  assert 3 <= len(records) < 5000
+  traced = trace_file.read(trace_path)
+  assert traced.summary is None
+  assert not traced.is_truncated
+  assert len(traced.rows) >= len(records)
+
+
+def test_an_interrupt_does_not_wait_for_a_compiled_decode(
+  start, make_model, tmp_path
+):
+  """The loop of one batch would run for minutes without a word of Python."""
+  model = make_model('long', max_positions=2**20, eos_token=None)
+  process = start(
+    'generate',
+    *('--model', model, '--prompt', 'ab', '--max_new_tokens', '200000'),
+    *('--gamma', '1', '--drafter', 'uniform'),
+  )
+  with pytest.raises(subprocess.TimeoutExpired):
+    process.communicate(timeout=8)
+  process.send_signal(signal.SIGINT)
+  started = time.perf_counter()
+  _, err = process.communicate(timeout=60)
+  assert time.perf_counter() - started < 5
+  assert process.returncode == 130
+  assert err == b'specdec: interrupted\n'
+
+
+def test_a_reader_that_leaves(start, model, many_prompts):
+  process = start('generate', '--model', model, '--prompts', many_prompts,
+                  '--max_new_tokens', '4')  # fmt: skip
+  process.stdout.readline()
+  process.stdout.close()
+  assert process.wait(timeout=60) == 141
+  assert process.stderr.read() == b''
+
+
+def test_an_encoding_that_lacks_characters(start, environment, model):
+  environment['PYTHONIOENCODING'] = 'ascii'
+  usual = ('--model', model, '--prompt', 'é', '--max_new_tokens', '8')
+  process = start('generate', *usual, '--json', '-')
+  out, err = process.communicate(timeout=60)
+  assert (process.returncode, err) == (0, b'')
+  assert json.loads(out.decode('ascii'))['prompt'] == 'é'
+
+
+def read_all(descriptors: list[int]) -> list[str]:
+  """What comes through descriptors until all are closed."""
+  data = dict.fromkeys(descriptors, b'')
+  is_open = set(descriptors)
+  while is_open:
+    for descriptor in select.select([*is_open], [], [], 60)[0]:
+      try:
+        chunk = os.read(descriptor, 65536)
+      except OSError:  # The other side of a terminal has gone.
+        chunk = b''
+      data[descriptor] += chunk
+      if not chunk:
+        is_open.remove(descriptor)
+        os.close(descriptor)
+  return [data[each].decode() for each in descriptors]
+
+
+def run_on_terminal(start, *argv, has_output=True):
+  """Runs the command with standard error on a terminal, and standard output on
+  another, or in a pipe."""
+  out, out_end = pty.openpty() if has_output else os.pipe()
+  err, err_end = pty.openpty()
+  process = start(*argv, stdout=out_end, stderr=err_end)
+  os.close(out_end)
+  os.close(err_end)
+  shown = read_all([out, err])
+  assert process.wait(timeout=60) == 0, shown
+  return shown
+
+
+@pytest.mark.parametrize('prompts', ['one', 'several', 'batch'])
+def test_a_terminal_sees_colours_and_progress(start, model, tmp_path, prompts):
+  path, json_path = tmp_path / 'prompts.txt', tmp_path / 'out.jsonl'
+  lines = ['the in the in'] + ['ab ab ab'] * (prompts != 'one')
+  path.write_text('\n'.join(lines))
+  out, err = run_on_terminal(
+    start,
+    *('generate', '--model', model, '--prompts', path, '--json', json_path),
+    *('--max_new_tokens', '12', '--drafter', 'uniform', '--gamma', '1'),
+    *('--batch_size', '2' if prompts == 'batch' else '1'),
+  )
+  assert '\x1b[9;31m' in out
+  assert '\x1b[1;34m' in out
+  shown = without_styles(out).splitlines()
+  headings = [line for line in shown if line.startswith('> ')]
+  assert headings == [f'> {line}' for line in lines] * (prompts != 'one')
+  assert 'compiling' in err
+  assert ('decoding' in err) == (prompts == 'batch')
+  num_tokens = sum(
+    len(json.loads(line)['tokens'])
+    for line in json_path.read_text().splitlines()
+  )
+  last_line = without_styles(err).split('\n')[-2]
+  assert f'{num_tokens} tokens in ' in last_line
+
+
+def test_a_watched_run_keeps_its_output_in_the_pipe(start, model, tmp_path):
+  """A progress bar must not carry off what is printed beside it."""
+  path, json_path = tmp_path / 'prompts.txt', tmp_path / 'out.jsonl'
+  path.write_text('the in\nab\n')
+  out, err = run_on_terminal(
+    start,
+    *('generate', '--model', model, '--prompts', path, '--json', json_path),
+    *('--max_new_tokens', '6'),
+    has_output=False,
+  )
+  texts = [
+    json.loads(line)['text'] for line in json_path.read_text().splitlines()
+  ]
+  assert out == ''.join(f'{text}\n' for text in texts)
+  assert 'decoding' in err
+  assert '2/2' in err

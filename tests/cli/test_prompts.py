@@ -1,0 +1,81 @@
+"""Prompts as files hold them."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from specdec_jax.cli import prompts
+from tests.cli.tiny import assert_refused
+
+
+def read(tmp_path, data: bytes, name: str = 'prompts.txt') -> list[str]:
+  path = tmp_path / name
+  path.write_bytes(data)
+  return prompts.read(None, str(path))
+
+
+@pytest.mark.parametrize(
+  'data',
+  [
+    b'one\n two \n',
+    b'one\r\n two \r\n',
+    b'one\r two ',
+    b'\xef\xbb\xbfone\n\n  \n two \n\n',
+  ],
+)
+def test_one_prompt_a_line(tmp_path, data):
+  assert read(tmp_path, data) == ['one', ' two ']
+
+
+def test_other_separators_stay_in_their_line(tmp_path):
+  text = 'a\u2028b\x0bc\x0cd\x85e'
+  assert read(tmp_path, f'{text}\nf'.encode()) == [text, 'f']
+  line = json.dumps({'prompt': text}, ensure_ascii=False)
+  assert read(tmp_path, line.encode(), 'a.jsonl') == [text]
+
+
+@pytest.mark.parametrize('name', ['a.jsonl', 'a.txt'])
+def test_jsonl_by_its_name_or_first_line(tmp_path, name):
+  data = b'\xef\xbb\xbf{"prompt": "one\\ntwo", "id": 7}\r\n\r\n{"prompt":"3"}'
+  assert read(tmp_path, data, name) == ['one\ntwo', '3']
+
+
+def test_text_may_hold_braces(tmp_path):
+  lines = ['{ for (;;);', 'b', '{"prompt": "c"}']
+  assert read(tmp_path, '\n'.join(lines).encode()) == lines
+
+
+def test_standard_input_is_utf8_whatever_the_locale(monkeypatch):
+  stream = io.TextIOWrapper(io.BytesIO('é\nö'.encode()), encoding='ascii')
+  monkeypatch.setattr(sys, 'stdin', stream)
+  assert prompts.read(None, '-') == ['é', 'ö']
+
+
+COMPLAINTS = {
+  'wrong key': ('a.jsonl', b'{"prompt": "a"}\n{"text": 1}', 'line 2', "'text'"),
+  'no text': ('a.txt', b'{"prompt": 3}', 'line 1', 'no text under "prompt"'),
+  'blank': ('a.jsonl', b'{"prompt": " "}', 'line 1', 'empty'),
+  'broken': ('a.jsonl', b'{"prompt": "a"}\n\n{"prom', 'line 3', '.txt'),
+  'broken later': ('a.txt', b'{"prompt": "a"}\nb', 'line 2', 'not JSON'),
+  'a list': ('a.jsonl', b'["a"]', 'line 1', '{"prompt": "..."}'),
+  'deep': ('a.jsonl', b'[' * 200_000, 'line 1', 'not JSON'),
+  'surrogate': ('a.jsonl', rb'{"prompt": "\ud800"}', 'line 1', 'Unicode'),
+  'not UTF-8': ('a.txt', b'ok\n\xff', 'a.txt', 'not UTF-8', 'byte 3'),
+  'nothing': ('a.txt', b'\n \n', 'holds no prompt'),
+}
+
+
+@pytest.mark.parametrize('case', COMPLAINTS)
+def test_a_bad_file_is_refused(run, tmp_path, case):
+  name, data, *parts = COMPLAINTS[case]
+  path = tmp_path / name
+  path.write_bytes(data)
+  assert_refused(run('generate', '--prompts', path), *parts)
+
+
+def test_an_unreadable_file_is_refused(run, tmp_path):
+  for path in (tmp_path / 'none.txt', tmp_path):
+    result = run('generate', '--prompts', path)
+    assert_refused(result, f'cannot read the prompts file {path}: ')

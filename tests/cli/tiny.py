@@ -1,0 +1,128 @@
+"""Tiny models in Hugging Face folders, and the command in this process."""
+
+import json
+import re
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import tokenizers
+
+from specdec_jax.checkpoints import huggingface, name_maps
+from specdec_jax.cli.main import main
+from specdec_jax.models.llama import LlamaConfig
+
+SPECIALS = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
+MERGES = (('Ġ', 't'), ('h', 'e'), ('Ġt', 'he'), ('i', 'n'), ('a', 'b'))
+TEMPLATE = (
+  "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + "
+  "message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
+  "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def make_tokens() -> list[str]:
+  alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+  return [*SPECIALS, *alphabet, *map(''.join, MERGES)]
+
+
+def make_tokenizer(tokens=None) -> tokenizers.Tokenizer:
+  tokens = make_tokens() if tokens is None else tokens
+  tokenizer = tokenizers.Tokenizer(
+    tokenizers.models.BPE(
+      vocab={token: i for i, token in enumerate(tokens)}, merges=[*MERGES]
+    )
+  )
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(False)
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()
+  tokenizer.add_special_tokens([*SPECIALS])
+  return tokenizer
+
+
+def make_config(**changes) -> LlamaConfig:
+  sizes = {
+    'vocab_size': len(make_tokens()),
+    'embed_dim': 16,
+    'num_layers': 1,
+    'num_heads': 2,
+    'num_kv_heads': 1,
+    'head_dim': 8,
+    'mlp_dim': 16,
+    'max_positions': 128,
+    'is_tied': False,
+  }
+  return LlamaConfig(**sizes | changes)
+
+
+def write_model(
+  folder,
+  *,
+  change=None,
+  tokenizer=None,
+  eos_token='<|im_end|>',
+  chat_template=TEMPLATE,
+  seed=0,
+  **sizes,
+) -> str:
+  """Writes a random model, which soon repeats itself; its path.
+
+  Args:
+    folder: to be made.
+    change: called with the dict of float32 tensors by path, to edit it.
+    tokenizer: instead of the usual one.
+    eos_token: the token that ends a text.
+    chat_template: or None.
+    seed: of the weights.
+    **sizes: of the config.
+  """
+  config = make_config(**sizes)
+  rng = np.random.default_rng(seed)
+  tensors = {
+    parameter.path: 0.3
+    * rng.standard_normal(parameter.shape).astype(np.float32)
+    for parameter in name_maps.llama_parameters(config)
+  }
+  if change:
+    change(tensors)
+  params = name_maps.nest({k: jnp.asarray(v) for k, v in tensors.items()})
+  huggingface.save_llama(
+    folder,
+    config,
+    params,
+    tokenizer_json=(tokenizer or make_tokenizer()).to_str(),
+  )
+  settings = {'eos_token': eos_token, 'chat_template': chat_template}
+  (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
+  return str(folder)
+
+
+class Result(NamedTuple):
+  status: int
+  out: str
+  err: str
+
+  def records(self) -> list[dict]:
+    return [json.loads(line) for line in self.out.splitlines()]
+
+
+def run(capfd, *argv: str) -> Result:
+  """Runs the command in this process."""
+  capfd.readouterr()
+  status = main([str(each) for each in argv])
+  return Result(status, *capfd.readouterr())
+
+
+def assert_refused(result: Result, *parts: str) -> None:
+  """Exit status 2, one line on standard error with `parts`, and no more."""
+  assert result.status == 2, result
+  assert result.out == ''
+  assert 'Traceback' not in result.err
+  assert re.fullmatch(r'specdec( \w+)?: error: [^\n]+\n', result.err), result
+  assert 'unexpected' not in result.err
+  for part in parts:
+    assert part in result.err, result.err
+
+
+def without_styles(text: str) -> str:
+  """Text without a terminal's control sequences."""
+  return re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', text)

@@ -1,0 +1,90 @@
+"""Every drafter, a row each: the contract is checked for all of them.
+
+A new drafter adds its row here.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdec_jax import drafters, logits
+from specdec_jax.base import Drafter
+from specdec_jax.data import ngram_counts
+from tests import toy
+
+VOCAB_SIZE = 5
+MODEL = toy.toy(VOCAB_SIZE)
+LLAMA = toy.llama(VOCAB_SIZE, num_layers=1)
+
+
+class Row(NamedTuple):
+  """A drafter under contract.
+
+  Attributes:
+    make: `gamma -> Drafter`.
+    make_params: the drafter's params.
+    is_one_hot: whether it hands over no probabilities.
+    has_constant_length: whether it always proposes gamma tokens.
+  """
+
+  make: Callable[[int], Drafter]
+  make_params: Callable[[], Any] = tuple
+  is_one_hot: bool = False
+  has_constant_length: bool = True
+
+
+def _ngram(order: int, is_sampled: bool):
+  rng = np.random.default_rng(order)
+  table = ngram_counts.estimate(
+    rng.integers(0, VOCAB_SIZE, 200), vocab_size=VOCAB_SIZE, order=order
+  )
+  to_probs = logits.standardize(top_k=3) if is_sampled else None
+  return lambda gamma: drafters.ngram(
+    table, gamma=gamma, logits_to_probs=to_probs
+  )
+
+
+def _autoregressive(model, **sampling):
+  to_probs = logits.standardize(**sampling)
+  return lambda gamma: drafters.autoregressive(
+    model, gamma=gamma, logits_to_probs=to_probs
+  )
+
+
+_toy_params = lambda: toy.toy_params(VOCAB_SIZE, seed=3)
+ROWS = {
+  'prompt_lookup': Row(
+    lambda gamma: drafters.prompt_lookup(gamma=gamma),
+    is_one_hot=True,
+    has_constant_length=False,
+  ),
+  'prompt_lookup, two tokens': Row(
+    lambda gamma: drafters.prompt_lookup(gamma=gamma, min_ngram=2),
+    is_one_hot=True,
+    has_constant_length=False,
+  ),
+  'unigram': Row(_ngram(1, False), is_one_hot=True),
+  'bigram': Row(_ngram(2, False), is_one_hot=True),
+  'unigram, sampled': Row(_ngram(1, True)),
+  'bigram, sampled': Row(_ngram(2, True)),
+  'uniform': Row(
+    lambda gamma: drafters.uniform(gamma=gamma, vocab_size=VOCAB_SIZE)
+  ),
+  'uniform, padded': Row(
+    lambda gamma: drafters.uniform(
+      gamma=gamma, vocab_size=3, padded_vocab_size=VOCAB_SIZE
+    )
+  ),
+  'autoregressive': Row(_autoregressive(MODEL), _toy_params),
+  'autoregressive, top-p': Row(_autoregressive(MODEL, top_p=0.7), _toy_params),
+  'autoregressive, greedy': Row(
+    _autoregressive(MODEL, temperature=0), _toy_params
+  ),
+  'autoregressive, Llama': Row(
+    _autoregressive(LLAMA),
+    lambda: toy.llama_params(
+      toy.llama_config(VOCAB_SIZE, num_layers=1), seed=4
+    ),
+  ),
+}

@@ -1,0 +1,192 @@
+"""What every language model promises."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.base import LanguageModel
+from tests import toy
+
+VOCAB_SIZE = 7
+CAPACITY = 16
+TOLERANCE = 2e-5
+PREFIXES = [[1, 2, 3, 1, 2], [2], [4, 4], [0, 3, 0, 3, 0, 3], [1, 0, 2, 1]]
+ROWS = {
+  'toy': (
+    toy.toy(VOCAB_SIZE),
+    lambda: toy.toy_params(VOCAB_SIZE, seed=3),
+  ),
+  'llama': (
+    toy.llama(VOCAB_SIZE),
+    lambda: toy.llama_params(toy.llama_config(VOCAB_SIZE), seed=4),
+  ),
+  'llama, one head, tied, biased': (
+    toy.llama(
+      VOCAB_SIZE,
+      num_layers=1,
+      num_heads=1,
+      num_kv_heads=1,
+      is_tied=True,
+      has_attention_bias=True,
+    ),
+    lambda: _tied_params(),
+  ),
+}
+
+
+def _tied_params():
+  config = toy.llama_config(
+    VOCAB_SIZE,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    has_attention_bias=True,
+  )
+  params = toy.llama_params(config, seed=5)
+  del params['logits_dense']
+  return toy.perturb(params, seed=6, scale=0.3)
+
+
+@functools.cache
+def _compiled(name: str):
+  """The model, each of its functions jitted, and its params."""
+  model, make_params = ROWS[name]
+  compiled = model._replace(
+    init=jax.jit(model.init, static_argnums=2), extend=jax.jit(model.extend)
+  )
+  return compiled, make_params()
+
+
+def _start(name: str, rows=None):
+  model, params = _compiled(name)
+  prompt = toy.prompt(rows or PREFIXES, width=12)
+  cache = model.init(params, prompt, CAPACITY)
+  return model, params, cache
+
+
+def _tokens(count: int, batch_size: int = 5, seed: int = 0):
+  rng = np.random.default_rng(seed)
+  tokens = rng.integers(0, VOCAB_SIZE, (batch_size, count))
+  return jnp.asarray(tokens, jnp.int32)
+
+
+def _lengths(rows) -> jnp.ndarray:
+  return jnp.asarray([len(row) for row in rows], jnp.int32)
+
+
+def _close(actual, expected):
+  np.testing.assert_allclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize('name', ROWS)
+@pytest.mark.parametrize('batch_size', [1, 5, 12])
+def test_extend_is_well_formed(name, batch_size):
+  rows = (PREFIXES * 3)[:batch_size]
+  model, params, cache = _start(name, rows)
+  assert isinstance(model, LanguageModel)
+  assert model.vocab_size == VOCAB_SIZE
+  logits, after = model.extend(params, _tokens(3, batch_size), cache)
+  assert logits.shape == (batch_size, 3, VOCAB_SIZE)
+  assert logits.dtype == jnp.float32
+  assert np.isfinite(logits).all()
+  shapes = lambda tree: jax.tree.map(lambda a: (a.shape, a.dtype), tree)
+  assert shapes(after) == shapes(cache)
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_extend_is_pure_and_compiles(name):
+  model, params, cache = _start(name)
+  first, _ = model.extend(params, _tokens(3), cache)
+  again, _ = model.extend(params, _tokens(3), cache)
+  np.testing.assert_array_equal(first, again)
+  eager, _ = ROWS[name][0].extend(params, _tokens(3), cache)
+  _close(eager, first)
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_extend_by_many_is_extend_by_one_many_times(name):
+  model, params, cache = _start(name)
+  tokens = _tokens(6)
+  together, _ = model.extend(params, tokens, cache)
+  for t in range(6):
+    logits, cache = model.extend(params, tokens[:, t : t + 1], cache)
+    _close(logits[:, 0], together[:, t])
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_init_is_the_prompt_fed_token_by_token(name):
+  model, params, cache = _start(name)
+  tokens = _tokens(2)
+  together, _ = model.extend(params, tokens, cache)
+  for row, prefix in enumerate(PREFIXES):
+    _, _, own = _start(name, [prefix[:1]])
+    fed = prefix[:-1] + tokens[row].tolist()
+    for token in fed:
+      logits, own = model.extend(params, jnp.array([[token]]), own)
+    _close(logits[0, 0], together[row, 1])
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_append_rewind_append_is_append(name):
+  model, params, cache = _start(name)
+  kept, wasted, tokens = _tokens(5, seed=1), _tokens(4, seed=2), _tokens(3)
+  counts = jnp.array([0, 1, 2, 4, 5], jnp.int32)
+  lengths = _lengths(PREFIXES) - 1 + counts
+
+  _, used = model.extend(params, kept, cache)
+  _, used = model.extend(params, wasted, used)
+  used = model.rewind(used, lengths)
+  logits, _ = model.extend(params, tokens, used)
+
+  for row, prefix in enumerate(PREFIXES):
+    context = prefix[:-1] + kept[row, : counts[row]].tolist() + [0]
+    _, _, own = _start(name, [context])
+    expected, _ = model.extend(params, tokens[row : row + 1], own)
+    _close(logits[row], expected[0])
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_rewind_changes_lengths_and_nothing_else(name):
+  model, _, cache = _start(name)
+  lengths = jnp.array([3, 0, 1, 2, 0], jnp.int32)
+  rewound = model.rewind(cache, lengths)
+  np.testing.assert_array_equal(rewound.lengths, lengths)
+  for before, after in zip(
+    jax.tree.leaves(cache.replace(lengths=lengths)),
+    jax.tree.leaves(rewound),
+    strict=True,
+  ):
+    np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_row_alone_reads_as_in_a_batch(name):
+  model, params, cache = _start(name)
+  together, _ = model.extend(params, _tokens(3), cache)
+  for row, prefix in enumerate(PREFIXES):
+    _, _, own = _start(name, [prefix])
+    alone, _ = model.extend(params, _tokens(3)[row : row + 1], own)
+    _close(alone[0], together[row])
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_padding_and_capacity_do_not_matter(name):
+  model, params, cache = _start(name)
+  logits, _ = model.extend(params, _tokens(3), cache)
+  wide = model.init(params, toy.prompt(PREFIXES, width=15), CAPACITY + 9)
+  other, _ = model.extend(params, _tokens(3), wide)
+  _close(other, logits)
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_logits_do_not_look_ahead(name):
+  model, params, cache = _start(name)
+  tokens = _tokens(4)
+  logits, _ = model.extend(params, tokens, cache)
+  changed = tokens.at[:, 2].set((tokens[:, 2] + 1) % VOCAB_SIZE)
+  other, _ = model.extend(params, changed, cache)
+  np.testing.assert_array_equal(logits[:, :2], other[:, :2])
+  assert (np.abs(logits[:, 2:] - other[:, 2:]).max((1, 2)) > 1e-3).all()

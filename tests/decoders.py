@@ -1,0 +1,83 @@
+"""Small decodes that several test files make."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import logits, verification
+from specdec_jax.base import Draft, Drafter, Params
+from specdec_jax.decoding import autoregressive, speculative
+
+GREEDY = logits.standardize(temperature=0)
+SAMPLED = logits.standardize(temperature=0.9)
+RULES = {
+  'speculative_sampling': verification.speculative_sampling,
+  'block': verification.block_verification,
+  'greedy': verification.greedy,
+}
+
+
+def speculate(
+  target,
+  params: Params,
+  drafter,
+  prompt,
+  *,
+  rule='speculative_sampling',
+  to_probs=SAMPLED,
+  max_len=24,
+  eos_id=-1,
+  seed=0,
+):
+  """A speculative decode, compiled whole."""
+  generate = functools.partial(
+    speculative.generate,
+    target=target,
+    drafter=drafter,
+    verify_fn=RULES[rule],
+    logits_to_probs=to_probs,
+    max_len=max_len,
+    eos_id=eos_id,
+  )
+  return jax.jit(generate)(params, jax.random.key(seed), prompt)
+
+
+def plain(
+  target, params: Params, prompt, *, to_probs, max_len=24, eos_id=-1, seed=0
+):
+  """A plain decode, compiled whole."""
+  generate = functools.partial(
+    autoregressive.generate,
+    target=target,
+    logits_to_probs=to_probs,
+    max_len=max_len,
+    eos_id=eos_id,
+  )
+  return jax.jit(generate)(params, jax.random.key(seed), prompt)
+
+
+def silent(gamma: int, *, may_abstain: bool) -> Drafter:
+  """Never proposes anything; gamma may be 0."""
+
+  def propose(params, row_keys, context, state):
+    draft = Draft(
+      tokens=jnp.zeros((context.lengths.shape[0], gamma), jnp.int32),
+      probs=None,
+      lengths=jnp.zeros_like(context.lengths),
+    )
+    return draft, state
+
+  return Drafter(
+    gamma, lambda params, prompt, max_len: (), propose, may_abstain
+  )
+
+
+def rows(output) -> list[list[int]]:
+  """The committed tokens of each row."""
+  tokens = np.asarray(output.tokens)
+  return [
+    row[:length].tolist()
+    for row, length in zip(tokens, np.asarray(output.lengths), strict=True)
+  ]

@@ -1,0 +1,90 @@
+"""Laws over the vocabulary against their definitions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import distributions
+
+
+def _laws(seed: int, count: int = 50, size: int = 6):
+  rng = np.random.default_rng(seed)
+  p, q = rng.dirichlet(np.full(size, 0.4), (2, count)).astype(np.float32)
+  return p, q
+
+
+def test_residual_is_the_normalised_excess():
+  p, q = _laws(0)
+  excess = np.maximum(p.astype(np.float64) - q, 0)
+  expected = excess / excess.sum(-1, keepdims=True)
+  np.testing.assert_allclose(
+    distributions.residual(p, q), expected, rtol=1e-4, atol=1e-6
+  )
+
+
+def test_residual_without_mass_is_p():
+  p, q = _laws(1)
+  q[0] = p[0]
+  q[1] = p[1] + np.float32(1e-3)
+  residual = distributions.residual(jnp.asarray(p), jnp.asarray(q))
+  np.testing.assert_array_equal(residual[:2], p[:2])
+  assert np.isfinite(residual).all()
+  assert np.abs(np.asarray(residual[2:]) - p[2:]).max() > 0.1
+
+
+def test_nan_stays_nan():
+  p, q = _laws(2)
+  p[0, 0] = np.nan
+  assert np.isnan(distributions.residual(jnp.asarray(p), q)[0]).all()
+
+
+def test_overlap_and_total_variation():
+  p, q = _laws(3)
+  overlap = distributions.overlap(p, q)
+  np.testing.assert_allclose(overlap, np.minimum(p, q).sum(-1), rtol=1e-6)
+  np.testing.assert_allclose(
+    distributions.total_variation(p, q), 1 - overlap, atol=1e-6
+  )
+  np.testing.assert_allclose(distributions.overlap(p, p), 1, atol=1e-6)
+
+
+def test_sample_has_the_law_and_never_the_impossible():
+  law = np.array([0.5, 0.0, 0.3, 0.2, 0.0], np.float32)
+  count = 50_000
+  tokens = distributions.sample(
+    jax.random.split(jax.random.key(0), count), jnp.tile(law, (count, 1))
+  )
+  assert tokens.dtype == jnp.int32
+  counts = np.bincount(tokens, minlength=5)
+  assert (counts[law == 0] == 0).all()
+  deviation = np.sqrt(count * law * (1 - law))
+  assert (np.abs(counts - count * law) <= 5 * deviation).all()
+
+
+@pytest.mark.parametrize('function', ['sample', 'uniforms'])
+def test_each_row_draws_by_its_own_key(function):
+  keys = jax.random.split(jax.random.key(1), 64)
+  law = jnp.full((64, 7), 1 / 7)
+
+  def draw(keys):
+    if function == 'sample':
+      return np.asarray(distributions.sample(keys, law[: len(keys)]))
+    return np.asarray(distributions.uniforms(keys, 3))
+
+  together = draw(keys)
+  np.testing.assert_array_equal(draw(keys[5:6]), together[5:6])
+  np.testing.assert_array_equal(draw(keys[::-1]), together[::-1])
+  assert len(np.unique(together, axis=0)) > 1
+
+
+def test_uniforms_fill_the_unit_interval_without_its_end():
+  keys = jax.random.split(jax.random.key(2), 20_000)
+  draws = np.asarray(distributions.uniforms(keys, 2))
+  assert draws.shape == (20_000, 2)
+  assert draws.dtype == np.float32
+  assert draws.min() >= 0
+  assert draws.max() < 1
+  counts, _ = np.histogram(draws, bins=10, range=(0, 1))
+  assert np.abs(counts - 4000).max() < 5 * np.sqrt(3600)
+  assert abs(np.corrcoef(draws.T)[0, 1]) < 0.04

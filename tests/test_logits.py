@@ -1,0 +1,115 @@
+"""Standardised sampling against plain numpy, and where ties and limits fall."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import logits
+from tests import laws
+
+SETTINGS = [
+  laws.Sampling(*values)
+  for values in itertools.product(
+    (0.0, 0.3, 1.0, 2.0), (None, 1, 3, 50), (None, 0.3, 0.9, 1.0)
+  )
+]
+
+
+@pytest.mark.parametrize('sampling', SETTINGS, ids=str)
+def test_standardize_against_numpy(sampling):
+  scores = np.random.default_rng(0).normal(size=(3, 20, 9)) * 3
+  scores = scores.astype(np.float32)
+  probs = logits.standardize(**sampling._asdict())(jnp.asarray(scores))
+  expected = laws.reference_probs(scores, sampling)
+  np.testing.assert_allclose(probs, expected, atol=2e-6)
+  # What is ruled out has probability zero, not almost zero.
+  np.testing.assert_array_equal(np.asarray(probs) == 0, expected == 0)
+  assert probs.dtype == jnp.float32
+
+
+def test_reference_itself_on_a_law_known_by_hand():
+  scores = np.log([0.5, 0.25, 0.15, 0.1])
+  reference = lambda *settings: laws.reference_probs(
+    scores, laws.Sampling(*settings)
+  )
+  np.testing.assert_allclose(reference(), [0.5, 0.25, 0.15, 0.1])
+  np.testing.assert_allclose(reference(0), [1, 0, 0, 0])
+  np.testing.assert_allclose(reference(1.0, 2), [2 / 3, 1 / 3, 0, 0])
+  # 0.5 alone is enough for 0.5, and not for a hair more.
+  np.testing.assert_allclose(reference(1.0, None, 0.4999), [1, 0, 0, 0])
+  np.testing.assert_allclose(reference(1.0, None, 0.501), [2 / 3, 1 / 3, 0, 0])
+  squared = np.array([0.25, 0.0625, 0.0225, 0.01])
+  np.testing.assert_allclose(reference(0.5), squared / squared.sum())
+
+
+def test_order_of_the_chain_is_temperature_then_top_p():
+  """At temperature 2 the nucleus is wider than at 1."""
+  scores = jnp.log(jnp.array([0.7, 0.2, 0.1]))
+  probs = logits.standardize(temperature=2.0, top_p=0.6)(scores)
+  assert np.count_nonzero(probs) == 2
+  probs = logits.standardize(temperature=1.0, top_p=0.6)(scores)
+  assert np.count_nonzero(probs) == 1
+
+
+def test_greedy_ties_go_to_the_lowest_id():
+  scores = jnp.array([[1.0, 3.0, 3.0, 0.0], [2.0, 2.0, 2.0, 2.0]])
+  probs = logits.standardize(temperature=0)(scores)
+  np.testing.assert_array_equal(probs, [[0, 1, 0, 0], [1, 0, 0, 0]])
+
+
+def test_ties_at_the_limit_are_all_kept():
+  scores = jnp.array([3.0, 1.0, 1.0, 0.0])
+  for transform in (logits.keep_top_k(2), logits.keep_top_p(0.8)):
+    kept = np.isfinite(transform(scores))
+    np.testing.assert_array_equal(kept, [True, True, True, False])
+
+
+def test_likeliest_token_survives_any_nucleus():
+  scores = jnp.array([0.0, 0.1, 0.0])
+  kept = np.isfinite(logits.keep_top_p(1e-6)(scores))
+  np.testing.assert_array_equal(kept, [False, True, False])
+
+
+@pytest.mark.parametrize('sampling', SETTINGS[::7], ids=str)
+def test_padding_ids_are_impossible_and_change_nothing(sampling):
+  scores = np.random.default_rng(1).normal(size=(20, 9)).astype(np.float32)
+  padded = np.concatenate([scores, np.full((20, 3), 50, np.float32)], axis=1)
+  settings = sampling._asdict()
+  probs = logits.standardize(**settings, vocab_size=9)(jnp.asarray(padded))
+  expected = logits.standardize(**settings)(jnp.asarray(scores))
+  np.testing.assert_array_equal(probs[:, 9:], 0)
+  np.testing.assert_allclose(probs[:, :9], expected, atol=1e-6)
+
+
+def test_half_precision_is_widened_first():
+  scores = jnp.array([1.0, 2.0, 3.0], jnp.bfloat16)
+  probs = logits.standardize(temperature=0.7)(scores)
+  assert probs.dtype == jnp.float32
+  expected = jax.nn.softmax(scores.astype(jnp.float32) / 0.7)
+  np.testing.assert_array_equal(probs, expected)
+
+
+def test_nan_is_not_hidden():
+  scores = jnp.array([1.0, jnp.nan, 0.0])
+  for settings in ({}, {'top_k': 2}, {'top_p': 0.9}):
+    assert np.isnan(logits.standardize(**settings)(scores)).any()
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({'temperature': -0.1}, 'temperature must be finite and at least 0'),
+    ({'temperature': float('inf')}, 'temperature must be finite'),
+    ({'temperature': float('nan')}, 'temperature must be finite'),
+    ({'top_k': 0}, 'top_k must be at least 1, got 0'),
+    ({'top_p': 0.0}, r'top_p must lie in \(0, 1\], got 0.0'),
+    ({'top_p': 1.1}, 'top_p must lie in'),
+    ({'vocab_size': 0}, 'vocab_size must be at least 1'),
+  ],
+)
+def test_bad_settings_are_refused(settings, message):
+  with pytest.raises(ValueError, match=message):
+    logits.standardize(**settings)

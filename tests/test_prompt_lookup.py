@@ -1,0 +1,93 @@
+"""Prompt lookup against its rule, written out in plain Python."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import drafters
+from specdec_jax.base import Context
+
+
+def reference(tokens, gamma: int, max_ngram: int, min_ngram: int):
+  """The tokens that the stated rule copies.
+
+  The longest suffix that occurs earlier wins; of its occurrences the one with
+  the most to copy, up to gamma; of those the latest.
+  """
+  length = len(tokens)
+  for size in range(min(max_ngram, length - 1), min_ngram - 1, -1):
+    suffix = tokens[length - size :]
+    best = None
+    for end in range(size, length):
+      if tokens[end - size : end] == suffix:
+        room = min(length - end, gamma)
+        if best is None or room >= best[0]:
+          best = (room, end)
+    if best is not None:
+      room, end = best
+      return tokens[end : end + room]
+  return []
+
+
+def _propose(rows, gamma, max_ngram, min_ngram, capacity=30):
+  drafter = drafters.prompt_lookup(
+    gamma=gamma, max_ngram=max_ngram, min_ngram=min_ngram
+  )
+  tokens = np.zeros((len(rows), capacity), np.int32)
+  for row, ids in enumerate(rows):
+    # The rest of the buffer repeats the row: it must not be copied from.
+    tokens[row] = np.resize(ids, capacity)
+  context = Context(
+    tokens=jnp.asarray(tokens),
+    lengths=jnp.asarray([len(row) for row in rows], jnp.int32),
+  )
+  draft, _ = drafter.propose((), None, context, ())
+  return [
+    draft.tokens[row, : int(draft.lengths[row])].tolist()
+    for row in range(len(rows))
+  ]
+
+
+@pytest.mark.parametrize(
+  ('gamma', 'max_ngram', 'min_ngram'),
+  [(1, 3, 1), (4, 1, 1), (4, 3, 1), (5, 3, 2), (3, 8, 1), (30, 2, 1)],
+)
+def test_copies_what_the_rule_says(gamma, max_ngram, min_ngram):
+  rng = np.random.default_rng(gamma)
+  rows = [rng.integers(0, 4, rng.integers(1, 30)).tolist() for _ in range(400)]
+  found = _propose(rows, gamma, max_ngram, min_ngram)
+  expected = [reference(row, gamma, max_ngram, min_ngram) for row in rows]
+  assert found == expected
+  lengths = [len(tokens) for tokens in expected]
+  assert min(lengths) == 0
+  assert max(lengths) == min(gamma, max(lengths))
+
+
+@pytest.mark.parametrize(
+  ('row', 'copied'),
+  [
+    ([1, 2, 3, 9, 1, 2, 3], [9, 1, 2]),
+    ([1, 2, 3, 4], []),
+    ([5], []),
+    ([5, 5], [5]),
+    # The latest of two full continuations.
+    ([1, 7, 7, 7, 1, 8, 8, 8, 1], [8, 8, 8]),
+    # A longer suffix beats a later occurrence.
+    ([2, 1, 7, 7, 3, 1, 8, 8, 2, 1], [7, 7, 3]),
+    # More to copy beats later.
+    ([1, 7, 7, 7, 1, 1], [7, 7, 7]),
+  ],
+)
+def test_copies_what_the_eye_expects(row, copied):
+  assert _propose([row], 3, 2, 1) == [copied]
+
+
+def test_suffix_length_is_bounded_from_below():
+  assert _propose([[1, 9, 2, 1]], 3, 3, 2) == [[]]
+  assert _propose([[1, 9, 2, 1]], 3, 3, 1) == [[9, 2, 1]]
+
+
+@pytest.mark.parametrize(('max_ngram', 'min_ngram'), [(0, 0), (2, 3), (2, 0)])
+def test_bad_suffix_lengths_are_refused(max_ngram, min_ngram):
+  with pytest.raises(ValueError, match='1 <= min_ngram <= max_ngram'):
+    drafters.prompt_lookup(gamma=2, max_ngram=max_ngram, min_ngram=min_ngram)
