@@ -63,7 +63,8 @@ def enable_compilation_cache() -> str | None:
   `JAX_COMPILATION_CACHE_DIR` names another place. Where the usual one cannot be
   written, as in many containers, nothing is kept, and the result is None.
   """
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+  if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
   if chosen := getattr(jax.config, 'jax_compilation_cache_dir', None):
     return chosen
   try:
@@ -168,14 +169,12 @@ def max_length(batch: Batch, max_new_tokens: int) -> int:
   return batch.prompt.decoder_tokens.shape[1] + max_new_tokens
 
 
-def place(tree: Any, num_devices: int, *, is_batch: bool) -> Any:
-  """Arrays on the devices that share a batch: rows split, weights everywhere.
-
-  See `check_devices`.
-  """
+def sharding(num_devices: int, *, is_batch: bool) -> jax.sharding.Sharding:
+  """Where arrays lie on the devices that share a batch: rows are split, weights
+  are everywhere. See `check_devices`."""
   devices = jax.devices()
   if num_devices == 1:
-    return jax.device_put(tree, devices[0])
+    return jax.sharding.SingleDeviceSharding(devices[0])
   mesh = jax.make_mesh(
     (num_devices,),
     ('data',),
@@ -183,7 +182,12 @@ def place(tree: Any, num_devices: int, *, is_batch: bool) -> Any:
     devices=devices[:num_devices],
   )
   spec = jax.sharding.PartitionSpec('data' if is_batch else None)
-  return jax.device_put(tree, jax.sharding.NamedSharding(mesh, spec))
+  return jax.sharding.NamedSharding(mesh, spec)
+
+
+def place(tree: Any, num_devices: int, *, is_batch: bool) -> Any:
+  """Puts arrays there."""
+  return jax.device_put(tree, sharding(num_devices, is_batch=is_batch))
 
 
 def models(decoder: Decoder) -> dict[str, Any]:

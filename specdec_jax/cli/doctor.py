@@ -142,11 +142,11 @@ def _self_test() -> bool:
 
 
 def random_llama() -> tuple[LanguageModel, dict]:
-  """A two-layer decoder with random weights, and the weights."""
+  """A one-layer decoder with random weights, and the weights."""
   config = LlamaConfig(
     vocab_size=32,
     embed_dim=32,
-    num_layers=2,
+    num_layers=1,
     num_heads=4,
     num_kv_heads=2,
     head_dim=8,
@@ -161,5 +161,5 @@ def random_llama() -> tuple[LanguageModel, dict]:
     dtype=config.dtype,
   )
   tokens = jnp.zeros((1, 1), jnp.int32)
-  variables = Llama(config).init(jax.random.key(0), tokens, cache)
+  variables = jax.jit(Llama(config).init)(jax.random.key(0), tokens, cache)
   return adapters.llama(config), variables['params']

@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _complain('interrupted')
     progress.leave_unfinished_work(EXIT_INTERRUPTED)
     return EXIT_INTERRUPTED
+  except SystemExit:  # So rich answers a broken pipe.
+    return EXIT_BROKEN_PIPE
   except BrokenPipeError:
     # What is still buffered must not fail again when Python exits.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

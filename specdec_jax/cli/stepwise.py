@@ -49,18 +49,19 @@ def compile_decode(
     )
     return state, trace.gather(info)
 
+  # Left to itself, the compiler may return a state that it would not take.
+  rows = decoder_lib.sharding(args.num_devices, is_batch=True)
+
   def compile_both() -> tuple[Any, Any]:
-    lowered = jax.jit(init).lower(params, key, place(first.prompt))
-    prefill = lowered.compile()
-    state = jax.tree.map(
-      lambda leaf, sharding: jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=sharding
-      ),
-      lowered.out_info,
-      prefill.output_shardings,
+    lowered = jax.jit(init, out_shardings=rows).lower(
+      params, key, place(first.prompt)
     )
-    lowered = jax.jit(step, donate_argnums=1).lower(params, state)
-    return prefill, lowered.compile()
+    state = jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rows),
+      lowered.out_info,
+    )
+    step_jit = jax.jit(step, donate_argnums=1, out_shardings=(rows, None))
+    return lowered.compile(), step_jit.lower(params, state).compile()
 
   with progress.waiting('compiling'):
     prefill, advance = progress.interruptible(compile_both)

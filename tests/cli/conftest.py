@@ -20,15 +20,21 @@ def cache_home(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _own_compilation_cache(cache_home, monkeypatch):
   """The command turns the cache on for the whole process."""
-  names = (
+  folder, seconds, is_hasty = (
     'jax_compilation_cache_dir',
     'jax_persistent_cache_min_compile_time_secs',
+    'jax_disable_most_optimizations',
   )
-  before = {name: getattr(jax.config, name) for name in names}
+  before = {name: getattr(jax.config, name) for name in (folder, seconds)}
+  before[is_hasty] = jax.config.read(is_hasty)
   monkeypatch.setenv('XDG_CACHE_HOME', str(cache_home))
   for name in ('NO_COLOR', 'FORCE_COLOR', 'SPECDEC_TRACEBACK'):
     monkeypatch.delenv(name, raising=False)
-  jax.config.update('jax_compilation_cache_dir', None)
+  monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+  jax.config.update(folder, None)
+  jax.config.update(seconds, 0.0)
+  # Compiling takes longer than all that is decoded here.
+  jax.config.update(is_hasty, True)
   compilation_cache.reset_cache()
   yield
   for name, value in before.items():

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.cli import tiny
 from tests.cli.tiny import assert_refused
 
 KEYS = {
@@ -14,23 +15,28 @@ KEYS = {
 }
 
 
+SAMPLED = (
+  *('--json', '-', '--drafter', 'uniform', '--temperature', '0.9'),
+  *('--plain_dtypes', 'float32'),
+)
+
+
 @pytest.fixture
 def bench(run, model, prompts_file):
   def call(*options):
-    result = run(
+    return run(
       'bench',
       *('--model', model, '--prompts', prompts_file, '--batch_size', '3'),
       *('--max_new_tokens', '6', '--repeats', '1', '--gamma', '2', *options),
     )
-    assert (result.status, result.err) == (0, ''), result
-    return result
 
   return call
 
 
 def test_greedy_figures_and_table(bench, tmp_path, model):
   path = tmp_path / 'figures.json'
-  table = bench('--json', path, '--draft_model', model).out
+  result = bench('--json', path, '--draft_model', model)
+  assert (result.status, result.err) == (0, '')
   figures = json.loads(path.read_text())
   assert set(figures) >= KEYS
   assert figures['identical'] is True
@@ -46,20 +52,23 @@ def test_greedy_figures_and_table(bench, tmp_path, model):
     *('float32', 'bfloat16')
   }
   for part in ('measured speedup', 'predicted speedup', 'identical', 'yes'):
-    assert part in table
+    assert part in result.out
 
 
 def test_sampled_figures_on_standard_output(bench):
-  out = bench(
-    *('--json', '-', '--drafter', 'uniform', '--temperature', '0.9'),
-    *('--plain_dtypes', 'float32'),
-  ).out
-  figures = json.loads(out)
+  result = bench(*SAMPLED)
+  assert (result.status, result.err) == (0, '')
+  figures = json.loads(result.out)
   assert set(figures) >= KEYS
   assert figures['identical'] is None
   assert 0 <= figures['alpha'] < 0.9
   assert figures['speculative_tokens_per_second'] > 0
   assert (figures['drafter'], figures['temperature']) == ('uniform', 0.9)
+
+
+def test_logits_that_are_no_numbers_are_reported(bench, make_model):
+  model = make_model('burst', change=tiny.burst)
+  assert_refused(bench(*SAMPLED, '--model', model), '(NaN)')
 
 
 def test_the_figures_go_nowhere_else(run, tmp_path):

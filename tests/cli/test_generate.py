@@ -86,9 +86,6 @@ def test_a_batch_larger_than_the_prompts(generate):
   few = generate('--prompt', 'ab', '--json', '-').records()
   many = generate('--prompt', 'ab', '--json', '-', '--batch_size', '999')
   assert many.records() == few
-  uneven = generate('--json', '-', '--batch_size', '3').records()
-  for a, b in zip(generate('--json', '-').records(), uneven, strict=True):
-    assert a['tokens'] == b['tokens']
 
 
 @pytest.mark.parametrize('name', GREEDY_DRAFTERS)
@@ -111,21 +108,18 @@ def test_no_drafter_changes_greedy_tokens(generate, model, prompts_file, name):
 
 
 def test_a_mesh_changes_nothing(generate, tmp_path):
-  options = ('--json', '-', '--batch_size', '4')
-  expected = generate(*options).records()
-  assert [
-    record['tokens'] for record in generate(*options, '--num_devices', '4')
-    .records()
-  ] == [record['tokens'] for record in expected]  # fmt: skip
-  path = tmp_path / 'trace.jsonl'
-  stepwise = generate(*options, '--num_devices', '2', '--trace', path).records()
-  for record, other in zip(expected, stepwise, strict=True):
-    assert record['tokens'] == other['tokens']
+  expected = generate('--json', '-').records()
+  options = ('--json', '-', '--batch_size', '4', '--num_devices')
+  whole = generate(*options, '4').records()
+  stepwise = generate(*options, '2', '--trace', tmp_path / 'trace').records()
+  for record, *others in zip(expected, whole, stepwise, strict=True):
+    assert [other['tokens'] for other in others] == [record['tokens']] * 2
 
 
 def test_special_tokens_are_hidden(generate, make_model, tmp_path):
   def prefer_specials(tensors):
-    tensors['logits_dense', 'kernel'][:, [0, 1, 2]] *= 30
+    kernel = tensors['logits_dense', 'kernel']
+    kernel[:, :3] = 30 * kernel[:, 3:6]
 
   model = make_model('special', change=prefer_specials, eos_token=None)
   path = tmp_path / 'trace.jsonl'
@@ -141,14 +135,12 @@ def test_eos_ends_a_row_and_is_no_text(generate, make_model):
   """Even where the tokenizer does not know it as special."""
   expected = generate('--json', '-', '--drafter', 'none').records()
   by_id = dict(enumerate(tiny.make_tokens()))
-  eos = expected[3]['tokens'][4]
-  assert eos not in expected[3]['tokens'][:4]
+  *start, eos = expected[3]['tokens'][:4]
+  assert eos not in start
   model = make_model('ended', eos_token=by_id[eos])
   found = generate('--json', '-', **{'--model': model}).records()
-  assert found[3]['tokens'] == expected[3]['tokens'][:5]
-  assert found[3]['text'] == tiny.make_tokenizer().decode(
-    expected[3]['tokens'][:4]
-  )
+  assert found[3]['tokens'] == [*start, eos]
+  assert found[3]['text'] == tiny.make_tokenizer().decode(start)
 
 
 def test_chat_applies_the_template(generate):
@@ -168,15 +160,11 @@ def test_bfloat16_decodes(generate):
   assert [r['log_probs'] for r in rounded] != [r['log_probs'] for r in exact]
 
 
-def test_lenience_accepts_more(generate, model, make_model):
-  draft = make_model('other', seed=1)
-  options = (
-    *('--json', '-', '--batch_size', '8', '--draft_model', draft),
-    *('--gamma', '2', '--temperature', '1'),
-  )
+def test_lenience_accepts_more(generate):
+  options = ('--drafter', 'uniform', '--gamma', '1', '--temperature', '1')
 
   def count(*more):
-    records = generate(*options, *more).records()
+    records = generate('--json', '-', *options, *more).records()
     return sum(record['statistics']['accepted'] for record in records)
 
   assert count('--lenience', '0.01') > count()
@@ -185,12 +173,11 @@ def test_lenience_accepts_more(generate, model, make_model):
 def test_a_trace_records_a_batch(generate, tmp_path):
   path = tmp_path / 'trace.jsonl'
   records = generate(
-    *('--json', '-', '--batch_size', '3', '--trace', path, '--seed', '5'),
-    *('--temperature', '0.7', '--gamma', '3'),
+    *('--json', '-', '--batch_size', '3', '--trace', path, '--seed', '5')
   ).records()
   traced = trace_file.read(path)
-  assert traced.header['gamma'] == 3
-  assert traced.header['temperature'] == 0.7
+  assert traced.header['gamma'] == 8
+  assert traced.header['temperature'] == 0
   assert (traced.header['seed'], traced.header['dtype']) == (5, 'float32')
   assert traced.header['drafter'] == 'prompt_lookup'
   # Nothing of the row that only fills the last batch.

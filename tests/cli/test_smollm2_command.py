@@ -7,7 +7,6 @@ import pathlib
 import pytest
 
 from specdec_jax.checkpoints import loading
-from specdec_jax.evaluation import trace_file
 
 pytestmark = [pytest.mark.smollm2, pytest.mark.slow]
 
@@ -23,38 +22,26 @@ def _weights():
     pytest.skip(str(error))
 
 
-@pytest.fixture
-def answer(run):
-  def call(*options):
+def test_drafts_save_runs_and_a_second_run_compiles_nothing(run, cache_home):
+  def answer(*options):
     usual = ('--chat', '--prompt', QUESTION, '--max_new_tokens', '24')
-    result = run('generate', *usual, *options)
+    result = run('generate', *usual, '--json', '-', *options)
     assert (result.status, result.err) == (0, '')
-    return result
+    return json.loads(result.out)
 
-  return call
-
-
-def test_drafts_change_nothing_and_save_runs(answer, tmp_path):
-  path = tmp_path / 'trace.jsonl'
-  plain = json.loads(answer('--drafter', 'none', '--json', '-').out)
-  drafted = json.loads(answer('--json', '-', '--trace', path).out)
-  assert drafted['tokens'] == plain['tokens']
-  assert 'cat' in drafted['text']
-  runs = drafted['statistics']['target_runs']
-  assert runs < plain['statistics']['target_runs']
-  assert trace_file.read(path).summarize().num_target_runs == runs
-
-
-def test_a_second_run_compiles_nothing(answer, cache_home):
-  def entries():
+  def compiled():
     folder = pathlib.Path(cache_home) / 'specdec_jax' / 'compiled'
     return {name for name in os.listdir(folder) if name.endswith('-cache')}
 
-  first = answer()
-  before = entries()
+  plain, drafted = answer('--drafter', 'none'), answer()
+  assert drafted['tokens'] == plain['tokens']
+  assert 'cat' in drafted['text']
+  runs = [each['statistics']['target_runs'] for each in (plain, drafted)]
+  assert runs[1] < runs[0]
+  before = compiled()
   assert before
-  assert answer() == first
-  assert entries() == before
+  assert answer() == drafted
+  assert compiled() == before
 
 
 def test_a_draft_model_of_another_vocabulary(run, model):

@@ -19,7 +19,7 @@ def recorded(run, model, traces, prompts_file):
     result = run(
       'generate',
       *('--model', model, '--prompts', prompts_file, '--batch_size', '3'),
-      *('--max_new_tokens', '10', '--trace', traces, '--gamma', '3'),
+      *('--max_new_tokens', '8', '--trace', traces),
     )
     assert result.status == 0
   return traces
@@ -30,11 +30,11 @@ def test_the_terminal_shows_all_rows(run, recorded):
   assert (result.status, result.err) == (0, '')
   text = without_styles(result.out)
   assert '\x1b[' in result.out
-  for part in ('prompt_lookup drafts for', 'gamma 3', '<b>in</b>'):
+  for part in ('prompt_lookup drafts for', 'gamma 8', '<b>in</b>'):
     assert part in text
   for row in range(3):
     assert f'row {row}\n' in text
-  assert text.count('10 tokens in ') == 3
+  assert text.count('8 tokens in ') == 3
   assert 'interrupted' not in text
 
 

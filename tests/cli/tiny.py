@@ -14,6 +14,8 @@ from specdec_jax.models.llama import LlamaConfig
 
 SPECIALS = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
 MERGES = (('Ġ', 't'), ('h', 'e'), ('Ġt', 'he'), ('i', 'n'), ('a', 'b'))
+# Of the weights: with it, greedy texts repeat themselves, but not at once.
+SCALE = 0.5
 TEMPLATE = (
   "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + "
   "message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
@@ -78,10 +80,14 @@ def write_model(
   config = make_config(**sizes)
   rng = np.random.default_rng(seed)
   tensors = {
-    parameter.path: 0.3
+    parameter.path: SCALE
     * rng.standard_normal(parameter.shape).astype(np.float32)
     for parameter in name_maps.llama_parameters(config)
   }
+  # Only tokens that show on a terminal are ever the likeliest.
+  is_shown = [t.isascii() and t not in SPECIALS for t in make_tokens()]
+  kernel = tensors['logits_dense', 'kernel']
+  kernel[:, : len(is_shown)] *= np.array(is_shown)
   if change:
     change(tensors)
   params = name_maps.nest({k: jnp.asarray(v) for k, v in tensors.items()})
@@ -94,6 +100,11 @@ def write_model(
   settings = {'eos_token': eos_token, 'chat_template': chat_template}
   (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
   return str(folder)
+
+
+def burst(tensors) -> None:
+  """The norm before the logits overflows, though every weight is finite."""
+  tensors['decoder_norm', 'scale'] = np.full(16, 3e38, np.float32)
 
 
 class Result(NamedTuple):
