@@ -37,7 +37,7 @@ def reference_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
   if sampling.top_k is not None:
     weights = np.where(rank < sampling.top_k, weights, 0)
   probs = weights / weights.sum(-1, keepdims=True)
-  if sampling.top_p is not None:
+  if sampling.top_p is not None and sampling.top_p < 1:
     descending = np.sort(probs, axis=-1)[..., ::-1]
     before = np.cumsum(descending, axis=-1) - descending
     num_kept = (before < sampling.top_p).sum(-1, keepdims=True)

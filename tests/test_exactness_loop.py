@@ -7,7 +7,7 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.data import ngram_counts
-from tests import laws, toy, trial
+from tests import decoders, laws, toy, trial
 from tests.proof_report import record
 
 VOCAB_SIZE = 4
@@ -199,6 +199,19 @@ def test_drafts_of_ragged_lengths(rule, record_property):
     params=Params(TARGET_PARAMS, params),
     drafter=whole._replace(propose=propose, may_abstain=True),
     verify_fn=LOSSLESS[rule],
+  )
+
+
+def test_plain_decoding(record_property):
+  """Without drafts; `test_oracles` shows that it is plain decoding exactly."""
+  check(
+    record_property,
+    'no drafts',
+    target=TARGET,
+    params=Params(TARGET_PARAMS),
+    drafter=decoders.silent(0, may_abstain=False),
+    verify_fn=verification.speculative_sampling,
+    sampling=SAMPLINGS['top-p 0.8'],
   )
 
 

@@ -1,6 +1,7 @@
 """N-gram tables against counts made in plain Python."""
 
 import collections
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 from specdec_jax import drafters, logits
 from specdec_jax.base import Context
 from specdec_jax.data import ngram_counts
-from specdec_jax.drafters import ngram
+from specdec_jax.drafters.ngram import law
 
 VOCAB_SIZE = 6
 
@@ -30,17 +31,17 @@ def reference(tokens, order: int, max_successors: int, discount: float):
   if order == 1:
     return np.tile(unigram, (VOCAB_SIZE, 1))
   following = collections.defaultdict(collections.Counter)
-  for before, after in zip(tokens[:-1], tokens[1:], strict=True):
+  for before, after in itertools.pairwise(tokens):
     following[before][after] += 1
-  law = np.zeros((VOCAB_SIZE, VOCAB_SIZE))
+  probs = np.zeros((VOCAB_SIZE, VOCAB_SIZE))
   for before in range(VOCAB_SIZE):
     counts = following[before]
     total = sum(counts.values())
     likeliest = sorted(counts, key=lambda token: (-counts[token], token))
     for token in likeliest[:max_successors]:
-      law[before, token] = (counts[token] - discount) / total
-    law[before] += (1 - law[before].sum()) * unigram
-  return law
+      probs[before, token] = (counts[token] - discount) / total
+    probs[before] += (1 - probs[before].sum()) * unigram
+  return probs
 
 
 @pytest.mark.parametrize('order', [1, 2])
@@ -56,12 +57,13 @@ def test_law_is_the_discounted_count(order, max_successors, discount):
     discount=discount,
   )
   every = jnp.arange(VOCAB_SIZE, dtype=jnp.int32)
-  found = np.asarray(ngram.law(table, every))
+  found = np.asarray(law(table, every))
   expected = reference(tokens.tolist(), order, max_successors, discount)
   np.testing.assert_allclose(found, expected, atol=1e-6)
   np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
   np.testing.assert_array_equal(table.most_likely, expected.argmax(-1))
-  assert (found[[0, 1, 2, 3]] > 0).all()
+  if discount:
+    assert (found[:4] > 0).all()
 
 
 def test_likeliest_token_may_be_one_that_was_never_seen_to_follow():
@@ -139,5 +141,5 @@ def test_one_token_stream_is_all_unigrams():
   table = ngram_counts.estimate(np.array([3]), vocab_size=VOCAB_SIZE)
   every = jnp.arange(VOCAB_SIZE, dtype=jnp.int32)
   np.testing.assert_allclose(
-    ngram.law(table, every), reference([3], 1, 1, 0), atol=1e-6
+    law(table, every), reference([3], 1, 1, 0), atol=1e-6
   )

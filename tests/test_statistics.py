@@ -145,7 +145,7 @@ def test_acceptance_probability_has_the_expectation_of_acceptance():
     TARGET, Params(TARGET_PARAMS), drafter, toy.prompt(rows), max_len=9
   )
   rates = metrics.rates(output.statistics)
-  tested = np.sum(output.statistics.num_tested)
+  tested = int(np.sum(output.statistics.num_tested))
   deviation = np.sqrt(rates.alpha * (1 - rates.alpha) / tested)
   assert abs(rates.alpha - rates.mean_accept_prob) < 5 * deviation
   assert 0.1 < rates.alpha < 0.9
