@@ -1,5 +1,6 @@
 """Networks as `LanguageModel`s: the three functions that decoding calls."""
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ from specdec_jax.base import Array, LanguageModel, Prompt
 from specdec_jax.models import kv_cache
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.llama import Llama, LlamaConfig
+from specdec_jax.models.t5 import T5, T5Cache, T5Config
 
 
 def llama(config: LlamaConfig) -> LanguageModel:
@@ -37,5 +39,56 @@ def llama(config: LlamaConfig) -> LanguageModel:
 
   def rewind(cache: KVCache, lengths: Array) -> KVCache:
     return kv_cache.rewind(cache, lengths.astype(jnp.int32))
+
+  return LanguageModel(init, extend, rewind, config.vocab_size)
+
+
+def t5(config: T5Config) -> LanguageModel:
+  """A T5, with or without an encoder; its params are T5X's tree.
+
+  The encoder's padding is id 0. A decoder-only model takes its whole prompt as
+  decoder tokens, an encoder-decoder its start token (0 in T5).
+  """
+  network = T5(config)
+
+  def apply(params, *args, method) -> Any:
+    return network.apply({'params': params}, *args, method=method)
+
+  def init(params, prompt: Prompt, max_len: int) -> T5Cache:
+    encoder_tokens = prompt.encoder_tokens
+    if (encoder_tokens is None) == bool(config.num_encoder_layers):
+      raise ValueError(
+        'an encoder-decoder needs encoder tokens'
+        if config.num_encoder_layers
+        else 'a decoder-only model takes no encoder tokens'
+      )
+    batch_size, prompt_len = prompt.decoder_tokens.shape
+    cross: tuple[Any, Any] = ((), ())
+    if encoder_tokens is not None:
+      encoded = apply(params, encoder_tokens, method=T5.encode)
+      cross = apply(params, encoded, method=T5.cross_keys_values)
+    cache = T5Cache(
+      decoder=kv_cache.init(
+        batch_size=batch_size,
+        num_layers=config.num_decoder_layers,
+        num_heads=config.num_heads,
+        capacity=max(max_len, prompt_len),
+        head_dim=config.head_dim,
+        dtype=config.dtype,
+      ),
+      cross_keys=cross[0],
+      cross_values=cross[1],
+      encoder_mask=None if encoder_tokens is None else encoder_tokens > 0,
+    )
+    if prompt_len > 1:
+      _, cache = extend(params, prompt.decoder_tokens[:, :-1], cache)
+    return rewind(cache, prompt.decoder_lengths - 1)
+
+  def extend(params, tokens: Array, cache: T5Cache) -> tuple[Array, T5Cache]:
+    return apply(params, tokens, cache, method=T5.extend)
+
+  def rewind(cache: T5Cache, lengths: Array) -> T5Cache:
+    decoder = kv_cache.rewind(cache.decoder, lengths.astype(jnp.int32))
+    return dataclasses.replace(cache, decoder=decoder)
 
   return LanguageModel(init, extend, rewind, config.vocab_size)

@@ -1,5 +1,7 @@
 """Attention over a cache whose rows have different lengths."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -31,6 +33,7 @@ def attend(
   *,
   scale: float,
   bias: Array | None = None,
+  dropout: Callable[[Array], Array] | None = None,
 ) -> Array:
   """Grouped-query attention with a float32 softmax.
 
@@ -42,9 +45,11 @@ def attend(
       `g*Hq/H .. (g+1)*Hq/H - 1` share key-value head g.
     keys: `[B, H, S, D]`.
     values: `[B, H, S, D]`.
-    mask: bool `[B, T, S]`, true where a query may look.
+    mask: bool `[B, T, S]`, true where a query may look. A query that may look
+      nowhere looks everywhere alike, and its result means nothing.
     scale: multiplies the products of queries and keys.
-    bias: float32 `[B, Hq, T, S]` added to the scaled products, or None.
+    bias: float32 `[B or 1, Hq, T, S]` added to the scaled products, or None.
+    dropout: applied to the weights `[B, Hq, T, S]` in training, or None.
 
   Returns:
     `[B, T, Hq * D]`, heads concatenated, in the queries' dtype.
@@ -71,9 +76,15 @@ def attend(
     preferred_element_type=jnp.float32,
   ).reshape(batch, num_heads, group, num_queries, capacity)
   if bias is not None:
-    scores = scores + bias.reshape(scores.shape)
-  scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
+    scores = scores + bias.reshape(bias.shape[0], *scores.shape[1:])
+  # The lowest finite number, not an infinity: a padded row without a single
+  # key would otherwise be a NaN.
+  lowest = jnp.finfo(scores.dtype).min
+  scores = jnp.where(mask[:, None, None], scores, lowest)
   weights = jax.nn.softmax(scores, axis=-1)
+  if dropout is not None:
+    by_head = (batch, num_query_heads, num_queries, capacity)
+    weights = dropout(weights.reshape(by_head)).reshape(weights.shape)
   mixed = jax.lax.dot_general(
     weights.astype(values.dtype).reshape(
       batch, num_heads, group * num_queries, capacity

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from specdec_jax import base
 from specdec_jax.base import Array
+from specdec_jax.sharding import rules
 
 
 @base.value
@@ -77,12 +78,22 @@ def append(buffer: Array, block: Array, lengths: Array) -> Array:
   Raises:
     ValueError: if T exceeds S.
   """
-  batch_size, _, capacity, _ = buffer.shape
+  capacity = buffer.shape[2]
   if block.shape[2] > capacity:
     raise ValueError(
       f'{block.shape[2]} new positions do not fit in a cache of {capacity}'
     )
-  block = block.astype(buffer.dtype)
+  by_head = ('batch', 'heads', 'length', 'kv')
+  return rules.map_shards(
+    _write_rows,
+    (buffer, block.astype(buffer.dtype), lengths),
+    (by_head, by_head, ('batch',)),
+  )
+
+
+def _write_rows(buffer: Array, block: Array, lengths: Array) -> Array:
+  """`append` on the rows and heads of one device."""
+  batch_size = buffer.shape[0]
   zero = jnp.zeros((), lengths.dtype)
 
   def write_row(row, buffer):

@@ -98,16 +98,49 @@ class Embed(nn.Module):
     )
 
 
-class GatedMlp(nn.Module):
-  """`wo(activation(wi_0 x) * wi_1 x)`: T5 1.1's and Llama's feed-forward."""
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+  'gelu': jax.nn.gelu,  # The tanh approximation, as T5 1.1 was trained with.
+  'relu': jax.nn.relu,
+  'silu': jax.nn.silu,
+  'linear': lambda x: x,
+}
+
+
+class Mlp(nn.Module):
+  """The feed-forward: `wo(f(wi_0 x) * g(wi_1 x))`, or `wo(f(wi x))`.
+
+  Attributes:
+    mlp_dim: width of the hidden layer.
+    activations: one name for each input projection, whose results multiply:
+      ('gelu', 'linear') is T5 1.1's, ('silu', 'linear') Llama's, ('relu',) that
+      of T5 1.0.
+    dtype: of the activations.
+    dropout_rate: of the hidden layer, shared by all positions.
+  """
 
   mlp_dim: int
-  activation: Callable[[Array], Array]
+  activations: tuple[str, ...]
   dtype: Dtype = jnp.float32
+  dropout_rate: float = 0.0
 
   @nn.compact
-  def __call__(self, x: Array) -> Array:
-    gate = Dense(self.mlp_dim, self.dtype, name='wi_0')(x)
-    up = Dense(self.mlp_dim, self.dtype, name='wi_1')(x)
-    hidden = self.activation(gate) * up
+  def __call__(self, x: Array, *, is_training: bool = False) -> Array:
+    hidden = None
+    for i, activation in enumerate(self.activations):
+      name = 'wi' if len(self.activations) == 1 else f'wi_{i}'
+      y = Dense(self.mlp_dim, self.dtype, name=name)(x)
+      y = _ACTIVATIONS[activation](y)
+      hidden = y if hidden is None else hidden * y
+    hidden = Dropout(self.dropout_rate)(hidden, is_training=is_training)
     return Dense(x.shape[-1], self.dtype, name='wo')(hidden)
+
+
+class Dropout(nn.Module):
+  """Dropout of features, the same ones at all positions of a row, as in T5."""
+
+  rate: float
+
+  @nn.compact
+  def __call__(self, x: Array, *, is_training: bool) -> Array:
+    dropout = nn.Dropout(self.rate, broadcast_dims=(-2,))
+    return dropout(x, deterministic=not is_training)

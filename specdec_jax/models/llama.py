@@ -8,14 +8,13 @@ named as T5X names those of a decoder-only model.
 import dataclasses
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays
 from specdec_jax.base import Array
 from specdec_jax.models import attention, kv_cache, positions
 from specdec_jax.models.kv_cache import KVCache
-from specdec_jax.models.layers import Dense, Embed, GatedMlp, RMSNorm
+from specdec_jax.models.layers import Dense, Embed, Mlp, RMSNorm
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,7 +125,7 @@ class DecoderLayer(nn.Module):
     )
     x = x + h
     h = RMSNorm(config.norm_epsilon, config.dtype, name='pre_mlp_layer_norm')(x)
-    h = GatedMlp(config.mlp_dim, jax.nn.silu, config.dtype, name='mlp')(h)
+    h = Mlp(config.mlp_dim, ('silu', 'linear'), config.dtype, name='mlp')(h)
     return x + h, keys, values
 
 

@@ -1,0 +1,107 @@
+"""Model sizes by the names that papers and checkpoints use."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specdec_jax.models.t5 import T5Config
+
+# 32,100 pieces, padded to a multiple of 128 as T5X's checkpoints are.
+_T5_VOCAB_SIZE = 32_128
+_MT5_VOCAB_SIZE = 250_112
+
+
+def _t5(
+  embed_dim: int,
+  num_heads: int,
+  num_layers: int,
+  head_dim: int,
+  mlp_dim: int,
+  *,
+  num_encoder_layers: int | None = None,
+  vocab_size: int = _T5_VOCAB_SIZE,
+  is_1_0: bool = False,
+  mlp_activations: tuple[str, ...] = ('gelu', 'linear'),
+) -> T5Config:
+  return T5Config(
+    vocab_size=vocab_size,
+    embed_dim=embed_dim,
+    num_encoder_layers=(
+      num_layers if num_encoder_layers is None else num_encoder_layers
+    ),
+    num_decoder_layers=num_layers,
+    num_heads=num_heads,
+    head_dim=head_dim,
+    mlp_dim=mlp_dim,
+    mlp_activations=('relu',) if is_1_0 else mlp_activations,
+    is_tied=is_1_0,
+  )
+
+
+_T5_1_1_SIZES = {
+  'small': (512, 6, 8, 64, 1024),
+  'base': (768, 12, 12, 64, 2048),
+  'large': (1024, 16, 24, 64, 2816),
+  'xl': (2048, 32, 24, 64, 5120),
+  'xxl': (4096, 64, 24, 64, 10_240),
+}
+_T5_1_0_SIZES = {
+  'small': (512, 8, 6, 64, 2048),
+  'base': (768, 12, 12, 64, 3072),
+  'large': (1024, 16, 24, 64, 4096),
+  '3b': (1024, 32, 24, 128, 16_384),
+  '11b': (1024, 128, 24, 128, 65_536),
+}
+
+
+def _gpt(embed_dim: int, num_heads: int, num_layers: int) -> T5Config:
+  """The decoder-only models of Leviathan et al., Sec. 4.1: GELU, no gate, and
+  BERT's 30,522 tokens, padded."""
+  return _t5(
+    embed_dim,
+    num_heads,
+    num_layers,
+    embed_dim // num_heads,
+    4 * embed_dim,
+    num_encoder_layers=0,
+    vocab_size=30_592,
+    mlp_activations=('gelu',),
+  )
+
+
+PRESETS: dict[str, T5Config] = {
+  **{f't5_1_1_{name}': _t5(*sizes) for name, sizes in _T5_1_1_SIZES.items()},
+  **{
+    f't5_1_0_{name}': _t5(*sizes, is_1_0=True)
+    for name, sizes in _T5_1_0_SIZES.items()
+  },
+  **{
+    f'mt5_{name}': _t5(*sizes, vocab_size=_MT5_VOCAB_SIZE)
+    for name, sizes in _T5_1_1_SIZES.items()
+  },
+  'gpt_97m': _gpt(768, 12, 12),
+  'gpt_6m': _gpt(256, 4, 2),
+  # For data that a laptop can train on: 8,000 pieces, one wide and one narrow.
+  't5_mini': _t5(256, 4, 4, 64, 768, vocab_size=8_064, is_1_0=False),
+  't5_nano': _t5(128, 2, 1, 64, 256, num_encoder_layers=2, vocab_size=8_064),
+  'lm_mini': _t5(256, 4, 6, 64, 768, num_encoder_layers=0, vocab_size=8_064),
+  'lm_nano': _t5(128, 2, 1, 64, 256, num_encoder_layers=0, vocab_size=8_064),
+}
+
+
+def preset(name: str, *, dtype: jnp.dtype = jnp.float32) -> T5Config:
+  """The sizes of a named model.
+
+  Args:
+    name: `t5_1_1_{small,base,large,xl,xxl}`, `t5_1_0_...`, `mt5_...`,
+      `gpt_97m`, `gpt_6m`, `{t5,lm}_{mini,nano}`.
+    dtype: of activations and cache.
+
+  Raises:
+    ValueError: if there is no such model.
+  """
+  if name not in PRESETS:
+    raise ValueError(
+      f'no sizes are called {name!r}; there are {", ".join(PRESETS)}'
+    )
+  return dataclasses.replace(PRESETS[name], dtype=dtype)

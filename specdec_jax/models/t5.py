@@ -1,0 +1,300 @@
+"""T5 1.0 and 1.1 encoder-decoders, and T5X's decoder-only language model.
+
+Raffel et al., arXiv 1910.10683. Parameters have T5X's names and shapes
+(`t5x/examples/t5` and `t5x/examples/decoder_only`), so that its checkpoints
+load unchanged. What differs is the decoding: the cache is an explicit argument
+and result, any number of tokens is appended at once, every row has positions of
+its own, and the keys and values of cross-attention are computed once a decode.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import arrays, base
+from specdec_jax.base import Array
+from specdec_jax.models import attention
+from specdec_jax.models.kv_cache import KVCache
+from specdec_jax.models.layers import Dense, Dropout, Embed, RMSNorm
+from specdec_jax.models.relative_positions import RelativePositionBias
+from specdec_jax.models.t5_layers import DecoderLayer, EncoderLayer, T5Config
+from specdec_jax.sharding import rules
+
+
+@base.value
+class T5Cache:
+  """What a decoder keeps between calls.
+
+  Attributes:
+    decoder: keys and values of the tokens so far.
+    cross_keys: one `[B, H, E, D]` array a layer, of the encoder's output; empty
+      for a decoder-only model.
+    cross_values: like `cross_keys`.
+    encoder_mask: bool `[B, E]`, false for padding; None if decoder-only.
+  """
+
+  decoder: KVCache
+  cross_keys: tuple[Array, ...]
+  cross_values: tuple[Array, ...]
+  encoder_mask: Array | None
+
+  @property
+  def lengths(self) -> Array:
+    return self.decoder.lengths
+
+
+class Encoder(nn.Module):
+  """The encoder: embedded tokens `[B, E, embed]` to the same shape."""
+
+  config: T5Config
+
+  @nn.compact
+  def __call__(self, x: Array, mask: Array, *, is_training: bool) -> Array:
+    """`mask` is bool `[B or 1, E, E]`."""
+    config = self.config
+    drop = Dropout(config.dropout_rate)
+    positions = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
+    bias = _relative_positions(config, is_bidirectional=True)(
+      positions, positions
+    )
+    x = drop(x, is_training=is_training)
+    for i in range(config.num_encoder_layers):
+      x = EncoderLayer(config, name=f'layers_{i}')(
+        x, mask, bias, is_training=is_training
+      )
+      x = rules.constrain(x, 'batch', 'length', 'embed')
+    x = RMSNorm(dtype=config.dtype, name='encoder_norm')(x)
+    return drop(x, is_training=is_training)
+
+
+class Decoder(nn.Module):
+  """The decoder stack, from token ids to logits.
+
+  Attributes:
+    config: sizes.
+    embed: the token embeddings; None for a decoder that has its own, as a
+      decoder-only model does.
+  """
+
+  config: T5Config
+  embed: Embed | None = None
+
+  def setup(self):
+    config = self.config
+    if self.embed is None:
+      self.token_embedder = _embed(config)
+    self.relpos_bias = _relative_positions(
+      config, is_bidirectional=False, name=None
+    )
+    self.layers = [
+      DecoderLayer(config) for _ in range(config.num_decoder_layers)
+    ]
+    self.decoder_norm = RMSNorm(dtype=config.dtype)
+    self.dropout = Dropout(config.dropout_rate)
+    if not config.is_tied:
+      self.logits_dense = Dense(config.vocab_size)
+
+  def cross_keys_values(
+    self, encoded: Array
+  ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Keys and values of every layer, `[B, H, E, D]` each."""
+    pairs = [layer.cross_keys_values(encoded) for layer in self.layers]
+    return tuple(k for k, _ in pairs), tuple(v for _, v in pairs)
+
+  def extend(self, tokens: Array, cache: T5Cache) -> tuple[Array, T5Cache]:
+    """Appends int32 `[B, T]`; float32 logits `[B, T, V]` and the cache."""
+    past = cache.decoder
+    num_tokens = tokens.shape[1]
+    mask = attention.causal_mask(past.lengths, num_tokens, past.capacity)
+    key_positions = jnp.arange(past.capacity, dtype=jnp.int32)[None]
+    bias = self.relpos_bias(
+      arrays.block_positions(past.lengths, num_tokens), key_positions
+    )
+    cross_mask = None
+    if cache.encoder_mask is not None:
+      shape = (tokens.shape[0], num_tokens, cache.encoder_mask.shape[1])
+      cross_mask = jnp.broadcast_to(cache.encoder_mask[:, None], shape)
+    x = self._embed(tokens)
+    keys, values = [], []
+    for i, layer in enumerate(self.layers):
+      cross = None
+      if cross_mask is not None:
+        cross = cache.cross_keys[i], cache.cross_values[i], cross_mask
+      x, layer_keys, layer_values = layer(
+        x, (past.keys[i], past.values[i], past.lengths), mask, bias, cross
+      )
+      keys.append(layer_keys)
+      values.append(layer_values)
+    decoder = KVCache(
+      keys=tuple(keys), values=tuple(values), lengths=past.lengths + num_tokens
+    )
+    return self._logits(x), dataclasses.replace(cache, decoder=decoder)
+
+  def __call__(
+    self,
+    tokens: Array,
+    mask: Array,
+    encoded: Array | None = None,
+    cross_mask: Array | None = None,
+    *,
+    is_training: bool = False,
+  ) -> Array:
+    """All positions at once, without a cache.
+
+    Args:
+      tokens: int32 `[B, T]`, what the decoder reads.
+      mask: bool `[B, T, T]`.
+      encoded: `[B, E, embed]`, or None for a decoder-only model.
+      cross_mask: bool `[B, T, E]`.
+      is_training: whether to drop out.
+
+    Returns:
+      float32 logits `[B, T, V]`.
+    """
+    positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    bias = self.relpos_bias(positions, positions)
+    x = self.dropout(self._embed(tokens), is_training=is_training)
+    for layer in self.layers:
+      cross = None
+      if encoded is not None and cross_mask is not None:
+        cross = *layer.cross_keys_values(encoded), cross_mask
+      x, _, _ = layer(x, None, mask, bias, cross, is_training=is_training)
+    return self._logits(x, is_training=is_training)
+
+  def _embed(self, tokens: Array) -> Array:
+    x = (self.embed or self.token_embedder)(tokens)
+    return rules.constrain(x, 'batch', 'length', 'embed')
+
+  def _logits(self, x: Array, *, is_training: bool = False) -> Array:
+    x = self.dropout(self.decoder_norm(x), is_training=is_training)
+    if self.config.is_tied:
+      logits = (self.embed or self.token_embedder).attend(x)
+      logits = logits * self.config.embed_dim**-0.5
+    else:
+      logits = self.logits_dense(x)
+    return rules.constrain(logits, 'batch', 'length', 'vocab')
+
+
+class T5(nn.Module):
+  """The whole network; `config.num_encoder_layers` 0 leaves the encoder out.
+
+  Its methods are the steps of decoding; calling it is teacher forcing.
+  """
+
+  config: T5Config
+
+  def setup(self):
+    config = self.config
+    if config.num_encoder_layers:
+      self.token_embedder = _embed(config)
+      self.encoder = Encoder(config)
+      self.decoder = Decoder(config, self.token_embedder)
+    else:
+      self.decoder = Decoder(config)
+
+  def encode(
+    self,
+    encoder_tokens: Array,
+    segment_ids: Array | None = None,
+    *,
+    is_training: bool = False,
+  ) -> Array:
+    """int32 `[B, E]`, 0 where padded, to `[B, E, embed]`."""
+    mask = (encoder_tokens > 0)[:, None, :]
+    if segment_ids is None:
+      shape = (*encoder_tokens.shape, encoder_tokens.shape[1])
+      mask = jnp.broadcast_to(mask, shape)
+    else:
+      mask = mask & (segment_ids[:, :, None] == segment_ids[:, None, :])
+    x = self.token_embedder(encoder_tokens)
+    return self.encoder(x, mask, is_training=is_training)
+
+  def cross_keys_values(
+    self, encoded: Array
+  ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """The part of a `T5Cache` that depends on the encoder alone."""
+    return self.decoder.cross_keys_values(encoded)
+
+  def extend(self, tokens: Array, cache: T5Cache) -> tuple[Array, T5Cache]:
+    """Appends int32 `[B, T]`; float32 logits `[B, T, V]` and the cache."""
+    return self.decoder.extend(tokens, cache)
+
+  def __call__(
+    self,
+    encoder_tokens: Array | None,
+    decoder_tokens: Array,
+    *,
+    encoder_segment_ids: Array | None = None,
+    decoder_segment_ids: Array | None = None,
+    is_training: bool = False,
+  ) -> Array:
+    """Teacher-forced logits.
+
+    Args:
+      encoder_tokens: int32 `[B, E]`, 0 where padded; None if decoder-only.
+      decoder_tokens: int32 `[B, T]`, the targets shifted right.
+      encoder_segment_ids: int32 `[B, E]`, which of the examples packed into a
+        row a token belongs to; None for one example a row.
+      decoder_segment_ids: int32 `[B, T]`, the same ids.
+      is_training: whether to drop out; takes a random key named `dropout`.
+
+    Returns:
+      float32 `[B, T, V]`, what follows each decoder token.
+    """
+    num_tokens = decoder_tokens.shape[1]
+    starts = jnp.zeros(decoder_tokens.shape[0], jnp.int32)
+    mask = attention.causal_mask(starts, num_tokens, num_tokens)
+    if decoder_segment_ids is not None:
+      ids = decoder_segment_ids
+      mask = mask & (ids[:, :, None] == ids[:, None, :])
+    if encoder_tokens is None:
+      return self.decoder(decoder_tokens, mask, is_training=is_training)
+    encoded = self.encode(
+      encoder_tokens, encoder_segment_ids, is_training=is_training
+    )
+    shape = (*decoder_tokens.shape, encoder_tokens.shape[1])
+    cross_mask = jnp.broadcast_to((encoder_tokens > 0)[:, None, :], shape)
+    if encoder_segment_ids is not None and decoder_segment_ids is not None:
+      cross_mask = cross_mask & (
+        decoder_segment_ids[:, :, None] == encoder_segment_ids[:, None, :]
+      )
+    return self.decoder(
+      decoder_tokens, mask, encoded, cross_mask, is_training=is_training
+    )
+
+
+def param_shapes(config: T5Config, dtype: jnp.dtype | None = None) -> Any:
+  """The tree of parameters as `jax.ShapeDtypeStruct`s; nothing is computed.
+
+  Args:
+    config: sizes.
+    dtype: of the parameters; None means that of the config.
+  """
+  tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+  encoder_tokens = tokens if config.num_encoder_layers else None
+  variables = jax.eval_shape(
+    T5(config).init, jax.random.key(0), encoder_tokens, tokens
+  )
+  dtype = dtype or config.dtype
+  return jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), variables['params']
+  )
+
+
+def _embed(config: T5Config) -> Embed:
+  return Embed(config.vocab_size, config.embed_dim, config.dtype)
+
+
+def _relative_positions(
+  config: T5Config, *, is_bidirectional: bool, name: str | None = 'relpos_bias'
+) -> RelativePositionBias:
+  return RelativePositionBias(
+    config.num_heads,
+    config.relpos_num_buckets,
+    config.relpos_max_distance,
+    is_bidirectional=is_bidirectional,
+    name=name,
+  )

@@ -1,0 +1,1 @@
+"""Meshes, and which logical axis of an array lies on which mesh axis."""

@@ -1,0 +1,132 @@
+"""Logical axes of arrays and the mesh axes that they are split over.
+
+Models name what an axis *is* (`batch`, `heads`, `mlp`); this table says where
+it lies. It is T5X's standard one-dimensional partitioning: the batch over
+`data`, and heads, feed-forward and vocabulary over `model`. Every function here
+does nothing unless a mesh is set (`jax.set_mesh`), so that the same program
+runs on one device.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from specdec_jax.base import Array
+
+DATA, MODEL = 'data', 'model'
+
+MESH_AXIS = {
+  'batch': DATA,
+  'vocab': MODEL,
+  'mlp': MODEL,
+  'heads': MODEL,
+  'joined_kv': MODEL,
+  'embed': None,
+  'kv': None,
+  'length': None,
+  'relpos_buckets': None,
+}
+
+# The logical axes of a parameter, by the end of its path. Networks of all
+# families name their parameters as T5X does.
+_PARAMETER_AXES = {
+  ('token_embedder', 'embedding'): ('vocab', 'embed'),
+  ('query', 'kernel'): ('embed', 'joined_kv'),
+  ('key', 'kernel'): ('embed', 'joined_kv'),
+  ('value', 'kernel'): ('embed', 'joined_kv'),
+  ('query', 'bias'): ('joined_kv',),
+  ('key', 'bias'): ('joined_kv',),
+  ('value', 'bias'): ('joined_kv',),
+  ('out', 'kernel'): ('joined_kv', 'embed'),
+  ('wi', 'kernel'): ('embed', 'mlp'),
+  ('wi_0', 'kernel'): ('embed', 'mlp'),
+  ('wi_1', 'kernel'): ('embed', 'mlp'),
+  ('wo', 'kernel'): ('mlp', 'embed'),
+  ('relpos_bias', 'rel_embedding'): ('heads', 'relpos_buckets'),
+  ('logits_dense', 'kernel'): ('embed', 'vocab'),
+}
+
+
+def parameter_axes(params: Any) -> Any:
+  """The logical axes of every parameter, a tuple of names each.
+
+  Args:
+    params: a tree of arrays or shapes under T5X's names. What the table does
+      not name is kept whole on every device, as norms are.
+
+  Returns:
+    A tree of tuples, one name or None for every axis of the parameter.
+  """
+
+  def axes_of(path, leaf):
+    names = tuple(str(entry.key) for entry in path)
+    return _PARAMETER_AXES.get(names[-2:], (None,) * len(leaf.shape))
+
+  return jax.tree_util.tree_map_with_path(axes_of, params)
+
+
+def partition_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
+  """The mesh axes of an array with these logical axes.
+
+  Raises:
+    ValueError: if the table does not know an axis.
+  """
+  for axis in axes:
+    if axis is not None and axis not in MESH_AXIS:
+      raise ValueError(
+        f'{axis!r} is no logical axis; there are {", ".join(MESH_AXIS)}'
+      )
+  return PartitionSpec(*(axis and MESH_AXIS[axis] for axis in axes))
+
+
+def constrain(x: Array, *axes: str | None) -> Array:
+  """Asks the compiler to lay `x` out by its logical axes.
+
+  An axis that its mesh axis does not divide stays whole: key-value heads that
+  are fewer than the devices are, for instance.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return x
+  return jax.lax.with_sharding_constraint(x, _fitting(mesh, x.shape, axes))
+
+
+def map_shards(
+  fn: Callable[..., Array],
+  arrays: tuple[Array, ...],
+  axes: tuple[tuple[str | None, ...], ...],
+) -> Array:
+  """`fn(*arrays)` on every device's own part of the arrays.
+
+  For operations that index a split axis and need nothing from other devices,
+  which the compiler cannot know. Without a mesh it is a plain call.
+
+  Args:
+    fn: the result has the shape and axes of the first array.
+    arrays: its arguments.
+    axes: logical axes of each of them.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.size == 1:
+    return fn(*arrays)
+  # All arrays of a call are split alike or not at all.
+  specs = [
+    _fitting(mesh, array.shape, names)
+    for array, names in zip(arrays, axes, strict=True)
+  ]
+  return jax.shard_map(fn, in_specs=tuple(specs), out_specs=specs[0])(*arrays)
+
+
+def _fitting(
+  mesh: Any, shape: tuple[int, ...], axes: tuple[str | None, ...]
+) -> PartitionSpec:
+  spec = partition_spec(axes)
+  sizes = dict(mesh.shape)
+  return PartitionSpec(
+    *(
+      name if name in sizes and size % sizes[name] == 0 else None
+      for name, size in zip(spec, shape, strict=True)
+    )
+  )
