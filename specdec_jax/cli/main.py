@@ -1,4 +1,4 @@
-"""`specdec`: generate, bench, trace, doctor."""
+"""`specdec`: generate, bench, trace, data, doctor."""
 
 import argparse
 import contextlib
@@ -8,12 +8,21 @@ import sys
 from collections.abc import Sequence
 
 import specdec_jax
-from specdec_jax.cli import bench, doctor, generate, options, progress, trace
+from specdec_jax.cli import (
+  bench,
+  data,
+  doctor,
+  generate,
+  options,
+  progress,
+  trace,
+)
 
 _COMMANDS = {
   'generate': generate,
   'bench': bench,
   'trace': trace,
+  'data': data,
   'doctor': doctor,
 }
 

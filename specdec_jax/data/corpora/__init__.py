@@ -1,0 +1,1 @@
+"""Corpora that everybody can have: text of Debian's archive."""
