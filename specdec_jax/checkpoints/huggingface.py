@@ -1,23 +1,16 @@
 """Llama-type models from Hugging Face folders, and back."""
 
-import concurrent.futures
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
-from specdec_jax.base import Array
-from specdec_jax.checkpoints import name_maps
+from specdec_jax.checkpoints import name_maps, safetensors_folder
 from specdec_jax.checkpoints.huggingface_config import read_config, read_json
 from specdec_jax.data.vocabularies import Vocabulary, import_tokenizers
 from specdec_jax.models.llama import LlamaConfig
-
-_SINGLE_FILE = 'model.safetensors'
-_INDEX = 'model.safetensors.index.json'
-_FLOATS = ('F64', 'F32', 'F16', 'BF16')
 
 
 def load_llama(
@@ -58,107 +51,17 @@ def read_params(
     ValueError: if a file or a tensor is missing, or a tensor is unexpected, of
       another shape, not floating point, or not finite.
   """
-  folder = Path(folder)
-  handles = _open_tensors(folder)
-  if config.num_layers > len(handles):
-    raise ValueError(
-      f'{folder} has {len(handles)} tensors, too few for {config.num_layers} '
-      'layers'
-    )
-  parameters = name_maps.llama_parameters(config)
-  _check_names(folder, config, parameters, set(handles))
-  for parameter in parameters:
-    tensor = handles[parameter.huggingface].get_slice(parameter.huggingface)
-    if tuple(tensor.get_shape()) != parameter.file_shape:
-      raise ValueError(
-        f'{folder}: tensor {parameter.huggingface} is {tensor.get_shape()}, '
-        f'expected {list(parameter.file_shape)}'
-      )
-    if tensor.get_dtype() not in _FLOATS:
-      raise ValueError(
-        f'{folder}: tensor {parameter.huggingface} is stored as '
-        f'{tensor.get_dtype()}, expected one of {", ".join(_FLOATS)}'
-      )
-
-  def read(parameter: name_maps.Parameter) -> Array:
-    name = parameter.huggingface
-    values = handles[name].get_tensor(name).astype(np.float32)
-    if not name_maps.is_all_finite(values):
-      raise ValueError(f'{folder}: tensor {name} holds a NaN or an infinity')
-    return name_maps.to_device(values, parameter, config.dtype)
-
-  num_threads = min(8, os.cpu_count() or 1)
-  with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
-    arrays = list(pool.map(read, parameters))
-  return name_maps.nest(
-    {p.path: array for p, array in zip(parameters, arrays, strict=True)}
+  handles = safetensors_folder.open_tensors(
+    folder, num_layers=config.num_layers
   )
-
-
-def _open_tensors(folder: Path) -> dict[str, Any]:
-  """The open file of every tensor name."""
-  safetensors = _import_safetensors()
-  index_path = folder / _INDEX
-  names_of_file: dict[str, list[str]] = {}
-  if (folder / _SINGLE_FILE).is_file():
-    names_of_file[_SINGLE_FILE] = []  # All that are in it.
-  elif index_path.is_file():
-    file_of_name = read_json(index_path).get('weight_map')
-    if not isinstance(file_of_name, dict):
-      raise ValueError(f'{index_path} has no weight_map')
-    for name, file_name in file_of_name.items():
-      names_of_file.setdefault(file_name, []).append(name)
-  else:
-    raise ValueError(
-      f'{folder} has no weights: expected {_SINGLE_FILE} or {_INDEX}'
-    )
-  handles = {}
-  for file_name, names in names_of_file.items():
-    path = folder / file_name
-    if not path.is_file():
-      raise ValueError(
-        f'{folder} lacks {file_name}, which {_INDEX} names for '
-        f'{len(names)} tensors'
-      )
-    try:
-      handle = safetensors.safe_open(path, framework='np')
-    except (safetensors.SafetensorError, OSError) as error:
-      raise ValueError(
-        f'{path} is no complete safetensors file: {error}'
-      ) from error
-    present = set(handle.keys())
-    absent = set(names) - present
-    if absent:
-      raise ValueError(f'{path} lacks tensors: {_some(absent)}')
-    handles.update(dict.fromkeys(names or present, handle))
-  return handles
-
-
-def _check_names(
-  folder: Path,
-  config: LlamaConfig,
-  parameters: tuple[name_maps.Parameter, ...],
-  present: set[str],
-) -> None:
-  expected = {p.huggingface for p in parameters}
-  missing = expected - present
-  if missing:
-    raise ValueError(f'{folder} lacks tensors: {_some(missing)}')
-  unexpected = {
-    name for name in present - expected if not name.endswith('.inv_freq')
-  }
-  if config.is_tied:
-    unexpected.discard('lm_head.weight')
-  if unexpected:
-    raise ValueError(
-      f'{folder} has tensors that this network has not: {_some(unexpected)}'
-    )
-
-
-def _some(names: set[str]) -> str:
-  shown = sorted(names)[:4]
-  more = f' and {len(names) - len(shown)} more' if len(names) > 4 else ''
-  return ', '.join(shown) + more
+  for name in list(handles):
+    if name.endswith('.inv_freq') or (
+      config.is_tied and name == 'lm_head.weight'
+    ):
+      del handles[name]
+  return safetensors_folder.read_params(
+    folder, handles, name_maps.llama_parameters(config), dtype=config.dtype
+  )
 
 
 def read_vocabulary(folder: str | os.PathLike[str]) -> Vocabulary:
@@ -235,24 +138,11 @@ def save_llama(
   Raises:
     ValueError: if a parameter is missing or of another shape.
   """
-  safetensors_numpy = _import_safetensors().numpy
   folder = Path(folder)
-  tensors = {}
-  for parameter in name_maps.llama_parameters(config):
-    values = np.asarray(name_maps.leaf_at(params, parameter.path))
-    if values.shape != parameter.shape:
-      raise ValueError(
-        f'{"/".join(parameter.path)} is {list(values.shape)}, expected '
-        f'{list(parameter.shape)}'
-      )
-    tensors[parameter.huggingface] = np.ascontiguousarray(
-      values.T if parameter.is_transposed else values
-    )
-  folder.mkdir(parents=True, exist_ok=True)
-  safetensors_numpy.save_file(
-    tensors, folder / _SINGLE_FILE, metadata={'format': 'pt'}
+  dtype = safetensors_folder.write_params(
+    folder, params, name_maps.llama_parameters(config)
   )
-  settings = _settings(config, tensors['model.norm.weight'].dtype.name)
+  settings = _settings(config, dtype)
   (folder / 'config.json').write_text(
     json.dumps(settings, indent=2) + '\n', encoding='utf-8'
   )
@@ -322,14 +212,3 @@ def download(repository: str) -> Path:
 
 def _read_json_if_any(path: Path) -> dict[str, Any]:
   return read_json(path) if path.is_file() else {}
-
-
-def _import_safetensors() -> Any:
-  try:
-    import safetensors.numpy
-  except ImportError as error:
-    raise ImportError(
-      'Hugging Face folders need the safetensors package: pip install '
-      'specdec_jax[models]'
-    ) from error
-  return safetensors

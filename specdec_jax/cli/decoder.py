@@ -26,8 +26,9 @@ from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.cli import progress
 from specdec_jax.cli.prompts import Batch
 from specdec_jax.data import ngram_counts, vocabularies
-from specdec_jax.data.vocabularies import Vocabulary
+from specdec_jax.data.vocabularies import AnyVocabulary
 from specdec_jax.models import adapters
+from specdec_jax.models.llama import LlamaConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class Decoder:
   verify_fn: VerifyFn
   logits_to_probs: LogitsToProbsFn
   eos_id: tuple[int, ...]
-  vocabulary: Vocabulary
+  vocabulary: AnyVocabulary
   max_positions: int
   description: str
 
@@ -124,7 +125,7 @@ def load_decoder(args: argparse.Namespace) -> Decoder:
         f'{draft_model.config.vocab_size}'
       )
   loaded = [target] if draft_model is None else [target, draft_model]
-  max_positions = min(model.config.max_positions for model in loaded)
+  max_positions = min(_llama(model).max_positions for model in loaded)
   if args.drafter != 'none' and args.gamma >= max_positions:
     raise ValueError(
       f'--gamma {args.gamma} is too large for a context of {max_positions}'
@@ -134,7 +135,7 @@ def load_decoder(args: argparse.Namespace) -> Decoder:
       target=target.params,
       drafter=() if draft_model is None else draft_model.params,
     ),
-    target=adapters.llama(target.config),
+    target=adapters.llama(_llama(target)),
     drafter=_drafter(args, target, draft_model),
     verify_fn=_verify_fn(args),
     logits_to_probs=_logits_to_probs(args, target, for_target=True),
@@ -143,6 +144,13 @@ def load_decoder(args: argparse.Namespace) -> Decoder:
     max_positions=max_positions,
     description=target.description,
   )
+
+
+def _llama(model: LoadedModel) -> LlamaConfig:
+  """The sizes of a model that continues its prompt."""
+  if not isinstance(model.config, LlamaConfig):
+    raise ValueError(f'{model.name} is a T5; only Llamas are decoded here')
+  return model.config
 
 
 def check_lengths(
@@ -205,7 +213,7 @@ def rule(decoder: Decoder) -> dict[str, Any]:
 
 
 def plain_sampling(
-  args: argparse.Namespace, vocabulary: Vocabulary
+  args: argparse.Namespace, vocabulary: AnyVocabulary
 ) -> LogitsToProbsFn:
   """How plain decoding samples."""
   return logits.standardize(
@@ -258,7 +266,7 @@ def _drafter(
     )
   assert draft_model is not None
   return drafters.autoregressive(
-    adapters.llama(draft_model.config),
+    adapters.llama(_llama(draft_model)),
     gamma=args.gamma,
     logits_to_probs=_logits_to_probs(args, draft_model, for_target=False),
   )
@@ -276,7 +284,7 @@ def _no_drafter() -> Drafter:
   return Drafter(0, lambda params, prompt, max_len: (), propose)
 
 
-def _tokens_of_file(path: str, vocabulary: Vocabulary) -> np.ndarray:
+def _tokens_of_file(path: str, vocabulary: AnyVocabulary) -> np.ndarray:
   """The token stream of a text file."""
   try:
     text = Path(path).read_text(encoding='utf-8')

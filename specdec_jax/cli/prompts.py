@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from specdec_jax.base import Prompt
 from specdec_jax.data import batching
-from specdec_jax.data.vocabularies import Vocabulary
+from specdec_jax.data.vocabularies import AnyVocabulary
 
 # Prompt buffers are padded to a multiple of this, so that runs on similar
 # prompts share compiled programs.
@@ -117,7 +117,7 @@ def _check_encodable(prompt: str, place: str) -> None:
 
 
 def encode(
-  vocabulary: Vocabulary, texts: Sequence[str], *, is_chat: bool
+  vocabulary: AnyVocabulary, texts: Sequence[str], *, is_chat: bool
 ) -> list[list[int]]:
   """Token ids of each prompt.
 

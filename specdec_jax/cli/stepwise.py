@@ -12,7 +12,6 @@ from specdec_jax.cli import decoder as decoder_lib
 from specdec_jax.cli import progress
 from specdec_jax.cli.decoder import Decoder
 from specdec_jax.cli.prompts import Batch
-from specdec_jax.data.vocabularies import Vocabulary
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.state import DecodeOutput, DecodeState
 from specdec_jax.evaluation import trace, trace_terminal, trace_text
@@ -108,7 +107,7 @@ def header(args: argparse.Namespace, decoder: Decoder) -> Record:
 def streamer(decoder: Decoder, screen: Any) -> Show:
   """Prints the iterations of one row in colour, special tokens apart."""
   return trace_terminal.streamer(
-    screen, hidden_ids=special_ids(decoder.vocabulary)
+    screen, hidden_ids=decoder.vocabulary.special_ids
   )
 
 
@@ -132,11 +131,3 @@ def show_prompt(screen: Any, prompt: str) -> None:
 
   text = Text(f'> {trace_text.visible(prompt)}', style='dim')
   screen.print(text, overflow='ellipsis', no_wrap=True)
-
-
-def special_ids(vocabulary: Vocabulary) -> frozenset[int]:
-  """Tokens that are no text."""
-  added = vocabulary.tokenizer.get_added_tokens_decoder()
-  return frozenset(vocabulary.eos_ids) | {
-    i for i, token in added.items() if token.special
-  }

@@ -8,7 +8,13 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+  from specdec_jax.data.sentencepiece_vocabulary import SentencePieceVocabulary
+
+# Both have one interface.
+AnyVocabulary: TypeAlias = 'Vocabulary | SentencePieceVocabulary'
 
 _REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
 
@@ -35,6 +41,14 @@ class Vocabulary:
   def vocab_size(self) -> int:
     """Ids are below this. A model's own V can be larger: padding."""
     return 1 + max(self.tokenizer.get_vocab().values(), default=-1)
+
+  @functools.cached_property
+  def special_ids(self) -> frozenset[int]:
+    """Ids that are no text."""
+    added = self.tokenizer.get_added_tokens_decoder()
+    return frozenset(self.eos_ids) | {
+      i for i, token in added.items() if token.special
+    }
 
   def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
     """Token ids of a text; special tokens written in it are recognised.
@@ -77,14 +91,7 @@ class Vocabulary:
 
     A character spread over several tokens belongs to the last of them.
     """
-    state = TextStream()
-    pieces = []
-    for token_id in ids:
-      text, state = stream_text(self, state, [token_id], keep_special=True)
-      pieces.append(text)
-    if pieces:
-      pieces[-1] += flush_text(self, state, keep_special=True)
-    return pieces
+    return text_pieces(self, ids)
 
   def tokens(self) -> list[str]:
     """The token of every id below `vocab_size`; '' where there is none."""
@@ -108,7 +115,7 @@ class TextStream:
 
 
 def stream_text(
-  vocabulary: Vocabulary,
+  vocabulary: AnyVocabulary,
   state: TextStream,
   ids: Sequence[int],
   *,
@@ -134,15 +141,27 @@ def stream_text(
   return text, TextStream(pending, ())
 
 
+def text_pieces(vocabulary: AnyVocabulary, ids: Sequence[int]) -> list[str]:
+  """The text that each token adds; joined, they are the whole text."""
+  state = TextStream()
+  pieces = []
+  for token_id in ids:
+    text, state = stream_text(vocabulary, state, [token_id], keep_special=True)
+    pieces.append(text)
+  if pieces:
+    pieces[-1] += flush_text(vocabulary, state, keep_special=True)
+  return pieces
+
+
 def flush_text(
-  vocabulary: Vocabulary, state: TextStream, *, keep_special: bool = False
+  vocabulary: AnyVocabulary, state: TextStream, *, keep_special: bool = False
 ) -> str:
   """What `stream_text` held back, once no more tokens come."""
   return _text_after(vocabulary, state.shown, state.pending, keep_special)
 
 
 def _text_after(
-  vocabulary: Vocabulary,
+  vocabulary: AnyVocabulary,
   shown: tuple[int, ...],
   pending: tuple[int, ...],
   keep_special: bool,
@@ -153,7 +172,7 @@ def _text_after(
 
 
 def apply_chat_template(
-  vocabulary: Vocabulary,
+  vocabulary: AnyVocabulary,
   messages: str | Sequence[Mapping[str, str]],
   *,
   add_generation_prompt: bool = True,
@@ -196,7 +215,7 @@ def apply_chat_template(
     raise ValueError(f'the chat template failed: {error}') from error
 
 
-def check_same_vocabulary(target: Vocabulary, draft: Vocabulary) -> None:
+def check_same_vocabulary(target: AnyVocabulary, draft: AnyVocabulary) -> None:
   """Checks that every id means the same token to two models.
 
   Args:

@@ -1,0 +1,143 @@
+"""Orbax's trees of arrays, and our own checkpoints, which are such trees.
+
+Writing is Orbax's own. Reading goes through tensorstore, so that a process
+reads the slices it needs, on whatever topology the tree was written.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+from specdec_jax.checkpoints import model_file, stored_arrays
+from specdec_jax.checkpoints.stored_arrays import Stored
+
+_METADATA = '_METADATA'
+_PARAMS = 'params'
+
+
+def save(
+  folder: str | os.PathLike[str], config: model_file.Config, params: Any
+) -> None:
+  """Writes a model that `restore` reads: sizes in JSON, params with Orbax.
+
+  Args:
+    folder: to be made, or empty of these two.
+    config: sizes, of a T5 or a Llama.
+    params: a tree of dicts of arrays; they keep their dtypes.
+
+  Raises:
+    ValueError: if the folder already holds parameters.
+    ImportError: if the orbax-checkpoint package is not installed.
+  """
+  folder = Path(folder)
+  if (folder / _PARAMS).exists():
+    raise ValueError(f'{folder} already holds parameters')
+  folder.mkdir(parents=True, exist_ok=True)
+  write_tree(folder / _PARAMS, params)
+  model_file.write(folder, config)
+
+
+def is_checkpoint(folder: str | os.PathLike[str]) -> bool:
+  """Whether a folder is what `save` writes."""
+  folder = Path(folder)
+  return (folder / model_file.NAME).is_file() and (folder / _PARAMS).is_dir()
+
+
+def restore(
+  folder: str | os.PathLike[str],
+  expected: Any,
+  *,
+  dtype: jnp.dtype | None = None,
+) -> Any:
+  """Reads the parameters that `save` wrote.
+
+  Args:
+    folder: as given to `save`.
+    expected: a tree of dicts of `jax.ShapeDtypeStruct`; where they have
+      shardings, this process reads the slices of its own devices.
+    dtype: of the results; None takes that of each expected leaf.
+
+  Raises:
+    ValueError: if it is incomplete, or holds other arrays.
+    ImportError: if the tensorstore package is not installed.
+  """
+  return stored_arrays.read_tree(
+    open_tree(Path(folder) / _PARAMS),
+    expected,
+    source=str(folder),
+    dtype=dtype,
+  )
+
+
+def write_tree(folder: Path, tree: Any) -> None:
+  """Writes a tree of arrays; a folder of that name appears when it is done."""
+  import_orbax().PyTreeCheckpointer().save(folder.absolute(), tree)
+
+
+def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
+  """The stored arrays of a tree by name, without reading them.
+
+  Args:
+    folder: what Orbax's PyTree handler wrote.
+    prefix: only the arrays below it, and their names without it.
+
+  Raises:
+    ValueError: if the tree was not written to its end, or is damaged.
+  """
+  path = folder / _METADATA
+  if not path.is_file():
+    raise ValueError(
+      f'{folder} has no {_METADATA}: it is no Orbax checkpoint, or was not '
+      'written to its end'
+    )
+  try:
+    metadata = json.loads(path.read_text(encoding='utf-8'))
+    entries = list(metadata['tree_metadata'].values())
+    leaves = {
+      '/'.join(key['key'] for key in entry['key_metadata']): [
+        key['key'] for key in entry['key_metadata']
+      ]
+      for entry in entries
+      if not entry['value_metadata'].get('skip_deserialize')
+    }
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise ValueError(f'{path} is damaged: {error}') from error
+  specs = {
+    name.removeprefix(prefix): _spec(folder, metadata, keys)
+    for name, keys in leaves.items()
+    if name.startswith(prefix)
+  }
+  return stored_arrays.open_all(specs, source=str(folder))
+
+
+def _spec(folder: Path, metadata: dict[str, Any], keys: list[str]) -> dict:
+  """Where Orbax puts the array under these keys."""
+  base = {'driver': 'file', 'path': f'{folder.absolute()}/'}
+  name = '.'.join(keys) + '/'
+  if metadata.get('use_ocdbt', False):
+    kvstore = {'driver': 'ocdbt', 'base': base, 'path': name}
+  else:
+    kvstore = {'driver': 'file', 'path': base['path'] + name}
+  return {
+    'driver': 'zarr3' if metadata.get('use_zarr3') else 'zarr',
+    'kvstore': kvstore,
+  }
+
+
+def import_orbax() -> Any:
+  """The `orbax.checkpoint` package.
+
+  Raises:
+    ImportError: if it is not installed, with the command that installs it.
+  """
+  try:
+    import orbax.checkpoint
+  except ImportError as error:
+    raise ImportError(
+      'writing Orbax checkpoints needs the orbax-checkpoint package: '
+      'pip install specdec_jax[models]'
+    ) from error
+  return orbax.checkpoint

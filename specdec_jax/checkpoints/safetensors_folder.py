@@ -1,0 +1,202 @@
+"""Tensors in the safetensors of a Hugging Face folder, one file or several."""
+
+import concurrent.futures
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.base import Array
+from specdec_jax.checkpoints import name_maps
+from specdec_jax.checkpoints.huggingface_config import read_json
+
+_SINGLE_FILE = 'model.safetensors'
+_INDEX = 'model.safetensors.index.json'
+_FLOATS = ('F64', 'F32', 'F16', 'BF16')
+
+
+def open_tensors(
+  folder: str | os.PathLike[str], *, num_layers: int
+) -> dict[str, Any]:
+  """The open file of every tensor name.
+
+  Args:
+    folder: with model.safetensors, or model.safetensors.index.json and the
+      files that it names.
+    num_layers: that config.json speaks of.
+
+  Raises:
+    ValueError: if a file or a tensor of the index is missing, or a file is
+      truncated, or there are fewer tensors than layers.
+    ImportError: if the safetensors package is not installed.
+  """
+  folder = Path(folder)
+  safetensors = import_safetensors()
+  handles = {}
+  for file_name, names in _names_of_file(folder).items():
+    path = folder / file_name
+    if not path.is_file():
+      raise ValueError(
+        f'{folder} lacks {file_name}, which {_INDEX} names for '
+        f'{len(names)} tensors'
+      )
+    try:
+      handle = safetensors.safe_open(path, framework='np')
+    except (safetensors.SafetensorError, OSError) as error:
+      raise ValueError(
+        f'{path} is no complete safetensors file: {error}'
+      ) from error
+    present = set(handle.keys())
+    absent = set(names) - present
+    if absent:
+      raise ValueError(f'{path} lacks tensors: {_some(absent)}')
+    handles.update(dict.fromkeys(names or present, handle))
+  if num_layers > len(handles):
+    raise ValueError(
+      f'{folder} has {len(handles)} tensors, too few for {num_layers} layers'
+    )
+  return handles
+
+
+def _names_of_file(folder: Path) -> dict[str, list[str]]:
+  """Tensor names by file; none at all stands for all that are in it."""
+  if (folder / _SINGLE_FILE).is_file():
+    return {_SINGLE_FILE: []}
+  index_path = folder / _INDEX
+  if not index_path.is_file():
+    raise ValueError(
+      f'{folder} has no weights: expected {_SINGLE_FILE} or {_INDEX}'
+    )
+  file_of_name = read_json(index_path).get('weight_map')
+  if not isinstance(file_of_name, dict):
+    raise ValueError(f'{index_path} has no weight_map')
+  names_of_file: dict[str, list[str]] = {}
+  for name, file_name in file_of_name.items():
+    names_of_file.setdefault(file_name, []).append(name)
+  return names_of_file
+
+
+def read_params(
+  folder: str | os.PathLike[str],
+  handles: dict[str, Any],
+  parameters: Sequence[name_maps.Parameter],
+  *,
+  dtype: jnp.dtype,
+) -> dict[str, Any]:
+  """Reads the tensors that a network needs.
+
+  Args:
+    folder: for the errors.
+    handles: of `open_tensors`, less what may be there and is not needed.
+    parameters: all that the network has.
+    dtype: of the results.
+
+  Returns:
+    A tree of dicts of arrays, under our names.
+
+  Raises:
+    ValueError: if a tensor is missing, unexpected, of another shape, not
+      floating point, or not finite.
+  """
+  _check_names(folder, {p.huggingface for p in parameters}, set(handles))
+  for parameter in parameters:
+    tensor = handles[parameter.huggingface].get_slice(parameter.huggingface)
+    if tuple(tensor.get_shape()) != parameter.file_shape:
+      raise ValueError(
+        f'{folder}: tensor {parameter.huggingface} is {tensor.get_shape()}, '
+        f'expected {list(parameter.file_shape)}'
+      )
+    if tensor.get_dtype() not in _FLOATS:
+      raise ValueError(
+        f'{folder}: tensor {parameter.huggingface} is stored as '
+        f'{tensor.get_dtype()}, expected one of {", ".join(_FLOATS)}'
+      )
+
+  def read(parameter: name_maps.Parameter) -> Array:
+    name = parameter.huggingface
+    values = handles[name].get_tensor(name).astype(np.float32)
+    if not name_maps.is_all_finite(values):
+      raise ValueError(f'{folder}: tensor {name} holds a NaN or an infinity')
+    return name_maps.to_device(values, parameter, dtype)
+
+  num_threads = min(8, os.cpu_count() or 1)
+  with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
+    arrays = list(pool.map(read, parameters))
+  return name_maps.nest(
+    {p.path: array for p, array in zip(parameters, arrays, strict=True)}
+  )
+
+
+def _check_names(
+  folder: str | os.PathLike[str], expected: set[str], present: set[str]
+) -> None:
+  missing = expected - present
+  if missing:
+    raise ValueError(f'{folder} lacks tensors: {_some(missing)}')
+  unexpected = present - expected
+  if unexpected:
+    raise ValueError(
+      f'{folder} has tensors that this network has not: {_some(unexpected)}'
+    )
+
+
+def write_params(
+  folder: str | os.PathLike[str],
+  params: dict[str, Any],
+  parameters: Sequence[name_maps.Parameter],
+) -> str:
+  """Writes parameters as model.safetensors.
+
+  Args:
+    folder: made if it does not exist.
+    params: a tree of dicts of arrays, under our names; they keep their dtypes.
+    parameters: all that the network has.
+
+  Returns:
+    The name of their dtype.
+
+  Raises:
+    ValueError: if a parameter is missing or of another shape.
+  """
+  safetensors_numpy = import_safetensors().numpy
+  tensors = {}
+  for parameter in parameters:
+    values = np.asarray(name_maps.leaf_at(params, parameter.path))
+    if values.shape != parameter.shape:
+      raise ValueError(
+        f'{"/".join(parameter.path)} is {list(values.shape)}, expected '
+        f'{list(parameter.shape)}'
+      )
+    tensors[parameter.huggingface] = np.ascontiguousarray(
+      values.T if parameter.is_transposed else values
+    )
+  Path(folder).mkdir(parents=True, exist_ok=True)
+  safetensors_numpy.save_file(
+    tensors, Path(folder) / _SINGLE_FILE, metadata={'format': 'pt'}
+  )
+  return tensors[parameters[0].huggingface].dtype.name
+
+
+def _some(names: set[str]) -> str:
+  shown = sorted(names)[:4]
+  more = f' and {len(names) - len(shown)} more' if len(names) > 4 else ''
+  return ', '.join(shown) + more
+
+
+def import_safetensors() -> Any:
+  """The `safetensors` package, with its numpy part.
+
+  Raises:
+    ImportError: if it is not installed, with the command that installs it.
+  """
+  try:
+    import safetensors.numpy
+  except ImportError as error:
+    raise ImportError(
+      'Hugging Face folders need the safetensors package: pip install '
+      'specdec_jax[models]'
+    ) from error
+  return safetensors

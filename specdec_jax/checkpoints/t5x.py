@@ -1,0 +1,205 @@
+"""T5X checkpoints, in both of its formats.
+
+`DIR/checkpoint_N` is of T5X's own format (`t5x_legacy`) if it has a file
+`checkpoint`, and of Orbax's if it has a folder `state`. T5X itself
+(https://github.com/google-research/t5x) tells them apart in this way.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.checkpoints import orbax, stored_arrays, t5x_legacy
+from specdec_jax.checkpoints.new_folder import new_folder
+from specdec_jax.checkpoints.stored_arrays import Stored
+
+Format = Literal['legacy', 'orbax']
+_STEP = re.compile(r'checkpoint_(\d+)')
+_STATE = 'state'
+
+
+def read_target(
+  path: str | os.PathLike[str],
+  expected: Any,
+  *,
+  dtype: jnp.dtype | None = None,
+) -> Any:
+  """Reads the parameters of a checkpoint.
+
+  Where a leaf of `expected` has a sharding, this process reads the slices of
+  its own devices and no others. The optimizer's state is never read.
+
+  Args:
+    path: of `checkpoint_N`, or of the folder around it, for its newest step.
+    expected: a tree of dicts of `jax.ShapeDtypeStruct`, as
+      `models.t5.param_shapes` gives.
+    dtype: of the results; None takes that of each expected leaf.
+
+  Returns:
+    A tree like `expected`, of arrays.
+
+  Raises:
+    ValueError: if there is no finished checkpoint, if it is damaged, or if
+      its arrays have other names or shapes.
+    ImportError: if the tensorstore package is not installed.
+  """
+  folder = find(path)
+  return stored_arrays.read_tree(
+    _open_target(folder), expected, source=str(folder), dtype=dtype
+  )
+
+
+def read_metadata(
+  path: str | os.PathLike[str],
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shape and dtype of every parameter by name, without reading them.
+
+  Args:
+    path: as for `read_target`.
+
+  Raises:
+    ValueError: if there is no finished checkpoint, or it is damaged.
+  """
+  return {
+    name: stored_arrays.describe(stored)
+    for name, stored in _open_target(find(path)).items()
+  }
+
+
+def read_step(path: str | os.PathLike[str]) -> int:
+  """Training steps taken, as the checkpoint itself says.
+
+  Raises:
+    ValueError: if there is no finished checkpoint, or it is damaged.
+  """
+  folder = find(path)
+  if format_of(folder) == 'legacy':
+    step = t5x_legacy.read_index(folder).get('state', {}).get('step')
+  else:
+    steps = orbax.open_tree(folder / _STATE, 'state/')
+    step = steps['step'].read().result() if 'step' in steps else None
+  if step is None:
+    raise ValueError(f'{folder} does not say how many steps were taken')
+  return int(np.asarray(step))
+
+
+def write_target(
+  path: str | os.PathLike[str],
+  params: Any,
+  *,
+  step: int,
+  format: Format = 'legacy',
+) -> Path:
+  """Writes parameters as a checkpoint that T5X restores.
+
+  It holds no optimizer state: in T5X, restore it with
+  `restore_optimizer=False` or for inference. It appears under its name when
+  it is complete.
+
+  Args:
+    path: of the folder around `checkpoint_N`, made if it does not exist.
+    params: a tree of dicts of arrays; they keep their dtypes.
+    step: N, training steps taken.
+    format: T5X's own, or Orbax's.
+
+  Returns:
+    The path of `checkpoint_N`.
+
+  Raises:
+    ValueError: if there already is a checkpoint of this step, or an array is
+      spread over several processes.
+    ImportError: if tensorstore, or orbax-checkpoint, is not installed.
+  """
+  final = Path(path) / f'checkpoint_{step}'
+  params = stored_arrays.on_host(params)
+  with new_folder(final) as folder:
+    if format == 'legacy':
+      t5x_legacy.write(folder, params, step=step)
+    else:
+      state = {'param_states': {}, 'step': np.int32(step)}
+      orbax.write_tree(folder / _STATE, {'state': state, 'target': params})
+  return final
+
+
+def is_checkpoint(path: str | os.PathLike[str]) -> bool:
+  """Whether a path holds a finished checkpoint of T5X."""
+  try:
+    find(path)
+  except ValueError:
+    return False
+  return True
+
+
+def find(path: str | os.PathLike[str]) -> Path:
+  """The folder of a checkpoint: `path` itself, or the newest step in it.
+
+  Args:
+    path: of `checkpoint_N`, of the folder around it, or of the file
+      `checkpoint` in it.
+
+  Raises:
+    ValueError: if there is no finished checkpoint.
+  """
+  if str(path).startswith('gs://'):
+    raise ValueError(
+      f'{path} is not on a local disk: copy it first (gcloud storage cp -r)'
+    )
+  folder = Path(path).expanduser()
+  if folder.is_file() and folder.name == t5x_legacy.FILE:
+    folder = folder.parent
+  if '.tmp-' in folder.name or 'orbax-checkpoint-tmp' in folder.name:
+    raise ValueError(f'{folder} was not written to its end: its name says so')
+  if _is_one(folder):
+    return folder
+  if not folder.is_dir():
+    raise ValueError(f'there is no folder {folder}')
+  steps = {
+    int(match[1]): child
+    for child in folder.iterdir()
+    if (match := _STEP.fullmatch(child.name)) and _is_one(child)
+  }
+  if steps:
+    return steps[max(steps)]
+  raise ValueError(_why_none(folder))
+
+
+def _is_one(folder: Path) -> bool:
+  return (folder / t5x_legacy.FILE).is_file() or (folder / _STATE).is_dir()
+
+
+def _why_none(folder: Path) -> str:
+  """What is in a folder that holds no finished checkpoint."""
+  names = sorted(child.name for child in folder.iterdir())
+  if _STEP.fullmatch(folder.name) or any(
+    name.startswith('target.') for name in names
+  ):
+    return (
+      f'{folder} has neither a file {t5x_legacy.FILE} nor a folder {_STATE}: '
+      'it was not written to its end, or not by T5X'
+    )
+  begun = [name for name in names if name.startswith('checkpoint_')]
+  if begun:
+    return (
+      f'{folder} has no finished checkpoint; not written to their end: '
+      f'{stored_arrays.some(begun)}'
+    )
+  return f'{folder} has no checkpoint_N of T5X'
+
+
+def format_of(folder: Path) -> Format:
+  """Which of the two formats a folder that `find` found is of."""
+  return 'legacy' if (folder / t5x_legacy.FILE).is_file() else 'orbax'
+
+
+def _open_target(folder: Path) -> dict[str, Stored]:
+  if format_of(folder) == 'legacy':
+    return t5x_legacy.open_target(folder)
+  arrays = orbax.open_tree(folder / _STATE, 'target/')
+  if not arrays:
+    raise ValueError(f'{folder} holds no parameters')
+  return arrays
