@@ -8,13 +8,13 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Union
 
 if TYPE_CHECKING:
   from specdec_jax.data.sentencepiece_vocabulary import SentencePieceVocabulary
 
 # Both have one interface.
-AnyVocabulary: TypeAlias = 'Vocabulary | SentencePieceVocabulary'
+AnyVocabulary = Union['Vocabulary', 'SentencePieceVocabulary']
 
 _REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
 
