@@ -2,12 +2,14 @@
 
 import argparse
 import contextlib
+import hashlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specdec_jax.cli import options, progress
+from specdec_jax.cli import options, outputs, progress
+from specdec_jax.data import preparation, token_files, vocabulary_training
 from specdec_jax.data.corpora import archive, debian, storage
 
 HELP = 'build corpora, vocabularies and token files'
@@ -58,7 +60,9 @@ def _build(args: argparse.Namespace) -> int:
   out = Path(args.out)
   packages = debian.packages(args.only)
   with (
-    storage.replaced_folder(out, overwrite=args.overwrite) as folder,
+    storage.replaced_folder(
+      out, storage.MANIFEST, overwrite=args.overwrite
+    ) as folder,
     _archive_folder(args, packages) as downloads,
   ):
     with progress.waiting('checking the archive'):
@@ -114,6 +118,126 @@ def _build_table(out: Path, manifest: dict[str, Any]) -> Any:
   return table
 
 
+def _add_vocabulary(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    '--inputs',
+    nargs='+',
+    required=True,
+    metavar='PATH',
+    help="text files, or corpora's folders, of which train.* is read",
+  )
+  parser.add_argument('--out', required=True, metavar='MODEL')
+  parser.add_argument(
+    '--size', type=options.positive_int, default=8192, help='number of ids'
+  )
+
+
+def _vocabulary(args: argparse.Namespace) -> int:
+  outputs.check(
+    {'--out': args.out}, {f'--inputs {path}': path for path in args.inputs}
+  )
+  files = [_training_file(Path(path)) for path in args.inputs]
+  with progress.waiting(f'training a vocabulary of {args.size}'):
+    # The trainer writes its log past Python, and only a thread can be left.
+    model = progress.interruptible(
+      lambda: vocabulary_training.train(
+        preparation.texts(files), size=args.size
+      )
+    )
+  with storage.replaced_file(Path(args.out)) as partial:
+    partial.write_bytes(model)
+  digest = hashlib.sha256(model).hexdigest()
+  print(f'{args.out}: {args.size} ids, SHA-256 {digest}')
+  return 0
+
+
+def _training_file(path: Path) -> Path:
+  """The training split of a corpus, or the file itself."""
+  if not path.is_dir():
+    return path
+  sources = preparation.find(path)
+  if 'train' not in sources:
+    raise ValueError(f'{path} has no train split')
+  return sources['train']
+
+
+def _add_prepare(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    '--inputs',
+    nargs='+',
+    required=True,
+    metavar='PATH',
+    help="a corpus's folder, or text files: .jsonl, .tsv, .txt",
+  )
+  parser.add_argument('--vocabulary', required=True, metavar='MODEL')
+  parser.add_argument('--out', required=True, metavar='DIR', help='new folder')
+  lengths = parser.add_argument_group('lengths, in tokens with EOS')
+  for name in ('input', 'target'):
+    lengths.add_argument(
+      f'--max_{name}_tokens', type=options.positive_int, default=64
+    )
+  lengths.add_argument(
+    '--too_long',
+    choices=['drop', 'trim', 'split'],
+    default='drop',
+    help='what becomes of longer examples',
+  )
+  parser.add_argument('--prefix', default='', help='put before every input')
+  parser.add_argument(
+    '--overwrite', action='store_true', help='replace earlier token files'
+  )
+
+
+def _prepare(args: argparse.Namespace) -> int:
+  sources: dict[str, Path] = {}
+  for path in args.inputs:
+    for split, file in preparation.find(Path(path)).items():
+      if split in sources:
+        raise ValueError(f'{sources[split]} and {file} are both {split}')
+      sources[split] = file
+  lengths = preparation.Lengths(
+    inputs=args.max_input_tokens,
+    targets=args.max_target_tokens,
+    too_long=args.too_long,
+  )
+  with (
+    storage.replaced_folder(
+      Path(args.out), token_files.DESCRIPTION, overwrite=args.overwrite
+    ) as folder,
+    progress.waiting('encoding'),
+  ):
+    description = preparation.prepare(
+      folder, sources, Path(args.vocabulary), lengths, prefix=args.prefix
+    )
+  for split, counts in description['splits'].items():
+    print(f'{args.out}/{split}.npz: {_summary(counts)}')
+  return 0
+
+
+def _summary(counts: dict[str, Any]) -> str:
+  """Counts of a token file, in a line."""
+  figures = [
+    f'{counts["examples"]:,} examples of {counts["read"]:,}',
+    f'{counts["input_tokens"]:,} + {counts["target_tokens"]:,} tokens',
+  ]
+  figures += [
+    f'{counts[name]:,} {name}'
+    for name in ('dropped', 'trimmed', 'split')
+    if counts[name]
+  ]
+  return ', '.join(figures)
+
+
 _ACTIONS = {
   'build': (_build, 'build corpora: text, divided and checked', _add_build),
+  'vocabulary': (
+    _vocabulary,
+    'train a SentencePiece vocabulary: unigrams, pad 0, eos 1, unk 2',
+    _add_vocabulary,
+  ),
+  'prepare': (
+    _prepare,
+    'encode text into token files: training then needs numpy alone',
+    _add_prepare,
+  ),
 }

@@ -1,0 +1,225 @@
+"""From text to token files."""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from specdec_jax.data import token_files, vocabulary_training
+from specdec_jax.data.token_files import TokenFile
+
+TooLong = Literal['drop', 'trim', 'split']
+_SUFFIXES = ('.jsonl', '.tsv', '.txt')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lengths:
+  """How long examples may be, in tokens with EOS, and what if they are longer.
+
+  Attributes:
+    inputs: most tokens of an input.
+    targets: most tokens of a target, or of a text.
+    too_long: 'drop' leaves the example out; 'trim' cuts what is too long, and
+      its last token is then EOS all the same for inputs, but not for targets,
+      which do not end there; 'split' makes several texts of one, where there
+      are no inputs.
+  """
+
+  inputs: int
+  targets: int
+  too_long: TooLong = 'drop'
+
+
+def find(path: Path) -> dict[str, Path]:
+  """Text files by split: of a folder, or one file as the split 'train'.
+
+  Raises:
+    ValueError: if there is none.
+  """
+  if not path.is_dir():
+    if path.suffix not in _SUFFIXES:
+      raise ValueError(
+        f'{path} should end in one of {", ".join(_SUFFIXES)}, or be a folder'
+      )
+    return {path.stem: path}
+  found = {p.stem: p for p in sorted(path.iterdir()) if p.suffix in _SUFFIXES}
+  if not found:
+    raise ValueError(f'{path} has no {", ".join(_SUFFIXES)} files')
+  return found
+
+
+def read(path: Path) -> Iterator[tuple[str | None, str]]:
+  """Inputs, or None, and targets of a text file.
+
+  A .jsonl has an object a line, with `inputs` and `targets`, or with `text`;
+  a .tsv has two columns; a .txt has a text a line.
+
+  Raises:
+    ValueError: if a line is something else, by number.
+  """
+  with path.open(encoding='utf-8', newline='\n') as file:
+    try:
+      for number, line in enumerate(file, start=1):
+        if line := line.rstrip('\r\n'):
+          yield _parse(path, number, line)
+    except UnicodeDecodeError as error:
+      raise ValueError(f'{path} is not UTF-8 text') from error
+
+
+def texts(paths: Sequence[Path]) -> Iterator[str]:
+  """Every text of some files: inputs, targets and plain texts."""
+  for path in paths:
+    for source, target in read(path):
+      if source is not None:
+        yield source
+      yield target
+
+
+def encode(
+  path: Path, vocabulary: Any, lengths: Lengths, *, prefix: str = ''
+) -> tuple[TokenFile, dict[str, int]]:
+  """Token ids of a text file.
+
+  Args:
+    path: see `read`.
+    vocabulary: a `sentencepiece.SentencePieceProcessor`.
+    lengths: the limits.
+    prefix: put before every input, as T5 names its tasks.
+
+  Returns:
+    The examples, and counts: of examples, tokens, and what was too long.
+
+  Raises:
+    ValueError: if a line is malformed, only some have inputs, or none is left.
+  """
+  counts = Counter(read=0, dropped=0, trimmed=0, split=0)
+  inputs: list[list[int]] = []
+  targets: list[list[int]] = []
+  for source, target in read(path):
+    counts['read'] += 1
+    if (source is None) != (not inputs) and targets:
+      raise ValueError(f'{path} has lines with inputs and lines without')
+    source_ids = None
+    if source is not None:
+      source_ids = [*vocabulary.encode(prefix + source), vocabulary.eos_id()]
+    target_ids = [*vocabulary.encode(target), vocabulary.eos_id()]
+    for pair in _fit(source_ids, target_ids, lengths, counts):
+      if pair[0] is not None:
+        inputs.append(pair[0])
+      targets.append(pair[1])
+  if not targets:
+    raise ValueError(
+      f'{path} has no example left of {counts["read"]}: {counts["dropped"]} '
+      f'exceed {lengths.inputs} input or {lengths.targets} target tokens'
+    )
+  tokens = token_files.from_rows(inputs or None, targets)
+  return tokens, counts | {
+    'examples': len(tokens),
+    'input_tokens': 0 if tokens.inputs is None else tokens.inputs.size,
+    'target_tokens': tokens.targets.size,
+  }
+
+
+def prepare(
+  folder: Path,
+  sources: Mapping[str, Path],
+  vocabulary_path: Path,
+  lengths: Lengths,
+  *,
+  prefix: str = '',
+) -> dict[str, Any]:
+  """Writes `{split}.npz` for each source, and what they are.
+
+  Args:
+    folder: exists.
+    sources: text files by split.
+    vocabulary_path: a SentencePiece model.
+    lengths: the limits.
+    prefix: put before every input.
+
+  Returns:
+    What is written as JSON: the vocabulary's checksum, the limits, and counts.
+  """
+  vocabulary = vocabulary_training.load(vocabulary_path)
+  content = vocabulary_path.read_bytes()
+  splits = {}
+  for split, path in sources.items():
+    tokens, counts = encode(path, vocabulary, lengths, prefix=prefix)
+    file = folder / f'{split}.npz'
+    token_files.save(file, tokens)
+    splits[split] = counts | {
+      'sha256': hashlib.sha256(file.read_bytes()).hexdigest()
+    }
+  description = {
+    'vocabulary': {
+      'sha256': hashlib.sha256(content).hexdigest(),
+      'size': vocabulary.get_piece_size(),
+      'pad_id': vocabulary.pad_id(),
+      'eos_id': vocabulary.eos_id(),
+      'unk_id': vocabulary.unk_id(),
+    },
+    'lengths': dataclasses.asdict(lengths),
+    'prefix': prefix,
+    'splits': splits,
+  }
+  text = json.dumps(description, indent=2, ensure_ascii=False) + '\n'
+  (folder / token_files.DESCRIPTION).write_text(text, encoding='utf-8')
+  return description
+
+
+def _parse(path: Path, number: int, line: str) -> tuple[str | None, str]:
+  """One line of a text file."""
+  place = f'line {number} of {path}'
+  if path.suffix == '.txt':
+    return None, line
+  if path.suffix == '.tsv':
+    columns = line.split('\t')
+    if len(columns) != 2:
+      raise ValueError(f'{place} has {len(columns)} columns, and 2 are needed')
+    return columns[0], columns[1]
+  try:
+    fields = json.loads(line)
+  except ValueError as error:
+    raise ValueError(f'{place} is not JSON: {error}') from error
+  names = (
+    ('text',)
+    if isinstance(fields, dict) and 'text' in fields
+    else ('inputs', 'targets')
+  )
+  if not isinstance(fields, dict) or not all(
+    isinstance(fields.get(name), str) for name in names
+  ):
+    raise ValueError(
+      f"{place} needs the strings 'inputs' and 'targets', or 'text'"
+    )
+  return fields.get('inputs'), fields[names[-1]]
+
+
+def _fit(
+  source: list[int] | None,
+  target: list[int],
+  lengths: Lengths,
+  counts: Counter[str],
+) -> Iterator[tuple[list[int] | None, list[int]]]:
+  """The example as it is kept: once, shortened, in parts, or not at all."""
+  is_source_long = source is not None and len(source) > lengths.inputs
+  if not is_source_long and len(target) <= lengths.targets:
+    yield source, target
+  elif lengths.too_long == 'split' and source is None:
+    counts['split'] += 1
+    num_parts = -(-len(target) // lengths.targets)
+    # Parts of about one length: none is a lone EOS.
+    ends = [len(target) * i // num_parts for i in range(num_parts + 1)]
+    for start, end in itertools.pairwise(ends):
+      yield None, target[start:end]
+  elif lengths.too_long == 'trim':
+    counts['trimmed'] += 1
+    if source is not None and is_source_long:
+      source = [*source[: lengths.inputs - 1], source[-1]]
+    yield source, target[: lengths.targets]
+  else:
+    counts['dropped'] += 1

@@ -1,0 +1,159 @@
+"""Token files: examples as token ids on disk, read with numpy alone."""
+
+import dataclasses
+import json
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DESCRIPTION = 'tokens.json'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenFile:
+  """Examples of one split, N of them, end to end.
+
+  Example i is `inputs[input_offsets[i]:input_offsets[i + 1]]` and the same of
+  `targets`. Both end in EOS. A language model's examples have no inputs.
+
+  Attributes:
+    inputs: uint16 or int32 `[*]`, or None.
+    input_offsets: int64 `[N + 1]`, or None.
+    targets: uint16 or int32 `[*]`.
+    target_offsets: int64 `[N + 1]`.
+  """
+
+  inputs: np.ndarray | None
+  input_offsets: np.ndarray | None
+  targets: np.ndarray
+  target_offsets: np.ndarray
+
+  def __len__(self) -> int:
+    return len(self.target_offsets) - 1
+
+  def example(self, i: int) -> tuple[np.ndarray | None, np.ndarray]:
+    """Inputs, or None, and targets of example i."""
+    target = self.targets[self.target_offsets[i] : self.target_offsets[i + 1]]
+    if self.inputs is None or self.input_offsets is None:
+      return None, target
+    start, end = self.input_offsets[i : i + 2]
+    return self.inputs[start:end], target
+
+
+def from_rows(
+  inputs: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]]
+) -> TokenFile:
+  """Examples as lists of ids, put end to end.
+
+  Raises:
+    ValueError: if there are not as many inputs as targets.
+  """
+  if inputs is not None and len(inputs) != len(targets):
+    raise ValueError(f'{len(inputs)} inputs and {len(targets)} targets')
+  flat_targets, target_offsets = _flatten(targets)
+  if inputs is None:
+    flat_inputs = input_offsets = None
+  else:
+    flat_inputs, input_offsets = _flatten(inputs)
+  return TokenFile(
+    inputs=flat_inputs,
+    input_offsets=input_offsets,
+    targets=flat_targets,
+    target_offsets=target_offsets,
+  )
+
+
+def save(path: Path, tokens: TokenFile) -> None:
+  """Writes an .npz; equal examples give equal bytes."""
+  arrays = {
+    field.name: array
+    for field in dataclasses.fields(tokens)
+    if (array := getattr(tokens, field.name)) is not None
+  }
+  with path.open('wb') as file:
+    np.savez(file, **arrays)
+
+
+def load(path: str | Path) -> TokenFile:
+  """Reads and checks an .npz of `save`.
+
+  Raises:
+    ValueError: if it is no token file, or is damaged.
+  """
+  path = Path(path)
+  try:
+    with np.load(path, allow_pickle=False) as file:
+      arrays = {name: file[name] for name in file.files}
+  except (ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+    raise ValueError(f'{path} is not a token file, or is damaged') from error
+  names = {field.name for field in dataclasses.fields(TokenFile)}
+  missing = {'targets', 'target_offsets'} - arrays.keys()
+  if missing or arrays.keys() - names:
+    raise ValueError(f'{path} is not a token file: it has {sorted(arrays)}')
+  tokens = TokenFile(**{name: arrays.get(name) for name in names})
+  for side in ('input', 'target'):
+    _check_offsets(path, arrays.get(f'{side}s'), arrays.get(f'{side}_offsets'))
+  if (
+    tokens.input_offsets is not None
+    and len(tokens.input_offsets) != len(tokens) + 1
+  ):
+    raise ValueError(
+      f'{path} has {len(tokens.input_offsets) - 1} inputs and {len(tokens)} '
+      'targets'
+    )
+  return tokens
+
+
+def load_description(folder: str | Path) -> dict[str, Any]:
+  """What `specdec data prepare` wrote about the files of a folder.
+
+  Raises:
+    ValueError: if the folder has no such description, or it is damaged.
+  """
+  path = Path(folder) / DESCRIPTION
+  try:
+    return json.loads(path.read_text(encoding='utf-8'))
+  except FileNotFoundError:
+    raise ValueError(
+      f'{folder} has no {DESCRIPTION}: specdec data prepare writes one'
+    ) from None
+  except ValueError as error:
+    raise ValueError(f'{path} is damaged: {error}') from error
+
+
+def check_vocabulary(description: dict[str, Any], sha256: str) -> None:
+  """Raises ValueError unless the files were made with that vocabulary."""
+  expected = description['vocabulary']['sha256']
+  if sha256 != expected:
+    raise ValueError(
+      f'the token files were made with vocabulary {expected[:12]}, not '
+      f'{sha256[:12]}'
+    )
+
+
+def _flatten(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+  """Rows end to end in the smallest type of two, and their offsets."""
+  lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
+  offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+  flat = np.fromiter(
+    (token for row in rows for token in row), np.int32, int(offsets[-1])
+  )
+  is_small = flat.size == 0 or flat.max() < 2**16
+  return (flat.astype(np.uint16) if is_small else flat), offsets
+
+
+def _check_offsets(
+  path: Path, tokens: np.ndarray | None, offsets: np.ndarray | None
+) -> None:
+  """Raises ValueError unless offsets divide the tokens."""
+  if tokens is None and offsets is None:
+    return
+  if tokens is None or offsets is None or not offsets.size:
+    raise ValueError(f'{path} is damaged: tokens or their offsets are missing')
+  if offsets[0] or offsets[-1] != tokens.size or (np.diff(offsets) < 1).any():
+    raise ValueError(
+      f'{path} is damaged: its offsets do not divide {tokens.size} tokens'
+    )
