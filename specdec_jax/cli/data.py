@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from specdec_jax.cli import options, outputs, progress
-from specdec_jax.data import preparation, token_files, vocabulary_training
+from specdec_jax.data import (
+  preparation,
+  replacing,
+  token_files,
+  vocabulary_training,
+)
 from specdec_jax.data.corpora import archive, debian, storage
 
 HELP = 'build corpora, vocabularies and token files'
@@ -60,9 +65,7 @@ def _build(args: argparse.Namespace) -> int:
   out = Path(args.out)
   packages = debian.packages(args.only)
   with (
-    storage.replaced_folder(
-      out, storage.MANIFEST, overwrite=args.overwrite
-    ) as folder,
+    replacing.folder(out, storage.MANIFEST, overwrite=args.overwrite) as folder,
     _archive_folder(args, packages) as downloads,
   ):
     with progress.waiting('checking the archive'):
@@ -138,13 +141,13 @@ def _vocabulary(args: argparse.Namespace) -> int:
   )
   files = [_training_file(Path(path)) for path in args.inputs]
   with progress.waiting(f'training a vocabulary of {args.size}'):
-    # The trainer writes its log past Python, and only a thread can be left.
+    # The trainer answers an interrupt only when it is done.
     model = progress.interruptible(
       lambda: vocabulary_training.train(
         preparation.texts(files), size=args.size
       )
     )
-  with storage.replaced_file(Path(args.out)) as partial:
+  with replacing.file(Path(args.out)) as partial:
     partial.write_bytes(model)
   digest = hashlib.sha256(model).hexdigest()
   print(f'{args.out}: {args.size} ids, SHA-256 {digest}')
@@ -201,7 +204,7 @@ def _prepare(args: argparse.Namespace) -> int:
     too_long=args.too_long,
   )
   with (
-    storage.replaced_folder(
+    replacing.folder(
       Path(args.out), token_files.DESCRIPTION, overwrite=args.overwrite
     ) as folder,
     progress.waiting('encoding'),

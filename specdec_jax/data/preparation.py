@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from specdec_jax.data import token_files, vocabulary_training
+from specdec_jax.data import sentencepiece_vocabulary, token_files
+from specdec_jax.data.sentencepiece_vocabulary import SentencePieceVocabulary
 from specdec_jax.data.token_files import TokenFile
 
 TooLong = Literal['drop', 'trim', 'split']
@@ -80,13 +81,17 @@ def texts(paths: Sequence[Path]) -> Iterator[str]:
 
 
 def encode(
-  path: Path, vocabulary: Any, lengths: Lengths, *, prefix: str = ''
+  path: Path,
+  vocabulary: SentencePieceVocabulary,
+  lengths: Lengths,
+  *,
+  prefix: str = '',
 ) -> tuple[TokenFile, dict[str, int]]:
   """Token ids of a text file.
 
   Args:
     path: see `read`.
-    vocabulary: a `sentencepiece.SentencePieceProcessor`.
+    vocabulary: its ids are written; it must have an EOS.
     lengths: the limits.
     prefix: put before every input, as T5 names its tasks.
 
@@ -105,8 +110,8 @@ def encode(
       raise ValueError(f'{path} has lines with inputs and lines without')
     source_ids = None
     if source is not None:
-      source_ids = [*vocabulary.encode(prefix + source), vocabulary.eos_id()]
-    target_ids = [*vocabulary.encode(target), vocabulary.eos_id()]
+      source_ids = vocabulary.encode(prefix + source)
+    target_ids = vocabulary.encode(target)
     for pair in _fit(source_ids, target_ids, lengths, counts):
       if pair[0] is not None:
         inputs.append(pair[0])
@@ -144,8 +149,9 @@ def prepare(
   Returns:
     What is written as JSON: the vocabulary's checksum, the limits, and counts.
   """
-  vocabulary = vocabulary_training.load(vocabulary_path)
-  content = vocabulary_path.read_bytes()
+  vocabulary = sentencepiece_vocabulary.load(vocabulary_path, extra_ids=0)
+  if not vocabulary.eos_ids:
+    raise ValueError(f'{vocabulary_path} has no id that ends a text')
   splits = {}
   for split, path in sources.items():
     tokens, counts = encode(path, vocabulary, lengths, prefix=prefix)
@@ -156,11 +162,9 @@ def prepare(
     }
   description = {
     'vocabulary': {
-      'sha256': hashlib.sha256(content).hexdigest(),
-      'size': vocabulary.get_piece_size(),
-      'pad_id': vocabulary.pad_id(),
-      'eos_id': vocabulary.eos_id(),
-      'unk_id': vocabulary.unk_id(),
+      'sha256': hashlib.sha256(vocabulary.model).hexdigest(),
+      'size': vocabulary.vocab_size,
+      'eos_id': vocabulary.eos_ids[0],
     },
     'lengths': dataclasses.asdict(lengths),
     'prefix': prefix,

@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
@@ -28,7 +27,7 @@ def train(texts: Iterable[str], *, size: int) -> bytes:
     ImportError: if sentencepiece is missing.
     ValueError: if the text is too short for that many tokens.
   """
-  sentencepiece = import_sentencepiece()
+  sentencepiece = _import_sentencepiece()
   if size < _FEWEST_IDS:
     raise ValueError(
       f'a vocabulary needs at least {_FEWEST_IDS} ids, got {size}'
@@ -61,34 +60,12 @@ def train(texts: Iterable[str], *, size: int) -> bytes:
   return model.getvalue()
 
 
-def load(path: Path) -> Any:
-  """A `sentencepiece.SentencePieceProcessor`.
-
-  Raises:
-    ImportError: if sentencepiece is missing.
-    ValueError: if the file is no SentencePiece model.
-  """
-  sentencepiece = import_sentencepiece()
-  content = path.read_bytes()
-  processor = sentencepiece.SentencePieceProcessor()
-  try:
-    processor.LoadFromSerializedProto(content)
-  except RuntimeError as error:
-    raise ValueError(f'{path} is not a SentencePiece model') from error
-  return processor
-
-
-def import_sentencepiece() -> Any:
-  """The `sentencepiece` package.
-
-  Raises:
-    ImportError: if it is not installed, with the command that installs it.
-  """
+def _import_sentencepiece() -> Any:
   try:
     import sentencepiece
   except ImportError as error:
     raise ImportError(
-      'this vocabulary needs the sentencepiece package: pip install '
+      'training a vocabulary needs the sentencepiece package: pip install '
       'specdec_jax[data]'
     ) from error
   return sentencepiece

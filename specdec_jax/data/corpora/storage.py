@@ -1,11 +1,8 @@
 """Corpora in a folder: a JSONL file a split, and a manifest."""
 
-import contextlib
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,70 +12,6 @@ from specdec_jax.data.corpora.debian import Corpus
 
 MANIFEST = 'manifest.json'
 _FORMAT = 1
-
-
-@contextlib.contextmanager
-def replaced_folder(
-  path: Path, mark: str, *, overwrite: bool
-) -> Iterator[Path]:
-  """A folder to fill, which takes the place of `path` when all went well.
-
-  Args:
-    path: of the folder.
-    mark: a file that a folder must have to be replaced.
-    overwrite: whether it may be.
-
-  Raises:
-    ValueError: if `path` is taken, or cannot be written.
-  """
-  _check_free(path, mark, overwrite=overwrite)
-  path = path.absolute()
-  partial = path.with_name(f'.{path.name}.partial-{os.getpid()}')
-  try:
-    partial.mkdir(parents=True)
-    yield partial
-    if path.exists():
-      shutil.rmtree(path)
-    partial.rename(path)
-  except OSError as error:
-    raise ValueError(_unwritten(path, error)) from error
-  finally:
-    shutil.rmtree(partial, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def replaced_file(path: Path) -> Iterator[Path]:
-  """A file to write, which takes the place of `path` when all went well.
-
-  Raises:
-    ValueError: if it cannot be written.
-  """
-  partial = path.with_name(f'.{path.name}.partial-{os.getpid()}')
-  try:
-    yield partial
-    partial.replace(path)
-  except OSError as error:
-    raise ValueError(_unwritten(path, error)) from error
-  finally:
-    partial.unlink(missing_ok=True)
-
-
-def _unwritten(path: Path, error: OSError) -> str:
-  reason = error.strerror or error
-  return f'cannot write {path}: {reason}; what was there is unchanged'
-
-
-def _check_free(path: Path, mark: str, *, overwrite: bool) -> None:
-  if not path.exists():
-    return
-  if not path.is_dir():
-    raise ValueError(f'{path} is not a folder')
-  if not any(path.iterdir()):
-    return
-  if not (path / mark).exists():
-    raise ValueError(f'{path} holds something else: choose another folder')
-  if not overwrite:
-    raise ValueError(f'{path} exists: add --overwrite to replace it')
 
 
 def write_corpus(folder: Path, name: str, corpus: Corpus) -> dict[str, Any]:

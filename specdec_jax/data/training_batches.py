@@ -1,0 +1,236 @@
+"""Batches for training: several examples a row, in a resumable order.
+
+Features have T5X's names and meanings (https://github.com/google/seqio,
+feature_converters.py): tokens are 0 where padded, segments are numbered from 1
+in each row, positions count from 0 in each segment, and the decoder's input is
+its target shifted right within the segment, from 0.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from specdec_jax.data.token_files import TokenFile
+
+Rows = Mapping[str, np.ndarray]
+# Rows that are still open while examples are packed. More fill the rows better,
+# and take longer: 64 leave a few hundredths of a row empty.
+_NUM_OPEN_ROWS = 64
+
+
+def pack(
+  tokens: TokenFile,
+  *,
+  input_length: int,
+  target_length: int,
+  seed: int = 0,
+  max_examples: int | None = None,
+) -> Rows:
+  """Puts several examples into each row, as many as fit.
+
+  Examples are taken in a shuffled order, since neighbours in a file say the
+  same, each into the open row that it fills best. Nothing is lost: every
+  example is in one row.
+
+  Args:
+    tokens: N examples.
+    input_length: E, columns of the encoder; ignored without inputs.
+    target_length: T, columns of the decoder.
+    seed: of the shuffled order.
+    max_examples: in a row; 1 packs nothing, None is no limit.
+
+  Returns:
+    By feature, R rows: int32 `[R, E]` named `encoder_input_tokens`,
+    `encoder_segment_ids`, `encoder_positions` if there are inputs; int32
+    `[R, T]` named `decoder_target_tokens`, `decoder_input_tokens`,
+    `decoder_segment_ids`, `decoder_positions`; float32 `[R, T]` named
+    `decoder_loss_weights`.
+
+  Raises:
+    ValueError: if an example is longer than a row.
+  """
+  sides = {'decoder_target': (tokens.targets, tokens.target_offsets)}
+  limits = {'decoder_target': target_length}
+  if tokens.inputs is not None and tokens.input_offsets is not None:
+    sides['encoder_input'] = (tokens.inputs, tokens.input_offsets)
+    limits['encoder_input'] = input_length
+  lengths = np.stack([np.diff(offsets) for _, offsets in sides.values()], 1)
+  for (name, limit), longest in zip(
+    limits.items(), lengths.max(0, initial=0), strict=True
+  ):
+    if longest > limit:
+      raise ValueError(
+        f'an example has {longest} {name} tokens, a row has room for {limit}'
+      )
+  order = np.random.Generator(np.random.Philox(seed)).permutation(len(tokens))
+  members = _assign(
+    lengths[order], np.array(list(limits.values())), max_examples
+  )
+  rows: dict[str, np.ndarray] = {}
+  for name, (flat, offsets) in sides.items():
+    rows |= _fill(name, flat, offsets, order, members, limits[name])
+  targets = rows['decoder_target_tokens']
+  shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
+  rows['decoder_input_tokens'] = np.where(
+    rows['decoder_positions'] > 0, shifted, 0
+  )
+  rows['decoder_loss_weights'] = (rows['decoder_segment_ids'] > 0).astype(
+    np.float32
+  )
+  return rows
+
+
+def num_rows(rows: Rows) -> int:
+  """R."""
+  return len(rows['decoder_target_tokens'])
+
+
+def batches_per_epoch(rows: Rows, batch_size: int) -> int:
+  """Full batches; what is left over differs from epoch to epoch.
+
+  Raises:
+    ValueError: if there is not even one.
+  """
+  if not 1 <= batch_size <= num_rows(rows):
+    raise ValueError(
+      f'a batch of {batch_size} rows cannot be had of {num_rows(rows)}'
+    )
+  return num_rows(rows) // batch_size
+
+
+def batch(
+  rows: Rows,
+  position: int,
+  *,
+  batch_size: int,
+  seed: int = 0,
+  process_index: int = 0,
+  process_count: int = 1,
+) -> Rows:
+  """The batch at a position of an endless stream, which needs no other state.
+
+  Each epoch has an order of its own, from (seed, epoch).
+
+  Args:
+    rows: of `pack`.
+    position: batches before this one, over all epochs: what a checkpoint keeps.
+    batch_size: B, rows of all processes.
+    seed: of the orders.
+    process_index: which part of the batch is wanted, of consecutive rows.
+    process_count: how many parts there are; it divides B.
+
+  Returns:
+    Features of B / process_count rows. All parts together are the batch that
+    one process would have.
+  """
+  epoch, index = divmod(position, batches_per_epoch(rows, batch_size))
+  order = _epoch_order(num_rows(rows), seed, epoch)
+  start, end = _part(batch_size, process_index, process_count)
+  chosen = order[index * batch_size :][start:end]
+  return {name: array[chosen] for name, array in rows.items()}
+
+
+def in_order(
+  rows: Rows,
+  *,
+  batch_size: int,
+  process_index: int = 0,
+  process_count: int = 1,
+) -> Iterator[Rows]:
+  """Every row once, for evaluation; the last batch is filled with empty rows,
+  which have no loss weight."""
+  start, end = _part(batch_size, process_index, process_count)
+  for first in range(0, num_rows(rows), batch_size):
+    part = {
+      name: array[first : first + batch_size][start:end]
+      for name, array in rows.items()
+    }
+    missing = end - start - num_rows(part)
+    yield {
+      name: np.pad(array, ((0, missing), (0, 0)))
+      for name, array in part.items()
+    }
+
+
+def _part(
+  batch_size: int, process_index: int, process_count: int
+) -> tuple[int, int]:
+  """Where a process's rows begin and end in a batch."""
+  if batch_size % process_count:
+    raise ValueError(
+      f'a batch of {batch_size} rows does not divide over {process_count} '
+      'processes'
+    )
+  size = batch_size // process_count
+  return process_index * size, (process_index + 1) * size
+
+
+@functools.lru_cache(maxsize=4)
+def _epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
+  """An order of the rows."""
+  generator = np.random.Generator(
+    np.random.Philox(np.random.SeedSequence([seed, epoch]))
+  )
+  return generator.permutation(count)
+
+
+def _assign(
+  lengths: np.ndarray, limits: np.ndarray, max_examples: int | None
+) -> list[list[int]]:
+  """Which examples share a row: best fit among the open rows.
+
+  Args:
+    lengths: `[N, sides]`.
+    limits: `[sides]`.
+    max_examples: in a row, or None.
+
+  Returns:
+    Indices of examples by row.
+  """
+  room = np.tile(limits, (_NUM_OPEN_ROWS, 1))
+  open_rows: list[list[int]] = [[] for _ in range(_NUM_OPEN_ROWS)]
+  closed = []
+  for i, length in enumerate(lengths):
+    left = (room - length).min(axis=1)
+    fits = left >= 0
+    if not fits.any():
+      fullest = int(room.sum(axis=1).argmin())
+      closed.append(open_rows[fullest])
+      open_rows[fullest] = []
+      room[fullest] = limits
+      chosen = fullest
+    else:
+      chosen = int(np.where(fits, left, limits.max() + 1).argmin())
+    open_rows[chosen].append(i)
+    room[chosen] -= length
+    if max_examples is not None and len(open_rows[chosen]) >= max_examples:
+      room[chosen] = 0
+  return [*closed, *filter(None, open_rows)]
+
+
+def _fill(
+  name: str,
+  flat: np.ndarray,
+  offsets: np.ndarray,
+  order: np.ndarray,
+  members: list[list[int]],
+  limit: int,
+) -> dict[str, np.ndarray]:
+  """Tokens, segments and positions of one side."""
+  tokens, segments, positions = np.zeros((3, len(members), limit), np.int32)
+  for row, examples in enumerate(members):
+    start = 0
+    for segment, i in enumerate(order[examples], start=1):
+      ids = flat[offsets[i] : offsets[i + 1]]
+      end = start + len(ids)
+      tokens[row, start:end] = ids
+      segments[row, start:end] = segment
+      positions[row, start:end] = np.arange(len(ids))
+      start = end
+  side = name.split('_')[0]
+  return {
+    f'{name}_tokens': tokens,
+    f'{side}_segment_ids': segments,
+    f'{side}_positions': positions,
+  }
