@@ -67,6 +67,7 @@ def exact_law(
   num_new: int,
   width: int,
   eos_id: int,
+  encoder_row: tuple[int, ...] | None = None,
 ) -> np.ndarray:
   """The law of what follows `prompt`, by teacher-forcing every sequence.
 
@@ -79,7 +80,8 @@ def exact_law(
   fed = np.concatenate(
     [np.tile(np.array(prompt, np.int32), (len(every), 1)), every], axis=1
   )
-  start = toy.prompt([prompt[:1]] * len(every))
+  encoder_rows = encoder_row and [list(encoder_row)] * len(every)
+  start = toy.prompt([prompt[:1]] * len(every), encoder_rows=encoder_rows)
   cache = model.init(params, start, fed.shape[1])
   extend = jax.jit(model.extend)
   logits, _ = extend(params, jnp.asarray(fed[:, :-1]), cache)

@@ -121,8 +121,11 @@ def prompt(
   width: int | None = None,
   row_ids: np.ndarray | None = None,
   max_lengths: list[int] | None = None,
+  encoder_rows: list[list[int]] | None = None,
+  encoder_width: int | None = None,
 ) -> Prompt:
-  """A decoder-only prompt; its padding holds tokens that must not matter."""
+  """A prompt; the decoder's padding holds tokens that must not matter, the
+  encoder's is id 0."""
   width = width or max(map(len, rows))
   tokens = np.full((len(rows), width), 1, np.int32)
   for row, ids in enumerate(rows):
@@ -130,7 +133,7 @@ def prompt(
   if row_ids is None:
     row_ids = np.arange(len(rows))
   return Prompt(
-    encoder_tokens=None,
+    encoder_tokens=_encoder_tokens(encoder_rows, encoder_width),
     decoder_tokens=jnp.asarray(tokens),
     decoder_lengths=jnp.asarray([len(ids) for ids in rows], jnp.int32),
     row_ids=jnp.asarray(row_ids, jnp.int32),
@@ -138,3 +141,12 @@ def prompt(
     if max_lengths is None
     else jnp.asarray(max_lengths, jnp.int32),
   )
+
+
+def _encoder_tokens(rows: list[list[int]] | None, width: int | None):
+  if rows is None:
+    return None
+  tokens = np.zeros((len(rows), width or max(map(len, rows))), np.int32)
+  for row, ids in enumerate(rows):
+    tokens[row, : len(ids)] = ids
+  return jnp.asarray(tokens)

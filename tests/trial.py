@@ -27,6 +27,7 @@ class Trial(NamedTuple):
     prompts: rows take turns in continuing these.
     num_new: the most new tokens of each prompt.
     eos_id: ends a row; -1 none.
+    encoder_rows: what the encoder reads, one for each prompt; or None.
   """
 
   target: LanguageModel
@@ -37,6 +38,7 @@ class Trial(NamedTuple):
   prompts: tuple[tuple[int, ...], ...] = ((1,), (0, 2), (2, 1, 0))
   num_new: tuple[int, ...] = (4, 4, 4)
   eos_id: int = -1
+  encoder_rows: tuple[tuple[int, ...], ...] | None = None
 
   @property
   def width(self) -> int:
@@ -83,6 +85,8 @@ def run(
       [list(trial.prompts[i]) for i in which],
       row_ids=start + np.arange(batch_size),
       max_lengths=[limits[i] for i in which],
+      encoder_rows=trial.encoder_rows
+      and [list(trial.encoder_rows[i]) for i in which],
     )
     output = decode(trial.params, jax.random.key(seed), prompt)
     counts += _count(trial, which, output)
@@ -113,6 +117,7 @@ def _law(trial: Trial, i: int) -> np.ndarray:
     'num_new': trial.num_new[i],
     'width': trial.width,
     'eos_id': trial.eos_id,
+    'encoder_row': trial.encoder_rows and trial.encoder_rows[i],
   }
   params = trial.params.target
   key = (

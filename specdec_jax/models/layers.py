@@ -4,6 +4,7 @@ Kernels are `[in, out]` and carry no bias unless asked, as in T5X. Every matrix
 product accumulates in float32, whatever dtype the weights and activations have.
 """
 
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -125,12 +126,15 @@ class Mlp(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array, *, is_training: bool = False) -> Array:
-    hidden = None
-    for i, activation in enumerate(self.activations):
-      name = 'wi' if len(self.activations) == 1 else f'wi_{i}'
-      y = Dense(self.mlp_dim, self.dtype, name=name)(x)
-      y = _ACTIVATIONS[activation](y)
-      hidden = y if hidden is None else hidden * y
+    num_inputs = len(self.activations)
+    names = (
+      ['wi'] if num_inputs == 1 else [f'wi_{i}' for i in range(num_inputs)]
+    )
+    factors = [
+      _ACTIVATIONS[activation](Dense(self.mlp_dim, self.dtype, name=name)(x))
+      for name, activation in zip(names, self.activations, strict=True)
+    ]
+    hidden = math.prod(factors[1:], start=factors[0])
     hidden = Dropout(self.dropout_rate)(hidden, is_training=is_training)
     return Dense(x.shape[-1], self.dtype, name='wo')(hidden)
 

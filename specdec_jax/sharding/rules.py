@@ -31,7 +31,7 @@ MESH_AXIS = {
 
 # The logical axes of a parameter, by the end of its path. Networks of all
 # families name their parameters as T5X does.
-_PARAMETER_AXES = {
+_PARAMETER_AXES: dict[tuple[str, ...], tuple[str | None, ...]] = {
   ('token_embedder', 'embedding'): ('vocab', 'embed'),
   ('query', 'kernel'): ('embed', 'joined_kv'),
   ('key', 'kernel'): ('embed', 'joined_kv'),
@@ -49,22 +49,26 @@ _PARAMETER_AXES = {
 }
 
 
-def parameter_axes(params: Any) -> Any:
-  """The logical axes of every parameter, a tuple of names each.
+def parameter_axes(path: Any, leaf: Any) -> tuple[str | None, ...]:
+  """The logical axes of a parameter; for `jax.tree_util.tree_map_with_path`.
 
   Args:
-    params: a tree of arrays or shapes under T5X's names. What the table does
-      not name is kept whole on every device, as norms are.
+    path: keys of a tree under T5X's names.
+    leaf: the array, or its shape.
 
   Returns:
-    A tree of tuples, one name or None for every axis of the parameter.
+    A name for every axis; None where the table names nothing: such parameters,
+    norms among them, are kept whole on every device.
   """
+  names = jax.tree_util.keystr(path, simple=True, separator='/').split('/')
+  return _PARAMETER_AXES.get(tuple(names[-2:]), (None,) * len(leaf.shape))
 
-  def axes_of(path, leaf):
-    names = tuple(str(entry.key) for entry in path)
-    return _PARAMETER_AXES.get(names[-2:], (None,) * len(leaf.shape))
 
-  return jax.tree_util.tree_map_with_path(axes_of, params)
+def parameter_specs(params: Any) -> Any:
+  """The tree of `PartitionSpec`s of a tree of arrays or shapes."""
+  return jax.tree_util.tree_map_with_path(
+    lambda path, leaf: partition_spec(parameter_axes(path, leaf)), params
+  )
 
 
 def partition_spec(axes: tuple[str | None, ...]) -> PartitionSpec:

@@ -40,7 +40,11 @@ def start(environment):
     streams = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE} | streams
     command = [sys.executable, '-m', 'specdec_jax', *map(str, argv)]
     process = subprocess.Popen(
-      command, env=environment, stdin=subprocess.DEVNULL, **streams
+      command,
+      env=environment,
+      stdin=subprocess.DEVNULL,
+      preexec_fn=_heed_interrupts,
+      **streams,
     )
     started.append(process)
     return process
@@ -50,6 +54,12 @@ def start(environment):
     if process.poll() is None:
       process.kill()
     process.communicate()
+
+
+def _heed_interrupts():
+  """A test run that a script put in the background ignores them, and what it
+  starts would inherit that."""
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -8,12 +8,20 @@ import numpy as np
 import pytest
 
 from specdec_jax.base import LanguageModel
-from tests import toy
+from tests import toy, toy_t5
 
 VOCAB_SIZE = 7
 CAPACITY = 16
 TOLERANCE = 2e-5
 PREFIXES = [[1, 2, 3, 1, 2], [2], [4, 4], [0, 3, 0, 3, 0, 3], [1, 0, 2, 1]]
+# What an encoder reads beside each of them.
+ENCODER_ROWS = [[5, 1], [3, 3, 6, 2, 1], [1], [4, 2, 1], [6, 5, 4, 3, 2, 1]]
+ENCODER_WIDTH = 8
+T5_SIZES = {
+  'T5 1.1': {'num_layers': 2},
+  'T5 1.0': {'mlp_activations': ('relu',), 'is_tied': True},
+  'T5, decoder only': {'num_encoder_layers': 0},
+}
 ROWS = {
   'toy': (
     toy.toy(VOCAB_SIZE),
@@ -34,7 +42,16 @@ ROWS = {
     ),
     lambda: _tied_params(),
   ),
+} | {
+  name: (
+    toy_t5.model(VOCAB_SIZE, **sizes),
+    functools.partial(
+      toy_t5.params, toy_t5.config(VOCAB_SIZE, **sizes), seed=7
+    ),
+  )
+  for name, sizes in T5_SIZES.items()
 }
+HAS_ENCODER = {'T5 1.1', 'T5 1.0'}
 
 
 def _tied_params():
@@ -60,10 +77,21 @@ def _compiled(name: str):
   return compiled, make_params()
 
 
-def _start(name: str, rows=None):
+def _prompt(name: str, rows=None, *, first: int = 0, width: int = 12, **fields):
+  """Decoder rows, with the encoder rows from number `first` on."""
+  rows = rows or PREFIXES
+  if name in HAS_ENCODER:
+    encoder_rows = [ENCODER_ROWS[(first + i) % 5] for i in range(len(rows))]
+    fields = {
+      'encoder_width': ENCODER_WIDTH,
+      'encoder_rows': encoder_rows,
+    } | fields
+  return toy.prompt(rows, width=width, **fields)
+
+
+def _start(name: str, rows=None, *, first: int = 0):
   model, params = _compiled(name)
-  prompt = toy.prompt(rows or PREFIXES, width=12)
-  cache = model.init(params, prompt, CAPACITY)
+  cache = model.init(params, _prompt(name, rows, first=first), CAPACITY)
   return model, params, cache
 
 
@@ -122,7 +150,7 @@ def test_init_is_the_prompt_fed_token_by_token(name):
   tokens = _tokens(2)
   together, _ = model.extend(params, tokens, cache)
   for row, prefix in enumerate(PREFIXES):
-    _, _, own = _start(name, [prefix[:1]])
+    _, _, own = _start(name, [prefix[:1]], first=row)
     fed = prefix[:-1] + tokens[row].tolist()
     for token in fed:
       logits, own = model.extend(params, jnp.array([[token]]), own)
@@ -143,7 +171,7 @@ def test_append_rewind_append_is_append(name):
 
   for row, prefix in enumerate(PREFIXES):
     context = prefix[:-1] + kept[row, : counts[row]].tolist() + [0]
-    _, _, own = _start(name, [context])
+    _, _, own = _start(name, [context], first=row)
     expected, _ = model.extend(params, tokens[row : row + 1], own)
     _close(logits[row], expected[0])
 
@@ -154,12 +182,11 @@ def test_rewind_changes_lengths_and_nothing_else(name):
   lengths = jnp.array([3, 0, 1, 2, 0], jnp.int32)
   rewound = model.rewind(cache, lengths)
   np.testing.assert_array_equal(rewound.lengths, lengths)
-  for before, after in zip(
-    jax.tree.leaves(cache.replace(lengths=lengths)),
-    jax.tree.leaves(rewound),
-    strict=True,
-  ):
-    np.testing.assert_array_equal(before, after)
+  before = jax.tree.leaves_with_path(cache)
+  after = jax.tree.leaves(rewound)
+  for (path, old), new in zip(before, after, strict=True):
+    if 'lengths' not in jax.tree_util.keystr(path):
+      np.testing.assert_array_equal(old, new)
 
 
 @pytest.mark.parametrize('name', ROWS)
@@ -167,7 +194,7 @@ def test_row_alone_reads_as_in_a_batch(name):
   model, params, cache = _start(name)
   together, _ = model.extend(params, _tokens(3), cache)
   for row, prefix in enumerate(PREFIXES):
-    _, _, own = _start(name, [prefix])
+    _, _, own = _start(name, [prefix], first=row)
     alone, _ = model.extend(params, _tokens(3)[row : row + 1], own)
     _close(alone[0], together[row])
 
@@ -176,7 +203,9 @@ def test_row_alone_reads_as_in_a_batch(name):
 def test_padding_and_capacity_do_not_matter(name):
   model, params, cache = _start(name)
   logits, _ = model.extend(params, _tokens(3), cache)
-  wide = model.init(params, toy.prompt(PREFIXES, width=15), CAPACITY + 9)
+  encoder = {'encoder_width': 11} if name in HAS_ENCODER else {}
+  prompt = _prompt(name, width=15, **encoder)
+  wide = model.init(params, prompt, CAPACITY + 9)
   other, _ = model.extend(params, _tokens(3), wide)
   _close(other, logits)
 
@@ -190,3 +219,21 @@ def test_logits_do_not_look_ahead(name):
   other, _ = model.extend(params, changed, cache)
   np.testing.assert_array_equal(logits[:, :2], other[:, :2])
   assert (np.abs(logits[:, 2:] - other[:, 2:]).max((1, 2)) > 1e-3).all()
+
+
+@pytest.mark.parametrize('name', sorted(HAS_ENCODER))
+def test_the_encoder_is_read(name):
+  model, params, cache = _start(name)
+  logits, _ = model.extend(params, _tokens(2), cache)
+  _, _, other = _start(name, first=1)
+  changed, _ = model.extend(params, _tokens(2), other)
+  assert (np.abs(logits - changed).max((1, 2)) > 1e-3).all()
+
+
+def test_a_prompt_of_the_wrong_kind_is_refused():
+  with_encoder, params, _ = _start('T5 1.1')
+  with pytest.raises(ValueError, match='needs encoder tokens'):
+    with_encoder.init(params, toy.prompt(PREFIXES), CAPACITY)
+  without, params, _ = _start('T5, decoder only')
+  with pytest.raises(ValueError, match='takes no encoder tokens'):
+    without.init(params, _prompt('T5 1.1'), CAPACITY)

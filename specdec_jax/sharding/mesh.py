@@ -1,0 +1,171 @@
+"""Device meshes of two axes, `data` and `model`.
+
+Rows of the batch are split over `data`; heads, feed-forward and vocabulary over
+`model`. Neighbours on the `model` axis talk in every layer, so they are put
+where the hardware's links are short.
+"""
+
+import collections
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from specdec_jax.sharding import rules
+
+# One model replica's default share of a TPU slice, in chips (in cores on v2
+# and v3): the smallest tile whose links are all direct.
+_DEFAULT_SUBMESH = {
+  'TPU v2': (2, 2, 1, 2),
+  'TPU v3': (2, 2, 1, 2),
+  'TPU v4': (2, 2, 1, 1),
+  'TPU v5': (2, 2, 1, 1),  # v5p
+  'TPU v5 lite': (2, 2, 1, 1),
+  'TPU v6 lite': (2, 2, 1, 1),
+}
+
+
+def make(
+  *,
+  num_partitions: int | None = None,
+  model_parallel_submesh: Sequence[int] | None = None,
+  devices: Sequence[Any] | None = None,
+) -> Mesh:
+  """A mesh `(data, model)` over all devices.
+
+  Args:
+    num_partitions: devices that share one copy of the model, T5X's name.
+    model_parallel_submesh: the same as a box `(x, y, z, cores)` of the slice,
+      T5X's name; one of the two, or neither for a default by device kind: a
+      2x2 tile on a TPU (or all devices, if fewer), 1 elsewhere.
+    devices: those to use; all by default.
+
+  Raises:
+    ValueError: if both are given, or do not divide the devices.
+  """
+  devices = list(jax.devices() if devices is None else devices)
+  if num_partitions is not None and model_parallel_submesh is not None:
+    raise ValueError(
+      f'give num_partitions ({num_partitions}) or model_parallel_submesh '
+      f'({tuple(model_parallel_submesh)}), not both'
+    )
+  if model_parallel_submesh is not None:
+    return _from_submesh(devices, tuple(model_parallel_submesh))
+  if num_partitions is None:
+    num_partitions = _default_num_partitions(devices)
+  if num_partitions < 1 or len(devices) % num_partitions:
+    raise ValueError(
+      f'{len(devices)} devices do not divide into replicas of {num_partitions}'
+    )
+  shape = (len(devices) // num_partitions, num_partitions)
+  return jax.make_mesh(
+    shape,
+    (rules.DATA, rules.MODEL),
+    axis_types=(AxisType.Auto,) * 2,
+    devices=devices,
+  )
+
+
+def _default_num_partitions(devices: Sequence[Any]) -> int:
+  submesh = _DEFAULT_SUBMESH.get(devices[0].device_kind)
+  return math.gcd(len(devices), math.prod(submesh)) if submesh else 1
+
+
+def _from_submesh(devices: Sequence[Any], submesh: tuple[int, ...]) -> Mesh:
+  """Cuts the slice's box of devices into boxes of `submesh`."""
+  if len(submesh) != 4 or min(submesh) < 1:
+    raise ValueError(
+      f'model_parallel_submesh has four sizes (x, y, z, cores), got {submesh}'
+    )
+  grid = _grid(devices)
+  if any(whole % part for whole, part in zip(grid.shape, submesh, strict=True)):
+    raise ValueError(
+      f'the devices form a box of {grid.shape}, which does not divide into '
+      f'boxes of {submesh}'
+    )
+  split = [
+    size
+    for whole, part in zip(grid.shape, submesh, strict=True)
+    for size in (whole // part, part)
+  ]
+  # Outer indices of the four splits first, then the inner ones.
+  boxes = grid.reshape(split).transpose(0, 2, 4, 6, 1, 3, 5, 7)
+  return Mesh(
+    boxes.reshape(-1, math.prod(submesh)),
+    (rules.DATA, rules.MODEL),
+    axis_types=(AxisType.Auto,) * 2,
+  )
+
+
+def _grid(devices: Sequence[Any]) -> np.ndarray:
+  """The devices by their coordinates, `[x, y, z, core]`."""
+  if not all(hasattr(device, 'coords') for device in devices):
+    raise ValueError(
+      'model_parallel_submesh needs devices with coordinates, as TPUs have; '
+      f'these are {devices[0].device_kind}: give num_partitions'
+    )
+  places = {
+    (*device.coords, getattr(device, 'core_on_chip', 0)): device
+    for device in devices
+  }
+  low = np.min(list(places), axis=0)
+  shape = np.max(list(places), axis=0) - low + 1
+  if math.prod(shape) != len(devices):
+    raise ValueError(
+      f'{len(devices)} devices do not fill a box of {tuple(shape.tolist())}'
+    )
+  grid = np.empty(shape, dtype=object)
+  for place, device in places.items():
+    grid[tuple(np.asarray(place) - low)] = device
+  return grid
+
+
+def check_divides(mesh: Mesh, params: Any, *, batch_size: int) -> None:
+  """Checks that parameters and batch can be split over the mesh.
+
+  Args:
+    mesh: of `make`.
+    params: a tree of arrays or shapes under T5X's names.
+    batch_size: rows of a decode.
+
+  Raises:
+    ValueError: if not, naming the first axes with both numbers.
+  """
+  sizes = dict(mesh.shape)
+  if batch_size % sizes[rules.DATA]:
+    raise ValueError(
+      f'a batch of {batch_size} rows does not divide over the '
+      f'{sizes[rules.DATA]} data-parallel devices'
+    )
+  misfits: collections.Counter[str] = collections.Counter()
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    axes = rules.parameter_axes(path, leaf)
+    for axis, size in zip(axes, leaf.shape, strict=True):
+      parts = sizes.get(rules.MESH_AXIS.get(axis) if axis else None, 1)
+      if size % parts:
+        misfits[f'{axis} of {size}'] += 1
+  if misfits:
+    raise ValueError(
+      f'a model axis of {sizes[rules.MODEL]} devices does not divide '
+      f'{", ".join(misfits)} ({sum(misfits.values())} arrays)'
+    )
+
+
+def parameter_shardings(mesh: Mesh, params: Any) -> Any:
+  """A `NamedSharding` for every parameter of a tree of arrays or shapes."""
+  return jax.tree.map(
+    lambda spec: NamedSharding(mesh, spec), rules.parameter_specs(params)
+  )
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+  """Rows split over `data`; further axes whole."""
+  return NamedSharding(mesh, rules.partition_spec(('batch',)))
+
+
+def shard(mesh: Mesh, params: Any) -> Any:
+  """Moves parameters to where the mesh wants them."""
+  return jax.device_put(params, parameter_shardings(mesh, params))
