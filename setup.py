@@ -13,8 +13,12 @@ _VERSION = re.search(
 _MODELS = [
   'gguf>=0.10',
   'jinja2>=3.1',
+  # flax brings Orbax and tensorstore; T5X needs this Orbax.
+  'orbax-checkpoint>=0.11.30',
   'rich>=13',
   'safetensors>=0.4',
+  'sentencepiece>=0.2',
+  'tensorstore>=0.1.70',
   'tokenizers>=0.20',
 ]
 _PLOT = ['matplotlib>=3.8']

@@ -39,6 +39,8 @@ RESTRICTED = {
   'gin': ({'cli', 'integrations'}, False),
   'gguf': ({'checkpoints'}, True),
   'safetensors': ({'checkpoints'}, True),
+  'tensorstore': ({'checkpoints'}, True),
+  'sentencepiece': ({'data'}, True),
   'huggingface_hub': ({'checkpoints'}, True),
   'tokenizers': ({'data', 'checkpoints'}, True),
   'rich': ({'cli', 'evaluation'}, True),
@@ -133,7 +135,7 @@ def test_the_core_is_small():
   core = [p for p in FILES if LAYERS.get(part_of(p), 9) <= 2]
   core = [p for p in core if part_of(p) != 'theory']
   lines = sum(len(p.read_text().splitlines()) for p in core)
-  assert lines <= 1800
+  assert lines <= 2400
 
 
 def test_import_is_light_and_quick():

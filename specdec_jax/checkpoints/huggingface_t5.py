@@ -1,11 +1,13 @@
 """T5 1.0, T5 1.1, FLAN-T5 and mT5 from Hugging Face folders, and back."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from specdec_jax.checkpoints import safetensors_folder, vocabulary_files
 from specdec_jax.checkpoints.huggingface_config import read_json
@@ -15,6 +17,7 @@ from specdec_jax.models.t5 import T5Config
 
 MODEL_TYPES = ('t5', 'mt5')
 _EPSILON = 1e-6
+_EMBEDDINGS, _LOGITS = 'shared.weight', 'lm_head.weight'
 
 # What both call gelu is its tanh approximation.
 _ACTIVATIONS = {
@@ -88,7 +91,6 @@ def read_config(
       f'{path}: layer_norm_epsilon is {epsilon}, expected {_EPSILON}'
     )
   num_layers = require('num_layers')
-  is_tied = settings.get('tie_word_embeddings', kind == 't5')
   return T5Config(
     vocab_size=require('vocab_size'),
     embed_dim=require('d_model'),
@@ -102,12 +104,25 @@ def read_config(
     head_dim=require('d_kv'),
     mlp_dim=require('d_ff'),
     mlp_activations=_ACTIVATIONS[activations],
-    is_tied=bool(is_tied),
+    is_tied=_is_scaled(settings),
     relpos_num_buckets=require('relative_attention_num_buckets', 32),
     relpos_max_distance=require('relative_attention_max_distance', 128),
     dropout_rate=float(settings.get('dropout_rate', 0.0)),
     dtype=dtype,
   )
+
+
+def _is_scaled(settings: dict[str, Any]) -> bool:
+  """Whether logits are scaled, which in T5 goes with tied embeddings.
+
+  transformers before 5 said so with tie_word_embeddings, which official files
+  of T5 1.1 and FLAN-T5 have as false. From 5 on that is always true, and
+  scale_decoder_outputs says it. No mT5 scales.
+  """
+  if settings['model_type'] == 'mt5':
+    return False
+  is_tied = settings.get('tie_word_embeddings', True)
+  return bool(settings.get('scale_decoder_outputs', is_tied))
 
 
 def read_params(
@@ -129,18 +144,36 @@ def read_params(
   handles = safetensors_folder.open_tensors(
     folder, num_layers=config.num_encoder_layers + config.num_decoder_layers
   )
-  superfluous = SUPERFLUOUS | ({'lm_head.weight'} if config.is_tied else set())
-  needed = {k: v for k, v in handles.items() if k not in superfluous}
-  # Files that share tensors keep them under any one of their names.
-  for name in ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight'):
-    if 'shared.weight' not in needed and name in handles:
-      raise ValueError(
-        f'{folder} has its embeddings as {name} and no shared.weight; save it '
-        'again with transformers'
-      )
+  needed = {k: v for k, v in handles.items() if k not in SUPERFLUOUS}
+  parameters = t5_parameters(config)
+  if config.is_tied and _LOGITS in needed:
+    _check_equal(folder, needed, _EMBEDDINGS, _LOGITS)
+    del needed[_LOGITS]
+  if _LOGITS not in needed:
+    # Tied but not scaled: the logits have a kernel with the same values.
+    parameters = tuple(
+      dataclasses.replace(p, huggingface=_EMBEDDINGS)
+      if p.huggingface == _LOGITS
+      else p
+      for p in parameters
+    )
   return safetensors_folder.read_params(
-    folder, needed, t5_parameters(config), dtype=config.dtype
+    folder, needed, parameters, dtype=config.dtype
   )
+
+
+def _check_equal(
+  folder: str | os.PathLike[str], handles: dict[str, Any], *names: str
+) -> None:
+  first, second = (
+    handles[name].get_tensor(name) if name in handles else None
+    for name in names
+  )
+  if first is not None and not np.array_equal(first, second):
+    raise ValueError(
+      f'{folder}: logits are scaled, as with tied embeddings, but '
+      f'{" and ".join(names)} differ'
+    )
 
 
 def save_t5(
@@ -183,6 +216,7 @@ def save_t5(
     'layer_norm_epsilon': _EPSILON,
     'feed_forward_proj': proj,
     'is_encoder_decoder': True,
+    'scale_decoder_outputs': config.is_tied,
     'tie_word_embeddings': config.is_tied,
     'pad_token_id': 0,
     'eos_token_id': 1,

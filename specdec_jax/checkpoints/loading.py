@@ -56,7 +56,7 @@ def load(
   *,
   dtype: jnp.dtype = jnp.float32,
   config: T5Config | str | None = None,
-  vocabulary: str | None = None,
+  vocabulary: AnyVocabulary | str | None = None,
 ) -> LoadedModel:
   """Loads a model and its vocabulary.
 
@@ -69,8 +69,8 @@ def load(
     config: sizes of a T5X checkpoint: a config, a name of `models.presets`, or
       the path of a model.json. None where model.json lies in the checkpoint's
       folder, or the one above.
-    vocabulary: path of a SentencePiece model or of a folder with a vocabulary,
-      where the model's own has none or another is wanted.
+    vocabulary: one, or the path of a SentencePiece model or of a folder with a
+      vocabulary, where the model's own folder has none or another is wanted.
 
   Returns:
     The model, its parameters on the default device.
@@ -82,22 +82,21 @@ def load(
   """
   path = locate(name)
   loaded, params = read(path, dtype=dtype, config=config)
-  words = (
-    read_vocabulary(path)
-    if vocabulary is None
-    else vocabulary_files.read(vocabulary)
-  )
-  if words is None:
+  if vocabulary is None:
+    vocabulary = read_vocabulary(path)
+  elif isinstance(vocabulary, str):
+    vocabulary = vocabulary_files.read(vocabulary)
+  if vocabulary is None:
     raise ValueError(
       f'{path} has no vocabulary: put {vocabulary_files.SENTENCEPIECE} beside '
       'it, or name one'
     )
-  check_vocabulary(path, words, loaded)
+  check_vocabulary(path, vocabulary, loaded)
   return LoadedModel(
     name=name,
     config=loaded,
     params=params,
-    vocabulary=words,
+    vocabulary=vocabulary,
     description=_describe(path.name, loaded, params),
   )
 

@@ -21,6 +21,8 @@ from specdec_jax.checkpoints.stored_arrays import Stored
 Format = Literal['legacy', 'orbax']
 _STEP = re.compile(r'checkpoint_(\d+)')
 _STATE = 'state'
+# What the folder around checkpoints has one of.
+GLOB = 'checkpoint_*'
 
 
 def read_target(

@@ -22,13 +22,16 @@ def is_in(folder: str | os.PathLike[str]) -> bool:
   return any((Path(folder) / n).is_file() for n in (SENTENCEPIECE, TOKENIZER))
 
 
-def read(path: str | os.PathLike[str]) -> AnyVocabulary:
+def read(
+  path: str | os.PathLike[str], *, extra_ids: int | None = None
+) -> AnyVocabulary:
   """Reads a vocabulary.
 
   Args:
     path: of a SentencePiece model, or of a folder with spiece.model or
-      tokenizer.json. How many sentinels follow the pieces is in
-      tokenizer_config.json, else 100, as in T5.
+      tokenizer.json.
+    extra_ids: how many sentinels follow the pieces of a SentencePiece model;
+      None means what tokenizer_config.json says, else 100, as in T5.
 
   Raises:
     ValueError: if there is none, or it is broken.
@@ -43,8 +46,10 @@ def read(path: str | os.PathLike[str]) -> AnyVocabulary:
     return huggingface.read_vocabulary(path)
   model = path / SENTENCEPIECE if path.is_dir() else path
   settings_path = model.parent / _SETTINGS
-  settings = read_json(settings_path) if settings_path.is_file() else {}
-  extra_ids = settings.get('extra_ids', _T5_EXTRA_IDS)
+  if extra_ids is None and settings_path.is_file():
+    extra_ids = read_json(settings_path).get('extra_ids')
+  if extra_ids is None:
+    extra_ids = _T5_EXTRA_IDS
   if type(extra_ids) is not int or extra_ids < 0:
     raise ValueError(f'{settings_path}: extra_ids is {extra_ids!r}')
   return sentencepiece_vocabulary.load(model, extra_ids=extra_ids)
@@ -56,7 +61,11 @@ def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:
   settings: dict[str, Any]
   if isinstance(vocabulary, SentencePieceVocabulary):
     (folder / SENTENCEPIECE).write_bytes(vocabulary.model)
-    settings = {'extra_ids': vocabulary.extra_ids}
+    settings = {
+      'tokenizer_class': 'T5Tokenizer',
+      'extra_ids': vocabulary.extra_ids,
+      'eos_token': vocabulary.eos_token,
+    }
   else:
     (folder / TOKENIZER).write_text(
       vocabulary.tokenizer.to_str(), encoding='utf-8'

@@ -1,4 +1,4 @@
-"""`specdec`: generate, bench, trace, data, doctor."""
+"""`specdec`: generate, bench, trace, data, convert, doctor."""
 
 import argparse
 import contextlib
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import specdec_jax
 from specdec_jax.cli import (
   bench,
+  convert,
   data,
   doctor,
   generate,
@@ -23,6 +24,7 @@ _COMMANDS = {
   'bench': bench,
   'trace': trace,
   'data': data,
+  'convert': convert,
   'doctor': doctor,
 }
 
