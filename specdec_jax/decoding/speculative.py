@@ -105,13 +105,29 @@ def init(
   )
 
 
-def run(params: Params, state: DecodeState, **rule: Any) -> DecodeState:
+def run(
+  params: Params,
+  state: DecodeState,
+  *,
+  num_done: Array | None = None,
+  **rule: Any,
+) -> DecodeState:
   """Iterates `step` until every row is done, in one `lax.while_loop`.
 
-  `rule` are the keyword arguments of `step`.
+  Args:
+    params: weights of target and drafter.
+    state: of `init`, or of an earlier `run`.
+    num_done: int32, returns once this many rows are done; None means all.
+    **rule: the keyword arguments of `step`.
   """
+
+  def is_due(state: DecodeState) -> Array:
+    if num_done is None:
+      return jnp.all(state.done)
+    return jnp.sum(state.done.astype(jnp.int32)) >= num_done
+
   return jax.lax.while_loop(
-    lambda state: ~jnp.all(state.done),
+    lambda state: ~is_due(state),
     lambda state: step(params, state, **rule)[0],
     state,
   )

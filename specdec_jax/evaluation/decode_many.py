@@ -1,0 +1,221 @@
+"""Many prompts through one batch whose finished rows are refilled.
+
+A batch of fixed rows waits for its slowest. Here the compiled loop returns as
+soon as some rows are done, the host takes their results and puts the next
+prompts in their place, and the loop goes on. All programs are compiled once.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy as np
+
+from specdec_jax import base
+from specdec_jax.base import Params, Prompt
+from specdec_jax.decoding import refill, speculative
+from specdec_jax.decoding.state import DecodeOutput, DecodeState, EosId
+
+_Example = TypeVar('_Example')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Programs:
+  """The four compiled parts of the loop.
+
+  Attributes:
+    init: `(params, seed, prompt[N]) -> state[N]`.
+    idle: `(state[N]) -> state[B]`, all rows finished.
+    replace: `(state[B], fresh[N], sources[B]) -> state[B]`.
+    run: `(params, state[B], num_done) -> (state[B], output)`.
+    batch_size: B, rows decoded at once.
+    refill_size: N, rows put in at once, at most B.
+  """
+
+  init: Callable[..., DecodeState]
+  idle: Callable[[DecodeState], DecodeState]
+  replace: Callable[[DecodeState, DecodeState, Any], DecodeState]
+  run: Callable[..., tuple[DecodeState, DecodeOutput]]
+  batch_size: int
+  refill_size: int
+
+
+@dataclasses.dataclass
+class Utilisation:
+  """How well rows were used; counts up while decoding goes on.
+
+  Attributes:
+    num_iterations: of the loop, each with a target run of the whole batch.
+    num_row_runs: target runs that rows took part in.
+    num_rows: B.
+  """
+
+  num_rows: int
+  num_iterations: int = 0
+  num_row_runs: int = 0
+
+  @property
+  def share(self) -> float:
+    """Of all rows of all target runs, those that were not idle."""
+    total = self.num_iterations * self.num_rows
+    return self.num_row_runs / total if total else float('nan')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result(Generic[_Example]):
+  """One decoded example; `output` has one row, of numpy arrays."""
+
+  example: _Example
+  output: DecodeOutput
+
+
+def compile_programs(
+  *,
+  target: base.LanguageModel,
+  drafter: base.Drafter,
+  verify_fn: base.VerifyFn,
+  logits_to_probs: base.LogitsToProbsFn,
+  eos_id: EosId,
+  max_len: int,
+  batch_size: int,
+  refill_size: int,
+  state_shardings: Callable[[Any], Any] | None = None,
+  output_sharding: Any = None,
+) -> Programs:
+  """The programs for a batch; each compiles at its first call.
+
+  Args:
+    target: as for `speculative.generate`, like the next five.
+    drafter: likewise.
+    verify_fn: likewise.
+    logits_to_probs: likewise.
+    eos_id: likewise.
+    max_len: likewise.
+    batch_size: B.
+    refill_size: N. Larger ones wait for more rows to finish and fill them with
+      fewer prefills; B waits for the whole batch.
+    state_shardings: from a state's shapes to its shardings; None leaves them to
+      the compiler.
+    output_sharding: where results go, so that this process can read them.
+
+  Raises:
+    ValueError: if `refill_size` is not from 1 to `batch_size`.
+  """
+  if not 1 <= refill_size <= batch_size:
+    raise ValueError(
+      f'{refill_size} rows cannot be refilled at once in a batch of '
+      f'{batch_size}'
+    )
+
+  def constrain(state: DecodeState) -> DecodeState:
+    if state_shardings is None:
+      return state
+    return jax.lax.with_sharding_constraint(state, state_shardings(state))
+
+  def init(params: Params, seed: Any, prompt: Prompt) -> DecodeState:
+    return speculative.init(
+      params,
+      jax.random.key(seed),
+      prompt,
+      target=target,
+      drafter=drafter,
+      max_len=max_len,
+    )
+
+  def idle(fresh: DecodeState) -> DecodeState:
+    return constrain(refill.idle(fresh, batch_size))
+
+  def replace(state, fresh, sources) -> DecodeState:
+    return constrain(refill.replace_rows(state, fresh, sources))
+
+  def run(params: Params, state: DecodeState, num_done: Any):
+    state = speculative.run(
+      params,
+      state,
+      num_done=num_done,
+      target=target,
+      drafter=drafter,
+      verify_fn=verify_fn,
+      logits_to_probs=logits_to_probs,
+      eos_id=eos_id,
+    )
+    output = speculative.output(state)
+    if output_sharding is not None:
+      output = jax.lax.with_sharding_constraint(output, output_sharding)
+    return constrain(state), output
+
+  return Programs(
+    init=jax.jit(init),
+    idle=jax.jit(idle),
+    replace=jax.jit(replace, donate_argnums=0),
+    run=jax.jit(run, donate_argnums=1),
+    batch_size=batch_size,
+    refill_size=refill_size,
+  )
+
+
+def decode(
+  programs: Programs,
+  params: Params,
+  seed: int,
+  examples: Iterable[_Example],
+  *,
+  pack: Callable[[Sequence[_Example | None]], Prompt],
+  utilisation: Utilisation,
+) -> Iterator[Result[_Example]]:
+  """Decodes examples; results come as rows finish, not in order.
+
+  Args:
+    programs: of `compile_programs`.
+    params: weights of both sides.
+    seed: of all draws.
+    examples: what to decode, read as rows become free.
+    pack: from N examples, None for a row that stays empty, to their prompt. The
+      row ids should name the examples, so that results depend on no neighbour.
+    utilisation: counts up.
+  """
+  waiting = iter(examples)
+  is_exhausted = False
+  rows: list[_Example | None] = [None] * programs.batch_size
+  runs_before = np.zeros(programs.batch_size, np.int64)
+  state = None
+  while True:
+    while not is_exhausted and rows.count(None) >= programs.refill_size:
+      group = list(itertools.islice(waiting, programs.refill_size))
+      is_exhausted = len(group) < programs.refill_size
+      if group:
+        sources = _put(group, rows)
+        padding = [None] * (programs.refill_size - len(group))
+        fresh = programs.init(params, np.uint32(seed), pack(group + padding))
+        state = programs.idle(fresh) if state is None else state
+        state = programs.replace(state, fresh, sources)
+        runs_before[sources >= 0] = 0
+    if state is None or rows.count(None) == programs.batch_size:
+      return
+    wanted = programs.batch_size if is_exhausted else programs.refill_size
+    state, output = programs.run(params, state, np.int32(wanted))
+    output = jax.device_get(output)
+    is_taken = np.array([example is not None for example in rows])
+    runs = output.statistics.num_target_runs - runs_before
+    utilisation.num_iterations += int(runs[is_taken].max())
+    utilisation.num_row_runs += int(runs[is_taken].sum())
+    runs_before = runs_before + np.where(is_taken, runs, 0)
+    for row in np.flatnonzero(is_taken & output.done):
+      yield Result(example=rows[row], output=_row(output, row))
+      rows[row] = None
+
+
+def _put(group: list[Any], rows: list[Any]) -> np.ndarray:
+  """Puts a group into free rows; int32 `[B]`, which of it each row takes."""
+  sources = np.full(len(rows), -1, np.int32)
+  free = [row for row, example in enumerate(rows) if example is None]
+  for i, (row, example) in enumerate(zip(free, group, strict=False)):
+    rows[row] = example
+    sources[row] = i
+  return sources
+
+
+def _row(output: DecodeOutput, row: int) -> DecodeOutput:
+  return jax.tree.map(lambda leaf: leaf[row : row + 1], output)
