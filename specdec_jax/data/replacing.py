@@ -26,9 +26,7 @@ def folder(path: Path, mark: str, *, overwrite: bool) -> Iterator[Path]:
   try:
     partial.mkdir(parents=True)
     yield partial
-    if path.exists():
-      shutil.rmtree(path)
-    partial.rename(path)
+    _take_place(partial, path)
   except OSError as error:
     _blame(error, path, partial)
   finally:
@@ -62,6 +60,21 @@ def _blame(error: OSError, path: Path, partial: Path) -> NoReturn:
   raise ValueError(
     f'cannot write {path}: {reason}; what was there is unchanged'
   ) from error
+
+
+def _take_place(partial: Path, path: Path) -> None:
+  """Moves a folder to `path`, and what was there away, then out."""
+  if not path.exists():
+    partial.rename(path)
+    return
+  former = path.with_name(f'.{path.name}.former-{os.getpid()}')
+  path.rename(former)
+  try:
+    partial.rename(path)
+  except OSError:
+    former.rename(path)
+    raise
+  shutil.rmtree(former)
 
 
 def _check_free(path: Path, mark: str, *, overwrite: bool) -> None:

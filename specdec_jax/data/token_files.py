@@ -85,15 +85,20 @@ def load(path: str | Path) -> TokenFile:
   """
   path = Path(path)
   try:
-    with np.load(path, allow_pickle=False) as file:
-      arrays = {name: file[name] for name in file.files}
+    with path.open('rb') as file, np.load(file, allow_pickle=False) as stored:
+      arrays = {name: stored[name] for name in stored.files}
   except (ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
     raise ValueError(f'{path} is not a token file, or is damaged') from error
   names = {field.name for field in dataclasses.fields(TokenFile)}
   missing = {'targets', 'target_offsets'} - arrays.keys()
   if missing or arrays.keys() - names:
     raise ValueError(f'{path} is not a token file: it has {sorted(arrays)}')
-  tokens = TokenFile(**{name: arrays.get(name) for name in names})
+  tokens = TokenFile(
+    inputs=arrays.get('inputs'),
+    input_offsets=arrays.get('input_offsets'),
+    targets=arrays['targets'],
+    target_offsets=arrays['target_offsets'],
+  )
   for side in ('input', 'target'):
     _check_offsets(path, arrays.get(f'{side}s'), arrays.get(f'{side}_offsets'))
   if (

@@ -144,8 +144,7 @@ def read(folder: Path, packages: Sequence[str] = PACKAGES) -> Archive:
   german = _german_index(lists)
   base, _, release_path = german.name.partition('_dists_')
   suite = release_path.removesuffix('_main_i18n_Translation-de')
-  release_file = lists / f'{base}_dists_{suite}_InRelease'
-  release, sums = _read_release(release_file)
+  release, sums = _read_release(lists, f'{base}_dists_{suite}')
   sha256 = {}
   translations = {}
   for language in LANGUAGES:
@@ -219,10 +218,18 @@ def _deb(folder: Path, package: str) -> Path:
   return found[0]
 
 
-def _read_release(path: Path) -> tuple[dict[str, str], dict[str, str]]:
+def _read_release(
+  lists: Path, prefix: str
+) -> tuple[dict[str, str], dict[str, str]]:
   """Fields of a release file, and SHA-256 by path."""
+  # Signed within, as archives have it, or apart.
+  path = lists / f'{prefix}_InRelease'
   if not path.exists():
-    raise ValueError(f'{path} is missing: the download is incomplete')
+    path = lists / f'{prefix}_Release'
+  if not path.exists():
+    raise ValueError(
+      f'{lists} has no {prefix}_InRelease: the download is incomplete'
+    )
   text = path.read_text(encoding='utf-8', errors='replace')
   fields = {
     name.lower(): found[1]

@@ -1,6 +1,7 @@
 """Binary packages: files of a .deb, read without installing it."""
 
 import io
+import lzma
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -32,7 +33,13 @@ def files(path: Path, suffix: str) -> Iterator[tuple[str, bytes]]:
           file = tree.extractfile(member)
           assert file is not None  # It is a regular file.
           yield member.name.removeprefix('./'), file.read()
-  except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+  except (
+    tarfile.TarError,
+    lzma.LZMAError,
+    zlib.error,
+    EOFError,
+    OSError,
+  ) as error:
     raise ValueError(f'{path} is damaged: {error}') from error
 
 
