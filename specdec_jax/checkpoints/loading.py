@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from specdec_jax.checkpoints.huggingface_config import read_json
 from specdec_jax.checkpoints.model_file import Config
 from specdec_jax.data.vocabularies import AnyVocabulary
 from specdec_jax.models import presets
+from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.t5 import T5Config
 
 # No known checkpoint pads its vocabulary to a multiple of more.
@@ -142,41 +144,99 @@ def read(
     ValueError: if the files are not those of a supported model.
     ImportError: if a package that reads them is not installed.
   """
+  loaded = read_config(path, dtype=dtype, config=config)
+  return loaded, read_params(path, loaded)
+
+
+def read_config(
+  path: Path,
+  *,
+  dtype: jnp.dtype = jnp.float32,
+  config: T5Config | str | None = None,
+) -> Config:
+  """The sizes alone; see `read`."""
   from specdec_jax.checkpoints import gguf, huggingface
 
-  loaded: Config
-  if path.is_file() and path.suffix == '.gguf':
-    _refuse_config(path, config)
-    file = gguf.open_gguf(path)
-    loaded = gguf.read_config(file, dtype=dtype)
-    return loaded, gguf.read_params(file, loaded)
-  if orbax.is_checkpoint(path):
-    _refuse_config(path, config)
-    loaded = model_file.read(path, dtype=dtype)
-    return loaded, orbax.restore(path, model_file.param_shapes(loaded))
-  if (path / 'config.json').is_file():
-    _refuse_config(path, config)
-    kind = read_json(path / 'config.json').get('model_type')
-    if kind in huggingface_t5.MODEL_TYPES:
-      loaded = huggingface_t5.read_config(path, dtype=dtype)
-      return loaded, huggingface_t5.read_params(path, loaded)
-    loaded = huggingface.read_config(path, dtype=dtype)
-    return loaded, huggingface.read_params(path, loaded)
-  if not t5x.is_checkpoint(path):
-    begun = [child.name for child in path.iterdir()] if path.is_dir() else []
-    if any(name.startswith(('checkpoint', 'target.')) for name in begun):
-      t5x.find(path)  # Says what is wrong with it.
-    raise ValueError(
-      f'{path} has no config.json of Hugging Face, no checkpoint_N of T5X and '
-      f'no {model_file.NAME} of ours'
-    )
-  loaded = _t5x_config(t5x.find(path), config, dtype)
-  return loaded, t5x.read_target(path, model_file.param_shapes(loaded))
-
-
-def _refuse_config(path: Path, config: T5Config | str | None) -> None:
+  kind = _kind(path)
+  if kind == 't5x':
+    return _t5x_config(t5x.find(path), config, dtype)
   if config is not None:
     raise ValueError(f'{path} states its own sizes: give no config for it')
+  if kind == 'gguf':
+    return gguf.read_config(gguf.open_gguf(path), dtype=dtype)
+  if kind == 'ours':
+    return model_file.read(path, dtype=dtype)
+  if kind == 'huggingface_t5':
+    return huggingface_t5.read_config(path, dtype=dtype)
+  return huggingface.read_config(path, dtype=dtype)
+
+
+def read_params(
+  path: Path,
+  config: Config,
+  *,
+  shardings: Callable[[Any], Any] | None = None,
+) -> dict[str, Any]:
+  """The parameters alone, of a model whose `read_config` is at hand.
+
+  Args:
+    path: of `locate`.
+    config: its sizes, and the dtype to read into.
+    shardings: from a tree of shapes to one of shardings. Of T5X's checkpoints
+      and ours, a process then reads just the slices of its own devices.
+
+  Raises:
+    ValueError: if the files are not those of a supported model.
+    ImportError: if a package that reads them is not installed.
+  """
+  from specdec_jax.checkpoints import gguf, huggingface
+
+  kind = _kind(path)
+  expected = model_file.param_shapes(config)
+  if shardings is not None:
+    expected = jax.tree.map(
+      lambda leaf, sharding: leaf.update(sharding=sharding),
+      expected,
+      shardings(expected),
+    )
+  if kind == 't5x':
+    return t5x.read_target(path, expected)
+  if kind == 'ours':
+    return orbax.restore(path, expected)
+  params: Any
+  if kind == 'gguf':
+    assert isinstance(config, LlamaConfig)
+    params = gguf.read_params(gguf.open_gguf(path), config)
+  elif kind == 'huggingface_t5':
+    assert isinstance(config, T5Config)
+    params = huggingface_t5.read_params(path, config)
+  else:
+    assert isinstance(config, LlamaConfig)
+    params = huggingface.read_params(path, config)
+  if shardings is None:
+    return params
+  return jax.device_put(params, shardings(params))
+
+
+def _kind(path: Path) -> str:
+  """Which of the supported formats a file or folder is of."""
+  if path.is_file() and path.suffix == '.gguf':
+    return 'gguf'
+  if orbax.is_checkpoint(path):
+    return 'ours'
+  if (path / 'config.json').is_file():
+    kind = read_json(path / 'config.json').get('model_type')
+    is_t5 = kind in huggingface_t5.MODEL_TYPES
+    return 'huggingface_t5' if is_t5 else 'huggingface'
+  if t5x.is_checkpoint(path):
+    return 't5x'
+  begun = [child.name for child in path.iterdir()] if path.is_dir() else []
+  if any(name.startswith(('checkpoint', 'target.')) for name in begun):
+    t5x.find(path)  # Says what is wrong with it.
+  raise ValueError(
+    f'{path} has no config.json of Hugging Face, no checkpoint_N of T5X and '
+    f'no {model_file.NAME} of ours'
+  )
 
 
 def _t5x_config(

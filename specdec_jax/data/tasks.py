@@ -292,12 +292,12 @@ def _of_record(record: Mapping[str, Any]) -> Example:
   for name in ('inputs', 'targets'):
     value = record.get(name + _PRETOKENIZED, record.get(name))
     texts[name] = value.decode() if isinstance(value, bytes) else None
-  ids = record.get('inputs')
-  is_text = ids is None or isinstance(ids, bytes)
+  features = record.get('inputs')
+  ids = None
+  if features is not None and not isinstance(features, bytes):
+    ids = tuple(int(token) for token in features)
   return Example(
-    inputs=texts['inputs'] or '',
-    targets=texts['targets'],
-    input_ids=None if is_text else tuple(int(i) for i in ids),
+    inputs=texts['inputs'] or '', targets=texts['targets'], input_ids=ids
   )
 
 

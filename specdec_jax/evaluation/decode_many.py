@@ -187,8 +187,9 @@ def decode(
       is_exhausted = len(group) < programs.refill_size
       if group:
         sources = _put(group, rows)
-        padding = [None] * (programs.refill_size - len(group))
-        fresh = programs.init(params, np.uint32(seed), pack(group + padding))
+        missing = programs.refill_size - len(group)
+        prompt = pack([*group, *[None] * missing])
+        fresh = programs.init(params, np.uint32(seed), prompt)
         state = programs.idle(fresh) if state is None else state
         state = programs.replace(state, fresh, sources)
         runs_before[sources >= 0] = 0
@@ -202,9 +203,10 @@ def decode(
     utilisation.num_iterations += int(runs[is_taken].max())
     utilisation.num_row_runs += int(runs[is_taken].sum())
     runs_before = runs_before + np.where(is_taken, runs, 0)
-    for row in np.flatnonzero(is_taken & output.done):
-      yield Result(example=rows[row], output=_row(output, row))
-      rows[row] = None
+    for row, example in enumerate(rows):
+      if example is not None and output.done[row]:
+        rows[row] = None
+        yield Result(example=example, output=_row(output, row))
 
 
 def _put(group: list[Any], rows: list[Any]) -> np.ndarray:
