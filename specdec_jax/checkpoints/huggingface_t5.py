@@ -147,7 +147,7 @@ def read_params(
   needed = {k: v for k, v in handles.items() if k not in SUPERFLUOUS}
   parameters = t5_parameters(config)
   if config.is_tied and _LOGITS in needed:
-    _check_equal(folder, needed, _EMBEDDINGS, _LOGITS)
+    _check_tied(folder, needed)
     del needed[_LOGITS]
   if _LOGITS not in needed:
     # Tied but not scaled: the logits have a kernel with the same values.
@@ -162,17 +162,19 @@ def read_params(
   )
 
 
-def _check_equal(
-  folder: str | os.PathLike[str], handles: dict[str, Any], *names: str
+def _check_tied(
+  folder: str | os.PathLike[str], handles: dict[str, Any]
 ) -> None:
+  """Raises ValueError if the logits have weights of their own."""
+  if _EMBEDDINGS not in handles:
+    return  # Which is said elsewhere.
   first, second = (
-    handles[name].get_tensor(name) if name in handles else None
-    for name in names
+    handles[name].get_tensor(name) for name in (_EMBEDDINGS, _LOGITS)
   )
-  if first is not None and not np.array_equal(first, second):
+  if not np.array_equal(first, second):
     raise ValueError(
       f'{folder}: logits are scaled, as with tied embeddings, but '
-      f'{" and ".join(names)} differ'
+      f'{_EMBEDDINGS} and {_LOGITS} differ'
     )
 
 

@@ -116,8 +116,8 @@ def _check_destination(
   inner, outer = source.resolve(), destination.resolve()
   if inner.is_relative_to(outer) or outer.is_relative_to(inner):
     raise ValueError(
-      f'cannot write {destination}: it is the source {source}, holds it, or lies '
-      'in it'
+      f'cannot write {destination}: it is the source {source}, holds it, or '
+      'lies in it'
     )
   if not destination.parent.is_dir():
     raise ValueError(

@@ -1,0 +1,388 @@
+"""T5X's checkpoints are read and written as T5X does; bad ones are refused."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import serialization
+from jax.sharding import NamedSharding, PartitionSpec
+from tiny_models import assert_trees_equal
+from tiny_t5 import T5X, T5X_CONFIG, make_config, make_params
+
+from specdec_jax.checkpoints import stored_arrays, t5x, t5x_legacy
+from specdec_jax.models import t5
+
+FORMATS = ('legacy', 'orbax')
+KERNEL = 'decoder/layers_0/mlp/wi_0/kernel'
+
+
+@pytest.fixture(scope='module')
+def shapes():
+  return t5.param_shapes(T5X_CONFIG)
+
+
+@pytest.fixture(scope='module')
+def params(shapes):
+  return t5x.read_target(T5X / 't5x_legacy', shapes)
+
+
+@pytest.fixture(params=FORMATS)
+def checkpoint(request, tmp_path):
+  """A copy of what T5X wrote, to be spoilt."""
+  folder = tmp_path / 'checkpoint_7'
+  shutil.copytree(T5X / f't5x_{request.param}' / 'checkpoint_7', folder)
+  return folder
+
+
+@pytest.fixture
+def legacy(tmp_path):
+  folder = tmp_path / 'checkpoint_7'
+  shutil.copytree(T5X / 't5x_legacy' / 'checkpoint_7', folder)
+  return folder
+
+
+@pytest.fixture
+def orbax_folder(tmp_path):
+  folder = tmp_path / 'checkpoint_7'
+  shutil.copytree(T5X / 't5x_orbax' / 'checkpoint_7', folder)
+  return folder
+
+
+def with_leaf(tree, name, leaf):
+  """A copy of a tree with another leaf at a name; None removes it."""
+  leaves = stored_arrays.flatten(tree) | {name: leaf}
+  return stored_arrays.nest({k: v for k, v in leaves.items() if v is not None})
+
+
+def test_both_formats_hold_the_same_parameters(shapes, params):
+  from_orbax = t5x.read_target(T5X / 't5x_orbax', shapes)
+  assert_trees_equal(from_orbax, params)
+  leaves = jax.tree.leaves(params)
+  assert (len(leaves), sum(leaf.size for leaf in leaves)) == (52, 214_016)
+  assert all(float(jnp.std(leaf)) > 0 for leaf in leaves)
+
+
+@pytest.mark.parametrize('format', FORMATS)
+def test_metadata(shapes, format):
+  path = T5X / f't5x_{format}' / 'checkpoint_7'
+  assert t5x.read_metadata(path) == stored_arrays.flatten(shapes)
+  assert t5x.read_step(path) == 7
+
+
+def test_legacy_files_are_those_of_t5x_byte_for_byte(tmp_path, params):
+  t5x.write_target(tmp_path, params, step=7)
+  original = T5X / 't5x_legacy'
+  names = {str(p.relative_to(original)) for p in original.rglob('*')}
+  assert names == {str(p.relative_to(tmp_path)) for p in tmp_path.rglob('*')}
+  for name in names:
+    if (original / name).is_file():
+      written = (tmp_path / name).read_bytes()
+      assert written == (original / name).read_bytes(), name
+
+
+def test_orbax_itself_reads_what_is_written(tmp_path, params):
+  checkpoint = t5x.write_target(tmp_path, params, step=7, format='orbax')
+  ocp = pytest.importorskip('orbax.checkpoint')
+  args = ocp.RestoreArgs(restore_type=np.ndarray)
+  for state in (checkpoint / 'state', T5X / 't5x_orbax/checkpoint_7/state'):
+    reader = ocp.PyTreeCheckpointer()
+    tree = reader.metadata(state).item_metadata.tree
+    assert set(tree) == {'state', 'target'}
+    restored = reader.restore(
+      state,
+      restore_args=jax.tree.map(
+        lambda leaf: args, {'state': tree['state'], 'target': tree['target']}
+      ),
+    )
+    assert int(restored['state']['step']) == 7
+    assert restored['state']['param_states'] == {}
+    assert_trees_equal(restored['target'], jax.tree.map(np.asarray, params))
+
+
+@pytest.mark.parametrize('format', FORMATS)
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_round_trip(tmp_path, format, dtype):
+  config = make_config(dtype=dtype)
+  params = make_params(config)
+  path = t5x.write_target(tmp_path / 'new', params, step=12, format=format)
+  assert path == tmp_path / 'new' / 'checkpoint_12'
+  assert_trees_equal(t5x.read_target(path, t5.param_shapes(config)), params)
+  assert t5x.read_step(path) == 12
+  assert t5x.read_metadata(path)[KERNEL].dtype == dtype
+
+
+@pytest.mark.parametrize('format', FORMATS)
+def test_reading_casts(shapes, params, format):
+  expected = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+  path = T5X / f't5x_{format}'
+  assert_trees_equal(
+    t5x.read_target(path, shapes, dtype=jnp.bfloat16), expected
+  )
+  halves = t5.param_shapes(T5X_CONFIG, jnp.bfloat16)
+  assert_trees_equal(t5x.read_target(path, halves), expected)
+
+
+def test_the_newest_finished_step_is_taken(tmp_path):
+  config = make_config()
+  for step in (9, 10, 100):
+    t5x.write_target(tmp_path, make_params(config, step), step=step)
+  (tmp_path / 'checkpoint_1000.tmp-17').mkdir()
+  (tmp_path / 'checkpoint_999').mkdir()
+  (tmp_path / 'config.gin').write_text('')
+  assert t5x.find(tmp_path) == tmp_path / 'checkpoint_100'
+  assert t5x.find(tmp_path / 'checkpoint_9').name == 'checkpoint_9'
+  file = tmp_path / 'checkpoint_10' / 'checkpoint'
+  assert t5x.find(file).name == 'checkpoint_10'
+  assert_trees_equal(
+    t5x.read_target(tmp_path, t5.param_shapes(config)),
+    make_params(config, 100),
+  )
+
+
+def rewrite_specs(folder, change) -> None:
+  """Applies `change(name, spec)` to every spec of a legacy checkpoint."""
+  path = folder / 'checkpoint'
+  contents = serialization.msgpack_restore(path.read_bytes())
+  target = t5x_legacy._leaves(contents['optimizer']['target'])
+  contents['optimizer']['target'] = stored_arrays.nest(
+    {name: change(name, spec) for name, spec in target.items()}
+  )
+  path.write_bytes(serialization.msgpack_serialize(contents))
+
+
+def on_a_bucket(name, spec):
+  bucket = {'driver': 'gcs', 'bucket': 't5x-dummy-bucket'}
+  return {**spec, 'kvstore': {**bucket, 'path': spec['kvstore']['path']}}
+
+
+def by_an_old_tensorstore(name, spec):
+  bucket = {'driver': 'gcs', 'bucket': 't5x-dummy-bucket'}
+  return {**spec, 'kvstore': bucket, 'path': spec['kvstore']['path'][:-1]}
+
+
+@pytest.mark.parametrize('change', [on_a_bucket, by_an_old_tensorstore])
+def test_specs_of_other_places_are_read_here(legacy, shapes, params, change):
+  rewrite_specs(legacy, change)
+  assert_trees_equal(t5x.read_target(legacy, shapes), params)
+
+
+def test_inline_arrays(legacy, shapes, params):
+  leaves = stored_arrays.flatten(params)
+
+  def change(name, spec):
+    if not name.endswith('scale'):
+      return spec
+    shutil.rmtree(legacy / spec['kvstore']['path'])
+    return np.asarray(leaves[name])
+
+  rewrite_specs(legacy, change)
+  assert_trees_equal(t5x.read_target(legacy, shapes), params)
+  assert t5x.read_metadata(legacy) == stored_arrays.flatten(shapes)
+
+
+class Recorded:
+  """A stored array that remembers which slices were read."""
+
+  def __init__(self, values):
+    self.values, self.slices = values, []
+    self.shape, self.dtype = values.shape, values.dtype
+
+  def __getitem__(self, index):
+    self.slices.append(
+      tuple(s.indices(n)[:2] for s, n in zip(index, self.shape, strict=True))
+    )
+    return self.values[index]
+
+
+def test_devices_get_their_slices_and_copies_are_read_once():
+  mesh = jax.make_mesh(
+    (2, 4),
+    ('data', 'model'),
+    axis_types=(jax.sharding.AxisType.Auto,) * 2,
+  )
+  values = np.arange(8 * 16, dtype=np.float32).reshape(8, 16)
+  arrays = {name: Recorded(values) for name in ('split', 'whole', 'columns')}
+  specs = {'split': ('data', 'model'), 'whole': (), 'columns': (None, 'model')}
+  expected = {
+    name: jax.ShapeDtypeStruct(
+      (8, 16),
+      jnp.bfloat16,
+      sharding=NamedSharding(mesh, PartitionSpec(*spec)),
+    )
+    for name, spec in specs.items()
+  }
+  tree = stored_arrays.read_tree(arrays, expected, source='it')
+  for name, leaf in tree.items():
+    assert leaf.sharding == expected[name].sharding
+    np.testing.assert_array_equal(leaf, values.astype(jnp.bfloat16))
+  columns = [(start, start + 4) for start in range(0, 16, 4)]
+  assert sorted(arrays['columns'].slices) == [((0, 8), c) for c in columns]
+  assert sorted(arrays['split'].slices) == [
+    (rows, c) for rows in ((0, 4), (4, 8)) for c in columns
+  ]
+  assert arrays['whole'].slices == [((0, 8), (0, 16))]
+
+
+@pytest.mark.parametrize('format', FORMATS)
+def test_sharded_reading_equals_unsharded(shapes, params, format):
+  mesh = jax.make_mesh(
+    (8,), ('model',), axis_types=(jax.sharding.AxisType.Auto,)
+  )
+
+  def shard(leaf):
+    spec = PartitionSpec(*[None] * (len(leaf.shape) - 1), 'model')
+    sharding = NamedSharding(mesh, spec)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+  expected = jax.tree.map(shard, shapes)
+  sharded = t5x.read_target(T5X / f't5x_{format}', expected)
+  assert_trees_equal(sharded, params)
+  kernel = stored_arrays.flatten(sharded)[KERNEL]
+  assert {s.data.shape for s in kernel.addressable_shards} == {(64, 16)}
+
+
+def test_large_arrays_are_written_in_chunks(tmp_path, monkeypatch):
+  assert t5x_legacy.chunk_shape((32_128, 4096)) == [2008, 2048]
+  assert t5x_legacy.chunk_shape((24, 16)) == [24, 16]
+  monkeypatch.setattr(t5x_legacy, '_CHUNK_ELEMENTS', 100)
+  config = make_config()
+  params = make_params(config)
+  path = t5x.write_target(tmp_path, params, step=1)
+  folder = path / f'target.{KERNEL.replace("/", ".")}'
+  assert len(list(folder.iterdir())) == 5
+  assert_trees_equal(t5x.read_target(path, t5.param_shapes(config)), params)
+
+
+def test_names_that_differ_are_counted_and_listed(checkpoint, shapes):
+  other = t5.param_shapes(make_config(num_decoder_layers=3))
+  with pytest.raises(
+    ValueError,
+    match=r'checkpoint_7 lacks 14 arrays \(decoder/layers_2/.* and 10 more\)',
+  ):
+    t5x.read_target(checkpoint, other)
+  fewer = with_leaf(shapes, KERNEL, None)
+  with pytest.raises(
+    ValueError, match=rf'has 1 that this network has not \({KERNEL}\)'
+  ):
+    t5x.read_target(checkpoint, fewer)
+
+
+def test_shapes_that_differ_are_listed(checkpoint, shapes):
+  wrong = jax.ShapeDtypeStruct((64, 256), jnp.float32)
+  with pytest.raises(
+    ValueError, match=rf'{KERNEL} is \[64, 128\], expected \[64, 256\]'
+  ):
+    t5x.read_target(checkpoint, with_leaf(shapes, KERNEL, wrong))
+
+
+def test_stacked_layers_are_refused_with_the_reason():
+  arrays = {'decoder/decoder/mlp/wo/kernel': np.zeros((4, 2, 4))}
+  with pytest.raises(ValueError, match=r'layers are stacked \(scan_layers'):
+    stored_arrays.read_tree(arrays, {'x': jnp.zeros(1)}, source='it')
+
+
+def test_integers_are_refused():
+  arrays = {'x': np.zeros(3, np.int32)}
+  with pytest.raises(ValueError, match='x is stored as int32, expected floats'):
+    stored_arrays.read_tree(arrays, {'x': jnp.zeros(3)}, source='it')
+
+
+def test_a_legacy_checkpoint_without_all_its_files(legacy, shapes):
+  folder = legacy / f'target.{KERNEL.replace("/", ".")}'
+  chunk = folder / '0.0'
+  content = chunk.read_bytes()
+  incomplete = f'checkpoint_7 is incomplete or damaged: array {KERNEL}'
+  chunk.write_bytes(content[:-1000])
+  with pytest.raises(ValueError, match=f'{incomplete} cannot be read'):
+    t5x.read_target(legacy, shapes)
+  chunk.unlink()
+  with pytest.raises(ValueError, match=f'{incomplete}.*is missing'):
+    t5x.read_target(legacy, shapes)
+  shutil.rmtree(folder)
+  with pytest.raises(ValueError, match=f'{incomplete} cannot be opened'):
+    t5x.read_target(legacy, shapes)
+
+
+def test_an_index_that_is_damaged(legacy, shapes):
+  path = legacy / 'checkpoint'
+  content = path.read_bytes()
+  for cut in (0, 1, 100, len(content) // 2, len(content) - 1):
+    path.write_bytes(content[:cut])
+    with pytest.raises(ValueError, match=r'is truncated or no T5X checkpoint'):
+      t5x.read_target(legacy, shapes)
+  for contents, message in (
+    ([1, 2], 'it has no optimizer'),
+    ({'model': {}}, 'it has no optimizer'),
+    ({'optimizer': {'target': {}}, 'version': 2}, 'of version 2'),
+    ({'optimizer': {}, 'version': 3}, 'holds no parameters'),
+  ):
+    path.write_bytes(serialization.msgpack_serialize(contents))
+    with pytest.raises(ValueError, match=message):
+      t5x.read_target(legacy, shapes)
+
+
+@pytest.mark.parametrize('path', ['../../etc', '', None])
+def test_paths_that_lead_elsewhere(legacy, shapes, path):
+  kvstore = {'driver': 'file'} | ({} if path is None else {'path': path})
+  rewrite_specs(legacy, lambda name, spec: {**spec, 'kvstore': kvstore})
+  with pytest.raises(ValueError, match='has no valid path'):
+    t5x.read_target(legacy, shapes)
+
+
+def test_an_orbax_checkpoint_without_all_its_files(orbax_folder, shapes):
+  state = orbax_folder / 'state'
+  content = (state / '_METADATA').read_text()
+  for text in ('', '{}', '[]', content[: len(content) // 2]):
+    (state / '_METADATA').write_text(text)
+    with pytest.raises(ValueError, match='_METADATA is damaged'):
+      t5x.read_target(orbax_folder, shapes)
+  (state / '_METADATA').write_text(content)
+  for data in (state / 'ocdbt.process_0' / 'd').iterdir():
+    data.write_bytes(data.read_bytes()[:100])
+  with pytest.raises(ValueError, match='is incomplete or damaged: array'):
+    t5x.read_target(orbax_folder, shapes)
+  (state / 'manifest.ocdbt').unlink()
+  with pytest.raises(ValueError, match='is incomplete or damaged: array'):
+    t5x.read_target(orbax_folder, shapes)
+  (state / '_METADATA').unlink()
+  with pytest.raises(ValueError, match='not written to its end'):
+    t5x.read_target(orbax_folder, shapes)
+
+
+def test_folders_that_are_no_checkpoint(tmp_path, legacy):
+  def refused(path, message):
+    assert not t5x.is_checkpoint(path)
+    with pytest.raises(ValueError, match=message):
+      t5x.find(path)
+
+  refused('gs://bucket/checkpoint_7', 'not on a local disk')
+  refused(tmp_path / 'none', 'there is no folder')
+  for name in ('checkpoint_7.tmp-123', 'checkpoint_7.orbax-checkpoint-tmp-1'):
+    copy = tmp_path / 'unfinished' / name
+    shutil.copytree(legacy, copy)
+    refused(copy, 'was not written to its end: its name says so')
+  refused(tmp_path / 'unfinished', r'no finished checkpoint; .*7\.tmp-123')
+  (legacy / 'checkpoint').unlink()
+  refused(legacy, 'neither a file checkpoint nor a folder state')
+  (tmp_path / 'empty').mkdir()
+  refused(tmp_path / 'empty', 'has no checkpoint_N of T5X')
+
+
+@pytest.mark.parametrize('format', FORMATS)
+def test_writing_never_replaces_or_leaves_a_half(tmp_path, monkeypatch, format):
+  config = make_config()
+  params = make_params(config)
+  t5x.write_target(tmp_path, params, step=1, format=format)
+  with pytest.raises(ValueError, match='checkpoint_1 already exists'):
+    t5x.write_target(tmp_path, params, step=1, format=format)
+
+  def fail(*args, **kwargs):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(serialization, 'msgpack_serialize', fail)
+  monkeypatch.setattr(t5x.orbax, 'write_tree', fail)
+  with pytest.raises(KeyboardInterrupt):
+    t5x.write_target(tmp_path, params, step=2, format=format)
+  assert [p.name for p in tmp_path.iterdir()] == ['checkpoint_1']
