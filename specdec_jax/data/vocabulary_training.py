@@ -53,7 +53,7 @@ def train(texts: Iterable[str], *, size: int) -> bytes:
       minloglevel=2,
     )
   except (RuntimeError, OSError) as error:
-    reason = str(error).strip().splitlines()[-1]
+    reason = str(error).strip().rpartition('] ')[2]  # Behind its own place.
     raise ValueError(
       f'no vocabulary of {size} can be trained on this text: {reason}'
     ) from error

@@ -1,0 +1,216 @@
+"""Vocabularies and token files: `specdec data vocabulary`, `data prepare`."""
+
+import hashlib
+import json
+import re
+
+import numpy as np
+import pytest
+
+from specdec_jax.cli import main
+from specdec_jax.data import sentencepiece_vocabulary, token_files
+
+pytest.importorskip('sentencepiece')
+pytest.importorskip('rich')
+
+SIZE = 300
+
+
+WORDS = (
+  'tool library package documentation measurement of development files query '
+  'network protocol graphical interface server music video jukebox wizard'
+).split()
+
+
+def sentence(i):
+  return ' '.join(WORDS[(i * k + k) % len(WORDS)] for k in range(1, 3 + i % 9))
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('corpora') / 'pairs'
+  folder.mkdir()
+  for split, count in {'train': 60, 'test': 9}.items():
+    lines = [
+      {'inputs': sentence(i), 'targets': f'{sentence(i)} Größe', 'group': 'g'}
+      for i in range(count)
+    ]
+    text = ''.join(json.dumps(line) + '\n' for line in lines)
+    (folder / f'{split}.jsonl').write_text(text)
+  return folder
+
+
+@pytest.fixture(scope='module')
+def model(corpus):
+  path = corpus.parent / 'spm.model'
+  assert train(corpus, path) == 0
+  return path
+
+
+def train(corpus, path, size=SIZE):
+  arguments = ['--inputs', str(corpus), '--out', str(path), '--size', str(size)]
+  return main.main(['data', 'vocabulary', *arguments])
+
+
+def prepare(inputs, model, out, *options):
+  arguments = ['--vocabulary', str(model), '--out', str(out)]
+  return main.main(
+    ['data', 'prepare', '--inputs', str(inputs), *arguments, *options]
+  )
+
+
+def test_vocabularies_are_reproducible_and_lossless(corpus, model, tmp_path):
+  assert train(corpus, tmp_path / 'again.model') == 0
+  assert (tmp_path / 'again.model').read_bytes() == model.read_bytes()
+  vocabulary = sentencepiece_vocabulary.load(model, extra_ids=0)
+  processor = vocabulary.processor
+  assert vocabulary.vocab_size == SIZE
+  ids = processor.pad_id(), processor.eos_id(), processor.unk_id()
+  assert (*ids, processor.bos_id()) == (0, 1, 2, -1)
+  text = 'A „Zitat“ … of 1024 Ж 中'
+  assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+def test_too_little_text_for_a_vocabulary(corpus, tmp_path, capfd):
+  assert train(corpus, tmp_path / 'large.model', 8192) == 2
+  (complaint,) = capfd.readouterr().err.splitlines()
+  assert 'no vocabulary of 8192 can be trained on this text: Voc' in complaint
+  assert train(corpus, tmp_path / 'small.model', 10) == 2
+  assert not list(tmp_path.iterdir())
+
+
+def test_examples_come_back(corpus, model, tmp_path):
+  for name in ('out', 'again'):
+    assert prepare(corpus, model, tmp_path / name) == 0
+  for name in ('train.npz', 'test.npz', 'tokens.json'):
+    contents = [
+      (tmp_path / out / name).read_bytes() for out in ('out', 'again')
+    ]
+    assert contents[0] == contents[1]
+  tokens = token_files.load(tmp_path / 'out' / 'test.npz')
+  assert len(tokens) == 9
+  assert tokens.targets.dtype == np.uint16
+  vocabulary = sentencepiece_vocabulary.load(model, extra_ids=0)
+  for i in range(9):
+    inputs, targets = tokens.example(i)
+    assert inputs[-1] == targets[-1] == 1
+    assert vocabulary.decode(inputs) == sentence(i)
+    assert vocabulary.decode(targets) == f'{sentence(i)} Größe'
+
+
+def test_the_description(corpus, model, tmp_path):
+  assert prepare(corpus, model, tmp_path / 'out') == 0
+  description = token_files.load_description(tmp_path / 'out')
+  digest = hashlib.sha256(model.read_bytes()).hexdigest()
+  token_files.check_vocabulary(description, digest)
+  with pytest.raises(ValueError, match=f'vocabulary {digest[:12]}, not 0000'):
+    token_files.check_vocabulary(description, '0' * 64)
+  assert description['vocabulary']['size'] == SIZE
+  for split, counts in description['splits'].items():
+    path = tmp_path / 'out' / f'{split}.npz'
+    tokens = token_files.load(path)
+    assert counts['examples'] == counts['read'] == len(tokens)
+    assert counts['target_tokens'] == tokens.targets.size
+    content = path.read_bytes()
+    assert counts['sha256'] == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize('too_long', ['drop', 'trim'])
+def test_long_pairs(corpus, model, tmp_path, too_long):
+  limits = ['--max_input_tokens', '8', '--max_target_tokens', '12']
+  options = [*limits, '--too_long', too_long]
+  assert prepare(corpus, model, tmp_path / 'all') == 0
+  assert prepare(corpus, model, tmp_path / 'out', *options) == 0
+  every = token_files.load(tmp_path / 'all' / 'train.npz')
+  kept = token_files.load(tmp_path / 'out' / 'train.npz')
+  counts = token_files.load_description(tmp_path / 'out')['splits']['train']
+  is_long = (np.diff(every.input_offsets) > 8) | (
+    np.diff(every.target_offsets) > 12
+  )
+  assert 0 < is_long.sum() < 60
+  if too_long == 'drop':
+    assert counts['dropped'] == is_long.sum()
+    rows = np.flatnonzero(~is_long)
+  else:
+    assert counts['trimmed'] == is_long.sum()
+    rows = np.arange(60)
+  assert len(kept) == len(rows)
+  for i, row in enumerate(rows):
+    inputs, targets = every.example(row)
+    assert kept.example(i)[1].tolist() == targets[:12].tolist()
+    # An input still ends in EOS; a target that goes on does not.
+    ended = [*inputs[:7], 1] if len(inputs) > 8 else inputs
+    assert kept.example(i)[0].tolist() == list(ended)
+
+
+def test_long_texts_in_parts(model, tmp_path):
+  texts = [sentence(i) for i in range(9)]
+  (tmp_path / 'lm.txt').write_text('\n'.join(texts) + '\n')
+  options = ['--max_target_tokens', '10', '--too_long', 'split']
+  assert prepare(tmp_path / 'lm.txt', model, tmp_path / 'out', *options) == 0
+  tokens = token_files.load(tmp_path / 'out' / 'lm.npz')
+  assert tokens.inputs is None
+  assert len(tokens) > 9
+  assert np.diff(tokens.target_offsets).max() <= 10
+  vocabulary = sentencepiece_vocabulary.load(model, extra_ids=0)
+  ends = np.flatnonzero(tokens.targets == 1) + 1
+  rows = np.split(tokens.targets, ends)[:-1]
+  assert [vocabulary.decode(row) for row in rows] == texts
+
+
+def test_tables_and_prefixes(model, tmp_path):
+  (tmp_path / 'a.tsv').write_text('tool\tpackage\nof\tlibrary\n')
+  inputs = tmp_path / 'a.tsv'
+  assert prepare(inputs, model, tmp_path / 'out', '--prefix', 'of: ') == 0
+  tokens = token_files.load(tmp_path / 'out' / 'a.npz')
+  vocabulary = sentencepiece_vocabulary.load(model, extra_ids=0)
+  assert vocabulary.decode(tokens.example(1)[0]) == 'of: of'
+  assert vocabulary.decode(tokens.example(1)[1]) == 'library'
+
+
+@pytest.mark.parametrize(
+  ('name', 'text', 'reason'),
+  [
+    ('a.tsv', 'one\ttwo\none\n', 'line 2 of .* has 1 columns, and 2 are'),
+    ('a.jsonl', '{"inputs": "x"}\n', "line 1 of .* needs the strings 'inputs'"),
+    ('a.jsonl', '{"text": "x"\n', 'line 1 of .* is not JSON'),
+    ('a.jsonl', '{"text": "x"}\n{"inputs": "x", "targets": "y"}\n', 'lines wi'),
+    ('a.txt', 'tool ' * 99, 'no example left of 1: 1 exceed 64 input or 64'),
+    ('a.txt', b'\xff\n', 'is not UTF-8 text'),
+    ('a.md', 'text', 'should end in one of .jsonl, .tsv, .txt'),
+  ],
+)
+def test_malformed_text(model, tmp_path, capfd, name, text, reason):
+  path = tmp_path / name
+  path.write_bytes(text if isinstance(text, bytes) else text.encode())
+  assert prepare(path, model, tmp_path / 'out') == 2
+  (complaint,) = capfd.readouterr().err.splitlines()
+  assert re.search(reason, complaint)
+  assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_file_that_is_no_vocabulary(corpus, tmp_path, capfd):
+  (tmp_path / 'bad.model').write_bytes(b'no model')
+  assert prepare(corpus, tmp_path / 'bad.model', tmp_path / 'out') == 2
+  assert 'is no SentencePiece model' in capfd.readouterr().err
+
+
+def test_damaged_token_files(tmp_path):
+  tokens = token_files.from_rows([[5, 1], [1]], [[6, 7, 1], [70_000, 1]])
+  assert tokens.targets.dtype == np.int32
+  path = tmp_path / 'a.npz'
+  token_files.save(path, tokens)
+  assert token_files.load(path).example(1)[1].tolist() == [70_000, 1]
+  content = path.read_bytes()
+  for damaged in (content[:-60], content[:90], b'', b'text'):
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match='not a token file, or is damaged'):
+      token_files.load(path)
+  np.savez(path, targets=tokens.targets, target_offsets=np.array([0, 3]))
+  with pytest.raises(ValueError, match='offsets do not divide 5 tokens'):
+    token_files.load(path)
+  np.savez(path, other=tokens.targets)
+  with pytest.raises(ValueError, match=r"it has \['other'\]"):
+    token_files.load(path)
+  with pytest.raises(ValueError, match=r'has no tokens\.json'):
+    token_files.load_description(tmp_path)
