@@ -1,0 +1,302 @@
+"""Beam search with T5X's semantics, the baseline of many seq2seq results.
+
+Length normalisation is that of Wu et al. (https://arxiv.org/abs/1609.08144,
+Eq. 14); finished and live sequences are kept apart, as in T5X.
+"""
+
+import dataclasses
+import functools
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import arrays, base
+from specdec_jax.base import Array, Params
+from specdec_jax.decoding.state import EosId
+
+# The log-probability of a beam that does not exist, T5X's number for it.
+NOTHING = -1.0e7
+
+
+@base.value
+class BeamOutput:
+  """The best sequences of every row, the best of them last.
+
+  Attributes:
+    tokens: int32 `[B, K, S]`, prompt included, 0 beyond `lengths`.
+    lengths: int32 `[B, K]`; 0 where fewer than K sequences finished.
+    scores: float32 `[B, K]`, ascending: the log-probability of what follows the
+      prompt, divided by `brevity_penalty`. A row in which no sequence reached
+      EOS gives its live ones instead, with plain log-probabilities.
+    is_finished: bool `[B, K]`, whether the sequence ends with EOS.
+    has_nan: bool `[B]`: the model returned logits that are not numbers, and the
+      row was stopped.
+  """
+
+  tokens: Array
+  lengths: Array
+  scores: Array
+  is_finished: Array
+  has_nan: Array
+
+
+@base.value
+class _State:
+  """What an iteration needs; live sequences have one length a row.
+
+  `live` is `[B, K, S]` tokens and `live_log_probs` `[B, K]`, `lengths`,
+  `max_lengths`, `is_active` and `has_nan` are `[B]`, `finished*` as in
+  `BeamOutput`, and the cache has `B * K` rows.
+  """
+
+  live: Array
+  live_log_probs: Array
+  lengths: Array
+  finished: Array
+  finished_lengths: Array
+  finished_scores: Array
+  max_lengths: Array
+  is_active: Array
+  has_nan: Array
+  cache: Any
+
+
+def generate(
+  params: Params,
+  prompt: base.Prompt,
+  *,
+  target: base.LanguageModel,
+  num_beams: int,
+  alpha: float = 0.6,
+  max_len: int,
+  eos_id: EosId,
+) -> BeamOutput:
+  """The `num_beams` best sequences of every row; jit it whole.
+
+  Encoder, prefill and the keys of cross-attention are computed once a row and
+  then repeated for each beam. A row stops at its limit, or when no live
+  sequence can still beat the worst finished one. One beam need not be greedy
+  decoding: a sequence that ends early may outscore the greedy one.
+
+  Args:
+    params: weights; only `params.target` is read.
+    prompt: what to continue; rows may have different lengths.
+    target: the model; all arrays of its cache have the rows as first axis.
+    num_beams: K.
+    alpha: of the brevity penalty; 0 compares plain log-probabilities.
+    max_len: S, the most tokens a row can have, prompt included.
+    eos_id: ends a sequence; a tuple lists several, -1 none.
+
+  Raises:
+    ValueError: if `num_beams` or `alpha` is out of range, or the prompt exceeds
+      `max_len`.
+  """
+  if num_beams < 1:
+    raise ValueError(f'num_beams must be at least 1, got {num_beams}')
+  if not 0 <= alpha < float('inf'):
+    raise ValueError(f'alpha must be finite and at least 0, got {alpha}')
+  step = functools.partial(
+    _step,
+    params.target,
+    target=target,
+    alpha=alpha,
+    eos_ids=(eos_id,) if isinstance(eos_id, int) else eos_id,
+  )
+  state = _init(
+    params.target, prompt, target=target, num_beams=num_beams, max_len=max_len
+  )
+  state = jax.lax.while_loop(
+    lambda state: jnp.any(state.is_active), step, state
+  )
+  return _output(state)
+
+
+def brevity_penalty(alpha: float, lengths: Array) -> Array:
+  """`((5 + length) / 6) ** alpha`; the start token does not count."""
+  return ((5.0 + lengths.astype(jnp.float32)) / 6.0) ** alpha
+
+
+def _init(
+  params: Any,
+  prompt: base.Prompt,
+  *,
+  target: base.LanguageModel,
+  num_beams: int,
+  max_len: int,
+) -> _State:
+  """One live beam a row, which holds the prompt."""
+  batch_size, prompt_len = prompt.decoder_tokens.shape
+  if prompt_len > max_len:
+    raise ValueError(
+      f'a prompt of {prompt_len} tokens does not fit in max_len {max_len}'
+    )
+  lengths = prompt.decoder_lengths.astype(jnp.int32)
+  max_lengths = jnp.full_like(lengths, max_len)
+  if prompt.max_lengths is not None:
+    max_lengths = jnp.minimum(prompt.max_lengths.astype(jnp.int32), max_len)
+  tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, max_len - prompt_len)))
+  live = jnp.repeat(tokens.astype(jnp.int32)[:, None], num_beams, axis=1)
+  nothing = jnp.full((batch_size, num_beams), NOTHING, jnp.float32)
+  cache = target.init(params, prompt, max_len + 1)
+  return _State(
+    live=live,
+    live_log_probs=nothing.at[:, -1].set(0.0),
+    lengths=lengths,
+    finished=jnp.zeros_like(live),
+    finished_lengths=jnp.zeros((batch_size, num_beams), jnp.int32),
+    finished_scores=nothing,
+    max_lengths=max_lengths,
+    is_active=lengths < max_lengths,
+    has_nan=jnp.zeros(batch_size, jnp.bool_),
+    cache=jax.tree.map(lambda x: jnp.repeat(x, num_beams, axis=0), cache),
+  )
+
+
+def _step(
+  params: Any,
+  state: _State,
+  *,
+  target: base.LanguageModel,
+  alpha: float,
+  eos_ids: tuple[int, ...],
+) -> _State:
+  """Every live sequence by one token; rows that are not active stay put."""
+  num_beams, num_ids = state.live.shape[1], target.vocab_size
+  log_probs, cache = _extend(params, state, target)
+  has_nan = jnp.any(jnp.isnan(log_probs), axis=(1, 2)) & state.is_active
+  # Of the best, as many can have ended as there are beams and ids of EOS.
+  num_candidates = num_beams * min(1 + len(eos_ids), num_ids)
+  log_probs, flat = jax.lax.top_k(
+    log_probs.reshape(-1, num_beams * num_ids), num_candidates
+  )
+  parents, tokens = flat // num_ids, flat % num_ids
+  candidates = _append(_pick(state.live, parents), tokens, state.lengths)
+  is_eos = functools.reduce(operator.or_, [tokens == i for i in eos_ids])
+
+  open_log_probs = jnp.where(is_eos, NOTHING, log_probs)
+  live_log_probs, chosen = _best_last(open_log_probs, num_beams)
+  parents = _pick(parents, chosen)
+
+  lengths = jnp.broadcast_to(state.lengths[:, None] + 1, tokens.shape)
+  scores = log_probs / brevity_penalty(alpha, lengths - 1)
+  # Half of nothing is still far below any sequence's log-probability.
+  has_ended = is_eos & (log_probs > NOTHING / 2)
+  join = lambda old, new: jnp.concatenate([old, new], axis=1)
+  scores = join(state.finished_scores, jnp.where(has_ended, scores, NOTHING))
+  finished_scores, kept = _best_last(scores, num_beams)
+  finished_lengths = _pick(
+    join(state.finished_lengths, jnp.where(has_ended, lengths, 0)), kept
+  )
+  new = dataclasses.replace(
+    state,
+    live=_pick(candidates, chosen),
+    live_log_probs=live_log_probs,
+    lengths=state.lengths + 1,
+    finished=_pick(join(state.finished, candidates), kept),
+    finished_lengths=finished_lengths,
+    finished_scores=finished_scores,
+  )
+  new = dataclasses.replace(new, is_active=_can_improve(new, alpha))
+  return _advance(state, new, has_nan, parents, cache, target)
+
+
+def _extend(
+  params: Any, state: _State, target: base.LanguageModel
+) -> tuple[Array, Any]:
+  """Log-probabilities `[B, K, V]` of every continuation, and the new cache."""
+  batch_size, num_beams, width = state.live.shape
+  last = arrays.read_block(
+    state.live.reshape(batch_size * num_beams, width),
+    jnp.repeat(state.lengths - 1, num_beams),
+    1,
+  )
+  logits, cache = target.extend(params, last, state.cache)
+  log_probs = jax.nn.log_softmax(logits[:, 0]).reshape(
+    batch_size, num_beams, -1
+  )
+  return state.live_log_probs[:, :, None] + log_probs, cache
+
+
+def _advance(
+  state: _State,
+  new: _State,
+  has_nan: Array,
+  parents: Array,
+  cache: Any,
+  target: base.LanguageModel,
+) -> _State:
+  """`new` in rows that were active and met no NaN, with their beams' caches."""
+  batch_size, num_beams = parents.shape
+
+  def reorder(old: Array, new: Array) -> Array:
+    # What `extend` hands on untouched, as it does the encoder's keys, is the
+    # same for all beams of a row.
+    if new is old:
+      return new
+    by_beam = new.reshape(batch_size, num_beams, *new.shape[1:])
+    return _pick(by_beam, parents).reshape(new.shape)
+
+  def choose(old: Array, new: Array) -> Array:
+    is_taken = state.is_active & ~has_nan
+    shape = (batch_size,) + (1,) * (new.ndim - 1)
+    return jnp.where(is_taken.reshape(shape), new, old)
+
+  cache = jax.tree.map(reorder, state.cache, cache)
+  without_cache = lambda state: dataclasses.replace(state, cache=None)
+  new = jax.tree.map(choose, without_cache(state), without_cache(new))
+  return dataclasses.replace(
+    new,
+    is_active=new.is_active & ~has_nan,
+    has_nan=state.has_nan | has_nan,
+    cache=target.rewind(cache, jnp.repeat(new.lengths - 1, num_beams)),
+  )
+
+
+def _can_improve(state: _State, alpha: float) -> Array:
+  """bool `[B]`: whether a row has room, and a live sequence that could yet beat
+  the worst finished one."""
+  # Penalties grow with length, so no descendant can score above this.
+  bound = state.live_log_probs[:, -1] / brevity_penalty(
+    alpha, state.max_lengths
+  )
+  worst = jnp.min(state.finished_scores, axis=1)
+  is_settled = jnp.all(state.finished_lengths > 0, axis=1) & (worst > bound)
+  return (state.lengths < state.max_lengths) & ~is_settled
+
+
+def _output(state: _State) -> BeamOutput:
+  """Finished sequences, or the live ones of rows that have none."""
+  is_finished = state.finished_lengths > 0
+  use_live = ~jnp.any(is_finished, axis=1)[:, None]
+  lengths = jnp.where(use_live, state.lengths[:, None], state.finished_lengths)
+  tokens = jnp.where(use_live[:, :, None], state.live, state.finished)
+  positions = jnp.arange(tokens.shape[2], dtype=jnp.int32)
+  is_committed = positions[None, None, :] < lengths[:, :, None]
+  return BeamOutput(
+    tokens=jnp.where(is_committed, tokens, 0),
+    lengths=lengths,
+    scores=jnp.where(use_live, state.live_log_probs, state.finished_scores),
+    is_finished=is_finished,
+    has_nan=state.has_nan,
+  )
+
+
+def _append(sequences: Array, tokens: Array, lengths: Array) -> Array:
+  """`sequences[B, N, S]` with `tokens[B, N]` at positions `lengths[B]`."""
+  positions = jnp.arange(sequences.shape[2], dtype=lengths.dtype)
+  is_new = (positions[None, :] == lengths[:, None])[:, None, :]
+  return jnp.where(is_new, tokens[:, :, None], sequences)
+
+
+def _best_last(scores: Array, count: int) -> tuple[Array, Array]:
+  """The `count` best of `[B, N]` and where they stand, ascending."""
+  best, indices = jax.lax.top_k(scores, count)
+  return best[:, ::-1], indices[:, ::-1]
+
+
+def _pick(values: Array, indices: Array) -> Array:
+  """`values[b, indices[b, n]]`: `[B, N, ...]` and int32 `[B, M]`."""
+  shape = indices.shape + (1,) * (values.ndim - 2)
+  return jnp.take_along_axis(values, indices.reshape(shape), axis=1)

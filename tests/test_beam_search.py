@@ -1,0 +1,272 @@
+"""Beam search against T5X's own, enumeration, and a plain reference."""
+
+import functools
+import itertools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.base import Params, Prompt
+from specdec_jax.checkpoints import t5x
+from specdec_jax.decoding import beam_search
+from specdec_jax.models import adapters, t5
+from tests import decoders, toy, toy_t5
+
+T5X = pathlib.Path(__file__).parent / 'golden' / 't5x'
+EOS = 1
+VOCAB_SIZE = 4
+PROMPTS = [[0], [0, 2], [0, 3, 2], [0, 2]]
+LIMITS = [5, 5, 6, 4]
+
+
+def search(model, params, prompt, *, num_beams, max_len, **kwargs):
+  kwargs = {'eos_id': EOS, 'alpha': 0.6} | kwargs
+  generate = functools.partial(
+    beam_search.generate,
+    target=model,
+    num_beams=num_beams,
+    max_len=max_len,
+    **kwargs,
+  )
+  output = jax.jit(generate)(Params(params), prompt)
+  return jax.tree.map(np.asarray, output)
+
+
+def found(output, row: int) -> list[tuple[float, tuple[int, ...]]]:
+  """Scores and sequences of a row, best first, without empty slots."""
+  return [
+    (float(output.scores[row, k]), tuple(output.tokens[row, k, :length]))
+    for k, length in reversed(list(enumerate(output.lengths[row])))
+    if length
+  ]
+
+
+class Law:
+  """A toy chain's log-probabilities, and a sequence's score."""
+
+  def __init__(self, params, alpha: float):
+    table = np.asarray(params['table'], np.float64)
+    log_sum = np.log(np.sum(np.exp(table), axis=-1, keepdims=True))
+    self.log_probs, self.alpha = table - log_sum, alpha
+
+  def log_prob(self, tokens, prompt) -> float:
+    total = 0.0
+    for i in range(len(prompt), len(tokens)):
+      before = tokens[i - 2] if i > 1 else VOCAB_SIZE
+      total += self.log_probs[before, tokens[i - 1], tokens[i]]
+    return total
+
+  def score(self, tokens, prompt) -> float:
+    penalty = ((5 + len(tokens) - 1) / 6) ** self.alpha
+    return self.log_prob(tokens, prompt) / penalty
+
+
+def every_sequence(prompt, limit: int):
+  """All continuations that end with EOS within the limit."""
+  others = [i for i in range(VOCAB_SIZE) if i != EOS]
+  for count in range(limit - len(prompt)):
+    for middle in itertools.product(others, repeat=count):
+      yield (*prompt, *middle, EOS)
+
+
+def reference(law: Law, prompt, limit: int, num_beams: int):
+  """Beam search without early stopping, one row, in Python."""
+  live, finished = [tuple(prompt)], []
+  for _ in range(limit - len(prompt)):
+    grown = [(*beam, i) for beam in live for i in range(VOCAB_SIZE)]
+    grown.sort(key=lambda tokens: -law.log_prob(tokens, prompt))
+    grown = grown[: 2 * num_beams]
+    finished += [tokens for tokens in grown if tokens[-1] == EOS]
+    live = [tokens for tokens in grown if tokens[-1] != EOS][:num_beams]
+  finished.sort(key=lambda tokens: -law.score(tokens, prompt))
+  return finished[:num_beams]
+
+
+@pytest.fixture(scope='module')
+def golden():
+  """The fixture's weights, prompt and T5X's outputs."""
+  config = t5.T5Config(
+    vocab_size=128,
+    embed_dim=64,
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    num_heads=4,
+    head_dim=16,
+    mlp_dim=128,
+  )
+  params = t5x.read_target(T5X / 't5x_orbax', t5.param_shapes(config))
+  arrays = np.load(T5X / 'golden_encdec.npz')
+  rows = len(arrays['greedy'])
+  prompt = Prompt(
+    encoder_tokens=jnp.asarray(arrays['encoder_input_tokens']),
+    decoder_tokens=jnp.zeros((rows, 1), jnp.int32),
+    decoder_lengths=jnp.ones(rows, jnp.int32),
+    row_ids=jnp.arange(rows, dtype=jnp.int32),
+  )
+  return adapters.t5(config), params, prompt, arrays
+
+
+def test_four_beams_are_those_of_t5x(golden):
+  model, params, prompt, arrays = golden
+  output = search(model, params, prompt, num_beams=4, max_len=17)
+  np.testing.assert_array_equal(output.tokens[:, :, 1:], arrays['beam4'])
+  np.testing.assert_allclose(
+    output.scores, arrays['beam4_scores'], rtol=0, atol=2e-5
+  )
+  is_eos = arrays['beam4'] == EOS
+  np.testing.assert_array_equal(output.is_finished, is_eos.any(axis=2))
+  np.testing.assert_array_equal(output.lengths, is_eos.argmax(axis=2) + 2)
+
+
+def test_one_beam_is_greedy_on_the_golden(golden):
+  model, params, prompt, arrays = golden
+  output = search(model, params, prompt, num_beams=1, max_len=17)
+  np.testing.assert_array_equal(output.tokens[:, 0, 1:], arrays['greedy'])
+
+
+def test_one_beam_without_an_end_is_greedy():
+  model, params = toy.toy(7), toy.toy_params(7, seed=3)
+  prompt = toy.prompt([[2, 3, 1], [4], [5, 6]], max_lengths=[10, 9, 10])
+  output = search(model, params, prompt, num_beams=1, max_len=10, eos_id=-1)
+  greedy = decoders.plain(
+    model, Params(params), prompt, to_probs=decoders.GREEDY, max_len=10
+  )
+  np.testing.assert_array_equal(output.tokens[:, 0], greedy.tokens)
+  np.testing.assert_array_equal(output.lengths[:, 0], greedy.lengths)
+  np.testing.assert_allclose(
+    output.scores[:, 0], greedy.log_probs.sum(axis=1), atol=1e-4
+  )
+  assert not output.is_finished.any()
+
+
+@pytest.mark.parametrize('alpha', [0.0, 0.6, 1.5])
+def test_all_beams_are_all_sequences(alpha):
+  params = toy.toy_params(VOCAB_SIZE, seed=11)
+  prompt = toy.prompt(PROMPTS, max_lengths=LIMITS)
+  output = search(
+    toy.toy(VOCAB_SIZE), params, prompt, num_beams=81, max_len=6, alpha=alpha
+  )
+  law = Law(params, alpha)
+  for row, (start, limit) in enumerate(zip(PROMPTS, LIMITS, strict=True)):
+    expected = sorted(
+      ((law.score(s, start), s) for s in every_sequence(start, limit)),
+      reverse=True,
+    )
+    assert [s for _, s in found(output, row)] == [s for _, s in expected]
+    np.testing.assert_allclose(
+      [score for score, _ in found(output, row)],
+      [score for score, _ in expected],
+      atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize('num_beams', [2, 3])
+def test_few_beams_are_the_reference_s(num_beams):
+  prompt = toy.prompt(PROMPTS, max_lengths=LIMITS)
+  run = jax.jit(
+    functools.partial(
+      beam_search.generate,
+      target=toy.toy(VOCAB_SIZE),
+      num_beams=num_beams,
+      max_len=6,
+      eos_id=EOS,
+    )
+  )
+  differ = 0
+  for seed in range(20):
+    params = toy.toy_params(VOCAB_SIZE, seed=seed)
+    law = Law(params, 0.6)
+    output = jax.tree.map(np.asarray, run(Params(params), prompt))
+    for row, (start, limit) in enumerate(zip(PROMPTS, LIMITS, strict=True)):
+      expected = reference(law, start, limit, num_beams)
+      assert [tokens for _, tokens in found(output, row)] == expected
+      best = sorted(
+        every_sequence(start, limit), key=lambda s: -law.score(s, start)
+      )
+      differ += best[:num_beams] != expected
+  assert differ  # Or pruning was never put to the test.
+
+
+def test_caches_that_lose_their_identity_are_reordered_all_the_same():
+  config = toy_t5.config(7)
+  model, params = adapters.t5(config), toy_t5.params(config, seed=5)
+  prompt = toy.prompt(
+    [[0], [0], [0]], encoder_rows=[[3, 4, 1], [5, 1], [6, 6, 2, 1]]
+  )
+  jitted = model._replace(extend=jax.jit(model.extend))
+  sizes = {'num_beams': 3, 'max_len': 9}
+  plain = search(model, params, prompt, **sizes)
+  again = search(jitted, params, prompt, **sizes)
+  np.testing.assert_array_equal(plain.tokens, again.tokens)
+  assert len({tuple(beam) for beam in plain.tokens[0]}) == 3
+
+
+def settled_chain(*, is_broken: bool):
+  """After 0 come 2 and 3, then most likely the end, else 4 and then NaN."""
+  table = np.full((6, 5, 5), -20.0)
+  table[:, 0, 2:4] = 0.0
+  table[:, 2:4, EOS] = np.log(0.9)
+  table[:, 2:4, 4] = np.log(0.1)
+  table[:, 4] = np.nan
+  if is_broken:
+    table[:, 3] = np.nan
+  return {'table': jnp.asarray(table, jnp.float32)}
+
+
+def test_a_settled_row_is_not_searched_further():
+  """Its next call would have met the NaN."""
+  output = search(
+    toy.toy(5),
+    settled_chain(is_broken=False),
+    toy.prompt([[0]]),
+    num_beams=2,
+    max_len=6,
+  )
+  assert not output.has_nan.any()
+  assert sorted(tokens for _, tokens in found(output, 0)) == [
+    (0, 2, 1),
+    (0, 3, 1),
+  ]
+
+
+def test_not_a_number_stops_its_row_alone():
+  output = search(
+    toy.toy(5),
+    settled_chain(is_broken=True),
+    toy.prompt([[0, 3], [0, 2]]),
+    num_beams=1,
+    max_len=6,
+  )
+  assert output.has_nan.tolist() == [True, False]
+  assert found(output, 1)[0][1] == (0, 2, 1)
+
+
+def test_several_ids_can_end_a_sequence():
+  params = toy.toy_params(VOCAB_SIZE, seed=2)
+  output = search(
+    toy.toy(VOCAB_SIZE),
+    params,
+    toy.prompt([[0]]),
+    num_beams=9,
+    max_len=3,
+    eos_id=(1, 3),
+  )
+  law, ends = Law(params, 0.6), (1, 3)
+  expected = [(0, i) for i in ends] + [(0, j, i) for j in (0, 2) for i in ends]
+  expected.sort(key=lambda tokens: -law.score(tokens, [0]))
+  assert [tokens for _, tokens in found(output, 0)] == expected
+
+
+def test_bad_input_is_one_sentence():
+  model, params = toy.toy(3), toy.toy_params(3, seed=0)
+  prompt = toy.prompt([[0, 1, 2]])
+  run = functools.partial(search, model, params, prompt)
+  with pytest.raises(ValueError, match='num_beams must be at least 1, got 0'):
+    run(num_beams=0, max_len=5)
+  with pytest.raises(ValueError, match=r'alpha .* at least 0, got -1'):
+    run(num_beams=2, max_len=5, alpha=-1)
+  with pytest.raises(ValueError, match='3 tokens does not fit in max_len 2'):
+    run(num_beams=2, max_len=2)
