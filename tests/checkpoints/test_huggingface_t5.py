@@ -1,0 +1,158 @@
+"""T5s in Hugging Face folders are read as written; bad ones are refused."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_models import assert_trees_equal
+from tiny_t5 import make_config, make_params
+
+from specdec_jax.checkpoints import huggingface_t5
+
+pytest.importorskip('safetensors')
+
+ABSENT = 'absent'
+
+
+def change_json(path, **changes) -> None:
+  settings = json.loads(path.read_text()) | changes
+  settings = {k: v for k, v in settings.items() if v != ABSENT}
+  path.write_text(json.dumps(settings))
+
+
+def rewrite(folder, change) -> None:
+  """Applies `change` to the dict of a folder's tensors."""
+  from safetensors.numpy import load_file, save_file
+
+  tensors = load_file(folder / 'model.safetensors')
+  change(tensors)
+  save_file(tensors, folder / 'model.safetensors')
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """A folder with a tiny T5 1.1."""
+  config = make_config()
+  huggingface_t5.save_t5(tmp_path, config, make_params(config))
+  return tmp_path
+
+
+@pytest.mark.parametrize('is_tied', [True, False])
+@pytest.mark.parametrize('activations', [('relu',), ('gelu', 'linear')])
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_round_trip(tmp_path, is_tied, activations, dtype):
+  config = make_config(
+    is_tied=is_tied, mlp_activations=activations, dtype=dtype
+  )
+  params = make_params(config)
+  huggingface_t5.save_t5(tmp_path, config, params)
+  assert huggingface_t5.read_config(tmp_path, dtype=dtype) == config
+  assert_trees_equal(huggingface_t5.read_params(tmp_path, config), params)
+
+
+def test_every_tensor_is_transposed_but_embeddings(folder):
+  from safetensors.numpy import load_file
+
+  config = make_config()
+  params = make_params(config)
+  tensors = load_file(folder / 'model.safetensors')
+  decoder = params['decoder']
+  np.testing.assert_array_equal(
+    tensors['shared.weight'], params['token_embedder']['embedding']
+  )
+  np.testing.assert_array_equal(
+    tensors['lm_head.weight'].T, decoder['logits_dense']['kernel']
+  )
+  np.testing.assert_array_equal(
+    tensors[
+      'decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight'
+    ].T,
+    decoder['relpos_bias']['rel_embedding'],
+  )
+
+
+@pytest.mark.parametrize(
+  ('changes', 'is_tied'),
+  [
+    # As transformers before 5 wrote T5 1.0, and T5 1.1.
+    ({'scale_decoder_outputs': ABSENT, 'tie_word_embeddings': True}, True),
+    ({'scale_decoder_outputs': ABSENT, 'tie_word_embeddings': ABSENT}, True),
+    ({'scale_decoder_outputs': ABSENT, 'tie_word_embeddings': False}, False),
+    # As transformers 5 writes them.
+    ({'scale_decoder_outputs': True, 'tie_word_embeddings': True}, True),
+    ({'scale_decoder_outputs': False, 'tie_word_embeddings': True}, False),
+    ({'model_type': 'mt5', 'scale_decoder_outputs': ABSENT}, False),
+  ],
+)  # fmt: skip
+def test_whether_logits_are_scaled(folder, changes, is_tied):
+  change_json(folder / 'config.json', **changes)
+  assert huggingface_t5.read_config(folder).is_tied == is_tied
+
+
+def test_logits_that_are_tied_but_not_scaled(folder):
+  config = make_config()
+  rewrite(folder, lambda tensors: tensors.pop('lm_head.weight'))
+  params = huggingface_t5.read_params(folder, config)
+  expected = make_params(config)
+  expected['decoder']['logits_dense']['kernel'] = expected['token_embedder'][
+    'embedding'
+  ].T
+  assert_trees_equal(params, expected)
+
+
+def test_copies_are_ignored_and_other_logits_are_not(tmp_path):
+  config = make_config(is_tied=True)
+  huggingface_t5.save_t5(tmp_path, config, make_params(config))
+  rewrite(
+    tmp_path,
+    lambda t: t.update(
+      {
+        'encoder.embed_tokens.weight': t['shared.weight'],
+        'decoder.embed_tokens.weight': t['shared.weight'],
+        'lm_head.weight': t['shared.weight'],
+        'decoder.block.0.layer.1.EncDecAttention.relative_attention_bias'
+        '.weight': np.ones((8, 2), np.float32),
+      }
+    ),
+  )
+  assert_trees_equal(
+    huggingface_t5.read_params(tmp_path, config), make_params(config)
+  )
+  rewrite(
+    tmp_path, lambda t: t.update({'lm_head.weight': t['shared.weight'] + 1})
+  )
+  with pytest.raises(ValueError, match=r'shared\.weight and lm_head.* differ'):
+    huggingface_t5.read_params(tmp_path, config)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'model_type': 'umt5'}, "type 'umt5'; supported are t5, mt5"),
+    ({'feed_forward_proj': 'gelu'}, "feed_forward_proj is 'gelu'"),
+    ({'layer_norm_epsilon': 1e-5}, 'layer_norm_epsilon is 1e-05'),
+    ({'d_model': None}, 'd_model is None, expected a number'),
+    ({'num_decoder_layers': 0}, 'num_decoder_layers is 0, expected'),
+    ({'num_layers': 10**6}, 'too few for'),
+    ({'d_ff': 48}, r'wi_0.weight is \[24, 16\], expected \[48, 16\]'),
+    ({'vocab_size': 64}, r'shared.weight is \[32, 16\], expected \[64, 16\]'),
+    ({'num_layers': 3}, r'lacks tensors: encoder.block.2'),
+    ({'num_layers': 1}, r'tensors that this network has not: encoder.block.1'),
+    ({'feed_forward_proj': 'relu'}, r'lacks tensors: .*DenseReluDense.wi.w'),
+  ],
+)
+def test_networks_that_do_not_fit_are_refused(folder, changes, message):
+  change_json(folder / 'config.json', **changes)
+  with pytest.raises(ValueError, match=message):
+    huggingface_t5.read_params(folder, huggingface_t5.read_config(folder))
+
+
+def test_what_no_folder_can_hold_is_refused(tmp_path):
+  config = make_config(num_encoder_layers=0)
+  with pytest.raises(ValueError, match='no T5 without an encoder'):
+    huggingface_t5.save_t5(tmp_path, config, make_params(config))
+  config = make_config(mlp_activations=('gelu',))
+  with pytest.raises(ValueError, match=r"activations are \('gelu',\)"):
+    huggingface_t5.save_t5(tmp_path, config, make_params(config))
+  assert list(tmp_path.iterdir()) == []

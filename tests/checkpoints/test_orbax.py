@@ -1,0 +1,130 @@
+"""Our own checkpoints: Orbax's tree of parameters with model.json beside it."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import pytest
+import tiny_models
+from jax.sharding import NamedSharding, PartitionSpec
+from tiny_models import assert_trees_equal
+from tiny_t5 import make_config, make_params
+
+from specdec_jax.checkpoints import model_file, orbax
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('orbax') / 'model'
+  config = make_config()
+  orbax.save(folder, config, make_params(config))
+  return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+  """A copy, to be spoilt."""
+  return shutil.copytree(saved, tmp_path / 'model')
+
+
+@pytest.mark.parametrize(
+  'config',
+  [
+    make_config(dtype=jnp.bfloat16, is_tied=True, mlp_activations=('relu',)),
+    make_config(num_encoder_layers=0),
+    tiny_models.make_config(),
+  ],
+  ids=['t5', 'decoder_only', 'llama'],
+)
+def test_round_trip(tmp_path, config):
+  params = make_params(config)
+  folder = tmp_path / 'new'
+  orbax.save(folder, config, params)
+  assert orbax.is_checkpoint(folder)
+  loaded = model_file.read(folder)
+  assert loaded == config
+  assert hash(loaded) == hash(config)
+  shapes = model_file.param_shapes(loaded)
+  assert_trees_equal(orbax.restore(folder, shapes), params)
+  with pytest.raises(ValueError, match='already holds parameters'):
+    orbax.save(folder, config, params)
+
+
+def test_restoring_shards_and_casts(saved):
+  config = make_config()
+  mesh = jax.make_mesh(
+    (4,),
+    ('model',),
+    axis_types=(jax.sharding.AxisType.Auto,),
+    devices=jax.devices()[:4],
+  )
+  expected = jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(
+      leaf.shape,
+      leaf.dtype,
+      sharding=NamedSharding(
+        mesh, PartitionSpec('model' if leaf.shape[0] % 4 == 0 else None)
+      ),
+    ),
+    model_file.param_shapes(config),
+  )
+  params = orbax.restore(saved, expected, dtype=jnp.bfloat16)
+  assert_trees_equal(
+    params,
+    jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), make_params(config)),
+  )
+  embedding = params['token_embedder']['embedding']
+  assert {s.data.shape for s in embedding.addressable_shards} == {(8, 16)}
+
+
+def test_the_dtype_can_be_another_than_that_written(saved):
+  assert model_file.read(saved).dtype == jnp.float32
+  assert model_file.read(saved, dtype=jnp.bfloat16) == make_config(
+    dtype=jnp.bfloat16
+  )
+
+
+def test_an_incomplete_folder(folder):
+  shapes = model_file.param_shapes(make_config())
+  shutil.rmtree(folder / 'params' / 'ocdbt.process_0')
+  with pytest.raises(ValueError, match='incomplete or damaged'):
+    orbax.restore(folder, shapes)
+  shutil.rmtree(folder / 'params')
+  assert not orbax.is_checkpoint(folder)
+  with pytest.raises(ValueError, match='was not written to its end'):
+    orbax.restore(folder, shapes)
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'network': 'gpt'}, "network 'gpt'; expected llama or t5"),
+    ({'config': None}, 'and its "config"'),
+    ({'heads': 3}, 'a t5 has no heads'),
+    ({'num_heads': None}, 'num_heads is None'),
+    ({'num_heads': True}, 'num_heads is True'),
+    ({'vocab_size': -1}, 'vocab_size is -1'),
+    ({'is_tied': 1}, 'is_tied is 1'),
+    ({'mlp_activations': 'gelu'}, "mlp_activations is 'gelu'"),
+    ({'dtype': 'int8'}, "dtype is 'int8', expected float32"),
+  ],
+)
+def test_bad_sizes_are_refused(folder, change, message):
+  path = folder / 'model.json'
+  contents = json.loads(path.read_text())
+  if not set(change) <= set(contents):
+    change = {'config': contents['config'] | change}
+  path.write_text(json.dumps(contents | change))
+  with pytest.raises(ValueError, match=message):
+    model_file.read(folder)
+
+
+def test_missing_sizes_are_named(folder):
+  path = folder / 'model.json'
+  path.write_text('{"network": "t5", "config": {"embed_dim": 8}}')
+  with pytest.raises(ValueError, match='lacks vocab_size, num_encoder_layers'):
+    model_file.read(folder)
+  path.unlink()
+  with pytest.raises(ValueError, match=r'there is no .*model\.json'):
+    model_file.read(folder)
