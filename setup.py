@@ -22,7 +22,7 @@ _MODELS = [
   'tokenizers>=0.20',
 ]
 _PLOT = ['matplotlib>=3.8']
-_DATA = ['seqio>=0.0.19', 'sentencepiece>=0.2', 'sacrebleu>=2.4']
+_DATA = ['rich>=13', 'seqio>=0.0.19', 'sentencepiece>=0.2', 'sacrebleu>=2.4']
 _TRAIN = ['clu>=0.0.12', 'optax>=0.2.4', 'orbax-checkpoint>=0.11.30']
 
 setup(

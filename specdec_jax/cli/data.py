@@ -78,6 +78,8 @@ def _build(args: argparse.Namespace) -> int:
           corpora[name] = storage.write_corpus(folder, name, corpus)
     manifest = storage.write_manifest(folder, files, corpora)
   progress.console().print(_build_table(out, manifest))
+  content = (out / storage.MANIFEST).read_bytes()
+  print(f'{storage.MANIFEST}: SHA-256 {hashlib.sha256(content).hexdigest()}')
   return 0
 
 
@@ -104,8 +106,8 @@ def _build_table(out: Path, manifest: dict[str, Any]) -> Any:
 
   release = manifest['archive']['release']
   table = Table(title=f'{out}: Debian {release.get("version", "")}')
-  for name in ('corpus', 'split', 'examples', 'groups', 'words', 'sha256'):
-    is_number = name in ('examples', 'groups', 'words')
+  for name in ('corpus', 'split', 'examples', 'groups', 'words'):
+    is_number = name not in ('corpus', 'split')
     table.add_column(name, justify='right' if is_number else 'left')
   for name, corpus in manifest['corpora'].items():
     for split, figures in corpus['splits'].items():
@@ -116,7 +118,6 @@ def _build_table(out: Path, manifest: dict[str, Any]) -> Any:
         f'{figures["examples"]:,}',
         f'{figures["groups"]:,}',
         words,
-        figures['sha256'][:12],
       )
   return table
 

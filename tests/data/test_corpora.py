@@ -249,29 +249,42 @@ def test_a_host_without_apt(tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.skipif(not shutil.which('apt-get'), reason='needs apt')
-def test_apt_downloads_what_is_read(
-  repository, built, tmp_path, monkeypatch, capfd
-):
-  sources = tmp_path / 'sources.list'
-  sources.write_text(
-    f'deb [trusted=yes arch=amd64] copy:{repository} miniature main\n'
-  )
-  config = tmp_path / 'host.conf'
-  config.write_text(
-    f'Dir::Etc::SourceList "{sources}";\nDir::Etc::SourceParts "/dev/null";\n'
-    f'Dir::State::status "/dev/null";\nAPT::Architecture "amd64";\n'
-  )
-  monkeypatch.setenv('APT_CONFIG', str(config))
+def test_apt_downloads_what_is_read(repository, built, tmp_path, monkeypatch):
+  _configure_apt(tmp_path, monkeypatch, repository)
   command = ['data', 'build', 'debian', '--out', str(tmp_path / 'out')]
   kept = tmp_path / 'kept'
   assert main.main([*command, '--keep_downloads', str(kept)]) == 0
   assert files(tmp_path / 'out') == files(built)
   assert sorted(path.name for path in kept.iterdir()) == ['lists', 'packages']
-  sources.write_text('')
-  assert main.main([*command, '--overwrite']) == 2
+
+
+@pytest.mark.skipif(not shutil.which('apt-get'), reason='needs apt')
+@pytest.mark.parametrize(
+  ('place', 'reason'),
+  [
+    ('/missing', 'apt-get update failed: .*missing'),
+    (None, 'brought no German index .*: the sources of this host have none'),
+  ],
+)
+def test_apt_without_an_archive(tmp_path, monkeypatch, capfd, place, reason):
+  _configure_apt(tmp_path, monkeypatch, place)
+  out = str(tmp_path / 'out')
+  assert main.main(['data', 'build', 'debian', '--out', out]) == 2
   (complaint,) = capfd.readouterr().err.splitlines()
-  assert 'apt-get download failed' in complaint
-  assert files(tmp_path / 'out') == files(built)
+  assert re.search(reason, complaint)
+  assert not (tmp_path / 'out').exists()
+
+
+def _configure_apt(folder, monkeypatch, repository):
+  """Gives the host one source of packages, or none."""
+  sources, config = folder / 'sources.list', folder / 'host.conf'
+  line = f'deb [trusted=yes arch=amd64] copy:{repository} miniature main\n'
+  sources.write_text(line if repository else '')
+  config.write_text(
+    f'Dir::Etc::SourceList "{sources}";\nDir::Etc::SourceParts "/dev/null";\n'
+    'Dir::State::status "/dev/null";\nAPT::Architecture "amd64";\n'
+  )
+  monkeypatch.setenv('APT_CONFIG', str(config))
 
 
 def test_splits_have_their_sizes():

@@ -16,14 +16,15 @@ pytest.importorskip('rich')
 SIZE = 300
 
 
-WORDS = (
+TEXT = (
   'tool library package documentation measurement of development files query '
   'network protocol graphical interface server music video jukebox wizard'
-).split()
+)
 
 
 def sentence(i):
-  return ' '.join(WORDS[(i * k + k) % len(WORDS)] for k in range(1, 3 + i % 9))
+  words = TEXT.split()
+  return ' '.join(words[(i * k + k) % len(words)] for k in range(1, 3 + i % 9))
 
 
 @pytest.fixture(scope='module')

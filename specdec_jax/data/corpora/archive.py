@@ -99,7 +99,13 @@ def download(folder: Path, packages: Sequence[str] = PACKAGES) -> None:
       user='root' if os.geteuid() == 0 else '_apt',
     )
   )
-  _run_apt(config, folder, 'update')
+  complaint = _run_apt(config, folder, 'update')
+  # An index that cannot be had is no error to apt.
+  if not _german_indices(folder / 'lists'):
+    raise ValueError(
+      'apt-get update brought no German index of a Debian release: '
+      f'{complaint or "the sources of this host have none"}'
+    )
   if packages:
     _run_apt(config, folder / 'packages', 'download', *packages)
   config.unlink()
@@ -107,8 +113,12 @@ def download(folder: Path, packages: Sequence[str] = PACKAGES) -> None:
     shutil.rmtree(folder / name)
 
 
-def _run_apt(config: Path, folder: Path, *command: str) -> None:
-  """Runs apt-get there; raises ValueError with its last complaint."""
+def _run_apt(config: Path, folder: Path, *command: str) -> str:
+  """Runs apt-get there; its first complaint, or ''.
+
+  Raises:
+    ValueError: with that complaint, if apt fails.
+  """
   done = subprocess.run(
     ['apt-get', '-q', '-y', '-c', str(config), *command],
     cwd=folder,
@@ -119,10 +129,14 @@ def _run_apt(config: Path, folder: Path, *command: str) -> None:
     errors='replace',
     check=False,
   )
+  errors, warnings = (
+    re.findall(rf'^{kind}: (.+)', done.stderr, re.MULTILINE) for kind in 'EW'
+  )
+  complaint = (errors or warnings or [''])[0].strip()
   if done.returncode:
-    complaints = re.findall(r'^E: (.+)', done.stderr, re.MULTILINE)
-    reason = complaints[-1] if complaints else f'status {done.returncode}'
+    reason = complaint or f'status {done.returncode}'
     raise ValueError(f'apt-get {command[0]} failed: {reason}')
+  return complaint
 
 
 def read(folder: Path, packages: Sequence[str] = PACKAGES) -> Archive:
@@ -184,7 +198,7 @@ def read(folder: Path, packages: Sequence[str] = PACKAGES) -> Archive:
 
 def _german_index(lists: Path) -> Path:
   """The release's Translation-de; updates and security have none."""
-  found = sorted(lists.glob('*_dists_*_main_i18n_Translation-de'))
+  found = _german_indices(lists)
   if len(found) == 1:
     return found[0]
   if found:
@@ -192,10 +206,11 @@ def _german_index(lists: Path) -> Path:
       f'{lists} has indices of {len(found)} releases, '
       f'{", ".join(path.name for path in found)}: leave one'
     )
-  raise ValueError(
-    f'{lists} has no Translation-de: the sources of this host hold no Debian '
-    'release, or the download is incomplete'
-  )
+  raise ValueError(f'{lists} has no Translation-de: the download is incomplete')
+
+
+def _german_indices(lists: Path) -> list[Path]:
+  return sorted(lists.glob('*_dists_*_main_i18n_Translation-de'))
 
 
 def _binary_index(lists: Path, prefix: str) -> Path:
