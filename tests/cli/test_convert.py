@@ -1,0 +1,215 @@
+"""`specdec convert`: every format to every other, and nothing lost."""
+
+import json
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip('sentencepiece')
+
+from specdec_jax.checkpoints import (
+  huggingface_t5,
+  loading,
+  model_file,
+  orbax,
+  stored_arrays,
+  t5x,
+)
+from specdec_jax.models.t5 import T5Config
+from tests.cli.tiny import assert_refused
+
+CONFIG = T5Config(
+  vocab_size=128,
+  embed_dim=64,
+  num_encoder_layers=2,
+  num_decoder_layers=2,
+  num_heads=4,
+  head_dim=16,
+  mlp_dim=128,
+)
+FORMATS = ('t5x_legacy', 't5x_orbax', 'orbax', 'huggingface')
+
+
+@pytest.fixture(scope='module')
+def golden(request):
+  return request.config.rootpath / 'tests' / 'golden' / 't5x'
+
+
+@pytest.fixture
+def source(golden, tmp_path):
+  """What T5X wrote, with sizes and vocabulary beside it."""
+  folder = tmp_path / 'source'
+  shutil.copytree(golden / 't5x_legacy', folder)
+  shutil.copy(golden / 'tiny_sp.model', folder / 'spiece.model')
+  (folder / 'tokenizer_config.json').write_text('{"extra_ids": 0}')
+  model_file.write(folder, CONFIG)
+  return folder
+
+
+def assert_same_bits(params, expected):
+  params, expected = map(stored_arrays.flatten, (params, expected))
+  assert set(params) == set(expected)
+  for name, leaf in expected.items():
+    assert params[name].dtype == leaf.dtype
+    np.testing.assert_array_equal(params[name], leaf, name)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_a_tour_of_all_formats_changes_nothing(run, source, tmp_path, dtype):
+  first = loading.load(str(source), dtype=jnp.dtype(dtype).type)
+  previous = source
+  for to in ('orbax', 'huggingface', 't5x_orbax', 't5x_legacy', 'huggingface'):
+    folder = tmp_path / f'{to}_of_{previous.name}'
+    result = run('convert', previous, folder, '--to', to, '--dtype', dtype)
+    assert result.status == 0, result
+    size = {'float32': '856,064', 'bfloat16': '428,032'}[dtype]
+    assert result.out == (
+      f'wrote {folder} ({to}): 52 arrays, 214,016 parameters, {size} bytes in '
+      f'{dtype}\n'
+    )
+    model = loading.load(str(folder), dtype=jnp.dtype(dtype).type)
+    # Sizes apart from what is only told beside the weights.
+    assert model.config == first.config
+    assert_same_bits(model.params, first.params)
+    assert model.vocabulary.tokens() == first.vocabulary.tokens()
+    previous = folder
+  assert first.description == (
+    f'source: 0M parameters in {dtype}, 2+2 layers, 128 tokens'
+  )
+
+
+def test_the_step_is_kept_or_chosen(run, source, tmp_path):
+  for options, step in (((), 7), (('--step', '12'), 12)):
+    folder = tmp_path / f'step_{step}'
+    run('convert', source, folder, '--to', 't5x_orbax', *options)
+    assert t5x.find(folder).name == f'checkpoint_{step}'
+    assert t5x.read_step(folder) == step
+  result = run(
+    'convert', source, tmp_path / 'x', '--to', 'orbax', '--step', '1'
+  )
+  assert_refused(result, '--step is for checkpoints of T5X')
+
+
+def test_sizes_and_vocabulary_can_be_given(run, golden, tmp_path):
+  bare, folder = golden / 't5x_orbax', tmp_path / 'new'
+  to = ('--to', 'orbax')
+  result = run('convert', bare, folder, *to)
+  assert_refused(result, 'does not state its sizes: give a config')
+  result = run('convert', bare, folder, *to, '--config', 't5_1_1_tiny')
+  assert_refused(result, "'t5_1_1_tiny' is neither a file nor the name of")
+  result = run('convert', bare, folder, *to, '--config', 't5_1_1_small')
+  assert_refused(result, 'lacks 138 arrays')
+  model_file.write(tmp_path, CONFIG)
+  config = ('--config', tmp_path / 'model.json')
+  result = run('convert', bare, folder, *to, *config)
+  assert result.status == 0
+  assert result.out.endswith('in float32, without a vocabulary\n')
+  words = ('--vocabulary', golden / 'tiny_sp.model')
+  result = run('convert', bare, tmp_path / 'a', *to, *config, *words)
+  assert_refused(result, 'vocabulary of 185 tokens and embeddings of 128')
+  none = ('--extra_ids', '0')
+  result = run('convert', bare, tmp_path / 'a', *to, *config, *words, *none)
+  assert result.status == 0, result
+  assert loading.load(str(tmp_path / 'a')).vocabulary.vocab_size == 85
+  result = run('convert', tmp_path / 'a', tmp_path / 'b', *to, *config)
+  assert_refused(result, 'states its own sizes')
+  result = run('convert', bare, tmp_path / 'b', *to, *config, *none)
+  assert_refused(result, '--extra_ids is for --vocabulary')
+
+
+def test_a_folder_without_a_vocabulary_is_not_loaded_for_decoding(tmp_path):
+  orbax.save(tmp_path / 'new', CONFIG, loading_params())
+  with pytest.raises(ValueError, match='has no vocabulary: put spiece'):
+    loading.load(str(tmp_path / 'new'))
+
+
+def loading_params():
+  rng = np.random.default_rng(0)
+  return stored_arrays.nest(
+    {
+      name: rng.standard_normal(leaf.shape).astype(np.float32)
+      for name, leaf in stored_arrays.flatten(
+        model_file.param_shapes(CONFIG)
+      ).items()
+    }
+  )
+
+
+def test_llamas_are_converted_except_to_t5x(run, model, tmp_path):
+  first = loading.load(model)
+  for to in ('orbax', 'huggingface'):
+    folder = tmp_path / to
+    assert run('convert', model, folder, '--to', to).status == 0
+    loaded = loading.load(str(folder))
+    assert loaded.config == first.config
+    assert_same_bits(loaded.params, first.params)
+    vocabulary = loaded.vocabulary
+    assert vocabulary.tokens() == first.vocabulary.tokens()
+    assert vocabulary.eos_ids == first.vocabulary.eos_ids
+    assert vocabulary.chat_template == first.vocabulary.chat_template
+  result = run('convert', model, tmp_path / 't5x', '--to', 't5x_legacy')
+  assert_refused(result, 'it takes T5s alone')
+  assert not (tmp_path / 't5x').exists()
+
+
+def test_nothing_is_replaced_unasked(run, source, tmp_path):
+  folder = tmp_path / 'new'
+  to = ('--to', 'huggingface')
+  assert run('convert', source, folder, *to).status == 0
+  (folder / 'config.json').write_text('mine')
+  assert_refused(run('convert', source, folder, *to), '--overwrite replaces it')
+  assert (folder / 'config.json').read_text() == 'mine'
+  assert run('convert', source, folder, *to, '--overwrite').status == 0
+  assert json.loads((folder / 'config.json').read_text())['d_model'] == 64
+  assert sorted(p.name for p in tmp_path.iterdir()) == ['new', 'source']
+
+
+@pytest.mark.parametrize('place', ['', '..', 'checkpoint_7', 'new', '../x/y'])
+def test_places_where_nothing_is_written(run, source, place):
+  names = sorted(str(p) for p in source.parent.rglob('*'))
+  result = run(
+    'convert', source, source / place, '--to', 'orbax', '--overwrite'
+  )
+  assert_refused(result, 'cannot write')
+  assert sorted(str(p) for p in source.parent.rglob('*')) == names
+
+
+def test_other_folders_are_never_replaced(run, source, tmp_path):
+  precious = tmp_path / 'precious'
+  precious.mkdir()
+  (precious / 'thesis.tex').write_text('years')
+  file = tmp_path / 'file'
+  file.write_text('years')
+  for path in (precious, file):
+    result = run('convert', source, path, '--to', 'orbax', '--overwrite')
+    assert_refused(result, 'holds no model, so --overwrite does not replace it')
+  assert (precious / 'thesis.tex').read_text() == file.read_text() == 'years'
+
+
+def test_an_interrupt_leaves_what_was_there(run, source, tmp_path, monkeypatch):
+  folder = tmp_path / 'new'
+  to = ('--to', 'huggingface')
+  run('convert', source, folder, *to)
+  before = {p.name: p.read_bytes() for p in folder.iterdir()}
+
+  def interrupt(folder, config, params):
+    (folder / 'begun').write_text('')
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(huggingface_t5, 'save_t5', interrupt)
+  assert run('convert', source, folder, *to, '--overwrite').status == 130
+  assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+  assert sorted(p.name for p in tmp_path.iterdir()) == ['new', 'source']
+
+
+def test_sources_that_are_no_model(run, source, tmp_path):
+  to = (tmp_path / 'new', '--to', 'orbax')
+  assert_refused(run('convert', tmp_path / 'none', *to), 'no model is called')
+  (tmp_path / 'empty').mkdir()
+  result = run('convert', tmp_path / 'empty', *to)
+  assert_refused(result, 'has no config.json of Hugging Face, no checkpoint_N')
+  (source / 'checkpoint_7' / 'checkpoint').unlink()
+  result = run('convert', source, *to)
+  assert_refused(result, 'not written to their end: checkpoint_7')
