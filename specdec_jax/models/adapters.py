@@ -1,12 +1,20 @@
-"""Networks as `LanguageModel`s: the three functions that decoding calls."""
+"""Networks as the functions that decoding calls: `LanguageModel`s, and the
+`BlockModel` of a Spec-Drafter."""
 
 import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
 
+from specdec_jax import arrays
 from specdec_jax.base import Array, LanguageModel, Prompt
+from specdec_jax.drafters.spec_drafter import BlockModel
 from specdec_jax.models import kv_cache
+from specdec_jax.models.block_decoder import (
+  BlockDecoder,
+  BlockDecoderConfig,
+  BlockMemory,
+)
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.llama import Llama, LlamaConfig
 from specdec_jax.models.t5 import T5, T5Cache, T5Config
@@ -92,3 +100,37 @@ def t5(config: T5Config) -> LanguageModel:
     return dataclasses.replace(cache, decoder=decoder)
 
   return LanguageModel(init, extend, rewind, config.vocab_size)
+
+
+def block_decoder(config: BlockDecoderConfig) -> BlockModel:
+  """The network of a Spec-Drafter; its params are `block_decoder.BlockDecoder`'s.
+
+  Room is made for as many positions as the network has, at most: a decode whose
+  longest text and block need more raises ValueError when it is traced.
+  """
+  network = BlockDecoder(config)
+
+  def init(params, encoder_tokens: Array, num_positions: int) -> BlockMemory:
+    result: Any = network.apply(
+      {'params': params},
+      encoder_tokens,
+      min(num_positions, config.max_positions),
+      method=BlockDecoder.encode,
+    )
+    return result
+
+  def predict(
+    params, tokens: Array, lengths: Array, memory: BlockMemory, width: int
+  ) -> Array:
+    result: Any = network.apply(
+      {'params': params},
+      tokens,
+      arrays.is_within(lengths, tokens.shape[1]),
+      lengths,
+      memory,
+      width=width,
+      method=BlockDecoder.predict,
+    )
+    return result
+
+  return BlockModel(init, predict, config.vocab_size)

@@ -1,0 +1,79 @@
+"""The Spec-Drafter: a whole block in one pass (Xia et al., arXiv 2203.16487)."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from specdec_jax import base
+from specdec_jax.base import Array, Context, Draft, Drafter
+from specdec_jax.drafters.stateless import check_gamma
+from specdec_jax.logits import mask_padding
+
+
+class BlockModel(NamedTuple):
+  """A network that fills a block of unknown tokens, as two pure functions.
+
+  Attributes:
+    init: `(params, encoder_tokens[B, E], num_positions) -> memory`: all that
+      depends on the source alone, for texts of up to `num_positions` tokens,
+      the block included.
+    predict: `(params, tokens[B, N], lengths[B], memory, width) ->
+      logits[B, width, V]`: float32 logits of tokens `lengths[b]` to
+      `lengths[b] + width - 1`, given those before them and none after. The
+      start token of a decoder is no token of the text.
+    vocab_size: V.
+  """
+
+  init: Callable[[Any, Array, int], Any]
+  predict: Callable[[Any, Array, Array, Any, int], Array]
+  vocab_size: int
+
+
+def spec_drafter(
+  model: BlockModel, *, gamma: int, vocab_size: int | None = None
+) -> Drafter:
+  """Drafts the likeliest token of each of gamma positions, in one pass.
+
+  https://arxiv.org/abs/2203.16487, where gamma is k. It drafts for any target
+  whose prompt has the same source and the same vocabulary. What depends on the
+  source is computed once a decode: the encoder's output, its keys and values,
+  and the embeddings of the masks. Nothing else is kept: the decoder is
+  bidirectional over prefix and masks, so that every token of the prefix looks
+  different from its second layer on when the block moves, and cached keys would
+  be those of another network. The law is one-hot and is never materialised.
+
+  Args:
+    model: `models.adapters.block_decoder`; its params are the drafter's.
+    gamma: k, tokens an iteration, whatever the network was trained with.
+    vocab_size: ids at or beyond it are padding and never drafted; None: there
+      are none.
+
+  Raises:
+    ValueError: if `gamma` is less than 1, or the prompt has no source.
+  """
+  check_gamma(gamma)
+  rule_out_padding = mask_padding(vocab_size or model.vocab_size)
+
+  def init(params: Any, prompt: base.Prompt, max_len: int) -> Any:
+    if prompt.encoder_tokens is None:
+      raise ValueError('a Spec-Drafter needs encoder tokens')
+    return model.init(params, prompt.encoder_tokens, max_len - 1 + gamma)
+
+  def propose(
+    params: Any, row_keys: Array, context: Context, memory: Any
+  ) -> tuple[Draft, Any]:
+    del row_keys
+    text = jnp.pad(context.tokens[:, 1:], ((0, 0), (0, gamma)))
+    block_logits = model.predict(
+      params, text, context.lengths - 1, memory, gamma
+    )
+    tokens = jnp.argmax(rule_out_padding(block_logits), axis=-1)
+    draft = Draft(
+      tokens=tokens.astype(jnp.int32),
+      probs=None,
+      lengths=jnp.full_like(context.lengths, gamma),
+    )
+    return draft, memory
+
+  return Drafter(gamma, init, propose)

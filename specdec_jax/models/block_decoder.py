@@ -1,0 +1,315 @@
+"""The network of the Spec-Drafter (Xia et al., arXiv 2203.16487): an encoder,
+and a decoder that fills a block of masks in one pass.
+
+The decoder reads `[y_1 .. y_p, mask x k]`, unshifted and in both directions. A
+mask is embedded as a soft copy of the source, learned positions are added anew
+at every layer, and layers are normalised after they are added, all as in the
+paper. Its encoder is a T5's, under T5X's names, so that a target's weights fit:
+the paper's targets and drafters are of BERT's kind throughout.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import arrays, base
+from specdec_jax.base import Array
+from specdec_jax.models.layers import Dense, Dropout, Embed, Mlp
+from specdec_jax.models.t5 import Encoder
+from specdec_jax.models.t5_layers import Attention, T5Config
+from specdec_jax.sharding import rules
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockDecoderConfig:
+  """Sizes of a Spec-Drafter.
+
+  Attributes:
+    vocab_size: V, that of the target.
+    embed_dim: width of the residual stream.
+    num_encoder_layers: many cost little: the encoder runs once a decode.
+    num_decoder_layers: few: the decoder runs once an iteration.
+    num_heads: H, of every attention.
+    head_dim: D, size of a head.
+    mlp_dim: width of the feed-forward.
+    max_positions: rows of the position tables: no source is longer, and no
+      text with its block.
+    mlp_activations: of the encoder, as in `T5Config`; the decoder's is GELU
+      without a gate.
+    relpos_num_buckets: as in `T5Config`, of the encoder.
+    relpos_max_distance: likewise.
+    dropout_rate: in training.
+    dtype: of activations; norms, softmax and logits are float32.
+  """
+
+  vocab_size: int
+  embed_dim: int
+  num_encoder_layers: int
+  num_decoder_layers: int
+  num_heads: int
+  head_dim: int
+  mlp_dim: int
+  max_positions: int
+  mlp_activations: tuple[str, ...] = ('gelu', 'linear')
+  relpos_num_buckets: int = 32
+  relpos_max_distance: int = 128
+  dropout_rate: float = 0.0
+  dtype: jnp.dtype = jnp.float32
+
+
+@base.value
+class BlockMemory:
+  """What depends on the source alone, computed once a decode.
+
+  Attributes:
+    copies: `[B, N, embed]`, what a mask at each position is embedded as.
+    cross_keys: one `[B, H, E, D]` array a layer, of the encoder's output.
+    cross_values: like `cross_keys`.
+    source_mask: bool `[B, E]`, false for padding.
+  """
+
+  copies: Array
+  cross_keys: tuple[Array, ...]
+  cross_values: tuple[Array, ...]
+  source_mask: Array
+
+
+class BlockLayer(nn.Module):
+  """One post-norm block of the decoder."""
+
+  config: T5Config
+
+  def setup(self):
+    config = self.config
+    norm = functools.partial(nn.LayerNorm, dtype=config.dtype)
+    self.self_attention = Attention(config)
+    self.self_attention_layer_norm = norm()
+    self.encoder_decoder_attention = Attention(config)
+    self.cross_attention_layer_norm = norm()
+    self.mlp = Mlp(config.mlp_dim, ('gelu',), config.dtype, config.dropout_rate)
+    self.mlp_layer_norm = norm()
+    self.dropout = Dropout(config.dropout_rate)
+
+  def cross_keys_values(self, encoded: Array) -> tuple[Array, Array]:
+    """Keys and values `[B, H, E, D]` of the encoder's output."""
+    return self.encoder_decoder_attention.keys_values(encoded)
+
+  def __call__(
+    self,
+    queries: Array,
+    text: Array,
+    mask: Array,
+    cross: tuple[Array, Array, Array],
+    *,
+    is_training: bool,
+  ) -> Array:
+    """`[B, T, embed]` attends to `[B, N, embed]` under a mask `[B, T, N]`, and
+    to the source's keys and values under a mask `[B, T, E]`."""
+    drop = functools.partial(self.dropout, is_training=is_training)
+    attend = functools.partial(self.self_attention, is_training=is_training)
+    h = attend(queries, *self.self_attention.keys_values(text), mask)
+    x = self.self_attention_layer_norm(queries + drop(h))
+    h = self.encoder_decoder_attention(x, *cross, is_training=is_training)
+    x = self.cross_attention_layer_norm(x + drop(h))
+    h = self.mlp(x, is_training=is_training)
+    return self.mlp_layer_norm(x + drop(h))
+
+
+class BlockDecoder(nn.Module):
+  """The whole network; all its embeddings of tokens are one table."""
+
+  config: BlockDecoderConfig
+
+  def setup(self):
+    config = self.config
+    t5_config = encoder_config(config)
+    embed = functools.partial(Embed, dtype=config.dtype)
+    self.token_embedder = embed(config.vocab_size, config.embed_dim)
+    self.encoder = Encoder(t5_config)
+    self.encoder_positions = embed(config.max_positions, config.embed_dim)
+    self.decoder_positions = embed(config.max_positions, config.embed_dim)
+    self.copy_query = Dense(config.embed_dim, config.dtype)
+    self.layers = [
+      BlockLayer(t5_config) for _ in range(config.num_decoder_layers)
+    ]
+    self.dropout = Dropout(config.dropout_rate)
+
+  def encode(
+    self,
+    encoder_tokens: Array,
+    num_positions: int,
+    *,
+    is_training: bool = False,
+  ) -> BlockMemory:
+    """int32 `[B, E]`, 0 where padded, and room for texts of N positions.
+
+    Raises:
+      ValueError: if E or N exceeds `max_positions`.
+    """
+    source_len, limit = encoder_tokens.shape[1], self.config.max_positions
+    if max(source_len, num_positions) > limit:
+      raise ValueError(
+        f'a source of {source_len} and a text of {num_positions} tokens need '
+        f'as many positions; the drafter has {limit}'
+      )
+    source_mask = encoder_tokens > 0
+    embedded = self.token_embedder(encoder_tokens)
+    shape = (*encoder_tokens.shape, source_len)
+    encoded = self.encoder(
+      embedded,
+      jnp.broadcast_to(source_mask[:, None, :], shape),
+      is_training=is_training,
+    )
+    pairs = [layer.cross_keys_values(encoded) for layer in self.layers]
+    return BlockMemory(
+      copies=self._copies(embedded, source_mask, num_positions),
+      cross_keys=tuple(keys for keys, _ in pairs),
+      cross_values=tuple(values for _, values in pairs),
+      source_mask=source_mask,
+    )
+
+  def predict(
+    self,
+    tokens: Array,
+    is_known: Array,
+    starts: Array,
+    memory: BlockMemory,
+    *,
+    width: int,
+    is_training: bool = False,
+  ) -> Array:
+    """Fills the block of positions `starts[b]` to `starts[b] + width - 1`.
+
+    Args:
+      tokens: int32 `[B, N]`; only those that are known are read.
+      is_known: bool `[B, N]`: the prefix, and what of the block is given away.
+      starts: int32 `[B]`.
+      memory: of `encode`, with room for N positions at least.
+      width: k, at most N.
+      is_training: whether to drop out; takes a random key named `dropout`.
+
+    Returns:
+      float32 logits `[B, width, V]`.
+
+    Raises:
+      ValueError: if the memory has less room.
+    """
+    num_positions, room = tokens.shape[1], memory.copies.shape[1]
+    if num_positions > room:
+      raise ValueError(
+        f'a text of {num_positions} positions, its block included, does not '
+        f'fit in the {room} that the drafter was given'
+      )
+    block = arrays.block_positions(starts, width)
+    is_visible = is_known | arrays.is_within(starts + width, num_positions)
+    positions = jnp.arange(num_positions, dtype=jnp.int32)[None]
+    positions = jnp.broadcast_to(
+      self.decoder_positions(positions), memory.copies[:, :num_positions].shape
+    )
+    x = jnp.where(
+      is_known[..., None],
+      self.token_embedder(tokens),
+      memory.copies[:, :num_positions],
+    )
+    x = self.dropout(x, is_training=is_training)
+    for i, layer in enumerate(self.layers):
+      x = queries = x + positions
+      if i + 1 == len(self.layers):
+        # Nobody reads what the last layer would make of the prefix.
+        queries = jnp.take_along_axis(x, block[..., None], axis=1, mode='clip')
+      to_all = lambda mask, n=queries.shape[1]: jnp.broadcast_to(
+        mask[:, None], (mask.shape[0], n, mask.shape[1])
+      )
+      cross = memory.cross_keys[i], memory.cross_values[i]
+      x = layer(
+        queries,
+        x,
+        to_all(is_visible),
+        (*cross, to_all(memory.source_mask)),
+        is_training=is_training,
+      )
+      x = rules.constrain(x, 'batch', 'length', 'embed')
+    logits = self.token_embedder.attend(x) * self.config.embed_dim**-0.5
+    return rules.constrain(logits, 'batch', 'length', 'vocab')
+
+  def __call__(
+    self,
+    encoder_tokens: Array,
+    tokens: Array,
+    is_known: Array,
+    starts: Array,
+    *,
+    width: int,
+    is_training: bool = False,
+  ) -> Array:
+    """`encode`, then `predict`."""
+    memory = self.encode(
+      encoder_tokens, tokens.shape[1], is_training=is_training
+    )
+    return self.predict(
+      tokens, is_known, starts, memory, width=width, is_training=is_training
+    )
+
+  def _copies(
+    self, embedded: Array, source_mask: Array, num_positions: int
+  ) -> Array:
+    """Means of the source's embeddings, weighted by what a position asks for:
+    `[B, E, embed]` to `[B, N, embed]`.
+
+    The scores are divided by sqrt(embed), which the paper's small initial
+    embeddings can do without and T5's cannot.
+    """
+    ids = lambda count: jnp.arange(count, dtype=jnp.int32)[None]
+    queries = self.copy_query(self.decoder_positions(ids(num_positions)))[0]
+    source = self.encoder_positions(ids(embedded.shape[1]))
+    scores = jnp.einsum(
+      'nd,bed->bne',
+      queries,
+      embedded + jnp.broadcast_to(source, embedded.shape),
+      preferred_element_type=jnp.float32,
+    )
+    scores = jnp.where(
+      source_mask[:, None, :],
+      scores * self.config.embed_dim**-0.5,
+      jnp.finfo(jnp.float32).min,
+    )
+    weights = jax.nn.softmax(scores, axis=-1).astype(embedded.dtype)
+    return jnp.einsum('bne,bed->bnd', weights, embedded)
+
+
+def encoder_config(config: BlockDecoderConfig) -> T5Config:
+  """The T5 whose encoder a drafter has."""
+  names = {field.name for field in dataclasses.fields(config)}
+  return T5Config(
+    **{name: getattr(config, name) for name in names - {'max_positions'}}
+  )
+
+
+def param_shapes(
+  config: BlockDecoderConfig, dtype: jnp.dtype | None = None
+) -> Any:
+  """The tree of parameters as `jax.ShapeDtypeStruct`s; nothing is computed.
+
+  Args:
+    config: sizes.
+    dtype: of the parameters; None means that of the config.
+  """
+  variables = jax.eval_shape(
+    functools.partial(init_params, config), jax.random.key(0)
+  )
+  dtype = dtype or config.dtype
+  return jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), variables
+  )
+
+
+def init_params(config: BlockDecoderConfig, rng_key: Array) -> Any:
+  """Fresh float32 parameters."""
+  tokens = jnp.zeros((1, 1), jnp.int32)
+  return BlockDecoder(config).init(
+    rng_key, tokens, tokens, tokens > 0, tokens[0], width=1
+  )['params']
