@@ -169,3 +169,22 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def shard(mesh: Mesh, params: Any) -> Any:
   """Moves parameters to where the mesh wants them."""
   return jax.device_put(params, parameter_shardings(mesh, params))
+
+
+def state_shardings(mesh: Mesh, state: Any) -> Any:
+  """Where the state of a decode lies: rows over `data`, heads over `model`.
+
+  Args:
+    mesh: of `make`.
+    state: a tree of arrays or shapes, rows first in each. Those of four axes
+      are taken for caches `[B, H, S, D]`. An axis that does not divide stays
+      whole.
+  """
+
+  def place(leaf: Any) -> NamedSharding:
+    axes: tuple[str | None, ...] = ('batch',) + (None,) * (leaf.ndim - 1)
+    if leaf.ndim == 4:
+      axes = ('batch', 'heads', 'length', 'kv')
+    return NamedSharding(mesh, rules.fitting_spec(mesh, leaf.shape, axes))
+
+  return jax.tree.map(place, state)

@@ -94,7 +94,7 @@ def constrain(x: Array, *axes: str | None) -> Array:
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return x
-  return jax.lax.with_sharding_constraint(x, _fitting(mesh, x.shape, axes))
+  return jax.lax.with_sharding_constraint(x, fitting_spec(mesh, x.shape, axes))
 
 
 def map_shards(
@@ -117,15 +117,16 @@ def map_shards(
     return fn(*arrays)
   # All arrays of a call are split alike or not at all.
   specs = [
-    _fitting(mesh, array.shape, names)
+    fitting_spec(mesh, array.shape, names)
     for array, names in zip(arrays, axes, strict=True)
   ]
   return jax.shard_map(fn, in_specs=tuple(specs), out_specs=specs[0])(*arrays)
 
 
-def _fitting(
+def fitting_spec(
   mesh: Any, shape: tuple[int, ...], axes: tuple[str | None, ...]
 ) -> PartitionSpec:
+  """`partition_spec`, with axes whole that their mesh axis does not divide."""
   spec = partition_spec(axes)
   sizes = dict(mesh.shape)
   return PartitionSpec(
