@@ -81,11 +81,11 @@ PRESETS: dict[str, T5Config] = {
   },
   'gpt_97m': _gpt(768, 12, 12),
   'gpt_6m': _gpt(256, 4, 2),
-  # For data that a laptop can train on: 8,000 pieces, one wide and one narrow.
-  't5_mini': _t5(256, 4, 4, 64, 768, vocab_size=8_064, is_1_0=False),
-  't5_nano': _t5(128, 2, 1, 64, 256, num_encoder_layers=2, vocab_size=8_064),
-  'lm_mini': _t5(256, 4, 6, 64, 768, num_encoder_layers=0, vocab_size=8_064),
-  'lm_nano': _t5(128, 2, 1, 64, 256, num_encoder_layers=0, vocab_size=8_064),
+  # For data that a laptop can train on: 8,192 pieces, one wide and one narrow.
+  't5_mini': _t5(256, 4, 4, 64, 768, vocab_size=8_192),
+  't5_nano': _t5(80, 2, 1, 32, 192, num_encoder_layers=2, vocab_size=8_192),
+  'lm_mini': _t5(256, 4, 6, 64, 768, num_encoder_layers=0, vocab_size=8_192),
+  'lm_nano': _t5(80, 2, 1, 32, 192, num_encoder_layers=0, vocab_size=8_192),
 }
 
 

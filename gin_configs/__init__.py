@@ -1,0 +1,1 @@
+"""Gin files; gin finds includes only in packages."""

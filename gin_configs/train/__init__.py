@@ -1,0 +1,1 @@
+"""Training runs: one file a model."""

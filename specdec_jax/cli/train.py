@@ -1,0 +1,222 @@
+"""Trains a model on token files, as gin files say."""
+
+import argparse
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.checkpoints import loading, new_folder, orbax, vocabulary_files
+from specdec_jax.cli import gin_launch, options, progress
+from specdec_jax.models.t5 import T5Config
+from specdec_jax.sharding import mesh as meshes
+from specdec_jax.training import loop, metrics_log, train_step
+from specdec_jax.training.datasets import Dataset
+
+HELP = 'train a model under gin'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  gin_launch.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+  gin_launch.call(train, args)
+  return 0
+
+
+def train(
+  *,
+  config: T5Config,
+  dataset: Dataset,
+  optimizer: Any,
+  model_dir: str,
+  train_steps: int,
+  eval_period: int = 1000,
+  checkpoint_period: int = 1000,
+  log_period: int = 50,
+  keep: int = 3,
+  average_last: int = 1,
+  label_smoothing: float = 0.0,
+  z_loss: float = 1e-4,
+  dropout_rate: float = 0.0,
+  dtype: str = 'float32',
+  num_microbatches: int = 1,
+  num_partitions: int | None = None,
+  model_parallel_submesh: Sequence[int] | None = None,
+  initial_checkpoint_path: str | None = None,
+  vocabulary: str | None = None,
+  seed: int = 0,
+) -> None:
+  """Trains, or goes on, until `train_steps`, and writes the model.
+
+  Args:
+    config: the network's sizes, such as `@presets.preset()`.
+    dataset: such as `@datasets.from_token_files()`.
+    optimizer: such as `@optimizers.adafactor()`.
+    model_dir: the run's folder: `checkpoints/`, `metrics.jsonl`, `config.gin`
+      and, in the end, `model/`, which `--model` and `specdec infer` take.
+    train_steps: where the run ends.
+    eval_period: steps between validations.
+    checkpoint_period: steps between checkpoints.
+    log_period: steps that a line of metrics is the mean of.
+    keep: newest checkpoints that are kept.
+    average_last: newest checkpoints whose mean is the model.
+    label_smoothing: see `losses.cross_entropy`.
+    z_loss: see `losses.cross_entropy`.
+    dropout_rate: in training.
+    dtype: 'float32' or 'bfloat16', of activations; parameters and the
+      optimiser's state are float32.
+    num_microbatches: parts that a batch is computed in, for less memory.
+    num_partitions: devices that share one copy of the model.
+    model_parallel_submesh: the same as a box of a TPU slice.
+    initial_checkpoint_path: a model that a new run begins from.
+    vocabulary: the SentencePiece model, to be put beside the weights.
+    seed: of the first parameters and of dropout.
+
+  Raises:
+    ValueError: if the arguments contradict each other or the folder's run, or
+      the loss is no number any more.
+  """
+  if dtype not in options.DTYPES:
+    raise ValueError(
+      f'dtype is {dtype!r}, expected {" or ".join(options.DTYPES)}'
+    )
+  config = dataclasses.replace(
+    config, dtype=jnp.dtype(dtype), dropout_rate=dropout_rate
+  )
+  words = None
+  if vocabulary is not None:
+    words = vocabulary_files.read(vocabulary, extra_ids=0)
+    loading.check_vocabulary(Path(vocabulary), words, config)
+  schedule = loop.Schedule(
+    train_steps=train_steps,
+    eval_period=eval_period,
+    checkpoint_period=checkpoint_period,
+    keep=keep,
+  )
+  folder = Path(model_dir)
+  with (
+    _mesh(num_partitions, model_parallel_submesh),
+    _reporting(folder, train_steps, log_period) as report,
+  ):
+    params = loop.train(
+      config=config,
+      dataset=dataset,
+      optimizer=optimizer,
+      loss_fn=train_step.supervised_loss(
+        config, label_smoothing=label_smoothing, z_loss=z_loss
+      ),
+      model_dir=folder,
+      schedule=schedule,
+      num_microbatches=num_microbatches,
+      seed=seed,
+      initial_params=_initial_params(initial_checkpoint_path, config),
+      average_last=average_last,
+      report=report,
+    )
+  _write_model(folder / 'model', config, params, words)
+
+
+@contextlib.contextmanager
+def _mesh(
+  num_partitions: int | None, submesh: Sequence[int] | None
+) -> Iterator[None]:
+  """The mesh of all devices; none for a single one."""
+  if jax.device_count() == 1 and num_partitions is None and submesh is None:
+    yield
+    return
+  mesh = meshes.make(
+    num_partitions=num_partitions, model_parallel_submesh=submesh
+  )
+  with jax.set_mesh(mesh):
+    yield
+
+
+@contextlib.contextmanager
+def _reporting(
+  folder: Path, train_steps: int, log_period: int
+) -> Iterator[loop.Report]:
+  """Metrics to the log, the screen and a bar; means over `log_period` steps.
+
+  The first report says where the run starts, so the log is opened then.
+  """
+  with contextlib.ExitStack() as stack:
+    logs: list[metrics_log.MetricsLog] = []
+    since: list[Mapping[str, float]] = []
+    bar = stack.enter_context(progress.bar('training', train_steps))
+
+    def report(step: int, metrics: Mapping[str, float]) -> None:
+      if not logs:
+        logs.append(metrics_log.open_log(folder, step=step - 1))
+        stack.callback(logs[0].close)
+        bar.advance(step - 1)
+        write_operative_config(folder)
+      if 'loss' in metrics:
+        bar.advance(1)
+        since.append(metrics)
+        if step % log_period and step < train_steps:
+          return
+        metrics = _mean(since)
+        since.clear()
+      if jax.process_index() == 0:
+        logs[0].write(step, metrics)
+        with bar.hidden():
+          print(_line(step, metrics), flush=True)
+
+    yield report
+
+
+def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+  """Means per target of several steps, their targets and their speed."""
+  weight = sum(row['weight'] for row in rows)
+  seconds = sum(row['seconds'] for row in rows)
+  per_target = {
+    name: sum(row[name] * row['weight'] for row in rows) / max(weight, 1.0)
+    for name in ('loss', 'nats', 'accuracy')
+  }
+  return {
+    **per_target,
+    'grad_norm': sum(row['grad_norm'] for row in rows) / len(rows),
+    'targets': weight,
+    'targets_per_second': weight / max(seconds, 1e-9),
+  }
+
+
+def _line(step: int, metrics: Mapping[str, float]) -> str:
+  figures = '  '.join(f'{name} {value:.4g}' for name, value in metrics.items())
+  return f'step {step:,}  {figures}'
+
+
+def write_operative_config(folder: Path) -> None:
+  """Writes config.gin: every binding that the run uses, defaults included."""
+  if jax.process_index() == 0:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = gin_launch.operative_config()
+    (folder / 'config.gin').write_text(text, encoding='utf-8')
+
+
+def _initial_params(path: str | None, config: T5Config) -> Any:
+  """The parameters of a checkpoint of the same network, in float32."""
+  if path is None:
+    return None
+  found = loading.locate(path)
+  as_stored = dataclasses.replace(config, dtype=jnp.dtype('float32'))
+  return loading.read_params(found, as_stored)
+
+
+def _write_model(
+  folder: Path, config: T5Config, params: Any, words: Any
+) -> None:
+  """Writes the model, with its vocabulary if there is one."""
+  plain = dataclasses.replace(
+    config, dtype=jnp.dtype('float32'), dropout_rate=0.0
+  )
+  with new_folder.new_folder(folder, overwrite=True) as begun:
+    orbax.save(begun, plain, params)
+    if words is not None:
+      vocabulary_files.write(begun, words)

@@ -1,0 +1,1 @@
+"""Losses, optimisers, the training step and its loop."""

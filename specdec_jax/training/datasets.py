@@ -1,0 +1,82 @@
+"""Where batches come from, as functions of their position."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from specdec_jax.data import token_files, training_batches
+
+Features = Mapping[str, np.ndarray]
+
+
+class Dataset(NamedTuple):
+  """Training and validation examples; this process's rows of every batch.
+
+  Attributes:
+    batch: `(position) -> features`: an endless stream, of which a position is
+      the whole state. A run that starts again at a position sees the same.
+    validation: `() -> iterator of features`, each example once; None if there
+      is nothing to validate on.
+  """
+
+  batch: Callable[[int], Features]
+  validation: Callable[[], Iterator[Features]] | None = None
+
+
+def from_token_files(
+  folder: str,
+  *,
+  batch_size: int,
+  lengths: Mapping[str, int],
+  seed: int = 0,
+  max_examples_per_row: int | None = None,
+  max_validation_rows: int | None = None,
+) -> Dataset:
+  """Packed batches of `train.npz` and `validation.npz` in a folder.
+
+  Args:
+    folder: what `specdec data prepare` wrote.
+    batch_size: rows of a batch, over all processes.
+    lengths: columns of the encoder's and the decoder's rows, as `inputs` and
+      `targets`; the first is ignored where examples have no inputs.
+    seed: of the packing and of every epoch's order.
+    max_examples_per_row: 1 packs nothing; None is no limit.
+    max_validation_rows: validates on the first so many rows; None on all.
+
+  Raises:
+    ValueError: if there are no such files, an example is too long, or there are
+      fewer rows than a batch has.
+  """
+
+  def packed(split: str) -> Features:
+    return training_batches.pack(
+      token_files.load(Path(folder) / f'{split}.npz'),
+      input_length=lengths.get('inputs', 0),
+      target_length=lengths['targets'],
+      seed=seed,
+      max_examples=max_examples_per_row,
+    )
+
+  def validation() -> Iterator[Features]:
+    return training_batches.in_order(
+      held_out, batch_size=batch_size, **processes
+    )
+
+  processes = {
+    'process_index': jax.process_index(),
+    'process_count': jax.process_count(),
+  }
+  rows = packed('train')
+  training_batches.batches_per_epoch(rows, batch_size)
+  has_validation = (Path(folder) / 'validation.npz').is_file()
+  held_out = packed('validation') if has_validation else {}
+  held_out = {name: x[:max_validation_rows] for name, x in held_out.items()}
+  return Dataset(
+    batch=lambda position: training_batches.batch(
+      rows, position, batch_size=batch_size, seed=seed, **processes
+    ),
+    validation=validation if has_validation else None,
+  )

@@ -1,0 +1,234 @@
+"""How a Spec-Drafter learns to fill blocks (Xia et al., arXiv 2203.16487).
+
+Glancing (Qian et al., arXiv 2008.07905): the network first fills the block
+without learning from it, some of the masks are then replaced by the truth, more
+of them the more it got wrong, and it learns to fill the others.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import arrays
+from specdec_jax.base import Array
+from specdec_jax.models import block_decoder
+from specdec_jax.models.block_decoder import BlockDecoder, BlockDecoderConfig
+from specdec_jax.training import losses
+from specdec_jax.training.datasets import Dataset
+from specdec_jax.training.losses import LossSums
+from specdec_jax.training.train_step import Batch, LossFn
+
+# Feature of a batch, float32 `[B]`: r, what share of the mistakes is given
+# away. It falls as training goes on, and a batch knows its position.
+RATIO = 'glancing_ratio'
+
+
+def block_loss(
+  config: BlockDecoderConfig,
+  *,
+  gamma: int,
+  label_smoothing: float = 0.1,
+  has_random_prefix: bool = True,
+  is_glancing: bool = True,
+  shares_dropout: bool = True,
+) -> LossFn:
+  """Cross entropy of the block positions that have a target and stay masked.
+
+  The prefix of a row has a random length below its text's, 0 to L - 1; gamma
+  masks follow it, past the end of the text too, where there is no target. Rows
+  hold one example each; `with_ratio` sees to that. Without a key, as in
+  validation, prefixes are always the same and nothing is given away.
+
+  Args:
+    config: of the drafter.
+    gamma: k, masks of a block.
+    label_smoothing: see `losses.cross_entropy`.
+    has_random_prefix: False always learns the first block.
+    is_glancing: False gives nothing away and saves the first pass.
+    shares_dropout: whether both passes drop out the same features.
+  """
+
+  def loss_fn(params, batch: Batch, key: Array | None) -> LossSums:
+    params = jax.tree.map(lambda x: x.astype(config.dtype), params)
+    prefix_key, glance_key, *dropout_keys = jax.random.split(
+      jax.random.key(0) if key is None else key, 4
+    )
+    weights = batch['decoder_loss_weights']
+    lengths = jnp.sum(weights > 0, axis=1, dtype=jnp.int32)
+    starts = draw_prefixes(prefix_key, lengths)
+    if not has_random_prefix:
+      starts = jnp.zeros_like(starts)
+    # `weights` are 1 throughout a text, and a block without a target is 0.
+    is_target = arrays.block_positions(starts, gamma) < lengths[:, None]
+    text = jnp.pad(batch['decoder_target_tokens'], ((0, 0), (0, gamma)))
+    gold = arrays.read_block(text, starts, gamma)
+    is_known = arrays.is_within(starts, text.shape[1])
+
+    keys = dropout_keys if key is not None and config.dropout_rate else [None]
+    memory = _encode(config, params, batch, text.shape[1], keys[0])
+    is_revealed = jnp.zeros_like(is_target)
+    if is_glancing and key is not None and RATIO in batch:
+      first_key = keys[0] if shares_dropout else keys[-1]
+      first_memory = memory
+      if not shares_dropout:
+        first_memory = _encode(config, params, batch, text.shape[1], first_key)
+      guess = jax.lax.stop_gradient(
+        _predict(
+          config, params, first_memory, text, is_known, starts, gamma, first_key
+        )
+      )
+      is_correct = jnp.argmax(guess, axis=-1) == gold
+      is_revealed = reveal(glance_key, is_target, is_correct, batch[RATIO])
+      is_known = arrays.write_block(
+        is_known, is_revealed, starts, jnp.full_like(starts, gamma)
+      )
+    logits = _predict(
+      config, params, memory, text, is_known, starts, gamma, keys[0]
+    )
+    return losses.cross_entropy(
+      logits,
+      gold,
+      (is_target & ~is_revealed).astype(jnp.float32),
+      label_smoothing=label_smoothing,
+    )
+
+  return loss_fn
+
+
+def draw_prefixes(key: Array, lengths: Array) -> Array:
+  """A prefix length for texts of int32 `[B]` tokens: uniform in 0 .. L - 1, and
+  0 for a row without a text."""
+  uniforms = jax.random.uniform(key, lengths.shape)
+  starts = jnp.floor(uniforms * lengths.astype(jnp.float32)).astype(jnp.int32)
+  # A draw just below 1 may round up to the length.
+  return jnp.clip(starts, 0, jnp.maximum(lengths - 1, 0))
+
+
+def reveal(
+  key: Array, is_masked: Array, is_correct: Array, ratios: Array
+) -> Array:
+  """Which masks are given away: floor((masked - correct) r) random ones a row.
+
+  Args:
+    key: one for all rows.
+    is_masked: bool `[B, G]`, masks that have a target.
+    is_correct: bool `[B, G]`, where the first pass guessed it.
+    ratios: float32 `[B]`, r.
+
+  Returns:
+    bool `[B, G]`, within `is_masked`; what was guessed right may be given away
+    as well.
+  """
+  num_wrong = jnp.sum(is_masked & ~is_correct, axis=1, dtype=jnp.int32)
+  num_revealed = jnp.floor(num_wrong.astype(jnp.float32) * ratios)
+  scores = jax.random.uniform(key, is_masked.shape)
+  order = jnp.argsort(jnp.where(is_masked, scores, 2.0), axis=1)
+  ranks = jnp.argsort(order, axis=1)
+  return is_masked & (ranks < num_revealed.astype(jnp.int32)[:, None])
+
+
+def with_ratio(
+  dataset: Dataset, *, first: float = 0.5, last: float = 0.3, train_steps: int
+) -> Dataset:
+  """The batches with r, which goes from `first` to `last` in a straight line.
+
+  Raises:
+    ValueError: if r leaves [0, 1], or, at the batch, if rows are packed.
+  """
+  if not (0 <= first <= 1 and 0 <= last <= 1):
+    raise ValueError(
+      f'glancing ratios must lie in [0, 1], got {first} and {last}'
+    )
+
+  def batch(position: int) -> Mapping[str, np.ndarray]:
+    features = dataset.batch(position)
+    packed = int(features['decoder_segment_ids'].max())
+    if packed > 1:
+      raise ValueError(
+        f'a row holds {packed} examples; a Spec-Drafter is trained on one a '
+        'row: max_examples_per_row=1'
+      )
+    progress = min(position / max(train_steps - 1, 1), 1.0)
+    ratio = first + (last - first) * progress
+    num_rows = len(features['decoder_target_tokens'])
+    return {**features, RATIO: np.full(num_rows, ratio, np.float32)}
+
+  return dataset._replace(batch=batch)
+
+
+def init_params(
+  config: BlockDecoderConfig, rng_key: Array, target_params: Any = None
+) -> Any:
+  """Fresh parameters, with the encoder and the embeddings of the target's.
+
+  Args:
+    config: of the drafter.
+    rng_key: for what is drawn.
+    target_params: a T5's, or None to draw everything. Of an encoder with other
+      layers, those that both have are taken, from the bottom.
+
+  Raises:
+    ValueError: if the target's sizes are not those of the drafter.
+  """
+  params = block_decoder.init_params(config, rng_key)
+  if target_params is None:
+    return params
+  for part in ('token_embedder', 'encoder'):
+    for name in params[part].keys() & target_params[part].keys():
+      ours, theirs = params[part][name], target_params[part][name]
+      shapes = [jax.tree.map(jnp.shape, tree) for tree in (ours, theirs)]
+      if shapes[0] != shapes[1]:
+        raise ValueError(
+          f'the target does not fit the drafter: {part}/{name} is {shapes[1]} '
+          f'there and {shapes[0]} here'
+        )
+      params[part][name] = jax.tree.map(
+        lambda x: jnp.asarray(x, jnp.float32), theirs
+      )
+  return params
+
+
+def _encode(
+  config: BlockDecoderConfig,
+  params: Any,
+  batch: Batch,
+  num_positions: int,
+  dropout_key: Array | None,
+) -> block_decoder.BlockMemory:
+  result: Any = BlockDecoder(config).apply(
+    {'params': params},
+    batch['encoder_input_tokens'],
+    num_positions,
+    is_training=dropout_key is not None,
+    rngs=None if dropout_key is None else {'dropout': dropout_key},
+    method=BlockDecoder.encode,
+  )
+  return result
+
+
+def _predict(
+  config: BlockDecoderConfig,
+  params: Any,
+  memory: block_decoder.BlockMemory,
+  text: Array,
+  is_known: Array,
+  starts: Array,
+  gamma: int,
+  dropout_key: Array | None,
+) -> Array:
+  """Logits `[B, G, V]` of the block."""
+  result: Any = BlockDecoder(config).apply(
+    {'params': params},
+    text,
+    is_known,
+    starts,
+    memory,
+    width=gamma,
+    is_training=dropout_key is not None,
+    rngs=None if dropout_key is None else {'dropout': dropout_key},
+    method=BlockDecoder.predict,
+  )
+  return result

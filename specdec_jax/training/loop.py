@@ -1,0 +1,208 @@
+"""The loop around the step: data, validation, checkpoints, metrics."""
+
+import dataclasses
+import functools
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.models.t5 import T5Config
+from specdec_jax.training import placement, run_checkpoints, train_step
+from specdec_jax.training.datasets import Dataset
+from specdec_jax.training.run_checkpoints import Checkpoints, Run
+from specdec_jax.training.train_step import LossFn, TrainState
+
+# `(step, metrics)`: called after every step, and with `validation_...` metrics
+# after every validation.
+Report = Callable[[int, Mapping[str, float]], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule:
+  """When a run does what, in steps.
+
+  Attributes:
+    train_steps: where it ends.
+    eval_period: between validations.
+    checkpoint_period: between checkpoints.
+    keep: checkpoints that are kept, the newest.
+  """
+
+  train_steps: int
+  eval_period: int = 1000
+  checkpoint_period: int = 1000
+  keep: int = 3
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      if (value := getattr(self, field.name)) < 1:
+        raise ValueError(f'{field.name} must be at least 1, got {value}')
+
+
+def train(
+  *,
+  config: T5Config,
+  dataset: Dataset,
+  optimizer: Any,
+  loss_fn: LossFn,
+  model_dir: str | os.PathLike[str],
+  schedule: Schedule,
+  num_microbatches: int = 1,
+  seed: int = 0,
+  initial_params: Any = None,
+  average_last: int = 1,
+  report: Report = lambda step, metrics: None,
+) -> Any:
+  """Trains until `schedule.train_steps`, from where the folder's run stopped.
+
+  A run that was killed goes on from its last checkpoint with the losses that it
+  would have had. With a mesh set (`jax.set_mesh`), rows are split over `data`
+  and parameters over `model`; see `sharding.rules`.
+
+  Args:
+    config: the network.
+    dataset: its batches.
+    optimizer: an optax `GradientTransformation`.
+    loss_fn: what is minimised, per target.
+    model_dir: the run's folder.
+    schedule: when to stop, validate and write checkpoints.
+    num_microbatches: parts that a batch is computed in.
+    seed: of the first parameters and of dropout.
+    initial_params: where a new run begins; None draws them.
+    average_last: newest checkpoints whose mean is returned, at most
+      `schedule.keep`.
+    report: told of every step.
+
+  Returns:
+    The parameters.
+
+  Raises:
+    ValueError: if the loss or the gradient is no number any more; the last
+      checkpoint is from before that. Also if the folder is of another run.
+    OSError: if the disk is full.
+  """
+  if not 1 <= average_last <= schedule.keep:
+    raise ValueError(
+      f'average_last {average_last} is not among the {schedule.keep} '
+      'checkpoints that are kept'
+    )
+  step_fn = jax.jit(
+    functools.partial(
+      train_step.step,
+      loss_fn=loss_fn,
+      optimizer=optimizer,
+      num_microbatches=num_microbatches,
+    ),
+    donate_argnums=0,
+  )
+  with run_checkpoints.open_run(
+    model_dir, config, keep=schedule.keep
+  ) as checkpoints:
+    run = placement.place_run(
+      new_run(config, optimizer, seed=seed, params=initial_params), optimizer
+    )
+    if steps := checkpoints.steps():
+      run = checkpoints.restore(run, steps[-1])
+    run = _train_from(
+      run, dataset, step_fn, schedule, checkpoints, report, loss_fn
+    )
+    if average_last == 1:
+      return run.state.params
+    return run_checkpoints.average(checkpoints, run, last=average_last)
+
+
+def new_run(
+  config: T5Config, optimizer: Any, *, seed: int, params: Any = None
+) -> Run:
+  """A run before its first step."""
+  rng_key = jax.random.key(seed)
+  if params is None:
+    init_key = jax.random.fold_in(rng_key, -1 % 2**32)
+    params = jax.jit(train_step.init_params, static_argnums=0)(config, init_key)
+  state = TrainState(
+    step=jnp.zeros((), jnp.int32),
+    params=params,
+    opt_state=optimizer.init(params),
+  )
+  return Run(state=state, position=jnp.zeros((), jnp.int32), rng_key=rng_key)
+
+
+def _train_from(
+  run: Run,
+  dataset: Dataset,
+  step_fn: Callable,
+  schedule: Schedule,
+  checkpoints: Checkpoints,
+  report: Report,
+  loss_fn: LossFn,
+) -> Run:
+  """Steps until the end."""
+  state, position = run.state, int(run.position)
+  step = int(state.step)
+  evaluate = jax.jit(lambda params, batch: loss_fn(params, batch, None))
+  while step < schedule.train_steps:
+    started = time.perf_counter()
+    batch = placement.place_batch(dataset.batch(position))
+    state, metrics = step_fn(state, run.rng_key, batch)
+    metrics = {name: float(value) for name, value in metrics.items()}
+    step, position = step + 1, position + 1
+    _check_finite(metrics, step, position, checkpoints)
+    metrics['seconds'] = time.perf_counter() - started
+    report(step, metrics)
+    is_last = step == schedule.train_steps
+    if is_last or step % schedule.checkpoint_period == 0:
+      checkpoints.save(
+        Run(
+          state=state,
+          position=jnp.asarray(position, jnp.int32),
+          rng_key=run.rng_key,
+        )
+      )
+    if dataset.validation and (is_last or step % schedule.eval_period == 0):
+      report(step, validate(evaluate, state.params, dataset))
+  return Run(
+    state=state,
+    position=jnp.asarray(position, jnp.int32),
+    rng_key=run.rng_key,
+  )
+
+
+def validate(
+  evaluate: Callable, params: Any, dataset: Dataset
+) -> dict[str, float]:
+  """Negative log-likelihood and accuracy per target over the whole split."""
+  nats = num_correct = weight = 0.0
+  assert dataset.validation is not None
+  for batch in dataset.validation():
+    sums = evaluate(params, placement.place_batch(batch))
+    nats += float(sums.nats)
+    num_correct += float(sums.num_correct)
+    weight += float(sums.weight)
+  return {
+    'validation_nats': nats / max(weight, 1.0),
+    'validation_accuracy': num_correct / max(weight, 1.0),
+  }
+
+
+def _check_finite(
+  metrics: Mapping[str, float], step: int, position: int, checkpoints: Any
+) -> None:
+  """Stops a run that has gone astray, before its state is written."""
+  wrong = [
+    f'{name} {metrics[name]}'
+    for name in ('loss', 'grad_norm')
+    if not math.isfinite(metrics[name])
+  ]
+  if wrong:
+    steps = checkpoints.steps()
+    kept = f'the checkpoint of step {steps[-1]}' if steps else 'no checkpoint'
+    raise ValueError(
+      f'training stopped at step {step}, batch {position - 1}: '
+      f'{" and ".join(wrong)}; {kept} in {checkpoints.folder} is from '
+      'before it'
+    )

@@ -1,0 +1,155 @@
+"""Optimisers with T5's settings, and T5X's learning-rate schedules.
+
+They are optax's; this file only fixes their parameters and names.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from specdec_jax.base import Array
+
+Schedule = Callable[[Array], Array]
+FACTORS = (
+  'constant',
+  'linear_warmup',
+  'linear_decay',
+  'rsqrt_decay',
+  'rsqrt_normalized_decay',
+  'decay_every',
+  'cosine_decay',
+)
+
+
+def learning_rate(
+  factors: str = 'constant * linear_warmup * rsqrt_decay',
+  *,
+  base_learning_rate: float = 1.0,
+  warmup_steps: int = 10_000,
+  decay_factor: float = 0.5,
+  steps_per_decay: int = 20_000,
+  steps_per_cycle: int = 100_000,
+) -> Schedule:
+  """A product of named factors (`t5x.utils.create_learning_rate_scheduler`).
+
+  Args:
+    factors: names joined by `*`, with s the number of steps taken and w
+      `warmup_steps`: `constant`, the base rate; `linear_warmup`, min(1, s / w);
+      `linear_decay`, from 1 after warm-up to 0 at `steps_per_cycle`;
+      `rsqrt_decay`, 1 / sqrt(max(s, w)); `rsqrt_normalized_decay`, the same
+      times sqrt(w); `decay_every`, `decay_factor` for every `steps_per_decay`;
+      `cosine_decay`, half a cosine from 1 to 0 every `steps_per_cycle` after
+      warm-up.
+    base_learning_rate: the constant.
+    warmup_steps: at least 1.
+    decay_factor: see above.
+    steps_per_decay: see above.
+    steps_per_cycle: see above.
+
+  Returns:
+    From int32 steps to a float32 rate.
+
+  Raises:
+    ValueError: if a factor is not known, or a number of steps is not positive.
+  """
+  names = [name.strip() for name in factors.split('*')]
+  for name in names:
+    if name not in FACTORS:
+      raise ValueError(
+        f'{name!r} is no factor of a learning rate; there are '
+        f'{", ".join(FACTORS)}'
+      )
+  if min(warmup_steps, steps_per_decay, steps_per_cycle) < 1:
+    raise ValueError(
+      f'warmup_steps {warmup_steps}, steps_per_decay {steps_per_decay} and '
+      f'steps_per_cycle {steps_per_cycle} must be at least 1'
+    )
+
+  def factor(name: str, steps: Array) -> Array | float:
+    since_warmup = jnp.maximum(0.0, steps - warmup_steps)
+    if name == 'constant':
+      return base_learning_rate
+    if name == 'linear_warmup':
+      return jnp.minimum(1.0, steps / warmup_steps)
+    if name == 'linear_decay':
+      span = max(steps_per_cycle - warmup_steps, 1)
+      return jnp.maximum(0.0, 1.0 - since_warmup / span)
+    if name == 'rsqrt_decay':
+      return jnp.maximum(steps, warmup_steps) ** -0.5
+    if name == 'rsqrt_normalized_decay':
+      return (jnp.maximum(steps, warmup_steps) / warmup_steps) ** -0.5
+    if name == 'decay_every':
+      return decay_factor ** jnp.floor(steps / steps_per_decay)
+    progress = since_warmup / steps_per_cycle
+    return 0.5 * (1.0 + jnp.cos(jnp.pi * (progress % 1.0)))
+
+  def schedule(step: Array) -> Array:
+    steps = jnp.asarray(step, jnp.float32)
+    rate = jnp.float32(1.0)
+    for name in names:
+      rate = rate * factor(name, steps)
+    return rate
+
+  return schedule
+
+
+def adafactor(
+  learning_rate: float | Schedule,
+  *,
+  decay_rate: float = 0.8,
+  clipping_threshold: float = 1.0,
+  weight_decay: float | None = None,
+) -> Any:
+  """Adafactor as T5 was trained with (Shazeer and Stern, arXiv 1804.04235).
+
+  Second moments are factored where both sides have 128 entries, there is no
+  momentum, and a step is relative to the parameter's own root mean square.
+
+  Raises:
+    ImportError: if optax is not installed.
+  """
+  return _import_optax().adafactor(
+    learning_rate,
+    decay_rate=decay_rate,
+    clipping_threshold=clipping_threshold,
+    weight_decay_rate=weight_decay,
+    multiply_by_parameter_scale=True,
+    momentum=None,
+    min_dim_size_to_factor=128,
+  )
+
+
+def adamw(
+  learning_rate: float | Schedule,
+  *,
+  b1: float = 0.9,
+  b2: float = 0.98,
+  eps: float = 1e-9,
+  weight_decay: float = 0.0,
+  max_grad_norm: float | None = 1.0,
+) -> Any:
+  """AdamW (Loshchilov and Hutter, arXiv 1711.05101), gradients clipped.
+
+  The momenta are those of Vaswani et al. (arXiv 1706.03762, Sec. 5.3).
+
+  Raises:
+    ImportError: if optax is not installed.
+  """
+  optax = _import_optax()
+  steps = [
+    optax.adamw(learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
+  ]
+  if max_grad_norm is not None:
+    steps.insert(0, optax.clip_by_global_norm(max_grad_norm))
+  return optax.chain(*steps)
+
+
+def _import_optax() -> Any:
+  try:
+    import optax
+  except ImportError as error:
+    raise ImportError(
+      'training needs the optax package: pip install specdec_jax[train]'
+    ) from error
+  return optax

@@ -1,0 +1,187 @@
+"""Checkpoints of a run: everything that it needs to go on as if unbroken."""
+
+import contextlib
+import dataclasses
+import errno
+import operator
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from specdec_jax import base
+from specdec_jax.base import Array
+from specdec_jax.checkpoints import model_file, orbax
+from specdec_jax.models.t5 import T5Config
+from specdec_jax.training.train_step import TrainState
+
+_FOLDER = 'checkpoints'
+
+
+@base.value
+class Run:
+  """What a checkpoint holds.
+
+  Attributes:
+    state: parameters, the optimiser's state, and steps taken.
+    position: int32 scalar, batches read.
+    rng_key: of the whole run.
+  """
+
+  state: TrainState
+  position: Array
+  rng_key: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints:
+  """The checkpoints of a run's folder; `open_run` makes one."""
+
+  folder: Path
+  manager: Any
+
+  def steps(self) -> list[int]:
+    """At which steps there is a complete checkpoint, ascending."""
+    return sorted(self.manager.all_steps())
+
+  def save(self, run: Run) -> None:
+    """Writes one for the run's step, complete or not at all.
+
+    Raises:
+      OSError: if the disk is full; earlier checkpoints are untouched.
+    """
+    ocp = orbax.import_orbax()
+    step = int(run.state.step)
+    tree = _as_tree(run)
+    with _full_disk_is_said(self.folder, tree):
+      self.manager.save(step, args=ocp.args.StandardSave(tree))
+      self.manager.wait_until_finished()
+
+  def restore(self, like: Run, step: int) -> Run:
+    """Reads one, laid out over the devices as `like` is.
+
+    Raises:
+      ValueError: if it does not hold what `like` does.
+    """
+    ocp = orbax.import_orbax()
+    expected = jax.tree.map(ocp.utils.to_shape_dtype_struct, _as_tree(like))
+    try:
+      tree = self.manager.restore(step, args=ocp.args.StandardRestore(expected))
+    except (ValueError, KeyError, TypeError) as error:
+      raise ValueError(
+        f'{self.folder}: the checkpoint of step {step} is of another '
+        f'configuration or optimiser, or is damaged: {error}'
+      ) from error
+    return Run(
+      state=TrainState(
+        step=tree['step'], params=tree['params'], opt_state=tree['opt_state']
+      ),
+      position=tree['position'],
+      rng_key=jax.random.wrap_key_data(tree['rng_key']),
+    )
+
+
+@contextlib.contextmanager
+def open_run(
+  model_dir: str | os.PathLike[str], config: T5Config, *, keep: int = 3
+) -> Iterator[Checkpoints]:
+  """The checkpoints of a new run, or of one that goes on.
+
+  Args:
+    model_dir: the run's folder, made if need be; `model.json` in it says what
+      network is trained.
+    config: must be that network.
+    keep: the newest so many are kept.
+
+  Raises:
+    ValueError: if the folder is of another network.
+    ImportError: if the orbax-checkpoint package is not installed.
+  """
+  ocp = orbax.import_orbax()
+  folder = Path(model_dir).absolute()
+  folder.mkdir(parents=True, exist_ok=True)
+  _check_network(folder, config)
+  options = ocp.CheckpointManagerOptions(
+    max_to_keep=keep,
+    enable_async_checkpointing=False,
+    cleanup_tmp_directories=True,
+  )
+  with ocp.CheckpointManager(folder / _FOLDER, options=options) as manager:
+    yield Checkpoints(folder, manager)
+
+
+def _check_network(folder: Path, config: T5Config) -> None:
+  """Writes the network's sizes, or compares them; rates and dtypes may change
+  from one start to the next."""
+  if not (folder / model_file.NAME).exists():
+    model_file.write(folder, config)
+    return
+  before = dataclasses.asdict(model_file.read(folder))
+  now = dataclasses.asdict(config)
+  different = [
+    f'{name} {before[name]} there and {now[name]} here'
+    for name in now
+    if name not in ('dtype', 'dropout_rate') and before.get(name) != now[name]
+  ]
+  if different:
+    raise ValueError(f'{folder} is of another network: {", ".join(different)}')
+
+
+def _as_tree(run: Run) -> dict[str, Any]:
+  return {
+    'step': run.state.step,
+    'params': run.state.params,
+    'opt_state': run.state.opt_state,
+    'position': run.position,
+    'rng_key': jax.random.key_data(run.rng_key),
+  }
+
+
+@contextlib.contextmanager
+def _full_disk_is_said(folder: Path, tree: Any) -> Iterator[None]:
+  """One OSError for a full disk, whoever finds out and however they say it."""
+  needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+  free = shutil.disk_usage(folder).free
+  reason = (
+    f'no space for a checkpoint of {needed / 1e6:.0f} MB, '
+    f'{free / 1e6:.0f} MB are free; the last one is kept'
+  )
+  if free < needed:
+    raise OSError(errno.ENOSPC, reason, str(folder))
+  try:
+    yield
+  except Exception as error:
+    is_full = getattr(error, 'errno', None) == errno.ENOSPC
+    if is_full or 'No space left on device' in str(error):
+      raise OSError(errno.ENOSPC, reason, str(folder)) from error
+    raise
+
+
+def average(checkpoints: Checkpoints, like: Run, *, last: int) -> Any:
+  """The mean of the newest checkpoints' parameters (Vaswani et al., arXiv
+  1706.03762, Sec. 6.1, average the last 5).
+
+  Args:
+    checkpoints: of a run.
+    like: a state of that run.
+    last: how many; at most as many as there are.
+
+  Raises:
+    ValueError: if there are not as many.
+  """
+  steps = checkpoints.steps()
+  if not 1 <= last <= len(steps):
+    raise ValueError(
+      f'{checkpoints.folder} has checkpoints of steps {steps}; {last} cannot '
+      'be averaged'
+    )
+  total = None
+  for step in steps[-last:]:
+    params = checkpoints.restore(like, step).state.params
+    total = (
+      params if total is None else jax.tree.map(operator.add, total, params)
+    )
+  return jax.tree.map(lambda x: x / last, total)
