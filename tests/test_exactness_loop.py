@@ -7,7 +7,7 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.data import ngram_counts
-from tests import decoders, laws, toy, trial
+from tests import decoders, laws, toy, toy_t5, trial
 from tests.proof_report import record
 
 VOCAB_SIZE = 4
@@ -215,35 +215,53 @@ def test_plain_decoding(record_property):
   )
 
 
+def _real(family: str, num_layers: int):
+  """A network in miniature, with its params: the target has two layers."""
+  if family == 'Llama':
+    config = toy.llama_config(VOCAB_SIZE, num_layers=num_layers)
+    return toy.adapters.llama(config), toy.llama_params(config, seed=1)
+  sizes = {'num_layers': num_layers}
+  if family == 'T5, decoder only':
+    sizes['num_encoder_layers'] = 0
+  config = toy_t5.config(VOCAB_SIZE, **sizes)
+  return toy.adapters.t5(config), toy_t5.params(config, seed=1, scale=2.5)
+
+
 @pytest.mark.slow
 @pytest.mark.proof
 @pytest.mark.parametrize(
-  ('rule', 'name'),
+  ('family', 'rule', 'name'),
   [
-    ('speculative_sampling', 'autoregressive'),
-    ('block', 'autoregressive'),
-    ('speculative_sampling', 'prompt_lookup'),
+    ('Llama', 'speculative_sampling', 'autoregressive'),
+    ('Llama', 'block', 'autoregressive'),
+    ('Llama', 'speculative_sampling', 'prompt_lookup'),
+    ('T5', 'speculative_sampling', 'autoregressive'),
+    ('T5', 'block', 'prompt_lookup'),
+    ('T5, decoder only', 'block', 'autoregressive'),
   ],
 )
-def test_the_real_decoder(rule, name, record_property):
-  target = toy.llama(VOCAB_SIZE)
-  params = toy.llama_params(toy.llama_config(VOCAB_SIZE), seed=1)
+def test_the_real_networks(family, rule, name, record_property):
+  """Ragged encoder and decoder rows, and EOS in mid-block."""
+  target, params = _real(family, 2)
   if name == 'autoregressive':
+    model, drafter_params = _real(family, 1)
     drafter = drafters.autoregressive(
-      toy.llama(VOCAB_SIZE, num_layers=1),
-      gamma=2,
-      logits_to_probs=logits.standardize(),
+      model, gamma=2, logits_to_probs=logits.standardize()
     )
-    config = toy.llama_config(VOCAB_SIZE, num_layers=1)
-    drafter_params = toy.llama_params(config, seed=1)
   else:
     drafter, drafter_params = _drafter(name, 2)
-  check(
+  has_encoder = family == 'T5'
+  result = check(
     record_property,
-    f'Llama, {name}, {rule}, gamma 2',
+    f'{family}, {name}, {rule}, gamma 2',
     target=target,
     params=Params(params, drafter_params),
     drafter=drafter,
     verify_fn=LOSSLESS[rule],
+    prompts=((0,), (0, 2), (2, 1, 0)),
+    num_new=(4, 4, 3),
+    encoder_rows=((1, 3), (2,), (3, 1, 2, 1)) if has_encoder else None,
     eos_id=3,
   )
+  accepted = np.sum(result.statistics.num_accepted)
+  assert 0 < accepted < np.sum(result.statistics.num_tested)
