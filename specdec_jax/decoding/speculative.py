@@ -120,14 +120,9 @@ def run(
     num_done: int32, returns once this many rows are done; None means all.
     **rule: the keyword arguments of `step`.
   """
-
-  def is_due(state: DecodeState) -> Array:
-    if num_done is None:
-      return jnp.all(state.done)
-    return jnp.sum(state.done.astype(jnp.int32)) >= num_done
-
+  num_due = state.done.shape[0] if num_done is None else num_done
   return jax.lax.while_loop(
-    lambda state: ~is_due(state),
+    lambda state: jnp.sum(state.done, dtype=jnp.int32) < num_due,
     lambda state: step(params, state, **rule)[0],
     state,
   )
@@ -191,10 +186,14 @@ def _propose(
   """Asks the drafter; finished rows get an empty draft."""
   context = state.context
   draft_keys, _ = keys.iteration_keys(state.row_keys, context.lengths)
+  reads_target = drafter.reads_target_cache
+  own = state.target_cache if reads_target else state.drafter_state
   with jax.named_scope('draft'):
     draft, drafter_state = drafter.propose(
-      params.drafter, draft_keys, context, state.drafter_state
+      params.drafter, draft_keys, context, own
     )
+  if reads_target:
+    drafter_state = state.drafter_state
   if draft.tokens.shape[1] != drafter.gamma:
     raise ValueError(
       f'the drafter declares gamma {drafter.gamma} and proposes '

@@ -66,18 +66,14 @@ def count(
     is_whole, draft.lengths, jnp.minimum(draft.lengths, counts)
   )
   is_tested = arrays.is_within(num_tested, width)
-  accept_prob = jnp.sum(
-    jnp.where(is_tested, verification.accept_probs, 0.0), axis=1
-  )
-  by_position = lambda lengths: arrays.is_within(lengths, gamma).astype(
-    jnp.int32
-  )
+  accept_probs = jnp.where(is_tested, verification.accept_probs, 0.0)
+  reach = lambda lengths: arrays.is_within(lengths, gamma).astype(jnp.int32)
   return Statistics(
     num_tokens=before.num_tokens + counts,
     num_target_runs=before.num_target_runs + was_active,
     num_short_runs=before.num_short_runs + was_active * int(width < gamma),
     num_drafted=before.num_drafted + num_drafted * was_active,
-    num_tested=before.num_tested + by_position(num_tested),
-    num_accepted=before.num_accepted + by_position(num_accepted),
-    accept_prob=before.accept_prob + accept_prob,
+    num_tested=before.num_tested + reach(num_tested),
+    num_accepted=before.num_accepted + reach(num_accepted),
+    accept_prob=before.accept_prob + jnp.sum(accept_probs, axis=1),
   )
