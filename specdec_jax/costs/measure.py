@@ -108,7 +108,10 @@ def repeat_propose(
     )
     return drafter_state, total + jnp.sum(draft.tokens, dtype=jnp.int32)
 
-  start = (state.drafter_state, jnp.zeros((), jnp.int32))
+  own = (
+    state.target_cache if drafter.reads_target_cache else state.drafter_state
+  )
+  start = (own, jnp.zeros((), jnp.int32))
   return jax.lax.fori_loop(0, num_calls, body, start)[1]
 
 

@@ -1,4 +1,4 @@
-"""The Spec-Drafter: a whole block in one pass (Xia et al., arXiv 2203.16487)."""
+"""The Spec-Drafter fills a block in one pass (Xia et al., arXiv 2203.16487)."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

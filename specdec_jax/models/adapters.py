@@ -103,7 +103,7 @@ def t5(config: T5Config) -> LanguageModel:
 
 
 def block_decoder(config: BlockDecoderConfig) -> BlockModel:
-  """The network of a Spec-Drafter; its params are `block_decoder.BlockDecoder`'s.
+  """The network of a Spec-Drafter; its params are those of `BlockDecoder`.
 
   Room is made for as many positions as the network has, at most: a decode whose
   longest text and block need more raises ValueError when it is traced.

@@ -71,7 +71,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-  """The decoder stack, from token ids to logits.
+  """The decoder stack, from token ids to what `project` makes logits of.
 
   Attributes:
     config: sizes.
@@ -105,7 +105,8 @@ class Decoder(nn.Module):
     return tuple(k for k, _ in pairs), tuple(v for _, v in pairs)
 
   def extend(self, tokens: Array, cache: T5Cache) -> tuple[Array, T5Cache]:
-    """Appends int32 `[B, T]`; float32 logits `[B, T, V]` and the cache."""
+    """Appends int32 `[B, T]`; what `project` makes logits of, `[B, T, embed]`,
+    and the cache."""
     past = cache.decoder
     num_tokens = tokens.shape[1]
     mask = attention.causal_mask(past.lengths, num_tokens, past.capacity)
@@ -131,7 +132,7 @@ class Decoder(nn.Module):
     decoder = KVCache(
       keys=tuple(keys), values=tuple(values), lengths=past.lengths + num_tokens
     )
-    return self._logits(x), dataclasses.replace(cache, decoder=decoder)
+    return self._finish(x), dataclasses.replace(cache, decoder=decoder)
 
   def __call__(
     self,
@@ -152,7 +153,7 @@ class Decoder(nn.Module):
       is_training: whether to drop out.
 
     Returns:
-      float32 logits `[B, T, V]`.
+      `[B, T, embed]`, what `project` makes logits of.
     """
     positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     bias = self.relpos_bias(positions, positions)
@@ -162,20 +163,23 @@ class Decoder(nn.Module):
       if encoded is not None and cross_mask is not None:
         cross = *layer.cross_keys_values(encoded), cross_mask
       x, _, _ = layer(x, None, mask, bias, cross, is_training=is_training)
-    return self._logits(x, is_training=is_training)
+    return self._finish(x, is_training=is_training)
 
-  def _embed(self, tokens: Array) -> Array:
-    x = (self.embed or self.token_embedder)(tokens)
-    return rules.constrain(x, 'batch', 'length', 'embed')
-
-  def _logits(self, x: Array, *, is_training: bool = False) -> Array:
-    x = self.dropout(self.decoder_norm(x), is_training=is_training)
+  def project(self, x: Array) -> Array:
+    """`[B, T, embed]` to float32 logits `[B, T, V]`."""
     if self.config.is_tied:
       logits = (self.embed or self.token_embedder).attend(x)
       logits = logits * self.config.embed_dim**-0.5
     else:
       logits = self.logits_dense(x)
     return rules.constrain(logits, 'batch', 'length', 'vocab')
+
+  def _embed(self, tokens: Array) -> Array:
+    x = (self.embed or self.token_embedder)(tokens)
+    return rules.constrain(x, 'batch', 'length', 'embed')
+
+  def _finish(self, x: Array, *, is_training: bool = False) -> Array:
+    return self.dropout(self.decoder_norm(x), is_training=is_training)
 
 
 class T5(nn.Module):
@@ -220,7 +224,18 @@ class T5(nn.Module):
 
   def extend(self, tokens: Array, cache: T5Cache) -> tuple[Array, T5Cache]:
     """Appends int32 `[B, T]`; float32 logits `[B, T, V]` and the cache."""
+    x, cache = self.decoder.extend(tokens, cache)
+    return self.decoder.project(x), cache
+
+  def extend_hidden(
+    self, tokens: Array, cache: T5Cache
+  ) -> tuple[Array, T5Cache]:
+    """`extend` up to the last projection: `[B, T, embed]` and the cache."""
     return self.decoder.extend(tokens, cache)
+
+  def project(self, x: Array) -> Array:
+    """The rest of `extend`: `[B, T, embed]` to float32 logits `[B, T, V]`."""
+    return self.decoder.project(x)
 
   def __call__(
     self,
@@ -244,6 +259,25 @@ class T5(nn.Module):
     Returns:
       float32 `[B, T, V]`, what follows each decoder token.
     """
+    x = self.hidden(
+      encoder_tokens,
+      decoder_tokens,
+      encoder_segment_ids=encoder_segment_ids,
+      decoder_segment_ids=decoder_segment_ids,
+      is_training=is_training,
+    )
+    return self.decoder.project(x)
+
+  def hidden(
+    self,
+    encoder_tokens: Array | None,
+    decoder_tokens: Array,
+    *,
+    encoder_segment_ids: Array | None = None,
+    decoder_segment_ids: Array | None = None,
+    is_training: bool = False,
+  ) -> Array:
+    """The call up to the last projection: `[B, T, embed]`."""
     num_tokens = decoder_tokens.shape[1]
     starts = jnp.zeros(decoder_tokens.shape[0], jnp.int32)
     mask = attention.causal_mask(starts, num_tokens, num_tokens)

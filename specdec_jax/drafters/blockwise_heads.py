@@ -1,0 +1,56 @@
+"""Blockwise parallel decoding (Stern et al., arXiv 1811.03115): the target's
+own decoder guesses further ahead."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from specdec_jax import base
+from specdec_jax.base import Array, Context, Draft, Drafter
+from specdec_jax.drafters.stateless import check_gamma
+
+# `(params, target_cache, lengths[B]) -> (logits[B, G, V], is_ready[B])`: the
+# float32 logits of tokens `lengths[b]` to `lengths[b] + G - 1`, from what the
+# target's last call left in its cache, and whether it left anything for a row.
+HeadsFn = Callable[[Any, Any, Array], tuple[Array, Array]]
+
+
+def blockwise_heads(heads_fn: HeadsFn, *, gamma: int) -> Drafter:
+  """Drafts the likeliest token of each of gamma further heads.
+
+  https://arxiv.org/abs/1811.03115 with k = gamma + 1: the target itself is the
+  first head, and gives the token after the accepted ones; the others guess what
+  follows it. Verification and prediction are one call of the target: the heads
+  read what the call that verified the last block left at the last accepted
+  token. There is nothing to read before the first call, whose draft is empty.
+
+  Args:
+    heads_fn: of `models.block_heads`, whose target must be the loop's; its
+      params are the drafter's.
+    gamma: heads beside the target's own.
+
+  Raises:
+    ValueError: if `gamma` is less than 1.
+  """
+  check_gamma(gamma)
+
+  def init(params: Any, prompt: base.Prompt, max_len: int) -> tuple[()]:
+    del params, prompt, max_len
+    return ()
+
+  def propose(
+    params: Any, row_keys: Array, context: Context, target_cache: Any
+  ) -> tuple[Draft, Any]:
+    del row_keys
+    logits, is_ready = heads_fn(params, target_cache, context.lengths)
+    draft = Draft(
+      tokens=jnp.argmax(logits, axis=-1).astype(jnp.int32),
+      probs=None,
+      lengths=jnp.where(is_ready, gamma, 0).astype(jnp.int32),
+    )
+    return draft, target_cache
+
+  return Drafter(
+    gamma, init, propose, may_abstain=True, reads_target_cache=True
+  )

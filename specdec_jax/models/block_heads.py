@@ -1,0 +1,168 @@
+"""Heads on a T5's decoder that guess further ahead (Stern et al., arXiv
+1811.03115), and the T5 that leaves them something to read."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import arrays, base
+from specdec_jax.base import Array, LanguageModel, Prompt
+from specdec_jax.drafters.blockwise_heads import HeadsFn
+from specdec_jax.models import adapters
+from specdec_jax.models.t5 import T5, T5Cache, T5Config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockHeadsConfig:
+  """Sizes of the heads.
+
+  Attributes:
+    embed_dim: of the target.
+    gamma: heads beside the target's own; k - 1 in the paper.
+    mlp_dim: width of each head's feed-forward.
+    dropout_rate: in training, of the target's decoder.
+    dtype: of activations.
+  """
+
+  embed_dim: int
+  gamma: int
+  mlp_dim: int
+  dropout_rate: float = 0.0
+  dtype: jnp.dtype = jnp.float32
+
+
+@base.value
+class HeadsCache:
+  """A T5's cache, and what its last call computed.
+
+  Attributes:
+    t5: the T5's own.
+    hidden: `[B, G+1, embed]`, what the logits of that call's first tokens were
+      made of.
+    starts: int32 `[B]`, the position of the first of them; -1 before a call.
+  """
+
+  t5: T5Cache
+  hidden: Array
+  starts: Array
+
+  @property
+  def lengths(self) -> Array:
+    return self.t5.lengths
+
+
+class BlockHeads(nn.Module):
+  """A feed-forward with a residual for each position ahead; what they give goes
+  through the target's own projection."""
+
+  config: BlockHeadsConfig
+
+  def setup(self):
+    config = self.config
+    init = nn.initializers.variance_scaling(
+      1.0, 'fan_in', 'normal', batch_axis=0
+    )
+    shape = (config.gamma, config.embed_dim, config.mlp_dim)
+    self.wi = self.param('wi', init, shape)
+    self.wo = self.param('wo', init, (shape[0], shape[2], shape[1]))
+
+  def __call__(self, x: Array) -> Array:
+    """All heads: `[B, embed]` to `[B, G, embed]`."""
+    inner = jnp.einsum(
+      'be,gem->bgm', x, self.wi, preferred_element_type=jnp.float32
+    )
+    inner = jax.nn.relu(inner).astype(x.dtype)
+    outer = jnp.einsum(
+      'bgm,gme->bge', inner, self.wo, preferred_element_type=jnp.float32
+    )
+    return x[:, None] + outer.astype(x.dtype)
+
+  def one(self, x: Array, index: Array) -> Array:
+    """One head: `[B, T, embed]` to the same."""
+    wi, wo = self.wi[index], self.wo[index]
+    inner = jnp.einsum('bte,em->btm', x, wi, preferred_element_type=jnp.float32)
+    inner = jax.nn.relu(inner).astype(x.dtype)
+    outer = jnp.einsum(
+      'btm,me->bte', inner, wo, preferred_element_type=jnp.float32
+    )
+    return x + outer.astype(x.dtype)
+
+
+def init_params(config: BlockHeadsConfig, rng_key: Array) -> Any:
+  """Fresh float32 parameters."""
+  x = jnp.zeros((1, config.embed_dim), jnp.float32)
+  return BlockHeads(config).init(rng_key, x)['params']
+
+
+def param_shapes(config: BlockHeadsConfig) -> Any:
+  """The tree of parameters as `jax.ShapeDtypeStruct`s of the config's dtype."""
+  shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+  return jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, config.dtype), shapes
+  )
+
+
+def with_heads(
+  target_config: T5Config, config: BlockHeadsConfig
+) -> tuple[LanguageModel, HeadsFn]:
+  """A T5 as a target that keeps what its heads read, and the heads.
+
+  The target's params and tokens are those of `adapters.t5`. The heads' params
+  are `{'heads': ..., 'target': ...}`, their own and the target's, whose
+  projection they share.
+
+  Raises:
+    ValueError: if the widths differ.
+  """
+  if target_config.embed_dim != config.embed_dim:
+    raise ValueError(
+      f'heads of width {config.embed_dim} do not fit a target of width '
+      f'{target_config.embed_dim}'
+    )
+  network, plain = T5(target_config), adapters.t5(target_config)
+  width = config.gamma + 1
+
+  def apply(params, *args, method) -> Any:
+    return network.apply({'params': params}, *args, method=method)
+
+  def init(params, prompt: Prompt, max_len: int) -> HeadsCache:
+    num_rows = prompt.decoder_tokens.shape[0]
+    shape = (num_rows, width, target_config.embed_dim)
+    return HeadsCache(
+      t5=plain.init(params, prompt, max_len),
+      hidden=jnp.zeros(shape, target_config.dtype),
+      starts=jnp.full(num_rows, -1, jnp.int32),
+    )
+
+  def extend(
+    params, tokens: Array, cache: HeadsCache
+  ) -> tuple[Array, HeadsCache]:
+    hidden, t5_cache = apply(params, tokens, cache.t5, method=T5.extend_hidden)
+    kept = hidden[:, :width]
+    missing = width - kept.shape[1]
+    new = HeadsCache(
+      t5=t5_cache,
+      hidden=jnp.pad(kept, ((0, 0), (0, missing), (0, 0))),
+      starts=cache.lengths,
+    )
+    return apply(params, hidden, method=T5.project), new
+
+  def rewind(cache: HeadsCache, lengths: Array) -> HeadsCache:
+    return dataclasses.replace(cache, t5=plain.rewind(cache.t5, lengths))
+
+  def heads(params, cache: HeadsCache, lengths: Array) -> tuple[Array, Array]:
+    # The last token was not fed yet. The one before it was, and the target's
+    # own head made the last token of it.
+    offsets = lengths - 2 - cache.starts
+    is_ready = (cache.starts >= 0) & (offsets >= 0) & (offsets < width)
+    # [B, 1, 1]: one position of each row.
+    indices = jnp.clip(offsets, 0, width - 1)[:, None, None]
+    x = jnp.take_along_axis(cache.hidden, indices, axis=1)[:, 0]
+    ahead: Any = BlockHeads(config).apply({'params': params['heads']}, x)
+    return apply(params['target'], ahead, method=T5.project), is_ready
+
+  target = LanguageModel(init, extend, rewind, plain.vocab_size)
+  return target, heads
