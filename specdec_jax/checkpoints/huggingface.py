@@ -12,6 +12,9 @@ from specdec_jax.checkpoints.huggingface_config import read_config, read_json
 from specdec_jax.data.vocabularies import Vocabulary, import_tokenizers
 from specdec_jax.models.llama import LlamaConfig
 
+# What is downloaded of a repository.
+_FILES = ['*.json', '*.safetensors', '*.jinja', 'spiece.model']
+
 
 def load_llama(
   folder: str | os.PathLike[str], *, dtype: jnp.dtype = jnp.float32
@@ -199,9 +202,7 @@ def download(repository: str) -> Path:
     ) from error
   try:
     return Path(
-      huggingface_hub.snapshot_download(
-        repository, allow_patterns=['*.json', '*.safetensors', '*.jinja']
-      )
+      huggingface_hub.snapshot_download(repository, allow_patterns=_FILES)
     )
   except Exception as error:  # Whatever the network stack beneath it raises.
     raise ValueError(

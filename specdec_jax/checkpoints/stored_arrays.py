@@ -168,8 +168,8 @@ def _hint(present: Collection[str]) -> str:
     for name in present
   ):
     return (
-      '; its layers are stacked (scan_layers of scalable_t5), and only '
-      'unstacked layers can be read'
+      '; its layers are stacked (scan_layers of scalable_t5) and have relative '
+      'positions of their own, which this network has not'
     )
   return ''
 
