@@ -1,0 +1,174 @@
+"""Launching a function from gin files, with the flags that T5X has.
+
+Gin files bind the arguments of plain functions; nothing outside this module and
+the files knows of gin (https://github.com/google/gin-config).
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import specdec_jax
+# The folder that has `gin_configs`, in a checkout.
+_ROOT = Path(specdec_jax.__file__).parent.parent
+_BINDING = '--gin.'
+_REQUIRED = '%gin.REQUIRED'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> Any:
+  """The flags; the group, for more."""
+  group = parser.add_argument_group('gin')
+  group.add_argument(
+    '--gin_file',
+    action='append',
+    default=[],
+    metavar='FILE',
+    help='may be repeated; later files override earlier ones',
+  )
+  group.add_argument(
+    '--gin_bindings',
+    action='append',
+    default=[],
+    metavar='NAME=VALUE',
+    help='one binding, after all files; --gin.NAME=VALUE is the same. Texts '
+    'are quoted: --gin.NAME=\'"text"\'',
+  )
+  group.add_argument(
+    '--gin_search_paths',
+    default='.',
+    metavar='DIR,...',
+    help='where --gin_file and includes are looked for, before the folder of '
+    'this package',
+  )
+  return group
+
+
+def expand(argv: Sequence[str]) -> list[str]:
+  """`--gin.NAME=VALUE` as `--gin_bindings=NAME=VALUE`.
+
+  Raises:
+    ValueError: if a flag has no value.
+  """
+  expanded = []
+  for flag in argv:
+    if flag.startswith(_BINDING):
+      name, equals, _ = flag.partition('=')
+      if not equals:
+        raise ValueError(f'{flag} has no value: write {name}=VALUE')
+      flag = '--gin_bindings=' + flag.removeprefix(_BINDING)
+    expanded.append(flag)
+  return expanded
+
+
+def model_file(name: str) -> str:
+  """The gin file of a model that is called by its name.
+
+  Raises:
+    ValueError: if there is none, with those that there are.
+  """
+  folder = _ROOT / 'gin_configs' / 'models'
+  path = folder / f'{name}.gin'
+  if not path.is_file():
+    names = ', '.join(sorted(each.stem for each in folder.glob('*.gin')))
+    raise ValueError(
+      f'no model is called {name!r} in {folder}; there are: {names or "none"}'
+    )
+  return str(path)
+
+
+def call(
+  function: Callable[..., Any], args: argparse.Namespace, **arguments: Any
+) -> Any:
+  """Calls a function with the arguments that gin files and flags bind.
+
+  Args:
+    function: of this package; `module.function.argument = value` in a gin file
+      binds an argument.
+    args: with the flags of `add_arguments`.
+    **arguments: go before what gin binds.
+
+  Raises:
+    ValueError: if a file, a binding or a macro is missing or wrong.
+    ImportError: if gin-config is not installed.
+  """
+  parse(args)
+  try:
+    configured = _import_gin().get_configurable(function)
+  except ValueError as error:
+    raise ValueError(
+      f'no gin file configures {function.__name__}: give --gin_file, such as '
+      f'gin_configs/runs/{function.__name__}.gin'
+    ) from error
+  try:
+    return configured(**arguments)
+  except Exception as error:
+    raise _original(error) from None
+
+
+def parse(args: argparse.Namespace) -> None:
+  """Reads the gin files and bindings of the flags, in their order.
+
+  Raises:
+    ValueError: if a file, a binding or a macro is missing or wrong.
+    ImportError: if gin-config is not installed.
+  """
+  gin = _import_gin()
+  gin.clear_config(clear_constants=True)
+  for folder in [*args.gin_search_paths.split(','), str(_ROOT)]:
+    gin.add_config_file_search_path(folder)
+  try:
+    gin.parse_config_files_and_bindings(args.gin_file, args.gin_bindings)
+  except OSError as error:
+    raise ValueError(f'gin: {error}') from error
+  except Exception as error:
+    reason = ' '.join(str(error).split())
+    raise ValueError(f'gin: {reason}') from error
+  _check_macros(gin.config_str())
+
+
+def bindings() -> dict[str, str]:
+  """All bindings of the last `parse`, macros included, as they are written."""
+  text = _import_gin().config_str(max_line_length=10**6)
+  pairs = [line.split(' = ', 1) for line in text.splitlines() if ' = ' in line]
+  return {name: value for name, value in pairs if not name.startswith('#')}
+
+
+def operative_config() -> str:
+  """The bindings that were used so far, defaults included, as a gin file."""
+  return _import_gin().operative_config_str()
+
+
+def _check_macros(config: str) -> None:
+  """Raises ValueError for macros that are used and have no value."""
+  config = re.sub(r"'[^'\n]*'|\"[^\"\n]*\"", '', config)
+  defined = dict(re.findall(r'^(\w+) = (.*)$', config, re.MULTILINE))
+  used = re.findall(r'%(\w+)(?![\w.])', config)
+  missing = sorted(
+    {name for name in used if defined.get(name, _REQUIRED) == _REQUIRED}
+  )
+  if missing:
+    raise ValueError(
+      f'gin: no value for {", ".join(missing)}: give --gin.{missing[0]}=VALUE'
+    )
+
+
+def _original(error: Exception) -> Exception:
+  """The error that gin has wrapped, once for every function on its way."""
+  while (inner := error.__context__) is not None and (
+    type(error).__mro__[1] is type(inner)
+  ):
+    assert isinstance(inner, Exception)
+    error = inner
+  return error
+
+
+def _import_gin() -> Any:
+  try:
+    import gin
+  except ImportError as error:
+    raise ImportError(
+      'gin files need gin-config: pip install specdec_jax[gin]'
+    ) from error
+  return gin
