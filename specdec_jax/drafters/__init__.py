@@ -1,14 +1,21 @@
 """Sources of guesses, each a pair of pure functions."""
 
+from specdec_jax.drafters import schedules
+from specdec_jax.drafters.adaptive import adaptive
 from specdec_jax.drafters.autoregressive import autoregressive
 from specdec_jax.drafters.ngram import NGramTable, ngram
 from specdec_jax.drafters.prompt_lookup import prompt_lookup
+from specdec_jax.drafters.spec_drafter import BlockModel, spec_drafter
 from specdec_jax.drafters.uniform import uniform
 
 __all__ = [
+  'BlockModel',
   'NGramTable',
+  'adaptive',
   'autoregressive',
   'ngram',
   'prompt_lookup',
+  'schedules',
+  'spec_drafter',
   'uniform',
 ]

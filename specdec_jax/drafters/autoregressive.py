@@ -35,8 +35,8 @@ def autoregressive(
   def propose(
     params: Any, row_keys: Array, context: Context, cache: Any
   ) -> tuple[Draft, Any]:
-    logits, cache = _catch_up(model, params, context, cache)
-    step_keys = _split(row_keys, gamma)
+    logits, cache = catch_up(model, params, context, cache)
+    step_keys = split_keys(row_keys, gamma)
 
     def draft_one(carry, keys):
       logits, cache = carry
@@ -66,7 +66,7 @@ def autoregressive(
   return Drafter(gamma, init, propose)
 
 
-def _catch_up(
+def catch_up(
   model: base.LanguageModel, params: Any, context: Context, cache: Any
 ) -> tuple[Array, Any]:
   """Feeds the last two committed tokens; logits `[B, V]` of what follows.
@@ -84,7 +84,7 @@ def _catch_up(
   return logits, model.rewind(cache, context.lengths)
 
 
-def _split(row_keys: Array, count: int) -> Array:
+def split_keys(row_keys: Array, count: int) -> Array:
   """Keys `[count, B]` from keys `[B]`."""
   split = lambda key: jax.random.split(key, count)
   return jax.vmap(split, out_axes=1)(row_keys)

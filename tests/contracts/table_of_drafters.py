@@ -6,15 +6,19 @@ A new drafter adds its row here.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import drafters, logits
 from specdec_jax.base import Drafter
 from specdec_jax.data import ngram_counts
-from tests import toy
+from specdec_jax.models import adapters, block_decoder
+from tests import toy, toy_block
 
 VOCAB_SIZE = 5
 MODEL = toy.toy(VOCAB_SIZE)
+BLOCK_CONFIG = toy_block.config(VOCAB_SIZE)
 LLAMA = toy.llama(VOCAB_SIZE, num_layers=1)
 
 
@@ -26,12 +30,14 @@ class Row(NamedTuple):
     make_params: the drafter's params.
     is_one_hot: whether it hands over no probabilities.
     has_constant_length: whether it always proposes gamma tokens.
+    has_memory: whether its lengths depend on what became of earlier drafts.
   """
 
   make: Callable[[int], Drafter]
   make_params: Callable[[], Any] = tuple
   is_one_hot: bool = False
   has_constant_length: bool = True
+  has_memory: bool = False
 
 
 def _ngram(order: int, is_sampled: bool):
@@ -50,6 +56,28 @@ def _autoregressive(model, **sampling):
   return lambda gamma: drafters.autoregressive(
     model, gamma=gamma, logits_to_probs=to_probs
   )
+
+
+def _adaptive(**options):
+  return lambda gamma: drafters.adaptive(
+    MODEL, gamma=gamma, logits_to_probs=logits.standardize(), **options
+  )
+
+
+def _spec_drafter(gamma: int) -> Drafter:
+  """The same source for every row, since the contract's prompts have none."""
+  drafter = drafters.spec_drafter(
+    adapters.block_decoder(BLOCK_CONFIG), gamma=gamma
+  )
+
+  def init(params, prompt, max_len: int):
+    num_rows = prompt.decoder_tokens.shape[0]
+    source = jnp.array([[3, 2, 4, 1]] * num_rows, jnp.int32)
+    return drafter.init(
+      params, prompt.replace(encoder_tokens=source), max_len
+    )
+
+  return drafter._replace(init=init)
 
 
 _toy_params = lambda: toy.toy_params(VOCAB_SIZE, seed=3)
@@ -76,6 +104,11 @@ ROWS = {
       gamma=gamma, vocab_size=3, padded_vocab_size=VOCAB_SIZE
     )
   ),
+  'spec_drafter': Row(
+    _spec_drafter,
+    lambda: block_decoder.init_params(BLOCK_CONFIG, jax.random.key(6)),
+    is_one_hot=True,
+  ),
   'autoregressive': Row(_autoregressive(MODEL), _toy_params),
   'autoregressive, top-p': Row(_autoregressive(MODEL, top_p=0.7), _toy_params),
   'autoregressive, greedy': Row(
@@ -86,5 +119,20 @@ ROWS = {
     lambda: toy.llama_params(
       toy.llama_config(VOCAB_SIZE, num_layers=1), seed=4
     ),
+  ),
+  'adaptive, threshold': Row(
+    _adaptive(min_prob=0.4), _toy_params, has_constant_length=False
+  ),
+  'adaptive, heuristic': Row(
+    _adaptive(schedule=drafters.schedules.heuristic(start=2)),
+    _toy_params,
+    has_constant_length=False,
+    has_memory=True,
+  ),
+  'adaptive, running alpha': Row(
+    _adaptive(schedule=drafters.schedules.running_alpha(c=0.1)),
+    _toy_params,
+    has_constant_length=False,
+    has_memory=True,
   ),
 }

@@ -88,7 +88,7 @@ def test_draft_is_well_formed(name, gamma, batch_size):
   if ROWS[name].has_constant_length:
     assert (draft.lengths == gamma).all()
   else:
-    assert drafter.may_abstain
+    assert drafter.may_abstain or (draft.lengths > 0).all()
   shapes = lambda tree: jax.tree.map(lambda a: (a.shape, a.dtype), tree)
   assert shapes(new_state) == shapes(state)
 
@@ -103,11 +103,14 @@ def test_draft_law_is_normalised_and_possible(name):
   assert draft.probs.shape == (len(rows), 3, VOCAB_SIZE)
   assert draft.probs.dtype == jnp.float32
   assert (draft.probs >= 0).all()
-  np.testing.assert_allclose(draft.probs.sum(-1), 1, atol=1e-6)
+  is_drafted = np.arange(3) < np.asarray(draft.lengths)[:, None]
+  assert is_drafted[:, 0].all()
+  sums = np.asarray(draft.probs.sum(-1))
+  np.testing.assert_allclose(sums[is_drafted], 1, atol=1e-6)
   drawn = np.take_along_axis(
     np.asarray(draft.probs), np.asarray(draft.tokens)[..., None], axis=-1
   )
-  assert (drawn > 0).all()
+  assert (drawn[is_drafted] > 0).all()
 
 
 @pytest.mark.parametrize(
@@ -188,6 +191,10 @@ def test_drafter_that_was_rolled_back_is_as_good_as_fresh(name):
   used, _ = drafter.propose(params, keys, _context(rows), state)
   fresh_state = drafter.init(params, toy.prompt(rows, width=WIDTH), CAPACITY)
   fresh, _ = drafter.propose(params, keys, _context(rows), fresh_state)
+  if ROWS[name].has_memory:  # It may stop elsewhere, not draft otherwise.
+    lengths = np.minimum(used.lengths, fresh.lengths)
+    assert (lengths > 0).all()
+    used, fresh = (each.replace(lengths=lengths) for each in (used, fresh))
   _assert_equal(used, fresh, up_to=1e-5)
 
 
