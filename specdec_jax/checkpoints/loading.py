@@ -21,6 +21,7 @@ from specdec_jax.checkpoints.huggingface_config import read_json
 from specdec_jax.checkpoints.model_file import Config
 from specdec_jax.data.vocabularies import AnyVocabulary
 from specdec_jax.models import presets
+from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.t5 import T5Config
 
@@ -165,7 +166,13 @@ def read_config(
   if kind == 'gguf':
     return gguf.read_config(gguf.open_gguf(path), dtype=dtype)
   if kind == 'ours':
-    return model_file.read(path, dtype=dtype)
+    found = model_file.read(path, dtype=dtype)
+    if isinstance(found, model_file.DrafterConfig):
+      raise ValueError(
+        f'{path} is a {model_file.network_of(found)}, which only drafts for a '
+        'model'
+      )
+    return found
   if kind == 'huggingface_t5':
     return huggingface_t5.read_config(path, dtype=dtype)
   return huggingface.read_config(path, dtype=dtype)
@@ -263,6 +270,28 @@ def _t5x_config(
   )
 
 
+def read_drafter(
+  name: str, *, dtype: jnp.dtype = jnp.float32
+) -> tuple[model_file.DrafterConfig, dict[str, Any]]:
+  """Sizes and parameters of a network that only drafts, from the folder that
+  `specdec train` wrote.
+
+  Raises:
+    ValueError: if the folder holds none.
+    ImportError: if the tensorstore package is not installed.
+  """
+  path = Path(name).expanduser()
+  if not orbax.is_checkpoint(path):
+    raise ValueError(f'{path} has no {model_file.NAME} with parameters beside')
+  config = model_file.read(path, dtype=dtype)
+  if not isinstance(config, model_file.DrafterConfig):
+    raise ValueError(
+      f'{path} is a whole model, a {model_file.network_of(config)}; expected a '
+      'network that only drafts'
+    )
+  return config, orbax.restore(path, model_file.param_shapes(config))
+
+
 def read_vocabulary(path: Path) -> AnyVocabulary | None:
   """The vocabulary of the model in a file or folder, or None without one."""
   from specdec_jax.checkpoints import gguf, gguf_vocabulary
@@ -282,7 +311,9 @@ def read_vocabulary(path: Path) -> AnyVocabulary | None:
 
 
 def check_vocabulary(
-  path: str | os.PathLike[str], vocabulary: AnyVocabulary, config: Config
+  path: str | os.PathLike[str],
+  vocabulary: AnyVocabulary,
+  config: Config | BlockDecoderConfig,
 ) -> None:
   """Raises ValueError unless every token has an embedding, and, for a T5, all
   embeddings but some padding have a token."""

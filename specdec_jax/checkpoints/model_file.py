@@ -11,14 +11,23 @@ import jax.numpy as jnp
 
 from specdec_jax.checkpoints import name_maps
 from specdec_jax.checkpoints.huggingface_config import read_json
-from specdec_jax.models import t5
+from specdec_jax.models import block_decoder, block_heads, t5
+from specdec_jax.models.block_decoder import BlockDecoderConfig
+from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.t5 import T5Config
 
 NAME = 'model.json'
 Config = LlamaConfig | T5Config
+# Networks that only draft, and are no models by themselves.
+DrafterConfig = BlockDecoderConfig | BlockHeadsConfig
 
-_CONFIGS: dict[str, type] = {'llama': LlamaConfig, 't5': T5Config}
+_CONFIGS: dict[str, type] = {
+  'llama': LlamaConfig,
+  't5': T5Config,
+  'block_decoder': BlockDecoderConfig,
+  'block_heads': BlockHeadsConfig,
+}
 _DTYPES: dict[str, Any] = {
   'float32': jnp.float32,
   'bfloat16': jnp.bfloat16,
@@ -26,7 +35,9 @@ _DTYPES: dict[str, Any] = {
 }
 
 
-def write(folder: str | os.PathLike[str], config: Config) -> None:
+def write(
+  folder: str | os.PathLike[str], config: Config | DrafterConfig
+) -> None:
   """Writes the sizes into a folder's model.json."""
   settings = dataclasses.asdict(config)
   settings['dtype'] = jnp.dtype(config.dtype).name
@@ -38,7 +49,7 @@ def write(folder: str | os.PathLike[str], config: Config) -> None:
 
 def read(
   path: str | os.PathLike[str], *, dtype: jnp.dtype | None = None
-) -> Config:
+) -> Any:
   """The sizes in a model.json.
 
   Args:
@@ -100,9 +111,9 @@ def _is_like(value: Any, field: dataclasses.Field) -> bool:
   return isinstance(value, list) and all(isinstance(v, str) for v in value)
 
 
-def network_of(config: Config) -> str:
-  """`'t5'` or `'llama'`."""
-  return 't5' if isinstance(config, T5Config) else 'llama'
+def network_of(config: Config | DrafterConfig) -> str:
+  """`'t5'`, `'llama'`, `'block_decoder'` or `'block_heads'`."""
+  return next(name for name, cls in _CONFIGS.items() if type(config) is cls)
 
 
 def num_layers(config: Config) -> int:
@@ -112,10 +123,14 @@ def num_layers(config: Config) -> int:
   return config.num_layers
 
 
-def param_shapes(config: Config) -> dict[str, Any]:
+def param_shapes(config: Config | DrafterConfig) -> dict[str, Any]:
   """The tree of parameters as `jax.ShapeDtypeStruct`s of the config's dtype."""
   if isinstance(config, T5Config):
     return t5.param_shapes(config)
+  if isinstance(config, BlockDecoderConfig):
+    return block_decoder.param_shapes(config)
+  if isinstance(config, BlockHeadsConfig):
+    return block_heads.param_shapes(config)
   return name_maps.nest(
     {
       parameter.path: jax.ShapeDtypeStruct(parameter.shape, config.dtype)

@@ -19,13 +19,15 @@ _PARAMS = 'params'
 
 
 def save(
-  folder: str | os.PathLike[str], config: model_file.Config, params: Any
+  folder: str | os.PathLike[str],
+  config: model_file.Config | model_file.DrafterConfig,
+  params: Any,
 ) -> None:
   """Writes a model that `restore` reads: sizes in JSON, params with Orbax.
 
   Args:
     folder: to be made, or empty of these two.
-    config: sizes, of a T5 or a Llama.
+    config: sizes, of a model or of a network that only drafts.
     params: a tree of dicts of arrays; they keep their dtypes.
 
   Raises:

@@ -3,19 +3,24 @@
 import argparse
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from specdec_jax.base import Array
 from specdec_jax.checkpoints import loading, new_folder, orbax, vocabulary_files
+from specdec_jax.checkpoints.model_file import DrafterConfig
 from specdec_jax.cli import gin_launch, options, progress
+from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.sharding import mesh as meshes
 from specdec_jax.training import loop, metrics_log, train_step
 from specdec_jax.training.datasets import Dataset
+from specdec_jax.training.train_step import LossFn
 
 HELP = 'train a model under gin'
 
@@ -31,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
 def train(
   *,
-  config: T5Config,
+  config: T5Config | DrafterConfig,
   dataset: Dataset,
   optimizer: Any,
   model_dir: str,
@@ -49,6 +54,8 @@ def train(
   num_partitions: int | None = None,
   model_parallel_submesh: Sequence[int] | None = None,
   initial_checkpoint_path: str | None = None,
+  loss: Callable[[Any], LossFn] | None = None,
+  initial_params: Callable[[Any, Array], Any] | None = None,
   vocabulary: str | None = None,
   seed: int = 0,
 ) -> None:
@@ -75,6 +82,10 @@ def train(
     num_partitions: devices that share one copy of the model.
     model_parallel_submesh: the same as a box of a TPU slice.
     initial_checkpoint_path: a model that a new run begins from.
+    loss: from the config to what is minimised, such as `@glancing.block_loss`;
+      None is cross entropy, with the smoothing and z-loss above.
+    initial_params: from the config and a key to where a new run begins, such as
+      `@train_drafters.spec_drafter_params`; None draws a T5.
     vocabulary: the SentencePiece model, to be put beside the weights.
     seed: of the first parameters and of dropout.
 
@@ -91,8 +102,16 @@ def train(
   )
   words = None
   if vocabulary is not None:
+    if isinstance(config, BlockHeadsConfig):
+      raise ValueError('heads have no vocabulary of their own: give none')
     words = vocabulary_files.read(vocabulary, extra_ids=0)
     loading.check_vocabulary(Path(vocabulary), words, config)
+  loss = loss or functools.partial(
+    train_step.supervised_loss, label_smoothing=label_smoothing, z_loss=z_loss
+  )
+  begin: Callable[[Any, Array], Any] = initial_params or functools.partial(
+    _initial_params, path=initial_checkpoint_path
+  )
   schedule = loop.Schedule(
     train_steps=train_steps,
     eval_period=eval_period,
@@ -108,14 +127,12 @@ def train(
       config=config,
       dataset=dataset,
       optimizer=optimizer,
-      loss_fn=train_step.supervised_loss(
-        config, label_smoothing=label_smoothing, z_loss=z_loss
-      ),
+      loss_fn=loss(config),
       model_dir=folder,
       schedule=schedule,
       num_microbatches=num_microbatches,
       seed=seed,
-      initial_params=_initial_params(initial_checkpoint_path, config),
+      initial_params=begin(config, jax.random.key(seed)),
       average_last=average_last,
       report=report,
     )
@@ -200,8 +217,11 @@ def write_operative_config(folder: Path) -> None:
     (folder / 'config.gin').write_text(text, encoding='utf-8')
 
 
-def _initial_params(path: str | None, config: T5Config) -> Any:
+def _initial_params(
+  config: T5Config, rng_key: Array, *, path: str | None
+) -> Any:
   """The parameters of a checkpoint of the same network, in float32."""
+  del rng_key
   if path is None:
     return None
   found = loading.locate(path)
@@ -210,7 +230,7 @@ def _initial_params(path: str | None, config: T5Config) -> Any:
 
 
 def _write_model(
-  folder: Path, config: T5Config, params: Any, words: Any
+  folder: Path, config: T5Config | DrafterConfig, params: Any, words: Any
 ) -> None:
   """Writes the model, with its vocabulary if there is one."""
   plain = dataclasses.replace(

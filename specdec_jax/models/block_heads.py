@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base
+from specdec_jax import base
 from specdec_jax.base import Array, LanguageModel, Prompt
 from specdec_jax.drafters.blockwise_heads import HeadsFn
 from specdec_jax.models import adapters

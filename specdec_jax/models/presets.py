@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.t5 import T5Config
 
 # 32,100 pieces, padded to a multiple of 128 as T5X's checkpoints are.
@@ -105,3 +106,57 @@ def preset(name: str, *, dtype: jnp.dtype = jnp.float32) -> T5Config:
       f'no sizes are called {name!r}; there are {", ".join(PRESETS)}'
     )
   return dataclasses.replace(PRESETS[name], dtype=dtype)
+
+
+def _spec_drafter(
+  target: T5Config,
+  num_encoder_layers: int,
+  num_decoder_layers: int,
+  *,
+  max_positions: int,
+) -> BlockDecoderConfig:
+  """A Spec-Drafter as wide as a target, whose embeddings and encoder fit."""
+  return BlockDecoderConfig(
+    vocab_size=target.vocab_size,
+    embed_dim=target.embed_dim,
+    num_encoder_layers=num_encoder_layers,
+    num_decoder_layers=num_decoder_layers,
+    num_heads=target.num_heads,
+    head_dim=target.head_dim,
+    mlp_dim=target.mlp_dim,
+    max_positions=max_positions,
+    mlp_activations=target.mlp_activations,
+  )
+
+
+# T5 1.0 small has the sizes of Transformer-base, the targets of Xia et al.
+_XIA_TARGET, _MINI_TARGET = PRESETS['t5_1_0_small'], PRESETS['t5_mini']
+SPEC_DRAFTERS: dict[str, BlockDecoderConfig] = {
+  'xia_12_2': _spec_drafter(_XIA_TARGET, 12, 2, max_positions=512),
+  'xia_6_6': _spec_drafter(_XIA_TARGET, 6, 6, max_positions=512),
+  'mini_4_2': _spec_drafter(_MINI_TARGET, 4, 2, max_positions=256),
+  'mini_3_3': _spec_drafter(_MINI_TARGET, 3, 3, max_positions=256),
+  'mini_1_1': _spec_drafter(_MINI_TARGET, 1, 1, max_positions=256),
+}
+
+
+def spec_drafter(
+  name: str, *, dtype: jnp.dtype = jnp.float32
+) -> BlockDecoderConfig:
+  """The sizes of a named Spec-Drafter, by its layers.
+
+  Args:
+    name: `xia_12_2`, as published, and `xia_6_6`, as released, for a target of
+      `t5_1_0_small`; `mini_4_2`, `mini_3_3`, and `mini_1_1`, which is too weak
+      on purpose, for one of `t5_mini`.
+    dtype: of activations.
+
+  Raises:
+    ValueError: if there is no such drafter.
+  """
+  if name not in SPEC_DRAFTERS:
+    raise ValueError(
+      f'no Spec-Drafter is called {name!r}; there are '
+      f'{", ".join(SPEC_DRAFTERS)}'
+    )
+  return dataclasses.replace(SPEC_DRAFTERS[name], dtype=dtype)

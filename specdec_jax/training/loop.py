@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specdec_jax.checkpoints import model_file
+from specdec_jax.checkpoints.model_file import DrafterConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.training import placement, run_checkpoints, train_step
 from specdec_jax.training.datasets import Dataset
@@ -46,7 +48,7 @@ class Schedule:
 
 def train(
   *,
-  config: T5Config,
+  config: T5Config | DrafterConfig,
   dataset: Dataset,
   optimizer: Any,
   loss_fn: LossFn,
@@ -73,7 +75,7 @@ def train(
     schedule: when to stop, validate and write checkpoints.
     num_microbatches: parts that a batch is computed in.
     seed: of the first parameters and of dropout.
-    initial_params: where a new run begins; None draws them.
+    initial_params: where a new run begins; None draws those of a T5.
     average_last: newest checkpoints whose mean is returned, at most
       `schedule.keep`.
     report: told of every step.
@@ -117,11 +119,24 @@ def train(
 
 
 def new_run(
-  config: T5Config, optimizer: Any, *, seed: int, params: Any = None
+  config: T5Config | DrafterConfig,
+  optimizer: Any,
+  *,
+  seed: int,
+  params: Any = None,
 ) -> Run:
-  """A run before its first step."""
+  """A run before its first step.
+
+  Raises:
+    ValueError: if a network other than a T5 is to be drawn.
+  """
   rng_key = jax.random.key(seed)
   if params is None:
+    if not isinstance(config, T5Config):
+      raise ValueError(
+        f'a {model_file.network_of(config)} has to be given its first '
+        'parameters'
+      )
     init_key = jax.random.fold_in(rng_key, -1 % 2**32)
     params = jax.jit(train_step.init_params, static_argnums=0)(config, init_key)
   state = TrainState(

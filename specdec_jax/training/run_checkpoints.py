@@ -15,6 +15,7 @@ import jax
 from specdec_jax import base
 from specdec_jax.base import Array
 from specdec_jax.checkpoints import model_file, orbax
+from specdec_jax.checkpoints.model_file import DrafterConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.training.train_step import TrainState
 
@@ -86,7 +87,10 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def open_run(
-  model_dir: str | os.PathLike[str], config: T5Config, *, keep: int = 3
+  model_dir: str | os.PathLike[str],
+  config: T5Config | DrafterConfig,
+  *,
+  keep: int = 3,
 ) -> Iterator[Checkpoints]:
   """The checkpoints of a new run, or of one that goes on.
 
@@ -113,7 +117,7 @@ def open_run(
     yield Checkpoints(folder, manager)
 
 
-def _check_network(folder: Path, config: T5Config) -> None:
+def _check_network(folder: Path, config: T5Config | DrafterConfig) -> None:
   """Writes the network's sizes, or compares them; rates and dtypes may change
   from one start to the next."""
   if not (folder / model_file.NAME).exists():
