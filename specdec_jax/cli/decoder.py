@@ -242,7 +242,7 @@ def _drafter(
 ) -> Drafter:
   """The drafter of `args`."""
   if args.drafter == 'none':
-    return _no_drafter()
+    return no_drafter()
   if args.drafter == 'prompt_lookup':
     return drafters.prompt_lookup(
       gamma=args.gamma, max_ngram=args.max_ngram, min_ngram=args.min_ngram
@@ -255,7 +255,7 @@ def _drafter(
     )
   if args.drafter == 'ngram':
     table = ngram_counts.estimate(
-      _tokens_of_file(args.ngram_text, target.vocabulary),
+      tokens_of_file(args.ngram_text, target.vocabulary),
       vocab_size=target.config.vocab_size,
     )
     sampled = _logits_to_probs(args, target, for_target=False)
@@ -272,7 +272,7 @@ def _drafter(
   )
 
 
-def _no_drafter() -> Drafter:
+def no_drafter() -> Drafter:
   """Gamma 0: plain decoding through the same loop."""
 
   def propose(params: Any, row_keys: Any, context: Any, state: Any):
@@ -284,7 +284,7 @@ def _no_drafter() -> Drafter:
   return Drafter(0, lambda params, prompt, max_len: (), propose)
 
 
-def _tokens_of_file(path: str, vocabulary: AnyVocabulary) -> np.ndarray:
+def tokens_of_file(path: str, vocabulary: AnyVocabulary) -> np.ndarray:
   """The token stream of a text file."""
   try:
     text = Path(path).read_text(encoding='utf-8')

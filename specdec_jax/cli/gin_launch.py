@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import specdec_jax
+
 # The folder that has `gin_configs`, in a checkout.
 _ROOT = Path(specdec_jax.__file__).parent.parent
 _BINDING = '--gin.'

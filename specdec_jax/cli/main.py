@@ -1,4 +1,4 @@
-"""`specdec`: generate, bench, trace, data, convert, doctor."""
+"""`specdec`: generate, bench, trace, data, train, convert, doctor."""
 
 import argparse
 import contextlib
@@ -14,9 +14,13 @@ from specdec_jax.cli import (
   data,
   doctor,
   generate,
+  gin_launch,
+  infer,
+  merge,
   options,
   progress,
   trace,
+  train,
 )
 
 _COMMANDS = {
@@ -25,6 +29,9 @@ _COMMANDS = {
   'trace': trace,
   'data': data,
   'convert': convert,
+  'train': train,
+  'infer': infer,
+  'merge': merge,
   'doctor': doctor,
 }
 
@@ -70,6 +77,7 @@ def _run(argv: Sequence[str] | None) -> int:
     # A character that the terminal's encoding lacks must not end a decode.
     if isinstance(stream, io.TextIOWrapper) and not _is_unicode(stream):
       stream.reconfigure(errors='replace')
+  argv = gin_launch.expand(sys.argv[1:] if argv is None else argv)
   try:
     args = _parser().parse_args(argv)
   except SystemExit as done:  # After --help or a wrong option.

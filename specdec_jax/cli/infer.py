@@ -1,0 +1,355 @@
+"""Decodes a task to JSONL, under gin: sharded, in chunks, resumable.
+
+Flags, macros and output files are those of `t5x.infer`. A gin file of
+`gin_configs/runs` binds the arguments of `infer`; a run that was killed goes on
+where it was when it is started again, and gives the same bytes.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from specdec_jax.base import Params
+from specdec_jax.cli import decoder as decoder_lib
+from specdec_jax.cli import (
+  gin_launch,
+  infer_decoding,
+  infer_dry_run,
+  infer_examples,
+  infer_models,
+  infer_output,
+  infer_report,
+  processes,
+  progress,
+)
+from specdec_jax.cli.infer_decoding import Decoding, Plan
+from specdec_jax.cli.infer_examples import Layout, Row
+from specdec_jax.cli.infer_models import Model
+from specdec_jax.cli.infer_output import Shard
+from specdec_jax.cli.infer_report import Timed
+from specdec_jax.data.tasks import Task
+from specdec_jax.evaluation import decode_many
+from specdec_jax.evaluation.decode_many import Programs, Utilisation
+
+HELP = 'decode a task to JSONL, under gin'
+
+CONFIG_FILE = 'config.gin'
+_MODE = 'predict'
+# Bindings that change where results go, or what is said of them.
+_NO_SETTINGS = (
+  'INFER_OUTPUT_DIR',
+  'infer.output_dir',
+  'infer.metrics_dir',
+  'infer.profile_dir',
+  'infer.dry_run',
+  'infer.shard_id',
+  'infer.num_shards',
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  gin_launch.add_arguments(parser)
+  group = parser.add_argument_group('run')
+  group.add_argument(
+    '--model',
+    metavar='NAME',
+    help='a file of gin_configs/models, before every --gin_file',
+  )
+  group.add_argument(
+    '--shard_id', type=int, help='overrides --gin.infer.shard_id'
+  )
+  group.add_argument(
+    '--tfds_data_dir', metavar='DIR', help='where TFDS has its data sets'
+  )
+  group.add_argument(
+    '--dry_run',
+    action='store_true',
+    help='print the mesh, and parameters and caches per chip; load nothing',
+  )
+  group.add_argument(
+    '--profile', metavar='DIR', help='trace one chunk with jax.profiler'
+  )
+  processes.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+  if args.model:
+    args.gin_file = [gin_launch.model_file(args.model), *args.gin_file]
+  given = {
+    'shard_id': args.shard_id,
+    'tfds_data_dir': args.tfds_data_dir,
+    'dry_run': args.dry_run or None,
+    'profile_dir': args.profile,
+  }
+  decoder_lib.enable_compilation_cache()
+  with processes.joined(args):
+    return gin_launch.call(
+      infer,
+      args,
+      settings=_settings,
+      operative_config=gin_launch.operative_config,
+      **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def _settings() -> dict[str, str]:
+  """The gin bindings that results depend on."""
+  return {
+    name: value
+    for name, value in gin_launch.bindings().items()
+    if not name.endswith(_NO_SETTINGS)
+  }
+
+
+def infer(
+  *,
+  model: Model,
+  output_dir: str,
+  task_feature_lengths: Mapping[str, int],
+  find_task: Callable[..., Task],
+  decoding: Decoding,
+  make_mesh: Callable[[], Mesh] = infer_models.device_mesh,
+  mode: str = _MODE,
+  checkpoint_period: int = 100,
+  shard_id: int = 0,
+  num_shards: int = 1,
+  tfds_data_dir: str | None = None,
+  metrics_dir: str | None = None,
+  profile_dir: str | None = None,
+  dry_run: bool = False,
+  settings: Callable[[], Mapping[str, str]] = dict,
+  operative_config: Callable[[], str] | None = None,
+) -> int:
+  """Decodes one shard of a task.
+
+  Args:
+    model: the target.
+    output_dir: where results go; see `infer_output`.
+    task_feature_lengths: most tokens of `inputs`, which are trimmed, and of
+      `targets`, which are new.
+    find_task: gives the task; see `data.tasks.find`.
+    decoding: the drafter, the rule, the sampling and the batch.
+    make_mesh: gives the mesh.
+    mode: 'predict'.
+    checkpoint_period: batches of a chunk, which a restart does not repeat.
+    shard_id: decodes the examples whose index is this, modulo `num_shards`.
+    num_shards: see `shard_id`; `specdec merge` joins them.
+    tfds_data_dir: where TFDS has its data sets.
+    metrics_dir: where clu writes metrics for TensorBoard.
+    profile_dir: where the trace of one chunk goes.
+    dry_run: prints what it would take of every chip, and decodes nothing.
+    settings: gives what results depend on, by name, for a restart to compare.
+    operative_config: gives the text of `config.gin`.
+
+  Returns:
+    The exit status: 2 if logits were not numbers, else 0.
+
+  Raises:
+    ValueError: if something does not fit, with the numbers.
+  """
+  _check_arguments(mode, checkpoint_period, shard_id, num_shards)
+  config = infer_models.read_config(model)
+  lengths = infer_examples.check_lengths(config, task_feature_lengths)
+  max_len = infer_examples.prompt_length(config, lengths) + lengths['targets']
+  make_plan = functools.partial(
+    infer_decoding.plan, model, config, decoding=decoding, max_len=max_len
+  )
+  mesh = make_mesh()
+  with jax.set_mesh(mesh):
+    if dry_run:
+      return _dry_run(make_plan(vocabulary=None), lengths, mesh)
+    task = find_task(**{'data_dir': tfds_data_dir} if tfds_data_dir else {})
+    shard = Shard(
+      folder=Path(output_dir).expanduser(),
+      task=task.name,
+      mode=mode,
+      shard_id=shard_id,
+      num_shards=num_shards,
+    )
+    used = dict(settings())
+    if processes.ask_first(lambda: infer_output.begin(shard, used)):
+      _say([f'{shard.path} is complete already'])
+      return 0
+    vocabulary = infer_models.read_vocabulary(model, config)
+    layout = Layout(
+      config=config,
+      vocabulary=vocabulary,
+      inputs_length=lengths['inputs'],
+      targets_length=lengths['targets'],
+    )
+    run = _Run(
+      shard=shard,
+      task=task,
+      layout=layout,
+      plan=make_plan(vocabulary=vocabulary),
+      mesh=mesh,
+      chunk_size=checkpoint_period * decoding.batch_size,
+      profile_dir=profile_dir,
+    )
+    return _decode_shard(run, used, metrics_dir, operative_config)
+
+
+def _check_arguments(
+  mode: str, checkpoint_period: int, shard_id: int, num_shards: int
+) -> None:
+  """Raises ValueError for arguments that nothing can be done with."""
+  if mode != _MODE:
+    raise ValueError(f'infer.mode is {mode!r}; there is {_MODE!r}')
+  if checkpoint_period < 1:
+    raise ValueError(
+      f'infer.checkpoint_period should be at least 1, got {checkpoint_period}'
+    )
+  if not 0 <= shard_id < num_shards <= 99_999:
+    raise ValueError(
+      f'shard_id {shard_id} is not one of {num_shards} shards, which count '
+      'from 0'
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Run:
+  """One shard of a task, and how it is decoded."""
+
+  shard: Shard
+  task: Task
+  layout: Layout
+  plan: Plan
+  mesh: Mesh
+  chunk_size: int
+  profile_dir: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Decoder:
+  """Compiled programs and the weights that they take."""
+
+  programs: Programs
+  params: Params
+  pack: Callable[[Sequence[Row | None]], Any]
+
+
+def _dry_run(plan: Plan, lengths: Mapping[str, int], mesh: Mesh) -> int:
+  prompt = infer_examples.empty(plan.config, lengths, plan.decoding.batch_size)
+  figures = infer_dry_run.figures(
+    mesh,
+    target=plan.target,
+    drafter=plan.drafting.drafter,
+    shapes=plan.shapes(),
+    prompt=prompt,
+    max_len=plan.max_len,
+  )
+  if processes.is_first():
+    progress.console().print(infer_dry_run.table(figures))
+  return 0
+
+
+def _decode_shard(
+  run: _Run,
+  settings: Mapping[str, str],
+  metrics_dir: str | None,
+  operative_config: Callable[[], str] | None,
+) -> int:
+  """Decodes the chunks that are not there yet, and joins all of them."""
+  decoder = None
+  timed: list[Timed] = []
+  total: collections.Counter[str] = collections.Counter()
+  num_chunks = 0
+  rows = infer_examples.encode(
+    run.task, run.layout, run.shard.shard_id, run.shard.num_shards
+  )
+  if not processes.is_first():
+    metrics_dir = None
+  with infer_report.metric_writer(metrics_dir) as write_metrics:
+    while chunk := tuple(itertools.islice(rows, run.chunk_size)):
+      name = infer_examples.digest(chunk)
+      look = functools.partial(
+        infer_output.chunk_summary, run.shard, num_chunks, name
+      )
+      summary = processes.ask_first(look)
+      if not summary:
+        if decoder is None:
+          decoder = _load(run, operative_config)
+        records = _decode_chunk(run, decoder, chunk, timed)
+        summary = infer_report.counts(chunk, records)
+        if processes.is_first():
+          mark = {**summary, 'examples_digest': name}
+          infer_output.write_chunk(run.shard, num_chunks, records, mark)
+        step = total['examples'] + len(chunk)
+        write_metrics(step, timed[-1].figures())
+      if processes.is_first():
+        total.update({k: v for k, v in summary.items() if isinstance(v, int)})
+      num_chunks += 1
+  if processes.is_first():
+    mark = {**dict.fromkeys(infer_report.COUNTS, 0), **total}
+    infer_output.finish(
+      run.shard, num_chunks, {**mark, 'settings': dict(settings)}
+    )
+    _say(infer_report.sentences(mark, timed, run.layout.inputs_length))
+  return 2 if total['nan_examples'] else 0
+
+
+def _load(run: _Run, operative_config: Callable[[], str] | None) -> _Decoder:
+  """Reads the weights and compiles; then `config.gin` can be written."""
+  with progress.waiting(f'loading {run.plan.model.checkpoint}'):
+    params = infer_decoding.load(run.plan, run.mesh)
+  pack = infer_examples.packer(run.layout)
+  programs = infer_decoding.programs(run.plan, run.mesh)
+  with progress.waiting('compiling'):
+    empty = pack([None] * programs.refill_size)
+    infer_decoding.warm_up(programs, params, empty)
+  if operative_config is not None and processes.is_first():
+    infer_output.write_whole(run.shard.folder / CONFIG_FILE, operative_config())
+  return _Decoder(programs=programs, params=params, pack=pack)
+
+
+def _decode_chunk(
+  run: _Run, decoder: _Decoder, rows: Sequence[Row], timed: list[Timed]
+) -> list[dict[str, Any]]:
+  """Decodes some examples; their records in order, and a time more."""
+  outputs = {}
+  utilisation = Utilisation(num_rows=decoder.programs.batch_size)
+  with contextlib.ExitStack() as stack:
+    if not timed:
+      stack.enter_context(infer_report.profiled(run.profile_dir))
+    seconds = stack.enter_context(infer_report.stopwatch())
+    bar = stack.enter_context(progress.bar('decoding', len(rows)))
+    for result in decode_many.decode(
+      decoder.programs,
+      decoder.params,
+      run.plan.decoding.seed,
+      rows,
+      pack=decoder.pack,
+      utilisation=utilisation,
+    ):
+      outputs[result.example.index] = result.output
+      bar.advance(1)
+    in_order = [outputs[row.index] for row in rows]
+    statistics = jax.tree.map(
+      lambda *values: np.concatenate(values),
+      *(output.statistics for output in in_order),
+    )
+    timed.append(
+      Timed(statistics=statistics, utilisation=utilisation, seconds=seconds())
+    )
+  return [
+    infer_examples.record(row, output, run.layout)
+    for row, output in zip(rows, in_order, strict=True)
+  ]
+
+
+def _say(lines: Sequence[str]) -> None:
+  """Prints lines on standard error, once for all processes."""
+  if processes.is_first():
+    for line in lines:
+      print(f'specdec: {line}', file=sys.stderr, flush=True)

@@ -1,0 +1,194 @@
+"""How `infer` decodes: from a gin file's choices to compiled programs."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from specdec_jax import logits, verification
+from specdec_jax.base import LanguageModel, Params, VerifyFn
+from specdec_jax.checkpoints.model_file import Config
+from specdec_jax.checkpoints.vocabulary_files import AnyVocabulary
+from specdec_jax.cli import infer_models
+from specdec_jax.cli.infer_models import Drafting, MakeDrafter, Model, Target
+from specdec_jax.evaluation import decode_many
+from specdec_jax.evaluation.decode_many import Programs
+from specdec_jax.sharding import mesh as mesh_lib
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoding:
+  """How to decode; gin binds the fields.
+
+  Attributes:
+    make_drafter: gives the drafter; see `infer_models`.
+    verify_fn: the acceptance rule, of `verification`.
+    temperature: of the sampling; 0 is greedy.
+    rule_temperature: of the target's laws that the rule sees, if another: 1 for
+      lenient greedy decoding, whose rule takes the argmax itself.
+    top_k: keeps the k likeliest tokens.
+    top_p: keeps the likeliest with this much mass.
+    seed: of all draws; each example has its own stream.
+    batch_size: rows decoded at once, on all chips together.
+    refill_size: rows that are refilled at once; None for a quarter. All of them
+      makes every batch wait for its slowest row.
+  """
+
+  make_drafter: MakeDrafter = infer_models.no_drafter
+  verify_fn: VerifyFn = verification.speculative_sampling
+  temperature: float = 0.0
+  rule_temperature: float | None = None
+  top_k: int | None = None
+  top_p: float | None = None
+  seed: int = 0
+  batch_size: int = 32
+  refill_size: int | None = None
+
+  def __post_init__(self):
+    name = getattr(self.verify_fn, '__name__', '')
+    if name == 'greedy' and self.temperature:
+      raise ValueError(
+        'greedy verification decodes the argmax: it needs temperature 0, got '
+        f'{self.temperature}'
+      )
+    for field in ('batch_size', 'refill_size'):
+      size = getattr(self, field)
+      if size is not None and (type(size) is not int or size < 1):
+        raise ValueError(f'{field} should be a positive integer, got {size!r}')
+    if not 0 <= self.seed < 2**32:
+      raise ValueError(f'seed should be from 0 to 2**32 - 1, got {self.seed}')
+
+  def sampled(self, vocab_size: int, temperature: float | None = None) -> Any:
+    """How models are sampled."""
+    return logits.standardize(
+      temperature=self.temperature if temperature is None else temperature,
+      top_k=self.top_k,
+      top_p=self.top_p,
+      vocab_size=vocab_size,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  """Everything about a decode but its weights.
+
+  Attributes:
+    model: the target by name.
+    config: its sizes.
+    target: its functions.
+    drafting: the drafter.
+    decoding: the choices.
+    vocab_size: ids with a token.
+    eos_id: ids that end a row.
+    max_len: S, prompts included.
+  """
+
+  model: Model
+  config: Config
+  target: LanguageModel
+  drafting: Drafting
+  decoding: Decoding
+  vocab_size: int
+  eos_id: tuple[int, ...]
+  max_len: int
+
+  def shapes(self) -> Params:
+    """Of all weights, as `jax.ShapeDtypeStruct`s."""
+    drafter = self.drafting.config
+    return Params(
+      target=infer_models.param_shapes(self.config),
+      drafter=() if drafter is None else infer_models.param_shapes(drafter),
+    )
+
+
+def plan(
+  model: Model,
+  config: Config,
+  vocabulary: AnyVocabulary | None,
+  decoding: Decoding,
+  *,
+  max_len: int,
+) -> Plan:
+  """Puts target and drafter together.
+
+  Args:
+    model: the target by name.
+    config: its sizes.
+    vocabulary: None in a dry run.
+    decoding: the choices.
+    max_len: S, prompts included.
+
+  Raises:
+    ValueError: if they do not fit together.
+  """
+  target = Target(
+    config=config, vocabulary=vocabulary, sampled=decoding.sampled
+  )
+  return Plan(
+    model=model,
+    config=config,
+    target=infer_models.language_model(config),
+    drafting=decoding.make_drafter(target),
+    decoding=decoding,
+    vocab_size=target.vocab_size,
+    eos_id=(-1,) if vocabulary is None else vocabulary.eos_ids or (-1,),
+    max_len=max_len,
+  )
+
+
+def load(plan: Plan, mesh: Mesh) -> Params:
+  """Reads the weights of both sides onto the mesh.
+
+  Raises:
+    ValueError: if they do not divide over it, or are of another shape.
+  """
+  mesh_lib.check_divides(
+    mesh, plan.shapes().target, batch_size=plan.decoding.batch_size
+  )
+  drafting = plan.drafting
+  drafter: Any = ()
+  if drafting.model is not None and drafting.config is not None:
+    drafter = infer_models.read_params(drafting.model, drafting.config, mesh)
+  return Params(
+    target=infer_models.read_params(plan.model, plan.config, mesh),
+    drafter=drafter,
+  )
+
+
+def programs(plan: Plan, mesh: Mesh) -> Programs:
+  """The compiled parts of the loop, on a mesh."""
+  decoding = plan.decoding
+  return decode_many.compile_programs(
+    target=plan.target,
+    drafter=plan.drafting.drafter,
+    verify_fn=decoding.verify_fn,
+    logits_to_probs=decoding.sampled(
+      plan.vocab_size, decoding.rule_temperature
+    ),
+    eos_id=plan.eos_id,
+    max_len=plan.max_len,
+    batch_size=decoding.batch_size,
+    refill_size=refill_size(decoding, mesh),
+    state_shardings=lambda state: mesh_lib.state_shardings(mesh, state),
+    output_sharding=NamedSharding(mesh, PartitionSpec()),
+  )
+
+
+def refill_size(decoding: Decoding, mesh: Mesh) -> int:
+  """Rows that are refilled at once: as asked for, or a quarter of the batch,
+  rounded up to rows for all data-parallel devices."""
+  if decoding.refill_size is not None:
+    return decoding.refill_size
+  parts = mesh.shape[mesh_lib.rules.DATA]
+  quarter = -(-decoding.batch_size // 4)
+  return min(decoding.batch_size, quarter + -quarter % parts)
+
+
+def warm_up(programs: Programs, params: Params, prompt: Any) -> None:
+  """Compiles the programs, by decoding a prompt of empty rows."""
+  fresh = programs.init(params, jax.numpy.uint32(0), prompt)
+  state = programs.idle(fresh)
+  sources = jax.numpy.full(programs.batch_size, -1, jax.numpy.int32)
+  state = programs.replace(state, fresh, sources)
+  jax.block_until_ready(programs.run(params, state, jax.numpy.int32(1)))

@@ -1,0 +1,105 @@
+"""What an inference would take of every chip, from shapes alone."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from specdec_jax.base import LanguageModel, Params, Prompt
+from specdec_jax.decoding import speculative
+from specdec_jax.sharding import mesh as mesh_lib
+
+
+def figures(
+  mesh: Mesh,
+  *,
+  target: LanguageModel,
+  drafter: Any,
+  shapes: Params,
+  prompt: Prompt,
+  max_len: int,
+) -> dict[str, Any]:
+  """Sizes of a decode; nothing is computed and no weight is read.
+
+  Args:
+    mesh: of the devices.
+    target: the target.
+    drafter: the drafter.
+    shapes: of the weights, as `jax.ShapeDtypeStruct`s.
+    prompt: of the whole batch.
+    max_len: S.
+
+  Returns:
+    By name: `devices`, `kind`, `mesh`, and, of `target`, `drafter` and `state`
+    (caches, mostly): `values` and `bytes` in all, and `bytes_per_chip`; also
+    `chip_bytes`, if the device tells its memory.
+
+  Raises:
+    ValueError: if the model or the batch does not divide over the mesh.
+  """
+  batch_size = prompt.decoder_lengths.shape[0]
+  mesh_lib.check_divides(mesh, shapes.target, batch_size=batch_size)
+  init = functools.partial(
+    speculative.init, target=target, drafter=drafter, max_len=max_len
+  )
+  state = jax.eval_shape(
+    lambda params, prompt: init(params, jax.random.key(0), prompt),
+    shapes,
+    prompt,
+  )
+  device = mesh.devices.flat[0]
+  memory = device.memory_stats() if device.platform != 'cpu' else None
+  result = {
+    'devices': mesh.size,
+    'kind': device.device_kind,
+    'mesh': dict(mesh.shape),
+    'batch_size': batch_size,
+    'state': _sizes(state, mesh_lib.state_shardings(mesh, state)),
+    'chip_bytes': (memory or {}).get('bytes_limit'),
+  }
+  for name, tree in zip(('target', 'drafter'), shapes, strict=True):
+    result[name] = _sizes(tree, mesh_lib.parameter_shardings(mesh, tree))
+  return result
+
+
+def _sizes(tree: Any, shardings: Any) -> dict[str, int]:
+  sizes = {'values': 0, 'bytes': 0, 'bytes_per_chip': 0}
+  pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
+  for leaf, sharding in pairs:
+    itemsize = 8  # Of a random key.
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+      itemsize = leaf.dtype.itemsize
+    sizes['values'] += leaf.size
+    sizes['bytes'] += leaf.size * itemsize
+    on_chip = math.prod(sharding.shard_shape(leaf.shape))
+    sizes['bytes_per_chip'] += on_chip * itemsize
+  return sizes
+
+
+def table(found: dict[str, Any]) -> Any:
+  """The figures as a `rich` table."""
+  from rich.table import Table
+
+  mesh = ' x '.join(f'{axis} {size}' for axis, size in found['mesh'].items())
+  result = Table(
+    title=f'{found["devices"]} x {found["kind"]}, {mesh}, '
+    f'batch {found["batch_size"]}'
+  )
+  for name in ('', 'values', 'bytes', 'bytes per chip'):
+    result.add_column(name, justify='right' if name else 'left')
+  labels = {
+    'target': 'target parameters',
+    'drafter': 'drafter parameters',
+    'state': 'caches and state',
+  }
+  total = dict.fromkeys(found['target'], 0)
+  for name, label in labels.items():
+    result.add_row(label, *(f'{size:,}' for size in found[name].values()))
+    total = {key: total[key] + found[name][key] for key in total}
+  result.add_row('together', *(f'{size:,}' for size in total.values()))
+  if found['chip_bytes']:
+    result.add_row('memory of a chip', '', '', f'{found["chip_bytes"]:,}')
+  return result

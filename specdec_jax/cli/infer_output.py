@@ -1,0 +1,258 @@
+"""The files of an inference: chunks, then one file, named as T5X names them.
+
+`OUT/{task}-{mode}.jsonl-SSSSS-of-NNNNN` is one shard, and beside it stands
+`.COMPLETED` once it is whole. Until then its chunks lie in `OUT/tmp-...`, each
+with a `.COMPLETED` of its own. Every file appears under its name only when it
+is complete, so a process may be killed at any moment, and a later one goes on
+from the last chunk.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_COMPLETED = '.COMPLETED'
+_SETTINGS = 'settings.json'
+_SHARD = re.compile(r'(?P<stem>.+\.jsonl)-(?P<id>\d{5})-of-(?P<count>\d{5})')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shard:
+  """Where the results of one shard go.
+
+  Attributes:
+    folder: the output folder.
+    task: name of the task.
+    mode: 'predict'.
+    shard_id: of this shard, from 0.
+    num_shards: of all.
+  """
+
+  folder: Path
+  task: str
+  mode: str
+  shard_id: int
+  num_shards: int
+
+  @property
+  def _place(self) -> str:
+    return f'{self.shard_id:05}-of-{self.num_shards:05}'
+
+  @property
+  def path(self) -> Path:
+    """The final file."""
+    return self.folder / f'{self.task}-{self.mode}.jsonl-{self._place}'
+
+  @property
+  def chunk_folder(self) -> Path:
+    return self.folder / f'tmp-{self.task}-{self.mode}-{self._place}'
+
+  def chunk_path(self, index: int) -> Path:
+    return self.chunk_folder / f'{self.path.name}-chunk{index:05}'
+
+
+def begin(shard: Shard, settings: Mapping[str, str]) -> dict[str, Any] | None:
+  """Opens a shard, new or begun.
+
+  Args:
+    shard: which.
+    settings: by name, all that results depend on.
+
+  Returns:
+    What `finish` said of it, if it is complete already.
+
+  Raises:
+    ValueError: if the folder has results of other settings, or cannot be
+      written.
+  """
+  if (summary := _read_mark(shard.path)) is not None:
+    _check_settings(shard.path, summary.get('settings'), settings)
+    shutil.rmtree(shard.chunk_folder, ignore_errors=True)
+    return summary
+  stored = shard.chunk_folder / _SETTINGS
+  try:
+    shard.chunk_folder.mkdir(parents=True, exist_ok=True)
+    if stored.exists():
+      _check_settings(
+        shard.chunk_folder, json.loads(stored.read_text('utf-8')), settings
+      )
+    else:
+      if any(shard.chunk_folder.glob('*-chunk*')):
+        raise ValueError(
+          f'{shard.chunk_folder} has results, but no {_SETTINGS} that says of '
+          'what: remove it, or choose another folder'
+        )
+      write_whole(stored, json.dumps(dict(settings), indent=2) + '\n')
+  except OSError as error:
+    raise ValueError(
+      f'cannot write {error.filename or shard.folder}: {error.strerror}'
+    ) from error
+  return None
+
+
+def _check_settings(
+  place: Path, stored: Any, settings: Mapping[str, str]
+) -> None:
+  if stored == dict(settings):
+    return
+  stored = stored if isinstance(stored, dict) else {}
+  differing = [
+    f'{name} was {stored.get(name, "not given")}, now '
+    f'{settings.get(name, "not given")}'
+    for name in sorted({*stored, *settings})
+    if stored.get(name) != settings.get(name)
+  ]
+  more = f' and {len(differing) - 3} more' if len(differing) > 3 else ''
+  raise ValueError(
+    f'{place} has results of other settings: {"; ".join(differing[:3])}{more}; '
+    'choose another folder, or remove it'
+  )
+
+
+def chunk_summary(
+  shard: Shard, index: int, examples_digest: str
+) -> dict[str, Any] | None:
+  """What `write_chunk` said of a chunk, or None if it is yet to be made.
+
+  Raises:
+    ValueError: if it was made of other examples.
+  """
+  path = shard.chunk_path(index)
+  summary = _read_mark(path)
+  if summary is None or not path.is_file():
+    return None
+  if summary.get('examples_digest') != examples_digest:
+    raise ValueError(
+      f'{path} was made of other examples: the task has changed since; remove '
+      f'{shard.chunk_folder}, or choose another folder'
+    )
+  return summary
+
+
+def write_chunk(
+  shard: Shard,
+  index: int,
+  records: Iterable[Mapping[str, Any]],
+  summary: Mapping[str, Any],
+) -> None:
+  """Writes one object a line, and then that it is complete."""
+  path = shard.chunk_path(index)
+  write_whole(path, ''.join(json.dumps(record) + '\n' for record in records))
+  _write_mark(path, summary)
+
+
+def finish(shard: Shard, num_chunks: int, summary: Mapping[str, Any]) -> None:
+  """Joins the chunks to the final file, and removes them."""
+  partial = shard.path.with_name(f'{shard.path.name}.partial')
+  with partial.open('wb') as file:
+    for index in range(num_chunks):
+      file.write(shard.chunk_path(index).read_bytes())
+    _flush(file)
+  partial.replace(shard.path)
+  _write_mark(shard.path, summary)
+  shutil.rmtree(shard.chunk_folder)
+
+
+def write_whole(path: Path, text: str) -> None:
+  """Writes a file that appears complete or not at all."""
+  partial = path.with_name(f'{path.name}.partial')
+  with partial.open('w', encoding='utf-8', newline='\n') as file:
+    file.write(text)
+    _flush(file)
+  partial.replace(path)
+
+
+def _flush(file: Any) -> None:
+  file.flush()
+  os.fsync(file.fileno())
+
+
+def _mark_of(path: Path) -> Path:
+  return path.with_name(path.name + _COMPLETED)
+
+
+def _write_mark(path: Path, summary: Mapping[str, Any]) -> None:
+  write_whole(_mark_of(path), json.dumps(dict(summary), indent=2) + '\n')
+
+
+def _read_mark(path: Path) -> dict[str, Any] | None:
+  mark = _mark_of(path)
+  if not mark.is_file():
+    return None
+  try:
+    return dict(json.loads(mark.read_text('utf-8')))
+  except (ValueError, TypeError) as error:
+    raise ValueError(f'{mark} is not what specdec writes') from error
+
+
+def merge(folder: Path) -> list[tuple[Path, int]]:
+  """Joins all shards of every task in a folder to `-00000-of-00001`.
+
+  Example i is line `i // N` of shard `i % N`, so the result is the file that
+  one unsharded run writes.
+
+  Returns:
+    The files, and how many lines each has.
+
+  Raises:
+    ValueError: if there are no shards, or some are missing, unfinished or of
+      other settings, or their merged file is there already.
+  """
+  groups: dict[tuple[str, int], dict[int, Path]] = {}
+  for path in sorted(folder.glob('*.jsonl-*-of-*')):
+    match = _SHARD.fullmatch(path.name)
+    if match and int(match['count']) > 1:
+      group = groups.setdefault((match['stem'], int(match['count'])), {})
+      group[int(match['id'])] = path
+  if not groups:
+    raise ValueError(f'{folder} has no shards to merge')
+  return [
+    _merge_group(folder / f'{stem}-00000-of-00001', count, paths)
+    for (stem, count), paths in groups.items()
+  ]
+
+
+def _merge_group(
+  final: Path, count: int, paths: Mapping[int, Path]
+) -> tuple[Path, int]:
+  """Joins the shards of one task."""
+  marks = {i: _read_mark(path) for i, path in paths.items()}
+  missing = [i for i in range(count) if marks.get(i) is None]
+  if missing:
+    raise ValueError(
+      f'{final.parent}: of {count} shards of {final.name.split(".jsonl")[0]}, '
+      f'{len(missing)} are not complete: {", ".join(map(str, missing[:8]))}'
+    )
+  if final.exists() or _mark_of(final).exists():
+    raise ValueError(f'{final} already exists')
+  first = marks[0] or {}
+  for i in range(1, count):
+    _check_settings(
+      paths[i], (marks[i] or {}).get('settings'), first.get('settings', {})
+    )
+  lines = list(_interleave([paths[i].read_bytes() for i in range(count)]))
+  summary = {
+    name: sum((mark or {}).get(name, 0) for mark in marks.values())
+    for name, value in first.items()
+    if isinstance(value, int)
+  }
+  write_whole(final, b''.join(lines).decode('utf-8'))
+  _write_mark(final, {**summary, 'settings': first.get('settings', {})})
+  return final, len(lines)
+
+
+def _interleave(shards: Sequence[bytes]) -> Iterator[bytes]:
+  """Line i of all is line `i // N` of shard `i % N`."""
+  lines = [shard.splitlines(keepends=True) for shard in shards]
+  for i in range(sum(map(len, lines))):
+    shard, line = i % len(lines), i // len(lines)
+    if line >= len(lines[shard]):
+      raise ValueError(
+        f'shard {shard} has {len(lines[shard])} lines, too few for the others'
+      )
+    yield lines[shard][line]

@@ -1,0 +1,93 @@
+"""Several processes that decode together, one a host, as on a pod slice.
+
+All of them read the task and run the same programs on global arrays; the first
+one writes, and what it finds in the output folder holds for all.
+"""
+
+import argparse
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from specdec_jax.cli import options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  group = parser.add_argument_group('processes')
+  group.add_argument(
+    '--multiprocess',
+    action='store_true',
+    help='join the other processes of this job; on a TPU slice or a cluster '
+    'jax finds them, elsewhere the next three say where they are',
+  )
+  group.add_argument('--coordinator_address', metavar='HOST:PORT')
+  group.add_argument('--process_count', type=options.positive_int)
+  group.add_argument('--process_index', type=int)
+
+
+@contextlib.contextmanager
+def joined(args: argparse.Namespace) -> Iterator[None]:
+  """Connects this process with the others while the block runs.
+
+  Raises:
+    ValueError: if the flags do not fit together, or nobody answers.
+  """
+  places = (args.coordinator_address, args.process_count, args.process_index)
+  is_given = [place is not None for place in places]
+  if not args.multiprocess and not any(is_given):
+    yield
+    return
+  if any(is_given) and not all(is_given):
+    raise ValueError(
+      '--coordinator_address, --process_count and --process_index belong '
+      'together'
+    )
+  if jax.config.jax_platforms == 'cpu':
+    jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+  try:
+    jax.distributed.initialize(*places)
+  except (RuntimeError, ValueError) as error:
+    raise ValueError(f'cannot join the other processes: {error}') from error
+  try:
+    yield
+  finally:
+    jax.distributed.shutdown()
+
+
+def is_first() -> bool:
+  """Whether this is the process that writes."""
+  return jax.process_index() == 0
+
+
+def ask_first(function: Callable[[], Any]) -> Any:
+  """What the first process finds; others learn whether it is true.
+
+  Args:
+    function: is called in the first process alone.
+
+  Returns:
+    Its result in the first process, and in the others whether that is true.
+
+  Raises:
+    ValueError: in all processes, if it does in the first.
+  """
+  if jax.process_count() == 1:
+    return function()
+  result, error = None, None
+  if is_first():
+    try:
+      result = function()
+    except (ValueError, OSError) as raised:
+      error = raised
+  from jax.experimental import multihost_utils
+
+  answer = -1 if error else int(bool(result))
+  answer = int(multihost_utils.broadcast_one_to_all(np.int32(answer)))
+  if error:
+    raise error
+  if answer < 0:
+    raise ValueError('the first process stopped; its own message says why')
+  return result if is_first() else bool(answer)
