@@ -3,6 +3,7 @@
 from specdec_jax.drafters import schedules
 from specdec_jax.drafters.adaptive import adaptive
 from specdec_jax.drafters.autoregressive import autoregressive
+from specdec_jax.drafters.blockwise_heads import HeadsFn, blockwise_heads
 from specdec_jax.drafters.ngram import NGramTable, ngram
 from specdec_jax.drafters.prompt_lookup import prompt_lookup
 from specdec_jax.drafters.spec_drafter import BlockModel, spec_drafter
@@ -10,9 +11,11 @@ from specdec_jax.drafters.uniform import uniform
 
 __all__ = [
   'BlockModel',
+  'HeadsFn',
   'NGramTable',
   'adaptive',
   'autoregressive',
+  'blockwise_heads',
   'ngram',
   'prompt_lookup',
   'schedules',
