@@ -1,0 +1,411 @@
+"""Speculation inside T5X: its own checkpoints, gin files and launch scripts.
+
+`SpeculativeEncoderDecoderModel` and `SpeculativeDecoderOnlyModel` take the
+place of T5X's models and decode with this package's T5 on the parameters that
+T5X gives them, sharded as T5X sharded them. `speculative_decode` is a
+`decode_fn` for T5X's own models. docs/t5x.md shows how to use them.
+
+T5X is not on PyPI; without it this module imports, and its models raise
+ImportError when they are made.
+"""
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.base import Array
+from specdec_jax.checkpoints import t5x as t5x_checkpoints
+from specdec_jax.decoding.state import DecodeOutput
+from specdec_jax.integrations import t5x_decoding
+from specdec_jax.integrations.t5x_decoding import DRAFT, Speculation
+from specdec_jax.integrations.t5x_networks import WHERE_TO_READ
+
+
+def _without_t5x(error: ImportError) -> type:
+  """What stands for T5X's models where T5X cannot be imported."""
+  message = (
+    f'T5X cannot be imported ({error}): install it from '
+    'https://github.com/google-research/t5x as its README says; '
+    f'{WHERE_TO_READ}'
+  )
+
+  class NoT5X:
+    def __init__(self, *args: Any, **kwargs: Any):
+      raise ImportError(message)
+
+  return NoT5X
+
+
+_EncoderDecoderModel: Any
+_DecoderOnlyModel: Any
+try:
+  from t5x import models as t5x_models
+except ImportError as error:
+  _EncoderDecoderModel = _DecoderOnlyModel = _without_t5x(error)
+else:
+  _EncoderDecoderModel = t5x_models.EncoderDecoderModel
+  _DecoderOnlyModel = t5x_models.DecoderOnlyModel
+
+
+class SpeculativeEncoderDecoderModel(_EncoderDecoderModel):
+  """T5X's `EncoderDecoderModel`, which predicts by speculative decoding.
+
+  Training, evaluation and scoring are T5X's own, on the target's parameters,
+  whose names do not change.
+  """
+
+  def __init__(self, *args: Any, **kwargs: Any):
+    """Takes the arguments of T5X's model, those of `Speculation`, and
+    `draft_module`, the T5X network of the draft model.
+
+    Raises:
+      ValueError: if a setting is out of range, or a network is not known.
+      ImportError: if T5X cannot be imported.
+    """
+    kwargs, self.speculation, draft_module = _split(kwargs)
+    super().__init__(*args, **kwargs)
+    self.networks = t5x_decoding.networks(
+      self.speculation, self.module, draft_module, self.output_vocabulary
+    )
+    self.draft_model = draft_module and _EncoderDecoderModel(
+      draft_module, self.input_vocabulary, self.output_vocabulary, None
+    )
+
+  def get_initial_variables(self, *args: Any, **kwargs: Any) -> Any:
+    """Those of the target, and of the draft model under 'draft'."""
+    variables = super().get_initial_variables(*args, **kwargs)
+    return _join(variables, self.draft_model, args, kwargs)
+
+  def predict_batch_with_aux(
+    self,
+    params: Any,
+    batch: Mapping[str, Array],
+    rng: Array | None = None,
+    decoder_params: MutableMapping[str, Any] | None = None,
+    return_all_decodes: bool | None = None,
+    num_decodes: int | None = None,
+    prompt_with_targets: bool = False,
+  ) -> tuple[Array, dict[str, Array]]:
+    """Predicts a batch; see T5X's model.
+
+    Args:
+      params: of the target, and of the draft model at 'draft'.
+      batch: `encoder_input_tokens` int32 `[B, E]` and `decoder_input_tokens`
+        int32 `[B, L]`.
+      rng: a key, or None for the seed 0.
+      decoder_params: may name `decode_rng` and `eos_id`.
+      return_all_decodes: adds an axis for the one decode of a row.
+      num_decodes: 1.
+      prompt_with_targets: whether predictions begin with the batch's targets.
+
+    Returns:
+      int32 `[B, L]`, and the counters of `t5x_decoding.counters` with `scores`,
+      `[B]` each.
+
+    Raises:
+      ValueError: if more than one decode is asked for, or a parameter of
+        another decoder.
+    """
+    defaults = self._default_decoder_params
+    if return_all_decodes is None:
+      return_all_decodes = defaults.return_all_decodes
+    rng, eos_id = _decoder_params(
+      decoder_params,
+      rng,
+      self.output_vocabulary,
+      defaults.num_decodes if num_decodes is None else num_decodes,
+    )
+    targets = batch['decoder_input_tokens']
+    forced = jnp.zeros_like(targets[:, :1])
+    if prompt_with_targets:
+      forced = targets * (targets != self.output_vocabulary.eos_id)
+    prompt = t5x_decoding.prompt_of(batch['encoder_input_tokens'], forced)
+    output = t5x_decoding.decode(
+      params,
+      rng,
+      prompt,
+      speculation=self.speculation,
+      networks=self.networks,
+      max_len=targets.shape[1] + 1,
+      eos_id=eos_id,
+    )
+    return _result(output.tokens[:, 1:], output, return_all_decodes)
+
+
+class SpeculativeDecoderOnlyModel(_DecoderOnlyModel):
+  """T5X's `DecoderOnlyModel`, which predicts by speculative decoding; see
+  `SpeculativeEncoderDecoderModel`."""
+
+  def __init__(self, *args: Any, **kwargs: Any):
+    """Takes the arguments of T5X's model, those of `Speculation`, and
+    `draft_module`, the T5X network of the draft model.
+
+    Raises:
+      ValueError: if a setting is out of range, a network is not known, or
+        attention in the inputs is bidirectional.
+      ImportError: if T5X cannot be imported.
+    """
+    kwargs, self.speculation, draft_module = _split(kwargs)
+    super().__init__(*args, **kwargs)
+    if self._inputs_bidirectional_attention:
+      raise ValueError(
+        'inputs_bidirectional_attention: speculation decodes causal models '
+        f'only; {WHERE_TO_READ}'
+      )
+    self.networks = t5x_decoding.networks(
+      self.speculation, self.module, draft_module, self.output_vocabulary
+    )
+    self.draft_model = draft_module and _DecoderOnlyModel(
+      draft_module, self.output_vocabulary, None
+    )
+
+  def get_initial_variables(self, *args: Any, **kwargs: Any) -> Any:
+    """Those of the target, and of the draft model under 'draft'."""
+    variables = super().get_initial_variables(*args, **kwargs)
+    return _join(variables, self.draft_model, args, kwargs)
+
+  def predict_batch_with_aux(
+    self,
+    params: Any,
+    batch: Mapping[str, Array],
+    rng: Array | None = None,
+    *,
+    return_all_decodes: bool = False,
+    num_decodes: int = 1,
+    decoder_params: MutableMapping[str, Any] | None = None,
+  ) -> tuple[Array, dict[str, Array]]:
+    """Continues the inputs of a batch; see T5X's model.
+
+    Args:
+      params: of the target, and of the draft model at 'draft'.
+      batch: `decoder_input_tokens` and `decoder_causal_attention`, int32
+        `[B, L]`.
+      rng: a key, or None for the seed 0.
+      return_all_decodes: adds an axis for the one decode of a row.
+      num_decodes: 1.
+      decoder_params: may name `decode_rng` and `eos_id`.
+
+    Returns:
+      int32 `[B, L]` without the inputs, and the counters of
+      `t5x_decoding.counters` with `scores`, `[B]` each.
+
+    Raises:
+      ValueError: if more than one decode is asked for, a parameter of another
+        decoder, or the batch has no inputs.
+    """
+    if 'decoder_causal_attention' not in batch:
+      raise ValueError(
+        'the batch lacks decoder_causal_attention: task_feature_lengths must '
+        "name both 'inputs' and 'targets'"
+      )
+    rng, eos_id = _decoder_params(
+      decoder_params, rng, self.output_vocabulary, num_decodes
+    )
+    inputs = batch['decoder_input_tokens'] * batch['decoder_causal_attention']
+    prompt = t5x_decoding.prompt_of(None, inputs)
+    output = t5x_decoding.decode(
+      params,
+      rng,
+      prompt,
+      speculation=self.speculation,
+      networks=self.networks,
+      max_len=inputs.shape[1] + 1,
+      eos_id=eos_id,
+    )
+    tokens = t5x_decoding.continuation(output, prompt)
+    return _result(tokens, output, return_all_decodes)
+
+
+def speculative_decode(
+  inputs: Array,
+  cache: Any,
+  tokens_to_logits: Any,
+  eos_id: int,
+  decode_rng: Array | None = None,
+  num_decodes: int = 1,
+  cache_offset: int = 0,
+  initial_index: Array | None = None,
+  **speculation: Any,
+) -> tuple[Array, Array]:
+  """A `decode_fn` for T5X's own models, with drafters without parameters.
+
+  What it needs besides its arguments it takes from `tokens_to_logits`: T5X
+  makes it a `functools.partial` of a method of the model. T5X's encoder pass
+  and cache are left unused, and the compiler drops them.
+
+  Args:
+    inputs: int32 `[B, L]`, forced tokens.
+    cache: unused.
+    tokens_to_logits: T5X's step by one token.
+    eos_id: ends a row.
+    decode_rng: a key, or None for the seed 0.
+    num_decodes: 1.
+    cache_offset: 0; T5X passes 1 for scanned layers.
+    initial_index: int32 `[B]`, where the last input of each row stands; implied
+      by `inputs`.
+    **speculation: of `Speculation`; 'model' is no drafter here.
+
+  Returns:
+    int32 `[B, 1, L]` and float32 `[B, 1]`.
+
+  Raises:
+    ValueError: if `tokens_to_logits` is not as T5X makes it, the network is not
+      known, or more than one decode is asked for.
+  """
+  del cache, initial_index
+  _check_num_decodes(num_decodes)
+  if cache_offset:
+    raise ValueError(
+      'the network scans its layers, which speculation does not support; '
+      f'{WHERE_TO_READ}'
+    )
+  settings = Speculation(**speculation)
+  if settings.drafter == 'model':
+    raise ValueError(
+      'a decode_fn has no draft model: use SpeculativeEncoderDecoderModel or '
+      f'SpeculativeDecoderOnlyModel; {WHERE_TO_READ}'
+    )
+  model, params, encoder_tokens = _reach(tokens_to_logits)
+  prompt = t5x_decoding.prompt_of(encoder_tokens, inputs)
+  output = t5x_decoding.decode(
+    params,
+    decode_rng,
+    prompt,
+    speculation=settings,
+    networks=t5x_decoding.networks(
+      settings, model.module, None, model.output_vocabulary
+    ),
+    max_len=inputs.shape[1] + 1,
+    eos_id=eos_id,
+  )
+  return output.tokens[:, None, 1:], t5x_decoding.scores(output)[:, None]
+
+
+def load_draft(
+  state_dict: Any,
+  target_state_dict: Any,
+  *,
+  path: str,
+  is_resuming: bool = False,
+) -> dict[str, Any]:
+  """Puts a draft model's checkpoint beside the target's, at `draft`.
+
+  One of `RestoreCheckpointConfig.state_transformation_fns`.
+
+  Args:
+    state_dict: the target's checkpoint.
+    target_state_dict: the state that is to be filled.
+    path: the draft model's checkpoint, in either of T5X's formats.
+    is_resuming: then the checkpoint has the draft model already.
+
+  Raises:
+    ValueError: if `path` holds no checkpoint, or one of another network.
+  """
+  if is_resuming:
+    return state_dict
+  expected = flax.core.unfreeze(target_state_dict)['target'].get(DRAFT)
+  if expected is None:
+    raise ValueError(
+      'load_draft: the model has no draft model to load; set draft_module; '
+      f'{WHERE_TO_READ}'
+    )
+  expected = jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), expected
+  )
+  draft = t5x_checkpoints.read_target(path, expected)
+  draft = jax.tree.map(np.asarray, draft)
+  target = {**state_dict['target'], DRAFT: draft}
+  return {**state_dict, 'target': target}
+
+
+def _split(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Speculation, Any]:
+  """T5X's own arguments, the settings, and the draft model's network."""
+  names = Speculation.__dataclass_fields__
+  settings = {k: v for k, v in kwargs.items() if k in names}
+  draft_module = kwargs.get('draft_module')
+  others = {
+    k: v for k, v in kwargs.items() if k not in names and k != 'draft_module'
+  }
+  return others, Speculation(**settings), draft_module
+
+
+def _join(
+  variables: Any, draft_model: Any, args: tuple, kwargs: dict[str, Any]
+) -> Any:
+  """Initial variables of the target with those of the draft model."""
+  if draft_model is None:
+    return variables
+  joined = dict(flax.core.unfreeze(variables))
+  draft = flax.core.unfreeze(draft_model.get_initial_variables(*args, **kwargs))
+  for collection, values in draft.items():
+    joined[collection] = {**joined[collection], DRAFT: values}
+  return flax.core.freeze(joined)
+
+
+def _decoder_params(
+  decoder_params: Mapping[str, Any] | None,
+  rng: Array | None,
+  vocabulary: Any,
+  num_decodes: int,
+) -> tuple[Array | None, int]:
+  """The key and the id of EOS that T5X's callers may also pass here."""
+  _check_num_decodes(num_decodes)
+  given = dict(decoder_params or {})
+  eos_id = given.pop('eos_id', vocabulary.eos_id or 1)
+  key = given.pop('decode_rng', None)
+  if given:
+    raise ValueError(
+      f"decoder_params {sorted(given)} are of T5X's own decoders: set "
+      f'temperature, top_k and top_p of the model; {WHERE_TO_READ}'
+    )
+  if key is not None and rng is not None:
+    raise ValueError("pass either rng or decoder_params['decode_rng']")
+  return rng if key is None else key, eos_id
+
+
+def _check_num_decodes(num_decodes: int) -> None:
+  if num_decodes != 1:
+    raise ValueError(
+      f'num_decodes is {num_decodes}: speculation decodes one sequence a row; '
+      "use T5X's temperature_sample or beam_search for more"
+    )
+
+
+def _result(
+  tokens: Array, output: DecodeOutput, return_all_decodes: bool
+) -> tuple[Array, dict[str, Array]]:
+  aux = t5x_decoding.counters(output)
+  aux['scores'] = t5x_decoding.scores(output)
+  if return_all_decodes:
+    return tokens[:, None], aux | {'scores': aux['scores'][:, None]}
+  return tokens, aux
+
+
+def _reach(tokens_to_logits: Any) -> tuple[Any, Any, Array | None]:
+  """T5X's model, its parameters and the encoder's tokens.
+
+  Raises:
+    ValueError: if the step is not the partial method that T5X passes.
+  """
+  keywords = getattr(tokens_to_logits, 'keywords', {})
+  model = getattr(getattr(tokens_to_logits, 'func', None), '__self__', None)
+  for name in ('module', 'output_vocabulary'):
+    if not hasattr(model, name):
+      raise ValueError(
+        'tokens_to_logits is not a functools.partial of a method of a T5X '
+        f'model: there is no {name}. This T5X is not the one that speculation '
+        f'was made for; {WHERE_TO_READ}'
+      )
+  needed = {'params', 'max_decode_length'}
+  allowed = needed | {'encoded_inputs', 'raw_inputs'}
+  if not needed <= set(keywords) <= allowed:
+    raise ValueError(
+      f'tokens_to_logits has the arguments {sorted(keywords)}, and '
+      f'{sorted(needed)} to {sorted(allowed)} were expected. This T5X is not '
+      f'the one that speculation was made for; {WHERE_TO_READ}'
+    )
+  return model, keywords['params'], keywords.get('raw_inputs')
