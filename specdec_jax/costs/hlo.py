@@ -1,0 +1,302 @@
+"""What one run of a compiled program moves, read from its optimised HLO.
+
+XLA's own `cost_analysis` counts a loop's body once, and every hop between main
+memory and a TPU's on-chip memory as an access. Here bodies count as often as
+they run, and bytes count where they cross into or out of main memory: a layout
+names its memory space, `S(n)` being on the chip.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator
+
+_BITS = {'pred': 8, 'token': 0, 'opaque': 0, 'bf16': 16, 's4': 4, 'u4': 4}
+_SHAPE = re.compile(r'(\w+)\[([\d,]*)\](\{[^}]*\})?')
+# They name, group or await what other instructions did.
+_FREE = frozenset(
+  [
+    *('parameter', 'constant', 'get-tuple-element', 'tuple', 'bitcast'),
+    *('after-all', 'partition-id', 'replica-id', 'optimization-barrier'),
+    *('copy-done', 'slice-done', 'async-done', 'send-done', 'recv-done'),
+    *('all-reduce-done', 'all-gather-done', 'collective-permute-done'),
+  ]
+)
+_COLLECTIVES = frozenset(
+  [
+    *('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all'),
+    'collective-permute',
+  ]
+)
+_SLICES = frozenset(['dynamic-slice', 'slice', 'gather'])
+# Instructions below this move too little for their time to depend on it.
+_SMALL_BYTES = 16_384
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+  """An array: its bytes, and whether it lies on the chip."""
+
+  num_bytes: float
+  is_on_chip: bool
+  num_elements: int
+
+  @property
+  def memory_bytes(self) -> float:
+    return 0.0 if self.is_on_chip else self.num_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  """One line of a computation; `called` are the computations it names."""
+
+  name: str
+  opcode: str
+  outputs: tuple[Shape, ...]
+  operands: tuple[str, ...]
+  called: tuple[str, ...]
+  attributes: str
+  is_root: bool
+
+  @property
+  def num_bytes(self) -> float:
+    return sum(shape.num_bytes for shape in self.outputs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cost:
+  """What one run of a program costs a device.
+
+  Attributes:
+    memory_bytes: read from and written to main memory.
+    num_instructions: executed one after the other; transfers that run beside
+      them and scalars are not among them.
+    collective_bytes: results of collectives; one entry for each that is run.
+    cycles: the compiler's own estimate, as far as it made one.
+    small_cycles: the estimates for instructions that move next to nothing.
+    num_unknown_loops: loops whose trips are unknown; their bodies count once.
+  """
+
+  memory_bytes: float = 0.0
+  num_instructions: float = 0.0
+  collective_bytes: tuple[float, ...] = ()
+  cycles: float = 0.0
+  small_cycles: tuple[float, ...] = ()
+  num_unknown_loops: int = 0
+
+  def __add__(self, other: 'Cost') -> 'Cost':
+    return Cost(
+      **{
+        field.name: getattr(self, field.name) + getattr(other, field.name)
+        for field in dataclasses.fields(Cost)
+      }
+    )
+
+  def times(self, count: int) -> 'Cost':
+    """The cost of `count` runs."""
+    return Cost(
+      memory_bytes=self.memory_bytes * count,
+      num_instructions=self.num_instructions * count,
+      collective_bytes=self.collective_bytes * count,
+      cycles=self.cycles * count,
+      small_cycles=self.small_cycles,
+      num_unknown_loops=self.num_unknown_loops,
+    )
+
+
+class Program:
+  """The computations of an HLO module, as `compiled.as_text()` prints them."""
+
+  def __init__(self, text: str):
+    self.computations: dict[str, dict[str, Instruction]] = {}
+    self.entry = ''
+    name = ''
+    for line in text.splitlines():
+      header = re.match(r'(ENTRY )?%?([\w.\-]+) .*->.*\{$', line)
+      if header and not line.startswith(' '):
+        name = header[2]
+        self.computations[name] = {}
+        self.entry = name if header[1] else self.entry
+      elif name and ' = ' in line:
+        instruction = parse(line)
+        self.computations[name][instruction.name] = instruction
+    if not self.entry:
+      raise ValueError('the text holds no ENTRY computation of an HLO module')
+
+  def cost(self) -> Cost:
+    """The cost of one run."""
+    return self._cost(self.entry)
+
+  def _cost(self, name: str) -> Cost:
+    total = Cost()
+    for instruction in self.computations[name].values():
+      total += self._instruction_cost(name, instruction)
+    return total
+
+  def _instruction_cost(self, within: str, instruction: Instruction) -> Cost:
+    opcode = instruction.opcode
+    if opcode in _FREE:
+      return Cost()
+    if opcode in ('while', 'conditional', 'call'):
+      inner = [self._cost(name) for name in instruction.called]
+      if opcode == 'conditional':
+        return max(inner, key=lambda cost: cost.memory_bytes)
+      trips = _trip_count(instruction) if opcode == 'while' else 1
+      total = functools.reduce(Cost.__add__, inner, Cost())
+      return total.times(trips or 1) + Cost(
+        num_unknown_loops=int(trips is None)
+      )
+    is_beside = opcode.endswith('-start')
+    kind = opcode.removesuffix('-start')
+    memory_bytes = self._memory_bytes(within, instruction)
+    found = re.search(r'"estimated_cycles":"(\d+)"', instruction.attributes)
+    cycles = float(found[1]) if found else 0.0
+    is_scalar = all(shape.num_elements <= 1 for shape in instruction.outputs)
+    is_small = cycles > 0 and memory_bytes < _SMALL_BYTES
+    return Cost(
+      memory_bytes=memory_bytes,
+      num_instructions=float(
+        not is_beside and (opcode == 'fusion' or not is_scalar)
+      ),
+      collective_bytes=(
+        (_largest(instruction),) if kind in _COLLECTIVES else ()
+      ),
+      cycles=cycles,
+      small_cycles=(cycles,) if is_small else (),
+    )
+
+  def _memory_bytes(self, within: str, instruction: Instruction) -> float:
+    """Bytes that cross between main memory and the chip."""
+    operands = [
+      self.computations[within].get(name) for name in instruction.operands
+    ]
+    opcode = instruction.opcode
+    if opcode in ('copy-start', 'slice-start'):
+      # (destination, source, ...) or ((source), destination, ...).
+      moved = instruction.outputs[int(opcode == 'slice-start')]
+      source = operands[0].outputs[0] if operands[0] else moved
+      sides = (not source.is_on_chip) + (not moved.is_on_chip)
+      return sides * moved.num_bytes
+    if opcode == 'fusion' and instruction.called:
+      body = instruction.called[0]
+      read = sum(
+        min(self._read(body, self._parameter(body, i)), _memory_size(operand))
+        for i, operand in enumerate(operands)
+        if operand and _memory_size(operand)
+      )
+      if not _memory_size(instruction):
+        return read
+      written = self._written(body, self._root(body))
+      return read + min(
+        written, sum(s.memory_bytes for s in instruction.outputs)
+      )
+    if opcode == 'dynamic-update-slice':
+      update = operands[1]
+      size = update.num_bytes if update else 0.0
+      return size + (_memory_size(update) if update else 0.0)
+    written = _memory_size(instruction)
+    if opcode in _SLICES:
+      return written + instruction.num_bytes
+    return written + sum(_memory_size(each) for each in operands if each)
+
+  def _parameter(self, body: str, index: int) -> str:
+    for instruction in self.computations[body].values():
+      if instruction.opcode == 'parameter' and instruction.operands == (
+        str(index),
+      ):
+        return instruction.name
+    raise ValueError(f'{body} has no parameter {index}')
+
+  def _root(self, body: str) -> Instruction:
+    return next(i for i in self.computations[body].values() if i.is_root)
+
+  def _read(self, body: str, name: str) -> float:
+    """Bytes of a fusion's parameter, or of what it is renamed to, that the
+    fusion looks at."""
+    if self.computations[body][name].is_root:  # A mere renaming: all of it.
+      return math.inf
+    total = 0.0
+    for user in self.computations[body].values():
+      if name not in user.operands:
+        continue
+      position = user.operands.index(name)
+      if user.opcode in _SLICES and position == 0:
+        total += user.num_bytes
+      elif user.opcode == 'bitcast':
+        total += self._read(body, user.name)
+      elif user.opcode == 'fusion':
+        inner = user.called[0]
+        total += self._read(inner, self._parameter(inner, position))
+      elif user.opcode != 'dynamic-update-slice' or position != 0:
+        return math.inf
+    return total
+
+  def _written(self, body: str, root: Instruction) -> float:
+    """Bytes of a fusion's result that it really writes."""
+    inside = self.computations[body]
+    if root.opcode == 'tuple':
+      return sum(self._written(body, inside[name]) for name in root.operands)
+    if root.opcode == 'bitcast' and root.operands[0] in inside:
+      return self._written(body, inside[root.operands[0]])
+    if root.opcode == 'fusion':
+      return self._written(root.called[0], self._root(root.called[0]))
+    if root.opcode == 'dynamic-update-slice':
+      return inside[root.operands[1]].num_bytes
+    return root.num_bytes
+
+
+def parse(line: str) -> Instruction:
+  """An instruction from its line."""
+  left, _, right = line.strip().partition(' = ')
+  end = _closing(right, 0) if right.startswith('(') else right.index(' ') - 1
+  rest = right[end + 1 :].lstrip()
+  opcode, _, _ = rest.partition('(')
+  close = _closing(rest, len(opcode))
+  arguments, attributes = rest[len(opcode) + 1 : close], rest[close + 1 :]
+  operands = tuple(re.findall(r'%([\w.\-]+)', arguments))
+  calls = r'(?:body|calls|to_apply|branch_computations)=(\{[^}]*\}|%?[\w.\-]+)'
+  return Instruction(
+    name=left.removeprefix('ROOT ').strip().lstrip('%'),
+    opcode=opcode,
+    outputs=tuple(_shapes(right[: end + 1])),
+    operands=(arguments,) if opcode == 'parameter' else operands,
+    called=tuple(
+      name
+      for group in re.findall(calls, attributes)
+      for name in re.findall(r'[\w.\-]+', group)
+    ),
+    attributes=attributes,
+    is_root=left.startswith('ROOT '),
+  )
+
+
+def _closing(text: str, start: int) -> int:
+  """Where the bracket that opens at `start` closes."""
+  depth = 0
+  for i in range(start, len(text)):
+    depth += (text[i] == '(') - (text[i] == ')')
+    if depth == 0:
+      return i
+  raise ValueError(f'unbalanced brackets: {text[:80]}')
+
+
+def _shapes(text: str) -> Iterator[Shape]:
+  for kind, sizes, layout in _SHAPE.findall(text):
+    count = math.prod(int(n) for n in sizes.split(',') if n)
+    digits = re.search(r'\d+', kind)
+    bits = _BITS.get(kind, int(digits[0]) if digits else 0)
+    yield Shape(count * bits / 8, 'S(' in layout, count)
+
+
+def _memory_size(instruction: Instruction) -> float:
+  return sum(shape.memory_bytes for shape in instruction.outputs)
+
+
+def _largest(instruction: Instruction) -> float:
+  return max((s.num_bytes for s in instruction.outputs), default=0.0)
+
+
+def _trip_count(instruction: Instruction) -> int | None:
+  found = re.search(r'"known_trip_count":\{"n":"(\d+)"', instruction.attributes)
+  return int(found[1]) if found else None

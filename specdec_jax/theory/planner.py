@@ -1,0 +1,319 @@
+"""From acceptance and costs to a gamma, and whether it pays at all.
+
+Theorem 3.8 of Leviathan et al. (https://arxiv.org/abs/2211.17192) with three of
+its assumptions lifted: scoring a block costs what it costs, the loop costs
+something, and rows of a batch that advance at their own pace are done when the
+slowest is. Acceptances of a block may have a rate a position.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from specdec_jax.theory.acceptance import expected_tokens_of_profile, in_range
+
+# A gain or a loss of less is called neither.
+_MARGIN = 0.02
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+  """Times of the parts of an iteration, in seconds or any one unit.
+
+  Attributes:
+    widths: positions of a target call, ascending, the first of them 1.
+    target_seconds: of a target call of each width; others are interpolated.
+    first_draft_seconds: of the first drafted token of an iteration, for which
+      the drafter also reads what was committed.
+    draft_seconds: of each further one.
+    loop_seconds: what an iteration costs beyond drafting and scoring.
+    c_hat: operations of the drafter per token over the target's.
+  """
+
+  widths: Sequence[int]
+  target_seconds: Sequence[float]
+  first_draft_seconds: float
+  draft_seconds: float
+  loop_seconds: float = 0.0
+  c_hat: float = 0.0
+
+  def __post_init__(self):
+    widths = np.asarray(self.widths)
+    if widths.size == 0 or widths[0] != 1 or (np.diff(widths) <= 0).any():
+      raise ValueError(
+        f'widths must ascend from 1, got {list(map(int, widths))}'
+      )
+    if len(self.target_seconds) != widths.size:
+      raise ValueError(
+        f'{widths.size} widths need as many times, got '
+        f'{len(self.target_seconds)}'
+      )
+    if not min(self.target_seconds) > 0:
+      raise ValueError(
+        f'times of the target must be above 0, got {min(self.target_seconds)}'
+      )
+    for name in ('first_draft_seconds', 'draft_seconds', 'loop_seconds'):
+      in_range(name, getattr(self, name), 0)
+
+  @property
+  def plain_seconds(self) -> float:
+    """T(1), a plain step."""
+    return float(self.target_seconds[0])
+
+  @property
+  def c(self) -> float:
+    """A further drafted token over a plain step (Definition 3.7)."""
+    return self.draft_seconds / self.plain_seconds
+
+  def verify_cost_ratio(self, gamma: int) -> float:
+    """T(gamma + 1) / T(1)."""
+    seconds = np.interp(gamma + 1, self.widths, self.target_seconds)
+    return float(seconds) / self.plain_seconds
+
+  def iteration_seconds(self, gamma: int) -> float:
+    """One iteration; with gamma 0 a plain step."""
+    if gamma == 0:
+      return self.plain_seconds
+    draft = self.first_draft_seconds + (gamma - 1) * self.draft_seconds
+    verify = self.verify_cost_ratio(gamma) * self.plain_seconds
+    return draft + verify + self.loop_seconds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+  """What a gamma is expected to give.
+
+  Attributes:
+    gamma: drafted tokens an iteration; 0 is plain decoding.
+    expected_tokens: a target run and row.
+    speedup: over plain decoding; see `plan` for the batch.
+    operations_factor: arithmetic a token over plain decoding's.
+    row_utilisation: mean iterations of a row over those of the slowest; 1 for
+      one row.
+    break_even_alpha: the acceptance rate at which it neither gains nor loses,
+      rows apart; None if none does.
+  """
+
+  gamma: int
+  expected_tokens: float
+  speedup: float
+  operations_factor: float
+  row_utilisation: float
+  break_even_alpha: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  """The choice among gammas.
+
+  Attributes:
+    choices: gamma 0 to the largest considered.
+    best: the fastest of them.
+    sentences: what there is to say about it, above all where it loses.
+  """
+
+  choices: tuple[Choice, ...]
+  best: Choice
+  sentences: tuple[str, ...]
+
+
+def expected_iterations(
+  profile: ArrayLike, length: int, batch_size: int
+) -> float:
+  """Mean iterations until the slowest of several rows has `length` tokens.
+
+  Exact for independent rows and iterations: the law of a block's length is
+  convolved until the length is reached, and the mean of the maximum is
+  `sum_m (1 - P(done within m)^B)`.
+
+  Args:
+    profile: acceptance rate of each position `[G]`; G may be 0.
+    length: tokens that each row decodes, at least 1.
+    batch_size: B, at least 1.
+
+  Raises:
+    ValueError: if an argument is out of range.
+  """
+  in_range('length', length, 1)
+  in_range('batch_size', batch_size, 1)
+  profile = in_range('profile', profile, 0, 1)
+  reached = np.concatenate([[1.0], profile.cumprod()])
+  block = np.concatenate([[0.0], reached - np.append(reached[1:], 0.0)])
+  # `missing[n]`: the chance that just n tokens, too few, are there by now.
+  missing, mean = np.zeros(length), 0.0
+  missing[0] = 1.0
+  for _ in range(length):
+    unfinished = min(float(missing.sum()), 1.0)
+    mean += 1 - (1 - unfinished) ** batch_size
+    missing = np.convolve(missing, block)[:length]
+  return mean
+
+
+def plan(
+  alpha: float | ArrayLike,
+  costs: Costs,
+  *,
+  max_gamma: int = 12,
+  batch_size: int = 1,
+  length: int = 128,
+  interval: tuple[float, float] | None = None,
+) -> Plan:
+  """The gamma to take, what it should give, and words where it loses.
+
+  Args:
+    alpha: the acceptance rate, or one a position, at least `max_gamma` of them.
+    costs: of the parts of an iteration, for all rows of the batch together.
+    max_gamma: the largest gamma considered.
+    batch_size: rows decoded together; all wait for the slowest.
+    length: tokens that each row decodes, for that wait.
+    interval: of alpha, if it is an estimate; the sentences then say whether the
+      choice depends on where in it alpha lies.
+
+  Raises:
+    ValueError: if an argument is out of range.
+  """
+  profile = np.atleast_1d(in_range('alpha', alpha, 0, 1))
+  if profile.size == 1:
+    profile = np.full(max(max_gamma, 1), profile[0])
+  if profile.size < max_gamma:
+    raise ValueError(
+      f'{profile.size} rates do not say what gamma {max_gamma} gives'
+    )
+  choices = tuple(
+    _choice(profile[:gamma], costs, batch_size, length)
+    for gamma in range(max_gamma + 1)
+  )
+  best = max(choices, key=lambda choice: choice.speedup)
+  sentences = [*_verdict(choices, best, costs, batch_size, profile)]
+  if interval is not None:
+    sentences.append(
+      _sensitivity(interval, costs, best, max_gamma, batch_size, length)
+    )
+  return Plan(choices=choices, best=best, sentences=tuple(sentences))
+
+
+def _choice(
+  profile: np.ndarray, costs: Costs, batch_size: int, length: int
+) -> Choice:
+  gamma = len(profile)
+  tokens = float(expected_tokens_of_profile(profile))
+  of_one = expected_iterations(profile, length, 1)
+  of_all = expected_iterations(profile, length, batch_size)
+  seconds = costs.iteration_seconds(gamma)
+  # Long decodes: tokens a run over its cost; the slowest row stretches it.
+  speedup = tokens * costs.plain_seconds / seconds * of_one / of_all
+  return Choice(
+    gamma=gamma,
+    expected_tokens=tokens,
+    speedup=speedup,
+    operations_factor=(gamma * costs.c_hat + gamma + 1) / tokens,
+    row_utilisation=of_one / of_all,
+    break_even_alpha=_break_even(gamma, seconds / costs.plain_seconds),
+  )
+
+
+def _break_even(gamma: int, cost: float) -> float | None:
+  """The alpha whose expected tokens are worth `cost` plain steps."""
+  if gamma == 0 or cost > gamma + 1:
+    return None
+  low, high = 0.0, 1.0
+  for _ in range(50):
+    middle = (low + high) / 2
+    tokens = float(expected_tokens_of_profile(np.full(gamma, middle)))
+    low, high = (middle, high) if tokens < cost else (low, middle)
+  return (low + high) / 2
+
+
+def _verdict(
+  choices: Sequence[Choice],
+  best: Choice,
+  costs: Costs,
+  batch_size: int,
+  profile: np.ndarray,
+) -> list[str]:
+  """Where drafting gains and where it loses, and why."""
+  drafting = choices[1:]
+  if not drafting:
+    return ['No gamma was considered: decode plainly.']
+  gaining = [each.gamma for each in drafting if each.speedup > 1]
+  if best.speedup > 1 + _MARGIN:
+    sentences = [
+      f'Take gamma {best.gamma}: {best.expected_tokens:.2f} tokens a target '
+      f'run, {best.speedup:.2f} times as fast as plain decoding, for '
+      f'{best.operations_factor:.2f} times the arithmetic.'
+    ]
+    losing = [each.gamma for each in drafting if each.speedup < 1]
+    if losing:
+      sentences.append(
+        f'It gains from gamma {gaining[0]} to {gaining[-1]}; at gamma '
+        f'{losing[0]} it loses.'
+      )
+    elif best.gamma == drafting[-1].gamma > 1:
+      sentences.append(
+        f'Gamma {best.gamma} is the largest considered: more may be better.'
+      )
+  else:
+    first = max(drafting, key=lambda choice: choice.speedup)
+    needed = first.break_even_alpha
+    sentences = [
+      'Speculation loses here: decode plainly. Its best gamma, '
+      f'{first.gamma}, is {first.speedup:.2f} times as fast, since '
+      f'{_reason(first, costs, batch_size, profile)}.',
+      'No acceptance rate would make it pay.'
+      if needed is None
+      else f'At that gamma it stops losing from alpha {needed:.2f} on.',
+    ]
+  if batch_size > 1 and best.row_utilisation < 0.9:
+    sentences.append(
+      f'Of {batch_size} rows that start together the slowest sets the end: '
+      f'on average a row works {best.row_utilisation:.0%} of the time.'
+    )
+  return sentences
+
+
+def _reason(
+  choice: Choice, costs: Costs, batch_size: int, profile: np.ndarray
+) -> str:
+  """Which of the costs is to blame: the one without which it would gain."""
+  gamma, tokens = choice.gamma, choice.expected_tokens
+  ratio = costs.verify_cost_ratio(gamma)
+  drafting = costs.first_draft_seconds + (gamma - 1) * costs.draft_seconds
+  drafting /= costs.plain_seconds
+  loop = costs.loop_seconds / costs.plain_seconds
+  if tokens < 1.25:
+    return f'only {profile[0]:.0%} of the drafted tokens are accepted'
+  reasons = {
+    f'drafting {gamma} tokens costs {drafting:.2f} plain steps': drafting,
+    f'scoring {gamma + 1} positions of {batch_size} rows costs {ratio:.2f} '
+    'plain steps': ratio - 1,
+    f'the loop itself costs {loop:.2f} plain steps an iteration': loop,
+  }
+  return max(reasons, key=lambda reason: reasons[reason])
+
+
+def _sensitivity(
+  interval: tuple[float, float],
+  costs: Costs,
+  best: Choice,
+  max_gamma: int,
+  batch_size: int,
+  length: int,
+) -> str:
+  """What the ends of an interval of alpha would choose."""
+  low, high = (
+    plan(
+      end, costs, max_gamma=max_gamma, batch_size=batch_size, length=length
+    ).best
+    for end in interval
+  )
+  return (
+    f'With alpha between {interval[0]:.3f} and {interval[1]:.3f} the best '
+    + (
+      f'gamma is {best.gamma} throughout'
+      if low.gamma == high.gamma == best.gamma
+      else f'gamma lies between {low.gamma} and {high.gamma}'
+    )
+    + f', and the speedup between {low.speedup:.2f} and {high.speedup:.2f}.'
+  )
