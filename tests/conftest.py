@@ -20,6 +20,17 @@ def pytest_configure(config):
   config.addinivalue_line('filterwarnings', 'error')
 
 
+@pytest.fixture(autouse=True, scope='module')
+def compile_quickly(request):
+  """Tests compile many programs and run each for milliseconds.
+
+  A module marked `optimized` is compiled as users compile: where the compiled
+  program itself is looked at, or runs for long.
+  """
+  is_quick = request.node.get_closest_marker('optimized') is None
+  jax.config.update('jax_disable_most_optimizations', is_quick)
+
+
 @pytest.fixture
 def rng_key():
   return jax.random.key(0)

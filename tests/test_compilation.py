@@ -19,6 +19,8 @@ from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.models import kv_cache
 from tests import toy
 
+pytestmark = pytest.mark.optimized
+
 V, MAX_LEN, GAMMA = 16, 250, 3
 SAMPLED = logits.standardize(temperature=1.0, top_p=0.9)
 # Wide enough heads for attention to be compiled as it is in a real model.

@@ -20,7 +20,11 @@ from specdec_jax.data import batching
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.models import adapters
 
-pytestmark = [pytest.mark.smollm2, pytest.mark.slow]
+pytestmark = [
+  pytest.mark.smollm2,
+  pytest.mark.slow,
+  pytest.mark.optimized,
+]
 
 RECORDS = json.loads(
   (pathlib.Path(__file__).parent / 'golden/smollm2_greedy.json').read_text(
