@@ -5,8 +5,10 @@ the files knows of gin (https://github.com/google/gin-config).
 """
 
 import argparse
+import contextlib
+import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +122,10 @@ def parse(args: argparse.Namespace) -> None:
   for folder in [*args.gin_search_paths.split(','), str(_ROOT)]:
     gin.add_config_file_search_path(folder)
   try:
-    gin.parse_config_files_and_bindings(args.gin_file, args.gin_bindings)
+    with _without_logging():
+      gin.parse_config_files_and_bindings(
+        args.gin_file, args.gin_bindings, finalize_config=False
+      )
   except OSError as error:
     raise ValueError(f'gin: {error}') from error
   except Exception as error:
@@ -153,6 +158,17 @@ def _check_macros(config: str) -> None:
     raise ValueError(
       f'gin: no value for {", ".join(missing)}: give --gin.{missing[0]}=VALUE'
     )
+
+
+@contextlib.contextmanager
+def _without_logging() -> Iterator[None]:
+  """What gin logs of a missing file, its error says again."""
+  before = logging.root.manager.disable
+  logging.disable(logging.ERROR)
+  try:
+    yield
+  finally:
+    logging.disable(before)
 
 
 def _original(error: Exception) -> Exception:

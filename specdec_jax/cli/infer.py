@@ -291,11 +291,10 @@ def _decode_shard(
         total.update({k: v for k, v in summary.items() if isinstance(v, int)})
       num_chunks += 1
   if processes.is_first():
-    mark = {**dict.fromkeys(infer_report.COUNTS, 0), **total}
-    infer_output.finish(
-      run.shard, num_chunks, {**mark, 'settings': dict(settings)}
-    )
-    _say(infer_report.sentences(mark, timed, run.layout.inputs_length))
+    counts = {**dict.fromkeys(infer_report.COUNTS, 0), **total}
+    mark = {**counts, 'settings': dict(settings)}
+    infer_output.finish(run.shard, num_chunks, mark)
+    _say(infer_report.sentences(counts, timed, run.layout.inputs_length))
   return 2 if total['nan_examples'] else 0
 
 
@@ -304,9 +303,9 @@ def _load(run: _Run, operative_config: Callable[[], str] | None) -> _Decoder:
   with progress.waiting(f'loading {run.plan.model.checkpoint}'):
     params = infer_decoding.load(run.plan, run.mesh)
   pack = infer_examples.packer(run.layout)
-  programs = infer_decoding.programs(run.plan, run.mesh)
+  empty = pack([None] * infer_decoding.refill_size(run.plan, run.mesh))
   with progress.waiting('compiling'):
-    empty = pack([None] * programs.refill_size)
+    programs = infer_decoding.programs(run.plan, params, empty, run.mesh)
     infer_decoding.warm_up(programs, params, empty)
   if operative_config is not None and processes.is_first():
     infer_output.write_whole(run.shard.folder / CONFIG_FILE, operative_config())

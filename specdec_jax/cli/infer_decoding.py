@@ -4,10 +4,11 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specdec_jax import logits, verification
-from specdec_jax.base import LanguageModel, Params, VerifyFn
+from specdec_jax.base import LanguageModel, Params, Prompt, VerifyFn
 from specdec_jax.checkpoints.model_file import Config
 from specdec_jax.checkpoints.vocabulary_files import AnyVocabulary
 from specdec_jax.cli import infer_models
@@ -156,12 +157,18 @@ def load(plan: Plan, mesh: Mesh) -> Params:
   )
 
 
-def programs(plan: Plan, mesh: Mesh) -> Programs:
-  """The compiled parts of the loop, on a mesh."""
+def programs(
+  plan: Plan, params: Params, prompt: Prompt, mesh: Mesh
+) -> Programs:
+  """The compiled parts of the loop on a mesh, for refills like `prompt`."""
   decoding = plan.decoding
   return decode_many.compile_programs(
+    params,
+    prompt,
     target=plan.target,
-    drafter=plan.drafting.drafter,
+    # One width always: else a row's last bits would depend on whether others
+    # have a draft, and so on the shard and on where a restart began.
+    drafter=plan.drafting.drafter._replace(may_abstain=False),
     verify_fn=decoding.verify_fn,
     logits_to_probs=decoding.sampled(
       plan.vocab_size, decoding.rule_temperature
@@ -169,15 +176,15 @@ def programs(plan: Plan, mesh: Mesh) -> Programs:
     eos_id=plan.eos_id,
     max_len=plan.max_len,
     batch_size=decoding.batch_size,
-    refill_size=refill_size(decoding, mesh),
     state_shardings=lambda state: mesh_lib.state_shardings(mesh, state),
     output_sharding=NamedSharding(mesh, PartitionSpec()),
   )
 
 
-def refill_size(decoding: Decoding, mesh: Mesh) -> int:
+def refill_size(plan: Plan, mesh: Mesh) -> int:
   """Rows that are refilled at once: as asked for, or a quarter of the batch,
   rounded up to rows for all data-parallel devices."""
+  decoding = plan.decoding
   if decoding.refill_size is not None:
     return decoding.refill_size
   parts = mesh.shape[mesh_lib.rules.DATA]
@@ -185,10 +192,9 @@ def refill_size(decoding: Decoding, mesh: Mesh) -> int:
   return min(decoding.batch_size, quarter + -quarter % parts)
 
 
-def warm_up(programs: Programs, params: Params, prompt: Any) -> None:
+def warm_up(programs: Programs, params: Params, prompt: Prompt) -> None:
   """Compiles the programs, by decoding a prompt of empty rows."""
-  fresh = programs.init(params, jax.numpy.uint32(0), prompt)
-  state = programs.idle(fresh)
-  sources = jax.numpy.full(programs.batch_size, -1, jax.numpy.int32)
-  state = programs.replace(state, fresh, sources)
-  jax.block_until_ready(programs.run(params, state, jax.numpy.int32(1)))
+  nothing = np.full(programs.batch_size, -1, np.int32)
+  fresh = programs.init(params, np.uint32(0), prompt)
+  state = programs.replace(programs.idle(fresh), fresh, nothing)
+  jax.block_until_ready(programs.run(params, state, np.int32(1)))

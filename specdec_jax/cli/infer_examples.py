@@ -93,8 +93,8 @@ def check_lengths(config: Config, lengths: Any) -> dict[str, int]:
   limit = getattr(config, 'max_positions', None)
   if limit is not None and sum(lengths.values()) > limit:
     raise ValueError(
-      f'{lengths["inputs"]} input and {lengths["targets"]} target tokens exceed '
-      f'the context of {limit}'
+      f'{lengths["inputs"]} input and {lengths["targets"]} target tokens '
+      f'exceed the context of {limit}'
     )
   return dict(lengths)
 

@@ -42,7 +42,7 @@ class Timed:
     """Rates by name; those that are no number are left out."""
     rates = metrics.rates(self.statistics)
     num_rows = self.statistics.num_tokens.size
-    figures = {
+    figures: dict[str, Any] = {
       'tokens_per_second': self.statistics.num_tokens.sum() / self.seconds,
       'examples_per_second': num_rows / self.seconds,
       'tokens_per_target_run': rates.block_efficiency,

@@ -45,7 +45,7 @@ def joined(args: argparse.Namespace) -> Iterator[None]:
       '--coordinator_address, --process_count and --process_index belong '
       'together'
     )
-  if jax.config.jax_platforms == 'cpu':
+  if getattr(jax.config, 'jax_platforms', None) == 'cpu':
     jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   try:
     jax.distributed.initialize(*places)

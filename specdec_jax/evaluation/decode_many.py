@@ -72,6 +72,8 @@ class Result(Generic[_Example]):
 
 
 def compile_programs(
+  params: Params,
+  prompt: Prompt,
   *,
   target: base.LanguageModel,
   drafter: base.Drafter,
@@ -80,13 +82,16 @@ def compile_programs(
   eos_id: EosId,
   max_len: int,
   batch_size: int,
-  refill_size: int,
   state_shardings: Callable[[Any], Any] | None = None,
   output_sharding: Any = None,
 ) -> Programs:
   """The programs for a batch; each compiles at its first call.
 
   Args:
+    params: weights of both sides, or their shapes.
+    prompt: any of N rows, or its shapes: as many as are refilled at once. More
+      of them wait for more rows to finish, and fill them with fewer prefills; B
+      waits for the whole batch.
     target: as for `speculative.generate`, like the next five.
     drafter: likewise.
     verify_fn: likewise.
@@ -94,25 +99,18 @@ def compile_programs(
     eos_id: likewise.
     max_len: likewise.
     batch_size: B.
-    refill_size: N. Larger ones wait for more rows to finish and fill them with
-      fewer prefills; B waits for the whole batch.
     state_shardings: from a state's shapes to its shardings; None leaves them to
       the compiler.
     output_sharding: where results go, so that this process can read them.
 
   Raises:
-    ValueError: if `refill_size` is not from 1 to `batch_size`.
+    ValueError: if more rows are refilled than there are.
   """
-  if not 1 <= refill_size <= batch_size:
+  num_fresh = prompt.decoder_lengths.shape[0]
+  if num_fresh > batch_size:
     raise ValueError(
-      f'{refill_size} rows cannot be refilled at once in a batch of '
-      f'{batch_size}'
+      f'{num_fresh} rows cannot be refilled at once in a batch of {batch_size}'
     )
-
-  def constrain(state: DecodeState) -> DecodeState:
-    if state_shardings is None:
-      return state
-    return jax.lax.with_sharding_constraint(state, state_shardings(state))
 
   def init(params: Params, seed: Any, prompt: Prompt) -> DecodeState:
     return speculative.init(
@@ -125,10 +123,7 @@ def compile_programs(
     )
 
   def idle(fresh: DecodeState) -> DecodeState:
-    return constrain(refill.idle(fresh, batch_size))
-
-  def replace(state, fresh, sources) -> DecodeState:
-    return constrain(refill.replace_rows(state, fresh, sources))
+    return refill.idle(fresh, batch_size)
 
   def run(params: Params, state: DecodeState, num_done: Any):
     state = speculative.run(
@@ -141,18 +136,20 @@ def compile_programs(
       logits_to_probs=logits_to_probs,
       eos_id=eos_id,
     )
-    output = speculative.output(state)
-    if output_sharding is not None:
-      output = jax.lax.with_sharding_constraint(output, output_sharding)
-    return constrain(state), output
+    return state, speculative.output(state)
 
+  shapes = jax.eval_shape(idle, jax.eval_shape(init, params, 0, prompt))
+  places = None if state_shardings is None else state_shardings(shapes)
   return Programs(
     init=jax.jit(init),
-    idle=jax.jit(idle),
-    replace=jax.jit(replace, donate_argnums=0),
-    run=jax.jit(run, donate_argnums=1),
+    # Stated, not inferred: a program compiles again for other places.
+    idle=jax.jit(idle, out_shardings=places),
+    replace=jax.jit(
+      refill.replace_rows, donate_argnums=0, out_shardings=places
+    ),
+    run=jax.jit(run, donate_argnums=1, out_shardings=(places, output_sharding)),
     batch_size=batch_size,
-    refill_size=refill_size,
+    refill_size=num_fresh,
   )
 
 
