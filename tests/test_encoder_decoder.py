@@ -22,10 +22,6 @@ WAYS = {
   'greedy': (logits.standardize(temperature=0.0), verification.greedy),
   'sampled': (
     logits.standardize(temperature=0.8, top_p=0.95),
-    verification.speculative_sampling,
-  ),
-  'block': (
-    logits.standardize(temperature=1.0),
     verification.block_verification,
   ),
 }
@@ -141,7 +137,7 @@ def test_greedy_is_plain_greedy():
 
 @pytest.mark.parametrize(
   ('way', 'num_partitions'),
-  [('greedy', 2), ('greedy', 8), ('sampled', 2), ('sampled', 4), ('sampled', 8)],
+  [('greedy', 4), ('sampled', 2), ('sampled', 8)],
 )
 def test_every_mesh_gives_the_same_tokens(way, num_partitions):
   mesh = mesh_lib.make(num_partitions=num_partitions)
