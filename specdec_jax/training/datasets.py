@@ -1,6 +1,6 @@
 """Where batches come from, as functions of their position."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,3 +80,35 @@ def from_token_files(
     ),
     validation=validation if has_validation else None,
   )
+
+
+def mix(
+  datasets: Sequence[Dataset], ratios: Sequence[float], *, seed: int = 0
+) -> Dataset:
+  """Batches of several data sets, each drawn with its own chance.
+
+  DistillSpec mixes a data set's text with generated text this way. Which one a
+  batch comes from depends on the seed and its position; its position in that
+  data set is the same.
+
+  Args:
+    datasets: those to mix; the first one's validation is taken.
+    ratios: chances, as many as data sets, of sum 1.
+    seed: of the draws.
+
+  Raises:
+    ValueError: if the ratios are no such chances.
+  """
+  if len(ratios) != len(datasets) or min(ratios, default=-1.0) < 0:
+    raise ValueError(f'{len(datasets)} data sets with ratios {list(ratios)}')
+  if abs(sum(ratios) - 1) > 1e-6:
+    raise ValueError(f'ratios {list(ratios)} have the sum {sum(ratios)}, not 1')
+
+  def batch(position: int) -> Features:
+    generator = np.random.Generator(
+      np.random.Philox(np.random.SeedSequence([seed, position]))
+    )
+    chosen = generator.choice(len(datasets), p=np.asarray(ratios))
+    return datasets[chosen].batch(position)
+
+  return Dataset(batch=batch, validation=datasets[0].validation)

@@ -141,7 +141,8 @@ def new_run(
     params = jax.jit(train_step.init_params, static_argnums=0)(config, init_key)
   state = TrainState(
     step=jnp.zeros((), jnp.int32),
-    params=params,
+    # A copy: steps overwrite what they are given.
+    params=jax.tree.map(jnp.copy, params),
     opt_state=optimizer.init(params),
   )
   return Run(state=state, position=jnp.zeros((), jnp.int32), rng_key=rng_key)

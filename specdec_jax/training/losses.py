@@ -72,3 +72,51 @@ def cross_entropy(
     num_correct=(is_correct * weights).sum(),
     weight=weights.sum(),
   )
+
+
+DIVERGENCES = ('forward_kl', 'reverse_kl', 'jsd', 'tvd')
+
+
+def divergence(
+  target_logits: Array, draft_logits: Array, *, kind: str, beta: float = 0.5
+) -> Array:
+  """How far a drafter's laws q are from a target's p, at every position.
+
+  DistillSpec (Zhou et al., arXiv 2310.08461, Sec. 2 and App. A). The total
+  variation is 1 minus the chance that speculative sampling accepts a token
+  drawn from q (Leviathan et al., arXiv 2211.17192, Def. 3.2).
+
+  Args:
+    target_logits: `[..., V]`, those of p.
+    draft_logits: `[..., V]`, those of q.
+    kind: `forward_kl`, KL(p | q); `reverse_kl`, KL(q | p); `jsd`, `beta`
+      KL(p | m) + (1 - `beta`) KL(q | m) with m the mixture of the same weights;
+      `tvd`, half of the sum of |p - q|.
+    beta: weight of p in `jsd`, in (0, 1).
+
+  Returns:
+    float32 `[...]`, 0 where p is q.
+
+  Raises:
+    ValueError: if there is no such divergence, or `beta` is no such weight.
+  """
+  if kind not in DIVERGENCES:
+    raise ValueError(
+      f'{kind!r} is no divergence; there are {", ".join(DIVERGENCES)}'
+    )
+  if not 0 < beta < 1:
+    raise ValueError(f'beta must be between 0 and 1, got {beta}')
+  log_p = jax.nn.log_softmax(target_logits.astype(jnp.float32))
+  log_q = jax.nn.log_softmax(draft_logits.astype(jnp.float32))
+  if kind == 'forward_kl':
+    return _kl(log_p, log_q)
+  if kind == 'reverse_kl':
+    return _kl(log_q, log_p)
+  if kind == 'tvd':
+    return 0.5 * jnp.abs(jnp.exp(log_p) - jnp.exp(log_q)).sum(-1)
+  log_m = jnp.logaddexp(log_p + np.log(beta), log_q + np.log1p(-beta))
+  return beta * _kl(log_p, log_m) + (1 - beta) * _kl(log_q, log_m)
+
+
+def _kl(log_p: Array, log_q: Array) -> Array:
+  return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)

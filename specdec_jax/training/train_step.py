@@ -115,7 +115,8 @@ def step(
   )
   scale = 1.0 / jnp.maximum(sums.weight, 1.0)
   grads = jax.tree.map(lambda g: g * scale, grads)
-  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  with jax.numpy_dtype_promotion('standard'):  # optax counts on it.
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   params = jax.tree.map(lambda p, u: p + u, state.params, updates)
   squares = [jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)]
   metrics = {

@@ -1,0 +1,111 @@
+"""The step: what its loss may and may not depend on."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.data import training_batches
+from specdec_jax.sharding import mesh as meshes
+from specdec_jax.training import loop, optimizers, placement, train_step
+from tests.training import tiny_runs
+
+LOSS_FN = train_step.supervised_loss(
+  tiny_runs.CONFIG, label_smoothing=0.1, z_loss=1e-3
+)
+OPTIMIZER = optimizers.adafactor(0.01)
+
+
+@pytest.fixture(scope='module')
+def run():
+  return loop.new_run(tiny_runs.CONFIG, OPTIMIZER, seed=0)
+
+
+@pytest.fixture(scope='module')
+def batch():
+  packed = tiny_runs.rows(200)
+  return training_batches.batch(packed, 0, batch_size=16)
+
+
+def step(run, batch, **settings):
+  function = jax.jit(
+    functools.partial(
+      train_step.step, loss_fn=LOSS_FN, optimizer=OPTIMIZER, **settings
+    )
+  )
+  state, metrics = function(
+    run.state, run.rng_key, placement.place_batch(batch)
+  )
+  return jax.tree.map(np.asarray, (state.params, metrics))
+
+
+@pytest.fixture(scope='module')
+def plain(run, batch):
+  return step(run, batch)
+
+
+def assert_same(found, expected):
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+    found,
+    expected,
+  )
+
+
+def test_packed_examples_have_the_loss_of_lone_ones(run):
+  loss_fn = jax.jit(lambda params, batch: LOSS_FN(params, batch, None))
+
+  def total(max_examples):
+    rows = tiny_runs.rows(32, max_examples=max_examples)
+    num_rows = training_batches.num_rows(rows)
+    sums = loss_fn(run.state.params, placement.place_batch(rows))
+    return num_rows, float(sums.weight), float(sums.loss)
+
+  packed_rows, packed_weight, packed_loss = total(None)
+  lone_rows, lone_weight, lone_loss = total(1)
+  assert packed_rows < lone_rows / 2
+  assert packed_weight == lone_weight
+  np.testing.assert_allclose(packed_loss, lone_loss, rtol=1e-5)
+
+
+def test_microbatches_are_one_batch(run, batch, plain):
+  assert_same(step(run, batch, num_microbatches=4), plain)
+
+
+def test_microbatches_divide_the_batch(run, batch):
+  with pytest.raises(ValueError, match='16 rows do not divide into 3'):
+    step(run, batch, num_microbatches=3)
+
+
+def test_a_mesh_of_eight_devices_changes_nothing(run, batch, plain):
+  with jax.set_mesh(meshes.make(num_partitions=2)):
+    placed = placement.place_run(run, OPTIMIZER)
+    kernel = placed.state.params['decoder']['logits_dense']['kernel']
+    assert kernel.addressable_shards[0].data.shape == (32, 8)
+    assert_same(step(placed, batch, num_microbatches=2), plain)
+
+
+def test_bfloat16_keeps_float32_parameters(run, batch):
+  config = dataclasses.replace(tiny_runs.CONFIG, dtype=jnp.bfloat16)
+  rounded = train_step.supervised_loss(config)
+  grads = jax.eval_shape(
+    jax.grad(lambda params: rounded(params, batch, None).loss),
+    run.state.params,
+  )
+  assert {x.dtype for x in jax.tree.leaves(grads)} == {jnp.dtype('float32')}
+
+
+def test_dropout_depends_on_the_step_alone(run, batch):
+  config = dataclasses.replace(tiny_runs.CONFIG, dropout_rate=0.5)
+  loss_fn = jax.jit(train_step.supervised_loss(config))
+  batch = placement.place_batch(batch)
+  losses = [
+    float(
+      loss_fn(run.state.params, batch, jax.random.fold_in(run.rng_key, i)).loss
+    )
+    for i in (1, 1, 2)
+  ]
+  assert losses[0] == losses[1] != losses[2]

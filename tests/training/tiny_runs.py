@@ -1,0 +1,54 @@
+"""A tiny network, and a task that it can learn: to copy, one letter up."""
+
+import numpy as np
+
+from specdec_jax.data import token_files, training_batches
+from specdec_jax.models.t5 import T5Config
+from specdec_jax.training.datasets import Dataset
+
+CONFIG = T5Config(
+  vocab_size=16,
+  embed_dim=32,
+  num_encoder_layers=1,
+  num_decoder_layers=1,
+  num_heads=2,
+  head_dim=16,
+  mlp_dim=64,
+)
+LENGTHS = {'inputs': 16, 'targets': 16}
+EOS = 1
+
+
+def examples(count: int, *, seed: int = 0) -> token_files.TokenFile:
+  """Inputs of 1 to 5 letters; each target is the next letter of each."""
+  generator = np.random.default_rng(seed)
+  inputs, targets = [], []
+  for _ in range(count):
+    letters = generator.integers(3, 15, generator.integers(1, 6))
+    inputs.append([*letters.tolist(), EOS])
+    targets.append([*(letters + 1).tolist(), EOS])
+  return token_files.from_rows(inputs, targets)
+
+
+def rows(count: int, *, max_examples: int | None = None):
+  return training_batches.pack(
+    examples(count),
+    input_length=LENGTHS['inputs'],
+    target_length=LENGTHS['targets'],
+    max_examples=max_examples,
+  )
+
+
+def dataset(*, batch_size: int = 16, count: int = 400) -> Dataset:
+  packed = rows(count)
+
+  def validation():
+    first = {name: x[:batch_size] for name, x in packed.items()}
+    return training_batches.in_order(first, batch_size=batch_size)
+
+  return Dataset(
+    batch=lambda position: training_batches.batch(
+      packed, position, batch_size=batch_size
+    ),
+    validation=validation,
+  )
