@@ -6,6 +6,7 @@ import pytest
 
 from specdec_jax import drafters
 from specdec_jax.base import Context
+from tests import toy
 
 
 def reference(tokens, gamma: int, max_ngram: int, min_ngram: int):
@@ -29,7 +30,7 @@ def reference(tokens, gamma: int, max_ngram: int, min_ngram: int):
   return []
 
 
-def _propose(rows, gamma, max_ngram, min_ngram, capacity=30):
+def _propose(rows, gamma, max_ngram, min_ngram, capacity=30, encoder_rows=None):
   drafter = drafters.prompt_lookup(
     gamma=gamma, max_ngram=max_ngram, min_ngram=min_ngram
   )
@@ -41,7 +42,9 @@ def _propose(rows, gamma, max_ngram, min_ngram, capacity=30):
     tokens=jnp.asarray(tokens),
     lengths=jnp.asarray([len(row) for row in rows], jnp.int32),
   )
-  draft, _ = drafter.propose((), None, context, ())
+  prompt = toy.prompt([[0]] * len(rows), encoder_rows=encoder_rows)
+  state = drafter.init((), prompt, capacity)
+  draft, _ = drafter.propose((), None, context, state)
   return [
     draft.tokens[row, : int(draft.lengths[row])].tolist()
     for row in range(len(rows))
@@ -61,6 +64,25 @@ def test_copies_what_the_rule_says(gamma, max_ngram, min_ngram):
   lengths = [len(tokens) for tokens in expected]
   assert min(lengths) == 0
   assert max(lengths) == min(gamma, max(lengths))
+
+
+def test_copies_from_what_the_encoder_reads():
+  rng = np.random.default_rng(0)
+  # Id 0 is the encoder's padding, and the decoder's start token.
+  sources = [
+    rng.integers(1, 5, rng.integers(1, 12)).tolist() for _ in range(99)
+  ]
+  rows = [
+    [0, *rng.integers(1, 5, rng.integers(0, 8)).tolist()] for _ in sources
+  ]
+  found = _propose(rows, 3, 2, 1, encoder_rows=sources)
+  expected = [
+    reference(source + row, 3, 2, 1)
+    for source, row in zip(sources, rows, strict=True)
+  ]
+  assert found == expected
+  without = _propose(rows, 3, 2, 1)
+  assert sum(map(len, found)) > 2 * sum(map(len, without))
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Copying from the context: what followed the last tokens when they stood there
 before (prompt lookup; Leviathan et al., Sec. 6, name the idea)."""
 
+from typing import Any
+
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.base import Array, Context, Draft, Drafter
-from specdec_jax.drafters.stateless import stateless
+from specdec_jax.base import Array, Context, Draft, Drafter, Prompt
+from specdec_jax.drafters.stateless import check_gamma
 
 
 def prompt_lookup(
@@ -15,9 +17,10 @@ def prompt_lookup(
 
   The longest suffix of the context, of `max_ngram` tokens at most, that occurs
   earlier is continued; of several occurrences the one with the most to copy, up
-  to gamma, and of those the latest. It runs on the device, has no weights, and
-  proposes nothing where nothing matches. Its law is one-hot and never
-  materialised.
+  to gamma, and of those the latest. What an encoder reads, the prompt of an
+  encoder-decoder, counts as earlier text. It runs on the device, has no
+  weights, and proposes nothing where nothing matches. Its law is one-hot and
+  never materialised.
 
   Args:
     gamma: tokens an iteration at most.
@@ -28,24 +31,43 @@ def prompt_lookup(
     ValueError: if `gamma` or an n-gram length is less than 1, or
       `min_ngram` exceeds `max_ngram`.
   """
+  check_gamma(gamma)
   if not 1 <= min_ngram <= max_ngram:
     raise ValueError(
       'n-gram lengths must satisfy 1 <= min_ngram <= max_ngram, got '
       f'{min_ngram} and {max_ngram}'
     )
 
-  def propose(row_keys: Array, context: Context) -> Draft:
-    del row_keys
-    sizes = _match_sizes(context, max_ngram)
-    starts, is_found = _best_match(sizes, context.lengths, gamma, min_ngram)
-    available = jnp.where(is_found, context.lengths - starts, 0)
-    return Draft(
-      tokens=arrays.read_block(context.tokens, starts, gamma),
+  def init(params: Any, prompt: Prompt, max_len: int) -> tuple[Array, ...]:
+    del params, max_len
+    return () if prompt.encoder_tokens is None else (prompt.encoder_tokens,)
+
+  def propose(
+    params: Any, row_keys: Array, context: Context, source: tuple[Array, ...]
+  ) -> tuple[Draft, tuple[Array, ...]]:
+    del params, row_keys
+    text = _after(source[0], context) if source else context
+    sizes = _match_sizes(text, max_ngram)
+    starts, is_found = _best_match(sizes, text.lengths, gamma, min_ngram)
+    available = jnp.where(is_found, text.lengths - starts, 0)
+    draft = Draft(
+      tokens=arrays.read_block(text.tokens, starts, gamma),
       probs=None,
       lengths=jnp.minimum(available, gamma),
     )
+    return draft, source
 
-  return stateless(gamma, propose, may_abstain=True)
+  return Drafter(gamma, init, propose, may_abstain=True)
+
+
+def _after(source: Array, context: Context) -> Context:
+  """The context behind the encoder's tokens `[B, E]`, whose padding is id 0."""
+  starts = jnp.sum(source != 0, axis=1, dtype=jnp.int32)
+  buffer = jnp.pad(source, ((0, 0), (0, context.tokens.shape[1])))
+  return Context(
+    tokens=arrays.write_block(buffer, context.tokens, starts, context.lengths),
+    lengths=starts + context.lengths,
+  )
 
 
 def _match_sizes(context: Context, max_ngram: int) -> Array:
