@@ -1,11 +1,13 @@
 """Runs T5X's own `infer` many times in one process, for the tests of the
 plug-in: `python -m tests.integrations.t5x_runs JOBS.json`.
 
-JOBS.json is a list of dicts: `out`, where to write, and the keywords of `run`.
+JOBS.json is a list of dicts of keywords of `run`, or of `sample` where there is
+a key `num_rows`.
 """
 
 import functools
 import json
+import os
 import pathlib
 import sys
 
@@ -18,6 +20,9 @@ from t5x.examples.decoder_only import network as decoder_only
 from t5x.examples.t5 import network as encoder_decoder
 
 from specdec_jax.integrations import t5x as plugin
+from specdec_jax.integrations import t5x_networks
+from specdec_jax.models import kv_cache
+from tests import toy_t5
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 't5x'
 VOCABULARY = seqio.SentencePieceVocabulary(str(GOLDEN / 'tiny_sp.model'))
@@ -31,10 +36,16 @@ SIZES = {
   'mlp_activations': ('gelu', 'linear'),
   'dropout_rate': 0.0,
 }
-NUM_LAYERS = {
-  'encoder_decoder': {'num_encoder_layers': 2, 'num_decoder_layers': 2},
-  'decoder_only': {'num_layers': 2},
+# Of `sample`: every short output can be enumerated.
+TINY_SIZES = SIZES | {
+  'vocab_size': 5,
+  'emb_dim': 8,
+  'num_heads': 2,
+  'head_dim': 4,
+  'mlp_dim': 12,
 }
+TINY_LEN = 3
+TINY_ENCODER_ROW = (3, 4, 2, 1)
 
 
 def sentences() -> list[str]:
@@ -49,10 +60,12 @@ def dataset(split, shuffle_files=False, seed=None):
   import tensorflow as tf
 
   texts = sentences()
-  return tf.data.Dataset.from_tensor_slices({
-    'inputs': texts,
-    'targets': [text.split()[0] for text in texts],
-  })
+  return tf.data.Dataset.from_tensor_slices(
+    {
+      'inputs': texts,
+      'targets': [text.split()[0] for text in texts],
+    }
+  )
 
 
 seqio.TaskRegistry.add(
@@ -68,44 +81,37 @@ seqio.TaskRegistry.add(
 )
 
 
-def network(kind: str, dtype: str):
+def network(kind: str, dtype: str, sizes=SIZES, num_layers: int = 2):
+  """A T5X network."""
+  sizes = sizes | {'dtype': jnp.dtype(dtype)}
   if kind == 'encoder_decoder':
-    return encoder_decoder.Transformer(
-      config=encoder_decoder.T5Config(
-        dtype=jnp.dtype(dtype), **SIZES, **NUM_LAYERS[kind]
-      )
+    config = encoder_decoder.T5Config(
+      num_encoder_layers=num_layers, num_decoder_layers=num_layers, **sizes
     )
-  return decoder_only.DecoderWrapper(
-    config=decoder_only.TransformerConfig(
-      dtype=jnp.dtype(dtype), **SIZES, **NUM_LAYERS[kind]
-    )
-  )
+    return encoder_decoder.Transformer(config=config)
+  config = decoder_only.TransformerConfig(num_layers=num_layers, **sizes)
+  return decoder_only.DecoderWrapper(config=config)
 
 
-def model(kind: str, dtype: str, *, settings=None, decode_fn=None):
-  """A T5X model: its own greedy sampler, the plug-in, or a `decode_fn`."""
-  vocabularies = [VOCABULARY] * (2 if kind == 'encoder_decoder' else 1)
-  args = (network(kind, dtype), *vocabularies, None)
-  if settings is None:
-    own = (
-      functools.partial(plugin.speculative_decode, **decode_fn)
-      if decode_fn
-      else functools.partial(
-        decoding.temperature_sample, temperature=0.0, topk=0
-      )
+def model(
+  module, *, settings=None, decode_fn=None, draft_module=None, **sampling
+):
+  """A T5X model of its own, with a sampler or a `decode_fn`, or the plug-in."""
+  has_encoder = isinstance(module, encoder_decoder.Transformer)
+  args = (module, *[VOCABULARY] * (2 if has_encoder else 1), None)
+  if settings is not None:
+    cls = (
+      plugin.SpeculativeEncoderDecoderModel
+      if has_encoder
+      else plugin.SpeculativeDecoderOnlyModel
     )
-    cls = {
-      'encoder_decoder': models.EncoderDecoderModel,
-      'decoder_only': models.DecoderOnlyModel,
-    }[kind]
-    return cls(*args, decode_fn=own)
-  cls = {
-    'encoder_decoder': plugin.SpeculativeEncoderDecoderModel,
-    'decoder_only': plugin.SpeculativeDecoderOnlyModel,
-  }[kind]
-  if settings['drafter'] == 'model':
-    settings = settings | {'draft_module': network(kind, dtype)}
-  return cls(*args, **settings)
+    return cls(*args, draft_module=draft_module, **settings)
+  cls = models.EncoderDecoderModel if has_encoder else models.DecoderOnlyModel
+  if decode_fn is not None:
+    own = functools.partial(plugin.speculative_decode, **decode_fn)
+  else:
+    own = functools.partial(decoding.temperature_sample, topk=0, **sampling)
+  return cls(*args, decode_fn=own)
 
 
 def run(
@@ -118,12 +124,11 @@ def run(
   settings: dict | None = None,
   decode_fn: dict | None = None,
   draft: str | None = None,
-  is_broken: bool = False,
-  mode: str = 'predict_with_aux',
+  is_additive: bool = False,
   crash_after: int | None = None,
   **infer_args,
 ) -> None:
-  """One call of `t5x.infer.infer`."""
+  """One call of `t5x.infer.infer`, on batches of 8 and in chunks of one."""
   pathlib.Path(out).mkdir(parents=True, exist_ok=True)
   transforms = ()
   if draft:
@@ -131,9 +136,17 @@ def run(
   write_fn = infer.write_inferences_to_file
   if crash_after is not None:
     write_fn = functools.partial(_write_or_crash, crash_after, [])
+  kv_cache.append = _append_by_adding if is_additive else _APPEND
+  module = network(kind, dtype)
   infer.infer(
-    mode=mode,
-    model=model(kind, dtype, settings=settings, decode_fn=decode_fn),
+    mode='predict_with_aux',
+    model=model(
+      module,
+      settings=settings,
+      decode_fn=decode_fn,
+      draft_module=module if draft else None,
+      temperature=0.0,
+    ),
     dataset_cfg=utils.DatasetConfig(
       mixture_or_task_name='golden_sentences',
       task_feature_lengths=LENGTHS,
@@ -159,17 +172,50 @@ def run(
   )
 
 
+def sample(out: str, *, kind: str, num_rows: int, settings=None) -> None:
+  """Many samples at temperature 1 from one prompt, as `.npy`."""
+  module = network(kind, 'float32', TINY_SIZES, num_layers=1)
+  params = toy_t5.params(t5x_networks.config_of(module), seed=1)
+  if settings and settings['drafter'] == 'model':
+    params[plugin.DRAFT] = toy_t5.params(t5x_networks.config_of(module), seed=2)
+  batch = {
+    'encoder_input_tokens': jnp.tile(
+      jnp.array(TINY_ENCODER_ROW), (num_rows, 1)
+    ),
+    'decoder_input_tokens': jnp.zeros((num_rows, TINY_LEN), jnp.int32),
+    'decoder_causal_attention': jnp.zeros((num_rows, TINY_LEN), jnp.int32),
+  }
+  made = model(
+    module,
+    settings=settings,
+    draft_module=module if plugin.DRAFT in params else None,
+    temperature=1.0,
+  )
+  tokens = jax.jit(made.predict_batch)(params, batch, jax.random.PRNGKey(7))
+  np.save(out, np.asarray(tokens))
+
+
+_APPEND = kv_cache.append
+
+
+def _append_by_adding(buffer, block, lengths):
+  """T5X's own cache write: right for one token, wrong after a rollback."""
+  positions = lengths[:, None] + jnp.arange(block.shape[2])
+  one_hot = jax.nn.one_hot(positions, buffer.shape[2], dtype=buffer.dtype)
+  return buffer + jnp.einsum('bts,bhtd->bhsd', one_hot, block)
+
+
 def _write_or_crash(num_chunks, written, path, *args, **kwargs):
+  """Ends the process in the place of a chunk after `num_chunks`."""
   if len(written) == num_chunks:
-    raise RuntimeError('crashed on purpose')
+    os._exit(17)
   written.append(path)
   infer.write_inferences_to_file(path, *args, **kwargs)
 
 
 def main() -> None:
   for job in json.loads(pathlib.Path(sys.argv[1]).read_text()):
-    print('RUN', job['out'], len(jax.devices()), flush=True)
-    run(**job)
+    (sample if 'num_rows' in job else run)(**job)
 
 
 if __name__ == '__main__':
