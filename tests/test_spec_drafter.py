@@ -1,0 +1,217 @@
+"""The Spec-Drafter's network against its description, and what the compiler
+makes of the loop around it."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from specdec_jax import drafters, logits, verification
+from specdec_jax.base import Params
+from specdec_jax.decoding import speculative
+from specdec_jax.models import adapters, block_decoder, presets
+from specdec_jax.models.block_decoder import BlockDecoder
+from specdec_jax.models.t5 import Encoder
+from tests import test_compilation, toy, toy_block, toy_t5
+
+V, WIDTH = 12, 3
+CONFIG = toy_block.config(V)
+SOURCE = np.array([[5, 6, 7, 1, 0], [9, 1, 0, 0, 0]], np.int32)
+TEXT = np.array([[4, 8, 2, 3, 0, 0, 0, 0], [0] * 8], np.int32)
+STARTS = np.array([4, 0], np.int32)
+KNOWN = np.arange(8) < STARTS[:, None]
+
+
+@functools.cache
+def weights():
+  params = block_decoder.init_params(CONFIG, jax.random.key(0))
+  rng = np.random.default_rng(0)
+  # Norms begin as the identity, which would hide where they stand.
+  return jax.tree.map(
+    lambda x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32), params
+  )
+
+
+def _softmax(x):
+  x = np.exp(x - x.max(-1, keepdims=True))
+  return x / x.sum(-1, keepdims=True)
+
+
+def _norm(x, params):
+  mean = x.mean(-1, keepdims=True)
+  x = (x - mean) / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-6)
+  return x * params['scale'] + params['bias']
+
+
+def _attend(queries, keys, params, num_heads=2):
+  """`[T, embed]` and `[S, embed]`, all of S in sight."""
+  split = lambda x, name: np.split(
+    x @ params[name]['kernel'], num_heads, axis=-1
+  )
+  heads = zip(
+    split(queries, 'query'), split(keys, 'key'), split(keys, 'value'),
+    strict=True,
+  )  # fmt: skip
+  mixed = [_softmax(q @ k.T) @ v for q, k, v in heads]
+  return np.concatenate(mixed, axis=-1) @ params['out']['kernel']
+
+
+def _described(params, source, prefix, encoded):
+  """Logits of a block after a prefix, as the paper describes the network: no
+  padding, no batch, every layer at every position."""
+  table = params['token_embedder']['embedding']
+  length = len(prefix) + WIDTH
+  positions = params['decoder_positions']['embedding'][:length]
+  embedded = table[source]
+  asked = positions @ params['copy_query']['kernel']
+  offered = embedded + params['encoder_positions']['embedding'][: len(source)]
+  copies = _softmax(asked @ offered.T / np.sqrt(8)) @ embedded
+  x = np.concatenate([table[prefix], copies[len(prefix) :]])
+  for i in range(CONFIG.num_decoder_layers):
+    layer = params[f'layers_{i}']
+    x = x + positions
+    h = _attend(x, x, layer['self_attention'])
+    x = _norm(x + h, layer['self_attention_layer_norm'])
+    h = _attend(x, encoded, layer['encoder_decoder_attention'])
+    x = _norm(x + h, layer['cross_attention_layer_norm'])
+    inner = np.asarray(jax.nn.gelu(x @ layer['mlp']['wi']['kernel']))
+    h = inner @ layer['mlp']['wo']['kernel']
+    x = _norm(x + h, layer['mlp_layer_norm'])
+  return x[len(prefix) :] @ table.T / np.sqrt(8)
+
+
+def test_network_is_the_described_one():
+  params = weights()
+  made = BlockDecoder(CONFIG).apply(
+    {'params': params}, SOURCE, TEXT, KNOWN, STARTS, width=WIDTH
+  )
+  host = jax.tree.map(np.asarray, params)
+  for row, (source_len, start) in enumerate([(4, 4), (2, 0)]):
+    source = SOURCE[row, :source_len]
+    encoded = Encoder(block_decoder.encoder_config(CONFIG)).apply(
+      {'params': params['encoder']},
+      host['token_embedder']['embedding'][source][None],
+      np.ones((1, source_len, source_len), bool),
+      is_training=False,
+    )[0]
+    expected = _described(host, source, TEXT[row, :start], np.asarray(encoded))
+    np.testing.assert_allclose(made[row], expected, atol=2e-5)
+
+
+def test_a_mask_sees_the_masks_after_it():
+  """A revealed token changes what the masks before it say: the decoder looks in
+  both directions."""
+  apply = functools.partial(
+    BlockDecoder(CONFIG).apply, {'params': weights()}, SOURCE, width=WIDTH
+  )
+  text = TEXT.copy()
+  text[0, 6] = 9
+  known = KNOWN.copy()
+  known[0, 6] = True
+  before = apply(TEXT, KNOWN, STARTS)
+  after = apply(text, known, STARTS)
+  assert np.abs(after[0, 0] - before[0, 0]).max() > 1e-3
+  np.testing.assert_allclose(after[1], before[1], atol=1e-6)
+
+
+@pytest.mark.parametrize('max_positions', [4, 10])
+def test_too_few_positions_are_an_error(max_positions):
+  config = toy_block.config(V, max_positions=max_positions)
+  drafter = drafters.spec_drafter(adapters.block_decoder(config), gamma=3)
+  with pytest.raises(ValueError, match='positions'):
+    speculate(drafter, block_decoder.init_params(config, jax.random.key(0)))
+
+
+def speculate(drafter, drafter_params):
+  return jax.eval_shape(
+    lambda params, prompt: speculative.generate(
+      params,
+      jax.random.key(0),
+      prompt,
+      target=toy_t5.model(V),
+      drafter=drafter,
+      verify_fn=verification.greedy,
+      logits_to_probs=logits.standardize(),
+      max_len=12,
+      eos_id=1,
+    ),
+    Params(toy_t5.params(toy_t5.config(V), seed=0), drafter_params),
+    toy.prompt([[0]], encoder_rows=[[3, 4, 5, 6, 1]]),
+  )
+
+
+def test_padding_of_the_vocabulary_is_never_drafted():
+  drafter = drafters.spec_drafter(
+    adapters.block_decoder(CONFIG), gamma=3, vocab_size=4
+  )
+  prompt = toy.prompt([[0]] * 2, encoder_rows=[[5, 6, 1], [7, 1]])
+  state = drafter.init(weights(), prompt, 12)
+  context = speculative.init(
+    Params(toy_t5.params(toy_t5.config(V), seed=0), weights()),
+    jax.random.key(0),
+    prompt,
+    target=toy_t5.model(V),
+    drafter=drafter,
+    max_len=12,
+  ).context
+  draft, _ = drafter.propose(weights(), None, context, state)
+  assert (draft.tokens < 4).all()
+
+
+def test_named_sizes_fit_their_targets():
+  """Embeddings and the encoder of the target have the drafter's shapes."""
+  from specdec_jax.models import t5
+
+  for name, target in (('xia_6_6', 't5_1_0_small'), ('mini_4_2', 't5_mini')):
+    ours = block_decoder.param_shapes(presets.spec_drafter(name))
+    theirs = t5.param_shapes(presets.preset(target))
+    for part in ('token_embedder', 'encoder'):
+      assert ours[part] == theirs[part]
+  with pytest.raises(ValueError, match="called 'huge'"):
+    presets.spec_drafter('huge')
+
+
+@pytest.mark.parametrize('batch_size', [1, 2])
+def test_no_cache_is_copied_in_the_loop(batch_size):
+  """Of the target's cache and of what the drafter keeps of the source."""
+  max_len, source_len = 30, 400
+  config = toy_t5.config(V, embed_dim=32, num_heads=4, head_dim=32)
+  block_config = toy_block.config(V, head_dim=8, max_positions=source_len)
+  models = {
+    'target': adapters.t5(config),
+    'drafter': drafters.spec_drafter(
+      adapters.block_decoder(block_config), gamma=3
+    ),
+  }
+  params = Params(
+    toy_t5.params(config, seed=0),
+    block_decoder.init_params(block_config, jax.random.key(0)),
+  )
+  state = jax.eval_shape(
+    lambda params, prompt: speculative.init(
+      params, jax.random.key(0), prompt, **models, max_len=max_len
+    ),
+    params,
+    toy.prompt(
+      [[0]] * batch_size, encoder_rows=[[3, 1]] * batch_size,
+      encoder_width=source_len,
+    ),
+  )  # fmt: skip
+  run = functools.partial(
+    speculative.run,
+    **models,
+    verify_fn=verification.greedy,
+    logits_to_probs=logits.standardize(),
+    eos_id=1,
+  )
+  hlo = jax.jit(run).lower(params, state).compile().as_text()
+  lines = test_compilation.in_loops(hlo)
+  assert sum('dynamic-update-slice' in line for line in lines) >= 2
+  # Heads x positions x size of a head, of either side.
+  cache = 4 * (max_len + 4) * 32
+  source = 2 * source_len * 8
+  smallest = batch_size * min(cache, source)
+  assert test_compilation.cache_copies(lines, smallest) == []
+  for word in ('callback', 'outfeed', 'infeed'):
+    assert word not in hlo
