@@ -1,0 +1,361 @@
+"""`specdec infer` and `merge`, on T5X's own tiny checkpoint."""
+
+import argparse
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+pytest.importorskip('gin')
+pytest.importorskip('sentencepiece')
+pytest.importorskip('tensorstore')
+
+from specdec_jax import logits
+from specdec_jax.base import Params
+from specdec_jax.checkpoints import loading
+from specdec_jax.cli import gin_launch, infer_examples, infer_output
+from specdec_jax.cli.infer_examples import Layout
+from specdec_jax.data import tasks
+from specdec_jax.decoding import autoregressive
+from specdec_jax.models import adapters
+from tests.cli import infer_runs
+from tests.cli.infer_runs import argv, gin_file, predictions, records, result
+from tests.cli.tiny import assert_refused
+
+NUM_EXAMPLES = 44
+
+
+@pytest.fixture(scope='session')
+def t5(tmp_path_factory):
+  return infer_runs.write_model(tmp_path_factory.mktemp('t5'))
+
+
+@pytest.fixture(scope='session')
+def task(tmp_path_factory):
+  path = tmp_path_factory.mktemp('task') / 'task.jsonl'
+  infer_runs.write_task(path, NUM_EXAMPLES)
+  return path
+
+
+@pytest.fixture(scope='session')
+def finished(tmp_path_factory):
+  """The output folder of an uninterrupted run, and what it said; see `once`."""
+  return tmp_path_factory.mktemp('finished') / 'out', {}
+
+
+@pytest.fixture
+def once(run, t5, task, finished):
+  """Runs it once for all tests; the output folder and the result."""
+  out, results = finished
+  if not results:
+    results['result'] = run(*argv(t5, task, out))
+  return out, results['result']
+
+
+def test_lines_are_those_of_t5x(once, task):
+  out, outcome = once
+  assert outcome.status == 0, outcome
+  lines = records(result(out))
+  examples = records(task)
+  assert [line['inputs'] for line in lines] == [
+    {
+      'inputs_pretokenized': example['inputs'],
+      'targets_pretokenized': example['targets'],
+    }
+    for example in examples
+  ]
+  assert set(lines[0]) == {'inputs', 'prediction', 'aux'}
+  assert lines[0]['aux']['target_runs'] == lines[0]['aux']['tokens'] > 0
+  assert {line['aux']['end'] for line in lines} == {'eos', 'length'}
+  assert not list(out.glob('tmp-*'))
+  assert (out / 'config.gin').read_text().count('\ninfer.infer.')
+
+
+def test_predictions_are_those_of_plain_decoding(once, t5, task):
+  model = loading.load(str(t5))
+  layout = Layout(
+    config=model.config,
+    vocabulary=model.vocabulary,
+    inputs_length=12,
+    targets_length=16,
+  )
+  source = tasks.find(str(task))
+  rows = list(infer_examples.encode(source, layout, 0, 1))
+  prompt = jax.tree.map(jnp.asarray, infer_examples.packer(layout)(rows))
+  decode = functools.partial(
+    autoregressive.generate,
+    target=adapters.t5(model.config),
+    logits_to_probs=logits.standardize(temperature=0, vocab_size=85),
+    max_len=17,
+    eos_id=1,
+  )
+  output = jax.jit(decode)(
+    Params(target=model.params), jax.random.key(0), prompt
+  )
+  expected = [
+    model.vocabulary.decode([int(token) for token in row if token > 1])
+    for row in output.tokens
+  ]
+  assert predictions(result(once[0])) == expected
+
+
+def test_inputs_that_were_trimmed_are_counted(once, t5, task):
+  vocabulary = loading.load(str(t5)).vocabulary
+  lengths = [len(vocabulary.encode(each['inputs'])) for each in records(task)]
+  cuts = [length - 12 for length in lengths if length > 12]
+  assert cuts
+  assert (
+    f'{len(cuts)} of {NUM_EXAMPLES} inputs were longer than 12 tokens and were '
+    f'trimmed by {sum(cuts)} tokens together'
+  ) in once[1].err
+
+
+def test_a_finished_run_is_not_repeated(once, run, t5, task):
+  before = result(once[0]).stat().st_mtime_ns
+  again = run(*argv(t5, task, once[0]))
+  assert again.status == 0
+  assert 'is complete already' in again.err
+  assert result(once[0]).stat().st_mtime_ns == before
+
+
+def test_an_interrupted_run_goes_on_where_it_was(
+  once, run, t5, task, tmp_path, monkeypatch
+):
+  written = []
+  write_chunk = infer_output.write_chunk
+
+  def write(shard, index, *rest):
+    if len(written) == 2:
+      written.clear()
+      raise KeyboardInterrupt
+    written.append(index)
+    write_chunk(shard, index, *rest)
+
+  monkeypatch.setattr(infer_output, 'write_chunk', write)
+  assert run(*argv(t5, task, tmp_path)).status == 130
+  assert not result(tmp_path).exists()
+  refused = run(*argv(t5, task, tmp_path, Decoding__seed=3))
+  assert_refused(refused, 'Decoding.seed was 0, now 3')
+
+  lines = task.read_text().splitlines(keepends=True)
+  try:
+    task.write_text(''.join(lines[::-1]))
+    refused = run(*argv(t5, task, tmp_path))
+    assert_refused(refused, 'chunk00000', 'other examples')
+  finally:
+    task.write_text(''.join(lines))
+
+  # The folder may be another one by now.
+  moved = tmp_path.rename(tmp_path.with_name('moved'))
+  monkeypatch.setattr(
+    infer_output,
+    'write_chunk',
+    lambda shard, index, *rest: (
+      written.append(index) or write_chunk(shard, index, *rest)
+    ),
+  )
+  assert run(*argv(t5, task, moved)).status == 0
+  assert written == [2, 3, 4, 5]
+  assert result(moved).read_bytes() == result(once[0]).read_bytes()
+
+
+def test_results_without_settings_are_left_alone(run, t5, task, tmp_path):
+  folder = tmp_path / 'tmp-task-predict-00000-of-00001'
+  folder.mkdir()
+  chunk = folder / 'task-predict.jsonl-00000-of-00001-chunk00000'
+  chunk.write_text('{}\n')
+  assert_refused(run(*argv(t5, task, tmp_path)), 'settings.json')
+  assert chunk.read_text() == '{}\n'
+
+
+def test_two_shards_merged_are_one_run(once, run, t5, task, tmp_path):
+  for shard_id in (1, 0):
+    done = run(
+      *argv(t5, task, tmp_path, f'--shard_id={shard_id}', infer__num_shards=2)
+    )
+    assert done.status == 0, done
+    if shard_id:
+      assert_refused(run('merge', tmp_path), '1 are not complete: 0')
+  merged = run('merge', tmp_path)
+  assert merged.status == 0, merged
+  assert result(tmp_path).read_bytes() == result(once[0]).read_bytes()
+  mark = json.loads((tmp_path / f'{result("").name}.COMPLETED').read_text())
+  assert mark['examples'] == NUM_EXAMPLES
+  assert_refused(run('merge', tmp_path), 'already exists')
+
+
+def test_refilled_rows_decode_what_fixed_batches_do(
+  once, run, t5, task, tmp_path
+):
+  fixed = run(
+    *argv(
+      t5,
+      task,
+      tmp_path,
+      Decoding__refill_size=8,
+      infer__checkpoint_period=100,
+    )
+  )
+  refilled = run(
+    *argv(t5, task, tmp_path / 'refilled', infer__checkpoint_period=100)
+  )
+  assert predictions(result(tmp_path)) == predictions(result(once[0]))
+  assert predictions(result(tmp_path / 'refilled')) == predictions(
+    result(once[0])
+  )
+  share = lambda done: int(done.err.split('rows used ')[1].split('%')[0])
+  assert share(refilled) > 1.3 * share(fixed)
+
+
+def test_a_drafter_changes_the_target_runs_alone(once, run, t5, task, tmp_path):
+  done = run(
+    *argv(
+      t5,
+      task,
+      tmp_path,
+      gin_file('drafters/model.gin'),
+      gin_file('verification/greedy.gin'),
+      DRAFTER_CHECKPOINT_PATH=repr(str(t5)),
+      infer__checkpoint_period=100,
+    )
+  )
+  assert done.status == 0, done
+  assert predictions(result(tmp_path)) == predictions(result(once[0]))
+  aux = [line['aux'] for line in records(result(tmp_path))]
+  assert {each['alpha'] for each in aux if each['tested']} == {1.0}
+  assert all(each['target_runs'] == -(-each['tokens'] // 5) for each in aux)
+
+
+def test_samples_do_not_depend_on_the_batch(run, t5, task, tmp_path):
+  sampled = {
+    'Decoding__temperature': 1.0,
+    'infer__checkpoint_period': 100,
+  }
+  runs = {
+    'wide': {},
+    'narrow': {'Decoding__batch_size': 3, 'Decoding__refill_size': 1},
+    'other_seed': {'Decoding__seed': 1},
+  }
+  found = {}
+  for name, more in runs.items():
+    out = tmp_path / name
+    assert run(*argv(t5, task, out, **sampled, **more)).status == 0
+    found[name] = predictions(result(out))
+  assert found['wide'] == found['narrow']
+  assert found['wide'] != found['other_seed']
+
+
+def test_dry_run_needs_no_checkpoint(run, tmp_path, monkeypatch):
+  monkeypatch.setenv('COLUMNS', '200')
+  done = run(
+    'infer',
+    gin_file('models/t5_1_1_xxl.gin'),
+    gin_file('runs/infer.gin'),
+    gin_file('tasks/wmt_t2t_ende.gin'),
+    gin_file('drafters/model.gin'),
+    '--gin.CHECKPOINT_PATH="nowhere"',
+    '--gin.DRAFTER_CHECKPOINT_PATH="nowhere"',
+    '--gin.DRAFTER_MODEL="t5_1_1_large"',
+    f'--gin.INFER_OUTPUT_DIR="{tmp_path}"',
+    '--gin.device_mesh.num_partitions=4',
+    '--dry_run',
+  )
+  assert done.status == 0, done
+  assert 'data 2 x model 4, batch 32' in done.out
+  rows = {
+    line.split('│')[1].strip(): [
+      int(cell.replace(',', '')) for cell in line.split('│')[2:5]
+    ]
+    for line in done.out.splitlines()
+    if line.startswith('│')
+  }
+  values, size, per_chip = rows['target parameters']
+  # T5 1.1 XXL has 11,135,332,352 parameters; norms are on every chip.
+  assert (values, size) == (11_135_332_352, 2 * 11_135_332_352)
+  num_norms = 4096 * (2 * 24 + 3 * 24 + 2)
+  assert per_chip == 2 * ((values - num_norms) // 4 + num_norms)
+  assert rows['drafter parameters'][0] == 783_150_080
+  # Keys and values of 24 layers: 257 + 4 + 1 + 1 of the decoder itself, at most
+  # a few more, and 256 of the encoder; of XXL and of Large.
+  position = 2 * 24 * 64 * 2 * (64 + 16)
+  caches = position * (256 + 257 + 4 + 1) * 32
+  assert caches < rows['caches and state'][1] < 1.01 * caches
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  ('more', 'bindings', 'parts'),
+  [
+    ((), {'MIXTURE_OR_TASK_NAME': '%gin.REQUIRED'}, ['MIXTURE_OR_TASK_NAME']),
+    ((), {'MIXTURE_OR_TASK_NAME': "'no.jsonl'"}, ['there is no file no.jsonl']),
+    ((), {'MIXTURE_OR_TASK_NAME': "'wmt_ende'"}, ['wmt_t2t_ende_v003']),
+    ((), {'TASK_FEATURE_LENGTHS': "{'inputs': 4}"}, ["'targets': M"]),
+    ((), {'TASK_FEATURE_LENGTHS': "{'inputs': 4, 'targets': 0}"}, ['is 0']),
+    ((), {'Decoding.batch_sise': 4}, ['batch_sise']),
+    ((), {'Decoding.batch_size': 0}, ['batch_size', '0']),
+    ((), {'Decoding.refill_size': 9}, ['9 rows', 'batch of 8']),
+    ((), {'infer.mode': "'score'"}, ["'score'"]),
+    (['--shard_id=2'], {'infer.num_shards': 2}, ['shard_id 2', '2 shards']),
+    ((), {'CHECKPOINT_PATH': "'nowhere'"}, ["'nowhere'"]),
+    ((), {'MODEL': "'t5_1_1_small'"}, ['85', '32128']),
+    ((), {'device_mesh.num_devices': 9}, ['9', 'there are 8']),
+    (
+      (),
+      {'device_mesh.num_devices': 8, 'device_mesh.num_partitions': 8},
+      ['8 devices', 'heads of 4'],
+    ),
+    (
+      (),
+      {'device_mesh.num_devices': 8, 'Decoding.batch_size': 9},
+      ['batch of 9', '8'],
+    ),
+    (
+      [gin_file('verification/greedy.gin')],
+      {'Decoding.temperature': 0.5},
+      ['temperature 0', '0.5'],
+    ),
+    (['--gin_file=nowhere.gin'], {}, ['nowhere.gin']),
+    (['--gin.DTYPE'], {}, ['--gin.DTYPE=VALUE']),
+    (['--process_count=2'], {}, ['--process_index']),
+  ],
+)
+def test_bad_input_is_one_sentence(
+  run, t5, task, tmp_path, more, bindings, parts
+):
+  command = argv(t5, task, tmp_path / 'out', *more)
+  command += [f'--gin.{name}={value}' for name, value in bindings.items()]
+  assert_refused(run(*command), *parts)
+  assert not list((tmp_path / 'out').glob('*.jsonl*'))
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    str(path.relative_to(infer_runs.ROOT / 'gin_configs'))
+    for folder in ('drafters', 'models', 'tasks', 'verification')
+    for path in sorted((infer_runs.ROOT / 'gin_configs' / folder).glob('*.gin'))
+  ],
+)
+def test_every_gin_file_can_be_read(name):
+  flags = argparse.Namespace(
+    gin_file=[
+      str(infer_runs.ROOT / 'gin_configs' / each)
+      for each in ('models/as_stored.gin', 'runs/infer.gin', name)
+    ],
+    gin_bindings=[
+      "MIXTURE_OR_TASK_NAME = 'task.jsonl'",
+      "TASK_FEATURE_LENGTHS = {'inputs': 4, 'targets': 4}",
+      "CHECKPOINT_PATH = 'a'",
+      "DRAFTER_CHECKPOINT_PATH = 'b'",
+      "DRAFTER_TEXT = 'c'",
+      "INFER_OUTPUT_DIR = 'd'",
+    ],
+    gin_search_paths='.',
+  )
+  gin_launch.parse(flags)
+  assert 'infer.infer.output_dir' in gin_launch.bindings()
+  text = (infer_runs.ROOT / 'gin_configs' / name).read_text()
+  assert '# Device: ' in text
+  assert name in text or 'as_stored' in name
