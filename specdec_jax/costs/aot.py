@@ -12,7 +12,8 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -128,48 +129,83 @@ def find_slice(name: str) -> Slice:
   return Slice(name=name, chip=chip, devices=tuple(topology.devices))
 
 
-def compile_for(
-  function: Callable, args: tuple[Any, ...], mesh: Mesh | None, **options: Any
-) -> tuple[Any, float]:
-  """Compiles for the devices that the shardings of `args` name.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+  """A function to compile, `mesh` being set while it is traced.
+
+  Attributes:
+    name: for progress.
+    function: to be jitted.
+    args: trees of `jax.ShapeDtypeStruct`s whose shardings name the devices.
+    mesh: or None.
+    donated: the numbers of arguments that it may overwrite.
+  """
+
+  name: str
+  function: Callable
+  args: tuple[Any, ...]
+  mesh: Mesh | None
+  donated: tuple[int, ...] = ()
+
+
+def compile_all(
+  jobs: Sequence[Job], advance: Callable[[int], None] = lambda num_done: None
+) -> list[tuple[Any, float]]:
+  """Compiles for the devices that the jobs' shardings name, two at a time.
 
   Args:
-    function: to be jitted.
-    args: trees of `jax.ShapeDtypeStruct`s with shardings.
-    mesh: set while the function is traced, if not None.
-    **options: of `jax.jit`.
+    jobs: what to compile.
+    advance: called with 1 after every job.
 
   Returns:
-    The compiled program and the seconds that it took.
+    The compiled programs, each with the seconds that its compilation took.
 
   Raises:
-    ValueError: if it does not fit in the memory of the devices.
+    ValueError: if one does not fit in the memory of its devices.
   """
-  context = contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
-  started = time.perf_counter()
-  try:
-    with context, _as_if_on_tpu():
-      compiled = jax.jit(function, **options).lower(*args).compile()
-  except jax.errors.JaxRuntimeError as error:
-    if 'RESOURCE_EXHAUSTED' not in str(error):
-      raise
-    found = re.search(r'Used ([\d.]+\w) of ([\d.]+\w) hbm', str(error))
-    used = f': {found[1]} of {found[2]}' if found else ''
-    raise ValueError(
-      f'the program does not fit in the memory of a chip{used}'
-    ) from error
-  return compiled, time.perf_counter() - started
+
+  def finish(lowered: Any) -> tuple[Any, float]:
+    started = time.perf_counter()
+    compiled = lowered.compile()
+    return compiled, time.perf_counter() - started
+
+  with _without_cache(), futures.ThreadPoolExecutor(2) as pool:
+    pending = []
+    for job in jobs:
+      context = (
+        contextlib.nullcontext() if job.mesh is None else jax.set_mesh(job.mesh)
+      )
+      with context:
+        jitted = jax.jit(job.function, donate_argnums=job.donated)
+        pending.append(pool.submit(finish, jitted.lower(*job.args)))
+    results = []
+    try:
+      for each in pending:
+        results.append(each.result())
+        advance(1)
+    except jax.errors.JaxRuntimeError as error:
+      for each in pending:
+        each.cancel()
+      if 'RESOURCE_EXHAUSTED' not in str(error):
+        raise
+      found = re.search(r'Used ([\d.]+\w) of ([\d.]+\w) hbm', str(error))
+      used = f': {found[1]} of {found[2]}' if found else ''
+      raise ValueError(
+        f'the program does not fit in the memory of a chip{used}'
+      ) from error
+  return results
 
 
 @contextlib.contextmanager
-def _as_if_on_tpu() -> Iterator[None]:
-  """A program for a TPU must not come out of a cache of programs for here."""
-  before = jax.config.jax_enable_compilation_cache
-  jax.config.update('jax_enable_compilation_cache', False)
+def _without_cache() -> Iterator[None]:
+  """Programs for another machine stay out of this one's persistent cache."""
+  name = 'jax_enable_compilation_cache'
+  before = getattr(jax.config, name)
+  jax.config.update(name, False)
   try:
     yield
   finally:
-    jax.config.update('jax_enable_compilation_cache', before)
+    jax.config.update(name, before)
 
 
 def price(
@@ -178,7 +214,7 @@ def price(
   """The cost of a program that the TPU compiler made.
 
   Args:
-    compiled: of `compile_for`.
+    compiled: of `compile_all`.
     chip: that it was compiled for.
     num_partitions: chips that take part in a collective.
     compile_seconds: to be passed on.

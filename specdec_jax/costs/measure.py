@@ -17,7 +17,6 @@ import numpy as np
 from specdec_jax.base import Context, Draft, Drafter, Params
 from specdec_jax.decoding import keys
 from specdec_jax.decoding.state import DecodeState
-from specdec_jax.drafters.stateless import stateless
 
 
 def compile_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
@@ -68,20 +67,22 @@ def alternate(
 
 def always_full(gamma: int) -> Drafter:
   """Proposes gamma copies of the last token, at no cost: with it an iteration
-  of the loop costs one target call over gamma + 1 positions."""
+  of the loop costs one target call over gamma + 1 positions. With gamma 0 it is
+  a plain step."""
 
-  def propose(row_keys: jax.Array, context: Context) -> Draft:
-    del row_keys
+  def propose(params: Any, row_keys: jax.Array, context: Context, state: Any):
+    del params, row_keys
     last = jnp.take_along_axis(
       context.tokens, context.lengths[:, None] - 1, axis=1
     )
-    return Draft(
+    draft = Draft(
       tokens=jnp.repeat(last, gamma, axis=1),
       probs=None,
       lengths=jnp.full_like(context.lengths, gamma),
     )
+    return draft, state
 
-  return stateless(gamma, propose)
+  return Drafter(gamma, lambda params, prompt, max_len: (), propose)
 
 
 def repeat_propose(

@@ -1,0 +1,408 @@
+"""What a target and a drafter cost on a TPU slice that need not be there.
+
+The parts of an iteration are lowered with the project's own sharding rules and
+compiled apart: a plain step, the loop's step for some widths with the drafting
+left out, and the drafter's steps. Their memory is held against the chip's
+before and after.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from specdec_jax import distributions, drafters, logits, verification
+from specdec_jax.base import LanguageModel, Params, Prompt
+from specdec_jax.costs import aot, measure
+from specdec_jax.costs.aot import Job, ProgramCost, Slice
+from specdec_jax.decoding import speculative
+from specdec_jax.models import adapters, t5
+from specdec_jax.models.t5 import T5Config
+from specdec_jax.sharding import mesh as mesh_lib
+from specdec_jax.sharding import rules
+from specdec_jax.theory.planner import Costs
+
+_TO_PROBS = logits.standardize(temperature=1.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workload:
+  """What is to be decoded, and on what.
+
+  Attributes:
+    slice: the TPUs.
+    target: sizes of the target; its dtype is that of weights and caches.
+    draft: sizes of the draft model.
+    batch_size: rows decoded together.
+    input_length: tokens of the encoder, or of a decoder-only model's prompt.
+    output_length: new tokens a row.
+    num_partitions: chips that share a copy of the target.
+  """
+
+  slice: Slice
+  target: T5Config
+  draft: T5Config
+  batch_size: int
+  input_length: int
+  output_length: int
+  num_partitions: int
+
+  @property
+  def mesh(self) -> Mesh:
+    return mesh_lib.make(
+      num_partitions=self.num_partitions, devices=self.slice.devices
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairCosts:
+  """The parts of an iteration on each chip.
+
+  Attributes:
+    widths: positions of the target calls that were compiled, 1 first.
+    target: cost of each.
+    first_draft: of an iteration's first drafted token.
+    further_draft: of each other one.
+    memory: bytes on each chip: `target_params`, `draft_params`, `caches`,
+      `temporaries` (of the part that needs most), `total` and `available`.
+    notes: what was decided on the way, in sentences.
+  """
+
+  widths: tuple[int, ...]
+  target: tuple[ProgramCost, ...]
+  first_draft: ProgramCost
+  further_draft: ProgramCost
+  memory: dict[str, int]
+  notes: tuple[str, ...]
+
+  def costs(self) -> Costs:
+    """As the planner takes them; the loop's own cost is in the target's."""
+    return Costs(
+      widths=self.widths,
+      target_seconds=[cost.seconds for cost in self.target],
+      first_draft_seconds=self.first_draft.seconds,
+      draft_seconds=self.further_draft.seconds,
+      c_hat=self.further_draft.flops / self.target[0].flops,
+    )
+
+
+def default_num_partitions(slice_: Slice, batch_size: int) -> int:
+  """The mesh's default, or more chips a copy where the batch has too few rows
+  to go round."""
+  size = len(slice_.devices)
+  partitions = mesh_lib.make(devices=slice_.devices).shape[rules.MODEL]
+  while batch_size % (size // partitions) and partitions < size:
+    partitions *= 2
+  return partitions
+
+
+def pair_costs(
+  workload: Workload,
+  *,
+  max_gamma: int,
+  advance: Callable[[int], None] = lambda num_done: None,
+) -> PairCosts:
+  """Compiles the parts of an iteration and prices them.
+
+  Args:
+    workload: what is to be decoded.
+    max_gamma: the widest target call has one position more; a middle one is
+      compiled too.
+    advance: called with 1 after each of the `num_parts(max_gamma)` programs.
+
+  Raises:
+    ValueError: if the workload does not fit on the chips, in bytes, or cannot
+      be split over them.
+  """
+  notes: list[str] = []
+  target = _shapes(workload, workload.target, max_gamma)
+  draft = _shapes(workload, workload.draft, max_gamma, notes)
+  memory = _resident(workload, target, draft)
+  widths = _widths(max_gamma)
+  jobs = [_target_step(workload, target, width) for width in widths]
+  jobs += [_first_draft(workload, draft), _further_draft(workload, draft)]
+  *on_target, first, further = (
+    aot.price(
+      program,
+      workload.slice.chip,
+      num_partitions=1 if job.mesh is None else workload.num_partitions,
+      compile_seconds=seconds,
+    )
+    for job, (program, seconds) in zip(
+      jobs, aot.compile_all(jobs, advance), strict=True
+    )
+  )
+  temporaries = [cost.temporary_bytes for cost in (*on_target, first, further)]
+  memory['temporaries'] = max(temporaries)
+  memory['total'] += memory['temporaries']
+  _check_fits(workload, memory)
+  return PairCosts(
+    widths=widths,
+    target=tuple(on_target),
+    first_draft=first,
+    further_draft=further,
+    memory=memory,
+    notes=tuple(notes),
+  )
+
+
+def _widths(max_gamma: int) -> tuple[int, ...]:
+  """The target calls that are compiled; costs between them are interpolated."""
+  return tuple(sorted({1, 1 + -(-max_gamma // 2), max_gamma + 1}))
+
+
+def num_parts(max_gamma: int) -> int:
+  """How many programs `pair_costs` compiles."""
+  return len(_widths(max_gamma)) + 2
+
+
+def compile_generate(workload: Workload, *, gamma: int) -> Any:
+  """The whole of `speculative.generate` as one program for the slice.
+
+  Args:
+    workload: what is to be decoded.
+    gamma: drafted tokens an iteration.
+
+  Raises:
+    ValueError: as `pair_costs`.
+  """
+  target = _shapes(workload, workload.target, gamma)
+  draft = _shapes(workload, workload.draft, gamma)
+  _resident(workload, target, draft)
+  generate = functools.partial(
+    speculative.generate,
+    target=target.model,
+    drafter=drafters.autoregressive(
+      draft.model, gamma=gamma, logits_to_probs=_TO_PROBS
+    ),
+    verify_fn=verification.speculative_sampling,
+    logits_to_probs=_TO_PROBS,
+    max_len=_max_len(workload),
+    eos_id=1,
+  )
+  params = Params(target.params, draft.params)
+  job = Job(
+    name='generate',
+    function=generate,
+    args=(params, _on_mesh(workload, _key()), target.prompt),
+    mesh=workload.mesh,
+  )
+  [(compiled, _)] = aot.compile_all([job])
+  return compiled
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Shapes:
+  """A model's arguments as shapes with shardings; `mesh` is None for a model
+  that every chip has a whole copy of."""
+
+  model: LanguageModel
+  params: Any
+  prompt: Prompt
+  cache: Any
+  mesh: Mesh | None
+
+
+def _shapes(
+  workload: Workload,
+  config: T5Config,
+  max_gamma: int,
+  notes: list[str] | None = None,
+) -> _Shapes:
+  """A model on the mesh; a draft model that does not divide is replicated."""
+  mesh: Mesh | None = workload.mesh
+  params = t5.param_shapes(config)
+  try:
+    mesh_lib.check_divides(
+      workload.mesh, params, batch_size=workload.batch_size
+    )
+    shardings = mesh_lib.parameter_shardings(workload.mesh, params)
+  except ValueError as error:
+    if config is not workload.draft:
+      raise
+    mesh = None
+    if notes is not None:
+      notes.append(f'Every chip has the whole draft model, since {error}.')
+    whole = NamedSharding(workload.mesh, PartitionSpec())
+    shardings = jax.tree.map(lambda leaf: whole, params)
+  params = jax.tree.map(_with_sharding, params, shardings)
+  model = adapters.t5(config)
+  prompt = _prompt(workload, config)
+  cache = jax.eval_shape(
+    lambda params, prompt: model.init(
+      params, prompt, _max_len(workload) + max_gamma + 1
+    ),
+    params,
+    prompt,
+  )
+  is_split = mesh is not None
+  cache = _on_mesh(workload, cache, is_split=is_split)
+  return _Shapes(
+    model=model, params=params, prompt=prompt, cache=cache, mesh=mesh
+  )
+
+
+def _prompt(workload: Workload, config: T5Config) -> Prompt:
+  """A prompt's shapes; every row has its input length."""
+  # A shape stands for an array wherever one is traced.
+  array: Any = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+  batch_size, length = workload.batch_size, workload.input_length
+  is_encoder = bool(config.num_encoder_layers)
+  prompt = Prompt(
+    encoder_tokens=array(batch_size, length) if is_encoder else None,
+    decoder_tokens=array(batch_size, 1 if is_encoder else length),
+    decoder_lengths=array(batch_size),
+    row_ids=array(batch_size),
+  )
+  return _on_mesh(workload, prompt)
+
+
+def _max_len(workload: Workload) -> int:
+  """The longest a row can be."""
+  is_encoder = bool(workload.target.num_encoder_layers)
+  return (1 if is_encoder else workload.input_length) + workload.output_length
+
+
+def _with_sharding(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _on_mesh(workload: Workload, tree: Any, *, is_split: bool = True) -> Any:
+  """Rows over `data`, the heads of caches over `model`."""
+  mesh = workload.mesh
+  sizes = dict(mesh.shape)
+
+  def place(leaf: Any) -> jax.ShapeDtypeStruct:
+    names = ('batch', 'heads', None, None)[: len(leaf.shape)]
+    is_cache = len(leaf.shape) == 4 and is_split
+    axes = [
+      axis
+      if axis and size % sizes[axis] == 0 and (i == 0 or is_cache)
+      else None
+      for i, (axis, size) in enumerate(
+        zip(rules.partition_spec(names), leaf.shape, strict=False)
+      )
+    ]
+    return _with_sharding(leaf, NamedSharding(mesh, PartitionSpec(*axes)))
+
+  return jax.tree.map(place, tree)
+
+
+def _key() -> jax.ShapeDtypeStruct:
+  return jax.eval_shape(lambda: jax.random.key(0))
+
+
+def _target_step(workload: Workload, target: _Shapes, width: int) -> Job:
+  """A step of the loop on drafts that cost nothing; at width 1 a plain one."""
+  models: dict[str, Any] = {
+    'target': target.model,
+    'drafter': measure.always_full(width - 1),
+  }
+  params = Params(target.params)
+  state = jax.eval_shape(
+    lambda *args: speculative.init(*args, **models, max_len=_max_len(workload)),
+    params,
+    _on_mesh(workload, _key()),
+    target.prompt,
+  )
+
+  def step(params, state):
+    return speculative.step(
+      params,
+      state,
+      **models,
+      verify_fn=verification.speculative_sampling,
+      logits_to_probs=_TO_PROBS,
+      eos_id=1,
+    )[0]
+
+  return Job(
+    name=f'target, {width} positions',
+    function=step,
+    args=(params, _on_mesh(workload, state)),
+    mesh=target.mesh,
+    donated=(1,),
+  )
+
+
+def _first_draft(workload: Workload, draft: _Shapes) -> Job:
+  """The drafter's catch-up call and the token drawn after it."""
+  drafter = drafters.autoregressive(
+    draft.model, gamma=1, logits_to_probs=_TO_PROBS
+  )
+  max_len, key = _max_len(workload), _on_mesh(workload, _key())
+  state = jax.eval_shape(
+    lambda *args: speculative.init(
+      *args, target=draft.model, drafter=drafter, max_len=max_len
+    ),
+    Params(draft.params, draft.params),
+    key,
+    draft.prompt,
+  )
+  context, keys = _on_mesh(workload, (state.context, state.row_keys))
+
+  def step(params, cache, keys, context):
+    return drafter.propose(params, keys, context, cache)
+
+  return Job(
+    name='drafter, first token',
+    function=step,
+    args=(draft.params, draft.cache, keys, context),
+    mesh=draft.mesh,
+    donated=(1,),
+  )
+
+
+def _further_draft(workload: Workload, draft: _Shapes) -> Job:
+  """One call for one position, and a token drawn after it."""
+  array = jax.ShapeDtypeStruct((workload.batch_size,), jnp.int32)
+  keys = jax.eval_shape(
+    lambda: jax.random.split(jax.random.key(0), workload.batch_size)
+  )
+
+  def step(params, cache, keys, tokens):
+    raw, cache = draft.model.extend(params, tokens[:, None], cache)
+    probs = _TO_PROBS(raw[:, 0])
+    return (distributions.sample(keys, probs), probs), cache
+
+  keys, tokens = _on_mesh(workload, (keys, array))
+  return Job(
+    name='drafter, further token',
+    function=step,
+    args=(draft.params, draft.cache, keys, tokens),
+    mesh=draft.mesh,
+    donated=(1,),
+  )
+
+
+def _resident(
+  workload: Workload, target: _Shapes, draft: _Shapes
+) -> dict[str, int]:
+  """Bytes on each chip before any program runs."""
+  memory = {
+    'target_params': aot.tree_bytes(target.params),
+    'draft_params': aot.tree_bytes(draft.params),
+    'caches': aot.tree_bytes((target.cache, draft.cache)),
+  }
+  memory['total'] = sum(memory.values())
+  memory['available'] = int(workload.slice.chip.memory_bytes)
+  _check_fits(workload, memory)
+  return memory
+
+
+def _check_fits(workload: Workload, memory: dict[str, int]) -> None:
+  if memory['total'] <= memory['available']:
+    return
+  parts = ', '.join(
+    f'{size / 2**30:.2f} GiB of {name.replace("_", " ")}'
+    for name, size in memory.items()
+    if name not in ('total', 'available')
+  )
+  raise ValueError(
+    f'{memory["total"]} bytes do not fit on a chip of '
+    f'{workload.slice.name}, which has {memory["available"]}: {parts}'
+  )
