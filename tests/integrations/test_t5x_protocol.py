@@ -1,0 +1,346 @@
+"""What the T5X plug-in does with T5X's objects, on stand-ins for them.
+
+The comparison with T5X itself is in `test_t5x`.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.base import Params
+from specdec_jax.integrations import t5x, t5x_decoding, t5x_networks
+from specdec_jax.models import adapters
+from specdec_jax.models import t5 as t5_models
+from tests import decoders, toy, toy_t5
+
+GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 't5x'
+EOS = 1
+LENGTH = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """The fields of `t5x.examples.t5.network.T5Config`."""
+
+  vocab_size: int = 7
+  dtype: object = 'float32'
+  emb_dim: int = 8
+  num_heads: int = 2
+  num_encoder_layers: int = 1
+  num_decoder_layers: int = 1
+  head_dim: int = 4
+  mlp_dim: int = 12
+  mlp_activations: tuple = ('gelu', 'linear')
+  dropout_rate: float = 0.0
+  logits_via_embedding: bool = False
+  float32_attention_logits: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderOnlySizes:
+  """The fields of `t5x.examples.decoder_only.network.TransformerConfig`."""
+
+  vocab_size: int = 7
+  dtype: object = 'float32'
+  emb_dim: int = 8
+  num_heads: int = 2
+  num_layers: int = 1
+  head_dim: int = 4
+  mlp_dim: int = 12
+  mlp_activations: tuple = ('gelu', 'linear')
+  dropout_rate: float = 0.0
+  logits_via_embedding: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+  config: object
+  scan_layers: bool = False
+
+
+class Vocabulary:
+  eos_id = EOS
+
+  def encode(self, text):
+    return [int(word) for word in text.split()]
+
+
+class Model:
+  """A T5X model, as far as a decode_fn sees it."""
+
+  def __init__(self, sizes=None, **network):
+    self.module = Network(sizes or Sizes(), **network)
+    self.output_vocabulary = Vocabulary()
+
+  def _compute_logits_from_slice(
+    self, state, params, encoded_inputs, raw_inputs, max_decode_length
+  ):
+    raise AssertionError('a step by one token is never taken')
+
+  def step(self, params, encoder_tokens):
+    """`tokens_to_logits` as T5X's encoder-decoder makes it."""
+    return functools.partial(
+      self._compute_logits_from_slice,
+      params=params,
+      encoded_inputs=None,
+      raw_inputs=encoder_tokens,
+      max_decode_length=LENGTH,
+    )
+
+
+def step_of(**keywords):
+  return functools.partial(Model()._compute_logits_from_slice, **keywords)
+
+
+@pytest.fixture(scope='module')
+def target():
+  config = t5x_networks.config_of(Network(Sizes()))
+  prompt = toy.prompt(
+    [[0], [0], [0]],
+    encoder_rows=[[3, 4, 3, 4, 1], [5, 1], [6, 6, 2, 1]],
+  )
+  return toy_t5.params(config, seed=8), config, prompt
+
+
+def test_decode_fn_gives_the_greedy_tokens(target):
+  params, config, prompt = target
+  forced = jnp.zeros((3, LENGTH), jnp.int32).at[1, 1:3].set(4)
+
+  @jax.jit
+  def decode(params, encoder_tokens):
+    return t5x.speculative_decode(
+      inputs=forced,
+      cache={},
+      tokens_to_logits=Model().step(params, encoder_tokens),
+      eos_id=EOS,
+      num_decodes=1,
+      decode_rng=jax.random.PRNGKey(0),
+      cache_offset=0,
+      gamma=2,
+    )
+
+  decodes, scores = decode(params, prompt.encoder_tokens)
+  plain = decoders.plain(
+    adapters.t5(config),
+    Params(params),
+    toy.prompt(
+      [[0], [0, 4, 4], [0]],
+      encoder_rows=[[3, 4, 3, 4, 1], [5, 1], [6, 6, 2, 1]],
+    ),
+    to_probs=decoders.GREEDY,
+    max_len=LENGTH + 1,
+    eos_id=EOS,
+  )
+  assert decodes.shape == (3, 1, LENGTH)
+  np.testing.assert_array_equal(decodes[:, 0], plain.tokens[:, 1:])
+  assert decodes[1, 0, :2].tolist() == [4, 4]
+  np.testing.assert_allclose(scores[:, 0], plain.log_probs.sum(1), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  ('step', 'message'),
+  [
+    (lambda state: state, 'not a functools.partial .* no module'),
+    (step_of(max_decode_length=3), r"arguments \['max_decode_length'\]"),
+    (
+      step_of(params={}, max_decode_length=3, soft_prompt=0),
+      "'soft_prompt'.* This T5X is not",
+    ),
+  ],
+)
+def test_another_contract_is_refused(step, message):
+  with pytest.raises(ValueError, match=message):
+    t5x.speculative_decode(jnp.zeros((1, 4), jnp.int32), {}, step, EOS)
+
+
+@pytest.mark.parametrize(
+  ('kwargs', 'message'),
+  [
+    ({'num_decodes': 4}, 'num_decodes is 4'),
+    ({'cache_offset': 1}, 'scans its layers'),
+    ({'drafter': 'model'}, 'a decode_fn has no draft model'),
+    ({'drafter': 'oracle'}, "'oracle' is none of prompt_lookup"),
+    ({'verification': 'best'}, "'best' is none of speculative_sampling"),
+    (
+      {'verification': 'greedy', 'temperature': 0.5},
+      'needs temperature 0, got 0.5',
+    ),
+    ({'drafter': 'ngram'}, 'ngram_text goes with'),
+    ({'gamma': 0}, 'gamma must be an integer of at least 1, got 0'),
+    ({'top_k': 0}, 'top_k must be at least 1'),
+  ],
+)
+def test_bad_settings_are_one_sentence(target, kwargs, message):
+  params, _, prompt = target
+  with pytest.raises(ValueError, match=message):
+    t5x.speculative_decode(
+      jnp.zeros((3, LENGTH), jnp.int32),
+      {},
+      Model().step(params, prompt.encoder_tokens),
+      EOS,
+      **kwargs,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class SizesOfTomorrow(Sizes):
+  num_experts: int = 8
+
+
+@pytest.mark.parametrize(
+  ('network', 'message'),
+  [
+    (Network(Sizes(), scan_layers=True), 'scans its layers'),
+    (Network(SizesOfTomorrow()), r"has \['num_experts'\] besides"),
+    (Network(None), 'is not a network that speculation knows'),
+    (
+      Network(Sizes(mlp_activations=('swish', 'linear'))),
+      r"\['swish'\] are none of gelu",
+    ),
+  ],
+)
+def test_other_networks_are_refused(network, message):
+  with pytest.raises(ValueError, match=message):
+    t5x_networks.config_of(network)
+
+
+def test_sizes_are_read():
+  config = t5x_networks.config_of(Network(Sizes(dtype=jnp.bfloat16)))
+  assert (config.num_encoder_layers, config.dtype) == (1, jnp.bfloat16)
+  config = t5x_networks.config_of(Network(DecoderOnlySizes()))
+  assert (config.num_encoder_layers, config.is_tied) == (0, True)
+
+
+@pytest.mark.parametrize('is_tied', [False, True])
+def test_parameters_have_the_dtypes_that_t5x_computes_with(is_tied):
+  config = toy_t5.config(7, is_tied=is_tied, dtype=jnp.dtype(jnp.bfloat16))
+  params = toy_t5.params(dataclasses.replace(config, dtype='float32'), seed=0)
+  cast = t5x_networks.params_of(params, config, role='target')
+  in_float32 = [
+    jax.tree_util.keystr(path, simple=True, separator='/')
+    for path, leaf in jax.tree_util.tree_leaves_with_path(cast)
+    if leaf.dtype == jnp.float32
+  ]
+  last = (
+    'token_embedder/embedding' if is_tied else 'decoder/logits_dense/kernel'
+  )
+  assert in_float32 == [last]
+
+
+def test_other_parameters_are_refused(target):
+  params, config, _ = target
+  check = functools.partial(
+    t5x_networks.params_of, config=config, role='target'
+  )
+  wider = dataclasses.replace(config, mlp_dim=13)
+  with pytest.raises(ValueError, match=r'mlp/wi_0/kernel of the target has sh'):
+    t5x_networks.params_of(params, wider, role='target')
+  with pytest.raises(ValueError, match=r'extra .* expects no such parameter'):
+    check(params | {'extra': jnp.zeros(1)})
+  with pytest.raises(ValueError, match='none: it is missing'):
+    check({k: v for k, v in params.items() if k != 'encoder'})
+
+
+def networks(draft, *, module=None, **settings):
+  settings = {'drafter': 'model'} | settings
+  return t5x_decoding.networks(
+    t5x_decoding.Speculation(**settings),
+    module or Network(Sizes()),
+    draft,
+    Vocabulary(),
+  )
+
+
+def test_draft_models_that_do_not_fit_are_refused(target):
+  with pytest.raises(ValueError, match='has 7 token ids, the draft model 9'):
+    networks(Network(Sizes(vocab_size=9)))
+  with pytest.raises(ValueError, match='both have an encoder, or neither'):
+    networks(Network(DecoderOnlySizes()))
+  with pytest.raises(ValueError, match='draft_module goes with'):
+    networks(None)
+  with pytest.raises(ValueError, match='draft_module goes with'):
+    networks(Network(Sizes()), drafter='prompt_lookup')
+  params, _, prompt = target
+  with pytest.raises(ValueError, match=r'no parameters of the draft model'):
+    t5x_decoding.decode(
+      params,
+      None,
+      prompt,
+      speculation=t5x_decoding.Speculation(drafter='model'),
+      networks=networks(Network(Sizes())),
+      max_len=4,
+      eos_id=EOS,
+    )
+
+
+def test_ngram_text_is_counted(tmp_path):
+  text = tmp_path / 'text'
+  text.write_text('2 3 2 3 2 4')
+  made = networks(None, drafter='ngram', ngram_text=str(text))
+  assert made.table.most_likely[2] == 3
+  with pytest.raises(ValueError, match=r'cannot read ngram_text .*nowhere'):
+    networks(None, drafter='ngram', ngram_text=str(tmp_path / 'nowhere'))
+
+
+def test_continuations_are_moved_to_the_left():
+  inputs = jnp.asarray([[0, 5, 6, 0, 0], [0, 0, 0, 0, 0], [0, 2, 3, 4, 5]])
+  prompt = t5x_decoding.prompt_of(None, inputs)
+  assert prompt.decoder_lengths.tolist() == [3, 1, 5]
+  output = decoders.plain(
+    toy.toy(7),
+    Params(toy.toy_params(7, seed=1)),
+    prompt,
+    to_probs=decoders.GREEDY,
+    max_len=6,
+  )
+  moved = t5x_decoding.continuation(output, prompt)
+  tokens = np.asarray(output.tokens)
+  for row, length in enumerate([3, 1, 5]):
+    new = tokens[row, length:]
+    np.testing.assert_array_equal(moved[row, : len(new)], new)
+    assert not np.asarray(moved)[row, len(new) :].any()
+
+
+@pytest.mark.parametrize('folder', ['t5x_orbax', 't5x_legacy'])
+def test_load_draft_reads_both_formats(folder):
+  sizes = dataclasses.replace(
+    toy_t5.config(128, num_layers=2),
+    embed_dim=64,
+    num_heads=4,
+    head_dim=16,
+    mlp_dim=128,
+    relpos_num_buckets=32,
+    relpos_max_distance=128,
+  )
+  expected = t5_models.param_shapes(sizes)
+  path = str(GOLDEN / folder / 'checkpoint_7')
+  restored = {'target': {'decoder': 'of the target'}, 'state': {'step': 7}}
+  joined = t5x.load_draft(
+    restored, {'target': {'draft': expected}}, path=path, is_resuming=False
+  )
+  assert joined['target']['decoder'] == 'of the target'
+  assert joined['state'] == {'step': 7}
+  assert jax.tree.map(np.shape, joined['target']['draft']) == jax.tree.map(
+    lambda leaf: leaf.shape, expected
+  )
+  assert 'draft' not in restored['target']
+  assert t5x.load_draft(restored, {}, path=path, is_resuming=True) is restored
+  with pytest.raises(ValueError, match='has no draft model to load'):
+    t5x.load_draft(restored, {'target': {}}, path=path)
+
+
+@pytest.mark.skipif(
+  importlib.util.find_spec('t5x') is not None, reason='T5X is here'
+)
+@pytest.mark.parametrize(
+  'make', [t5x.SpeculativeEncoderDecoderModel, t5x.SpeculativeDecoderOnlyModel]
+)
+def test_without_t5x_models_say_what_to_install(make):
+  with pytest.raises(ImportError, match=r'install it from .*docs/t5x.md'):
+    make(None, drafter='prompt_lookup')
