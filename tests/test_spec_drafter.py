@@ -4,11 +4,12 @@ makes of the loop around it."""
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specdec_jax import drafters, logits, verification
-from specdec_jax.base import Params
+from specdec_jax.base import Context, Params
 from specdec_jax.decoding import speculative
 from specdec_jax.models import adapters, block_decoder, presets
 from specdec_jax.models.block_decoder import BlockDecoder
@@ -25,12 +26,25 @@ KNOWN = np.arange(8) < STARTS[:, None]
 
 @functools.cache
 def weights():
-  params = block_decoder.init_params(CONFIG, jax.random.key(0))
-  rng = np.random.default_rng(0)
-  # Norms begin as the identity, which would hide where they stand.
-  return jax.tree.map(
-    lambda x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32), params
+  return toy_block.params(CONFIG, seed=0)
+
+
+@jax.jit
+def filled(params, text, known, starts):
+  return BlockDecoder(CONFIG).apply(
+    {'params': params}, SOURCE, text, known, starts, width=WIDTH
   )
+
+
+@jax.jit
+def encoded(params, source):
+  """One sentence without padding, `[E, embed]`."""
+  x = jnp.take(params['token_embedder']['embedding'], source, axis=0)[None]
+  mask = jnp.ones((1, source.size, source.size), jnp.bool_)
+  encoder = Encoder(block_decoder.encoder_config(CONFIG))
+  return encoder.apply(
+    {'params': params['encoder']}, x, mask, is_training=False
+  )[0]
 
 
 def _softmax(x):
@@ -83,34 +97,22 @@ def _described(params, source, prefix, encoded):
 
 def test_network_is_the_described_one():
   params = weights()
-  made = BlockDecoder(CONFIG).apply(
-    {'params': params}, SOURCE, TEXT, KNOWN, STARTS, width=WIDTH
-  )
+  made = filled(params, TEXT, KNOWN, STARTS)
   host = jax.tree.map(np.asarray, params)
   for row, (source_len, start) in enumerate([(4, 4), (2, 0)]):
     source = SOURCE[row, :source_len]
-    encoded = Encoder(block_decoder.encoder_config(CONFIG)).apply(
-      {'params': params['encoder']},
-      host['token_embedder']['embedding'][source][None],
-      np.ones((1, source_len, source_len), bool),
-      is_training=False,
-    )[0]
-    expected = _described(host, source, TEXT[row, :start], np.asarray(encoded))
+    states = np.asarray(encoded(params, source))
+    expected = _described(host, source, TEXT[row, :start], states)
     np.testing.assert_allclose(made[row], expected, atol=2e-5)
 
 
 def test_a_mask_sees_the_masks_after_it():
   """A revealed token changes what the masks before it say: the decoder looks in
   both directions."""
-  apply = functools.partial(
-    BlockDecoder(CONFIG).apply, {'params': weights()}, SOURCE, width=WIDTH
-  )
-  text = TEXT.copy()
-  text[0, 6] = 9
-  known = KNOWN.copy()
-  known[0, 6] = True
-  before = apply(TEXT, KNOWN, STARTS)
-  after = apply(text, known, STARTS)
+  text, known = TEXT.copy(), KNOWN.copy()
+  text[0, 6], known[0, 6] = 9, True
+  before = filled(weights(), TEXT, KNOWN, STARTS)
+  after = filled(weights(), text, known, STARTS)
   assert np.abs(after[0, 0] - before[0, 0]).max() > 1e-3
   np.testing.assert_allclose(after[1], before[1], atol=1e-6)
 
@@ -120,7 +122,7 @@ def test_too_few_positions_are_an_error(max_positions):
   config = toy_block.config(V, max_positions=max_positions)
   drafter = drafters.spec_drafter(adapters.block_decoder(config), gamma=3)
   with pytest.raises(ValueError, match='positions'):
-    speculate(drafter, block_decoder.init_params(config, jax.random.key(0)))
+    speculate(drafter, toy_block.params(config, seed=0))
 
 
 def speculate(drafter, drafter_params):
@@ -142,21 +144,25 @@ def speculate(drafter, drafter_params):
 
 
 def test_padding_of_the_vocabulary_is_never_drafted():
-  drafter = drafters.spec_drafter(
-    adapters.block_decoder(CONFIG), gamma=3, vocab_size=4
-  )
   prompt = toy.prompt([[0]] * 2, encoder_rows=[[5, 6, 1], [7, 1]])
-  state = drafter.init(weights(), prompt, 12)
-  context = speculative.init(
-    Params(toy_t5.params(toy_t5.config(V), seed=0), weights()),
-    jax.random.key(0),
-    prompt,
-    target=toy_t5.model(V),
-    drafter=drafter,
-    max_len=12,
-  ).context
-  draft, _ = drafter.propose(weights(), None, context, state)
-  assert (draft.tokens < 4).all()
+  context = Context(
+    tokens=jnp.zeros((2, 12), jnp.int32), lengths=jnp.ones(2, jnp.int32)
+  )
+
+  def draft(vocab_size):
+    drafter = drafters.spec_drafter(
+      adapters.block_decoder(CONFIG), gamma=3, vocab_size=vocab_size
+    )
+
+    @jax.jit
+    def propose(params):
+      state = drafter.init(params, prompt, 12)
+      return drafter.propose(params, None, context, state)[0].tokens
+
+    return propose(weights())
+
+  assert (draft(None) >= 4).any()
+  assert (draft(4) < 4).all()
 
 
 def test_named_sizes_fit_their_targets():
@@ -186,7 +192,7 @@ def test_no_cache_is_copied_in_the_loop(batch_size):
   }
   params = Params(
     toy_t5.params(config, seed=0),
-    block_decoder.init_params(block_config, jax.random.key(0)),
+    toy_block.params(block_config, seed=0),
   )
   state = jax.eval_shape(
     lambda params, prompt: speculative.init(

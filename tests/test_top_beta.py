@@ -12,7 +12,7 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Draft, Params
 from specdec_jax.decoding import autoregressive, speculative
-from specdec_jax.models import adapters, block_decoder
+from specdec_jax.models import adapters
 from specdec_jax.models.block_decoder import BlockDecoder
 from specdec_jax.models.t5 import T5
 from tests import decoders, specdec_loop, toy, toy_block, toy_t5
@@ -34,9 +34,7 @@ SETTINGS = [(3, 1.0), (5, 1.0), (5, 3.0)]
 @functools.cache
 def weights() -> Params:
   target = toy_t5.params(CONFIG, seed=1, scale=1.5)
-  return Params(
-    target, block_decoder.init_params(BLOCK_CONFIG, jax.random.key(5))
-  )
+  return Params(target, toy_block.params(BLOCK_CONFIG, seed=5))
 
 
 @functools.cache

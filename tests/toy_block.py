@@ -1,5 +1,10 @@
 """The Spec-Drafter's network in miniature."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.models import block_decoder
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 
 
@@ -17,3 +22,21 @@ def config(vocab_size: int, **sizes) -> BlockDecoderConfig:
     'relpos_max_distance': 8,
   }
   return BlockDecoderConfig(vocab_size=vocab_size, **(defaults | sizes))
+
+
+def params(config: BlockDecoderConfig, *, seed: int):
+  """Random weights; norms that are not the identity, so as not to hide where
+  they stand."""
+  rng = np.random.default_rng(seed)
+
+  def draw(path, leaf):
+    name = jax.tree_util.keystr(path)
+    values = rng.normal(size=leaf.shape)
+    if name.endswith(("['scale']", "['bias']")):
+      values = 0.3 * values + name.endswith("['scale']")
+    elif name.endswith("['kernel']"):
+      values = values / np.sqrt(leaf.shape[0])
+    return jnp.asarray(values, leaf.dtype)
+
+  shapes = block_decoder.param_shapes(config)
+  return jax.tree_util.tree_map_with_path(draw, shapes)

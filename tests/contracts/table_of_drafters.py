@@ -6,14 +6,13 @@ A new drafter adds its row here.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import drafters, logits
 from specdec_jax.base import Drafter
 from specdec_jax.data import ngram_counts
-from specdec_jax.models import adapters, block_decoder
+from specdec_jax.models import adapters
 from tests import toy, toy_block
 
 VOCAB_SIZE = 5
@@ -73,9 +72,7 @@ def _spec_drafter(gamma: int) -> Drafter:
   def init(params, prompt, max_len: int):
     num_rows = prompt.decoder_tokens.shape[0]
     source = jnp.array([[3, 2, 4, 1]] * num_rows, jnp.int32)
-    return drafter.init(
-      params, prompt.replace(encoder_tokens=source), max_len
-    )
+    return drafter.init(params, prompt.replace(encoder_tokens=source), max_len)
 
   return drafter._replace(init=init)
 
@@ -106,7 +103,7 @@ ROWS = {
   ),
   'spec_drafter': Row(
     _spec_drafter,
-    lambda: block_decoder.init_params(BLOCK_CONFIG, jax.random.key(6)),
+    lambda: toy_block.params(BLOCK_CONFIG, seed=6),
     is_one_hot=True,
   ),
   'autoregressive': Row(_autoregressive(MODEL), _toy_params),
