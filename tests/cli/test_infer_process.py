@@ -1,0 +1,139 @@
+"""`specdec infer` as processes: killed and restarted, and two together."""
+
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip('gin')
+pytest.importorskip('sentencepiece')
+pytest.importorskip('tensorstore')
+
+from tests.cli import infer_runs
+from tests.cli.infer_runs import ROOT, argv, predictions, result
+
+NUM_EXAMPLES = 160
+
+
+@pytest.fixture(scope='module')
+def task(tmp_path_factory):
+  path = tmp_path_factory.mktemp('task') / 'task.jsonl'
+  infer_runs.write_task(path, NUM_EXAMPLES)
+  return path
+
+
+@pytest.fixture(scope='module')
+def t5(tmp_path_factory):
+  return infer_runs.write_model(tmp_path_factory.mktemp('t5'))
+
+
+@pytest.fixture
+def start(cache_home):
+  """Starts the command; what is still running at the end is killed."""
+  started = []
+
+  def call(*flags, num_devices=1):
+    environment = os.environ | {
+      'PYTHONPATH': str(ROOT),
+      'XDG_CACHE_HOME': str(cache_home),
+      'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
+      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+      'XLA_FLAGS': f'--xla_force_host_platform_device_count={num_devices}',
+    }
+    process = subprocess.Popen(
+      [sys.executable, '-m', 'specdec_jax', *flags],
+      env=environment,
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+    started.append(process)
+    return process
+
+  yield call
+  for process in started:
+    process.kill()
+    process.wait()
+    process.stderr.close()
+
+
+def finish(process) -> str:
+  """Waits for a process that should end well; what it said."""
+  _, text = process.communicate(timeout=180)
+  assert process.returncode == 0, text
+  return text
+
+
+def wait_for(path: pathlib.Path, process) -> None:
+  deadline = time.monotonic() + 120
+  while not path.exists():
+    assert process.poll() is None, process.communicate()
+    assert time.monotonic() < deadline
+    time.sleep(0.0005)
+
+
+@pytest.mark.slow
+def test_a_run_killed_three_times_ends_in_the_same_bytes(
+  start, t5, task, tmp_path
+):
+  """Twenty chunks; it is killed after the fourth, tenth and sixteenth at the
+  soonest, wherever it then is."""
+  flags = argv(t5, task, tmp_path / 'whole')
+  finish(start(*flags))
+  flags = argv(t5, task, tmp_path / 'killed')
+  chunks = tmp_path / 'killed' / 'tmp-task-predict-00000-of-00001'
+  rng = random.Random(0)
+  for index in (4, 10, 16):
+    process = start(*flags)
+    mark = f'task-predict.jsonl-00000-of-00001-chunk{index:05}.COMPLETED'
+    wait_for(chunks / mark, process)
+    time.sleep(rng.uniform(0, 0.02))
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not result(tmp_path / 'killed').exists()
+  text = finish(start(*flags))
+  assert f'{NUM_EXAMPLES} examples decoded' not in text
+  names = [result(tmp_path / each) for each in ('whole', 'killed')]
+  assert names[0].read_bytes() == names[1].read_bytes()
+  assert not chunks.exists()
+
+
+@pytest.mark.slow
+def test_two_processes_of_four_devices_decode_what_one_does(
+  start, t5, task, tmp_path
+):
+  """Data and model axes of 4 x 2, each across both processes in part; the first
+  process writes."""
+  one, two = tmp_path / 'one', tmp_path / 'two'
+  whole = {'infer__checkpoint_period': 100}
+  finish(start(*argv(t5, task, one, **whole)))
+  with socket.socket() as free:
+    free.bind(('localhost', 0))
+    port = free.getsockname()[1]
+  together = [
+    start(
+      *argv(
+        t5,
+        task,
+        two,
+        f'--coordinator_address=localhost:{port}',
+        '--process_count=2',
+        f'--process_index={index}',
+        **whole,
+        device_mesh__num_devices='None',
+        device_mesh__num_partitions=2,
+      ),
+      num_devices=4,
+    )
+    for index in range(2)
+  ]
+  said = [finish(process) for process in together]
+  assert ['examples decoded' in text for text in said] == [True, False]
+  assert predictions(result(two)) == predictions(result(one))
