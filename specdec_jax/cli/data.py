@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specdec_jax.cli import options, outputs, progress
+from specdec_jax.cli import data_rewrite, options, outputs, progress
 from specdec_jax.data import (
   preparation,
   replacing,
@@ -243,5 +243,10 @@ _ACTIONS = {
     _prepare,
     'encode text into token files: training then needs numpy alone',
     _add_prepare,
+  ),
+  'rewrite': (
+    data_rewrite.run,
+    'give token files the targets that a model writes: distillation needs them',
+    data_rewrite.add_arguments,
   ),
 }

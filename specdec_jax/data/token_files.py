@@ -66,6 +66,26 @@ def from_rows(
   )
 
 
+def take(tokens: TokenFile, chosen: Sequence[int] | np.ndarray) -> TokenFile:
+  """Some of the examples, in the order that they are named."""
+
+  def of(flat: np.ndarray, offsets: np.ndarray) -> tuple[Any, Any]:
+    parts = [flat[offsets[i] : offsets[i + 1]] for i in chosen]
+    ends = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
+    return np.concatenate([flat[:0], *parts]), ends
+
+  inputs = input_offsets = None
+  if tokens.inputs is not None and tokens.input_offsets is not None:
+    inputs, input_offsets = of(tokens.inputs, tokens.input_offsets)
+  targets, target_offsets = of(tokens.targets, tokens.target_offsets)
+  return TokenFile(
+    inputs=inputs,
+    input_offsets=input_offsets,
+    targets=targets,
+    target_offsets=target_offsets,
+  )
+
+
 def save(path: Path, tokens: TokenFile) -> None:
   """Writes an .npz; equal examples give equal bytes."""
   arrays = {

@@ -6,8 +6,10 @@ wrote, or one that the drafter wrote. Text of the target with plain cross
 entropy is sequence-level distillation (Kim and Rush, arXiv 1606.07947).
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,12 +18,18 @@ import numpy as np
 
 from specdec_jax import base, logits
 from specdec_jax.base import Array
-from specdec_jax.data import batching, token_files
+from specdec_jax.data import (
+  batching,
+  replacing,
+  token_files,
+  training_batches,
+)
 from specdec_jax.data.token_files import TokenFile
 from specdec_jax.decoding import autoregressive
 from specdec_jax.models import adapters
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.training import losses
+from specdec_jax.training.datasets import Dataset
 from specdec_jax.training.losses import LossSums
 from specdec_jax.training.train_step import Batch, LossFn, teacher_forced_logits
 
@@ -68,8 +76,10 @@ def distillation_loss(
     distance = losses.divergence(target, draft, kind=kind, beta=beta)
     sums = losses.cross_entropy(draft, batch['decoder_target_tokens'], weights)
     agrees = (draft.argmax(-1) == target.argmax(-1)).astype(jnp.float32)
-    return sums.replace(
-      loss=(distance * weights).sum(), num_correct=(agrees * weights).sum()
+    return dataclasses.replace(
+      sums,
+      loss=(distance * weights).sum(),
+      num_correct=(agrees * weights).sum(),
     )
 
   return loss_fn
@@ -101,26 +111,19 @@ def rewrite_targets(
     report: told after every batch how many examples it had.
 
   Raises:
-    ValueError: if there are no inputs.
+    ValueError: if there are no inputs, or the model's logits are no numbers.
   """
   if tokens.inputs is None or tokens.input_offsets is None:
     raise ValueError('these examples have no inputs to decode')
-  generate = jax.jit(
-    functools.partial(
-      autoregressive.generate,
-      target=adapters.t5(config),
-      logits_to_probs=logits.standardize(temperature=temperature),
-      max_len=max_new_tokens + 1,
-      eos_id=eos_id,
-    )
-  )
+  generate = _generate_fn(config, max_new_tokens + 1, eos_id, temperature)
+  params = jax.tree.map(lambda x: x.astype(config.dtype), params)
   order = np.argsort(np.diff(tokens.input_offsets), kind='stable')
-  written: dict[int, np.ndarray] = {}
+  written: dict[int, Any] = {}
   for first in range(0, len(tokens), batch_size):
     chosen = order[first : first + batch_size]
     # Rows beyond the last example repeat it, so that one program serves all.
     padded = np.pad(chosen, (0, batch_size - len(chosen)), mode='edge')
-    sources = [tokens.example(i)[0] for i in padded]
+    sources: list[Any] = [tokens.example(i)[0] for i in padded]
     width = -(-max(len(source) for source in sources) // _WIDTH) * _WIDTH
     encoder_tokens, _ = batching.pack(sources, width=width)
     prompt = base.Prompt(
@@ -130,6 +133,8 @@ def rewrite_targets(
       row_ids=jnp.asarray(padded, jnp.int32),
     )
     output = generate(base.Params(params), jax.random.key(seed), prompt)
+    if output.has_nan.any():
+      raise ValueError('the model gives logits that are no numbers')
     rows, lengths = np.asarray(output.tokens), np.asarray(output.lengths)
     for row, i in enumerate(chosen):
       written[int(i)] = rows[row, 1 : lengths[row]]
@@ -141,3 +146,95 @@ def rewrite_targets(
     targets=flat.targets,
     target_offsets=flat.target_offsets,
   )
+
+
+@functools.lru_cache(maxsize=8)
+def _generate_fn(
+  config: T5Config, max_len: int, eos_id: int, temperature: float
+) -> Callable:
+  """Plain decoding, compiled once for all texts."""
+  return jax.jit(
+    functools.partial(
+      autoregressive.generate,
+      target=adapters.t5(config),
+      logits_to_probs=logits.standardize(temperature=temperature),
+      max_len=max_len,
+      eos_id=eos_id,
+    )
+  )
+
+
+def drafter_texts(
+  config: T5Config,
+  tokens: TokenFile,
+  *,
+  folder: str,
+  batch_size: int,
+  lengths: Mapping[str, int],
+  eos_id: int,
+  num_examples: int,
+  refresh_period: int,
+  temperature: float = 1.0,
+  seed: int = 0,
+) -> Dataset:
+  """Batches of text that the drafter itself wrote a short while ago.
+
+  DistillSpec draws new text at every step; here the drafter writes
+  `num_examples` targets every `refresh_period` steps, in large batches, and
+  they are read meanwhile. Each of these texts is kept in `folder`, so that a
+  run that is resumed reads what it would have read.
+
+  Args:
+    config: of the drafter.
+    tokens: whose inputs are given to it.
+    folder: for the texts.
+    batch_size: rows of a batch.
+    lengths: columns of the rows, as `inputs` and `targets`.
+    eos_id: ends a target.
+    num_examples: of a text, the next of the shuffled inputs each time.
+    refresh_period: batches from one text to the next.
+    temperature: of the draws; DistillSpec's is 1.
+    seed: of the order of inputs and of the draws.
+  """
+  order = np.random.Generator(np.random.Philox(seed)).permutation(len(tokens))
+  current: dict[int, training_batches.Rows] = {}
+
+  def prepare(position: int, params: Any) -> None:
+    text = position // refresh_period
+    if text in current:
+      return
+    path = Path(folder) / f'drafter_text_{text}.npz'
+    if not path.is_file():
+      path.parent.mkdir(parents=True, exist_ok=True)
+      first = text * num_examples
+      chosen = order[np.arange(first, first + num_examples) % len(order)]
+      written = rewrite_targets(
+        config,
+        params,
+        token_files.take(tokens, chosen),
+        max_new_tokens=lengths['targets'],
+        eos_id=eos_id,
+        temperature=temperature,
+        seed=seed + text,
+      )
+      with replacing.file(path) as partial:
+        token_files.save(partial, written)
+    current.clear()
+    current[text] = training_batches.pack(
+      token_files.load(path),
+      input_length=lengths['inputs'],
+      target_length=lengths['targets'],
+      seed=seed,
+    )
+
+  def batch(position: int) -> training_batches.Rows:
+    return training_batches.batch(
+      current[position // refresh_period],
+      position,
+      batch_size=batch_size,
+      seed=seed,
+      process_index=jax.process_index(),
+      process_count=jax.process_count(),
+    )
+
+  return Dataset(batch=batch, prepare=prepare)

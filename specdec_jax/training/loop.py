@@ -93,6 +93,12 @@ def train(
       f'average_last {average_last} is not among the {schedule.keep} '
       'checkpoints that are kept'
     )
+  vocab_size = getattr(config, 'vocab_size', None)
+  if vocab_size and dataset.num_ids and dataset.num_ids > vocab_size:
+    raise ValueError(
+      f'the data has token ids up to {dataset.num_ids - 1}, the network '
+      f'{vocab_size} tokens'
+    )
   step_fn = jax.jit(
     functools.partial(
       train_step.step,
@@ -163,6 +169,8 @@ def _train_from(
   evaluate = jax.jit(lambda params, batch: loss_fn(params, batch, None))
   while step < schedule.train_steps:
     started = time.perf_counter()
+    if dataset.prepare is not None:
+      dataset.prepare(position, state.params)
     batch = placement.place_batch(dataset.batch(position))
     state, metrics = step_fn(state, run.rng_key, batch)
     metrics = {name: float(value) for name, value in metrics.items()}

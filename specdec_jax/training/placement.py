@@ -3,6 +3,7 @@
 Without a mesh (`jax.set_mesh`) everything stays where it is.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,12 +51,14 @@ def place_run(run: Run, optimizer: Any) -> Run:
     shardings,
     transform_non_params=lambda x: jax.device_put(x, whole),
   )
-  state = run.state.replace(
+  state = dataclasses.replace(
+    run.state,
     step=jax.device_put(run.state.step, whole),
     params=jax.tree.map(jax.device_put, params, shardings),
     opt_state=opt_state,
   )
-  return run.replace(
+  return dataclasses.replace(
+    run,
     state=state,
     position=jax.device_put(run.position, whole),
     rng_key=jax.device_put(run.rng_key, whole),

@@ -56,7 +56,7 @@ def teacher_forced_logits(
     dropout_key: drops out when given.
   """
   params = jax.tree.map(lambda x: x.astype(config.dtype), params)
-  return T5(config).apply(
+  logits: Any = T5(config).apply(
     {'params': params},
     batch.get('encoder_input_tokens'),
     batch['decoder_input_tokens'],
@@ -65,6 +65,7 @@ def teacher_forced_logits(
     is_training=dropout_key is not None,
     rngs=None if dropout_key is None else {'dropout': dropout_key},
   )
+  return logits
 
 
 def supervised_loss(

@@ -1,0 +1,192 @@
+"""`specdec train` and `specdec data rewrite`, from token files to models."""
+
+import json
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.checkpoints import loading
+from specdec_jax.cli import main as cli
+from specdec_jax.data import token_files
+from specdec_jax.training import distillation, metrics_log
+from tests.training import tiny_runs
+
+GIN = """
+from __gin__ import dynamic_registration
+from specdec_jax.cli import train
+from specdec_jax.models import t5_layers
+from specdec_jax.training import optimizers
+
+include 'gin_configs/runs/{base}.gin'
+
+MODEL = None
+BATCH_SIZE = 8
+TASK_FEATURE_LENGTHS = {{'inputs': 16, 'targets': 16}}
+CHECKPOINT_PERIOD = 2
+EVAL_PERIOD = 4
+OPTIMIZER = @optimizers.adamw()
+train.train:
+  config = @t5_layers.T5Config()
+  log_period = 2
+  average_last = 2
+t5_layers.T5Config:
+  vocab_size = 16
+  embed_dim = 32
+  num_encoder_layers = 1
+  num_decoder_layers = 1
+  num_heads = 2
+  head_dim = 16
+  mlp_dim = 64
+"""
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """Token files, and a run of four steps in `run/`."""
+  folder = tmp_path_factory.mktemp('train')
+  tokens = folder / 'tokens'
+  tokens.mkdir()
+  for split, count in (('train', 120), ('validation', 12)):
+    token_files.save(tokens / f'{split}.npz', tiny_runs.examples(count))
+  description = {
+    'vocabulary': {'sha256': 'none', 'size': 16, 'eos_id': 1},
+    'lengths': {'inputs': 16, 'targets': 16},
+    'splits': {'train': {}, 'validation': {}},
+  }
+  (tokens / 'tokens.json').write_text(json.dumps(description))
+  (folder / 'train.gin').write_text(GIN.format(base='train'))
+  assert train(folder, 'run', steps=4) == 0
+  return folder
+
+
+def train(folder, name, *, steps, gin='train', bindings=()):
+  return cli.main(
+    [
+      'train',
+      f'--gin_file={folder / gin}.gin',
+      f'--gin.TOKENS="{folder / "tokens"}"',
+      f'--gin.MODEL_DIR="{folder / name}"',
+      f'--gin.TRAIN_STEPS={steps}',
+      *bindings,
+    ]
+  )
+
+
+def test_a_run_leaves_a_model_metrics_and_its_config(folder):
+  run = folder / 'run'
+  config, params = loading.read(run / 'model')
+  assert config.embed_dim == 32
+  assert params['decoder']['logits_dense']['kernel'].shape == (32, 16)
+  lines = metrics_log.read_log(run / metrics_log.NAME)
+  assert [line['step'] for line in lines] == [2, 4, 4]
+  assert lines[0]['nats'] == pytest.approx(2.8, abs=0.8)
+  assert 0 <= lines[2]['validation_accuracy'] <= 1
+  assert 'train.train_steps = %TRAIN_STEPS' in (run / 'config.gin').read_text()
+
+
+def test_lines_after_the_checkpoint_are_replaced(folder, tmp_path):
+  log = metrics_log.open_log(tmp_path, step=0)
+  for step in (2, 4, 6):
+    log.write(step, {'loss': float(step)})
+  log.close()
+  with (tmp_path / metrics_log.NAME).open('a') as file:
+    file.write('{"step": 8, "lo')
+  log = metrics_log.open_log(tmp_path, step=4)
+  log.write(6, {'loss': 0.5})
+  log.close()
+  lines = metrics_log.read_log(tmp_path / metrics_log.NAME)
+  assert [line['loss'] for line in lines] == [2.0, 4.0, 0.5]
+
+
+def test_a_drafter_is_distilled(folder):
+  """Text of the target, text of the drafter, and the loss between the laws."""
+  written = folder / 'written'
+  status = cli.main(
+    [
+      'data',
+      'rewrite',
+      f'--model={folder / "run/model"}',
+      f'--tokens={folder / "tokens"}',
+      f'--out={written}',
+    ]
+  )
+  assert status == 0
+  before = token_files.load(folder / 'tokens/train.npz')
+  after = token_files.load(written / 'train.npz')
+  np.testing.assert_array_equal(after.inputs, before.inputs)
+  assert len(after) == len(before)
+  assert (written / 'validation.npz').read_bytes() == (
+    folder / 'tokens/validation.npz'
+  ).read_bytes()
+
+  (folder / 'distill.gin').write_text(
+    GIN.format(base='distill').replace(
+      'train.train:',
+      'from specdec_jax.cli import train_distilled\n'
+      'train_distilled.drafter_texts.config = @t5_layers.T5Config()\n'
+      'train.train:',
+    )
+  )
+  status = train(
+    folder,
+    'drafter',
+    steps=4,
+    gin='distill',
+    bindings=[
+      f'--gin.TARGET="{folder / "run/model"}"',
+      f'--gin.TARGET_TOKENS="{written}"',
+      '--gin.MIX_RATIOS=(0.2, 0.3, 0.5)',
+      '--gin.NUM_DRAFTER_EXAMPLES=64',
+      '--gin.REFRESH_PERIOD=2',
+    ],
+  )
+  assert status == 0
+  texts = sorted(p.name for p in (folder / 'drafter').glob('*.npz'))
+  assert texts == ['drafter_text_0.npz', 'drafter_text_1.npz']
+  loading.read(folder / 'drafter' / 'model')
+
+
+def test_rewriting_is_decoding_row_by_row(folder):
+  """In whatever batch: lengths are mixed, and an example has its own key."""
+  config, params = loading.read(folder / 'run/model')
+  tokens = tiny_runs.examples(9, seed=1)
+  settings = {'max_new_tokens': 15, 'eos_id': 1, 'temperature': 1.0}
+  wide = distillation.rewrite_targets(
+    config, params, tokens, batch_size=64, **settings
+  )
+  narrow = distillation.rewrite_targets(
+    config, params, tokens, batch_size=4, **settings
+  )
+  np.testing.assert_array_equal(wide.targets, narrow.targets)
+  np.testing.assert_array_equal(wide.target_offsets, narrow.target_offsets)
+  assert (np.diff(wide.target_offsets) <= 15).all()
+  assert params['decoder']['logits_dense']['kernel'].dtype == jnp.float32
+
+
+def test_bad_input_is_one_sentence(folder, capsys):
+  def complaint(*bindings, name='run', steps=6):
+    capsys.readouterr()
+    assert train(folder, name, steps=steps, bindings=bindings) == 2
+    return capsys.readouterr().err
+
+  assert 'dtype is ' in complaint("--gin.DTYPE='float16'")
+  other = complaint('--gin.t5_layers.T5Config.mlp_dim=96')
+  assert 'is of another network: mlp_dim 64 there and 96 here' in other
+  few = complaint('--gin.t5_layers.T5Config.vocab_size=8', name='new')
+  assert 'token ids up to 15, the network 8 tokens' in few
+  (folder / 'other.model').write_bytes(b'another')
+  words = f'--gin.datasets.from_token_files.vocabulary="{folder}/other.model"'
+  assert 'were made with vocabulary none, not ' in complaint(words, name='new')
+  assert 'cannot be had of' in complaint('--gin.BATCH_SIZE=1000', name='new')
+  assert 'not among the 3' in complaint(
+    '--gin.train.train.average_last=4', name='new'
+  )
+  shutil.copytree(folder / 'tokens', folder / 'damaged')
+  path = folder / 'damaged/train.npz'
+  path.write_bytes(path.read_bytes()[:200])
+  assert 'is damaged' in complaint(
+    f'--gin.datasets.from_token_files.folder="{folder / "damaged"}"',
+    name='new',
+  )

@@ -1,0 +1,284 @@
+"""What a Spec-Drafter learns from: prefixes, masks, and what is given away."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.models.block_decoder import BlockDecoder
+from specdec_jax.training import glancing, losses, train_step
+from specdec_jax.training.datasets import Dataset
+from tests import toy_block, toy_t5
+
+V, GAMMA, ROWS, T = 12, 4, 16, 7
+CONFIG = toy_block.config(
+  V, num_encoder_layers=1, num_decoder_layers=1, dropout_rate=0.2
+)
+
+
+@functools.cache
+def batch():
+  rng = np.random.default_rng(0)
+  lengths = np.array([1, 7, *rng.integers(1, T + 1, ROWS - 2)])
+  is_text = np.arange(T) < lengths[:, None]
+  targets = np.where(is_text, rng.integers(2, V, (ROWS, T)), 0)
+  return {
+    'encoder_input_tokens': jnp.asarray(
+      rng.integers(2, V, (ROWS, 5)), jnp.int32
+    ),
+    'decoder_target_tokens': jnp.asarray(targets, jnp.int32),
+    'decoder_loss_weights': jnp.asarray(is_text, jnp.float32),
+    glancing.RATIO: jnp.full(ROWS, 0.5, jnp.float32),
+  }
+
+
+@functools.cache
+def weights():
+  return toy_block.params(CONFIG, seed=0)
+
+
+class Spy:
+  """Records what the network is asked and answers, pass by pass."""
+
+  def __init__(self, monkeypatch):
+    self.passes = []
+    predict = glancing._predict
+
+    def recording(config, params, memory, text, is_known, starts, *rest):
+      logits = predict(config, params, memory, text, is_known, starts, *rest)
+      self.passes.append((is_known, starts, logits))
+      return logits
+
+    monkeypatch.setattr(glancing, '_predict', recording)
+
+
+def run(monkeypatch, features=None, key=1, config=CONFIG, **options):
+  """The sums of the loss, and the passes that made them."""
+  spy = Spy(monkeypatch)
+
+  def traced(params, features):
+    spy.passes.clear()
+    loss_fn = glancing.block_loss(config, gamma=GAMMA, **options)
+    key_array = None if key is None else jax.random.key(key)
+    return loss_fn(params, features, key_array), list(spy.passes)
+
+  sums, passes = jax.jit(traced)(weights(), features or batch())
+  return sums, [[np.asarray(x) for x in each] for each in passes]
+
+
+@pytest.mark.parametrize('ratio', [0.0, 0.3, 0.41, 0.5, 1.0])
+def test_revealed_count_is_the_papers(ratio):
+  rng = np.random.default_rng(1)
+  is_masked = rng.random((400, 25)) < rng.random((400, 1))
+  is_correct = rng.random((400, 25)) < 0.4
+  made = jax.jit(glancing.reveal)(
+    jax.random.key(0), is_masked, is_correct, np.full(400, ratio, np.float32)
+  )
+  made = np.asarray(made)
+  for row in range(400):
+    masked = is_masked[row].sum()
+    correct = (is_masked[row] & is_correct[row]).sum()
+    expected = int(np.float32(masked - correct) * np.float32(ratio) // 1)
+    assert made[row].sum() == expected
+  assert not (made & ~is_masked).any()
+  # Drawn among all masks, right or wrong, and not always the same ones.
+  if ratio == 0.5:
+    assert (made & is_correct).any()
+    shares = made.sum(0) / np.maximum(is_masked.sum(0), 1)
+    assert shares.std() < 0.06
+
+
+def test_prefixes_are_uniform_below_the_length():
+  lengths = np.repeat([0, 1, 5], 5000).astype(np.int32)
+  starts = np.asarray(
+    jax.jit(glancing.draw_prefixes)(jax.random.key(0), lengths)
+  )
+  assert (starts[:10_000] == 0).all()
+  counts = np.bincount(starts[10_000:], minlength=5)
+  assert counts.size == 5
+  np.testing.assert_allclose(counts, 1000, atol=5 * np.sqrt(800))
+
+
+def test_loss_counts_masks_that_have_a_target_and_stay_masked(monkeypatch):
+  sums, (first, second) = run(monkeypatch)
+  lengths = np.asarray(batch()['decoder_loss_weights']).sum(1).astype(int)
+  gold = np.pad(batch()['decoder_target_tokens'], ((0, 0), (0, GAMMA)))
+  known_before, starts, guess = first
+  known, _, logits = second
+  assert (starts < lengths).all()
+  assert len(set(starts.tolist())) > 2
+  counted, nats, revealed = 0, 0.0, 0
+  for row in range(ROWS):
+    start, end = starts[row], min(starts[row] + GAMMA, lengths[row])
+    np.testing.assert_array_equal(
+      known_before[row], np.arange(T + GAMMA) < start
+    )
+    given = known[row] & ~known_before[row]
+    assert not given[:start].any()
+    assert not given[end:].any()
+    correct = guess[row, : end - start].argmax(-1) == gold[row, start:end]
+    assert given.sum() == (end - start - correct.sum()) // 2
+    revealed += given.sum()
+    for position in range(start, end):
+      if not given[position]:
+        law = jax.nn.log_softmax(logits[row, position - start])
+        nats -= float(law[gold[row, position]])
+        counted += 1
+  assert revealed > 5
+  assert float(sums.weight) == counted
+  np.testing.assert_allclose(sums.nats, nats, rtol=1e-5)
+  assert float(sums.loss) != pytest.approx(nats)  # Labels are smoothed.
+
+
+def test_no_gradient_flows_through_the_first_pass(monkeypatch):
+  """With what was revealed held fixed, the gradient is the same; and the first
+  pass takes no part in it even where it is made to be a function of it."""
+  _, (_, second) = run(monkeypatch)
+  known, starts, _ = second
+  gold = np.pad(batch()['decoder_target_tokens'], ((0, 0), (0, GAMMA)))
+  block = starts[:, None] + np.arange(GAMMA)
+  lengths = np.asarray(batch()['decoder_loss_weights']).sum(1)
+  is_left = (block < lengths[:, None]) & ~np.take_along_axis(known, block, 1)
+  dropout_key = jax.random.split(jax.random.key(1), 4)[2]
+
+  def second_pass_alone(params):
+    args = (batch()['encoder_input_tokens'], T + GAMMA)
+    apply = functools.partial(
+      BlockDecoder(CONFIG).apply,
+      {'params': params},
+      is_training=True,
+      rngs={'dropout': dropout_key},
+    )
+    memory = apply(*args, method=BlockDecoder.encode)
+    logits = apply(
+      gold, known, starts, memory, width=GAMMA, method=BlockDecoder.predict
+    )
+    return losses.cross_entropy(
+      logits,
+      np.take_along_axis(gold, block, 1),
+      is_left.astype(np.float32),
+      label_smoothing=0.1,
+    ).loss
+
+  loss_fn = glancing.block_loss(CONFIG, gamma=GAMMA)
+  both = jax.jit(
+    jax.grad(lambda p: loss_fn(p, batch(), jax.random.key(1)).loss)
+  )(weights())
+  alone = jax.jit(jax.grad(second_pass_alone))(weights())
+  for ours, theirs in zip(
+    jax.tree.leaves(both), jax.tree.leaves(alone), strict=True
+  ):
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert np.abs(theirs).max() > 0
+
+
+@pytest.mark.parametrize('shares', [True, False])
+def test_both_passes_drop_out_alike_if_they_share(monkeypatch, shares):
+  """Nothing is revealed at ratio 0, so only dropout can tell them apart."""
+  features = batch() | {glancing.RATIO: jnp.zeros(ROWS, jnp.float32)}
+  _, passes = run(monkeypatch, features, shares_dropout=shares)
+  first, second = (logits for _, _, logits in passes)
+  assert np.allclose(first, second, atol=1e-6) == shares
+
+
+def test_flags_leave_parts_out(monkeypatch):
+  sums, passes = run(
+    monkeypatch, is_glancing=False, has_random_prefix=False, label_smoothing=0.0
+  )
+  assert len(passes) == 1
+  assert (passes[0][1] == 0).all()
+  lengths = np.asarray(batch()['decoder_loss_weights']).sum(1)
+  assert float(sums.weight) == np.minimum(lengths, GAMMA).sum()
+  np.testing.assert_allclose(sums.loss, sums.nats, rtol=1e-6)
+
+
+def test_validation_draws_nothing(monkeypatch):
+  first, passes = run(monkeypatch, key=None)
+  second, _ = run(monkeypatch, key=None)
+  assert len(passes) == 1
+  assert float(first.nats) == float(second.nats)
+
+
+def _packed(position, segments=1):
+  return {
+    'decoder_segment_ids': np.full((2, 3), segments, np.int32),
+    'decoder_target_tokens': np.zeros((2, 3), np.int32),
+  }
+
+
+def test_ratio_falls_in_a_straight_line():
+  dataset = glancing.with_ratio(Dataset(_packed), train_steps=101)
+  ratios = [
+    float(dataset.batch(position)[glancing.RATIO][0])
+    for position in (0, 25, 50, 100, 500)
+  ]
+  np.testing.assert_allclose(ratios, [0.5, 0.45, 0.4, 0.3, 0.3], rtol=1e-6)
+
+
+def test_packed_rows_and_bad_ratios_are_refused():
+  packed = Dataset(functools.partial(_packed, segments=2))
+  with pytest.raises(ValueError, match='a row holds 2 examples'):
+    glancing.with_ratio(packed, train_steps=2).batch(0)
+  with pytest.raises(ValueError, match='must lie in'):
+    glancing.with_ratio(Dataset(_packed), first=1.5, train_steps=2)
+
+
+def test_encoder_begins_as_the_targets():
+  config = toy_block.config(V)
+  target = toy_t5.params(toy_t5.config(V), seed=3)
+  init = jax.jit(functools.partial(glancing.init_params, config))
+  params = init(jax.random.key(0), target)
+  drawn = init(jax.random.key(0))
+  same = lambda a, b: all(
+    jax.tree.leaves(jax.tree.map(lambda x, y: bool((x == y).all()), a, b))
+  )
+  assert same(params['token_embedder'], target['token_embedder'])
+  assert same(params['encoder']['layers_0'], target['encoder']['layers_0'])
+  # The drafter has one layer more than this target.
+  assert same(params['encoder']['layers_1'], drawn['encoder']['layers_1'])
+  assert not same(drawn['encoder']['layers_0'], target['encoder']['layers_0'])
+  assert same(params['layers_0'], drawn['layers_0'])
+  wide = toy_t5.params(toy_t5.config(V, embed_dim=16), seed=3)
+  with pytest.raises(ValueError, match='does not fit the drafter'):
+    jax.eval_shape(
+      functools.partial(glancing.init_params, config), jax.random.key(0), wide
+    )
+
+
+def test_training_teaches_to_fill_blocks():
+  """A text that is its source, told in numbers: accuracy rises."""
+  optax = pytest.importorskip('optax')
+  config = toy_block.config(
+    V, embed_dim=16, head_dim=8, mlp_dim=32, num_encoder_layers=1
+  )
+  optimizer = optax.adam(1e-2)
+  params = toy_block.params(config, seed=1)
+  state = train_step.TrainState(
+    step=jnp.zeros((), jnp.int32),
+    params=params,
+    opt_state=optimizer.init(params),
+  )
+  step = jax.jit(
+    functools.partial(
+      train_step.step,
+      loss_fn=glancing.block_loss(config, gamma=GAMMA),
+      optimizer=optimizer,
+    )
+  )
+  rng = np.random.default_rng(0)
+  accuracies = []
+  for _ in range(60):
+    texts = jnp.asarray(rng.integers(2, V, (32, 5)), jnp.int32)
+    features = {
+      'encoder_input_tokens': texts,
+      'decoder_target_tokens': texts,
+      'decoder_loss_weights': jnp.ones((32, 5), jnp.float32),
+      glancing.RATIO: jnp.full(32, 0.3, jnp.float32),
+    }
+    state, metrics = step(state, jax.random.key(0), features)
+    accuracies.append(float(metrics['accuracy']))
+  # A tenth is chance.
+  assert np.mean(accuracies[:5]) < 0.2
+  assert np.mean(accuracies[-10:]) > 0.35
