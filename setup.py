@@ -57,8 +57,9 @@ setup(
     'tpu': ['jax[tpu]>=0.10.2'],
     'plot': _PLOT,
     'dev': [
-      *_INFER,
+      *_MODELS,
       *_EVAL,
+      'gin-config>=0.5',
       'mypy>=1.13',
       'pytest>=8',
       'pytest-xdist>=3.6',

@@ -186,6 +186,6 @@ def _import_gin() -> Any:
     import gin
   except ImportError as error:
     raise ImportError(
-      'gin files need gin-config: pip install specdec_jax[gin]'
+      'gin files need gin-config: pip install specdec_jax[infer]'
     ) from error
   return gin

@@ -138,7 +138,7 @@ def metric_writer(folder: str | None) -> Iterator[Any]:
   except ImportError as error:
     raise ImportError(
       'metrics for TensorBoard need clu and TensorFlow: pip install '
-      'specdec_jax[data] clu'
+      'specdec_jax[infer,data]'
     ) from error
   writer = metric_writers.create_default_writer(folder, asynchronous=False)
   try:

@@ -1,4 +1,4 @@
-"""`specdec`: generate, bench, trace, data, train, convert, doctor."""
+"""`specdec` and its subcommands."""
 
 import argparse
 import contextlib
@@ -13,6 +13,7 @@ from specdec_jax.cli import (
   convert,
   data,
   doctor,
+  evaluate,
   generate,
   gin_launch,
   infer,
@@ -32,6 +33,7 @@ _COMMANDS = {
   'train': train,
   'infer': infer,
   'merge': merge,
+  'eval': evaluate,
   'doctor': doctor,
 }
 

@@ -103,7 +103,7 @@ KNOWN = {
 def find(
   name: str,
   *,
-  split: str = 'test',
+  split: str | None = 'test',
   data_dir: str | None = None,
   inputs_field: str = 'inputs',
   targets_field: str = 'targets',
@@ -115,7 +115,7 @@ def find(
   Args:
     name: a path that ends in .jsonl, .tsv or .txt; or a name of `KNOWN` or of
       SeqIO's registry.
-    split: of a SeqIO task.
+    split: of a SeqIO task; None if nothing is to be read.
     data_dir: where TFDS finds or puts the data sets of SeqIO tasks.
     inputs_field: key of the inputs in a .jsonl.
     targets_field: key of the targets in a .jsonl; lines without it have none.
@@ -199,7 +199,7 @@ def _parse_json(
 
 def _seqio_task(
   name: str,
-  split: str,
+  split: str | None,
   data_dir: str | None,
   metric_fns: Mapping[str, MetricFn],
 ) -> Task:
@@ -221,7 +221,11 @@ def _seqio_task(
   if data_dir:
     seqio.set_tfds_data_dir_override(data_dir)
   source = seqio.get_mixture_or_task(name)
-  if name in seqio.TaskRegistry.names() and split not in source.splits:
+  if (
+    split
+    and name in seqio.TaskRegistry.names()
+    and (split not in source.splits)
+  ):
     raise ValueError(
       f'task {name} has no split {split!r}; it has {", ".join(source.splits)}'
     )
@@ -278,7 +282,7 @@ def _to_text(dataset: Any, *, known: Known) -> Any:
   return dataset.map(convert, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def _read_seqio(source: Any, split: str) -> Iterator[Example]:
+def _read_seqio(source: Any, split: str | None) -> Iterator[Example]:
   dataset = source.get_dataset(
     sequence_length=None, split=split, shuffle=False, use_cached=False
   )

@@ -1,0 +1,110 @@
+"""How good predictions are: BLEU and ROUGE.
+
+Each metric has SeqIO's signature, `(targets, predictions)` of texts to figures
+by name, so that SeqIO tasks carry them, and needs SeqIO for nothing. Both are
+in percent, with T5's settings
+(https://github.com/google-research/text-to-text-transfer-transformer).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_ROUGE = ('rouge1', 'rouge2', 'rougeLsum')
+
+
+def bleu(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, Any]:
+  """Corpus BLEU by sacrebleu, with international tokenisation.
+
+  Args:
+    targets: one reference each.
+    predictions: as many.
+
+  Returns:
+    `bleu`, 0 to 100.
+
+  Raises:
+    ValueError: if there are none, or not as many of both.
+    ImportError: if sacrebleu is not installed.
+  """
+  _check(targets, predictions)
+  try:
+    import sacrebleu
+  except ImportError as error:
+    raise ImportError(
+      'BLEU needs sacrebleu: pip install specdec_jax[eval]'
+    ) from error
+  score = sacrebleu.corpus_bleu(
+    list(predictions),
+    [list(targets)],
+    smooth_method='exp',
+    tokenize='intl',
+    use_effective_order=False,
+  )
+  return {'bleu': float(score.score)}
+
+
+def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, Any]:
+  """ROUGE-1, -2 and -Lsum by rouge-score: F1, with stems.
+
+  T5 reports the median of bootstrap samples of the mean, which is random; this
+  is the mean itself, which that estimates.
+
+  Args:
+    targets: one reference each.
+    predictions: as many.
+
+  Returns:
+    `rouge1`, `rouge2`, `rougeLsum`, 0 to 100.
+
+  Raises:
+    ValueError: if there are none, or not as many of both.
+    ImportError: if rouge-score is not installed.
+  """
+  _check(targets, predictions)
+  try:
+    from rouge_score import rouge_scorer
+  except ImportError as error:
+    raise ImportError(
+      'ROUGE needs rouge-score: pip install specdec_jax[eval]'
+    ) from error
+  scorer = rouge_scorer.RougeScorer(list(_ROUGE), use_stemmer=True)
+  totals = dict.fromkeys(_ROUGE, 0.0)
+  for target, prediction in zip(targets, predictions, strict=True):
+    scores = scorer.score(_sentences(target), _sentences(prediction))
+    for name in _ROUGE:
+      totals[name] += scores[name].fmeasure
+  return {name: 100 * total / len(targets) for name, total in totals.items()}
+
+
+def _sentences(text: str) -> str:
+  """One sentence a line, which ROUGE-Lsum asks for, as T5 finds them."""
+  return re.sub(r' \. ', ' .\n', text)
+
+
+def exact_match(
+  targets: Sequence[str], predictions: Sequence[str]
+) -> dict[str, Any]:
+  """How many predictions are their targets, in percent.
+
+  Raises:
+    ValueError: if there are none, or not as many of both.
+  """
+  _check(targets, predictions)
+  hits = sum(a == b for a, b in zip(targets, predictions, strict=True))
+  return {'exact_match': 100 * hits / len(targets)}
+
+
+METRICS: Mapping[str, Any] = {
+  'bleu': bleu,
+  'rouge': rouge,
+  'exact_match': exact_match,
+}
+
+
+def _check(targets: Sequence[str], predictions: Sequence[str]) -> None:
+  if len(targets) != len(predictions) or not targets:
+    raise ValueError(
+      f'{len(targets)} targets and {len(predictions)} predictions cannot be '
+      'compared'
+    )

@@ -1,0 +1,81 @@
+"""`specdec eval` on predictions as `infer` writes them."""
+
+import json
+
+import pytest
+
+pytest.importorskip('sacrebleu')
+pytest.importorskip('rouge_score')
+
+from specdec_jax.evaluation import quality
+from tests.cli.tiny import assert_refused
+
+TARGETS = ['the cat sat on the mat', 'a dog barked at the old tree', 'yes']
+PREDICTIONS = ['the cat sat on a mat', 'a dog barked at that old tree', 'no']
+AUX = [
+  {'tokens': 6, 'target_runs': 3, 'drafted': 8, 'tested': 5, 'accepted': 3},
+  {'tokens': 7, 'target_runs': 2, 'drafted': 6, 'tested': 5, 'accepted': 5},
+  {'tokens': 2, 'target_runs': 1, 'drafted': 4, 'tested': 2, 'accepted': 1},
+]
+
+
+@pytest.fixture
+def predictions(tmp_path):
+  path = tmp_path / 'predictions.jsonl'
+  with path.open('w') as file:
+    for target, prediction, aux in zip(TARGETS, PREDICTIONS, AUX, strict=True):
+      inputs = {'inputs_pretokenized': 'x', 'targets_pretokenized': target}
+      line = {'inputs': inputs, 'prediction': prediction, 'aux': aux}
+      file.write(json.dumps(line) + '\n')
+  return path
+
+
+def test_figures(run, predictions):
+  done = run('eval', predictions, '--json=-')
+  assert done.status == 0, done
+  figures = json.loads(done.out)
+  expected = {'examples': 3, 'tokens': 15, 'target_runs': 6}
+  expected |= {'drafted': 18, 'tested': 12, 'accepted': 9}
+  expected |= {'block_efficiency': 15 / 6, 'alpha': 9 / 12}
+  expected |= quality.bleu(TARGETS, PREDICTIONS)
+  expected |= quality.rouge(TARGETS, PREDICTIONS)
+  assert figures == expected
+  assert f'{figures["bleu"]:.2f}' in run('eval', predictions).out
+
+
+def test_other_targets(run, predictions, tmp_path):
+  text, lines = tmp_path / 'targets.txt', tmp_path / 'targets.jsonl'
+  text.write_text('\n'.join(PREDICTIONS))
+  lines.write_text('\n'.join(json.dumps({'targets': t}) for t in PREDICTIONS))
+  for path in (text, lines):
+    done = run(
+      'eval', predictions, '--targets', path, '--metrics=bleu', '--json=-'
+    )
+    assert json.loads(done.out)['bleu'] == pytest.approx(100)
+
+
+def test_predictions_of_others_have_no_rates(run, tmp_path):
+  path = tmp_path / 'theirs.jsonl'
+  inputs = {'targets_pretokenized': 'yes'}
+  path.write_text(json.dumps({'inputs': inputs, 'prediction': 'yes'}))
+  done = run('eval', path, '--metrics=exact_match', '--json=-')
+  assert json.loads(done.out) == {'examples': 1, 'exact_match': 100}
+
+
+def test_bad_input(run, predictions, tmp_path):
+  for text, part in (
+    ('', 'no prediction'),
+    ('{', 'line 1 is not JSON'),
+    ('{"inputs": {}}', 'line 1 has no text under "prediction"'),
+    ('{"prediction": "a"}', '1 of 1 predictions have no target'),
+  ):
+    path = tmp_path / 'bad.jsonl'
+    path.write_text(text)
+    assert_refused(run('eval', path), part)
+  short = tmp_path / 'short.txt'
+  short.write_text('a\n')
+  assert_refused(
+    run('eval', predictions, '--targets', short), '1 targets for 3 predictions'
+  )
+  assert_refused(run('eval', predictions, '--metrics=meteor'), "'meteor'")
+  assert_refused(run('eval', tmp_path / 'none'), 'cannot read')
