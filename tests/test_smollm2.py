@@ -20,11 +20,7 @@ from specdec_jax.data import batching
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.models import adapters
 
-pytestmark = [
-  pytest.mark.smollm2,
-  pytest.mark.slow,
-  pytest.mark.optimized,
-]
+pytestmark = [pytest.mark.smollm2, pytest.mark.slow]
 
 RECORDS = json.loads(
   (pathlib.Path(__file__).parent / 'golden/smollm2_greedy.json').read_text(
@@ -121,13 +117,13 @@ def test_greedy_tokens_are_those_of_hugging_face(side):
     assert np.sum(statistics.num_target_runs) < np.sum(statistics.num_tokens)
 
 
-@pytest.mark.parametrize('temperature', [0.0, 1.0])
-def test_a_batch_gives_row_by_row_what_batch_one_gives(temperature):
+def test_a_batch_gives_row_by_row_what_batch_one_gives():
+  """Sampled; greedy rows are Hugging Face's, which were decoded one by one."""
   by_length = sorted((r['prompt_ids'] for r in RECORDS), key=len)
   rows = by_length[:: max(1, len(by_length) // 8)][:8]
   assert len({len(row) for row in rows}) > 4
   width, num_new = max(map(len, rows)), 24
-  generate = compiled_speculative(jnp.float32, width + num_new, temperature)
+  generate = compiled_speculative(jnp.float32, width + num_new, 1.0)
   together = make_prompt(rows, num_new=num_new)
   output = generate(together)
   texts = set()
