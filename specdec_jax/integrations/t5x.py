@@ -20,7 +20,7 @@ import numpy as np
 from specdec_jax.base import Array
 from specdec_jax.checkpoints import t5x as t5x_checkpoints
 from specdec_jax.decoding.state import DecodeOutput
-from specdec_jax.integrations import t5x_decoding
+from specdec_jax.integrations import t5x_contract, t5x_decoding
 from specdec_jax.integrations.t5x_decoding import DRAFT, Speculation
 from specdec_jax.integrations.t5x_networks import WHERE_TO_READ
 
@@ -113,7 +113,7 @@ class SpeculativeEncoderDecoderModel(_EncoderDecoderModel):
     defaults = self._default_decoder_params
     if return_all_decodes is None:
       return_all_decodes = defaults.return_all_decodes
-    rng, eos_id = _decoder_params(
+    rng, eos_id = t5x_contract.decoder_params_of(
       decoder_params,
       rng,
       self.output_vocabulary,
@@ -151,11 +151,7 @@ class SpeculativeDecoderOnlyModel(_DecoderOnlyModel):
     """
     kwargs, self.speculation, draft_module = _split(kwargs)
     super().__init__(*args, **kwargs)
-    if self._inputs_bidirectional_attention:
-      raise ValueError(
-        'inputs_bidirectional_attention: speculation decodes causal models '
-        f'only; {WHERE_TO_READ}'
-      )
+    t5x_contract.check_causal(self)
     self.networks = t5x_decoding.networks(
       self.speculation, self.module, draft_module, self.output_vocabulary
     )
@@ -202,7 +198,7 @@ class SpeculativeDecoderOnlyModel(_DecoderOnlyModel):
         'the batch lacks decoder_causal_attention: task_feature_lengths must '
         "name both 'inputs' and 'targets'"
       )
-    rng, eos_id = _decoder_params(
+    rng, eos_id = t5x_contract.decoder_params_of(
       decoder_params, rng, self.output_vocabulary, num_decodes
     )
     inputs = batch['decoder_input_tokens'] * batch['decoder_causal_attention']
@@ -257,7 +253,7 @@ def speculative_decode(
       known, or more than one decode is asked for.
   """
   del cache, initial_index
-  _check_num_decodes(num_decodes)
+  t5x_contract.check_num_decodes(num_decodes)
   if cache_offset:
     raise ValueError(
       'the network scans its layers, which speculation does not support; '
@@ -269,7 +265,7 @@ def speculative_decode(
       'a decode_fn has no draft model: use SpeculativeEncoderDecoderModel or '
       f'SpeculativeDecoderOnlyModel; {WHERE_TO_READ}'
     )
-  model, params, encoder_tokens = _reach(tokens_to_logits)
+  model, params, encoder_tokens = t5x_contract.reach(tokens_to_logits)
   prompt = t5x_decoding.prompt_of(encoder_tokens, inputs)
   output = t5x_decoding.decode(
     params,
@@ -346,35 +342,6 @@ def _join(
   return flax.core.freeze(joined)
 
 
-def _decoder_params(
-  decoder_params: Mapping[str, Any] | None,
-  rng: Array | None,
-  vocabulary: Any,
-  num_decodes: int,
-) -> tuple[Array | None, int]:
-  """The key and the id of EOS that T5X's callers may also pass here."""
-  _check_num_decodes(num_decodes)
-  given = dict(decoder_params or {})
-  eos_id = given.pop('eos_id', vocabulary.eos_id or 1)
-  key = given.pop('decode_rng', None)
-  if given:
-    raise ValueError(
-      f"decoder_params {sorted(given)} are of T5X's own decoders: set "
-      f'temperature, top_k and top_p of the model; {WHERE_TO_READ}'
-    )
-  if key is not None and rng is not None:
-    raise ValueError("pass either rng or decoder_params['decode_rng']")
-  return rng if key is None else key, eos_id
-
-
-def _check_num_decodes(num_decodes: int) -> None:
-  if num_decodes != 1:
-    raise ValueError(
-      f'num_decodes is {num_decodes}: speculation decodes one sequence a row; '
-      "use T5X's temperature_sample or beam_search for more"
-    )
-
-
 def _result(
   tokens: Array, output: DecodeOutput, return_all_decodes: bool
 ) -> tuple[Array, dict[str, Array]]:
@@ -383,29 +350,3 @@ def _result(
   if return_all_decodes:
     return tokens[:, None], aux | {'scores': aux['scores'][:, None]}
   return tokens, aux
-
-
-def _reach(tokens_to_logits: Any) -> tuple[Any, Any, Array | None]:
-  """T5X's model, its parameters and the encoder's tokens.
-
-  Raises:
-    ValueError: if the step is not the partial method that T5X passes.
-  """
-  keywords = getattr(tokens_to_logits, 'keywords', {})
-  model = getattr(getattr(tokens_to_logits, 'func', None), '__self__', None)
-  for name in ('module', 'output_vocabulary'):
-    if not hasattr(model, name):
-      raise ValueError(
-        'tokens_to_logits is not a functools.partial of a method of a T5X '
-        f'model: there is no {name}. This T5X is not the one that speculation '
-        f'was made for; {WHERE_TO_READ}'
-      )
-  needed = {'params', 'max_decode_length'}
-  allowed = needed | {'encoded_inputs', 'raw_inputs'}
-  if not needed <= set(keywords) <= allowed:
-    raise ValueError(
-      f'tokens_to_logits has the arguments {sorted(keywords)}, and '
-      f'{sorted(needed)} to {sorted(allowed)} were expected. This T5X is not '
-      f'the one that speculation was made for; {WHERE_TO_READ}'
-    )
-  return model, keywords['params'], keywords.get('raw_inputs')

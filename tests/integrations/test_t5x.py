@@ -255,13 +255,11 @@ def test_shards(outputs, kind):
 
 def test_a_restart_goes_on_where_the_crash_was(crashed, outputs):
   folder, job = crashed
-  parts = f'tmp-{TASK}-00000-of-00001'
-  chunks = sorted(
-    path.name[-15:] for path in (folder / 'restarted' / parts).iterdir()
-  )
-  assert chunks == ['0000.COMPLETED', 'f-00001-chunk00'] or any(
-    name.endswith('COMPLETED') for name in chunks
-  )
+  unfinished = folder / 'restarted' / f'tmp-{TASK}-00000-of-00001'
+  names = [path.name for path in unfinished.iterdir()]
+  assert [n[-20:] for n in names if n.endswith('.COMPLETED')] == [
+    'chunk00000.COMPLETED'
+  ]
   paths = run_jobs({'restarted': job}, folder, 1)
   assert read(paths['restarted']) == read(
     outputs[1]['encoder_decoder-float32-sampled']
@@ -313,6 +311,94 @@ def test_samples_follow_the_law_of_t5x_s_own_sampler(tmp_path, kind):
   for name in ('own', 'model', 'lookup', 'block'):
     assert not verdicts[name].is_rejected, (name, verdicts[name])
   assert verdicts['warm'].is_rejected
+
+
+MODEL_GIN = """
+from __gin__ import dynamic_registration
+include '{base}'
+import seqio
+from {package} import network
+seqio.SentencePieceVocabulary.sentencepiece_model_file = '{vocabulary}'
+network.{config}:
+  vocab_size = 128
+  dtype = 'float32'
+  logits_via_embedding = False
+{sizes}"""
+DRAFT_GIN = """
+from __gin__ import dynamic_registration
+from {package} import network
+draft/network.{config}:
+{sizes}"""
+GIN = {
+  'encoder_decoder': {
+    'base': 't5x/examples/t5/t5_1_1/base.gin',
+    'package': 't5x.examples.t5',
+    'config': 'T5Config',
+  },
+  'decoder_only': {
+    'base': 't5x/examples/decoder_only/models/base.gin',
+    'package': 't5x.examples.decoder_only',
+    'config': 'TransformerConfig',
+  },
+}
+
+
+def gin_files(kind: str, folder) -> tuple[str, str]:
+  """Model gins of the tiny target and of its draft model."""
+  sizes = {'emb_dim': 64, 'num_heads': 4, 'head_dim': 16, 'mlp_dim': 128}
+  if kind == 'encoder_decoder':
+    sizes |= {'num_encoder_layers': 2, 'num_decoder_layers': 2}
+  else:
+    sizes |= {'num_layers': 2}
+  fields = GIN[kind] | {
+    'sizes': ''.join(f'  {k} = {v}\n' for k, v in sizes.items()),
+    'vocabulary': GOLDEN / 'tiny_sp.model',
+  }
+  for name, text in (('model', MODEL_GIN), ('draft', DRAFT_GIN)):
+    (folder / f'{name}.gin').write_text(text.format(**fields))
+  return str(folder / 'model.gin'), str(folder / 'draft.gin')
+
+
+@pytest.mark.parametrize(
+  ('kind', 'added'),
+  [
+    ('encoder_decoder', ['encoder_decoder', 'draft_model_encoder_decoder']),
+    ('encoder_decoder', ['decode_fn']),
+    ('decoder_only', ['decoder_only', 'draft_model_decoder_only']),
+    ('decoder_only', ['decoder_only']),
+  ],
+)
+def test_gin_files_join_a_model_gin(
+  checkpoints, outputs, tmp_path, kind, added
+):
+  """The command of docs/t5x.md, with more files and bindings."""
+  model, draft = gin_files(kind, tmp_path)
+  t5x_dir = pathlib.Path(importlib.util.find_spec('t5x').origin).parents[1]
+  gins = ROOT / 'gin_configs'
+  files = [model, 't5x/configs/runs/infer.gin']
+  files += [str(gins / 't5x' / f'{name}.gin') for name in added]
+  bindings = {
+    'MIXTURE_OR_TASK_NAME': TASK,
+    'MIXTURE_OR_TASK_MODULE': 'tests.integrations.t5x_runs',
+    'TASK_FEATURE_LENGTHS': {'inputs': 16, 'targets': 16},
+    'CHECKPOINT_PATH': checkpoints[kind],
+    'INFER_OUTPUT_DIR': str(tmp_path / 'out'),
+    'DROPOUT_RATE': 0.0,
+    'DatasetConfig.batch_size': 8,
+    'RestoreCheckpointConfig.dtype': 'float32',
+    'infer.checkpoint_ds_iter': False,
+    'infer.mode': 'predict_with_aux',
+  }
+  if len(added) == 2:
+    files.append(draft)
+    bindings['DRAFT_CHECKPOINT_PATH'] = checkpoints[f'{kind} draft']
+  command = ['-m', 't5x.infer', f'--gin_search_paths={t5x_dir},{gins}']
+  command += [f'--gin_file={name}' for name in files]
+  command += [f'--gin.{name}={value!r}' for name, value in bindings.items()]
+  done = launch(command, 1, cwd=tmp_path)
+  assert done.returncode == 0, done.stderr[-4000:]
+  own = read(outputs[1][f'{kind}-float32-own'])
+  assert without_aux(read(tmp_path / 'out')) == without_aux(own)
 
 
 def test_golden_weights_are_float32():

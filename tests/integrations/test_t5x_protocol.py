@@ -159,6 +159,15 @@ def test_another_contract_is_refused(step, message):
     t5x.speculative_decode(jnp.zeros((1, 4), jnp.int32), {}, step, EOS)
 
 
+def test_bidirectional_inputs_are_refused():
+  model = Model(DecoderOnlySizes())
+  model._inputs_bidirectional_attention = True
+  with pytest.raises(ValueError, match='decodes causal models only'):
+    t5x.speculative_decode(
+      jnp.zeros((1, 4), jnp.int32), {}, model.step({}, None), EOS
+    )
+
+
 @pytest.mark.parametrize(
   ('kwargs', 'message'),
   [
