@@ -203,7 +203,7 @@ def test_a_step_trains_one_head_and_reads_the_next_texts():
     head = int(touched[0])
     drawn.add(head)
     ahead = head + 1
-    correct = made[:, : 8 - ahead, head] == targets[:, ahead:]
-    assert float(sums.weight) == NUM_ROWS * (8 - ahead)
-    assert float(sums.num_correct) == correct.sum()
+    correct = made[:, : 8 - ahead, head] == np.asarray(targets)[:, ahead:]
+    assert int(sums.weight) == NUM_ROWS * (8 - ahead)
+    assert int(sums.num_correct) == int(correct.sum())
   assert len(drawn) > 1
