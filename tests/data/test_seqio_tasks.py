@@ -3,21 +3,21 @@
 TFDS reads data sets that are written here in its own format.
 """
 
-import os
-
 import pytest
 
-pytestmark = pytest.mark.seqio
-if not os.environ.get('SPECDEC_SEQIO'):
-  pytest.skip('SPECDEC_SEQIO=1 imports TensorFlow', allow_module_level=True)
-seqio = pytest.importorskip('seqio')
-tf = pytest.importorskip('tensorflow')
-tfds = pytest.importorskip('tensorflow_datasets')
+pytest.importorskip('seqio')
+pytest.importorskip('tensorflow_datasets')
+
+import seqio
+import tensorflow as tf
+import tensorflow_datasets as tfds
 
 from specdec_jax.data import tasks
 from specdec_jax.data.tasks import Example
 from specdec_jax.evaluation import quality
 from tests.checkpoints.tiny_t5 import T5X
+
+pytestmark = pytest.mark.seqio
 
 
 def write_dataset(data_dir, name, features, examples) -> None:
