@@ -6,6 +6,7 @@ apart, as is compilation.
 """
 
 import argparse
+import dataclasses
 import functools
 import os
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from specdec_jax.cli import decoder as decoder_lib
 from specdec_jax.cli import options, outputs, progress, prompts
 from specdec_jax.cli.decoder import Decoder
 from specdec_jax.cli.prompts import Batch
+from specdec_jax.costs.simulated import simulated_acceptance
 from specdec_jax.evaluation import benchmark
 
 HELP = 'time plain against speculative decoding'
@@ -34,6 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     '--plain_dtypes',
     default=','.join(options.DTYPES),
     help='plain configurations to choose the fastest from',
+  )
+  group.add_argument(
+    '--simulate_alpha',
+    metavar='ALPHA',
+    type=options.share,
+    help='SIMULATED: accept drafted tokens with this chance, whatever the '
+    'models say, to time the loop apart from the drafter; the text is noise',
   )
   options.add_output(parser).add_argument(
     '--json',
@@ -61,24 +70,38 @@ def run(args: argparse.Namespace) -> int:
   decoder_lib.enable_compilation_cache()
   decoder_lib.check_devices(args.num_devices)
   decoder = decoder_lib.load_decoder(args)
-  rows = prompts.encode(decoder.vocabulary, texts, is_chat=args.chat)
+  if args.simulate_alpha is not None:
+    decoder = _simulate(decoder, args.simulate_alpha)
+  rows = prompts.encode(
+    decoder.vocabulary, texts, config=decoder.config, is_chat=args.chat
+  )
   decoder_lib.check_lengths(decoder, rows, args.max_new_tokens)
   batches = prompts.batches(
     texts,
     rows,
+    config=decoder.config,
     batch_size=args.batch_size,
     max_new_tokens=args.max_new_tokens,
   )
   figures = _measure(args, decoder, batches, plain_dtypes)
   figures['num_prompts'] = len(texts)
-  if args.temperature:
-    # Both sides draw from one law, not the same tokens.
+  if args.temperature or args.simulate_alpha is not None:
+    # Both sides draw from one law, not the same tokens; or from none.
     figures['identical'] = figures['first_divergence_margin'] = None
   if args.json:
     outputs.write_json(args.json, figures)
   if args.json != outputs.STANDARD_OUTPUT:
     screen.print(_table(figures))
   return 0
+
+
+def _simulate(decoder: Decoder, alpha: float) -> Decoder:
+  """The decoder with acceptance by decree, whose rows never end early."""
+  return dataclasses.replace(
+    decoder,
+    verify_fn=functools.partial(simulated_acceptance, alpha=alpha),
+    eos_id=(-1,),
+  )
 
 
 def _measure(
@@ -144,10 +167,15 @@ def _measure(
     'autoregressive': plain.compile_seconds,
     'speculative': drafted.compile_seconds,
   }
-  return figures | _configuration(args)
+  figures |= configuration(args)
+  figures['is_simulated'] = args.simulate_alpha is not None
+  if figures['is_simulated']:
+    simulated = {'verification': 'simulated', 'lenience': None}
+    figures |= simulated | {'simulate_alpha': args.simulate_alpha}
+  return figures
 
 
-def _configuration(args: argparse.Namespace) -> dict[str, Any]:
+def configuration(args: argparse.Namespace) -> dict[str, Any]:
   """What was asked for, and on what."""
   names = (
     'model',
@@ -180,9 +208,10 @@ def _table(figures: dict[str, Any]) -> Any:
   def show(value: float | None, digits: int = 2) -> str:
     return '-' if value is None else f'{value:.{digits}f}'
 
-  table = Table(
-    title=f'{figures["model"]}, {figures["dtype"]}, {figures["device"]}'
-  )
+  title = f'{figures["model"]}, {figures["dtype"]}, {figures["device"]}'
+  if figures['is_simulated']:
+    title += f'\nSIMULATED acceptance of {figures["simulate_alpha"]:g}'
+  table = Table(title=title)
   table.add_column('')
   table.add_column(
     f'plain ({figures["baseline"].split(", ")[1]})', justify='right'
@@ -234,6 +263,8 @@ def _table(figures: dict[str, Any]) -> Any:
 
 def _identical(figures: dict[str, Any]) -> str:
   """The table's last line."""
+  if figures['is_simulated']:
+    return 'not compared: simulated'
   if figures['identical'] is None:
     return 'not compared: sampled'
   if figures['identical']:

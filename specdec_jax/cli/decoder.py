@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,15 @@ from specdec_jax.base import (
 )
 from specdec_jax.checkpoints import loading
 from specdec_jax.checkpoints.loading import LoadedModel
-from specdec_jax.cli import progress
-from specdec_jax.cli.prompts import Batch
+from specdec_jax.checkpoints.model_file import Config
+from specdec_jax.cli import progress, random_models
+from specdec_jax.cli.prompts import Batch, has_encoder
 from specdec_jax.data import ngram_counts, vocabularies
 from specdec_jax.data.vocabularies import AnyVocabulary
 from specdec_jax.models import adapters
 from specdec_jax.models.llama import LlamaConfig
+
+_NO_LIMIT = 2**30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,9 +42,11 @@ class Decoder:
     params: weights of both sides.
     target: the target.
     drafter: the drafter; with gamma 0 it decodes plainly.
+    make_drafter: the same with another gamma.
     verify_fn: the rule.
     logits_to_probs: how the target is sampled.
     eos_id: ids that end a row.
+    config: sizes of the target.
     vocabulary: of both models.
     max_positions: the longest context of both models.
     description: a line about the target.
@@ -50,9 +55,11 @@ class Decoder:
   params: Params
   target: LanguageModel
   drafter: Drafter
+  make_drafter: Callable[[int], Drafter]
   verify_fn: VerifyFn
   logits_to_probs: LogitsToProbsFn
   eos_id: tuple[int, ...]
+  config: Config
   vocabulary: AnyVocabulary
   max_positions: int
   description: str
@@ -107,14 +114,14 @@ def load_decoder(args: argparse.Namespace) -> Decoder:
   """
   weights_dtype = jnp.dtype(args.dtype)
   with progress.waiting(f'loading {args.model}'):
-    target = loading.load(args.model, dtype=weights_dtype)
+    target = load_model(args.model, weights_dtype)
   draft_model = None
   if args.drafter == 'model':
     with progress.waiting(f'loading {args.draft_model}'):
       draft_model = (
         target
         if args.draft_model == args.model
-        else loading.load(args.draft_model, dtype=weights_dtype)
+        else load_model(args.draft_model, weights_dtype)
       )
     vocabularies.check_same_vocabulary(
       target.vocabulary, draft_model.vocabulary
@@ -124,8 +131,9 @@ def load_decoder(args: argparse.Namespace) -> Decoder:
         f'the target has {target.config.vocab_size} logits, the draft model '
         f'{draft_model.config.vocab_size}'
       )
+    _check_kinds(target, draft_model)
   loaded = [target] if draft_model is None else [target, draft_model]
-  max_positions = min(_llama(model).max_positions for model in loaded)
+  max_positions = min(_max_positions(model) for model in loaded)
   if args.drafter != 'none' and args.gamma >= max_positions:
     raise ValueError(
       f'--gamma {args.gamma} is too large for a context of {max_positions}'
@@ -135,22 +143,47 @@ def load_decoder(args: argparse.Namespace) -> Decoder:
       target=target.params,
       drafter=() if draft_model is None else draft_model.params,
     ),
-    target=adapters.llama(_llama(target)),
+    target=adapters.of(target.config),
     drafter=_drafter(args, target, draft_model),
+    make_drafter=lambda gamma: _drafter(
+      argparse.Namespace(**vars(args) | {'gamma': gamma}), target, draft_model
+    ),
     verify_fn=_verify_fn(args),
     logits_to_probs=_logits_to_probs(args, target, for_target=True),
     eos_id=target.vocabulary.eos_ids or (-1,),
+    config=target.config,
     vocabulary=target.vocabulary,
     max_positions=max_positions,
     description=target.description,
   )
 
 
-def _llama(model: LoadedModel) -> LlamaConfig:
-  """The sizes of a model that continues its prompt."""
-  if not isinstance(model.config, LlamaConfig):
-    raise ValueError(f'{model.name} is a T5; only Llamas are decoded here')
-  return model.config
+def load_model(name: str, dtype: jnp.dtype) -> LoadedModel:
+  """A model by name, see `checkpoints.loading.load`; `random:` and the name of
+  sizes is one with random weights."""
+  if name.startswith(random_models.PREFIX):
+    return random_models.load(name, dtype=dtype)
+  return loading.load(name, dtype=dtype)
+
+
+def _max_positions(model: LoadedModel) -> int:
+  """The longest context of a model; T5's relative positions set no limit."""
+  if isinstance(model.config, LlamaConfig):
+    return model.config.max_positions
+  return _NO_LIMIT
+
+
+def _check_kinds(target: LoadedModel, draft: LoadedModel) -> None:
+  """Raises ValueError if just one of the two has an encoder."""
+  kinds = [
+    'an encoder-decoder' if has_encoder(model.config) else 'decoder-only'
+    for model in (target, draft)
+  ]
+  if kinds[0] != kinds[1]:
+    raise ValueError(
+      f'{target.name} is {kinds[0]} and {draft.name} {kinds[1]}: a draft model '
+      'reads what its target reads'
+    )
 
 
 def check_lengths(
@@ -266,7 +299,7 @@ def _drafter(
     )
   assert draft_model is not None
   return drafters.autoregressive(
-    adapters.llama(_llama(draft_model)),
+    adapters.of(draft_model.config),
     gamma=args.gamma,
     logits_to_probs=_logits_to_probs(args, draft_model, for_target=False),
   )

@@ -55,11 +55,14 @@ def run(args: argparse.Namespace) -> int:
   decoder_lib.enable_compilation_cache()
   decoder_lib.check_devices(args.num_devices)
   decoder = decoder_lib.load_decoder(args)
-  rows = prompts.encode(decoder.vocabulary, texts, is_chat=args.chat)
+  rows = prompts.encode(
+    decoder.vocabulary, texts, config=decoder.config, is_chat=args.chat
+  )
   decoder_lib.check_lengths(decoder, rows, args.max_new_tokens)
   batches = prompts.batches(
     texts,
     rows,
+    config=decoder.config,
     batch_size=_batch_size(args, len(rows)),
     max_new_tokens=args.max_new_tokens,
   )

@@ -10,13 +10,12 @@ import numpy as np
 from specdec_jax.base import Prompt
 from specdec_jax.checkpoints.model_file import Config
 from specdec_jax.checkpoints.vocabulary_files import AnyVocabulary
+from specdec_jax.cli.prompts import T5_START, has_encoder
 from specdec_jax.data.tasks import Example, Task
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.evaluation import metrics
 from specdec_jax.models.t5 import T5Config
 
-# T5's decoders begin with padding.
-_T5_START = 0
 FEATURES = ('inputs', 'targets')
 
 
@@ -60,12 +59,7 @@ class Layout:
   @property
   def starts(self) -> tuple[int, ...]:
     """What the decoder begins with, before any input."""
-    return (_T5_START,) if isinstance(self.config, T5Config) else ()
-
-
-def has_encoder(config: Config) -> bool:
-  """Whether inputs go to an encoder."""
-  return isinstance(config, T5Config) and config.num_encoder_layers > 0
+    return (T5_START,) if isinstance(self.config, T5Config) else ()
 
 
 def prompt_length(config: Config, lengths: Mapping[str, int]) -> int:

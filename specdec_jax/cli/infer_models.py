@@ -21,7 +21,6 @@ from specdec_jax.cli import decoder as decoder_lib
 from specdec_jax.cli import options
 from specdec_jax.data import ngram_counts, vocabularies
 from specdec_jax.models import adapters, presets
-from specdec_jax.models.t5 import T5Config
 from specdec_jax.sharding import mesh as mesh_lib
 
 
@@ -103,9 +102,7 @@ def param_shapes(config: Config) -> Any:
 
 def language_model(config: Config) -> LanguageModel:
   """The three functions of a model of these sizes."""
-  if isinstance(config, T5Config):
-    return adapters.t5(config)
-  return adapters.llama(config)
+  return adapters.of(config)
 
 
 def device_mesh(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import specdec_jax
 from specdec_jax.cli import (
   bench,
+  calibrate,
   convert,
   data,
   doctor,
@@ -19,6 +20,7 @@ from specdec_jax.cli import (
   infer,
   merge,
   options,
+  plan,
   progress,
   trace,
   train,
@@ -27,6 +29,8 @@ from specdec_jax.cli import (
 _COMMANDS = {
   'generate': generate,
   'bench': bench,
+  'calibrate': calibrate,
+  'plan': plan,
   'trace': trace,
   'data': data,
   'convert': convert,

@@ -55,6 +55,7 @@ temperature = number(
   lambda x: x == 0 or 1e-6 <= x < float('inf'),
   '0, which is greedy, or a number of at least 1e-6',
 )
+share = number(float, lambda x: 0 <= x <= 1, 'a number in [0, 1]')
 fraction = number(float, lambda x: 0 < x <= 1, 'a number in (0, 1]')
 
 
@@ -64,8 +65,9 @@ def add_models(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     '--model',
     default=DEFAULT_MODEL,
-    help=f'the target: {DEFAULT_MODEL}, a .gguf file, a Hugging Face folder, '
-    'or hf:organisation/name',
+    help=f'the target: {DEFAULT_MODEL}, a .gguf file, a folder of Hugging Face '
+    '(Llama, T5), T5X or specdec convert, hf:organisation/name, or '
+    'random:t5_1_1_small for random weights of named sizes',
   )
   group.add_argument('--draft_model', help='the draft model, named likewise')
   group.add_argument(

@@ -7,14 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 
 from specdec_jax.base import Prompt
+from specdec_jax.checkpoints.model_file import Config
 from specdec_jax.data import batching
 from specdec_jax.data.vocabularies import AnyVocabulary
+from specdec_jax.models.t5 import T5Config
 
 # Prompt buffers are padded to a multiple of this, so that runs on similar
 # prompts share compiled programs.
 _BUCKET = 64
+# What a T5's decoder begins with.
+T5_START = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,16 +121,31 @@ def _check_encodable(prompt: str, place: str) -> None:
     raise ValueError(f'{place} is not valid Unicode text') from error
 
 
+def has_encoder(config: Config) -> bool:
+  """Whether prompts go to an encoder."""
+  return isinstance(config, T5Config) and config.num_encoder_layers > 0
+
+
 def encode(
-  vocabulary: AnyVocabulary, texts: Sequence[str], *, is_chat: bool
+  vocabulary: AnyVocabulary,
+  texts: Sequence[str],
+  *,
+  config: Config,
+  is_chat: bool,
 ) -> list[list[int]]:
-  """Token ids of each prompt.
+  """Token ids of each prompt: what an encoder reads, with the end that T5's
+  expects, or what a decoder continues, without one.
 
   Raises:
     ValueError: if a prompt has no tokens, or the model has no chat template.
   """
-  encode_one = vocabulary.encode_chat if is_chat else vocabulary.encode
-  rows = [encode_one(text) for text in texts]
+  if is_chat:
+    rows = [vocabulary.encode_chat(text) for text in texts]
+  else:
+    is_ended = has_encoder(config) or not isinstance(config, T5Config)
+    rows = [
+      vocabulary.encode(text, add_special_tokens=is_ended) for text in texts
+    ]
   for i, row in enumerate(rows, start=1):
     if not row:
       raise ValueError(f'prompt {i} is empty: it has no tokens')
@@ -136,25 +156,36 @@ def batches(
   texts: Sequence[str],
   rows: Sequence[Sequence[int]],
   *,
+  config: Config,
   batch_size: int,
   max_new_tokens: int,
 ) -> list[Batch]:
   """Packs all prompts into batches of one shape.
+
+  A T5's decoder begins with its start token, and with nothing else if the
+  prompt is its encoder's.
 
   Row ids count through the whole list, so that a row's draws do not depend on
   the batch that it falls into.
   """
   width = max(len(row) for row in rows)
   width += -width % _BUCKET
-  result = []
+  is_t5, result = isinstance(config, T5Config), []
   for start in range(0, len(rows), batch_size):
     part = list(rows[start : start + batch_size])
     num_missing = batch_size - len(part)
     tokens, lengths = batching.pack(part + part[:1] * num_missing, width=width)
+    encoder_tokens = None
+    if has_encoder(config):
+      encoder_tokens = jnp.asarray(tokens)
+      tokens, lengths = tokens[:, :0], np.zeros_like(lengths)
+    if is_t5:
+      tokens = np.pad(tokens, ((0, 0), (1, 0)), constant_values=T5_START)
+      lengths = lengths + 1
     max_lengths = lengths + max_new_tokens
     max_lengths[len(part) :] = lengths[len(part) :]
     prompt = Prompt(
-      encoder_tokens=None,
+      encoder_tokens=encoder_tokens,
       decoder_tokens=jnp.asarray(tokens),
       decoder_lengths=jnp.asarray(lengths),
       row_ids=jnp.arange(start, start + batch_size, dtype=jnp.int32),

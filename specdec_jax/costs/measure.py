@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.base import Context, Draft, Drafter, Params
+from specdec_jax.base import Context, Draft, Drafter, LanguageModel, Params
 from specdec_jax.decoding import keys
 from specdec_jax.decoding.state import DecodeState
 
@@ -126,11 +126,47 @@ def propose_seconds(
     state,
     jnp.int32(1),
   )
-  run_seconds(program, params, state, jnp.int32(1))
-  _, once = run_seconds(program, params, state, jnp.int32(4))
-  num_calls = int(np.clip(0.2 / (once / 4), 4, 10_000))
-  seconds = [
-    run_seconds(program, params, state, jnp.int32(num_calls))[1]
-    for _ in range(repeats)
-  ]
+  return _seconds_a_call(
+    lambda n: program(params, state, jnp.int32(n)), repeats
+  )
+
+
+def extend_seconds(
+  params: Params,
+  state: DecodeState,
+  target: LanguageModel,
+  *,
+  width: int,
+  repeats: int = 5,
+) -> float:
+  """Median seconds of one target call over `width` positions, by itself.
+
+  The cache is rewound after every call, and a call's tokens depend on the
+  logits of the one before, so that none can be left out.
+  """
+
+  def body(_: jax.Array, carry: tuple[Any, Any, jax.Array], params: Any):
+    cache, lengths, last = carry
+    tokens = jnp.broadcast_to(last[:, None], (last.size, width))
+    logits, cache = target.extend(params, tokens, target.rewind(cache, lengths))
+    return cache, lengths, jnp.argmax(logits[:, -1], axis=-1).astype(jnp.int32)
+
+  def repeat(params: Any, cache: Any, lengths: Any, num_calls: jax.Array):
+    start = (cache, lengths, jnp.zeros_like(lengths))
+    step = functools.partial(body, params=params)
+    return jax.lax.fori_loop(0, num_calls, step, start)[2]
+
+  args = (params.target, state.target_cache, state.context.lengths - 1)
+  program, _ = compile_seconds(repeat, *args, jnp.int32(1))
+  return _seconds_a_call(lambda n: program(*args, jnp.int32(n)), repeats)
+
+
+def _seconds_a_call(
+  program: Callable[[int], Any], repeats: int, duration: float = 0.2
+) -> float:
+  """Median seconds of a call that `program(n)` makes n times in a loop."""
+  run_seconds(program, 1)
+  _, once = run_seconds(program, 4)
+  num_calls = int(np.clip(duration / (once / 4), 4, 10_000))
+  seconds = [run_seconds(program, num_calls)[1] for _ in range(repeats)]
   return float(np.median(seconds)) / num_calls

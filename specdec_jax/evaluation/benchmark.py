@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import theory
+from specdec_jax import arrays, theory
 from specdec_jax.base import Array, Drafter, LanguageModel, Params, Prompt
 from specdec_jax.costs import measure
 from specdec_jax.decoding import autoregressive, speculative
@@ -131,6 +131,11 @@ def full_width_side(
     drafter=measure.always_full(gamma),
     **rest,
   )
+  return shortened(side)
+
+
+def shortened(side: Side) -> Side:
+  """A side that decodes a few tokens of its first batch."""
   return dataclasses.replace(side, states=[_shorten(side.states[0])])
 
 
@@ -352,16 +357,14 @@ def _sameness(
   """Whether both sides decoded the same tokens, and if not, how near the miss
   was: the logit margin of plain decoding's token at the first difference."""
   margins = []
-  for a, b in zip(expected, found, strict=True):
-    a, b = jax.device_get(a.context), jax.device_get(b.context)
+  for state, other in zip(expected, found, strict=True):
+    a, b = jax.device_get((state.context, other.context))
     for row in range(a.lengths.size):
       length = min(a.lengths[row], b.lengths[row])
       differs = a.tokens[row, :length] != b.tokens[row, :length]
       if differs.any():
         position = int(differs.argmax())
-        logits = _logits_after(
-          target, plain.params, a.tokens[row : row + 1], position
-        )
+        logits = _logits_after(target, plain.params, state, position)[row]
         ours, theirs = a.tokens[row, position], b.tokens[row, position]
         margins.append(float(logits[ours] - logits[theirs]))
   return {
@@ -373,22 +376,17 @@ def _sameness(
 
 
 def _logits_after(
-  target: LanguageModel, params: Params, tokens: np.ndarray, position: int
+  target: LanguageModel, params: Params, state: DecodeState, position: int
 ) -> np.ndarray:
-  """Teacher-forced logits `[V]` of what follows `tokens[0, :position]`."""
+  """Logits `[B, V]` of what follows the first `position` tokens, from the cache
+  that plain decoding left."""
 
   @jax.jit
-  def score(params: Params, tokens: Array, lengths: Array) -> Array:
-    prompt = Prompt(
-      encoder_tokens=None,
-      decoder_tokens=tokens,
-      decoder_lengths=lengths,
-      row_ids=jnp.zeros(1, jnp.int32),
-    )
-    cache = target.init(params.target, prompt, tokens.shape[1] + 1)
-    last = jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)
+  def score(params: Params, state: DecodeState, position: Array) -> Array:
+    lengths = jnp.full_like(state.context.lengths, position)
+    last = arrays.read_block(state.context.tokens, lengths - 1, 1)
+    cache = target.rewind(state.target_cache, lengths - 1)
     logits, _ = target.extend(params.target, last, cache)
-    return logits[0, 0]
+    return logits[:, 0]
 
-  lengths = jnp.array([position], jnp.int32)
-  return np.asarray(score(params, jnp.asarray(tokens), lengths))
+  return np.asarray(score(params, state, jnp.int32(position)))

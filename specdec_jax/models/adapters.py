@@ -20,6 +20,11 @@ from specdec_jax.models.llama import Llama, LlamaConfig
 from specdec_jax.models.t5 import T5, T5Cache, T5Config
 
 
+def of(config: LlamaConfig | T5Config) -> LanguageModel:
+  """The language model of these sizes, by their type."""
+  return t5(config) if isinstance(config, T5Config) else llama(config)
+
+
 def llama(config: LlamaConfig) -> LanguageModel:
   """A Llama-type decoder; its params are `{'token_embedder': ..., ...}`."""
   network = Llama(config)

@@ -1,0 +1,51 @@
+"""Acceptance by decree, to time the loop apart from a drafter's quality.
+
+What such a decode says is no model's text; only its speed means anything, and
+whoever shows it says that it is simulated.
+"""
+
+import functools
+
+import jax.numpy as jnp
+
+from specdec_jax import arrays
+from specdec_jax.base import Array, Draft, Verification
+from specdec_jax.verification import decision
+from specdec_jax.verification.decision import Decision
+
+
+def simulated_acceptance(
+  row_keys: Array, draft: Draft, target_probs: Array, *, alpha: float
+) -> Verification:
+  """Accepts every drafted token with the same chance, whatever p and q are.
+
+  The token after them is drawn from p. Not lossless, and not meant to be.
+
+  Args:
+    row_keys: keys `[B]`, consumed.
+    draft: up to G tokens a row.
+    target_probs: float32 `[B, G+1, V]`.
+    alpha: the chance, in [0, 1].
+
+  Raises:
+    ValueError: if `alpha` is outside [0, 1].
+  """
+  if not 0 <= alpha <= 1:
+    raise ValueError(f'alpha must lie in [0, 1], got {alpha}')
+  decide_fn = functools.partial(decide, alpha=alpha)
+  return decision.verify(decide_fn, row_keys, draft, target_probs)
+
+
+def decide(
+  uniforms: Array, draft: Draft, target_probs: Array, *, alpha: float
+) -> Decision:
+  """The rule for given uniform draws `[B, G]`."""
+  gamma = draft.tokens.shape[1]
+  is_drafted = arrays.is_within(draft.lengths, gamma)
+  accept_probs = jnp.where(is_drafted, jnp.float32(alpha), 0.0)
+  num_accepted = arrays.count_leading(uniforms < accept_probs)
+  return Decision(
+    num_accepted=num_accepted,
+    next_probs=decision.probs_at(target_probs, num_accepted),
+    accept_probs=accept_probs,
+  )

@@ -1,0 +1,307 @@
+"""How often a drafter's guesses pass, and what an iteration's parts cost here.
+
+Alpha is measured as Leviathan et al. define it (Sec. 3.1 and Table 3,
+https://arxiv.org/abs/2211.17192): the mean of `sum min(p, q)` over prefixes of
+text that the target generates. Nothing is counted as accepted or rejected, so
+one decode tells much more than its acceptances would.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import distributions
+from specdec_jax.base import (
+  Array,
+  Draft,
+  Drafter,
+  LanguageModel,
+  LogitsToProbsFn,
+  Params,
+  Prompt,
+  Verification,
+)
+from specdec_jax.costs import measure
+from specdec_jax.decoding import speculative
+from specdec_jax.decoding.state import DecodeState, EosId
+from specdec_jax.evaluation import benchmark
+from specdec_jax.verification import decision
+
+_NORMAL_QUANTILE = 1.96
+_NUM_LAGS = 8
+
+
+class Overlaps(NamedTuple):
+  """What `sum min(p, q)` was after each prefix of the generated text.
+
+  Attributes:
+    values: float64 `[R, N]`, row by row in the text's order.
+    is_text: bool `[R, N]`, where there was a prefix and a next token.
+    is_drafted: bool `[R, N]`, where the drafter also had a guess.
+  """
+
+  values: np.ndarray
+  is_text: np.ndarray
+  is_drafted: np.ndarray
+
+
+def observe(row_keys: Array, draft: Draft, target_probs: Array) -> Verification:
+  """A rule that accepts nothing and says how much the laws overlap.
+
+  The text is then the target's own, token by token what plain decoding gives,
+  and `accept_probs` of the first drafted token is `sum min(p, q)` instead of
+  that token's chance.
+
+  Args:
+    row_keys: keys `[B]`, consumed as any rule consumes them.
+    draft: one token a row.
+    target_probs: float32 `[B, 2, V]`.
+  """
+  _, next_keys = decision.split_by_purpose(row_keys)
+  p = target_probs[:, 0]
+  if draft.probs is None:
+    shared = jnp.take_along_axis(p, draft.tokens[:, :1], axis=1)
+  else:
+    shared = distributions.overlap(p, draft.probs[:, 0])[:, None]
+  return Verification(
+    num_accepted=jnp.zeros_like(draft.lengths),
+    next_token=distributions.sample(next_keys, p),
+    accept_probs=jnp.where(draft.lengths[:, None] > 0, shared, 0.0),
+  )
+
+
+def overlaps(
+  params: Params,
+  rng_key: Array,
+  prompts: Sequence[Prompt],
+  *,
+  target: LanguageModel,
+  drafter: Drafter,
+  logits_to_probs: LogitsToProbsFn,
+  max_len: int,
+  num_tokens: int,
+  eos_id: EosId,
+) -> Overlaps:
+  """Lets the target generate, and asks the drafter before every token.
+
+  Args:
+    params: weights of both sides.
+    rng_key: as for `speculative.generate`.
+    prompts: of one shape.
+    target: the model that generates.
+    drafter: with gamma 1.
+    logits_to_probs: how the target is sampled.
+    max_len: as for `speculative.generate`.
+    num_tokens: new tokens a row, at most.
+    eos_id: as for `speculative.generate`.
+
+  Raises:
+    ValueError: if the drafter's gamma is not 1, or logits are not numbers.
+  """
+  if drafter.gamma != 1:
+    raise ValueError(f'one token at a time is asked for, got {drafter.gamma}')
+  models: dict[str, Any] = {'target': target, 'drafter': drafter}
+
+  def step(state: DecodeState, _: None):
+    state, info = speculative.step(
+      params,
+      state,
+      **models,
+      verify_fn=observe,
+      logits_to_probs=logits_to_probs,
+      eos_id=eos_id,
+    )
+    verification = info.verification
+    is_text = info.counts > 0
+    is_drafted = is_text & (info.draft.lengths > 0)
+    return state, (verification.accept_probs[:, 0], is_text, is_drafted)
+
+  @jax.jit
+  def generate(params: Params, rng_key: Array, prompt: Prompt):
+    del params  # The closure's; the argument keeps it from being a constant.
+    state = speculative.init(
+      *(all_params, rng_key, prompt), **models, max_len=max_len
+    )
+    state, seen = jax.lax.scan(step, state, None, length=num_tokens)
+    return state.has_nan, seen
+
+  all_params = params
+  parts = []
+  for prompt in prompts:
+    has_nan, seen = jax.device_get(generate(params, rng_key, prompt))
+    if has_nan.any():
+      raise ValueError('the logits were not numbers (NaN): nothing to measure')
+    parts.append([np.asarray(each).T for each in seen])
+  values, is_text, is_drafted = (
+    np.concatenate(each) for each in zip(*parts, strict=True)
+  )
+  return Overlaps(values.astype(np.float64), is_text, is_drafted)
+
+
+def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:
+  """Alpha and what the assumption of independence leaves out of it.
+
+  Args:
+    found: of `overlaps`.
+    max_gamma: positions of the profile.
+
+  Returns:
+    `alpha` over the prefixes with a guess; `alpha_interval`, 95%, rows being
+    what is drawn, None for fewer than two; `num_prefixes`, `num_rows`;
+    `abstained`, the share of prefixes without a guess; `autocorrelation` of
+    neighbouring overlaps by lag, None where there are none; and `profile`, the
+    rate of each position of a block that starts anywhere, no guess counting as
+    no overlap.
+
+  Raises:
+    ValueError: if the drafter never had a guess.
+  """
+  counts = found.is_drafted.sum(1)
+  if not counts.sum():
+    raise ValueError('the drafter had no guess after any prefix')
+  sums = np.where(found.is_drafted, found.values, 0).sum(1)
+  alpha = sums.sum() / counts.sum()
+  return {
+    'alpha': float(alpha),
+    'alpha_interval': _interval(sums, counts, alpha),
+    'num_prefixes': int(counts.sum()),
+    'num_rows': int((counts > 0).sum()),
+    'abstained': float(1 - counts.sum() / found.is_text.sum()),
+    'autocorrelation': [
+      _autocorrelation(found, alpha, lag) for lag in range(1, _NUM_LAGS + 1)
+    ],
+    'profile': _profile(found, max_gamma),
+  }
+
+
+def _interval(
+  sums: np.ndarray, counts: np.ndarray, alpha: float
+) -> list[float] | None:
+  """Of a ratio of sums over rows: neighbouring tokens are not independent."""
+  is_counted = counts > 0
+  num_rows = int(is_counted.sum())
+  if num_rows < 2:
+    return None
+  excess = (sums - alpha * counts)[is_counted]
+  deviation = np.sqrt((excess**2).sum() * num_rows / (num_rows - 1))
+  half = _NORMAL_QUANTILE * deviation / counts.sum()
+  return [float(max(alpha - half, 0)), float(min(alpha + half, 1))]
+
+
+def _autocorrelation(found: Overlaps, alpha: float, lag: int) -> float | None:
+  both = found.is_drafted[:, lag:] & found.is_drafted[:, :-lag]
+  centred = np.where(found.is_drafted, found.values - alpha, 0)
+  variance = (centred**2).sum() / found.is_drafted.sum()
+  if not both.any() or variance < 1e-12:
+    return None
+  products = (centred[:, lag:] * centred[:, :-lag])[both]
+  return float(products.mean() / variance)
+
+
+def _profile(found: Overlaps, max_gamma: int) -> list[float]:
+  """Rates of the positions of blocks that begin at every prefix."""
+  values = np.where(found.is_drafted, found.values, 0)
+  reached, rates = np.ones(found.is_text.sum()), []
+  for i in range(max_gamma):
+    # A block that the text's end cuts short says nothing of what is beyond.
+    inside = np.zeros_like(found.is_text)
+    inside[:, : inside.shape[1] - i] = found.is_text[:, i:]
+    shifted = np.zeros_like(values)
+    shifted[:, : values.shape[1] - i] = values[:, i:]
+    ahead = np.where(inside, shifted, np.nan)[found.is_text]
+    is_inside = ~np.isnan(ahead)
+    before = reached[is_inside].mean() if is_inside.any() else 0.0
+    reached = reached * np.nan_to_num(ahead)
+    after = reached[is_inside].mean() if is_inside.any() else 0.0
+    rates.append(float(after / before) if before > 0 else 0.0)
+  return rates
+
+
+def costs(
+  params: Params,
+  rng_key: Array,
+  prompt: Prompt,
+  *,
+  target: LanguageModel,
+  drafters: Mapping[int, Drafter],
+  max_len: int,
+  repeats: int,
+  **rule: Any,
+) -> dict[str, Any]:
+  """Times of an iteration's parts on this device, for one batch.
+
+  Args:
+    params: weights of both sides.
+    rng_key: as for `speculative.generate`.
+    prompt: the batch.
+    target: the target.
+    drafters: the same drafter by gamma, 1 and the largest among them.
+    max_len: as for `speculative.generate`.
+    repeats: timed runs of each.
+    **rule: `verify_fn`, `logits_to_probs` and `eos_id`.
+
+  Returns:
+    The fields of `theory.planner.Costs` but `c_hat`, in seconds, and
+    `extend_seconds` of the widest target call by itself: what is missing to its
+    `target_seconds` is sampling, verification and the loop.
+  """
+  max_gamma = max(drafters)
+  widths = sorted({1, 1 + -(-max_gamma // 2), max_gamma + 1})
+  shared: dict[str, Any] = {'target': target, 'max_len': max_len, **rule}
+  plain_rule = {k: v for k, v in shared.items() if k != 'verify_fn'}
+  plain = benchmark.plain_side(params, rng_key, [prompt], **plain_rule)
+  sides = {1: benchmark.shortened(plain)} | {
+    width: benchmark.full_width_side(
+      params, rng_key, [prompt], gamma=width - 1, **shared
+    )
+    for width in widths[1:]
+  }
+  drafted = benchmark.shortened(
+    benchmark.speculative_side(
+      params, rng_key, [prompt], drafter=drafters[max_gamma], **shared
+    )
+  )
+  programs = {f'{width}': side.decode for width, side in sides.items()}
+  seconds, states = measure.alternate(
+    programs | {'drafted': drafted.decode}, repeats
+  )
+  each = {
+    name: float(np.median(seconds[name])) / _num_iterations(states[name])
+    for name in seconds
+  }
+  propose = {
+    gamma: measure.propose_seconds(
+      params, _start(params, rng_key, prompt, target, drafter, max_len), drafter
+    )
+    for gamma, drafter in sorted(drafters.items())
+  }
+  first, last = propose[1], propose[max_gamma]
+  further = max(last - first, 0.0) / max(max_gamma - 1, 1)
+  is_short = drafters[max_gamma].may_abstain
+  spent = last + each[f'{max_gamma + 1}']
+  return {
+    'widths': widths,
+    'target_seconds': [each[f'{width}'] for width in widths],
+    'first_draft_seconds': first,
+    'draft_seconds': further,
+    # With short iterations among them the mean iteration says nothing of it.
+    'loop_seconds': 0.0 if is_short else max(each['drafted'] - spent, 0.0),
+    'extend_seconds': measure.extend_seconds(
+      params, sides[widths[-1]].states[0], target, width=widths[-1]
+    ),
+  }
+
+
+def _start(params, rng_key, prompt, target, drafter, max_len) -> DecodeState:
+  init = functools.partial(
+    speculative.init, target=target, drafter=drafter, max_len=max_len
+  )
+  return jax.jit(init)(params, rng_key, prompt)
+
+
+def _num_iterations(states: Sequence[DecodeState]) -> int:
+  return sum(int(s.statistics.num_target_runs.max()) for s in states)
