@@ -180,7 +180,7 @@ def read_config(
 
 def read_params(
   path: Path,
-  config: Config,
+  config: Config | model_file.DrafterConfig,
   *,
   shardings: Callable[[Any], Any] | None = None,
 ) -> dict[str, Any]:
@@ -280,6 +280,15 @@ def read_drafter(
     ValueError: if the folder holds none.
     ImportError: if the tensorstore package is not installed.
   """
+  config = read_drafter_config(name, dtype=dtype)
+  path = Path(name).expanduser()
+  return config, orbax.restore(path, model_file.param_shapes(config))
+
+
+def read_drafter_config(
+  name: str, *, dtype: jnp.dtype = jnp.float32
+) -> model_file.DrafterConfig:
+  """The sizes alone; see `read_drafter`."""
   path = Path(name).expanduser()
   if not orbax.is_checkpoint(path):
     raise ValueError(f'{path} has no {model_file.NAME} with parameters beside')
@@ -289,7 +298,7 @@ def read_drafter(
       f'{path} is a whole model, a {model_file.network_of(config)}; expected a '
       'network that only drafts'
     )
-  return config, orbax.restore(path, model_file.param_shapes(config))
+  return config
 
 
 def read_vocabulary(path: Path) -> AnyVocabulary | None:

@@ -15,12 +15,13 @@ from jax.sharding import Mesh
 from specdec_jax import drafters
 from specdec_jax.base import Drafter, LanguageModel, LogitsToProbsFn
 from specdec_jax.checkpoints import loading, model_file, vocabulary_files
-from specdec_jax.checkpoints.model_file import Config
+from specdec_jax.checkpoints.model_file import Config, DrafterConfig
 from specdec_jax.checkpoints.vocabulary_files import AnyVocabulary
 from specdec_jax.cli import decoder as decoder_lib
 from specdec_jax.cli import options
 from specdec_jax.data import ngram_counts, vocabularies
 from specdec_jax.models import adapters, presets
+from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.sharding import mesh as mesh_lib
 
 
@@ -82,7 +83,9 @@ def read_vocabulary(model: Model, config: Config) -> AnyVocabulary:
   return vocabulary
 
 
-def read_params(model: Model, config: Config, mesh: Mesh) -> Any:
+def read_params(
+  model: Model, config: Config | DrafterConfig, mesh: Mesh
+) -> Any:
   """The weights, each where the mesh wants it.
 
   Raises:
@@ -95,7 +98,7 @@ def read_params(model: Model, config: Config, mesh: Mesh) -> Any:
   )
 
 
-def param_shapes(config: Config) -> Any:
+def param_shapes(config: Config | DrafterConfig) -> Any:
   """The tree of weights as shapes."""
   return model_file.param_shapes(config)
 
@@ -160,7 +163,7 @@ class Drafting:
 
   drafter: Drafter
   model: Model | None = None
-  config: Config | None = None
+  config: Config | DrafterConfig | None = None
 
 
 # A drafter for a target; gin binds the other arguments.
@@ -237,5 +240,36 @@ def draft_model(target: Target, *, model: Model, gamma: int = 4) -> Drafting:
     language_model(config),
     gamma=gamma,
     logits_to_probs=target.sampled(target.vocab_size),
+  )
+  return Drafting(drafter=drafter, model=model, config=config)
+
+
+def spec_drafter(target: Target, *, model: Model, gamma: int = 25) -> Drafting:
+  """A block in one pass; see `drafters.spec_drafter`.
+
+  Args:
+    target: whose vocabulary it must have.
+    model: the folder that `specdec train` wrote; in a dry run, `sizes` alone,
+      a name of `presets.SPEC_DRAFTERS`, will do.
+    gamma: k, tokens an iteration.
+
+  Raises:
+    ValueError: if it is no Spec-Drafter, or has another vocabulary.
+  """
+  dtype = jnp.dtype(model.dtype)
+  config: DrafterConfig
+  if model.sizes is not None:
+    config = presets.spec_drafter(model.sizes, dtype=dtype)
+  else:
+    config = loading.read_drafter_config(model.checkpoint, dtype=dtype)
+  if not isinstance(config, BlockDecoderConfig):
+    raise ValueError(f'{model.checkpoint} is no Spec-Drafter')
+  if config.vocab_size != target.config.vocab_size:
+    raise ValueError(
+      f'the target has {target.config.vocab_size} logits, the Spec-Drafter '
+      f'{config.vocab_size}'
+    )
+  drafter = drafters.spec_drafter(
+    adapters.block_decoder(config), gamma=gamma, vocab_size=target.vocab_size
   )
   return Drafting(drafter=drafter, model=model, config=config)
