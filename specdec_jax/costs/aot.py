@@ -31,6 +31,8 @@ _ENVIRONMENT = {
   'TPU_SKIP_MDS_QUERY': '1',
   'TPU_WORKER_HOSTNAMES': 'localhost',
   'TPU_ACCELERATOR_TYPE': 'v4-8',
+  # One that only compiles takes no chip from another process.
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': 'true',
 }
 
 

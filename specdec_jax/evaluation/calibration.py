@@ -106,30 +106,26 @@ def overlaps(
     raise ValueError(f'one token at a time is asked for, got {drafter.gamma}')
   models: dict[str, Any] = {'target': target, 'drafter': drafter}
 
-  def step(state: DecodeState, _: None):
-    state, info = speculative.step(
-      params,
-      state,
-      **models,
-      verify_fn=observe,
-      logits_to_probs=logits_to_probs,
-      eos_id=eos_id,
-    )
-    verification = info.verification
-    is_text = info.counts > 0
-    is_drafted = is_text & (info.draft.lengths > 0)
-    return state, (verification.accept_probs[:, 0], is_text, is_drafted)
-
   @jax.jit
   def generate(params: Params, rng_key: Array, prompt: Prompt):
-    del params  # The closure's; the argument keeps it from being a constant.
-    state = speculative.init(
-      *(all_params, rng_key, prompt), **models, max_len=max_len
-    )
+    def step(state: DecodeState, _: None):
+      state, info = speculative.step(
+        params,
+        state,
+        **models,
+        verify_fn=observe,
+        logits_to_probs=logits_to_probs,
+        eos_id=eos_id,
+      )
+      is_text = info.counts > 0
+      is_drafted = is_text & (info.draft.lengths > 0)
+      values = info.verification.accept_probs[:, 0]
+      return state, (values, is_text, is_drafted)
+
+    state = speculative.init(params, rng_key, prompt, **models, max_len=max_len)
     state, seen = jax.lax.scan(step, state, None, length=num_tokens)
     return state.has_nan, seen
 
-  all_params = params
   parts = []
   for prompt in prompts:
     has_nan, seen = jax.device_get(generate(params, rng_key, prompt))
@@ -139,7 +135,9 @@ def overlaps(
   values, is_text, is_drafted = (
     np.concatenate(each) for each in zip(*parts, strict=True)
   )
-  return Overlaps(values.astype(np.float64), is_text, is_drafted)
+  # Sums of float32 laws may exceed one by their rounding.
+  values = np.minimum(values.astype(np.float64), 1.0)
+  return Overlaps(values, is_text, is_drafted)
 
 
 def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:

@@ -1,0 +1,126 @@
+"""Costs on slices that are not there. Those marked `tpu` run its compiler."""
+
+import importlib.util
+
+import jax.numpy as jnp
+import pytest
+
+from specdec_jax.costs import aot, compiled
+from specdec_jax.costs.chips import CHIPS
+from specdec_jax.models import presets
+from specdec_jax.theory import planner
+from tests import test_compilation
+
+needs_libtpu = pytest.mark.skipif(
+  importlib.util.find_spec('libtpu') is None,
+  reason='needs libtpu: pip install -e ".[tpu]"',
+)
+
+
+def workload(topology: str, target: str, draft: str, **changes):
+  slice_ = aot.find_slice(topology)
+  sizes = {'batch_size': 1, 'input_length': 512, 'output_length': 128} | changes
+  return compiled.Workload(
+    slice=slice_,
+    target=presets.preset(target, dtype=jnp.bfloat16),
+    draft=presets.preset(draft, dtype=jnp.bfloat16),
+    num_partitions=compiled.default_num_partitions(slice_, sizes['batch_size']),
+    **sizes,
+  )
+
+
+@pytest.mark.parametrize('name', ['v9:2x2', 'v4', 'v4:2x2', 'v5e:2x2x1', ''])
+def test_a_slice_that_there_cannot_be_is_refused(name):
+  with pytest.raises(ValueError, match='topology|dimensions'):
+    aot.find_slice(name)
+
+
+def test_without_libtpu_the_extra_is_named(monkeypatch):
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(ImportError, match=r'specdec_jax\[tpu\]'):
+    aot.find_slice('v4:1x1x1')
+
+
+def test_clocks_follow_from_published_peaks():
+  # Google's paper on v4 (arXiv 2304.01433) states 1050 MHz.
+  assert CHIPS['v4'].clock == pytest.approx(1.05e9, rel=0.01)
+  assert all(0.9e9 < chip.clock < 2e9 for chip in CHIPS.values())
+
+
+@pytest.mark.tpu
+@needs_libtpu
+@pytest.mark.parametrize(
+  ('name', 'num_chips'),
+  [('v4:1x1x1', 1), ('v4:2x2x1', 4), ('v5e:2x4', 8), ('v6e:1x1', 1)],
+)
+def test_a_slice_has_a_device_a_chip(name, num_chips):
+  assert len(aot.find_slice(name).devices) == num_chips
+
+
+@pytest.mark.tpu
+@needs_libtpu
+def test_what_does_not_fit_is_refused_with_the_bytes():
+  too_long = workload('v4:1x1x1', 't5_1_1_xxl', 't5_1_1_small', batch_size=64)
+  with pytest.raises(
+    ValueError, match=r'\d{11} bytes do not fit .*34359738368'
+  ):
+    compiled.pair_costs(too_long, max_gamma=4)
+
+
+@pytest.mark.tpu
+@needs_libtpu
+def test_a_model_axis_that_does_not_divide_the_heads_is_refused():
+  uneven = workload('v5e:2x4', 't5_1_1_base', 't5_1_1_small')
+  with pytest.raises(ValueError, match=r'model axis of 8 .* heads of 12'):
+    compiled.pair_costs(uneven, max_gamma=4)
+
+
+@pytest.mark.tpu
+@needs_libtpu
+@pytest.mark.slow
+def test_parts_of_a_pair_move_their_weights_once():
+  """On four chips; the draft model's six heads do not divide by them."""
+  task = workload('v5e:2x2', 't5_1_1_base', 't5_1_1_small')
+  pair = compiled.pair_costs(task, max_gamma=2)
+  assert pair.widths == (1, 2, 3)
+  assert 'whole draft model' in pair.notes[0]
+  assert 'heads of 6' in pair.notes[0]
+  # The decoder's weights and caches, a quarter of them on each chip; neither
+  # the encoder nor the table of embeddings is read.
+  for cost in pair.target:
+    table = 32_128 * 768 * 2 / 4
+    assert cost.memory_bytes == pytest.approx(
+      cost.argument_bytes - table, rel=0.15
+    )
+    # Two all-reduces a layer and attention at the least.
+    assert cost.num_collectives >= 3 * 12
+    assert cost.seconds > cost.memory_seconds + cost.collective_seconds
+  assert pair.further_draft.num_collectives == 0
+  ratio = pair.costs().verify_cost_ratio(2)
+  assert 0.9 < ratio < 1.2
+  memory = pair.memory
+  assert memory['total'] == sum(
+    memory[name]
+    for name in ('target_params', 'draft_params', 'caches', 'temporaries')
+  )
+  assert memory['total'] < memory['available'] == 16 * 2**30
+  assert planner.plan(0.7, pair.costs(), max_gamma=2).best.gamma in (0, 1, 2)
+
+
+@pytest.mark.tpu
+@needs_libtpu
+@pytest.mark.slow
+def test_the_whole_decode_keeps_to_the_chip():
+  """T5-XXL with T5-small on four chips: neither host transfers nor copies of
+  caches in the loop."""
+  pair = workload('v4:2x2x1', 't5_1_1_xxl', 't5_1_1_small')
+  gamma = 3
+  hlo = compiled.compile_generate(pair, gamma=gamma).as_text()
+  lines = test_compilation.in_loops(hlo)
+  assert any('dynamic-update-slice' in line for line in lines)
+  for word in ('callback', 'outfeed', 'infeed', ' send(', ' recv(', 'ToHost'):
+    assert word not in hlo, word
+  heads = pair.target.num_heads // pair.num_partitions
+  capacity = 1 + pair.output_length + gamma + 1
+  cache = heads * capacity * pair.target.head_dim
+  assert test_compilation.cache_copies(lines, cache) == []

@@ -1,0 +1,147 @@
+"""From acceptance and costs to a gamma."""
+
+import numpy as np
+import pytest
+
+from specdec_jax import theory
+from specdec_jax.theory import planner
+from specdec_jax.theory.planner import Costs
+
+
+def costs(*, c=0.05, slope=0.0, loop=0.0, widths=(1, 7, 13)):
+  """A plain step is 1, and every further position costs `slope`."""
+  return Costs(
+    widths=widths,
+    target_seconds=[1 + slope * (width - 1) for width in widths],
+    first_draft_seconds=c,
+    draft_seconds=c,
+    loop_seconds=loop,
+    c_hat=0.1,
+  )
+
+
+@pytest.mark.parametrize('alpha', [0.2, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize('c', [0.01, 0.1, 0.3])
+def test_with_the_paper_s_assumptions_it_is_the_paper_s_theorem(alpha, c):
+  plan = planner.plan(alpha, costs(c=c))
+  for choice in plan.choices:
+    gamma = choice.gamma
+    assert choice.speedup == pytest.approx(
+      theory.walltime_improvement(alpha, gamma, c)
+    )
+    assert choice.operations_factor == pytest.approx(
+      theory.operations_factor(alpha, gamma, 0.1)
+    )
+  assert plan.best.gamma == theory.best_gamma(alpha, c, max_gamma=12)
+
+
+def test_a_rate_a_position():
+  profile = [0.9, 0.5, 0.2, 0.1]
+  plan = planner.plan(profile, costs(), max_gamma=4)
+  for choice in plan.choices:
+    assert choice.expected_tokens == pytest.approx(
+      theory.expected_tokens_of_profile(profile[: choice.gamma])
+    )
+  assert planner.plan(profile, costs(c=0), max_gamma=4).best.gamma == 4
+  with pytest.raises(ValueError, match='4 rates do not say what gamma 5'):
+    planner.plan(profile, costs(), max_gamma=5)
+
+
+def test_dearer_scoring_and_the_loop_lower_gamma():
+  gammas = [
+    planner.plan(0.8, costs(slope=slope, loop=loop)).best.gamma
+    for slope, loop in ((0, 0), (0.05, 0), (0.2, 0))
+  ]
+  assert gammas == sorted(gammas, reverse=True)
+  assert len(set(gammas)) == 3
+  free, dear = (planner.plan(0.8, costs(loop=loop)).best for loop in (0, 0.5))
+  assert dear.speedup < free.speedup
+  assert dear.gamma >= free.gamma  # A dear loop is entered less often.
+
+
+def test_break_even_alpha_neither_gains_nor_loses():
+  dear = costs(c=0.2, slope=0.05)
+  for choice in planner.plan(0.5, dear).choices[1:]:
+    at = planner.plan(choice.break_even_alpha, dear).choices[choice.gamma]
+    assert at.speedup == pytest.approx(1, abs=1e-6)
+  assert planner.plan(0.5, costs(c=1.5)).choices[3].break_even_alpha is None
+
+
+@pytest.mark.parametrize('batch_size', [1, 2, 8])
+def test_iterations_until_the_slowest_row_is_done(batch_size):
+  """Against decodes of 20,000 batches, within four deviations."""
+  profile, length = np.array([0.8, 0.6, 0.7]), 20
+  rng = np.random.default_rng(0)
+  shape = (20_000, batch_size)
+  left, iterations = np.full(shape, length), np.zeros(shape, int)
+  while (left > 0).any():
+    passed = rng.random((*shape, 3)) < profile
+    iterations += left > 0
+    left = left - 1 - passed.cumprod(-1).sum(-1)
+  slowest = iterations.max(1)
+  found = planner.expected_iterations(profile, length, batch_size)
+  assert abs(found - slowest.mean()) < 4 * slowest.std() / np.sqrt(20_000)
+
+
+def test_iterations_at_the_extremes():
+  assert planner.expected_iterations([], 7, 3) == pytest.approx(7)
+  assert planner.expected_iterations([0.0, 0.0], 7, 3) == pytest.approx(7)
+  assert planner.expected_iterations([1.0, 1.0], 7, 3) == pytest.approx(3)
+
+
+def test_rows_that_wait_cost_speed():
+  one, many = (planner.plan(0.7, costs(), batch_size=b) for b in (1, 64))
+  assert one.best.row_utilisation == 1
+  assert many.best.row_utilisation < 0.9
+  assert many.best.speedup < one.best.speedup
+  assert any('64 rows' in sentence for sentence in many.sentences)
+
+
+@pytest.mark.parametrize(
+  ('alpha', 'settings', 'batch_size', 'words'),
+  [
+    (0.1, {'c': 0.5}, 1, 'only 10% of the drafted tokens are accepted'),
+    (0.6, {'c': 0.8}, 1, 'drafting 1 tokens costs 0.80 plain steps'),
+    (0.6, {'slope': 0.9}, 8, 'scoring 2 positions of 8 rows costs 1.90'),
+    (0.6, {'loop': 3.0}, 1, 'the loop itself costs 3.00 plain steps'),
+  ],
+)
+def test_it_says_where_speculation_loses_and_why(
+  alpha, settings, batch_size, words
+):
+  plan = planner.plan(alpha, costs(**settings), batch_size=batch_size)
+  assert plan.best.gamma == 0
+  assert 'Speculation loses here' in plan.sentences[0]
+  assert words in plan.sentences[0]
+  assert 'stops losing from alpha' in plan.sentences[1]
+
+
+def test_it_says_where_it_gains_and_from_where_it_loses():
+  plan = planner.plan(0.6, costs(c=0.3))
+  losing = [each.gamma for each in plan.choices[1:] if each.speedup < 1]
+  assert plan.sentences[0].startswith(f'Take gamma {plan.best.gamma}: ')
+  assert f'at gamma {losing[0]} it loses' in plan.sentences[1]
+  whole = planner.plan(0.95, costs(c=0.01))
+  assert 'is the largest considered' in whole.sentences[1]
+
+
+def test_an_interval_of_alpha_is_an_interval_of_gamma():
+  (*_, wide) = planner.plan(0.7, costs(), interval=(0.5, 0.9)).sentences
+  low, high = (planner.plan(a, costs()).best for a in (0.5, 0.9))
+  assert f'between {low.gamma} and {high.gamma}' in wide
+  (*_, narrow) = planner.plan(0.7, costs(), interval=(0.7, 0.701)).sentences
+  assert 'throughout' in narrow
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'widths': (2, 3)}, 'widths must ascend from 1'),
+    ({'widths': (1, 3, 3)}, 'widths must ascend from 1'),
+    ({'c': -0.1}, 'first_draft_seconds must lie in'),
+    ({'slope': -0.5}, 'times of the target must be above 0'),
+  ],
+)
+def test_bad_costs_are_refused(change, message):
+  with pytest.raises(ValueError, match=message):
+    costs(**change)
