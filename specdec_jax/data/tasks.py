@@ -5,6 +5,7 @@ it by. Either way it yields text, and the model's own vocabulary makes tokens of
 it; a SeqIO task that was registered elsewhere may bring its tokens along.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -327,4 +328,9 @@ def _import_seqio() -> Any:
       'SeqIO tasks need seqio and TensorFlow: pip install specdec_jax[data]; '
       'text and JSONL files need neither'
     ) from error
+  import tensorflow as tf
+
+  with contextlib.suppress(RuntimeError):  # Somebody has used them already.
+    # Else TensorFlow takes the memory of the GPUs that JAX decodes on.
+    tf.config.set_visible_devices([], 'GPU')
   return seqio
