@@ -32,7 +32,7 @@ def speculate(
   seed=0,
 ):
   """A speculative decode, compiled whole."""
-  generate = functools.partial(
+  generate = _compiled(
     speculative.generate,
     target=target,
     drafter=drafter,
@@ -41,21 +41,27 @@ def speculate(
     max_len=max_len,
     eos_id=eos_id,
   )
-  return jax.jit(generate)(params, jax.random.key(seed), prompt)
+  return generate(params, jax.random.key(seed), prompt)
 
 
 def plain(
   target, params: Params, prompt, *, to_probs, max_len=24, eos_id=-1, seed=0
 ):
   """A plain decode, compiled whole."""
-  generate = functools.partial(
+  generate = _compiled(
     autoregressive.generate,
     target=target,
     logits_to_probs=to_probs,
     max_len=max_len,
     eos_id=eos_id,
   )
-  return jax.jit(generate)(params, jax.random.key(seed), prompt)
+  return generate(params, jax.random.key(seed), prompt)
+
+
+@functools.cache
+def _compiled(generate, **settings):
+  """One program for each way of decoding, whoever asks."""
+  return jax.jit(functools.partial(generate, **settings))
 
 
 def silent(gamma: int, *, may_abstain: bool) -> Drafter:

@@ -72,7 +72,7 @@ def test_without_a_draft_it_is_plain_decoding(drafter, rule):
 @pytest.mark.parametrize('rule', decoders.RULES)
 @pytest.mark.parametrize('name', ROWS)
 def test_greedy_speculation_is_plain_greedy(name, rule):
-  if rule == 'block' and name not in ('prompt_lookup', 'autoregressive'):
+  if rule != 'greedy' and name not in ('prompt_lookup', 'autoregressive'):
     pytest.skip('at temperature 0 the rules are one; two drafters will do')
   params = Params(TARGET_PARAMS, ROWS[name].make_params())
   output = speculate(
@@ -110,7 +110,8 @@ def test_greedy_speculation_is_plain_greedy_in_the_real_decoder():
 def test_self_drafting_accepts_everything(name, rule):
   target, params = MODELS[name]
   to_probs = GREEDY if rule == 'greedy' else SAMPLED
-  for gamma in (1, 3):
+  # Blocks of two and of four tokens; one of them for the dearer model.
+  for gamma in (1, 3) if name == 'toy' else (3,):
     output = speculate(
       target,
       Params(params, params),

@@ -3,6 +3,7 @@
 A new drafter adds its row here.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -132,4 +133,9 @@ ROWS = {
     has_constant_length=False,
     has_memory=True,
   ),
+}
+# The same drafter whenever asked for: what was compiled for it serves again.
+ROWS = {
+  name: row._replace(make=functools.cache(row.make))
+  for name, row in ROWS.items()
 }
