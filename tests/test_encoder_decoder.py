@@ -135,10 +135,8 @@ def test_greedy_is_plain_greedy():
   assert decoded(plain) == expected('greedy')
 
 
-@pytest.mark.parametrize(
-  ('way', 'num_partitions'),
-  [('greedy', 4), ('sampled', 2), ('sampled', 8)],
-)
+@pytest.mark.parametrize('num_partitions', [2, 4, 8])
+@pytest.mark.parametrize('way', WAYS)
 def test_every_mesh_gives_the_same_tokens(way, num_partitions):
   mesh = mesh_lib.make(num_partitions=num_partitions)
   assert dict(mesh.shape) == {
