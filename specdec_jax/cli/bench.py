@@ -83,7 +83,11 @@ def run(args: argparse.Namespace) -> int:
     batch_size=args.batch_size,
     max_new_tokens=args.max_new_tokens,
   )
-  figures = _measure(args, decoder, batches, plain_dtypes)
+  figures = _measure(args, decoder, batches, plain_dtypes) | configuration(args)
+  figures['is_simulated'] = args.simulate_alpha is not None
+  if figures['is_simulated']:
+    simulated = {'verification': 'simulated', 'lenience': None}
+    figures |= simulated | {'simulate_alpha': args.simulate_alpha}
   figures['num_prompts'] = len(texts)
   if args.temperature or args.simulate_alpha is not None:
     # Both sides draw from one law, not the same tokens; or from none.
@@ -167,11 +171,6 @@ def _measure(
     'autoregressive': plain.compile_seconds,
     'speculative': drafted.compile_seconds,
   }
-  figures |= configuration(args)
-  figures['is_simulated'] = args.simulate_alpha is not None
-  if figures['is_simulated']:
-    simulated = {'verification': 'simulated', 'lenience': None}
-    figures |= simulated | {'simulate_alpha': args.simulate_alpha}
   return figures
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from specdec_jax.cli import calibrate, options, outputs, progress
-from specdec_jax.costs import aot, compiled
+from specdec_jax.costs import aot, compiled, workload
 from specdec_jax.costs.chips import CHIPS
 from specdec_jax.models import presets
 from specdec_jax.theory import planner
@@ -156,7 +156,7 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
   if bool(target.num_encoder_layers) != bool(draft.num_encoder_layers):
     raise ValueError(f'just one of {args.target}, {args.draft} has an encoder')
   slice_ = aot.find_slice(args.topology)
-  workload = compiled.Workload(
+  task = workload.Workload(
     slice=slice_,
     target=target,
     draft=draft,
@@ -164,13 +164,11 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
     input_length=args.input_length,
     output_length=args.output_length,
     num_partitions=args.num_partitions
-    or compiled.default_num_partitions(slice_, batch_size),
+    or workload.default_num_partitions(slice_, batch_size),
   )
   total = compiled.num_parts(max_gamma)
   with progress.bar('compiling', total) as bar:
-    pair = compiled.pair_costs(
-      workload, max_gamma=max_gamma, advance=bar.advance
-    )
+    pair = compiled.pair_costs(task, max_gamma=max_gamma, advance=bar.advance)
   return {
     'kind': calibrate.KIND,
     'source': 'compiled',
@@ -182,7 +180,7 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
     'batch_size': batch_size,
     'input_length': args.input_length,
     'output_length': args.output_length,
-    'num_partitions': workload.num_partitions,
+    'num_partitions': task.num_partitions,
     'memory': pair.memory,
     'notes': list(pair.notes),
     'programs': {

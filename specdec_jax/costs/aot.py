@@ -211,25 +211,44 @@ def _without_cache() -> Iterator[None]:
 
 
 def price(
-  compiled: Any, chip: Chip, *, num_partitions: int, compile_seconds: float
-) -> ProgramCost:
-  """The cost of a program that the TPU compiler made.
+  programs: Sequence[tuple[Any, float]],
+  chip: Chip,
+  num_partitions: Sequence[int],
+) -> list[ProgramCost]:
+  """The costs of programs that the TPU compiler made, on one scale.
 
   Args:
-    compiled: of `compile_all`.
-    chip: that it was compiled for.
-    num_partitions: chips that take part in a collective.
-    compile_seconds: to be passed on.
+    programs: of `compile_all`.
+    chip: that they were compiled for.
+    num_partitions: of each, chips that take part in a collective.
   """
-  cost = hlo.Program(compiled.as_text()).cost()
-  analysis = compiled.cost_analysis() or {}
+  costs = [hlo.Program(each.as_text()).cost() for each, _ in programs]
+  # What the compiler expects of the least instructions, in any of them.
+  small = [cycles for cost in costs for cycles in cost.small_cycles]
+  launch = float(np.percentile(small, 10)) / chip.clock if small else 0.0
+  return [
+    _price(program, cost, chip, parts, launch, seconds)
+    for (program, seconds), cost, parts in zip(
+      programs, costs, num_partitions, strict=True
+    )
+  ]
+
+
+def _price(
+  compiled: Any,
+  cost: hlo.Cost,
+  chip: Chip,
+  num_partitions: int,
+  launch: float,
+  compile_seconds: float,
+) -> ProgramCost:
+  """The cost of one program, whose instructions take `launch` seconds each
+  besides their work."""
   memory = compiled.memory_analysis()
-  # What the compiler expects of the least instruction.
-  launch = np.percentile(cost.small_cycles, 10) if cost.small_cycles else 0.0
-  flops = float(analysis.get('flops', 0.0))
+  flops = float((compiled.cost_analysis() or {}).get('flops', 0.0))
   memory_seconds = cost.memory_bytes / chip.memory_bandwidth
   flop_seconds = flops / chip.peak_flops
-  launch_seconds = cost.num_instructions * float(launch) / chip.clock
+  launch_seconds = cost.num_instructions * launch
   collective_seconds = sum(
     _collective_seconds(size, num_partitions, chip)
     for size in cost.collective_bytes

@@ -13,49 +13,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specdec_jax import distributions, drafters, logits, verification
-from specdec_jax.base import LanguageModel, Params, Prompt
+from specdec_jax.base import Params
 from specdec_jax.costs import aot, measure
-from specdec_jax.costs.aot import Job, ProgramCost, Slice
+from specdec_jax.costs import workload as workload_lib
+from specdec_jax.costs.aot import Job, ProgramCost
+from specdec_jax.costs.workload import Shapes, Workload
 from specdec_jax.decoding import speculative
-from specdec_jax.models import adapters, t5
-from specdec_jax.models.t5 import T5Config
-from specdec_jax.sharding import mesh as mesh_lib
-from specdec_jax.sharding import rules
 from specdec_jax.theory.planner import Costs
 
 _TO_PROBS = logits.standardize(temperature=1.0)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Workload:
-  """What is to be decoded, and on what.
-
-  Attributes:
-    slice: the TPUs.
-    target: sizes of the target; its dtype is that of weights and caches.
-    draft: sizes of the draft model.
-    batch_size: rows decoded together.
-    input_length: tokens of the encoder, or of a decoder-only model's prompt.
-    output_length: new tokens a row.
-    num_partitions: chips that share a copy of the target.
-  """
-
-  slice: Slice
-  target: T5Config
-  draft: T5Config
-  batch_size: int
-  input_length: int
-  output_length: int
-  num_partitions: int
-
-  @property
-  def mesh(self) -> Mesh:
-    return mesh_lib.make(
-      num_partitions=self.num_partitions, devices=self.slice.devices
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,16 +58,6 @@ class PairCosts:
     )
 
 
-def default_num_partitions(slice_: Slice, batch_size: int) -> int:
-  """The mesh's default, or more chips a copy where the batch has too few rows
-  to go round."""
-  size = len(slice_.devices)
-  partitions = mesh_lib.make(devices=slice_.devices).shape[rules.MODEL]
-  while batch_size % (size // partitions) and partitions < size:
-    partitions *= 2
-  return partitions
-
-
 def pair_costs(
   workload: Workload,
   *,
@@ -119,22 +77,16 @@ def pair_costs(
       be split over them.
   """
   notes: list[str] = []
-  target = _shapes(workload, workload.target, max_gamma)
-  draft = _shapes(workload, workload.draft, max_gamma, notes)
+  target = workload_lib.model_shapes(workload, workload.target, max_gamma)
+  draft = workload_lib.model_shapes(workload, workload.draft, max_gamma, notes)
   memory = _resident(workload, target, draft)
   widths = _widths(max_gamma)
   jobs = [_target_step(workload, target, width) for width in widths]
   jobs += [_first_draft(workload, draft), _further_draft(workload, draft)]
-  *on_target, first, further = (
-    aot.price(
-      program,
-      workload.slice.chip,
-      num_partitions=1 if job.mesh is None else workload.num_partitions,
-      compile_seconds=seconds,
-    )
-    for job, (program, seconds) in zip(
-      jobs, aot.compile_all(jobs, advance), strict=True
-    )
+  *on_target, first, further = aot.price(
+    aot.compile_all(jobs, advance),
+    workload.slice.chip,
+    [1 if job.mesh is None else workload.num_partitions for job in jobs],
   )
   temporaries = [cost.temporary_bytes for cost in (*on_target, first, further)]
   memory['temporaries'] = max(temporaries)
@@ -170,8 +122,8 @@ def compile_generate(workload: Workload, *, gamma: int) -> Any:
   Raises:
     ValueError: as `pair_costs`.
   """
-  target = _shapes(workload, workload.target, gamma)
-  draft = _shapes(workload, workload.draft, gamma)
+  target = workload_lib.model_shapes(workload, workload.target, gamma)
+  draft = workload_lib.model_shapes(workload, workload.draft, gamma)
   _resident(workload, target, draft)
   generate = functools.partial(
     speculative.generate,
@@ -181,122 +133,21 @@ def compile_generate(workload: Workload, *, gamma: int) -> Any:
     ),
     verify_fn=verification.speculative_sampling,
     logits_to_probs=_TO_PROBS,
-    max_len=_max_len(workload),
+    max_len=workload.max_len,
     eos_id=1,
   )
   params = Params(target.params, draft.params)
   job = Job(
     name='generate',
     function=generate,
-    args=(params, _on_mesh(workload, _key()), target.prompt),
+    args=(params, workload_lib.key_shape(workload), target.prompt),
     mesh=workload.mesh,
   )
   [(compiled, _)] = aot.compile_all([job])
   return compiled
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Shapes:
-  """A model's arguments as shapes with shardings; `mesh` is None for a model
-  that every chip has a whole copy of."""
-
-  model: LanguageModel
-  params: Any
-  prompt: Prompt
-  cache: Any
-  mesh: Mesh | None
-
-
-def _shapes(
-  workload: Workload,
-  config: T5Config,
-  max_gamma: int,
-  notes: list[str] | None = None,
-) -> _Shapes:
-  """A model on the mesh; a draft model that does not divide is replicated."""
-  mesh: Mesh | None = workload.mesh
-  params = t5.param_shapes(config)
-  try:
-    mesh_lib.check_divides(
-      workload.mesh, params, batch_size=workload.batch_size
-    )
-    shardings = mesh_lib.parameter_shardings(workload.mesh, params)
-  except ValueError as error:
-    if config is not workload.draft:
-      raise
-    mesh = None
-    if notes is not None:
-      notes.append(f'Every chip has the whole draft model, since {error}.')
-    whole = NamedSharding(workload.mesh, PartitionSpec())
-    shardings = jax.tree.map(lambda leaf: whole, params)
-  params = jax.tree.map(_with_sharding, params, shardings)
-  model = adapters.t5(config)
-  prompt = _prompt(workload, config)
-  cache = jax.eval_shape(
-    lambda params, prompt: model.init(
-      params, prompt, _max_len(workload) + max_gamma + 1
-    ),
-    params,
-    prompt,
-  )
-  is_split = mesh is not None
-  cache = _on_mesh(workload, cache, is_split=is_split)
-  return _Shapes(
-    model=model, params=params, prompt=prompt, cache=cache, mesh=mesh
-  )
-
-
-def _prompt(workload: Workload, config: T5Config) -> Prompt:
-  """A prompt's shapes; every row has its input length."""
-  # A shape stands for an array wherever one is traced.
-  array: Any = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
-  batch_size, length = workload.batch_size, workload.input_length
-  is_encoder = bool(config.num_encoder_layers)
-  prompt = Prompt(
-    encoder_tokens=array(batch_size, length) if is_encoder else None,
-    decoder_tokens=array(batch_size, 1 if is_encoder else length),
-    decoder_lengths=array(batch_size),
-    row_ids=array(batch_size),
-  )
-  return _on_mesh(workload, prompt)
-
-
-def _max_len(workload: Workload) -> int:
-  """The longest a row can be."""
-  is_encoder = bool(workload.target.num_encoder_layers)
-  return (1 if is_encoder else workload.input_length) + workload.output_length
-
-
-def _with_sharding(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
-def _on_mesh(workload: Workload, tree: Any, *, is_split: bool = True) -> Any:
-  """Rows over `data`, the heads of caches over `model`."""
-  mesh = workload.mesh
-  sizes = dict(mesh.shape)
-
-  def place(leaf: Any) -> jax.ShapeDtypeStruct:
-    names = ('batch', 'heads', None, None)[: len(leaf.shape)]
-    is_cache = len(leaf.shape) == 4 and is_split
-    axes = [
-      axis
-      if axis and size % sizes[axis] == 0 and (i == 0 or is_cache)
-      else None
-      for i, (axis, size) in enumerate(
-        zip(rules.partition_spec(names), leaf.shape, strict=False)
-      )
-    ]
-    return _with_sharding(leaf, NamedSharding(mesh, PartitionSpec(*axes)))
-
-  return jax.tree.map(place, tree)
-
-
-def _key() -> jax.ShapeDtypeStruct:
-  return jax.eval_shape(lambda: jax.random.key(0))
-
-
-def _target_step(workload: Workload, target: _Shapes, width: int) -> Job:
+def _target_step(workload: Workload, target: Shapes, width: int) -> Job:
   """A step of the loop on drafts that cost nothing; at width 1 a plain one."""
   models: dict[str, Any] = {
     'target': target.model,
@@ -304,9 +155,9 @@ def _target_step(workload: Workload, target: _Shapes, width: int) -> Job:
   }
   params = Params(target.params)
   state = jax.eval_shape(
-    lambda *args: speculative.init(*args, **models, max_len=_max_len(workload)),
+    lambda *args: speculative.init(*args, **models, max_len=workload.max_len),
     params,
-    _on_mesh(workload, _key()),
+    workload_lib.key_shape(workload),
     target.prompt,
   )
 
@@ -323,18 +174,18 @@ def _target_step(workload: Workload, target: _Shapes, width: int) -> Job:
   return Job(
     name=f'target, {width} positions',
     function=step,
-    args=(params, _on_mesh(workload, state)),
+    args=(params, workload_lib.on_mesh(workload, state)),
     mesh=target.mesh,
     donated=(1,),
   )
 
 
-def _first_draft(workload: Workload, draft: _Shapes) -> Job:
+def _first_draft(workload: Workload, draft: Shapes) -> Job:
   """The drafter's catch-up call and the token drawn after it."""
   drafter = drafters.autoregressive(
     draft.model, gamma=1, logits_to_probs=_TO_PROBS
   )
-  max_len, key = _max_len(workload), _on_mesh(workload, _key())
+  max_len, key = workload.max_len, workload_lib.key_shape(workload)
   state = jax.eval_shape(
     lambda *args: speculative.init(
       *args, target=draft.model, drafter=drafter, max_len=max_len
@@ -343,7 +194,9 @@ def _first_draft(workload: Workload, draft: _Shapes) -> Job:
     key,
     draft.prompt,
   )
-  context, keys = _on_mesh(workload, (state.context, state.row_keys))
+  context, keys = workload_lib.on_mesh(
+    workload, (state.context, state.row_keys)
+  )
 
   def step(params, cache, keys, context):
     return drafter.propose(params, keys, context, cache)
@@ -357,7 +210,7 @@ def _first_draft(workload: Workload, draft: _Shapes) -> Job:
   )
 
 
-def _further_draft(workload: Workload, draft: _Shapes) -> Job:
+def _further_draft(workload: Workload, draft: Shapes) -> Job:
   """One call for one position, and a token drawn after it."""
   array = jax.ShapeDtypeStruct((workload.batch_size,), jnp.int32)
   keys = jax.eval_shape(
@@ -369,7 +222,7 @@ def _further_draft(workload: Workload, draft: _Shapes) -> Job:
     probs = _TO_PROBS(raw[:, 0])
     return (distributions.sample(keys, probs), probs), cache
 
-  keys, tokens = _on_mesh(workload, (keys, array))
+  keys, tokens = workload_lib.on_mesh(workload, (keys, array))
   return Job(
     name='drafter, further token',
     function=step,
@@ -380,7 +233,7 @@ def _further_draft(workload: Workload, draft: _Shapes) -> Job:
 
 
 def _resident(
-  workload: Workload, target: _Shapes, draft: _Shapes
+  workload: Workload, target: Shapes, draft: Shapes
 ) -> dict[str, int]:
   """Bytes on each chip before any program runs."""
   memory = {

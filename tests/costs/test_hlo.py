@@ -46,7 +46,7 @@ ENTRY %main (a: bf16[64,128], b: s32[], w: bf16[32,128]) -> bf16[64,128] {
   %all = f32[128]{0:T(128)S(1)} all-reduce(%sums), replica_groups={{0,1}}, to_apply=%add
   ROOT %out = bf16[64,128]{1,0:T(8,128)(2,1)} fusion(%a, %first, %b), kind=kLoop, calls=%write, backend_config={"estimated_cycles":"700"}
 }
-"""
+"""  # noqa: E501
 
 
 def test_bytes_count_where_they_cross_into_main_memory():
