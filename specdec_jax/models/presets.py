@@ -108,11 +108,11 @@ def preset(name: str, *, dtype: jnp.dtype = jnp.float32) -> T5Config:
   return dataclasses.replace(PRESETS[name], dtype=dtype)
 
 
-def _spec_drafter(
+def spec_drafter_of(
   target: T5Config,
+  *,
   num_encoder_layers: int,
   num_decoder_layers: int,
-  *,
   max_positions: int,
 ) -> BlockDecoderConfig:
   """A Spec-Drafter as wide as a target, whose embeddings and encoder fit."""
@@ -126,17 +126,30 @@ def _spec_drafter(
     mlp_dim=target.mlp_dim,
     max_positions=max_positions,
     mlp_activations=target.mlp_activations,
+    relpos_num_buckets=target.relpos_num_buckets,
+    relpos_max_distance=target.relpos_max_distance,
+    dtype=target.dtype,
   )
 
 
-# T5 1.0 small has the sizes of Transformer-base, the targets of Xia et al.
-_XIA_TARGET, _MINI_TARGET = PRESETS['t5_1_0_small'], PRESETS['t5_mini']
+def _spec_drafter(
+  target: str, num_encoder_layers: int, num_decoder_layers: int, positions: int
+) -> BlockDecoderConfig:
+  return spec_drafter_of(
+    PRESETS[target],
+    num_encoder_layers=num_encoder_layers,
+    num_decoder_layers=num_decoder_layers,
+    max_positions=positions,
+  )
+
+
 SPEC_DRAFTERS: dict[str, BlockDecoderConfig] = {
-  'xia_12_2': _spec_drafter(_XIA_TARGET, 12, 2, max_positions=512),
-  'xia_6_6': _spec_drafter(_XIA_TARGET, 6, 6, max_positions=512),
-  'mini_4_2': _spec_drafter(_MINI_TARGET, 4, 2, max_positions=256),
-  'mini_3_3': _spec_drafter(_MINI_TARGET, 3, 3, max_positions=256),
-  'mini_1_1': _spec_drafter(_MINI_TARGET, 1, 1, max_positions=256),
+  # T5 1.0 small has the sizes of Transformer-base, the targets of Xia et al.
+  'xia_12_2': _spec_drafter('t5_1_0_small', 12, 2, 512),
+  'xia_6_6': _spec_drafter('t5_1_0_small', 6, 6, 512),
+  'mini_4_2': _spec_drafter('t5_mini', 4, 2, 256),
+  'mini_3_3': _spec_drafter('t5_mini', 3, 3, 256),
+  'mini_1_1': _spec_drafter('t5_mini', 1, 1, 256),
 }
 
 

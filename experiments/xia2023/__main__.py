@@ -1,0 +1,233 @@
+"""Regenerates the tables of Xia et al. 2023 (SpecDec) on a pair of models.
+
+    python -m experiments.xia2023 --target=runs/ende_mini/model \
+      --drafter=runs/ende_spec_drafter/model \
+      --heads=runs/ende_block_heads/model \
+      --task=debian_ende/test.jsonl --output=experiments/xia2023/results
+
+Each table is one call, `--tables=main`; without `--tables` it is all of them.
+A table is written as soon as it is measured, as Markdown and as JSON.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from experiments.xia2023 import paper
+from experiments.xia2023.tables import FULL, TABLES, Cells, Settings
+from experiments.xia2023.ways import Pair
+from specdec_jax.checkpoints import loading, vocabulary_files
+from specdec_jax.cli import infer_examples
+from specdec_jax.cli.infer_examples import Layout
+from specdec_jax.data import tasks
+from specdec_jax.models import block_decoder, presets
+from specdec_jax.models.block_decoder import BlockDecoderConfig
+from specdec_jax.models.block_heads import BlockHeadsConfig
+from specdec_jax.models.t5 import T5Config
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  args = _parser().parse_args(argv)
+  try:
+    pair = _load(args)
+  except (ValueError, ImportError) as error:
+    print(f'xia2023: error: {error}', file=sys.stderr)
+    return 2
+  settings = Settings(
+    gamma=args.gamma,
+    gammas=args.gammas,
+    batch_sizes=args.batch_sizes,
+    num_timed=args.num_timed,
+    repeats=args.repeats,
+    batch_size=args.batch_size,
+  )
+  folder = Path(args.output)
+  folder.mkdir(parents=True, exist_ok=True)
+  for name in args.tables:
+    title, make = TABLES[name]
+    started = datetime.datetime.now(datetime.UTC)
+    rows = make(pair, settings)
+    seconds = datetime.datetime.now(datetime.UTC) - started
+    header = {
+      'date': started.strftime('%Y-%m-%d'),
+      'device': _device(),
+      'time': f'{seconds.total_seconds():.0f} s',
+      'examples': f'{len(pair.rows)}, {args.num_timed} of them timed',
+      'target': _name(args.target),
+      'drafter': ', '.join(map(_name, args.drafter)) or 'untrained',
+      'paper': paper.SOURCE,
+    }
+    contents = {'title': title, **header, 'rows': rows}
+    (folder / f'{name}.json').write_text(json.dumps(contents, indent=2) + '\n')
+    text = markdown(title, header, rows)
+    (folder / f'{name}.md').write_text(text)
+    print(text, flush=True)
+  return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog='python -m experiments.xia2023', description=__doc__.splitlines()[0]
+  )
+  parser.add_argument('--target', required=True, help='a T5, and vocabulary')
+  parser.add_argument('--sizes', help='of a T5X target: see loading.load')
+  parser.add_argument('--vocabulary', help='unless it lies beside the target')
+  parser.add_argument(
+    '--drafter',
+    action='append',
+    default=[],
+    metavar='[NAME=]FOLDER',
+    help='a Spec-Drafter; the first is the full one, others are variants '
+    'such as without_latency=FOLDER. None: an untrained one, to try this out',
+  )
+  parser.add_argument('--heads', help='of blockwise decoding')
+  parser.add_argument('--task', required=True, help='.jsonl, .tsv, or SeqIO')
+  parser.add_argument('--output', default='experiments/xia2023/results')
+  parser.add_argument('--tables', type=_names, default=list(TABLES))
+  parser.add_argument('--gamma', type=int, default=25)
+  parser.add_argument('--gammas', type=_numbers, default=[10, 15, 20, 25, 30])
+  parser.add_argument(
+    '--batch_sizes', type=_numbers, default=[1, 2, 4, 8, 16, 32, 64]
+  )
+  parser.add_argument('--inputs_length', type=int, default=64)
+  parser.add_argument('--targets_length', type=int, default=64)
+  parser.add_argument('--num_examples', type=int, help='None: all')
+  parser.add_argument('--num_timed', type=int, default=100)
+  parser.add_argument('--repeats', type=int, default=3)
+  parser.add_argument('--batch_size', type=int, default=32)
+  return parser
+
+
+def _names(text: str) -> list[str]:
+  names = text.split(',')
+  for name in names:
+    if name not in TABLES:
+      raise argparse.ArgumentTypeError(
+        f'{name!r} is no table; there are {", ".join(TABLES)}'
+      )
+  return names
+
+
+def _numbers(text: str) -> list[int]:
+  return [int(number) for number in text.split(',')]
+
+
+def _load(args: argparse.Namespace) -> Pair:
+  """Reads all models and encodes the task.
+
+  Raises:
+    ValueError: if they do not fit together.
+  """
+  path = loading.locate(args.target)
+  config, params = loading.read(path, config=args.sizes)
+  if not isinstance(config, T5Config):
+    raise ValueError(f'{args.target} is no T5')
+  if args.vocabulary is not None:
+    vocabulary: Any = vocabulary_files.read(args.vocabulary)
+  else:
+    vocabulary = loading.read_vocabulary(path)
+  if vocabulary is None:
+    raise ValueError(f'{args.target} has no vocabulary: give --vocabulary')
+  loading.check_vocabulary(args.target, vocabulary, config)
+  layout = Layout(
+    config=config,
+    vocabulary=vocabulary,
+    inputs_length=args.inputs_length,
+    targets_length=args.targets_length,
+  )
+  rows = list(infer_examples.encode(tasks.find(args.task), layout, 0, 1))
+  return Pair(
+    layout=layout,
+    target=params,
+    rows=rows[: args.num_examples],
+    spec_drafters=_spec_drafters(args, config),
+    heads=_heads(args.heads, config),
+  )
+
+
+def _spec_drafters(
+  args: argparse.Namespace, target: T5Config
+) -> dict[str, tuple[BlockDecoderConfig, Any]]:
+  """Every drafter by the name of its variant."""
+  if not args.drafter:
+    longest = max(args.gamma, *args.gammas)
+    config = presets.spec_drafter_of(
+      target,
+      num_encoder_layers=target.num_encoder_layers,
+      num_decoder_layers=2,
+      max_positions=max(args.inputs_length, args.targets_length + longest),
+    )
+    params = block_decoder.init_params(config, jax.random.key(0))
+    return {FULL: (config, params)}
+  found = {}
+  for i, given in enumerate(args.drafter):
+    name, equals, folder = given.rpartition('=')
+    if i and not equals:
+      raise ValueError(f'give the variant a name: --drafter=NAME={folder}')
+    config, params = loading.read_drafter(folder)
+    if (
+      not isinstance(config, BlockDecoderConfig)
+      or config.vocab_size != target.vocab_size
+    ):
+      raise ValueError(f'{folder} is no Spec-Drafter of this vocabulary')
+    found[FULL if i == 0 else name] = config, params
+  return found
+
+
+def _heads(
+  folder: str | None, target: T5Config
+) -> tuple[BlockHeadsConfig, Any] | None:
+  if folder is None:
+    return None
+  config, params = loading.read_drafter(folder)
+  if (
+    not isinstance(config, BlockHeadsConfig)
+    or config.embed_dim != target.embed_dim
+  ):
+    raise ValueError(f'{folder} has no heads that fit the target')
+  return config, params
+
+
+def _device() -> str:
+  device = jax.devices()[0]
+  kind = device.device_kind
+  if device.platform == 'cpu':
+    kind = f'{platform.machine()} CPU, {os.cpu_count()} cores'
+  return f'{kind}, jax {jax.__version__}, {jnp.float32.__name__}'
+
+
+def _name(path: str) -> str:
+  """A model without the folders of the machine that it lies on."""
+  parts = Path(path.rpartition('=')[2]).parts
+  return '/'.join(parts[-2:] if parts[-1] == 'model' else parts[-1:])
+
+
+def markdown(title: str, header: dict[str, str], rows: list[Cells]) -> str:
+  """A table, and how it was measured."""
+  lines = [f'## {title}', '']
+  lines += [f'- {name}: {value}' for name, value in header.items()]
+  if rows:
+    columns = list(rows[0])
+    lines += ['', f'| {" | ".join(columns)} |', '|---' * len(columns) + '|']
+    lines += [
+      f'| {" | ".join(_cell(row[column]) for column in columns)} |'
+      for row in rows
+    ]
+  return '\n'.join(lines) + '\n'
+
+
+def _cell(value: Any) -> str:
+  return f'{value:.2f}' if isinstance(value, float) else str(value)
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,231 @@
+"""The tables of Xia et al. (arXiv 2203.16487), measured on a pair at hand.
+
+Every function gives rows of cells by column; a cell of the paper stands beside
+ours, and is empty where no value is known.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.xia2023 import paper, ways
+from experiments.xia2023.ways import Pair, Result, Way
+from specdec_jax.cli.infer_examples import Row
+from specdec_jax.evaluation import quality
+
+Cells = dict[str, Any]
+FULL = 'full'
+BEAM, GREEDY = 'beam 5', 'greedy'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """How long and how much is measured.
+
+  Attributes:
+    gamma: k of every table but that of block sizes.
+    gammas: block sizes.
+    batch_sizes: of the batch table.
+    num_timed: examples that are timed, at batch 1.
+    repeats: of every timed batch; medians count.
+    batch_size: of what is not timed.
+  """
+
+  gamma: int
+  gammas: Sequence[int]
+  batch_sizes: Sequence[int]
+  num_timed: int
+  repeats: int
+  batch_size: int
+
+
+def main_table(pair: Pair, settings: Settings) -> list[Cells]:
+  """Beam 5, greedy, blockwise, strict and relaxed speculation."""
+  compared: dict[str, Way] = {}
+  if pair.heads is not None:
+    compared['blockwise'] = ways.blockwise(pair)
+  for rule in ('strict', 'top-3 tau 1', 'top-5 tau 3'):
+    compared[rule] = ways.spec_drafter(pair, FULL, settings.gamma, rule)
+  return _compare(pair, settings, compared, paper.MAIN)
+
+
+def block_size_table(pair: Pair, settings: Settings) -> list[Cells]:
+  """One Spec-Drafter with blocks of several sizes, whatever it was trained
+  with."""
+  compared = {
+    f'k = {gamma}': ways.spec_drafter(pair, FULL, gamma, 'top-3 tau 1')
+    for gamma in settings.gammas
+  }
+  theirs = {f'k = {gamma}': cells for gamma, cells in paper.BLOCK_SIZE.items()}
+  return _compare(pair, settings, compared, theirs)
+
+
+def drafters_table(pair: Pair, settings: Settings) -> list[Cells]:
+  """Heads, and every Spec-Drafter there is."""
+  compared = {}
+  if pair.heads is not None:
+    compared['heads'] = ways.blockwise(pair, 'top-3 tau 1')
+  for name in pair.spec_drafters:
+    compared[name] = ways.spec_drafter(
+      pair, name, settings.gamma, 'top-3 tau 1'
+    )
+  return _compare(pair, settings, compared, paper.DRAFTERS)
+
+
+def verification_table(pair: Pair, settings: Settings) -> list[Cells]:
+  """One Spec-Drafter under rules that relax more and more."""
+  compared = {
+    rule: ways.spec_drafter(pair, FULL, settings.gamma, rule)
+    for rule in ways.RULES
+  }
+  return _compare(pair, settings, compared, paper.VERIFICATION)
+
+
+def batch_table(pair: Pair, settings: Settings) -> list[Cells]:
+  """Latency of a batch against throughput; the paper has a figure of it, whose
+  values are not known here."""
+  table = []
+  compared = {
+    GREEDY: ways.greedy(pair),
+    'strict': ways.spec_drafter(pair, FULL, settings.gamma, 'strict'),
+    'top-3 tau 1': ways.spec_drafter(pair, FULL, settings.gamma, 'top-3 tau 1'),
+  }
+  for batch_size in settings.batch_sizes:
+    num_rows = max(batch_size, settings.num_timed // batch_size * batch_size)
+    rows = _spread(pair.rows, num_rows)
+    if len(rows) < batch_size:
+      continue
+    results = ways.decode(
+      pair, compared, rows, batch_size=batch_size, repeats=settings.repeats
+    )
+    for name, result in results.items():
+      table.append(
+        {
+          'way': name,
+          'batch': batch_size,
+          'ms a batch': 1e3 * float(np.mean(result.batch_seconds)),
+          'sentences a second': len(result.texts) / result.seconds,
+          'speed over greedy': results[GREEDY].seconds / result.seconds,
+        }
+      )
+  return table
+
+
+def behaviour_table(pair: Pair, settings: Settings) -> list[Cells]:
+  """BLEU of each output against the target's own, greedy and by beam: how much
+  of its behaviour a way keeps. Strict speculation keeps all of greedy's."""
+  compared = {BEAM: ways.beam(pair, 5), GREEDY: ways.greedy(pair)}
+  for rule in ways.RULES:
+    compared[rule] = ways.spec_drafter(pair, FULL, settings.gamma, rule)
+  results = ways.decode(
+    pair, compared, pair.rows, batch_size=settings.batch_size
+  )
+  table = []
+  for name, result in results.items():
+    kept = {
+      f"BLEU against the target's {own}": _bleu(
+        results[own].texts, result.texts
+      )
+      for own in (GREEDY, BEAM)
+    }
+    same = np.mean(
+      [a == b for a, b in zip(results[GREEDY].texts, result.texts, strict=True)]
+    )
+    theirs = paper.BEHAVIOUR.get(name, {})
+    table.append(
+      {
+        'way': name,
+        **kept,
+        'equal to greedy': f'{100 * same:.1f}%',
+        "paper: BLEU against the target's": theirs.get('kept', ''),
+      }
+    )
+  return table
+
+
+TABLES: dict[str, tuple[str, Callable[[Pair, Settings], list[Cells]]]] = {
+  'main': ('Main table', main_table),
+  'block_size': ('Block size', block_size_table),
+  'drafters': ('Drafter variants', drafters_table),
+  'verification': ('Verification', verification_table),
+  'batch': ('Batch size: latency against throughput', batch_table),
+  'behaviour': ("The target's behaviour", behaviour_table),
+}
+
+
+def _compare(
+  pair: Pair,
+  settings: Settings,
+  compared: dict[str, Way],
+  theirs: dict[str, dict[str, str]],
+) -> list[Cells]:
+  """Quality and tokens an iteration of all examples, and times at batch 1 of
+  some, each beside the paper's."""
+  compared = {BEAM: ways.beam(pair, 5), GREEDY: ways.greedy(pair)} | compared
+  whole = ways.decode(pair, compared, pair.rows, batch_size=settings.batch_size)
+  timed = ways.decode(
+    pair,
+    compared,
+    _spread(pair.rows, settings.num_timed),
+    batch_size=1,
+    repeats=settings.repeats,
+    time_drafts=True,
+  )
+  references = [row.example.targets for row in pair.rows]
+  has_references = all(text is not None for text in references)
+  plain_step = timed[GREEDY].loop_seconds / timed[GREEDY].num_tokens
+  table = []
+  for name in compared:
+    cells = theirs.get(name, {})
+    table.append(
+      {
+        'way': name,
+        'BLEU': _bleu(references, whole[name].texts) if has_references else '',
+        'paper: BLEU': cells.get('bleu', ''),
+        'tokens an iteration': (
+          '' if name == BEAM else whole[name].tokens_per_run
+        ),
+        'paper: tokens': cells.get('tokens', ''),
+        'speed over beam 5': timed[BEAM].seconds / timed[name].seconds,
+        'paper: speed': cells.get('speed', ''),
+        'speed over greedy': timed[GREEDY].seconds / timed[name].seconds,
+        'ms a sentence': 1e3 * timed[name].seconds / len(timed[name].texts),
+        **_costs(timed[name], plain_step, is_greedy=name == GREEDY),
+        'paper: draft ms': cells.get('draft', ''),
+      }
+    )
+  return table
+
+
+def _costs(result: Result, plain_step: float, *, is_greedy: bool) -> Cells:
+  """What an iteration costs, in milliseconds and in plain steps, and what it
+  would have to yield to win over greedy decoding."""
+  if result.draft_seconds is None:
+    note = '1 plain step' if is_greedy else ''
+    return {'draft ms': '', 'verify ms': '', 'an iteration costs': note}
+  iteration = result.loop_seconds / result.num_runs
+  verify = iteration - result.draft_seconds
+  in_steps = [s / plain_step for s in (iteration, result.draft_seconds, verify)]
+  verdict = 'wins' if result.tokens_per_run > in_steps[0] else 'loses'
+  return {
+    'draft ms': 1e3 * result.draft_seconds,
+    'verify ms': 1e3 * verify,
+    'an iteration costs': (
+      f'{in_steps[0]:.1f} plain steps ({in_steps[1]:.1f} to draft, '
+      f'{in_steps[2]:.1f} to verify) for {result.tokens_per_run:.2f} tokens: '
+      f'{verdict}'
+    ),
+  }
+
+
+def _bleu(references: Sequence[Any], texts: Sequence[str]) -> float:
+  return quality.bleu(list(references), list(texts))['bleu']
+
+
+def _spread(rows: Sequence[Row], count: int) -> list[Row]:
+  """`count` examples, evenly spread over the split."""
+  count = min(count, len(rows))
+  indices = np.linspace(0, len(rows) - 1, count).round().astype(int)
+  return [rows[i] for i in indices]

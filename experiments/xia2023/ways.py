@@ -1,0 +1,261 @@
+"""Ways of decoding one test split, compiled, and what comes of them."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import drafters, logits, verification
+from specdec_jax.base import Drafter, LanguageModel, Params, VerifyFn
+from specdec_jax.cli import infer_examples
+from specdec_jax.cli.infer_examples import Layout, Row
+from specdec_jax.costs import measure
+from specdec_jax.decoding import autoregressive, beam_search, speculative
+from specdec_jax.models import adapters, block_heads
+
+# Rules by the names that the tables have.
+RULES: dict[str, VerifyFn] = {
+  'strict': verification.greedy,
+  'top-3 tau 1': functools.partial(verification.top_beta, beta=3, tau=1.0),
+  'top-5 tau 3': functools.partial(verification.top_beta, beta=5, tau=3.0),
+  'top-5 tau 5': functools.partial(verification.top_beta, beta=5, tau=5.0),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair:
+  """What is measured.
+
+  Attributes:
+    layout: vocabulary, sizes of the target and buffers.
+    target: its parameters.
+    rows: the test split.
+    spec_drafters: sizes and parameters by the name of a variant.
+    heads: the same of blockwise heads, or None.
+  """
+
+  layout: Layout
+  target: Any
+  rows: Sequence[Row]
+  spec_drafters: Mapping[str, tuple[Any, Any]]
+  heads: tuple[Any, Any] | None
+
+  @property
+  def max_len(self) -> int:
+    return 1 + self.layout.targets_length
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Way:
+  """A way of decoding in two compiled parts.
+
+  Attributes:
+    params: weights.
+    init: `(params, prompt) -> state`, encoder and prefill.
+    run: `(params, state) -> output`, a `DecodeOutput` or a `BeamOutput`.
+    drafter: whose cost is to be told apart, or None.
+  """
+
+  params: Params
+  init: Callable[[Params, Any], Any]
+  run: Callable[[Params, Any], Any]
+  drafter: Drafter | None = None
+
+
+@dataclasses.dataclass(kw_only=True)
+class Result:
+  """What a way made of some examples.
+
+  Attributes:
+    texts: the outputs, in the order of the examples.
+    num_tokens: new ones, EOS included.
+    num_runs: target runs of all rows.
+    prefill_seconds: of all batches.
+    loop_seconds: likewise, after the prefill.
+    draft_seconds: of one draft, or None.
+    batch_seconds: prefill and loop of every batch.
+  """
+
+  texts: list[str] = dataclasses.field(default_factory=list)
+  num_tokens: int = 0
+  num_runs: int = 0
+  prefill_seconds: float = 0.0
+  loop_seconds: float = 0.0
+  draft_seconds: float | None = None
+  batch_seconds: list[float] = dataclasses.field(default_factory=list)
+
+  @property
+  def seconds(self) -> float:
+    return self.prefill_seconds + self.loop_seconds
+
+  @property
+  def tokens_per_run(self) -> float:
+    return self.num_tokens / self.num_runs if self.num_runs else float('nan')
+
+
+def greedy(pair: Pair) -> Way:
+  """One token a target run."""
+  target = adapters.t5(pair.layout.config)
+  rule = _rule(pair, temperature=0.0)
+
+  def init(params, prompt):
+    return autoregressive.init(
+      params, jax.random.key(0), prompt, target=target, max_len=pair.max_len
+    )
+
+  def run(params, state):
+    state = autoregressive.run(params, state, target=target, **rule)
+    return autoregressive.output(state)
+
+  return Way(params=Params(pair.target), init=jax.jit(init), run=jax.jit(run))
+
+
+def beam(pair: Pair, num_beams: int) -> Way:
+  """Beam search; its encoder pass is part of its loop's time."""
+  generate = functools.partial(
+    beam_search.generate,
+    target=adapters.t5(pair.layout.config),
+    num_beams=num_beams,
+    max_len=pair.max_len,
+    eos_id=pair.layout.vocabulary.eos_ids,
+  )
+  return Way(
+    params=Params(pair.target),
+    init=lambda params, prompt: prompt,
+    run=jax.jit(generate),
+  )
+
+
+def spec_drafter(pair: Pair, name: str, gamma: int, rule: str) -> Way:
+  """A Spec-Drafter of `pair` under a rule of `RULES`."""
+  config, params = pair.spec_drafters[name]
+  drafter = drafters.spec_drafter(
+    adapters.block_decoder(config),
+    gamma=gamma,
+    vocab_size=pair.layout.vocabulary.vocab_size,
+  )
+  target = adapters.t5(pair.layout.config)
+  return _speculative(pair, target, drafter, params, rule)
+
+
+def blockwise(pair: Pair, rule: str = 'strict') -> Way:
+  """The heads of `pair`."""
+  assert pair.heads is not None
+  config, params = pair.heads
+  target, heads_fn = block_heads.with_heads(pair.layout.config, config)
+  drafter = drafters.blockwise_heads(heads_fn, gamma=config.gamma)
+  params = {'heads': params, 'target': pair.target}
+  return _speculative(pair, target, drafter, params, rule)
+
+
+def _speculative(
+  pair: Pair, target: LanguageModel, drafter: Drafter, params: Any, name: str
+) -> Way:
+  # The relaxed rules read the target's law at temperature 1; so may strict.
+  rule = _rule(pair, temperature=1.0)
+  models: dict[str, Any] = {'target': target, 'drafter': drafter}
+
+  def init(params, prompt):
+    return speculative.init(
+      params, jax.random.key(0), prompt, **models, max_len=pair.max_len
+    )
+
+  def run(params, state):
+    state = speculative.run(
+      params, state, **models, verify_fn=RULES[name], **rule
+    )
+    return speculative.output(state)
+
+  return Way(
+    params=Params(pair.target, params),
+    init=jax.jit(init),
+    run=jax.jit(run),
+    drafter=drafter,
+  )
+
+
+def _rule(pair: Pair, *, temperature: float) -> dict[str, Any]:
+  vocabulary = pair.layout.vocabulary
+  return {
+    'logits_to_probs': logits.standardize(
+      temperature=temperature, vocab_size=vocabulary.vocab_size
+    ),
+    'eos_id': vocabulary.eos_ids,
+  }
+
+
+def decode(
+  pair: Pair,
+  ways: Mapping[str, Way],
+  rows: Sequence[Row],
+  *,
+  batch_size: int,
+  repeats: int = 1,
+  time_drafts: bool = False,
+) -> dict[str, Result]:
+  """Decodes `rows` in every way, batch by batch in turns, warm.
+
+  Times are sums over the batches of the median of `repeats` runs.
+  """
+  pack = infer_examples.packer(pair.layout)
+  results = {name: Result() for name in ways}
+  for start in range(0, len(rows), batch_size):
+    part: list[Row | None] = list(rows[start : start + batch_size])
+    num_real = len(part)
+    part += [None] * (batch_size - num_real)
+    prompt = jax.tree.map(jnp.asarray, pack(part))
+    for _ in range(2 if start == 0 else 1):  # The first compiles.
+      timed = {name: [] for name in ways}
+      outputs = {}
+      for _ in range(repeats):
+        for name, way in ways.items():
+          outputs[name], *seconds = _run(way, prompt)
+          timed[name].append(seconds)
+    for name in ways:
+      _add(results[name], pair, outputs[name], num_real, timed[name])
+  if time_drafts:
+    for name, way in ways.items():
+      if way.drafter is not None:
+        state = way.init(way.params, prompt)
+        results[name].draft_seconds = measure.propose_seconds(
+          way.params, state, way.drafter, repeats=3
+        )
+  return results
+
+
+def _run(way: Way, prompt: Any) -> tuple[Any, float, float]:
+  """An output, and seconds of prefill and loop."""
+  started = time.perf_counter()
+  state = jax.block_until_ready(way.init(way.params, prompt))
+  middle = time.perf_counter()
+  output = jax.block_until_ready(way.run(way.params, state))
+  return output, middle - started, time.perf_counter() - middle
+
+
+def _add(
+  result: Result, pair: Pair, output: Any, num_rows: int, timed: list
+) -> None:
+  """Puts a batch into a result."""
+  prefill, loop = np.median(np.array(timed), axis=0)
+  result.prefill_seconds += float(prefill)
+  result.loop_seconds += float(loop)
+  result.batch_seconds.append(float(prefill + loop))
+  tokens, lengths = np.asarray(output.tokens), np.asarray(output.lengths)
+  if tokens.ndim == 3:  # The best beam is the last.
+    tokens, lengths = tokens[:, -1], lengths[:, -1]
+    result.num_runs = 0
+  else:
+    runs = output.statistics.num_target_runs[:num_rows]
+    result.num_runs += int(np.sum(runs))
+  vocabulary = pair.layout.vocabulary
+  for row in range(num_rows):
+    ids = tokens[row, 1 : lengths[row]].tolist()
+    result.num_tokens += len(ids)
+    if ids and ids[-1] in vocabulary.eos_ids:
+      ids.pop()
+    result.texts.append(vocabulary.decode(ids))
