@@ -1,0 +1,121 @@
+"""`specdec calibrate` and `specdec plan`: from a measurement to a gamma."""
+
+import json
+
+import pytest
+
+from specdec_jax.cli import calibrate
+from tests.cli.tiny import assert_refused
+
+CHECKED = ('alpha', 'c', 'verify_cost_ratio', 'loop_seconds', 'extend_seconds')
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  return tmp_path_factory.mktemp('costs')
+
+
+def written(folder, **changes) -> str:
+  """A file as calibrate writes it, a plain step being one second."""
+  figures = {
+    'kind': calibrate.KIND,
+    'source': 'measured',
+    'alpha': 0.8,
+    'alpha_interval': [0.78, 0.82],
+    'profile': [0.8] * 6,
+    'widths': [1, 4, 7],
+    'target_seconds': [1.0, 1.0, 1.0],
+    'first_draft_seconds': 0.05,
+    'draft_seconds': 0.05,
+    'loop_seconds': 0.0,
+    'c_hat': 0.05,
+    'model': 'target',
+    'drafter': 'drafter',
+    'dtype': 'float32',
+    'device': 'none',
+    'batch_size': 1,
+  }
+  path = folder / 'costs.json'
+  path.write_text(json.dumps(figures | changes))
+  return str(path)
+
+
+def test_a_calibration_is_planned_with(run, model, prompts_file, tmp_path):
+  path, plan_path = tmp_path / 'costs.json', tmp_path / 'plan.json'
+  result = run(
+    'calibrate',
+    *('--model', model, '--draft_model', model, '--prompts', prompts_file),
+    *('--batch_size', '4', '--max_new_tokens', '6', '--gamma', '2'),
+    *('--repeats', '1', '--json', path),
+  )
+  assert (result.status, result.err) == (0, '')
+  for part in ('alpha', 'T(3) / T(1)', 'further drafted token'):
+    assert part in result.out
+  figures = json.loads(path.read_text())
+  assert set(figures) >= set(CHECKED)
+  # The draft model is the target: every greedy guess is right.
+  assert figures['alpha'] == 1
+  assert figures['alpha_interval'] == [1, 1]
+  assert (figures['num_rows'], figures['abstained']) == (8, 0)
+  assert figures['profile'] == [1, 1]
+  assert figures['widths'] == [1, 2, 3]
+  assert min(figures['target_seconds']) > 0
+
+  result = run('plan', '--costs', path, '--json', plan_path)
+  assert (result.status, result.err) == (0, '')
+  (plan,) = json.loads(plan_path.read_text())['plans']
+  assert [choice['gamma'] for choice in plan['choices']] == [0, 1, 2]
+  assert plan['choices'][2]['expected_tokens'] == 3
+  assert plan['sentences'][0] in ' '.join(result.out.split())
+
+
+def test_the_plan_is_the_planner_s(run, folder):
+  result = run('plan', '--costs', written(folder), '--json', '-')
+  (plan,) = json.loads(result.out)['plans']
+  assert plan['best']['gamma'] == 6
+  assert plan['best']['speedup'] == pytest.approx(
+    (1 - 0.8**7) / 0.2 / (1 + 6 * 0.05)
+  )
+  assert 'between 0.780 and 0.820' in plan['sentences'][-1]
+  result = run(
+    'plan', '--costs', written(folder), '--alpha', '0.02', '--json', '-'
+  )
+  (plan,) = json.loads(result.out)['plans']
+  assert plan['best']['gamma'] == 0
+  assert 'Speculation loses here' in plan['sentences'][0]
+
+
+@pytest.mark.parametrize(
+  ('options', 'words'),
+  [
+    ((), 'give --costs FILE'),
+    (('--costs', 'none.json'), 'cannot read --costs none.json'),
+    (('--target', 't5_1_1_xxl', '--draft', 't5_1_1_small'), '--topology'),
+    (
+      ('--target', 'nobody', '--draft', 'gpt_6m', '--topology', 'v4:1x1x1'),
+      "no sizes are called 'nobody'",
+    ),
+    (
+      ('--target', 't5_mini', '--draft', 'lm_nano', '--topology', 'v4:1x1x1'),
+      'just one of t5_mini, lm_nano has an encoder',
+    ),
+    (
+      ('--target', 't5_mini', '--draft', 't5_nano', '--topology', 'v9:1x1'),
+      "no topology is called 'v9:1x1'",
+    ),
+    (('--costs', 'x', '--target', 't5_mini'), 'give one or the other'),
+    (('--costs', 'x', '--batch_size', '2'), 'a batch size of its own'),
+    (('--alpha', '2'), 'must be a number in [0, 1]'),
+  ],
+)
+def test_bad_input_is_one_sentence(run, options, words):
+  assert_refused(run('plan', *options), words)
+
+
+def test_a_file_of_another_kind_and_a_gamma_beyond_it_are_refused(run, folder):
+  path = written(folder, kind='something')
+  assert_refused(run('plan', '--costs', path), 'is not what')
+  path = written(folder)
+  assert_refused(
+    run('plan', '--costs', path, '--max_gamma', '7'), 'is beyond gamma 6'
+  )
