@@ -6,11 +6,10 @@ from typing import Any
 import jax.numpy as jnp
 
 from specdec_jax.base import Array
-from specdec_jax.checkpoints import loading
+from specdec_jax.cli.train_distilled import read_t5
 from specdec_jax.models import block_heads
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.block_heads import BlockHeadsConfig
-from specdec_jax.models.t5 import T5Config
 from specdec_jax.training import block_heads as block_heads_training
 from specdec_jax.training import glancing
 from specdec_jax.training.train_step import LossFn
@@ -30,7 +29,7 @@ def spec_drafter_params(
   Raises:
     ValueError: if the target is no T5, or its sizes are others.
   """
-  params = None if target is None else read_target(target)[1]
+  params = None if target is None else read_t5(target, jnp.float32)[1]
   return glancing.init_params(config, rng_key, params)
 
 
@@ -38,7 +37,7 @@ def block_heads_config(
   *, target: str, gamma: int, mlp_dim: int
 ) -> BlockHeadsConfig:
   """Sizes of heads that fit a target."""
-  embed_dim = read_target(target)[0].embed_dim
+  embed_dim = read_t5(target, jnp.float32)[0].embed_dim
   return BlockHeadsConfig(embed_dim=embed_dim, gamma=gamma, mlp_dim=mlp_dim)
 
 
@@ -51,22 +50,10 @@ def block_heads_loss(
   config: BlockHeadsConfig, *, target: str, label_smoothing: float = 0.0
 ) -> LossFn:
   """`training.block_heads.heads_loss` of a target that is read here."""
-  target_config, target_params = read_target(target)
+  target_config, target_params = read_t5(target, jnp.float32)
   return block_heads_training.heads_loss(
     config,
     target_config=target_config,
     target_params=target_params,
     label_smoothing=label_smoothing,
   )
-
-
-def read_target(name: str) -> tuple[T5Config, Any]:
-  """Sizes and float32 parameters of a T5.
-
-  Raises:
-    ValueError: if it is another model.
-  """
-  config, params = loading.read(loading.locate(name), dtype=jnp.float32)
-  if not isinstance(config, T5Config):
-    raise ValueError(f'{name} is no T5, so that no such drafter fits it')
-  return config, params
