@@ -168,11 +168,11 @@ def _reporting(
     bar = stack.enter_context(progress.bar('training', train_steps))
 
     def report(step: int, metrics: Mapping[str, float]) -> None:
-      if not logs:
+      if not logs and jax.process_index() == 0:
         logs.append(metrics_log.open_log(folder, step=step - 1))
         stack.callback(logs[0].close)
         bar.advance(step - 1)
-        write_operative_config(folder)
+        _write_operative_config(folder)
       if 'loss' in metrics:
         bar.advance(1)
         since.append(metrics)
@@ -180,8 +180,8 @@ def _reporting(
           return
         metrics = _mean(since)
         since.clear()
-      if jax.process_index() == 0:
-        logs[0].write(step, metrics)
+      for log in logs:
+        log.write(step, metrics)
         with bar.hidden():
           print(_line(step, metrics), flush=True)
 
@@ -209,12 +209,11 @@ def _line(step: int, metrics: Mapping[str, float]) -> str:
   return f'step {step:,}  {figures}'
 
 
-def write_operative_config(folder: Path) -> None:
+def _write_operative_config(folder: Path) -> None:
   """Writes config.gin: every binding that the run uses, defaults included."""
-  if jax.process_index() == 0:
-    folder.mkdir(parents=True, exist_ok=True)
-    text = gin_launch.operative_config()
-    (folder / 'config.gin').write_text(text, encoding='utf-8')
+  folder.mkdir(parents=True, exist_ok=True)
+  text = gin_launch.operative_config()
+  (folder / 'config.gin').write_text(text, encoding='utf-8')
 
 
 def _initial_params(
