@@ -149,7 +149,7 @@ def with_ratio(
     if packed > 1:
       raise ValueError(
         f'a row holds {packed} examples; a Spec-Drafter is trained on one a '
-        'row: max_examples_per_row=1'
+        'row: `length_buckets.from_token_files`, or max_examples_per_row=1'
       )
     progress = min(position / max(train_steps - 1, 1), 1.0)
     ratio = first + (last - first) * progress

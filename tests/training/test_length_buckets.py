@@ -1,0 +1,83 @@
+"""Batches of like lengths: nothing lost, nothing twice, resumable."""
+
+import numpy as np
+import pytest
+
+from specdec_jax.data import token_files
+from specdec_jax.training import length_buckets
+
+LIMITS = (4, 8, 16)
+
+
+@pytest.fixture(scope='module')
+def examples():
+  rng = np.random.default_rng(0)
+  lengths = rng.integers(1, 17, (200, 2))
+  # The first tokens name the example.
+  inputs = [[i + 20, *[3] * (n - 1)] for i, (n, _) in enumerate(lengths)]
+  targets = [[i + 20, *[4] * (n - 1)] for i, (_, n) in enumerate(lengths)]
+  return inputs, targets
+
+
+@pytest.fixture(scope='module')
+def folder(examples, tmp_path_factory):
+  path = tmp_path_factory.mktemp('tokens')
+  token_files.save(path / 'train.npz', token_files.from_rows(*examples))
+  first = [side[:30] for side in examples]
+  token_files.save(path / 'validation.npz', token_files.from_rows(*first))
+  return path
+
+
+def made(folder, **options):
+  return length_buckets.from_token_files(
+    str(folder), batch_tokens=32, limits=LIMITS, **options
+  )
+
+
+def names(features) -> list[int]:
+  first = features['decoder_target_tokens'][:, 0]
+  return (first[first > 0] - 20).tolist()
+
+
+def test_an_epoch_has_every_batch_once(folder, examples):
+  dataset = made(folder)
+  sizes = {4: 8, 8: 4, 16: 2}
+  lengths = np.maximum(*[[len(row) for row in side] for side in examples])
+  buckets = np.array(LIMITS)[np.searchsorted(LIMITS, lengths)]
+  num_batches = sum((buckets == limit).sum() // n for limit, n in sizes.items())
+  seen, widths = [], []
+  for position in range(num_batches):
+    features = dataset.batch(position)
+    width = features['decoder_target_tokens'].shape[1]
+    assert features['encoder_input_tokens'].shape == (sizes[width], width)
+    assert features['decoder_segment_ids'].max() == 1
+    assert all(buckets[i] == width for i in names(features))
+    seen += names(features)
+    widths.append(width)
+  assert len(seen) == len(set(seen)) >= 200 - 8 - 4 - 2
+  assert widths != sorted(widths)
+  second = [names(dataset.batch(num_batches + i)) for i in range(num_batches)]
+  assert second != [names(dataset.batch(i)) for i in range(num_batches)]
+
+
+def test_a_position_is_the_whole_state(folder):
+  first, second = made(folder), made(folder)
+  for position in (57, 3):
+    for name, values in first.batch(position).items():
+      np.testing.assert_array_equal(values, second.batch(position)[name])
+  other = made(folder, seed=1)
+  assert any(names(first.batch(i)) != names(other.batch(i)) for i in range(4))
+
+
+def test_validation_has_each_example_once(folder):
+  seen = [i for features in made(folder).validation() for i in names(features)]
+  assert sorted(seen) == list(range(30))
+
+
+def test_what_does_not_fit_is_refused(folder):
+  with pytest.raises(ValueError, match='an example of 16 tokens'):
+    length_buckets.from_token_files(str(folder), batch_tokens=32, limits=(4, 8))
+  with pytest.raises(ValueError, match='should ascend'):
+    length_buckets.from_token_files(str(folder), batch_tokens=32, limits=(8, 4))
+  with pytest.raises(ValueError, match='no row of 16'):
+    length_buckets.from_token_files(str(folder), batch_tokens=15, limits=LIMITS)
