@@ -20,7 +20,7 @@ from specdec_jax.cli.infer_examples import Layout
 from specdec_jax.data import tasks
 from specdec_jax.decoding import autoregressive
 from specdec_jax.models import adapters
-from tests.cli import infer_runs
+from tests.cli import infer_runs, tiny
 from tests.cli.infer_runs import argv, gin_file, predictions, records, result
 from tests.cli.tiny import assert_refused
 
@@ -226,6 +226,56 @@ def test_a_drafter_changes_the_target_runs_alone(once, run, t5, task, tmp_path):
   aux = [line['aux'] for line in records(result(tmp_path))]
   assert {each['alpha'] for each in aux if each['tested']} == {1.0}
   assert all(each['target_runs'] == -(-each['tokens'] // 5) for each in aux)
+
+
+def test_a_decoder_only_model_continues_as_generate_does(
+  run, model, prompts_file, tmp_path
+):
+  done = run(
+    *argv(
+      model,
+      prompts_file,
+      tmp_path,
+      gin_file('drafters/prompt_lookup.gin'),
+      TASK_FEATURE_LENGTHS="{'inputs': 64, 'targets': 12}",
+    )
+  )
+  assert done.status == 0, done
+  generated = run(
+    'generate',
+    '--model',
+    model,
+    '--prompts',
+    prompts_file,
+    '--max_new_tokens=12',
+    '--drafter=none',
+    '--json=-',
+  )
+  lines = records(result(tmp_path, prompts_file.stem))
+  found = [(line['prediction'], line['aux']['tokens']) for line in lines]
+  expected = [
+    (each['text'], len(each['tokens'])) for each in generated.records()
+  ]
+  assert found == expected
+  assert sum(line['aux']['accepted'] for line in lines) > 0
+
+
+def test_logits_that_are_not_numbers_are_counted(
+  run, make_model, prompts_file, tmp_path
+):
+  broken = make_model('nan', change=tiny.burst)
+  done = run(
+    *argv(
+      broken,
+      prompts_file,
+      tmp_path,
+      TASK_FEATURE_LENGTHS="{'inputs': 64, 'targets': 12}",
+    )
+  )
+  assert done.status == 2, done
+  assert 'logits of 8 examples were not numbers' in done.err
+  lines = records(result(tmp_path, prompts_file.stem))
+  assert {line['aux']['end'] for line in lines} == {'nan'}
 
 
 def test_samples_do_not_depend_on_the_batch(run, t5, task, tmp_path):
