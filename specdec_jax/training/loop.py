@@ -167,6 +167,11 @@ def _train_from(
   state, position = run.state, int(run.position)
   step = int(state.step)
   evaluate = jax.jit(lambda params, batch: loss_fn(params, batch, None))
+
+  def so_far() -> Run:
+    read = jnp.asarray(position, jnp.int32)
+    return Run(state=state, position=read, rng_key=run.rng_key)
+
   while step < schedule.train_steps:
     started = time.perf_counter()
     if dataset.prepare is not None:
@@ -180,20 +185,10 @@ def _train_from(
     report(step, metrics)
     is_last = step == schedule.train_steps
     if is_last or step % schedule.checkpoint_period == 0:
-      checkpoints.save(
-        Run(
-          state=state,
-          position=jnp.asarray(position, jnp.int32),
-          rng_key=run.rng_key,
-        )
-      )
+      checkpoints.save(so_far())
     if dataset.validation and (is_last or step % schedule.eval_period == 0):
       report(step, validate(evaluate, state.params, dataset))
-  return Run(
-    state=state,
-    position=jnp.asarray(position, jnp.int32),
-    rng_key=run.rng_key,
-  )
+  return so_far()
 
 
 def validate(
