@@ -113,7 +113,7 @@ def _is_like(value: Any, field: dataclasses.Field) -> bool:
 
 def network_of(config: Config | DrafterConfig) -> str:
   """`'t5'`, `'llama'`, `'block_decoder'` or `'block_heads'`."""
-  return next(name for name, cls in _CONFIGS.items() if type(config) is cls)
+  return next(n for n, cls in _CONFIGS.items() if isinstance(config, cls))
 
 
 def num_layers(config: Config) -> int:

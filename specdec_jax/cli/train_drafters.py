@@ -50,7 +50,7 @@ def block_heads_loss(
   config: BlockHeadsConfig, *, target: str, label_smoothing: float = 0.0
 ) -> LossFn:
   """`training.block_heads.heads_loss` of a target that is read here."""
-  target_config, target_params = read_t5(target, jnp.float32)
+  target_config, target_params = read_t5(target, config.dtype)
   return block_heads_training.heads_loss(
     config,
     target_config=target_config,

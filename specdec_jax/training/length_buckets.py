@@ -1,7 +1,7 @@
 """Batches of one example a row, of like lengths, so that little is padding.
 
-A Spec-Drafter's block follows a prefix of its own in every row, so that no other
-example can share the row, as they do in packed batches.
+A Spec-Drafter's block follows a prefix of its own in every row, so that no
+other example can share the row, as they do in packed batches.
 """
 
 from collections.abc import Iterator, Sequence
