@@ -128,6 +128,49 @@ class Program:
     """The cost of one run."""
     return self._cost(self.entry)
 
+  def copies_in_loops(self, num_elements: int) -> list[str]:
+    """Names of instructions in loops that copy or transpose at least so many
+    elements from main memory to main memory.
+
+    What a fusion does to an operand on its way to another operation is no copy,
+    and neither is moving an array onto the chip and back.
+    """
+    loops = [
+      instruction.called
+      for computation in self.computations.values()
+      for instruction in computation.values()
+      if instruction.opcode == 'while'
+    ]
+    pending, seen = [name for called in loops for name in called], set()
+    found = []
+    while pending:
+      name = pending.pop()
+      if name in seen:
+        continue
+      seen.add(name)
+      for instruction in self.computations[name].values():
+        if instruction.opcode in ('while', 'conditional', 'call'):
+          pending += instruction.called
+        moved = instruction.outputs[0] if instruction.outputs else None
+        if (
+          moved
+          and instruction.operands
+          and moved.num_elements >= num_elements
+          and not moved.is_on_chip
+          and self._is_copy(name, instruction)
+        ):
+          found.append(instruction.name)
+    return found
+
+  def _is_copy(self, within: str, instruction: Instruction) -> bool:
+    source = self.computations[within].get(instruction.operands[0])
+    if source and not _memory_size(source):
+      return False
+    kind = instruction.opcode
+    if kind == 'fusion':
+      kind = self._root(instruction.called[0]).opcode
+    return kind in ('copy', 'copy-start', 'transpose')
+
   def _cost(self, name: str) -> Cost:
     total = Cost()
     for instruction in self.computations[name].values():

@@ -85,6 +85,44 @@ def test_a_loop_of_unknown_length_is_said_to_be_one():
   assert hlo.Program(text).cost().num_unknown_loops == 1
 
 
+def test_a_copy_counts_where_main_memory_is_written():
+  text = """
+HloModule loop, is_scheduled=true
+
+%flip (f0: f32[8,16]) -> f32[16,8] {
+  %f0 = f32[8,16]{1,0} parameter(0)
+  ROOT %turned = f32[16,8]{1,0} transpose(%f0), dimensions={1,0}
+}
+
+%mix (m0: f32[8,16]) -> f32[8] {
+  %m0 = f32[8,16]{1,0} parameter(0)
+  %inside = f32[8,16]{0,1} copy(%m0)
+  ROOT %sums = f32[8]{0} reduce(%inside), to_apply=%add
+}
+
+%body (s: (f32[8,16])) -> (f32[8,16]) {
+  %s = (f32[8,16]{1,0}) parameter(0)
+  %x = f32[8,16]{1,0} get-tuple-element(%s), index=0
+  %onto_chip = f32[8,16]{1,0:S(1)} copy(%x)
+  %read = f32[8]{0} fusion(%x), kind=kLoop, calls=%mix
+  %small = f32[8]{0} copy(%read)
+  %flipped = f32[16,8]{1,0} fusion(%x), kind=kLoop, calls=%flip
+  %back = f32[8,16]{1,0} copy(%onto_chip)
+  %again = f32[8,16]{1,0} copy(%x)
+  ROOT %next = (f32[8,16]{1,0}) tuple(%back)
+}
+
+ENTRY %main (a: f32[8,16]) -> (f32[8,16]) {
+  %a = f32[8,16]{1,0} parameter(0)
+  %before = f32[8,16]{1,0} copy(%a)
+  %start = (f32[8,16]{1,0}) tuple(%before)
+  ROOT %loop = (f32[8,16]{1,0}) while(%start), condition=%done, body=%body
+}
+"""
+  found = hlo.Program(text).copies_in_loops(8 * 16)
+  assert found == ['flipped', 'again']
+
+
 def test_text_that_is_no_module_is_refused():
   with pytest.raises(ValueError, match='no ENTRY'):
     hlo.Program('%f = f32[] constant(0)')
