@@ -1,19 +1,24 @@
 """T5X's own greedy sampler against this package, on the same weights.
 
 Plain against plain (T5X's `temperature_sample` at temperature 0 and
-`decoding.autoregressive.generate`), and the T5X plug-in with prompt lookup. An
+`decoding.autoregressive.generate`), and the T5X plug-in with a draft model. An
 encoder-decoder of T5 1.1 small's sizes with random weights, float32; every row
-decodes the same number of tokens. Needs T5X (docs/t5x.md):
+decodes the same number of tokens. The draft model is the first two layers of
+each of the target's stacks, and the other layers are scaled down, so that the
+two agree often: how often is printed, and is no figure of any trained model.
+Needs T5X (docs/t5x.md):
 
     PYTHONPATH=$T5X_DIR:. python experiments/t5x/decode_speed.py \
       --batch_size=16 --encoder_length=128 --num_new=64 --repeats=5
 
-Programs are compiled first and then run in turns; the medians and the median of
-the pairs' ratios are printed.
+Programs are compiled first and then run in turns. Printed are medians, of
+seconds and of processor seconds, and the median of the pairs' ratios.
 """
 
 import argparse
+import dataclasses
 import functools
+import time
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +34,8 @@ from specdec_jax.integrations import t5x as plugin
 from specdec_jax.models import adapters, presets, t5
 
 NO_EOS = -1
+# Of what the layers after the second add to the residual stream.
+DEEP_SCALE = 0.05
 
 
 class Vocabulary:
@@ -51,35 +58,59 @@ def main() -> None:
   rng = np.random.default_rng(0)
   shape = (args.batch_size, args.encoder_length)
   encoder_tokens = jnp.asarray(rng.integers(3, 32_000, shape), jnp.int32)
-  seconds, outputs = measure.alternate(
-    programs(config, params, encoder_tokens, args), args.repeats
-  )
-  report(seconds, outputs, args)
+  cpu_seconds: dict[str, list[float]] = {}
+  timed = {
+    name: functools.partial(
+      _count_cpu, program, cpu_seconds.setdefault(name, [])
+    )
+    for name, program in programs(config, params, encoder_tokens, args).items()
+  }
+  seconds, outputs = measure.alternate(timed, args.repeats)
+  # The first run of each compiles it and is not counted.
+  report(seconds, {k: v[1:] for k, v in cpu_seconds.items()}, outputs, args)
+
+
+def _count_cpu(program, cpu_seconds: list[float]):
+  started = time.process_time()
+  result = jax.block_until_ready(program())
+  cpu_seconds.append(time.process_time() - started)
+  return result
 
 
 def random_params(config: t5.T5Config):
-  """Weights whose greedy texts go round in circles, as random ones do."""
+  """Weights of the target, and of its first layers at 'draft'."""
   rng = np.random.default_rng(1)
 
   def draw(path, leaf):
-    if path[-1].key == 'scale':
+    names = [entry.key for entry in path]
+    if names[-1] == 'scale':
       return jnp.ones(leaf.shape, leaf.dtype)
-    fan_in = 1 if 'embedding' in path[-1].key else leaf.shape[0]
+    fan_in = 1 if 'embedding' in names[-1] else leaf.shape[0]
     values = rng.standard_normal(leaf.shape, np.float32) / np.sqrt(fan_in)
+    is_last = names[-2] in ('out', 'wo')
+    if is_last and not {'layers_0', 'layers_1'} & set(names):
+      values = values * DEEP_SCALE
     return jnp.asarray(values, leaf.dtype)
 
-  return jax.tree_util.tree_map_with_path(draw, t5.param_shapes(config))
-
-
-def programs(config, params, encoder_tokens, args):
-  """What is compared, by name; each gives int32 `[B, num_new]`."""
-  batch = {
-    'encoder_input_tokens': encoder_tokens,
-    'decoder_input_tokens': jnp.zeros(
-      (args.batch_size, args.num_new), jnp.int32
-    ),
+  params = jax.tree_util.tree_map_with_path(draw, t5.param_shapes(config))
+  keep = lambda name: (
+    not name.startswith('layers_')
+    or name
+    in (
+      'layers_0',
+      'layers_1',
+    )
+  )
+  draft = {
+    part: {name: leaf for name, leaf in tree.items() if keep(name)}
+    for part, tree in params.items()
   }
-  module = network.Transformer(
+  return params | {plugin.DRAFT: draft}
+
+
+def network_of(config: t5.T5Config) -> network.Transformer:
+  """The same sizes as a network of T5X's."""
+  return network.Transformer(
     config=network.T5Config(
       vocab_size=config.vocab_size,
       dtype=config.dtype,
@@ -93,13 +124,31 @@ def programs(config, params, encoder_tokens, args):
       dropout_rate=0.0,
     )
   )
+
+
+def programs(config, params, encoder_tokens, args):
+  """What is compared, by name; each gives int32 `[B, num_new]`."""
+  batch = {
+    'encoder_input_tokens': encoder_tokens,
+    'decoder_input_tokens': jnp.zeros(
+      (args.batch_size, args.num_new), jnp.int32
+    ),
+  }
+  module = network_of(config)
+  draft_module = network_of(
+    dataclasses.replace(config, num_encoder_layers=2, num_decoder_layers=2)
+  )
   greedy = functools.partial(
     decoding.temperature_sample, temperature=0.0, topk=0
   )
   vocabularies = (Vocabulary(), Vocabulary(), None)
   own = models.EncoderDecoderModel(module, *vocabularies, decode_fn=greedy)
   speculative = plugin.SpeculativeEncoderDecoderModel(
-    module, *vocabularies, drafter='prompt_lookup', gamma=args.gamma
+    module,
+    *vocabularies,
+    drafter='model',
+    draft_module=draft_module,
+    gamma=args.gamma,
   )
 
   def predict(model):
@@ -121,11 +170,12 @@ def programs(config, params, encoder_tokens, args):
       eos_id=NO_EOS,
     )
   )
-  plain = lambda: generate(Params(params), jax.random.key(0), prompt)
+  target = {k: v for k, v in params.items() if k != plugin.DRAFT}
+  plain = lambda: generate(Params(target), jax.random.key(0), prompt)
   return {
     'T5X, temperature_sample': predict(own),
     'specdec_jax, plain': lambda: (plain().tokens[:, 1:], {}),
-    'T5X with the plug-in, prompt lookup': predict(speculative),
+    'T5X with the plug-in, draft model': predict(speculative),
   }
 
 
@@ -135,24 +185,32 @@ def _predict(model, params, batch):
   )
 
 
-def report(seconds, outputs, args) -> None:
+def report(seconds, cpu_seconds, outputs, args) -> None:
   """Prints a line for each program."""
   first = next(iter(seconds))
   num_tokens = args.batch_size * args.num_new
   print(f'{args}\n{jax.devices()}, jax {jax.__version__}')
   for name, times in seconds.items():
     tokens, aux = outputs[name]
-    ratio = np.median(seconds[first] / times)
+    cpu = np.asarray(cpu_seconds[name])
+    cpu_ratio = np.median(np.asarray(cpu_seconds[first]) / cpu)
     is_same = np.array_equal(tokens, outputs[first][0])
     print(
-      f'{name}: {np.median(times):.3f} s, '
-      f'{num_tokens / np.median(times):.1f} tokens/s, '
-      f'{ratio:.2f} times {first}; tokens '
-      f'{"equal" if is_same else "DIFFER"}'
+      f'{name}: {np.median(times):.2f} s, {np.median(cpu):.2f} processor s, '
+      f'{num_tokens / np.median(times):.1f} tokens/s; '
+      f'{np.median(seconds[first] / times):.2f} times {first} '
+      f'({cpu_ratio:.2f} by processor time); '
+      f'tokens {"equal" if is_same else "DIFFER"}'
     )
     if 'num_target_runs' in aux:
-      runs = int(jnp.sum(aux['num_target_runs']))
-      print(f'  {num_tokens / runs:.2f} tokens a target run')
+      runs, drafted, accepted = (
+        int(jnp.sum(aux[f'num_{name}']))
+        for name in ('target_runs', 'drafted', 'accepted')
+      )
+      print(
+        f'  {num_tokens / runs:.2f} tokens a target run, {accepted} of '
+        f'{drafted} drafted tokens accepted'
+      )
 
 
 if __name__ == '__main__':

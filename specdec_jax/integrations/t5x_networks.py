@@ -77,6 +77,7 @@ def config_of(module: Any) -> T5Config:
     mlp_activations=_activations(sizes.mlp_activations),
     is_tied=sizes.logits_via_embedding,
     dtype=jnp.dtype(sizes.dtype),
+    has_float32_scores=getattr(sizes, 'float32_attention_logits', False),
   )
 
 

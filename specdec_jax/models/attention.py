@@ -34,6 +34,7 @@ def attend(
   scale: float,
   bias: Array | None = None,
   dropout: Callable[[Array], Array] | None = None,
+  score_dtype: jnp.dtype = jnp.float32,
 ) -> Array:
   """Grouped-query attention with a float32 softmax.
 
@@ -50,6 +51,8 @@ def attend(
     scale: multiplies the products of queries and keys.
     bias: float32 `[B or 1, Hq, T, S]` added to the scaled products, or None.
     dropout: applied to the weights `[B, Hq, T, S]` in training, or None.
+    score_dtype: of scores and softmax; another than float32 gives up precision
+      to round as some other implementation does.
 
   Returns:
     `[B, T, Hq * D]`, heads concatenated, in the queries' dtype.
@@ -73,9 +76,10 @@ def attend(
     queries_by_head.astype(keys.dtype),
     keys,
     contract_last,
-    preferred_element_type=jnp.float32,
+    preferred_element_type=score_dtype,
   ).reshape(batch, num_heads, group, num_queries, capacity)
   if bias is not None:
+    bias = bias.astype(score_dtype)
     scores = scores + bias.reshape(bias.shape[0], *scores.shape[1:])
   # The lowest finite number, not an infinity: a padded row without a single
   # key would otherwise be a NaN.
@@ -91,7 +95,7 @@ def attend(
     ),
     values,
     (((3,), (2,)), ((0, 1), (0, 1))),
-    preferred_element_type=jnp.float32,
+    preferred_element_type=score_dtype,
   )
   mixed = mixed.reshape(batch, num_query_heads, num_queries, head_dim)
   mixed = mixed.transpose(0, 2, 1, 3).astype(queries.dtype)

@@ -31,7 +31,10 @@ class T5Config:
     relpos_num_buckets: columns of the relative-position table.
     relpos_max_distance: from where on all distances are one.
     dropout_rate: in training.
-    dtype: of activations and cache; norms, softmax and logits are float32.
+    dtype: of activations and cache; norms and logits are float32.
+    has_float32_scores: whether attention's scores and softmax are float32, too.
+      T5X computes them in `dtype` unless told otherwise, and its tokens in
+      bfloat16 are only had with the same rounding.
   """
 
   vocab_size: int
@@ -47,6 +50,7 @@ class T5Config:
   relpos_max_distance: int = 128
   dropout_rate: float = 0.0
   dtype: jnp.dtype = jnp.float32
+  has_float32_scores: bool = True
 
 
 class Attention(nn.Module):
@@ -93,6 +97,9 @@ class Attention(nn.Module):
       scale=1.0,
       bias=bias,
       dropout=dropout if is_training else None,
+      score_dtype=(
+        jnp.float32 if self.config.has_float32_scores else self.config.dtype
+      ),
     )
     return self.out(mixed)
 
