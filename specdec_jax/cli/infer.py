@@ -44,7 +44,6 @@ from specdec_jax.evaluation.decode_many import Programs, Utilisation
 
 HELP = 'decode a task to JSONL, under gin'
 
-CONFIG_FILE = 'config.gin'
 _MODE = 'predict'
 # Bindings that change where results go, or what is said of them.
 _NO_SETTINGS = (
@@ -308,7 +307,7 @@ def _load(run: _Run, operative_config: Callable[[], str] | None) -> _Decoder:
     programs = infer_decoding.programs(run.plan, params, empty, run.mesh)
     infer_decoding.warm_up(programs, params, empty)
   if operative_config is not None and processes.is_first():
-    infer_output.write_whole(run.shard.folder / CONFIG_FILE, operative_config())
+    infer_output.write_config(run.shard, operative_config())
   return _Decoder(programs=programs, params=params, pack=pack)
 
 

@@ -150,11 +150,13 @@ def load(plan: Plan, mesh: Mesh) -> Params:
   drafting = plan.drafting
   drafter: Any = ()
   if drafting.model is not None and drafting.config is not None:
-    drafter = infer_models.read_params(drafting.model, drafting.config, mesh)
-  return Params(
-    target=infer_models.read_params(plan.model, plan.config, mesh),
-    drafter=drafter,
+    drafter = infer_models.read_params(
+      drafting.model, drafting.config, infer_models.drafter_shardings(mesh)
+    )
+  target = infer_models.read_params(
+    plan.model, plan.config, infer_models.target_shardings(mesh)
   )
+  return Params(target=target, drafter=drafter)
 
 
 def programs(

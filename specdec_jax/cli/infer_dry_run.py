@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from specdec_jax.base import LanguageModel, Params, Prompt
+from specdec_jax.cli import infer_models
 from specdec_jax.decoding import speculative
 from specdec_jax.sharding import mesh as mesh_lib
 
@@ -60,8 +61,13 @@ def figures(
     'state': _sizes(state, mesh_lib.state_shardings(mesh, state)),
     'chip_bytes': (memory or {}).get('bytes_limit'),
   }
-  for name, tree in zip(('target', 'drafter'), shapes, strict=True):
-    result[name] = _sizes(tree, mesh_lib.parameter_shardings(mesh, tree))
+  places = {
+    'target': infer_models.target_shardings(mesh),
+    'drafter': infer_models.drafter_shardings(mesh),
+  }
+  for name, place in places.items():
+    tree = getattr(shapes, name)
+    result[name] = _sizes(tree, place(tree))
   return result
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specdec_jax import drafters
 from specdec_jax.base import Drafter, LanguageModel, LogitsToProbsFn
@@ -23,6 +23,9 @@ from specdec_jax.data import ngram_counts, vocabularies
 from specdec_jax.models import adapters, presets
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.sharding import mesh as mesh_lib
+
+# From a tree of shapes to one of shardings.
+Shardings = Callable[[Any], Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,18 +87,35 @@ def read_vocabulary(model: Model, config: Config) -> AnyVocabulary:
 
 
 def read_params(
-  model: Model, config: Config | DrafterConfig, mesh: Mesh
+  model: Model, config: Config | DrafterConfig, shardings: Shardings
 ) -> Any:
-  """The weights, each where the mesh wants it.
+  """The weights, each where `shardings` of their shapes wants it.
 
   Raises:
     ValueError: if the checkpoint has other arrays.
   """
-  return loading.read_params(
-    loading.locate(model.checkpoint),
-    config,
-    shardings=lambda shapes: mesh_lib.parameter_shardings(mesh, shapes),
-  )
+  path = loading.locate(model.checkpoint)
+  return loading.read_params(path, config, shardings=shardings)
+
+
+def target_shardings(mesh: Mesh) -> Shardings:
+  """Split over the mesh, which has to divide the model."""
+  return lambda shapes: mesh_lib.parameter_shardings(mesh, shapes)
+
+
+def drafter_shardings(mesh: Mesh) -> Shardings:
+  """Split likewise, or, where the mesh does not divide so small a model, whole
+  on every chip."""
+
+  def place(shapes: Any) -> Any:
+    try:
+      mesh_lib.check_divides(mesh, shapes, batch_size=mesh.size)
+    except ValueError:
+      whole = NamedSharding(mesh, PartitionSpec())
+      return jax.tree.map(lambda _: whole, shapes)
+    return mesh_lib.parameter_shardings(mesh, shapes)
+
+  return place
 
 
 def param_shapes(config: Config | DrafterConfig) -> Any:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+CONFIG_FILE = 'config.gin'
 _COMPLETED = '.COMPLETED'
 _SETTINGS = 'settings.json'
 _SHARD = re.compile(r'(?P<stem>.+\.jsonl)-(?P<id>\d{5})-of-(?P<count>\d{5})')
@@ -144,6 +145,14 @@ def write_chunk(
   path = shard.chunk_path(index)
   write_whole(path, ''.join(json.dumps(record) + '\n' for record in records))
   _write_mark(path, summary)
+
+
+def write_config(shard: Shard, text: str) -> None:
+  """Writes `config.gin`, which is the same for all shards, whichever they are
+  and whenever they write it."""
+  begun = shard.chunk_folder / CONFIG_FILE
+  write_whole(begun, text)
+  begun.replace(shard.folder / CONFIG_FILE)
 
 
 def finish(shard: Shard, num_chunks: int, summary: Mapping[str, Any]) -> None:

@@ -99,12 +99,16 @@ def sentences(
     figures = timed.figures()
     parts = [
       f'{timed.statistics.num_tokens.size} examples decoded in '
-      f'{timed.seconds:.1f} s: {figures["tokens_per_second"]:.1f} tokens/s',
-      f'{figures.get("tokens_per_target_run", 0):.2f} tokens a target run',
+      f'{timed.seconds:.1f} s: {figures["tokens_per_second"]:.1f} tokens/s'
     ]
+    if 'tokens_per_target_run' in figures:
+      parts.append(
+        f'{figures["tokens_per_target_run"]:.2f} tokens a target run'
+      )
     if 'alpha' in figures:
       parts.append(f'alpha {figures["alpha"]:.2f}')
-    parts.append(f'rows used {100 * figures["row_utilisation"]:.0f}%')
+    if 'row_utilisation' in figures:
+      parts.append(f'rows used {100 * figures["row_utilisation"]:.0f}%')
     lines.append(', '.join(parts))
   if total['trimmed_examples']:
     lines.append(
