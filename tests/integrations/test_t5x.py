@@ -19,11 +19,16 @@ from specdec_jax.checkpoints import t5x as t5x_checkpoints
 from specdec_jax.models import t5
 from tests import laws, toy, toy_t5
 
+
+def _has_t5x() -> bool:
+  """A folder that is called t5x, as one of the goldens is, is no package."""
+  spec = importlib.util.find_spec('t5x')
+  return spec is not None and spec.origin is not None
+
+
 pytestmark = [
   pytest.mark.t5x,
-  pytest.mark.skipif(
-    importlib.util.find_spec('t5x') is None, reason='needs T5X'
-  ),
+  pytest.mark.skipif(not _has_t5x(), reason='needs T5X'),
 ]
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = ROOT / 'tests' / 'golden' / 't5x'
@@ -233,7 +238,7 @@ def test_decode_fn_of_the_stock_models(outputs, kind):
 @pytest.mark.parametrize('kind', KINDS)
 def test_the_target_as_its_own_drafter_accepts_everything(outputs, kind):
   text = read(outputs[1][f'{kind}-float32-itself'])
-  assert total(text, 'num_accepted') == total(text, 'num_drafted') > 100
+  assert total(text, 'num_accepted') == total(text, 'num_drafted') > 50
   other = read(outputs[1][f'{kind}-float32-model'])
   assert total(other, 'num_accepted') < total(other, 'num_drafted')
 
