@@ -4,7 +4,6 @@ import ast
 import pathlib
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -154,13 +153,13 @@ def test_the_core_is_small():
 
 def test_import_is_light_and_quick():
   program = (
-    'import sys, specdec_jax;'
+    'import sys, time, specdec_jax;'
     'heavy = {"flax.linen", "tensorflow", "seqio", "gin", "gguf", "rich"};'
-    'print(sorted(heavy & set(sys.modules)))'
+    # Its own time, whatever else the machine is doing.
+    'print(time.process_time(), sorted(heavy & set(sys.modules)))'
   )
   seconds = []
   for _ in range(3):
-    started = time.perf_counter()
     result = subprocess.run(
       [sys.executable, '-c', program],
       cwd=ROOT,
@@ -168,8 +167,9 @@ def test_import_is_light_and_quick():
       text=True,
       check=True,
     )
-    seconds.append(time.perf_counter() - started)
-    assert result.stdout.strip() == '[]'
+    taken, heavy = result.stdout.split(maxsplit=1)
+    assert heavy.strip() == '[]'
+    seconds.append(float(taken))
     if seconds[-1] < 2:
       break
   assert min(seconds) < 2, seconds

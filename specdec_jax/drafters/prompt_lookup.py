@@ -39,13 +39,11 @@ def prompt_lookup(
     )
 
   def init(params: Any, prompt: Prompt, max_len: int) -> tuple[Array, ...]:
-    del params, max_len
     return () if prompt.encoder_tokens is None else (prompt.encoder_tokens,)
 
   def propose(
     params: Any, row_keys: Array, context: Context, source: tuple[Array, ...]
   ) -> tuple[Draft, tuple[Array, ...]]:
-    del params, row_keys
     text = _after(source[0], context) if source else context
     sizes = _match_sizes(text, max_ngram)
     starts, is_found = _best_match(sizes, text.lengths, gamma, min_ngram)

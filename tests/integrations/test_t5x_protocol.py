@@ -345,7 +345,8 @@ def test_load_draft_reads_both_formats(folder):
 
 
 @pytest.mark.skipif(
-  importlib.util.find_spec('t5x') is not None, reason='T5X is here'
+  getattr(importlib.util.find_spec('t5x'), 'origin', None) is not None,
+  reason='T5X is here',
 )
 @pytest.mark.parametrize(
   'make', [t5x.SpeculativeEncoderDecoderModel, t5x.SpeculativeDecoderOnlyModel]
