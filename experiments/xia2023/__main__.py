@@ -29,10 +29,11 @@ from specdec_jax.checkpoints import loading, vocabulary_files
 from specdec_jax.cli import infer_examples
 from specdec_jax.cli.infer_examples import Layout
 from specdec_jax.data import tasks
-from specdec_jax.models import block_decoder, presets
+from specdec_jax.models import presets
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.models.t5 import T5Config
+from specdec_jax.training import glancing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -166,7 +167,7 @@ def _spec_drafters(
       num_decoder_layers=2,
       max_positions=max(args.inputs_length, args.targets_length + longest),
     )
-    params = block_decoder.init_params(config, jax.random.key(0))
+    params = glancing.init_params(config, jax.random.key(0))
     return {FULL: (config, params)}
   found = {}
   for i, given in enumerate(args.drafter):

@@ -173,7 +173,8 @@ def init_params(
   Raises:
     ValueError: if the target's sizes are not those of the drafter.
   """
-  params = block_decoder.init_params(config, rng_key)
+  # One program instead of hundreds of small ones.
+  params = jax.jit(block_decoder.init_params, static_argnums=0)(config, rng_key)
   if target_params is None:
     return params
   for part in ('token_embedder', 'encoder'):

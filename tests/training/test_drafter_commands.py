@@ -39,7 +39,7 @@ train.train.config = @block_decoder.BlockDecoderConfig()
 block_decoder.BlockDecoderConfig:
   vocab_size = 16
   embed_dim = 32
-  num_encoder_layers = 2
+  num_encoder_layers = 1
   num_decoder_layers = 1
   num_heads = 2
   head_dim = 16
