@@ -174,13 +174,13 @@ def _spec_drafters(
     name, equals, folder = given.rpartition('=')
     if i and not equals:
       raise ValueError(f'give the variant a name: --drafter=NAME={folder}')
-    config, params = loading.read_drafter(folder)
+    sizes, params = loading.read_drafter(folder)
     if (
-      not isinstance(config, BlockDecoderConfig)
-      or config.vocab_size != target.vocab_size
+      not isinstance(sizes, BlockDecoderConfig)
+      or sizes.vocab_size != target.vocab_size
     ):
       raise ValueError(f'{folder} is no Spec-Drafter of this vocabulary')
-    found[FULL if i == 0 else name] = config, params
+    found[FULL if i == 0 else name] = sizes, params
   return found
 
 

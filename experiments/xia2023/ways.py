@@ -17,6 +17,7 @@ from specdec_jax.cli.infer_examples import Layout, Row
 from specdec_jax.costs import measure
 from specdec_jax.decoding import autoregressive, beam_search, speculative
 from specdec_jax.models import adapters, block_heads
+from specdec_jax.models.t5 import T5Config
 
 # Rules by the names that the tables have.
 RULES: dict[str, VerifyFn] = {
@@ -74,7 +75,7 @@ class Result:
   Attributes:
     texts: the outputs, in the order of the examples.
     num_tokens: new ones, EOS included.
-    num_runs: target runs of all rows.
+    num_runs: target runs of all rows; 0 for beam search.
     prefill_seconds: of all batches.
     loop_seconds: likewise, after the prefill.
     draft_seconds: of one draft, or None.
@@ -100,7 +101,7 @@ class Result:
 
 def greedy(pair: Pair) -> Way:
   """One token a target run."""
-  target = adapters.t5(pair.layout.config)
+  target = adapters.of(pair.layout.config)
   rule = _rule(pair, temperature=0.0)
 
   def init(params, prompt):
@@ -119,7 +120,7 @@ def beam(pair: Pair, num_beams: int) -> Way:
   """Beam search; its encoder pass is part of its loop's time."""
   generate = functools.partial(
     beam_search.generate,
-    target=adapters.t5(pair.layout.config),
+    target=adapters.of(pair.layout.config),
     num_beams=num_beams,
     max_len=pair.max_len,
     eos_id=pair.layout.vocabulary.eos_ids,
@@ -139,7 +140,7 @@ def spec_drafter(pair: Pair, name: str, gamma: int, rule: str) -> Way:
     gamma=gamma,
     vocab_size=pair.layout.vocabulary.vocab_size,
   )
-  target = adapters.t5(pair.layout.config)
+  target = adapters.of(pair.layout.config)
   return _speculative(pair, target, drafter, params, rule)
 
 
@@ -147,7 +148,9 @@ def blockwise(pair: Pair, rule: str = 'strict') -> Way:
   """The heads of `pair`."""
   assert pair.heads is not None
   config, params = pair.heads
-  target, heads_fn = block_heads.with_heads(pair.layout.config, config)
+  target_config = pair.layout.config
+  assert isinstance(target_config, T5Config)
+  target, heads_fn = block_heads.with_heads(target_config, config)
   drafter = drafters.blockwise_heads(heads_fn, gamma=config.gamma)
   params = {'heads': params, 'target': pair.target}
   return _speculative(pair, target, drafter, params, rule)
@@ -210,7 +213,7 @@ def decode(
     part += [None] * (batch_size - num_real)
     prompt = jax.tree.map(jnp.asarray, pack(part))
     for _ in range(2 if start == 0 else 1):  # The first compiles.
-      timed = {name: [] for name in ways}
+      timed: dict[str, list] = {name: [] for name in ways}
       outputs = {}
       for _ in range(repeats):
         for name, way in ways.items():
@@ -248,7 +251,6 @@ def _add(
   tokens, lengths = np.asarray(output.tokens), np.asarray(output.lengths)
   if tokens.ndim == 3:  # The best beam is the last.
     tokens, lengths = tokens[:, -1], lengths[:, -1]
-    result.num_runs = 0
   else:
     runs = output.statistics.num_target_runs[:num_rows]
     result.num_runs += int(np.sum(runs))
