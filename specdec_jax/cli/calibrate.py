@@ -114,7 +114,7 @@ def measure(
     'kind': KIND,
     'source': 'measured',
     **figures,
-    'c': costs.c,
+    'c': costs.c(args.gamma),
     'verify_cost_ratio': costs.verify_cost_ratio(args.gamma),
     **bench.configuration(args),
   }

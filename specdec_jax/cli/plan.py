@@ -219,7 +219,7 @@ def _record(
   """What `--json` writes."""
   return found | {
     'kind': 'specdec plan',
-    'c': costs.c,
+    'c': costs.c(costs.widths[-1] - 1),
     'plans': [
       {'alpha': alpha, **dataclasses.asdict(plan)}
       for alpha, plan in zip(alphas, plans, strict=True)
@@ -242,7 +242,7 @@ def _shown(
   if 'programs' in found:
     shown += [_programs(found), _memory(found), *found['notes']]
   shown.append(
-    f'c {costs.c:.4f}, T({costs.widths[-1]}) / T(1) '
+    f'c {costs.c(costs.widths[-1] - 1):.4f}, T({costs.widths[-1]}) / T(1) '
     f'{costs.verify_cost_ratio(costs.widths[-1] - 1):.3f}'
   )
   if len(plans) == 1:

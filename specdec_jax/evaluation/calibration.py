@@ -278,7 +278,7 @@ def costs(
     for gamma, drafter in sorted(drafters.items())
   }
   first, last = propose[1], propose[max_gamma]
-  further = max(last - first, 0.0) / max(max_gamma - 1, 1)
+  further = max(last - first, 0.0) / (max_gamma - 1) if max_gamma > 1 else first
   is_short = drafters[max_gamma].may_abstain
   spent = last + each[f'{max_gamma + 1}']
   return {

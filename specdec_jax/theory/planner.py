@@ -62,10 +62,14 @@ class Costs:
     """T(1), a plain step."""
     return float(self.target_seconds[0])
 
-  @property
-  def c(self) -> float:
-    """A further drafted token over a plain step (Definition 3.7)."""
-    return self.draft_seconds / self.plain_seconds
+  def drafting_seconds(self, gamma: int) -> float:
+    """Drafting `gamma` tokens."""
+    further = max(gamma - 1, 0) * self.draft_seconds
+    return (self.first_draft_seconds + further) if gamma else 0.0
+
+  def c(self, gamma: int) -> float:
+    """The mean drafted token of `gamma` over a plain step (Definition 3.7)."""
+    return self.drafting_seconds(gamma) / gamma / self.plain_seconds
 
   def verify_cost_ratio(self, gamma: int) -> float:
     """T(gamma + 1) / T(1)."""
@@ -76,9 +80,8 @@ class Costs:
     """One iteration; with gamma 0 a plain step."""
     if gamma == 0:
       return self.plain_seconds
-    draft = self.first_draft_seconds + (gamma - 1) * self.draft_seconds
     verify = self.verify_cost_ratio(gamma) * self.plain_seconds
-    return draft + verify + self.loop_seconds
+    return self.drafting_seconds(gamma) + verify + self.loop_seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -279,8 +282,7 @@ def _reason(
   """Which of the costs is to blame: the one without which it would gain."""
   gamma, tokens = choice.gamma, choice.expected_tokens
   ratio = costs.verify_cost_ratio(gamma)
-  drafting = costs.first_draft_seconds + (gamma - 1) * costs.draft_seconds
-  drafting /= costs.plain_seconds
+  drafting = costs.drafting_seconds(gamma) / costs.plain_seconds
   loop = costs.loop_seconds / costs.plain_seconds
   if tokens < 1.25:
     return f'only {profile[0]:.0%} of the drafted tokens are accepted'

@@ -35,6 +35,21 @@ def test_with_the_paper_s_assumptions_it_is_the_paper_s_theorem(alpha, c):
   assert plan.best.gamma == theory.best_gamma(alpha, c, max_gamma=12)
 
 
+def test_the_first_drafted_token_has_its_own_cost():
+  parts = Costs(
+    widths=(1, 3),
+    target_seconds=(2.0, 3.0),
+    first_draft_seconds=0.5,
+    draft_seconds=0.2,
+    loop_seconds=0.1,
+  )
+  assert parts.c(1) == pytest.approx(0.25)
+  assert parts.c(2) == pytest.approx((0.5 + 0.2) / 2 / 2.0)
+  assert parts.verify_cost_ratio(1) == pytest.approx(1.25)
+  assert parts.iteration_seconds(0) == 2.0
+  assert parts.iteration_seconds(2) == pytest.approx(0.5 + 0.2 + 3.0 + 0.1)
+
+
 def test_a_rate_a_position():
   profile = [0.9, 0.5, 0.2, 0.1]
   plan = planner.plan(profile, costs(), max_gamma=4)
