@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.xia2023 import paper, ways
+from experiments.xia2023 import checks, paper, ways
 from experiments.xia2023.ways import Pair, Result, Way
 from specdec_jax.cli.infer_examples import Row
 from specdec_jax.evaluation import quality
@@ -145,6 +145,11 @@ def behaviour_table(pair: Pair, settings: Settings) -> list[Cells]:
   return table
 
 
+def checks_table(pair: Pair, settings: Settings) -> list[Cells]:
+  """What has to hold whatever the drafter is worth; see `checks`."""
+  return checks.checks(pair, FULL, settings.gamma, settings.batch_size)
+
+
 TABLES: dict[str, tuple[str, Callable[[Pair, Settings], list[Cells]]]] = {
   'main': ('Main table', main_table),
   'block_size': ('Block size', block_size_table),
@@ -152,6 +157,7 @@ TABLES: dict[str, tuple[str, Callable[[Pair, Settings], list[Cells]]]] = {
   'verification': ('Verification', verification_table),
   'batch': ('Batch size: latency against throughput', batch_table),
   'behaviour': ("The target's behaviour", behaviour_table),
+  'checks': ('Promises', checks_table),
 }
 
 

@@ -74,6 +74,7 @@ class Result:
 
   Attributes:
     texts: the outputs, in the order of the examples.
+    ids: their tokens, start token and EOS included.
     num_tokens: new ones, EOS included.
     num_runs: target runs of all rows; 0 for beam search.
     prefill_seconds: of all batches.
@@ -83,6 +84,7 @@ class Result:
   """
 
   texts: list[str] = dataclasses.field(default_factory=list)
+  ids: list[list[int]] = dataclasses.field(default_factory=list)
   num_tokens: int = 0
   num_runs: int = 0
   prefill_seconds: float = 0.0
@@ -102,7 +104,7 @@ class Result:
 def greedy(pair: Pair) -> Way:
   """One token a target run."""
   target = adapters.of(pair.layout.config)
-  rule = _rule(pair, temperature=0.0)
+  rule = sampling(pair, temperature=0.0)
 
   def init(params, prompt):
     return autoregressive.init(
@@ -141,7 +143,7 @@ def spec_drafter(pair: Pair, name: str, gamma: int, rule: str) -> Way:
     vocab_size=pair.layout.vocabulary.vocab_size,
   )
   target = adapters.of(pair.layout.config)
-  return _speculative(pair, target, drafter, params, rule)
+  return speculate(pair, target, drafter, params, RULES[rule])
 
 
 def blockwise(pair: Pair, rule: str = 'strict') -> Way:
@@ -153,14 +155,19 @@ def blockwise(pair: Pair, rule: str = 'strict') -> Way:
   target, heads_fn = block_heads.with_heads(target_config, config)
   drafter = drafters.blockwise_heads(heads_fn, gamma=config.gamma)
   params = {'heads': params, 'target': pair.target}
-  return _speculative(pair, target, drafter, params, rule)
+  return speculate(pair, target, drafter, params, RULES[rule])
 
 
-def _speculative(
-  pair: Pair, target: LanguageModel, drafter: Drafter, params: Any, name: str
+def speculate(
+  pair: Pair,
+  target: LanguageModel,
+  drafter: Drafter,
+  params: Any,
+  verify_fn: VerifyFn,
 ) -> Way:
+  """Any drafter under any rule."""
   # The relaxed rules read the target's law at temperature 1; so may strict.
-  rule = _rule(pair, temperature=1.0)
+  rule = {'verify_fn': verify_fn, **sampling(pair, temperature=1.0)}
   models: dict[str, Any] = {'target': target, 'drafter': drafter}
 
   def init(params, prompt):
@@ -169,9 +176,7 @@ def _speculative(
     )
 
   def run(params, state):
-    state = speculative.run(
-      params, state, **models, verify_fn=RULES[name], **rule
-    )
+    state = speculative.run(params, state, **models, **rule)
     return speculative.output(state)
 
   return Way(
@@ -182,7 +187,8 @@ def _speculative(
   )
 
 
-def _rule(pair: Pair, *, temperature: float) -> dict[str, Any]:
+def sampling(pair: Pair, *, temperature: float) -> dict[str, Any]:
+  """Arguments of the loops that every way shares."""
   vocabulary = pair.layout.vocabulary
   return {
     'logits_to_probs': logits.standardize(
@@ -256,7 +262,8 @@ def _add(
     result.num_runs += int(np.sum(runs))
   vocabulary = pair.layout.vocabulary
   for row in range(num_rows):
-    ids = tokens[row, 1 : lengths[row]].tolist()
+    result.ids.append(tokens[row, : lengths[row]].tolist())
+    ids = result.ids[-1][1:]
     result.num_tokens += len(ids)
     if ids and ids[-1] in vocabulary.eos_ids:
       ids.pop()
