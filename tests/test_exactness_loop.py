@@ -123,15 +123,18 @@ def test_every_drafter_and_rule(rule, name, gamma, record_property):
   assert 0 < accepted < tested
 
 
-@pytest.mark.parametrize('rule', LOSSLESS)
+_MIXED = 'T 0.7, top-k 3, top-p 0.9'
+
+
 @pytest.mark.parametrize(
-  'settings',
+  ('rule', 'settings'),
   [
-    pytest.param(
-      name, marks=[pytest.mark.proof] if name.count(',') == 2 else []
-    )
-    for name in SAMPLINGS
-    if name != 'T 1'
+    ('speculative_sampling', 'T 0.7'),
+    ('block', 'T 1.5'),
+    ('speculative_sampling', 'top-k 2'),
+    ('block', 'top-p 0.8'),
+    pytest.param('speculative_sampling', _MIXED, marks=pytest.mark.proof),
+    pytest.param('block', _MIXED, marks=pytest.mark.proof),
   ],
 )
 def test_every_way_of_sampling(rule, settings, record_property):
@@ -147,10 +150,14 @@ def test_every_way_of_sampling(rule, settings, record_property):
   )
 
 
-@pytest.mark.parametrize('rule', LOSSLESS)
 @pytest.mark.parametrize(
-  ('p_settings', 'q_settings'),
-  [('top-k 2', 'T 1.5'), ('T 1', 'top-k 2'), ('top-p 0.8', 'T 0.7')],
+  ('rule', 'p_settings', 'q_settings'),
+  [
+    ('speculative_sampling', 'top-k 2', 'T 1.5'),
+    ('speculative_sampling', 'T 1', 'top-k 2'),
+    ('block', 'T 1', 'top-k 2'),
+    ('block', 'top-p 0.8', 'T 0.7'),
+  ],
 )
 def test_drafter_sampled_otherwise(
   rule, p_settings, q_settings, record_property
@@ -242,8 +249,7 @@ def _real(family: str, num_layers: int):
   ('family', 'rule', 'name'),
   [
     ('Llama', 'speculative_sampling', 'autoregressive'),
-    ('Llama', 'block', 'autoregressive'),
-    ('Llama', 'speculative_sampling', 'prompt_lookup'),
+    ('Llama', 'block', 'prompt_lookup'),
     ('T5', 'speculative_sampling', 'autoregressive'),
     ('T5', 'block', 'prompt_lookup'),
     ('T5, decoder only', 'block', 'autoregressive'),

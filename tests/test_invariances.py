@@ -35,7 +35,6 @@ RULES = {
 CASES = [
   ('prompt_lookup', 'speculative_sampling', 'greedy'),
   ('prompt_lookup', 'block_verification', 'sampled'),
-  ('uniform', 'speculative_sampling', 'sampled'),
   ('autoregressive', 'speculative_sampling', 'greedy'),
   ('autoregressive', 'block_verification', 'sampled'),
 ]
@@ -127,14 +126,14 @@ def test_order_of_the_batch_does_not_matter(case):
   assert decoded(output) == [rows[i] for i in order]
 
 
-@pytest.mark.parametrize('case', CASES[1:4], ids='-'.join)
+@pytest.mark.parametrize('case', CASES[1:3], ids='-'.join)
 def test_padding_and_buffers_do_not_matter(case):
   rows, _ = expected(*case)
   assert decoded(generator(*case)(prompt_of(range(8), width=9))) == rows
   assert decoded(generator(*case, 41)(prompt_of(range(8)))) == rows
 
 
-@pytest.mark.parametrize('case', CASES[1:5:3], ids='-'.join)
+@pytest.mark.parametrize('case', CASES[1::2], ids='-'.join)
 def test_eight_devices_give_the_tokens_of_one(case):
   rows, _ = expected(*case)
   assert len(jax.devices()) == 8
