@@ -8,7 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specdec_jax.data import token_files, training_batches
+from specdec_jax.data import (
+  sentencepiece_vocabulary,
+  tasks,
+  token_files,
+  training_batches,
+)
+from specdec_jax.data.token_files import TokenFile
 
 Features = Mapping[str, np.ndarray]
 
@@ -69,10 +75,93 @@ def from_token_files(
       hashlib.sha256(Path(vocabulary).read_bytes()).hexdigest(),
     )
 
-  def packed(split: str, limit: int | None) -> Features:
-    tokens = token_files.load(Path(folder) / f'{split}.npz')
-    if limit is not None:
-      tokens = token_files.take(tokens, range(min(limit, len(tokens))))
+  def read(split: str) -> TokenFile:
+    return token_files.load(Path(folder) / f'{split}.npz')
+
+  train = read('train')
+  if max_examples is not None:
+    train = token_files.take(train, range(min(max_examples, len(train))))
+  has_validation = (Path(folder) / 'validation.npz').is_file()
+  return from_tokens(
+    train,
+    read('validation') if has_validation else None,
+    batch_size=batch_size,
+    lengths=lengths,
+    seed=seed,
+    max_examples_per_row=max_examples_per_row,
+    max_validation_rows=max_validation_rows,
+  )
+
+
+def from_task(
+  name: str,
+  *,
+  vocabulary: str,
+  batch_size: int,
+  lengths: Mapping[str, int],
+  validation_name: str | None = None,
+  train_split: str = 'train',
+  validation_split: str = 'validation',
+  data_dir: str | None = None,
+  extra_ids: int = 0,
+  seed: int = 0,
+  max_validation_rows: int | None = None,
+) -> Dataset:
+  """Packed batches of a task: a SeqIO task by its name, or a file of text.
+
+  Texts that are too long are trimmed, and end in EOS all the same, as after
+  SeqIO's `append_eos_after_trim`. All of the task is encoded before the first
+  step and stays in memory: 2 bytes a token, and 24 bytes a packed position.
+
+  Args:
+    name: see `data.tasks.find`.
+    vocabulary: a SentencePiece model.
+    batch_size: rows of a batch, over all processes.
+    lengths: columns of the rows, as `inputs` and `targets`.
+    validation_name: the task to validate on; None is the same SeqIO task, and
+      nothing for a file.
+    train_split: of a SeqIO task.
+    validation_split: of a SeqIO task.
+    data_dir: where TFDS has its data sets.
+    extra_ids: sentinels after the vocabulary's pieces; T5 has 100.
+    seed: of the packing and of every epoch's order.
+    max_validation_rows: validates on the first so many rows; None on all.
+
+  Raises:
+    ValueError: if there is no such task, or it has no targets.
+    ImportError: if seqio or sentencepiece is needed and not installed.
+  """
+  words = sentencepiece_vocabulary.load(vocabulary, extra_ids=extra_ids)
+
+  def read(task_name: str, split: str) -> TokenFile:
+    task = tasks.find(task_name, split=split, data_dir=data_dir)
+    return _encode(task, words, lengths)
+
+  if validation_name is None and Path(name).suffix not in tasks.SUFFIXES:
+    validation_name = name
+  return from_tokens(
+    read(name, train_split),
+    read(validation_name, validation_split) if validation_name else None,
+    batch_size=batch_size,
+    lengths=lengths,
+    seed=seed,
+    max_validation_rows=max_validation_rows,
+  )
+
+
+def from_tokens(
+  train: TokenFile,
+  validation: TokenFile | None = None,
+  *,
+  batch_size: int,
+  lengths: Mapping[str, int],
+  seed: int = 0,
+  max_examples_per_row: int | None = None,
+  max_validation_rows: int | None = None,
+) -> Dataset:
+  """Packed batches of examples in memory; see `from_token_files`."""
+
+  def packed(tokens: TokenFile) -> Features:
     return training_batches.pack(
       tokens,
       input_length=lengths.get('inputs', 0),
@@ -81,27 +170,59 @@ def from_token_files(
       max_examples=max_examples_per_row,
     )
 
-  def validation() -> Iterator[Features]:
-    return training_batches.in_order(
-      held_out, batch_size=batch_size, **processes
-    )
-
   processes = {
     'process_index': jax.process_index(),
     'process_count': jax.process_count(),
   }
-  rows = packed('train', max_examples)
+  rows = packed(train)
   training_batches.batches_per_epoch(rows, batch_size)
-  has_validation = (Path(folder) / 'validation.npz').is_file()
-  held_out = packed('validation', None) if has_validation else {}
+  held_out = {} if validation is None else packed(validation)
   held_out = {name: x[:max_validation_rows] for name, x in held_out.items()}
   return Dataset(
     batch=lambda position: training_batches.batch(
       rows, position, batch_size=batch_size, seed=seed, **processes
     ),
-    validation=validation if has_validation else None,
+    validation=(lambda: _in_order(held_out, batch_size)) if held_out else None,
     num_ids=1 + max(int(x.max()) for n, x in rows.items() if 'tokens' in n),
   )
+
+
+def _in_order(rows: Features, batch_size: int) -> Iterator[Features]:
+  return training_batches.in_order(
+    rows,
+    batch_size=batch_size,
+    process_index=jax.process_index(),
+    process_count=jax.process_count(),
+  )
+
+
+def _encode(
+  task: tasks.Task,
+  vocabulary: sentencepiece_vocabulary.SentencePieceVocabulary,
+  lengths: Mapping[str, int],
+) -> TokenFile:
+  """Token ids of a task's texts; without inputs if all of them are empty."""
+  inputs: list[list[int]] = []
+  targets: list[list[int]] = []
+  for example in task.read():
+    if example.targets is None:
+      raise ValueError(f'example {len(targets)} of {task.name} has no targets')
+    targets.append(
+      _trim(vocabulary.encode(example.targets), lengths['targets'])
+    )
+    if example.inputs:
+      ids = vocabulary.encode(example.inputs)
+      inputs.append(_trim(ids, lengths['inputs']))
+    if inputs and len(inputs) != len(targets):
+      raise ValueError(
+        f'of {len(targets)} examples of {task.name}, {len(inputs)} have inputs'
+      )
+  return token_files.from_rows(inputs or None, targets)
+
+
+def _trim(ids: list[int], length: int) -> list[int]:
+  """The first tokens and the last one, which is EOS."""
+  return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
 
 
 def mix(

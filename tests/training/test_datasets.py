@@ -1,0 +1,79 @@
+"""Where batches come from."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from specdec_jax.data import token_files
+from specdec_jax.training import datasets
+from specdec_jax.training.datasets import Dataset
+from tests.training import tiny_runs
+
+MODEL = pathlib.Path(__file__).parent.parent / 'golden' / 't5x/tiny_sp.model'
+
+
+def constant(value):
+  return Dataset(batch=lambda position: {'x': np.array([value, position])})
+
+
+def test_a_mixture_has_its_ratios_and_forgets_nothing():
+  mixed = datasets.mix([constant(0), constant(1)], [0.25, 0.75], seed=3)
+  drawn = [mixed.batch(position)['x'] for position in range(2000)]
+  assert [x[1] for x in drawn] == list(range(2000))
+  # Three standard deviations of the share are 0.029.
+  assert np.mean([x[0] for x in drawn]) == pytest.approx(0.75, abs=0.04)
+  np.testing.assert_array_equal(mixed.batch(7)['x'], drawn[7])
+
+
+def test_wrong_ratios_are_refused():
+  with pytest.raises(ValueError, match='1 data sets with ratios'):
+    datasets.mix([constant(0)], [0.5, 0.5])
+  with pytest.raises(ValueError, match=r'sum 0\.5, not 1'):
+    datasets.mix([constant(0)], [0.5])
+
+
+def test_token_files_may_be_cut_short(tmp_path):
+  token_files.save(tmp_path / 'train.npz', tiny_runs.examples(50))
+  settings = {'batch_size': 2, 'lengths': tiny_runs.LENGTHS}
+  whole = datasets.from_token_files(str(tmp_path), **settings)
+  few = datasets.from_token_files(str(tmp_path), max_examples=8, **settings)
+  assert whole.validation is None
+  first = few.batch(0)['decoder_target_tokens']
+  assert first.shape == (2, 16)
+  # Each example ends in its EOS, and 8 of them are all there are.
+  rows = datasets.from_tokens(
+    tiny_runs.examples(50), max_examples_per_row=1, **settings
+  )
+  assert (rows.batch(0)['decoder_target_tokens'] == tiny_runs.EOS).sum() == 2
+
+
+def test_a_file_of_text_is_a_task(tmp_path):
+  pytest.importorskip('sentencepiece')
+  path = tmp_path / 'pairs.jsonl'
+  long = 'the house jumps two nine ' * 9
+  pairs = [('the house', 'two'), (long, 'nine'), ('two', long)] * 4
+  path.write_text(
+    ''.join(
+      json.dumps({'inputs': source, 'targets': target}) + '\n'
+      for source, target in pairs
+    )
+  )
+  settings = {'vocabulary': str(MODEL), 'batch_size': 2}
+  settings['lengths'] = {'inputs': 16, 'targets': 8}
+  found = datasets.from_task(str(path), validation_name=str(path), **settings)
+  assert found.validation is not None
+  counts = np.zeros(2, int)
+  for rows in found.validation():
+    for i, side in enumerate(('encoder_input', 'decoder_target')):
+      ends = (rows[f'{side}_tokens'] == 1).sum()
+      # What was trimmed ends in EOS, too.
+      segments = rows[f'{side.split("_")[0]}_segment_ids']
+      assert ends == segments.max(axis=1).sum()
+      counts[i] += ends
+  assert counts.tolist() == [12, 12]
+  assert found.batch(0)['decoder_target_tokens'].shape == (2, 8)
+  path.write_text('{"inputs": "the house"}\n')
+  with pytest.raises(ValueError, match='example 0 of pairs has no targets'):
+    datasets.from_task(str(path), **settings)
