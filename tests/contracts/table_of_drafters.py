@@ -1,6 +1,7 @@
 """Every drafter, a row each: the contract is checked for all of them.
 
-A new drafter adds its row here.
+A new drafter adds its row here. Heads on the target's own states have none:
+without a target they draft nothing (tests/test_blockwise_heads.py).
 """
 
 import functools
