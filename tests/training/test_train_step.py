@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.data import training_batches
+from specdec_jax.models import layers
 from specdec_jax.sharding import mesh as meshes
 from specdec_jax.training import loop, optimizers, placement, train_step
 from tests.training import tiny_runs
@@ -96,6 +97,35 @@ def test_bfloat16_keeps_float32_parameters(run, batch):
     run.state.params,
   )
   assert {x.dtype for x in jax.tree.leaves(grads)} == {jnp.dtype('float32')}
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_gradients_of_projections_are_those_of_a_product(dtype):
+  generator = np.random.default_rng(0)
+  x = jnp.asarray(generator.normal(size=(2, 3, 8)), dtype)
+  kernel = jnp.asarray(generator.normal(size=(8, 5)), dtype)
+  weights = jnp.asarray(generator.normal(size=(2, 3, 5)), jnp.float32)
+
+  def with_dense(x, kernel):
+    y = layers.Dense(5).apply({'params': {'kernel': kernel}}, x)
+    return (y * weights).sum()
+
+  def with_einsum(x, kernel):
+    y = jnp.einsum('bti,io->bto', x, kernel)
+    return (y * weights).sum()
+
+  found = jax.grad(with_dense, (0, 1))(x, kernel)
+  assert all(gradient.dtype == dtype for gradient in found)
+  wide = [array.astype(jnp.float32) for array in (x, kernel)]
+  for gradient, expected in zip(
+    found, jax.grad(with_einsum, (0, 1))(*wide), strict=True
+  ):
+    np.testing.assert_allclose(
+      gradient.astype(jnp.float32),
+      expected,
+      rtol=1e-5 if dtype == jnp.float32 else 2e-2,
+      atol=1e-5 if dtype == jnp.float32 else 3e-2,
+    )
 
 
 def test_dropout_depends_on_the_step_alone(run, batch):
