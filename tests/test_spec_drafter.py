@@ -171,11 +171,12 @@ def test_named_sizes_fit_their_targets():
   """Embeddings and the encoder of the target have the drafter's shapes."""
   from specdec_jax.models import t5
 
-  for name, target in (('xia_6_6', 't5_1_0_small'), ('mini_4_2', 't5_mini')):
+  for name, target in (('xia_6_6', 't5_1_0_small'), ('mini_2_1', 't5_mini')):
     ours = block_decoder.param_shapes(presets.spec_drafter(name))
     theirs = t5.param_shapes(presets.preset(target))
-    for part in ('token_embedder', 'encoder'):
-      assert ours[part] == theirs[part]
+    assert ours['token_embedder'] == theirs['token_embedder']
+    # A shallower encoder has the first of the target's layers.
+    assert ours['encoder'].items() <= theirs['encoder'].items()
   with pytest.raises(ValueError, match="called 'huge'"):
     presets.spec_drafter('huge')
 

@@ -152,8 +152,8 @@ SPEC_DRAFTERS: dict[str, BlockDecoderConfig] = {
   # T5 1.0 small has the sizes of Transformer-base, the targets of Xia et al.
   'xia_12_2': _spec_drafter('t5_1_0_small', 12, 2, 512),
   'xia_6_6': _spec_drafter('t5_1_0_small', 6, 6, 512),
-  'mini_4_2': _spec_drafter('t5_mini', 4, 2, 256),
-  'mini_3_3': _spec_drafter('t5_mini', 3, 3, 256),
+  'mini_2_1': _spec_drafter('t5_mini', 2, 1, 256),
+  'mini_2_2': _spec_drafter('t5_mini', 2, 2, 256),
   'mini_1_1': _spec_drafter('t5_mini', 1, 1, 256),
 }
 
@@ -165,7 +165,7 @@ def spec_drafter(
 
   Args:
     name: `xia_12_2`, as published, and `xia_6_6`, as released, for a target of
-      `t5_1_0_small`; `mini_4_2`, `mini_3_3`, and `mini_1_1`, which is too weak
+      `t5_1_0_small`; `mini_2_1`, `mini_2_2`, and `mini_1_1`, which is too weak
       on purpose, for one of `t5_mini`.
     dtype: of activations.
 
