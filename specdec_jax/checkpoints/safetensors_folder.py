@@ -1,4 +1,5 @@
-"""Tensors in the safetensors of a Hugging Face folder, one file or several."""
+"""Tensors in the safetensors of a folder, one file or several, as Hugging Face
+lays them out."""
 
 import concurrent.futures
 import os
@@ -13,7 +14,7 @@ from specdec_jax.base import Array
 from specdec_jax.checkpoints import name_maps
 from specdec_jax.checkpoints.huggingface_config import read_json
 
-_SINGLE_FILE = 'model.safetensors'
+SINGLE_FILE = 'model.safetensors'
 _INDEX = 'model.safetensors.index.json'
 _FLOATS = ('F64', 'F32', 'F16', 'BF16')
 
@@ -63,12 +64,12 @@ def open_tensors(
 
 def _names_of_file(folder: Path) -> dict[str, list[str]]:
   """Tensor names by file; none at all stands for all that are in it."""
-  if (folder / _SINGLE_FILE).is_file():
-    return {_SINGLE_FILE: []}
+  if (folder / SINGLE_FILE).is_file():
+    return {SINGLE_FILE: []}
   index_path = folder / _INDEX
   if not index_path.is_file():
     raise ValueError(
-      f'{folder} has no weights: expected {_SINGLE_FILE} or {_INDEX}'
+      f'{folder} has no weights: expected {SINGLE_FILE} or {_INDEX}'
     )
   file_of_name = read_json(index_path).get('weight_map')
   if not isinstance(file_of_name, dict):
@@ -175,7 +176,7 @@ def write_params(
     )
   Path(folder).mkdir(parents=True, exist_ok=True)
   safetensors_numpy.save_file(
-    tensors, Path(folder) / _SINGLE_FILE, metadata={'format': 'pt'}
+    tensors, Path(folder) / SINGLE_FILE, metadata={'format': 'pt'}
   )
   return tensors[parameters[0].huggingface].dtype.name
 
@@ -196,7 +197,7 @@ def import_safetensors() -> Any:
     import safetensors.numpy
   except ImportError as error:
     raise ImportError(
-      'Hugging Face folders need the safetensors package: pip install '
+      'safetensors files need the safetensors package: pip install '
       'specdec_jax[models]'
     ) from error
   return safetensors

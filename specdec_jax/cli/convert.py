@@ -14,12 +14,15 @@ from specdec_jax.checkpoints import (
   loading,
   model_file,
   orbax,
+  safetensors_model,
   t5x,
   vocabulary_files,
 )
-from specdec_jax.checkpoints.model_file import Config
+from specdec_jax.checkpoints.model_file import Config, DrafterConfig
 from specdec_jax.checkpoints.new_folder import new_folder
 from specdec_jax.cli import options, progress
+from specdec_jax.models.block_heads import BlockHeadsConfig
+from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.t5 import T5Config
 
 HELP = 'convert a checkpoint'
@@ -79,13 +82,15 @@ def run(args: argparse.Namespace) -> int:
   _check_destination(source, destination, is_overwritten=args.overwrite)
   dtype = jnp.dtype(args.dtype).type
   with progress.waiting(f'reading {args.source}'):
-    config, params = loading.read(source, dtype=dtype, config=args.config)
+    config, params = _read(args, source, dtype)
     vocabulary = (
       loading.read_vocabulary(source)
       if args.vocabulary is None
       else vocabulary_files.read(args.vocabulary, extra_ids=args.extra_ids)
     )
   if vocabulary is not None:
+    if isinstance(config, BlockHeadsConfig):
+      raise ValueError('heads have no vocabulary of their own: give none')
     loading.check_vocabulary(args.source, vocabulary, config)
   step = _step(source) if args.step is None else args.step
   with (
@@ -103,6 +108,15 @@ def run(args: argparse.Namespace) -> int:
     + ('' if vocabulary else ', without a vocabulary')
   )
   return 0
+
+
+def _read(
+  args: argparse.Namespace, source: Path, dtype: Any
+) -> tuple[Config | DrafterConfig, Any]:
+  """Sizes and parameters of a model, or of a network that only drafts."""
+  if args.config is None and loading.is_drafter(source):
+    return loading.read_drafter(args.source, dtype=dtype)
+  return loading.read(source, dtype=dtype, config=args.config)
 
 
 def _check_destination(
@@ -150,24 +164,30 @@ def _write_t5x(format: t5x.Format) -> Callable[..., None]:
   return write
 
 
-def _write_orbax(folder: Path, config: Config, params: Any, step: int) -> None:
-  del step
-  orbax.save(folder, config, params)
+def _write_ours(save: Callable[..., None]) -> Callable[..., None]:
+  def write(folder: Path, config: Any, params: Any, step: int) -> None:
+    del step
+    save(folder, config, params)
+
+  return write
 
 
 def _write_huggingface(
-  folder: Path, config: Config, params: Any, step: int
+  folder: Path, config: Config | DrafterConfig, params: Any, step: int
 ) -> None:
   del step
   if isinstance(config, T5Config):
     huggingface_t5.save_t5(folder, config, params)
-  else:
+  elif isinstance(config, LlamaConfig):
     huggingface.save_llama(folder, config, params)
+  else:
+    raise ValueError('Hugging Face has no network that only drafts')
 
 
-_WRITERS: dict[str, Callable[[Path, Config, Any, int], None]] = {
+_WRITERS: dict[str, Callable[[Path, Any, Any, int], None]] = {
   't5x_legacy': _write_t5x('legacy'),
   't5x_orbax': _write_t5x('orbax'),
-  'orbax': _write_orbax,
+  'orbax': _write_ours(orbax.save),
+  'safetensors': _write_ours(safetensors_model.save),
   'huggingface': _write_huggingface,
 }

@@ -29,7 +29,10 @@ CONFIG = T5Config(
   head_dim=16,
   mlp_dim=128,
 )
-FORMATS = ('t5x_legacy', 't5x_orbax', 'orbax', 'huggingface')
+TOUR = (
+  *('orbax', 'safetensors', 'huggingface', 't5x_orbax'),
+  *('safetensors', 't5x_legacy', 'huggingface'),
+)
 
 
 @pytest.fixture(scope='module')
@@ -60,7 +63,7 @@ def assert_same_bits(params, expected):
 def test_a_tour_of_all_formats_changes_nothing(run, source, tmp_path, dtype):
   first = loading.load(str(source), dtype=jnp.dtype(dtype).type)
   previous = source
-  for to in ('orbax', 'huggingface', 't5x_orbax', 't5x_legacy', 'huggingface'):
+  for to in TOUR:
     folder = tmp_path / f'{to}_of_{previous.name}'
     result = run('convert', previous, folder, '--to', to, '--dtype', dtype)
     assert result.status == 0, result
@@ -139,7 +142,7 @@ def loading_params():
 
 def test_llamas_are_converted_except_to_t5x(run, model, tmp_path):
   first = loading.load(model)
-  for to in ('orbax', 'huggingface'):
+  for to in ('orbax', 'safetensors', 'huggingface'):
     folder = tmp_path / to
     assert run('convert', model, folder, '--to', to).status == 0
     loaded = loading.load(str(folder))

@@ -1,0 +1,72 @@
+"""Models of ours in one file: model.safetensors, with model.json beside it.
+
+Unlike Orbax's folders it needs neither Orbax nor tensorstore to be read, and
+unlike Hugging Face's it holds any network of ours. Tensors are called by their
+paths in our tree, joined by slashes, and have the shapes that they have there.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from specdec_jax.checkpoints import model_file, safetensors_folder
+from specdec_jax.checkpoints.name_maps import Parameter
+
+
+def save(
+  folder: str | os.PathLike[str],
+  config: model_file.Config | model_file.DrafterConfig,
+  params: Any,
+) -> None:
+  """Writes a model that `read_params` reads.
+
+  Args:
+    folder: made if it does not exist; files in it are overwritten.
+    config: sizes, of a model or of a network that only drafts.
+    params: a tree of dicts of arrays; they keep their dtypes.
+
+  Raises:
+    ValueError: if a parameter is missing or of another shape.
+    ImportError: if the safetensors package is not installed.
+  """
+  safetensors_folder.write_params(folder, params, _parameters(config))
+  model_file.write(folder, config)
+
+
+def is_model(folder: str | os.PathLike[str]) -> bool:
+  """Whether a folder is what `save` writes."""
+  names = (model_file.NAME, safetensors_folder.SINGLE_FILE)
+  return all((Path(folder) / name).is_file() for name in names)
+
+
+def read_params(
+  folder: str | os.PathLike[str],
+  config: model_file.Config | model_file.DrafterConfig,
+) -> dict[str, Any]:
+  """Reads the parameters that `save` wrote, in the config's dtype.
+
+  Raises:
+    ValueError: if the file is incomplete, or holds other arrays.
+    ImportError: if the safetensors package is not installed.
+  """
+  return safetensors_folder.read_params(
+    folder,
+    safetensors_folder.open_tensors(folder, num_layers=0),
+    _parameters(config),
+    dtype=config.dtype,
+  )
+
+
+def _parameters(
+  config: model_file.Config | model_file.DrafterConfig,
+) -> tuple[Parameter, ...]:
+  """Every parameter, called in the file as in our tree."""
+  leaves = jax.tree.leaves_with_path(model_file.param_shapes(config))
+  return tuple(
+    Parameter(path, '', '/'.join(path), leaf.shape)
+    for path, leaf in (
+      (tuple(key.key for key in keys), leaf) for keys, leaf in leaves
+    )
+  )

@@ -1,0 +1,143 @@
+"""Networks that only drafts have, and models that Hugging Face has not, in
+one file of safetensors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip('safetensors')
+pytest.importorskip('orbax.checkpoint')
+
+from specdec_jax.checkpoints import (
+  loading,
+  model_file,
+  orbax,
+  pretrained,
+  safetensors_model,
+  stored_arrays,
+)
+from specdec_jax.models.block_heads import BlockHeadsConfig
+from tests import toy_block, toy_t5
+from tests.cli.tiny import assert_refused
+
+V = 12
+NETWORKS = {
+  'spec_drafter': toy_block.config(V),
+  'heads': BlockHeadsConfig(embed_dim=8, gamma=3, mlp_dim=16),
+  'decoder_only': toy_t5.config(V, num_encoder_layers=0),
+}
+
+
+def weights(config):
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype),
+    model_file.param_shapes(config),
+  )
+
+
+def assert_same_bits(params, expected):
+  params, expected = map(stored_arrays.flatten, (params, expected))
+  assert set(params) == set(expected)
+  for name, leaf in expected.items():
+    assert params[name].dtype == leaf.dtype
+    np.testing.assert_array_equal(params[name], leaf, name)
+
+
+def read(folder, config, dtype):
+  if isinstance(config, model_file.DrafterConfig):
+    return loading.read_drafter(str(folder), dtype=dtype)
+  return loading.read(folder, dtype=dtype)
+
+
+# Linen's LayerNorm promotes bfloat16 to float32 by itself.
+@jax.numpy_dtype_promotion('standard')
+@pytest.mark.parametrize('name', NETWORKS)
+def test_there_and_back(run, tmp_path, name):
+  config = NETWORKS[name]
+  params = weights(config)
+  orbax.save(tmp_path / 'run', config, params)
+  for source, to in (('run', 'safetensors'), ('safetensors', 'orbax')):
+    result = run('convert', tmp_path / source, tmp_path / to, '--to', to)
+    assert result.status == 0, result
+    found, loaded = read(tmp_path / to, config, jnp.float32)
+    assert found == config
+    assert_same_bits(loaded, params)
+  for source, to in (('run', 'half'), ('half', 'same')):
+    result = run(
+      *('convert', tmp_path / source, tmp_path / to),
+      *('--to', 'safetensors', '--dtype', 'bfloat16'),
+    )
+    assert result.status == 0, result
+    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    _, loaded = read(tmp_path / to, config, jnp.bfloat16)
+    assert_same_bits(loaded, rounded)
+  assert model_file.read(tmp_path / 'half').dtype == jnp.bfloat16
+  sizes = [
+    (tmp_path / name / 'model.safetensors').stat().st_size
+    for name in ('half', 'safetensors')
+  ]
+  assert sizes[0] < 0.75 * sizes[1]
+
+
+def test_formats_that_have_no_such_network(run, tmp_path):
+  for name, words in (
+    ('spec_drafter', 'no network that only drafts'),
+    ('decoder_only', 'no T5 without an encoder'),
+  ):
+    source = tmp_path / name
+    safetensors_model.save(source, NETWORKS[name], weights(NETWORKS[name]))
+    result = run('convert', source, tmp_path / 'x', '--to', 'huggingface')
+    assert_refused(result, words)
+  result = run(
+    'convert', tmp_path / 'spec_drafter', tmp_path / 'x', '--to', 't5x_orbax'
+  )
+  assert_refused(result, 'it takes T5s alone')
+
+
+def test_damage_is_named(tmp_path):
+  config = NETWORKS['spec_drafter']
+  folder = tmp_path / 'model'
+  safetensors_model.save(folder, config, weights(config))
+  path = folder / 'model.safetensors'
+  whole = path.read_bytes()
+  path.write_bytes(whole[:-100])
+  with pytest.raises(ValueError, match='no complete safetensors file'):
+    loading.read_drafter(str(folder))
+  path.write_bytes(whole)
+  model_file.write(folder, toy_block.config(V, num_decoder_layers=3))
+  with pytest.raises(ValueError, match=r'lacks tensors: layers_2/.* and'):
+    loading.read_drafter(str(folder))
+  model_file.write(folder, toy_block.config(V, mlp_dim=16))
+  with pytest.raises(ValueError, match=r'mlp/.*, expected \['):
+    loading.read_drafter(str(folder))
+
+
+def test_shipped_models_have_names_and_share_a_vocabulary(
+  request, tmp_path, monkeypatch
+):
+  golden = request.config.rootpath / 'tests' / 'golden' / 't5x'
+  config = toy_t5.config(128, num_encoder_layers=0)
+  drafter = toy_block.config(128)
+  monkeypatch.setattr(pretrained, 'FOLDER', tmp_path)
+  safetensors_model.save(tmp_path / 'lm-tiny', config, weights(config))
+  safetensors_model.save(tmp_path / 'draft-tiny', drafter, weights(drafter))
+  (tmp_path / 'begun').mkdir()
+  assert pretrained.names() == ('draft-tiny', 'lm-tiny')
+  with pytest.raises(ValueError, match='lm-tiny has no vocabulary'):
+    loading.load('lm-tiny')
+  (tmp_path / 'spiece.model').write_bytes(
+    (golden / 'tiny_sp.model').read_bytes()
+  )
+  (tmp_path / 'tokenizer_config.json').write_text('{"extra_ids": 0}')
+  model = loading.load('lm-tiny')
+  assert model.vocabulary.vocab_size == 85
+  assert_same_bits(model.params, weights(config))
+  assert_same_bits(loading.read_drafter('draft-tiny')[1], weights(drafter))
+  with pytest.raises(ValueError, match='which only drafts for a model'):
+    loading.load('draft-tiny')
+  with pytest.raises(ValueError, match='a whole model, a t5'):
+    loading.read_drafter('lm-tiny')
+  with pytest.raises(ValueError, match='give smollm2-135m, draft-tiny, lm-t'):
+    loading.load('lm-tini')
