@@ -86,7 +86,7 @@ def measure(
   }
   one_token = decoder.make_drafter(1)
   with progress.waiting('measuring acceptance'):
-    found = calibration.overlaps(
+    [found] = calibration.overlaps(
       params,
       key,
       rows,

@@ -6,6 +6,7 @@ text that the target generates. Nothing is counted as accepted or rejected, so
 one decode tells much more than its acceptances would.
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import distributions
+from specdec_jax import arrays, distributions
 from specdec_jax.base import (
   Array,
   Draft,
@@ -49,28 +50,49 @@ class Overlaps(NamedTuple):
   is_drafted: np.ndarray
 
 
-def observe(row_keys: Array, draft: Draft, target_probs: Array) -> Verification:
-  """A rule that accepts nothing and says how much the laws overlap.
+def shared_mass(draft: Draft, p: Array, lenience: float = 1.0) -> Array:
+  """The chance that a guess passes after one prefix, `sum min(p / l, q)`, `[B]`
+  (Leviathan et al., Theorem 3.5 and Appendix A.5)."""
+  if draft.probs is None:
+    of_drafted = arrays.pick(p, draft.tokens[:, 0])
+    return jnp.minimum(of_drafted / lenience, 1.0)
+  return distributions.overlap(p / lenience, draft.probs[:, 0])
 
-  The text is then the target's own, token by token what plain decoding gives,
-  and `accept_probs` of the first drafted token is `sum min(p, q)` instead of
-  that token's chance.
+
+def passes_argmax(draft: Draft, p: Array, lenience: float = 1.0) -> Array:
+  """1 where the guess has `p(x) >= l max p`, else 0, `[B]` (Appendix A.5, whose
+  inequality is printed the other way round)."""
+  of_drafted = arrays.pick(p, draft.tokens[:, 0])
+  return (of_drafted >= lenience * p.max(axis=1)).astype(p.dtype)
+
+
+def observe(
+  row_keys: Array,
+  draft: Draft,
+  target_probs: Array,
+  *,
+  is_argmax: bool = False,
+) -> Verification:
+  """A rule that accepts nothing: the text is the target's own, token by token
+  what plain decoding gives.
 
   Args:
     row_keys: keys `[B]`, consumed as any rule consumes them.
-    draft: one token a row.
-    target_probs: float32 `[B, 2, V]`.
+    draft: one token a row, or none.
+    target_probs: float32 `[B, 2, V]`, or `[B, 1, V]` without a draft.
+    is_argmax: whether the text is the target's likeliest.
   """
   _, next_keys = decision.split_by_purpose(row_keys)
   p = target_probs[:, 0]
-  if draft.probs is None:
-    shared = jnp.take_along_axis(p, draft.tokens[:, :1], axis=1)
-  else:
-    shared = distributions.overlap(p, draft.probs[:, 0])[:, None]
+  next_token = (
+    jnp.argmax(p, axis=-1).astype(jnp.int32)
+    if is_argmax
+    else distributions.sample(next_keys, p)
+  )
   return Verification(
     num_accepted=jnp.zeros_like(draft.lengths),
-    next_token=distributions.sample(next_keys, p),
-    accept_probs=jnp.where(draft.lengths[:, None] > 0, shared, 0.0),
+    next_token=next_token,
+    accept_probs=jnp.zeros(draft.tokens.shape, p.dtype),
   )
 
 
@@ -85,7 +107,9 @@ def overlaps(
   max_len: int,
   num_tokens: int,
   eos_id: EosId,
-) -> Overlaps:
+  leniences: Sequence[float] = (1.0,),
+  is_argmax: bool = False,
+) -> list[Overlaps]:
   """Lets the target generate, and asks the drafter before every token.
 
   Args:
@@ -98,6 +122,12 @@ def overlaps(
     max_len: as for `speculative.generate`.
     num_tokens: new tokens a row, at most.
     eos_id: as for `speculative.generate`.
+    leniences: l, each in (0, 1].
+    is_argmax: greedy text, and `passes_argmax` in place of `shared_mass`; the
+      law of `logits_to_probs` is then that of the rule, before the argmax.
+
+  Returns:
+    What each of the leniences would accept, along one and the same text.
 
   Raises:
     ValueError: if the drafter's gamma is not 1, or logits are not numbers.
@@ -105,6 +135,7 @@ def overlaps(
   if drafter.gamma != 1:
     raise ValueError(f'one token at a time is asked for, got {drafter.gamma}')
   models: dict[str, Any] = {'target': target, 'drafter': drafter}
+  share_fn = passes_argmax if is_argmax else shared_mass
 
   @jax.jit
   def generate(params: Params, rng_key: Array, prompt: Prompt):
@@ -113,14 +144,15 @@ def overlaps(
         params,
         state,
         **models,
-        verify_fn=observe,
+        verify_fn=functools.partial(observe, is_argmax=is_argmax),
         logits_to_probs=logits_to_probs,
         eos_id=eos_id,
       )
       is_text = info.counts > 0
       is_drafted = is_text & (info.draft.lengths > 0)
-      values = info.verification.accept_probs[:, 0]
-      return state, (values, is_text, is_drafted)
+      law = info.target_probs[:, 0]
+      shares = [share_fn(info.draft, law, each) for each in leniences]
+      return state, (jnp.stack(shares), is_text, is_drafted)
 
     state = speculative.init(params, rng_key, prompt, **models, max_len=max_len)
     state, seen = jax.lax.scan(step, state, None, length=num_tokens)
@@ -131,13 +163,71 @@ def overlaps(
     has_nan, seen = jax.device_get(generate(params, rng_key, prompt))
     if has_nan.any():
       raise ValueError('the logits were not numbers (NaN): nothing to measure')
-    parts.append([np.asarray(each).T for each in seen])
+    parts.append([np.moveaxis(each, 0, -1) for each in seen])
   values, is_text, is_drafted = (
-    np.concatenate(each) for each in zip(*parts, strict=True)
+    np.concatenate(each, axis=-2) for each in zip(*parts, strict=True)
   )
   # Sums of float32 laws may exceed one by their rounding.
   values = np.minimum(values.astype(np.float64), 1.0)
-  return Overlaps(values, is_text, is_drafted)
+  values = np.where(is_drafted, values, 0.0)
+  return [Overlaps(each, is_text, is_drafted) for each in values]
+
+
+def overlaps_of_text(
+  params: Params,
+  prompt: Prompt,
+  tokens: Array,
+  lengths: Array,
+  *,
+  target: LanguageModel,
+  draft_models: Sequence[LanguageModel],
+  logits_to_probs: LogitsToProbsFn,
+) -> list[Overlaps]:
+  """Asks draft models about texts that are there, all positions in one pass.
+
+  On texts that the target generated this is what `overlaps` finds while it
+  generates them, but for rounding, for several draft models at once.
+
+  Args:
+    params: weights of the target; `drafter` is a sequence, one of each model.
+    prompt: what the texts begin with.
+    tokens: int32 `[B, S]`, the prompt and what follows it; 0 after the end.
+    lengths: int32 `[B]`, with the prompt.
+    target: the model that wrote the texts.
+    draft_models: one or more.
+    logits_to_probs: how all of them are sampled.
+
+  Returns:
+    One `[B, S - 1]` of each draft model, on the same prefixes.
+  """
+  # Texts are read from their first token, so that rows need no shift.
+  whole = dataclasses.replace(
+    prompt,
+    decoder_tokens=tokens[:, :1],
+    decoder_lengths=jnp.ones_like(prompt.decoder_lengths),
+    max_lengths=None,
+  )
+
+  def probs(model: LanguageModel, weights: Any) -> Array:
+    width = tokens.shape[1]
+    cache = model.init(weights, whole, width)
+    logits, _ = model.extend(weights, tokens[:, :-1], cache)
+    return logits_to_probs(logits)
+
+  p = probs(target, params.target)
+  places = jnp.arange(1, tokens.shape[1])[None]
+  is_text = (places >= prompt.decoder_lengths[:, None]) & (
+    places < lengths[:, None]
+  )
+  shared = [
+    distributions.overlap(p, probs(model, weights))
+    for model, weights in zip(draft_models, params.drafter, strict=True)
+  ]
+  is_text, shared = jax.device_get((is_text, shared))
+  return [
+    Overlaps(np.minimum(each.astype(np.float64), 1.0), is_text, is_text)
+    for each in shared
+  ]
 
 
 def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:
@@ -162,10 +252,12 @@ def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:
   if not counts.sum():
     raise ValueError('the drafter had no guess after any prefix')
   sums = np.where(found.is_drafted, found.values, 0).sum(1)
-  alpha = sums.sum() / counts.sum()
+  alpha, interval = ratio(sums, counts)
+  if interval is not None:
+    interval = [max(interval[0], 0.0), min(interval[1], 1.0)]
   return {
-    'alpha': float(alpha),
-    'alpha_interval': _interval(sums, counts, alpha),
+    'alpha': alpha,
+    'alpha_interval': interval,
     'num_prefixes': int(counts.sum()),
     'num_rows': int((counts > 0).sum()),
     'abstained': float(1 - counts.sum() / found.is_text.sum()),
@@ -176,18 +268,48 @@ def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:
   }
 
 
-def _interval(
-  sums: np.ndarray, counts: np.ndarray, alpha: float
-) -> list[float] | None:
-  """Of a ratio of sums over rows: neighbouring tokens are not independent."""
+def ratio(
+  sums: np.ndarray, counts: np.ndarray
+) -> tuple[float, list[float] | None]:
+  """A ratio of sums over rows, and its 95% interval.
+
+  Rows are what is drawn: neighbouring tokens are not independent.
+
+  Args:
+    sums: `[R]`, such as accepted tokens.
+    counts: `[R]`, such as tested ones; some is positive.
+
+  Returns:
+    The ratio, and its interval, None for fewer than two rows.
+  """
+  value = float(sums.sum() / counts.sum())
   is_counted = counts > 0
   num_rows = int(is_counted.sum())
   if num_rows < 2:
-    return None
-  excess = (sums - alpha * counts)[is_counted]
+    return value, None
+  excess = (sums - value * counts)[is_counted]
   deviation = np.sqrt((excess**2).sum() * num_rows / (num_rows - 1))
-  half = _NORMAL_QUANTILE * deviation / counts.sum()
-  return [float(max(alpha - half, 0)), float(min(alpha + half, 1))]
+  half = float(_NORMAL_QUANTILE * deviation / counts.sum())
+  return value, [value - half, value + half]
+
+
+def difference(
+  first: Overlaps, second: Overlaps
+) -> tuple[float, list[float] | None]:
+  """Alpha of one drafter less that of another, with its 95% interval.
+
+  Args:
+    first: of `overlaps_of_text`.
+    second: of the other drafter on the same texts, so that what makes a text
+      easy for both does not widen the interval.
+
+  Raises:
+    ValueError: if the two were not asked after the same prefixes.
+  """
+  if not np.array_equal(first.is_drafted, second.is_drafted):
+    raise ValueError('the drafters were asked after different prefixes')
+  gains = np.where(first.is_drafted, first.values - second.values, 0)
+  return ratio(gains.sum(1), first.is_drafted.sum(1))
 
 
 def _autocorrelation(found: Overlaps, alpha: float, lag: int) -> float | None:
@@ -228,6 +350,7 @@ def costs(
   drafters: Mapping[int, Drafter],
   max_len: int,
   repeats: int,
+  widths: Sequence[int] | None = None,
   **rule: Any,
 ) -> dict[str, Any]:
   """Times of an iteration's parts on this device, for one batch.
@@ -240,6 +363,8 @@ def costs(
     drafters: the same drafter by gamma, 1 and the largest among them.
     max_len: as for `speculative.generate`.
     repeats: timed runs of each.
+    widths: of target calls to time, 1 and gamma + 1 among them; None means
+      these and the middle.
     **rule: `verify_fn`, `logits_to_probs` and `eos_id`.
 
   Returns:
@@ -248,7 +373,7 @@ def costs(
     `target_seconds` is sampling, verification and the loop.
   """
   max_gamma = max(drafters)
-  widths = sorted({1, 1 + -(-max_gamma // 2), max_gamma + 1})
+  widths = sorted(widths or {1, 1 + -(-max_gamma // 2), max_gamma + 1})
   shared: dict[str, Any] = {'target': target, 'max_len': max_len, **rule}
   plain_rule = {k: v for k, v in shared.items() if k != 'verify_fn'}
   plain = benchmark.plain_side(params, rng_key, [prompt], **plain_rule)

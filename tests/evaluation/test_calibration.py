@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import drafters, logits
+from specdec_jax import drafters, logits, theory
 from specdec_jax.base import Params
 from specdec_jax.decoding import autoregressive
 from specdec_jax.evaluation import calibration
@@ -32,16 +32,22 @@ def prompt_of(start: int):
 
 
 def measure(name: str) -> Overlaps:
+  [found] = overlaps_of(DRAFTERS[name])
+  return found
+
+
+def overlaps_of(drafter, **options) -> list[Overlaps]:
   return calibration.overlaps(
     PARAMS,
     jax.random.key(0),
     [prompt_of(0), prompt_of(2)],
     target=TARGET,
-    drafter=DRAFTERS[name],
+    drafter=drafter,
     logits_to_probs=TO_PROBS,
     max_len=PROMPT + NUM_NEW,
     num_tokens=NUM_NEW,
     eos_id=-1,
+    **options,
   )
 
 
@@ -97,6 +103,34 @@ def test_a_drafter_without_probabilities_overlaps_by_its_token(texts):
       assert any(
         abs(found.values[row, i] - p[token]) < 1e-5 for token in set(before)
       )
+
+
+def test_leniences_are_those_of_theory_along_one_text(texts):
+  leniences = (1.0, 0.5, 0.1)
+  found = overlaps_of(DRAFTERS['model'], leniences=leniences)
+  for lenience, each in zip(leniences, found, strict=True):
+    for row, tokens in enumerate(texts):
+      p, q = (law(side, tokens[1:-1]) for side in PARAMS)
+      expected = theory.acceptance_rate(p, q, lenience)
+      values = each.values[row, : len(tokens) - PROMPT]
+      np.testing.assert_allclose(values, expected, atol=1e-5)
+
+
+def test_argmax_leniences_follow_greedy_text():
+  greedy = logits.standardize(temperature=0)
+  drafter = drafters.autoregressive(TARGET, gamma=1, logits_to_probs=greedy)
+  leniences = (1.0, 0.2)
+  found = overlaps_of(drafter, leniences=leniences, is_argmax=True)
+  tokens = [1, 2, 3]
+  for _ in range(NUM_NEW):
+    tokens.append(
+      int(law(PARAMS.target, np.array(tokens[-2:] + [0]))[0].argmax())
+    )
+  p, q = (law(side, np.array(tokens[1:])) for side in PARAMS)
+  for lenience, each in zip(leniences, found, strict=True):
+    expected = theory.argmax_acceptance(p, q, lenience)[:NUM_NEW]
+    np.testing.assert_array_equal(each.values[0], expected)
+  assert found[0].values.sum() < found[1].values.sum()
 
 
 def test_more_than_one_token_at_a_time_is_refused():
