@@ -1,0 +1,110 @@
+"""Alpha on texts that are there, for several draft models at once.
+
+What `calibration.overlaps` finds while the target generates, one call a token,
+is found here by one call a text, on the same prefixes for every draft model, so
+that two of them can be compared row by row.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import distributions
+from specdec_jax.base import (
+  Array,
+  LanguageModel,
+  LogitsToProbsFn,
+  Params,
+  Prompt,
+)
+
+_NORMAL_QUANTILE = 1.96
+
+
+def row_sums(
+  params: Params,
+  prompt: Prompt,
+  tokens: Array,
+  lengths: Array,
+  *,
+  target: LanguageModel,
+  draft_models: Sequence[LanguageModel],
+  logits_to_probs: LogitsToProbsFn,
+) -> tuple[Array, Array]:
+  """Sums of `sum min(p, q)` over the prefixes of each text; jit it whole.
+
+  On texts that the target generated, sums over counts are alpha as Leviathan et
+  al. define it (Sec. 3.1, https://arxiv.org/abs/2211.17192).
+
+  Args:
+    params: weights of the target, and in `drafter` those of each draft model.
+    prompt: what the texts begin with; it counts for nothing.
+    tokens: int32 `[B, S]`, the prompt and what follows it; 0 after the end.
+    lengths: int32 `[B]`, with the prompt.
+    target: the model that wrote the texts.
+    draft_models: D of them.
+    logits_to_probs: how all of them are sampled.
+
+  Returns:
+    Sums float32 `[D, B]`, and int32 `[B]`, of how many prefixes.
+  """
+  # From its first token on, so that all rows begin alike.
+  start = dataclasses.replace(
+    prompt,
+    decoder_tokens=tokens[:, :1],
+    decoder_lengths=jnp.ones_like(prompt.decoder_lengths),
+    max_lengths=None,
+  )
+
+  def probs(model: LanguageModel, weights: Any) -> Array:
+    cache = model.init(weights, start, tokens.shape[1])
+    logits, _ = model.extend(weights, tokens[:, :-1], cache)
+    return logits_to_probs(logits)
+
+  p = probs(target, params.target)
+  places = jnp.arange(1, tokens.shape[1], dtype=lengths.dtype)[None]
+  is_counted = (places >= prompt.decoder_lengths[:, None]) & (
+    places < lengths[:, None]
+  )
+  sums = []
+  for model, weights in zip(draft_models, params.drafter, strict=True):
+    shared = distributions.overlap(p, probs(model, weights))
+    # Sums of float32 laws may exceed one by their rounding.
+    shared = jnp.where(is_counted, jnp.minimum(shared, 1.0), 0.0)
+    sums.append(shared.sum(axis=1))
+  return jnp.stack(sums), is_counted.sum(axis=1, dtype=jnp.int32)
+
+
+def ratio(
+  sums: np.ndarray, counts: np.ndarray
+) -> tuple[float, list[float] | None]:
+  """A ratio of sums over rows, and its 95% interval.
+
+  Rows are what is drawn, since neighbouring tokens are not independent. Of the
+  difference between two draft models it is narrower than either's own: what
+  makes a text easy for both drops out.
+
+  Args:
+    sums: `[R]`, such as accepted tokens, or differences of two models' sums.
+    counts: `[R]`, such as tested tokens.
+
+  Returns:
+    The ratio, and its interval, None for fewer than two rows.
+
+  Raises:
+    ValueError: if nothing was counted.
+  """
+  if not counts.sum():
+    raise ValueError(f'nothing was counted in {len(counts)} rows')
+  value = float(sums.sum() / counts.sum())
+  is_counted = counts > 0
+  num_rows = int(is_counted.sum())
+  if num_rows < 2:
+    return value, None
+  excess = (sums - value * counts)[is_counted]
+  deviation = np.sqrt((excess**2).sum() * num_rows / (num_rows - 1))
+  half = float(_NORMAL_QUANTILE * deviation / counts.sum())
+  return value, [value - half, value + half]
