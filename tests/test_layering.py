@@ -43,6 +43,7 @@ RESTRICTED = {
   'huggingface_hub': ({'checkpoints'}, True),
   'tokenizers': ({'data', 'checkpoints'}, True),
   'rich': ({'cli', 'evaluation'}, True),
+  'matplotlib': ({'evaluation'}, True),
 }
 
 

@@ -1,0 +1,181 @@
+"""Plots of theory and of what was measured, as matplotlib figures.
+
+They follow Figures 2 to 5 of Leviathan et al.
+(https://arxiv.org/abs/2211.17192). Nothing is shown or kept by pyplot: a caller
+saves a figure or displays it.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdec_jax import theory
+
+_SIZE = (6.0, 4.0)
+# Legible in print and to those who see no red or no green.
+_COLORS = ('#2458c5', '#d9730d', '#2e8b4f', '#8b3fb0', '#5d6572', '#b3201c')
+# What a segment of a timeline is, and its colour.
+_PARTS = {'encoder': '#9aa3b2', 'draft': '#d9730d', 'target': '#2458c5'}
+
+
+class Segment(NamedTuple):
+  """A stretch of a timeline: `part` is encoder, draft or target."""
+
+  part: str
+  seconds: float
+
+
+def new_figure(num_axes: int = 1) -> tuple[Any, Any]:
+  """A figure and its axes, one or a list, side by side.
+
+  Raises:
+    ImportError: if matplotlib is not installed.
+  """
+  try:
+    from matplotlib.figure import Figure
+  except ImportError as error:
+    raise ImportError(
+      'plots need matplotlib: pip install specdec_jax[plot]'
+    ) from error
+  width, height = _SIZE
+  figure = Figure(figsize=(width * num_axes, height), layout='constrained')
+  axes = figure.subplots(1, num_axes, squeeze=False)[0]
+  for each in axes:
+    each.grid(color='#dde1e7', linewidth=0.8)
+    each.set_axisbelow(True)
+    each.spines[['top', 'right']].set_visible(False)
+    each.set_prop_cycle(color=_COLORS)
+  return figure, axes[0] if num_axes == 1 else list(axes)
+
+
+def save(figure: Any, path: str | os.PathLike[str]) -> None:
+  """Writes a figure as SVG, the same bytes each time; text stays text."""
+  import matplotlib
+
+  settings: Any = {'svg.fonttype': 'none', 'svg.hashsalt': 'specdec_jax'}
+  with matplotlib.rc_context(settings):
+    figure.savefig(path, format='svg', metadata={'Date': None})
+
+
+def tokens_by_alpha(gammas: Sequence[float]) -> Any:
+  """Expected tokens per target run (Figure 2); gamma may be infinite."""
+  figure, axes = new_figure()
+  alphas = np.linspace(0.5, 0.9, 81)
+  for gamma in gammas:
+    tokens = theory.expected_tokens(alphas, gamma)
+    axes.plot(alphas, tokens, label=f'gamma {_number(gamma)}')
+  axes.set(xlabel='alpha', ylabel='expected tokens per target run')
+  axes.legend()
+  return figure
+
+
+def best_gamma_by_alpha(costs: Sequence[float]) -> Any:
+  """The best gamma for each cost ratio c (Figure 3)."""
+  figure, axes = new_figure()
+  alphas = np.linspace(0.5, 0.9, 401)
+  for c in costs:
+    axes.plot(alphas, theory.best_gamma(alphas, c), label=f'c = {c:g}')
+  axes.set(xlabel='alpha', ylabel='best gamma')
+  axes.legend()
+  return figure
+
+
+def speed_and_operations(gammas: Sequence[int]) -> Any:
+  """Speedup and growth of arithmetic at c = c_hat = 0 (Figure 4)."""
+  figure, (left, right) = new_figure(2)
+  alphas = np.linspace(0.5, 0.95, 91)
+  for gamma in gammas:
+    label = f'gamma {gamma}'
+    left.plot(
+      alphas, theory.walltime_improvement(alphas, gamma, 0.0), label=label
+    )
+    right.plot(
+      alphas, theory.operations_factor(alphas, gamma, 0.0), label=label
+    )
+  left.set(xlabel='alpha', ylabel='speedup over plain decoding')
+  right.set(xlabel='alpha', ylabel='operations over plain decoding')
+  left.legend()
+  return figure
+
+
+def timeline(lanes: Mapping[str, Sequence[Segment]]) -> Any:
+  """What runs when, a lane for each way of decoding (Figure 5)."""
+  figure, axes = new_figure()
+  figure.set_size_inches(9, 0.7 + 0.6 * len(lanes))
+  for height, segments in enumerate(lanes.values()):
+    start = 0.0
+    for part, seconds in segments:
+      axes.barh(
+        height,
+        1e3 * seconds,
+        left=1e3 * start,
+        height=0.55,
+        color=_PARTS[part],
+        edgecolor='white',
+        linewidth=0.4,
+      )
+      start += seconds
+  axes.set_yticks(range(len(lanes)), labels=list(lanes))
+  axes.invert_yaxis()
+  axes.set_xlabel('milliseconds')
+  axes.grid(False, axis='y')
+  shown = {part for segments in lanes.values() for part, _ in segments}
+  _legend_of_parts(axes, [part for part in _PARTS if part in shown])
+  return figure
+
+
+def speedup_by_gamma(
+  predicted: Mapping[str, Mapping[int, float]],
+  measured: Mapping[str, Mapping[int, Sequence[float]]] | None = None,
+) -> Any:
+  """Predicted speedups as lines, measured ones as points with their range.
+
+  Args:
+    predicted: by name and gamma.
+    measured: likewise, all repeats of each; a point is their median.
+  """
+  figure, axes = new_figure()
+  for color, (name, line) in zip(_cycle(), predicted.items(), strict=False):
+    axes.plot(list(line), list(line.values()), color=color, label=name)
+    points = (measured or {}).get(name, {})
+    if points:
+      middle = np.array([np.median(values) for values in points.values()])
+      ends = np.array([[min(v), max(v)] for v in points.values()]).T
+      axes.errorbar(
+        list(points),
+        middle,
+        yerr=abs(ends - middle),
+        fmt='o',
+        color=color,
+        markersize=4,
+        capsize=2,
+        label=f'{name}, measured',
+      )
+  axes.axhline(1, color='#5d6572', linewidth=0.8, linestyle='--')
+  axes.set(xlabel='gamma', ylabel='speedup over plain decoding')
+  axes.set_ylim(bottom=0)
+  axes.legend()
+  return figure
+
+
+def _cycle() -> list[str]:
+  return list(_COLORS) * 4
+
+
+def _number(value: float) -> str:
+  return 'infinity' if np.isinf(value) else f'{value:g}'
+
+
+def _legend_of_parts(axes: Any, parts: Sequence[str]) -> None:
+  from matplotlib.patches import Patch
+
+  handles = [Patch(color=_PARTS[part], label=part) for part in parts]
+  axes.legend(
+    handles=handles,
+    ncols=len(parts),
+    loc='lower right',
+    frameon=False,
+    bbox_to_anchor=(1, 1),
+  )

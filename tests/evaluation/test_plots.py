@@ -1,0 +1,89 @@
+"""Plots show the numbers that they were given, and are the same each time."""
+
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from specdec_jax import theory
+from specdec_jax.evaluation import plots, trace_svg
+from specdec_jax.evaluation.plots import Segment
+
+pytest.importorskip('matplotlib')
+_SVG = '{http://www.w3.org/2000/svg}'
+
+
+def lines_of(axes):
+  return {line.get_label(): line.get_xydata() for line in axes.get_lines()}
+
+
+def test_curves_are_those_of_theory():
+  [axes] = plots.tokens_by_alpha([1, 5, float('inf')]).axes
+  lines = lines_of(axes)
+  np.testing.assert_allclose(lines['gamma infinity'][-1], [0.9, 10])
+  np.testing.assert_allclose(lines['gamma 1'][:, 1], 1 + lines['gamma 1'][:, 0])
+  [axes] = plots.best_gamma_by_alpha([0.02, 0.1]).axes
+  for label, c in (('c = 0.02', 0.02), ('c = 0.1', 0.1)):
+    alpha, gamma = lines_of(axes)[label][200]
+    assert gamma == theory.best_gamma(alpha, c)
+  left, right = plots.speed_and_operations([3]).axes
+  alpha, speed = lines_of(left)['gamma 3'][40]
+  assert speed == theory.expected_tokens(alpha, 3)
+  alpha, operations = lines_of(right)['gamma 3'][40]
+  assert operations == pytest.approx(4 / theory.expected_tokens(alpha, 3))
+
+
+def test_measured_points_are_medians_with_their_range():
+  figure = plots.speedup_by_gamma(
+    {'pair': {1: 1.1, 2: 1.4}}, {'pair': {2: [1.5, 1.2, 1.3]}}
+  )
+  [axes] = figure.axes
+  assert lines_of(axes)['pair'].tolist() == [[1, 1.1], [2, 1.4]]
+  [container] = axes.containers
+  points, _, [bars] = container
+  assert points.get_xydata().tolist() == [[2, 1.3]]
+  np.testing.assert_allclose(bars.get_segments()[0], [[2, 1.2], [2, 1.5]])
+
+
+def test_a_timeline_lays_segments_end_to_end():
+  lanes = {
+    'plain': [Segment('target', 0.002)] * 2,
+    'gamma 1': [Segment('encoder', 0.001), Segment('draft', 0.0005)],
+  }
+  [axes] = plots.timeline(lanes).axes
+  boxes = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
+  np.testing.assert_allclose(boxes, [(0, 2), (2, 2), (0, 1), (1, 0.5)])
+
+
+def test_saved_figures_are_the_same_bytes_with_text_in_them(tmp_path):
+  saved = []
+  for name in ('a.svg', 'b.svg'):
+    plots.save(plots.best_gamma_by_alpha([0.05]), tmp_path / name)
+    saved.append((tmp_path / name).read_bytes())
+  assert saved[0] == saved[1]
+  assert b'c = 0.05' in saved[0]
+
+
+def test_the_drawing_of_a_trace_says_what_became_of_each_token():
+  token = lambda text, verdict: {'text': text, 'verdict': verdict}
+  records = [
+    {
+      'drafted': [
+        token('a<', 'accepted'),
+        token('\x1b', 'rejected'),
+        token('gone', 'discarded'),
+      ],
+      'next': token('&', 'correction'),
+    },
+    {'drafted': [token('b', 'accepted')], 'next': None},
+  ]
+  root = ElementTree.fromstring(trace_svg.render(records, 'two <lines>'))
+  assert root.find(f'{_SVG}title').text == 'two <lines>'
+  lines = [
+    [(span.get('class'), span.text) for span in line][1:]
+    for line in root.iter(f'{_SVG}text')
+  ]
+  assert lines == [
+    [('accepted', 'a<'), ('rejected', '␛'), ('correction', '&')],
+    [('accepted', 'b')],
+  ]
