@@ -6,7 +6,6 @@ text that the target generates. Nothing is counted as accepted or rejected, so
 one decode tells much more than its acceptances would.
 """
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -173,63 +172,6 @@ def overlaps(
   return [Overlaps(each, is_text, is_drafted) for each in values]
 
 
-def overlaps_of_text(
-  params: Params,
-  prompt: Prompt,
-  tokens: Array,
-  lengths: Array,
-  *,
-  target: LanguageModel,
-  draft_models: Sequence[LanguageModel],
-  logits_to_probs: LogitsToProbsFn,
-) -> list[Overlaps]:
-  """Asks draft models about texts that are there, all positions in one pass.
-
-  On texts that the target generated this is what `overlaps` finds while it
-  generates them, but for rounding, for several draft models at once.
-
-  Args:
-    params: weights of the target; `drafter` is a sequence, one of each model.
-    prompt: what the texts begin with.
-    tokens: int32 `[B, S]`, the prompt and what follows it; 0 after the end.
-    lengths: int32 `[B]`, with the prompt.
-    target: the model that wrote the texts.
-    draft_models: one or more.
-    logits_to_probs: how all of them are sampled.
-
-  Returns:
-    One `[B, S - 1]` of each draft model, on the same prefixes.
-  """
-  # Texts are read from their first token, so that rows need no shift.
-  whole = dataclasses.replace(
-    prompt,
-    decoder_tokens=tokens[:, :1],
-    decoder_lengths=jnp.ones_like(prompt.decoder_lengths),
-    max_lengths=None,
-  )
-
-  def probs(model: LanguageModel, weights: Any) -> Array:
-    width = tokens.shape[1]
-    cache = model.init(weights, whole, width)
-    logits, _ = model.extend(weights, tokens[:, :-1], cache)
-    return logits_to_probs(logits)
-
-  p = probs(target, params.target)
-  places = jnp.arange(1, tokens.shape[1])[None]
-  is_text = (places >= prompt.decoder_lengths[:, None]) & (
-    places < lengths[:, None]
-  )
-  shared = [
-    distributions.overlap(p, probs(model, weights))
-    for model, weights in zip(draft_models, params.drafter, strict=True)
-  ]
-  is_text, shared = jax.device_get((is_text, shared))
-  return [
-    Overlaps(np.minimum(each.astype(np.float64), 1.0), is_text, is_text)
-    for each in shared
-  ]
-
-
 def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:
   """Alpha and what the assumption of independence leaves out of it.
 
@@ -252,12 +194,10 @@ def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:
   if not counts.sum():
     raise ValueError('the drafter had no guess after any prefix')
   sums = np.where(found.is_drafted, found.values, 0).sum(1)
-  alpha, interval = ratio(sums, counts)
-  if interval is not None:
-    interval = [max(interval[0], 0.0), min(interval[1], 1.0)]
+  alpha = sums.sum() / counts.sum()
   return {
-    'alpha': alpha,
-    'alpha_interval': interval,
+    'alpha': float(alpha),
+    'alpha_interval': _interval(sums, counts, alpha),
     'num_prefixes': int(counts.sum()),
     'num_rows': int((counts > 0).sum()),
     'abstained': float(1 - counts.sum() / found.is_text.sum()),
@@ -268,48 +208,18 @@ def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:
   }
 
 
-def ratio(
-  sums: np.ndarray, counts: np.ndarray
-) -> tuple[float, list[float] | None]:
-  """A ratio of sums over rows, and its 95% interval.
-
-  Rows are what is drawn: neighbouring tokens are not independent.
-
-  Args:
-    sums: `[R]`, such as accepted tokens.
-    counts: `[R]`, such as tested ones; some is positive.
-
-  Returns:
-    The ratio, and its interval, None for fewer than two rows.
-  """
-  value = float(sums.sum() / counts.sum())
+def _interval(
+  sums: np.ndarray, counts: np.ndarray, alpha: float
+) -> list[float] | None:
+  """Of a ratio of sums over rows: neighbouring tokens are not independent."""
   is_counted = counts > 0
   num_rows = int(is_counted.sum())
   if num_rows < 2:
-    return value, None
-  excess = (sums - value * counts)[is_counted]
+    return None
+  excess = (sums - alpha * counts)[is_counted]
   deviation = np.sqrt((excess**2).sum() * num_rows / (num_rows - 1))
-  half = float(_NORMAL_QUANTILE * deviation / counts.sum())
-  return value, [value - half, value + half]
-
-
-def difference(
-  first: Overlaps, second: Overlaps
-) -> tuple[float, list[float] | None]:
-  """Alpha of one drafter less that of another, with its 95% interval.
-
-  Args:
-    first: of `overlaps_of_text`.
-    second: of the other drafter on the same texts, so that what makes a text
-      easy for both does not widen the interval.
-
-  Raises:
-    ValueError: if the two were not asked after the same prefixes.
-  """
-  if not np.array_equal(first.is_drafted, second.is_drafted):
-    raise ValueError('the drafters were asked after different prefixes')
-  gains = np.where(first.is_drafted, first.values - second.values, 0)
-  return ratio(gains.sum(1), first.is_drafted.sum(1))
+  half = _NORMAL_QUANTILE * deviation / counts.sum()
+  return [float(max(alpha - half, 0)), float(min(alpha + half, 1))]
 
 
 def _autocorrelation(found: Overlaps, alpha: float, lag: int) -> float | None:
