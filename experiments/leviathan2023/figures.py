@@ -1,0 +1,160 @@
+"""Figures 1 to 5, as SVG: theory's from theory, the trace and the timeline from
+a decode and the times of its parts."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.leviathan2023 import measured, pairs, paper
+from experiments.leviathan2023.measured import RULE, Settings
+from experiments.leviathan2023.pairs import TRAINED, Pair
+from specdec_jax.base import Params, Prompt
+from specdec_jax.cli import infer_examples
+from specdec_jax.costs import measure
+from specdec_jax.decoding import speculative
+from specdec_jax.evaluation import plots, trace, trace_svg, trace_text
+from specdec_jax.evaluation.plots import Segment
+from specdec_jax.evaluation.trace import Record
+from specdec_jax.theory.planner import Costs
+
+# Of the trace, and the two of the timeline.
+GAMMA, GAMMAS = 7, (3, 7)
+# The example is the first of the split whose input is at least so long.
+_NUM_INPUTS = 16
+
+
+def draw(
+  given: Sequence[Pair], settings: Settings, folder: Path
+) -> dict[str, Any]:
+  """All five, of the last of the pairs; rows, names of files and notes."""
+  folder.mkdir(parents=True, exist_ok=True)
+  theirs = {
+    'figure_2.svg': plots.tokens_by_alpha(paper.FIGURE_2_GAMMAS),
+    'figure_3.svg': plots.best_gamma_by_alpha(paper.FIGURE_3_C),
+    'figure_4.svg': plots.speed_and_operations(paper.FIGURE_4_GAMMAS),
+  }
+  for name, figure in theirs.items():
+    plots.save(figure, folder / name)
+  rows = [
+    {'figure': 2, 'what': 'expected tokens per target run', 'from': 'theory'},
+    {'figure': 3, 'what': 'the best gamma', 'from': 'theory'},
+    {'figure': 4, 'what': 'speed and arithmetic at c = 0', 'from': 'theory'},
+  ]
+  notes = []
+  if given:
+    pair = given[-1]
+    lanes, records = _lanes(pair, settings)
+    line = trace_text.summary_line(trace.summarize(records, GAMMA))
+    drawing = trace_svg.render(records, f'{pair.names}: {line}')
+    (folder / 'figure_1.svg').write_text(drawing, encoding='utf-8')
+    plots.save(plots.timeline(lanes), folder / 'figure_5.svg')
+    rows = [
+      {'figure': 1, 'what': f'a trace: {line}', 'from': pair.names},
+      *rows,
+      {'figure': 5, 'what': 'a timeline of the same text', 'from': pair.names},
+    ]
+    notes = [
+      f'Figure 1: T = 0, gamma {GAMMA}; a line is an iteration. The '
+      f"paper's has {paper.FIGURE_1_TOKENS} tokens in {paper.FIGURE_1_RUNS} "
+      f'target runs {paper.TAG}.'
+    ]
+  names = [f'figure_{row["figure"]}.svg' for row in rows]
+  return {'rows': rows, 'figures': names, 'notes': notes}
+
+
+def speedups(
+  folder: Path,
+  predicted: Mapping[str, Mapping[int, float]],
+  points: Mapping[str, Mapping[int, Sequence[float]]],
+) -> str:
+  """Speed by gamma, as predicted and as measured; the name of the file."""
+  folder.mkdir(parents=True, exist_ok=True)
+  plots.save(
+    plots.speedup_by_gamma(predicted, points), folder / 'speedup_by_gamma.svg'
+  )
+  return 'speedup_by_gamma.svg'
+
+
+def _lanes(
+  pair: Pair, settings: Settings
+) -> tuple[dict[str, list[Segment]], list[Record]]:
+  """Plain decoding and two gammas of one text, part by part, and the trace."""
+  parts = measured.costs(pair, 0.0, settings)
+  prompt = _example(pair)
+  encoder = []
+  if prompt.encoder_tokens is not None:
+    encoder = [Segment('encoder', _prefill_seconds(pair, prompt))]
+  lanes: dict[str, list[Segment]] = {}
+  for gamma in GAMMAS:
+    records = _decode(pair, prompt, gamma)
+    num_tokens = sum(record['committed'] for record in records)
+    lanes[f'gamma {gamma}'] = [
+      *encoder,
+      *(s for _ in records for s in _iteration(parts, gamma)),
+    ]
+  lanes['plain'] = [
+    *encoder,
+    *[Segment('target', parts.plain_seconds)] * num_tokens,
+  ]
+  order = [f'gamma {gamma}' for gamma in sorted(GAMMAS, reverse=True)]
+  return {name: lanes[name] for name in [*order, 'plain']}, records
+
+
+def _iteration(parts: Costs, gamma: int) -> list[Segment]:
+  drafted = [parts.first_draft_seconds, *[parts.draft_seconds] * (gamma - 1)]
+  scoring = parts.verify_cost_ratio(gamma) * parts.plain_seconds
+  return [
+    *(Segment('draft', seconds) for seconds in drafted),
+    Segment('target', scoring),
+  ]
+
+
+def _example(pair: Pair) -> Prompt:
+  rows = [row for row in pair.rows if len(row.ids) >= _NUM_INPUTS]
+  pack = infer_examples.packer(pair.layout)
+  return jax.tree.map(jnp.asarray, pack((rows or list(pair.rows))[:1]))
+
+
+def _prefill_seconds(pair: Pair, prompt: Prompt) -> float:
+  """Of the target alone."""
+
+  def prefill(params: Any, prompt: Prompt) -> Any:
+    return pair.model.init(params, prompt, pair.max_len)
+
+  call = functools.partial(jax.jit(prefill), pair.params.target, prompt)
+  seconds, _ = measure.alternate({'prefill': call}, 5)
+  return float(np.median(seconds['prefill']))
+
+
+def _decode(pair: Pair, prompt: Prompt, gamma: int) -> list[Record]:
+  """The iterations of one greedy decode."""
+  models: dict[str, Any] = {
+    'target': pair.model,
+    'drafter': pairs.drafter(pair, TRAINED, gamma, 0.0),
+  }
+  rule = measured.rule(pair, 0.0)
+  del rule['target']
+  max_len = rule.pop('max_len')
+
+  @jax.jit
+  def step(params: Params, state: Any) -> tuple[Any, Any]:
+    state, info = speculative.step(
+      params, state, **models, verify_fn=RULE, **rule
+    )
+    return state, trace.gather(info)
+
+  init = functools.partial(speculative.init, **models, max_len=max_len)
+  state = jax.jit(init)(pair.params, jax.random.key(0), prompt)
+  traced, records = trace.init(prompt), []
+  while not np.all(state.done):
+    state, info = step(pair.params, state)
+    more, traced = trace.iteration_records(
+      info, traced, pair.layout.vocabulary.pieces
+    )
+    records += more
+  return records

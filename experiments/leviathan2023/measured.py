@@ -1,0 +1,302 @@
+"""What is measured on a pair: acceptance along the target's text, and the times
+of plain and speculative decoding of the same examples, in turns."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.leviathan2023 import pairs, paper
+from experiments.leviathan2023.pairs import TRAINED, Pair
+from specdec_jax import drafters, verification
+from specdec_jax.base import Drafter
+from specdec_jax.costs import measure
+from specdec_jax.drafters import schedules
+from specdec_jax.evaluation import benchmark, calibration
+from specdec_jax.evaluation.benchmark import Side
+from specdec_jax.models import adapters
+from specdec_jax.theory import planner
+from specdec_jax.theory.planner import Costs
+
+RULE = verification.speculative_sampling
+# Under which the draft model's own probability ends a draft.
+THRESHOLDS = (0.3, 0.6)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """How much is measured.
+
+  Attributes:
+    num_alpha: examples that acceptance is measured on.
+    num_timed: examples that are timed, at batch 1.
+    repeats: of every timed decode.
+    max_gamma: the largest gamma.
+    batch_size: of what is not timed.
+  """
+
+  num_alpha: int
+  num_timed: int
+  repeats: int
+  max_gamma: int
+  batch_size: int
+
+
+@functools.cache
+def acceptance(
+  pair: Pair, name: str, temperature: float, settings: Settings
+) -> dict[str, Any]:
+  """Figures of `calibration.acceptance` for a drafter."""
+  if temperature == 1:  # Which has a text in common with the leniences.
+    return lenient_alphas(pair, name, settings, False)[0]
+  [found] = _overlaps(pair, name, temperature, settings)
+  return calibration.acceptance(found, max_gamma=settings.max_gamma)
+
+
+@functools.cache
+def lenient_alphas(
+  pair: Pair, name: str, settings: Settings, is_argmax: bool
+) -> list[dict[str, Any]]:
+  """The same for each of `paper.LENIENCES`: at temperature 1, or at 0 under the
+  rule for the argmax."""
+  found = _overlaps(
+    pair,
+    name,
+    0.0 if is_argmax else 1.0,
+    settings,
+    leniences=paper.LENIENCES,
+    is_argmax=is_argmax,
+    # That rule reads the target's law before the argmax.
+    logits_to_probs=pairs.to_probs(pair, 1.0),
+  )
+  return [
+    calibration.acceptance(each, max_gamma=settings.max_gamma) for each in found
+  ]
+
+
+def _overlaps(
+  pair: Pair, name: str, temperature: float, settings: Settings, **options: Any
+) -> list[calibration.Overlaps]:
+  return calibration.overlaps(
+    pair.params,
+    jax.random.key(0),
+    pairs.prompts(pair, settings.num_alpha, settings.batch_size),
+    drafter=pairs.drafter(pair, name, 1, temperature),
+    num_tokens=pair.kind.targets_length,
+    **rule(pair, temperature) | options,
+  )
+
+
+def rule(pair: Pair, temperature: float) -> dict[str, Any]:
+  """Arguments of plain decoding that all measurements share."""
+  return {
+    'target': pair.model,
+    'logits_to_probs': pairs.to_probs(pair, temperature),
+    'max_len': pair.max_len,
+    'eos_id': pair.eos_id,
+  }
+
+
+@functools.cache
+def costs(pair: Pair, temperature: float, settings: Settings) -> Costs:
+  """Times of an iteration's parts with the trained drafter, batch 1."""
+  make = functools.partial(
+    pairs.drafter, pair, TRAINED, temperature=temperature
+  )
+  last = settings.max_gamma
+  widths = {1, 2, *range(3, last + 1, 2), last + 1}
+  # No text ends early: an iteration costs what it costs.
+  endless = rule(pair, temperature) | {'eos_id': (-1,)}
+  found = calibration.costs(
+    pair.params,
+    jax.random.key(0),
+    pairs.prompts(pair, 1, 1)[0],
+    drafters={gamma: make(gamma=gamma) for gamma in (1, last)},
+    repeats=2 * settings.repeats + 1,
+    widths=sorted(widths),
+    verify_fn=RULE,
+    **endless,
+  )
+  sizes = [sum(x.size for x in jax.tree.leaves(side)) for side in pair.params]
+  del found['extend_seconds']
+  return Costs(**found, c_hat=sizes[1] / sizes[0])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timed:
+  """What one way of decoding took for all examples.
+
+  Attributes:
+    seconds: float64 `[repeats]`, after the prefill.
+    prefill_seconds: of all examples.
+    lengths: new tokens of each.
+    num_runs: target runs.
+    num_drafted: tokens proposed.
+  """
+
+  seconds: np.ndarray
+  prefill_seconds: float
+  lengths: tuple[int, ...]
+  num_runs: int
+  num_drafted: int
+
+  @property
+  def num_tokens(self) -> int:
+    return sum(self.lengths)
+
+  @property
+  def tokens_per_run(self) -> float:
+    return self.num_tokens / self.num_runs
+
+  @property
+  def seconds_per_run(self) -> float:
+    return float(np.median(self.seconds)) / self.num_runs
+
+  def speedups(self, plain: 'Timed') -> np.ndarray:
+    """Tokens a second over plain decoding's, `[repeats]`, prefill apart."""
+    own = self.num_tokens / self.seconds
+    return own / (plain.num_tokens / plain.seconds)
+
+  def speedup(self, plain: 'Timed') -> float:
+    return float(np.median(self.speedups(plain)))
+
+  def whole_speedup(self, plain: 'Timed') -> float:
+    """The same with the prefill, the encoder's run included."""
+    own = self.num_tokens / (self.seconds + self.prefill_seconds)
+    theirs = plain.num_tokens / (plain.seconds + plain.prefill_seconds)
+    return float(np.median(own / theirs))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sweep:
+  """Plain and speculative decoding of the same examples.
+
+  Attributes:
+    plain: one token a target run.
+    fixed: by gamma.
+    adaptive: by schedule, and the most tokens of a draft.
+  """
+
+  plain: Timed
+  fixed: Mapping[int, Timed]
+  adaptive: Mapping[tuple[str, int], Timed]
+
+
+def plan(pair: Pair, temperature: float, settings: Settings) -> planner.Plan:
+  """What is planned from acceptance and costs, before anything is decoded."""
+  found = acceptance(pair, TRAINED, temperature, settings)
+  return planner.plan(
+    found['profile'],
+    costs(pair, temperature, settings),
+    max_gamma=settings.max_gamma,
+    interval=found['alpha_interval'],
+  )
+
+
+@functools.cache
+def sweep(
+  pair: Pair,
+  temperature: float,
+  settings: Settings,
+  gammas: tuple[int, ...],
+  has_adaptive: bool = False,
+) -> Sweep:
+  """Times all of them in turns, at batch 1."""
+  make = functools.partial(
+    pairs.drafter, pair, TRAINED, temperature=temperature
+  )
+  ways: dict[Any, Drafter] = {gamma: make(gamma=gamma) for gamma in gammas}
+  if has_adaptive:
+    ways |= _adaptive(pair, temperature, settings)
+  found = _time(pair, temperature, settings, ways)
+  return Sweep(
+    plain=found[None],
+    fixed={gamma: found[gamma] for gamma in gammas},
+    adaptive={way: found[way] for way in ways if isinstance(way, tuple)},
+  )
+
+
+def whole_sweep(pair: Pair, temperature: float, settings: Settings) -> Sweep:
+  """Every gamma, and every schedule."""
+  gammas = tuple(range(1, settings.max_gamma + 1))
+  return sweep(pair, temperature, settings, gammas, True)
+
+
+def at_planned(
+  pair: Pair, temperature: float, settings: Settings
+) -> tuple[int, Sweep]:
+  """The planned gamma, at least 1, and a sweep that has it."""
+  planned = plan(pair, temperature, settings).best.gamma
+  gamma = max(planned, 1)
+  if temperature == 0:
+    return gamma, whole_sweep(pair, temperature, settings)
+  return gamma, sweep(pair, temperature, settings, (gamma,))
+
+
+def _adaptive(
+  pair: Pair, temperature: float, settings: Settings
+) -> dict[tuple[str, int], Drafter]:
+  """The schedules, by name and cap.
+
+  Scoring is always as wide as the cap: where width is dear, a cap at the
+  planned gamma saves drafting and no more.
+  """
+  limit = settings.max_gamma
+  make = functools.partial(
+    drafters.adaptive,
+    adapters.of(pair.draft_model.config),
+    logits_to_probs=pairs.to_probs(pair, temperature),
+  )
+  parts = costs(pair, temperature, settings)
+  c = parts.draft_seconds / (
+    parts.verify_cost_ratio(limit) * parts.plain_seconds
+  )
+  ways = {
+    ('heuristic', limit): make(gamma=limit, schedule=schedules.heuristic()),
+    ('estimate', limit): make(
+      gamma=limit, schedule=schedules.running_alpha(c=c)
+    ),
+  }
+  planned = max(plan(pair, temperature, settings).best.gamma, 2)
+  for cap in sorted({planned, limit}):
+    for least in THRESHOLDS:
+      ways[f'threshold {least}', cap] = make(gamma=cap, min_prob=least)
+  return ways
+
+
+def _time(
+  pair: Pair,
+  temperature: float,
+  settings: Settings,
+  ways: Mapping[Any, Drafter],
+) -> dict[Any, Timed]:
+  """Every way, and plain decoding as None."""
+  args = (
+    pair.params,
+    jax.random.key(0),
+    pairs.prompts(pair, settings.num_timed, 1),
+  )
+  shared = rule(pair, temperature)
+  sides: dict[Any, Side] = {None: benchmark.plain_side(*args, **shared)}
+  for way, drafter in ways.items():
+    sides[way] = benchmark.speculative_side(
+      *args, drafter=drafter, verify_fn=RULE, **shared
+    )
+  seconds, states = measure.alternate(
+    {way: side.decode for way, side in sides.items()}, settings.repeats
+  )
+  return {way: _timed(seconds[way], sides[way], states[way]) for way in sides}
+
+
+def _timed(seconds: np.ndarray, side: Side, states: Sequence[Any]) -> Timed:
+  counters = [jax.device_get(state.statistics) for state in states]
+  return Timed(
+    seconds=seconds,
+    prefill_seconds=side.prefill_seconds,
+    lengths=tuple(int(each.num_tokens[0]) for each in counters),
+    num_runs=sum(int(each.num_target_runs[0]) for each in counters),
+    num_drafted=sum(int(each.num_drafted[0]) for each in counters),
+  )

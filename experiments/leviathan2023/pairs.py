@@ -1,0 +1,292 @@
+"""A target, its drafters and the text that they are measured on."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.leviathan2023 import paper
+from specdec_jax import drafters, logits
+from specdec_jax.base import (
+  Drafter,
+  LanguageModel,
+  LogitsToProbsFn,
+  Params,
+  Prompt,
+)
+from specdec_jax.checkpoints.loading import LoadedModel
+from specdec_jax.cli import decoder as decoder_lib
+from specdec_jax.cli import infer_examples
+from specdec_jax.cli.infer_examples import Layout, Row
+from specdec_jax.data import ngram_counts, tasks, vocabularies
+from specdec_jax.models import adapters
+from specdec_jax.models.t5 import T5Config
+
+UNIGRAM, BIGRAM, TRAINED = 'unigram', 'bigram', 'trained'
+DRAFTERS = (UNIGRAM, BIGRAM, TRAINED)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+  """A task of ours, and the paper's that it stands beside.
+
+  Attributes:
+    target: the shipped model.
+    drafter: likewise.
+    corpus: its folder beneath what `specdec data build` wrote.
+    paper: the paper's task.
+    inputs_length: most tokens read; of a text to continue, so many are given.
+    targets_length: most tokens written.
+    is_text: whether the corpus is text to continue, under the key `text`.
+  """
+
+  target: str
+  drafter: str
+  corpus: str
+  paper: str
+  inputs_length: int
+  targets_length: int
+  is_text: bool = False
+
+
+KINDS = {
+  'ende': Kind(
+    target='ende-mini',
+    drafter='ende-nano',
+    corpus='debian_ende',
+    paper=paper.ENDE,
+    inputs_length=64,
+    targets_length=64,
+  ),
+  'synopsis': Kind(
+    target='synopsis-mini',
+    drafter='synopsis-nano',
+    corpus='debian_synopsis',
+    paper=paper.CNNDM,
+    inputs_length=192,
+    targets_length=32,
+  ),
+  'lm': Kind(
+    target='lm-mini',
+    drafter='lm-nano',
+    corpus='debian_lm',
+    paper=paper.LM1B,
+    inputs_length=16,
+    targets_length=64,
+    is_text=True,
+  ),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Pair:
+  """What is measured.
+
+  Attributes:
+    name: of its kind.
+    kind: see `KINDS`.
+    target: the model that is wanted.
+    draft_model: its drafter.
+    layout: vocabulary, sizes of the target and buffers.
+    rows: the test split.
+    ngram_path: text that n-grams are counted in.
+    ngram_examples: how many examples of it.
+  """
+
+  name: str
+  kind: Kind
+  target: LoadedModel
+  draft_model: LoadedModel
+  layout: Layout
+  rows: Sequence[Row]
+  ngram_path: Path
+  ngram_examples: int
+
+  @property
+  def model(self) -> LanguageModel:
+    return adapters.of(self.target.config)
+
+  @property
+  def params(self) -> Params:
+    """Of the target and of the trained drafter; the others have none."""
+    return Params(self.target.params, self.draft_model.params)
+
+  @property
+  def max_len(self) -> int:
+    kind = self.kind
+    lengths = {'inputs': kind.inputs_length, 'targets': kind.targets_length}
+    start = infer_examples.prompt_length(self.target.config, lengths)
+    return start + kind.targets_length
+
+  @property
+  def eos_id(self) -> tuple[int, ...]:
+    return self.layout.vocabulary.eos_ids or (-1,)
+
+  @property
+  def names(self) -> str:
+    """Its models, for a table."""
+    models = (self.target, self.draft_model)
+    return ' with '.join(_short(model.name) for model in models)
+
+
+def load(text: str, corpus: Path, ngram_examples: int) -> Pair:
+  """The pair of `--pair`.
+
+  Args:
+    text: `KIND`, or `KIND:TARGET:DRAFTER:TASKFILE` with parts left empty that
+      are to be the shipped ones.
+    corpus: what `specdec data build debian` wrote.
+    ngram_examples: how many examples n-grams are counted in.
+
+  Raises:
+    ValueError: if there is no such kind, a model cannot be had, the two do not
+      fit together, or there is no text.
+  """
+  name, *parts = text.split(':')
+  # `random:t5_mini` has a colon of its own.
+  given = list(_joined(parts))
+  if name not in KINDS or len(given) > 3:
+    raise ValueError(
+      f'--pair {text}: expected KIND or KIND:TARGET:DRAFTER:TASKFILE, and KIND '
+      f'one of {", ".join(KINDS)}'
+    )
+  kind = KINDS[name]
+  given += [''] * (3 - len(given))
+  target = decoder_lib.load_model(given[0] or kind.target, jnp.dtype('float32'))
+  draft_model = decoder_lib.load_model(
+    given[1] or kind.drafter, jnp.dtype('float32')
+  )
+  _check(target, draft_model, kind)
+  path = Path(given[2] or corpus / kind.corpus / 'test.jsonl')
+  layout = Layout(
+    config=target.config,
+    vocabulary=target.vocabulary,
+    inputs_length=kind.inputs_length,
+    targets_length=kind.targets_length,
+  )
+  task = tasks.find(
+    str(path), inputs_field='text' if kind.is_text else 'inputs'
+  )
+  rows = list(infer_examples.encode(task, layout, 0, 1))
+  if kind.is_text:
+    # What is shorter has its end in the prompt.
+    rows = [row for row in rows if row.num_cut]
+  return Pair(
+    name=name,
+    kind=kind,
+    target=target,
+    draft_model=draft_model,
+    layout=layout,
+    rows=rows,
+    ngram_path=path.with_name('train' + path.suffix),
+    ngram_examples=ngram_examples,
+  )
+
+
+def _joined(parts: Sequence[str]) -> Iterator[str]:
+  """`random` and the part after it, as one."""
+  found = iter(parts)
+  for part in found:
+    yield f'{part}:{next(found, "")}' if part in ('random', 'hf') else part
+
+
+def _check(target: LoadedModel, draft_model: LoadedModel, kind: Kind) -> None:
+  """Raises ValueError unless the models fit together and the kind."""
+  vocabularies.check_same_vocabulary(target.vocabulary, draft_model.vocabulary)
+  if target.config.vocab_size != draft_model.config.vocab_size:
+    raise ValueError(
+      f'{target.name} has {target.config.vocab_size} logits, '
+      f'{draft_model.name} {draft_model.config.vocab_size}'
+    )
+  for model in (target, draft_model):
+    config = model.config
+    has_encoder = isinstance(config, T5Config) and bool(
+      config.num_encoder_layers
+    )
+    if has_encoder == kind.is_text:
+      needed = 'a decoder-only model' if kind.is_text else 'an encoder-decoder'
+      raise ValueError(f'{model.name}: {kind.corpus} needs {needed}')
+
+
+def to_probs(pair: Pair, temperature: float) -> LogitsToProbsFn:
+  """How both sides are sampled."""
+  return logits.standardize(
+    temperature=temperature, vocab_size=pair.layout.vocabulary.vocab_size
+  )
+
+
+def drafter(pair: Pair, name: str, gamma: int, temperature: float) -> Drafter:
+  """A drafter of `DRAFTERS`."""
+  sampled = to_probs(pair, temperature)
+  if name == TRAINED:
+    return drafters.autoregressive(
+      adapters.of(pair.draft_model.config), gamma=gamma, logits_to_probs=sampled
+    )
+  return drafters.ngram(
+    ngram_table(pair, 1 if name == UNIGRAM else 2),
+    gamma=gamma,
+    logits_to_probs=sampled if temperature else None,
+  )
+
+
+@functools.cache
+def ngram_table(pair: Pair, order: int) -> drafters.NGramTable:
+  """Counts of what the training text has the target write."""
+  return ngram_counts.estimate(
+    _training_tokens(pair),
+    vocab_size=pair.target.config.vocab_size,
+    order=order,
+  )
+
+
+@functools.cache
+def _training_tokens(pair: Pair) -> np.ndarray:
+  path, vocabulary = pair.ngram_path, pair.layout.vocabulary
+  if not path.is_file():
+    raise ValueError(f'n-grams are counted in {path}, which is not there')
+  task = tasks.find(
+    str(path), inputs_field='text' if pair.kind.is_text else 'inputs'
+  )
+  stream: list[int] = []
+  for i, example in enumerate(task.read()):
+    if i == pair.ngram_examples:
+      break
+    text = example.inputs if pair.kind.is_text else example.targets
+    stream += vocabulary.encode(text or '', add_special_tokens=False)
+    stream += vocabulary.eos_ids[:1]
+  return np.asarray(stream, np.int32)
+
+
+def spread(rows: Sequence[Any], count: int) -> list[Any]:
+  """`count` examples, evenly spread over the split."""
+  count = min(count, len(rows))
+  indices = np.linspace(0, len(rows) - 1, count).round().astype(int)
+  return [rows[i] for i in indices]
+
+
+def prompts(pair: Pair, count: int, batch_size: int) -> list[Prompt]:
+  """Batches of `count` examples; the last one may have empty rows."""
+  pack = infer_examples.packer(pair.layout)
+  rows: list[Row | None] = [*spread(pair.rows, count)]
+  rows += [None] * (-len(rows) % batch_size)
+  return [
+    jax.tree.map(jnp.asarray, pack(rows[start : start + batch_size]))
+    for start in range(0, len(rows), batch_size)
+  ]
+
+
+def named(pair: Pair) -> dict[str, str]:
+  """The first cells of a row."""
+  task = f'{pair.kind.corpus} (for {pair.kind.paper})'
+  return {'task': task, 'models': pair.names}
+
+
+def _short(name: str) -> str:
+  """A model without the folders of the machine that it lies on."""
+  parts = Path(name).parts
+  return '/'.join(parts[-2:] if parts[-1] == 'model' else parts[-1:])

@@ -1,0 +1,130 @@
+"""Tables of an experiment as Markdown and JSON, with what made them."""
+
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+Cells = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+  """What was measured.
+
+  Attributes:
+    rows: cells by column, the same columns in all.
+    figures: files of the same folder that belong to it.
+    notes: sentences below it.
+  """
+
+  rows: Sequence[Cells]
+  figures: Sequence[str] = ()
+  notes: Sequence[str] = ()
+
+
+def header(module: str, argv: Sequence[str], started: float) -> dict[str, str]:
+  """What stands above every table.
+
+  Args:
+    module: what `python -m` was given.
+    argv: its arguments.
+    started: `time.time()` before the table was measured.
+  """
+  seconds = time.time() - started
+  day = datetime.datetime.fromtimestamp(started, datetime.UTC)
+  return {
+    'command': shlex.join(['python', '-m', module, *map(_shorten, argv)]),
+    'device': device(),
+    'date': day.strftime('%Y-%m-%d'),
+    'time': f'{seconds:.0f} s',
+  }
+
+
+def device() -> str:
+  """What it was measured on."""
+  found = jax.devices()[0]
+  kind = found.device_kind
+  if found.platform == 'cpu':
+    kind = f'{platform.machine()} CPU, {os.cpu_count()} cores'
+  return f'{kind}, jax {jax.__version__}, float32'
+
+
+def write(
+  folder: Path,
+  name: str,
+  *,
+  title: str,
+  header: Mapping[str, str],
+  table: Table,
+) -> str:
+  """Writes one table as JSON and as Markdown; returns the latter.
+
+  Args:
+    folder: made if it is not there.
+    name: of the files.
+    title: of the table.
+    header: see `header`.
+    table: the rest.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  contents = {'title': title, **header, **dataclasses.asdict(table)}
+  text = json.dumps(contents, indent=2, ensure_ascii=False)
+  (folder / f'{name}.json').write_text(text + '\n', encoding='utf-8')
+  shown = markdown(contents)
+  (folder / f'{name}.md').write_text(shown, encoding='utf-8')
+  return shown
+
+
+def markdown(
+  contents: Mapping[str, Any], level: int = 2, folder: str = ''
+) -> str:
+  """What `write` wrote, as Markdown.
+
+  Args:
+    contents: of the JSON file.
+    level: of the heading.
+    folder: where the figures are, seen from the page.
+  """
+  apart = ('title', 'rows', 'figures', 'notes')
+  lines = [f'{"#" * level} {contents["title"]}', '']
+  lines += [
+    f'- {name}: {f"`{value}`" if name == "command" else value}'
+    for name, value in contents.items()
+    if name not in apart
+  ]
+  rows = contents['rows']
+  if rows:
+    columns = list(rows[0])
+    lines += ['', f'| {" | ".join(columns)} |', '|---' * len(columns) + '|']
+    lines += [
+      f'| {" | ".join(_cell(row[column]) for column in columns)} |'
+      for row in rows
+    ]
+  for figure in contents.get('figures', ()):
+    lines += ['', f'![{contents["title"]}]({folder}{figure})']
+  for note in contents.get('notes', ()):
+    lines += ['', note]
+  return '\n'.join(lines) + '\n'
+
+
+def _cell(value: Any) -> str:
+  if value is None:
+    return ''
+  return f'{value:.2f}' if isinstance(value, float) else str(value)
+
+
+def _shorten(argument: str) -> str:
+  """An argument without the folders of the machine that it was given on."""
+  return ':'.join(
+    '.../' + '/'.join(Path(part).parts[-2:]) if part.startswith('/') else part
+    for part in argument.replace('=/', '=:/').split(':')
+  ).replace('=:', '=')
