@@ -1,0 +1,102 @@
+"""Ships a trained model with the package, and writes its model card.
+
+    python -m experiments.pretrained ship --run=runs/ende_mini \
+      --name=ende-mini --manifest=corpora/manifest.json --device='CPU, 2 cores'
+    python -m experiments.pretrained measure --target=ende-mini \
+      --drafter=ende-nano --plain_drafter=runs/ende_nano/model \
+      --task=corpora/debian_ende/test.jsonl --metric=bleu
+
+The first makes the folder `specdec_jax/pretrained/NAME` of a finished run, with
+what is known of its training in card.json. The second decodes the whole test
+split and puts what it finds into card.json of all shipped models among those
+given. Both write README.md, the card, from card.json.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from experiments.pretrained import card, shipping
+from experiments.pretrained.measuring import measure
+from specdec_jax.checkpoints import pretrained
+from specdec_jax.cli import decoder
+from specdec_jax.evaluation import quality
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  args = _parser().parse_args(argv)
+  try:
+    return args.run_command(args)
+  except (ValueError, ImportError) as error:
+    print(f'pretrained: error: {error}', file=sys.stderr)
+    return 2
+
+
+def _ship(args: argparse.Namespace) -> int:
+  shipping.ship(
+    args.run,
+    args.name,
+    manifest=args.manifest,
+    device=args.device,
+    overwrite=args.overwrite,
+  )
+  card.write(args.name)
+  print(f'{pretrained.FOLDER}: {shipping.total_bytes():,} bytes in all')
+  return 0
+
+
+def _measure(args: argparse.Namespace) -> int:
+  decoder.enable_compilation_cache()
+  found = measure(args)
+  print(json.dumps(found, indent=2))
+  for name, figures in found.items():
+    if name in pretrained.names():
+      card.update(name, figures)
+      card.write(name)
+      print(f'{pretrained.FOLDER / name / card.NAME}', file=sys.stderr)
+  return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog='python -m experiments.pretrained', description=__doc__.splitlines()[0]
+  )
+  commands = parser.add_subparsers(required=True)
+  ship = commands.add_parser('ship', help='make the folder of a finished run')
+  ship.set_defaults(run_command=_ship)
+  ship.add_argument(
+    '--run',
+    action='append',
+    required=True,
+    help="a run's folder; several, oldest first, if one began from another: "
+    'the last is shipped',
+  )
+  ship.add_argument('--name', required=True, help='such as ende-mini')
+  ship.add_argument('--manifest', required=True, help='of the corpora')
+  ship.add_argument('--device', required=True, help='that trained it, in words')
+  ship.add_argument('--overwrite', action='store_true')
+  add = commands.add_parser('measure', help='decode the test split')
+  add.set_defaults(run_command=_measure)
+  add.add_argument('--target', required=True)
+  add.add_argument('--drafter', required=True, help='or a Spec-Drafter')
+  add.add_argument(
+    '--plain_drafter', help='trained on the data set alone, to compare with'
+  )
+  add.add_argument('--task', required=True, help='a .jsonl file')
+  add.add_argument('--metric', choices=tuple(quality.METRICS))
+  add.add_argument('--inputs_field', default='inputs')
+  add.add_argument('--gamma', type=int, default=4)
+  add.add_argument('--batch_size', type=int, default=32)
+  add.add_argument(
+    '--inputs_length',
+    type=int,
+    default=256,
+    help='most tokens that are read; of a language model, of the prompt',
+  )
+  add.add_argument('--max_new_tokens', type=int, default=128)
+  return parser
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,112 @@
+"""All figures of a pair's cards, in the order in which they are measured."""
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+
+from experiments.pretrained import measurement
+from experiments.pretrained.measurement import (
+  TEMPERATURES,
+  Decoded,
+  Draft,
+  Figures,
+  Setting,
+)
+from specdec_jax.evaluation import text_acceptance
+
+
+def measure(args: argparse.Namespace) -> dict[str, Figures]:
+  """What goes into the card of each model, by its name.
+
+  Raises:
+    ValueError: if the models do not fit together.
+  """
+  started = time.time()
+  setting = measurement.read(
+    args.target,
+    args.task,
+    inputs_field=args.inputs_field,
+    inputs_length=args.inputs_length,
+    max_new_tokens=args.max_new_tokens,
+    batch_size=args.batch_size,
+  )
+  names = [args.drafter, *filter(None, [args.plain_drafter])]
+  drafts = [measurement.read_draft(name, setting) for name in names]
+  greedy = measurement.plainly(setting, TEMPERATURES['greedy'])
+  target: Figures = {}
+  if args.metric:
+    target |= measurement.judge(setting, greedy, args.metric)
+  if not setting.layout.is_encoder_decoder:
+    target |= measurement.nats_per_token(setting, args.task, args.inputs_field)
+  drafted: Figures = {'target': args.target, 'gamma': args.gamma}
+  drafted['alpha'] = _alphas(setting, drafts, greedy)
+  # What another draft model's alpha is, is known by now.
+  decoded = drafts[:1] if drafted['alpha'] else drafts
+  drafted['decoding'] = [
+    _decoding(setting, draft, args.gamma, greedy) for draft in decoded
+  ]
+  shared = {
+    'examples': len(greedy.texts),
+    'max_new_tokens': args.max_new_tokens,
+    'batch_size': args.batch_size,
+    **measurement.provenance(args.task, started),
+  }
+  return {
+    args.target: {'test': target | shared},
+    args.drafter: {'drafting': drafted | shared},
+  }
+
+
+def _decoding(
+  setting: Setting, draft: Draft, gamma: int, greedy: Decoded
+) -> Figures:
+  """Greedy speculative decoding, and in how many rows it is not greedy
+  decoding."""
+  found = measurement.speculatively(setting, draft, gamma)
+  pairs = zip(greedy.texts, found.texts, strict=True)
+  different = sum(not np.array_equal(a, b) for a, b in pairs)
+  counters = found.counters
+  return {
+    'drafter': _shown(draft.name),
+    'accepted_per_tested': _ratio(counters['accepted'], counters['tested']),
+    'tokens_per_target_run': _ratio(counters['tokens'], counters['runs']),
+    'rows': len(found.texts),
+    'rows_that_differ_from_greedy': different,
+  }
+
+
+def _alphas(
+  setting: Setting, drafts: list[Draft], greedy: Decoded
+) -> Figures | None:
+  """Alpha of each draft model, and of two the difference; greedy and sampled.
+
+  A Spec-Drafter has no law to ask for.
+  """
+  if any(draft.model is None for draft in drafts):
+    return None
+  figures: Figures = {}
+  for name, temperature in TEMPERATURES.items():
+    texts = greedy
+    if temperature:
+      texts = measurement.plainly(setting, temperature)
+    sums, counts = measurement.alphas(setting, drafts, texts, temperature)
+    figures[name] = {
+      'temperature': temperature,
+      'prefixes': int(counts.sum()),
+      'drafters': [_ratio(each, counts) for each in sums],
+    }
+    if len(drafts) == 2:
+      figures[name]['difference'] = _ratio(sums[0] - sums[1], counts)
+  return figures
+
+
+def _ratio(sums: Any, counts: Any) -> Figures:
+  value, interval = text_acceptance.ratio(sums, counts)
+  return {'value': value, 'interval': interval}
+
+
+def _shown(name: str) -> str:
+  """A model without the folders of the machine that it lies on."""
+  return '/'.join(name.split('/')[-2:])

@@ -1,0 +1,190 @@
+"""From a finished run to a folder of the package."""
+
+import ast
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments.pretrained import card
+from specdec_jax.checkpoints import (
+  loading,
+  model_file,
+  pretrained,
+  vocabulary_files,
+)
+from specdec_jax.cli import main as cli
+from specdec_jax.data import token_files
+from specdec_jax.models.t5 import T5Config
+from specdec_jax.training import metrics_log
+
+_VOCABULARY = (vocabulary_files.SENTENCEPIECE, 'tokenizer_config.json')
+# A macro of config.gin with a value that Python reads.
+_MACRO = re.compile(r'^([A-Z_]+) = (.+)$', re.MULTILINE)
+_NUM_POINTS = 12
+
+
+def ship(
+  runs: Sequence[str], name: str, *, manifest: str, device: str, overwrite: bool
+) -> None:
+  """Makes `specdec_jax/pretrained/NAME`: the weights in bfloat16, and what is
+  known of their training in card.json.
+
+  An encoder-decoder is put into Hugging Face's format, which transformers reads
+  too; other networks into ours. The vocabulary lies once above all folders.
+
+  Args:
+    runs: folders of `specdec train`, each of which began from the one before;
+      the last has the model.
+    name: of the folder.
+    manifest: of the corpora, by `specdec data build`.
+    device: that trained it.
+    overwrite: whether an earlier folder is replaced.
+
+  Raises:
+    ValueError: if a run is not finished, or has another vocabulary than what
+      was shipped before.
+  """
+  records = [_training(Path(run)) for run in runs]
+  source, folder = Path(runs[-1]) / 'model', pretrained.FOLDER / name
+  if loading.is_drafter(source):
+    config, is_huggingface = loading.read_drafter_config(str(source)), False
+  else:
+    config = loading.read_config(source)
+    is_huggingface = isinstance(config, T5Config) and bool(
+      config.num_encoder_layers
+    )
+  _check_vocabulary(source)
+  pretrained.FOLDER.mkdir(exist_ok=True)
+  to = 'huggingface' if is_huggingface else 'safetensors'
+  command = ['convert', str(source), str(folder), '--to', to]
+  command += ['--dtype', 'bfloat16', *(['--overwrite'] if overwrite else [])]
+  if cli.main(command):
+    raise ValueError(f'{source} could not be converted')
+  for file in _VOCABULARY:
+    if (folder / file).is_file():
+      shutil.move(folder / file, pretrained.FOLDER / file)
+  (folder / 'model.safetensors').chmod(
+    0o644
+  )  # It was made for its owner alone.
+  text = Path(manifest).read_bytes()
+  shapes = jax.tree.leaves(model_file.param_shapes(config))
+  contents = {
+    'name': name,
+    'network': model_file.network_of(config),
+    'sizes': _sizes(config),
+    'parameters': sum(leaf.size for leaf in shapes),
+    'bytes': (folder / 'model.safetensors').stat().st_size,
+    'format': to,
+    'corpora': {
+      'manifest_sha256': hashlib.sha256(text).hexdigest(),
+      'release': json.loads(text)['archive']['release'],
+    },
+    'device': device,
+    'training': records,
+  }
+  card.save(name, contents)
+
+
+def total_bytes() -> int:
+  """Of all that is shipped."""
+  files = pretrained.FOLDER.rglob('*')
+  return sum(path.stat().st_size for path in files if path.is_file())
+
+
+def _check_vocabulary(source: Path) -> None:
+  """Raises ValueError if a model has another than those that are shipped."""
+  ours = source / vocabulary_files.SENTENCEPIECE
+  shared = pretrained.FOLDER / vocabulary_files.SENTENCEPIECE
+  if not ours.is_file() or not shared.is_file():
+    return
+  if ours.read_bytes() != shared.read_bytes():
+    raise ValueError(f'{ours} is not the vocabulary of {pretrained.FOLDER}')
+
+
+def _sizes(config: Any) -> dict[str, Any]:
+  names = ('num_encoder_layers', 'num_decoder_layers', 'embed_dim', 'num_heads')
+  return {name: getattr(config, name) for name in (*names, 'mlp_dim')}
+
+
+def _training(run: Path) -> dict[str, Any]:
+  """What a run's files say of it."""
+  lines = metrics_log.read_log(run / metrics_log.NAME)
+  steps = [line for line in lines if 'targets' in line]
+  if not steps or not (run / 'model' / model_file.NAME).is_file():
+    raise ValueError(f'{run} is no finished run: it has no model')
+  macros = _macros(run / 'config.gin')
+  return {
+    'run': run.name,
+    'steps': steps[-1]['step'],
+    'target_tokens': int(sum(line['targets'] for line in steps)),
+    'hours': round(_hours(steps), 2),
+    'tokens': [
+      _tokens(Path(macros[name]))
+      for name in ('TOKENS', 'TARGET_TOKENS')
+      if name in macros
+    ],
+    'settings': {
+      name: '/'.join(value.split('/')[-2:]) if isinstance(value, str) else value
+      for name, value in macros.items()
+      if name not in ('MODEL_DIR', 'VOCABULARY')
+    },
+    'curve': _curve(lines, steps),
+  }
+
+
+def _hours(steps: Sequence[dict[str, float]]) -> float:
+  """Of the steps alone, without validation and checkpoints."""
+  return sum(s['targets'] / s['targets_per_second'] for s in steps) / 3600
+
+
+def _macros(path: Path) -> dict[str, Any]:
+  """The macros of a config.gin that are plain values."""
+  macros = {}
+  for name, text in _MACRO.findall(path.read_text(encoding='utf-8')):
+    try:
+      value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):  # A reference, or more than a line.
+      continue
+    if value is not None:
+      macros[name] = value
+  return macros
+
+
+def _tokens(folder: Path) -> dict[str, Any]:
+  """The training split of token files."""
+  description = token_files.load_description(folder)
+  split = description['splits']['train']
+  names = ('examples', 'target_tokens', 'sha256')
+  return {'name': folder.name} | {name: split.get(name) for name in names}
+
+
+def _curve(
+  lines: Sequence[dict[str, float]], steps: Sequence[dict[str, float]]
+) -> list[dict[str, float]]:
+  """Evenly spread validations, the last among them, with the training loss
+  there and the hours until then."""
+  found = [line for line in lines if 'validation_nats' in line]
+  chosen = {
+    round(i * (len(found) - 1) / max(_NUM_POINTS - 1, 1))
+    for i in range(_NUM_POINTS)
+  }
+  curve = []
+  for i in sorted(chosen) if found else ():
+    step = found[i]['step']
+    before = [line for line in steps if line['step'] <= step]
+    curve.append(
+      {
+        'step': step,
+        'hours': round(_hours(before), 2),
+        'nats': before[-1]['nats'] if before else None,
+        'validation_nats': found[i]['validation_nats'],
+        'validation_accuracy': found[i]['validation_accuracy'],
+      }
+    )
+  return curve
