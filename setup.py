@@ -42,6 +42,8 @@ setup(
   long_description_content_type='text/markdown',
   license='Apache-2.0',
   packages=find_packages(include=['specdec_jax', 'specdec_jax.*']),
+  # The models that come along, with their cards and the vocabulary.
+  package_data={'specdec_jax': ['pretrained/*', 'pretrained/*/*']},
   python_requires='>=3.11',
   install_requires=['flax>=0.12.8', 'jax>=0.10.2', 'numpy>=2'],
   extras_require={

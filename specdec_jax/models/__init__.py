@@ -1,0 +1,1 @@
+"""The networks, their sizes by name, and what decoding sees of them."""
