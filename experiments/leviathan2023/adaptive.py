@@ -19,7 +19,7 @@ NOTE = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Way:
   """A way of decoding: what it is called, its widest draft, its counters."""
 

@@ -23,7 +23,7 @@ from specdec_jax.evaluation.trace import Record
 from specdec_jax.theory.planner import Costs
 
 # Of the trace, and the two of the timeline.
-GAMMA, GAMMAS = 7, (3, 7)
+GAMMA, GAMMAS = 7, (7, 3)
 # The example is the first of the split whose input is at least so long.
 _NUM_INPUTS = 16
 
@@ -31,7 +31,8 @@ _NUM_INPUTS = 16
 def draw(
   given: Sequence[Pair], settings: Settings, folder: Path
 ) -> dict[str, Any]:
-  """All five, of the last of the pairs; rows, names of files and notes."""
+  """All five: the timeline of the first pair and the trace of the last; rows,
+  names of files and notes."""
   folder.mkdir(parents=True, exist_ok=True)
   theirs = {
     'figure_2.svg': plots.tokens_by_alpha(paper.FIGURE_2_GAMMAS),
@@ -47,16 +48,16 @@ def draw(
   ]
   notes = []
   if given:
-    pair = given[-1]
-    lanes, records = _lanes(pair, settings)
+    traced, timed = given[-1], given[0]
+    records = _decode(traced, _example(traced), GAMMA)
     line = trace_text.summary_line(trace.summarize(records, GAMMA))
-    drawing = trace_svg.render(records, f'{pair.names}: {line}')
+    drawing = trace_svg.render(records, f'{traced.names}: {line}')
     (folder / 'figure_1.svg').write_text(drawing, encoding='utf-8')
-    plots.save(plots.timeline(lanes), folder / 'figure_5.svg')
+    plots.save(plots.timeline(_lanes(timed, settings)), folder / 'figure_5.svg')
     rows = [
-      {'figure': 1, 'what': f'a trace: {line}', 'from': pair.names},
+      {'figure': 1, 'what': f'a trace: {line}', 'from': traced.names},
       *rows,
-      {'figure': 5, 'what': 'a timeline of the same text', 'from': pair.names},
+      {'figure': 5, 'what': 'a timeline of one text', 'from': timed.names},
     ]
     notes = [
       f'Figure 1: T = 0, gamma {GAMMA}; a line is an iteration. The '
@@ -80,29 +81,21 @@ def speedups(
   return 'speedup_by_gamma.svg'
 
 
-def _lanes(
-  pair: Pair, settings: Settings
-) -> tuple[dict[str, list[Segment]], list[Record]]:
-  """Plain decoding and two gammas of one text, part by part, and the trace."""
+def _lanes(pair: Pair, settings: Settings) -> dict[str, list[Segment]]:
+  """Plain decoding and two gammas of one text, part by part."""
   parts = measured.costs(pair, 0.0, settings)
   prompt = _example(pair)
   encoder = []
   if prompt.encoder_tokens is not None:
     encoder = [Segment('encoder', _prefill_seconds(pair, prompt))]
-  lanes: dict[str, list[Segment]] = {}
+  lanes, num_tokens = {}, 0
   for gamma in GAMMAS:
     records = _decode(pair, prompt, gamma)
     num_tokens = sum(record['committed'] for record in records)
-    lanes[f'gamma {gamma}'] = [
-      *encoder,
-      *(s for _ in records for s in _iteration(parts, gamma)),
-    ]
-  lanes['plain'] = [
-    *encoder,
-    *[Segment('target', parts.plain_seconds)] * num_tokens,
-  ]
-  order = [f'gamma {gamma}' for gamma in sorted(GAMMAS, reverse=True)]
-  return {name: lanes[name] for name in [*order, 'plain']}, records
+    iteration = _iteration(parts, gamma)
+    lanes[f'gamma {gamma}'] = [*encoder, *iteration * len(records)]
+  plain = Segment('target', parts.plain_seconds)
+  return lanes | {'plain': [*encoder, *[plain] * num_tokens]}
 
 
 def _iteration(parts: Costs, gamma: int) -> list[Segment]:

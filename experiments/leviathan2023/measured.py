@@ -115,7 +115,7 @@ def costs(pair: Pair, temperature: float, settings: Settings) -> Costs:
     jax.random.key(0),
     pairs.prompts(pair, 1, 1)[0],
     drafters={gamma: make(gamma=gamma) for gamma in (1, last)},
-    repeats=2 * settings.repeats + 1,
+    repeats=4 * settings.repeats - 1,
     widths=sorted(widths),
     verify_fn=RULE,
     **endless,

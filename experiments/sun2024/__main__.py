@@ -1,0 +1,81 @@
+"""Measures block against token verification (Sun et al. 2024).
+
+    specdec data build debian --out corpora/debian
+    python -m experiments.sun2024
+
+Pairs of models are given as to `experiments.leviathan2023`.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments import report
+from experiments.leviathan2023 import pairs
+from experiments.sun2024 import tables
+from specdec_jax.cli import decoder as decoder_lib
+
+MODULE = 'experiments.sun2024'
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  argv = sys.argv[1:] if argv is None else argv
+  args = _parser().parse_args(argv)
+  folder = Path(args.output)
+  try:
+    decoder_lib.enable_compilation_cache()
+    started = time.time()
+    shown = report.write(
+      folder,
+      'toy',
+      title="The paper's example",
+      header=report.header(MODULE, argv, started),
+      table=tables.toy(),
+    )
+    print(shown, flush=True)
+    given = [
+      pairs.load(text, Path(args.corpus), 0)
+      for text in args.pair or ['ende', 'lm']
+    ]
+    started = time.time()
+    table = tables.tokens_per_run(
+      given,
+      gammas=range(1, args.max_gamma + 1),
+      num_examples=args.num_examples,
+      batch_size=args.batch_size,
+    )
+    header = report.header(MODULE, argv, started)
+    header['examples'] = f'{args.num_examples}'
+    shown = report.write(
+      folder,
+      'tokens_per_run',
+      title='Tokens a target run',
+      header=header,
+      table=table,
+    )
+    print(shown, flush=True)
+  except (ValueError, ImportError) as error:
+    print(f'sun2024: error: {error}', file=sys.stderr)
+    return 2
+  return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog=f'python -m {MODULE}', description=__doc__.splitlines()[0]
+  )
+  parser.add_argument(
+    '--pair', action='append', metavar='KIND[:TARGET:DRAFTER:TASKFILE]'
+  )
+  parser.add_argument('--corpus', default='corpora/debian', metavar='DIR')
+  parser.add_argument('--output', default='experiments/sun2024/results')
+  parser.add_argument('--max_gamma', type=int, default=8)
+  parser.add_argument('--num_examples', type=int, default=400)
+  parser.add_argument('--batch_size', type=int, default=20)
+  return parser
+
+
+if __name__ == '__main__':
+  sys.exit(main())

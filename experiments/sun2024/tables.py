@@ -1,0 +1,140 @@
+"""Block against token verification (Sun et al.,
+https://arxiv.org/abs/2403.10444): both lossless, and what each makes of the same
+drafters."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.leviathan2023 import measured, pairs
+from experiments.leviathan2023.pairs import TRAINED, Pair, named
+from experiments.report import Table
+from specdec_jax import theory, verification
+from specdec_jax.base import Drafter, VerifyFn
+from specdec_jax.decoding import speculative
+from specdec_jax.evaluation import text_acceptance
+
+RULES: dict[str, VerifyFn] = {
+  'token': verification.speculative_sampling,
+  'block': verification.block_verification,
+}
+# The paper's example: P, Q and gamma.
+TOY = ((1 / 3, 2 / 3), (2 / 3, 1 / 3), 2)
+# From a secondary source, as (S) says.
+TOY_ACCEPTED = {'token': '10/9 (S)', 'block': '11/9 (S)'}
+
+
+def toy() -> Table:
+  """Accepted tokens of the paper's example, by enumeration."""
+  accepted = {
+    'token': theory.token_verification_accepted(*TOY),
+    'block': theory.block_verification_accepted(*TOY),
+  }
+  return Table(
+    rows=[
+      {
+        'verification': name,
+        'accepted': f'{value:.4f}',
+        'paper: accepted': TOY_ACCEPTED[name],
+      }
+      for name, value in accepted.items()
+    ]
+  )
+
+
+def tokens_per_run(
+  given: Sequence[Pair],
+  *,
+  gammas: Sequence[int],
+  num_examples: int,
+  batch_size: int,
+) -> Table:
+  """Both rules on the same examples at T = 1, with intervals."""
+  rows, notes = [], []
+  for pair in given:
+    gains = []
+    for gamma in gammas:
+      counts = {
+        name: _decode(pair, gamma, rule, num_examples, batch_size)
+        for name, rule in RULES.items()
+      }
+      token, block = (text_acceptance.ratio(*counts[name]) for name in RULES)
+      gain, interval = _gain(counts['token'], counts['block'])
+      gains.append(gain)
+      rows.append(
+        named(pair)
+        | {
+          'gamma': gamma,
+          'token': token[0],
+          'token, 95%': _shown(token[1]),
+          'block': block[0],
+          'block, 95%': _shown(block[1]),
+          'gain': f'{gain:+.1%}',
+          'gain, 95%': _shown(interval, '{:+.1%} to {:+.1%}'),
+        }
+      )
+    notes.append(
+      f'{pair.name}: block verification gains {gains[-1]:+.1%} at gamma '
+      f'{gammas[-1]}.'
+    )
+  notes.append(
+    'Tokens a target run at T = 1; intervals take the examples for what is '
+    'drawn. At gamma 1 the rules are one.'
+  )
+  return Table(rows=rows, notes=notes)
+
+
+def _decode(
+  pair: Pair, gamma: int, rule: VerifyFn, num_examples: int, batch_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Tokens and target runs of every example, float64 `[R]`."""
+  generate = _compiled(pair, pairs.drafter(pair, TRAINED, gamma, 1.0), rule)
+  tokens, runs = [], []
+  for prompt in pairs.prompts(pair, num_examples, batch_size):
+    counters = jax.device_get(generate(pair.params, prompt))
+    tokens.append(counters.num_tokens)
+    runs.append(counters.num_target_runs)
+  return (
+    np.concatenate(tokens).astype(np.float64),
+    np.concatenate(runs).astype(np.float64),
+  )
+
+
+def _compiled(pair: Pair, drafter: Drafter, rule: VerifyFn) -> Any:
+  generate: Any = functools.partial(
+    speculative.generate,
+    drafter=drafter,
+    verify_fn=rule,
+    **measured.rule(pair, 1.0),
+  )
+
+  @jax.jit
+  def count(params: Any, prompt: Any) -> Any:
+    return generate(params, jax.random.key(0), prompt).statistics
+
+  return count
+
+
+def _gain(
+  token: tuple[np.ndarray, np.ndarray], block: tuple[np.ndarray, np.ndarray]
+) -> tuple[float, list[float] | None]:
+  """Relative gain of block over token verification, and its interval.
+
+  The variance of a logarithm of a ratio is that of the ratio over its square
+  (delta method), and the two decodes have texts of their own.
+  """
+  estimates = [text_acceptance.ratio(*counts) for counts in (token, block)]
+  gain = estimates[1][0] / estimates[0][0] - 1
+  if any(interval is None for _, interval in estimates):
+    return gain, None
+  halves = [(i[1] - i[0]) / 2 / value for value, i in estimates if i]
+  half = float(np.linalg.norm(halves))
+  ends = (np.log1p(gain) - half, np.log1p(gain) + half)
+  return gain, [float(np.expm1(end)) for end in ends]
+
+
+def _shown(interval: list[float] | None, form: str = '{:.3f} to {:.3f}') -> str:
+  return '' if interval is None else form.format(*interval)
