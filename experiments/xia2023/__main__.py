@@ -10,20 +10,17 @@ A table is written as soon as it is measured, as Markdown and as JSON.
 """
 
 import argparse
-import datetime
-import json
-import os
-import platform
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+from experiments import report
 from experiments.xia2023 import paper
-from experiments.xia2023.tables import FULL, TABLES, Cells, Settings
+from experiments.xia2023.tables import FULL, TABLES, Settings
 from experiments.xia2023.ways import Pair
 from specdec_jax.checkpoints import loading, vocabulary_files
 from specdec_jax.cli import infer_examples
@@ -37,6 +34,7 @@ from specdec_jax.training import glancing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+  argv = sys.argv[1:] if argv is None else argv
   args = _parser().parse_args(argv)
   try:
     pair = _load(args)
@@ -52,25 +50,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     batch_size=args.batch_size,
   )
   folder = Path(args.output)
-  folder.mkdir(parents=True, exist_ok=True)
   for name in args.tables:
     title, make = TABLES[name]
-    started = datetime.datetime.now(datetime.UTC)
+    started = time.time()
     rows = make(pair, settings)
-    seconds = datetime.datetime.now(datetime.UTC) - started
-    header = {
-      'date': started.strftime('%Y-%m-%d'),
-      'device': _device(),
-      'time': f'{seconds.total_seconds():.0f} s',
+    header = report.header('experiments.xia2023', argv, started) | {
       'examples': f'{len(pair.rows)}, {args.num_timed} of them timed',
       'target': _name(args.target),
       'drafter': ', '.join(map(_name, args.drafter)) or 'untrained',
       'paper': paper.SOURCE,
     }
-    contents = {'title': title, **header, 'rows': rows}
-    (folder / f'{name}.json').write_text(json.dumps(contents, indent=2) + '\n')
-    text = markdown(title, header, rows)
-    (folder / f'{name}.md').write_text(text)
+    text = report.write(
+      folder, name, title=title, header=header, table=report.Table(rows=rows)
+    )
     print(text, flush=True)
   return 0
 
@@ -198,36 +190,10 @@ def _heads(
   return config, params
 
 
-def _device() -> str:
-  device = jax.devices()[0]
-  kind = device.device_kind
-  if device.platform == 'cpu':
-    kind = f'{platform.machine()} CPU, {os.cpu_count()} cores'
-  return f'{kind}, jax {jax.__version__}, {jnp.float32.__name__}'
-
-
 def _name(path: str) -> str:
   """A model without the folders of the machine that it lies on."""
   parts = Path(path.rpartition('=')[2]).parts
   return '/'.join(parts[-2:] if parts[-1] == 'model' else parts[-1:])
-
-
-def markdown(title: str, header: dict[str, str], rows: list[Cells]) -> str:
-  """A table, and how it was measured."""
-  lines = [f'## {title}', '']
-  lines += [f'- {name}: {value}' for name, value in header.items()]
-  if rows:
-    columns = list(rows[0])
-    lines += ['', f'| {" | ".join(columns)} |', '|---' * len(columns) + '|']
-    lines += [
-      f'| {" | ".join(_cell(row[column]) for column in columns)} |'
-      for row in rows
-    ]
-  return '\n'.join(lines) + '\n'
-
-
-def _cell(value: Any) -> str:
-  return f'{value:.2f}' if isinstance(value, float) else str(value)
 
 
 if __name__ == '__main__':

@@ -1,0 +1,71 @@
+"""Collects what the experiments wrote in docs/results.md.
+
+    python -m experiments.results
+
+Every table of `experiments/*/results/*.json` is shown with the command that
+made it, the device and the date; nothing is measured here.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from experiments import report
+
+ROOT = Path(__file__).resolve().parent
+PAGE = ROOT.parent / 'docs' / 'results.md'
+TITLES = {
+  'leviathan2023': 'Leviathan et al. 2023: speculative decoding',
+  'sun2024': 'Sun et al. 2024: block verification',
+  'xia2023': 'Xia et al. 2023: SpecDec',
+}
+# Of a folder, in this order; others follow by name.
+_ORDER = {
+  'leviathan2023': (
+    *(f'table_{number}' for number in range(1, 6)),
+    *('predictions', 'adaptive', 'figures'),
+  ),
+  'xia2023': ('main', 'block_size', 'drafters', 'verification'),
+}
+_HEAD = """\
+# Results
+
+Written by `make tables`, which runs the commands below and then
+`python -m experiments.results`: nothing here is typed. A value of a paper
+stands beside ours with (P) if it was read in the paper or in its authors' code,
+and with (S) if in another source. Times are of the machine that is named with
+each table.
+"""
+
+
+def main() -> int:
+  PAGE.write_text(page(ROOT), encoding='utf-8')
+  print(f'wrote {PAGE.name}')
+  return 0
+
+
+def page(root: Path) -> str:
+  """The whole page, of the experiments in a folder."""
+  parts = [_HEAD]
+  for name, title in TITLES.items():
+    found = _tables(root / name / 'results', _ORDER.get(name, ()))
+    if found:
+      parts.append(f'## {title}\n')
+    folder = f'../experiments/{name}/results/'
+    parts += [
+      report.markdown(contents, level=3, folder=folder) for contents in found
+    ]
+  return '\n'.join(parts)
+
+
+def _tables(folder: Path, order: tuple[str, ...]) -> list[dict[str, Any]]:
+  def place(path: Path) -> tuple[int, str]:
+    known = path.stem in order
+    return order.index(path.stem) if known else len(order), path.stem
+
+  paths = sorted(folder.glob('*.json'), key=place)
+  return [json.loads(path.read_text(encoding='utf-8')) for path in paths]
+
+
+if __name__ == '__main__':
+  raise SystemExit(main())
