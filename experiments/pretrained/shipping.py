@@ -48,9 +48,10 @@ def ship(
 
   Raises:
     ValueError: if a run is not finished, or has another vocabulary than what
-      was shipped before.
+      was shipped before, or there is no manifest.
   """
   records = [_training(Path(run)) for run in runs]
+  corpora = _corpora(Path(manifest))
   source, folder = Path(runs[-1]) / 'model', pretrained.FOLDER / name
   if loading.is_drafter(source):
     config, is_huggingface = loading.read_drafter_config(str(source)), False
@@ -72,7 +73,6 @@ def ship(
   (folder / 'model.safetensors').chmod(
     0o644
   )  # It was made for its owner alone.
-  text = Path(manifest).read_bytes()
   shapes = jax.tree.leaves(model_file.param_shapes(config))
   contents = {
     'name': name,
@@ -81,10 +81,7 @@ def ship(
     'parameters': sum(leaf.size for leaf in shapes),
     'bytes': (folder / 'model.safetensors').stat().st_size,
     'format': to,
-    'corpora': {
-      'manifest_sha256': hashlib.sha256(text).hexdigest(),
-      'release': json.loads(text)['archive']['release'],
-    },
+    'corpora': corpora,
     'device': device,
     'training': records,
   }
@@ -95,6 +92,18 @@ def total_bytes() -> int:
   """Of all that is shipped."""
   files = pretrained.FOLDER.rglob('*')
   return sum(path.stat().st_size for path in files if path.is_file())
+
+
+def _corpora(manifest: Path) -> dict[str, Any]:
+  try:
+    text = manifest.read_bytes()
+    release = json.loads(text)['archive']['release']
+  except (OSError, ValueError, KeyError) as error:
+    raise ValueError(f'{manifest} is no manifest of corpora') from error
+  return {
+    'manifest_sha256': hashlib.sha256(text).hexdigest(),
+    'release': release,
+  }
 
 
 def _check_vocabulary(source: Path) -> None:

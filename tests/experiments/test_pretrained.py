@@ -1,0 +1,215 @@
+"""From runs to shipped folders and their cards, on tiny models."""
+
+import dataclasses
+import functools
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+pytest.importorskip('safetensors')
+pytest.importorskip('orbax.checkpoint')
+pytest.importorskip('sentencepiece')
+pytest.importorskip('sacrebleu')
+
+from experiments.pretrained import card, measurement
+from experiments.pretrained.__main__ import main
+from specdec_jax.checkpoints import loading, orbax, pretrained, vocabulary_files
+from specdec_jax.cli import decoder
+from tests import toy_block, toy_t5
+
+# Wider than the vocabulary of the goldens, which has 85 pieces.
+V = 128
+SIZES = {'relpos_num_buckets': 32, 'relpos_max_distance': 128}
+CONFIG = toy_t5.config(V, **SIZES)
+GIN = """
+# Macros:
+MODEL = 'tiny'
+MODEL_DIR = '/a/machine/runs/{name}'
+OPTIMIZER = @optimizers.adafactor()
+TOKENS = '{tokens}'
+TRAIN_STEPS = 100
+"""
+TEXTS = ('the cat', 'a dog and a cat', 'the end', 'one two', 'a b c d e f')
+
+
+def write_run(folder, config, params, tokens, words):
+  folder.mkdir()
+  orbax.save(folder / 'model', config, params)
+  if words is not None:
+    vocabulary_files.write(folder / 'model', words)
+  lines = [
+    {'step': 50, 'nats': 3.5, 'targets': 7200.0, 'targets_per_second': 1.0},
+    {'step': 50, 'validation_nats': 3.0, 'validation_accuracy': 0.25},
+    {'step': 100, 'nats': 2.5, 'targets': 3600.0, 'targets_per_second': 1.0},
+    {'step': 100, 'validation_nats': 2.0, 'validation_accuracy': 0.5},
+  ]
+  (folder / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, lines)))
+  gin = GIN.format(name=folder.name, tokens=tokens)
+  (folder / 'config.gin').write_text(gin)
+
+
+@pytest.fixture(scope='module')
+def folder(request, tmp_path_factory):
+  """A target, a perturbed copy of it that drafts, and another."""
+  folder = tmp_path_factory.mktemp('runs')
+  golden = request.config.rootpath / 'tests' / 'golden' / 't5x'
+  words = vocabulary_files.read(golden / 'tiny_sp.model', extra_ids=0)
+  tokens = folder / 'tokens'
+  tokens.mkdir()
+  split = {'examples': 9, 'target_tokens': 99, 'sha256': 'f00'}
+  (tokens / 'tokens.json').write_text(json.dumps({'splits': {'train': split}}))
+  release = {'version': '1.0', 'codename': 'toy'}
+  manifest = json.dumps({'archive': {'release': release}})
+  (folder / 'manifest.json').write_text(manifest)
+  params = toy_t5.params(CONFIG, seed=0)
+  key = jax.random.key(1)
+  for name, scale in (('target', 0.0), ('near', 0.05), ('far', 0.2)):
+    noisy = jax.tree.map(
+      lambda x, scale=scale: x + scale * jax.random.normal(key, x.shape),
+      params,
+    )
+    write_run(folder / name, CONFIG, noisy, tokens, words)
+  block = toy_block.config(V, max_positions=80, **SIZES)
+  weights = toy_block.params(block, seed=0)
+  write_run(folder / 'block', block, weights, tokens, None)
+  lines = [json.dumps({'inputs': t, 'targets': t[::-1]}) for t in TEXTS]
+  (folder / 'test.jsonl').write_text('\n'.join(lines))
+  return folder
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+  monkeypatch.setattr(pretrained, 'FOLDER', tmp_path / 'pretrained')
+  monkeypatch.setattr(decoder, 'enable_compilation_cache', lambda: None)
+  return tmp_path / 'pretrained'
+
+
+def ship(folder, name, *runs):
+  return main(
+    [
+      'ship',
+      *(f'--run={folder / run}' for run in runs),
+      f'--name={name}',
+      f'--manifest={folder / "manifest.json"}',
+      '--device=an abacus',
+    ]
+  )
+
+
+def test_a_pair_is_shipped_and_measured(folder, shipped, capsys):
+  assert ship(folder, 'toy-mini', 'target') == 0
+  assert ship(folder, 'toy-nano', 'far', 'near') == 0
+  assert pretrained.names() == ('toy-mini', 'toy-nano')
+  assert sorted(p.name for p in shipped.rglob('*') if p.is_file()) == sorted(
+    ['spiece.model', 'tokenizer_config.json']
+    + 2 * ['README.md', 'card.json', 'config.json', 'model.safetensors']
+  )
+  text = (shipped / 'toy-nano' / 'README.md').read_text()
+  assert '/a/machine' not in text
+  assert str(folder) not in text
+  for words in (
+    'an abacus',
+    'Debian 1.0 (toy)',
+    '### far',
+    '### near',
+    '`f00`',
+  ):
+    assert words in text
+  assert '100 steps, 10,800 target tokens, 3.0 hours' in text
+  assert '| 50 | 2.0 | 3.500 | 3.000 | 0.250 |' in text
+  capsys.readouterr()
+  assert (
+    main(
+      [
+        *('measure', '--target=toy-mini', '--drafter=toy-nano'),
+        f'--plain_drafter={folder / "far" / "model"}',
+        f'--task={folder / "test.jsonl"}',
+        *('--metric=bleu', '--gamma=2', '--max_new_tokens=12'),
+        '--batch_size=3',
+      ]
+    )
+    == 0
+  )
+  found = json.loads(capsys.readouterr().out)
+  assert found['toy-mini']['test']['bleu'] < 20
+  drafting = found['toy-nano']['drafting']
+  [decoding] = drafting['decoding']
+  assert decoding['rows'] == len(TEXTS)
+  assert decoding['rows_that_differ_from_greedy'] == 0
+  for each in drafting['alpha'].values():
+    near, far = (drafter['value'] for drafter in each['drafters'])
+    assert 0 <= far < near <= 1
+    assert each['difference']['value'] == pytest.approx(near - far)
+  # The same rate from what was accepted, on other positions of the same text.
+  greedy = drafting['alpha']['greedy']['drafters'][0]['value']
+  rate = decoding['accepted_per_tested']['value']
+  assert rate == pytest.approx(greedy, abs=0.15)
+  assert card.load('toy-nano')['drafting'] == drafting
+  text = (shipped / 'toy-nano' / 'README.md').read_text()
+  assert f'{greedy:.3f} (' in text
+  assert f'in 0 of {len(TEXTS)} rows' in text
+
+
+def test_rows_that_differ_are_counted(folder, shipped, monkeypatch, capsys):
+  """A lenient rule is not greedy decoding, and the card says so."""
+  exact = measurement.verification.speculative_sampling
+  monkeypatch.setattr(
+    measurement.verification,
+    'speculative_sampling',
+    functools.partial(exact, lenience=1e-6),
+  )
+  greedy = measurement.Setting.sampled
+  monkeypatch.setattr(
+    measurement.Setting, 'sampled', lambda self, t: greedy(self, max(t, 0.3))
+  )
+  assert ship(folder, 'toy-mini', 'target') == 0
+  capsys.readouterr()
+  status = main(
+    [
+      *('measure', '--target=toy-mini', f'--drafter={folder / "block/model"}'),
+      f'--task={folder / "test.jsonl"}',
+      *('--gamma=2', '--max_new_tokens=12', '--batch_size=5'),
+    ]
+  )
+  assert status == 0
+  found = json.loads(capsys.readouterr().out)
+  [decoding] = found[str(folder / 'block/model')]['drafting']['decoding']
+  assert decoding['rows_that_differ_from_greedy'] > 0
+
+
+def test_what_cannot_be_shipped(folder, shipped, tmp_path, capsys):
+  copy = tmp_path / 'run'
+  shutil.copytree(folder / 'target', copy)
+  shutil.rmtree(copy / 'model')
+  assert ship(tmp_path, 'toy-mini', 'run') == 2
+  assert 'is no finished run' in capsys.readouterr().err
+  assert ship(folder, 'toy-mini', 'target') == 0
+  assert ship(folder, 'toy-mini', 'target') == 2
+  assert '--overwrite replaces it' in capsys.readouterr().err
+  (shipped / 'spiece.model').write_bytes(b'another')
+  assert ship(folder, 'toy-nano', 'near') == 2
+  assert 'is not the vocabulary of' in capsys.readouterr().err
+  assert pretrained.names() == ('toy-mini',)
+
+
+def test_other_networks_are_shipped_in_our_format(
+  folder, shipped, tmp_path, capsys
+):
+  config = dataclasses.replace(CONFIG, num_encoder_layers=0)
+  words = vocabulary_files.read(folder / 'target' / 'model')
+  weights = toy_t5.params(config, seed=3)
+  write_run(tmp_path / 'lm', config, weights, folder / 'tokens', words)
+  assert ship(tmp_path, 'lm-toy', 'lm') == 2
+  assert 'is no manifest of corpora' in capsys.readouterr().err
+  assert pretrained.names() == ()
+  shutil.copy(folder / 'manifest.json', tmp_path)
+  assert ship(tmp_path, 'lm-toy', 'lm') == 0
+  assert ship(folder, 'draft-toy', 'block') == 0
+  model = loading.load('lm-toy', dtype=jnp.bfloat16)
+  assert not model.config.num_encoder_layers
+  assert loading.read_drafter('draft-toy')[0].max_positions == 80
+  card_text = (shipped / 'draft-toy' / 'README.md').read_text()
+  assert 'It only drafts' in card_text
