@@ -195,6 +195,8 @@ def test_what_cannot_be_shipped(folder, shipped, tmp_path, capsys):
   assert pretrained.names() == ('toy-mini',)
 
 
+# Linen's LayerNorm promotes bfloat16 to float32 by itself.
+@jax.numpy_dtype_promotion('standard')
 def test_other_networks_are_shipped_in_our_format(
   folder, shipped, tmp_path, capsys
 ):
