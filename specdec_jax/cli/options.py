@@ -65,9 +65,10 @@ def add_models(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     '--model',
     default=DEFAULT_MODEL,
-    help=f'the target: {DEFAULT_MODEL}, a .gguf file, a folder of Hugging Face '
-    '(Llama, T5), T5X or specdec convert, hf:organisation/name, or '
-    'random:t5_1_1_small for random weights of named sizes',
+    help=f'the target: {DEFAULT_MODEL}, a model of this package such as '
+    'ende-mini, a .gguf file, a folder of Hugging Face (Llama, T5), T5X or '
+    'specdec convert, hf:organisation/name, or random:t5_1_1_small for random '
+    'weights of named sizes',
   )
   group.add_argument('--draft_model', help='the draft model, named likewise')
   group.add_argument(
