@@ -87,6 +87,10 @@ def _parser() -> argparse.ArgumentParser:
   add.add_argument('--metric', choices=tuple(quality.METRICS))
   add.add_argument('--inputs_field', default='inputs')
   add.add_argument('--gamma', type=int, default=4)
+  add.add_argument(
+    '--bench',
+    help='what `specdec bench --json` wrote of the pair, to be stated',
+  )
   add.add_argument('--batch_size', type=int, default=32)
   add.add_argument(
     '--inputs_length',

@@ -199,7 +199,24 @@ def _drafting(found: dict[str, Any]) -> list[str]:
     f'{each["rows"]:,} rows.'
     for each in decoding
   ]
+  if 'bench' in found:
+    lines += ['', _speed(found['bench'])]
   return lines
+
+
+def _speed(bench: dict[str, Any]) -> str:
+  plain, drafted = (
+    bench[f'{side}_tokens_per_second']
+    for side in ('autoregressive', 'speculative')
+  )
+  return (
+    f'Speed by `specdec bench`, {bench["num_prompts"]} prompts of the test '
+    f'split, batch {bench["batch_size"]}, gamma {bench["gamma"]}, on '
+    f'{bench["device"]}: {drafted:.0f} tokens a second instead of {plain:.0f}, '
+    f'{bench["speedup"]:.2f} times as many (predicted '
+    f'{bench["predicted_speedup"]:.2f}; with the prefill '
+    f'{bench["end_to_end_speedup"]:.2f}).'
+  )
 
 
 def _interval(found: dict[str, Any] | None, *, signed: bool = False) -> str:

@@ -1,7 +1,9 @@
 """All figures of a pair's cards, in the order in which they are measured."""
 
 import argparse
+import json
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,12 @@ from experiments.pretrained.measurement import (
 )
 from specdec_jax.evaluation import text_acceptance
 
+_BENCH = (
+  *('device', 'num_prompts', 'batch_size', 'gamma', 'identical'),
+  *('autoregressive_tokens_per_second', 'speculative_tokens_per_second'),
+  *('speedup', 'predicted_speedup', 'end_to_end_speedup'),
+)
+
 
 def measure(args: argparse.Namespace) -> dict[str, Figures]:
   """What goes into the card of each model, by its name.
@@ -24,6 +32,7 @@ def measure(args: argparse.Namespace) -> dict[str, Figures]:
     ValueError: if the models do not fit together.
   """
   started = time.time()
+  bench = _bench(args)
   setting = measurement.read(
     args.target,
     args.task,
@@ -47,6 +56,8 @@ def measure(args: argparse.Namespace) -> dict[str, Figures]:
   drafted['decoding'] = [
     _decoding(setting, draft, args.gamma, greedy) for draft in decoded
   ]
+  if bench is not None:
+    drafted['bench'] = bench
   shared = {
     'examples': len(greedy.texts),
     'max_new_tokens': args.max_new_tokens,
@@ -100,6 +111,17 @@ def _alphas(
     if len(drafts) == 2:
       figures[name]['difference'] = _ratio(sums[0] - sums[1], counts)
   return figures
+
+
+def _bench(args: argparse.Namespace) -> Figures | None:
+  """The speeds of --bench, which must be of this pair."""
+  if args.bench is None:
+    return None
+  figures = json.loads(Path(args.bench).read_text(encoding='utf-8'))
+  pair = figures['model'], figures['drafter']
+  if pair != (args.target, args.drafter):
+    raise ValueError(f'{args.bench} is of {" and ".join(pair)}')
+  return {name: figures[name] for name in _BENCH}
 
 
 def _ratio(sums: Any, counts: Any) -> Figures:

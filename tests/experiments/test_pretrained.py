@@ -14,7 +14,7 @@ pytest.importorskip('orbax.checkpoint')
 pytest.importorskip('sentencepiece')
 pytest.importorskip('sacrebleu')
 
-from experiments.pretrained import card, measurement
+from experiments.pretrained import card, measurement, measuring
 from experiments.pretrained.__main__ import main
 from specdec_jax.checkpoints import loading, orbax, pretrained, vocabulary_files
 from specdec_jax.cli import decoder
@@ -120,6 +120,11 @@ def test_a_pair_is_shipped_and_measured(folder, shipped, capsys):
     assert words in text
   assert '100 steps, 10,800 target tokens, 3.0 hours' in text
   assert '| 50 | 2.0 | 3.500 | 3.000 | 0.250 |' in text
+  bench = {
+    **dict.fromkeys(measuring._BENCH, 1.5),
+    **{'model': 'toy-mini', 'drafter': 'toy-nano'},
+  }
+  (shipped.parent / 'bench.json').write_text(json.dumps(bench))
   capsys.readouterr()
   assert (
     main(
@@ -128,7 +133,7 @@ def test_a_pair_is_shipped_and_measured(folder, shipped, capsys):
         f'--plain_drafter={folder / "far" / "model"}',
         f'--task={folder / "test.jsonl"}',
         *('--metric=bleu', '--gamma=2', '--max_new_tokens=12'),
-        '--batch_size=3',
+        *('--batch_size=3', f'--bench={shipped.parent / "bench.json"}'),
       ]
     )
     == 0
@@ -151,6 +156,7 @@ def test_a_pair_is_shipped_and_measured(folder, shipped, capsys):
   text = (shipped / 'toy-nano' / 'README.md').read_text()
   assert f'{greedy:.3f} (' in text
   assert f'in 0 of {len(TEXTS)} rows' in text
+  assert '1.50 times as many (predicted 1.50' in text
 
 
 def test_rows_that_differ_are_counted(folder, shipped, monkeypatch, capsys):
