@@ -161,7 +161,8 @@ def _measure(
       plain=plain,
       drafted=drafted,
       full_width=full_width,
-      drafter=decoder.drafter,
+      drafter=decoder.make_drafter(args.gamma),
+      is_adaptive=args.adaptive is not None,
       repeats=args.repeats,
       advance=bar.advance,
     )
@@ -185,6 +186,9 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
     'top_p',
     'seed',
     'gamma',
+    'adaptive',
+    'min_prob',
+    'draft_cost',
     'batch_size',
     'num_devices',
     'max_new_tokens',
@@ -215,9 +219,10 @@ def _table(figures: dict[str, Any]) -> Any:
   table.add_column(
     f'plain ({figures["baseline"].split(", ")[1]})', justify='right'
   )
-  table.add_column(
-    f'{figures["drafter"]}, gamma {figures["gamma"]}', justify='right'
-  )
+  gamma = f'gamma {figures["gamma"]}'
+  if figures['adaptive']:
+    gamma = f'{figures["adaptive"]} {gamma} at most'
+  table.add_column(f'{figures["drafter"]}, {gamma}', justify='right')
   rows = [
     (
       'tokens/s',

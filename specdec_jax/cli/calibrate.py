@@ -40,6 +40,11 @@ def run(args: argparse.Namespace) -> int:
   options.check(args)
   if args.drafter == 'none':
     raise ValueError('there is nothing to calibrate: choose a drafter')
+  if args.adaptive:
+    raise ValueError(
+      'calibrate measures the costs of a gamma that does not vary: leave out '
+      '--adaptive'
+    )
   outputs.check(
     {'--json': args.json},
     {'--prompts': args.prompts, '--ngram_text': args.ngram_text},

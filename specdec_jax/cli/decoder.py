@@ -28,6 +28,7 @@ from specdec_jax.cli import progress, random_models
 from specdec_jax.cli.prompts import Batch, has_encoder
 from specdec_jax.data import ngram_counts, vocabularies
 from specdec_jax.data.vocabularies import AnyVocabulary
+from specdec_jax.drafters import schedules
 from specdec_jax.models import adapters
 from specdec_jax.models.llama import LlamaConfig
 
@@ -42,7 +43,7 @@ class Decoder:
     params: weights of both sides.
     target: the target.
     drafter: the drafter; with gamma 0 it decodes plainly.
-    make_drafter: the same with another gamma.
+    make_drafter: the same with a gamma that is given and does not vary.
     verify_fn: the rule.
     logits_to_probs: how the target is sampled.
     eos_id: ids that end a row.
@@ -146,7 +147,9 @@ def load_decoder(args: argparse.Namespace) -> Decoder:
     target=adapters.of(target.config),
     drafter=_drafter(args, target, draft_model),
     make_drafter=lambda gamma: _drafter(
-      argparse.Namespace(**vars(args) | {'gamma': gamma}), target, draft_model
+      argparse.Namespace(**vars(args) | {'gamma': gamma, 'adaptive': None}),
+      target,
+      draft_model,
     ),
     verify_fn=_verify_fn(args),
     logits_to_probs=_logits_to_probs(args, target, for_target=True),
@@ -298,11 +301,28 @@ def _drafter(
       logits_to_probs=sampled if args.temperature else None,
     )
   assert draft_model is not None
-  return drafters.autoregressive(
-    adapters.of(draft_model.config),
+  sampled = _logits_to_probs(args, draft_model, for_target=False)
+  model = adapters.of(draft_model.config)
+  if args.adaptive is None:
+    return drafters.autoregressive(
+      model, gamma=args.gamma, logits_to_probs=sampled
+    )
+  return drafters.adaptive(
+    model,
     gamma=args.gamma,
-    logits_to_probs=_logits_to_probs(args, draft_model, for_target=False),
+    logits_to_probs=sampled,
+    schedule=_schedule(args),
+    min_prob=args.min_prob,
   )
+
+
+def _schedule(args: argparse.Namespace) -> schedules.Schedule:
+  """The limits of `--adaptive`."""
+  if args.adaptive == 'heuristic':
+    return schedules.heuristic()
+  if args.adaptive == 'estimate':
+    return schedules.running_alpha(c=args.draft_cost)
+  return schedules.fixed()
 
 
 def no_drafter() -> Drafter:

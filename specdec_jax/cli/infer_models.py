@@ -5,6 +5,7 @@ models that are not there.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from specdec_jax.checkpoints.vocabulary_files import AnyVocabulary
 from specdec_jax.cli import decoder as decoder_lib
 from specdec_jax.cli import options
 from specdec_jax.data import ngram_counts, vocabularies
+from specdec_jax.drafters.schedules import Schedule
 from specdec_jax.models import adapters, presets
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.sharding import mesh as mesh_lib
@@ -240,11 +242,26 @@ def ngram(
   )
 
 
-def draft_model(target: Target, *, model: Model, gamma: int = 4) -> Drafting:
+def draft_model(
+  target: Target,
+  *,
+  model: Model,
+  gamma: int = 4,
+  schedule: Schedule | None = None,
+  min_prob: float = 0.0,
+) -> Drafting:
   """A smaller model; see `drafters.autoregressive`.
 
+  Args:
+    target: whose vocabulary it must have.
+    model: the smaller one.
+    gamma: tokens an iteration.
+    schedule: with it, or with `min_prob`, gamma is the most that is drafted;
+      see `drafters.adaptive`.
+    min_prob: likewise.
+
   Raises:
-    ValueError: if it has another vocabulary.
+    ValueError: if it has another vocabulary, or `min_prob` is no probability.
   """
   config = read_config(model)
   if config.vocab_size != target.config.vocab_size:
@@ -256,7 +273,12 @@ def draft_model(target: Target, *, model: Model, gamma: int = 4) -> Drafting:
     vocabularies.check_same_vocabulary(
       target.vocabulary, read_vocabulary(model, config)
     )
-  drafter = drafters.autoregressive(
+  make = drafters.autoregressive
+  if schedule is not None or min_prob:
+    make = functools.partial(
+      drafters.adaptive, schedule=schedule, min_prob=min_prob
+    )
+  drafter = make(
     language_model(config),
     gamma=gamma,
     logits_to_probs=target.sampled(target.vocab_size),

@@ -6,8 +6,11 @@ from typing import Any, NoReturn
 
 DRAFTERS = ('prompt_lookup', 'ngram', 'uniform', 'model', 'none')
 VERIFICATIONS = ('speculative_sampling', 'greedy', 'block')
+ADAPTIVE = ('threshold', 'heuristic', 'estimate')
 DTYPES = ('float32', 'bfloat16')
 DEFAULT_MODEL = 'smollm2-135m'
+# Under which --adaptive threshold ends a draft.
+_MIN_PROB = 0.4
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,6 +59,7 @@ temperature = number(
   '0, which is greedy, or a number of at least 1e-6',
 )
 share = number(float, lambda x: 0 <= x <= 1, 'a number in [0, 1]')
+cost = number(float, lambda x: 0 <= x < float('inf'), 'a number of at least 0')
 fraction = number(float, lambda x: 0 < x <= 1, 'a number in (0, 1]')
 
 
@@ -98,6 +102,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     '--ngram_text', metavar='FILE', help='the text that ngram counts'
   )
+  _add_adaptive(group)
   group.add_argument(
     '--verification',
     choices=VERIFICATIONS,
@@ -112,6 +117,30 @@ def add_models(parser: argparse.ArgumentParser) -> None:
   )
   group.add_argument(
     '--dtype', choices=DTYPES, default='float32', help='of weights and caches'
+  )
+
+
+def _add_adaptive(group: Any) -> None:
+  """How far a draft model goes, up to --gamma."""
+  group.add_argument(
+    '--adaptive',
+    choices=ADAPTIVE,
+    help='let a draft model stop before gamma, still lossless: at a token that '
+    'it doubts; by two more tokens after full acceptance and one less '
+    'otherwise; or at the best gamma for the acceptance rate of late',
+  )
+  group.add_argument(
+    '--min_prob',
+    type=share,
+    help='with --adaptive: a drafted token to which the draft model gives less '
+    f'is the last of its draft (default: {_MIN_PROB} for threshold, else 0)',
+  )
+  group.add_argument(
+    '--draft_cost',
+    metavar='C',
+    type=cost,
+    help='for --adaptive estimate: time of a drafted token over that of a '
+    'target run, c of `calibrate`',
   )
 
 
@@ -171,7 +200,8 @@ def add_output(parser: argparse.ArgumentParser) -> Any:
 def check(args: argparse.Namespace) -> None:
   """Finds options that contradict each other, before anything is loaded.
 
-  Sets `args.drafter` and `args.min_ngram` where they were left open.
+  Sets `args.drafter`, `args.min_ngram` and, with `--adaptive`, `args.min_prob`
+  where they were left open.
 
   Raises:
     ValueError: if they do.
@@ -188,6 +218,7 @@ def check(args: argparse.Namespace) -> None:
     raise ValueError('--drafter ngram needs --ngram_text, the text to count')
   if args.ngram_text and args.drafter != 'ngram':
     raise ValueError(f'--ngram_text is for --drafter ngram, not {args.drafter}')
+  _check_adaptive(args)
   if args.min_ngram is None:
     args.min_ngram = min(2, args.max_ngram)
   if args.min_ngram > args.max_ngram:
@@ -209,3 +240,27 @@ def check(args: argparse.Namespace) -> None:
       f'a batch of {args.batch_size} rows does not divide over '
       f'{args.num_devices} devices'
     )
+
+
+def _check_adaptive(args: argparse.Namespace) -> None:
+  """Raises ValueError unless the options of a gamma that varies fit."""
+  if args.adaptive is None:
+    for name in ('min_prob', 'draft_cost'):
+      if getattr(args, name) is not None:
+        raise ValueError(f'--{name} is for --adaptive, which is not given')
+    return
+  if args.drafter != 'model':
+    raise ValueError(
+      f'--adaptive {args.adaptive} is for --drafter model, not {args.drafter}'
+    )
+  if args.adaptive == 'estimate' and args.draft_cost is None:
+    raise ValueError(
+      '--adaptive estimate needs --draft_cost, which `specdec calibrate` '
+      'measures as c'
+    )
+  if args.adaptive != 'estimate' and args.draft_cost is not None:
+    raise ValueError(
+      f'--draft_cost is for --adaptive estimate, not {args.adaptive}'
+    )
+  if args.min_prob is None:
+    args.min_prob = _MIN_PROB if args.adaptive == 'threshold' else 0.0

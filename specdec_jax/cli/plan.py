@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
+from specdec_jax import theory
 from specdec_jax.cli import calibrate, options, outputs, progress
 from specdec_jax.costs import aot, compiled, workload
 from specdec_jax.costs.chips import CHIPS
@@ -220,6 +222,7 @@ def _record(
   return found | {
     'kind': 'specdec plan',
     'c': costs.c(costs.widths[-1] - 1),
+    'oracle_speedups': [_oracle(alpha, costs) for alpha in alphas],
     'plans': [
       {'alpha': alpha, **dataclasses.asdict(plan)}
       for alpha, plan in zip(alphas, plans, strict=True)
@@ -247,7 +250,13 @@ def _shown(
   )
   if len(plans) == 1:
     shown.append(_choices(plans[0]))
-    return [*shown, *plans[0].sentences]
+    bound = _oracle(alphas[0], costs)
+    return [
+      *shown,
+      *plans[0].sentences,
+      f'No schedule that varies gamma gains more than {bound:.2f} times: that '
+      'is an oracle, which drafts just what is accepted.',
+    ]
   table = _new_table('alpha', 'gamma', 'tokens a run', 'speedup', 'operations')
   for alpha, plan in zip(alphas, plans, strict=True):
     best = plan.best
@@ -259,6 +268,15 @@ def _shown(
       f'{best.operations_factor:.2f}',
     )
   return [*shown, table, *_losses(alphas, plans)]
+
+
+def _oracle(alpha: Any, costs: Costs) -> float:
+  """What a gamma chosen with hindsight would gain, scoring being free of width:
+  a bound for `drafters.adaptive` at these costs."""
+  c = min(costs.first_draft_seconds, costs.draft_seconds) / costs.plain_seconds
+  # Of a profile the first rate is that of all prefixes, and alpha itself.
+  rate = np.ravel(alpha)[0]
+  return float(theory.oracle_walltime_improvement(rate, c))
 
 
 def _losses(alphas: Sequence[float], plans: Sequence[Plan]) -> list[str]:

@@ -101,6 +101,7 @@ def header(args: argparse.Namespace, decoder: Decoder) -> Record:
     lenience=args.lenience,
     seed=args.seed,
     dtype=args.dtype,
+    **({'adaptive': args.adaptive} if args.adaptive else {}),
   )
 
 

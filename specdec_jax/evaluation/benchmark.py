@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays, theory
+from specdec_jax import theory
 from specdec_jax.base import Array, Drafter, LanguageModel, Params, Prompt
 from specdec_jax.costs import measure
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.decoding.statistics import Statistics
-from specdec_jax.evaluation import metrics
+from specdec_jax.evaluation import metrics, sameness
 
 # Tokens of the short decodes that only serve to time an iteration.
 _NUM_TIMED_TOKENS = 24
@@ -174,6 +174,7 @@ def compare(
   full_width: Side,
   drafter: Drafter,
   repeats: int,
+  is_adaptive: bool = False,
   advance: Callable[[int], None] = lambda num_done: None,
 ) -> dict[str, Any]:
   """Times both sides and predicts the one from the costs of the other.
@@ -185,8 +186,10 @@ def compare(
       the costs are relative to; may be the baseline.
     drafted: speculative decoding.
     full_width: see `full_width_side`.
-    drafter: the drafted side's.
+    drafter: the drafted side's; where its gamma varies, the same without.
     repeats: timed runs of each.
+    is_adaptive: whether it varies. The theorem then says nothing, and of more
+      than one row it is not known how many steps the draft model took.
     advance: progress, see `measure.alternate`.
 
   Returns:
@@ -206,9 +209,7 @@ def compare(
     {name: side.decode for name, side in sides.items()}, repeats, advance
   )
   seconds.setdefault('plain', seconds['baseline'])
-  propose = measure.propose_seconds(
-    drafted.params, drafted.states[0], drafter, repeats=repeats
-  )
+  propose = _propose_seconds(drafted, drafter, repeats, is_adaptive)
   if any(np.any(s.has_nan) for states in outputs.values() for s in states):
     raise ValueError('the logits were not numbers (NaN): nothing to time')
   outputs.setdefault('plain', outputs['baseline'])
@@ -236,13 +237,15 @@ def compare(
     'predicted_speedup': predict_speedup(
       counts['baseline'],
       counts['speculative'],
-      gamma=drafter.gamma,
+      num_drafted=_num_draft_steps(drafted, counts, drafter, is_adaptive),
       baseline_cost=np.median(seconds['baseline'])
       / counts['baseline'].iterations
       / one_position,
       **costs,
     ),
-    'theory_speedup': float(
+    'theory_speedup': None
+    if is_adaptive
+    else float(
       theory.walltime_improvement(
         np.clip(np.nan_to_num(figures['alpha']), 0, 1),
         drafter.gamma,
@@ -250,9 +253,38 @@ def compare(
       )
     ),
   }
-  return figures | _sameness(
-    target, plain, outputs['plain'], outputs['speculative']
+  return figures | sameness.sameness(
+    target, plain.params, outputs['plain'], outputs['speculative']
   )
+
+
+def _propose_seconds(
+  drafted: Side, drafter: Drafter, repeats: int, is_adaptive: bool
+) -> float:
+  """Seconds of a full draft, by a state of `drafter`'s own if it is another
+  than the drafted side's."""
+  state = drafted.states[0]
+  if is_adaptive:
+    state = dataclasses.replace(state, drafter_state=state.drafter_state.cache)
+  return measure.propose_seconds(
+    drafted.params, state, drafter, repeats=repeats
+  )
+
+
+def _num_draft_steps(
+  drafted: Side,
+  counts: Mapping[str, 'Counts'],
+  drafter: Drafter,
+  is_adaptive: bool,
+) -> int | None:
+  """Tokens that were drafted in all iterations, by the slowest row each time;
+  None where that is not known."""
+  found = counts['speculative']
+  if not is_adaptive:
+    return found.iterations * drafter.gamma
+  if drafted.states[0].context.lengths.size > 1:
+    return None
+  return int(found.statistics.num_drafted.sum())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,11 +315,11 @@ def predict_speedup(
   baseline: Counts,
   drafted: Counts,
   *,
-  gamma: int,
+  num_drafted: int | None,
   c: float,
   verify_cost_ratio: float,
   baseline_cost: float = 1.0,
-) -> float:
+) -> float | None:
   """The speedup that these costs allow: Leviathan et al., Theorem 3.8, with the
   measured tokens per run instead of an i.i.d. alpha, with T(gamma+1) / T(1)
   instead of 1, and with iterations without a draft at the price of plain ones.
@@ -295,17 +327,20 @@ def predict_speedup(
   Args:
     baseline: counters of the plain side.
     drafted: counters of the speculative side.
-    gamma: of the drafter.
+    num_drafted: steps of the drafter, in all iterations; None if not known,
+      and so the result.
     c: a drafted token's cost.
     verify_cost_ratio: T(gamma + 1) / T(1).
     baseline_cost: an iteration of the baseline, where it is another
       configuration than T(1) was measured in.
   """
+  if num_drafted is None:
+    return None
   full_iterations = drafted.iterations - drafted.short_iterations
   cost = (
     full_iterations * verify_cost_ratio
     + drafted.short_iterations
-    + drafted.iterations * gamma * c
+    + num_drafted * c
   )
   tokens_ratio = _num_tokens(drafted) / _num_tokens(baseline)
   return float(tokens_ratio * baseline.iterations * baseline_cost / cost)
@@ -346,47 +381,3 @@ def rates(statistics: Statistics, gamma: int) -> dict[str, float | None]:
     ),
   }
   return {k: None if np.isnan(v) else v for k, v in values.items()}
-
-
-def _sameness(
-  target: LanguageModel,
-  plain: Side,
-  expected: Sequence[DecodeState],
-  found: Sequence[DecodeState],
-) -> dict[str, Any]:
-  """Whether both sides decoded the same tokens, and if not, how near the miss
-  was: the logit margin of plain decoding's token at the first difference."""
-  margins = []
-  for state, other in zip(expected, found, strict=True):
-    a, b = jax.device_get((state.context, other.context))
-    for row in range(a.lengths.size):
-      length = min(a.lengths[row], b.lengths[row])
-      differs = a.tokens[row, :length] != b.tokens[row, :length]
-      if differs.any():
-        position = int(differs.argmax())
-        logits = _logits_after(target, plain.params, state, position)[row]
-        ours, theirs = a.tokens[row, position], b.tokens[row, position]
-        margins.append(float(logits[ours] - logits[theirs]))
-  return {
-    'identical': not margins,
-    'num_divergent_rows': len(margins),
-    'first_divergence_margin': margins[0] if margins else None,
-    'largest_divergence_margin': max(margins, default=None),
-  }
-
-
-def _logits_after(
-  target: LanguageModel, params: Params, state: DecodeState, position: int
-) -> np.ndarray:
-  """Logits `[B, V]` of what follows the first `position` tokens, from the cache
-  that plain decoding left."""
-
-  @jax.jit
-  def score(params: Params, state: DecodeState, position: Array) -> Array:
-    lengths = jnp.full_like(state.context.lengths, position)
-    last = arrays.read_block(state.context.tokens, lengths - 1, 1)
-    cache = target.rewind(state.target_cache, lengths - 1)
-    logits, _ = target.extend(params.target, last, cache)
-    return logits[:, 0]
-
-  return np.asarray(score(params, state, jnp.int32(position)))

@@ -66,6 +66,16 @@ def test_sampled_figures_on_standard_output(bench):
   assert (figures['drafter'], figures['temperature']) == ('uniform', 0.9)
 
 
+def test_a_gamma_that_varies_is_timed_by_what_it_drafted(bench, model):
+  options = ('--json', '-', '--draft_model', model, '--adaptive', 'heuristic')
+  result = bench(*options, '--batch_size', '1', '--plain_dtypes', 'float32')
+  assert (result.status, result.err) == (0, '')
+  figures = json.loads(result.out)
+  assert (figures['adaptive'], figures['identical']) == ('heuristic', True)
+  assert figures['theory_speedup'] is None
+  assert figures['predicted_speedup'] > 0
+
+
 def test_logits_that_are_no_numbers_are_reported(bench, make_model):
   model = make_model('burst', change=tiny.burst)
   assert_refused(bench(*SAMPLED, '--model', model), '(NaN)')

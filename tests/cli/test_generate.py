@@ -106,6 +106,34 @@ def test_no_drafter_changes_greedy_tokens(generate, model, prompts_file, name):
     assert {record['statistics']['alpha'] for record in drafted} == {1.0}
 
 
+@pytest.mark.parametrize(
+  'options',
+  [
+    ('threshold', '--min_prob', '0.1'),
+    ('heuristic',),
+    ('estimate', '--draft_cost', '0.2'),
+  ],
+  ids=lambda options: options[0],
+)
+def test_a_gamma_that_varies_changes_no_greedy_token(
+  generate, model, make_model, options
+):
+  batched = ('--json', '-', '--batch_size', '8')
+  plain = generate(*batched, '--drafter', 'none').records()
+  weak = make_model('weak', change=tiny.weaker)
+  drafted = generate(
+    *batched, '--draft_model', weak, '--gamma', '6', '--adaptive', *options
+  ).records()
+  assert [record['tokens'] for record in drafted] == [
+    record['tokens'] for record in plain
+  ]
+  runs, proposed = (
+    sum(record['statistics'][name] for record in drafted)
+    for name in ('target_runs', 'drafted')
+  )
+  assert runs < proposed < 6 * runs
+
+
 def test_a_mesh_changes_nothing(generate, tmp_path):
   expected = generate('--json', '-').records()
   options = ('--json', '-', '--batch_size', '4', '--num_devices')

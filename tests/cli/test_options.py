@@ -37,6 +37,25 @@ COMPLAINTS = {
   ),
   'no text to count': (('--drafter', 'ngram'), 'needs --ngram_text'),
   'idle text to count': (('--ngram_text', 'x'), 'not prompt_lookup'),
+  'adaptive without a draft model': (
+    ('--adaptive', 'heuristic'),
+    '--adaptive heuristic is for --drafter model, not prompt_lookup',
+  ),
+  'unknown schedule': (('--adaptive', 'often'), '--adaptive', "'often'"),
+  'an estimate of nothing': (
+    ('--draft_model', 'x', '--adaptive', 'estimate'),
+    '--adaptive estimate needs --draft_cost',
+  ),
+  'idle cost': (
+    ('--draft_model', 'x', '--adaptive', 'threshold', '--draft_cost', '0.1'),
+    '--draft_cost is for --adaptive estimate, not threshold',
+  ),
+  'negative cost': (('--draft_cost=-1',), '--draft_cost', 'at least 0, got -1'),
+  'idle threshold': (
+    ('--draft_model', 'x', '--min_prob', '0.5'),
+    '--min_prob is for --adaptive',
+  ),
+  'threshold of two': (('--min_prob', '2'), '--min_prob', '[0, 1], got 2'),
   'greedy, sampled': (
     ('--verification', 'greedy', '--temperature', '1'),
     '--temperature 0, got 1.0',
@@ -85,6 +104,11 @@ def test_bench_needs_a_drafter_and_known_dtypes(run, no_model):
   assert_refused(
     run('bench', *PROMPT, '--plain_dtypes', 'float32,int8'), "'int8'"
   )
+
+
+def test_calibrate_measures_no_gamma_that_varies(run, no_model):
+  options = ('--draft_model', 'x', '--adaptive', 'heuristic')
+  assert_refused(run('calibrate', *PROMPT, *options), 'leave out --adaptive')
 
 
 def test_more_devices_than_there_are(run, no_model):

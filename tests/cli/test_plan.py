@@ -77,6 +77,10 @@ def test_the_plan_is_the_planner_s(run, folder):
     (1 - 0.8**7) / 0.2 / (1 + 6 * 0.05)
   )
   assert 'between 0.780 and 0.820' in plan['sentences'][-1]
+  oracle = 1 / (0.2 + 0.8 * 0.05)
+  assert json.loads(result.out)['oracle_speedups'] == pytest.approx([oracle])
+  shown = run('plan', '--costs', written(folder), '--color', 'never').out
+  assert f'gains more than {oracle:.2f} times' in ' '.join(shown.split())
   result = run(
     'plan', '--costs', written(folder), '--alpha', '0.02', '--json', '-'
   )

@@ -107,6 +107,15 @@ def burst(tensors) -> None:
   tensors['decoder_norm', 'scale'] = np.full(16, 3e38, np.float32)
 
 
+def weaker(tensors) -> None:
+  """A model that often agrees with the one that it was, and not always."""
+  kernel = tensors['logits_dense', 'kernel']
+  noise = np.random.default_rng(3).normal(size=kernel.shape)
+  tensors['logits_dense', 'kernel'] = kernel + np.float32(0.1) * noise.astype(
+    np.float32
+  )
+
+
 class Result(NamedTuple):
   status: int
   out: str

@@ -6,7 +6,7 @@ import numpy as np
 
 from specdec_jax import logits
 from specdec_jax.base import Params
-from specdec_jax.evaluation import benchmark
+from specdec_jax.evaluation import benchmark, sameness
 from tests import toy
 
 V, MAX_LEN = 11, 12
@@ -27,7 +27,7 @@ def test_logits_after_a_prefix_are_those_of_reading_it_anew():
   )
   (state,) = side.decode()
   position = 6
-  found = benchmark._logits_after(target, params, state, position)
+  found = sameness._logits_after(target, params, state, position)
   for row in range(2):
     prefix = np.asarray(state.context.tokens)[row, :position].tolist()
     cache = target.init(params.target, toy.prompt([prefix]), MAX_LEN)
