@@ -229,6 +229,28 @@ def test_a_drafter_changes_the_target_runs_alone(once, run, t5, task, tmp_path):
   assert all(each['target_runs'] == -(-each['tokens'] // 5) for each in aux)
 
 
+def test_a_gamma_that_varies_is_a_row_s_own(once, run, t5, task, tmp_path):
+  """Refilled rows among others' drafts, and the heuristic's first limit, 5."""
+  done = run(
+    *argv(
+      t5,
+      task,
+      tmp_path,
+      gin_file('drafters/adaptive.gin'),
+      gin_file('verification/greedy.gin'),
+      DRAFTER_CHECKPOINT_PATH=repr(str(t5)),
+      infer_models__draft_model__min_prob=0.0,
+      infer__checkpoint_period=100,
+    )
+  )
+  assert done.status == 0, done
+  assert predictions(result(tmp_path)) == predictions(result(once[0]))
+  aux = [line['aux'] for line in records(result(tmp_path))]
+  # All pass: 6 tokens in the first target run, 8 in the second.
+  runs = [1 + (each['tokens'] > 6) + (each['tokens'] > 14) for each in aux]
+  assert [each['target_runs'] for each in aux] == runs
+
+
 def test_a_drafter_that_the_mesh_does_not_divide(once, run, t5, task, tmp_path):
   """Four chips share the target's four heads; three of the drafter's are on
   every chip."""
