@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ def measure(args: argparse.Namespace) -> dict[str, Figures]:
   )
   names = [args.drafter, *filter(None, [args.plain_drafter])]
   drafts = [measurement.read_draft(name, setting) for name in names]
+  _say(started, f'{len(setting.batches)} batches; decoding them plainly')
   greedy = measurement.plainly(setting, TEMPERATURES['greedy'])
   target: Figures = {}
   if args.metric:
@@ -50,7 +52,9 @@ def measure(args: argparse.Namespace) -> dict[str, Figures]:
   if not setting.layout.is_encoder_decoder:
     target |= measurement.nats_per_token(setting, args.task, args.inputs_field)
   drafted: Figures = {'target': args.target, 'gamma': args.gamma}
+  _say(started, 'asking the drafters')
   drafted['alpha'] = _alphas(setting, drafts, greedy)
+  _say(started, 'decoding speculatively')
   # What another draft model's alpha is, is known by now.
   decoded = drafts[:1] if drafted['alpha'] else drafts
   drafted['decoding'] = [
@@ -68,6 +72,10 @@ def measure(args: argparse.Namespace) -> dict[str, Figures]:
     args.target: {'test': target | shared},
     args.drafter: {'drafting': drafted | shared},
   }
+
+
+def _say(started: float, what: str) -> None:
+  print(f'{time.time() - started:.0f} s: {what}', file=sys.stderr, flush=True)
 
 
 def _decoding(
