@@ -1,0 +1,239 @@
+"""The tables of Leviathan et al. and of Sun et al., on a pair whose drafter is
+its target, so that everything is known."""
+
+import json
+import types
+import xml.etree.ElementTree as ElementTree
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import report, results
+from experiments.leviathan2023 import __main__ as leviathan2023
+from experiments.leviathan2023 import (
+  adaptive,
+  figures,
+  measured,
+  pairs,
+  paper,
+  predictions,
+  tables,
+)
+from experiments.leviathan2023.measured import Settings, Sweep, Timed
+from experiments.sun2024 import tables as sun2024
+from specdec_jax.cli import decoder as decoder_lib
+from specdec_jax.models import presets
+from specdec_jax.models.t5 import T5Config
+from specdec_jax.theory.planner import Costs
+
+pytest.importorskip('tokenizers')
+TINY = T5Config(
+  vocab_size=512,
+  embed_dim=8,
+  num_encoder_layers=1,
+  num_decoder_layers=1,
+  num_heads=1,
+  head_dim=8,
+  mlp_dim=8,
+)
+SETTINGS = Settings(
+  num_alpha=3, num_timed=2, repeats=1, max_gamma=4, batch_size=3
+)
+
+
+@pytest.fixture(scope='module')
+def task(tmp_path_factory):
+  """A test file, and beside it the text that n-grams are counted in."""
+  folder = tmp_path_factory.mktemp('corpus')
+  lines = [
+    json.dumps({'inputs': f'number {i}', 'targets': f'Nummer {i}'})
+    for i in range(4)
+  ]
+  for name in ('test', 'train'):
+    (folder / f'{name}.jsonl').write_text('\n'.join(lines) + '\n')
+  return folder / 'test.jsonl'
+
+
+@pytest.fixture
+def argv(task, tmp_path, monkeypatch):
+  """Arguments for a pair of one model twice."""
+  monkeypatch.setitem(presets.PRESETS, 'tiny', TINY)
+  monkeypatch.setattr(decoder_lib, 'enable_compilation_cache', lambda: None)
+  before = jax.config.read('jax_disable_most_optimizations')
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield [
+    f'--pair=ende:random:tiny:random:tiny:{task}',
+    f'--output={tmp_path}',
+    '--batch_size=3',
+  ]
+  jax.config.update('jax_disable_most_optimizations', before)
+
+
+def test_the_papers_tables_follow_from_theory():
+  rows = tables.table_1([], SETTINGS, None).rows
+  assert len(rows) == 6
+  for row in rows:
+    for column in ('operations', 'speed'):
+      assert f'{row[column]:.2f} (P)' == row[f'paper: {column}']
+  rows = tables.table_4([], SETTINGS, None).rows
+  assert len(rows) == 12
+  for row, theirs in zip(rows, paper.TABLE_4, strict=True):
+    assert abs(row['expected'] - theirs.expected) < 0.07
+    assert row['empirical'] == ''
+
+
+def test_alpha_of_one_model_twice(argv, tmp_path, capsys):
+  options = ('--num_alpha=3', '--num_timed=2', '--tables=3')
+  status = leviathan2023.main([*argv, *options])
+  assert status == 0, capsys.readouterr().err
+  written = json.loads((tmp_path / 'table_3.json').read_text())
+  unigram, bigram, trained = written['rows']
+  assert trained['drafter'] == 'random:tiny'
+  assert [trained['T = 0'], trained['T = 1']] == pytest.approx([1, 1])
+  assert trained['paper: T = 0'].startswith('T5-small 0.75')
+  assert trained['paper: T = 0'].endswith('(P)')
+  assert max(unigram['T = 1'], bigram['T = 1']) < 0.9
+  assert written['command'].startswith('python -m experiments.leviathan2023 ')
+  assert str(tmp_path.parent) not in json.dumps(written)
+  assert '| T = 0, 95% |' in (tmp_path / 'table_3.md').read_text()
+
+
+def test_a_sweep_of_one_model_twice(argv, task):
+  pair = pairs.load(f'ende:random:tiny:random:tiny:{task}', task.parent, 0)
+  found = measured.sweep(pair, 0.0, SETTINGS, (2,))
+  # 64 tokens a text, and all drafts pass.
+  assert found.plain.lengths == found.fixed[2].lengths == (64, 64)
+  assert found.plain.tokens_per_run == 1
+  assert found.fixed[2].num_runs == 2 * 22
+  assert found.fixed[2].speedups(found.plain).shape == (1,)
+  assert found.fixed[2].whole_speedup(found.plain) > 0
+
+
+def test_block_verification_of_one_model_twice(argv, task):
+  toy = sun2024.toy().rows
+  assert [row['accepted'] for row in toy] == ['1.1111', '1.2222']
+  pair = pairs.load(f'ende:random:tiny:random:tiny:{task}', task.parent, 0)
+  made = sun2024.tokens_per_run(
+    [pair], gammas=[2], num_examples=4, batch_size=4
+  )
+  [row] = made.rows
+  for name in ('token', 'block'):
+    assert row[name] == pytest.approx(64 / 22, rel=0.02)
+  assert '%' in row['gain, 95%']
+
+
+@pytest.fixture
+def by_hand(monkeypatch):
+  """Costs, acceptance and counters that can be followed by hand."""
+  parts = Costs(
+    widths=[1, 3, 5],
+    target_seconds=[1.0, 1.2, 1.4],
+    first_draft_seconds=0.1,
+    draft_seconds=0.1,
+  )
+  acceptance = {'alpha': 0.75, 'alpha_interval': None, 'profile': [0.75] * 4}
+
+  def timed(num_runs, num_drafted, seconds):
+    return Timed(
+      seconds=np.array([seconds]),
+      prefill_seconds=0.0,
+      lengths=(60, 60),
+      num_runs=num_runs,
+      num_drafted=num_drafted,
+    )
+
+  found = Sweep(
+    plain=timed(120, 0, 120.0),
+    fixed={
+      2: timed(60, 120, 84.0),
+      3: timed(48, 144, 78.0),
+      4: timed(40, 160, 80.0),
+    },
+    adaptive={('heuristic', 4): timed(40, 100, 66.0)},
+  )
+  monkeypatch.setattr(measured, 'costs', lambda *_: parts)
+  monkeypatch.setattr(measured, 'acceptance', lambda *_: acceptance)
+  monkeypatch.setattr(measured, 'whole_sweep', lambda *_: found)
+  return found
+
+
+def test_schedules_are_compared_by_tokens_per_cost(by_hand):
+  pair = types.SimpleNamespace(name='ende')
+  rows, note = adaptive.compare(pair, SETTINGS, by_hand)
+  assert [row['gamma'] for row in rows] == [
+    *('fixed 4', 'heuristic, at most 4', 'oracle')
+  ]
+  fixed, varying, oracle = (row["tokens per cost, paper's"] for row in rows)
+  assert fixed == pytest.approx(120 / (40 + 16))
+  assert varying == pytest.approx(120 / (40 + 10))
+  assert oracle == pytest.approx(1 / (0.25 + 0.075))
+  assert rows[1]['tokens per cost, measured'] == pytest.approx(120 / (56 + 10))
+  assert "at the paper's costs the best schedule" in note
+  assert '+12.0%' in note
+
+
+def test_predictions_stand_beside_what_was_measured(by_hand, tmp_path):
+  pytest.importorskip('matplotlib')
+  kind = types.SimpleNamespace(corpus='c', paper='EnDe')
+  pair = types.SimpleNamespace(name='ende', kind=kind, names='a with b')
+  made = predictions.table([pair], SETTINGS, tmp_path)
+  two, _, four = made.rows
+  assert (two['gamma'], two['ms of a run'], two['its parts']) == (
+    *(2, pytest.approx(1400), pytest.approx(1400)),
+  )
+  assert four['run / parts'] == pytest.approx(2.0 / 1.8)
+  assert two['measured'] == pytest.approx(120 / 84)
+  # 1 + .75 + .75^2 tokens a run for 1.4 plain steps, but for the last blocks.
+  assert 0.95 < two['predicted'] / (2.3125 / 1.4) < 1
+  assert 'the planned gamma is 3, at 1.54' in made.notes[0]
+  assert made.figures == ['speedup_by_gamma.svg']
+  ElementTree.parse(tmp_path / made.figures[0])
+
+
+def test_figures_without_a_pair_are_those_of_theory(tmp_path):
+  pytest.importorskip('matplotlib')
+  drawn = figures.draw([], None, tmp_path)
+  assert drawn['figures'] == ['figure_2.svg', 'figure_3.svg', 'figure_4.svg']
+  for name in drawn['figures']:
+    ElementTree.parse(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+  ('pair', 'words'),
+  [
+    ('nobody', 'KIND one of ende, synopsis, lm'),
+    ('ende:a:b:c:d', 'expected KIND or KIND:TARGET:DRAFTER:TASKFILE'),
+    ('lm:random:tiny:random:tiny', 'debian_lm needs a decoder-only model'),
+    ('ende:random:tiny:random:tiny:none.jsonl', 'there is no file none.jsonl'),
+    ('ende:random:nobody', "no sizes are called 'nobody'"),
+  ],
+)
+def test_a_wrong_pair_gets_one_sentence(argv, capsys, pair, words):
+  assert leviathan2023.main([*argv[1:], f'--pair={pair}', '--tables=3']) == 2
+  error = capsys.readouterr().err
+  assert error.startswith('leviathan2023: error: ')
+  assert words in error
+  assert error.count('\n') == 1
+
+
+def test_the_page_has_every_table_with_its_command(tmp_path):
+  header = report.header('experiments.sun2024', ['--task=/a/b/c.jsonl'], 0.0)
+  assert header['command'].endswith('--task=.../b/c.jsonl')
+  for number in (2, 1):
+    report.write(
+      tmp_path / 'leviathan2023' / 'results',
+      f'table_{number}',
+      title=f'Table {number}',
+      header=header,
+      table=report.Table(
+        rows=[{'a': 1.234, 'b': None}], figures=['f.svg'], notes=['So.']
+      ),
+    )
+  page = results.page(tmp_path)
+  assert page.index('### Table 1') < page.index('### Table 2')
+  assert page.count('- command: `python -m experiments.sun2024') == 2
+  assert '| 1.23 |  |' in page
+  assert '](../experiments/leviathan2023/results/f.svg)' in page
+  assert '- date: 1970-01-01' in page
+  assert 'Xia' not in page.split('\n## ')[1]
