@@ -157,20 +157,20 @@ def load(text: str, corpus: Path, ngram_examples: int) -> Pair:
     )
   kind = KINDS[name]
   given += [''] * (3 - len(given))
+  path = Path(given[2] or corpus / kind.corpus / 'test.jsonl')
+  task = tasks.find(
+    str(path), inputs_field='text' if kind.is_text else 'inputs'
+  )
   target = decoder_lib.load_model(given[0] or kind.target, jnp.dtype('float32'))
   draft_model = decoder_lib.load_model(
     given[1] or kind.drafter, jnp.dtype('float32')
   )
   _check(target, draft_model, kind)
-  path = Path(given[2] or corpus / kind.corpus / 'test.jsonl')
   layout = Layout(
     config=target.config,
     vocabulary=target.vocabulary,
     inputs_length=kind.inputs_length,
     targets_length=kind.targets_length,
-  )
-  task = tasks.find(
-    str(path), inputs_field='text' if kind.is_text else 'inputs'
   )
   rows = list(infer_examples.encode(task, layout, 0, 1))
   if kind.is_text:
