@@ -72,8 +72,8 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('--corpus', default='corpora/debian', metavar='DIR')
   parser.add_argument('--output', default='experiments/sun2024/results')
   parser.add_argument('--max_gamma', type=int, default=8)
-  parser.add_argument('--num_examples', type=int, default=400)
-  parser.add_argument('--batch_size', type=int, default=20)
+  parser.add_argument('--num_examples', type=int, default=160)
+  parser.add_argument('--batch_size', type=int, default=40)
   return parser
 
 

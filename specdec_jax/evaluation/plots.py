@@ -114,7 +114,7 @@ def timeline(lanes: Mapping[str, Sequence[Segment]]) -> Any:
         height=0.55,
         color=_PARTS[part],
         edgecolor='white',
-        linewidth=0.4,
+        linewidth=0.15,
       )
       start += seconds
   axes.set_yticks(range(len(lanes)), labels=list(lanes))
