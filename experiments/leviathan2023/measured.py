@@ -11,14 +11,13 @@ import numpy as np
 
 from experiments.leviathan2023 import pairs, paper
 from experiments.leviathan2023.pairs import TRAINED, Pair
-from specdec_jax import drafters, verification
+from specdec_jax import drafters, theory, verification
 from specdec_jax.base import Drafter
 from specdec_jax.costs import measure
 from specdec_jax.drafters import schedules
 from specdec_jax.evaluation import benchmark, calibration
 from specdec_jax.evaluation.benchmark import Side
 from specdec_jax.models import adapters
-from specdec_jax.theory import planner
 from specdec_jax.theory.planner import Costs
 
 RULE = verification.speculative_sampling
@@ -57,6 +56,41 @@ def acceptance(
 
 
 @functools.cache
+def texts(
+  pair: Pair, temperature: float, settings: Settings
+) -> list[np.ndarray]:
+  """Of the examples that are timed, the target's texts: of each token the
+  chance that the trained drafter's guess passes."""
+  [found] = _overlaps(
+    pair, TRAINED, temperature, settings, num_examples=settings.num_timed
+  )
+  rows = zip(found.values, found.is_text, strict=True)
+  return [values[is_text] for values, is_text in rows if is_text.any()]
+
+
+def predicted_speed(
+  pair: Pair, temperature: float, settings: Settings, gamma: int
+) -> float:
+  """The speed that acceptance and costs promise, before anything is decoded
+  speculatively; 1 for gamma 0."""
+  if gamma == 0:
+    return 1.0
+  parts = costs(pair, temperature, settings)
+  found = texts(pair, temperature, settings)
+  runs = sum(theory.expected_runs(text, gamma) for text in found)
+  plain = sum(map(len, found)) * parts.plain_seconds
+  return plain / (runs * parts.iteration_seconds(gamma))
+
+
+def planned_gamma(pair: Pair, temperature: float, settings: Settings) -> int:
+  """The gamma that promises most; 0 if plain decoding does."""
+  return max(
+    range(settings.max_gamma + 1),
+    key=lambda gamma: predicted_speed(pair, temperature, settings, gamma),
+  )
+
+
+@functools.cache
 def lenient_alphas(
   pair: Pair, name: str, settings: Settings, is_argmax: bool
 ) -> list[dict[str, Any]]:
@@ -78,12 +112,19 @@ def lenient_alphas(
 
 
 def _overlaps(
-  pair: Pair, name: str, temperature: float, settings: Settings, **options: Any
+  pair: Pair,
+  name: str,
+  temperature: float,
+  settings: Settings,
+  num_examples: int | None = None,
+  **options: Any,
 ) -> list[calibration.Overlaps]:
   return calibration.overlaps(
     pair.params,
     jax.random.key(0),
-    pairs.prompts(pair, settings.num_alpha, settings.batch_size),
+    pairs.prompts(
+      pair, num_examples or settings.num_alpha, settings.batch_size
+    ),
     drafter=pairs.drafter(pair, name, 1, temperature),
     num_tokens=pair.kind.targets_length,
     **rule(pair, temperature) | options,
@@ -185,17 +226,6 @@ class Sweep:
   adaptive: Mapping[tuple[str, int], Timed]
 
 
-def plan(pair: Pair, temperature: float, settings: Settings) -> planner.Plan:
-  """What is planned from acceptance and costs, before anything is decoded."""
-  found = acceptance(pair, TRAINED, temperature, settings)
-  return planner.plan(
-    found['profile'],
-    costs(pair, temperature, settings),
-    max_gamma=settings.max_gamma,
-    interval=found['alpha_interval'],
-  )
-
-
 @functools.cache
 def sweep(
   pair: Pair,
@@ -229,8 +259,7 @@ def at_planned(
   pair: Pair, temperature: float, settings: Settings
 ) -> tuple[int, Sweep]:
   """The planned gamma, at least 1, and a sweep that has it."""
-  planned = plan(pair, temperature, settings).best.gamma
-  gamma = max(planned, 1)
+  gamma = max(planned_gamma(pair, temperature, settings), 1)
   if temperature == 0:
     return gamma, whole_sweep(pair, temperature, settings)
   return gamma, sweep(pair, temperature, settings, (gamma,))
@@ -260,7 +289,7 @@ def _adaptive(
       gamma=limit, schedule=schedules.running_alpha(c=c)
     ),
   }
-  planned = max(plan(pair, temperature, settings).best.gamma, 2)
+  planned = max(planned_gamma(pair, temperature, settings), 2)
   for cap in sorted({planned, limit}):
     for least in THRESHOLDS:
       ways[f'threshold {least}', cap] = make(gamma=cap, min_prob=least)

@@ -7,9 +7,8 @@ import numpy as np
 
 from experiments.leviathan2023 import figures, measured
 from experiments.leviathan2023.measured import Settings, Sweep
-from experiments.leviathan2023.pairs import TRAINED, Pair, named
+from experiments.leviathan2023.pairs import Pair, named
 from experiments.report import Table
-from specdec_jax.theory import planner
 
 
 def table(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
@@ -20,7 +19,7 @@ def table(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
     found = measured.whole_sweep(pair, 0.0, settings)
     parts = measured.costs(pair, 0.0, settings)
     line = {
-      gamma: speed(pair, 0.0, settings, gamma, found.plain.lengths)
+      gamma: measured.predicted_speed(pair, 0.0, settings, gamma)
       for gamma in found.fixed
     }
     for gamma, drafted in found.fixed.items():
@@ -54,34 +53,9 @@ def table(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
       *notes,
       'T = 0, batch 1, after the prefill. Parts are gamma drafted tokens and '
       'one target call over gamma + 1 positions, each timed by itself; '
-      'predictions take them and the acceptance along text of the target, and '
-      'know the lengths of the outputs.',
+      'predictions take them, and the acceptance of every token of the '
+      "target's own text of these examples.",
     ],
-  )
-
-
-def speed(
-  pair: Pair,
-  temperature: float,
-  settings: Settings,
-  gamma: int,
-  lengths: Sequence[int],
-) -> float:
-  """The speed that acceptance and costs promise for texts of these lengths.
-
-  A text ends within a block, of which the rest is lost: the shorter the text,
-  the more that is.
-  """
-  found = measured.acceptance(pair, TRAINED, temperature, settings)
-  parts = measured.costs(pair, temperature, settings)
-  profile = found['profile'][:gamma]
-  iterations = {
-    length: planner.expected_iterations(profile, length, 1)
-    for length in set(lengths)
-  }
-  runs = sum(iterations[length] for length in lengths)
-  return (
-    sum(lengths) * parts.plain_seconds / (runs * parts.iteration_seconds(gamma))
   )
 
 
@@ -100,13 +74,13 @@ def _verdict(
     for gamma in speeds
     if gamma <= 8
   ]
-  planned = measured.plan(pair, 0.0, settings).best
+  planned = measured.planned_gamma(pair, 0.0, settings)
   best = max(speeds, key=speeds.__getitem__)
-  reached = speeds[planned.gamma] if planned.gamma else 1.0
+  reached = speeds[planned] if planned else 1.0
   return (
     f'{pair.name}: predicted speed is off by {np.median(errors):.1%} (median; '
     f'at most {max(errors):.1%}); up to gamma 8 a run takes '
     f'{min(ratios):.2f} to {max(ratios):.2f} of its parts; the planned gamma '
-    f'is {planned.gamma}, at {reached:.2f}, and the best measured {best}, at '
+    f'is {planned}, at {reached:.2f}, and the best measured {best}, at '
     f'{speeds[best]:.2f}.'
   )

@@ -226,6 +226,36 @@ def expected_tokens_of_profile(profile: ArrayLike) -> np.ndarray:
   return (1 + profile.cumprod(-1).sum(-1))[()]
 
 
+def expected_runs(rates: ArrayLike, gamma: int) -> float:
+  """Mean target runs over one text whose drafted tokens have these chances.
+
+  A run begins where the last one ended, so that there are more of them where
+  text is hard to guess: a mean over all prefixes, such as a profile, promises
+  too much where hard tokens stand together. A text that ends within a block
+  wastes the rest of it. Exact if each rate is 0 or 1.
+
+  Args:
+    rates: for each token of the text in turn, the chance that a draft of it
+      passes, `[N]`: `acceptance_rate` after the prefix before it.
+    gamma: drafted tokens a run, at least 0.
+
+  Raises:
+    ValueError: if an argument is out of range.
+  """
+  rates = in_range('rates', rates, 0, 1)
+  if rates.ndim != 1:
+    raise ValueError(f'rates must be those of one text, got {rates.shape}')
+  if gamma != int(gamma) or gamma < 0:
+    raise ValueError(f'gamma must be a whole number of at least 0, got {gamma}')
+  # `runs[i]`: from token i on; beyond the end there is nothing to do.
+  runs = np.zeros(len(rates) + gamma + 2)
+  for i in reversed(range(len(rates))):
+    reached = np.concatenate([[1.0], rates[i : i + gamma].cumprod()])
+    stopped = reached - np.append(reached[1:], 0.0)
+    runs[i] = 1 + stopped @ runs[i + 1 : i + 1 + len(stopped)]
+  return float(runs[0])
+
+
 def oracle_tokens(alpha: ArrayLike) -> np.ndarray:
   """Mean tokens per target run if gamma were always chosen with hindsight.
 

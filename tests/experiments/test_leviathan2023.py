@@ -150,7 +150,6 @@ def by_hand(monkeypatch):
     first_draft_seconds=0.1,
     draft_seconds=0.1,
   )
-  acceptance = {'alpha': 0.75, 'alpha_interval': None, 'profile': [0.75] * 4}
 
   def timed(num_runs, num_drafted, seconds):
     return Timed(
@@ -171,7 +170,9 @@ def by_hand(monkeypatch):
     adaptive={('heuristic', 4): timed(40, 100, 66.0)},
   )
   monkeypatch.setattr(measured, 'costs', lambda *_: parts)
-  monkeypatch.setattr(measured, 'acceptance', lambda *_: acceptance)
+  monkeypatch.setattr(measured, 'acceptance', lambda *_: {'alpha': 0.75})
+  texts = [np.full(60, 0.75)] * 2
+  monkeypatch.setattr(measured, 'texts', lambda *_: texts)
   monkeypatch.setattr(measured, 'whole_sweep', lambda *_: found)
   return found
 

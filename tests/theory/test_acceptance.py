@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import theory
+from specdec_jax.theory import planner
 
 
 def _random_laws(rows: int, size: int, seed: int) -> tuple[np.ndarray, ...]:
@@ -221,3 +222,48 @@ def test_block_verification_of_equal_and_of_one_hot_laws():
 def test_what_is_out_of_range_is_refused(function, arguments, message):
   with pytest.raises(ValueError, match=message):
     function(*arguments)
+
+
+def test_runs_of_a_text_with_one_rate_are_those_of_the_planner():
+  for gamma in (0, 1, 4):
+    rates = np.full(30, 0.7)
+    expected = planner.expected_iterations(np.full(gamma, 0.7), 30, 1)
+    assert theory.expected_runs(rates, gamma) == pytest.approx(expected)
+  assert theory.expected_runs([], 3) == 0
+
+
+def test_runs_are_many_where_hard_tokens_stand_together():
+  # Ten hard tokens take a run each; the easy ones come four a run.
+  hard, easy = [0.0] * 10, [1.0] * 12
+  assert theory.expected_runs(hard + easy, 3) == 10 + 3
+  # One by one in between, an easy token and the next hard one share a run.
+  assert theory.expected_runs([1.0, 0.0] * 10, 3) == 10
+  # The last block has more room than there is text.
+  assert theory.expected_runs([1.0] * 5, 3) == 2
+
+
+def test_runs_are_what_drawing_the_acceptances_gives():
+  rng = np.random.default_rng(0)
+  rates, gamma, num_draws = rng.uniform(size=9), 2, 20_000
+  total = 0
+  for accepted in rng.uniform(size=(num_draws, 9)) < rates:
+    place = 0
+    while place < 9:
+      block = accepted[place : place + gamma]
+      place += 1 + (len(block) if block.all() else int(block.argmin()))
+      total += 1
+  found = theory.expected_runs(rates, gamma)
+  assert abs(total / num_draws - found) < 0.05
+
+
+@pytest.mark.parametrize(
+  ('rates', 'gamma', 'words'),
+  [
+    ([0.5, 1.5], 2, 'rates must lie in'),
+    ([[0.5]], 2, 'rates must be those of one text'),
+    ([0.5], -1, 'gamma must be a whole number'),
+  ],
+)
+def test_runs_of_nonsense_are_refused(rates, gamma, words):
+  with pytest.raises(ValueError, match=words):
+    theory.expected_runs(rates, gamma)
