@@ -119,15 +119,23 @@ def cache_size(batch_size: int) -> int:
   return batch_size * heads * CAPACITY * CONFIG.head_dim
 
 
-@pytest.mark.parametrize('batch_size', [1, 2, 12])
-@pytest.mark.parametrize('name', DRAFTERS)
-def test_no_cache_is_copied_in_the_loop(name, batch_size):
-  hlo = compiled_loop(
-    DRAFTERS[name], verification.speculative_sampling, batch_size
-  )
+# Drafter, rule and batch size: every pair of the first and last, every rule.
+PROGRAMS = [
+  *((name, 'speculative_sampling', size) for name in DRAFTERS
+    for size in (1, 2, 12)),
+  ('autoregressive', 'block_verification', 2),
+  ('prompt_lookup', 'greedy', 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(('name', 'rule', 'batch_size'), PROGRAMS)
+def test_no_host_and_no_copied_cache_in_the_loop(name, rule, batch_size):
+  hlo = compiled_loop(DRAFTERS[name], RULES[rule], batch_size)
   lines = in_loops(hlo)
   assert sum('dynamic-update-slice' in line for line in lines) >= 4
   assert cache_copies(lines, cache_size(batch_size)) == []
+  for word in ('callback', 'outfeed', 'infeed', ' send(', ' recv(', 'ToHost'):
+    assert word not in hlo, word
 
 
 def test_a_copied_cache_is_seen(monkeypatch):
@@ -144,14 +152,6 @@ def test_a_copied_cache_is_seen(monkeypatch):
     DRAFTERS['prompt_lookup'], verification.speculative_sampling, 1
   )
   assert cache_copies(in_loops(hlo), cache_size(1))
-
-
-@pytest.mark.parametrize('rule', RULES)
-@pytest.mark.parametrize('name', DRAFTERS)
-def test_no_host_in_the_program(name, rule):
-  hlo = compiled_loop(DRAFTERS[name], RULES[rule], 2)
-  for word in ('callback', 'outfeed', 'infeed', ' send(', ' recv(', 'ToHost'):
-    assert word not in hlo, word
 
 
 def test_a_callback_is_seen():
