@@ -2,6 +2,7 @@
 # make proof   the statistical proof that decoding is lossless, as a report
 # make tables  the tables and figures of the papers, on the shipped models
 # make test    all tests          make check   lint, format, types
+# make notebooks  runs the notebooks, each from a clean kernel
 #
 # PYTHON chooses the interpreter (3.11 or later); each has its own environment
 # in .venv/, made on first use.
@@ -16,7 +17,7 @@ OUT := out
 DECODE := --model smollm2-135m --chat --drafter prompt_lookup --gamma 8 \
   --dtype float32
 
-.PHONY: demo proof tables test check format clean
+.PHONY: demo proof tables test notebooks check format clean
 
 demo: $(VENV)/demo.done
 	@mkdir -p $(OUT)
@@ -48,7 +49,11 @@ $(CORPUS)/manifest.json: | $(VENV)/tables.done
 	$(BIN)/specdec data build debian --out $(CORPUS)
 
 test: $(VENV)/dev.done
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m 'not notebooks'
+
+# They measure times, so nothing else runs beside them.
+notebooks: $(VENV)/dev.done
+	$(BIN)/python -m pytest -m notebooks tests/test_notebooks.py
 
 check: $(VENV)/dev.done
 	$(BIN)/ruff check .

@@ -26,6 +26,14 @@ _PLOT = ['matplotlib>=3.8']
 _INFER = [*_MODELS, 'clu>=0.0.12', 'gin-config>=0.5']
 _EVAL = ['rich>=13', 'rouge-score>=0.1.2', 'sacrebleu>=2.4']
 _DATA = ['rich>=13', 'seqio>=0.0.19', 'sentencepiece>=0.2']
+# Colab has a kernel, and an older ipywidgets that will do.
+_NOTEBOOKS = [
+  *_MODELS,
+  *_EVAL,
+  *_PLOT,
+  'gin-config>=0.5',
+  'ipywidgets>=7.7',
+]
 _TRAIN = [
   'clu>=0.0.12',
   'gin-config>=0.5',
@@ -58,11 +66,12 @@ setup(
     'train': _TRAIN,
     'tpu': ['jax[tpu]>=0.10.2'],
     'plot': _PLOT,
+    'notebooks': _NOTEBOOKS,
     'dev': [
-      *_MODELS,
-      *_EVAL,
-      'gin-config>=0.5',
+      *_NOTEBOOKS,
+      'ipykernel>=6.29',
       'mypy>=1.13',
+      'nbclient>=0.10',
       'pytest>=8',
       'pytest-xdist>=3.6',
       'ruff>=0.8',
