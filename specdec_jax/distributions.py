@@ -6,6 +6,9 @@ import jax.numpy as jnp
 
 from specdec_jax.base import Array
 
+# Tokens whose sum is cumulated as one; a TPU's vectors are as wide.
+_BLOCK = 128
+
 
 def normalize(weights: Array, fallback: Array) -> Array:
   """`weights` scaled to sum to one; a row without mass becomes `fallback`.
@@ -51,20 +54,30 @@ def total_variation(p: Array, q: Array) -> Array:
 
 
 def sample(row_keys: Array, probs: Array) -> Array:
-  """One token a row, by each row's own key.
+  """One token a row, by each row's own key: float32 `[B, V]` to int32 `[B]`.
 
-  A token of probability zero is never drawn.
-
-  Args:
-    row_keys: keys `[B]`, consumed.
-    probs: float32 `[B, V]`.
-
-  Returns:
-    int32 `[B]`.
+  Two draws invert the cumulated law, of blocks of tokens and then within one,
+  each with all the bits of a float32 draw. A token of probability zero is never
+  drawn. Gumbel noise would take V draws, most of a small model's step.
   """
-  log_probs = jnp.log(probs)
-  tokens = jax.vmap(jax.random.categorical)(row_keys, log_probs)
-  return tokens.astype(jnp.int32)
+  draws = uniforms(row_keys, 2)
+  width = min(_BLOCK, probs.shape[-1])
+  padded = jnp.pad(probs, ((0, 0), (0, -probs.shape[-1] % width)))
+  blocks = padded.reshape(probs.shape[0], -1, width)
+  block = _invert(draws[:, 0], jnp.sum(blocks, axis=-1))
+  within = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+  return block * width + _invert(draws[:, 1], within)
+
+
+def _invert(draws: Array, weights: Array) -> Array:
+  """The index `[B]` at which cumulated `weights` pass `draws[b]` of their sum;
+  the largest weight's, should rounding let none pass."""
+  cumulated = jnp.cumsum(weights, axis=-1)
+  is_found = (cumulated > draws[:, None] * cumulated[:, -1:]) & (weights > 0)
+  index = jnp.argmax(is_found, axis=-1)
+  largest = jnp.argmax(weights, axis=-1)
+  index = jnp.where(jnp.any(is_found, axis=-1), index, largest)
+  return index.astype(jnp.int32)
 
 
 def uniforms(row_keys: Array, count: int) -> Array:

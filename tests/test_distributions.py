@@ -62,6 +62,42 @@ def test_sample_has_the_law_and_never_the_impossible():
   assert (np.abs(counts - count * law) <= 5 * deviation).all()
 
 
+@pytest.mark.parametrize('size', [127, 128, 300])
+def test_sample_has_the_law_of_many_tokens(size):
+  """More tokens than one block holds, whole blocks of them impossible."""
+  rng = np.random.default_rng(size)
+  law = rng.dirichlet(np.full(size, 0.3)).astype(np.float32)
+  law[rng.random(size) < 0.3] = 0
+  law[128:256] = 0
+  law /= law.sum()
+  count = 50_000
+  tokens = distributions.sample(
+    jax.random.split(jax.random.key(3), count), jnp.tile(law, (count, 1))
+  )
+  counts = np.bincount(tokens, minlength=size)
+  assert counts.size == size
+  assert (counts[law == 0] == 0).all()
+  deviation = np.sqrt(count * law * (1 - law))
+  assert (np.abs(counts - count * law) <= 5 * deviation + 1).all()
+
+
+@pytest.mark.parametrize('draw', [0.0, 0.5, 1 - 2**-24])
+def test_extreme_draws_take_possible_tokens(draw):
+  rng = np.random.default_rng(4)
+  weights = rng.dirichlet(np.full(64, 0.1), 500).astype(np.float32)
+  weights[rng.random(weights.shape) < 0.5] = 0
+  weights[:, 40] = 1e-30
+  index = distributions._invert(
+    jnp.full(500, draw, jnp.float32), jnp.asarray(weights)
+  )
+  assert (weights[np.arange(500), index] > 0).all()
+  cumulated = np.cumsum(weights.astype(np.float64), axis=1)
+  wanted = draw * cumulated[:, -1]
+  reached = cumulated[np.arange(500), index]
+  assert (reached >= wanted * (1 - 1e-6)).all()
+  assert (reached - weights[np.arange(500), index] <= wanted + 1e-6).all()
+
+
 @pytest.mark.parametrize('function', ['sample', 'uniforms'])
 def test_each_row_draws_by_its_own_key(function):
   keys = jax.random.split(jax.random.key(1), 64)

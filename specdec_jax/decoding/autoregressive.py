@@ -31,11 +31,7 @@ def generate(
   """
   state = init(params, rng_key, prompt, target=target, max_len=max_len)
   state = run(
-    params,
-    state,
-    target=target,
-    logits_to_probs=logits_to_probs,
-    eos_id=eos_id,
+    params, state, target=target, logits_to_probs=logits_to_probs, eos_id=eos_id
   )
   return output(state)
 

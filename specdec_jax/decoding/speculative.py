@@ -291,20 +291,10 @@ def _widen(info: StepInfo, draft: Draft) -> StepInfo:
   """The info of an iteration that scored fewer positions, in full shapes."""
   missing = draft.tokens.shape[1] - info.draft.tokens.shape[1]
 
-  def pad(values: Any) -> Any:
-    if values is None or not missing:
+  def pad(values: Array) -> Array:
+    if values.ndim == 1:
       return values
     widths = [(0, 0), (0, missing)] + [(0, 0)] * (values.ndim - 2)
     return jnp.pad(values, widths)
 
-  verification = dataclasses.replace(
-    info.verification,
-    accept_probs=pad(info.verification.accept_probs),
-    uniforms=pad(info.verification.uniforms),
-  )
-  return dataclasses.replace(
-    info,
-    draft=draft,
-    verification=verification,
-    target_probs=pad(info.target_probs),
-  )
+  return dataclasses.replace(jax.tree.map(pad, info), draft=draft)

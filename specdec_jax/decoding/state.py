@@ -129,9 +129,7 @@ def commit(
 
   lengths = state.context.lengths
   eos_ids = (eos_id,) if isinstance(eos_id, int) else eos_id
-  is_eos = jnp.zeros(tokens.shape, jnp.bool_)
-  for each in eos_ids:
-    is_eos = is_eos | (tokens == each)
+  is_eos = jnp.isin(tokens, jnp.array(eos_ids, jnp.int32))
   counts = jnp.minimum(counts, state.max_lengths - lengths)
   counts = jnp.minimum(counts, arrays.count_leading(~is_eos) + 1)
   counts = jnp.where(state.done | has_nan, 0, counts)
