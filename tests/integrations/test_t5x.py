@@ -403,7 +403,7 @@ def test_gin_files_join_a_model_gin(
   command = ['-m', 't5x.infer', f'--gin_search_paths={t5x_dir},{gins}']
   command += [f'--gin_file={name}' for name in files]
   command += [f'--gin.{name}={value!r}' for name, value in bindings.items()]
-  done = launch(command, 1, cwd=tmp_path)
+  done = launch(command, 1, cwd=t5x_dir)
   assert done.returncode == 0, done.stderr[-4000:]
   own = read(outputs[1][f'{kind}-float32-own'])
   assert without_aux(read(tmp_path / 'out')) == without_aux(own)
