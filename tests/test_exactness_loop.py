@@ -40,9 +40,11 @@ def _table(order: int):
 def _drafter(name: str, gamma: int, sampling=laws.Sampling()):
   """A drafter and its params."""
   to_probs = logits.standardize(**sampling._asdict())
-  if name == 'autoregressive':
+  if name.endswith('autoregressive'):
     drafter = drafters.autoregressive(
-      TARGET, gamma=gamma, logits_to_probs=to_probs
+      TARGET,
+      gamma=gamma,
+      logits_to_probs=None if name.startswith('argmax') else to_probs,
     )
     return drafter, DRAFTER_PARAMS
   drafter = {
@@ -83,6 +85,7 @@ def check(record_property, configuration: str, **fields) -> trial.Result:
 # every width of draft that those below do not have.
 _CASES = [
   *(('autoregressive', gamma, rule) for gamma in (1, 3) for rule in LOSSLESS),
+  ('argmax autoregressive', 2, 'speculative_sampling'),
   ('prompt_lookup', 2, 'speculative_sampling'),
   ('prompt_lookup', 3, 'block'),
   ('unigram', 3, 'block'),

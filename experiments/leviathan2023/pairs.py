@@ -225,7 +225,9 @@ def drafter(pair: Pair, name: str, gamma: int, temperature: float) -> Drafter:
   sampled = to_probs(pair, temperature)
   if name == TRAINED:
     return drafters.autoregressive(
-      adapters.of(pair.draft_model.config), gamma=gamma, logits_to_probs=sampled
+      adapters.of(pair.draft_model.config),
+      gamma=gamma,
+      logits_to_probs=sampled if temperature else None,
     )
   return drafters.ngram(
     ngram_table(pair, 1 if name == UNIGRAM else 2),

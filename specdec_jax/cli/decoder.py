@@ -305,7 +305,9 @@ def _drafter(
   model = adapters.of(draft_model.config)
   if args.adaptive is None:
     return drafters.autoregressive(
-      model, gamma=args.gamma, logits_to_probs=sampled
+      model,
+      gamma=args.gamma,
+      logits_to_probs=sampled if args.temperature else None,
     )
   return drafters.adaptive(
     model,

@@ -14,7 +14,7 @@ def autoregressive(
   model: base.LanguageModel,
   *,
   gamma: int,
-  logits_to_probs: base.LogitsToProbsFn,
+  logits_to_probs: base.LogitsToProbsFn | None,
 ) -> Drafter:
   """Drafts gamma tokens one by one from `model`.
 
@@ -23,6 +23,7 @@ def autoregressive(
     gamma: tokens an iteration.
     logits_to_probs: how the drafter is sampled. For the loop to accept well,
       the same standardisation as the target's; for it to be lossless, any.
+      None drafts the likeliest tokens, and says no more of its law than that.
 
   Raises:
     ValueError: if `gamma` is less than 1.
@@ -38,30 +39,31 @@ def autoregressive(
     logits, cache = catch_up(model, params, context, cache)
     step_keys = split_keys(row_keys, gamma)
 
-    def draft_one(carry, keys):
-      logits, cache = carry
+    def draw(logits, keys):
+      if logits_to_probs is None:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32), None
       probs = logits_to_probs(logits)
-      token = distributions.sample(keys, probs)
-      return probs, token, cache
+      return distributions.sample(keys, probs), probs
 
-    def draft_and_extend(carry, keys):
-      probs, token, cache = draft_one(carry, keys)
-      logits, cache = model.extend(params, token[:, None], cache)
-      return (logits[:, 0], cache), (token, probs)
+    def draw_and_extend(carry, keys):
+      logits, cache = carry
+      drawn = draw(logits, keys)
+      logits, cache = model.extend(params, drawn[0][:, None], cache)
+      return (logits[:, 0], cache), drawn
 
-    carry, (tokens, probs) = jax.lax.scan(
-      draft_and_extend, (logits, cache), step_keys[:-1]
+    (logits, cache), most = jax.lax.scan(
+      draw_and_extend, (logits, cache), step_keys[:-1]
     )
     # The last token is drawn but not fed: the next catch-up feeds it.
-    last_probs, last_token, cache = draft_one(carry, step_keys[-1])
-    tokens = jnp.concatenate([tokens, last_token[None]])
-    probs = jnp.concatenate([probs, last_probs[None]])
-    draft = Draft(
-      tokens=jnp.moveaxis(tokens, 0, 1),
-      probs=jnp.moveaxis(probs, 0, 1),
-      lengths=jnp.full_like(context.lengths, gamma),
+    tokens, probs = jax.tree.map(
+      lambda most, last: jnp.moveaxis(
+        jnp.concatenate([most, last[None]]), 0, 1
+      ),
+      most,
+      draw(logits, step_keys[-1]),
     )
-    return draft, cache
+    lengths = jnp.full_like(context.lengths, gamma)
+    return Draft(tokens=tokens, probs=probs, lengths=lengths), cache
 
   return Drafter(gamma, init, propose)
 

@@ -111,7 +111,11 @@ ROWS = {
   'autoregressive': Row(_autoregressive(MODEL), _toy_params),
   'autoregressive, top-p': Row(_autoregressive(MODEL, top_p=0.7), _toy_params),
   'autoregressive, greedy': Row(
-    _autoregressive(MODEL, temperature=0), _toy_params
+    lambda gamma: drafters.autoregressive(
+      MODEL, gamma=gamma, logits_to_probs=None
+    ),
+    _toy_params,
+    is_one_hot=True,
   ),
   'autoregressive, Llama': Row(
     _autoregressive(LLAMA),
