@@ -44,7 +44,8 @@ def _drafter(name: str, gamma: int, sampling=laws.Sampling()):
     drafter = drafters.autoregressive(
       TARGET,
       gamma=gamma,
-      logits_to_probs=None if name.startswith('argmax') else to_probs,
+      logits_to_probs=to_probs,
+      is_argmax=name.startswith('argmax'),
     )
     return drafter, DRAFTER_PARAMS
   drafter = {

@@ -227,7 +227,8 @@ def drafter(pair: Pair, name: str, gamma: int, temperature: float) -> Drafter:
     return drafters.autoregressive(
       adapters.of(pair.draft_model.config),
       gamma=gamma,
-      logits_to_probs=sampled if temperature else None,
+      logits_to_probs=sampled,
+      is_argmax=not temperature,
     )
   return drafters.ngram(
     ngram_table(pair, 1 if name == UNIGRAM else 2),

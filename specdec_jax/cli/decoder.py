@@ -307,7 +307,8 @@ def _drafter(
     return drafters.autoregressive(
       model,
       gamma=args.gamma,
-      logits_to_probs=sampled if args.temperature else None,
+      logits_to_probs=sampled,
+      is_argmax=not args.temperature,
     )
   return drafters.adaptive(
     model,

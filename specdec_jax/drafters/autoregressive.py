@@ -14,7 +14,8 @@ def autoregressive(
   model: base.LanguageModel,
   *,
   gamma: int,
-  logits_to_probs: base.LogitsToProbsFn | None,
+  logits_to_probs: base.LogitsToProbsFn,
+  is_argmax: bool = False,
 ) -> Drafter:
   """Drafts gamma tokens one by one from `model`.
 
@@ -23,7 +24,8 @@ def autoregressive(
     gamma: tokens an iteration.
     logits_to_probs: how the drafter is sampled. For the loop to accept well,
       the same standardisation as the target's; for it to be lossless, any.
-      None drafts the likeliest tokens, and says no more of its law than that.
+    is_argmax: drafts the likeliest token of that law and hands over none: for
+      greedy decoding, in which q is one-hot.
 
   Raises:
     ValueError: if `gamma` is less than 1.
@@ -40,9 +42,9 @@ def autoregressive(
     step_keys = split_keys(row_keys, gamma)
 
     def draw(logits, keys):
-      if logits_to_probs is None:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32), None
       probs = logits_to_probs(logits)
+      if is_argmax:
+        return jnp.argmax(probs, axis=-1).astype(jnp.int32), None
       return distributions.sample(keys, probs), probs
 
     def draw_and_extend(carry, keys):

@@ -236,7 +236,8 @@ def _drafter(speculation: Speculation, networks: Networks) -> Drafter:
     return drafters.autoregressive(
       adapters.t5(networks.draft),
       gamma=speculation.gamma,
-      logits_to_probs=to_probs if speculation.temperature else None,
+      logits_to_probs=to_probs,
+      is_argmax=not speculation.temperature,
     )
   if networks.table is not None:
     return drafters.ngram(

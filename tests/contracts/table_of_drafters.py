@@ -52,10 +52,10 @@ def _ngram(order: int, is_sampled: bool):
   )
 
 
-def _autoregressive(model, **sampling):
+def _autoregressive(model, *, is_argmax: bool = False, **sampling):
   to_probs = logits.standardize(**sampling)
   return lambda gamma: drafters.autoregressive(
-    model, gamma=gamma, logits_to_probs=to_probs
+    model, gamma=gamma, logits_to_probs=to_probs, is_argmax=is_argmax
   )
 
 
@@ -111,11 +111,7 @@ ROWS = {
   'autoregressive': Row(_autoregressive(MODEL), _toy_params),
   'autoregressive, top-p': Row(_autoregressive(MODEL, top_p=0.7), _toy_params),
   'autoregressive, greedy': Row(
-    lambda gamma: drafters.autoregressive(
-      MODEL, gamma=gamma, logits_to_probs=None
-    ),
-    _toy_params,
-    is_one_hot=True,
+    _autoregressive(MODEL, is_argmax=True), _toy_params, is_one_hot=True
   ),
   'autoregressive, Llama': Row(
     _autoregressive(LLAMA),
