@@ -1,4 +1,4 @@
-# make demo    watch SmolLM2-135M decode speculatively, then the comparison
+# make demo    watch SmolLM2-135M and a T5 decode speculatively, and compare
 # make proof   the statistical proof that decoding is lossless, as a report
 # make tables  the tables and figures of the papers, on the shipped models
 # make test    all tests          make check   lint, format, types
@@ -16,6 +16,9 @@ OUT := out
 
 DECODE := --model smollm2-135m --chat --drafter prompt_lookup --gamma 8 \
   --dtype float32
+TRANSLATE := --model ende-mini --draft_model ende-nano --gamma 4 \
+  --dtype float32 --max_new_tokens 48 \
+  --prompts experiments/prompts/package_descriptions.jsonl
 
 .PHONY: demo proof tables test notebooks check format clean
 
@@ -29,6 +32,9 @@ demo: $(VENV)/demo.done
 	$(BIN)/specdec bench $(DECODE) --max_new_tokens 96 \
 	  --prompts experiments/prompts/demo.jsonl --json $(OUT)/demo_bench.json \
 	  --color always
+	$(BIN)/specdec generate $(TRANSLATE) --json $(OUT)/demo_t5.jsonl \
+	  --trace $(OUT)/demo_t5_trace.jsonl > /dev/null
+	$(BIN)/specdec trace $(OUT)/demo_t5_trace.jsonl --color always
 
 proof: $(VENV)/dev.done
 	$(BIN)/python -m tests.proof
@@ -37,12 +43,8 @@ proof: $(VENV)/dev.done
 CORPUS := $(OUT)/debian
 
 tables: $(VENV)/tables.done $(CORPUS)/manifest.json
-	$(BIN)/python -m experiments.leviathan2023 --corpus=$(CORPUS)
-	$(BIN)/python -m experiments.sun2024 --corpus=$(CORPUS)
-	$(BIN)/python -m experiments.xia2023 --target=ende-mini \
-	  --drafter=ende-spec-drafter --task=$(CORPUS)/debian_ende/test.jsonl \
-	  --tables=main,block_size,verification --num_examples=200 --num_timed=16 \
-	  --repeats=2
+	$(BIN)/python -m experiments.leviathan2023 --pair=ende --corpus=$(CORPUS)
+	$(BIN)/python -m experiments.sun2024 --pair=ende --corpus=$(CORPUS)
 	$(BIN)/python -m experiments.results
 
 $(CORPUS)/manifest.json: | $(VENV)/tables.done
