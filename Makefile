@@ -43,8 +43,8 @@ proof: $(VENV)/dev.done
 CORPUS := $(OUT)/debian
 
 tables: $(VENV)/tables.done $(CORPUS)/manifest.json
-	$(BIN)/python -m experiments.leviathan2023 --pair=ende --corpus=$(CORPUS)
-	$(BIN)/python -m experiments.sun2024 --pair=ende --corpus=$(CORPUS)
+	$(BIN)/python -m experiments.leviathan2023 --corpus=$(CORPUS)
+	$(BIN)/python -m experiments.sun2024 --corpus=$(CORPUS)
 	$(BIN)/python -m experiments.results
 
 $(CORPUS)/manifest.json: | $(VENV)/tables.done

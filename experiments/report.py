@@ -1,5 +1,6 @@
 """Tables of an experiment as Markdown and JSON, with what made them."""
 
+import argparse
 import dataclasses
 import datetime
 import json
@@ -7,7 +8,7 @@ import os
 import platform
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,28 @@ class Table:
   rows: Sequence[Cells]
   figures: Sequence[str] = ()
   notes: Sequence[str] = ()
+
+
+def add_tables(
+  parser: argparse.ArgumentParser, tables: Collection[str]
+) -> None:
+  """`--tables`, names of `tables` with commas between; all by default."""
+
+  def names(text: str) -> list[str]:
+    chosen = text.split(',')
+    for name in chosen:
+      if name not in tables:
+        raise argparse.ArgumentTypeError(
+          f'{name!r} is no table; there are {", ".join(tables)}'
+        )
+    return chosen
+
+  parser.add_argument(
+    '--tables',
+    type=names,
+    default=list(tables),
+    help=f'of {", ".join(tables)} (default: all)',
+  )
 
 
 def header(module: str, argv: Sequence[str], started: float) -> dict[str, str]:

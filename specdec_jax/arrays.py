@@ -1,5 +1,6 @@
 """Ragged rows in fixed buffers, written batched so that they shard by row."""
 
+import jax
 import jax.numpy as jnp
 
 from specdec_jax.base import Array
@@ -47,9 +48,16 @@ def is_within(lengths: Array, width: int) -> Array:
 def count_leading(is_set: Array) -> Array:
   """How many elements of each row `[B, W]` are true before the first false
   one: int32 `[B]`."""
-  # The first false element, or the sentinel after the last one.
-  with_sentinel = jnp.pad(is_set, ((0, 0), (0, 1)))
-  return jnp.argmin(with_sentinel, axis=1).astype(jnp.int32)
+  still_set = jnp.cumprod(is_set.astype(jnp.int32), axis=1)
+  return jnp.sum(still_set, axis=1, dtype=jnp.int32)
+
+
+def argmax(values: Array) -> Array:
+  """The first greatest element of each `[..., V]`, or the last one beside a NaN:
+  int32 `[...]`. A CPU takes a fifth of the time of XLA's own."""
+  ids = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
+  is_greatest = values == jnp.max(values, axis=-1, keepdims=True)
+  return jnp.min(jnp.where(is_greatest, ids, values.shape[-1] - 1), axis=-1)
 
 
 def pick(values: Array, indices: Array) -> Array:

@@ -43,14 +43,9 @@ def residual(p: Array, q: Array) -> Array:
 
 
 def overlap(p: Array, q: Array) -> Array:
-  """beta, the mass that p and q share: sum_x min(p(x), q(x)) (Sec. 3.1);
-  `[..., V]` to `[...]`."""
+  """beta, the mass that p and q share, sum_x min(p(x), q(x)) (Sec. 3.1), or 1
+  less their total variation; `[..., V]` to `[...]`."""
   return jnp.sum(jnp.minimum(p, q), axis=-1)
-
-
-def total_variation(p: Array, q: Array) -> Array:
-  """D_LK(p, q) = 1 - overlap, the total variation distance (Def. 3.2)."""
-  return 0.5 * jnp.sum(jnp.abs(p - q), axis=-1)
 
 
 def sample(row_keys: Array, probs: Array) -> Array:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from specdec_jax import arrays
 from specdec_jax.base import Array, LogitsToProbsFn
 
 LogitsTransform = Callable[[Array], Array]
@@ -29,9 +30,8 @@ def scale_by_temperature(temperature: float) -> LogitsTransform:
 
   def apply(logits: Array) -> Array:
     if temperature == 0:
-      best = jnp.argmax(logits, axis=-1, keepdims=True)
-      ids = jnp.arange(logits.shape[-1], dtype=best.dtype)
-      ids = jnp.expand_dims(ids, tuple(range(logits.ndim - 1)))
+      best = arrays.argmax(logits)[..., None]
+      ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
       return jnp.where(ids == best, logits, -jnp.inf)
     return logits / temperature
 
@@ -91,8 +91,7 @@ def mask_padding(vocab_size: int) -> LogitsTransform:
   def apply(logits: Array) -> Array:
     if vocab_size >= logits.shape[-1]:
       return logits
-    ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
-    ids = jnp.expand_dims(ids, tuple(range(logits.ndim - 1)))
+    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     return jnp.where(ids < vocab_size, logits, -jnp.inf)
 
   return apply

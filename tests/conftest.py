@@ -18,6 +18,15 @@ pytest_plugins = ['tests.proof_report']
 
 def pytest_configure(config):
   config.addinivalue_line('filterwarnings', 'error')
+  # Compiling is most of the work: what one worker compiled, the others read,
+  # and so does the next run. A file that is being written cannot be read yet.
+  config.addinivalue_line(
+    'filterwarnings', 'ignore:Error reading persistent compilation cache'
+  )
+  jax.config.update(
+    'jax_compilation_cache_dir', str(config.cache.mkdir('compiled'))
+  )
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
 
 
 @pytest.fixture(autouse=True, scope='module')

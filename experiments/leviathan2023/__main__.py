@@ -39,10 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     decoder_lib.enable_compilation_cache()
     given = []
     if set(args.tables) - _OF_THEORY:
-      given = [
-        pairs.load(text, Path(args.corpus), args.ngram_examples)
-        for text in args.pair or ['ende', 'lm']
-      ]
+      given = pairs.load_all(args)
     for name in args.tables:
       title, make = TABLES[name]
       started = time.time()
@@ -71,22 +68,9 @@ def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog=f'python -m {MODULE}', description=__doc__.splitlines()[0]
   )
-  parser.add_argument(
-    '--pair',
-    action='append',
-    metavar='KIND[:TARGET:DRAFTER:TASKFILE]',
-    help=f'{", ".join(pairs.KINDS)}; without models those that are shipped, '
-    'without a file the test split of --corpus. May be given several times '
-    '(default: ende, lm)',
-  )
-  parser.add_argument(
-    '--corpus',
-    default='corpora/debian',
-    metavar='DIR',
-    help='what `specdec data build debian` wrote',
-  )
+  pairs.add_arguments(parser)
   parser.add_argument('--output', default='experiments/leviathan2023/results')
-  parser.add_argument('--tables', type=_names, default=list(TABLES))
+  report.add_tables(parser, TABLES)
   parser.add_argument('--num_alpha', type=int, default=200)
   parser.add_argument('--num_timed', type=int, default=24)
   parser.add_argument('--repeats', type=int, default=3)
@@ -94,16 +78,6 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('--batch_size', type=int, default=20)
   parser.add_argument('--ngram_examples', type=int, default=20_000)
   return parser
-
-
-def _names(text: str) -> list[str]:
-  names = text.split(',')
-  for name in names:
-    if name not in TABLES:
-      raise argparse.ArgumentTypeError(
-        f'{name!r} is no table; there are {", ".join(TABLES)}'
-      )
-  return names
 
 
 if __name__ == '__main__':

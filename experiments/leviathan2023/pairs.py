@@ -1,5 +1,6 @@
 """A target, its drafters and the text that they are measured on."""
 
+import argparse
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from specdec_jax.base import (
   Params,
   Prompt,
 )
+from specdec_jax.checkpoints import pretrained
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.cli import decoder as decoder_lib
 from specdec_jax.cli import infer_examples
@@ -132,6 +134,43 @@ class Pair:
     """Its models, for a table."""
     models = (self.target, self.draft_model)
     return ' with '.join(_short(model.name) for model in models)
+
+
+def shipped() -> list[str]:
+  """The kinds whose models come with this package."""
+  there = pretrained.names()
+  return [
+    name
+    for name, kind in KINDS.items()
+    if kind.target in there and kind.drafter in there
+  ]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  """What `load_all` reads."""
+  parser.add_argument(
+    '--pair',
+    action='append',
+    metavar='KIND[:TARGET:DRAFTER:TASKFILE]',
+    help=f'{", ".join(KINDS)}; without models those that are shipped, without '
+    'a file the test split of --corpus. May be given several times (default: '
+    f'what is shipped, {", ".join(shipped())})',
+  )
+  parser.add_argument(
+    '--corpus',
+    default='corpora/debian',
+    metavar='DIR',
+    help='what `specdec data build debian` wrote',
+  )
+
+
+def load_all(args: argparse.Namespace) -> list[Pair]:
+  """The pairs that were asked for; raises as `load` does."""
+  ngram_examples = getattr(args, 'ngram_examples', 0)
+  return [
+    load(text, Path(args.corpus), ngram_examples)
+    for text in args.pair or shipped()
+  ]
 
 
 def load(text: str, corpus: Path, ngram_examples: int) -> Pair:

@@ -35,10 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       table=tables.toy(),
     )
     print(shown, flush=True)
-    given = [
-      pairs.load(text, Path(args.corpus), 0)
-      for text in args.pair or ['ende', 'lm']
-    ]
+    given = pairs.load_all(args)
     started = time.time()
     table = tables.tokens_per_run(
       given,
@@ -66,10 +63,7 @@ def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog=f'python -m {MODULE}', description=__doc__.splitlines()[0]
   )
-  parser.add_argument(
-    '--pair', action='append', metavar='KIND[:TARGET:DRAFTER:TASKFILE]'
-  )
-  parser.add_argument('--corpus', default='corpora/debian', metavar='DIR')
+  pairs.add_arguments(parser)
   parser.add_argument('--output', default='experiments/sun2024/results')
   parser.add_argument('--max_gamma', type=int, default=8)
   parser.add_argument('--num_examples', type=int, default=160)

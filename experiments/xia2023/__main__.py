@@ -22,11 +22,11 @@ from experiments import report
 from experiments.xia2023 import paper
 from experiments.xia2023.tables import FULL, TABLES, Settings
 from experiments.xia2023.ways import Pair
-from specdec_jax.checkpoints import loading, vocabulary_files
+from specdec_jax.checkpoints import loading
 from specdec_jax.cli import infer_examples
 from specdec_jax.cli.infer_examples import Layout
 from specdec_jax.data import tasks
-from specdec_jax.models import presets
+from specdec_jax.models import layers, presets
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.models.t5 import T5Config
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('--heads', help='of blockwise decoding')
   parser.add_argument('--task', required=True, help='.jsonl, .tsv, or SeqIO')
   parser.add_argument('--output', default='experiments/xia2023/results')
-  parser.add_argument('--tables', type=_names, default=list(TABLES))
+  report.add_tables(parser, TABLES)
   parser.add_argument('--gamma', type=int, default=25)
   parser.add_argument('--gammas', type=_numbers, default=[10, 15, 20, 25, 30])
   parser.add_argument(
@@ -100,16 +100,6 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
-def _names(text: str) -> list[str]:
-  names = text.split(',')
-  for name in names:
-    if name not in TABLES:
-      raise argparse.ArgumentTypeError(
-        f'{name!r} is no table; there are {", ".join(TABLES)}'
-      )
-  return names
-
-
 def _numbers(text: str) -> list[int]:
   return [int(number) for number in text.split(',')]
 
@@ -120,27 +110,22 @@ def _load(args: argparse.Namespace) -> Pair:
   Raises:
     ValueError: if they do not fit together.
   """
-  path = loading.locate(args.target)
-  config, params = loading.read(path, config=args.sizes)
+  target = loading.load(
+    args.target, config=args.sizes, vocabulary=args.vocabulary
+  )
+  config = target.config
   if not isinstance(config, T5Config):
     raise ValueError(f'{args.target} is no T5')
-  if args.vocabulary is not None:
-    vocabulary: Any = vocabulary_files.read(args.vocabulary)
-  else:
-    vocabulary = loading.read_vocabulary(path)
-  if vocabulary is None:
-    raise ValueError(f'{args.target} has no vocabulary: give --vocabulary')
-  loading.check_vocabulary(args.target, vocabulary, config)
   layout = Layout(
     config=config,
-    vocabulary=vocabulary,
+    vocabulary=target.vocabulary,
     inputs_length=args.inputs_length,
     targets_length=args.targets_length,
   )
   rows = list(infer_examples.encode(tasks.find(args.task), layout, 0, 1))
   return Pair(
     layout=layout,
-    target=params,
+    target=target.params,
     rows=rows[: args.num_examples],
     spec_drafters=_spec_drafters(args, config),
     heads=_heads(args.heads, config),
@@ -160,7 +145,7 @@ def _spec_drafters(
       max_positions=max(args.inputs_length, args.targets_length + longest),
     )
     params = glancing.init_params(config, jax.random.key(0))
-    return {FULL: (config, params)}
+    return {FULL: (config, layers.with_transposed_embedding(params))}
   found = {}
   for i, given in enumerate(args.drafter):
     name, equals, folder = given.rpartition('=')
@@ -172,6 +157,7 @@ def _spec_drafters(
       or sizes.vocab_size != target.vocab_size
     ):
       raise ValueError(f'{folder} is no Spec-Drafter of this vocabulary')
+    params = layers.with_transposed_embedding(params)
     found[FULL if i == 0 else name] = sizes, params
   return found
 

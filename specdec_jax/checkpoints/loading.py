@@ -22,7 +22,7 @@ from specdec_jax.checkpoints import (
 from specdec_jax.checkpoints.huggingface_config import read_json
 from specdec_jax.checkpoints.model_file import Config
 from specdec_jax.data.vocabularies import AnyVocabulary
-from specdec_jax.models import presets
+from specdec_jax.models import layers, presets
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.t5 import T5Config
@@ -40,7 +40,8 @@ class LoadedModel:
   Attributes:
     name: what was asked for.
     config: sizes, for `models.adapters.llama` or `t5`, by their type.
-    params: the tree of `models.llama.Llama` or `models.t5.T5`.
+    params: the tree of `models.llama.Llama` or `models.t5.T5`, if tied
+      `layers.with_transposed_embedding`.
     vocabulary: text to token ids and back.
     description: one line for a report: sizes, dtype and source.
   """
@@ -99,12 +100,15 @@ def load(
       'it, or name one'
     )
   check_vocabulary(path, vocabulary, loaded)
+  description = _describe(path.name, loaded, params)
+  if loaded.is_tied:
+    params = layers.with_transposed_embedding(params)
   return LoadedModel(
     name=name,
     config=loaded,
     params=params,
     vocabulary=vocabulary,
-    description=_describe(path.name, loaded, params),
+    description=description,
   )
 
 

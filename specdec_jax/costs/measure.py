@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax import arrays
 from specdec_jax.base import Context, Draft, Drafter, LanguageModel, Params
 from specdec_jax.decoding import keys
 from specdec_jax.decoding.state import DecodeState
@@ -149,7 +150,7 @@ def extend_seconds(
     cache, lengths, last = carry
     tokens = jnp.broadcast_to(last[:, None], (last.size, width))
     logits, cache = target.extend(params, tokens, target.rewind(cache, lengths))
-    return cache, lengths, jnp.argmax(logits[:, -1], axis=-1).astype(jnp.int32)
+    return cache, lengths, arrays.argmax(logits[:, -1])
 
   def repeat(params: Any, cache: Any, lengths: Any, num_calls: jax.Array):
     start = (cache, lengths, jnp.zeros_like(lengths))

@@ -44,7 +44,7 @@ def autoregressive(
     def draw(logits, keys):
       probs = logits_to_probs(logits)
       if is_argmax:
-        return jnp.argmax(probs, axis=-1).astype(jnp.int32), None
+        return arrays.argmax(probs), None
       return distributions.sample(keys, probs), probs
 
     def draw_and_extend(carry, keys):
@@ -57,13 +57,9 @@ def autoregressive(
       draw_and_extend, (logits, cache), step_keys[:-1]
     )
     # The last token is drawn but not fed: the next catch-up feeds it.
-    tokens, probs = jax.tree.map(
-      lambda most, last: jnp.moveaxis(
-        jnp.concatenate([most, last[None]]), 0, 1
-      ),
-      most,
-      draw(logits, step_keys[-1]),
-    )
+    last = draw(logits, step_keys[-1])
+    join = lambda a, b: jnp.moveaxis(jnp.concatenate([a, b[None]]), 0, 1)
+    tokens, probs = jax.tree.map(join, most, last)
     lengths = jnp.full_like(context.lengths, gamma)
     return Draft(tokens=tokens, probs=probs, lengths=lengths), cache
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from specdec_jax import base
+from specdec_jax import arrays, base
 from specdec_jax.base import Array, Context, Draft, Drafter
 from specdec_jax.drafters.stateless import check_gamma
 
@@ -45,7 +45,7 @@ def blockwise_heads(heads_fn: HeadsFn, *, gamma: int) -> Drafter:
     del row_keys
     logits, is_ready = heads_fn(params, target_cache, context.lengths)
     draft = Draft(
-      tokens=jnp.argmax(logits, axis=-1).astype(jnp.int32),
+      tokens=arrays.argmax(logits),
       probs=None,
       lengths=jnp.where(is_ready, gamma, 0).astype(jnp.int32),
     )

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from specdec_jax import arrays, base, distributions
 from specdec_jax.base import Array, Context, Draft, Drafter, LogitsToProbsFn
+from specdec_jax.drafters.autoregressive import split_keys
 from specdec_jax.drafters.stateless import stateless
 
 
@@ -98,7 +99,6 @@ def _draw(
     token = distributions.sample(keys, probs)
     return token, (token, probs)
 
-  split = lambda key: jax.random.split(key, gamma)
-  step_keys = jax.vmap(split, out_axes=1)(row_keys)
+  step_keys = split_keys(row_keys, gamma)
   _, (tokens, probs) = jax.lax.scan(advance, last, step_keys)
   return tokens.T, jnp.moveaxis(probs, 0, 1)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax import base
+from specdec_jax import arrays, base
 from specdec_jax.base import Array, Context, Draft, Drafter
 from specdec_jax.drafters.stateless import check_gamma
 from specdec_jax.logits import mask_padding
@@ -68,9 +68,8 @@ def spec_drafter(
     block_logits = model.predict(
       params, text, context.lengths - 1, memory, gamma
     )
-    tokens = jnp.argmax(rule_out_padding(block_logits), axis=-1)
     draft = Draft(
-      tokens=tokens.astype(jnp.int32),
+      tokens=arrays.argmax(rule_out_padding(block_logits)),
       probs=None,
       lengths=jnp.full_like(context.lengths, gamma),
     )

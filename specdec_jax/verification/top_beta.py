@@ -43,7 +43,7 @@ def top_beta(
   if not tau >= 0:
     raise ValueError(f'tau must be at least 0, got {tau}')
   gamma = draft.tokens.shape[1]
-  best = jnp.argmax(target_probs, axis=-1).astype(jnp.int32)
+  best = arrays.argmax(target_probs)
   probs = target_probs[:, :gamma]
   p = arrays.pick(probs, draft.tokens)
   # Without logarithms: a token of probability zero never passes.

@@ -36,10 +36,9 @@ def test_weights_and_cards_agree(name, monkeypatch):
   if loading.is_drafter(folder):
     config, params = loading.read_drafter(name)
   else:
-    model = loading.load(name)
-    config, params = model.config, model.params
+    config, params = loading.read(folder)
     text = 'Ein kleiner Texteditor: 100 %.'
-    vocabulary = model.vocabulary
+    vocabulary = loading.load(name).vocabulary
     assert vocabulary.decode(vocabulary.encode(text)) == text
     assert vocabulary.vocab_size == config.vocab_size == 8192
   card = json.loads((folder / 'card.json').read_text())

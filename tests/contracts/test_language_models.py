@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.base import LanguageModel
+from specdec_jax.models import layers
 from tests import toy, toy_t5
 
 VOCAB_SIZE = 7
@@ -237,3 +238,17 @@ def test_a_prompt_of_the_wrong_kind_is_refused():
   without, params, _ = _start('T5, decoder only')
   with pytest.raises(ValueError, match='takes no encoder tokens'):
     without.init(params, _prompt('T5 1.1'), CAPACITY)
+
+
+@pytest.mark.parametrize('name', ['llama, one head, tied, biased', 'T5 1.0'])
+def test_a_transposed_embedding_gives_the_same_logits(name):
+  model, params, cache = _start(name)
+  expected, _ = model.extend(params, _tokens(3), cache)
+  transposed = layers.with_transposed_embedding(params)
+  actual, _ = model.extend(transposed, _tokens(3), cache)
+  _close(actual, expected)
+  # It is what is read.
+  embedder = transposed['token_embedder']
+  embedder[layers.TRANSPOSED] = 2 * embedder[layers.TRANSPOSED]
+  doubled, _ = model.extend(transposed, _tokens(3), cache)
+  _close(doubled, 2 * expected)

@@ -1,6 +1,5 @@
 """`specdec train` and `specdec data rewrite`, from token files to models."""
 
-import json
 import shutil
 
 import jax.numpy as jnp
@@ -46,16 +45,7 @@ t5_layers.T5Config:
 def folder(tmp_path_factory):
   """Token files, and a run of four steps in `run/`."""
   folder = tmp_path_factory.mktemp('train')
-  tokens = folder / 'tokens'
-  tokens.mkdir()
-  for split, count in (('train', 120), ('validation', 12)):
-    token_files.save(tokens / f'{split}.npz', tiny_runs.examples(count))
-  description = {
-    'vocabulary': {'sha256': 'none', 'size': 16, 'eos_id': 1},
-    'lengths': {'inputs': 16, 'targets': 16},
-    'splits': {'train': {}, 'validation': {}},
-  }
-  (tokens / 'tokens.json').write_text(json.dumps(description))
+  tiny_runs.write_tokens(folder / 'tokens', train=120, validation=12)
   (folder / 'train.gin').write_text(GIN.format(base='train'))
   assert train(folder, 'run', steps=4) == 0
   return folder

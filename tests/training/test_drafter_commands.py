@@ -11,7 +11,6 @@ import pytest
 
 from specdec_jax.checkpoints import loading, orbax
 from specdec_jax.cli import main as cli
-from specdec_jax.data import token_files
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from tests import toy_t5
@@ -53,16 +52,7 @@ block_decoder.BlockDecoderConfig:
 def folder(tmp_path_factory):
   """Token files and a target."""
   folder = tmp_path_factory.mktemp('drafters')
-  tokens = folder / 'tokens'
-  tokens.mkdir()
-  for split, count in (('train', 60), ('validation', 8)):
-    token_files.save(tokens / f'{split}.npz', tiny_runs.examples(count))
-  description = {
-    'vocabulary': {'sha256': 'none', 'size': 16, 'eos_id': 1},
-    'lengths': {'inputs': 16, 'targets': 16},
-    'splits': {'train': {}, 'validation': {}},
-  }
-  (tokens / 'tokens.json').write_text(json.dumps(description))
+  tiny_runs.write_tokens(folder / 'tokens', train=60, validation=8)
   orbax.save(folder / 'target', TARGET, toy_t5.params(TARGET, seed=0))
   (folder / 'spec_drafter.gin').write_text(GIN)
   return folder

@@ -1,5 +1,8 @@
 """A tiny network, and a task that it can learn: to copy, one letter up."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 
 from specdec_jax.data import token_files, training_batches
@@ -28,6 +31,19 @@ def examples(count: int, *, seed: int = 0) -> token_files.TokenFile:
     inputs.append([*letters.tolist(), EOS])
     targets.append([*(letters + 1).tolist(), EOS])
   return token_files.from_rows(inputs, targets)
+
+
+def write_tokens(folder: Path, **counts: int) -> None:
+  """What `specdec data prepare` writes, of so many examples a split."""
+  folder.mkdir()
+  for split, count in counts.items():
+    token_files.save(folder / f'{split}.npz', examples(count))
+  description = {
+    'vocabulary': {'sha256': 'none', 'size': 16, 'eos_id': EOS},
+    'lengths': LENGTHS,
+    'splits': {split: {} for split in counts},
+  }
+  (folder / 'tokens.json').write_text(json.dumps(description))
 
 
 def rows(count: int, *, max_examples: int | None = None):
