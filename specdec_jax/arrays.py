@@ -53,8 +53,8 @@ def count_leading(is_set: Array) -> Array:
 
 
 def argmax(values: Array) -> Array:
-  """The first greatest element of each `[..., V]`, or the last one beside a NaN:
-  int32 `[...]`. A CPU takes a fifth of the time of XLA's own."""
+  """The first greatest of the last axis, or its last beside a NaN: `[..., V]` to
+  int32 `[...]`. XLA's own takes a CPU five times as long."""
   ids = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
   is_greatest = values == jnp.max(values, axis=-1, keepdims=True)
   return jnp.min(jnp.where(is_greatest, ids, values.shape[-1] - 1), axis=-1)
