@@ -53,7 +53,7 @@ def count_leading(is_set: Array) -> Array:
 
 
 def argmax(values: Array) -> Array:
-  """The first greatest of the last axis, or its last beside a NaN: `[..., V]` to
+  """The first greatest of the last axis, its last beside a NaN: `[..., V]` to
   int32 `[...]`. XLA's own takes a CPU five times as long."""
   ids = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
   is_greatest = values == jnp.max(values, axis=-1, keepdims=True)
