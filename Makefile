@@ -51,7 +51,7 @@ $(CORPUS)/manifest.json: | $(VENV)/tables.done
 	$(BIN)/specdec data build debian --out $(CORPUS)
 
 test: $(VENV)/dev.done
-	$(BIN)/python -m pytest -n 2 -m 'not notebooks'
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not notebooks'
 
 # They measure times, so nothing else runs beside them.
 notebooks: $(VENV)/dev.done

@@ -8,8 +8,6 @@ from specdec_jax.base import Params
 from tests import broken, laws, toy, trial
 from tests.proof_report import record
 
-pytestmark = pytest.mark.optimized
-
 VOCAB_SIZE = 4
 GAMMA = 3
 TARGET = toy.toy(VOCAB_SIZE)

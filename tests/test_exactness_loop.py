@@ -244,8 +244,6 @@ def _real(family: str, num_layers: int):
   ('family', 'rule', 'name'),
   [
     ('Llama', 'speculative_sampling', 'autoregressive'),
-    ('Llama', 'block', 'prompt_lookup'),
-    ('T5', 'speculative_sampling', 'autoregressive'),
     ('T5', 'block', 'prompt_lookup'),
     ('T5, decoder only', 'block', 'autoregressive'),
   ],

@@ -12,8 +12,6 @@ from specdec_jax.verification.speculative_sampling import decide as decide_token
 from tests import broken, integrate
 from tests.proof_report import record
 
-pytestmark = pytest.mark.optimized
-
 RULES = {'speculative_sampling': decide_token, 'block': decide_block}
 KINDS = (
   'full',
