@@ -232,7 +232,11 @@ def decode(
       if way.drafter is not None:
         state = way.init(way.params, prompt)
         results[name].draft_seconds = measure.propose_seconds(
-          way.params, state, way.drafter, repeats=3
+          way.params,
+          state,
+          way.drafter,
+          adapters.of(pair.layout.config),
+          repeats=3,
         )
   return results
 

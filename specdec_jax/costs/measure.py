@@ -86,73 +86,87 @@ def always_full(gamma: int) -> Drafter:
   return Drafter(gamma, lambda params, prompt, max_len: (), propose)
 
 
-def repeat_propose(
+def repeat_calls(
   params: Params,
   state: DecodeState,
   num_calls: jax.Array,
   *,
-  drafter: Drafter | None,
+  target: LanguageModel | None,
+  width: int = 1,
+  drafter: Drafter | None = None,
 ) -> jax.Array:
-  """Reads the target's weights and drafts, `num_calls` times.
+  """Drafts, and calls the target, `num_calls` times from about one context.
 
-  Where both models are small, the one pushes the other's weights out of the
-  caches: a draft costs what it costs in the loop only in the target's company.
-  The context's length wavers by one token, so that no call's work can be moved
-  out of the loop.
+  The context's length wavers by one token, and the target reads what depends on
+  its last logits, so that no call can be left out or moved out of the loop.
 
   Args:
     params: weights of both sides.
     state: a state that has not ended.
     num_calls: int32 scalar.
-    drafter: None only reads.
+    target: None for drafts alone.
+    width: positions of a target call.
+    drafter: None for target calls alone.
 
   Returns:
-    int32 scalar, made of all drafts; it only keeps them needed.
+    int32 `[B]`, made of all calls; it only keeps them needed.
   """
+  lengths = state.context.lengths
+  reads_target = drafter is not None and drafter.reads_target_cache
 
-  def body(i: jax.Array, carry: tuple[Any, jax.Array]):
-    drafter_state, total = carry
-    for leaf in jax.tree.leaves(params.target):
-      above = leaf > (total % 2).astype(leaf.dtype)
-      total = total + jnp.sum(above, dtype=jnp.int32)
-    if drafter is None:
-      return drafter_state, total
-    lengths = jnp.maximum(state.context.lengths - i % 2, 1)
-    draft_keys, _ = keys.iteration_keys(state.row_keys, lengths + i)
-    draft, drafter_state = drafter.propose(
+  def propose(i: jax.Array, cache: Any, own: Any, last: jax.Array):
+    assert drafter is not None
+    wavering = jnp.maximum(lengths - i % 2, 1)
+    draft_keys, _ = keys.iteration_keys(state.row_keys, wavering + i)
+    draft, after = drafter.propose(
       params.drafter,
       draft_keys,
-      dataclasses.replace(state.context, lengths=lengths),
-      drafter_state,
+      dataclasses.replace(state.context, lengths=wavering),
+      cache if reads_target else own,
     )
-    total = total + jnp.sum(draft.tokens, dtype=jnp.int32)
+    last = jnp.where(jnp.sum(draft.tokens, axis=1) < 0, 0, last)
     if draft.probs is not None:
-      total = total + (jnp.max(draft.probs) > 2).astype(jnp.int32)
-    return drafter_state, total
+      last = jnp.where(jnp.max(draft.probs, axis=(1, 2)) > 2, 0, last)
+    return (after, own, last) if reads_target else (cache, after, last)
 
-  reads_target = drafter is not None and drafter.reads_target_cache
-  own = state.target_cache if reads_target else state.drafter_state
-  start = (own, jnp.zeros((), jnp.int32))
-  return jax.lax.fori_loop(0, num_calls, body, start)[1]
+  def body(i: jax.Array, carry: tuple[Any, Any, jax.Array]):
+    if drafter is not None:
+      carry = propose(i, *carry)
+    if target is None:
+      return carry
+    cache, own, last = carry
+    tokens = jnp.broadcast_to(last[:, None], (last.size, width))
+    cache = target.rewind(cache, lengths - 1)
+    logits, cache = target.extend(params.target, tokens, cache)
+    return cache, own, arrays.argmax(logits[:, -1])
+
+  start = (state.target_cache, state.drafter_state, jnp.zeros_like(lengths))
+  return jax.lax.fori_loop(0, num_calls, body, start)[2]
 
 
 def propose_seconds(
-  params: Params, state: DecodeState, drafter: Drafter, *, repeats: int = 5
+  params: Params,
+  state: DecodeState,
+  drafter: Drafter,
+  target: LanguageModel,
+  *,
+  repeats: int = 5,
 ) -> float:
-  """Median seconds that one `propose` adds to what surrounds it, by loops of
-  many calls: see `repeat_propose`."""
+  """Median seconds of one `propose`, a loop of many timed as a whole.
 
-  def compiled(drafter: Drafter | None) -> Callable[[int], Any]:
-    program, _ = compile_seconds(
-      functools.partial(repeat_propose, drafter=drafter),
-      params,
-      state,
-      jnp.int32(1),
-    )
-    return lambda n: program(params, state, jnp.int32(n))
-
-  company, both = _seconds_a_call([compiled(None), compiled(drafter)], repeats)
-  return max(float(np.median(both - company)), 0.0)
+  A drafter with weights is timed between target calls, of which as many are
+  timed alone: two small models push each other out of the caches, and a draft
+  alone would cost less than it does in the loop.
+  """
+  compiled = functools.partial(_compile_calls, params, state)
+  if not jax.tree.leaves(params.drafter):
+    alone = compiled(target=None, drafter=drafter)
+    return float(np.median(_seconds_a_call([alone], repeats)))
+  width = drafter.gamma + 1
+  without = compiled(target=target, width=width)
+  both = compiled(target=target, width=width, drafter=drafter)
+  seconds = _seconds_a_call([without, both], repeats)
+  return max(float(np.median(seconds[1] - seconds[0])), 0.0)
 
 
 def extend_seconds(
@@ -163,29 +177,19 @@ def extend_seconds(
   width: int,
   repeats: int = 5,
 ) -> float:
-  """Median seconds of one target call over `width` positions, by itself.
+  """Median seconds of one target call over `width` positions, by itself."""
+  program = _compile_calls(params, state, target=target, width=width)
+  return float(np.median(_seconds_a_call([program], repeats)))
 
-  The cache is rewound after every call, and a call's tokens depend on the
-  logits of the one before, so that none can be left out.
-  """
 
-  def body(_: jax.Array, carry: tuple[Any, Any, jax.Array], params: Any):
-    cache, lengths, last = carry
-    tokens = jnp.broadcast_to(last[:, None], (last.size, width))
-    logits, cache = target.extend(params, tokens, target.rewind(cache, lengths))
-    return cache, lengths, arrays.argmax(logits[:, -1])
-
-  def repeat(params: Any, cache: Any, lengths: Any, num_calls: jax.Array):
-    start = (cache, lengths, jnp.zeros_like(lengths))
-    step = functools.partial(body, params=params)
-    return jax.lax.fori_loop(0, num_calls, step, start)[2]
-
-  args = (params.target, state.target_cache, state.context.lengths - 1)
-  program, _ = compile_seconds(repeat, *args, jnp.int32(1))
-  (seconds,) = _seconds_a_call(
-    [lambda n: program(*args, jnp.int32(n))], repeats
+def _compile_calls(
+  params: Params, state: DecodeState, **calls: Any
+) -> Callable[[int], Any]:
+  """`repeat_calls` as a function of their number."""
+  program, _ = compile_seconds(
+    functools.partial(repeat_calls, **calls), params, state, jnp.int32(1)
   )
-  return float(np.median(seconds))
+  return lambda n: program(params, state, jnp.int32(n))
 
 
 def _seconds_a_call(

@@ -209,7 +209,7 @@ def compare(
     {name: side.decode for name, side in sides.items()}, repeats, advance
   )
   seconds.setdefault('plain', seconds['baseline'])
-  propose = _propose_seconds(drafted, drafter, repeats, is_adaptive)
+  propose = _propose_seconds(drafted, drafter, target, repeats, is_adaptive)
   if any(np.any(s.has_nan) for states in outputs.values() for s in states):
     raise ValueError('the logits were not numbers (NaN): nothing to time')
   outputs.setdefault('plain', outputs['baseline'])
@@ -259,7 +259,11 @@ def compare(
 
 
 def _propose_seconds(
-  drafted: Side, drafter: Drafter, repeats: int, is_adaptive: bool
+  drafted: Side,
+  drafter: Drafter,
+  target: LanguageModel,
+  repeats: int,
+  is_adaptive: bool,
 ) -> float:
   """Seconds of a full draft, by a state of `drafter`'s own if it is another
   than the drafted side's."""
@@ -267,7 +271,7 @@ def _propose_seconds(
   if is_adaptive:
     state = dataclasses.replace(state, drafter_state=state.drafter_state.cache)
   return measure.propose_seconds(
-    drafted.params, state, drafter, repeats=repeats
+    drafted.params, state, drafter, target, repeats=repeats
   )
 
 

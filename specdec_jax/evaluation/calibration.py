@@ -308,7 +308,10 @@ def costs(
   }
   propose = {
     gamma: measure.propose_seconds(
-      params, _start(params, rng_key, prompt, target, drafter, max_len), drafter
+      params,
+      _start(params, rng_key, prompt, target, drafter, max_len),
+      drafter,
+      target,
     )
     for gamma, drafter in sorted(drafters.items())
   }
