@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
   report.add_tables(parser, TABLES)
   parser.add_argument('--num_alpha', type=int, default=200)
   parser.add_argument('--num_timed', type=int, default=24)
-  parser.add_argument('--repeats', type=int, default=3)
+  parser.add_argument('--repeats', type=int, default=11)
   parser.add_argument('--max_gamma', type=int, default=12)
   parser.add_argument('--batch_size', type=int, default=20)
   parser.add_argument('--ngram_examples', type=int, default=20_000)
