@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
   pairs.add_arguments(parser)
   parser.add_argument('--output', default='experiments/sun2024/results')
   parser.add_argument('--max_gamma', type=int, default=8)
-  parser.add_argument('--num_examples', type=int, default=160)
+  parser.add_argument('--num_examples', type=int, default=600)
   parser.add_argument('--batch_size', type=int, default=40)
   return parser
 
