@@ -1,5 +1,6 @@
 """What every test runs under: strict arrays, eight devices, no warnings."""
 
+import gc
 import os
 
 _DEVICES = '--xla_force_host_platform_device_count=8'
@@ -17,6 +18,10 @@ pytest_plugins = ['tests.proof_report']
 
 
 def pytest_configure(config):
+  # Thousands of traced programs are a lot to look through, and little of it is
+  # garbage.
+  gc.freeze()
+  gc.set_threshold(200_000, 50, 100)
   config.addinivalue_line('filterwarnings', 'error')
   # Compiling is most of the work: what one worker compiled, the others read,
   # and so does the next run. A file that is being written cannot be read yet.
