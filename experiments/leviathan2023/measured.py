@@ -17,7 +17,7 @@ from specdec_jax.costs import measure
 from specdec_jax.drafters import schedules
 from specdec_jax.evaluation import benchmark, calibration
 from specdec_jax.evaluation.benchmark import Side
-from specdec_jax.models import adapters
+from specdec_jax.models import adapters, layers
 from specdec_jax.theory.planner import Costs
 
 RULE = verification.speculative_sampling
@@ -69,24 +69,34 @@ def texts(
 
 
 def predicted_speed(
-  pair: Pair, temperature: float, settings: Settings, gamma: int
+  pair: Pair,
+  temperature: float,
+  settings: Settings,
+  gamma: int,
+  parts: Costs | None = None,
 ) -> float:
-  """The speed that acceptance and costs promise, before anything is decoded
-  speculatively; 1 for gamma 0."""
+  """The speed that acceptance and costs promise, without anything that was
+  decoded speculatively; 1 for gamma 0. `parts` instead of `costs`."""
   if gamma == 0:
     return 1.0
-  parts = costs(pair, temperature, settings)
+  parts = parts or costs(pair, temperature, settings)
   found = texts(pair, temperature, settings)
   runs = sum(theory.expected_runs(text, gamma) for text in found)
   plain = sum(map(len, found)) * parts.plain_seconds
   return plain / (runs * parts.iteration_seconds(gamma))
 
 
-def planned_gamma(pair: Pair, temperature: float, settings: Settings) -> int:
+def planned_gamma(
+  pair: Pair,
+  temperature: float,
+  settings: Settings,
+  parts: Costs | None = None,
+) -> int:
   """The gamma that promises most; 0 if plain decoding does."""
+  args = pair, temperature, settings
   return max(
     range(settings.max_gamma + 1),
-    key=lambda gamma: predicted_speed(pair, temperature, settings, gamma),
+    key=lambda gamma: predicted_speed(*args, gamma, parts),
   )
 
 
@@ -141,9 +151,29 @@ def rule(pair: Pair, temperature: float) -> dict[str, Any]:
   }
 
 
-@functools.cache
 def costs(pair: Pair, temperature: float, settings: Settings) -> Costs:
-  """Times of an iteration's parts with the trained drafter, batch 1."""
+  """Times of an iteration's parts with the trained drafter, batch 1: where all
+  of it is timed, in turns with what they are to predict."""
+  if temperature == 0:
+    parts = whole_sweep(pair, temperature, settings).costs
+    assert parts is not None
+    return parts
+  return _costs_by_themselves(pair, temperature, settings)
+
+
+@functools.cache
+def _costs_by_themselves(
+  pair: Pair, temperature: float, settings: Settings
+) -> Costs:
+  made = _cost_programs(pair, temperature, settings)
+  timed = measure.alternate(made.programs, settings.repeats)
+  return _as_costs(pair, made.costs(*timed))
+
+
+@functools.cache
+def _cost_programs(
+  pair: Pair, temperature: float, settings: Settings
+) -> calibration.CostPrograms:
   make = functools.partial(
     pairs.drafter, pair, TRAINED, temperature=temperature
   )
@@ -151,19 +181,21 @@ def costs(pair: Pair, temperature: float, settings: Settings) -> Costs:
   widths = {1, 2, *range(3, last + 1, 2), last + 1}
   # No text ends early: an iteration costs what it costs.
   endless = rule(pair, temperature) | {'eos_id': (-1,)}
-  found = calibration.costs(
+  return calibration.cost_programs(
     pair.params,
     jax.random.key(0),
     pairs.prompts(pair, 1, 1)[0],
     drafters={gamma: make(gamma=gamma) for gamma in (1, last)},
-    repeats=4 * settings.repeats - 1,
     widths=sorted(widths),
     verify_fn=RULE,
     **endless,
   )
-  sizes = [sum(x.size for x in jax.tree.leaves(side)) for side in pair.params]
+
+
+def _as_costs(pair: Pair, found: dict[str, Any]) -> Costs:
   del found['extend_seconds']
-  return Costs(**found, c_hat=sizes[1] / sizes[0])
+  target, drafter = map(layers.num_params, pair.params)
+  return Costs(**found, c_hat=drafter / target)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,11 +251,13 @@ class Sweep:
     plain: one token a target run.
     fixed: by gamma.
     adaptive: by schedule, and the most tokens of a draft.
+    costs: an iteration's parts, where they took turns with the rest.
   """
 
   plain: Timed
   fixed: Mapping[int, Timed]
   adaptive: Mapping[tuple[str, int], Timed]
+  costs: Costs | None = None
 
 
 @functools.cache
@@ -234,18 +268,20 @@ def sweep(
   gammas: tuple[int, ...],
   has_adaptive: bool = False,
 ) -> Sweep:
-  """Times all of them in turns, at batch 1."""
+  """Times all of them in turns, at batch 1; with the schedules, the parts of an
+  iteration take turns, too."""
   make = functools.partial(
     pairs.drafter, pair, TRAINED, temperature=temperature
   )
   ways: dict[Any, Drafter] = {gamma: make(gamma=gamma) for gamma in gammas}
   if has_adaptive:
     ways |= _adaptive(pair, temperature, settings)
-  found = _time(pair, temperature, settings, ways)
+  found, parts = _time(pair, temperature, settings, ways, has_adaptive)
   return Sweep(
     plain=found[None],
     fixed={gamma: found[gamma] for gamma in gammas},
     adaptive={way: found[way] for way in ways if isinstance(way, tuple)},
+    costs=parts,
   )
 
 
@@ -279,7 +315,7 @@ def _adaptive(
     adapters.of(pair.draft_model.config),
     logits_to_probs=pairs.to_probs(pair, temperature),
   )
-  parts = costs(pair, temperature, settings)
+  parts = _costs_by_themselves(pair, temperature, settings)
   c = parts.draft_seconds / (
     parts.verify_cost_ratio(limit) * parts.plain_seconds
   )
@@ -289,7 +325,7 @@ def _adaptive(
       gamma=limit, schedule=schedules.running_alpha(c=c)
     ),
   }
-  planned = max(planned_gamma(pair, temperature, settings), 2)
+  planned = max(planned_gamma(pair, temperature, settings, parts), 2)
   for cap in sorted({planned, limit}):
     for least in THRESHOLDS:
       ways[f'threshold {least}', cap] = make(gamma=cap, min_prob=least)
@@ -301,8 +337,9 @@ def _time(
   temperature: float,
   settings: Settings,
   ways: Mapping[Any, Drafter],
-) -> dict[Any, Timed]:
-  """Every way, and plain decoding as None."""
+  has_costs: bool,
+) -> tuple[dict[Any, Timed], Costs | None]:
+  """Every way, and plain decoding as None; and the parts of an iteration."""
   args = (
     pair.params,
     jax.random.key(0),
@@ -314,10 +351,16 @@ def _time(
     sides[way] = benchmark.speculative_side(
       *args, drafter=drafter, verify_fn=RULE, **shared
     )
-  seconds, states = measure.alternate(
-    {way: side.decode for way, side in sides.items()}, settings.repeats
-  )
-  return {way: _timed(seconds[way], sides[way], states[way]) for way in sides}
+  programs: dict[Any, Any] = {way: side.decode for way, side in sides.items()}
+  made = None
+  if has_costs:
+    made = _cost_programs(pair, temperature, settings)
+    programs |= made.programs
+  seconds, results = measure.alternate(programs, settings.repeats)
+  timed = {way: _timed(seconds[way], sides[way], results[way]) for way in sides}
+  if made is None:
+    return timed, None
+  return timed, _as_costs(pair, made.costs(seconds, results))
 
 
 def _timed(seconds: np.ndarray, side: Side, states: Sequence[Any]) -> Timed:

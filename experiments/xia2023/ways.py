@@ -231,7 +231,7 @@ def decode(
     for name, way in ways.items():
       if way.drafter is not None:
         state = way.init(way.params, prompt)
-        results[name].draft_seconds = measure.propose_seconds(
+        results[name].draft_seconds = measure.time_propose(
           way.params,
           state,
           way.drafter,

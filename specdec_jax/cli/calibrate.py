@@ -14,6 +14,7 @@ from specdec_jax.cli import decoder as decoder_lib
 from specdec_jax.cli.decoder import Decoder
 from specdec_jax.cli.prompts import Batch
 from specdec_jax.evaluation import calibration
+from specdec_jax.models import layers
 from specdec_jax.theory.planner import Costs
 
 HELP = 'measure acceptance and costs for `plan`'
@@ -110,10 +111,8 @@ def measure(
       verify_fn=decoder.verify_fn,
       **shared,
     )
-  sizes = [
-    sum(leaf.size for leaf in jax.tree.leaves(side)) for side in decoder.params
-  ]
-  figures |= times | {'c_hat': sizes[1] / sizes[0]}
+  target, drafter = map(layers.num_params, decoder.params)
+  figures |= times | {'c_hat': drafter / target}
   costs = costs_of(figures)
   return {
     'kind': KIND,

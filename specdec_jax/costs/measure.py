@@ -144,7 +144,67 @@ def repeat_calls(
   return jax.lax.fori_loop(0, num_calls, body, start)[2]
 
 
+@dataclasses.dataclass(frozen=True)
+class Repeated:
+  """A compiled loop of many calls, timed as a whole.
+
+  Attributes:
+    program: from a number of calls to an array.
+    num_calls: that many are made.
+  """
+
+  program: Callable[[int], Any]
+  num_calls: int
+
+  def __call__(self) -> Any:
+    return self.program(self.num_calls)
+
+
+def repeated(
+  params: Params, state: DecodeState, *, duration: float = 0.1, **calls: Any
+) -> Repeated:
+  """Compiles `repeat_calls` for about `duration` seconds of the given calls."""
+  compiled, _ = compile_seconds(
+    functools.partial(repeat_calls, **calls), params, state, jnp.int32(1)
+  )
+  program = lambda num_calls: compiled(params, state, jnp.int32(num_calls))
+  run_seconds(program, 1)
+  _, seconds = run_seconds(program, 4)
+  num_calls = int(np.clip(duration / (seconds / 4), 4, 10_000))
+  return Repeated(program, num_calls)
+
+
+def propose_programs(
+  params: Params, state: DecodeState, drafter: Drafter, target: LanguageModel
+) -> tuple[Repeated, ...]:
+  """What to time for `propose_seconds`.
+
+  A drafter with weights is timed between target calls, of which as many are
+  timed without it: two small models push each other out of the caches, and a
+  draft alone would cost less than it does in the loop.
+  """
+  compiled = functools.partial(repeated, params, state)
+  if not jax.tree.leaves(params.drafter):
+    return (compiled(target=None, drafter=drafter),)
+  calls = functools.partial(compiled, target=target, width=drafter.gamma + 1)
+  return calls(), calls(drafter=drafter)
+
+
 def propose_seconds(
+  programs: Sequence[Repeated], seconds: Sequence[np.ndarray]
+) -> float:
+  """Median seconds of one `propose`.
+
+  Args:
+    programs: of `propose_programs`.
+    seconds: of the runs of each, which took turns: float64 `[repeats]`.
+  """
+  each = [s / p.num_calls for p, s in zip(programs, seconds, strict=True)]
+  added = each[-1] if len(each) == 1 else each[1] - each[0]
+  return max(float(np.median(added)), 0.0)
+
+
+def time_propose(
   params: Params,
   state: DecodeState,
   drafter: Drafter,
@@ -152,60 +212,8 @@ def propose_seconds(
   *,
   repeats: int = 5,
 ) -> float:
-  """Median seconds of one `propose`, a loop of many timed as a whole.
-
-  A drafter with weights is timed between target calls, of which as many are
-  timed alone: two small models push each other out of the caches, and a draft
-  alone would cost less than it does in the loop.
-  """
-  compiled = functools.partial(_compile_calls, params, state)
-  if not jax.tree.leaves(params.drafter):
-    alone = compiled(target=None, drafter=drafter)
-    return float(np.median(_seconds_a_call([alone], repeats)))
-  width = drafter.gamma + 1
-  without = compiled(target=target, width=width)
-  both = compiled(target=target, width=width, drafter=drafter)
-  seconds = _seconds_a_call([without, both], repeats)
-  return max(float(np.median(seconds[1] - seconds[0])), 0.0)
-
-
-def extend_seconds(
-  params: Params,
-  state: DecodeState,
-  target: LanguageModel,
-  *,
-  width: int,
-  repeats: int = 5,
-) -> float:
-  """Median seconds of one target call over `width` positions, by itself."""
-  program = _compile_calls(params, state, target=target, width=width)
-  return float(np.median(_seconds_a_call([program], repeats)))
-
-
-def _compile_calls(
-  params: Params, state: DecodeState, **calls: Any
-) -> Callable[[int], Any]:
-  """`repeat_calls` as a function of their number."""
-  program, _ = compile_seconds(
-    functools.partial(repeat_calls, **calls), params, state, jnp.int32(1)
-  )
-  return lambda n: program(params, state, jnp.int32(n))
-
-
-def _seconds_a_call(
-  programs: Sequence[Callable[[int], Any]],
-  repeats: int,
-  duration: float = 0.2,
-) -> np.ndarray:
-  """Seconds of a call that `program(n)` makes n times in a loop: of programs
-  that take turns, float64 `[programs, repeats]`."""
-  num_calls = []
-  for program in programs:
-    run_seconds(program, 1)
-    _, once = run_seconds(program, 4)
-    num_calls.append(int(np.clip(duration / (once / 4), 4, 10_000)))
-  turns = [
-    [run_seconds(p, n)[1] / n for p, n in zip(programs, num_calls, strict=True)]
-    for _ in range(repeats)
-  ]
-  return np.array(turns).T
+  """Times `propose` by itself: see `propose_seconds`."""
+  programs = propose_programs(params, state, drafter, target)
+  named = {str(i): program for i, program in enumerate(programs)}
+  seconds, _ = alternate(named, repeats)
+  return propose_seconds(programs, list(seconds.values()))

@@ -270,7 +270,7 @@ def _propose_seconds(
   state = drafted.states[0]
   if is_adaptive:
     state = dataclasses.replace(state, drafter_state=state.drafter_state.cache)
-  return measure.propose_seconds(
+  return measure.time_propose(
     drafted.params, state, drafter, target, repeats=repeats
   )
 

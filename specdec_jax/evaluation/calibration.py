@@ -7,7 +7,7 @@ one decode tells much more than its acceptances would.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -251,7 +251,31 @@ def _profile(found: Overlaps, max_gamma: int) -> list[float]:
   return rates
 
 
-def costs(
+class CostPrograms(NamedTuple):
+  """What is timed for `costs`, to be run in turns with anything else.
+
+  Attributes:
+    programs: by name.
+    costs: from the seconds and results of `measure.alternate` to figures.
+  """
+
+  programs: Mapping[str, Callable[[], Any]]
+  costs: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+
+
+def costs(*args: Any, repeats: int, **options: Any) -> dict[str, Any]:
+  """Times of an iteration's parts on this device, for one batch.
+
+  Args:
+    *args: of `cost_programs`, as is `options`, which says what comes back.
+    repeats: timed runs of each.
+    **options: see there.
+  """
+  made = cost_programs(*args, **options)
+  return made.costs(*measure.alternate(made.programs, repeats))
+
+
+def cost_programs(
   params: Params,
   rng_key: Array,
   prompt: Prompt,
@@ -259,11 +283,10 @@ def costs(
   target: LanguageModel,
   drafters: Mapping[int, Drafter],
   max_len: int,
-  repeats: int,
   widths: Sequence[int] | None = None,
   **rule: Any,
-) -> dict[str, Any]:
-  """Times of an iteration's parts on this device, for one batch.
+) -> CostPrograms:
+  """Compiles an iteration's parts for one batch.
 
   Args:
     params: weights of both sides.
@@ -272,15 +295,15 @@ def costs(
     target: the target.
     drafters: the same drafter by gamma, 1 and the largest among them.
     max_len: as for `speculative.generate`.
-    repeats: timed runs of each.
     widths: of target calls to time, 1 and gamma + 1 among them; None means
       these and the middle.
     **rule: `verify_fn`, `logits_to_probs` and `eos_id`.
 
   Returns:
-    The fields of `theory.planner.Costs` but `c_hat`, in seconds, and
-    `extend_seconds` of the widest target call by itself: what is missing to its
-    `target_seconds` is sampling, verification and the loop.
+    Programs, and a function to the fields of `theory.planner.Costs` but
+    `c_hat`, in seconds, and `extend_seconds` of the widest target call by
+    itself: what is missing to its `target_seconds` is sampling, verification
+    and the loop.
   """
   max_gamma = max(drafters)
   widths = sorted(widths or {1, 1 + -(-max_gamma // 2), max_gamma + 1})
@@ -298,16 +321,8 @@ def costs(
       params, rng_key, [prompt], drafter=drafters[max_gamma], **shared
     )
   )
-  programs = {f'{width}': side.decode for width, side in sides.items()}
-  seconds, states = measure.alternate(
-    programs | {'drafted': drafted.decode}, repeats
-  )
-  each = {
-    name: float(np.median(seconds[name])) / _num_iterations(states[name])
-    for name in seconds
-  }
-  propose = {
-    gamma: measure.propose_seconds(
+  proposals = {
+    gamma: measure.propose_programs(
       params,
       _start(params, rng_key, prompt, target, drafter, max_len),
       drafter,
@@ -315,20 +330,60 @@ def costs(
     )
     for gamma, drafter in sorted(drafters.items())
   }
+  decodes: dict[str, Callable[[], Any]] = {
+    **{f'{width} positions': side.decode for width, side in sides.items()},
+    'drafted': drafted.decode,
+  }
+  extend = measure.repeated(
+    params, sides[widths[-1]].states[0], target=target, width=widths[-1]
+  )
+
+  programs = decodes | {'extend': extend}
+  for gamma, made in proposals.items():
+    programs |= {f'draft {gamma}, {i}': each for i, each in enumerate(made)}
+  figures = functools.partial(
+    _cost_figures,
+    widths=widths,
+    proposals=proposals,
+    num_extends=extend.num_calls,
+    is_short=drafters[max_gamma].may_abstain,
+  )
+  return CostPrograms(programs, figures)
+
+
+def _cost_figures(
+  seconds: Mapping[str, Any],
+  results: Mapping[str, Any],
+  *,
+  widths: Sequence[int],
+  proposals: Mapping[int, Sequence[measure.Repeated]],
+  num_extends: int,
+  is_short: bool,
+) -> dict[str, Any]:
+  """The figures of `cost_programs`; `is_short` if iterations may score one
+  position, so that the mean iteration says nothing of the loop."""
+
+  def iteration(name: str) -> float:
+    return float(np.median(seconds[name])) / _num_iterations(results[name])
+
+  propose = {
+    gamma: measure.propose_seconds(
+      programs, [seconds[f'draft {gamma}, {i}'] for i in range(len(programs))]
+    )
+    for gamma, programs in proposals.items()
+  }
+  target = [iteration(f'{width} positions') for width in widths]
+  max_gamma = max(propose)
   first, last = propose[1], propose[max_gamma]
   further = max(last - first, 0.0) / (max_gamma - 1) if max_gamma > 1 else first
-  is_short = drafters[max_gamma].may_abstain
-  spent = last + each[f'{max_gamma + 1}']
+  beyond = iteration('drafted') - last - target[widths.index(max_gamma + 1)]
   return {
-    'widths': widths,
-    'target_seconds': [each[f'{width}'] for width in widths],
+    'widths': list(widths),
+    'target_seconds': target,
     'first_draft_seconds': first,
     'draft_seconds': further,
-    # With short iterations among them the mean iteration says nothing of it.
-    'loop_seconds': 0.0 if is_short else max(each['drafted'] - spent, 0.0),
-    'extend_seconds': measure.extend_seconds(
-      params, sides[widths[-1]].states[0], target, width=widths[-1]
-    ),
+    'loop_seconds': 0.0 if is_short else max(beyond, 0.0),
+    'extend_seconds': float(np.median(seconds['extend'])) / num_extends,
   }
 
 

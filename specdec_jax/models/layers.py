@@ -152,6 +152,15 @@ def with_transposed_embedding(params: Any) -> Any:
   return changed
 
 
+def num_params(params: Any) -> int:
+  """How many parameters a tree has, those that it has twice counted once."""
+  return sum(
+    leaf.size
+    for path, leaf in jax.tree.leaves_with_path(params)
+    if not jax.tree_util.keystr(path).endswith(f"['{TRANSPOSED}']")
+  )
+
+
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
   'gelu': jax.nn.gelu,  # The tanh approximation, as T5 1.1 was trained with.
   'relu': jax.nn.relu,

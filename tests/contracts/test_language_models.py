@@ -245,6 +245,7 @@ def test_a_transposed_embedding_gives_the_same_logits(name):
   model, params, cache = _start(name)
   expected, _ = model.extend(params, _tokens(3), cache)
   transposed = layers.with_transposed_embedding(params)
+  assert layers.num_params(transposed) == layers.num_params(params) > 0
   actual, _ = model.extend(transposed, _tokens(3), cache)
   _close(actual, expected)
   # It is what is read.
