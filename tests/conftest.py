@@ -34,14 +34,24 @@ def pytest_configure(config):
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
 
 
+def pytest_addoption(parser):
+  parser.addoption(
+    '--optimized', action='store_true', help='compile all as users compile'
+  )
+
+
 @pytest.fixture(autouse=True, scope='module')
 def compile_quickly(request):
   """Tests compile many programs and run each for milliseconds.
 
   A module marked `optimized` is compiled as users compile: where the compiled
-  program itself is looked at, or runs for long.
+  program itself is looked at, or runs for long. So is all with `--optimized`,
+  as in `make proof`.
   """
-  is_quick = request.node.get_closest_marker('optimized') is None
+  is_quick = (
+    request.node.get_closest_marker('optimized') is None
+    and not request.config.option.optimized
+  )
   jax.config.update('jax_disable_most_optimizations', is_quick)
 
 

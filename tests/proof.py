@@ -13,7 +13,8 @@ import pytest
 
 def main() -> int:
   """Runs the proof, on two processes where pytest-xdist is installed."""
-  arguments = ['-m', 'proof', '-q', str(pathlib.Path(__file__).parent)]
+  folder = str(pathlib.Path(__file__).parent)
+  arguments = ['-m', 'proof', '-q', '--optimized', folder]
   if importlib.util.find_spec('xdist'):
     arguments = ['-n', '2', *arguments]
   return int(pytest.main(arguments + sys.argv[1:]))

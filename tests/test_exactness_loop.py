@@ -10,8 +10,6 @@ from specdec_jax.data import ngram_counts
 from tests import decoders, laws, toy, toy_t5, trial
 from tests.proof_report import record
 
-pytestmark = pytest.mark.optimized
-
 VOCAB_SIZE = 4
 TARGET = toy.toy(VOCAB_SIZE)
 TARGET_PARAMS = toy.toy_params(VOCAB_SIZE, seed=1)

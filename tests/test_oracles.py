@@ -35,6 +35,11 @@ def _self_drafter(name: str, gamma: int, to_probs):
 
 
 @functools.cache
+def _endless_rows():
+  return rows(plain(TARGET, Params(TARGET_PARAMS), _prompt(8), to_probs=GREEDY))
+
+
+@functools.cache
 def _plain_rows(name: str, way: str):
   """The plain decode of the prompts, for comparison."""
   target, params = MODELS[name]
@@ -163,8 +168,16 @@ def _truncate(row, prompt_len: int, limit: int, eos_ids) -> list[int]:
   return kept
 
 
-@pytest.mark.parametrize('eos_id', [3, (0, 3), -1])
-@pytest.mark.parametrize('name', ['prompt_lookup', 'bigram', 'autoregressive'])
+@pytest.mark.parametrize(
+  ('name', 'eos_id'),
+  [
+    ('prompt_lookup', 3),
+    ('prompt_lookup', -1),
+    ('bigram', (0, 3)),
+    ('autoregressive', 3),
+    ('autoregressive', (0, 3)),
+  ],
+)
 def test_eos_and_limits_in_mid_block_cut_what_plain_decoding_cuts(name, eos_id):
   prefixes = PREFIXES * 8
   rng = np.random.default_rng(0)
@@ -180,7 +193,7 @@ def test_eos_and_limits_in_mid_block_cut_what_plain_decoding_cuts(name, eos_id):
     eos_id=eos_id,
   )
   eos_ids = eos_id if isinstance(eos_id, tuple) else (eos_id,)
-  endless = rows(plain(TARGET, params, _prompt(8), to_probs=GREEDY))
+  endless = _endless_rows()
   assert rows(output) == [
     _truncate(row, len(prefix), limit, eos_ids)
     for row, prefix, limit in zip(endless, prefixes, limits, strict=True)
