@@ -187,6 +187,7 @@ def _cost_programs(
     pairs.prompts(pair, 1, 1)[0],
     drafters={gamma: make(gamma=gamma) for gamma in (1, last)},
     widths=sorted(widths),
+    num_decodes=8,
     verify_fn=RULE,
     **endless,
   )

@@ -6,6 +6,7 @@ text that the target generates. Nothing is counted as accepted or rejected, so
 one decode tells much more than its acceptances would.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -284,6 +285,7 @@ def cost_programs(
   drafters: Mapping[int, Drafter],
   max_len: int,
   widths: Sequence[int] | None = None,
+  num_decodes: int = 1,
   **rule: Any,
 ) -> CostPrograms:
   """Compiles an iteration's parts for one batch.
@@ -297,6 +299,8 @@ def cost_programs(
     max_len: as for `speculative.generate`.
     widths: of target calls to time, 1 and gamma + 1 among them; None means
       these and the middle.
+    num_decodes: short decodes of one timing. The first of them finds nothing in
+      the caches, which a small model notices.
     **rule: `verify_fn`, `logits_to_probs` and `eos_id`.
 
   Returns:
@@ -330,9 +334,11 @@ def cost_programs(
     )
     for gamma, drafter in sorted(drafters.items())
   }
+  named = {f'{width} positions': side for width, side in sides.items()}
+  named['drafted'] = drafted
   decodes: dict[str, Callable[[], Any]] = {
-    **{f'{width} positions': side.decode for width, side in sides.items()},
-    'drafted': drafted.decode,
+    name: dataclasses.replace(side, states=side.states * num_decodes).decode
+    for name, side in named.items()
   }
   extend = measure.repeated(
     params, sides[widths[-1]].states[0], target=target, width=widths[-1]
