@@ -15,7 +15,7 @@ from specdec_jax import drafters, theory, verification
 from specdec_jax.base import Drafter
 from specdec_jax.costs import measure
 from specdec_jax.drafters import schedules
-from specdec_jax.evaluation import benchmark, calibration
+from specdec_jax.evaluation import benchmark, calibration, iteration_costs
 from specdec_jax.evaluation.benchmark import Side
 from specdec_jax.models import adapters, layers
 from specdec_jax.theory.planner import Costs
@@ -173,7 +173,7 @@ def _costs_by_themselves(
 @functools.cache
 def _cost_programs(
   pair: Pair, temperature: float, settings: Settings
-) -> calibration.CostPrograms:
+) -> iteration_costs.CostPrograms:
   make = functools.partial(
     pairs.drafter, pair, TRAINED, temperature=temperature
   )
@@ -181,7 +181,7 @@ def _cost_programs(
   widths = {1, 2, *range(3, last + 1, 2), last + 1}
   # No text ends early: an iteration costs what it costs.
   endless = rule(pair, temperature) | {'eos_id': (-1,)}
-  return calibration.cost_programs(
+  return iteration_costs.cost_programs(
     pair.params,
     jax.random.key(0),
     pairs.prompts(pair, 1, 1)[0],

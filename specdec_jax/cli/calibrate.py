@@ -13,7 +13,7 @@ from specdec_jax.cli import bench, options, outputs, progress, prompts
 from specdec_jax.cli import decoder as decoder_lib
 from specdec_jax.cli.decoder import Decoder
 from specdec_jax.cli.prompts import Batch
-from specdec_jax.evaluation import calibration
+from specdec_jax.evaluation import calibration, iteration_costs
 from specdec_jax.models import layers
 from specdec_jax.theory.planner import Costs
 
@@ -102,7 +102,7 @@ def measure(
     )
     figures = calibration.acceptance(found, max_gamma=args.gamma)
   with progress.waiting('measuring times'):
-    times = calibration.costs(
+    times = iteration_costs.costs(
       params,
       key,
       rows[0],
