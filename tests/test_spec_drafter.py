@@ -16,6 +16,8 @@ from specdec_jax.models.block_decoder import BlockDecoder
 from specdec_jax.models.t5 import Encoder
 from tests import test_compilation, toy, toy_block, toy_t5
 
+pytestmark = pytest.mark.optimized
+
 V, WIDTH = 12, 3
 CONFIG = toy_block.config(V)
 SOURCE = np.array([[5, 6, 7, 1, 0], [9, 1, 0, 0, 0]], np.int32)

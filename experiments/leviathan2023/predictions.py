@@ -52,7 +52,8 @@ def table(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
     notes=[
       *notes,
       'T = 0, batch 1, after the prefill. Parts are gamma drafted tokens and '
-      'one target call over gamma + 1 positions, each timed by itself; '
+      'one target call over gamma + 1 positions, timed in turns with the '
+      'decodes, the drafts by what they add to target calls; '
       'predictions take them, and the acceptance of every token of the '
       "target's own text of these examples.",
     ],

@@ -47,7 +47,11 @@ def test_greedy_figures_and_table(bench, tmp_path, model):
   assert figures['target_runs'] == 3 * 2
   assert figures['autoregressive_target_runs'] == 3 * 6
   assert figures['block_efficiency'] == 3.0
-  assert figures['c'] > 0.1
+  # What a draft of so small a model adds to a call is within the noise.
+  assert figures['c'] >= 0
+  assert figures['c'] == pytest.approx(
+    figures['seconds_per_propose'] / 2 / figures['seconds_per_plain_iteration']
+  )
   assert set(figures['baseline_candidates_tokens_per_second']) == {
     *('float32', 'bfloat16')
   }
