@@ -3,10 +3,15 @@
 import gc
 import os
 
-_DEVICES = '--xla_force_host_platform_device_count=8'
+# Eight devices; and the code of a small program is not cut into many modules,
+# which takes longer than it saves where every core is busy.
+_FLAGS = (
+  '--xla_force_host_platform_device_count=8 '
+  '--xla_cpu_parallel_codegen_split_count=1'
+)
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-if _DEVICES not in os.environ.get('XLA_FLAGS', ''):
-  os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_DEVICES}'
+if _FLAGS not in os.environ.get('XLA_FLAGS', ''):
+  os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_FLAGS}'
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

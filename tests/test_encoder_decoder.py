@@ -135,8 +135,10 @@ def test_greedy_is_plain_greedy():
   assert decoded(plain) == expected('greedy')
 
 
-@pytest.mark.parametrize('num_partitions', [2, 4, 8])
-@pytest.mark.parametrize('way', WAYS)
+@pytest.mark.parametrize(
+  ('way', 'num_partitions'),
+  [('greedy', 2), ('sampled', 2), ('sampled', 4), ('sampled', 8)],
+)
 def test_every_mesh_gives_the_same_tokens(way, num_partitions):
   mesh = mesh_lib.make(num_partitions=num_partitions)
   assert dict(mesh.shape) == {

@@ -229,10 +229,7 @@ def _real(family: str, num_layers: int):
   if family == 'Llama':
     config = toy.llama_config(VOCAB_SIZE, num_layers=num_layers)
     return toy.adapters.llama(config), toy.llama_params(config, seed=1)
-  sizes = {'num_layers': num_layers}
-  if family == 'T5, decoder only':
-    sizes['num_encoder_layers'] = 0
-  config = toy_t5.config(VOCAB_SIZE, **sizes)
+  config = toy_t5.config(VOCAB_SIZE, num_layers=num_layers)
   return toy.adapters.t5(config), toy_t5.params(config, seed=1, scale=2.5)
 
 
@@ -243,7 +240,6 @@ def _real(family: str, num_layers: int):
   [
     ('Llama', 'speculative_sampling', 'autoregressive'),
     ('T5', 'block', 'prompt_lookup'),
-    ('T5, decoder only', 'block', 'autoregressive'),
   ],
 )
 def test_the_real_networks(family, rule, name, record_property):

@@ -91,7 +91,7 @@ PRESETS: dict[str, T5Config] = {
   't5_mini': _laptop(256, 4, 4, 64, 768, num_encoder_layers=4),
   't5_nano': _laptop(80, 2, 1, 32, 192, num_encoder_layers=2),
   'lm_mini': _laptop(192, 3, 4, 64, 512, num_encoder_layers=0),
-  'lm_nano': _laptop(48, 2, 1, 24, 128, num_encoder_layers=0),
+  'lm_nano': _laptop(48, 2, 1, 24, 96, num_encoder_layers=0),
 }
 
 

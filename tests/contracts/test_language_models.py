@@ -111,9 +111,9 @@ def _close(actual, expected):
 
 
 @pytest.mark.parametrize('name', ROWS)
-@pytest.mark.parametrize('batch_size', [1, 5, 12])
+@pytest.mark.parametrize('batch_size', [1, 5])
 def test_extend_is_well_formed(name, batch_size):
-  rows = (PREFIXES * 3)[:batch_size]
+  rows = PREFIXES[:batch_size]
   model, params, cache = _start(name, rows)
   assert isinstance(model, LanguageModel)
   assert model.vocab_size == VOCAB_SIZE

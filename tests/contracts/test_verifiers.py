@@ -54,7 +54,7 @@ def _assert_equal(first: Verification, second: Verification, atol=0.0):
 
 @pytest.mark.parametrize('name', ROWS)
 @pytest.mark.parametrize('is_one_hot', [False, True])
-@pytest.mark.parametrize(('batch_size', 'gamma'), [(1, 3), (5, 1), (40, 4)])
+@pytest.mark.parametrize(('batch_size', 'gamma'), [(1, 3), (5, 1), (40, 3)])
 def test_verdict_is_well_formed(name, is_one_hot, batch_size, gamma):
   draft, p = _case(batch_size, gamma, is_one_hot=is_one_hot)
   made = COMPILED[name](_keys(batch_size), draft, p)
