@@ -18,24 +18,16 @@ LogitsTransform = Callable[[Array], Array]
 
 
 def scale_by_temperature(temperature: float) -> LogitsTransform:
-  """Divides logits by `temperature`; 0 leaves only the first argmax.
+  """Divides logits by `temperature`; 0, greedy decoding, is `standardize`'s.
 
   Raises:
-    ValueError: if `temperature` is negative or not finite.
+    ValueError: if `temperature` is not positive and finite.
   """
-  if not 0 <= temperature < float('inf'):
+  if not 0 < temperature < float('inf'):
     raise ValueError(
       f'temperature must be finite and at least 0, got {temperature}'
     )
-
-  def apply(logits: Array) -> Array:
-    if temperature == 0:
-      best = arrays.argmax(logits)[..., None]
-      ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-      return jnp.where(ids == best, logits, -jnp.inf)
-    return logits / temperature
-
-  return apply
+  return lambda logits: logits / temperature
 
 
 def keep_top_k(k: int) -> LogitsTransform:
@@ -97,18 +89,24 @@ def mask_padding(vocab_size: int) -> LogitsTransform:
   return apply
 
 
-def chain(*transforms: LogitsTransform) -> LogitsToProbsFn:
-  """Transforms in order, then a softmax, in float32.
+def one_hot_of_best(logits: Array) -> Array:
+  """All on the first argmax, as a softmax `[..., V]` at temperature 0."""
+  best = arrays.argmax(logits)[..., None]
+  ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+  return (ids == best).astype(jnp.float32)
 
-  Returns:
-    A function from logits `[..., V]` to float32 probabilities `[..., V]`.
-  """
+
+def chain(
+  *transforms: LogitsTransform, law: LogitsTransform = jax.nn.softmax
+) -> LogitsToProbsFn:
+  """From logits `[..., V]` to float32 probabilities `[..., V]`: transforms in
+  order, then a softmax or another law, in float32."""
 
   def logits_to_probs(logits: Array) -> Array:
     logits = logits.astype(jnp.float32)
     for transform in transforms:
       logits = transform(logits)
-    return jax.nn.softmax(logits, axis=-1)
+    return law(logits)
 
   return logits_to_probs
 
@@ -133,8 +131,10 @@ def standardize(
   """
   transforms = [
     None if vocab_size is None else mask_padding(vocab_size),
-    scale_by_temperature(temperature),
+    scale_by_temperature(temperature or 1.0),
     None if top_k is None else keep_top_k(top_k),
     None if top_p is None else keep_top_p(top_p),
   ]
-  return chain(*(each for each in transforms if each is not None))
+  if temperature == 0:  # Whatever else is kept, the best is.
+    return chain(*filter(None, transforms[:1]), law=one_hot_of_best)
+  return chain(*filter(None, transforms))

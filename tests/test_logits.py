@@ -60,6 +60,12 @@ def test_greedy_ties_go_to_the_lowest_id():
   np.testing.assert_array_equal(probs, [[0, 1, 0, 0], [1, 0, 0, 0]])
 
 
+@pytest.mark.parametrize('wrong', [{'top_k': 0}, {'top_p': 0}])
+def test_what_greedy_decoding_does_not_read_is_checked_too(wrong):
+  with pytest.raises(ValueError, match=next(iter(wrong))):
+    logits.standardize(temperature=0, **wrong)
+
+
 def test_ties_at_the_limit_are_all_kept():
   scores = jnp.array([3.0, 1.0, 1.0, 0.0])
   for transform in (logits.keep_top_k(2), logits.keep_top_p(0.8)):

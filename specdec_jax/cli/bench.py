@@ -194,6 +194,7 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
     'max_new_tokens',
     'repeats',
     'dtype',
+    'draft_dtype',
   )
   device = jax.devices()[0]
   cores = f', {os.cpu_count()} cores' if device.platform == 'cpu' else ''
@@ -211,7 +212,10 @@ def _table(figures: dict[str, Any]) -> Any:
   def show(value: float | None, digits: int = 2) -> str:
     return '-' if value is None else f'{value:.{digits}f}'
 
-  title = f'{figures["model"]}, {figures["dtype"]}, {figures["device"]}'
+  dtypes = figures['dtype']
+  if figures['draft_dtype'] != dtypes:
+    dtypes += f' (drafts {figures["draft_dtype"]})'
+  title = f'{figures["model"]}, {dtypes}, {figures["device"]}'
   if figures['is_simulated']:
     title += f'\nSIMULATED acceptance of {figures["simulate_alpha"]:g}'
   table = Table(title=title)

@@ -113,16 +113,15 @@ def load_decoder(args: argparse.Namespace) -> Decoder:
   Raises:
     ValueError: if a model cannot be had, or the two do not fit together.
   """
-  weights_dtype = jnp.dtype(args.dtype)
   with progress.waiting(f'loading {args.model}'):
-    target = load_model(args.model, weights_dtype)
+    target = load_model(args.model, jnp.dtype(args.dtype))
   draft_model = None
   if args.drafter == 'model':
     with progress.waiting(f'loading {args.draft_model}'):
       draft_model = (
         target
-        if args.draft_model == args.model
-        else load_model(args.draft_model, weights_dtype)
+        if (args.draft_model, args.draft_dtype) == (args.model, args.dtype)
+        else load_model(args.draft_model, jnp.dtype(args.draft_dtype))
       )
     vocabularies.check_same_vocabulary(
       target.vocabulary, draft_model.vocabulary

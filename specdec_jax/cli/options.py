@@ -118,6 +118,11 @@ def add_models(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     '--dtype', choices=DTYPES, default='float32', help='of weights and caches'
   )
+  group.add_argument(
+    '--draft_dtype',
+    choices=DTYPES,
+    help='of the draft model (default: that of --dtype)',
+  )
 
 
 def _add_adaptive(group: Any) -> None:
@@ -200,8 +205,8 @@ def add_output(parser: argparse.ArgumentParser) -> Any:
 def check(args: argparse.Namespace) -> None:
   """Finds options that contradict each other, before anything is loaded.
 
-  Sets `args.drafter`, `args.min_ngram` and, with `--adaptive`, `args.min_prob`
-  where they were left open.
+  Sets `args.drafter`, `args.draft_dtype`, `args.min_ngram` and, with
+  `--adaptive`, `args.min_prob` where they were left open.
 
   Raises:
     ValueError: if they do.
@@ -218,6 +223,11 @@ def check(args: argparse.Namespace) -> None:
     raise ValueError('--drafter ngram needs --ngram_text, the text to count')
   if args.ngram_text and args.drafter != 'ngram':
     raise ValueError(f'--ngram_text is for --drafter ngram, not {args.drafter}')
+  if args.draft_dtype and args.drafter != 'model':
+    raise ValueError(
+      f'--draft_dtype is for --drafter model, not {args.drafter}'
+    )
+  args.draft_dtype = args.draft_dtype or args.dtype
   _check_adaptive(args)
   if args.min_ngram is None:
     args.min_ngram = min(2, args.max_ngram)

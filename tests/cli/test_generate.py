@@ -187,6 +187,14 @@ def test_bfloat16_decodes(generate):
   assert [r['log_probs'] for r in rounded] != [r['log_probs'] for r in exact]
 
 
+def test_drafts_in_bfloat16_change_no_greedy_token(generate, model):
+  options = ('--json', '-', '--draft_model', model)
+  exact = generate(*options).records()
+  rounded = generate(*options, '--draft_dtype', 'bfloat16').records()
+  assert [r['tokens'] for r in rounded] == [r['tokens'] for r in exact]
+  assert sum(r['statistics']['accepted'] for r in rounded) > 0
+
+
 def test_lenience_accepts_more(generate):
   options = ('--drafter', 'uniform', '--gamma', '1', '--temperature', '1')
 

@@ -1,9 +1,10 @@
 """Options: every wrong one gets one sentence, before any model is loaded."""
 
+import jax
 import pytest
 
 from specdec_jax.checkpoints import loading
-from specdec_jax.cli import options
+from specdec_jax.cli import decoder, options
 from tests.cli.tiny import assert_refused
 
 PROMPT = ('--prompt', 'hello')
@@ -34,6 +35,10 @@ COMPLAINTS = {
   'idle draft model': (
     ('--drafter', 'uniform', '--draft_model', 'x'),
     'not uniform',
+  ),
+  'dtype of no draft model': (
+    ('--draft_dtype', 'float32'),
+    '--draft_dtype is for --drafter model, not prompt_lookup',
   ),
   'no text to count': (('--drafter', 'ngram'), 'needs --ngram_text'),
   'idle text to count': (('--ngram_text', 'x'), 'not prompt_lookup'),
@@ -134,12 +139,34 @@ def test_help_names_the_options(run, command):
     assert '(default: 8)' in result.out
 
 
-def test_max_ngram_alone_lowers_min_ngram():
+def parsed(*given):
   parser = options.Parser()
   options.add_models(parser)
   options.add_sampling(parser)
   options.add_prompts(parser)
+  args = parser.parse_args([*PROMPT, *given])
+  options.check(args)
+  return args
+
+
+def test_max_ngram_alone_lowers_min_ngram():
   for given, expected in (((), 2), (('--max_ngram', '1'), 1)):
-    args = parser.parse_args([*PROMPT, *given])
-    options.check(args)
+    args = parsed(*given)
     assert (args.drafter, args.min_ngram) == ('prompt_lookup', expected)
+
+
+@pytest.mark.parametrize(
+  ('given', 'expected'),
+  [
+    ((), ('float32', 'float32')),
+    (('--dtype', 'bfloat16'), ('bfloat16', 'bfloat16')),
+    (('--draft_dtype', 'bfloat16'), ('float32', 'bfloat16')),
+  ],
+)
+def test_the_draft_model_may_have_a_dtype_of_its_own(model, given, expected):
+  args = parsed('--model', model, '--draft_model', model, *given)
+  params = decoder.load_decoder(args).params
+  for side, dtype in zip(
+    (params.target, params.drafter), expected, strict=True
+  ):
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(side)} == {dtype}
