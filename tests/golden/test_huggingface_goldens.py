@@ -97,18 +97,12 @@ def test_token_ids_and_text_equal_those_of_transformers():
 
 
 @pytest.mark.smollm2
-@pytest.mark.parametrize(
-  'records',
-  [
-    pytest.param(RECORDS[3:4] + RECORDS[-1:], id='two'),
-    pytest.param(RECORDS, id='all', marks=pytest.mark.slow),
-  ],
-)
-def test_argmax_is_the_greedy_token_at_every_position(records):
+def test_argmax_is_the_greedy_token_at_every_position():
   """Also that the lead of the first logit over the second is equal."""
   model = smollm2()
   by_length = sorted(
-    records, key=lambda r: len(r['prompt_ids']) + len(r['output_ids'])
+    RECORDS[::4] + RECORDS[-1:],
+    key=lambda r: len(r['prompt_ids']) + len(r['output_ids']),
   )
   # In parts, of few widths: the logits of all rows together take 2 GB.
   for start in range(0, len(by_length), 2):
