@@ -5,6 +5,7 @@ without learning from it, some of the masks are then replaced by the truth, more
 of them the more it got wrong, and it learns to fill the others.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ def block_loss(
   config: BlockDecoderConfig,
   *,
   gamma: int,
+  num_blocks: int = 1,
   label_smoothing: float = 0.1,
   has_random_prefix: bool = True,
   is_glancing: bool = True,
@@ -45,6 +47,8 @@ def block_loss(
   Args:
     config: of the drafter.
     gamma: k, masks of a block.
+    num_blocks: of every text, each after a prefix of its own, learned from in
+      one step; what depends on the source alone is computed once.
     label_smoothing: see `losses.cross_entropy`.
     has_random_prefix: False always learns the first block.
     is_glancing: False gives nothing away and saves the first pass.
@@ -56,7 +60,9 @@ def block_loss(
     prefix_key, glance_key, *dropout_keys = jax.random.split(
       jax.random.key(0) if key is None else key, 4
     )
-    weights = batch['decoder_loss_weights']
+    count = 1 if key is None else num_blocks
+    repeat = lambda x: jnp.repeat(x, count, axis=0)
+    weights = repeat(batch['decoder_loss_weights'])
     lengths = jnp.sum(weights > 0, axis=1, dtype=jnp.int32)
     starts = draw_prefixes(prefix_key, lengths)
     if not has_random_prefix:
@@ -64,24 +70,28 @@ def block_loss(
     # `weights` are 1 throughout a text, and a block without a target is 0.
     is_target = arrays.block_positions(starts, gamma) < lengths[:, None]
     text = jnp.pad(batch['decoder_target_tokens'], ((0, 0), (0, gamma)))
+    text = repeat(text)
     gold = arrays.read_block(text, starts, gamma)
     is_known = arrays.is_within(starts, text.shape[1])
 
     keys = dropout_keys if key is not None and config.dropout_rate else [None]
-    memory = _encode(config, params, batch, text.shape[1], keys[0])
+    encode = functools.partial(_encode, config, params, batch, text.shape[1])
+    memory = jax.tree.map(repeat, encode(keys[0]))
     is_revealed = jnp.zeros_like(is_target)
     if is_glancing and key is not None and RATIO in batch:
       first_key = keys[0] if shares_dropout else keys[-1]
       first_memory = memory
       if not shares_dropout:
-        first_memory = _encode(config, params, batch, text.shape[1], first_key)
+        first_memory = jax.tree.map(repeat, encode(first_key))
       guess = jax.lax.stop_gradient(
         _predict(
           config, params, first_memory, text, is_known, starts, gamma, first_key
         )
       )
       is_correct = jnp.argmax(guess, axis=-1) == gold
-      is_revealed = reveal(glance_key, is_target, is_correct, batch[RATIO])
+      is_revealed = reveal(
+        glance_key, is_target, is_correct, repeat(batch[RATIO])
+      )
       is_known = arrays.write_block(
         is_known, is_revealed, starts, jnp.full_like(starts, gamma)
       )

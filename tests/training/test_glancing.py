@@ -1,5 +1,6 @@
 """What a Spec-Drafter learns from: prefixes, masks, and what is given away."""
 
+import dataclasses
 import functools
 
 import jax
@@ -99,6 +100,25 @@ def test_prefixes_are_uniform_below_the_length():
   counts = np.bincount(starts[10_000:], minlength=5)
   assert counts.size == 5
   np.testing.assert_allclose(counts, 1000, atol=5 * np.sqrt(800))
+
+
+def test_several_blocks_of_a_text_are_several_rows(monkeypatch):
+  config = dataclasses.replace(CONFIG, dropout_rate=0.0)
+  options = {'config': config, 'is_glancing': False}
+  one, _ = run(monkeypatch, has_random_prefix=False, **options)
+  three, _ = run(monkeypatch, has_random_prefix=False, num_blocks=3, **options)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(b, 3 * a, rtol=1e-5), one, three
+  )
+  _, [(_, starts, logits)] = run(monkeypatch, num_blocks=3, **options)
+  assert logits.shape == (3 * ROWS, GAMMA, V)
+  lengths = np.asarray(batch()['decoder_loss_weights']).sum(1)
+  starts = starts.reshape(ROWS, 3)
+  assert (starts < lengths[:, None]).all()
+  assert len({len(set(row)) for row in starts.tolist()}) > 1
+  # Validation is always of one block.
+  _, [(_, starts, _)] = run(monkeypatch, key=None, num_blocks=3, **options)
+  assert starts.shape == (ROWS,)
 
 
 def test_loss_counts_masks_that_have_a_target_and_stay_masked(monkeypatch):
