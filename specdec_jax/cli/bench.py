@@ -116,23 +116,17 @@ def _measure(
 ) -> dict[str, Any]:
   """Compiles both sides and times them; what `--json` writes."""
   key = jax.random.key(args.seed)
-  place = functools.partial(
-    decoder_lib.place, num_devices=args.num_devices, is_batch=False
-  )
-  params = place(decoder.params)
-  rows = [
-    decoder_lib.place(batch.prompt, args.num_devices, is_batch=True)
-    for batch in batches
-  ]
+  place = functools.partial(decoder_lib.place, num_devices=args.num_devices)
+  params = place(decoder.params, is_batch=False)
+  rows = [place(batch.prompt, is_batch=True) for batch in batches]
   shared: dict[str, Any] = {
     'target': decoder.target,
     'max_len': decoder_lib.max_length(batches[0], args.max_new_tokens),
     'eos_id': decoder.eos_id,
     'logits_to_probs': decoder.logits_to_probs,
   }
-  plain_rule = shared | {
-    'logits_to_probs': decoder_lib.plain_sampling(args, decoder.vocabulary)
-  }
+  sampling = decoder_lib.plain_sampling(args, decoder.vocabulary)
+  plain_rule = shared | {'logits_to_probs': sampling}
   drafted_rule = shared | {'verify_fn': decoder.verify_fn}
   with progress.waiting('compiling'):
     plain = benchmark.plain_side(params, key, rows, **plain_rule)
@@ -143,36 +137,40 @@ def _measure(
       params, key, rows, gamma=args.gamma, **drafted_rule
     )
     candidates = {args.dtype: plain}
-    for dtype in plain_dtypes:
-      if dtype not in candidates:
-        other = decoder_lib.load_target(args, dtype)
-        candidates[dtype] = benchmark.plain_side(
-          place(other.params),
-          key,
-          rows,
-          **plain_rule | {'target': other.target},
-        )
+    for dtype in sorted({*plain_dtypes} - {args.dtype}):
+      other = decoder_lib.load_target(args, dtype)
+      rule = plain_rule | {'target': other.target}
+      candidates[dtype] = benchmark.plain_side(
+        place(other.params, is_batch=False), key, rows, **rule
+      )
     fastest, tokens_per_second = benchmark.fastest(candidates)
-  num_sides = 3 + (fastest != args.dtype)
-  with progress.bar('timing', num_sides * (args.repeats + 1)) as bar:
+    is_adaptive = args.adaptive is not None
+    drafter = decoder.make_drafter(args.gamma)
+    propose = benchmark.propose_programs(
+      drafted, drafter, decoder.target, is_adaptive
+    )
+  num_programs = 3 + (fastest != args.dtype) + len(propose)
+  with progress.bar('timing', num_programs * (args.repeats + 1)) as bar:
     figures = benchmark.compare(
       target=decoder.target,
       baseline=candidates[fastest],
       plain=plain,
       drafted=drafted,
       full_width=full_width,
-      drafter=decoder.make_drafter(args.gamma),
-      is_adaptive=args.adaptive is not None,
+      drafter=drafter,
+      propose=propose,
+      is_adaptive=is_adaptive,
       repeats=args.repeats,
       advance=bar.advance,
     )
-  figures['baseline'] = f'autoregressive, {fastest}'
-  figures['baseline_candidates_tokens_per_second'] = tokens_per_second
-  figures['compile_seconds'] = {
-    'autoregressive': plain.compile_seconds,
-    'speculative': drafted.compile_seconds,
+  return figures | {
+    'baseline': f'autoregressive, {fastest}',
+    'baseline_candidates_tokens_per_second': tokens_per_second,
+    'compile_seconds': {
+      'autoregressive': plain.compile_seconds,
+      'speculative': drafted.compile_seconds,
+    },
   }
-  return figures
 
 
 def configuration(args: argparse.Namespace) -> dict[str, Any]:

@@ -147,6 +147,17 @@ def _shorten(state: DecodeState) -> DecodeState:
   )
 
 
+def propose_programs(
+  drafted: Side, drafter: Drafter, target: LanguageModel, is_adaptive: bool
+) -> tuple[measure.Repeated, ...]:
+  """What times a full draft, compiled: `measure.propose_programs`, by a state
+  of `drafter`'s own where it is the drafted side's without what varies."""
+  state = drafted.states[0]
+  if is_adaptive:
+    state = dataclasses.replace(state, drafter_state=state.drafter_state.cache)
+  return measure.propose_programs(drafted.params, state, drafter, target)
+
+
 def fastest(candidates: Mapping[str, Side]) -> tuple[str, dict[str, float]]:
   """The quickest of several plain configurations, on the first batch.
 
@@ -173,6 +184,7 @@ def compare(
   drafted: Side,
   full_width: Side,
   drafter: Drafter,
+  propose: Sequence[measure.Repeated],
   repeats: int,
   is_adaptive: bool = False,
   advance: Callable[[int], None] = lambda num_done: None,
@@ -187,6 +199,7 @@ def compare(
     drafted: speculative decoding.
     full_width: see `full_width_side`.
     drafter: the drafted side's; where its gamma varies, the same without.
+    propose: what times it, see `propose_programs`.
     repeats: timed runs of each.
     is_adaptive: whether it varies. The theorem then says nothing, and of more
       than one row it is not known how many steps the draft model took.
@@ -205,11 +218,8 @@ def compare(
   }
   if plain is not baseline:
     sides['plain'] = plain
-  seconds, outputs = measure.alternate(
-    {name: side.decode for name, side in sides.items()}, repeats, advance
-  )
+  seconds, outputs, propose_seconds = _time(sides, propose, repeats, advance)
   seconds.setdefault('plain', seconds['baseline'])
-  propose = _propose_seconds(drafted, drafter, target, repeats, is_adaptive)
   if any(np.any(s.has_nan) for states in outputs.values() for s in states):
     raise ValueError('the logits were not numbers (NaN): nothing to time')
   outputs.setdefault('plain', outputs['baseline'])
@@ -227,13 +237,13 @@ def compare(
   )
   figures |= rates(counts['speculative'].statistics, drafter.gamma)
   costs = {
-    'c': propose / drafter.gamma / one_position,
+    'c': propose_seconds / drafter.gamma / one_position,
     'verify_cost_ratio': full / one_position,
   }
   figures |= costs | {
     'seconds_per_plain_iteration': one_position,
     'seconds_per_full_width_iteration': full,
-    'seconds_per_propose': propose,
+    'seconds_per_propose': propose_seconds,
     'predicted_speedup': predict_speedup(
       counts['baseline'],
       counts['speculative'],
@@ -258,21 +268,21 @@ def compare(
   )
 
 
-def _propose_seconds(
-  drafted: Side,
-  drafter: Drafter,
-  target: LanguageModel,
+def _time(
+  sides: Mapping[str, Side],
+  propose: Sequence[measure.Repeated],
   repeats: int,
-  is_adaptive: bool,
-) -> float:
-  """Seconds of a full draft, by a state of `drafter`'s own if it is another
-  than the drafted side's."""
-  state = drafted.states[0]
-  if is_adaptive:
-    state = dataclasses.replace(state, drafter_state=state.drafter_state.cache)
-  return measure.time_propose(
-    drafted.params, state, drafter, target, repeats=repeats
+  advance: Callable[[int], None],
+) -> tuple[dict[str, np.ndarray], dict[str, Any], float]:
+  """Seconds and final states of each side, and seconds of a draft, in turns."""
+  decodes = {name: side.decode for name, side in sides.items()}
+  drafts = {f'propose {i}': program for i, program in enumerate(propose)}
+  programs: dict[str, Callable[[], Any]] = {**decodes, **drafts}
+  seconds, outputs = measure.alternate(programs, repeats, advance)
+  propose_seconds = measure.propose_seconds(
+    propose, [seconds.pop(name) for name in drafts]
   )
+  return seconds, {name: outputs[name] for name in sides}, propose_seconds
 
 
 def _num_draft_steps(
