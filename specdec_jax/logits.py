@@ -99,8 +99,7 @@ def one_hot_of_best(logits: Array) -> Array:
 def chain(
   *transforms: LogitsTransform, law: LogitsTransform = jax.nn.softmax
 ) -> LogitsToProbsFn:
-  """From logits `[..., V]` to float32 probabilities `[..., V]`: transforms in
-  order, then a softmax or another law, in float32."""
+  """From logits `[..., V]` to float32 probabilities: transforms, then a law."""
 
   def logits_to_probs(logits: Array) -> Array:
     logits = logits.astype(jnp.float32)

@@ -3,8 +3,7 @@
 Leviathan et al., Algorithm 1 (https://arxiv.org/abs/2211.17192), batched: rows
 advance each at their own pace inside one `lax.while_loop`, and the target
 scores all gamma + 1 positions of all rows in one call. `generate` is the whole
-program; `init`, `step`, `run` and `output` are its pieces, for streaming,
-traces and benchmarks.
+program; `init`, `step`, `run` and `output` are its pieces.
 """
 
 import dataclasses
@@ -28,8 +27,7 @@ class StepInfo:
   Attributes:
     draft: what was proposed.
     verification: what became of it.
-    target_probs: float32 `[B, G+1, V]`, p at each position. Zero beyond the
-      first in an iteration in which no row drafted.
+    target_probs: float32 `[B, G+1, V]`, p; beyond the first 0 if none drafts.
     starts: int32 `[B]`, committed lengths before the iteration.
     counts: int32 `[B]`, how many tokens each row committed.
   """
@@ -153,10 +151,20 @@ def step(
     )
     return state, _widen(info, draft)
 
-  shapes = jax.eval_shape(
-    lambda state: judge(drafter.gamma, (state,))[1], state
+  starts, size = state.context.lengths, target.vocab_size
+  if draft.probs is not None and draft.probs.shape[-1] != size:
+    raise ValueError(
+      f'the drafter has {draft.probs.shape[-1]} token ids, the target {size}'
+    )
+  probs = jnp.zeros((starts.size, drafter.gamma + 1, size))
+  shapes = jax.eval_shape(verify_fn, state.row_keys, draft, probs)
+  no_info = StepInfo(
+    draft=draft,
+    verification=jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes),
+    target_probs=probs,
+    starts=starts,
+    counts=starts,
   )
-  no_info = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
   return _judge_at_width(drafter, draft, judge, (state, no_info))
 
 
@@ -224,11 +232,6 @@ def _judge(
       jnp.concatenate([pending, draft.tokens], axis=1),
       state.target_cache,
     )
-    if draft.probs is not None and draft.probs.shape[-1] != logits.shape[-1]:
-      raise ValueError(
-        f'the drafter has {draft.probs.shape[-1]} token ids, the target '
-        f'{logits.shape[-1]}'
-      )
     target_probs = logits_to_probs(logits)
     _, verify_keys = keys.iteration_keys(state.row_keys, starts)
     verification = verify_fn(verify_keys, draft, target_probs)
