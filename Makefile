@@ -50,8 +50,13 @@ tables: $(VENV)/tables.done $(CORPUS)/manifest.json
 $(CORPUS)/manifest.json: | $(VENV)/tables.done
 	$(BIN)/specdec data build debian --out $(CORPUS)
 
+# Compiling is most of the work. What looks at the compiled program, or runs
+# long, is compiled as users compile; all else as quickly as can be.
+TWO := -n 2 --dist worksteal
+
 test: $(VENV)/dev.done
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not notebooks'
+	$(BIN)/python -m pytest $(TWO) --quick -m 'not notebooks and not optimized'
+	$(BIN)/python -m pytest $(TWO) -m optimized
 
 # They measure times, so nothing else runs beside them.
 notebooks: $(VENV)/dev.done

@@ -37,27 +37,28 @@ def pytest_configure(config):
     'jax_compilation_cache_dir', str(config.cache.mkdir('compiled'))
   )
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+  if config.option.quick:
+    jax.config.update('jax_disable_most_optimizations', True)
+    # A third of the time to compile; later versions have no such flag.
+    if jax.__version_info__[:2] == (0, 10):
+      os.environ['XLA_FLAGS'] += ' --xla_cpu_use_fusion_emitters=false'
 
 
 def pytest_addoption(parser):
   parser.addoption(
-    '--optimized', action='store_true', help='compile all as users compile'
+    '--quick',
+    action='store_true',
+    help='compile quickly rather than as users do, without what is marked '
+    '`optimized`: where the compiled program itself is looked at, or runs long',
   )
 
 
-@pytest.fixture(autouse=True, scope='module')
-def compile_quickly(request):
-  """Tests compile many programs and run each for milliseconds.
-
-  A module marked `optimized` is compiled as users compile: where the compiled
-  program itself is looked at, or runs for long. So is all with `--optimized`,
-  as in `make proof`.
-  """
-  is_quick = (
-    request.node.get_closest_marker('optimized') is None
-    and not request.config.option.optimized
-  )
-  jax.config.update('jax_disable_most_optimizations', is_quick)
+def pytest_collection_modifyitems(config, items):
+  if config.option.quick:
+    skip = pytest.mark.skip(reason='looks at what users run: without --quick')
+    for item in items:
+      if item.get_closest_marker('optimized'):
+        item.add_marker(skip)
 
 
 @pytest.fixture
