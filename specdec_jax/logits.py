@@ -25,7 +25,8 @@ def scale_by_temperature(temperature: float) -> LogitsTransform:
   """
   if not 0 < temperature < float('inf'):
     raise ValueError(
-      f'temperature must be finite and at least 0, got {temperature}'
+      'temperature must be finite and at least 0, and 0 is for standardize: '
+      f'got {temperature}'
     )
   return lambda logits: logits / temperature
 
@@ -65,8 +66,7 @@ def keep_top_p(p: float) -> LogitsTransform:
       return logits
     descending = -jnp.sort(-logits, axis=-1)
     probs = jax.nn.softmax(descending, axis=-1)
-    mass_before = jnp.cumsum(probs, axis=-1) - probs
-    is_kept = mass_before < p
+    is_kept = jnp.cumsum(probs, axis=-1) - probs < p  # The mass before it.
     smallest_kept = jnp.min(
       jnp.where(is_kept, descending, jnp.inf), axis=-1, keepdims=True
     )

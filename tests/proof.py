@@ -13,8 +13,7 @@ import pytest
 
 def main() -> int:
   """Runs the proof, on two processes where pytest-xdist is installed."""
-  folder = str(pathlib.Path(__file__).parent)
-  arguments = ['-m', 'proof', '-q', folder]
+  arguments = ['-m', 'proof', '-q', str(pathlib.Path(__file__).parent)]
   if importlib.util.find_spec('xdist'):
     arguments = ['-n', '2', *arguments]
   return int(pytest.main(arguments + sys.argv[1:]))
