@@ -250,13 +250,13 @@ def _shown(
   )
   if len(plans) == 1:
     shown.append(_choices(plans[0]))
-    bound = _oracle(alphas[0], costs)
-    return [
-      *shown,
-      *plans[0].sentences,
-      f'No schedule that varies gamma gains more than {bound:.2f} times: that '
-      'is an oracle, which drafts just what is accepted.',
-    ]
+    shown += plans[0].sentences
+    if (bound := _oracle(alphas[0], costs)) is not None:
+      shown.append(
+        f'No schedule that varies gamma gains more than {bound:.2f} times: that '
+        'is an oracle, which drafts just what is accepted.'
+      )
+    return shown
   table = _new_table('alpha', 'gamma', 'tokens a run', 'speedup', 'operations')
   for alpha, plan in zip(alphas, plans, strict=True):
     best = plan.best
@@ -270,13 +270,18 @@ def _shown(
   return [*shown, table, *_losses(alphas, plans)]
 
 
-def _oracle(alpha: Any, costs: Costs) -> float:
+def _oracle(alpha: Any, costs: Costs) -> float | None:
   """What a gamma chosen with hindsight would gain, scoring being free of width:
-  a bound for `drafters.adaptive` at these costs."""
+  a bound for `drafters.adaptive` at these costs.
+
+  None if there is no bound: all is accepted, and the drafter was too quick for
+  its time to be told from noise.
+  """
   c = min(costs.first_draft_seconds, costs.draft_seconds) / costs.plain_seconds
   # Of a profile the first rate is that of all prefixes, and alpha itself.
   rate = np.ravel(alpha)[0]
-  return float(theory.oracle_walltime_improvement(rate, c))
+  bound = float(theory.oracle_walltime_improvement(rate, c))
+  return bound if np.isfinite(bound) else None
 
 
 def _losses(alphas: Sequence[float], plans: Sequence[Plan]) -> list[str]:

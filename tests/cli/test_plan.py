@@ -69,6 +69,17 @@ def test_a_calibration_is_planned_with(run, model, prompts_file, tmp_path):
   assert plan['sentences'][0] in ' '.join(result.out.split())
 
 
+def test_a_perfect_drafter_at_no_measured_cost_has_no_bound(run, folder):
+  path = written(
+    folder, alpha=1, alpha_interval=[1, 1], profile=[1] * 8, draft_seconds=0
+  )
+  result = run('plan', '--costs', path)
+  assert (result.status, result.err) == (0, '')
+  assert 'oracle' not in result.out
+  result = run('plan', '--costs', path, '--json', '-')
+  assert json.loads(result.out)['oracle_speedups'] == [None]
+
+
 def test_the_plan_is_the_planner_s(run, folder):
   result = run('plan', '--costs', written(folder), '--json', '-')
   (plan,) = json.loads(result.out)['plans']
