@@ -15,11 +15,12 @@ def block_positions(starts: Array, width: int) -> Array:
 def read_block(buffer: Array, starts: Array, width: int) -> Array:
   """Row b of the result is `buffer[b, starts[b] : starts[b] + width]`.
 
-  `[B, S]` and int32 `[B]` to `[B, width]`. Positions outside the buffer repeat
-  its nearest element; callers mask them.
+  `[B, S, ...]` and int32 `[B]` to `[B, width, ...]`. Positions outside the
+  buffer repeat its nearest element; callers mask them.
   """
   positions = block_positions(starts, width)
   positions = jnp.clip(positions, 0, buffer.shape[1] - 1)
+  positions = jnp.expand_dims(positions, range(2, buffer.ndim))
   return jnp.take_along_axis(buffer, positions, axis=1)
 
 

@@ -122,15 +122,16 @@ class LanguageModel(NamedTuple):
   Attributes:
     init: `(params, prompt, max_len) -> cache`: encoder pass and prefill of all
       of the prompt but its last token, with room for `max_len` positions.
-    extend: `(params, tokens[B, T], cache) -> (logits[B, T, V], cache)`: float32
-      logits of what follows each of the appended tokens.
+    extend: `(params, tokens[B, T], cache, at=None) -> (logits[B, T, V], cache)`:
+      float32 logits of what follows each appended token, or, at `at[B]` alone,
+      `[B, 1, V]`: the projection to the vocabulary is most of a small model.
     rewind: `(cache, lengths[B]) -> cache`: sets how many positions of each row
       count; nothing is erased.
     vocab_size: V, the last axis of the logits.
   """
 
   init: Callable[[Any, Prompt, int], Any]
-  extend: Callable[[Any, Array, Any], tuple[Array, Any]]
+  extend: Callable[..., tuple[Array, Any]]
   rewind: Callable[[Any, Array], Any]
   vocab_size: int
 

@@ -127,9 +127,9 @@ def test_without_a_reason_to_stop_it_drafts_as_the_fixed_gamma():
 def test_no_more_draft_steps_than_some_row_wants():
   calls = []
 
-  def extend(params, tokens, cache):
+  def extend(params, tokens, cache, at=None):
     jax.debug.callback(lambda: calls.append(tokens.shape[1]))
-    return TARGET.extend(params, tokens, cache)
+    return TARGET.extend(params, tokens, cache, at)
 
   counted = TARGET._replace(extend=extend)
   prompt = toy.prompt([[1, 3], [0, 2]])

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax import arrays
 from specdec_jax.base import Array, LanguageModel, Prompt, value
 from specdec_jax.models import adapters, kv_cache
 from specdec_jax.models.llama import Llama, LlamaConfig
@@ -34,7 +35,7 @@ def toy(vocab_size: int) -> LanguageModel:
     _, cache = extend(params, prompt.decoder_tokens[:, :-1], cache)
     return rewind(cache, prompt.decoder_lengths - 1)
 
-  def extend(params, tokens: Array, cache: ToyCache):
+  def extend(params, tokens: Array, cache: ToyCache, at=None):
     rows = jnp.arange(tokens.shape[0])[:, None]
     steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)
     positions = cache.lengths[:, None] + steps[None, :]
@@ -43,7 +44,10 @@ def toy(vocab_size: int) -> LanguageModel:
     before = buffer.at[rows, jnp.maximum(positions - 1, 0)].get(mode='clip')
     before = jnp.where(positions > 0, before, vocab_size)
     cache = ToyCache(tokens=buffer, lengths=cache.lengths + tokens.shape[1])
-    return params['table'][before, last], cache
+    logits = params['table'][before, last]
+    if at is not None:
+      logits = arrays.read_block(logits, at, 1)
+    return logits, cache
 
   def rewind(cache: ToyCache, lengths: Array) -> ToyCache:
     return cache.replace(lengths=lengths)

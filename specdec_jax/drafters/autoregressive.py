@@ -72,16 +72,14 @@ def catch_up(
   """Feeds the last two committed tokens; logits `[B, V]` of what follows.
 
   After full acceptance the cache lacks the last drafted token and the bonus
-  token; otherwise it lacks one. Always feeding two keeps one static shape. A
-  one-token context reads the first row of logits instead of the second.
+  token, otherwise one; that two are fed always keeps one static shape.
   """
   starts = jnp.maximum(context.lengths - 2, 0)
   cache = model.rewind(cache, starts)
   tokens = arrays.read_block(context.tokens, starts, 2)
-  logits, cache = model.extend(params, tokens, cache)
   last = context.lengths - 1 - starts
-  logits = jnp.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
-  return logits, model.rewind(cache, context.lengths)
+  logits, cache = model.extend(params, tokens, cache, at=last)
+  return logits[:, 0], model.rewind(cache, context.lengths)
 
 
 def split_keys(row_keys: Array, count: int) -> Array:

@@ -46,8 +46,10 @@ def llama(config: LlamaConfig) -> LanguageModel:
       _, cache = extend(params, prompt.decoder_tokens[:, :-1], cache)
     return rewind(cache, prompt.decoder_lengths - 1)
 
-  def extend(params, tokens: Array, cache: KVCache) -> tuple[Array, KVCache]:
-    result: Any = network.apply({'params': params}, tokens, cache)
+  def extend(
+    params, tokens: Array, cache: KVCache, at: Array | None = None
+  ) -> tuple[Array, KVCache]:
+    result: Any = network.apply({'params': params}, tokens, cache, at)
     return result
 
   def rewind(cache: KVCache, lengths: Array) -> KVCache:
@@ -97,8 +99,10 @@ def t5(config: T5Config) -> LanguageModel:
       _, cache = extend(params, prompt.decoder_tokens[:, :-1], cache)
     return rewind(cache, prompt.decoder_lengths - 1)
 
-  def extend(params, tokens: Array, cache: T5Cache) -> tuple[Array, T5Cache]:
-    return apply(params, tokens, cache, method=T5.extend)
+  def extend(
+    params, tokens: Array, cache: T5Cache, at: Array | None = None
+  ) -> tuple[Array, T5Cache]:
+    return apply(params, tokens, cache, at, method=T5.extend)
 
   def rewind(cache: T5Cache, lengths: Array) -> T5Cache:
     decoder = kv_cache.rewind(cache.decoder, lengths.astype(jnp.int32))

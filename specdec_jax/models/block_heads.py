@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import base
+from specdec_jax import arrays, base
 from specdec_jax.base import Array, LanguageModel, Prompt
 from specdec_jax.drafters.blockwise_heads import HeadsFn
 from specdec_jax.models import adapters
@@ -138,7 +138,7 @@ def with_heads(
     )
 
   def extend(
-    params, tokens: Array, cache: HeadsCache
+    params, tokens: Array, cache: HeadsCache, at: Array | None = None
   ) -> tuple[Array, HeadsCache]:
     hidden, t5_cache = apply(params, tokens, cache.t5, method=T5.extend_hidden)
     kept = hidden[:, :width]
@@ -148,6 +148,8 @@ def with_heads(
       hidden=jnp.pad(kept, ((0, 0), (0, missing), (0, 0))),
       starts=cache.lengths,
     )
+    if at is not None:
+      hidden = arrays.read_block(hidden, at, 1)
     return apply(params, hidden, method=T5.project), new
 
   def rewind(cache: HeadsCache, lengths: Array) -> HeadsCache:
@@ -158,9 +160,8 @@ def with_heads(
     # own head made the last token of it.
     offsets = lengths - 2 - cache.starts
     is_ready = (cache.starts >= 0) & (offsets >= 0) & (offsets < width)
-    # [B, 1, 1]: one position of each row.
-    indices = jnp.clip(offsets, 0, width - 1)[:, None, None]
-    x = jnp.take_along_axis(cache.hidden, indices, axis=1)[:, 0]
+    offsets = jnp.clip(offsets, 0, width - 1)
+    x = arrays.read_block(cache.hidden, offsets, 1)[:, 0]
     ahead: Any = BlockHeads(config).apply({'params': params['heads']}, x)
     return apply(params['target'], ahead, method=T5.project), is_ready
 

@@ -130,12 +130,15 @@ class DecoderLayer(nn.Module):
 
 
 class Llama(nn.Module):
-  """The decoder: `(tokens[B, T], cache) -> (logits[B, T, V], cache)`."""
+  """The decoder: `(tokens[B, T], cache) -> (logits[B, T, V], cache)`, or logits
+  `[B, 1, V]` of what follows the token `at[B]` of each row."""
 
   config: LlamaConfig
 
   @nn.compact
-  def __call__(self, tokens: Array, cache: KVCache) -> tuple[Array, KVCache]:
+  def __call__(
+    self, tokens: Array, cache: KVCache, at: Array | None = None
+  ) -> tuple[Array, KVCache]:
     config = self.config
     embed = Embed(
       config.vocab_size, config.embed_dim, config.dtype, name='token_embedder'
@@ -148,6 +151,8 @@ class Llama(nn.Module):
       )
       keys.append(layer_keys)
       values.append(layer_values)
+    if at is not None:
+      x = arrays.read_block(x, at, 1)
     x = RMSNorm(config.norm_epsilon, config.dtype, name='decoder_norm')(x)
     if config.is_tied:
       logits = embed.attend(x)

@@ -222,9 +222,14 @@ class T5(nn.Module):
     """The part of a `T5Cache` that depends on the encoder alone."""
     return self.decoder.cross_keys_values(encoded)
 
-  def extend(self, tokens: Array, cache: T5Cache) -> tuple[Array, T5Cache]:
-    """Appends int32 `[B, T]`; float32 logits `[B, T, V]` and the cache."""
+  def extend(
+    self, tokens: Array, cache: T5Cache, at: Array | None = None
+  ) -> tuple[Array, T5Cache]:
+    """Appends int32 `[B, T]`; float32 logits `[B, T, V]`, or `[B, 1, V]` of the
+    token `at[B]` alone, and the cache."""
     x, cache = self.decoder.extend(tokens, cache)
+    if at is not None:
+      x = arrays.read_block(x, at, 1)
     return self.decoder.project(x), cache
 
   def extend_hidden(

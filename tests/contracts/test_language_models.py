@@ -146,6 +146,17 @@ def test_extend_by_many_is_extend_by_one_many_times(name):
 
 
 @pytest.mark.parametrize('name', ROWS)
+def test_extend_at_one_token_gives_its_logits_alone(name):
+  model, params, cache = _start(name)
+  tokens, at = _tokens(3), jnp.array([0, 2, 1, 2, 0], jnp.int32)
+  every, expected_cache = model.extend(params, tokens, cache)
+  alone, found_cache = model.extend(params, tokens, cache, at)
+  assert alone.shape == (len(PREFIXES), 1, VOCAB_SIZE)
+  _close(alone[:, 0], every[jnp.arange(len(PREFIXES)), at])
+  jax.tree.map(_close, found_cache, expected_cache)
+
+
+@pytest.mark.parametrize('name', ROWS)
 def test_init_is_the_prompt_fed_token_by_token(name):
   model, params, cache = _start(name)
   tokens = _tokens(2)
