@@ -122,9 +122,9 @@ class LanguageModel(NamedTuple):
   Attributes:
     init: `(params, prompt, max_len) -> cache`: encoder pass and prefill of all
       of the prompt but its last token, with room for `max_len` positions.
-    extend: `(params, tokens[B, T], cache, at=None) -> (logits[B, T, V], cache)`:
-      float32 logits of what follows each appended token, or, at `at[B]` alone,
-      `[B, 1, V]`: the projection to the vocabulary is most of a small model.
+    extend: `(params, tokens[B, T], cache, at=None) -> (logits, cache)`: float32
+      `[B, T, V]`, of what follows each appended token, or `[B, 1, V]`, of the
+      one at `at[B]`: the projection to V is most of a small model.
     rewind: `(cache, lengths[B]) -> cache`: sets how many positions of each row
       count; nothing is erased.
     vocab_size: V, the last axis of the logits.

@@ -253,8 +253,8 @@ def _shown(
     shown += plans[0].sentences
     if (bound := _oracle(alphas[0], costs)) is not None:
       shown.append(
-        f'No schedule that varies gamma gains more than {bound:.2f} times: that '
-        'is an oracle, which drafts just what is accepted.'
+        f'No schedule that varies gamma gains more than {bound:.2f} times: '
+        'that is an oracle, which drafts just what is accepted.'
       )
     return shown
   table = _new_table('alpha', 'gamma', 'tokens a run', 'speedup', 'operations')
