@@ -78,7 +78,7 @@ def device() -> str:
   kind = found.device_kind
   if found.platform == 'cpu':
     kind = f'{platform.machine()} CPU, {os.cpu_count()} cores'
-  return f'{kind}, jax {jax.__version__}, float32'
+  return f'{kind}, jax {jax.__version__}'
 
 
 def write(

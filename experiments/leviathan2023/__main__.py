@@ -17,8 +17,10 @@ from pathlib import Path
 from experiments import report
 from experiments.leviathan2023 import pairs
 from experiments.leviathan2023.measured import Settings
+from experiments.leviathan2023.pairs import Dtypes
 from experiments.leviathan2023.tables import TABLES
 from specdec_jax.cli import decoder as decoder_lib
+from specdec_jax.cli import options
 
 MODULE = 'experiments.leviathan2023'
 # Which need no model.
@@ -28,6 +30,9 @@ _OF_THEORY = {'1'}
 def main(argv: Sequence[str] | None = None) -> int:
   argv = sys.argv[1:] if argv is None else argv
   args = _parser().parse_args(argv)
+  dtypes = Dtypes(
+    target=args.dtype, draft=args.draft_dtype, plain=args.plain_dtypes
+  )
   settings = Settings(
     num_alpha=args.num_alpha,
     num_timed=args.num_timed,
@@ -39,13 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     decoder_lib.enable_compilation_cache()
     given = []
     if set(args.tables) - _OF_THEORY:
-      given = pairs.load_all(args)
+      given = pairs.load_all(args, dtypes)
     for name in args.tables:
       title, make = TABLES[name]
       started = time.time()
       table = make(given, settings, Path(args.output))
       header = report.header(MODULE, argv, started)
       if name not in _OF_THEORY:
+        header['dtypes'] = (
+          f'{dtypes}, plain decoding the fastest of '
+          f'{" and ".join(dtypes.plain)}'
+        )
         header['examples'] = (
           f'{args.num_alpha} for acceptance, {args.num_timed} timed in '
           f'{args.repeats} turns'
@@ -71,6 +80,21 @@ def _parser() -> argparse.ArgumentParser:
   pairs.add_arguments(parser)
   parser.add_argument('--output', default='experiments/leviathan2023/results')
   report.add_tables(parser, TABLES)
+  parser.add_argument(
+    '--dtype',
+    choices=options.DTYPES,
+    default='bfloat16',
+    help='of the target while it verifies',
+  )
+  parser.add_argument(
+    '--draft_dtype', choices=options.DTYPES, default='float32'
+  )
+  parser.add_argument(
+    '--plain_dtypes',
+    type=options.dtypes,
+    default=','.join(options.DTYPES),
+    help='what plain decoding is the fastest of',
+  )
   parser.add_argument('--num_alpha', type=int, default=200)
   parser.add_argument('--num_timed', type=int, default=24)
   parser.add_argument('--repeats', type=int, default=11)

@@ -12,7 +12,8 @@ import numpy as np
 from experiments.leviathan2023 import pairs, paper
 from experiments.leviathan2023.pairs import TRAINED, Pair
 from specdec_jax import drafters, theory, verification
-from specdec_jax.base import Drafter
+from specdec_jax.base import Drafter, Params
+from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.costs import measure
 from specdec_jax.drafters import schedules
 from specdec_jax.evaluation import benchmark, calibration, iteration_costs
@@ -153,7 +154,8 @@ def rule(pair: Pair, temperature: float) -> dict[str, Any]:
 
 def costs(pair: Pair, temperature: float, settings: Settings) -> Costs:
   """Times of an iteration's parts with the trained drafter, batch 1: where all
-  of it is timed, in turns with what they are to predict."""
+  of it is timed, in turns with what they are to predict. A plain step is one in
+  the fastest dtype."""
   if temperature == 0:
     parts = whole_sweep(pair, temperature, settings).costs
     assert parts is not None
@@ -189,7 +191,36 @@ def _cost_programs(
     widths=sorted(widths),
     num_decodes=8,
     verify_fn=RULE,
+    plain=_fastest_plain(pair, temperature)[1],
     **endless,
+  )
+
+
+@functools.cache
+def _fastest_plain(pair: Pair, temperature: float) -> tuple[str, Side]:
+  """In which dtype the target decodes plainly most quickly, and that on one
+  example whose text does not end."""
+  sides = {
+    dtype: _plain_side(pair, model, temperature, num_examples=1, eos_id=(-1,))
+    for dtype, model in pair.plain.items()
+  }
+  dtype = benchmark.fastest(sides)[0] if len(sides) > 1 else next(iter(sides))
+  return dtype, sides[dtype]
+
+
+def _plain_side(
+  pair: Pair,
+  model: LoadedModel,
+  temperature: float,
+  num_examples: int,
+  **changes: Any,
+) -> Side:
+  shared = rule(pair, temperature) | {'target': adapters.of(model.config)}
+  return benchmark.plain_side(
+    Params(model.params),
+    jax.random.key(0),
+    pairs.prompts(pair, num_examples, 1),
+    **shared | changes,
   )
 
 
@@ -347,7 +378,10 @@ def _time(
     pairs.prompts(pair, settings.num_timed, 1),
   )
   shared = rule(pair, temperature)
-  sides: dict[Any, Side] = {None: benchmark.plain_side(*args, **shared)}
+  plain = pair.plain[_fastest_plain(pair, temperature)[0]]
+  sides: dict[Any, Side] = {
+    None: _plain_side(pair, plain, temperature, settings.num_timed)
+  }
   for way, drafter in ways.items():
     sides[way] = benchmark.speculative_side(
       *args, drafter=drafter, verify_fn=RULE, **shared

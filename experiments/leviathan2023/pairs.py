@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,24 @@ KINDS = {
 }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dtypes:
+  """What a pair computes in.
+
+  Attributes:
+    target: while it verifies.
+    draft: the draft model.
+    plain: what plain decoding may choose from.
+  """
+
+  target: str = 'float32'
+  draft: str = 'float32'
+  plain: Sequence[str] = ('float32',)
+
+  def __str__(self) -> str:
+    return f'target {self.target}, drafts {self.draft}'
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Pair:
   """What is measured.
@@ -94,6 +112,7 @@ class Pair:
     kind: see `KINDS`.
     target: the model that is wanted.
     draft_model: its drafter.
+    plain: the target by the dtype that it may decode plainly in.
     layout: vocabulary, sizes of the target and buffers.
     rows: the test split.
     ngram_path: text that n-grams are counted in.
@@ -104,6 +123,7 @@ class Pair:
   kind: Kind
   target: LoadedModel
   draft_model: LoadedModel
+  plain: Mapping[str, LoadedModel]
   layout: Layout
   rows: Sequence[Row]
   ngram_path: Path
@@ -164,16 +184,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   )
 
 
-def load_all(args: argparse.Namespace) -> list[Pair]:
+def load_all(
+  args: argparse.Namespace, dtypes: Dtypes | None = None
+) -> list[Pair]:
   """The pairs that were asked for; raises as `load` does."""
   ngram_examples = getattr(args, 'ngram_examples', 0)
   return [
-    load(text, Path(args.corpus), ngram_examples)
+    load(text, Path(args.corpus), ngram_examples, dtypes)
     for text in args.pair or shipped()
   ]
 
 
-def load(text: str, corpus: Path, ngram_examples: int) -> Pair:
+def load(
+  text: str, corpus: Path, ngram_examples: int, dtypes: Dtypes | None = None
+) -> Pair:
   """The pair of `--pair`.
 
   Args:
@@ -181,6 +205,7 @@ def load(text: str, corpus: Path, ngram_examples: int) -> Pair:
       are to be the shipped ones.
     corpus: what `specdec data build debian` wrote.
     ngram_examples: how many examples n-grams are counted in.
+    dtypes: float32 for all if None.
 
   Raises:
     ValueError: if there is no such kind, a model cannot be had, the two do not
@@ -200,10 +225,16 @@ def load(text: str, corpus: Path, ngram_examples: int) -> Pair:
   task = tasks.find(
     str(path), inputs_field='text' if kind.is_text else 'inputs'
   )
-  target = decoder_lib.load_model(given[0] or kind.target, jnp.dtype('float32'))
-  draft_model = decoder_lib.load_model(
-    given[1] or kind.drafter, jnp.dtype('float32')
+  dtypes = dtypes or Dtypes()
+  name_of = {
+    'target': given[0] or kind.target,
+    'draft': given[1] or kind.drafter,
+  }
+  read = lambda side, dtype: decoder_lib.load_model(
+    name_of[side], jnp.dtype(dtype)
   )
+  target = read('target', dtypes.target)
+  draft_model = read('draft', dtypes.draft)
   _check(target, draft_model, kind)
   layout = Layout(
     config=target.config,
@@ -220,6 +251,10 @@ def load(text: str, corpus: Path, ngram_examples: int) -> Pair:
     kind=kind,
     target=target,
     draft_model=draft_model,
+    plain={
+      dtype: target if dtype == dtypes.target else read('target', dtype)
+      for dtype in dtypes.plain
+    },
     layout=layout,
     rows=rows,
     ngram_path=path.with_name('train' + path.suffix),

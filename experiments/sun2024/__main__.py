@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       batch_size=args.batch_size,
     )
     header = report.header(MODULE, argv, started)
+    header['dtypes'] = str(pairs.Dtypes())
     header['examples'] = f'{args.num_examples}'
     shown = report.write(
       folder,

@@ -14,12 +14,14 @@ from typing import Any
 
 import jax
 
+from specdec_jax.base import Params, Prompt
 from specdec_jax.cli import decoder as decoder_lib
 from specdec_jax.cli import options, outputs, progress, prompts
 from specdec_jax.cli.decoder import Decoder
 from specdec_jax.cli.prompts import Batch
 from specdec_jax.costs.simulated import simulated_acceptance
 from specdec_jax.evaluation import benchmark
+from specdec_jax.evaluation.benchmark import Side
 
 HELP = 'time plain against speculative decoding'
 
@@ -28,16 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   options.add_models(parser)
   options.add_sampling(parser)
   options.add_prompts(parser)
-  group = parser.add_argument_group('timing')
-  group.add_argument(
-    '--repeats', type=options.positive_int, default=5, help='timed runs a side'
-  )
-  group.add_argument(
-    '--plain_dtypes',
-    default=','.join(options.DTYPES),
-    help='plain configurations to choose the fastest from',
-  )
-  group.add_argument(
+  options.add_timing(parser).add_argument(
     '--simulate_alpha',
     metavar='ALPHA',
     type=options.share,
@@ -55,12 +48,6 @@ def run(args: argparse.Namespace) -> int:
   options.check(args)
   if args.drafter == 'none':
     raise ValueError('bench compares with plain decoding: choose a drafter')
-  plain_dtypes = args.plain_dtypes.split(',')
-  for dtype in plain_dtypes:
-    if dtype not in options.DTYPES:
-      raise ValueError(
-        f'--plain_dtypes takes {",".join(options.DTYPES)}, got {dtype!r}'
-      )
   outputs.check(
     {'--json': args.json},
     {'--prompts': args.prompts, '--ngram_text': args.ngram_text},
@@ -83,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     batch_size=args.batch_size,
     max_new_tokens=args.max_new_tokens,
   )
-  figures = _measure(args, decoder, batches, plain_dtypes) | configuration(args)
+  figures = _measure(args, decoder, batches) | configuration(args)
   figures['is_simulated'] = args.simulate_alpha is not None
   if figures['is_simulated']:
     simulated = {'verification': 'simulated', 'lenience': None}
@@ -109,10 +96,7 @@ def _simulate(decoder: Decoder, alpha: float) -> Decoder:
 
 
 def _measure(
-  args: argparse.Namespace,
-  decoder: Decoder,
-  batches: Sequence[Batch],
-  plain_dtypes: Sequence[str],
+  args: argparse.Namespace, decoder: Decoder, batches: Sequence[Batch]
 ) -> dict[str, Any]:
   """Compiles both sides and times them; what `--json` writes."""
   key = jax.random.key(args.seed)
@@ -125,24 +109,16 @@ def _measure(
     'eos_id': decoder.eos_id,
     'logits_to_probs': decoder.logits_to_probs,
   }
-  sampling = decoder_lib.plain_sampling(args, decoder.vocabulary)
-  plain_rule = shared | {'logits_to_probs': sampling}
   drafted_rule = shared | {'verify_fn': decoder.verify_fn}
   with progress.waiting('compiling'):
-    plain = benchmark.plain_side(params, key, rows, **plain_rule)
+    candidates = plain_sides(args, decoder, params, rows, shared)
+    plain = candidates[args.dtype]
     drafted = benchmark.speculative_side(
       params, key, rows, drafter=decoder.drafter, **drafted_rule
     )
     full_width = benchmark.full_width_side(
       params, key, rows, gamma=args.gamma, **drafted_rule
     )
-    candidates = {args.dtype: plain}
-    for dtype in sorted({*plain_dtypes} - {args.dtype}):
-      other = decoder_lib.load_target(args, dtype)
-      rule = plain_rule | {'target': other.target}
-      candidates[dtype] = benchmark.plain_side(
-        place(other.params, is_batch=False), key, rows, **rule
-      )
     fastest, tokens_per_second = benchmark.fastest(candidates)
     is_adaptive = args.adaptive is not None
     drafter = decoder.make_drafter(args.gamma)
@@ -171,6 +147,38 @@ def _measure(
       'speculative': drafted.compile_seconds,
     },
   }
+
+
+def plain_sides(
+  args: argparse.Namespace,
+  decoder: Decoder,
+  params: Params,
+  rows: Sequence[Prompt],
+  rule: dict[str, Any],
+) -> dict[str, Side]:
+  """Plain decoding in the target's own dtype and in every one of
+  --plain_dtypes, compiled.
+
+  Args:
+    args: the options.
+    decoder: the target.
+    params: its weights, on their devices.
+    rows: batches, likewise.
+    rule: of `benchmark.plain_side`, but for how tokens are sampled.
+  """
+  sampling = decoder_lib.plain_sampling(args, decoder.vocabulary)
+  key, sides = jax.random.key(args.seed), {}
+  for dtype in sorted({*args.plain_dtypes, args.dtype}):
+    target, weights = decoder.target, params
+    if dtype != args.dtype:
+      other = decoder_lib.load_target(args, dtype)
+      target = other.target
+      weights = decoder_lib.place(
+        other.params, args.num_devices, is_batch=False
+      )
+    changed = {'target': target, 'logits_to_probs': sampling}
+    sides[dtype] = benchmark.plain_side(weights, key, rows, **rule | changed)
+  return sides
 
 
 def configuration(args: argparse.Namespace) -> dict[str, Any]:

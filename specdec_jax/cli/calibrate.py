@@ -13,7 +13,7 @@ from specdec_jax.cli import bench, options, outputs, progress, prompts
 from specdec_jax.cli import decoder as decoder_lib
 from specdec_jax.cli.decoder import Decoder
 from specdec_jax.cli.prompts import Batch
-from specdec_jax.evaluation import calibration, iteration_costs
+from specdec_jax.evaluation import benchmark, calibration, iteration_costs
 from specdec_jax.models import layers
 from specdec_jax.theory.planner import Costs
 
@@ -25,10 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   options.add_models(parser)
   options.add_sampling(parser)
   options.add_prompts(parser)
-  group = parser.add_argument_group('timing')
-  group.add_argument(
-    '--repeats', type=options.positive_int, default=5, help='timed runs of each'
-  )
+  options.add_timing(parser)
   options.add_output(parser).add_argument(
     '--json',
     metavar='OUT',
@@ -102,6 +99,8 @@ def measure(
     )
     figures = calibration.acceptance(found, max_gamma=args.gamma)
   with progress.waiting('measuring times'):
+    candidates = bench.plain_sides(args, decoder, params, rows[:1], shared)
+    fastest, _ = benchmark.fastest(candidates)
     times = iteration_costs.costs(
       params,
       key,
@@ -109,6 +108,7 @@ def measure(
       drafters={1: one_token, args.gamma: decoder.drafter},
       repeats=args.repeats,
       verify_fn=decoder.verify_fn,
+      plain=candidates[fastest],
       **shared,
     )
   target, drafter = map(layers.num_params, decoder.params)
@@ -120,6 +120,7 @@ def measure(
     **figures,
     'c': costs.c(args.gamma),
     'verify_cost_ratio': costs.verify_cost_ratio(args.gamma),
+    'plain_dtype': fastest,
     **bench.configuration(args),
   }
 
@@ -155,7 +156,10 @@ def _table(figures: dict[str, Any]) -> Any:
       '  correlation of neighbours',
       '-' if lag is None else f'{lag:.2f}',
     ),
-    ('T(1), a plain step', milliseconds(figures['target_seconds'][0])),
+    (
+      f'T(1), a plain step in {figures["plain_dtype"]}',
+      milliseconds(figures['target_seconds'][0]),
+    ),
     (f'T({widest})', milliseconds(scoring)),
     ('  the target call by itself', milliseconds(figures['extend_seconds'])),
     (f'T({widest}) / T(1)', f'{figures["verify_cost_ratio"]:.3f}'),

@@ -63,6 +63,33 @@ cost = number(float, lambda x: 0 <= x < float('inf'), 'a number of at least 0')
 fraction = number(float, lambda x: 0 < x <= 1, 'a number in (0, 1]')
 
 
+def dtypes(text: str) -> list[str]:
+  """An argparse type: names of `DTYPES` with commas between."""
+  names = text.split(',')
+  for name in names:
+    if name not in DTYPES:
+      raise argparse.ArgumentTypeError(
+        f'takes {" and ".join(DTYPES)} with commas between, got {name!r}'
+      )
+  return names
+
+
+def add_timing(parser: argparse.ArgumentParser) -> Any:
+  """How often, and against what; returns the group."""
+  group = parser.add_argument_group('timing')
+  group.add_argument(
+    '--repeats', type=positive_int, default=5, help='timed runs of each'
+  )
+  group.add_argument(
+    '--plain_dtypes',
+    metavar='DTYPES',
+    type=dtypes,
+    default=','.join(DTYPES),
+    help='plain configurations to choose the fastest from',
+  )
+  return group
+
+
 def add_models(parser: argparse.ArgumentParser) -> None:
   """The models, the drafter and the rule."""
   group = parser.add_argument_group('models')

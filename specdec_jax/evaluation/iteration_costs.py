@@ -13,6 +13,7 @@ from specdec_jax.costs import measure
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.evaluation import benchmark
+from specdec_jax.evaluation.benchmark import Side
 
 
 class CostPrograms(NamedTuple):
@@ -49,6 +50,7 @@ def cost_programs(
   max_len: int,
   widths: Sequence[int] | None = None,
   num_decodes: int = 1,
+  plain: Side | None = None,
   **rule: Any,
 ) -> CostPrograms:
   """Compiles an iteration's parts for one batch.
@@ -64,6 +66,8 @@ def cost_programs(
       these and the middle.
     num_decodes: short decodes of one timing. The first of them finds nothing in
       the caches, which a small model notices.
+    plain: of the same batch, what takes the place of the target's own call over
+      one position: plain decoding may be quicker in another dtype.
     **rule: `verify_fn`, `logits_to_probs` and `eos_id`.
 
   Returns:
@@ -75,8 +79,9 @@ def cost_programs(
   max_gamma = max(drafters)
   widths = sorted(widths or {1, 1 + -(-max_gamma // 2), max_gamma + 1})
   shared: dict[str, Any] = {'target': target, 'max_len': max_len, **rule}
-  plain_rule = {k: v for k, v in shared.items() if k != 'verify_fn'}
-  plain = benchmark.plain_side(params, rng_key, [prompt], **plain_rule)
+  if plain is None:
+    plain_rule = {k: v for k, v in shared.items() if k != 'verify_fn'}
+    plain = benchmark.plain_side(params, rng_key, [prompt], **plain_rule)
   sides = {1: benchmark.shortened(plain)} | {
     width: benchmark.full_width_side(
       params, rng_key, [prompt], gamma=width - 1, **shared

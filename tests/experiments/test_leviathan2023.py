@@ -67,6 +67,8 @@ def argv(task, tmp_path, monkeypatch):
     f'--pair=ende:random:tiny:random:tiny:{task}',
     f'--output={tmp_path}',
     '--batch_size=3',
+    # Random weights are others in another dtype.
+    *('--dtype=float32', '--plain_dtypes=float32'),
   ]
   jax.config.update('jax_disable_most_optimizations', before)
 
