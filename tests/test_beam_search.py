@@ -127,10 +127,11 @@ def test_one_beam_is_greedy_on_the_golden(golden):
   np.testing.assert_array_equal(output.tokens[:, 0, 1:], arrays['greedy'])
 
 
-def test_one_beam_without_an_end_is_greedy():
+@pytest.mark.parametrize('none', [-1, ()])
+def test_one_beam_without_an_end_is_greedy(none):
   model, params = toy.toy(7), toy.toy_params(7, seed=3)
   prompt = toy.prompt([[2, 3, 1], [4], [5, 6]], max_lengths=[10, 9, 10])
-  output = search(model, params, prompt, num_beams=1, max_len=10, eos_id=-1)
+  output = search(model, params, prompt, num_beams=1, max_len=10, eos_id=none)
   greedy = decoders.plain(
     model, Params(params), prompt, to_probs=decoders.GREEDY, max_len=10
   )

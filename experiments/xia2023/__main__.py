@@ -10,6 +10,7 @@ A table is written as soon as it is measured, as Markdown and as JSON.
 """
 
 import argparse
+import dataclasses
 import sys
 import time
 from collections.abc import Sequence
@@ -17,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from experiments import report
 from experiments.xia2023 import paper
-from experiments.xia2023.tables import FULL, TABLES, Settings
+from experiments.xia2023.tables import EXACT, FULL, TABLES, Settings
 from experiments.xia2023.ways import Pair
 from specdec_jax.checkpoints import loading
-from specdec_jax.cli import infer_examples
+from specdec_jax.cli import infer_examples, options
 from specdec_jax.cli.infer_examples import Layout
 from specdec_jax.data import tasks
 from specdec_jax.models import layers, presets
@@ -32,12 +34,14 @@ from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.training import glancing
 
+EXACT_DTYPE = 'float32'
+
 
 def main(argv: Sequence[str] | None = None) -> int:
   argv = sys.argv[1:] if argv is None else argv
   args = _parser().parse_args(argv)
   try:
-    pair = _load(args)
+    pairs = _load_all(args)
   except (ValueError, ImportError) as error:
     print(f'xia2023: error: {error}', file=sys.stderr)
     return 2
@@ -53,9 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
   for name in args.tables:
     title, make = TABLES[name]
     started = time.time()
-    rows = make(pair, settings)
+    dtype = EXACT_DTYPE if name in EXACT else args.dtype
+    rows = make(pairs[dtype], settings)
     header = report.header('experiments.xia2023', argv, started) | {
-      'examples': f'{len(pair.rows)}, {args.num_timed} of them timed',
+      'dtype': dtype
+      if name in EXACT
+      else f'{dtype}, beam search and greedy decoding the fastest of '
+      f'{" and ".join(args.plain_dtypes)}',
+      'examples': f'{len(pairs[dtype].rows)}, {args.num_timed} of them timed',
       'target': _name(args.target),
       'drafter': ', '.join(map(_name, args.drafter)) or 'untrained',
       'paper': paper.SOURCE,
@@ -91,6 +100,19 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     '--batch_sizes', type=_numbers, default=[1, 2, 4, 8, 16, 32, 64]
   )
+  parser.add_argument(
+    '--dtype',
+    choices=options.DTYPES,
+    default='bfloat16',
+    help='of drafter and target where they speculate; what compares texts is '
+    f'{EXACT_DTYPE}',
+  )
+  parser.add_argument(
+    '--plain_dtypes',
+    type=options.dtypes,
+    default=','.join(options.DTYPES),
+    help='what beam search and greedy decoding are the fastest of',
+  )
   parser.add_argument('--inputs_length', type=int, default=64)
   parser.add_argument('--targets_length', type=int, default=64)
   parser.add_argument('--num_examples', type=int, help='None: all')
@@ -104,14 +126,24 @@ def _numbers(text: str) -> list[int]:
   return [int(number) for number in text.split(',')]
 
 
-def _load(args: argparse.Namespace) -> Pair:
-  """Reads all models and encodes the task.
+def _load_all(args: argparse.Namespace) -> dict[str, Pair]:
+  """Reads all models and encodes the task, in every dtype that is needed.
 
   Raises:
     ValueError: if they do not fit together.
   """
+  dtypes = {args.dtype, *args.plain_dtypes}
+  if EXACT & {*args.tables}:
+    dtypes.add(EXACT_DTYPE)
+  pairs = {dtype: _load(args, jnp.dtype(dtype)) for dtype in sorted(dtypes)}
+  plain = [pairs[name] for name in args.plain_dtypes if name != args.dtype]
+  own = dataclasses.replace(pairs[args.dtype], plain=plain)
+  return pairs | {args.dtype: own}
+
+
+def _load(args: argparse.Namespace, dtype: jnp.dtype) -> Pair:
   target = loading.load(
-    args.target, config=args.sizes, vocabulary=args.vocabulary
+    args.target, dtype=dtype, config=args.sizes, vocabulary=args.vocabulary
   )
   config = target.config
   if not isinstance(config, T5Config):
@@ -151,7 +183,7 @@ def _spec_drafters(
     name, equals, folder = given.rpartition('=')
     if i and not equals:
       raise ValueError(f'give the variant a name: --drafter=NAME={folder}')
-    sizes, params = loading.read_drafter(folder)
+    sizes, params = loading.read_drafter(folder, dtype=target.dtype)
     if (
       not isinstance(sizes, BlockDecoderConfig)
       or sizes.vocab_size != target.vocab_size
@@ -167,7 +199,7 @@ def _heads(
 ) -> tuple[BlockHeadsConfig, Any] | None:
   if folder is None:
     return None
-  config, params = loading.read_drafter(folder)
+  config, params = loading.read_drafter(folder, dtype=target.dtype)
   if (
     not isinstance(config, BlockHeadsConfig)
     or config.embed_dim != target.embed_dim

@@ -139,13 +139,21 @@ def _teacher_forced(
   for i, (row, ids) in enumerate(zip(pair.rows[part], rows, strict=True)):
     sources[i, : len(row.ids)] = row.ids
     texts[i, : len(ids)] = ids
-  return np.asarray(_log_probs(pair.layout.config, pair.target, sources, texts))
+  layout = pair.layout
+  return np.asarray(
+    _log_probs(
+      layout.config, layout.vocabulary.vocab_size, pair.target, sources, texts
+    )
+  )
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _log_probs(config: T5Config, params: Any, sources: Any, texts: Any) -> Any:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _log_probs(
+  config: T5Config, vocab_size: int, params: Any, sources: Any, texts: Any
+) -> Any:
   logits: Any = T5(config).apply({'params': params}, sources, texts)
-  return jax.nn.log_softmax(logits, axis=-1)
+  # The ids beyond are padding.
+  return jax.nn.log_softmax(logits[..., :vocab_size], axis=-1)
 
 
 def _outside(ids: list[int], law: np.ndarray, beta: int, tau: float) -> int:

@@ -102,7 +102,7 @@ def generate(
     params.target,
     target=target,
     alpha=alpha,
-    eos_ids=(eos_id,) if isinstance(eos_id, int) else eos_id,
+    eos_ids=(eos_id,) if isinstance(eos_id, int) else eos_id or (-1,),
   )
   state = _init(
     params.target, prompt, target=target, num_beams=num_beams, max_len=max_len

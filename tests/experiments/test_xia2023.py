@@ -1,0 +1,142 @@
+"""The tables of Xia et al., on untrained models: nothing that speculates may
+change what strict verification gives, whatever a drafter is worth."""
+
+import dataclasses
+import functools
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments.xia2023 import __main__ as xia2023
+from experiments.xia2023 import tables, ways
+from experiments.xia2023.tables import BEAM, FULL, GREEDY, Settings
+from specdec_jax import verification
+from specdec_jax.cli import infer_examples, random_models
+from specdec_jax.cli.infer_examples import Layout
+from specdec_jax.data import tasks
+from specdec_jax.models import block_heads, layers, presets
+from specdec_jax.models.block_heads import BlockHeadsConfig
+from specdec_jax.models.t5 import T5Config
+from specdec_jax.training import glancing
+
+pytest.importorskip('tokenizers')
+pytest.importorskip('sacrebleu')
+TINY = T5Config(
+  vocab_size=512,
+  embed_dim=8,
+  num_encoder_layers=1,
+  num_decoder_layers=1,
+  num_heads=1,
+  head_dim=8,
+  mlp_dim=8,
+)
+SETTINGS = Settings(
+  gamma=3, gammas=[2], batch_sizes=[1, 2], num_timed=2, repeats=1, batch_size=2
+)
+
+
+@pytest.fixture(scope='module')
+def pair(tmp_path_factory):
+  """A target, a Spec-Drafter and heads, all of them drawn at random."""
+  before = jax.config.read('jax_disable_most_optimizations')
+  jax.config.update('jax_disable_most_optimizations', True)
+  path = tmp_path_factory.mktemp('corpus') / 'test.jsonl'
+  lines = [
+    json.dumps({'inputs': f'number {i}', 'targets': f'Nummer {i}'})
+    for i in range(3)
+  ]
+  path.write_text('\n'.join(lines) + '\n')
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(presets.PRESETS, 'tiny', TINY)
+    target = random_models.load('random:tiny', dtype=jnp.float32)
+  layout = Layout(
+    config=target.config,
+    vocabulary=target.vocabulary,
+    inputs_length=16,
+    targets_length=8,
+  )
+  drafter = presets.spec_drafter_of(
+    target.config, num_encoder_layers=1, num_decoder_layers=1, max_positions=16
+  )
+  heads = BlockHeadsConfig(embed_dim=8, gamma=2, mlp_dim=8)
+  drafter_params = glancing.init_params(drafter, jax.random.key(1))
+  drafter_params = layers.with_transposed_embedding(drafter_params)
+  heads_params = block_heads.init_params(heads, jax.random.key(2))
+  yield ways.Pair(
+    layout=layout,
+    target=target.params,
+    rows=list(infer_examples.encode(tasks.find(str(path)), layout, 0, 1)),
+    spec_drafters={FULL: (drafter, drafter_params)},
+    heads=(heads, heads_params),
+  )
+  jax.config.update('jax_disable_most_optimizations', before)
+
+
+def test_the_main_table_says_what_an_iteration_costs(pair):
+  rows = {row['way']: row for row in tables.main_table(pair, SETTINGS)}
+  assert list(rows) == [
+    *(BEAM, GREEDY, 'blockwise', 'strict', 'top-3 tau 1', 'top-5 tau 3')
+  ]
+  greedy = rows[GREEDY]
+  assert greedy['tokens an iteration'] == 1
+  assert greedy['speed over greedy'] == 1
+  assert rows[BEAM]['speed over beam 5'] == 1
+  # Both are lossless.
+  assert rows['strict']['BLEU'] == rows['blockwise']['BLEU'] == greedy['BLEU']
+  for name in ('blockwise', 'strict', 'top-5 tau 3'):
+    row = rows[name]
+    assert row['tokens an iteration'] >= 1
+    assert row['draft ms'] >= 0
+    assert row['an iteration costs'].endswith(('wins', 'loses'))
+  assert rows['strict']['paper: tokens'] == '6.41 (S)'
+
+
+def test_promises_are_kept_by_an_untrained_drafter(pair):
+  rows = tables.checks_table(pair, SETTINGS)
+  assert [row['violations'] for row in rows] == [0] * len(rows)
+  checks = [row['check'] for row in rows]
+  assert checks[:3] == [
+    *('strict is greedy, batch 1', 'strict is greedy, batch 2'),
+    'beta 1 is greedy, batch 2',
+  ]
+  assert all(row['examples'] == 3 for row in rows)
+
+
+def test_a_broken_promise_is_seen(pair, monkeypatch):
+  anything = functools.partial(verification.top_beta, beta=512, tau=math.inf)
+  monkeypatch.setitem(ways.RULES, 'strict', anything)
+  monkeypatch.setitem(ways.RULES, 'top-3 tau 1', anything)
+  broken = {
+    row['check']: row['violations']
+    for row in tables.checks_table(pair, SETTINGS)
+  }
+  assert broken['strict is greedy, batch 2'] > 0
+  assert broken['top-3 tau 1: within beta and tau'] > 0
+
+
+def test_the_baseline_is_the_fastest(pair, monkeypatch):
+  slow = dataclasses.replace(pair, plain=[pair])
+  made = []
+
+  def decode(pair, compared, rows, **_):
+    made.extend(compared.values())
+    return {
+      name: ways.Result(loop_seconds=1.0 / (1 + int(name))) for name in compared
+    }
+
+  monkeypatch.setattr(ways, 'decode', decode)
+  assert ways.fastest(ways.greedy, slow) is made[1]
+
+
+def test_a_model_of_another_kind_gets_one_sentence(tmp_path, capsys):
+  argv = [
+    *('--target=ende-nano', '--drafter=ende-nano', '--task=none.jsonl'),
+    f'--output={tmp_path}',
+  ]
+  assert xia2023.main(argv) == 2
+  error = capsys.readouterr().err
+  assert error.startswith('xia2023: error: ')
+  assert error.count('\n') == 1
