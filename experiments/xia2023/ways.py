@@ -28,7 +28,7 @@ RULES: dict[str, VerifyFn] = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Pair:
   """What is measured.
 
