@@ -14,6 +14,8 @@ from typing import Any
 
 import jax
 
+from specdec_jax.cli import options
+
 Cells = dict[str, Any]
 
 
@@ -30,6 +32,24 @@ class Table:
   rows: Sequence[Cells]
   figures: Sequence[str] = ()
   notes: Sequence[str] = ()
+
+
+def add_dtypes(parser: argparse.ArgumentParser) -> None:
+  """`--dtype` of what speculates, and `--plain_dtypes` of what it is compared
+  with: the fastest of them."""
+  parser.add_argument(
+    '--dtype',
+    choices=options.DTYPES,
+    default='bfloat16',
+    help='where the target verifies',
+  )
+  parser.add_argument(
+    '--plain_dtypes',
+    metavar='DTYPES',
+    type=options.dtypes,
+    default=','.join(options.DTYPES),
+    help='what plain decoding is the fastest of',
+  )
 
 
 def add_tables(

@@ -80,20 +80,9 @@ def _parser() -> argparse.ArgumentParser:
   pairs.add_arguments(parser)
   parser.add_argument('--output', default='experiments/leviathan2023/results')
   report.add_tables(parser, TABLES)
-  parser.add_argument(
-    '--dtype',
-    choices=options.DTYPES,
-    default='bfloat16',
-    help='of the target while it verifies',
-  )
+  report.add_dtypes(parser)
   parser.add_argument(
     '--draft_dtype', choices=options.DTYPES, default='float32'
-  )
-  parser.add_argument(
-    '--plain_dtypes',
-    type=options.dtypes,
-    default=','.join(options.DTYPES),
-    help='what plain decoding is the fastest of',
   )
   parser.add_argument('--num_alpha', type=int, default=200)
   parser.add_argument('--num_timed', type=int, default=24)

@@ -25,7 +25,7 @@ from experiments.xia2023 import paper
 from experiments.xia2023.tables import EXACT, FULL, TABLES, Settings
 from experiments.xia2023.ways import Pair
 from specdec_jax.checkpoints import loading
-from specdec_jax.cli import infer_examples, options
+from specdec_jax.cli import infer_examples
 from specdec_jax.cli.infer_examples import Layout
 from specdec_jax.data import tasks
 from specdec_jax.models import layers, presets
@@ -100,19 +100,7 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     '--batch_sizes', type=_numbers, default=[1, 2, 4, 8, 16, 32, 64]
   )
-  parser.add_argument(
-    '--dtype',
-    choices=options.DTYPES,
-    default='bfloat16',
-    help='of drafter and target where they speculate; what compares texts is '
-    f'{EXACT_DTYPE}',
-  )
-  parser.add_argument(
-    '--plain_dtypes',
-    type=options.dtypes,
-    default=','.join(options.DTYPES),
-    help='what beam search and greedy decoding are the fastest of',
-  )
+  report.add_dtypes(parser)
   parser.add_argument('--inputs_length', type=int, default=64)
   parser.add_argument('--targets_length', type=int, default=64)
   parser.add_argument('--num_examples', type=int, help='None: all')

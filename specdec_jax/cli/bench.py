@@ -54,22 +54,9 @@ def run(args: argparse.Namespace) -> int:
   )
   texts = prompts.read(args.prompt, args.prompts)
   screen = progress.console(color=args.color)
-  decoder_lib.enable_compilation_cache()
-  decoder_lib.check_devices(args.num_devices)
-  decoder = decoder_lib.load_decoder(args)
+  decoder, batches = decoder_lib.prepare(args, texts)
   if args.simulate_alpha is not None:
     decoder = _simulate(decoder, args.simulate_alpha)
-  rows = prompts.encode(
-    decoder.vocabulary, texts, config=decoder.config, is_chat=args.chat
-  )
-  decoder_lib.check_lengths(decoder, rows, args.max_new_tokens)
-  batches = prompts.batches(
-    texts,
-    rows,
-    config=decoder.config,
-    batch_size=args.batch_size,
-    max_new_tokens=args.max_new_tokens,
-  )
   figures = _measure(args, decoder, batches) | configuration(args)
   figures['is_simulated'] = args.simulate_alpha is not None
   if figures['is_simulated']:

@@ -49,20 +49,7 @@ def run(args: argparse.Namespace) -> int:
   )
   texts = prompts.read(args.prompt, args.prompts)
   screen = progress.console(color=args.color)
-  decoder_lib.enable_compilation_cache()
-  decoder_lib.check_devices(args.num_devices)
-  decoder = decoder_lib.load_decoder(args)
-  rows = prompts.encode(
-    decoder.vocabulary, texts, config=decoder.config, is_chat=args.chat
-  )
-  decoder_lib.check_lengths(decoder, rows, args.max_new_tokens)
-  batches = prompts.batches(
-    texts,
-    rows,
-    config=decoder.config,
-    batch_size=args.batch_size,
-    max_new_tokens=args.max_new_tokens,
-  )
+  decoder, batches = decoder_lib.prepare(args, texts)
   figures = measure(args, decoder, batches)
   if args.json:
     outputs.write_json(args.json, figures)

@@ -24,7 +24,7 @@ from specdec_jax.base import (
 from specdec_jax.checkpoints import loading
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.checkpoints.model_file import Config
-from specdec_jax.cli import progress, random_models
+from specdec_jax.cli import progress, prompts, random_models
 from specdec_jax.cli.prompts import Batch, has_encoder
 from specdec_jax.data import ngram_counts, vocabularies
 from specdec_jax.data.vocabularies import AnyVocabulary
@@ -99,6 +99,36 @@ def check_devices(num_devices: int) -> None:
       f'--num_devices {num_devices}: there are {len(devices)} '
       f'({devices[0].platform})'
     )
+
+
+def prepare(
+  args: argparse.Namespace, texts: Sequence[str], batch_size: int | None = None
+) -> tuple[Decoder, list[Batch]]:
+  """The models of `args`, and `texts` as batches, checked to fit together.
+
+  Args:
+    args: the options.
+    texts: the prompts.
+    batch_size: that of `args` if None.
+
+  Raises:
+    ValueError: as `load_decoder`, or if a prompt is too long.
+  """
+  enable_compilation_cache()
+  check_devices(args.num_devices)
+  decoder = load_decoder(args)
+  rows = prompts.encode(
+    decoder.vocabulary, texts, config=decoder.config, is_chat=args.chat
+  )
+  check_lengths(decoder, rows, args.max_new_tokens)
+  batches = prompts.batches(
+    texts,
+    rows,
+    config=decoder.config,
+    batch_size=batch_size or args.batch_size,
+    max_new_tokens=args.max_new_tokens,
+  )
+  return decoder, batches
 
 
 def load_target(args: argparse.Namespace, dtype: str) -> Decoder:
