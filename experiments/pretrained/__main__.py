@@ -39,6 +39,7 @@ def _ship(args: argparse.Namespace) -> int:
     args.name,
     manifest=args.manifest,
     device=args.device,
+    note=args.note,
     overwrite=args.overwrite,
   )
   card.write(args.name)
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
   ship.add_argument('--name', required=True, help='such as ende-mini')
   ship.add_argument('--manifest', required=True, help='of the corpora')
   ship.add_argument('--device', required=True, help='that trained it, in words')
+  ship.add_argument('--note', help='what the settings of the runs do not say')
   ship.add_argument('--overwrite', action='store_true')
   add = commands.add_parser('measure', help='decode the test split')
   add.set_defaults(run_command=_measure)

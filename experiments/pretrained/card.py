@@ -95,6 +95,8 @@ def _training(card: dict[str, Any]) -> list[str]:
     f'data build debian`; SHA-256 of its manifest '
     f'`{card["corpora"]["manifest_sha256"]}`. Device: {card["device"]}.',
   ]
+  if card.get('note'):
+    lines += ['', card['note']]
   for stage in card['training']:
     settings = ', '.join(f'{k} {v}' for k, v in stage['settings'].items())
     lines += [

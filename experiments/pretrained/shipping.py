@@ -30,7 +30,13 @@ _NUM_POINTS = 12
 
 
 def ship(
-  runs: Sequence[str], name: str, *, manifest: str, device: str, overwrite: bool
+  runs: Sequence[str],
+  name: str,
+  *,
+  manifest: str,
+  device: str,
+  note: str | None = None,
+  overwrite: bool = False,
 ) -> None:
   """Makes `specdec_jax/pretrained/NAME`: the weights in bfloat16, and what is
   known of their training in card.json.
@@ -44,6 +50,7 @@ def ship(
     name: of the folder.
     manifest: of the corpora, by `specdec data build`.
     device: that trained it.
+    note: what the settings do not say.
     overwrite: whether an earlier folder is replaced.
 
   Raises:
@@ -70,9 +77,8 @@ def ship(
   for file in _VOCABULARY:
     if (folder / file).is_file():
       shutil.move(folder / file, pretrained.FOLDER / file)
-  (folder / 'model.safetensors').chmod(
-    0o644
-  )  # It was made for its owner alone.
+  # It was made for its owner alone.
+  (folder / 'model.safetensors').chmod(0o644)
   shapes = jax.tree.leaves(model_file.param_shapes(config))
   contents = {
     'name': name,
@@ -83,6 +89,7 @@ def ship(
     'format': to,
     'corpora': corpora,
     'device': device,
+    'note': note,
     'training': records,
   }
   card.save(name, contents)
