@@ -25,7 +25,7 @@ from experiments.xia2023 import paper
 from experiments.xia2023.tables import EXACT, FULL, TABLES, Settings
 from experiments.xia2023.ways import Pair
 from specdec_jax.checkpoints import loading
-from specdec_jax.cli import infer_examples
+from specdec_jax.cli import decoder, infer_examples
 from specdec_jax.cli.infer_examples import Layout
 from specdec_jax.data import tasks
 from specdec_jax.models import layers, presets
@@ -40,6 +40,7 @@ EXACT_DTYPE = 'float32'
 def main(argv: Sequence[str] | None = None) -> int:
   argv = sys.argv[1:] if argv is None else argv
   args = _parser().parse_args(argv)
+  decoder.enable_compilation_cache()
   try:
     pairs = _load_all(args)
   except (ValueError, ImportError) as error:
