@@ -49,7 +49,8 @@ tables: $(VENV)/tables.done $(CORPUS)/manifest.json
 	$(BIN)/python -m experiments.sun2024 --corpus=$(CORPUS)
 	$(BIN)/python -m experiments.xia2023 --target=ende-mini \
 	  --drafter=ende-spec-drafter $(if $(HEADS),--heads=$(HEADS)) \
-	  --task=$(CORPUS)/debian_ende/test.jsonl --gamma=10 --num_timed=40
+	  --task=$(CORPUS)/debian_ende/test.jsonl --gamma=10 \
+	  --num_examples=256 --num_timed=24 --batch_sizes=1,4,16,64
 	$(BIN)/python -m experiments.results
 
 $(CORPUS)/manifest.json: | $(VENV)/tables.done
