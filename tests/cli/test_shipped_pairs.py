@@ -19,7 +19,7 @@ PAIRS = [
 def test_a_pair_decodes_by_name(run, tmp_path, target, drafter):
   """What the drafter changes is the number of target runs, not the text."""
   (tmp_path / 'prompts.txt').write_text(
-    'A small text editor.\nThis package contains the documentation.\n'
+    'A small text editor for\nThis package contains the\n'
   )
   records = []
   for drafting in (('--draft_model', drafter), ('--drafter', 'none')):
