@@ -43,13 +43,7 @@ def add_dtypes(parser: argparse.ArgumentParser) -> None:
     default='bfloat16',
     help='where the target verifies',
   )
-  parser.add_argument(
-    '--plain_dtypes',
-    metavar='DTYPES',
-    type=options.dtypes,
-    default=','.join(options.DTYPES),
-    help='what plain decoding is the fastest of',
-  )
+  options.add_plain_dtypes(parser)
 
 
 def add_tables(

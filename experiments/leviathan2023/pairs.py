@@ -226,15 +226,10 @@ def load(
     str(path), inputs_field='text' if kind.is_text else 'inputs'
   )
   dtypes = dtypes or Dtypes()
-  name_of = {
-    'target': given[0] or kind.target,
-    'draft': given[1] or kind.drafter,
-  }
-  read = lambda side, dtype: decoder_lib.load_model(
-    name_of[side], jnp.dtype(dtype)
-  )
-  target = read('target', dtypes.target)
-  draft_model = read('draft', dtypes.draft)
+  target_name, draft_name = given[0] or kind.target, given[1] or kind.drafter
+  read = lambda name, dtype: decoder_lib.load_model(name, jnp.dtype(dtype))
+  target = read(target_name, dtypes.target)
+  draft_model = read(draft_name, dtypes.draft)
   _check(target, draft_model, kind)
   layout = Layout(
     config=target.config,
@@ -252,7 +247,7 @@ def load(
     target=target,
     draft_model=draft_model,
     plain={
-      dtype: target if dtype == dtypes.target else read('target', dtype)
+      dtype: target if dtype == dtypes.target else read(target_name, dtype)
       for dtype in dtypes.plain
     },
     layout=layout,

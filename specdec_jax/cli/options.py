@@ -80,14 +80,19 @@ def add_timing(parser: argparse.ArgumentParser) -> Any:
   group.add_argument(
     '--repeats', type=positive_int, default=5, help='timed runs of each'
   )
-  group.add_argument(
+  add_plain_dtypes(group)
+  return group
+
+
+def add_plain_dtypes(parser: Any) -> None:
+  """`--plain_dtypes`, to a parser or to a group of one."""
+  parser.add_argument(
     '--plain_dtypes',
     metavar='DTYPES',
     type=dtypes,
     default=','.join(DTYPES),
     help='plain configurations to choose the fastest from',
   )
-  return group
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:

@@ -87,7 +87,7 @@ def generate(
     num_beams: K.
     alpha: of the brevity penalty; 0 compares plain log-probabilities.
     max_len: S, the most tokens a row can have, prompt included.
-    eos_id: ends a sequence; a tuple lists several, -1 none.
+    eos_id: ends a sequence; a tuple lists several, -1 or () none.
 
   Raises:
     ValueError: if `num_beams` or `alpha` is out of range, or the prompt exceeds

@@ -160,7 +160,6 @@ def with_heads(
     # own head made the last token of it.
     offsets = lengths - 2 - cache.starts
     is_ready = (cache.starts >= 0) & (offsets >= 0) & (offsets < width)
-    offsets = jnp.clip(offsets, 0, width - 1)
     x = arrays.read_block(cache.hidden, offsets, 1)[:, 0]
     ahead: Any = BlockHeads(config).apply({'params': params['heads']}, x)
     return apply(params['target'], ahead, method=T5.project), is_ready

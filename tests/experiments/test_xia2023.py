@@ -89,7 +89,6 @@ def test_the_main_table_says_what_an_iteration_costs(pair):
   for name in ('blockwise', 'strict', 'top-5 tau 3'):
     row = rows[name]
     assert row['tokens an iteration'] >= 1
-    assert row['draft ms'] >= 0
     assert row['an iteration costs'].endswith(('wins', 'loses'))
   assert rows['strict']['paper: tokens'] == '6.41 (S)'
 
