@@ -44,6 +44,7 @@ class Kind:
     paper: the paper's task.
     inputs_length: most tokens read; of a text to continue, so many are given.
     targets_length: most tokens written.
+    prefix: what is put before every input.
     is_text: whether the corpus is text to continue, under the key `text`.
   """
 
@@ -53,6 +54,7 @@ class Kind:
   paper: str
   inputs_length: int
   targets_length: int
+  prefix: str = ''
   is_text: bool = False
 
 
@@ -70,6 +72,7 @@ KINDS = {
     drafter='synopsis-nano',
     corpus='debian_synopsis',
     paper=paper.CNNDM,
+    prefix='summarize: ',
     inputs_length=192,
     targets_length=32,
   ),
@@ -223,7 +226,9 @@ def load(
   given += [''] * (3 - len(given))
   path = Path(given[2] or corpus / kind.corpus / 'test.jsonl')
   task = tasks.find(
-    str(path), inputs_field='text' if kind.is_text else 'inputs'
+    str(path),
+    inputs_field='text' if kind.is_text else 'inputs',
+    prefix=kind.prefix,
   )
   dtypes = dtypes or Dtypes()
   target_name, draft_name = given[0] or kind.target, given[1] or kind.drafter

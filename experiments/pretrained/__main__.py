@@ -88,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
   add.add_argument('--task', required=True, help='a .jsonl file')
   add.add_argument('--metric', choices=tuple(quality.METRICS))
   add.add_argument('--inputs_field', default='inputs')
+  add.add_argument('--prefix', default='', help='put before every input')
   add.add_argument('--gamma', type=int, default=4)
   add.add_argument(
     '--bench',

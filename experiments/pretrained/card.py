@@ -35,9 +35,13 @@ def save(name: str, contents: dict[str, Any]) -> None:
   path.write_text(text, encoding='utf-8')
 
 
-def update(name: str, figures: dict[str, Any]) -> None:
-  """Puts new figures in the place of those of the same names."""
-  save(name, load(name) | figures)
+def update(name: str, measured: dict[str, dict[str, Any]]) -> None:
+  """Puts what was measured, by section and task, in the place of what is known
+  of the same task."""
+  contents = load(name)
+  for section, tasks in measured.items():
+    contents[section] = contents.get(section, {}) | tasks
+  save(name, contents)
 
 
 def write(name: str) -> Path:
@@ -50,10 +54,10 @@ def write(name: str) -> Path:
 def render(card: dict[str, Any]) -> str:
   """The card as Markdown."""
   parts = [_head(card), _training(card)]
-  if 'test' in card:
-    parts.append(_test(card['test']))
-  if 'drafting' in card:
-    parts.append(_drafting(card['drafting']))
+  parts += [_test(task, found) for task, found in card.get('test', {}).items()]
+  parts += [
+    _drafting(task, found) for task, found in card.get('drafting', {}).items()
+  ]
   return '\n'.join('\n'.join(part) + '\n' for part in parts)
 
 
@@ -133,12 +137,12 @@ def _curve(curve: list[dict[str, Any]]) -> list[str]:
   return lines
 
 
-def _measured(test: dict[str, Any]) -> str:
+def _measured(task: str, test: dict[str, Any]) -> str:
+  prefix = f', each after `{test["prefix"]}`' if test.get('prefix') else ''
   return (
-    f'{test["examples"]:,} examples of `{test["task"]}` (SHA-256 '
-    f'`{test["sha256"]}`), all of them, in batches of {test["batch_size"]}, at '
-    f'most {test["max_new_tokens"]} new tokens; {test["device"]}; '
-    f'{test["date"]}.'
+    f'{test["examples"]:,} examples of `{task}` (SHA-256 `{test["sha256"]}`), '
+    f'all of them{prefix}, in batches of {test["batch_size"]}, at most '
+    f'{test["max_new_tokens"]} new tokens; {test["device"]}; {test["date"]}.'
   )
 
 
@@ -153,11 +157,11 @@ _LABELS = {
 }
 
 
-def _test(test: dict[str, Any]) -> list[str]:
+def _test(task: str, test: dict[str, Any]) -> list[str]:
   return [
-    '## Test split',
+    f'## Test split of {task.partition("/")[0]}',
     '',
-    _measured(test),
+    _measured(task, test),
     '',
     '| greedy, or of the texts themselves | |',
     '|---|---|',
@@ -169,12 +173,12 @@ def _test(test: dict[str, Any]) -> list[str]:
   ]
 
 
-def _drafting(found: dict[str, Any]) -> list[str]:
+def _drafting(task: str, found: dict[str, Any]) -> list[str]:
   decoding, alpha = found['decoding'], found['alpha'] or {}
   lines = [
-    f'## Drafting for {found["target"]}',
+    f'## Drafting for {found["target"]} on {task.partition("/")[0]}',
     '',
-    f'{_measured(found)} Intervals are 95%, rows being what is drawn.',
+    f'{_measured(task, found)} Intervals are 95%, rows being what is drawn.',
     '',
     '| | this | plainly trained | difference |',
     '|---|---|---|---|',

@@ -100,6 +100,7 @@ def read(
   task: str,
   *,
   inputs_field: str,
+  prefix: str = '',
   inputs_length: int,
   max_new_tokens: int,
   batch_size: int,
@@ -116,7 +117,7 @@ def read(
     inputs_length=inputs_length,
     targets_length=max_new_tokens,
   )
-  found = tasks.find(task, inputs_field=inputs_field)
+  found = tasks.find(task, inputs_field=inputs_field, prefix=prefix)
   rows = sorted(
     infer_examples.encode(found, layout, 0, 1), key=lambda row: len(row.ids)
   )
@@ -341,16 +342,16 @@ def nats_per_token(
   return {'nats_per_token': nats, 'perplexity': float(np.exp(nats))}
 
 
-def provenance(task: str, started: float) -> Figures:
-  """What was measured on what, and when; `started` is `time.time()`."""
+def provenance(task: str, started: float) -> tuple[str, Figures]:
+  """The task's name without folders of this machine; its checksum, and where
+  and when it was measured since `started`, of `time.time()`."""
   path = Path(task)
   device = jax.devices()[0]
   kind = device.device_kind
   if device.platform == 'cpu':
     kind = f'{platform.machine()} CPU, {os.cpu_count()} cores'
   day = datetime.datetime.fromtimestamp(started, datetime.UTC)
-  return {
-    'task': f'{path.parent.name}/{path.name}',
+  return f'{path.parent.name}/{path.name}', {
     'sha256': hashlib.sha256(path.read_bytes()).hexdigest(),
     'device': f'{kind}, jax {jax.__version__}, float32',
     'date': day.strftime('%Y-%m-%d'),

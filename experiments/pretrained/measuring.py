@@ -27,7 +27,7 @@ _BENCH = (
 
 
 def measure(args: argparse.Namespace) -> dict[str, Figures]:
-  """What goes into the card of each model, by its name.
+  """What goes into the card of each model: by its name, section and task.
 
   Raises:
     ValueError: if the models do not fit together.
@@ -38,6 +38,7 @@ def measure(args: argparse.Namespace) -> dict[str, Figures]:
     args.target,
     args.task,
     inputs_field=args.inputs_field,
+    prefix=args.prefix,
     inputs_length=args.inputs_length,
     max_new_tokens=args.max_new_tokens,
     batch_size=args.batch_size,
@@ -62,15 +63,17 @@ def measure(args: argparse.Namespace) -> dict[str, Figures]:
   ]
   if bench is not None:
     drafted['bench'] = bench
+  task, provenance = measurement.provenance(args.task, started)
   shared = {
     'examples': len(greedy.texts),
+    'prefix': args.prefix,
     'max_new_tokens': args.max_new_tokens,
     'batch_size': args.batch_size,
-    **measurement.provenance(args.task, started),
+    **provenance,
   }
   return {
-    args.target: {'test': target | shared},
-    args.drafter: {'drafting': drafted | shared},
+    args.target: {'test': {task: target | shared}} if target else {},
+    args.drafter: {'drafting': {task: drafted | shared}},
   }
 
 

@@ -141,17 +141,28 @@ def _training(run: Path) -> dict[str, Any]:
     'target_tokens': int(sum(line['targets'] for line in steps)),
     'hours': round(_hours(steps), 2),
     'tokens': [
-      _tokens(Path(macros[name]))
+      _tokens(Path(folder))
       for name in ('TOKENS', 'TARGET_TOKENS')
-      if name in macros
+      for folder in _folders(macros.get(name, ()))
     ],
     'settings': {
-      name: '/'.join(value.split('/')[-2:]) if isinstance(value, str) else value
+      name: _shown(value)
       for name, value in macros.items()
       if name not in ('MODEL_DIR', 'VOCABULARY')
     },
     'curve': _curve(lines, steps),
   }
+
+
+def _folders(value: str | Sequence[str]) -> Sequence[str]:
+  return [value] if isinstance(value, str) else value
+
+
+def _shown(value: Any) -> Any:
+  """A setting without the folders of the machine that its paths lie on."""
+  if isinstance(value, list | tuple):
+    return [_shown(each) for each in value]
+  return '/'.join(value.split('/')[-2:]) if isinstance(value, str) else value
 
 
 def _hours(steps: Sequence[dict[str, float]]) -> float:

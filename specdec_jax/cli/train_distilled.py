@@ -1,5 +1,6 @@
 """What gin binds to distil a drafter: see `gin_configs/runs/distill.gin`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,19 @@ def distillation_loss(
 
 
 def drafter_texts(
-  *, config: T5Config, tokens: str, eos_id: int = 1, **settings: Any
+  *,
+  config: T5Config,
+  tokens: str | Sequence[str],
+  eos_id: int = 1,
+  **settings: Any,
 ) -> Dataset:
   """`training.distillation.drafter_texts` over the training inputs of a folder
-  that `specdec data prepare` wrote."""
+  that `specdec data prepare` wrote, or of several."""
+  folders = [tokens] if isinstance(tokens, str) else tokens
+  files = [token_files.load(Path(f) / 'train.npz') for f in folders]
   return distillation.drafter_texts(
     config,
-    token_files.load(Path(tokens) / 'train.npz'),
+    token_files.concatenate(files),
     eos_id=eos_id,
     **settings,
   )

@@ -86,6 +86,33 @@ def take(tokens: TokenFile, chosen: Sequence[int] | np.ndarray) -> TokenFile:
   )
 
 
+def concatenate(files: Sequence[TokenFile]) -> TokenFile:
+  """The examples of several files, one file after the other.
+
+  Raises:
+    ValueError: if there is no file, or only some have inputs.
+  """
+  if not files or len({tokens.inputs is None for tokens in files}) > 1:
+    raise ValueError('expected files that all have inputs, or all have none')
+
+  def of(side: str) -> tuple[Any, Any]:
+    flat = [getattr(tokens, f'{side}s') for tokens in files]
+    if flat[0] is None:
+      return None, None
+    sizes = [np.diff(getattr(tokens, f'{side}_offsets')) for tokens in files]
+    ends = np.concatenate([[0], *sizes]).cumsum(dtype=np.int64)
+    return np.concatenate(flat), ends
+
+  inputs, input_offsets = of('input')
+  targets, target_offsets = of('target')
+  return TokenFile(
+    inputs=inputs,
+    input_offsets=input_offsets,
+    targets=targets,
+    target_offsets=target_offsets,
+  )
+
+
 def save(path: Path, tokens: TokenFile) -> None:
   """Writes an .npz; equal examples give equal bytes."""
   arrays = {

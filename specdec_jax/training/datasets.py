@@ -40,7 +40,7 @@ class Dataset(NamedTuple):
 
 
 def from_token_files(
-  folder: str,
+  folder: str | Sequence[str],
   *,
   batch_size: int,
   lengths: Mapping[str, int],
@@ -53,7 +53,8 @@ def from_token_files(
   """Packed batches of `train.npz` and `validation.npz` in a folder.
 
   Args:
-    folder: what `specdec data prepare` wrote.
+    folder: what `specdec data prepare` wrote; or several such folders, of
+      several tasks, whose examples are mixed in proportion to their numbers.
     batch_size: rows of a batch, over all processes.
     lengths: columns of the encoder's and the decoder's rows, as `inputs` and
       `targets`; the first is ignored where examples have no inputs.
@@ -61,30 +62,36 @@ def from_token_files(
     vocabulary: the SentencePiece model that the files must have been made with;
       None asks for none.
     max_examples_per_row: 1 packs nothing; None is no limit.
-    max_examples: trains on the first so many; None on all.
+    max_examples: trains on the first so many of every folder; None on all.
     max_validation_rows: validates on the first so many rows; None on all.
 
   Raises:
     ValueError: if there are no such files, they were made with another
-      vocabulary, an example is too long, or there are fewer rows than a batch
-      has.
+      vocabulary, an example is too long, only some folders have inputs, or
+      there are fewer rows than a batch has.
   """
+  folders = [Path(f) for f in ([folder] if isinstance(folder, str) else folder)]
   if vocabulary is not None:
-    token_files.check_vocabulary(
-      token_files.load_description(folder),
-      hashlib.sha256(Path(vocabulary).read_bytes()).hexdigest(),
-    )
+    sha256 = hashlib.sha256(Path(vocabulary).read_bytes()).hexdigest()
+    for path in folders:
+      token_files.check_vocabulary(token_files.load_description(path), sha256)
 
-  def read(split: str) -> TokenFile:
-    return token_files.load(Path(folder) / f'{split}.npz')
+  def read(split: str) -> list[TokenFile]:
+    files = [path / f'{split}.npz' for path in folders]
+    if split == 'train':
+      return [token_files.load(file) for file in files]
+    return [token_files.load(file) for file in files if file.is_file()]
 
-  train = read('train')
-  if max_examples is not None:
-    train = token_files.take(train, range(min(max_examples, len(train))))
-  has_validation = (Path(folder) / 'validation.npz').is_file()
+  train = [
+    tokens
+    if max_examples is None
+    else token_files.take(tokens, range(min(max_examples, len(tokens))))
+    for tokens in read('train')
+  ]
+  validation = read('validation')
   return from_tokens(
-    train,
-    read('validation') if has_validation else None,
+    token_files.concatenate(train),
+    token_files.concatenate(validation) if validation else None,
     batch_size=batch_size,
     lengths=lengths,
     seed=seed,

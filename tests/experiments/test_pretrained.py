@@ -139,8 +139,9 @@ def test_a_pair_is_shipped_and_measured(folder, shipped, capsys):
     == 0
   )
   found = json.loads(capsys.readouterr().out)
-  assert found['toy-mini']['test']['bleu'] < 20
-  drafting = found['toy-nano']['drafting']
+  task = f'{folder.name}/test.jsonl'
+  assert found['toy-mini']['test'][task]['bleu'] < 20
+  drafting = found['toy-nano']['drafting'][task]
   [decoding] = drafting['decoding']
   assert decoding['rows'] == len(TEXTS)
   assert decoding['rows_that_differ_from_greedy'] == 0
@@ -152,7 +153,7 @@ def test_a_pair_is_shipped_and_measured(folder, shipped, capsys):
   greedy = drafting['alpha']['greedy']['drafters'][0]['value']
   rate = decoding['accepted_per_tested']['value']
   assert rate == pytest.approx(greedy, abs=0.15)
-  assert card.load('toy-nano')['drafting'] == drafting
+  assert card.load('toy-nano')['drafting'] == {task: drafting}
   text = (shipped / 'toy-nano' / 'README.md').read_text()
   assert f'{greedy:.3f} (' in text
   assert f'in 0 of {len(TEXTS)} rows' in text
@@ -182,7 +183,9 @@ def test_rows_that_differ_are_counted(folder, shipped, monkeypatch, capsys):
   )
   assert status == 0
   found = json.loads(capsys.readouterr().out)
-  [decoding] = found[str(folder / 'block/model')]['drafting']['decoding']
+  assert 'test' not in found['toy-mini']
+  [drafting] = found[str(folder / 'block/model')]['drafting'].values()
+  [decoding] = drafting['decoding']
   assert decoding['rows_that_differ_from_greedy'] > 0
 
 

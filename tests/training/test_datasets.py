@@ -49,6 +49,34 @@ def test_token_files_may_be_cut_short(tmp_path):
   assert (rows.batch(0)['decoder_target_tokens'] == tiny_runs.EOS).sum() == 2
 
 
+def test_folders_of_several_tasks_are_mixed(tmp_path):
+  """Every example of each comes once an epoch."""
+  settings = {'batch_size': 1, 'lengths': tiny_runs.LENGTHS}
+  counts = {'a': 24, 'b': 8}
+  for name, count in counts.items():
+    (tmp_path / name).mkdir()
+    token_files.save(tmp_path / name / 'train.npz', tiny_runs.examples(count))
+  token_files.save(tmp_path / 'b' / 'validation.npz', tiny_runs.examples(3))
+  folders = [str(tmp_path / name) for name in counts]
+  mixed = datasets.from_token_files(folders, max_examples_per_row=1, **settings)
+  texts = {name: [] for name in counts}
+  for name in counts:
+    alone = tiny_runs.examples(counts[name])
+    texts[name] = [alone.example(i)[1].tolist() for i in range(len(alone))]
+  found = []
+  for position in range(sum(counts.values())):
+    row = mixed.batch(position)['decoder_target_tokens'][0]
+    found.append(row[row > 0].tolist())
+  assert sorted(found) == sorted(texts['a'] + texts['b'])
+  assert mixed.validation is not None
+  assert len(list(mixed.validation())) == 3
+  # Those of one task without inputs cannot be mixed in.
+  plain = token_files.from_rows(None, [[5, 1]])
+  token_files.save(tmp_path / 'b' / 'train.npz', plain)
+  with pytest.raises(ValueError, match='all have inputs, or all have none'):
+    datasets.from_token_files(folders, **settings)
+
+
 def test_a_file_of_text_is_a_task(tmp_path):
   pytest.importorskip('sentencepiece')
   path = tmp_path / 'pairs.jsonl'
