@@ -14,6 +14,7 @@ from specdec_jax import drafters, verification
 from specdec_jax.base import Params
 from specdec_jax.cli import infer_examples
 from specdec_jax.decoding import speculative
+from specdec_jax.decoding.state import DecodeState
 from specdec_jax.models import adapters
 from specdec_jax.models.t5 import T5, T5Config
 
@@ -96,14 +97,19 @@ def _traced(
       params, jax.random.key(0), prompt, **models, max_len=pair.max_len
     )
   )
-  step = jax.jit(
-    functools.partial(
-      speculative.step,
+
+  @functools.partial(jax.jit, donate_argnums=1)
+  def step(params: Params, state: DecodeState) -> Any:
+    state, info = speculative.step(
+      params,
+      state,
       **models,
       verify_fn=ways.RULES[rule],
       **ways.sampling(pair, temperature=1.0),
     )
-  )
+    # Without the laws of all positions, which are large.
+    return state, (info.verification.num_accepted, info.starts, info.counts)
+
   pack = infer_examples.packer(pair.layout)
   rows: list[list[int]] = []
   corrections: list[list[int]] = []
@@ -114,9 +120,8 @@ def _traced(
     state = init(params, jax.tree.map(jnp.asarray, prompt))
     places: list[list[int]] = [[] for _ in range(num_real)]
     while not state.done.all():
-      state, info = step(params, state)
-      accepted = np.asarray(info.verification.num_accepted)
-      starts, counts = np.asarray(info.starts), np.asarray(info.counts)
+      state, found = step(params, state)
+      accepted, starts, counts = map(np.asarray, found)
       for row in range(num_real):
         if counts[row] > accepted[row]:
           places[row].append(int(starts[row] + accepted[row]))
