@@ -68,6 +68,14 @@ def add_tables(
   )
 
 
+def numbers(text: str) -> list[int]:
+  """Whole numbers from 1 on with commas between: a `type` of argparse."""
+  found = [int(number) for number in text.split(',')]
+  if min(found) < 1:
+    raise ValueError(text)
+  return found
+
+
 def header(module: str, argv: Sequence[str], started: float) -> dict[str, str]:
   """What stands above every table.
 

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.time()
     table = tables.tokens_per_run(
       given,
-      gammas=range(1, args.max_gamma + 1),
+      gammas=args.gammas,
       num_examples=args.num_examples,
       batch_size=args.batch_size,
     )
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
   )
   pairs.add_arguments(parser)
   parser.add_argument('--output', default='experiments/sun2024/results')
-  parser.add_argument('--max_gamma', type=int, default=8)
+  parser.add_argument('--gammas', type=report.numbers, default=[1, 2, 4, 6, 8])
   parser.add_argument('--num_examples', type=int, default=600)
   parser.add_argument('--batch_size', type=int, default=40)
   return parser

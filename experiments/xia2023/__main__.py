@@ -97,9 +97,10 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('--output', default='experiments/xia2023/results')
   report.add_tables(parser, TABLES)
   parser.add_argument('--gamma', type=int, default=25)
-  parser.add_argument('--gammas', type=_numbers, default=[10, 15, 20, 25, 30])
+  gammas = [10, 15, 20, 25, 30]
+  parser.add_argument('--gammas', type=report.numbers, default=gammas)
   parser.add_argument(
-    '--batch_sizes', type=_numbers, default=[1, 2, 4, 8, 16, 32, 64]
+    '--batch_sizes', type=report.numbers, default=[1, 2, 4, 8, 16, 32, 64]
   )
   report.add_dtypes(parser)
   parser.add_argument('--inputs_length', type=int, default=64)
@@ -109,10 +110,6 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('--repeats', type=int, default=3)
   parser.add_argument('--batch_size', type=int, default=32)
   return parser
-
-
-def _numbers(text: str) -> list[int]:
-  return [int(number) for number in text.split(',')]
 
 
 def _load_all(args: argparse.Namespace) -> dict[str, Pair]:
