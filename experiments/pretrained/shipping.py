@@ -24,8 +24,9 @@ from specdec_jax.models.t5 import T5Config
 from specdec_jax.training import metrics_log
 
 _VOCABULARY = (vocabulary_files.SENTENCEPIECE, 'tokenizer_config.json')
-# A macro of config.gin with a value that Python reads.
-_MACRO = re.compile(r'^([A-Z_]+) = (.+)$', re.MULTILINE)
+# A macro of config.gin with a value that Python reads; gin indents the lines
+# that it goes on over, and puts a backslash before them.
+_MACRO = re.compile(r'^([A-Z_]+) = (?:\\\n)?(.+(?:\n[ ].+)*)$', re.MULTILINE)
 _NUM_POINTS = 12
 
 
@@ -175,8 +176,8 @@ def _macros(path: Path) -> dict[str, Any]:
   macros = {}
   for name, text in _MACRO.findall(path.read_text(encoding='utf-8')):
     try:
-      value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):  # A reference, or more than a line.
+      value = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError):  # A reference.
       continue
     if value is not None:
       macros[name] = value

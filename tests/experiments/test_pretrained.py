@@ -29,7 +29,9 @@ GIN = """
 MODEL = 'tiny'
 MODEL_DIR = '/a/machine/runs/{name}'
 OPTIMIZER = @optimizers.adafactor()
-TOKENS = '{tokens}'
+TOKENS = \\
+    ['{tokens}',
+     '{tokens}_of_another_task']
 TRAIN_STEPS = 100
 """
 TEXTS = ('the cat', 'a dog and a cat', 'the end', 'one two', 'a b c d e f')
@@ -58,9 +60,11 @@ def folder(request, tmp_path_factory):
   golden = request.config.rootpath / 'tests' / 'golden' / 't5x'
   words = vocabulary_files.read(golden / 'tiny_sp.model', extra_ids=0)
   tokens = folder / 'tokens'
-  tokens.mkdir()
   split = {'examples': 9, 'target_tokens': 99, 'sha256': 'f00'}
-  (tokens / 'tokens.json').write_text(json.dumps({'splits': {'train': split}}))
+  for path in (tokens, folder / 'tokens_of_another_task'):
+    path.mkdir(exist_ok=True)
+    description = json.dumps({'splits': {'train': split}})
+    (path / 'tokens.json').write_text(description)
   release = {'version': '1.0', 'codename': 'toy'}
   manifest = json.dumps({'archive': {'release': release}})
   (folder / 'manifest.json').write_text(manifest)
@@ -116,6 +120,8 @@ def test_a_pair_is_shipped_and_measured(folder, shipped, capsys):
     '### far',
     '### near',
     '`f00`',
+    '- `tokens_of_another_task`: 9 examples',
+    "/tokens_of_another_task'], TRAIN_STEPS 100",
   ):
     assert words in text
   assert '100 steps, 10,800 target tokens, 3.0 hours' in text
