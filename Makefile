@@ -45,12 +45,12 @@ proof: $(VENV)/dev.done
 CORPUS := $(OUT)/debian
 
 tables: $(VENV)/tables.done $(CORPUS)/manifest.json
-	$(BIN)/python -m experiments.leviathan2023 --corpus=$(CORPUS) --repeats=7
+	$(BIN)/python -m experiments.leviathan2023 --corpus=$(CORPUS) --repeats=5
 	$(BIN)/python -m experiments.sun2024 --corpus=$(CORPUS) --num_examples=200
 	$(BIN)/python -m experiments.xia2023 --target=ende-mini \
 	  --drafter=ende-spec-drafter $(if $(HEADS),--heads=$(HEADS)) \
 	  --task=$(CORPUS)/debian_ende/test.jsonl --gamma=10 \
-	  --num_examples=256 --num_timed=24 --batch_sizes=1,4,16,64
+	  --num_examples=128 --num_timed=16 --batch_sizes=1,4,16,64
 	$(BIN)/python -m experiments.results
 
 $(CORPUS)/manifest.json: | $(VENV)/tables.done

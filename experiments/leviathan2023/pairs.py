@@ -68,8 +68,8 @@ KINDS = {
     targets_length=64,
   ),
   'synopsis': Kind(
-    target='synopsis-mini',
-    drafter='synopsis-nano',
+    target='ende-mini',
+    drafter='ende-nano',
     corpus='debian_synopsis',
     paper=paper.CNNDM,
     prefix='summarize: ',

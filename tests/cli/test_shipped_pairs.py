@@ -10,7 +10,7 @@ from specdec_jax.checkpoints import pretrained
 
 PAIRS = [
   (f'{task}-mini', f'{task}-nano')
-  for task in ('ende', 'lm', 'synopsis')
+  for task in ('ende', 'lm')
   if {f'{task}-mini', f'{task}-nano'} <= set(pretrained.names())
 ]
 
@@ -20,12 +20,13 @@ def test_a_pair_decodes_by_name(run, tmp_path, target, drafter):
   """What the drafter changes is the number of target runs, not the text."""
   (tmp_path / 'prompts.txt').write_text(
     'A small text editor for\nThis package contains the\n'
+    'summarize: This package contains the manual of the editor.\n'
   )
   records = []
   for drafting in (('--draft_model', drafter), ('--drafter', 'none')):
     result = run(
       *('generate', '--model', target, *drafting, '--gamma', 3),
-      *('--prompts', tmp_path / 'prompts.txt', '--batch_size', 2),
+      *('--prompts', tmp_path / 'prompts.txt', '--batch_size', 3),
       *('--max_new_tokens', 20, '--json', tmp_path / 'out.jsonl'),
     )
     assert result.status == 0, result
