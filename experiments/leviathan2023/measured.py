@@ -16,8 +16,9 @@ from specdec_jax.base import Drafter, Params
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.costs import measure
 from specdec_jax.drafters import schedules
-from specdec_jax.evaluation import benchmark, calibration, iteration_costs
-from specdec_jax.evaluation.benchmark import Side
+from specdec_jax.evaluation import calibration, iteration_costs
+from specdec_jax.evaluation import sides as sides_lib
+from specdec_jax.evaluation.sides import Side
 from specdec_jax.models import adapters, layers
 from specdec_jax.theory.planner import Costs
 
@@ -82,9 +83,12 @@ def predicted_speed(
     return 1.0
   parts = parts or costs(pair, temperature, settings)
   found = texts(pair, temperature, settings)
-  runs = sum(theory.expected_runs(text, gamma) for text in found)
-  plain = sum(map(len, found)) * parts.plain_seconds
-  return plain / (runs * parts.iteration_seconds(gamma))
+  plain = sum(parts.decode_seconds(0, len(text)) for text in found)
+  drafted = sum(
+    parts.decode_seconds(gamma, theory.expected_runs(text, gamma))
+    for text in found
+  )
+  return plain / drafted
 
 
 def planned_gamma(
@@ -180,7 +184,8 @@ def _cost_programs(
     pairs.drafter, pair, TRAINED, temperature=temperature
   )
   last = settings.max_gamma
-  widths = {1, 2, *range(3, last + 1, 2), last + 1}
+  # What is planned at temperature 1 is not compared gamma by gamma.
+  widths = {1, 2, *range(3, last, 3), last + 1} if temperature == 0 else None
   # No text ends early: an iteration costs what it costs.
   endless = rule(pair, temperature) | {'eos_id': (-1,)}
   return iteration_costs.cost_programs(
@@ -188,24 +193,29 @@ def _cost_programs(
     jax.random.key(0),
     pairs.prompts(pair, 1, 1)[0],
     drafters={gamma: make(gamma=gamma) for gamma in (1, last)},
-    widths=sorted(widths),
+    widths=widths and sorted(widths),
     num_decodes=8,
     verify_fn=RULE,
-    plain=_fastest_plain(pair, temperature)[1],
+    plain=_endless_plain(pair, _fastest_plain(pair), temperature),
     **endless,
   )
 
 
 @functools.cache
-def _fastest_plain(pair: Pair, temperature: float) -> tuple[str, Side]:
-  """In which dtype the target decodes plainly most quickly, and that on one
-  example whose text does not end."""
-  sides = {
-    dtype: _plain_side(pair, model, temperature, num_examples=1, eos_id=(-1,))
-    for dtype, model in pair.plain.items()
-  }
-  dtype = benchmark.fastest(sides)[0] if len(sides) > 1 else next(iter(sides))
-  return dtype, sides[dtype]
+def _fastest_plain(pair: Pair) -> str:
+  """In which dtype the target decodes plainly most quickly."""
+  if len(pair.plain) == 1:
+    return next(iter(pair.plain))
+  sides = {dtype: _endless_plain(pair, dtype, 0.0) for dtype in pair.plain}
+  return sides_lib.fastest(sides)[0]
+
+
+@functools.cache
+def _endless_plain(pair: Pair, dtype: str, temperature: float) -> Side:
+  """Plain decoding of one example whose text does not end."""
+  return _plain_side(
+    pair, pair.plain[dtype], temperature, num_examples=1, eos_id=(-1,)
+  )
 
 
 def _plain_side(
@@ -216,7 +226,7 @@ def _plain_side(
   **changes: Any,
 ) -> Side:
   shared = rule(pair, temperature) | {'target': adapters.of(model.config)}
-  return benchmark.plain_side(
+  return sides_lib.plain_side(
     Params(model.params),
     jax.random.key(0),
     pairs.prompts(pair, num_examples, 1),
@@ -235,18 +245,27 @@ class Timed:
   """What one way of decoding took for all examples.
 
   Attributes:
-    seconds: float64 `[repeats]`, after the prefill.
+    turns: float64 `[repeats, N]`, seconds of each example after the prefill.
+    launch_seconds: of each of them what a decode costs beyond its iterations;
+      0 where it is not known.
     prefill_seconds: of all examples.
     lengths: new tokens of each.
     num_runs: target runs.
     num_drafted: tokens proposed.
   """
 
-  seconds: np.ndarray
+  turns: np.ndarray
+  launch_seconds: float
   prefill_seconds: float
   lengths: tuple[int, ...]
   num_runs: int
   num_drafted: int
+
+  @property
+  def seconds(self) -> float:
+    """Of all examples, each the median of its turns: another program that has
+    the machine for a moment then costs nothing."""
+    return float(np.median(self.turns, axis=0).sum())
 
   @property
   def num_tokens(self) -> int:
@@ -258,21 +277,24 @@ class Timed:
 
   @property
   def seconds_per_run(self) -> float:
-    return float(np.median(self.seconds)) / self.num_runs
+    launches = self.launch_seconds * len(self.lengths)
+    return (self.seconds - launches) / self.num_runs
 
   def speedups(self, plain: 'Timed') -> np.ndarray:
-    """Tokens a second over plain decoding's, `[repeats]`, prefill apart."""
-    own = self.num_tokens / self.seconds
-    return own / (plain.num_tokens / plain.seconds)
+    """Tokens a second over plain decoding's, turn by turn, `[repeats]`."""
+    own = self.num_tokens / self.turns.sum(axis=1)
+    return own / (plain.num_tokens / plain.turns.sum(axis=1))
 
   def speedup(self, plain: 'Timed') -> float:
-    return float(np.median(self.speedups(plain)))
+    """Tokens a second over plain decoding's, prefill apart."""
+    own = self.num_tokens / self.seconds
+    return own / (plain.num_tokens / plain.seconds)
 
   def whole_speedup(self, plain: 'Timed') -> float:
     """The same with the prefill, the encoder's run included."""
     own = self.num_tokens / (self.seconds + self.prefill_seconds)
     theirs = plain.num_tokens / (plain.seconds + plain.prefill_seconds)
-    return float(np.median(own / theirs))
+    return own / theirs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -378,30 +400,56 @@ def _time(
     pairs.prompts(pair, settings.num_timed, 1),
   )
   shared = rule(pair, temperature)
-  plain = pair.plain[_fastest_plain(pair, temperature)[0]]
+  plain = pair.plain[_fastest_plain(pair)]
   sides: dict[Any, Side] = {
     None: _plain_side(pair, plain, temperature, settings.num_timed)
   }
-  for way, drafter in ways.items():
-    sides[way] = benchmark.speculative_side(
-      *args, drafter=drafter, verify_fn=RULE, **shared
+  # The longest first: its prefill and its buffers are those of all like it.
+  like: dict[str, Side] = {}
+  for way in sorted(ways, key=lambda way: -ways[way].gamma):
+    kind = way[0].split()[0] if isinstance(way, tuple) else 'fixed'
+    sides[way] = like[kind] = sides_lib.speculative_side(
+      *args,
+      drafter=ways[way],
+      verify_fn=RULE,
+      like=like.get(kind),
+      **shared,
     )
-  programs: dict[Any, Any] = {way: side.decode for way, side in sides.items()}
+  programs: dict[Any, Any] = {
+    ('decode', way, i): functools.partial(side.run, side.params, state)
+    for way, side in sides.items()
+    for i, state in enumerate(side.states)
+  }
   made = None
   if has_costs:
     made = _cost_programs(pair, temperature, settings)
     programs |= made.programs
   seconds, results = measure.alternate(programs, settings.repeats)
-  timed = {way: _timed(seconds[way], sides[way], results[way]) for way in sides}
-  if made is None:
-    return timed, None
-  return timed, _as_costs(pair, made.costs(seconds, results))
+  parts = made and _as_costs(pair, made.costs(seconds, results))
+  timed = {}
+  for way, side in sides.items():
+    names = [('decode', way, i) for i in range(len(side.states))]
+    launch = 0.0
+    if parts is not None:
+      launch = (
+        parts.plain_launch_seconds if way is None else parts.launch_seconds
+      )
+    timed[way] = _timed(
+      side,
+      np.stack([seconds[name] for name in names], axis=1),
+      [results[name] for name in names],
+      launch,
+    )
+  return timed, parts
 
 
-def _timed(seconds: np.ndarray, side: Side, states: Sequence[Any]) -> Timed:
+def _timed(
+  side: Side, turns: np.ndarray, states: Sequence[Any], launch_seconds: float
+) -> Timed:
   counters = [jax.device_get(state.statistics) for state in states]
   return Timed(
-    seconds=seconds,
+    turns=turns,
+    launch_seconds=launch_seconds,
     prefill_seconds=side.prefill_seconds,
     lengths=tuple(int(each.num_tokens[0]) for each in counters),
     num_runs=sum(int(each.num_target_runs[0]) for each in counters),

@@ -34,9 +34,9 @@ def table(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
           'its parts': 1e3 * loop,
           'run / parts': drafted.seconds_per_run / loop,
           'predicted': line[gamma],
-          'measured': float(np.median(speeds)),
+          'measured': drafted.speedup(found.plain),
           'range': f'{speeds.min():.2f} to {speeds.max():.2f}',
-          'predicted / measured': line[gamma] / float(np.median(speeds)),
+          'predicted / measured': line[gamma] / drafted.speedup(found.plain),
         }
       )
     lines[pair.name] = line
@@ -55,7 +55,10 @@ def table(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
       'one target call over gamma + 1 positions, timed in turns with the '
       'decodes, the drafts by what they add to target calls; '
       'predictions take them, and the acceptance of every token of the '
-      "target's own text of these examples.",
+      "target's own text of these examples. A run is without what a decode "
+      'costs beyond its iterations, which predictions add once a text. Times '
+      'are sums over the texts, each the median of its turns; a range is of '
+      'whole turns.',
     ],
   )
 
@@ -78,10 +81,15 @@ def _verdict(
   planned = measured.planned_gamma(pair, 0.0, settings)
   best = max(speeds, key=speeds.__getitem__)
   reached = speeds[planned] if planned else 1.0
+  launches = (
+    f'a decode costs {1e3 * parts.launch_seconds:.2f} ms beyond its runs, a '
+    f'plain one {1e3 * parts.plain_launch_seconds:.2f} ms'
+  )
   return (
     f'{pair.name}: predicted speed is off by {np.median(errors):.1%} (median; '
     f'at most {max(errors):.1%}); up to gamma 8 a run takes '
-    f'{min(ratios):.2f} to {max(ratios):.2f} of its parts; the planned gamma '
+    f'{min(ratios):.2f} to {max(ratios):.2f} of its parts; {launches}; the '
+    f'planned gamma '
     f'is {planned}, at {reached:.2f}, and the best measured {best}, at '
     f'{speeds[best]:.2f}.'
   )

@@ -21,7 +21,8 @@ from specdec_jax.cli.decoder import Decoder
 from specdec_jax.cli.prompts import Batch
 from specdec_jax.costs.simulated import simulated_acceptance
 from specdec_jax.evaluation import benchmark
-from specdec_jax.evaluation.benchmark import Side
+from specdec_jax.evaluation import sides as sides_lib
+from specdec_jax.evaluation.sides import Side
 
 HELP = 'time plain against speculative decoding'
 
@@ -100,16 +101,16 @@ def _measure(
   with progress.waiting('compiling'):
     candidates = plain_sides(args, decoder, params, rows, shared)
     plain = candidates[args.dtype]
-    drafted = benchmark.speculative_side(
+    drafted = sides_lib.speculative_side(
       params, key, rows, drafter=decoder.drafter, **drafted_rule
     )
-    full_width = benchmark.full_width_side(
+    full_width = sides_lib.full_width_side(
       params, key, rows, gamma=args.gamma, **drafted_rule
     )
-    fastest, tokens_per_second = benchmark.fastest(candidates)
+    fastest, tokens_per_second = sides_lib.fastest(candidates)
     is_adaptive = args.adaptive is not None
     drafter = decoder.make_drafter(args.gamma)
-    propose = benchmark.propose_programs(
+    propose = sides_lib.propose_programs(
       drafted, drafter, decoder.target, is_adaptive
     )
   num_programs = 3 + (fastest != args.dtype) + len(propose)
@@ -151,7 +152,7 @@ def plain_sides(
     decoder: the target.
     params: its weights, on their devices.
     rows: batches, likewise.
-    rule: of `benchmark.plain_side`, but for how tokens are sampled.
+    rule: of `sides_lib.plain_side`, but for how tokens are sampled.
   """
   sampling = decoder_lib.plain_sampling(args, decoder.vocabulary)
   key, sides = jax.random.key(args.seed), {}
@@ -164,7 +165,7 @@ def plain_sides(
         other.params, args.num_devices, is_batch=False
       )
     changed = {'target': target, 'logits_to_probs': sampling}
-    sides[dtype] = benchmark.plain_side(weights, key, rows, **rule | changed)
+    sides[dtype] = sides_lib.plain_side(weights, key, rows, **rule | changed)
   return sides
 
 

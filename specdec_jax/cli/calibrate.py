@@ -3,6 +3,7 @@ iteration's parts on this device; `specdec plan --costs` reads the result.
 """
 
 import argparse
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,8 @@ from specdec_jax.cli import bench, options, outputs, progress, prompts
 from specdec_jax.cli import decoder as decoder_lib
 from specdec_jax.cli.decoder import Decoder
 from specdec_jax.cli.prompts import Batch
-from specdec_jax.evaluation import benchmark, calibration, iteration_costs
+from specdec_jax.evaluation import calibration, iteration_costs
+from specdec_jax.evaluation import sides as sides_lib
 from specdec_jax.models import layers
 from specdec_jax.theory.planner import Costs
 
@@ -87,7 +89,7 @@ def measure(
     figures = calibration.acceptance(found, max_gamma=args.gamma)
   with progress.waiting('measuring times'):
     candidates = bench.plain_sides(args, decoder, params, rows[:1], shared)
-    fastest, _ = benchmark.fastest(candidates)
+    fastest, _ = sides_lib.fastest(candidates)
     times = iteration_costs.costs(
       params,
       key,
@@ -116,11 +118,10 @@ def costs_of(figures: dict[str, Any]) -> Costs:
   """The planner's costs among the figures of a file."""
   return Costs(
     **{
-      name: figures[name]
-      for name in (
-        *('widths', 'target_seconds', 'first_draft_seconds'),
-        *('draft_seconds', 'loop_seconds', 'c_hat'),
-      )
+      field.name: figures[field.name]
+      for field in dataclasses.fields(Costs)
+      # Files of earlier versions say nothing of launching.
+      if field.name in figures or not field.name.endswith('launch_seconds')
     }
   )
 
@@ -154,6 +155,11 @@ def _table(figures: dict[str, Any]) -> Any:
     ('further drafted token', milliseconds(figures['draft_seconds'])),
     ('c', f'{figures["c"]:.4f}'),
     ('loop, beyond its parts', milliseconds(figures['loop_seconds'])),
+    ('decode, beyond its loop', milliseconds(figures['launch_seconds'])),
+    (
+      'the same of plain decoding',
+      milliseconds(figures['plain_launch_seconds']),
+    ),
   ]
   table = Table(
     title=f'{figures["model"]}, {figures["drafter"]}, {figures["dtype"]}, '

@@ -7,8 +7,8 @@ alternation, so that a drift of the machine's speed falls on all of them alike.
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ from specdec_jax import arrays
 from specdec_jax.base import Context, Draft, Drafter, LanguageModel, Params
 from specdec_jax.decoding import keys
 from specdec_jax.decoding.state import DecodeState
+
+Name = TypeVar('Name', bound=Hashable)
 
 
 def compile_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
@@ -40,10 +42,10 @@ def run_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
 
 
 def alternate(
-  programs: Mapping[str, Callable[[], Any]],
+  programs: Mapping[Name, Callable[[], Any]],
   repeats: int,
   advance: Callable[[int], None] = lambda num_done: None,
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+) -> tuple[dict[Name, np.ndarray], dict[Name, Any]]:
   """Runs each program `repeats` times, in turns, after one run to warm up.
 
   Args:
@@ -55,8 +57,8 @@ def alternate(
     Seconds of each program's runs, float64 `[repeats]`, and the results of its
     last run.
   """
-  seconds: dict[str, list[float]] = {name: [] for name in programs}
-  results: dict[str, Any] = {}
+  seconds: dict[Name, list[float]] = {name: [] for name in programs}
+  results: dict[Name, Any] = {}
   for i in range(repeats + 1):
     for name, program in programs.items():
       results[name], elapsed = run_seconds(program)
@@ -175,19 +177,25 @@ def repeated(
 
 
 def propose_programs(
-  params: Params, state: DecodeState, drafter: Drafter, target: LanguageModel
+  params: Params,
+  state: DecodeState,
+  drafter: Drafter,
+  target: LanguageModel,
+  calls: Mapping[int, Repeated] | None = None,
 ) -> tuple[Repeated, ...]:
   """What to time for `propose_seconds`.
 
   A drafter with weights is timed between target calls, of which as many are
   timed without it: two small models push each other out of the caches, and a
-  draft alone would cost less than it does in the loop.
+  draft alone would cost less than it does in the loop. `calls` are target calls
+  by width that are compiled already.
   """
   compiled = functools.partial(repeated, params, state)
   if not jax.tree.leaves(params.drafter):
     return (compiled(target=None, drafter=drafter),)
-  calls = functools.partial(compiled, target=target, width=drafter.gamma + 1)
-  return calls(), calls(drafter=drafter)
+  width = drafter.gamma + 1
+  alone = (calls or {}).get(width) or compiled(target=target, width=width)
+  return alone, compiled(target=target, width=width, drafter=drafter)
 
 
 def propose_seconds(

@@ -1,19 +1,15 @@
 """What an iteration's parts cost on this device."""
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from specdec_jax.base import Array, Drafter, LanguageModel, Params, Prompt
 from specdec_jax.costs import measure
-from specdec_jax.decoding import speculative
-from specdec_jax.decoding.state import DecodeState
-from specdec_jax.evaluation import benchmark
-from specdec_jax.evaluation.benchmark import Side
+from specdec_jax.evaluation import sides as sides_lib
+from specdec_jax.evaluation.sides import Side
 
 
 class CostPrograms(NamedTuple):
@@ -24,8 +20,8 @@ class CostPrograms(NamedTuple):
     costs: from the seconds and results of `measure.alternate` to figures.
   """
 
-  programs: Mapping[str, Callable[[], Any]]
-  costs: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+  programs: Mapping[Hashable, Callable[[], Any]]
+  costs: Callable[[Mapping[Any, Any], Mapping[Any, Any]], dict[str, Any]]
 
 
 def costs(*args: Any, repeats: int, **options: Any) -> dict[str, Any]:
@@ -64,8 +60,9 @@ def cost_programs(
     max_len: as for `speculative.generate`.
     widths: of target calls to time, 1 and gamma + 1 among them; None means
       these and the middle.
-    num_decodes: short decodes of one timing. The first of them finds nothing in
-      the caches, which a small model notices.
+    num_decodes: short decodes of each part in a turn, timed one by one. Of
+      several the median takes no notice of the first, which finds nothing in
+      the caches.
     plain: of the same batch, what takes the place of the target's own call over
       one position: plain decoding may be quicker in another dtype.
     **rule: `verify_fn`, `logits_to_probs` and `eos_id`.
@@ -75,50 +72,49 @@ def cost_programs(
     `c_hat`, in seconds, and `extend_seconds` of the widest target call by
     itself: what is missing to its `target_seconds` is sampling, verification
     and the loop.
+
+  Prefill and buffers of all are those of the longest draft.
   """
   max_gamma = max(drafters)
   widths = sorted(widths or {1, 1 + -(-max_gamma // 2), max_gamma + 1})
   shared: dict[str, Any] = {'target': target, 'max_len': max_len, **rule}
   if plain is None:
     plain_rule = {k: v for k, v in shared.items() if k != 'verify_fn'}
-    plain = benchmark.plain_side(params, rng_key, [prompt], **plain_rule)
-  sides = {1: benchmark.shortened(plain)} | {
-    width: benchmark.full_width_side(
-      params, rng_key, [prompt], gamma=width - 1, **shared
-    )
-    for width in widths[1:]
-  }
-  drafted = benchmark.shortened(
-    benchmark.speculative_side(
+    plain = sides_lib.plain_side(params, rng_key, [prompt], **plain_rule)
+  full = functools.partial(
+    sides_lib.full_width_side, params, rng_key, [prompt], **shared
+  )
+  widest = full(gamma=max(widths) - 1)
+  drafted = sides_lib.shortened(
+    sides_lib.speculative_side(
       params, rng_key, [prompt], drafter=drafters[max_gamma], **shared
     )
   )
+  named = {1: sides_lib.shortened(plain), 'drafted': drafted}
+  for width in widths[1:-1]:
+    named[width] = full(gamma=width - 1, like=widest)
+  named[widths[-1]] = widest
+
+  state = drafted.states[0]
+  extend = measure.repeated(params, state, target=target, width=widths[-1])
   proposals = {
     gamma: measure.propose_programs(
-      params,
-      _start(params, rng_key, prompt, target, drafter, max_len),
-      drafter,
-      target,
+      params, state, drafter, target, {widths[-1]: extend}
     )
     for gamma, drafter in sorted(drafters.items())
   }
-  named = {f'{width} positions': side for width, side in sides.items()}
-  named['drafted'] = drafted
-  decodes: dict[str, Callable[[], Any]] = {
-    name: dataclasses.replace(side, states=[*side.states] * num_decodes).decode
-    for name, side in named.items()
-  }
-  extend = measure.repeated(
-    params, sides[widths[-1]].states[0], target=target, width=widths[-1]
-  )
-
-  programs = decodes | {'extend': extend}
+  programs: dict[Hashable, Callable[[], Any]] = {'extend': extend}
+  for name, side in named.items():
+    for i in range(num_decodes):
+      programs[name, i] = side.decode
+      programs['launch', name, i] = sides_lib.finished(side).decode
   for gamma, made in proposals.items():
-    programs |= {f'draft {gamma}, {i}': each for i, each in enumerate(made)}
+    programs |= {('draft', gamma, i): each for i, each in enumerate(made)}
   figures = functools.partial(
     _cost_figures,
     widths=widths,
     proposals=proposals,
+    num_decodes=num_decodes,
     num_extends=extend.num_calls,
     is_short=drafters[max_gamma].may_abstain,
   )
@@ -126,27 +122,34 @@ def cost_programs(
 
 
 def _cost_figures(
-  seconds: Mapping[str, Any],
-  results: Mapping[str, Any],
+  seconds: Mapping[Any, Any],
+  results: Mapping[Any, Any],
   *,
   widths: Sequence[int],
   proposals: Mapping[int, Sequence[measure.Repeated]],
+  num_decodes: int,
   num_extends: int,
   is_short: bool,
 ) -> dict[str, Any]:
   """The figures of `cost_programs`; `is_short` if iterations may score one
   position, so that the mean iteration says nothing of the loop."""
 
-  def iteration(name: str) -> float:
-    return float(np.median(seconds[name])) / _num_iterations(results[name])
+  def median(*name: Hashable) -> float:
+    turns = [seconds[*name, i] for i in range(num_decodes)]
+    return float(np.median(turns))
+
+  def iteration(name: Hashable) -> float:
+    [state] = results[name, 0]
+    num_iterations = int(state.statistics.num_target_runs.max())
+    return (median(name) - median('launch', name)) / num_iterations
 
   propose = {
     gamma: measure.propose_seconds(
-      programs, [seconds[f'draft {gamma}, {i}'] for i in range(len(programs))]
+      programs, [seconds['draft', gamma, i] for i in range(len(programs))]
     )
     for gamma, programs in proposals.items()
   }
-  target = [iteration(f'{width} positions') for width in widths]
+  target = [iteration(width) for width in widths]
   max_gamma = max(propose)
   first, last = propose[1], propose[max_gamma]
   further = max(last - first, 0.0) / (max_gamma - 1) if max_gamma > 1 else first
@@ -157,16 +160,7 @@ def _cost_figures(
     'first_draft_seconds': first,
     'draft_seconds': further,
     'loop_seconds': 0.0 if is_short else max(beyond, 0.0),
+    'launch_seconds': median('launch', 'drafted'),
+    'plain_launch_seconds': median('launch', 1),
     'extend_seconds': float(np.median(seconds['extend'])) / num_extends,
   }
-
-
-def _start(params, rng_key, prompt, target, drafter, max_len) -> DecodeState:
-  init = functools.partial(
-    speculative.init, target=target, drafter=drafter, max_len=max_len
-  )
-  return jax.jit(init)(params, rng_key, prompt)
-
-
-def _num_iterations(states: Sequence[DecodeState]) -> int:
-  return sum(int(s.statistics.num_target_runs.max()) for s in states)

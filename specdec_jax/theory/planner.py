@@ -29,6 +29,8 @@ class Costs:
       the drafter also reads what was committed.
     draft_seconds: of each further one.
     loop_seconds: what an iteration costs beyond drafting and scoring.
+    launch_seconds: what a decode costs beyond its iterations.
+    plain_launch_seconds: the same of plain decoding.
     c_hat: operations of the drafter per token over the target's.
   """
 
@@ -37,6 +39,8 @@ class Costs:
   first_draft_seconds: float
   draft_seconds: float
   loop_seconds: float = 0.0
+  launch_seconds: float = 0.0
+  plain_launch_seconds: float = 0.0
   c_hat: float = 0.0
 
   def __post_init__(self):
@@ -54,7 +58,10 @@ class Costs:
       raise ValueError(
         f'times of the target must be above 0, got {min(self.target_seconds)}'
       )
-    for name in ('first_draft_seconds', 'draft_seconds', 'loop_seconds'):
+    for name in (
+      *('first_draft_seconds', 'draft_seconds', 'loop_seconds'),
+      *('launch_seconds', 'plain_launch_seconds'),
+    ):
       in_range(name, getattr(self, name), 0)
 
   @property
@@ -82,6 +89,11 @@ class Costs:
       return self.plain_seconds
     verify = self.verify_cost_ratio(gamma) * self.plain_seconds
     return self.drafting_seconds(gamma) + verify + self.loop_seconds
+
+  def decode_seconds(self, gamma: int, num_iterations: float) -> float:
+    """A whole decode after its prefill; with gamma 0 a plain one."""
+    launch = self.launch_seconds if gamma else self.plain_launch_seconds
+    return num_iterations * self.iteration_seconds(gamma) + launch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -205,8 +217,11 @@ def _choice(
   of_one = expected_iterations(profile, length, 1)
   of_all = expected_iterations(profile, length, batch_size)
   seconds = costs.iteration_seconds(gamma)
-  # Long decodes: tokens a run over its cost; the slowest row stretches it.
-  speedup = tokens * costs.plain_seconds / seconds * of_one / of_all
+  # Tokens a run, as in a long decode; the slowest row stretches it.
+  num_iterations = length / tokens * of_all / of_one
+  speedup = costs.decode_seconds(0, length) / costs.decode_seconds(
+    gamma, num_iterations
+  )
   return Choice(
     gamma=gamma,
     expected_tokens=tokens,

@@ -6,7 +6,7 @@ import numpy as np
 
 from specdec_jax import logits
 from specdec_jax.base import Params
-from specdec_jax.evaluation import benchmark, sameness
+from specdec_jax.evaluation import sameness, sides
 from tests import toy
 
 V, MAX_LEN = 11, 12
@@ -16,7 +16,7 @@ def test_logits_after_a_prefix_are_those_of_reading_it_anew():
   target = toy.llama(V, num_layers=1)
   config = toy.llama_config(V, num_layers=1)
   params = Params(toy.llama_params(config, seed=0))
-  side = benchmark.plain_side(
+  side = sides.plain_side(
     params,
     jax.random.key(0),
     [toy.prompt([[1, 2, 3], [4]])],

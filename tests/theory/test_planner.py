@@ -1,5 +1,7 @@
 """From acceptance and costs to a gamma."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -48,6 +50,23 @@ def test_the_first_drafted_token_has_its_own_cost():
   assert parts.verify_cost_ratio(1) == pytest.approx(1.25)
   assert parts.iteration_seconds(0) == 2.0
   assert parts.iteration_seconds(2) == pytest.approx(0.5 + 0.2 + 3.0 + 0.1)
+
+
+def test_launching_a_decode_weighs_on_short_texts():
+  parts = costs(c=0.05)
+  dear = dataclasses.replace(
+    parts, launch_seconds=3.0, plain_launch_seconds=1.0
+  )
+  assert dear.decode_seconds(0, 10) == 11
+  assert dear.decode_seconds(4, 10) == pytest.approx(10 * 1.2 + 3)
+  free = planner.plan(0.8, parts).choices[4].speedup
+  for length in (8, 64, 512):
+    choices = planner.plan(0.8, dear, length=length).choices
+    assert choices[0].speedup == 1
+    # As many plain steps are two dearer.
+    assert choices[4].speedup == pytest.approx(
+      (length + 1) / (length / free + 3)
+    )
 
 
 def test_a_rate_a_position():

@@ -1,0 +1,189 @@
+"""Ways of decoding some prompts, compiled, to be timed against each other."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.base import Array, Drafter, LanguageModel, Params, Prompt
+from specdec_jax.costs import measure
+from specdec_jax.decoding import autoregressive, speculative, statistics
+from specdec_jax.decoding.state import DecodeState
+
+# Tokens of the short decodes that only serve to time an iteration.
+_NUM_TIMED_TOKENS = 24
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Side:
+  """One way of decoding, compiled, and its states after the prefill.
+
+  Attributes:
+    run: `(params, state) -> state`, compiled.
+    params: its first argument.
+    states: one a batch.
+    compile_seconds: of prefill and loop, or of the loop alone where the prefill
+      is another side's.
+    prefill_seconds: of all batches, warm.
+  """
+
+  run: Callable[[Params, DecodeState], DecodeState]
+  params: Params
+  states: Sequence[DecodeState]
+  compile_seconds: float
+  prefill_seconds: float
+
+  def decode(self) -> list[DecodeState]:
+    """Decodes every batch."""
+    return [self.run(self.params, state) for state in self.states]
+
+
+def compile_side(
+  init: Callable[[Params, Array, Prompt], DecodeState],
+  run: Callable[[Params, DecodeState], DecodeState],
+  params: Params,
+  rng_key: Array,
+  prompts: Sequence[Prompt],
+) -> Side:
+  """Compiles prefill and loop for prompts of one shape, and prefills them."""
+  init, init_seconds = measure.compile_seconds(
+    init, params, rng_key, prompts[0]
+  )
+  jax.block_until_ready(init(params, rng_key, prompts[0]))
+  states, prefill_seconds = measure.run_seconds(
+    lambda: [init(params, rng_key, prompt) for prompt in prompts]
+  )
+  run, seconds = measure.compile_seconds(run, params, states[0])
+  return Side(
+    run=run,
+    params=params,
+    states=states,
+    compile_seconds=init_seconds + seconds,
+    prefill_seconds=prefill_seconds,
+  )
+
+
+def plain_side(
+  params: Params,
+  rng_key: Array,
+  prompts: Sequence[Prompt],
+  *,
+  target: LanguageModel,
+  max_len: int,
+  **rule: Any,
+) -> Side:
+  """Plain decoding, compiled; `rule` goes to `autoregressive.run`."""
+  return compile_side(
+    functools.partial(autoregressive.init, target=target, max_len=max_len),
+    functools.partial(autoregressive.run, target=target, **rule),
+    params,
+    rng_key,
+    prompts,
+  )
+
+
+def speculative_side(
+  params: Params,
+  rng_key: Array,
+  prompts: Sequence[Prompt],
+  *,
+  target: LanguageModel,
+  drafter: Drafter,
+  max_len: int,
+  like: Side | None = None,
+  **rule: Any,
+) -> Side:
+  """Speculative decoding, compiled; `rule` goes to `speculative.run`.
+
+  `like` is a side of the same models and prompts whose drafts are at least as
+  long: its prefill then serves here, too, and is not compiled again.
+  """
+  models: dict[str, Any] = {'target': target, 'drafter': drafter}
+  run = functools.partial(speculative.run, **models, **rule)
+  if like is None:
+    init = functools.partial(speculative.init, **models, max_len=max_len)
+    return compile_side(init, run, params, rng_key, prompts)
+  states = [_counting(state, drafter.gamma) for state in like.states]
+  compiled, seconds = measure.compile_seconds(run, params, states[0])
+  return dataclasses.replace(
+    like, run=compiled, states=states, compile_seconds=seconds
+  )
+
+
+def full_width_side(
+  params: Params,
+  rng_key: Array,
+  prompts: Sequence[Prompt],
+  *,
+  gamma: int,
+  **rest,
+) -> Side:
+  """A few iterations that all score gamma + 1 positions, on one batch."""
+  prompt = prompts[0]
+  side = speculative_side(
+    params,
+    rng_key,
+    [prompt],
+    drafter=measure.always_full(gamma),
+    **rest,
+  )
+  return shortened(side)
+
+
+def shortened(side: Side) -> Side:
+  """A side that decodes a few tokens of its first batch."""
+  return dataclasses.replace(side, states=[_shorten(side.states[0])])
+
+
+def finished(side: Side) -> Side:
+  """A side that finds its first batch decoded already: what it takes is what a
+  decode costs beyond its iterations."""
+  state = side.states[0]
+  done = dataclasses.replace(state, done=jnp.ones_like(state.done))
+  return dataclasses.replace(side, states=[done])
+
+
+def _counting(state: DecodeState, gamma: int) -> DecodeState:
+  """A state that has decoded nothing yet, with counters for `gamma`."""
+  counters = statistics.init(state.done.size, gamma)
+  return dataclasses.replace(state, statistics=counters)
+
+
+def _shorten(state: DecodeState) -> DecodeState:
+  """A state whose rows are done after a few tokens."""
+  limit = state.context.lengths + _NUM_TIMED_TOKENS
+  return dataclasses.replace(
+    state, max_lengths=jnp.minimum(state.max_lengths, limit)
+  )
+
+
+def propose_programs(
+  drafted: Side, drafter: Drafter, target: LanguageModel, is_adaptive: bool
+) -> tuple[measure.Repeated, ...]:
+  """What times a full draft, compiled: `measure.propose_programs`, by a state
+  of `drafter`'s own where it is the drafted side's without what varies."""
+  state = drafted.states[0]
+  if is_adaptive:
+    state = dataclasses.replace(state, drafter_state=state.drafter_state.cache)
+  return measure.propose_programs(drafted.params, state, drafter, target)
+
+
+def fastest(candidates: Mapping[str, Side]) -> tuple[str, dict[str, float]]:
+  """The quickest of several plain configurations, on the first batch.
+
+  Returns:
+    Its name, and the tokens per second of each, the best of three runs.
+  """
+  decodes = {}
+  for name, side in candidates.items():
+    state = _shorten(side.states[0])
+    decodes[name] = functools.partial(side.run, side.params, state)
+  seconds, states = measure.alternate(decodes, repeats=3)
+  speeds = {
+    name: int(state.statistics.num_tokens.sum()) / float(seconds[name].min())
+    for name, state in states.items()
+  }
+  return max(speeds, key=speeds.__getitem__), speeds
