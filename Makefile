@@ -46,7 +46,8 @@ CORPUS := $(OUT)/debian
 
 tables: $(VENV)/tables.done $(CORPUS)/manifest.json
 	$(BIN)/python -m experiments.leviathan2023 --corpus=$(CORPUS) --repeats=5
-	$(BIN)/python -m experiments.sun2024 --corpus=$(CORPUS) --num_examples=200
+	$(BIN)/python -m experiments.sun2024 --corpus=$(CORPUS) --num_examples=200 \
+	  --gammas=2,4,8
 	$(BIN)/python -m experiments.xia2023 --target=ende-mini \
 	  --drafter=ende-spec-drafter $(if $(HEADS),--heads=$(HEADS)) \
 	  --task=$(CORPUS)/debian_ende/test.jsonl --gamma=10 \

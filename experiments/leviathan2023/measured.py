@@ -380,9 +380,9 @@ def _adaptive(
     ),
   }
   planned = max(planned_gamma(pair, temperature, settings, parts), 2)
-  for cap in sorted({planned, limit}):
-    for least in THRESHOLDS:
-      ways[f'threshold {least}', cap] = make(gamma=cap, min_prob=least)
+  thresholds = [(limit, least) for least in THRESHOLDS]
+  for cap, least in [(planned, min(THRESHOLDS)), *thresholds]:
+    ways[f'threshold {least}', cap] = make(gamma=cap, min_prob=least)
   return ways
 
 

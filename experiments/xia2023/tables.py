@@ -89,7 +89,7 @@ def batch_table(pair: Pair, settings: Settings) -> list[Cells]:
   values are not known here."""
   table = []
   compared = {
-    GREEDY: _plain(pair, settings.batch_size)[0][GREEDY],
+    GREEDY: _plain(pair)[GREEDY],
     'strict': ways.spec_drafter(pair, FULL, settings.gamma, 'strict'),
     'top-3 tau 1': ways.spec_drafter(pair, FULL, settings.gamma, 'top-3 tau 1'),
   }
@@ -117,12 +117,13 @@ def batch_table(pair: Pair, settings: Settings) -> list[Cells]:
 def behaviour_table(pair: Pair, settings: Settings) -> list[Cells]:
   """BLEU of each output against the target's own, greedy and by beam: how much
   of its behaviour a way keeps. Strict speculation keeps all of greedy's."""
-  compared = {BEAM: ways.beam(pair, 5), GREEDY: ways.greedy(pair)}
+  compared = {BEAM: _beam_5(pair), GREEDY: ways.greedy(pair)}
   for rule in ways.RULES:
     compared[rule] = ways.spec_drafter(pair, FULL, settings.gamma, rule)
-  results = ways.decode(
-    pair, compared, pair.rows, batch_size=settings.batch_size
-  )
+  results = {
+    name: _whole(pair, way, settings.batch_size)
+    for name, way in compared.items()
+  }
   table = []
   for name, result in results.items():
     kept = {
@@ -172,11 +173,11 @@ def _compare(
 ) -> list[Cells]:
   """Quality and tokens an iteration of all examples, and times at batch 1 of
   some, each beside the paper's."""
-  plain, whole = _plain(pair, settings.batch_size)
-  whole = whole | ways.decode(
-    pair, compared, pair.rows, batch_size=settings.batch_size
-  )
-  compared = plain | compared
+  compared = _plain(pair) | compared
+  whole = {
+    name: _whole(pair, way, settings.batch_size)
+    for name, way in compared.items()
+  }
   timed = ways.decode(
     pair,
     compared,
@@ -211,16 +212,22 @@ def _compare(
   return table
 
 
-@functools.cache
-def _plain(
-  pair: Pair, batch_size: int
-) -> tuple[dict[str, Way], dict[str, Result]]:
-  """What all tables compare with, and what it makes of all examples."""
-  made = {
-    BEAM: ways.fastest(functools.partial(ways.beam, num_beams=5), pair),
+def _plain(pair: Pair) -> dict[str, Way]:
+  """What all tables compare with."""
+  return {
+    BEAM: ways.fastest(_beam_5, pair),
     GREEDY: ways.fastest(ways.greedy, pair),
   }
-  return made, ways.decode(pair, made, pair.rows, batch_size=batch_size)
+
+
+def _beam_5(pair: Pair) -> Way:
+  return ways.beam(pair, 5)
+
+
+@functools.cache
+def _whole(pair: Pair, way: Way, batch_size: int) -> Result:
+  """What a way makes of all examples; several tables ask for it."""
+  return ways.decode(pair, {'': way}, pair.rows, batch_size=batch_size)['']
 
 
 def _costs(result: Result, plain_step: float, *, is_greedy: bool) -> Cells:

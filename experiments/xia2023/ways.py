@@ -54,7 +54,7 @@ class Pair:
     return 1 + self.layout.targets_length
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Way:
   """A way of decoding in two compiled parts.
 
@@ -106,6 +106,7 @@ class Result:
     return self.num_tokens / self.num_runs if self.num_runs else float('nan')
 
 
+@functools.cache
 def greedy(pair: Pair) -> Way:
   """One token a target run."""
   target = adapters.of(pair.layout.config)
@@ -123,6 +124,7 @@ def greedy(pair: Pair) -> Way:
   return Way(params=Params(pair.target), init=jax.jit(init), run=jax.jit(run))
 
 
+@functools.cache
 def beam(pair: Pair, num_beams: int) -> Way:
   """Beam search; its encoder pass is part of its loop's time."""
   generate = functools.partial(
@@ -139,6 +141,7 @@ def beam(pair: Pair, num_beams: int) -> Way:
   )
 
 
+@functools.cache
 def fastest(make: Callable[[Pair], Way], pair: Pair) -> Way:
   """A way in the dtype in which it takes the least time for ten examples."""
   made = {str(i): make(each) for i, each in enumerate([pair, *pair.plain])}
@@ -150,6 +153,13 @@ def fastest(make: Callable[[Pair], Way], pair: Pair) -> Way:
 
 def spec_drafter(pair: Pair, name: str, gamma: int, rule: str) -> Way:
   """A Spec-Drafter of `pair` under a rule of `RULES`."""
+  return _spec_drafter(pair, name, gamma, RULES[rule])
+
+
+@functools.cache
+def _spec_drafter(
+  pair: Pair, name: str, gamma: int, verify_fn: VerifyFn
+) -> Way:
   config, params = pair.spec_drafters[name]
   drafter = drafters.spec_drafter(
     adapters.block_decoder(config),
@@ -157,11 +167,16 @@ def spec_drafter(pair: Pair, name: str, gamma: int, rule: str) -> Way:
     vocab_size=pair.layout.vocabulary.vocab_size,
   )
   target = adapters.of(pair.layout.config)
-  return speculate(pair, target, drafter, params, RULES[rule])
+  return speculate(pair, target, drafter, params, verify_fn)
 
 
 def blockwise(pair: Pair, rule: str = 'strict') -> Way:
   """The heads of `pair`."""
+  return _blockwise(pair, RULES[rule])
+
+
+@functools.cache
+def _blockwise(pair: Pair, verify_fn: VerifyFn) -> Way:
   assert pair.heads is not None
   config, params = pair.heads
   target_config = pair.layout.config
@@ -169,7 +184,7 @@ def blockwise(pair: Pair, rule: str = 'strict') -> Way:
   target, heads_fn = block_heads.with_heads(target_config, config)
   drafter = drafters.blockwise_heads(heads_fn, gamma=config.gamma)
   params = {'heads': params, 'target': pair.target}
-  return speculate(pair, target, drafter, params, RULES[rule])
+  return speculate(pair, target, drafter, params, verify_fn)
 
 
 def speculate(
