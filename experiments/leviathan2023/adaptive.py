@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Callable
 
 from experiments.leviathan2023 import measured
-from experiments.leviathan2023.measured import Settings, Sweep, Timed
+from experiments.leviathan2023.measured import Settings
 from experiments.leviathan2023.pairs import TRAINED, Pair
+from experiments.leviathan2023.timed import Sweep, Timed
 from experiments.report import Cells
 from specdec_jax import theory
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from experiments.leviathan2023 import pairs, paper
 from experiments.leviathan2023.pairs import TRAINED, Pair
+from experiments.leviathan2023.timed import Sweep, Timed
 from specdec_jax import drafters, theory, verification
 from specdec_jax.base import Drafter, Params
-from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.costs import measure
 from specdec_jax.drafters import schedules
 from specdec_jax.evaluation import calibration, iteration_costs
@@ -196,40 +196,40 @@ def _cost_programs(
     widths=widths and sorted(widths),
     num_decodes=8,
     verify_fn=RULE,
-    plain=_endless_plain(pair, _fastest_plain(pair), temperature),
+    plain=_plain_side(
+      pair,
+      _fastest_plain(pair, settings),
+      temperature,
+      dataclasses.replace(settings, num_timed=1),
+      eos_id=(-1,),
+    ),
     **endless,
   )
 
 
 @functools.cache
-def _fastest_plain(pair: Pair) -> str:
-  """In which dtype the target decodes plainly most quickly."""
-  if len(pair.plain) == 1:
-    return next(iter(pair.plain))
-  sides = {dtype: _endless_plain(pair, dtype, 0.0) for dtype in pair.plain}
-  return sides_lib.fastest(sides)[0]
-
-
-@functools.cache
-def _endless_plain(pair: Pair, dtype: str, temperature: float) -> Side:
-  """Plain decoding of one example whose text does not end."""
-  return _plain_side(
-    pair, pair.plain[dtype], temperature, num_examples=1, eos_id=(-1,)
-  )
+def _fastest_plain(pair: Pair, settings: Settings) -> str:
+  """In which dtype the target decodes these texts plainly most quickly."""
+  sides = {
+    dtype: _plain_side(pair, dtype, 0.0, settings) for dtype in pair.plain
+  }
+  return sides_lib.fastest(sides)[0] if len(sides) > 1 else next(iter(sides))
 
 
 def _plain_side(
   pair: Pair,
-  model: LoadedModel,
+  dtype: str,
   temperature: float,
-  num_examples: int,
+  settings: Settings,
   **changes: Any,
 ) -> Side:
+  """Plain decoding of the examples that are timed."""
+  model = pair.plain[dtype]
   shared = rule(pair, temperature) | {'target': adapters.of(model.config)}
   return sides_lib.plain_side(
     Params(model.params),
     jax.random.key(0),
-    pairs.prompts(pair, num_examples, 1),
+    pairs.prompts(pair, settings.num_timed, 1),
     **shared | changes,
   )
 
@@ -238,80 +238,6 @@ def _as_costs(pair: Pair, found: dict[str, Any]) -> Costs:
   del found['extend_seconds']
   target, drafter = map(layers.num_params, pair.params)
   return Costs(**found, c_hat=drafter / target)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Timed:
-  """What one way of decoding took for all examples.
-
-  Attributes:
-    turns: float64 `[repeats, N]`, seconds of each example after the prefill.
-    launch_seconds: of each of them what a decode costs beyond its iterations;
-      0 where it is not known.
-    prefill_seconds: of all examples.
-    lengths: new tokens of each.
-    num_runs: target runs.
-    num_drafted: tokens proposed.
-  """
-
-  turns: np.ndarray
-  launch_seconds: float
-  prefill_seconds: float
-  lengths: tuple[int, ...]
-  num_runs: int
-  num_drafted: int
-
-  @property
-  def seconds(self) -> float:
-    """Of all examples, each the median of its turns: another program that has
-    the machine for a moment then costs nothing."""
-    return float(np.median(self.turns, axis=0).sum())
-
-  @property
-  def num_tokens(self) -> int:
-    return sum(self.lengths)
-
-  @property
-  def tokens_per_run(self) -> float:
-    return self.num_tokens / self.num_runs
-
-  @property
-  def seconds_per_run(self) -> float:
-    launches = self.launch_seconds * len(self.lengths)
-    return (self.seconds - launches) / self.num_runs
-
-  def speedups(self, plain: 'Timed') -> np.ndarray:
-    """Tokens a second over plain decoding's, turn by turn, `[repeats]`."""
-    own = self.num_tokens / self.turns.sum(axis=1)
-    return own / (plain.num_tokens / plain.turns.sum(axis=1))
-
-  def speedup(self, plain: 'Timed') -> float:
-    """Tokens a second over plain decoding's, prefill apart."""
-    own = self.num_tokens / self.seconds
-    return own / (plain.num_tokens / plain.seconds)
-
-  def whole_speedup(self, plain: 'Timed') -> float:
-    """The same with the prefill, the encoder's run included."""
-    own = self.num_tokens / (self.seconds + self.prefill_seconds)
-    theirs = plain.num_tokens / (plain.seconds + plain.prefill_seconds)
-    return own / theirs
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sweep:
-  """Plain and speculative decoding of the same examples.
-
-  Attributes:
-    plain: one token a target run.
-    fixed: by gamma.
-    adaptive: by schedule, and the most tokens of a draft.
-    costs: an iteration's parts, where they took turns with the rest.
-  """
-
-  plain: Timed
-  fixed: Mapping[int, Timed]
-  adaptive: Mapping[tuple[str, int], Timed]
-  costs: Costs | None = None
 
 
 @functools.cache
@@ -400,9 +326,9 @@ def _time(
     pairs.prompts(pair, settings.num_timed, 1),
   )
   shared = rule(pair, temperature)
-  plain = pair.plain[_fastest_plain(pair)]
+  dtype = _fastest_plain(pair, settings)
   sides: dict[Any, Side] = {
-    None: _plain_side(pair, plain, temperature, settings.num_timed)
+    None: _plain_side(pair, dtype, temperature, settings)
   }
   # The longest first: its prefill and its buffers are those of all like it.
   like: dict[str, Side] = {}

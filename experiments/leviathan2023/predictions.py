@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from experiments.leviathan2023 import figures, measured
-from experiments.leviathan2023.measured import Settings, Sweep
+from experiments.leviathan2023.measured import Settings
 from experiments.leviathan2023.pairs import Pair, named
+from experiments.leviathan2023.timed import Sweep
 from experiments.report import Table
 
 

@@ -68,7 +68,9 @@ def _strict_is_greedy(
         pair.spec_drafters[name][1],
         functools.partial(verification.top_beta, beta=1, tau=math.inf),
       )
-    results = ways.decode(pair, compared, pair.rows, batch_size=size)
+    results = ways.decode(
+      pair, compared, pair.rows, batch_size=size, is_timed=False
+    )
     greedy = results.pop('greedy').ids
     for way, result in results.items():
       different = sum(a != b for a, b in zip(greedy, result.ids, strict=True))

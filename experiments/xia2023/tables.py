@@ -227,7 +227,10 @@ def _beam_5(pair: Pair) -> Way:
 @functools.cache
 def _whole(pair: Pair, way: Way, batch_size: int) -> Result:
   """What a way makes of all examples; several tables ask for it."""
-  return ways.decode(pair, {'': way}, pair.rows, batch_size=batch_size)['']
+  results = ways.decode(
+    pair, {'': way}, pair.rows, batch_size=batch_size, is_timed=False
+  )
+  return results['']
 
 
 def _costs(result: Result, plain_step: float, *, is_greedy: bool) -> Cells:

@@ -237,10 +237,12 @@ def decode(
   batch_size: int,
   repeats: int = 1,
   time_drafts: bool = False,
+  is_timed: bool = True,
 ) -> dict[str, Result]:
-  """Decodes `rows` in every way, batch by batch in turns, warm.
+  """Decodes `rows` in every way, batch by batch in turns.
 
-  Times are sums over the batches of the median of `repeats` runs.
+  Times are sums over the batches of the median of `repeats` runs, and those of
+  warm programs if `is_timed`.
   """
   pack = infer_examples.packer(pair.layout)
   results = {name: Result() for name in ways}
@@ -249,7 +251,8 @@ def decode(
     num_real = len(part)
     part += [None] * (batch_size - num_real)
     prompt = jax.tree.map(jnp.asarray, pack(part))
-    for _ in range(2 if start == 0 else 1):  # The first compiles.
+    is_cold = is_timed and start == 0
+    for _ in range(2 if is_cold else 1):  # The first compiles.
       timed: dict[str, list] = {name: [] for name in ways}
       outputs = {}
       for _ in range(repeats):

@@ -68,19 +68,22 @@ def alternate(
   return {name: np.array(s) for name, s in seconds.items()}, results
 
 
-def always_full(gamma: int) -> Drafter:
+def always_full(gamma: int, law_size: int | None = None) -> Drafter:
   """Proposes gamma copies of the last token, at no cost: with it an iteration
   of the loop costs one target call over gamma + 1 positions. With gamma 0 it is
-  a plain step."""
+  a plain step. With `law_size`, of the vocabulary, drafts have a law, all of it
+  on their tokens, so that verification costs what it does with a draft model.
+  """
 
   def propose(params: Any, row_keys: jax.Array, context: Context, state: Any):
     del params, row_keys
     last = jnp.take_along_axis(
       context.tokens, context.lengths[:, None] - 1, axis=1
     )
+    tokens = jnp.repeat(last, gamma, axis=1)
     draft = Draft(
-      tokens=jnp.repeat(last, gamma, axis=1),
-      probs=None,
+      tokens=tokens,
+      probs=None if law_size is None else jax.nn.one_hot(tokens, law_size),
       lengths=jnp.full_like(context.lengths, gamma),
     )
     return draft, state

@@ -4,10 +4,12 @@ import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from specdec_jax.base import Array, Drafter, LanguageModel, Params, Prompt
 from specdec_jax.costs import measure
+from specdec_jax.decoding.state import DecodeState
 from specdec_jax.evaluation import sides as sides_lib
 from specdec_jax.evaluation.sides import Side
 
@@ -81,21 +83,27 @@ def cost_programs(
   if plain is None:
     plain_rule = {k: v for k, v in shared.items() if k != 'verify_fn'}
     plain = sides_lib.plain_side(params, rng_key, [prompt], **plain_rule)
-  full = functools.partial(
-    sides_lib.full_width_side, params, rng_key, [prompt], **shared
-  )
-  widest = full(gamma=max(widths) - 1)
   drafted = sides_lib.shortened(
     sides_lib.speculative_side(
       params, rng_key, [prompt], drafter=drafters[max_gamma], **shared
     )
   )
+  state = drafted.states[0]
+  has_law = _has_law(params, state, drafters[max_gamma])
+  full = functools.partial(
+    sides_lib.full_width_side,
+    params,
+    rng_key,
+    [prompt],
+    law_size=target.vocab_size if has_law else None,
+    **shared,
+  )
+  widest = full(gamma=max(widths) - 1)
   named = {1: sides_lib.shortened(plain), 'drafted': drafted}
   for width in widths[1:-1]:
     named[width] = full(gamma=width - 1, like=widest)
   named[widths[-1]] = widest
 
-  state = drafted.states[0]
   extend = measure.repeated(params, state, target=target, width=widths[-1])
   proposals = {
     gamma: measure.propose_programs(
@@ -119,6 +127,19 @@ def cost_programs(
     is_short=drafters[max_gamma].may_abstain,
   )
   return CostPrograms(programs, figures)
+
+
+def _has_law(params: Params, state: DecodeState, drafter: Drafter) -> bool:
+  """Whether drafts come with the probabilities that they were drawn from."""
+  own = state.target_cache if drafter.reads_target_cache else None
+  draft, _ = jax.eval_shape(
+    drafter.propose,
+    params.drafter,
+    state.row_keys,
+    state.context,
+    state.drafter_state if own is None else own,
+  )
+  return draft.probs is not None
 
 
 def _cost_figures(

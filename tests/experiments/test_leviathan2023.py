@@ -20,7 +20,8 @@ from experiments.leviathan2023 import (
   predictions,
   tables,
 )
-from experiments.leviathan2023.measured import Settings, Sweep, Timed
+from experiments.leviathan2023.measured import Settings
+from experiments.leviathan2023.timed import Sweep, Timed
 from experiments.sun2024 import tables as sun2024
 from specdec_jax import verification
 from specdec_jax.cli import decoder as decoder_lib
