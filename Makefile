@@ -39,10 +39,10 @@ demo: $(VENV)/demo.done
 proof: $(VENV)/dev.done
 	$(BIN)/python -m tests.proof
 
-# What is read by all tables: Debian's texts, 30 seconds to build. The promises of
-# experiments/xia2023 take the whole split, and 20 minutes by themselves. HEADS is the
+# What is read by all tables: Debian's texts, 30 seconds to build. HEADS is the
 # folder of trained heads, which are not shipped, for the rows of blockwise
-# decoding: gin_configs/train/debian_ende_block_heads.gin.
+# decoding: gin_configs/train/debian_ende_block_heads.gin. The checks of
+# experiments/xia2023 take the whole split, and 20 minutes by themselves.
 CORPUS := $(OUT)/debian
 
 tables: $(VENV)/tables.done $(CORPUS)/manifest.json

@@ -213,7 +213,9 @@ def _fastest_plain(pair: Pair, settings: Settings) -> str:
   sides = {
     dtype: _plain_side(pair, dtype, 0.0, settings) for dtype in pair.plain
   }
-  return sides_lib.fastest(sides)[0] if len(sides) > 1 else next(iter(sides))
+  if len(sides) == 1:
+    return next(iter(sides))
+  return sides_lib.fastest(sides, settings.num_timed, settings.repeats + 2)[0]
 
 
 def _plain_side(

@@ -89,8 +89,7 @@ def _verdict(
   return (
     f'{pair.name}: predicted speed is off by {np.median(errors):.1%} (median; '
     f'at most {max(errors):.1%}); up to gamma 8 a run takes '
-    f'{min(ratios):.2f} to {max(ratios):.2f} of its parts; {launches}; the '
-    f'planned gamma '
-    f'is {planned}, at {reached:.2f}, and the best measured {best}, at '
-    f'{speeds[best]:.2f}.'
+    f'{np.median(ratios):.2f} of its parts (median; {min(ratios):.2f} to '
+    f'{max(ratios):.2f}); {launches}; the planned gamma is {planned}, at {reached:.2f}, '
+    f'and the best measured {best}, at {speeds[best]:.2f}.'
   )

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specdec_jax.base import Array, Drafter, LanguageModel, Params, Prompt
 from specdec_jax.costs import measure
@@ -15,8 +16,6 @@ from specdec_jax.decoding.state import DecodeState
 
 # Tokens of the short decodes that only serve to time an iteration.
 _NUM_TIMED_TOKENS = 24
-# Batches that plain configurations are compared on.
-_NUM_COMPARED = 6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,25 +174,27 @@ def propose_programs(
   return measure.propose_programs(drafted.params, state, drafter, target)
 
 
-def fastest(candidates: Mapping[str, Side]) -> tuple[str, dict[str, float]]:
+def fastest(
+  candidates: Mapping[str, Side], num_batches: int = 6, repeats: int = 3
+) -> tuple[str, dict[str, float]]:
   """The quickest of several plain configurations, on the first batches.
 
   Texts end where they end: what a configuration does once a decode weighs on
   short ones.
 
   Returns:
-    Its name, and the tokens per second of each, of every batch the best of
-    three runs.
+    Its name, and the tokens per second of each, of every batch the median of
+    its runs.
   """
   decodes = {
     (name, i): functools.partial(side.run, side.params, _shorten(state))
     for name, side in candidates.items()
-    for i, state in enumerate(side.states[:_NUM_COMPARED])
+    for i, state in enumerate(side.states[:num_batches])
   }
-  seconds, states = measure.alternate(decodes, repeats=3)
+  seconds, states = measure.alternate(decodes, repeats)
   speeds = {}
   for name in candidates:
     own = [key for key in decodes if key[0] == name]
     tokens = sum(int(states[key].statistics.num_tokens.sum()) for key in own)
-    speeds[name] = tokens / sum(float(seconds[key].min()) for key in own)
+    speeds[name] = tokens / sum(float(np.median(seconds[key])) for key in own)
   return max(speeds, key=speeds.__getitem__), speeds
