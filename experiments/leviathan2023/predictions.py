@@ -90,6 +90,6 @@ def _verdict(
     f'{pair.name}: predicted speed is off by {np.median(errors):.1%} (median; '
     f'at most {max(errors):.1%}); up to gamma 8 a run takes '
     f'{np.median(ratios):.2f} of its parts (median; {min(ratios):.2f} to '
-    f'{max(ratios):.2f}); {launches}; the planned gamma is {planned}, at {reached:.2f}, '
-    f'and the best measured {best}, at {speeds[best]:.2f}.'
+    f'{max(ratios):.2f}); {launches}; the planned gamma is {planned}, at '
+    f'{reached:.2f}, and the best measured {best}, at {speeds[best]:.2f}.'
   )
