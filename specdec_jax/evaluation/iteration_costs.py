@@ -131,13 +131,13 @@ def cost_programs(
 
 def _has_law(params: Params, state: DecodeState, drafter: Drafter) -> bool:
   """Whether drafts come with the probabilities that they were drawn from."""
-  own = state.target_cache if drafter.reads_target_cache else None
+  reads_target = drafter.reads_target_cache
   draft, _ = jax.eval_shape(
     drafter.propose,
     params.drafter,
     state.row_keys,
     state.context,
-    state.drafter_state if own is None else own,
+    state.target_cache if reads_target else state.drafter_state,
   )
   return draft.probs is not None
 
@@ -162,7 +162,9 @@ def _cost_figures(
   def iteration(name: Hashable) -> float:
     [state] = results[name, 0]
     num_iterations = int(state.statistics.num_target_runs.max())
-    return (median(name) - median('launch', name)) / num_iterations
+    decode, launch = median(name), median('launch', name)
+    # Of very few turns a launch may be the one that the machine held up.
+    return (decode - launch if launch < decode else decode) / num_iterations
 
   propose = {
     gamma: measure.propose_seconds(
