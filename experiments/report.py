@@ -4,8 +4,6 @@ import argparse
 import dataclasses
 import datetime
 import json
-import os
-import platform
 import shlex
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -15,6 +13,7 @@ from typing import Any
 import jax
 
 from specdec_jax.cli import options
+from specdec_jax.costs import measure
 
 Cells = dict[str, Any]
 
@@ -40,10 +39,15 @@ def add_dtypes(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--dtype',
     choices=options.DTYPES,
-    default='bfloat16',
-    help='where the target verifies',
+    help='where the target verifies (default: in which five rows are '
+    'multiplied most quickly here)',
   )
   options.add_plain_dtypes(parser)
+
+
+def verifying_dtype(args: argparse.Namespace) -> str:
+  """What `--dtype` said, or is by default."""
+  return args.dtype or measure.quickest_dtype(options.DTYPES)
 
 
 def add_tables(
@@ -88,19 +92,10 @@ def header(module: str, argv: Sequence[str], started: float) -> dict[str, str]:
   day = datetime.datetime.fromtimestamp(started, datetime.UTC)
   return {
     'command': shlex.join(['python', '-m', module, *map(_shorten, argv)]),
-    'device': device(),
+    'device': f'{measure.device_name()}, jax {jax.__version__}',
     'date': day.strftime('%Y-%m-%d'),
     'time': f'{seconds:.0f} s',
   }
-
-
-def device() -> str:
-  """What it was measured on."""
-  found = jax.devices()[0]
-  kind = found.device_kind
-  if found.platform == 'cpu':
-    kind = f'{platform.machine()} CPU, {os.cpu_count()} cores'
-  return f'{kind}, jax {jax.__version__}'
 
 
 def write(

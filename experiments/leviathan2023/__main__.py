@@ -31,7 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   argv = sys.argv[1:] if argv is None else argv
   args = _parser().parse_args(argv)
   dtypes = Dtypes(
-    target=args.dtype, draft=args.draft_dtype, plain=args.plain_dtypes
+    target=report.verifying_dtype(args),
+    draft=args.draft_dtype,
+    plain=args.plain_dtypes,
   )
   settings = Settings(
     num_alpha=args.num_alpha,

@@ -4,8 +4,6 @@ import dataclasses
 import datetime
 import functools
 import hashlib
-import os
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ from specdec_jax.checkpoints import loading
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.cli import infer_examples
 from specdec_jax.cli.infer_examples import Layout, Row
+from specdec_jax.costs import measure
 from specdec_jax.data import tasks, vocabularies
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.evaluation import quality, text_acceptance
@@ -346,14 +345,10 @@ def provenance(task: str, started: float) -> tuple[str, Figures]:
   """The task's name without folders of this machine; its checksum, and where
   and when it was measured since `started`, of `time.time()`."""
   path = Path(task)
-  device = jax.devices()[0]
-  kind = device.device_kind
-  if device.platform == 'cpu':
-    kind = f'{platform.machine()} CPU, {os.cpu_count()} cores'
   day = datetime.datetime.fromtimestamp(started, datetime.UTC)
   return f'{path.parent.name}/{path.name}', {
     'sha256': hashlib.sha256(path.read_bytes()).hexdigest(),
-    'device': f'{kind}, jax {jax.__version__}, float32',
+    'device': f'{measure.device_name()}, jax {jax.__version__}, float32',
     'date': day.strftime('%Y-%m-%d'),
     'seconds': round(time.time() - started),
   }

@@ -40,6 +40,7 @@ EXACT_DTYPE = 'float32'
 def main(argv: Sequence[str] | None = None) -> int:
   argv = sys.argv[1:] if argv is None else argv
   args = _parser().parse_args(argv)
+  args.dtype = report.verifying_dtype(args)
   decoder.enable_compilation_cache()
   try:
     pairs = _load_all(args)

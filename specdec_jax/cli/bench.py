@@ -8,7 +8,6 @@ apart, as is compilation.
 import argparse
 import dataclasses
 import functools
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from specdec_jax.cli import decoder as decoder_lib
 from specdec_jax.cli import options, outputs, progress, prompts
 from specdec_jax.cli.decoder import Decoder
 from specdec_jax.cli.prompts import Batch
+from specdec_jax.costs import measure
 from specdec_jax.costs.simulated import simulated_acceptance
 from specdec_jax.evaluation import benchmark
 from specdec_jax.evaluation import sides as sides_lib
@@ -190,11 +190,9 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
     'dtype',
     'draft_dtype',
   )
-  device = jax.devices()[0]
-  cores = f', {os.cpu_count()} cores' if device.platform == 'cpu' else ''
   return {name: getattr(args, name) for name in names} | {
     'drafter': args.draft_model or args.drafter,
-    'device': f'{device.platform}: {device.device_kind}{cores}',
+    'device': measure.device_name(),
     'jax_version': jax.__version__,
   }
 

@@ -6,8 +6,12 @@ alternation, so that a drift of the machine's speed falls on all of them alike.
 
 import dataclasses
 import functools
+import os
+import platform
+import re
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
@@ -66,6 +70,42 @@ def alternate(
       if i:
         seconds[name].append(elapsed)
   return {name: np.array(s) for name, s in seconds.items()}, results
+
+
+def device_name() -> str:
+  """The device at hand, as it calls itself; of a CPU with its cores."""
+  device = jax.devices()[0]
+  if device.platform != 'cpu':
+    return device.device_kind
+  kind = f'{platform.machine()} CPU'
+  cpuinfo = Path('/proc/cpuinfo')  # Of Linux alone, and not on all of it.
+  if cpuinfo.is_file():
+    found = re.search(r'^model name\s*:\s*(.+)$', cpuinfo.read_text(), re.M)
+    kind = found[1].strip() if found else kind
+  return f'{kind}, {os.cpu_count()} cores'
+
+
+def quickest_dtype(
+  dtypes: Sequence[str], num_rows: int = 5, repeats: int = 5
+) -> str:
+  """In which dtype this device multiplies a few rows by weights most quickly,
+  as a target does that scores `num_rows` positions."""
+  if len(dtypes) == 1:
+    return dtypes[0]
+
+  def products(rows: jax.Array, weights: Sequence[jax.Array]) -> jax.Array:
+    for weight in weights:
+      rows = rows @ weight
+    return rows
+
+  programs = {}
+  for dtype in dtypes:
+    weights = [jnp.eye(1024, dtype=dtype) for _ in range(8)]
+    args = jnp.ones((num_rows, 1024), dtype), weights
+    compiled, _ = compile_seconds(products, *args)
+    programs[dtype] = functools.partial(compiled, *args)
+  seconds, _ = alternate(programs, repeats)
+  return min(dtypes, key=lambda dtype: float(np.median(seconds[dtype])))
 
 
 def always_full(gamma: int, law_size: int | None = None) -> Drafter:
