@@ -3,7 +3,8 @@
     python -m experiments.results
 
 Every table of `experiments/*/results/*.json` is shown with the command that
-made it, the device and the date; nothing is measured here.
+made it, the device and the date; nothing is measured here. A folder beneath
+`results` has tables of another device or setting, and a chapter of its own.
 """
 
 import json
@@ -48,13 +49,16 @@ def page(root: Path) -> str:
   """The whole page, of the experiments in a folder."""
   parts = [_HEAD]
   for name, title in TITLES.items():
-    found = _tables(root / name / 'results', _ORDER.get(name, ()))
-    if found:
-      parts.append(f'## {title}\n')
-    folder = f'../experiments/{name}/results/'
-    parts += [
-      report.markdown(contents, level=3, folder=folder) for contents in found
-    ]
+    results = root / name / 'results'
+    for folder in (results, *sorted(results.glob('*/'))):
+      found = _tables(folder, _ORDER.get(name, ()))
+      if found:
+        apart = '' if folder == results else f', {folder.name}'
+        parts.append(f'## {title}{apart}\n')
+      link = f'../experiments/{folder.relative_to(root)}/'
+      parts += [
+        report.markdown(contents, level=3, folder=link) for contents in found
+      ]
   return '\n'.join(parts)
 
 

@@ -250,9 +250,10 @@ def test_a_wrong_pair_gets_one_sentence(argv, task, capsys, pair, words):
 def test_the_page_has_every_table_with_its_command(tmp_path):
   header = report.header('experiments.sun2024', ['--task=/a/b/c.jsonl'], 0.0)
   assert header['command'].endswith('--task=.../b/c.jsonl')
-  for number in (2, 1):
+  folder = tmp_path / 'leviathan2023' / 'results'
+  for number, place in ((2, folder), (1, folder), (3, folder / 'float32')):
     report.write(
-      tmp_path / 'leviathan2023' / 'results',
+      place,
       f'table_{number}',
       title=f'Table {number}',
       header=header,
@@ -262,8 +263,11 @@ def test_the_page_has_every_table_with_its_command(tmp_path):
     )
   page = results.page(tmp_path)
   assert page.index('### Table 1') < page.index('### Table 2')
-  assert page.count('- command: `python -m experiments.sun2024') == 2
+  apart = page.index('speculative decoding, float32\n')
+  assert page.index('### Table 2') < apart < page.index('### Table 3')
+  assert page.count('- command: `python -m experiments.sun2024') == 3
   assert '| 1.23 |  |' in page
   assert '](../experiments/leviathan2023/results/f.svg)' in page
+  assert '](../experiments/leviathan2023/results/float32/f.svg)' in page
   assert '- date: 1970-01-01' in page
   assert 'Xia' not in page.split('\n## ')[1]
