@@ -40,9 +40,9 @@ proof: $(VENV)/dev.done
 	$(BIN)/python -m tests.proof
 
 # What is read by all tables: Debian's texts, 30 seconds to build. HEADS is the
-# folder of trained heads, which are not shipped, for the rows of blockwise
-# decoding: gin_configs/train/debian_ende_block_heads.gin. The checks of
-# experiments/xia2023 take the whole split, and 20 minutes by themselves.
+# folder of trained heads and VARIANTS are Spec-Drafters, NAME=FOLDER, which are
+# not shipped, for rows of their own: experiments/xia2023/README.md trains them.
+# The checks there take the whole split, and 20 minutes by themselves.
 CORPUS := $(OUT)/debian
 
 tables: $(VENV)/tables.done $(CORPUS)/manifest.json
@@ -50,7 +50,8 @@ tables: $(VENV)/tables.done $(CORPUS)/manifest.json
 	$(BIN)/python -m experiments.sun2024 --corpus=$(CORPUS) --num_examples=200 \
 	  --gammas=2,4,8
 	$(BIN)/python -m experiments.xia2023 --target=ende-mini \
-	  --drafter=ende-spec-drafter $(if $(HEADS),--heads=$(HEADS)) \
+	  --drafter=ende-spec-drafter $(VARIANTS:%=--drafter=%) \
+	  $(if $(HEADS),--heads=$(HEADS)) \
 	  --task=$(CORPUS)/debian_ende/test.jsonl --gamma=10 \
 	  --num_examples=128 --num_timed=16 --batch_sizes=1,4,16,64 \
 	  --tables=main,block_size,drafters,verification,batch,behaviour
