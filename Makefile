@@ -62,11 +62,13 @@ $(CORPUS)/manifest.json: | $(VENV)/tables.done
 
 # Compiling is most of the work. What looks at the compiled program, or runs
 # long, is compiled as users compile; all else as quickly as can be.
+# FEWER='not slow' leaves out what is marked slow.
 TWO := -n 2 --dist worksteal
 
 test: $(VENV)/dev.done
-	$(BIN)/python -m pytest $(TWO) --quick -m 'not notebooks and not optimized'
-	$(BIN)/python -m pytest $(TWO) -m optimized
+	$(BIN)/python -m pytest $(TWO) --quick \
+	  -m 'not notebooks and not optimized$(if $(FEWER), and $(FEWER))'
+	$(BIN)/python -m pytest $(TWO) -m 'optimized$(if $(FEWER), and $(FEWER))'
 
 # They measure times, so nothing else runs beside them.
 notebooks: $(VENV)/dev.done
