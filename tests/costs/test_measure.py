@@ -32,5 +32,13 @@ def test_one_dtype_is_not_timed(monkeypatch):
   assert measure.quickest_dtype(['bfloat16']) == 'bfloat16'
 
 
-def test_a_cpu_is_named_with_its_cores():
-  assert measure.device_name().endswith(' cores')
+def test_a_cpu_is_named_with_its_cores(monkeypatch):
+  monkeypatch.setattr(measure.os, 'cpu_count', lambda: 7)
+  monkeypatch.setattr(measure.Path, 'is_file', lambda path: True)
+  monkeypatch.setattr(
+    measure.Path, 'read_text', lambda path: 'flags\t: fpu\nmodel name\t: Z 80\n'
+  )
+  assert measure.device_name() == 'Z 80, 7 cores'
+  monkeypatch.setattr(measure.Path, 'is_file', lambda path: False)
+  monkeypatch.setattr(measure.platform, 'machine', lambda: 'x86_64')
+  assert measure.device_name() == 'x86_64 CPU, 7 cores'
