@@ -46,15 +46,50 @@ class Settings:
   batch_size: int
 
 
-@functools.cache
 def acceptance(
   pair: Pair, name: str, temperature: float, settings: Settings
 ) -> dict[str, Any]:
   """Figures of `calibration.acceptance` for a drafter."""
-  if temperature == 1:  # Which has a text in common with the leniences.
-    return lenient_alphas(pair, name, settings, False)[0]
-  [found] = _overlaps(pair, name, temperature, settings)
-  return calibration.acceptance(found, max_gamma=settings.max_gamma)
+  return lenient_alphas(pair, temperature, settings)[name][0]
+
+
+@functools.cache
+def lenient_alphas(
+  pair: Pair, temperature: float, settings: Settings
+) -> dict[str, list[dict[str, Any]]]:
+  """The same of every drafter, for each of `paper.LENIENCES`, whose first is
+  none; all along one text."""
+  found = _overlaps(
+    pair, pairs.DRAFTERS, temperature, settings, leniences=paper.LENIENCES
+  )
+  return {
+    name: _figures(own, settings)
+    for name, own in zip(pairs.DRAFTERS, found, strict=True)
+  }
+
+
+@functools.cache
+def argmax_alphas(pair: Pair, settings: Settings) -> list[dict[str, Any]]:
+  """The trained drafter's at temperature 0, under the rule for the argmax."""
+  [found] = _overlaps(
+    pair,
+    [TRAINED],
+    0.0,
+    settings,
+    leniences=paper.LENIENCES,
+    is_argmax=True,
+    # That rule reads the target's law before the argmax.
+    logits_to_probs=pairs.to_probs(pair, 1.0),
+  )
+  return _figures(found, settings)
+
+
+def _figures(
+  found: Sequence[calibration.Overlaps], settings: Settings
+) -> list[dict[str, Any]]:
+  return [
+    calibration.acceptance(each, max_gamma=settings.max_gamma) for each in found
+  ]
 
 
 @functools.cache
@@ -63,8 +98,8 @@ def texts(
 ) -> list[np.ndarray]:
   """Of the examples that are timed, the target's texts: of each token the
   chance that the trained drafter's guess passes."""
-  [found] = _overlaps(
-    pair, TRAINED, temperature, settings, num_examples=settings.num_timed
+  [[found]] = _overlaps(
+    pair, [TRAINED], temperature, settings, num_examples=settings.num_timed
   )
   rows = zip(found.values, found.is_text, strict=True)
   return [values[is_text] for values, is_text in rows if is_text.any()]
@@ -105,42 +140,23 @@ def planned_gamma(
   )
 
 
-@functools.cache
-def lenient_alphas(
-  pair: Pair, name: str, settings: Settings, is_argmax: bool
-) -> list[dict[str, Any]]:
-  """The same for each of `paper.LENIENCES`: at temperature 1, or at 0 under the
-  rule for the argmax."""
-  found = _overlaps(
-    pair,
-    name,
-    0.0 if is_argmax else 1.0,
-    settings,
-    leniences=paper.LENIENCES,
-    is_argmax=is_argmax,
-    # That rule reads the target's law before the argmax.
-    logits_to_probs=pairs.to_probs(pair, 1.0),
-  )
-  return [
-    calibration.acceptance(each, max_gamma=settings.max_gamma) for each in found
-  ]
-
-
 def _overlaps(
   pair: Pair,
-  name: str,
+  names: Sequence[str],
   temperature: float,
   settings: Settings,
   num_examples: int | None = None,
   **options: Any,
-) -> list[calibration.Overlaps]:
+) -> list[list[calibration.Overlaps]]:
+  """Those of every drafter."""
+  target, draft_model = pair.params
   return calibration.overlaps(
-    pair.params,
+    Params(target, [draft_model] * len(names)),
     jax.random.key(0),
     pairs.prompts(
       pair, num_examples or settings.num_alpha, settings.batch_size
     ),
-    drafter=pairs.drafter(pair, name, 1, temperature),
+    drafters=[pairs.drafter(pair, name, 1, temperature) for name in names],
     num_tokens=pair.kind.targets_length,
     **rule(pair, temperature) | options,
   )
@@ -172,7 +188,9 @@ def _costs_by_themselves(
   pair: Pair, temperature: float, settings: Settings
 ) -> Costs:
   made = _cost_programs(pair, temperature, settings)
-  timed = measure.alternate(made.programs, settings.repeats)
+  # At temperature 0 they only choose what the schedules are given.
+  repeats = settings.repeats if temperature else 2
+  timed = measure.alternate(made.programs, repeats)
   return _as_costs(pair, made.costs(*timed))
 
 
@@ -194,7 +212,7 @@ def _cost_programs(
     pairs.prompts(pair, 1, 1)[0],
     drafters={gamma: make(gamma=gamma) for gamma in (1, last)},
     widths=widths and sorted(widths),
-    num_decodes=8,
+    num_decodes=4,
     verify_fn=RULE,
     plain=_plain_side(
       pair,
@@ -215,7 +233,8 @@ def _fastest_plain(pair: Pair, settings: Settings) -> str:
   }
   if len(sides) == 1:
     return next(iter(sides))
-  return sides_lib.fastest(sides, settings.num_timed, settings.repeats + 2)[0]
+  num_texts = -(-settings.num_timed // 2)
+  return sides_lib.fastest(sides, num_texts, settings.repeats + 2)[0]
 
 
 def _plain_side(
@@ -332,17 +351,24 @@ def _time(
   sides: dict[Any, Side] = {
     None: _plain_side(pair, dtype, temperature, settings)
   }
+  make = functools.partial(
+    sides_lib.speculative_side, *args, verify_fn=RULE, **shared
+  )
   # The longest first: its prefill and its buffers are those of all like it.
-  like: dict[str, Side] = {}
+  kinds = {
+    way: way[0].split()[0] if isinstance(way, tuple) else 'fixed'
+    for way in ways
+  }
+  longest: dict[str, Any] = {}
   for way in sorted(ways, key=lambda way: -ways[way].gamma):
-    kind = way[0].split()[0] if isinstance(way, tuple) else 'fixed'
-    sides[way] = like[kind] = sides_lib.speculative_side(
-      *args,
-      drafter=ways[way],
-      verify_fn=RULE,
-      like=like.get(kind),
-      **shared,
-    )
+    longest.setdefault(kinds[way], way)
+  sides |= {way: make(drafter=ways[way]) for way in longest.values()}
+  others = [way for way in ways if way not in sides]
+  compiling = [
+    functools.partial(make, drafter=ways[way], like=sides[longest[kinds[way]]])
+    for way in others
+  ]
+  sides |= zip(others, measure.together(compiling), strict=True)
   programs: dict[Any, Any] = {
     ('decode', way, i): functools.partial(side.run, side.params, state)
     for way, side in sides.items()

@@ -184,14 +184,14 @@ def table_5(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
   for pair in given:
     is_theirs = pair.kind.paper == paper.ENDE
     for name in pairs.DRAFTERS:
-      found = measured.lenient_alphas(pair, name, settings, False)
+      found = measured.lenient_alphas(pair, 1.0, settings)[name]
       beside = 'T5-small' if name == TRAINED else name
       theirs = paper.TABLE_5[beside] if is_theirs else None
       label = pair.names.rpartition(' ')[2] if name == TRAINED else name
       rows.append(
         _lenient(pair, f'{label}, T = 1', [f['alpha'] for f in found], theirs)
       )
-    found = measured.lenient_alphas(pair, TRAINED, settings, True)
+    found = measured.argmax_alphas(pair, settings)
     alphas = [f['alpha'] for f in found]
     theirs = paper.ARGMAX_ALPHA if is_theirs else None
     rows.append(_lenient(pair, 'argmax, T = 0', alphas, theirs))

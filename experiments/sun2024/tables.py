@@ -13,6 +13,7 @@ from experiments.leviathan2023.pairs import TRAINED, Pair, named
 from experiments.report import Table
 from specdec_jax import theory, verification
 from specdec_jax.base import Drafter, VerifyFn
+from specdec_jax.costs import measure
 from specdec_jax.decoding import speculative
 from specdec_jax.evaluation import text_acceptance
 
@@ -55,11 +56,18 @@ def tokens_per_run(
   rows, notes = [], []
   for pair in given:
     gains = []
+    cells = [(gamma, name) for gamma in gammas for name in RULES]
+    decoded = measure.together(
+      [
+        functools.partial(
+          _decode, pair, gamma, RULES[name], num_examples, batch_size
+        )
+        for gamma, name in cells
+      ]
+    )
+    found = dict(zip(cells, decoded, strict=True))
     for gamma in gammas:
-      counts = {
-        name: _decode(pair, gamma, rule, num_examples, batch_size)
-        for name, rule in RULES.items()
-      }
+      counts = {name: found[gamma, name] for name in RULES}
       token, block = (text_acceptance.ratio(*counts[name]) for name in RULES)
       gain, interval = _gain(counts['token'], counts['block'])
       gains.append(gain)

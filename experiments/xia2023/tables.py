@@ -14,6 +14,7 @@ import numpy as np
 from experiments.xia2023 import checks, paper, ways
 from experiments.xia2023.ways import Pair, Result, Way
 from specdec_jax.cli.infer_examples import Row
+from specdec_jax.costs import measure
 from specdec_jax.evaluation import quality
 
 Cells = dict[str, Any]
@@ -120,10 +121,7 @@ def behaviour_table(pair: Pair, settings: Settings) -> list[Cells]:
   compared = {BEAM: _beam_5(pair), GREEDY: ways.greedy(pair)}
   for rule in ways.RULES:
     compared[rule] = ways.spec_drafter(pair, FULL, settings.gamma, rule)
-  results = {
-    name: _whole(pair, way, settings.batch_size)
-    for name, way in compared.items()
-  }
+  results = _wholes(pair, compared, settings.batch_size)
   table = []
   for name, result in results.items():
     kept = {
@@ -174,10 +172,7 @@ def _compare(
   """Quality and tokens an iteration of all examples, and times at batch 1 of
   some, each beside the paper's."""
   compared = _plain(pair) | compared
-  whole = {
-    name: _whole(pair, way, settings.batch_size)
-    for name, way in compared.items()
-  }
+  whole = _wholes(pair, compared, settings.batch_size)
   timed = ways.decode(
     pair,
     compared,
@@ -222,6 +217,19 @@ def _plain(pair: Pair) -> dict[str, Way]:
 
 def _beam_5(pair: Pair) -> Way:
   return ways.beam(pair, 5)
+
+
+def _wholes(
+  pair: Pair, compared: dict[str, Way], batch_size: int
+) -> dict[str, Result]:
+  """What every way makes of all examples."""
+  made = measure.together(
+    [
+      functools.partial(_whole, pair, way, batch_size)
+      for way in compared.values()
+    ]
+  )
+  return dict(zip(compared, made, strict=True))
 
 
 @functools.cache

@@ -251,14 +251,16 @@ def decode(
     num_real = len(part)
     part += [None] * (batch_size - num_real)
     prompt = jax.tree.map(jnp.asarray, pack(part))
-    is_cold = is_timed and start == 0
-    for _ in range(2 if is_cold else 1):  # The first compiles.
-      timed: dict[str, list] = {name: [] for name in ways}
-      outputs = {}
-      for _ in range(repeats):
-        for name, way in ways.items():
-          outputs[name], *seconds = _run(way, prompt)
-          timed[name].append(seconds)
+    if is_timed and start == 0:  # They compile.
+      measure.together(
+        [functools.partial(_run, way, prompt) for way in ways.values()]
+      )
+    timed: dict[str, list] = {name: [] for name in ways}
+    outputs = {}
+    for _ in range(repeats):
+      for name, way in ways.items():
+        outputs[name], *seconds = _run(way, prompt)
+        timed[name].append(seconds)
     for name in ways:
       _add(results[name], pair, outputs[name], num_real, timed[name])
   if time_drafts:

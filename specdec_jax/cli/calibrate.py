@@ -78,11 +78,11 @@ def measure(
   }
   one_token = decoder.make_drafter(1)
   with progress.waiting('measuring acceptance'):
-    [found] = calibration.overlaps(
-      params,
+    [[found]] = calibration.overlaps(
+      params._replace(drafter=[params.drafter]),
       key,
       rows,
-      drafter=one_token,
+      drafters=[one_token],
       num_tokens=args.max_new_tokens,
       **shared,
     )

@@ -11,6 +11,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from specdec_jax.decoding import keys
 from specdec_jax.decoding.state import DecodeState
 
 Name = TypeVar('Name', bound=Hashable)
+Made = TypeVar('Made')
 
 
 def compile_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
@@ -36,6 +38,14 @@ def compile_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
   started = time.perf_counter()
   compiled = jax.jit(function).lower(*args).compile()
   return compiled, time.perf_counter() - started
+
+
+def together(calls: Sequence[Callable[[], Made]]) -> list[Made]:
+  """Results of calls that compile, a thread for every core: one traces while
+  another's compiler works. Nothing that happens meanwhile can be timed."""
+  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    pending = [pool.submit(call) for call in calls]
+    return [each.result() for each in pending]
 
 
 def run_seconds(function: Callable, *args: Any) -> tuple[Any, float]:

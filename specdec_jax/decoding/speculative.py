@@ -137,7 +137,7 @@ def step(
   eos_id: EosId,
 ) -> tuple[DecodeState, StepInfo]:
   """One iteration of `run`, with what happened in it."""
-  draft, state = _propose(params, state, drafter)
+  draft, state = propose(params, state, drafter)
 
   def judge(width: int, carry):
     state, info = _judge(
@@ -188,7 +188,7 @@ def _judge_at_width(
   return judge_if(~has_draft, 0, carry)
 
 
-def _propose(
+def propose(
   params: Params, state: DecodeState, drafter: Drafter
 ) -> tuple[Draft, DecodeState]:
   """Asks the drafter; finished rows get an empty draft."""

@@ -6,6 +6,7 @@ text that the target generates. Nothing is counted as accepted or rejected, so
 one decode tells much more than its acceptances would.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -25,12 +26,14 @@ from specdec_jax.base import (
   Prompt,
   Verification,
 )
+from specdec_jax.costs import measure
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.state import DecodeState, EosId
 from specdec_jax.verification import decision
 
 _NORMAL_QUANTILE = 1.96
 _NUM_LAGS = 8
+_NOTHING = measure.always_full(0)
 
 
 class Overlaps(NamedTuple):
@@ -99,22 +102,22 @@ def overlaps(
   prompts: Sequence[Prompt],
   *,
   target: LanguageModel,
-  drafter: Drafter,
+  drafters: Sequence[Drafter],
   logits_to_probs: LogitsToProbsFn,
   max_len: int,
   num_tokens: int,
   eos_id: EosId,
   leniences: Sequence[float] = (1.0,),
   is_argmax: bool = False,
-) -> list[Overlaps]:
-  """Lets the target generate, and asks the drafter before every token.
+) -> list[list[Overlaps]]:
+  """Lets the target generate, and asks every drafter before every token.
 
   Args:
-    params: weights of both sides.
+    params: weights of the target, and in `drafter` those of each drafter.
     rng_key: as for `speculative.generate`.
     prompts: of one shape.
     target: the model that generates.
-    drafter: with gamma 1.
+    drafters: D of them, with gamma 1.
     logits_to_probs: how the target is sampled.
     max_len: as for `speculative.generate`.
     num_tokens: new tokens a row, at most.
@@ -124,19 +127,28 @@ def overlaps(
       law of `logits_to_probs` is then that of the rule, before the argmax.
 
   Returns:
-    What each of the leniences would accept, along one and the same text.
+    Of every drafter what each of the leniences would accept, all along one and
+    the same text.
 
   Raises:
-    ValueError: if the drafter's gamma is not 1, or logits are not numbers.
+    ValueError: if a drafter's gamma is not 1, or logits are not numbers.
   """
-  if drafter.gamma != 1:
-    raise ValueError(f'one token at a time is asked for, got {drafter.gamma}')
-  models: dict[str, Any] = {'target': target, 'drafter': drafter}
+  for drafter in drafters:
+    if drafter.gamma != 1:
+      raise ValueError(f'one token at a time is asked for, got {drafter.gamma}')
+  # They are asked beside a loop that drafts nothing itself.
+  models: dict[str, Any] = {'target': target, 'drafter': _NOTHING}
   share_fn = passes_argmax if is_argmax else shared_mass
 
   @jax.jit
   def generate(params: Params, rng_key: Array, prompt: Prompt):
-    def step(state: DecodeState, _: None):
+    def is_going(carry: tuple[Array, DecodeState, Any, Any]):
+      i, state, _, _ = carry
+      return (i < num_tokens) & ~state.done.all()
+
+    def step(carry: tuple[Array, DecodeState, Any, Any]):
+      i, state, own, seen = carry
+      drafts, own = _ask(params, state, drafters, own)
       state, info = speculative.step(
         params,
         state,
@@ -146,13 +158,30 @@ def overlaps(
         eos_id=eos_id,
       )
       is_text = info.counts > 0
-      is_drafted = is_text & (info.draft.lengths > 0)
       law = info.target_probs[:, 0]
-      shares = [share_fn(info.draft, law, each) for each in leniences]
-      return state, (jnp.stack(shares), is_text, is_drafted)
+      shares = [
+        jnp.stack([share_fn(draft, law, each) for each in leniences])
+        for draft in drafts
+      ]
+      has_guess = jnp.stack([draft.lengths > 0 for draft in drafts])
+      now = jnp.stack(shares), is_text, is_text[None] & has_guess
+      seen = [each.at[i].set(one) for each, one in zip(seen, now, strict=True)]
+      return i + 1, state, own, seen
 
     state = speculative.init(params, rng_key, prompt, **models, max_len=max_len)
-    state, seen = jax.lax.scan(step, state, None, length=num_tokens)
+    own = [
+      drafter.init(weights, prompt, max_len + 2)
+      for drafter, weights in zip(drafters, params.drafter, strict=True)
+    ]
+    shape, num_rows = (num_tokens, len(drafters)), state.done.size
+    seen = [
+      jnp.zeros((*shape, len(leniences), num_rows)),
+      jnp.zeros((num_tokens, num_rows), bool),
+      jnp.zeros((*shape, num_rows), bool),
+    ]
+    _, state, _, seen = jax.lax.while_loop(
+      is_going, step, (jnp.int32(0), state, own, seen)
+    )
     return state.has_nan, seen
 
   parts = []
@@ -166,8 +195,27 @@ def overlaps(
   )
   # Sums of float32 laws may exceed one by their rounding.
   values = np.minimum(values.astype(np.float64), 1.0)
-  values = np.where(is_drafted, values, 0.0)
-  return [Overlaps(each, is_text, is_drafted) for each in values]
+  values = np.where(is_drafted[:, None], values, 0.0)
+  return [
+    [Overlaps(each, is_text, has_guess) for each in own]
+    for own, has_guess in zip(values, is_drafted, strict=True)
+  ]
+
+
+def _ask(
+  params: Params, state: DecodeState, drafters: Sequence[Drafter], own: Any
+) -> tuple[list[Draft], list[Any]]:
+  """Every drafter's guess, and the states that they are left in."""
+  drafts, after = [], []
+  for drafter, weights, its in zip(drafters, params.drafter, own, strict=True):
+    draft, left = speculative.propose(
+      Params((), weights),
+      dataclasses.replace(state, drafter_state=its),
+      drafter,
+    )
+    drafts.append(draft)
+    after.append(left.drafter_state)
+  return drafts, after
 
 
 def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:

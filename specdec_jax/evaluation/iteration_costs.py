@@ -100,8 +100,14 @@ def cost_programs(
   )
   widest = full(gamma=max(widths) - 1)
   named = {1: sides_lib.shortened(plain), 'drafted': drafted}
-  for width in widths[1:-1]:
-    named[width] = full(gamma=width - 1, like=widest)
+  inner = widths[1:-1]
+  named |= zip(
+    inner,
+    measure.together(
+      [functools.partial(full, gamma=w - 1, like=widest) for w in inner]
+    ),
+    strict=True,
+  )
   named[widths[-1]] = widest
 
   extend = measure.repeated(params, state, target=target, width=widths[-1])

@@ -37,12 +37,17 @@ def measure(name: str) -> Overlaps:
 
 
 def overlaps_of(drafter, **options) -> list[Overlaps]:
+  [found] = overlaps_of_all([drafter], **options)
+  return found
+
+
+def overlaps_of_all(all_drafters, **options) -> list[list[Overlaps]]:
   return calibration.overlaps(
-    PARAMS,
+    PARAMS._replace(drafter=[PARAMS.drafter] * len(all_drafters)),
     jax.random.key(0),
     [prompt_of(0), prompt_of(2)],
     target=TARGET,
-    drafter=drafter,
+    drafters=all_drafters,
     logits_to_probs=TO_PROBS,
     max_len=PROMPT + NUM_NEW,
     num_tokens=NUM_NEW,
@@ -116,6 +121,15 @@ def test_leniences_are_those_of_theory_along_one_text(texts):
       np.testing.assert_allclose(values, expected, atol=1e-5)
 
 
+def test_drafters_that_are_asked_together_answer_as_they_do_alone():
+  together = overlaps_of_all(list(DRAFTERS.values()), leniences=(1.0, 0.5))
+  for drafter, found in zip(DRAFTERS.values(), together, strict=True):
+    alone = overlaps_of(drafter, leniences=(1.0, 0.5))
+    for one, other in zip(found, alone, strict=True):
+      jax.tree.map(np.testing.assert_array_equal, one, other)
+  assert (together[0][0].values != together[1][0].values).any()
+
+
 def test_argmax_leniences_follow_greedy_text():
   greedy = logits.standardize(temperature=0)
   drafter = drafters.autoregressive(TARGET, gamma=1, logits_to_probs=greedy)
@@ -140,7 +154,7 @@ def test_more_than_one_token_at_a_time_is_refused():
       jax.random.key(0),
       [],
       target=TARGET,
-      drafter=drafters.prompt_lookup(gamma=3),
+      drafters=[drafters.prompt_lookup(gamma=3)],
       logits_to_probs=TO_PROBS,
       max_len=1,
       num_tokens=1,
