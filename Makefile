@@ -50,13 +50,13 @@ tables: export XLA_FLAGS += --xla_backend_optimization_level=1
 tables: $(VENV)/tables.done $(CORPUS)/manifest.json
 	$(BIN)/python -m experiments.leviathan2023 --corpus=$(CORPUS) \
 	  --num_timed=16 --repeats=3
-	$(BIN)/python -m experiments.sun2024 --corpus=$(CORPUS) --num_examples=150 \
+	$(BIN)/python -m experiments.sun2024 --corpus=$(CORPUS) --num_examples=100 \
 	  --gammas=4,8
 	$(BIN)/python -m experiments.xia2023 --target=ende-mini \
 	  --drafter=ende-spec-drafter $(VARIANTS:%=--drafter=%) \
 	  $(if $(HEADS),--heads=$(HEADS)) \
 	  --task=$(CORPUS)/debian_ende/test.jsonl --gamma=10 \
-	  --num_examples=128 --num_timed=16 --gammas=10,15,20 --batch_sizes=1,8,32 \
+	  --num_examples=96 --num_timed=16 --gammas=10,15,20 --batch_sizes=1,8,32 \
 	  --tables=main,block_size,drafters,verification,batch,behaviour
 	$(BIN)/python -m experiments.results
 

@@ -203,7 +203,9 @@ def _cost_programs(
   )
   last = settings.max_gamma
   # What is planned at temperature 1 is not compared gamma by gamma.
-  widths = {1, 2, *range(3, last, 3), last + 1} if temperature == 0 else None
+  widths = None
+  if temperature == 0:
+    widths = {1, *range(2, min(last, 4)), *range(5, last, 4), last + 1}
   # No text ends early: an iteration costs what it costs.
   endless = rule(pair, temperature) | {'eos_id': (-1,)}
   return iteration_costs.cost_programs(
@@ -375,10 +377,14 @@ def _time(
     for i, state in enumerate(side.states)
   }
   made = None
+  warm_up: list[Any] = [('decode', way, 0) for way in sides]
   if has_costs:
     made = _cost_programs(pair, temperature, settings)
     programs |= made.programs
-  seconds, results = measure.alternate(programs, settings.repeats)
+    warm_up += made.programs
+  seconds, results = measure.alternate(
+    programs, settings.repeats, warm_up=warm_up
+  )
   parts = made and _as_costs(pair, made.costs(seconds, results))
   timed = {}
   for way, side in sides.items():

@@ -10,7 +10,13 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Hashable,
+  Mapping,
+  Sequence,
+)
 from concurrent import futures
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,13 +65,15 @@ def alternate(
   programs: Mapping[Name, Callable[[], Any]],
   repeats: int,
   advance: Callable[[int], None] = lambda num_done: None,
+  warm_up: Collection[Name] | None = None,
 ) -> tuple[dict[Name, np.ndarray], dict[Name, Any]]:
-  """Runs each program `repeats` times, in turns, after one run to warm up.
+  """Runs each program `repeats` times, in turns, after runs to warm up.
 
   Args:
     programs: what to time, by name.
     repeats: counted runs of each.
     advance: called with 1 after every run.
+    warm_up: what is run once before; all of them if None.
 
   Returns:
     Seconds of each program's runs, float64 `[repeats]`, and the results of its
@@ -73,12 +81,14 @@ def alternate(
   """
   seconds: dict[Name, list[float]] = {name: [] for name in programs}
   results: dict[Name, Any] = {}
-  for i in range(repeats + 1):
+  for name in programs if warm_up is None else warm_up:
+    run_seconds(programs[name])
+    advance(1)
+  for _ in range(repeats):
     for name, program in programs.items():
       results[name], elapsed = run_seconds(program)
       advance(1)
-      if i:
-        seconds[name].append(elapsed)
+      seconds[name].append(elapsed)
   return {name: np.array(s) for name, s in seconds.items()}, results
 
 

@@ -136,54 +136,19 @@ def overlaps(
   for drafter in drafters:
     if drafter.gamma != 1:
       raise ValueError(f'one token at a time is asked for, got {drafter.gamma}')
-  # They are asked beside a loop that drafts nothing itself.
-  models: dict[str, Any] = {'target': target, 'drafter': _NOTHING}
-  share_fn = passes_argmax if is_argmax else shared_mass
-
-  @jax.jit
-  def generate(params: Params, rng_key: Array, prompt: Prompt):
-    def is_going(carry: tuple[Array, DecodeState, Any, Any]):
-      i, state, _, _ = carry
-      return (i < num_tokens) & ~state.done.all()
-
-    def step(carry: tuple[Array, DecodeState, Any, Any]):
-      i, state, own, seen = carry
-      drafts, own = _ask(params, state, drafters, own)
-      state, info = speculative.step(
-        params,
-        state,
-        **models,
-        verify_fn=functools.partial(observe, is_argmax=is_argmax),
-        logits_to_probs=logits_to_probs,
-        eos_id=eos_id,
-      )
-      is_text = info.counts > 0
-      law = info.target_probs[:, 0]
-      shares = [
-        jnp.stack([share_fn(draft, law, each) for each in leniences])
-        for draft in drafts
-      ]
-      has_guess = jnp.stack([draft.lengths > 0 for draft in drafts])
-      now = jnp.stack(shares), is_text, is_text[None] & has_guess
-      seen = [each.at[i].set(one) for each, one in zip(seen, now, strict=True)]
-      return i + 1, state, own, seen
-
-    state = speculative.init(params, rng_key, prompt, **models, max_len=max_len)
-    own = [
-      drafter.init(weights, prompt, max_len + 2)
-      for drafter, weights in zip(drafters, params.drafter, strict=True)
-    ]
-    shape, num_rows = (num_tokens, len(drafters)), state.done.size
-    seen = [
-      jnp.zeros((*shape, len(leniences), num_rows)),
-      jnp.zeros((num_tokens, num_rows), bool),
-      jnp.zeros((*shape, num_rows), bool),
-    ]
-    _, state, _, seen = jax.lax.while_loop(
-      is_going, step, (jnp.int32(0), state, own, seen)
+  generate = jax.jit(
+    functools.partial(
+      _generate,
+      target=target,
+      drafters=drafters,
+      logits_to_probs=logits_to_probs,
+      max_len=max_len,
+      num_tokens=num_tokens,
+      eos_id=eos_id,
+      leniences=leniences,
+      is_argmax=is_argmax,
     )
-    return state.has_nan, seen
-
+  )
   parts = []
   for prompt in prompts:
     has_nan, seen = jax.device_get(generate(params, rng_key, prompt))
@@ -200,6 +165,68 @@ def overlaps(
     [Overlaps(each, is_text, has_guess) for each in own]
     for own, has_guess in zip(values, is_drafted, strict=True)
   ]
+
+
+def _generate(
+  params: Params,
+  rng_key: Array,
+  prompt: Prompt,
+  *,
+  target: LanguageModel,
+  drafters: Sequence[Drafter],
+  max_len: int,
+  num_tokens: int,
+  leniences: Sequence[float],
+  is_argmax: bool,
+  **rule: Any,
+) -> tuple[Array, list[Array]]:
+  """A batch of `overlaps`.
+
+  Returns:
+    `has_nan` bool `[B]`, and what was seen at each token: the drafters' shares
+    float32 `[N, D, L, B]`, whether there was text bool `[N, B]`, and whether
+    there was a guess, too, bool `[N, D, B]`.
+  """
+  # Drafters are asked beside a loop that drafts nothing itself.
+  models: dict[str, Any] = {'target': target, 'drafter': _NOTHING}
+  verify_fn = functools.partial(observe, is_argmax=is_argmax)
+  share_fn = passes_argmax if is_argmax else shared_mass
+
+  def is_going(carry: tuple[Array, DecodeState, Any, Any]):
+    i, state, _, _ = carry
+    return (i < num_tokens) & ~state.done.all()
+
+  def step(carry: tuple[Array, DecodeState, Any, Any]):
+    i, state, own, seen = carry
+    drafts, own = _ask(params, state, drafters, own)
+    state, info = speculative.step(
+      params, state, **models, verify_fn=verify_fn, **rule
+    )
+    is_text = info.counts > 0
+    law = info.target_probs[:, 0]
+    shares = [
+      jnp.stack([share_fn(draft, law, each) for each in leniences])
+      for draft in drafts
+    ]
+    has_guess = jnp.stack([draft.lengths > 0 for draft in drafts])
+    now = jnp.stack(shares), is_text, is_text[None] & has_guess
+    seen = [each.at[i].set(one) for each, one in zip(seen, now, strict=True)]
+    return i + 1, state, own, seen
+
+  state = speculative.init(params, rng_key, prompt, **models, max_len=max_len)
+  own = [
+    drafter.init(weights, prompt, max_len + 2)
+    for drafter, weights in zip(drafters, params.drafter, strict=True)
+  ]
+  shape, num_rows = (num_tokens, len(drafters)), state.done.size
+  seen = [
+    jnp.zeros((*shape, len(leniences), num_rows)),
+    jnp.zeros((num_tokens, num_rows), bool),
+    jnp.zeros((*shape, num_rows), bool),
+  ]
+  start = (jnp.int32(0), state, own, seen)
+  _, state, _, seen = jax.lax.while_loop(is_going, step, start)
+  return state.has_nan, seen
 
 
 def _ask(
