@@ -1,9 +1,44 @@
-"""Which dtype and which device this is."""
+"""Turns, threads, and which dtype and which device this is."""
+
+import functools
+import threading
 
 import numpy as np
 import pytest
 
 from specdec_jax.costs import measure
+
+
+@pytest.mark.parametrize(
+  ('warm_up', 'expected'), [(None, 'abab'), (['b'], 'bab'), ([], 'ab')]
+)
+def test_programs_take_turns_after_those_that_warm_up(warm_up, expected):
+  order, num_done = [], []
+  programs = {name: functools.partial(order.append, name) for name in 'ab'}
+  seconds, results = measure.alternate(
+    programs, 1, num_done.append, warm_up=warm_up
+  )
+  assert ''.join(order) == expected
+  assert sum(num_done) == len(expected)
+  assert {name: s.size for name, s in seconds.items()} == {'a': 1, 'b': 1}
+  assert results.keys() == programs.keys()
+
+
+def test_what_is_made_together_runs_at_once_and_comes_in_order(monkeypatch):
+  monkeypatch.setattr(measure.os, 'cpu_count', lambda: 2)
+  both = threading.Barrier(2, timeout=60)
+
+  def make(value):
+    both.wait()
+    return value
+
+  calls = [functools.partial(make, value) for value in 'abcd']
+  assert measure.together(calls) == list('abcd')
+
+
+def test_an_error_of_what_is_made_together_is_not_lost():
+  with pytest.raises(ZeroDivisionError):
+    measure.together([lambda: 1, lambda: 1 // 0])
 
 
 @pytest.mark.parametrize('quickest', ['float32', 'bfloat16'])
