@@ -42,8 +42,9 @@ proof: $(VENV)/dev.done
 # What is read by all tables: Debian's texts, 30 seconds to build. HEADS is the
 # folder of trained heads and VARIANTS are Spec-Drafters, NAME=FOLDER, which are
 # not shipped, for rows of their own: experiments/xia2023/README.md trains them.
-# The checks there take the whole split, and 20 minutes by themselves. Compiling
-# is half of the work, and LLVM's last optimizations make no loop quicker.
+# The checks there take the whole split, and 20 minutes by themselves.
+# Compiling is half of the work, and on a CPU LLVM's last optimizations make no
+# loop quicker: `make tables XLA_FLAGS=` has them all the same.
 CORPUS := $(OUT)/debian
 
 tables: export XLA_FLAGS += --xla_backend_optimization_level=1
