@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import os
 import shlex
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -90,9 +91,11 @@ def header(module: str, argv: Sequence[str], started: float) -> dict[str, str]:
   """
   seconds = time.time() - started
   day = datetime.datetime.fromtimestamp(started, datetime.UTC)
+  flags = os.environ.get('XLA_FLAGS', '').strip()
   return {
     'command': shlex.join(['python', '-m', module, *map(_shorten, argv)]),
     'device': f'{measure.device_name()}, jax {jax.__version__}',
+    **({'XLA_FLAGS': flags} if flags else {}),
     'date': day.strftime('%Y-%m-%d'),
     'time': f'{seconds:.0f} s',
   }

@@ -247,7 +247,10 @@ def test_a_wrong_pair_gets_one_sentence(argv, task, capsys, pair, words):
   assert error.count('\n') == 1
 
 
-def test_the_page_has_every_table_with_its_command(tmp_path):
+def test_the_page_has_every_table_with_its_command(tmp_path, monkeypatch):
+  monkeypatch.setenv('XLA_FLAGS', '')
+  assert 'XLA_FLAGS' not in report.header('experiments.sun2024', [], 0.0)
+  monkeypatch.setenv('XLA_FLAGS', ' --xla_flag=1')
   header = report.header('experiments.sun2024', ['--task=/a/b/c.jsonl'], 0.0)
   assert header['command'].endswith('--task=.../b/c.jsonl')
   folder = tmp_path / 'leviathan2023' / 'results'
@@ -270,4 +273,5 @@ def test_the_page_has_every_table_with_its_command(tmp_path):
   assert '](../experiments/leviathan2023/results/f.svg)' in page
   assert '](../experiments/leviathan2023/results/float32/f.svg)' in page
   assert '- date: 1970-01-01' in page
+  assert '- XLA_FLAGS: --xla_flag=1\n' in page
   assert 'Xia' not in page.split('\n## ')[1]
