@@ -35,7 +35,7 @@ Written by `make tables`, which runs the commands below and then
 `python -m experiments.results`: nothing here is typed. A value of a paper
 stands beside ours with (P) if it was read in the paper or in its authors' code,
 and with (S) if in another source. Times are of the machine that is named with
-each table; chapters whose titles end with a setting are one run of its own, on
+each table; chapters whose titles end with a setting are one run by itself, on
 another machine.
 """
 

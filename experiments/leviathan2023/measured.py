@@ -365,12 +365,15 @@ def _time(
   for way in sorted(ways, key=lambda way: -ways[way].gamma):
     longest.setdefault(kinds[way], way)
   sides |= {way: make(drafter=ways[way]) for way in longest.values()}
-  others = [way for way in ways if way not in sides]
-  compiling = [
-    functools.partial(make, drafter=ways[way], like=sides[longest[kinds[way]]])
-    for way in others
-  ]
-  sides |= zip(others, measure.together(compiling), strict=True)
+  sides |= measure.together(
+    {
+      way: functools.partial(
+        make, drafter=drafter, like=sides[longest[kinds[way]]]
+      )
+      for way, drafter in ways.items()
+      if way not in sides
+    }
+  )
   programs: dict[Any, Any] = {
     ('decode', way, i): functools.partial(side.run, side.params, state)
     for way, side in sides.items()

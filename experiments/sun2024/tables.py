@@ -56,16 +56,15 @@ def tokens_per_run(
   rows, notes = [], []
   for pair in given:
     gains = []
-    cells = [(gamma, name) for gamma in gammas for name in RULES]
-    decoded = measure.together(
-      [
-        functools.partial(
-          _decode, pair, gamma, RULES[name], num_examples, batch_size
+    found = measure.together(
+      {
+        (gamma, name): functools.partial(
+          _decode, pair, gamma, rule, num_examples, batch_size
         )
-        for gamma, name in cells
-      ]
+        for gamma in gammas
+        for name, rule in RULES.items()
+      }
     )
-    found = dict(zip(cells, decoded, strict=True))
     for gamma in gammas:
       counts = {name: found[gamma, name] for name in RULES}
       token, block = (text_acceptance.ratio(*counts[name]) for name in RULES)

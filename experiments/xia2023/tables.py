@@ -223,13 +223,12 @@ def _wholes(
   pair: Pair, compared: dict[str, Way], batch_size: int
 ) -> dict[str, Result]:
   """What every way makes of all examples."""
-  made = measure.together(
-    [
-      functools.partial(_whole, pair, way, batch_size)
-      for way in compared.values()
-    ]
+  return measure.together(
+    {
+      name: functools.partial(_whole, pair, way, batch_size)
+      for name, way in compared.items()
+    }
   )
-  return dict(zip(compared, made, strict=True))
 
 
 @functools.cache

@@ -253,7 +253,10 @@ def decode(
     prompt = jax.tree.map(jnp.asarray, pack(part))
     if is_timed and start == 0:  # They compile.
       measure.together(
-        [functools.partial(_run, way, prompt) for way in ways.values()]
+        {
+          name: functools.partial(_run, way, prompt)
+          for name, way in ways.items()
+        }
       )
     timed: dict[str, list] = {name: [] for name in ways}
     outputs = {}

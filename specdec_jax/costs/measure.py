@@ -46,12 +46,12 @@ def compile_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
   return compiled, time.perf_counter() - started
 
 
-def together(calls: Sequence[Callable[[], Made]]) -> list[Made]:
+def together(calls: Mapping[Name, Callable[[], Made]]) -> dict[Name, Made]:
   """Results of calls that compile, a thread for every core: one traces while
   another's compiler works. Nothing that happens meanwhile can be timed."""
   with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    pending = [pool.submit(call) for call in calls]
-    return [each.result() for each in pending]
+    pending = {name: pool.submit(call) for name, call in calls.items()}
+    return {name: each.result() for name, each in pending.items()}
 
 
 def run_seconds(function: Callable, *args: Any) -> tuple[Any, float]:

@@ -214,7 +214,7 @@ def _generate(
     return i + 1, state, own, seen
 
   state = speculative.init(params, rng_key, prompt, **models, max_len=max_len)
-  own = [
+  own = [  # Buffers as of `speculative.init` for gamma 1.
     drafter.init(weights, prompt, max_len + 2)
     for drafter, weights in zip(drafters, params.drafter, strict=True)
   ]

@@ -100,13 +100,11 @@ def cost_programs(
   )
   widest = full(gamma=max(widths) - 1)
   named = {1: sides_lib.shortened(plain), 'drafted': drafted}
-  inner = widths[1:-1]
-  named |= zip(
-    inner,
-    measure.together(
-      [functools.partial(full, gamma=w - 1, like=widest) for w in inner]
-    ),
-    strict=True,
+  named |= measure.together(
+    {
+      width: functools.partial(full, gamma=width - 1, like=widest)
+      for width in widths[1:-1]
+    }
   )
   named[widths[-1]] = widest
 

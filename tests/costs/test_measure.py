@@ -32,13 +32,14 @@ def test_what_is_made_together_runs_at_once_and_comes_in_order(monkeypatch):
     both.wait()
     return value
 
-  calls = [functools.partial(make, value) for value in 'abcd']
-  assert measure.together(calls) == list('abcd')
+  calls = {value: functools.partial(make, value) for value in 'abcd'}
+  made = measure.together(calls)
+  assert list(made.items()) == list(zip('abcd', 'abcd', strict=True))
 
 
 def test_an_error_of_what_is_made_together_is_not_lost():
   with pytest.raises(ZeroDivisionError):
-    measure.together([lambda: 1, lambda: 1 // 0])
+    measure.together({'a': lambda: 1, 'b': lambda: 1 // 0})
 
 
 @pytest.mark.parametrize('quickest', ['float32', 'bfloat16'])
