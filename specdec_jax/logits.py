@@ -6,6 +6,7 @@ probabilities once, by one function that target and drafter share. Whatever is
 then drawn is drawn from the very array that verification reads.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -75,6 +76,28 @@ def keep_top_p(p: float) -> LogitsTransform:
   return apply
 
 
+def keep_min_p(p: float) -> LogitsTransform:
+  """Keeps the tokens with at least `p` times the likeliest's probability.
+
+  Min-p sampling (Nguyen et al., arXiv 2407.01082). The likeliest token is always
+  kept. The ratio to its probability does not change when other tokens are ruled
+  out, so min-p keeps the same tokens before top-k as after it.
+
+  Raises:
+    ValueError: if `p` is outside [0, 1].
+  """
+  if not 0 <= p <= 1:
+    raise ValueError(f'min_p must lie in [0, 1], got {p}')
+
+  def apply(logits: Array) -> Array:
+    if p == 0:
+      return logits
+    largest = jnp.max(logits, axis=-1, keepdims=True)
+    return jnp.where(logits < largest + math.log(p), -jnp.inf, logits)
+
+  return apply
+
+
 def mask_padding(vocab_size: int) -> LogitsTransform:
   """Rules out ids at or beyond `vocab_size`, which only pad the embeddings."""
   if vocab_size < 1:
@@ -115,14 +138,17 @@ def standardize(
   temperature: float = 1.0,
   top_k: int | None = None,
   top_p: float | None = None,
+  min_p: float | None = None,
   vocab_size: int | None = None,
 ) -> LogitsToProbsFn:
-  """The usual chain, in the usual order: padding, temperature, top-k, top-p.
+  """The usual chain, in the usual order: padding, temperature, top-k, top-p,
+  min-p.
 
   Args:
     temperature: 0 is greedy decoding.
     top_k: None keeps all.
     top_p: None keeps all.
+    min_p: None keeps all.
     vocab_size: ids at or beyond it get probability zero; None: there are none.
 
   Raises:
@@ -133,6 +159,7 @@ def standardize(
     scale_by_temperature(temperature or 1.0),
     None if top_k is None else keep_top_k(top_k),
     None if top_p is None else keep_top_p(top_p),
+    None if min_p is None else keep_min_p(min_p),
   ]
   if temperature == 0:  # Whatever else is kept, the best is.
     return chain(*filter(None, transforms[:1]), law=one_hot_of_best)

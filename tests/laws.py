@@ -20,6 +20,7 @@ class Sampling(NamedTuple):
   temperature: float = 1.0
   top_k: int | None = None
   top_p: float | None = None
+  min_p: float | None = None
 
 
 def reference_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
@@ -42,6 +43,9 @@ def reference_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     before = np.cumsum(descending, axis=-1) - descending
     num_kept = (before < sampling.top_p).sum(-1, keepdims=True)
     probs = np.where(rank < num_kept, probs, 0)
+  if sampling.min_p is not None:
+    probs = np.where(probs < sampling.min_p * probs.max(-1, keepdims=True), 0,
+                     probs)
   return probs / probs.sum(-1, keepdims=True)
 
 

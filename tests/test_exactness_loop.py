@@ -24,6 +24,7 @@ SAMPLINGS = {
   'T 1.5': laws.Sampling(temperature=1.5),
   'top-k 2': laws.Sampling(top_k=2),
   'top-p 0.8': laws.Sampling(top_p=0.8),
+  'min-p 0.4': laws.Sampling(min_p=0.4),
   'T 0.7, top-k 3, top-p 0.9': laws.Sampling(0.7, 3, 0.9),
 }
 
@@ -128,6 +129,7 @@ _MIXED = 'T 0.7, top-k 3, top-p 0.9'
     ('block', 'T 1.5'),
     ('speculative_sampling', 'top-k 2'),
     ('block', 'top-p 0.8'),
+    ('speculative_sampling', 'min-p 0.4'),
     pytest.param('speculative_sampling', _MIXED, marks=pytest.mark.proof),
     pytest.param('block', _MIXED, marks=pytest.mark.proof),
   ],

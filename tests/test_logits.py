@@ -1,6 +1,7 @@
 """Standardised sampling against plain numpy, and where ties and limits fall."""
 
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,10 @@ SETTINGS = [
   for values in itertools.product(
     (0.0, 0.3, 1.0, 2.0), (None, 1, 3, 50), (None, 0.3, 0.9, 1.0)
   )
+] + [
+  laws.Sampling(temperature, *values)
+  for temperature in (0.0, 0.7, 2.0)
+  for values in ((None, None, 0.1), (None, None, 0.6), (3, 0.9, 0.2))
 ]
 
 
@@ -41,6 +46,10 @@ def test_reference_itself_on_a_law_known_by_hand():
   # 0.5 alone is enough for 0.5, and not for a hair more.
   np.testing.assert_allclose(reference(1.0, None, 0.4999), [1, 0, 0, 0])
   np.testing.assert_allclose(reference(1.0, None, 0.501), [2 / 3, 1 / 3, 0, 0])
+  # Half of the likeliest is enough for 0.5, and not for a hair more.
+  kept = np.array([2 / 3, 1 / 3, 0, 0])
+  np.testing.assert_allclose(reference(1.0, None, None, 0.499), kept)
+  np.testing.assert_allclose(reference(1.0, None, None, 0.501), [1, 0, 0, 0])
   squared = np.array([0.25, 0.0625, 0.0225, 0.01])
   np.testing.assert_allclose(reference(0.5), squared / squared.sum())
 
@@ -60,7 +69,7 @@ def test_greedy_ties_go_to_the_lowest_id():
   np.testing.assert_array_equal(probs, [[0, 1, 0, 0], [1, 0, 0, 0]])
 
 
-@pytest.mark.parametrize('wrong', [{'top_k': 0}, {'top_p': 0}])
+@pytest.mark.parametrize('wrong', [{'top_k': 0}, {'top_p': 0}, {'min_p': 2}])
 def test_what_greedy_decoding_does_not_read_is_checked_too(wrong):
   with pytest.raises(ValueError, match=next(iter(wrong))):
     logits.standardize(temperature=0, **wrong)
@@ -68,14 +77,21 @@ def test_what_greedy_decoding_does_not_read_is_checked_too(wrong):
 
 def test_ties_at_the_limit_are_all_kept():
   scores = jnp.array([3.0, 1.0, 1.0, 0.0])
-  for transform in (logits.keep_top_k(2), logits.keep_top_p(0.8)):
+  for transform in (
+    logits.keep_top_k(2),
+    logits.keep_top_p(0.8),
+    logits.keep_min_p(math.exp(-2)),
+  ):
     kept = np.isfinite(transform(scores))
     np.testing.assert_array_equal(kept, [True, True, True, False])
 
 
-def test_likeliest_token_survives_any_nucleus():
+@pytest.mark.parametrize(
+  'transform', [logits.keep_top_p(1e-6), logits.keep_min_p(1.0)]
+)
+def test_likeliest_token_survives_any_nucleus(transform):
   scores = jnp.array([0.0, 0.1, 0.0])
-  kept = np.isfinite(logits.keep_top_p(1e-6)(scores))
+  kept = np.isfinite(transform(scores))
   np.testing.assert_array_equal(kept, [False, True, False])
 
 
@@ -100,7 +116,7 @@ def test_half_precision_is_widened_first():
 
 def test_nan_is_not_hidden():
   scores = jnp.array([1.0, jnp.nan, 0.0])
-  for settings in ({}, {'top_k': 2}, {'top_p': 0.9}):
+  for settings in ({}, {'top_k': 2}, {'top_p': 0.9}, {'min_p': 0.1}):
     assert np.isnan(logits.standardize(**settings)(scores)).any()
 
 
@@ -113,6 +129,8 @@ def test_nan_is_not_hidden():
     ({'top_k': 0}, 'top_k must be at least 1, got 0'),
     ({'top_p': 0.0}, r'top_p must lie in \(0, 1\], got 0.0'),
     ({'top_p': 1.1}, 'top_p must lie in'),
+    ({'min_p': 1.5}, r'min_p must lie in \[0, 1\], got 1.5'),
+    ({'min_p': float('nan')}, 'min_p must lie in'),
     ({'vocab_size': 0}, 'vocab_size must be at least 1'),
   ],
 )

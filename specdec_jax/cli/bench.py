@@ -178,6 +178,7 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
     'temperature',
     'top_k',
     'top_p',
+    'min_p',
     'seed',
     'gamma',
     'adaptive',

@@ -285,6 +285,7 @@ def plain_sampling(
     temperature=args.temperature,
     top_k=args.top_k,
     top_p=args.top_p,
+    min_p=args.min_p,
     vocab_size=vocabulary.vocab_size,
   )
 

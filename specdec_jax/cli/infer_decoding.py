@@ -30,6 +30,7 @@ class Decoding:
       lenient greedy decoding, whose rule takes the argmax itself.
     top_k: keeps the k likeliest tokens.
     top_p: keeps the likeliest with this much mass.
+    min_p: keeps tokens with at least this share of the likeliest's probability.
     seed: of all draws; each example has its own stream.
     batch_size: rows decoded at once, on all chips together.
     refill_size: rows that are refilled at once; None for a quarter. All of them
@@ -42,6 +43,7 @@ class Decoding:
   rule_temperature: float | None = None
   top_k: int | None = None
   top_p: float | None = None
+  min_p: float | None = None
   seed: int = 0
   batch_size: int = 32
   refill_size: int | None = None
@@ -66,6 +68,7 @@ class Decoding:
       temperature=self.temperature if temperature is None else temperature,
       top_k=self.top_k,
       top_p=self.top_p,
+      min_p=self.min_p,
       vocab_size=vocab_size,
     )
 

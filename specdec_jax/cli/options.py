@@ -9,6 +9,8 @@ VERIFICATIONS = ('speculative_sampling', 'greedy', 'block')
 ADAPTIVE = ('threshold', 'heuristic', 'estimate')
 DTYPES = ('float32', 'bfloat16')
 DEFAULT_MODEL = 'smollm2-135m'
+# What changes nothing at temperature 0.
+_SAMPLING_ONLY = ('min_p',)
 # Under which --adaptive threshold ends a draft.
 _MIN_PROB = 0.4
 
@@ -191,6 +193,11 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     '--top_p', type=fraction, help='keep the likeliest with this much mass'
   )
+  group.add_argument(
+    '--min_p',
+    type=share,
+    help="keep those with at least this share of the likeliest's probability",
+  )
   group.add_argument('--seed', type=seed, default=0, help='of all draws')
 
 
@@ -272,6 +279,12 @@ def check(args: argparse.Namespace) -> None:
       '--verification greedy decodes the argmax: it needs --temperature 0, '
       f'got {args.temperature}'
     )
+  for name in _SAMPLING_ONLY:
+    if args.temperature == 0 and getattr(args, name) is not None:
+      raise ValueError(
+        f'--{name} {getattr(args, name):g} changes nothing at --temperature 0, '
+        'which is greedy: give a --temperature above 0, or leave it out'
+      )
   if args.verification == 'block' and args.lenience != 1:
     raise ValueError(
       '--verification block is lossless and has no lenience, got '

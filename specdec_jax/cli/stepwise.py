@@ -98,6 +98,7 @@ def header(args: argparse.Namespace, decoder: Decoder) -> Record:
     temperature=args.temperature,
     top_k=args.top_k,
     top_p=args.top_p,
+    **({'min_p': args.min_p} if args.min_p else {}),
     lenience=args.lenience,
     seed=args.seed,
     dtype=args.dtype,

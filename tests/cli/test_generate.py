@@ -146,6 +146,14 @@ def test_a_gamma_that_varies_changes_no_greedy_token(
   assert runs < proposed < 6 * runs
 
 
+def test_min_p_of_one_leaves_the_likeliest(generate, plain):
+  batched = ('--json', '-', '--batch_size', '8', '--temperature', '1')
+  sampled = generate(*batched).records()
+  assert [r['tokens'] for r in sampled] != [r['tokens'] for r in plain]
+  found = generate(*batched, '--min_p', '1').records()
+  assert [r['tokens'] for r in found] == [r['tokens'] for r in plain]
+
+
 def test_a_mesh_changes_nothing(generate, tmp_path):
   expected = generate('--json', '-').records()
   options = ('--json', '-', '--batch_size', '4', '--num_devices')

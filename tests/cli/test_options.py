@@ -22,6 +22,11 @@ COMPLAINTS = {
   'temperature inf': (('--temperature', 'inf'), '--temperature', 'got inf'),
   'top_p 0': (('--top_p', '0'), '--top_p', '(0, 1], got 0'),
   'top_p above 1': (('--top_p', '1.01'), '--top_p', '(0, 1], got 1.01'),
+  'min_p above 1': (('--min_p', '1.01'), '--min_p', '[0, 1], got 1.01'),
+  'idle min_p': (
+    ('--min_p', '0.1'),
+    '--min_p 0.1 changes nothing at --temperature 0',
+  ),
   'top_k 0': (('--top_k', '0'), '--top_k', 'at least 1'),
   'lenience 0': (('--lenience', '0'), '--lenience', '(0, 1]'),
   'negative seed': (('--seed=-1',), '--seed', 'got -1'),
