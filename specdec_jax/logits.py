@@ -79,9 +79,9 @@ def keep_top_p(p: float) -> LogitsTransform:
 def keep_min_p(p: float) -> LogitsTransform:
   """Keeps the tokens with at least `p` times the likeliest's probability.
 
-  Min-p sampling (Nguyen et al., arXiv 2407.01082). The likeliest token is always
-  kept. The ratio to its probability does not change when other tokens are ruled
-  out, so min-p keeps the same tokens before top-k as after it.
+  Min-p sampling (Nguyen et al., arXiv 2407.01082). The likeliest token is
+  always kept. The ratio to its probability does not change when other tokens
+  are ruled out, so min-p keeps the same tokens before top-k as after it.
 
   Raises:
     ValueError: if `p` is outside [0, 1].

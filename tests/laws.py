@@ -44,8 +44,9 @@ def reference_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     num_kept = (before < sampling.top_p).sum(-1, keepdims=True)
     probs = np.where(rank < num_kept, probs, 0)
   if sampling.min_p is not None:
-    probs = np.where(probs < sampling.min_p * probs.max(-1, keepdims=True), 0,
-                     probs)
+    probs = np.where(
+      probs < sampling.min_p * probs.max(-1, keepdims=True), 0, probs
+    )
   return probs / probs.sum(-1, keepdims=True)
 
 
