@@ -22,7 +22,7 @@ from specdec_jax.evaluation.plots import Segment
 from specdec_jax.evaluation.trace import Record
 from specdec_jax.theory.planner import Costs
 
-# Of the trace, and the two of the timeline.
+# Of the trace, and the two of the timeline as far as scoring was timed.
 GAMMA, GAMMAS = 7, (7, 3)
 # The example is the first of the split whose input is at least so long.
 _NUM_INPUTS = 16
@@ -89,7 +89,7 @@ def _lanes(pair: Pair, settings: Settings) -> dict[str, list[Segment]]:
   if prompt.encoder_tokens is not None:
     encoder = [Segment('encoder', _prefill_seconds(pair, prompt))]
   lanes, num_tokens = {}, 0
-  for gamma in GAMMAS:
+  for gamma in sorted({min(each, parts.max_gamma) for each in GAMMAS})[::-1]:
     records = _decode(pair, prompt, gamma)
     num_tokens = sum(record['committed'] for record in records)
     iteration = _iteration(parts, gamma)

@@ -329,6 +329,7 @@ def _adaptive(
     ),
   }
   planned = max(planned_gamma(pair, temperature, settings, parts), 2)
+  planned = min(planned, limit)  # Wider scoring was not timed.
   thresholds = [(limit, least) for least in THRESHOLDS]
   for cap, least in [(planned, min(THRESHOLDS)), *thresholds]:
     ways[f'threshold {least}', cap] = make(gamma=cap, min_prob=least)

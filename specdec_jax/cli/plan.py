@@ -23,6 +23,16 @@ from specdec_jax.theory import planner
 from specdec_jax.theory.planner import Costs, Plan
 
 HELP = 'choose gamma and predict the speedup'
+# What a file of costs must have.
+_NEEDED = {
+  **dict.fromkeys(('widths', 'target_seconds'), 'numbers'),
+  **dict.fromkeys(
+    ('first_draft_seconds', 'draft_seconds', 'loop_seconds', 'c_hat'),
+    'a number',
+  ),
+  'batch_size': 'a number',
+  **dict.fromkeys(('source', 'model', 'drafter', 'dtype', 'device'), 'a text'),
+}
 # Shown where alpha is not known.
 _ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -85,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
   screen = progress.console(color=args.color)
   found = _read(args) if args.costs else _compile(args)
   costs = calibrate.costs_of(found)
-  max_gamma = args.max_gamma or found['widths'][-1] - 1
+  max_gamma = args.max_gamma or costs.max_gamma
   alphas, interval = _alphas(args, found, max_gamma)
   plans = [
     planner.plan(
@@ -135,13 +145,40 @@ def _read(args: argparse.Namespace) -> dict[str, Any]:
     raise ValueError(
       f'--costs {args.costs} is not what `specdec calibrate --json` writes'
     )
-  limit = found['widths'][-1] - 1
-  if args.max_gamma and args.max_gamma > limit:
+  costs = _checked(args.costs, found)
+  if args.max_gamma and args.max_gamma > costs.max_gamma:
     raise ValueError(
-      f'--max_gamma {args.max_gamma} is beyond gamma {limit}, up to which '
-      f'{args.costs} was measured'
+      f'--max_gamma {args.max_gamma} is beyond gamma {costs.max_gamma}, up to '
+      f'which {args.costs} was measured: calibrate with '
+      f'--gamma {args.max_gamma}'
     )
   return found
+
+
+def _checked(path: str, found: dict[str, Any]) -> Costs:
+  """The costs of a file, once it has all that a plan needs.
+
+  Raises:
+    ValueError: naming what is missing or is not what it should be.
+  """
+  # Files of compiled costs know of no acceptance, and of one row no interval.
+  measured = [n for n in ('profile', 'alpha_interval') if found.get(n)]
+  for name, kind in (_NEEDED | dict.fromkeys(measured, 'numbers')).items():
+    if not _is(kind, found.get(name)):
+      shown = repr(found[name]) if name in found else 'missing'
+      raise ValueError(f'--costs {path}: {name} must be {kind}, and is {shown}')
+  costs = calibrate.costs_of(found)
+  costs.check_gamma(1)
+  return costs
+
+
+def _is(kind: str, value: Any) -> bool:
+  if kind == 'a text':
+    return isinstance(value, str)
+  if kind == 'numbers':
+    return isinstance(value, list) and all(_is('a number', v) for v in value)
+  # JSON's true is an int to Python.
+  return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _compile(args: argparse.Namespace) -> dict[str, Any]:
@@ -206,9 +243,9 @@ def _alphas(
   """
   if args.alpha is not None:
     return [args.alpha], None
-  if 'profile' not in found:
+  if not found.get('profile'):
     return list(_ALPHAS), None
-  interval = found['alpha_interval']
+  interval = found.get('alpha_interval')
   return [found['profile'][:max_gamma]], interval and tuple(interval)
 
 
@@ -221,7 +258,7 @@ def _record(
   """What `--json` writes."""
   return found | {
     'kind': 'specdec plan',
-    'c': costs.c(costs.widths[-1] - 1),
+    'c': costs.c(costs.max_gamma),
     'oracle_speedups': [_oracle(alpha, costs) for alpha in alphas],
     'plans': [
       {'alpha': alpha, **dataclasses.asdict(plan)}
@@ -245,8 +282,8 @@ def _shown(
   if 'programs' in found:
     shown += [_programs(found), _memory(found), *found['notes']]
   shown.append(
-    f'c {costs.c(costs.widths[-1] - 1):.4f}, T({costs.widths[-1]}) / T(1) '
-    f'{costs.verify_cost_ratio(costs.widths[-1] - 1):.3f}'
+    f'c {costs.c(costs.max_gamma):.4f}, T({costs.widths[-1]}) / T(1) '
+    f'{costs.verify_cost_ratio(costs.max_gamma):.3f}'
   )
   if len(plans) == 1:
     shown.append(_choices(plans[0]))

@@ -1,9 +1,29 @@
-"""Published figures of TPU chips.
+"""Figures of TPU chips, and where each of them is from.
 
-From Google's pages https://cloud.google.com/tpu/docs/v4, /v5e, /v5p and /v6e,
-November 2025. Clocks are not published for all: they follow from the peak and
-the multiply-adds that a chip's matrix units do in a cycle (v4 and v5p: 8 units
-of 128 x 128, v5e: 4, v6e: 4 of 256 x 256).
+Google's pages https://cloud.google.com/tpu/docs/v4, /v5e, /v5p and /v6e, as of
+2026, state of each chip
+
+- the peak in bfloat16: 275, 197, 459 and 918 TFLOPs;
+- the matrix units: v4 and v5p have two cores of four units, v5e has one core of
+  four, v6e one core of two. The page of v6e calls its units 256 x 256; those of
+  the others are 128 x 128 (/tpu/docs/system-architecture-tpu-vm);
+- the memory: 32 GiB, 16 GB, 95 GiB and 32 GB at 1200, 819, 2765 and 1638 GBps;
+- the links, both directions together: 400 GBps for v5e, 1200 for v5p, 800 for
+  v6e. The page of v4 states none: its paper (https://arxiv.org/abs/2304.01433,
+  Table 4) has six links of 50 GB/s, and a clock of 1050 MHz.
+
+Assumed is
+
+- that a "GB" of memory capacity is 2^30 bytes, as where the pages say GiB;
+- that one direction has half of what both have together;
+- how many multiply-adds a cell of a matrix unit does per cycle. It is one in
+  v4, whose clock is published, and taken to be one in v5e and v5p. For v6e it
+  is two: with one, its peak would need a clock of 3.5 GHz, and the TPU compiler
+  itself counts 1.56 per cell and cycle for a product of two matrices of 16,384
+  rows and columns (libtpu 0.0.42; 0.92 for v5e).
+
+Clocks follow from the peak and from what the matrix units do in a cycle. They
+only turn the compiler's cycles into seconds.
 """
 
 import dataclasses
@@ -16,10 +36,13 @@ class Chip:
   Attributes:
     name: as in a topology, `v4:2x2x1`.
     memory_bytes: of its main memory.
-    memory_bandwidth: bytes a second.
-    peak_flops: bfloat16 operations a second, a multiply-add being two.
-    link_bandwidth: bytes a second that it can send to its neighbours together.
-    clock: cycles a second.
+    memory_bandwidth: bytes per second.
+    peak_flops: bfloat16 operations per second, a multiply-add being two.
+    link_bandwidth: bytes per second that it can send to its neighbours
+      together.
+    num_matrix_units: of all its cores.
+    matrix_size: rows and columns of a matrix unit.
+    cell_rate: multiply-adds of each of its cells per cycle.
     num_dimensions: of the torus that its slices are cut from.
   """
 
@@ -28,8 +51,20 @@ class Chip:
   memory_bandwidth: float
   peak_flops: float
   link_bandwidth: float
-  clock: float
+  num_matrix_units: int
+  matrix_size: int
+  cell_rate: int = 1
   num_dimensions: int
+
+  @property
+  def multiply_adds(self) -> int:
+    """Of all matrix units, per cycle."""
+    return self.num_matrix_units * self.matrix_size**2 * self.cell_rate
+
+  @property
+  def clock(self) -> float:
+    """Cycles per second."""
+    return self.peak_flops / (2 * self.multiply_adds)
 
 
 _CHIPS = (
@@ -38,8 +73,9 @@ _CHIPS = (
     memory_bytes=32 * 2**30,
     memory_bandwidth=1.2e12,
     peak_flops=275e12,
-    link_bandwidth=300e9,
-    clock=275e12 / (8 * 2 * 128**2),
+    link_bandwidth=6 * 50e9,
+    num_matrix_units=8,
+    matrix_size=128,
     num_dimensions=3,
   ),
   Chip(
@@ -47,8 +83,9 @@ _CHIPS = (
     memory_bytes=16 * 2**30,
     memory_bandwidth=819e9,
     peak_flops=197e12,
-    link_bandwidth=200e9,
-    clock=197e12 / (4 * 2 * 128**2),
+    link_bandwidth=400e9 / 2,
+    num_matrix_units=4,
+    matrix_size=128,
     num_dimensions=2,
   ),
   Chip(
@@ -56,17 +93,20 @@ _CHIPS = (
     memory_bytes=95 * 2**30,
     memory_bandwidth=2.765e12,
     peak_flops=459e12,
-    link_bandwidth=600e9,
-    clock=459e12 / (8 * 2 * 128**2),
+    link_bandwidth=1200e9 / 2,
+    num_matrix_units=8,
+    matrix_size=128,
     num_dimensions=3,
   ),
   Chip(
     name='v6e',
     memory_bytes=32 * 2**30,
-    memory_bandwidth=1.64e12,
+    memory_bandwidth=1.638e12,
     peak_flops=918e12,
-    link_bandwidth=448e9,
-    clock=918e12 / (4 * 2 * 256**2),
+    link_bandwidth=800e9 / 2,
+    num_matrix_units=2,
+    matrix_size=256,
+    cell_rate=2,
     num_dimensions=2,
   ),
 )

@@ -24,7 +24,8 @@ class Costs:
 
   Attributes:
     widths: positions of a target call, ascending, the first of them 1.
-    target_seconds: of a target call of each width; others are interpolated.
+    target_seconds: of a target call of each width; those between are
+      interpolated, and beyond the last nothing is known.
     first_draft_seconds: of the first drafted token of an iteration, for which
       the drafter also reads what was committed.
     draft_seconds: of each further one.
@@ -69,29 +70,51 @@ class Costs:
     """T(1), a plain step."""
     return float(self.target_seconds[0])
 
+  @property
+  def max_gamma(self) -> int:
+    """The largest gamma whose scoring is known."""
+    return int(self.widths[-1]) - 1
+
+  def check_gamma(self, gamma: int) -> None:
+    """Raises ValueError if scoring the drafts of `gamma` was not measured."""
+    in_range('gamma', gamma, 0)
+    if gamma > self.max_gamma:
+      raise ValueError(
+        f'T({gamma + 1}) is not known: target calls were measured up to '
+        f'T({self.max_gamma + 1}), gamma {self.max_gamma}'
+      )
+
   def drafting_seconds(self, gamma: int) -> float:
     """Drafting `gamma` tokens."""
     further = max(gamma - 1, 0) * self.draft_seconds
     return (self.first_draft_seconds + further) if gamma else 0.0
 
   def c(self, gamma: int) -> float:
-    """The mean drafted token of `gamma` over a plain step (Definition 3.7)."""
+    """The mean drafted token of `gamma` over a plain step (Definition 3.7).
+
+    Raises:
+      ValueError: if `gamma` is less than 1.
+    """
+    in_range('gamma', gamma, 1)
     return self.drafting_seconds(gamma) / gamma / self.plain_seconds
 
   def verify_cost_ratio(self, gamma: int) -> float:
-    """T(gamma + 1) / T(1)."""
+    """T(gamma + 1) / T(1). Raises as `check_gamma`."""
+    self.check_gamma(gamma)
     seconds = np.interp(gamma + 1, self.widths, self.target_seconds)
     return float(seconds) / self.plain_seconds
 
   def iteration_seconds(self, gamma: int) -> float:
-    """One iteration; with gamma 0 a plain step."""
+    """One iteration; with gamma 0 a plain step. Raises as
+    `check_gamma`."""
     if gamma == 0:
       return self.plain_seconds
     verify = self.verify_cost_ratio(gamma) * self.plain_seconds
     return self.drafting_seconds(gamma) + verify + self.loop_seconds
 
   def decode_seconds(self, gamma: int, num_iterations: float) -> float:
-    """A whole decode after its prefill; with gamma 0 a plain one."""
+    """A whole decode after its prefill; with gamma 0 a plain one. Raises as
+    `check_gamma`."""
     launch = self.launch_seconds if gamma else self.plain_launch_seconds
     return num_iterations * self.iteration_seconds(gamma) + launch
 
@@ -170,7 +193,7 @@ def plan(
   alpha: float | ArrayLike,
   costs: Costs,
   *,
-  max_gamma: int = 12,
+  max_gamma: int | None = None,
   batch_size: int = 1,
   length: int = 128,
   interval: tuple[float, float] | None = None,
@@ -180,15 +203,20 @@ def plan(
   Args:
     alpha: the acceptance rate, or one a position, at least `max_gamma` of them.
     costs: of the parts of an iteration, for all rows of the batch together.
-    max_gamma: the largest gamma considered.
+    max_gamma: the largest gamma considered; None for all whose scoring was
+      measured.
     batch_size: rows decoded together; all wait for the slowest.
     length: tokens that each row decodes, for that wait.
     interval: of alpha, if it is an estimate; the sentences then say whether the
       choice depends on where in it alpha lies.
 
   Raises:
-    ValueError: if an argument is out of range.
+    ValueError: if an argument is out of range, or `max_gamma` beyond what
+      `costs` were measured for.
   """
+  if max_gamma is None:
+    max_gamma = costs.max_gamma
+  costs.check_gamma(max_gamma)
   profile = np.atleast_1d(in_range('alpha', alpha, 0, 1))
   if profile.size == 1:
     profile = np.full(max(max_gamma, 1), profile[0])

@@ -132,5 +132,31 @@ def test_a_file_of_another_kind_and_a_gamma_beyond_it_are_refused(run, folder):
   assert_refused(run('plan', '--costs', path), 'is not what')
   path = written(folder)
   assert_refused(
-    run('plan', '--costs', path, '--max_gamma', '7'), 'is beyond gamma 6'
+    run('plan', '--costs', path, '--max_gamma', '7'),
+    'is beyond gamma 6',
+    'calibrate with --gamma 7',
   )
+
+
+@pytest.mark.parametrize(
+  ('changes', 'words'),
+  [
+    ({'batch_size': 0}, 'batch_size must lie in [1, inf], got 0'),
+    ({'batch_size': None}, 'batch_size must be a number, and is None'),
+    ({'widths': [1], 'target_seconds': [1.0]}, 'T(2) is not known'),
+    ({'widths': ['1', 4]}, "widths must be numbers, and is ['1', 4]"),
+    ({'target_seconds': True}, 'target_seconds must be numbers, and is True'),
+    ({'model': 3}, 'model must be a text, and is 3'),
+    ({'profile': 0.5}, 'profile must be numbers, and is 0.5'),
+  ],
+)
+def test_a_file_with_a_wrong_figure_is_one_sentence(
+  run, folder, changes, words
+):
+  assert_refused(run('plan', '--costs', written(folder, **changes)), words)
+
+
+def test_a_file_that_lacks_a_figure_is_one_sentence(run, folder):
+  path = folder / 'short.json'
+  path.write_text(json.dumps({'kind': calibrate.KIND}))
+  assert_refused(run('plan', '--costs', path), 'widths must be numbers, and is')

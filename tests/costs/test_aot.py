@@ -2,8 +2,10 @@
 
 import importlib.util
 
+import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import SingleDeviceSharding
 
 from specdec_jax.costs import aot, compiled, hlo, workload
 from specdec_jax.costs.chips import CHIPS
@@ -40,10 +42,43 @@ def test_without_libtpu_the_extra_is_named(monkeypatch):
     aot.find_slice('v4:1x1x1')
 
 
-def test_clocks_follow_from_published_peaks():
-  # Google's paper on v4 (arXiv 2304.01433) states 1050 MHz.
-  assert CHIPS['v4'].clock == pytest.approx(1.05e9, rel=0.01)
-  assert all(0.9e9 < chip.clock < 2e9 for chip in CHIPS.values())
+@pytest.mark.parametrize(
+  ('name', 'units', 'size', 'rate', 'clock'),
+  [
+    # Google's paper on v4 (arXiv 2304.01433) states 1050 MHz.
+    ('v4', 8, 128, 1, 1.05e9),
+    ('v5e', 4, 128, 1, 1.50e9),
+    ('v5p', 8, 128, 1, 1.75e9),
+    ('v6e', 2, 256, 2, 1.75e9),
+  ],
+)
+def test_a_peak_is_what_the_matrix_units_do_in_a_second(
+  name, units, size, rate, clock
+):
+  chip = CHIPS[name]
+  assert (chip.num_matrix_units, chip.matrix_size) == (units, size)
+  assert units * size**2 * rate * 2 * clock == pytest.approx(
+    chip.peak_flops, rel=3e-3
+  )
+  assert chip.clock == pytest.approx(clock, rel=3e-3)
+
+
+@pytest.mark.tpu
+@needs_libtpu
+@pytest.mark.parametrize(
+  'name', ['v4:1x1x1', 'v5e:1x1', 'v5p:1x1x1', 'v6e:1x1']
+)
+def test_the_compiler_counts_as_many_multiply_adds_per_cycle(name):
+  """Near the peak, and never beyond it."""
+  slice_ = aot.find_slice(name)
+  size, where = 8192, SingleDeviceSharding(slice_.devices[0])
+  matrix = jax.ShapeDtypeStruct((size, size), jnp.bfloat16, sharding=where)
+  product = aot.Job(
+    name='product', function=jnp.matmul, args=(matrix, matrix), mesh=None
+  )
+  [(program, _)] = aot.compile_all([product])
+  cycles = hlo.Program(program.as_text()).cost().cycles
+  assert 0.65 < size**3 / cycles / slice_.chip.multiply_adds < 1
 
 
 @pytest.mark.tpu

@@ -81,6 +81,27 @@ def test_a_rate_a_position():
     planner.plan(profile, costs(), max_gamma=5)
 
 
+def test_nothing_is_planned_beyond_the_measured_widths():
+  """T(w) = w: no draft is worth its scoring, however long."""
+  parts = costs(slope=1.0, widths=(1, 3, 5))
+  assert parts.max_gamma == 4
+  assert parts.verify_cost_ratio(4) == 5
+  message = 'T\\(13\\) is not known: .* were measured up to T\\(5\\), gamma 4'
+  for ask in (
+    parts.verify_cost_ratio,
+    parts.iteration_seconds,
+    lambda gamma: parts.decode_seconds(gamma, 10),
+    lambda gamma: planner.plan(0.9, parts, max_gamma=gamma),
+  ):
+    with pytest.raises(ValueError, match=message):
+      ask(12)
+  plan = planner.plan(0.9, parts)
+  assert [choice.gamma for choice in plan.choices] == [0, 1, 2, 3, 4]
+  assert plan.best.gamma == 0
+  with pytest.raises(ValueError, match=r'gamma must lie in \[1, inf\], got 0'):
+    parts.c(0)
+
+
 def test_dearer_scoring_and_the_loop_lower_gamma():
   gammas = [
     planner.plan(0.8, costs(slope=slope, loop=loop)).best.gamma
