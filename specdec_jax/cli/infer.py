@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +176,6 @@ def infer(
       shard_id=shard_id,
       num_shards=num_shards,
     )
-    used = dict(settings())
-    if processes.ask_first(lambda: infer_output.begin(shard, used)):
-      _say([f'{shard.path} is complete already'])
-      return 0
     vocabulary = infer_models.read_vocabulary(model, config)
     layout = Layout(
       config=config,
@@ -196,7 +192,14 @@ def infer(
       chunk_size=checkpoint_period * decoding.batch_size,
       profile_dir=profile_dir,
     )
-    return _decode_shard(run, used, metrics_dir, operative_config)
+    used = dict(settings())
+    with contextlib.ExitStack() as stack:
+      only_writer = infer_output.only_writer(shard.path)
+      processes.ask_first(lambda: stack.enter_context(only_writer))
+      if processes.ask_first(lambda: _is_complete(run, used)):
+        _say([f'{shard.path} is complete already'])
+        return 0
+      return _decode_shard(run, used, metrics_dir, operative_config)
 
 
 def _check_arguments(
@@ -253,6 +256,24 @@ def _dry_run(plan: Plan, lengths: Mapping[str, int], mesh: Mesh) -> int:
   return 0
 
 
+def _is_complete(run: _Run, settings: Mapping[str, str]) -> bool:
+  """Opens the shard; whether it is complete, and of the same examples."""
+  summary = infer_output.begin(run.shard, settings)
+  if summary is None:
+    return False
+  digest = infer_examples.digest(_rows(run))
+  infer_output.check_examples(run.shard, summary, digest)
+  return True
+
+
+def _rows(run: _Run) -> Iterator[Row]:
+  """The examples of the shard."""
+  shard = run.shard
+  return infer_examples.encode(
+    run.task, run.layout, shard.shard_id, shard.num_shards
+  )
+
+
 def _decode_shard(
   run: _Run,
   settings: Mapping[str, str],
@@ -264,9 +285,7 @@ def _decode_shard(
   timed: list[Timed] = []
   total: collections.Counter[str] = collections.Counter()
   num_chunks = 0
-  rows = infer_examples.encode(
-    run.task, run.layout, run.shard.shard_id, run.shard.num_shards
-  )
+  rows = _rows(run)
   if not processes.is_first():
     metrics_dir = None
   with infer_report.metric_writer(metrics_dir) as write_metrics:

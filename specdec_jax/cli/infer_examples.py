@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from specdec_jax.base import Prompt
 from specdec_jax.checkpoints.model_file import Config
 from specdec_jax.checkpoints.vocabulary_files import AnyVocabulary
+from specdec_jax.cli import infer_output
 from specdec_jax.cli.prompts import T5_START, has_encoder
 from specdec_jax.data.tasks import Example, Task
 from specdec_jax.decoding.state import DecodeOutput
@@ -174,9 +175,15 @@ def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
   return pack
 
 
-def digest(rows: Sequence[Row]) -> str:
-  """A name for what some rows make the model read."""
-  return hashlib.sha256(repr([row.ids for row in rows]).encode()).hexdigest()
+def digest(rows: Iterable[Row]) -> str:
+  """A name for what the model reads and what is written of some rows; see
+  `infer_output.add_digests`."""
+  return infer_output.add_digests(
+    hashlib.sha256(
+      repr((row.index, row.ids, row.example.fields())).encode()
+    ).hexdigest()
+    for row in rows
+  )
 
 
 def record(row: Row, output: DecodeOutput, layout: Layout) -> dict[str, Any]:

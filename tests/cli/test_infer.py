@@ -119,6 +119,21 @@ def test_a_finished_run_is_not_repeated(once, run, t5, task):
   assert again.status == 0
   assert 'is complete already' in again.err
   assert result(once[0]).stat().st_mtime_ns == before
+  lines = task.read_text()
+  try:
+    task.write_text(lines + lines.splitlines(keepends=True)[0])
+    refused = run(*argv(t5, task, once[0]))
+    assert_refused(refused, f'{result(once[0])} was made of other examples')
+  finally:
+    task.write_text(lines)
+
+
+def test_a_run_that_failed_before_its_first_result(run, t5, task, tmp_path):
+  bindings = {'device_mesh__num_devices': 8, 'Decoding__batch_size': 9}
+  assert_refused(run(*argv(t5, task, tmp_path, **bindings)), 'batch of 9')
+  task = tmp_path / 'task.jsonl'
+  infer_runs.write_task(task, 1)
+  assert run(*argv(t5, task, tmp_path)).status == 0
 
 
 def test_an_interrupted_run_goes_on_where_it_was(
@@ -167,6 +182,8 @@ def test_results_without_settings_are_left_alone(run, t5, task, tmp_path):
   folder.mkdir()
   chunk = folder / 'task-predict.jsonl-00000-of-00001-chunk00000'
   chunk.write_text('{}\n')
+  mark = {'examples': 1, 'examples_digest': '0'}
+  chunk.with_name(f'{chunk.name}.COMPLETED').write_text(json.dumps(mark))
   assert_refused(run(*argv(t5, task, tmp_path)), 'settings.json')
   assert chunk.read_text() == '{}\n'
 

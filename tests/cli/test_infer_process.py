@@ -15,7 +15,7 @@ pytest.importorskip('gin')
 pytest.importorskip('sentencepiece')
 pytest.importorskip('tensorstore')
 
-from tests.cli import infer_runs
+from tests.cli import infer_runs, tiny
 from tests.cli.infer_runs import ROOT, argv, predictions, result
 
 NUM_EXAMPLES = 160
@@ -103,6 +103,21 @@ def test_a_run_killed_three_times_ends_in_the_same_bytes(
   names = [result(tmp_path / each) for each in ('whole', 'killed')]
   assert names[0].read_bytes() == names[1].read_bytes()
   assert not chunks.exists()
+
+
+@pytest.mark.slow
+def test_two_processes_on_one_shard(start, run, t5, task, tmp_path):
+  """One writes; the other is told of it, and changes nothing."""
+  flags = argv(t5, task, tmp_path)
+  process = start(*flags)
+  wait_for(tmp_path / 'tmp-task-predict-00000-of-00001', process)
+  tiny.assert_refused(run(*flags), f'process {process.pid} on ', 'is writing')
+  finish(process)
+  assert [line['inputs'] for line in infer_runs.records(result(tmp_path))] == [
+    {f'{name}_pretokenized': text for name, text in example.items()}
+    for example in infer_runs.records(task)
+  ]
+  assert not list(tmp_path.glob('*.lock'))
 
 
 @pytest.mark.slow

@@ -1,0 +1,98 @@
+"""The files of an inference, without a model."""
+
+import json
+import pathlib
+
+import pytest
+
+from specdec_jax.cli import infer_output
+from specdec_jax.cli.infer_output import Shard
+
+SETTINGS = {'Decoding.seed': '0'}
+COUNTS = {'examples': 2, 'examples_digest': f'{7:064x}'}
+
+
+@pytest.fixture
+def shard(tmp_path):
+  return Shard(
+    folder=tmp_path, task='task', mode='predict', shard_id=0, num_shards=1
+  )
+
+
+def write_two_chunks(shard) -> pathlib.Path:
+  """Four lines; the path of the second chunk."""
+  assert infer_output.begin(shard, SETTINGS) is None
+  for index in range(2):
+    infer_output.write_chunk(shard, index, [{'i': index}] * 2, COUNTS)
+  return shard.chunk_path(1)
+
+
+def finish(shard) -> None:
+  infer_output.finish(shard, 2, {'examples': 4, 'settings': SETTINGS})
+
+
+def test_a_chunk_of_0_bytes_is_not_complete(shard):
+  chunk = write_two_chunks(shard)
+  look = lambda: infer_output.chunk_summary(shard, 1, f'{7:064x}')
+  assert look() == COUNTS
+  chunk.write_bytes(b'')
+  assert look() is None
+
+
+def test_lines_are_compared_with_the_mark(shard):
+  chunk = write_two_chunks(shard)
+  chunk.write_text('{}\n')
+  with pytest.raises(ValueError, match=r'2 lines, .*COMPLETED says.* 1 lines'):
+    finish(shard)
+  assert not shard.path.exists()
+
+
+def test_a_finished_shard_that_lost_lines_is_not_complete(shard):
+  write_two_chunks(shard)
+  finish(shard)
+  assert infer_output.begin(shard, SETTINGS)['examples'] == 4
+  shard.path.write_text('{}\n')
+  with pytest.raises(ValueError, match=r'should be 4 lines'):
+    infer_output.begin(shard, SETTINGS)
+
+
+def test_a_run_without_results_binds_nobody(shard):
+  other = {'Decoding.seed': '3'}
+  assert infer_output.begin(shard, other) is None
+  write_two_chunks(shard)
+  with pytest.raises(ValueError, match=r'Decoding.seed was 0, now 3'):
+    infer_output.begin(shard, other)
+
+
+def test_partial_files_have_names_of_their_own(tmp_path, monkeypatch):
+  replace, partial = pathlib.Path.replace, set()
+
+  def note(self, target):
+    partial.add(self.name)
+    return replace(self, target)
+
+  monkeypatch.setattr(pathlib.Path, 'replace', note)
+  for _ in range(2):
+    infer_output.write_whole(tmp_path / 'file', 'text')
+  assert len(partial) == 2
+  assert [path.name for path in tmp_path.iterdir()] == ['file']
+
+
+def test_what_killed_writers_left_is_removed(shard):
+  left = shard.folder / f'{shard.path.name}.COMPLETED.0123.partial'
+  left.touch()
+  with infer_output.only_writer(shard.path):
+    assert not left.exists()
+
+
+def test_digests_of_shards_add_up_to_that_of_all(shard, tmp_path):
+  for index in range(2):
+    one = Shard(
+      folder=tmp_path, task='task', mode='predict', shard_id=index, num_shards=2
+    )
+    write_two_chunks(one)
+    finish(one)
+  assert infer_output.merge(tmp_path) == [(shard.path, 8)]
+  mark = json.loads((tmp_path / f'{shard.path.name}.COMPLETED').read_text())
+  assert mark['examples_digest'] == f'{28:064x}'
+  assert not list(tmp_path.glob('*.lock'))
