@@ -255,7 +255,7 @@ def _table(figures: dict[str, Any]) -> Any:
       show(figures['compile_seconds']['autoregressive'], 1),
       show(figures['compile_seconds']['speculative'], 1),
     ),
-    ('identical', '', _identical(figures)),
+    (f'identical to plain {figures["dtype"]}', '', _identical(figures)),
   ]
   for row in rows:
     table.add_row(*row)
@@ -269,6 +269,8 @@ def _identical(figures: dict[str, Any]) -> str:
   if figures['identical'] is None:
     return 'not compared: sampled'
   if figures['identical']:
-    return 'yes'
+    return f'yes, {figures["compared_tokens"]} tokens'
   margin = figures['first_divergence_margin']
+  if margin is None:
+    return f'no, {figures["compared_tokens"]} tokens were expected'
   return f'no, first by a logit margin of {margin:.4f}'

@@ -53,6 +53,9 @@ def compare(
 
   Returns:
     Figures by name; times in seconds, costs relative to one plain iteration.
+    The tokens of `plain`, `compared_tokens` of them, are those that the drafted
+    side's are compared with: the baseline's can be others. Rates of drafts are
+    None where nothing was drafted.
 
   Raises:
     ValueError: if a model returned logits that are not numbers.
@@ -99,16 +102,13 @@ def compare(
       / one_position,
       **costs,
     ),
-    'theory_speedup': None
-    if is_adaptive
-    else float(
-      theory.walltime_improvement(
-        np.clip(np.nan_to_num(figures['alpha']), 0, 1),
-        drafter.gamma,
-        costs['c'],
-      )
-    ),
+    'theory_speedup': None,
+    'compared_tokens': _num_tokens(counts['plain']),
   }
+  if figures['alpha'] is not None and not is_adaptive:
+    figures['theory_speedup'] = float(
+      theory.walltime_improvement(figures['alpha'], drafter.gamma, costs['c'])
+    )
   return figures | sameness.sameness(
     target, plain.params, outputs['plain'], outputs['speculative']
   )
@@ -233,11 +233,9 @@ def _speeds(
 def rates(statistics: Statistics, gamma: int) -> dict[str, float | None]:
   """The acceptance rates, each under its own name; None where undefined."""
   found = metrics.rates(statistics)
-  values = found._asdict() | {
-    'alpha_from_block_efficiency': float(
-      theory.alpha_from_block_efficiency(
-        np.clip(found.block_efficiency, 1, gamma + 1), gamma
-      )
-    ),
-  }
+  alpha = float('nan')
+  if np.any(statistics.num_drafted):
+    efficiency = np.clip(found.block_efficiency, 1, gamma + 1)
+    alpha = float(theory.alpha_from_block_efficiency(efficiency, gamma))
+  values = found._asdict() | {'alpha_from_block_efficiency': alpha}
   return {k: None if np.isnan(v) else v for k, v in values.items()}

@@ -29,22 +29,24 @@ def sameness(
 
   Returns:
     `identical`, `num_divergent_rows`, and `first_divergence_margin` and
-    `largest_divergence_margin`, None where there is none.
+    `largest_divergence_margin`, None where there is none: a row that only ends
+    earlier than the other has no such token.
   """
-  margins = []
+  margins, num_divergent = [], 0
   for state, other in zip(expected, found, strict=True):
     a, b = jax.device_get((state.context, other.context))
     for row in range(a.lengths.size):
       length = min(a.lengths[row], b.lengths[row])
       differs = a.tokens[row, :length] != b.tokens[row, :length]
+      num_divergent += bool(differs.any() or a.lengths[row] != b.lengths[row])
       if differs.any():
         position = int(differs.argmax())
         logits = _logits_after(target, params, state, position)[row]
         ours, theirs = a.tokens[row, position], b.tokens[row, position]
         margins.append(float(logits[ours] - logits[theirs]))
   return {
-    'identical': not margins,
-    'num_divergent_rows': len(margins),
+    'identical': not num_divergent,
+    'num_divergent_rows': num_divergent,
     'first_divergence_margin': margins[0] if margins else None,
     'largest_divergence_margin': max(margins, default=None),
   }

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from specdec_jax.cli import bench as bench_command
+from specdec_jax.cli import progress
 from tests.cli import tiny
 from tests.cli.tiny import assert_refused
 
@@ -26,8 +28,9 @@ def bench(run, model, prompts_file):
   def call(*options):
     return run(
       'bench',
-      *('--model', model, '--prompts', prompts_file, '--batch_size', '3'),
-      *('--max_new_tokens', '6', '--repeats', '1', '--gamma', '2', *options),
+      *('--model', model, '--batch_size', '3', '--max_new_tokens', '6'),
+      *(() if '--prompt' in options else ('--prompts', prompts_file)),
+      *('--repeats', '1', '--gamma', '2', *options),
     )
 
   return call
@@ -55,8 +58,66 @@ def test_greedy_figures_and_table(bench, tmp_path, model):
   assert set(figures['baseline_candidates_tokens_per_second']) == {
     *('float32', 'bfloat16')
   }
-  for part in ('measured speedup', 'predicted speedup', 'identical', 'yes'):
+  for part in ('measured speedup', 'predicted speedup'):
     assert part in result.out
+  assert 'yes, 48 tokens' in line_of(result.out, 'identical to plain float32')
+
+
+def line_of(table, name):
+  """The one line of a table that begins so."""
+  [line] = [line for line in table.splitlines() if name in line]
+  return line
+
+
+def test_the_table_names_what_was_compared(run):
+  """The fastest plain decoding, of another dtype, can give another text."""
+  figures = dict.fromkeys(KEYS, 1.0) | {
+    'baseline': 'autoregressive, float32',
+    'autoregressive_tokens': 162,
+    'tokens': 163,
+    'compared_tokens': 163,
+    'dtype': 'bfloat16',
+    'draft_dtype': 'float32',
+    'is_simulated': False,
+    'identical': True,
+  }
+  for name in ('model', 'drafter', 'device', 'adaptive'):
+    figures[name] = None
+  for name in ('autoregressive_target_runs', 'short_target_runs'):
+    figures[name] = 1
+  for name in ('acceptance_per_drafted', 'end_to_end_speedup'):
+    figures[name] = 1.0
+  figures['alpha_from_block_efficiency'] = None
+  figures['compile_seconds'] = {'autoregressive': 1.0, 'speculative': 1.0}
+  console = progress.console(color='never')
+  with console.capture() as shown:
+    console.print(bench_command._table(figures))
+  table = shown.get()
+  assert '162' in line_of(table, '│ tokens ')
+  compared = line_of(table, 'identical to plain bfloat16')
+  assert '162' not in compared
+  assert 'yes, 163 tokens' in compared
+
+
+def test_nothing_drafted_is_nothing_lost(bench, tmp_path):
+  """No token of a prompt of one can stand in it before."""
+  path = tmp_path / 'figures.json'
+  result = bench(
+    *('--prompt', 'a', '--max_new_tokens', '1', '--batch_size', '1'),
+    *('--drafter', 'prompt_lookup', '--plain_dtypes', 'float32'),
+    *('--json', path),
+  )
+  assert (result.status, result.err) == (0, '')
+  figures = json.loads(path.read_text())
+  assert figures['target_runs'] == figures['short_target_runs'] == 1
+  for name in (
+    *('alpha', 'acceptance_per_drafted', 'alpha_from_block_efficiency'),
+    'theory_speedup',
+  ):
+    assert figures[name] is None, name
+  assert (
+    line_of(result.out, 'alpha (accepted / tested)').rstrip(' │').endswith('-')
+  )
 
 
 def test_sampled_figures_on_standard_output(bench):

@@ -1,5 +1,7 @@
 """The margin of a first difference, from the cache that decoding left."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,3 +36,13 @@ def test_logits_after_a_prefix_are_those_of_reading_it_anew():
     last = jnp.asarray([[prefix[-1]]], jnp.int32)
     expected, _ = target.extend(params.target, last, cache)
     np.testing.assert_allclose(found[row], expected[0, 0], atol=1e-4)
+  # A text that is the beginning of the other is not the same text.
+  lengths = state.context.lengths.at[1].add(-1)
+  shorter = dataclasses.replace(
+    state, context=dataclasses.replace(state.context, lengths=lengths)
+  )
+  for other, is_same in ((state, True), (shorter, False)):
+    figures = sameness.sameness(target, params, [state], [other])
+    assert figures['identical'] is is_same
+    assert figures['num_divergent_rows'] == (not is_same)
+    assert figures['first_divergence_margin'] is None
