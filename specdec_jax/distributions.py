@@ -4,6 +4,7 @@ drafter (Leviathan et al., Sec. 2.3 and 3.1)."""
 import jax
 import jax.numpy as jnp
 
+from specdec_jax import keys
 from specdec_jax.base import Array
 
 # Tokens whose sum is cumulated as one; a TPU's vectors are as wide.
@@ -77,5 +78,5 @@ def _invert(draws: Array, weights: Array) -> Array:
 
 def uniforms(row_keys: Array, count: int) -> Array:
   """float32 `[B, count]` uniform draws in [0, 1), each row by its own key."""
-  draw = lambda key: jax.random.uniform(key, (count,), jnp.float32)
-  return jax.vmap(draw)(row_keys)
+  draw_fn = lambda key: jax.random.uniform(key, (count,), jnp.float32)
+  return keys.draw(draw_fn, row_keys)

@@ -226,6 +226,26 @@ def test_plain_decoding(record_property):
   )
 
 
+@pytest.mark.parametrize('key_impl', ['rbg', 'unsafe_rbg'])
+@pytest.mark.parametrize(
+  ('name', 'rule'),
+  [('autoregressive', 'speculative_sampling'), ('uniform', 'block')],
+)
+def test_keys_of_other_kinds(name, rule, key_impl, record_property):
+  """The first row is done long before the others: their draws go on."""
+  drafter, params = _drafter(name, 2)
+  check(
+    record_property,
+    f'{key_impl} key, {name}, {rule}, gamma 2',
+    target=TARGET,
+    params=Params(TARGET_PARAMS, params),
+    drafter=drafter,
+    verify_fn=LOSSLESS[rule],
+    num_new=(1, 4, 4),
+    key_impl=key_impl,
+  )
+
+
 def _real(family: str, num_layers: int):
   """A network in miniature, with its params: the target has two layers."""
   if family == 'Llama':

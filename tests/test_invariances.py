@@ -71,10 +71,10 @@ def generator(name: str, rule: str, way: str, max_len: int = MAX_LEN):
     params = Params(params.target)
 
   @jax.jit
-  def generate(params, prompt):
+  def generate(params, prompt, rng_key):
     return speculative.generate(
       params,
-      jax.random.key(7),
+      rng_key,
       prompt,
       target=TARGET,
       drafter=make_drafter(name, way),
@@ -84,7 +84,9 @@ def generator(name: str, rule: str, way: str, max_len: int = MAX_LEN):
       eos_id=EOS,
     )
 
-  return functools.partial(generate, params)
+  return lambda prompt, rng_key=None: generate(
+    params, prompt, jax.random.key(7) if rng_key is None else rng_key
+  )
 
 
 def decoded(output) -> list[list[int]]:
@@ -183,3 +185,45 @@ def test_plain_rows_do_not_depend_on_their_batch(way):
   if way == 'greedy':
     assert rows == expected('uniform', 'speculative_sampling', way)[0]
   assert rows[0] != rows[1]
+
+
+@pytest.mark.parametrize('key_impl', ['rbg', 'unsafe_rbg'])
+@pytest.mark.parametrize('case', CASES[3:], ids='-'.join)
+def test_rows_draw_apart_by_keys_of_every_kind(case, key_impl):
+  """One prompt eight times, and a first row that is done from the start."""
+  rng_key = jax.random.split(jax.random.key(7, impl=key_impl))[1]
+  rows = [ROWS[2]] * 8
+  limits = [len(row) + NUM_NEW for row in rows]
+  limits[0] = len(rows[0])
+
+  def decode(ids):
+    prompt = toy.prompt(
+      [rows[i] for i in ids],
+      row_ids=np.array(ids),
+      max_lengths=[limits[i] for i in ids],
+    )
+    return decoded(generator(*case)(prompt, rng_key))
+
+  together = decode(range(8))
+  assert together[0] == rows[0]
+  assert len({tuple(row) for row in together[1:]}) == 7
+  assert decode([3]) == together[3:4]
+
+
+@pytest.mark.parametrize('key_impl', ['rbg', 'unsafe_rbg'])
+def test_draws_go_on_after_the_first_row_is_done(key_impl):
+  """From one flat law, again and again."""
+  flat = {'table': np.zeros((V + 1, V, V), np.float32)}
+  generate = functools.partial(
+    autoregressive.generate,
+    target=toy.toy(V),
+    logits_to_probs=WAYS['sampled'],
+    max_len=MAX_LEN,
+    eos_id=-1,
+  )
+  output = jax.jit(generate)(
+    Params(flat),
+    jax.random.key(7, impl=key_impl),
+    toy.prompt([[1], [2]], max_lengths=[1, MAX_LEN]),
+  )
+  assert len(set(decoded(output)[1])) > V // 2

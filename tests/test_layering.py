@@ -18,6 +18,7 @@ LAYERS = {
   'logits': 1,
   'arrays': 1,
   'distributions': 1,
+  'keys': 1,
   'decoding': 2,
   'drafters': 2,
   'models': 3,
@@ -148,8 +149,8 @@ def test_the_core_is_small():
   core = [p for p in core if part_of(p) != 'theory']
   num_lines = lambda paths: sum(len(p.read_text().splitlines()) for p in paths)
   kept = [p for p in core if p.stem not in _ADDED | {'__init__'}]
-  assert num_lines(kept) <= 1900
-  assert num_lines(core) <= 2800
+  assert num_lines(kept) <= 2000
+  assert num_lines(core) <= 2900
 
 
 def test_import_is_light_and_quick():

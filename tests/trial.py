@@ -28,6 +28,7 @@ class Trial(NamedTuple):
     num_new: the most new tokens of each prompt.
     eos_id: ends a row; -1 none.
     encoder_rows: what the encoder reads, one for each prompt; or None.
+    key_impl: the kind of the random key; None for JAX's default.
   """
 
   target: LanguageModel
@@ -39,6 +40,7 @@ class Trial(NamedTuple):
   num_new: tuple[int, ...] = (4, 4, 4)
   eos_id: int = -1
   encoder_rows: tuple[tuple[int, ...], ...] | None = None
+  key_impl: str | None = None
 
   @property
   def width(self) -> int:
@@ -77,6 +79,10 @@ def run(
       eos_id=trial.eos_id,
     )
   )
+  rng_key = jax.random.key(seed, impl=trial.key_impl)
+  if trial.key_impl is not None:
+    # A fresh one holds threefry's words twice; one that was split does not.
+    rng_key = jax.random.split(rng_key)[1]
   vocab_size = trial.target.vocab_size
   counts = np.zeros((num_prompts, (vocab_size + 1) ** trial.width), int)
   per_batch = []
@@ -88,7 +94,7 @@ def run(
       encoder_rows=trial.encoder_rows
       and [list(trial.encoder_rows[i]) for i in which],
     )
-    output = decode(trial.params, jax.random.key(seed), prompt)
+    output = decode(trial.params, rng_key, prompt)
     counts += _count(trial, which, output)
     per_batch.append(jax.tree.map(np.asarray, output.statistics))
   exact = np.stack([_law(trial, i) for i in range(num_prompts)])

@@ -25,9 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays
+from specdec_jax import arrays, keys
 from specdec_jax.base import Context, Draft, Drafter, LanguageModel, Params
-from specdec_jax.decoding import keys
 from specdec_jax.decoding.state import DecodeState
 
 Name = TypeVar('Name', bound=Hashable)

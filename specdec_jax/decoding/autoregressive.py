@@ -5,9 +5,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base, distributions
+from specdec_jax import arrays, base, distributions, keys
 from specdec_jax.base import Array, Params
-from specdec_jax.decoding import keys
 from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding.state import DecodeOutput, DecodeState, EosId, output
 from specdec_jax.verification.decision import split_by_purpose

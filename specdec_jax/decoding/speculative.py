@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base
+from specdec_jax import arrays, base, keys
 from specdec_jax.base import Array, Draft, Drafter, Params, Verification
-from specdec_jax.decoding import keys, statistics
 from specdec_jax.decoding import state as state_lib
+from specdec_jax.decoding import statistics
 from specdec_jax.decoding.state import DecodeOutput, DecodeState, EosId, output
 
 
@@ -55,7 +55,8 @@ def generate(
 
   Args:
     params: weights of target and drafter.
-    rng_key: one key; rows derive theirs from it and `prompt.row_ids`.
+    rng_key: one key of any kind; rows derive theirs, which are threefry's, from
+      it and `prompt.row_ids`.
     prompt: what to continue.
     target: the model whose law or argmax the output has.
     drafter: the source of guesses; it changes the speed, not the law.

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base
+from specdec_jax import arrays, base, keys
 from specdec_jax.base import Array, Context, Prompt
-from specdec_jax.decoding import keys, statistics
+from specdec_jax.decoding import statistics
 from specdec_jax.decoding.statistics import Statistics
 
 EosId = int | tuple[int, ...]
@@ -28,7 +28,7 @@ class DecodeState:
     done: bool `[B]`.
     has_nan: bool `[B]`: a model returned logits that are not numbers, and the
       row was stopped; nothing of that iteration is committed.
-    row_keys: keys `[B]`.
+    row_keys: threefry keys `[B]`.
     max_lengths: int32 `[B]`, the committed length at which a row is done.
     target_cache: the target's; it holds all of the context but its last token.
     drafter_state: the drafter's own.
@@ -73,7 +73,8 @@ def init(
   """Rows that hold just the prompt, in buffers of `max_len` tokens.
 
   Raises:
-    ValueError: if the prompt's buffer is longer than `max_len`.
+    ValueError: if the prompt's buffer is longer than `max_len`, or `rng_key` is
+      not one key.
   """
   batch_size, prompt_len = prompt.decoder_tokens.shape
   if prompt_len > max_len:

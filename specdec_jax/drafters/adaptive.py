@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base, distributions
+from specdec_jax import arrays, base, distributions, keys
 from specdec_jax.base import Array, Context, Draft, Drafter
 from specdec_jax.drafters import schedules
-from specdec_jax.drafters.autoregressive import catch_up, split_keys
+from specdec_jax.drafters.autoregressive import catch_up
 from specdec_jax.drafters.stateless import check_gamma
 
 
@@ -80,7 +80,7 @@ def adaptive(
     limits = jnp.where(is_finished, 0, jnp.clip(limits, 1, gamma))
     logits, cache = catch_up(model, params, context, state.cache)
     draw_fn = functools.partial(
-      _draw, logits_to_probs, min_prob, split_keys(row_keys, gamma)
+      _draw, logits_to_probs, min_prob, keys.split(row_keys, gamma)
     )
     extend_fn = functools.partial(model.extend, params)
     draft, cache = _draft(draw_fn, extend_fn, logits, cache, limits, gamma)

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base, distributions
+from specdec_jax import arrays, base, distributions, keys
 from specdec_jax.base import Array, Context, Draft, Drafter
 from specdec_jax.drafters.stateless import check_gamma
 
@@ -39,17 +39,17 @@ def autoregressive(
     params: Any, row_keys: Array, context: Context, cache: Any
   ) -> tuple[Draft, Any]:
     logits, cache = catch_up(model, params, context, cache)
-    step_keys = split_keys(row_keys, gamma)
+    step_keys = keys.split(row_keys, gamma)
 
-    def draw(logits, keys):
+    def draw(logits, row_keys):
       probs = logits_to_probs(logits)
       if is_argmax:
         return arrays.argmax(probs), None
-      return distributions.sample(keys, probs), probs
+      return distributions.sample(row_keys, probs), probs
 
-    def draw_and_extend(carry, keys):
+    def draw_and_extend(carry, row_keys):
       logits, cache = carry
-      drawn = draw(logits, keys)
+      drawn = draw(logits, row_keys)
       logits, cache = model.extend(params, drawn[0][:, None], cache)
       return (logits[:, 0], cache), drawn
 
@@ -80,9 +80,3 @@ def catch_up(
   last = context.lengths - 1 - starts
   logits, cache = model.extend(params, tokens, cache, at=last)
   return logits[:, 0], model.rewind(cache, context.lengths)
-
-
-def split_keys(row_keys: Array, count: int) -> Array:
-  """Keys `[count, B]` from keys `[B]`."""
-  split = lambda key: jax.random.split(key, count)
-  return jax.vmap(split, out_axes=1)(row_keys)

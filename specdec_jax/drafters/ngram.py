@@ -4,9 +4,8 @@ Sec. 4.3, with unigrams and bigrams)."""
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base, distributions
+from specdec_jax import arrays, base, distributions, keys
 from specdec_jax.base import Array, Context, Draft, Drafter, LogitsToProbsFn
-from specdec_jax.drafters.autoregressive import split_keys
 from specdec_jax.drafters.stateless import stateless
 
 
@@ -94,11 +93,11 @@ def _draw(
 ) -> tuple[Array, Array]:
   """A random chain after `last`: int32 `[B, G]`, float32 `[B, G, V]`."""
 
-  def advance(token, keys):
+  def advance(token, row_keys):
     probs = logits_to_probs(jnp.log(law(table, token)))
-    token = distributions.sample(keys, probs)
+    token = distributions.sample(row_keys, probs)
     return token, (token, probs)
 
-  step_keys = split_keys(row_keys, gamma)
+  step_keys = keys.split(row_keys, gamma)
   _, (tokens, probs) = jax.lax.scan(advance, last, step_keys)
   return tokens.T, jnp.moveaxis(probs, 0, 1)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from specdec_jax import keys
 from specdec_jax.base import Array, Context, Draft, Drafter
 from specdec_jax.drafters.stateless import stateless
 
@@ -29,14 +30,16 @@ def uniform(
     )
 
   def propose(row_keys: Array, context: Context) -> Draft:
-    draw = lambda key: jax.random.randint(
+    draw_fn = lambda key: jax.random.randint(
       key, (gamma,), 0, vocab_size, jnp.int32
     )
     is_real = jnp.arange(padded_vocab_size) < vocab_size
     law = jnp.where(is_real, 1.0 / vocab_size, 0.0).astype(jnp.float32)
     return Draft(
-      tokens=jax.vmap(draw)(row_keys),
-      probs=jnp.broadcast_to(law, (*row_keys.shape, gamma, padded_vocab_size)),
+      tokens=keys.draw(draw_fn, row_keys),
+      probs=jnp.broadcast_to(
+        law, (context.lengths.size, gamma, padded_vocab_size)
+      ),
       lengths=jnp.full_like(context.lengths, gamma),
     )
 

@@ -148,7 +148,7 @@ def decode(
 
   Args:
     params: of the T5X model, the draft model's at `params['draft']`.
-    rng_key: a raw key as T5X has them, a typed one, or None.
+    rng_key: a raw key as T5X has them, a typed one, or None for the seed 0.
     prompt: of every row.
     speculation: how.
     networks: whose parameters these are.
@@ -177,7 +177,7 @@ def decode(
         target=t5x_networks.params_of(params, networks.target, role='target'),
         drafter=draft_params,
       ),
-      _typed(rng_key),
+      jax.random.key(0) if rng_key is None else rng_key,
       prompt,
       target=adapters.t5(networks.target),
       drafter=_drafter(speculation, networks),
@@ -267,15 +267,6 @@ def _read_tokens(path: str, vocabulary: Vocabulary) -> np.ndarray:
   except (OSError, UnicodeDecodeError) as error:
     raise ValueError(f'cannot read ngram_text {path}: {error}') from error
   return np.asarray(vocabulary.encode(text), np.int32)
-
-
-def _typed(rng_key: Array | None) -> Array:
-  """A typed key; T5X's are raw, and its default is the seed 0."""
-  if rng_key is None:
-    return jax.random.key(0)
-  if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
-    return rng_key
-  return jax.random.wrap_key_data(rng_key)
 
 
 def _mesh_of_t5x() -> Any:

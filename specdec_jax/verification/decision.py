@@ -7,10 +7,9 @@ ones.
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base, distributions
+from specdec_jax import arrays, base, distributions, keys
 from specdec_jax.base import Array, Draft, Verification
 
 
@@ -58,8 +57,8 @@ def verify(
 
 def split_by_purpose(row_keys: Array) -> tuple[Array, Array]:
   """Keys `[B]` for the acceptance draws, and keys `[B]` for the next token."""
-  keys = jax.vmap(jax.random.split)(row_keys)
-  return keys[:, 0], keys[:, 1]
+  accept_keys, next_keys = keys.split(row_keys, 2)
+  return accept_keys, next_keys
 
 
 def probs_at(probs: Array, positions: Array) -> Array:

@@ -172,7 +172,9 @@ def run(
   )
 
 
-def sample(out: str, *, kind: str, num_rows: int, settings=None) -> None:
+def sample(
+  out: str, *, kind: str, num_rows: int, settings=None, key_impl=None
+) -> None:
   """Many samples at temperature 1 from one prompt, as `.npy`."""
   module = network(kind, 'float32', TINY_SIZES, num_layers=1)
   params = toy_t5.params(t5x_networks.config_of(module), seed=1)
@@ -191,7 +193,8 @@ def sample(out: str, *, kind: str, num_rows: int, settings=None) -> None:
     draft_module=module if plugin.DRAFT in params else None,
     temperature=1.0,
   )
-  tokens = jax.jit(made.predict_batch)(params, batch, jax.random.PRNGKey(7))
+  with jax.default_prng_impl(key_impl or 'threefry2x32'):
+    tokens = jax.jit(made.predict_batch)(params, batch, jax.random.PRNGKey(7))
   np.save(out, np.asarray(tokens))
 
 

@@ -316,6 +316,30 @@ def test_continuations_are_moved_to_the_left():
     assert not np.asarray(moved)[row, len(new) :].any()
 
 
+@pytest.mark.parametrize('key_impl', ['threefry2x32', 'rbg', 'unsafe_rbg'])
+def test_samples_do_not_depend_on_the_kind_of_t5x_s_keys(target, key_impl):
+  """T5X hands raw keys over, of whatever kind JAX's default is."""
+  params, config, prompt = target
+
+  def sampled(rng_key):
+    output = t5x_decoding.decode(
+      params,
+      rng_key,
+      prompt,
+      speculation=t5x_decoding.Speculation(temperature=1.0),
+      networks=t5x_decoding.Networks(target=config),
+      max_len=LENGTH,
+      eos_id=-1,
+    )
+    return decoders.rows(output)
+
+  with jax.default_prng_impl(key_impl):
+    found = sampled(jax.random.PRNGKey(3))
+    assert sampled(None) == sampled(jax.random.key(0, impl='threefry2x32'))
+  assert found == sampled(jax.random.key(3, impl='threefry2x32'))
+  assert len({tuple(row) for row in found}) == 3
+
+
 @pytest.mark.parametrize('folder', ['t5x_orbax', 't5x_legacy'])
 def test_load_draft_reads_both_formats(folder):
   sizes = dataclasses.replace(

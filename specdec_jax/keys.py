@@ -1,0 +1,90 @@
+"""Random streams: each row its own, each iteration fresh.
+
+A row's draws depend on `(rng_key, row_id, committed length)` alone, so they are
+the same whatever batch, padding or mesh the row is in. An iteration is keyed by
+the length it starts from. Keying draws by absolute token position instead would
+bias block verification, whose accepted length depends on later draws.
+
+All streams are threefry's, whatever kind of key they begin with: what JAX draws
+for a batch of `rbg` or `unsafe_rbg` keys depends on the first of them alone.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.base import Array
+
+_THREEFRY = 'threefry2x32'
+
+
+def threefry(keys: Array) -> Array:
+  """Threefry keys from keys of any kind, in the same shape.
+
+  Threefry's own stay as they are. `rbg` makes, splits and folds its keys as
+  threefry does, and holds the words of each twice: they become the key that
+  threefry has there. Keys of two different halves are folded into one.
+
+  Args:
+    keys: typed keys of any shape `[...]`, or raw ones: uint32, `[..., 2]` for
+      threefry and `[..., 4]` for the other kinds.
+
+  Raises:
+    ValueError: if they are no keys, or of a kind with other words.
+  """
+  is_typed = jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+  words = jax.random.key_data(keys) if is_typed else jnp.asarray(keys)
+  if words.dtype != jnp.uint32 or words.shape[-1:] not in ((2,), (4,)):
+    raise ValueError(
+      'a random key has 2 or 4 words of uint32, got '
+      f'{words.dtype}{list(words.shape)}: make one by jax.random.key'
+    )
+  first, second = words[..., :2], words[..., 2:]
+  if second.size:
+    is_twice = jnp.all(first == second, axis=-1, keepdims=True)
+    first = jnp.where(is_twice, first, _fold(first, second))
+  return jax.random.wrap_key_data(first, impl=_THREEFRY)
+
+
+def _fold(first: Array, second: Array) -> Array:
+  """The words `[..., 2]` of keys, with two further words folded into each."""
+
+  def fold(words: Array, more: Array) -> Array:
+    key = jax.random.wrap_key_data(words, impl=_THREEFRY)
+    key = jax.random.fold_in(jax.random.fold_in(key, more[0]), more[1])
+    return jax.random.key_data(key)
+
+  folded = jax.vmap(fold)(first.reshape(-1, 2), second.reshape(-1, 2))
+  return folded.reshape(first.shape)
+
+
+def row_keys(rng_key: Array, row_ids: Array) -> Array:
+  """Keys `[B]` from one key of any kind and int32 row ids `[B]`.
+
+  Raises:
+    ValueError: if `rng_key` is not one key.
+  """
+  rng_key = threefry(rng_key)
+  if rng_key.shape:
+    raise ValueError(f'expected one random key, got {list(rng_key.shape)}')
+  return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng_key, row_ids)
+
+
+def iteration_keys(row_keys: Array, lengths: Array) -> tuple[Array, Array]:
+  """Keys `[B]` for drafting and for verifying, from committed lengths `[B]`."""
+  keys = jax.vmap(jax.random.fold_in)(threefry(row_keys), lengths)
+  draft, verify = split(keys, 2)
+  return draft, verify
+
+
+def split(row_keys: Array, count: int) -> Array:
+  """Keys `[count, B]` from keys `[B]`."""
+  each = lambda key: jax.random.split(key, count)
+  return jax.vmap(each, out_axes=1)(threefry(row_keys))
+
+
+def draw(draw_fn: Callable[[Array], Any], row_keys: Array) -> Any:
+  """`draw_fn` of each row's own key, stacked: any tree of `[B, ...]`."""
+  return jax.vmap(draw_fn)(threefry(row_keys))
