@@ -18,7 +18,7 @@ from specdec_jax.cli import infer_examples
 from specdec_jax.costs import measure
 from specdec_jax.decoding import speculative
 from specdec_jax.evaluation import plots, trace, trace_svg, trace_text
-from specdec_jax.evaluation.plots import Segment
+from specdec_jax.evaluation.plots import Measured, Segment
 from specdec_jax.evaluation.trace import Record
 from specdec_jax.theory.planner import Costs
 
@@ -71,7 +71,7 @@ def draw(
 def speedups(
   folder: Path,
   predicted: Mapping[str, Mapping[int, float]],
-  points: Mapping[str, Mapping[int, Sequence[float]]],
+  points: Mapping[str, Mapping[int, Measured]],
 ) -> str:
   """Speed by gamma, as predicted and as measured; the name of the file."""
   folder.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,9 @@ import numpy as np
 from experiments.leviathan2023 import figures, measured
 from experiments.leviathan2023.measured import Settings
 from experiments.leviathan2023.pairs import Pair, named
-from experiments.leviathan2023.timed import Sweep
+from experiments.leviathan2023.timed import Sweep, Timed
 from experiments.report import Table
+from specdec_jax.evaluation.plots import Measured
 
 
 def table(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
@@ -23,9 +24,14 @@ def table(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
       gamma: measured.predicted_speed(pair, 0.0, settings, gamma)
       for gamma in found.fixed
     }
+    lines[pair.name] = line
+    points[pair.name] = {
+      gamma: _measured(drafted, found.plain)
+      for gamma, drafted in found.fixed.items()
+    }
     for gamma, drafted in found.fixed.items():
       loop = parts.iteration_seconds(gamma) - parts.loop_seconds
-      speeds = drafted.speedups(found.plain)
+      speed = points[pair.name][gamma]
       rows.append(
         named(pair)
         | {
@@ -35,16 +41,11 @@ def table(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
           'its parts': 1e3 * loop,
           'run / parts': drafted.seconds_per_run / loop,
           'predicted': line[gamma],
-          'measured': drafted.speedup(found.plain),
-          'range': f'{speeds.min():.2f} to {speeds.max():.2f}',
-          'predicted / measured': line[gamma] / drafted.speedup(found.plain),
+          'measured': speed.value,
+          'range': f'{speed.least:.2f} to {speed.greatest:.2f}',
+          'predicted / measured': line[gamma] / speed.value,
         }
       )
-    lines[pair.name] = line
-    points[pair.name] = {
-      gamma: drafted.speedups(found.plain).tolist()
-      for gamma, drafted in found.fixed.items()
-    }
     notes.append(_verdict(pair, settings, found, line))
   name = figures.speedups(folder, lines, points)
   return Table(
@@ -59,9 +60,16 @@ def table(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
       "target's own text of these examples. A run is without what a decode "
       'costs beyond its iterations, which predictions add once a text. Times '
       'are sums over the texts, each the median of its turns; a range is of '
-      'whole turns.',
+      'whole turns. The figure shows these speeds and ranges.',
     ],
   )
+
+
+def _measured(drafted: Timed, plain: Timed) -> Measured:
+  """The speed of the table, and of the figure: of times of which each is the
+  median of its turns, with the range of whole turns."""
+  turns = drafted.speedups(plain)
+  return Measured(drafted.speedup(plain), turns.min(), turns.max())
 
 
 def _verdict(

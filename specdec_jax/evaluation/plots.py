@@ -27,6 +27,14 @@ class Segment(NamedTuple):
   seconds: float
 
 
+class Measured(NamedTuple):
+  """A measured figure, and the least and the greatest of its repeats."""
+
+  value: float
+  least: float
+  greatest: float
+
+
 def new_figure(num_axes: int = 1) -> tuple[Any, Any]:
   """A figure and its axes, one or a list, side by side.
 
@@ -128,35 +136,33 @@ def timeline(lanes: Mapping[str, Sequence[Segment]]) -> Any:
 
 def speedup_by_gamma(
   predicted: Mapping[str, Mapping[int, float]],
-  measured: Mapping[str, Mapping[int, Sequence[float]]] | None = None,
+  measured: Mapping[str, Mapping[int, Measured]] | None = None,
 ) -> Any:
   """Predicted speedups as lines, measured ones as points with their range.
 
   Args:
     predicted: by name and gamma.
-    measured: likewise, all repeats of each; a point is their median.
+    measured: likewise.
   """
   figure, axes = new_figure()
   for color, (name, line) in zip(_cycle(), predicted.items(), strict=False):
     axes.plot(list(line), list(line.values()), color=color, label=name)
     points = (measured or {}).get(name, {})
     if points:
-      middle = np.array([np.median(values) for values in points.values()])
-      ends = np.array([[min(v), max(v)] for v in points.values()]).T
-      axes.errorbar(
-        list(points),
-        middle,
-        yerr=abs(ends - middle),
-        fmt='o',
+      gammas = list(points)
+      values, least, greatest = zip(*points.values(), strict=True)
+      axes.plot(
+        *(gammas, values, 'o'),
         color=color,
         markersize=4,
-        capsize=2,
         label=f'{name}, measured',
       )
+      axes.vlines(gammas, least, greatest, color=color, linewidth=1.2)
   axes.axhline(1, color='#5d6572', linewidth=0.8, linestyle='--')
   axes.set(xlabel='gamma', ylabel='speedup over plain decoding')
   axes.set_ylim(bottom=0)
-  axes.legend()
+  # Inside, it would lie over points and ranges.
+  axes.legend(loc='upper left', bbox_to_anchor=(1, 1), frameon=False)
   return figure
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from specdec_jax import theory
 from specdec_jax.evaluation import plots, trace_svg
-from specdec_jax.evaluation.plots import Segment
+from specdec_jax.evaluation.plots import Measured, Segment
 
 pytest.importorskip('matplotlib')
 _SVG = '{http://www.w3.org/2000/svg}'
@@ -33,16 +33,19 @@ def test_curves_are_those_of_theory():
   assert operations == pytest.approx(4 / theory.expected_tokens(alpha, 3))
 
 
-def test_measured_points_are_medians_with_their_range():
+def test_measured_points_stand_where_they_were_put_with_their_range():
   figure = plots.speedup_by_gamma(
-    {'pair': {1: 1.1, 2: 1.4}}, {'pair': {2: [1.5, 1.2, 1.3]}}
+    {'pair': {1: 1.1, 2: 1.4}},
+    # A point need not lie within: it may be another mean of the same runs.
+    {'pair': {2: Measured(1.3, 1.2, 1.5), 3: Measured(1.1, 1.2, 1.4)}},
   )
   [axes] = figure.axes
   assert lines_of(axes)['pair'].tolist() == [[1, 1.1], [2, 1.4]]
-  [container] = axes.containers
-  points, _, [bars] = container
-  assert points.get_xydata().tolist() == [[2, 1.3]]
-  np.testing.assert_allclose(bars.get_segments()[0], [[2, 1.2], [2, 1.5]])
+  assert lines_of(axes)['pair, measured'].tolist() == [[2, 1.3], [3, 1.1]]
+  [bars] = axes.collections
+  np.testing.assert_allclose(
+    bars.get_segments(), [[[2, 1.2], [2, 1.5]], [[3, 1.2], [3, 1.4]]]
+  )
 
 
 def test_a_timeline_lays_segments_end_to_end():

@@ -25,6 +25,7 @@ from experiments.leviathan2023.timed import Sweep, Timed
 from experiments.sun2024 import tables as sun2024
 from specdec_jax import verification
 from specdec_jax.cli import decoder as decoder_lib
+from specdec_jax.evaluation import plots
 from specdec_jax.models import presets
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.theory.planner import Costs
@@ -156,11 +157,12 @@ def by_hand(monkeypatch):
     plain_launch_seconds=1.0,
   )
 
-  def timed(num_runs, num_drafted, seconds, launch=2.0):
+  def timed(num_runs, num_drafted, seconds, launch=2.0, held_up=9):
     """In the middle turn; in the others one of both texts is held up."""
     each = seconds / 2 + launch
+    late = held_up * each
     return Timed(
-      turns=np.array([[each, 9 * each], [each, each], [9 * each, each]]),
+      turns=np.array([[each, late], [each, each], [late, each]]),
       launch_seconds=launch,
       prefill_seconds=0.0,
       lengths=(60, 60),
@@ -169,7 +171,7 @@ def by_hand(monkeypatch):
     )
 
   found = Sweep(
-    plain=timed(120, 0, 120.0, launch=1.0),
+    plain=timed(120, 0, 120.0, launch=1.0, held_up=5),
     fixed={
       2: timed(60, 120, 84.0),
       3: timed(48, 144, 78.0),
@@ -200,8 +202,16 @@ def test_schedules_are_compared_by_tokens_per_cost(by_hand):
   assert '+12.0%' in note
 
 
-def test_predictions_stand_beside_what_was_measured(by_hand, tmp_path):
+def test_predictions_stand_beside_what_was_measured(
+  by_hand, tmp_path, monkeypatch
+):
   pytest.importorskip('matplotlib')
+  drawn, save = [], plots.save
+  monkeypatch.setattr(
+    plots,
+    'save',
+    lambda figure, path: drawn.append(figure) or save(figure, path),
+  )
   kind = types.SimpleNamespace(corpus='c', paper='EnDe')
   pair = types.SimpleNamespace(name='ende', kind=kind, names='a with b')
   made = predictions.table([pair], SETTINGS, tmp_path)
@@ -218,6 +228,16 @@ def test_predictions_stand_beside_what_was_measured(by_hand, tmp_path):
   assert 'the planned gamma is 3, at 1.49' in made.notes[0]
   assert made.figures == ['speedup_by_gamma.svg']
   ElementTree.parse(tmp_path / made.figures[0])
+  # The figure has the points and the ranges of the table.
+  [[axes]] = [figure.axes for figure in drawn]
+  points = {line.get_label(): line.get_xydata() for line in axes.get_lines()}
+  [bars] = axes.collections
+  for row, point, bar in zip(
+    made.rows, points['ende, measured'], bars.get_segments(), strict=True
+  ):
+    assert point.tolist() == [row['gamma'], pytest.approx(row['measured'])]
+    low, high = bar[:, 1]
+    assert row['range'] == f'{low:.2f} to {high:.2f}'
 
 
 def test_figures_without_a_pair_are_those_of_theory(tmp_path):
