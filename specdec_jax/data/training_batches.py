@@ -99,15 +99,7 @@ def batches_per_epoch(rows: Rows, batch_size: int) -> int:
   return num_rows(rows) // batch_size
 
 
-def batch(
-  rows: Rows,
-  position: int,
-  *,
-  batch_size: int,
-  seed: int = 0,
-  process_index: int = 0,
-  process_count: int = 1,
-) -> Rows:
+def batch(rows: Rows, position: int, *, batch_size: int, seed: int = 0) -> Rows:
   """The batch at a position of an endless stream, which needs no other state.
 
   Each epoch has an order of its own, from (seed, epoch).
@@ -115,55 +107,30 @@ def batch(
   Args:
     rows: of `pack`.
     position: batches before this one, over all epochs: what a checkpoint keeps.
-    batch_size: B, rows of all processes.
+    batch_size: B, rows.
     seed: of the orders.
-    process_index: which part of the batch is wanted, of consecutive rows.
-    process_count: how many parts there are; it divides B.
 
   Returns:
-    Features of B / process_count rows. All parts together are the batch that
-    one process would have.
+    Features of B rows.
   """
   epoch, index = divmod(position, batches_per_epoch(rows, batch_size))
   order = _epoch_order(num_rows(rows), seed, epoch)
-  start, end = _part(batch_size, process_index, process_count)
-  chosen = order[index * batch_size :][start:end]
+  chosen = order[index * batch_size :][:batch_size]
   return {name: array[chosen] for name, array in rows.items()}
 
 
-def in_order(
-  rows: Rows,
-  *,
-  batch_size: int,
-  process_index: int = 0,
-  process_count: int = 1,
-) -> Iterator[Rows]:
+def in_order(rows: Rows, *, batch_size: int) -> Iterator[Rows]:
   """Every row once, for evaluation; the last batch is filled with empty rows,
   which have no loss weight."""
-  start, end = _part(batch_size, process_index, process_count)
   for first in range(0, num_rows(rows), batch_size):
     part = {
-      name: array[first : first + batch_size][start:end]
-      for name, array in rows.items()
+      name: array[first : first + batch_size] for name, array in rows.items()
     }
-    missing = end - start - num_rows(part)
+    missing = batch_size - num_rows(part)
     yield {
       name: np.pad(array, ((0, missing), (0, 0)))
       for name, array in part.items()
     }
-
-
-def _part(
-  batch_size: int, process_index: int, process_count: int
-) -> tuple[int, int]:
-  """Where a process's rows begin and end in a batch."""
-  if batch_size % process_count:
-    raise ValueError(
-      f'a batch of {batch_size} rows does not divide over {process_count} '
-      'processes'
-    )
-  size = batch_size // process_count
-  return process_index * size, (process_index + 1) * size
 
 
 @functools.lru_cache(maxsize=4)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from specdec_jax.data import (
@@ -20,7 +19,11 @@ Features = Mapping[str, np.ndarray]
 
 
 class Dataset(NamedTuple):
-  """Training and validation examples; this process's rows of every batch.
+  """Training and validation examples.
+
+  Every process has all rows of a batch; `placement.place_batch` keeps those of
+  the process's own devices. What a batch holds so depends on its position
+  alone, on no mesh and on no number of processes.
 
   Attributes:
     batch: `(position) -> features`: an endless stream, of which a position is
@@ -55,7 +58,7 @@ def from_token_files(
   Args:
     folder: what `specdec data prepare` wrote; or several such folders, of
       several tasks, whose examples are mixed in proportion to their numbers.
-    batch_size: rows of a batch, over all processes.
+    batch_size: rows of a batch, over all devices.
     lengths: columns of the encoder's and the decoder's rows, as `inputs` and
       `targets`; the first is ignored where examples have no inputs.
     seed: of the packing and of every epoch's order.
@@ -123,7 +126,7 @@ def from_task(
   Args:
     name: see `data.tasks.find`.
     vocabulary: a SentencePiece model.
-    batch_size: rows of a batch, over all processes.
+    batch_size: rows of a batch, over all devices.
     lengths: columns of the rows, as `inputs` and `targets`.
     validation_name: the task to validate on; None is the same SeqIO task, and
       nothing for a file.
@@ -177,29 +180,20 @@ def from_tokens(
       max_examples=max_examples_per_row,
     )
 
-  processes = {
-    'process_index': jax.process_index(),
-    'process_count': jax.process_count(),
-  }
   rows = packed(train)
   training_batches.batches_per_epoch(rows, batch_size)
   held_out = {} if validation is None else packed(validation)
   held_out = {name: x[:max_validation_rows] for name, x in held_out.items()}
+
+  def validation_batches() -> Iterator[Features]:
+    return training_batches.in_order(held_out, batch_size=batch_size)
+
   return Dataset(
     batch=lambda position: training_batches.batch(
-      rows, position, batch_size=batch_size, seed=seed, **processes
+      rows, position, batch_size=batch_size, seed=seed
     ),
-    validation=(lambda: _in_order(held_out, batch_size)) if held_out else None,
+    validation=validation_batches if held_out else None,
     num_ids=1 + max(int(x.max()) for n, x in rows.items() if 'tokens' in n),
-  )
-
-
-def _in_order(rows: Features, batch_size: int) -> Iterator[Features]:
-  return training_batches.in_order(
-    rows,
-    batch_size=batch_size,
-    process_index=jax.process_index(),
-    process_count=jax.process_count(),
   )
 
 

@@ -233,8 +233,6 @@ def drafter_texts(
       position,
       batch_size=batch_size,
       seed=seed,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
     )
 
   return Dataset(batch=batch, prepare=prepare)

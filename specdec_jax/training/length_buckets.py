@@ -7,7 +7,6 @@ other example can share the row, as they do in packed batches.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from specdec_jax.data import token_files, training_batches
@@ -32,25 +31,20 @@ def from_token_files(
 
   Args:
     folder: what `specdec data prepare` wrote, with inputs.
-    batch_tokens: columns times rows of a batch, over all processes.
+    batch_tokens: columns times rows of a batch, over all devices.
     limits: columns of each bucket's rows, ascending.
     seed: of the orders.
     max_validation_examples: validates on the first so many; None on all.
 
   Raises:
     ValueError: if there are no such files, an example is longer than the last
-      limit, or a batch has no row for every process.
+      limit, or a batch has not even one row.
   """
   if list(limits) != sorted(set(limits)) or not limits or limits[0] < 1:
     raise ValueError(f'limits should ascend from 1, got {list(limits)}')
-  parts = jax.process_count()
-  processes = {'process_index': jax.process_index(), 'process_count': parts}
-  sizes = [batch_tokens // limit // parts * parts for limit in limits]
+  sizes = [batch_tokens // limit for limit in limits]
   if min(sizes) < 1:
-    raise ValueError(
-      f'{batch_tokens} tokens are no row of {limits[-1]} for each of {parts} '
-      'processes'
-    )
+    raise ValueError(f'{batch_tokens} tokens are no row of {limits[-1]}')
   buckets = _read(Path(folder) / 'train.npz', limits, seed)
   counts = [
     0 if rows is None else training_batches.num_rows(rows) // size
@@ -75,14 +69,13 @@ def from_token_files(
       epoch * counts[bucket] + nth,
       batch_size=sizes[bucket],
       seed=seed,
-      **processes,
     )
 
   def validation() -> Iterator[Features]:
     held_out = _read(path, limits, seed, max_validation_examples)
     for rows, size in zip(held_out, sizes, strict=True):
       if rows is not None:
-        yield from training_batches.in_order(rows, batch_size=size, **processes)
+        yield from training_batches.in_order(rows, batch_size=size)
 
   path = Path(folder) / 'validation.npz'
   ids = [

@@ -18,15 +18,29 @@ from specdec_jax.training.run_checkpoints import Run
 
 
 def place_batch(batch: Mapping[str, np.ndarray]) -> dict[str, Array]:
-  """This process's rows of a batch as their part of global arrays."""
+  """A batch as global arrays, split over the `data` axis of the mesh.
+
+  Every process gives the whole batch, and each of its devices takes the rows of
+  its own place on the mesh: devices that share a copy of the model take the
+  same rows, even where they belong to different processes.
+
+  Args:
+    batch: features of all rows, `[B, ...]`.
+
+  Raises:
+    ValueError: if the rows do not divide over the data-parallel devices.
+  """
   mesh = jax.sharding.get_mesh()
   if mesh.empty:
     return {name: jnp.asarray(x) for name, x in batch.items()}
   sharding = meshes.batch_sharding(mesh)
-  return {
-    name: jax.make_array_from_process_local_data(sharding, x)
-    for name, x in batch.items()
-  }
+  placed: dict[str, Array] = {}
+  for name, x in batch.items():
+    meshes.check_divides(mesh, {}, batch_size=len(x))
+    placed[name] = jax.make_array_from_callback(
+      x.shape, sharding, x.__getitem__
+    )
+  return placed
 
 
 def place_run(run: Run, optimizer: Any) -> Run:

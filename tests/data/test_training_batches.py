@@ -106,31 +106,9 @@ def test_the_stream_resumes_at_a_position(tokens, rows):
   assert not same(training_batches.batch(rows, 3, batch_size=8, seed=5), other)
 
 
-def test_processes_share_a_batch(rows):
-  whole = training_batches.batch(rows, 4, batch_size=8)
-  parts = [
-    training_batches.batch(
-      rows, 4, batch_size=8, process_index=i, process_count=4
-    )
-    for i in range(4)
-  ]
-  joined = {name: np.concatenate([p[name] for p in parts]) for name in whole}
-  assert same(whole, joined)
-  with pytest.raises(ValueError, match='8 rows does not divide over 3'):
-    training_batches.batch(rows, 0, batch_size=8, process_count=3)
-
-
-@pytest.mark.parametrize('process_count', [1, 2])
-def test_evaluation_sees_every_row_once(tokens, rows, process_count):
-  batches = [
-    batch
-    for i in range(process_count)
-    for batch in training_batches.in_order(
-      rows, batch_size=32, process_index=i, process_count=process_count
-    )
-  ]
-  shape = (32 // process_count, 48)
-  assert {b['decoder_target_tokens'].shape for b in batches} == {shape}
+def test_evaluation_sees_every_row_once(tokens, rows):
+  batches = list(training_batches.in_order(rows, batch_size=32))
+  assert {b['decoder_target_tokens'].shape for b in batches} == {(32, 48)}
   found = [example for batch in batches for example in examples(batch)]
   assert sorted(found) == sorted(examples(rows))
 

@@ -89,6 +89,15 @@ def test_a_mesh_of_eight_devices_changes_nothing(run, batch, plain):
     assert_same(step(placed, batch, num_microbatches=2), plain)
 
 
+def test_a_batch_that_a_mesh_cannot_split_is_refused(batch):
+  few = {name: x[:6] for name, x in batch.items()}
+  with (
+    jax.set_mesh(meshes.make(num_partitions=2)),
+    pytest.raises(ValueError, match='6 rows does not divide over the 4 data'),
+  ):
+    placement.place_batch(few)
+
+
 def test_bfloat16_keeps_float32_parameters(run, batch):
   config = dataclasses.replace(tiny_runs.CONFIG, dtype=jnp.bfloat16)
   rounded = train_step.supervised_loss(config)

@@ -1,0 +1,98 @@
+"""Two processes train as one process does on the same mesh."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+
+from specdec_jax.sharding import mesh as meshes
+from specdec_jax.training import datasets, loop, optimizers, train_step
+from tests.training import tiny_runs
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+WORKER = """
+import json, pathlib, sys
+import jax
+from tests.training import test_two_processes
+
+index, address, folder = sys.argv[1:]
+jax.distributed.initialize(address, num_processes=2, process_id=int(index))
+print(json.dumps(test_two_processes.reports(pathlib.Path(folder))))
+"""
+
+
+def reports(folder):
+  """What two steps and a validation report: by devices per copy of the model,
+  of two devices."""
+  found = {}
+  for num_partitions in (1, 2):
+    mesh = meshes.make(num_partitions=num_partitions, devices=jax.devices()[:2])
+    rows = []
+    with jax.set_mesh(mesh):
+      loop.train(
+        config=tiny_runs.CONFIG,
+        dataset=datasets.from_token_files(
+          str(folder / 'tokens'), batch_size=8, lengths=tiny_runs.LENGTHS
+        ),
+        optimizer=optimizers.adamw(0.003),
+        loss_fn=train_step.supervised_loss(tiny_runs.CONFIG),
+        model_dir=folder / f'run_{num_partitions}',
+        schedule=loop.Schedule(train_steps=2),
+        report=lambda step, metrics, rows=rows: rows.append(
+          {k: v for k, v in metrics.items() if k != 'seconds'}
+        ),
+      )
+    found[str(num_partitions)] = rows
+  return found
+
+
+def test_two_processes_take_the_steps_of_one(tmp_path):
+  """Whether they share the rows of a batch or, with a model axis that spans
+  both, each need all of them."""
+  tiny_runs.write_tokens(tmp_path / 'tokens', train=90, validation=20)
+  with socket.socket() as sock:
+    sock.bind(('localhost', 0))
+    address = f'localhost:{sock.getsockname()[1]}'
+  two = tmp_path / 'two'
+  two.mkdir()
+  (two / 'tokens').symlink_to(tmp_path / 'tokens')
+  environment = os.environ | {
+    'PYTHONPATH': str(ROOT),
+    'XLA_FLAGS': '--xla_force_host_platform_device_count=1',
+    'JAX_CPU_COLLECTIVES_IMPLEMENTATION': 'gloo',
+    'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
+    'JAX_COMPILATION_CACHE_DIR': jax.config.jax_compilation_cache_dir or '',
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+  }
+  workers = [
+    subprocess.Popen(
+      [sys.executable, '-c', WORKER, str(index), address, str(two)],
+      env=environment,
+      text=True,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+    )
+    for index in range(2)
+  ]
+  try:
+    expected = reports(tmp_path)
+    results = [worker.communicate(timeout=180) for worker in workers]
+  finally:
+    for worker in workers:
+      worker.kill()
+  assert not any(worker.returncode for worker in workers), results
+  for out, _ in results:
+    found = json.loads(out.splitlines()[-1])
+    assert found.keys() == expected.keys() == {'1', '2'}
+    for name, rows in expected.items():
+      assert [row.keys() for row in rows] == [r.keys() for r in found[name]]
+      for ours, theirs in zip(found[name], rows, strict=True):
+        np.testing.assert_allclose(
+          list(ours.values()), list(theirs.values()), rtol=1e-5, err_msg=name
+        )
