@@ -17,17 +17,21 @@ from specdec_jax.base import Array, LogitsToProbsFn
 
 LogitsTransform = Callable[[Array], Array]
 
+# Logits divided by much less would overflow float32.
+MIN_TEMPERATURE = 1e-6
+
 
 def scale_by_temperature(temperature: float) -> LogitsTransform:
   """Divides logits by `temperature`; 0, greedy decoding, is `standardize`'s.
 
   Raises:
-    ValueError: if `temperature` is not positive and finite.
+    ValueError: if `temperature` is not finite or below `MIN_TEMPERATURE`.
   """
-  if not 0 < temperature < float('inf'):
+  if not MIN_TEMPERATURE <= temperature < float('inf'):
     raise ValueError(
-      'temperature must be finite and at least 0, and 0 is for standardize: '
-      f'got {temperature}'
+      f'temperature must be finite and at least {MIN_TEMPERATURE:g}, since '
+      'logits divided by less overflow, or 0, which is greedy and for '
+      f'standardize: got {temperature}'
     )
   return lambda logits: logits / temperature
 
@@ -145,7 +149,7 @@ def standardize(
   min-p.
 
   Args:
-    temperature: 0 is greedy decoding.
+    temperature: 0, which is greedy decoding, or at least `MIN_TEMPERATURE`.
     top_k: None keeps all.
     top_p: None keeps all.
     min_p: None keeps all.

@@ -123,7 +123,8 @@ def test_nan_is_not_hidden():
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'temperature': -0.1}, 'temperature must be finite and at least 0'),
+    ({'temperature': -0.1}, 'temperature must be finite and at least 1e-06'),
+    ({'temperature': 1e-38}, 'at least 1e-06, .* or 0, .*: got 1e-38'),
     ({'temperature': float('inf')}, 'temperature must be finite'),
     ({'temperature': float('nan')}, 'temperature must be finite'),
     ({'top_k': 0}, 'top_k must be at least 1, got 0'),

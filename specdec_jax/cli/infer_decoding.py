@@ -4,11 +4,12 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specdec_jax import logits, verification
-from specdec_jax.base import LanguageModel, Params, Prompt, VerifyFn
+from specdec_jax.base import Draft, LanguageModel, Params, Prompt, VerifyFn
 from specdec_jax.checkpoints.model_file import Config
 from specdec_jax.checkpoints.vocabulary_files import AnyVocabulary
 from specdec_jax.cli import infer_models
@@ -61,6 +62,8 @@ class Decoding:
         raise ValueError(f'{field} should be a positive integer, got {size!r}')
     if not 0 <= self.seed < 2**32:
       raise ValueError(f'seed should be from 0 to 2**32 - 1, got {self.seed}')
+    for temperature in (self.temperature, self.rule_temperature):
+      self.sampled(1, temperature)  # Raises where a value is out of range.
 
   def sampled(self, vocab_size: int, temperature: float | None = None) -> Any:
     """How models are sampled."""
@@ -126,6 +129,7 @@ def plan(
   Raises:
     ValueError: if they do not fit together.
   """
+  _check_relaxation(decoding)
   target = Target(
     config=config, vocabulary=vocabulary, sampled=decoding.sampled
   )
@@ -139,6 +143,36 @@ def plan(
     eos_id=(-1,) if vocabulary is None else vocabulary.eos_ids or (-1,),
     max_len=max_len,
   )
+
+
+def _check_relaxation(decoding: Decoding) -> None:
+  """Raises ValueError for a lenience or a beta from which nothing follows.
+
+  A rule is asked, since only gin knows with which arguments it will be called:
+  does it accept a token with just under half of the mass with a greater chance
+  than that, but never one without any?
+  """
+  sampled_at = decoding.rule_temperature
+  if sampled_at or (sampled_at is None and decoding.temperature):
+    return
+  below_half = 0.5 - 2.0**-20
+  probs = jnp.array([[1 - below_half, below_half], [1.0, 0.0]], jnp.float32)
+  draft = Draft(
+    tokens=jnp.ones((2, 1), jnp.int32),
+    probs=None,
+    lengths=jnp.ones(2, jnp.int32),
+  )
+  row_keys = jax.random.split(jax.random.key(0), 2)
+  both = jnp.stack([probs, probs], axis=1)
+  soft, hard = jax.jit(decoding.verify_fn)(row_keys, draft, both).accept_probs
+  if soft[0] > below_half and not hard[0]:
+    name = getattr(decoding.verify_fn, '__name__', 'the rule')
+    raise ValueError(
+      f'the lenience or beta of {name} changes nothing at temperature 0, where '
+      'only the likeliest token is possible: take greedy or top_beta with '
+      'Decoding.rule_temperature = 1.0, as gin_configs/verification/'
+      'lenient_greedy.gin and top_beta.gin do'
+    )
 
 
 def load(plan: Plan, mesh: Mesh) -> Params:

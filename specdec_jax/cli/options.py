@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from specdec_jax import logits
+
 DRAFTERS = ('prompt_lookup', 'ngram', 'uniform', 'model', 'none')
 VERIFICATIONS = ('speculative_sampling', 'greedy', 'block')
 ADAPTIVE = ('threshold', 'heuristic', 'estimate')
@@ -54,11 +56,10 @@ def number(
 
 positive_int = number(int, lambda n: n >= 1, 'an integer of at least 1')
 seed = number(int, lambda n: 0 <= n < 2**32, 'an integer from 0 to 2**32 - 1')
-# Logits divided by much less would overflow float32.
 temperature = number(
   float,
-  lambda x: x == 0 or 1e-6 <= x < float('inf'),
-  '0, which is greedy, or a number of at least 1e-6',
+  lambda x: x == 0 or logits.MIN_TEMPERATURE <= x < float('inf'),
+  f'0, which is greedy, or a number of at least {logits.MIN_TEMPERATURE:g}',
 )
 share = number(float, lambda x: 0 <= x <= 1, 'a number in [0, 1]')
 cost = number(float, lambda x: 0 <= x < float('inf'), 'a number of at least 0')
@@ -285,6 +286,14 @@ def check(args: argparse.Namespace) -> None:
         f'--{name} {getattr(args, name):g} changes nothing at --temperature 0, '
         'which is greedy: give a --temperature above 0, or leave it out'
       )
+  if args.lenience < 1 and not args.temperature and args.verification == (
+    'speculative_sampling'
+  ):
+    raise ValueError(
+      f'--lenience {args.lenience:g} changes nothing at --temperature 0, where '
+      'speculative sampling accepts the likeliest token alone: give '
+      '--verification greedy, which accepts tokens nearly as likely'
+    )
   if args.verification == 'block' and args.lenience != 1:
     raise ValueError(
       '--verification block is lossless and has no lenience, got '

@@ -431,6 +431,17 @@ def test_dry_run_needs_no_checkpoint(run, tmp_path, monkeypatch):
       {'Decoding.temperature': 0.5},
       ['temperature 0', '0.5'],
     ),
+    ((), {'Decoding.temperature': 1e-38}, ['at least 1e-06', '1e-38']),
+    *(
+      ([gin_file(f'verification/{name}.gin')], strict, ['greedy', '= 1.0'])
+      for name, strict in {
+        'greedy': {'verification.greedy.lenience': 0.5},
+        'top_beta': {'Decoding.rule_temperature': None},
+        'speculative_sampling': {
+          'verification.speculative_sampling.lenience': 0.5
+        },
+      }.items()
+    ),
     (['--gin_file=nowhere.gin'], {}, ['nowhere.gin']),
     (['--gin.DTYPE'], {}, ['--gin.DTYPE=VALUE']),
     (['--process_count=2'], {}, ['--process_index']),
@@ -443,6 +454,12 @@ def test_bad_input_is_one_sentence(
   command += [f'--gin.{name}={value}' for name, value in bindings.items()]
   assert_refused(run(*command), *parts)
   assert not list((tmp_path / 'out').glob('*.jsonl*'))
+
+
+@pytest.mark.parametrize('rule', ['lenient_greedy', 'top_beta'])
+def test_relaxed_rules_are_taken_as_shipped(run, t5, task, tmp_path, rule):
+  rule_file = gin_file(f'verification/{rule}.gin')
+  assert run(*argv(t5, task, tmp_path, rule_file, '--dry_run')).status == 0
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ COMPLAINTS = {
   'gamma -1': (('--gamma=-1',), '--gamma', 'at least 1, got -1'),
   'gamma of words': (('--gamma', 'many'), '--gamma', 'got many'),
   'cold': (('--temperature=-0.1',), '--temperature', 'got -0.1'),
-  'too cold': (('--temperature', '1e-40'), '--temperature', '1e-6'),
+  'too cold': (('--temperature', '1e-40'), '--temperature', '1e-06'),
   'temperature nan': (('--temperature', 'nan'), '--temperature', 'got nan'),
   'temperature inf': (('--temperature', 'inf'), '--temperature', 'got inf'),
   'top_p 0': (('--top_p', '0'), '--top_p', '(0, 1], got 0'),
@@ -69,6 +69,11 @@ COMPLAINTS = {
   'greedy, sampled': (
     ('--verification', 'greedy', '--temperature', '1'),
     '--temperature 0, got 1.0',
+  ),
+  'lenience that nothing follows from': (
+    ('--lenience', '0.05'),
+    '--lenience 0.05 changes nothing at --temperature 0',
+    '--verification greedy',
   ),
   'lenient block': (
     ('--verification', 'block', '--lenience', '0.9'),

@@ -180,6 +180,7 @@ def test_bidirectional_inputs_are_refused():
       {'verification': 'greedy', 'temperature': 0.5},
       'needs temperature 0, got 0.5',
     ),
+    ({'temperature': 1e-38}, 'at least 1e-06, .*: got 1e-38'),
     ({'drafter': 'ngram'}, 'ngram_text goes with'),
     ({'gamma': 0}, 'gamma must be an integer of at least 1, got 0'),
     ({'top_k': 0}, 'top_k must be at least 1'),
