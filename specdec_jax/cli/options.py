@@ -286,8 +286,10 @@ def check(args: argparse.Namespace) -> None:
         f'--{name} {getattr(args, name):g} changes nothing at --temperature 0, '
         'which is greedy: give a --temperature above 0, or leave it out'
       )
-  if args.lenience < 1 and not args.temperature and args.verification == (
-    'speculative_sampling'
+  if (
+    args.lenience < 1
+    and not args.temperature
+    and args.verification == ('speculative_sampling')
   ):
     raise ValueError(
       f'--lenience {args.lenience:g} changes nothing at --temperature 0, where '
