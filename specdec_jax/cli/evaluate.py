@@ -5,17 +5,17 @@ A SeqIO task (--task) brings its own metrics.
 """
 
 import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specdec_jax.cli import options, outputs, progress
-from specdec_jax.data import tasks
+from specdec_jax.data import tasks, text_lines
 from specdec_jax.evaluation import quality
 
 HELP = 'judge what infer wrote'
 
+_TARGET = 'targets_pretokenized'
 _COUNTERS = ('tokens', 'target_runs', 'drafted', 'tested', 'accepted')
 
 
@@ -83,23 +83,10 @@ def _metric_fns(args: argparse.Namespace) -> list[Callable[..., Any]]:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-  """The lines of a JSONL file, each with a prediction."""
-  try:
-    lines = path.read_text(encoding='utf-8').splitlines()
-  except UnicodeDecodeError as error:
-    raise ValueError(f'{path} is not UTF-8 text') from error
-  except OSError as error:
-    raise ValueError(f'cannot read {path}: {error.strerror}') from error
+  """The objects of a JSONL file, each with a prediction."""
   records = []
-  for number, line in enumerate(lines, start=1):
-    try:
-      record = json.loads(line)
-    except ValueError as error:
-      raise ValueError(f'{path}, line {number} is not JSON: {error}') from error
-    if not isinstance(record, dict) or not isinstance(
-      record.get('prediction'), str
-    ):
-      raise ValueError(f'{path}, line {number} has no text under "prediction"')
+  for place, record in text_lines.read_objects(path):
+    text_lines.text_under(record, 'prediction', place)
     records.append(record)
   if not records:
     raise ValueError(f'{path} holds no prediction')
@@ -111,15 +98,16 @@ def _targets(
 ) -> list[str]:
   """The references, as many as predictions."""
   if not args.targets:
-    beside = [
-      (record.get('inputs') or {}).get('targets_pretokenized')
-      for record in records
-    ]
-    found = [target for target in beside if isinstance(target, str)]
+    beside = [_target_beside(record) for record in records]
+    found = [target for target in beside if target is not None]
     if missing := len(beside) - len(found):
+      first = records[beside.index(None)].get('inputs')
+      shown = 'the first has no object under "inputs"'
+      if isinstance(first, dict):
+        shown = f'the first has "inputs"; {text_lines.keys_of(first)}'
       raise ValueError(
-        f'{missing} of {len(beside)} predictions have no target beside them: '
-        'give --targets'
+        f'{missing} of {len(beside)} predictions have no text '
+        f'"{_TARGET}" under "inputs", {shown}: give --targets'
       )
     return found
   path = Path(args.targets)
@@ -135,6 +123,12 @@ def _targets(
   return found
 
 
+def _target_beside(record: Mapping[str, Any]) -> str | None:
+  inputs = record.get('inputs')
+  target = inputs.get(_TARGET) if isinstance(inputs, dict) else None
+  return target if isinstance(target, str) else None
+
+
 def _plain(figures: Mapping[str, Any]) -> dict[str, Any]:
   """Figures of a metric as numbers; SeqIO wraps some of its own."""
   return {
@@ -146,7 +140,9 @@ def _plain(figures: Mapping[str, Any]) -> dict[str, Any]:
 def _rates(aux: Sequence[Any]) -> dict[str, Any]:
   """Rates over all examples, where `infer` counted."""
   if not all(
-    isinstance(each, dict) and set(_COUNTERS) <= set(each) for each in aux
+    isinstance(each, dict)
+    and all(isinstance(each.get(name), int) for name in _COUNTERS)
+    for each in aux
   ):
     return {}
   total = {name: sum(each[name] for each in aux) for name in _COUNTERS}

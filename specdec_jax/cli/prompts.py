@@ -11,7 +11,7 @@ import numpy as np
 
 from specdec_jax.base import Prompt
 from specdec_jax.checkpoints.model_file import Config
-from specdec_jax.data import batching
+from specdec_jax.data import batching, text_lines
 from specdec_jax.data.vocabularies import AnyVocabulary
 from specdec_jax.models.t5 import T5Config
 
@@ -49,7 +49,7 @@ def read(prompt: str | None, path: str | None) -> list[str]:
   if prompt is not None:
     if not prompt.strip():
       raise ValueError('the prompt is empty')
-    _check_encodable(prompt, 'the prompt')
+    text_lines.check_encodable(prompt, 'the prompt')
     return [prompt]
   assert path is not None
   lines = [
@@ -91,34 +91,16 @@ def _is_object(line: str) -> bool:
 def _prompt_of(line: str, place: str) -> str:
   """The key "prompt" of a line of JSON."""
   try:
-    record = json.loads(line)
-  except json.JSONDecodeError as error:
+    record = text_lines.parse_object(line, place)
+  except ValueError as error:
     raise ValueError(
-      f'{place} is not JSON ({error.msg}, column {error.colno}), as the file '
-      'is JSONL by its name or its first line; text prompts go into a .txt file'
+      f'{error}, as the file is JSONL by its name or its first line: write '
+      '{"prompt": "..."} on each line; text prompts go into a .txt file'
     ) from error
-  except (ValueError, RecursionError) as error:
-    raise ValueError(f'{place} is not JSON: {error}') from error
-  if not isinstance(record, dict):
-    raise ValueError(
-      f'{place} is no JSON object; write {{"prompt": "..."}} a line'
-    )
-  prompt = record.get('prompt')
-  if not isinstance(prompt, str):
-    keys = ', '.join(map(repr, record)) or 'none'
-    raise ValueError(f'{place} has no text under "prompt"; its keys: {keys}')
+  prompt = text_lines.text_under(record, 'prompt', place)
   if not prompt.strip():
     raise ValueError(f'{place}: the prompt is empty')
-  _check_encodable(prompt, place)
   return prompt
-
-
-def _check_encodable(prompt: str, place: str) -> None:
-  """Raises ValueError for half of a surrogate pair, which no UTF-8 can say."""
-  try:
-    prompt.encode()
-  except UnicodeEncodeError as error:
-    raise ValueError(f'{place} is not valid Unicode text') from error
 
 
 def has_encoder(config: Config) -> bool:

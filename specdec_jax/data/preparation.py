@@ -9,7 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from specdec_jax.data import sentencepiece_vocabulary, token_files
+from specdec_jax.data import (
+  sentencepiece_vocabulary,
+  text_lines,
+  token_files,
+)
 from specdec_jax.data.sentencepiece_vocabulary import SentencePieceVocabulary
 from specdec_jax.data.token_files import TokenFile
 
@@ -62,13 +66,18 @@ def read(path: Path) -> Iterator[tuple[str | None, str]]:
   Raises:
     ValueError: if a line is something else, by number.
   """
-  with path.open(encoding='utf-8', newline='\n') as file:
-    try:
-      for number, line in enumerate(file, start=1):
-        if line := line.rstrip('\r\n'):
-          yield _parse(path, number, line)
-    except UnicodeDecodeError as error:
-      raise ValueError(f'{path} is not UTF-8 text') from error
+  if path.suffix == '.jsonl':
+    for place, record in text_lines.read_objects(path):
+      yield _texts_under(record, place)
+    return
+  for place, line in text_lines.read(path):
+    if path.suffix == '.txt':
+      yield None, line
+      continue
+    columns = line.split('\t')
+    if len(columns) != 2:
+      raise ValueError(f'{place} has {len(columns)} columns, and 2 are needed')
+    yield columns[0], columns[1]
 
 
 def texts(paths: Sequence[Path]) -> Iterator[str]:
@@ -175,32 +184,17 @@ def prepare(
   return description
 
 
-def _parse(path: Path, number: int, line: str) -> tuple[str | None, str]:
-  """One line of a text file."""
-  place = f'line {number} of {path}'
-  if path.suffix == '.txt':
-    return None, line
-  if path.suffix == '.tsv':
-    columns = line.split('\t')
-    if len(columns) != 2:
-      raise ValueError(f'{place} has {len(columns)} columns, and 2 are needed')
-    return columns[0], columns[1]
-  try:
-    fields = json.loads(line)
-  except ValueError as error:
-    raise ValueError(f'{place} is not JSON: {error}') from error
-  names = (
-    ('text',)
-    if isinstance(fields, dict) and 'text' in fields
-    else ('inputs', 'targets')
-  )
-  if not isinstance(fields, dict) or not all(
-    isinstance(fields.get(name), str) for name in names
-  ):
+def _texts_under(record: dict[str, Any], place: str) -> tuple[str | None, str]:
+  """Inputs, if it has any, and targets of an object."""
+  if 'text' in record:
+    return None, text_lines.text_under(record, 'text', place)
+  if not {'inputs', 'targets'} <= set(record):
     raise ValueError(
-      f"{place} needs the strings 'inputs' and 'targets', or 'text'"
+      f'{place} needs the strings "inputs" and "targets", or "text"; '
+      f'{text_lines.keys_of(record)}'
     )
-  return fields.get('inputs'), fields[names[-1]]
+  inputs = text_lines.text_under(record, 'inputs', place)
+  return inputs, text_lines.text_under(record, 'targets', place)
 
 
 def _fit(

@@ -9,10 +9,11 @@ import contextlib
 import dataclasses
 import difflib
 import functools
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from specdec_jax.data import text_lines
 
 SUFFIXES = ('.jsonl', '.tsv', '.txt')
 _PRETOKENIZED = '_pretokenized'
@@ -145,57 +146,36 @@ def _read_file(
   path: Path, inputs_field: str, targets_field: str, prefix: str
 ) -> Iterator[Example]:
   """Examples of a file; a line of a .tsv or .txt is inputs, tab, targets."""
-  parse = functools.partial(
-    _parse_json, inputs_field=inputs_field, targets_field=targets_field
-  )
-  is_json = path.suffix == '.jsonl'
+  found: Iterator[tuple[str, str | None]]
+  if path.suffix == '.jsonl':
+    found = (
+      _texts_under(record, place, inputs_field, targets_field)
+      for place, record in text_lines.read_objects(path)
+    )
+  else:
+    found = (_split(line, path.suffix) for _, line in text_lines.read(path))
   count = 0
-  try:
-    with path.open(encoding='utf-8-sig', newline='\n') as file:
-      for number, line in enumerate(file, start=1):
-        if line := line.rstrip('\r\n'):
-          place = f'{path}, line {number}'
-          inputs, targets = (
-            parse(line, place) if is_json else _parse_text(line, path.suffix)
-          )
-          yield Example(inputs=prefix + inputs, targets=targets)
-          count += 1
-  except UnicodeDecodeError as error:
-    raise ValueError(f'{path} is not UTF-8 text') from error
+  for inputs, targets in found:
+    yield Example(inputs=prefix + inputs, targets=targets)
+    count += 1
   if not count:
     raise ValueError(f'{path} holds no example')
 
 
-def _parse_text(line: str, suffix: str) -> tuple[str, str | None]:
+def _split(line: str, suffix: str) -> tuple[str, str | None]:
   if suffix == '.txt':
     return line, None
   inputs, tab, targets = line.partition('\t')
   return inputs, targets if tab else None
 
 
-def _parse_json(
-  line: str, place: str, *, inputs_field: str, targets_field: str
+def _texts_under(
+  record: dict[str, Any], place: str, inputs_field: str, targets_field: str
 ) -> tuple[str, str | None]:
-  try:
-    record = json.loads(line)
-  except (ValueError, RecursionError) as error:
-    raise ValueError(f'{place} is not JSON: {error}') from error
-  if not isinstance(record, dict):
-    raise ValueError(f'{place} is no JSON object')
-  inputs, targets = record.get(inputs_field), record.get(targets_field)
-  if not isinstance(inputs, str):
-    keys = ', '.join(map(repr, record)) or 'none'
-    raise ValueError(
-      f'{place} has no text under {inputs_field!r}; its keys: {keys}'
-    )
-  if targets is not None and not isinstance(targets, str):
-    raise ValueError(f'{place} has no text under {targets_field!r}')
-  for text in (inputs, targets or ''):
-    try:
-      text.encode()
-    except UnicodeEncodeError as error:
-      raise ValueError(f'{place} is not valid Unicode text') from error
-  return inputs, targets
+  inputs = text_lines.text_under(record, inputs_field, place)
+  if record.get(targets_field) is None:
+    return inputs, None
+  return inputs, text_lines.text_under(record, targets_field, place)
 
 
 def _seqio_task(

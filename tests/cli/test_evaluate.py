@@ -62,12 +62,54 @@ def test_predictions_of_others_have_no_rates(run, tmp_path):
   assert json.loads(done.out) == {'examples': 1, 'exact_match': 100}
 
 
+@pytest.mark.parametrize(
+  ('before', 'between', 'after'),
+  [
+    (b'', b'\n', b'\n\n'),
+    (b'\xef\xbb\xbf', b'\r\n', b' \r\n'),
+    (b'', b'\n \n', b''),
+  ],
+)
+def test_lines_are_those_of_jsonl(run, tmp_path, before, between, after):
+  """Blank lines, a byte order mark, and separators that stand in a text."""
+  text = 'yes\u2028\x85\u2029no'
+  line = json.dumps(
+    {'inputs': {'targets_pretokenized': text}, 'prediction': text},
+    ensure_ascii=False,
+  ).encode()
+  path = tmp_path / 'predictions.jsonl'
+  path.write_bytes(before + line + between + line + after)
+  done = run('eval', path, '--metrics=exact_match', '--json=-')
+  assert json.loads(done.out) == {'examples': 2, 'exact_match': 100}
+
+
+def test_counters_that_are_no_numbers_are_no_rates(run, tmp_path):
+  path = tmp_path / 'theirs.jsonl'
+  inputs, aux = {'targets_pretokenized': 'a'}, AUX[0] | {'tokens': '6'}
+  line = {'inputs': inputs, 'prediction': 'a', 'aux': aux}
+  path.write_text(json.dumps(line))
+  done = run('eval', path, '--metrics=exact_match', '--json=-')
+  assert set(json.loads(done.out)) == {'examples', 'exact_match'}
+
+
 def test_bad_input(run, predictions, tmp_path):
   for text, part in (
     ('', 'no prediction'),
     ('{', 'line 1 is not JSON'),
-    ('{"inputs": {}}', 'line 1 has no text under "prediction"'),
-    ('{"prediction": "a"}', '1 of 1 predictions have no target'),
+    (
+      '{"inputs": {}, "text": "a"}',
+      """line 1 has no text under "prediction"; its keys: 'inputs', 'text'""",
+    ),
+    ('{"prediction": "\\ud800"}', 'line 1 is not valid Unicode text'),
+    ('{"prediction": "a"}', 'the first has no object under "inputs"'),
+    (
+      '{"inputs": "a", "prediction": "a"}',
+      '1 of 1 predictions have no text "targets_pretokenized" under "inputs"',
+    ),
+    (
+      '{"inputs": {"targets": "b"}, "prediction": "a"}',
+      """has "inputs"; its keys: 'targets': give --targets""",
+    ),
   ):
     path = tmp_path / 'bad.jsonl'
     path.write_text(text)

@@ -53,8 +53,8 @@ def test_text_and_tsv(tmp_path):
     (b'\xff', 'not UTF-8'),
     (b'{"inputs": "a"}\n{', 'line 2 is not JSON'),
     (b'[1]', 'line 1 is no JSON object'),
-    (b'{"text": "a"}', "no text under 'inputs'; its keys: 'text'"),
-    (b'{"inputs": "a", "targets": 1}', "no text under 'targets'"),
+    (b'{"text": "a"}', 'no text under "inputs"; its keys: \'text\''),
+    (b'{"inputs": "a", "targets": 1}', 'no text under "targets"; its keys'),
     (b'{"inputs": "\\ud800"}', 'not valid Unicode'),
   ],
 )

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 from specdec_jax.cli import main
-from specdec_jax.data import sentencepiece_vocabulary, token_files
+from specdec_jax.data import (
+  preparation,
+  sentencepiece_vocabulary,
+  token_files,
+)
 
 pytest.importorskip('sentencepiece')
 pytest.importorskip('rich')
@@ -172,12 +176,17 @@ def test_tables_and_prefixes(model, tmp_path):
 @pytest.mark.parametrize(
   ('name', 'text', 'reason'),
   [
-    ('a.tsv', 'one\ttwo\none\n', 'line 2 of .* has 1 columns, and 2 are'),
-    ('a.jsonl', '{"inputs": "x"}\n', "line 1 of .* needs the strings 'inputs'"),
-    ('a.jsonl', '{"text": "x"\n', 'line 1 of .* is not JSON'),
+    ('a.tsv', 'one\ttwo\none\n', 'a.tsv, line 2 has 1 columns, and 2 are'),
+    (
+      'a.jsonl',
+      '{"inputs": "x"}\n',
+      'line 1 needs the strings "inputs" .*keys: .inputs',
+    ),
+    ('a.jsonl', '{"text": "x"\n', 'a.jsonl, line 1 is not JSON'),
     ('a.jsonl', '{"text": "x"}\n{"inputs": "x", "targets": "y"}\n', 'lines wi'),
     ('a.txt', 'tool ' * 99, 'no example left of 1: 1 exceed 64 input or 64'),
     ('a.txt', b'\xff\n', 'is not UTF-8 text'),
+    ('a.jsonl', '{"text": "\\ud800"}\n', 'line 1 is not valid Unicode'),
     ('a.md', 'text', 'should end in one of .jsonl, .tsv, .txt'),
   ],
 )
@@ -215,3 +224,9 @@ def test_damaged_token_files(tmp_path):
     token_files.load(path)
   with pytest.raises(ValueError, match=r'has no tokens\.json'):
     token_files.load_description(tmp_path)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  path.write_bytes(b'\xef\xbb\xbf{"text": "a\xe2\x80\xa8b"}\n \n')
+  assert list(preparation.read(path)) == [(None, 'a\u2028b')]

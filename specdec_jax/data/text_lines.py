@@ -1,0 +1,82 @@
+"""Lines of text files, and JSON objects of one line each."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def read(path: Path) -> Iterator[tuple[str, str]]:
+  """The lines of a file that are not empty, each with its place, for messages.
+
+  A line ends with `\\n` or `\\r\\n`: what else Unicode calls a line separator
+  may stand in a text, and in JSON. A byte order mark is no part of a line.
+
+  Raises:
+    ValueError: if the file cannot be read, or is not UTF-8.
+  """
+  try:
+    with path.open(encoding='utf-8-sig', newline='\n') as file:
+      for number, line in enumerate(file, start=1):
+        if line := line.rstrip('\r\n'):
+          yield f'{path}, line {number}', line
+  except UnicodeDecodeError as error:
+    raise ValueError(f'{path} is not UTF-8 text') from error
+  except OSError as error:
+    raise ValueError(f'cannot read {path}: {error.strerror}') from error
+
+
+def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+  """The objects of a JSONL file, each with its place; blank lines are none.
+
+  Raises:
+    ValueError: as `read` and `parse_object`.
+  """
+  for place, line in read(path):
+    if line.strip():
+      yield place, parse_object(line, place)
+
+
+def parse_object(line: str, place: str) -> dict[str, Any]:
+  """A line of JSON.
+
+  Raises:
+    ValueError: naming the place, if it is not JSON, or no object.
+  """
+  try:
+    record = json.loads(line)
+  except json.JSONDecodeError as error:
+    reason = f'{error.msg}, column {error.colno}'
+    raise ValueError(f'{place} is not JSON ({reason})') from error
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f'{place} is not JSON: {error}') from error
+  if not isinstance(record, dict):
+    raise ValueError(f'{place} is no JSON object')
+  return record
+
+
+def text_under(record: dict[str, Any], key: str, place: str) -> str:
+  """The text that an object has under a key.
+
+  Raises:
+    ValueError: naming the place and the keys that there are, if there is none;
+      or as `check_encodable`.
+  """
+  text = record.get(key)
+  if not isinstance(text, str):
+    raise ValueError(f'{place} has no text under "{key}"; {keys_of(record)}')
+  check_encodable(text, place)
+  return text
+
+
+def check_encodable(text: str, place: str) -> None:
+  """Raises ValueError for half of a surrogate pair, which no UTF-8 can say."""
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    raise ValueError(f'{place} is not valid Unicode text') from error
+
+
+def keys_of(record: dict[str, Any]) -> str:
+  """The keys that an object has, for messages."""
+  return f'its keys: {", ".join(map(repr, record)) or "none"}'
