@@ -6,8 +6,10 @@ the files knows of gin (https://github.com/google/gin-config).
 
 import argparse
 import contextlib
+import difflib
 import logging
 import re
+import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,20 @@ import specdec_jax
 
 # The folder that has `gin_configs`, in a checkout.
 _ROOT = Path(specdec_jax.__file__).parent.parent
+_FILES = _ROOT / 'gin_configs'
 _BINDING = '--gin.'
 _REQUIRED = '%gin.REQUIRED'
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> Any:
-  """The flags; the group, for more."""
+def add_arguments(
+  parser: argparse.ArgumentParser, files: Sequence[str] = ()
+) -> Any:
+  """The flags; the group, for more.
+
+  Args:
+    parser: that they are added to.
+    files: of gin_configs, whose macros the help lists with their comments.
+  """
   group = parser.add_argument_group('gin')
   group.add_argument(
     '--gin_file',
@@ -45,7 +55,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> Any:
     help='where --gin_file and includes are looked for, before the folder of '
     'this package',
   )
+  for file in files:
+    macros = _macros(_FILES / file)
+    shown = parser.add_argument_group(
+      f'macros of gin_configs/{file}, as --gin.NAME=VALUE'
+    )
+    for name, value, comment in macros:
+      default = '' if value == _REQUIRED else f' (default: {value})'
+      # For the help alone: `expand` lets none of them through.
+      shown.add_argument(
+        f'{_BINDING}{name}',
+        metavar='VALUE',
+        default=argparse.SUPPRESS,
+        help=(comment + default).replace('%', '%%'),
+      )
   return group
+
+
+def _macros(path: Path) -> list[tuple[str, str, str]]:
+  """Name, value and comment of the macros of a gin file; none without it."""
+  if not path.is_file():  # Only a checkout has them.
+    return []
+  text = path.read_text(encoding='utf-8')
+  return re.findall(r'^([A-Z_]+) = (.*?)(?:  # (.*))?$', text, re.MULTILINE)
 
 
 def expand(argv: Sequence[str]) -> list[str]:
@@ -71,7 +103,7 @@ def model_file(name: str) -> str:
   Raises:
     ValueError: if there is none, with those that there are.
   """
-  folder = _ROOT / 'gin_configs' / 'models'
+  folder = _FILES / 'models'
   path = folder / f'{name}.gin'
   if not path.is_file():
     names = ', '.join(sorted(each.stem for each in folder.glob('*.gin')))
@@ -129,9 +161,10 @@ def parse(args: argparse.Namespace) -> None:
   except OSError as error:
     raise ValueError(f'gin: {error}') from error
   except Exception as error:
+    _check_values(args.gin_bindings)
     reason = ' '.join(str(error).split())
     raise ValueError(f'gin: {reason}') from error
-  _check_macros(gin.config_str())
+  _check_macros(gin.config_str(max_line_length=10**6))
 
 
 def bindings() -> dict[str, str]:
@@ -146,18 +179,61 @@ def operative_config() -> str:
   return _import_gin().operative_config_str()
 
 
+def _check_values(given: Sequence[str]) -> None:
+  """Raises ValueError for a value that gin cannot read: a text without quotes,
+  most often, or without those that the shell leaves."""
+  for binding in given:
+    name, equals, value = (part.strip() for part in binding.partition('='))
+    if not equals:
+      continue
+    try:
+      _import_gin().config.parse_value(value)
+    except (SyntaxError, tokenize.TokenError) as error:
+      hint = 'close its brackets and quotes'
+      if not value.startswith(tuple('([{"\'')):
+        hint = (
+          "a text has quotes of gin's inside those of the shell: "
+          f'{_BINDING}{name}=\'"{value}"\''
+        )
+      raise ValueError(
+        f'gin: {value or "nothing"} is no value for {name}: {hint}'
+      ) from error
+    except ValueError:  # A reference, which only its files can resolve.
+      continue
+
+
 def _check_macros(config: str) -> None:
-  """Raises ValueError for macros that are used and have no value."""
+  """Raises ValueError for macros that are used and have no value, or that have
+  one and are not used."""
   config = re.sub(r"'[^'\n]*'|\"[^\"\n]*\"", '', config)
   defined = dict(re.findall(r'^(\w+) = (.*)$', config, re.MULTILINE))
-  used = re.findall(r'%(\w+)(?![\w.])', config)
+  used = set(re.findall(r'%(\w+)(?![\w.])', config))
   missing = sorted(
-    {name for name in used if defined.get(name, _REQUIRED) == _REQUIRED}
+    name for name in used if defined.get(name, _REQUIRED) == _REQUIRED
   )
   if missing:
     raise ValueError(
-      f'gin: no value for {", ".join(missing)}: give --gin.{missing[0]}=VALUE'
+      f'gin: no value for {", ".join(missing)}: give {_BINDING}{missing[0]}='
+      'VALUE'
     )
+  for name in sorted(set(defined) - used):
+    near = difflib.get_close_matches(name, used, n=3, cutoff=0.7)
+    near += re.findall(rf'^([\w./]*\.{name.lower()}) =', config, re.MULTILINE)
+    hint = f'; did you mean {" or ".join(near)}?' if near else ''
+    if users := _users(name):
+      hint = f'; {" and ".join(users)} would: add --gin_file={users[0]}'
+    raise ValueError(f'gin: no file that was given uses {name}{hint}')
+
+
+def _users(name: str) -> list[str]:
+  """The gin files of `infer` and `train` that use a macro."""
+  found = [
+    str(path.relative_to(_ROOT))
+    for folder in ('drafters', 'runs')
+    for path in sorted((_FILES / folder).glob('*.gin'))
+    if re.search(rf'%{name}\b', path.read_text(encoding='utf-8'))
+  ]
+  return found[:3]
 
 
 @contextlib.contextmanager

@@ -45,6 +45,14 @@ from specdec_jax.evaluation.decode_many import Programs, Utilisation
 HELP = 'decode a task to JSONL, under gin'
 
 _MODE = 'predict'
+# Gin files whose macros --help lists.
+_SHOWN = (
+  'models/as_stored.gin',
+  'runs/infer.gin',
+  'drafters/model.gin',
+  'drafters/adaptive.gin',
+  'drafters/ngram.gin',
+)
 # Bindings that change where results go, or what is said of them.
 _NO_SETTINGS = (
   'INFER_OUTPUT_DIR',
@@ -58,7 +66,7 @@ _NO_SETTINGS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  gin_launch.add_arguments(parser)
+  gin_launch.add_arguments(parser, _SHOWN)
   group = parser.add_argument_group('run')
   group.add_argument(
     '--model',

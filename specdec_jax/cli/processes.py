@@ -23,9 +23,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help='join the other processes of this job; on a TPU slice or a cluster '
     'jax finds them, elsewhere the next three say where they are',
   )
-  group.add_argument('--coordinator_address', metavar='HOST:PORT')
-  group.add_argument('--process_count', type=options.positive_int)
-  group.add_argument('--process_index', type=int)
+  group.add_argument(
+    '--coordinator_address',
+    metavar='HOST:PORT',
+    help='where process 0 listens for the others: a free port of its host',
+  )
+  group.add_argument(
+    '--process_count',
+    metavar='N',
+    type=options.positive_int,
+    help='how many processes the job has',
+  )
+  group.add_argument(
+    '--process_index',
+    metavar='I',
+    type=options.number(int, lambda n: n >= 0, 'an integer of at least 0'),
+    help='which of them this one is, from 0',
+  )
 
 
 @contextlib.contextmanager

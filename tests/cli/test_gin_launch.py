@@ -1,0 +1,90 @@
+"""What the flags of gin say when they cannot be followed."""
+
+import argparse
+
+import pytest
+
+pytest.importorskip('gin')
+
+from specdec_jax.cli import gin_launch
+from specdec_jax.cli.main import main
+from tests.cli.infer_runs import ROOT
+
+BINDINGS = (
+  "MIXTURE_OR_TASK_NAME = 'task.txt'",
+  "TASK_FEATURE_LENGTHS = {'inputs': 4, 'targets': 4}",
+  "CHECKPOINT_PATH = 'model'",
+  "INFER_OUTPUT_DIR = 'out'",
+)
+
+
+def parse(*bindings, files=('models/as_stored.gin', 'runs/infer.gin')) -> None:
+  flags = argparse.Namespace(
+    gin_file=[str(ROOT / 'gin_configs' / file) for file in files],
+    gin_bindings=[*BINDINGS, *bindings],
+    gin_search_paths='.',
+  )
+  gin_launch.parse(flags)
+
+
+@pytest.mark.parametrize(
+  ('binding', 'sentence'),
+  [
+    (
+      'TEMPERATURE=1.0',
+      'no file that was given uses TEMPERATURE; did you mean '
+      'infer_decoding.Decoding.temperature?',
+    ),
+    (
+      "CHECKPOINTPATH='model'",
+      'no file that was given uses CHECKPOINTPATH; did you mean '
+      'CHECKPOINT_PATH?',
+    ),
+    (
+      "DRAFTER_CHECKPOINT_PATH='model'",
+      'no file that was given uses DRAFTER_CHECKPOINT_PATH; '
+      'gin_configs/drafters/model.gin and gin_configs/drafters/spec_drafter.gin '
+      'would: add --gin_file=gin_configs/drafters/model.gin',
+    ),
+  ],
+)
+def test_a_macro_that_nothing_uses(binding, sentence):
+  with pytest.raises(ValueError) as error:
+    parse(binding)
+  assert str(error.value) == f'gin: {sentence}'
+  if 'DRAFTER' in binding:
+    files = ('models/as_stored.gin', 'runs/infer.gin', 'drafters/model.gin')
+    parse(binding, files=files)
+
+
+@pytest.mark.parametrize('value', ['/data/model', 'model', 'gs://b/model', ''])
+def test_a_text_without_quotes(value):
+  with pytest.raises(ValueError) as error:
+    parse(f'CHECKPOINT_PATH={value}')
+  assert str(error.value) == (
+    f'gin: {value or "nothing"} is no value for CHECKPOINT_PATH: a text has '
+    "quotes of gin's inside those of the shell: "
+    f'--gin.CHECKPOINT_PATH=\'"{value}"\''
+  )
+
+
+def test_a_bracket_without_its_other():
+  with pytest.raises(ValueError, match='close its brackets and quotes'):
+    parse("TASK_FEATURE_LENGTHS={'inputs': 3")
+
+
+def test_help_has_the_macros_with_their_comments(capsys, monkeypatch):
+  monkeypatch.setenv('COLUMNS', '200')
+  assert main(['infer', '--help']) == 0
+  text = capsys.readouterr().out
+  for name in ('models/as_stored', 'runs/infer', 'drafters/model'):
+    path = ROOT / 'gin_configs' / f'{name}.gin'
+    for line in path.read_text().splitlines():
+      name, _, rest = line.partition(' = ')
+      if name.isupper() and name.replace('_', '').isalpha():
+        assert f'--gin.{name} VALUE' in text
+        assert rest.split('  # ')[1] in text, line
+  assert "(default: 'bfloat16')" in text
+  for name in ('coordinator_address', 'process_count', 'process_index'):
+    _, _, rest = text.rpartition(f'  --{name} ')
+    assert len(rest.split('  --')[0].split()) > 5
