@@ -56,6 +56,13 @@ class Decoding:
         'greedy verification decodes the argmax: it needs temperature 0, got '
         f'{self.temperature}'
       )
+    for field in ('top_k', 'top_p', 'min_p'):
+      share = getattr(self, field)
+      if share is not None and not (self.temperature or self.rule_temperature):
+        raise ValueError(
+          f'{field} {share} changes nothing at temperature 0, which is greedy: '
+          'bind a Decoding.temperature above 0, or leave it out'
+        )
     for field in ('batch_size', 'refill_size'):
       size = getattr(self, field)
       if size is not None and (type(size) is not int or size < 1):

@@ -12,7 +12,7 @@ ADAPTIVE = ('threshold', 'heuristic', 'estimate')
 DTYPES = ('float32', 'bfloat16')
 DEFAULT_MODEL = 'smollm2-135m'
 # What changes nothing at temperature 0.
-_SAMPLING_ONLY = ('min_p',)
+_SAMPLING_ONLY = ('top_k', 'top_p', 'min_p')
 # Under which --adaptive threshold ends a draft.
 _MIN_PROB = 0.4
 
@@ -280,8 +280,11 @@ def check(args: argparse.Namespace) -> None:
       '--verification greedy decodes the argmax: it needs --temperature 0, '
       f'got {args.temperature}'
     )
+  # Which reads the target's probabilities at temperature 1.
+  is_lenient_greedy = args.verification == 'greedy' and args.lenience < 1
+  is_greedy = args.temperature == 0 and not is_lenient_greedy
   for name in _SAMPLING_ONLY:
-    if args.temperature == 0 and getattr(args, name) is not None:
+    if is_greedy and getattr(args, name) is not None:
       raise ValueError(
         f'--{name} {getattr(args, name):g} changes nothing at --temperature 0, '
         'which is greedy: give a --temperature above 0, or leave it out'

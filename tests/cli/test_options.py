@@ -27,6 +27,14 @@ COMPLAINTS = {
     ('--min_p', '0.1'),
     '--min_p 0.1 changes nothing at --temperature 0',
   ),
+  'idle top_p': (
+    ('--top_p', '0.9'),
+    '--top_p 0.9 changes nothing at --temperature 0',
+  ),
+  'idle top_k': (
+    ('--top_k', '4'),
+    '--top_k 4 changes nothing at --temperature 0',
+  ),
   'top_k 0': (('--top_k', '0'), '--top_k', 'at least 1'),
   'lenience 0': (('--lenience', '0'), '--lenience', '(0, 1]'),
   'negative seed': (('--seed=-1',), '--seed', 'got -1'),
@@ -163,6 +171,11 @@ def test_max_ngram_alone_lowers_min_ngram():
   for given, expected in (((), 2), (('--max_ngram', '1'), 1)):
     args = parsed(*given)
     assert (args.drafter, args.min_ngram) == ('prompt_lookup', expected)
+
+
+def test_lenient_greedy_reads_the_probabilities_that_top_p_leaves():
+  given = ('--verification', 'greedy', '--lenience', '0.5', '--top_p', '0.9')
+  assert parsed(*given).top_p == 0.9
 
 
 @pytest.mark.parametrize(
