@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from specdec_jax.checkpoints import full_disk
+
 
 @contextlib.contextmanager
 def new_folder(
@@ -23,6 +25,7 @@ def new_folder(
 
   Raises:
     ValueError: if there is one and it is not to be replaced.
+    OSError: that names `final`, if there is no space left for it.
   """
   final = Path(final)
   if final.exists() and not overwrite:
@@ -30,9 +33,10 @@ def new_folder(
   begun = final.with_name(f'{final.name}.tmp-{os.getpid()}')
   replaced = final.with_name(f'{final.name}.tmp-{os.getpid()}-replaced')
   shutil.rmtree(begun, ignore_errors=True)
-  begun.mkdir(parents=True)
   try:
-    yield begun
+    with full_disk.named(final):
+      begun.mkdir(parents=True)
+      yield begun
     if final.exists():
       final.rename(replaced)
     begun.rename(final)

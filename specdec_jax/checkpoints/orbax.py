@@ -11,11 +11,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints import model_file, stored_arrays
+from specdec_jax.checkpoints import full_disk, model_file, stored_arrays
 from specdec_jax.checkpoints.stored_arrays import Stored
 
 _METADATA = '_METADATA'
-_PARAMS = 'params'
+PARAMS = 'params'
 
 
 def save(
@@ -35,17 +35,17 @@ def save(
     ImportError: if the orbax-checkpoint package is not installed.
   """
   folder = Path(folder)
-  if (folder / _PARAMS).exists():
+  if (folder / PARAMS).exists():
     raise ValueError(f'{folder} already holds parameters')
   folder.mkdir(parents=True, exist_ok=True)
-  write_tree(folder / _PARAMS, params)
+  write_tree(folder / PARAMS, params)
   model_file.write(folder, config)
 
 
 def is_checkpoint(folder: str | os.PathLike[str]) -> bool:
   """Whether a folder is what `save` writes."""
   folder = Path(folder)
-  return (folder / model_file.NAME).is_file() and (folder / _PARAMS).is_dir()
+  return (folder / model_file.NAME).is_file() and (folder / PARAMS).is_dir()
 
 
 def restore(
@@ -67,7 +67,7 @@ def restore(
     ImportError: if the tensorstore package is not installed.
   """
   return stored_arrays.read_tree(
-    open_tree(Path(folder) / _PARAMS),
+    open_tree(Path(folder) / PARAMS),
     expected,
     source=str(folder),
     dtype=dtype,
@@ -75,8 +75,14 @@ def restore(
 
 
 def write_tree(folder: Path, tree: Any) -> None:
-  """Writes a tree of arrays; a folder of that name appears when it is done."""
-  import_orbax().PyTreeCheckpointer().save(folder.absolute(), tree)
+  """Writes a tree of arrays; a folder of that name appears when it is done.
+
+  Raises:
+    OSError: if there is no space for it.
+  """
+  checkpointer = import_orbax().PyTreeCheckpointer()
+  with full_disk.named(folder, needed=full_disk.size_of(tree)):
+    checkpointer.save(folder.absolute(), tree)
 
 
 def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:

@@ -14,6 +14,9 @@ from specdec_jax.data.vocabularies import AnyVocabulary
 SENTENCEPIECE = 'spiece.model'
 TOKENIZER = 'tokenizer.json'
 _SETTINGS = 'tokenizer_config.json'
+_GENERATION = 'generation_config.json'
+# All files that `write` may write.
+WRITTEN = (SENTENCEPIECE, TOKENIZER, _SETTINGS, _GENERATION)
 _T5_EXTRA_IDS = 100
 
 
@@ -76,7 +79,7 @@ def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:
       'chat_template': vocabulary.chat_template,
     }
     _write_json(
-      folder / 'generation_config.json',
+      folder / _GENERATION,
       {'eos_token_id': list(vocabulary.eos_ids)},
     )
   _write_json(folder / _SETTINGS, settings)

@@ -14,7 +14,9 @@ from specdec_jax.checkpoints import (
   loading,
   model_file,
   orbax,
+  safetensors_folder,
   safetensors_model,
+  stored_arrays,
   t5x,
   vocabulary_files,
 )
@@ -29,6 +31,14 @@ HELP = 'convert a checkpoint'
 
 # What a folder that may be overwritten has one of.
 _MODEL_FILES = (model_file.NAME, 'config.json', t5x.GLOB)
+
+# All files that are written into a model's folder.
+_FILES = (
+  model_file.NAME,
+  'config.json',
+  safetensors_folder.SINGLE_FILE,
+  *vocabulary_files.WRITTEN,
+)
 
 _count = options.number(int, lambda n: n >= 0, 'an integer of at least 0')
 
@@ -141,13 +151,34 @@ def _check_destination(
     return
   if not is_overwritten:
     raise ValueError(f'{destination} already exists; --overwrite replaces it')
-  # A folder given by mistake must not be lost.
+  _check_is_model(destination)
+
+
+def _check_is_model(destination: Path) -> None:
+  """Raises ValueError unless all that is at a path is a model as this command
+  writes one: a folder given by mistake must not be lost."""
   if not destination.is_dir() or not any(
     any(destination.glob(pattern)) for pattern in _MODEL_FILES
   ):
     raise ValueError(
       f'{destination} holds no model, so --overwrite does not replace it'
     )
+  others = sorted(
+    child.name for child in destination.iterdir() if not _is_written(child)
+  )
+  if others:
+    raise ValueError(
+      f'{destination} holds {stored_arrays.some(others)} besides a model, so '
+      '--overwrite does not replace it: move that away, or choose another folder'
+    )
+
+
+def _is_written(child: Path) -> bool:
+  """Whether this command writes files and folders of such a name."""
+  if not child.is_dir():
+    return child.name in _FILES
+  is_params = child.name == orbax.PARAMS and orbax.is_checkpoint(child.parent)
+  return is_params or t5x.is_checkpoint(child)
 
 
 def _step(source: Path) -> int:

@@ -75,17 +75,17 @@ def _trace_writer(
 ) -> Iterator[Callable[[Record], None]]:
   """Opens the trace; a run that ends well adds the totals."""
   iterations: list[Record] = []
-  with trace_file.writer(args.trace) as write_line:
-    write_line(stepwise.header(args, decoder))
+  with outputs.opened(args.trace) as file:
+    trace_file.write_record(file, stepwise.header(args, decoder))
 
     def write(record: Record) -> None:
-      write_line(record)
+      trace_file.write_record(file, record)
       if record['type'] == 'iteration':
         iterations.append(record)
 
     yield write
     summary = trace.summarize(iterations, decoder.drafter.gamma)
-    write_line(trace.summary_record(summary))
+    trace_file.write_record(file, trace.summary_record(summary))
 
 
 def _decode_all(

@@ -66,13 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
   except SystemExit:  # So rich answers a broken pipe.
     return EXIT_BROKEN_PIPE
   except BrokenPipeError:
-    # What is still buffered must not fail again when Python exits.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _drop_output()
     return EXIT_BROKEN_PIPE
   except Exception as error:
     if os.environ.get('SPECDEC_TRACEBACK'):
       raise
     sentence, status = _sentence(error)
+    if _drop_output() and not getattr(error, 'filename', None):
+      sentence = f'standard output: {sentence}'
     _complain(f'error: {sentence}')
     return status
 
@@ -109,6 +110,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     module.add_arguments(subparser)
   return parser
+
+
+def _drop_output() -> bool:
+  """Whether standard output takes no more. What is still buffered then goes
+  nowhere, so that it does not fail again when Python exits."""
+  try:
+    if sys.stdout is not None:
+      sys.stdout.flush()
+    return False
+  except OSError:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _is_unicode(stream: io.TextIOWrapper) -> bool:

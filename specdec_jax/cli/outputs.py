@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -45,12 +46,17 @@ def _obstacle(path: str) -> str | None:
   """Why a file cannot be written, as far as can be known before."""
   if not path:
     return 'the path is empty'
-  folder = Path(path).parent
+  folder = Path(os.path.realpath(path)).parent
   if os.path.isdir(path):
     return 'it is a folder'
   if not folder.is_dir():
     return f'there is no folder {folder}'
-  if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+  is_there = os.path.exists(path)
+  # A file appears in its folder, beside an old one first; a device is written.
+  is_made = not is_there or os.path.isfile(path)
+  if (is_there and not os.access(path, os.W_OK)) or (
+    is_made and not os.access(folder, os.W_OK)
+  ):
     return 'permission denied'
   return None
 
@@ -83,14 +89,63 @@ def write_json(path: str, value: Any) -> None:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Any]:
-  """A file to write, or standard output."""
+  """A text file to write, or standard output.
+
+  An old file of that name is replaced when the block ends well. Otherwise it
+  stays, and what was written is kept beside it, under a name that standard
+  error tells.
+
+  Raises:
+    OSError: that names `path`, if it cannot be written.
+    ValueError: if standard output is closed.
+  """
   if path != STANDARD_OUTPUT:
-    with open(path, 'w', encoding='utf-8', newline='\n') as file:
+    with _replacing(path) as begun, _written(begun, path) as file:
       yield file
   elif sys.stdout is None:
     raise ValueError('standard output is closed')
   else:
     yield sys.stdout
+
+
+@contextlib.contextmanager
+def _replacing(path: str) -> Iterator[str]:
+  """Where to write so that what is at `path` is not lost before the end."""
+  final = os.path.realpath(path)
+  if not os.path.isfile(final):  # Nothing, or a device or a pipe.
+    yield path
+    return
+  begun = f'{final}.partial-{os.getpid()}'
+  try:
+    yield begun
+  except BaseException:
+    if os.path.exists(begun) and not os.path.getsize(begun):
+      os.remove(begun)
+    elif os.path.exists(begun) and sys.stderr is not None:
+      print(
+        f'specdec: {path} is as it was; what this run wrote is in {begun}',
+        file=sys.stderr,
+      )
+    raise
+  shutil.copymode(final, begun)
+  os.replace(begun, final)
+
+
+@contextlib.contextmanager
+def _written(begun: str, path: str) -> Iterator[Any]:
+  """The open file `begun`, whose errors name `path`."""
+  # Half of a surrogate pair, which UTF-8 cannot say, becomes its JSON escape.
+  file = open(
+    begun, 'w', encoding='utf-8', errors='backslashreplace', newline='\n'
+  )
+  try:
+    yield file
+  finally:
+    # What could not be written is still in the buffer, and fails again.
+    try:
+      file.close()
+    except OSError as error:
+      raise OSError(error.errno, error.strerror, path) from error
 
 
 def finite(value: float) -> float | None:

@@ -67,7 +67,12 @@ def read(prompt: str | None, path: str | None) -> list[str]:
 def _text_of(path: str) -> str:
   """A file's text, with `\\n` for every line break and no byte order mark."""
   try:
-    data = sys.stdin.buffer.read() if path == '-' else Path(path).read_bytes()
+    if path != '-':
+      data = Path(path).read_bytes()
+    elif sys.stdin is None:
+      raise ValueError('standard input is closed, and --prompts - reads it')
+    else:
+      data = sys.stdin.buffer.read()
     text = data.decode('utf-8-sig')
   except UnicodeDecodeError as error:
     raise ValueError(

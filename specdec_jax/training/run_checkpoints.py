@@ -2,10 +2,8 @@
 
 import contextlib
 import dataclasses
-import errno
 import operator
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import jax
 
 from specdec_jax import base
 from specdec_jax.base import Array
-from specdec_jax.checkpoints import model_file, orbax
+from specdec_jax.checkpoints import full_disk, model_file, orbax
 from specdec_jax.checkpoints.model_file import DrafterConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.training.train_step import TrainState
@@ -57,7 +55,7 @@ class Checkpoints:
     ocp = orbax.import_orbax()
     step = int(run.state.step)
     tree = _as_tree(run)
-    with _full_disk_is_said(self.folder, tree):
+    with full_disk.named(self.folder, needed=full_disk.size_of(tree)):
       self.manager.save(step, args=ocp.args.StandardSave(tree))
       self.manager.wait_until_finished()
 
@@ -142,26 +140,6 @@ def _as_tree(run: Run) -> dict[str, Any]:
     'position': run.position,
     'rng_key': jax.random.key_data(run.rng_key),
   }
-
-
-@contextlib.contextmanager
-def _full_disk_is_said(folder: Path, tree: Any) -> Iterator[None]:
-  """One OSError for a full disk, whoever finds out and however they say it."""
-  needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-  free = shutil.disk_usage(folder).free
-  reason = (
-    f'no space for a checkpoint of {needed / 1e6:.0f} MB, '
-    f'{free / 1e6:.0f} MB are free; the last one is kept'
-  )
-  if free < needed:
-    raise OSError(errno.ENOSPC, reason, str(folder))
-  try:
-    yield
-  except Exception as error:
-    is_full = getattr(error, 'errno', None) == errno.ENOSPC
-    if is_full or 'No space left on device' in str(error):
-      raise OSError(errno.ENOSPC, reason, str(folder)) from error
-    raise
 
 
 def average(checkpoints: Checkpoints, like: Run, *, last: int) -> Any:

@@ -1,6 +1,7 @@
 """What turns out wrong once a model is at hand, or is to be had."""
 
 import json
+import sys
 
 import jax
 import pytest
@@ -128,10 +129,24 @@ def test_outputs_must_differ(generate, tmp_path):
   assert not path.exists()
 
 
-def test_a_full_disk(generate):
-  result = generate('--json', '/dev/full')
+@pytest.mark.parametrize('option', ['--json', '--trace'])
+def test_a_full_disk(generate, option):
+  result = generate(option, '/dev/full')
   assert result.status == 2
-  assert result.err == 'specdec: error: No space left on device\n'
+  assert result.err == 'specdec: error: /dev/full: No space left on device\n'
+
+
+@pytest.mark.parametrize('options', [(), ('--json', '-')])
+def test_standard_output_on_a_full_disk(generate, monkeypatch, options):
+  with open('/dev/full', 'w') as full:
+    monkeypatch.setattr(sys, 'stdout', full)
+    result = generate(*options)
+    # As Python does at its end, when an error would add lines of its own.
+    full.flush()
+  assert result.status == 2
+  assert result.err == (
+    'specdec: error: standard output: No space left on device\n'
+  )
 
 
 def test_a_platform_that_is_not_there(generate, monkeypatch):

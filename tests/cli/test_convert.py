@@ -1,6 +1,8 @@
 """`specdec convert`: every format to every other, and nothing lost."""
 
+import contextlib
 import json
+import resource
 import shutil
 
 import jax.numpy as jnp
@@ -189,6 +191,52 @@ def test_other_folders_are_never_replaced(run, source, tmp_path):
     result = run('convert', source, path, '--to', 'orbax', '--overwrite')
     assert_refused(result, 'holds no model, so --overwrite does not replace it')
   assert (precious / 'thesis.tex').read_text() == file.read_text() == 'years'
+
+
+def test_a_model_is_not_replaced_with_what_lies_beside_it(
+  run, source, tmp_path
+):
+  """Such as a run's checkpoints, or another project that has a config.json."""
+  for to in ('huggingface', 'orbax', 't5x_legacy'):
+    folder = tmp_path / to
+    again = ('convert', source, folder, '--to', to, '--overwrite')
+    assert run(*again[:-1]).status == 0
+    assert run(*again).status == 0
+    (folder / 'results').mkdir()
+    (folder / 'results' / 'thesis.tex').write_text('years')
+    (folder / 'notes.txt').write_text('years')
+    result = run(*again)
+    assert_refused(result, f'{folder} holds notes.txt, results besides a model')
+    assert (folder / 'results' / 'thesis.tex').read_text() == 'years'
+
+
+@contextlib.contextmanager
+def files_of_at_most(num_bytes):
+  """A limit of this process, which stands for a disk that is full."""
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize('to', ['t5x_legacy', 'safetensors', 'huggingface'])
+def test_a_full_disk_is_called_one(run, source, tmp_path, to):
+  with files_of_at_most(20_000):
+    result = run('convert', source, tmp_path / 'new', '--to', to)
+  assert result.err == f'specdec: error: {tmp_path / "new"}: File too large\n'
+  assert (result.status, result.out) == (2, '')
+  assert sorted(p.name for p in tmp_path.iterdir()) == ['source']
+
+
+def test_orbax_does_not_begin_what_cannot_fit(tmp_path):
+  too_much = {'kernel': np.broadcast_to(np.float32(0), (2**50,))}
+  with pytest.raises(OSError, match='No space left on device') as error:
+    orbax.write_tree(tmp_path / 'params', too_much)
+  assert error.value.filename == str(tmp_path / 'params')
+  assert '4,503,599,627,370,496 bytes to write' in error.value.strerror
+  assert not (tmp_path / 'params').exists()
 
 
 def test_an_interrupt_leaves_what_was_there(run, source, tmp_path, monkeypatch):

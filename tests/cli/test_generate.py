@@ -1,5 +1,6 @@
 """`specdec generate`: what it prints, and what it writes."""
 
+import functools
 import json
 
 import pytest
@@ -304,6 +305,50 @@ def test_rows_decoded_before_an_error_are_kept(
   traced = trace_file.read(tmp_path / 'trace')
   assert traced.summary is None
   assert set(range(4)) <= set(traced.rows)
+
+
+def test_old_results_stay_until_there_are_new_ones(
+  run, model, prompts_file, tmp_path, monkeypatch
+):
+  from specdec_jax.cli import generate as command
+
+  json_path, trace_path = tmp_path / 'out.jsonl', tmp_path / 'trace.jsonl'
+  link = tmp_path / 'link.jsonl'
+  link.symlink_to(json_path)
+  for path in (json_path, trace_path):
+    path.write_text('of hours\n')
+  json_path.chmod(0o640)
+  call = lambda *options: run(
+    'generate', '--model', model, '--prompts', prompts_file,
+    '--max_new_tokens', '4', '--json', link, '--trace', trace_path, *options,
+  )  # fmt: skip
+  results = command._results
+  calls = []
+
+  def fail_at(number, *args):
+    calls.append(args)
+    if len(calls) == number:
+      raise ValueError('this batch is cursed')
+    return results(*args)
+
+  for number, kept in ((1, 0), (3, 2)):
+    calls.clear()
+    monkeypatch.setattr(
+      command, '_results', functools.partial(fail_at, number)
+    )
+    assert call().status == 2
+    assert json_path.read_text() == trace_path.read_text() == 'of hours\n'
+    begun = list(tmp_path.glob('out.jsonl.partial-*'))
+    assert [len(p.read_text().splitlines()) for p in begun] == [kept] * bool(
+      kept
+    )
+  monkeypatch.setattr(command, '_results', results)
+  result = call()
+  assert (result.status, result.err) == (0, '')
+  assert len(json_path.read_text().splitlines()) == 8
+  assert link.is_symlink()
+  assert json_path.stat().st_mode & 0o777 == 0o640
+  assert trace_file.read(trace_path).summary is not None
 
 
 def test_an_interrupt_keeps_what_is_written(

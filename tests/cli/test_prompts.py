@@ -53,6 +53,12 @@ def test_standard_input_is_utf8_whatever_the_locale(monkeypatch):
   assert prompts.read(None, '-') == ['é', 'ö']
 
 
+def test_a_closed_standard_input_is_refused(run, monkeypatch):
+  monkeypatch.setattr(sys, 'stdin', None)
+  result = run('generate', '--prompts', '-')
+  assert_refused(result, 'standard input is closed, and --prompts - reads it')
+
+
 COMPLAINTS = {
   'wrong key': ('a.jsonl', b'{"prompt": "a"}\n{"text": 1}', 'line 2', "'text'"),
   'no text': ('a.txt', b'{"prompt": 3}', 'line 1', 'no text under "prompt"'),
