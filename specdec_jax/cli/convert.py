@@ -169,7 +169,7 @@ def _check_is_model(destination: Path) -> None:
   if others:
     raise ValueError(
       f'{destination} holds {stored_arrays.some(others)} besides a model, so '
-      '--overwrite does not replace it: move that away, or choose another folder'
+      '--overwrite does not replace it: move that away, or name another folder'
     )
 
 

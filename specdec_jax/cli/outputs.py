@@ -135,7 +135,7 @@ def _replacing(path: str) -> Iterator[str]:
 def _written(begun: str, path: str) -> Iterator[Any]:
   """The open file `begun`, whose errors name `path`."""
   # Half of a surrogate pair, which UTF-8 cannot say, becomes its JSON escape.
-  file = open(
+  file = open(  # noqa: SIM115 - its closing is handled below
     begun, 'w', encoding='utf-8', errors='backslashreplace', newline='\n'
   )
   try:

@@ -333,9 +333,7 @@ def test_old_results_stay_until_there_are_new_ones(
 
   for number, kept in ((1, 0), (3, 2)):
     calls.clear()
-    monkeypatch.setattr(
-      command, '_results', functools.partial(fail_at, number)
-    )
+    monkeypatch.setattr(command, '_results', functools.partial(fail_at, number))
     assert call().status == 2
     assert json_path.read_text() == trace_path.read_text() == 'of hours\n'
     begun = list(tmp_path.glob('out.jsonl.partial-*'))
