@@ -70,7 +70,8 @@ def train(
     train_steps: where the run ends.
     eval_period: steps between validations.
     checkpoint_period: steps between checkpoints.
-    log_period: steps that a line of metrics is the mean of.
+    log_period: steps that a line of metrics is the mean of, or fewer: a
+      checkpoint ends it.
     keep: newest checkpoints that are kept.
     average_last: newest checkpoints whose mean is the model.
     label_smoothing: see `losses.cross_entropy`.
@@ -121,7 +122,7 @@ def train(
   folder = Path(model_dir)
   with (
     _mesh(num_partitions, model_parallel_submesh),
-    _reporting(folder, train_steps, log_period) as report,
+    _reporting(folder, schedule, log_period) as report,
   ):
     params = loop.train(
       config=config,
@@ -156,16 +157,18 @@ def _mesh(
 
 @contextlib.contextmanager
 def _reporting(
-  folder: Path, train_steps: int, log_period: int
+  folder: Path, schedule: loop.Schedule, log_period: int
 ) -> Iterator[loop.Report]:
   """Metrics to the log, the screen and a bar; means over `log_period` steps.
 
+  A mean ends at a checkpoint too: a run that goes on from there writes the
+  lines of one that was not killed.
   The first report says where the run starts, so the log is opened then.
   """
   with contextlib.ExitStack() as stack:
     logs: list[metrics_log.MetricsLog] = []
     since: list[Mapping[str, float]] = []
-    bar = stack.enter_context(progress.bar('training', train_steps))
+    bar = stack.enter_context(progress.bar('training', schedule.train_steps))
 
     def report(step: int, metrics: Mapping[str, float]) -> None:
       if not logs and jax.process_index() == 0:
@@ -176,7 +179,8 @@ def _reporting(
       if 'loss' in metrics:
         bar.advance(1)
         since.append(metrics)
-        if step % log_period and step < train_steps:
+        periods = (log_period, schedule.checkpoint_period, schedule.train_steps)
+        if all(step % period for period in periods):
           return
         metrics = _mean(since)
         since.clear()

@@ -184,10 +184,11 @@ def _train_from(
     metrics['seconds'] = time.perf_counter() - started
     report(step, metrics)
     is_last = step == schedule.train_steps
-    if is_last or step % schedule.checkpoint_period == 0:
-      checkpoints.save(so_far())
     if dataset.validation and (is_last or step % schedule.eval_period == 0):
       report(step, validate(evaluate, state.params, dataset))
+    # Last: what is reported of a step is not reported again after it.
+    if is_last or step % schedule.checkpoint_period == 0:
+      checkpoints.save(so_far())
   return so_far()
 
 

@@ -1,9 +1,11 @@
 """A run's metrics on disk: JSON lines, and TensorBoard's files through clu."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from specdec_jax.data import replacing
 
 NAME = 'metrics.jsonl'
 
@@ -23,8 +25,9 @@ class MetricsLog(NamedTuple):
 def open_log(folder: Path, *, step: int) -> MetricsLog:
   """A log that goes on after a step.
 
-  Lines of later steps are dropped: a run that was killed takes these steps
-  again. `tensorboard --logdir` reads the files beside it, which are written
+  Lines of later steps are those of a run that was killed, which takes these
+  steps again: they stay until a line of their step, or of a later one, replaces
+  them. `tensorboard --logdir` reads the files beside it, which are written
   where the clu package and the TensorFlow that it needs are installed.
 
   Args:
@@ -33,21 +36,30 @@ def open_log(folder: Path, *, step: int) -> MetricsLog:
   """
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / NAME
-  kept = [line for line in read_log(path) if line['step'] <= step]
-  file = path.open('w', encoding='utf-8')
-  for line in kept:
-    file.write(json.dumps(line) + '\n')
+  lines = read_log(path)
+  kept = [line for line in lines if line['step'] <= step]
+  outdated = [line for line in lines if line['step'] > step]
+  # The file can also end in half a line.
+  is_clean = not path.is_file()
   writer = _clu_writer(folder)
 
   def write(step: int, metrics: Mapping[str, float]) -> None:
+    nonlocal is_clean, outdated
     rounded = {name: float(f'{value:.6g}') for name, value in metrics.items()}
-    file.write(json.dumps({'step': step, **rounded}) + '\n')
-    file.flush()
+    line = {'step': step, **rounded}
+    if is_clean:
+      with path.open('a', encoding='utf-8') as file:
+        file.write(_text([line]))
+    else:
+      kept.append(line)
+      outdated = [other for other in outdated if other['step'] > step]
+      with replacing.file(path) as partial:
+        partial.write_text(_text([*kept, *outdated]), encoding='utf-8')
+      is_clean = not outdated
     if writer is not None:
       writer.write_scalars(step, dict(metrics))
 
   def close() -> None:
-    file.close()
     if writer is not None:
       writer.close()
 
@@ -64,6 +76,10 @@ def read_log(path: Path) -> list[dict[str, Any]]:
       except ValueError:
         break
   return lines
+
+
+def _text(lines: Sequence[Mapping[str, Any]]) -> str:
+  return ''.join(json.dumps(line) + '\n' for line in lines)
 
 
 def _clu_writer(folder: Path) -> Any:

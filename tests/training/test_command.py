@@ -1,5 +1,6 @@
 """`specdec train` and `specdec data rewrite`, from token files to models."""
 
+import itertools
 import shutil
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from specdec_jax.checkpoints import loading
 from specdec_jax.cli import main as cli
 from specdec_jax.data import token_files
-from specdec_jax.training import distillation, metrics_log
+from specdec_jax.training import distillation, metrics_log, placement
 from tests.training import tiny_runs
 
 GIN = """
@@ -76,18 +77,59 @@ def test_a_run_leaves_a_model_metrics_and_its_config(folder):
   assert 'train.train_steps = %TRAIN_STEPS' in (run / 'config.gin').read_text()
 
 
-def test_lines_after_the_checkpoint_are_replaced(folder, tmp_path):
+def test_a_resumed_log_loses_no_line_before_it_has_another(tmp_path):
+  def losses():
+    lines = metrics_log.read_log(tmp_path / metrics_log.NAME)
+    return [(line['step'], line['loss']) for line in lines]
+
   log = metrics_log.open_log(tmp_path, step=0)
   for step in (2, 4, 6):
     log.write(step, {'loss': float(step)})
   log.close()
   with (tmp_path / metrics_log.NAME).open('a') as file:
     file.write('{"step": 8, "lo')
-  log = metrics_log.open_log(tmp_path, step=4)
-  log.write(6, {'loss': 0.5})
+  metrics_log.open_log(tmp_path, step=2)  # And the run dies.
+  assert losses() == [(2, 2.0), (4, 4.0), (6, 6.0)]
+  log = metrics_log.open_log(tmp_path, step=2)
+  log.write(4, {'loss': 0.5})
+  assert losses() == [(2, 2.0), (4, 0.5), (6, 6.0)]
+  log.write(8, {'loss': 0.25})
+  log.write(10, {'loss': 0.125})
   log.close()
-  lines = metrics_log.read_log(tmp_path / metrics_log.NAME)
-  assert [line['loss'] for line in lines] == [2.0, 4.0, 0.5]
+  assert losses() == [(2, 2.0), (4, 0.5), (8, 0.25), (10, 0.125)]
+
+
+def test_a_killed_run_leaves_the_lines_of_one_that_was_not(folder, monkeypatch):
+  """Killed before a validation at a checkpoint, and between checkpoints."""
+  settings = [
+    '--gin.CHECKPOINT_PERIOD=3',
+    '--gin.EVAL_PERIOD=3',
+    '--gin.train.train.log_period=4',
+  ]
+
+  def lines(name):
+    found = metrics_log.read_log(folder / name / metrics_log.NAME)
+    for line in found:
+      line.pop('targets_per_second', None)
+    return found
+
+  assert train(folder, 'unbroken', steps=8, bindings=settings) == 0
+  assert [line['step'] for line in lines('unbroken')] == [3, 3, 4, 6, 6, 8, 8]
+  place = placement.place_batch
+  for kill_at in (4, 6):
+    calls = itertools.count(1)
+
+    def placed(batch, calls=calls, kill_at=kill_at):
+      if next(calls) == kill_at:
+        raise KeyboardInterrupt
+      return place(batch)
+
+    name = f'killed_{kill_at}'
+    monkeypatch.setattr(placement, 'place_batch', placed)
+    assert train(folder, name, steps=8, bindings=settings) == 130
+    monkeypatch.setattr(placement, 'place_batch', place)
+    assert train(folder, name, steps=8, bindings=settings) == 0
+    assert lines(name) == lines('unbroken')
 
 
 def test_a_drafter_is_distilled(folder):
