@@ -18,8 +18,8 @@ def test_pack():
   ('rows', 'width', 'message'),
   [
     ([], None, 'no rows'),
-    ([[1], []], None, 'row 1 is empty'),
-    ([[1], [1, 2, 3]], 2, 'row 1 has 3 tokens, the buffer has room for 2'),
+    ([[1], []], None, 'row 2 is empty'),
+    ([[1], [1, 2, 3]], 2, 'row 2 has 3 tokens, the buffer has room for 2'),
   ],
 )
 def test_pack_names_the_row_at_fault(rows, width, message):

@@ -122,11 +122,11 @@ def _encode_one(index: int, example: Example, layout: Layout) -> Row:
     ids = ids[:-1]
   if ids and not 0 <= min(ids) <= max(ids) < layout.config.vocab_size:
     raise ValueError(
-      f'example {index} has token {max(ids)}, the model '
+      f'example {index + 1} has token {max(ids)}, the model '
       f'{layout.config.vocab_size}: the task has another vocabulary'
     )
   if not ids and not layout.starts:
-    raise ValueError(f'example {index} is empty: it has no tokens')
+    raise ValueError(f'example {index + 1} is empty: it has no tokens')
   num_cut = max(0, len(ids) - layout.inputs_length)
   if num_cut:
     keeps_end = (

@@ -25,13 +25,14 @@ def pack(
     raise ValueError('no rows to pack')
   lengths = np.array([len(row) for row in rows], np.int32)
   if lengths.min() == 0:
-    raise ValueError(f'row {int(lengths.argmin())} is empty')
+    raise ValueError(f'row {lengths.argmin() + 1} is empty')
   if width is None:
     width = int(lengths.max())
   if lengths.max() > width:
     row = int(lengths.argmax())
     raise ValueError(
-      f'row {row} has {lengths[row]} tokens, the buffer has room for {width}'
+      f'row {row + 1} has {lengths[row]} tokens, the buffer has room for '
+      f'{width}'
     )
   tokens = np.full((len(rows), width), pad_id, np.int32)
   for row, ids in enumerate(rows):

@@ -10,6 +10,9 @@ is a sequence of records, plain dicts that are one JSON object each:
   iteration of each row that was not finished;
 - `summary`: the totals, at the end of a complete run.
 
+Rows and iterations count from 0 in the records; what is shown of them counts
+from 1, as prompts and lines do (`trace_text.ordinal`).
+
 `trace_file` stores them, `trace_terminal` and `trace_html` show them.
 """
 

@@ -101,16 +101,11 @@ def _acceptance_chart(summary: Summary) -> str:
   for i, rate in enumerate(rates):
     x, middle = i * step + 4, i * step + step / 2
     tested = summary.num_tested[i]
-    top = 16 + height * (1 - (rate or 0))
-    label = '–' if rate is None else f'{100 * rate:.0f}%'
     bars.append(
       f'<g><title>{summary.num_accepted[i]:,} of {tested:,} tested tokens '
       f'accepted at draft position {i + 1}</title>'
-      f'<rect class="track" x="{x}" y="16" width="{step - 8}" '
-      f'height="{height}" rx="3"/>'
-      f'<rect class="bar" x="{x}" y="{top:.1f}" width="{step - 8}" '
-      f'height="{height + 16 - top:.1f}" rx="3"/>'
-      f'<text x="{middle}" y="11">{label}</text>'
+      f'{_bar(rate, x, 16, step - 8, height, radius=3)}'
+      f'<text x="{middle}" y="11">{_percent(rate)}</text>'
       f'<text x="{middle}" y="115">{i + 1}</text>'
       f'<text class="minor" x="{middle}" y="130">{tested:,}</text></g>'
     )
@@ -124,6 +119,24 @@ def _acceptance_chart(summary: Summary) -> str:
   )
 
 
+def _bar(
+  rate: float | None, x: int, y: int, width: int, height: int, radius: int = 0
+) -> str:
+  """A share of a track; a dash where nothing was tested."""
+  if rate is None:
+    middle = y + height / 2 - 1
+    return (
+      f'<rect class="untested" x="{x}" y="{middle:g}" width="{width}" '
+      'height="2"/>'
+    )
+  filled = height * rate
+  return ''.join(
+    f'<rect class="{kind}" x="{x}" y="{y + height - size:.1f}" '
+    f'width="{width}" height="{size:.1f}" rx="{radius}"/>'
+    for kind, size in (('track', height), ('bar', filled))
+  )
+
+
 def _table(traced: Trace) -> str:
   """One line a row, where there are several."""
   if len(traced.rows) < 2:
@@ -132,7 +145,7 @@ def _table(traced: Trace) -> str:
   for row in traced.rows:
     summary = traced.summarize(row)
     lines.append(
-      f'<tr><td><a href="#r{row}">Row {row}</a></td>'
+      f'<tr><td><a href="#{_row_id(row)}">{_row_name(row)}</a></td>'
       f'<td>{summary.num_tokens:,}</td><td>{summary.num_target_runs:,}</td>'
       f'<td>{_rate(summary.block_efficiency)}</td>'
       f'<td>{_rate(summary.alpha)}</td><td>{_sparkline(summary)}</td></tr>'
@@ -143,19 +156,15 @@ def _table(traced: Trace) -> str:
                  'Acceptance by position')
   )  # fmt: skip
   return (
+    '<div class="wide" tabindex="0" role="region" aria-label="By row">\n'
     f'<table><caption>By row</caption><thead><tr>{columns}</tr></thead>'
-    f'<tbody>{"".join(lines)}</tbody></table>\n'
+    f'<tbody>{"".join(lines)}</tbody></table></div>\n'
   )
 
 
 def _sparkline(summary: Summary) -> str:
   rates = _rates(summary)
-  bars = ''.join(
-    f'<rect class="track" x="{8 * i}" y="0" width="6" height="20"/>'
-    f'<rect class="bar" x="{8 * i}" y="{20 * (1 - (rate or 0)):.1f}" '
-    f'width="6" height="{20 * (rate or 0):.1f}"/>'
-    for i, rate in enumerate(rates)
-  )
+  bars = ''.join(_bar(rate, 8 * i, 0, 6, 20) for i, rate in enumerate(rates))
   return (
     f'<svg role="img" width="{8 * len(rates)}" height="20" '
     f'aria-label="{_rate_list(rates)}">{bars}</svg>'
@@ -198,8 +207,9 @@ def _row(traced: Trace, row: int) -> str:
     'for p, q and u.</p>\n'
   )
   return (
-    f'<details class="card row" id="r{row}"{" open" * is_open}>'
-    f'<summary><h2>Row {row}</h2><span>{_escape(line)}</span></summary>\n'
+    f'<details class="card row" id="{_row_id(row)}"{" open" * is_open}>'
+    f'<summary><h2>{_row_name(row)}</h2><span>{_escape(line)}</span>'
+    '</summary>\n'
     f'{_prompt(traced.prompts.get(row))}{_strip(row, records)}'
     f'{hint if records else ""}<ol class="its">\n{"".join(items)}</ol>\n'
     '</details>\n'
@@ -209,7 +219,7 @@ def _row(traced: Trace, row: int) -> str:
 def _prompt(record: Record | None) -> str:
   if record is None:
     return ''
-  size = trace_text.count(record['num_tokens'], 'token')
+  size = trace_text.prompt_size(record)
   is_open = len(record['text']) <= _LONG_PROMPT
   text = html.escape(trace_text.visible(record['text'], keep='\n\t'))
   return (
@@ -229,9 +239,9 @@ def _strip(row: int, records: list[Record]) -> str:
     has_next = int(record['next'] is not None)
     accepted = (record['committed'] - has_next) * unit
     top = height - accepted - has_next * unit
-    k, count = record['iteration'], record['committed']
+    k, count = trace_text.ordinal(record['iteration']), record['committed']
     bars.append(
-      f'<a href="#r{row}-i{k}" tabindex="-1"><title>Iteration {k}: '
+      f'<a href="#{_row_id(row)}-i{k}" tabindex="-1"><title>Iteration {k}: '
       f'{trace_text.count(count, "token")}</title>'
       f'<rect class="track" x="{8 * x}" y="0" width="7" height="{height}"/>'
       f'<rect class="bar" x="{8 * x}" y="{height - accepted:.1f}" width="7" '
@@ -248,7 +258,8 @@ def _strip(row: int, records: list[Record]) -> str:
 
 
 def _iteration(row: int, record: Record, is_first: bool) -> str:
-  k = record['iteration']
+  k = trace_text.ordinal(record['iteration'])
+  name = f'{_row_id(row)}-i{k}'
   # A correction stands right after what it corrects.
   tokens = sorted(
     _tokens(record), key=lambda t: t['verdict'] in ('discarded', 'truncated')
@@ -257,7 +268,7 @@ def _iteration(row: int, record: Record, is_first: bool) -> str:
     _token(token, is_first and i == 0) for i, token in enumerate(tokens)
   )
   return (
-    f'<li id="r{row}-i{k}"><a class="n" href="#r{row}-i{k}" tabindex="-1" '
+    f'<li id="{name}"><a class="n" href="#{name}" tabindex="-1" '
     f'aria-label="iteration {k}">{k}</a><span class="c" title="tokens '
     f'committed, from length {record["start"]}">+{record["committed"]}</span>'
     f'<span class="b">{spans}</span></li>\n'
@@ -297,6 +308,15 @@ def _shown(text: str) -> str:
 
 def _tokens(record: Record) -> list[Record]:
   return [*record['drafted'], *([record['next']] if record['next'] else [])]
+
+
+def _row_name(row: int) -> str:
+  return f'Row {trace_text.ordinal(row)}'
+
+
+def _row_id(row: int) -> str:
+  """Of its element; links to iterations begin with it."""
+  return f'r{trace_text.ordinal(row)}'
 
 
 def _rates(summary: Summary) -> list[float | None]:

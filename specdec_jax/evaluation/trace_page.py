@@ -50,20 +50,21 @@ a { color: var(--accent); }
 .tiles dd { margin: 0; font-size: 1.55rem; font-weight: 600;
   line-height: 1.25; font-variant-numeric: tabular-nums; }
 .tiles dd small { font-size: .8rem; font-weight: 400; color: var(--soft); }
-.chart { margin-top: 1.2rem; overflow-x: auto; }
+.chart, .wide { margin-top: 1.2rem; overflow-x: auto; }
 .b { tab-size: 2; }
 svg text { fill: var(--ink); font-size: 12px; text-anchor: middle; }
 svg .minor { fill: var(--soft); font-size: 11px; }
 svg .track { fill: var(--track); }
 svg .bar { fill: var(--bar); }
+svg .untested { fill: var(--soft); }
 svg .bar-next { fill: var(--bar-next); }
-table { border-collapse: collapse; margin-top: 1.2rem; width: 100%;
+table { border-collapse: collapse; width: 100%;
   font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--soft); font-size: .8rem;
   font-weight: 600; padding-bottom: .3rem; }
 th, td { text-align: right; padding: .3rem .8rem .3rem 0;
   border-top: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child { text-align: left; white-space: nowrap; }
 th { font-weight: 500; color: var(--soft); }
 td svg { vertical-align: middle; }
 .bar-top { position: sticky; top: 0; z-index: 2; display: flex;

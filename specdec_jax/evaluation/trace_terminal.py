@@ -46,7 +46,7 @@ def show(
       if that is a terminal and NO_COLOR is not set.
     style: 'lines' for one line an iteration with all that was drafted, 'flow'
       for running text with the first rejected token of each iteration.
-    row: the row to show; None shows all.
+    row: the row to show, as the records count them; None shows all.
 
   Raises:
     ImportError: if rich is not installed.
@@ -63,7 +63,8 @@ def show(
   for each in traced.rows if row is None else [row]:
     console.print()
     if len(traced.rows) > 1:
-      console.print(f'row {each}', style='bold', **_PLAIN)
+      number = trace_text.ordinal(each)
+      console.print(f'row {number}', style='bold', **_PLAIN)
     if each in traced.prompts:
       text = trace_text.visible(traced.prompts[each]['text'])
       console.print(_text(f'prompt: {text}', style='dim'))
@@ -186,7 +187,8 @@ def _lines(records: list[Record], has_marks: bool) -> Any:
     for token in sorted(_tokens(record), key=_is_after_end):
       shown = trace_text.visible(token['text']) or trace_text.EMPTY
       _append(line, shown, token['verdict'], has_marks)
-    table.add_row(str(record['iteration']), f'+{record["committed"]}', line)
+    number = trace_text.ordinal(record['iteration'])
+    table.add_row(str(number), f'+{record["committed"]}', line)
   return table
 
 

@@ -2,7 +2,7 @@
 
 import unicodedata
 
-from specdec_jax.evaluation.trace import Summary
+from specdec_jax.evaluation.trace import Record, Summary
 
 NEWLINE = '⏎'
 TAB = '⇥'
@@ -27,6 +27,19 @@ def visible(text: str, *, keep: str = '') -> str:
   surrogates and line separators become `<U+XXXX>`. Characters in `keep` stay.
   """
   return ''.join(c if c in keep else _visible_character(c) for c in text)
+
+
+def ordinal(index: int) -> int:
+  """The number that a person is shown of a row or an iteration: they count from
+  1, as prompts and lines do, and from 0 in the records."""
+  return index + 1
+
+
+def prompt_size(record: Record) -> str:
+  """The length of what was read: of an encoder's input, where there is one,
+  since its decoder then begins with a start token alone."""
+  size = record.get('num_encoder_tokens', record['num_tokens'])
+  return count(size, 'token')
 
 
 def summary_line(summary: Summary) -> str:

@@ -207,7 +207,9 @@ def _encode(
   targets: list[list[int]] = []
   for example in task.read():
     if example.targets is None:
-      raise ValueError(f'example {len(targets)} of {task.name} has no targets')
+      raise ValueError(
+        f'example {len(targets) + 1} of {task.name} has no targets'
+      )
     targets.append(
       _trim(vocabulary.encode(example.targets), lengths['targets'])
     )

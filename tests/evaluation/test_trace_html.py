@@ -14,7 +14,7 @@ from written_traces import (
   written_trace,
 )
 
-from specdec_jax.evaluation import trace_html
+from specdec_jax.evaluation import trace_html, trace_page
 
 _VOID = {'meta', 'input', 'br', 'rect'}
 
@@ -101,10 +101,47 @@ def test_header_summary_and_charts():
   assert 'Small drafts for Big' in page.find(tag='header')[0]['text']
   [tiles] = page.find(**{'class': 'tiles'})
   assert 'Tokens10Target runs5Block efficiency2.00' in tiles['text']
-  assert [len(page.find(id=f'r{row}')) for row in (0, 5)] == [1, 1]
+  # Records count from 0, what is shown from 1.
+  assert [len(page.find(id=f'r{row}')) for row in (1, 6)] == [1, 1]
+  assert [e['text'] for e in page.find(tag='h2')] == ['Row 1', 'Row 6']
+  assert [e['text'] for e in page.find(href='#r6')] == ['Row 6']
   assert len(page.find(tag='tr')) == 3
   labels = [e['aria-label'] for e in page.find(tag='svg', role='img')]
   assert 'Acceptance by draft position: 1 100%, 2 33%, 3 100%' in labels
+
+
+def test_a_position_that_was_never_tested_is_no_share_of_nothing():
+  rows = [
+    iteration(0, [drafted('a', verdict)], following('b', 'bonus'), row=row)
+    for row, verdict in enumerate(('accepted', 'rejected'))
+  ]
+  page = _Page(trace_html.render(written_trace(rows)))
+  charts = [e for e in page.find(tag='svg') if '2 –, 3 –' in e['aria-label']]
+  assert [e['aria-label'].rpartition(': ')[2] for e in charts] == [
+    *('1 50%, 2 –, 3 –', '1 100%, 2 –, 3 –', '1 0%, 2 –, 3 –')
+  ]
+  # One of three positions has a bar and its track, the others a dash.
+  for kind, count in (('bar', 3), ('track', 3), ('untested', 6)):
+    assert len(page.find(tag='rect', **{'class': kind})) == count, kind
+
+
+def test_a_wide_table_scrolls_within_its_card():
+  other = [{**record, 'row': 5} for record in ITERATIONS[:1]]
+  source = trace_html.render(written_trace([*ITERATIONS, *other]))
+  assert re.search(r'<div class="wide"[^>]*>\s*<table>', source)
+  assert re.search(r'\.wide \{[^}]*overflow-x: auto', trace_page.CSS)
+
+
+def test_the_prompt_of_an_encoder_has_the_encoder_s_tokens():
+  traced = written_trace()
+  [prompt] = traced.prompts.values()
+  for sizes, shown in (
+    ({'num_tokens': 4}, 'Prompt, 4 tokens'),
+    ({'num_tokens': 1, 'num_encoder_tokens': 23}, 'Prompt, 23 tokens'),
+  ):
+    prompt.update(sizes)
+    page = _Page(trace_html.render(traced))
+    assert shown in [e['text'] for e in page.find(tag='summary')]
 
 
 def test_iterations_can_be_reached():
@@ -112,7 +149,9 @@ def test_iterations_can_be_reached():
   ids = [e['id'] for e in page.elements if 'id' in e]
   assert len(ids) == len(set(ids))
   targets = [e['href'][1:] for e in page.elements if 'href' in e]
-  assert {'r0-i0', 'r0-i1', 'r0-i2', 'r0-i3'} <= set(targets)
+  assert {'r1-i1', 'r1-i2', 'r1-i3', 'r1-i4'} <= set(targets)
+  numbers = page.find(**{'class': 'n'})
+  assert [e['text'] for e in numbers] == ['1', '2', '3', '4']
   assert set(targets) <= set(ids)
   # One stop of the tab key a row; the arrow keys do the rest.
   assert [e['class'] for e in _tokens(page) if 'tabindex' in e] == ['accepted']

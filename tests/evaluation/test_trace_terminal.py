@@ -44,10 +44,10 @@ def test_lines_without_colour():
     '[-truncated-]\n'
     '\n'
     'prompt: Who?⏎Tell.\n'
-    '0 +2 The[- dog-]{+ cat+}[- ran-]\n'
-    '1 +4  sat.⏎⇥It\n'
-    '2 +1  [b]purred[/b]\n'
-    '3 +1 </s>[-▯-]\n'
+    '1 +2 The[- dog-]{+ cat+}[- ran-]\n'
+    '2 +4  sat.⏎⇥It\n'
+    '3 +1  [b]purred[/b]\n'
+    '4 +1 </s>[-▯-]\n'
     '8 tokens in 4 target runs (2.00 a run, alpha 0.83)\n'
   )
 
@@ -86,11 +86,11 @@ def test_rows():
   other = [{**record, 'row': 5} for record in ITERATIONS[:1]]
   traced = written_trace([*ITERATIONS, *other])
   both = _show(traced)
-  assert 'row 0\n' in both
-  assert 'row 5\n' in both
+  assert 'row 1\n' in both
+  assert 'row 6\n' in both
   assert 'all rows: 10 tokens in 5 target runs' in both
   one = _show(traced, row=5)
-  assert 'row 0\n' not in one
+  assert 'row 1\n' not in one
   assert 'all rows' not in one
   with pytest.raises(ValueError, match=r'no row 3; the trace has rows \[0, 5'):
     _show(traced, row=3)

@@ -103,5 +103,5 @@ def test_a_file_of_text_is_a_task(tmp_path):
   assert counts.tolist() == [12, 12]
   assert found.batch(0)['decoder_target_tokens'].shape == (2, 8)
   path.write_text('{"inputs": "the house"}\n')
-  with pytest.raises(ValueError, match='example 0 of pairs has no targets'):
+  with pytest.raises(ValueError, match='example 1 of pairs has no targets'):
     datasets.from_task(str(path), **settings)
