@@ -38,7 +38,8 @@ def ordinal(index: int) -> int:
 def prompt_size(record: Record) -> str:
   """The length of what was read: of an encoder's input, where there is one,
   since its decoder then begins with a start token alone."""
-  size = record.get('num_encoder_tokens', record['num_tokens'])
+  is_encoder = 'num_encoder_tokens' in record
+  size = record['num_encoder_tokens' if is_encoder else 'num_tokens']
   return count(size, 'token')
 
 
