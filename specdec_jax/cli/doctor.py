@@ -17,13 +17,15 @@ from specdec_jax import drafters, logits, verification
 from specdec_jax.base import LanguageModel, Params, Prompt
 from specdec_jax.checkpoints import loading
 from specdec_jax.cli import decoder as decoder_lib
-from specdec_jax.cli import options
+from specdec_jax.cli import options, progress
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.models import adapters, kv_cache
 from specdec_jax.models.llama import Llama, LlamaConfig
 
 HELP = 'check this installation'
 
+# Seconds of silence that nobody wonders about.
+_PATIENCE = 5.0
 # By the extra of specdec_jax that has them: package and module.
 _REQUIRED = {'jax': 'jax', 'jaxlib': 'jaxlib', 'flax': 'flax', 'numpy': 'numpy'}
 _MODELS = {
@@ -50,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
   print(f'cores       {os.cpu_count()}')
   folder = decoder_lib.enable_compilation_cache()
   print(f'compiled    {folder or "not kept: no folder can be written"}')
-  is_sound = _self_test()
+  with progress.waiting('compiling a self-test', notice_after=_PATIENCE):
+    is_sound = _self_test()
   print(
     'self-test   speculative greedy decoding '
     + ('equals plain decoding' if is_sound else 'DIFFERS from plain decoding')

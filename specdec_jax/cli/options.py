@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from specdec_jax import logits
+from specdec_jax.drafters.stateless import MAX_GAMMA
 
 DRAFTERS = ('prompt_lookup', 'ngram', 'uniform', 'model', 'none')
 VERIFICATIONS = ('speculative_sampling', 'greedy', 'block')
@@ -55,6 +56,9 @@ def number(
 
 
 positive_int = number(int, lambda n: n >= 1, 'an integer of at least 1')
+gamma = number(
+  int, lambda n: 1 <= n <= MAX_GAMMA, f'an integer from 1 to {MAX_GAMMA}'
+)
 seed = number(int, lambda n: 0 <= n < 2**32, 'an integer from 0 to 2**32 - 1')
 temperature = number(
   float,
@@ -118,7 +122,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
   )
   group.add_argument(
     '--gamma',
-    type=positive_int,
+    type=gamma,
     default=8,
     help='drafted tokens an iteration, at most',
   )

@@ -1,4 +1,5 @@
-"""What a person sees while waiting; silent when nobody is watching."""
+"""What a person sees while waiting; silent when nobody is watching, but for a
+notice where the wait is long and unexpected."""
 
 import contextlib
 import dataclasses
@@ -50,13 +51,34 @@ def console(*, is_stderr: bool = False, color: str = 'auto') -> Any:
 
 
 @contextlib.contextmanager
-def waiting(message: str) -> Iterator[None]:
-  """Shows `message` and a spinner on a terminal while the block runs."""
-  if not is_watched():
+def waiting(
+  message: str, *, notice_after: float | None = None
+) -> Iterator[None]:
+  """Shows `message` and a spinner on a terminal while the block runs.
+
+  Args:
+    message: what is being done.
+    notice_after: seconds after which standard error says it once where it is
+      no terminal; None keeps silent.
+  """
+  if is_watched():
+    with console(is_stderr=True).status(message):
+      yield
+  elif notice_after is None or sys.stderr is None:
     yield
-    return
-  with console(is_stderr=True).status(message):
-    yield
+  else:
+    timer = threading.Timer(notice_after, _notice, [message])
+    timer.daemon = True
+    timer.start()
+    try:
+      yield
+    finally:
+      timer.cancel()
+
+
+def _notice(message: str) -> None:
+  with contextlib.suppress(OSError):
+    print(f'specdec: {message} ...', file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
