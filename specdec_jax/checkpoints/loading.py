@@ -21,6 +21,7 @@ from specdec_jax.checkpoints import (
 )
 from specdec_jax.checkpoints.huggingface_config import read_json
 from specdec_jax.checkpoints.model_file import Config
+from specdec_jax.data.local_path import local_path
 from specdec_jax.data.vocabularies import AnyVocabulary
 from specdec_jax.models import layers, presets
 from specdec_jax.models.block_decoder import BlockDecoderConfig
@@ -127,7 +128,7 @@ def locate(name: str) -> Path:
     return pretrained.FOLDER / name
   if name.startswith('hf:'):
     return huggingface.download(name.removeprefix('hf:'))
-  path = Path(name).expanduser()
+  path = local_path(name)
   is_gguf = path.is_file() and path.suffix == '.gguf'
   if not name or not (is_gguf or path.is_dir() or t5x.is_checkpoint(path)):
     names = ', '.join([*_PACKAGED, *pretrained.names()])
@@ -269,13 +270,13 @@ def _t5x_config(
     return dataclasses.replace(config, dtype=dtype)
   if config in presets.PRESETS:
     return presets.preset(config, dtype=dtype)
-  if config is not None and not Path(config).exists():
+  if config is not None and not local_path(config).exists():
     raise ValueError(
       f'{config!r} is neither a file nor the name of sizes; names are '
       f'{", ".join(presets.PRESETS)}'
     )
   if config is not None:
-    return model_file.read(config, dtype=dtype)
+    return model_file.read(local_path(config), dtype=dtype)
   for folder in (checkpoint, checkpoint.parent):
     if (folder / model_file.NAME).is_file():
       return model_file.read(folder, dtype=dtype)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specdec_jax.checkpoints import full_disk
+from specdec_jax.data.local_path import local_path
 
 
 @contextlib.contextmanager
@@ -27,7 +28,7 @@ def new_folder(
     ValueError: if there is one and it is not to be replaced.
     OSError: that names `final`, if there is no space left for it.
   """
-  final = Path(final)
+  final = local_path(final)
   if final.exists() and not overwrite:
     raise ValueError(f'{final} already exists')
   begun = final.with_name(f'{final.name}.tmp-{os.getpid()}')

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from specdec_jax.data.local_path import local_path
+
 
 @contextlib.contextmanager
 def one_writer(lock: str | os.PathLike[str], what: object) -> Iterator[None]:
@@ -23,7 +25,7 @@ def one_writer(lock: str | os.PathLike[str], what: object) -> Iterator[None]:
     ValueError: if another process writes it, with its number and host.
     OSError: if the file cannot be made, or its file system has no locks.
   """
-  lock = Path(lock)
+  lock = local_path(lock)
   lock.parent.mkdir(parents=True, exist_ok=True)
   with _locked(lock, what) as file:
     file.write(f'process {os.getpid()} on {os.uname().nodename}')

@@ -17,6 +17,7 @@ import numpy as np
 from specdec_jax.checkpoints import orbax, stored_arrays, t5x_legacy
 from specdec_jax.checkpoints.new_folder import new_folder
 from specdec_jax.checkpoints.stored_arrays import Stored
+from specdec_jax.data.local_path import local_path
 
 Format = Literal['legacy', 'orbax']
 _STEP = re.compile(r'checkpoint_(\d+)')
@@ -117,7 +118,7 @@ def write_target(
       spread over several processes.
     ImportError: if tensorstore, or orbax-checkpoint, is not installed.
   """
-  final = Path(path) / f'checkpoint_{step}'
+  final = local_path(path) / f'checkpoint_{step}'
   params = stored_arrays.on_host(params)
   with new_folder(final) as folder:
     if format == 'legacy':
@@ -147,11 +148,7 @@ def find(path: str | os.PathLike[str]) -> Path:
   Raises:
     ValueError: if there is no finished checkpoint.
   """
-  if str(path).startswith('gs://'):
-    raise ValueError(
-      f'{path} is not on a local disk: copy it first (gcloud storage cp -r)'
-    )
-  folder = Path(path).expanduser()
+  folder = local_path(path)
   if folder.is_file() and folder.name == t5x_legacy.FILE:
     folder = folder.parent
   if '.tmp-' in folder.name or 'orbax-checkpoint-tmp' in folder.name:

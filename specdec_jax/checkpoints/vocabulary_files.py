@@ -8,6 +8,7 @@ from typing import Any
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.checkpoints.huggingface_config import read_json
 from specdec_jax.data import sentencepiece_vocabulary
+from specdec_jax.data.local_path import local_path
 from specdec_jax.data.sentencepiece_vocabulary import SentencePieceVocabulary
 from specdec_jax.data.vocabularies import AnyVocabulary
 
@@ -40,7 +41,7 @@ def read(
     ValueError: if there is none, or it is broken.
     ImportError: if the package that reads it is not installed.
   """
-  path = Path(path).expanduser()
+  path = local_path(path)
   if path.is_dir() and not (path / SENTENCEPIECE).is_file():
     if not (path / TOKENIZER).is_file():
       raise ValueError(

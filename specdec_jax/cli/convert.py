@@ -23,6 +23,7 @@ from specdec_jax.checkpoints import (
 from specdec_jax.checkpoints.model_file import Config, DrafterConfig
 from specdec_jax.checkpoints.new_folder import new_folder
 from specdec_jax.cli import options, progress
+from specdec_jax.data.local_path import local_path
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.t5 import T5Config
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
   if args.step is not None and not args.to.startswith('t5x'):
     raise ValueError(f'--step is for checkpoints of T5X, not --to {args.to}')
   source = loading.locate(args.source)
-  destination = Path(args.destination).expanduser()
+  destination = local_path(args.destination)
   _check_destination(source, destination, is_overwritten=args.overwrite)
   dtype = jnp.dtype(args.dtype).type
   with progress.waiting(f'reading {args.source}'):

@@ -16,6 +16,7 @@ from specdec_jax.data import (
   vocabulary_training,
 )
 from specdec_jax.data.corpora import archive, debian, storage
+from specdec_jax.data.local_path import local_path
 
 HELP = 'build corpora, vocabularies and token files'
 
@@ -62,7 +63,7 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
 def _build(args: argparse.Namespace) -> int:
   if args.from_dir and args.keep_downloads:
     raise ValueError('--from_dir downloads nothing that could be kept')
-  out = Path(args.out)
+  out = local_path(args.out)
   packages = debian.packages(args.only)
   with (
     replacing.folder(out, storage.MANIFEST, overwrite=args.overwrite) as folder,
@@ -89,14 +90,14 @@ def _archive_folder(
 ) -> Iterator[Path]:
   """The archive's files: given, or downloaded to be kept or not."""
   if args.from_dir:
-    yield Path(args.from_dir)
+    yield local_path(args.from_dir)
     return
   with contextlib.ExitStack() as stack:
     folder = args.keep_downloads or stack.enter_context(
       tempfile.TemporaryDirectory(prefix='specdec-')
     )
     with progress.waiting("downloading from Debian's archive"):
-      archive.download(Path(folder), packages)
+      archive.download(local_path(folder), packages)
     yield Path(folder)
 
 
@@ -140,7 +141,7 @@ def _vocabulary(args: argparse.Namespace) -> int:
   outputs.check(
     {'--out': args.out}, {f'--inputs {path}': path for path in args.inputs}
   )
-  files = [_training_file(Path(path)) for path in args.inputs]
+  files = [_training_file(local_path(path)) for path in args.inputs]
   with progress.waiting(f'training a vocabulary of {args.size}'):
     # The trainer answers an interrupt only when it is done.
     model = progress.interruptible(
@@ -148,7 +149,7 @@ def _vocabulary(args: argparse.Namespace) -> int:
         preparation.texts(files), size=args.size
       )
     )
-  with replacing.file(Path(args.out)) as partial:
+  with replacing.file(local_path(args.out)) as partial:
     partial.write_bytes(model)
   digest = hashlib.sha256(model).hexdigest()
   print(f'{args.out}: {args.size} ids, SHA-256 {digest}')
@@ -195,7 +196,7 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
 def _prepare(args: argparse.Namespace) -> int:
   sources: dict[str, Path] = {}
   for path in args.inputs:
-    for split, file in preparation.find(Path(path)).items():
+    for split, file in preparation.find(local_path(path)).items():
       if split in sources:
         raise ValueError(f'{sources[split]} and {file} are both {split}')
       sources[split] = file
@@ -211,7 +212,7 @@ def _prepare(args: argparse.Namespace) -> int:
     progress.waiting('encoding'),
   ):
     description = preparation.prepare(
-      folder, sources, Path(args.vocabulary), lengths, prefix=args.prefix
+      folder, sources, local_path(args.vocabulary), lengths, prefix=args.prefix
     )
   for split, counts in description['splits'].items():
     print(f'{args.out}/{split}.npz: {_summary(counts)}')

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from specdec_jax.checkpoints import loading
 from specdec_jax.cli import options, progress, train_distilled
 from specdec_jax.data import replacing, token_files
+from specdec_jax.data.local_path import local_path
 from specdec_jax.training import distillation
 
 
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  source = Path(args.tokens)
+  source = local_path(args.tokens)
   description = token_files.load_description(source)
   splits = {path.stem: path for path in sorted(source.glob('*.npz'))}
   if missing := sorted(set(args.splits) - set(splits)):

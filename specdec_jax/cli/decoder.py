@@ -27,6 +27,7 @@ from specdec_jax.checkpoints.model_file import Config
 from specdec_jax.cli import progress, prompts, random_models
 from specdec_jax.cli.prompts import Batch, has_encoder
 from specdec_jax.data import ngram_counts, vocabularies
+from specdec_jax.data.local_path import local_path
 from specdec_jax.data.vocabularies import AnyVocabulary
 from specdec_jax.drafters import schedules
 from specdec_jax.models import adapters
@@ -373,7 +374,7 @@ def no_drafter() -> Drafter:
 def tokens_of_file(path: str, vocabulary: AnyVocabulary) -> np.ndarray:
   """The token stream of a text file."""
   try:
-    text = Path(path).read_text(encoding='utf-8')
+    text = local_path(path).read_text(encoding='utf-8')
   except UnicodeDecodeError as error:
     raise ValueError(f'--ngram_text {path} is not UTF-8 text') from error
   except OSError as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 from specdec_jax.cli import options, outputs, progress
 from specdec_jax.data import tasks, text_lines
+from specdec_jax.data.local_path import local_path
 from specdec_jax.evaluation import quality
 
 HELP = 'judge what infer wrote'
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
   inputs = {f'predictions {path}': path for path in args.predictions}
   outputs.check({'--json': args.json}, {**inputs, '--targets': args.targets})
   records = [
-    record for path in args.predictions for record in _read(Path(path))
+    record for path in args.predictions for record in _read(local_path(path))
   ]
   targets = _targets(args, records)
   predictions = [record['prediction'] for record in records]
@@ -110,7 +111,7 @@ def _targets(
         f'"{_TARGET}" under "inputs", {shown}: give --targets'
       )
     return found
-  path = Path(args.targets)
+  path = local_path(args.targets)
   if path.suffix == '.jsonl':
     task = tasks.find(args.targets, inputs_field='targets')
   else:

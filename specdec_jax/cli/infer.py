@@ -13,7 +13,6 @@ import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -38,6 +37,7 @@ from specdec_jax.cli.infer_examples import Layout, Row
 from specdec_jax.cli.infer_models import Model
 from specdec_jax.cli.infer_output import Shard
 from specdec_jax.cli.infer_report import Timed
+from specdec_jax.data.local_path import local_path
 from specdec_jax.data.tasks import Task
 from specdec_jax.evaluation import decode_many
 from specdec_jax.evaluation.decode_many import Programs, Utilisation
@@ -165,7 +165,7 @@ def infer(
   Raises:
     ValueError: if something does not fit, with the numbers.
   """
-  _check_arguments(mode, checkpoint_period, shard_id, num_shards)
+  _check_arguments(mode, checkpoint_period, shard_id, num_shards, profile_dir)
   config = infer_models.read_config(model)
   lengths = infer_examples.check_lengths(config, task_feature_lengths)
   max_len = infer_examples.prompt_length(config, lengths) + lengths['targets']
@@ -178,7 +178,7 @@ def infer(
       return _dry_run(make_plan(vocabulary=None), lengths, mesh)
     task = find_task(**{'data_dir': tfds_data_dir} if tfds_data_dir else {})
     shard = Shard(
-      folder=Path(output_dir).expanduser(),
+      folder=local_path(output_dir),
       task=task.name,
       mode=mode,
       shard_id=shard_id,
@@ -211,7 +211,11 @@ def infer(
 
 
 def _check_arguments(
-  mode: str, checkpoint_period: int, shard_id: int, num_shards: int
+  mode: str,
+  checkpoint_period: int,
+  shard_id: int,
+  num_shards: int,
+  profile_dir: str | None,
 ) -> None:
   """Raises ValueError for arguments that nothing can be done with."""
   if mode != _MODE:
@@ -225,6 +229,8 @@ def _check_arguments(
       f'shard_id {shard_id} is not one of {num_shards} shards, which count '
       'from 0'
     )
+  if profile_dir is not None and local_path(profile_dir).is_file():
+    raise ValueError(f'--profile {profile_dir} is a file: name a folder')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Joins the shards that several `infer --shard_id` runs wrote to one file."""
 
 import argparse
-from pathlib import Path
 
 from specdec_jax.cli import infer_output, progress
+from specdec_jax.data.local_path import local_path
 
 HELP = 'join the shards of infer'
 
@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  folder = Path(args.folder).expanduser()
+  folder = local_path(args.folder)
   if not folder.is_dir():
     raise ValueError(f'there is no folder {folder}')
   for path, num_lines in infer_output.merge(folder):

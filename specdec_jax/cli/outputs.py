@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from specdec_jax.data.local_path import local_path
+
 STANDARD_OUTPUT = '-'
 
 
@@ -27,6 +29,9 @@ def check(
   Raises:
     ValueError: if a path cannot be written, or two options share one.
   """
+  for path in (*outputs.values(), *inputs.values()):
+    if path not in (None, STANDARD_OUTPUT):
+      local_path(path)
   taken = {
     os.path.realpath(path): option
     for option, path in inputs.items()

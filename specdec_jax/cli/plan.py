@@ -8,7 +8,6 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from specdec_jax import theory
 from specdec_jax.cli import calibrate, options, outputs, progress
 from specdec_jax.costs import aot, compiled, workload
 from specdec_jax.costs.chips import CHIPS
+from specdec_jax.data.local_path import local_path
 from specdec_jax.models import presets
 from specdec_jax.theory import planner
 from specdec_jax.theory.planner import Costs, Plan
@@ -137,7 +137,7 @@ def _check(args: argparse.Namespace) -> None:
 def _read(args: argparse.Namespace) -> dict[str, Any]:
   """The figures of a file that `specdec calibrate` wrote."""
   try:
-    found = json.loads(Path(args.costs).read_text(encoding='utf-8'))
+    found = json.loads(local_path(args.costs).read_text(encoding='utf-8'))
   except (OSError, ValueError) as error:
     reason = getattr(error, 'strerror', None) or 'it is not JSON'
     raise ValueError(f'cannot read --costs {args.costs}: {reason}') from error

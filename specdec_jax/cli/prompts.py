@@ -4,7 +4,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from specdec_jax.base import Prompt
 from specdec_jax.checkpoints.model_file import Config
 from specdec_jax.data import batching, text_lines
+from specdec_jax.data.local_path import local_path
 from specdec_jax.data.vocabularies import AnyVocabulary
 from specdec_jax.models.t5 import T5Config
 
@@ -68,7 +68,7 @@ def _text_of(path: str) -> str:
   """A file's text, with `\\n` for every line break and no byte order mark."""
   try:
     if path != '-':
-      data = Path(path).read_bytes()
+      data = local_path(path).read_bytes()
     elif sys.stdin is None:
       raise ValueError('standard input is closed, and --prompts - reads it')
     else:

@@ -15,6 +15,7 @@ from specdec_jax.base import Array
 from specdec_jax.checkpoints import loading, new_folder, orbax, vocabulary_files
 from specdec_jax.checkpoints.model_file import DrafterConfig
 from specdec_jax.cli import gin_launch, options, progress
+from specdec_jax.data.local_path import local_path
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.sharding import mesh as meshes
@@ -119,7 +120,7 @@ def train(
     checkpoint_period=checkpoint_period,
     keep=keep,
   )
-  folder = Path(model_dir)
+  folder = local_path(model_dir)
   with (
     _mesh(num_partitions, model_parallel_submesh),
     _reporting(folder, schedule, log_period) as report,

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from specdec_jax.data.local_path import local_path
+
 
 @contextlib.contextmanager
 def folder(path: Path, mark: str, *, overwrite: bool) -> Iterator[Path]:
@@ -21,7 +23,7 @@ def folder(path: Path, mark: str, *, overwrite: bool) -> Iterator[Path]:
     ValueError: if `path` is taken, or cannot be written.
   """
   _check_free(path, mark, overwrite=overwrite)
-  path = path.absolute()
+  path = local_path(path).absolute()
   partial = path.with_name(f'.{path.name}.partial-{os.getpid()}')
   try:
     partial.mkdir(parents=True)
@@ -40,7 +42,7 @@ def file(path: Path) -> Iterator[Path]:
   Raises:
     ValueError: if it cannot be written.
   """
-  path = path.absolute()
+  path = local_path(path).absolute()
   partial = path.with_name(f'.{path.name}.partial-{os.getpid()}')
   try:
     yield partial

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_jax.data import text_lines
+from specdec_jax.data.local_path import local_path
 
 SUFFIXES = ('.jsonl', '.tsv', '.txt')
 _PRETOKENIZED = '_pretokenized'
@@ -130,7 +131,7 @@ def find(
     ImportError: if seqio is needed and not installed.
   """
   if Path(name).suffix in SUFFIXES:
-    path = Path(name).expanduser()
+    path = local_path(name)
     if not path.is_file():
       raise ValueError(f'there is no file {path}')
     read = functools.partial(

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from specdec_jax.data.local_path import local_path
+
 DESCRIPTION = 'tokens.json'
 
 
@@ -130,7 +132,7 @@ def load(path: str | Path) -> TokenFile:
   Raises:
     ValueError: if it is no token file, or is damaged.
   """
-  path = Path(path)
+  path = local_path(path)
   try:
     with path.open('rb') as file, np.load(file, allow_pickle=False) as stored:
       arrays = {name: stored[name] for name in stored.files}
@@ -165,7 +167,7 @@ def load_description(folder: str | Path) -> dict[str, Any]:
   Raises:
     ValueError: if the folder has no such description, or it is damaged.
   """
-  path = Path(folder) / DESCRIPTION
+  path = local_path(folder) / DESCRIPTION
   try:
     return json.loads(path.read_text(encoding='utf-8'))
   except FileNotFoundError:

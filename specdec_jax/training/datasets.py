@@ -13,6 +13,7 @@ from specdec_jax.data import (
   token_files,
   training_batches,
 )
+from specdec_jax.data.local_path import local_path
 from specdec_jax.data.token_files import TokenFile
 
 Features = Mapping[str, np.ndarray]
@@ -73,9 +74,11 @@ def from_token_files(
       vocabulary, an example is too long, only some folders have inputs, or
       there are fewer rows than a batch has.
   """
-  folders = [Path(f) for f in ([folder] if isinstance(folder, str) else folder)]
+  folders = [
+    local_path(f) for f in ([folder] if isinstance(folder, str) else folder)
+  ]
   if vocabulary is not None:
-    sha256 = hashlib.sha256(Path(vocabulary).read_bytes()).hexdigest()
+    sha256 = hashlib.sha256(local_path(vocabulary).read_bytes()).hexdigest()
     for path in folders:
       token_files.check_vocabulary(token_files.load_description(path), sha256)
 

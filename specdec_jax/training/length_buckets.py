@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from specdec_jax.data import token_files, training_batches
+from specdec_jax.data.local_path import local_path
 from specdec_jax.data.token_files import TokenFile
 from specdec_jax.training.datasets import Dataset, Features
 
@@ -45,7 +46,7 @@ def from_token_files(
   sizes = [batch_tokens // limit for limit in limits]
   if min(sizes) < 1:
     raise ValueError(f'{batch_tokens} tokens are no row of {limits[-1]}')
-  buckets = _read(Path(folder) / 'train.npz', limits, seed)
+  buckets = _read(local_path(folder) / 'train.npz', limits, seed)
   counts = [
     0 if rows is None else training_batches.num_rows(rows) // size
     for rows, size in zip(buckets, sizes, strict=True)
@@ -77,7 +78,7 @@ def from_token_files(
       if rows is not None:
         yield from training_batches.in_order(rows, batch_size=size)
 
-  path = Path(folder) / 'validation.npz'
+  path = local_path(folder) / 'validation.npz'
   ids = [
     int(rows[name].max())
     for rows in buckets

@@ -14,6 +14,7 @@ from specdec_jax import base
 from specdec_jax.base import Array
 from specdec_jax.checkpoints import full_disk, model_file, orbax
 from specdec_jax.checkpoints.model_file import DrafterConfig
+from specdec_jax.data.local_path import local_path
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.training.train_step import TrainState
 
@@ -103,7 +104,7 @@ def open_run(
     ImportError: if the orbax-checkpoint package is not installed.
   """
   ocp = orbax.import_orbax()
-  folder = Path(model_dir).absolute()
+  folder = local_path(model_dir).absolute()
   folder.mkdir(parents=True, exist_ok=True)
   _check_network(folder, config)
   options = ocp.CheckpointManagerOptions(

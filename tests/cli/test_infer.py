@@ -446,6 +446,7 @@ def test_dry_run_needs_no_checkpoint(run, tmp_path, monkeypatch):
       }.items()
     ),
     (['--gin_file=nowhere.gin'], {}, ['nowhere.gin']),
+    ([f'--profile={__file__}'], {}, [__file__, 'is a file: name a folder']),
     (['--gin.DTYPE'], {}, ['--gin.DTYPE=VALUE']),
     (['--process_count=2'], {}, ['--process_index']),
   ],

@@ -1,0 +1,104 @@
+"""Every door refuses the path of a bucket, before it makes a folder `gs:`."""
+
+import pytest
+
+pytest.importorskip('gin')
+pytest.importorskip('sentencepiece')
+pytest.importorskip('tensorstore')
+
+from specdec_jax.checkpoints import loading, new_folder, t5x
+from specdec_jax.data.local_path import local_path
+from specdec_jax.training import run_checkpoints
+from tests.checkpoints.tiny_t5 import make_config
+from tests.cli.infer_runs import ROOT, argv
+from tests.cli.tiny import assert_refused
+
+BUCKET = 'gs://bucket/name'
+
+
+@pytest.mark.parametrize(
+  'path', [BUCKET, 's3://bucket/name', 'https://host/name', 'file:///name']
+)
+def test_a_path_that_is_not_local(path):
+  for each in (path, path.replace('//', '/')):
+    with pytest.raises(ValueError, match='is not on a local disk'):
+      local_path(each)
+
+
+def test_a_local_path():
+  assert str(local_path('a:b/c')) == 'a:b/c'
+  assert local_path('~/a').is_absolute()
+
+
+INFER = {
+  'output folder': {'INFER_OUTPUT_DIR': BUCKET},
+  'checkpoint': {'CHECKPOINT_PATH': BUCKET, 'MODEL': None},
+  'vocabulary': {'CHECKPOINT_PATH': 'ende-mini', 'VOCABULARY': BUCKET},
+  'task': {'MIXTURE_OR_TASK_NAME': f'{BUCKET}.jsonl'},
+  'drafter': {
+    'CHECKPOINT_PATH': 'ende-mini',
+    'DRAFTER_CHECKPOINT_PATH': BUCKET,
+  },
+  'profile': {'infer.profile_dir': BUCKET},
+}
+
+
+@pytest.mark.parametrize('bindings', INFER.values(), ids=INFER)
+def test_infer(run, tmp_path, monkeypatch, bindings):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'task.txt').write_text('a\n')
+  files = ['--gin.MODEL="t5_1_1_small"']
+  if 'DRAFTER_CHECKPOINT_PATH' in bindings:
+    files.append(f'--gin_file={ROOT / "gin_configs/drafters/model.gin"}')
+  command = argv('nowhere', 'task.txt', tmp_path / 'out', *files)
+  if bindings.get('CHECKPOINT_PATH') == 'ende-mini':
+    bindings = {**bindings, 'MODEL': None}
+  command += [f'--gin.{name}={value!r}' for name, value in bindings.items()]
+  assert_refused(run(*command), BUCKET, 'is not on a local disk')
+  assert [path.name for path in tmp_path.iterdir()] == ['task.txt']
+
+
+COMMANDS = {
+  'generate --model': ('generate', '--prompt=a', '--model', BUCKET),
+  'generate --prompts': ('generate', '--prompts', BUCKET),
+  'generate --json': ('generate', '--prompt=a', '--json', BUCKET),
+  'convert from': ('convert', BUCKET, 'out', '--to=safetensors'),
+  'convert to': ('convert', 'ende-mini', BUCKET, '--to=safetensors'),
+  'eval': ('eval', BUCKET),
+  'merge': ('merge', BUCKET),
+  'plan': ('plan', '--costs', BUCKET, '--alpha=0.5'),
+  'train': (
+    *('train', f'--gin_file={ROOT / "gin_configs/train/overfit_200.gin"}'),
+    *(f'--gin.TOKENS="{BUCKET}"', '--gin.MODEL_DIR="out"'),
+  ),
+  'trace': ('trace', BUCKET),
+  'data prepare': (
+    *('data', 'prepare', '--inputs', BUCKET),
+    *('--vocabulary', 'a', '--out', 'out'),
+  ),
+  'data vocabulary': ('data', 'vocabulary', '--inputs=a', '--out', BUCKET),
+  'data rewrite': (
+    *('data', 'rewrite', '--tokens', BUCKET),
+    *('--model', 'ende-mini', '--out', 'out'),
+  ),
+}
+
+
+@pytest.mark.parametrize('command', COMMANDS.values(), ids=COMMANDS)
+def test_commands(run, tmp_path, monkeypatch, command):
+  monkeypatch.chdir(tmp_path)
+  assert_refused(run(*command), BUCKET, 'is not on a local disk')
+  assert not list(tmp_path.iterdir())
+
+
+def test_the_library(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  runs = lambda: run_checkpoints.open_run(BUCKET, make_config(), keep=1)
+  folders = lambda: new_folder.new_folder(BUCKET)
+  for door in (loading.locate, t5x.find):
+    with pytest.raises(ValueError, match='is not on a local disk'):
+      door(BUCKET)
+  for context in (runs, folders):
+    with pytest.raises(ValueError, match='local disk'), context():
+      pass
+  assert not list(tmp_path.iterdir())
