@@ -86,12 +86,14 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     '--draft_dtype', choices=options.DTYPES, default='float32'
   )
-  parser.add_argument('--num_alpha', type=int, default=200)
-  parser.add_argument('--num_timed', type=int, default=24)
-  parser.add_argument('--repeats', type=int, default=11)
-  parser.add_argument('--max_gamma', type=int, default=12)
-  parser.add_argument('--batch_size', type=int, default=20)
-  parser.add_argument('--ngram_examples', type=int, default=20_000)
+  parser.add_argument('--num_alpha', type=options.positive_int, default=200)
+  parser.add_argument('--num_timed', type=options.positive_int, default=24)
+  parser.add_argument('--repeats', type=options.positive_int, default=11)
+  parser.add_argument('--max_gamma', type=options.positive_int, default=12)
+  parser.add_argument('--batch_size', type=options.positive_int, default=20)
+  parser.add_argument(
+    '--ngram_examples', type=options.positive_int, default=20_000
+  )
   return parser
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from experiments.pretrained import card, shipping
 from experiments.pretrained.measuring import measure
 from specdec_jax.checkpoints import pretrained
-from specdec_jax.cli import decoder
+from specdec_jax.cli import decoder, options
 from specdec_jax.evaluation import quality
 
 
@@ -89,19 +89,19 @@ def _parser() -> argparse.ArgumentParser:
   add.add_argument('--metric', choices=tuple(quality.METRICS))
   add.add_argument('--inputs_field', default='inputs')
   add.add_argument('--prefix', default='', help='put before every input')
-  add.add_argument('--gamma', type=int, default=4)
+  add.add_argument('--gamma', type=options.positive_int, default=4)
   add.add_argument(
     '--bench',
     help='what `specdec bench --json` wrote of the pair, to be stated',
   )
-  add.add_argument('--batch_size', type=int, default=32)
+  add.add_argument('--batch_size', type=options.positive_int, default=32)
   add.add_argument(
     '--inputs_length',
-    type=int,
+    type=options.positive_int,
     default=256,
     help='most tokens that are read; of a language model, of the prompt',
   )
-  add.add_argument('--max_new_tokens', type=int, default=128)
+  add.add_argument('--max_new_tokens', type=options.positive_int, default=128)
   return parser
 
 

@@ -16,6 +16,7 @@ from experiments import report
 from experiments.leviathan2023 import pairs
 from experiments.sun2024 import tables
 from specdec_jax.cli import decoder as decoder_lib
+from specdec_jax.cli import options
 
 MODULE = 'experiments.sun2024'
 
@@ -67,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
   pairs.add_arguments(parser)
   parser.add_argument('--output', default='experiments/sun2024/results')
   parser.add_argument('--gammas', type=report.numbers, default=[1, 2, 4, 6, 8])
-  parser.add_argument('--num_examples', type=int, default=600)
-  parser.add_argument('--batch_size', type=int, default=40)
+  parser.add_argument('--num_examples', type=options.positive_int, default=600)
+  parser.add_argument('--batch_size', type=options.positive_int, default=40)
   return parser
 
 

@@ -25,7 +25,7 @@ from experiments.xia2023 import paper
 from experiments.xia2023.tables import EXACT, FULL, TABLES, Settings
 from experiments.xia2023.ways import Pair
 from specdec_jax.checkpoints import loading
-from specdec_jax.cli import decoder, infer_examples
+from specdec_jax.cli import decoder, infer_examples, options
 from specdec_jax.cli.infer_examples import Layout
 from specdec_jax.data import tasks
 from specdec_jax.models import layers, presets
@@ -97,19 +97,21 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('--task', required=True, help='.jsonl, .tsv, or SeqIO')
   parser.add_argument('--output', default='experiments/xia2023/results')
   report.add_tables(parser, TABLES)
-  parser.add_argument('--gamma', type=int, default=25)
+  parser.add_argument('--gamma', type=options.positive_int, default=25)
   gammas = [10, 15, 20, 25, 30]
   parser.add_argument('--gammas', type=report.numbers, default=gammas)
   parser.add_argument(
     '--batch_sizes', type=report.numbers, default=[1, 2, 4, 8, 16, 32, 64]
   )
   report.add_dtypes(parser)
-  parser.add_argument('--inputs_length', type=int, default=64)
-  parser.add_argument('--targets_length', type=int, default=64)
-  parser.add_argument('--num_examples', type=int, help='None: all')
-  parser.add_argument('--num_timed', type=int, default=100)
-  parser.add_argument('--repeats', type=int, default=3)
-  parser.add_argument('--batch_size', type=int, default=32)
+  parser.add_argument('--inputs_length', type=options.positive_int, default=64)
+  parser.add_argument('--targets_length', type=options.positive_int, default=64)
+  parser.add_argument(
+    '--num_examples', type=options.positive_int, help='None: all'
+  )
+  parser.add_argument('--num_timed', type=options.positive_int, default=100)
+  parser.add_argument('--repeats', type=options.positive_int, default=3)
+  parser.add_argument('--batch_size', type=options.positive_int, default=32)
   return parser
 
 

@@ -28,6 +28,8 @@ class Workload:
     input_length: tokens of the encoder, or of a decoder-only model's prompt.
     output_length: new tokens a row.
     num_partitions: chips that share a copy of the target.
+
+  The four numbers are at least 1, or it raises ValueError.
   """
 
   slice: Slice
@@ -37,6 +39,13 @@ class Workload:
   input_length: int
   output_length: int
   num_partitions: int
+
+  def __post_init__(self):
+    for name in (
+      *('batch_size', 'input_length', 'output_length', 'num_partitions'),
+    ):
+      if (value := getattr(self, name)) < 1:
+        raise ValueError(f'{name} must be at least 1, got {value}')
 
   @property
   def max_len(self) -> int:

@@ -36,6 +36,20 @@ def test_a_slice_that_there_cannot_be_is_refused(name):
     aot.find_slice(name)
 
 
+def test_a_decode_of_nothing_is_refused():
+  sizes = {*('batch_size', 'input_length', 'output_length', 'num_partitions')}
+  config = presets.preset('t5_nano', dtype=jnp.bfloat16)
+  nowhere = aot.Slice(name='v4:1x1x1', chip=CHIPS['v4'], devices=())
+  for name in sizes:
+    with pytest.raises(ValueError, match=f'{name} must be at least 1, got 0'):
+      workload.Workload(
+        slice=nowhere,
+        target=config,
+        draft=config,
+        **dict.fromkeys(sizes, 1) | {name: 0},
+      )
+
+
 def test_without_libtpu_the_extra_is_named(monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
   with pytest.raises(ImportError, match=r'specdec_jax\[tpu\]'):
