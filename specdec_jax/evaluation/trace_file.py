@@ -33,6 +33,10 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
   },
   'summary': {'num_tokens': _INT, 'num_target_runs': _INT},
 }
+# What a record may have, and of which type it then is.
+_OPTIONAL: dict[str, dict[str, tuple[type, ...]]] = {
+  'prompt': {'num_encoder_tokens': _INT},
+}
 _NEXT_FIELDS = {
   'token': _INT,
   'text': _STR,
@@ -187,7 +191,9 @@ def _parse(line: bytes, is_first: bool) -> Record:
       f'trace version {record.get("version")!r}, this code reads version '
       f'{trace.VERSION}'
     )
-  _check_fields(record, _FIELDS[kind], kind)
+  optional = _OPTIONAL.get(kind, {})
+  present = {field: optional[field] for field in optional if field in record}
+  _check_fields(record, _FIELDS[kind] | present, kind)
   if kind == 'iteration':
     _check_tokens(record)
   return record
@@ -198,7 +204,7 @@ def _refuse(constant: str) -> None:
 
 
 def _check_tokens(record: Record) -> None:
-  for i, token in enumerate(record['drafted']):
+  for i, token in enumerate(record['drafted'], start=1):
     _check_token(
       token, _DRAFTED_FIELDS, trace.DRAFT_VERDICTS, f'drafted token {i}'
     )

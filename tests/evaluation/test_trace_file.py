@@ -138,12 +138,13 @@ _ERRORS = [
   (2, _drop('type'), 'unknown record type None'),
   (2, _change(row='a'), "prompt has 'row' = 'a'"),
   (2, _change(row=True), "prompt has 'row' = True"),
+  (2, _change(num_encoder_tokens='3'), "prompt has 'num_encoder_tokens' = '3'"),
   (2, lambda record: [record], 'a record is an object, got list'),
   (4, _drop('next'), "iteration lacks 'next'"),
   (4, _change(committed=99), 'committed is 99'),
-  (4, _change(drafted=[3]), 'drafted token 0 is an object'),
+  (4, _change(drafted=[3]), 'drafted token 1 is an object'),
   (4, _change_token(verdict='maybe'), "verdict 'maybe'"),
-  (4, _change_token(p='high'), "drafted token 0 has 'p' = 'high'"),
+  (4, _change_token(p='high'), "drafted token 1 has 'p' = 'high'"),
   (4, _change_token(p=float('nan')), 'NaN is no JSON number'),
 ]
 
