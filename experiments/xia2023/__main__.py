@@ -166,7 +166,7 @@ def _spec_drafters(
       max_positions=max(args.inputs_length, args.targets_length + longest),
     )
     params = glancing.init_params(config, jax.random.key(0))
-    return {FULL: (config, layers.with_transposed_embedding(params))}
+    return {FULL: (config, layers.with_cpu_copies(params, is_tied=True))}
   found = {}
   for i, given in enumerate(args.drafter):
     name, equals, folder = given.rpartition('=')
@@ -178,7 +178,7 @@ def _spec_drafters(
       or sizes.vocab_size != target.vocab_size
     ):
       raise ValueError(f'{folder} is no Spec-Drafter of this vocabulary')
-    params = layers.with_transposed_embedding(params)
+    params = layers.with_cpu_copies(params, is_tied=True)
     found[FULL if i == 0 else name] = sizes, params
   return found
 

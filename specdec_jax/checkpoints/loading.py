@@ -41,8 +41,8 @@ class LoadedModel:
   Attributes:
     name: what was asked for.
     config: sizes, for `models.adapters.llama` or `t5`, by their type.
-    params: the tree of `models.llama.Llama` or `models.t5.T5`, if tied
-      `layers.with_transposed_embedding`.
+    params: the tree of `models.llama.Llama` or `models.t5.T5`, with the copies
+      of `layers.with_cpu_copies`.
     vocabulary: text to token ids and back.
     description: one line for a report: sizes, dtype and source.
   """
@@ -102,8 +102,7 @@ def load(
     )
   check_vocabulary(path, vocabulary, loaded)
   description = _describe(path.name, loaded, params)
-  if loaded.is_tied:
-    params = layers.with_transposed_embedding(params)
+  params = layers.with_cpu_copies(params, is_tied=loaded.is_tied)
   return LoadedModel(
     name=name,
     config=loaded,

@@ -71,7 +71,7 @@ class Dense(nn.Module):
     kernel = self.param(
       'kernel', self.kernel_init, (x.shape[-1], self.features)
     )
-    y = _matmul(x.astype(kernel.dtype), kernel)
+    y = _matmul(*_of_one_dtype(self, x, kernel, 'kernel'))
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros_init(), (self.features,))
       y = y + jnp.expand_dims(
@@ -100,8 +100,21 @@ class RMSNorm(nn.Module):
     return x * scale.astype(self.dtype)
 
 
-# See `with_transposed_embedding`.
+# Copies beside the weights; see `with_cpu_copies`.
 TRANSPOSED = 'transposed_embedding'
+_FLOAT32 = 'float32_'
+
+
+def _of_one_dtype(
+  module: nn.Module, x: Array, kernel: Array, name: str
+) -> tuple[Array, Array]:
+  """What `_matmul` takes: `x` rounded to the kernel's dtype, and the kernel, or
+  the float32 copies of both where there is a single row and such a copy."""
+  x = x.astype(kernel.dtype)
+  copy = _FLOAT32 + name
+  if x.size > x.shape[-1] or not module.has_variable('params', copy):
+    return x, kernel
+  return x.astype(jnp.float32), module.get_variable('params', copy)
 
 
 class Embed(nn.Module):
@@ -128,7 +141,7 @@ class Embed(nn.Module):
     """`[B, T, embed]` to float32 logits `[B, T, V]`."""
     if self.has_variable('params', TRANSPOSED):
       kernel: Array = self.get_variable('params', TRANSPOSED)
-      return _matmul(x.astype(kernel.dtype), kernel)
+      return _matmul(*_of_one_dtype(self, x, kernel, TRANSPOSED))
     return jax.lax.dot_general(
       x.astype(self.embedding.dtype),
       self.embedding,
@@ -137,27 +150,44 @@ class Embed(nn.Module):
     )
 
 
-def with_transposed_embedding(params: Any) -> Any:
-  """The tree of a tied model, its embeddings `[embed, V]` beside `[V, embed]`.
+def with_cpu_copies(params: Any, *, is_tied: bool) -> Any:
+  """The tree of a model with what a CPU multiplies most quickly beside it.
 
-  A CPU multiplies several positions with `[in, out]` in two fifths of the time
-  that they take with `[out, in]`. Accelerators do not mind, and get the tree as
-  it is.
+  Two things are slow there. Several rows times `[out, in]` take two and a half
+  times as long as `[in, out]`, which is how the embeddings of a tied model lie:
+  they get a transpose. And a single row times bfloat16 is computed in float32
+  from weights that are converted first; XLA moves that out of a plain decoding
+  loop, but not out of loops within a loop, where drafts and iterations without
+  a draft would convert every weight each time: kernels get a float32 copy. The
+  encoder's, which never see a single row, get none. Accelerators need neither,
+  and get the tree as it is.
+
+  Args:
+    params: a tree of `models`, in one dtype.
+    is_tied: whether the logits reuse the token embeddings.
   """
-  if jax.default_backend() != 'cpu' or not isinstance(params, dict):
+  if jax.default_backend() != 'cpu':
     return params
-  changed = {k: with_transposed_embedding(v) for k, v in params.items()}
-  if 'embedding' in changed:
-    changed[TRANSPOSED] = changed['embedding'].T
-  return changed
+  copied = {}
+  for name, value in params.items():
+    if isinstance(value, dict):
+      is_encoder = name == 'encoder'
+      value = value if is_encoder else with_cpu_copies(value, is_tied=is_tied)
+    copied[name] = value
+  if is_tied and 'embedding' in params:
+    copied[TRANSPOSED] = params['embedding'].T
+  for name in ('kernel', TRANSPOSED):
+    if name in copied and copied[name].dtype != jnp.float32:
+      copied[_FLOAT32 + name] = copied[name].astype(jnp.float32)
+  return copied
 
 
 def num_params(params: Any) -> int:
-  """How many parameters a tree has, those that it has twice counted once."""
+  """How many parameters a tree has, without those that `with_cpu_copies` made."""
   return sum(
     leaf.size
     for path, leaf in jax.tree.leaves_with_path(params)
-    if not jax.tree_util.keystr(path).endswith(f"['{TRANSPOSED}']")
+    if not path[-1].key.startswith((TRANSPOSED, _FLOAT32))
   )
 
 

@@ -255,7 +255,7 @@ def test_a_prompt_of_the_wrong_kind_is_refused():
 def test_a_transposed_embedding_gives_the_same_logits(name):
   model, params, cache = _start(name)
   expected, _ = model.extend(params, _tokens(3), cache)
-  transposed = layers.with_transposed_embedding(params)
+  transposed = layers.with_cpu_copies(params, is_tied=True)
   assert layers.num_params(transposed) == layers.num_params(params) > 0
   actual, _ = model.extend(transposed, _tokens(3), cache)
   _close(actual, expected)

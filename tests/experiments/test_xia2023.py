@@ -63,7 +63,7 @@ def pair(tmp_path_factory):
   )
   heads = BlockHeadsConfig(embed_dim=8, gamma=2, mlp_dim=8)
   drafter_params = glancing.init_params(drafter, jax.random.key(1))
-  drafter_params = layers.with_transposed_embedding(drafter_params)
+  drafter_params = layers.with_cpu_copies(drafter_params, is_tied=True)
   heads_params = block_heads.init_params(heads, jax.random.key(2))
   yield ways.Pair(
     layout=layout,

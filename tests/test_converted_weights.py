@@ -1,0 +1,125 @@
+"""bfloat16 on a CPU: no weight is converted inside a decoding loop.
+
+XLA multiplies a single row in float32. It converts weights before a plain loop,
+but not before loops within a loop: drafts, and iterations without a draft.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import drafters, logits, verification
+from specdec_jax.base import Params
+from specdec_jax.decoding import speculative
+from specdec_jax.models import adapters, layers
+from tests import toy, toy_t5
+from tests.test_compilation import in_loops
+
+pytestmark = pytest.mark.optimized
+
+V, MAX_LEN, GAMMA = 40, 32, 4
+SIZES = {'dtype': jnp.bfloat16, 'embed_dim': 48, 'mlp_dim': 96}
+LLAMA = toy.llama_config(V, num_layers=1, is_tied=True, **SIZES)
+T5 = toy_t5.config(V, num_layers=1, num_heads=4, **SIZES)
+MODELS = {
+  'llama': (LLAMA, functools.partial(toy.llama_params, LLAMA)),
+  'encoder-decoder': (T5, functools.partial(toy_t5.params, T5)),
+}
+GREEDY = logits.standardize(temperature=0)
+DRAFTERS = {
+  'prompt_lookup': lambda model: drafters.prompt_lookup(gamma=GAMMA),
+  'autoregressive': lambda model: drafters.autoregressive(
+    model, gamma=GAMMA, logits_to_probs=GREEDY, is_argmax=True
+  ),
+  'adaptive': lambda model: drafters.adaptive(
+    model, gamma=GAMMA, logits_to_probs=GREEDY, min_prob=0.1
+  ),
+}
+
+
+def bfloat16_params(name: str):
+  params = MODELS[name][1](seed=0)
+  return jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
+
+
+def prompt_of(name: str):
+  is_llama = name == 'llama'
+  return toy.prompt(
+    [[1, 2, 3] if is_llama else [0]],
+    encoder_rows=None if is_llama else [[5, 6, 7]],
+  )
+
+
+def converted_weights(name: str, drafter: str, params) -> list[str]:
+  """Conversions to float32 in the compiled loop, of a weight's shape."""
+  model = adapters.of(MODELS[name][0])
+  models = {'target': model, 'drafter': DRAFTERS[drafter](model)}
+  both = Params(params, () if drafter == 'prompt_lookup' else params)
+  state = jax.eval_shape(
+    lambda params, prompt: speculative.init(
+      params, jax.random.key(0), prompt, **models, max_len=MAX_LEN
+    ),
+    both,
+    prompt_of(name),
+  )
+  run = functools.partial(
+    speculative.run,
+    **models,
+    verify_fn=verification.speculative_sampling,
+    logits_to_probs=GREEDY,
+    eos_id=1,
+  )
+  hlo = jax.jit(run).lower(both, state).compile().as_text()
+  # A lookup converts the rows that it takes, in the fusion that takes them.
+  kernels = {
+    leaf.shape
+    for path, leaf in jax.tree.leaves_with_path(params)
+    if path[-1].key in ('kernel', layers.TRANSPOSED)
+  }
+  found = []
+  for line in in_loops(hlo):
+    match = re.search(r'= f32\[([\d,]+)\]\S* convert\(', line)
+    if match and tuple(map(int, match[1].split(','))) in kernels:
+      found.append(line.strip())
+  return found
+
+
+@pytest.mark.parametrize('drafter', DRAFTERS)
+@pytest.mark.parametrize('name', MODELS)
+def test_no_weight_is_converted_in_the_loop(name, drafter):
+  is_tied = MODELS[name][0].is_tied
+  params = layers.with_cpu_copies(bfloat16_params(name), is_tied=is_tied)
+  assert converted_weights(name, drafter, params) == []
+
+
+def test_converted_weights_are_seen():
+  assert converted_weights('llama', 'prompt_lookup', bfloat16_params('llama'))
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_a_single_row_reads_the_copies(name):
+  config, _ = MODELS[name]
+  model, params = adapters.of(config), bfloat16_params(name)
+  copied = layers.with_cpu_copies(params, is_tied=config.is_tied)
+  assert layers.num_params(copied) == layers.num_params(params)
+  cache = model.init(params, prompt_of(name), MAX_LEN)
+
+  @functools.partial(jax.jit, static_argnums=1)
+  def extend(params, width):
+    tokens = jnp.full((1, width), 9, jnp.int32)
+    return model.extend(params, tokens, cache)[0]
+
+  # Rounded at other places: bfloat16 has eight bits.
+  scale = np.abs(extend(params, 1)).max()
+  np.testing.assert_allclose(
+    extend(copied, 1), extend(params, 1), atol=scale / 2**8
+  )
+  doubled = jax.tree_util.tree_map_with_path(
+    lambda path, leaf: leaf * (1 + path[-1].key.startswith('float32_')), copied
+  )
+  assert np.abs(extend(doubled, 1) - extend(copied, 1)).max() > scale / 8
+  np.testing.assert_array_equal(extend(doubled, 2), extend(copied, 2))
