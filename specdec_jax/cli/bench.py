@@ -105,7 +105,12 @@ def _measure(
       params, key, rows, drafter=decoder.drafter, **drafted_rule
     )
     full_width = sides_lib.full_width_side(
-      params, key, rows, gamma=args.gamma, **drafted_rule
+      params,
+      key,
+      rows,
+      gamma=args.gamma,
+      may_abstain=decoder.drafter.may_abstain,
+      **drafted_rule,
     )
     fastest, tokens_per_second = sides_lib.fastest(candidates)
     is_adaptive = args.adaptive is not None
@@ -113,7 +118,8 @@ def _measure(
     propose = sides_lib.propose_programs(
       drafted, drafter, decoder.target, is_adaptive
     )
-  num_programs = 3 + (fastest != args.dtype) + len(propose)
+  num_sides = 3 + (fastest != args.dtype) + drafter.may_abstain
+  num_programs = num_sides + len(propose)
   with progress.bar('timing', num_programs * (args.repeats + 1)) as bar:
     figures = benchmark.compare(
       target=decoder.target,
@@ -220,41 +226,29 @@ def _table(figures: dict[str, Any]) -> Any:
   if figures['adaptive']:
     gamma = f'{figures["adaptive"]} {gamma} at most'
   table.add_column(f'{figures["drafter"]}, {gamma}', justify='right')
+  count = lambda name: str(figures[name])
+  speed = lambda side: show(figures[f'{side}_tokens_per_second'], 1)
+  compiling = lambda side: show(figures['compile_seconds'][side], 1)
+  plain, drafted = 'autoregressive', 'speculative'
+  only_drafted = {
+    '  without a draft': count('short_target_runs'),
+    'alpha (accepted / tested)': show(figures['alpha']),
+    'accepted / drafted': show(figures['acceptance_per_drafted']),
+    'alpha from mean length': show(figures['alpha_from_block_efficiency']),
+    'block efficiency': show(figures['block_efficiency']),
+    'c': show(figures['c'], 4),
+    'T(gamma+1) / T(1)': show(figures['verify_cost_ratio']),
+    '  without a draft / T(1)': show(figures['without_draft_cost_ratio']),
+    'predicted speedup': show(figures['predicted_speedup']),
+    'measured speedup': show(figures['speedup']),
+    '  with the prefill': show(figures['end_to_end_speedup']),
+  }
   rows = [
-    (
-      'tokens/s',
-      show(figures['autoregressive_tokens_per_second'], 1),
-      show(figures['speculative_tokens_per_second'], 1),
-    ),
-    (
-      'tokens',
-      str(figures['autoregressive_tokens']),
-      str(figures['tokens']),
-    ),
-    (
-      'target runs',
-      str(figures['autoregressive_target_runs']),
-      str(figures['target_runs']),
-    ),
-    ('  without a draft', '', str(figures['short_target_runs'])),
-    ('alpha (accepted / tested)', '', show(figures['alpha'])),
-    ('accepted / drafted', '', show(figures['acceptance_per_drafted'])),
-    (
-      'alpha from mean length',
-      '',
-      show(figures['alpha_from_block_efficiency']),
-    ),
-    ('block efficiency', '', show(figures['block_efficiency'])),
-    ('c', '', show(figures['c'], 4)),
-    ('T(gamma+1) / T(1)', '', show(figures['verify_cost_ratio'])),
-    ('predicted speedup', '', show(figures['predicted_speedup'])),
-    ('measured speedup', '', show(figures['speedup'])),
-    ('  with the prefill', '', show(figures['end_to_end_speedup'])),
-    (
-      'compile seconds',
-      show(figures['compile_seconds']['autoregressive'], 1),
-      show(figures['compile_seconds']['speculative'], 1),
-    ),
+    ('tokens/s', speed(plain), speed(drafted)),
+    ('tokens', count('autoregressive_tokens'), count('tokens')),
+    ('target runs', count('autoregressive_target_runs'), count('target_runs')),
+    *((name, '', value) for name, value in only_drafted.items()),
+    ('compile seconds', compiling(plain), compiling(drafted)),
     (f'identical to plain {figures["dtype"]}', '', _identical(figures)),
   ]
   for row in rows:

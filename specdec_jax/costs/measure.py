@@ -127,27 +127,39 @@ def quickest_dtype(
   return min(dtypes, key=lambda dtype: float(np.median(seconds[dtype])))
 
 
-def always_full(gamma: int, law_size: int | None = None) -> Drafter:
+def always_full(
+  gamma: int, law_size: int | None = None, *, may_abstain: bool = False
+) -> Drafter:
   """Proposes gamma copies of the last token, at no cost: with it an iteration
   of the loop costs one target call over gamma + 1 positions. With gamma 0 it is
-  a plain step. With `law_size`, of the vocabulary, drafts have a law, all of it
-  on their tokens, so that verification costs what it does with a draft model.
+  a plain step.
+
+  Args:
+    gamma: tokens per iteration.
+    law_size: of the vocabulary, if drafts are to have a distribution, all of it
+      on their tokens: verification then costs what it does with a draft model.
+    may_abstain: compiles the loop as for a drafter that may have no draft. Its
+      params, a bool scalar, say whether this one has any: both kinds of
+      iteration are timed in one program.
   """
 
   def propose(params: Any, row_keys: jax.Array, context: Context, state: Any):
-    del params, row_keys
+    del row_keys
     last = jnp.take_along_axis(
       context.tokens, context.lengths[:, None] - 1, axis=1
     )
     tokens = jnp.repeat(last, gamma, axis=1)
+    lengths = jnp.full_like(context.lengths, gamma)
     draft = Draft(
       tokens=tokens,
       probs=None if law_size is None else jax.nn.one_hot(tokens, law_size),
-      lengths=jnp.full_like(context.lengths, gamma),
+      lengths=jnp.where(params, lengths, 0) if may_abstain else lengths,
     )
     return draft, state
 
-  return Drafter(gamma, lambda params, prompt, max_len: (), propose)
+  return Drafter(
+    gamma, lambda params, prompt, max_len: (), propose, may_abstain
+  )
 
 
 def repeat_calls(

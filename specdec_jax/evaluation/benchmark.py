@@ -18,6 +18,7 @@ from specdec_jax.costs import measure
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.evaluation import metrics, sameness
+from specdec_jax.evaluation import sides as sides_lib
 from specdec_jax.evaluation.sides import Side
 
 
@@ -42,7 +43,8 @@ def compare(
     plain: plain decoding in the drafted side's own configuration, whose T(1)
       the costs are relative to; may be the baseline.
     drafted: speculative decoding.
-    full_width: see `sides.full_width_side`.
+    full_width: see `sides.full_width_side`; made with `may_abstain` where the
+      drafter may have no draft, and iterations without one are timed, too.
     drafter: the drafted side's; where its gamma varies, the same without.
     propose: what times it, see
       `sides.propose_programs`.
@@ -67,6 +69,8 @@ def compare(
   }
   if plain is not baseline:
     sides['plain'] = plain
+  if drafter.may_abstain:
+    sides['without_draft'] = sides_lib.without_drafts(full_width)
   seconds, outputs, propose_seconds = _time(sides, propose, repeats, advance)
   seconds.setdefault('plain', seconds['baseline'])
   if any(np.any(s.has_nan) for states in outputs.values() for s in states):
@@ -74,8 +78,11 @@ def compare(
   outputs.setdefault('plain', outputs['baseline'])
   counts = {name: _counts(states) for name, states in outputs.items()}
 
-  one_position = np.median(seconds['plain']) / counts['plain'].iterations
-  full = np.median(seconds['full_width']) / counts['full_width'].iterations
+  per_iteration = lambda name: float(
+    np.median(seconds[name]) / counts[name].iterations
+  )
+  one_position = per_iteration('plain')
+  full = per_iteration('full_width')
   figures = _speeds(seconds, counts)
   figures['prefill_seconds'] = drafted.prefill_seconds
   figures['end_to_end_speedup'] = float(
@@ -88,7 +95,11 @@ def compare(
   costs = {
     'c': propose_seconds / drafter.gamma / one_position,
     'verify_cost_ratio': full / one_position,
+    'without_draft_cost_ratio': None,
   }
+  if drafter.may_abstain:
+    without = per_iteration('without_draft')
+    costs['without_draft_cost_ratio'] = without / one_position
   figures |= costs | {
     'seconds_per_plain_iteration': one_position,
     'seconds_per_full_width_iteration': full,
@@ -97,9 +108,7 @@ def compare(
       counts['baseline'],
       counts['speculative'],
       num_drafted=_num_draft_steps(drafted, counts, drafter, is_adaptive),
-      baseline_cost=np.median(seconds['baseline'])
-      / counts['baseline'].iterations
-      / one_position,
+      baseline_cost=per_iteration('baseline') / one_position,
       **costs,
     ),
     'theory_speedup': None,
@@ -178,11 +187,12 @@ def predict_speedup(
   num_drafted: int | None,
   c: float,
   verify_cost_ratio: float,
+  without_draft_cost_ratio: float | None = None,
   baseline_cost: float = 1.0,
 ) -> float | None:
   """The speedup that these costs allow: Leviathan et al., Theorem 3.8, with the
   measured tokens per run instead of an i.i.d. alpha, with T(gamma+1) / T(1)
-  instead of 1, and with iterations without a draft at the price of plain ones.
+  instead of 1, and with the price of iterations without a draft.
 
   Args:
     baseline: counters of the plain side.
@@ -191,6 +201,8 @@ def predict_speedup(
       and so the result.
     c: a drafted token's cost.
     verify_cost_ratio: T(gamma + 1) / T(1).
+    without_draft_cost_ratio: an iteration that scores one position for want of
+      a draft, relative to T(1); None if the drafter always has one.
     baseline_cost: an iteration of the baseline, where it is another
       configuration than T(1) was measured in.
   """
@@ -199,7 +211,7 @@ def predict_speedup(
   full_iterations = drafted.iterations - drafted.short_iterations
   cost = (
     full_iterations * verify_cost_ratio
-    + drafted.short_iterations
+    + drafted.short_iterations * (without_draft_cost_ratio or 1.0)
     + num_drafted * c
   )
   tokens_ratio = _num_tokens(drafted) / _num_tokens(baseline)

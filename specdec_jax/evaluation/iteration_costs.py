@@ -96,6 +96,7 @@ def cost_programs(
     rng_key,
     [prompt],
     law_size=target.vocab_size if has_law else None,
+    may_abstain=drafters[max_gamma].may_abstain,
     **shared,
   )
   widest = full(gamma=max(widths) - 1)

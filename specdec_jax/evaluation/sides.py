@@ -121,19 +121,26 @@ def full_width_side(
   *,
   gamma: int,
   law_size: int | None = None,
+  may_abstain: bool = False,
   **rest,
 ) -> Side:
   """A few iterations that all score gamma + 1 positions, on one batch;
-  `law_size` as for `measure.always_full`."""
+  `law_size` and `may_abstain` as for `measure.always_full`."""
   prompt = prompts[0]
   side = speculative_side(
-    params,
+    Params(params.target, jnp.bool_(True)) if may_abstain else params,
     rng_key,
     [prompt],
-    drafter=measure.always_full(gamma, law_size),
+    drafter=measure.always_full(gamma, law_size, may_abstain=may_abstain),
     **rest,
   )
   return shortened(side)
+
+
+def without_drafts(full_width: Side) -> Side:
+  """The same program, made with `may_abstain`, when there is never a draft."""
+  params = Params(full_width.params.target, jnp.bool_(False))
+  return dataclasses.replace(full_width, params=params)
 
 
 def shortened(side: Side) -> Side:

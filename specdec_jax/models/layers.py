@@ -183,7 +183,7 @@ def with_cpu_copies(params: Any, *, is_tied: bool) -> Any:
 
 
 def num_params(params: Any) -> int:
-  """How many parameters a tree has, without those that `with_cpu_copies` made."""
+  """How many parameters a tree has, the copies of `with_cpu_copies` apart."""
   return sum(
     leaf.size
     for path, leaf in jax.tree.leaves_with_path(params)

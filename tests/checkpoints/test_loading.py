@@ -31,7 +31,9 @@ def test_a_file_and_a_folder_hold_the_same_model(tmp_path, monkeypatch):
   from_hub = loading.load('hf:tiny')
   for model in (from_file, from_folder, from_hub):
     assert model.config == config
-    assert_trees_equal(model.params, layers.with_cpu_copies(params, is_tied=True))
+    assert_trees_equal(
+      model.params, layers.with_cpu_copies(params, is_tied=True)
+    )
     assert model.vocabulary.encode('in 12') == from_file.vocabulary.encode(
       'in 12'
     )

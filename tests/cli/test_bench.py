@@ -80,6 +80,7 @@ def test_the_table_names_what_was_compared(run):
     'draft_dtype': 'float32',
     'is_simulated': False,
     'identical': True,
+    'without_draft_cost_ratio': None,
   }
   for name in ('model', 'drafter', 'device', 'adaptive'):
     figures[name] = None
@@ -110,6 +111,7 @@ def test_nothing_drafted_is_nothing_lost(bench, tmp_path):
   assert (result.status, result.err) == (0, '')
   figures = json.loads(path.read_text())
   assert figures['target_runs'] == figures['short_target_runs'] == 1
+  assert figures['without_draft_cost_ratio'] > 0
   for name in (
     *('alpha', 'acceptance_per_drafted', 'alpha_from_block_efficiency'),
     'theory_speedup',

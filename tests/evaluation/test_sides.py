@@ -77,3 +77,16 @@ def test_what_a_decode_costs_once_is_no_part_of_an_iteration(args):
   assert figures['widths'] == [1, 3, 4]
   assert figures['target_seconds'] == pytest.approx([1.0, 1.0, 1.0])
   assert figures['launch_seconds'] == figures['plain_launch_seconds'] == 5.0
+
+
+def test_both_kinds_of_iteration_are_timed_in_one_program(args):
+  """A drafter that may abstain is judged in the program that it will run in."""
+  full = sides.full_width_side(*args, gamma=2, may_abstain=True, **RULE)
+  without = sides.without_drafts(full)
+  assert full.run is without.run
+  [drafted], [undrafted] = full.decode(), without.decode()
+  assert not drafted.statistics.num_short_runs.any()
+  assert drafted.statistics.num_tested.any()
+  runs = undrafted.statistics.num_target_runs
+  np.testing.assert_array_equal(undrafted.statistics.num_short_runs, runs)
+  assert runs.all()
