@@ -92,7 +92,7 @@ def compare(
     )
   )
   figures |= rates(counts['speculative'].statistics, drafter.gamma)
-  costs = {
+  costs: dict[str, Any] = {
     'c': propose_seconds / drafter.gamma / one_position,
     'verify_cost_ratio': full / one_position,
     'without_draft_cost_ratio': None,
