@@ -176,7 +176,8 @@ def infer(
   with jax.set_mesh(mesh):
     if dry_run:
       return _dry_run(make_plan(vocabulary=None), lengths, mesh)
-    task = find_task(**{'data_dir': tfds_data_dir} if tfds_data_dir else {})
+    folders = {'data_dir': tfds_data_dir} if tfds_data_dir else {}
+    task = find_task(lengths=lengths, **folders)
     shard = Shard(
       folder=local_path(output_dir),
       task=task.name,

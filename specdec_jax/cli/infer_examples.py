@@ -129,8 +129,13 @@ def _encode_one(index: int, example: Example, layout: Layout) -> Row:
     raise ValueError(f'example {index + 1} is empty: it has no tokens')
   num_cut = max(0, len(ids) - layout.inputs_length)
   if num_cut:
+    # A task that brings its tokens has preprocessors that decide on EOS, and
+    # T5X trims whatever they leave. A text is given its EOS after it is
+    # trimmed, as by the `append_eos_after_trim` of T5's own tasks.
     keeps_end = (
-      layout.is_encoder_decoder and ids[-1:] == layout.vocabulary.eos_ids
+      example.input_ids is None
+      and layout.is_encoder_decoder
+      and ids[-1:] == layout.vocabulary.eos_ids
     )
     end = ids[-1:] if keeps_end else ()
     ids = ids[: layout.inputs_length - len(end)] + end

@@ -111,6 +111,7 @@ def find(
   inputs_field: str = 'inputs',
   targets_field: str = 'targets',
   prefix: str = '',
+  lengths: Mapping[str, int] | None = None,
   metric_fns: Mapping[str, MetricFn] | None = None,
 ) -> Task:
   """The task of a name.
@@ -123,6 +124,8 @@ def find(
     inputs_field: key of the inputs in a .jsonl.
     targets_field: key of the targets in a .jsonl; lines without it have none.
     prefix: put before every input of a file.
+    lengths: most tokens of `inputs` and `targets`, told to the preprocessors of
+      a SeqIO task; `append_eos_after_trim` is one that asks.
     metric_fns: by name, for tasks that `KNOWN` says are judged by them; a file
       is judged by all.
 
@@ -140,7 +143,7 @@ def find(
     return Task(
       name=path.stem, read=read, metric_fns=tuple((metric_fns or {}).values())
     )
-  return _seqio_task(name, split, data_dir, metric_fns or {})
+  return _seqio_task(name, split, data_dir, lengths, metric_fns or {})
 
 
 def _read_file(
@@ -183,6 +186,7 @@ def _seqio_task(
   name: str,
   split: str | None,
   data_dir: str | None,
+  lengths: Mapping[str, int] | None,
   metric_fns: Mapping[str, MetricFn],
 ) -> Task:
   """A task of SeqIO's registry, after `KNOWN` are in it."""
@@ -213,7 +217,7 @@ def _seqio_task(
     )
   return Task(
     name=name,
-    read=functools.partial(_read_seqio, source, split),
+    read=functools.partial(_read_seqio, source, split, lengths),
     metric_fns=tuple(getattr(source, 'metric_fns', ())),
   )
 
@@ -264,9 +268,17 @@ def _to_text(dataset: Any, *, known: Known) -> Any:
   return dataset.map(convert, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def _read_seqio(source: Any, split: str | None) -> Iterator[Example]:
+def _read_seqio(
+  source: Any, split: str | None, lengths: Mapping[str, int] | None
+) -> Iterator[Example]:
+  """Examples as the preprocessors leave them; what SeqIO would trim after them
+  is whole, for its length to be counted."""
   dataset = source.get_dataset(
-    sequence_length=None, split=split, shuffle=False, use_cached=False
+    sequence_length=lengths,
+    split=split,
+    shuffle=False,
+    use_cached=False,
+    trim_output_features=False,
   )
   for record in dataset.as_numpy_iterator():
     yield _of_record(record)

@@ -113,6 +113,29 @@ def test_inputs_that_were_trimmed_are_counted(once, t5, task):
   ) in once[1].err
 
 
+def test_inputs_of_their_own_tokens_are_trimmed_as_t5x_does(t5):
+  """A text keeps its EOS; tokens of a SeqIO task are cut where they are."""
+  model = loading.load(str(t5))
+  layout = Layout(
+    config=model.config,
+    vocabulary=model.vocabulary,
+    inputs_length=4,
+    targets_length=4,
+  )
+  (text,) = records_of('two dogs and five cats', None, layout)
+  assert len(text.ids) == 4
+  assert text.ids[-1] == 1
+  (tokens,) = records_of('', (5, 6, 7, 8, 9, 1), layout)
+  assert tokens.ids == (5, 6, 7, 8)
+  assert tokens.num_cut == 2
+
+
+def records_of(inputs, input_ids, layout):
+  example = tasks.Example(inputs=inputs, input_ids=input_ids)
+  task = tasks.Task(name='task', read=lambda: iter([example]))
+  return infer_examples.encode(task, layout, 0, 1)
+
+
 def test_a_finished_run_is_not_repeated(once, run, t5, task):
   before = result(once[0]).stat().st_mtime_ns
   again = run(*argv(t5, task, once[0]))

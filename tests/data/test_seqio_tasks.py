@@ -112,3 +112,34 @@ def test_a_task_of_ones_own_brings_its_tokens(tmp_path):
   )
   with pytest.raises(ValueError, match='near are own_task'):
     tasks.find('own_tusk')
+
+
+@pytest.mark.parametrize('append', ['append_eos', 'append_eos_after_trim'])
+def test_long_inputs_end_as_the_preprocessors_say(append, tmp_path):
+  """Of a task's own: what is read, cut to the length, is what SeqIO trims."""
+  text = tmp_path / 'text.tsv'
+  text.write_text('two dogs\tfive\nfive cats and two dogs and a cat\ttwo\n')
+  vocabulary = seqio.SentencePieceVocabulary(str(T5X / 'tiny_sp.model'))
+  task = seqio.TaskRegistry.add(
+    f'long_{append}',
+    source=seqio.TextLineDataSource({'test': str(text)}),
+    preprocessors=[
+      split_at_tab,
+      seqio.preprocessors.tokenize,
+      getattr(seqio.preprocessors, append),
+    ],
+    output_features={
+      name: seqio.Feature(vocabulary=vocabulary)
+      for name in ('inputs', 'targets')
+    },
+  )
+  lengths = {'inputs': 5, 'targets': 5}
+  expected = [
+    record['inputs'].tolist()
+    for record in task.get_dataset(
+      lengths, split='test', shuffle=False
+    ).as_numpy_iterator()
+  ]
+  found = tasks.find(f'long_{append}', lengths=lengths).read()
+  assert [list(example.input_ids[:5]) for example in found] == expected
+  assert (expected[1][-1] == 1) == (append == 'append_eos_after_trim')
