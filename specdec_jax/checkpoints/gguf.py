@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.base import Array
-from specdec_jax.checkpoints import gguf_vocabulary, name_maps
+from specdec_jax.checkpoints import gguf_vocabulary, name_maps, settings
 from specdec_jax.checkpoints.gguf_file import (
   GgufFile,
   open_gguf,
   read_tensor,
-  require,
 )
+from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.data.vocabularies import Vocabulary
 from specdec_jax.models.llama import LlamaConfig
 
@@ -58,40 +58,46 @@ def read_config(
     ValueError: if it is not a Llama, or one with features that `models.llama`
       does not compute (experts, scaled rotary positions, a sliding window).
   """
-  architecture = file.metadata.get('general.architecture')
+  values = Settings(path=file.path, values=file.metadata)
+  architecture = values.text('general.architecture')
   if architecture != 'llama':
     raise ValueError(
       f"{file.path} holds an architecture of {architecture!r}, expected 'llama'"
     )
-  embed_dim = _require_count(file, 'llama.embedding_length')
-  num_heads = _require_count(file, 'llama.attention.head_count')
-  num_kv_heads = num_heads
-  if 'llama.attention.head_count_kv' in file.metadata:
-    num_kv_heads = _require_count(file, 'llama.attention.head_count_kv')
-  head_dim = embed_dim // num_heads
-  if 'llama.rope.dimension_count' in file.metadata:
-    head_dim = _require_count(file, 'llama.rope.dimension_count')
-  num_layers = _require_count(file, 'llama.block_count')
+  llama = Settings(
+    path=file.path,
+    values={
+      key.removeprefix('llama.'): value
+      for key, value in file.metadata.items()
+      if key.startswith('llama.')
+    },
+    section='llama.',
+  )
+  embed_dim = llama.count('embedding_length')
+  num_heads = llama.count('attention.head_count')
+  head_dim = llama.count('rope.dimension_count', embed_dim // num_heads)
+  num_layers = llama.count('block_count', most=settings.MAX_LAYERS)
   if num_layers > len(file.tensors):
     raise ValueError(
       f'{file.path} has {len(file.tensors)} tensors, too few for '
       f'{num_layers} layers'
     )
-  max_positions = _require_count(file, 'llama.context_length')
-  _check_supported(file, embed_dim, num_heads, head_dim, max_positions)
-  if _EMBEDDING not in file.tensors:
-    raise ValueError(f'{file.path} has no tensor {_EMBEDDING}')
+  max_positions = llama.count('context_length')
+  _check_supported(file, llama, embed_dim, num_heads, head_dim)
+  embedding = file.tensors.get(_EMBEDDING)
+  if embedding is None or not embedding.shape:
+    raise ValueError(f'{file.path} has no tensor {_EMBEDDING} with rows')
   return LlamaConfig(
-    vocab_size=file.tensors[_EMBEDDING].shape[0],
+    vocab_size=embedding.shape[0],
     embed_dim=embed_dim,
     num_layers=num_layers,
     num_heads=num_heads,
-    num_kv_heads=num_kv_heads,
+    num_kv_heads=llama.count('attention.head_count_kv', num_heads),
     head_dim=head_dim,
-    mlp_dim=_require_count(file, 'llama.feed_forward_length'),
-    rope_base=file.metadata.get('llama.rope.freq_base', 10_000.0),
+    mlp_dim=llama.count('feed_forward_length'),
+    rope_base=llama.number('rope.freq_base', 10_000.0),
     norm_epsilon=_shortest_float(
-      require(file, 'llama.attention.layer_norm_rms_epsilon')
+      llama.number('attention.layer_norm_rms_epsilon')
     ),
     max_positions=max_positions,
     is_tied='output.weight' not in file.tensors,
@@ -166,15 +172,6 @@ def interleave_rotary_halves(values: np.ndarray, num_heads: int) -> np.ndarray:
   return by_half.swapaxes(1, 2).reshape(values.shape)
 
 
-def _require_count(file: GgufFile, key: str) -> int:
-  value = require(file, key)
-  if not isinstance(value, int) or value < 1:
-    raise ValueError(
-      f'{file.path}: {key} is {value!r}, expected one number for all layers'
-    )
-  return value
-
-
 def _shortest_float(value: float) -> float:
   """The double that was meant by a stored float32: 1e-5, not 9.99...e-6."""
   return float(str(np.float32(value)))
@@ -182,22 +179,21 @@ def _shortest_float(value: float) -> float:
 
 def _check_supported(
   file: GgufFile,
+  llama: Settings,
   embed_dim: int,
   num_heads: int,
   head_dim: int,
-  max_positions: int,
 ) -> None:
   """Refuses what would load and then compute something else."""
-  metadata = file.metadata
 
   def refuse(reason: str) -> None:
     raise ValueError(f'{file.path} is a Llama that is not supported: {reason}')
 
-  if metadata.get('llama.expert_count', 0):
-    refuse(f'it has {metadata["llama.expert_count"]} experts')
-  scaling = metadata.get('llama.rope.scaling.type', 'none')
-  factor = metadata.get(
-    'llama.rope.scaling.factor', metadata.get('llama.rope.scale_linear', 1.0)
+  if num_experts := llama.count('expert_count', 0, least=0):
+    refuse(f'it has {num_experts} experts')
+  scaling = llama.text('rope.scaling.type', 'none')
+  factor = llama.number(
+    'rope.scaling.factor', llama.number('rope.scale_linear', 1.0)
   )
   if scaling != 'none' or factor not in (0.0, 1.0):
     refuse(f'its rotary positions are scaled ({scaling}, factor {factor})')
@@ -205,15 +201,16 @@ def _check_supported(
     read_tensor(file, _ROPE_FACTORS) != 1.0
   ):
     refuse(f'its rotary frequencies are scaled (tensor {_ROPE_FACTORS})')
-  window = metadata.get('llama.attention.sliding_window')
-  if window and window < max_positions:
+  max_positions = llama.count('context_length')
+  window = llama.count('attention.sliding_window', 0, least=0)
+  if 0 < window < max_positions:
     refuse(f'its attention slides over {window} of {max_positions} positions')
-  for key in ('llama.attention.key_length', 'llama.attention.value_length'):
-    if metadata.get(key, head_dim) != head_dim:
-      refuse(f'{key} is {metadata[key]}, rotary positions turn {head_dim}')
+  for key in ('attention.key_length', 'attention.value_length'):
+    size = llama.count(key, head_dim)
+    if size != head_dim:
+      refuse(f'llama.{key} is {size}, rotary positions turn {head_dim}')
   if (
-    'llama.attention.key_length' not in metadata
-    and head_dim * num_heads != embed_dim
+    not llama.has('attention.key_length') and head_dim * num_heads != embed_dim
   ):
     refuse(
       f'rotary positions turn {head_dim} of a head of {embed_dim // num_heads}'

@@ -87,6 +87,8 @@ class _Cursor:
       item_type, length = self.number('I'), self.number('Q')
       if item_type in _SCALARS:
         return self._scalars(item_type, length)
+      if item_type == _ARRAY:
+        raise ValueError('it has metadata with an array of arrays')
       return [self.value(item_type) for _ in range(length)]
     if type_id in _SCALARS:
       return self._scalars(type_id, 1)[0]

@@ -1,12 +1,20 @@
 """Vocabularies from the metadata of GGUF files."""
 
+import collections
 from typing import Any
 
-from specdec_jax.checkpoints.gguf_file import GgufFile, require
-from specdec_jax.data.vocabularies import Vocabulary, import_tokenizers
+from specdec_jax.checkpoints.gguf_file import GgufFile
+from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.data import vocabularies
+from specdec_jax.data.vocabularies import Vocabulary
 
 # Values of tokenizer.ggml.token_type.
 _CONTROL, _USER_DEFINED = 3, 4
+_TOKENS = 'tokenizer.ggml.tokens'
+_TYPES = 'tokenizer.ggml.token_type'
+_TEMPLATE = 'tokenizer.chat_template'
+# What llama.cpp calls Llama 3's way of splitting words.
+_LLAMA3_NAMES = ('llama3', 'llama-v3', 'llama-bpe')
 
 # Splits words as Llama 3 does: contractions, words with one leading sign, up to
 # three digits, runs of signs, line ends, spaces.
@@ -33,78 +41,81 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
     ValueError: if it has none, or one of another kind.
     ImportError: if the tokenizers package is not installed.
   """
-  tokens = require(file, 'tokenizer.ggml.tokens')
-  bos_id = file.metadata.get('tokenizer.ggml.bos_token_id')
-  eos_id = file.metadata.get('tokenizer.ggml.eos_token_id')
-  eot_id = file.metadata.get('tokenizer.ggml.eot_token_id')
-  for token_id in (bos_id, eos_id, eot_id):
-    if token_id is not None and not 0 <= token_id < len(tokens):
-      raise ValueError(
-        f'{file.path} names a token {token_id} beyond its {len(tokens)}'
-      )
+  values = Settings(path=file.path, values=file.metadata)
+  tokens = values.texts(_TOKENS)
+  if not tokens:
+    values.refuse(_TOKENS, 'at least one token')
+  token, times = collections.Counter(tokens).most_common(1)[0]
+  if times > 1:
+    raise ValueError(f'{file.path}: {_TOKENS} has {token!r} {times} times')
+  ids = {
+    name: values.ids(f'tokenizer.ggml.{name}_token_id', len(tokens))
+    for name in ('bos', 'eos', 'eot')
+  }
+  first = {name: tokens[found[0]] for name, found in ids.items() if found}
   return Vocabulary(
-    tokenizer=_build_tokenizer(file, tokens, bos_id),
-    eos_ids=tuple(sorted({i for i in (eos_id, eot_id) if i is not None})),
-    bos_token=None if bos_id is None else tokens[bos_id],
-    eos_token=None if eos_id is None else tokens[eos_id],
-    chat_template=file.metadata.get('tokenizer.chat_template'),
+    tokenizer=_build_tokenizer(values, tokens, first.get('bos')),
+    eos_ids=tuple(sorted({*ids['eos'], *ids['eot']})),
+    bos_token=first.get('bos'),
+    eos_token=first.get('eos'),
+    chat_template=(values.text(_TEMPLATE) if values.has(_TEMPLATE) else None),
   )
 
 
 def _build_tokenizer(
-  file: GgufFile, tokens: list[str], bos_id: int | None
+  values: Settings, tokens: list[str], bos_token: str | None
 ) -> Any:
-  kind = require(file, 'tokenizer.ggml.model')
+  kind = values.text('tokenizer.ggml.model')
   if kind != 'gpt2':
     raise ValueError(
-      f"{file.path} has a tokenizer of kind {kind!r}; only 'gpt2' (byte-level "
-      "pairs) is read from GGUF files. Load the model's Hugging Face folder"
+      f'{values.path} has a tokenizer of kind {kind!r}; only byte-level pairs, '
+      "'gpt2', are read from GGUF files. Load the model's Hugging Face folder"
     )
-  tokenizers = import_tokenizers()
-  splitting = require(file, 'tokenizer.ggml.pre')
-  merges = [
-    tuple(merge.split(' ', 1))
-    for merge in require(file, 'tokenizer.ggml.merges')
-  ]
-  try:
-    tokenizer = tokenizers.Tokenizer(
-      tokenizers.models.BPE(
-        vocab={token: i for i, token in enumerate(tokens)},
-        merges=merges,
-        ignore_merges=splitting == 'llama-bpe',
-      )
-    )
-  except Exception as error:  # The package raises bare exceptions.
-    raise ValueError(
-      f'{file.path} has an inconsistent tokenizer: {error}'
-    ) from error
-  tokenizer.pre_tokenizer = _pre_tokenizer(file, splitting)
-  tokenizer.decoder = tokenizers.decoders.ByteLevel()
-  if file.metadata.get('tokenizer.ggml.add_bos_token') and bos_id is not None:
-    bos = tokens[bos_id]
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-      single=f'{bos}:0 $A:0',
-      special_tokens=[(bos, bos_id)],
-    )
-  types = file.metadata.get('tokenizer.ggml.token_type', [])
+  splitting = values.text('tokenizer.ggml.pre')
+  is_llama3 = splitting in _LLAMA3_NAMES
+  # By default as in llama.cpp, src/llama-vocab.cpp.
+  adds_bos = values.flag('tokenizer.ggml.add_bos_token', is_llama3)
+  merges = values.texts('tokenizer.ggml.merges')
+  types = values.ids(_TYPES)
+  if types and len(types) != len(tokens):
+    values.refuse(_TYPES, f'{len(tokens)} numbers, one per token')
+  pre_tokenizer = _pre_tokenizer(values, splitting)
+  tokenizers = vocabularies.import_tokenizers()
+  ids = {token: i for i, token in enumerate(tokens)}
   added = {
     token: kind
     for token, kind in zip(tokens, types, strict=False)
     if kind in (_CONTROL, _USER_DEFINED)
   }
-  # Together and in order of id: adding a token costs time by the call.
-  tokenizer.add_tokens(
-    [
-      tokenizers.AddedToken(token, normalized=False, special=kind == _CONTROL)
-      for token, kind in added.items()
-    ]
-  )
+  what = f'{values.path} has an inconsistent tokenizer'
+  with vocabularies.package_errors(what):
+    tokenizer = tokenizers.Tokenizer(
+      tokenizers.models.BPE(
+        vocab=ids,
+        merges=[tuple(merge.split(' ', 1)) for merge in merges],
+        ignore_merges=is_llama3,
+      )
+    )
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    if adds_bos and bos_token:
+      tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f'{bos_token}:0 $A:0',
+        special_tokens=[(bos_token, ids[bos_token])],
+      )
+    # Together and in order of id: adding a token costs time by the call.
+    tokenizer.add_tokens(
+      [
+        tokenizers.AddedToken(token, normalized=False, special=kind == _CONTROL)
+        for token, kind in added.items()
+      ]
+    )
   return tokenizer
 
 
-def _pre_tokenizer(file: GgufFile, splitting: str) -> Any:
+def _pre_tokenizer(values: Settings, splitting: str) -> Any:
   """How text is cut into words before pairs are merged within them."""
-  tokenizers = import_tokenizers()
+  tokenizers = vocabularies.import_tokenizers()
   pre = tokenizers.pre_tokenizers
   if splitting == 'smollm':
     return pre.Sequence(
@@ -112,10 +123,10 @@ def _pre_tokenizer(file: GgufFile, splitting: str) -> Any:
     )
   if splitting == 'gpt-2':
     return pre.ByteLevel(False)
-  if splitting == 'llama-bpe':
+  if splitting in _LLAMA3_NAMES:
     words = pre.Split(tokenizers.Regex(_LLAMA3_WORDS), 'isolated')
     return pre.Sequence([words, pre.ByteLevel(False, use_regex=False)])
   raise ValueError(
-    f'{file.path} splits words as {splitting!r}; supported are '
+    f'{values.path} splits words as {splitting!r}; supported are '
     "'smollm', 'gpt-2' and 'llama-bpe'. Load the model's Hugging Face folder"
   )

@@ -7,9 +7,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints import name_maps, safetensors_folder
-from specdec_jax.checkpoints.huggingface_config import read_config, read_json
-from specdec_jax.data.vocabularies import Vocabulary, import_tokenizers
+from specdec_jax.checkpoints import name_maps, safetensors_folder, settings
+from specdec_jax.checkpoints.huggingface_config import read_config
+from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.data import vocabularies
+from specdec_jax.data.vocabularies import Vocabulary
 from specdec_jax.models.llama import LlamaConfig
 
 # What is downloaded of a repository.
@@ -84,43 +86,65 @@ def read_vocabulary(folder: str | os.PathLike[str]) -> Vocabulary:
   path = folder / 'tokenizer.json'
   if not path.is_file():
     raise ValueError(f'{folder} has no tokenizer.json')
-  tokenizers = import_tokenizers()
-  try:
+  tokenizers = vocabularies.import_tokenizers()
+  with vocabularies.package_errors(f'{path} cannot be read'):
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
-  except Exception as error:  # The package raises bare exceptions.
-    raise ValueError(f'{path} cannot be read: {error}') from error
-  settings = _read_json_if_any(folder / 'tokenizer_config.json')
-  eos_token = _token_text(settings.get('eos_token'))
-  eos_ids = None
-  for name in ('generation_config.json', 'config.json'):
-    if eos_ids is None:
-      eos_ids = _read_json_if_any(folder / name).get('eos_token_id')
-  if eos_ids is None and eos_token is not None:
-    eos_ids = tokenizer.token_to_id(eos_token)
-  if eos_ids is None:
-    eos_ids = []
+    # Saved after training, it cuts and pads every text as it did there.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+  values = settings.read_if_any(folder / 'tokenizer_config.json')
+  eos_token = _token_text(values, 'eos_token')
+  eos_ids = read_eos_ids(folder)
+  if not eos_ids and eos_token is not None:
+    eos_id = tokenizer.token_to_id(eos_token)
+    eos_ids = () if eos_id is None else (eos_id,)
   return Vocabulary(
     tokenizer=tokenizer,
-    eos_ids=tuple(eos_ids if isinstance(eos_ids, list) else [eos_ids]),
-    bos_token=_token_text(settings.get('bos_token')),
+    eos_ids=eos_ids,
+    bos_token=_token_text(values, 'bos_token'),
     eos_token=eos_token,
-    chat_template=_read_chat_template(folder, settings),
+    chat_template=_read_chat_template(folder, values),
   )
 
 
-def _token_text(token: Any) -> str | None:
-  return token.get('content') if isinstance(token, dict) else token
+def read_eos_ids(folder: Path) -> tuple[int, ...]:
+  """What ends a text by generation_config.json, else by config.json.
+
+  Raises:
+    ValueError: if one of them is broken.
+  """
+  for name in ('generation_config.json', 'config.json'):
+    values = settings.read_if_any(folder / name)
+    if ids := values.ids('eos_token_id'):
+      return tuple(ids)
+  return ()
 
 
-def _read_chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
+def _token_text(values: Settings, key: str) -> str | None:
+  """A token that is written as its text, or as an object that has it."""
+  if isinstance(values.values.get(key), dict):
+    values, key = values.at(key), 'content'
+  return values.text(key) if values.has(key) else None
+
+
+def _read_chat_template(folder: Path, values: Settings) -> str | None:
   path = folder / 'chat_template.jinja'
   if path.is_file():
-    return path.read_text(encoding='utf-8')
-  template = settings.get('chat_template')
-  if isinstance(template, list):
-    by_name = {item['name']: item['template'] for item in template}
-    return by_name.get('default')
-  return template
+    try:
+      return path.read_text(encoding='utf-8')
+    except ValueError as error:
+      raise ValueError(f'{path} is not UTF-8 text') from error
+  key = 'chat_template'
+  templates = values.values.get(key)
+  if not isinstance(templates, list):
+    return values.text(key) if values.has(key) else None
+  for item in templates:
+    if not isinstance(item, dict):
+      values.refuse(key, 'a string or a list of objects')
+    named = Settings(path=values.path, values=item, section=f'{key}.')
+    if named.text('name') == 'default':
+      return named.text('template')
+  return None
 
 
 def save_llama(
@@ -145,15 +169,15 @@ def save_llama(
   dtype = safetensors_folder.write_params(
     folder, params, name_maps.llama_parameters(config)
   )
-  settings = _settings(config, dtype)
+  values = _config_json(config, dtype)
   (folder / 'config.json').write_text(
-    json.dumps(settings, indent=2) + '\n', encoding='utf-8'
+    json.dumps(values, indent=2) + '\n', encoding='utf-8'
   )
   if tokenizer_json is not None:
     (folder / 'tokenizer.json').write_text(tokenizer_json, encoding='utf-8')
 
 
-def _settings(config: LlamaConfig, dtype: str) -> dict[str, Any]:
+def _config_json(config: LlamaConfig, dtype: str) -> dict[str, Any]:
   """What config.json says of a model; biases make it a Qwen2."""
   kind = 'qwen2' if config.has_attention_bias else 'llama'
   return {
@@ -209,7 +233,3 @@ def download(repository: str) -> Path:
       f'hf:{repository} could not be downloaded ({type(error).__name__}: '
       f'{error}). Without a network, give the path of a folder that holds it'
     ) from error
-
-
-def _read_json_if_any(path: Path) -> dict[str, Any]:
-  return read_json(path) if path.is_file() else {}

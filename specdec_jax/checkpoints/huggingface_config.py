@@ -1,15 +1,27 @@
 """Which networks of Hugging Face are the one that `models.llama` computes."""
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 
+from specdec_jax.checkpoints import settings
+from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.models.llama import LlamaConfig
 
 _MODEL_TYPES = ('llama', 'mistral', 'qwen2')
+# What no network here computes, with the value that says it is not wanted.
+_FLAGS = {
+  'attention_bias': (False, 'its attention has biases'),
+  'mlp_bias': (False, 'its feed-forward layers have biases'),
+  'rope_interleaved': (
+    False,
+    'its rotary positions pair neighbouring dimensions',
+  ),
+  'is_encoder_decoder': (False, 'it is an encoder-decoder'),
+  'add_cross_attention': (False, 'it attends to an encoder'),
+  'is_causal': (True, 'its attention looks both ways'),
+}
 
 
 def read_config(
@@ -28,98 +40,96 @@ def read_config(
     ValueError: if config.json is missing or broken, or describes a network with
       features that `models.llama` does not compute.
   """
-  path = Path(folder) / 'config.json'
-  if not path.is_file():
-    raise ValueError(f'{folder} has no config.json')
-  settings = read_json(path)
-  kind = settings.get('model_type')
-  if kind not in _MODEL_TYPES:
+  values = read_settings(folder, _MODEL_TYPES)
+  kind = values.text('model_type')
+  for reason in _unsupported(values):
     raise ValueError(
-      f'{path} describes a model of type {kind!r}; supported are '
-      f'{", ".join(_MODEL_TYPES)}'
+      f'{values.path} describes a {kind} not supported: {reason}'
     )
-  for reason in _unsupported(settings):
-    raise ValueError(f'{path} describes a {kind} not supported: {reason}')
-
-  def require(key: str) -> int:
-    value = settings.get(key)
-    if not isinstance(value, int) or value < 1:
-      raise ValueError(f'{path}: {key} is {value!r}, expected a number')
-    return value
-
-  num_heads = require('num_attention_heads')
-  embed_dim = require('hidden_size')
-  num_kv_heads = settings.get('num_key_value_heads')
+  num_heads = values.count('num_attention_heads')
+  embed_dim = values.count('hidden_size')
   return LlamaConfig(
-    vocab_size=require('vocab_size'),
+    vocab_size=values.count('vocab_size'),
     embed_dim=embed_dim,
-    num_layers=require('num_hidden_layers'),
+    num_layers=values.count('num_hidden_layers', most=settings.MAX_LAYERS),
     num_heads=num_heads,
-    num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
-    head_dim=settings.get('head_dim') or embed_dim // num_heads,
-    mlp_dim=require('intermediate_size'),
-    rope_base=float(_rope(settings).get('rope_theta', 10_000.0)),
-    norm_epsilon=float(settings.get('rms_norm_eps', 1e-6)),
-    max_positions=require('max_position_embeddings'),
-    is_tied=bool(settings.get('tie_word_embeddings', False)),
+    num_kv_heads=values.count('num_key_value_heads', num_heads),
+    head_dim=values.count('head_dim', embed_dim // num_heads),
+    mlp_dim=values.count('intermediate_size'),
+    rope_base=_rope(values, 'rope_theta').number('rope_theta', 10_000.0),
+    norm_epsilon=values.number('rms_norm_eps', 1e-6),
+    max_positions=values.count('max_position_embeddings'),
+    is_tied=values.flag('tie_word_embeddings', False),
     has_attention_bias=kind == 'qwen2',
     dtype=dtype,
   )
 
 
-def _rope(settings: dict[str, Any]) -> dict[str, Any]:
-  """Rotary settings; transformers 4 spreads them, 5 gathers them."""
-  scattered = {
-    key: settings[key]
-    for key in ('rope_theta', 'partial_rotary_factor')
-    if settings.get(key) is not None
-  }
-  scaling = settings.get('rope_scaling') or {}
-  return scattered | scaling | (settings.get('rope_parameters') or {})
+def read_settings(
+  folder: str | os.PathLike[str], model_types: tuple[str, ...]
+) -> Settings:
+  """What a folder's config.json states, of a model of one of these types.
+
+  Raises:
+    ValueError: if it is missing, broken or of another type, or the weights are
+      quantised.
+  """
+  path = Path(folder) / 'config.json'
+  if not path.is_file():
+    raise ValueError(f'{folder} has no config.json')
+  values = settings.read(path)
+  kind = values.text('model_type')
+  if kind not in model_types:
+    raise ValueError(
+      f'{path} describes a model of type {kind!r}; supported are '
+      f'{", ".join(model_types)}'
+    )
+  for key in ('quantization_config', 'compression_config'):
+    if values.has(key):
+      raise ValueError(
+        f'{path} describes a {kind} not supported: its weights are quantised '
+        f'({key})'
+      )
+  return values
 
 
-def _unsupported(settings: dict[str, Any]) -> list[str]:
+def _rope(values: Settings, key: str) -> Settings:
+  """Where a rotary setting stands: transformers 4 spreads them, 5 gathers them
+  in rope_parameters."""
+  places = (values.at('rope_parameters'), values.at('rope_scaling'), values)
+  return next((place for place in places if place.has(key)), values)
+
+
+def _unsupported(values: Settings) -> list[str]:
   """Reasons why the network would not be computed as it was trained."""
-  reasons = []
-  rope = _rope(settings)
-  scaling = rope.get('rope_type', rope.get('type', 'default'))
+  kind, reasons = values.text('model_type'), []
+  # A factor without a type is a mistake, or scales in an early version.
+  is_scaled = _rope(values, 'factor').number('factor', 1.0) != 1.0
+  scaling = 'by a factor' if is_scaled else 'default'
+  for key in ('type', 'rope_type'):
+    scaling = _rope(values, key).text(key, scaling)
   if scaling != 'default':
     reasons.append(f'its rotary positions are scaled ({scaling})')
-  if rope.get('partial_rotary_factor', 1.0) != 1.0:
+  key = 'partial_rotary_factor'
+  if _rope(values, key).number(key, 1.0) != 1.0:
     reasons.append('its rotary positions turn a part of each head')
-  if settings.get('rope_interleaved'):
-    reasons.append('its rotary positions pair neighbouring dimensions')
-  activation = settings.get('hidden_act', 'silu')
+  activation = values.text('hidden_act', 'silu')
   if activation != 'silu':
     reasons.append(f'its activation is {activation}, expected silu')
-  if settings['model_type'] == 'llama' and settings.get('attention_bias'):
-    reasons.append('its attention has biases')
-  if settings.get('mlp_bias'):
-    reasons.append('its feed-forward layers have biases')
-  if settings.get('quantization_config'):
-    reasons.append('its weights are quantised')
-  window = settings.get('sliding_window')
-  if settings['model_type'] == 'qwen2' and not settings.get(
-    'use_sliding_window', False
-  ):
-    window = None
-  max_positions = settings.get('max_position_embeddings', 0)
-  if window is not None and window < max_positions:
-    reasons.append(
-      f'its attention slides over {window} of {max_positions} positions'
-    )
-  layer_types = set(settings.get('layer_types') or ()) - {'full_attention'}
+  for key, (expected, reason) in _FLAGS.items():
+    # Qwen2 has biases whatever this says, and Mistral none.
+    is_ignored = key == 'attention_bias' and kind != 'llama'
+    if values.flag(key, expected) != expected and not is_ignored:
+      reasons.append(reason)
+  has_window = kind != 'qwen2' or values.flag('use_sliding_window', False)
+  if has_window and values.has('sliding_window'):
+    window = values.count('sliding_window')
+    max_positions = values.count('max_position_embeddings')
+    if window < max_positions:
+      reasons.append(
+        f'its attention slides over {window} of {max_positions} positions'
+      )
+  layer_types = set(values.texts('layer_types', [])) - {'full_attention'}
   if layer_types:
     reasons.append(f'it has layers of {", ".join(sorted(layer_types))}')
   return reasons
-
-
-def read_json(path: Path) -> dict[str, Any]:
-  """A JSON object from a file; a broken one is a ValueError with its path."""
-  try:
-    value = json.loads(path.read_text(encoding='utf-8'))
-  except ValueError as error:
-    raise ValueError(f'{path} is no JSON: {error}') from error
-  if not isinstance(value, dict):
-    raise ValueError(f'{path} holds no JSON object')
-  return value

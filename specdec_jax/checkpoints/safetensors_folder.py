@@ -4,15 +4,14 @@ lays them out."""
 import concurrent.futures
 import os
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.base import Array
-from specdec_jax.checkpoints import name_maps
-from specdec_jax.checkpoints.huggingface_config import read_json
+from specdec_jax.checkpoints import name_maps, settings
 
 SINGLE_FILE = 'model.safetensors'
 _INDEX = 'model.safetensors.index.json'
@@ -71,11 +70,16 @@ def _names_of_file(folder: Path) -> dict[str, list[str]]:
     raise ValueError(
       f'{folder} has no weights: expected {SINGLE_FILE} or {_INDEX}'
     )
-  file_of_name = read_json(index_path).get('weight_map')
-  if not isinstance(file_of_name, dict):
-    raise ValueError(f'{index_path} has no weight_map')
+  index = settings.read(index_path)
+  if not index.has('weight_map'):
+    index.refuse('weight_map', 'an object of file names')
+  weight_map = index.at('weight_map')
   names_of_file: dict[str, list[str]] = {}
-  for name, file_name in file_of_name.items():
+  for name in weight_map.values:
+    file_name = weight_map.text(name)
+    file_path = PurePath(file_name)
+    if file_path.is_absolute() or '..' in file_path.parts:
+      weight_map.refuse(name, 'a file in this folder')
     names_of_file.setdefault(file_name, []).append(name)
   return names_of_file
 

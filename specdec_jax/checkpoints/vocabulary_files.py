@@ -1,12 +1,12 @@
 """Vocabularies in the files that stand beside a model's parameters."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from specdec_jax.checkpoints import huggingface
-from specdec_jax.checkpoints.huggingface_config import read_json
+from specdec_jax.checkpoints import huggingface, settings
 from specdec_jax.data import sentencepiece_vocabulary
 from specdec_jax.data.local_path import local_path
 from specdec_jax.data.sentencepiece_vocabulary import SentencePieceVocabulary
@@ -18,7 +18,6 @@ _SETTINGS = 'tokenizer_config.json'
 _GENERATION = 'generation_config.json'
 # All files that `write` may write.
 WRITTEN = (SENTENCEPIECE, TOKENIZER, _SETTINGS, _GENERATION)
-_T5_EXTRA_IDS = 100
 
 
 def is_in(folder: str | os.PathLike[str]) -> bool:
@@ -27,7 +26,10 @@ def is_in(folder: str | os.PathLike[str]) -> bool:
 
 
 def read(
-  path: str | os.PathLike[str], *, extra_ids: int | None = None
+  path: str | os.PathLike[str],
+  *,
+  extra_ids: int | None = None,
+  num_rows: int | None = None,
 ) -> AnyVocabulary:
   """Reads a vocabulary.
 
@@ -35,28 +37,53 @@ def read(
     path: of a SentencePiece model, or of a folder with spiece.model or
       tokenizer.json.
     extra_ids: how many sentinels follow the pieces of a SentencePiece model;
-      None means what tokenizer_config.json says, else 100, as in T5.
+      None means what tokenizer_config.json says, else as
+      `sentencepiece_vocabulary.load` finds.
+    num_rows: rows of the embeddings of the model that it is for, if known.
 
   Raises:
     ValueError: if there is none, or it is broken.
     ImportError: if the package that reads it is not installed.
   """
   path = local_path(path)
-  if path.is_dir() and not (path / SENTENCEPIECE).is_file():
-    if not (path / TOKENIZER).is_file():
-      raise ValueError(
-        f'{path} has no vocabulary: expected {SENTENCEPIECE} or {TOKENIZER}'
-      )
-    return huggingface.read_vocabulary(path)
-  model = path / SENTENCEPIECE if path.is_dir() else path
-  settings_path = model.parent / _SETTINGS
-  if extra_ids is None and settings_path.is_file():
-    extra_ids = read_json(settings_path).get('extra_ids')
-  if extra_ids is None:
-    extra_ids = _T5_EXTRA_IDS
-  if type(extra_ids) is not int or extra_ids < 0:
-    raise ValueError(f'{settings_path}: extra_ids is {extra_ids!r}')
-  return sentencepiece_vocabulary.load(model, extra_ids=extra_ids)
+  if not path.is_dir():
+    return _read_sentencepiece(path, extra_ids, num_rows)
+  if (path / SENTENCEPIECE).is_file():
+    found = _read_sentencepiece(path / SENTENCEPIECE, extra_ids, num_rows)
+    return _with_eos_ids(path, found)
+  if not (path / TOKENIZER).is_file():
+    raise ValueError(
+      f'{path} has no vocabulary: expected {SENTENCEPIECE} or {TOKENIZER}'
+    )
+  return huggingface.read_vocabulary(path)
+
+
+def _read_sentencepiece(
+  model: Path, extra_ids: int | None, num_rows: int | None
+) -> SentencePieceVocabulary:
+  values = settings.read_if_any(model.parent / _SETTINGS)
+  if extra_ids is None and values.has('extra_ids'):
+    most = sentencepiece_vocabulary.MAX_SENTINELS
+    extra_ids = values.count('extra_ids', least=0, most=most)
+  return sentencepiece_vocabulary.load(
+    model, extra_ids=extra_ids, num_rows=num_rows
+  )
+
+
+def _with_eos_ids(
+  folder: Path, vocabulary: SentencePieceVocabulary
+) -> SentencePieceVocabulary:
+  """With the end ids that the folder's JSON files state beside its own."""
+  own, stated = vocabulary.eos_ids, huggingface.read_eos_ids(folder)
+  if not stated:
+    return vocabulary
+  if not set(own) <= set(stated) or max(stated) >= vocabulary.vocab_size:
+    raise ValueError(
+      f'{folder}: eos_token_id is {list(stated)}, and {SENTENCEPIECE} of '
+      f'{vocabulary.vocab_size} tokens ends texts with {list(own)}'
+    )
+  others = tuple(token_id for token_id in stated if token_id not in own)
+  return dataclasses.replace(vocabulary, eos_ids=own + others)
 
 
 def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:

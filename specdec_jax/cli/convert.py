@@ -71,7 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--extra_ids',
     type=_count,
-    help='sentinels that follow the pieces of --vocabulary (default: 100)',
+    help='sentinels that follow the pieces of --vocabulary (default: what '
+    'tokenizer_config.json beside it says, else 100, or 0 if the pieces fill '
+    'the embeddings)',
   )
   parser.add_argument(
     '--step',
@@ -94,10 +96,13 @@ def run(args: argparse.Namespace) -> int:
   dtype = jnp.dtype(args.dtype).type
   with progress.waiting(f'reading {args.source}'):
     config, params = _read(args, source, dtype)
+    num_rows = getattr(config, 'vocab_size', None)
     vocabulary = (
-      loading.read_vocabulary(source)
+      loading.read_vocabulary(source, num_rows=num_rows)
       if args.vocabulary is None
-      else vocabulary_files.read(args.vocabulary, extra_ids=args.extra_ids)
+      else vocabulary_files.read(
+        args.vocabulary, extra_ids=args.extra_ids, num_rows=num_rows
+      )
     )
   if vocabulary is not None:
     if isinstance(config, BlockHeadsConfig):

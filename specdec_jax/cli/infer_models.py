@@ -74,10 +74,10 @@ def read_vocabulary(model: Model, config: Config) -> AnyVocabulary:
   Raises:
     ValueError: if it has none, or one of another size.
   """
-  path = loading.locate(model.checkpoint)
+  path, num_rows = loading.locate(model.checkpoint), config.vocab_size
   if model.vocabulary is not None:
-    vocabulary = vocabulary_files.read(model.vocabulary)
-  elif (found := loading.read_vocabulary(path)) is not None:
+    vocabulary = vocabulary_files.read(model.vocabulary, num_rows=num_rows)
+  elif found := loading.read_vocabulary(path, num_rows=num_rows):
     vocabulary = found
   else:
     raise ValueError(

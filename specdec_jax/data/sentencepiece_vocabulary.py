@@ -12,6 +12,10 @@ from specdec_jax.data import vocabularies
 
 _SPACE = '\N{LOWER ONE EIGHTH BLOCK}'
 _USER_DEFINED = 4  # Of the enumeration ModelProto.SentencePiece.Type.
+_T5_SENTINELS = 100
+_PADDING = 128  # Of which T5X's embeddings have a multiple of rows.
+# More than any known model has, and quickly built.
+MAX_SENTINELS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,7 +123,10 @@ class SentencePieceVocabulary:
 
 
 def load(
-  path: str | os.PathLike[str], *, extra_ids: int = 100
+  path: str | os.PathLike[str],
+  *,
+  extra_ids: int | None = None,
+  num_rows: int | None = None,
 ) -> SentencePieceVocabulary:
   """Reads a SentencePiece model.
 
@@ -127,10 +134,13 @@ def load(
     path: of the model, such as spiece.model.
     extra_ids: how many sentinels follow the pieces, unless the model has its
       own. T5's 32,000 pieces and 100 sentinels are 32,100 ids; `<extra_id_0>`
-      is the last of them.
+      is the last of them. None means 100, or 0 where 100 do not fit into
+      `num_rows` and the pieces alone do, padded or not.
+    num_rows: rows of the embeddings of the model that it is for, if known.
 
   Raises:
-    ValueError: if the file is missing or no SentencePiece model.
+    ValueError: if the file is missing or no SentencePiece model, or there are
+      too many sentinels.
     ImportError: if the sentencepiece package is not installed.
   """
   try:
@@ -140,6 +150,13 @@ def load(
   processor = _import_sentencepiece().SentencePieceProcessor()
   try:
     processor.LoadFromSerializedProto(model)
+    if extra_ids is None:
+      extra_ids = _usual_sentinels(processor.get_piece_size(), num_rows)
+    if extra_ids > MAX_SENTINELS:
+      raise ValueError(
+        f'{extra_ids} sentinels cannot follow the pieces of {path}: there can '
+        f'be up to {MAX_SENTINELS}'
+      )
     # mT5's model has its sentinels already.
     if processor.is_unknown(processor.piece_to_id(_sentinel(0))):
       processor.LoadFromSerializedProto(model + _sentinels(extra_ids))
@@ -156,6 +173,14 @@ def load(
     extra_ids=extra_ids,
     eos_ids=() if eos_id < 0 else (eos_id,),
   )
+
+
+def _usual_sentinels(num_pieces: int, num_rows: int | None) -> int:
+  """T5's sentinels, unless the embeddings leave no room for them."""
+  if num_rows is None or num_pieces + _T5_SENTINELS <= num_rows:
+    return _T5_SENTINELS
+  padded = num_pieces + -num_pieces % _PADDING
+  return 0 if num_rows in (num_pieces, padded) else _T5_SENTINELS
 
 
 def _sentinels(extra_ids: int) -> bytes:

@@ -4,10 +4,11 @@ A `Vocabulary` wraps a `tokenizers.Tokenizer` with what decoding needs besides:
 which ids end a text, and how a conversation is rendered.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 if TYPE_CHECKING:
@@ -251,6 +252,21 @@ def check_same_vocabulary(target: AnyVocabulary, draft: AnyVocabulary) -> None:
     f'{len(target_tokens)} tokens, the draft model {len(draft_tokens)}, and '
     f'{len(differing)} shared ids differ: {examples}'
   )
+
+
+@contextlib.contextmanager
+def package_errors(what: str) -> Iterator[None]:
+  """Makes a ValueError of whatever the `tokenizers` package raises.
+
+  It raises bare exceptions, and where its Rust code panics a `BaseException`.
+  """
+  try:
+    yield
+  except BaseException as error:
+    is_panic = type(error).__name__ == 'PanicException'
+    if not is_panic and not isinstance(error, Exception):
+      raise
+    raise ValueError(f'{what}: {error}') from error
 
 
 def import_tokenizers() -> Any:

@@ -191,7 +191,7 @@ def num_params(params: Any) -> int:
   )
 
 
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
   'gelu': jax.nn.gelu,  # The tanh approximation, as T5 1.1 was trained with.
   'relu': jax.nn.relu,
   'silu': jax.nn.silu,
@@ -223,7 +223,7 @@ class Mlp(nn.Module):
       ['wi'] if num_inputs == 1 else [f'wi_{i}' for i in range(num_inputs)]
     )
     factors = [
-      _ACTIVATIONS[activation](Dense(self.mlp_dim, self.dtype, name=name)(x))
+      ACTIVATIONS[activation](Dense(self.mlp_dim, self.dtype, name=name)(x))
       for name, activation in zip(names, self.activations, strict=True)
     ]
     hidden = math.prod(factors[1:], start=factors[0])

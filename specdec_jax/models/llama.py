@@ -52,7 +52,7 @@ class LlamaConfig:
   dtype: jnp.dtype = jnp.float32
 
   def __post_init__(self):
-    if self.num_heads % self.num_kv_heads:
+    if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
       raise ValueError(
         f'{self.num_heads} query heads do not divide into '
         f'{self.num_kv_heads} key-value heads'

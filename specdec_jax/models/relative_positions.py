@@ -25,9 +25,17 @@ def buckets_by_distance(
   Returns:
     int32 `[max_distance + 1]` for a causal stack, by `query - key`; for a
     bidirectional one `[2 * max_distance + 1]`, by `key - query + max_distance`.
+
+  Raises:
+    ValueError: if there are too few buckets, or they reach beyond the distance.
   """
   one_sided = num_buckets // 2 if is_bidirectional else num_buckets
   num_exact = one_sided // 2
+  if not 1 <= num_exact < max_distance:
+    raise ValueError(
+      f'{num_buckets} buckets of relative positions do not fit distances up to '
+      f'{max_distance}: there are at least 4, and half as many distances'
+    )
   distances = np.arange(max_distance + 1)
   # float32, as T5X and Hugging Face compute it; the epsilon keeps distances
   # that lie on a boundary in the upper bucket.

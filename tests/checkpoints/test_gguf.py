@@ -1,6 +1,8 @@
 """GGUF files are read as they were written, and bad ones are refused."""
 
 import contextlib
+import dataclasses
+import struct
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import pytest
 from tiny_models import (
   CHAT_TEMPLATE,
   assert_trees_equal,
+  byte_tokens,
   make_config,
   make_params,
   write_gguf,
@@ -135,10 +138,10 @@ def test_noise_in_the_header_never_escapes_as_another_error(tmp_path):
   ('metadata', 'message'),
   [
     ({'general.architecture': 'qwen2'}, "architecture of 'qwen2'.*'llama'"),
-    ({'llama.block_count': None}, 'no metadata llama.block_count'),
+    ({'llama.block_count': None}, 'has no llama.block_count: expected'),
     (
       {'llama.attention.head_count_kv': [2, 1]},
-      r'is \[2, 1\], expected one number',
+      r'head_count_kv is \[2, 1\], expected an integer',
     ),
     ({'llama.expert_count': 8}, '8 experts'),
     ({'llama.rope.scaling.type': 'yarn'}, 'scaled.*yarn'),
@@ -146,19 +149,23 @@ def test_noise_in_the_header_never_escapes_as_another_error(tmp_path):
     ({'llama.rope.dimension_count': 4}, 'turn 4 of a head of 8'),
     ({'llama.attention.key_length': 16}, 'key_length is 16'),
     ({'llama.attention.sliding_window': 64}, 'slides over 64 of 128'),
-    ({'llama.block_count': 10**9}, 'too few for 1000000000 layers'),
-    ({'llama.attention.head_count': 0}, 'head_count is 0, expected one'),
+    ({'llama.block_count': 10**9}, 'is 1000000000, expected an integer from 1'),
+    ({'llama.block_count': 900}, 'too few for 900 layers'),
+    ({'llama.attention.head_count': 0}, 'head_count is 0, expected an integer'),
     ({'llama.attention.head_count': 3}, 'rotary positions turn 8'),
     ({'llama.feed_forward_length': 48}, r'ffn_gate.weight is \[64, 32\]'),
     ({'llama.block_count': 3}, 'no tensor blk.2'),
     ({'llama.block_count': 1}, 'tensors that a Llama has not: blk.1'),
     ({'tokenizer.ggml.model': 'llama'}, "tokenizer of kind 'llama'"),
-    ({'tokenizer.ggml.model': None}, 'no metadata tokenizer.ggml.model'),
+    ({'tokenizer.ggml.model': None}, 'has no tokenizer.ggml.model'),
     ({'tokenizer.ggml.pre': 'tekken'}, "splits words as 'tekken'"),
-    ({'tokenizer.ggml.tokens': ['a']}, 'a token 1 beyond its 1'),
+    ({'tokenizer.ggml.tokens': ['a']}, 'bos_token_id is 1, .*from 0 to 0'),
     ({'tokenizer.ggml.merges': ['q zz']}, 'inconsistent tokenizer'),
     ({'tokenizer.ggml.merges': ['nospace']}, 'inconsistent tokenizer'),
-    ({'tokenizer.ggml.eos_token_id': 5000}, 'a token 5000 beyond'),
+    (
+      {'tokenizer.ggml.eos_token_id': 5000},
+      'eos_token_id is 5000, .*from 0 to 264',
+    ),
   ],
 )
 def test_unsupported_models_are_refused(tmp_path, metadata, message):
@@ -167,6 +174,68 @@ def test_unsupported_models_are_refused(tmp_path, metadata, message):
   write_gguf(path, config, make_params(config), metadata=metadata)
   with pytest.raises(ValueError, match=message):
     gguf.load_llama(path)
+
+
+@pytest.mark.parametrize(
+  ('key', 'value', 'message'),
+  [
+    ('llama.attention.head_count', 4.0, 'is 4.0, expected an integer'),
+    ('llama.attention.head_count_kv', 0, 'is 0, expected an integer from 1'),
+    ('llama.attention.head_count_kv', '2', "is '2', expected an integer"),
+    ('llama.attention.sliding_window', '64', "is '64', expected an integer"),
+    ('llama.rope.freq_base', 'high', "is 'high', expected a number"),
+    ('llama.rope.freq_base', float('nan'), 'is nan, expected a number'),
+    ('llama.rope.scaling.type', [1], r'is \[1\], expected a string'),
+    ('tokenizer.ggml.tokens', 'a', "is 'a', expected a list of strings"),
+    ('tokenizer.ggml.tokens', [1, 2], r'is \[1, 2\], expected a list of'),
+    ('tokenizer.ggml.merges', 7, 'is 7, expected a list of strings'),
+    ('tokenizer.ggml.token_type', 3, 'is 3, expected 265 numbers'),
+    ('tokenizer.ggml.bos_token_id', 1.0, 'is 1.0, expected token ids from 0'),
+    ('tokenizer.ggml.eos_token_id', '2', "is '2', expected token ids from 0"),
+    ('tokenizer.ggml.add_bos_token', 1, 'is 1, expected true or false'),
+    ('tokenizer.chat_template', 1, 'is 1, expected a string'),
+  ],
+)
+def test_metadata_of_another_type_is_named(tmp_path, key, value, message):
+  path = tmp_path / 'tiny.gguf'
+  config = make_config()
+  write_gguf(path, config, make_params(config), metadata={key: value})
+  with pytest.raises(ValueError, match=rf'tiny\.gguf: {key} {message}'):
+    gguf.load_llama(path)
+
+
+def test_a_token_that_occurs_twice_is_named(tmp_path):
+  path = tmp_path / 'tiny.gguf'
+  tokens = byte_tokens()
+  tokens[40] = tokens[41]
+  config = make_config()
+  metadata = {'tokenizer.ggml.tokens': tokens}
+  write_gguf(path, config, make_params(config), metadata=metadata)
+  with pytest.raises(ValueError, match=rf'tokens has {tokens[41]!r} 2 times'):
+    gguf.load_llama(path)
+
+
+def test_arrays_of_arrays_are_refused(tmp_path):
+  path = tmp_path / 'nested.gguf'
+  array = struct.pack('<IQ', 9, 1)
+  header = b'GGUF' + struct.pack('<IQQ', 3, 0, 1)
+  key = struct.pack('<Q', 1) + b'a' + struct.pack('<I', 9)
+  path.write_bytes(header + key + array * 3000)
+  with pytest.raises(ValueError, match='an array of arrays'):
+    gguf_file.open_gguf(path)
+
+
+def test_embeddings_without_rows_are_refused(tmp_path):
+  path = tmp_path / 'tiny.gguf'
+  config = make_config()
+  params = make_params(config)
+  write_gguf(path, config, params)
+  file = gguf_file.open_gguf(path)
+  info = file.tensors['token_embd.weight']
+  scalar = dataclasses.replace(info, shape=())
+  tensors = file.tensors | {'token_embd.weight': scalar}
+  with pytest.raises(ValueError, match=r'no tensor token_embd\.weight with'):
+    gguf.read_config(dataclasses.replace(file, tensors=tensors))
 
 
 def test_scaled_rotary_frequencies_are_refused(tmp_path):
@@ -246,7 +315,7 @@ def test_words_are_split_as_the_file_says(tmp_path, splitting, text, expected):
     metadata={'tokenizer.ggml.pre': splitting},
   )
   _, _, vocabulary = gguf.load_llama(path)
-  ids = vocabulary.encode(text)
+  ids = vocabulary.encode(text, add_special_tokens=False)
   assert vocabulary.decode(ids) == text
   if expected is not None:
     assert [vocabulary.tokens()[i] for i in ids] == expected
@@ -267,3 +336,19 @@ def test_a_begin_token_is_added_where_the_file_says(tmp_path):
   assert vocabulary.encode('in', add_special_tokens=False) == ids[1:]
   assert vocabulary.decode(ids) == 'in'
   assert vocabulary.encode_chat('in').count(1) == 2
+
+
+@pytest.mark.parametrize('splitting', ['llama3', 'llama-v3', 'llama-bpe'])
+def test_a_llama_3_begins_with_its_begin_token_by_default(tmp_path, splitting):
+  config = make_config()
+  path = tmp_path / 'tiny.gguf'
+
+  def encode(**metadata):
+    metadata = {f'tokenizer.ggml.{k}': v for k, v in metadata.items()}
+    write_gguf(path, config, make_params(config), metadata=metadata)
+    return gguf.load_llama(path)[2].encode('in')
+
+  ids = encode(pre=splitting)
+  assert ids[0] == 1
+  assert encode(pre=splitting, add_bos_token=False) == ids[1:]
+  assert encode(pre='gpt-2') == ids[1:]

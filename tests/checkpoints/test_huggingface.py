@@ -14,7 +14,11 @@ from tiny_models import (
   make_params,
 )
 
-from specdec_jax.checkpoints import huggingface, huggingface_config
+from specdec_jax.checkpoints import (
+  huggingface,
+  huggingface_config,
+  safetensors_folder,
+)
 
 pytest.importorskip('safetensors')
 tokenizers = pytest.importorskip('tokenizers')
@@ -141,6 +145,35 @@ def test_an_index_that_names_absent_tensors_is_refused(folder):
     huggingface.read_params(folder, config)
 
 
+@pytest.mark.parametrize(
+  ('file_name', 'message'),
+  [
+    ('../other/model.safetensors', "is '../other/.*', expected a file in this"),
+    ('/etc/passwd', r"norm\.weight is '/etc/passwd', expected a file in this"),
+    (5, r'weight_map\.model\.norm\.weight is 5, expected a string'),
+    (['a'], r"is \['a'\], expected a string"),
+  ],
+)
+def test_an_index_stays_in_its_folder(folder, file_name, message):
+  other = folder.parent / 'other'
+  other.mkdir(exist_ok=True)
+  (folder / 'model.safetensors').rename(other / 'model.safetensors')
+  change_json(
+    folder / 'model.safetensors.index.json',
+    weight_map={'model.norm.weight': file_name},
+  )
+  with pytest.raises(ValueError, match=message):
+    safetensors_folder.open_tensors(folder, num_layers=0)
+
+
+def test_an_index_without_a_map_is_refused(folder):
+  (folder / 'model.safetensors').unlink()
+  path = folder / 'model.safetensors.index.json'
+  change_json(path, weight_map='all')
+  with pytest.raises(ValueError, match="weight_map is 'all', expected an obj"):
+    safetensors_folder.open_tensors(folder, num_layers=0)
+
+
 def test_bad_tensors_are_named(folder):
   config = huggingface_config.read_config(folder)
   name = 'model.layers.1.mlp.up_proj.weight'
@@ -197,8 +230,12 @@ def test_truncated_weights_are_refused(folder, size):
       'slides over 64 of 128',
     ),
     ({'layer_types': ['full_attention', 'x']}, 'layers of x'),
-    ({'hidden_size': None}, 'hidden_size is None, expected a number'),
-    ({'num_hidden_layers': 10**9}, 'too few for 1000000000 layers'),
+    ({'hidden_size': None}, 'has no hidden_size: expected an integer'),
+    ({'num_hidden_layers': 900}, 'too few for 900 layers'),
+    ({'rope_scaling': {'factor': 4.0}}, 'scaled .by a factor'),
+    ({'is_encoder_decoder': True}, 'is an encoder-decoder'),
+    ({'is_causal': False}, 'looks both ways'),
+    ({'compression_config': {}}, 'quantised .compression_config'),
     ({'num_key_value_heads': 3}, '4 query heads do not divide'),
   ],
 )
@@ -209,12 +246,52 @@ def test_unsupported_networks_are_refused(folder, changes, message):
 
 
 @pytest.mark.parametrize(
+  ('key', 'value', 'message'),
+  [
+    ('model_type', 5, 'is 5, expected a string'),
+    ('num_hidden_layers', 10**9, 'is 1000000000, .* from 1 to 1000'),
+    ('num_attention_heads', 0, 'is 0, expected an integer from 1'),
+    ('num_attention_heads', True, 'is True, expected an integer'),
+    ('num_key_value_heads', '2', "is '2', expected an integer"),
+    ('num_key_value_heads', 0, 'is 0, expected an integer from 1'),
+    ('head_dim', 0, 'is 0, expected an integer from 1'),
+    ('head_dim', 8.0, 'is 8.0, expected an integer'),
+    ('vocab_size', 2**31, 'is 2147483648, expected an integer'),
+    ('rms_norm_eps', 'small', "is 'small', expected a number"),
+    ('rms_norm_eps', float('nan'), 'is nan, expected a number'),
+    ('rope_theta', 10**400, 'is 1000.*000, expected a number'),
+    ('rope_scaling', 'linear', "is 'linear', expected an object"),
+    ('hidden_act', ['silu'], r"is \['silu'\], expected a string"),
+    ('mlp_bias', 'no', "is 'no', expected true or false"),
+    ('tie_word_embeddings', 'false', "is 'false', expected true or false"),
+    ('sliding_window', '64', "is '64', expected an integer"),
+    ('layer_types', 5, 'is 5, expected a list of strings'),
+    ('layer_types', [None], r'is \[None\], expected a list of strings'),
+    ('eos_token_id', 'x' * 500, "is 'x+[.]{3}x+', expected token ids"),
+    ('eos_token_id', [2, 2.5], r'is \[2, 2.5\], expected token ids'),
+  ],
+)
+def test_settings_of_another_type_are_named(folder, key, value, message):
+  change_json(folder / 'config.json', **{key: value})
+  with pytest.raises(ValueError, match=rf'config\.json: {key} {message}'):
+    huggingface.load_llama(folder)
+
+
+def test_settings_of_a_section_are_named(folder):
+  change_json(folder / 'config.json', rope_scaling={'type': 5})
+  with pytest.raises(ValueError, match=r'rope_scaling\.type is 5, expected'):
+    huggingface.load_llama(folder)
+
+
+@pytest.mark.parametrize(
   'changes',
   [
     {'model_type': 'mistral', 'sliding_window': None},
     {'model_type': 'mistral', 'sliding_window': 128},
     {'rope_scaling': {'rope_type': 'default'}, 'rope_interleaved': False},
     {'layer_types': ['full_attention', 'full_attention']},
+    {'rope_scaling': {'rope_type': 'default', 'factor': 4.0}},
+    {'quantization_config': None, 'head_dim': None, 'is_causal': True},
   ],
 )
 def test_equal_networks_are_accepted(folder, changes):
@@ -231,9 +308,10 @@ def test_rotary_base_of_transformers_5(folder):
   assert huggingface_config.read_config(folder).rope_base == 1e6
 
 
-@pytest.mark.parametrize('text', ['', '{', '[]'])
+@pytest.mark.parametrize('text', ['', '{', '[]', '[' * 100_000, b'\xff'])
 def test_broken_json_is_refused(folder, text):
-  (folder / 'config.json').write_text(text)
+  content = text if isinstance(text, bytes) else text.encode()
+  (folder / 'config.json').write_bytes(content)
   with pytest.raises(ValueError, match=r'config\.json (is|holds) no JSON'):
     huggingface.load_llama(folder)
 
@@ -241,6 +319,36 @@ def test_broken_json_is_refused(folder, text):
 def test_a_broken_tokenizer_is_refused(folder):
   (folder / 'tokenizer.json').write_text('{}')
   with pytest.raises(ValueError, match=r'tokenizer\.json cannot be read'):
+    huggingface.read_vocabulary(folder)
+
+
+def test_truncation_and_padding_are_off(folder):
+  """A tokenizer that was saved after training still has both on."""
+  text = 'the in 12 ' * 30
+  whole = huggingface.read_vocabulary(folder).encode(text)
+  tokenizer = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
+  tokenizer.enable_truncation(8)
+  tokenizer.enable_padding(length=16, pad_id=0, pad_token='<|endoftext|>')
+  tokenizer.save(str(folder / 'tokenizer.json'))
+  vocabulary = huggingface.read_vocabulary(folder)
+  assert len(whole) > 100
+  assert vocabulary.encode(text) == whole
+  assert len(vocabulary.encode('in')) == 1
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'eos_token': 5}, 'eos_token is 5, expected a string'),
+    ({'eos_token': {'content': 5}}, r'eos_token\.content is 5, expected'),
+    ({'chat_template': 5}, 'chat_template is 5, expected a string'),
+    ({'chat_template': [5]}, 'chat_template is .5., expected'),
+    ({'chat_template': [{'name': 5}]}, r'chat_template\.name is 5, expected'),
+  ],
+)
+def test_tokenizer_settings_of_another_type(folder, changes, message):
+  change_json(folder / 'tokenizer_config.json', **changes)
+  with pytest.raises(ValueError, match=rf'tokenizer_config\.json: {message}'):
     huggingface.read_vocabulary(folder)
 
 

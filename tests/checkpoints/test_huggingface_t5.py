@@ -9,6 +9,7 @@ from tiny_models import assert_trees_equal
 from tiny_t5 import make_config, make_params
 
 from specdec_jax.checkpoints import huggingface_t5
+from specdec_jax.models import relative_positions
 
 pytest.importorskip('safetensors')
 
@@ -132,9 +133,21 @@ def test_copies_are_ignored_and_other_logits_are_not(tmp_path):
     ({'model_type': 'umt5'}, "type 'umt5'; supported are t5, mt5"),
     ({'feed_forward_proj': 'gelu'}, "feed_forward_proj is 'gelu'"),
     ({'layer_norm_epsilon': 1e-5}, 'layer_norm_epsilon is 1e-05'),
-    ({'d_model': None}, 'd_model is None, expected a number'),
+    ({'d_model': None}, 'has no d_model: expected an integer'),
     ({'num_decoder_layers': 0}, 'num_decoder_layers is 0, expected'),
-    ({'num_layers': 10**6}, 'too few for'),
+    ({'num_layers': 10**6}, 'num_layers is 1000000, .* from 1 to 1000'),
+    ({'num_layers': 900}, 'too few for'),
+    ({'num_heads': '2'}, "num_heads is '2', expected an integer"),
+    ({'dropout_rate': 'low'}, "dropout_rate is 'low', expected a number"),
+    ({'tie_word_embeddings': 'no'}, "tie_word_embeddings is 'no', expected"),
+    ({'scale_decoder_outputs': 1}, 'scale_decoder_outputs is 1, expected'),
+    ({'feed_forward_proj': 5}, 'feed_forward_proj is 5, expected a string'),
+    ({'decoder_start_token_id': 2}, 'decoder_start_token_id is 2, expected 0'),
+    ({'pad_token_id': 5}, 'pad_token_id is 5, expected 0'),
+    ({'is_encoder_decoder': False}, 'is_encoder_decoder is False, .* true'),
+    ({'quantization_config': {'bits': 8}}, 'its weights are quantised'),
+    ({'dense_act_fn': 'relu'}, "dense_act_fn is 'relu', expected gelu_new"),
+    ({'is_gated_act': False}, 'is_gated_act is False, expected true'),
     ({'d_ff': 48}, r'wi_0.weight is \[24, 16\], expected \[48, 16\]'),
     ({'vocab_size': 64}, r'shared.weight is \[32, 16\], expected \[64, 16\]'),
     ({'num_layers': 3}, r'lacks tensors: encoder.block.2'),
@@ -146,6 +159,22 @@ def test_networks_that_do_not_fit_are_refused(folder, changes, message):
   change_json(folder / 'config.json', **changes)
   with pytest.raises(ValueError, match=message):
     huggingface_t5.read_params(folder, huggingface_t5.read_config(folder))
+
+
+def test_a_generation_config_with_another_start_is_refused(folder):
+  path = folder / 'generation_config.json'
+  path.write_text(json.dumps({'decoder_start_token_id': 0, 'pad_token_id': 0}))
+  assert huggingface_t5.read_config(folder) == make_config()
+  path.write_text(json.dumps({'decoder_start_token_id': 2}))
+  with pytest.raises(ValueError, match=r'generation_config.*is 2, expected 0'):
+    huggingface_t5.read_config(folder)
+
+
+def test_too_few_buckets_are_refused():
+  with pytest.raises(ValueError, match='2 buckets of relative positions do no'):
+    relative_positions.buckets_by_distance(2, 128, is_bidirectional=True)
+  with pytest.raises(ValueError, match='do not fit distances up to 16'):
+    relative_positions.buckets_by_distance(32, 16, is_bidirectional=False)
 
 
 def test_what_no_folder_can_hold_is_refused(tmp_path):

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from specdec_jax.checkpoints import loading
+from specdec_jax.checkpoints import pretrained
 
 pytestmark = [pytest.mark.smollm2, pytest.mark.slow]
 
@@ -17,7 +17,7 @@ QUESTION = 'Repeat after me: the cat sat on the mat, the cat sat on the mat.'
 def _weights():
   pytest.importorskip('gguf')
   try:
-    loading.packaged_file('smollm2-135m')
+    pretrained.packaged_file('smollm2-135m')
   except ValueError as error:
     pytest.skip(str(error))
 

@@ -1,0 +1,155 @@
+"""Configurations that files state, read key by key as the types they have."""
+
+import dataclasses
+import json
+import math
+import os
+import reprlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+# No trained network has as many; walking through more could take for ever.
+MAX_LAYERS = 1000
+# Of relative positions, of which there is a table.
+MAX_DISTANCE = 2**20
+MAX_COUNT = 2**31 - 1
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 60
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """The values of a configuration by key.
+
+  Each method reads one key as one type. A value of another type is a ValueError
+  that names the file, the key and the value. A key that is absent, or null, has
+  the default; without one, it is a ValueError, too.
+
+  Attributes:
+    path: of the file.
+    values: what it states.
+    section: where in the file, such as `rope_scaling.`; empty at its top.
+  """
+
+  path: str
+  values: Mapping[str, Any]
+  section: str = ''
+
+  def refuse(self, key: str, expected: str) -> NoReturn:
+    """Raises the ValueError for the value of a key."""
+    name, value = f'{self.section}{key}', self.values.get(key)
+    if value is None:
+      raise ValueError(f'{self.path} has no {name}: expected {expected}')
+    raise ValueError(
+      f'{self.path}: {name} is {_short.repr(value)}, expected {expected}'
+    )
+
+  def has(self, key: str) -> bool:
+    """Whether a key is there, and not null."""
+    return self.values.get(key) is not None
+
+  def count(
+    self,
+    key: str,
+    default: int | None = None,
+    *,
+    least: int = 1,
+    most: int = MAX_COUNT,
+  ) -> int:
+    """An integer from `least` to `most`."""
+    return self._read(
+      key,
+      default,
+      lambda value: type(value) is int and least <= value <= most,
+      f'an integer from {least} to {most}',
+    )
+
+  def number(self, key: str, default: float | None = None) -> float:
+    """A finite number."""
+    return float(self._read(key, default, _is_number, 'a number'))
+
+  def flag(self, key: str, default: bool | None = None) -> bool:
+    """True or false, and not the name of either."""
+    is_flag = lambda value: type(value) is bool
+    return self._read(key, default, is_flag, 'true or false')
+
+  def text(self, key: str, default: str | None = None) -> str:
+    """A string."""
+    return self._read(key, default, _is_text, 'a string')
+
+  def texts(self, key: str, default: list[str] | None = None) -> list[str]:
+    """A list of strings."""
+    is_texts = lambda value: (
+      isinstance(value, list) and all(map(_is_text, value))
+    )
+    return self._read(key, default, is_texts, 'a list of strings')
+
+  def ids(self, key: str, vocab_size: int | None = None) -> list[int]:
+    """Token ids, of which one may stand without a list; empty if absent."""
+    most = MAX_COUNT if vocab_size is None else vocab_size - 1
+
+    def is_ids(value: Any) -> bool:
+      values = value if isinstance(value, list) else [value]
+      return all(type(v) is int and 0 <= v <= most for v in values)
+
+    expected = f'token ids from 0 to {most}'
+    value = self._read(key, [], is_ids, expected)
+    return value if isinstance(value, list) else [value]
+
+  def at(self, key: str) -> 'Settings':
+    """The object at a key, read likewise; empty if absent."""
+    value = self._read(key, {}, lambda v: isinstance(v, dict), 'an object')
+    return Settings(
+      path=self.path, values=value, section=f'{self.section}{key}.'
+    )
+
+  def _read(
+    self,
+    key: str,
+    default: Any,
+    is_right: Callable[[Any], bool],
+    expected: str,
+  ) -> Any:
+    value = self.values.get(key)
+    if value is None and default is not None:
+      return default
+    if value is None or not is_right(value):
+      self.refuse(key, expected)
+    return value
+
+
+def read(path: str | os.PathLike[str]) -> Settings:
+  """The JSON object in a file.
+
+  Raises:
+    ValueError: if there is no such file, or it holds no JSON object.
+  """
+  try:
+    values = json.loads(Path(path).read_text(encoding='utf-8'))
+  except OSError as error:
+    raise ValueError(f'cannot read {path}: {error.strerror}') from error
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f'{path} is no JSON: {error}') from error
+  if not isinstance(values, dict):
+    raise ValueError(f'{path} holds no JSON object')
+  return Settings(path=str(path), values=values)
+
+
+def read_if_any(path: Path) -> Settings:
+  """The JSON object in a file, or an empty one if there is no such file."""
+  return read(path) if path.is_file() else Settings(path=str(path), values={})
+
+
+def _is_text(value: Any) -> bool:
+  return isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+  if type(value) not in (int, float):
+    return False
+  try:
+    return math.isfinite(value)
+  except OverflowError:  # An integer beyond every float.
+    return False
