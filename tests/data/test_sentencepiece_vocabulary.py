@@ -53,6 +53,28 @@ def test_a_model_with_sentinels_of_its_own_gets_no_more(t5, tmp_path):
   assert (vocabulary.vocab_size, vocabulary.extra_ids) == (92, 0)
 
 
+@pytest.mark.parametrize(
+  ('num_rows', 'vocab_size'),
+  [
+    (None, 185),
+    (256, 185),  # With room for T5's sentinels, it has them.
+    (185, 185),
+    (85, 85),
+    (128, 85),  # As T5X pads 85.
+    (100, 185),  # How many of the 15 are sentinels, nobody knows.
+  ],
+)
+def test_sentinels_are_those_that_fit_the_embeddings(num_rows, vocab_size):
+  vocabulary = sentencepiece_vocabulary.load(MODEL, num_rows=num_rows)
+  assert vocabulary.vocab_size == vocab_size
+  assert vocabulary.extra_ids == vocab_size - 85
+
+
+def test_too_many_sentinels_are_refused():
+  with pytest.raises(ValueError, match='1000000000 sentinels cannot follow'):
+    sentencepiece_vocabulary.load(MODEL, extra_ids=10**9)
+
+
 def test_texts_end_with_the_end_id(t5):
   ids = t5.encode(TEXT)
   assert ids[-1] == 1

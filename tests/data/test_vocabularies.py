@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from specdec_jax.checkpoints import loading
+from specdec_jax.checkpoints import pretrained
 from specdec_jax.data import vocabularies
 from specdec_jax.data.vocabularies import (
   TextStream,
@@ -55,7 +55,7 @@ def smollm2() -> Vocabulary:
   from specdec_jax.checkpoints import gguf_file, gguf_vocabulary
 
   try:
-    path = loading.packaged_file('smollm2-135m')
+    path = pretrained.packaged_file('smollm2-135m')
   except ValueError as error:
     pytest.skip(str(error))
   return gguf_vocabulary.read_vocabulary(gguf_file.open_gguf(path))
