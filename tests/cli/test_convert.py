@@ -112,15 +112,15 @@ def test_sizes_and_vocabulary_can_be_given(run, golden, tmp_path):
   assert result.status == 0
   assert result.out.endswith('in float32, without a vocabulary\n')
   words = ('--vocabulary', golden / 'tiny_sp.model')
-  result = run('convert', bare, tmp_path / 'a', *to, *config, *words)
+  many = ('--extra_ids', '100')
+  result = run('convert', bare, tmp_path / 'a', *to, *config, *words, *many)
   assert_refused(result, 'vocabulary of 185 tokens and embeddings of 128')
-  none = ('--extra_ids', '0')
-  result = run('convert', bare, tmp_path / 'a', *to, *config, *words, *none)
+  result = run('convert', bare, tmp_path / 'a', *to, *config, *words)
   assert result.status == 0, result
   assert loading.load(str(tmp_path / 'a')).vocabulary.vocab_size == 85
   result = run('convert', tmp_path / 'a', tmp_path / 'b', *to, *config)
   assert_refused(result, 'states its own sizes')
-  result = run('convert', bare, tmp_path / 'b', *to, *config, *none)
+  result = run('convert', bare, tmp_path / 'b', *to, *config, *many)
   assert_refused(result, '--extra_ids is for --vocabulary')
 
 
