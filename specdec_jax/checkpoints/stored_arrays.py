@@ -75,7 +75,7 @@ def read_tree(
   Args:
     arrays: stored arrays by name, keys joined by '/'.
     expected: a tree of dicts of `jax.ShapeDtypeStruct`, with or without
-      shardings.
+      shardings. Floats are read of any width, integers of their own.
     source: what the errors call the checkpoint.
     dtype: of the results; None takes that of each expected leaf.
 
@@ -83,8 +83,8 @@ def read_tree(
     A tree like `expected`, of arrays.
 
   Raises:
-    ValueError: if arrays are missing, unexpected, of other shapes, not
-      floating point, or unreadable.
+    ValueError: if arrays are missing, unexpected, of other shapes or types, or
+      unreadable.
   """
   leaves, structure = jax.tree_util.tree_flatten_with_path(expected)
   wanted = {name_of(path): leaf for path, leaf in leaves}
@@ -185,6 +185,9 @@ def check_arrays(
       wrong.append(
         f'{name} is {list(stored.shape)}, expected {list(leaf.shape)}'
       )
+    elif not jnp.issubdtype(leaf.dtype, jnp.floating):
+      if stored.dtype != leaf.dtype:
+        wrong.append(f'{name} is stored as {stored.dtype}, not {leaf.dtype}')
     elif not jnp.issubdtype(stored.dtype, jnp.floating):
       wrong.append(f'{name} is stored as {stored.dtype}, expected floats')
   if wrong:

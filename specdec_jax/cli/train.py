@@ -123,7 +123,7 @@ def train(
   folder = local_path(model_dir)
   with (
     _mesh(num_partitions, model_parallel_submesh),
-    _reporting(folder, schedule, log_period) as report,
+    _reporting(folder, schedule, log_period) as (report, say),
   ):
     params = loop.train(
       config=config,
@@ -137,8 +137,10 @@ def train(
       initial_params=begin(config, jax.random.key(seed)),
       average_last=average_last,
       report=report,
+      say=say,
     )
   _write_model(folder / 'model', config, params, words)
+  print(f'the model is in {folder / "model"}', flush=True)
 
 
 @contextlib.contextmanager
@@ -159,11 +161,11 @@ def _mesh(
 @contextlib.contextmanager
 def _reporting(
   folder: Path, schedule: loop.Schedule, log_period: int
-) -> Iterator[loop.Report]:
+) -> Iterator[tuple[loop.Report, Callable[[str], None]]]:
   """Metrics to the log, the screen and a bar; means over `log_period` steps.
 
   A mean ends at a checkpoint too: a run that goes on from there writes the
-  lines of one that was not killed.
+  lines of one that was not killed. The second function prints sentences.
   The first report says where the run starts, so the log is opened then.
   """
   with contextlib.ExitStack() as stack:
@@ -187,10 +189,13 @@ def _reporting(
         since.clear()
       for log in logs:
         log.write(step, metrics)
-        with bar.hidden():
-          print(_line(step, metrics), flush=True)
+        say(_line(step, metrics))
 
-    yield report
+    def say(sentence: str) -> None:
+      with bar.hidden():
+        print(sentence, flush=True)
+
+    yield report, say
 
 
 def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -59,6 +60,7 @@ def train(
   initial_params: Any = None,
   average_last: int = 1,
   report: Report = lambda step, metrics: None,
+  say: Callable[[str], None] = lambda sentence: None,
 ) -> Any:
   """Trains until `schedule.train_steps`, from where the folder's run stopped.
 
@@ -79,13 +81,16 @@ def train(
     average_last: newest checkpoints whose mean is returned, at most
       `schedule.keep`.
     report: told of every step.
+    say: told, in a sentence each, what else a user should know: where a run
+      goes on, that nothing is left to do, that a checkpoint is damaged.
 
   Returns:
     The parameters.
 
   Raises:
     ValueError: if the loss or the gradient is no number any more; the last
-      checkpoint is from before that. Also if the folder is of another run.
+      checkpoint is from before that. Also if the folder is of another run, or
+      another process trains in it.
     OSError: if the disk is full.
   """
   if not 1 <= average_last <= schedule.keep:
@@ -114,14 +119,27 @@ def train(
     run = placement.place_run(
       new_run(config, optimizer, seed=seed, params=initial_params), optimizer
     )
-    if steps := checkpoints.steps():
-      run = checkpoints.restore(run, steps[-1])
+    if restored := checkpoints.restore_newest(run, say):
+      run = restored
+      _say_where(int(run.state.step), checkpoints.folder, schedule, say)
     run = _train_from(
       run, dataset, step_fn, schedule, checkpoints, report, loss_fn
     )
     if average_last == 1:
       return run.state.params
     return run_checkpoints.average(checkpoints, run, last=average_last)
+
+
+def _say_where(
+  step: int, folder: Path, schedule: Schedule, say: Callable[[str], None]
+) -> None:
+  if step < schedule.train_steps:
+    say(f'{folder}: training goes on after step {step:,}')
+  else:
+    say(
+      f'{folder}: {step:,} steps have been taken already and '
+      f'{schedule.train_steps:,} are asked for, so nothing is left to train'
+    )
 
 
 def new_run(

@@ -4,16 +4,19 @@ import contextlib
 import dataclasses
 import operator
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from specdec_jax import base
 from specdec_jax.base import Array
-from specdec_jax.checkpoints import full_disk, model_file, orbax
+from specdec_jax.checkpoints import full_disk, model_file, orbax, stored_arrays
 from specdec_jax.checkpoints.model_file import DrafterConfig
+from specdec_jax.checkpoints.one_writer import one_writer
 from specdec_jax.data.local_path import local_path
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.training.train_step import TrainState
@@ -66,15 +69,25 @@ class Checkpoints:
     Raises:
       ValueError: if it does not hold what `like` does.
     """
-    ocp = orbax.import_orbax()
-    expected = jax.tree.map(ocp.utils.to_shape_dtype_struct, _as_tree(like))
+    leaves, structure = jax.tree_util.tree_flatten_with_path(_as_tree(like))
+    # By Orbax's names; read by our own reader, as all checkpoints are.
+    expected = {
+      jax.tree_util.keystr(path, simple=True, separator='/'): (
+        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+      )
+      for path, x in leaves
+    }
+    folder = self._folder(step)
     try:
-      tree = self.manager.restore(step, args=ocp.args.StandardRestore(expected))
-    except (ValueError, KeyError, TypeError) as error:
+      arrays = stored_arrays.read_tree(
+        orbax.open_tree(folder / 'default'), expected, source=str(folder)
+      )
+    except ValueError as error:
       raise ValueError(
         f'{self.folder}: the checkpoint of step {step} is of another '
         f'configuration or optimiser, or is damaged: {error}'
       ) from error
+    tree = jax.tree.unflatten(structure, [arrays[name] for name in expected])
     return Run(
       state=TrainState(
         step=tree['step'], params=tree['params'], opt_state=tree['opt_state']
@@ -82,6 +95,59 @@ class Checkpoints:
       position=tree['position'],
       rng_key=jax.random.wrap_key_data(tree['rng_key']),
     )
+
+  def restore_newest(self, like: Run, say: Callable[[str], None]) -> Run | None:
+    """Reads the newest that can be read; None if there is none at all.
+
+    Newer ones are then damaged, and are moved out of the way, so that the run
+    can write those steps again.
+
+    Args:
+      like: as for `restore`.
+      say: is told of each that is moved.
+
+    Raises:
+      ValueError: if there are checkpoints and none of them can be read.
+    """
+    unread: list[tuple[int, ValueError]] = []
+    for step in reversed(self.steps()):
+      try:
+        run, error = self.restore(like, step), None
+      except ValueError as raised:
+        run, error = None, raised
+      if _is_everywhere(error is None):
+        break
+      error = error or ValueError('another process cannot read it')
+      unread.append((step, error))
+    else:
+      if unread:
+        raise unread[0][1]
+      return None
+    for newer, error in unread:
+      aside = self.folder / f'damaged_checkpoint_{newer}'
+      if jax.process_index() == 0:
+        shutil.rmtree(aside, ignore_errors=True)
+        self._folder(newer).rename(aside)
+      say(
+        f'{self.folder}: the checkpoint of step {newer} cannot be read and is '
+        f'now {aside.name}; training goes back to step {step} '
+        f'({error.__cause__ or error})'
+      )
+    if unread and _is_everywhere(True):
+      self.manager.reload()
+    return run
+
+  def _folder(self, step: int) -> Path:
+    return self.folder / _FOLDER / str(step)
+
+
+def _is_everywhere(flag: bool) -> bool:
+  """Whether it is true in all processes, which wait for each other here."""
+  if jax.process_count() == 1:
+    return flag
+  from jax.experimental import multihost_utils
+
+  return bool(multihost_utils.process_allgather(np.asarray(flag)).all())
 
 
 @contextlib.contextmanager
@@ -93,6 +159,8 @@ def open_run(
 ) -> Iterator[Checkpoints]:
   """The checkpoints of a new run, or of one that goes on.
 
+  Nobody else can open the run meanwhile, in this process or another.
+
   Args:
     model_dir: the run's folder, made if need be; `model.json` in it says what
       network is trained.
@@ -100,20 +168,23 @@ def open_run(
     keep: the newest so many are kept.
 
   Raises:
-    ValueError: if the folder is of another network.
+    ValueError: if the folder is of another network, or is open already.
     ImportError: if the orbax-checkpoint package is not installed.
   """
   ocp = orbax.import_orbax()
   folder = local_path(model_dir).absolute()
   folder.mkdir(parents=True, exist_ok=True)
-  _check_network(folder, config)
   options = ocp.CheckpointManagerOptions(
     max_to_keep=keep,
     enable_async_checkpointing=False,
     cleanup_tmp_directories=True,
   )
-  with ocp.CheckpointManager(folder / _FOLDER, options=options) as manager:
-    yield Checkpoints(folder, manager)
+  with contextlib.ExitStack() as stack:
+    if jax.process_index() == 0:
+      stack.enter_context(one_writer(folder / '.lock', folder))
+    _check_network(folder, config)
+    manager = ocp.CheckpointManager(folder / _FOLDER, options=options)
+    yield Checkpoints(folder, stack.enter_context(manager))
 
 
 def _check_network(folder: Path, config: T5Config | DrafterConfig) -> None:

@@ -50,7 +50,16 @@ def one_compilation():
   patch.undo()
 
 
-def train(folder, *, steps, dataset=None, kill_at=None, loss_fn=LOSS_FN, **kw):
+def train(
+  folder,
+  *,
+  steps,
+  dataset=None,
+  kill_at=None,
+  loss_fn=LOSS_FN,
+  say=lambda sentence: None,
+  **kw,
+):
   """Losses by step, and the parameters."""
   losses = collections.OrderedDict()
 
@@ -71,6 +80,7 @@ def train(folder, *, steps, dataset=None, kill_at=None, loss_fn=LOSS_FN, **kw):
       model_dir=folder,
       schedule=loop.Schedule(train_steps=steps, **schedule),
       report=report,
+      say=say,
     )
   return losses, params
 
@@ -90,10 +100,15 @@ def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, unbroken, kill_at):
   jax.tree.map(np.testing.assert_array_equal, params, unbroken[1])
 
 
-def test_a_finished_run_takes_no_more_steps(tmp_path, unbroken):
+def test_a_finished_run_takes_no_more_steps_and_says_so(tmp_path, unbroken):
   train(tmp_path, steps=10)
-  losses, params = train(tmp_path, steps=10)
+  said = []
+  losses, params = train(tmp_path, steps=10, say=said.append)
   assert not losses
+  assert said == [
+    f'{tmp_path}: 10 steps have been taken already and 10 are asked for, so '
+    'nothing is left to train'
+  ]
   jax.tree.map(np.testing.assert_array_equal, params, unbroken[1])
 
 
@@ -148,6 +163,52 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
     pytest.raises(ValueError, match='another configuration or optimiser'),
   ):
     checkpoints.restore(other, 3)
+
+
+def damage(checkpoint):
+  """Cuts the largest file of a checkpoint in half, as a full disk may."""
+  files = [path for path in checkpoint.rglob('*') if path.is_file()]
+  largest = max(files, key=lambda path: path.stat().st_size)
+  largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+
+
+def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(
+  tmp_path, unbroken
+):
+  train(tmp_path, steps=9)
+  damage(tmp_path / 'checkpoints/9')
+  said = []
+  losses, params = train(tmp_path, steps=10, say=said.append)
+  assert list(losses) == [7, 8, 9, 10]
+  jax.tree.map(np.testing.assert_array_equal, params, unbroken[1])
+  assert 'of step 9 cannot be read and is now damaged_checkpoint_9' in said[0]
+  assert said[1] == f'{tmp_path}: training goes on after step 6'
+  assert (tmp_path / 'damaged_checkpoint_9').is_dir()
+  with run_checkpoints.open_run(tmp_path, CONFIG) as checkpoints:
+    assert checkpoints.steps() == [6, 9, 10]
+    run = checkpoints.restore(loop.new_run(CONFIG, OPTIMIZER, seed=0), 9)
+  assert int(run.state.step) == 9
+
+
+def test_a_run_with_no_sound_checkpoint_is_left_alone(tmp_path):
+  train(tmp_path, steps=6)
+  for step in (3, 6):
+    damage(tmp_path / f'checkpoints/{step}')
+  with pytest.raises(ValueError, match='of step 6 is of another configur'):
+    train(tmp_path, steps=10)
+  with run_checkpoints.open_run(tmp_path, CONFIG) as checkpoints:
+    assert checkpoints.steps() == [3, 6]
+
+
+def test_one_run_at_a_time_trains_in_a_folder(tmp_path):
+  with (
+    run_checkpoints.open_run(tmp_path, CONFIG),
+    pytest.raises(
+      ValueError, match=rf'process \d+ on .* is writing {tmp_path}'
+    ),
+  ):
+    train(tmp_path, steps=3)
+  assert list(train(tmp_path, steps=3)[0]) == [1, 2, 3]
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
