@@ -104,6 +104,15 @@ def test_copies_what_the_eye_expects(row, copied):
   assert _propose([row], 3, 2, 1) == [copied]
 
 
+def test_long_contexts_and_long_suffixes_do_not_overflow():
+  """A match of 512 tokens in a context of 131,072, to be continued by 32."""
+  rng = np.random.default_rng(0)
+  row = rng.integers(0, 2**15, 131_072)
+  row[-512:] = row[70_000:70_512]
+  [found] = _propose([row.tolist()], 32, 512, 1, capacity=131_072)
+  assert found == row[70_512:70_544].tolist()
+
+
 def test_suffix_length_is_bounded_from_below():
   assert _propose([[1, 9, 2, 1]], 3, 3, 2) == [[]]
   assert _propose([[1, 9, 2, 1]], 3, 3, 1) == [[9, 2, 1]]

@@ -3,6 +3,7 @@ before (prompt lookup; Leviathan et al., Sec. 6, name the idea)."""
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays
@@ -24,7 +25,7 @@ def prompt_lookup(
 
   Args:
     gamma: tokens an iteration at most.
-    max_ngram: longest suffix that is looked up.
+    max_ngram: longest suffix that is looked up, a pass over the context a token.
     min_ngram: shortest suffix that is trusted.
 
   Raises:
@@ -77,13 +78,25 @@ def _match_sizes(context: Context, max_ngram: int) -> Array:
   tokens, lengths = context.tokens, context.lengths
   num_positions = tokens.shape[1]
   positions = jnp.arange(num_positions, dtype=jnp.int32)[None, :]
-  run = positions < lengths[:, None] - 1
-  sizes = jnp.zeros(tokens.shape, jnp.int32)
-  for back in range(max_ngram):
+  num_compared = min(max_ngram, num_positions)
+  padded = jnp.pad(tokens, ((0, 0), (num_compared, 0)))
+
+  def compare(carry: tuple[Array, Array], back: Array):
+    run, sizes = carry
     suffix = arrays.read_block(tokens, lengths - 1 - back, 1)
-    shifted = jnp.pad(tokens, ((0, 0), (back, 0)))[:, :num_positions]
+    shifted = jax.lax.dynamic_slice_in_dim(
+      padded, num_compared - back, num_positions, axis=1
+    )
     run = run & (shifted == suffix) & (positions >= back)
-    sizes = sizes + run.astype(jnp.int32)
+    return (run, sizes + run.astype(jnp.int32)), None
+
+  run = positions < lengths[:, None] - 1
+  (_, sizes), _ = jax.lax.scan(
+    compare,
+    (run, jnp.zeros(tokens.shape, jnp.int32)),
+    jnp.arange(num_compared, dtype=jnp.int32),
+    unroll=8,
+  )
   return sizes
 
 
@@ -95,9 +108,11 @@ def _best_match(
   num_positions = sizes.shape[1]
   positions = jnp.arange(num_positions, dtype=jnp.int32)[None, :]
   room = jnp.clip(lengths[:, None] - 1 - positions, 0, gamma)
-  # Compared in order: size of the match, room to copy, position. Each is below
-  # the unit of the one before, and their product is far below 2**31.
-  rank = (sizes * (gamma + 1) + room) * num_positions + positions
-  rank = jnp.where(sizes >= min_ngram, rank, -1)
-  best = jnp.argmax(rank, axis=1).astype(jnp.int32)
-  return best + 1, jnp.max(rank, axis=1) >= 0
+  is_best = sizes >= min_ngram
+  best = sizes
+  # One after the other: as one number they would overflow.
+  for values in (sizes, room, positions):
+    values = jnp.where(is_best, values, -1)
+    best = jnp.max(values, axis=1, keepdims=True)
+    is_best = is_best & (values == best)
+  return best[:, 0] + 1, best[:, 0] >= 0
