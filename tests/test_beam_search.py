@@ -164,6 +164,25 @@ def test_all_beams_are_all_sequences(alpha):
     )
 
 
+@pytest.mark.parametrize('num_beams', [1, 3, 81])
+def test_padding_ids_are_impossible_and_change_nothing(num_beams):
+  """They are likely ids of the model, and none of the vocabulary."""
+  params = toy.toy_params(VOCAB_SIZE, seed=11)
+  prompt = toy.prompt(PROMPTS, max_lengths=LIMITS)
+  sizes = {'num_beams': num_beams, 'max_len': 6}
+  expected = search(toy.toy(VOCAB_SIZE), params, prompt, **sizes)
+  table = np.full((VOCAB_SIZE + 4, VOCAB_SIZE + 3, VOCAB_SIZE + 3), 3.0)
+  real = np.r_[:VOCAB_SIZE, -1]
+  table[real, :VOCAB_SIZE, :VOCAB_SIZE] = params['table']
+  padded = {'table': jnp.asarray(table, jnp.float32)}
+  model = toy.toy(VOCAB_SIZE + 3)
+  assert search(model, padded, prompt, **sizes).tokens.max() >= VOCAB_SIZE
+  output = search(model, padded, prompt, **sizes, vocab_size=VOCAB_SIZE)
+  np.testing.assert_array_equal(output.tokens, expected.tokens)
+  np.testing.assert_array_equal(output.lengths, expected.lengths)
+  np.testing.assert_allclose(output.scores, expected.scores, atol=1e-5)
+
+
 @pytest.mark.parametrize('num_beams', [2, 3])
 def test_few_beams_are_the_reference_s(num_beams):
   prompt = toy.prompt(PROMPTS, max_lengths=LIMITS)

@@ -133,6 +133,7 @@ def beam(pair: Pair, num_beams: int) -> Way:
     num_beams=num_beams,
     max_len=pair.max_len,
     eos_id=pair.layout.vocabulary.eos_ids,
+    vocab_size=pair.layout.vocabulary.vocab_size,
   )
   return Way(
     params=Params(pair.target),

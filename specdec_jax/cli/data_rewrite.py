@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
           tokens,
           max_new_tokens=description['lengths']['targets'],
           eos_id=description['vocabulary']['eos_id'],
+          vocab_size=description['vocabulary']['size'],
           temperature=args.temperature,
           batch_size=args.batch_size,
           seed=args.seed,

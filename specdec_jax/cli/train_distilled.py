@@ -50,13 +50,15 @@ def drafter_texts(
   **settings: Any,
 ) -> Dataset:
   """`training.distillation.drafter_texts` over the training inputs of a folder
-  that `specdec data prepare` wrote, or of several."""
+  that `specdec data prepare` wrote, or of several with one vocabulary."""
   folders = [tokens] if isinstance(tokens, str) else tokens
   files = [token_files.load(Path(f) / 'train.npz') for f in folders]
+  vocabulary = token_files.load_description(folders[0])['vocabulary']
   return distillation.drafter_texts(
     config,
     token_files.concatenate(files),
     eos_id=eos_id,
+    vocab_size=vocabulary['size'],
     **settings,
   )
 

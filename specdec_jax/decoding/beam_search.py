@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from specdec_jax import arrays, base
 from specdec_jax.base import Array, Params
 from specdec_jax.decoding.state import EosId
+from specdec_jax.logits import mask_padding
 
 # The log-probability of a beam that does not exist, T5X's number for it.
 NOTHING = -1.0e7
@@ -72,6 +73,7 @@ def generate(
   alpha: float = 0.6,
   max_len: int,
   eos_id: EosId,
+  vocab_size: int | None = None,
 ) -> BeamOutput:
   """The `num_beams` best sequences of every row; jit it whole.
 
@@ -88,10 +90,11 @@ def generate(
     alpha: of the brevity penalty; 0 compares plain log-probabilities.
     max_len: S, the most tokens a row can have, prompt included.
     eos_id: ends a sequence; a tuple lists several, -1 or () none.
+    vocab_size: ids at or beyond it have probability zero; None: there are none.
 
   Raises:
-    ValueError: if `num_beams` or `alpha` is out of range, or the prompt exceeds
-      `max_len`.
+    ValueError: if `num_beams`, `alpha` or `vocab_size` is out of range, or the
+      prompt exceeds `max_len`.
   """
   if num_beams < 1:
     raise ValueError(f'num_beams must be at least 1, got {num_beams}')
@@ -103,6 +106,7 @@ def generate(
     target=target,
     alpha=alpha,
     eos_ids=(eos_id,) if isinstance(eos_id, int) else eos_id or (-1,),
+    vocab_size=target.vocab_size if vocab_size is None else vocab_size,
   )
   state = _init(
     params.target, prompt, target=target, num_beams=num_beams, max_len=max_len
@@ -161,13 +165,14 @@ def _step(
   target: base.LanguageModel,
   alpha: float,
   eos_ids: tuple[int, ...],
+  vocab_size: int,
 ) -> _State:
   """Every live sequence by one token; rows that are not active stay put."""
   num_beams, num_ids = state.live.shape[1], target.vocab_size
-  log_probs, cache = _extend(params, state, target)
+  log_probs, cache = _extend(params, state, target, vocab_size)
   has_nan = jnp.any(jnp.isnan(log_probs), axis=(1, 2)) & state.is_active
   # Of the best, as many can have ended as there are beams and ids of EOS.
-  num_candidates = num_beams * min(1 + len(eos_ids), num_ids)
+  num_candidates = num_beams * min(1 + len(eos_ids), num_ids, vocab_size)
   log_probs, flat = jax.lax.top_k(
     log_probs.reshape(-1, num_beams * num_ids), num_candidates
   )
@@ -203,7 +208,7 @@ def _step(
 
 
 def _extend(
-  params: Any, state: _State, target: base.LanguageModel
+  params: Any, state: _State, target: base.LanguageModel, vocab_size: int
 ) -> tuple[Array, Any]:
   """Log-probabilities `[B, K, V]` of every continuation, and the new cache."""
   batch_size, num_beams, width = state.live.shape
@@ -213,9 +218,8 @@ def _extend(
     1,
   )
   logits, cache = target.extend(params, last, state.cache)
-  log_probs = jax.nn.log_softmax(logits[:, 0]).reshape(
-    batch_size, num_beams, -1
-  )
+  log_probs = jax.nn.log_softmax(mask_padding(vocab_size)(logits[:, 0]))
+  log_probs = log_probs.reshape(batch_size, num_beams, -1)
   return state.live_log_probs[:, :, None] + log_probs, cache
 
 

@@ -92,6 +92,7 @@ def rewrite_targets(
   *,
   max_new_tokens: int,
   eos_id: int,
+  vocab_size: int,
   temperature: float = 0.0,
   batch_size: int = 64,
   seed: int = 0,
@@ -105,6 +106,7 @@ def rewrite_targets(
     tokens: inputs; their targets are not read.
     max_new_tokens: of a target; one without an end by then stays without.
     eos_id: ends a target.
+    vocab_size: ids at or beyond it are padding, and never written.
     temperature: 0 is greedy.
     batch_size: rows decoded at once, of inputs of similar lengths.
     seed: of the draws: example i depends on it and on i alone.
@@ -115,7 +117,9 @@ def rewrite_targets(
   """
   if tokens.inputs is None or tokens.input_offsets is None:
     raise ValueError('these examples have no inputs to decode')
-  generate = _generate_fn(config, max_new_tokens + 1, eos_id, temperature)
+  generate = _generate_fn(
+    config, max_new_tokens + 1, eos_id, temperature, vocab_size
+  )
   params = jax.tree.map(lambda x: x.astype(config.dtype), params)
   order = np.argsort(np.diff(tokens.input_offsets), kind='stable')
   written: dict[int, Any] = {}
@@ -150,14 +154,20 @@ def rewrite_targets(
 
 @functools.lru_cache(maxsize=8)
 def _generate_fn(
-  config: T5Config, max_len: int, eos_id: int, temperature: float
+  config: T5Config,
+  max_len: int,
+  eos_id: int,
+  temperature: float,
+  vocab_size: int,
 ) -> Callable:
   """Plain decoding, compiled once for all texts."""
   return jax.jit(
     functools.partial(
       autoregressive.generate,
       target=adapters.t5(config),
-      logits_to_probs=logits.standardize(temperature=temperature),
+      logits_to_probs=logits.standardize(
+        temperature=temperature, vocab_size=vocab_size
+      ),
       max_len=max_len,
       eos_id=eos_id,
     )
@@ -172,6 +182,7 @@ def drafter_texts(
   batch_size: int,
   lengths: Mapping[str, int],
   eos_id: int,
+  vocab_size: int,
   num_examples: int,
   refresh_period: int,
   temperature: float = 1.0,
@@ -191,6 +202,7 @@ def drafter_texts(
     batch_size: rows of a batch.
     lengths: columns of the rows, as `inputs` and `targets`.
     eos_id: ends a target.
+    vocab_size: ids at or beyond it are padding, and never written.
     num_examples: of a text, the next of the shuffled inputs each time.
     refresh_period: batches from one text to the next.
     temperature: of the draws; DistillSpec's is 1.
@@ -214,6 +226,7 @@ def drafter_texts(
         token_files.take(tokens, chosen),
         max_new_tokens=lengths['targets'],
         eos_id=eos_id,
+        vocab_size=vocab_size,
         temperature=temperature,
         seed=seed + text,
       )

@@ -32,7 +32,7 @@ train.train:
   log_period = 2
   average_last = 2
 t5_layers.T5Config:
-  vocab_size = 16
+  vocab_size = 20
   embed_dim = 32
   num_encoder_layers = 1
   num_decoder_layers = 1
@@ -69,10 +69,10 @@ def test_a_run_leaves_a_model_metrics_and_its_config(folder):
   run = folder / 'run'
   config, params = loading.read(run / 'model')
   assert config.embed_dim == 32
-  assert params['decoder']['logits_dense']['kernel'].shape == (32, 16)
+  assert params['decoder']['logits_dense']['kernel'].shape == (32, 20)
   lines = metrics_log.read_log(run / metrics_log.NAME)
   assert [line['step'] for line in lines] == [2, 4, 4]
-  assert lines[0]['nats'] == pytest.approx(2.8, abs=0.8)
+  assert lines[0]['nats'] == pytest.approx(3.0, abs=0.8)
   assert 0 <= lines[2]['validation_accuracy'] <= 1
   assert 'train.train_steps = %TRAIN_STEPS' in (run / 'config.gin').read_text()
 
@@ -142,6 +142,7 @@ def test_a_drafter_is_distilled(folder):
       f'--model={folder / "run/model"}',
       f'--tokens={folder / "tokens"}',
       f'--out={written}',
+      '--temperature=1',
     ]
   )
   assert status == 0
@@ -149,6 +150,8 @@ def test_a_drafter_is_distilled(folder):
   after = token_files.load(written / 'train.npz')
   np.testing.assert_array_equal(after.inputs, before.inputs)
   assert len(after) == len(before)
+  # The vocabulary has 16 tokens, and the model's 20 logits are padding beyond.
+  assert after.targets.max() == 15
   assert (written / 'validation.npz').read_bytes() == (
     folder / 'tokens/validation.npz'
   ).read_bytes()
@@ -177,6 +180,8 @@ def test_a_drafter_is_distilled(folder):
   assert status == 0
   texts = sorted(p.name for p in (folder / 'drafter').glob('*.npz'))
   assert texts == ['drafter_text_0.npz', 'drafter_text_1.npz']
+  for name in texts:
+    assert token_files.load(folder / 'drafter' / name).targets.max() == 15
   loading.read(folder / 'drafter' / 'model')
 
 
@@ -184,7 +189,12 @@ def test_rewriting_is_decoding_row_by_row(folder):
   """In whatever batch: lengths are mixed, and an example has its own key."""
   config, params = loading.read(folder / 'run/model')
   tokens = tiny_runs.examples(9, seed=1)
-  settings = {'max_new_tokens': 16, 'eos_id': 1, 'temperature': 1.0}
+  settings = {
+    'max_new_tokens': 16,
+    'eos_id': 1,
+    'vocab_size': 16,
+    'temperature': 1.0,
+  }
   wide = distillation.rewrite_targets(
     config, params, tokens, batch_size=64, **settings
   )
