@@ -25,7 +25,8 @@ def prompt_lookup(
 
   Args:
     gamma: tokens an iteration at most.
-    max_ngram: longest suffix that is looked up, a pass over the context a token.
+    max_ngram: longest suffix that is looked up; each token of it takes a pass
+      over the context.
     min_ngram: shortest suffix that is trusted.
 
   Raises:
