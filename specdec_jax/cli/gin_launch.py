@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import specdec_jax
+from specdec_jax.cli import gin_types
 
 # The folder that has `gin_configs`, in a checkout.
 _ROOT = Path(specdec_jax.__file__).parent.parent
@@ -165,6 +166,7 @@ def parse(args: argparse.Namespace) -> None:
     reason = ' '.join(str(error).split())
     raise ValueError(f'gin: {reason}') from error
   _check_macros(gin.config_str(max_line_length=10**6))
+  gin_types.check(bindings(), gin.get_configurable)
 
 
 def bindings() -> dict[str, str]:

@@ -95,10 +95,15 @@ def train(
     ValueError: if the arguments contradict each other or the folder's run, or
       the loss is no number any more.
   """
-  if dtype not in options.DTYPES:
-    raise ValueError(
-      f'dtype is {dtype!r}, expected {" or ".join(options.DTYPES)}'
-    )
+  _check_settings(
+    dtype=dtype,
+    log_period=log_period,
+    num_microbatches=num_microbatches,
+    dropout_rate=dropout_rate,
+    label_smoothing=label_smoothing,
+    z_loss=z_loss,
+    seed=seed,
+  )
   config = dataclasses.replace(
     config, dtype=jnp.dtype(dtype), dropout_rate=dropout_rate
   )
@@ -141,6 +146,37 @@ def train(
     )
   _write_model(folder / 'model', config, params, words)
   print(f'the model is in {folder / "model"}', flush=True)
+
+
+def _check_settings(
+  *,
+  dtype: str,
+  log_period: int,
+  num_microbatches: int,
+  dropout_rate: float,
+  label_smoothing: float,
+  z_loss: float,
+  seed: int,
+) -> None:
+  """Raises ValueError for settings with which nothing can be trained."""
+  if dtype not in options.DTYPES:
+    raise ValueError(
+      f'dtype is {dtype!r}, expected {" or ".join(options.DTYPES)}'
+    )
+  counts = {'log_period': log_period, 'num_microbatches': num_microbatches}
+  for name, count in counts.items():
+    if count < 1:
+      raise ValueError(f'{name} must be at least 1, got {count}')
+  shares = {'dropout_rate': dropout_rate, 'label_smoothing': label_smoothing}
+  for name, share in shares.items():
+    if not 0 <= share < 1:
+      raise ValueError(
+        f'{name} must be at least 0 and less than 1, got {share}'
+      )
+  if not 0 <= z_loss < float('inf'):
+    raise ValueError(f'z_loss must be a number of at least 0, got {z_loss}')
+  if not 0 <= seed < 2**32:
+    raise ValueError(f'seed must be from 0 to 2**32 - 1, got {seed}')
 
 
 @contextlib.contextmanager

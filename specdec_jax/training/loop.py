@@ -122,6 +122,7 @@ def train(
     if restored := checkpoints.restore_newest(run, say):
       run = restored
       _say_where(int(run.state.step), checkpoints.folder, schedule, say)
+    _check_averaged(run, schedule, checkpoints, average_last)
     run = _train_from(
       run, dataset, step_fn, schedule, checkpoints, report, loss_fn
     )
@@ -139,6 +140,23 @@ def _say_where(
     say(
       f'{folder}: {step:,} steps have been taken already and '
       f'{schedule.train_steps:,} are asked for, so nothing is left to train'
+    )
+
+
+def _check_averaged(
+  run: Run, schedule: Schedule, checkpoints: Checkpoints, average_last: int
+) -> None:
+  """Raises ValueError if there will be fewer checkpoints than are averaged."""
+  to_come = range(int(run.state.step) + 1, schedule.train_steps + 1)
+  count = len(checkpoints.steps()) + sum(
+    step % schedule.checkpoint_period == 0 or step == schedule.train_steps
+    for step in to_come
+  )
+  if count < average_last:
+    raise ValueError(
+      f'average_last is {average_last}, and {schedule.train_steps} steps with '
+      f'a checkpoint_period of {schedule.checkpoint_period} leave {count} '
+      'checkpoints'
     )
 
 

@@ -51,8 +51,10 @@ def learning_rate(
     From int32 steps to a float32 rate.
 
   Raises:
-    ValueError: if a factor is not known, or a number of steps is not positive.
+    ValueError: if a factor is not known, or a rate or a number of steps is not
+      positive.
   """
+  _check_rate('base_learning_rate', base_learning_rate)
   names = [name.strip() for name in factors.split('*')]
   for name in names:
     if name not in FACTORS:
@@ -94,6 +96,12 @@ def learning_rate(
   return schedule
 
 
+def _check_rate(name: str, rate: float | Schedule) -> None:
+  """Raises ValueError for a number that would learn nothing, or unlearn."""
+  if not callable(rate) and not 0 < rate < float('inf'):
+    raise ValueError(f'{name} must be a number greater than 0, got {rate}')
+
+
 def adafactor(
   learning_rate: float | Schedule,
   *,
@@ -107,8 +115,10 @@ def adafactor(
   momentum, and a step is relative to the parameter's own root mean square.
 
   Raises:
+    ValueError: if the learning rate is not positive.
     ImportError: if optax is not installed.
   """
+  _check_rate('learning_rate', learning_rate)
   return _import_optax().adafactor(
     learning_rate,
     decay_rate=decay_rate,
@@ -134,8 +144,10 @@ def adamw(
   The momenta are those of Vaswani et al. (arXiv 1706.03762, Sec. 5.3).
 
   Raises:
+    ValueError: if the learning rate is not positive.
     ImportError: if optax is not installed.
   """
+  _check_rate('learning_rate', learning_rate)
   optax = _import_optax()
   steps = [
     optax.adamw(learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)

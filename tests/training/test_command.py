@@ -214,6 +214,24 @@ def test_bad_input_is_one_sentence(folder, capsys):
     return capsys.readouterr().err
 
   assert 'dtype is ' in complaint("--gin.DTYPE='float16'")
+  assert 'log_period must be at least 1, got 0' in complaint(
+    '--gin.train.train.log_period=0'
+  )
+  assert "TRAIN_STEPS is 'ten', expected an integer" in complaint(
+    '--gin.TRAIN_STEPS="ten"'
+  )
+  assert "LEARNING_RATE is '0.1', expected a number" in complaint(
+    '--gin.LEARNING_RATE="0.1"'
+  )
+  assert 'dropout_rate must be at least 0 and less than 1, got 2' in complaint(
+    '--gin.DROPOUT_RATE=2'
+  )
+  assert 'base_learning_rate must be a number greater than 0, got -1' in (
+    complaint('--gin.LEARNING_RATE=-1')
+  )
+  assert 'seed must be from 0 to 2**32 - 1, got -1' in complaint(
+    '--gin.train.train.seed=-1'
+  )
   other = complaint('--gin.t5_layers.T5Config.mlp_dim=96')
   assert 'is of another network: mlp_dim 64 there and 96 here' in other
   few = complaint('--gin.t5_layers.T5Config.vocab_size=8', name='new')
@@ -225,10 +243,19 @@ def test_bad_input_is_one_sentence(folder, capsys):
   assert 'not among the 3' in complaint(
     '--gin.train.train.average_last=4', name='new'
   )
+  assert (
+    'average_last is 3, and 6 steps with a checkpoint_period of 4 leave 2'
+    in (
+      complaint(
+        '--gin.train.train.average_last=3',
+        '--gin.CHECKPOINT_PERIOD=4',
+        name='new',
+      )
+    )
+  )
   shutil.copytree(folder / 'tokens', folder / 'damaged')
   path = folder / 'damaged/train.npz'
   path.write_bytes(path.read_bytes()[:200])
   assert 'is damaged' in complaint(
-    f'--gin.datasets.from_token_files.folder="{folder / "damaged"}"',
-    name='new',
+    f'--gin.TOKENS="{folder / "damaged"}"', name='new'
   )

@@ -1,0 +1,90 @@
+"""Types of what gin files bind, by the annotations of what they bind it to."""
+
+import ast
+import collections.abc
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_SCALARS = {
+  bool: 'True or False',
+  float: 'a number',
+  int: 'an integer',
+  str: 'a text',
+}
+
+
+def check(
+  bindings: Mapping[str, str], find: Callable[[str], Callable[..., Any]]
+) -> None:
+  """Refuses values of a wrong type, such as a text for a number.
+
+  None is let through: it stands for what a file leaves open. So is all that is
+  no plain value, such as a reference to a function.
+
+  Args:
+    bindings: values as they are written, by `scope/function.argument` or by
+      the name of a macro.
+    find: from the name of a function to the function.
+
+  Raises:
+    ValueError: for the first that is wrong, with its value.
+  """
+  for name, text in bindings.items():
+    function, _, argument = name.rpartition('/')[2].rpartition('.')
+    if not function:
+      continue  # A macro has the type of what it is used for.
+    while text.startswith('%') and text[1:] in bindings:
+      name = text[1:]
+      text = bindings[name]
+    try:
+      value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+      continue
+    parameter = inspect.signature(find(function)).parameters.get(argument)
+    if value is None or parameter is None:
+      continue
+    if not _fits(value, parameter.annotation):
+      raise ValueError(
+        f'gin: {name} is {value!r}, expected {_words(parameter.annotation)}'
+      )
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+  """Whether a plain value is of a type; yes if that cannot be told."""
+  origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+  if origin in (types.UnionType, typing.Union):
+    return any(_fits(value, member) for member in args)
+  if annotation is float:
+    return type(value) in (int, float)
+  if annotation in _SCALARS or annotation is types.NoneType:
+    return type(value) is annotation
+  if origin is collections.abc.Callable:
+    return False
+  if origin is collections.abc.Sequence:
+    return isinstance(value, list | tuple) and all(
+      _fits(item, args[0]) for item in value
+    )
+  if origin is collections.abc.Mapping:
+    return isinstance(value, dict) and all(
+      _fits(key, args[0]) and _fits(item, args[1])
+      for key, item in value.items()
+    )
+  return True
+
+
+def _words(annotation: Any) -> str:
+  """A type that `_fits` knows, for people."""
+  origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+  if origin in (types.UnionType, typing.Union):
+    members = (member for member in args if member is not types.NoneType)
+    return ' or '.join(map(_words, members))
+  if annotation in _SCALARS:
+    return _SCALARS[annotation]
+  if origin is collections.abc.Sequence:
+    return f'a list, each {_words(args[0])}'
+  if origin is collections.abc.Mapping:
+    return f'a dictionary, each {_words(args[0])}: {_words(args[1])}'
+  return 'a reference, as @name'

@@ -1,0 +1,61 @@
+"""Types of what gin files bind."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from specdec_jax.cli import gin_types
+
+
+def function(
+  *,
+  count: int,
+  rate: float = 0.5,
+  name: str | None = None,
+  flag: bool = False,
+  sizes: Sequence[int] = (),
+  lengths: Mapping[str, int] | None = None,
+  schedule: float | Callable[[int], float] = 1.0,
+  folders: str | Sequence[str] = '',
+):
+  del count, rate, name, flag, sizes, lengths, schedule, folders
+
+
+def check(**bindings):
+  macro = {'MACRO': bindings.pop('MACRO')} if 'MACRO' in bindings else {}
+  gin_types.check(
+    macro | {f'scope/module.function.{k}': v for k, v in bindings.items()},
+    {'module.function': function}.__getitem__,
+  )
+
+
+def test_right_types_references_and_none_pass():
+  check(count='3', rate='1', name="'x'", flag='True', sizes='(1, 2)')
+  check(count='%MACRO', MACRO='4', schedule='@learning_rate()', name='None')
+  check(count='None', lengths="{'inputs': 3}", schedule='0.1')
+  check(folders="['a', 'b']", rate='1e-3', unknown="'what'")
+
+
+@pytest.mark.parametrize(
+  ('binding', 'expected'),
+  [
+    ({'count': "'3'"}, "count is '3', expected an integer"),
+    ({'count': '3.0'}, 'count is 3.0, expected an integer'),
+    ({'count': 'True'}, 'count is True, expected an integer'),
+    ({'rate': "'0.1'"}, "rate is '0.1', expected a number"),
+    ({'name': '3'}, 'name is 3, expected a text'),
+    ({'flag': '1'}, 'flag is 1, expected True or False'),
+    ({'sizes': "(1, '2')"}, 'expected a list, each an integer'),
+    ({'sizes': '3'}, 'sizes is 3, expected a list'),
+    ({'lengths': "{'inputs': '3'}"}, 'a dictionary, each a text: an integer'),
+    ({'schedule': "'0.1'"}, 'expected a number or a reference'),
+    ({'folders': '3'}, 'expected a text or a list, each a text'),
+    (
+      {'count': '%MACRO', 'MACRO': "'x'"},
+      "^gin: MACRO is 'x', expected an int",
+    ),
+  ],
+)
+def test_wrong_types_are_refused(binding, expected):
+  with pytest.raises(ValueError, match=expected):
+    check(**binding)
