@@ -164,6 +164,7 @@ def test_a_platform_that_is_not_there(generate, monkeypatch):
     (ValueError('odd\nshape'), 2, 'unexpected ValueError: odd shape (SPECDEC'),
     (MemoryError(), 2, 'out of memory; lower --batch_size'),
     (RuntimeError('RESOURCE_EXHAUSTED: 9 GB'), 2, 'out of memory'),
+    (RuntimeError('INTERNAL: Out of memory allocating 9'), 2, 'out of memory'),
   ],
 )
 def test_bugs_can_be_diagnosed(generate, monkeypatch, error, status, part):

@@ -433,6 +433,16 @@ def test_dry_run_needs_no_checkpoint(run, tmp_path, monkeypatch):
     ((), {'TASK_FEATURE_LENGTHS': "{'inputs': 4, 'targets': 0}"}, ['is 0']),
     ((), {'Decoding.batch_sise': 4}, ['batch_sise']),
     ((), {'Decoding.batch_size': 0}, ['batch_size', '0']),
+    (
+      (),
+      {'Decoding.batch_size': 10**12},
+      [
+        'out of memory',
+        'the weights take 856,064',
+        'Decoding.batch_size 1,000,000,000,000 take 30,910,000,000,000,000',
+        'lower Decoding.batch_size or TASK_FEATURE_LENGTHS',
+      ],
+    ),
     ((), {'Decoding.top_p': 0.9}, ['top_p 0.9 changes nothing']),
     ((), {'Decoding.top_k': 4}, ['top_k 4 changes nothing']),
     ((), {'TEMPERATURE': 1.0}, ['uses TEMPERATURE', 'Decoding.temperature']),

@@ -46,7 +46,7 @@ def test_a_calibration_is_planned_with(run, model, prompts_file, tmp_path):
     'calibrate',
     *('--model', model, '--draft_model', model, '--prompts', prompts_file),
     *('--batch_size', '4', '--max_new_tokens', '6', '--gamma', '2'),
-    *('--repeats', '1', '--json', path),
+    *('--repeats', '1', '--plain_dtypes', 'float32', '--json', path),
   )
   assert (result.status, result.err) == (0, '')
   for part in ('alpha', 'T(3) / T(1)', 'further drafted token'):
