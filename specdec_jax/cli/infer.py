@@ -175,7 +175,11 @@ def infer(
   mesh = make_mesh()
   with jax.set_mesh(mesh):
     if dry_run:
-      return _dry_run(make_plan(vocabulary=None), lengths, mesh)
+      plan = make_plan(vocabulary=None)
+      found = infer_dry_run.figures(plan, lengths, mesh)
+      if processes.is_first():
+        progress.console().print(infer_dry_run.table(found))
+      return 0
     folders = {'data_dir': tfds_data_dir} if tfds_data_dir else {}
     task = find_task(lengths=lengths, **folders)
     shard = Shard(
@@ -203,6 +207,9 @@ def infer(
     )
     used = dict(settings())
     with contextlib.ExitStack() as stack:
+      stack.enter_context(
+        infer_dry_run.running_out_explained(run.plan, lengths, mesh)
+      )
       only_writer = infer_output.only_writer(shard.path)
       processes.ask_first(lambda: stack.enter_context(only_writer))
       if processes.ask_first(lambda: _is_complete(run, used)):
@@ -254,21 +261,6 @@ class _Decoder:
   programs: Programs
   params: Params
   pack: Callable[[Sequence[Row | None]], Any]
-
-
-def _dry_run(plan: Plan, lengths: Mapping[str, int], mesh: Mesh) -> int:
-  prompt = infer_examples.empty(plan.config, lengths, plan.decoding.batch_size)
-  figures = infer_dry_run.figures(
-    mesh,
-    target=plan.target,
-    drafter=plan.drafting.drafter,
-    shapes=plan.shapes(),
-    prompt=prompt,
-    max_len=plan.max_len,
-  )
-  if processes.is_first():
-    progress.console().print(infer_dry_run.table(figures))
-  return 0
 
 
 def _is_complete(run: _Run, settings: Mapping[str, str]) -> bool:

@@ -1,37 +1,30 @@
 """What an inference would take of every chip, from shapes alone."""
 
+import contextlib
 import functools
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from specdec_jax.base import LanguageModel, Params, Prompt
-from specdec_jax.cli import infer_models
+from specdec_jax.cli import infer_examples, infer_models, memory
+from specdec_jax.cli.infer_decoding import Plan
 from specdec_jax.decoding import speculative
 from specdec_jax.sharding import mesh as mesh_lib
 
 
 def figures(
-  mesh: Mesh,
-  *,
-  target: LanguageModel,
-  drafter: Any,
-  shapes: Params,
-  prompt: Prompt,
-  max_len: int,
+  plan: Plan, lengths: Mapping[str, int], mesh: Mesh
 ) -> dict[str, Any]:
   """Sizes of a decode; nothing is computed and no weight is read.
 
   Args:
+    plan: the decode.
+    lengths: most tokens of `inputs` and of `targets`.
     mesh: of the devices.
-    target: the target.
-    drafter: the drafter.
-    shapes: of the weights, as `jax.ShapeDtypeStruct`s.
-    prompt: of the whole batch.
-    max_len: S.
 
   Returns:
     By name: `devices`, `kind`, `mesh`, and, of `target`, `drafter` and `state`
@@ -41,10 +34,18 @@ def figures(
   Raises:
     ValueError: if the model or the batch does not divide over the mesh.
   """
-  batch_size = prompt.decoder_lengths.shape[0]
+  batch_size = plan.decoding.batch_size
+  shapes = plan.shapes()
   mesh_lib.check_divides(mesh, shapes.target, batch_size=batch_size)
+  prompt = jax.tree.map(
+    lambda row: jax.ShapeDtypeStruct((batch_size, *row.shape[1:]), row.dtype),
+    infer_examples.empty(plan.config, lengths, 1),
+  )
   init = functools.partial(
-    speculative.init, target=target, drafter=drafter, max_len=max_len
+    speculative.init,
+    target=plan.target,
+    drafter=plan.drafting.drafter,
+    max_len=plan.max_len,
   )
   state = jax.eval_shape(
     lambda params, prompt: init(params, jax.random.key(0), prompt),
@@ -52,14 +53,14 @@ def figures(
     prompt,
   )
   device = mesh.devices.flat[0]
-  memory = device.memory_stats() if device.platform != 'cpu' else None
+  stats = device.memory_stats() if device.platform != 'cpu' else None
   result = {
     'devices': mesh.size,
     'kind': device.device_kind,
     'mesh': dict(mesh.shape),
     'batch_size': batch_size,
     'state': _sizes(state, mesh_lib.state_shardings(mesh, state)),
-    'chip_bytes': (memory or {}).get('bytes_limit'),
+    'chip_bytes': (stats or {}).get('bytes_limit'),
   }
   places = {
     'target': infer_models.target_shardings(mesh),
@@ -109,3 +110,29 @@ def table(found: dict[str, Any]) -> Any:
   if found['chip_bytes']:
     result.add_row('memory of a chip', '', '', f'{found["chip_bytes"]:,}')
   return result
+
+
+@contextlib.contextmanager
+def running_out_explained(
+  plan: Plan, lengths: Mapping[str, int], mesh: Mesh
+) -> Iterator[None]:
+  """Says, when memory runs out in the block, what takes how much of it.
+
+  Raises:
+    ValueError: if it does.
+  """
+  try:
+    yield
+  except Exception as error:
+    if not memory.has_run_out(error):
+      raise
+    found = figures(plan, lengths, mesh)
+    weights = sum(found[of]['bytes_per_chip'] for of in ('target', 'drafter'))
+    has = f' of {found["chip_bytes"]:,}' if found['chip_bytes'] else ''
+    raise ValueError(
+      f'out of memory: of the bytes{has} that a device has, the weights take '
+      f'{weights:,} and the caches of Decoding.batch_size '
+      f'{found["batch_size"]:,} take {found["state"]["bytes_per_chip"]:,}, '
+      'before what is computed: lower Decoding.batch_size or '
+      'TASK_FEATURE_LENGTHS, or raise device_mesh.num_partitions'
+    ) from error

@@ -18,6 +18,7 @@ from specdec_jax.cli import (
   generate,
   gin_launch,
   infer,
+  memory,
   merge,
   options,
   plan,
@@ -145,7 +146,7 @@ def _sentence(error: Exception) -> tuple[str, int]:
     reason = error.strerror or text or type(error).__name__
     place = f'{error.filename}: ' if error.filename else ''
     return place + reason, EXIT_BAD_INPUT
-  if isinstance(error, MemoryError) or 'RESOURCE_EXHAUSTED' in text:
+  if memory.has_run_out(error):
     return (
       'out of memory; lower --batch_size, --max_new_tokens or --gamma, or take '
       '--dtype bfloat16',
