@@ -290,3 +290,6 @@ def test_bad_input_is_one_sentence():
     run(num_beams=2, max_len=5, alpha=-1)
   with pytest.raises(ValueError, match='3 tokens does not fit in max_len 2'):
     run(num_beams=2, max_len=2)
+  nothing = jax.tree.map(lambda rows: rows[:0], prompt)
+  with pytest.raises(ValueError, match='a batch of 0 rows'):
+    search(model, params, nothing, num_beams=2, max_len=5)

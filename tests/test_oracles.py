@@ -391,6 +391,10 @@ def test_static_mistakes_are_named_with_their_numbers():
   _fails('prompt of 6 tokens does not fit in max_len 5', max_len=5)
   with pytest.raises(ValueError, match='6 tokens does not fit in max_len 5'):
     plain(TARGET, Params(TARGET_PARAMS), _prompt(1), to_probs=GREEDY, max_len=5)
+  nothing = jax.tree.map(lambda rows: rows[:0], _prompt(1))
+  _fails('a batch of 0 rows', prompt=nothing)
+  with pytest.raises(ValueError, match='a batch of 0 rows'):
+    plain(TARGET, Params(TARGET_PARAMS), nothing, to_probs=GREEDY)
   _fails(
     'drafter has 6 token ids, the target 5',
     drafter=drafters.uniform(gamma=2, vocab_size=6),

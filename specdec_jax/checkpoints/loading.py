@@ -351,6 +351,11 @@ def read_vocabulary(
   return None
 
 
+def is_padding(num_rows: int) -> bool:
+  """Whether embeddings can differ by so many rows and have one vocabulary."""
+  return abs(num_rows) < _MAX_PADDING
+
+
 def check_vocabulary(
   path: str | os.PathLike[str],
   vocabulary: AnyVocabulary,
@@ -361,7 +366,7 @@ def check_vocabulary(
   num_tokens, num_rows = vocabulary.vocab_size, config.vocab_size
   num_padding = num_rows - num_tokens
   if num_padding < 0 or (
-    isinstance(config, T5Config) and num_padding >= _MAX_PADDING
+    isinstance(config, T5Config) and not is_padding(num_padding)
   ):
     num_sentinels = getattr(vocabulary, 'extra_ids', 0)
     raise ValueError(

@@ -157,11 +157,6 @@ def load_decoder(args: argparse.Namespace) -> Decoder:
     vocabularies.check_same_vocabulary(
       target.vocabulary, draft_model.vocabulary
     )
-    if draft_model.config.vocab_size != target.config.vocab_size:
-      raise ValueError(
-        f'the target has {target.config.vocab_size} logits, the draft model '
-        f'{draft_model.config.vocab_size}'
-      )
     _check_kinds(target, draft_model)
   loaded = [target] if draft_model is None else [target, draft_model]
   max_positions = min(_max_positions(model) for model in loaded)
@@ -333,7 +328,9 @@ def _drafter(
     )
   assert draft_model is not None
   sampled = _logits_to_probs(args, draft_model, for_target=False)
-  model = adapters.of(draft_model.config)
+  model = adapters.with_logits_of(
+    adapters.of(draft_model.config), target.config.vocab_size
+  )
   if args.adaptive is None:
     return drafters.autoregressive(
       model,

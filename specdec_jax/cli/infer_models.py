@@ -264,14 +264,14 @@ def draft_model(
     ValueError: if it has another vocabulary, or `min_prob` is no probability.
   """
   config = read_config(model)
-  if config.vocab_size != target.config.vocab_size:
-    raise ValueError(
-      f'the target has {target.config.vocab_size} logits, the draft model '
-      f'{config.vocab_size}'
-    )
   if target.vocabulary is not None:
     vocabularies.check_same_vocabulary(
       target.vocabulary, read_vocabulary(model, config)
+    )
+  elif not loading.is_padding(config.vocab_size - target.config.vocab_size):
+    raise ValueError(
+      f'the target has {target.config.vocab_size} logits, the draft model '
+      f'{config.vocab_size}'
     )
   make = drafters.autoregressive
   if schedule is not None or min_prob:
@@ -279,7 +279,7 @@ def draft_model(
       drafters.adaptive, schedule=schedule, min_prob=min_prob
     )
   drafter = make(
-    language_model(config),
+    adapters.with_logits_of(language_model(config), target.config.vocab_size),
     gamma=gamma,
     logits_to_probs=target.sampled(target.vocab_size),
   )

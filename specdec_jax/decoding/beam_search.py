@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from specdec_jax import arrays, base
 from specdec_jax.base import Array, Params
+from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding.state import EosId
 from specdec_jax.logits import mask_padding
 
@@ -94,7 +95,7 @@ def generate(
 
   Raises:
     ValueError: if `num_beams`, `alpha` or `vocab_size` is out of range, or the
-      prompt exceeds `max_len`.
+      prompt has no rows or exceeds `max_len`.
   """
   if num_beams < 1:
     raise ValueError(f'num_beams must be at least 1, got {num_beams}')
@@ -131,11 +132,8 @@ def _init(
   max_len: int,
 ) -> _State:
   """One live beam a row, which holds the prompt."""
+  state_lib.check_prompt(prompt, max_len)
   batch_size, prompt_len = prompt.decoder_tokens.shape
-  if prompt_len > max_len:
-    raise ValueError(
-      f'a prompt of {prompt_len} tokens does not fit in max_len {max_len}'
-    )
   lengths = prompt.decoder_lengths.astype(jnp.int32)
   max_lengths = jnp.full_like(lengths, max_len)
   if prompt.max_lengths is not None:

@@ -66,7 +66,8 @@ def generate(
     eos_id: ends a row once committed; a tuple lists several, -1 none.
 
   Raises:
-    ValueError: if the prompt exceeds `max_len`, or shapes disagree.
+    ValueError: if the prompt has no rows or exceeds `max_len`, or shapes
+      disagree.
   """
   models: dict[str, Any] = {'target': target, 'drafter': drafter}
   state = init(params, rng_key, prompt, **models, max_len=max_len)
@@ -91,6 +92,7 @@ def init(
   max_len: int,
 ) -> DecodeState:
   """Encoder pass and prefill of both models; see `generate`."""
+  state_lib.check_prompt(prompt, max_len)
   # Blocks start before max_len and are up to gamma + 1 wide, and the last of
   # them may end beyond it.
   capacity = max_len + drafter.gamma + 1

@@ -61,6 +61,17 @@ class DecodeOutput:
   statistics: Statistics
 
 
+def check_prompt(prompt: Prompt, max_len: int) -> None:
+  """Raises ValueError unless there are rows, and they fit into `max_len`."""
+  batch_size, prompt_len = prompt.decoder_tokens.shape
+  if not batch_size:
+    raise ValueError('a batch of 0 rows: there is nothing to decode')
+  if prompt_len > max_len:
+    raise ValueError(
+      f'a prompt of {prompt_len} tokens does not fit in max_len {max_len}'
+    )
+
+
 def init(
   rng_key: Array,
   prompt: Prompt,
@@ -72,15 +83,12 @@ def init(
 ) -> DecodeState:
   """Rows that hold just the prompt, in buffers of `max_len` tokens.
 
+  The prompt is one that passes `check_prompt`.
+
   Raises:
-    ValueError: if the prompt's buffer is longer than `max_len`, or `rng_key` is
-      not one key.
+    ValueError: if `rng_key` is not one key.
   """
   batch_size, prompt_len = prompt.decoder_tokens.shape
-  if prompt_len > max_len:
-    raise ValueError(
-      f'a prompt of {prompt_len} tokens does not fit in max_len {max_len}'
-    )
   tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, max_len - prompt_len)))
   lengths = prompt.decoder_lengths.astype(jnp.int32)
   max_lengths = jnp.full_like(lengths, max_len)

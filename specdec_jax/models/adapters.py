@@ -25,6 +25,29 @@ def of(config: LlamaConfig | T5Config) -> LanguageModel:
   return t5(config) if isinstance(config, T5Config) else llama(config)
 
 
+def with_logits_of(model: LanguageModel, vocab_size: int) -> LanguageModel:
+  """The same model with logits `[..., vocab_size]`, cut or filled with -inf.
+
+  Models of one family share a vocabulary and pad their embeddings differently.
+  A draft model's logits are brought to the size of its target's; what is cut or
+  filled is padding, which has no probability (invariant 10).
+  """
+  num_missing = vocab_size - model.vocab_size
+  if not num_missing:
+    return model
+
+  def extend(
+    params, tokens: Array, cache: Any, at: Array | None = None
+  ) -> tuple[Array, Any]:
+    logits, cache = model.extend(params, tokens, cache, at)
+    if num_missing < 0:
+      return logits[..., :vocab_size], cache
+    padding = ((0, 0), (0, 0), (0, num_missing))
+    return jnp.pad(logits, padding, constant_values=-jnp.inf), cache
+
+  return model._replace(extend=extend, vocab_size=vocab_size)
+
+
 def llama(config: LlamaConfig) -> LanguageModel:
   """A Llama-type decoder; its params are `{'token_embedder': ..., ...}`."""
   network = Llama(config)

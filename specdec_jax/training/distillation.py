@@ -113,8 +113,11 @@ def rewrite_targets(
     report: told after every batch how many examples it had.
 
   Raises:
-    ValueError: if there are no inputs, or the model's logits are no numbers.
+    ValueError: if there are no inputs, the batch has no rows, or the model's
+      logits are no numbers.
   """
+  if batch_size < 1:
+    raise ValueError(f'batch_size must be at least 1, got {batch_size}')
   if tokens.inputs is None or tokens.input_offsets is None:
     raise ValueError('these examples have no inputs to decode')
   generate = _generate_fn(

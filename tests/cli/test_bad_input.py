@@ -65,11 +65,6 @@ def test_differing_vocabularies_name_the_first_ids(generate, make_model):
   assert_refused(generate('--draft_model', other), 'id 10', 'id 11')
 
 
-def test_logits_of_another_size(generate, make_model):
-  wider = make_model('wider', vocab_size=len(tiny.make_tokens()) + 7)
-  assert_refused(generate('--draft_model', wider), 'logits')
-
-
 def test_lengths_beyond_the_context(generate):
   assert_refused(generate('--gamma', '128'), '--gamma 128', 'context of 128')
   assert_refused(generate(prompt=' the' * 200), '200 tokens', '128')

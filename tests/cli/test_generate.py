@@ -44,6 +44,16 @@ def plain(generate):
   return _PLAIN
 
 
+def test_models_whose_logits_are_padded_differently(generate, make_model):
+  wide = make_model('wide', vocab_size=len(tiny.make_tokens()) + 7)
+  wider = make_model('wider', vocab_size=len(tiny.make_tokens()) + 9)
+  prompt = ('--prompt', 'the in ab', '--gamma', '2')
+  expected = generate(*prompt, '--drafter', 'none', **{'--model': wide}).out
+  for other in (wide, wider):
+    draft_model = ('--draft_model', other)
+    assert generate(*prompt, *draft_model, **{'--model': wide}).out == expected
+
+
 def close(record: dict) -> dict:
   """A record without what rounding can change."""
   return record | {'log_probs': pytest.approx(record['log_probs'], abs=1e-4)}
