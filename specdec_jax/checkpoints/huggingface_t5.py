@@ -59,7 +59,7 @@ def load_t5(
       that `models.t5` computes.
   """
   config = read_config(folder, dtype=dtype)
-  vocabulary = vocabulary_files.read(folder)
+  vocabulary = vocabulary_files.read(folder, num_rows=config.vocab_size)
   return config, read_params(folder, config), vocabulary
 
 

@@ -4,14 +4,19 @@ Writing is Orbax's own. Reading goes through tensorstore, so that a process
 reads the slices it needs, on whatever topology the tree was written.
 """
 
-import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints import full_disk, model_file, stored_arrays
+from specdec_jax.checkpoints import (
+  full_disk,
+  model_file,
+  settings,
+  stored_arrays,
+)
 from specdec_jax.checkpoints.stored_arrays import Stored
 
 _METADATA = '_METADATA'
@@ -101,8 +106,8 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
       f'{folder} has no {_METADATA}: it is no Orbax checkpoint, or was not '
       'written to its end'
     )
+  metadata = settings.read(path).values
   try:
-    metadata = json.loads(path.read_text(encoding='utf-8'))
     entries = list(metadata['tree_metadata'].values())
     leaves = {
       '/'.join(key['key'] for key in entry['key_metadata']): [
@@ -113,6 +118,9 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
     }
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f'{path} is damaged: {error}') from error
+  for key in {key for keys in leaves.values() for key in keys}:
+    if '/' in key:  # It would be read from another folder.
+      raise ValueError(f'{path} is damaged: it has the key {key!r}')
   specs = {
     name.removeprefix(prefix): _spec(folder, metadata, keys)
     for name, keys in leaves.items()
@@ -121,7 +129,7 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
   return stored_arrays.open_all(specs, source=str(folder))
 
 
-def _spec(folder: Path, metadata: dict[str, Any], keys: list[str]) -> dict:
+def _spec(folder: Path, metadata: Mapping[str, Any], keys: list[str]) -> dict:
   """Where Orbax puts the array under these keys."""
   base = {'driver': 'file', 'path': f'{folder.absolute()}/'}
   name = '.'.join(keys) + '/'

@@ -97,6 +97,27 @@ def test_an_incomplete_folder(folder):
 
 
 @pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('[' * 100_000, 'is no JSON'),
+    ('[]', 'holds no JSON object'),
+    ('{"tree_metadata": 5}', 'is damaged'),
+  ],
+)
+def test_damaged_metadata(folder, text, message):
+  (folder / 'params' / '_METADATA').write_text(text)
+  with pytest.raises(ValueError, match=f'_METADATA {message}'):
+    orbax.open_tree(folder / 'params')
+
+
+def test_keys_that_lead_out_of_the_folder_are_refused(folder):
+  path = folder / 'params' / '_METADATA'
+  path.write_text(path.read_text().replace('"token_embedder"', '"../../other"'))
+  with pytest.raises(ValueError, match=r"has the key '\.\./\.\./other'"):
+    orbax.open_tree(folder / 'params')
+
+
+@pytest.mark.parametrize(
   ('change', 'message'),
   [
     ({'network': 'gpt'}, "network is 'gpt', expected llama or t5"),
