@@ -336,7 +336,9 @@ def test_an_orbax_checkpoint_without_all_its_files(orbax_folder, shapes):
   content = (state / '_METADATA').read_text()
   for text in ('', '{}', '[]', content[: len(content) // 2]):
     (state / '_METADATA').write_text(text)
-    with pytest.raises(ValueError, match='_METADATA (is no|holds no|is damaged)'):
+    with pytest.raises(
+      ValueError, match='_METADATA (is no|holds no|is damaged)'
+    ):
       t5x.read_target(orbax_folder, shapes)
   (state / '_METADATA').write_text(content)
   for data in (state / 'ocdbt.process_0' / 'd').iterdir():
