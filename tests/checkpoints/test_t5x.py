@@ -337,7 +337,7 @@ def test_an_orbax_checkpoint_without_all_its_files(orbax_folder, shapes):
   for text in ('', '{}', '[]', content[: len(content) // 2]):
     (state / '_METADATA').write_text(text)
     with pytest.raises(
-      ValueError, match='_METADATA (is no|holds no|is damaged)'
+      ValueError, match=r'_METADATA (is no|holds no|is damaged)'
     ):
       t5x.read_target(orbax_folder, shapes)
   (state / '_METADATA').write_text(content)
