@@ -139,7 +139,10 @@ def stream_text(
   text = _text_after(vocabulary, state.shown, pending, keep_special)
   if not text or text.endswith(_REPLACEMENT):
     return '', TextStream(state.shown, pending)
-  return text, TextStream(pending, ())
+  # SentencePiece drops the space that begins a text: behind a lone space piece
+  # it would drop that of the next word, too.
+  is_text = vocabulary.decode(pending, keep_special=keep_special)
+  return text, TextStream(pending if is_text else state.shown + pending, ())
 
 
 def text_pieces(vocabulary: AnyVocabulary, ids: Sequence[int]) -> list[str]:
