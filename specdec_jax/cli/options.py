@@ -279,6 +279,18 @@ def check(args: argparse.Namespace) -> None:
     raise ValueError(
       f'--min_ngram {args.min_ngram} exceeds --max_ngram {args.max_ngram}'
     )
+  _check_rule(args)
+  if args.system is not None and not args.chat:
+    raise ValueError('--system is for --chat, which is not given')
+  if args.batch_size % args.num_devices:
+    raise ValueError(
+      f'a batch of {args.batch_size} rows does not divide over '
+      f'{args.num_devices} devices'
+    )
+
+
+def _check_rule(args: argparse.Namespace) -> None:
+  """Raises ValueError unless verification and sampling fit together."""
   if args.verification == 'greedy' and args.temperature != 0:
     raise ValueError(
       '--verification greedy decodes the argmax: it needs --temperature 0, '
@@ -307,13 +319,6 @@ def check(args: argparse.Namespace) -> None:
     raise ValueError(
       '--verification block is lossless and has no lenience, got '
       f'{args.lenience}'
-    )
-  if args.system is not None and not args.chat:
-    raise ValueError('--system is for --chat, which is not given')
-  if args.batch_size % args.num_devices:
-    raise ValueError(
-      f'a batch of {args.batch_size} rows does not divide over '
-      f'{args.num_devices} devices'
     )
 
 
