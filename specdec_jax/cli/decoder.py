@@ -94,9 +94,9 @@ def check_devices(num_devices: int) -> None:
     devices = jax.devices()
   except RuntimeError as error:
     raise ValueError(f'JAX has no device: {error}') from error
-  if num_devices > len(devices):
+  if type(num_devices) is not int or not 1 <= num_devices <= len(devices):
     raise ValueError(
-      f'--num_devices {num_devices}: there are {len(devices)} '
+      f'--num_devices {num_devices!r}: there are {len(devices)} '
       f'({devices[0].platform})'
     )
 
