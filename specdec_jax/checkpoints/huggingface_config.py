@@ -48,7 +48,8 @@ def read_config(
     )
   num_heads = values.count('num_attention_heads')
   embed_dim = values.count('hidden_size')
-  return LlamaConfig(
+  return values.build(
+    LlamaConfig,
     vocab_size=values.count('vocab_size'),
     embed_dim=embed_dim,
     num_layers=values.count('num_hidden_layers', most=settings.MAX_LAYERS),

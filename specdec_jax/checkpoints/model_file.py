@@ -93,7 +93,7 @@ def read(
   }
   if dtype is not None:
     values['dtype'] = dtype
-  return _CONFIGS[kind](**values)
+  return contents.build(_CONFIGS[kind], **values)
 
 
 def _read_field(stated: Settings, field: dataclasses.Field) -> Any:
