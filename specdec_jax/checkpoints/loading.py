@@ -205,17 +205,16 @@ def read_params(
   from specdec_jax.checkpoints import gguf, huggingface
 
   kind = _kind(path)
-  expected = model_file.param_shapes(config)
-  if shardings is not None:
-    expected = jax.tree.map(
-      lambda leaf, sharding: leaf.update(sharding=sharding),
-      expected,
-      shardings(expected),
-    )
-  if kind == 't5x':
-    return t5x.read_target(path, expected)
-  if kind == 'orbax':
-    return orbax.restore(path, expected)
+  if kind in ('t5x', 'orbax'):
+    expected = model_file.param_shapes(config)
+    if shardings is not None:
+      expected = jax.tree.map(
+        lambda leaf, sharding: leaf.update(sharding=sharding),
+        expected,
+        shardings(expected),
+      )
+    read = t5x.read_target if kind == 't5x' else orbax.restore
+    return read(path, expected)
   params: Any
   if kind == 'safetensors':
     params = safetensors_model.read_params(path, config)

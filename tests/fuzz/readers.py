@@ -10,9 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 from specdec_jax.checkpoints import (
   loading,
-  model_file,
+  orbax,
   t5x,
   vocabulary_files,
 )
@@ -78,20 +81,26 @@ def _use(vocabulary: Any, folder: Path) -> None:
     raise ValueError(f'{folder}: {error}') from error
 
 
-def _read_params(folder: Path) -> None:
-  loading.read_params(folder, _config_of(folder))
-
-
-@functools.cache
-def _config_of(folder: Path) -> Any:
-  """Sizes of a model whose model.json is never changed."""
-  return model_file.read(folder)
+# What `seeds` wrote into the checkpoints.
+_SHAPES = {
+  'decoder': {'kernel': (6, 4), 'norm': {'scale': (4,)}},
+  'embedding': (3, 2),
+}
+_EXPECTED = jax.tree.map(
+  lambda shape: jax.ShapeDtypeStruct(shape, np.float32),
+  _SHAPES,
+  is_leaf=lambda node: isinstance(node, tuple),
+)
 
 
 def _read_t5x(folder: Path) -> None:
-  _read_params(folder)
+  t5x.read_target(folder, _EXPECTED)
   t5x.read_step(folder)
   t5x.read_metadata(folder)
+
+
+def _read_orbax(folder: Path) -> None:
+  orbax.restore(folder, _EXPECTED)
 
 
 def _read_trace(folder: Path) -> None:
@@ -114,14 +123,14 @@ READERS = {
   'sentencepiece': Reader('ours', 'spiece.model', _read_vocabulary, _PROTOBUF),
   'model_json': Reader('ours', 'model.json', _model, _JSON),
   't5x': Reader('t5x', 'checkpoint_1/checkpoint', _read_t5x, _MSGPACK),
-  't5x_zarr': Reader('t5x', '**/.zarray', _read_params, _JSON),
-  't5x_chunk': Reader('t5x', '**/0.0', _read_params, _GZIP),
-  'orbax': Reader('orbax', 'params/_METADATA', _read_params, _JSON),
+  't5x_zarr': Reader('t5x', '**/.zarray', _read_t5x, _JSON),
+  't5x_chunk': Reader('t5x', '**/0.0', _read_t5x, _GZIP),
+  'orbax': Reader('orbax', 'params/_METADATA', _read_orbax, _JSON),
   'orbax_ocdbt': Reader(
-    'orbax', 'params/**/d/* params/**/manifest.ocdbt', _read_params
+    'orbax', 'params/**/d/* params/**/manifest.ocdbt', _read_orbax
   ),
-  'orbax_zarr': Reader('orbax_files', 'params/*/.zarray', _read_params, _JSON),
-  'orbax_chunk': Reader('orbax_files', 'params/*/0*', _read_params),
+  'orbax_zarr': Reader('orbax_files', 'params/*/.zarray', _read_orbax, _JSON),
+  'orbax_chunk': Reader('orbax_files', 'params/*/0*', _read_orbax),
   'trace': Reader('trace', 'trace.jsonl', _read_trace, _LINES),
 }
 
