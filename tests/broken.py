@@ -27,7 +27,7 @@ def argmax_correction(uniforms, draft: Draft, target_probs) -> Decision:
   """After a rejection comes the residual's likeliest token, not a draw."""
   made = decide_token(uniforms, draft, target_probs)
   best = jnp.argmax(made.next_probs, axis=-1)
-  one_hot = jax.nn.one_hot(best, made.next_probs.shape[-1])
+  one_hot = jax.nn.one_hot(best, made.next_probs.shape[-1], dtype=jnp.float32)
   is_rejected = made.num_accepted < draft.lengths
   return made.replace(
     next_probs=jnp.where(is_rejected[:, None], one_hot, made.next_probs)

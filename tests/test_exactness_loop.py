@@ -1,5 +1,6 @@
 """The compiled loop, drafter and all, against the target's exact law."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -244,6 +245,19 @@ def test_keys_of_other_kinds(name, rule, key_impl, record_property):
     num_new=(1, 4, 4),
     key_impl=key_impl,
   )
+
+
+def test_64_bit_types(record_property):
+  drafter, params = _drafter('prompt_lookup', 2)
+  with jax.enable_x64(True):
+    check(
+      record_property,
+      '64-bit types, prompt_lookup, speculative_sampling, gamma 2',
+      target=TARGET,
+      params=Params(TARGET_PARAMS, params),
+      drafter=drafter,
+      verify_fn=verification.speculative_sampling,
+    )
 
 
 def _real(family: str, num_layers: int):

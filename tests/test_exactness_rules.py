@@ -128,14 +128,14 @@ def test_decision_flips_at_the_threshold(rule, kind):
 
 @pytest.mark.parametrize('rule', RULES)
 def test_impossible_token_never_passes_even_at_a_draw_of_zero(rule):
-  p = jnp.array([[[0.0, 1.0, 0.0], [0.2, 0.3, 0.5]]])
-  for q in (jnp.array([[[1.0, 0.0, 0.0]]]), None):
+  p = jnp.array([[[0.0, 1.0, 0.0], [0.2, 0.3, 0.5]]], jnp.float32)
+  for q in (jnp.array([[[1.0, 0.0, 0.0]]], jnp.float32), None):
     draft = integrate.Draft(
       tokens=jnp.zeros((1, 1), jnp.int32),
       probs=q,
       lengths=jnp.ones(1, jnp.int32),
     )
-    made = RULES[rule](jnp.zeros((1, 1)), draft, p)
+    made = RULES[rule](jnp.zeros((1, 1), jnp.float32), draft, p)
     assert made.num_accepted[0] == 0
     np.testing.assert_array_equal(made.next_probs, [[0.0, 1.0, 0.0]])
 
@@ -234,4 +234,4 @@ def test_greedy_accepts_what_it_says(lenience):
     ):
       count += 1
     assert made.num_accepted[row] == count
-    assert made.next_token[row] == p[row, count].argmax()
+    assert int(made.next_token[row]) == p[row, count].argmax()

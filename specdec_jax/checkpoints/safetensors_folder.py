@@ -38,8 +38,7 @@ def open_tensors(
   handles = {}
   for file_name, names in _names_of_file(folder).items():
     path = folder / file_name
-    # Unlike Path.is_file it takes names that no file can have, too.
-    if not os.path.isfile(path):
+    if not path.is_file():
       raise ValueError(
         f'{folder} lacks {file_name}, which {_INDEX} names for '
         f'{len(names)} tensors'

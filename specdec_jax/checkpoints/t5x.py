@@ -82,12 +82,13 @@ def read_step(path: str | os.PathLike[str]) -> int:
   """
   folder = find(path)
   if format_of(folder) == 'legacy':
-    stored = t5x_legacy.open_step(folder)
+    step = t5x_legacy.read_index(folder).get('state', {}).get('step')
   else:
-    stored = orbax.open_tree(folder / _STATE, 'state/').get('step')
-  if stored is None:
+    steps = orbax.open_tree(folder / _STATE, 'state/')
+    step = steps['step'].read().result() if 'step' in steps else None
+  if step is None:
     raise ValueError(f'{folder} does not say how many steps were taken')
-  return stored_arrays.whole_number(stored, source=str(folder), name='step')
+  return int(np.asarray(step))
 
 
 def write_target(

@@ -44,7 +44,7 @@ def init(
   max_len: int,
 ) -> DecodeState:
   """Encoder pass and prefill; see `generate`."""
-  state_lib.check_prompt(prompt, max_len)
+  prompt = state_lib.checked(prompt, max_len)
   cache = target.init(params.target, prompt, max_len + 1)
   return state_lib.init(rng_key, prompt, cache, (), gamma=0, max_len=max_len)
 

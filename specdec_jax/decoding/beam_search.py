@@ -132,14 +132,14 @@ def _init(
   max_len: int,
 ) -> _State:
   """One live beam a row, which holds the prompt."""
-  state_lib.check_prompt(prompt, max_len)
+  prompt = state_lib.checked(prompt, max_len)
   batch_size, prompt_len = prompt.decoder_tokens.shape
-  lengths = prompt.decoder_lengths.astype(jnp.int32)
+  lengths = prompt.decoder_lengths
   max_lengths = jnp.full_like(lengths, max_len)
   if prompt.max_lengths is not None:
-    max_lengths = jnp.minimum(prompt.max_lengths.astype(jnp.int32), max_len)
+    max_lengths = jnp.minimum(prompt.max_lengths, max_len)
   tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, max_len - prompt_len)))
-  live = jnp.repeat(tokens.astype(jnp.int32)[:, None], num_beams, axis=1)
+  live = jnp.repeat(tokens[:, None], num_beams, axis=1)
   nothing = jnp.full((batch_size, num_beams), NOTHING, jnp.float32)
   cache = target.init(params, prompt, max_len + 1)
   return _State(

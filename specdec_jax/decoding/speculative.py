@@ -92,7 +92,7 @@ def init(
   max_len: int,
 ) -> DecodeState:
   """Encoder pass and prefill of both models; see `generate`."""
-  state_lib.check_prompt(prompt, max_len)
+  prompt = state_lib.checked(prompt, max_len)
   # Blocks start before max_len and are up to gamma + 1 wide, and the last of
   # them may end beyond it.
   capacity = max_len + drafter.gamma + 1
@@ -159,7 +159,7 @@ def step(
     raise ValueError(
       f'the drafter has {draft.probs.shape[-1]} token ids, the target {size}'
     )
-  probs = jnp.zeros((starts.size, drafter.gamma + 1, size))
+  probs = jnp.zeros((starts.size, drafter.gamma + 1, size), jnp.float32)
   shapes = jax.eval_shape(verify_fn, state.row_keys, draft, probs)
   no_info = StepInfo(
     draft=draft,

@@ -61,8 +61,12 @@ class DecodeOutput:
   statistics: Statistics
 
 
-def check_prompt(prompt: Prompt, max_len: int) -> None:
-  """Raises ValueError unless there are rows, and they fit into `max_len`."""
+def checked(prompt: Prompt, max_len: int) -> Prompt:
+  """The prompt in int32, also where JAX's integers have 64 bits.
+
+  Raises:
+    ValueError: unless there are rows, and they fit into `max_len`.
+  """
   batch_size, prompt_len = prompt.decoder_tokens.shape
   if not batch_size:
     raise ValueError('a batch of 0 rows: there is nothing to decode')
@@ -70,6 +74,7 @@ def check_prompt(prompt: Prompt, max_len: int) -> None:
     raise ValueError(
       f'a prompt of {prompt_len} tokens does not fit in max_len {max_len}'
     )
+  return jax.tree.map(lambda array: jnp.asarray(array, jnp.int32), prompt)
 
 
 def init(
@@ -83,19 +88,19 @@ def init(
 ) -> DecodeState:
   """Rows that hold just the prompt, in buffers of `max_len` tokens.
 
-  The prompt is one that passes `check_prompt`.
+  The prompt is one of `checked`.
 
   Raises:
     ValueError: if `rng_key` is not one key.
   """
   batch_size, prompt_len = prompt.decoder_tokens.shape
   tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, max_len - prompt_len)))
-  lengths = prompt.decoder_lengths.astype(jnp.int32)
+  lengths = prompt.decoder_lengths
   max_lengths = jnp.full_like(lengths, max_len)
   if prompt.max_lengths is not None:
-    max_lengths = jnp.minimum(prompt.max_lengths.astype(jnp.int32), max_len)
+    max_lengths = jnp.minimum(prompt.max_lengths, max_len)
   return DecodeState(
-    context=Context(tokens=tokens.astype(jnp.int32), lengths=lengths),
+    context=Context(tokens=tokens, lengths=lengths),
     log_probs=jnp.zeros((batch_size, max_len), jnp.float32),
     done=lengths >= max_lengths,
     has_nan=jnp.zeros(batch_size, jnp.bool_),

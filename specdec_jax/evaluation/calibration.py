@@ -220,7 +220,7 @@ def _generate(
   ]
   shape, num_rows = (num_tokens, len(drafters)), state.done.size
   seen = [
-    jnp.zeros((*shape, len(leniences), num_rows)),
+    jnp.zeros((*shape, len(leniences), num_rows), jnp.float32),
     jnp.zeros((num_tokens, num_rows), bool),
     jnp.zeros((*shape, num_rows), bool),
   ]

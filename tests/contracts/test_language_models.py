@@ -165,7 +165,7 @@ def test_init_is_the_prompt_fed_token_by_token(name):
     _, _, own = _start(name, [prefix[:1]], first=row)
     fed = prefix[:-1] + tokens[row].tolist()
     for token in fed:
-      logits, own = model.extend(params, jnp.array([[token]]), own)
+      logits, own = model.extend(params, jnp.array([[token]], jnp.int32), own)
     _close(logits[0, 0], together[row, 1])
 
 

@@ -102,7 +102,7 @@ def test_row_alone_is_judged_as_in_a_batch(name):
 def test_what_is_beyond_the_draft_does_not_matter(name, is_one_hot):
   draft, p = _case(40, 3, is_one_hot=is_one_hot)
   made = COMPILED[name](_keys(40), draft, p)
-  is_drafted = jnp.arange(3)[None, :] < draft.lengths[:, None]
+  is_drafted = jnp.arange(3, dtype=jnp.int32)[None, :] < draft.lengths[:, None]
   junk = draft.replace(
     tokens=jnp.where(is_drafted, draft.tokens, 4),
     probs=None
@@ -110,7 +110,7 @@ def test_what_is_beyond_the_draft_does_not_matter(name, is_one_hot):
     else jnp.where(is_drafted[..., None], draft.probs, 0.2),
   )
   # p beyond the draft's end is never met either.
-  is_met = jnp.arange(4)[None, :] <= draft.lengths[:, None]
+  is_met = jnp.arange(4, dtype=jnp.int32)[None, :] <= draft.lengths[:, None]
   other_p = jnp.where(is_met[..., None], p, 0.2)
   _assert_equal(made, COMPILED[name](_keys(40), junk, other_p))
 
@@ -134,7 +134,7 @@ def test_empty_draft_leaves_the_targets_own_draw(name, is_one_hot):
 
 @pytest.mark.parametrize('name', ROWS)
 def test_draft_of_the_target_itself_is_accepted_whole(name):
-  best = jax.nn.one_hot(jnp.array([[2, 0, 1, 3]] * 5), VOCAB_SIZE)
+  best = jnp.eye(VOCAB_SIZE, dtype=jnp.float32)[np.array([[2, 0, 1, 3]] * 5)]
   for probs in (best[:, :3], None):
     draft = Draft(
       tokens=jnp.array([[2, 0, 1]] * 5, jnp.int32),

@@ -1,1 +1,0 @@
-"""Fuzzing of the readers; see `python -m tests.fuzz --help`."""

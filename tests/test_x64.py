@@ -1,0 +1,102 @@
+"""Every part under 64-bit types: the same dtypes, and no other one on the way.
+
+Programs are traced and not compiled; with strict promotion, two dtypes that
+meet are an error. What they compute is in `test_exactness_loop`.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import logits, verification
+from specdec_jax.base import Params, Prompt
+from specdec_jax.decoding import autoregressive, beam_search, speculative
+from tests import toy, toy_t5
+from tests.contracts import table_of_drafters as table
+from tests.contracts.test_language_models import ROWS as MODELS
+from tests.contracts.test_verifiers import ROWS as RULES
+
+SAMPLED = logits.standardize(temperature=0.9, top_k=3, top_p=0.9)
+KEY = (jax.random.key(0),)
+ENDS = {'max_len': 12, 'eos_id': (0, 1)}
+
+
+def check(generate, params, start: Prompt, *, key=()):
+  """The same dtypes with and without 64-bit types, prompts included."""
+  without = jax.eval_shape(generate, params, *key, start)
+  with jax.enable_x64(True):
+    # As `jnp.array` makes them there.
+    wide = jax.tree.map(lambda x: jnp.asarray(np.asarray(x), jnp.int64), start)
+    within = jax.eval_shape(generate, params, *key, wide)
+  assert within == without
+
+
+def prompt(**fields) -> Prompt:
+  return toy.prompt([[1, 2, 3], [2]], max_lengths=[12, 8], **fields)
+
+
+@functools.cache
+def toy_params(vocab_size: int):
+  return toy.toy_params(vocab_size, seed=3)
+
+
+def speculate(drafter, *, verify_fn=verification.speculative_sampling):
+  return functools.partial(
+    speculative.generate,
+    target=table.MODEL,
+    drafter=drafter,
+    verify_fn=verify_fn,
+    logits_to_probs=SAMPLED,
+    **ENDS,
+  )
+
+
+@pytest.mark.parametrize('name', table.ROWS)
+def test_every_drafter(name):
+  row = table.ROWS[name]
+  params = Params(toy_params(table.VOCAB_SIZE), row.make_params())
+  generate = speculate(row.make(3))
+  check(generate, params, prompt(), key=KEY)
+
+
+@pytest.mark.parametrize('name', RULES)
+def test_every_rule(name):
+  row = table.ROWS['autoregressive']
+  params = Params(toy_params(table.VOCAB_SIZE), row.make_params())
+  generate = speculate(row.make(3), verify_fn=RULES[name])
+  check(generate, params, prompt(), key=KEY)
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_every_model_in_plain_decoding_and_beam_search(name):
+  model, make_params = MODELS[name]
+  encoder_rows = [[3, 2, 1], [4, 1]] if name.startswith('T5') else None
+  if 'decoder only' in name:
+    encoder_rows = None
+  params = Params(make_params())
+  start = prompt(encoder_rows=encoder_rows)
+  plain = functools.partial(
+    autoregressive.generate, target=model, logits_to_probs=SAMPLED, **ENDS
+  )
+  check(plain, params, start, key=KEY)
+  beams = functools.partial(
+    beam_search.generate, target=model, num_beams=2, vocab_size=6, **ENDS
+  )
+  check(beams, params, start)
+
+
+def test_what_an_encoder_reads():
+  config = toy_t5.config(5)
+  generate = functools.partial(
+    speculative.generate,
+    target=toy.adapters.t5(config),
+    drafter=table.ROWS['prompt_lookup'].make(2),
+    verify_fn=verification.speculative_sampling,
+    logits_to_probs=SAMPLED,
+    **ENDS,
+  )
+  start = prompt(encoder_rows=[[3, 2, 1], [4, 1]])
+  check(generate, Params(toy_t5.params(config, seed=0)), start, key=KEY)
