@@ -33,10 +33,10 @@ def pytest_configure(config):
   config.addinivalue_line(
     'filterwarnings', 'ignore:Error reading persistent compilation cache'
   )
-  jax.config.update(
-    'jax_compilation_cache_dir', str(config.cache.mkdir('compiled'))
-  )
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+  # Without pytest's cache (`-p no:cacheprovider`) nothing is kept.
+  if cache := getattr(config, 'cache', None):
+    jax.config.update('jax_compilation_cache_dir', str(cache.mkdir('compiled')))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   if config.option.quick:
     jax.config.update('jax_disable_most_optimizations', True)
     # A third of the time to compile; later versions have no such flag.

@@ -9,20 +9,26 @@ T5X is not on PyPI; without it this module imports, and its models raise
 ImportError when they are made.
 """
 
-from collections.abc import Mapping, MutableMapping
+import inspect
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import flax
-import jax
 import jax.numpy as jnp
-import numpy as np
 
 from specdec_jax.base import Array
-from specdec_jax.checkpoints import t5x as t5x_checkpoints
 from specdec_jax.decoding.state import DecodeOutput
-from specdec_jax.integrations import t5x_contract, t5x_decoding
+from specdec_jax.integrations import (
+  t5x_bindings,
+  t5x_contract,
+  t5x_decoding,
+  t5x_restoring,
+)
 from specdec_jax.integrations.t5x_decoding import DRAFT, Speculation
 from specdec_jax.integrations.t5x_networks import WHERE_TO_READ
+
+load_draft = t5x_restoring.load_draft
+restore_with_draft = t5x_restoring.restore_with_draft
 
 
 def _without_t5x(error: ImportError) -> type:
@@ -34,7 +40,7 @@ def _without_t5x(error: ImportError) -> type:
   )
 
   class NoT5X:
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __new__(cls, *args: Any, **kwargs: Any):
       raise ImportError(message)
 
   return NoT5X
@@ -66,8 +72,10 @@ class SpeculativeEncoderDecoderModel(_EncoderDecoderModel):
       ValueError: if a setting is out of range, or a network is not known.
       ImportError: if T5X cannot be imported.
     """
-    kwargs, self.speculation, draft_module = _split(kwargs)
-    super().__init__(*args, **kwargs)
+    own, self.speculation, draft_module = _split(
+      _EncoderDecoderModel, args, kwargs
+    )
+    super().__init__(**own)
     self.networks = t5x_decoding.networks(
       self.speculation, self.module, draft_module, self.output_vocabulary
     )
@@ -88,9 +96,11 @@ class SpeculativeEncoderDecoderModel(_EncoderDecoderModel):
     decoder_params: MutableMapping[str, Any] | None = None,
     return_all_decodes: bool | None = None,
     num_decodes: int | None = None,
-    prompt_with_targets: bool = False,
+    prompt_with_targets: bool | None = None,
   ) -> tuple[Array, dict[str, Array]]:
     """Predicts a batch; see T5X's model.
+
+    What is not given is what gin binds for the method of T5X's model.
 
     Args:
       params: of the target, and of the draft model at 'draft'.
@@ -100,7 +110,8 @@ class SpeculativeEncoderDecoderModel(_EncoderDecoderModel):
       decoder_params: may name `decode_rng` and `eos_id`.
       return_all_decodes: adds an axis for the one decode of a row.
       num_decodes: 1.
-      prompt_with_targets: whether predictions begin with the batch's targets.
+      prompt_with_targets: whether predictions begin with the batch's targets;
+        tokens after a gap in them are forced at their places.
 
     Returns:
       int32 `[B, L]`, and the counters of `t5x_decoding.counters` with `scores`,
@@ -111,29 +122,36 @@ class SpeculativeEncoderDecoderModel(_EncoderDecoderModel):
         another decoder.
     """
     defaults = self._default_decoder_params
-    if return_all_decodes is None:
-      return_all_decodes = defaults.return_all_decodes
-    rng, eos_id = t5x_contract.decoder_params_of(
-      decoder_params,
-      rng,
-      self.output_vocabulary,
-      defaults.num_decodes if num_decodes is None else num_decodes,
+    asked = {
+      'return_all_decodes': defaults.return_all_decodes,
+      'num_decodes': defaults.num_decodes,
+    } | _asked(
+      _EncoderDecoderModel.predict_batch_with_aux,
+      rng=rng,
+      decoder_params=decoder_params,
+      return_all_decodes=return_all_decodes,
+      num_decodes=num_decodes,
+      prompt_with_targets=prompt_with_targets,
     )
+    key, eos_id = t5x_contract.decoder_params_of(asked, self.output_vocabulary)
     targets = batch['decoder_input_tokens']
-    forced = jnp.zeros_like(targets[:, :1])
-    if prompt_with_targets:
+    forced = None
+    if asked.get('prompt_with_targets'):
       forced = targets * (targets != self.output_vocabulary.eos_id)
-    prompt = t5x_decoding.prompt_of(batch['encoder_input_tokens'], forced)
     output = t5x_decoding.decode(
       params,
-      rng,
-      prompt,
+      key,
+      t5x_decoding.prompt_of(
+        batch['encoder_input_tokens'],
+        jnp.zeros_like(targets[:, :1]) if forced is None else forced,
+      ),
       speculation=self.speculation,
       networks=self.networks,
       max_len=targets.shape[1] + 1,
       eos_id=eos_id,
+      forced=forced,
     )
-    return _result(output.tokens[:, 1:], output, return_all_decodes)
+    return _result(output.tokens[:, 1:], output, asked['return_all_decodes'])
 
 
 class SpeculativeDecoderOnlyModel(_DecoderOnlyModel):
@@ -149,8 +167,10 @@ class SpeculativeDecoderOnlyModel(_DecoderOnlyModel):
         attention in the inputs is bidirectional.
       ImportError: if T5X cannot be imported.
     """
-    kwargs, self.speculation, draft_module = _split(kwargs)
-    super().__init__(*args, **kwargs)
+    own, self.speculation, draft_module = _split(
+      _DecoderOnlyModel, args, kwargs
+    )
+    super().__init__(**own)
     t5x_contract.check_causal(self)
     self.networks = t5x_decoding.networks(
       self.speculation, self.module, draft_module, self.output_vocabulary
@@ -170,11 +190,15 @@ class SpeculativeDecoderOnlyModel(_DecoderOnlyModel):
     batch: Mapping[str, Array],
     rng: Array | None = None,
     *,
-    return_all_decodes: bool = False,
-    num_decodes: int = 1,
+    return_all_decodes: bool | None = None,
+    num_decodes: int | None = None,
     decoder_params: MutableMapping[str, Any] | None = None,
   ) -> tuple[Array, dict[str, Array]]:
     """Continues the inputs of a batch; see T5X's model.
+
+    What is not given is what gin binds for the method of T5X's model. As there,
+    inputs are prompt for as many positions as they have tokens that are not 0,
+    and what stands beyond, after gaps, is forced at its place.
 
     Args:
       params: of the target, and of the draft model at 'draft'.
@@ -198,22 +222,29 @@ class SpeculativeDecoderOnlyModel(_DecoderOnlyModel):
         'the batch lacks decoder_causal_attention: task_feature_lengths must '
         "name both 'inputs' and 'targets'"
       )
-    rng, eos_id = t5x_contract.decoder_params_of(
-      decoder_params, rng, self.output_vocabulary, num_decodes
+    asked = {'return_all_decodes': False, 'num_decodes': 1} | _asked(
+      _DecoderOnlyModel.predict_batch_with_aux,
+      rng=rng,
+      decoder_params=decoder_params,
+      return_all_decodes=return_all_decodes,
+      num_decodes=num_decodes,
     )
+    key, eos_id = t5x_contract.decoder_params_of(asked, self.output_vocabulary)
     inputs = batch['decoder_input_tokens'] * batch['decoder_causal_attention']
-    prompt = t5x_decoding.prompt_of(None, inputs)
+    starts = jnp.sum(inputs[:, 1:] != 0, axis=1, dtype=jnp.int32)
+    prompt = t5x_decoding.prompt_of(None, inputs, starts)
     output = t5x_decoding.decode(
       params,
-      rng,
+      key,
       prompt,
       speculation=self.speculation,
       networks=self.networks,
       max_len=inputs.shape[1] + 1,
       eos_id=eos_id,
+      forced=inputs,
     )
     tokens = t5x_decoding.continuation(output, prompt)
-    return _result(tokens, output, return_all_decodes)
+    return _result(tokens, output, asked['return_all_decodes'])
 
 
 def speculative_decode(
@@ -241,9 +272,10 @@ def speculative_decode(
     decode_rng: a key, or None for the seed 0.
     num_decodes: 1.
     cache_offset: 0; T5X passes 1 for scanned layers.
-    initial_index: int32 `[B]`, where the last input of each row stands; implied
-      by `inputs`.
-    **speculation: of `Speculation`; 'model' is no drafter here.
+    initial_index: int32 `[B]`, where the last token of each prompt stands; None
+      where the first forced tokens end.
+    **speculation: of `Speculation`; 'model' is no drafter here. What is not
+      given of the sampling is what gin binds for T5X's `temperature_sample`.
 
   Returns:
     int32 `[B, 1, L]` and float32 `[B, 1]`.
@@ -252,21 +284,24 @@ def speculative_decode(
     ValueError: if `tokens_to_logits` is not as T5X makes it, the network is not
       known, or more than one decode is asked for.
   """
-  del cache, initial_index
+  del cache
   t5x_contract.check_num_decodes(num_decodes)
   if cache_offset:
     raise ValueError(
       'the network scans its layers, which speculation does not support; '
       f'{WHERE_TO_READ}'
     )
-  settings = Speculation(**speculation)
+  t5x_contract.check_names(
+    speculation, Speculation.__dataclass_fields__, 'speculative_decode'
+  )
+  settings = Speculation(**(t5x_bindings.sampling_of_t5x() | speculation))
   if settings.drafter == 'model':
     raise ValueError(
       'a decode_fn has no draft model: use SpeculativeEncoderDecoderModel or '
       f'SpeculativeDecoderOnlyModel; {WHERE_TO_READ}'
     )
   model, params, encoder_tokens = t5x_contract.reach(tokens_to_logits)
-  prompt = t5x_decoding.prompt_of(encoder_tokens, inputs)
+  prompt = t5x_decoding.prompt_of(encoder_tokens, inputs, initial_index)
   output = t5x_decoding.decode(
     params,
     decode_rng,
@@ -277,56 +312,38 @@ def speculative_decode(
     ),
     max_len=inputs.shape[1] + 1,
     eos_id=eos_id,
+    forced=inputs,
   )
   return output.tokens[:, None, 1:], t5x_decoding.scores(output)[:, None]
 
 
-def load_draft(
-  state_dict: Any,
-  target_state_dict: Any,
-  *,
-  path: str,
-  is_resuming: bool = False,
-) -> dict[str, Any]:
-  """Puts a draft model's checkpoint beside the target's, at `draft`.
+def _split(
+  stock: type, args: tuple, kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], Speculation, Any]:
+  """T5X's own arguments, the settings, and the draft model's network.
 
-  One of `RestoreCheckpointConfig.state_transformation_fns`.
-
-  Args:
-    state_dict: the target's checkpoint.
-    target_state_dict: the state that is to be filled.
-    path: the draft model's checkpoint, in either of T5X's formats.
-    is_resuming: then the checkpoint has the draft model already.
-
-  Raises:
-    ValueError: if `path` holds no checkpoint, or one of another network.
+  What gin binds for T5X's class counts for its subclass here, except where the
+  latter is given something else; `decode_fn` says how to sample.
   """
-  if is_resuming:
-    return state_dict
-  expected = flax.core.unfreeze(target_state_dict)['target'].get(DRAFT)
-  if expected is None:
-    raise ValueError(
-      'load_draft: the model has no draft model to load; set draft_module; '
-      f'{WHERE_TO_READ}'
-    )
-  expected = jax.tree.map(
-    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), expected
+  signature = inspect.signature(stock)
+  settings = (*Speculation.__dataclass_fields__, 'draft_module')
+  t5x_contract.check_names(
+    kwargs, (*settings, *signature.parameters), "T5X's model with speculation"
   )
-  draft = t5x_checkpoints.read_target(path, expected)
-  draft = jax.tree.map(np.asarray, draft)
-  target = {**state_dict['target'], DRAFT: draft}
-  return {**state_dict, 'target': target}
+  own = {k: v for k, v in kwargs.items() if k not in settings}
+  own = signature.bind_partial(*args, **own).arguments
+  own = t5x_bindings.of(stock) | own
+  sampling = t5x_bindings.sampling_of(own.pop('decode_fn', None))
+  given = {k: v for k, v in kwargs.items() if k in settings}
+  draft_module = given.pop('draft_module', None)
+  return own, Speculation(**(sampling | given)), draft_module
 
 
-def _split(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Speculation, Any]:
-  """T5X's own arguments, the settings, and the draft model's network."""
-  names = Speculation.__dataclass_fields__
-  settings = {k: v for k, v in kwargs.items() if k in names}
-  draft_module = kwargs.get('draft_module')
-  others = {
-    k: v for k, v in kwargs.items() if k not in names and k != 'draft_module'
-  }
-  return others, Speculation(**settings), draft_module
+def _asked(method: Callable[..., Any], **given: Any) -> dict[str, Any]:
+  """What the caller of a prediction gives, else what gin binds for T5X's own
+  method."""
+  given = {k: v for k, v in given.items() if v is not None}
+  return t5x_bindings.of(method) | given
 
 
 def _join(

@@ -1,6 +1,7 @@
 """What T5X passes to a model and to a decode_fn, checked (needs no T5X)."""
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from specdec_jax.base import Array
@@ -8,16 +9,23 @@ from specdec_jax.integrations.t5x_networks import WHERE_TO_READ
 
 
 def decoder_params_of(
-  decoder_params: Mapping[str, Any] | None,
-  rng: Array | None,
-  vocabulary: Any,
-  num_decodes: int,
+  asked: Mapping[str, Any], vocabulary: Any
 ) -> tuple[Array | None, int]:
-  """The key and the id of EOS that T5X's callers may also pass here."""
-  check_num_decodes(num_decodes)
-  given = dict(decoder_params or {})
+  """The key and the id of EOS of a prediction.
+
+  Args:
+    asked: `num_decodes`, and perhaps `rng` and `decoder_params`, in which T5X's
+      callers may pass a key and the id as well.
+    vocabulary: of the output.
+
+  Raises:
+    ValueError: if more than one decode is asked for, two keys are given, or a
+      parameter of another decoder.
+  """
+  check_num_decodes(asked['num_decodes'])
+  given = dict(asked.get('decoder_params') or {})
   eos_id = given.pop('eos_id', vocabulary.eos_id or 1)
-  key = given.pop('decode_rng', None)
+  key, rng = given.pop('decode_rng', None), asked.get('rng')
   if given:
     raise ValueError(
       f"decoder_params {sorted(given)} are of T5X's own decoders: set "
@@ -29,11 +37,25 @@ def decoder_params_of(
 
 
 def check_num_decodes(num_decodes: int) -> None:
-  """Raises ValueError unless one decode a row is asked for."""
+  """Raises ValueError unless one decode per row is asked for."""
   if num_decodes != 1:
     raise ValueError(
-      f'num_decodes is {num_decodes}: speculation decodes one sequence a row; '
-      "use T5X's temperature_sample or beam_search for more"
+      f'num_decodes is {num_decodes}: speculation decodes one sequence per '
+      "row; remove it, or use T5X's own model, with temperature_sample or "
+      f'beam_search, for more; {WHERE_TO_READ}'
+    )
+
+
+def check_names(given: Iterable[str], known: Iterable[str], owner: str) -> None:
+  """Raises ValueError if an argument is given that `owner` does not take."""
+  known = sorted(known)
+  for name in given:
+    if name in known:
+      continue
+    near = difflib.get_close_matches(name, known, n=1)
+    guess = f', did you mean {near[0]!r}?' if near else '.'
+    raise ValueError(
+      f'{owner} has no argument {name!r}{guess} It takes {", ".join(known)}'
     )
 
 

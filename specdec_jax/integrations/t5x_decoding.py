@@ -12,9 +12,9 @@ import numpy as np
 from specdec_jax import arrays, drafters, logits, verification
 from specdec_jax.base import Array, Drafter, Params, Prompt, VerifyFn
 from specdec_jax.data import ngram_counts
-from specdec_jax.decoding import speculative
+from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.state import DecodeOutput
-from specdec_jax.integrations import t5x_networks
+from specdec_jax.integrations import t5x_forced, t5x_networks
 from specdec_jax.integrations.t5x_networks import WHERE_TO_READ
 from specdec_jax.models import adapters
 from specdec_jax.models.t5 import T5Config
@@ -26,7 +26,7 @@ _VERIFY_FNS: dict[str, VerifyFn] = {
   'greedy': verification.greedy,
   'block': verification.block_verification,
 }
-_DRAFTERS = ('prompt_lookup', 'ngram', 'model')
+_DRAFTERS = ('prompt_lookup', 'ngram', 'model', 'none')
 
 
 class Vocabulary(Protocol):
@@ -42,7 +42,7 @@ class Speculation:
   Attributes:
     drafter: 'prompt_lookup' copies from the text so far, 'ngram' follows a
       table counted from `ngram_text`, 'model' is a draft model whose parameters
-      are at `params['draft']`.
+      are at `params['draft']`, and 'none' decodes plainly.
     gamma: tokens drafted for every run of the target, at most.
     verification: 'speculative_sampling', 'block', or 'greedy' at temperature 0.
     temperature: 0 is greedy.
@@ -143,6 +143,7 @@ def decode(
   networks: Networks,
   max_len: int,
   eos_id: int,
+  forced: Array | None = None,
 ) -> DecodeOutput:
   """Decodes a batch of T5X's as `speculation` says.
 
@@ -154,10 +155,14 @@ def decode(
     networks: whose parameters these are.
     max_len: the most tokens a row can have, its start token included.
     eos_id: ends a row.
+    forced: int32 `[B, <= max_len]`, or None: tokens that stand where they are
+      not 0, beyond the prompt as well.
 
   Raises:
-    ValueError: if the parameters are not those of the networks.
+    ValueError: if the parameters are not those of the networks, or gamma is
+      beyond what a row can hold.
   """
+  _check_gamma(speculation, max_len - 1)
   params = dict(params)
   draft_params = params.pop(DRAFT, ())
   if networks.draft is None:
@@ -171,36 +176,56 @@ def decode(
     draft_params = t5x_networks.params_of(
       draft_params, networks.draft, role='draft model'
     )
+  target = adapters.t5(networks.target)
+  if forced is not None:
+    forced = jnp.pad(forced, ((0, 0), (0, max_len - forced.shape[1])))
+    target = t5x_forced.force(target, forced, eos_id=eos_id)
+  arguments: dict[str, Any] = {
+    'target': target,
+    'logits_to_probs': _logits_to_probs(speculation),
+    'max_len': max_len,
+    'eos_id': eos_id,
+  }
+  generate: Any = autoregressive.generate
+  if speculation.drafter != 'none':
+    generate = speculative.generate
+    arguments['drafter'] = _drafter(speculation, networks)
+    arguments['verify_fn'] = _VERIFY_FNS[speculation.verification]
   with _mesh_of_t5x():
-    return speculative.generate(
+    output = generate(
       Params(
         target=t5x_networks.params_of(params, networks.target, role='target'),
         drafter=draft_params,
       ),
       jax.random.key(0) if rng_key is None else rng_key,
       prompt,
-      target=adapters.t5(networks.target),
-      drafter=_drafter(speculation, networks),
-      verify_fn=_VERIFY_FNS[speculation.verification],
-      logits_to_probs=_logits_to_probs(speculation),
-      max_len=max_len,
-      eos_id=eos_id,
+      **arguments,
     )
+  if forced is not None:
+    output = t5x_forced.restore_eos(output, forced, eos_id=eos_id)
+  return output
 
 
-def prompt_of(encoder_tokens: Array | None, decoder_tokens: Array) -> Prompt:
+def prompt_of(
+  encoder_tokens: Array | None,
+  decoder_tokens: Array,
+  starts: Array | None = None,
+) -> Prompt:
   """A prompt from T5X's arrays.
 
   Args:
     encoder_tokens: int32 `[B, E]`, 0 where padded; None if decoder-only.
     decoder_tokens: int32 `[B, L]`: the start token 0, then forced tokens, then
       0s.
+    starts: int32 `[B]`, where the last token of each prompt stands; None where
+      the first forced tokens end.
   """
-  num_forced = jnp.sum(decoder_tokens[:, 1:] != 0, axis=1, dtype=jnp.int32)
+  if starts is None:
+    starts = arrays.count_leading(decoder_tokens[:, 1:] != 0)
   return Prompt(
     encoder_tokens=encoder_tokens,
     decoder_tokens=decoder_tokens.astype(jnp.int32),
-    decoder_lengths=num_forced + 1,
+    decoder_lengths=starts.astype(jnp.int32) + 1,
     row_ids=jnp.arange(decoder_tokens.shape[0], dtype=jnp.int32),
   )
 
@@ -228,6 +253,16 @@ def continuation(output: DecodeOutput, prompt: Prompt) -> Array:
   starts, width = prompt.decoder_lengths, output.tokens.shape[1] - 1
   moved = arrays.read_block(output.tokens, starts, width)
   return jnp.where(arrays.is_within(output.lengths - starts, width), moved, 0)
+
+
+def _check_gamma(speculation: Speculation, num_tokens: int) -> None:
+  """Raises ValueError if no row could hold a whole draft."""
+  if speculation.drafter != 'none' and speculation.gamma > num_tokens:
+    raise ValueError(
+      f'gamma is {speculation.gamma}, and the rows of this batch have room for '
+      f'{num_tokens} tokens: set gamma to {num_tokens} or less; '
+      f'{WHERE_TO_READ}'
+    )
 
 
 def _drafter(speculation: Speculation, networks: Networks) -> Drafter:

@@ -172,6 +172,13 @@ def run(
   )
 
 
+def note(state_dict, target_state_dict, *, is_resuming=False, path: str):
+  """A user's own transformation of a checkpoint: what it saw is at `path`."""
+  del is_resuming
+  pathlib.Path(path).write_text(' '.join(target_state_dict['target']))
+  return state_dict
+
+
 def sample(
   out: str, *, kind: str, num_rows: int, settings=None, key_impl=None
 ) -> None:

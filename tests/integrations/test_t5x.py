@@ -328,7 +328,11 @@ MODEL_GIN = """
 from __gin__ import dynamic_registration
 include '{base}'
 import seqio
+from t5x import utils
+from tests.integrations import t5x_runs
 from {package} import network
+utils.RestoreCheckpointConfig.state_transformation_fns = [@t5x_runs.note]
+t5x_runs.note.path = '{noted}'
 seqio.SentencePieceVocabulary.sentencepiece_model_file = '{vocabulary}'
 network.{config}:
   vocab_size = 128
@@ -364,6 +368,7 @@ def gin_files(kind: str, folder) -> tuple[str, str]:
   fields = GIN[kind] | {
     'sizes': ''.join(f'  {k} = {v}\n' for k, v in sizes.items()),
     'vocabulary': GOLDEN / 'tiny_sp.model',
+    'noted': folder / 'noted',
   }
   for name, text in (('model', MODEL_GIN), ('draft', DRAFT_GIN)):
     (folder / f'{name}.gin').write_text(text.format(**fields))
@@ -400,6 +405,9 @@ def test_gin_files_join_a_model_gin(
     'infer.checkpoint_ds_iter': False,
     'infer.mode': 'predict_with_aux',
   }
+  if kind == 'decoder_only':
+    # Its model gin samples at temperature 1, and so the plug-in would.
+    bindings['temperature_sample.temperature'] = 0.0
   if len(added) == 2:
     files.append(draft)
     bindings['DRAFT_CHECKPOINT_PATH'] = checkpoints[f'{kind} draft']
@@ -410,6 +418,8 @@ def test_gin_files_join_a_model_gin(
   assert done.returncode == 0, done.stderr[-4000:]
   own = read(outputs[1][f'{kind}-float32-own'])
   assert without_aux(read(tmp_path / 'out')) == without_aux(own)
+  # The user's own transformation ran, and saw the target alone.
+  assert 'draft' not in (tmp_path / 'noted').read_text().split()
 
 
 def test_golden_weights_are_float32():

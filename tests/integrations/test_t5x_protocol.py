@@ -284,7 +284,7 @@ def test_draft_models_that_do_not_fit_are_refused(target):
       prompt,
       speculation=t5x_decoding.Speculation(drafter='model'),
       networks=networks(Network(Sizes())),
-      max_len=4,
+      max_len=6,
       eos_id=EOS,
     )
 
@@ -341,9 +341,9 @@ def test_samples_do_not_depend_on_the_kind_of_t5x_s_keys(target, key_impl):
   assert len({tuple(row) for row in found}) == 3
 
 
-@pytest.mark.parametrize('folder', ['t5x_orbax', 't5x_legacy'])
-def test_load_draft_reads_both_formats(folder):
-  sizes = dataclasses.replace(
+def golden_sizes() -> t5_models.T5Config:
+  """Of the checkpoints of `tests/golden/t5x`."""
+  return dataclasses.replace(
     toy_t5.config(128, num_layers=2),
     embed_dim=64,
     num_heads=4,
@@ -352,7 +352,11 @@ def test_load_draft_reads_both_formats(folder):
     relpos_num_buckets=32,
     relpos_max_distance=128,
   )
-  expected = t5_models.param_shapes(sizes)
+
+
+@pytest.mark.parametrize('folder', ['t5x_orbax', 't5x_legacy'])
+def test_load_draft_reads_both_formats(folder):
+  expected = t5_models.param_shapes(golden_sizes())
   path = str(GOLDEN / folder / 'checkpoint_7')
   restored = {'target': {'decoder': 'of the target'}, 'state': {'step': 7}}
   joined = t5x.load_draft(

@@ -1,0 +1,182 @@
+"""What the plug-in decodes and restores, on stand-ins for T5X's objects."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.integrations import t5x, t5x_decoding, t5x_networks
+from specdec_jax.models import adapters
+from specdec_jax.models import t5 as t5_models
+from tests import toy, toy_t5
+from tests.integrations.test_t5x_protocol import (
+  GOLDEN,
+  LENGTH,
+  Model,
+  Network,
+  Sizes,
+  golden_sizes,
+)
+
+EOS = 6
+ENCODER_ROWS = [[3, 4, 3, 4, 1], [5, 1], [6, 6, 2, 1], [4, 2, 5, 1]]
+# T5X's inputs: the start token, and what is forced where it is not 0.
+INPUTS = [
+  [0, 5, 0, 6, 0, 3, 0, 0],
+  [0, 0, 0, 2, 4, 0, 0, 2],
+  [0, 3, 4, 0, 0, 0, 0, 0],
+  [0, 6, 6, 0, 2, 0, 6, 6],
+]
+
+
+@pytest.fixture(scope='module')
+def target():
+  config = t5x_networks.config_of(Network(Sizes()))
+  return toy_t5.params(config, seed=8), config
+
+
+def decode(params, inputs, **settings):
+  """Tokens of `speculative_decode`, int32 `[B, L]`."""
+  encoder_tokens = toy.prompt([[0]] * 4, encoder_rows=ENCODER_ROWS)
+  decodes, _ = jax.jit(
+    lambda params: t5x.speculative_decode(
+      inputs=jnp.asarray(inputs),
+      cache={},
+      tokens_to_logits=Model().step(params, encoder_tokens.encoder_tokens),
+      eos_id=EOS,
+      **settings,
+    )
+  )(params)
+  return np.asarray(decodes[:, 0])
+
+
+def one_by_one(params, config, inputs, eos_id: int):
+  """As T5X reads `inputs`: a token at a time, and forced where it is not 0."""
+  model = adapters.t5(config)
+  prompt = toy.prompt([[0]] * 4, encoder_rows=ENCODER_ROWS)
+  cache = model.init(params, prompt, LENGTH + 1)
+  tokens, ended = np.zeros((4, 1), np.int32), np.zeros(4, bool)
+  forced = np.pad(np.asarray(inputs), ((0, 0), (0, 1)))
+  rows = []
+  for column in forced.T[1:]:
+    logits, cache = model.extend(params, jnp.asarray(tokens), cache)
+    best = np.asarray(jnp.argmax(logits[:, 0], axis=-1), np.int32)
+    rows.append(np.where(ended, 0, np.where(column, column, best)))
+    # An EOS that was forced ends nothing.
+    ended = ended | ((column == 0) & (best == eos_id))
+    tokens = rows[-1][:, None].astype(np.int32)
+  return np.stack(rows, axis=1)
+
+
+@pytest.mark.parametrize('drafter', ['prompt_lookup', 'none'])
+def test_forced_tokens_stand_at_their_places(target, drafter):
+  params, config = target
+  expected = one_by_one(params, config, INPUTS, EOS)
+  found = decode(params, INPUTS, gamma=2, drafter=drafter)
+  np.testing.assert_array_equal(found, expected)
+  # What was forced is there, whatever stands between.
+  assert found[0, [0, 2, 4]].tolist() == [5, 6, 3]
+
+
+def test_plain_decoding_drafts_nothing(target):
+  params, config = target
+  prompt = toy.prompt([[0]] * 4, encoder_rows=ENCODER_ROWS)
+  output = t5x_decoding.decode(
+    params,
+    None,
+    prompt,
+    speculation=t5x_decoding.Speculation(drafter='none', gamma=10**6),
+    networks=t5x_decoding.Networks(target=config),
+    max_len=LENGTH + 1,
+    eos_id=-1,
+  )
+  counts = t5x_decoding.counters(output)
+  assert counts['num_tokens'].tolist() == [LENGTH] * 4
+  assert counts['num_target_runs'].tolist() == [LENGTH] * 4
+  assert counts['num_drafted'].tolist() == [0] * 4
+  assert counts['num_accepted'].tolist() == [0] * 4
+
+
+def test_drafts_longer_than_a_row_are_refused(target):
+  params, _ = target
+  with pytest.raises(
+    ValueError, match=r'gamma is 1000000, .* room for 8 tokens: set gamma to 8'
+  ):
+    decode(params, INPUTS, gamma=10**6)
+
+
+@pytest.mark.parametrize(
+  ('name', 'near'),
+  [('temprature', 'temperature'), ('topk', 'top_k'), ('drafters', 'drafter')],
+)
+def test_misspelt_arguments_of_the_decode_fn_are_named(target, name, near):
+  params, _ = target
+  with pytest.raises(
+    ValueError,
+    match=f"no argument '{name}', did you mean '{near}'.* It takes drafter,",
+  ):
+    decode(params, INPUTS, **{name: 1})
+
+
+@dataclasses.dataclass
+class RestoreCheckpointConfig:
+  """As much of T5X's as counts here; it, too, is extended when it is made."""
+
+  path: str
+  assignment_map: tuple = ()
+  state_transformation_fns: tuple = ()
+
+  def __post_init__(self):
+    if self.assignment_map:
+      fns = (self._assign, *self.state_transformation_fns)
+      self.state_transformation_fns = fns
+
+  def _assign(self, state_dict, target_state_dict, *, is_resuming=False):
+    del is_resuming
+    assert state_dict['target'].keys() == {'old'}
+    assert target_state_dict['target'].keys() == {'new'}
+    return {**state_dict, 'target': {'new': state_dict['target']['old']}}
+
+
+@pytest.mark.parametrize('is_resuming', [False, True])
+def test_a_draft_model_joins_the_users_own_transformations(is_resuming):
+  """They run as without a draft model, which is read after them."""
+  calls = []
+
+  def own(state_dict, target_state_dict, *, is_resuming=False):
+    calls.append((state_dict['target'], target_state_dict['target']))
+    return {**state_dict, 'step': 3}
+
+  config = RestoreCheckpointConfig('here', (('new', 'old'),), (own,))
+  joined = t5x.restore_with_draft(
+    config, path=str(GOLDEN / 't5x_orbax' / 'checkpoint_7')
+  )
+  assert len(config.state_transformation_fns) == 2
+  assert joined.path == 'here'
+  draft = t5_models.param_shapes(golden_sizes())
+  state = {'target': {'old': 1}, 'step': 2}
+  if is_resuming:
+    state['target']['draft'] = 'as it was'
+  for transform in joined.state_transformation_fns:
+    state = transform(
+      state, {'target': {'new': 0, 'draft': draft}}, is_resuming=is_resuming
+    )
+  assert calls == [({'new': 1}, {'new': 0})]
+  assert state['step'] == 3
+  found = state['target'].pop('draft')
+  assert state['target'] == {'new': 1}
+  if is_resuming:
+    assert found == 'as it was'
+  else:
+    assert jax.tree.map(np.shape, found) == jax.tree.map(np.shape, draft)
+
+
+def test_draft_models_in_buckets_are_refused():
+  with pytest.raises(ValueError, match=r'gs://bucket/small is not on a local'):
+    t5x.load_draft(
+      {'target': {}},
+      {'target': {'draft': {'w': np.zeros(2)}}},
+      path='gs://bucket/small',
+    )
