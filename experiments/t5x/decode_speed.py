@@ -1,18 +1,18 @@
-"""T5X's own greedy sampler against this package, on the same weights.
+"""T5X's own greedy sampler against the T5X plug-in, on the same weights.
 
-Plain against plain (T5X's `temperature_sample` at temperature 0 and
-`decoding.autoregressive.generate`), and the T5X plug-in with a draft model. An
+The plug-in decodes plainly, with prompt lookup and with a draft model. An
 encoder-decoder of T5 1.1 small's sizes with random weights, float32; every row
 decodes the same number of tokens. The draft model is the first two layers of
 each of the target's stacks, and the other layers are scaled down, so that the
 two agree often: how often is printed, and is no figure of any trained model.
-Needs T5X (docs/t5x.md):
+What carries over is the cost of an iteration, in runs of plain decoding: with
+more tokens per iteration than that, drafting pays. Needs T5X (docs/t5x.md):
 
     PYTHONPATH=$T5X_DIR:. python experiments/t5x/decode_speed.py \
-      --batch_size=16 --encoder_length=128 --num_new=64 --repeats=5
+      --batch_sizes=1,4,16 --encoder_length=64 --num_new=64 --repeats=5
 
 Programs are compiled first and then run in turns. Printed are medians, of
-seconds and of processor seconds, and the median of the pairs' ratios.
+seconds and of processor seconds, and the medians of ratios within a turn.
 """
 
 import argparse
@@ -26,14 +26,12 @@ import numpy as np
 from t5x import decoding, models
 from t5x.examples.t5 import network
 
-from specdec_jax import logits
-from specdec_jax.base import Params, Prompt
 from specdec_jax.costs import measure
-from specdec_jax.decoding import autoregressive
 from specdec_jax.integrations import t5x as plugin
-from specdec_jax.models import adapters, presets, t5
+from specdec_jax.models import presets, t5
 
 NO_EOS = -1
+OWN, PLAIN = "T5X's sampler", 'none'
 # Of what the layers after the second add to the residual stream.
 DEEP_SCALE = 0.05
 
@@ -46,8 +44,8 @@ class Vocabulary:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--batch_size', type=int, default=16)
-  parser.add_argument('--encoder_length', type=int, default=128)
+  parser.add_argument('--batch_sizes', default='1,4,16')
+  parser.add_argument('--encoder_length', type=int, default=64)
   parser.add_argument('--num_new', type=int, default=64)
   parser.add_argument('--gamma', type=int, default=4)
   parser.add_argument('--repeats', type=int, default=5)
@@ -55,8 +53,18 @@ def main() -> None:
 
   config = presets.preset('t5_1_1_small')
   params = random_params(config)
+  print(
+    f'{args}\n{measure.device_name()}, {jax.devices()}, jax '
+    f'{jax.__version__}'
+  )
+  for batch_size in map(int, args.batch_sizes.split(',')):
+    compare(config, params, batch_size, args)
+
+
+def compare(config, params, batch_size: int, args) -> None:
+  """Times every way of decoding one batch, and prints a line for each."""
   rng = np.random.default_rng(0)
-  shape = (args.batch_size, args.encoder_length)
+  shape = (batch_size, args.encoder_length)
   encoder_tokens = jnp.asarray(rng.integers(3, 32_000, shape), jnp.int32)
   cpu_seconds: dict[str, list[float]] = {}
   timed = {
@@ -66,8 +74,10 @@ def main() -> None:
     for name, program in programs(config, params, encoder_tokens, args).items()
   }
   seconds, outputs = measure.alternate(timed, args.repeats)
+  print(f'\nbatch {batch_size}')
   # The first run of each compiles it and is not counted.
-  report(seconds, {k: v[1:] for k, v in cpu_seconds.items()}, outputs, args)
+  cpu_seconds = {k: v[1:] for k, v in cpu_seconds.items()}
+  report(seconds, cpu_seconds, outputs, batch_size * args.num_new)
 
 
 def _count_cpu(program, cpu_seconds: list[float]):
@@ -131,7 +141,7 @@ def programs(config, params, encoder_tokens, args):
   batch = {
     'encoder_input_tokens': encoder_tokens,
     'decoder_input_tokens': jnp.zeros(
-      (args.batch_size, args.num_new), jnp.int32
+      (encoder_tokens.shape[0], args.num_new), jnp.int32
     ),
   }
   module = network_of(config)
@@ -142,40 +152,26 @@ def programs(config, params, encoder_tokens, args):
     decoding.temperature_sample, temperature=0.0, topk=0
   )
   vocabularies = (Vocabulary(), Vocabulary(), None)
-  own = models.EncoderDecoderModel(module, *vocabularies, decode_fn=greedy)
-  speculative = plugin.SpeculativeEncoderDecoderModel(
+  speculative = functools.partial(
+    plugin.SpeculativeEncoderDecoderModel,
     module,
     *vocabularies,
-    drafter='model',
-    draft_module=draft_module,
     gamma=args.gamma,
   )
+  target = {k: v for k, v in params.items() if k != plugin.DRAFT}
 
-  def predict(model):
+  def predict(model, params):
     step = jax.jit(functools.partial(_predict, model))
     return lambda: step(params, batch)
 
-  prompt = Prompt(
-    encoder_tokens=encoder_tokens,
-    decoder_tokens=jnp.zeros((args.batch_size, 1), jnp.int32),
-    decoder_lengths=jnp.ones(args.batch_size, jnp.int32),
-    row_ids=jnp.arange(args.batch_size, dtype=jnp.int32),
-  )
-  generate = jax.jit(
-    functools.partial(
-      autoregressive.generate,
-      target=adapters.t5(config),
-      logits_to_probs=logits.standardize(temperature=0.0),
-      max_len=args.num_new + 1,
-      eos_id=NO_EOS,
-    )
-  )
-  target = {k: v for k, v in params.items() if k != plugin.DRAFT}
-  plain = lambda: generate(Params(target), jax.random.key(0), prompt)
+  own = models.EncoderDecoderModel(module, *vocabularies, decode_fn=greedy)
   return {
-    'T5X, temperature_sample': predict(own),
-    'specdec_jax, plain': lambda: (plain().tokens[:, 1:], {}),
-    'T5X with the plug-in, draft model': predict(speculative),
+    OWN: predict(own, target),
+    PLAIN: predict(speculative(drafter='none'), target),
+    'prompt_lookup': predict(speculative(drafter='prompt_lookup'), target),
+    'model': predict(
+      speculative(drafter='model', draft_module=draft_module), params
+    ),
   }
 
 
@@ -185,31 +181,32 @@ def _predict(model, params, batch):
   )
 
 
-def report(seconds, cpu_seconds, outputs, args) -> None:
+def report(seconds, cpu_seconds, outputs, num_tokens: int) -> None:
   """Prints a line for each program."""
-  first = next(iter(seconds))
-  num_tokens = args.batch_size * args.num_new
-  print(f'{args}\n{jax.devices()}, jax {jax.__version__}')
+  num_iterations = {
+    name: int(jnp.max(aux['num_target_runs']))
+    for name, (_, aux) in outputs.items()
+    if 'num_target_runs' in aux
+  }
   for name, times in seconds.items():
     tokens, aux = outputs[name]
     cpu = np.asarray(cpu_seconds[name])
-    cpu_ratio = np.median(np.asarray(cpu_seconds[first]) / cpu)
-    is_same = np.array_equal(tokens, outputs[first][0])
+    cpu_ratio = np.median(np.asarray(cpu_seconds[OWN]) / cpu)
+    is_same = np.array_equal(tokens, outputs[OWN][0])
     print(
       f'{name}: {np.median(times):.2f} s, {np.median(cpu):.2f} processor s, '
       f'{num_tokens / np.median(times):.1f} tokens/s; '
-      f'{np.median(seconds[first] / times):.2f} times {first} '
+      f'{np.median(seconds[OWN] / times):.2f} times {OWN} '
       f'({cpu_ratio:.2f} by processor time); '
       f'tokens {"equal" if is_same else "DIFFER"}'
     )
-    if 'num_target_runs' in aux:
-      runs, drafted, accepted = (
-        int(jnp.sum(aux[f'num_{name}']))
-        for name in ('target_runs', 'drafted', 'accepted')
-      )
+    if name in num_iterations and name != PLAIN:
+      cost = np.median(times / seconds[PLAIN])
+      cost *= num_iterations[PLAIN] / num_iterations[name]
+      runs = int(jnp.sum(aux['num_target_runs']))
       print(
-        f'  {num_tokens / runs:.2f} tokens a target run, {accepted} of '
-        f'{drafted} drafted tokens accepted'
+        f'  {num_tokens / runs:.2f} tokens per target run, '
+        f'{num_iterations[name]} iterations at {cost:.2f} of a plain one'
       )
 
 
