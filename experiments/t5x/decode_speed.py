@@ -54,8 +54,7 @@ def main() -> None:
   config = presets.preset('t5_1_1_small')
   params = random_params(config)
   print(
-    f'{args}\n{measure.device_name()}, {jax.devices()}, jax '
-    f'{jax.__version__}'
+    f'{args}\n{measure.device_name()}, {jax.devices()}, jax {jax.__version__}'
   )
   for batch_size in map(int, args.batch_sizes.split(',')):
     compare(config, params, batch_size, args)
@@ -201,12 +200,14 @@ def report(seconds, cpu_seconds, outputs, num_tokens: int) -> None:
       f'tokens {"equal" if is_same else "DIFFER"}'
     )
     if name in num_iterations and name != PLAIN:
-      cost = np.median(times / seconds[PLAIN])
-      cost *= num_iterations[PLAIN] / num_iterations[name]
+      ratio = num_iterations[PLAIN] / num_iterations[name]
+      cost = ratio * np.median(times / seconds[PLAIN])
+      cpu_cost = ratio * np.median(cpu / np.asarray(cpu_seconds[PLAIN]))
       runs = int(jnp.sum(aux['num_target_runs']))
       print(
         f'  {num_tokens / runs:.2f} tokens per target run, '
-        f'{num_iterations[name]} iterations at {cost:.2f} of a plain one'
+        f'{num_iterations[name]} iterations at {cost:.2f} plain ones '
+        f'({cpu_cost:.2f} by processor time)'
       )
 
 

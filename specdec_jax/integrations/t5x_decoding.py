@@ -12,6 +12,7 @@ import numpy as np
 from specdec_jax import arrays, drafters, logits, verification
 from specdec_jax.base import Array, Drafter, Params, Prompt, VerifyFn
 from specdec_jax.data import ngram_counts
+from specdec_jax.data.local_path import local_path
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.integrations import t5x_forced, t5x_networks
@@ -297,8 +298,7 @@ def _logits_to_probs(speculation: Speculation):
 
 def _read_tokens(path: str, vocabulary: Vocabulary) -> np.ndarray:
   try:
-    with open(path, encoding='utf-8') as file:
-      text = file.read()
+    text = local_path(path).read_text(encoding='utf-8')
   except (OSError, UnicodeDecodeError) as error:
     raise ValueError(f'cannot read ngram_text {path}: {error}') from error
   return np.asarray(vocabulary.encode(text), np.int32)

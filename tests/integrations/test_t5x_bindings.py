@@ -16,11 +16,12 @@ import pytest
 
 from specdec_jax.integrations import t5x, t5x_networks
 from specdec_jax.models import t5 as t5_models
-from tests.integrations import test_t5x as runs_of_t5x
+from tests.integrations import test_t5x
+from tests.integrations.t5x_gins import gin_files
 
-pytestmark = runs_of_t5x.pytestmark
-KINDS = runs_of_t5x.KINDS
-GINS = runs_of_t5x.ROOT / 'gin_configs'
+pytestmark = test_t5x.pytestmark
+KINDS = test_t5x.KINDS
+GINS = test_t5x.ROOT / 'gin_configs'
 STOCK = {
   'encoder_decoder': 'models.EncoderDecoderModel',
   'decoder_only': 'models.DecoderOnlyModel',
@@ -60,7 +61,7 @@ def parse(tmp_path):
   root = pathlib.Path(importlib.util.find_spec('t5x').origin).parents[1]
 
   def parse(kind: str, *lines: str, added: tuple[str, ...] | None = None):
-    model, draft = runs_of_t5x.gin_files(kind, tmp_path)
+    model, draft = gin_files(kind, tmp_path)
     names = (kind,) if added is None else added
     texts = [pathlib.Path(model).read_text()]
     # What a user has of their own comes before the plug-in's file.

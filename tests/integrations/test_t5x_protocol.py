@@ -296,6 +296,8 @@ def test_ngram_text_is_counted(tmp_path):
   assert made.table.most_likely[2] == 3
   with pytest.raises(ValueError, match=r'cannot read ngram_text .*nowhere'):
     networks(None, drafter='ngram', ngram_text=str(tmp_path / 'nowhere'))
+  with pytest.raises(ValueError, match=r'gs://bucket/text is not on a local'):
+    networks(None, drafter='ngram', ngram_text='gs://bucket/text')
 
 
 def test_continuations_are_moved_to_the_left():
