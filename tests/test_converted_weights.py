@@ -113,13 +113,13 @@ def test_a_single_row_reads_the_copies(name):
     tokens = jnp.full((1, width), 9, jnp.int32)
     return model.extend(params, tokens, cache)[0]
 
-  # Rounded at other places: bfloat16 has eight bits.
-  scale = np.abs(extend(params, 1)).max()
+  # The same products: a row that is not rounded differs by 1e-3.
+  expected = np.asarray(extend(params, 1))
   np.testing.assert_allclose(
-    extend(copied, 1), extend(params, 1), atol=scale / 2**8
+    extend(copied, 1), expected, atol=1e-6 * np.abs(expected).max()
   )
   doubled = jax.tree_util.tree_map_with_path(
     lambda path, leaf: leaf * (1 + path[-1].key.startswith('float32_')), copied
   )
-  assert np.abs(extend(doubled, 1) - extend(copied, 1)).max() > scale / 8
+  assert (extend(doubled, 1) != extend(copied, 1)).any()
   np.testing.assert_array_equal(extend(doubled, 2), extend(copied, 2))

@@ -110,11 +110,14 @@ def _of_one_dtype(
 ) -> tuple[Array, Array]:
   """What `_matmul` takes: `x` rounded to the kernel's dtype, and the kernel, or
   the float32 copies of both where there is a single row and such a copy."""
-  x = x.astype(kernel.dtype)
   copy = _FLOAT32 + name
   if x.size > x.shape[-1] or not module.has_variable('params', copy):
-    return x, kernel
-  return x.astype(jnp.float32), module.get_variable('params', copy)
+    return x.astype(kernel.dtype), kernel
+  # A cast there and back would be dropped, and the row with it depend on
+  # whether it is alone.
+  info = jnp.finfo(kernel.dtype)
+  x = jax.lax.reduce_precision(x.astype(jnp.float32), info.nexp, info.nmant)
+  return x, module.get_variable('params', copy)
 
 
 class Embed(nn.Module):
