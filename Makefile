@@ -2,6 +2,7 @@
 # make proof   the statistical proof that decoding is lossless, as a report
 # make tables  the tables and figures of the papers, on the shipped models
 # make test    all tests          make check   lint, format, types
+# make fuzz    damaged files for every reader: INPUTS=1000000 SEED=0 SECONDS=inf
 # make notebooks  runs the notebooks, each from a clean kernel
 #
 # PYTHON chooses the interpreter (3.11 or later); each has its own environment
@@ -20,7 +21,7 @@ TRANSLATE := --model ende-mini --draft_model ende-nano --gamma 4 \
   --dtype float32 --max_new_tokens 48 \
   --prompts experiments/prompts/package_descriptions.jsonl
 
-.PHONY: demo proof tables test notebooks check format clean
+.PHONY: demo proof tables test fuzz notebooks check format clean
 
 demo: $(VENV)/demo.done
 	@mkdir -p $(OUT)
@@ -73,6 +74,14 @@ test: $(VENV)/dev.done
 	$(BIN)/python -m pytest $(TWO) --quick \
 	  -m 'not notebooks and not optimized$(if $(FEWER), and $(FEWER))'
 	$(BIN)/python -m pytest $(TWO) -m 'optimized$(if $(FEWER), and $(FEWER))'
+
+INPUTS := 1000000
+SEED := 0
+SECONDS := inf
+
+fuzz: $(VENV)/dev.done
+	$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(SEED) \
+	  --seconds $(SECONDS) --findings $(OUT)/fuzz
 
 # They measure times, so nothing else runs beside them.
 notebooks: $(VENV)/dev.done

@@ -34,13 +34,8 @@ _NOTEBOOKS = [
   'gin-config>=0.5',
   'ipywidgets>=7.7',
 ]
-_TRAIN = [
-  'clu>=0.0.12',
-  'gin-config>=0.5',
-  'optax>=0.2.4',
-  'orbax-checkpoint>=0.11.30',
-  'rich>=13',
-]
+# What is trained is also decoded, and begins with a vocabulary.
+_TRAIN = [*_INFER, 'optax>=0.2.4']
 
 setup(
   name='specdec_jax',

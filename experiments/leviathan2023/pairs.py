@@ -22,8 +22,7 @@ from specdec_jax.base import (
 )
 from specdec_jax.checkpoints import pretrained
 from specdec_jax.checkpoints.loading import LoadedModel
-from specdec_jax.cli import decoder as decoder_lib
-from specdec_jax.cli import infer_examples
+from specdec_jax.cli import infer_examples, model_options
 from specdec_jax.cli.infer_examples import Layout, Row
 from specdec_jax.data import ngram_counts, tasks, vocabularies
 from specdec_jax.models import adapters
@@ -232,7 +231,7 @@ def load(
   )
   dtypes = dtypes or Dtypes()
   target_name, draft_name = given[0] or kind.target, given[1] or kind.drafter
-  read = lambda name, dtype: decoder_lib.load_model(name, jnp.dtype(dtype))
+  read = lambda name, dtype: model_options.load(name, jnp.dtype(dtype))
   target = read(target_name, dtypes.target)
   draft_model = read(draft_name, dtypes.draft)
   _check(target, draft_model, kind)

@@ -87,7 +87,8 @@ def read_config(
   embedding = file.tensors.get(_EMBEDDING)
   if embedding is None or not embedding.shape:
     raise ValueError(f'{file.path} has no tensor {_EMBEDDING} with rows')
-  return LlamaConfig(
+  return llama.build(
+    LlamaConfig,
     vocab_size=embedding.shape[0],
     embed_dim=embed_dim,
     num_layers=num_layers,

@@ -3,6 +3,8 @@
 import collections
 from typing import Any
 
+import numpy as np
+
 from specdec_jax.checkpoints.gguf_file import GgufFile
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.data import vocabularies
@@ -76,9 +78,7 @@ def _build_tokenizer(
   # By default as in llama.cpp, src/llama-vocab.cpp.
   adds_bos = values.flag('tokenizer.ggml.add_bos_token', is_llama3)
   merges = values.texts('tokenizer.ggml.merges')
-  types = values.ids(_TYPES)
-  if types and len(types) != len(tokens):
-    values.refuse(_TYPES, f'{len(tokens)} numbers, one per token')
+  types = _token_types(values, len(tokens))
   pre_tokenizer = _pre_tokenizer(values, splitting)
   tokenizers = vocabularies.import_tokenizers()
   ids = {token: i for i, token in enumerate(tokens)}
@@ -111,6 +111,20 @@ def _build_tokenizer(
       ]
     )
   return tokenizer
+
+
+def _token_types(values: Settings, num_tokens: int) -> list[int]:
+  """What kind of token each is, or nothing if the file does not say."""
+  if not values.has(_TYPES):
+    return []
+  types = values.values[_TYPES]
+  if (
+    not isinstance(types, np.ndarray)
+    or types.dtype.kind not in 'iu'
+    or len(types) != num_tokens
+  ):
+    values.refuse(_TYPES, f'{num_tokens} numbers, one per token')
+  return types.tolist()
 
 
 def _pre_tokenizer(values: Settings, splitting: str) -> Any:

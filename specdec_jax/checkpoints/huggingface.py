@@ -204,7 +204,8 @@ def download(repository: str) -> Path:
   """Downloads a model from the Hugging Face hub, or finds it in its cache.
 
   Args:
-    repository: `organisation/name`.
+    repository: `organisation/name`, or `organisation/name@revision` with a
+      branch, tag or commit.
 
   Returns:
     The folder with its files.
@@ -213,9 +214,12 @@ def download(repository: str) -> Path:
     ValueError: if the name is malformed or the download fails.
     ImportError: if the huggingface_hub package is not installed.
   """
-  if repository.count('/') != 1 or not all(repository.split('/')):
+  name, at, revision = repository.partition('@')
+  is_name = name.count('/') == 1 and all(name.split('/'))
+  if not is_name or bool(at) != bool(revision):
     raise ValueError(
-      f'hf:{repository} does not name a repository; write hf:organisation/name'
+      f'hf:{repository} does not name a repository; write hf:organisation/name '
+      'or hf:organisation/name@revision'
     )
   try:
     import huggingface_hub
@@ -226,7 +230,9 @@ def download(repository: str) -> Path:
     ) from error
   try:
     return Path(
-      huggingface_hub.snapshot_download(repository, allow_patterns=_FILES)
+      huggingface_hub.snapshot_download(
+        name, revision=revision or None, allow_patterns=_FILES
+      )
     )
   except Exception as error:  # Whatever the network stack beneath it raises.
     raise ValueError(

@@ -48,7 +48,8 @@ def read_config(
     )
   num_heads = values.count('num_attention_heads')
   embed_dim = values.count('hidden_size')
-  return LlamaConfig(
+  return values.build(
+    LlamaConfig,
     vocab_size=values.count('vocab_size'),
     embed_dim=embed_dim,
     num_layers=values.count('num_hidden_layers', most=settings.MAX_LAYERS),
@@ -56,7 +57,9 @@ def read_config(
     num_kv_heads=values.count('num_key_value_heads', num_heads),
     head_dim=values.count('head_dim', embed_dim // num_heads),
     mlp_dim=values.count('intermediate_size'),
-    rope_base=_rope(values, 'rope_theta').number('rope_theta', 10_000.0),
+    rope_base=_rope(values, 'rope_theta', is_spread=True).number(
+      'rope_theta', 10_000.0
+    ),
     norm_epsilon=values.number('rms_norm_eps', 1e-6),
     max_positions=values.count('max_position_embeddings'),
     is_tied=values.flag('tie_word_embeddings', False),
@@ -93,11 +96,13 @@ def read_settings(
   return values
 
 
-def _rope(values: Settings, key: str) -> Settings:
-  """Where a rotary setting stands: transformers 4 spreads them, 5 gathers them
-  in rope_parameters."""
-  places = (values.at('rope_parameters'), values.at('rope_scaling'), values)
-  return next((place for place in places if place.has(key)), values)
+def _rope(values: Settings, key: str, *, is_spread: bool = False) -> Settings:
+  """Where a rotary setting stands; transformers 4 spreads some of them over the
+  top of the file, 5 gathers all in rope_parameters."""
+  places = [values.at('rope_parameters'), values.at('rope_scaling')]
+  if is_spread:
+    places.append(values)
+  return next((place for place in places if place.has(key)), places[-1])
 
 
 def _unsupported(values: Settings) -> list[str]:
@@ -111,7 +116,7 @@ def _unsupported(values: Settings) -> list[str]:
   if scaling != 'default':
     reasons.append(f'its rotary positions are scaled ({scaling})')
   key = 'partial_rotary_factor'
-  if _rope(values, key).number(key, 1.0) != 1.0:
+  if _rope(values, key, is_spread=True).number(key, 1.0) != 1.0:
     reasons.append('its rotary positions turn a part of each head')
   activation = values.text('hidden_act', 'silu')
   if activation != 'silu':

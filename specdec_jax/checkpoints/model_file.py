@@ -93,7 +93,7 @@ def read(
   }
   if dtype is not None:
     values['dtype'] = dtype
-  return _CONFIGS[kind](**values)
+  return contents.build(_CONFIGS[kind], **values)
 
 
 def _read_field(stated: Settings, field: dataclasses.Field) -> Any:
@@ -122,11 +122,10 @@ def network_of(config: Config | DrafterConfig) -> str:
   return next(n for n, cls in _CONFIGS.items() if isinstance(config, cls))
 
 
-def num_layers(config: Config) -> int:
-  """Layers of all stacks together."""
-  if isinstance(config, T5Config):
-    return config.num_encoder_layers + config.num_decoder_layers
-  return config.num_layers
+def num_layers(config: Config | DrafterConfig) -> int:
+  """Layers of all stacks together; blockwise heads have none."""
+  names = ('num_layers', 'num_encoder_layers', 'num_decoder_layers')
+  return sum(getattr(config, name, 0) for name in names)
 
 
 def param_shapes(config: Config | DrafterConfig) -> dict[str, Any]:

@@ -4,14 +4,19 @@ Writing is Orbax's own. Reading goes through tensorstore, so that a process
 reads the slices it needs, on whatever topology the tree was written.
 """
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints import full_disk, model_file, stored_arrays
+from specdec_jax.checkpoints import (
+  full_disk,
+  model_file,
+  settings,
+  stored_arrays,
+)
+from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.checkpoints.stored_arrays import Stored
 
 _METADATA = '_METADATA'
@@ -101,36 +106,51 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
       f'{folder} has no {_METADATA}: it is no Orbax checkpoint, or was not '
       'written to its end'
     )
-  try:
-    metadata = json.loads(path.read_text(encoding='utf-8'))
-    entries = list(metadata['tree_metadata'].values())
-    leaves = {
-      '/'.join(key['key'] for key in entry['key_metadata']): [
-        key['key'] for key in entry['key_metadata']
-      ]
-      for entry in entries
-      if not entry['value_metadata'].get('skip_deserialize')
-    }
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise ValueError(f'{path} is damaged: {error}') from error
-  specs = {
-    name.removeprefix(prefix): _spec(folder, metadata, keys)
-    for name, keys in leaves.items()
-    if name.startswith(prefix)
-  }
+  metadata = settings.read(path)
+  if not metadata.has('tree_metadata'):
+    metadata.refuse('tree_metadata', 'the arrays of the tree')
+  specs = {}
+  for entry in metadata.at('tree_metadata').values.values():
+    keys = _keys(path, entry)
+    name = '/'.join(keys)
+    if name.startswith(prefix) and not _is_empty(path, entry):
+      specs[name.removeprefix(prefix)] = _spec(folder, metadata, keys)
   return stored_arrays.open_all(specs, source=str(folder))
 
 
-def _spec(folder: Path, metadata: dict[str, Any], keys: list[str]) -> dict:
+def _keys(path: Path, entry: Any) -> list[str]:
+  """The keys above one entry of a tree; they name files."""
+  keys = entry.get('key_metadata') if isinstance(entry, dict) else None
+  names: list[Any] = [
+    key.get('key') if isinstance(key, dict) else None
+    for key in (keys if isinstance(keys, list) else [None])
+  ]
+  if not names or not all(map(_is_key, names)):
+    raise ValueError(f'{path} is damaged: an array has the keys {names}')
+  return names
+
+
+def _is_key(name: Any) -> bool:
+  """Whether it names a folder: dots alone would lead to the one above."""
+  return isinstance(name, str) and name.strip('.') != '' and '/' not in name
+
+
+def _is_empty(path: Path, entry: dict[str, Any]) -> bool:
+  """Whether an entry is no array, but a part of the tree without any."""
+  values = Settings(path=str(path), values=entry)
+  return values.at('value_metadata').flag('skip_deserialize', False)
+
+
+def _spec(folder: Path, metadata: Settings, keys: list[str]) -> dict:
   """Where Orbax puts the array under these keys."""
   base = {'driver': 'file', 'path': f'{folder.absolute()}/'}
   name = '.'.join(keys) + '/'
-  if metadata.get('use_ocdbt', False):
+  if metadata.flag('use_ocdbt', False):
     kvstore = {'driver': 'ocdbt', 'base': base, 'path': name}
   else:
     kvstore = {'driver': 'file', 'path': base['path'] + name}
   return {
-    'driver': 'zarr3' if metadata.get('use_zarr3') else 'zarr',
+    'driver': 'zarr3' if metadata.flag('use_zarr3', False) else 'zarr',
     'kvstore': kvstore,
   }
 

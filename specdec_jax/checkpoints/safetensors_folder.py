@@ -38,7 +38,8 @@ def open_tensors(
   handles = {}
   for file_name, names in _names_of_file(folder).items():
     path = folder / file_name
-    if not path.is_file():
+    # Unlike Path.is_file it takes names that no file can have, too.
+    if not os.path.isfile(path):
       raise ValueError(
         f'{folder} lacks {file_name}, which {_INDEX} names for '
         f'{len(names)} tensors'

@@ -51,11 +51,12 @@ def read_params(
     ValueError: if the file is incomplete, or holds other arrays.
     ImportError: if the safetensors package is not installed.
   """
+  # First: working out the shapes of a thousand layers takes half a minute.
+  tensors = safetensors_folder.open_tensors(
+    folder, num_layers=model_file.num_layers(config)
+  )
   return safetensors_folder.read_params(
-    folder,
-    safetensors_folder.open_tensors(folder, num_layers=0),
-    _parameters(config),
-    dtype=config.dtype,
+    folder, tensors, _parameters(config), dtype=config.dtype
   )
 
 

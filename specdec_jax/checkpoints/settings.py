@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
+
 # No trained network has as many; walking through more could take for ever.
 MAX_LAYERS = 1000
 # Of relative positions, of which there is a table.
@@ -42,6 +44,8 @@ class Settings:
     name, value = f'{self.section}{key}', self.values.get(key)
     if value is None:
       raise ValueError(f'{self.path} has no {name}: expected {expected}')
+    if isinstance(value, np.ndarray):  # As a GGUF file has numbers.
+      value = value[: _short.maxlist + 1].tolist()
     raise ValueError(
       f'{self.path}: {name} is {_short.repr(value)}, expected {expected}'
     )
@@ -104,6 +108,13 @@ class Settings:
     return Settings(
       path=self.path, values=value, section=f'{self.section}{key}.'
     )
+
+  def build(self, make: Callable[..., Any], **fields: Any) -> Any:
+    """What `make` makes of fields; of its ValueError this names the file."""
+    try:
+      return make(**fields)
+    except ValueError as error:
+      raise ValueError(f'{self.path}: {error}') from error
 
   def _read(
     self,

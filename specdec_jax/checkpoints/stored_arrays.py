@@ -1,12 +1,14 @@
 """Trees of arrays on disk, read through tensorstore, no more than is needed.
 
-A *stored array* is an open `tensorstore.TensorStore` or a numpy array. Both
-have a shape and are sliced alike; the first reads from disk when told to.
+A *stored array* is an open `tensorstore.TensorStore`, a `GzipArray` or a numpy
+array. All have a shape and a dtype and are sliced alike; the first reads from
+disk when told to, the second when it is sliced.
 """
 
 import concurrent.futures
+import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.base import Array
+from specdec_jax.checkpoints import gzip_chunks
 
 Stored = Any
 _SHOWN = 4
@@ -33,23 +36,29 @@ def open_all(
     ImportError: if the tensorstore package is not installed.
   """
   tensorstore = import_tensorstore()
-  # By default a chunk that is not there reads as zeros.
-  futures = {
-    name: tensorstore.open(
-      {**spec, 'fill_missing_data_reads': False}, open=True, read=True
-    )
-    for name, spec in specs.items()
-  }
-  arrays = {}
+  futures, arrays = {}, {}
+  for name, spec in specs.items():
+    with _damage(source, name, 'opened'):
+      # By default a chunk that is not there reads as zeros.
+      futures[name] = tensorstore.open(
+        {**spec, 'fill_missing_data_reads': False}, open=True, read=True
+      )
   for name, future in futures.items():
-    try:
-      arrays[name] = future.result()
-    except ValueError as error:
-      raise ValueError(
-        f'{source} is incomplete or damaged: array {name} cannot be opened '
-        f'({_reason(error)})'
-      ) from error
+    with _damage(source, name, 'opened'):
+      arrays[name] = gzip_chunks.bounded(future.result())
   return arrays
+
+
+@contextlib.contextmanager
+def _damage(source: str, name: str, action: str) -> Iterator[None]:
+  """Says of what tensorstore raises which array of which checkpoint it is."""
+  try:
+    yield
+  except ValueError as error:
+    raise ValueError(
+      f'{source} is incomplete or damaged: array {name} cannot be {action} '
+      f'({_reason(error)})'
+    ) from error
 
 
 def describe(stored: Stored) -> jax.ShapeDtypeStruct:
@@ -93,17 +102,12 @@ def read_tree(
 
   def read(name: str) -> Array:
     leaf = wanted[name]
-    try:
+    with _damage(source, name, 'read'):
       return _read(
         arrays[name],
         leaf.dtype if dtype is None else dtype,
         getattr(leaf, 'sharding', None),
       )
-    except ValueError as error:
-      raise ValueError(
-        f'{source} is incomplete or damaged: array {name} cannot be read '
-        f'({_reason(error)})'
-      ) from error
 
   num_threads = min(8, os.cpu_count() or 1)
   with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
@@ -114,9 +118,7 @@ def _read(stored: Stored, dtype: jnp.dtype, sharding: Any) -> Array:
   """One array, or this process's slices of it."""
 
   def values_at(index: tuple[slice, ...]) -> np.ndarray:
-    part = stored[index]
-    if not isinstance(part, np.ndarray):
-      part = part.read().result()
+    part = _values(stored, index)
     return np.ascontiguousarray(part, dtype).reshape(part.shape)
 
   if sharding is None:
@@ -124,6 +126,35 @@ def _read(stored: Stored, dtype: jnp.dtype, sharding: Any) -> Array:
   return jax.make_array_from_callback(
     tuple(stored.shape), sharding, once_a_slice(values_at, stored.shape)
   )
+
+
+def _values(stored: Stored, index: tuple[slice, ...]) -> np.ndarray:
+  """The values of a stored array in a slice of every axis."""
+  part = stored[index]
+  if isinstance(part, np.ndarray | np.generic):
+    return np.asarray(part)
+  return part.read().result()
+
+
+def whole_number(stored: Stored, *, source: str, name: str) -> int:
+  """The value of a stored scalar.
+
+  Args:
+    stored: an array without axes.
+    source: what the errors call the checkpoint.
+    name: what they call the array.
+
+  Raises:
+    ValueError: if it is no whole number, or cannot be read.
+  """
+  shape, dtype = stored.shape, describe(stored).dtype
+  if tuple(shape) or not np.issubdtype(dtype, np.integer):
+    raise ValueError(
+      f'{source}: {name} is an array {list(shape)} of {dtype}, expected a '
+      'whole number'
+    )
+  with _damage(source, name, 'read'):
+    return int(_values(stored, ()))
 
 
 def once_a_slice(

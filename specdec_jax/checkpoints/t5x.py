@@ -82,13 +82,12 @@ def read_step(path: str | os.PathLike[str]) -> int:
   """
   folder = find(path)
   if format_of(folder) == 'legacy':
-    step = t5x_legacy.read_index(folder).get('state', {}).get('step')
+    stored = t5x_legacy.open_step(folder)
   else:
-    steps = orbax.open_tree(folder / _STATE, 'state/')
-    step = steps['step'].read().result() if 'step' in steps else None
-  if step is None:
+    stored = orbax.open_tree(folder / _STATE, 'state/').get('step')
+  if stored is None:
     raise ValueError(f'{folder} does not say how many steps were taken')
-  return int(np.asarray(step))
+  return stored_arrays.whole_number(stored, source=str(folder), name='step')
 
 
 def write_target(

@@ -5,6 +5,7 @@
 of one, which lies in a folder named after it with dots for slashes.
 """
 
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -16,36 +17,84 @@ from specdec_jax.checkpoints.stored_arrays import Stored
 FILE = 'checkpoint'
 _VERSION = 3
 _CHUNK_ELEMENTS = 2**22
+# Extensions of flax's msgpack: an array, and a scalar stored as one.
+_ARRAY, _SCALAR = 1, 3
+_DTYPES = (
+  b'bfloat16', b'float16', b'float32', b'float64', b'int8', b'int16', b'int32',
+  b'int64', b'uint8', b'uint16', b'uint32', b'uint64', b'bool',
+)  # fmt: skip
+_MAX_DEPTH = 64
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-  """The tree `{'state', 'target'}` of a checkpoint, with specs for arrays.
+  """The trees `state` and `target` of a checkpoint, with specs for arrays.
 
   Raises:
     ValueError: if the file is truncated, no T5X checkpoint, or of another
       version.
   """
   import msgpack
-  from flax import serialization
 
   path = folder / FILE
   try:
-    contents = serialization.msgpack_restore(path.read_bytes())
+    contents = msgpack.unpackb(path.read_bytes(), ext_hook=_array, raw=False)
   except (ValueError, msgpack.UnpackException) as error:
     raise ValueError(
-      f'{path} is truncated or no T5X checkpoint ({type(error).__name__})'
+      f'{path} is truncated or no T5X checkpoint ({type(error).__name__}: '
+      f'{error})'
     ) from error
   if not isinstance(contents, dict) or not isinstance(
     contents.get('optimizer'), dict
   ):
     raise ValueError(f'{path} is no T5X checkpoint: it has no optimizer')
   version = contents.get('version', 0)
-  if version != _VERSION:
+  if type(version) is not int or version != _VERSION:
     raise ValueError(
       f'{path} is of version {version}, which stores bfloat16 in another way; '
       f'expected {_VERSION}: restore and save it with a newer T5X'
     )
+  for part in ('state', 'target'):
+    if not isinstance(contents['optimizer'].get(part, {}), dict):
+      raise ValueError(f'{path} is no T5X checkpoint: its {part} is no tree')
   return contents['optimizer']
+
+
+def _array(code: int, content: bytes) -> np.ndarray:
+  """An extension of flax's msgpack: shape, name of the dtype, and values."""
+  import msgpack
+
+  if code not in (_ARRAY, _SCALAR):
+    raise ValueError(f'an extension has the unknown code {code}')
+  fields = msgpack.unpackb(content, raw=True)
+  if not isinstance(fields, list) or len(fields) != 3:
+    raise ValueError('an array has no shape, dtype and values')
+  shape, dtype, values = fields
+  if not isinstance(dtype, bytes) or dtype not in _DTYPES:
+    raise ValueError(f'an array has the unknown dtype {dtype!r}')
+  if not isinstance(values, bytes):
+    raise ValueError('an array has no values')
+  values = np.frombuffer(values, np.dtype(dtype.decode()))
+  return values.reshape(_shape(shape))
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+  if not isinstance(value, list) or not all(
+    type(size) is int and 0 <= size < 2**48 for size in value
+  ):
+    raise ValueError(f'a shape is {value!r}')
+  return tuple(value)
+
+
+def open_step(folder: Path) -> Stored | None:
+  """Training steps taken, or None if the checkpoint does not say.
+
+  Raises:
+    ValueError: as `read_index`, or if it is no number.
+  """
+  step = read_index(folder).get('state', {}).get('step')
+  if step is not None and not isinstance(step, int | np.ndarray):
+    raise ValueError(f'{folder / FILE}: step is {reprlib.repr(step)}')
+  return None if step is None else np.asarray(step)
 
 
 def open_target(folder: Path) -> dict[str, Stored]:
@@ -53,46 +102,60 @@ def open_target(folder: Path) -> dict[str, Stored]:
 
   Specs of other places, such as a bucket, are read from `folder`: T5X writes
   paths that are relative to it.
+
+  Raises:
+    ValueError: as `read_index`, or if a parameter is neither an array nor the
+      spec of one in this folder.
   """
   target = read_index(folder).get('target')
-  if not isinstance(target, dict):
+  if target is None:
     raise ValueError(f'{folder / FILE} holds no parameters')
   arrays: dict[str, Stored] = {}
   specs = {}
   for name, leaf in _leaves(target).items():
-    if isinstance(leaf, dict):
-      specs[name] = _local_spec(folder, name, leaf)
+    if isinstance(leaf, np.ndarray):
+      arrays[name] = leaf
     else:
-      arrays[name] = np.asarray(leaf)
+      specs[name] = _local_spec(folder, name, leaf)
   return arrays | stored_arrays.open_all(specs, source=str(folder))
 
 
-def _leaves(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
+def _leaves(tree: dict[str, Any], prefix: str = '', depth: int = 0) -> dict:
   """Arrays and specs by name."""
   leaves: dict[str, Any] = {}
   for key, value in tree.items():
     is_spec = isinstance(value, dict) and isinstance(value.get('driver'), str)
-    if isinstance(value, dict) and not is_spec:
-      leaves |= _leaves(value, f'{prefix}{key}/')
+    if isinstance(value, dict) and not is_spec and depth < _MAX_DEPTH:
+      leaves |= _leaves(value, f'{prefix}{key}/', depth + 1)
     else:
       leaves[f'{prefix}{key}'] = value
   return leaves
 
 
-def _local_spec(folder: Path, name: str, spec: dict[str, Any]) -> dict:
+def _local_spec(folder: Path, name: str, spec: Any) -> dict[str, Any]:
   """A written spec as one of a local zarr, with what must hold of it.
 
   tensorstore before 0.1.14 had the path beside the kvstore instead of in it.
   """
-  kvstore = spec.get('kvstore')
-  if spec['driver'] != 'zarr' or not isinstance(kvstore, dict):
-    raise ValueError(f'{folder}: array {name} is no zarr: {spec}')
-  path = str(kvstore.get('path', spec.get('path', ''))).strip('/')
-  if not path or '..' in Path(path).parts:
+  is_spec = (
+    isinstance(spec, dict)
+    and isinstance(spec.get('kvstore'), dict)
+    and isinstance(spec.get('metadata', {}), dict)
+  )
+  if not is_spec or spec.get('driver') != 'zarr':
+    raise ValueError(f'{folder}: array {name} is no zarr: {reprlib.repr(spec)}')
+  path = spec['kvstore'].get('path', spec.get('path'))
+  parts = Path(path).parts if isinstance(path, str) else ()
+  if not parts or '..' in parts or path.strip('/') == '':
     raise ValueError(f'{folder}: array {name} has no valid path: {path!r}')
-  local: dict[str, Any] = {'driver': 'zarr', 'kvstore': _kvstore(folder / path)}
-  if shape := spec.get('metadata', {}).get('shape'):
-    local['metadata'] = {'shape': [int(size) for size in shape]}
+  place = folder / path.strip('/')
+  local: dict[str, Any] = {'driver': 'zarr', 'kvstore': _kvstore(place)}
+  if 'shape' in spec.get('metadata', {}):
+    try:
+      shape = _shape(spec['metadata']['shape'])
+    except ValueError as error:
+      raise ValueError(f'{folder}: array {name}: {error}') from error
+    local['metadata'] = {'shape': list(shape)}
   return local
 
 

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     'source',
     help='a T5X checkpoint, a Hugging Face folder, a .gguf file, what convert '
-    'wrote, or hf:organisation/name',
+    'wrote, or hf:organisation/name, or hf:organisation/name@revision',
   )
   parser.add_argument('destination', help='the folder to make')
   parser.add_argument(

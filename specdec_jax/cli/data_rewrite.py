@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
   with replacing.folder(
     Path(args.out), token_files.DESCRIPTION, overwrite=args.overwrite
   ) as folder:
+    if (source / token_files.VOCABULARY).is_file():
+      shutil.copy(source / token_files.VOCABULARY, folder)
     for split, path in splits.items():
       if split not in args.splits:
         shutil.copy(path, folder / path.name)

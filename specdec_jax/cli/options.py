@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from specdec_jax import logits
+from specdec_jax.cli import model_options
 from specdec_jax.drafters.stateless import MAX_GAMMA
 
 DRAFTERS = ('prompt_lookup', 'ngram', 'uniform', 'model', 'none')
 VERIFICATIONS = ('speculative_sampling', 'greedy', 'block')
 ADAPTIVE = ('threshold', 'heuristic', 'estimate')
 DTYPES = ('float32', 'bfloat16')
-DEFAULT_MODEL = 'smollm2-135m'
 # What changes nothing at temperature 0.
 _SAMPLING_ONLY = ('top_k', 'top_p', 'min_p')
 # Under which --adaptive threshold ends a draft.
@@ -105,15 +105,7 @@ def add_plain_dtypes(parser: Any) -> None:
 def add_models(parser: argparse.ArgumentParser) -> None:
   """The models, the drafter and the rule."""
   group = parser.add_argument_group('models')
-  group.add_argument(
-    '--model',
-    default=DEFAULT_MODEL,
-    help=f'the target: {DEFAULT_MODEL}, a model of this package such as '
-    'ende-mini, a .gguf file, a folder of Hugging Face (Llama, T5), T5X or '
-    'specdec convert, hf:organisation/name, or random:t5_1_1_small for random '
-    'weights of named sizes',
-  )
-  group.add_argument('--draft_model', help='the draft model, named likewise')
+  model_options.add_arguments(group)
   group.add_argument(
     '--drafter',
     choices=DRAFTERS,
@@ -188,8 +180,8 @@ def _add_adaptive(group: Any) -> None:
   )
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-  """Standardised sampling."""
+def add_sampling(parser: argparse.ArgumentParser) -> Any:
+  """Standardised sampling; returns the group."""
   group = parser.add_argument_group('sampling')
   group.add_argument(
     '--temperature', type=temperature, default=0.0, help='0 is greedy'
@@ -204,10 +196,11 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     help="keep those with at least this share of the likeliest's probability",
   )
   group.add_argument('--seed', type=seed, default=0, help='of all draws')
+  return group
 
 
-def add_prompts(parser: argparse.ArgumentParser) -> None:
-  """What to decode, and how much of it at once."""
+def add_prompts(parser: argparse.ArgumentParser) -> Any:
+  """What to decode, and how much of it at once; returns the group."""
   group = parser.add_argument_group('prompts')
   source = group.add_mutually_exclusive_group(required=True)
   source.add_argument('--prompt', help='one prompt')
@@ -221,6 +214,11 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
     '--chat', action='store_true', help="apply the model's chat template"
   )
   group.add_argument(
+    '--system',
+    metavar='TEXT',
+    help='with --chat: the message of the system, before each prompt',
+  )
+  group.add_argument(
     '--max_new_tokens', type=positive_int, default=128, help='a row'
   )
   group.add_argument(
@@ -232,6 +230,7 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
     default=1,
     help='devices that share the rows of a batch',
   )
+  return group
 
 
 def add_output(parser: argparse.ArgumentParser) -> Any:
@@ -263,6 +262,7 @@ def check(args: argparse.Namespace) -> None:
     raise ValueError(
       f'--draft_model is for --drafter model, not {args.drafter}'
     )
+  model_options.check(args)
   if args.drafter == 'ngram' and not args.ngram_text:
     raise ValueError('--drafter ngram needs --ngram_text, the text to count')
   if args.ngram_text and args.drafter != 'ngram':
@@ -279,6 +279,18 @@ def check(args: argparse.Namespace) -> None:
     raise ValueError(
       f'--min_ngram {args.min_ngram} exceeds --max_ngram {args.max_ngram}'
     )
+  _check_rule(args)
+  if args.system is not None and not args.chat:
+    raise ValueError('--system is for --chat, which is not given')
+  if args.batch_size % args.num_devices:
+    raise ValueError(
+      f'a batch of {args.batch_size} rows does not divide over '
+      f'{args.num_devices} devices'
+    )
+
+
+def _check_rule(args: argparse.Namespace) -> None:
+  """Raises ValueError unless verification and sampling fit together."""
   if args.verification == 'greedy' and args.temperature != 0:
     raise ValueError(
       '--verification greedy decodes the argmax: it needs --temperature 0, '
@@ -307,11 +319,6 @@ def check(args: argparse.Namespace) -> None:
     raise ValueError(
       '--verification block is lossless and has no lenience, got '
       f'{args.lenience}'
-    )
-  if args.batch_size % args.num_devices:
-    raise ValueError(
-      f'a batch of {args.batch_size} rows does not divide over '
-      f'{args.num_devices} devices'
     )
 
 

@@ -6,13 +6,20 @@ one writes, and what it finds in the output folder holds for all.
 
 import argparse
 import contextlib
+import errno
+import functools
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from specdec_jax.cli import options
+from specdec_jax.cli import options, progress
+
+# For all processes to start, and until standard error says who is waited for.
+_JOIN_SECONDS = 120
+_NOTICE_SECONDS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     '--coordinator_address',
     metavar='HOST:PORT',
+    type=_address,
     help='where process 0 listens for the others: a free port of its host',
   )
   group.add_argument(
@@ -40,6 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     type=options.number(int, lambda n: n >= 0, 'an integer of at least 0'),
     help='which of them this one is, from 0',
   )
+
+
+def _address(text: str) -> str:
+  """An argparse type: HOST:PORT."""
+  host, colon, port = text.rpartition(':')
+  if not (host and colon and port.isdecimal()):
+    raise argparse.ArgumentTypeError(f'must be HOST:PORT, got {text}')
+  return text
 
 
 @contextlib.contextmanager
@@ -61,14 +77,54 @@ def joined(args: argparse.Namespace) -> Iterator[None]:
     )
   if getattr(jax.config, 'jax_platforms', None) == 'cpu':
     jax.config.update('jax_cpu_collectives_implementation', 'gloo')
-  try:
-    jax.distributed.initialize(*places)
-  except (RuntimeError, ValueError) as error:
-    raise ValueError(f'cannot join the other processes: {error}') from error
+  _join(*places)
   try:
     yield
   finally:
     jax.distributed.shutdown()
+
+
+def _join(address: str | None, count: int | None, index: int | None) -> None:
+  """Waits for all processes, for `_JOIN_SECONDS` at most.
+
+  When jax's own time is over, it ends the process with a stack of C++, and
+  until then it hears no interrupt.
+  """
+  others = 'the other processes' if count is None else f'{count - 1} others'
+  place = f' at {address}' if address else ''
+  if address and index == 0:
+    _check_free(int(address.rpartition(':')[2]))
+  join = functools.partial(
+    jax.distributed.initialize,
+    *(address, count, index),
+    initialization_timeout=2 * _JOIN_SECONDS,
+  )
+  try:
+    with progress.waiting(
+      f'waiting up to {_JOIN_SECONDS} s for {others}{place}',
+      notice_after=_NOTICE_SECONDS,
+    ):
+      progress.interruptible(join, seconds=_JOIN_SECONDS)
+  except TimeoutError as error:
+    raise ValueError(
+      f'{others} and this process have not met{place} within {_JOIN_SECONDS} '
+      's: start all of them, each with the same address of process 0, which '
+      'their hosts can reach'
+    ) from error
+  except (RuntimeError, ValueError) as error:
+    raise ValueError(f'cannot join {others}{place}: {error}') from error
+
+
+def _check_free(port: int) -> None:
+  """Raises ValueError for a port on which somebody listens: jax crashes."""
+  try:
+    socket.create_server(('::', port), family=socket.AF_INET6).close()
+  except OSError as error:
+    if error.errno == errno.EADDRINUSE:
+      raise ValueError(
+        f'--coordinator_address: port {port} of this host is taken, by an '
+        'earlier run perhaps: choose another'
+      ) from error
 
 
 def is_first() -> bool:

@@ -3,9 +3,11 @@ notice where the wait is long and unexpected."""
 
 import contextlib
 import dataclasses
+import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -118,12 +120,22 @@ def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
     yield Bar(lambda amount: tasks.update(task, advance=amount), hidden)
 
 
-def interruptible(function: Callable[[], _Result]) -> _Result:
+def interruptible(
+  function: Callable[[], _Result], *, seconds: float = math.inf
+) -> _Result:
   """Calls a function that computes for long without a word of Python.
 
   Python sees an interrupt only between its own instructions, so a compilation
   or a compiled decode would hold it up for as long as it takes. Here it runs in
   a thread, and the interrupt reaches the caller at once.
+
+  Args:
+    function: what to call.
+    seconds: how long it may take.
+
+  Raises:
+    TimeoutError: if it takes longer; it is still running then, see
+      `leave_unfinished_work`.
   """
   results: list[_Result] = []
   errors: list[BaseException] = []
@@ -137,8 +149,10 @@ def interruptible(function: Callable[[], _Result]) -> _Result:
     is_done.set()
 
   threading.Thread(target=work, daemon=True, name=_THREAD).start()
-  while not is_done.wait(timeout=0.5):
-    pass
+  deadline = time.monotonic() + seconds
+  while not is_done.wait(timeout=min(0.5, seconds)):
+    if time.monotonic() > deadline:
+      raise TimeoutError
   if errors:
     raise errors[0]
   return results[0]

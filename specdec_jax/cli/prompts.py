@@ -119,6 +119,7 @@ def encode(
   *,
   config: Config,
   is_chat: bool,
+  system: str | None = None,
 ) -> list[list[int]]:
   """Token ids of each prompt: what an encoder reads, with the end that T5's
   expects, or what a decoder continues, without one.
@@ -127,7 +128,7 @@ def encode(
     ValueError: if a prompt has no tokens, or the model has no chat template.
   """
   if is_chat:
-    rows = [vocabulary.encode_chat(text) for text in texts]
+    rows = [vocabulary.encode_chat(_messages(text, system)) for text in texts]
   else:
     is_ended = has_encoder(config) or not isinstance(config, T5Config)
     rows = [
@@ -137,6 +138,12 @@ def encode(
     if not row:
       raise ValueError(f'prompt {i} is empty: it has no tokens')
   return rows
+
+
+def _messages(text: str, system: str | None) -> list[dict[str, str]]:
+  """A conversation that begins with one message of the user."""
+  begin = [] if system is None else [{'role': 'system', 'content': system}]
+  return [*begin, {'role': 'user', 'content': text}]
 
 
 def batches(

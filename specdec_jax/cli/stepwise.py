@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from specdec_jax.cli import decoder as decoder_lib
-from specdec_jax.cli import progress
+from specdec_jax.cli import progress, stop_strings
 from specdec_jax.cli.decoder import Decoder
 from specdec_jax.cli.prompts import Batch
 from specdec_jax.decoding import speculative
@@ -68,8 +68,17 @@ def compile_decode(
   def decode(batch: Batch, shows: Sequence[Show]) -> DecodeOutput:
     state = prefill(params, key, place(batch.prompt))
     traced = trace.init(batch.prompt)
+    end_rows = None
+    if args.stop:
+      end_rows = stop_strings.watch(
+        decoder.vocabulary, args.stop, num_rows=state.done.size
+      )
     while not np.all(state.done):
+      # Copies: the step writes where these are, as it does in the caches.
+      before = jax.tree.map(np.array, state.statistics)
       state, info = advance(params, state)
+      if end_rows is not None:
+        state, info = end_rows(before, state, info)
       records, traced = trace.iteration_records(
         info, traced, decoder.vocabulary.pieces
       )
@@ -103,6 +112,7 @@ def header(args: argparse.Namespace, decoder: Decoder) -> Record:
     seed=args.seed,
     dtype=args.dtype,
     **({'adaptive': args.adaptive} if args.adaptive else {}),
+    **({'stop': args.stop} if args.stop else {}),
   )
 
 

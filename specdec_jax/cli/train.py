@@ -16,6 +16,7 @@ from specdec_jax.checkpoints import loading, new_folder, orbax, vocabulary_files
 from specdec_jax.checkpoints.model_file import DrafterConfig
 from specdec_jax.cli import gin_launch, options, progress
 from specdec_jax.data.local_path import local_path
+from specdec_jax.data.vocabularies import AnyVocabulary
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.sharding import mesh as meshes
@@ -88,7 +89,8 @@ def train(
       None is cross entropy, with the smoothing and z-loss above.
     initial_params: from the config and a key to where a new run begins, such as
       `@train_drafters.spec_drafter_params`; None draws a T5.
-    vocabulary: the SentencePiece model, to be put beside the weights.
+    vocabulary: the SentencePiece model, to be put beside the weights; None
+      takes the one that the data set brings.
     seed: of the first parameters and of dropout.
 
   Raises:
@@ -107,12 +109,7 @@ def train(
   config = dataclasses.replace(
     config, dtype=jnp.dtype(dtype), dropout_rate=dropout_rate
   )
-  words = None
-  if vocabulary is not None:
-    if isinstance(config, BlockHeadsConfig):
-      raise ValueError('heads have no vocabulary of their own: give none')
-    words = vocabulary_files.read(vocabulary, extra_ids=0)
-    loading.check_vocabulary(Path(vocabulary), words, config)
+  words = _read_vocabulary(vocabulary, dataset.vocabulary, config)
   loss = loss or functools.partial(
     train_step.supervised_loss, label_smoothing=label_smoothing, z_loss=z_loss
   )
@@ -177,6 +174,33 @@ def _check_settings(
     raise ValueError(f'z_loss must be a number of at least 0, got {z_loss}')
   if not 0 <= seed < 2**32:
     raise ValueError(f'seed must be from 0 to 2**32 - 1, got {seed}')
+
+
+def _read_vocabulary(
+  path: str | None, of_dataset: Path | None, config: T5Config | DrafterConfig
+) -> AnyVocabulary | None:
+  """What is put beside the weights; None beside those of a drafter without.
+
+  Raises:
+    ValueError: if a model would be left without a vocabulary, with which
+      nothing could decode it, or with one that does not fit.
+  """
+  if isinstance(config, BlockHeadsConfig):
+    if path is not None:
+      raise ValueError('heads have no vocabulary of their own: give none')
+    return None
+  found = of_dataset if path is None else Path(path)
+  if found is None:
+    if isinstance(config, T5Config):
+      raise ValueError(
+        'the data comes without a vocabulary, and a model cannot be read '
+        'without one: name the SentencePiece model, '
+        '--gin.VOCABULARY=\'"FILE"\', or prepare the token files again'
+      )
+    return None
+  words = vocabulary_files.read(found, extra_ids=0)
+  loading.check_vocabulary(found, words, config)
+  return words
 
 
 @contextlib.contextmanager

@@ -146,7 +146,7 @@ def prepare(
   *,
   prefix: str = '',
 ) -> dict[str, Any]:
-  """Writes `{split}.npz` for each source, and what they are.
+  """Writes `{split}.npz` for each source, what they are, and the vocabulary.
 
   Args:
     folder: exists.
@@ -179,6 +179,7 @@ def prepare(
     'prefix': prefix,
     'splits': splits,
   }
+  (folder / token_files.VOCABULARY).write_bytes(vocabulary.model)
   text = json.dumps(description, indent=2, ensure_ascii=False) + '\n'
   (folder / token_files.DESCRIPTION).write_text(text, encoding='utf-8')
   return description

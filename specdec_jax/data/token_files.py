@@ -1,6 +1,7 @@
 """Token files: examples as token ids on disk, read with numpy alone."""
 
 import dataclasses
+import hashlib
 import json
 import zipfile
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ import numpy as np
 from specdec_jax.data.local_path import local_path
 
 DESCRIPTION = 'tokens.json'
+# The SentencePiece model that the files were made with.
+VOCABULARY = 'spiece.model'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,6 +179,38 @@ def load_description(folder: str | Path) -> dict[str, Any]:
     ) from None
   except ValueError as error:
     raise ValueError(f'{path} is damaged: {error}') from error
+
+
+def find_vocabulary(folders: Sequence[Path]) -> Path | None:
+  """The SentencePiece model that the files of some folders were made with.
+
+  Args:
+    folders: of token files.
+
+  Returns:
+    The model in the first folder that has one; None if there is none.
+
+  Raises:
+    ValueError: if the folders are of several vocabularies, or the model is
+      another than their descriptions say.
+  """
+  of_digest: dict[str, Path] = {}
+  found = None
+  for folder in folders:
+    if not (folder / DESCRIPTION).is_file():
+      continue
+    description, path = load_description(folder), folder / VOCABULARY
+    of_digest.setdefault(description['vocabulary']['sha256'], folder)
+    if found is None and path.is_file():
+      digest = hashlib.sha256(path.read_bytes()).hexdigest()
+      check_vocabulary(description, digest)
+      found = path
+  if len(of_digest) > 1:
+    raise ValueError(
+      'the token files were made with several vocabularies: '
+      + ', '.join(f'{path} with {d[:12]}' for d, path in of_digest.items())
+    )
+  return found
 
 
 def check_vocabulary(description: dict[str, Any], sha256: str) -> None:

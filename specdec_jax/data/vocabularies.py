@@ -61,10 +61,14 @@ class Vocabulary:
 
     Returns:
       Ids, possibly none.
+
+    Raises:
+      ValueError: if the tokenizer cannot say this text.
     """
-    return self.tokenizer.encode(
-      text, add_special_tokens=add_special_tokens
-    ).ids
+    with package_errors('the tokenizer cannot encode this text'):
+      return self.tokenizer.encode(
+        text, add_special_tokens=add_special_tokens
+      ).ids
 
   def encode_chat(
     self, messages: str | Sequence[Mapping[str, str]]
@@ -75,9 +79,10 @@ class Vocabulary:
 
   def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
     """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
-    return self.tokenizer.decode(
-      [int(i) for i in ids], skip_special_tokens=not keep_special
-    )
+    with package_errors('the tokenizer cannot decode these ids'):
+      return self.tokenizer.decode(
+        [int(i) for i in ids], skip_special_tokens=not keep_special
+      )
 
   def id_to_text(self, token_id: int) -> str:
     """A printable piece: the token's text, or its name if it has no text."""
@@ -139,7 +144,10 @@ def stream_text(
   text = _text_after(vocabulary, state.shown, pending, keep_special)
   if not text or text.endswith(_REPLACEMENT):
     return '', TextStream(state.shown, pending)
-  return text, TextStream(pending, ())
+  # SentencePiece drops the space that begins a text: behind a lone space piece
+  # it would drop that of the next word, too.
+  is_text = vocabulary.decode(pending, keep_special=keep_special)
+  return text, TextStream(pending if is_text else state.shown + pending, ())
 
 
 def text_pieces(vocabulary: AnyVocabulary, ids: Sequence[int]) -> list[str]:

@@ -4,9 +4,12 @@ import contextlib
 import dataclasses
 import json
 import os
+import reprlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
+from specdec_jax.drafters.stateless import MAX_GAMMA
 from specdec_jax.evaluation import trace
 from specdec_jax.evaluation.trace import Record
 
@@ -35,6 +38,9 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
 }
 # What a record may have, and of which type it then is.
 _OPTIONAL: dict[str, dict[str, tuple[type, ...]]] = {
+  'header': dict.fromkeys(
+    ('temperature', 'top_k', 'top_p', 'lenience'), _NUMBER_OR_NONE
+  ),
   'prompt': {'num_encoder_tokens': _INT},
 }
 _NEXT_FIELDS = {
@@ -116,28 +122,38 @@ def read(path: str | os.PathLike[str]) -> Trace:
   Raises:
     ValueError: if the file is no trace of a version this code knows, with the
       file, the line and the reason.
+    OSError: if the file is not there or cannot be opened.
   """
   with open(path, 'rb') as file:
     lines = file.read().split(b'\n')
   # A complete file ends with a newline, and its last piece is empty.
   unfinished = lines.pop()
-  records, is_truncated = [], False
+  records = []
   for number, line in enumerate(lines, start=1):
     records.append(_located(path, number, line, is_first=number == 1))
-  if unfinished:
-    try:
-      json.loads(unfinished)
-    except ValueError:
-      is_truncated = True
-    else:
-      number = len(lines) + 1
-      records.append(_located(path, number, unfinished, is_first=number == 1))
+  is_truncated = _is_cut(unfinished)
+  if unfinished and not is_truncated:
+    number = len(lines) + 1
+    records.append(_located(path, number, unfinished, is_first=number == 1))
   if not records:
     raise ValueError(
       f'{os.fspath(path)}:1: no header; the file is empty or its run was '
       'interrupted before the first record'
     )
   return _assemble(records, is_truncated)
+
+
+def _is_cut(line: bytes) -> bool:
+  """Whether the last line, which has no end, breaks off."""
+  if not line:
+    return False
+  try:
+    json.loads(line)
+  except ValueError:
+    return True
+  except RecursionError:  # Whole or not, it is no record.
+    return False
+  return False
 
 
 def _assemble(records: list[Record], is_truncated: bool) -> Trace:
@@ -177,6 +193,8 @@ def _parse(line: bytes, is_first: bool) -> Record:
     raise ValueError('not UTF-8') from None
   except json.JSONDecodeError as error:
     raise ValueError(f'not JSON: {error.msg} at column {error.colno}') from None
+  except RecursionError:
+    raise ValueError('its lists are nested too deeply') from None
   if not isinstance(record, dict):
     raise ValueError(f'a record is an object, got {type(record).__name__}')
   kind = record.get('type')
@@ -184,7 +202,7 @@ def _parse(line: bytes, is_first: bool) -> Record:
     raise ValueError(f'the first record is the header, got type {kind!r}')
   if kind == 'header' and not is_first:
     raise ValueError('a second header; a file holds one trace')
-  if kind not in _FIELDS:
+  if not isinstance(kind, str) or kind not in _FIELDS:
     raise ValueError(f'unknown record type {kind!r}')
   if is_first and record.get('version') != trace.VERSION:
     raise ValueError(
@@ -194,6 +212,10 @@ def _parse(line: bytes, is_first: bool) -> Record:
   optional = _OPTIONAL.get(kind, {})
   present = {field: optional[field] for field in optional if field in record}
   _check_fields(record, _FIELDS[kind] | present, kind)
+  if is_first and not 0 <= record['gamma'] <= MAX_GAMMA:
+    raise ValueError(
+      f'header has gamma {record["gamma"]}, expected 0 to {MAX_GAMMA}'
+    )
   if kind == 'iteration':
     _check_tokens(record)
   return record
@@ -242,5 +264,9 @@ def _check_fields(
       raise ValueError(f'{name} lacks {field!r}')
     value = record[field]
     # JSON's true is an int to Python.
-    if not isinstance(value, types) or isinstance(value, bool):
-      raise ValueError(f'{name} has {field!r} = {value!r}')
+    is_right = isinstance(value, types) and not isinstance(value, bool)
+    # 1e999 is infinite to Python, and an integer can be beyond every float.
+    if is_right and isinstance(value, int | float):
+      is_right = abs(value) <= sys.float_info.max
+    if not is_right:
+      raise ValueError(f'{name} has {field!r} = {reprlib.repr(value)}')

@@ -13,6 +13,19 @@ import numpy as np
 from specdec_jax.base import Array
 
 
+def check_buckets(
+  num_buckets: int, max_distance: int, *, is_bidirectional: bool
+) -> None:
+  """Raises ValueError if there are too few buckets, or they reach beyond the
+  distance; see `buckets_by_distance`."""
+  num_exact = num_buckets // (4 if is_bidirectional else 2)
+  if not 1 <= num_exact < max_distance:
+    raise ValueError(
+      f'{num_buckets} buckets of relative positions do not fit distances up to '
+      f'{max_distance}: there are at least 4, and half as many distances'
+    )
+
+
 def buckets_by_distance(
   num_buckets: int, max_distance: int, *, is_bidirectional: bool
 ) -> np.ndarray:
@@ -29,13 +42,9 @@ def buckets_by_distance(
   Raises:
     ValueError: if there are too few buckets, or they reach beyond the distance.
   """
+  check_buckets(num_buckets, max_distance, is_bidirectional=is_bidirectional)
   one_sided = num_buckets // 2 if is_bidirectional else num_buckets
   num_exact = one_sided // 2
-  if not 1 <= num_exact < max_distance:
-    raise ValueError(
-      f'{num_buckets} buckets of relative positions do not fit distances up to '
-      f'{max_distance}: there are at least 4, and half as many distances'
-    )
   distances = np.arange(max_distance + 1)
   # float32, as T5X and Hugging Face compute it; the epsilon keeps distances
   # that lie on a boundary in the upper bucket.

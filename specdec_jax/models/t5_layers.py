@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from specdec_jax.base import Array
-from specdec_jax.models import attention, kv_cache
+from specdec_jax.models import attention, kv_cache, relative_positions
 from specdec_jax.models.layers import Dense, Dropout, Mlp, RMSNorm
 from specdec_jax.sharding import rules
 
@@ -51,6 +51,14 @@ class T5Config:
   dropout_rate: float = 0.0
   dtype: jnp.dtype = jnp.float32
   has_float32_scores: bool = True
+
+  def __post_init__(self):
+    for is_bidirectional in {False, self.num_encoder_layers > 0}:
+      relative_positions.check_buckets(
+        self.relpos_num_buckets,
+        self.relpos_max_distance,
+        is_bidirectional=is_bidirectional,
+      )
 
 
 class Attention(nn.Module):

@@ -35,12 +35,14 @@ class Dataset(NamedTuple):
       read, for text that depends on what has been learned so far; or None. It
       must do the same whether or not the run was broken off in between.
     num_ids: the network's vocabulary must have as many; None if not known.
+    vocabulary: the SentencePiece model of its ids; None if not known.
   """
 
   batch: Callable[[int], Features]
   validation: Callable[[], Iterator[Features]] | None = None
   prepare: Callable[[int, Any], None] | None = None
   num_ids: int | None = None
+  vocabulary: Path | None = None
 
 
 def from_token_files(
@@ -64,7 +66,7 @@ def from_token_files(
       `targets`; the first is ignored where examples have no inputs.
     seed: of the packing and of every epoch's order.
     vocabulary: the SentencePiece model that the files must have been made with;
-      None asks for none.
+      None takes the one beside them.
     max_examples_per_row: 1 packs nothing; None is no limit.
     max_examples: trains on the first so many of every folder; None on all.
     max_validation_rows: validates on the first so many rows; None on all.
@@ -88,6 +90,7 @@ def from_token_files(
       return [token_files.load(file) for file in files]
     return [token_files.load(file) for file in files if file.is_file()]
 
+  found = token_files.find_vocabulary(folders)
   train = [
     tokens
     if max_examples is None
@@ -103,7 +106,7 @@ def from_token_files(
     seed=seed,
     max_examples_per_row=max_examples_per_row,
     max_validation_rows=max_validation_rows,
-  )
+  )._replace(vocabulary=Path(vocabulary) if vocabulary else found)
 
 
 def from_task(
@@ -159,7 +162,7 @@ def from_task(
     lengths=lengths,
     seed=seed,
     max_validation_rows=max_validation_rows,
-  )
+  )._replace(vocabulary=Path(vocabulary))
 
 
 def from_tokens(
@@ -241,7 +244,8 @@ def mix(
   data set is the same.
 
   Args:
-    datasets: those to mix; the first one's validation is taken.
+    datasets: those to mix; the first one's validation and vocabulary are
+      taken.
     ratios: chances, as many as data sets, of sum 1.
     seed: of the draws.
 
@@ -270,4 +274,5 @@ def mix(
     validation=datasets[0].validation,
     prepare=prepare,
     num_ids=max(dataset.num_ids or 0 for dataset in datasets),
+    vocabulary=datasets[0].vocabulary,
   )

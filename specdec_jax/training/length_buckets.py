@@ -89,6 +89,7 @@ def from_token_files(
     batch=batch,
     validation=validation if path.is_file() else None,
     num_ids=1 + max(ids),
+    vocabulary=token_files.find_vocabulary([Path(folder)]),
   )
 
 

@@ -148,7 +148,7 @@ def _summed_gradients(
   if parts == 1:
     return part_gradients(batch, jax.random.fold_in(key, 0))
   size = batch['decoder_target_tokens'].shape[0]
-  if size % parts:
+  if parts < 1 or size % parts:
     raise ValueError(f'{size} rows do not divide into {parts} microbatches')
   # Interleaved, so that every part has some of every device's rows.
   split = {

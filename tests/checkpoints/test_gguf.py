@@ -239,6 +239,30 @@ def test_arrays_of_arrays_are_refused(tmp_path):
     gguf_file.open_gguf(path)
 
 
+def test_arrays_of_numbers_stay_in_the_file(tmp_path):
+  """As Python's integers they take up to 36 times the memory."""
+  path = tmp_path / 'array.gguf'
+  header = b'GGUF' + struct.pack('<IQQ', 3, 0, 1)
+  key = struct.pack('<Q', 1) + b'a' + struct.pack('<IIQ', 9, 1, 2000)
+  path.write_bytes(header + key + b'\x80' * 2000)
+  values = gguf_file.open_gguf(path).metadata['a']
+  assert isinstance(values, np.ndarray)
+  assert values.dtype == np.int8
+  assert set(values.tolist()) == {-128}
+
+
+def test_metadata_twice_and_tensors_without_axes_are_refused(tmp_path):
+  path = tmp_path / 'odd.gguf'
+  key = struct.pack('<Q', 1) + b'a' + struct.pack('<II', 4, 7)
+  path.write_bytes(b'GGUF' + struct.pack('<IQQ', 3, 0, 2) + key + key)
+  with pytest.raises(ValueError, match=r'odd\.gguf .* metadata a occurs twice'):
+    gguf_file.open_gguf(path)
+  tensor = struct.pack('<Q', 1) + b't' + struct.pack('<IIQ', 0, 0, 0)
+  path.write_bytes(b'GGUF' + struct.pack('<IQQ', 3, 1, 0) + tensor)
+  with pytest.raises(ValueError, match=r'odd\.gguf .* tensor t has 0 axes'):
+    gguf_file.open_gguf(path)
+
+
 def test_embeddings_without_rows_are_refused(tmp_path):
   path = tmp_path / 'tiny.gguf'
   config = make_config()

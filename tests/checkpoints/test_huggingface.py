@@ -152,6 +152,8 @@ def test_an_index_that_names_absent_tensors_is_refused(folder):
     ('/etc/passwd', r"norm\.weight is '/etc/passwd', expected a file in this"),
     (5, r'weight_map\.model\.norm\.weight is 5, expected a string'),
     (['a'], r"is \['a'\], expected a string"),
+    ('a' * 300, 'lacks aaaa'),
+    ('\0', 'lacks \0'),
   ],
 )
 def test_an_index_stays_in_its_folder(folder, file_name, message):
@@ -236,7 +238,7 @@ def test_truncated_weights_are_refused(folder, size):
     ({'is_encoder_decoder': True}, 'is an encoder-decoder'),
     ({'is_causal': False}, 'looks both ways'),
     ({'compression_config': {}}, 'quantised .compression_config'),
-    ({'num_key_value_heads': 3}, '4 query heads do not divide'),
+    ({'num_key_value_heads': 3}, r'config\.json: 4 query heads do not divide'),
   ],
 )
 def test_unsupported_networks_are_refused(folder, changes, message):

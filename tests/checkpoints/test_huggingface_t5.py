@@ -170,6 +170,12 @@ def test_a_generation_config_with_another_start_is_refused(folder):
     huggingface_t5.read_config(folder)
 
 
+def test_sizes_that_make_no_network_name_the_file(folder):
+  change_json(folder / 'config.json', relative_attention_num_buckets=2)
+  with pytest.raises(ValueError, match=r'config\.json: 2 buckets of relative'):
+    huggingface_t5.read_config(folder)
+
+
 def test_too_few_buckets_are_refused():
   with pytest.raises(ValueError, match='2 buckets of relative positions do no'):
     relative_positions.buckets_by_distance(2, 128, is_bidirectional=True)

@@ -9,7 +9,13 @@ import pytest
 import tiny_t5
 from tiny_models import assert_trees_equal, make_config, make_params, write_gguf
 
-from specdec_jax.checkpoints import huggingface, huggingface_t5, loading
+from specdec_jax.checkpoints import (
+  huggingface,
+  huggingface_t5,
+  loading,
+  model_file,
+  safetensors_model,
+)
 from specdec_jax.models import layers
 
 pytest.importorskip('gguf')
@@ -114,6 +120,18 @@ def test_the_end_ids_of_a_sentencepiece_folder(t5_folder):
   path.write_text('{"eos_token_id": 2}')
   with pytest.raises(ValueError, match=r'eos_token_id is \[2\], .* with \[1\]'):
     loading.load(str(t5_folder))
+
+
+def test_layers_without_tensors_are_refused(tmp_path):
+  """At once: working out the shapes of 900 layers takes half a minute."""
+  config = tiny_t5.make_config()
+  params = tiny_t5.make_params(config)
+  safetensors_model.save(tmp_path, config, params)
+  model_file.write(
+    tmp_path, dataclasses.replace(config, num_decoder_layers=900)
+  )
+  with pytest.raises(ValueError, match=r'has \d+ tensors, too few for 902 lay'):
+    loading.read(tmp_path)
 
 
 def test_a_vocabulary_beyond_the_embeddings_is_refused(tmp_path):

@@ -96,6 +96,56 @@ def test_an_incomplete_folder(folder):
     orbax.restore(folder, shapes)
 
 
+def _entry(*keys, **value) -> dict:
+  names = [{'key': key, 'key_type': 2} for key in keys]
+  return {'key_metadata': names, 'value_metadata': value}
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'tree_metadata': 5}, 'tree_metadata is 5, expected an object'),
+    ({'tree_metadata': {'x': 5}}, 'an array has the keys'),
+    ({'tree_metadata': {'x': {}}}, 'an array has the keys'),
+    ({'tree_metadata': {'x': _entry()}}, 'an array has the keys'),
+    ({'tree_metadata': {'x': _entry(3)}}, r'an array has the keys \[3\]'),
+    ({'tree_metadata': {'x': _entry('..')}}, 'an array has the keys'),
+    (
+      {'tree_metadata': {'x': _entry('a', skip_deserialize=1)}},
+      'skip_deserialize is 1, expected true or false',
+    ),
+    ({'use_ocdbt': 'no'}, "use_ocdbt is 'no', expected true or false"),
+    ({'use_zarr3': []}, r'use_zarr3 is \[\], expected true or false'),
+  ],
+)
+def test_trees_of_other_things(folder, changes, message):
+  path = folder / 'params' / '_METADATA'
+  path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+  with pytest.raises(ValueError, match=message) as error:
+    orbax.open_tree(folder / 'params')
+  assert str(error.value).startswith(str(path))
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('[' * 100_000, 'is no JSON'),
+    ('[]', 'holds no JSON object'),
+  ],
+)
+def test_damaged_metadata(folder, text, message):
+  (folder / 'params' / '_METADATA').write_text(text)
+  with pytest.raises(ValueError, match=f'_METADATA {message}'):
+    orbax.open_tree(folder / 'params')
+
+
+def test_keys_that_lead_out_of_the_folder_are_refused(folder):
+  path = folder / 'params' / '_METADATA'
+  path.write_text(path.read_text().replace('"token_embedder"', '"../../other"'))
+  with pytest.raises(ValueError, match=r"has the keys \['\.\./\.\./other'"):
+    orbax.open_tree(folder / 'params')
+
+
 @pytest.mark.parametrize(
   ('change', 'message'),
   [

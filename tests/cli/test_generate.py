@@ -211,6 +211,36 @@ def test_chat_applies_the_template(generate):
   assert plain['tokens'] != told['tokens']
 
 
+def test_the_system_speaks_first(generate):
+  given = ('--prompt', 'ab', '--chat', '--system', 'the in', '--json', '-')
+  told = generate(*given).records()[0]
+  text = (
+    '<|im_start|>system\nthe in<|im_end|>\n<|im_start|>user\nab<|im_end|>\n'
+    '<|im_start|>assistant\n'
+  )
+  written = generate('--prompt', text, '--json', '-').records()[0]
+  assert told['tokens'] == written['tokens']
+
+
+def test_samples_of_a_prompt_are_draws_of_their_own(generate):
+  options = ('--json', '-', '--temperature', '1', '--seed', '7')
+  records = generate(
+    *options, '--num_return_sequences', '3', '--batch_size', '8'
+  ).records()
+  assert [record['sample'] for record in records] == [0, 1, 2] * 8
+  prompts = [record['prompt'] for record in generate(*options).records()]
+  assert [record['prompt'] for record in records[::3]] == prompts
+  texts = [tuple(record['tokens']) for record in records]
+  assert all(len(set(texts[i : i + 3])) == 3 for i in range(0, 24, 3))
+  # A row's draws depend on its number alone.
+  repeated = generate(
+    *options, '--num_return_sequences', '3', '--batch_size', '5'
+  ).records()
+  assert [tuple(record['tokens']) for record in repeated] == texts
+  alone = generate(*options, '--prompt', prompts[0]).records()
+  assert tuple(alone[0]['tokens']) == texts[0]
+
+
 def test_bfloat16_decodes(generate):
   exact = generate('--json', '-').records()
   rounded = generate('--json', '-', '--dtype', 'bfloat16').records()

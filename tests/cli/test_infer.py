@@ -482,6 +482,7 @@ def test_dry_run_needs_no_checkpoint(run, tmp_path, monkeypatch):
     ([f'--profile={__file__}'], {}, [__file__, 'is a file: name a folder']),
     (['--gin.DTYPE'], {}, ['--gin.DTYPE=VALUE']),
     (['--process_count=2'], {}, ['--process_index']),
+    (['--coordinator_address=here'], {}, ['must be HOST:PORT, got here']),
   ],
 )
 def test_bad_input_is_one_sentence(

@@ -49,3 +49,9 @@ def test_a_dry_run_knows_padding_from_another_vocabulary():
     infer_models.draft_model(
       target, model=Model(checkpoint='', sizes='mt5_small')
     )
+
+
+@pytest.mark.parametrize('num_devices', [0, -1, '1'])
+def test_a_mesh_has_devices(num_devices):
+  with pytest.raises(ValueError, match=f'num_devices {num_devices!r}: there'):
+    infer_models.device_mesh(num_devices=num_devices)

@@ -105,6 +105,62 @@ def test_a_run_killed_three_times_ends_in_the_same_bytes(
   assert not chunks.exists()
 
 
+IMPATIENT = """
+import sys
+from specdec_jax.cli import main, processes
+processes._JOIN_SECONDS = int(sys.argv[1])
+processes._NOTICE_SECONDS = 0.2
+sys.exit(main.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_nobody_joins(tmp_path):
+  """One that nobody answers, which says so in time; one that is interrupted
+  while it waits; and one whose port is taken."""
+  with socket.socket(socket.AF_INET6) as taken:
+    taken.bind(('::', 0))
+    taken.listen()
+    port = taken.getsockname()[1]
+    found = [
+      subprocess.Popen(
+        [
+          *(sys.executable, '-c', IMPATIENT, seconds),
+          *argv('nowhere', 'nothing.txt', tmp_path, '--process_count=2'),
+          f'--coordinator_address=localhost:{at}',
+          f'--process_index={index}',
+        ],
+        env=os.environ | {'PYTHONPATH': str(ROOT), 'XLA_FLAGS': ''},
+        stderr=subprocess.PIPE,
+        text=True,
+      )
+      for seconds, index, at in (('1', 1, 9), ('60', 1, 9), ('60', 0, port))
+    ]
+    alone, waiting, second = found
+    try:
+      said = waiting.stderr.readline()
+      assert said == (
+        'specdec: waiting up to 60 s for 1 others at localhost:9 ...\n'
+      )
+      waiting.send_signal(signal.SIGINT)
+      assert waiting.communicate(timeout=60)[1] == 'specdec: interrupted\n'
+      assert waiting.returncode == 130
+      said = alone.communicate(timeout=60)[1]
+      assert alone.returncode == 2, said
+      assert said.endswith(
+        'specdec: error: 1 others and this process have not met at localhost:9 '
+        'within 1 s: start all of them, each with the same address of process '
+        '0, which their hosts can reach\n'
+      )
+      said = second.communicate(timeout=60)[1]
+      assert second.returncode == 2, said
+      assert f'port {port} of this host is taken' in said
+    finally:
+      for process in found:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.slow
 def test_two_processes_on_one_shard(start, run, t5, task, tmp_path):
   """One writes; the other is told of it, and changes nothing."""

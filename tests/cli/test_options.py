@@ -95,6 +95,19 @@ COMPLAINTS = {
     ('--batch_size', '3', '--num_devices', '2'),
     'a batch of 3 rows does not divide over 2 devices',
   ),
+  'sizes of no draft model': (
+    ('--draft_config', 't5_1_1_small'),
+    '--draft_config is for --draft_model',
+  ),
+  'revision of a folder': (
+    ('--model', 'folder', '--revision', 'main'),
+    '--revision is for hf:organisation/name, and --model is folder',
+  ),
+  'two revisions': (
+    ('--model', 'hf:a/b@c', '--revision', 'main'),
+    "--model hf:a/b@c with --revision 'main' does not name one revision",
+  ),
+  'system without chat': (('--system', 'x'), '--system is for --chat'),
   'empty prompt': (('--prompt', ''), 'the prompt is empty'),
   'blank prompt': (('--prompt', ' \n'), 'the prompt is empty'),
   'half a character': (('--prompt', '\udcff'), 'not valid Unicode'),
@@ -126,6 +139,15 @@ def test_a_command_is_needed(run):
   assert_refused(run('generat'), "'generat'", 'generate')
 
 
+def test_greedy_samples_would_all_be_one(run, no_model):
+  result = run('generate', *PROMPT, '--num_return_sequences', '4')
+  assert_refused(result, '--num_return_sequences 4 at --temperature 0')
+
+
+def test_an_empty_stop_is_refused(run, no_model):
+  assert_refused(run('generate', *PROMPT, '--stop', ''), '--stop is empty')
+
+
 def test_bench_needs_a_drafter_and_known_dtypes(run, no_model):
   assert_refused(run('bench', *PROMPT, '--drafter', 'none'), 'a drafter')
   assert_refused(
@@ -155,7 +177,8 @@ def test_help_names_the_options(run, command):
       *('model', 'draft_model', 'drafter', 'gamma', 'verification', 'lenience'),
       *('temperature', 'top_k', 'top_p', 'seed', 'max_new_tokens', 'dtype'),
       *('batch_size', 'num_devices', 'chat', 'prompt', 'prompts', 'json'),
-      'trace',
+      *('trace', 'config', 'vocabulary', 'revision', 'draft_config', 'min_p'),
+      *('stop', 'num_return_sequences', 'system'),
     ):
       assert f'--{flag}' in result.out
     assert '(default: 8)' in result.out
@@ -196,4 +219,9 @@ def test_the_draft_model_may_have_a_dtype_of_its_own(model, given, expected):
   for side, dtype in zip(
     (params.target, params.drafter), expected, strict=True
   ):
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(side)} == {dtype}
+    found = {
+      leaf.dtype.name
+      for path, leaf in jax.tree.leaves_with_path(side)
+      if not path[-1].key.startswith('float32_')  # Copies, for a CPU.
+    }
+    assert found == {dtype}

@@ -87,7 +87,7 @@ def test_too_little_text_for_a_vocabulary(corpus, tmp_path, capfd):
 def test_examples_come_back(corpus, model, tmp_path):
   for name in ('out', 'again'):
     assert prepare(corpus, model, tmp_path / name) == 0
-  for name in ('train.npz', 'test.npz', 'tokens.json'):
+  for name in ('train.npz', 'test.npz', 'tokens.json', 'spiece.model'):
     contents = [
       (tmp_path / out / name).read_bytes() for out in ('out', 'again')
     ]

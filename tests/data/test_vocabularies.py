@@ -1,6 +1,7 @@
 """Text to ids and back, streamed text, chats."""
 
 import dataclasses
+import json
 import random
 
 import pytest
@@ -267,6 +268,23 @@ def test_bad_templates_are_refused(chatty, template):
 def test_no_template_is_said():
   with pytest.raises(ValueError, match='no chat template'):
     apply_chat_template(make_vocabulary(), 'in')
+
+
+def test_what_a_tokenizer_cannot_encode_is_refused():
+  """It would add a token that it has not, and panics."""
+  tokenizers = pytest.importorskip('tokenizers')
+  vocabulary = make_vocabulary()
+  contents = json.loads(vocabulary.tokenizer.to_str())
+  contents['post_processor'] = {
+    'type': 'TemplateProcessing',
+    'single': [{'SpecialToken': {'id': 'none', 'type_id': 0}}],
+    'pair': [],
+    'special_tokens': {},
+  }
+  tokenizer = tokenizers.Tokenizer.from_str(json.dumps(contents))
+  vocabulary = dataclasses.replace(vocabulary, tokenizer=tokenizer)
+  with pytest.raises(ValueError, match='cannot encode this text: no entry'):
+    vocabulary.encode('in')
 
 
 @pytest.mark.smollm2

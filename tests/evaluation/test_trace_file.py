@@ -133,9 +133,13 @@ _ERRORS = [
   (1, _change(version=2), 'version 2, this code reads version 1'),
   (1, _drop('version'), 'version None'),
   (1, _drop('gamma'), "header lacks 'gamma'"),
+  (1, _change(gamma=10**9), 'gamma 1000000000, expected 0 to 1024'),
+  (1, _change(gamma=-1), 'gamma -1, expected 0 to'),
+  (1, _change(temperature='1'), "header has 'temperature' = '1'"),
   (2, _change(type='header'), 'second header'),
   (2, _change(type='note'), "unknown record type 'note'"),
   (2, _drop('type'), 'unknown record type None'),
+  (2, _change(type=[]), r'unknown record type \[\]'),
   (2, _change(row='a'), "prompt has 'row' = 'a'"),
   (2, _change(row=True), "prompt has 'row' = True"),
   (2, _change(num_encoder_tokens='3'), "prompt has 'num_encoder_tokens' = '3'"),
@@ -146,6 +150,7 @@ _ERRORS = [
   (4, _change_token(verdict='maybe'), "verdict 'maybe'"),
   (4, _change_token(p='high'), "drafted token 1 has 'p' = 'high'"),
   (4, _change_token(p=float('nan')), 'NaN is no JSON number'),
+  (4, _change_token(p=10**400), "drafted token 1 has 'p' = 1000"),
 ]
 
 
@@ -165,13 +170,24 @@ def test_errors_name_the_line(records, path, line, change, reason):
 
 @pytest.mark.parametrize(
   ('junk', 'reason'),
-  [(b'{"type": "pro', 'not JSON'), (b'', 'not JSON'), (b'\xff', 'not UTF-8')],
+  [
+    (b'{"type": "pro', 'not JSON'),
+    (b'', 'not JSON'),
+    (b'\xff', 'not UTF-8'),
+    (b'[' * 5000 + b']' * 5000, 'its lists are nested too deeply'),
+  ],
 )
 def test_corruption_before_the_end_is_an_error(path, junk, reason):
   lines = path.read_bytes().split(b'\n')
   lines[1] = junk
   path.write_bytes(b'\n'.join(lines))
   with pytest.raises(ValueError, match=f'trace.jsonl:2: {reason}'):
+    trace_file.read(path)
+
+
+def test_a_last_line_that_is_nested_too_deeply_is_not_cut(path):
+  path.write_bytes(path.read_bytes() + b'[' * 5000 + b']' * 5000)
+  with pytest.raises(ValueError, match='its lists are nested too deeply'):
     trace_file.read(path)
 
 

@@ -66,7 +66,11 @@ def train(folder, name, *, steps, gin='train', bindings=()):
 
 
 def test_a_run_leaves_a_model_metrics_and_its_config(folder):
+  """The vocabulary is the one that the token files bring."""
   run = folder / 'run'
+  loaded = loading.load(str(run / 'model'))
+  assert loaded.vocabulary.vocab_size == 16
+  assert loaded.vocabulary.model == tiny_runs.vocabulary()
   config, params = loading.read(run / 'model')
   assert config.embed_dim == 32
   assert params['decoder']['logits_dense']['kernel'].shape == (32, 20)
@@ -150,6 +154,7 @@ def test_a_drafter_is_distilled(folder):
   after = token_files.load(written / 'train.npz')
   np.testing.assert_array_equal(after.inputs, before.inputs)
   assert len(after) == len(before)
+  assert (written / 'spiece.model').read_bytes() == tiny_runs.vocabulary()
   # The vocabulary has 16 tokens, and the model's 20 logits are padding beyond.
   assert after.targets.max() == 15
   assert (written / 'validation.npz').read_bytes() == (
@@ -203,6 +208,10 @@ def test_rewriting_is_decoding_row_by_row(folder):
   )
   np.testing.assert_array_equal(wide.targets, narrow.targets)
   np.testing.assert_array_equal(wide.target_offsets, narrow.target_offsets)
+  with pytest.raises(ValueError, match='batch_size must be at least 1, got 0'):
+    distillation.rewrite_targets(
+      config, params, tokens, batch_size=0, **settings
+    )
   assert (np.diff(wide.target_offsets) <= 16).all()
   assert params['decoder']['logits_dense']['kernel'].dtype == jnp.float32
 
@@ -235,10 +244,14 @@ def test_bad_input_is_one_sentence(folder, capsys):
   other = complaint('--gin.t5_layers.T5Config.mlp_dim=96')
   assert 'is of another network: mlp_dim 64 there and 96 here' in other
   few = complaint('--gin.t5_layers.T5Config.vocab_size=8', name='new')
-  assert 'token ids up to 15, the network 8 tokens' in few
+  assert 'a vocabulary of 16 tokens and embeddings of 8' in few
   (folder / 'other.model').write_bytes(b'another')
   words = f'--gin.datasets.from_token_files.vocabulary="{folder}/other.model"'
-  assert 'were made with vocabulary none, not ' in complaint(words, name='new')
+  assert 'were made with vocabulary ' in complaint(words, name='new')
+  shutil.copytree(folder / 'tokens', folder / 'bare')
+  (folder / 'bare/spiece.model').unlink()
+  bare = complaint(f'--gin.TOKENS="{folder / "bare"}"', name='new')
+  assert 'without a vocabulary, and a model cannot be read without' in bare
   assert 'cannot be had of' in complaint('--gin.BATCH_SIZE=1000', name='new')
   assert 'not among the 3' in complaint(
     '--gin.train.train.average_last=4', name='new'

@@ -77,6 +77,24 @@ def test_folders_of_several_tasks_are_mixed(tmp_path):
     datasets.from_token_files(folders, **settings)
 
 
+def test_the_vocabulary_comes_with_the_token_files(tmp_path):
+  settings = {'batch_size': 1, 'lengths': tiny_runs.LENGTHS}
+  folders = [tmp_path / name for name in 'ab']
+  for folder in folders:
+    tiny_runs.write_tokens(folder, train=8)
+  names = [str(folder) for folder in folders]
+  found = datasets.from_token_files(names, **settings)
+  assert found.vocabulary == folders[0] / token_files.VOCABULARY
+  assert datasets.mix([found], [1.0]).vocabulary == found.vocabulary
+  description = folders[1] / token_files.DESCRIPTION
+  digest = token_files.load_description(folders[1])['vocabulary']['sha256']
+  description.write_text(description.read_text().replace(digest, '0123456789'))
+  with pytest.raises(ValueError, match='with vocabulary 0123456789, not'):
+    token_files.find_vocabulary(folders[1:])
+  with pytest.raises(ValueError, match=r'several vocabularies: .* 0123456789'):
+    datasets.from_token_files(names, **settings)
+
+
 def test_a_file_of_text_is_a_task(tmp_path):
   pytest.importorskip('sentencepiece')
   path = tmp_path / 'pairs.jsonl'

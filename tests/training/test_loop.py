@@ -144,6 +144,12 @@ def test_a_gradient_that_is_no_number_stops_the_run(tmp_path):
     train(tmp_path, steps=10, loss_fn=kinked)
 
 
+def test_ids_that_the_network_has_not_are_refused(tmp_path):
+  dataset = tiny_runs.dataset()._replace(num_ids=17)
+  with pytest.raises(ValueError, match='up to 16, the network 16 tokens'):
+    train(tmp_path, steps=1, dataset=dataset)
+
+
 def test_a_checkpoint_of_another_network_is_refused(tmp_path):
   with run_checkpoints.open_run(tmp_path, CONFIG):
     pass

@@ -76,9 +76,10 @@ def test_microbatches_are_one_batch(run, batch, plain):
   assert_same(step(run, batch, num_microbatches=4), plain)
 
 
-def test_microbatches_divide_the_batch(run, batch):
-  with pytest.raises(ValueError, match='16 rows do not divide into 3'):
-    step(run, batch, num_microbatches=3)
+@pytest.mark.parametrize('parts', [3, 0])
+def test_microbatches_divide_the_batch(run, batch, parts):
+  with pytest.raises(ValueError, match=f'16 rows do not divide into {parts}'):
+    step(run, batch, num_microbatches=parts)
 
 
 def test_a_mesh_of_eight_devices_changes_nothing(run, batch, plain):

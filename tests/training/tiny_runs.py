@@ -1,5 +1,8 @@
 """A tiny network, and a task that it can learn: to copy, one letter up."""
 
+import functools
+import hashlib
+import io
 import json
 from pathlib import Path
 
@@ -33,13 +36,38 @@ def examples(count: int, *, seed: int = 0) -> token_files.TokenFile:
   return token_files.from_rows(inputs, targets)
 
 
+@functools.cache
+def vocabulary() -> bytes:
+  """A SentencePiece model of 16 ids: three special ones, 12 letters, blank."""
+  import sentencepiece
+
+  model = io.BytesIO()
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(['abcdefghijkl']),
+    model_writer=model,
+    model_type='char',
+    vocab_size=CONFIG.vocab_size,
+    pad_id=0,
+    eos_id=EOS,
+    unk_id=2,
+    bos_id=-1,
+    minloglevel=2,
+  )
+  return model.getvalue()
+
+
 def write_tokens(folder: Path, **counts: int) -> None:
-  """What `specdec data prepare` writes, of so many examples a split."""
+  """What `specdec data prepare` writes, of so many examples per split."""
   folder.mkdir()
+  (folder / token_files.VOCABULARY).write_bytes(vocabulary())
   for split, count in counts.items():
     token_files.save(folder / f'{split}.npz', examples(count))
   description = {
-    'vocabulary': {'sha256': 'none', 'size': 16, 'eos_id': EOS},
+    'vocabulary': {
+      'sha256': hashlib.sha256(vocabulary()).hexdigest(),
+      'size': CONFIG.vocab_size,
+      'eos_id': EOS,
+    },
     'lengths': LENGTHS,
     'splits': {split: {} for split in counts},
   }

@@ -1,0 +1,111 @@
+"""Which models, and what is told of them beside their folders."""
+
+import argparse
+import pathlib
+import shutil
+
+import pytest
+
+pytest.importorskip('sentencepiece')
+
+from specdec_jax.checkpoints import model_file
+from specdec_jax.cli import decoder, options
+from tests.cli.test_convert import CONFIG
+from tests.cli.tiny import assert_refused
+
+GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 't5x'
+
+
+@pytest.fixture
+def bare(tmp_path):
+  """A T5X checkpoint as T5X writes it; sizes and vocabulary lie elsewhere."""
+  shutil.copytree(GOLDEN / 't5x_legacy', tmp_path / 'bare')
+  shutil.copy(GOLDEN / 'tiny_sp.model', tmp_path / 'words.model')
+  model_file.write(tmp_path, CONFIG)
+  return tmp_path / 'bare'
+
+
+@pytest.fixture
+def beside(bare):
+  """What names them."""
+  return (
+    *('--config', str(bare.parent / 'model.json')),
+    *('--vocabulary', str(bare.parent / 'words.model')),
+  )
+
+
+def test_sizes_and_vocabulary_of_a_bare_checkpoint(run, bare, beside):
+  usual = ('--max_new_tokens', '6', '--prompt', 'the cat', '--json', '-')
+  call = lambda *given: run('generate', '--model', bare, *usual, *given)
+  assert_refused(call(), 'does not state its sizes', '--config')
+  assert_refused(call(*beside[:2]), 'has no vocabulary', '--vocabulary')
+  told = call(*beside)
+  assert (told.status, told.err) == (0, ''), told
+  draft = ('--draft_model', bare, '--draft_config', beside[1], '--gamma', '2')
+  drafted = call(*beside, *draft)
+  # The same, from a folder that has both.
+  model_file.write(bare, CONFIG)
+  shutil.copy(beside[3], bare / 'spiece.model')
+  [expected] = call().records()
+  assert told.records()[0]['text'] == expected['text']
+  assert told.records()[0]['tokens'] == expected['tokens']
+  assert drafted.records()[0]['tokens'] == expected['tokens']
+  assert drafted.records()[0]['statistics']['alpha'] == 1
+
+
+def test_plain_decoding_is_of_the_same_files(bare, beside):
+  """`bench` and `calibrate` load the target once more, in other dtypes."""
+  parser = options.Parser()
+  options.add_models(parser)
+  options.add_sampling(parser)
+  options.add_prompts(parser)
+  args = parser.parse_args(['--model', str(bare), '--prompt', 'a', *beside])
+  options.check(args)
+  loaded = decoder.load_target(args, 'bfloat16')
+  assert isinstance(args, argparse.Namespace)
+  assert loaded.config.dtype == 'bfloat16'
+  assert loaded.vocabulary.vocab_size == 85
+
+
+@pytest.mark.parametrize('command', ['generate', 'bench', 'calibrate'])
+def test_all_three_commands_have_the_flags(run, command):
+  out = run(command, '--help').out
+  for flag in ('config', 'vocabulary', 'revision', 'draft_config', 'system'):
+    assert f'--{flag} ' in out
+  for network in ('Llama', 'Qwen2', 'Mistral', 'T5'):
+    assert network in out
+
+
+def test_random_weights_have_sizes_of_their_own(run):
+  model = ('--model', 'random:t5_1_1_small', '--config', 't5_1_1_small')
+  result = run('generate', *model, '--prompt', 'a')
+  assert_refused(result, 'random:t5_1_1_small has sizes of its own')
+
+
+def test_a_revision_of_a_repository(
+  run, model, make_model, monkeypatch, tmp_path
+):
+  """From the cache of huggingface_hub, which needs no network for it."""
+  constants = pytest.importorskip('huggingface_hub.constants')
+  monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
+  monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path))
+  repository = tmp_path / 'models--some--one'
+  (repository / 'refs').mkdir(parents=True)
+  folders = {'main': model, 'v2': make_model('second', seed=1)}
+  for i, (revision, folder) in enumerate(folders.items()):
+    (repository / 'refs' / revision).write_text(str(i) * 40)
+    shutil.copytree(folder, repository / 'snapshots' / (str(i) * 40))
+
+  def texts(*given):
+    result = run('generate', *given, '--prompt', 'ab', '--max_new_tokens', '6',
+                 '--json', '-')  # fmt: skip
+    return [r['tokens'] for r in result.records()] or result.err
+
+  expected = {name: texts('--model', path) for name, path in folders.items()}
+  assert expected['main'] != expected['v2']
+  assert texts('--model', 'hf:some/one') == expected['main']
+  assert texts('--model', 'hf:some/one', '--revision', 'v2') == expected['v2']
+  assert texts('--model', 'hf:some/one@v2') == expected['v2']
+  assert 'hf:some/one@v3' in texts('--model', 'hf:some/one@v3')
+  result = run('generate', '--model', 'hf:some/one@', '--prompt', 'ab')
+  assert_refused(result, 'or hf:organisation/name@revision')

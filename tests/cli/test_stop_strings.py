@@ -1,0 +1,161 @@
+"""`generate --stop`: a row ends with the token that completes a string, as with
+an end token, whoever drafts and whatever an iteration accepted beyond it."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip('sentencepiece')
+
+from specdec_jax.cli import stop_strings
+from specdec_jax.data import sentencepiece_vocabulary
+from specdec_jax.data.vocabularies import Vocabulary
+from specdec_jax.evaluation import trace, trace_file
+from tests.cli import tiny
+
+NUM_TOKENS = 24
+
+
+def first_by_trying(vocabulary, stops, tokens):
+  """How many tokens are needed for a string, by decoding every beginning."""
+  for count in range(1, len(tokens) + 1):
+    text = vocabulary.decode(tokens[:count])
+    if found := [(text.find(stop), stop) for stop in stops if stop in text]:
+      place, stop = min(found)
+      return count, text[:place], stop
+  return None, vocabulary.decode(tokens), None
+
+
+@pytest.fixture(params=['byte pairs', 'sentencepiece'])
+def vocabulary(request):
+  if request.param == 'byte pairs':
+    return Vocabulary(tokenizer=tiny.make_tokenizer())
+  folder = request.config.rootpath / 'tests' / 'golden' / 't5x'
+  return sentencepiece_vocabulary.load(folder / 'tiny_sp.model', extra_ids=0)
+
+
+def test_the_first_occurrence_in_random_texts(vocabulary):
+  """In pieces of any size, with strings over several tokens and characters over
+  several bytes."""
+  rng = np.random.default_rng(0)
+  num_found = 0
+  for _ in range(100):
+    tokens = rng.integers(3, vocabulary.vocab_size, 40).tolist()
+    if rng.integers(2):
+      tokens += vocabulary.encode(' the café in', add_special_tokens=False)
+      tokens += rng.integers(3, vocabulary.vocab_size, 5).tolist()
+    text = vocabulary.decode(tokens)
+    place = int(rng.integers(len(text)))
+    stops = [text[place : place + 3], 'café', 'xyz']
+    if '\N{REPLACEMENT CHARACTER}' in stops[0]:
+      stops = stops[1:]
+    count, before, stop = first_by_trying(vocabulary, stops, tokens)
+    found = stop_strings.text_of(vocabulary, stops, tokens)
+    assert found == (before, stop)
+    reading, read = stop_strings.Reading(), 0
+    for start in range(0, len(tokens), 7):
+      part = tokens[start : start + 7]
+      reading, kept = stop_strings.read_on(vocabulary, stops, reading, part)
+      read += len(part) if kept is None else kept
+      if kept is not None:
+        break
+    assert read == (count or len(tokens))
+    num_found += count is not None
+  assert num_found > 30
+
+
+@pytest.fixture
+def generate(run, model, prompts_file):
+  def call(*options):
+    usual = ('--model', model, '--prompts', prompts_file, '--json', '-')
+    limit = ('--max_new_tokens', NUM_TOKENS)
+    result = run('generate', *usual, *limit, *options)
+    assert (result.status, result.err) == (0, ''), result
+    return result.records()
+
+  return call
+
+
+def cut_by_hand(records, stops):
+  """What `--stop` has to leave of records without it."""
+  vocabulary = Vocabulary(tokenizer=tiny.make_tokenizer())
+  for record in records:
+    count, text, stop = first_by_trying(vocabulary, stops, record['tokens'])
+    yield {
+      'tokens': record['tokens'][:count],
+      'text': text,
+      'stop': stop,
+    }
+
+
+DRAFTERS = {
+  'none': ('--drafter', 'none'),
+  'prompt_lookup': (),
+  'model': ('--draft_model', '{model}', '--gamma', '5'),
+}
+
+
+@pytest.mark.parametrize('drafter', DRAFTERS)
+def test_a_row_ends_with_the_string(generate, model, tmp_path, drafter):
+  options = [each.format(model=model) for each in DRAFTERS[drafter]]
+  whole = generate('--batch_size', '8', *options)
+  # Two characters from the middle of the first and of the last text.
+  stops = [record['text'][9:11] for record in (whole[0], whole[-1])]
+  expected = list(cut_by_hand(whole, stops))
+  assert {record['stop'] for record in expected} >= {stops[0]}
+  path = tmp_path / 'trace.jsonl'
+  given = [each for stop in stops for each in ('--stop', stop)]
+  for batch_size in ('1', '3'):
+    found = generate(
+      *given, *options, '--batch_size', batch_size, '--trace', path
+    )
+    names = ('tokens', 'text', 'stop')
+    assert [{n: r[n] for n in names} for r in found] == expected
+    for record in found:
+      # Nothing after the string is counted, nor decoded for long.
+      assert len(record['log_probs']) == len(record['tokens'])
+      assert record['statistics']['tokens'] == len(record['tokens'])
+      assert record['statistics']['target_runs'] <= len(record['tokens'])
+    traced = trace_file.read(path)
+    assert traced.header['stop'] == stops
+    for row, record in enumerate(found):
+      tokens = [
+        token['token']
+        for iteration in traced.iterations[row]
+        for token in trace.committed(iteration)
+      ]
+      assert tokens == record['tokens']
+      summary = traced.summarize(row)
+      statistics = record['statistics']
+      assert summary.num_target_runs == statistics['target_runs']
+      assert sum(summary.num_accepted) == statistics['accepted']
+      assert sum(summary.num_tested) == statistics['tested']
+      assert summary.num_drafted == statistics['drafted']
+  if drafter == 'model':  # Which agrees with itself: blocks of six.
+    assert any(len(r['tokens']) % 6 for r in found if r['stop'])
+
+
+def test_sampled_rows_keep_their_draws(generate):
+  options = ('--temperature', '1', '--seed', '3', '--batch_size', '8')
+  whole = generate(*options)
+  stops = [whole[2]['text'][4:6]]
+  found = generate(*options, '--stop', stops[0])
+  assert [r['tokens'] for r in found] == [
+    r['tokens'] for r in cut_by_hand(whole, stops)
+  ]
+
+
+def test_colours_end_there_too(run, model, generate):
+  text = generate()[0]['text']
+  stop = text[9:11]
+  result = run('generate', '--model', model, '--prompt', 'the in ab',
+               '--max_new_tokens', NUM_TOKENS, '--color', 'always',
+               '--stop', stop)  # fmt: skip
+  shown = tiny.without_styles(result.out)
+  assert result.status == 0
+  assert text[: text.find(stop)] in shown
+
+
+def test_a_special_token_is_no_stop(run, model):
+  result = run('generate', '--model', model, '--prompt', 'ab',
+               '--max_new_tokens', '4', '--stop', '<|im_end|>')  # fmt: skip
+  tiny.assert_refused(result, "--stop '<|im_end|>' is a special token")

@@ -1,0 +1,1 @@
+"""Fuzzing of the readers; see `python -m tests.fuzz --help`."""
