@@ -31,7 +31,8 @@ def add_arguments(
 
   Args:
     parser: that they are added to.
-    files: of gin_configs, whose macros the help lists with their comments.
+    files: of gin_configs, whose macros the help lists with their comments; one
+      of several files is listed with the first.
   """
   group = parser.add_argument_group('gin')
   group.add_argument(
@@ -56,8 +57,10 @@ def add_arguments(
     help='where --gin_file and includes are looked for, before the folder of '
     'this package',
   )
+  listed: set[str] = set()
   for file in files:
-    macros = _macros(_FILES / file)
+    macros = [m for m in _macros(_FILES / file) if m[0] not in listed]
+    listed.update(name for name, _, _ in macros)
     shown = parser.add_argument_group(
       f'macros of gin_configs/{file}, as --gin.NAME=VALUE'
     )

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,27 @@ from specdec_jax.training.train_step import LossFn
 
 HELP = 'train a model under gin'
 
+# Gin files whose macros --help lists.
+_SHOWN = (
+  'runs/train.gin',
+  'runs/train_task.gin',
+  'runs/distill.gin',
+  'runs/train_spec_drafter.gin',
+  'runs/train_block_heads.gin',
+)
+# Seconds without a word.
+_PATIENCE = 5.0
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  gin_launch.add_arguments(parser)
+  gin_launch.add_arguments(parser, _SHOWN)
 
 
 def run(args: argparse.Namespace) -> int:
-  gin_launch.call(train, args)
+  with contextlib.ExitStack() as reading:
+    reading.enter_context(_waiting('reading the training data'))
+    # gin reads the data while it makes the arguments.
+    gin_launch.call(train, args, on_begin=reading.close)
   return 0
 
 
@@ -60,6 +75,7 @@ def train(
   initial_params: Callable[[Any, Array], Any] | None = None,
   vocabulary: str | None = None,
   seed: int = 0,
+  on_begin: Callable[[], None] = lambda: None,
 ) -> None:
   """Trains, or goes on, until `train_steps`, and writes the model.
 
@@ -92,11 +108,13 @@ def train(
     vocabulary: the SentencePiece model, to be put beside the weights; None
       takes the one that the data set brings.
     seed: of the first parameters and of dropout.
+    on_begin: called at once, when all arguments have been made.
 
   Raises:
     ValueError: if the arguments contradict each other or the folder's run, or
       the loss is no number any more.
   """
+  on_begin()
   _check_settings(
     dtype=dtype,
     log_period=log_period,
@@ -231,16 +249,33 @@ def _reporting(
   with contextlib.ExitStack() as stack:
     logs: list[metrics_log.MetricsLog] = []
     since: list[Mapping[str, float]] = []
-    bar = stack.enter_context(progress.bar('training', schedule.train_steps))
+    bars: list[progress.Bar] = []
+    waiting = stack.enter_context(contextlib.ExitStack())
+
+    def wait() -> None:
+      waiting.enter_context(_waiting('preparing and compiling the first step'))
+
+    def say(sentence: str) -> None:
+      if bars:
+        with bars[0].hidden():
+          print(sentence, flush=True)
+        return
+      waiting.close()
+      print(sentence, flush=True)
+      wait()
 
     def report(step: int, metrics: Mapping[str, float]) -> None:
+      if not bars:
+        waiting.close()
+        bar = progress.bar('training', schedule.train_steps)
+        bars.append(stack.enter_context(bar))
+        bars[0].advance(step - 1)
       if not logs and jax.process_index() == 0:
         logs.append(metrics_log.open_log(folder, step=step - 1))
         stack.callback(logs[0].close)
-        bar.advance(step - 1)
         _write_operative_config(folder)
       if 'loss' in metrics:
-        bar.advance(1)
+        bars[0].advance(1)
         since.append(metrics)
         periods = (log_period, schedule.checkpoint_period, schedule.train_steps)
         if all(step % period for period in periods):
@@ -251,11 +286,12 @@ def _reporting(
         log.write(step, metrics)
         say(_line(step, metrics))
 
-    def say(sentence: str) -> None:
-      with bar.hidden():
-        print(sentence, flush=True)
-
+    wait()
     yield report, say
+
+
+def _waiting(message: str) -> AbstractContextManager[None]:
+  return progress.waiting(message, notice_after=_PATIENCE)
 
 
 def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -155,8 +155,7 @@ def _check_averaged(
   if count < average_last:
     raise ValueError(
       f'average_last is {average_last}, and {schedule.train_steps} steps with '
-      f'a checkpoint_period of {schedule.checkpoint_period} leave {count} '
-      'checkpoints'
+      f'a checkpoint_period of {schedule.checkpoint_period} leave only {count}'
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from specdec_jax.checkpoints import loading
 from specdec_jax.cli import main as cli
+from specdec_jax.cli import train as train_command
 from specdec_jax.data import token_files
 from specdec_jax.training import distillation, metrics_log, placement
 from tests.training import tiny_runs
@@ -79,6 +80,33 @@ def test_a_run_leaves_a_model_metrics_and_its_config(folder):
   assert lines[0]['nats'] == pytest.approx(3.0, abs=0.8)
   assert 0 <= lines[2]['validation_accuracy'] <= 1
   assert 'train.train_steps = %TRAIN_STEPS' in (run / 'config.gin').read_text()
+
+
+def test_it_says_what_it_does_before_the_first_step_and_at_the_end(
+  folder, monkeypatch, capsys
+):
+  monkeypatch.setattr(train_command, '_PATIENCE', 0.0)
+  assert train(folder, 'told', steps=3) == 0
+  out, err = capsys.readouterr()
+  assert err.splitlines() == [
+    'specdec: reading the training data ...',
+    'specdec: preparing and compiling the first step ...',
+  ]
+  model = f'the model is in {folder / "told/model"}'
+  assert out.splitlines()[-1] == model
+  assert train(folder, 'told', steps=3) == 0
+  said = capsys.readouterr().out.splitlines()
+  assert 'so nothing is left to train' in said[0]
+  assert said[1:] == [model]
+
+
+def test_the_help_lists_the_macros(capsys):
+  assert cli.main(['train', '--help']) == 0
+  shown = ' '.join(capsys.readouterr().out.split())
+  _, _, macros = shown.partition('macros of gin_configs/runs/train.gin')
+  assert '--gin.DROPOUT_RATE VALUE Of activations in training, from' in macros
+  assert '--gin.TARGET_TOKENS VALUE Token files that it wrote.' in macros
+  assert macros.count('--gin.MODEL_DIR VALUE') == 1
 
 
 def test_a_resumed_log_loses_no_line_before_it_has_another(tmp_path):
@@ -257,7 +285,7 @@ def test_bad_input_is_one_sentence(folder, capsys):
     '--gin.train.train.average_last=4', name='new'
   )
   assert (
-    'average_last is 3, and 6 steps with a checkpoint_period of 4 leave 2'
+    'average_last is 3, and 6 steps with a checkpoint_period of 4 leave only 2'
     in (
       complaint(
         '--gin.train.train.average_last=3',
