@@ -131,7 +131,12 @@ def _add_vocabulary(parser: argparse.ArgumentParser) -> None:
     metavar='PATH',
     help="text files, or corpora's folders, of which train.* is read",
   )
-  parser.add_argument('--out', required=True, metavar='MODEL')
+  parser.add_argument(
+    '--out',
+    required=True,
+    metavar='MODEL',
+    help='the SentencePiece model to write',
+  )
   parser.add_argument(
     '--size', type=options.positive_int, default=8192, help='number of ids'
   )
@@ -174,12 +179,24 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
     metavar='PATH',
     help="a corpus's folder, or text files: .jsonl, .tsv, .txt",
   )
-  parser.add_argument('--vocabulary', required=True, metavar='MODEL')
+  parser.add_argument(
+    '--vocabulary',
+    required=True,
+    metavar='MODEL',
+    help='a SentencePiece model; it is copied beside the token files, from '
+    'where specdec train takes it',
+  )
   parser.add_argument('--out', required=True, metavar='DIR', help='new folder')
   lengths = parser.add_argument_group('lengths, in tokens with EOS')
-  for name in ('input', 'target'):
+  for name, help_text in (
+    ('input', 'most of an input'),
+    ('target', 'most of a target, or of a text'),
+  ):
     lengths.add_argument(
-      f'--max_{name}_tokens', type=options.positive_int, default=64
+      f'--max_{name}_tokens',
+      type=options.positive_int,
+      default=64,
+      help=help_text,
     )
   lengths.add_argument(
     '--too_long',

@@ -36,9 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--temperature', type=options.temperature, default=0.0, help='0 is greedy'
   )
-  parser.add_argument('--batch_size', type=options.positive_int, default=64)
+  parser.add_argument(
+    '--batch_size',
+    type=options.positive_int,
+    default=64,
+    help='rows decoded at once',
+  )
   parser.add_argument('--seed', type=options.seed, default=0, help='of draws')
-  parser.add_argument('--dtype', choices=options.DTYPES, default='float32')
+  parser.add_argument(
+    '--dtype',
+    choices=options.DTYPES,
+    default='float32',
+    help='of weights and caches',
+  )
   parser.add_argument(
     '--overwrite', action='store_true', help='replace an earlier folder'
   )

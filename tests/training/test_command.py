@@ -1,5 +1,7 @@
 """`specdec train` and `specdec data rewrite`, from token files to models."""
 
+import argparse
+import importlib
 import itertools
 import shutil
 
@@ -107,6 +109,25 @@ def test_the_help_lists_the_macros(capsys):
   assert '--gin.DROPOUT_RATE VALUE Of activations in training, from' in macros
   assert '--gin.TARGET_TOKENS VALUE Token files that it wrote.' in macros
   assert macros.count('--gin.MODEL_DIR VALUE') == 1
+
+
+@pytest.mark.parametrize('command', ['data', 'train'])
+def test_every_flag_has_a_help_text(command):
+  def flags(parser):
+    for action in parser._actions:
+      yield action
+      if isinstance(action, argparse._SubParsersAction):
+        for subparser in action.choices.values():
+          yield from flags(subparser)
+
+  parser = argparse.ArgumentParser()
+  importlib.import_module(f'specdec_jax.cli.{command}').add_arguments(parser)
+  bare = [
+    action.option_strings
+    for action in flags(parser)
+    if action.option_strings and not action.help
+  ]
+  assert not bare
 
 
 def test_a_resumed_log_loses_no_line_before_it_has_another(tmp_path):
