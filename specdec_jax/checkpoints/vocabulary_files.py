@@ -53,7 +53,8 @@ def read(
     return _with_eos_ids(path, found)
   if not (path / TOKENIZER).is_file():
     raise ValueError(
-      f'{path} has no vocabulary: expected {SENTENCEPIECE} or {TOKENIZER}'
+      f'{path} has no vocabulary: expected {SENTENCEPIECE} or {TOKENIZER} in '
+      'it, or the path of another (--vocabulary)'
     )
   return huggingface.read_vocabulary(path)
 

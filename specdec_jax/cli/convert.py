@@ -47,8 +47,9 @@ _count = options.number(int, lambda n: n >= 0, 'an integer of at least 0')
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     'source',
-    help='a T5X checkpoint, a Hugging Face folder, a .gguf file, what convert '
-    'wrote, or hf:organisation/name, or hf:organisation/name@revision',
+    help='a T5X checkpoint, a Hugging Face folder (Llama, Qwen2, Mistral, T5), '
+    'a .gguf file, what train or convert wrote, or hf:organisation/name, also '
+    'with @revision',
   )
   parser.add_argument('destination', help='the folder to make')
   parser.add_argument(

@@ -138,10 +138,12 @@ def test_sampled_rows_keep_their_draws(generate):
   options = ('--temperature', '1', '--seed', '3', '--batch_size', '8')
   whole = generate(*options)
   stops = [whole[2]['text'][4:6]]
+  expected = [record['tokens'] for record in cut_by_hand(whole, stops)]
   found = generate(*options, '--stop', stops[0])
-  assert [r['tokens'] for r in found] == [
-    r['tokens'] for r in cut_by_hand(whole, stops)
-  ]
+  assert [record['tokens'] for record in found] == expected
+  # On devices that share the rows, too.
+  found = generate(*options, '--stop', stops[0], '--num_devices', '2')
+  assert [record['tokens'] for record in found] == expected
 
 
 def test_colours_end_there_too(run, model, generate):
