@@ -293,7 +293,7 @@ def run(campaign: Campaign, folder: pathlib.Path, kills: int, seed: int) -> int:
 def workplace() -> Iterator[pathlib.Path]:
   """A folder, with the compilation cache in it."""
   with tempfile.TemporaryDirectory() as name:
-    os.environ['XDG_CACHE_HOME'] = name
+    jax.config.update('jax_compilation_cache_dir', f'{name}/compiled')
     yield pathlib.Path(name)
 
 
