@@ -1,8 +1,7 @@
 """Trees of arrays on disk, read through tensorstore, no more than is needed.
 
-A *stored array* is an open `tensorstore.TensorStore`, a `GzipArray` or a numpy
-array. All have a shape and a dtype and are sliced alike; the first reads from
-disk when told to, the second when it is sliced.
+A *stored array* is an open `tensorstore.TensorStore` or a numpy array. Both
+have a shape and are sliced alike; the first reads from disk when told to.
 """
 
 import concurrent.futures
@@ -16,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.base import Array
-from specdec_jax.checkpoints import gzip_chunks
 
 Stored = Any
 _SHOWN = 4
@@ -45,8 +43,21 @@ def open_all(
       )
   for name, future in futures.items():
     with _damage(source, name, 'opened'):
-      arrays[name] = gzip_chunks.bounded(future.result())
+      arrays[name] = future.result()
+      _check_chunks(arrays[name])
   return arrays
+
+
+def _check_chunks(store: Stored) -> None:
+  """Raises ValueError if a chunk is larger than its array.
+
+  Memory is taken for a whole chunk, whatever is stored of it: 4 MB of gzip
+  could take 4 GB, and a chunk beyond all memory ends the process.
+  """
+  shape, chunk = store.shape, store.chunk_layout.read_chunk.shape or ()
+  if any(c > max(1, s) for c, s in zip(chunk, shape, strict=True)):
+    sizes = ('x'.join(map(str, each)) for each in (chunk, shape))
+    raise ValueError('its chunks are {}, it is {}'.format(*sizes))
 
 
 @contextlib.contextmanager

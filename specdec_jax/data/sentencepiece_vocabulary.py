@@ -162,7 +162,8 @@ def load(
       processor.LoadFromSerializedProto(model + _sentinels(extra_ids))
     else:
       extra_ids = 0
-  except RuntimeError as error:
+  # The second if its own message has a piece that is no text.
+  except (RuntimeError, UnicodeDecodeError) as error:
     raise ValueError(
       f'{path} is no SentencePiece model, or is truncated'
     ) from error

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import json
 import multiprocessing
+import os
 import signal
 import sys
 import tempfile
@@ -69,6 +70,7 @@ def run(
       folder,
       findings,
       cpu_seconds,
+      os.getpid(),
     )
     _run_workers(
       context,

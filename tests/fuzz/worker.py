@@ -59,6 +59,7 @@ class Task:
     seeds: the folder of `seeds.extract`.
     findings: the folder where findings are kept.
     cpu_seconds: of an input; one that takes more is a hang.
+    parent: the process that started the campaign.
   """
 
   names: tuple[str, ...]
@@ -69,6 +70,7 @@ class Task:
   seeds: Path
   findings: Path
   cpu_seconds: float
+  parent: int
 
   def reader_of(self, turn: int) -> tuple[str, int]:
     """Whose turn it is, and which of its inputs it takes."""
@@ -139,6 +141,9 @@ class _Worker:
       if turn % 64 == 0:
         if time.time() > self.task.deadline:
           return
+        os.kill(
+          self.task.parent, 0
+        )  # An error if there is nobody to report to.
         if os.fstat(2).st_size > _LOG_BYTES:
           os.ftruncate(2, 0)
 
@@ -150,6 +155,26 @@ class _Worker:
     path = folder / changed
     path.unlink() if content is None else path.write_bytes(content)
     before = _peak_bytes()
+    outcome, error, left = self._read(inputs, folder)
+    grown = _peak_bytes() - before
+    note = _note(error)
+    if isinstance(error, FileNotFoundError) and content is None:
+      outcome = 'refused'  # That it is not there can be said as Python says it.
+    # Another program may look through the folders, but not just then again.
+    if outcome in _FINE and left and (left := self._read(inputs, folder)[2]):
+      outcome, note = 'outside', f'opened {left}'
+    if grown > MEMORY_FACTOR * len(content or b'') + MEMORY_FLOOR:
+      outcome, note = 'memory', f'grew by {grown / 2**20:.0f} MiB; {note}'
+    if outcome not in _FINE:
+      self._keep(name, k, outcome, note, error, changed, content)
+    path.write_bytes(inputs.files[changed])
+    return outcome
+
+  def _read(
+    self, inputs: Inputs, folder: Path
+  ) -> tuple[str, BaseException | None, list[str]]:
+    """What a reader made of a folder: outcome, error, what it opened beside."""
+    _was_opened(self.watch)
     self.opened.clear()
     signal.setitimer(signal.ITIMER_PROF, self.task.cpu_seconds)
     outcome, error = 'read', None
@@ -158,28 +183,16 @@ class _Worker:
       inputs.reader.read(folder)
     except DOCUMENTED as caught:
       # A refusal says of which file it speaks.
-      is_named = str(folder) in str(caught)
-      outcome, error = ('refused', None) if is_named else ('unnamed', caught)
+      outcome = 'refused' if str(folder) in str(caught) else 'unnamed'
+      error = caught
     except Exception as caught:
-      # A file that is not there can be said as Python says it.
-      is_told = content is None and isinstance(caught, FileNotFoundError)
-      outcome, error = ('refused', None) if is_told else ('error', caught)
+      outcome, error = 'error', caught
     except BaseException as caught:  # A panic in Rust is no Exception.
       outcome, error = 'panic', caught
     self.is_reading = False
     signal.setitimer(signal.ITIMER_PROF, 0)
-    grown = _peak_bytes() - before
-    note = _note(error)
-    has_left = _was_opened(self.watch) or bool(self.opened)
-    if has_left and outcome in _FINE:
-      outcome, note = 'outside', f'opened {self.opened}'
-    allowed = MEMORY_FACTOR * len(content or b'') + MEMORY_FLOOR
-    if grown > allowed:
-      outcome, note = 'memory', f'grew by {grown / 2**20:.0f} MiB; {note}'
-    if outcome not in _FINE:
-      self._keep(name, k, outcome, note, error, changed, content)
-    path.write_bytes(inputs.files[changed])
-    return outcome
+    beneath = ['a file, beneath Python'] if _was_opened(self.watch) else []
+    return outcome, error, [*self.opened, *beneath]
 
   def _audit(self, event: str, args: tuple) -> None:
     if event != 'open' or not self.is_reading:
