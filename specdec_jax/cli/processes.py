@@ -90,7 +90,9 @@ def _join(address: str | None, count: int | None, index: int | None) -> None:
   When jax's own time is over, it ends the process with a stack of C++, and
   until then it hears no interrupt.
   """
-  others = 'the other processes' if count is None else f'{count - 1} others'
+  others = 'the other processes'
+  if count is not None:
+    others = f'{count - 1} other process{"es" if count > 2 else ""}'
   place = f' at {address}' if address else ''
   if address and index == 0:
     _check_free(int(address.rpartition(':')[2]))

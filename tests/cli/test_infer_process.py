@@ -140,7 +140,7 @@ def test_processes_that_nobody_joins(tmp_path):
     try:
       said = waiting.stderr.readline()
       assert said == (
-        'specdec: waiting up to 60 s for 1 others at localhost:9 ...\n'
+        'specdec: waiting up to 60 s for 1 other process at localhost:9 ...\n'
       )
       waiting.send_signal(signal.SIGINT)
       assert waiting.communicate(timeout=60)[1] == 'specdec: interrupted\n'
@@ -148,9 +148,9 @@ def test_processes_that_nobody_joins(tmp_path):
       said = alone.communicate(timeout=60)[1]
       assert alone.returncode == 2, said
       assert said.endswith(
-        'specdec: error: 1 others and this process have not met at localhost:9 '
-        'within 1 s: start all of them, each with the same address of process '
-        '0, which their hosts can reach\n'
+        'specdec: error: 1 other process and this process have not met at '
+        'localhost:9 within 1 s: start all of them, each with the same address '
+        'of process 0, which their hosts can reach\n'
       )
       said = second.communicate(timeout=60)[1]
       assert second.returncode == 2, said
