@@ -28,7 +28,7 @@ from specdec_jax.data.token_files import TokenFile
 from specdec_jax.decoding import autoregressive
 from specdec_jax.models import adapters
 from specdec_jax.models.t5 import T5Config
-from specdec_jax.training import losses
+from specdec_jax.training import losses, placement
 from specdec_jax.training.datasets import Dataset
 from specdec_jax.training.losses import LossSums
 from specdec_jax.training.train_step import Batch, LossFn, teacher_forced_logits
@@ -142,7 +142,7 @@ def rewrite_targets(
     output = generate(base.Params(params), jax.random.key(seed), prompt)
     if output.has_nan.any():
       raise ValueError('the model gives logits that are no numbers')
-    rows, lengths = np.asarray(output.tokens), np.asarray(output.lengths)
+    rows, lengths = placement.fetch((output.tokens, output.lengths))
     for row, i in enumerate(chosen):
       written[int(i)] = rows[row, 1 : lengths[row]]
     report(len(chosen))

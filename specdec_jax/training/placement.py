@@ -43,6 +43,19 @@ def place_batch(batch: Mapping[str, np.ndarray]) -> dict[str, Array]:
   return placed
 
 
+def fetch(arrays: Any) -> Any:
+  """A tree of arrays in numpy, whole in every process."""
+
+  def whole(x: Array) -> np.ndarray:
+    if x.is_fully_addressable:
+      return np.asarray(x)
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(x, tiled=True)
+
+  return jax.tree.map(whole, arrays)
+
+
 def place_run(run: Run, optimizer: Any) -> Run:
   """A run over the mesh: parameters as `sharding.rules` says, the optimiser's
   arrays of the same shapes beside them, everything else whole on every device.

@@ -11,7 +11,14 @@ import jax
 import numpy as np
 
 from specdec_jax.sharding import mesh as meshes
-from specdec_jax.training import datasets, loop, optimizers, train_step
+from specdec_jax.training import (
+  datasets,
+  distillation,
+  loop,
+  optimizers,
+  train_step,
+)
+from tests import toy_t5
 from tests.training import tiny_runs
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -28,8 +35,8 @@ print(json.dumps(test_two_processes.reports(pathlib.Path(folder))))
 
 
 def reports(folder):
-  """What two steps and a validation report: by devices per copy of the model,
-  of two devices."""
+  """What two steps and a validation report, by devices per copy of the model,
+  of two devices; and the targets that a model writes."""
   found = {}
   for num_partitions in (1, 2):
     mesh = meshes.make(num_partitions=num_partitions, devices=jax.devices()[:2])
@@ -48,6 +55,17 @@ def reports(folder):
           {k: v for k, v in metrics.items() if k != 'seconds'}
         ),
       )
+      if num_partitions == 1:  # Rows are split over the processes.
+        written = distillation.rewrite_targets(
+          tiny_runs.CONFIG,
+          meshes.shard(mesh, toy_t5.params(tiny_runs.CONFIG, seed=0)),
+          tiny_runs.examples(6),
+          max_new_tokens=8,
+          eos_id=tiny_runs.EOS,
+          vocab_size=tiny_runs.CONFIG.vocab_size,
+          batch_size=4,
+        )
+        rows.append({'written': written.targets.tolist()})
     found[str(num_partitions)] = rows
   return found
 
@@ -87,9 +105,11 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
     for worker in workers:
       worker.kill()
   assert not any(worker.returncode for worker in workers), results
+  written = expected['1'].pop()
   for out, _ in results:
     found = json.loads(out.splitlines()[-1])
     assert found.keys() == expected.keys() == {'1', '2'}
+    assert found['1'].pop() == written
     for name, rows in expected.items():
       assert [row.keys() for row in rows] == [r.keys() for r in found[name]]
       for ours, theirs in zip(found[name], rows, strict=True):
