@@ -163,7 +163,6 @@ def decode(
     ValueError: if the parameters are not those of the networks, or gamma is
       beyond what a row can hold.
   """
-  _check_gamma(speculation, max_len - 1)
   params = dict(params)
   draft_params = params.pop(DRAFT, ())
   if networks.draft is None:
@@ -190,7 +189,8 @@ def decode(
   generate: Any = autoregressive.generate
   if speculation.drafter != 'none':
     generate = speculative.generate
-    arguments['drafter'] = _drafter(speculation, networks)
+    arguments['drafter'] = drafter = _drafter(speculation, networks)
+    _check_gamma(drafter.gamma, max_len - 1)
     arguments['verify_fn'] = _VERIFY_FNS[speculation.verification]
   with _mesh_of_t5x():
     output = generate(
@@ -256,11 +256,11 @@ def continuation(output: DecodeOutput, prompt: Prompt) -> Array:
   return jnp.where(arrays.is_within(output.lengths - starts, width), moved, 0)
 
 
-def _check_gamma(speculation: Speculation, num_tokens: int) -> None:
+def _check_gamma(gamma: int, num_tokens: int) -> None:
   """Raises ValueError if no row could hold a whole draft."""
-  if speculation.drafter != 'none' and speculation.gamma > num_tokens:
+  if gamma > num_tokens:
     raise ValueError(
-      f'gamma is {speculation.gamma}, and the rows of this batch have room for '
+      f'gamma is {gamma}, and the rows of this batch have room for '
       f'{num_tokens} tokens: set gamma to {num_tokens} or less; '
       f'{WHERE_TO_READ}'
     )

@@ -99,12 +99,17 @@ def test_plain_decoding_drafts_nothing(target):
   assert counts['num_accepted'].tolist() == [0] * 4
 
 
-def test_drafts_longer_than_a_row_are_refused(target):
+@pytest.mark.parametrize(
+  ('gamma', 'message'),
+  [
+    (LENGTH + 1, r'gamma is 9, .* room for 8 tokens: set gamma to 8 or less'),
+    (10**6, 'gamma must be at most .*, got 1000000'),
+  ],
+)
+def test_drafts_longer_than_a_row_are_refused(target, gamma, message):
   params, _ = target
-  with pytest.raises(
-    ValueError, match=r'gamma is 1000000, .* room for 8 tokens: set gamma to 8'
-  ):
-    decode(params, INPUTS, gamma=10**6)
+  with pytest.raises(ValueError, match=message):
+    decode(params, INPUTS, gamma=gamma)
 
 
 @pytest.mark.parametrize(

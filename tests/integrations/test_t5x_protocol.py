@@ -284,7 +284,7 @@ def test_draft_models_that_do_not_fit_are_refused(target):
       prompt,
       speculation=t5x_decoding.Speculation(drafter='model'),
       networks=networks(Network(Sizes())),
-      max_len=6,
+      max_len=4,
       eos_id=EOS,
     )
 
