@@ -2,6 +2,7 @@
 # make proof   the statistical proof that decoding is lossless, as a report
 # make tables  the tables and figures of the papers, on the shipped models
 # make test    all tests          make check   lint, format, types
+# make modes   the exactness tests with random keys of other kinds and 64 bits
 # make fuzz    damaged files for every reader: INPUTS=1000000 SEED=0 SECONDS=inf
 # make notebooks  runs the notebooks, each from a clean kernel
 #
@@ -21,7 +22,7 @@ TRANSLATE := --model ende-mini --draft_model ende-nano --gamma 4 \
   --dtype float32 --max_new_tokens 48 \
   --prompts experiments/prompts/package_descriptions.jsonl
 
-.PHONY: demo proof tables test fuzz notebooks check format clean
+.PHONY: demo proof tables test modes fuzz notebooks check format clean
 
 demo: $(VENV)/demo.done
 	@mkdir -p $(OUT)
@@ -74,6 +75,17 @@ test: $(VENV)/dev.done
 	$(BIN)/python -m pytest $(TWO) --quick \
 	  -m 'not notebooks and not optimized$(if $(FEWER), and $(FEWER))'
 	$(BIN)/python -m pytest $(TWO) -m 'optimized$(if $(FEWER), and $(FEWER))'
+
+# What users may set for a whole process.
+EXACTNESS := tests/test_exactness_rules.py tests/test_exactness_controls.py \
+  tests/test_exactness_loop.py tests/test_invariances.py tests/test_keys.py \
+  tests/contracts
+
+modes: $(VENV)/dev.done
+	JAX_DEFAULT_PRNG_IMPL=rbg $(BIN)/python -m pytest $(TWO) --quick $(EXACTNESS)
+	JAX_DEFAULT_PRNG_IMPL=unsafe_rbg $(BIN)/python -m pytest $(TWO) --quick \
+	  $(EXACTNESS)
+	JAX_ENABLE_X64=1 $(BIN)/python -m pytest $(TWO) --quick $(EXACTNESS)
 
 INPUTS := 1000000
 SEED := 0

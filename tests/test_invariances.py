@@ -227,3 +227,10 @@ def test_draws_go_on_after_the_first_row_is_done(key_impl):
     toy.prompt([[1], [2]], max_lengths=[1, MAX_LEN]),
   )
   assert len(set(decoded(output)[1])) > V // 2
+
+
+@pytest.mark.parametrize('case', CASES[1::2], ids='-'.join)
+def test_64_bit_types_change_no_token(case):
+  rows, _ = expected(*case)
+  with jax.enable_x64(True):
+    assert decoded(generator(*case)(prompt_of(range(8)))) == rows
