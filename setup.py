@@ -36,6 +36,8 @@ _NOTEBOOKS = [
 ]
 # What is trained is also decoded, and begins with a vocabulary.
 _TRAIN = [*_INFER, 'optax>=0.2.4']
+# At the top level of the repository, and inside the package in a wheel.
+_GIN_CONFIGS = find_packages(include=['gin_configs', 'gin_configs.*'])
 
 setup(
   name='specdec_jax',
@@ -44,9 +46,16 @@ setup(
   long_description=(_ROOT / 'README.md').read_text(encoding='utf-8'),
   long_description_content_type='text/markdown',
   license='Apache-2.0',
-  packages=find_packages(include=['specdec_jax', 'specdec_jax.*']),
-  # The models that come along, with their cards and the vocabulary.
-  package_data={'specdec_jax': ['pretrained/*', 'pretrained/*/*']},
+  packages=[
+    *find_packages(include=['specdec_jax', 'specdec_jax.*']),
+    *(f'specdec_jax.{name}' for name in _GIN_CONFIGS),
+  ],
+  package_dir={'specdec_jax.gin_configs': 'gin_configs'},
+  package_data={
+    # The models that come along, with their cards and the vocabulary.
+    'specdec_jax': ['pretrained/*', 'pretrained/*/*'],
+    **{f'specdec_jax.{name}': ['*.gin'] for name in _GIN_CONFIGS},
+  },
   python_requires='>=3.11',
   install_requires=['flax>=0.12.8', 'jax>=0.10.2', 'numpy>=2'],
   extras_require={
@@ -70,6 +79,7 @@ setup(
       'pytest>=8',
       'pytest-xdist>=3.6',
       'ruff>=0.8',
+      'setuptools>=68',
     ],
   },
   entry_points={'console_scripts': ['specdec = specdec_jax.cli.main:main']},

@@ -7,19 +7,13 @@ the files knows of gin (https://github.com/google/gin-config).
 import argparse
 import contextlib
 import difflib
-import logging
 import re
 import tokenize
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-import specdec_jax
-from specdec_jax.cli import gin_types
+from specdec_jax.cli import gin_files, gin_types
 
-# The folder that has `gin_configs`, in a checkout.
-_ROOT = Path(specdec_jax.__file__).parent.parent
-_FILES = _ROOT / 'gin_configs'
 _BINDING = '--gin.'
 _REQUIRED = '%gin.REQUIRED'
 
@@ -31,7 +25,7 @@ def add_arguments(
 
   Args:
     parser: that they are added to.
-    files: of gin_configs, whose macros the help lists with their comments; one
+    files: of this package, whose macros the help lists with their comments; one
       of several files is listed with the first.
   """
   group = parser.add_argument_group('gin')
@@ -40,7 +34,8 @@ def add_arguments(
     action='append',
     default=[],
     metavar='FILE',
-    help='may be repeated; later files override earlier ones',
+    help='a path, or the name of a file of this package, such as '
+    'runs/infer.gin; may be repeated; later files override earlier ones',
   )
   group.add_argument(
     '--gin_bindings',
@@ -54,16 +49,14 @@ def add_arguments(
     '--gin_search_paths',
     default='.',
     metavar='DIR,...',
-    help='where --gin_file and includes are looked for, before the folder of '
-    'this package',
+    help='where --gin_file and includes are looked for after the working '
+    'directory and before the files of this package',
   )
   listed: set[str] = set()
   for file in files:
-    macros = [m for m in _macros(_FILES / file) if m[0] not in listed]
+    macros = [macro for macro in _macros(file) if macro[0] not in listed]
     listed.update(name for name, _, _ in macros)
-    shown = parser.add_argument_group(
-      f'macros of gin_configs/{file}, as --gin.NAME=VALUE'
-    )
+    shown = parser.add_argument_group(f'macros of {file}, as --gin.NAME=VALUE')
     for name, value, comment in macros:
       default = '' if value == _REQUIRED else f' (default: {value})'
       # For the help alone: `expand` lets none of them through.
@@ -76,11 +69,9 @@ def add_arguments(
   return group
 
 
-def _macros(path: Path) -> list[tuple[str, str, str]]:
-  """Name, value and comment of the macros of a gin file; none without it."""
-  if not path.is_file():  # Only a checkout has them.
-    return []
-  text = path.read_text(encoding='utf-8')
+def _macros(file: str) -> list[tuple[str, str, str]]:
+  """Name, value and comment of the macros of a file of this package."""
+  text = (gin_files.SHIPPED / file).read_text(encoding='utf-8')
   return re.findall(r'^([A-Z_]+) = (.*?)(?:  # (.*))?$', text, re.MULTILINE)
 
 
@@ -99,22 +90,6 @@ def expand(argv: Sequence[str]) -> list[str]:
       flag = '--gin_bindings=' + flag.removeprefix(_BINDING)
     expanded.append(flag)
   return expanded
-
-
-def model_file(name: str) -> str:
-  """The gin file of a model that is called by its name.
-
-  Raises:
-    ValueError: if there is none, with those that there are.
-  """
-  folder = _FILES / 'models'
-  path = folder / f'{name}.gin'
-  if not path.is_file():
-    names = ', '.join(sorted(each.stem for each in folder.glob('*.gin')))
-    raise ValueError(
-      f'no model is called {name!r} in {folder}; there are: {names or "none"}'
-    )
-  return str(path)
 
 
 def call(
@@ -138,7 +113,7 @@ def call(
   except ValueError as error:
     raise ValueError(
       f'no gin file configures {function.__name__}: give --gin_file, such as '
-      f'gin_configs/runs/{function.__name__}.gin'
+      f'runs/{function.__name__}.gin'
     ) from error
   try:
     return configured(**arguments)
@@ -155,10 +130,9 @@ def parse(args: argparse.Namespace) -> None:
   """
   gin = _import_gin()
   gin.clear_config(clear_constants=True)
-  for folder in [*args.gin_search_paths.split(','), str(_ROOT)]:
-    gin.add_config_file_search_path(folder)
+  folders = ['.', *args.gin_search_paths.split(',')]
   try:
-    with _without_logging():
+    with _found_by(gin_files.reader(folders)):
       gin.parse_config_files_and_bindings(
         args.gin_file, args.gin_bindings, finalize_config=False
       )
@@ -233,23 +207,29 @@ def _check_macros(config: str) -> None:
 def _users(name: str) -> list[str]:
   """The gin files of `infer` and `train` that use a macro."""
   found = [
-    str(path.relative_to(_ROOT))
+    file
     for folder in ('drafters', 'runs')
-    for path in sorted((_FILES / folder).glob('*.gin'))
-    if re.search(rf'%{name}\b', path.read_text(encoding='utf-8'))
+    for file in gin_files.shipped_names(folder)
+    if re.search(rf'%{name}\b', (gin_files.SHIPPED / file).read_text('utf-8'))
   ]
   return found[:3]
 
 
 @contextlib.contextmanager
-def _without_logging() -> Iterator[None]:
-  """What gin logs of a missing file, its error says again."""
-  before = logging.root.manager.disable
-  logging.disable(logging.ERROR)
+def _found_by(read: Callable[[str], Any]) -> Iterator[None]:
+  """Has gin open files by `read` alone.
+
+  gin can be given readers and folders, but asks them only after its own search.
+  That fails on a folder of Python's path without `__init__.py`, such as the
+  `runs` that models are trained in; and they stay for whatever is parsed next.
+  """
+  config = _import_gin().config
+  before = config._FILE_READERS
+  config._FILE_READERS = [(read, lambda name: True)]
   try:
     yield
   finally:
-    logging.disable(before)
+    config._FILE_READERS = before
 
 
 def _original(error: Exception) -> Exception:

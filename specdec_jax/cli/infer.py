@@ -1,7 +1,7 @@
 """Decodes a task to JSONL, under gin: sharded, in chunks, resumable.
 
-Flags, macros and output files are those of `t5x.infer`. A gin file of
-`gin_configs/runs` binds the arguments of `infer`; a run that was killed goes on
+Flags, macros and output files are those of `t5x.infer`. The gin file
+`runs/infer.gin` binds the arguments of `infer`; a run that was killed goes on
 where it was when it is started again, and gives the same bytes.
 """
 
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     '--model',
     metavar='NAME',
-    help='a file of gin_configs/models, before every --gin_file',
+    help='models/NAME.gin, before every --gin_file',
   )
   group.add_argument(
     '--shard_id', type=int, help='overrides --gin.infer.shard_id'
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   if args.model:
-    args.gin_file = [gin_launch.model_file(args.model), *args.gin_file]
+    args.gin_file = [f'models/{args.model}.gin', *args.gin_file]
   given = {
     'shard_id': args.shard_id,
     'tfds_data_dir': args.tfds_data_dir,

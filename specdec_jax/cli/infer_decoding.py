@@ -177,8 +177,8 @@ def _check_relaxation(decoding: Decoding) -> None:
     raise ValueError(
       f'the lenience or beta of {name} changes nothing at temperature 0, where '
       'only the likeliest token is possible: take greedy or top_beta with '
-      'Decoding.rule_temperature = 1.0, as gin_configs/verification/'
-      'lenient_greedy.gin and top_beta.gin do'
+      'Decoding.rule_temperature = 1.0, as verification/lenient_greedy.gin '
+      'and verification/top_beta.gin do'
     )
 
 

@@ -21,7 +21,7 @@ BINDINGS = (
 
 def parse(*bindings, files=('models/as_stored.gin', 'runs/infer.gin')) -> None:
   flags = argparse.Namespace(
-    gin_file=[str(ROOT / 'gin_configs' / file) for file in files],
+    gin_file=files,
     gin_bindings=[*BINDINGS, *bindings],
     gin_search_paths='.',
   )
@@ -43,9 +43,8 @@ def parse(*bindings, files=('models/as_stored.gin', 'runs/infer.gin')) -> None:
     ),
     (
       "DRAFTER_CHECKPOINT_PATH='model'",
-      'no file that was given uses DRAFTER_CHECKPOINT_PATH; gin_configs/'
-      'drafters/model.gin and gin_configs/drafters/spec_drafter.gin would: add '
-      '--gin_file=gin_configs/drafters/model.gin',
+      'no file that was given uses DRAFTER_CHECKPOINT_PATH; drafters/model.gin '
+      'and drafters/spec_drafter.gin would: add --gin_file=drafters/model.gin',
     ),
   ],
 )

@@ -105,7 +105,7 @@ def test_it_says_what_it_does_before_the_first_step_and_at_the_end(
 def test_the_help_lists_the_macros(capsys):
   assert cli.main(['train', '--help']) == 0
   shown = ' '.join(capsys.readouterr().out.split())
-  _, _, macros = shown.partition('macros of gin_configs/runs/train.gin')
+  _, _, macros = shown.partition('macros of runs/train.gin')
   assert '--gin.DROPOUT_RATE VALUE Of activations in training, from' in macros
   assert '--gin.TARGET_TOKENS VALUE Token files that it wrote.' in macros
   assert macros.count('--gin.MODEL_DIR VALUE') == 1
