@@ -5,6 +5,7 @@
 # make modes   the exactness tests with random keys of other kinds and 64 bits
 # make fuzz    damaged files for every reader: INPUTS=1000000 SEED=0 SECONDS=inf
 # make notebooks  runs the notebooks, each from a clean kernel
+# make docs    the documentation as a site in site/, which opens from disk
 #
 # PYTHON chooses the interpreter (3.11 or later); each has its own environment
 # in .venv/, made on first use.
@@ -22,7 +23,8 @@ TRANSLATE := --model ende-mini --draft_model ende-nano --gamma 4 \
   --dtype float32 --max_new_tokens 48 \
   --prompts experiments/prompts/package_descriptions.jsonl
 
-.PHONY: demo proof tables test modes fuzz notebooks check format clean
+.PHONY: demo proof tables test modes fuzz notebooks docs check \
+  format clean
 
 demo: $(VENV)/demo.done
 	@mkdir -p $(OUT)
@@ -99,6 +101,11 @@ fuzz: $(VENV)/dev.done
 notebooks: $(VENV)/dev.done
 	$(BIN)/python -m pytest -m notebooks tests/test_notebooks.py
 
+# Warnings are errors, but for the theme's advertisement of its successor.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(VENV)/docs.done
+	$(BIN)/mkdocs build --strict
+
 check: $(VENV)/dev.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -109,7 +116,7 @@ format: $(VENV)/dev.done
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv $(OUT) build *.egg-info
+	rm -rf .venv $(OUT) site build *.egg-info
 
 $(VENV)/pip.done:
 	$(PYTHON) -m venv $(VENV)
@@ -129,4 +136,8 @@ $(VENV)/tables.done: $(VENV)/pip.done setup.py
 
 $(VENV)/dev.done: $(VENV)/demo.done
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(VENV)/docs.done: $(VENV)/pip.done setup.py
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@

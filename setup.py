@@ -71,6 +71,13 @@ setup(
     'tpu': ['jax[tpu]>=0.10.2'],
     'plot': _PLOT,
     'notebooks': _NOTEBOOKS,
+    'docs': [
+      'mkdocs-material>=9.7,<10',
+      'mkdocstrings-python>=2,<3',
+      'nbconvert>=7.16',
+      # Breaks the lines of signatures.
+      'ruff>=0.8',
+    ],
     'dev': [
       *_NOTEBOOKS,
       'ipykernel>=6.29',

@@ -106,14 +106,14 @@ class Params(NamedTuple):
   drafter: Any = ()
 
 
-# Standardised sampling (Leviathan et al., Sec. 2.2): logits `[..., V]` to the
-# float32 probabilities `[..., V]` that are drawn from.
 LogitsToProbsFn = Callable[[Array], Array]
+"""Standardised sampling (Leviathan et al., Sec. 2.2): logits `[..., V]` to the
+float32 probabilities `[..., V]` that are drawn from."""
 
-# `(row_keys[B], draft, target_probs[B, G+1, V]) -> Verification`: accepts a
-# prefix of each row's draft and draws the token after it. `target_probs` are
-# the target's laws after the context and after each drafted token.
 VerifyFn = Callable[[Array, Draft, Array], Verification]
+"""`(row_keys[B], draft, target_probs[B, G+1, V]) -> Verification`: accepts a
+prefix of each row's draft and draws the token after it. `target_probs` are the
+target's laws after the context and after each drafted token."""
 
 
 class LanguageModel(NamedTuple):
