@@ -33,6 +33,9 @@ _DRAFTERS = ('prompt_lookup', 'ngram', 'model', 'none')
 class Vocabulary(Protocol):
   """What is used of a SeqIO vocabulary."""
 
+  @property
+  def vocab_size(self) -> int: ...
+
   def encode(self, text: str) -> Any: ...
 
 
@@ -49,6 +52,7 @@ class Speculation:
     temperature: 0 is greedy.
     top_k: None keeps all.
     top_p: None keeps all.
+    min_p: None keeps all.
     max_ngram: the longest suffix that prompt lookup looks up.
     min_ngram: the shortest that it trusts.
     ngram_text: path of the text that 'ngram' counts.
@@ -60,6 +64,7 @@ class Speculation:
   temperature: float = 0.0
   top_k: int | None = None
   top_p: float | None = None
+  min_p: float | None = None
   max_ngram: int = 3
   min_ngram: int = 1
   ngram_text: str | None = None
@@ -118,10 +123,14 @@ def networks(
   target = t5x_networks.config_of(module)
   draft = draft_module and t5x_networks.config_of(draft_module)
   if draft and draft.vocab_size != target.vocab_size:
-    raise ValueError(
-      f'the target has {target.vocab_size} token ids, the draft model '
-      f'{draft.vocab_size}: they must share a vocabulary'
-    )
+    # One may be padded further than the other, but no token may be missing.
+    fewest = min(draft.vocab_size, target.vocab_size)
+    if fewest < vocabulary.vocab_size:
+      raise ValueError(
+        f'the target has {target.vocab_size} token ids, the draft model '
+        f'{draft.vocab_size} and the vocabulary {vocabulary.vocab_size}: they '
+        'must share a vocabulary'
+      )
   if draft and bool(draft.num_encoder_layers) != bool(
     target.num_encoder_layers
   ):
@@ -270,7 +279,9 @@ def _drafter(speculation: Speculation, networks: Networks) -> Drafter:
   to_probs = _logits_to_probs(speculation)
   if networks.draft is not None:
     return drafters.autoregressive(
-      adapters.t5(networks.draft),
+      adapters.with_logits_of(
+        adapters.t5(networks.draft), networks.target.vocab_size
+      ),
       gamma=speculation.gamma,
       logits_to_probs=to_probs,
       is_argmax=not speculation.temperature,
@@ -293,6 +304,7 @@ def _logits_to_probs(speculation: Speculation):
     temperature=speculation.temperature,
     top_k=speculation.top_k,
     top_p=speculation.top_p,
+    min_p=speculation.min_p,
   )
 
 

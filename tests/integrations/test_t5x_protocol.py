@@ -66,6 +66,7 @@ class Network:
 
 class Vocabulary:
   eos_id = EOS
+  vocab_size = 7
 
   def encode(self, text):
     return [int(word) for word in text.split()]
@@ -268,8 +269,8 @@ def networks(draft, *, module=None, **settings):
 
 
 def test_draft_models_that_do_not_fit_are_refused(target):
-  with pytest.raises(ValueError, match='has 7 token ids, the draft model 9'):
-    networks(Network(Sizes(vocab_size=9)))
+  with pytest.raises(ValueError, match='7 token ids, the draft model 6 and'):
+    networks(Network(Sizes(vocab_size=6)))
   with pytest.raises(ValueError, match='both have an encoder, or neither'):
     networks(Network(DecoderOnlySizes()))
   with pytest.raises(ValueError, match='draft_module goes with'):
@@ -287,6 +288,28 @@ def test_draft_models_that_do_not_fit_are_refused(target):
       max_len=4,
       eos_id=EOS,
     )
+
+
+def test_a_draft_model_may_be_padded_further(target):
+  params, _, prompt = target
+  padded = networks(Network(Sizes(vocab_size=9)))
+  draft = toy_t5.params(padded.draft, seed=1)
+  tokens = []
+  for nets, drafter in (
+    (padded, 'model'),
+    (networks(None, drafter='none'), 'none'),
+  ):
+    output = t5x_decoding.decode(
+      params | ({'draft': draft} if drafter == 'model' else {}),
+      None,
+      prompt,
+      speculation=t5x_decoding.Speculation(drafter=drafter, gamma=2),
+      networks=nets,
+      max_len=LENGTH,
+      eos_id=EOS,
+    )
+    tokens.append(np.asarray(output.tokens))
+  np.testing.assert_array_equal(*tokens)
 
 
 def test_ngram_text_is_counted(tmp_path):
