@@ -19,7 +19,8 @@ def speculative_sampling(
   Algorithm 1 of https://arxiv.org/abs/2211.17192; with lenience 1 each token
   has exactly the target's law. Lenience below 1 (Appendix A.5) accepts more and
   lets no token's probability exceed p / lenience. The paper does not spell out
-  its residual: here it stays norm(max(0, p - q)), which keeps that bound.
+  its residual: here it stays norm(max(0, p - q)), which keeps that bound. At
+  temperature 0 lenience changes nothing, and that of `greedy` does.
 
   Args:
     row_keys: keys `[B]`, consumed.
