@@ -183,8 +183,14 @@ def open_run(
     if jax.process_index() == 0:
       stack.enter_context(one_writer(folder / '.lock', folder))
     _check_network(folder, config)
-    manager = ocp.CheckpointManager(folder / _FOLDER, options=options)
-    yield Checkpoints(folder, stack.enter_context(manager))
+    manager = stack.enter_context(
+      ocp.CheckpointManager(folder / _FOLDER, options=options)
+    )
+    checkpoints = Checkpoints(folder, manager)
+    yield checkpoints
+    # Orbax deletes when it writes: a kill in between leaves one too many.
+    for step in checkpoints.steps()[:-keep]:
+      manager.delete(step)
 
 
 def _check_network(folder: Path, config: T5Config | DrafterConfig) -> None:

@@ -228,6 +228,15 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     assert checkpoints.steps() == [3]
 
 
+def test_a_checkpoint_too_many_is_deleted_at_the_end(tmp_path):
+  """As a kill leaves it, between writing one and deleting another."""
+  train(tmp_path, steps=9)
+  with run_checkpoints.open_run(tmp_path, CONFIG, keep=2) as checkpoints:
+    assert checkpoints.steps() == [3, 6, 9]
+  with run_checkpoints.open_run(tmp_path, CONFIG) as checkpoints:
+    assert checkpoints.steps() == [6, 9]
+
+
 def test_averages_are_means_of_the_newest(tmp_path):
   train(tmp_path, steps=9)
   like = loop.new_run(CONFIG, OPTIMIZER, seed=0)
