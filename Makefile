@@ -1,4 +1,5 @@
 # make demo    watch SmolLM2-135M and a T5 decode speculatively, and compare
+# make pictures  draws the two traces in docs/images
 # make proof   the statistical proof that decoding is lossless, as a report
 # make tables  the tables and figures of the papers, on the shipped models
 # make test    all tests          make check   lint, format, types
@@ -19,11 +20,12 @@ OUT := out
 
 DECODE := --model smollm2-135m --chat --drafter prompt_lookup --gamma 8 \
   --dtype float32
-TRANSLATE := --model ende-mini --draft_model ende-nano --gamma 4 \
-  --dtype float32 --max_new_tokens 48 \
-  --prompts experiments/prompts/package_descriptions.jsonl
+TRANSLATE := --model ende-mini --draft_model ende-nano --dtype float32 \
+  --max_new_tokens 48
+SENTENCE := Open the file in a text editor and save the changes before you \
+  close the window.
 
-.PHONY: demo proof tables test modes fuzz notebooks docs check \
+.PHONY: demo pictures proof tables test modes fuzz notebooks docs check \
   format clean
 
 demo: $(VENV)/demo.done
@@ -36,9 +38,21 @@ demo: $(VENV)/demo.done
 	$(BIN)/specdec bench $(DECODE) --max_new_tokens 96 \
 	  --prompts experiments/prompts/demo.jsonl --json $(OUT)/demo_bench.json \
 	  --color always
-	$(BIN)/specdec generate $(TRANSLATE) --json $(OUT)/demo_t5.jsonl \
-	  --trace $(OUT)/demo_t5_trace.jsonl > /dev/null
+	$(BIN)/specdec generate $(TRANSLATE) --gamma 4 \
+	  --prompts experiments/prompts/package_descriptions.jsonl \
+	  --json $(OUT)/demo_t5.jsonl --trace $(OUT)/demo_t5_trace.jsonl > /dev/null
 	$(BIN)/specdec trace $(OUT)/demo_t5_trace.jsonl --color always
+
+pictures: $(VENV)/demo.done
+	@mkdir -p $(OUT) docs/images
+	sed -n 4p experiments/prompts/copy.jsonl > $(OUT)/copy_prompt.jsonl
+	$(BIN)/specdec generate $(DECODE) --max_new_tokens 65 \
+	  --prompts $(OUT)/copy_prompt.jsonl --trace $(OUT)/copy.jsonl > /dev/null
+	$(BIN)/specdec trace $(OUT)/copy.jsonl --svg docs/images/copy.svg
+	$(BIN)/specdec generate $(TRANSLATE) --gamma 5 --prompt '$(SENTENCE)' \
+	  --trace $(OUT)/translation.jsonl > /dev/null
+	$(BIN)/specdec trace $(OUT)/translation.jsonl \
+	  --svg docs/images/translation.svg
 
 proof: $(VENV)/dev.done
 	$(BIN)/python -m tests.proof

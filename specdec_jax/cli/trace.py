@@ -1,4 +1,4 @@
-"""Shows a recorded trace, in the terminal or as one HTML page."""
+"""Shows a recorded trace, in the terminal, as one HTML page or as one SVG."""
 
 import argparse
 import dataclasses
@@ -7,6 +7,7 @@ from specdec_jax.cli import options, outputs, progress
 from specdec_jax.evaluation import (
   trace_file,
   trace_html,
+  trace_svg,
   trace_terminal,
   trace_text,
 )
@@ -17,8 +18,14 @@ HELP = 'show a recorded trace'
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('trace', help='what `generate --trace` wrote')
-  parser.add_argument(
+  instead = parser.add_mutually_exclusive_group()
+  instead.add_argument(
     '--html', metavar='OUT.html', help='write a self-contained page instead'
+  )
+  instead.add_argument(
+    '--svg',
+    metavar='OUT.svg',
+    help='write a picture instead, for a light and a dark page',
   )
   parser.add_argument(
     '--style',
@@ -29,23 +36,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--row', type=int, help='show this row alone; the first is 1'
   )
+  parser.add_argument(
+    '--max_iterations',
+    type=options.positive_int,
+    metavar='N',
+    help='in the picture, the first N iterations of each row',
+  )
   options.add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-  outputs.check({'--html': args.html}, {'the trace': args.trace})
+  if args.max_iterations and not args.svg:
+    raise ValueError(
+      f'--max_iterations {args.max_iterations} needs --svg; the terminal and '
+      'the page show all iterations'
+    )
+  written = {'--html': args.html, '--svg': args.svg}
+  outputs.check(written, {'the trace': args.trace})
   traced = trace_file.read(args.trace)
   row = _find(traced, args.row)
   if args.html:
-    page = trace_html.render(_only(traced, row))
-    with outputs.opened(args.html) as file:
-      file.write(page)
-    if args.html != outputs.STANDARD_OUTPUT:
-      print(f'wrote {args.html}')
+    _write(args.html, trace_html.render(_only(traced, row)))
+    return 0
+  if args.svg:
+    drawing = trace_svg.render(
+      _only(traced, row), max_iterations=args.max_iterations
+    )
+    _write(args.svg, drawing)
     return 0
   screen = progress.console(color=args.color)
   trace_terminal.show(traced, screen, style=args.style, row=row)
   return 0
+
+
+def _write(path: str, page: str) -> None:
+  with outputs.opened(path) as file:
+    file.write(page)
+  if path != outputs.STANDARD_OUTPUT:
+    print(f'wrote {path}')
 
 
 def _find(traced: Trace, number: int | None) -> int | None:

@@ -13,7 +13,8 @@ is a sequence of records, plain dicts that are one JSON object each:
 Rows and iterations count from 0 in the records; what is shown of them counts
 from 1, as prompts and lines do (`trace_text.ordinal`).
 
-`trace_file` stores them, `trace_terminal` and `trace_html` show them.
+`trace_file` stores them; `trace_terminal`, `trace_html` and `trace_svg` show
+them.
 """
 
 import dataclasses
@@ -226,6 +227,11 @@ def iteration_records(
   return records, dataclasses.replace(
     state, tails=tuple(tails), iteration=state.iteration + 1
   )
+
+
+def tokens(record: Record) -> list[Record]:
+  """The tokens of an iteration: what was drafted, then the target's own."""
+  return record['drafted'] + ([record['next']] if record['next'] else [])
 
 
 def committed(record: Record) -> list[Record]:

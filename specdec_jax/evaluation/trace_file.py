@@ -6,7 +6,7 @@ import json
 import os
 import reprlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 from specdec_jax.drafters.stateless import MAX_GAMMA
@@ -140,23 +140,11 @@ def read(path: str | os.PathLike[str]) -> Trace:
       f'{os.fspath(path)}:1: no header; the file is empty or its run was '
       'interrupted before the first record'
     )
-  return _assemble(records, is_truncated)
+  return dataclasses.replace(assemble(records), is_truncated=is_truncated)
 
 
-def _is_cut(line: bytes) -> bool:
-  """Whether the last line, which has no end, breaks off."""
-  if not line:
-    return False
-  try:
-    json.loads(line)
-  except ValueError:
-    return True
-  except RecursionError:  # Whole or not, it is no record.
-    return False
-  return False
-
-
-def _assemble(records: list[Record], is_truncated: bool) -> Trace:
+def assemble(records: Sequence[Record]) -> Trace:
+  """The trace of its records, a header first, as `read` returns it."""
   prompts: dict[int, Record] = {}
   iterations: dict[int, list[Record]] = {}
   summary = None
@@ -172,8 +160,20 @@ def _assemble(records: list[Record], is_truncated: bool) -> Trace:
     prompts=prompts,
     iterations=iterations,
     summary=summary,
-    is_truncated=is_truncated,
   )
+
+
+def _is_cut(line: bytes) -> bool:
+  """Whether the last line, which has no end, breaks off."""
+  if not line:
+    return False
+  try:
+    json.loads(line)
+  except ValueError:
+    return True
+  except RecursionError:  # Whole or not, it is no record.
+    return False
+  return False
 
 
 def _located(

@@ -176,7 +176,7 @@ def _toolbar(traced: Trace) -> str:
     token['verdict']
     for records in traced.iterations.values()
     for record in records
-    for token in _tokens(record)
+    for token in trace.tokens(record)
   }
   legend = ''.join(
     f'<li><span class="k {verdict}" title="{html.escape(meaning)}">{verdict}'
@@ -262,7 +262,8 @@ def _iteration(row: int, record: Record, is_first: bool) -> str:
   name = f'{_row_id(row)}-i{k}'
   # A correction stands right after what it corrects.
   tokens = sorted(
-    _tokens(record), key=lambda t: t['verdict'] in ('discarded', 'truncated')
+    trace.tokens(record),
+    key=lambda t: t['verdict'] in ('discarded', 'truncated'),
   )
   spans = ''.join(
     _token(token, is_first and i == 0) for i, token in enumerate(tokens)
@@ -304,10 +305,6 @@ def _shown(text: str) -> str:
   tab = f'<i class="w">{trace_text.TAB}</i>\t'
   newline = f'<i class="w">{trace_text.NEWLINE}</i><br>'
   return shown.replace('\t', tab).replace('\n', newline)
-
-
-def _tokens(record: Record) -> list[Record]:
-  return [*record['drafted'], *([record['next']] if record['next'] else [])]
 
 
 def _row_name(row: int) -> str:

@@ -126,7 +126,7 @@ def legend(
     token['verdict']
     for records in traced.iterations.values()
     for record in records
-    for token in _tokens(record)
+    for token in trace.tokens(record)
     if style == 'lines' or not _is_after_end(token)
   }
   text = _text()
@@ -163,14 +163,9 @@ def _needs_marks(console: Any) -> bool:
 
 
 def _header_line(header: Record) -> str:
-  parts = [
-    f'{header["drafter"]} drafts for {header["target"]}',
-    header['verification'],
-    f'gamma {header["gamma"]}',
-  ]
-  if header.get('temperature') is not None:
-    parts.append(f'temperature {header["temperature"]:g}')
-  return trace_text.visible(', '.join(parts))
+  return ', '.join(
+    (trace_text.models_line(header), trace_text.settings_line(header))
+  )
 
 
 def _lines(records: list[Record], has_marks: bool) -> Any:
@@ -184,17 +179,12 @@ def _lines(records: list[Record], has_marks: bool) -> Any:
   for record in records:
     line = _text()
     # A correction stands right after what it corrects.
-    for token in sorted(_tokens(record), key=_is_after_end):
+    for token in sorted(trace.tokens(record), key=_is_after_end):
       shown = trace_text.visible(token['text']) or trace_text.EMPTY
       _append(line, shown, token['verdict'], has_marks)
     number = trace_text.ordinal(record['iteration'])
     table.add_row(str(number), f'+{record["committed"]}', line)
   return table
-
-
-def _tokens(record: Record) -> list[Record]:
-  """Drafted tokens, then the next one."""
-  return [*record['drafted'], *([record['next']] if record['next'] else [])]
 
 
 def _flow(
@@ -203,7 +193,7 @@ def _flow(
   """Running text, line breaks and all."""
   text = _text()
   for record in records:
-    for token in _tokens(record):
+    for token in trace.tokens(record):
       if _is_after_end(token) or token['token'] in hidden_ids:
         continue
       if token['verdict'] == 'rejected':

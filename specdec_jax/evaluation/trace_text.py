@@ -24,7 +24,8 @@ def visible(text: str, *, keep: str = '') -> str:
 
   Control characters become control pictures, so that no token can command a
   terminal; line breaks `⏎`, tabs `⇥`; characters that reorder text, lone
-  surrogates and line separators become `<U+XXXX>`. Characters in `keep` stay.
+  surrogates, line separators and what XML forbids become `<U+XXXX>`. Characters
+  in `keep` stay.
   """
   return ''.join(c if c in keep else _visible_character(c) for c in text)
 
@@ -43,18 +44,34 @@ def prompt_size(record: Record) -> str:
   return count(size, 'token')
 
 
+def models_line(header: Record) -> str:
+  """Such as 'small drafts for large'."""
+  return visible(f'{header["drafter"]} drafts for {header["target"]}')
+
+
+def settings_line(header: Record) -> str:
+  """Such as 'speculative_sampling, gamma 4, temperature 0'."""
+  line = f'{header["verification"]}, gamma {header["gamma"]}'
+  if header.get('temperature') is not None:
+    line += f', temperature {header["temperature"]:g}'
+  return visible(line)
+
+
 def summary_line(summary: Summary) -> str:
-  """Such as '38 tokens in 9 target runs (4.22 a run, alpha 0.87)'."""
-  line = (
-    f'{count(summary.num_tokens, "token")} in '
-    f'{count(summary.num_target_runs, "target run")}'
-  )
+  """Such as '38 tokens in 9 target runs (4.22 per run, alpha 0.87)'."""
+  line = totals(summary)
   if summary.block_efficiency is not None:
-    line += f' ({summary.block_efficiency:.2f} a run'
+    line += f' ({summary.block_efficiency:.2f} per run'
     if summary.alpha is not None:
       line += f', alpha {summary.alpha:.2f}'
     line += ')'
   return line
+
+
+def totals(summary: Summary) -> str:
+  """Such as '38 tokens in 9 target runs'."""
+  tokens = count(summary.num_tokens, 'token')
+  return f'{tokens} in {count(summary.num_target_runs, "target run")}'
 
 
 def count(number: int, noun: str) -> str:
@@ -75,6 +92,7 @@ def _visible_character(character: str) -> str:
   category = unicodedata.category(character)
   # Joiners and tags within an emoji or an Arabic word are left alone.
   is_part = character in '\u200c\u200d' or 0xE0020 <= code <= 0xE007F
-  if category in ('Cc', 'Cf', 'Cs', 'Zl', 'Zp') and not is_part:
+  is_hidden = category in ('Cc', 'Cf', 'Cs', 'Zl', 'Zp') and not is_part
+  if is_hidden or code in (0xFFFE, 0xFFFF):
     return f'<U+{code:04X}>'
   return character

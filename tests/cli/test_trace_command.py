@@ -1,5 +1,7 @@
 """`specdec trace`: a recorded trace, shown again."""
 
+from xml.etree import ElementTree
+
 import pytest
 
 from specdec_jax.evaluation import trace_file
@@ -59,6 +61,24 @@ def test_an_html_page(run, recorded, tmp_path):
   assert 'ab ab' not in result.out
 
 
+def test_a_picture(run, recorded, tmp_path):
+  path = tmp_path / 'picture.svg'
+  result = run('trace', recorded, '--svg', path, '--row', '2')
+  assert result == (0, f'wrote {path}\n', '')
+  root = ElementTree.parse(path).getroot()
+  texts = [
+    ''.join(text.itertext()) for text in root.iter(f'{root.tag[:-3]}text')
+  ]
+  assert texts[0].startswith('prompt_lookup drafts for ')
+  assert 'ab ab' in texts
+  assert 'the in the in' not in texts
+  result = run('trace', recorded, '--svg', '-', '--max_iterations', '1')
+  assert result.status == 0
+  drawn = ElementTree.fromstring(result.out)
+  classes = [group.get('class') for group in drawn.iter(f'{drawn.tag[:-3]}g')]
+  assert classes.count('line') == 3
+
+
 def test_an_interrupted_run_says_so(run, recorded, tmp_path):
   path = tmp_path / 'part.jsonl'
   path.write_bytes(recorded.read_bytes()[:-700])
@@ -79,11 +99,14 @@ def test_what_is_no_trace_is_refused(run, recorded, tmp_path):
     assert_refused(
       run('trace', recorded, '--row', row), f'no row {row}', '1, 2, 3'
     )
+  cut = ('--max_iterations', '5')
+  assert_refused(run('trace', recorded, *cut), '--max_iterations 5', '--svg')
 
 
 def test_the_page_must_not_overwrite_the_trace(run, recorded, tmp_path):
   before = recorded.read_bytes()
   assert_refused(run('trace', recorded, '--html', recorded), 'both')
+  assert_refused(run('trace', recorded, '--svg', recorded), 'both')
   assert recorded.read_bytes() == before
   missing = tmp_path / 'none' / 'page.html'
   assert_refused(run('trace', recorded, '--html', missing), 'no folder')

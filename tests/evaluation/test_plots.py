@@ -1,16 +1,13 @@
 """Plots show the numbers that they were given, and are the same each time."""
 
-import xml.etree.ElementTree as ElementTree
-
 import numpy as np
 import pytest
 
 from specdec_jax import theory
-from specdec_jax.evaluation import plots, trace_svg
+from specdec_jax.evaluation import plots
 from specdec_jax.evaluation.plots import Measured, Segment
 
 pytest.importorskip('matplotlib')
-_SVG = '{http://www.w3.org/2000/svg}'
 
 
 def lines_of(axes):
@@ -65,28 +62,3 @@ def test_saved_figures_are_the_same_bytes_with_text_in_them(tmp_path):
     saved.append((tmp_path / name).read_bytes())
   assert saved[0] == saved[1]
   assert b'c = 0.05' in saved[0]
-
-
-def test_the_drawing_of_a_trace_says_what_became_of_each_token():
-  token = lambda text, verdict: {'text': text, 'verdict': verdict}
-  records = [
-    {
-      'drafted': [
-        token('a<', 'accepted'),
-        token('\x1b', 'rejected'),
-        token('gone', 'discarded'),
-      ],
-      'next': token('&', 'correction'),
-    },
-    {'drafted': [token('b', 'accepted')], 'next': None},
-  ]
-  root = ElementTree.fromstring(trace_svg.render(records, 'two <lines>'))
-  assert root.find(f'{_SVG}title').text == 'two <lines>'
-  lines = [
-    [(span.get('class'), span.text) for span in line][1:]
-    for line in root.iter(f'{_SVG}text')
-  ]
-  assert lines == [
-    [('accepted', 'a<'), ('rejected', '␛'), ('correction', '&')],
-    [('accepted', 'b')],
-  ]

@@ -48,7 +48,7 @@ def test_lines_without_colour():
     '2 +4  sat.⏎⇥It\n'
     '3 +1  [b]purred[/b]\n'
     '4 +1 </s>[-▯-]\n'
-    '8 tokens in 4 target runs (2.00 a run, alpha 0.83)\n'
+    '8 tokens in 4 target runs (2.00 per run, alpha 0.83)\n'
   )
 
 
@@ -59,7 +59,7 @@ def test_flow_without_colour():
     'prompt: Who?⏎Tell.\n'
     'The[- dog-]{+ cat+} sat.\n'
     '        It [b]purred[/b]</s>\n'
-    '8 tokens in 4 target runs (2.00 a run, alpha 0.83)\n'
+    '8 tokens in 4 target runs (2.00 per run, alpha 0.83)\n'
   )
 
 
