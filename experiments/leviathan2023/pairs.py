@@ -155,7 +155,7 @@ class Pair:
   def names(self) -> str:
     """Its models, for a table."""
     models = (self.target, self.draft_model)
-    return ' with '.join(_short(model.name) for model in models)
+    return ' with '.join(short(model.name) for model in models)
 
 
 def shipped() -> list[str]:
@@ -362,7 +362,7 @@ def named(pair: Pair) -> dict[str, str]:
   return {'task': task, 'models': pair.names}
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
   """A model without the folders of the machine that it lies on."""
   parts = Path(name).parts
   return '/'.join(parts[-2:] if parts[-1] == 'model' else parts[-1:])

@@ -105,10 +105,11 @@ def encode(
   """
   for index, example in enumerate(task.read()):
     if index % num_shards == shard_id:
-      yield _encode_one(index, example, layout)
+      yield encode_one(index, example, layout)
 
 
-def _encode_one(index: int, example: Example, layout: Layout) -> Row:
+def encode_one(index: int, example: Example, layout: Layout) -> Row:
+  """One example in tokens; raises as `encode` does."""
   ids = example.input_ids
   if ids is None:
     # T5's encoder reads EOS; a text to continue has none.

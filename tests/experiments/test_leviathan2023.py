@@ -2,6 +2,7 @@
 its target, so that everything is known."""
 
 import json
+import pathlib
 import types
 import xml.etree.ElementTree as ElementTree
 
@@ -295,3 +296,31 @@ def test_the_page_has_every_table_with_its_command(tmp_path, monkeypatch):
   assert '- date: 1970-01-01' in page
   assert '- XLA_FLAGS: --xla_flag=1\n' in page
   assert 'Xia' not in page.split('\n## ')[1]
+
+
+def test_figure_1_is_a_readable_text_of_few_iterations():
+  folder = pathlib.Path(figures.__file__).parent / 'results'
+  written = json.loads((folder / 'figures.json').read_text())
+  root = ElementTree.parse(folder / written['figures'][0]).getroot()
+  name = root.tag.removesuffix('svg')
+  # The table says of the figure what the figure says of itself.
+  total = root.find(f'{name}title').text.partition(': ')[2]
+  assert written['rows'][0]['what'] == f'a trace: {total}'
+  groups = [group.get('class') for group in root.iter(f'{name}g')]
+  assert 8 <= groups.count('line') <= 14
+  words = root.find(f'{name}desc').text.removesuffix('</s>').split()
+  assert len(words) > 12
+  # It repeats no three words.
+  threes = list(zip(words, words[1:], words[2:], strict=False))
+  assert len(set(threes)) == len(threes)
+
+
+def test_the_trace_of_figure_1_decodes_its_text(argv, task):
+  pair = pairs.load(f'ende:random:tiny:random:tiny:{task}', task.parent, 0)
+  traced = figures.trace_of(pair)
+  assert traced.header['gamma'] == figures.GAMMA
+  assert traced.header['drafter'] == 'random:tiny'
+  assert traced.prompts[0]['text'].startswith('Select the printer ')
+  # The drafter is the target: all drafts pass.
+  assert traced.summarize().alpha == 1
+  assert traced.summary['num_tokens'] == 64
