@@ -324,3 +324,7 @@ def test_the_trace_of_figure_1_decodes_its_text(argv, task):
   # The drafter is the target: all drafts pass.
   assert traced.summarize().alpha == 1
   assert traced.summary['num_tokens'] == 64
+
+
+def test_the_page_of_results_is_what_the_tables_say():
+  assert results.PAGE.read_text() == results.page(results.ROOT)
