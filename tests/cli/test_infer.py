@@ -500,6 +500,15 @@ def test_relaxed_rules_are_taken_as_shipped(run, t5, task, tmp_path, rule):
   assert run(*argv(t5, task, tmp_path, rule_file, '--dry_run')).status == 0
 
 
+def test_a_rule_is_asked_again_when_it_is_bound_otherwise(
+  run, t5, task, tmp_path
+):
+  greedy = argv(t5, task, tmp_path, gin_file('verification/greedy.gin'))
+  assert run(*greedy, '--dry_run').status == 0
+  lenient = '--gin.verification.greedy.lenience=0.5'
+  assert_refused(run(*greedy, '--dry_run', lenient), 'greedy', '= 1.0')
+
+
 @pytest.mark.parametrize(
   'name',
   [
