@@ -62,3 +62,29 @@ def test_saved_figures_are_the_same_bytes_with_text_in_them(tmp_path):
     saved.append((tmp_path / name).read_bytes())
   assert saved[0] == saved[1]
   assert b'c = 0.05' in saved[0]
+
+
+@pytest.mark.parametrize(
+  'figure',
+  [
+    plots.tokens_by_alpha([1, 3, 5, 7, np.inf]),
+    plots.best_gamma_by_alpha([0.01, 0.02, 0.05, 0.1]),
+    plots.speed_and_operations([1, 3, 5, 7, 10]),
+    plots.speedup_by_gamma(
+      {'here': dict.fromkeys(range(1, 13), 1.9)},
+      {'here': dict.fromkeys(range(1, 13), Measured(1.8, 0.0, 2.0))},
+    ),
+  ],
+)
+def test_no_legend_lies_on_data(figure):
+  figure.draw_without_rendering()
+  axes = figure.axes[0]
+  box = axes.get_legend().get_window_extent()
+  drawn = [
+    (artist.get_transform(), path)
+    for artist in axes.collections
+    for path in artist.get_paths()
+  ] + [(line.get_transform(), line.get_path()) for line in axes.get_lines()]
+  for transform, path in drawn:
+    curve = transform.transform_path(path)
+    assert not curve.intersects_bbox(box, filled=False)
