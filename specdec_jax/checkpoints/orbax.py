@@ -131,8 +131,14 @@ def _keys(path: Path, entry: Any) -> list[str]:
 
 
 def _is_key(name: Any) -> bool:
-  """Whether it names a folder: dots alone would lead to the one above."""
-  return isinstance(name, str) and name.strip('.') != '' and '/' not in name
+  """Whether it names a folder: dots alone would lead to the one above, and half
+  of a surrogate pair is no text."""
+  return (
+    isinstance(name, str)
+    and name.strip('.') != ''
+    and '/' not in name
+    and name.isprintable()
+  )
 
 
 def _is_empty(path: Path, entry: dict[str, Any]) -> bool:

@@ -110,6 +110,7 @@ def _entry(*keys, **value) -> dict:
     ({'tree_metadata': {'x': _entry()}}, 'an array has the keys'),
     ({'tree_metadata': {'x': _entry(3)}}, r'an array has the keys \[3\]'),
     ({'tree_metadata': {'x': _entry('..')}}, 'an array has the keys'),
+    ({'tree_metadata': {'x': _entry('\ud800')}}, 'an array has the keys'),
     (
       {'tree_metadata': {'x': _entry('a', skip_deserialize=1)}},
       'skip_deserialize is 1, expected true or false',
