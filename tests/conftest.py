@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pathlib
 
 # Eight devices; and the code of a small program is not cut into many modules,
 # which takes longer than it saves where every core is busy.
@@ -59,6 +60,19 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
       if item.get_closest_marker('optimized'):
         item.add_marker(skip)
+
+
+# A process can map 65,530 pieces of memory on Linux, and a compiled program
+# takes about nine of them: thousands of programs end in an abort.
+_MANY_MAPS = 20_000
+
+
+def pytest_runtest_teardown(item, nextitem):
+  if nextitem is None or nextitem.path == item.path:
+    return
+  maps = pathlib.Path('/proc/self/maps')
+  if maps.exists() and maps.read_bytes().count(b'\n') > _MANY_MAPS:
+    jax.clear_caches()
 
 
 @pytest.fixture

@@ -174,7 +174,7 @@ def test_errors_name_the_line(records, path, line, change, reason):
     (b'{"type": "pro', 'not JSON'),
     (b'', 'not JSON'),
     (b'\xff', 'not UTF-8'),
-    (b'[' * 5000 + b']' * 5000, 'its lists are nested too deeply'),
+    (b'[' * 200_000 + b']' * 200_000, 'its lists are nested too deeply'),
   ],
 )
 def test_corruption_before_the_end_is_an_error(path, junk, reason):
@@ -186,7 +186,7 @@ def test_corruption_before_the_end_is_an_error(path, junk, reason):
 
 
 def test_a_last_line_that_is_nested_too_deeply_is_not_cut(path):
-  path.write_bytes(path.read_bytes() + b'[' * 5000 + b']' * 5000)
+  path.write_bytes(path.read_bytes() + b'[' * 200_000 + b']' * 200_000)
   with pytest.raises(ValueError, match='its lists are nested too deeply'):
     trace_file.read(path)
 
