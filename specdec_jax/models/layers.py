@@ -160,7 +160,7 @@ def with_cpu_copies(params: Any, *, is_tied: bool) -> Any:
   times as long as `[in, out]`, which is how the embeddings of a tied model lie:
   they get a transpose. And a single row times bfloat16 is computed in float32
   from weights that are converted first; XLA moves that out of a plain decoding
-  loop, but not out of loops within a loop, where drafts and iterations without
+  loop, but not out of a loop in it that may not run, where iterations without
   a draft would convert every weight each time: kernels get a float32 copy. The
   encoder's, which never see a single row, get none. Accelerators need neither,
   and get the tree as it is.
