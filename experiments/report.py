@@ -14,7 +14,8 @@ from typing import Any
 import jax
 
 from specdec_jax.cli import options
-from specdec_jax.costs import measure
+from specdec_jax.measure import stopwatch
+from specdec_jax.models import presets
 
 Cells = dict[str, Any]
 
@@ -39,7 +40,7 @@ def add_dtypes(parser: argparse.ArgumentParser) -> None:
   with: the fastest of them."""
   parser.add_argument(
     '--dtype',
-    choices=options.DTYPES,
+    choices=presets.DTYPES,
     help='where the target verifies (default: in which five rows are '
     'multiplied most quickly here)',
   )
@@ -48,7 +49,7 @@ def add_dtypes(parser: argparse.ArgumentParser) -> None:
 
 def verifying_dtype(args: argparse.Namespace) -> str:
   """What `--dtype` said, or is by default."""
-  return args.dtype or measure.quickest_dtype(options.DTYPES)
+  return args.dtype or stopwatch.quickest_dtype(presets.DTYPES)
 
 
 def add_tables(
@@ -94,7 +95,7 @@ def header(module: str, argv: Sequence[str], started: float) -> dict[str, str]:
   flags = os.environ.get('XLA_FLAGS', '').strip()
   return {
     'command': shlex.join(['python', '-m', module, *map(_shorten, argv)]),
-    'device': f'{measure.device_name()}, jax {jax.__version__}',
+    'device': f'{stopwatch.device_name()}, jax {jax.__version__}',
     **({'XLA_FLAGS': flags} if flags else {}),
     'date': day.strftime('%Y-%m-%d'),
     'time': f'{seconds:.0f} s',

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specdec_jax.data import batching
+from specdec_jax.text import batching
 
 
 def test_pack():

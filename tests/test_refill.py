@@ -10,7 +10,7 @@ import pytest
 from specdec_jax import drafters
 from specdec_jax.base import Params, Prompt
 from specdec_jax.decoding import refill
-from specdec_jax.evaluation import decode_many
+from specdec_jax.infer import decode_many
 from specdec_jax.verification import speculative_sampling
 from tests import decoders, toy
 

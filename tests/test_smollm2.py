@@ -16,9 +16,9 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params, Prompt
 from specdec_jax.checkpoints import loading
-from specdec_jax.data import batching
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.models import adapters
+from specdec_jax.text import batching
 
 pytestmark = [
   pytest.mark.smollm2,

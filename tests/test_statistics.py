@@ -10,7 +10,7 @@ import pytest
 from specdec_jax import drafters, verification
 from specdec_jax.base import Draft, Params, Verification
 from specdec_jax.decoding import speculative, statistics
-from specdec_jax.evaluation import metrics
+from specdec_jax.measure import metrics
 from tests import decoders, toy
 
 VOCAB_SIZE, GAMMA = 5, 3

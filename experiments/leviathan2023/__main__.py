@@ -21,6 +21,7 @@ from experiments.leviathan2023.pairs import Dtypes
 from experiments.leviathan2023.tables import TABLES
 from specdec_jax.cli import decoder as decoder_lib
 from specdec_jax.cli import options
+from specdec_jax.models import presets
 
 MODULE = 'experiments.leviathan2023'
 # Which need no model.
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
   report.add_tables(parser, TABLES)
   report.add_dtypes(parser)
   parser.add_argument(
-    '--draft_dtype', choices=options.DTYPES, default='float32'
+    '--draft_dtype', choices=presets.DTYPES, default='float32'
   )
   parser.add_argument('--num_alpha', type=options.positive_int, default=200)
   parser.add_argument('--num_timed', type=options.positive_int, default=24)

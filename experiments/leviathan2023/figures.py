@@ -14,22 +14,16 @@ from experiments.leviathan2023 import measured, pairs, paper
 from experiments.leviathan2023.measured import RULE, Settings
 from experiments.leviathan2023.pairs import TRAINED, Pair
 from specdec_jax.base import Params, Prompt
-from specdec_jax.cli import infer_examples
-from specdec_jax.cli.infer_examples import Row
-from specdec_jax.costs import measure
-from specdec_jax.data.tasks import Example
 from specdec_jax.decoding import speculative
-from specdec_jax.evaluation import (
-  plots,
-  trace,
-  trace_file,
-  trace_svg,
-  trace_text,
-)
-from specdec_jax.evaluation.plots import Measured, Segment
-from specdec_jax.evaluation.trace import Record
-from specdec_jax.evaluation.trace_file import Trace
+from specdec_jax.infer import examples
+from specdec_jax.infer.examples import Row
+from specdec_jax.measure import plots, stopwatch
+from specdec_jax.measure.plots import Measured, Segment
+from specdec_jax.text.tasks import Example
 from specdec_jax.theory.planner import Costs
+from specdec_jax.trace import drawing, recording, storage, wording
+from specdec_jax.trace.recording import Record
+from specdec_jax.trace.storage import Trace
 
 # Of the trace, and the two of the timeline as far as scoring was timed.
 GAMMA, GAMMAS = 7, (7, 3)
@@ -64,9 +58,9 @@ def draw(
   if given:
     pair = given[0]
     traced = trace_of(pair)
-    line = trace_text.summary_line(traced.summarize())
-    drawing = trace_svg.render(traced)
-    (folder / 'figure_1.svg').write_text(drawing, encoding='utf-8')
+    line = wording.summary_line(traced.summarize())
+    picture = drawing.render(traced)
+    (folder / 'figure_1.svg').write_text(picture, encoding='utf-8')
     plots.save(plots.timeline(_lanes(pair, settings)), folder / 'figure_5.svg')
     rows = [
       {'figure': 1, 'what': f'a trace: {line}', 'from': pair.names},
@@ -86,19 +80,19 @@ def draw(
 def trace_of(pair: Pair) -> Trace:
   """The greedy decode of Figure 1."""
   inputs = pair.kind.prefix + _TEXT
-  row = infer_examples.encode_one(0, Example(inputs=inputs), pair.layout)
+  row = examples.encode_one(0, Example(inputs=inputs), pair.layout)
   prompt, pieces = _packed(pair, row), pair.layout.vocabulary.pieces
   records = _decode(pair, prompt, GAMMA)
-  header = trace.header(
+  header = recording.header(
     target=pairs.short(pair.target.name),
     drafter=pairs.short(pair.draft_model.name),
     verification=RULE.__name__,
     gamma=GAMMA,
     temperature=0.0,
   )
-  summary = trace.summary_record(trace.summarize(records, GAMMA))
-  prompts = trace.prompt_records(prompt, pieces, [inputs])
-  return trace_file.assemble([header, *prompts, *records, summary])
+  summary = recording.summary_record(recording.summarize(records, GAMMA))
+  prompts = recording.prompt_records(prompt, pieces, [inputs])
+  return storage.assemble([header, *prompts, *records, summary])
 
 
 def speedups(
@@ -146,7 +140,7 @@ def _example(pair: Pair) -> Prompt:
 
 
 def _packed(pair: Pair, row: Row) -> Prompt:
-  return jax.tree.map(jnp.asarray, infer_examples.packer(pair.layout)([row]))
+  return jax.tree.map(jnp.asarray, examples.packer(pair.layout)([row]))
 
 
 def _prefill_seconds(pair: Pair, prompt: Prompt) -> float:
@@ -156,7 +150,7 @@ def _prefill_seconds(pair: Pair, prompt: Prompt) -> float:
     return pair.model.init(params, prompt, pair.max_len)
 
   call = functools.partial(jax.jit(prefill), pair.params.target, prompt)
-  seconds, _ = measure.alternate({'prefill': call}, 5)
+  seconds, _ = stopwatch.alternate({'prefill': call}, 5)
   return float(np.median(seconds['prefill']))
 
 
@@ -175,14 +169,14 @@ def _decode(pair: Pair, prompt: Prompt, gamma: int) -> list[Record]:
     state, info = speculative.step(
       params, state, **models, verify_fn=RULE, **rule
     )
-    return state, trace.gather(info)
+    return state, recording.gather(info)
 
   init = functools.partial(speculative.init, **models, max_len=max_len)
   state = jax.jit(init)(pair.params, jax.random.key(0), prompt)
-  traced, records = trace.init(prompt), []
+  traced, records = recording.init(prompt), []
   while not np.all(state.done):
     state, info = step(pair.params, state)
-    more, traced = trace.iteration_records(
+    more, traced = recording.iteration_records(
       info, traced, pair.layout.vocabulary.pieces
     )
     records += more

@@ -14,11 +14,10 @@ from experiments.leviathan2023.pairs import TRAINED, Pair
 from experiments.leviathan2023.timed import Sweep, Timed
 from specdec_jax import drafters, theory, verification
 from specdec_jax.base import Drafter, Params
-from specdec_jax.costs import measure
 from specdec_jax.drafters import schedules
-from specdec_jax.evaluation import calibration, iteration_costs
-from specdec_jax.evaluation import sides as sides_lib
-from specdec_jax.evaluation.sides import Side
+from specdec_jax.measure import calibration, iteration_costs, stopwatch
+from specdec_jax.measure import sides as sides_lib
+from specdec_jax.measure.sides import Side
 from specdec_jax.models import adapters, layers
 from specdec_jax.theory.planner import Costs
 
@@ -190,7 +189,7 @@ def _costs_by_themselves(
   made = _cost_programs(pair, temperature, settings)
   # At temperature 0 they only choose what the schedules are given.
   repeats = settings.repeats if temperature else 2
-  timed = measure.alternate(made.programs, repeats)
+  timed = stopwatch.alternate(made.programs, repeats)
   return _as_costs(pair, made.costs(*timed))
 
 
@@ -366,7 +365,7 @@ def _time(
   for way in sorted(ways, key=lambda way: -ways[way].gamma):
     longest.setdefault(kinds[way], way)
   sides |= {way: make(drafter=ways[way]) for way in longest.values()}
-  sides |= measure.together(
+  sides |= stopwatch.together(
     {
       way: functools.partial(
         make, drafter=drafter, like=sides[longest[kinds[way]]]
@@ -386,7 +385,7 @@ def _time(
     made = _cost_programs(pair, temperature, settings)
     programs |= made.programs
     warm_up += made.programs
-  seconds, results = measure.alternate(
+  seconds, results = stopwatch.alternate(
     programs, settings.repeats, warm_up=warm_up
   )
   parts = made and _as_costs(pair, made.costs(seconds, results))

@@ -22,11 +22,13 @@ from specdec_jax.base import (
 )
 from specdec_jax.checkpoints import pretrained
 from specdec_jax.checkpoints.loading import LoadedModel
-from specdec_jax.cli import infer_examples, model_options
-from specdec_jax.cli.infer_examples import Layout, Row
-from specdec_jax.data import ngram_counts, tasks, vocabularies
+from specdec_jax.cli import model_options
+from specdec_jax.data import ngram_counts
+from specdec_jax.infer import examples
+from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.models import adapters
 from specdec_jax.models.t5 import T5Config
+from specdec_jax.text import tasks, vocabularies
 
 UNIGRAM, BIGRAM, TRAINED = 'unigram', 'bigram', 'trained'
 DRAFTERS = (UNIGRAM, BIGRAM, TRAINED)
@@ -144,7 +146,7 @@ class Pair:
   def max_len(self) -> int:
     kind = self.kind
     lengths = {'inputs': kind.inputs_length, 'targets': kind.targets_length}
-    start = infer_examples.prompt_length(self.target.config, lengths)
+    start = examples.prompt_length(self.target.config, lengths)
     return start + kind.targets_length
 
   @property
@@ -241,7 +243,7 @@ def load(
     inputs_length=kind.inputs_length,
     targets_length=kind.targets_length,
   )
-  rows = list(infer_examples.encode(task, layout, 0, 1))
+  rows = list(examples.encode(task, layout, 0, 1))
   if kind.is_text:
     # What is shorter has its end in the prompt.
     rows = [row for row in rows if row.num_cut]
@@ -347,7 +349,7 @@ def spread(rows: Sequence[Any], count: int) -> list[Any]:
 
 def prompts(pair: Pair, count: int, batch_size: int) -> list[Prompt]:
   """Batches of `count` examples; the last one may have empty rows."""
-  pack = infer_examples.packer(pair.layout)
+  pack = examples.packer(pair.layout)
   rows: list[Row | None] = [*spread(pair.rows, count)]
   rows += [None] * (-len(rows) % batch_size)
   return [

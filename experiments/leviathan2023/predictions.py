@@ -10,7 +10,7 @@ from experiments.leviathan2023.measured import Settings
 from experiments.leviathan2023.pairs import Pair, named
 from experiments.leviathan2023.timed import Sweep, Timed
 from experiments.report import Table
-from specdec_jax.evaluation.plots import Measured
+from specdec_jax.measure.plots import Measured
 
 
 def table(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:

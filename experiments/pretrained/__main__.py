@@ -21,7 +21,7 @@ from experiments.pretrained import card, shipping
 from experiments.pretrained.measuring import measure
 from specdec_jax.checkpoints import pretrained
 from specdec_jax.cli import decoder, options
-from specdec_jax.evaluation import quality
+from specdec_jax.infer import quality
 
 
 def main(argv: Sequence[str] | None = None) -> int:

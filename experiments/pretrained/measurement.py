@@ -17,14 +17,13 @@ from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Drafter, LanguageModel, Params, Prompt
 from specdec_jax.checkpoints import loading
 from specdec_jax.checkpoints.loading import LoadedModel
-from specdec_jax.cli import infer_examples
-from specdec_jax.cli.infer_examples import Layout, Row
-from specdec_jax.costs import measure
-from specdec_jax.data import tasks, vocabularies
 from specdec_jax.decoding import autoregressive, speculative
-from specdec_jax.evaluation import quality, text_acceptance
+from specdec_jax.infer import examples, quality
+from specdec_jax.infer.examples import Layout, Row
+from specdec_jax.measure import stopwatch, text_acceptance
 from specdec_jax.models import adapters
 from specdec_jax.models.block_decoder import BlockDecoderConfig
+from specdec_jax.text import tasks, vocabularies
 
 Figures = dict[str, Any]
 # Sources are padded to a multiple of this; shorter texts to this.
@@ -118,7 +117,7 @@ def read(
   )
   found = tasks.find(task, inputs_field=inputs_field, prefix=prefix)
   rows = sorted(
-    infer_examples.encode(found, layout, 0, 1), key=lambda row: len(row.ids)
+    examples.encode(found, layout, 0, 1), key=lambda row: len(row.ids)
   )
 
   def is_short(part: Sequence[Row]) -> bool:
@@ -130,9 +129,7 @@ def read(
     # Two widths, since every one is compiled for.
     longest = max(len(row.ids) for row in (part if is_short(part) else rows))
     width = min(-(-longest // _WIDTH) * _WIDTH, inputs_length)
-    pack = infer_examples.packer(
-      dataclasses.replace(layout, inputs_length=width)
-    )
+    pack = examples.packer(dataclasses.replace(layout, inputs_length=width))
     prompt = pack([*part, *[None] * (batch_size - len(part))])
     batches.append(Batch(prompt=jax.tree.map(jnp.asarray, prompt), rows=part))
   return Setting(target=model, layout=layout, batches=batches)
@@ -348,7 +345,7 @@ def provenance(task: str, started: float) -> tuple[str, Figures]:
   day = datetime.datetime.fromtimestamp(started, datetime.UTC)
   return f'{path.parent.name}/{path.name}', {
     'sha256': hashlib.sha256(path.read_bytes()).hexdigest(),
-    'device': f'{measure.device_name()}, jax {jax.__version__}, float32',
+    'device': f'{stopwatch.device_name()}, jax {jax.__version__}, float32',
     'date': day.strftime('%Y-%m-%d'),
     'seconds': round(time.time() - started),
   }

@@ -17,7 +17,7 @@ from experiments.pretrained.measurement import (
   Figures,
   Setting,
 )
-from specdec_jax.evaluation import text_acceptance
+from specdec_jax.measure import text_acceptance
 
 _BENCH = (
   *('device', 'num_prompts', 'batch_size', 'gamma', 'identical'),

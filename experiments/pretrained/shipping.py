@@ -12,15 +12,11 @@ from typing import Any
 import jax
 
 from experiments.pretrained import card
-from specdec_jax.checkpoints import (
-  loading,
-  model_file,
-  pretrained,
-  vocabulary_files,
-)
+from specdec_jax.checkpoints import loading, model_file, pretrained
 from specdec_jax.cli import main as cli
 from specdec_jax.data import token_files
 from specdec_jax.models.t5 import T5Config
+from specdec_jax.text import vocabulary_files
 from specdec_jax.training import metrics_log
 
 _VOCABULARY = (vocabulary_files.SENTENCEPIECE, 'tokenizer_config.json')

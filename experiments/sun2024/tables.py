@@ -13,9 +13,8 @@ from experiments.leviathan2023.pairs import TRAINED, Pair, named
 from experiments.report import Table
 from specdec_jax import theory, verification
 from specdec_jax.base import Drafter, VerifyFn
-from specdec_jax.costs import measure
 from specdec_jax.decoding import speculative
-from specdec_jax.evaluation import text_acceptance
+from specdec_jax.measure import stopwatch, text_acceptance
 
 RULES: dict[str, VerifyFn] = {
   'token': verification.speculative_sampling,
@@ -56,7 +55,7 @@ def tokens_per_run(
   rows, notes = [], []
   for pair in given:
     gains = []
-    found = measure.together(
+    found = stopwatch.together(
       {
         (gamma, name): functools.partial(
           _decode, pair, gamma, rule, num_examples, batch_size

@@ -26,8 +26,8 @@ import numpy as np
 from t5x import decoding, models
 from t5x.examples.t5 import network
 
-from specdec_jax.costs import measure
 from specdec_jax.integrations import t5x as plugin
+from specdec_jax.measure import stopwatch
 from specdec_jax.models import presets, t5
 
 NO_EOS = -1
@@ -54,7 +54,7 @@ def main() -> None:
   config = presets.preset('t5_1_1_small')
   params = random_params(config)
   print(
-    f'{args}\n{measure.device_name()}, {jax.devices()}, jax {jax.__version__}'
+    f'{args}\n{stopwatch.device_name()}, {jax.devices()}, jax {jax.__version__}'
   )
   for batch_size in map(int, args.batch_sizes.split(',')):
     compare(config, params, batch_size, args)
@@ -72,7 +72,7 @@ def compare(config, params, batch_size: int, args) -> None:
     )
     for name, program in programs(config, params, encoder_tokens, args).items()
   }
-  seconds, outputs = measure.alternate(timed, args.repeats)
+  seconds, outputs = stopwatch.alternate(timed, args.repeats)
   print(f'\nbatch {batch_size}')
   # The first run of each compiles it and is not counted.
   cpu_seconds = {k: v[1:] for k, v in cpu_seconds.items()}

@@ -25,13 +25,14 @@ from experiments.xia2023 import paper
 from experiments.xia2023.tables import EXACT, FULL, TABLES, Settings
 from experiments.xia2023.ways import Pair
 from specdec_jax.checkpoints import loading
-from specdec_jax.cli import decoder, infer_examples, options
-from specdec_jax.cli.infer_examples import Layout
-from specdec_jax.data import tasks
+from specdec_jax.cli import decoder, options
+from specdec_jax.infer import examples
+from specdec_jax.infer.examples import Layout
 from specdec_jax.models import layers, presets
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.models.t5 import T5Config
+from specdec_jax.text import tasks
 from specdec_jax.training import glancing
 
 EXACT_DTYPE = 'float32'
@@ -143,7 +144,7 @@ def _load(args: argparse.Namespace, dtype: jnp.dtype) -> Pair:
     inputs_length=args.inputs_length,
     targets_length=args.targets_length,
   )
-  rows = list(infer_examples.encode(tasks.find(args.task), layout, 0, 1))
+  rows = list(examples.encode(tasks.find(args.task), layout, 0, 1))
   return Pair(
     layout=layout,
     target=target.params,

@@ -12,9 +12,9 @@ from experiments.xia2023 import ways
 from experiments.xia2023.ways import Pair
 from specdec_jax import drafters, verification
 from specdec_jax.base import Params
-from specdec_jax.cli import infer_examples
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.state import DecodeState
+from specdec_jax.infer import examples
 from specdec_jax.models import adapters
 from specdec_jax.models.t5 import T5, T5Config
 
@@ -112,7 +112,7 @@ def _traced(
     # Without the laws of all positions, which are large.
     return state, (info.verification.num_accepted, info.starts, info.counts)
 
-  pack = infer_examples.packer(pair.layout)
+  pack = examples.packer(pair.layout)
   rows: list[list[int]] = []
   corrections: list[list[int]] = []
   for start in range(0, len(pair.rows), batch_size):

@@ -13,9 +13,9 @@ import numpy as np
 
 from experiments.xia2023 import checks, paper, ways
 from experiments.xia2023.ways import Pair, Result, Way
-from specdec_jax.cli.infer_examples import Row
-from specdec_jax.costs import measure
-from specdec_jax.evaluation import quality
+from specdec_jax.infer import quality
+from specdec_jax.infer.examples import Row
+from specdec_jax.measure import stopwatch
 
 Cells = dict[str, Any]
 FULL = 'full'
@@ -223,7 +223,7 @@ def _wholes(
   pair: Pair, compared: dict[str, Way], batch_size: int
 ) -> dict[str, Result]:
   """What every way makes of all examples."""
-  return measure.together(
+  return stopwatch.together(
     {
       name: functools.partial(_whole, pair, way, batch_size)
       for name, way in compared.items()

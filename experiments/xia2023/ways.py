@@ -12,10 +12,10 @@ import numpy as np
 
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Drafter, LanguageModel, Params, VerifyFn
-from specdec_jax.cli import infer_examples
-from specdec_jax.cli.infer_examples import Layout, Row
-from specdec_jax.costs import measure
 from specdec_jax.decoding import autoregressive, beam_search, speculative
+from specdec_jax.infer import examples
+from specdec_jax.infer.examples import Layout, Row
+from specdec_jax.measure import stopwatch
 from specdec_jax.models import adapters, block_heads
 from specdec_jax.models.t5 import T5Config
 
@@ -245,7 +245,7 @@ def decode(
   Times are sums over the batches of the median of `repeats` runs, and those of
   warm programs if `is_timed`.
   """
-  pack = infer_examples.packer(pair.layout)
+  pack = examples.packer(pair.layout)
   results = {name: Result() for name in ways}
   for start in range(0, len(rows), batch_size):
     part: list[Row | None] = list(rows[start : start + batch_size])
@@ -253,7 +253,7 @@ def decode(
     part += [None] * (batch_size - num_real)
     prompt = jax.tree.map(jnp.asarray, pack(part))
     if is_timed and start == 0:  # They compile.
-      measure.together(
+      stopwatch.together(
         {
           name: functools.partial(_run, way, prompt)
           for name, way in ways.items()
@@ -271,7 +271,7 @@ def decode(
     for name, way in ways.items():
       if way.drafter is not None and way.target is not None:
         state = way.init(way.params, prompt)
-        results[name].draft_seconds = measure.time_propose(
+        results[name].draft_seconds = stopwatch.time_propose(
           way.params, state, way.drafter, way.target, repeats=3
         )
   return results

@@ -15,8 +15,8 @@ from specdec_jax.checkpoints.gguf_file import (
   read_tensor,
 )
 from specdec_jax.checkpoints.settings import Settings
-from specdec_jax.data.vocabularies import Vocabulary
 from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.text.vocabularies import Vocabulary
 
 _EMBEDDING = 'token_embd.weight'
 _ROPE_FACTORS = 'rope_freqs.weight'

@@ -7,8 +7,8 @@ import numpy as np
 
 from specdec_jax.checkpoints.gguf_file import GgufFile
 from specdec_jax.checkpoints.settings import Settings
-from specdec_jax.data import vocabularies
-from specdec_jax.data.vocabularies import Vocabulary
+from specdec_jax.text import vocabularies
+from specdec_jax.text.vocabularies import Vocabulary
 
 # Values of tokenizer.ggml.token_type.
 _CONTROL, _USER_DEFINED = 3, 4

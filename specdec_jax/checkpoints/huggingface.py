@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from specdec_jax.checkpoints import name_maps, safetensors_folder, settings
 from specdec_jax.checkpoints.huggingface_config import read_config
 from specdec_jax.checkpoints.settings import Settings
-from specdec_jax.data import vocabularies
-from specdec_jax.data.vocabularies import Vocabulary
 from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.text import vocabularies
+from specdec_jax.text.vocabularies import Vocabulary
 
 # What is downloaded of a repository.
 _FILES = ['*.json', '*.safetensors', '*.jinja', 'spiece.model']

@@ -9,16 +9,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.checkpoints import (
-  safetensors_folder,
-  settings,
-  vocabulary_files,
-)
+from specdec_jax.checkpoints import safetensors_folder, settings
 from specdec_jax.checkpoints.huggingface_config import read_settings
 from specdec_jax.checkpoints.name_maps_t5 import SUPERFLUOUS, t5_parameters
 from specdec_jax.checkpoints.settings import Settings
-from specdec_jax.data.vocabularies import AnyVocabulary
 from specdec_jax.models.t5 import T5Config
+from specdec_jax.text import vocabulary_files
+from specdec_jax.text.vocabularies import AnyVocabulary
 
 MODEL_TYPES = ('t5', 'mt5')
 _EPSILON = 1e-6

@@ -17,15 +17,15 @@ from specdec_jax.checkpoints import (
   safetensors_model,
   settings,
   t5x,
-  vocabulary_files,
 )
 from specdec_jax.checkpoints.model_file import Config
-from specdec_jax.data.local_path import local_path
-from specdec_jax.data.vocabularies import AnyVocabulary
+from specdec_jax.files.local_path import local_path
 from specdec_jax.models import layers, presets
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.t5 import T5Config
+from specdec_jax.text import vocabulary_files
+from specdec_jax.text.vocabularies import AnyVocabulary
 
 # No known checkpoint pads its vocabulary to a multiple of more.
 _MAX_PADDING = 1024

@@ -10,14 +10,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints import (
-  full_disk,
-  model_file,
-  settings,
-  stored_arrays,
-)
+from specdec_jax.checkpoints import model_file, settings, stored_arrays
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.checkpoints.stored_arrays import Stored
+from specdec_jax.files import full_disk
 
 _METADATA = '_METADATA'
 PARAMS = 'params'

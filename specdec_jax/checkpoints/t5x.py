@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.checkpoints import orbax, stored_arrays, t5x_legacy
-from specdec_jax.checkpoints.new_folder import new_folder
 from specdec_jax.checkpoints.stored_arrays import Stored
-from specdec_jax.data.local_path import local_path
+from specdec_jax.files.local_path import local_path
+from specdec_jax.files.new_folder import new_folder
 
 Format = Literal['legacy', 'orbax']
 _STEP = re.compile(r'checkpoint_(\d+)')

@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import (
-  Draft,
   Drafter,
   LanguageModel,
   LogitsToProbsFn,
@@ -23,14 +20,15 @@ from specdec_jax.base import (
 )
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.checkpoints.model_file import Config
-from specdec_jax.cli import model_options, prompts
-from specdec_jax.cli.prompts import Batch, has_encoder
-from specdec_jax.data import ngram_counts, vocabularies
-from specdec_jax.data.local_path import local_path
-from specdec_jax.data.vocabularies import AnyVocabulary
+from specdec_jax.cli import model_options
+from specdec_jax.data import ngram_counts
 from specdec_jax.drafters import schedules
 from specdec_jax.models import adapters
 from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.sharding import mesh as mesh_lib
+from specdec_jax.text import prompts, vocabularies
+from specdec_jax.text.prompts import Batch, has_encoder
+from specdec_jax.text.vocabularies import AnyVocabulary
 
 _NO_LIMIT = 2**30
 
@@ -88,19 +86,6 @@ def enable_compilation_cache() -> str | None:
   return folder
 
 
-def check_devices(num_devices: int) -> None:
-  """Raises ValueError unless JAX has that many devices."""
-  try:
-    devices = jax.devices()
-  except RuntimeError as error:
-    raise ValueError(f'JAX has no device: {error}') from error
-  if type(num_devices) is not int or not 1 <= num_devices <= len(devices):
-    raise ValueError(
-      f'--num_devices {num_devices!r}: there are {len(devices)} '
-      f'({devices[0].platform})'
-    )
-
-
 def prepare(
   args: argparse.Namespace,
   texts: Sequence[str],
@@ -119,7 +104,7 @@ def prepare(
     ValueError: as `load_decoder`, or if a prompt is too long.
   """
   enable_compilation_cache()
-  check_devices(args.num_devices)
+  mesh_lib.check_devices(args.num_devices)
   decoder = load_decoder(args)
   rows = prompts.encode(
     decoder.vocabulary,
@@ -232,7 +217,7 @@ def max_length(batch: Batch, max_new_tokens: int) -> int:
 
 def sharding(num_devices: int, *, is_batch: bool) -> jax.sharding.Sharding:
   """Where arrays lie on the devices that share a batch: rows are split, weights
-  are everywhere. See `check_devices`."""
+  are everywhere. See `sharding.mesh.check_devices`."""
   devices = jax.devices()
   if num_devices == 1:
     return jax.sharding.SingleDeviceSharding(devices[0])
@@ -296,7 +281,7 @@ def _drafter(
 ) -> Drafter:
   """The drafter of `args`."""
   if args.drafter == 'none':
-    return no_drafter()
+    return drafters.none()
   if args.drafter == 'prompt_lookup':
     return drafters.prompt_lookup(
       gamma=args.gamma, max_ngram=args.max_ngram, min_ngram=args.min_ngram
@@ -309,7 +294,7 @@ def _drafter(
     )
   if args.drafter == 'ngram':
     table = ngram_counts.estimate(
-      tokens_of_file(args.ngram_text, target.vocabulary),
+      ngram_counts.tokens_of_file(args.ngram_text, target.vocabulary),
       vocab_size=target.config.vocab_size,
     )
     sampled = _logits_to_probs(args, target, for_target=False)
@@ -346,34 +331,6 @@ def _schedule(args: argparse.Namespace) -> schedules.Schedule:
   if args.adaptive == 'estimate':
     return schedules.running_alpha(c=args.draft_cost)
   return schedules.fixed()
-
-
-def no_drafter() -> Drafter:
-  """Gamma 0: plain decoding through the same loop."""
-
-  def propose(params: Any, row_keys: Any, context: Any, state: Any):
-    del params, row_keys
-    lengths = jnp.zeros_like(context.lengths)
-    tokens = jnp.zeros((lengths.size, 0), jnp.int32)
-    return Draft(tokens=tokens, probs=None, lengths=lengths), state
-
-  return Drafter(0, lambda params, prompt, max_len: (), propose)
-
-
-def tokens_of_file(path: str, vocabulary: AnyVocabulary) -> np.ndarray:
-  """The token stream of a text file."""
-  try:
-    text = local_path(path).read_text(encoding='utf-8')
-  except UnicodeDecodeError as error:
-    raise ValueError(f'--ngram_text {path} is not UTF-8 text') from error
-  except OSError as error:
-    raise ValueError(
-      f'cannot read --ngram_text {path}: {error.strerror}'
-    ) from error
-  tokens = vocabulary.encode(text, add_special_tokens=False)
-  if not tokens:
-    raise ValueError(f'--ngram_text {path} holds no text')
-  return np.asarray(tokens, np.int32)
 
 
 def _verify_fn(args: argparse.Namespace) -> VerifyFn:

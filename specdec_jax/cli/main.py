@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 
 import specdec_jax
-from specdec_jax.cli import (
+from specdec_jax.cli import options
+from specdec_jax.cli.commands import (
   bench,
   calibrate,
   convert,
@@ -16,16 +17,13 @@ from specdec_jax.cli import (
   doctor,
   evaluate,
   generate,
-  gin_launch,
   infer,
-  memory,
   merge,
-  options,
   plan,
-  progress,
   trace,
   train,
 )
+from specdec_jax.launch import gin_launch, memory, progress
 
 _COMMANDS = {
   'generate': generate,

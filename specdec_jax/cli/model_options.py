@@ -5,9 +5,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from specdec_jax.assembly import random_models
 from specdec_jax.checkpoints import loading
 from specdec_jax.checkpoints.loading import LoadedModel
-from specdec_jax.cli import progress, random_models
+from specdec_jax.launch import progress
 
 DEFAULT_MODEL = 'smollm2-135m'
 _HUB = 'hf:'

@@ -1,17 +1,17 @@
 """Command-line options that subcommands share, and the checks on them."""
 
 import argparse
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from specdec_jax import logits
 from specdec_jax.cli import model_options
 from specdec_jax.drafters.stateless import MAX_GAMMA
+from specdec_jax.launch.numbers import number, positive_int
+from specdec_jax.models.presets import DTYPES
 
 DRAFTERS = ('prompt_lookup', 'ngram', 'uniform', 'model', 'none')
 VERIFICATIONS = ('speculative_sampling', 'greedy', 'block')
 ADAPTIVE = ('threshold', 'heuristic', 'estimate')
-DTYPES = ('float32', 'bfloat16')
 # What changes nothing at temperature 0.
 _SAMPLING_ONLY = ('top_k', 'top_p', 'min_p')
 # Under which --adaptive threshold ends a draft.
@@ -38,24 +38,6 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     return super()._get_help_string(action)
 
 
-def number(
-  kind: Callable, is_valid: Callable, expected: str
-) -> Callable[[str], float]:
-  """An argparse type that says in words which numbers are valid."""
-
-  def parse(text: str):
-    try:
-      value = kind(text)
-    except ValueError:
-      value = None
-    if value is None or not is_valid(value):
-      raise argparse.ArgumentTypeError(f'must be {expected}, got {text}')
-    return value
-
-  return parse
-
-
-positive_int = number(int, lambda n: n >= 1, 'an integer of at least 1')
 gamma = number(
   int, lambda n: 1 <= n <= MAX_GAMMA, f'an integer from 1 to {MAX_GAMMA}'
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from specdec_jax.data.local_path import local_path
+from specdec_jax.files.local_path import local_path
 
 STANDARD_OUTPUT = '-'
 

@@ -9,13 +9,14 @@ import jax
 import numpy as np
 
 from specdec_jax.cli import decoder as decoder_lib
-from specdec_jax.cli import progress, stop_strings
 from specdec_jax.cli.decoder import Decoder
-from specdec_jax.cli.prompts import Batch
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.state import DecodeOutput, DecodeState
-from specdec_jax.evaluation import trace, trace_terminal, trace_text
-from specdec_jax.evaluation.trace import Record
+from specdec_jax.launch import progress
+from specdec_jax.text import stop_strings
+from specdec_jax.text.prompts import Batch
+from specdec_jax.trace import recording, terminal, wording
+from specdec_jax.trace.recording import Record
 
 Show = Callable[[Record], None]
 
@@ -46,7 +47,7 @@ def compile_decode(
       **decoder_lib.models(decoder),
       **decoder_lib.rule(decoder),
     )
-    return state, trace.gather(info)
+    return state, recording.gather(info)
 
   # Left to itself, the compiler may return a state that it would not take.
   rows = decoder_lib.sharding(args.num_devices, is_batch=True)
@@ -67,7 +68,7 @@ def compile_decode(
 
   def decode(batch: Batch, shows: Sequence[Show]) -> DecodeOutput:
     state = prefill(params, key, place(batch.prompt))
-    traced = trace.init(batch.prompt)
+    traced = recording.init(batch.prompt)
     end_rows = None
     if args.stop:
       end_rows = stop_strings.watch(
@@ -79,7 +80,7 @@ def compile_decode(
       state, info = advance(params, state)
       if end_rows is not None:
         state, info = end_rows(before, state, info)
-      records, traced = trace.iteration_records(
+      records, traced = recording.iteration_records(
         info, traced, decoder.vocabulary.pieces
       )
       for record in records:
@@ -94,12 +95,12 @@ def prompt_records(decoder: Decoder, batch: Batch) -> list[Record]:
   """The prompts of a batch, as a trace has them."""
   num_rows = len(batch.texts)
   rows = jax.tree.map(lambda leaf: leaf[:num_rows], batch.prompt)
-  return trace.prompt_records(rows, decoder.vocabulary.pieces, batch.texts)
+  return recording.prompt_records(rows, decoder.vocabulary.pieces, batch.texts)
 
 
 def header(args: argparse.Namespace, decoder: Decoder) -> Record:
   """The first record of a trace: what was asked for."""
-  return trace.header(
+  return recording.header(
     target=args.model,
     drafter=args.draft_model or args.drafter,
     verification=args.verification,
@@ -118,9 +119,7 @@ def header(args: argparse.Namespace, decoder: Decoder) -> Record:
 
 def streamer(decoder: Decoder, screen: Any) -> Show:
   """Prints the iterations of one row in colour, special tokens apart."""
-  return trace_terminal.streamer(
-    screen, hidden_ids=decoder.vocabulary.special_ids
-  )
+  return terminal.streamer(screen, hidden_ids=decoder.vocabulary.special_ids)
 
 
 def show_rows(
@@ -141,5 +140,5 @@ def show_prompt(screen: Any, prompt: str) -> None:
   """Prints the beginning of a prompt above its continuation."""
   from rich.text import Text
 
-  text = Text(f'> {trace_text.visible(prompt)}', style='dim')
+  text = Text(f'> {wording.visible(prompt)}', style='dim')
   screen.print(text, overflow='ellipsis', no_wrap=True)

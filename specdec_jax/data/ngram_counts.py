@@ -4,6 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.drafters.ngram import NGramTable
+from specdec_jax.files.local_path import local_path
+from specdec_jax.text.vocabularies import AnyVocabulary
 
 
 def estimate(
@@ -112,3 +114,19 @@ def _most_likely(
   return np.where(use_seen, successors[rows, best_seen], favourite).astype(
     np.int32
   )
+
+
+def tokens_of_file(path: str, vocabulary: AnyVocabulary) -> np.ndarray:
+  """The token stream of a text file."""
+  try:
+    text = local_path(path).read_text(encoding='utf-8')
+  except UnicodeDecodeError as error:
+    raise ValueError(f'--ngram_text {path} is not UTF-8 text') from error
+  except OSError as error:
+    raise ValueError(
+      f'cannot read --ngram_text {path}: {error.strerror}'
+    ) from error
+  tokens = vocabulary.encode(text, add_special_tokens=False)
+  if not tokens:
+    raise ValueError(f'--ngram_text {path} holds no text')
+  return np.asarray(tokens, np.int32)

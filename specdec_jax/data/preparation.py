@@ -9,13 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from specdec_jax.data import (
-  sentencepiece_vocabulary,
-  text_lines,
-  token_files,
-)
-from specdec_jax.data.sentencepiece_vocabulary import SentencePieceVocabulary
+from specdec_jax.data import token_files
 from specdec_jax.data.token_files import TokenFile
+from specdec_jax.files import text_lines
+from specdec_jax.text import sentencepiece_vocabulary
+from specdec_jax.text.sentencepiece_vocabulary import SentencePieceVocabulary
 
 TooLong = Literal['drop', 'trim', 'split']
 _SUFFIXES = ('.jsonl', '.tsv', '.txt')

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.data.local_path import local_path
+from specdec_jax.files.local_path import local_path
 
 DESCRIPTION = 'tokens.json'
 # The SentencePiece model that the files were made with.

@@ -1,4 +1,4 @@
-"""Counters of a decode; `evaluation.metrics` makes rates of them.
+"""Counters of a decode; `measure.metrics` makes rates of them.
 
 Finished rows count in none, and a block that EOS or the length limit cut short
 counts only for what was committed of it.

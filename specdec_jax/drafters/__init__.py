@@ -5,6 +5,7 @@ from specdec_jax.drafters.adaptive import adaptive
 from specdec_jax.drafters.autoregressive import autoregressive
 from specdec_jax.drafters.blockwise_heads import HeadsFn, blockwise_heads
 from specdec_jax.drafters.ngram import NGramTable, ngram
+from specdec_jax.drafters.none import none
 from specdec_jax.drafters.prompt_lookup import prompt_lookup
 from specdec_jax.drafters.spec_drafter import BlockModel, spec_drafter
 from specdec_jax.drafters.uniform import uniform
@@ -17,6 +18,7 @@ __all__ = [
   'autoregressive',
   'blockwise_heads',
   'ngram',
+  'none',
   'prompt_lookup',
   'schedules',
   'spec_drafter',

@@ -8,6 +8,9 @@ import jax.numpy as jnp
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.t5 import T5Config
 
+# What weights, activations and caches can be.
+DTYPES = ('float32', 'bfloat16')
+
 # 32,100 pieces, padded to a multiple of 128 as T5X's checkpoints are.
 _T5_VOCAB_SIZE = 32_128
 _MT5_VOCAB_SIZE = 250_112

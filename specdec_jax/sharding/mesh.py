@@ -188,3 +188,16 @@ def state_shardings(mesh: Mesh, state: Any) -> Any:
     return NamedSharding(mesh, rules.fitting_spec(mesh, leaf.shape, axes))
 
   return jax.tree.map(place, state)
+
+
+def check_devices(num_devices: int) -> None:
+  """Raises ValueError unless JAX has that many devices."""
+  try:
+    devices = jax.devices()
+  except RuntimeError as error:
+    raise ValueError(f'JAX has no device: {error}') from error
+  if type(num_devices) is not int or not 1 <= num_devices <= len(devices):
+    raise ValueError(
+      f'--num_devices {num_devices!r}: there are {len(devices)} '
+      f'({devices[0].platform})'
+    )

@@ -18,18 +18,15 @@ import numpy as np
 
 from specdec_jax import base, logits
 from specdec_jax.base import Array
-from specdec_jax.data import (
-  batching,
-  replacing,
-  token_files,
-  training_batches,
-)
+from specdec_jax.data import token_files, training_batches
+from specdec_jax.data.datasets import Dataset
 from specdec_jax.data.token_files import TokenFile
 from specdec_jax.decoding import autoregressive
+from specdec_jax.files import replacing
 from specdec_jax.models import adapters
 from specdec_jax.models.t5 import T5Config
+from specdec_jax.text import batching
 from specdec_jax.training import losses, placement
-from specdec_jax.training.datasets import Dataset
 from specdec_jax.training.losses import LossSums
 from specdec_jax.training.train_step import Batch, LossFn, teacher_forced_logits
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from specdec_jax import arrays
 from specdec_jax.base import Array
+from specdec_jax.data.datasets import Dataset
 from specdec_jax.models import block_decoder
 from specdec_jax.models.block_decoder import BlockDecoder, BlockDecoderConfig
 from specdec_jax.training import losses
-from specdec_jax.training.datasets import Dataset
 from specdec_jax.training.losses import LossSums
 from specdec_jax.training.train_step import Batch, LossFn
 

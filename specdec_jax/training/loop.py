@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from specdec_jax.checkpoints import model_file
 from specdec_jax.checkpoints.model_file import DrafterConfig
+from specdec_jax.data.datasets import Dataset
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.training import placement, run_checkpoints, train_step
-from specdec_jax.training.datasets import Dataset
 from specdec_jax.training.run_checkpoints import Checkpoints, Run
 from specdec_jax.training.train_step import LossFn, TrainState
 

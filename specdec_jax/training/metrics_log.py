@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec_jax.data import replacing
+from specdec_jax.files import replacing
 
 NAME = 'metrics.jsonl'
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from specdec_jax.checkpoints.one_writer import one_writer
+from specdec_jax.files.one_writer import one_writer
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 HOLD = """

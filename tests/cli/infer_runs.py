@@ -6,7 +6,8 @@ import shutil
 
 import numpy as np
 
-from specdec_jax.checkpoints import model_file, vocabulary_files
+from specdec_jax.checkpoints import model_file
+from specdec_jax.text import vocabulary_files
 from tests.checkpoints.tiny_t5 import T5X, T5X_CONFIG
 
 ROOT = pathlib.Path(__file__).parents[2]

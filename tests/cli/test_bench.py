@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from specdec_jax.cli import bench as bench_command
-from specdec_jax.cli import progress
+from specdec_jax.cli.commands import bench as bench_command
+from specdec_jax.launch import progress
 from tests.cli import tiny
 from tests.cli.tiny import assert_refused
 

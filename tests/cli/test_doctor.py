@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from specdec_jax.checkpoints import pretrained
-from specdec_jax.cli import doctor
+from specdec_jax.cli.commands import doctor
 
 
 def test_a_sound_installation(run, cache_home):

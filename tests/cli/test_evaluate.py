@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip('sacrebleu')
 pytest.importorskip('rouge_score')
 
-from specdec_jax.evaluation import quality
+from specdec_jax.infer import quality
 from tests.cli.tiny import assert_refused
 
 TARGETS = ['the cat sat on the mat', 'a dog barked at the old tree', 'yes']

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from specdec_jax.evaluation import trace, trace_file
+from specdec_jax.trace import recording, storage
 from tests.cli import tiny
 
 GREEDY_DRAFTERS = {
@@ -263,7 +263,7 @@ def test_a_trace_records_a_batch(generate, tmp_path):
   records = generate(
     *('--json', '-', '--batch_size', '3', '--trace', path, '--seed', '5')
   ).records()
-  traced = trace_file.read(path)
+  traced = storage.read(path)
   assert traced.header['gamma'] == 8
   assert traced.header['temperature'] == 0
   assert (traced.header['seed'], traced.header['dtype']) == (5, 'float32')
@@ -275,7 +275,7 @@ def test_a_trace_records_a_batch(generate, tmp_path):
     tokens = [
       token['token']
       for iteration in traced.iterations[row]
-      for token in trace.committed(iteration)
+      for token in recording.committed(iteration)
     ]
     assert tokens == record['tokens']
     summary = traced.summarize(row)
@@ -292,7 +292,7 @@ def test_colours_say_what_became_of_each_token(generate, tmp_path, batch_size):
   ).out
   verdicts = {
     token['verdict']
-    for iterations in trace_file.read(path).iterations.values()
+    for iterations in storage.read(path).iterations.values()
     for iteration in iterations
     for token in [*iteration['drafted'], iteration['next'] or {'verdict': ''}]
   }
@@ -300,7 +300,7 @@ def test_colours_say_what_became_of_each_token(generate, tmp_path, batch_size):
   for style in ('\x1b[32m', '\x1b[9;31m', '\x1b[1;34m'):
     assert style in out
   # Each row stands under its prompt.
-  prompts = [f'> {line["text"]}' for line in trace_file.read(path).prompts
+  prompts = [f'> {line["text"]}' for line in storage.read(path).prompts
              .values()]  # fmt: skip
   shown = tiny.without_styles(out).splitlines()
   assert [line for line in shown if line.startswith('> ')] == prompts
@@ -319,7 +319,7 @@ def test_without_colour_marks_say_it(generate, monkeypatch):
 def test_rows_decoded_before_an_error_are_kept(
   run, model, prompts_file, tmp_path, monkeypatch
 ):
-  from specdec_jax.cli import generate as command
+  from specdec_jax.cli.commands import generate as command
 
   path = tmp_path / 'out.jsonl'
   results = command._results
@@ -342,7 +342,7 @@ def test_rows_decoded_before_an_error_are_kept(
   lines = path.read_text().splitlines()
   assert len(lines) == 4
   assert result.out == ''.join(json.loads(x)['text'] + '\n' for x in lines)
-  traced = trace_file.read(tmp_path / 'trace')
+  traced = storage.read(tmp_path / 'trace')
   assert traced.summary is None
   assert set(range(4)) <= set(traced.rows)
 
@@ -350,7 +350,7 @@ def test_rows_decoded_before_an_error_are_kept(
 def test_old_results_stay_until_there_are_new_ones(
   run, model, prompts_file, tmp_path, monkeypatch
 ):
-  from specdec_jax.cli import generate as command
+  from specdec_jax.cli.commands import generate as command
 
   json_path, trace_path = tmp_path / 'out.jsonl', tmp_path / 'trace.jsonl'
   link = tmp_path / 'link.jsonl'
@@ -386,13 +386,13 @@ def test_old_results_stay_until_there_are_new_ones(
   assert len(json_path.read_text().splitlines()) == 8
   assert link.is_symlink()
   assert json_path.stat().st_mode & 0o777 == 0o640
-  assert trace_file.read(trace_path).summary is not None
+  assert storage.read(trace_path).summary is not None
 
 
 def test_an_interrupt_keeps_what_is_written(
   run, model, prompts_file, tmp_path, monkeypatch
 ):
-  from specdec_jax.cli import generate as command
+  from specdec_jax.cli.commands import generate as command
 
   path = tmp_path / 'out.jsonl'
   results = command._results

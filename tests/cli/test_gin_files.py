@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip('gin')
 
-from specdec_jax.cli import gin_files, gin_launch
+from specdec_jax.launch import gin_files, gin_launch
 from tests.cli.infer_runs import ROOT
 from tests.cli.tiny import assert_refused
 

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip('gin')
 
-from specdec_jax.cli import gin_launch
 from specdec_jax.cli.main import main
+from specdec_jax.launch import gin_launch
 from tests.cli.infer_runs import ROOT
 
 BINDINGS = (

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from specdec_jax.cli import gin_types
+from specdec_jax.launch import gin_types
 
 
 def function(

@@ -15,11 +15,12 @@ pytest.importorskip('tensorstore')
 from specdec_jax import logits
 from specdec_jax.base import Params
 from specdec_jax.checkpoints import loading, orbax
-from specdec_jax.cli import gin_launch, infer_examples, infer_output
-from specdec_jax.cli.infer_examples import Layout
-from specdec_jax.data import tasks
 from specdec_jax.decoding import autoregressive
+from specdec_jax.infer import examples, output
+from specdec_jax.infer.examples import Layout
+from specdec_jax.launch import gin_launch
 from specdec_jax.models import adapters
+from specdec_jax.text import tasks
 from tests.checkpoints.tiny_t5 import make_config, make_params
 from tests.cli import infer_runs, tiny
 from tests.cli.infer_runs import argv, gin_file, predictions, records, result
@@ -83,8 +84,8 @@ def test_predictions_are_those_of_plain_decoding(once, t5, task):
     targets_length=16,
   )
   source = tasks.find(str(task))
-  rows = list(infer_examples.encode(source, layout, 0, 1))
-  prompt = jax.tree.map(jnp.asarray, infer_examples.packer(layout)(rows))
+  rows = list(examples.encode(source, layout, 0, 1))
+  prompt = jax.tree.map(jnp.asarray, examples.packer(layout)(rows))
   decode = functools.partial(
     autoregressive.generate,
     target=adapters.t5(model.config),
@@ -133,7 +134,7 @@ def test_inputs_of_their_own_tokens_are_trimmed_as_t5x_does(t5):
 def records_of(inputs, input_ids, layout):
   example = tasks.Example(inputs=inputs, input_ids=input_ids)
   task = tasks.Task(name='task', read=lambda: iter([example]))
-  return infer_examples.encode(task, layout, 0, 1)
+  return examples.encode(task, layout, 0, 1)
 
 
 def test_a_finished_run_is_not_repeated(once, run, t5, task):
@@ -163,7 +164,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
   once, run, t5, task, tmp_path, monkeypatch
 ):
   written = []
-  write_chunk = infer_output.write_chunk
+  write_chunk = output.write_chunk
 
   def write(shard, index, *rest):
     if len(written) == 2:
@@ -172,7 +173,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
     written.append(index)
     write_chunk(shard, index, *rest)
 
-  monkeypatch.setattr(infer_output, 'write_chunk', write)
+  monkeypatch.setattr(output, 'write_chunk', write)
   assert run(*argv(t5, task, tmp_path)).status == 130
   assert not result(tmp_path).exists()
   refused = run(*argv(t5, task, tmp_path, Decoding__seed=3))
@@ -189,7 +190,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
   # The folder may be another one by now.
   moved = tmp_path.rename(tmp_path.with_name('moved'))
   monkeypatch.setattr(
-    infer_output,
+    output,
     'write_chunk',
     lambda shard, index, *rest: (
       written.append(index) or write_chunk(shard, index, *rest)

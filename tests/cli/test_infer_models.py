@@ -6,8 +6,8 @@ import pytest
 
 from specdec_jax import logits
 from specdec_jax.base import Context
-from specdec_jax.cli import infer_models
-from specdec_jax.cli.infer_models import Model, Target
+from specdec_jax.infer import infer_models
+from specdec_jax.infer.infer_models import Model, Target
 from tests import toy
 from tests.cli import tiny
 

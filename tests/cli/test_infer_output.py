@@ -5,8 +5,8 @@ import pathlib
 
 import pytest
 
-from specdec_jax.cli import infer_output
-from specdec_jax.cli.infer_output import Shard
+from specdec_jax.infer import output
+from specdec_jax.infer.output import Shard
 
 SETTINGS = {'Decoding.seed': '0'}
 COUNTS = {'examples': 2, 'examples_digest': f'{7:064x}'}
@@ -21,19 +21,19 @@ def shard(tmp_path):
 
 def write_two_chunks(shard) -> pathlib.Path:
   """Four lines; the path of the second chunk."""
-  assert infer_output.begin(shard, SETTINGS) is None
+  assert output.begin(shard, SETTINGS) is None
   for index in range(2):
-    infer_output.write_chunk(shard, index, [{'i': index}] * 2, COUNTS)
+    output.write_chunk(shard, index, [{'i': index}] * 2, COUNTS)
   return shard.chunk_path(1)
 
 
 def finish(shard) -> None:
-  infer_output.finish(shard, 2, {'examples': 4, 'settings': SETTINGS})
+  output.finish(shard, 2, {'examples': 4, 'settings': SETTINGS})
 
 
 def test_a_chunk_of_0_bytes_is_not_complete(shard):
   chunk = write_two_chunks(shard)
-  look = lambda: infer_output.chunk_summary(shard, 1, f'{7:064x}')
+  look = lambda: output.chunk_summary(shard, 1, f'{7:064x}')
   assert look() == COUNTS
   chunk.write_bytes(b'')
   assert look() is None
@@ -50,18 +50,18 @@ def test_lines_are_compared_with_the_mark(shard):
 def test_a_finished_shard_that_lost_lines_is_not_complete(shard):
   write_two_chunks(shard)
   finish(shard)
-  assert infer_output.begin(shard, SETTINGS)['examples'] == 4
+  assert output.begin(shard, SETTINGS)['examples'] == 4
   shard.path.write_text('{}\n')
   with pytest.raises(ValueError, match=r'should be 4 lines'):
-    infer_output.begin(shard, SETTINGS)
+    output.begin(shard, SETTINGS)
 
 
 def test_a_run_without_results_binds_nobody(shard):
   other = {'Decoding.seed': '3'}
-  assert infer_output.begin(shard, other) is None
+  assert output.begin(shard, other) is None
   write_two_chunks(shard)
   with pytest.raises(ValueError, match=r'Decoding.seed was 0, now 3'):
-    infer_output.begin(shard, other)
+    output.begin(shard, other)
 
 
 def test_partial_files_have_names_of_their_own(tmp_path, monkeypatch):
@@ -73,7 +73,7 @@ def test_partial_files_have_names_of_their_own(tmp_path, monkeypatch):
 
   monkeypatch.setattr(pathlib.Path, 'replace', note)
   for _ in range(2):
-    infer_output.write_whole(tmp_path / 'file', 'text')
+    output.write_whole(tmp_path / 'file', 'text')
   assert len(partial) == 2
   assert [path.name for path in tmp_path.iterdir()] == ['file']
 
@@ -81,7 +81,7 @@ def test_partial_files_have_names_of_their_own(tmp_path, monkeypatch):
 def test_what_killed_writers_left_is_removed(shard):
   left = shard.folder / f'{shard.path.name}.COMPLETED.0123.partial'
   left.touch()
-  with infer_output.only_writer(shard.path):
+  with output.only_writer(shard.path):
     assert not left.exists()
 
 
@@ -92,7 +92,7 @@ def test_digests_of_shards_add_up_to_that_of_all(shard, tmp_path):
     )
     write_two_chunks(one)
     finish(one)
-  assert infer_output.merge(tmp_path) == [(shard.path, 8)]
+  assert output.merge(tmp_path) == [(shard.path, 8)]
   mark = json.loads((tmp_path / f'{shard.path.name}.COMPLETED').read_text())
   assert mark['examples_digest'] == f'{28:064x}'
   assert not list(tmp_path.glob('*.lock'))

@@ -6,8 +6,9 @@ pytest.importorskip('gin')
 pytest.importorskip('sentencepiece')
 pytest.importorskip('tensorstore')
 
-from specdec_jax.checkpoints import loading, new_folder, t5x
-from specdec_jax.data.local_path import local_path
+from specdec_jax.checkpoints import loading, t5x
+from specdec_jax.files import new_folder
+from specdec_jax.files.local_path import local_path
 from specdec_jax.training import run_checkpoints
 from tests.checkpoints.tiny_t5 import make_config
 from tests.cli.infer_runs import ROOT, argv

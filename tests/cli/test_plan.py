@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specdec_jax.cli import calibrate
+from specdec_jax.cli.commands import calibrate
 from tests.cli.tiny import assert_refused
 
 CHECKED = ('alpha', 'c', 'verify_cost_ratio', 'loop_seconds', 'extend_seconds')

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from specdec_jax.evaluation import trace_file
+from specdec_jax.trace import storage
 from tests.cli.tiny import without_styles
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -95,7 +95,7 @@ def test_an_interrupt_leaves_whole_lines(start, model, many_prompts, tmp_path):
   assert text.endswith('\n')
   records = [json.loads(line) for line in text.splitlines()]
   assert 3 <= len(records) < 5000
-  traced = trace_file.read(trace_path)
+  traced = storage.read(trace_path)
   assert traced.summary is None
   assert not traced.is_truncated
   assert len(traced.rows) >= len(records)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from specdec_jax.cli import prompts
+from specdec_jax.text import prompts
 from tests.cli.tiny import assert_refused
 
 

@@ -6,10 +6,9 @@ import pytest
 
 pytest.importorskip('sentencepiece')
 
-from specdec_jax.cli import stop_strings
-from specdec_jax.data import sentencepiece_vocabulary
-from specdec_jax.data.vocabularies import Vocabulary
-from specdec_jax.evaluation import trace, trace_file
+from specdec_jax.text import sentencepiece_vocabulary, stop_strings
+from specdec_jax.text.vocabularies import Vocabulary
+from specdec_jax.trace import recording, storage
 from tests.cli import tiny
 
 NUM_TOKENS = 24
@@ -115,13 +114,13 @@ def test_a_row_ends_with_the_string(generate, model, tmp_path, drafter):
       assert len(record['log_probs']) == len(record['tokens'])
       assert record['statistics']['tokens'] == len(record['tokens'])
       assert record['statistics']['target_runs'] <= len(record['tokens'])
-    traced = trace_file.read(path)
+    traced = storage.read(path)
     assert traced.header['stop'] == stops
     for row, record in enumerate(found):
       tokens = [
         token['token']
         for iteration in traced.iterations[row]
-        for token in trace.committed(iteration)
+        for token in recording.committed(iteration)
       ]
       assert tokens == record['tokens']
       summary = traced.summarize(row)

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from specdec_jax.evaluation import trace_file
+from specdec_jax.trace import storage
 from tests.cli.tiny import assert_refused, without_styles
 
 
@@ -82,7 +82,7 @@ def test_a_picture(run, recorded, tmp_path):
 def test_an_interrupted_run_says_so(run, recorded, tmp_path):
   path = tmp_path / 'part.jsonl'
   path.write_bytes(recorded.read_bytes()[:-700])
-  assert trace_file.read(path).is_truncated
+  assert storage.read(path).is_truncated
   result = run('trace', path)
   assert result.status == 0
   assert 'the run was interrupted' in result.out

@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 
 from specdec_jax.cli import main
-from specdec_jax.data import (
-  preparation,
-  sentencepiece_vocabulary,
-  token_files,
-)
+from specdec_jax.data import preparation, token_files
+from specdec_jax.text import sentencepiece_vocabulary
 
 pytest.importorskip('sentencepiece')
 pytest.importorskip('rich')

@@ -26,7 +26,7 @@ from experiments.leviathan2023.timed import Sweep, Timed
 from experiments.sun2024 import tables as sun2024
 from specdec_jax import verification
 from specdec_jax.cli import decoder as decoder_lib
-from specdec_jax.evaluation import plots
+from specdec_jax.measure import plots
 from specdec_jax.models import presets
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.theory.planner import Costs

@@ -16,8 +16,9 @@ pytest.importorskip('sacrebleu')
 
 from experiments.pretrained import card, measurement, measuring
 from experiments.pretrained.__main__ import main
-from specdec_jax.checkpoints import loading, orbax, pretrained, vocabulary_files
+from specdec_jax.checkpoints import loading, orbax, pretrained
 from specdec_jax.cli import decoder
+from specdec_jax.text import vocabulary_files
 from tests import toy_block, toy_t5
 
 # Wider than the vocabulary of the goldens, which has 85 pieces.

@@ -14,12 +14,13 @@ from experiments.xia2023 import __main__ as xia2023
 from experiments.xia2023 import tables, ways
 from experiments.xia2023.tables import BEAM, FULL, GREEDY, Settings
 from specdec_jax import verification
-from specdec_jax.cli import infer_examples, random_models
-from specdec_jax.cli.infer_examples import Layout
-from specdec_jax.data import tasks
+from specdec_jax.assembly import random_models
+from specdec_jax.infer import examples
+from specdec_jax.infer.examples import Layout
 from specdec_jax.models import block_heads, layers, presets
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.models.t5 import T5Config
+from specdec_jax.text import tasks
 from specdec_jax.training import glancing
 
 pytest.importorskip('tokenizers')
@@ -68,7 +69,7 @@ def pair(tmp_path_factory):
   yield ways.Pair(
     layout=layout,
     target=target.params,
-    rows=list(infer_examples.encode(tasks.find(str(path)), layout, 0, 1)),
+    rows=list(examples.encode(tasks.find(str(path)), layout, 0, 1)),
     spec_drafters={FULL: (drafter, drafter_params)},
     heads=(heads, heads_params),
   )

@@ -13,13 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from specdec_jax.checkpoints import (
-  loading,
-  orbax,
-  t5x,
-  vocabulary_files,
-)
-from specdec_jax.evaluation import trace_file, trace_html
+from specdec_jax.checkpoints import loading, orbax, t5x
+from specdec_jax.text import vocabulary_files
+from specdec_jax.trace import html_page, storage
 from tests.fuzz import formats, mutations
 
 # Of how many bytes a small file can be that decompresses to 64 MiB.
@@ -104,7 +100,7 @@ def _read_orbax(folder: Path) -> None:
 
 
 def _read_trace(folder: Path) -> None:
-  trace_html.render(trace_file.read(folder / 'trace.jsonl'))
+  html_page.render(storage.read(folder / 'trace.jsonl'))
 
 
 _gguf = functools.partial(_read_model, 'model.gguf')

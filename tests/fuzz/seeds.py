@@ -24,12 +24,12 @@ from specdec_jax.checkpoints import (
   safetensors_model,
   t5x,
 )
-from specdec_jax.data import vocabulary_training
-from specdec_jax.evaluation import trace_file
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.t5 import T5Config
+from specdec_jax.text import vocabulary_training
+from specdec_jax.trace import storage
 from tests.checkpoints import tiny_models
-from tests.evaluation import written_traces
+from tests.trace import written_traces
 
 _BYTES = [*'abehintx', 'Ġ']
 _MERGES = ['h e', 'i n', 'Ġ b']
@@ -272,7 +272,7 @@ def _write_orbax_files(folder: Path) -> None:
 def _write_trace(folder: Path) -> None:
   folder.mkdir(parents=True)
   traced = written_traces.written_trace()
-  with trace_file.writer(folder / 'trace.jsonl') as write:
+  with storage.writer(folder / 'trace.jsonl') as write:
     write(traced.header)
     write(traced.prompts[0])
     for record in traced.iterations[0]:

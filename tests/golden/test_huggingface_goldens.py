@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from specdec_jax.checkpoints import huggingface, huggingface_config, loading
-from specdec_jax.data import vocabularies
 from specdec_jax.models import adapters, kv_cache
+from specdec_jax.text import vocabularies
 
 GOLDEN = pathlib.Path(__file__).parent
 RECORDS = json.loads(

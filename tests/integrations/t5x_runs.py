@@ -20,7 +20,7 @@ from t5x.examples.decoder_only import network as decoder_only
 from t5x.examples.t5 import network as encoder_decoder
 
 from specdec_jax.integrations import t5x as plugin
-from specdec_jax.integrations import t5x_networks
+from specdec_jax.integrations.t5x import t5_networks
 from specdec_jax.models import kv_cache
 from tests import toy_t5
 
@@ -184,9 +184,9 @@ def sample(
 ) -> None:
   """Many samples at temperature 1 from one prompt, as `.npy`."""
   module = network(kind, 'float32', TINY_SIZES, num_layers=1)
-  params = toy_t5.params(t5x_networks.config_of(module), seed=1)
+  params = toy_t5.params(t5_networks.config_of(module), seed=1)
   if settings and settings['drafter'] == 'model':
-    params[plugin.DRAFT] = toy_t5.params(t5x_networks.config_of(module), seed=2)
+    params[plugin.DRAFT] = toy_t5.params(t5_networks.config_of(module), seed=2)
   batch = {
     'encoder_input_tokens': jnp.tile(
       jnp.array(TINY_ENCODER_ROW), (num_rows, 1)

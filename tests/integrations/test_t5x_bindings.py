@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specdec_jax.integrations import t5x, t5x_networks
+from specdec_jax.integrations import t5x
+from specdec_jax.integrations.t5x import t5_networks
 from specdec_jax.models import t5 as t5_models
 from tests.integrations import test_t5x
 from tests.integrations.t5x_gins import gin_files
@@ -95,7 +96,7 @@ def predict(model, **kwargs):
       'decoder_causal_attention',
     )
   }
-  params = t5_models.param_shapes(t5x_networks.config_of(model.module))
+  params = t5_models.param_shapes(t5_networks.config_of(model.module))
   return jax.eval_shape(
     functools.partial(model.predict_batch_with_aux, **kwargs), params, batch
   )

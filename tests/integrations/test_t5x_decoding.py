@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.integrations import t5x, t5x_decoding, t5x_networks
+from specdec_jax.integrations import t5x
+from specdec_jax.integrations.t5x import decoding, t5_networks
 from specdec_jax.models import adapters
 from specdec_jax.models import t5 as t5_models
 from tests import toy, toy_t5
@@ -33,7 +34,7 @@ INPUTS = [
 
 @pytest.fixture(scope='module')
 def target():
-  config = t5x_networks.config_of(Network(Sizes()))
+  config = t5_networks.config_of(Network(Sizes()))
   return toy_t5.params(config, seed=8), config
 
 
@@ -83,16 +84,16 @@ def test_forced_tokens_stand_at_their_places(target, drafter):
 def test_plain_decoding_drafts_nothing(target):
   params, config = target
   prompt = toy.prompt([[0]] * 4, encoder_rows=ENCODER_ROWS)
-  output = t5x_decoding.decode(
+  output = decoding.decode(
     params,
     None,
     prompt,
-    speculation=t5x_decoding.Speculation(drafter='none', gamma=10**6),
-    networks=t5x_decoding.Networks(target=config),
+    speculation=decoding.Speculation(drafter='none', gamma=10**6),
+    networks=decoding.Networks(target=config),
     max_len=LENGTH + 1,
     eos_id=-1,
   )
-  counts = t5x_decoding.counters(output)
+  counts = decoding.counters(output)
   assert counts['num_tokens'].tolist() == [LENGTH] * 4
   assert counts['num_target_runs'].tolist() == [LENGTH] * 4
   assert counts['num_drafted'].tolist() == [0] * 4

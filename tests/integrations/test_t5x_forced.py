@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.integrations import t5x_networks
+from specdec_jax.integrations.t5x import t5_networks
 from tests import toy_t5
 from tests.integrations import test_t5x
 
@@ -96,7 +96,7 @@ def predict(model, kind: str, params, eos_id: int):
 def test_tokens_beyond_a_gap_stand_where_t5x_has_them(runs, kind, eos_id):
   sizes = runs.TINY_SIZES | {'vocab_size': VOCAB_SIZE}
   module = runs.network(kind, 'float32', sizes, num_layers=1)
-  params = toy_t5.params(t5x_networks.config_of(module), seed=4)
+  params = toy_t5.params(t5_networks.config_of(module), seed=4)
   expected = predict(runs.model(module, temperature=0.0), kind, params, eos_id)
   for settings in (
     {'settings': {}},

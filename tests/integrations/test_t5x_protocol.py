@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from specdec_jax.base import Params
-from specdec_jax.integrations import t5x, t5x_decoding, t5x_networks
+from specdec_jax.integrations import t5x
+from specdec_jax.integrations.t5x import decoding, t5_networks
 from specdec_jax.models import adapters
 from specdec_jax.models import t5 as t5_models
 from tests import decoders, toy, toy_t5
@@ -101,7 +102,7 @@ def step_of(**keywords):
 
 @pytest.fixture(scope='module')
 def target():
-  config = t5x_networks.config_of(Network(Sizes()))
+  config = t5_networks.config_of(Network(Sizes()))
   prompt = toy.prompt(
     [[0], [0], [0]],
     encoder_rows=[[3, 4, 3, 4, 1], [5, 1], [6, 6, 2, 1]],
@@ -218,13 +219,13 @@ class SizesOfTomorrow(Sizes):
 )
 def test_other_networks_are_refused(network, message):
   with pytest.raises(ValueError, match=message):
-    t5x_networks.config_of(network)
+    t5_networks.config_of(network)
 
 
 def test_sizes_are_read():
-  config = t5x_networks.config_of(Network(Sizes(dtype=jnp.bfloat16)))
+  config = t5_networks.config_of(Network(Sizes(dtype=jnp.bfloat16)))
   assert (config.num_encoder_layers, config.dtype) == (1, jnp.bfloat16)
-  config = t5x_networks.config_of(Network(DecoderOnlySizes()))
+  config = t5_networks.config_of(Network(DecoderOnlySizes()))
   assert (config.num_encoder_layers, config.is_tied) == (0, True)
 
 
@@ -232,7 +233,7 @@ def test_sizes_are_read():
 def test_parameters_have_the_dtypes_that_t5x_computes_with(is_tied):
   config = toy_t5.config(7, is_tied=is_tied, dtype=jnp.dtype(jnp.bfloat16))
   params = toy_t5.params(dataclasses.replace(config, dtype='float32'), seed=0)
-  cast = t5x_networks.params_of(params, config, role='target')
+  cast = t5_networks.params_of(params, config, role='target')
   in_float32 = [
     jax.tree_util.keystr(path, simple=True, separator='/')
     for path, leaf in jax.tree_util.tree_leaves_with_path(cast)
@@ -246,12 +247,10 @@ def test_parameters_have_the_dtypes_that_t5x_computes_with(is_tied):
 
 def test_other_parameters_are_refused(target):
   params, config, _ = target
-  check = functools.partial(
-    t5x_networks.params_of, config=config, role='target'
-  )
+  check = functools.partial(t5_networks.params_of, config=config, role='target')
   wider = dataclasses.replace(config, mlp_dim=13)
   with pytest.raises(ValueError, match=r'mlp/wi_0/kernel of the target has sh'):
-    t5x_networks.params_of(params, wider, role='target')
+    t5_networks.params_of(params, wider, role='target')
   with pytest.raises(ValueError, match=r'extra .* expects no such parameter'):
     check(params | {'extra': jnp.zeros(1)})
   with pytest.raises(ValueError, match='none: it is missing'):
@@ -260,8 +259,8 @@ def test_other_parameters_are_refused(target):
 
 def networks(draft, *, module=None, **settings):
   settings = {'drafter': 'model'} | settings
-  return t5x_decoding.networks(
-    t5x_decoding.Speculation(**settings),
+  return decoding.networks(
+    decoding.Speculation(**settings),
     module or Network(Sizes()),
     draft,
     Vocabulary(),
@@ -279,11 +278,11 @@ def test_draft_models_that_do_not_fit_are_refused(target):
     networks(Network(Sizes()), drafter='prompt_lookup')
   params, _, prompt = target
   with pytest.raises(ValueError, match=r'no parameters of the draft model'):
-    t5x_decoding.decode(
+    decoding.decode(
       params,
       None,
       prompt,
-      speculation=t5x_decoding.Speculation(drafter='model'),
+      speculation=decoding.Speculation(drafter='model'),
       networks=networks(Network(Sizes())),
       max_len=4,
       eos_id=EOS,
@@ -299,11 +298,11 @@ def test_a_draft_model_may_be_padded_further(target):
     (padded, 'model'),
     (networks(None, drafter='none'), 'none'),
   ):
-    output = t5x_decoding.decode(
+    output = decoding.decode(
       params | ({'draft': draft} if drafter == 'model' else {}),
       None,
       prompt,
-      speculation=t5x_decoding.Speculation(drafter=drafter, gamma=2),
+      speculation=decoding.Speculation(drafter=drafter, gamma=2),
       networks=nets,
       max_len=LENGTH,
       eos_id=EOS,
@@ -325,7 +324,7 @@ def test_ngram_text_is_counted(tmp_path):
 
 def test_continuations_are_moved_to_the_left():
   inputs = jnp.asarray([[0, 5, 6, 0, 0], [0, 0, 0, 0, 0], [0, 2, 3, 4, 5]])
-  prompt = t5x_decoding.prompt_of(None, inputs)
+  prompt = decoding.prompt_of(None, inputs)
   assert prompt.decoder_lengths.tolist() == [3, 1, 5]
   output = decoders.plain(
     toy.toy(7),
@@ -334,7 +333,7 @@ def test_continuations_are_moved_to_the_left():
     to_probs=decoders.GREEDY,
     max_len=6,
   )
-  moved = t5x_decoding.continuation(output, prompt)
+  moved = decoding.continuation(output, prompt)
   tokens = np.asarray(output.tokens)
   for row, length in enumerate([3, 1, 5]):
     new = tokens[row, length:]
@@ -348,12 +347,12 @@ def test_samples_do_not_depend_on_the_kind_of_t5x_s_keys(target, key_impl):
   params, config, prompt = target
 
   def sampled(rng_key):
-    output = t5x_decoding.decode(
+    output = decoding.decode(
       params,
       rng_key,
       prompt,
-      speculation=t5x_decoding.Speculation(temperature=1.0),
-      networks=t5x_decoding.Networks(target=config),
+      speculation=decoding.Speculation(temperature=1.0),
+      networks=decoding.Networks(target=config),
       max_len=LENGTH,
       eos_id=-1,
     )

@@ -11,7 +11,7 @@ import pytest
 
 from specdec_jax.checkpoints import loading
 from specdec_jax.cli import main as cli
-from specdec_jax.cli import train as train_command
+from specdec_jax.cli.commands import train as train_command
 from specdec_jax.data import token_files
 from specdec_jax.training import distillation, metrics_log, placement
 from tests.training import tiny_runs

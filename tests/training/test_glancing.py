@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specdec_jax.data.datasets import Dataset
 from specdec_jax.models.block_decoder import BlockDecoder
 from specdec_jax.training import glancing, losses, train_step
-from specdec_jax.training.datasets import Dataset
 from tests import toy_block, toy_t5
 
 V, GAMMA, ROWS, T = 12, 4, 16, 7

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from specdec_jax.data import token_files
-from specdec_jax.training import length_buckets
+from specdec_jax.data import length_buckets, token_files
 
 LIMITS = (4, 8, 16)
 

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specdec_jax.data.datasets import Dataset
 from specdec_jax.training import (
   loop,
   optimizers,
   run_checkpoints,
   train_step,
 )
-from specdec_jax.training.datasets import Dataset
 from specdec_jax.training.losses import LossSums
 from tests.training import tiny_runs
 

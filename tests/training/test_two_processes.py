@@ -10,14 +10,9 @@ import sys
 import jax
 import numpy as np
 
+from specdec_jax.data import datasets
 from specdec_jax.sharding import mesh as meshes
-from specdec_jax.training import (
-  datasets,
-  distillation,
-  loop,
-  optimizers,
-  train_step,
-)
+from specdec_jax.training import distillation, loop, optimizers, train_step
 from tests import toy_t5
 from tests.training import tiny_runs
 

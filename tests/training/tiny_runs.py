@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from specdec_jax.data import token_files, training_batches
+from specdec_jax.data.datasets import Dataset
 from specdec_jax.models.t5 import T5Config
-from specdec_jax.training.datasets import Dataset
 
 CONFIG = T5Config(
   vocab_size=16,

@@ -1,0 +1,1 @@
+"""From choices to a decoder, for every door."""

@@ -1,0 +1,1 @@
+"""The subcommands of `specdec`, a file each."""

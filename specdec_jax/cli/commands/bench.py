@@ -1,0 +1,271 @@
+"""Times plain against speculative decoding of the same prompts.
+
+One process, alternating, warm, medians; the plain side is the fastest plain
+configuration. Times are of decoding, after the prefill, which is reported
+apart, as is compilation.
+"""
+
+import argparse
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from specdec_jax.base import Params, Prompt
+from specdec_jax.cli import decoder as decoder_lib
+from specdec_jax.cli import options, outputs
+from specdec_jax.cli.decoder import Decoder
+from specdec_jax.launch import progress
+from specdec_jax.measure import benchmark, stopwatch
+from specdec_jax.measure import sides as sides_lib
+from specdec_jax.measure.sides import Side
+from specdec_jax.measure.simulated import simulated_acceptance
+from specdec_jax.text import prompts
+from specdec_jax.text.prompts import Batch
+
+HELP = 'time plain against speculative decoding'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  options.add_models(parser)
+  options.add_sampling(parser)
+  options.add_prompts(parser)
+  options.add_timing(parser).add_argument(
+    '--simulate_alpha',
+    metavar='ALPHA',
+    type=options.share,
+    help='SIMULATED: accept drafted tokens with this chance, whatever the '
+    'models say, to time the loop apart from the drafter; the text is noise',
+  )
+  options.add_output(parser).add_argument(
+    '--json',
+    metavar='OUT',
+    help='write the figures; - writes to standard output, instead of the table',
+  )
+
+
+def run(args: argparse.Namespace) -> int:
+  options.check(args)
+  if args.drafter == 'none':
+    raise ValueError('bench compares with plain decoding: choose a drafter')
+  outputs.check(
+    {'--json': args.json},
+    {'--prompts': args.prompts, '--ngram_text': args.ngram_text},
+  )
+  texts = prompts.read(args.prompt, args.prompts)
+  screen = progress.console(color=args.color)
+  decoder, batches = decoder_lib.prepare(args, texts)
+  if args.simulate_alpha is not None:
+    decoder = _simulate(decoder, args.simulate_alpha)
+  figures = _measure(args, decoder, batches) | configuration(args)
+  figures['is_simulated'] = args.simulate_alpha is not None
+  if figures['is_simulated']:
+    simulated = {'verification': 'simulated', 'lenience': None}
+    figures |= simulated | {'simulate_alpha': args.simulate_alpha}
+  figures['num_prompts'] = len(texts)
+  if args.temperature or args.simulate_alpha is not None:
+    # Both sides draw from one law, not the same tokens; or from none.
+    figures['identical'] = figures['first_divergence_margin'] = None
+  if args.json:
+    outputs.write_json(args.json, figures)
+  if args.json != outputs.STANDARD_OUTPUT:
+    screen.print(_table(figures))
+  return 0
+
+
+def _simulate(decoder: Decoder, alpha: float) -> Decoder:
+  """The decoder with acceptance by decree, whose rows never end early."""
+  return dataclasses.replace(
+    decoder,
+    verify_fn=functools.partial(simulated_acceptance, alpha=alpha),
+    eos_id=(-1,),
+  )
+
+
+def _measure(
+  args: argparse.Namespace, decoder: Decoder, batches: Sequence[Batch]
+) -> dict[str, Any]:
+  """Compiles both sides and times them; what `--json` writes."""
+  key = jax.random.key(args.seed)
+  place = functools.partial(decoder_lib.place, num_devices=args.num_devices)
+  params = place(decoder.params, is_batch=False)
+  rows = [place(batch.prompt, is_batch=True) for batch in batches]
+  shared: dict[str, Any] = {
+    'target': decoder.target,
+    'max_len': decoder_lib.max_length(batches[0], args.max_new_tokens),
+    'eos_id': decoder.eos_id,
+    'logits_to_probs': decoder.logits_to_probs,
+  }
+  drafted_rule = shared | {'verify_fn': decoder.verify_fn}
+  with progress.waiting('compiling'):
+    candidates = plain_sides(args, decoder, params, rows, shared)
+    plain = candidates[args.dtype]
+    drafted = sides_lib.speculative_side(
+      params, key, rows, drafter=decoder.drafter, **drafted_rule
+    )
+    full_width = sides_lib.full_width_side(
+      params,
+      key,
+      rows,
+      gamma=args.gamma,
+      may_abstain=decoder.drafter.may_abstain,
+      **drafted_rule,
+    )
+    fastest, tokens_per_second = sides_lib.fastest(candidates)
+    is_adaptive = args.adaptive is not None
+    drafter = decoder.make_drafter(args.gamma)
+    propose = sides_lib.propose_programs(
+      drafted, drafter, decoder.target, is_adaptive
+    )
+  num_sides = 3 + (fastest != args.dtype) + drafter.may_abstain
+  num_programs = num_sides + len(propose)
+  with progress.bar('timing', num_programs * (args.repeats + 1)) as bar:
+    figures = benchmark.compare(
+      target=decoder.target,
+      baseline=candidates[fastest],
+      plain=plain,
+      drafted=drafted,
+      full_width=full_width,
+      drafter=drafter,
+      propose=propose,
+      is_adaptive=is_adaptive,
+      repeats=args.repeats,
+      advance=bar.advance,
+    )
+  return figures | {
+    'baseline': f'autoregressive, {fastest}',
+    'baseline_candidates_tokens_per_second': tokens_per_second,
+    'compile_seconds': {
+      'autoregressive': plain.compile_seconds,
+      'speculative': drafted.compile_seconds,
+    },
+  }
+
+
+def plain_sides(
+  args: argparse.Namespace,
+  decoder: Decoder,
+  params: Params,
+  rows: Sequence[Prompt],
+  rule: dict[str, Any],
+) -> dict[str, Side]:
+  """Plain decoding in the target's own dtype and in every one of
+  --plain_dtypes, compiled.
+
+  Args:
+    args: the options.
+    decoder: the target.
+    params: its weights, on their devices.
+    rows: batches, likewise.
+    rule: of `sides_lib.plain_side`, but for how tokens are sampled.
+  """
+  sampling = decoder_lib.plain_sampling(args, decoder.vocabulary)
+  key, sides = jax.random.key(args.seed), {}
+  for dtype in sorted({*args.plain_dtypes, args.dtype}):
+    target, weights = decoder.target, params
+    if dtype != args.dtype:
+      other = decoder_lib.load_target(args, dtype)
+      target = other.target
+      weights = decoder_lib.place(
+        other.params, args.num_devices, is_batch=False
+      )
+    changed = {'target': target, 'logits_to_probs': sampling}
+    sides[dtype] = sides_lib.plain_side(weights, key, rows, **rule | changed)
+  return sides
+
+
+def configuration(args: argparse.Namespace) -> dict[str, Any]:
+  """What was asked for, and on what."""
+  names = (
+    'model',
+    'verification',
+    'lenience',
+    'temperature',
+    'top_k',
+    'top_p',
+    'min_p',
+    'seed',
+    'gamma',
+    'adaptive',
+    'min_prob',
+    'draft_cost',
+    'batch_size',
+    'num_devices',
+    'max_new_tokens',
+    'repeats',
+    'dtype',
+    'draft_dtype',
+  )
+  return {name: getattr(args, name) for name in names} | {
+    'drafter': args.draft_model or args.drafter,
+    'device': stopwatch.device_name(),
+    'jax_version': jax.__version__,
+  }
+
+
+def _table(figures: dict[str, Any]) -> Any:
+  """The figures as a `rich` table."""
+  from rich.table import Table
+
+  def show(value: float | None, digits: int = 2) -> str:
+    return '-' if value is None else f'{value:.{digits}f}'
+
+  dtypes = figures['dtype']
+  if figures['draft_dtype'] != dtypes:
+    dtypes += f' (drafts {figures["draft_dtype"]})'
+  title = f'{figures["model"]}, {dtypes}, {figures["device"]}'
+  if figures['is_simulated']:
+    title += f'\nSIMULATED acceptance of {figures["simulate_alpha"]:g}'
+  table = Table(title=title)
+  table.add_column('')
+  table.add_column(
+    f'plain ({figures["baseline"].split(", ")[1]})', justify='right'
+  )
+  gamma = f'gamma {figures["gamma"]}'
+  if figures['adaptive']:
+    gamma = f'{figures["adaptive"]} {gamma} at most'
+  table.add_column(f'{figures["drafter"]}, {gamma}', justify='right')
+  count = lambda name: str(figures[name])
+  speed = lambda side: show(figures[f'{side}_tokens_per_second'], 1)
+  compiling = lambda side: show(figures['compile_seconds'][side], 1)
+  plain, drafted = 'autoregressive', 'speculative'
+  only_drafted = {
+    '  without a draft': count('short_target_runs'),
+    'alpha (accepted / tested)': show(figures['alpha']),
+    'accepted / drafted': show(figures['acceptance_per_drafted']),
+    'alpha from mean length': show(figures['alpha_from_block_efficiency']),
+    'block efficiency': show(figures['block_efficiency']),
+    'c': show(figures['c'], 4),
+    'T(gamma+1) / T(1)': show(figures['verify_cost_ratio']),
+    '  without a draft / T(1)': show(figures['without_draft_cost_ratio']),
+    'predicted speedup': show(figures['predicted_speedup']),
+    'measured speedup': show(figures['speedup']),
+    '  with the prefill': show(figures['end_to_end_speedup']),
+  }
+  rows = [
+    ('tokens/s', speed(plain), speed(drafted)),
+    ('tokens', count('autoregressive_tokens'), count('tokens')),
+    ('target runs', count('autoregressive_target_runs'), count('target_runs')),
+    *((name, '', value) for name, value in only_drafted.items()),
+    ('compile seconds', compiling(plain), compiling(drafted)),
+    (f'identical to plain {figures["dtype"]}', '', _identical(figures)),
+  ]
+  for row in rows:
+    table.add_row(*row)
+  return table
+
+
+def _identical(figures: dict[str, Any]) -> str:
+  """The table's last line."""
+  if figures['is_simulated']:
+    return 'not compared: simulated'
+  if figures['identical'] is None:
+    return 'not compared: sampled'
+  if figures['identical']:
+    return f'yes, {figures["compared_tokens"]} tokens'
+  margin = figures['first_divergence_margin']
+  if margin is None:
+    return f'no, {figures["compared_tokens"]} tokens were expected'
+  return f'no, first by a logit margin of {margin:.4f}'

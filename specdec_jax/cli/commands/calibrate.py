@@ -1,0 +1,175 @@
+"""Measures alpha on text that the target generates, and the times of an
+iteration's parts on this device; `specdec plan --costs` reads the result.
+"""
+
+import argparse
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from specdec_jax.cli import decoder as decoder_lib
+from specdec_jax.cli import options, outputs
+from specdec_jax.cli.commands import bench
+from specdec_jax.cli.decoder import Decoder
+from specdec_jax.launch import progress
+from specdec_jax.measure import calibration, iteration_costs
+from specdec_jax.measure import sides as sides_lib
+from specdec_jax.models import layers
+from specdec_jax.text import prompts
+from specdec_jax.text.prompts import Batch
+from specdec_jax.theory.planner import Costs
+
+HELP = 'measure acceptance and costs for `plan`'
+KIND = 'specdec costs'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  options.add_models(parser)
+  options.add_sampling(parser)
+  options.add_prompts(parser)
+  options.add_timing(parser)
+  options.add_output(parser).add_argument(
+    '--json',
+    metavar='OUT',
+    help='write the figures for `plan`; - writes to standard output, instead '
+    'of the table',
+  )
+
+
+def run(args: argparse.Namespace) -> int:
+  options.check(args)
+  if args.drafter == 'none':
+    raise ValueError('there is nothing to calibrate: choose a drafter')
+  if args.adaptive:
+    raise ValueError(
+      'calibrate measures the costs of a gamma that does not vary: leave out '
+      '--adaptive'
+    )
+  outputs.check(
+    {'--json': args.json},
+    {'--prompts': args.prompts, '--ngram_text': args.ngram_text},
+  )
+  texts = prompts.read(args.prompt, args.prompts)
+  screen = progress.console(color=args.color)
+  decoder, batches = decoder_lib.prepare(args, texts)
+  figures = measure(args, decoder, batches)
+  if args.json:
+    outputs.write_json(args.json, figures)
+  if args.json != outputs.STANDARD_OUTPUT:
+    screen.print(_table(figures))
+  return 0
+
+
+def measure(
+  args: argparse.Namespace, decoder: Decoder, batches: Sequence[Batch]
+) -> dict[str, Any]:
+  """What `--json` writes."""
+  key = jax.random.key(args.seed)
+  params = decoder_lib.place(decoder.params, args.num_devices, is_batch=False)
+  place = functools.partial(
+    decoder_lib.place, num_devices=args.num_devices, is_batch=True
+  )
+  rows = [place(batch.prompt) for batch in batches]
+  shared: dict[str, Any] = {
+    'target': decoder.target,
+    'logits_to_probs': decoder.logits_to_probs,
+    'max_len': decoder_lib.max_length(batches[0], args.max_new_tokens),
+    'eos_id': decoder.eos_id,
+  }
+  one_token = decoder.make_drafter(1)
+  with progress.waiting('measuring acceptance'):
+    [[found]] = calibration.overlaps(
+      params._replace(drafter=[params.drafter]),
+      key,
+      rows,
+      drafters=[one_token],
+      num_tokens=args.max_new_tokens,
+      **shared,
+    )
+    figures = calibration.acceptance(found, max_gamma=args.gamma)
+  with progress.waiting('measuring times'):
+    candidates = bench.plain_sides(args, decoder, params, rows[:1], shared)
+    fastest, _ = sides_lib.fastest(candidates)
+    times = iteration_costs.costs(
+      params,
+      key,
+      rows[0],
+      drafters={1: one_token, args.gamma: decoder.drafter},
+      repeats=args.repeats,
+      verify_fn=decoder.verify_fn,
+      plain=candidates[fastest],
+      **shared,
+    )
+  target, drafter = map(layers.num_params, decoder.params)
+  figures |= times | {'c_hat': drafter / target}
+  costs = costs_of(figures)
+  return {
+    'kind': KIND,
+    'source': 'measured',
+    **figures,
+    'c': costs.c(args.gamma),
+    'verify_cost_ratio': costs.verify_cost_ratio(args.gamma),
+    'plain_dtype': fastest,
+    **bench.configuration(args),
+  }
+
+
+def costs_of(figures: dict[str, Any]) -> Costs:
+  """The planner's costs among the figures of a file."""
+  return Costs(
+    **{
+      field.name: figures[field.name]
+      for field in dataclasses.fields(Costs)
+      # Files of earlier versions say nothing of launching.
+      if field.name in figures or not field.name.endswith('launch_seconds')
+    }
+  )
+
+
+def _table(figures: dict[str, Any]) -> Any:
+  """The figures as a `rich` table."""
+  from rich.table import Table
+
+  interval = figures['alpha_interval']
+  shown = '-' if interval is None else '{:.3f} to {:.3f}'.format(*interval)
+  lag = figures['autocorrelation'][0]
+  milliseconds = lambda seconds: f'{1e3 * seconds:.3f} ms'
+  widest, scoring = figures['widths'][-1], figures['target_seconds'][-1]
+  rows = [
+    ('alpha', f'{figures["alpha"]:.3f}'),
+    ('  95% interval, by rows', shown),
+    ('  prefixes, rows', f'{figures["num_prefixes"]}, {figures["num_rows"]}'),
+    ('  prefixes without a guess', f'{figures["abstained"]:.1%}'),
+    (
+      '  correlation of neighbours',
+      '-' if lag is None else f'{lag:.2f}',
+    ),
+    (
+      f'T(1), a plain step in {figures["plain_dtype"]}',
+      milliseconds(figures['target_seconds'][0]),
+    ),
+    (f'T({widest})', milliseconds(scoring)),
+    ('  the target call by itself', milliseconds(figures['extend_seconds'])),
+    (f'T({widest}) / T(1)', f'{figures["verify_cost_ratio"]:.3f}'),
+    ('first drafted token', milliseconds(figures['first_draft_seconds'])),
+    ('further drafted token', milliseconds(figures['draft_seconds'])),
+    ('c', f'{figures["c"]:.4f}'),
+    ('loop, beyond its parts', milliseconds(figures['loop_seconds'])),
+    ('decode, beyond its loop', milliseconds(figures['launch_seconds'])),
+    (
+      'the same of plain decoding',
+      milliseconds(figures['plain_launch_seconds']),
+    ),
+  ]
+  table = Table(
+    title=f'{figures["model"]}, {figures["drafter"]}, {figures["dtype"]}, '
+    f'{figures["device"]}'
+  )
+  table.add_column('')
+  table.add_column('measured', justify='right')
+  for row in rows:
+    table.add_row(*row)
+  return table

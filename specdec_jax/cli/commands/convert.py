@@ -1,0 +1,232 @@
+"""Writes a model in another format, with its sizes and its vocabulary."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.checkpoints import (
+  huggingface,
+  huggingface_t5,
+  loading,
+  model_file,
+  orbax,
+  safetensors_folder,
+  safetensors_model,
+  stored_arrays,
+  t5x,
+)
+from specdec_jax.checkpoints.model_file import Config, DrafterConfig
+from specdec_jax.files.local_path import local_path
+from specdec_jax.files.new_folder import new_folder
+from specdec_jax.launch import numbers, progress
+from specdec_jax.models import presets
+from specdec_jax.models.block_heads import BlockHeadsConfig
+from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.models.t5 import T5Config
+from specdec_jax.text import vocabulary_files
+
+HELP = 'convert a checkpoint'
+
+# What a folder that may be overwritten has one of.
+_MODEL_FILES = (model_file.NAME, 'config.json', t5x.GLOB)
+
+# All files that are written into a model's folder.
+_FILES = (
+  model_file.NAME,
+  'config.json',
+  safetensors_folder.SINGLE_FILE,
+  *vocabulary_files.WRITTEN,
+)
+
+_count = numbers.number(int, lambda n: n >= 0, 'an integer of at least 0')
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    'source',
+    help='a T5X checkpoint, a Hugging Face folder (Llama, Qwen2, Mistral, T5), '
+    'a .gguf file, what train or convert wrote, or hf:organisation/name, also '
+    'with @revision',
+  )
+  parser.add_argument('destination', help='the folder to make')
+  parser.add_argument(
+    '--to', choices=tuple(_WRITERS), required=True, help='the format'
+  )
+  parser.add_argument(
+    '--dtype', choices=presets.DTYPES, default='float32', help='of the weights'
+  )
+  parser.add_argument(
+    '--config',
+    help='sizes of a T5X checkpoint: a name such as t5_1_1_small, or the path '
+    'of a model.json',
+  )
+  parser.add_argument(
+    '--vocabulary',
+    metavar='FILE',
+    help='the SentencePiece model to put beside the weights (default: that of '
+    'the source, if it has one)',
+  )
+  parser.add_argument(
+    '--extra_ids',
+    type=_count,
+    help='sentinels that follow the pieces of --vocabulary (default: what '
+    'tokenizer_config.json beside it says, else 100, or 0 if the pieces fill '
+    'the embeddings)',
+  )
+  parser.add_argument(
+    '--step',
+    type=_count,
+    help='N of checkpoint_N (default: that of the source, else 0)',
+  )
+  parser.add_argument(
+    '--overwrite', action='store_true', help='replace the destination'
+  )
+
+
+def run(args: argparse.Namespace) -> int:
+  if args.extra_ids is not None and args.vocabulary is None:
+    raise ValueError('--extra_ids is for --vocabulary')
+  if args.step is not None and not args.to.startswith('t5x'):
+    raise ValueError(f'--step is for checkpoints of T5X, not --to {args.to}')
+  source = loading.locate(args.source)
+  destination = local_path(args.destination)
+  _check_destination(source, destination, is_overwritten=args.overwrite)
+  dtype = jnp.dtype(args.dtype).type
+  with progress.waiting(f'reading {args.source}'):
+    config, params = _read(args, source, dtype)
+    num_rows = getattr(config, 'vocab_size', None)
+    vocabulary = (
+      loading.read_vocabulary(source, num_rows=num_rows)
+      if args.vocabulary is None
+      else vocabulary_files.read(
+        args.vocabulary, extra_ids=args.extra_ids, num_rows=num_rows
+      )
+    )
+  if vocabulary is not None:
+    if isinstance(config, BlockHeadsConfig):
+      raise ValueError('heads have no vocabulary of their own: give none')
+    loading.check_vocabulary(args.source, vocabulary, config)
+  step = _step(source) if args.step is None else args.step
+  with (
+    progress.waiting(f'writing {destination}'),
+    new_folder(destination, overwrite=args.overwrite) as folder,
+  ):
+    _WRITERS[args.to](folder, config, params, step)
+    if vocabulary is not None:
+      vocabulary_files.write(folder, vocabulary)
+  leaves = jax.tree.leaves(params)
+  print(
+    f'wrote {destination} ({args.to}): {len(leaves)} arrays, '
+    f'{sum(leaf.size for leaf in leaves):,} parameters, '
+    f'{sum(leaf.nbytes for leaf in leaves):,} bytes in {args.dtype}'
+    + ('' if vocabulary else ', without a vocabulary')
+  )
+  return 0
+
+
+def _read(
+  args: argparse.Namespace, source: Path, dtype: Any
+) -> tuple[Config | DrafterConfig, Any]:
+  """Sizes and parameters of a model, or of a network that only drafts."""
+  if args.config is None and loading.is_drafter(source):
+    return loading.read_drafter(args.source, dtype=dtype)
+  return loading.read(source, dtype=dtype, config=args.config)
+
+
+def _check_destination(
+  source: Path, destination: Path, *, is_overwritten: bool
+) -> None:
+  """Finds what forbids writing there, before anything is read.
+
+  Raises:
+    ValueError: if something does.
+  """
+  inner, outer = source.resolve(), destination.resolve()
+  if inner.is_relative_to(outer) or outer.is_relative_to(inner):
+    raise ValueError(
+      f'cannot write {destination}: it is the source {source}, holds it, or '
+      'lies in it'
+    )
+  if not destination.parent.is_dir():
+    raise ValueError(
+      f'cannot write {destination}: there is no folder {destination.parent}'
+    )
+  if not destination.exists():
+    return
+  if not is_overwritten:
+    raise ValueError(f'{destination} already exists; --overwrite replaces it')
+  _check_is_model(destination)
+
+
+def _check_is_model(destination: Path) -> None:
+  """Raises ValueError unless all that is at a path is a model as this command
+  writes one: a folder given by mistake must not be lost."""
+  if not destination.is_dir() or not any(
+    any(destination.glob(pattern)) for pattern in _MODEL_FILES
+  ):
+    raise ValueError(
+      f'{destination} holds no model, so --overwrite does not replace it'
+    )
+  others = sorted(
+    child.name for child in destination.iterdir() if not _is_written(child)
+  )
+  if others:
+    raise ValueError(
+      f'{destination} holds {stored_arrays.some(others)} besides a model, so '
+      '--overwrite does not replace it: move that away, or name another folder'
+    )
+
+
+def _is_written(child: Path) -> bool:
+  """Whether this command writes files and folders of such a name."""
+  if not child.is_dir():
+    return child.name in _FILES
+  is_params = child.name == orbax.PARAMS and orbax.is_checkpoint(child.parent)
+  return is_params or t5x.is_checkpoint(child)
+
+
+def _step(source: Path) -> int:
+  return t5x.read_step(source) if t5x.is_checkpoint(source) else 0
+
+
+def _write_t5x(format: t5x.Format) -> Callable[..., None]:
+  def write(folder: Path, config: Config, params: Any, step: int) -> None:
+    if not isinstance(config, T5Config):
+      raise ValueError('T5X has no network of this kind: it takes T5s alone')
+    t5x.write_target(folder, params, step=step, format=format)
+    model_file.write(folder, config)
+
+  return write
+
+
+def _write_ours(save: Callable[..., None]) -> Callable[..., None]:
+  def write(folder: Path, config: Any, params: Any, step: int) -> None:
+    del step
+    save(folder, config, params)
+
+  return write
+
+
+def _write_huggingface(
+  folder: Path, config: Config | DrafterConfig, params: Any, step: int
+) -> None:
+  del step
+  if isinstance(config, T5Config):
+    huggingface_t5.save_t5(folder, config, params)
+  elif isinstance(config, LlamaConfig):
+    huggingface.save_llama(folder, config, params)
+  else:
+    raise ValueError('Hugging Face has no network that only drafts')
+
+
+_WRITERS: dict[str, Callable[[Path, Any, Any, int], None]] = {
+  't5x_legacy': _write_t5x('legacy'),
+  't5x_orbax': _write_t5x('orbax'),
+  'orbax': _write_ours(orbax.save),
+  'safetensors': _write_ours(safetensors_model.save),
+  'huggingface': _write_huggingface,
+}

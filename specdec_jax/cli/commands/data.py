@@ -1,0 +1,269 @@
+"""Corpora, vocabularies and token files."""
+
+import argparse
+import contextlib
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from experiments.corpora import archive, debian, storage
+from specdec_jax.cli import options, outputs
+from specdec_jax.cli.commands import data_rewrite
+from specdec_jax.data import preparation, token_files
+from specdec_jax.files import replacing
+from specdec_jax.files.local_path import local_path
+from specdec_jax.launch import progress
+from specdec_jax.text import vocabulary_training
+
+HELP = 'build corpora, vocabularies and token files'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  actions = parser.add_subparsers(dest='action', required=True)
+  for name, (function, text, add) in _ACTIONS.items():
+    action = actions.add_parser(
+      name,
+      help=text.partition(':')[0],
+      description=text,
+      formatter_class=options.HelpFormatter,
+    )
+    add(action)
+    action.set_defaults(data_action=function)
+
+
+def run(args: argparse.Namespace) -> int:
+  return args.data_action(args)
+
+
+def _add_build(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument('source', choices=['debian'], help='where the text is')
+  parser.add_argument('--out', required=True, metavar='DIR', help='new folder')
+  parser.add_argument(
+    '--only',
+    nargs='+',
+    choices=list(debian.CORPORA),
+    default=list(debian.CORPORA),
+    metavar='CORPUS',
+    help=f'some of {", ".join(debian.CORPORA)}',
+  )
+  parser.add_argument(
+    '--from_dir', metavar='DIR', help='what --keep_downloads left on some host'
+  )
+  parser.add_argument(
+    '--keep_downloads', metavar='DIR', help="keep the archive's files here"
+  )
+  parser.add_argument(
+    '--overwrite', action='store_true', help='replace an earlier build'
+  )
+
+
+def _build(args: argparse.Namespace) -> int:
+  if args.from_dir and args.keep_downloads:
+    raise ValueError('--from_dir downloads nothing that could be kept')
+  out = local_path(args.out)
+  packages = debian.packages(args.only)
+  with (
+    replacing.folder(out, storage.MANIFEST, overwrite=args.overwrite) as folder,
+    _archive_folder(args, packages) as downloads,
+  ):
+    with progress.waiting('checking the archive'):
+      files = archive.read(downloads, packages)
+    corpora = {}
+    for name in debian.CORPORA:
+      if name in args.only:
+        with progress.waiting(f'building {name}'):
+          corpus = debian.CORPORA[name](files)
+          corpora[name] = storage.write_corpus(folder, name, corpus)
+    manifest = storage.write_manifest(folder, files, corpora)
+  progress.console().print(_build_table(out, manifest))
+  content = (out / storage.MANIFEST).read_bytes()
+  print(f'{storage.MANIFEST}: SHA-256 {hashlib.sha256(content).hexdigest()}')
+  return 0
+
+
+@contextlib.contextmanager
+def _archive_folder(
+  args: argparse.Namespace, packages: tuple[str, ...]
+) -> Iterator[Path]:
+  """The archive's files: given, or downloaded to be kept or not."""
+  if args.from_dir:
+    yield local_path(args.from_dir)
+    return
+  with contextlib.ExitStack() as stack:
+    folder = args.keep_downloads or stack.enter_context(
+      tempfile.TemporaryDirectory(prefix='specdec-')
+    )
+    with progress.waiting("downloading from Debian's archive"):
+      archive.download(local_path(folder), packages)
+    yield Path(folder)
+
+
+def _build_table(out: Path, manifest: dict[str, Any]) -> Any:
+  """What was built, as a `rich` table."""
+  from rich.table import Table
+
+  release = manifest['archive']['release']
+  table = Table(title=f'{out}: Debian {release.get("version", "")}')
+  for name in ('corpus', 'split', 'examples', 'groups', 'words'):
+    is_number = name not in ('corpus', 'split')
+    table.add_column(name, justify='right' if is_number else 'left')
+  for name, corpus in manifest['corpora'].items():
+    for split, figures in corpus['splits'].items():
+      words = ' + '.join(f'{count:,}' for count in figures['words'].values())
+      table.add_row(
+        name,
+        split,
+        f'{figures["examples"]:,}',
+        f'{figures["groups"]:,}',
+        words,
+      )
+  return table
+
+
+def _add_vocabulary(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    '--inputs',
+    nargs='+',
+    required=True,
+    metavar='PATH',
+    help="text files, or corpora's folders, of which train.* is read",
+  )
+  parser.add_argument(
+    '--out',
+    required=True,
+    metavar='MODEL',
+    help='the SentencePiece model to write',
+  )
+  parser.add_argument(
+    '--size', type=options.positive_int, default=8192, help='number of ids'
+  )
+
+
+def _vocabulary(args: argparse.Namespace) -> int:
+  outputs.check(
+    {'--out': args.out}, {f'--inputs {path}': path for path in args.inputs}
+  )
+  files = [_training_file(local_path(path)) for path in args.inputs]
+  with progress.waiting(f'training a vocabulary of {args.size}'):
+    # The trainer answers an interrupt only when it is done.
+    model = progress.interruptible(
+      lambda: vocabulary_training.train(
+        preparation.texts(files), size=args.size
+      )
+    )
+  with replacing.file(local_path(args.out)) as partial:
+    partial.write_bytes(model)
+  digest = hashlib.sha256(model).hexdigest()
+  print(f'{args.out}: {args.size} ids, SHA-256 {digest}')
+  return 0
+
+
+def _training_file(path: Path) -> Path:
+  """The training split of a corpus, or the file itself."""
+  if not path.is_dir():
+    return path
+  sources = preparation.find(path)
+  if 'train' not in sources:
+    raise ValueError(f'{path} has no train split')
+  return sources['train']
+
+
+def _add_prepare(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    '--inputs',
+    nargs='+',
+    required=True,
+    metavar='PATH',
+    help="a corpus's folder, or text files: .jsonl, .tsv, .txt",
+  )
+  parser.add_argument(
+    '--vocabulary',
+    required=True,
+    metavar='MODEL',
+    help='a SentencePiece model; it is copied beside the token files, from '
+    'where specdec train takes it',
+  )
+  parser.add_argument('--out', required=True, metavar='DIR', help='new folder')
+  lengths = parser.add_argument_group('lengths, in tokens with EOS')
+  for name, help_text in (
+    ('input', 'most of an input'),
+    ('target', 'most of a target, or of a text'),
+  ):
+    lengths.add_argument(
+      f'--max_{name}_tokens',
+      type=options.positive_int,
+      default=64,
+      help=help_text,
+    )
+  lengths.add_argument(
+    '--too_long',
+    choices=['drop', 'trim', 'split'],
+    default='drop',
+    help='what becomes of longer examples',
+  )
+  parser.add_argument('--prefix', default='', help='put before every input')
+  parser.add_argument(
+    '--overwrite', action='store_true', help='replace earlier token files'
+  )
+
+
+def _prepare(args: argparse.Namespace) -> int:
+  sources: dict[str, Path] = {}
+  for path in args.inputs:
+    for split, file in preparation.find(local_path(path)).items():
+      if split in sources:
+        raise ValueError(f'{sources[split]} and {file} are both {split}')
+      sources[split] = file
+  lengths = preparation.Lengths(
+    inputs=args.max_input_tokens,
+    targets=args.max_target_tokens,
+    too_long=args.too_long,
+  )
+  with (
+    replacing.folder(
+      Path(args.out), token_files.DESCRIPTION, overwrite=args.overwrite
+    ) as folder,
+    progress.waiting('encoding'),
+  ):
+    description = preparation.prepare(
+      folder, sources, local_path(args.vocabulary), lengths, prefix=args.prefix
+    )
+  for split, counts in description['splits'].items():
+    print(f'{args.out}/{split}.npz: {_summary(counts)}')
+  return 0
+
+
+def _summary(counts: dict[str, Any]) -> str:
+  """Counts of a token file, in a line."""
+  figures = [
+    f'{counts["examples"]:,} examples of {counts["read"]:,}',
+    f'{counts["input_tokens"]:,} + {counts["target_tokens"]:,} tokens',
+  ]
+  figures += [
+    f'{counts[name]:,} {name}'
+    for name in ('dropped', 'trimmed', 'split')
+    if counts[name]
+  ]
+  return ', '.join(figures)
+
+
+_ACTIONS = {
+  'build': (_build, 'build corpora: text, divided and checked', _add_build),
+  'vocabulary': (
+    _vocabulary,
+    'train a SentencePiece vocabulary: unigrams, pad 0, eos 1, unk 2',
+    _add_vocabulary,
+  ),
+  'prepare': (
+    _prepare,
+    'encode text into token files: training then needs numpy alone',
+    _add_prepare,
+  ),
+  'rewrite': (
+    data_rewrite.run,
+    'give token files the targets that a model writes: distillation needs them',
+    data_rewrite.add_arguments,
+  ),
+}

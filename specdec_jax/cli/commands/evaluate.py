@@ -1,0 +1,175 @@
+"""Judges what `infer` wrote: BLEU, ROUGE, and the rates of its drafts.
+
+The targets are those that stand beside the predictions, or those of --targets.
+A SeqIO task (--task) brings its own metrics.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specdec_jax.cli import options, outputs
+from specdec_jax.files import text_lines
+from specdec_jax.files.local_path import local_path
+from specdec_jax.infer import quality
+from specdec_jax.launch import progress
+from specdec_jax.text import tasks
+
+HELP = 'judge what infer wrote'
+
+_TARGET = 'targets_pretokenized'
+_COUNTERS = ('tokens', 'target_runs', 'drafted', 'tested', 'accepted')
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    'predictions', nargs='+', help='JSONL files of `infer` or of t5x.infer'
+  )
+  parser.add_argument(
+    '--metrics',
+    default='bleu,rouge',
+    metavar='NAME,...',
+    help=f'of {", ".join(quality.METRICS)}',
+  )
+  parser.add_argument(
+    '--task', help='a SeqIO task, whose metrics are taken instead'
+  )
+  parser.add_argument(
+    '--targets',
+    metavar='FILE',
+    help='a text a line, or .jsonl with "targets", in the order of the '
+    'predictions; instead of the targets beside them',
+  )
+  options.add_output(parser).add_argument(
+    '--json',
+    metavar='OUT',
+    help='write the figures; - writes to standard output, instead of the table',
+  )
+
+
+def run(args: argparse.Namespace) -> int:
+  metric_fns = _metric_fns(args)
+  inputs = {f'predictions {path}': path for path in args.predictions}
+  outputs.check({'--json': args.json}, {**inputs, '--targets': args.targets})
+  records = [
+    record for path in args.predictions for record in _read(local_path(path))
+  ]
+  targets = _targets(args, records)
+  predictions = [record['prediction'] for record in records]
+  figures: dict[str, Any] = {'examples': len(records)}
+  with progress.waiting('judging'):
+    for metric_fn in metric_fns:
+      figures |= _plain(metric_fn(targets, predictions))
+  figures |= _rates([record.get('aux') for record in records])
+  if args.json:
+    outputs.write_json(args.json, figures)
+  if args.json != outputs.STANDARD_OUTPUT:
+    progress.console(color=args.color).print(_table(args, figures))
+  return 0
+
+
+def _metric_fns(args: argparse.Namespace) -> list[Callable[..., Any]]:
+  """The metrics of --task or of --metrics."""
+  if args.task:
+    task = tasks.find(args.task, split=None, metric_fns=quality.METRICS)
+    if not task.metric_fns:
+      raise ValueError(f'task {args.task} has no metrics: give --metrics')
+    return list(task.metric_fns)
+  names = args.metrics.split(',')
+  for name in names:
+    if name not in quality.METRICS:
+      raise ValueError(
+        f'--metrics takes some of {",".join(quality.METRICS)}, got {name!r}'
+      )
+  return [quality.METRICS[name] for name in names]
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+  """The objects of a JSONL file, each with a prediction."""
+  records = []
+  for place, record in text_lines.read_objects(path):
+    text_lines.text_under(record, 'prediction', place)
+    records.append(record)
+  if not records:
+    raise ValueError(f'{path} holds no prediction')
+  return records
+
+
+def _targets(
+  args: argparse.Namespace, records: Sequence[Mapping[str, Any]]
+) -> list[str]:
+  """The references, as many as predictions."""
+  if not args.targets:
+    beside = [_target_beside(record) for record in records]
+    found = [target for target in beside if target is not None]
+    if missing := len(beside) - len(found):
+      first = records[beside.index(None)].get('inputs')
+      shown = 'the first has no object under "inputs"'
+      if isinstance(first, dict):
+        shown = f'the first has "inputs"; {text_lines.keys_of(first)}'
+      raise ValueError(
+        f'{missing} of {len(beside)} predictions have no text '
+        f'"{_TARGET}" under "inputs", {shown}: give --targets'
+      )
+    return found
+  path = local_path(args.targets)
+  if path.suffix == '.jsonl':
+    task = tasks.find(args.targets, inputs_field='targets')
+  else:
+    task = tasks.find(args.targets)
+  found = [example.inputs for example in task.read()]
+  if len(found) != len(records):
+    raise ValueError(
+      f'{args.targets} has {len(found)} targets for {len(records)} predictions'
+    )
+  return found
+
+
+def _target_beside(record: Mapping[str, Any]) -> str | None:
+  inputs = record.get('inputs')
+  target = inputs.get(_TARGET) if isinstance(inputs, dict) else None
+  return target if isinstance(target, str) else None
+
+
+def _plain(figures: Mapping[str, Any]) -> dict[str, Any]:
+  """Figures of a metric as numbers; SeqIO wraps some of its own."""
+  return {
+    name: float(getattr(value, 'value', value))
+    for name, value in figures.items()
+  }
+
+
+def _rates(aux: Sequence[Any]) -> dict[str, Any]:
+  """Rates over all examples, where `infer` counted."""
+  if not all(
+    isinstance(each, dict)
+    and all(isinstance(each.get(name), int) for name in _COUNTERS)
+    for each in aux
+  ):
+    return {}
+  total = {name: sum(each[name] for each in aux) for name in _COUNTERS}
+
+  def divide(a: str, b: str) -> float | None:
+    return total[a] / total[b] if total[b] else None
+
+  return {
+    **total,
+    'block_efficiency': divide('tokens', 'target_runs'),
+    'alpha': divide('accepted', 'tested'),
+  }
+
+
+def _table(args: argparse.Namespace, figures: Mapping[str, Any]) -> Any:
+  """The figures as a `rich` table."""
+  from rich.table import Table
+
+  table = Table(title=', '.join(args.predictions))
+  table.add_column('')
+  table.add_column('', justify='right')
+  for name, value in figures.items():
+    text = f'{value:,}' if isinstance(value, int) else '-'
+    if isinstance(value, float):
+      text = f'{value:.2f}'
+    table.add_row(name, text)
+  return table

@@ -1,0 +1,244 @@
+"""Continues prompts, streaming to a terminal, and writes what was decoded."""
+
+import argparse
+import contextlib
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from specdec_jax.cli import decoder as decoder_lib
+from specdec_jax.cli import options, outputs, stepwise
+from specdec_jax.cli.decoder import Decoder
+from specdec_jax.decoding import speculative
+from specdec_jax.decoding.state import DecodeOutput
+from specdec_jax.decoding.statistics import Statistics
+from specdec_jax.launch import progress
+from specdec_jax.measure import metrics
+from specdec_jax.text import prompts, stop_strings
+from specdec_jax.text.prompts import Batch
+from specdec_jax.trace import recording, storage
+from specdec_jax.trace.recording import Record
+
+HELP = 'continue prompts'
+
+Write = Callable[[dict[str, Any]], None]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  options.add_models(parser)
+  group = options.add_sampling(parser)
+  group.add_argument(
+    '--num_return_sequences',
+    metavar='N',
+    type=options.positive_int,
+    default=1,
+    help='samples of each prompt, each with draws of its own',
+  )
+  options.add_prompts(parser).add_argument(
+    '--stop',
+    metavar='TEXT',
+    action='append',
+    help='end a text before the first occurrence of TEXT, which can span '
+    'tokens; may be given several times. Special tokens are no text',
+  )
+  group = options.add_output(parser)
+  group.add_argument(
+    '--json',
+    metavar='OUT',
+    help='write one object a prompt and line: prompt, text, tokens, log_probs, '
+    'statistics, with --stop also the string that ended the text, with '
+    '--num_return_sequences the number of the sample. An old file stays until '
+    'all is done; - writes to standard output, instead of the text',
+  )
+  group.add_argument(
+    '--trace', metavar='OUT.jsonl', help='write every iteration, for `trace`'
+  )
+
+
+def run(args: argparse.Namespace) -> int:
+  options.check(args)
+  stop_strings.check(args)
+  num_samples = args.num_return_sequences
+  if num_samples > 1 and not args.temperature:
+    raise ValueError(
+      f'--num_return_sequences {num_samples} at --temperature 0, which is '
+      'greedy, gives one text so many times: give a --temperature above 0'
+    )
+  if args.trace == outputs.STANDARD_OUTPUT:
+    raise ValueError('--trace needs a file; --json can go to standard output')
+  outputs.check(
+    {'--json': args.json, '--trace': args.trace},
+    {'--prompts': args.prompts, '--ngram_text': args.ngram_text},
+  )
+  texts = prompts.read(args.prompt, args.prompts)
+  screen = progress.console(color=args.color)
+  decoder, batches = decoder_lib.prepare(
+    args,
+    texts,
+    batch_size=_batch_size(args, len(texts) * num_samples),
+    num_samples=num_samples,
+  )
+  stop_strings.check_vocabulary(args.stop or (), decoder.vocabulary)
+  with contextlib.ExitStack() as stack:
+    write_json = stack.enter_context(outputs.json_lines(args.json))
+    write_trace = None
+    if args.trace:
+      write_trace = stack.enter_context(_trace_writer(args, decoder))
+    return _decode_all(args, decoder, batches, screen, write_json, write_trace)
+
+
+def _batch_size(args: argparse.Namespace, num_rows: int) -> int:
+  """The batch size, without devices full of rows that are nobody's."""
+  needed = num_rows + -num_rows % args.num_devices
+  return min(args.batch_size, needed)
+
+
+@contextlib.contextmanager
+def _trace_writer(
+  args: argparse.Namespace, decoder: Decoder
+) -> Iterator[Callable[[Record], None]]:
+  """Opens the trace; a run that ends well adds the totals."""
+  iterations: list[Record] = []
+  with outputs.opened(args.trace) as file:
+    storage.write_record(file, stepwise.header(args, decoder))
+
+    def write(record: Record) -> None:
+      storage.write_record(file, record)
+      if record['type'] == 'iteration':
+        iterations.append(record)
+
+    yield write
+    summary = recording.summarize(iterations, decoder.drafter.gamma)
+    storage.write_record(file, recording.summary_record(summary))
+
+
+def _decode_all(
+  args: argparse.Namespace,
+  decoder: Decoder,
+  batches: Sequence[Batch],
+  screen: Any,
+  write_json: Write,
+  write_trace: Write | None,
+) -> int:
+  """Decodes batch after batch; the exit status."""
+  shows_text = args.json != outputs.STANDARD_OUTPUT
+  is_colored = shows_text and screen.is_terminal
+  num_prompts = sum(len(batch.texts) for batch in batches)
+  # Rows of a larger batch would interleave: they are shown when it is done.
+  is_live = is_colored and len(batches) == num_prompts
+  if is_colored or write_trace or args.stop:
+    decode = stepwise.compile_decode(args, decoder, batches[0])
+  else:
+    decode = _compile_whole(args, decoder, batches[0])
+  has_failed, statistics = False, []
+  started = time.perf_counter()
+  with progress.bar('decoding', num_prompts, is_shown=not is_live) as bar:
+    for batch in batches:
+      records: list[Record] = []
+      shows: list[Write] = [write_trace] if write_trace else []
+      if write_trace:
+        for record in stepwise.prompt_records(decoder, batch):
+          write_trace(record)
+      if is_live:
+        if num_prompts > 1:
+          stepwise.show_prompt(screen, batch.texts[0])
+        shows.append(stepwise.streamer(decoder, screen))
+      elif is_colored:
+        shows.append(records.append)
+      try:
+        output = jax.device_get(decode(batch, shows))
+      finally:
+        if is_live:
+          screen.print()
+      statistics.append(output.statistics)
+      bar.advance(len(batch.texts))
+      with bar.hidden():
+        if is_colored and not is_live:
+          stepwise.show_rows(decoder, screen, batch, records)
+        for result in _results(args, decoder, batch, output):
+          write_json(result)
+          if shows_text and not is_colored:
+            print(result['text'], flush=True)
+          if 'error' in result:
+            has_failed = True
+            print(f'specdec: error: {result["error"]}', file=sys.stderr)
+  if progress.is_watched():
+    print(_note(statistics, time.perf_counter() - started), file=sys.stderr)
+  return 2 if has_failed else 0
+
+
+def _compile_whole(
+  args: argparse.Namespace, decoder: Decoder, first: Batch
+) -> Callable[[Batch, Any], DecodeOutput]:
+  """Compiles the decoding of a batch as one program, which says nothing until
+  its end."""
+  key = jax.random.key(args.seed)
+  params = decoder_lib.place(decoder.params, args.num_devices, is_batch=False)
+  generate = functools.partial(
+    speculative.generate,
+    **decoder_lib.models(decoder),
+    **decoder_lib.rule(decoder),
+    max_len=decoder_lib.max_length(first, args.max_new_tokens),
+  )
+  place = functools.partial(
+    decoder_lib.place, num_devices=args.num_devices, is_batch=True
+  )
+  with progress.waiting('compiling'):
+    lowered = jax.jit(generate).lower(params, key, place(first.prompt))
+    compiled = progress.interruptible(lowered.compile)
+
+  def decode(batch: Batch, shows: Any) -> DecodeOutput:
+    del shows
+    return progress.interruptible(
+      lambda: jax.block_until_ready(compiled(params, key, place(batch.prompt)))
+    )
+
+  return decode
+
+
+def _results(
+  args: argparse.Namespace, decoder: Decoder, batch: Batch, output: DecodeOutput
+) -> Iterator[dict[str, Any]]:
+  """What `--json` writes for each row of a batch."""
+  vocabulary, num_samples = decoder.vocabulary, args.num_return_sequences
+  for row, text in enumerate(batch.texts):
+    start = int(batch.prompt.decoder_lengths[row])
+    span = slice(start, int(output.lengths[row]))
+    tokens = output.tokens[row, span].tolist()
+    log_probs = output.log_probs[row, span].tolist()
+    prompt_id, sample = divmod(int(batch.prompt.row_ids[row]), num_samples)
+    shown, stop = stop_strings.text_of(vocabulary, args.stop or (), tokens)
+    record = {
+      'prompt': text,
+      **({'sample': sample} if num_samples > 1 else {}),
+      'text': shown,
+      **({'stop': stop} if args.stop else {}),
+      'tokens': tokens,
+      'log_probs': [outputs.finite(value) for value in log_probs],
+      'statistics': metrics.row_summary(output.statistics, row),
+    }
+    if output.has_nan[row]:
+      record['error'] = (
+        f'prompt {prompt_id + 1}: after {len(tokens)} new tokens the logits '
+        'were not numbers (NaN), and its decoding stopped'
+      )
+    yield record
+
+
+def _note(statistics: Sequence[Statistics], seconds: float) -> str:
+  """All batches in one line."""
+  total = jax.tree.map(lambda *rows: np.concatenate(rows), *statistics)
+  rates = metrics.rates(total)
+  num_tokens = int(total.num_tokens.sum())
+  num_runs = int(total.num_target_runs.sum())
+  parts = [f'{num_tokens} tokens in {num_runs} target runs']
+  if num_runs:
+    parts.append(f'{rates.block_efficiency:.2f} a run')
+  if not np.isnan(rates.alpha):
+    parts.append(f'alpha {rates.alpha:.2f}')
+  return ', '.join([*parts, f'{num_tokens / seconds:.1f} tokens/s'])

@@ -1,0 +1,87 @@
+"""Decodes a task to JSONL, under gin: sharded, in chunks, resumable.
+
+Flags, macros and output files are those of `t5x.infer`. The gin file
+`runs/infer.gin` binds the arguments of `infer`; a run that was killed goes on
+where it was when it is started again, and gives the same bytes.
+"""
+
+import argparse
+
+from specdec_jax.cli import decoder as decoder_lib
+from specdec_jax.infer.infer import infer
+from specdec_jax.launch import gin_launch, processes
+
+HELP = 'decode a task to JSONL, under gin'
+
+# Gin files whose macros --help lists.
+_SHOWN = (
+  'models/as_stored.gin',
+  'runs/infer.gin',
+  'drafters/model.gin',
+  'drafters/adaptive.gin',
+  'drafters/ngram.gin',
+)
+# Bindings that change where results go, or what is said of them.
+_NO_SETTINGS = (
+  'INFER_OUTPUT_DIR',
+  'infer.output_dir',
+  'infer.metrics_dir',
+  'infer.profile_dir',
+  'infer.dry_run',
+  'infer.shard_id',
+  'infer.num_shards',
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  gin_launch.add_arguments(parser, _SHOWN)
+  group = parser.add_argument_group('run')
+  group.add_argument(
+    '--model',
+    metavar='NAME',
+    help='models/NAME.gin, before every --gin_file',
+  )
+  group.add_argument(
+    '--shard_id', type=int, help='overrides --gin.infer.shard_id'
+  )
+  group.add_argument(
+    '--tfds_data_dir', metavar='DIR', help='where TFDS has its data sets'
+  )
+  group.add_argument(
+    '--dry_run',
+    action='store_true',
+    help='print the mesh, and parameters and caches per chip; load nothing',
+  )
+  group.add_argument(
+    '--profile', metavar='DIR', help='trace one chunk with jax.profiler'
+  )
+  processes.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+  if args.model:
+    args.gin_file = [f'models/{args.model}.gin', *args.gin_file]
+  given = {
+    'shard_id': args.shard_id,
+    'tfds_data_dir': args.tfds_data_dir,
+    'dry_run': args.dry_run or None,
+    'profile_dir': args.profile,
+  }
+  decoder_lib.enable_compilation_cache()
+  with processes.joined(args):
+    return gin_launch.call(
+      infer,
+      args,
+      settings=_settings,
+      operative_config=gin_launch.operative_config,
+      **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def _settings() -> dict[str, str]:
+  """The gin bindings that results depend on."""
+  return {
+    name: value
+    for name, value in gin_launch.bindings().items()
+    if not name.endswith(_NO_SETTINGS)
+  }

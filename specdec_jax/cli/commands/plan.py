@@ -1,0 +1,393 @@
+"""Chooses gamma, predicts the speedup, and says where speculation loses.
+
+Costs come from `specdec calibrate` (--costs), or from compiling the parts of an
+iteration for a TPU slice that need not be there (--topology).
+"""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import theory
+from specdec_jax.cli import options, outputs
+from specdec_jax.cli.commands import calibrate
+from specdec_jax.files.local_path import local_path
+from specdec_jax.launch import progress
+from specdec_jax.models import presets
+from specdec_jax.theory import planner
+from specdec_jax.theory.planner import Costs, Plan
+from specdec_jax.tpu_costs import aot, compiled, workload
+from specdec_jax.tpu_costs.chips import CHIPS
+
+HELP = 'choose gamma and predict the speedup'
+# What a file of costs must have.
+_NEEDED = {
+  **dict.fromkeys(('widths', 'target_seconds'), 'numbers'),
+  **dict.fromkeys(
+    ('first_draft_seconds', 'draft_seconds', 'loop_seconds', 'c_hat'),
+    'a number',
+  ),
+  'batch_size': 'a number',
+  **dict.fromkeys(('source', 'model', 'drafter', 'dtype', 'device'), 'a text'),
+}
+# Shown where alpha is not known.
+_ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  group = parser.add_argument_group('costs')
+  group.add_argument(
+    '--costs', metavar='FILE', help='what `specdec calibrate --json` wrote'
+  )
+  group.add_argument('--target', metavar='PRESET', help='such as t5_1_1_xxl')
+  group.add_argument('--draft', metavar='PRESET', help='such as t5_1_1_small')
+  group.add_argument(
+    '--topology',
+    help=f'the slice to compile for, such as v4:2x2x1; {", ".join(CHIPS)}',
+  )
+  group.add_argument(
+    '--batch_size', type=options.positive_int, help='rows (default: 1)'
+  )
+  group.add_argument(
+    '--input_length',
+    type=options.positive_int,
+    default=512,
+    help='tokens of the encoder, or of the prompt',
+  )
+  group.add_argument(
+    '--output_length',
+    type=options.positive_int,
+    default=128,
+    help='new tokens a row',
+  )
+  group.add_argument(
+    '--num_partitions',
+    type=options.positive_int,
+    help='chips that share a copy of the target (default: as the batch allows)',
+  )
+  group.add_argument(
+    '--dtype', choices=presets.DTYPES, default='bfloat16', help='of the weights'
+  )
+  group = parser.add_argument_group('planning')
+  group.add_argument(
+    '--alpha',
+    type=options.share,
+    help='the acceptance rate (default: that of --costs, or several)',
+  )
+  group.add_argument(
+    '--max_gamma',
+    type=options.positive_int,
+    help='the largest gamma considered (default: 12, or as measured)',
+  )
+  options.add_output(parser).add_argument(
+    '--json',
+    metavar='OUT',
+    help='write the plan; - writes to standard output, instead of the tables',
+  )
+
+
+def run(args: argparse.Namespace) -> int:
+  _check(args)
+  outputs.check({'--json': args.json}, {'--costs': args.costs})
+  screen = progress.console(color=args.color)
+  found = _read(args) if args.costs else _compile(args)
+  costs = calibrate.costs_of(found)
+  max_gamma = args.max_gamma or costs.max_gamma
+  alphas, interval = _alphas(args, found, max_gamma)
+  plans = [
+    planner.plan(
+      alpha,
+      costs,
+      max_gamma=max_gamma,
+      batch_size=found['batch_size'],
+      length=args.output_length,
+      interval=interval,
+    )
+    for alpha in alphas
+  ]
+  record = _record(found, costs, alphas, plans)
+  if args.json:
+    outputs.write_json(args.json, record)
+  if args.json != outputs.STANDARD_OUTPUT:
+    for part in _shown(found, costs, alphas, plans):
+      screen.print(part, highlight=False)
+  return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+  """Raises ValueError unless the costs come from one place."""
+  named = [args.target, args.draft, args.topology]
+  if args.costs and any(named):
+    raise ValueError(
+      '--costs has its costs measured; --target, --draft and --topology are to '
+      'compile for others: give one or the other'
+    )
+  if not args.costs and not all(named):
+    raise ValueError(
+      'give --costs FILE of `specdec calibrate`, or --target, --draft and '
+      '--topology to compile for'
+    )
+  if args.costs and args.batch_size:
+    raise ValueError('--costs was measured for a batch size of its own')
+
+
+def _read(args: argparse.Namespace) -> dict[str, Any]:
+  """The figures of a file that `specdec calibrate` wrote."""
+  try:
+    found = json.loads(local_path(args.costs).read_text(encoding='utf-8'))
+  except (OSError, ValueError) as error:
+    reason = getattr(error, 'strerror', None) or 'it is not JSON'
+    raise ValueError(f'cannot read --costs {args.costs}: {reason}') from error
+  if not isinstance(found, dict) or found.get('kind') != calibrate.KIND:
+    raise ValueError(
+      f'--costs {args.costs} is not what `specdec calibrate --json` writes'
+    )
+  costs = _checked(args.costs, found)
+  if args.max_gamma and args.max_gamma > costs.max_gamma:
+    raise ValueError(
+      f'--max_gamma {args.max_gamma} is beyond gamma {costs.max_gamma}, up to '
+      f'which {args.costs} was measured: calibrate with '
+      f'--gamma {args.max_gamma}'
+    )
+  return found
+
+
+def _checked(path: str, found: dict[str, Any]) -> Costs:
+  """The costs of a file, once it has all that a plan needs.
+
+  Raises:
+    ValueError: naming what is missing or is not what it should be.
+  """
+  # Files of compiled costs know of no acceptance, and of one row no interval.
+  measured = [n for n in ('profile', 'alpha_interval') if found.get(n)]
+  for name, kind in (_NEEDED | dict.fromkeys(measured, 'numbers')).items():
+    if not _is(kind, found.get(name)):
+      shown = repr(found[name]) if name in found else 'missing'
+      raise ValueError(f'--costs {path}: {name} must be {kind}, and is {shown}')
+  costs = calibrate.costs_of(found)
+  costs.check_gamma(1)
+  return costs
+
+
+def _is(kind: str, value: Any) -> bool:
+  if kind == 'a text':
+    return isinstance(value, str)
+  if kind == 'numbers':
+    return isinstance(value, list) and all(_is('a number', v) for v in value)
+  # JSON's true is an int to Python.
+  return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _compile(args: argparse.Namespace) -> dict[str, Any]:
+  """The figures of parts compiled for a slice."""
+  dtype = jnp.dtype(args.dtype)
+  batch_size, max_gamma = args.batch_size or 1, args.max_gamma or 12
+  target = presets.preset(args.target, dtype=dtype)
+  draft = presets.preset(args.draft, dtype=dtype)
+  if target.vocab_size != draft.vocab_size:
+    raise ValueError(
+      f'{args.target} has {target.vocab_size} token ids, {args.draft} '
+      f'{draft.vocab_size}'
+    )
+  if bool(target.num_encoder_layers) != bool(draft.num_encoder_layers):
+    raise ValueError(f'just one of {args.target}, {args.draft} has an encoder')
+  slice_ = aot.find_slice(args.topology)
+  task = workload.Workload(
+    slice=slice_,
+    target=target,
+    draft=draft,
+    batch_size=batch_size,
+    input_length=args.input_length,
+    output_length=args.output_length,
+    num_partitions=args.num_partitions
+    or workload.default_num_partitions(slice_, batch_size),
+  )
+  total = compiled.num_parts(max_gamma)
+  with progress.bar('compiling', total) as bar:
+    pair = compiled.pair_costs(task, max_gamma=max_gamma, advance=bar.advance)
+  return {
+    'kind': calibrate.KIND,
+    'source': 'compiled',
+    **dataclasses.asdict(pair.costs()),
+    'model': args.target,
+    'drafter': args.draft,
+    'dtype': args.dtype,
+    'device': args.topology,
+    'batch_size': batch_size,
+    'input_length': args.input_length,
+    'output_length': args.output_length,
+    'num_partitions': task.num_partitions,
+    'memory': pair.memory,
+    'notes': list(pair.notes),
+    'programs': {
+      **{
+        f'target, {width} positions': dataclasses.asdict(cost)
+        for width, cost in zip(pair.widths, pair.target, strict=True)
+      },
+      'drafter, first token': dataclasses.asdict(pair.first_draft),
+      'drafter, further token': dataclasses.asdict(pair.further_draft),
+    },
+  }
+
+
+def _alphas(
+  args: argparse.Namespace, found: dict[str, Any], max_gamma: int
+) -> tuple[list[Any], tuple[float, float] | None]:
+  """The acceptance rates to plan for, and an interval if one was measured.
+
+  A measured profile says more than alpha does: it knows of the runs in which
+  acceptances come.
+  """
+  if args.alpha is not None:
+    return [args.alpha], None
+  if not found.get('profile'):
+    return list(_ALPHAS), None
+  interval = found.get('alpha_interval')
+  return [found['profile'][:max_gamma]], interval and tuple(interval)
+
+
+def _record(
+  found: dict[str, Any],
+  costs: Costs,
+  alphas: Sequence[Any],
+  plans: Sequence[Plan],
+) -> dict[str, Any]:
+  """What `--json` writes."""
+  return found | {
+    'kind': 'specdec plan',
+    'c': costs.c(costs.max_gamma),
+    'oracle_speedups': [_oracle(alpha, costs) for alpha in alphas],
+    'plans': [
+      {'alpha': alpha, **dataclasses.asdict(plan)}
+      for alpha, plan in zip(alphas, plans, strict=True)
+    ],
+  }
+
+
+def _shown(
+  found: dict[str, Any],
+  costs: Costs,
+  alphas: Sequence[Any],
+  plans: Sequence[Plan],
+) -> list[Any]:
+  """Tables and sentences for a terminal."""
+  title = (
+    f'{found["model"]}, {found["drafter"]}, {found["dtype"]}, '
+    f'{found["device"]}, batch {found["batch_size"]} ({found["source"]})'
+  )
+  shown: list[Any] = [title]
+  if 'programs' in found:
+    shown += [_programs(found), _memory(found), *found['notes']]
+  shown.append(
+    f'c {costs.c(costs.max_gamma):.4f}, T({costs.widths[-1]}) / T(1) '
+    f'{costs.verify_cost_ratio(costs.max_gamma):.3f}'
+  )
+  if len(plans) == 1:
+    shown.append(_choices(plans[0]))
+    shown += plans[0].sentences
+    if (bound := _oracle(alphas[0], costs)) is not None:
+      shown.append(
+        f'No schedule that varies gamma gains more than {bound:.2f} times: '
+        'that is an oracle, which drafts just what is accepted.'
+      )
+    return shown
+  table = _new_table('alpha', 'gamma', 'tokens a run', 'speedup', 'operations')
+  for alpha, plan in zip(alphas, plans, strict=True):
+    best = plan.best
+    table.add_row(
+      f'{alpha:.2f}',
+      str(best.gamma),
+      f'{best.expected_tokens:.2f}',
+      f'{best.speedup:.2f}',
+      f'{best.operations_factor:.2f}',
+    )
+  return [*shown, table, *_losses(alphas, plans)]
+
+
+def _oracle(alpha: Any, costs: Costs) -> float | None:
+  """What a gamma chosen with hindsight would gain, scoring being free of width:
+  a bound for `drafters.adaptive` at these costs.
+
+  None if there is no bound: all is accepted, and the drafter was too quick for
+  its time to be told from noise.
+  """
+  c = min(costs.first_draft_seconds, costs.draft_seconds) / costs.plain_seconds
+  # Of a profile the first rate is that of all prefixes, and alpha itself.
+  rate = np.ravel(alpha)[0]
+  bound = float(theory.oracle_walltime_improvement(rate, c))
+  return bound if np.isfinite(bound) else None
+
+
+def _losses(alphas: Sequence[float], plans: Sequence[Plan]) -> list[str]:
+  """What is to be said for the least of the rates, if it loses."""
+  losing = [
+    (alpha, plan)
+    for alpha, plan in zip(alphas, plans, strict=True)
+    if plan.best.gamma == 0
+  ]
+  if not losing:
+    return []
+  alpha, plan = losing[-1]
+  return [f'At alpha {alpha:.2f}: {sentence}' for sentence in plan.sentences]
+
+
+def _new_table(*columns: str) -> Any:
+  from rich.table import Table
+
+  table = Table()
+  for column in columns:
+    table.add_column(column, justify='right')
+  return table
+
+
+def _programs(found: dict[str, Any]) -> Any:
+  """The compiled parts, a row each."""
+  table = _new_table(
+    '', 'ms', 'bytes', 'flops', 'collectives', "compiler's ms", 'compiled in s'
+  )
+  for name, cost in found['programs'].items():
+    table.add_row(
+      name,
+      f'{1e3 * cost["seconds"]:.3f}',
+      f'{cost["memory_bytes"]:.3g}',
+      f'{cost["flops"]:.3g}',
+      str(cost['num_collectives']),
+      f'{1e3 * cost["compiler_seconds"]:.3f}',
+      f'{cost["compile_seconds"]:.0f}',
+    )
+  return table
+
+
+def _memory(found: dict[str, Any]) -> str:
+  memory = found['memory']
+  parts = ', '.join(
+    f'{name.replace("_", " ")} {size / 2**30:.2f}'
+    for name, size in memory.items()
+    if name not in ('total', 'available')
+  )
+  return (
+    f'GiB a chip: {parts}; {memory["total"] / 2**30:.2f} of '
+    f'{memory["available"] / 2**30:.2f}'
+  )
+
+
+def _choices(plan: Plan) -> Any:
+  """Every gamma, a row each."""
+  table = _new_table(
+    'gamma', 'tokens a run', 'speedup', 'operations', 'break-even alpha'
+  )
+  for choice in plan.choices:
+    even = choice.break_even_alpha
+    table.add_row(
+      str(choice.gamma) + (' *' if choice is plan.best else ''),
+      f'{choice.expected_tokens:.2f}',
+      f'{choice.speedup:.2f}',
+      f'{choice.operations_factor:.2f}',
+      '-' if even is None else f'{even:.2f}',
+    )
+  return table

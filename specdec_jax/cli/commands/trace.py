@@ -1,0 +1,93 @@
+"""Shows a recorded trace, in the terminal, as one HTML page or as one SVG."""
+
+import argparse
+import dataclasses
+
+from specdec_jax.cli import options, outputs
+from specdec_jax.launch import progress
+from specdec_jax.trace import drawing, html_page, storage, terminal, wording
+from specdec_jax.trace.storage import Trace
+
+HELP = 'show a recorded trace'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument('trace', help='what `generate --trace` wrote')
+  instead = parser.add_mutually_exclusive_group()
+  instead.add_argument(
+    '--html', metavar='OUT.html', help='write a self-contained page instead'
+  )
+  instead.add_argument(
+    '--svg',
+    metavar='OUT.svg',
+    help='write a picture instead, for a light and a dark page',
+  )
+  parser.add_argument(
+    '--style',
+    choices=('lines', 'flow'),
+    default='lines',
+    help='in the terminal, one line an iteration, or running text',
+  )
+  parser.add_argument(
+    '--row', type=int, help='show this row alone; the first is 1'
+  )
+  parser.add_argument(
+    '--max_iterations',
+    type=options.positive_int,
+    metavar='N',
+    help='in the picture, the first N iterations of each row',
+  )
+  options.add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+  if args.max_iterations and not args.svg:
+    raise ValueError(
+      f'--max_iterations {args.max_iterations} needs --svg; the terminal and '
+      'the page show all iterations'
+    )
+  written = {'--html': args.html, '--svg': args.svg}
+  outputs.check(written, {'the trace': args.trace})
+  traced = storage.read(args.trace)
+  row = _find(traced, args.row)
+  if args.html:
+    _write(args.html, html_page.render(_only(traced, row)))
+    return 0
+  if args.svg:
+    picture = drawing.render(
+      _only(traced, row), max_iterations=args.max_iterations
+    )
+    _write(args.svg, picture)
+    return 0
+  screen = progress.console(color=args.color)
+  terminal.show(traced, screen, style=args.style, row=row)
+  return 0
+
+
+def _write(path: str, page: str) -> None:
+  with outputs.opened(path) as file:
+    file.write(page)
+  if path != outputs.STANDARD_OUTPUT:
+    print(f'wrote {path}')
+
+
+def _find(traced: Trace, number: int | None) -> int | None:
+  """A row as the records name it, by the number that is shown of it."""
+  if number is None:
+    return None
+  rows = {wording.ordinal(row): row for row in traced.rows}
+  if number not in rows:
+    shown = ', '.join(map(str, rows)) or 'none'
+    raise ValueError(f'the trace has no row {number}; its rows: {shown}')
+  return rows[number]
+
+
+def _only(traced: Trace, row: int | None) -> Trace:
+  """A trace of one of its rows; None keeps all."""
+  if row is None:
+    return traced
+  return dataclasses.replace(
+    traced,
+    prompts={k: v for k, v in traced.prompts.items() if k == row},
+    iterations={k: v for k, v in traced.iterations.items() if k == row},
+  )

@@ -1,0 +1,30 @@
+"""Trains a model on token files, as gin files say."""
+
+import argparse
+import contextlib
+
+from specdec_jax.launch import gin_launch
+from specdec_jax.training import train as training
+
+HELP = 'train a model under gin'
+
+# Gin files whose macros --help lists.
+_SHOWN = (
+  'runs/train.gin',
+  'runs/train_task.gin',
+  'runs/distill.gin',
+  'runs/train_spec_drafter.gin',
+  'runs/train_block_heads.gin',
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  gin_launch.add_arguments(parser, _SHOWN)
+
+
+def run(args: argparse.Namespace) -> int:
+  with contextlib.ExitStack() as reading:
+    reading.enter_context(training.waiting('reading the training data'))
+    # gin reads the data while it makes the arguments.
+    gin_launch.call(training.train, args, on_begin=reading.close)
+  return 0

@@ -1,1 +1,0 @@
-"""What decoding costs."""

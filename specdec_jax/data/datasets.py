@@ -1,0 +1,274 @@
+"""Where batches come from, as functions of their position."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdec_jax.data import token_files, training_batches
+from specdec_jax.data.token_files import TokenFile
+from specdec_jax.files.local_path import local_path
+from specdec_jax.text import sentencepiece_vocabulary, tasks
+
+Features = Mapping[str, np.ndarray]
+
+
+class Dataset(NamedTuple):
+  """Training and validation examples.
+
+  Every process has all rows of a batch; `placement.place_batch` keeps those of
+  the process's own devices. What a batch holds so depends on its position
+  alone, on no mesh and on no number of processes.
+
+  Attributes:
+    batch: `(position) -> features`: an endless stream, of which a position is
+      the whole state. A run that starts again at a position sees the same.
+    validation: `() -> iterator of features`, each example once; None if there
+      is nothing to validate on.
+    prepare: `(position, params)`, called before the batch at a position is
+      read, for text that depends on what has been learned so far; or None. It
+      must do the same whether or not the run was broken off in between.
+    num_ids: the network's vocabulary must have as many; None if not known.
+    vocabulary: the SentencePiece model of its ids; None if not known.
+  """
+
+  batch: Callable[[int], Features]
+  validation: Callable[[], Iterator[Features]] | None = None
+  prepare: Callable[[int, Any], None] | None = None
+  num_ids: int | None = None
+  vocabulary: Path | None = None
+
+
+def from_token_files(
+  folder: str | Sequence[str],
+  *,
+  batch_size: int,
+  lengths: Mapping[str, int],
+  seed: int = 0,
+  vocabulary: str | None = None,
+  max_examples_per_row: int | None = None,
+  max_examples: int | None = None,
+  max_validation_rows: int | None = None,
+) -> Dataset:
+  """Packed batches of `train.npz` and `validation.npz` in a folder.
+
+  Args:
+    folder: what `specdec data prepare` wrote; or several such folders, of
+      several tasks, whose examples are mixed in proportion to their numbers.
+    batch_size: rows of a batch, over all devices.
+    lengths: columns of the encoder's and the decoder's rows, as `inputs` and
+      `targets`; the first is ignored where examples have no inputs.
+    seed: of the packing and of every epoch's order.
+    vocabulary: the SentencePiece model that the files must have been made with;
+      None takes the one beside them.
+    max_examples_per_row: 1 packs nothing; None is no limit.
+    max_examples: trains on the first so many of every folder; None on all.
+    max_validation_rows: validates on the first so many rows; None on all.
+
+  Raises:
+    ValueError: if there are no such files, they were made with another
+      vocabulary, an example is too long, only some folders have inputs, or
+      there are fewer rows than a batch has.
+  """
+  folders = [
+    local_path(f) for f in ([folder] if isinstance(folder, str) else folder)
+  ]
+  if vocabulary is not None:
+    sha256 = hashlib.sha256(local_path(vocabulary).read_bytes()).hexdigest()
+    for path in folders:
+      token_files.check_vocabulary(token_files.load_description(path), sha256)
+
+  def read(split: str) -> list[TokenFile]:
+    files = [path / f'{split}.npz' for path in folders]
+    if split == 'train':
+      return [token_files.load(file) for file in files]
+    return [token_files.load(file) for file in files if file.is_file()]
+
+  found = token_files.find_vocabulary(folders)
+  train = [
+    tokens
+    if max_examples is None
+    else token_files.take(tokens, range(min(max_examples, len(tokens))))
+    for tokens in read('train')
+  ]
+  validation = read('validation')
+  return from_tokens(
+    token_files.concatenate(train),
+    token_files.concatenate(validation) if validation else None,
+    batch_size=batch_size,
+    lengths=lengths,
+    seed=seed,
+    max_examples_per_row=max_examples_per_row,
+    max_validation_rows=max_validation_rows,
+  )._replace(vocabulary=Path(vocabulary) if vocabulary else found)
+
+
+def from_task(
+  name: str,
+  *,
+  vocabulary: str,
+  batch_size: int,
+  lengths: Mapping[str, int],
+  validation_name: str | None = None,
+  train_split: str = 'train',
+  validation_split: str = 'validation',
+  data_dir: str | None = None,
+  extra_ids: int = 0,
+  seed: int = 0,
+  max_validation_rows: int | None = None,
+) -> Dataset:
+  """Packed batches of a task: a SeqIO task by its name, or a file of text.
+
+  Texts that are too long are trimmed, and end in EOS all the same, as after
+  SeqIO's `append_eos_after_trim`. All of the task is encoded before the first
+  step and stays in memory: 2 bytes a token, and 24 bytes a packed position.
+
+  Args:
+    name: see `text.tasks.find`.
+    vocabulary: a SentencePiece model.
+    batch_size: rows of a batch, over all devices.
+    lengths: columns of the rows, as `inputs` and `targets`.
+    validation_name: the task to validate on; None is the same SeqIO task, and
+      nothing for a file.
+    train_split: of a SeqIO task.
+    validation_split: of a SeqIO task.
+    data_dir: where TFDS has its data sets.
+    extra_ids: sentinels after the vocabulary's pieces; T5 has 100.
+    seed: of the packing and of every epoch's order.
+    max_validation_rows: validates on the first so many rows; None on all.
+
+  Raises:
+    ValueError: if there is no such task, or it has no targets.
+    ImportError: if seqio or sentencepiece is needed and not installed.
+  """
+  words = sentencepiece_vocabulary.load(vocabulary, extra_ids=extra_ids)
+
+  def read(task_name: str, split: str) -> TokenFile:
+    task = tasks.find(task_name, split=split, data_dir=data_dir)
+    return _encode(task, words, lengths)
+
+  if validation_name is None and Path(name).suffix not in tasks.SUFFIXES:
+    validation_name = name
+  return from_tokens(
+    read(name, train_split),
+    read(validation_name, validation_split) if validation_name else None,
+    batch_size=batch_size,
+    lengths=lengths,
+    seed=seed,
+    max_validation_rows=max_validation_rows,
+  )._replace(vocabulary=Path(vocabulary))
+
+
+def from_tokens(
+  train: TokenFile,
+  validation: TokenFile | None = None,
+  *,
+  batch_size: int,
+  lengths: Mapping[str, int],
+  seed: int = 0,
+  max_examples_per_row: int | None = None,
+  max_validation_rows: int | None = None,
+) -> Dataset:
+  """Packed batches of examples in memory; see `from_token_files`."""
+
+  def packed(tokens: TokenFile) -> Features:
+    return training_batches.pack(
+      tokens,
+      input_length=lengths.get('inputs', 0),
+      target_length=lengths['targets'],
+      seed=seed,
+      max_examples=max_examples_per_row,
+    )
+
+  rows = packed(train)
+  training_batches.batches_per_epoch(rows, batch_size)
+  held_out = {} if validation is None else packed(validation)
+  held_out = {name: x[:max_validation_rows] for name, x in held_out.items()}
+
+  def validation_batches() -> Iterator[Features]:
+    return training_batches.in_order(held_out, batch_size=batch_size)
+
+  return Dataset(
+    batch=lambda position: training_batches.batch(
+      rows, position, batch_size=batch_size, seed=seed
+    ),
+    validation=validation_batches if held_out else None,
+    num_ids=1 + max(int(x.max()) for n, x in rows.items() if 'tokens' in n),
+  )
+
+
+def _encode(
+  task: tasks.Task,
+  vocabulary: sentencepiece_vocabulary.SentencePieceVocabulary,
+  lengths: Mapping[str, int],
+) -> TokenFile:
+  """Token ids of a task's texts; without inputs if all of them are empty."""
+  inputs: list[list[int]] = []
+  targets: list[list[int]] = []
+  for example in task.read():
+    if example.targets is None:
+      raise ValueError(
+        f'example {len(targets) + 1} of {task.name} has no targets'
+      )
+    targets.append(
+      _trim(vocabulary.encode(example.targets), lengths['targets'])
+    )
+    if example.inputs:
+      ids = vocabulary.encode(example.inputs)
+      inputs.append(_trim(ids, lengths['inputs']))
+    if inputs and len(inputs) != len(targets):
+      raise ValueError(
+        f'of {len(targets)} examples of {task.name}, {len(inputs)} have inputs'
+      )
+  return token_files.from_rows(inputs or None, targets)
+
+
+def _trim(ids: list[int], length: int) -> list[int]:
+  """The first tokens and the last one, which is EOS."""
+  return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
+
+
+def mix(
+  datasets: Sequence[Dataset], ratios: Sequence[float], *, seed: int = 0
+) -> Dataset:
+  """Batches of several data sets, each drawn with its own chance.
+
+  DistillSpec mixes a data set's text with generated text this way. Which one a
+  batch comes from depends on the seed and its position; its position in that
+  data set is the same.
+
+  Args:
+    datasets: those to mix; the first one's validation and vocabulary are
+      taken.
+    ratios: chances, as many as data sets, of sum 1.
+    seed: of the draws.
+
+  Raises:
+    ValueError: if the ratios are no such chances.
+  """
+  if len(ratios) != len(datasets) or min(ratios, default=-1.0) < 0:
+    raise ValueError(f'{len(datasets)} data sets with ratios {list(ratios)}')
+  if abs(sum(ratios) - 1) > 1e-6:
+    raise ValueError(f'ratios {list(ratios)} have the sum {sum(ratios)}, not 1')
+
+  def batch(position: int) -> Features:
+    generator = np.random.Generator(
+      np.random.Philox(np.random.SeedSequence([seed, position]))
+    )
+    chosen = generator.choice(len(datasets), p=np.asarray(ratios))
+    return datasets[chosen].batch(position)
+
+  def prepare(position: int, params: Any) -> None:
+    for dataset in datasets:
+      if dataset.prepare is not None:
+        dataset.prepare(position, params)
+
+  return Dataset(
+    batch=batch,
+    validation=datasets[0].validation,
+    prepare=prepare,
+    num_ids=max(dataset.num_ids or 0 for dataset in datasets),
+    vocabulary=datasets[0].vocabulary,
+  )

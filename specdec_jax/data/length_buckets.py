@@ -1,0 +1,132 @@
+"""Batches of one example a row, of like lengths, so that little is padding.
+
+A Spec-Drafter's block follows a prefix of its own in every row, so that no
+other example can share the row, as they do in packed batches.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from specdec_jax.data import token_files, training_batches
+from specdec_jax.data.datasets import Dataset, Features
+from specdec_jax.data.token_files import TokenFile
+from specdec_jax.files.local_path import local_path
+
+
+def from_token_files(
+  folder: str,
+  *,
+  batch_tokens: int,
+  limits: Sequence[int] = (16, 32, 64),
+  seed: int = 0,
+  max_validation_examples: int | None = None,
+) -> Dataset:
+  """Batches of `train.npz` and `validation.npz` in a folder.
+
+  An example is in the first bucket whose limit neither its inputs nor its
+  targets exceed. A batch is of one bucket and has `batch_tokens / limit` rows;
+  in every epoch each full batch of each bucket comes once, in an order of
+  (seed, epoch). There is one compiled step a bucket.
+
+  Args:
+    folder: what `specdec data prepare` wrote, with inputs.
+    batch_tokens: columns times rows of a batch, over all devices.
+    limits: columns of each bucket's rows, ascending.
+    seed: of the orders.
+    max_validation_examples: validates on the first so many; None on all.
+
+  Raises:
+    ValueError: if there are no such files, an example is longer than the last
+      limit, or a batch has not even one row.
+  """
+  if list(limits) != sorted(set(limits)) or not limits or limits[0] < 1:
+    raise ValueError(f'limits should ascend from 1, got {list(limits)}')
+  sizes = [batch_tokens // limit for limit in limits]
+  if min(sizes) < 1:
+    raise ValueError(f'{batch_tokens} tokens are no row of {limits[-1]}')
+  buckets = _read(local_path(folder) / 'train.npz', limits, seed)
+  counts = [
+    0 if rows is None else training_batches.num_rows(rows) // size
+    for rows, size in zip(buckets, sizes, strict=True)
+  ]
+  if not sum(counts):
+    raise ValueError(f'{folder} has no full batch of {batch_tokens} tokens')
+
+  def batch(position: int) -> Features:
+    epoch, index = divmod(position, sum(counts))
+    order = np.random.Generator(
+      np.random.Philox(np.random.SeedSequence([seed, epoch]))
+    ).permutation(sum(counts))
+    chosen = int(order[index])
+    ends = np.cumsum(counts)
+    bucket = int(np.searchsorted(ends, chosen, side='right'))
+    nth = chosen - (int(ends[bucket]) - counts[bucket])
+    rows = buckets[bucket]
+    assert rows is not None
+    return training_batches.batch(
+      rows,
+      epoch * counts[bucket] + nth,
+      batch_size=sizes[bucket],
+      seed=seed,
+    )
+
+  def validation() -> Iterator[Features]:
+    held_out = _read(path, limits, seed, max_validation_examples)
+    for rows, size in zip(held_out, sizes, strict=True):
+      if rows is not None:
+        yield from training_batches.in_order(rows, batch_size=size)
+
+  path = local_path(folder) / 'validation.npz'
+  ids = [
+    int(rows[name].max())
+    for rows in buckets
+    if rows is not None
+    for name in ('encoder_input_tokens', 'decoder_target_tokens')
+  ]
+  return Dataset(
+    batch=batch,
+    validation=validation if path.is_file() else None,
+    num_ids=1 + max(ids),
+    vocabulary=token_files.find_vocabulary([Path(folder)]),
+  )
+
+
+def _read(
+  path: Path, limits: Sequence[int], seed: int, count: int | None = None
+) -> list[Features | None]:
+  """The rows of every bucket; None for an empty one."""
+  tokens = token_files.load(path)
+  if tokens.inputs is None:
+    raise ValueError(f'{path} has no inputs to be read by an encoder')
+  examples = [tokens.example(i) for i in range(len(tokens))][:count]
+  lengths = [
+    max(len(inputs), len(targets))
+    for inputs, targets in examples
+    if inputs is not None
+  ]
+  if max(lengths) > limits[-1]:
+    raise ValueError(
+      f'{path} has an example of {max(lengths)} tokens, the last limit is '
+      f'{limits[-1]}'
+    )
+  buckets = np.searchsorted(limits, lengths)
+  return [
+    _rows([examples[i] for i in np.flatnonzero(buckets == bucket)], limit, seed)
+    for bucket, limit in enumerate(limits)
+  ]
+
+
+def _rows(examples: Sequence[tuple], limit: int, seed: int) -> Features | None:
+  if not examples:
+    return None
+  inputs, targets = zip(*examples, strict=True)
+  tokens: TokenFile = token_files.from_rows(inputs, targets)
+  return training_batches.pack(
+    tokens,
+    input_length=limit,
+    target_length=limit,
+    seed=seed,
+    max_examples=1,
+  )

@@ -1,1 +1,0 @@
-"""What a run is judged by, and how it is shown."""

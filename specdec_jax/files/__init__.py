@@ -1,0 +1,1 @@
+"""Local files: paths, lines of JSON, folders that are whole or absent."""

@@ -1,0 +1,71 @@
+"""One writer at a time, by a lock that dies with the process that holds it."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from specdec_jax.files.local_path import local_path
+
+
+@contextlib.contextmanager
+def one_writer(lock: str | os.PathLike[str], what: object) -> Iterator[None]:
+  """Runs the block unless another process is in it.
+
+  The lock is the kernel's (`flock`) on an open file: a process that is killed
+  leaves at most the file behind, and a file alone locks nobody out.
+
+  Args:
+    lock: path of the file that is locked. Folders above it are made; it is
+      removed at the end.
+    what: that which is written, for the message.
+
+  Raises:
+    ValueError: if another process writes it, with its number and host.
+    OSError: if the file cannot be made, or its file system has no locks.
+  """
+  lock = local_path(lock)
+  lock.parent.mkdir(parents=True, exist_ok=True)
+  with _locked(lock, what) as file:
+    file.write(f'process {os.getpid()} on {os.uname().nodename}')
+    file.flush()
+    try:
+      yield
+    finally:
+      # While it is locked: see `_is_in_place`.
+      lock.unlink(missing_ok=True)
+
+
+def _locked(lock: Path, what: object) -> IO[str]:
+  """The file, empty, open and locked."""
+  import fcntl  # Not on Windows, where all else can be imported.
+
+  while True:
+    file = lock.open('a+', encoding='utf-8')
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      if _is_in_place(file, lock):
+        file.truncate(0)
+        return file
+    except BlockingIOError as error:
+      file.seek(0)
+      owner = file.read() or 'another process'
+      file.close()
+      raise ValueError(
+        f'{owner} is writing {what}: wait for it, stop it, or choose another '
+        'folder'
+      ) from error
+    except BaseException:
+      file.close()
+      raise
+    file.close()
+
+
+def _is_in_place(file: IO[str], lock: Path) -> bool:
+  """Whether the file is still that of its name: between opening and locking it,
+  its owner may have removed it, and somebody made another."""
+  try:
+    return os.path.samestat(os.fstat(file.fileno()), lock.stat())
+  except FileNotFoundError:
+    return False

@@ -1,0 +1,1 @@
+"""Decoding many examples: chunks, restarts, reports, quality."""

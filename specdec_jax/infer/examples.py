@@ -1,0 +1,228 @@
+"""From examples to prompts, and from decoded rows to lines of JSON."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.base import Prompt
+from specdec_jax.checkpoints.model_file import Config
+from specdec_jax.decoding.state import DecodeOutput
+from specdec_jax.infer import output
+from specdec_jax.measure import metrics
+from specdec_jax.models.t5 import T5Config
+from specdec_jax.text.prompts import T5_START, has_encoder
+from specdec_jax.text.tasks import Example, Task
+from specdec_jax.text.vocabulary_files import AnyVocabulary
+
+FEATURES = ('inputs', 'targets')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+  """An example in tokens.
+
+  Attributes:
+    index: of the example in its task; it names the row's random stream.
+    example: as the task gave it.
+    ids: its input tokens, cut to the feature's length.
+    num_cut: how many tokens were cut.
+  """
+
+  index: int
+  example: Example
+  ids: tuple[int, ...]
+  num_cut: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+  """The buffers that examples are put into.
+
+  Attributes:
+    config: sizes of the target.
+    vocabulary: the target's.
+    inputs_length: most input tokens.
+    targets_length: most new tokens.
+  """
+
+  config: Config
+  vocabulary: AnyVocabulary
+  inputs_length: int
+  targets_length: int
+
+  @property
+  def is_encoder_decoder(self) -> bool:
+    return has_encoder(self.config)
+
+  @property
+  def starts(self) -> tuple[int, ...]:
+    """What the decoder begins with, before any input."""
+    return (T5_START,) if isinstance(self.config, T5Config) else ()
+
+
+def prompt_length(config: Config, lengths: Mapping[str, int]) -> int:
+  """Positions of the decoder's buffer that prompts can take."""
+  if has_encoder(config):
+    return 1
+  return lengths['inputs'] + isinstance(config, T5Config)
+
+
+def check_lengths(config: Config, lengths: Any) -> dict[str, int]:
+  """The lengths of TASK_FEATURE_LENGTHS, checked.
+
+  Raises:
+    ValueError: if one is missing or no positive integer, or the model's
+      context is too short for both.
+  """
+  if not isinstance(lengths, Mapping) or set(lengths) != set(FEATURES):
+    raise ValueError(
+      "TASK_FEATURE_LENGTHS should be {'inputs': N, 'targets': M}, got "
+      f'{lengths!r}'
+    )
+  for name, length in lengths.items():
+    if type(length) is not int or length < 1:
+      raise ValueError(f'TASK_FEATURE_LENGTHS: {name} is {length!r}')
+  limit = getattr(config, 'max_positions', None)
+  if limit is not None and sum(lengths.values()) > limit:
+    raise ValueError(
+      f'{lengths["inputs"]} input and {lengths["targets"]} target tokens '
+      f'exceed the context of {limit}'
+    )
+  return dict(lengths)
+
+
+def encode(
+  task: Task, layout: Layout, shard_id: int, num_shards: int
+) -> Iterator[Row]:
+  """The examples of one shard: those whose index is `shard_id` modulo
+  `num_shards`.
+
+  Raises:
+    ValueError: if an example has no tokens, or ones that the model has not.
+  """
+  for index, example in enumerate(task.read()):
+    if index % num_shards == shard_id:
+      yield encode_one(index, example, layout)
+
+
+def encode_one(index: int, example: Example, layout: Layout) -> Row:
+  """One example in tokens; raises as `encode` does."""
+  ids = example.input_ids
+  if ids is None:
+    # T5's encoder reads EOS; a text to continue has none.
+    is_t5 = isinstance(layout.config, T5Config)
+    add_special = layout.is_encoder_decoder or not is_t5
+    encoded = layout.vocabulary.encode(
+      example.inputs, add_special_tokens=add_special
+    )
+    ids = tuple(encoded)
+  elif not layout.is_encoder_decoder and ids[-1:] == layout.vocabulary.eos_ids:
+    ids = ids[:-1]
+  if ids and not 0 <= min(ids) <= max(ids) < layout.config.vocab_size:
+    raise ValueError(
+      f'example {index + 1} has token {max(ids)}, the model '
+      f'{layout.config.vocab_size}: the task has another vocabulary'
+    )
+  if not ids and not layout.starts:
+    raise ValueError(f'example {index + 1} is empty: it has no tokens')
+  num_cut = max(0, len(ids) - layout.inputs_length)
+  if num_cut:
+    # A task that brings its tokens has preprocessors that decide on EOS, and
+    # T5X trims whatever they leave. A text is given its EOS after it is
+    # trimmed, as by the `append_eos_after_trim` of T5's own tasks.
+    keeps_end = (
+      example.input_ids is None
+      and layout.is_encoder_decoder
+      and ids[-1:] == layout.vocabulary.eos_ids
+    )
+    end = ids[-1:] if keeps_end else ()
+    ids = ids[: layout.inputs_length - len(end)] + end
+  return Row(index=index, example=example, ids=ids, num_cut=num_cut)
+
+
+def empty(config: Config, lengths: Mapping[str, int], num_rows: int) -> Prompt:
+  """Rows that are finished before they begin, of numpy arrays to be filled."""
+  encoder_tokens: Any = None
+  if has_encoder(config):
+    encoder_tokens = np.zeros((num_rows, lengths['inputs']), np.int32)
+  tokens: Any = np.zeros((num_rows, prompt_length(config, lengths)), np.int32)
+  ones: Any = np.ones(num_rows, np.int32)
+  return Prompt(
+    encoder_tokens=encoder_tokens,
+    decoder_tokens=tokens,
+    decoder_lengths=ones,
+    row_ids=np.zeros_like(ones),
+    max_lengths=ones.copy(),
+  )
+
+
+def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
+  """The function that makes one prompt of some rows; None stays empty."""
+  lengths = {'inputs': layout.inputs_length, 'targets': layout.targets_length}
+
+  def pack(rows: Sequence[Row | None]) -> Prompt:
+    prompt: Any = empty(layout.config, lengths, len(rows))
+    for i, row in enumerate(rows):
+      if row is None:
+        continue
+      ids = layout.starts + row.ids
+      if layout.is_encoder_decoder:
+        prompt.encoder_tokens[i, : len(row.ids)] = row.ids
+        ids = layout.starts
+      prompt.decoder_tokens[i, : len(ids)] = ids
+      prompt.decoder_lengths[i] = len(ids)
+      prompt.max_lengths[i] = len(ids) + layout.targets_length
+      prompt.row_ids[i] = row.index
+    return prompt
+
+  return pack
+
+
+def digest(rows: Iterable[Row]) -> str:
+  """A name for what the model reads and what is written of some rows; see
+  `output.add_digests`."""
+  return output.add_digests(
+    hashlib.sha256(
+      repr((row.index, row.ids, row.example.fields())).encode()
+    ).hexdigest()
+    for row in rows
+  )
+
+
+def record(row: Row, output: DecodeOutput, layout: Layout) -> dict[str, Any]:
+  """A line of the results, as T5X writes it.
+
+  Args:
+    row: what was decoded.
+    output: of one row.
+    layout: of `packer`.
+
+  Returns:
+    `inputs`, the texts of the example; `prediction`; and `aux`: the counters
+    and rates of `measure.metrics.row_summary`, `log_prob` of all new tokens
+    together, to four decimals, and how the row ended: `'eos'`, `'length'` or
+    `'nan'`.
+  """
+  start = len(layout.starts)
+  if not layout.is_encoder_decoder:
+    start += len(row.ids)
+  span = slice(start, int(output.lengths[0]))
+  tokens = output.tokens[0, span].tolist()
+  eos_ids = layout.vocabulary.eos_ids
+  has_ended = bool(tokens) and tokens[-1] in eos_ids
+  end = 'eos' if has_ended else 'length'
+  return {
+    'inputs': row.example.fields(),
+    'prediction': layout.vocabulary.decode(
+      [token for token in tokens if token not in eos_ids]
+    ),
+    'aux': {
+      **metrics.row_summary(output.statistics, 0),
+      # Neighbours can change the last bits: not the results, at this precision.
+      'log_prob': round(float(output.log_probs[0, span].sum()), 4),
+      'end': 'nan' if output.has_nan[0] else end,
+    },
+  }

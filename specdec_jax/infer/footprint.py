@@ -1,0 +1,139 @@
+"""What an inference would take of every chip, from shapes alone."""
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from specdec_jax.decoding import speculative
+from specdec_jax.infer import examples, infer_models
+from specdec_jax.infer.infer_decoding import Plan
+from specdec_jax.launch import memory
+from specdec_jax.sharding import mesh as mesh_lib
+
+
+def figures(
+  plan: Plan, lengths: Mapping[str, int], mesh: Mesh
+) -> dict[str, Any]:
+  """Sizes of a decode; nothing is computed and no weight is read.
+
+  Args:
+    plan: the decode.
+    lengths: most tokens of `inputs` and of `targets`.
+    mesh: of the devices.
+
+  Returns:
+    By name: `devices`, `kind`, `mesh`, and, of `target`, `drafter` and `state`
+    (caches, mostly): `values` and `bytes` in all, and `bytes_per_chip`; also
+    `chip_bytes`, if the device tells its memory.
+
+  Raises:
+    ValueError: if the model or the batch does not divide over the mesh.
+  """
+  batch_size = plan.decoding.batch_size
+  shapes = plan.shapes()
+  mesh_lib.check_divides(mesh, shapes.target, batch_size=batch_size)
+  prompt = jax.tree.map(
+    lambda row: jax.ShapeDtypeStruct((batch_size, *row.shape[1:]), row.dtype),
+    examples.empty(plan.config, lengths, 1),
+  )
+  init = functools.partial(
+    speculative.init,
+    target=plan.target,
+    drafter=plan.drafting.drafter,
+    max_len=plan.max_len,
+  )
+  state = jax.eval_shape(
+    lambda params, prompt: init(params, jax.random.key(0), prompt),
+    shapes,
+    prompt,
+  )
+  device = mesh.devices.flat[0]
+  stats = device.memory_stats() if device.platform != 'cpu' else None
+  result = {
+    'devices': mesh.size,
+    'kind': device.device_kind,
+    'mesh': dict(mesh.shape),
+    'batch_size': batch_size,
+    'state': _sizes(state, mesh_lib.state_shardings(mesh, state)),
+    'chip_bytes': (stats or {}).get('bytes_limit'),
+  }
+  places = {
+    'target': infer_models.target_shardings(mesh),
+    'drafter': infer_models.drafter_shardings(mesh),
+  }
+  for name, place in places.items():
+    tree = getattr(shapes, name)
+    result[name] = _sizes(tree, place(tree))
+  return result
+
+
+def _sizes(tree: Any, shardings: Any) -> dict[str, int]:
+  sizes = {'values': 0, 'bytes': 0, 'bytes_per_chip': 0}
+  pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
+  for leaf, sharding in pairs:
+    itemsize = 8  # Of a random key.
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+      itemsize = leaf.dtype.itemsize
+    sizes['values'] += leaf.size
+    sizes['bytes'] += leaf.size * itemsize
+    on_chip = math.prod(sharding.shard_shape(leaf.shape))
+    sizes['bytes_per_chip'] += on_chip * itemsize
+  return sizes
+
+
+def table(found: dict[str, Any]) -> Any:
+  """The figures as a `rich` table."""
+  from rich.table import Table
+
+  mesh = ' x '.join(f'{axis} {size}' for axis, size in found['mesh'].items())
+  result = Table(
+    title=f'{found["devices"]} x {found["kind"]}, {mesh}, '
+    f'batch {found["batch_size"]}'
+  )
+  for name in ('', 'values', 'bytes', 'bytes per chip'):
+    result.add_column(name, justify='right' if name else 'left')
+  labels = {
+    'target': 'target parameters',
+    'drafter': 'drafter parameters',
+    'state': 'caches and state',
+  }
+  total = dict.fromkeys(found['target'], 0)
+  for name, label in labels.items():
+    result.add_row(label, *(f'{size:,}' for size in found[name].values()))
+    total = {key: total[key] + found[name][key] for key in total}
+  result.add_row('together', *(f'{size:,}' for size in total.values()))
+  if found['chip_bytes']:
+    result.add_row('memory of a chip', '', '', f'{found["chip_bytes"]:,}')
+  return result
+
+
+@contextlib.contextmanager
+def running_out_explained(
+  plan: Plan, lengths: Mapping[str, int], mesh: Mesh
+) -> Iterator[None]:
+  """Says, when memory runs out in the block, what takes how much of it.
+
+  Raises:
+    ValueError: if it does.
+  """
+  try:
+    yield
+  except Exception as error:
+    if not memory.has_run_out(error):
+      raise
+    found = figures(plan, lengths, mesh)
+    weights = sum(found[of]['bytes_per_chip'] for of in ('target', 'drafter'))
+    has = f' of {found["chip_bytes"]:,}' if found['chip_bytes'] else ''
+    raise ValueError(
+      f'out of memory: of the bytes{has} that a device has, the weights take '
+      f'{weights:,} and the caches of Decoding.batch_size '
+      f'{found["batch_size"]:,} take {found["state"]["bytes_per_chip"]:,}, '
+      'before what is computed: lower Decoding.batch_size or '
+      'TASK_FEATURE_LENGTHS, or raise device_mesh.num_partitions'
+    ) from error

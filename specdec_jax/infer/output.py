@@ -1,0 +1,367 @@
+"""The files of an inference: chunks, then one file, named as T5X names them.
+
+`OUT/{task}-{mode}.jsonl-SSSSS-of-NNNNN` is one shard, and beside it stands
+`.COMPLETED` once it is whole. Until then its chunks lie in `OUT/tmp-...`, each
+with a `.COMPLETED` of its own. Every file appears under its name only when it
+is complete, so a process may be killed at any moment, and a later one goes on
+from the last chunk. One process at a time writes a shard, see `only_writer`.
+"""
+
+import contextlib
+import dataclasses
+import glob
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specdec_jax.files.one_writer import one_writer
+
+CONFIG_FILE = 'config.gin'
+_COMPLETED = '.COMPLETED'
+_PARTIAL = '.partial'
+_DIGEST = 'examples_digest'
+_SETTINGS = 'settings.json'
+_SHARD = re.compile(r'(?P<stem>.+\.jsonl)-(?P<id>\d{5})-of-(?P<count>\d{5})')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shard:
+  """Where the results of one shard go.
+
+  Attributes:
+    folder: the output folder.
+    task: name of the task.
+    mode: 'predict'.
+    shard_id: of this shard, from 0.
+    num_shards: of all.
+  """
+
+  folder: Path
+  task: str
+  mode: str
+  shard_id: int
+  num_shards: int
+
+  @property
+  def _place(self) -> str:
+    return f'{self.shard_id:05}-of-{self.num_shards:05}'
+
+  @property
+  def path(self) -> Path:
+    """The final file."""
+    return self.folder / f'{self.task}-{self.mode}.jsonl-{self._place}'
+
+  @property
+  def chunk_folder(self) -> Path:
+    return self.folder / f'tmp-{self.task}-{self.mode}-{self._place}'
+
+  def chunk_path(self, index: int) -> Path:
+    return self.chunk_folder / f'{self.path.name}-chunk{index:05}'
+
+
+@contextlib.contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+  """Runs the block as the only process that writes a shard's final file.
+
+  Raises:
+    ValueError: if another one does, or the folder cannot be written.
+  """
+  with contextlib.ExitStack() as stack:
+    try:
+      lock = path.with_name(f'{path.name}.lock')
+      stack.enter_context(one_writer(lock, path))
+      # What killed writers left.
+      for partial in path.parent.glob(f'{glob.escape(path.name)}*{_PARTIAL}'):
+        partial.unlink()
+    except OSError as error:
+      raise _cannot_write(path.parent, error) from error
+    yield
+
+
+def begin(shard: Shard, settings: Mapping[str, str]) -> dict[str, Any] | None:
+  """Opens a shard, new or begun.
+
+  Args:
+    shard: which.
+    settings: by name, all that results depend on.
+
+  Returns:
+    What `finish` said of it, if it is complete already.
+
+  Raises:
+    ValueError: if the folder has results of other settings, or cannot be
+      written.
+  """
+  if (summary := _read_mark(shard.path)) is not None:
+    _check_settings(shard.path, summary.get('settings'), settings)
+    _check_whole(shard.path, summary)
+    shutil.rmtree(shard.chunk_folder, ignore_errors=True)
+    return summary
+  stored = shard.chunk_folder / _SETTINGS
+  try:
+    shard.chunk_folder.mkdir(parents=True, exist_ok=True)
+    if not any(shard.chunk_folder.glob(f'*-chunk*{_COMPLETED}')):
+      # A run that failed before its first result binds nobody.
+      write_whole(stored, json.dumps(dict(settings), indent=2) + '\n')
+    elif stored.exists():
+      _check_settings(
+        shard.chunk_folder, json.loads(stored.read_text('utf-8')), settings
+      )
+    else:
+      raise ValueError(
+        f'{shard.chunk_folder} has results, but no {_SETTINGS} that says of '
+        'what: remove it, or choose another folder'
+      )
+  except OSError as error:
+    raise _cannot_write(shard.folder, error) from error
+  return None
+
+
+def _cannot_write(folder: Path, error: OSError) -> ValueError:
+  return ValueError(
+    f'cannot write {error.filename or folder}: {error.strerror}'
+  )
+
+
+def check_examples(
+  shard: Shard, summary: Mapping[str, Any], examples_digest: str
+) -> None:
+  """Raises ValueError unless a complete shard was made of these examples."""
+  if summary.get(_DIGEST) != examples_digest:
+    raise ValueError(
+      f'{shard.path} was made of other examples: the task has changed since; '
+      'choose another folder, or remove it'
+    )
+
+
+def _check_settings(
+  place: Path, stored: Any, settings: Mapping[str, str]
+) -> None:
+  if stored == dict(settings):
+    return
+  stored = stored if isinstance(stored, dict) else {}
+  differing = [
+    f'{name} was {stored.get(name, "not given")}, now '
+    f'{settings.get(name, "not given")}'
+    for name in sorted({*stored, *settings})
+    if stored.get(name) != settings.get(name)
+  ]
+  more = f' and {len(differing) - 3} more' if len(differing) > 3 else ''
+  raise ValueError(
+    f'{place} has results of other settings: {"; ".join(differing[:3])}{more}; '
+    'choose another folder, or remove it'
+  )
+
+
+def chunk_summary(
+  shard: Shard, index: int, examples_digest: str
+) -> dict[str, Any] | None:
+  """What `write_chunk` said of a chunk, or None if it is yet to be made.
+
+  Raises:
+    ValueError: if it was made of other examples.
+  """
+  path = shard.chunk_path(index)
+  summary = _read_mark(path)
+  if summary is None or not _is_whole(path, summary):
+    return None
+  if summary.get(_DIGEST) != examples_digest:
+    raise ValueError(
+      f'{path} was made of other examples: the task has changed since; remove '
+      f'{shard.chunk_folder}, or choose another folder'
+    )
+  return summary
+
+
+def write_chunk(
+  shard: Shard,
+  index: int,
+  records: Iterable[Mapping[str, Any]],
+  summary: Mapping[str, Any],
+) -> None:
+  """Writes one object per line, and then that it is complete.
+
+  Args:
+    shard: whose.
+    index: of the chunk.
+    records: the objects.
+    summary: `examples`, how many they are, other counts, and
+      `examples_digest`, see `add_digests`.
+  """
+  path = shard.chunk_path(index)
+  write_whole(path, ''.join(json.dumps(record) + '\n' for record in records))
+  _write_mark(path, summary)
+
+
+def write_config(shard: Shard, text: str) -> None:
+  """Writes `config.gin`, which is the same for all shards, whichever they are
+  and whenever they write it."""
+  begun = shard.chunk_folder / CONFIG_FILE
+  write_whole(begun, text)
+  begun.replace(shard.folder / CONFIG_FILE)
+
+
+def finish(shard: Shard, num_chunks: int, summary: Mapping[str, Any]) -> None:
+  """Joins the chunks to the final file, and removes them.
+
+  Args:
+    shard: whose.
+    num_chunks: all of its chunks, complete.
+    summary: the sums of their counts, and `settings`, those of `begin`.
+
+  Raises:
+    ValueError: if a chunk does not have the lines that its mark says.
+  """
+  partial = shard.chunk_folder / f'{shard.path.name}{_PARTIAL}'
+  digests = []
+  with partial.open('wb') as file:
+    for index in range(num_chunks):
+      path = shard.chunk_path(index)
+      if (mark := _read_mark(path)) is None:
+        raise ValueError(f'{path} has vanished: give the command again')
+      _check_whole(path, mark)
+      digests.append(mark[_DIGEST])
+      file.write(path.read_bytes())
+    _flush(file)
+  partial.replace(shard.path)
+  _write_mark(shard.path, {**summary, _DIGEST: add_digests(digests)})
+  shutil.rmtree(shard.chunk_folder)
+
+
+def add_digests(digests: Iterable[str]) -> str:
+  """The digest of examples together, in whatever parts and order they come: the
+  sum of their own, as 64 hexadecimal digits."""
+  return f'{sum(int(digest, 16) for digest in digests) % 2**256:064x}'
+
+
+def _is_whole(path: Path, mark: Mapping[str, Any]) -> bool:
+  """Whether a file has as many lines as its mark says."""
+  return path.is_file() and _num_lines(path) == mark['examples']
+
+
+def _check_whole(path: Path, mark: Mapping[str, Any]) -> None:
+  """Raises ValueError if `_is_whole` is false."""
+  if not _is_whole(path, mark):
+    lines = f'{_num_lines(path)} lines' if path.is_file() else 'no file'
+    raise ValueError(
+      f'{path}: there should be {mark["examples"]} lines, as '
+      f'{_mark_of(path).name} says, and there is {lines}: remove '
+      f'{_mark_of(path)}, and give the command again'
+    )
+
+
+def _num_lines(path: Path) -> int:
+  return path.read_bytes().count(b'\n')
+
+
+def write_whole(path: Path, text: str) -> None:
+  """Writes a file that appears complete or not at all."""
+  partial = path.with_name(f'{path.name}.{uuid.uuid4().hex}{_PARTIAL}')
+  try:
+    with partial.open('w', encoding='utf-8', newline='\n') as file:
+      file.write(text)
+      _flush(file)
+    partial.replace(path)
+  finally:
+    partial.unlink(missing_ok=True)
+
+
+def _flush(file: Any) -> None:
+  file.flush()
+  os.fsync(file.fileno())
+
+
+def _mark_of(path: Path) -> Path:
+  return path.with_name(path.name + _COMPLETED)
+
+
+def _write_mark(path: Path, summary: Mapping[str, Any]) -> None:
+  write_whole(_mark_of(path), json.dumps(dict(summary), indent=2) + '\n')
+
+
+def _read_mark(path: Path) -> dict[str, Any] | None:
+  mark = _mark_of(path)
+  if not mark.is_file():
+    return None
+  try:
+    summary = dict(json.loads(mark.read_text('utf-8')))
+    int(summary[_DIGEST], 16)
+    int(summary['examples'])
+    return summary
+  except (ValueError, TypeError, KeyError) as error:
+    raise ValueError(
+      f'{mark} is not what specdec writes: remove it, or choose another folder'
+    ) from error
+
+
+def merge(folder: Path) -> list[tuple[Path, int]]:
+  """Joins all shards of every task in a folder to `-00000-of-00001`.
+
+  Example i is line `i // N` of shard `i % N`, so the result is the file that
+  one unsharded run writes.
+
+  Returns:
+    The files, and how many lines each has.
+
+  Raises:
+    ValueError: if there are no shards, or some are missing, unfinished or of
+      other settings, or their merged file is there already.
+  """
+  groups: dict[tuple[str, int], dict[int, Path]] = {}
+  for path in sorted(folder.glob('*.jsonl-*-of-*')):
+    match = _SHARD.fullmatch(path.name)
+    if match and int(match['count']) > 1:
+      group = groups.setdefault((match['stem'], int(match['count'])), {})
+      group[int(match['id'])] = path
+  if not groups:
+    raise ValueError(f'{folder} has no shards to merge')
+  merged = []
+  for (stem, count), paths in groups.items():
+    final = folder / f'{stem}-00000-of-00001'
+    with only_writer(final):
+      merged.append((final, _merge_group(final, count, paths)))
+  return merged
+
+
+def _merge_group(final: Path, count: int, paths: Mapping[int, Path]) -> int:
+  """Joins the shards of one task; how many lines they have."""
+  marks = {i: _read_mark(path) or {} for i, path in paths.items()}
+  missing = [i for i in range(count) if not marks.get(i)]
+  if missing:
+    raise ValueError(
+      f'{final.parent}: of {count} shards of {final.name.split(".jsonl")[0]}, '
+      f'{len(missing)} are not complete: {", ".join(map(str, missing[:8]))}'
+    )
+  if final.exists() or _mark_of(final).exists():
+    raise ValueError(f'{final} already exists')
+  settings = marks[0].get('settings', {})
+  for i, path in paths.items():
+    _check_settings(path, marks[i].get('settings'), settings)
+    _check_whole(path, marks[i])
+  lines = list(_interleave([paths[i].read_bytes() for i in range(count)]))
+  summary = {
+    name: sum(mark.get(name, 0) for mark in marks.values())
+    for name, value in marks[0].items()
+    if isinstance(value, int)
+  }
+  digest = add_digests(mark[_DIGEST] for mark in marks.values())
+  write_whole(final, b''.join(lines).decode('utf-8'))
+  _write_mark(final, {**summary, _DIGEST: digest, 'settings': settings})
+  return len(lines)
+
+
+def _interleave(shards: Sequence[bytes]) -> Iterator[bytes]:
+  """Line i of all is line `i // N` of shard `i % N`."""
+  lines = [shard.splitlines(keepends=True) for shard in shards]
+  for i in range(sum(map(len, lines))):
+    shard, line = i % len(lines), i // len(lines)
+    if line >= len(lines[shard]):
+      raise ValueError(
+        f'shard {shard} has {len(lines[shard])} lines, too few for the others'
+      )
+    yield lines[shard][line]

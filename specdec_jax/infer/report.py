@@ -1,0 +1,168 @@
+"""What an inference says of itself while it runs: one line, and TensorBoard."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from specdec_jax.decoding.statistics import Statistics
+from specdec_jax.infer.decode_many import Utilisation
+from specdec_jax.infer.examples import Row
+from specdec_jax.measure import metrics
+
+COUNTS = (
+  'examples',
+  'trimmed_examples',
+  'trimmed_tokens',
+  'tokens',
+  'target_runs',
+  'nan_examples',
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timed:
+  """One chunk, or several together.
+
+  Attributes:
+    statistics: of every row.
+    utilisation: of the batch.
+    seconds: of decoding, without loading and compiling.
+  """
+
+  statistics: Statistics
+  utilisation: Utilisation
+  seconds: float
+
+  def figures(self) -> dict[str, float]:
+    """Rates by name; those that are no number are left out."""
+    rates = metrics.rates(self.statistics)
+    num_rows = self.statistics.num_tokens.size
+    figures: dict[str, Any] = {
+      'tokens_per_second': self.statistics.num_tokens.sum() / self.seconds,
+      'examples_per_second': num_rows / self.seconds,
+      'tokens_per_target_run': rates.block_efficiency,
+      'alpha': rates.alpha,
+      'row_utilisation': self.utilisation.share,
+    }
+    return {
+      name: float(value) for name, value in figures.items() if value == value
+    }
+
+
+def together(chunks: Sequence[Timed]) -> Timed:
+  """Several chunks as one."""
+  utilisation = Utilisation(num_rows=chunks[0].utilisation.num_rows)
+  for chunk in chunks:
+    utilisation.num_iterations += chunk.utilisation.num_iterations
+    utilisation.num_row_runs += chunk.utilisation.num_row_runs
+  return Timed(
+    statistics=jax.tree.map(
+      lambda *rows: np.concatenate(rows), *(c.statistics for c in chunks)
+    ),
+    utilisation=utilisation,
+    seconds=sum(chunk.seconds for chunk in chunks),
+  )
+
+
+def counts(rows: Sequence[Row], records: Sequence[Mapping]) -> dict[str, int]:
+  """What a chunk's `.COMPLETED` says of it: the same in every run."""
+  aux = [record['aux'] for record in records]
+  found = (
+    len(rows),
+    sum(row.num_cut > 0 for row in rows),
+    sum(row.num_cut for row in rows),
+    sum(each['tokens'] for each in aux),
+    sum(each['target_runs'] for each in aux),
+    sum(each['end'] == 'nan' for each in aux),
+  )
+  return dict(zip(COUNTS, found, strict=True))
+
+
+def sentences(
+  total: Mapping[str, int], chunks: Sequence[Timed], inputs_length: int
+) -> list[str]:
+  """The last lines of a run.
+
+  Args:
+    total: `counts` of all chunks.
+    chunks: those that this run decoded.
+    inputs_length: what inputs were trimmed to.
+  """
+  lines = []
+  if chunks:
+    timed = together(chunks)
+    figures = timed.figures()
+    parts = [
+      f'{timed.statistics.num_tokens.size} examples decoded in '
+      f'{timed.seconds:.1f} s: {figures["tokens_per_second"]:.1f} tokens/s'
+    ]
+    if 'tokens_per_target_run' in figures:
+      parts.append(
+        f'{figures["tokens_per_target_run"]:.2f} tokens a target run'
+      )
+    if 'alpha' in figures:
+      parts.append(f'alpha {figures["alpha"]:.2f}')
+    if 'row_utilisation' in figures:
+      parts.append(f'rows used {100 * figures["row_utilisation"]:.0f}%')
+    lines.append(', '.join(parts))
+  if total['trimmed_examples']:
+    lines.append(
+      f'{total["trimmed_examples"]} of {total["examples"]} inputs were longer '
+      f'than {inputs_length} tokens and were trimmed by '
+      f'{total["trimmed_tokens"]} tokens together'
+    )
+  if total['nan_examples']:
+    lines.append(
+      f'error: logits of {total["nan_examples"]} examples were not numbers '
+      '(NaN), and their decoding stopped; their "end" is "nan"'
+    )
+  return lines
+
+
+@contextlib.contextmanager
+def metric_writer(folder: str | None) -> Iterator[Any]:
+  """Yields `(step, figures)`, which writes them for TensorBoard with clu.
+
+  Args:
+    folder: where; None writes nothing.
+
+  Raises:
+    ImportError: if clu or TensorFlow is not installed.
+  """
+  if folder is None:
+    yield lambda step, figures: None
+    return
+  try:
+    from clu import metric_writers
+  except ImportError as error:
+    raise ImportError(
+      'metrics for TensorBoard need clu and TensorFlow: pip install '
+      'specdec_jax[infer,data]'
+    ) from error
+  writer = metric_writers.create_default_writer(folder, asynchronous=False)
+  try:
+    yield writer.write_scalars
+  finally:
+    writer.close()
+
+
+@contextlib.contextmanager
+def profiled(folder: str | None) -> Iterator[None]:
+  """Traces the block with jax.profiler, unless `folder` is None."""
+  if folder is None:
+    yield
+    return
+  with jax.profiler.trace(folder):
+    yield
+
+
+@contextlib.contextmanager
+def stopwatch() -> Iterator[Any]:
+  """Yields a function that gives the seconds since the block began."""
+  started = time.perf_counter()
+  yield lambda: time.perf_counter() - started

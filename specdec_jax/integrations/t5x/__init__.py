@@ -1,0 +1,364 @@
+"""Speculation inside T5X: its own checkpoints, gin files and launch scripts.
+
+`SpeculativeEncoderDecoderModel` and `SpeculativeDecoderOnlyModel` take the
+place of T5X's models and decode with this package's T5 on the parameters that
+T5X gives them, sharded as T5X sharded them. `speculative_decode` is a
+`decode_fn` for T5X's own models. docs/t5x.md shows how to use them.
+
+T5X is not on PyPI; without it this module imports, and its models raise
+ImportError when they are made.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import flax
+import jax.numpy as jnp
+
+from specdec_jax.base import Array
+from specdec_jax.decoding.state import DecodeOutput
+from specdec_jax.integrations.t5x import bindings, contract, decoding, restoring
+from specdec_jax.integrations.t5x.decoding import DRAFT, Speculation
+from specdec_jax.integrations.t5x.t5_networks import WHERE_TO_READ
+
+load_draft = restoring.load_draft
+restore_with_draft = restoring.restore_with_draft
+
+
+def _without_t5x(error: ImportError) -> type:
+  """What stands for T5X's models where T5X cannot be imported."""
+  message = (
+    f'T5X cannot be imported ({error}): install it from '
+    'https://github.com/google-research/t5x as its README says; '
+    f'{WHERE_TO_READ}'
+  )
+
+  class NoT5X:
+    def __new__(cls, *args: Any, **kwargs: Any):
+      raise ImportError(message)
+
+  return NoT5X
+
+
+_EncoderDecoderModel: Any
+_DecoderOnlyModel: Any
+try:
+  from t5x import models as t5x_models
+except ImportError as error:
+  _EncoderDecoderModel = _DecoderOnlyModel = _without_t5x(error)
+else:
+  _EncoderDecoderModel = t5x_models.EncoderDecoderModel
+  _DecoderOnlyModel = t5x_models.DecoderOnlyModel
+
+
+class SpeculativeEncoderDecoderModel(_EncoderDecoderModel):
+  """T5X's `EncoderDecoderModel`, which predicts by speculative decoding.
+
+  Training, evaluation and scoring are T5X's own, on the target's parameters,
+  whose names do not change.
+  """
+
+  def __init__(self, *args: Any, **kwargs: Any):
+    """Takes the arguments of T5X's model, those of `Speculation`, and
+    `draft_module`, the T5X network of the draft model.
+
+    Raises:
+      ValueError: if a setting is out of range, or a network is not known.
+      ImportError: if T5X cannot be imported.
+    """
+    own, self.speculation, draft_module = _split(
+      _EncoderDecoderModel, args, kwargs
+    )
+    super().__init__(**own)
+    self.networks = decoding.networks(
+      self.speculation, self.module, draft_module, self.output_vocabulary
+    )
+    self.draft_model = draft_module and _EncoderDecoderModel(
+      draft_module, self.input_vocabulary, self.output_vocabulary, None
+    )
+
+  def get_initial_variables(self, *args: Any, **kwargs: Any) -> Any:
+    """Those of the target, and of the draft model under 'draft'."""
+    variables = super().get_initial_variables(*args, **kwargs)
+    return _join(variables, self.draft_model, args, kwargs)
+
+  def predict_batch_with_aux(
+    self,
+    params: Any,
+    batch: Mapping[str, Array],
+    rng: Array | None = None,
+    decoder_params: MutableMapping[str, Any] | None = None,
+    return_all_decodes: bool | None = None,
+    num_decodes: int | None = None,
+    prompt_with_targets: bool | None = None,
+  ) -> tuple[Array, dict[str, Array]]:
+    """Predicts a batch; see T5X's model.
+
+    What is not given is what gin binds for the method of T5X's model.
+
+    Args:
+      params: of the target, and of the draft model at 'draft'.
+      batch: `encoder_input_tokens` int32 `[B, E]` and `decoder_input_tokens`
+        int32 `[B, L]`.
+      rng: a key, or None for the seed 0.
+      decoder_params: may name `decode_rng` and `eos_id`.
+      return_all_decodes: adds an axis for the one decode of a row.
+      num_decodes: 1.
+      prompt_with_targets: whether predictions begin with the batch's targets;
+        tokens after a gap in them are forced at their places.
+
+    Returns:
+      int32 `[B, L]`, and the counters of `decoding.counters` with `scores`,
+      `[B]` each.
+
+    Raises:
+      ValueError: if more than one decode is asked for, or a parameter of
+        another decoder.
+    """
+    defaults = self._default_decoder_params
+    asked = {
+      'return_all_decodes': defaults.return_all_decodes,
+      'num_decodes': defaults.num_decodes,
+    } | _asked(
+      _EncoderDecoderModel.predict_batch_with_aux,
+      rng=rng,
+      decoder_params=decoder_params,
+      return_all_decodes=return_all_decodes,
+      num_decodes=num_decodes,
+      prompt_with_targets=prompt_with_targets,
+    )
+    key, eos_id = contract.decoder_params_of(asked, self.output_vocabulary)
+    targets = batch['decoder_input_tokens']
+    forced = None
+    if asked.get('prompt_with_targets'):
+      forced = targets * (targets != self.output_vocabulary.eos_id)
+    output = decoding.decode(
+      params,
+      key,
+      decoding.prompt_of(
+        batch['encoder_input_tokens'],
+        jnp.zeros_like(targets[:, :1]) if forced is None else forced,
+      ),
+      speculation=self.speculation,
+      networks=self.networks,
+      max_len=targets.shape[1] + 1,
+      eos_id=eos_id,
+      forced=forced,
+    )
+    return _result(output.tokens[:, 1:], output, asked['return_all_decodes'])
+
+
+class SpeculativeDecoderOnlyModel(_DecoderOnlyModel):
+  """T5X's `DecoderOnlyModel`, which predicts by speculative decoding; see
+  `SpeculativeEncoderDecoderModel`."""
+
+  def __init__(self, *args: Any, **kwargs: Any):
+    """Takes the arguments of T5X's model, those of `Speculation`, and
+    `draft_module`, the T5X network of the draft model.
+
+    Raises:
+      ValueError: if a setting is out of range, a network is not known, or
+        attention in the inputs is bidirectional.
+      ImportError: if T5X cannot be imported.
+    """
+    own, self.speculation, draft_module = _split(
+      _DecoderOnlyModel, args, kwargs
+    )
+    super().__init__(**own)
+    contract.check_causal(self)
+    self.networks = decoding.networks(
+      self.speculation, self.module, draft_module, self.output_vocabulary
+    )
+    self.draft_model = draft_module and _DecoderOnlyModel(
+      draft_module, self.output_vocabulary, None
+    )
+
+  def get_initial_variables(self, *args: Any, **kwargs: Any) -> Any:
+    """Those of the target, and of the draft model under 'draft'."""
+    variables = super().get_initial_variables(*args, **kwargs)
+    return _join(variables, self.draft_model, args, kwargs)
+
+  def predict_batch_with_aux(
+    self,
+    params: Any,
+    batch: Mapping[str, Array],
+    rng: Array | None = None,
+    *,
+    return_all_decodes: bool | None = None,
+    num_decodes: int | None = None,
+    decoder_params: MutableMapping[str, Any] | None = None,
+  ) -> tuple[Array, dict[str, Array]]:
+    """Continues the inputs of a batch; see T5X's model.
+
+    What is not given is what gin binds for the method of T5X's model. As there,
+    inputs are prompt for as many positions as they have tokens that are not 0,
+    and what stands beyond, after gaps, is forced at its place.
+
+    Args:
+      params: of the target, and of the draft model at 'draft'.
+      batch: `decoder_input_tokens` and `decoder_causal_attention`, int32
+        `[B, L]`.
+      rng: a key, or None for the seed 0.
+      return_all_decodes: adds an axis for the one decode of a row.
+      num_decodes: 1.
+      decoder_params: may name `decode_rng` and `eos_id`.
+
+    Returns:
+      int32 `[B, L]` without the inputs, and the counters of
+      `decoding.counters` with `scores`, `[B]` each.
+
+    Raises:
+      ValueError: if more than one decode is asked for, a parameter of another
+        decoder, or the batch has no inputs.
+    """
+    if 'decoder_causal_attention' not in batch:
+      raise ValueError(
+        'the batch lacks decoder_causal_attention: task_feature_lengths must '
+        "name both 'inputs' and 'targets'"
+      )
+    asked = {'return_all_decodes': False, 'num_decodes': 1} | _asked(
+      _DecoderOnlyModel.predict_batch_with_aux,
+      rng=rng,
+      decoder_params=decoder_params,
+      return_all_decodes=return_all_decodes,
+      num_decodes=num_decodes,
+    )
+    key, eos_id = contract.decoder_params_of(asked, self.output_vocabulary)
+    inputs = batch['decoder_input_tokens'] * batch['decoder_causal_attention']
+    starts = jnp.sum(inputs[:, 1:] != 0, axis=1, dtype=jnp.int32)
+    prompt = decoding.prompt_of(None, inputs, starts)
+    output = decoding.decode(
+      params,
+      key,
+      prompt,
+      speculation=self.speculation,
+      networks=self.networks,
+      max_len=inputs.shape[1] + 1,
+      eos_id=eos_id,
+      forced=inputs,
+    )
+    tokens = decoding.continuation(output, prompt)
+    return _result(tokens, output, asked['return_all_decodes'])
+
+
+def speculative_decode(
+  inputs: Array,
+  cache: Any,
+  tokens_to_logits: Any,
+  eos_id: int,
+  decode_rng: Array | None = None,
+  num_decodes: int = 1,
+  cache_offset: int = 0,
+  initial_index: Array | None = None,
+  **speculation: Any,
+) -> tuple[Array, Array]:
+  """A `decode_fn` for T5X's own models, with drafters without parameters.
+
+  What it needs besides its arguments it takes from `tokens_to_logits`: T5X
+  makes it a `functools.partial` of a method of the model. T5X's encoder pass
+  and cache are left unused, and the compiler drops them.
+
+  Args:
+    inputs: int32 `[B, L]`, forced tokens.
+    cache: unused.
+    tokens_to_logits: T5X's step by one token.
+    eos_id: ends a row.
+    decode_rng: a key, or None for the seed 0.
+    num_decodes: 1.
+    cache_offset: 0; T5X passes 1 for scanned layers.
+    initial_index: int32 `[B]`, where the last token of each prompt stands; None
+      where the first forced tokens end.
+    **speculation: of `Speculation`; 'model' is no drafter here. What is not
+      given of the sampling is what gin binds for T5X's `temperature_sample`.
+
+  Returns:
+    int32 `[B, 1, L]` and float32 `[B, 1]`.
+
+  Raises:
+    ValueError: if `tokens_to_logits` is not as T5X makes it, the network is not
+      known, or more than one decode is asked for.
+  """
+  del cache
+  contract.check_num_decodes(num_decodes)
+  if cache_offset:
+    raise ValueError(
+      'the network scans its layers, which speculation does not support; '
+      f'{WHERE_TO_READ}'
+    )
+  contract.check_names(
+    speculation, Speculation.__dataclass_fields__, 'speculative_decode'
+  )
+  settings = Speculation(**(bindings.sampling_of_t5x() | speculation))
+  if settings.drafter == 'model':
+    raise ValueError(
+      'a decode_fn has no draft model: use SpeculativeEncoderDecoderModel or '
+      f'SpeculativeDecoderOnlyModel; {WHERE_TO_READ}'
+    )
+  model, params, encoder_tokens = contract.reach(tokens_to_logits)
+  prompt = decoding.prompt_of(encoder_tokens, inputs, initial_index)
+  output = decoding.decode(
+    params,
+    decode_rng,
+    prompt,
+    speculation=settings,
+    networks=decoding.networks(
+      settings, model.module, None, model.output_vocabulary
+    ),
+    max_len=inputs.shape[1] + 1,
+    eos_id=eos_id,
+    forced=inputs,
+  )
+  return output.tokens[:, None, 1:], decoding.scores(output)[:, None]
+
+
+def _split(
+  stock: type, args: tuple, kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], Speculation, Any]:
+  """T5X's own arguments, the settings, and the draft model's network.
+
+  What gin binds for T5X's class counts for its subclass here, except where the
+  latter is given something else; `decode_fn` says how to sample.
+  """
+  signature = inspect.signature(stock)
+  settings = (*Speculation.__dataclass_fields__, 'draft_module')
+  contract.check_names(
+    kwargs, (*settings, *signature.parameters), "T5X's model with speculation"
+  )
+  own = {k: v for k, v in kwargs.items() if k not in settings}
+  own = signature.bind_partial(*args, **own).arguments
+  own = bindings.of(stock) | own
+  sampling = bindings.sampling_of(own.pop('decode_fn', None))
+  given = {k: v for k, v in kwargs.items() if k in settings}
+  draft_module = given.pop('draft_module', None)
+  return own, Speculation(**(sampling | given)), draft_module
+
+
+def _asked(method: Callable[..., Any], **given: Any) -> dict[str, Any]:
+  """What the caller of a prediction gives, else what gin binds for T5X's own
+  method."""
+  given = {k: v for k, v in given.items() if v is not None}
+  return bindings.of(method) | given
+
+
+def _join(
+  variables: Any, draft_model: Any, args: tuple, kwargs: dict[str, Any]
+) -> Any:
+  """Initial variables of the target with those of the draft model."""
+  if draft_model is None:
+    return variables
+  joined = dict(flax.core.unfreeze(variables))
+  draft = flax.core.unfreeze(draft_model.get_initial_variables(*args, **kwargs))
+  for collection, values in draft.items():
+    joined[collection] = {**joined[collection], DRAFT: values}
+  return flax.core.freeze(joined)
+
+
+def _result(
+  tokens: Array, output: DecodeOutput, return_all_decodes: bool
+) -> tuple[Array, dict[str, Array]]:
+  aux = decoding.counters(output)
+  aux['scores'] = decoding.scores(output)
+  if return_all_decodes:
+    return tokens[:, None], aux | {'scores': aux['scores'][:, None]}
+  return tokens, aux

@@ -1,0 +1,1 @@
+"""What a run begins with: gin files, processes, progress."""

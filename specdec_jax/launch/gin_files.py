@@ -1,0 +1,111 @@
+"""Finding gin files by name: the user's own, and those of this package."""
+
+import contextlib
+import difflib
+import importlib.util
+import io
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+import specdec_jax
+from specdec_jax.files.local_path import local_path
+from specdec_jax.launch import old_names
+
+_SHIPPED = 'gin_configs'
+
+
+def shipped_folder(package: Path) -> Path:
+  """The gin files of a package: inside it in a wheel, beside it in a checkout.
+
+  Args:
+    package: the folder of `specdec_jax`.
+  """
+  inside = package / _SHIPPED
+  return inside if inside.is_dir() else package.parent / _SHIPPED
+
+
+SHIPPED = shipped_folder(Path(specdec_jax.__file__).resolve().parent).resolve()
+
+
+def shipped_names(folder: str = '') -> list[str]:
+  """Names of the gin files of this package, such as `runs/infer.gin`."""
+  found = sorted((SHIPPED / folder).rglob('*.gin'))
+  return [path.relative_to(SHIPPED).as_posix() for path in found]
+
+
+def reader(
+  folders: Sequence[str],
+) -> Callable[[str], contextlib.AbstractContextManager[TextIO]]:
+  """What opens by name the files of one configuration, included ones too.
+
+  Args:
+    folders: go before the files of this package, which include only each other
+      whatever lies in those folders.
+  """
+  opened: list[Path] = []
+
+  @contextlib.contextmanager
+  def read(name: str) -> Iterator[TextIO]:
+    is_shipped = bool(opened) and opened[-1].is_relative_to(SHIPPED)
+    path = find(name, () if is_shipped else folders)
+    if path in opened:
+      hint = f': that of this package is {_SHIPPED}/{name}'
+      is_one_too = (SHIPPED / name).is_file()
+      raise ValueError(f'{path} includes itself{hint if is_one_too else ""}')
+    opened.append(path)
+    yield io.StringIO(old_names.renewed(path.read_text(encoding='utf-8')))
+    opened.pop()
+
+  return read
+
+
+def find(name: str, folders: Sequence[str]) -> Path:
+  """The file of a name in the first place that has it.
+
+  The places are these folders, the files of this package, which may also be
+  named with `gin_configs/` before, and Python's packages, as in
+  `t5x/configs/runs/infer.gin`.
+
+  Raises:
+    ValueError: if there is none, with the places and with names like it.
+  """
+  path = local_path(name)
+  places = [*dict.fromkeys(local_path(each).resolve() for each in folders)]
+  is_prefixed = path.parts[:1] == (_SHIPPED,)
+  shipped = path.relative_to(_SHIPPED) if is_prefixed else path
+  candidates = [place / path for place in places] + [SHIPPED / shipped]
+  for candidate in candidates:
+    if candidate.is_file():
+      return candidate.resolve()
+  for candidate in _in_packages(path):
+    if candidate.is_file():
+      return candidate.resolve()
+  searched = ', '.join(map(str, [*places, SHIPPED]))
+  where = '' if path.is_absolute() else f' in {searched}'
+  raise ValueError(f'no file {name}{where}{_hint(path, shipped, candidates)}')
+
+
+def _in_packages(path: Path) -> list[Path]:
+  """Where a file is if its folders are a Python package."""
+  try:
+    spec = importlib.util.find_spec('.'.join(path.parent.parts))
+  except (ImportError, ValueError):
+    return []
+  locations = spec.submodule_search_locations if spec else None
+  return [Path(location) / path.name for location in locations or ()]
+
+
+def _hint(path: Path, shipped: Path, candidates: Sequence[Path]) -> str:
+  """Names like that of a file which is not there, or all of its folder."""
+  beside = dict.fromkeys(
+    str(path.parent / each.name)
+    for candidate in candidates
+    for each in sorted(candidate.parent.glob('*.gin'))
+  )
+  names = list(dict.fromkeys([*beside, *shipped_names()]))
+  near = [name for name in names if Path(name).stem in (path.stem, path.name)]
+  near = near or difflib.get_close_matches(str(shipped), names, cutoff=0.85)
+  if near:
+    return f'; did you mean {" or ".join(near)}?'
+  return f'; there are {", ".join(beside)}' if beside else ''

@@ -1,0 +1,252 @@
+"""Launching a function from gin files, with the flags that T5X has.
+
+Gin files bind the arguments of plain functions; nothing outside this module and
+the files knows of gin (https://github.com/google/gin-config).
+"""
+
+import argparse
+import contextlib
+import difflib
+import re
+import tokenize
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from specdec_jax.launch import gin_files, gin_types
+
+_BINDING = '--gin.'
+_REQUIRED = '%gin.REQUIRED'
+
+
+def add_arguments(
+  parser: argparse.ArgumentParser, files: Sequence[str] = ()
+) -> Any:
+  """The flags; the group, for more.
+
+  Args:
+    parser: that they are added to.
+    files: of this package, whose macros the help lists with their comments; one
+      of several files is listed with the first.
+  """
+  group = parser.add_argument_group('gin')
+  group.add_argument(
+    '--gin_file',
+    action='append',
+    default=[],
+    metavar='FILE',
+    help='a path, or the name of a file of this package, such as '
+    'runs/infer.gin; may be repeated; later files override earlier ones',
+  )
+  group.add_argument(
+    '--gin_bindings',
+    action='append',
+    default=[],
+    metavar='NAME=VALUE',
+    help='one binding, after all files; --gin.NAME=VALUE is the same. Texts '
+    'are quoted: --gin.NAME=\'"text"\'',
+  )
+  group.add_argument(
+    '--gin_search_paths',
+    default='.',
+    metavar='DIR,...',
+    help='where --gin_file and includes are looked for after the working '
+    'directory and before the files of this package',
+  )
+  listed: set[str] = set()
+  for file in files:
+    macros = [macro for macro in _macros(file) if macro[0] not in listed]
+    listed.update(name for name, _, _ in macros)
+    shown = parser.add_argument_group(f'macros of {file}, as --gin.NAME=VALUE')
+    for name, value, comment in macros:
+      default = '' if value == _REQUIRED else f' (default: {value})'
+      # For the help alone: `expand` lets none of them through.
+      shown.add_argument(
+        f'{_BINDING}{name}',
+        metavar='VALUE',
+        default=argparse.SUPPRESS,
+        help=(comment + default).replace('%', '%%'),
+      )
+  return group
+
+
+def _macros(file: str) -> list[tuple[str, str, str]]:
+  """Name, value and comment of the macros of a file of this package."""
+  text = (gin_files.SHIPPED / file).read_text(encoding='utf-8')
+  return re.findall(r'^([A-Z_]+) = (.*?)(?:  # (.*))?$', text, re.MULTILINE)
+
+
+def expand(argv: Sequence[str]) -> list[str]:
+  """`--gin.NAME=VALUE` as `--gin_bindings=NAME=VALUE`.
+
+  Raises:
+    ValueError: if a flag has no value.
+  """
+  expanded = []
+  for flag in argv:
+    if flag.startswith(_BINDING):
+      name, equals, _ = flag.partition('=')
+      if not equals:
+        raise ValueError(f'{flag} has no value: write {name}=VALUE')
+      flag = '--gin_bindings=' + flag.removeprefix(_BINDING)
+    expanded.append(flag)
+  return expanded
+
+
+def call(
+  function: Callable[..., Any], args: argparse.Namespace, **arguments: Any
+) -> Any:
+  """Calls a function with the arguments that gin files and flags bind.
+
+  Args:
+    function: of this package; `module.function.argument = value` in a gin file
+      binds an argument.
+    args: with the flags of `add_arguments`.
+    **arguments: go before what gin binds.
+
+  Raises:
+    ValueError: if a file, a binding or a macro is missing or wrong.
+    ImportError: if gin-config is not installed.
+  """
+  parse(args)
+  try:
+    configured = _import_gin().get_configurable(function)
+  except ValueError as error:
+    raise ValueError(
+      f'no gin file configures {function.__name__}: give --gin_file, such as '
+      f'runs/{function.__name__}.gin'
+    ) from error
+  try:
+    return configured(**arguments)
+  except Exception as error:
+    raise _original(error) from None
+
+
+def parse(args: argparse.Namespace) -> None:
+  """Reads the gin files and bindings of the flags, in their order.
+
+  Raises:
+    ValueError: if a file, a binding or a macro is missing or wrong.
+    ImportError: if gin-config is not installed.
+  """
+  gin = _import_gin()
+  gin.clear_config(clear_constants=True)
+  folders = ['.', *args.gin_search_paths.split(',')]
+  try:
+    with _found_by(gin_files.reader(folders)):
+      gin.parse_config_files_and_bindings(
+        args.gin_file, args.gin_bindings, finalize_config=False
+      )
+  except OSError as error:
+    raise ValueError(f'gin: {error}') from error
+  except Exception as error:
+    _check_values(args.gin_bindings)
+    reason = ' '.join(str(error).split())
+    raise ValueError(f'gin: {reason}') from error
+  _check_macros(gin.config_str(max_line_length=10**6))
+  gin_types.check(bindings(), gin.get_configurable)
+
+
+def bindings() -> dict[str, str]:
+  """All bindings of the last `parse`, macros included, as they are written."""
+  text = _import_gin().config_str(max_line_length=10**6)
+  pairs = [line.split(' = ', 1) for line in text.splitlines() if ' = ' in line]
+  return {name: value for name, value in pairs if not name.startswith('#')}
+
+
+def operative_config() -> str:
+  """The bindings that were used so far, defaults included, as a gin file."""
+  return _import_gin().operative_config_str()
+
+
+def _check_values(given: Sequence[str]) -> None:
+  """Raises ValueError for a value that gin cannot read: a text without quotes,
+  most often, or without those that the shell leaves."""
+  for binding in given:
+    name, equals, value = (part.strip() for part in binding.partition('='))
+    if not equals:
+      continue
+    try:
+      _import_gin().config.parse_value(value)
+    except (SyntaxError, tokenize.TokenError) as error:
+      hint = 'close its brackets and quotes'
+      if not value.startswith(tuple('([{"\'')):
+        hint = (
+          "a text has quotes of gin's inside those of the shell: "
+          f'{_BINDING}{name}=\'"{value}"\''
+        )
+      raise ValueError(
+        f'gin: {value or "nothing"} is no value for {name}: {hint}'
+      ) from error
+    except ValueError:  # A reference, which only its files can resolve.
+      continue
+
+
+def _check_macros(config: str) -> None:
+  """Raises ValueError for macros that are used and have no value, or that have
+  one and are not used."""
+  config = re.sub(r"'[^'\n]*'|\"[^\"\n]*\"", '', config)
+  defined = dict(re.findall(r'^(\w+) = (.*)$', config, re.MULTILINE))
+  used = set(re.findall(r'%(\w+)(?![\w.])', config))
+  missing = sorted(
+    name for name in used if defined.get(name, _REQUIRED) == _REQUIRED
+  )
+  if missing:
+    raise ValueError(
+      f'gin: no value for {", ".join(missing)}: give {_BINDING}{missing[0]}='
+      'VALUE'
+    )
+  for name in sorted(set(defined) - used):
+    near = difflib.get_close_matches(name, used, n=3, cutoff=0.7)
+    near += re.findall(rf'^([\w./]*\.{name.lower()}) =', config, re.MULTILINE)
+    hint = f'; did you mean {" or ".join(near)}?' if near else ''
+    if users := _users(name):
+      hint = f'; {" and ".join(users)} would: add --gin_file={users[0]}'
+    raise ValueError(f'gin: no file that was given uses {name}{hint}')
+
+
+def _users(name: str) -> list[str]:
+  """The gin files of `infer` and `train` that use a macro."""
+  found = [
+    file
+    for folder in ('drafters', 'runs')
+    for file in gin_files.shipped_names(folder)
+    if re.search(rf'%{name}\b', (gin_files.SHIPPED / file).read_text('utf-8'))
+  ]
+  return found[:3]
+
+
+@contextlib.contextmanager
+def _found_by(read: Callable[[str], Any]) -> Iterator[None]:
+  """Has gin open files by `read` alone.
+
+  gin can be given readers and folders, but asks them only after its own search.
+  That fails on a folder of Python's path without `__init__.py`, such as the
+  `runs` that models are trained in; and they stay for whatever is parsed next.
+  """
+  config = _import_gin().config
+  before = config._FILE_READERS
+  config._FILE_READERS = [(read, lambda name: True)]
+  try:
+    yield
+  finally:
+    config._FILE_READERS = before
+
+
+def _original(error: Exception) -> Exception:
+  """The error that gin has wrapped, once for every function on its way."""
+  while (inner := error.__context__) is not None and (
+    type(error).__mro__[1] is type(inner)
+  ):
+    assert isinstance(inner, Exception)
+    error = inner
+  return error
+
+
+def _import_gin() -> Any:
+  try:
+    import gin
+  except ImportError as error:
+    raise ImportError(
+      'gin files need gin-config: pip install specdec_jax[infer]'
+    ) from error
+  return gin

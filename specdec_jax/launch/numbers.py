@@ -1,0 +1,24 @@
+"""Types of options that are numbers."""
+
+import argparse
+from collections.abc import Callable
+
+
+def number(
+  kind: Callable, is_valid: Callable, expected: str
+) -> Callable[[str], float]:
+  """An argparse type that says in words which numbers are valid."""
+
+  def parse(text: str):
+    try:
+      value = kind(text)
+    except ValueError:
+      value = None
+    if value is None or not is_valid(value):
+      raise argparse.ArgumentTypeError(f'must be {expected}, got {text}')
+    return value
+
+  return parse
+
+
+positive_int = number(int, lambda n: n >= 1, 'an integer of at least 1')

@@ -1,0 +1,165 @@
+"""Several processes that decode together, one a host, as on a pod slice.
+
+All of them read the task and run the same programs on global arrays; the first
+one writes, and what it finds in the output folder holds for all.
+"""
+
+import argparse
+import contextlib
+import errno
+import functools
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from specdec_jax.launch import numbers, progress
+
+# For all processes to start, and until standard error says who is waited for.
+_JOIN_SECONDS = 120
+_NOTICE_SECONDS = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  group = parser.add_argument_group('processes')
+  group.add_argument(
+    '--multiprocess',
+    action='store_true',
+    help='join the other processes of this job; on a TPU slice or a cluster '
+    'jax finds them, elsewhere the next three say where they are',
+  )
+  group.add_argument(
+    '--coordinator_address',
+    metavar='HOST:PORT',
+    type=_address,
+    help='where process 0 listens for the others: a free port of its host',
+  )
+  group.add_argument(
+    '--process_count',
+    metavar='N',
+    type=numbers.positive_int,
+    help='how many processes the job has',
+  )
+  group.add_argument(
+    '--process_index',
+    metavar='I',
+    type=numbers.number(int, lambda n: n >= 0, 'an integer of at least 0'),
+    help='which of them this one is, from 0',
+  )
+
+
+def _address(text: str) -> str:
+  """An argparse type: HOST:PORT."""
+  host, colon, port = text.rpartition(':')
+  if not (host and colon and port.isdecimal()):
+    raise argparse.ArgumentTypeError(f'must be HOST:PORT, got {text}')
+  return text
+
+
+@contextlib.contextmanager
+def joined(args: argparse.Namespace) -> Iterator[None]:
+  """Connects this process with the others while the block runs.
+
+  Raises:
+    ValueError: if the flags do not fit together, or nobody answers.
+  """
+  places = (args.coordinator_address, args.process_count, args.process_index)
+  is_given = [place is not None for place in places]
+  if not args.multiprocess and not any(is_given):
+    yield
+    return
+  if any(is_given) and not all(is_given):
+    raise ValueError(
+      '--coordinator_address, --process_count and --process_index belong '
+      'together'
+    )
+  if getattr(jax.config, 'jax_platforms', None) == 'cpu':
+    jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+  _join(*places)
+  try:
+    yield
+  finally:
+    jax.distributed.shutdown()
+
+
+def _join(address: str | None, count: int | None, index: int | None) -> None:
+  """Waits for all processes, for `_JOIN_SECONDS` at most.
+
+  When jax's own time is over, it ends the process with a stack of C++, and
+  until then it hears no interrupt.
+  """
+  others = 'the other processes'
+  if count is not None:
+    others = f'{count - 1} other process{"es" if count > 2 else ""}'
+  place = f' at {address}' if address else ''
+  if address and index == 0:
+    _check_free(int(address.rpartition(':')[2]))
+  join = functools.partial(
+    jax.distributed.initialize,
+    *(address, count, index),
+    initialization_timeout=2 * _JOIN_SECONDS,
+  )
+  try:
+    with progress.waiting(
+      f'waiting up to {_JOIN_SECONDS} s for {others}{place}',
+      notice_after=_NOTICE_SECONDS,
+    ):
+      progress.interruptible(join, seconds=_JOIN_SECONDS)
+  except TimeoutError as error:
+    raise ValueError(
+      f'{others} and this process have not met{place} within {_JOIN_SECONDS} '
+      's: start all of them, each with the same address of process 0, which '
+      'their hosts can reach'
+    ) from error
+  except (RuntimeError, ValueError) as error:
+    raise ValueError(f'cannot join {others}{place}: {error}') from error
+
+
+def _check_free(port: int) -> None:
+  """Raises ValueError for a port on which somebody listens: jax crashes."""
+  try:
+    socket.create_server(('::', port), family=socket.AF_INET6).close()
+  except OSError as error:
+    if error.errno == errno.EADDRINUSE:
+      raise ValueError(
+        f'--coordinator_address: port {port} of this host is taken, by an '
+        'earlier run perhaps: choose another'
+      ) from error
+
+
+def is_first() -> bool:
+  """Whether this is the process that writes."""
+  return jax.process_index() == 0
+
+
+def ask_first(function: Callable[[], Any]) -> Any:
+  """What the first process finds; others learn whether it is true.
+
+  Args:
+    function: is called in the first process alone.
+
+  Returns:
+    Its result in the first process, and in the others whether that is true.
+
+  Raises:
+    ValueError: in all processes, if it does in the first.
+  """
+  if jax.process_count() == 1:
+    return function()
+  result, error = None, None
+  if is_first():
+    try:
+      result = function()
+    except (ValueError, OSError) as raised:
+      error = raised
+  from jax.experimental import multihost_utils
+
+  answer = -1 if error else int(bool(result))
+  answer = int(multihost_utils.broadcast_one_to_all(np.int32(answer)))
+  if error:
+    raise error
+  if answer < 0:
+    raise ValueError('the first process stopped; its own message says why')
+  return result if is_first() else bool(answer)

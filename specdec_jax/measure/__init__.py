@@ -1,0 +1,1 @@
+"""Times and rates of decodes on the device at hand."""

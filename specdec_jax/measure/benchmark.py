@@ -1,0 +1,252 @@
+"""Plain against speculative decoding: times, rates, prediction and sameness.
+
+Both sides decode the same prompts in one process, alternating and warm. Times
+are of decoding after the prefill, and counters come from the decodes that were
+timed.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from specdec_jax import theory
+from specdec_jax.base import Drafter, LanguageModel
+from specdec_jax.decoding.state import DecodeState
+from specdec_jax.decoding.statistics import Statistics
+from specdec_jax.measure import metrics, sameness, stopwatch
+from specdec_jax.measure import sides as sides_lib
+from specdec_jax.measure.sides import Side
+
+
+def compare(
+  *,
+  target: LanguageModel,
+  baseline: Side,
+  plain: Side,
+  drafted: Side,
+  full_width: Side,
+  drafter: Drafter,
+  propose: Sequence[stopwatch.Repeated],
+  repeats: int,
+  is_adaptive: bool = False,
+  advance: Callable[[int], None] = lambda num_done: None,
+) -> dict[str, Any]:
+  """Times both sides and predicts the one from the costs of the other.
+
+  Args:
+    target: the target of both sides.
+    baseline: the fastest plain configuration, which the speedup is against.
+    plain: plain decoding in the drafted side's own configuration, whose T(1)
+      the costs are relative to; may be the baseline.
+    drafted: speculative decoding.
+    full_width: see `sides.full_width_side`; made with `may_abstain` where the
+      drafter may have no draft, and iterations without one are timed, too.
+    drafter: the drafted side's; where its gamma varies, the same without.
+    propose: what times it, see
+      `sides.propose_programs`.
+    repeats: timed runs of each.
+    is_adaptive: whether it varies. The theorem then says nothing, and of more
+      than one row it is not known how many steps the draft model took.
+    advance: progress, see `stopwatch.alternate`.
+
+  Returns:
+    Figures by name; times in seconds, costs relative to one plain iteration.
+    The tokens of `plain`, `compared_tokens` of them, are those that the drafted
+    side's are compared with: the baseline's can be others. Rates of drafts are
+    None where nothing was drafted.
+
+  Raises:
+    ValueError: if a model returned logits that are not numbers.
+  """
+  sides = {
+    'baseline': baseline,
+    'speculative': drafted,
+    'full_width': full_width,
+  }
+  if plain is not baseline:
+    sides['plain'] = plain
+  if drafter.may_abstain:
+    sides['without_draft'] = sides_lib.without_drafts(full_width)
+  seconds, outputs, propose_seconds = _time(sides, propose, repeats, advance)
+  seconds.setdefault('plain', seconds['baseline'])
+  if any(np.any(s.has_nan) for states in outputs.values() for s in states):
+    raise ValueError('the logits were not numbers (NaN): nothing to time')
+  outputs.setdefault('plain', outputs['baseline'])
+  counts = {name: _counts(states) for name, states in outputs.items()}
+
+  per_iteration = lambda name: float(
+    np.median(seconds[name]) / counts[name].iterations
+  )
+  one_position = per_iteration('plain')
+  full = per_iteration('full_width')
+  figures = _speeds(seconds, counts)
+  figures['prefill_seconds'] = drafted.prefill_seconds
+  figures['end_to_end_speedup'] = float(
+    np.median(
+      (seconds['baseline'] + baseline.prefill_seconds)
+      / (seconds['speculative'] + drafted.prefill_seconds)
+    )
+  )
+  figures |= rates(counts['speculative'].statistics, drafter.gamma)
+  costs: dict[str, Any] = {
+    'c': propose_seconds / drafter.gamma / one_position,
+    'verify_cost_ratio': full / one_position,
+    'without_draft_cost_ratio': None,
+  }
+  if drafter.may_abstain:
+    without = per_iteration('without_draft')
+    costs['without_draft_cost_ratio'] = without / one_position
+  figures |= costs | {
+    'seconds_per_plain_iteration': one_position,
+    'seconds_per_full_width_iteration': full,
+    'seconds_per_propose': propose_seconds,
+    'predicted_speedup': predict_speedup(
+      counts['baseline'],
+      counts['speculative'],
+      num_drafted=_num_draft_steps(drafted, counts, drafter, is_adaptive),
+      baseline_cost=per_iteration('baseline') / one_position,
+      **costs,
+    ),
+    'theory_speedup': None,
+    'compared_tokens': _num_tokens(counts['plain']),
+  }
+  if figures['alpha'] is not None and not is_adaptive:
+    figures['theory_speedup'] = float(
+      theory.walltime_improvement(figures['alpha'], drafter.gamma, costs['c'])
+    )
+  return figures | sameness.sameness(
+    target, plain.params, outputs['plain'], outputs['speculative']
+  )
+
+
+def _time(
+  sides: Mapping[str, Side],
+  propose: Sequence[stopwatch.Repeated],
+  repeats: int,
+  advance: Callable[[int], None],
+) -> tuple[dict[str, np.ndarray], dict[str, Any], float]:
+  """Seconds and final states of each side, and seconds of a draft, in turns."""
+  decodes = {name: side.decode for name, side in sides.items()}
+  drafts = {f'propose {i}': program for i, program in enumerate(propose)}
+  programs: dict[str, Callable[[], Any]] = {**decodes, **drafts}
+  seconds, outputs = stopwatch.alternate(programs, repeats, advance)
+  propose_seconds = stopwatch.propose_seconds(
+    propose, [seconds.pop(name) for name in drafts]
+  )
+  return seconds, {name: outputs[name] for name in sides}, propose_seconds
+
+
+def _num_draft_steps(
+  drafted: Side,
+  counts: Mapping[str, 'Counts'],
+  drafter: Drafter,
+  is_adaptive: bool,
+) -> int | None:
+  """Tokens that were drafted in all iterations, by the slowest row each time;
+  None where that is not known."""
+  found = counts['speculative']
+  if not is_adaptive:
+    return found.iterations * drafter.gamma
+  if drafted.states[0].context.lengths.size > 1:
+    return None
+  return int(found.statistics.num_drafted.sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+  """Counters of all batches of one side.
+
+  Attributes:
+    statistics: of all rows.
+    iterations: of the loop, over all batches.
+    short_iterations: those of them that scored one position.
+  """
+
+  statistics: Statistics
+  iterations: int
+  short_iterations: int
+
+
+def _counts(states: Sequence[DecodeState]) -> Counts:
+  per_batch = [jax.device_get(state.statistics) for state in states]
+  return Counts(
+    statistics=jax.tree.map(lambda *rows: np.concatenate(rows), *per_batch),
+    iterations=sum(int(s.num_target_runs.max()) for s in per_batch),
+    short_iterations=sum(int(s.num_short_runs.max()) for s in per_batch),
+  )
+
+
+def predict_speedup(
+  baseline: Counts,
+  drafted: Counts,
+  *,
+  num_drafted: int | None,
+  c: float,
+  verify_cost_ratio: float,
+  without_draft_cost_ratio: float | None = None,
+  baseline_cost: float = 1.0,
+) -> float | None:
+  """The speedup that these costs allow: Leviathan et al., Theorem 3.8, with the
+  measured tokens per run instead of an i.i.d. alpha, with T(gamma+1) / T(1)
+  instead of 1, and with the price of iterations without a draft.
+
+  Args:
+    baseline: counters of the plain side.
+    drafted: counters of the speculative side.
+    num_drafted: steps of the drafter, in all iterations; None if not known,
+      and so the result.
+    c: a drafted token's cost.
+    verify_cost_ratio: T(gamma + 1) / T(1).
+    without_draft_cost_ratio: an iteration that scores one position for want of
+      a draft, relative to T(1); None if the drafter always has one.
+    baseline_cost: an iteration of the baseline, where it is another
+      configuration than T(1) was measured in.
+  """
+  if num_drafted is None:
+    return None
+  full_iterations = drafted.iterations - drafted.short_iterations
+  cost = (
+    full_iterations * verify_cost_ratio
+    + drafted.short_iterations * (without_draft_cost_ratio or 1.0)
+    + num_drafted * c
+  )
+  tokens_ratio = _num_tokens(drafted) / _num_tokens(baseline)
+  return float(tokens_ratio * baseline.iterations * baseline_cost / cost)
+
+
+def _num_tokens(counts: Counts) -> int:
+  return int(np.sum(counts.statistics.num_tokens))
+
+
+def _speeds(
+  seconds: dict[str, np.ndarray], counts: dict[str, Counts]
+) -> dict[str, Any]:
+  """Tokens per second of both sides, and their ratio pair by pair."""
+  plain = _num_tokens(counts['baseline']) / seconds['baseline']
+  drafted = _num_tokens(counts['speculative']) / seconds['speculative']
+  ratios = drafted / plain
+  return {
+    'autoregressive_tokens_per_second': float(np.median(plain)),
+    'speculative_tokens_per_second': float(np.median(drafted)),
+    'speedup': float(np.median(ratios)),
+    'speedup_range': [float(ratios.min()), float(ratios.max())],
+    'tokens': _num_tokens(counts['speculative']),
+    'autoregressive_tokens': _num_tokens(counts['baseline']),
+    'target_runs': counts['speculative'].iterations,
+    'short_target_runs': counts['speculative'].short_iterations,
+    'autoregressive_target_runs': counts['baseline'].iterations,
+  }
+
+
+def rates(statistics: Statistics, gamma: int) -> dict[str, float | None]:
+  """The acceptance rates, each under its own name; None where undefined."""
+  found = metrics.rates(statistics)
+  alpha = float('nan')
+  if np.any(statistics.num_drafted):
+    efficiency = np.clip(found.block_efficiency, 1, gamma + 1)
+    alpha = float(theory.alpha_from_block_efficiency(efficiency, gamma))
+  values = found._asdict() | {'alpha_from_block_efficiency': alpha}
+  return {k: None if np.isnan(v) else v for k, v in values.items()}

@@ -1,0 +1,324 @@
+"""How often a drafter's guesses pass.
+
+Alpha is measured as Leviathan et al. define it (Sec. 3.1 and Table 3,
+https://arxiv.org/abs/2211.17192): the mean of `sum min(p, q)` over prefixes of
+text that the target generates. Nothing is counted as accepted or rejected, so
+one decode tells much more than its acceptances would.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import arrays, distributions
+from specdec_jax.base import (
+  Array,
+  Draft,
+  Drafter,
+  LanguageModel,
+  LogitsToProbsFn,
+  Params,
+  Prompt,
+  Verification,
+)
+from specdec_jax.decoding import speculative
+from specdec_jax.decoding.state import DecodeState, EosId
+from specdec_jax.measure import stopwatch
+from specdec_jax.verification import decision
+
+_NORMAL_QUANTILE = 1.96
+_NUM_LAGS = 8
+_NOTHING = stopwatch.always_full(0)
+
+
+class Overlaps(NamedTuple):
+  """What `sum min(p, q)` was after each prefix of the generated text.
+
+  Attributes:
+    values: float64 `[R, N]`, row by row in the text's order.
+    is_text: bool `[R, N]`, where there was a prefix and a next token.
+    is_drafted: bool `[R, N]`, where the drafter also had a guess.
+  """
+
+  values: np.ndarray
+  is_text: np.ndarray
+  is_drafted: np.ndarray
+
+
+def shared_mass(draft: Draft, p: Array, lenience: float = 1.0) -> Array:
+  """The chance that a guess passes after one prefix, `sum min(p / l, q)`, `[B]`
+  (Leviathan et al., Theorem 3.5 and Appendix A.5)."""
+  if draft.probs is None:
+    of_drafted = arrays.pick(p, draft.tokens[:, 0])
+    return jnp.minimum(of_drafted / lenience, 1.0)
+  return distributions.overlap(p / lenience, draft.probs[:, 0])
+
+
+def passes_argmax(draft: Draft, p: Array, lenience: float = 1.0) -> Array:
+  """1 where the guess has `p(x) >= l max p`, else 0, `[B]` (Appendix A.5, whose
+  inequality is printed the other way round)."""
+  of_drafted = arrays.pick(p, draft.tokens[:, 0])
+  return (of_drafted >= lenience * p.max(axis=1)).astype(p.dtype)
+
+
+def observe(
+  row_keys: Array,
+  draft: Draft,
+  target_probs: Array,
+  *,
+  is_argmax: bool = False,
+) -> Verification:
+  """A rule that accepts nothing: the text is the target's own, token by token
+  what plain decoding gives.
+
+  Args:
+    row_keys: keys `[B]`, consumed as any rule consumes them.
+    draft: one token a row, or none.
+    target_probs: float32 `[B, 2, V]`, or `[B, 1, V]` without a draft.
+    is_argmax: whether the text is the target's likeliest.
+  """
+  _, next_keys = decision.split_by_purpose(row_keys)
+  p = target_probs[:, 0]
+  next_token = (
+    jnp.argmax(p, axis=-1).astype(jnp.int32)
+    if is_argmax
+    else distributions.sample(next_keys, p)
+  )
+  return Verification(
+    num_accepted=jnp.zeros_like(draft.lengths),
+    next_token=next_token,
+    accept_probs=jnp.zeros(draft.tokens.shape, p.dtype),
+  )
+
+
+def overlaps(
+  params: Params,
+  rng_key: Array,
+  prompts: Sequence[Prompt],
+  *,
+  target: LanguageModel,
+  drafters: Sequence[Drafter],
+  logits_to_probs: LogitsToProbsFn,
+  max_len: int,
+  num_tokens: int,
+  eos_id: EosId,
+  leniences: Sequence[float] = (1.0,),
+  is_argmax: bool = False,
+) -> list[list[Overlaps]]:
+  """Lets the target generate, and asks every drafter before every token.
+
+  Args:
+    params: weights of the target, and in `drafter` those of each drafter.
+    rng_key: as for `speculative.generate`.
+    prompts: of one shape.
+    target: the model that generates.
+    drafters: D of them, with gamma 1.
+    logits_to_probs: how the target is sampled.
+    max_len: as for `speculative.generate`.
+    num_tokens: new tokens a row, at most.
+    eos_id: as for `speculative.generate`.
+    leniences: l, each in (0, 1].
+    is_argmax: greedy text, and `passes_argmax` in place of `shared_mass`; the
+      law of `logits_to_probs` is then that of the rule, before the argmax.
+
+  Returns:
+    Of every drafter what each of the leniences would accept, all along one and
+    the same text.
+
+  Raises:
+    ValueError: if a drafter's gamma is not 1, or logits are not numbers.
+  """
+  for drafter in drafters:
+    if drafter.gamma != 1:
+      raise ValueError(f'one token at a time is asked for, got {drafter.gamma}')
+  generate = jax.jit(
+    functools.partial(
+      _generate,
+      target=target,
+      drafters=drafters,
+      logits_to_probs=logits_to_probs,
+      max_len=max_len,
+      num_tokens=num_tokens,
+      eos_id=eos_id,
+      leniences=leniences,
+      is_argmax=is_argmax,
+    )
+  )
+  parts = []
+  for prompt in prompts:
+    has_nan, seen = jax.device_get(generate(params, rng_key, prompt))
+    if has_nan.any():
+      raise ValueError('the logits were not numbers (NaN): nothing to measure')
+    parts.append([np.moveaxis(each, 0, -1) for each in seen])
+  values, is_text, is_drafted = (
+    np.concatenate(each, axis=-2) for each in zip(*parts, strict=True)
+  )
+  # Sums of float32 laws may exceed one by their rounding.
+  values = np.minimum(values.astype(np.float64), 1.0)
+  values = np.where(is_drafted[:, None], values, 0.0)
+  return [
+    [Overlaps(each, is_text, has_guess) for each in own]
+    for own, has_guess in zip(values, is_drafted, strict=True)
+  ]
+
+
+def _generate(
+  params: Params,
+  rng_key: Array,
+  prompt: Prompt,
+  *,
+  target: LanguageModel,
+  drafters: Sequence[Drafter],
+  max_len: int,
+  num_tokens: int,
+  leniences: Sequence[float],
+  is_argmax: bool,
+  **rule: Any,
+) -> tuple[Array, list[Array]]:
+  """A batch of `overlaps`.
+
+  Returns:
+    `has_nan` bool `[B]`, and what was seen at each token: the drafters' shares
+    float32 `[N, D, L, B]`, whether there was text bool `[N, B]`, and whether
+    there was a guess, too, bool `[N, D, B]`.
+  """
+  # Drafters are asked beside a loop that drafts nothing itself.
+  models: dict[str, Any] = {'target': target, 'drafter': _NOTHING}
+  verify_fn = functools.partial(observe, is_argmax=is_argmax)
+  share_fn = passes_argmax if is_argmax else shared_mass
+
+  def is_going(carry: tuple[Array, DecodeState, Any, Any]):
+    i, state, _, _ = carry
+    return (i < num_tokens) & ~state.done.all()
+
+  def step(carry: tuple[Array, DecodeState, Any, Any]):
+    i, state, own, seen = carry
+    drafts, own = _ask(params, state, drafters, own)
+    state, info = speculative.step(
+      params, state, **models, verify_fn=verify_fn, **rule
+    )
+    is_text = info.counts > 0
+    law = info.target_probs[:, 0]
+    shares = [
+      jnp.stack([share_fn(draft, law, each) for each in leniences])
+      for draft in drafts
+    ]
+    has_guess = jnp.stack([draft.lengths > 0 for draft in drafts])
+    now = jnp.stack(shares), is_text, is_text[None] & has_guess
+    seen = [each.at[i].set(one) for each, one in zip(seen, now, strict=True)]
+    return i + 1, state, own, seen
+
+  state = speculative.init(params, rng_key, prompt, **models, max_len=max_len)
+  own = [  # Buffers as of `speculative.init` for gamma 1.
+    drafter.init(weights, prompt, max_len + 2)
+    for drafter, weights in zip(drafters, params.drafter, strict=True)
+  ]
+  shape, num_rows = (num_tokens, len(drafters)), state.done.size
+  seen = [
+    jnp.zeros((*shape, len(leniences), num_rows), jnp.float32),
+    jnp.zeros((num_tokens, num_rows), bool),
+    jnp.zeros((*shape, num_rows), bool),
+  ]
+  start = (jnp.int32(0), state, own, seen)
+  _, state, _, seen = jax.lax.while_loop(is_going, step, start)
+  return state.has_nan, seen
+
+
+def _ask(
+  params: Params, state: DecodeState, drafters: Sequence[Drafter], own: Any
+) -> tuple[list[Draft], list[Any]]:
+  """Every drafter's guess, and the states that they are left in."""
+  drafts, after = [], []
+  for drafter, weights, its in zip(drafters, params.drafter, own, strict=True):
+    draft, left = speculative.propose(
+      Params((), weights),
+      dataclasses.replace(state, drafter_state=its),
+      drafter,
+    )
+    drafts.append(draft)
+    after.append(left.drafter_state)
+  return drafts, after
+
+
+def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:
+  """Alpha and what the assumption of independence leaves out of it.
+
+  Args:
+    found: of `overlaps`.
+    max_gamma: positions of the profile.
+
+  Returns:
+    `alpha` over the prefixes with a guess; `alpha_interval`, 95%, rows being
+    what is drawn, None for fewer than two; `num_prefixes`, `num_rows`;
+    `abstained`, the share of prefixes without a guess; `autocorrelation` of
+    neighbouring overlaps by lag, None where there are none; and `profile`, the
+    rate of each position of a block that starts anywhere, no guess counting as
+    no overlap.
+
+  Raises:
+    ValueError: if the drafter never had a guess.
+  """
+  counts = found.is_drafted.sum(1)
+  if not counts.sum():
+    raise ValueError('the drafter had no guess after any prefix')
+  sums = np.where(found.is_drafted, found.values, 0).sum(1)
+  alpha = sums.sum() / counts.sum()
+  return {
+    'alpha': float(alpha),
+    'alpha_interval': _interval(sums, counts, alpha),
+    'num_prefixes': int(counts.sum()),
+    'num_rows': int((counts > 0).sum()),
+    'abstained': float(1 - counts.sum() / found.is_text.sum()),
+    'autocorrelation': [
+      _autocorrelation(found, alpha, lag) for lag in range(1, _NUM_LAGS + 1)
+    ],
+    'profile': _profile(found, max_gamma),
+  }
+
+
+def _interval(
+  sums: np.ndarray, counts: np.ndarray, alpha: float
+) -> list[float] | None:
+  """Of a ratio of sums over rows: neighbouring tokens are not independent."""
+  is_counted = counts > 0
+  num_rows = int(is_counted.sum())
+  if num_rows < 2:
+    return None
+  excess = (sums - alpha * counts)[is_counted]
+  deviation = np.sqrt((excess**2).sum() * num_rows / (num_rows - 1))
+  half = _NORMAL_QUANTILE * deviation / counts.sum()
+  return [float(max(alpha - half, 0)), float(min(alpha + half, 1))]
+
+
+def _autocorrelation(found: Overlaps, alpha: float, lag: int) -> float | None:
+  both = found.is_drafted[:, lag:] & found.is_drafted[:, :-lag]
+  centred = np.where(found.is_drafted, found.values - alpha, 0)
+  variance = (centred**2).sum() / found.is_drafted.sum()
+  if not both.any() or variance < 1e-12:
+    return None
+  products = (centred[:, lag:] * centred[:, :-lag])[both]
+  return float(products.mean() / variance)
+
+
+def _profile(found: Overlaps, max_gamma: int) -> list[float]:
+  """Rates of the positions of blocks that begin at every prefix."""
+  values = np.where(found.is_drafted, found.values, 0)
+  reached, rates = np.ones(found.is_text.sum()), []
+  for i in range(max_gamma):
+    # A block that the text's end cuts short says nothing of what is beyond.
+    inside = np.zeros_like(found.is_text)
+    inside[:, : inside.shape[1] - i] = found.is_text[:, i:]
+    shifted = np.zeros_like(values)
+    shifted[:, : values.shape[1] - i] = values[:, i:]
+    ahead = np.where(inside, shifted, np.nan)[found.is_text]
+    is_inside = ~np.isnan(ahead)
+    before = reached[is_inside].mean() if is_inside.any() else 0.0
+    reached = reached * np.nan_to_num(ahead)
+    after = reached[is_inside].mean() if is_inside.any() else 0.0
+    rates.append(float(after / before) if before > 0 else 0.0)
+  return rates

@@ -1,0 +1,194 @@
+"""What an iteration's parts cost on this device."""
+
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specdec_jax.base import Array, Drafter, LanguageModel, Params, Prompt
+from specdec_jax.decoding.state import DecodeState
+from specdec_jax.measure import sides as sides_lib
+from specdec_jax.measure import stopwatch
+from specdec_jax.measure.sides import Side
+
+
+class CostPrograms(NamedTuple):
+  """What is timed for `costs`, to be run in turns with anything else.
+
+  Attributes:
+    programs: by name.
+    costs: from the seconds and results of `stopwatch.alternate` to figures.
+  """
+
+  programs: Mapping[Hashable, Callable[[], Any]]
+  costs: Callable[[Mapping[Any, Any], Mapping[Any, Any]], dict[str, Any]]
+
+
+def costs(*args: Any, repeats: int, **options: Any) -> dict[str, Any]:
+  """Times of an iteration's parts on this device, for one batch.
+
+  Args:
+    *args: of `cost_programs`, as is `options`, which says what comes back.
+    repeats: timed runs of each.
+    **options: see there.
+  """
+  made = cost_programs(*args, **options)
+  return made.costs(*stopwatch.alternate(made.programs, repeats))
+
+
+def cost_programs(
+  params: Params,
+  rng_key: Array,
+  prompt: Prompt,
+  *,
+  target: LanguageModel,
+  drafters: Mapping[int, Drafter],
+  max_len: int,
+  widths: Sequence[int] | None = None,
+  num_decodes: int = 1,
+  plain: Side | None = None,
+  **rule: Any,
+) -> CostPrograms:
+  """Compiles an iteration's parts for one batch.
+
+  Args:
+    params: weights of both sides.
+    rng_key: as for `speculative.generate`.
+    prompt: the batch.
+    target: the target.
+    drafters: the same drafter by gamma, 1 and the largest among them.
+    max_len: as for `speculative.generate`.
+    widths: of target calls to time, 1 and gamma + 1 among them; None means
+      these and the middle.
+    num_decodes: short decodes of each part in a turn, timed one by one. Of
+      several the median takes no notice of the first, which finds nothing in
+      the caches.
+    plain: of the same batch, what takes the place of the target's own call over
+      one position: plain decoding may be quicker in another dtype.
+    **rule: `verify_fn`, `logits_to_probs` and `eos_id`.
+
+  Returns:
+    Programs, and a function to the fields of `theory.planner.Costs` but
+    `c_hat`, in seconds, and `extend_seconds` of the widest target call by
+    itself: what is missing to its `target_seconds` is sampling, verification
+    and the loop.
+
+  Prefill and buffers of all are those of the longest draft.
+  """
+  max_gamma = max(drafters)
+  widths = sorted(widths or {1, 1 + -(-max_gamma // 2), max_gamma + 1})
+  shared: dict[str, Any] = {'target': target, 'max_len': max_len, **rule}
+  if plain is None:
+    plain_rule = {k: v for k, v in shared.items() if k != 'verify_fn'}
+    plain = sides_lib.plain_side(params, rng_key, [prompt], **plain_rule)
+  drafted = sides_lib.shortened(
+    sides_lib.speculative_side(
+      params, rng_key, [prompt], drafter=drafters[max_gamma], **shared
+    )
+  )
+  state = drafted.states[0]
+  has_law = _has_law(params, state, drafters[max_gamma])
+  full = functools.partial(
+    sides_lib.full_width_side,
+    params,
+    rng_key,
+    [prompt],
+    law_size=target.vocab_size if has_law else None,
+    may_abstain=drafters[max_gamma].may_abstain,
+    **shared,
+  )
+  widest = full(gamma=max(widths) - 1)
+  named = {1: sides_lib.shortened(plain), 'drafted': drafted}
+  named |= stopwatch.together(
+    {
+      width: functools.partial(full, gamma=width - 1, like=widest)
+      for width in widths[1:-1]
+    }
+  )
+  named[widths[-1]] = widest
+
+  extend = stopwatch.repeated(params, state, target=target, width=widths[-1])
+  proposals = {
+    gamma: stopwatch.propose_programs(
+      params, state, drafter, target, {widths[-1]: extend}
+    )
+    for gamma, drafter in sorted(drafters.items())
+  }
+  programs: dict[Hashable, Callable[[], Any]] = {'extend': extend}
+  for name, side in named.items():
+    for i in range(num_decodes):
+      programs[name, i] = side.decode
+      programs['launch', name, i] = sides_lib.finished(side).decode
+  for gamma, made in proposals.items():
+    programs |= {('draft', gamma, i): each for i, each in enumerate(made)}
+  figures = functools.partial(
+    _cost_figures,
+    widths=widths,
+    proposals=proposals,
+    num_decodes=num_decodes,
+    num_extends=extend.num_calls,
+    is_short=drafters[max_gamma].may_abstain,
+  )
+  return CostPrograms(programs, figures)
+
+
+def _has_law(params: Params, state: DecodeState, drafter: Drafter) -> bool:
+  """Whether drafts come with the probabilities that they were drawn from."""
+  reads_target = drafter.reads_target_cache
+  draft, _ = jax.eval_shape(
+    drafter.propose,
+    params.drafter,
+    state.row_keys,
+    state.context,
+    state.target_cache if reads_target else state.drafter_state,
+  )
+  return draft.probs is not None
+
+
+def _cost_figures(
+  seconds: Mapping[Any, Any],
+  results: Mapping[Any, Any],
+  *,
+  widths: Sequence[int],
+  proposals: Mapping[int, Sequence[stopwatch.Repeated]],
+  num_decodes: int,
+  num_extends: int,
+  is_short: bool,
+) -> dict[str, Any]:
+  """The figures of `cost_programs`; `is_short` if iterations may score one
+  position, so that the mean iteration says nothing of the loop."""
+
+  def median(*name: Hashable) -> float:
+    turns = [seconds[*name, i] for i in range(num_decodes)]
+    return float(np.median(turns))
+
+  def iteration(name: Hashable) -> float:
+    [state] = results[name, 0]
+    num_iterations = int(state.statistics.num_target_runs.max())
+    decode, launch = median(name), median('launch', name)
+    # Of very few turns a launch may be the one that the machine held up.
+    return (decode - launch if launch < decode else decode) / num_iterations
+
+  propose = {
+    gamma: stopwatch.propose_seconds(
+      programs, [seconds['draft', gamma, i] for i in range(len(programs))]
+    )
+    for gamma, programs in proposals.items()
+  }
+  target = [iteration(width) for width in widths]
+  max_gamma = max(propose)
+  first, last = propose[1], propose[max_gamma]
+  further = max(last - first, 0.0) / (max_gamma - 1) if max_gamma > 1 else first
+  beyond = iteration('drafted') - last - target[widths.index(max_gamma + 1)]
+  return {
+    'widths': list(widths),
+    'target_seconds': target,
+    'first_draft_seconds': first,
+    'draft_seconds': further,
+    'loop_seconds': 0.0 if is_short else max(beyond, 0.0),
+    'launch_seconds': median('launch', 'drafted'),
+    'plain_launch_seconds': median('launch', 1),
+    'extend_seconds': float(np.median(seconds['extend'])) / num_extends,
+  }

@@ -1,0 +1,207 @@
+"""Ways of decoding some prompts, compiled, to be timed against each other."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.base import Array, Drafter, LanguageModel, Params, Prompt
+from specdec_jax.decoding import autoregressive, speculative, statistics
+from specdec_jax.decoding.state import DecodeState
+from specdec_jax.measure import stopwatch
+
+# Tokens of the short decodes that only serve to time an iteration.
+_NUM_TIMED_TOKENS = 24
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Side:
+  """One way of decoding, compiled, and its states after the prefill.
+
+  Attributes:
+    run: `(params, state) -> state`, compiled.
+    params: its first argument.
+    states: one a batch.
+    compile_seconds: of prefill and loop, or of the loop alone where the prefill
+      is another side's.
+    prefill_seconds: of all batches, warm.
+  """
+
+  run: Callable[[Params, DecodeState], DecodeState]
+  params: Params
+  states: Sequence[DecodeState]
+  compile_seconds: float
+  prefill_seconds: float
+
+  def decode(self) -> list[DecodeState]:
+    """Decodes every batch."""
+    return [self.run(self.params, state) for state in self.states]
+
+
+def compile_side(
+  init: Callable[[Params, Array, Prompt], DecodeState],
+  run: Callable[[Params, DecodeState], DecodeState],
+  params: Params,
+  rng_key: Array,
+  prompts: Sequence[Prompt],
+) -> Side:
+  """Compiles prefill and loop for prompts of one shape, and prefills them."""
+  init, init_seconds = stopwatch.compile_seconds(
+    init, params, rng_key, prompts[0]
+  )
+  jax.block_until_ready(init(params, rng_key, prompts[0]))
+  states, prefill_seconds = stopwatch.run_seconds(
+    lambda: [init(params, rng_key, prompt) for prompt in prompts]
+  )
+  run, seconds = stopwatch.compile_seconds(run, params, states[0])
+  return Side(
+    run=run,
+    params=params,
+    states=states,
+    compile_seconds=init_seconds + seconds,
+    prefill_seconds=prefill_seconds,
+  )
+
+
+def plain_side(
+  params: Params,
+  rng_key: Array,
+  prompts: Sequence[Prompt],
+  *,
+  target: LanguageModel,
+  max_len: int,
+  **rule: Any,
+) -> Side:
+  """Plain decoding, compiled; `rule` goes to `autoregressive.run`."""
+  return compile_side(
+    functools.partial(autoregressive.init, target=target, max_len=max_len),
+    functools.partial(autoregressive.run, target=target, **rule),
+    params,
+    rng_key,
+    prompts,
+  )
+
+
+def speculative_side(
+  params: Params,
+  rng_key: Array,
+  prompts: Sequence[Prompt],
+  *,
+  target: LanguageModel,
+  drafter: Drafter,
+  max_len: int,
+  like: Side | None = None,
+  **rule: Any,
+) -> Side:
+  """Speculative decoding, compiled; `rule` goes to `speculative.run`.
+
+  `like` is a side of the same models and prompts whose drafts are at least as
+  long: its prefill then serves here, too, and is not compiled again.
+  """
+  models: dict[str, Any] = {'target': target, 'drafter': drafter}
+  run = functools.partial(speculative.run, **models, **rule)
+  if like is None:
+    init = functools.partial(speculative.init, **models, max_len=max_len)
+    return compile_side(init, run, params, rng_key, prompts)
+  states = [_counting(state, drafter.gamma) for state in like.states]
+  compiled, seconds = stopwatch.compile_seconds(run, params, states[0])
+  return dataclasses.replace(
+    like, run=compiled, states=states, compile_seconds=seconds
+  )
+
+
+def full_width_side(
+  params: Params,
+  rng_key: Array,
+  prompts: Sequence[Prompt],
+  *,
+  gamma: int,
+  law_size: int | None = None,
+  may_abstain: bool = False,
+  **rest,
+) -> Side:
+  """A few iterations that all score gamma + 1 positions, on one batch;
+  `law_size` and `may_abstain` as for `stopwatch.always_full`."""
+  prompt = prompts[0]
+  side = speculative_side(
+    Params(params.target, jnp.bool_(True)) if may_abstain else params,
+    rng_key,
+    [prompt],
+    drafter=stopwatch.always_full(gamma, law_size, may_abstain=may_abstain),
+    **rest,
+  )
+  return shortened(side)
+
+
+def without_drafts(full_width: Side) -> Side:
+  """The same program, made with `may_abstain`, when there is never a draft."""
+  params = Params(full_width.params.target, jnp.bool_(False))
+  return dataclasses.replace(full_width, params=params)
+
+
+def shortened(side: Side) -> Side:
+  """A side that decodes a few tokens of its first batch."""
+  return dataclasses.replace(side, states=[_shorten(side.states[0])])
+
+
+def finished(side: Side) -> Side:
+  """A side that finds its first batch decoded already: what it takes is what a
+  decode costs beyond its iterations."""
+  state = side.states[0]
+  done = dataclasses.replace(state, done=jnp.ones_like(state.done))
+  return dataclasses.replace(side, states=[done])
+
+
+def _counting(state: DecodeState, gamma: int) -> DecodeState:
+  """A state that has decoded nothing yet, with counters for `gamma`."""
+  counters = statistics.init(state.done.size, gamma)
+  return dataclasses.replace(state, statistics=counters)
+
+
+def _shorten(state: DecodeState) -> DecodeState:
+  """A state whose rows are done after a few tokens."""
+  limit = state.context.lengths + _NUM_TIMED_TOKENS
+  return dataclasses.replace(
+    state, max_lengths=jnp.minimum(state.max_lengths, limit)
+  )
+
+
+def propose_programs(
+  drafted: Side, drafter: Drafter, target: LanguageModel, is_adaptive: bool
+) -> tuple[stopwatch.Repeated, ...]:
+  """What times a full draft, compiled: `stopwatch.propose_programs`, by a state
+  of `drafter`'s own where it is the drafted side's without what varies."""
+  state = drafted.states[0]
+  if is_adaptive:
+    state = dataclasses.replace(state, drafter_state=state.drafter_state.cache)
+  return stopwatch.propose_programs(drafted.params, state, drafter, target)
+
+
+def fastest(
+  candidates: Mapping[str, Side], num_batches: int = 6, repeats: int = 3
+) -> tuple[str, dict[str, float]]:
+  """The quickest of several plain configurations, on the first batches.
+
+  Texts end where they end: what a configuration does once a decode weighs on
+  short ones.
+
+  Returns:
+    Its name, and the tokens per second of each, of every batch the median of
+    its runs.
+  """
+  decodes = {
+    (name, i): functools.partial(side.run, side.params, _shorten(state))
+    for name, side in candidates.items()
+    for i, state in enumerate(side.states[:num_batches])
+  }
+  seconds, states = stopwatch.alternate(decodes, repeats)
+  speeds = {}
+  for name in candidates:
+    own = [key for key in decodes if key[0] == name]
+    tokens = sum(int(states[key].statistics.num_tokens.sum()) for key in own)
+    speeds[name] = tokens / sum(float(np.median(seconds[key])) for key in own)
+  return max(speeds, key=speeds.__getitem__), speeds

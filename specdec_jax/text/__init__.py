@@ -1,0 +1,1 @@
+"""Text to tokens and back: vocabularies, tasks, prompts, stop strings."""

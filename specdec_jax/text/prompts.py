@@ -1,0 +1,192 @@
+"""Reading prompts, and packing them into batches of one shape."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.base import Prompt
+from specdec_jax.checkpoints.model_file import Config
+from specdec_jax.files import text_lines
+from specdec_jax.files.local_path import local_path
+from specdec_jax.models.t5 import T5Config
+from specdec_jax.text import batching
+from specdec_jax.text.vocabularies import AnyVocabulary
+
+# Prompt buffers are padded to a multiple of this, so that runs on similar
+# prompts share compiled programs.
+_BUCKET = 64
+# What a T5's decoder begins with.
+T5_START = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+  """Rows that are decoded together.
+
+  Attributes:
+    prompt: rows beyond `texts` only fill the batch, and are
+      finished before they begin.
+    texts: the prompts as they were given.
+  """
+
+  prompt: Prompt
+  texts: tuple[str, ...]
+
+
+def read(prompt: str | None, path: str | None) -> list[str]:
+  """The prompts of `--prompt` or `--prompts`.
+
+  A file is JSONL if its name ends in .jsonl or its first line is a JSON object,
+  and else has one prompt a line. Blank lines do not count.
+
+  Raises:
+    ValueError: if a prompt is empty, there is none, or the file is not what it
+      should be.
+  """
+  if prompt is not None:
+    if not prompt.strip():
+      raise ValueError('the prompt is empty')
+    text_lines.check_encodable(prompt, 'the prompt')
+    return [prompt]
+  assert path is not None
+  lines = [
+    (f'{path}, line {i}', line)
+    for i, line in enumerate(_text_of(path).split('\n'), start=1)
+    if line.strip()
+  ]
+  if not lines:
+    raise ValueError(f'{path} holds no prompt')
+  if path.endswith('.jsonl') or _is_object(lines[0][1]):
+    return [_prompt_of(line, place) for place, line in lines]
+  return [line for _, line in lines]
+
+
+def _text_of(path: str) -> str:
+  """A file's text, with `\\n` for every line break and no byte order mark."""
+  try:
+    if path != '-':
+      data = local_path(path).read_bytes()
+    elif sys.stdin is None:
+      raise ValueError('standard input is closed, and --prompts - reads it')
+    else:
+      data = sys.stdin.buffer.read()
+    text = data.decode('utf-8-sig')
+  except UnicodeDecodeError as error:
+    raise ValueError(
+      f'the prompts file {path} is not UTF-8 text: {error.reason} at byte '
+      f'{error.start}'
+    ) from error
+  except OSError as error:
+    raise ValueError(
+      f'cannot read the prompts file {path}: {error.strerror}'
+    ) from error
+  return text.replace('\r\n', '\n').replace('\r', '\n')
+
+
+def _is_object(line: str) -> bool:
+  try:
+    return isinstance(json.loads(line), dict)
+  except (ValueError, RecursionError):
+    return False
+
+
+def _prompt_of(line: str, place: str) -> str:
+  """The key "prompt" of a line of JSON."""
+  try:
+    record = text_lines.parse_object(line, place)
+  except ValueError as error:
+    raise ValueError(
+      f'{error}, as the file is JSONL by its name or its first line: write '
+      '{"prompt": "..."} on each line; text prompts go into a .txt file'
+    ) from error
+  prompt = text_lines.text_under(record, 'prompt', place)
+  if not prompt.strip():
+    raise ValueError(f'{place}: the prompt is empty')
+  return prompt
+
+
+def has_encoder(config: Config) -> bool:
+  """Whether prompts go to an encoder."""
+  return isinstance(config, T5Config) and config.num_encoder_layers > 0
+
+
+def encode(
+  vocabulary: AnyVocabulary,
+  texts: Sequence[str],
+  *,
+  config: Config,
+  is_chat: bool,
+  system: str | None = None,
+) -> list[list[int]]:
+  """Token ids of each prompt: what an encoder reads, with the end that T5's
+  expects, or what a decoder continues, without one.
+
+  Raises:
+    ValueError: if a prompt has no tokens, or the model has no chat template.
+  """
+  if is_chat:
+    rows = [vocabulary.encode_chat(_messages(text, system)) for text in texts]
+  else:
+    is_ended = has_encoder(config) or not isinstance(config, T5Config)
+    rows = [
+      vocabulary.encode(text, add_special_tokens=is_ended) for text in texts
+    ]
+  for i, row in enumerate(rows, start=1):
+    if not row:
+      raise ValueError(f'prompt {i} is empty: it has no tokens')
+  return rows
+
+
+def _messages(text: str, system: str | None) -> list[dict[str, str]]:
+  """A conversation that begins with one message of the user."""
+  begin = [] if system is None else [{'role': 'system', 'content': system}]
+  return [*begin, {'role': 'user', 'content': text}]
+
+
+def batches(
+  texts: Sequence[str],
+  rows: Sequence[Sequence[int]],
+  *,
+  config: Config,
+  batch_size: int,
+  max_new_tokens: int,
+) -> list[Batch]:
+  """Packs all prompts into batches of one shape.
+
+  A T5's decoder begins with its start token, and with nothing else if the
+  prompt is its encoder's.
+
+  Row ids count through the whole list, so that a row's draws do not depend on
+  the batch that it falls into.
+  """
+  width = max(len(row) for row in rows)
+  width += -width % _BUCKET
+  is_t5, result = isinstance(config, T5Config), []
+  for start in range(0, len(rows), batch_size):
+    part = list(rows[start : start + batch_size])
+    num_missing = batch_size - len(part)
+    tokens, lengths = batching.pack(part + part[:1] * num_missing, width=width)
+    encoder_tokens = None
+    if has_encoder(config):
+      encoder_tokens = jnp.asarray(tokens)
+      tokens, lengths = tokens[:, :0], np.zeros_like(lengths)
+    if is_t5:
+      tokens = np.pad(tokens, ((0, 0), (1, 0)), constant_values=T5_START)
+      lengths = lengths + 1
+    max_lengths = lengths + max_new_tokens
+    max_lengths[len(part) :] = lengths[len(part) :]
+    prompt = Prompt(
+      encoder_tokens=encoder_tokens,
+      decoder_tokens=jnp.asarray(tokens),
+      decoder_lengths=jnp.asarray(lengths),
+      row_ids=jnp.arange(start, start + batch_size, dtype=jnp.int32),
+      max_lengths=jnp.asarray(max_lengths),
+    )
+    result.append(
+      Batch(prompt=prompt, texts=tuple(texts[start : start + len(part)]))
+    )
+  return result

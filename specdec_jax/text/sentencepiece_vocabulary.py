@@ -1,0 +1,218 @@
+"""SentencePiece vocabularies, T5's among them."""
+
+import dataclasses
+import functools
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specdec_jax.text import vocabularies
+
+_SPACE = '\N{LOWER ONE EIGHTH BLOCK}'
+_USER_DEFINED = 4  # Of the enumeration ModelProto.SentencePiece.Type.
+_T5_SENTINELS = 100
+_PADDING = 128  # Of which T5X's embeddings have a multiple of rows.
+# More than any known model has, and quickly built.
+MAX_SENTINELS = 10_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SentencePieceVocabulary:
+  """A SentencePiece model, read as T5 reads it.
+
+  It has the interface of `vocabularies.Vocabulary`.
+
+  Attributes:
+    processor: a `sentencepiece.SentencePieceProcessor`, extra ids included.
+    model: the serialised model, as its file holds it, without extra ids.
+    extra_ids: how many sentinels `<extra_id_0>`, ... follow the pieces.
+    eos_ids: ids that end a text.
+    chat_template: a Jinja template, or None.
+  """
+
+  processor: Any
+  model: bytes
+  extra_ids: int = 0
+  eos_ids: tuple[int, ...] = (1,)
+  chat_template: str | None = None
+
+  @property
+  def vocab_size(self) -> int:
+    """Ids are below this. A model's own V can be larger: padding."""
+    return self.processor.get_piece_size()
+
+  @property
+  def bos_token(self) -> str | None:
+    """None: T5 texts begin with nothing."""
+    return None
+
+  @property
+  def eos_token(self) -> str | None:
+    """The piece that ends a text, such as `</s>`."""
+    return self.processor.id_to_piece(self.eos_ids[0]) if self.eos_ids else None
+
+  @functools.cached_property
+  def special_ids(self) -> frozenset[int]:
+    """Ids that are no text: padding and end."""
+    ids = range(self.vocab_size)
+    return frozenset(filter(self.processor.is_control, ids))
+
+  def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """Token ids of a text; sentinels written in it are recognised.
+
+    Args:
+      text: any string. Runs of white space count as one space.
+      add_special_tokens: whether to end with the end id, as T5's inputs do.
+
+    Returns:
+      Ids, possibly none.
+    """
+    ids = self.processor.encode(text)
+    return [*ids, *self.eos_ids[:1]] if add_special_tokens else ids
+
+  def encode_chat(
+    self, messages: str | Sequence[Mapping[str, str]]
+  ) -> list[int]:
+    """Token ids of a conversation that the model is to continue."""
+    text = vocabularies.apply_chat_template(self, messages)
+    return self.encode(text, add_special_tokens=False)
+
+  def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
+    """Text of token ids; ids beyond the vocabulary are unknown tokens.
+
+    Padding and end tokens have no text, or their names with `keep_special`.
+    """
+    unknown = self.processor.unk_id()
+    ids = [int(i) if 0 <= i < self.vocab_size else unknown for i in ids]
+    if not keep_special:
+      return self.processor.decode(ids)
+    text = ''
+    run: list[int] = []
+    for token_id in ids:
+      if self.processor.is_control(token_id):
+        text += self._text_of(run, is_first=not text)
+        text += self.processor.id_to_piece(token_id)
+        run = []
+      else:
+        run.append(token_id)
+    return text + self._text_of(run, is_first=not text)
+
+  def _text_of(self, ids: list[int], *, is_first: bool) -> str:
+    """Text of pieces in the middle of a text, which keep their first space."""
+    text = self.processor.decode(ids)
+    if is_first or not ids:
+      return text
+    starts_word = self.processor.id_to_piece(ids[0]).startswith(_SPACE)
+    return f' {text}' if starts_word else text
+
+  def id_to_text(self, token_id: int) -> str:
+    """A printable piece: the token's text, or its name if it has no text."""
+    if not 0 <= token_id < self.vocab_size:
+      return f'<id {int(token_id)}>'
+    return self.processor.id_to_piece(int(token_id)).replace(_SPACE, ' ')
+
+  def pieces(self, ids: Sequence[int]) -> list[str]:
+    """The text that each token adds; joined, they are the whole text."""
+    return vocabularies.text_pieces(self, ids)
+
+  def tokens(self) -> list[str]:
+    """The piece of every id below `vocab_size`."""
+    return [self.processor.id_to_piece(i) for i in range(self.vocab_size)]
+
+
+def load(
+  path: str | os.PathLike[str],
+  *,
+  extra_ids: int | None = None,
+  num_rows: int | None = None,
+) -> SentencePieceVocabulary:
+  """Reads a SentencePiece model.
+
+  Args:
+    path: of the model, such as spiece.model.
+    extra_ids: how many sentinels follow the pieces, unless the model has its
+      own. T5's 32,000 pieces and 100 sentinels are 32,100 ids; `<extra_id_0>`
+      is the last of them. None means 100, or 0 where 100 do not fit into
+      `num_rows` and the pieces alone do, padded or not.
+    num_rows: rows of the embeddings of the model that it is for, if known.
+
+  Raises:
+    ValueError: if the file is missing or no SentencePiece model, or there are
+      too many sentinels.
+    ImportError: if the sentencepiece package is not installed.
+  """
+  try:
+    model = Path(path).read_bytes()
+  except OSError as error:
+    raise ValueError(f'cannot read {path}: {error.strerror}') from error
+  processor = _import_sentencepiece().SentencePieceProcessor()
+  try:
+    processor.LoadFromSerializedProto(model)
+    if extra_ids is None:
+      extra_ids = _usual_sentinels(processor.get_piece_size(), num_rows)
+    if extra_ids > MAX_SENTINELS:
+      raise ValueError(
+        f'{extra_ids} sentinels cannot follow the pieces of {path}: there can '
+        f'be up to {MAX_SENTINELS}'
+      )
+    # mT5's model has its sentinels already.
+    if processor.is_unknown(processor.piece_to_id(_sentinel(0))):
+      processor.LoadFromSerializedProto(model + _sentinels(extra_ids))
+    else:
+      extra_ids = 0
+  # The second if its own message has a piece that is no text.
+  except (RuntimeError, UnicodeDecodeError) as error:
+    raise ValueError(
+      f'{path} is no SentencePiece model, or is truncated'
+    ) from error
+  eos_id = processor.eos_id()
+  return SentencePieceVocabulary(
+    processor=processor,
+    model=model,
+    extra_ids=extra_ids,
+    eos_ids=() if eos_id < 0 else (eos_id,),
+  )
+
+
+def _usual_sentinels(num_pieces: int, num_rows: int | None) -> int:
+  """T5's sentinels, unless the embeddings leave no room for them."""
+  if num_rows is None or num_pieces + _T5_SENTINELS <= num_rows:
+    return _T5_SENTINELS
+  padded = num_pieces + -num_pieces % _PADDING
+  return 0 if num_rows in (num_pieces, padded) else _T5_SENTINELS
+
+
+def _sentinels(extra_ids: int) -> bytes:
+  """Pieces to append to a serialised model, the last sentinel first.
+
+  As SeqIO adds them (https://github.com/google/seqio, vocabularies.py). A
+  repeated field of a protocol buffer may be continued behind its end.
+  """
+  pieces = b''
+  for i in reversed(range(extra_ids)):
+    piece = _field(1, _sentinel(i).encode()) + b'\x15' + struct.pack('<f', 0.0)
+    pieces += _field(1, piece + b'\x18' + bytes([_USER_DEFINED]))
+  return pieces
+
+
+def _sentinel(i: int) -> str:
+  return f'{_SPACE}<extra_id_{i}>'
+
+
+def _field(number: int, value: bytes) -> bytes:
+  """A length-delimited field of a protocol buffer, shorter than 128 bytes."""
+  return bytes([number << 3 | 2, len(value)]) + value
+
+
+@functools.cache
+def _import_sentencepiece() -> Any:
+  try:
+    import sentencepiece
+  except ImportError as error:
+    raise ImportError(
+      'SentencePiece vocabularies need the sentencepiece package: pip install '
+      'specdec_jax[models]'
+    ) from error
+  return sentencepiece

@@ -1,0 +1,178 @@
+"""Strings that end a text: `generate --stop`.
+
+The first of them to be complete in a row's text ends the row as an end token
+would: the token that completes it is the last that is committed, counted and
+traced, whatever else its iteration accepted. The text ends before the string.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.base import Draft, Verification
+from specdec_jax.decoding import statistics
+from specdec_jax.decoding.state import DecodeState
+from specdec_jax.decoding.statistics import Statistics
+from specdec_jax.text import vocabularies
+from specdec_jax.text.vocabularies import AnyVocabulary, TextStream
+from specdec_jax.trace.recording import StepValues
+
+# The state and the values of an iteration, cut where a row has ended.
+Watch = Callable[
+  [Statistics, DecodeState, StepValues], tuple[DecodeState, StepValues]
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+  """A row's text as far as it has been read.
+
+  Attributes:
+    text: all of it but an unfinished character.
+    stream: where the vocabulary stands.
+  """
+
+  text: str = ''
+  stream: TextStream = dataclasses.field(default_factory=TextStream)
+
+
+def check(args: argparse.Namespace) -> None:
+  """Raises ValueError if a string of `--stop` is empty."""
+  if '' in (args.stop or ()):
+    raise ValueError('--stop is empty, which every text holds: give a text')
+
+
+def check_vocabulary(stops: Sequence[str], vocabulary: AnyVocabulary) -> None:
+  """Raises ValueError if a string is made of tokens that are no text."""
+  for stop in stops:
+    ids = vocabulary.encode(stop, add_special_tokens=False)
+    if ids and set(ids) <= vocabulary.special_ids:
+      raise ValueError(
+        f'--stop {stop!r} is a special token of this vocabulary, and the text '
+        'holds none: it never occurs'
+      )
+
+
+def read_on(
+  vocabulary: AnyVocabulary,
+  stops: Sequence[str],
+  reading: Reading,
+  tokens: Sequence[int],
+) -> tuple[Reading, int | None]:
+  """Reads further tokens of a row, up to the one that completes a string.
+
+  Args:
+    vocabulary: whose tokens they are.
+    stops: the strings.
+    reading: `Reading()` at the start, then what the last call returned.
+    tokens: new token ids.
+
+  Returns:
+    The new reading, and how many tokens were read if a string is complete.
+  """
+  longest = max(map(len, stops))
+  for i, token in enumerate(tokens):
+    if token in vocabulary.eos_ids:
+      continue
+    piece, stream = vocabularies.stream_text(
+      vocabulary, reading.stream, [token]
+    )
+    start = max(0, len(reading.text) - longest + 1)
+    reading = Reading(reading.text + piece, stream)
+    if any(stop in reading.text[start:] for stop in stops):
+      return reading, i + 1
+  return reading, None
+
+
+def text_of(
+  vocabulary: AnyVocabulary, stops: Sequence[str], tokens: Sequence[int]
+) -> tuple[str, str | None]:
+  """The text of new tokens before the first string in it, and that string; all
+  of the text, and None, if there is none in it."""
+  if stops:
+    reading, count = read_on(vocabulary, stops, Reading(), tokens)
+    if count is not None:
+      text = reading.text
+      place, stop = min((text.find(s), s) for s in stops if s in text)
+      return text[:place], stop
+  ids = [token for token in tokens if token not in vocabulary.eos_ids]
+  return vocabulary.decode(ids), None
+
+
+def watch(
+  vocabulary: AnyVocabulary, stops: Sequence[str], num_rows: int
+) -> Watch:
+  """Follows the texts of a batch's rows, and ends those that are complete.
+
+  Returns:
+    A function of the statistics before an iteration, and of the state and the
+    values after it. Rows that go on are not touched.
+  """
+  readings = [Reading()] * num_rows
+
+  def end_rows(
+    before: Statistics, state: DecodeState, values: StepValues
+  ) -> tuple[DecodeState, StepValues]:
+    values = jax.device_get(values)
+    counts = np.array(values.counts)
+    has_ended = np.zeros(num_rows, bool)
+    for row in range(num_rows):
+      tokens = _committed(values, row)
+      readings[row], count = read_on(vocabulary, stops, readings[row], tokens)
+      if count is not None:
+        counts[row], has_ended[row] = count, True
+    if not has_ended.any():
+      return state, values
+    values = dataclasses.replace(values, counts=jnp.asarray(counts))
+    return _end(before, state, values, has_ended), values
+
+  return end_rows
+
+
+def _committed(values: StepValues, row: int) -> list[int]:
+  """The tokens that an iteration committed to a row."""
+  count, num_accepted = int(values.counts[row]), int(values.num_accepted[row])
+  tokens = values.tokens[row, :num_accepted].tolist()
+  return [*tokens, int(values.next_token[row])][:count]
+
+
+def _end(
+  before: Statistics,
+  state: DecodeState,
+  values: StepValues,
+  has_ended: np.ndarray,
+) -> DecodeState:
+  """The state with just `values.counts` tokens of its last iteration."""
+  counts = values.counts
+  draft = Draft(tokens=values.tokens, probs=None, lengths=values.lengths)
+  verification = Verification(
+    num_accepted=values.num_accepted,
+    next_token=values.next_token,
+    accept_probs=values.accept_probs,
+    uniforms=values.uniforms,
+  )
+  counted = statistics.count(before, draft, verification, counts)
+  changed: dict[str, Any] = {
+    'done': state.done | has_ended,
+    'context': dataclasses.replace(
+      state.context, lengths=values.starts + counts
+    ),
+    'statistics': dataclasses.replace(
+      counted, num_short_runs=state.statistics.num_short_runs
+    ),
+  }
+  # Where the compiled step expects them.
+  placed = {
+    name: jax.tree.map(
+      lambda new, old: jax.device_put(new, old.sharding),
+      changed[name],
+      getattr(state, name),
+    )
+    for name in changed
+  }
+  return dataclasses.replace(state, **placed)

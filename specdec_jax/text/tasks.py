@@ -1,0 +1,329 @@
+"""Tasks: named sources of examples, in text.
+
+A task is a file of text, or a SeqIO task under the name that T5's users know
+it by. Either way it yields text, and the model's own vocabulary makes tokens of
+it; a SeqIO task that was registered elsewhere may bring its tokens along.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specdec_jax.files import text_lines
+from specdec_jax.files.local_path import local_path
+
+SUFFIXES = ('.jsonl', '.tsv', '.txt')
+_PRETOKENIZED = '_pretokenized'
+
+# As SeqIO's: `(targets, predictions)`, texts, to figures by name.
+MetricFn = Callable[[Sequence[str], Sequence[str]], Mapping[str, float]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Example:
+  """One example.
+
+  Attributes:
+    inputs: the text that the model reads.
+    targets: the reference, or None.
+    input_ids: its tokens, where the task fixes them.
+  """
+
+  inputs: str
+  targets: str | None = None
+  input_ids: tuple[int, ...] | None = None
+
+  def fields(self) -> dict[str, str]:
+    """The texts by name, as T5X writes them beside a prediction."""
+    texts = {'inputs': self.inputs, 'targets': self.targets}
+    return {
+      name + _PRETOKENIZED: text
+      for name, text in texts.items()
+      if text is not None
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+  """A named source of examples.
+
+  Attributes:
+    name: as output files are named.
+    read: yields the examples, the same in the same order every time.
+    metric_fns: what the task is judged by.
+  """
+
+  name: str
+  read: Callable[[], Iterator[Example]]
+  metric_fns: tuple[MetricFn, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Known:
+  """A data set of TFDS as a task.
+
+  Attributes:
+    tfds_name: with its version.
+    inputs: the feature to read; None for an unconditional language model.
+    targets: the feature to write.
+    prefix: before every input, as T5 was trained with.
+    metrics: names of the metrics that it is judged by.
+  """
+
+  tfds_name: str
+  inputs: str | None
+  targets: str
+  prefix: str = ''
+  metrics: tuple[str, ...] = ()
+
+
+# As `t5.data.tasks` defines them
+# (https://github.com/google-research/text-to-text-transfer-transformer), with
+# the version of CNN/Daily Mail that TFDS still prepares.
+KNOWN = {
+  'wmt_t2t_ende_v003': Known(
+    tfds_name='wmt_t2t_translate/de-en:1.0.0',
+    inputs='en',
+    targets='de',
+    prefix='translate English to German: ',
+    metrics=('bleu',),
+  ),
+  'cnn_dailymail_v002': Known(
+    tfds_name='cnn_dailymail:3.4.0',
+    inputs='article',
+    targets='highlights',
+    prefix='summarize: ',
+    metrics=('rouge',),
+  ),
+  'lm1b': Known(tfds_name='lm1b:1.1.0', inputs=None, targets='text'),
+}
+
+
+def find(
+  name: str,
+  *,
+  split: str | None = 'test',
+  data_dir: str | None = None,
+  inputs_field: str = 'inputs',
+  targets_field: str = 'targets',
+  prefix: str = '',
+  lengths: Mapping[str, int] | None = None,
+  metric_fns: Mapping[str, MetricFn] | None = None,
+) -> Task:
+  """The task of a name.
+
+  Args:
+    name: a path that ends in .jsonl, .tsv or .txt; or a name of `KNOWN` or of
+      SeqIO's registry.
+    split: of a SeqIO task; None if nothing is to be read.
+    data_dir: where TFDS finds or puts the data sets of SeqIO tasks.
+    inputs_field: key of the inputs in a .jsonl.
+    targets_field: key of the targets in a .jsonl; lines without it have none.
+    prefix: put before every input of a file.
+    lengths: most tokens of `inputs` and `targets`, told to the preprocessors of
+      a SeqIO task; `append_eos_after_trim` is one that asks.
+    metric_fns: by name, for tasks that `KNOWN` says are judged by them; a file
+      is judged by all.
+
+  Raises:
+    ValueError: if there is no such task, with the names that are near.
+    ImportError: if seqio is needed and not installed.
+  """
+  if Path(name).suffix in SUFFIXES:
+    path = local_path(name)
+    if not path.is_file():
+      raise ValueError(f'there is no file {path}')
+    read = functools.partial(
+      _read_file, path, inputs_field, targets_field, prefix
+    )
+    return Task(
+      name=path.stem, read=read, metric_fns=tuple((metric_fns or {}).values())
+    )
+  return _seqio_task(name, split, data_dir, lengths, metric_fns or {})
+
+
+def _read_file(
+  path: Path, inputs_field: str, targets_field: str, prefix: str
+) -> Iterator[Example]:
+  """Examples of a file; a line of a .tsv or .txt is inputs, tab, targets."""
+  found: Iterator[tuple[str, str | None]]
+  if path.suffix == '.jsonl':
+    found = (
+      _texts_under(record, place, inputs_field, targets_field)
+      for place, record in text_lines.read_objects(path)
+    )
+  else:
+    found = (_split(line, path.suffix) for _, line in text_lines.read(path))
+  count = 0
+  for inputs, targets in found:
+    yield Example(inputs=prefix + inputs, targets=targets)
+    count += 1
+  if not count:
+    raise ValueError(f'{path} holds no example')
+
+
+def _split(line: str, suffix: str) -> tuple[str, str | None]:
+  if suffix == '.txt':
+    return line, None
+  inputs, tab, targets = line.partition('\t')
+  return inputs, targets if tab else None
+
+
+def _texts_under(
+  record: dict[str, Any], place: str, inputs_field: str, targets_field: str
+) -> tuple[str, str | None]:
+  inputs = text_lines.text_under(record, inputs_field, place)
+  if record.get(targets_field) is None:
+    return inputs, None
+  return inputs, text_lines.text_under(record, targets_field, place)
+
+
+def _seqio_task(
+  name: str,
+  split: str | None,
+  data_dir: str | None,
+  lengths: Mapping[str, int] | None,
+  metric_fns: Mapping[str, MetricFn],
+) -> Task:
+  """A task of SeqIO's registry, after `KNOWN` are in it."""
+  if name not in KNOWN and not _has_seqio():
+    raise ValueError(
+      f'no task is called {name!r}; {_near(name, list(KNOWN))}, a path that '
+      f'ends in {", ".join(SUFFIXES)}, or, with seqio installed, a task that '
+      'is registered with it'
+    )
+  seqio = _import_seqio()
+  register(metric_fns)
+  names = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+  if name not in names:
+    raise ValueError(
+      f'no task is called {name!r}; {_near(name, names)}, or a path that ends '
+      f'in {", ".join(SUFFIXES)}'
+    )
+  if data_dir:
+    seqio.set_tfds_data_dir_override(data_dir)
+  source = seqio.get_mixture_or_task(name)
+  if (
+    split
+    and name in seqio.TaskRegistry.names()
+    and (split not in source.splits)
+  ):
+    raise ValueError(
+      f'task {name} has no split {split!r}; it has {", ".join(source.splits)}'
+    )
+  return Task(
+    name=name,
+    read=functools.partial(_read_seqio, source, split, lengths),
+    metric_fns=tuple(getattr(source, 'metric_fns', ())),
+  )
+
+
+def register(metric_fns: Mapping[str, MetricFn]) -> None:
+  """Registers `KNOWN` with SeqIO, those that nobody registered before.
+
+  Their features are text: they are not tokenised.
+
+  Args:
+    metric_fns: those that they are judged by, by name.
+
+  Raises:
+    ImportError: if seqio is not installed.
+  """
+  seqio = _import_seqio()
+  import tensorflow as tf
+
+  feature = seqio.Feature(
+    vocabulary=seqio.PassThroughVocabulary(size=1),
+    add_eos=False,
+    dtype=tf.string,
+    rank=0,
+  )
+  present = seqio.TaskRegistry.names()
+  for name, known in KNOWN.items():
+    if name in present:
+      continue
+    seqio.TaskRegistry.add(
+      name,
+      source=seqio.TfdsDataSource(tfds_name=known.tfds_name),
+      preprocessors=[functools.partial(_to_text, known=known)],
+      output_features={'inputs': feature, 'targets': feature},
+      metric_fns=[metric_fns[m] for m in known.metrics if m in metric_fns],
+    )
+
+
+def _to_text(dataset: Any, *, known: Known) -> Any:
+  """The SeqIO preprocessor of a known data set."""
+  import tensorflow as tf
+
+  def convert(example: Mapping[str, Any]) -> dict[str, Any]:
+    inputs = tf.constant('')
+    if known.inputs is not None:
+      inputs = tf.strings.join([known.prefix, example[known.inputs]])
+    return {'inputs': inputs, 'targets': example[known.targets]}
+
+  return dataset.map(convert, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _read_seqio(
+  source: Any, split: str | None, lengths: Mapping[str, int] | None
+) -> Iterator[Example]:
+  """Examples as the preprocessors leave them; what SeqIO would trim after them
+  is whole, for its length to be counted."""
+  dataset = source.get_dataset(
+    sequence_length=lengths,
+    split=split,
+    shuffle=False,
+    use_cached=False,
+    trim_output_features=False,
+  )
+  for record in dataset.as_numpy_iterator():
+    yield _of_record(record)
+
+
+def _of_record(record: Mapping[str, Any]) -> Example:
+  """An example of SeqIO's, whose features are text, or tokens of a text."""
+  texts: dict[str, str | None] = {}
+  for name in ('inputs', 'targets'):
+    value = record.get(name + _PRETOKENIZED, record.get(name))
+    texts[name] = value.decode() if isinstance(value, bytes) else None
+  features = record.get('inputs')
+  ids = None
+  if features is not None and not isinstance(features, bytes):
+    ids = tuple(int(token) for token in features)
+  return Example(
+    inputs=texts['inputs'] or '', targets=texts['targets'], input_ids=ids
+  )
+
+
+def _near(name: str, names: list[str]) -> str:
+  """Which names somebody may have meant, as the middle of a sentence."""
+  near = difflib.get_close_matches(name, names, n=5, cutoff=0.4)
+  return f'near are {", ".join(near)}' if near else f'known: {", ".join(names)}'
+
+
+def _has_seqio() -> bool:
+  try:
+    _import_seqio()
+  except ImportError:
+    return False
+  return True
+
+
+def _import_seqio() -> Any:
+  try:
+    import seqio
+  except ImportError as error:
+    raise ImportError(
+      'SeqIO tasks need seqio and TensorFlow: pip install specdec_jax[data]; '
+      'text and JSONL files need neither'
+    ) from error
+  import tensorflow as tf
+
+  with contextlib.suppress(RuntimeError):  # Somebody has used them already.
+    # Else TensorFlow takes the memory of the GPUs that JAX decodes on.
+    tf.config.set_visible_devices([], 'GPU')
+  return seqio

@@ -1,0 +1,324 @@
+"""Vocabularies: text to token ids and back.
+
+A `Vocabulary` wraps a `tokenizers.Tokenizer` with what decoding needs besides:
+which ids end a text, and how a conversation is rendered.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Union
+
+if TYPE_CHECKING:
+  from specdec_jax.text.sentencepiece_vocabulary import SentencePieceVocabulary
+
+# Both have one interface.
+AnyVocabulary = Union['Vocabulary', 'SentencePieceVocabulary']
+
+_REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+  """A tokenizer, the ids that end a text, and a chat template.
+
+  Attributes:
+    tokenizer: a `tokenizers.Tokenizer`.
+    eos_ids: ids that end a text; may be empty.
+    bos_token: what a chat template calls `bos_token`, or None.
+    eos_token: what a chat template calls `eos_token`, or None.
+    chat_template: a Jinja template as Hugging Face defines them, or None.
+  """
+
+  tokenizer: Any
+  eos_ids: tuple[int, ...] = ()
+  bos_token: str | None = None
+  eos_token: str | None = None
+  chat_template: str | None = None
+
+  @functools.cached_property
+  def vocab_size(self) -> int:
+    """Ids are below this. A model's own V can be larger: padding."""
+    return 1 + max(self.tokenizer.get_vocab().values(), default=-1)
+
+  @functools.cached_property
+  def special_ids(self) -> frozenset[int]:
+    """Ids that are no text."""
+    added = self.tokenizer.get_added_tokens_decoder()
+    return frozenset(self.eos_ids) | {
+      i for i, token in added.items() if token.special
+    }
+
+  def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """Token ids of a text; special tokens written in it are recognised.
+
+    Args:
+      text: any string.
+      add_special_tokens: whether to add what the tokenizer puts around every
+        text (Llama's begin-of-text). Rendered chats already have it.
+
+    Returns:
+      Ids, possibly none.
+
+    Raises:
+      ValueError: if the tokenizer cannot say this text.
+    """
+    with package_errors('the tokenizer cannot encode this text'):
+      return self.tokenizer.encode(
+        text, add_special_tokens=add_special_tokens
+      ).ids
+
+  def encode_chat(
+    self, messages: str | Sequence[Mapping[str, str]]
+  ) -> list[int]:
+    """Token ids of a conversation that the model is to continue."""
+    text = apply_chat_template(self, messages)
+    return self.encode(text, add_special_tokens=False)
+
+  def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
+    """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
+    with package_errors('the tokenizer cannot decode these ids'):
+      return self.tokenizer.decode(
+        [int(i) for i in ids], skip_special_tokens=not keep_special
+      )
+
+  def id_to_text(self, token_id: int) -> str:
+    """A printable piece: the token's text, or its name if it has no text."""
+    text = self.decode([token_id], keep_special=True)
+    if text and _REPLACEMENT not in text:
+      return text
+    token = self.tokenizer.id_to_token(int(token_id))
+    return f'<id {int(token_id)}>' if token is None else token
+
+  def pieces(self, ids: Sequence[int]) -> list[str]:
+    """The text that each token adds; joined, they are the whole text.
+
+    A character spread over several tokens belongs to the last of them.
+    """
+    return text_pieces(self, ids)
+
+  def tokens(self) -> list[str]:
+    """The token of every id below `vocab_size`; '' where there is none."""
+    tokens = [''] * self.vocab_size
+    for token, token_id in self.tokenizer.get_vocab().items():
+      tokens[token_id] = token
+    return tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class TextStream:
+  """Where a streamed text stands.
+
+  Attributes:
+    shown: the ids of the last text that was given out, for its spacing.
+    pending: ids whose text is still held back.
+  """
+
+  shown: tuple[int, ...] = ()
+  pending: tuple[int, ...] = ()
+
+
+def stream_text(
+  vocabulary: AnyVocabulary,
+  state: TextStream,
+  ids: Sequence[int],
+  *,
+  keep_special: bool = False,
+) -> tuple[str, TextStream]:
+  """The text that new tokens add, as far as later tokens cannot change it.
+
+  Text that ends within a UTF-8 character is held back until it is complete.
+
+  Args:
+    vocabulary: whose tokens they are.
+    state: `TextStream()` at the start, then what the last call returned.
+    ids: new token ids, possibly none.
+    keep_special: whether special tokens are shown.
+
+  Returns:
+    The new text, possibly empty, and the state for the next call.
+  """
+  pending = state.pending + tuple(int(i) for i in ids)
+  text = _text_after(vocabulary, state.shown, pending, keep_special)
+  if not text or text.endswith(_REPLACEMENT):
+    return '', TextStream(state.shown, pending)
+  # SentencePiece drops the space that begins a text: behind a lone space piece
+  # it would drop that of the next word, too.
+  is_text = vocabulary.decode(pending, keep_special=keep_special)
+  return text, TextStream(pending if is_text else state.shown + pending, ())
+
+
+def text_pieces(vocabulary: AnyVocabulary, ids: Sequence[int]) -> list[str]:
+  """The text that each token adds; joined, they are the whole text."""
+  state = TextStream()
+  pieces = []
+  for token_id in ids:
+    text, state = stream_text(vocabulary, state, [token_id], keep_special=True)
+    pieces.append(text)
+  if pieces:
+    pieces[-1] += flush_text(vocabulary, state, keep_special=True)
+  return pieces
+
+
+def flush_text(
+  vocabulary: AnyVocabulary, state: TextStream, *, keep_special: bool = False
+) -> str:
+  """What `stream_text` held back, once no more tokens come."""
+  return _text_after(vocabulary, state.shown, state.pending, keep_special)
+
+
+def _text_after(
+  vocabulary: AnyVocabulary,
+  shown: tuple[int, ...],
+  pending: tuple[int, ...],
+  keep_special: bool,
+) -> str:
+  before = vocabulary.decode(shown, keep_special=keep_special)
+  after = vocabulary.decode(shown + pending, keep_special=keep_special)
+  return after[len(before) :]
+
+
+def apply_chat_template(
+  vocabulary: AnyVocabulary,
+  messages: str | Sequence[Mapping[str, str]],
+  *,
+  add_generation_prompt: bool = True,
+) -> str:
+  """A conversation as the text that the model was trained on.
+
+  Renders in a Jinja sandbox with the variables, filters and whitespace rules
+  of Hugging Face's chat templates
+  (https://huggingface.co/docs/transformers/chat_templating).
+
+  Args:
+    vocabulary: whose template is used.
+    messages: `{'role': ..., 'content': ...}` each, or one string for a single
+      message of the user.
+    add_generation_prompt: whether to open the assistant's turn.
+
+  Returns:
+    Text to encode with `add_special_tokens=False`.
+
+  Raises:
+    ValueError: if there is no template, or it refuses the messages.
+  """
+  if vocabulary.chat_template is None:
+    raise ValueError(
+      'this model has no chat template; encode the prompt as plain text'
+    )
+  if isinstance(messages, str):
+    messages = [{'role': 'user', 'content': messages}]
+  _import_jinja2()
+  try:
+    return _compile_template(vocabulary.chat_template).render(
+      messages=[dict(message) for message in messages],
+      add_generation_prompt=add_generation_prompt,
+      bos_token=vocabulary.bos_token or '',
+      eos_token=vocabulary.eos_token or '',
+      tools=None,
+      documents=None,
+    )
+  except Exception as error:  # A template is a program: it can raise anything.
+    raise ValueError(f'the chat template failed: {error}') from error
+
+
+def check_same_vocabulary(target: AnyVocabulary, draft: AnyVocabulary) -> None:
+  """Checks that every id means the same token to two models.
+
+  Args:
+    target: the target's vocabulary.
+    draft: the draft model's vocabulary.
+
+  Raises:
+    ValueError: if the sizes or any tokens differ, naming the first that do.
+  """
+  target_tokens, draft_tokens = target.tokens(), draft.tokens()
+  if target_tokens == draft_tokens:
+    return
+  differing = [
+    i
+    for i, (a, b) in enumerate(zip(target_tokens, draft_tokens, strict=False))
+    if a != b
+  ]
+  examples = '; '.join(
+    f'id {i} is {target_tokens[i]!r} to the target and {draft_tokens[i]!r} '
+    'to the draft model'
+    for i in differing[:3]
+  )
+  if not differing:
+    i = min(len(target_tokens), len(draft_tokens))
+    longer, tokens = (
+      ('target', target_tokens)
+      if len(target_tokens) > i
+      else ('draft model', draft_tokens)
+    )
+    examples = f'only the {longer} has id {i}, {tokens[i]!r}'
+  raise ValueError(
+    f'target and draft model need one vocabulary: the target has '
+    f'{len(target_tokens)} tokens, the draft model {len(draft_tokens)}, and '
+    f'{len(differing)} shared ids differ: {examples}'
+  )
+
+
+@contextlib.contextmanager
+def package_errors(what: str) -> Iterator[None]:
+  """Makes a ValueError of whatever the `tokenizers` package raises.
+
+  It raises bare exceptions, and where its Rust code panics a `BaseException`.
+  """
+  try:
+    yield
+  except BaseException as error:
+    is_panic = type(error).__name__ == 'PanicException'
+    if not is_panic and not isinstance(error, Exception):
+      raise
+    raise ValueError(f'{what}: {error}') from error
+
+
+def import_tokenizers() -> Any:
+  """The `tokenizers` package.
+
+  Raises:
+    ImportError: if it is not installed, with the command that installs it.
+  """
+  try:
+    import tokenizers
+  except ImportError as error:
+    raise ImportError(
+      'vocabularies need the tokenizers package: pip install '
+      'specdec_jax[models]'
+    ) from error
+  return tokenizers
+
+
+def _import_jinja2() -> Any:
+  try:
+    import jinja2.ext
+    import jinja2.sandbox
+  except ImportError as error:
+    raise ImportError(
+      'chat templates need jinja2: pip install specdec_jax[models]'
+    ) from error
+  return jinja2
+
+
+@functools.lru_cache(maxsize=16)
+def _compile_template(template: str) -> Any:
+  jinja2 = _import_jinja2()
+
+  def raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+  def tojson(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+  environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    trim_blocks=True,
+    lstrip_blocks=True,
+    extensions=[jinja2.ext.loopcontrols],
+  )
+  environment.filters['tojson'] = tojson
+  environment.globals['raise_exception'] = raise_exception
+  return environment.from_string(template)

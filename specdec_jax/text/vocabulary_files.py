@@ -1,0 +1,119 @@
+"""Vocabularies in the files that stand beside a model's parameters."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from specdec_jax.checkpoints import huggingface, settings
+from specdec_jax.files.local_path import local_path
+from specdec_jax.text import sentencepiece_vocabulary
+from specdec_jax.text.sentencepiece_vocabulary import SentencePieceVocabulary
+from specdec_jax.text.vocabularies import AnyVocabulary
+
+SENTENCEPIECE = 'spiece.model'
+TOKENIZER = 'tokenizer.json'
+_SETTINGS = 'tokenizer_config.json'
+_GENERATION = 'generation_config.json'
+# All files that `write` may write.
+WRITTEN = (SENTENCEPIECE, TOKENIZER, _SETTINGS, _GENERATION)
+
+
+def is_in(folder: str | os.PathLike[str]) -> bool:
+  """Whether a folder has a vocabulary."""
+  return any((Path(folder) / n).is_file() for n in (SENTENCEPIECE, TOKENIZER))
+
+
+def read(
+  path: str | os.PathLike[str],
+  *,
+  extra_ids: int | None = None,
+  num_rows: int | None = None,
+) -> AnyVocabulary:
+  """Reads a vocabulary.
+
+  Args:
+    path: of a SentencePiece model, or of a folder with spiece.model or
+      tokenizer.json.
+    extra_ids: how many sentinels follow the pieces of a SentencePiece model;
+      None means what tokenizer_config.json says, else as
+      `sentencepiece_vocabulary.load` finds.
+    num_rows: rows of the embeddings of the model that it is for, if known.
+
+  Raises:
+    ValueError: if there is none, or it is broken.
+    ImportError: if the package that reads it is not installed.
+  """
+  path = local_path(path)
+  if not path.is_dir():
+    return _read_sentencepiece(path, extra_ids, num_rows)
+  if (path / SENTENCEPIECE).is_file():
+    found = _read_sentencepiece(path / SENTENCEPIECE, extra_ids, num_rows)
+    return _with_eos_ids(path, found)
+  if not (path / TOKENIZER).is_file():
+    raise ValueError(
+      f'{path} has no vocabulary: expected {SENTENCEPIECE} or {TOKENIZER} in '
+      'it, or the path of another (--vocabulary)'
+    )
+  return huggingface.read_vocabulary(path)
+
+
+def _read_sentencepiece(
+  model: Path, extra_ids: int | None, num_rows: int | None
+) -> SentencePieceVocabulary:
+  values = settings.read_if_any(model.parent / _SETTINGS)
+  if extra_ids is None and values.has('extra_ids'):
+    most = sentencepiece_vocabulary.MAX_SENTINELS
+    extra_ids = values.count('extra_ids', least=0, most=most)
+  return sentencepiece_vocabulary.load(
+    model, extra_ids=extra_ids, num_rows=num_rows
+  )
+
+
+def _with_eos_ids(
+  folder: Path, vocabulary: SentencePieceVocabulary
+) -> SentencePieceVocabulary:
+  """With the end ids that the folder's JSON files state beside its own."""
+  own, stated = vocabulary.eos_ids, huggingface.read_eos_ids(folder)
+  if not stated:
+    return vocabulary
+  if not set(own) <= set(stated) or max(stated) >= vocabulary.vocab_size:
+    raise ValueError(
+      f'{folder}: eos_token_id is {list(stated)}, and {SENTENCEPIECE} of '
+      f'{vocabulary.vocab_size} tokens ends texts with {list(own)}'
+    )
+  others = tuple(token_id for token_id in stated if token_id not in own)
+  return dataclasses.replace(vocabulary, eos_ids=own + others)
+
+
+def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:
+  """Writes a vocabulary into a folder, from which `read` reads it."""
+  folder = Path(folder)
+  settings: dict[str, Any]
+  if isinstance(vocabulary, SentencePieceVocabulary):
+    (folder / SENTENCEPIECE).write_bytes(vocabulary.model)
+    settings = {
+      'tokenizer_class': 'T5Tokenizer',
+      'extra_ids': vocabulary.extra_ids,
+      'eos_token': vocabulary.eos_token,
+    }
+  else:
+    (folder / TOKENIZER).write_text(
+      vocabulary.tokenizer.to_str(), encoding='utf-8'
+    )
+    settings = {
+      'bos_token': vocabulary.bos_token,
+      'eos_token': vocabulary.eos_token,
+      'chat_template': vocabulary.chat_template,
+    }
+    _write_json(
+      folder / _GENERATION,
+      {'eos_token_id': list(vocabulary.eos_ids)},
+    )
+  _write_json(folder / _SETTINGS, settings)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+  text = json.dumps(value, indent=2, ensure_ascii=False) + '\n'
+  path.write_text(text, encoding='utf-8')

@@ -1,0 +1,1 @@
+"""What programs compiled for a TPU slice cost, without one."""

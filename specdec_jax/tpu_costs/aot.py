@@ -1,0 +1,302 @@
+"""Costs on a TPU slice that need not be there, from its own compiler.
+
+libtpu compiles for a topology without the hardware. What it compiled is then
+priced by a roofline: `max(bytes / bandwidth, flops / peak)`, plus what each
+instruction costs however little it does, plus collectives. Nothing is run.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from specdec_jax.tpu_costs import hlo
+from specdec_jax.tpu_costs.chips import CHIPS, Chip
+
+# Between neighbours, whatever the size: an assumption, the one figure here that
+# nobody publishes.
+_HOP_SECONDS = 1e-6
+# What the TPU compiler asks of a machine without TPUs.
+_ENVIRONMENT = {
+  'TPU_SKIP_MDS_QUERY': '1',
+  'TPU_WORKER_HOSTNAMES': 'localhost',
+  'TPU_ACCELERATOR_TYPE': 'v4-8',
+  # One that only compiles takes no chip from another process.
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': 'true',
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Slice:
+  """A slice of TPUs to compile for.
+
+  Attributes:
+    name: the topology, `v4:2x2x1`.
+    chip: figures of each chip.
+    devices: one a chip, in no way usable but for compiling.
+  """
+
+  name: str
+  chip: Chip
+  devices: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProgramCost:
+  """What one run of a compiled program costs each chip.
+
+  Attributes:
+    memory_bytes: moved to and from main memory; loop bodies count as often as
+      they run.
+    flops: XLA's count; loop bodies count once.
+    num_instructions: that run one after the other.
+    num_collectives: that run.
+    seconds: the roofline.
+    memory_seconds: its part for bytes.
+    flop_seconds: its part for arithmetic; the larger of the two counts.
+    launch_seconds: its part for instructions as such.
+    collective_seconds: its part for collectives.
+    compiler_seconds: the compiler's own estimate of the cycles, as far as it
+      made any; a second opinion.
+    argument_bytes: of parameters and caches.
+    temporary_bytes: that the program needs besides.
+    compile_seconds: on this machine.
+  """
+
+  memory_bytes: float
+  flops: float
+  num_instructions: int
+  num_collectives: int
+  seconds: float
+  memory_seconds: float
+  flop_seconds: float
+  launch_seconds: float
+  collective_seconds: float
+  compiler_seconds: float
+  argument_bytes: int
+  temporary_bytes: int
+  compile_seconds: float
+
+
+def find_slice(name: str) -> Slice:
+  """The slice of a topology such as `v4:1x1x1`, `v5e:2x4` or `v6e:2x2`.
+
+  Raises:
+    ImportError: if libtpu is not installed.
+    ValueError: if there is no such topology.
+  """
+  match = re.fullmatch(r'([a-z0-9]+):(\d+(?:x\d+){0,2})', name)
+  if not match or match[1] not in CHIPS:
+    raise ValueError(
+      f'no topology is called {name!r}: write a chip, {", ".join(CHIPS)}, and '
+      'its shape, such as v4:2x2x1 or v5e:2x4'
+    )
+  chip = CHIPS[match[1]]
+  sizes = [int(n) for n in match[2].split('x')]
+  if len(sizes) != chip.num_dimensions and math.prod(sizes) != 1:
+    raise ValueError(
+      f'{name!r} has {len(sizes)} dimensions, and slices of {chip.name} have '
+      f'{chip.num_dimensions}'
+    )
+  if importlib.util.find_spec('libtpu') is None:
+    raise ImportError(
+      'the TPU compiler needs libtpu: pip install specdec_jax[tpu]'
+    )
+  for variable, value in _ENVIRONMENT.items():
+    os.environ.setdefault(variable, value)
+  from jax.experimental import topologies
+
+  options: dict[str, Any] = {}
+  if chip.name == 'v4':  # One device a chip, not one a core.
+    options['chip_config_name'] = 'megacore'
+  if any(size % 2 for size in sizes[:2]):  # Less than a host's 2x2.
+    options['chips_per_host_bounds'] = (sizes + [1, 1])[:3]
+  try:
+    topology = topologies.get_topology_desc(
+      platform='tpu', topology_name=name, **options
+    )
+  except Exception as error:
+    reason = str(error).splitlines()[0]
+    raise ValueError(f'no topology is called {name!r}: {reason}') from error
+  return Slice(name=name, chip=chip, devices=tuple(topology.devices))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+  """A function to compile, `mesh` being set while it is traced.
+
+  Attributes:
+    name: for progress.
+    function: to be jitted.
+    args: trees of `jax.ShapeDtypeStruct`s whose shardings name the devices.
+    mesh: or None.
+    donated: the numbers of arguments that it may overwrite.
+  """
+
+  name: str
+  function: Callable
+  args: tuple[Any, ...]
+  mesh: Mesh | None
+  donated: tuple[int, ...] = ()
+
+
+def compile_all(
+  jobs: Sequence[Job], advance: Callable[[int], None] = lambda num_done: None
+) -> list[tuple[Any, float]]:
+  """Compiles for the devices that the jobs' shardings name, two at a time.
+
+  Args:
+    jobs: what to compile.
+    advance: called with 1 after every job.
+
+  Returns:
+    The compiled programs, each with the seconds that its compilation took.
+
+  Raises:
+    ValueError: if one does not fit in the memory of its devices.
+  """
+
+  def finish(lowered: Any) -> tuple[Any, float]:
+    started = time.perf_counter()
+    compiled = lowered.compile()
+    return compiled, time.perf_counter() - started
+
+  with _without_cache(), futures.ThreadPoolExecutor(2) as pool:
+    pending = []
+    for job in jobs:
+      context = (
+        contextlib.nullcontext() if job.mesh is None else jax.set_mesh(job.mesh)
+      )
+      with context:
+        jitted = jax.jit(job.function, donate_argnums=job.donated)
+        pending.append(pool.submit(finish, jitted.lower(*job.args)))
+    results = []
+    try:
+      for each in pending:
+        results.append(each.result())
+        advance(1)
+    except jax.errors.JaxRuntimeError as error:
+      for each in pending:
+        each.cancel()
+      if 'RESOURCE_EXHAUSTED' not in str(error):
+        raise
+      found = re.search(r'Used ([\d.]+\w) of ([\d.]+\w) hbm', str(error))
+      used = f': {found[1]} of {found[2]}' if found else ''
+      raise ValueError(
+        f'the program does not fit in the memory of a chip{used}'
+      ) from error
+  return results
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+  """Programs for another machine stay out of this one's persistent cache."""
+  name = 'jax_enable_compilation_cache'
+  before = getattr(jax.config, name)
+  jax.config.update(name, False)
+  try:
+    yield
+  finally:
+    jax.config.update(name, before)
+
+
+def price(
+  programs: Sequence[tuple[Any, float]],
+  chip: Chip,
+  num_partitions: Sequence[int],
+) -> list[ProgramCost]:
+  """The costs of programs that the TPU compiler made, on one scale.
+
+  Args:
+    programs: of `compile_all`.
+    chip: that they were compiled for.
+    num_partitions: of each, chips that take part in a collective.
+  """
+  costs = [hlo.Program(each.as_text()).cost() for each, _ in programs]
+  # What the compiler expects of the least instructions, in any of them.
+  small = [cycles for cost in costs for cycles in cost.small_cycles]
+  launch = float(np.percentile(small, 10)) / chip.clock if small else 0.0
+  return [
+    _price(program, cost, chip, parts, launch, seconds)
+    for (program, seconds), cost, parts in zip(
+      programs, costs, num_partitions, strict=True
+    )
+  ]
+
+
+def _price(
+  compiled: Any,
+  cost: hlo.Cost,
+  chip: Chip,
+  num_partitions: int,
+  launch: float,
+  compile_seconds: float,
+) -> ProgramCost:
+  """The cost of one program, whose instructions take `launch` seconds each
+  besides their work."""
+  memory = compiled.memory_analysis()
+  flops = float((compiled.cost_analysis() or {}).get('flops', 0.0))
+  memory_seconds = cost.memory_bytes / chip.memory_bandwidth
+  flop_seconds = flops / chip.peak_flops
+  launch_seconds = cost.num_instructions * launch
+  collective_seconds = sum(
+    _collective_seconds(size, num_partitions, chip)
+    for size in cost.collective_bytes
+  )
+  return ProgramCost(
+    memory_bytes=cost.memory_bytes,
+    flops=flops,
+    num_instructions=int(cost.num_instructions),
+    num_collectives=len(cost.collective_bytes),
+    seconds=max(memory_seconds, flop_seconds)
+    + launch_seconds
+    + collective_seconds,
+    memory_seconds=memory_seconds,
+    flop_seconds=flop_seconds,
+    launch_seconds=launch_seconds,
+    collective_seconds=collective_seconds,
+    compiler_seconds=cost.cycles / chip.clock,
+    argument_bytes=memory.argument_size_in_bytes,
+    temporary_bytes=memory.temp_size_in_bytes,
+    compile_seconds=compile_seconds,
+  )
+
+
+def _collective_seconds(
+  num_bytes: float, num_partitions: int, chip: Chip
+) -> float:
+  """A ring's all-reduce, which the other collectives are bounded by."""
+  if num_partitions == 1:
+    return 0.0
+  share = 2 * (num_partitions - 1) / num_partitions
+  hops = 2 * (num_partitions - 1)
+  return share * num_bytes / chip.link_bandwidth + hops * _HOP_SECONDS
+
+
+def tree_bytes(tree: Any) -> int:
+  """Bytes of a tree of arrays or shapes on one chip, by their shardings."""
+
+  def shape_on_chip(leaf: Any) -> tuple[int, ...]:
+    sharding = getattr(leaf, 'sharding', None)
+    return sharding.shard_shape(leaf.shape) if sharding else leaf.shape
+
+  return sum(
+    math.prod(shape_on_chip(leaf)) * _item_bytes(leaf.dtype)
+    for leaf in jax.tree.leaves(tree)
+  )
+
+
+def _item_bytes(dtype: Any) -> int:
+  """Of an element; a random key is two words."""
+  is_key = jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+  return 8 if is_key else np.dtype(dtype).itemsize

@@ -1,0 +1,262 @@
+"""What a target and a drafter cost on a TPU slice that need not be there.
+
+The parts of an iteration are lowered with the project's own sharding rules and
+compiled apart: a plain step, the loop's step for some widths with the drafting
+left out, and the drafter's steps. Their memory is held against the chip's
+before and after.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import distributions, drafters, logits, verification
+from specdec_jax.base import Params
+from specdec_jax.decoding import speculative
+from specdec_jax.measure import stopwatch
+from specdec_jax.theory.planner import Costs
+from specdec_jax.tpu_costs import aot
+from specdec_jax.tpu_costs import workload as workload_lib
+from specdec_jax.tpu_costs.aot import Job, ProgramCost
+from specdec_jax.tpu_costs.workload import Shapes, Workload
+
+_TO_PROBS = logits.standardize(temperature=1.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairCosts:
+  """The parts of an iteration on each chip.
+
+  Attributes:
+    widths: positions of the target calls that were compiled, 1 first.
+    target: cost of each.
+    first_draft: of an iteration's first drafted token.
+    further_draft: of each other one.
+    memory: bytes on each chip: `target_params`, `draft_params`, `caches`,
+      `temporaries` (of the part that needs most), `total` and `available`.
+    notes: what was decided on the way, in sentences.
+  """
+
+  widths: tuple[int, ...]
+  target: tuple[ProgramCost, ...]
+  first_draft: ProgramCost
+  further_draft: ProgramCost
+  memory: dict[str, int]
+  notes: tuple[str, ...]
+
+  def costs(self) -> Costs:
+    """As the planner takes them; the loop's own cost is in the target's."""
+    return Costs(
+      widths=self.widths,
+      target_seconds=[cost.seconds for cost in self.target],
+      first_draft_seconds=self.first_draft.seconds,
+      draft_seconds=self.further_draft.seconds,
+      c_hat=self.further_draft.flops / self.target[0].flops,
+    )
+
+
+def pair_costs(
+  workload: Workload,
+  *,
+  max_gamma: int,
+  advance: Callable[[int], None] = lambda num_done: None,
+) -> PairCosts:
+  """Compiles the parts of an iteration and prices them.
+
+  Args:
+    workload: what is to be decoded.
+    max_gamma: the widest target call has one position more; a middle one is
+      compiled too.
+    advance: called with 1 after each of the `num_parts(max_gamma)` programs.
+
+  Raises:
+    ValueError: if the workload does not fit on the chips, in bytes, or cannot
+      be split over them.
+  """
+  notes: list[str] = []
+  target = workload_lib.model_shapes(workload, workload.target, max_gamma)
+  draft = workload_lib.model_shapes(workload, workload.draft, max_gamma, notes)
+  memory = _resident(workload, target, draft)
+  widths = _widths(max_gamma)
+  jobs = [_target_step(workload, target, width) for width in widths]
+  jobs += [_first_draft(workload, draft), _further_draft(workload, draft)]
+  *on_target, first, further = aot.price(
+    aot.compile_all(jobs, advance),
+    workload.slice.chip,
+    [1 if job.mesh is None else workload.num_partitions for job in jobs],
+  )
+  temporaries = [cost.temporary_bytes for cost in (*on_target, first, further)]
+  memory['temporaries'] = max(temporaries)
+  memory['total'] += memory['temporaries']
+  _check_fits(workload, memory)
+  return PairCosts(
+    widths=widths,
+    target=tuple(on_target),
+    first_draft=first,
+    further_draft=further,
+    memory=memory,
+    notes=tuple(notes),
+  )
+
+
+def _widths(max_gamma: int) -> tuple[int, ...]:
+  """The target calls that are compiled; costs between them are interpolated."""
+  return tuple(sorted({1, 1 + -(-max_gamma // 2), max_gamma + 1}))
+
+
+def num_parts(max_gamma: int) -> int:
+  """How many programs `pair_costs` compiles."""
+  return len(_widths(max_gamma)) + 2
+
+
+def compile_generate(workload: Workload, *, gamma: int) -> Any:
+  """The whole of `speculative.generate` as one program for the slice.
+
+  Args:
+    workload: what is to be decoded.
+    gamma: drafted tokens an iteration.
+
+  Raises:
+    ValueError: as `pair_costs`.
+  """
+  target = workload_lib.model_shapes(workload, workload.target, gamma)
+  draft = workload_lib.model_shapes(workload, workload.draft, gamma)
+  _resident(workload, target, draft)
+  generate = functools.partial(
+    speculative.generate,
+    target=target.model,
+    drafter=drafters.autoregressive(
+      draft.model, gamma=gamma, logits_to_probs=_TO_PROBS
+    ),
+    verify_fn=verification.speculative_sampling,
+    logits_to_probs=_TO_PROBS,
+    max_len=workload.max_len,
+    eos_id=1,
+  )
+  params = Params(target.params, draft.params)
+  job = Job(
+    name='generate',
+    function=generate,
+    args=(params, workload_lib.key_shape(workload), target.prompt),
+    mesh=workload.mesh,
+  )
+  [(compiled, _)] = aot.compile_all([job])
+  return compiled
+
+
+def _target_step(workload: Workload, target: Shapes, width: int) -> Job:
+  """A step of the loop on drafts that cost nothing; at width 1 a plain one."""
+  models: dict[str, Any] = {
+    'target': target.model,
+    'drafter': stopwatch.always_full(width - 1),
+  }
+  params = Params(target.params)
+  state = jax.eval_shape(
+    lambda *args: speculative.init(*args, **models, max_len=workload.max_len),
+    params,
+    workload_lib.key_shape(workload),
+    target.prompt,
+  )
+
+  def step(params, state):
+    return speculative.step(
+      params,
+      state,
+      **models,
+      verify_fn=verification.speculative_sampling,
+      logits_to_probs=_TO_PROBS,
+      eos_id=1,
+    )[0]
+
+  return Job(
+    name=f'target, {width} positions',
+    function=step,
+    args=(params, workload_lib.on_mesh(workload, state)),
+    mesh=target.mesh,
+    donated=(1,),
+  )
+
+
+def _first_draft(workload: Workload, draft: Shapes) -> Job:
+  """The drafter's catch-up call and the token drawn after it."""
+  drafter = drafters.autoregressive(
+    draft.model, gamma=1, logits_to_probs=_TO_PROBS
+  )
+  max_len, key = workload.max_len, workload_lib.key_shape(workload)
+  state = jax.eval_shape(
+    lambda *args: speculative.init(
+      *args, target=draft.model, drafter=drafter, max_len=max_len
+    ),
+    Params(draft.params, draft.params),
+    key,
+    draft.prompt,
+  )
+  context, keys = workload_lib.on_mesh(
+    workload, (state.context, state.row_keys)
+  )
+
+  def step(params, cache, keys, context):
+    return drafter.propose(params, keys, context, cache)
+
+  return Job(
+    name='drafter, first token',
+    function=step,
+    args=(draft.params, draft.cache, keys, context),
+    mesh=draft.mesh,
+    donated=(1,),
+  )
+
+
+def _further_draft(workload: Workload, draft: Shapes) -> Job:
+  """One call for one position, and a token drawn after it."""
+  array = jax.ShapeDtypeStruct((workload.batch_size,), jnp.int32)
+  keys = jax.eval_shape(
+    lambda: jax.random.split(jax.random.key(0), workload.batch_size)
+  )
+
+  def step(params, cache, keys, tokens):
+    raw, cache = draft.model.extend(params, tokens[:, None], cache)
+    probs = _TO_PROBS(raw[:, 0])
+    return (distributions.sample(keys, probs), probs), cache
+
+  keys, tokens = workload_lib.on_mesh(workload, (keys, array))
+  return Job(
+    name='drafter, further token',
+    function=step,
+    args=(draft.params, draft.cache, keys, tokens),
+    mesh=draft.mesh,
+    donated=(1,),
+  )
+
+
+def _resident(
+  workload: Workload, target: Shapes, draft: Shapes
+) -> dict[str, int]:
+  """Bytes on each chip before any program runs."""
+  memory = {
+    'target_params': aot.tree_bytes(target.params),
+    'draft_params': aot.tree_bytes(draft.params),
+    'caches': aot.tree_bytes((target.cache, draft.cache)),
+  }
+  memory['total'] = sum(memory.values())
+  memory['available'] = int(workload.slice.chip.memory_bytes)
+  _check_fits(workload, memory)
+  return memory
+
+
+def _check_fits(workload: Workload, memory: dict[str, int]) -> None:
+  if memory['total'] <= memory['available']:
+    return
+  parts = ', '.join(
+    f'{size / 2**30:.2f} GiB of {name.replace("_", " ")}'
+    for name, size in memory.items()
+    if name not in ('total', 'available')
+  )
+  raise ValueError(
+    f'{memory["total"]} bytes do not fit on a chip of '
+    f'{workload.slice.name}, which has {memory["available"]}: {parts}'
+  )

@@ -1,0 +1,1 @@
+"""What a decode did, iteration by iteration: recorded, kept, shown."""

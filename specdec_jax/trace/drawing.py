@@ -1,0 +1,300 @@
+"""Traces as one SVG that needs nothing else, as in Figure 1 of Leviathan et al.
+(https://arxiv.org/abs/2211.17192): a line per iteration.
+
+Accepted tokens are green, the rejected one red and struck, the target's own
+blue. What was drafted beyond the rejected token is left out. Colours follow the
+reader's light or dark theme.
+"""
+
+import html
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from specdec_jax.trace import recording, wording
+from specdec_jax.trace.recording import Record, Summary
+from specdec_jax.trace.storage import Trace
+
+# In pixels; GitHub shows a page in a column of about 830.
+_WIDTH, _PADDING = 820, 24
+_LEFT, _RIGHT = _PADDING, _WIDTH - _PADDING
+# Tokens are set in a grid of characters, so that their spaces are seen whatever
+# the font: where its characters are wider or narrower, they are fitted.
+_ADVANCE, _LINE, _TILE = 9.0, 28, 22
+_NUMBERS, _COUNTS, _TOKENS = _LEFT + 18, _LEFT + 54, _LEFT + 68
+_NUM_COLUMNS = int((_RIGHT - _TOKENS) / _ADVANCE)
+_PROMPT_LINES, _HEAD_SIZE = 2, 52
+
+# Of text and its tile, in the light and in the dark.
+_TOKEN_COLORS = {
+  'accepted': (('#116329', '#dafbe1'), ('#7ee787', '#12301d')),
+  'rejected': (('#a40e26', '#ffebe9'), ('#ff9492', '#3d1518')),
+  'correction': (('#0550ae', '#ddf4ff'), ('#79c0ff', '#10294a')),
+  'bonus': (('#0550ae', '#ddf4ff'), ('#79c0ff', '#10294a')),
+  'plain': (('#0550ae', '#ddf4ff'), ('#79c0ff', '#10294a')),
+}
+_OTHER_COLORS = {
+  'text': ('#1f2328', '#f0f6fc'),
+  '.dim': ('#59636e', '#9198a1'),
+  '.card': ('#ffffff', '#0d1117'),
+  '.rule': ('#d1d9e0', '#3d444d'),
+}
+_FONTS = (
+  'text{white-space:pre;font:15px ui-monospace,SFMono-Regular,"SF Mono",Menlo,'
+  'Consolas,"Liberation Mono",monospace}'
+  '.sans{font:13px -apple-system,BlinkMacSystemFont,"Segoe UI","Noto Sans",'
+  'Helvetica,Arial,sans-serif}'
+  '.title{font-size:16px;font-weight:600}'
+  '.correction text{font-weight:bold}'
+  '.struck{text-decoration:line-through}.end{text-anchor:end}'
+)
+
+
+class _Part(NamedTuple):
+  """A stretch of the drawing: elements, and how far they reach down."""
+
+  height: int
+  body: str
+
+
+def render(traced: Trace, *, max_iterations: int | None = None) -> str:
+  """The drawing as a string; write it as UTF-8.
+
+  Args:
+    traced: the trace; all its rows are drawn, one below the other.
+    max_iterations: how many to draw of each row; None draws all.
+  """
+  parts = [*_head(traced)]
+  for row in traced.rows:
+    parts += _row(traced, row, max_iterations)
+  parts += _legend(traced)
+  body, y = [], 12
+  for part in parts:
+    body.append(f'<g transform="translate(0,{y})">{part.body}</g>\n')
+    y += part.height
+  height = y + 12
+  models = wording.models_line(traced.header)
+  title = f'{models}: {wording.summary_line(traced.summarize())}'
+  return (
+    f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" '
+    f'height="{height}" viewBox="0 0 {_WIDTH} {height}" role="img" '
+    f'xml:space="preserve">\n<title>{html.escape(title)}</title>\n'
+    f'<desc>{html.escape(_description(traced))}</desc>\n'
+    f'<style>{_style()}</style>\n<rect class="rule" x="0" y="0" '
+    f'width="{_WIDTH}" height="{height}" rx="8"/><rect class="card" x="1" '
+    f'y="1" width="{_WIDTH - 2}" height="{height - 2}" rx="7"/>\n'
+    f'{"".join(body)}</svg>\n'
+  )
+
+
+def _style() -> str:
+  light, dark = (
+    ''.join(
+      f'{selector}{{fill:{colors[theme]}}}'
+      for selector, colors in _OTHER_COLORS.items()
+    )
+    + ''.join(
+      f'.{verdict} text{{fill:{colors[theme][0]}}}'
+      f'.{verdict} rect{{fill:{colors[theme][1]}}}'
+      for verdict, colors in _TOKEN_COLORS.items()
+    )
+    for theme in (0, 1)
+  )
+  return f'{_FONTS}{light}@media(prefers-color-scheme:dark){{{dark}}}'
+
+
+def _description(traced: Trace) -> str:
+  """What was written, for those who cannot see it."""
+  return '\n'.join(
+    wording.visible(
+      ''.join(
+        token['text']
+        for record in traced.iterations.get(row, [])
+        for token in recording.committed(record)
+      )
+    )
+    for row in traced.rows
+  )
+
+
+def _head(traced: Trace) -> Iterator[_Part]:
+  """Models and settings on the left, tokens and target runs on the right."""
+  summary = traced.summarize()
+  models = _shortened(wording.models_line(traced.header))
+  settings = _shortened(wording.settings_line(traced.header))
+  rate = ''
+  if summary.block_efficiency is not None:
+    rate = f'{summary.block_efficiency:.2f} tokens per target run'
+  totals = _totals(summary)
+  if traced.is_truncated or traced.summary is None:
+    totals += ', interrupted'
+  yield _Part(24, _both(models, rate, 'title'))
+  yield _Part(30, _both(settings, totals, 'dim'))
+  yield _rule()
+
+
+def _row(
+  traced: Trace, row: int, max_iterations: int | None
+) -> Iterator[_Part]:
+  if len(traced.rows) > 1:
+    name = f'row {wording.ordinal(row)}'
+    yield _Part(24, _both(name, _totals(traced.summarize(row)), 'dim'))
+  if row in traced.prompts:
+    yield from _prompt(traced.prompts[row]['text'])
+  records = traced.iterations.get(row, [])
+  shown = records[:max_iterations]
+  for record in shown:
+    yield from _iteration(record)
+  if num_left := len(records) - len(shown):
+    text = f'… {wording.count(num_left, "more iteration")}'
+    yield _Part(_LINE, _sans(_TOKENS, text, 'dim'))
+  yield _Part(6, '')
+  yield _rule()
+
+
+def _prompt(text: str) -> Iterator[_Part]:
+  """The first lines of the prompt."""
+  pieces = re.findall(r'\s*\S+', wording.visible(text))
+  lines = [
+    ''.join(piece for _, piece in line)
+    for line in _wrapped([('', piece) for piece in pieces], _NUM_COLUMNS - 1)
+  ]
+  if len(lines) > _PROMPT_LINES:
+    lines[_PROMPT_LINES - 1] += '…'
+  beside = _sans(_COUNTS, 'prompt', 'dim end')
+  for line in lines[:_PROMPT_LINES]:
+    shown = line.strip(' ')
+    size = _columns(shown) * _ADVANCE
+    words = _fitted(_TOKENS, size, html.escape(shown), 'dim')
+    yield _Part(22, beside + words)
+    beside = ''
+  yield _Part(8, '')
+
+
+def _iteration(record: Record) -> Iterator[_Part]:
+  """Its number, what it tested and added, and how many tokens that were."""
+  tokens = [
+    (token['verdict'], wording.visible(token['text']) or wording.EMPTY)
+    for token in recording.tokens(record)
+    if token['verdict'] in _TOKEN_COLORS
+  ]
+  lines = _wrapped(tokens, _NUM_COLUMNS)
+  number = wording.ordinal(record['iteration'])
+  beside = _sans(_NUMBERS, str(number), 'dim end')
+  beside += _sans(_COUNTS, f'+{record["committed"]}', 'dim end')
+  for line in lines:
+    yield _Part(_LINE, _line(line, beside))
+    beside = ''
+
+
+def _line(tokens: Sequence[tuple[str, str]], beside: str) -> str:
+  x, drawn = float(_TOKENS), []
+  for verdict, text in tokens:
+    drawn.append(_token(verdict, text, x))
+    x += _columns(text) * _ADVANCE
+  return f'<g class="line">{beside}{"".join(drawn)}</g>'
+
+
+def _token(verdict: str, text: str, x: float) -> str:
+  """A token on its tile; its leading spaces stand before the tile."""
+  word = text.lstrip(' ') or text
+  space = text[: len(text) - len(word)]
+  shown = html.escape(word)
+  if verdict == 'rejected':
+    shown = f'<tspan class="struck">{shown}</tspan>'
+  left, right = x + len(space) * _ADVANCE, x + _columns(text) * _ADVANCE
+  return (
+    f'<g class="{verdict}"><rect x="{left + 0.4:.1f}" y="0" '
+    f'width="{right - left - 0.8:.1f}" height="{_TILE}" rx="3"/>'
+    f'{_fitted(x, right - x, space + shown)}</g>'
+  )
+
+
+def _legend(traced: Trace) -> Iterator[_Part]:
+  present = {
+    token['verdict']
+    for records in traced.iterations.values()
+    for record in records
+    for token in recording.tokens(record)
+  }
+  x, drawn = float(_TOKENS), []
+  for verdict in _TOKEN_COLORS:
+    if verdict in present:
+      drawn.append(_token(verdict, verdict, x))
+      x += (len(verdict) + 2) * _ADVANCE
+  yield _Part(_LINE, ''.join(drawn))
+
+
+def _rule() -> _Part:
+  return _Part(
+    14,
+    f'<rect class="rule" x="{_LEFT}" y="0" width="{_RIGHT - _LEFT}" '
+    'height="1"/>',
+  )
+
+
+def _both(left: str, right: str, kind: str) -> str:
+  return _sans(_LEFT, left, kind) + _sans(_RIGHT, right, f'{kind} end')
+
+
+def _sans(x: float, text: str, kind: str) -> str:
+  """Text about the trace."""
+  return f'<text class="sans {kind}" x="{x}" y="16">{html.escape(text)}</text>'
+
+
+def _fitted(x: float, size: float, escaped: str, kind: str = '') -> str:
+  """Text of the trace, fitted to its columns of the grid."""
+  of_kind = f' class="{kind}"' if kind else ''
+  return (
+    f'<text{of_kind} x="{x:.1f}" y="16" textLength="{size:.1f}" '
+    f'lengthAdjust="spacingAndGlyphs">{escaped}</text>'
+  )
+
+
+def _totals(summary: Summary) -> str:
+  """Such as '38 tokens in 9 target runs, alpha 0.87'."""
+  line = wording.totals(summary)
+  if summary.alpha is not None:
+    line += f', alpha {summary.alpha:.2f}'
+  return line
+
+
+def _wrapped(
+  tokens: Sequence[tuple[str, str]], num_columns: int
+) -> list[list[tuple[str, str]]]:
+  """Verdicts and texts in lines that are wide enough for them; what is wider
+  than a line is cut."""
+  lines: list[list[tuple[str, str]]] = [[]]
+  room = num_columns
+  for verdict, text in tokens:
+    for piece in _cut(text, num_columns):
+      size = _columns(piece)
+      if size > room and lines[-1]:
+        lines.append([])
+        room = num_columns
+      lines[-1].append((verdict, piece))
+      room -= size
+  return lines
+
+
+def _cut(text: str, num_columns: int) -> list[str]:
+  pieces = ['']
+  for character in text:
+    if _columns(pieces[-1] + character) > num_columns:
+      pieces.append('')
+    pieces[-1] += character
+  return pieces
+
+
+def _columns(text: str) -> int:
+  """How many cells of a grid a text takes: two for each wide character, none
+  for what is put on the one before."""
+  wide = sum(unicodedata.east_asian_width(c) in 'WF' for c in text)
+  marks = sum(unicodedata.category(c) in ('Mn', 'Me', 'Cf') for c in text)
+  return max(len(text) + wide - marks, 1)
+
+
+def _shortened(text: str) -> str:
+  """As much as there is room for beside what stands on the right."""
+  return text if len(text) <= _HEAD_SIZE else f'{text[: _HEAD_SIZE - 1]}…'

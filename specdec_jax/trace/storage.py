@@ -1,0 +1,272 @@
+"""Trace files: one JSON record a line, readable while they are written."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import reprlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TextIO
+
+from specdec_jax.drafters.stateless import MAX_GAMMA
+from specdec_jax.trace import recording
+from specdec_jax.trace.recording import Record
+
+_INT = (int,)
+_STR = (str,)
+_NUMBER_OR_NONE = (int, float, type(None))
+
+# What each type of record must have. More is allowed everywhere.
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+  'header': {
+    'target': _STR,
+    'drafter': _STR,
+    'verification': _STR,
+    'gamma': _INT,
+  },
+  'prompt': {'row': _INT, 'text': _STR, 'num_tokens': _INT},
+  'iteration': {
+    'row': _INT,
+    'iteration': _INT,
+    'start': _INT,
+    'drafted': (list,),
+    'next': (dict, type(None)),
+    'committed': _INT,
+  },
+  'summary': {'num_tokens': _INT, 'num_target_runs': _INT},
+}
+# What a record may have, and of which type it then is.
+_OPTIONAL: dict[str, dict[str, tuple[type, ...]]] = {
+  'header': dict.fromkeys(
+    ('temperature', 'top_k', 'top_p', 'lenience'), _NUMBER_OR_NONE
+  ),
+  'prompt': {'num_encoder_tokens': _INT},
+}
+_NEXT_FIELDS = {
+  'token': _INT,
+  'text': _STR,
+  'p': _NUMBER_OR_NONE,
+  'verdict': _STR,
+}
+_DRAFTED_FIELDS = {
+  **_NEXT_FIELDS,
+  'q': _NUMBER_OR_NONE,
+  'u': _NUMBER_OR_NONE,
+  'accept_prob': _NUMBER_OR_NONE,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trace:
+  """A trace that was read.
+
+  Attributes:
+    header: the header record.
+    prompts: prompt records by row.
+    iterations: iteration records by row, each row's in order.
+    summary: the summary record; None from a run that did not reach its end.
+    is_truncated: whether the file ends within a record, which was left out.
+  """
+
+  header: Record
+  prompts: dict[int, Record]
+  iterations: dict[int, list[Record]]
+  summary: Record | None = None
+  is_truncated: bool = False
+
+  @property
+  def rows(self) -> list[int]:
+    """Rows with a prompt or an iteration, in the order they appeared."""
+    return list(dict.fromkeys([*self.prompts, *self.iterations]))
+
+  def summarize(self, row: int | None = None) -> recording.Summary:
+    """Totals of one row, or of all of them."""
+    if row is None:
+      records = [r for each in self.iterations.values() for r in each]
+    else:
+      records = self.iterations.get(row, [])
+    return recording.summarize(records, self.header['gamma'])
+
+
+@contextlib.contextmanager
+def writer(
+  path: str | os.PathLike[str],
+) -> Iterator[Callable[[Record], None]]:
+  """Opens a new trace file and yields a function that appends a record.
+
+  Each record is flushed, so that an interrupted run leaves a readable file.
+  """
+  # A lone surrogate, which UTF-8 cannot say, becomes its JSON escape.
+  with open(
+    path, 'w', encoding='utf-8', errors='backslashreplace', newline='\n'
+  ) as file:
+    yield lambda record: write_record(file, record)
+
+
+def write_record(file: TextIO, record: Record) -> None:
+  """Appends one record to an open text file and flushes it.
+
+  Raises:
+    ValueError: if it holds a number that JSON lacks, such as NaN.
+  """
+  file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + '\n')
+  file.flush()
+
+
+def read(path: str | os.PathLike[str]) -> Trace:
+  """Reads a trace file, of an interrupted run too.
+
+  A last line that breaks off is left out and reported as `is_truncated`.
+
+  Raises:
+    ValueError: if the file is no trace of a version this code knows, with the
+      file, the line and the reason.
+    OSError: if the file is not there or cannot be opened.
+  """
+  with open(path, 'rb') as file:
+    lines = file.read().split(b'\n')
+  # A complete file ends with a newline, and its last piece is empty.
+  unfinished = lines.pop()
+  records = []
+  for number, line in enumerate(lines, start=1):
+    records.append(_located(path, number, line, is_first=number == 1))
+  is_truncated = _is_cut(unfinished)
+  if unfinished and not is_truncated:
+    number = len(lines) + 1
+    records.append(_located(path, number, unfinished, is_first=number == 1))
+  if not records:
+    raise ValueError(
+      f'{os.fspath(path)}:1: no header; the file is empty or its run was '
+      'interrupted before the first record'
+    )
+  return dataclasses.replace(assemble(records), is_truncated=is_truncated)
+
+
+def assemble(records: Sequence[Record]) -> Trace:
+  """The trace of its records, a header first, as `read` returns it."""
+  prompts: dict[int, Record] = {}
+  iterations: dict[int, list[Record]] = {}
+  summary = None
+  for record in records[1:]:
+    if record['type'] == 'prompt':
+      prompts[record['row']] = record
+    elif record['type'] == 'iteration':
+      iterations.setdefault(record['row'], []).append(record)
+    else:
+      summary = record
+  return Trace(
+    header=records[0],
+    prompts=prompts,
+    iterations=iterations,
+    summary=summary,
+  )
+
+
+def _is_cut(line: bytes) -> bool:
+  """Whether the last line, which has no end, breaks off."""
+  if not line:
+    return False
+  try:
+    json.loads(line)
+  except ValueError:
+    return True
+  except RecursionError:  # Whole or not, it is no record.
+    return False
+  return False
+
+
+def _located(
+  path: str | os.PathLike[str], number: int, line: bytes, *, is_first: bool
+) -> Record:
+  """One checked record; its errors name the file and the line."""
+  try:
+    return _parse(line, is_first)
+  except ValueError as error:
+    raise ValueError(f'{os.fspath(path)}:{number}: {error}') from error
+
+
+def _parse(line: bytes, is_first: bool) -> Record:
+  try:
+    record = json.loads(line.decode(), parse_constant=_refuse)
+  except UnicodeDecodeError:
+    raise ValueError('not UTF-8') from None
+  except json.JSONDecodeError as error:
+    raise ValueError(f'not JSON: {error.msg} at column {error.colno}') from None
+  except RecursionError:
+    raise ValueError('its lists are nested too deeply') from None
+  if not isinstance(record, dict):
+    raise ValueError(f'a record is an object, got {type(record).__name__}')
+  kind = record.get('type')
+  if is_first and kind != 'header':
+    raise ValueError(f'the first record is the header, got type {kind!r}')
+  if kind == 'header' and not is_first:
+    raise ValueError('a second header; a file holds one trace')
+  if not isinstance(kind, str) or kind not in _FIELDS:
+    raise ValueError(f'unknown record type {kind!r}')
+  if is_first and record.get('version') != recording.VERSION:
+    raise ValueError(
+      f'trace version {record.get("version")!r}, this code reads version '
+      f'{recording.VERSION}'
+    )
+  optional = _OPTIONAL.get(kind, {})
+  present = {field: optional[field] for field in optional if field in record}
+  _check_fields(record, _FIELDS[kind] | present, kind)
+  if is_first and not 0 <= record['gamma'] <= MAX_GAMMA:
+    raise ValueError(
+      f'header has gamma {record["gamma"]}, expected 0 to {MAX_GAMMA}'
+    )
+  if kind == 'iteration':
+    _check_tokens(record)
+  return record
+
+
+def _refuse(constant: str) -> None:
+  raise ValueError(f'{constant} is no JSON number')
+
+
+def _check_tokens(record: Record) -> None:
+  for i, token in enumerate(record['drafted'], start=1):
+    _check_token(
+      token, _DRAFTED_FIELDS, recording.DRAFT_VERDICTS, f'drafted token {i}'
+    )
+  if record['next'] is not None:
+    _check_token(record['next'], _NEXT_FIELDS, recording.NEXT_VERDICTS, 'next')
+  num_committed = len(recording.committed(record))
+  if record['committed'] != num_committed:
+    raise ValueError(
+      f'committed is {record["committed"]}, but the verdicts commit '
+      f'{num_committed} tokens'
+    )
+
+
+def _check_token(
+  token: Any,
+  fields: dict[str, tuple[type, ...]],
+  verdicts: tuple[str, ...],
+  name: str,
+) -> None:
+  if not isinstance(token, dict):
+    raise ValueError(f'{name} is an object, got {type(token).__name__}')
+  _check_fields(token, fields, name)
+  if token['verdict'] not in verdicts:
+    raise ValueError(
+      f'{name} has verdict {token["verdict"]!r}, expected one of '
+      f'{", ".join(verdicts)}'
+    )
+
+
+def _check_fields(
+  record: Record, fields: dict[str, tuple[type, ...]], name: str
+) -> None:
+  for field, types in fields.items():
+    if field not in record:
+      raise ValueError(f'{name} lacks {field!r}')
+    value = record[field]
+    # JSON's true is an int to Python.
+    is_right = isinstance(value, types) and not isinstance(value, bool)
+    # 1e999 is infinite to Python, and an integer can be beyond every float.
+    if is_right and isinstance(value, int | float):
+      is_right = abs(value) <= sys.float_info.max
+    if not is_right:
+      raise ValueError(f'{name} has {field!r} = {reprlib.repr(value)}')

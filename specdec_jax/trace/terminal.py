@@ -1,0 +1,212 @@
+"""Traces in the terminal, coloured as Figure 1 of Leviathan et al.
+
+Accepted tokens are green, rejected ones red and struck, the target's own tokens
+blue: corrections plain, bonus tokens underlined. Without colour, rejected
+tokens are bracketed `[-so-]` and corrections `{+so+}`. Needs rich.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any, Literal
+
+from specdec_jax.trace import recording, wording
+from specdec_jax.trace.recording import Record
+from specdec_jax.trace.storage import Trace
+
+Style = Literal['lines', 'flow']
+
+_STYLES = {
+  'accepted': 'green',
+  'rejected': 'red strike',
+  'correction': 'bold blue',
+  'bonus': 'blue underline',
+  'plain': 'blue',
+  'discarded': 'dim strike',
+  'truncated': 'dim',
+}
+_MARKS = {
+  'rejected': ('[-', '-]'),
+  'discarded': ('[-', '-]'),
+  'truncated': ('[-', '-]'),
+  'correction': ('{+', '+}'),
+}
+
+
+def show(
+  traced: Trace,
+  console: Any = None,
+  *,
+  style: Style = 'lines',
+  row: int | None = None,
+) -> None:
+  """Prints a trace: a legend, the rows, and how many tokens a run they took.
+
+  Args:
+    traced: the trace.
+    console: a `rich.console.Console`; None writes to standard output, coloured
+      if that is a terminal and NO_COLOR is not set.
+    style: 'lines' for one line an iteration with all that was drafted, 'flow'
+      for running text with the first rejected token of each iteration.
+    row: the row to show, as the records count them; None shows all.
+
+  Raises:
+    ImportError: if rich is not installed.
+    ValueError: if the style is unknown, or the trace lacks the row.
+  """
+  if style not in ('lines', 'flow'):
+    raise ValueError(f"style must be 'lines' or 'flow', got {style!r}")
+  if row is not None and row not in traced.rows:
+    raise ValueError(f'no row {row}; the trace has rows {traced.rows}')
+  console = console or _console()
+  has_marks = _needs_marks(console)
+  console.print(_header_line(traced.header), style='dim', **_PLAIN)
+  console.print(legend(traced, style=style, has_marks=has_marks))
+  for each in traced.rows if row is None else [row]:
+    console.print()
+    if len(traced.rows) > 1:
+      number = wording.ordinal(each)
+      console.print(f'row {number}', style='bold', **_PLAIN)
+    if each in traced.prompts:
+      text = wording.visible(traced.prompts[each]['text'])
+      console.print(_text(f'prompt: {text}', style='dim'))
+    records = traced.iterations.get(each, [])
+    if style == 'lines':
+      console.print(_lines(records, has_marks))
+    else:
+      console.print(_flow(records, has_marks))
+    summary = traced.summarize(each)
+    console.print(wording.summary_line(summary), style='bold', **_PLAIN)
+  if row is None and len(traced.rows) > 1:
+    line = wording.summary_line(traced.summarize())
+    console.print(f'\nall rows: {line}', style='bold', **_PLAIN)
+  if traced.is_truncated or traced.summary is None:
+    console.print('the run was interrupted', style='yellow', **_PLAIN)
+
+
+def streamer(
+  console: Any = None, *, hidden_ids: Collection[int] = ()
+) -> Callable[[Record], None]:
+  """A function that prints iteration records of one row as they come.
+
+  On a terminal it prints what `show` prints with style 'flow'. Anything else
+  gets the committed text alone, as it is.
+
+  Args:
+    console: see `show`.
+    hidden_ids: tokens not to print, such as EOS.
+
+  Raises:
+    ImportError: if rich is not installed.
+  """
+  console = console or _console()
+  has_marks = _needs_marks(console)
+
+  def show_record(record: Record) -> None:
+    if not console.is_terminal:
+      text = ''.join(
+        token['text']
+        for token in recording.committed(record)
+        if token['token'] not in hidden_ids
+      )
+      console.file.write(text)
+      console.file.flush()
+      return
+    text = _flow([record], has_marks, hidden_ids)
+    # Rich would wrap at the console's width, not knowing where the line began.
+    console.print(text, end='', soft_wrap=True)
+    console.file.flush()
+
+  return show_record
+
+
+def legend(
+  traced: Trace, *, style: Style = 'lines', has_marks: bool = False
+) -> Any:
+  """A `rich.text.Text` that names the verdicts of a trace as they look."""
+  present = {
+    token['verdict']
+    for records in traced.iterations.values()
+    for record in records
+    for token in recording.tokens(record)
+    if style == 'lines' or not _is_after_end(token)
+  }
+  text = _text()
+  for verdict in _STYLES:
+    if verdict in present:
+      text.append('  ' if text else '')
+      _append(text, verdict, verdict, has_marks)
+  return text
+
+
+# Arguments of `Console.print` that keep rich from reading markup, numbers and
+# emoji codes into the text.
+_PLAIN = {'markup': False, 'highlight': False, 'emoji': False}
+
+
+def _console() -> Any:
+  try:
+    from rich.console import Console
+  except ImportError as error:
+    raise ImportError(
+      'traces in the terminal need rich: pip install specdec_jax[models]'
+    ) from error
+  return Console(highlight=False)
+
+
+def _text(*args: Any, **kwargs: Any) -> Any:
+  from rich.text import Text
+
+  return Text(*args, **kwargs)
+
+
+def _needs_marks(console: Any) -> bool:
+  return console.color_system is None or console.no_color
+
+
+def _header_line(header: Record) -> str:
+  return ', '.join((wording.models_line(header), wording.settings_line(header)))
+
+
+def _lines(records: list[Record], has_marks: bool) -> Any:
+  """One line an iteration: its number, tokens committed, then all tokens."""
+  from rich.table import Table
+
+  table = Table.grid(padding=(0, 1))
+  table.add_column(justify='right', style='dim', no_wrap=True)
+  table.add_column(justify='right', no_wrap=True)
+  table.add_column(overflow='fold')
+  for record in records:
+    line = _text()
+    # A correction stands right after what it corrects.
+    for token in sorted(recording.tokens(record), key=_is_after_end):
+      shown = wording.visible(token['text']) or wording.EMPTY
+      _append(line, shown, token['verdict'], has_marks)
+    number = wording.ordinal(record['iteration'])
+    table.add_row(str(number), f'+{record["committed"]}', line)
+  return table
+
+
+def _flow(
+  records: list[Record], has_marks: bool, hidden_ids: Collection[int] = ()
+) -> Any:
+  """Running text, line breaks and all."""
+  text = _text()
+  for record in records:
+    for token in recording.tokens(record):
+      if _is_after_end(token) or token['token'] in hidden_ids:
+        continue
+      if token['verdict'] == 'rejected':
+        shown = wording.visible(token['text']) or wording.EMPTY
+      else:
+        shown = wording.visible(token['text'], keep='\n\t')
+      _append(text, shown, token['verdict'], has_marks)
+  return text
+
+
+def _is_after_end(token: Record) -> bool:
+  """Whether the block had ended before this drafted token."""
+  return token['verdict'] in ('discarded', 'truncated')
+
+
+def _append(text: Any, shown: str, verdict: str, has_marks: bool) -> None:
+  before, after = _MARKS.get(verdict, ('', '')) if has_marks else ('', '')
+  text.append(f'{before}{shown}{after}', style=_STYLES[verdict])

@@ -1,0 +1,98 @@
+"""Words and characters that the renderings of a trace share."""
+
+import unicodedata
+
+from specdec_jax.trace.recording import Record, Summary
+
+NEWLINE = '⏎'
+TAB = '⇥'
+EMPTY = '▯'
+
+MEANINGS = {
+  'accepted': 'drafted, and kept by the target',
+  'rejected': 'drafted, and refused by the target',
+  'correction': "the target's own token in place of a rejected one",
+  'bonus': "the target's own token after a fully accepted draft",
+  'plain': "the target's own token where nothing was drafted",
+  'discarded': 'drafted after a rejected token, thrown away with it',
+  'truncated': 'drafted beyond the end of the row',
+}
+
+
+def visible(text: str, *, keep: str = '') -> str:
+  """The text with every character that would act instead of show replaced.
+
+  Control characters become control pictures, so that no token can command a
+  terminal; line breaks `⏎`, tabs `⇥`; characters that reorder text, lone
+  surrogates, line separators and what XML forbids become `<U+XXXX>`. Characters
+  in `keep` stay.
+  """
+  return ''.join(c if c in keep else _visible_character(c) for c in text)
+
+
+def ordinal(index: int) -> int:
+  """The number that a person is shown of a row or an iteration: they count from
+  1, as prompts and lines do, and from 0 in the records."""
+  return index + 1
+
+
+def prompt_size(record: Record) -> str:
+  """The length of what was read: of an encoder's input, where there is one,
+  since its decoder then begins with a start token alone."""
+  is_encoder = 'num_encoder_tokens' in record
+  size = record['num_encoder_tokens' if is_encoder else 'num_tokens']
+  return count(size, 'token')
+
+
+def models_line(header: Record) -> str:
+  """Such as 'small drafts for large'."""
+  return visible(f'{header["drafter"]} drafts for {header["target"]}')
+
+
+def settings_line(header: Record) -> str:
+  """Such as 'speculative_sampling, gamma 4, temperature 0'."""
+  line = f'{header["verification"]}, gamma {header["gamma"]}'
+  if header.get('temperature') is not None:
+    line += f', temperature {header["temperature"]:g}'
+  return visible(line)
+
+
+def summary_line(summary: Summary) -> str:
+  """Such as '38 tokens in 9 target runs (4.22 per run, alpha 0.87)'."""
+  line = totals(summary)
+  if summary.block_efficiency is not None:
+    line += f' ({summary.block_efficiency:.2f} per run'
+    if summary.alpha is not None:
+      line += f', alpha {summary.alpha:.2f}'
+    line += ')'
+  return line
+
+
+def totals(summary: Summary) -> str:
+  """Such as '38 tokens in 9 target runs'."""
+  tokens = count(summary.num_tokens, 'token')
+  return f'{tokens} in {count(summary.num_target_runs, "target run")}'
+
+
+def count(number: int, noun: str) -> str:
+  """Such as '1 token' or '1,200 tokens'."""
+  return f'{number:,} {noun}' + ('' if number == 1 else 's')
+
+
+def _visible_character(character: str) -> str:
+  code = ord(character)
+  if character == '\n':
+    return NEWLINE
+  if character == '\t':
+    return TAB
+  if code < 0x20:
+    return chr(0x2400 + code)
+  if code == 0x7F:
+    return '␡'
+  category = unicodedata.category(character)
+  # Joiners and tags within an emoji or an Arabic word are left alone.
+  is_part = character in '\u200c\u200d' or 0xE0020 <= code <= 0xE007F
+  is_hidden = category in ('Cc', 'Cf', 'Cs', 'Zl', 'Zp') and not is_part
+  if is_hidden or code in (0xFFFE, 0xFFFF):
+    return f'<U+{code:04X}>'
+  return character

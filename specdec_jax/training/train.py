@@ -1,0 +1,327 @@
+"""Trains a model on token files, as gin files say."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.base import Array
+from specdec_jax.checkpoints import loading, orbax
+from specdec_jax.checkpoints.model_file import DrafterConfig
+from specdec_jax.data.datasets import Dataset
+from specdec_jax.files import new_folder
+from specdec_jax.files.local_path import local_path
+from specdec_jax.launch import gin_launch, progress
+from specdec_jax.models import presets
+from specdec_jax.models.block_heads import BlockHeadsConfig
+from specdec_jax.models.t5 import T5Config
+from specdec_jax.sharding import mesh as meshes
+from specdec_jax.text import vocabulary_files
+from specdec_jax.text.vocabularies import AnyVocabulary
+from specdec_jax.training import loop, metrics_log, train_step
+from specdec_jax.training.train_step import LossFn
+
+# Seconds without a word.
+_PATIENCE = 5.0
+
+
+def train(
+  *,
+  config: T5Config | DrafterConfig,
+  dataset: Dataset,
+  optimizer: Any,
+  model_dir: str,
+  train_steps: int,
+  eval_period: int = 1000,
+  checkpoint_period: int = 1000,
+  log_period: int = 50,
+  keep: int = 3,
+  average_last: int = 1,
+  label_smoothing: float = 0.0,
+  z_loss: float = 1e-4,
+  dropout_rate: float = 0.0,
+  dtype: str = 'float32',
+  num_microbatches: int = 1,
+  num_partitions: int | None = None,
+  model_parallel_submesh: Sequence[int] | None = None,
+  initial_checkpoint_path: str | None = None,
+  loss: Callable[[Any], LossFn] | None = None,
+  initial_params: Callable[[Any, Array], Any] | None = None,
+  vocabulary: str | None = None,
+  seed: int = 0,
+  on_begin: Callable[[], None] = lambda: None,
+) -> None:
+  """Trains, or goes on, until `train_steps`, and writes the model.
+
+  Args:
+    config: the network's sizes, such as `@presets.preset()`.
+    dataset: such as `@datasets.from_token_files()`.
+    optimizer: such as `@optimizers.adafactor()`.
+    model_dir: the run's folder: `checkpoints/`, `metrics.jsonl`, `config.gin`
+      and, in the end, `model/`, which `--model` and `specdec infer` take.
+    train_steps: where the run ends.
+    eval_period: steps between validations.
+    checkpoint_period: steps between checkpoints.
+    log_period: steps that a line of metrics is the mean of, or fewer: a
+      checkpoint ends it.
+    keep: newest checkpoints that are kept.
+    average_last: newest checkpoints whose mean is the model.
+    label_smoothing: see `losses.cross_entropy`.
+    z_loss: see `losses.cross_entropy`.
+    dropout_rate: in training.
+    dtype: 'float32' or 'bfloat16', of activations; parameters and the
+      optimiser's state are float32.
+    num_microbatches: parts that a batch is computed in, for less memory.
+    num_partitions: devices that share one copy of the model.
+    model_parallel_submesh: the same as a box of a TPU slice.
+    initial_checkpoint_path: a model that a new run begins from.
+    loss: from the config to what is minimised, such as `@glancing.block_loss`;
+      None is cross entropy, with the smoothing and z-loss above.
+    initial_params: from the config and a key to where a new run begins, such as
+      `@train_drafters.spec_drafter_params`; None draws a T5.
+    vocabulary: the SentencePiece model, to be put beside the weights; None
+      takes the one that the data set brings.
+    seed: of the first parameters and of dropout.
+    on_begin: called at once, when all arguments have been made.
+
+  Raises:
+    ValueError: if the arguments contradict each other or the folder's run, or
+      the loss is no number any more.
+  """
+  on_begin()
+  _check_settings(
+    dtype=dtype,
+    log_period=log_period,
+    num_microbatches=num_microbatches,
+    dropout_rate=dropout_rate,
+    label_smoothing=label_smoothing,
+    z_loss=z_loss,
+    seed=seed,
+  )
+  config = dataclasses.replace(
+    config, dtype=jnp.dtype(dtype), dropout_rate=dropout_rate
+  )
+  words = _read_vocabulary(vocabulary, dataset.vocabulary, config)
+  loss = loss or functools.partial(
+    train_step.supervised_loss, label_smoothing=label_smoothing, z_loss=z_loss
+  )
+  begin: Callable[[Any, Array], Any] = initial_params or functools.partial(
+    _initial_params, path=initial_checkpoint_path
+  )
+  schedule = loop.Schedule(
+    train_steps=train_steps,
+    eval_period=eval_period,
+    checkpoint_period=checkpoint_period,
+    keep=keep,
+  )
+  folder = local_path(model_dir)
+  with (
+    _mesh(num_partitions, model_parallel_submesh),
+    _reporting(folder, schedule, log_period) as (report, say),
+  ):
+    params = loop.train(
+      config=config,
+      dataset=dataset,
+      optimizer=optimizer,
+      loss_fn=loss(config),
+      model_dir=folder,
+      schedule=schedule,
+      num_microbatches=num_microbatches,
+      seed=seed,
+      initial_params=begin(config, jax.random.key(seed)),
+      average_last=average_last,
+      report=report,
+      say=say,
+    )
+  _write_model(folder / 'model', config, params, words)
+  print(f'the model is in {folder / "model"}', flush=True)
+
+
+def _check_settings(
+  *,
+  dtype: str,
+  log_period: int,
+  num_microbatches: int,
+  dropout_rate: float,
+  label_smoothing: float,
+  z_loss: float,
+  seed: int,
+) -> None:
+  """Raises ValueError for settings with which nothing can be trained."""
+  if dtype not in presets.DTYPES:
+    raise ValueError(
+      f'dtype is {dtype!r}, expected {" or ".join(presets.DTYPES)}'
+    )
+  counts = {'log_period': log_period, 'num_microbatches': num_microbatches}
+  for name, count in counts.items():
+    if count < 1:
+      raise ValueError(f'{name} must be at least 1, got {count}')
+  shares = {'dropout_rate': dropout_rate, 'label_smoothing': label_smoothing}
+  for name, share in shares.items():
+    if not 0 <= share < 1:
+      raise ValueError(
+        f'{name} must be at least 0 and less than 1, got {share}'
+      )
+  if not 0 <= z_loss < float('inf'):
+    raise ValueError(f'z_loss must be a number of at least 0, got {z_loss}')
+  if not 0 <= seed < 2**32:
+    raise ValueError(f'seed must be from 0 to 2**32 - 1, got {seed}')
+
+
+def _read_vocabulary(
+  path: str | None, of_dataset: Path | None, config: T5Config | DrafterConfig
+) -> AnyVocabulary | None:
+  """What is put beside the weights; None beside those of a drafter without.
+
+  Raises:
+    ValueError: if a model would be left without a vocabulary, with which
+      nothing could decode it, or with one that does not fit.
+  """
+  if isinstance(config, BlockHeadsConfig):
+    if path is not None:
+      raise ValueError('heads have no vocabulary of their own: give none')
+    return None
+  found = of_dataset if path is None else Path(path)
+  if found is None:
+    if isinstance(config, T5Config):
+      raise ValueError(
+        'the data comes without a vocabulary, and a model cannot be read '
+        'without one: name the SentencePiece model, '
+        '--gin.VOCABULARY=\'"FILE"\', or prepare the token files again'
+      )
+    return None
+  words = vocabulary_files.read(found, extra_ids=0)
+  loading.check_vocabulary(found, words, config)
+  return words
+
+
+@contextlib.contextmanager
+def _mesh(
+  num_partitions: int | None, submesh: Sequence[int] | None
+) -> Iterator[None]:
+  """The mesh of all devices; none for a single one."""
+  if jax.device_count() == 1 and num_partitions is None and submesh is None:
+    yield
+    return
+  mesh = meshes.make(
+    num_partitions=num_partitions, model_parallel_submesh=submesh
+  )
+  with jax.set_mesh(mesh):
+    yield
+
+
+@contextlib.contextmanager
+def _reporting(
+  folder: Path, schedule: loop.Schedule, log_period: int
+) -> Iterator[tuple[loop.Report, Callable[[str], None]]]:
+  """Metrics to the log, the screen and a bar; means over `log_period` steps.
+
+  A mean ends at a checkpoint too: a run that goes on from there writes the
+  lines of one that was not killed. The second function prints sentences.
+  The first report says where the run starts, so the log is opened then.
+  """
+  with contextlib.ExitStack() as stack:
+    logs: list[metrics_log.MetricsLog] = []
+    since: list[Mapping[str, float]] = []
+    bars: list[progress.Bar] = []
+    compiling = stack.enter_context(contextlib.ExitStack())
+
+    def wait() -> None:
+      compiling.enter_context(waiting('preparing and compiling the first step'))
+
+    def say(sentence: str) -> None:
+      if bars:
+        with bars[0].hidden():
+          print(sentence, flush=True)
+        return
+      compiling.close()
+      print(sentence, flush=True)
+      wait()
+
+    def report(step: int, metrics: Mapping[str, float]) -> None:
+      if not bars:
+        compiling.close()
+        bar = progress.bar('training', schedule.train_steps)
+        bars.append(stack.enter_context(bar))
+        bars[0].advance(step - 1)
+      if not logs and jax.process_index() == 0:
+        logs.append(metrics_log.open_log(folder, step=step - 1))
+        stack.callback(logs[0].close)
+        _write_operative_config(folder)
+      if 'loss' in metrics:
+        bars[0].advance(1)
+        since.append(metrics)
+        periods = (log_period, schedule.checkpoint_period, schedule.train_steps)
+        if all(step % period for period in periods):
+          return
+        metrics = _mean(since)
+        since.clear()
+      for log in logs:
+        log.write(step, metrics)
+        say(_line(step, metrics))
+
+    wait()
+    yield report, say
+
+
+def waiting(message: str) -> AbstractContextManager[None]:
+  return progress.waiting(message, notice_after=_PATIENCE)
+
+
+def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+  """Means per target of several steps, their targets and their speed."""
+  weight = sum(row['weight'] for row in rows)
+  seconds = sum(row['seconds'] for row in rows)
+  per_target = {
+    name: sum(row[name] * row['weight'] for row in rows) / max(weight, 1.0)
+    for name in ('loss', 'nats', 'accuracy')
+  }
+  return {
+    **per_target,
+    'grad_norm': sum(row['grad_norm'] for row in rows) / len(rows),
+    'targets': weight,
+    'targets_per_second': weight / max(seconds, 1e-9),
+  }
+
+
+def _line(step: int, metrics: Mapping[str, float]) -> str:
+  figures = '  '.join(f'{name} {value:.4g}' for name, value in metrics.items())
+  return f'step {step:,}  {figures}'
+
+
+def _write_operative_config(folder: Path) -> None:
+  """Writes config.gin: every binding that the run uses, defaults included."""
+  folder.mkdir(parents=True, exist_ok=True)
+  text = gin_launch.operative_config()
+  (folder / 'config.gin').write_text(text, encoding='utf-8')
+
+
+def _initial_params(
+  config: T5Config, rng_key: Array, *, path: str | None
+) -> Any:
+  """The parameters of a checkpoint of the same network, in float32."""
+  del rng_key
+  if path is None:
+    return None
+  found = loading.locate(path)
+  as_stored = dataclasses.replace(config, dtype=jnp.dtype('float32'))
+  return loading.read_params(found, as_stored)
+
+
+def _write_model(
+  folder: Path, config: T5Config | DrafterConfig, params: Any, words: Any
+) -> None:
+  """Writes the model, with its vocabulary if there is one."""
+  plain = dataclasses.replace(
+    config, dtype=jnp.dtype('float32'), dropout_rate=0.0
+  )
+  with new_folder.new_folder(folder, overwrite=True) as begun:
+    orbax.save(begun, plain, params)
+    if words is not None:
+      vocabulary_files.write(begun, words)

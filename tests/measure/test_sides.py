@@ -1,0 +1,91 @@
+"""Sides that share a prefill, and the parts that a decode is timed in."""
+
+import jax
+import numpy as np
+import pytest
+
+from specdec_jax import drafters, logits, verification
+from specdec_jax.base import Params
+from specdec_jax.measure import iteration_costs, sides, stopwatch
+from tests import toy
+
+V, MAX_LEN = 11, 30
+MODEL = toy.toy(V)
+GREEDY = logits.standardize(temperature=0.0)
+RULE = {
+  'target': MODEL,
+  'verify_fn': verification.greedy,
+  'logits_to_probs': GREEDY,
+  'max_len': MAX_LEN,
+  'eos_id': -1,
+}
+
+
+@pytest.fixture(scope='module')
+def args():
+  params = toy.toy_params(V, seed=0)
+  weights = Params(params, toy.perturb(params, seed=1))
+  return weights, jax.random.key(0), [toy.prompt([[1, 2, 3], [4]])]
+
+
+def drafter(gamma):
+  return drafters.autoregressive(MODEL, gamma=gamma, logits_to_probs=GREEDY)
+
+
+@pytest.mark.parametrize('gamma', [1, 3])
+def test_a_shared_prefill_changes_nothing(args, gamma):
+  longest = sides.speculative_side(*args, drafter=drafter(5), **RULE)
+  shared = sides.speculative_side(
+    *args, drafter=drafter(gamma), like=longest, **RULE
+  )
+  own = sides.speculative_side(*args, drafter=drafter(gamma), **RULE)
+  [one], [other] = shared.decode(), own.decode()
+  np.testing.assert_array_equal(one.context.tokens, other.context.tokens)
+  jax.tree.map(np.testing.assert_array_equal, one.statistics, other.statistics)
+  assert one.statistics.num_tested.shape == (2, gamma)
+  assert not one.statistics.num_short_runs.any()
+
+
+def test_a_finished_side_runs_no_iteration(args):
+  side = sides.speculative_side(*args, drafter=drafter(2), **RULE)
+  [state] = sides.finished(side).decode()
+  assert not state.statistics.num_target_runs.any()
+  np.testing.assert_array_equal(state.context.lengths, [3, 1])
+
+
+def test_what_a_decode_costs_once_is_no_part_of_an_iteration(args):
+  params, key, [prompt] = args
+  made = iteration_costs.cost_programs(
+    params,
+    key,
+    prompt,
+    drafters={gamma: drafter(gamma) for gamma in (1, 3)},
+    num_decodes=2,
+    **RULE,
+  )
+  seconds, results = stopwatch.alternate(made.programs, repeats=1)
+  # By hand: every decode takes 5 s to begin, and a second an iteration.
+  for name in seconds:
+    if name[0] == 'launch':
+      seconds[name] = np.array([5.0])
+    elif name != 'extend' and name[0] != 'draft':
+      [state] = results[name]
+      runs = int(state.statistics.num_target_runs.max())
+      seconds[name] = np.array([5.0 + runs])
+  figures = made.costs(seconds, results)
+  assert figures['widths'] == [1, 3, 4]
+  assert figures['target_seconds'] == pytest.approx([1.0, 1.0, 1.0])
+  assert figures['launch_seconds'] == figures['plain_launch_seconds'] == 5.0
+
+
+def test_both_kinds_of_iteration_are_timed_in_one_program(args):
+  """A drafter that may abstain is judged in the program that it will run in."""
+  full = sides.full_width_side(*args, gamma=2, may_abstain=True, **RULE)
+  without = sides.without_drafts(full)
+  assert full.run is without.run
+  [drafted], [undrafted] = full.decode(), without.decode()
+  assert not drafted.statistics.num_short_runs.any()
+  assert drafted.statistics.num_tested.any()
+  runs = undrafted.statistics.num_target_runs
+  np.testing.assert_array_equal(undrafted.statistics.num_short_runs, runs)
+  assert runs.all()

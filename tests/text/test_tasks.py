@@ -1,0 +1,78 @@
+"""Tasks over files, and SeqIO's where it is installed."""
+
+import json
+
+import pytest
+
+from specdec_jax.text import tasks
+from specdec_jax.text.tasks import Example
+
+
+def read(path, **settings):
+  return list(tasks.find(str(path), **settings).read())
+
+
+def test_jsonl(tmp_path):
+  path = tmp_path / 'some.jsonl'
+  lines = [{'inputs': 'a', 'targets': 'b', 'more': 1}, {'inputs': 'ü'}]
+  path.write_text('\n\n'.join(json.dumps(line) for line in lines) + '\n')
+  examples = [Example(inputs='a', targets='b'), Example(inputs='ü')]
+  assert read(path) == examples
+  task = tasks.find(str(path))
+  assert task.name == 'some'
+  assert list(task.read()) == list(task.read())
+  assert examples[0].fields() == {
+    'inputs_pretokenized': 'a',
+    'targets_pretokenized': 'b',
+  }
+  assert examples[1].fields() == {'inputs_pretokenized': 'ü'}
+
+
+def test_other_fields_and_a_prefix(tmp_path):
+  path = tmp_path / 'pairs.jsonl'
+  path.write_text(json.dumps({'en': 'yes', 'de': 'ja'}))
+  found = read(path, inputs_field='en', targets_field='de', prefix='to de: ')
+  assert found == [Example(inputs='to de: yes', targets='ja')]
+
+
+def test_text_and_tsv(tmp_path):
+  text, table = tmp_path / 'a.txt', tmp_path / 'a.tsv'
+  text.write_bytes('\ufeffone\ttwo\r\n\r\nthree'.encode())
+  table.write_text('one\ttwo\tthree\nfour\n')
+  assert read(text) == [Example(inputs='one\ttwo'), Example(inputs='three')]
+  assert read(table) == [
+    Example(inputs='one', targets='two\tthree'),
+    Example(inputs='four'),
+  ]
+
+
+@pytest.mark.parametrize(
+  ('content', 'part'),
+  [
+    (b'', 'holds no example'),
+    (b'\xff', 'not UTF-8'),
+    (b'{"inputs": "a"}\n{', 'line 2 is not JSON'),
+    (b'[1]', 'line 1 is no JSON object'),
+    (b'{"text": "a"}', 'no text under "inputs"; its keys: \'text\''),
+    (b'{"inputs": "a", "targets": 1}', 'no text under "targets"; its keys'),
+    (b'{"inputs": "\\ud800"}', 'not valid Unicode'),
+  ],
+)
+def test_bad_files(tmp_path, content, part):
+  path = tmp_path / 'bad.jsonl'
+  path.write_bytes(content)
+  with pytest.raises(ValueError, match=part):
+    read(path)
+
+
+def test_unknown_tasks():
+  with pytest.raises(ValueError, match=r'there is no file .*none\.jsonl'):
+    tasks.find('none.jsonl')
+  with pytest.raises(ValueError, match='near are wmt_t2t_ende_v003'):
+    tasks.find('wmt_t2t_ende')
+
+
+def test_an_unknown_task_without_a_near_name_lists_all(monkeypatch):
+  monkeypatch.setattr(tasks, '_has_seqio', lambda: False)
+  with pytest.raises(ValueError, match='known: wmt_t2t_ende_v003, cnn_dail'):
+    tasks.find('qqqq')

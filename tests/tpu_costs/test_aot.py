@@ -1,0 +1,170 @@
+"""Costs on slices that are not there. Those marked `tpu` run its compiler."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from specdec_jax.models import presets
+from specdec_jax.theory import planner
+from specdec_jax.tpu_costs import aot, compiled, hlo, workload
+from specdec_jax.tpu_costs.chips import CHIPS
+
+needs_libtpu = pytest.mark.skipif(
+  importlib.util.find_spec('libtpu') is None,
+  reason='needs libtpu: pip install -e ".[tpu]"',
+)
+
+
+def task(topology: str, target: str, draft: str, **changes):
+  slice_ = aot.find_slice(topology)
+  sizes = {'batch_size': 1, 'input_length': 512, 'output_length': 128} | changes
+  return workload.Workload(
+    slice=slice_,
+    target=presets.preset(target, dtype=jnp.bfloat16),
+    draft=presets.preset(draft, dtype=jnp.bfloat16),
+    num_partitions=workload.default_num_partitions(slice_, sizes['batch_size']),
+    **sizes,
+  )
+
+
+@pytest.mark.parametrize('name', ['v9:2x2', 'v4', 'v4:2x2', 'v5e:2x2x1', ''])
+def test_a_slice_that_there_cannot_be_is_refused(name):
+  with pytest.raises(ValueError, match=r'topology|dimensions'):
+    aot.find_slice(name)
+
+
+def test_a_decode_of_nothing_is_refused():
+  sizes = {*('batch_size', 'input_length', 'output_length', 'num_partitions')}
+  config = presets.preset('t5_nano', dtype=jnp.bfloat16)
+  nowhere = aot.Slice(name='v4:1x1x1', chip=CHIPS['v4'], devices=())
+  for name in sizes:
+    with pytest.raises(ValueError, match=f'{name} must be at least 1, got 0'):
+      workload.Workload(
+        slice=nowhere,
+        target=config,
+        draft=config,
+        **dict.fromkeys(sizes, 1) | {name: 0},
+      )
+
+
+def test_without_libtpu_the_extra_is_named(monkeypatch):
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(ImportError, match=r'specdec_jax\[tpu\]'):
+    aot.find_slice('v4:1x1x1')
+
+
+@pytest.mark.parametrize(
+  ('name', 'units', 'size', 'rate', 'clock'),
+  [
+    # Google's paper on v4 (arXiv 2304.01433) states 1050 MHz.
+    ('v4', 8, 128, 1, 1.05e9),
+    ('v5e', 4, 128, 1, 1.50e9),
+    ('v5p', 8, 128, 1, 1.75e9),
+    ('v6e', 2, 256, 2, 1.75e9),
+  ],
+)
+def test_a_peak_is_what_the_matrix_units_do_in_a_second(
+  name, units, size, rate, clock
+):
+  chip = CHIPS[name]
+  assert (chip.num_matrix_units, chip.matrix_size) == (units, size)
+  assert units * size**2 * rate * 2 * clock == pytest.approx(
+    chip.peak_flops, rel=3e-3
+  )
+  assert chip.clock == pytest.approx(clock, rel=3e-3)
+
+
+@pytest.mark.tpu
+@needs_libtpu
+@pytest.mark.parametrize(
+  'name', ['v4:1x1x1', 'v5e:1x1', 'v5p:1x1x1', 'v6e:1x1']
+)
+def test_the_compiler_counts_as_many_multiply_adds_per_cycle(name):
+  """Near the peak, and never beyond it."""
+  slice_ = aot.find_slice(name)
+  size, where = 8192, SingleDeviceSharding(slice_.devices[0])
+  matrix = jax.ShapeDtypeStruct((size, size), jnp.bfloat16, sharding=where)
+  product = aot.Job(
+    name='product', function=jnp.matmul, args=(matrix, matrix), mesh=None
+  )
+  [(program, _)] = aot.compile_all([product])
+  cycles = hlo.Program(program.as_text()).cost().cycles
+  assert 0.65 < size**3 / cycles / slice_.chip.multiply_adds < 1
+
+
+@pytest.mark.tpu
+@needs_libtpu
+@pytest.mark.parametrize(
+  ('name', 'num_chips'),
+  [('v4:1x1x1', 1), ('v4:2x2x1', 4), ('v5e:2x4', 8), ('v6e:1x1', 1)],
+)
+def test_a_slice_has_a_device_a_chip(name, num_chips):
+  assert len(aot.find_slice(name).devices) == num_chips
+
+
+@pytest.mark.tpu
+@needs_libtpu
+def test_what_does_not_fit_is_refused_with_the_bytes():
+  too_long = task('v4:1x1x1', 't5_1_1_xxl', 't5_1_1_small', batch_size=64)
+  with pytest.raises(ValueError, match=r'\d{11} bytes .*34359738368'):
+    compiled.pair_costs(too_long, max_gamma=4)
+
+
+@pytest.mark.tpu
+@needs_libtpu
+def test_a_model_axis_that_does_not_divide_the_heads_is_refused():
+  uneven = task('v5e:2x4', 't5_1_1_base', 't5_1_1_small')
+  with pytest.raises(ValueError, match=r'model axis of 8 .* heads of 12'):
+    compiled.pair_costs(uneven, max_gamma=4)
+
+
+@pytest.mark.tpu
+@needs_libtpu
+@pytest.mark.slow
+def test_parts_of_a_pair_move_their_weights_once():
+  """On four chips; the draft model's six heads do not divide by them."""
+  decode = task('v5e:2x2', 't5_1_1_base', 't5_1_1_small')
+  pair = compiled.pair_costs(decode, max_gamma=2)
+  assert pair.widths == (1, 2, 3)
+  assert 'whole draft model' in pair.notes[0]
+  assert 'heads of 6' in pair.notes[0]
+  # The decoder's weights and caches, a quarter of them on each chip; neither
+  # the encoder nor the table of embeddings is read.
+  for cost in pair.target:
+    table = 32_128 * 768 * 2 / 4
+    assert cost.memory_bytes == pytest.approx(
+      cost.argument_bytes - table, rel=0.15
+    )
+    # Two all-reduces a layer and attention at the least.
+    assert cost.num_collectives >= 3 * 12
+    assert cost.seconds > cost.memory_seconds + cost.collective_seconds
+  assert pair.further_draft.num_collectives == 0
+  ratio = pair.costs().verify_cost_ratio(2)
+  assert 0.9 < ratio < 1.2
+  memory = pair.memory
+  assert memory['total'] == sum(
+    memory[name]
+    for name in ('target_params', 'draft_params', 'caches', 'temporaries')
+  )
+  assert memory['total'] < memory['available'] == 16 * 2**30
+  assert planner.plan(0.7, pair.costs(), max_gamma=2).best.gamma in (0, 1, 2)
+
+
+@pytest.mark.tpu
+@needs_libtpu
+@pytest.mark.slow
+def test_the_whole_decode_keeps_to_the_chip():
+  """T5-XXL with T5-small on four chips: neither host transfers nor copies of
+  caches in the loop."""
+  pair = task('v4:2x2x1', 't5_1_1_xxl', 't5_1_1_small')
+  gamma = 3
+  text = compiled.compile_generate(pair, gamma=gamma).as_text()
+  for word in ('callback', 'outfeed', 'infeed', ' send(', ' recv(', 'ToHost'):
+    assert word not in text, word
+  capacity = 1 + pair.output_length + gamma + 1
+  # The least of the caches: the draft model's, whole on every chip.
+  cache = pair.draft.num_heads * capacity * pair.draft.head_dim
+  assert hlo.Program(text).copies_in_loops(cache) == []

@@ -1,0 +1,128 @@
+"""What is read from a program's optimised HLO."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from specdec_jax.tpu_costs import hlo
+
+# As the TPU compiler writes them: S(1) is memory on the chip.
+_TPU = """
+HloModule step, is_scheduled=true
+
+%slice_and_add (p0: bf16[64,128], p1: s32[]) -> bf16[1,128] {
+  %p0 = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %p1 = s32[]{:T(128)} parameter(1)
+  %row = bf16[1,128]{1,0:T(8,128)} dynamic-slice(%p0, %p1, %p1), dynamic_slice_sizes={1,128}
+  ROOT %sum = bf16[1,128]{1,0:T(8,128)S(1)} add(%row, %row)
+}
+
+%write (q0: bf16[64,128], q1: bf16[1,128], q2: s32[]) -> bf16[64,128] {
+  %q0 = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %q1 = bf16[1,128]{1,0:T(8,128)S(1)} parameter(1)
+  %q2 = s32[]{:T(128)} parameter(2)
+  ROOT %put = bf16[64,128]{1,0:T(8,128)(2,1)} dynamic-update-slice(%q0, %q1, %q2, %q2)
+}
+
+%renamed (r0: bf16[32,128]) -> bf16[4096] {
+  %r0 = bf16[32,128]{1,0} parameter(0)
+  ROOT %flat = bf16[4096]{0} bitcast(%r0)
+}
+
+%whole (s0: bf16[32,128]) -> f32[128] {
+  %s0 = bf16[32,128]{1,0} parameter(0)
+  %same = bf16[4096]{0} fusion(%s0), kind=kLoop, calls=%renamed
+  ROOT %total = f32[128]{0:T(128)S(1)} reduce(%same), to_apply=%add
+}
+
+ENTRY %main (a: bf16[64,128], b: s32[], w: bf16[32,128]) -> bf16[64,128] {
+  %a = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %b = s32[]{:T(128)} parameter(1)
+  %w = bf16[32,128]{1,0} parameter(2)
+  %first = bf16[1,128]{1,0:T(8,128)S(1)} fusion(%a, %b), kind=kLoop, calls=%slice_and_add, backend_config={"estimated_cycles":"600"}
+  %start = (bf16[32,128]{1,0:S(1)}, bf16[32,128]{1,0}, u32[]{:S(2)}) copy-start(%w)
+  %done = bf16[32,128]{1,0:S(1)} copy-done(%start)
+  %sums = f32[128]{0:T(128)S(1)} fusion(%w), kind=kLoop, calls=%whole, backend_config={"estimated_cycles":"5000"}
+  %all = f32[128]{0:T(128)S(1)} all-reduce(%sums), replica_groups={{0,1}}, to_apply=%add
+  ROOT %out = bf16[64,128]{1,0:T(8,128)(2,1)} fusion(%a, %first, %b), kind=kLoop, calls=%write, backend_config={"estimated_cycles":"700"}
+}
+"""  # noqa: E501
+
+
+def test_bytes_count_where_they_cross_into_main_memory():
+  row, weights = 2 * 128, 2 * 32 * 128
+  cost = hlo.Program(_TPU).cost()
+  # The row that is read and the row that is written, not the 64 around them;
+  # the weights twice, for the copy onto the chip and for the sum, whose inner
+  # fusion only renames them; the index, where a fusion reads it.
+  assert cost.memory_bytes == pytest.approx(2 * row + 2 * weights, abs=16)
+  assert cost.num_instructions == 4
+  assert cost.collective_bytes == (4 * 128,)
+  assert cost.cycles == 6300
+  assert sorted(cost.small_cycles) == [600, 700, 5000]
+
+
+def test_a_loop_s_body_counts_as_often_as_it_runs():
+  def repeat(count):
+    body = lambda _, x: jnp.sin(x @ x)
+    return jax.jit(lambda x: jax.lax.fori_loop(0, count, body, x))
+
+  x = jnp.ones((64, 64))
+  costs = [
+    hlo.Program(repeat(n).lower(x).compile().as_text()).cost() for n in (10, 20)
+  ]
+  per_trip = (costs[1].memory_bytes - costs[0].memory_bytes) / 10
+  # Reads x twice over, writes the product, reads it and writes the sine.
+  assert 4 * 64 * 64 * 2 <= per_trip <= 4 * 64 * 64 * 6
+  assert costs[0].num_unknown_loops == 0
+
+
+def test_a_loop_of_unknown_length_is_said_to_be_one():
+  loop = jax.jit(
+    lambda x: jax.lax.while_loop(lambda x: x.sum() < 1e3, lambda x: x + 1, x)
+  )
+  text = loop.lower(jnp.ones(8)).compile().as_text()
+  assert hlo.Program(text).cost().num_unknown_loops == 1
+
+
+def test_a_copy_counts_where_main_memory_is_written():
+  text = """
+HloModule loop, is_scheduled=true
+
+%flip (f0: f32[8,16]) -> f32[16,8] {
+  %f0 = f32[8,16]{1,0} parameter(0)
+  ROOT %turned = f32[16,8]{1,0} transpose(%f0), dimensions={1,0}
+}
+
+%mix (m0: f32[8,16]) -> f32[8] {
+  %m0 = f32[8,16]{1,0} parameter(0)
+  %inside = f32[8,16]{0,1} copy(%m0)
+  ROOT %sums = f32[8]{0} reduce(%inside), to_apply=%add
+}
+
+%body (s: (f32[8,16])) -> (f32[8,16]) {
+  %s = (f32[8,16]{1,0}) parameter(0)
+  %x = f32[8,16]{1,0} get-tuple-element(%s), index=0
+  %onto_chip = f32[8,16]{1,0:S(1)} copy(%x)
+  %read = f32[8]{0} fusion(%x), kind=kLoop, calls=%mix
+  %small = f32[8]{0} copy(%read)
+  %flipped = f32[16,8]{1,0} fusion(%x), kind=kLoop, calls=%flip
+  %back = f32[8,16]{1,0} copy(%onto_chip)
+  %again = f32[8,16]{1,0} copy(%x)
+  ROOT %next = (f32[8,16]{1,0}) tuple(%back)
+}
+
+ENTRY %main (a: f32[8,16]) -> (f32[8,16]) {
+  %a = f32[8,16]{1,0} parameter(0)
+  %before = f32[8,16]{1,0} copy(%a)
+  %start = (f32[8,16]{1,0}) tuple(%before)
+  ROOT %loop = (f32[8,16]{1,0}) while(%start), condition=%done, body=%body
+}
+"""
+  found = hlo.Program(text).copies_in_loops(8 * 16)
+  assert found == ['flipped', 'again']
+
+
+def test_text_that_is_no_module_is_refused():
+  with pytest.raises(ValueError, match='no ENTRY'):
+    hlo.Program('%f = f32[] constant(0)')

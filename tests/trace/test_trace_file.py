@@ -1,0 +1,199 @@
+"""Trace files: what goes in comes out, and errors name the line."""
+
+import json
+
+import pytest
+import tiny_decodes as tiny
+
+from specdec_jax.trace import recording, storage
+
+
+@pytest.fixture(scope='module')
+def records():
+  infos, _ = tiny.decode('lookup')
+  state = recording.init(tiny.prompt())
+  iterations = []
+  for info in infos:
+    new, state = recording.iteration_records(info, state, tiny.pieces)
+    iterations.extend(new)
+  summary = recording.summarize(iterations, tiny.GAMMA)
+  return [
+    recording.header(
+      target='t', drafter='d', verification='v', gamma=tiny.GAMMA, note='é'
+    ),
+    *recording.prompt_records(tiny.prompt(), tiny.pieces),
+    *iterations,
+    recording.summary_record(summary, seconds=1.5),
+  ]
+
+
+@pytest.fixture
+def path(records, tmp_path):
+  path = tmp_path / 'trace.jsonl'
+  with storage.writer(path) as write:
+    for record in records:
+      write(record)
+  return path
+
+
+def test_round_trip(records, path):
+  traced = storage.read(path)
+  assert traced.header == records[0]
+  assert list(traced.prompts.values()) == records[1:3]
+  assert traced.rows == [40, 7]
+  iterations = sorted(
+    (r for each in traced.iterations.values() for r in each),
+    key=lambda r: r['iteration'],
+  )
+  assert iterations == records[3:-1]
+  assert traced.summary == records[-1]
+  assert not traced.is_truncated
+  totals = traced.summarize()
+  assert totals.num_tokens == records[-1]['num_tokens']
+  assert (
+    totals.num_tokens
+    == traced.summarize(40).num_tokens + traced.summarize(7).num_tokens
+  )
+
+
+def test_every_cut_keeps_the_lines_before_it(records, path):
+  data = path.read_bytes()
+  first = data.index(b'\n') + 1
+  for size in [first, first + 1, *range(first, len(data), 97), len(data) - 1]:
+    path.write_bytes(data[:size])
+    whole = data[:size].count(b'\n')
+    is_complete = data[size : size + 1] == b'\n'
+    traced = storage.read(path)
+    num_records = (
+      1
+      + len(traced.prompts)
+      + sum(map(len, traced.iterations.values()))
+      + (traced.summary is not None)
+    )
+    assert num_records == whole + is_complete
+    assert traced.is_truncated == (
+      not is_complete and not data[:size].endswith(b'\n')
+    )
+
+
+def test_records_are_on_disk_before_the_run_ends(records, tmp_path):
+  path = tmp_path / 'trace.jsonl'
+
+  def run():
+    with storage.writer(path) as write:
+      for record in records[:4]:
+        write(record)
+      assert path.read_bytes().count(b'\n') == 4
+      raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    run()
+  traced = storage.read(path)
+  assert traced.summary is None
+  assert len(traced.prompts) == 2
+
+
+def test_any_text_survives(records, tmp_path):
+  text = 'a\u2028b\r\x00\ud83d"\\é'
+  path = tmp_path / 'trace.jsonl'
+  with storage.writer(path) as write:
+    write(records[0])
+    write({**records[1], 'text': text})
+  assert storage.read(path).prompts[40]['text'] == text
+
+
+def test_refuses_to_write_nan(tmp_path):
+  path = tmp_path / 'trace.jsonl'
+  with (
+    pytest.raises(ValueError, match='JSON'),
+    storage.writer(path) as write,
+  ):
+    write({'type': 'summary', 'alpha': float('nan')})
+
+
+def _change(**fields):
+  return lambda record: {**record, **fields}
+
+
+def _drop(field):
+  return lambda record: {k: v for k, v in record.items() if k != field}
+
+
+def _change_token(**fields):
+  def change(record):
+    first, *others = record['drafted']
+    return {**record, 'drafted': [{**first, **fields}, *others]}
+
+  return change
+
+
+# Which line is changed, how, and what the error says.
+_ERRORS = [
+  (1, _change(type='prompt'), 'the first record is the header'),
+  (1, _change(version=2), 'version 2, this code reads version 1'),
+  (1, _drop('version'), 'version None'),
+  (1, _drop('gamma'), "header lacks 'gamma'"),
+  (1, _change(gamma=10**9), 'gamma 1000000000, expected 0 to 1024'),
+  (1, _change(gamma=-1), 'gamma -1, expected 0 to'),
+  (1, _change(temperature='1'), "header has 'temperature' = '1'"),
+  (2, _change(type='header'), 'second header'),
+  (2, _change(type='note'), "unknown record type 'note'"),
+  (2, _drop('type'), 'unknown record type None'),
+  (2, _change(type=[]), r'unknown record type \[\]'),
+  (2, _change(row='a'), "prompt has 'row' = 'a'"),
+  (2, _change(row=True), "prompt has 'row' = True"),
+  (2, _change(num_encoder_tokens='3'), "prompt has 'num_encoder_tokens' = '3'"),
+  (2, lambda record: [record], 'a record is an object, got list'),
+  (4, _drop('next'), "iteration lacks 'next'"),
+  (4, _change(committed=99), 'committed is 99'),
+  (4, _change(drafted=[3]), 'drafted token 1 is an object'),
+  (4, _change_token(verdict='maybe'), "verdict 'maybe'"),
+  (4, _change_token(p='high'), "drafted token 1 has 'p' = 'high'"),
+  (4, _change_token(p=float('nan')), 'NaN is no JSON number'),
+  (4, _change_token(p=10**400), "drafted token 1 has 'p' = 1000"),
+]
+
+
+@pytest.mark.parametrize(('line', 'change', 'reason'), _ERRORS)
+def test_errors_name_the_line(records, path, line, change, reason):
+  lines = path.read_text().splitlines()
+  if line == 4:
+    line = 1 + next(
+      i for i, text in enumerate(lines) if json.loads(text).get('drafted')
+    )
+  lines[line - 1] = json.dumps(change(json.loads(lines[line - 1])))
+  path.write_text('\n'.join(lines) + '\n')
+  with pytest.raises(ValueError, match=reason) as error:
+    storage.read(path)
+  assert str(error.value).startswith(f'{path}:{line}: ')
+
+
+@pytest.mark.parametrize(
+  ('junk', 'reason'),
+  [
+    (b'{"type": "pro', 'not JSON'),
+    (b'', 'not JSON'),
+    (b'\xff', 'not UTF-8'),
+    (b'[' * 200_000 + b']' * 200_000, 'its lists are nested too deeply'),
+  ],
+)
+def test_corruption_before_the_end_is_an_error(path, junk, reason):
+  lines = path.read_bytes().split(b'\n')
+  lines[1] = junk
+  path.write_bytes(b'\n'.join(lines))
+  with pytest.raises(ValueError, match=f'trace.jsonl:2: {reason}'):
+    storage.read(path)
+
+
+def test_a_last_line_that_is_nested_too_deeply_is_not_cut(path):
+  path.write_bytes(path.read_bytes() + b'[' * 200_000 + b']' * 200_000)
+  with pytest.raises(ValueError, match='its lists are nested too deeply'):
+    storage.read(path)
+
+
+@pytest.mark.parametrize('data', [b'', b'{"type": "hea'])
+def test_without_a_header_there_is_no_trace(tmp_path, data):
+  path = tmp_path / 'trace.jsonl'
+  path.write_bytes(data)
+  with pytest.raises(ValueError, match='no header'):
+    storage.read(path)
