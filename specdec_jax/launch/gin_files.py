@@ -54,10 +54,18 @@ def reader(
       is_one_too = (SHIPPED / name).is_file()
       raise ValueError(f'{path} includes itself{hint if is_one_too else ""}')
     opened.append(path)
-    yield io.StringIO(old_names.renewed(path.read_text(encoding='utf-8')))
+    yield _Renewed(path)
     opened.pop()
 
   return read
+
+
+class _Renewed(io.StringIO):
+  """A gin file with today's names; gin's messages want its own."""
+
+  def __init__(self, path: Path):
+    super().__init__(old_names.renewed(path.read_text(encoding='utf-8')))
+    self.name = str(path)
 
 
 def find(name: str, folders: Sequence[str]) -> Path:

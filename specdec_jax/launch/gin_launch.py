@@ -12,7 +12,7 @@ import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from specdec_jax.launch import gin_files, gin_types
+from specdec_jax.launch import gin_files, gin_types, old_names
 
 _BINDING = '--gin.'
 _REQUIRED = '%gin.REQUIRED'
@@ -130,16 +130,17 @@ def parse(args: argparse.Namespace) -> None:
   """
   gin = _import_gin()
   gin.clear_config(clear_constants=True)
+  given = [old_names.renewed(binding) for binding in args.gin_bindings]
   folders = ['.', *args.gin_search_paths.split(',')]
   try:
     with _found_by(gin_files.reader(folders)):
       gin.parse_config_files_and_bindings(
-        args.gin_file, args.gin_bindings, finalize_config=False
+        args.gin_file, given, finalize_config=False
       )
   except OSError as error:
     raise ValueError(f'gin: {error}') from error
   except Exception as error:
-    _check_values(args.gin_bindings)
+    _check_values(given)
     reason = ' '.join(str(error).split())
     raise ValueError(f'gin: {reason}') from error
   _check_macros(gin.config_str(max_line_length=10**6))

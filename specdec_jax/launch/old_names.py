@@ -1,8 +1,8 @@
 """Names of earlier releases in gin files, bindings and the marks of runs.
 
-A user's gin file, or the `config.gin` of a run, may name modules by where they
-were. `renewed` rewrites such text before gin reads it; a comparison of settings
-rewrites the older side.
+A user's gin file, or the `config.gin` of a run, may name modules and functions
+by where they were. `renewed` rewrites such text before gin reads it, line by
+line, so that gin's messages still count lines rightly.
 """
 
 import re
@@ -19,27 +19,37 @@ _MODULES = {
   'specdec_jax.training.datasets': 'specdec_jax.data.datasets',
   'specdec_jax.training.length_buckets': 'specdec_jax.data.length_buckets',
 }
-_FROM = re.compile(r'^from (specdec_jax[\w.]*) import (\w+)(?: as (\w+))?$')
-_IMPORT = re.compile(r'^import (specdec_jax[\w.]+)(?: as (\w+))?$')
+# What gin files bound, and what it is called.
+_SELECTORS = {
+  'train_distilled.distillation_loss': 'recipes.distillation_loss',
+  'train_distilled.drafter_texts': 'recipes.drafter_texts',
+  'train_drafters.block_heads_config': 'recipes.block_heads_config',
+  'train_drafters.block_heads_loss': 'recipes.block_heads_loss',
+  'train_drafters.block_heads_params': 'recipes.block_heads_params',
+  'train_drafters.spec_drafter_params': 'recipes.spec_drafter_params',
+}
+_IMPORT = re.compile(r'^from (specdec_jax[\w.]*) import (\w+)(?: as (\w+))?$')
+_SELECTOR = re.compile(
+  r'(?:(?<=^)|(?<=[@/\s(\[,]))(' + '|'.join(map(re.escape, _SELECTORS)) + r')\b'
+)
 
 
 def renewed(text: str) -> str:
-  """The text of a gin file with today's names, line by line."""
-  if 'specdec_jax' not in text:
-    return text
-  return '\n'.join(map(_renewed_import, text.split('\n')))
+  """The text of a gin file, or a binding, with today's names."""
+  return '\n'.join(map(_renewed_line, text.split('\n')))
 
 
-def _renewed_import(line: str) -> str:
-  """An import of a module that has moved, under the name that it had."""
-  if found := _FROM.match(line.rstrip()):
-    module, alias = f'{found[1]}.{found[2]}', found[3] or found[2]
-  elif (found := _IMPORT.match(line.rstrip())) and found[2]:
-    module, alias = found[1], found[2]
-  else:
-    return line
-  if module not in _MODULES:
-    return line
-  package, _, name = _MODULES[module].rpartition('.')
-  suffix = '' if name == alias else f' as {alias}'
-  return f'from {package} import {name}{suffix}'
+def _renewed_line(line: str) -> str:
+  """One line; what stands in quotes or in a comment stays as it is."""
+  if found := _IMPORT.match(line.rstrip()):
+    module = f'{found[1]}.{found[2]}'
+    package, _, name = _MODULES.get(module, module).rpartition('.')
+    return f'from {package} import {name}' + (
+      f' as {found[3]}' * bool(found[3])
+    )
+  parts = re.split(r"""('[^']*'|"[^"]*"|#.*)""", line)
+  parts[::2] = [
+    _SELECTOR.sub(lambda found: _SELECTORS[found[1]], part)
+    for part in parts[::2]
+  ]
+  return ''.join(parts)

@@ -26,7 +26,7 @@ with module.one_writer(sys.argv[2], 'out'):
 def holder(tmp_path):
   """Another process that holds the lock of this folder, and the lock."""
   lock = tmp_path / 'new' / 'run.lock'
-  module = ROOT / 'specdec_jax' / 'checkpoints' / 'one_writer.py'
+  module = ROOT / 'specdec_jax' / 'files' / 'one_writer.py'
   process = subprocess.Popen(
     [sys.executable, '-c', HOLD, str(module), str(lock)],
     stdout=subprocess.PIPE,

@@ -6,28 +6,28 @@ import pytest
 from rich.console import Console
 from written_traces import ITERATIONS, drafted, iteration, written_trace
 
-from specdec_jax.trace import wording
+from specdec_jax.trace import terminal, wording
 
 _ESCAPE = '\x1b'
 
 
 def _show(traced, *, width=72, **kwargs):
   file = io.StringIO()
-  terminal = {
+  options = {
     key: kwargs.pop(key)
     for key in ('force_terminal', 'color_system', 'no_color')
     if key in kwargs
   }
-  console = Console(file=file, width=width, **terminal)
+  console = Console(file=file, width=width, **options)
   terminal.show(traced, console, **kwargs)
   lines = file.getvalue().split('\n')
   return '\n'.join(line.rstrip() for line in lines)
 
 
-def _stream(records, hidden_ids=(), **terminal):
+def _stream(records, hidden_ids=(), **options):
   file = io.StringIO()
   show = terminal.streamer(
-    Console(file=file, width=8, **terminal), hidden_ids=hidden_ids
+    Console(file=file, width=8, **options), hidden_ids=hidden_ids
   )
   for record in records:
     show(record)

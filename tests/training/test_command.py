@@ -11,9 +11,9 @@ import pytest
 
 from specdec_jax.checkpoints import loading
 from specdec_jax.cli import main as cli
-from specdec_jax.cli.commands import train as train_command
 from specdec_jax.data import token_files
 from specdec_jax.training import distillation, metrics_log, placement
+from specdec_jax.training import train as train_lib
 from tests.training import tiny_runs
 
 GIN = """
@@ -87,7 +87,7 @@ def test_a_run_leaves_a_model_metrics_and_its_config(folder):
 def test_it_says_what_it_does_before_the_first_step_and_at_the_end(
   folder, monkeypatch, capsys
 ):
-  monkeypatch.setattr(train_command, '_PATIENCE', 0.0)
+  monkeypatch.setattr(train_lib, '_PATIENCE', 0.0)
   assert train(folder, 'told', steps=3) == 0
   out, err = capsys.readouterr()
   assert err.splitlines() == [
@@ -121,7 +121,9 @@ def test_every_flag_has_a_help_text(command):
           yield from flags(subparser)
 
   parser = argparse.ArgumentParser()
-  importlib.import_module(f'specdec_jax.cli.{command}').add_arguments(parser)
+  importlib.import_module(f'specdec_jax.cli.commands.{command}').add_arguments(
+    parser
+  )
   bare = [
     action.option_strings
     for action in flags(parser)
