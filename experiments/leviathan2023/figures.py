@@ -21,7 +21,7 @@ from specdec_jax.measure import plots, stopwatch
 from specdec_jax.measure.plots import Measured, Segment
 from specdec_jax.text.tasks import Example
 from specdec_jax.theory.planner import Costs
-from specdec_jax.trace import drawing, recording, storage, wording
+from specdec_jax.trace import recording, storage, svg, wording
 from specdec_jax.trace.recording import Record
 from specdec_jax.trace.storage import Trace
 
@@ -59,7 +59,7 @@ def draw(
     pair = given[0]
     traced = trace_of(pair)
     line = wording.summary_line(traced.summarize())
-    picture = drawing.render(traced)
+    picture = svg.render(traced)
     (folder / 'figure_1.svg').write_text(picture, encoding='utf-8')
     plots.save(plots.timeline(_lanes(pair, settings)), folder / 'figure_5.svg')
     rows = [

@@ -11,10 +11,9 @@ is a sequence of records, plain dicts that are one JSON object each:
 - `summary`: the totals, at the end of a complete run.
 
 Rows and iterations count from 0 in the records; what is shown of them counts
-from 1, as prompts and lines do (`trace_text.ordinal`).
+from 1, as prompts and lines do (`wording.ordinal`).
 
-`trace_file` stores them; `trace_terminal`, `trace_html` and `trace_svg` show
-them.
+`storage` reads and writes them; `terminal`, `page` and `svg` show them.
 """
 
 import dataclasses
@@ -27,6 +26,7 @@ import numpy as np
 from specdec_jax import arrays, base
 from specdec_jax.base import Array, Prompt
 from specdec_jax.decoding.speculative import StepInfo
+from specdec_jax.theory import estimates
 from specdec_jax.verification import decision
 
 VERSION = 1
@@ -234,6 +234,16 @@ def tokens(record: Record) -> list[Record]:
   return record['drafted'] + ([record['next']] if record['next'] else [])
 
 
+def is_after_end(verdict: str) -> bool:
+  """Whether it is that of a drafted token beyond the iteration's last one."""
+  return verdict in ('discarded', 'truncated')
+
+
+def as_read(record: Record) -> list[Record]:
+  """`tokens`, but a correction stands right after what it corrects."""
+  return sorted(tokens(record), key=lambda t: is_after_end(t['verdict']))
+
+
 def committed(record: Record) -> list[Record]:
   """The tokens that an iteration added to the row, in order."""
   tokens = [t for t in record['drafted'] if t['verdict'] == 'accepted']
@@ -262,13 +272,18 @@ class Summary:
 
   @property
   def block_efficiency(self) -> float | None:
-    """Tokens a target run; None without any run."""
-    return _divide(self.num_tokens, self.num_target_runs)
+    """Tokens per target run; None without any run."""
+    return estimates.block_efficiency(self.num_tokens, self.num_target_runs)
 
   @property
   def alpha(self) -> float | None:
     """Accepted / tested tokens; None where none was tested."""
-    return _divide(sum(self.num_accepted), sum(self.num_tested))
+    return estimates.alpha(sum(self.num_accepted), sum(self.num_tested))
+
+  @property
+  def alpha_by_position(self) -> list[float | None]:
+    """Alpha of each draft position; None where none was tested."""
+    return list(map(estimates.alpha, self.num_accepted, self.num_tested))
 
 
 def summarize(iterations: Iterable[Record], gamma: int) -> Summary:
@@ -382,7 +397,3 @@ def _number(value: Any) -> float | None:
   """The shortest decimal that is this float32; None if it is no number."""
   value = np.float32(value)
   return float(str(value)) if np.isfinite(value) else None
-
-
-def _divide(a: int, b: int) -> float | None:
-  return a / b if b else None

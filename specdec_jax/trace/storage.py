@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import reprlib
@@ -79,6 +80,21 @@ class Trace:
   def rows(self) -> list[int]:
     """Rows with a prompt or an iteration, in the order they appeared."""
     return list(dict.fromkeys([*self.prompts, *self.iterations]))
+
+  @property
+  def is_interrupted(self) -> bool:
+    """Whether the run did not reach its end."""
+    return self.is_truncated or self.summary is None
+
+  @functools.cached_property
+  def verdicts(self) -> set[str]:
+    """Those of all tokens."""
+    return {
+      token['verdict']
+      for records in self.iterations.values()
+      for record in records
+      for token in recording.tokens(record)
+    }
 
   def summarize(self, row: int | None = None) -> recording.Summary:
     """Totals of one row, or of all of them."""

@@ -78,7 +78,7 @@ def show(
   if row is None and len(traced.rows) > 1:
     line = wording.summary_line(traced.summarize())
     console.print(f'\nall rows: {line}', style='bold', **_PLAIN)
-  if traced.is_truncated or traced.summary is None:
+  if traced.is_interrupted:
     console.print('the run was interrupted', style='yellow', **_PLAIN)
 
 
@@ -122,16 +122,10 @@ def legend(
   traced: Trace, *, style: Style = 'lines', has_marks: bool = False
 ) -> Any:
   """A `rich.text.Text` that names the verdicts of a trace as they look."""
-  present = {
-    token['verdict']
-    for records in traced.iterations.values()
-    for record in records
-    for token in recording.tokens(record)
-    if style == 'lines' or not _is_after_end(token)
-  }
   text = _text()
   for verdict in _STYLES:
-    if verdict in present:
+    is_shown = style == 'lines' or not recording.is_after_end(verdict)
+    if is_shown and verdict in traced.verdicts:
       text.append('  ' if text else '')
       _append(text, verdict, verdict, has_marks)
   return text
@@ -176,8 +170,7 @@ def _lines(records: list[Record], has_marks: bool) -> Any:
   table.add_column(overflow='fold')
   for record in records:
     line = _text()
-    # A correction stands right after what it corrects.
-    for token in sorted(recording.tokens(record), key=_is_after_end):
+    for token in recording.as_read(record):
       shown = wording.visible(token['text']) or wording.EMPTY
       _append(line, shown, token['verdict'], has_marks)
     number = wording.ordinal(record['iteration'])
@@ -192,19 +185,15 @@ def _flow(
   text = _text()
   for record in records:
     for token in recording.tokens(record):
-      if _is_after_end(token) or token['token'] in hidden_ids:
+      verdict = token['verdict']
+      if recording.is_after_end(verdict) or token['token'] in hidden_ids:
         continue
-      if token['verdict'] == 'rejected':
+      if verdict == 'rejected':
         shown = wording.visible(token['text']) or wording.EMPTY
       else:
         shown = wording.visible(token['text'], keep='\n\t')
-      _append(text, shown, token['verdict'], has_marks)
+      _append(text, shown, verdict, has_marks)
   return text
-
-
-def _is_after_end(token: Record) -> bool:
-  """Whether the block had ended before this drafted token."""
-  return token['verdict'] in ('discarded', 'truncated')
 
 
 def _append(text: Any, shown: str, verdict: str, has_marks: bool) -> None:

@@ -55,7 +55,7 @@ def seed(*names, search_paths='.') -> str:
   return gin_launch.bindings()['SEED']
 
 
-def test_a_wheel_has_every_gin_file(tmp_path):
+def test_a_wheel_has_every_gin_file_and_the_parts_of_the_page(tmp_path):
   pytest.importorskip('setuptools')
   subprocess.run(
     [sys.executable, 'setup.py', '-q', 'build_py', '--build-lib', tmp_path],
@@ -69,6 +69,8 @@ def test_a_wheel_has_every_gin_file(tmp_path):
   assert folder == tmp_path / 'specdec_jax' / 'gin_configs'
   found = sorted(folder.rglob('*.gin'))
   assert [path.relative_to(folder).as_posix() for path in found] == SHIPPED
+  trace = tmp_path / 'specdec_jax' / 'trace'
+  assert {'page.css', 'page.js'} <= {path.name for path in trace.iterdir()}
   # T5X leaves the search to gin, which looks in Python's packages.
   assert all((path.parent / '__init__.py').is_file() for path in found)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from specdec_jax.checkpoints import loading, orbax, t5x
 from specdec_jax.text import vocabulary_files
-from specdec_jax.trace import html_page, storage
+from specdec_jax.trace import page, storage
 from tests.fuzz import formats, mutations
 
 # Of how many bytes a small file can be that decompresses to 64 MiB.
@@ -100,7 +100,7 @@ def _read_orbax(folder: Path) -> None:
 
 
 def _read_trace(folder: Path) -> None:
-  html_page.render(storage.read(folder / 'trace.jsonl'))
+  page.render(storage.read(folder / 'trace.jsonl'))
 
 
 _gguf = functools.partial(_read_model, 'model.gguf')

@@ -5,7 +5,7 @@ import dataclasses
 
 from specdec_jax.cli import options, outputs
 from specdec_jax.launch import progress
-from specdec_jax.trace import drawing, html_page, storage, terminal, wording
+from specdec_jax.trace import page, storage, svg, terminal, wording
 from specdec_jax.trace.storage import Trace
 
 HELP = 'show a recorded trace'
@@ -51,12 +51,10 @@ def run(args: argparse.Namespace) -> int:
   traced = storage.read(args.trace)
   row = _find(traced, args.row)
   if args.html:
-    _write(args.html, html_page.render(_only(traced, row)))
+    _write(args.html, page.render(_only(traced, row)))
     return 0
   if args.svg:
-    picture = drawing.render(
-      _only(traced, row), max_iterations=args.max_iterations
-    )
+    picture = svg.render(_only(traced, row), max_iterations=args.max_iterations)
     _write(args.svg, picture)
     return 0
   screen = progress.console(color=args.color)
@@ -64,9 +62,9 @@ def run(args: argparse.Namespace) -> int:
   return 0
 
 
-def _write(path: str, page: str) -> None:
+def _write(path: str, text: str) -> None:
   with outputs.opened(path) as file:
-    file.write(page)
+    file.write(text)
   if path != outputs.STANDARD_OUTPUT:
     print(f'wrote {path}')
 

@@ -5,12 +5,14 @@ escaped, and the page's policy allows no script but its own.
 """
 
 import base64
+import functools
 import hashlib
 import html
 import json
+from importlib import resources
 from typing import Any
 
-from specdec_jax.trace import page_parts, recording, wording
+from specdec_jax.trace import recording, wording
 from specdec_jax.trace.recording import Record, Summary
 from specdec_jax.trace.storage import Trace
 
@@ -34,19 +36,29 @@ def render(traced: Trace, *, title: str = 'Speculative decoding trace') -> str:
     _toolbar(traced),
     *(_row(traced, row) for row in traced.rows),
   ])  # fmt: skip
+  style, script = _file('page.css'), _file('page.js')
   policy = (
-    f"default-src 'none'; style-src {_digest(page_parts.CSS)}; "
-    f'script-src {_digest(page_parts.SCRIPT)}'
+    f"default-src 'none'; style-src {_digest(style)}; "
+    f'script-src {_digest(script)}'
   )
   return (
     '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
     '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    f'<title>{_escape(title)}</title>\n<style>{page_parts.CSS}</style>\n'
+    f'<title>{_escape(title)}</title>\n<style>{style}</style>\n'
     f'</head>\n<body>\n{body}'
     '<div id="tip" role="tooltip" hidden></div>\n'
-    f'<script>{page_parts.SCRIPT}</script>\n</body>\n</html>\n'
+    f'<script>{script}</script>\n</body>\n</html>\n'
   )
+
+
+@functools.cache
+def _file(name: str) -> str:
+  """A file beside this one. The style sheet; and the script, without which
+  titles show: with it they become one tooltip that keyboard focus opens too,
+  and the arrow keys walk over tokens and iterations."""
+  source = resources.files('specdec_jax.trace').joinpath(name)
+  return '\n' + source.read_text(encoding='utf-8')
 
 
 def _top(traced: Trace, title: str) -> str:
@@ -59,7 +71,7 @@ def _top(traced: Trace, title: str) -> str:
     if name not in named and value is not None
   )
   warning = ''
-  if traced.is_truncated or traced.summary is None:
+  if traced.is_interrupted:
     warning = (
       '<p class="warn" role="note">The run did not reach its end: this is what '
       'was recorded before it stopped.</p>\n'
@@ -93,7 +105,7 @@ def _totals(traced: Trace) -> str:
 
 def _acceptance_chart(summary: Summary) -> str:
   """Bars of accepted / tested tokens by draft position."""
-  rates = _rates(summary)
+  rates = summary.alpha_by_position
   if not any(summary.num_tested):
     return ''
   step, height = (52 if len(rates) <= 12 else 34), 84
@@ -163,7 +175,7 @@ def _table(traced: Trace) -> str:
 
 
 def _sparkline(summary: Summary) -> str:
-  rates = _rates(summary)
+  rates = summary.alpha_by_position
   bars = ''.join(_bar(rate, 8 * i, 0, 6, 20) for i, rate in enumerate(rates))
   return (
     f'<svg role="img" width="{8 * len(rates)}" height="20" '
@@ -172,17 +184,11 @@ def _sparkline(summary: Summary) -> str:
 
 
 def _toolbar(traced: Trace) -> str:
-  present = {
-    token['verdict']
-    for records in traced.iterations.values()
-    for record in records
-    for token in recording.tokens(record)
-  }
   legend = ''.join(
     f'<li><span class="k {verdict}" title="{html.escape(meaning)}">{verdict}'
     '</span></li>'
     for verdict, meaning in wording.MEANINGS.items()
-    if verdict in present
+    if verdict in traced.verdicts
   )
   return (
     f'<div class="bar-top"><ul class="legend" aria-label="Legend">{legend}'
@@ -260,13 +266,9 @@ def _strip(row: int, records: list[Record]) -> str:
 def _iteration(row: int, record: Record, is_first: bool) -> str:
   k = wording.ordinal(record['iteration'])
   name = f'{_row_id(row)}-i{k}'
-  # A correction stands right after what it corrects.
-  tokens = sorted(
-    recording.tokens(record),
-    key=lambda t: t['verdict'] in ('discarded', 'truncated'),
-  )
   spans = ''.join(
-    _token(token, is_first and i == 0) for i, token in enumerate(tokens)
+    _token(token, is_first and i == 0)
+    for i, token in enumerate(recording.as_read(record))
   )
   return (
     f'<li id="{name}"><a class="n" href="#{name}" tabindex="-1" '
@@ -316,25 +318,17 @@ def _row_id(row: int) -> str:
   return f'r{wording.ordinal(row)}'
 
 
-def _rates(summary: Summary) -> list[float | None]:
-  pairs = zip(summary.num_accepted, summary.num_tested, strict=True)
-  return [a / b if b else None for a, b in pairs]
-
-
 def _rate_list(rates: list[float | None]) -> str:
   return ', '.join(f'{i} {_percent(r)}' for i, r in enumerate(rates, start=1))
 
 
-def _rate(rate: float | None) -> str:
-  return '–' if rate is None else f'{rate:.2f}'
+def _number(value: float | None, form: str) -> str:
+  return '–' if value is None else format(value, form)
 
 
-def _percent(rate: float | None) -> str:
-  return '–' if rate is None else f'{rate:.0%}'
-
-
-def _probability(value: float | None) -> str:
-  return '–' if value is None else f'{value:.4g}'
+_rate = functools.partial(_number, form='.2f')
+_percent = functools.partial(_number, form='.0%')
+_probability = functools.partial(_number, form='.4g')
 
 
 def _fact(value: Any) -> str:

@@ -14,7 +14,8 @@ from written_traces import (
   written_trace,
 )
 
-from specdec_jax.trace import html_page, page_parts
+from specdec_jax.trace.page import render
+from specdec_jax.trace.storage import Trace
 
 _VOID = {'meta', 'input', 'br', 'rect'}
 
@@ -60,7 +61,7 @@ def _tokens(page):
 
 
 def test_shows_every_token_in_order():
-  page = _Page(html_page.render(written_trace()))
+  page = _Page(render(written_trace()))
   shown = [(e['class'], e['text'], e['tag']) for e in _tokens(page)]
   assert shown == [
     ('accepted', 'The', 'span'),
@@ -78,7 +79,7 @@ def test_shows_every_token_in_order():
 
 
 def test_titles_have_the_numbers():
-  page = _Page(html_page.render(written_trace()))
+  page = _Page(render(written_trace()))
   assert _tokens(page)[1]['title'] == (
     '“ dog” · id 9\n'
     'rejected: drafted, and refused by the target\n'
@@ -89,13 +90,13 @@ def test_titles_have_the_numbers():
 
 def test_missing_numbers():
   tokens = [drafted('x', 'accepted', p=None, u=None)]
-  page = _Page(html_page.render(written_trace([iteration(0, tokens, None)])))
+  page = _Page(render(written_trace([iteration(0, tokens, None)])))
   assert _tokens(page)[0]['title'].endswith('p = –\nq = 0.25\nacceptance = 1')
 
 
 def test_header_summary_and_charts():
   other = [{**record, 'row': 5} for record in ITERATIONS[:1]]
-  page = _Page(html_page.render(written_trace([*ITERATIONS, *other])))
+  page = _Page(render(written_trace([*ITERATIONS, *other])))
   [facts] = page.find(tag='dl', **{'class': 'facts'})
   assert 'gamma3' in facts['text']
   assert 'Small drafts for Big' in page.find(tag='header')[0]['text']
@@ -115,7 +116,7 @@ def test_a_position_that_was_never_tested_is_no_share_of_nothing():
     iteration(0, [drafted('a', verdict)], following('b', 'bonus'), row=row)
     for row, verdict in enumerate(('accepted', 'rejected'))
   ]
-  page = _Page(html_page.render(written_trace(rows)))
+  page = _Page(render(written_trace(rows)))
   charts = [e for e in page.find(tag='svg') if '2 –, 3 –' in e['aria-label']]
   assert [e['aria-label'].rpartition(': ')[2] for e in charts] == [
     *('1 50%, 2 –, 3 –', '1 100%, 2 –, 3 –', '1 0%, 2 –, 3 –')
@@ -127,9 +128,9 @@ def test_a_position_that_was_never_tested_is_no_share_of_nothing():
 
 def test_a_wide_table_scrolls_within_its_card():
   other = [{**record, 'row': 5} for record in ITERATIONS[:1]]
-  source = html_page.render(written_trace([*ITERATIONS, *other]))
+  source = render(written_trace([*ITERATIONS, *other]))
   assert re.search(r'<div class="wide"[^>]*>\s*<table>', source)
-  assert re.search(r'\.wide \{[^}]*overflow-x: auto', page_parts.CSS)
+  assert re.search(r'\.wide \{[^}]*overflow-x: auto', source)
 
 
 def test_the_prompt_of_an_encoder_has_the_encoder_s_tokens():
@@ -140,12 +141,12 @@ def test_the_prompt_of_an_encoder_has_the_encoder_s_tokens():
     ({'num_tokens': 1, 'num_encoder_tokens': 23}, 'Prompt, 23 tokens'),
   ):
     prompt.update(sizes)
-    page = _Page(html_page.render(traced))
+    page = _Page(render(traced))
     assert shown in [e['text'] for e in page.find(tag='summary')]
 
 
 def test_iterations_can_be_reached():
-  page = _Page(html_page.render(written_trace()))
+  page = _Page(render(written_trace()))
   ids = [e['id'] for e in page.elements if 'id' in e]
   assert len(ids) == len(set(ids))
   targets = [e['href'][1:] for e in page.elements if 'href' in e]
@@ -158,7 +159,7 @@ def test_iterations_can_be_reached():
 
 
 def test_needs_nothing_else():
-  source = html_page.render(written_trace())
+  source = render(written_trace())
   page = _Page(source)
   for element in page.elements:
     assert element['tag'] not in ('link', 'img', 'iframe', 'base')
@@ -172,7 +173,7 @@ def test_needs_nothing_else():
 
 
 def test_policy_admits_the_page_itself():
-  source = html_page.render(written_trace())
+  source = render(written_trace())
   [policy] = _Page(source).find(tag='meta', **{'http-equiv': _POLICY})
   for tag in ('style', 'script'):
     [text] = re.findall(f'<{tag}>(.*?)</{tag}>', source, re.DOTALL)
@@ -202,8 +203,8 @@ def test_text_stays_text(text):
   )
   header = {**traced.header, 'target': text, text: text}
   page = _Page(
-    html_page.render(
-      html_page.Trace(
+    render(
+      Trace(
         header=header, prompts=traced.prompts, iterations=traced.iterations
       ),
       title=text,
@@ -222,23 +223,23 @@ def test_text_stays_text(text):
 
 def test_lone_surrogates_and_nul_can_be_written(tmp_path):
   tokens = [drafted('\ud83d\x00', 'accepted')]
-  source = html_page.render(written_trace([iteration(0, tokens, None)]))
+  source = render(written_trace([iteration(0, tokens, None)]))
   (tmp_path / 'page.html').write_text(source, encoding='utf-8')
   assert '<U+D83D>␀' in _tokens(_Page(source))[0]['text']
 
 
 def test_interruptions_are_told():
   notes = [
-    _Page(html_page.render(written_trace(is_complete=done))).find(role='note')
+    _Page(render(written_trace(is_complete=done))).find(role='note')
     for done in (True, False)
   ]
   assert [len(note) for note in notes] == [0, 1]
 
 
 def test_a_trace_of_nothing():
-  _Page(html_page.render(written_trace([])))
+  _Page(render(written_trace([])))
 
 
 def test_hundreds_of_iterations_stay_small():
   records = [{**ITERATIONS[0], 'iteration': k} for k in range(500)]
-  assert len(html_page.render(written_trace(records))) < 1_000_000
+  assert len(render(written_trace(records))) < 1_000_000

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from specdec_jax.trace import drawing
+from specdec_jax.trace import svg
 from tests.trace.written_traces import (
   ITERATIONS,
   drafted,
@@ -25,7 +25,7 @@ def _text(element):
 
 
 def _drawn(traced, **options):
-  return ElementTree.fromstring(drawing.render(traced, **options))
+  return ElementTree.fromstring(svg.render(traced, **options))
 
 
 def _tokens(root):
@@ -38,9 +38,9 @@ def _tokens(root):
   return [line[1:] for line in lines]
 
 
-def _colors(svg, verdict):
+def _colors(picture, verdict):
   """Red, green and blue of a verdict's text, in the light and the dark."""
-  found = re.findall(rf'\.{verdict} text{{fill:#(\w{{6}})', svg)
+  found = re.findall(rf'\.{verdict} text{{fill:#(\w{{6}})', picture)
   assert len(found) == 2
   return [[int(color[i : i + 2], 16) for i in (0, 2, 4)] for color in found]
 
@@ -60,13 +60,13 @@ def test_a_line_is_an_iteration_and_a_class_a_verdict():
 
 
 def test_accepted_is_green_rejected_red_and_the_targets_own_blue():
-  svg = drawing.render(written_trace())
+  picture = svg.render(written_trace())
   strongest = {'accepted': 1, 'rejected': 0}
   for verdict in _VERDICTS:
-    for color in _colors(svg, verdict):
+    for color in _colors(picture, verdict):
       assert color.index(max(color)) == strongest.get(verdict, 2), verdict
-  assert '.struck{text-decoration:line-through}' in svg
-  assert svg.count('@media(prefers-color-scheme:dark)') == 1
+  assert '.struck{text-decoration:line-through}' in picture
+  assert picture.count('@media(prefers-color-scheme:dark)') == 1
 
 
 def test_what_is_struck_is_the_rejected_word_without_its_space():
@@ -112,17 +112,17 @@ def test_text_is_escaped_and_nothing_is_fetched_or_run():
     iteration(0, [drafted(text, 'accepted')], following(text, 'bonus'))
     for text in texts
   ]
-  svg = drawing.render(written_trace(records, text=''.join(texts)))
-  root = ElementTree.fromstring(svg.encode())
+  picture = svg.render(written_trace(records, text=''.join(texts)))
+  root = ElementTree.fromstring(picture.encode())
   assert {element.tag for element in root.iter()} == {
     _SVG + tag for tag in ('svg', 'title', 'desc', 'style', 'rect', 'g', 'text')
   }
   for element in root.iter():
     assert not any(re.search('href|src|^on', name) for name in element.attrib)
-  assert not re.search(r'url\(|@import', svg)
+  assert not re.search(r'url\(|@import', picture)
   shown = [line[0][1] for line in _tokens(root)]
   assert shown[2:] == [' &amp;', '␛[31m', '<U+D800>', '<U+FFFE>', '<U+202E>']
-  assert not any(unicodedata.category(c) == 'Cf' for c in svg)
+  assert not any(unicodedata.category(c) == 'Cf' for c in picture)
 
 
 def test_the_head_says_who_drafted_for_whom_and_what_it_brought():

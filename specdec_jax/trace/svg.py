@@ -127,7 +127,7 @@ def _head(traced: Trace) -> Iterator[_Part]:
   if summary.block_efficiency is not None:
     rate = f'{summary.block_efficiency:.2f} tokens per target run'
   totals = _totals(summary)
-  if traced.is_truncated or traced.summary is None:
+  if traced.is_interrupted:
     totals += ', interrupted'
   yield _Part(24, _both(models, rate, 'title'))
   yield _Part(30, _both(settings, totals, 'dim'))
@@ -212,15 +212,9 @@ def _token(verdict: str, text: str, x: float) -> str:
 
 
 def _legend(traced: Trace) -> Iterator[_Part]:
-  present = {
-    token['verdict']
-    for records in traced.iterations.values()
-    for record in records
-    for token in recording.tokens(record)
-  }
   x, drawn = float(_TOKENS), []
   for verdict in _TOKEN_COLORS:
-    if verdict in present:
+    if verdict in traced.verdicts:
       drawn.append(_token(verdict, verdict, x))
       x += (len(verdict) + 2) * _ADVANCE
   yield _Part(_LINE, ''.join(drawn))

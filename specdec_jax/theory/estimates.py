@@ -1,0 +1,57 @@
+"""Rates from what was counted."""
+
+import numpy as np
+
+_NORMAL_QUANTILE = 1.96  # Of 97.5%.
+
+
+def quotient(part: float, whole: float) -> float | None:
+  """`part / whole` of two scalars; None where nothing was counted."""
+  return float(part) / float(whole) if whole else None
+
+
+def alpha(num_accepted: float, num_tested: float) -> float | None:
+  """Accepted / tested drafted tokens, None where none was tested: the estimate
+  of alpha in Leviathan et al. (https://arxiv.org/abs/2211.17192), the chance
+  that a token passes given that those before it did."""
+  return quotient(num_accepted, num_tested)
+
+
+def block_efficiency(num_tokens: float, num_target_runs: float) -> float | None:
+  """Tokens per target run, the correction or bonus token counted; None without
+  any run."""
+  return quotient(num_tokens, num_target_runs)
+
+
+def ratio(
+  sums: np.ndarray, counts: np.ndarray
+) -> tuple[float, list[float] | None]:
+  """A ratio of sums over rows, and its 95% interval.
+
+  Rows are the sampling unit, since neighbouring tokens are not independent: the
+  variance is that of a ratio estimate, linearised (Cochran, Sampling
+  Techniques, 3rd edition, chapter 6). The interval of the difference between
+  two draft models is narrower than either's own: what makes a text easy for
+  both drops out.
+
+  Args:
+    sums: `[R]`, such as accepted tokens, or differences of two models' sums.
+    counts: `[R]`, such as tested tokens.
+
+  Returns:
+    The ratio, and its interval, None for fewer than two rows.
+
+  Raises:
+    ValueError: if nothing was counted.
+  """
+  if not counts.sum():
+    raise ValueError(f'nothing was counted in {len(counts)} rows')
+  value = float(sums.sum() / counts.sum())
+  is_counted = counts > 0
+  num_rows = int(is_counted.sum())
+  if num_rows < 2:
+    return value, None
+  excess = (sums - value * counts)[is_counted]
+  deviation = np.sqrt((excess**2).sum() * num_rows / (num_rows - 1))
+  half = float(_NORMAL_QUANTILE * deviation / counts.sum())
+  return value, [value - half, value + half]
