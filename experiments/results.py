@@ -11,11 +11,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from experiments import report
+from experiments import report, summary
 
 ROOT = Path(__file__).resolve().parent
 PAGE = ROOT.parent / 'docs' / 'results.md'
 TITLES = {
+  'prompts': 'SmolLM2-135M: prompt lookup',
   'leviathan2023': 'Leviathan et al. 2023: speculative decoding',
   'sun2024': 'Sun et al. 2024: block verification',
   'xia2023': 'Xia et al. 2023: SpecDec',
@@ -28,15 +29,15 @@ _ORDER = {
   ),
   'xia2023': ('main', 'block_size', 'drafters', 'verification'),
 }
-_HEAD = """\
-# Results
+_HEAD = '# Results\n'
+_READING = """\
+## How to read this page
 
-Written by `make tables`, which runs the commands below and then
-`python -m experiments.results`: nothing here is typed. A value of a paper
-stands beside ours with (P) if it was read in the paper or in its authors' code,
-and with (S) if in another source. Times are of the machine that is named with
-each table; chapters whose titles end with a setting are one run by itself, on
-another machine.
+`make tables` runs the commands below (but for the first chapter's) and then
+`python -m experiments.results`, which writes this page. Values from a paper are
+marked (P) if they were read in the paper or in its authors' code, and (S) if in
+another source. Times are from the machine that is named with each table. A
+chapter whose title ends with a setting is a run of its own, on another machine.
 """
 
 
@@ -48,7 +49,7 @@ def main() -> int:
 
 def page(root: Path) -> str:
   """The whole page, of the experiments in a folder."""
-  parts = [_HEAD]
+  parts = [_HEAD, *filter(None, [summary.lines(root)]), _READING]
   for name, title in TITLES.items():
     results = root / name / 'results'
     for folder in (results, *sorted(results.glob('*/'))):

@@ -11,12 +11,12 @@ from experiments.report import Cells
 from specdec_jax import theory
 
 NOTE = (
-  'T = 0, batch 1. Tokens per cost: a unit is a plain step. At the costs of '
-  'the paper a target run costs 1, whatever it scores, and a drafted token c; '
-  'at the measured ones a run costs T(w) / T(1), where w is one more than the '
-  'most that the schedule may draft. The oracle drafts just what is accepted: '
-  '1 / (1 - alpha + alpha c). Tokens drafted beyond the end of a text count '
-  'for nobody.'
+  'T = 0, batch 1. Tokens per cost: the unit of cost is a plain step. At the '
+  "paper's costs a target run costs 1, however many positions it scores, and a "
+  'drafted token c; at the measured costs a run costs T(w) / T(1), where w is '
+  'one more than the largest draft of the schedule. The oracle drafts exactly '
+  'what is accepted: 1 / (1 - alpha + alpha c). Tokens drafted beyond the end '
+  'of a text are not counted.'
 )
 
 

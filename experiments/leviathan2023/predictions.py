@@ -36,8 +36,8 @@ def table(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
         named(pair)
         | {
           'gamma': gamma,
-          'tokens a run': drafted.tokens_per_run,
-          'ms of a run': 1e3 * drafted.seconds_per_run,
+          'tokens per target run': drafted.tokens_per_run,
+          'ms per run': 1e3 * drafted.seconds_per_run,
           'its parts': 1e3 * loop,
           'run / parts': drafted.seconds_per_run / loop,
           'predicted': line[gamma],
@@ -55,11 +55,11 @@ def table(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
       *notes,
       'T = 0, batch 1, after the prefill. Parts are gamma drafted tokens and '
       'one target call over gamma + 1 positions, timed in turns with the '
-      'decodes, the drafts by what they add to target calls; '
-      'predictions take them, and the acceptance of every token of the '
-      "target's own text of these examples. A run is without what a decode "
-      'costs beyond its iterations, which predictions add once a text. Times '
-      'are sums over the texts, each the median of its turns; a range is of '
+      'decodes, the drafts by what they add to target calls. Predictions use '
+      'these parts and the acceptance of every token along the '
+      "target's own text of these examples. The fixed cost of a decode is not "
+      'part of a run; predictions add it once per text. Times '
+      'are sums over the texts, each the median of its turns; ranges are over '
       'whole turns. The figure shows these speeds and ranges.',
     ],
   )
@@ -91,13 +91,14 @@ def _verdict(
   best = max(speeds, key=speeds.__getitem__)
   reached = speeds[planned] if planned else 1.0
   launches = (
-    f'a decode costs {1e3 * parts.launch_seconds:.2f} ms beyond its runs, a '
+    f'the fixed cost of a decode is {1e3 * parts.launch_seconds:.2f} ms, of a '
     f'plain one {1e3 * parts.plain_launch_seconds:.2f} ms'
   )
   return (
-    f'{pair.name}: predicted speed is off by {np.median(errors):.1%} (median; '
-    f'at most {max(errors):.1%}); up to gamma 8 a run takes '
-    f'{np.median(ratios):.2f} of its parts (median; {min(ratios):.2f} to '
-    f'{max(ratios):.2f}); {launches}; the planned gamma is {planned}, at '
-    f'{reached:.2f}, and the best measured {best}, at {speeds[best]:.2f}.'
+    f'{pair.name}: the median error of predicted speed is '
+    f'{np.median(errors):.1%} (at most {max(errors):.1%}); up to gamma 8 a run '
+    f'takes {np.median(ratios):.2f} times its parts (median; '
+    f'{min(ratios):.2f} to {max(ratios):.2f}); {launches}; the planned gamma '
+    f'is {planned}, with speed {reached:.2f}, and the best measured gamma is '
+    f'{best}, with speed {speeds[best]:.2f}.'
   )

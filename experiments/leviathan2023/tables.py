@@ -66,8 +66,8 @@ def table_2(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
         'T': int(temperature),
         'gamma': gamma,
         'alpha': acceptance['alpha'],
-        '95%': _interval(acceptance),
-        'tokens a run': drafted.tokens_per_run,
+        '95% interval': _interval(acceptance),
+        'tokens per target run': drafted.tokens_per_run,
         'speed': drafted.speedup(found.plain),
         'with the prefill': drafted.whole_speedup(found.plain),
       }
@@ -117,9 +117,9 @@ def table_3(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
     rows=rows,
     notes=[
       'Alpha is the mean of sum min(p, q) over prefixes of text that the '
-      'target generated; intervals take the examples for what is drawn.',
+      'target generated; examples are the sampling unit of intervals.',
       f'The paper also has LaMDA 137B with top-40 sampling, T = 0 / 1: {lamda} '
-      f'{paper.TAG}; nothing here stands beside it.',
+      f'{paper.TAG}, which has no counterpart here.',
     ],
   )
 
@@ -170,9 +170,9 @@ def table_4(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
   return Table(
     rows=rows,
     notes=[
-      '`expected` is Theorem 3.8, for which scoring gamma + 1 tokens costs '
-      'what scoring one does. `with T(gamma+1)` is at the measured costs, '
-      'and with the measured acceptance of every token of the texts.'
+      '`expected` is Theorem 3.8, which assumes that scoring gamma + 1 tokens '
+      'costs as much as scoring one. `with T(gamma+1)` uses the measured costs '
+      'and the measured acceptance of every token of the texts.'
     ],
   )
 
@@ -209,8 +209,8 @@ def table_5(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
   return Table(
     rows=rows,
     notes=[
-      "The paper's trained drafter in these cells is T5-small. Speeds are "
-      'Theorem 3.8 at the alpha above them.'
+      "The paper's trained drafter in these cells is T5-small. Speeds follow "
+      'from Theorem 3.8 at the alpha above them.'
     ],
   )
 

@@ -152,7 +152,7 @@ _LABELS = {
   'rouge2': 'ROUGE-2',
   'rougeLsum': 'ROUGE-Lsum',
   'exact_match': 'exact match, %',
-  'nats_per_token': 'nats a token',
+  'nats_per_token': 'nats per token',
   'perplexity': 'perplexity',
 }
 
@@ -178,7 +178,7 @@ def _drafting(task: str, found: dict[str, Any]) -> list[str]:
   lines = [
     f'## Drafting for {found["target"]} on {task.partition("/")[0]}',
     '',
-    f'{_measured(task, found)} Intervals are 95%, rows being what is drawn.',
+    f'{_measured(task, found)} Intervals are 95%; rows are the sampling unit.',
     '',
     '| | this | plainly trained | difference |',
     '|---|---|---|---|',
@@ -193,7 +193,7 @@ def _drafting(task: str, found: dict[str, Any]) -> list[str]:
     lines.append(f'| {label} | {" | ".join(cells)} |')
   for name, label in (
     ('accepted_per_tested', f'accepted / tested, gamma {found["gamma"]}'),
-    ('tokens_per_target_run', 'tokens a target run'),
+    ('tokens_per_target_run', 'tokens per target run'),
   ):
     cells = [_interval(each[name]) for each in decoding]
     cells += [''] * (3 - len(cells))
@@ -218,7 +218,7 @@ def _speed(bench: dict[str, Any]) -> str:
   return (
     f'Speed by `specdec bench`, {bench["num_prompts"]} prompts of the test '
     f'split, batch {bench["batch_size"]}, gamma {bench["gamma"]}, on '
-    f'{bench["device"]}: {drafted:.0f} tokens a second instead of {plain:.0f}, '
+    f'{bench["device"]}: {drafted:.0f} tokens per second instead of {plain:.0f}, '
     f'{bench["speedup"]:.2f} times as many (predicted '
     f'{bench["predicted_speedup"]:.2f}; with the prefill '
     f'{bench["end_to_end_speedup"]:.2f}).'

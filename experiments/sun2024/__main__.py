@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown = report.write(
       folder,
       'tokens_per_run',
-      title='Tokens a target run',
+      title='Tokens per target run',
       header=header,
       table=table,
     )

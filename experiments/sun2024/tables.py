@@ -86,8 +86,8 @@ def tokens_per_run(
       f'{gammas[-1]}.'
     )
   notes.append(
-    'Tokens a target run at T = 1; intervals take the examples for what is '
-    'drawn. At gamma 1 the rules are one.'
+    'Tokens per target run at T = 1; examples are the sampling unit of '
+    'intervals. At gamma 1 the two rules are the same.'
   )
   return Table(rows=rows, notes=notes)
 

@@ -107,8 +107,8 @@ def batch_table(pair: Pair, settings: Settings) -> list[Cells]:
         {
           'way': name,
           'batch': batch_size,
-          'ms a batch': 1e3 * float(np.mean(result.batch_seconds)),
-          'sentences a second': len(result.texts) / result.seconds,
+          'ms per batch': 1e3 * float(np.mean(result.batch_seconds)),
+          'sentences per second': len(result.texts) / result.seconds,
           'speed over greedy': results[GREEDY].seconds / result.seconds,
         }
       )
@@ -169,7 +169,7 @@ def _compare(
   compared: dict[str, Way],
   theirs: dict[str, dict[str, str]],
 ) -> list[Cells]:
-  """Quality and tokens an iteration of all examples, and times at batch 1 of
+  """Quality and tokens per iteration of all examples, and times at batch 1 of
   some, each beside the paper's."""
   compared = _plain(pair) | compared
   whole = _wholes(pair, compared, settings.batch_size)
@@ -192,14 +192,14 @@ def _compare(
         'way': name,
         'BLEU': _bleu(references, whole[name].texts) if has_references else '',
         'paper: BLEU': cells.get('bleu', ''),
-        'tokens an iteration': (
+        'tokens per iteration': (
           '' if name == BEAM else whole[name].tokens_per_run
         ),
         'paper: tokens': cells.get('tokens', ''),
         'speed over beam 5': timed[BEAM].seconds / timed[name].seconds,
         'paper: speed': cells.get('speed', ''),
         'speed over greedy': timed[GREEDY].seconds / timed[name].seconds,
-        'ms a sentence': 1e3 * timed[name].seconds / len(timed[name].texts),
+        'ms per sentence': 1e3 * timed[name].seconds / len(timed[name].texts),
         **_costs(timed[name], plain_step, is_greedy=name == GREEDY),
         'paper: draft ms': cells.get('draft', ''),
       }
@@ -245,7 +245,7 @@ def _costs(result: Result, plain_step: float, *, is_greedy: bool) -> Cells:
   would have to yield to win over greedy decoding."""
   if result.draft_seconds is None:
     note = '1 plain step' if is_greedy else ''
-    return {'draft ms': '', 'verify ms': '', 'an iteration costs': note}
+    return {'draft ms': '', 'verify ms': '', 'cost per iteration': note}
   iteration = result.loop_seconds / result.num_runs
   verify = iteration - result.draft_seconds
   in_steps = [s / plain_step for s in (iteration, result.draft_seconds, verify)]
@@ -253,7 +253,7 @@ def _costs(result: Result, plain_step: float, *, is_greedy: bool) -> Cells:
   return {
     'draft ms': 1e3 * result.draft_seconds,
     'verify ms': 1e3 * verify,
-    'an iteration costs': (
+    'cost per iteration': (
       f'{in_steps[0]:.1f} plain steps ({in_steps[1]:.1f} to draft, '
       f'{in_steps[2]:.1f} to verify) for {result.tokens_per_run:.2f} tokens: '
       f'{verdict}'

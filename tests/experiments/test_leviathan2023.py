@@ -217,12 +217,12 @@ def test_predictions_stand_beside_what_was_measured(
   pair = types.SimpleNamespace(name='ende', kind=kind, names='a with b')
   made = predictions.table([pair], SETTINGS, tmp_path)
   two, _, four = made.rows
-  assert (two['gamma'], two['ms of a run'], two['its parts']) == (
+  assert (two['gamma'], two['ms per run'], two['its parts']) == (
     *(2, pytest.approx(1400), pytest.approx(1400)),
   )
   assert four['run / parts'] == pytest.approx(2.0 / 1.8)
   assert two['measured'] == pytest.approx(122 / 88)
-  # 1 + .75 + .75^2 tokens a run for 1.4 plain steps, but for the last blocks
+  # 1 + .75 + .75^2 tokens per run for 1.4 plain steps, but for the last blocks
   # and for two units a text instead of one.
   runs = 2 * 60 / 2.3125
   assert 0.95 < two['predicted'] / (122 / (1.4 * runs + 4)) < 1

@@ -82,15 +82,15 @@ def test_the_main_table_says_what_an_iteration_costs(pair):
     *(BEAM, GREEDY, 'blockwise', 'strict', 'top-3 tau 1', 'top-5 tau 3')
   ]
   greedy = rows[GREEDY]
-  assert greedy['tokens an iteration'] == 1
+  assert greedy['tokens per iteration'] == 1
   assert greedy['speed over greedy'] == 1
   assert rows[BEAM]['speed over beam 5'] == 1
   # Both are lossless.
   assert rows['strict']['BLEU'] == rows['blockwise']['BLEU'] == greedy['BLEU']
   for name in ('blockwise', 'strict', 'top-5 tau 3'):
     row = rows[name]
-    assert row['tokens an iteration'] >= 1
-    assert row['an iteration costs'].endswith(('wins', 'loses'))
+    assert row['tokens per iteration'] >= 1
+    assert row['cost per iteration'].endswith(('wins', 'loses'))
   assert rows['strict']['paper: tokens'] == '6.41 (S)'
 
 

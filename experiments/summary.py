@@ -1,0 +1,158 @@
+"""The lines that docs/results.md opens with, of the same files as its tables."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from experiments.leviathan2023 import paper
+from experiments.report import Cells
+
+_TEXT = """\
+Speed is against the fastest plain decoding on the same machine: batch 1, greedy
+and after the prefill unless stated otherwise.
+
+- **Best: {best:.2f}.** SmolLM2-135M with prompt lookup, on prompts that ask for
+  a copy ({best_on}, float32).
+- **Typical: {ende:.2f} and {synopsis:.2f}.** `ende-mini` with `ende-nano`,
+  translating and summarising at the planned gamma ({here}, target in bfloat16);
+  {ende_warm:.2f} and {synopsis_warm:.2f} at temperature 1.
+- **A loss: {lm:.2f}.** `lm-mini` with `lm-nano` on the same machine. With
+  everything in float32 ({elsewhere}), all three pairs lose: {losses}.
+- **Worst: {worst:.2f}.** The Spec-Drafter at batch {worst_batch} ({worst_way},
+  float32, {elsewhere}).
+- **Theory is reproduced.** Leviathan's Table 1 to the printed digits, the
+  expected speeds of Table 4 within {table_4:.2f}.
+- **Leviathan's speeds are not reproduced:** {ende:.2f} where the paper has
+  {ende_theirs}, and {synopsis:.2f} where it has {synopsis_theirs}. Acceptance
+  is similar: alpha is {ende_alpha:.2f} (paper: {ende_alphas}) and
+  {synopsis_alpha:.2f} (paper: {synopsis_alphas}).
+- **Why not:** T5-XXL and LaMDA were not run. With models of 10 million
+  parameters on two CPU cores, a drafted token costs {c:.2f} plain steps (paper:
+  {c_theirs} with T5-small), and scoring a draft costs more than scoring a token.
+- **Sun's example is reproduced exactly.** Block verification gives {least_gain}
+  to {most_gain} more tokens per target run at gamma {sun_gamma} and temperature
+  1; for {num_unclear} of the {num_gains} pairs the interval includes 0.
+- **Xia's figures are not reproduced:** {strict:.2f} tokens per iteration where
+  the paper has {strict_theirs}, and {relaxed:.2f} times the speed of beam search
+  where it has {relaxed_theirs}; that is {over_greedy:.2f} times the speed of
+  greedy decoding. Our Spec-Drafter was trained for 3.3 hours on two cores, the
+  paper's for 300,000 steps on WMT14.
+- **Not measured:** any GPU or TPU, and the papers' own texts (WMT, CNN/DM,
+  LM1B); texts from Debian's archive stand in for them.
+"""
+
+
+def lines(root: Path) -> str:
+  """The lines as Markdown; empty where a table that they need is missing.
+
+  Args:
+    root: the folder of the experiments.
+  """
+  names = (
+    *('prompts/copy', 'leviathan2023/table_2', 'leviathan2023/table_4'),
+    *('leviathan2023/float32/table_2', 'sun2024/tokens_per_run'),
+    *('xia2023/main', 'xia2023/float32/batch'),
+  )
+  paths = {name: root / _file(name) for name in names}
+  if not all(path.exists() for path in paths.values()):
+    return ''
+  tables = {name: json.loads(path.read_text()) for name, path in paths.items()}
+  rows = {name: table['rows'] for name, table in tables.items()}
+  where = {name: _device(table) for name, table in tables.items()}
+  speed = _by_task(rows['leviathan2023/table_2'])
+  slower = _by_task(rows['leviathan2023/float32/table_2'])
+  worst = min(
+    rows['xia2023/float32/batch'], key=lambda row: row['speed over greedy']
+  )
+  return _TEXT.replace('\n  ', ' ').format(
+    best=rows['prompts/copy'][0]['speed'],
+    best_on=where['prompts/copy'],
+    here=where['leviathan2023/table_2'],
+    elsewhere=where['leviathan2023/float32/table_2'],
+    ende=speed['debian_ende', 0]['speed'],
+    ende_warm=speed['debian_ende', 1]['speed'],
+    synopsis=speed['debian_synopsis', 0]['speed'],
+    synopsis_warm=speed['debian_synopsis', 1]['speed'],
+    lm=speed['debian_lm', 0]['speed'],
+    losses=_listed(
+      f'{row["speed"]:.2f}' for (_, t), row in slower.items() if t == 0
+    ),
+    worst=worst['speed over greedy'],
+    worst_batch=worst['batch'],
+    worst_way=worst['way'],
+    ende_theirs=_range(speed['debian_ende', 0], 2),
+    synopsis_theirs=_range(speed['debian_synopsis', 0], 2),
+    ende_alpha=speed['debian_ende', 0]['alpha'],
+    synopsis_alpha=speed['debian_synopsis', 0]['alpha'],
+    ende_alphas=_range(speed['debian_ende', 0], 1),
+    synopsis_alphas=_range(speed['debian_synopsis', 0], 1),
+    **_theory(rows['leviathan2023/table_4']),
+    **_gains(rows['sun2024/tokens_per_run']),
+    **_xia(rows['xia2023/main']),
+  )
+
+
+def _file(name: str) -> str:
+  experiment, _, rest = name.partition('/')
+  return f'{experiment}/results/{rest}.json'
+
+
+def _device(table: Cells) -> str:
+  return table['device'].rpartition(', jax')[0]
+
+
+def _by_task(rows: list[Cells]) -> dict[tuple[str, int], Cells]:
+  return {(row['task'].split()[0], row['T']): row for row in rows}
+
+
+def _listed(parts: Any) -> str:
+  *head, last = parts
+  return f'{", ".join(head)} and {last}'
+
+
+def _range(row: Cells, place: int) -> str:
+  """The paper's least and greatest of gamma, alpha and speed in a row."""
+  values = [
+    float(cell.removesuffix(f' {paper.TAG}').split(', ')[place])
+    for name, cell in row.items()
+    if name.startswith('paper: ')
+  ]
+  return f'{min(values):g} to {max(values):g}'
+
+
+def _theory(rows: list[Cells]) -> Cells:
+  theirs = [row for row in rows if row['paper: expected']]
+  ours = next(row for row in rows if row['task'].startswith('debian_ende'))
+  return {
+    'table_4': max(
+      abs(row['expected'] - float(row['paper: expected'].split()[0]))
+      for row in theirs
+    ),
+    'c': ours['c'],
+    'c_theirs': paper.C['T5-small'],
+  }
+
+
+def _gains(rows: list[Cells]) -> Cells:
+  gamma = max(row['gamma'] for row in rows)
+  rows = [row for row in rows if row['gamma'] == gamma]
+  gains = [float(row['gain'].rstrip('%')) for row in rows]
+  return {
+    'sun_gamma': gamma,
+    'num_gains': len(rows),
+    'num_unclear': sum(row['gain, 95%'].startswith('-') for row in rows),
+    'least_gain': f'{min(gains):.1f}%',
+    'most_gain': f'{max(gains):.1f}%',
+  }
+
+
+def _xia(rows: list[Cells]) -> Cells:
+  ways = {row['way']: row for row in rows}
+  strict, relaxed = ways['strict'], ways['top-3 tau 1']
+  return {
+    'strict': strict['tokens per iteration'],
+    'strict_theirs': strict['paper: tokens'],
+    'relaxed': relaxed['speed over beam 5'],
+    'relaxed_theirs': relaxed['paper: speed'],
+    'over_greedy': relaxed['speed over greedy'],
+  }
