@@ -1,4 +1,4 @@
-"""The lines that docs/results.md opens with, of the same files as its tables."""
+"""The lines that docs/results.md opens with, from the files of its tables."""
 
 import json
 from pathlib import Path
@@ -27,16 +27,17 @@ and after the prefill unless stated otherwise.
   is similar: alpha is {ende_alpha:.2f} (paper: {ende_alphas}) and
   {synopsis_alpha:.2f} (paper: {synopsis_alphas}).
 - **Why not:** T5-XXL and LaMDA were not run. With models of 10 million
-  parameters on two CPU cores, a drafted token costs {c:.2f} plain steps (paper:
-  {c_theirs} with T5-small), and scoring a draft costs more than scoring a token.
+  parameters on two CPU cores, a drafted token costs {c:.2f} plain steps
+  (paper: {c_theirs} with T5-small), and scoring a draft costs more than scoring
+  a token.
 - **Sun's example is reproduced exactly.** Block verification gives {least_gain}
   to {most_gain} more tokens per target run at gamma {sun_gamma} and temperature
   1; for {num_unclear} of the {num_gains} pairs the interval includes 0.
 - **Xia's figures are not reproduced:** {strict:.2f} tokens per iteration where
-  the paper has {strict_theirs}, and {relaxed:.2f} times the speed of beam search
-  where it has {relaxed_theirs}; that is {over_greedy:.2f} times the speed of
-  greedy decoding. Our Spec-Drafter was trained for 3.3 hours on two cores, the
-  paper's for 300,000 steps on WMT14.
+  the paper has {strict_theirs}, and {relaxed:.2f} times the speed of beam
+  search where it has {relaxed_theirs}; that is {over_greedy:.2f} times the
+  speed of greedy decoding. Our Spec-Drafter was trained for 3.3 hours on two
+  cores, the paper's for 300,000 steps on WMT14.
 - **Not measured:** any GPU or TPU, and the papers' own texts (WMT, CNN/DM,
   LM1B); texts from Debian's archive stand in for them.
 """

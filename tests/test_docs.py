@@ -1,14 +1,18 @@
-"""The how-tos keep working: their Python is run, block after block."""
+"""The pages keep their word: Python runs, links agree, figures are measured."""
 
 import re
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from specdec_jax.checkpoints import model_file
 
-_DOCS = Path(__file__).parent.parent / 'docs'
+_ROOT = Path(__file__).parent.parent
+_DOCS = _ROOT / 'docs'
 _BLOCK = re.compile(r'^```python\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+_links = SimpleNamespace(**runpy.run_path(str(_DOCS / 'site' / 'links.py')))
 
 
 @pytest.mark.parametrize(
@@ -31,3 +35,51 @@ def test_the_sizes_in_docs_can_be_read(tmp_path):
   (block,) = re.findall(r'^```json\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)
   (tmp_path / 'model.json').write_text(block)
   assert model_file.read(tmp_path).embed_dim == 384
+
+
+def test_links_to_the_repository_agree():
+  name = _links.repository()
+  assert re.fullmatch(r'[\w.-]+/[\w.-]+', name)
+  linking = set()
+  for path in _links.pages():
+    text = path.read_text(encoding='utf-8')
+    assert {*_links.names(text)} <= {name}, path
+    # No link is of a kind that links.py does not rewrite.
+    assert len(_links.names(text)) == text.count(name), path
+    assert '<this repository>' not in text
+    assert '<the repository' not in text
+    if name in text:
+      linking.add(path.name)
+      moved = _links.relinked(text, 'someone/a-fork')
+      assert name not in moved
+      assert {*_links.names(moved)} == {'someone/a-fork'}
+  assert linking >= {'README.md', 'launching.md', 'one_iteration.ipynb'}
+
+
+def test_the_front_page_is_short_and_begins_with_eight_lines():
+  text = (_ROOT / 'README.md').read_text(encoding='utf-8')
+  assert len(text.splitlines()) <= 130
+  first = _BLOCK.search(text)[1]
+  assert len(first.splitlines()) <= 8
+  compile(first, 'README.md', 'exec')
+  assert first in (_DOCS / 'python.md').read_text(encoding='utf-8')
+
+
+def test_speeds_on_the_front_page_are_those_of_the_results():
+  text = (_ROOT / 'README.md').read_text(encoding='utf-8')
+  results = (_DOCS / 'results.md').read_text(encoding='utf-8')
+  commands = re.search(r'^1  specdec.*?(?=^```$)', text, re.M | re.S)[0]
+  commands = re.sub(r' \\\n +', ' ', commands)
+  commands = dict(line.split('  ', 1) for line in commands.splitlines())
+  rows = re.findall(r'^\| (.*) \| \*\*(.*)\*\*.* \| (\d) \|$', text, re.M)
+  assert len(rows) >= 5
+  for cells, speed, number in rows:
+    heading = f'- command: `{commands[number]}`\n'
+    assert heading in results
+    target = re.match(r'`?([\w-]+)', cells)[1]
+    # Of one of the tables under that command, in a row of that target.
+    assert any(
+      f'| {speed} |' in line and (target in line or 'SmolLM2' in target)
+      for table in results.split(heading)[1:]
+      for line in table.split('\n### ')[0].splitlines()
+    ), (cells, speed)

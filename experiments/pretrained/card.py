@@ -218,8 +218,8 @@ def _speed(bench: dict[str, Any]) -> str:
   return (
     f'Speed by `specdec bench`, {bench["num_prompts"]} prompts of the test '
     f'split, batch {bench["batch_size"]}, gamma {bench["gamma"]}, on '
-    f'{bench["device"]}: {drafted:.0f} tokens per second instead of {plain:.0f}, '
-    f'{bench["speedup"]:.2f} times as many (predicted '
+    f'{bench["device"]}: {drafted:.0f} tokens per second instead of '
+    f'{plain:.0f}, {bench["speedup"]:.2f} times as many (predicted '
     f'{bench["predicted_speedup"]:.2f}; with the prefill '
     f'{bench["end_to_end_speedup"]:.2f}).'
   )
