@@ -80,7 +80,7 @@ tables: $(VENV)/tables.done $(CORPUS)/manifest.json
 	$(BIN)/python -m experiments.results
 
 $(CORPUS)/manifest.json: | $(VENV)/tables.done
-	$(BIN)/specdec data build debian --out $(CORPUS)
+	$(BIN)/python -m experiments.corpora debian --out $(CORPUS)
 
 # Compiling is most of the work. What looks at the compiled program, or runs
 # long, is compiled as users compile; all else as quickly as can be.

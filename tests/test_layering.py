@@ -88,6 +88,8 @@ def violations(path: pathlib.Path) -> list[str]:
     return []
   wrong = []
   for name, is_inside in imports(path):
+    if name.split('.')[0] in ('experiments', 'tests'):
+      wrong.append(f'{part} imports {name}, which no wheel has')
     if name.startswith('specdec_jax.'):
       other = name.split('.')[1]
       if LAYERS[other] > LAYERS[part]:

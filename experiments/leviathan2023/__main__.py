@@ -1,6 +1,6 @@
 """Regenerates the tables and figures of Leviathan et al. 2023.
 
-    specdec data build debian --out corpora/debian
+    python -m experiments.corpora debian --out corpora/debian
     python -m experiments.leviathan2023
 
 Each is one call, `--tables=3`; without `--tables` it is all of them. Pairs are

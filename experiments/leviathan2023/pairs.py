@@ -41,7 +41,7 @@ class Kind:
   Attributes:
     target: the shipped model.
     drafter: likewise.
-    corpus: its folder beneath what `specdec data build` wrote.
+    corpus: its folder beneath what `python -m experiments.corpora` wrote.
     paper: the paper's task.
     inputs_length: most tokens read; of a text to continue, so many are given.
     targets_length: most tokens written.
@@ -184,7 +184,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     '--corpus',
     default='corpora/debian',
     metavar='DIR',
-    help='what `specdec data build debian` wrote',
+    help='what `python -m experiments.corpora debian` wrote',
   )
 
 
@@ -207,7 +207,7 @@ def load(
   Args:
     text: `KIND`, or `KIND:TARGET:DRAFTER:TASKFILE` with parts left empty that
       are to be the shipped ones.
-    corpus: what `specdec data build debian` wrote.
+    corpus: what `python -m experiments.corpora debian` wrote.
     ngram_examples: how many examples n-grams are counted in.
     dtypes: float32 for all if None.
 

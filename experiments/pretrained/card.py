@@ -95,8 +95,8 @@ def _training(card: dict[str, Any]) -> list[str]:
   lines = [
     '## Training',
     '',
-    f'Text of Debian {release["version"]} ({release["codename"]}), by `specdec '
-    f'data build debian`; SHA-256 of its manifest '
+    f'Text of Debian {release["version"]} ({release["codename"]}), by `python '
+    f'-m experiments.corpora debian`; SHA-256 of its manifest '
     f'`{card["corpora"]["manifest_sha256"]}`. Device: {card["device"]}.',
   ]
   if card.get('note'):

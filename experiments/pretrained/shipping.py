@@ -45,7 +45,7 @@ def ship(
     runs: folders of `specdec train`, each of which began from the one before;
       the last has the model.
     name: of the folder.
-    manifest: of the corpora, by `specdec data build`.
+    manifest: of the corpora, by `python -m experiments.corpora`.
     device: that trained it.
     note: what the settings do not say.
     overwrite: whether an earlier folder is replaced.

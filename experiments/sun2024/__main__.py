@@ -1,6 +1,6 @@
 """Measures block against token verification (Sun et al. 2024).
 
-    specdec data build debian --out corpora/debian
+    python -m experiments.corpora debian --out corpora/debian
     python -m experiments.sun2024
 
 Pairs of models are given as to `experiments.leviathan2023`.

@@ -227,3 +227,10 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
   path = tmp_path / 'a.jsonl'
   path.write_bytes(b'\xef\xbb\xbf{"text": "a\xe2\x80\xa8b"}\n \n')
   assert list(preparation.read(path)) == [(None, 'a\u2028b')]
+
+
+@pytest.mark.parametrize('rest', [[], ['debian', '--out', 'x', '--only', 'y']])
+def test_what_has_moved_says_where_to(rest, capsys):
+  assert main.main(['data', 'build', *rest]) == 2
+  (complaint,) = capsys.readouterr().err.splitlines()
+  assert 'python -m experiments.corpora debian' in complaint

@@ -1,4 +1,4 @@
-"""`specdec data build debian`, on a miniature of the archive."""
+"""`python -m experiments.corpora`, on a miniature of the archive."""
 
 import json
 import re
@@ -6,8 +6,13 @@ import shutil
 
 import pytest
 
-from experiments.corpora import archive, cleaning, debian, splitting
-from specdec_jax.cli import main
+from experiments.corpora import (
+  __main__,
+  archive,
+  cleaning,
+  debian,
+  splitting,
+)
 from tests.experiments import miniature_archive
 
 pytest.importorskip('rich')
@@ -37,9 +42,8 @@ def built(repository, tmp_path_factory):
 
 
 def build(downloads, out, *options):
-  return main.main(
-    ['data', 'build', 'debian', '--from_dir', str(downloads), '--out', str(out)]
-    + list(options)
+  return __main__.main(
+    ['debian', '--from_dir', str(downloads), '--out', str(out), *options]
   )
 
 
@@ -244,16 +248,16 @@ def test_a_full_disk(downloads, tmp_path, capfd):
 def test_a_host_without_apt(tmp_path, monkeypatch, capfd):
   monkeypatch.setenv('PATH', str(tmp_path))
   out = str(tmp_path / 'out')
-  assert main.main(['data', 'build', 'debian', '--out', out]) == 2
+  assert __main__.main(['debian', '--out', out]) == 2
   assert '--from_dir FOLDER' in capfd.readouterr().err
 
 
 @pytest.mark.skipif(not shutil.which('apt-get'), reason='needs apt')
 def test_apt_downloads_what_is_read(repository, built, tmp_path, monkeypatch):
   _configure_apt(tmp_path, monkeypatch, repository)
-  command = ['data', 'build', 'debian', '--out', str(tmp_path / 'out')]
+  command = ['debian', '--out', str(tmp_path / 'out')]
   kept = tmp_path / 'kept'
-  assert main.main([*command, '--keep_downloads', str(kept)]) == 0
+  assert __main__.main([*command, '--keep_downloads', str(kept)]) == 0
   assert files(tmp_path / 'out') == files(built)
   assert sorted(path.name for path in kept.iterdir()) == ['lists', 'packages']
 
@@ -269,7 +273,7 @@ def test_apt_downloads_what_is_read(repository, built, tmp_path, monkeypatch):
 def test_apt_without_an_archive(tmp_path, monkeypatch, capfd, place, reason):
   _configure_apt(tmp_path, monkeypatch, place)
   out = str(tmp_path / 'out')
-  assert main.main(['data', 'build', 'debian', '--out', out]) == 2
+  assert __main__.main(['debian', '--out', out]) == 2
   (complaint,) = capfd.readouterr().err.splitlines()
   assert re.search(reason, complaint)
   assert not (tmp_path / 'out').exists()

@@ -1,14 +1,10 @@
-"""Corpora, vocabularies and token files."""
+"""Vocabularies and token files."""
 
 import argparse
-import contextlib
 import hashlib
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.corpora import archive, debian, storage
 from specdec_jax.cli import options, outputs
 from specdec_jax.cli.commands import data_rewrite
 from specdec_jax.data import preparation, token_files
@@ -17,11 +13,13 @@ from specdec_jax.files.local_path import local_path
 from specdec_jax.launch import progress
 from specdec_jax.text import vocabulary_training
 
-HELP = 'build corpora, vocabularies and token files'
+HELP = 'train vocabularies and prepare token files'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  actions = parser.add_subparsers(dest='action', required=True)
+  actions = parser.add_subparsers(
+    dest='action', metavar='action', required=True
+  )
   for name, (function, text, add) in _ACTIONS.items():
     action = actions.add_parser(
       name,
@@ -31,95 +29,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(action)
     action.set_defaults(data_action=function)
+  # Whatever options it had are text here: the answer is the same.
+  moved = actions.add_parser('build', add_help=False, prefix_chars='\n')
+  moved.add_argument('rest', nargs='*')
+  moved.set_defaults(data_action=_build)
 
 
 def run(args: argparse.Namespace) -> int:
   return args.data_action(args)
 
 
-def _add_build(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument('source', choices=['debian'], help='where the text is')
-  parser.add_argument('--out', required=True, metavar='DIR', help='new folder')
-  parser.add_argument(
-    '--only',
-    nargs='+',
-    choices=list(debian.CORPORA),
-    default=list(debian.CORPORA),
-    metavar='CORPUS',
-    help=f'some of {", ".join(debian.CORPORA)}',
-  )
-  parser.add_argument(
-    '--from_dir', metavar='DIR', help='what --keep_downloads left on some host'
-  )
-  parser.add_argument(
-    '--keep_downloads', metavar='DIR', help="keep the archive's files here"
-  )
-  parser.add_argument(
-    '--overwrite', action='store_true', help='replace an earlier build'
-  )
-
-
 def _build(args: argparse.Namespace) -> int:
-  if args.from_dir and args.keep_downloads:
-    raise ValueError('--from_dir downloads nothing that could be kept')
-  out = local_path(args.out)
-  packages = debian.packages(args.only)
-  with (
-    replacing.folder(out, storage.MANIFEST, overwrite=args.overwrite) as folder,
-    _archive_folder(args, packages) as downloads,
-  ):
-    with progress.waiting('checking the archive'):
-      files = archive.read(downloads, packages)
-    corpora = {}
-    for name in debian.CORPORA:
-      if name in args.only:
-        with progress.waiting(f'building {name}'):
-          corpus = debian.CORPORA[name](files)
-          corpora[name] = storage.write_corpus(folder, name, corpus)
-    manifest = storage.write_manifest(folder, files, corpora)
-  progress.console().print(_build_table(out, manifest))
-  content = (out / storage.MANIFEST).read_bytes()
-  print(f'{storage.MANIFEST}: SHA-256 {hashlib.sha256(content).hexdigest()}')
-  return 0
-
-
-@contextlib.contextmanager
-def _archive_folder(
-  args: argparse.Namespace, packages: tuple[str, ...]
-) -> Iterator[Path]:
-  """The archive's files: given, or downloaded to be kept or not."""
-  if args.from_dir:
-    yield local_path(args.from_dir)
-    return
-  with contextlib.ExitStack() as stack:
-    folder = args.keep_downloads or stack.enter_context(
-      tempfile.TemporaryDirectory(prefix='specdec-')
-    )
-    with progress.waiting("downloading from Debian's archive"):
-      archive.download(local_path(folder), packages)
-    yield Path(folder)
-
-
-def _build_table(out: Path, manifest: dict[str, Any]) -> Any:
-  """What was built, as a `rich` table."""
-  from rich.table import Table
-
-  release = manifest['archive']['release']
-  table = Table(title=f'{out}: Debian {release.get("version", "")}')
-  for name in ('corpus', 'split', 'examples', 'groups', 'words'):
-    is_number = name not in ('corpus', 'split')
-    table.add_column(name, justify='right' if is_number else 'left')
-  for name, corpus in manifest['corpora'].items():
-    for split, figures in corpus['splits'].items():
-      words = ' + '.join(f'{count:,}' for count in figures['words'].values())
-      table.add_row(
-        name,
-        split,
-        f'{figures["examples"]:,}',
-        f'{figures["groups"]:,}',
-        words,
-      )
-  return table
+  raise ValueError(
+    'specdec data build has moved: give python -m experiments.corpora debian '
+    '--out DIR in a checkout of the repository'
+  )
 
 
 def _add_vocabulary(parser: argparse.ArgumentParser) -> None:
@@ -250,7 +174,6 @@ def _summary(counts: dict[str, Any]) -> str:
 
 
 _ACTIONS = {
-  'build': (_build, 'build corpora: text, divided and checked', _add_build),
   'vocabulary': (
     _vocabulary,
     'train a SentencePiece vocabulary: unigrams, pad 0, eos 1, unk 2',
