@@ -17,7 +17,7 @@ from experiments.pretrained.measurement import (
   Figures,
   Setting,
 )
-from specdec_jax.measure import text_acceptance
+from specdec_jax.theory import estimates
 
 _BENCH = (
   *('device', 'num_prompts', 'batch_size', 'gamma', 'identical'),
@@ -136,7 +136,7 @@ def _bench(args: argparse.Namespace) -> Figures | None:
 
 
 def _ratio(sums: Any, counts: Any) -> Figures:
-  value, interval = text_acceptance.ratio(sums, counts)
+  value, interval = estimates.ratio(sums, counts)
   return {'value': value, 'interval': interval}
 
 

@@ -14,7 +14,8 @@ from experiments.report import Table
 from specdec_jax import theory, verification
 from specdec_jax.base import Drafter, VerifyFn
 from specdec_jax.decoding import speculative
-from specdec_jax.measure import stopwatch, text_acceptance
+from specdec_jax.measure import stopwatch
+from specdec_jax.theory import estimates
 
 RULES: dict[str, VerifyFn] = {
   'token': verification.speculative_sampling,
@@ -66,7 +67,7 @@ def tokens_per_run(
     )
     for gamma in gammas:
       counts = {name: found[gamma, name] for name in RULES}
-      token, block = (text_acceptance.ratio(*counts[name]) for name in RULES)
+      token, block = (estimates.ratio(*counts[name]) for name in RULES)
       gain, interval = _gain(counts['token'], counts['block'])
       gains.append(gain)
       rows.append(
@@ -131,11 +132,11 @@ def _gain(
   The variance of a logarithm of a ratio is that of the ratio over its square
   (delta method), and the two decodes have texts of their own.
   """
-  estimates = [text_acceptance.ratio(*counts) for counts in (token, block)]
-  gain = estimates[1][0] / estimates[0][0] - 1
-  if any(interval is None for _, interval in estimates):
+  found = [estimates.ratio(*counts) for counts in (token, block)]
+  gain = found[1][0] / found[0][0] - 1
+  if any(interval is None for _, interval in found):
     return gain, None
-  halves = [(i[1] - i[0]) / 2 / value for value, i in estimates if i]
+  halves = [(i[1] - i[0]) / 2 / value for value, i in found if i]
   half = float(np.linalg.norm(halves))
   ends = (np.log1p(gain) - half, np.log1p(gain) + half)
   return gain, [float(np.expm1(end)) for end in ends]

@@ -50,7 +50,9 @@ class Timed:
       'row_utilisation': self.utilisation.share,
     }
     return {
-      name: float(value) for name, value in figures.items() if value == value
+      name: float(value)
+      for name, value in figures.items()
+      if value is not None and not np.isnan(value)
     }
 
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import theory
-from specdec_jax.base import Drafter, LanguageModel
+from specdec_jax import arrays, theory
+from specdec_jax.base import Array, Drafter, LanguageModel, Params
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.decoding.statistics import Statistics
-from specdec_jax.measure import metrics, sameness, stopwatch
+from specdec_jax.measure import metrics, stopwatch
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.sides import Side
 
@@ -90,7 +91,7 @@ def compare(
       / (seconds['speculative'] + drafted.prefill_seconds)
     )
   )
-  figures |= rates(counts['speculative'].statistics, drafter.gamma)
+  figures |= _rates(counts['speculative'].statistics, drafter.gamma)
   costs: dict[str, Any] = {
     'c': propose_seconds / drafter.gamma / one_position,
     'verify_cost_ratio': full / one_position,
@@ -117,7 +118,7 @@ def compare(
     figures['theory_speedup'] = float(
       theory.walltime_improvement(figures['alpha'], drafter.gamma, costs['c'])
     )
-  return figures | sameness.sameness(
+  return figures | sameness(
     target, plain.params, outputs['plain'], outputs['speculative']
   )
 
@@ -189,9 +190,8 @@ def predict_speedup(
   without_draft_cost_ratio: float | None = None,
   baseline_cost: float = 1.0,
 ) -> float | None:
-  """The speedup that these costs allow: Leviathan et al., Theorem 3.8, with the
-  measured tokens per run instead of an i.i.d. alpha, with T(gamma+1) / T(1)
-  instead of 1, and with the price of iterations without a draft.
+  """The speedup that these costs allow, of both sides' measured tokens per run:
+  `theory.predicted_speedup`, with the price of iterations without a draft.
 
   Args:
     baseline: counters of the plain side.
@@ -207,14 +207,19 @@ def predict_speedup(
   """
   if num_drafted is None:
     return None
-  full_iterations = drafted.iterations - drafted.short_iterations
-  cost = (
-    full_iterations * verify_cost_ratio
-    + drafted.short_iterations * (without_draft_cost_ratio or 1.0)
-    + num_drafted * c
+  num_short = drafted.short_iterations
+  scoring = (
+    (drafted.iterations - num_short) * verify_cost_ratio
+    + num_short * (without_draft_cost_ratio or 1.0)
+  ) / drafted.iterations
+  speedup = theory.predicted_speedup(
+    _num_tokens(drafted) / drafted.iterations,
+    num_drafted / drafted.iterations,
+    c,
+    scoring,
   )
-  tokens_ratio = _num_tokens(drafted) / _num_tokens(baseline)
-  return float(tokens_ratio * baseline.iterations * baseline_cost / cost)
+  plain_pace = _num_tokens(baseline) / baseline.iterations
+  return float(speedup / plain_pace * baseline_cost)
 
 
 def _num_tokens(counts: Counts) -> int:
@@ -241,12 +246,69 @@ def _speeds(
   }
 
 
-def rates(statistics: Statistics, gamma: int) -> dict[str, float | None]:
-  """The acceptance rates, each under its own name; None where undefined."""
-  found = metrics.rates(statistics)
-  alpha = float('nan')
-  if np.any(statistics.num_drafted):
-    efficiency = np.clip(found.block_efficiency, 1, gamma + 1)
-    alpha = float(theory.alpha_from_block_efficiency(efficiency, gamma))
-  values = found._asdict() | {'alpha_from_block_efficiency': alpha}
-  return {k: None if np.isnan(v) else v for k, v in values.items()}
+def _rates(statistics: Statistics, gamma: int) -> dict[str, float | None]:
+  """Acceptance rates, and the alpha that independent acceptances would need for
+  the same block efficiency; None where nothing was drafted."""
+  found, implied = metrics.rates(statistics), None
+  efficiency = found.block_efficiency
+  if efficiency is not None and np.any(statistics.num_drafted):
+    efficiency = np.clip(efficiency, 1, gamma + 1)
+    implied = float(theory.alpha_from_block_efficiency(efficiency, gamma))
+  return {**found._asdict(), 'alpha_from_block_efficiency': implied}
+
+
+def sameness(
+  target: LanguageModel,
+  params: Params,
+  expected: Sequence[DecodeState],
+  found: Sequence[DecodeState],
+) -> dict[str, Any]:
+  """Whether both sides decoded the same tokens, and if not, how near the miss
+  was: the logit margin of plain decoding's token at the first difference.
+
+  Args:
+    target: the target of both sides.
+    params: the plain side's.
+    expected: where plain decoding ended, a state a batch.
+    found: the same of the other side.
+
+  Returns:
+    `identical`, `num_divergent_rows`, and `first_divergence_margin` and
+    `largest_divergence_margin`, None where there is none: a row that only ends
+    earlier than the other has no such token.
+  """
+  margins, num_divergent = [], 0
+  for state, other in zip(expected, found, strict=True):
+    a, b = jax.device_get((state.context, other.context))
+    for row in range(a.lengths.size):
+      length = min(a.lengths[row], b.lengths[row])
+      differs = a.tokens[row, :length] != b.tokens[row, :length]
+      num_divergent += bool(differs.any() or a.lengths[row] != b.lengths[row])
+      if differs.any():
+        position = int(differs.argmax())
+        logits = _logits_after(target, params, state, position)[row]
+        ours, theirs = a.tokens[row, position], b.tokens[row, position]
+        margins.append(float(logits[ours] - logits[theirs]))
+  return {
+    'identical': not num_divergent,
+    'num_divergent_rows': num_divergent,
+    'first_divergence_margin': margins[0] if margins else None,
+    'largest_divergence_margin': max(margins, default=None),
+  }
+
+
+def _logits_after(
+  target: LanguageModel, params: Params, state: DecodeState, position: int
+) -> np.ndarray:
+  """Logits `[B, V]` of what follows the first `position` tokens, from the cache
+  that plain decoding left."""
+
+  @jax.jit
+  def score(params: Params, state: DecodeState, position: Array) -> Array:
+    lengths = jnp.full_like(state.context.lengths, position)
+    last = arrays.read_block(state.context.tokens, lengths - 1, 1)
+    cache = target.rewind(state.target_cache, lengths - 1)
+    logits, _ = target.extend(params.target, last, cache)
+    return logits[:, 0]
+
+  return np.asarray(score(params, state, jnp.int32(position)))

@@ -29,9 +29,9 @@ from specdec_jax.base import (
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.state import DecodeState, EosId
 from specdec_jax.measure import stopwatch
+from specdec_jax.theory import estimates
 from specdec_jax.verification import decision
 
-_NORMAL_QUANTILE = 1.96
 _NUM_LAGS = 8
 _NOTHING = stopwatch.always_full(0)
 
@@ -253,8 +253,8 @@ def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:
     max_gamma: positions of the profile.
 
   Returns:
-    `alpha` over the prefixes with a guess; `alpha_interval`, 95%, rows being
-    what is drawn, None for fewer than two; `num_prefixes`, `num_rows`;
+    `alpha` over the prefixes with a guess; `alpha_interval`, of
+    `theory.estimates.ratio`; `num_prefixes`, `num_rows`;
     `abstained`, the share of prefixes without a guess; `autocorrelation` of
     neighbouring overlaps by lag, None where there are none; and `profile`, the
     rate of each position of a block that starts anywhere, no guess counting as
@@ -267,10 +267,11 @@ def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:
   if not counts.sum():
     raise ValueError('the drafter had no guess after any prefix')
   sums = np.where(found.is_drafted, found.values, 0).sum(1)
-  alpha = sums.sum() / counts.sum()
+  alpha, interval = estimates.ratio(sums, counts)
   return {
-    'alpha': float(alpha),
-    'alpha_interval': _interval(sums, counts, alpha),
+    'alpha': alpha,
+    'alpha_interval': interval
+    and [max(interval[0], 0.0), min(interval[1], 1.0)],
     'num_prefixes': int(counts.sum()),
     'num_rows': int((counts > 0).sum()),
     'abstained': float(1 - counts.sum() / found.is_text.sum()),
@@ -279,20 +280,6 @@ def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:
     ],
     'profile': _profile(found, max_gamma),
   }
-
-
-def _interval(
-  sums: np.ndarray, counts: np.ndarray, alpha: float
-) -> list[float] | None:
-  """Of a ratio of sums over rows: neighbouring tokens are not independent."""
-  is_counted = counts > 0
-  num_rows = int(is_counted.sum())
-  if num_rows < 2:
-    return None
-  excess = (sums - alpha * counts)[is_counted]
-  deviation = np.sqrt((excess**2).sum() * num_rows / (num_rows - 1))
-  half = _NORMAL_QUANTILE * deviation / counts.sum()
-  return [float(max(alpha - half, 0)), float(min(alpha + half, 1))]
 
 
 def _autocorrelation(found: Overlaps, alpha: float, lag: int) -> float | None:

@@ -10,10 +10,11 @@ import jax
 import numpy as np
 
 from specdec_jax.decoding.statistics import Statistics
+from specdec_jax.theory import estimates
 
 
 class Rates(NamedTuple):
-  """Rates over all rows of a batch. NaN where nothing was counted.
+  """Rates over all rows of a batch. None where nothing was counted.
 
   Attributes:
     alpha: accepted / tested drafted tokens: the estimate of Leviathan's alpha,
@@ -25,53 +26,42 @@ class Rates(NamedTuple):
     row_utilisation: target runs of the rows / (rows * runs of the slowest).
   """
 
-  alpha: float
-  acceptance_per_drafted: float
-  block_efficiency: float
-  mean_accept_prob: float
-  row_utilisation: float
+  alpha: float | None
+  acceptance_per_drafted: float | None
+  block_efficiency: float | None
+  mean_accept_prob: float | None
+  row_utilisation: float | None
 
 
 def rates(statistics: Statistics) -> Rates:
   """Rates of a finished decode; pulls the counters to the host."""
-  tested = int(np.sum(statistics.num_tested))
-  accepted = int(np.sum(statistics.num_accepted))
+  total = jax.tree.map(np.sum, jax.device_get(statistics))
   runs = np.asarray(statistics.num_target_runs)
-
-  def divide(a: float, b: float) -> float:
-    return float(a) / float(b) if b else float('nan')
-
+  quotient = estimates.quotient
   return Rates(
-    alpha=divide(accepted, tested),
-    acceptance_per_drafted=divide(accepted, np.sum(statistics.num_drafted)),
-    block_efficiency=divide(np.sum(statistics.num_tokens), runs.sum()),
-    mean_accept_prob=divide(np.sum(statistics.accept_prob), tested),
-    row_utilisation=divide(runs.sum(), runs.size * runs.max(initial=0)),
-  )
-
-
-def alpha_by_position(statistics: Statistics) -> np.ndarray:
-  """Conditional acceptance of the i-th drafted token, float64 `[G]`; NaN where
-  the target never got there."""
-  tested = np.sum(statistics.num_tested, axis=0, dtype=np.float64)
-  accepted = np.sum(statistics.num_accepted, axis=0, dtype=np.float64)
-  return np.divide(
-    accepted, tested, out=np.full_like(tested, np.nan), where=tested > 0
+    alpha=estimates.alpha(total.num_accepted, total.num_tested),
+    acceptance_per_drafted=quotient(total.num_accepted, total.num_drafted),
+    block_efficiency=estimates.block_efficiency(
+      total.num_tokens, total.num_target_runs
+    ),
+    mean_accept_prob=quotient(total.accept_prob, total.num_tested),
+    row_utilisation=quotient(
+      total.num_target_runs, runs.size * runs.max(initial=0)
+    ),
   )
 
 
 def row_summary(statistics: Statistics, row: int) -> dict[str, float | None]:
   """The counters and rates of one row, as JSON can hold them."""
   one = jax.tree.map(lambda values: values[row : row + 1], statistics)
-  result: dict[str, float | None] = {
+  found = rates(one)
+  return {
     'tokens': int(one.num_tokens[0]),
     'target_runs': int(one.num_target_runs[0]),
     'drafted': int(one.num_drafted[0]),
     'tested': int(np.sum(one.num_tested)),
     'accepted': int(np.sum(one.num_accepted)),
+    'alpha': found.alpha,
+    'acceptance_per_drafted': found.acceptance_per_drafted,
+    'block_efficiency': found.block_efficiency,
   }
-  found = rates(one)
-  for name in ('alpha', 'acceptance_per_drafted', 'block_efficiency'):
-    value = getattr(found, name)
-    result[name] = None if np.isnan(value) else value
-  return result

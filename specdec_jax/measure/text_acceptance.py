@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from specdec_jax import distributions
 from specdec_jax.base import (
@@ -20,8 +19,6 @@ from specdec_jax.base import (
   Params,
   Prompt,
 )
-
-_NORMAL_QUANTILE = 1.96
 
 
 def row_sums(
@@ -72,39 +69,7 @@ def row_sums(
   sums = []
   for model, weights in zip(draft_models, params.drafter, strict=True):
     shared = distributions.overlap(p, probs(model, weights))
-    # Sums of float32 laws may exceed one by their rounding.
+    # Sums of float32 probabilities may exceed one by their rounding.
     shared = jnp.where(is_counted, jnp.minimum(shared, 1.0), 0.0)
     sums.append(shared.sum(axis=1))
   return jnp.stack(sums), is_counted.sum(axis=1, dtype=jnp.int32)
-
-
-def ratio(
-  sums: np.ndarray, counts: np.ndarray
-) -> tuple[float, list[float] | None]:
-  """A ratio of sums over rows, and its 95% interval.
-
-  Rows are what is drawn, since neighbouring tokens are not independent. Of the
-  difference between two draft models it is narrower than either's own: what
-  makes a text easy for both drops out.
-
-  Args:
-    sums: `[R]`, such as accepted tokens, or differences of two models' sums.
-    counts: `[R]`, such as tested tokens.
-
-  Returns:
-    The ratio, and its interval, None for fewer than two rows.
-
-  Raises:
-    ValueError: if nothing was counted.
-  """
-  if not counts.sum():
-    raise ValueError(f'nothing was counted in {len(counts)} rows')
-  value = float(sums.sum() / counts.sum())
-  is_counted = counts > 0
-  num_rows = int(is_counted.sum())
-  if num_rows < 2:
-    return value, None
-  excess = (sums - value * counts)[is_counted]
-  deviation = np.sqrt((excess**2).sum() * num_rows / (num_rows - 1))
-  half = float(_NORMAL_QUANTILE * deviation / counts.sum())
-  return value, [value - half, value + half]

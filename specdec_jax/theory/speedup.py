@@ -35,13 +35,13 @@ def walltime_improvement(
   Raises:
     ValueError: if an argument is out of range.
   """
-  tokens = expected_tokens(alpha, gamma)
-  gamma, c = in_range('gamma', gamma, 0), in_range('c', c, 0)
+  tokens, c = expected_tokens(alpha, gamma), in_range('c', c, 0)
   with np.errstate(invalid='ignore', divide='ignore'):
-    factor = tokens / (_drafting_cost(gamma, c) + 1)
+    factor = predicted_speedup(tokens, gamma, c)
     # Always accepted, drafting without end: the drafter's own pace.
     limit = 1 / c
-  return np.where((tokens == np.inf) & (gamma == np.inf), limit, factor)[()]
+  is_endless = (tokens == np.inf) & (np.asarray(gamma) == np.inf)
+  return np.where(is_endless, limit, factor)[()]
 
 
 def operations_factor(

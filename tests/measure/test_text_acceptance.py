@@ -61,30 +61,3 @@ def test_sums_are_those_of_the_laws(temperature):
       expected = np.minimum(p, q).sum()
       assert found[row] == pytest.approx(expected, rel=1e-5)
   assert (np.asarray(sums[1]) < 0.9 * np.asarray(counts)).all()
-
-
-def test_intervals_are_of_rows():
-  """A ratio's interval covers its law's mean; that of a paired difference is
-  narrower than those of its parts."""
-  rng = np.random.default_rng(0)
-  means, covered, widths = [], 0, []
-  for _ in range(400):
-    counts = rng.integers(5, 30, 60)
-    easy = rng.uniform(0.3, 0.9, 60)  # A row's tokens have much in common.
-    sums = rng.binomial(counts, easy)
-    value, (low, high) = text_acceptance.ratio(sums, counts)
-    covered += low <= 0.6 <= high
-    better = np.minimum(sums + 1, counts)
-    _, (lower, upper) = text_acceptance.ratio(better - sums, counts)
-    means.append(value)
-    widths.append((upper - lower) / (high - low))
-  assert np.mean(means) == pytest.approx(0.6, abs=0.01)
-  assert 0.91 < covered / 400 < 0.98
-  assert np.mean(widths) < 0.3
-
-
-def test_one_row_has_no_interval_and_none_no_ratio():
-  one = np.ones(1)
-  assert text_acceptance.ratio(0.5 * one, one) == (0.5, None)
-  with pytest.raises(ValueError, match='nothing was counted in 3 rows'):
-    text_acceptance.ratio(np.zeros(3), np.zeros(3))

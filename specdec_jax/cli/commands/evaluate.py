@@ -15,6 +15,7 @@ from specdec_jax.files.local_path import local_path
 from specdec_jax.infer import quality
 from specdec_jax.launch import progress
 from specdec_jax.text import tasks
+from specdec_jax.theory import estimates
 
 HELP = 'judge what infer wrote'
 
@@ -149,14 +150,12 @@ def _rates(aux: Sequence[Any]) -> dict[str, Any]:
   ):
     return {}
   total = {name: sum(each[name] for each in aux) for name in _COUNTERS}
-
-  def divide(a: str, b: str) -> float | None:
-    return total[a] / total[b] if total[b] else None
-
   return {
     **total,
-    'block_efficiency': divide('tokens', 'target_runs'),
-    'alpha': divide('accepted', 'tested'),
+    'block_efficiency': estimates.block_efficiency(
+      total['tokens'], total['target_runs']
+    ),
+    'alpha': estimates.alpha(total['accepted'], total['tested']),
   }
 
 

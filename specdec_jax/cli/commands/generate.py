@@ -239,6 +239,6 @@ def _note(statistics: Sequence[Statistics], seconds: float) -> str:
   parts = [f'{num_tokens} tokens in {num_runs} target runs']
   if num_runs:
     parts.append(f'{rates.block_efficiency:.2f} a run')
-  if not np.isnan(rates.alpha):
+  if rates.alpha is not None:
     parts.append(f'alpha {rates.alpha:.2f}')
   return ', '.join([*parts, f'{num_tokens / seconds:.1f} tokens/s'])
