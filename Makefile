@@ -5,7 +5,7 @@
 # make test    all tests          make check   lint, format, types
 # make modes   the exactness tests with random keys of other kinds and 64 bits
 # make fuzz    damaged files for every reader: INPUTS=1000000 SEED=0 SECONDS=inf
-# make notebooks  runs the notebooks, each from a clean kernel
+# make notebooks  runs the notebooks, each from a clean kernel; keeps outputs
 # make docs    the documentation as a site in site/, which opens from disk
 #
 # PYTHON chooses the interpreter (3.11 or later); each has its own environment
@@ -113,7 +113,7 @@ fuzz: $(VENV)/dev.done
 
 # They measure times, so nothing else runs beside them.
 notebooks: $(VENV)/dev.done
-	$(BIN)/python -m pytest -m notebooks tests/test_notebooks.py
+	$(BIN)/python -m notebooks.execute
 
 # Warnings are errors, but for the theme's advertisement of its successor.
 docs: export NO_MKDOCS_2_WARNING := 1
