@@ -65,12 +65,19 @@ def imports(path: pathlib.Path) -> list[tuple[str, bool]]:
       found.extend(
         (f'{node.module}.{alias.name}', is_inside) for alias in node.names
       )
+    if isinstance(node, ast.Call) and _is_require(node.func):
+      found.append((node.args[0].value, is_inside))
     is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     for child in ast.iter_child_nodes(node):
       visit(child, is_inside or is_function)
 
   visit(ast.parse(path.read_text(encoding='utf-8')), False)
   return found
+
+
+def _is_require(function: ast.expr) -> bool:
+  """Whether it is `files.require.require`, which imports a package."""
+  return ast.unparse(function) in ('require', 'packages.require')
 
 
 def part_of(path: pathlib.Path) -> str:
@@ -125,8 +132,9 @@ def test_a_violation_is_seen(tmp_path, monkeypatch):
     'import flax.linen as nn\n'
     'from specdec_jax.models import llama\n'
     'def f():\n  import tensorflow\n'
+    'gguf = require("gguf", extra="models", purpose="this")\n'
   )
-  assert len(violations(path)) == 3
+  assert len(violations(path)) == 4
 
 
 @pytest.mark.parametrize('path', FILES, ids=relative)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from specdec_jax.checkpoints import name_maps
+from specdec_jax.files import require as packages
 
 _MAGIC = b'GGUF'
 _VERSIONS = (2, 3)
@@ -255,10 +256,4 @@ def import_gguf() -> Any:
   Raises:
     ImportError: if it is not installed, with the command that installs it.
   """
-  try:
-    import gguf
-  except ImportError as error:
-    raise ImportError(
-      'GGUF files need the gguf package: pip install specdec_jax[models]'
-    ) from error
-  return gguf
+  return packages.require('gguf', extra='models', purpose='a GGUF file')

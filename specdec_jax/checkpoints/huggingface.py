@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from specdec_jax.checkpoints import name_maps, safetensors_folder, settings
 from specdec_jax.checkpoints.huggingface_config import read_config
 from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.files.require import require
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import Vocabulary
@@ -221,13 +222,9 @@ def download(repository: str) -> Path:
       f'hf:{repository} does not name a repository; write hf:organisation/name '
       'or hf:organisation/name@revision'
     )
-  try:
-    import huggingface_hub
-  except ImportError as error:
-    raise ImportError(
-      'hf: names need the huggingface_hub package: pip install '
-      'specdec_jax[models]'
-    ) from error
+  huggingface_hub = require(
+    'huggingface_hub', extra='models', purpose='an hf: name'
+  )
   try:
     return Path(
       huggingface_hub.snapshot_download(

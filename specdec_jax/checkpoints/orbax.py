@@ -14,6 +14,7 @@ from specdec_jax.checkpoints import model_file, settings, stored_arrays
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.checkpoints.stored_arrays import Stored
 from specdec_jax.files import full_disk
+from specdec_jax.files.require import require
 
 _METADATA = '_METADATA'
 PARAMS = 'params'
@@ -163,11 +164,6 @@ def import_orbax() -> Any:
   Raises:
     ImportError: if it is not installed, with the command that installs it.
   """
-  try:
-    import orbax.checkpoint
-  except ImportError as error:
-    raise ImportError(
-      'writing Orbax checkpoints needs the orbax-checkpoint package: '
-      'pip install specdec_jax[models]'
-    ) from error
-  return orbax.checkpoint
+  return require(
+    'orbax.checkpoint', extra='models', purpose='writing Orbax checkpoints'
+  )

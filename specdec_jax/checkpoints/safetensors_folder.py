@@ -12,6 +12,7 @@ import numpy as np
 
 from specdec_jax.base import Array
 from specdec_jax.checkpoints import name_maps, settings
+from specdec_jax.files.require import require
 
 SINGLE_FILE = 'model.safetensors'
 _INDEX = 'model.safetensors.index.json'
@@ -34,7 +35,9 @@ def open_tensors(
     ImportError: if the safetensors package is not installed.
   """
   folder = Path(folder)
-  safetensors = import_safetensors()
+  safetensors = require(
+    'safetensors', extra='models', purpose='a safetensors file'
+  )
   handles = {}
   for file_name, names in _names_of_file(folder).items():
     path = folder / file_name
@@ -167,7 +170,9 @@ def write_params(
   Raises:
     ValueError: if a parameter is missing or of another shape.
   """
-  safetensors_numpy = import_safetensors().numpy
+  safetensors_numpy = require(
+    'safetensors.numpy', extra='models', purpose='a safetensors file'
+  )
   tensors = {}
   for parameter in parameters:
     values = np.asarray(name_maps.leaf_at(params, parameter.path))
@@ -190,19 +195,3 @@ def _some(names: set[str]) -> str:
   shown = sorted(names)[:4]
   more = f' and {len(names) - len(shown)} more' if len(names) > 4 else ''
   return ', '.join(shown) + more
-
-
-def import_safetensors() -> Any:
-  """The `safetensors` package, with its numpy part.
-
-  Raises:
-    ImportError: if it is not installed, with the command that installs it.
-  """
-  try:
-    import safetensors.numpy
-  except ImportError as error:
-    raise ImportError(
-      'safetensors files need the safetensors package: pip install '
-      'specdec_jax[models]'
-    ) from error
-  return safetensors

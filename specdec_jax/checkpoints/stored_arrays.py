@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.base import Array
+from specdec_jax.files.require import require
 
 Stored = Any
 _SHOWN = 4
@@ -291,11 +292,6 @@ def import_tensorstore() -> Any:
   Raises:
     ImportError: if it is not installed, with the command that installs it.
   """
-  try:
-    import tensorstore
-  except ImportError as error:
-    raise ImportError(
-      'T5X and Orbax checkpoints need the tensorstore package: pip install '
-      'specdec_jax[models]'
-    ) from error
-  return tensorstore
+  return require(
+    'tensorstore', extra='models', purpose='a T5X or Orbax checkpoint'
+  )

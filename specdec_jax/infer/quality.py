@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specdec_jax.files.require import require
+
 _ROUGE = ('rouge1', 'rouge2', 'rougeLsum')
 
 
@@ -28,12 +30,7 @@ def bleu(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, Any]:
     ImportError: if sacrebleu is not installed.
   """
   _check(targets, predictions)
-  try:
-    import sacrebleu
-  except ImportError as error:
-    raise ImportError(
-      'BLEU needs sacrebleu: pip install specdec_jax[eval]'
-    ) from error
+  sacrebleu = require('sacrebleu', extra='eval', purpose='BLEU')
   score = sacrebleu.corpus_bleu(
     list(predictions),
     [list(targets)],
@@ -62,12 +59,9 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, Any]:
     ImportError: if rouge-score is not installed.
   """
   _check(targets, predictions)
-  try:
-    from rouge_score import rouge_scorer
-  except ImportError as error:
-    raise ImportError(
-      'ROUGE needs rouge-score: pip install specdec_jax[eval]'
-    ) from error
+  rouge_scorer = require(
+    'rouge_score.rouge_scorer', extra='eval', purpose='ROUGE'
+  )
   scorer = rouge_scorer.RougeScorer(list(_ROUGE), use_stemmer=True)
   totals = dict.fromkeys(_ROUGE, 0.0)
   for target, prediction in zip(targets, predictions, strict=True):

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from specdec_jax.decoding.statistics import Statistics
+from specdec_jax.files.require import require
 from specdec_jax.infer.decode_many import Utilisation
 from specdec_jax.infer.examples import Row
 from specdec_jax.measure import metrics
@@ -139,13 +140,11 @@ def metric_writer(folder: str | None) -> Iterator[Any]:
   if folder is None:
     yield lambda step, figures: None
     return
-  try:
-    from clu import metric_writers
-  except ImportError as error:
-    raise ImportError(
-      'metrics for TensorBoard need clu and TensorFlow: pip install '
-      'specdec_jax[infer,data]'
-    ) from error
+  metric_writers = require(
+    'clu.metric_writers',
+    extra='infer,data',
+    purpose='writing metrics for TensorBoard',
+  )
   writer = metric_writers.create_default_writer(folder, asynchronous=False)
   try:
     yield writer.write_scalars

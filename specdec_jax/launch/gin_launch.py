@@ -12,6 +12,7 @@ import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from specdec_jax.files.require import require
 from specdec_jax.launch import gin_files, gin_types, old_names
 
 _BINDING = '--gin.'
@@ -244,10 +245,4 @@ def _original(error: Exception) -> Exception:
 
 
 def _import_gin() -> Any:
-  try:
-    import gin
-  except ImportError as error:
-    raise ImportError(
-      'gin files need gin-config: pip install specdec_jax[infer]'
-    ) from error
-  return gin
+  return require('gin', extra='infer', purpose='a gin file')

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specdec_jax import theory
+from specdec_jax.files.require import require
 
 _SIZE = (6.0, 4.0)
 # Legible in print and to those who see no red or no green.
@@ -41,14 +42,11 @@ def new_figure(num_axes: int = 1) -> tuple[Any, Any]:
   Raises:
     ImportError: if matplotlib is not installed.
   """
-  try:
-    from matplotlib.figure import Figure
-  except ImportError as error:
-    raise ImportError(
-      'plots need matplotlib: pip install specdec_jax[plot]'
-    ) from error
+  matplotlib = require('matplotlib.figure', extra='plot', purpose='a plot')
   width, height = _SIZE
-  figure = Figure(figsize=(width * num_axes, height), layout='constrained')
+  figure = matplotlib.Figure(
+    figsize=(width * num_axes, height), layout='constrained'
+  )
   axes = figure.subplots(1, num_axes, squeeze=False)[0]
   for each in axes:
     each.grid(color='#dde1e7', linewidth=0.8)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec_jax.files.require import require
 from specdec_jax.text import vocabularies
 
 _SPACE = '\N{LOWER ONE EIGHTH BLOCK}'
@@ -147,7 +148,10 @@ def load(
     model = Path(path).read_bytes()
   except OSError as error:
     raise ValueError(f'cannot read {path}: {error.strerror}') from error
-  processor = _import_sentencepiece().SentencePieceProcessor()
+  sentencepiece = require(
+    'sentencepiece', extra='models', purpose='a SentencePiece vocabulary'
+  )
+  processor = sentencepiece.SentencePieceProcessor()
   try:
     processor.LoadFromSerializedProto(model)
     if extra_ids is None:
@@ -204,15 +208,3 @@ def _sentinel(i: int) -> str:
 def _field(number: int, value: bytes) -> bytes:
   """A length-delimited field of a protocol buffer, shorter than 128 bytes."""
   return bytes([number << 3 | 2, len(value)]) + value
-
-
-@functools.cache
-def _import_sentencepiece() -> Any:
-  try:
-    import sentencepiece
-  except ImportError as error:
-    raise ImportError(
-      'SentencePiece vocabularies need the sentencepiece package: pip install '
-      'specdec_jax[models]'
-    ) from error
-  return sentencepiece

@@ -15,6 +15,7 @@ from typing import Any
 
 from specdec_jax.files import text_lines
 from specdec_jax.files.local_path import local_path
+from specdec_jax.files.require import require
 
 SUFFIXES = ('.jsonl', '.tsv', '.txt')
 _PRETOKENIZED = '_pretokenized'
@@ -314,13 +315,9 @@ def _has_seqio() -> bool:
 
 
 def _import_seqio() -> Any:
-  try:
-    import seqio
-  except ImportError as error:
-    raise ImportError(
-      'SeqIO tasks need seqio and TensorFlow: pip install specdec_jax[data]; '
-      'text and JSONL files need neither'
-    ) from error
+  seqio = require(
+    'seqio', extra='data', purpose='a SeqIO task, unlike text and JSONL files,'
+  )
   import tensorflow as tf
 
   with contextlib.suppress(RuntimeError):  # Somebody has used them already.

@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
+from specdec_jax.files.require import require
+
 if TYPE_CHECKING:
   from specdec_jax.text.sentencepiece_vocabulary import SentencePieceVocabulary
 
@@ -210,7 +212,7 @@ def apply_chat_template(
     )
   if isinstance(messages, str):
     messages = [{'role': 'user', 'content': messages}]
-  _import_jinja2()
+  require('jinja2', extra='models', purpose='a chat template')
   try:
     return _compile_template(vocabulary.chat_template).render(
       messages=[dict(message) for message in messages],
@@ -283,30 +285,12 @@ def import_tokenizers() -> Any:
   Raises:
     ImportError: if it is not installed, with the command that installs it.
   """
-  try:
-    import tokenizers
-  except ImportError as error:
-    raise ImportError(
-      'vocabularies need the tokenizers package: pip install '
-      'specdec_jax[models]'
-    ) from error
-  return tokenizers
-
-
-def _import_jinja2() -> Any:
-  try:
-    import jinja2.ext
-    import jinja2.sandbox
-  except ImportError as error:
-    raise ImportError(
-      'chat templates need jinja2: pip install specdec_jax[models]'
-    ) from error
-  return jinja2
+  return require('tokenizers', extra='models', purpose='a vocabulary')
 
 
 @functools.lru_cache(maxsize=16)
 def _compile_template(template: str) -> Any:
-  jinja2 = _import_jinja2()
+  import jinja2.sandbox
 
   def raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
@@ -317,7 +301,7 @@ def _compile_template(template: str) -> Any:
   environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True,
     lstrip_blocks=True,
-    extensions=[jinja2.ext.loopcontrols],
+    extensions=['jinja2.ext.loopcontrols'],
   )
   environment.filters['tojson'] = tojson
   environment.globals['raise_exception'] = raise_exception

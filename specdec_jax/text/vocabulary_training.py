@@ -2,7 +2,8 @@
 
 import io
 from collections.abc import Iterable
-from typing import Any
+
+from specdec_jax.files.require import require
 
 PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
 _FEWEST_IDS = 300  # Bytes, the three ids above, and some characters.
@@ -27,7 +28,9 @@ def train(texts: Iterable[str], *, size: int) -> bytes:
     ImportError: if sentencepiece is missing.
     ValueError: if the text is too short for that many tokens.
   """
-  sentencepiece = _import_sentencepiece()
+  sentencepiece = require(
+    'sentencepiece', extra='data', purpose='training a vocabulary'
+  )
   if size < _FEWEST_IDS:
     raise ValueError(
       f'a vocabulary needs at least {_FEWEST_IDS} ids, got {size}'
@@ -58,14 +61,3 @@ def train(texts: Iterable[str], *, size: int) -> bytes:
       f'no vocabulary of {size} can be trained on this text: {reason}'
     ) from error
   return model.getvalue()
-
-
-def _import_sentencepiece() -> Any:
-  try:
-    import sentencepiece
-  except ImportError as error:
-    raise ImportError(
-      'training a vocabulary needs the sentencepiece package: pip install '
-      'specdec_jax[data]'
-    ) from error
-  return sentencepiece

@@ -7,7 +7,6 @@ instruction costs however little it does, plus collectives. Nothing is run.
 
 import contextlib
 import dataclasses
-import importlib.util
 import math
 import os
 import re
@@ -20,6 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from specdec_jax.files.require import require
 from specdec_jax.tpu_costs import hlo
 from specdec_jax.tpu_costs.chips import CHIPS, Chip
 
@@ -108,10 +108,7 @@ def find_slice(name: str) -> Slice:
       f'{name!r} has {len(sizes)} dimensions, and slices of {chip.name} have '
       f'{chip.num_dimensions}'
     )
-  if importlib.util.find_spec('libtpu') is None:
-    raise ImportError(
-      'the TPU compiler needs libtpu: pip install specdec_jax[tpu]'
-    )
+  require('libtpu', extra='tpu', purpose='the TPU compiler')
   for variable, value in _ENVIRONMENT.items():
     os.environ.setdefault(variable, value)
   from jax.experimental import topologies

@@ -8,6 +8,7 @@ tokens are bracketed `[-so-]` and corrections `{+so+}`. Needs rich.
 from collections.abc import Callable, Collection
 from typing import Any, Literal
 
+from specdec_jax.files.require import require
 from specdec_jax.trace import recording, wording
 from specdec_jax.trace.recording import Record
 from specdec_jax.trace.storage import Trace
@@ -137,13 +138,10 @@ _PLAIN = {'markup': False, 'highlight': False, 'emoji': False}
 
 
 def _console() -> Any:
-  try:
-    from rich.console import Console
-  except ImportError as error:
-    raise ImportError(
-      'traces in the terminal need rich: pip install specdec_jax[models]'
-    ) from error
-  return Console(highlight=False)
+  console = require(
+    'rich.console', extra='models', purpose='a trace in the terminal'
+  )
+  return console.Console(highlight=False)
 
 
 def _text(*args: Any, **kwargs: Any) -> Any:

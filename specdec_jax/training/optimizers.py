@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from specdec_jax.base import Array
+from specdec_jax.files.require import require
 
 Schedule = Callable[[Array], Array]
 FACTORS = (
@@ -158,10 +159,4 @@ def adamw(
 
 
 def _import_optax() -> Any:
-  try:
-    import optax
-  except ImportError as error:
-    raise ImportError(
-      'training needs the optax package: pip install specdec_jax[train]'
-    ) from error
-  return optax
+  return require('optax', extra='train', purpose='training')

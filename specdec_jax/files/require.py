@@ -1,0 +1,23 @@
+"""Packages that only some commands need."""
+
+import importlib
+from typing import Any
+
+
+def require(module: str, *, extra: str, purpose: str) -> Any:
+  """Imports a module of a package that may not be installed.
+
+  Args:
+    module: its full name.
+    extra: of specdec_jax, that installs it.
+    purpose: what needs it, as the subject of a sentence.
+
+  Raises:
+    ImportError: with the command that installs it.
+  """
+  try:
+    return importlib.import_module(module)
+  except ImportError as error:
+    raise ImportError(
+      f'{purpose} needs {module}: pip install specdec_jax[{extra}]'
+    ) from error
