@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +9,21 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.checkpoints import (
-  huggingface_t5,
+  formats,
+  huggingface,
   model_file,
-  orbax,
   pretrained,
-  safetensors_model,
-  settings,
-  t5x,
 )
-from specdec_jax.checkpoints.model_file import Config
+from specdec_jax.checkpoints.model_file import Config, DrafterConfig
 from specdec_jax.files.local_path import local_path
-from specdec_jax.models import layers, presets
+from specdec_jax.models import layers
 from specdec_jax.models.block_decoder import BlockDecoderConfig
-from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 
 # No known checkpoint pads its vocabulary to a multiple of more.
 _MAX_PADDING = 1024
-# Formats with a model.json: any network of ours.
-_OURS = ('orbax', 'safetensors')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,8 +107,6 @@ def locate(name: str) -> Path:
     ValueError: if a name is neither an alias nor a path that exists, or cannot
       be downloaded.
   """
-  from specdec_jax.checkpoints import huggingface
-
   if name in pretrained.PACKAGED:
     return pretrained.packaged_file(name)
   if name in pretrained.names():
@@ -123,8 +114,7 @@ def locate(name: str) -> Path:
   if name.startswith('hf:'):
     return huggingface.download(name.removeprefix('hf:'))
   path = local_path(name)
-  is_gguf = path.is_file() and path.suffix == '.gguf'
-  if not name or not (is_gguf or path.is_dir() or t5x.is_checkpoint(path)):
+  if not name or not (path.is_dir() or formats.find_if_any(path)):
     names = ', '.join([*pretrained.PACKAGED, *pretrained.names()])
     raise ValueError(
       f'no model is called {name!r}: give {names}, the path of a .gguf file, '
@@ -162,33 +152,20 @@ def read_config(
   config: T5Config | str | None = None,
 ) -> Config:
   """The sizes alone; see `read`."""
-  from specdec_jax.checkpoints import gguf, huggingface
-
-  kind = _kind(path)
-  if kind == 't5x':
-    return _t5x_config(t5x.find(path), config, dtype)
-  if config is not None:
-    raise ValueError(f'{path} states its own sizes: give no config for it')
-  if kind == 'gguf':
-    return gguf.read_config(gguf.open_gguf(path), dtype=dtype)
-  if kind in _OURS:
-    found = model_file.read(path, dtype=dtype)
-    if isinstance(found, model_file.DrafterConfig):
-      raise ValueError(
-        f'{path} is a {model_file.network_of(found)}, which only drafts for a '
-        'model'
-      )
-    return found
-  if kind == 'huggingface_t5':
-    return huggingface_t5.read_config(path, dtype=dtype)
-  return huggingface.read_config(path, dtype=dtype)
+  found = formats.find(path).read_config(path, dtype, config)
+  if isinstance(found, model_file.DrafterConfig):
+    raise ValueError(
+      f'{path} is a {model_file.network_of(found)}, which only drafts for a '
+      'model'
+    )
+  return found
 
 
 def read_params(
   path: Path,
-  config: Config | model_file.DrafterConfig,
+  config: Config | DrafterConfig,
   *,
-  shardings: Callable[[Any], Any] | None = None,
+  shardings: formats.Shardings | None = None,
 ) -> dict[str, Any]:
   """The parameters alone, of a model whose `read_config` is at hand.
 
@@ -196,92 +173,18 @@ def read_params(
     path: of `locate`.
     config: its sizes, and the dtype to read into.
     shardings: from a tree of shapes to one of shardings. Of T5X's checkpoints
-      and ours, a process then reads just the slices of its own devices.
+      and of Orbax's, a process then reads just the slices of its own devices.
 
   Raises:
     ValueError: if the files are not those of a supported model.
     ImportError: if a package that reads them is not installed.
   """
-  from specdec_jax.checkpoints import gguf, huggingface
-
-  kind = _kind(path)
-  if kind in ('t5x', 'orbax'):
-    expected = model_file.param_shapes(config)
-    if shardings is not None:
-      expected = jax.tree.map(
-        lambda leaf, sharding: leaf.update(sharding=sharding),
-        expected,
-        shardings(expected),
-      )
-    read = t5x.read_target if kind == 't5x' else orbax.restore
-    return read(path, expected)
-  params: Any
-  if kind == 'safetensors':
-    params = safetensors_model.read_params(path, config)
-  elif kind == 'gguf':
-    assert isinstance(config, LlamaConfig)
-    params = gguf.read_params(gguf.open_gguf(path), config)
-  elif kind == 'huggingface_t5':
-    assert isinstance(config, T5Config)
-    params = huggingface_t5.read_params(path, config)
-  else:
-    assert isinstance(config, LlamaConfig)
-    params = huggingface.read_params(path, config)
-  if shardings is None:
-    return params
-  return jax.device_put(params, shardings(params))
-
-
-def _kind(path: Path) -> str:
-  """Which of the supported formats a file or folder is of."""
-  if path.is_file() and path.suffix == '.gguf':
-    return 'gguf'
-  if orbax.is_checkpoint(path):
-    return 'orbax'
-  if safetensors_model.is_model(path):
-    return 'safetensors'
-  if (path / 'config.json').is_file():
-    kind = settings.read(path / 'config.json').values.get('model_type')
-    is_t5 = kind in huggingface_t5.MODEL_TYPES
-    return 'huggingface_t5' if is_t5 else 'huggingface'
-  if t5x.is_checkpoint(path):
-    return 't5x'
-  begun = [child.name for child in path.iterdir()] if path.is_dir() else []
-  if any(name.startswith(('checkpoint', 'target.')) for name in begun):
-    t5x.find(path)  # Says what is wrong with it.
-  raise ValueError(
-    f'{path} has no config.json of Hugging Face, no checkpoint_N of T5X and '
-    f'no {model_file.NAME} of ours'
-  )
-
-
-def _t5x_config(
-  checkpoint: Path, config: T5Config | str | None, dtype: jnp.dtype
-) -> Config:
-  """The sizes of a T5X checkpoint, which does not state them."""
-  if isinstance(config, T5Config):
-    return dataclasses.replace(config, dtype=dtype)
-  if config in presets.PRESETS:
-    return presets.preset(config, dtype=dtype)
-  if config is not None and not local_path(config).exists():
-    raise ValueError(
-      f'{config!r} is neither a file nor the name of sizes; names are '
-      f'{", ".join(presets.PRESETS)}'
-    )
-  if config is not None:
-    return model_file.read(local_path(config), dtype=dtype)
-  for folder in (checkpoint, checkpoint.parent):
-    if (folder / model_file.NAME).is_file():
-      return model_file.read(folder, dtype=dtype)
-  raise ValueError(
-    f'{checkpoint} does not state its sizes: give a config, such as '
-    f't5_1_1_small (--config), or put a {model_file.NAME} beside it'
-  )
+  return formats.find(path).read_params(path, config, shardings)
 
 
 def read_drafter(
   name: str, *, dtype: jnp.dtype = jnp.float32
-) -> tuple[model_file.DrafterConfig, dict[str, Any]]:
+) -> tuple[DrafterConfig, dict[str, Any]]:
   """Sizes and parameters of a network that only drafts.
 
   Args:
@@ -299,12 +202,10 @@ def read_drafter(
 
 def read_drafter_config(
   name: str, *, dtype: jnp.dtype = jnp.float32
-) -> model_file.DrafterConfig:
+) -> DrafterConfig:
   """The sizes alone; see `read_drafter`."""
   path = locate(name)
-  if not (orbax.is_checkpoint(path) or safetensors_model.is_model(path)):
-    raise ValueError(f'{path} has no {model_file.NAME} with parameters beside')
-  config = model_file.read(path, dtype=dtype)
+  config = formats.find(path).read_config(path, dtype, None)
   if not isinstance(config, model_file.DrafterConfig):
     raise ValueError(
       f'{path} is a whole model, a {model_file.network_of(config)}; expected a '
@@ -315,8 +216,8 @@ def read_drafter_config(
 
 def is_drafter(path: Path) -> bool:
   """Whether a folder holds a network that only drafts."""
-  is_ours = orbax.is_checkpoint(path) or safetensors_model.is_model(path)
-  return is_ours and isinstance(model_file.read(path), model_file.DrafterConfig)
+  config = formats.find(path).read_config(path, jnp.float32, None)
+  return isinstance(config, model_file.DrafterConfig)
 
 
 def read_vocabulary(
@@ -325,7 +226,7 @@ def read_vocabulary(
   """The vocabulary of the model in a file or folder, or None without one.
 
   Args:
-    path: of `locate`.
+    path: of `locate`; also of a folder with a vocabulary and no model.
     num_rows: rows of the model's embeddings, which can say how many sentinels
       follow the pieces of a SentencePiece model.
 
@@ -333,22 +234,11 @@ def read_vocabulary(
     ValueError: if it is broken.
     ImportError: if the package that reads it is not installed.
   """
-  from specdec_jax.checkpoints import gguf, gguf_vocabulary
-
-  if path.is_file() and path.suffix == '.gguf':
-    return gguf_vocabulary.read_vocabulary(gguf.open_gguf(path))
-  folders = [path]
-  if t5x.is_checkpoint(path):
-    checkpoint = t5x.find(path)
-    folders = [checkpoint, checkpoint.parent]
-  elif pretrained.is_one(path):
-    folders = [path, pretrained.FOLDER]
-  elif not (orbax.is_checkpoint(path) or safetensors_model.is_model(path)):
-    return vocabulary_files.read(path, num_rows=num_rows)
-  for folder in folders:
-    if vocabulary_files.is_in(folder):
-      return vocabulary_files.read(folder, num_rows=num_rows)
-  return None
+  if pretrained.is_one(path):
+    path = next(filter(vocabulary_files.is_in, (path, pretrained.FOLDER)), path)
+  if found := formats.find_if_any(path):
+    return found.read_vocabulary(path, num_rows)
+  return vocabulary_files.read(path, num_rows=num_rows)
 
 
 def is_padding(num_rows: int) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 
 from specdec_jax.base import Array
 from specdec_jax.checkpoints import name_maps, settings
+from specdec_jax.checkpoints.stored_arrays import some
 from specdec_jax.files.require import require
 
 SINGLE_FILE = 'model.safetensors'
@@ -56,7 +57,7 @@ def open_tensors(
     present = set(handle.keys())
     absent = set(names) - present
     if absent:
-      raise ValueError(f'{path} lacks tensors: {_some(absent)}')
+      raise ValueError(f'{path} lacks tensors: {some(sorted(absent))}')
     handles.update(dict.fromkeys(names or present, handle))
   if num_layers > len(handles):
     raise ValueError(
@@ -144,11 +145,12 @@ def _check_names(
 ) -> None:
   missing = expected - present
   if missing:
-    raise ValueError(f'{folder} lacks tensors: {_some(missing)}')
+    raise ValueError(f'{folder} lacks tensors: {some(sorted(missing))}')
   unexpected = present - expected
   if unexpected:
     raise ValueError(
-      f'{folder} has tensors that this network has not: {_some(unexpected)}'
+      f'{folder} has tensors that this network has not: '
+      + some(sorted(unexpected))
     )
 
 
@@ -156,16 +158,13 @@ def write_params(
   folder: str | os.PathLike[str],
   params: dict[str, Any],
   parameters: Sequence[name_maps.Parameter],
-) -> str:
+) -> None:
   """Writes parameters as model.safetensors.
 
   Args:
     folder: made if it does not exist.
     params: a tree of dicts of arrays, under our names; they keep their dtypes.
     parameters: all that the network has.
-
-  Returns:
-    The name of their dtype.
 
   Raises:
     ValueError: if a parameter is missing or of another shape.
@@ -188,10 +187,3 @@ def write_params(
   safetensors_numpy.save_file(
     tensors, Path(folder) / SINGLE_FILE, metadata={'format': 'pt'}
   )
-  return tensors[parameters[0].huggingface].dtype.name
-
-
-def _some(names: set[str]) -> str:
-  shown = sorted(names)[:4]
-  more = f' and {len(names) - len(shown)} more' if len(names) > 4 else ''
-  return ', '.join(shown) + more

@@ -10,15 +10,12 @@ from tiny_models import (
   MERGES,
   assert_trees_equal,
   byte_tokens,
+  load,
   make_config,
   make_params,
 )
 
-from specdec_jax.checkpoints import (
-  huggingface,
-  huggingface_config,
-  safetensors_folder,
-)
+from specdec_jax.checkpoints import huggingface, safetensors_folder
 
 pytest.importorskip('safetensors')
 tokenizers = pytest.importorskip('tokenizers')
@@ -37,13 +34,16 @@ def tokenizer_json() -> str:
   return tokenizer.to_str()
 
 
+def save(folder, config, params) -> None:
+  huggingface.save(folder, config, params)
+  (folder / 'tokenizer.json').write_text(tokenizer_json(), encoding='utf-8')
+
+
 @pytest.fixture
 def folder(tmp_path):
   """A folder with a tiny model."""
   config = make_config()
-  huggingface.save_llama(
-    tmp_path, config, make_params(config), tokenizer_json=tokenizer_json()
-  )
+  save(tmp_path, config, make_params(config))
   return tmp_path
 
 
@@ -84,25 +84,21 @@ def test_round_trip(tmp_path, is_tied, has_attention_bias, dtype):
     is_tied=is_tied, has_attention_bias=has_attention_bias, dtype=dtype
   )
   params = make_params(config)
-  huggingface.save_llama(
-    tmp_path, config, params, tokenizer_json=tokenizer_json()
-  )
-  loaded, loaded_params, vocabulary = huggingface.load_llama(
-    tmp_path, dtype=dtype
-  )
+  save(tmp_path, config, params)
+  loaded, loaded_params, vocabulary = load(huggingface, tmp_path, dtype=dtype)
   assert loaded == config
   assert_trees_equal(loaded_params, params)
   assert vocabulary.tokens() == byte_tokens()
 
 
 def test_shards_equal_the_single_file(folder):
-  config, params, _ = huggingface.load_llama(folder)
+  config, params, _ = load(huggingface, folder)
   shard(folder)
   assert_trees_equal(huggingface.read_params(folder, config), params)
 
 
 def test_a_tied_head_in_the_file_is_ignored(folder):
-  config, params, _ = huggingface.load_llama(folder)
+  config, params, _ = load(huggingface, folder)
   rewrite(
     folder,
     lambda t: t.update({
@@ -114,7 +110,7 @@ def test_a_tied_head_in_the_file_is_ignored(folder):
 
 
 def test_missing_files_are_named(folder):
-  config = huggingface_config.read_config(folder)
+  config = huggingface.read_config(folder)
   shard(folder)
   (folder / 'model-00002-of-00002.safetensors').unlink()
   with pytest.raises(ValueError, match='lacks model-00002-of-00002'):
@@ -124,14 +120,14 @@ def test_missing_files_are_named(folder):
     huggingface.read_params(folder, config)
   (folder / 'tokenizer.json').unlink()
   with pytest.raises(ValueError, match=r'no tokenizer\.json'):
-    huggingface.load_llama(folder)
+    load(huggingface, folder)
   (folder / 'config.json').unlink()
-  with pytest.raises(ValueError, match=r'no config\.json'):
-    huggingface.load_llama(folder)
+  with pytest.raises(ValueError, match=r'cannot read .*config\.json'):
+    load(huggingface, folder)
 
 
 def test_an_index_that_names_absent_tensors_is_refused(folder):
-  config = huggingface_config.read_config(folder)
+  config = huggingface.read_config(folder)
   shard(folder)
   path = folder / 'model.safetensors.index.json'
   weight_map = json.loads(path.read_text())['weight_map']
@@ -177,7 +173,7 @@ def test_an_index_without_a_map_is_refused(folder):
 
 
 def test_bad_tensors_are_named(folder):
-  config = huggingface_config.read_config(folder)
+  config = huggingface.read_config(folder)
   name = 'model.layers.1.mlp.up_proj.weight'
 
   def refused(change, message):
@@ -207,7 +203,7 @@ def test_bad_tensors_are_named(folder):
 
 @pytest.mark.parametrize('size', [0, 5, 100, 5000, -1])
 def test_truncated_weights_are_refused(folder, size):
-  config = huggingface_config.read_config(folder)
+  config = huggingface.read_config(folder)
   path = folder / 'model.safetensors'
   path.write_bytes(path.read_bytes()[:size])
   with pytest.raises(ValueError, match='no complete safetensors file'):
@@ -217,7 +213,10 @@ def test_truncated_weights_are_refused(folder, size):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'model_type': 'gpt2'}, "type 'gpt2'; supported are llama, mistral"),
+    (
+      {'model_type': 'gpt2'},
+      "type 'gpt2'; supported are llama, mistral, qwen2, t5, mt5",
+    ),
     ({'rope_scaling': {'type': 'linear', 'factor': 2.0}}, 'scaled .linear'),
     ({'rope_parameters': {'rope_type': 'llama3'}}, 'scaled .llama3'),
     ({'partial_rotary_factor': 0.5}, 'a part of each head'),
@@ -244,7 +243,7 @@ def test_truncated_weights_are_refused(folder, size):
 def test_unsupported_networks_are_refused(folder, changes, message):
   change_json(folder / 'config.json', **changes)
   with pytest.raises(ValueError, match=message):
-    huggingface.load_llama(folder)
+    load(huggingface, folder)
 
 
 @pytest.mark.parametrize(
@@ -276,13 +275,13 @@ def test_unsupported_networks_are_refused(folder, changes, message):
 def test_settings_of_another_type_are_named(folder, key, value, message):
   change_json(folder / 'config.json', **{key: value})
   with pytest.raises(ValueError, match=rf'config\.json: {key} {message}'):
-    huggingface.load_llama(folder)
+    load(huggingface, folder)
 
 
 def test_settings_of_a_section_are_named(folder):
   change_json(folder / 'config.json', rope_scaling={'type': 5})
   with pytest.raises(ValueError, match=r'rope_scaling\.type is 5, expected'):
-    huggingface.load_llama(folder)
+    load(huggingface, folder)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +297,7 @@ def test_settings_of_a_section_are_named(folder):
 )
 def test_equal_networks_are_accepted(folder, changes):
   change_json(folder / 'config.json', **changes)
-  assert huggingface_config.read_config(folder) == make_config()
+  assert huggingface.read_config(folder) == make_config()
 
 
 def test_rotary_base_of_transformers_5(folder):
@@ -307,7 +306,7 @@ def test_rotary_base_of_transformers_5(folder):
     rope_theta=None,
     rope_parameters={'rope_theta': 1e6, 'rope_type': 'default'},
   )
-  assert huggingface_config.read_config(folder).rope_base == 1e6
+  assert huggingface.read_config(folder).rope_base == 1e6
 
 
 @pytest.mark.parametrize('text', ['', '{', '[]', '[' * 100_000, b'\xff'])
@@ -315,7 +314,7 @@ def test_broken_json_is_refused(folder, text):
   content = text if isinstance(text, bytes) else text.encode()
   (folder / 'config.json').write_bytes(content)
   with pytest.raises(ValueError, match=r'config\.json (is|holds) no JSON'):
-    huggingface.load_llama(folder)
+    load(huggingface, folder)
 
 
 def test_a_broken_tokenizer_is_refused(folder):
@@ -392,10 +391,10 @@ def test_saving_names_what_is_wrong(tmp_path):
   params = make_params(config)
   params['decoder_norm']['scale'] = jnp.ones(3)
   with pytest.raises(ValueError, match=r'decoder_norm/scale is \[3\]'):
-    huggingface.save_llama(tmp_path, config, params)
+    huggingface.save(tmp_path, config, params)
   del params['decoder_norm']
   with pytest.raises(ValueError, match='no decoder_norm/scale'):
-    huggingface.save_llama(tmp_path, config, params)
+    huggingface.save(tmp_path, config, params)
   assert list(tmp_path.iterdir()) == []
 
 

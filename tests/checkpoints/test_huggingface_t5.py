@@ -8,7 +8,7 @@ import pytest
 from tiny_models import assert_trees_equal
 from tiny_t5 import make_config, make_params
 
-from specdec_jax.checkpoints import huggingface_t5
+from specdec_jax.checkpoints import huggingface
 from specdec_jax.models import relative_positions
 
 pytest.importorskip('safetensors')
@@ -35,7 +35,7 @@ def rewrite(folder, change) -> None:
 def folder(tmp_path):
   """A folder with a tiny T5 1.1."""
   config = make_config()
-  huggingface_t5.save_t5(tmp_path, config, make_params(config))
+  huggingface.save(tmp_path, config, make_params(config))
   return tmp_path
 
 
@@ -47,9 +47,9 @@ def test_round_trip(tmp_path, is_tied, activations, dtype):
     is_tied=is_tied, mlp_activations=activations, dtype=dtype
   )
   params = make_params(config)
-  huggingface_t5.save_t5(tmp_path, config, params)
-  assert huggingface_t5.read_config(tmp_path, dtype=dtype) == config
-  assert_trees_equal(huggingface_t5.read_params(tmp_path, config), params)
+  huggingface.save(tmp_path, config, params)
+  assert huggingface.read_config(tmp_path, dtype=dtype) == config
+  assert_trees_equal(huggingface.read_params(tmp_path, config), params)
 
 
 def test_every_tensor_is_transposed_but_embeddings(folder):
@@ -88,13 +88,13 @@ def test_every_tensor_is_transposed_but_embeddings(folder):
 )  # fmt: skip
 def test_whether_logits_are_scaled(folder, changes, is_tied):
   change_json(folder / 'config.json', **changes)
-  assert huggingface_t5.read_config(folder).is_tied == is_tied
+  assert huggingface.read_config(folder).is_tied == is_tied
 
 
 def test_logits_that_are_tied_but_not_scaled(folder):
   config = make_config()
   rewrite(folder, lambda tensors: tensors.pop('lm_head.weight'))
-  params = huggingface_t5.read_params(folder, config)
+  params = huggingface.read_params(folder, config)
   expected = make_params(config)
   expected['decoder']['logits_dense']['kernel'] = expected['token_embedder'][
     'embedding'
@@ -104,7 +104,7 @@ def test_logits_that_are_tied_but_not_scaled(folder):
 
 def test_copies_are_ignored_and_other_logits_are_not(tmp_path):
   config = make_config(is_tied=True)
-  huggingface_t5.save_t5(tmp_path, config, make_params(config))
+  huggingface.save(tmp_path, config, make_params(config))
   rewrite(
     tmp_path,
     lambda t: t.update(
@@ -118,19 +118,19 @@ def test_copies_are_ignored_and_other_logits_are_not(tmp_path):
     ),
   )
   assert_trees_equal(
-    huggingface_t5.read_params(tmp_path, config), make_params(config)
+    huggingface.read_params(tmp_path, config), make_params(config)
   )
   rewrite(
     tmp_path, lambda t: t.update({'lm_head.weight': t['shared.weight'] + 1})
   )
   with pytest.raises(ValueError, match=r'shared\.weight and lm_head.* differ'):
-    huggingface_t5.read_params(tmp_path, config)
+    huggingface.read_params(tmp_path, config)
 
 
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'model_type': 'umt5'}, "type 'umt5'; supported are t5, mt5"),
+    ({'model_type': 'umt5'}, "type 'umt5'; supported are llama, .*, t5, mt5"),
     ({'feed_forward_proj': 'gelu'}, "feed_forward_proj is 'gelu'"),
     ({'layer_norm_epsilon': 1e-5}, 'layer_norm_epsilon is 1e-05'),
     ({'d_model': None}, 'has no d_model: expected an integer'),
@@ -158,22 +158,22 @@ def test_copies_are_ignored_and_other_logits_are_not(tmp_path):
 def test_networks_that_do_not_fit_are_refused(folder, changes, message):
   change_json(folder / 'config.json', **changes)
   with pytest.raises(ValueError, match=message):
-    huggingface_t5.read_params(folder, huggingface_t5.read_config(folder))
+    huggingface.read_params(folder, huggingface.read_config(folder))
 
 
 def test_a_generation_config_with_another_start_is_refused(folder):
   path = folder / 'generation_config.json'
   path.write_text(json.dumps({'decoder_start_token_id': 0, 'pad_token_id': 0}))
-  assert huggingface_t5.read_config(folder) == make_config()
+  assert huggingface.read_config(folder) == make_config()
   path.write_text(json.dumps({'decoder_start_token_id': 2}))
   with pytest.raises(ValueError, match=r'generation_config.*is 2, expected 0'):
-    huggingface_t5.read_config(folder)
+    huggingface.read_config(folder)
 
 
 def test_sizes_that_make_no_network_name_the_file(folder):
   change_json(folder / 'config.json', relative_attention_num_buckets=2)
   with pytest.raises(ValueError, match=r'config\.json: 2 buckets of relative'):
-    huggingface_t5.read_config(folder)
+    huggingface.read_config(folder)
 
 
 def test_too_few_buckets_are_refused():
@@ -186,8 +186,8 @@ def test_too_few_buckets_are_refused():
 def test_what_no_folder_can_hold_is_refused(tmp_path):
   config = make_config(num_encoder_layers=0)
   with pytest.raises(ValueError, match='no T5 without an encoder'):
-    huggingface_t5.save_t5(tmp_path, config, make_params(config))
+    huggingface.save(tmp_path, config, make_params(config))
   config = make_config(mlp_activations=('gelu',))
   with pytest.raises(ValueError, match=r"activations are \('gelu',\)"):
-    huggingface_t5.save_t5(tmp_path, config, make_params(config))
+    huggingface.save(tmp_path, config, make_params(config))
   assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,6 @@ from tiny_models import assert_trees_equal, make_config, make_params, write_gguf
 
 from specdec_jax.checkpoints import (
   huggingface,
-  huggingface_t5,
   loading,
   model_file,
   safetensors_model,
@@ -29,12 +28,9 @@ def test_a_file_and_a_folder_hold_the_same_model(tmp_path, monkeypatch):
   path, folder = tmp_path / 'tiny.gguf', tmp_path / 'tiny'
   write_gguf(path, config, params)
   from_file = loading.load(str(path))
-  huggingface.save_llama(
-    folder,
-    config,
-    params,
-    tokenizer_json=from_file.vocabulary.tokenizer.to_str(),
-  )
+  huggingface.save(folder, config, params)
+  tokenizer_json = from_file.vocabulary.tokenizer.to_str()
+  (folder / 'tokenizer.json').write_text(tokenizer_json, encoding='utf-8')
   from_folder = loading.load(str(folder))
   monkeypatch.setattr(huggingface, 'download', lambda name: tmp_path / name)
   from_hub = loading.load('hf:tiny')
@@ -85,7 +81,7 @@ def t5_folder(tmp_path):
   """A T5 with 85 pieces for its 128 embeddings, and not a word of sentinels."""
   pytest.importorskip('sentencepiece')
   config = dataclasses.replace(tiny_t5.T5X_CONFIG, num_encoder_layers=1)
-  huggingface_t5.save_t5(tmp_path, config, tiny_t5.make_params(config))
+  huggingface.save(tmp_path, config, tiny_t5.make_params(config))
   shutil.copy(tiny_t5.T5X / 'tiny_sp.model', tmp_path / 'spiece.model')
   return tmp_path
 

@@ -15,7 +15,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tiny_models import assert_trees_equal
 from tiny_t5 import T5X, T5X_CONFIG, make_config, make_params
 
-from specdec_jax.checkpoints import stored_arrays, t5x, t5x_legacy
+from specdec_jax.checkpoints import orbax, stored_arrays, t5x
+from specdec_jax.checkpoints.t5x import legacy as t5x_legacy
+from specdec_jax.checkpoints.t5x.folder import open_target
 from specdec_jax.models import t5
 
 FORMATS = ('legacy', 'orbax')
@@ -54,6 +56,12 @@ def orbax_folder(tmp_path):
   return folder
 
 
+def described(path):
+  """Shape and dtype of every parameter by name, none of them read."""
+  arrays = open_target(t5x.find(path))
+  return {name: stored_arrays.describe(each) for name, each in arrays.items()}
+
+
 def with_leaf(tree, name, leaf):
   """A copy of a tree with another leaf at a name; None removes it."""
   leaves = stored_arrays.flatten(tree) | {name: leaf}
@@ -71,7 +79,7 @@ def test_both_formats_hold_the_same_parameters(shapes, params):
 @pytest.mark.parametrize('format', FORMATS)
 def test_metadata(shapes, format):
   path = T5X / f't5x_{format}' / 'checkpoint_7'
-  assert t5x.read_metadata(path) == stored_arrays.flatten(shapes)
+  assert described(path) == stored_arrays.flatten(shapes)
   assert t5x.read_step(path) == 7
 
 
@@ -114,7 +122,7 @@ def test_round_trip(tmp_path, format, dtype):
   assert path == tmp_path / 'new' / 'checkpoint_12'
   assert_trees_equal(t5x.read_target(path, t5.param_shapes(config)), params)
   assert t5x.read_step(path) == 12
-  assert t5x.read_metadata(path)[KERNEL].dtype == dtype
+  assert described(path)[KERNEL].dtype == dtype
 
 
 @pytest.mark.parametrize('format', FORMATS)
@@ -183,7 +191,7 @@ def test_inline_arrays(legacy, shapes, params):
 
   rewrite_specs(legacy, change)
   assert_trees_equal(t5x.read_target(legacy, shapes), params)
-  assert t5x.read_metadata(legacy) == stored_arrays.flatten(shapes)
+  assert described(legacy) == stored_arrays.flatten(shapes)
 
 
 class Recorded:
@@ -367,7 +375,7 @@ def test_an_index_of_other_things(legacy, content, message):
 
   def read():
     t5x.read_step(legacy)
-    t5x.read_metadata(legacy)
+    described(legacy)
 
   with pytest.raises(ValueError, match=message) as error:
     read()
@@ -388,7 +396,7 @@ def test_an_index_of_other_things(legacy, content, message):
 def test_specs_of_other_things(legacy, change, message):
   rewrite_specs(legacy, lambda name, spec: spec | change)
   with pytest.raises(ValueError, match=f'checkpoint_7: array .*{message}'):
-    t5x.read_metadata(legacy)
+    described(legacy)
 
 
 def test_a_chunk_larger_than_its_array_is_refused(legacy, shapes):
@@ -467,7 +475,7 @@ def test_writing_never_replaces_or_leaves_a_half(tmp_path, monkeypatch, format):
     raise KeyboardInterrupt
 
   monkeypatch.setattr(serialization, 'msgpack_serialize', fail)
-  monkeypatch.setattr(t5x.orbax, 'write_tree', fail)
+  monkeypatch.setattr(orbax, 'write_tree', fail)
   with pytest.raises(KeyboardInterrupt):
     t5x.write_target(tmp_path, params, step=2, format=format)
   assert [p.name for p in tmp_path.iterdir()] == ['checkpoint_1']

@@ -8,7 +8,8 @@ import sys
 
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints import t5x, t5x_legacy
+from specdec_jax.checkpoints import t5x
+from specdec_jax.checkpoints.t5x import legacy
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -31,7 +32,7 @@ print([rows[start] for start in sorted(rows)])
 
 
 def test_chunks_of_other_processes_are_not_needed(tmp_path, monkeypatch):
-  monkeypatch.setattr(t5x_legacy, '_CHUNK_ELEMENTS', 16)
+  monkeypatch.setattr(legacy, '_CHUNK_ELEMENTS', 16)
   values = jnp.arange(32.0).reshape(8, 4)
   with socket.socket() as sock:
     sock.bind(('localhost', 0))

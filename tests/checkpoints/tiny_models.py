@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from specdec_jax.checkpoints import name_maps
-from specdec_jax.checkpoints.gguf import interleave_rotary_halves
 from specdec_jax.models.llama import LlamaConfig
 
 # As GPT-2 writes bytes; the merges build 'Ġthe', 'in', two spaces and '12'.
@@ -54,6 +53,19 @@ def make_params(config: LlamaConfig, seed: int = 0) -> dict:
       for parameter in name_maps.llama_parameters(config)
     }
   )
+
+
+def load(package, path, **options) -> tuple:
+  """Sizes, parameters and vocabulary, by a package of `checkpoints`."""
+  config = package.read_config(path, **options)
+  vocabulary = package.read_vocabulary(path)
+  return config, package.read_params(path, config), vocabulary
+
+
+def interleave_rotary_halves(values, num_heads: int):
+  """What llama.cpp's converter does to the rows of queries and keys."""
+  by_half = values.reshape(num_heads, 2, -1, *values.shape[1:])
+  return by_half.swapaxes(1, 2).reshape(values.shape)
 
 
 def assert_trees_equal(tree, expected) -> None:

@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip('sentencepiece')
 
 from specdec_jax.checkpoints import (
-  huggingface_t5,
   loading,
   model_file,
   orbax,
+  safetensors_folder,
   stored_arrays,
   t5x,
 )
@@ -245,11 +245,11 @@ def test_an_interrupt_leaves_what_was_there(run, source, tmp_path, monkeypatch):
   run('convert', source, folder, *to)
   before = {p.name: p.read_bytes() for p in folder.iterdir()}
 
-  def interrupt(folder, config, params):
+  def interrupt(folder, params, parameters):
     (folder / 'begun').write_text('')
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(huggingface_t5, 'save_t5', interrupt)
+  monkeypatch.setattr(safetensors_folder, 'write_params', interrupt)
   assert run('convert', source, folder, *to, '--overwrite').status == 130
   assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
   assert sorted(p.name for p in tmp_path.iterdir()) == ['new', 'source']

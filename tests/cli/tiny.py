@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -91,12 +92,8 @@ def write_model(
   if change:
     change(tensors)
   params = name_maps.nest({k: jnp.asarray(v) for k, v in tensors.items()})
-  huggingface.save_llama(
-    folder,
-    config,
-    params,
-    tokenizer_json=(tokenizer or make_tokenizer()).to_str(),
-  )
+  huggingface.save(folder, config, params)
+  (tokenizer or make_tokenizer()).save(str(Path(folder) / 'tokenizer.json'))
   settings = {'eos_token': eos_token, 'chat_template': chat_template}
   (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
   return str(folder)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.checkpoints import gguf_file
+from specdec_jax.checkpoints.gguf import container
 
 # Stand-ins for what a tree cannot say itself; `write` puts it in their place.
 DEEP = '@deep'
@@ -168,7 +168,7 @@ def _varint(value: int) -> bytes:
 
 def parse_gguf(path: str | os.PathLike[str]) -> dict[str, Any]:
   """By our own reader, of a file that it is known to read right."""
-  file = gguf_file.open_gguf(path)
+  file = container.open_gguf(path)
   first = min(info.offset for info in file.tensors.values())
   return {
     'metadata': {

@@ -92,7 +92,6 @@ _EXPECTED = jax.tree.map(
 def _read_t5x(folder: Path) -> None:
   t5x.read_target(folder, _EXPECTED)
   t5x.read_step(folder)
-  t5x.read_metadata(folder)
 
 
 def _read_orbax(folder: Path) -> None:

@@ -18,7 +18,6 @@ import numpy as np
 
 from specdec_jax.checkpoints import (
   huggingface,
-  huggingface_t5,
   model_file,
   orbax,
   safetensors_model,
@@ -110,7 +109,7 @@ def _write_llama(folder: Path) -> None:
   """Two files of weights, and all settings that a folder can have."""
   import tokenizers
 
-  huggingface.save_llama(folder, LLAMA, _params(LLAMA))
+  huggingface.save(folder, LLAMA, _params(LLAMA))
   bpe = tokenizers.models.BPE(
     vocab={token: i for i, token in enumerate(_TOKENS)},
     merges=[tuple(merge.split()) for merge in _MERGES],
@@ -204,7 +203,7 @@ def _write_sentencepiece(folder: Path, model: bytes) -> None:
 
 
 def _write_t5(folder: Path, model: bytes, config: T5Config) -> None:
-  huggingface_t5.save_t5(folder, config, _params(config))
+  huggingface.save(folder, config, _params(config))
   _write_sentencepiece(folder, model)
 
 

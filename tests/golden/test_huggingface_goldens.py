@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.checkpoints import huggingface, huggingface_config, loading
+from specdec_jax.checkpoints import huggingface, loading
 from specdec_jax.models import adapters, kv_cache
 from specdec_jax.text import vocabularies
 
@@ -47,7 +47,7 @@ def compiled_extend(config):
 def test_logits_of_tiny_models(name):
   pytest.importorskip('safetensors')
   folder = GOLDEN / name
-  config = huggingface_config.read_config(folder)
+  config = huggingface.read_config(folder)
   assert config.is_tied == (name != 'tiny_llama_untied')
   assert config.has_attention_bias == (name == 'tiny_qwen2')
   assert config.num_kv_heads < config.num_heads

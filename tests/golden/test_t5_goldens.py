@@ -1,6 +1,6 @@
 """T5s equal to what Hugging Face transformers and T5X computed.
 
-`make_huggingface_t5.py` makes the first; `t5x/README.md` tells of the second.
+`make_huggingface.py` makes the first; `t5x/README.md` tells of the second.
 Neither is ever edited by hand.
 """
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.checkpoints import huggingface_t5, t5x
+from specdec_jax.checkpoints import huggingface, t5x
 from specdec_jax.models.t5 import T5, T5Config, param_shapes
 
 GOLDEN = pathlib.Path(__file__).parent
@@ -43,12 +43,12 @@ def check_greedy(logits, greedy) -> None:
 def test_logits_and_greedy_tokens_of_transformers(name):
   pytest.importorskip('safetensors')
   folder = GOLDEN / name
-  config = huggingface_t5.read_config(folder)
+  config = huggingface.read_config(folder)
   assert config.is_tied == (name == 'tiny_t5_1_0')
   assert (config.num_encoder_layers != config.num_decoder_layers) == (
     name == 'tiny_t5_1_1'
   )
-  params = huggingface_t5.read_params(folder, config)
+  params = huggingface.read_params(folder, config)
   with np.load(folder / 'golden.npz') as golden:
     rows = np.concatenate([golden['encoder_tokens']] * 2)
     # Greedy outputs are shorter than the teacher's; what follows is not seen.

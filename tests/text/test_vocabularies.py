@@ -53,13 +53,13 @@ def make_vocabulary(merges=(('i', 'n'), ('Ġ', 't')), **changes) -> Vocabulary:
 
 def smollm2() -> Vocabulary:
   pytest.importorskip('gguf')
-  from specdec_jax.checkpoints import gguf_file, gguf_vocabulary
+  from specdec_jax.checkpoints import gguf
 
   try:
     path = pretrained.packaged_file('smollm2-135m')
   except ValueError as error:
     pytest.skip(str(error))
-  return gguf_vocabulary.read_vocabulary(gguf_file.open_gguf(path))
+  return gguf.read_vocabulary(path)
 
 
 @pytest.fixture(

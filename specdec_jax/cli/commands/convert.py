@@ -1,46 +1,22 @@
 """Writes a model in another format, with its sizes and its vocabulary."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints import (
-  huggingface,
-  huggingface_t5,
-  loading,
-  model_file,
-  orbax,
-  safetensors_folder,
-  safetensors_model,
-  stored_arrays,
-  t5x,
-)
+from specdec_jax.checkpoints import formats, loading, stored_arrays
 from specdec_jax.checkpoints.model_file import Config, DrafterConfig
 from specdec_jax.files.local_path import local_path
 from specdec_jax.files.new_folder import new_folder
 from specdec_jax.launch import numbers, progress
 from specdec_jax.models import presets
 from specdec_jax.models.block_heads import BlockHeadsConfig
-from specdec_jax.models.llama import LlamaConfig
-from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import vocabulary_files
 
 HELP = 'convert a checkpoint'
-
-# What a folder that may be overwritten has one of.
-_MODEL_FILES = (model_file.NAME, 'config.json', t5x.GLOB)
-
-# All files that are written into a model's folder.
-_FILES = (
-  model_file.NAME,
-  'config.json',
-  safetensors_folder.SINGLE_FILE,
-  *vocabulary_files.WRITTEN,
-)
 
 _count = numbers.number(int, lambda n: n >= 0, 'an integer of at least 0')
 
@@ -54,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   )
   parser.add_argument('destination', help='the folder to make')
   parser.add_argument(
-    '--to', choices=tuple(_WRITERS), required=True, help='the format'
+    '--to', choices=tuple(_written()), required=True, help='the format'
   )
   parser.add_argument(
     '--dtype', choices=presets.DTYPES, default='float32', help='of the weights'
@@ -90,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   if args.extra_ids is not None and args.vocabulary is None:
     raise ValueError('--extra_ids is for --vocabulary')
-  if args.step is not None and not args.to.startswith('t5x'):
+  written = _written()[args.to]
+  assert written.write is not None
+  if args.step is not None and written.read_step is None:
     raise ValueError(f'--step is for checkpoints of T5X, not --to {args.to}')
   source = loading.locate(args.source)
   destination = local_path(args.destination)
@@ -110,12 +88,15 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(config, BlockHeadsConfig):
       raise ValueError('heads have no vocabulary of their own: give none')
     loading.check_vocabulary(args.source, vocabulary, config)
-  step = _step(source) if args.step is None else args.step
+  step = args.step
+  if step is None:
+    read_step = formats.find(source).read_step
+    step = 0 if read_step is None else read_step(source)
   with (
     progress.waiting(f'writing {destination}'),
     new_folder(destination, overwrite=args.overwrite) as folder,
   ):
-    _WRITERS[args.to](folder, config, params, step)
+    written.write(folder, config, params, step)
     if vocabulary is not None:
       vocabulary_files.write(folder, vocabulary)
   leaves = jax.tree.leaves(params)
@@ -165,14 +146,19 @@ def _check_destination(
 def _check_is_model(destination: Path) -> None:
   """Raises ValueError unless all that is at a path is a model as this command
   writes one: a folder given by mistake must not be lost."""
-  if not destination.is_dir() or not any(
-    any(destination.glob(pattern)) for pattern in _MODEL_FILES
-  ):
+  children = list(destination.iterdir()) if destination.is_dir() else []
+  written = _written().values()
+  marks = {each.files[0] for each in written}
+  if not any(child.name in marks or _is_part(child) for child in children):
     raise ValueError(
       f'{destination} holds no model, so --overwrite does not replace it'
     )
+  names = {name for each in written for name in each.files}
+  names.update(vocabulary_files.WRITTEN)
   others = sorted(
-    child.name for child in destination.iterdir() if not _is_written(child)
+    child.name
+    for child in children
+    if not (_is_part(child) or (child.is_file() and child.name in names))
   )
   if others:
     raise ValueError(
@@ -181,52 +167,13 @@ def _check_is_model(destination: Path) -> None:
     )
 
 
-def _is_written(child: Path) -> bool:
-  """Whether this command writes files and folders of such a name."""
-  if not child.is_dir():
-    return child.name in _FILES
-  is_params = child.name == orbax.PARAMS and orbax.is_checkpoint(child.parent)
-  return is_params or t5x.is_checkpoint(child)
+def _is_part(child: Path) -> bool:
+  """Whether a folder within a model's is one that this command makes."""
+  return child.is_dir() and any(
+    each.is_part(child) for each in _written().values()
+  )
 
 
-def _step(source: Path) -> int:
-  return t5x.read_step(source) if t5x.is_checkpoint(source) else 0
-
-
-def _write_t5x(format: t5x.Format) -> Callable[..., None]:
-  def write(folder: Path, config: Config, params: Any, step: int) -> None:
-    if not isinstance(config, T5Config):
-      raise ValueError('T5X has no network of this kind: it takes T5s alone')
-    t5x.write_target(folder, params, step=step, format=format)
-    model_file.write(folder, config)
-
-  return write
-
-
-def _write_ours(save: Callable[..., None]) -> Callable[..., None]:
-  def write(folder: Path, config: Any, params: Any, step: int) -> None:
-    del step
-    save(folder, config, params)
-
-  return write
-
-
-def _write_huggingface(
-  folder: Path, config: Config | DrafterConfig, params: Any, step: int
-) -> None:
-  del step
-  if isinstance(config, T5Config):
-    huggingface_t5.save_t5(folder, config, params)
-  elif isinstance(config, LlamaConfig):
-    huggingface.save_llama(folder, config, params)
-  else:
-    raise ValueError('Hugging Face has no network that only drafts')
-
-
-_WRITERS: dict[str, Callable[[Path, Any, Any, int], None]] = {
-  't5x_legacy': _write_t5x('legacy'),
-  't5x_orbax': _write_t5x('orbax'),
-  'orbax': _write_ours(orbax.save),
-  'safetensors': _write_ours(safetensors_model.save),
-  'huggingface': _write_huggingface,
-}
+def _written() -> dict[str, formats.Format]:
+  """The formats that can be written, by name."""
+  return {each.name: each for each in formats.FORMATS if each.write}

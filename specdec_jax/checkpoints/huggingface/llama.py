@@ -1,15 +1,13 @@
-"""Which networks of Hugging Face are the one that `models.llama` computes."""
+"""Llama, Mistral and Qwen2: the networks that `models.llama` computes."""
 
 import os
-from pathlib import Path
+from typing import Any
 
-import jax.numpy as jnp
-
-from specdec_jax.checkpoints import settings
+from specdec_jax.checkpoints import name_maps, safetensors_folder, settings
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.models.llama import LlamaConfig
 
-_MODEL_TYPES = ('llama', 'mistral', 'qwen2')
+MODEL_TYPES = ('llama', 'mistral', 'qwen2')
 # What no network here computes, with the value that says it is not wanted.
 _FLAGS = {
   'attention_bias': (False, 'its attention has biases'),
@@ -24,23 +22,16 @@ _FLAGS = {
 }
 
 
-def read_config(
-  folder: str | os.PathLike[str], *, dtype: jnp.dtype = jnp.float32
-) -> LlamaConfig:
-  """The sizes that a folder's config.json states.
+def read_config(values: Settings, dtype: Any) -> LlamaConfig:
+  """The sizes that config.json states.
 
   Llama, Mistral and Qwen2 are one network: Mistral without its sliding window
   is Llama, Qwen2 has biases on queries, keys and values.
 
-  Args:
-    folder: with config.json.
-    dtype: of the parameters, activations and cache.
-
   Raises:
-    ValueError: if config.json is missing or broken, or describes a network with
-      features that `models.llama` does not compute.
+    ValueError: if it describes a network with features that `models.llama` does
+      not compute.
   """
-  values = read_settings(folder, _MODEL_TYPES)
   kind = values.text('model_type')
   for reason in _unsupported(values):
     raise ValueError(
@@ -66,34 +57,6 @@ def read_config(
     has_attention_bias=kind == 'qwen2',
     dtype=dtype,
   )
-
-
-def read_settings(
-  folder: str | os.PathLike[str], model_types: tuple[str, ...]
-) -> Settings:
-  """What a folder's config.json states, of a model of one of these types.
-
-  Raises:
-    ValueError: if it is missing, broken or of another type, or the weights are
-      quantised.
-  """
-  path = Path(folder) / 'config.json'
-  if not path.is_file():
-    raise ValueError(f'{folder} has no config.json')
-  values = settings.read(path)
-  kind = values.text('model_type')
-  if kind not in model_types:
-    raise ValueError(
-      f'{path} describes a model of type {kind!r}; supported are '
-      f'{", ".join(model_types)}'
-    )
-  for key in ('quantization_config', 'compression_config'):
-    if values.has(key):
-      raise ValueError(
-        f'{path} describes a {kind} not supported: its weights are quantised '
-        f'({key})'
-      )
-  return values
 
 
 def _rope(values: Settings, key: str, *, is_spread: bool = False) -> Settings:
@@ -138,3 +101,43 @@ def _unsupported(values: Settings) -> list[str]:
   if layer_types:
     reasons.append(f'it has layers of {", ".join(sorted(layer_types))}')
   return reasons
+
+
+def read_params(
+  folder: str | os.PathLike[str], config: LlamaConfig
+) -> dict[str, Any]:
+  """The parameters; see `folder.read_params`."""
+  handles = safetensors_folder.open_tensors(
+    folder, num_layers=config.num_layers
+  )
+  for name in list(handles):
+    if name.endswith('.inv_freq') or (
+      config.is_tied and name == 'lm_head.weight'
+    ):
+      del handles[name]
+  return safetensors_folder.read_params(
+    folder, handles, name_maps.llama_parameters(config), dtype=config.dtype
+  )
+
+
+def config_json(config: LlamaConfig, dtype: str) -> dict[str, Any]:
+  """What config.json says of a model; biases make it a Qwen2."""
+  kind = 'qwen2' if config.has_attention_bias else 'llama'
+  return {
+    'architectures': [f'{kind.capitalize()}ForCausalLM'],
+    'model_type': kind,
+    'torch_dtype': dtype,
+    'vocab_size': config.vocab_size,
+    'hidden_size': config.embed_dim,
+    'intermediate_size': config.mlp_dim,
+    'num_hidden_layers': config.num_layers,
+    'num_attention_heads': config.num_heads,
+    'num_key_value_heads': config.num_kv_heads,
+    'head_dim': config.head_dim,
+    'hidden_act': 'silu',
+    'rms_norm_eps': config.norm_epsilon,
+    'rope_theta': config.rope_base,
+    'rope_scaling': None,
+    'max_position_embeddings': config.max_positions,
+    'tie_word_embeddings': config.is_tied,
+  }

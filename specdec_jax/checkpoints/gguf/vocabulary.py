@@ -1,11 +1,12 @@
 """Vocabularies from the metadata of GGUF files."""
 
 import collections
+import os
 from typing import Any
 
 import numpy as np
 
-from specdec_jax.checkpoints.gguf_file import GgufFile
+from specdec_jax.checkpoints.gguf.container import open_gguf
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import Vocabulary
@@ -31,18 +32,19 @@ _LLAMA3_WORDS = (
 )
 
 
-def read_vocabulary(file: GgufFile) -> Vocabulary:
+def read_vocabulary(path: str | os.PathLike[str]) -> Vocabulary:
   """The vocabulary in a GGUF file: byte-level pairs, as GPT-2's.
 
   Equal to Hugging Face's tokenizer of the same model.
 
   Args:
-    file: an open file.
+    path: of the file.
 
   Raises:
     ValueError: if it has none, or one of another kind.
     ImportError: if the tokenizers package is not installed.
   """
+  file = open_gguf(path)
   values = Settings(path=file.path, values=file.metadata)
   tokens = values.texts(_TOKENS)
   if not tokens:

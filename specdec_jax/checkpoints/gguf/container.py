@@ -10,6 +10,7 @@ import dataclasses
 import math
 import os
 import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,11 @@ class _Cursor:
     the memory."""
     dtype = np.dtype(_SCALARS[type_id])
     return np.frombuffer(self.take(length * dtype.itemsize), dtype)
+
+
+def is_gguf(path: Path) -> bool:
+  """Whether a file is called one."""
+  return path.suffix == '.gguf' and path.is_file()
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
@@ -195,13 +201,6 @@ def _block_sizes(name: str, type_id: int) -> tuple[int, int]:
       f'tensor {name} is of a type, {type_id}, that the installed gguf package '
       'does not know'
     ) from error
-
-
-def require(file: GgufFile, key: str) -> Any:
-  """The metadata of a key; a missing one is a ValueError with its name."""
-  if key not in file.metadata:
-    raise ValueError(f'{file.path} has no metadata {key}')
-  return file.metadata[key]
 
 
 def read_tensor(file: GgufFile, name: str) -> np.ndarray:

@@ -1,21 +1,17 @@
-"""T5 1.0, T5 1.1, FLAN-T5 and mT5 from Hugging Face folders, and back."""
+"""T5 1.0, T5 1.1, FLAN-T5 and mT5."""
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.checkpoints import safetensors_folder, settings
-from specdec_jax.checkpoints.huggingface_config import read_settings
-from specdec_jax.checkpoints.name_maps_t5 import SUPERFLUOUS, t5_parameters
+from specdec_jax.checkpoints.huggingface import t5_names
+from specdec_jax.checkpoints.name_maps import Parameter
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.models.t5 import T5Config
-from specdec_jax.text import vocabulary_files
-from specdec_jax.text.vocabularies import AnyVocabulary
 
 MODEL_TYPES = ('t5', 'mt5')
 _EPSILON = 1e-6
@@ -39,43 +35,16 @@ _DENSE = {
 _START_AND_PADDING = ('decoder_start_token_id', 'pad_token_id')
 
 
-def load_t5(
-  folder: str | os.PathLike[str], *, dtype: jnp.dtype = jnp.float32
-) -> tuple[T5Config, dict[str, Any], AnyVocabulary]:
-  """Reads a model and its vocabulary from a folder.
-
-  Args:
-    folder: with config.json, safetensors, and spiece.model or tokenizer.json.
-    dtype: of the parameters, activations and cache.
-
-  Returns:
-    Sizes, parameters for `models.t5.T5`, and the vocabulary.
+def read_config(values: Settings, dtype: Any) -> T5Config:
+  """The sizes that config.json states.
 
   Raises:
-    ValueError: if a file is missing or broken, or if the network is not one
-      that `models.t5` computes.
-  """
-  config = read_config(folder, dtype=dtype)
-  vocabulary = vocabulary_files.read(folder, num_rows=config.vocab_size)
-  return config, read_params(folder, config), vocabulary
-
-
-def read_config(
-  folder: str | os.PathLike[str], *, dtype: jnp.dtype = jnp.float32
-) -> T5Config:
-  """The sizes that a folder's config.json states.
-
-  Args:
-    folder: with config.json.
-    dtype: of the parameters, activations and cache.
-
-  Raises:
-    ValueError: if config.json is missing or broken, or describes a network
+    ValueError: if it, or generation_config.json beside it, describes a network
       that `models.t5` does not compute.
   """
-  values = read_settings(folder, MODEL_TYPES)
   _check_supported(values)
-  _check_ids(settings.read_if_any(Path(folder) / 'generation_config.json'))
+  generation = Path(values.path).with_name('generation_config.json')
+  _check_ids(settings.read_if_any(generation))
   num_layers = values.count('num_layers', most=settings.MAX_LAYERS)
   return values.build(
     T5Config,
@@ -146,37 +115,25 @@ def _is_scaled(values: Settings) -> bool:
 def read_params(
   folder: str | os.PathLike[str], config: T5Config
 ) -> dict[str, Any]:
-  """The parameters in a folder's safetensors, of one file or several.
-
-  Args:
-    folder: with model.safetensors, or its index and the files that it names.
-    config: their sizes; parameters get its dtype.
-
-  Returns:
-    The tree of `models.t5.T5`.
-
-  Raises:
-    ValueError: if a file or a tensor is missing, or a tensor is unexpected, of
-      another shape, not floating point, or not finite.
-  """
+  """The parameters; see `folder.read_params`."""
   handles = safetensors_folder.open_tensors(
     folder, num_layers=config.num_encoder_layers + config.num_decoder_layers
   )
-  needed = {k: v for k, v in handles.items() if k not in SUPERFLUOUS}
-  parameters = t5_parameters(config)
+  needed = {k: v for k, v in handles.items() if k not in t5_names.SUPERFLUOUS}
+  wanted = parameters(config)
   if config.is_tied and _LOGITS in needed:
     _check_tied(folder, needed)
     del needed[_LOGITS]
   if _LOGITS not in needed:
     # Tied but not scaled: the logits have a kernel with the same values.
-    parameters = tuple(
+    wanted = tuple(
       dataclasses.replace(p, huggingface=_EMBEDDINGS)
       if p.huggingface == _LOGITS
       else p
-      for p in parameters
+      for p in wanted
     )
   return safetensors_folder.read_params(
-    folder, needed, parameters, dtype=config.dtype
+    folder, needed, wanted, dtype=config.dtype
   )
 
 
@@ -196,30 +153,29 @@ def _check_tied(
     )
 
 
-def save_t5(
-  folder: str | os.PathLike[str], config: T5Config, params: dict[str, Any]
-) -> None:
-  """Writes a folder that this module and transformers read.
-
-  Args:
-    folder: made if it does not exist; files in it are overwritten.
-    config: sizes.
-    params: the tree of `models.t5.T5`; tensors keep its dtype.
+def parameters(config: T5Config) -> tuple[Parameter, ...]:
+  """Every parameter of a model of these sizes.
 
   Raises:
-    ValueError: if a parameter is missing or of another shape, or the network
-      is one that transformers does not compute.
+    ValueError: if transformers has no such T5.
   """
-  proj = next(
-    (k for k, v in _ACTIVATIONS.items() if v == config.mlp_activations), None
+  _projection_of(config)
+  return t5_names.t5_parameters(config)
+
+
+def _projection_of(config: T5Config) -> str:
+  """What transformers calls the activations of the feed-forward layers."""
+  for projection, activations in _ACTIVATIONS.items():
+    if activations == config.mlp_activations:
+      return projection
+  raise ValueError(
+    f'Hugging Face has no T5 whose activations are {config.mlp_activations}'
   )
-  if proj is None:
-    raise ValueError(
-      f'Hugging Face has no T5 whose activations are {config.mlp_activations}'
-    )
-  parameters = t5_parameters(config)
-  dtype = safetensors_folder.write_params(folder, params, parameters)
-  values = {
+
+
+def config_json(config: T5Config, dtype: str) -> dict[str, Any]:
+  """What config.json says of a model."""
+  return {
     'architectures': ['T5ForConditionalGeneration'],
     'model_type': 't5',
     'torch_dtype': dtype,
@@ -234,7 +190,7 @@ def save_t5(
     'relative_attention_max_distance': config.relpos_max_distance,
     'dropout_rate': config.dropout_rate,
     'layer_norm_epsilon': _EPSILON,
-    'feed_forward_proj': proj,
+    'feed_forward_proj': _projection_of(config),
     'is_encoder_decoder': True,
     'scale_decoder_outputs': config.is_tied,
     'tie_word_embeddings': config.is_tied,
@@ -242,6 +198,3 @@ def save_t5(
     'eos_token_id': 1,
     'decoder_start_token_id': 0,
   }
-  (Path(folder) / 'config.json').write_text(
-    json.dumps(values, indent=2) + '\n', encoding='utf-8'
-  )

@@ -1,4 +1,4 @@
-"""Llama-type models from GGUF files, llama.cpp's format."""
+"""The network in a GGUF file: sizes and parameters, dequantised."""
 
 import concurrent.futures
 import os
@@ -8,56 +8,34 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.base import Array
-from specdec_jax.checkpoints import gguf_vocabulary, name_maps, settings
-from specdec_jax.checkpoints.gguf_file import (
+from specdec_jax.checkpoints import name_maps, settings
+from specdec_jax.checkpoints.gguf.container import (
   GgufFile,
   open_gguf,
   read_tensor,
 )
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.models.llama import LlamaConfig
-from specdec_jax.text.vocabularies import Vocabulary
 
 _EMBEDDING = 'token_embd.weight'
 _ROPE_FACTORS = 'rope_freqs.weight'
 
 
-def load_llama(
-  path: str | os.PathLike[str], *, dtype: jnp.dtype = jnp.float32
-) -> tuple[LlamaConfig, dict[str, Any], Vocabulary]:
-  """Reads a model from a GGUF file, dequantised.
-
-  Args:
-    path: of a GGUF file whose architecture is `llama`.
-    dtype: of the parameters, activations and cache.
-
-  Returns:
-    Sizes, parameters for `models.llama.Llama`, and the vocabulary.
-
-  Raises:
-    ValueError: if the file is truncated or no GGUF file, if the network in it
-      is not the one that `models.llama` computes, or if a weight is missing, of
-      another shape, NaN or infinite.
-  """
-  file = open_gguf(path)
-  config = read_config(file, dtype=dtype)
-  vocabulary = gguf_vocabulary.read_vocabulary(file)
-  return config, read_params(file, config), vocabulary
-
-
 def read_config(
-  file: GgufFile, *, dtype: jnp.dtype = jnp.float32
+  path: str | os.PathLike[str], *, dtype: jnp.dtype = jnp.float32
 ) -> LlamaConfig:
   """The sizes that a GGUF file's metadata and tensors state.
 
   Args:
-    file: an open file.
+    path: of the file.
     dtype: of the parameters, activations and cache.
 
   Raises:
-    ValueError: if it is not a Llama, or one with features that `models.llama`
-      does not compute (experts, scaled rotary positions, a sliding window).
+    ValueError: if the file is truncated or no GGUF file, if it is not a Llama,
+      or one with features that `models.llama` does not compute (experts, scaled
+      rotary positions, a sliding window).
   """
+  file = open_gguf(path)
   values = Settings(path=file.path, values=file.metadata)
   architecture = values.text('general.architecture')
   if architecture != 'llama':
@@ -85,8 +63,8 @@ def read_config(
   max_positions = llama.count('context_length')
   _check_supported(file, llama, embed_dim, num_heads, head_dim)
   embedding = file.tensors.get(_EMBEDDING)
-  if embedding is None or not embedding.shape:
-    raise ValueError(f'{file.path} has no tensor {_EMBEDDING} with rows')
+  if embedding is None:
+    raise ValueError(f'{file.path} has no tensor {_EMBEDDING}')
   return llama.build(
     LlamaConfig,
     vocab_size=embedding.shape[0],
@@ -107,11 +85,13 @@ def read_config(
   )
 
 
-def read_params(file: GgufFile, config: LlamaConfig) -> dict[str, Any]:
+def read_params(
+  path: str | os.PathLike[str], config: LlamaConfig
+) -> dict[str, Any]:
   """The parameters in a GGUF file, dequantised.
 
   Args:
-    file: an open file.
+    path: of the file.
     config: its sizes; parameters get its dtype.
 
   Returns:
@@ -121,6 +101,9 @@ def read_params(file: GgufFile, config: LlamaConfig) -> dict[str, Any]:
     ValueError: if a tensor is missing, unexpected, of another shape, of a type
       that cannot be dequantised, or not finite.
   """
+  if not isinstance(config, LlamaConfig):
+    raise ValueError(f'{path} holds a Llama, not the sizes of a {config}')
+  file = open_gguf(path)
   parameters = name_maps.llama_parameters(config)
   unexpected = set(file.tensors) - {p.gguf for p in parameters}
   unexpected -= {_ROPE_FACTORS}
@@ -165,12 +148,6 @@ def split_rotary_halves(values: np.ndarray, num_heads: int) -> np.ndarray:
   """
   by_pair = values.reshape(num_heads, -1, 2, *values.shape[1:])
   return by_pair.swapaxes(1, 2).reshape(values.shape)
-
-
-def interleave_rotary_halves(values: np.ndarray, num_heads: int) -> np.ndarray:
-  """The inverse of `split_rotary_halves`, for writing GGUF files."""
-  by_half = values.reshape(num_heads, 2, -1, *values.shape[1:])
-  return by_half.swapaxes(1, 2).reshape(values.shape)
 
 
 def _shortest_float(value: float) -> float:

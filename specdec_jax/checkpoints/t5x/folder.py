@@ -1,29 +1,63 @@
-"""T5X checkpoints, in both of its formats.
+"""Folders of T5X, in both of its formats.
 
-`DIR/checkpoint_N` is of T5X's own format (`t5x_legacy`) if it has a file
+`DIR/checkpoint_N` is of T5X's own format (`legacy`) if it has a file
 `checkpoint`, and of Orbax's if it has a folder `state`. T5X itself
 (https://github.com/google-research/t5x) tells them apart in this way.
 """
 
+import dataclasses
 import os
 import re
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.checkpoints import orbax, stored_arrays, t5x_legacy
+from specdec_jax.checkpoints import model_file, orbax, stored_arrays
+from specdec_jax.checkpoints.model_file import Config
 from specdec_jax.checkpoints.stored_arrays import Stored
+from specdec_jax.checkpoints.t5x import legacy
 from specdec_jax.files.local_path import local_path
 from specdec_jax.files.new_folder import new_folder
+from specdec_jax.models import presets
 
-Format = Literal['legacy', 'orbax']
+Layout = Literal['legacy', 'orbax']
 _STEP = re.compile(r'checkpoint_(\d+)')
 _STATE = 'state'
-# What the folder around checkpoints has one of.
-GLOB = 'checkpoint_*'
+
+
+def read_config(path: Path, *, sizes: Any, dtype: jnp.dtype) -> Config:
+  """The sizes of a checkpoint, which does not state them.
+
+  Args:
+    path: as for `read_target`.
+    sizes: a config, a name of `models.presets`, or the path of a model.json;
+      None for a model.json in the checkpoint's folder or the one above.
+    dtype: of the parameters, activations and cache.
+
+  Raises:
+    ValueError: if the sizes are none of these, or there are none.
+  """
+  if sizes is not None and not isinstance(sizes, str):
+    return dataclasses.replace(sizes, dtype=dtype)
+  if sizes in presets.PRESETS:
+    return presets.preset(sizes, dtype=dtype)
+  if sizes is not None:
+    if not local_path(sizes).exists():
+      raise ValueError(
+        f'{sizes!r} is neither a file nor the name of sizes; names are '
+        f'{", ".join(presets.PRESETS)}'
+      )
+    return model_file.read(local_path(sizes), dtype=dtype)
+  checkpoint = find(path)
+  for folder in (checkpoint, checkpoint.parent):
+    if (folder / model_file.NAME).is_file():
+      return model_file.read(folder, dtype=dtype)
+  raise ValueError(
+    f'{checkpoint} does not state its sizes: give a config, such as '
+    f't5_1_1_small (--config), or put a {model_file.NAME} beside it'
+  )
 
 
 def read_target(
@@ -53,25 +87,8 @@ def read_target(
   """
   folder = find(path)
   return stored_arrays.read_tree(
-    _open_target(folder), expected, source=str(folder), dtype=dtype
+    open_target(folder), expected, source=str(folder), dtype=dtype
   )
-
-
-def read_metadata(
-  path: str | os.PathLike[str],
-) -> dict[str, jax.ShapeDtypeStruct]:
-  """Shape and dtype of every parameter by name, without reading them.
-
-  Args:
-    path: as for `read_target`.
-
-  Raises:
-    ValueError: if there is no finished checkpoint, or it is damaged.
-  """
-  return {
-    name: stored_arrays.describe(stored)
-    for name, stored in _open_target(find(path)).items()
-  }
 
 
 def read_step(path: str | os.PathLike[str]) -> int:
@@ -81,8 +98,8 @@ def read_step(path: str | os.PathLike[str]) -> int:
     ValueError: if there is no finished checkpoint, or it is damaged.
   """
   folder = find(path)
-  if format_of(folder) == 'legacy':
-    stored = t5x_legacy.open_step(folder)
+  if _layout_of(folder) == 'legacy':
+    stored = legacy.open_step(folder)
   else:
     stored = orbax.open_tree(folder / _STATE, 'state/').get('step')
   if stored is None:
@@ -95,7 +112,7 @@ def write_target(
   params: Any,
   *,
   step: int,
-  format: Format = 'legacy',
+  format: Layout = 'legacy',
 ) -> Path:
   """Writes parameters as a checkpoint that T5X restores.
 
@@ -121,7 +138,7 @@ def write_target(
   params = stored_arrays.on_host(params)
   with new_folder(final) as folder:
     if format == 'legacy':
-      t5x_legacy.write(folder, params, step=step)
+      legacy.write(folder, params, step=step)
     else:
       state = {'param_states': {}, 'step': np.int32(step)}
       orbax.write_tree(folder / _STATE, {'state': state, 'target': params})
@@ -130,11 +147,15 @@ def write_target(
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
   """Whether a path holds a finished checkpoint of T5X."""
+  return layout_of(path) is not None
+
+
+def layout_of(path: str | os.PathLike[str]) -> Layout | None:
+  """Which of the two formats a finished checkpoint is of; None without one."""
   try:
-    find(path)
+    return _layout_of(find(path))
   except ValueError:
-    return False
-  return True
+    return None
 
 
 def find(path: str | os.PathLike[str]) -> Path:
@@ -148,7 +169,7 @@ def find(path: str | os.PathLike[str]) -> Path:
     ValueError: if there is no finished checkpoint.
   """
   folder = local_path(path)
-  if folder.is_file() and folder.name == t5x_legacy.FILE:
+  if folder.is_file() and folder.name == legacy.FILE:
     folder = folder.parent
   if '.tmp-' in folder.name or 'orbax-checkpoint-tmp' in folder.name:
     raise ValueError(f'{folder} was not written to its end: its name says so')
@@ -167,7 +188,7 @@ def find(path: str | os.PathLike[str]) -> Path:
 
 
 def _is_one(folder: Path) -> bool:
-  return (folder / t5x_legacy.FILE).is_file() or (folder / _STATE).is_dir()
+  return (folder / legacy.FILE).is_file() or (folder / _STATE).is_dir()
 
 
 def _why_none(folder: Path) -> str:
@@ -177,7 +198,7 @@ def _why_none(folder: Path) -> str:
     name.startswith('target.') for name in names
   ):
     return (
-      f'{folder} has neither a file {t5x_legacy.FILE} nor a folder {_STATE}: '
+      f'{folder} has neither a file {legacy.FILE} nor a folder {_STATE}: '
       'it was not written to its end, or not by T5X'
     )
   begun = [name for name in names if name.startswith('checkpoint_')]
@@ -189,14 +210,15 @@ def _why_none(folder: Path) -> str:
   return f'{folder} has no checkpoint_N of T5X'
 
 
-def format_of(folder: Path) -> Format:
+def _layout_of(folder: Path) -> Layout:
   """Which of the two formats a folder that `find` found is of."""
-  return 'legacy' if (folder / t5x_legacy.FILE).is_file() else 'orbax'
+  return 'legacy' if (folder / legacy.FILE).is_file() else 'orbax'
 
 
-def _open_target(folder: Path) -> dict[str, Stored]:
-  if format_of(folder) == 'legacy':
-    return t5x_legacy.open_target(folder)
+def open_target(folder: Path) -> dict[str, Stored]:
+  """The stored parameters of a checkpoint that `find` found, by name."""
+  if _layout_of(folder) == 'legacy':
+    return legacy.open_target(folder)
   arrays = orbax.open_tree(folder / _STATE, 'target/')
   if not arrays:
     raise ValueError(f'{folder} holds no parameters')

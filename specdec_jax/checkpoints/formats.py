@@ -1,0 +1,220 @@
+"""The formats of checkpoints, one row each.
+
+A new format is the file that reads it, a row of `FORMATS`, and its tests.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from specdec_jax.checkpoints import (
+  gguf,
+  huggingface,
+  model_file,
+  orbax,
+  safetensors_folder,
+  safetensors_model,
+  t5x,
+)
+from specdec_jax.checkpoints.model_file import Config, DrafterConfig
+from specdec_jax.models.t5 import T5Config
+from specdec_jax.text import vocabulary_files
+from specdec_jax.text.vocabularies import AnyVocabulary
+
+# From a tree of shapes to one of shardings.
+Shardings = Callable[[Any], Any]
+
+
+class Format(NamedTuple):
+  """How the checkpoints of one format are recognised, read and written.
+
+  Attributes:
+    name: what `specdec convert --to` calls it.
+    matches: `(path)` to whether a file or folder is of this format.
+    read_config: `(path, dtype, sizes)` to the sizes of the network. `sizes` is
+      what a user says of them, or None; a format that states them takes none.
+    read_params: `(path, config, shardings)` to the parameters, in the config's
+      dtype; `shardings` may be None.
+    read_vocabulary: `(path, number of embeddings or None)` to the vocabulary,
+      or to None if the checkpoint has none.
+    write: `(folder, config, params, step)`, into a folder that is there; None
+      for a format that is only read.
+    files: names of the files that `write` writes. Every folder of this format
+      has the first of them.
+    is_part: `(folder)` to whether a folder within one of this format was made
+      by `write`.
+    read_step: `(path)` to the training steps taken; None if it is not stored.
+  """
+
+  name: str
+  matches: Callable[[Path], bool]
+  read_config: Callable[[Path, Any, Any], Config | DrafterConfig]
+  read_params: Callable[[Path, Any, Shardings | None], dict[str, Any]]
+  read_vocabulary: Callable[[Path, int | None], AnyVocabulary | None]
+  write: Callable[[Path, Any, Any, int], None] | None = None
+  files: tuple[str, ...] = ()
+  is_part: Callable[[Path], bool] = lambda folder: False
+  read_step: Callable[[Path], int] | None = None
+
+
+def find(path: Path) -> Format:
+  """The format of a file or folder.
+
+  Raises:
+    ValueError: if it is of none.
+  """
+  if found := find_if_any(path):
+    return found
+  names = [child.name for child in path.iterdir()] if path.is_dir() else []
+  if any(name.startswith(('checkpoint', 'target.')) for name in names):
+    t5x.find(path)  # Says what is wrong with it.
+  raise ValueError(
+    f'{path} has no {huggingface.CONFIG} of Hugging Face, no checkpoint_N of '
+    f'T5X and no {model_file.NAME} of ours'
+  )
+
+
+def find_if_any(path: Path) -> Format | None:
+  """The format of a file or folder, or None if it is of none."""
+  return next((each for each in FORMATS if each.matches(path)), None)
+
+
+def _stated(read: Callable[..., Any]) -> Callable[[Path, Any, Any], Any]:
+  """Reads sizes that files state, and refuses any that a user gives."""
+
+  def read_config(path: Path, dtype: Any, sizes: Any) -> Any:
+    if sizes is not None:
+      raise ValueError(f'{path} states its own sizes: give no config for it')
+    return read(path, dtype=dtype)
+
+  return read_config
+
+
+def _whole(
+  read: Callable[[Path, Any], Any],
+) -> Callable[[Path, Any, Shardings | None], Any]:
+  """Reads all parameters into every process, and shards them then."""
+
+  def read_params(path: Path, config: Any, shardings: Shardings | None) -> Any:
+    params = read(path, config)
+    if shardings is None:
+      return params
+    return jax.device_put(params, shardings(params))
+
+  return read_params
+
+
+def _in_slices(
+  read: Callable[[Path, Any], Any],
+) -> Callable[[Path, Any, Shardings | None], Any]:
+  """Reads into each process only the slices of its own devices."""
+
+  def read_params(path: Path, config: Any, shardings: Shardings | None) -> Any:
+    expected = model_file.param_shapes(config)
+    if shardings is not None:
+      expected = jax.tree.map(
+        lambda leaf, sharding: leaf.update(sharding=sharding),
+        expected,
+        shardings(expected),
+      )
+    return read(path, expected)
+
+  return read_params
+
+
+def _vocabulary_in(
+  folders: Callable[[Path], tuple[Path, ...]],
+) -> Callable[[Path, int | None], AnyVocabulary | None]:
+  """Reads the vocabulary of the first folder that has one."""
+
+  def read_vocabulary(path: Path, num_rows: int | None) -> AnyVocabulary | None:
+    for folder in folders(path):
+      if vocabulary_files.is_in(folder):
+        return vocabulary_files.read(folder, num_rows=num_rows)
+    return None
+
+  return read_vocabulary
+
+
+def _without_step(
+  save: Callable[[Path, Any, Any], None],
+) -> Callable[[Path, Any, Any, int], None]:
+  """Writes a model whose format has no place for the training steps taken."""
+  return lambda folder, config, params, step: save(folder, config, params)
+
+
+def _t5x_folders(path: Path) -> tuple[Path, ...]:
+  checkpoint = t5x.find(path)
+  return checkpoint, checkpoint.parent
+
+
+def _t5x(layout: Any) -> Format:
+  """T5X's own format, or Orbax's as T5X uses it."""
+
+  def write(folder: Path, config: Any, params: Any, step: int) -> None:
+    if not isinstance(config, T5Config):
+      raise ValueError('T5X has no network of this kind: it takes T5s alone')
+    t5x.write_target(folder, params, step=step, format=layout)
+    model_file.write(folder, config)
+
+  return Format(
+    name=f't5x_{layout}',
+    matches=lambda path: t5x.layout_of(path) == layout,
+    read_config=lambda path, dtype, sizes: t5x.read_config(
+      path, sizes=sizes, dtype=dtype
+    ),
+    read_params=_in_slices(t5x.read_target),
+    read_vocabulary=_vocabulary_in(_t5x_folders),
+    write=write,
+    files=(model_file.NAME,),
+    is_part=t5x.is_checkpoint,
+    read_step=t5x.read_step,
+  )
+
+
+# In the order in which they are recognised.
+FORMATS = (
+  Format(
+    name='gguf',
+    matches=gguf.is_gguf,
+    read_config=_stated(gguf.read_config),
+    read_params=_whole(gguf.read_params),
+    read_vocabulary=lambda path, num_rows: gguf.read_vocabulary(path),
+  ),
+  Format(
+    name='orbax',
+    matches=orbax.is_checkpoint,
+    read_config=_stated(model_file.read),
+    read_params=_in_slices(orbax.restore),
+    read_vocabulary=_vocabulary_in(lambda path: (path,)),
+    write=_without_step(orbax.save),
+    files=(model_file.NAME,),
+    is_part=lambda folder: (
+      folder.name == orbax.PARAMS and orbax.is_checkpoint(folder.parent)
+    ),
+  ),
+  Format(
+    name='safetensors',
+    matches=safetensors_model.is_model,
+    read_config=_stated(model_file.read),
+    read_params=_whole(safetensors_model.read_params),
+    read_vocabulary=_vocabulary_in(lambda path: (path,)),
+    write=_without_step(safetensors_model.save),
+    files=(model_file.NAME, safetensors_folder.SINGLE_FILE),
+  ),
+  Format(
+    name='huggingface',
+    matches=huggingface.is_folder,
+    read_config=_stated(huggingface.read_config),
+    read_params=_whole(huggingface.read_params),
+    read_vocabulary=lambda path, num_rows: vocabulary_files.read(
+      path, num_rows=num_rows
+    ),
+    write=_without_step(huggingface.save),
+    files=(huggingface.CONFIG, safetensors_folder.SINGLE_FILE),
+  ),
+  _t5x('legacy'),
+  _t5x('orbax'),
+)

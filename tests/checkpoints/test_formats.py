@@ -1,0 +1,89 @@
+"""A format is one row: with it every door reads and writes it."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny_t5
+
+from specdec_jax.checkpoints import formats, loading, stored_arrays
+from specdec_jax.cli.main import main
+from specdec_jax.models.t5 import T5Config
+from specdec_jax.text import vocabulary_files
+
+SIZES, ARRAYS = 'sizes.json', 'arrays.npz'
+
+
+def read_sizes(path, dtype, sizes):
+  assert sizes is None
+  values = json.loads((path / SIZES).read_text())
+  activations = tuple(values.pop('mlp_activations'))
+  return T5Config(**values, mlp_activations=activations, dtype=dtype)
+
+
+def read_arrays(path, config, shardings):
+  assert shardings is None
+  with np.load(path / ARRAYS) as arrays:
+    return stored_arrays.nest(
+      {name: jax.numpy.asarray(arrays[name], config.dtype) for name in arrays}
+    )
+
+
+def write(folder, config, params, step):
+  del step
+  sizes = {name: getattr(config, name) for name in config.__dataclass_fields__}
+  del sizes['dtype']
+  (folder / SIZES).write_text(json.dumps(sizes))
+  np.savez(folder / ARRAYS, **stored_arrays.flatten(params))
+
+
+NPZ = formats.Format(
+  name='npz',
+  matches=lambda path: (path / SIZES).is_file(),
+  read_config=read_sizes,
+  read_params=read_arrays,
+  read_vocabulary=lambda path, num_rows: vocabulary_files.read(
+    path, num_rows=num_rows
+  ),
+  write=write,
+  files=(SIZES, ARRAYS),
+)
+
+
+def test_a_new_format_is_one_row(tmp_path, monkeypatch, capsys):
+  pytest.importorskip('sentencepiece')
+  pytest.importorskip('safetensors')
+  monkeypatch.setattr(formats, 'FORMATS', (*formats.FORMATS, NPZ))
+  ours, npz, back = (str(tmp_path / name) for name in ('ours', 'npz', 'back'))
+  for source, folder, to in (
+    ('ende-nano', ours, 'safetensors'),
+    (ours, npz, 'npz'),
+    (npz, back, 'safetensors'),
+  ):
+    assert main(['convert', source, folder, '--to', to]) == 0
+  first, model = loading.load(ours), loading.load(npz)
+  assert model.config == first.config
+  assert model.vocabulary.tokens() == first.vocabulary.tokens()
+  stored = [tmp_path / name / 'model.safetensors' for name in ('ours', 'back')]
+  assert stored[0].read_bytes() == stored[1].read_bytes()
+  assert f'wrote {npz} (npz)' in capsys.readouterr().out
+  again = ['convert', back, npz, '--to', 'npz']
+  assert main([*again, '--overwrite']) == 0
+  assert main([*again, '--overwrite', '--step', '1']) == 2
+  assert '--step is for checkpoints of T5X, not --to npz' in (
+    capsys.readouterr().err
+  )
+
+
+def test_the_first_format_that_matches_is_taken(tmp_path):
+  """A folder of ours stays one with what another format is known by."""
+  named = {each.name: each for each in formats.FORMATS}
+  config = tiny_t5.make_config()
+  named['safetensors'].write(tmp_path, config, tiny_t5.make_params(config), 0)
+  (tmp_path / 'config.json').write_text('{}')
+  assert formats.find(tmp_path) is named['safetensors']
+  for name in ('t5x_legacy', 't5x_orbax'):
+    assert formats.find(tiny_t5.T5X / name) is named[name]
+  with pytest.raises(ValueError, match=r'no config\.json of Hugging Face, no'):
+    formats.find(tmp_path / 'none')
