@@ -153,7 +153,7 @@ def test_no_more_draft_steps_than_some_row_wants():
 
 
 def test_no_cache_is_copied_in_the_loop():
-  model = toy.adapters.llama(test_compilation.CONFIG)
+  model = toy.families.language_model(test_compilation.CONFIG)
   hlo = test_compilation.compiled_loop(
     adaptive(model=model, schedule=SCHEDULES['running alpha'], min_prob=0.3),
     verification.speculative_sampling,

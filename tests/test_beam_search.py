@@ -12,7 +12,7 @@ import pytest
 from specdec_jax.base import Params, Prompt
 from specdec_jax.checkpoints import t5x
 from specdec_jax.decoding import beam_search
-from specdec_jax.models import adapters, t5
+from specdec_jax.models import families, t5
 from tests import decoders, toy, toy_t5
 
 T5X = pathlib.Path(__file__).parent / 'golden' / 't5x'
@@ -97,7 +97,7 @@ def golden():
     head_dim=16,
     mlp_dim=128,
   )
-  params = t5x.read_target(T5X / 't5x_orbax', t5.param_shapes(config))
+  params = t5x.read_target(T5X / 't5x_orbax', families.param_shapes(config))
   arrays = np.load(T5X / 'golden_encdec.npz')
   rows = len(arrays['greedy'])
   prompt = Prompt(
@@ -106,7 +106,7 @@ def golden():
     decoder_lengths=jnp.ones(rows, jnp.int32),
     row_ids=jnp.arange(rows, dtype=jnp.int32),
   )
-  return adapters.t5(config), params, prompt, arrays
+  return families.language_model(config), params, prompt, arrays
 
 
 def test_four_beams_are_those_of_t5x(golden):
@@ -212,7 +212,7 @@ def test_few_beams_are_the_reference_s(num_beams):
 
 def test_caches_that_lose_their_identity_are_reordered_all_the_same():
   config = toy_t5.config(7)
-  model, params = adapters.t5(config), toy_t5.params(config, seed=5)
+  model, params = families.language_model(config), toy_t5.params(config, seed=5)
   prompt = toy.prompt(
     [[0], [0], [0]], encoder_rows=[[3, 4, 1], [5, 1], [6, 6, 2, 1]]
   )

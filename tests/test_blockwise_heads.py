@@ -10,7 +10,7 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding import autoregressive, speculative
-from specdec_jax.models import adapters, block_heads
+from specdec_jax.models import block_heads, families
 from specdec_jax.models.block_heads import BlockHeads, BlockHeadsConfig
 from specdec_jax.models.t5 import T5
 from specdec_jax.training import block_heads as block_heads_training
@@ -33,7 +33,7 @@ def weights() -> Params:
     lambda leaf: jnp.asarray(
       rng.normal(size=leaf.shape) / np.sqrt(leaf.shape[1]), leaf.dtype
     ),
-    block_heads.param_shapes(HEADS),
+    families.param_shapes(HEADS),
   )
   target = toy_t5.params(CONFIG, seed=1, scale=1.5)
   return Params(target, {'heads': heads, 'target': target})
@@ -97,7 +97,7 @@ def traced():
 def test_output_is_greedy_decoding():
   generate = functools.partial(
     autoregressive.generate,
-    target=adapters.t5(CONFIG),
+    target=families.language_model(CONFIG),
     logits_to_probs=logits.standardize(temperature=0.0),
     max_len=MAX_LEN,
     eos_id=EOS,

@@ -33,7 +33,7 @@ DRAFTERS = {
   'prompt_lookup': drafters.prompt_lookup(gamma=GAMMA),
   'uniform': drafters.uniform(gamma=GAMMA, vocab_size=V),
   'autoregressive': drafters.autoregressive(
-    toy.adapters.llama(CONFIG), gamma=GAMMA, logits_to_probs=SAMPLED
+    toy.families.language_model(CONFIG), gamma=GAMMA, logits_to_probs=SAMPLED
   ),
 }
 RULES = {
@@ -55,7 +55,7 @@ def prompt_of(batch_size: int):
 def compiled_loop(drafter, rule, batch_size: int) -> str:
   """The optimised HLO of the loop alone, after the prefill."""
   params = Params(weights(), weights())
-  models = {'target': toy.adapters.llama(CONFIG), 'drafter': drafter}
+  models = {'target': toy.families.language_model(CONFIG), 'drafter': drafter}
   state = jax.eval_shape(
     lambda params, prompt: speculative.init(
       params, jax.random.key(0), prompt, **models, max_len=MAX_LEN
@@ -192,7 +192,7 @@ def test_one_trace_a_shape():
 
 
 def test_plain_loop_copies_no_cache():
-  target = toy.adapters.llama(CONFIG)
+  target = toy.families.language_model(CONFIG)
   params = Params(weights())
   state = jax.eval_shape(
     lambda params, prompt: autoregressive.init(
@@ -222,7 +222,8 @@ on_device = lambda tree: jax.tree.map(
 params = on_device(t.Params(t.weights(), t.weights()))
 for name, drafter in t.DRAFTERS.items():
   for batch_size in (1, 4):
-    models = {'target': t.toy.adapters.llama(t.CONFIG), 'drafter': drafter}
+    target = t.toy.families.language_model(t.CONFIG)
+    models = {'target': target, 'drafter': drafter}
     state = on_device(jax.eval_shape(
       lambda params, prompt: t.speculative.init(
         params, jax.random.key(0), prompt, **models, max_len=t.MAX_LEN),

@@ -15,7 +15,7 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
-from specdec_jax.models import adapters, layers
+from specdec_jax.models import families, layers
 from tests import toy, toy_t5
 from tests.test_compilation import in_loops
 
@@ -56,7 +56,7 @@ def prompt_of(name: str):
 
 def converted_weights(name: str, drafter: str, params) -> list[str]:
   """Conversions to float32 in the compiled loop, of a weight's shape."""
-  model = adapters.of(MODELS[name][0])
+  model = families.language_model(MODELS[name][0])
   models = {'target': model, 'drafter': DRAFTERS[drafter](model)}
   both = Params(params, () if drafter == 'prompt_lookup' else params)
   state = jax.eval_shape(
@@ -104,7 +104,7 @@ def test_converted_weights_are_seen(name):
 @pytest.mark.parametrize('name', MODELS)
 def test_a_single_row_reads_the_copies(name):
   config, _ = MODELS[name]
-  model, params = adapters.of(config), bfloat16_params(name)
+  model, params = families.language_model(config), bfloat16_params(name)
   copied = layers.with_cpu_copies(params, is_tied=config.is_tied)
   assert layers.num_params(copied) == layers.num_params(params)
   cache = model.init(params, prompt_of(name), MAX_LEN)

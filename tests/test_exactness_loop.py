@@ -264,9 +264,11 @@ def _real(family: str, num_layers: int):
   """A network in miniature, with its params: the target has two layers."""
   if family == 'Llama':
     config = toy.llama_config(VOCAB_SIZE, num_layers=num_layers)
-    return toy.adapters.llama(config), toy.llama_params(config, seed=1)
+    return toy.families.language_model(config), toy.llama_params(config, seed=1)
   config = toy_t5.config(VOCAB_SIZE, num_layers=num_layers)
-  return toy.adapters.t5(config), toy_t5.params(config, seed=1, scale=2.5)
+  return toy.families.language_model(config), toy_t5.params(
+    config, seed=1, scale=2.5
+  )
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding import autoregressive, speculative
-from specdec_jax.models import adapters
+from specdec_jax.models import families
 from tests import toy
 
 # Ids with a token; the target pads them to 16, the drafter to fewer or more.
@@ -47,7 +47,7 @@ def pad(params, vocab_size: int):
 
 def decode(drafter_v: int, *, temperature: float, rule):
   to_probs = logits.standardize(temperature=temperature, vocab_size=V)
-  small = adapters.with_logits_of(toy.llama(drafter_v), TARGET_V)
+  small = families.with_logits_of(toy.llama(drafter_v), TARGET_V)
   generate = functools.partial(
     speculative.generate,
     target=toy.llama(TARGET_V),
@@ -70,7 +70,7 @@ def prompt():
 @pytest.mark.parametrize('vocab_size', DRAFTER_VS)
 def test_logits_are_cut_or_filled_beyond_the_vocabulary(vocab_size):
   def extend(vocab_size):
-    model = adapters.with_logits_of(toy.llama(vocab_size), TARGET_V)
+    model = families.with_logits_of(toy.llama(vocab_size), TARGET_V)
     assert model.vocab_size == TARGET_V
     params = drafter_params(vocab_size)
     cache = model.init(params, prompt(), MAX_LEN)

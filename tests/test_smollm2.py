@@ -17,7 +17,7 @@ from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params, Prompt
 from specdec_jax.checkpoints import loading
 from specdec_jax.decoding import autoregressive, speculative
-from specdec_jax.models import adapters
+from specdec_jax.models import families
 from specdec_jax.text import batching
 
 pytestmark = [
@@ -64,7 +64,7 @@ def compiled_plain(max_len):
       Params(params),
       jax.random.key(0),
       prompt,
-      target=adapters.llama(loaded.config),
+      target=families.language_model(loaded.config),
       logits_to_probs=GREEDY,
       max_len=max_len,
       eos_id=loaded.vocabulary.eos_ids,
@@ -84,7 +84,7 @@ def compiled_speculative(max_len, temperature=0.0, may_abstain=True):
       Params(params),
       jax.random.key(0),
       prompt,
-      target=adapters.llama(loaded.config),
+      target=families.language_model(loaded.config),
       drafter=drafter._replace(may_abstain=may_abstain),
       verify_fn=verification.speculative_sampling,
       logits_to_probs=logits.standardize(temperature=temperature, top_p=0.95)

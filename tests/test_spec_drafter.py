@@ -11,7 +11,7 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Context, Params
 from specdec_jax.decoding import speculative
-from specdec_jax.models import adapters, block_decoder, presets
+from specdec_jax.models import block_decoder, families, presets
 from specdec_jax.models.block_decoder import BlockDecoder
 from specdec_jax.models.t5 import Encoder
 from tests import test_compilation, toy, toy_block, toy_t5
@@ -122,7 +122,7 @@ def test_a_mask_sees_the_masks_after_it():
 @pytest.mark.parametrize('max_positions', [4, 10])
 def test_too_few_positions_are_an_error(max_positions):
   config = toy_block.config(V, max_positions=max_positions)
-  drafter = drafters.spec_drafter(adapters.block_decoder(config), gamma=3)
+  drafter = drafters.spec_drafter(families.block_model(config), gamma=3)
   with pytest.raises(ValueError, match='positions'):
     speculate(drafter, toy_block.params(config, seed=0))
 
@@ -153,7 +153,7 @@ def test_padding_of_the_vocabulary_is_never_drafted():
 
   def draft(vocab_size):
     drafter = drafters.spec_drafter(
-      adapters.block_decoder(CONFIG), gamma=3, vocab_size=vocab_size
+      families.block_model(CONFIG), gamma=3, vocab_size=vocab_size
     )
 
     @jax.jit
@@ -169,11 +169,10 @@ def test_padding_of_the_vocabulary_is_never_drafted():
 
 def test_named_sizes_fit_their_targets():
   """Embeddings and the encoder of the target have the drafter's shapes."""
-  from specdec_jax.models import t5
 
   for name, target in (('xia_6_6', 't5_1_0_small'), ('mini_2_1', 't5_mini')):
-    ours = block_decoder.param_shapes(presets.spec_drafter(name))
-    theirs = t5.param_shapes(presets.preset(target))
+    ours = families.param_shapes(presets.spec_drafter(name))
+    theirs = families.param_shapes(presets.preset(target))
     assert ours['token_embedder'] == theirs['token_embedder']
     # A shallower encoder has the first of the target's layers.
     assert ours['encoder'].items() <= theirs['encoder'].items()
@@ -188,9 +187,9 @@ def test_no_cache_is_copied_in_the_loop(batch_size):
   config = toy_t5.config(V, embed_dim=32, num_heads=4, head_dim=32)
   block_config = toy_block.config(V, head_dim=8, max_positions=source_len)
   models = {
-    'target': adapters.t5(config),
+    'target': families.language_model(config),
     'drafter': drafters.spec_drafter(
-      adapters.block_decoder(block_config), gamma=3
+      families.block_model(block_config), gamma=3
     ),
   }
   params = Params(

@@ -92,7 +92,7 @@ def test_what_an_encoder_reads():
   config = toy_t5.config(5)
   generate = functools.partial(
     speculative.generate,
-    target=toy.adapters.t5(config),
+    target=toy.families.language_model(config),
     drafter=table.ROWS['prompt_lookup'].make(2),
     verify_fn=verification.speculative_sampling,
     logits_to_probs=SAMPLED,

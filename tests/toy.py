@@ -11,7 +11,7 @@ import numpy as np
 
 from specdec_jax import arrays
 from specdec_jax.base import Array, LanguageModel, Prompt, value
-from specdec_jax.models import adapters, kv_cache
+from specdec_jax.models import families, kv_cache
 from specdec_jax.models.llama import Llama, LlamaConfig
 
 
@@ -116,7 +116,7 @@ def llama_params(config: LlamaConfig, *, seed: int, scale: float = 1.5):
 
 def llama(vocab_size: int, **sizes) -> LanguageModel:
   """The real decoder in miniature; its params are `llama_params`."""
-  return adapters.llama(llama_config(vocab_size, **sizes))
+  return families.language_model(llama_config(vocab_size, **sizes))
 
 
 def prompt(

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.models import block_decoder
+from specdec_jax.models import families
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 
 
@@ -38,5 +38,5 @@ def params(config: BlockDecoderConfig, *, seed: int):
       values = values / np.sqrt(leaf.shape[0])
     return jnp.asarray(values, leaf.dtype)
 
-  shapes = block_decoder.param_shapes(config)
+  shapes = families.param_shapes(config)
   return jax.tree_util.tree_map_with_path(draw, shapes)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.base import LanguageModel
-from specdec_jax.models import adapters, t5
+from specdec_jax.models import families
 from specdec_jax.models.t5 import T5Config
 
 
@@ -39,9 +39,9 @@ def params(config: T5Config, *, seed: int, scale: float = 2.0):
       values = scale * values
     return jnp.asarray(values, leaf.dtype)
 
-  return jax.tree_util.tree_map_with_path(draw, t5.param_shapes(config))
+  return jax.tree_util.tree_map_with_path(draw, families.param_shapes(config))
 
 
 def model(vocab_size: int, **sizes) -> LanguageModel:
   """The language model; its params are `params`."""
-  return adapters.t5(config(vocab_size, **sizes))
+  return families.language_model(config(vocab_size, **sizes))

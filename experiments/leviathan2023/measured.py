@@ -18,7 +18,7 @@ from specdec_jax.drafters import schedules
 from specdec_jax.measure import calibration, iteration_costs, stopwatch
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.sides import Side
-from specdec_jax.models import adapters, layers
+from specdec_jax.models import families, layers
 from specdec_jax.theory.planner import Costs
 
 RULE = verification.speculative_sampling
@@ -247,7 +247,9 @@ def _plain_side(
 ) -> Side:
   """Plain decoding of the examples that are timed."""
   model = pair.plain[dtype]
-  shared = rule(pair, temperature) | {'target': adapters.of(model.config)}
+  shared = rule(pair, temperature) | {
+    'target': families.language_model(model.config)
+  }
   return sides_lib.plain_side(
     Params(model.params),
     jax.random.key(0),
@@ -314,7 +316,7 @@ def _adaptive(
   limit = settings.max_gamma
   make = functools.partial(
     drafters.adaptive,
-    adapters.of(pair.draft_model.config),
+    families.language_model(pair.draft_model.config),
     logits_to_probs=pairs.to_probs(pair, temperature),
   )
   parts = _costs_by_themselves(pair, temperature, settings)

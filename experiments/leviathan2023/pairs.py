@@ -26,9 +26,9 @@ from specdec_jax.cli import model_options
 from specdec_jax.data import ngram_counts
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout, Row
-from specdec_jax.models import adapters
-from specdec_jax.models.t5 import T5Config
+from specdec_jax.models import families
 from specdec_jax.text import tasks, vocabularies
+from specdec_jax.text.prompts import decoder_width
 
 UNIGRAM, BIGRAM, TRAINED = 'unigram', 'bigram', 'trained'
 DRAFTERS = (UNIGRAM, BIGRAM, TRAINED)
@@ -135,7 +135,7 @@ class Pair:
 
   @property
   def model(self) -> LanguageModel:
-    return adapters.of(self.target.config)
+    return families.language_model(self.target.config)
 
   @property
   def params(self) -> Params:
@@ -145,8 +145,7 @@ class Pair:
   @property
   def max_len(self) -> int:
     kind = self.kind
-    lengths = {'inputs': kind.inputs_length, 'targets': kind.targets_length}
-    start = examples.prompt_length(self.target.config, lengths)
+    start = decoder_width(self.target.config, kind.inputs_length)
     return start + kind.targets_length
 
   @property
@@ -279,11 +278,7 @@ def _check(target: LoadedModel, draft_model: LoadedModel, kind: Kind) -> None:
       f'{draft_model.name} {draft_model.config.vocab_size}'
     )
   for model in (target, draft_model):
-    config = model.config
-    has_encoder = isinstance(config, T5Config) and bool(
-      config.num_encoder_layers
-    )
-    if has_encoder == kind.is_text:
+    if families.has_encoder(model.config) == kind.is_text:
       needed = 'a decoder-only model' if kind.is_text else 'an encoder-decoder'
       raise ValueError(f'{model.name}: {kind.corpus} needs {needed}')
 
@@ -300,7 +295,7 @@ def drafter(pair: Pair, name: str, gamma: int, temperature: float) -> Drafter:
   sampled = to_probs(pair, temperature)
   if name == TRAINED:
     return drafters.autoregressive(
-      adapters.of(pair.draft_model.config),
+      families.language_model(pair.draft_model.config),
       gamma=gamma,
       logits_to_probs=sampled,
       is_argmax=not temperature,

@@ -21,8 +21,7 @@ from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.infer import examples, quality
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.measure import stopwatch, text_acceptance
-from specdec_jax.models import adapters
-from specdec_jax.models.block_decoder import BlockDecoderConfig
+from specdec_jax.models import families
 from specdec_jax.text import tasks, vocabularies
 
 Figures = dict[str, Any]
@@ -85,7 +84,7 @@ class Setting:
 
   @property
   def model(self) -> LanguageModel:
-    return adapters.of(self.target.config)
+    return families.language_model(self.target.config)
 
   def sampled(self, temperature: float) -> Any:
     return logits.standardize(
@@ -144,9 +143,9 @@ def read_draft(name: str, setting: Setting) -> Draft:
   vocabulary = setting.target.vocabulary
   if loading.is_drafter(loading.locate(name)):
     config, params = loading.read_drafter(name)
-    if not isinstance(config, BlockDecoderConfig):
+    if families.of(config).block_model is None:
       raise ValueError(f'{name} is no Spec-Drafter')
-    network = adapters.block_decoder(config)
+    network = families.block_model(config)
 
     def make_block(gamma: int, logits_to_probs: Any) -> Drafter:
       del logits_to_probs  # It drafts the likeliest.
@@ -157,7 +156,7 @@ def read_draft(name: str, setting: Setting) -> Draft:
     return Draft(name=name, params=params, model=None, make=make_block)
   loaded = loading.load(name)
   vocabularies.check_same_vocabulary(vocabulary, loaded.vocabulary)
-  model = adapters.of(loaded.config)
+  model = families.language_model(loaded.config)
 
   def make(gamma: int, logits_to_probs: Any) -> Drafter:
     return drafters.autoregressive(

@@ -15,7 +15,7 @@ from experiments.pretrained import card
 from specdec_jax.checkpoints import loading, model_file, pretrained
 from specdec_jax.cli import main as cli
 from specdec_jax.data import token_files
-from specdec_jax.models.t5 import T5Config
+from specdec_jax.models import families
 from specdec_jax.text import vocabulary_files
 from specdec_jax.training import metrics_log
 
@@ -61,9 +61,7 @@ def ship(
     config, is_huggingface = loading.read_drafter_config(str(source)), False
   else:
     config = loading.read_config(source)
-    is_huggingface = isinstance(config, T5Config) and bool(
-      config.num_encoder_layers
-    )
+    is_huggingface = families.has_encoder(config)
   _check_vocabulary(source)
   pretrained.FOLDER.mkdir(exist_ok=True)
   to = 'huggingface' if is_huggingface else 'safetensors'
@@ -76,10 +74,10 @@ def ship(
       shutil.move(folder / file, pretrained.FOLDER / file)
   # It was made for its owner alone.
   (folder / 'model.safetensors').chmod(0o644)
-  shapes = jax.tree.leaves(model_file.param_shapes(config))
+  shapes = jax.tree.leaves(families.param_shapes(config))
   contents = {
     'name': name,
-    'network': model_file.network_of(config),
+    'network': families.of(config).name,
     'sizes': _sizes(config),
     'parameters': sum(leaf.size for leaf in shapes),
     'bytes': (folder / 'model.safetensors').stat().st_size,

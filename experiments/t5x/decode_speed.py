@@ -28,7 +28,7 @@ from t5x.examples.t5 import network
 
 from specdec_jax.integrations import t5x as plugin
 from specdec_jax.measure import stopwatch
-from specdec_jax.models import presets, t5
+from specdec_jax.models import families, presets, t5
 
 NO_EOS = -1
 OWN, PLAIN = "T5X's sampler", 'none'
@@ -101,7 +101,7 @@ def random_params(config: t5.T5Config):
       values = values * DEEP_SCALE
     return jnp.asarray(values, leaf.dtype)
 
-  params = jax.tree_util.tree_map_with_path(draw, t5.param_shapes(config))
+  params = jax.tree_util.tree_map_with_path(draw, families.param_shapes(config))
   keep = lambda name: (
     not name.startswith('layers_')
     or name

@@ -28,7 +28,7 @@ from specdec_jax.checkpoints import loading
 from specdec_jax.cli import decoder, options
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout
-from specdec_jax.models import layers, presets
+from specdec_jax.models import families, layers, presets
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.models.t5 import T5Config
@@ -175,7 +175,7 @@ def _spec_drafters(
       raise ValueError(f'give the variant a name: --drafter=NAME={folder}')
     sizes, params = loading.read_drafter(folder, dtype=target.dtype)
     if (
-      not isinstance(sizes, BlockDecoderConfig)
+      families.of(sizes).block_model is None
       or sizes.vocab_size != target.vocab_size
     ):
       raise ValueError(f'{folder} is no Spec-Drafter of this vocabulary')
@@ -191,7 +191,7 @@ def _heads(
     return None
   config, params = loading.read_drafter(folder, dtype=target.dtype)
   if (
-    not isinstance(config, BlockHeadsConfig)
+    families.of(config).with_heads is None
     or config.embed_dim != target.embed_dim
   ):
     raise ValueError(f'{folder} has no heads that fit the target')

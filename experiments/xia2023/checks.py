@@ -15,7 +15,7 @@ from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.infer import examples
-from specdec_jax.models import adapters
+from specdec_jax.models import families
 from specdec_jax.models.t5 import T5, T5Config
 
 Cells = dict[str, Any]
@@ -63,7 +63,7 @@ def _strict_is_greedy(
     if size > 1:
       compared['beta 1'] = ways.speculate(
         pair,
-        adapters.of(pair.layout.config),
+        families.language_model(pair.layout.config),
         _drafter(pair, name, gamma),
         pair.spec_drafters[name][1],
         functools.partial(verification.top_beta, beta=1, tau=math.inf),
@@ -90,7 +90,7 @@ def _traced(
 ) -> tuple[list[list[int]], list[list[int]]]:
   """The outputs, and where in each a token is not one that was drafted."""
   models: dict[str, Any] = {
-    'target': adapters.of(pair.layout.config),
+    'target': families.language_model(pair.layout.config),
     'drafter': _drafter(pair, name, gamma),
   }
   params = Params(pair.target, pair.spec_drafters[name][1])
@@ -174,7 +174,7 @@ def _outside(ids: list[int], law: np.ndarray, beta: int, tau: float) -> int:
 
 def _drafter(pair: Pair, name: str, gamma: int) -> Any:
   return drafters.spec_drafter(
-    adapters.block_decoder(pair.spec_drafters[name][0]),
+    families.block_model(pair.spec_drafters[name][0]),
     gamma=gamma,
     vocab_size=pair.layout.vocabulary.vocab_size,
   )

@@ -16,8 +16,7 @@ from specdec_jax.decoding import autoregressive, beam_search, speculative
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.measure import stopwatch
-from specdec_jax.models import adapters, block_heads
-from specdec_jax.models.t5 import T5Config
+from specdec_jax.models import block_heads, families
 
 # Rules by the names that the tables have.
 RULES: dict[str, VerifyFn] = {
@@ -109,7 +108,7 @@ class Result:
 @functools.cache
 def greedy(pair: Pair) -> Way:
   """One token a target run."""
-  target = adapters.of(pair.layout.config)
+  target = families.language_model(pair.layout.config)
   rule = sampling(pair, temperature=0.0)
 
   def init(params, prompt):
@@ -129,7 +128,7 @@ def beam(pair: Pair, num_beams: int) -> Way:
   """Beam search; its encoder pass is part of its loop's time."""
   generate = functools.partial(
     beam_search.generate,
-    target=adapters.of(pair.layout.config),
+    target=families.language_model(pair.layout.config),
     num_beams=num_beams,
     max_len=pair.max_len,
     eos_id=pair.layout.vocabulary.eos_ids,
@@ -163,11 +162,11 @@ def _spec_drafter(
 ) -> Way:
   config, params = pair.spec_drafters[name]
   drafter = drafters.spec_drafter(
-    adapters.block_decoder(config),
+    families.block_model(config),
     gamma=gamma,
     vocab_size=pair.layout.vocabulary.vocab_size,
   )
-  target = adapters.of(pair.layout.config)
+  target = families.language_model(pair.layout.config)
   return speculate(pair, target, drafter, params, verify_fn)
 
 
@@ -180,9 +179,7 @@ def blockwise(pair: Pair, rule: str = 'strict') -> Way:
 def _blockwise(pair: Pair, verify_fn: VerifyFn) -> Way:
   assert pair.heads is not None
   config, params = pair.heads
-  target_config = pair.layout.config
-  assert isinstance(target_config, T5Config)
-  target, heads_fn = block_heads.with_heads(target_config, config)
+  target, heads_fn = block_heads.with_heads(pair.layout.config, config)
   drafter = drafters.blockwise_heads(heads_fn, gamma=config.gamma)
   params = {'heads': params, 'target': pair.target}
   return speculate(pair, target, drafter, params, verify_fn)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.checkpoints.loading import LoadedModel
-from specdec_jax.models import presets, t5
+from specdec_jax.models import families, presets
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import Vocabulary
@@ -43,7 +43,7 @@ def load(name: str, *, dtype: jnp.dtype) -> LoadedModel:
 
 def draw(config: T5Config) -> dict:
   """Normal weights of the scale that keeps activations of one size."""
-  shapes = t5.param_shapes(config)
+  shapes = families.param_shapes(config)
   leaves, structure = jax.tree.flatten(shapes)
 
   @jax.jit

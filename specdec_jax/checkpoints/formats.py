@@ -18,8 +18,8 @@ from specdec_jax.checkpoints import (
   safetensors_model,
   t5x,
 )
-from specdec_jax.checkpoints.model_file import Config, DrafterConfig
-from specdec_jax.models.t5 import T5Config
+from specdec_jax.models import families
+from specdec_jax.models.families import Config, DrafterConfig
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 
@@ -112,7 +112,7 @@ def _in_slices(
   """Reads into each process only the slices of its own devices."""
 
   def read_params(path: Path, config: Any, shardings: Shardings | None) -> Any:
-    expected = model_file.param_shapes(config)
+    expected = families.param_shapes(config)
     if shardings is not None:
       expected = jax.tree.map(
         lambda leaf, sharding: leaf.update(sharding=sharding),
@@ -154,7 +154,7 @@ def _t5x(layout: Any) -> Format:
   """T5X's own format, or Orbax's as T5X uses it."""
 
   def write(folder: Path, config: Any, params: Any, step: int) -> None:
-    if not isinstance(config, T5Config):
+    if families.of(config).name != 't5':
       raise ValueError('T5X has no network of this kind: it takes T5s alone')
     t5x.write_target(folder, params, step=step, format=layout)
     model_file.write(folder, config)

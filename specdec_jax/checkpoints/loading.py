@@ -11,13 +11,11 @@ import jax.numpy as jnp
 from specdec_jax.checkpoints import (
   formats,
   huggingface,
-  model_file,
   pretrained,
 )
-from specdec_jax.checkpoints.model_file import Config, DrafterConfig
 from specdec_jax.files.local_path import local_path
-from specdec_jax.models import layers
-from specdec_jax.models.block_decoder import BlockDecoderConfig
+from specdec_jax.models import families, layers
+from specdec_jax.models.families import Config, DrafterConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
@@ -32,7 +30,7 @@ class LoadedModel:
 
   Attributes:
     name: what was asked for.
-    config: sizes, for `models.adapters.llama` or `t5`, by their type.
+    config: sizes, for `models.families.language_model`.
     params: the tree of `models.llama.Llama` or `models.t5.T5`, with the copies
       of `layers.with_cpu_copies`.
     vocabulary: text to token ids and back.
@@ -152,11 +150,10 @@ def read_config(
   config: T5Config | str | None = None,
 ) -> Config:
   """The sizes alone; see `read`."""
-  found = formats.find(path).read_config(path, dtype, config)
-  if isinstance(found, model_file.DrafterConfig):
+  found: Any = formats.find(path).read_config(path, dtype, config)
+  if families.only_drafts(found):
     raise ValueError(
-      f'{path} is a {model_file.network_of(found)}, which only drafts for a '
-      'model'
+      f'{path} is a {families.of(found).name}, which only drafts for a model'
     )
   return found
 
@@ -205,10 +202,10 @@ def read_drafter_config(
 ) -> DrafterConfig:
   """The sizes alone; see `read_drafter`."""
   path = locate(name)
-  config = formats.find(path).read_config(path, dtype, None)
-  if not isinstance(config, model_file.DrafterConfig):
+  config: Any = formats.find(path).read_config(path, dtype, None)
+  if not families.only_drafts(config):
     raise ValueError(
-      f'{path} is a whole model, a {model_file.network_of(config)}; expected a '
+      f'{path} is a whole model, a {families.of(config).name}; expected a '
       'network that only drafts'
     )
   return config
@@ -217,7 +214,7 @@ def read_drafter_config(
 def is_drafter(path: Path) -> bool:
   """Whether a folder holds a network that only drafts."""
   config = formats.find(path).read_config(path, jnp.float32, None)
-  return isinstance(config, model_file.DrafterConfig)
+  return families.only_drafts(config)
 
 
 def read_vocabulary(
@@ -249,14 +246,14 @@ def is_padding(num_rows: int) -> bool:
 def check_vocabulary(
   path: str | os.PathLike[str],
   vocabulary: AnyVocabulary,
-  config: Config | BlockDecoderConfig,
+  config: Any,
 ) -> None:
-  """Raises ValueError unless every token has an embedding, and, for a T5, all
-  embeddings but some padding have a token."""
+  """Raises ValueError unless every token has an embedding and, in families
+  without spare rows, all embeddings but some padding have a token."""
   num_tokens, num_rows = vocabulary.vocab_size, config.vocab_size
   num_padding = num_rows - num_tokens
   if num_padding < 0 or (
-    isinstance(config, T5Config) and not is_padding(num_padding)
+    not families.of(config).has_spare_rows and not is_padding(num_padding)
   ):
     num_sentinels = getattr(vocabulary, 'extra_ids', 0)
     raise ValueError(
@@ -275,11 +272,7 @@ def check_vocabulary(
 def _describe(source: str, config: Config, params: dict) -> str:
   num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
   dtype = jnp.dtype(config.dtype).name
-  layers = (
-    f'{config.num_encoder_layers}+{config.num_decoder_layers}'
-    if isinstance(config, T5Config) and config.num_encoder_layers
-    else model_file.num_layers(config)
-  )
+  layers = '+'.join(map(str, families.num_layers(config))) or '0'
   return (
     f'{source}: {num_params / 1e6:.0f}M parameters in {dtype}, '
     f'{layers} layers, {config.vocab_size} tokens'

@@ -6,28 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints import name_maps, settings
+from specdec_jax.checkpoints import settings
 from specdec_jax.checkpoints.settings import Settings
-from specdec_jax.models import block_decoder, block_heads, layers, t5
-from specdec_jax.models.block_decoder import BlockDecoderConfig
-from specdec_jax.models.block_heads import BlockHeadsConfig
-from specdec_jax.models.llama import LlamaConfig
-from specdec_jax.models.t5 import T5Config
+from specdec_jax.models import families, layers
+from specdec_jax.models.families import Config, DrafterConfig
 
 NAME = 'model.json'
-Config = LlamaConfig | T5Config
-# Networks that only draft, and are no models by themselves.
-DrafterConfig = BlockDecoderConfig | BlockHeadsConfig
-
-_CONFIGS: dict[str, type] = {
-  'llama': LlamaConfig,
-  't5': T5Config,
-  'block_decoder': BlockDecoderConfig,
-  'block_heads': BlockHeadsConfig,
-}
 _DTYPES: dict[str, Any] = {
   'float32': jnp.float32,
   'bfloat16': jnp.bfloat16,
@@ -48,7 +34,7 @@ def write(
   """Writes the sizes into a folder's model.json."""
   fields = dataclasses.asdict(config)
   fields['dtype'] = jnp.dtype(config.dtype).name
-  contents = {'network': network_of(config), 'config': fields}
+  contents = {'network': families.of(config).name, 'config': fields}
   (Path(folder) / NAME).write_text(
     json.dumps(contents, indent=2) + '\n', encoding='utf-8'
   )
@@ -74,9 +60,10 @@ def read(
     raise ValueError(f'there is no {path}')
   contents = settings.read(path)
   kind, stated = contents.text('network', ''), contents.at('config')
-  if kind not in _CONFIGS:
-    contents.refuse('network', ' or '.join(_CONFIGS))
-  fields = {field.name: field for field in dataclasses.fields(_CONFIGS[kind])}
+  classes = {family.name: family.config for family in families.FAMILIES}
+  if kind not in classes:
+    contents.refuse('network', ' or '.join(classes))
+  fields = {field.name: field for field in dataclasses.fields(classes[kind])}
   if unknown := sorted(set(stated.values) - set(fields)):
     raise ValueError(f'{path}: a {kind} has no {", ".join(unknown)}')
   missing = [
@@ -93,7 +80,7 @@ def read(
   }
   if dtype is not None:
     values['dtype'] = dtype
-  return contents.build(_CONFIGS[kind], **values)
+  return contents.build(classes[kind], **values)
 
 
 def _read_field(stated: Settings, field: dataclasses.Field) -> Any:
@@ -115,30 +102,3 @@ def _read_field(stated: Settings, field: dataclasses.Field) -> Any:
   least = 0 if name == 'num_encoder_layers' else 1
   most = _MOST.get(name, settings.MAX_COUNT)
   return stated.count(name, least=least, most=most)
-
-
-def network_of(config: Config | DrafterConfig) -> str:
-  """`'t5'`, `'llama'`, `'block_decoder'` or `'block_heads'`."""
-  return next(n for n, cls in _CONFIGS.items() if isinstance(config, cls))
-
-
-def num_layers(config: Config | DrafterConfig) -> int:
-  """Layers of all stacks together; blockwise heads have none."""
-  names = ('num_layers', 'num_encoder_layers', 'num_decoder_layers')
-  return sum(getattr(config, name, 0) for name in names)
-
-
-def param_shapes(config: Config | DrafterConfig) -> dict[str, Any]:
-  """The tree of parameters as `jax.ShapeDtypeStruct`s of the config's dtype."""
-  if isinstance(config, T5Config):
-    return t5.param_shapes(config)
-  if isinstance(config, BlockDecoderConfig):
-    return block_decoder.param_shapes(config)
-  if isinstance(config, BlockHeadsConfig):
-    return block_heads.param_shapes(config)
-  return name_maps.nest(
-    {
-      parameter.path: jax.ShapeDtypeStruct(parameter.shape, config.dtype)
-      for parameter in name_maps.llama_parameters(config)
-    }
-  )

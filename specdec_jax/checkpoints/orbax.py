@@ -15,6 +15,7 @@ from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.checkpoints.stored_arrays import Stored
 from specdec_jax.files import full_disk
 from specdec_jax.files.require import require
+from specdec_jax.models.families import Config, DrafterConfig
 
 _METADATA = '_METADATA'
 PARAMS = 'params'
@@ -22,7 +23,7 @@ PARAMS = 'params'
 
 def save(
   folder: str | os.PathLike[str],
-  config: model_file.Config | model_file.DrafterConfig,
+  config: Config | DrafterConfig,
   params: Any,
 ) -> None:
   """Writes a model that `restore` reads: sizes in JSON, params with Orbax.

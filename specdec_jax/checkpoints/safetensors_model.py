@@ -13,11 +13,13 @@ import jax
 
 from specdec_jax.checkpoints import model_file, safetensors_folder
 from specdec_jax.checkpoints.name_maps import Parameter
+from specdec_jax.models import families
+from specdec_jax.models.families import Config, DrafterConfig
 
 
 def save(
   folder: str | os.PathLike[str],
-  config: model_file.Config | model_file.DrafterConfig,
+  config: Config | DrafterConfig,
   params: Any,
 ) -> None:
   """Writes a model that `read_params` reads.
@@ -43,7 +45,7 @@ def is_model(folder: str | os.PathLike[str]) -> bool:
 
 def read_params(
   folder: str | os.PathLike[str],
-  config: model_file.Config | model_file.DrafterConfig,
+  config: Config | DrafterConfig,
 ) -> dict[str, Any]:
   """Reads the parameters that `save` wrote, in the config's dtype.
 
@@ -53,7 +55,7 @@ def read_params(
   """
   # First: working out the shapes of a thousand layers takes half a minute.
   tensors = safetensors_folder.open_tensors(
-    folder, num_layers=model_file.num_layers(config)
+    folder, num_layers=sum(families.num_layers(config))
   )
   return safetensors_folder.read_params(
     folder, tensors, _parameters(config), dtype=config.dtype
@@ -61,10 +63,10 @@ def read_params(
 
 
 def _parameters(
-  config: model_file.Config | model_file.DrafterConfig,
+  config: Config | DrafterConfig,
 ) -> tuple[Parameter, ...]:
   """Every parameter, called in the file as in our tree."""
-  leaves = jax.tree.leaves_with_path(model_file.param_shapes(config))
+  leaves = jax.tree.leaves_with_path(families.param_shapes(config))
   return tuple(
     Parameter(path, '', '/'.join(path), leaf.shape)
     for path, leaf in (

@@ -19,11 +19,11 @@ from specdec_jax.base import (
   VerifyFn,
 )
 from specdec_jax.checkpoints.loading import LoadedModel
-from specdec_jax.checkpoints.model_file import Config
 from specdec_jax.cli import model_options
 from specdec_jax.data import ngram_counts
 from specdec_jax.drafters import schedules
-from specdec_jax.models import adapters
+from specdec_jax.models import families
+from specdec_jax.models.families import Config
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts, vocabularies
@@ -154,7 +154,7 @@ def load_decoder(args: argparse.Namespace) -> Decoder:
       target=target.params,
       drafter=() if draft_model is None else draft_model.params,
     ),
-    target=adapters.of(target.config),
+    target=families.language_model(target.config),
     drafter=_drafter(args, target, draft_model),
     make_drafter=lambda gamma: _drafter(
       argparse.Namespace(**vars(args) | {'gamma': gamma, 'adaptive': None}),
@@ -305,8 +305,8 @@ def _drafter(
     )
   assert draft_model is not None
   sampled = _logits_to_probs(args, draft_model, for_target=False)
-  model = adapters.with_logits_of(
-    adapters.of(draft_model.config), target.config.vocab_size
+  model = families.with_logits_of(
+    families.language_model(draft_model.config), target.config.vocab_size
   )
   if args.adaptive is None:
     return drafters.autoregressive(

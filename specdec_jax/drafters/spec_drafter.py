@@ -44,7 +44,7 @@ def spec_drafter(
   be those of another network. The law is one-hot and is never materialised.
 
   Args:
-    model: `models.adapters.block_decoder`; its params are the drafter's.
+    model: `models.families.block_model`; its params are the drafter's.
     gamma: k, tokens an iteration, whatever the network was trained with.
     vocab_size: ids at or beyond it are padding and never drafted; None: there
       are none.

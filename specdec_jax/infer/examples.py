@@ -5,15 +5,13 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from specdec_jax.base import Prompt
-from specdec_jax.checkpoints.model_file import Config
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.infer import output
 from specdec_jax.measure import metrics
-from specdec_jax.models.t5 import T5Config
-from specdec_jax.text.prompts import T5_START, has_encoder
+from specdec_jax.models import families
+from specdec_jax.models.families import Config, has_encoder
+from specdec_jax.text import prompts
 from specdec_jax.text.tasks import Example, Task
 from specdec_jax.text.vocabulary_files import AnyVocabulary
 
@@ -60,14 +58,7 @@ class Layout:
   @property
   def starts(self) -> tuple[int, ...]:
     """What the decoder begins with, before any input."""
-    return (T5_START,) if isinstance(self.config, T5Config) else ()
-
-
-def prompt_length(config: Config, lengths: Mapping[str, int]) -> int:
-  """Positions of the decoder's buffer that prompts can take."""
-  if has_encoder(config):
-    return 1
-  return lengths['inputs'] + isinstance(config, T5Config)
+    return families.of(self.config).starts
 
 
 def check_lengths(config: Config, lengths: Any) -> dict[str, int]:
@@ -85,7 +76,7 @@ def check_lengths(config: Config, lengths: Any) -> dict[str, int]:
   for name, length in lengths.items():
     if type(length) is not int or length < 1:
       raise ValueError(f'TASK_FEATURE_LENGTHS: {name} is {length!r}')
-  limit = getattr(config, 'max_positions', None)
+  limit = families.of(config).max_positions(config)
   if limit is not None and sum(lengths.values()) > limit:
     raise ValueError(
       f'{lengths["inputs"]} input and {lengths["targets"]} target tokens '
@@ -113,8 +104,7 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
   ids = example.input_ids
   if ids is None:
     # T5's encoder reads EOS; a text to continue has none.
-    is_t5 = isinstance(layout.config, T5Config)
-    add_special = layout.is_encoder_decoder or not is_t5
+    add_special = families.of(layout.config).adds_special_tokens(layout.config)
     encoded = layout.vocabulary.encode(
       example.inputs, add_special_tokens=add_special
     )
@@ -143,40 +133,17 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
   return Row(index=index, example=example, ids=ids, num_cut=num_cut)
 
 
-def empty(config: Config, lengths: Mapping[str, int], num_rows: int) -> Prompt:
-  """Rows that are finished before they begin, of numpy arrays to be filled."""
-  encoder_tokens: Any = None
-  if has_encoder(config):
-    encoder_tokens = np.zeros((num_rows, lengths['inputs']), np.int32)
-  tokens: Any = np.zeros((num_rows, prompt_length(config, lengths)), np.int32)
-  ones: Any = np.ones(num_rows, np.int32)
-  return Prompt(
-    encoder_tokens=encoder_tokens,
-    decoder_tokens=tokens,
-    decoder_lengths=ones,
-    row_ids=np.zeros_like(ones),
-    max_lengths=ones.copy(),
-  )
-
-
 def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
-  """The function that makes one prompt of some rows; None stays empty."""
-  lengths = {'inputs': layout.inputs_length, 'targets': layout.targets_length}
+  """The function that makes one prompt of some rows, in numpy; None fills."""
 
   def pack(rows: Sequence[Row | None]) -> Prompt:
-    prompt: Any = empty(layout.config, lengths, len(rows))
-    for i, row in enumerate(rows):
-      if row is None:
-        continue
-      ids = layout.starts + row.ids
-      if layout.is_encoder_decoder:
-        prompt.encoder_tokens[i, : len(row.ids)] = row.ids
-        ids = layout.starts
-      prompt.decoder_tokens[i, : len(ids)] = ids
-      prompt.decoder_lengths[i] = len(ids)
-      prompt.max_lengths[i] = len(ids) + layout.targets_length
-      prompt.row_ids[i] = row.index
-    return prompt
+    return prompts.pack(
+      [None if row is None else row.ids for row in rows],
+      config=layout.config,
+      width=layout.inputs_length,
+      max_new_tokens=layout.targets_length,
+      row_ids=[0 if row is None else row.index for row in rows],
+    )
 
   return pack
 

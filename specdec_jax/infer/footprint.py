@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from specdec_jax.decoding import speculative
-from specdec_jax.infer import examples, infer_models
+from specdec_jax.infer import infer_models
 from specdec_jax.infer.infer_decoding import Plan
 from specdec_jax.launch import memory
 from specdec_jax.sharding import mesh as mesh_lib
+from specdec_jax.text import prompts
 
 
 def figures(
@@ -40,7 +41,12 @@ def figures(
   mesh_lib.check_divides(mesh, shapes.target, batch_size=batch_size)
   prompt = jax.tree.map(
     lambda row: jax.ShapeDtypeStruct((batch_size, *row.shape[1:]), row.dtype),
-    examples.empty(plan.config, lengths, 1),
+    prompts.pack(
+      [None],
+      config=plan.config,
+      width=lengths['inputs'],
+      max_new_tokens=lengths['targets'],
+    ),
   )
   init = functools.partial(
     speculative.init,

@@ -36,6 +36,7 @@ from specdec_jax.infer.infer_models import Model
 from specdec_jax.infer.output import Shard
 from specdec_jax.infer.report import Timed
 from specdec_jax.launch import processes, progress
+from specdec_jax.text import prompts
 from specdec_jax.text.tasks import Task
 
 _MODE = 'predict'
@@ -90,7 +91,9 @@ def infer(
   _check_arguments(mode, checkpoint_period, shard_id, num_shards, profile_dir)
   config = infer_models.read_config(model)
   lengths = examples.check_lengths(config, task_feature_lengths)
-  max_len = examples.prompt_length(config, lengths) + lengths['targets']
+  max_len = (
+    prompts.decoder_width(config, lengths['inputs']) + lengths['targets']
+  )
   make_plan = functools.partial(
     infer_decoding.plan, model, config, decoding=decoding, max_len=max_len
   )

@@ -10,10 +10,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specdec_jax import logits, verification
 from specdec_jax.base import Draft, LanguageModel, Params, Prompt, VerifyFn
-from specdec_jax.checkpoints.model_file import Config
 from specdec_jax.infer import decode_many, infer_models
 from specdec_jax.infer.decode_many import Programs
 from specdec_jax.infer.infer_models import Drafting, MakeDrafter, Model, Target
+from specdec_jax.models.families import Config
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text.vocabulary_files import AnyVocabulary
 

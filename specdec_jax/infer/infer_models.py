@@ -15,12 +15,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specdec_jax import drafters
 from specdec_jax.base import Drafter, LanguageModel, LogitsToProbsFn
-from specdec_jax.checkpoints import loading, model_file
-from specdec_jax.checkpoints.model_file import Config, DrafterConfig
+from specdec_jax.checkpoints import loading
 from specdec_jax.data import ngram_counts
 from specdec_jax.drafters.schedules import Schedule
-from specdec_jax.models import adapters, presets
-from specdec_jax.models.block_decoder import BlockDecoderConfig
+from specdec_jax.models import families, presets
+from specdec_jax.models.families import Config, DrafterConfig
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import vocabularies, vocabulary_files
 from specdec_jax.text.vocabulary_files import AnyVocabulary
@@ -121,12 +120,12 @@ def drafter_shardings(mesh: Mesh) -> Shardings:
 
 def param_shapes(config: Config | DrafterConfig) -> Any:
   """The tree of weights as shapes."""
-  return model_file.param_shapes(config)
+  return families.param_shapes(config)
 
 
 def language_model(config: Config) -> LanguageModel:
   """The three functions of a model of these sizes."""
-  return adapters.of(config)
+  return families.language_model(config)
 
 
 def device_mesh(
@@ -278,7 +277,7 @@ def draft_model(
       drafters.adaptive, schedule=schedule, min_prob=min_prob
     )
   drafter = make(
-    adapters.with_logits_of(language_model(config), target.config.vocab_size),
+    families.with_logits_of(language_model(config), target.config.vocab_size),
     gamma=gamma,
     logits_to_probs=target.sampled(target.vocab_size),
   )
@@ -298,12 +297,12 @@ def spec_drafter(target: Target, *, model: Model, gamma: int = 25) -> Drafting:
     ValueError: if it is no Spec-Drafter, or has another vocabulary.
   """
   dtype = jnp.dtype(model.dtype)
-  config: DrafterConfig
+  config: Any
   if model.sizes is not None:
     config = presets.spec_drafter(model.sizes, dtype=dtype)
   else:
     config = loading.read_drafter_config(model.checkpoint, dtype=dtype)
-  if not isinstance(config, BlockDecoderConfig):
+  if families.of(config).block_model is None:
     raise ValueError(f'{model.checkpoint} is no Spec-Drafter')
   if config.vocab_size != target.config.vocab_size:
     raise ValueError(
@@ -311,6 +310,6 @@ def spec_drafter(target: Target, *, model: Model, gamma: int = 25) -> Drafting:
       f'{config.vocab_size}'
     )
   drafter = drafters.spec_drafter(
-    adapters.block_decoder(config), gamma=gamma, vocab_size=target.vocab_size
+    families.block_model(config), gamma=gamma, vocab_size=target.vocab_size
   )
   return Drafting(drafter=drafter, model=model, config=config)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from specdec_jax import arrays, base
 from specdec_jax.base import Array
+from specdec_jax.drafters.spec_drafter import BlockModel
 from specdec_jax.models.layers import Dense, Dropout, Embed, Mlp
 from specdec_jax.models.t5 import Encoder
 from specdec_jax.models.t5_layers import Attention, T5Config
@@ -289,27 +290,43 @@ def encoder_config(config: BlockDecoderConfig) -> T5Config:
   )
 
 
-def param_shapes(
-  config: BlockDecoderConfig, dtype: jnp.dtype | None = None
-) -> Any:
-  """The tree of parameters as `jax.ShapeDtypeStruct`s; nothing is computed.
-
-  Args:
-    config: sizes.
-    dtype: of the parameters; None means that of the config.
-  """
-  variables = jax.eval_shape(
-    functools.partial(init_params, config), jax.random.key(0)
-  )
-  dtype = dtype or config.dtype
-  return jax.tree.map(
-    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), variables
-  )
-
-
 def init_params(config: BlockDecoderConfig, rng_key: Array) -> Any:
   """Fresh float32 parameters."""
   tokens = jnp.zeros((1, 1), jnp.int32)
   return BlockDecoder(config).init(
     rng_key, tokens, tokens, tokens > 0, tokens[0], width=1
   )['params']
+
+
+def block_model(config: BlockDecoderConfig) -> BlockModel:
+  """The network of a Spec-Drafter; its params are those of `BlockDecoder`.
+
+  Room is made for as many positions as the network has, at most: a decode whose
+  longest text and block need more raises ValueError when it is traced.
+  """
+  network = BlockDecoder(config)
+
+  def init(params, encoder_tokens: Array, num_positions: int) -> BlockMemory:
+    result: Any = network.apply(
+      {'params': params},
+      encoder_tokens,
+      min(num_positions, config.max_positions),
+      method=BlockDecoder.encode,
+    )
+    return result
+
+  def predict(
+    params, tokens: Array, lengths: Array, memory: BlockMemory, width: int
+  ) -> Array:
+    result: Any = network.apply(
+      {'params': params},
+      tokens,
+      arrays.is_within(lengths, tokens.shape[1]),
+      lengths,
+      memory,
+      width=width,
+      method=BlockDecoder.predict,
+    )
+    return result
+
+  return BlockModel(init, predict, config.vocab_size)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from specdec_jax import arrays, base
 from specdec_jax.base import Array, LanguageModel, Prompt
 from specdec_jax.drafters.blockwise_heads import HeadsFn
-from specdec_jax.models import adapters
+from specdec_jax.models import t5
 from specdec_jax.models.t5 import T5, T5Cache, T5Config
 
 
@@ -97,21 +97,13 @@ def init_params(config: BlockHeadsConfig, rng_key: Array) -> Any:
   return BlockHeads(config).init(rng_key, x)['params']
 
 
-def param_shapes(config: BlockHeadsConfig) -> Any:
-  """The tree of parameters as `jax.ShapeDtypeStruct`s of the config's dtype."""
-  shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
-  return jax.tree.map(
-    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, config.dtype), shapes
-  )
-
-
 def with_heads(
   target_config: T5Config, config: BlockHeadsConfig
 ) -> tuple[LanguageModel, HeadsFn]:
   """A T5 as a target that keeps what its heads read, and the heads.
 
-  The target's params and tokens are those of `adapters.t5`. The heads' params
-  are `{'heads': ..., 'target': ...}`, their own and the target's, whose
+  The target's params and tokens are those of `t5.language_model`. The heads'
+  params are `{'heads': ..., 'target': ...}`, their own and the target's, whose
   projection they share.
 
   Raises:
@@ -122,7 +114,7 @@ def with_heads(
       f'heads of width {config.embed_dim} do not fit a target of width '
       f'{target_config.embed_dim}'
     )
-  network, plain = T5(target_config), adapters.t5(target_config)
+  network, plain = T5(target_config), t5.language_model(target_config)
   width = config.gamma + 1
 
   def apply(params, *args, method) -> Any:

@@ -6,12 +6,13 @@ named as T5X names those of a decoder-only model.
 """
 
 import dataclasses
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.base import Array
+from specdec_jax.base import Array, LanguageModel, Prompt
 from specdec_jax.models import attention, kv_cache, positions
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import Dense, Embed, Mlp, RMSNorm
@@ -164,3 +165,50 @@ class Llama(nn.Module):
       lengths=cache.lengths + tokens.shape[1],
     )
     return logits, cache
+
+
+def init_params(config: LlamaConfig, rng_key: Array) -> Any:
+  """Fresh float32 parameters."""
+  tokens = jnp.zeros((1, 1), jnp.int32)
+  return Llama(config).init(rng_key, tokens, _empty_cache(config, 1, 1))[
+    'params'
+  ]
+
+
+def _empty_cache(
+  config: LlamaConfig, batch_size: int, capacity: int
+) -> KVCache:
+  return kv_cache.init(
+    batch_size=batch_size,
+    num_layers=config.num_layers,
+    num_heads=config.num_kv_heads,
+    capacity=capacity,
+    head_dim=config.head_dim,
+    dtype=config.dtype,
+  )
+
+
+def language_model(config: LlamaConfig) -> LanguageModel:
+  """A Llama-type decoder; its params are `{'token_embedder': ..., ...}`."""
+  network = Llama(config)
+
+  def init(params, prompt: Prompt, max_len: int) -> KVCache:
+    if prompt.encoder_tokens is not None:
+      raise ValueError('a decoder-only model takes no encoder tokens')
+    batch_size, prompt_len = prompt.decoder_tokens.shape
+    cache = _empty_cache(config, batch_size, max(max_len, prompt_len))
+    if prompt_len > 1:
+      # The logits of the prompt are never read, so the compiler drops them.
+      _, cache = extend(params, prompt.decoder_tokens[:, :-1], cache)
+    return rewind(cache, prompt.decoder_lengths - 1)
+
+  def extend(
+    params, tokens: Array, cache: KVCache, at: Array | None = None
+  ) -> tuple[Array, KVCache]:
+    result: Any = network.apply({'params': params}, tokens, cache, at)
+    return result
+
+  def rewind(cache: KVCache, lengths: Array) -> KVCache:
+    return kv_cache.rewind(cache, lengths.astype(jnp.int32))
+
+  return LanguageModel(init, extend, rewind, config.vocab_size)

@@ -11,15 +11,14 @@ import dataclasses
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays, base
-from specdec_jax.base import Array
-from specdec_jax.models import attention
+from specdec_jax.base import Array, LanguageModel, Prompt
+from specdec_jax.models import attention, kv_cache
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import Dense, Dropout, Embed, RMSNorm
-from specdec_jax.models.relative_positions import RelativePositionBias
+from specdec_jax.models.positions import RelativePositionBias
 from specdec_jax.models.t5_layers import DecoderLayer, EncoderLayer, T5Config
 from specdec_jax.sharding import rules
 
@@ -305,22 +304,64 @@ class T5(nn.Module):
     )
 
 
-def param_shapes(config: T5Config, dtype: jnp.dtype | None = None) -> Any:
-  """The tree of parameters as `jax.ShapeDtypeStruct`s; nothing is computed.
-
-  Args:
-    config: sizes.
-    dtype: of the parameters; None means that of the config.
-  """
-  tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+def init_params(config: T5Config, rng_key: Array) -> Any:
+  """Fresh float32 parameters, as T5X initialises them."""
+  tokens = jnp.zeros((1, 1), jnp.int32)
   encoder_tokens = tokens if config.num_encoder_layers else None
-  variables = jax.eval_shape(
-    T5(config).init, jax.random.key(0), encoder_tokens, tokens
-  )
-  dtype = dtype or config.dtype
-  return jax.tree.map(
-    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), variables['params']
-  )
+  return T5(config).init(rng_key, encoder_tokens, tokens)['params']
+
+
+def language_model(config: T5Config) -> LanguageModel:
+  """A T5, with or without an encoder; its params are T5X's tree.
+
+  The encoder's padding is id 0. A decoder-only model takes its whole prompt as
+  decoder tokens, an encoder-decoder its start token (0 in T5).
+  """
+  network = T5(config)
+
+  def apply(params, *args, method) -> Any:
+    return network.apply({'params': params}, *args, method=method)
+
+  def init(params, prompt: Prompt, max_len: int) -> T5Cache:
+    encoder_tokens = prompt.encoder_tokens
+    if (encoder_tokens is None) == bool(config.num_encoder_layers):
+      raise ValueError(
+        'an encoder-decoder needs encoder tokens'
+        if config.num_encoder_layers
+        else 'a decoder-only model takes no encoder tokens'
+      )
+    batch_size, prompt_len = prompt.decoder_tokens.shape
+    cross: tuple[Any, Any] = ((), ())
+    if encoder_tokens is not None:
+      encoded = apply(params, encoder_tokens, method=T5.encode)
+      cross = apply(params, encoded, method=T5.cross_keys_values)
+    cache = T5Cache(
+      decoder=kv_cache.init(
+        batch_size=batch_size,
+        num_layers=config.num_decoder_layers,
+        num_heads=config.num_heads,
+        capacity=max(max_len, prompt_len),
+        head_dim=config.head_dim,
+        dtype=config.dtype,
+      ),
+      cross_keys=cross[0],
+      cross_values=cross[1],
+      encoder_mask=None if encoder_tokens is None else encoder_tokens > 0,
+    )
+    if prompt_len > 1:
+      _, cache = extend(params, prompt.decoder_tokens[:, :-1], cache)
+    return rewind(cache, prompt.decoder_lengths - 1)
+
+  def extend(
+    params, tokens: Array, cache: T5Cache, at: Array | None = None
+  ) -> tuple[Array, T5Cache]:
+    return apply(params, tokens, cache, at, method=T5.extend)
+
+  def rewind(cache: T5Cache, lengths: Array) -> T5Cache:
+    decoder = kv_cache.rewind(cache.decoder, lengths.astype(jnp.int32))
+    return dataclasses.replace(cache, decoder=decoder)
+
+  return LanguageModel(init, extend, rewind, config.vocab_size)
 
 
 def _embed(config: T5Config) -> Embed:

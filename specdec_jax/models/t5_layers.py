@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from specdec_jax.base import Array
-from specdec_jax.models import attention, kv_cache, relative_positions
+from specdec_jax.models import attention, kv_cache, positions
 from specdec_jax.models.layers import Dense, Dropout, Mlp, RMSNorm
 from specdec_jax.sharding import rules
 
@@ -54,7 +54,7 @@ class T5Config:
 
   def __post_init__(self):
     for is_bidirectional in {False, self.num_encoder_layers > 0}:
-      relative_positions.check_buckets(
+      positions.check_buckets(
         self.relpos_num_buckets,
         self.relpos_max_distance,
         is_bidirectional=is_bidirectional,

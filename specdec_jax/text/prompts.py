@@ -4,23 +4,22 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.base import Prompt
-from specdec_jax.checkpoints.model_file import Config
 from specdec_jax.files import text_lines
 from specdec_jax.files.local_path import local_path
-from specdec_jax.models.t5 import T5Config
-from specdec_jax.text import batching
+from specdec_jax.models import families
+from specdec_jax.models.families import Config, has_encoder
 from specdec_jax.text.vocabularies import AnyVocabulary
 
 # Prompt buffers are padded to a multiple of this, so that runs on similar
 # prompts share compiled programs.
 _BUCKET = 64
-# What a T5's decoder begins with.
-T5_START = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,11 +108,6 @@ def _prompt_of(line: str, place: str) -> str:
   return prompt
 
 
-def has_encoder(config: Config) -> bool:
-  """Whether prompts go to an encoder."""
-  return isinstance(config, T5Config) and config.num_encoder_layers > 0
-
-
 def encode(
   vocabulary: AnyVocabulary,
   texts: Sequence[str],
@@ -131,9 +125,9 @@ def encode(
   if is_chat:
     rows = [vocabulary.encode_chat(_messages(text, system)) for text in texts]
   else:
-    is_ended = has_encoder(config) or not isinstance(config, T5Config)
+    add_special = families.of(config).adds_special_tokens(config)
     rows = [
-      vocabulary.encode(text, add_special_tokens=is_ended) for text in texts
+      vocabulary.encode(text, add_special_tokens=add_special) for text in texts
     ]
   for i, row in enumerate(rows, start=1):
     if not row:
@@ -155,38 +149,85 @@ def batches(
   batch_size: int,
   max_new_tokens: int,
 ) -> list[Batch]:
-  """Packs all prompts into batches of one shape.
-
-  A T5's decoder begins with its start token, and with nothing else if the
-  prompt is its encoder's.
+  """Packs all prompts into batches of one shape; see `pack`.
 
   Row ids count through the whole list, so that a row's draws do not depend on
   the batch that it falls into.
   """
   width = max(len(row) for row in rows)
   width += -width % _BUCKET
-  is_t5, result = isinstance(config, T5Config), []
+  result = []
   for start in range(0, len(rows), batch_size):
     part = list(rows[start : start + batch_size])
-    num_missing = batch_size - len(part)
-    tokens, lengths = batching.pack(part + part[:1] * num_missing, width=width)
-    encoder_tokens = None
-    if has_encoder(config):
-      encoder_tokens = jnp.asarray(tokens)
-      tokens, lengths = tokens[:, :0], np.zeros_like(lengths)
-    if is_t5:
-      tokens = np.pad(tokens, ((0, 0), (1, 0)), constant_values=T5_START)
-      lengths = lengths + 1
-    max_lengths = lengths + max_new_tokens
-    max_lengths[len(part) :] = lengths[len(part) :]
-    prompt = Prompt(
-      encoder_tokens=encoder_tokens,
-      decoder_tokens=jnp.asarray(tokens),
-      decoder_lengths=jnp.asarray(lengths),
-      row_ids=jnp.arange(start, start + batch_size, dtype=jnp.int32),
-      max_lengths=jnp.asarray(max_lengths),
+    prompt = pack(
+      [*part, *[None] * (batch_size - len(part))],
+      config=config,
+      width=width,
+      max_new_tokens=max_new_tokens,
+      row_ids=range(start, start + batch_size),
     )
     result.append(
-      Batch(prompt=prompt, texts=tuple(texts[start : start + len(part)]))
+      Batch(
+        prompt=jax.tree.map(jnp.asarray, prompt),
+        texts=tuple(texts[start : start + len(part)]),
+      )
     )
   return result
+
+
+def pack(
+  rows: Sequence[Sequence[int] | None],
+  *,
+  config: Config,
+  width: int,
+  max_new_tokens: int,
+  row_ids: Sequence[int] | None = None,
+) -> Prompt:
+  """One prompt of lists of token ids.
+
+  The decoder begins with the start tokens of its family, then the ids, unless
+  they are an encoder's.
+
+  Args:
+    rows: ids; None for a row that fills the batch and is finished before it
+      begins.
+    config: sizes of the target.
+    width: the most ids that a row can have.
+    max_new_tokens: limit of each row.
+    row_ids: names of the rows' random streams; None counts from 0.
+
+  Returns:
+    Numpy arrays, right-padded with 0; the decoder's tokens are
+    `[B, decoder_width(config, width)]`.
+  """
+  starts, is_encoded = families.of(config).starts, has_encoder(config)
+  # Arrays of numpy, to be filled.
+  zeros: Any = lambda *shape: np.zeros((len(rows), *shape), np.int32)
+  encoder_tokens: Any = zeros(width) if is_encoded else None
+  tokens, ids_of_rows = zeros(decoder_width(config, width)), zeros()
+  lengths, max_lengths = zeros() + 1, zeros() + 1
+  ids_of_rows[:] = range(len(rows)) if row_ids is None else row_ids
+  for i, row in enumerate(rows):
+    if row is None:
+      continue
+    ids = starts
+    if is_encoded:
+      encoder_tokens[i, : len(row)] = row
+    else:
+      ids = (*starts, *row)
+    tokens[i, : len(ids)] = ids
+    lengths[i] = len(ids)
+    max_lengths[i] = len(ids) + max_new_tokens
+  return Prompt(
+    encoder_tokens=encoder_tokens,
+    decoder_tokens=tokens,
+    decoder_lengths=lengths,
+    row_ids=ids_of_rows,
+    max_lengths=max_lengths,
+  )
+
+
+def decoder_width(config: Config, width: int) -> int:
+  """Columns of the decoder's prompt buffer, for at most `width` ids a row."""
+  num_starts = len(families.of(config).starts)
+  return num_starts if has_encoder(config) else num_starts + width

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specdec_jax.base import LanguageModel, Prompt
-from specdec_jax.models import adapters, t5
+from specdec_jax.models import families
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.sharding import rules
@@ -90,7 +90,7 @@ def model_shapes(
 ) -> Shapes:
   """A model on the mesh; a draft model that does not divide is replicated."""
   mesh: Mesh | None = workload.mesh
-  params = t5.param_shapes(config)
+  params = families.param_shapes(config)
   try:
     mesh_lib.check_divides(
       workload.mesh, params, batch_size=workload.batch_size
@@ -105,7 +105,7 @@ def model_shapes(
     whole = NamedSharding(workload.mesh, PartitionSpec())
     shardings = jax.tree.map(lambda leaf: whole, params)
   params = jax.tree.map(_with_sharding, params, shardings)
-  model = adapters.t5(config)
+  model = families.language_model(config)
   prompt = prompt_shapes(workload, config)
   cache = jax.eval_shape(
     lambda params, prompt: model.init(

@@ -23,7 +23,7 @@ from specdec_jax.data.datasets import Dataset
 from specdec_jax.data.token_files import TokenFile
 from specdec_jax.decoding import autoregressive
 from specdec_jax.files import replacing
-from specdec_jax.models import adapters
+from specdec_jax.models import families
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import batching
 from specdec_jax.training import losses, placement
@@ -164,7 +164,7 @@ def _generate_fn(
   return jax.jit(
     functools.partial(
       autoregressive.generate,
-      target=adapters.t5(config),
+      target=families.language_model(config),
       logits_to_probs=logits.standardize(
         temperature=temperature, vocab_size=vocab_size
       ),

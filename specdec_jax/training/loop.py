@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints import model_file
-from specdec_jax.checkpoints.model_file import DrafterConfig
 from specdec_jax.data.datasets import Dataset
+from specdec_jax.models import families
+from specdec_jax.models.families import DrafterConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.training import placement, run_checkpoints, train_step
 from specdec_jax.training.run_checkpoints import Checkpoints, Run
@@ -173,13 +173,11 @@ def new_run(
   """
   rng_key = jax.random.key(seed)
   if params is None:
-    if not isinstance(config, T5Config):
-      raise ValueError(
-        f'a {model_file.network_of(config)} has to be given its first '
-        'parameters'
-      )
+    family = families.of(config)
+    if family.language_model is None:
+      raise ValueError(f'a {family.name} has to be given its first parameters')
     init_key = jax.random.fold_in(rng_key, -1 % 2**32)
-    params = jax.jit(train_step.init_params, static_argnums=0)(config, init_key)
+    params = jax.jit(family.init_params, static_argnums=0)(config, init_key)
   state = TrainState(
     step=jnp.zeros((), jnp.int32),
     # A copy: steps overwrite what they are given.

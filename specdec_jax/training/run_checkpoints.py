@@ -15,10 +15,10 @@ import numpy as np
 from specdec_jax import base
 from specdec_jax.base import Array
 from specdec_jax.checkpoints import model_file, orbax, stored_arrays
-from specdec_jax.checkpoints.model_file import DrafterConfig
 from specdec_jax.files import full_disk
 from specdec_jax.files.local_path import local_path
 from specdec_jax.files.one_writer import one_writer
+from specdec_jax.models.families import DrafterConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.training.train_step import TrainState
 

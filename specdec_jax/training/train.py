@@ -13,13 +13,12 @@ import jax.numpy as jnp
 
 from specdec_jax.base import Array
 from specdec_jax.checkpoints import loading, orbax
-from specdec_jax.checkpoints.model_file import DrafterConfig
 from specdec_jax.data.datasets import Dataset
 from specdec_jax.files import new_folder
 from specdec_jax.files.local_path import local_path
 from specdec_jax.launch import gin_launch, progress
-from specdec_jax.models import presets
-from specdec_jax.models.block_heads import BlockHeadsConfig
+from specdec_jax.models import families, presets
+from specdec_jax.models.families import DrafterConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.sharding import mesh as meshes
 from specdec_jax.text import vocabulary_files
@@ -183,13 +182,13 @@ def _read_vocabulary(
     ValueError: if a model would be left without a vocabulary, with which
       nothing could decode it, or with one that does not fit.
   """
-  if isinstance(config, BlockHeadsConfig):
+  if not families.of(config).has_vocabulary:
     if path is not None:
       raise ValueError('heads have no vocabulary of their own: give none')
     return None
   found = of_dataset if path is None else Path(path)
   if found is None:
-    if isinstance(config, T5Config):
+    if not families.only_drafts(config):
       raise ValueError(
         'the data comes without a vocabulary, and a model cannot be read '
         'without one: name the SentencePiece model, '

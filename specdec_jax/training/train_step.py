@@ -33,13 +33,6 @@ class TrainState:
   opt_state: Any
 
 
-def init_params(config: T5Config, rng_key: Array) -> Any:
-  """Fresh float32 parameters, as T5X initialises them."""
-  tokens = jnp.zeros((1, 1), jnp.int32)
-  encoder_tokens = tokens if config.num_encoder_layers else None
-  return T5(config).init(rng_key, encoder_tokens, tokens)['params']
-
-
 def teacher_forced_logits(
   config: T5Config,
   params: Any,

@@ -12,6 +12,7 @@ from tiny_models import assert_trees_equal
 from tiny_t5 import make_config, make_params
 
 from specdec_jax.checkpoints import model_file, orbax
+from specdec_jax.models import families
 
 
 @pytest.fixture(scope='module')
@@ -45,7 +46,7 @@ def test_round_trip(tmp_path, config):
   loaded = model_file.read(folder)
   assert loaded == config
   assert hash(loaded) == hash(config)
-  shapes = model_file.param_shapes(loaded)
+  shapes = families.param_shapes(loaded)
   assert_trees_equal(orbax.restore(folder, shapes), params)
   with pytest.raises(ValueError, match='already holds parameters'):
     orbax.save(folder, config, params)
@@ -67,7 +68,7 @@ def test_restoring_shards_and_casts(saved):
         mesh, PartitionSpec('model' if leaf.shape[0] % 4 == 0 else None)
       ),
     ),
-    model_file.param_shapes(config),
+    families.param_shapes(config),
   )
   params = orbax.restore(saved, expected, dtype=jnp.bfloat16)
   assert_trees_equal(
@@ -86,7 +87,7 @@ def test_the_dtype_can_be_another_than_that_written(saved):
 
 
 def test_an_incomplete_folder(folder):
-  shapes = model_file.param_shapes(make_config())
+  shapes = families.param_shapes(make_config())
   shutil.rmtree(folder / 'params' / 'ocdbt.process_0')
   with pytest.raises(ValueError, match='incomplete or damaged'):
     orbax.restore(folder, shapes)

@@ -18,7 +18,7 @@ from tiny_t5 import T5X, T5X_CONFIG, make_config, make_params
 from specdec_jax.checkpoints import orbax, stored_arrays, t5x
 from specdec_jax.checkpoints.t5x import legacy as t5x_legacy
 from specdec_jax.checkpoints.t5x.folder import open_target
-from specdec_jax.models import t5
+from specdec_jax.models import families
 
 FORMATS = ('legacy', 'orbax')
 KERNEL = 'decoder/layers_0/mlp/wi_0/kernel'
@@ -26,7 +26,7 @@ KERNEL = 'decoder/layers_0/mlp/wi_0/kernel'
 
 @pytest.fixture(scope='module')
 def shapes():
-  return t5.param_shapes(T5X_CONFIG)
+  return families.param_shapes(T5X_CONFIG)
 
 
 @pytest.fixture(scope='module')
@@ -120,7 +120,9 @@ def test_round_trip(tmp_path, format, dtype):
   params = make_params(config)
   path = t5x.write_target(tmp_path / 'new', params, step=12, format=format)
   assert path == tmp_path / 'new' / 'checkpoint_12'
-  assert_trees_equal(t5x.read_target(path, t5.param_shapes(config)), params)
+  assert_trees_equal(
+    t5x.read_target(path, families.param_shapes(config)), params
+  )
   assert t5x.read_step(path) == 12
   assert described(path)[KERNEL].dtype == dtype
 
@@ -132,7 +134,7 @@ def test_reading_casts(shapes, params, format):
   assert_trees_equal(
     t5x.read_target(path, shapes, dtype=jnp.bfloat16), expected
   )
-  halves = t5.param_shapes(T5X_CONFIG, jnp.bfloat16)
+  halves = families.param_shapes(T5X_CONFIG, jnp.bfloat16)
   assert_trees_equal(t5x.read_target(path, halves), expected)
 
 
@@ -148,7 +150,7 @@ def test_the_newest_finished_step_is_taken(tmp_path):
   file = tmp_path / 'checkpoint_10' / 'checkpoint'
   assert t5x.find(file).name == 'checkpoint_10'
   assert_trees_equal(
-    t5x.read_target(tmp_path, t5.param_shapes(config)),
+    t5x.read_target(tmp_path, families.param_shapes(config)),
     make_params(config, 100),
   )
 
@@ -264,11 +266,13 @@ def test_large_arrays_are_written_in_chunks(tmp_path, monkeypatch):
   path = t5x.write_target(tmp_path, params, step=1)
   folder = path / f'target.{KERNEL.replace("/", ".")}'
   assert len(list(folder.iterdir())) == 5
-  assert_trees_equal(t5x.read_target(path, t5.param_shapes(config)), params)
+  assert_trees_equal(
+    t5x.read_target(path, families.param_shapes(config)), params
+  )
 
 
 def test_names_that_differ_are_counted_and_listed(checkpoint, shapes):
-  other = t5.param_shapes(make_config(num_decoder_layers=3))
+  other = families.param_shapes(make_config(num_decoder_layers=3))
   with pytest.raises(
     ValueError,
     match=r'checkpoint_7 lacks 14 arrays \(decoder/layers_2/.* and 10 more\)',

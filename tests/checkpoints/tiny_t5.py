@@ -6,7 +6,7 @@ import pathlib
 import jax
 import numpy as np
 
-from specdec_jax.checkpoints import model_file
+from specdec_jax.models import families
 from specdec_jax.models.t5 import T5Config
 
 GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
@@ -44,5 +44,5 @@ def make_params(config, seed: int = 0) -> dict:
   rng = np.random.default_rng(seed)
   return jax.tree.map(
     lambda leaf: jax.numpy.asarray(rng.standard_normal(leaf.shape), leaf.dtype),
-    model_file.param_shapes(config),
+    families.param_shapes(config),
   )

@@ -19,6 +19,7 @@ from specdec_jax.checkpoints import (
   stored_arrays,
   t5x,
 )
+from specdec_jax.models import families
 from specdec_jax.models.t5 import T5Config
 from tests.cli.tiny import assert_refused
 
@@ -136,7 +137,7 @@ def loading_params():
     {
       name: rng.standard_normal(leaf.shape).astype(np.float32)
       for name, leaf in stored_arrays.flatten(
-        model_file.param_shapes(CONFIG)
+        families.param_shapes(CONFIG)
       ).items()
     }
   )

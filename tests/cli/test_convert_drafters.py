@@ -17,6 +17,7 @@ from specdec_jax.checkpoints import (
   safetensors_model,
   stored_arrays,
 )
+from specdec_jax.models import families
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from tests import toy_block, toy_t5
 from tests.cli.tiny import assert_refused
@@ -33,7 +34,7 @@ def weights(config):
   rng = np.random.default_rng(0)
   return jax.tree.map(
     lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype),
-    model_file.param_shapes(config),
+    families.param_shapes(config),
   )
 
 
@@ -46,7 +47,7 @@ def assert_same_bits(params, expected):
 
 
 def read(folder, config, dtype):
-  if isinstance(config, model_file.DrafterConfig):
+  if families.only_drafts(config):
     return loading.read_drafter(str(folder), dtype=dtype)
   return loading.read(folder, dtype=dtype)
 

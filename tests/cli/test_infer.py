@@ -19,7 +19,7 @@ from specdec_jax.decoding import autoregressive
 from specdec_jax.infer import examples, output
 from specdec_jax.infer.examples import Layout
 from specdec_jax.launch import gin_launch
-from specdec_jax.models import adapters
+from specdec_jax.models import families
 from specdec_jax.text import tasks
 from tests.checkpoints.tiny_t5 import make_config, make_params
 from tests.cli import infer_runs, tiny
@@ -88,7 +88,7 @@ def test_predictions_are_those_of_plain_decoding(once, t5, task):
   prompt = jax.tree.map(jnp.asarray, examples.packer(layout)(rows))
   decode = functools.partial(
     autoregressive.generate,
-    target=adapters.t5(model.config),
+    target=families.language_model(model.config),
     logits_to_probs=logits.standardize(temperature=0, vocab_size=85),
     max_len=17,
     eos_id=1,

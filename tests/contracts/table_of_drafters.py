@@ -14,7 +14,7 @@ import numpy as np
 from specdec_jax import drafters, logits
 from specdec_jax.base import Drafter
 from specdec_jax.data import ngram_counts
-from specdec_jax.models import adapters
+from specdec_jax.models import families
 from tests import toy, toy_block
 
 VOCAB_SIZE = 5
@@ -68,7 +68,7 @@ def _adaptive(**options):
 def _spec_drafter(gamma: int) -> Drafter:
   """The same source for every row, since the contract's prompts have none."""
   drafter = drafters.spec_drafter(
-    adapters.block_decoder(BLOCK_CONFIG), gamma=gamma
+    families.block_model(BLOCK_CONFIG), gamma=gamma
   )
 
   def init(params, prompt, max_len: int):

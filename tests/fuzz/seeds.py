@@ -18,11 +18,11 @@ import numpy as np
 
 from specdec_jax.checkpoints import (
   huggingface,
-  model_file,
   orbax,
   safetensors_model,
   t5x,
 )
+from specdec_jax.models import families
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import vocabulary_training
@@ -283,7 +283,7 @@ def _params(config: LlamaConfig | T5Config) -> dict[str, Any]:
   rng = np.random.default_rng(0)
   return jax.tree.map(
     lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32),
-    model_file.param_shapes(config),
+    families.param_shapes(config),
   )
 
 

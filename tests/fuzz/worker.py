@@ -20,7 +20,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from specdec_jax.checkpoints import model_file
+from specdec_jax.models import families
 from tests.fuzz.readers import Inputs
 
 # All that a reader raises because of what a file contains; see docs/design.md.
@@ -277,7 +277,7 @@ def _prepare_process(log: Path) -> None:
   signal.signal(signal.SIGPROF, signal.SIG_DFL)
   concurrent.futures.ThreadPoolExecutor = _Serial  # type: ignore
   # Tracing a T5 for its shapes takes 60 ms, and its sizes rarely change.
-  model_file.param_shapes = functools.lru_cache(64)(model_file.param_shapes)
+  families.param_shapes = functools.lru_cache(64)(families.param_shapes)
   # Looking up the names of a panic's functions takes 50 MB.
   os.environ['RUST_BACKTRACE'] = '0'
   # What Rust and C++ print of each refusal, and why a worker ended.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.checkpoints import huggingface, loading
-from specdec_jax.models import adapters, kv_cache
+from specdec_jax.models import families, kv_cache
 from specdec_jax.text import vocabularies
 
 GOLDEN = pathlib.Path(__file__).parent
@@ -38,7 +38,7 @@ def teacher_forced_logits(config, params, ids) -> np.ndarray:
 
 @functools.cache
 def compiled_extend(config):
-  return jax.jit(adapters.llama(config).extend)
+  return jax.jit(families.language_model(config).extend)
 
 
 @pytest.mark.parametrize(

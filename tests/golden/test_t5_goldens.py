@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from specdec_jax.checkpoints import huggingface, t5x
-from specdec_jax.models.t5 import T5, T5Config, param_shapes
+from specdec_jax.models import families
+from specdec_jax.models.t5 import T5, T5Config
 
 GOLDEN = pathlib.Path(__file__).parent
 TINY = ('tiny_t5_1_0', 'tiny_t5_1_1', 'tiny_flan_t5', 'tiny_mt5')
@@ -74,7 +75,9 @@ def test_logits_of_t5x():
     head_dim=16,
     mlp_dim=128,
   )
-  params = t5x.read_target(GOLDEN / 't5x' / 't5x_orbax', param_shapes(config))
+  params = t5x.read_target(
+    GOLDEN / 't5x' / 't5x_orbax', families.param_shapes(config)
+  )
   with np.load(GOLDEN / 't5x' / 'golden_encdec.npz') as golden:
     batch = dict(golden)
   logits = teacher_forced(

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.checkpoints import t5x as t5x_checkpoints
-from specdec_jax.models import t5
+from specdec_jax.models import families, t5
 from tests import laws, toy, toy_t5
 from tests.integrations.t5x_gins import gin_files
 
@@ -69,7 +69,9 @@ def checkpoints(tmp_path_factory) -> dict[str, str]:
   for kind in KINDS:
     sizes = config(kind)
     if kind in paths:
-      params = t5x_checkpoints.read_target(paths[kind], t5.param_shapes(sizes))
+      params = t5x_checkpoints.read_target(
+        paths[kind], families.param_shapes(sizes)
+      )
       draft = toy.perturb(params, seed=3, scale=0.02)
     else:
       params = toy_t5.params(sizes, seed=5)
@@ -302,7 +304,7 @@ def test_samples_follow_the_law_of_t5x_s_own_sampler(tmp_path, kind):
     **TINY,
   )
   law = laws.exact_law(
-    toy_t5.adapters.t5(sizes),
+    toy_t5.families.language_model(sizes),
     toy_t5.params(sizes, seed=1),
     [0],
     sampling=laws.Sampling(),
@@ -375,7 +377,7 @@ def test_gin_files_join_a_model_gin(
 def test_golden_weights_are_float32():
   """Or the comparison in float32 would not be one."""
   params = t5x_checkpoints.read_target(
-    GOLDEN / 't5x_orbax', t5.param_shapes(config('encoder_decoder'))
+    GOLDEN / 't5x_orbax', families.param_shapes(config('encoder_decoder'))
   )
   kernel = params['decoder']['logits_dense']['kernel']
   assert kernel.dtype == jnp.float32

@@ -16,7 +16,7 @@ import pytest
 
 from specdec_jax.integrations import t5x
 from specdec_jax.integrations.t5x import t5_networks
-from specdec_jax.models import t5 as t5_models
+from specdec_jax.models import families
 from tests.integrations import test_t5x
 from tests.integrations.t5x_gins import gin_files
 
@@ -96,7 +96,7 @@ def predict(model, **kwargs):
       'decoder_causal_attention',
     )
   }
-  params = t5_models.param_shapes(t5_networks.config_of(model.module))
+  params = families.param_shapes(t5_networks.config_of(model.module))
   return jax.eval_shape(
     functools.partial(model.predict_batch_with_aux, **kwargs), params, batch
   )

@@ -9,8 +9,7 @@ import pytest
 
 from specdec_jax.integrations import t5x
 from specdec_jax.integrations.t5x import decoding, t5_networks
-from specdec_jax.models import adapters
-from specdec_jax.models import t5 as t5_models
+from specdec_jax.models import families
 from tests import toy, toy_t5
 from tests.integrations.test_t5x_protocol import (
   GOLDEN,
@@ -55,7 +54,7 @@ def decode(params, inputs, **settings):
 
 def one_by_one(params, config, inputs, eos_id: int):
   """As T5X reads `inputs`: a token at a time, and forced where it is not 0."""
-  model = adapters.t5(config)
+  model = families.language_model(config)
   prompt = toy.prompt([[0]] * 4, encoder_rows=ENCODER_ROWS)
   cache = model.init(params, prompt, LENGTH + 1)
   tokens, ended = np.zeros((4, 1), np.int32), np.zeros(4, bool)
@@ -161,7 +160,7 @@ def test_a_draft_model_joins_the_users_own_transformations(is_resuming):
   )
   assert len(config.state_transformation_fns) == 2
   assert joined.path == 'here'
-  draft = t5_models.param_shapes(golden_sizes())
+  draft = families.param_shapes(golden_sizes())
   state = {'target': {'old': 1}, 'step': 2}
   if is_resuming:
     state['target']['draft'] = 'as it was'

@@ -16,7 +16,7 @@ import pytest
 from specdec_jax.base import Params
 from specdec_jax.integrations import t5x
 from specdec_jax.integrations.t5x import decoding, t5_networks
-from specdec_jax.models import adapters
+from specdec_jax.models import families
 from specdec_jax.models import t5 as t5_models
 from tests import decoders, toy, toy_t5
 
@@ -129,7 +129,7 @@ def test_decode_fn_gives_the_greedy_tokens(target):
 
   decodes, scores = decode(params, prompt.encoder_tokens)
   plain = decoders.plain(
-    adapters.t5(config),
+    families.language_model(config),
     Params(params),
     toy.prompt(
       [[0], [0, 4, 4], [0]],
@@ -380,7 +380,7 @@ def golden_sizes() -> t5_models.T5Config:
 
 @pytest.mark.parametrize('folder', ['t5x_orbax', 't5x_legacy'])
 def test_load_draft_reads_both_formats(folder):
-  expected = t5_models.param_shapes(golden_sizes())
+  expected = families.param_shapes(golden_sizes())
   path = str(GOLDEN / folder / 'checkpoint_7')
   restored = {'target': {'decoder': 'of the target'}, 'state': {'step': 7}}
   joined = t5x.load_draft(

@@ -9,7 +9,7 @@ import numpy as np
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params, Prompt
 from specdec_jax.decoding import speculative
-from specdec_jax.models import adapters, llama
+from specdec_jax.models import families, llama
 
 VOCAB_SIZE = 11
 EOS_ID = 2
@@ -31,7 +31,7 @@ _CONFIG = llama.LlamaConfig(
   head_dim=8,
   mlp_dim=8,
 )
-_MODEL = adapters.llama(_CONFIG)
+_MODEL = families.language_model(_CONFIG)
 _LAW = logits.standardize()
 
 

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax.checkpoints import (
-  model_file,
   name_maps,
   safetensors_folder,
   settings,
 )
 from specdec_jax.checkpoints.huggingface import llama, t5
-from specdec_jax.checkpoints.model_file import Config, DrafterConfig
 from specdec_jax.checkpoints.name_maps import Parameter
 from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.models import families
+from specdec_jax.models.families import Config, DrafterConfig
 
 CONFIG = 'config.json'
 
@@ -144,7 +144,7 @@ def save(
 
 
 def _network_of(config: Config | DrafterConfig) -> _Network:
-  network = _NETWORKS.get(model_file.network_of(config))
+  network = _NETWORKS.get(families.of(config).name)
   if network is None:
     raise ValueError('Hugging Face has no network that only drafts')
   return network

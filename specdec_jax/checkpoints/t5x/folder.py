@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.checkpoints import model_file, orbax, stored_arrays
-from specdec_jax.checkpoints.model_file import Config
 from specdec_jax.checkpoints.stored_arrays import Stored
 from specdec_jax.checkpoints.t5x import legacy
 from specdec_jax.files.local_path import local_path
 from specdec_jax.files.new_folder import new_folder
 from specdec_jax.models import presets
+from specdec_jax.models.families import Config
 
 Layout = Literal['legacy', 'orbax']
 _STEP = re.compile(r'checkpoint_(\d+)')
@@ -74,7 +74,7 @@ def read_target(
   Args:
     path: of `checkpoint_N`, or of the folder around it, for its newest step.
     expected: a tree of dicts of `jax.ShapeDtypeStruct`, as
-      `models.t5.param_shapes` gives.
+      `models.families.param_shapes` gives.
     dtype: of the results; None takes that of each expected leaf.
 
   Returns:

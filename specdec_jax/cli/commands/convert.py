@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.checkpoints import formats, loading, stored_arrays
-from specdec_jax.checkpoints.model_file import Config, DrafterConfig
 from specdec_jax.files.local_path import local_path
 from specdec_jax.files.new_folder import new_folder
 from specdec_jax.launch import numbers, progress
-from specdec_jax.models import presets
-from specdec_jax.models.block_heads import BlockHeadsConfig
+from specdec_jax.models import families, presets
+from specdec_jax.models.families import Config, DrafterConfig
 from specdec_jax.text import vocabulary_files
 
 HELP = 'convert a checkpoint'
@@ -85,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
       )
     )
   if vocabulary is not None:
-    if isinstance(config, BlockHeadsConfig):
+    if not families.of(config).has_vocabulary:
       raise ValueError('heads have no vocabulary of their own: give none')
     loading.check_vocabulary(args.source, vocabulary, config)
   step = args.step

@@ -20,7 +20,7 @@ from specdec_jax.cli import decoder as decoder_lib
 from specdec_jax.cli import model_options
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.launch import progress
-from specdec_jax.models import adapters, kv_cache
+from specdec_jax.models import families, kv_cache
 from specdec_jax.models.llama import Llama, LlamaConfig
 from specdec_jax.sharding import mesh as mesh_lib
 
@@ -167,4 +167,4 @@ def random_llama() -> tuple[LanguageModel, dict]:
   )
   tokens = jnp.zeros((1, 1), jnp.int32)
   variables = jax.jit(Llama(config).init)(jax.random.key(0), tokens, cache)
-  return adapters.llama(config), variables['params']
+  return families.language_model(config), variables['params']

@@ -17,7 +17,7 @@ from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.files.local_path import local_path
 from specdec_jax.integrations.t5x import forcing, t5_networks
 from specdec_jax.integrations.t5x.t5_networks import WHERE_TO_READ
-from specdec_jax.models import adapters
+from specdec_jax.models import families
 from specdec_jax.models.t5 import T5Config
 
 # Where a T5X model keeps the parameters of its draft model.
@@ -185,7 +185,7 @@ def decode(
     draft_params = t5_networks.params_of(
       draft_params, networks.draft, role='draft model'
     )
-  target = adapters.t5(networks.target)
+  target = families.language_model(networks.target)
   if forced is not None:
     forced = jnp.pad(forced, ((0, 0), (0, max_len - forced.shape[1])))
     target = forcing.force(target, forced, eos_id=eos_id)
@@ -279,8 +279,8 @@ def _drafter(speculation: Speculation, networks: Networks) -> Drafter:
   to_probs = _logits_to_probs(speculation)
   if networks.draft is not None:
     return drafters.autoregressive(
-      adapters.with_logits_of(
-        adapters.t5(networks.draft), networks.target.vocab_size
+      families.with_logits_of(
+        families.language_model(networks.draft), networks.target.vocab_size
       ),
       gamma=speculation.gamma,
       logits_to_probs=to_probs,

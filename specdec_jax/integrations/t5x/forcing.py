@@ -22,7 +22,7 @@ def force(model: LanguageModel, tokens: Array, *, eos_id: int) -> LanguageModel:
   which the model reads as the EOS that it stands for; `restore_eos` undoes it.
 
   Args:
-    model: of `adapters.t5`.
+    model: of `families.language_model`.
     tokens: int32 `[B, S]`.
     eos_id: ends a row that it was not forced on.
   """

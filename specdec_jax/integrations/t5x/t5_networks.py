@@ -6,7 +6,7 @@ import flax
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.models import t5
+from specdec_jax.models import families
 from specdec_jax.models.t5 import T5Config
 
 WHERE_TO_READ = 'see docs/t5x.md'
@@ -96,7 +96,7 @@ def params_of(params: Any, config: T5Config, *, role: str) -> Any:
     ValueError: if names or shapes are not those of the network.
   """
   params = flax.core.unfreeze(params)
-  expected = t5.param_shapes(config)
+  expected = families.param_shapes(config)
   _check_shapes(params, expected, role)
   in_float32 = (
     ('token_embedder', 'embedding')

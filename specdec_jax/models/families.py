@@ -1,0 +1,212 @@
+"""The families of networks, one row each: what the rest of the package asks of
+a network, by its sizes.
+
+A new network is its module, a row of `FAMILIES`, and its tests.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.base import Array, LanguageModel
+from specdec_jax.drafters.blockwise_heads import HeadsFn
+from specdec_jax.drafters.spec_drafter import BlockModel
+from specdec_jax.models import block_decoder, block_heads, llama, t5
+from specdec_jax.models.block_decoder import BlockDecoderConfig
+from specdec_jax.models.block_heads import BlockHeadsConfig
+from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.models.t5 import T5Config
+
+# Sizes of a whole model, and of a network that only drafts.
+Config = LlamaConfig | T5Config
+DrafterConfig = BlockDecoderConfig | BlockHeadsConfig
+
+
+class Family(NamedTuple):
+  """Networks of one kind. Callables take an instance of `config` first.
+
+  Attributes:
+    name: what model.json calls the network.
+    config: the frozen dataclass of its sizes, with a field `dtype`; a whole
+      model's also have `vocab_size` and `is_tied`.
+    init_params: `(config, rng_key)` to fresh float32 parameters.
+    stacks: the fields of `config` that count layers, the encoder's first, each
+      with the branch of the parameters in which these layers lie, as
+      `layers_0`, `layers_1` ...; `''` is the tree itself.
+    language_model: the functions that decoding calls; None for a network that
+      only drafts.
+    block_model: likewise, of a network that `drafters.spec_drafter` can use.
+    with_heads: `(target config, config)` to the target and its heads, of a
+      network that `drafters.blockwise_heads` can use.
+    has_encoder: whether prompts go to an encoder.
+    starts: tokens that the decoder begins with, before any prompt.
+    adds_special_tokens: whether prompts are encoded with the vocabulary's
+      special tokens, such as the end of text that an encoder expects.
+    max_positions: the longest context; None if there is no limit.
+    has_vocabulary: whether there is an embedding for each token.
+    has_spare_rows: whether any number of embeddings may have no token, instead
+      of a little padding.
+  """
+
+  name: str
+  config: type
+  init_params: Callable[[Any, Array], Any]
+  stacks: Mapping[str, str]
+  language_model: Callable[[Any], LanguageModel] | None = None
+  block_model: Callable[[Any], BlockModel] | None = None
+  with_heads: Callable[[Any, Any], tuple[LanguageModel, HeadsFn]] | None = None
+  has_encoder: Callable[[Any], bool] = lambda config: False
+  starts: tuple[int, ...] = ()
+  adds_special_tokens: Callable[[Any], bool] = lambda config: True
+  max_positions: Callable[[Any], int | None] = lambda config: None
+  has_vocabulary: bool = True
+  has_spare_rows: bool = True
+
+
+FAMILIES = (
+  Family(
+    name='llama',
+    config=LlamaConfig,
+    init_params=llama.init_params,
+    stacks={'num_layers': ''},
+    language_model=llama.language_model,
+    max_positions=lambda config: config.max_positions,
+  ),
+  Family(
+    name='t5',
+    config=T5Config,
+    init_params=t5.init_params,
+    stacks={'num_encoder_layers': 'encoder', 'num_decoder_layers': 'decoder'},
+    language_model=t5.language_model,
+    has_encoder=lambda config: config.num_encoder_layers > 0,
+    starts=(0,),
+    adds_special_tokens=lambda config: config.num_encoder_layers > 0,
+    has_spare_rows=False,
+  ),
+  Family(
+    name='block_decoder',
+    config=BlockDecoderConfig,
+    init_params=block_decoder.init_params,
+    stacks={'num_encoder_layers': 'encoder', 'num_decoder_layers': ''},
+    block_model=block_decoder.block_model,
+    max_positions=lambda config: config.max_positions,
+  ),
+  Family(
+    name='block_heads',
+    config=BlockHeadsConfig,
+    init_params=block_heads.init_params,
+    stacks={},
+    with_heads=block_heads.with_heads,
+    has_vocabulary=False,
+  ),
+)
+
+
+def of(config: Any) -> Family:
+  """The family whose sizes these are.
+
+  Raises:
+    ValueError: if there is none.
+  """
+  for family in FAMILIES:
+    if type(config) is family.config:
+      return family
+  raise ValueError(
+    f'a {type(config).__name__} is of no family; there are '
+    f'{", ".join(family.config.__name__ for family in FAMILIES)}'
+  )
+
+
+def has_encoder(config: Any) -> bool:
+  """Whether prompts go to an encoder."""
+  return of(config).has_encoder(config)
+
+
+def only_drafts(config: Any) -> bool:
+  """Whether a network is no model by itself."""
+  return of(config).language_model is None
+
+
+def language_model(config: Any) -> LanguageModel:
+  """The functions that decoding calls, for a model of these sizes.
+
+  Raises:
+    ValueError: if the network only drafts.
+  """
+  family = of(config)
+  if family.language_model is None:
+    raise ValueError(f'a {family.name} only drafts: it is no language model')
+  return family.language_model(config)
+
+
+def block_model(config: Any) -> BlockModel:
+  """The functions that `drafters.spec_drafter` calls.
+
+  Raises:
+    ValueError: if the network is no Spec-Drafter.
+  """
+  family = of(config)
+  if family.block_model is None:
+    raise ValueError(f'a {family.name} is no Spec-Drafter')
+  return family.block_model(config)
+
+
+def num_layers(config: Any) -> tuple[int, ...]:
+  """Layers of each stack that the network has, the encoder's first."""
+  counts = [getattr(config, field) for field in of(config).stacks]
+  return tuple(count for count in counts if count)
+
+
+def param_shapes(config: Any, dtype: jnp.dtype | None = None) -> dict[str, Any]:
+  """The tree of parameters as `jax.ShapeDtypeStruct`s; nothing is computed.
+
+  Args:
+    config: sizes.
+    dtype: of the parameters; None means that of the config.
+  """
+  family = of(config)
+  counts = {field: getattr(config, field) for field in family.stacks}
+  # One layer of each stack is traced, the others being alike: tracing takes
+  # 30 ms a layer.
+  one_each = {field: min(count, 1) for field, count in counts.items()}
+  shapes = jax.eval_shape(
+    functools.partial(
+      family.init_params, dataclasses.replace(config, **one_each)
+    ),
+    jax.random.key(0),
+  )
+  for field, branch in family.stacks.items():
+    for i in range(1, counts[field]):
+      stack = shapes[branch] if branch else shapes
+      stack[f'layers_{i}'] = stack['layers_0']
+  dtype = dtype or config.dtype
+  return jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes
+  )
+
+
+def with_logits_of(model: LanguageModel, vocab_size: int) -> LanguageModel:
+  """The same model with logits `[..., vocab_size]`, cut or filled with -inf.
+
+  Models of one family share a vocabulary and pad their embeddings differently.
+  A draft model's logits are brought to the size of its target's; what is cut or
+  filled is padding, which has no probability (invariant 10).
+  """
+  num_missing = vocab_size - model.vocab_size
+  if not num_missing:
+    return model
+
+  def extend(
+    params, tokens: Array, cache: Any, at: Array | None = None
+  ) -> tuple[Array, Any]:
+    logits, cache = model.extend(params, tokens, cache, at)
+    if num_missing < 0:
+      return logits[..., :vocab_size], cache
+    padding = ((0, 0), (0, 0), (0, num_missing))
+    return jnp.pad(logits, padding, constant_values=-jnp.inf), cache
+
+  return model._replace(extend=extend, vocab_size=vocab_size)

@@ -1,0 +1,208 @@
+"""What every family of networks promises, and that a new one is a row.
+
+The family that is added here is no network at all, but a table of logits by the
+last token: nothing outside of this file knows of it.
+"""
+
+import ast
+import dataclasses
+import functools
+import pathlib
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.base import Array, Prompt
+from specdec_jax.checkpoints import loading, model_file, safetensors_model
+from specdec_jax.models import families, llama, presets
+from specdec_jax.models.block_heads import BlockHeadsConfig
+from specdec_jax.models.families import Family
+from specdec_jax.text import prompts
+from tests import toy, toy_t5
+from tests.cli import tiny
+
+PACKAGE = pathlib.Path(families.__file__).parent.parent
+CONFIGS = {
+  'llama': toy.llama_config(7, num_layers=3, has_attention_bias=True),
+  't5': toy_t5.config(7, num_layers=2),
+  't5, decoder only': toy_t5.config(7, num_encoder_layers=0, is_tied=True),
+  'block_decoder': dataclasses.replace(
+    presets.spec_drafter('mini_2_2'), num_encoder_layers=3
+  ),
+  'block_heads': BlockHeadsConfig(embed_dim=8, gamma=3, mlp_dim=4),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableConfig:
+  """Sizes of a table `[V, V]` of logits by the last token."""
+
+  vocab_size: int
+  is_tied: bool = False
+  dtype: jnp.dtype = jnp.float32
+
+
+class Table(nn.Module):
+  config: TableConfig
+
+  @nn.compact
+  def __call__(self, tokens: Array) -> Array:
+    size = self.config.vocab_size
+    return self.param('table', nn.initializers.normal(3.0), (size, size))[
+      tokens
+    ]
+
+
+def _init_table(config: TableConfig, rng_key: Array):
+  return Table(config).init(rng_key, jnp.zeros((1, 1), jnp.int32))['params']
+
+
+def _table_model(config: TableConfig):
+  """The cache is the lengths, in the smallest Llama's."""
+  plain = llama.language_model(toy.llama_config(config.vocab_size))
+
+  def init(params, prompt: Prompt, max_len: int):
+    del params, max_len
+    return prompt.decoder_lengths - 1
+
+  def extend(params, tokens: Array, cache: Array, at: Array | None = None):
+    logits = params['table'][tokens].astype(jnp.float32)
+    if at is not None:
+      logits = jnp.take_along_axis(logits, at[:, None, None], axis=1)
+    return logits, cache + tokens.shape[1]
+
+  return plain._replace(
+    init=init, extend=extend, rewind=lambda cache, lengths: lengths
+  )
+
+
+TABLE = Family(
+  name='table',
+  config=TableConfig,
+  init_params=_init_table,
+  stacks={},
+  language_model=_table_model,
+  starts=(3,),
+  max_positions=lambda config: 100,
+)
+
+
+@pytest.fixture
+def table_folder(tmp_path, monkeypatch) -> str:
+  """A model of the added family, with a vocabulary."""
+  monkeypatch.setattr(families, 'FAMILIES', (*families.FAMILIES, TABLE))
+  folder = tmp_path / 'table'
+  folder.mkdir()
+  config = TableConfig(vocab_size=len(tiny.make_tokens()))
+  params = _init_table(config, jax.random.key(4))
+  # Specials are never the likeliest.
+  params['table'] = params['table'].at[:, : len(tiny.SPECIALS)].add(-99.0)
+  safetensors_model.save(folder, config, params)
+  words = tiny.write_model(tmp_path / 'words')
+  for name in ('tokenizer.json', 'tokenizer_config.json'):
+    (folder / name).write_bytes((pathlib.Path(words) / name).read_bytes())
+  return str(folder)
+
+
+def test_an_added_family_is_read_and_packed(table_folder):
+  loaded = loading.load(table_folder)
+  assert families.of(loaded.config) is TABLE
+  assert loaded.description.endswith(' 0 layers, 264 tokens')
+  [batch] = prompts.batches(
+    ['ab'],
+    prompts.encode(
+      loaded.vocabulary, ['ab'], config=loaded.config, is_chat=False
+    ),
+    config=loaded.config,
+    batch_size=1,
+    max_new_tokens=4,
+  )
+  assert batch.prompt.decoder_tokens[0, 0] == 3
+
+
+@pytest.mark.parametrize(
+  'drafter', [['none'], ['prompt_lookup', '--gamma', '2'], None]
+)
+def test_an_added_family_is_had_from_the_command_line(
+  capfd, table_folder, drafter
+):
+  options = ['--drafter', *drafter] if drafter else []
+  if drafter is None:
+    options = ['--draft_model', table_folder, '--gamma', '2']
+  result = tiny.run(
+    capfd, 'generate', '--model', table_folder, '--prompt', 'ab', *options,
+    '--max_new_tokens', '8', '--temperature', '0', '--json', '-',
+  )  # fmt: skip
+  assert result.status == 0, result.err
+  [record] = result.records()
+  model = loading.load(table_folder)
+  token, expected = model.vocabulary.encode('ab')[-1], []
+  for _ in range(8):
+    token = int(np.argmax(model.params['table'][token]))
+    expected.append(token)
+  assert record['text'] == model.vocabulary.decode(expected)
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_shapes_are_those_that_are_drawn(name):
+  config = CONFIGS[name]
+  family = families.of(config)
+  drawn = jax.eval_shape(
+    functools.partial(family.init_params, config), jax.random.key(0)
+  )
+  shapes = families.param_shapes(config, jnp.bfloat16)
+  assert jax.tree.map(lambda leaf: leaf.shape, shapes) == jax.tree.map(
+    lambda leaf: leaf.shape, drawn
+  )
+  assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {
+    jnp.dtype('bfloat16')
+  }
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_sizes_are_written_and_read(name, tmp_path):
+  model_file.write(tmp_path, CONFIGS[name])
+  assert model_file.read(tmp_path) == CONFIGS[name]
+
+
+def test_layers_are_told_stack_by_stack():
+  assert {name: families.num_layers(c) for name, c in CONFIGS.items()} == {
+    'llama': (3,),
+    't5': (2, 2),
+    't5, decoder only': (1,),
+    'block_decoder': (3, 2),
+    'block_heads': (),
+  }
+
+
+def test_what_only_drafts_is_no_language_model():
+  with pytest.raises(ValueError, match='a block_heads only drafts'):
+    families.language_model(CONFIGS['block_heads'])
+  with pytest.raises(ValueError, match='a t5 is no Spec-Drafter'):
+    families.block_model(CONFIGS['t5'])
+  with pytest.raises(ValueError, match='a TableConfig is of no family'):
+    families.of(TableConfig(vocab_size=4))
+
+
+# A file format or a program that has one network, and the networks themselves.
+_OF_ONE_NETWORK = {
+  'checkpoints/gguf/llama.py',
+  'cli/decoder.py',
+  'training/recipes.py',
+}
+
+
+@pytest.mark.parametrize(
+  'path', sorted(PACKAGE.rglob('*.py')), ids=lambda path: path.name
+)
+def test_networks_are_not_told_apart_by_type(path):
+  name = path.relative_to(PACKAGE).as_posix()
+  if name in _OF_ONE_NETWORK:
+    return
+  configs = {family.config.__name__ for family in families.FAMILIES}
+  for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == 'isinstance':
+      assert not any(each in ast.unparse(node) for each in configs), node.lineno
