@@ -224,8 +224,8 @@ def price(
   small = [cycles for cost in costs for cycles in cost.small_cycles]
   launch = float(np.percentile(small, 10)) / chip.clock if small else 0.0
   return [
-    _price(program, cost, chip, parts, launch, seconds)
-    for (program, seconds), cost, parts in zip(
+    _price(*program, cost, chip, parts, launch)
+    for program, cost, parts in zip(
       programs, costs, num_partitions, strict=True
     )
   ]
@@ -233,35 +233,34 @@ def price(
 
 def _price(
   compiled: Any,
+  compile_seconds: float,
   cost: hlo.Cost,
   chip: Chip,
   num_partitions: int,
   launch: float,
-  compile_seconds: float,
 ) -> ProgramCost:
   """The cost of one program, whose instructions take `launch` seconds each
   besides their work."""
   memory = compiled.memory_analysis()
   flops = float((compiled.cost_analysis() or {}).get('flops', 0.0))
-  memory_seconds = cost.memory_bytes / chip.memory_bandwidth
-  flop_seconds = flops / chip.peak_flops
-  launch_seconds = cost.num_instructions * launch
-  collective_seconds = sum(
-    _collective_seconds(size, num_partitions, chip)
-    for size in cost.collective_bytes
-  )
+  parts = {
+    'memory_seconds': cost.memory_bytes / chip.memory_bandwidth,
+    'flop_seconds': flops / chip.peak_flops,
+    'launch_seconds': cost.num_instructions * launch,
+    'collective_seconds': sum(
+      _collective_seconds(size, num_partitions, chip)
+      for size in cost.collective_bytes
+    ),
+  }
   return ProgramCost(
     memory_bytes=cost.memory_bytes,
     flops=flops,
     num_instructions=int(cost.num_instructions),
     num_collectives=len(cost.collective_bytes),
-    seconds=max(memory_seconds, flop_seconds)
-    + launch_seconds
-    + collective_seconds,
-    memory_seconds=memory_seconds,
-    flop_seconds=flop_seconds,
-    launch_seconds=launch_seconds,
-    collective_seconds=collective_seconds,
+    seconds=max(parts['memory_seconds'], parts['flop_seconds'])
+    + parts['launch_seconds']
+    + parts['collective_seconds'],
+    **parts,
     compiler_seconds=cost.cycles / chip.clock,
     argument_bytes=memory.argument_size_in_bytes,
     temporary_bytes=memory.temp_size_in_bytes,
@@ -273,27 +272,19 @@ def _collective_seconds(
   num_bytes: float, num_partitions: int, chip: Chip
 ) -> float:
   """A ring's all-reduce, which the other collectives are bounded by."""
-  if num_partitions == 1:
-    return 0.0
-  share = 2 * (num_partitions - 1) / num_partitions
   hops = 2 * (num_partitions - 1)
-  return share * num_bytes / chip.link_bandwidth + hops * _HOP_SECONDS
+  moved = hops / num_partitions * num_bytes
+  return moved / chip.link_bandwidth + hops * _HOP_SECONDS
 
 
 def tree_bytes(tree: Any) -> int:
   """Bytes of a tree of arrays or shapes on one chip, by their shardings."""
 
-  def shape_on_chip(leaf: Any) -> tuple[int, ...]:
+  def num_bytes(leaf: Any) -> int:
     sharding = getattr(leaf, 'sharding', None)
-    return sharding.shard_shape(leaf.shape) if sharding else leaf.shape
+    shape = sharding.shard_shape(leaf.shape) if sharding else leaf.shape
+    # A random key is two words.
+    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return math.prod(shape) * (8 if is_key else np.dtype(leaf.dtype).itemsize)
 
-  return sum(
-    math.prod(shape_on_chip(leaf)) * _item_bytes(leaf.dtype)
-    for leaf in jax.tree.leaves(tree)
-  )
-
-
-def _item_bytes(dtype: Any) -> int:
-  """Of an element; a random key is two words."""
-  is_key = jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
-  return 8 if is_key else np.dtype(dtype).itemsize
+  return sum(map(num_bytes, jax.tree.leaves(tree)))

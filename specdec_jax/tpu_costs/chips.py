@@ -29,7 +29,7 @@ only turn the compiler's cycles into seconds.
 import dataclasses
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Chip:
   """One chip.
 
@@ -53,7 +53,7 @@ class Chip:
   link_bandwidth: float
   num_matrix_units: int
   matrix_size: int
-  cell_rate: int = 1
+  cell_rate: int
   num_dimensions: int
 
   @property
@@ -67,47 +67,11 @@ class Chip:
     return self.peak_flops / (2 * self.multiply_adds)
 
 
+# In the order of the attributes.
 _CHIPS = (
-  Chip(
-    name='v4',
-    memory_bytes=32 * 2**30,
-    memory_bandwidth=1.2e12,
-    peak_flops=275e12,
-    link_bandwidth=6 * 50e9,
-    num_matrix_units=8,
-    matrix_size=128,
-    num_dimensions=3,
-  ),
-  Chip(
-    name='v5e',
-    memory_bytes=16 * 2**30,
-    memory_bandwidth=819e9,
-    peak_flops=197e12,
-    link_bandwidth=400e9 / 2,
-    num_matrix_units=4,
-    matrix_size=128,
-    num_dimensions=2,
-  ),
-  Chip(
-    name='v5p',
-    memory_bytes=95 * 2**30,
-    memory_bandwidth=2.765e12,
-    peak_flops=459e12,
-    link_bandwidth=1200e9 / 2,
-    num_matrix_units=8,
-    matrix_size=128,
-    num_dimensions=3,
-  ),
-  Chip(
-    name='v6e',
-    memory_bytes=32 * 2**30,
-    memory_bandwidth=1.638e12,
-    peak_flops=918e12,
-    link_bandwidth=800e9 / 2,
-    num_matrix_units=2,
-    matrix_size=256,
-    cell_rate=2,
-    num_dimensions=2,
-  ),
+  Chip('v4', 32 * 2**30, 1.2e12, 275e12, 6 * 50e9, 8, 128, 1, 3),
+  Chip('v5e', 16 * 2**30, 819e9, 197e12, 400e9 / 2, 4, 128, 1, 2),
+  Chip('v5p', 95 * 2**30, 2.765e12, 459e12, 1200e9 / 2, 8, 128, 1, 3),
+  Chip('v6e', 32 * 2**30, 1.638e12, 918e12, 800e9 / 2, 2, 256, 2, 2),
 )
 CHIPS = {chip.name: chip for chip in _CHIPS}

@@ -84,15 +84,15 @@ def pair_costs(
   widths = _widths(max_gamma)
   jobs = [_target_step(workload, target, width) for width in widths]
   jobs += [_first_draft(workload, draft), _further_draft(workload, draft)]
-  *on_target, first, further = aot.price(
+  costs = aot.price(
     aot.compile_all(jobs, advance),
     workload.slice.chip,
     [1 if job.mesh is None else workload.num_partitions for job in jobs],
   )
-  temporaries = [cost.temporary_bytes for cost in (*on_target, first, further)]
-  memory['temporaries'] = max(temporaries)
+  memory['temporaries'] = max(cost.temporary_bytes for cost in costs)
   memory['total'] += memory['temporaries']
   _check_fits(workload, memory)
+  *on_target, first, further = costs
   return PairCosts(
     widths=widths,
     target=tuple(on_target),
@@ -113,39 +113,17 @@ def num_parts(max_gamma: int) -> int:
   return len(_widths(max_gamma)) + 2
 
 
-def compile_generate(workload: Workload, *, gamma: int) -> Any:
-  """The whole of `speculative.generate` as one program for the slice.
-
-  Args:
-    workload: what is to be decoded.
-    gamma: drafted tokens an iteration.
-
-  Raises:
-    ValueError: as `pair_costs`.
-  """
-  target = workload_lib.model_shapes(workload, workload.target, gamma)
-  draft = workload_lib.model_shapes(workload, workload.draft, gamma)
-  _resident(workload, target, draft)
-  generate = functools.partial(
-    speculative.generate,
-    target=target.model,
-    drafter=drafters.autoregressive(
-      draft.model, gamma=gamma, logits_to_probs=_TO_PROBS
-    ),
-    verify_fn=verification.speculative_sampling,
-    logits_to_probs=_TO_PROBS,
-    max_len=workload.max_len,
-    eos_id=1,
+def _job(
+  name: str, shapes: Shapes, step: Callable, state: Any, *rest: Any
+) -> Job:
+  """`step` of a model, which may overwrite its state."""
+  return Job(
+    name=name,
+    function=step,
+    args=(shapes.params, state, *rest),
+    mesh=shapes.mesh,
+    donated=(1,),
   )
-  params = Params(target.params, draft.params)
-  job = Job(
-    name='generate',
-    function=generate,
-    args=(params, workload_lib.key_shape(workload), target.prompt),
-    mesh=workload.mesh,
-  )
-  [(compiled, _)] = aot.compile_all([job])
-  return compiled
 
 
 def _target_step(workload: Workload, target: Shapes, width: int) -> Job:
@@ -154,17 +132,10 @@ def _target_step(workload: Workload, target: Shapes, width: int) -> Job:
     'target': target.model,
     'drafter': stopwatch.always_full(width - 1),
   }
-  params = Params(target.params)
-  state = jax.eval_shape(
-    lambda *args: speculative.init(*args, **models, max_len=workload.max_len),
-    params,
-    workload_lib.key_shape(workload),
-    target.prompt,
-  )
 
   def step(params, state):
     return speculative.step(
-      params,
+      Params(params),
       state,
       **models,
       verify_fn=verification.speculative_sampling,
@@ -172,13 +143,8 @@ def _target_step(workload: Workload, target: Shapes, width: int) -> Job:
       eos_id=1,
     )[0]
 
-  return Job(
-    name=f'target, {width} positions',
-    function=step,
-    args=(params, workload_lib.on_mesh(workload, state)),
-    mesh=target.mesh,
-    donated=(1,),
-  )
+  state = _first_state(workload, target, Params(target.params), **models)
+  return _job(f'target, {width} positions', target, step, state)
 
 
 def _first_draft(workload: Workload, draft: Shapes) -> Job:
@@ -186,51 +152,45 @@ def _first_draft(workload: Workload, draft: Shapes) -> Job:
   drafter = drafters.autoregressive(
     draft.model, gamma=1, logits_to_probs=_TO_PROBS
   )
-  max_len, key = workload.max_len, workload_lib.key_shape(workload)
-  state = jax.eval_shape(
-    lambda *args: speculative.init(
-      *args, target=draft.model, drafter=drafter, max_len=max_len
-    ),
-    Params(draft.params, draft.params),
-    key,
-    draft.prompt,
-  )
-  context, keys = workload_lib.on_mesh(
-    workload, (state.context, state.row_keys)
-  )
 
   def step(params, cache, keys, context):
     return drafter.propose(params, keys, context, cache)
 
-  return Job(
-    name='drafter, first token',
-    function=step,
-    args=(draft.params, draft.cache, keys, context),
-    mesh=draft.mesh,
-    donated=(1,),
+  params = Params(draft.params, draft.params)
+  state = _first_state(
+    workload, draft, params, target=draft.model, drafter=drafter
   )
+  beside = state.row_keys, state.context
+  return _job('drafter, first token', draft, step, draft.cache, *beside)
+
+
+def _first_state(
+  workload: Workload, shapes: Shapes, params: Params, **models: Any
+) -> Any:
+  """The shapes of the loop's state after the prefill."""
+  state = jax.eval_shape(
+    functools.partial(speculative.init, **models, max_len=workload.max_len),
+    params,
+    workload_lib.key_shape(workload),
+    shapes.prompt,
+  )
+  return workload_lib.on_mesh(workload, state)
 
 
 def _further_draft(workload: Workload, draft: Shapes) -> Job:
   """One call for one position, and a token drawn after it."""
-  array = jax.ShapeDtypeStruct((workload.batch_size,), jnp.int32)
-  keys = jax.eval_shape(
-    lambda: jax.random.split(jax.random.key(0), workload.batch_size)
-  )
 
   def step(params, cache, keys, tokens):
     raw, cache = draft.model.extend(params, tokens[:, None], cache)
     probs = _TO_PROBS(raw[:, 0])
     return (distributions.sample(keys, probs), probs), cache
 
-  keys, tokens = workload_lib.on_mesh(workload, (keys, array))
-  return Job(
-    name='drafter, further token',
-    function=step,
-    args=(draft.params, draft.cache, keys, tokens),
-    mesh=draft.mesh,
-    donated=(1,),
+  tokens = jax.ShapeDtypeStruct((workload.batch_size,), jnp.int32)
+  keys = jax.eval_shape(
+    lambda: jax.random.split(jax.random.key(0), workload.batch_size)
   )
+  beside = workload_lib.on_mesh(workload, (keys, tokens))
+  return _job('drafter, further token', draft, step, draft.cache, *beside)
 
 
 def _resident(

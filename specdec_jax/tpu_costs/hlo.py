@@ -10,26 +10,23 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 _BITS = {'pred': 8, 'token': 0, 'opaque': 0, 'bf16': 16, 's4': 4, 'u4': 4}
 _SHAPE = re.compile(r'(\w+)\[([\d,]*)\](\{[^}]*\})?')
 # They name, group or await what other instructions did.
-_FREE = frozenset(
-  [
-    *('parameter', 'constant', 'get-tuple-element', 'tuple', 'bitcast'),
-    *('after-all', 'partition-id', 'replica-id', 'optimization-barrier'),
-    *('copy-done', 'slice-done', 'async-done', 'send-done', 'recv-done'),
-    *('all-reduce-done', 'all-gather-done', 'collective-permute-done'),
-  ]
+_FREE = (
+  *('parameter', 'constant', 'get-tuple-element', 'tuple', 'bitcast'),
+  *('after-all', 'partition-id', 'replica-id', 'optimization-barrier'),
+  *('copy-done', 'slice-done', 'async-done', 'send-done', 'recv-done'),
+  *('all-reduce-done', 'all-gather-done', 'collective-permute-done'),
 )
-_COLLECTIVES = frozenset(
-  [
-    *('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all'),
-    'collective-permute',
-  ]
+_COLLECTIVES = (
+  *('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all'),
+  'collective-permute',
 )
-_SLICES = frozenset(['dynamic-slice', 'slice', 'gather'])
+_SLICES = ('dynamic-slice', 'slice', 'gather')
+_CALLS = ('while', 'conditional', 'call')
 # Instructions below this move too little for their time to depend on it.
 _SMALL_BYTES = 16_384
 
@@ -95,13 +92,12 @@ class Cost:
 
   def times(self, count: int) -> 'Cost':
     """The cost of `count` runs."""
-    return Cost(
+    return dataclasses.replace(
+      self,
       memory_bytes=self.memory_bytes * count,
       num_instructions=self.num_instructions * count,
       collective_bytes=self.collective_bytes * count,
       cycles=self.cycles * count,
-      small_cycles=self.small_cycles,
-      num_unknown_loops=self.num_unknown_loops,
     )
 
 
@@ -135,34 +131,34 @@ class Program:
     What a fusion does to an operand on its way to another operation is no copy,
     and neither is moving an array onto the chip and back.
     """
-    loops = [
-      instruction.called
+    pending = [
+      name
       for computation in self.computations.values()
       for instruction in computation.values()
       if instruction.opcode == 'while'
+      for name in instruction.called
     ]
-    pending, seen = [name for called in loops for name in called], set()
-    found = []
+    seen, found = set(), []
     while pending:
       name = pending.pop()
       if name in seen:
         continue
       seen.add(name)
       for instruction in self.computations[name].values():
-        if instruction.opcode in ('while', 'conditional', 'call'):
+        if instruction.opcode in _CALLS:
           pending += instruction.called
-        moved = instruction.outputs[0] if instruction.outputs else None
-        if (
-          moved
-          and instruction.operands
-          and moved.num_elements >= num_elements
-          and not moved.is_on_chip
-          and self._is_copy(name, instruction)
-        ):
+        if self._is_copy(name, instruction, num_elements):
           found.append(instruction.name)
     return found
 
-  def _is_copy(self, within: str, instruction: Instruction) -> bool:
+  def _is_copy(
+    self, within: str, instruction: Instruction, num_elements: int
+  ) -> bool:
+    if not (instruction.outputs and instruction.operands):
+      return False
+    moved = instruction.outputs[0]
+    if moved.is_on_chip or moved.num_elements < num_elements:
+      return False
     source = self.computations[within].get(instruction.operands[0])
     if source and not _memory_size(source):
       return False
@@ -172,41 +168,35 @@ class Program:
     return kind in ('copy', 'copy-start', 'transpose')
 
   def _cost(self, name: str) -> Cost:
-    total = Cost()
-    for instruction in self.computations[name].values():
-      total += self._instruction_cost(name, instruction)
-    return total
+    instructions = self.computations[name].values()
+    return _total(self._instruction_cost(name, each) for each in instructions)
 
   def _instruction_cost(self, within: str, instruction: Instruction) -> Cost:
     opcode = instruction.opcode
     if opcode in _FREE:
       return Cost()
-    if opcode in ('while', 'conditional', 'call'):
+    if opcode in _CALLS:
       inner = [self._cost(name) for name in instruction.called]
       if opcode == 'conditional':
         return max(inner, key=lambda cost: cost.memory_bytes)
       trips = _trip_count(instruction) if opcode == 'while' else 1
-      total = functools.reduce(Cost.__add__, inner, Cost())
-      return total.times(trips or 1) + Cost(
-        num_unknown_loops=int(trips is None)
-      )
+      unknown = Cost(num_unknown_loops=int(trips is None))
+      return _total(inner).times(trips or 1) + unknown
     is_beside = opcode.endswith('-start')
     kind = opcode.removesuffix('-start')
     memory_bytes = self._memory_bytes(within, instruction)
     found = re.search(r'"estimated_cycles":"(\d+)"', instruction.attributes)
     cycles = float(found[1]) if found else 0.0
     is_scalar = all(shape.num_elements <= 1 for shape in instruction.outputs)
+    is_counted = not is_beside and (opcode == 'fusion' or not is_scalar)
     is_small = cycles > 0 and memory_bytes < _SMALL_BYTES
+    sizes = [shape.num_bytes for shape in instruction.outputs]
     return Cost(
       memory_bytes=memory_bytes,
-      num_instructions=float(
-        not is_beside and (opcode == 'fusion' or not is_scalar)
-      ),
-      collective_bytes=(
-        (_largest(instruction),) if kind in _COLLECTIVES else ()
-      ),
+      num_instructions=float(is_counted),
+      collective_bytes=(max(sizes, default=0.0),) * (kind in _COLLECTIVES),
       cycles=cycles,
-      small_cycles=(cycles,) if is_small else (),
+      small_cycles=(cycles,) * is_small,
     )
 
   def _memory_bytes(self, within: str, instruction: Instruction) -> float:
@@ -244,11 +234,9 @@ class Program:
     return written + sum(_memory_size(each) for each in operands if each)
 
   def _parameter(self, body: str, index: int) -> str:
-    for instruction in self.computations[body].values():
-      if instruction.opcode == 'parameter' and instruction.operands == (
-        str(index),
-      ):
-        return instruction.name
+    for each in self.computations[body].values():
+      if each.opcode == 'parameter' and each.operands == (str(index),):
+        return each.name
     raise ValueError(f'{body} has no parameter {index}')
 
   def _root(self, body: str) -> Instruction:
@@ -314,6 +302,10 @@ def parse(line: str) -> Instruction:
   )
 
 
+def _total(costs: Iterable[Cost]) -> Cost:
+  return functools.reduce(Cost.__add__, costs, Cost())
+
+
 def _closing(text: str, start: int) -> int:
   """Where the bracket that opens at `start` closes."""
   depth = 0
@@ -334,10 +326,6 @@ def _shapes(text: str) -> Iterator[Shape]:
 
 def _memory_size(instruction: Instruction) -> float:
   return sum(shape.memory_bytes for shape in instruction.outputs)
-
-
-def _largest(instruction: Instruction) -> float:
-  return max((s.num_bytes for s in instruction.outputs), default=0.0)
 
 
 def _trip_count(instruction: Instruction) -> int | None:

@@ -42,7 +42,10 @@ class Workload:
 
   def __post_init__(self):
     for name in (
-      *('batch_size', 'input_length', 'output_length', 'num_partitions'),
+      'batch_size',
+      'input_length',
+      'output_length',
+      'num_partitions',
     ):
       if (value := getattr(self, name)) < 1:
         raise ValueError(f'{name} must be at least 1, got {value}')
@@ -106,22 +109,21 @@ def model_shapes(
     shardings = jax.tree.map(lambda leaf: whole, params)
   params = jax.tree.map(_with_sharding, params, shardings)
   model = families.language_model(config)
-  prompt = prompt_shapes(workload, config)
+  prompt = _prompt_shapes(workload, config)
+  capacity = workload.max_len + max_gamma + 1
   cache = jax.eval_shape(
-    lambda params, prompt: model.init(
-      params, prompt, workload.max_len + max_gamma + 1
-    ),
-    params,
-    prompt,
+    lambda params, prompt: model.init(params, prompt, capacity), params, prompt
   )
-  is_split = mesh is not None
-  cache = on_mesh(workload, cache, is_split=is_split)
   return Shapes(
-    model=model, params=params, prompt=prompt, cache=cache, mesh=mesh
+    model=model,
+    params=params,
+    prompt=prompt,
+    cache=on_mesh(workload, cache, is_split=mesh is not None),
+    mesh=mesh,
   )
 
 
-def prompt_shapes(workload: Workload, config: T5Config) -> Prompt:
+def _prompt_shapes(workload: Workload, config: T5Config) -> Prompt:
   """A prompt's shapes; every row has its input length."""
   # A shape stands for an array wherever one is traced.
   array: Any = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)

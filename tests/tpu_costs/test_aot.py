@@ -1,5 +1,6 @@
 """Costs on slices that are not there. Those marked `tpu` run its compiler."""
 
+import functools
 import importlib.util
 import sys
 
@@ -8,6 +9,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from specdec_jax import drafters, logits, verification
+from specdec_jax.base import Params
+from specdec_jax.decoding import speculative
 from specdec_jax.models import presets
 from specdec_jax.theory import planner
 from specdec_jax.tpu_costs import aot, compiled, hlo, workload
@@ -162,7 +166,27 @@ def test_the_whole_decode_keeps_to_the_chip():
   caches in the loop."""
   pair = task('v4:2x2x1', 't5_1_1_xxl', 't5_1_1_small')
   gamma = 3
-  text = compiled.compile_generate(pair, gamma=gamma).as_text()
+  target, draft = (
+    workload.model_shapes(pair, config, gamma, [])
+    for config in (pair.target, pair.draft)
+  )
+  to_probs = logits.standardize(temperature=1.0)
+  generate = functools.partial(
+    speculative.generate,
+    target=target.model,
+    drafter=drafters.autoregressive(
+      draft.model, gamma=gamma, logits_to_probs=to_probs
+    ),
+    verify_fn=verification.speculative_sampling,
+    logits_to_probs=to_probs,
+    max_len=pair.max_len,
+    eos_id=1,
+  )
+  params = Params(target.params, draft.params)
+  args = params, workload.key_shape(pair), target.prompt
+  job = aot.Job(name='generate', function=generate, args=args, mesh=pair.mesh)
+  [(program, _)] = aot.compile_all([job])
+  text = program.as_text()
   for word in ('callback', 'outfeed', 'infeed', ' send(', ' recv(', 'ToHost'):
     assert word not in text, word
   capacity = 1 + pair.output_length + gamma + 1
