@@ -97,7 +97,7 @@ def of_infer(folder: pathlib.Path, temperature: float) -> Campaign:
       return 'the shard is complete, its chunks not removed'
     if final.exists():
       return 'the final file is there, its mark is not'
-    if are_new(out.rglob('*.partial'), since):
+    if are_new(out.rglob('*.partial-*'), since):
       return 'a file is half written'
     if any(
       not path.with_name(f'{path.name}.COMPLETED').exists()
@@ -138,7 +138,7 @@ def of_train(folder: pathlib.Path) -> Campaign:
       return 'the model is half written'
     if (out / 'model').exists():
       return 'the model is there'
-    if are_new(out.glob('.*.partial*'), since):
+    if are_new(out.glob('*.partial-*'), since):
       return 'the log is half written'
     return 'start-up, no step since' if is_early else 'between checkpoints'
 

@@ -4,12 +4,12 @@ import contextlib
 import json
 import math
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from specdec_jax.files import replacing
 from specdec_jax.files.local_path import local_path
 
 STANDARD_OUTPUT = '-'
@@ -116,24 +116,19 @@ def opened(path: str) -> Iterator[Any]:
 @contextlib.contextmanager
 def _replacing(path: str) -> Iterator[str]:
   """Where to write so that what is at `path` is not lost before the end."""
-  final = os.path.realpath(path)
-  if not os.path.isfile(final):  # Nothing, or a device or a pipe.
+  if not os.path.isfile(path):  # Nothing, or a device or a pipe.
     yield path
     return
-  begun = f'{final}.partial-{os.getpid()}'
-  try:
-    yield begun
-  except BaseException:
-    if os.path.exists(begun) and not os.path.getsize(begun):
-      os.remove(begun)
-    elif os.path.exists(begun) and sys.stderr is not None:
+
+  def say(begun: Path) -> None:
+    if sys.stderr is not None:
       print(
         f'specdec: {path} is as it was; what this run wrote is in {begun}',
         file=sys.stderr,
       )
-    raise
-  shutil.copymode(final, begun)
-  os.replace(begun, final)
+
+  with replacing.file(path, on_failure=say) as begun:
+    yield str(begun)
 
 
 @contextlib.contextmanager

@@ -1,82 +1,139 @@
-"""Outputs that take their place only when they are complete."""
+"""Files and folders that take their place only when they are complete."""
 
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
 
+from specdec_jax.files import full_disk
 from specdec_jax.files.local_path import local_path
+
+# In the name of a file that is not complete. Processes of several hosts may
+# have the same number.
+PARTIAL = '.partial-'
 
 
 @contextlib.contextmanager
-def folder(path: Path, mark: str, *, overwrite: bool) -> Iterator[Path]:
-  """A folder to fill, which takes the place of `path` when all went well.
+def file(
+  path: str | os.PathLike[str],
+  *,
+  on_failure: Callable[[Path], None] | None = None,
+) -> Iterator[Path]:
+  """Yields where to write a file, which gets the name `path` at the end.
+
+  It is flushed to the disk first. A link stays a link, and a file that is
+  replaced hands on its mode. A killed process leaves `path.partial-*` behind.
 
   Args:
-    path: of the folder.
+    path: the name.
+    on_failure: is told where that is which was written before the work failed;
+      without it, it is removed.
+
+  Raises:
+    ValueError: if the file cannot be written. With `on_failure` an OSError is
+      not changed, since who keeps parts of a file writes elsewhere meanwhile.
+  """
+  final = Path(os.path.realpath(local_path(path)))
+  begun = final.with_name(
+    f'{final.name}{PARTIAL}{os.getpid()}-{uuid.uuid4().hex[:8]}'
+  )
+  try:
+    yield begun
+    with begun.open('r+b') as written:
+      os.fsync(written.fileno())
+    if final.exists():
+      shutil.copymode(final, begun)
+    begun.replace(final)
+  except BaseException as error:
+    if on_failure and begun.exists() and begun.stat().st_size:
+      on_failure(begun)
+    else:
+      begun.unlink(missing_ok=True)
+    if on_failure is None and _is_about(error, begun):
+      raise _cannot_write(path, error) from error
+    raise
+
+
+@contextlib.contextmanager
+def new_folder(
+  final: str | os.PathLike[str], *, overwrite: bool = False
+) -> Iterator[Path]:
+  """Yields a new folder beside `final`, which gets that name at the end.
+
+  If the work fails or is interrupted, what was begun is removed and `final` is
+  as before. A killed process leaves a folder `final.tmp-PID`, which T5X's and
+  our readers know for an unfinished one.
+
+  Args:
+    final: the name; folders above it are made.
+    overwrite: whether a folder of that name is replaced.
+
+  Raises:
+    ValueError: if there is one and it is not to be replaced.
+    OSError: that names `final`, if there is no space left for it.
+  """
+  final = local_path(final)
+  if final.exists() and not overwrite:
+    raise ValueError(f'{final} already exists')
+  begun = final.with_name(f'{final.name}.tmp-{os.getpid()}')
+  replaced = final.with_name(f'{final.name}.tmp-{os.getpid()}-replaced')
+  shutil.rmtree(begun, ignore_errors=True)
+  try:
+    with full_disk.named(final):
+      begun.mkdir(parents=True)
+      yield begun
+    if final.exists():
+      final.rename(replaced)
+    begun.rename(final)
+  finally:
+    if replaced.exists() and not final.exists():
+      replaced.rename(final)
+    shutil.rmtree(begun, ignore_errors=True)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def folder(
+  path: str | os.PathLike[str], mark: str, *, overwrite: bool
+) -> Iterator[Path]:
+  """As `new_folder`, but replaces only what it wrote itself.
+
+  Args:
+    path: the name; an empty folder may have it.
     mark: a file that a folder must have to be replaced.
     overwrite: whether it may be.
 
   Raises:
     ValueError: if `path` is taken, or cannot be written.
   """
+  path = local_path(path)
   _check_free(path, mark, overwrite=overwrite)
-  path = local_path(path).absolute()
-  partial = path.with_name(f'.{path.name}.partial-{os.getpid()}')
+  final = path.absolute()
   try:
-    partial.mkdir(parents=True)
-    yield partial
-    _take_place(partial, path)
+    with new_folder(final, overwrite=True) as begun:
+      yield begun
   except OSError as error:
-    _blame(error, path, partial)
-  finally:
-    shutil.rmtree(partial, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def file(path: Path) -> Iterator[Path]:
-  """A file to write, which takes the place of `path` when all went well.
-
-  Raises:
-    ValueError: if it cannot be written.
-  """
-  path = local_path(path).absolute()
-  partial = path.with_name(f'.{path.name}.partial-{os.getpid()}')
-  try:
-    yield partial
-    partial.replace(path)
-  except OSError as error:
-    _blame(error, path, partial)
-  finally:
-    partial.unlink(missing_ok=True)
-
-
-def _blame(error: OSError, path: Path, partial: Path) -> NoReturn:
-  """Says that `path` cannot be written, if writing it is what failed."""
-  name = str(error.filename or partial)
-  if not name.startswith((str(partial), str(path))):
-    raise error  # Something could not be read.
-  reason = error.strerror or error
-  raise ValueError(
-    f'cannot write {path}: {reason}; what was there is unchanged'
-  ) from error
-
-
-def _take_place(partial: Path, path: Path) -> None:
-  """Moves a folder to `path`, and what was there away, then out."""
-  if not path.exists():
-    partial.rename(path)
-    return
-  former = path.with_name(f'.{path.name}.former-{os.getpid()}')
-  path.rename(former)
-  try:
-    partial.rename(path)
-  except OSError:
-    former.rename(path)
+    if _is_about(error, final):
+      raise _cannot_write(path, error) from error
     raise
-  shutil.rmtree(former)
+
+
+def _is_about(error: BaseException, path: Path) -> bool:
+  """Whether writing there is what failed, and not reading something."""
+  return isinstance(error, OSError) and str(error.filename or path).startswith(
+    str(path)
+  )
+
+
+def _cannot_write(
+  path: str | os.PathLike[str], error: BaseException
+) -> ValueError:
+  reason = getattr(error, 'strerror', None) or error
+  return ValueError(
+    f'cannot write {path}: {reason}; what was there is unchanged'
+  )
 
 
 def _check_free(path: Path, mark: str, *, overwrite: bool) -> None:

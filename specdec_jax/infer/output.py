@@ -11,19 +11,17 @@ import contextlib
 import dataclasses
 import glob
 import json
-import os
 import re
 import shutil
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec_jax.files import replacing
 from specdec_jax.files.one_writer import one_writer
 
 CONFIG_FILE = 'config.gin'
 _COMPLETED = '.COMPLETED'
-_PARTIAL = '.partial'
 _DIGEST = 'examples_digest'
 _SETTINGS = 'settings.json'
 _SHARD = re.compile(r'(?P<stem>.+\.jsonl)-(?P<id>\d{5})-of-(?P<count>\d{5})')
@@ -76,7 +74,8 @@ def only_writer(path: Path) -> Iterator[None]:
       lock = path.with_name(f'{path.name}.lock')
       stack.enter_context(one_writer(lock, path))
       # What killed writers left.
-      for partial in path.parent.glob(f'{glob.escape(path.name)}*{_PARTIAL}'):
+      begun = f'{glob.escape(path.name)}*{replacing.PARTIAL}*'
+      for partial in path.parent.glob(begun):
         partial.unlink()
     except OSError as error:
       raise _cannot_write(path.parent, error) from error
@@ -217,9 +216,8 @@ def finish(shard: Shard, num_chunks: int, summary: Mapping[str, Any]) -> None:
   Raises:
     ValueError: if a chunk does not have the lines that its mark says.
   """
-  partial = shard.chunk_folder / f'{shard.path.name}{_PARTIAL}'
   digests = []
-  with partial.open('wb') as file:
+  with replacing.file(shard.path) as partial, partial.open('wb') as file:
     for index in range(num_chunks):
       path = shard.chunk_path(index)
       if (mark := _read_mark(path)) is None:
@@ -227,8 +225,6 @@ def finish(shard: Shard, num_chunks: int, summary: Mapping[str, Any]) -> None:
       _check_whole(path, mark)
       digests.append(mark[_DIGEST])
       file.write(path.read_bytes())
-    _flush(file)
-  partial.replace(shard.path)
   _write_mark(shard.path, {**summary, _DIGEST: add_digests(digests)})
   shutil.rmtree(shard.chunk_folder)
 
@@ -261,19 +257,8 @@ def _num_lines(path: Path) -> int:
 
 def write_whole(path: Path, text: str) -> None:
   """Writes a file that appears complete or not at all."""
-  partial = path.with_name(f'{path.name}.{uuid.uuid4().hex}{_PARTIAL}')
-  try:
-    with partial.open('w', encoding='utf-8', newline='\n') as file:
-      file.write(text)
-      _flush(file)
-    partial.replace(path)
-  finally:
-    partial.unlink(missing_ok=True)
-
-
-def _flush(file: Any) -> None:
-  file.flush()
-  os.fsync(file.fileno())
+  with replacing.file(path) as partial:
+    partial.write_text(text, encoding='utf-8', newline='\n')
 
 
 def _mark_of(path: Path) -> Path:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from specdec_jax.base import Array
 from specdec_jax.checkpoints import loading, orbax
 from specdec_jax.data.datasets import Dataset
-from specdec_jax.files import new_folder
+from specdec_jax.files import replacing
 from specdec_jax.files.local_path import local_path
 from specdec_jax.launch import gin_launch, progress
 from specdec_jax.models import families, presets
@@ -320,7 +320,7 @@ def _write_model(
   plain = dataclasses.replace(
     config, dtype=jnp.dtype('float32'), dropout_rate=0.0
   )
-  with new_folder.new_folder(folder, overwrite=True) as begun:
+  with replacing.new_folder(folder, overwrite=True) as begun:
     orbax.save(begun, plain, params)
     if words is not None:
       vocabulary_files.write(begun, words)

@@ -1,10 +1,12 @@
 """The files of an inference, without a model."""
 
+import errno
 import json
 import pathlib
 
 import pytest
 
+from specdec_jax.files import replacing
 from specdec_jax.infer import output
 from specdec_jax.infer.output import Shard
 
@@ -79,7 +81,7 @@ def test_partial_files_have_names_of_their_own(tmp_path, monkeypatch):
 
 
 def test_what_killed_writers_left_is_removed(shard):
-  left = shard.folder / f'{shard.path.name}.COMPLETED.0123.partial'
+  left = shard.folder / f'{shard.path.name}.COMPLETED.partial-7-0123'
   left.touch()
   with output.only_writer(shard.path):
     assert not left.exists()
@@ -96,3 +98,21 @@ def test_digests_of_shards_add_up_to_that_of_all(shard, tmp_path):
   mark = json.loads((tmp_path / f'{shard.path.name}.COMPLETED').read_text())
   assert mark['examples_digest'] == f'{28:064x}'
   assert not list(tmp_path.glob('*.lock'))
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
+  path = tmp_path / 'file'
+  path.write_text('old')
+  path.chmod(0o640)
+
+  def fail():
+    with replacing.file(path) as begun:
+      begun.write_text('half')
+      raise OSError(errno.ENOSPC, 'No space left on device')
+
+  with pytest.raises(ValueError, match=r'cannot write .*file: No space left'):
+    fail()
+  assert [other.name for other in tmp_path.iterdir()] == ['file']
+  assert path.read_text() == 'old'
+  output.write_whole(path, 'new')
+  assert path.stat().st_mode & 0o777 == 0o640

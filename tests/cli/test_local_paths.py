@@ -7,7 +7,7 @@ pytest.importorskip('sentencepiece')
 pytest.importorskip('tensorstore')
 
 from specdec_jax.checkpoints import loading, t5x
-from specdec_jax.files import new_folder
+from specdec_jax.files import replacing
 from specdec_jax.files.local_path import local_path
 from specdec_jax.training import run_checkpoints
 from tests.checkpoints.tiny_t5 import make_config
@@ -95,7 +95,7 @@ def test_commands(run, tmp_path, monkeypatch, command):
 def test_the_library(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   runs = lambda: run_checkpoints.open_run(BUCKET, make_config(), keep=1)
-  folders = lambda: new_folder.new_folder(BUCKET)
+  folders = lambda: replacing.new_folder(BUCKET)
   for door in (loading.locate, t5x.find):
     with pytest.raises(ValueError, match='is not on a local disk'):
       door(BUCKET)

@@ -18,7 +18,7 @@ from specdec_jax.checkpoints import model_file, orbax, stored_arrays
 from specdec_jax.checkpoints.stored_arrays import Stored
 from specdec_jax.checkpoints.t5x import legacy
 from specdec_jax.files.local_path import local_path
-from specdec_jax.files.new_folder import new_folder
+from specdec_jax.files.replacing import new_folder
 from specdec_jax.models import presets
 from specdec_jax.models.families import Config
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from specdec_jax.checkpoints import formats, loading, stored_arrays
 from specdec_jax.files.local_path import local_path
-from specdec_jax.files.new_folder import new_folder
+from specdec_jax.files.replacing import new_folder
 from specdec_jax.launch import numbers, progress
 from specdec_jax.models import families, presets
 from specdec_jax.models.families import Config, DrafterConfig
