@@ -1,40 +1,42 @@
-"""What GGUF and Hugging Face call the parameters of `models.llama.Llama`,
-and how they lay them out.
+"""Parameters of ours under the names that files have for them.
 
-Both store matrices as `[out, in]`; our kernels are `[in, out]`. GGUF also
+Files store matrices as `[out, in]`; our kernels are `[in, out]`. GGUF also
 interleaves the two halves of every query and key head, in which rotary
 positions pair dimensions.
 """
 
+import concurrent.futures
 import dataclasses
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.base import Array
+from specdec_jax.checkpoints import stored_arrays
 from specdec_jax.models.llama import LlamaConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-  """One parameter under its three names.
+  """One parameter and what files call it.
 
   Attributes:
-    path: keys into our tree, outermost first.
-    gguf: name in a GGUF file.
-    huggingface: name in a Hugging Face checkpoint.
+    path: keys into our tree, outermost first, joined by slashes.
+    huggingface: name in a safetensors file.
     shape: in our tree.
     is_transposed: whether files store the transpose.
+    gguf: name in a GGUF file, if the network is stored in such files.
     num_rotary_heads: heads that GGUF interleaves in its first axis, or 0.
   """
 
-  path: tuple[str, ...]
-  gguf: str
+  path: str
   huggingface: str
   shape: tuple[int, ...]
   is_transposed: bool = False
+  gguf: str = ''
   num_rotary_heads: int = 0
 
   @property
@@ -43,133 +45,91 @@ class Parameter:
     return self.shape[::-1] if self.is_transposed else self.shape
 
 
-_LAYER_VECTORS = (
-  # ours, GGUF's, Hugging Face's
-  ('pre_self_attention_layer_norm', 'attn_norm', 'input_layernorm'),
-  ('pre_mlp_layer_norm', 'ffn_norm', 'post_attention_layernorm'),
+# Ours, GGUF's, Hugging Face's, axes in our tree.
+_MODEL = (
+  ('token_embedder/embedding', 'token_embd', 'model.embed_tokens', 'vocab d'),
+  ('decoder_norm/scale', 'output_norm', 'model.norm', 'd'),
+  ('logits_dense/kernel', 'output', 'lm_head', 'd vocab'),
 )
-
-_LAYER_KERNELS = (
-  # ours, GGUF's, Hugging Face's, size in, size out
-  ('self_attention/query', 'attn_q', 'self_attn.q_proj', 'embed', 'query'),
-  ('self_attention/key', 'attn_k', 'self_attn.k_proj', 'embed', 'key'),
-  ('self_attention/value', 'attn_v', 'self_attn.v_proj', 'embed', 'key'),
-  ('self_attention/out', 'attn_output', 'self_attn.o_proj', 'query', 'embed'),
-  ('mlp/wi_0', 'ffn_gate', 'mlp.gate_proj', 'embed', 'mlp'),
-  ('mlp/wi_1', 'ffn_up', 'mlp.up_proj', 'embed', 'mlp'),
-  ('mlp/wo', 'ffn_down', 'mlp.down_proj', 'mlp', 'embed'),
+# Likewise, below `layers_N`, `blk.N` and `model.layers.N`.
+_LAYER = (
+  ('pre_self_attention_layer_norm/scale', 'attn_norm', 'input_layernorm', 'd'),
+  ('pre_mlp_layer_norm/scale', 'ffn_norm', 'post_attention_layernorm', 'd'),
+  ('self_attention/query/kernel', 'attn_q', 'self_attn.q_proj', 'd query'),
+  ('self_attention/query/bias', 'attn_q', 'self_attn.q_proj', 'query'),
+  ('self_attention/key/kernel', 'attn_k', 'self_attn.k_proj', 'd key'),
+  ('self_attention/key/bias', 'attn_k', 'self_attn.k_proj', 'key'),
+  ('self_attention/value/kernel', 'attn_v', 'self_attn.v_proj', 'd key'),
+  ('self_attention/value/bias', 'attn_v', 'self_attn.v_proj', 'key'),
+  ('self_attention/out/kernel', 'attn_output', 'self_attn.o_proj', 'query d'),
+  ('mlp/wi_0/kernel', 'ffn_gate', 'mlp.gate_proj', 'd mlp'),
+  ('mlp/wi_1/kernel', 'ffn_up', 'mlp.up_proj', 'd mlp'),
+  ('mlp/wo/kernel', 'ffn_down', 'mlp.down_proj', 'mlp d'),
 )
 
 
 def llama_parameters(config: LlamaConfig) -> tuple[Parameter, ...]:
   """Every parameter that a model of these sizes has."""
-  vocab_size, embed_dim = config.vocab_size, config.embed_dim
-  parameters = [
-    Parameter(
-      ('token_embedder', 'embedding'),
-      'token_embd.weight',
-      'model.embed_tokens.weight',
-      (vocab_size, embed_dim),
-    ),
-    Parameter(
-      ('decoder_norm', 'scale'),
-      'output_norm.weight',
-      'model.norm.weight',
-      (embed_dim,),
-    ),
-  ]
-  if not config.is_tied:
-    parameters.append(
-      Parameter(
-        ('logits_dense', 'kernel'),
-        'output.weight',
-        'lm_head.weight',
-        (embed_dim, vocab_size),
-        is_transposed=True,
-      )
-    )
-  for i in range(config.num_layers):
-    parameters.extend(_layer_parameters(config, i))
-  return tuple(parameters)
-
-
-def _layer_parameters(config: LlamaConfig, layer: int) -> list[Parameter]:
   sizes = {
-    'embed': config.embed_dim,
+    'vocab': config.vocab_size,
+    'd': config.embed_dim,
     'query': config.num_heads * config.head_dim,
     'key': config.num_kv_heads * config.head_dim,
     'mlp': config.mlp_dim,
   }
   rotary_heads = {'attn_q': config.num_heads, 'attn_k': config.num_kv_heads}
+  prefixes = [
+    (f'layers_{i}/', f'blk.{i}.', f'model.layers.{i}.')
+    for i in range(config.num_layers)
+  ]
+  rows = [(('', '', ''), row) for row in _MODEL]
+  rows += [(prefix, row) for prefix in prefixes for row in _LAYER]
   parameters = []
-  for ours, gguf, huggingface in _LAYER_VECTORS:
+  for prefix, (ours, gguf, huggingface, axes) in rows:
+    is_bias = ours.endswith('/bias')
+    if (is_bias and not config.has_attention_bias) or (
+      ours.startswith('logits_dense') and config.is_tied
+    ):
+      continue
+    suffix = '.bias' if is_bias else '.weight'
     parameters.append(
       Parameter(
-        (f'layers_{layer}', ours, 'scale'),
-        f'blk.{layer}.{gguf}.weight',
-        f'model.layers.{layer}.{huggingface}.weight',
-        (config.embed_dim,),
-      )
-    )
-  for ours, gguf, huggingface, size_in, size_out in _LAYER_KERNELS:
-    path = (f'layers_{layer}', *ours.split('/'))
-    gguf_name = f'blk.{layer}.{gguf}'
-    huggingface_name = f'model.layers.{layer}.{huggingface}'
-    parameters.append(
-      Parameter(
-        (*path, 'kernel'),
-        f'{gguf_name}.weight',
-        f'{huggingface_name}.weight',
-        (sizes[size_in], sizes[size_out]),
-        is_transposed=True,
+        prefix[0] + ours,
+        prefix[2] + huggingface + suffix,
+        tuple(sizes[axis] for axis in axes.split()),
+        is_transposed=ours.endswith('/kernel'),
+        gguf=prefix[1] + gguf + suffix,
         num_rotary_heads=rotary_heads.get(gguf, 0),
       )
     )
-    if config.has_attention_bias and gguf in ('attn_q', 'attn_k', 'attn_v'):
-      parameters.append(
-        Parameter(
-          (*path, 'bias'),
-          f'{gguf_name}.bias',
-          f'{huggingface_name}.bias',
-          (sizes[size_out],),
-          num_rotary_heads=rotary_heads.get(gguf, 0),
-        )
-      )
-  return parameters
+  return tuple(parameters)
 
 
-def nest(leaves: dict[tuple[str, ...], Any]) -> dict[str, Any]:
-  """A tree of dicts from leaves by path."""
-  tree: dict[str, Any] = {}
-  for path, leaf in leaves.items():
-    branch = tree
-    for key in path[:-1]:
-      branch = branch.setdefault(key, {})
-    branch[path[-1]] = leaf
-  return tree
+def read_all(
+  read: Callable[[Parameter], np.ndarray],
+  parameters: Sequence[Parameter],
+  dtype: jnp.dtype,
+) -> dict[str, Any]:
+  """Our tree of the tensors in a file, read and converted in a few threads.
 
-
-def leaf_at(tree: dict[str, Any], path: tuple[str, ...]) -> Any:
-  """The leaf of a tree of dicts at a path.
-
-  Raises:
-    ValueError: if there is none, with the path.
+  Args:
+    read: a parameter's float32 tensor `[file_shape]`.
+    parameters: all of them.
+    dtype: of the results.
   """
-  branch: Any = tree
-  for key in path:
-    if key not in branch:
-      raise ValueError(f'the parameters have no {"/".join(path)}')
-    branch = branch[key]
-  return branch
 
+  def to_device(parameter: Parameter) -> jax.Array:
+    values = read(parameter)
+    if parameter.is_transposed:
+      values = values.T
+    return jax.device_put(np.ascontiguousarray(values, dtype))
 
-def to_device(
-  values: np.ndarray, parameter: Parameter, dtype: jnp.dtype
-) -> Array:
-  """A tensor `[file_shape]` of a file as our parameter `[shape]`."""
-  if parameter.is_transposed:
-    values = values.T
-  return jax.device_put(np.ascontiguousarray(values, dtype))
+  num_threads = min(8, os.cpu_count() or 1)
+  with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
+    arrays = list(pool.map(to_device, parameters))
+  return stored_arrays.nest(
+    {p.path: array for p, array in zip(parameters, arrays, strict=True)}
+  )
 
 
 def is_all_finite(values: np.ndarray) -> bool:

@@ -1,7 +1,6 @@
 """Tensors in the safetensors of a folder, one file or several, as Hugging Face
 lays them out."""
 
-import concurrent.futures
 import os
 from collections.abc import Sequence
 from pathlib import Path, PurePath
@@ -10,9 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.base import Array
-from specdec_jax.checkpoints import name_maps, settings
-from specdec_jax.checkpoints.stored_arrays import some
+from specdec_jax.checkpoints import name_maps, settings, stored_arrays
 from specdec_jax.files.require import require
 
 SINGLE_FILE = 'model.safetensors'
@@ -57,7 +54,9 @@ def open_tensors(
     present = set(handle.keys())
     absent = set(names) - present
     if absent:
-      raise ValueError(f'{path} lacks tensors: {some(sorted(absent))}')
+      raise ValueError(
+        f'{path} lacks tensors: {stored_arrays.some(sorted(absent))}'
+      )
     handles.update(dict.fromkeys(names or present, handle))
   if num_layers > len(handles):
     raise ValueError(
@@ -125,19 +124,14 @@ def read_params(
         f'{tensor.get_dtype()}, expected one of {", ".join(_FLOATS)}'
       )
 
-  def read(parameter: name_maps.Parameter) -> Array:
+  def read(parameter: name_maps.Parameter) -> np.ndarray:
     name = parameter.huggingface
     values = handles[name].get_tensor(name).astype(np.float32)
     if not name_maps.is_all_finite(values):
       raise ValueError(f'{folder}: tensor {name} holds a NaN or an infinity')
-    return name_maps.to_device(values, parameter, dtype)
+    return values
 
-  num_threads = min(8, os.cpu_count() or 1)
-  with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
-    arrays = list(pool.map(read, parameters))
-  return name_maps.nest(
-    {p.path: array for p, array in zip(parameters, arrays, strict=True)}
-  )
+  return name_maps.read_all(read, parameters, dtype)
 
 
 def _check_names(
@@ -145,12 +139,14 @@ def _check_names(
 ) -> None:
   missing = expected - present
   if missing:
-    raise ValueError(f'{folder} lacks tensors: {some(sorted(missing))}')
+    raise ValueError(
+      f'{folder} lacks tensors: {stored_arrays.some(sorted(missing))}'
+    )
   unexpected = present - expected
   if unexpected:
     raise ValueError(
       f'{folder} has tensors that this network has not: '
-      + some(sorted(unexpected))
+      + stored_arrays.some(sorted(unexpected))
     )
 
 
@@ -158,7 +154,7 @@ def write_params(
   folder: str | os.PathLike[str],
   params: dict[str, Any],
   parameters: Sequence[name_maps.Parameter],
-) -> None:
+) -> str:
   """Writes parameters as model.safetensors.
 
   Args:
@@ -166,18 +162,23 @@ def write_params(
     params: a tree of dicts of arrays, under our names; they keep their dtypes.
     parameters: all that the network has.
 
+  Returns:
+    The name of their dtype.
+
   Raises:
     ValueError: if a parameter is missing or of another shape.
   """
   safetensors_numpy = require(
     'safetensors.numpy', extra='models', purpose='a safetensors file'
   )
-  tensors = {}
+  leaves, tensors = stored_arrays.flatten(params), {}
   for parameter in parameters:
-    values = np.asarray(name_maps.leaf_at(params, parameter.path))
+    if parameter.path not in leaves:
+      raise ValueError(f'the parameters have no {parameter.path}')
+    values = np.asarray(leaves[parameter.path])
     if values.shape != parameter.shape:
       raise ValueError(
-        f'{"/".join(parameter.path)} is {list(values.shape)}, expected '
+        f'{parameter.path} is {list(values.shape)}, expected '
         f'{list(parameter.shape)}'
       )
     tensors[parameter.huggingface] = np.ascontiguousarray(
@@ -187,3 +188,4 @@ def write_params(
   safetensors_numpy.save_file(
     tensors, Path(folder) / SINGLE_FILE, metadata={'format': 'pt'}
   )
+  return tensors[parameters[0].huggingface].dtype.name

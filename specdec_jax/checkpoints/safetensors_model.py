@@ -9,9 +9,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from specdec_jax.checkpoints import model_file, safetensors_folder
+from specdec_jax.checkpoints import (
+  model_file,
+  safetensors_folder,
+  stored_arrays,
+)
 from specdec_jax.checkpoints.name_maps import Parameter
 from specdec_jax.models import families
 from specdec_jax.models.families import Config, DrafterConfig
@@ -66,10 +68,5 @@ def _parameters(
   config: Config | DrafterConfig,
 ) -> tuple[Parameter, ...]:
   """Every parameter, called in the file as in our tree."""
-  leaves = jax.tree.leaves_with_path(families.param_shapes(config))
-  return tuple(
-    Parameter(path, '', '/'.join(path), leaf.shape)
-    for path, leaf in (
-      (tuple(key.key for key in keys), leaf) for keys, leaf in leaves
-    )
-  )
+  leaves = stored_arrays.flatten(families.param_shapes(config))
+  return tuple(Parameter(k, k, leaf.shape) for k, leaf in leaves.items())

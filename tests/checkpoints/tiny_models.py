@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax.checkpoints import name_maps
+from specdec_jax.checkpoints import name_maps, stored_arrays
 from specdec_jax.models.llama import LlamaConfig
 
 # As GPT-2 writes bytes; the merges build 'Ġthe', 'in', two spaces and '12'.
@@ -45,7 +45,7 @@ def make_config(**changes) -> LlamaConfig:
 
 def make_params(config: LlamaConfig, seed: int = 0) -> dict:
   rng = np.random.default_rng(seed)
-  return name_maps.nest(
+  return stored_arrays.nest(
     {
       parameter.path: jax.numpy.asarray(
         rng.standard_normal(parameter.shape), config.dtype
@@ -108,9 +108,9 @@ def write_gguf(
   writer = gguf.GGUFWriter(path, architecture)
   for key, value in values.items():
     _add(writer, key, value)
-  tensors = {}
+  leaves, tensors = stored_arrays.flatten(params), {}
   for parameter in name_maps.llama_parameters(config):
-    tensor = np.asarray(name_maps.leaf_at(params, parameter.path), np.float32)
+    tensor = np.asarray(leaves[parameter.path], np.float32)
     tensor = tensor.T if parameter.is_transposed else tensor
     if parameter.num_rotary_heads:
       tensor = interleave_rotary_halves(tensor, parameter.num_rotary_heads)

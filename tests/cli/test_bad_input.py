@@ -180,8 +180,8 @@ def test_bugs_can_be_diagnosed(generate, monkeypatch, error, status, part):
 def burst_at_q(tensors):
   """The embedding of one token overflows bfloat16, though not float32."""
   q = tiny.make_tokens().index('Q')
-  tensors['token_embedder', 'embedding'][q] = 3.4e38
-  tensors['logits_dense', 'kernel'][:, q] = 0
+  tensors['token_embedder/embedding'][q] = 3.4e38
+  tensors['logits_dense/kernel'][:, q] = 0
 
 
 @pytest.mark.parametrize('options', [(), ('--trace',), ('--color', 'always')])

@@ -176,7 +176,7 @@ def test_a_mesh_changes_nothing(generate, tmp_path):
 
 def test_special_tokens_are_hidden(generate, make_model, tmp_path):
   def prefer_specials(tensors):
-    kernel = tensors['logits_dense', 'kernel']
+    kernel = tensors['logits_dense/kernel']
     kernel[:, :3] = 30 * kernel[:, 3:6]
 
   model = make_model('special', change=prefer_specials, eos_token=None)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
-from specdec_jax.checkpoints import huggingface, name_maps
+from specdec_jax.checkpoints import huggingface, name_maps, stored_arrays
 from specdec_jax.cli.main import main
 from specdec_jax.models.llama import LlamaConfig
 
@@ -87,11 +87,11 @@ def write_model(
   }
   # Only tokens that show on a terminal are ever the likeliest.
   is_shown = [t.isascii() and t not in SPECIALS for t in make_tokens()]
-  kernel = tensors['logits_dense', 'kernel']
+  kernel = tensors['logits_dense/kernel']
   kernel[:, : len(is_shown)] *= np.array(is_shown)
   if change:
     change(tensors)
-  params = name_maps.nest({k: jnp.asarray(v) for k, v in tensors.items()})
+  params = stored_arrays.nest({k: jnp.asarray(v) for k, v in tensors.items()})
   huggingface.save(folder, config, params)
   (tokenizer or make_tokenizer()).save(str(Path(folder) / 'tokenizer.json'))
   settings = {'eos_token': eos_token, 'chat_template': chat_template}
@@ -101,14 +101,14 @@ def write_model(
 
 def burst(tensors) -> None:
   """The norm before the logits overflows, though every weight is finite."""
-  tensors['decoder_norm', 'scale'] = np.full(16, 3e38, np.float32)
+  tensors['decoder_norm/scale'] = np.full(16, 3e38, np.float32)
 
 
 def weaker(tensors) -> None:
   """A model that often agrees with the one that it was, and not always."""
-  kernel = tensors['logits_dense', 'kernel']
+  kernel = tensors['logits_dense/kernel']
   noise = np.random.default_rng(3).normal(size=kernel.shape)
-  tensors['logits_dense', 'kernel'] = kernel + np.float32(0.1) * noise.astype(
+  tensors['logits_dense/kernel'] = kernel + np.float32(0.1) * noise.astype(
     np.float32
   )
 

@@ -1,13 +1,11 @@
 """The network in a GGUF file: sizes and parameters, dequantised."""
 
-import concurrent.futures
 import os
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.base import Array
 from specdec_jax.checkpoints import name_maps, settings
 from specdec_jax.checkpoints.gguf.container import (
   GgufFile,
@@ -122,18 +120,13 @@ def read_params(
         f'{list(parameter.file_shape)}'
       )
 
-  def read(parameter: name_maps.Parameter) -> Array:
+  def read(parameter: name_maps.Parameter) -> np.ndarray:
     values = read_tensor(file, parameter.gguf)
     if parameter.num_rotary_heads:
       values = split_rotary_halves(values, parameter.num_rotary_heads)
-    return name_maps.to_device(values, parameter, config.dtype)
+    return values
 
-  num_threads = min(8, os.cpu_count() or 1)
-  with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
-    arrays = list(pool.map(read, parameters))
-  return name_maps.nest(
-    {p.path: array for p, array in zip(parameters, arrays, strict=True)}
-  )
+  return name_maps.read_all(read, parameters, config.dtype)
 
 
 def split_rotary_halves(values: np.ndarray, num_heads: int) -> np.ndarray:

@@ -135,9 +135,8 @@ def save(
   """
   network = _network_of(config)
   parameters = network.parameters(config)
-  dtype = name_maps.leaf_at(params, parameters[0].path).dtype.name
+  dtype = safetensors_folder.write_params(folder, params, parameters)
   values = network.config_json(config, dtype)
-  safetensors_folder.write_params(folder, params, parameters)
   (Path(folder) / CONFIG).write_text(
     json.dumps(values, indent=2) + '\n', encoding='utf-8'
   )

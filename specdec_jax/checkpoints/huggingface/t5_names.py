@@ -1,25 +1,18 @@
 """What Hugging Face calls the parameters of `models.t5.T5`.
 
 It stores matrices as `[out, in]`, and the table of relative positions as
-`[buckets, heads]` in the first block of each stack; ours are the transposes.
+`[buckets, heads]` in the first layer of each stack; ours are the transposes.
 """
 
 from specdec_jax.checkpoints.name_maps import Parameter
 from specdec_jax.models.t5 import T5Config
 
-_ATTENTION = (
-  # ours, Hugging Face's, is the model's width the size of the input
-  ('query', 'q', True),
-  ('key', 'k', True),
-  ('value', 'v', True),
-  ('out', 'o', False),
-)
-# Of every block: our norm, our layer, Hugging Face's layer.
-_ENCODER_LAYERS = (
+# Of every layer: our norm, our part, Hugging Face's part.
+_ENCODER_LAYER = (
   ('pre_attention_layer_norm', 'attention', 'SelfAttention'),
   ('pre_mlp_layer_norm', 'mlp', 'DenseReluDense'),
 )
-_DECODER_LAYERS = (
+_DECODER_LAYER = (
   ('pre_self_attention_layer_norm', 'self_attention', 'SelfAttention'),
   (
     'pre_cross_attention_layer_norm',
@@ -27,6 +20,13 @@ _DECODER_LAYERS = (
     'EncDecAttention',
   ),
   ('pre_mlp_layer_norm', 'mlp', 'DenseReluDense'),
+)
+# Ours, Hugging Face's, axes in our tree.
+_ATTENTION = (
+  ('query', 'q', 'd heads*head'),
+  ('key', 'k', 'd heads*head'),
+  ('value', 'v', 'd heads*head'),
+  ('out', 'o', 'heads*head d'),
 )
 
 # In files, but copies of others or, as in T5 1.0's cross-attention, unused.
@@ -47,94 +47,46 @@ def t5_parameters(config: T5Config) -> tuple[Parameter, ...]:
   """
   if not config.num_encoder_layers:
     raise ValueError('Hugging Face has no T5 without an encoder')
-  parameters = [
-    Parameter(
-      ('token_embedder', 'embedding'),
-      '',
-      'shared.weight',
-      (config.vocab_size, config.embed_dim),
-    )
-  ]
+  rows = [('token_embedder/embedding', 'shared', 'vocab d')]
   if not config.is_tied:
-    parameters.append(
-      _kernel(
-        ('decoder', 'logits_dense'),
-        'lm_head',
-        (config.embed_dim, config.vocab_size),
-      )
-    )
-  for stack, num_layers in (
-    ('encoder', config.num_encoder_layers),
-    ('decoder', config.num_decoder_layers),
-  ):
-    parameters += _stack_parameters(config, stack, num_layers)
-  return tuple(parameters)
-
-
-def _stack_parameters(
-  config: T5Config, stack: str, num_layers: int
-) -> list[Parameter]:
-  parameters = [
-    Parameter(
-      (stack, 'relpos_bias', 'rel_embedding'),
-      '',
-      f'{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight',
-      (config.num_heads, config.relpos_num_buckets),
-      is_transposed=True,
-    ),
-    _norm(config, (stack, f'{stack}_norm'), f'{stack}.final_layer_norm'),
-  ]
-  layers = _ENCODER_LAYERS if stack == 'encoder' else _DECODER_LAYERS
-  for i in range(num_layers):
-    for j, (norm, layer, huggingface) in enumerate(layers):
-      ours, theirs = (stack, f'layers_{i}'), f'{stack}.block.{i}.layer.{j}'
-      parameters.append(_norm(config, (*ours, norm), f'{theirs}.layer_norm'))
-      make = _mlp_kernels if layer == 'mlp' else _attention_kernels
-      parameters += make(config, (*ours, layer), f'{theirs}.{huggingface}')
-  return parameters
-
-
-def _attention_kernels(
-  config: T5Config, path: tuple[str, ...], huggingface: str
-) -> list[Parameter]:
-  embed_dim, joined = config.embed_dim, config.num_heads * config.head_dim
-  return [
-    _kernel(
-      (*path, ours),
-      f'{huggingface}.{theirs}',
-      (embed_dim, joined) if is_in else (joined, embed_dim),
-    )
-    for ours, theirs, is_in in _ATTENTION
-  ]
-
-
-def _mlp_kernels(
-  config: T5Config, path: tuple[str, ...], huggingface: str
-) -> list[Parameter]:
-  embed_dim, mlp_dim = config.embed_dim, config.mlp_dim
+    rows.append(('decoder/logits_dense/kernel', 'lm_head', 'd vocab'))
   num_inner = len(config.mlp_activations)
-  names = ['wi'] if num_inner == 1 else [f'wi_{i}' for i in range(num_inner)]
-  kernels = [
-    _kernel((*path, name), f'{huggingface}.{name}', (embed_dim, mlp_dim))
-    for name in names
-  ]
-  return [
-    *kernels,
-    _kernel((*path, 'wo'), f'{huggingface}.wo', (mlp_dim, embed_dim)),
-  ]
+  inner = ['wi'] if num_inner == 1 else [f'wi_{i}' for i in range(num_inner)]
+  mlp = [*((name, name, 'd mlp') for name in inner), ('wo', 'wo', 'mlp d')]
+  for stack, parts, num_layers in (
+    ('encoder', _ENCODER_LAYER, config.num_encoder_layers),
+    ('decoder', _DECODER_LAYER, config.num_decoder_layers),
+  ):
+    table = f'{stack}.block.0.layer.0.SelfAttention.relative_attention_bias'
+    rows += [
+      (f'{stack}/relpos_bias/rel_embedding', table, 'heads buckets'),
+      (f'{stack}/{stack}_norm/scale', f'{stack}.final_layer_norm', 'd'),
+    ]
+    for i in range(num_layers):
+      ours = f'{stack}/layers_{i}'
+      for j, (norm, part, huggingface) in enumerate(parts):
+        theirs = f'{stack}.block.{i}.layer.{j}'
+        rows.append((f'{ours}/{norm}/scale', f'{theirs}.layer_norm', 'd'))
+        for name, short, axes in mlp if part == 'mlp' else _ATTENTION:
+          path = f'{ours}/{part}/{name}/kernel'
+          rows.append((path, f'{theirs}.{huggingface}.{short}', axes))
+  return tuple(_parameter(config, *row) for row in rows)
 
 
-def _kernel(
-  path: tuple[str, ...], huggingface: str, shape: tuple[int, ...]
+def _parameter(
+  config: T5Config, path: str, huggingface: str, axes: str
 ) -> Parameter:
+  sizes = {
+    'vocab': config.vocab_size,
+    'd': config.embed_dim,
+    'heads': config.num_heads,
+    'heads*head': config.num_heads * config.head_dim,
+    'mlp': config.mlp_dim,
+    'buckets': config.relpos_num_buckets,
+  }
   return Parameter(
-    (*path, 'kernel'), '', f'{huggingface}.weight', shape, is_transposed=True
-  )
-
-
-def _norm(
-  config: T5Config, path: tuple[str, ...], huggingface: str
-) -> Parameter:
-  return Parameter(
-    (*path, 'scale'), '', f'{huggingface}.weight', (config.embed_dim,)
+    path,
+    f'{huggingface}.weight',
+    tuple(sizes[axis] for axis in axes.split()),
+    is_transposed=path.endswith(('/kernel', '/rel_embedding')),
   )
