@@ -46,8 +46,7 @@ def compare(
     full_width: see `sides.full_width_side`; made with `may_abstain` where the
       drafter may have no draft, and iterations without one are timed, too.
     drafter: the drafted side's; where its gamma varies, the same without.
-    propose: what times it, see
-      `sides.propose_programs`.
+    propose: what times it, see `sides.propose_programs`.
     repeats: timed runs of each.
     is_adaptive: whether it varies. The theorem then says nothing, and of more
       than one row it is not known how many steps the draft model took.
@@ -72,10 +71,10 @@ def compare(
   if drafter.may_abstain:
     sides['without_draft'] = sides_lib.without_drafts(full_width)
   seconds, outputs, propose_seconds = _time(sides, propose, repeats, advance)
-  seconds.setdefault('plain', seconds['baseline'])
   if any(np.any(s.has_nan) for states in outputs.values() for s in states):
     raise ValueError('the logits were not numbers (NaN): nothing to time')
-  outputs.setdefault('plain', outputs['baseline'])
+  for found in (seconds, outputs):
+    found.setdefault('plain', found['baseline'])
   counts = {name: _counts(states) for name, states in outputs.items()}
 
   per_iteration = lambda name: float(
@@ -130,14 +129,15 @@ def _time(
   advance: Callable[[int], None],
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], float]:
   """Seconds and final states of each side, and seconds of a draft, in turns."""
-  decodes = {name: side.decode for name, side in sides.items()}
-  drafts = {f'propose {i}': program for i, program in enumerate(propose)}
-  programs: dict[str, Callable[[], Any]] = {**decodes, **drafts}
+  programs: dict[Any, Callable[[], Any]] = {
+    **{name: side.decode for name, side in sides.items()},
+    **dict(enumerate(propose)),
+  }
   seconds, outputs = stopwatch.alternate(programs, repeats, advance)
-  propose_seconds = stopwatch.propose_seconds(
-    propose, [seconds.pop(name) for name in drafts]
+  drafting = stopwatch.propose_seconds(
+    propose, [seconds.pop(i) for i in range(len(propose))]
   )
-  return seconds, {name: outputs[name] for name in sides}, propose_seconds
+  return seconds, {name: outputs[name] for name in sides}, drafting
 
 
 def _num_draft_steps(
@@ -269,7 +269,7 @@ def sameness(
   Args:
     target: the target of both sides.
     params: the plain side's.
-    expected: where plain decoding ended, a state a batch.
+    expected: where plain decoding ended, one state per batch.
     found: the same of the other side.
 
   Returns:

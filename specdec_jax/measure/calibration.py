@@ -78,7 +78,7 @@ def observe(
 
   Args:
     row_keys: keys `[B]`, consumed as any rule consumes them.
-    draft: one token a row, or none.
+    draft: one token per row, or none.
     target_probs: float32 `[B, 2, V]`, or `[B, 1, V]` without a draft.
     is_argmax: whether the text is the target's likeliest.
   """
@@ -120,11 +120,11 @@ def overlaps(
     drafters: D of them, with gamma 1.
     logits_to_probs: how the target is sampled.
     max_len: as for `speculative.generate`.
-    num_tokens: new tokens a row, at most.
+    num_tokens: new tokens per row, at most.
     eos_id: as for `speculative.generate`.
     leniences: l, each in (0, 1].
-    is_argmax: greedy text, and `passes_argmax` in place of `shared_mass`; the
-      law of `logits_to_probs` is then that of the rule, before the argmax.
+    is_argmax: greedy text, and `passes_argmax` in place of `shared_mass`;
+      `logits_to_probs` then gives what the rule reads, before the argmax.
 
   Returns:
     Of every drafter what each of the leniences would accept, all along one and
@@ -158,7 +158,7 @@ def overlaps(
   values, is_text, is_drafted = (
     np.concatenate(each, axis=-2) for each in zip(*parts, strict=True)
   )
-  # Sums of float32 laws may exceed one by their rounding.
+  # Sums of float32 probabilities may exceed one by their rounding.
   values = np.minimum(values.astype(np.float64), 1.0)
   values = np.where(is_drafted[:, None], values, 0.0)
   return [
@@ -203,9 +203,9 @@ def _generate(
       params, state, **models, verify_fn=verify_fn, **rule
     )
     is_text = info.counts > 0
-    law = info.target_probs[:, 0]
+    p = info.target_probs[:, 0]
     shares = [
-      jnp.stack([share_fn(draft, law, each) for each in leniences])
+      jnp.stack([share_fn(draft, p, each) for each in leniences])
       for draft in drafts
     ]
     has_guess = jnp.stack([draft.lengths > 0 for draft in drafts])
@@ -257,7 +257,7 @@ def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:
     `theory.estimates.ratio`; `num_prefixes`, `num_rows`;
     `abstained`, the share of prefixes without a guess; `autocorrelation` of
     neighbouring overlaps by lag, None where there are none; and `profile`, the
-    rate of each position of a block that starts anywhere, no guess counting as
+    rate of each position of a draft that starts anywhere, no guess counting as
     no overlap.
 
   Raises:
@@ -293,16 +293,14 @@ def _autocorrelation(found: Overlaps, alpha: float, lag: int) -> float | None:
 
 
 def _profile(found: Overlaps, max_gamma: int) -> list[float]:
-  """Rates of the positions of blocks that begin at every prefix."""
+  """Rates of the positions of drafts that begin at every prefix."""
   values = np.where(found.is_drafted, found.values, 0)
+  values = np.where(found.is_text, values, np.nan)
   reached, rates = np.ones(found.is_text.sum()), []
   for i in range(max_gamma):
-    # A block that the text's end cuts short says nothing of what is beyond.
-    inside = np.zeros_like(found.is_text)
-    inside[:, : inside.shape[1] - i] = found.is_text[:, i:]
-    shifted = np.zeros_like(values)
-    shifted[:, : values.shape[1] - i] = values[:, i:]
-    ahead = np.where(inside, shifted, np.nan)[found.is_text]
+    # A draft that the text's end cuts short says nothing of what is beyond.
+    shifted = np.pad(values[:, i:], ((0, 0), (0, i)), constant_values=np.nan)
+    ahead = shifted[found.is_text]
     is_inside = ~np.isnan(ahead)
     before = reached[is_inside].mean() if is_inside.any() else 0.0
     reached = reached * np.nan_to_num(ahead)

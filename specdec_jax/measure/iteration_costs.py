@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from specdec_jax.base import Array, Drafter, LanguageModel, Params, Prompt
+from specdec_jax.decoding import speculative
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure import stopwatch
@@ -89,13 +90,13 @@ def cost_programs(
     )
   )
   state = drafted.states[0]
-  has_law = _has_law(params, state, drafters[max_gamma])
+  has_probs = _has_probs(params, state, drafters[max_gamma])
   full = functools.partial(
     sides_lib.full_width_side,
     params,
     rng_key,
     [prompt],
-    law_size=target.vocab_size if has_law else None,
+    vocab_size=target.vocab_size if has_probs else None,
     may_abstain=drafters[max_gamma].may_abstain,
     **shared,
   )
@@ -134,16 +135,10 @@ def cost_programs(
   return CostPrograms(programs, figures)
 
 
-def _has_law(params: Params, state: DecodeState, drafter: Drafter) -> bool:
+def _has_probs(params: Params, state: DecodeState, drafter: Drafter) -> bool:
   """Whether drafts come with the probabilities that they were drawn from."""
-  reads_target = drafter.reads_target_cache
-  draft, _ = jax.eval_shape(
-    drafter.propose,
-    params.drafter,
-    state.row_keys,
-    state.context,
-    state.target_cache if reads_target else state.drafter_state,
-  )
+  propose = functools.partial(speculative.propose, drafter=drafter)
+  draft, _ = jax.eval_shape(propose, params, state)
   return draft.probs is not None
 
 

@@ -5,6 +5,7 @@ They follow Figures 2 to 5 of Leviathan et al.
 saves a figure or displays it.
 """
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -143,7 +144,9 @@ def speedup_by_gamma(
     measured: likewise.
   """
   figure, axes = new_figure()
-  for color, (name, line) in zip(_cycle(), predicted.items(), strict=False):
+  for (name, line), color in zip(
+    predicted.items(), itertools.cycle(_COLORS), strict=False
+  ):
     axes.plot(list(line), list(line.values()), color=color, label=name)
     points = (measured or {}).get(name, {})
     if points:
@@ -162,10 +165,6 @@ def speedup_by_gamma(
   # Inside, it would lie over points and ranges.
   axes.legend(loc='upper left', bbox_to_anchor=(1, 1), frameon=False)
   return figure
-
-
-def _cycle() -> list[str]:
-  return list(_COLORS) * 4
 
 
 def _number(value: float) -> str:

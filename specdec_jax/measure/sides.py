@@ -25,7 +25,7 @@ class Side:
   Attributes:
     run: `(params, state) -> state`, compiled.
     params: its first argument.
-    states: one a batch.
+    states: one per batch.
     compile_seconds: of prefill and loop, or of the loop alone where the prefill
       is another side's.
     prefill_seconds: of all batches, warm.
@@ -120,18 +120,18 @@ def full_width_side(
   prompts: Sequence[Prompt],
   *,
   gamma: int,
-  law_size: int | None = None,
+  vocab_size: int | None = None,
   may_abstain: bool = False,
   **rest,
 ) -> Side:
   """A few iterations that all score gamma + 1 positions, on one batch;
-  `law_size` and `may_abstain` as for `stopwatch.always_full`."""
+  `vocab_size` and `may_abstain` as for `stopwatch.always_full`."""
   prompt = prompts[0]
   side = speculative_side(
     Params(params.target, jnp.bool_(True)) if may_abstain else params,
     rng_key,
     [prompt],
-    drafter=stopwatch.always_full(gamma, law_size, may_abstain=may_abstain),
+    drafter=stopwatch.always_full(gamma, vocab_size, may_abstain=may_abstain),
     **rest,
   )
   return shortened(side)

@@ -4,8 +4,6 @@ What such a decode says is no model's text; only its speed means anything, and
 whoever shows it says that it is simulated.
 """
 
-import functools
-
 import jax.numpy as jnp
 
 from specdec_jax import arrays
@@ -23,7 +21,7 @@ def simulated_acceptance(
 
   Args:
     row_keys: keys `[B]`, consumed.
-    draft: up to G tokens a row.
+    draft: up to G tokens per row.
     target_probs: float32 `[B, G+1, V]`.
     alpha: the chance, in [0, 1].
 
@@ -32,20 +30,16 @@ def simulated_acceptance(
   """
   if not 0 <= alpha <= 1:
     raise ValueError(f'alpha must lie in [0, 1], got {alpha}')
-  decide_fn = functools.partial(decide, alpha=alpha)
-  return decision.verify(decide_fn, row_keys, draft, target_probs)
 
+  def decide(uniforms: Array, draft: Draft, target_probs: Array) -> Decision:
+    gamma = draft.tokens.shape[1]
+    is_drafted = arrays.is_within(draft.lengths, gamma)
+    accept_probs = jnp.where(is_drafted, jnp.float32(alpha), 0.0)
+    num_accepted = arrays.count_leading(uniforms < accept_probs)
+    return Decision(
+      num_accepted=num_accepted,
+      next_probs=decision.probs_at(target_probs, num_accepted),
+      accept_probs=accept_probs,
+    )
 
-def decide(
-  uniforms: Array, draft: Draft, target_probs: Array, *, alpha: float
-) -> Decision:
-  """The rule for given uniform draws `[B, G]`."""
-  gamma = draft.tokens.shape[1]
-  is_drafted = arrays.is_within(draft.lengths, gamma)
-  accept_probs = jnp.where(is_drafted, jnp.float32(alpha), 0.0)
-  num_accepted = arrays.count_leading(uniforms < accept_probs)
-  return Decision(
-    num_accepted=num_accepted,
-    next_probs=decision.probs_at(target_probs, num_accepted),
-    accept_probs=accept_probs,
-  )
+  return decision.verify(decide, row_keys, draft, target_probs)

@@ -128,7 +128,7 @@ def quickest_dtype(
 
 
 def always_full(
-  gamma: int, law_size: int | None = None, *, may_abstain: bool = False
+  gamma: int, vocab_size: int | None = None, *, may_abstain: bool = False
 ) -> Drafter:
   """Proposes gamma copies of the last token, at no cost: with it an iteration
   of the loop costs one target call over gamma + 1 positions. With gamma 0 it is
@@ -136,8 +136,8 @@ def always_full(
 
   Args:
     gamma: tokens per iteration.
-    law_size: of the vocabulary, if drafts are to have a distribution, all of it
-      on their tokens: verification then costs what it does with a draft model.
+    vocab_size: if drafts are to have a distribution, all of it on their tokens:
+      verification then costs what it does with a draft model.
     may_abstain: compiles the loop as for a drafter that may have no draft. Its
       params, a bool scalar, say whether this one has any: both kinds of
       iteration are timed in one program.
@@ -152,7 +152,7 @@ def always_full(
     lengths = jnp.full_like(context.lengths, gamma)
     draft = Draft(
       tokens=tokens,
-      probs=None if law_size is None else jax.nn.one_hot(tokens, law_size),
+      probs=None if vocab_size is None else jax.nn.one_hot(tokens, vocab_size),
       lengths=jnp.where(params, lengths, 0) if may_abstain else lengths,
     )
     return draft, state
@@ -296,6 +296,5 @@ def time_propose(
 ) -> float:
   """Times `propose` by itself: see `propose_seconds`."""
   programs = propose_programs(params, state, drafter, target)
-  named = {str(i): program for i, program in enumerate(programs)}
-  seconds, _ = alternate(named, repeats)
+  seconds, _ = alternate(dict(enumerate(programs)), repeats)
   return propose_seconds(programs, list(seconds.values()))

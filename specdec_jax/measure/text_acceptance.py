@@ -1,8 +1,8 @@
 """Alpha on texts that are there, for several draft models at once.
 
-What `calibration.overlaps` finds while the target generates, one call a token,
-is found here by one call a text, on the same prefixes for every draft model, so
-that two of them can be compared row by row.
+What `calibration.overlaps` finds while the target generates, one call per
+token, is found here by one call per text, on the same prefixes for every draft
+model, so that two of them can be compared row by row.
 """
 
 import dataclasses

@@ -2,9 +2,9 @@
 
 Symbols are those of Leviathan et al. (https://arxiv.org/abs/2211.17192):
 `alpha` is the mean over contexts of the chance that a drafted token is
-accepted, `gamma` the number of drafted tokens, `p` the target's law, `q` the
-drafter's. "Tokens" always counts the correction or bonus token too, so one
-target run gives at least one.
+accepted, `gamma` the number of drafted tokens, `p` the target's distribution,
+`q` the drafter's. "Tokens" always counts the correction or bonus token too, so
+one target run gives at least one.
 
 All functions take scalars or arrays and follow numpy's broadcasting; scalars in
 give a scalar out.
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 # Enumerating drafts is for toys; beyond this many it is a mistake.
 _MAX_DRAFTS = 1_000_000
-_LAW_TOLERANCE = 1e-4
+_TOLERANCE = 1e-4
 
 
 def in_range(
@@ -35,21 +35,21 @@ def in_range(
   return array
 
 
-def _law(name: str, probs: ArrayLike) -> np.ndarray:
+def _distribution(name: str, probs: ArrayLike) -> np.ndarray:
   """`probs` as float64, once its last axis is known to be a distribution."""
-  array = in_range(name, probs, 0.0, 1.0 + _LAW_TOLERANCE)
+  array = in_range(name, probs, 0.0, 1.0 + _TOLERANCE)
   if array.ndim == 0:
     raise ValueError(f'{name} needs a vocabulary axis, got a scalar')
   totals = np.asarray(array.sum(-1))
-  is_off = abs(totals - 1) > _LAW_TOLERANCE
+  is_off = abs(totals - 1) > _TOLERANCE
   if is_off.any():
     raise ValueError(f'{name} must sum to 1, got {totals[is_off][0]:g}')
   return array
 
 
-def _laws(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-  """Both laws, over one vocabulary."""
-  p, q = _law('p', p), _law('q', q)
+def _pair(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+  """Both distributions, over one vocabulary."""
+  p, q = _distribution('p', p), _distribution('q', q)
   if p.shape[-1] != q.shape[-1]:
     raise ValueError(
       f'p has a vocabulary of {p.shape[-1]}, q one of {q.shape[-1]}'
@@ -83,10 +83,10 @@ def acceptance_rate(
     Rates in [0, 1], shape `[...]`.
 
   Raises:
-    ValueError: if a law does not sum to 1 (within 1e-4), the vocabularies
-      differ, or `lenience` is out of range.
+    ValueError: if a distribution does not sum to 1 (within 1e-4), the
+      vocabularies differ, or `lenience` is out of range.
   """
-  p, q = _laws(p, q)
+  p, q = _pair(p, q)
   rate = np.minimum(p / _lenience(lenience)[..., None], q).sum(-1)
   return np.minimum(rate, 1.0)[()]
 
@@ -96,27 +96,27 @@ def divergence(p: ArrayLike, q: ArrayLike) -> np.ndarray:
 
   Leviathan et al., Definition 3.2 and Lemma 3.3:
   https://arxiv.org/abs/2211.17192. Computed as half the L1 distance, which
-  keeps its precision when the laws are close.
+  keeps its precision when the distributions are close.
 
   Args:
     p: probabilities, `[..., V]`.
     q: probabilities, `[..., V]`.
 
   Returns:
-    Distances in [0, 1], shape `[...]`; 0 only for equal laws, 1 only for laws
-    that share no token.
+    Distances in [0, 1], shape `[...]`; 0 only for equal distributions, 1 only
+    for those that share no token.
 
   Raises:
     ValueError: as `acceptance_rate`.
   """
-  p, q = _laws(p, q)
+  p, q = _pair(p, q)
   return (abs(p - q).sum(-1) / 2)[()]
 
 
-def lenient_law(
+def lenient_probs(
   p: ArrayLike, q: ArrayLike, lenience: ArrayLike = 1.0
 ) -> np.ndarray:
-  """The law that a lenient acceptance really emits.
+  """The distribution that a lenient acceptance really emits.
 
   Leviathan et al., Appendix A.5: https://arxiv.org/abs/2211.17192. Departure:
   the paper leaves the residual of a lenient rejection open; here it is the
@@ -134,7 +134,7 @@ def lenient_law(
   Raises:
     ValueError: as `acceptance_rate`.
   """
-  p, q = _laws(p, q)
+  p, q = _pair(p, q)
   accepted = np.minimum(p / _lenience(lenience)[..., None], q)
   residual = np.maximum(p - q, 0)
   mass = residual.sum(-1, keepdims=True)
@@ -163,7 +163,7 @@ def argmax_acceptance(
   Raises:
     ValueError: as `acceptance_rate`.
   """
-  p, q = np.broadcast_arrays(*_laws(p, q))
+  p, q = np.broadcast_arrays(*_pair(p, q))
   drafted = q.argmax(-1)[..., None]
   drafted_probs = np.take_along_axis(p, drafted, -1)[..., 0]
   is_accepted = drafted_probs >= _lenience(lenience) * p.max(-1)
@@ -237,7 +237,7 @@ def expected_runs(rates: ArrayLike, gamma: int) -> float:
   Args:
     rates: for each token of the text in turn, the chance that a draft of it
       passes, `[N]`: `acceptance_rate` after the prefix before it.
-    gamma: drafted tokens a run, at least 0.
+    gamma: drafted tokens per run, at least 0.
 
   Raises:
     ValueError: if an argument is out of range.
@@ -245,8 +245,7 @@ def expected_runs(rates: ArrayLike, gamma: int) -> float:
   rates = in_range('rates', rates, 0, 1)
   if rates.ndim != 1:
     raise ValueError(f'rates must be those of one text, got {rates.shape}')
-  if gamma != int(gamma) or gamma < 0:
-    raise ValueError(f'gamma must be a whole number of at least 0, got {gamma}')
+  _check_whole(gamma)
   # `runs[i]`: from token i on; beyond the end there is nothing to do.
   runs = np.zeros(len(rates) + gamma + 2)
   for i in reversed(range(len(rates))):
@@ -319,14 +318,14 @@ def alpha_from_block_efficiency(
 def token_verification_accepted(
   p: ArrayLike, q: ArrayLike, gamma: int
 ) -> float:
-  """Mean drafted tokens that Algorithm 1 accepts under one context-free law.
+  """Mean drafted tokens that Algorithm 1 accepts without any context.
 
   `beta + beta^2 + ... + beta^gamma` (Leviathan et al.,
   https://arxiv.org/abs/2211.17192); the correction is not counted.
 
   Args:
-    p: the target's law at every position, `[V]`.
-    q: the drafter's law at every position, `[V]`.
+    p: the target's distribution at every position, `[V]`.
+    q: the drafter's distribution at every position, `[V]`.
     gamma: drafted tokens, at least 0.
 
   Raises:
@@ -342,18 +341,18 @@ def block_verification_accepted(
   """Mean drafted tokens that block verification accepts, by enumeration.
 
   Sun et al., Algorithm 2 (https://arxiv.org/abs/2403.10444), for one
-  context-free pair of laws: every draft is visited, and the chance that the
+  context-free pair: every draft is visited, and the chance that the
   last accepted position is i or beyond is `1 - prod_{j >= i} (1 - h_j)`. Never
   less than `token_verification_accepted`; for P = (1/3, 2/3), Q = (2/3, 1/3)
   and gamma 2 it is 11/9 against 10/9.
 
   Args:
-    p: the target's law at every position, `[V]`.
-    q: the drafter's law at every position, `[V]`.
+    p: the target's distribution at every position, `[V]`.
+    q: the drafter's distribution at every position, `[V]`.
     gamma: drafted tokens, at least 0; `V**gamma` may be at most 1e6.
 
   Raises:
-    ValueError: if a law is not a distribution over one axis, gamma is not a
+    ValueError: if p or q is not a distribution over one axis, gamma is not a
       whole number of at least 0, or there are too many drafts.
   """
   p, q = _check_toy(p, q, gamma)
@@ -383,10 +382,14 @@ def block_verification_accepted(
 def _check_toy(
   p: ArrayLike, q: ArrayLike, gamma: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The two laws, once known to be vectors, and gamma to be whole."""
-  p, q = _laws(p, q)
+  """Both distributions, once known to be vectors, and gamma to be whole."""
+  p, q = _pair(p, q)
   if p.ndim != 1 or q.ndim != 1:
     raise ValueError(f'p and q must be vectors, got {p.shape} and {q.shape}')
+  _check_whole(gamma)
+  return p, q
+
+
+def _check_whole(gamma: int) -> None:
   if gamma != int(gamma) or gamma < 0:
     raise ValueError(f'gamma must be a whole number of at least 0, got {gamma}')
-  return p, q

@@ -3,7 +3,7 @@
 Theorem 3.8 of Leviathan et al. (https://arxiv.org/abs/2211.17192) with three of
 its assumptions lifted: scoring a block costs what it costs, the loop costs
 something, and rows of a batch that advance at their own pace are done when the
-slowest is. Acceptances of a block may have a rate a position.
+slowest is. Acceptances may have a rate per position.
 """
 
 import dataclasses
@@ -12,7 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specdec_jax.theory.acceptance import expected_tokens_of_profile, in_range
+from specdec_jax.theory.acceptance import (
+  alpha_from_block_efficiency,
+  expected_tokens_of_profile,
+  in_range,
+)
 
 # A gain or a loss of less is called neither.
 _MARGIN = 0.02
@@ -124,10 +128,10 @@ class Choice:
   """What a gamma is expected to give.
 
   Attributes:
-    gamma: drafted tokens an iteration; 0 is plain decoding.
-    expected_tokens: a target run and row.
+    gamma: drafted tokens per iteration; 0 is plain decoding.
+    expected_tokens: per target run and row.
     speedup: over plain decoding; see `plan` for the batch.
-    operations_factor: arithmetic a token over plain decoding's.
+    operations_factor: arithmetic per token over plain decoding's.
     row_utilisation: mean iterations of a row over those of the slowest; 1 for
       one row.
     break_even_alpha: the acceptance rate at which it neither gains nor loses,
@@ -162,9 +166,9 @@ def expected_iterations(
 ) -> float:
   """Mean iterations until the slowest of several rows has `length` tokens.
 
-  Exact for independent rows and iterations: the law of a block's length is
-  convolved until the length is reached, and the mean of the maximum is
-  `sum_m (1 - P(done within m)^B)`.
+  Exact for independent rows and iterations: the distribution of the tokens per
+  iteration is convolved until the length is reached, and the mean of the
+  maximum is `sum_m (1 - P(done within m)^B)`.
 
   Args:
     profile: acceptance rate of each position `[G]`; G may be 0.
@@ -201,7 +205,7 @@ def plan(
   """The gamma to take, what it should give, and words where it loses.
 
   Args:
-    alpha: the acceptance rate, or one a position, at least `max_gamma` of them.
+    alpha: the acceptance rate, or one per position, `max_gamma` or more.
     costs: of the parts of an iteration, for all rows of the batch together.
     max_gamma: the largest gamma considered; None for all whose scoring was
       measured.
@@ -231,9 +235,13 @@ def plan(
   best = max(choices, key=lambda choice: choice.speedup)
   sentences = [*_verdict(choices, best, costs, batch_size, profile)]
   if interval is not None:
-    sentences.append(
-      _sensitivity(interval, costs, best, max_gamma, batch_size, length)
+    low, high = (
+      plan(
+        end, costs, max_gamma=max_gamma, batch_size=batch_size, length=length
+      ).best
+      for end in interval
     )
+    sentences.append(_sensitivity(interval, low, best, high))
   return Plan(choices=choices, best=best, sentences=tuple(sentences))
 
 
@@ -245,31 +253,23 @@ def _choice(
   of_one = expected_iterations(profile, length, 1)
   of_all = expected_iterations(profile, length, batch_size)
   seconds = costs.iteration_seconds(gamma)
-  # Tokens a run, as in a long decode; the slowest row stretches it.
+  # Tokens per run, as in a long decode; the slowest row stretches it.
   num_iterations = length / tokens * of_all / of_one
   speedup = costs.decode_seconds(0, length) / costs.decode_seconds(
     gamma, num_iterations
   )
+  # Where the expected tokens are worth as many plain steps.
+  cost, break_even = seconds / costs.plain_seconds, None
+  if 0 < gamma >= cost - 1:
+    break_even = float(alpha_from_block_efficiency(max(cost, 1.0), gamma))
   return Choice(
     gamma=gamma,
     expected_tokens=tokens,
     speedup=speedup,
     operations_factor=(gamma * costs.c_hat + gamma + 1) / tokens,
     row_utilisation=of_one / of_all,
-    break_even_alpha=_break_even(gamma, seconds / costs.plain_seconds),
+    break_even_alpha=break_even,
   )
-
-
-def _break_even(gamma: int, cost: float) -> float | None:
-  """The alpha whose expected tokens are worth `cost` plain steps."""
-  if gamma == 0 or cost > gamma + 1:
-    return None
-  low, high = 0.0, 1.0
-  for _ in range(50):
-    middle = (low + high) / 2
-    tokens = float(expected_tokens_of_profile(np.full(gamma, middle)))
-    low, high = (middle, high) if tokens < cost else (low, middle)
-  return (low + high) / 2
 
 
 def _verdict(
@@ -286,7 +286,7 @@ def _verdict(
   gaining = [each.gamma for each in drafting if each.speedup > 1]
   if best.speedup > 1 + _MARGIN:
     sentences = [
-      f'Take gamma {best.gamma}: {best.expected_tokens:.2f} tokens a target '
+      f'Take gamma {best.gamma}: {best.expected_tokens:.2f} tokens per target '
       f'run, {best.speedup:.2f} times as fast as plain decoding, for '
       f'{best.operations_factor:.2f} times the arithmetic.'
     ]
@@ -327,38 +327,27 @@ def _reason(
   ratio = costs.verify_cost_ratio(gamma)
   drafting = costs.drafting_seconds(gamma) / costs.plain_seconds
   loop = costs.loop_seconds / costs.plain_seconds
+  drafted = f'drafting {gamma} token' + 's' * (gamma > 1)
   if tokens < 1.25:
     return f'only {profile[0]:.0%} of the drafted tokens are accepted'
   reasons = {
-    f'drafting {gamma} tokens costs {drafting:.2f} plain steps': drafting,
+    f'{drafted} costs {drafting:.2f} plain steps': drafting,
     f'scoring {gamma + 1} positions of {batch_size} rows costs {ratio:.2f} '
     'plain steps': ratio - 1,
-    f'the loop itself costs {loop:.2f} plain steps an iteration': loop,
+    f'the loop itself costs {loop:.2f} plain steps per iteration': loop,
   }
   return max(reasons, key=lambda reason: reasons[reason])
 
 
 def _sensitivity(
-  interval: tuple[float, float],
-  costs: Costs,
-  best: Choice,
-  max_gamma: int,
-  batch_size: int,
-  length: int,
+  interval: tuple[float, float], low: Choice, best: Choice, high: Choice
 ) -> str:
   """What the ends of an interval of alpha would choose."""
-  low, high = (
-    plan(
-      end, costs, max_gamma=max_gamma, batch_size=batch_size, length=length
-    ).best
-    for end in interval
-  )
+  chosen = f'gamma lies between {low.gamma} and {high.gamma}'
+  if low.gamma == best.gamma == high.gamma:
+    chosen = f'gamma is {best.gamma} throughout'
   return (
     f'With alpha between {interval[0]:.3f} and {interval[1]:.3f} the best '
-    + (
-      f'gamma is {best.gamma} throughout'
-      if low.gamma == high.gamma == best.gamma
-      else f'gamma lies between {low.gamma} and {high.gamma}'
-    )
-    + f', and the speedup between {low.speedup:.2f} and {high.speedup:.2f}.'
+    f'{chosen}, and the speedup between {low.speedup:.2f} and '
+    f'{high.speedup:.2f}.'
   )

@@ -188,9 +188,9 @@ def predicted_speedup(
   Args:
     block_efficiency: tokens per target run, at least 1.
     gamma: drafter steps per target run, at least 0: the mean if it varies, 1
-      for a drafter that guesses its block in one pass.
+      for a drafter that guesses all its tokens in one pass.
     c: time of one drafter step over one plain step of the target, at least 0.
-    verify_cost_ratio: time of the target's call on a whole block over that of
+    verify_cost_ratio: time of the target's call on a whole draft over that of
       a plain step, above 0.
 
   Returns:
@@ -224,8 +224,8 @@ def specdec_time(
     length: tokens to decode, at least 0.
     tokens_per_iteration: mean tokens per iteration, the correction included,
       at least 1.
-    draft_time: time to draft one block, at least 0, in any unit.
-    verify_time: time to verify one block, at least 0, in the same unit.
+    draft_time: of drafting in one iteration, at least 0, in any unit.
+    verify_time: of verifying it, at least 0, in the same unit.
 
   Returns:
     Times in that unit, the broadcast shape of the arguments.
@@ -236,9 +236,8 @@ def specdec_time(
   length = in_range('length', length, 0)
   tokens = in_range('tokens_per_iteration', tokens_per_iteration, 1)
   draft = in_range('draft_time', draft_time, 0)
-  return (length / tokens * (draft + in_range('verify_time', verify_time, 0)))[
-    ()
-  ]
+  verify = in_range('verify_time', verify_time, 0)
+  return (length / tokens * (draft + verify))[()]
 
 
 def _drafting_cost(gamma: np.ndarray, c: np.ndarray) -> np.ndarray:

@@ -156,7 +156,7 @@ def test_rows_that_wait_cost_speed():
   ('alpha', 'settings', 'batch_size', 'words'),
   [
     (0.1, {'c': 0.5}, 1, 'only 10% of the drafted tokens are accepted'),
-    (0.6, {'c': 0.8}, 1, 'drafting 1 tokens costs 0.80 plain steps'),
+    (0.6, {'c': 0.8}, 1, 'drafting 1 token costs 0.80 plain steps'),
     (0.6, {'slope': 0.9}, 8, 'scoring 2 positions of 8 rows costs 1.90'),
     (0.6, {'loop': 3.0}, 1, 'the loop itself costs 3.00 plain steps'),
   ],
