@@ -19,8 +19,8 @@ from experiments.leviathan2023 import pairs
 from experiments.leviathan2023.measured import Settings
 from experiments.leviathan2023.pairs import Dtypes
 from experiments.leviathan2023.tables import TABLES
-from specdec_jax.cli import decoder as decoder_lib
 from specdec_jax.cli import options
+from specdec_jax.launch import compilation_cache
 from specdec_jax.models import presets
 
 MODULE = 'experiments.leviathan2023'
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     batch_size=args.batch_size,
   )
   try:
-    decoder_lib.enable_compilation_cache()
+    compilation_cache.enable()
     given = []
     if set(args.tables) - _OF_THEORY:
       given = pairs.load_all(args, dtypes)

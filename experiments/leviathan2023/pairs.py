@@ -13,6 +13,8 @@ import numpy as np
 
 from experiments.leviathan2023 import paper
 from specdec_jax import drafters, logits
+from specdec_jax.assembly import models
+from specdec_jax.assembly.models import Model
 from specdec_jax.base import (
   Drafter,
   LanguageModel,
@@ -22,7 +24,6 @@ from specdec_jax.base import (
 )
 from specdec_jax.checkpoints import pretrained
 from specdec_jax.checkpoints.loading import LoadedModel
-from specdec_jax.cli import model_options
 from specdec_jax.data import ngram_counts
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout, Row
@@ -232,7 +233,7 @@ def load(
   )
   dtypes = dtypes or Dtypes()
   target_name, draft_name = given[0] or kind.target, given[1] or kind.drafter
-  read = lambda name, dtype: model_options.load(name, jnp.dtype(dtype))
+  read = lambda name, dtype: models.load(Model(checkpoint=name, dtype=dtype))
   target = read(target_name, dtypes.target)
   draft_model = read(draft_name, dtypes.draft)
   _check(target, draft_model, kind)

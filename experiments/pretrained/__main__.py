@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from experiments.pretrained import card, shipping
 from experiments.pretrained.measuring import measure
 from specdec_jax.checkpoints import pretrained
-from specdec_jax.cli import decoder, options
+from specdec_jax.cli import options
 from specdec_jax.infer import quality
+from specdec_jax.launch import compilation_cache
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,7 +49,7 @@ def _ship(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace) -> int:
-  decoder.enable_compilation_cache()
+  compilation_cache.enable()
   found = measure(args)
   print(json.dumps(found, indent=2))
   for name, figures in found.items():

@@ -15,8 +15,8 @@ from pathlib import Path
 from experiments import report
 from experiments.leviathan2023 import pairs
 from experiments.sun2024 import tables
-from specdec_jax.cli import decoder as decoder_lib
 from specdec_jax.cli import options
+from specdec_jax.launch import compilation_cache
 
 MODULE = 'experiments.sun2024'
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   args = _parser().parse_args(argv)
   folder = Path(args.output)
   try:
-    decoder_lib.enable_compilation_cache()
+    compilation_cache.enable()
     started = time.time()
     shown = report.write(
       folder,

@@ -25,9 +25,10 @@ from experiments.xia2023 import paper
 from experiments.xia2023.tables import EXACT, FULL, TABLES, Settings
 from experiments.xia2023.ways import Pair
 from specdec_jax.checkpoints import loading
-from specdec_jax.cli import decoder, options
+from specdec_jax.cli import options
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout
+from specdec_jax.launch import compilation_cache
 from specdec_jax.models import families, layers, presets
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.block_heads import BlockHeadsConfig
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   argv = sys.argv[1:] if argv is None else argv
   args = _parser().parse_args(argv)
   args.dtype = report.verifying_dtype(args)
-  decoder.enable_compilation_cache()
+  compilation_cache.enable()
   try:
     pairs = _load_all(args)
   except (ValueError, ImportError) as error:

@@ -6,7 +6,6 @@ For timing shapes whose checkpoints are not at hand. Their text is noise.
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.models import families, presets
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import vocabularies
@@ -15,30 +14,13 @@ from specdec_jax.text.vocabularies import Vocabulary
 PREFIX = 'random:'
 
 
-def load(name: str, *, dtype: jnp.dtype) -> LoadedModel:
-  """A model of the sizes that a preset names, its weights drawn on the device.
-
-  Args:
-    name: `random:` and a name of `models.presets`.
-    dtype: of parameters, activations and caches.
+def read_config(name: str, *, dtype: jnp.dtype) -> T5Config:
+  """The sizes that `random:` and a name of `models.presets` stand for.
 
   Raises:
     ValueError: if there are no such sizes.
-    ImportError: if the tokenizers package is not installed.
   """
-  config = presets.preset(name.removeprefix(PREFIX), dtype=dtype)
-  params = draw(config)
-  num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
-  return LoadedModel(
-    name=name,
-    config=config,
-    params=params,
-    vocabulary=_bytes(),
-    description=(
-      f'{name}: {num_params / 1e6:.0f}M RANDOM parameters in '
-      f'{jnp.dtype(dtype).name}'
-    ),
-  )
+  return presets.preset(name.removeprefix(PREFIX), dtype=dtype)
 
 
 def draw(config: T5Config) -> dict:
@@ -61,7 +43,7 @@ def _draw(key: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:
   return jax.random.normal(key, leaf.shape, leaf.dtype) * scale
 
 
-def _bytes() -> Vocabulary:
+def vocabulary() -> Vocabulary:
   """A token for every byte, none that ends a text, and padding as id 0."""
   tokenizers = vocabularies.import_tokenizers()
   alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import specdec_jax
+from specdec_jax.assembly.choices import ChoiceError
 from specdec_jax.cli import options
 from specdec_jax.cli.commands import (
   bench,
@@ -140,7 +141,10 @@ def _sentence(error: Exception) -> tuple[str, int]:
   Errors that this package raised on purpose speak for themselves. Of others it
   says how to see where they came from.
   """
-  text = ' '.join(str(error).split())
+  text = str(error)
+  if isinstance(error, ChoiceError):
+    text = error.shown('--{}')
+  text = ' '.join(text.split())
   if isinstance(error, OSError):
     reason = error.strerror or text or type(error).__name__
     place = f'{error.filename}: ' if error.filename else ''

@@ -1,21 +1,23 @@
 """Command-line options that subcommands share, and the checks on them."""
 
 import argparse
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from specdec_jax import logits
-from specdec_jax.cli import model_options
+from specdec_jax.assembly.choices import flags_of
+from specdec_jax.assembly.drafting import DRAFTERS
+from specdec_jax.assembly.rules import RULES
 from specdec_jax.drafters.stateless import MAX_GAMMA
 from specdec_jax.launch.numbers import number, positive_int
 from specdec_jax.models.presets import DTYPES
 
-DRAFTERS = ('prompt_lookup', 'ngram', 'uniform', 'model', 'none')
-VERIFICATIONS = ('speculative_sampling', 'greedy', 'block')
+DEFAULT_MODEL = 'smollm2-135m'
+# Drafted tokens at most, where nothing else is said.
+GAMMA = 8
 ADAPTIVE = ('threshold', 'heuristic', 'estimate')
-# What changes nothing at temperature 0.
-_SAMPLING_ONLY = ('top_k', 'top_p', 'min_p')
-# Under which --adaptive threshold ends a draft.
-_MIN_PROB = 0.4
+# Below which --adaptive threshold ends a draft.
+MIN_PROB = 0.4
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,6 +52,15 @@ temperature = number(
 share = number(float, lambda x: 0 <= x <= 1, 'a number in [0, 1]')
 cost = number(float, lambda x: 0 <= x < float('inf'), 'a number of at least 0')
 fraction = number(float, lambda x: 0 < x <= 1, 'a number in (0, 1]')
+# Of flags that are fields of a choice; others have the type of their default.
+_TYPES = {
+  'gamma': gamma,
+  'max_ngram': positive_int,
+  'min_ngram': positive_int,
+  'lenience': fraction,
+  'beta': positive_int,
+  'tau': cost,
+}
 
 
 def dtypes(text: str) -> list[str]:
@@ -87,46 +98,37 @@ def add_plain_dtypes(parser: Any) -> None:
 def add_models(parser: argparse.ArgumentParser) -> None:
   """The models, the drafter and the rule."""
   group = parser.add_argument_group('models')
-  model_options.add_arguments(group)
   group.add_argument(
-    '--drafter',
-    choices=DRAFTERS,
-    help='the source of guesses (default: model with --draft_model, else '
-    'prompt_lookup)',
+    '--model',
+    default=DEFAULT_MODEL,
+    help=f'the target: {DEFAULT_MODEL}, a model of this package such as '
+    'ende-mini, a .gguf file, a folder of Hugging Face (Llama, Qwen2, Mistral, '
+    'T5), T5X or specdec convert, hf:organisation/name, or random:t5_1_1_small '
+    'for random weights of named sizes',
   )
   group.add_argument(
-    '--gamma',
-    type=gamma,
-    default=8,
-    help='drafted tokens an iteration, at most',
+    '--config',
+    metavar='SIZES',
+    help='sizes of a T5X checkpoint without a model.json: a name such as '
+    't5_1_1_small, or the path of a model.json',
   )
   group.add_argument(
-    '--max_ngram',
-    type=positive_int,
-    default=3,
-    help='longest suffix that prompt_lookup looks up',
+    '--vocabulary',
+    metavar='PATH',
+    help='a SentencePiece model or a folder with a vocabulary, for target and '
+    'draft model (default: what lies beside each)',
   )
   group.add_argument(
-    '--min_ngram',
-    type=positive_int,
-    help='shortest suffix that prompt_lookup trusts (default: 2, or max_ngram '
-    'if that is less)',
+    '--revision',
+    help='branch, tag or commit of an hf: model; also written '
+    'hf:organisation/name@REVISION',
   )
   group.add_argument(
-    '--ngram_text', metavar='FILE', help='the text that ngram counts'
-  )
-  _add_adaptive(group)
-  group.add_argument(
-    '--verification',
-    choices=VERIFICATIONS,
-    default='speculative_sampling',
-    help='the acceptance rule',
+    '--draft_model',
+    help='the weights of the drafter: a smaller model, a Spec-Drafter or heads',
   )
   group.add_argument(
-    '--lenience',
-    type=fraction,
-    default=1.0,
-    help='below 1, accepts more and is no longer lossless',
+    '--draft_config', metavar='SIZES', help='--config of the draft model'
   )
   group.add_argument(
     '--dtype', choices=DTYPES, default='float32', help='of weights and caches'
@@ -136,6 +138,39 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     choices=DTYPES,
     help='of the draft model (default: that of --dtype)',
   )
+  group.add_argument(
+    '--drafter',
+    choices=DRAFTERS,
+    help='the source of guesses (default: model with --draft_model, else '
+    'prompt_lookup)',
+  )
+  _add_flags(group, DRAFTERS.values(), defaults={'gamma': GAMMA})
+  _add_adaptive(group)
+  group.add_argument(
+    '--verification',
+    choices=RULES,
+    default='speculative_sampling',
+    help='the acceptance rule',
+  )
+  _add_flags(group, RULES.values())
+
+
+def _add_flags(
+  group: Any, choices: Iterable[type], defaults: Mapping[str, Any] = {}
+) -> None:
+  """The flags that any of some choices has, each once."""
+  added = set()
+  for choice in choices:
+    for name, field in flags_of(choice).items():
+      if name not in added:
+        text, default = field.metadata['help'], field.default
+        default = defaults.get(name, default)
+        if default not in (None, ''):
+          text += f' (default: {default:g})'
+        kind = _TYPES.get(name) or type(field.default)
+        metavar = 'FILE' if kind is str else None
+        group.add_argument(f'--{name}', type=kind, help=text, metavar=metavar)
+        added.add(name)
 
 
 def _add_adaptive(group: Any) -> None:
@@ -151,7 +186,7 @@ def _add_adaptive(group: Any) -> None:
     '--min_prob',
     type=share,
     help='with --adaptive: a drafted token to which the draft model gives less '
-    f'is the last of its draft (default: {_MIN_PROB} for threshold, else 0)',
+    f'is the last of its draft (default: {MIN_PROB} for threshold, else 0)',
   )
   group.add_argument(
     '--draft_cost',
@@ -225,104 +260,3 @@ def add_output(parser: argparse.ArgumentParser) -> Any:
     help='auto colours a terminal',
   )
   return group
-
-
-def check(args: argparse.Namespace) -> None:
-  """Finds options that contradict each other, before anything is loaded.
-
-  Sets `args.drafter`, `args.draft_dtype`, `args.min_ngram` and, with
-  `--adaptive`, `args.min_prob` where they were left open.
-
-  Raises:
-    ValueError: if they do.
-  """
-  if args.drafter is None:
-    args.drafter = 'model' if args.draft_model else 'prompt_lookup'
-  if args.drafter == 'model' and not args.draft_model:
-    raise ValueError('--drafter model needs --draft_model')
-  if args.draft_model and args.drafter != 'model':
-    raise ValueError(
-      f'--draft_model is for --drafter model, not {args.drafter}'
-    )
-  model_options.check(args)
-  if args.drafter == 'ngram' and not args.ngram_text:
-    raise ValueError('--drafter ngram needs --ngram_text, the text to count')
-  if args.ngram_text and args.drafter != 'ngram':
-    raise ValueError(f'--ngram_text is for --drafter ngram, not {args.drafter}')
-  if args.draft_dtype and args.drafter != 'model':
-    raise ValueError(
-      f'--draft_dtype is for --drafter model, not {args.drafter}'
-    )
-  args.draft_dtype = args.draft_dtype or args.dtype
-  _check_adaptive(args)
-  if args.min_ngram is None:
-    args.min_ngram = min(2, args.max_ngram)
-  if args.min_ngram > args.max_ngram:
-    raise ValueError(
-      f'--min_ngram {args.min_ngram} exceeds --max_ngram {args.max_ngram}'
-    )
-  _check_rule(args)
-  if args.system is not None and not args.chat:
-    raise ValueError('--system is for --chat, which is not given')
-  if args.batch_size % args.num_devices:
-    raise ValueError(
-      f'a batch of {args.batch_size} rows does not divide over '
-      f'{args.num_devices} devices'
-    )
-
-
-def _check_rule(args: argparse.Namespace) -> None:
-  """Raises ValueError unless verification and sampling fit together."""
-  if args.verification == 'greedy' and args.temperature != 0:
-    raise ValueError(
-      '--verification greedy decodes the argmax: it needs --temperature 0, '
-      f'got {args.temperature}'
-    )
-  # Which reads the target's probabilities at temperature 1.
-  is_lenient_greedy = args.verification == 'greedy' and args.lenience < 1
-  is_greedy = args.temperature == 0 and not is_lenient_greedy
-  for name in _SAMPLING_ONLY:
-    if is_greedy and getattr(args, name) is not None:
-      raise ValueError(
-        f'--{name} {getattr(args, name):g} changes nothing at --temperature 0, '
-        'which is greedy: give a --temperature above 0, or leave it out'
-      )
-  if (
-    args.lenience < 1
-    and not args.temperature
-    and args.verification == ('speculative_sampling')
-  ):
-    raise ValueError(
-      f'--lenience {args.lenience:g} changes nothing at --temperature 0, where '
-      'speculative sampling accepts the likeliest token alone: give '
-      '--verification greedy, which accepts tokens nearly as likely'
-    )
-  if args.verification == 'block' and args.lenience != 1:
-    raise ValueError(
-      '--verification block is lossless and has no lenience, got '
-      f'{args.lenience}'
-    )
-
-
-def _check_adaptive(args: argparse.Namespace) -> None:
-  """Raises ValueError unless the options of a gamma that varies fit."""
-  if args.adaptive is None:
-    for name in ('min_prob', 'draft_cost'):
-      if getattr(args, name) is not None:
-        raise ValueError(f'--{name} is for --adaptive, which is not given')
-    return
-  if args.drafter != 'model':
-    raise ValueError(
-      f'--adaptive {args.adaptive} is for --drafter model, not {args.drafter}'
-    )
-  if args.adaptive == 'estimate' and args.draft_cost is None:
-    raise ValueError(
-      '--adaptive estimate needs --draft_cost, which `specdec calibrate` '
-      'measures as c'
-    )
-  if args.adaptive != 'estimate' and args.draft_cost is not None:
-    raise ValueError(
-      f'--draft_cost is for --adaptive estimate, not {args.adaptive}'
-    )
-  if args.min_prob is None:
-    args.min_prob = _MIN_PROB if args.adaptive == 'threshold' else 0.0

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from specdec_jax.assembly import models
 from specdec_jax.decoding import speculative
-from specdec_jax.infer import infer_models
-from specdec_jax.infer.infer_decoding import Plan
+from specdec_jax.infer.decoding import Plan
 from specdec_jax.launch import memory
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
@@ -37,21 +37,21 @@ def figures(
     ValueError: if the model or the batch does not divide over the mesh.
   """
   batch_size = plan.decoding.batch_size
-  shapes = plan.shapes()
+  shapes = plan.decoder.params
   mesh_lib.check_divides(mesh, shapes.target, batch_size=batch_size)
   prompt = jax.tree.map(
     lambda row: jax.ShapeDtypeStruct((batch_size, *row.shape[1:]), row.dtype),
     prompts.pack(
       [None],
-      config=plan.config,
+      config=plan.decoder.config,
       width=lengths['inputs'],
       max_new_tokens=lengths['targets'],
     ),
   )
   init = functools.partial(
     speculative.init,
-    target=plan.target,
-    drafter=plan.drafting.drafter,
+    target=plan.decoder.target,
+    drafter=plan.decoder.drafter,
     max_len=plan.max_len,
   )
   state = jax.eval_shape(
@@ -69,12 +69,12 @@ def figures(
     'state': _sizes(state, mesh_lib.state_shardings(mesh, state)),
     'chip_bytes': (stats or {}).get('bytes_limit'),
   }
-  places = {
-    'target': infer_models.target_shardings(mesh),
-    'drafter': infer_models.drafter_shardings(mesh),
-  }
-  for name, place in places.items():
-    tree = getattr(shapes, name)
+  # Heads read the target's own arrays.
+  own = models.param_shapes(plan.decoder.drafting.config)
+  for name, tree, place in (
+    ('target', shapes.target, mesh_lib.target_shardings(mesh)),
+    ('drafter', own, mesh_lib.drafter_shardings(mesh)),
+  ):
     result[name] = _sizes(tree, place(tree))
   return result
 

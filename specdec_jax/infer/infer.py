@@ -18,24 +18,25 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from specdec_jax.assembly import models
+from specdec_jax.assembly.models import Model
 from specdec_jax.base import Params
 from specdec_jax.files.local_path import local_path
 from specdec_jax.infer import (
   decode_many,
   examples,
   footprint,
-  infer_decoding,
-  infer_models,
   output,
   report,
 )
+from specdec_jax.infer import decoding as decoding_lib
 from specdec_jax.infer.decode_many import Programs, Utilisation
+from specdec_jax.infer.decoding import Decoding, Plan
 from specdec_jax.infer.examples import Layout, Row
-from specdec_jax.infer.infer_decoding import Decoding, Plan
-from specdec_jax.infer.infer_models import Model
 from specdec_jax.infer.output import Shard
 from specdec_jax.infer.report import Timed
 from specdec_jax.launch import processes, progress
+from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
 from specdec_jax.text.tasks import Task
 
@@ -49,7 +50,7 @@ def infer(
   task_feature_lengths: Mapping[str, int],
   find_task: Callable[..., Task],
   decoding: Decoding,
-  make_mesh: Callable[[], Mesh] = infer_models.device_mesh,
+  make_mesh: Callable[[], Mesh] = mesh_lib.device_mesh,
   mode: str = _MODE,
   checkpoint_period: int = 100,
   shard_id: int = 0,
@@ -89,18 +90,18 @@ def infer(
     ValueError: if something does not fit, with the numbers.
   """
   _check_arguments(mode, checkpoint_period, shard_id, num_shards, profile_dir)
-  config = infer_models.read_config(model)
+  config = models.read_config(model)
   lengths = examples.check_lengths(config, task_feature_lengths)
   max_len = (
     prompts.decoder_width(config, lengths['inputs']) + lengths['targets']
   )
   make_plan = functools.partial(
-    infer_decoding.plan, model, config, decoding=decoding, max_len=max_len
+    decoding_lib.plan, model, decoding, max_len=max_len
   )
   mesh = make_mesh()
   with jax.set_mesh(mesh):
     if dry_run:
-      plan = make_plan(vocabulary=None)
+      plan = make_plan(is_dry_run=True)
       found = footprint.figures(plan, lengths, mesh)
       if processes.is_first():
         progress.console().print(footprint.table(found))
@@ -114,10 +115,10 @@ def infer(
       shard_id=shard_id,
       num_shards=num_shards,
     )
-    vocabulary = infer_models.read_vocabulary(model, config)
+    plan = make_plan()
     layout = Layout(
       config=config,
-      vocabulary=vocabulary,
+      vocabulary=plan.decoder.vocabulary,
       inputs_length=lengths['inputs'],
       targets_length=lengths['targets'],
     )
@@ -125,7 +126,7 @@ def infer(
       shard=shard,
       task=task,
       layout=layout,
-      plan=make_plan(vocabulary=vocabulary),
+      plan=plan,
       mesh=mesh,
       chunk_size=checkpoint_period * decoding.batch_size,
       profile_dir=profile_dir,
@@ -248,13 +249,13 @@ def _decode_shard(
 
 def _load(run: _Run, operative_config: Callable[[], str] | None) -> _Decoder:
   """Reads the weights and compiles; then `config.gin` can be written."""
-  with progress.waiting(f'loading {run.plan.model.checkpoint}'):
-    params = infer_decoding.load(run.plan, run.mesh)
+  with progress.waiting(f'loading {run.plan.decoder.model.checkpoint}'):
+    params = decoding_lib.load(run.plan, run.mesh)
   pack = examples.packer(run.layout)
-  empty = pack([None] * infer_decoding.refill_size(run.plan, run.mesh))
+  empty = pack([None] * decoding_lib.refill_size(run.plan, run.mesh))
   with progress.waiting('compiling'):
-    programs = infer_decoding.programs(run.plan, params, empty, run.mesh)
-    infer_decoding.warm_up(programs, params, empty)
+    programs = decoding_lib.programs(run.plan, params, empty, run.mesh)
+    decoding_lib.warm_up(programs, params, empty)
   if operative_config is not None and processes.is_first():
     output.write_config(run.shard, operative_config())
   return _Decoder(programs=programs, params=params, pack=pack)

@@ -19,6 +19,7 @@ from typing import Any
 
 from specdec_jax.files import replacing
 from specdec_jax.files.one_writer import one_writer
+from specdec_jax.launch import old_names
 
 CONFIG_FILE = 'config.gin'
 _COMPLETED = '.COMPLETED'
@@ -141,9 +142,12 @@ def check_examples(
 def _check_settings(
   place: Path, stored: Any, settings: Mapping[str, str]
 ) -> None:
-  if stored == dict(settings):
+  stored = old_names.renewed_settings(
+    stored if isinstance(stored, dict) else {}
+  )
+  settings = old_names.renewed_settings(settings)
+  if stored == settings:
     return
-  stored = stored if isinstance(stored, dict) else {}
   differing = [
     f'{name} was {stored.get(name, "not given")}, now '
     f'{settings.get(name, "not given")}'

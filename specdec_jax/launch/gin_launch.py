@@ -131,7 +131,7 @@ def parse(args: argparse.Namespace) -> None:
   """
   gin = _import_gin()
   gin.clear_config(clear_constants=True)
-  given = [old_names.renewed(binding) for binding in args.gin_bindings]
+  given = [old_names.renewed_binding(binding) for binding in args.gin_bindings]
   folders = ['.', *args.gin_search_paths.split(',')]
   try:
     with _found_by(gin_files.reader(folders)):

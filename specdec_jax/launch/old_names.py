@@ -1,26 +1,39 @@
 """Names of earlier releases in gin files, bindings and the marks of runs.
 
 A user's gin file, or the `config.gin` of a run, may name modules and functions
-by where they were. `renewed` rewrites such text before gin reads it, line by
-line, so that gin's messages still count lines rightly.
+by where they were. `renewed` rewrites such text before gin reads it.
 """
 
 import re
+from collections.abc import Mapping
 
-# Modules that gin files named, and where their contents are.
+# Modules that gin files named, and those that have their contents.
 _MODULES = {
-  'specdec_jax.cli.infer': 'specdec_jax.infer.infer',
-  'specdec_jax.cli.infer_decoding': 'specdec_jax.infer.infer_decoding',
-  'specdec_jax.cli.infer_models': 'specdec_jax.infer.infer_models',
-  'specdec_jax.cli.train': 'specdec_jax.training.train',
-  'specdec_jax.cli.train_distilled': 'specdec_jax.training.recipes',
-  'specdec_jax.cli.train_drafters': 'specdec_jax.training.recipes',
-  'specdec_jax.data.tasks': 'specdec_jax.text.tasks',
-  'specdec_jax.training.datasets': 'specdec_jax.data.datasets',
-  'specdec_jax.training.length_buckets': 'specdec_jax.data.length_buckets',
+  'specdec_jax.cli.infer': ('specdec_jax.infer.infer',),
+  'specdec_jax.cli.infer_decoding': ('specdec_jax.infer.decoding',),
+  'specdec_jax.cli.infer_models': (
+    'specdec_jax.assembly.drafting',
+    'specdec_jax.assembly.models',
+    'specdec_jax.sharding.mesh',
+  ),
+  'specdec_jax.cli.train': ('specdec_jax.training.train',),
+  'specdec_jax.cli.train_distilled': ('specdec_jax.training.recipes',),
+  'specdec_jax.cli.train_drafters': ('specdec_jax.training.recipes',),
+  'specdec_jax.data.tasks': ('specdec_jax.text.tasks',),
+  'specdec_jax.training.datasets': ('specdec_jax.data.datasets',),
+  'specdec_jax.training.length_buckets': ('specdec_jax.data.length_buckets',),
 }
 # What gin files bound, and what it is called.
 _SELECTORS = {
+  'infer_decoding.Decoding': 'decoding.Decoding',
+  'infer_models.Model': 'models.Model',
+  'infer_models.device_mesh': 'mesh.device_mesh',
+  'infer_models.no_drafter': 'drafting.NoDrafter',
+  'infer_models.prompt_lookup': 'drafting.PromptLookup',
+  'infer_models.uniform': 'drafting.Uniform',
+  'infer_models.ngram': 'drafting.NGram',
+  'infer_models.draft_model': 'drafting.DraftModel',
+  'infer_models.spec_drafter': 'drafting.SpecDrafter',
   'train_distilled.distillation_loss': 'recipes.distillation_loss',
   'train_distilled.drafter_texts': 'recipes.drafter_texts',
   'train_drafters.block_heads_config': 'recipes.block_heads_config',
@@ -28,28 +41,77 @@ _SELECTORS = {
   'train_drafters.block_heads_params': 'recipes.block_heads_params',
   'train_drafters.spec_drafter_params': 'recipes.spec_drafter_params',
 }
+# Rules were functions, and are choices; text that binds `Decoding.verify_fn`
+# itself goes on to bind functions.
+_RULES = {
+  'verification.speculative_sampling': 'rules.SpeculativeSampling',
+  'verification.greedy': 'rules.Greedy',
+  'verification.block_verification': 'rules.Block',
+  'verification.top_beta': 'rules.TopBeta',
+}
 _IMPORT = re.compile(r'^from (specdec_jax[\w.]*) import (\w+)(?: as (\w+))?$')
-_SELECTOR = re.compile(
-  r'(?:(?<=^)|(?<=[@/\s(\[,]))(' + '|'.join(map(re.escape, _SELECTORS)) + r')\b'
-)
+_QUOTED = re.compile(r"""('[^']*'|"[^"]*"|#.*)""")
+# Where a selector can begin.
+_BEFORE = r'(?:^|(?<=[@/\s(\[,]))'
 
 
 def renewed(text: str) -> str:
-  """The text of a gin file, or a binding, with today's names."""
-  return '\n'.join(map(_renewed_line, text.split('\n')))
+  """The text of a gin file with today's names."""
+  modules, selectors = dict(_MODULES), dict(_SELECTORS)
+  if 'Decoding.verify_fn' not in text:
+    modules['specdec_jax.verification'] = ('specdec_jax.assembly.rules',)
+    selectors |= _RULES
+  lines = (_import(line, modules) for line in text.split('\n'))
+  return '\n'.join(_selectors(line, selectors) for line in lines)
 
 
-def _renewed_line(line: str) -> str:
+def renewed_binding(text: str) -> str:
+  """A binding of the command line likewise, where names may be short."""
+  known = _SELECTORS | _RULES
+  short = {old.rpartition('.')[2]: new for old, new in known.items()}
+  name, equals, value = text.partition('=')
+  return (
+    _selectors(_selectors(name, known), short)
+    + equals
+    + _selectors(value, _SELECTORS)
+  )
+
+
+def renewed_settings(settings: Mapping[str, str]) -> dict[str, str]:
+  """The bindings that a run was made with, as today's files would bind them."""
+  text = '\n'.join(f'{name} = {value}' for name, value in settings.items())
+  pairs = [line.split(' = ', 1) for line in renewed(text).split('\n')]
+  found = dict(pair for pair in pairs if len(pair) == 2)
+  rule = found.pop('decoding.Decoding.verify_fn', 'None').removeprefix('@')
+  if rule in _RULES:
+    found.pop('decoding.Decoding.rule_temperature', None)
+    found['decoding.Decoding.make_rule'] = f'@{_RULES[rule]}'
+    found = {_selectors(name, _RULES): value for name, value in found.items()}
+  elif rule != 'None':
+    found['decoding.Decoding.verify_fn'] = f'@{rule}'
+  return found
+
+
+def _import(line: str, modules: Mapping[str, tuple[str, ...]]) -> str:
+  """An import of a module that has moved; of all its parts, on one line."""
+  found = _IMPORT.match(line.rstrip())
+  new = found and modules.get(f'{found[1]}.{found[2]}')
+  if not found or not new:
+    return line
+  if found[3]:  # By the user's own name, which one module alone can have.
+    package, _, name = new[0].rpartition('.')
+    return f'from {package} import {name} as {found[3]}'
+  return '\n'.join(
+    'from {} import {}'.format(*module.rsplit('.', 1)) for module in new
+  )
+
+
+def _selectors(line: str, known: Mapping[str, str]) -> str:
   """One line; what stands in quotes or in a comment stays as it is."""
-  if found := _IMPORT.match(line.rstrip()):
-    module = f'{found[1]}.{found[2]}'
-    package, _, name = _MODULES.get(module, module).rpartition('.')
-    return f'from {package} import {name}' + (
-      f' as {found[3]}' * bool(found[3])
-    )
-  parts = re.split(r"""('[^']*'|"[^"]*"|#.*)""", line)
+  names = '|'.join(map(re.escape, known))
+  parts = _QUOTED.split(line)
   parts[::2] = [
-    _SELECTOR.sub(lambda found: _SELECTORS[found[1]], part)
+    re.sub(rf'{_BEFORE}({names})\b', lambda found: known[found[1]], part)
     for part in parts[::2]
   ]
   return ''.join(parts)

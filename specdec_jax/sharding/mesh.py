@@ -7,12 +7,12 @@ where the hardware's links are short.
 
 import collections
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from specdec_jax.sharding import rules
 
@@ -201,3 +201,50 @@ def check_devices(num_devices: int) -> None:
       f'--num_devices {num_devices!r}: there are {len(devices)} '
       f'({devices[0].platform})'
     )
+
+
+def target_shardings(mesh: Mesh) -> Callable[[Any], Any]:
+  """Split over the mesh, which has to divide the model."""
+  return lambda shapes: parameter_shardings(mesh, shapes)
+
+
+def drafter_shardings(mesh: Mesh) -> Callable[[Any], Any]:
+  """Split likewise, or, where the mesh does not divide so small a model, whole
+  on every chip."""
+
+  def place(shapes: Any) -> Any:
+    try:
+      check_divides(mesh, shapes, batch_size=mesh.size)
+    except ValueError:
+      whole = NamedSharding(mesh, PartitionSpec())
+      return jax.tree.map(lambda _: whole, shapes)
+    return parameter_shardings(mesh, shapes)
+
+  return place
+
+
+def device_mesh(
+  *,
+  num_partitions: int | None = 1,
+  model_parallel_submesh: Sequence[int] | None = None,
+  num_devices: int | None = None,
+) -> Mesh:
+  """The devices that decode; see `make`.
+
+  Args:
+    num_partitions: devices that share one copy of the model; None for the
+      default of this kind of device.
+    model_parallel_submesh: the same as a box of a TPU slice.
+    num_devices: the first so many; None for all.
+
+  Raises:
+    ValueError: if there are not so many, or they do not divide.
+  """
+  check_devices(1 if num_devices is None else num_devices)
+  if model_parallel_submesh is not None:
+    num_partitions = None
+  return make(
+    num_partitions=num_partitions,
+    model_parallel_submesh=model_parallel_submesh,
+    devices=jax.devices()[:num_devices],
+  )

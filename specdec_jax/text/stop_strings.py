@@ -5,7 +5,6 @@ would: the token that completes it is the last that is committed, counted and
 traced, whatever else its iteration accepted. The text ends before the string.
 """
 
-import argparse
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,12 +38,6 @@ class Reading:
 
   text: str = ''
   stream: TextStream = dataclasses.field(default_factory=TextStream)
-
-
-def check(args: argparse.Namespace) -> None:
-  """Raises ValueError if a string of `--stop` is empty."""
-  if '' in (args.stop or ()):
-    raise ValueError('--stop is empty, which every text holds: give a text')
 
 
 def check_vocabulary(stops: Sequence[str], vocabulary: AnyVocabulary) -> None:

@@ -6,8 +6,8 @@ import sys
 import jax
 import pytest
 
+from specdec_jax.assembly import decoder
 from specdec_jax.checkpoints import gguf
-from specdec_jax.cli import decoder
 from tests.checkpoints import tiny_models
 from tests.cli import tiny
 from tests.cli.tiny import assert_refused
@@ -102,7 +102,7 @@ def test_outputs_that_cannot_be_written(
   generate, tmp_path, option, monkeypatch
 ):
   """They are found before the model is loaded, and harm no other file."""
-  monkeypatch.setattr(decoder, 'load_decoder', None)
+  monkeypatch.setattr(decoder, 'build', None)
   prompts = tmp_path / 'prompts.txt'
   prompts.write_text('ab')
   missing = tmp_path / 'none' / 'out'
@@ -163,10 +163,10 @@ def test_a_platform_that_is_not_there(generate, monkeypatch):
   ],
 )
 def test_bugs_can_be_diagnosed(generate, monkeypatch, error, status, part):
-  def fail(args):
+  def fail(*args, **kwargs):
     raise error
 
-  monkeypatch.setattr(decoder, 'load_decoder', fail)
+  monkeypatch.setattr(decoder, 'build', fail)
   result = generate()
   assert result.status == status
   assert result.err.startswith('specdec: error: ')

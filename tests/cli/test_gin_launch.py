@@ -34,7 +34,7 @@ def parse(*bindings, files=('models/as_stored.gin', 'runs/infer.gin')) -> None:
     (
       'TEMPERATURE=1.0',
       'no file that was given uses TEMPERATURE; did you mean '
-      'infer_decoding.Decoding.temperature?',
+      'decoding.Decoding.temperature?',
     ),
     (
       "CHECKPOINTPATH='model'",

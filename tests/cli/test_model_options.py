@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip('sentencepiece')
 
 from specdec_jax.checkpoints import model_file
-from specdec_jax.cli import decoder, options
+from specdec_jax.cli import chosen, options
+from specdec_jax.cli.commands import bench
 from tests.cli.test_convert import CONFIG
 from tests.cli.tiny import assert_refused
 
@@ -60,8 +61,8 @@ def test_plain_decoding_is_of_the_same_files(bare, beside):
   options.add_sampling(parser)
   options.add_prompts(parser)
   args = parser.parse_args(['--model', str(bare), '--prompt', 'a', *beside])
-  options.check(args)
-  loaded = decoder.load_target(args, 'bfloat16')
+  decoder = chosen.decoder_of(args, chosen.choices_of(args))
+  loaded = bench.plain(decoder, 'bfloat16')
   assert isinstance(args, argparse.Namespace)
   assert loaded.config.dtype == 'bfloat16'
   assert loaded.vocabulary.vocab_size == 85

@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from specdec_jax.checkpoints import loading
-from specdec_jax.cli import decoder, options
+from specdec_jax.assembly import decoder
+from specdec_jax.cli import chosen, options
 from tests.cli.tiny import assert_refused
 
 PROMPT = ('--prompt', 'hello')
@@ -89,7 +89,7 @@ COMPLAINTS = {
   ),
   'lenient block': (
     ('--verification', 'block', '--lenience', '0.9'),
-    'no lenience, got 0.9',
+    '--lenience is for --verification speculative_sampling or greedy, not',
   ),
   'uneven mesh': (
     ('--batch_size', '3', '--num_devices', '2'),
@@ -119,7 +119,7 @@ COMPLAINTS = {
 @pytest.fixture
 def no_model(monkeypatch):
   """Loading a model is an error that no test expects."""
-  monkeypatch.setattr(loading, 'load', None)
+  monkeypatch.setattr(decoder, 'build', None)
 
 
 @pytest.mark.parametrize('command', ['generate', 'bench'])
@@ -190,19 +190,19 @@ def parsed(*given):
   options.add_sampling(parser)
   options.add_prompts(parser)
   args = parser.parse_args([*PROMPT, *given])
-  options.check(args)
-  return args
+  return args, chosen.choices_of(args)
 
 
 def test_max_ngram_alone_lowers_min_ngram():
   for given, expected in (((), 2), (('--max_ngram', '1'), 1)):
-    args = parsed(*given)
-    assert (args.drafter, args.min_ngram) == ('prompt_lookup', expected)
+    _, choices = parsed(*given)
+    assert choices.drafter.make(None).drafter.gamma == 8
+    assert choices.drafter.shortest == expected
 
 
 def test_lenient_greedy_reads_the_probabilities_that_top_p_leaves():
   given = ('--verification', 'greedy', '--lenience', '0.5', '--top_p', '0.9')
-  assert parsed(*given).top_p == 0.9
+  assert parsed(*given)[1].sampling.top_p == 0.9
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def test_lenient_greedy_reads_the_probabilities_that_top_p_leaves():
   ],
 )
 def test_the_draft_model_may_have_a_dtype_of_its_own(model, given, expected):
-  args = parsed('--model', model, '--draft_model', model, *given)
-  params = decoder.load_decoder(args).params
+  args, choices = parsed('--model', model, '--draft_model', model, *given)
+  params = chosen.decoder_of(args, choices).params
   for side, dtype in zip(
     (params.target, params.drafter), expected, strict=True
   ):

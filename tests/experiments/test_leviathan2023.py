@@ -25,7 +25,7 @@ from experiments.leviathan2023.measured import Settings
 from experiments.leviathan2023.timed import Sweep, Timed
 from experiments.sun2024 import tables as sun2024
 from specdec_jax import verification
-from specdec_jax.cli import decoder as decoder_lib
+from specdec_jax.launch import compilation_cache
 from specdec_jax.measure import plots
 from specdec_jax.models import presets
 from specdec_jax.models.t5 import T5Config
@@ -63,7 +63,7 @@ def task(tmp_path_factory):
 def argv(task, tmp_path, monkeypatch):
   """Arguments for a pair of one model twice."""
   monkeypatch.setitem(presets.PRESETS, 'tiny', TINY)
-  monkeypatch.setattr(decoder_lib, 'enable_compilation_cache', lambda: None)
+  monkeypatch.setattr(compilation_cache, 'enable', lambda: None)
   before = jax.config.read('jax_disable_most_optimizations')
   jax.config.update('jax_disable_most_optimizations', True)
   yield [

@@ -17,7 +17,7 @@ pytest.importorskip('sacrebleu')
 from experiments.pretrained import card, measurement, measuring
 from experiments.pretrained.__main__ import main
 from specdec_jax.checkpoints import loading, orbax, pretrained
-from specdec_jax.cli import decoder
+from specdec_jax.launch import compilation_cache
 from specdec_jax.text import vocabulary_files
 from tests import toy_block, toy_t5
 
@@ -88,7 +88,7 @@ def folder(request, tmp_path_factory):
 @pytest.fixture
 def shipped(tmp_path, monkeypatch):
   monkeypatch.setattr(pretrained, 'FOLDER', tmp_path / 'pretrained')
-  monkeypatch.setattr(decoder, 'enable_compilation_cache', lambda: None)
+  monkeypatch.setattr(compilation_cache, 'enable', lambda: None)
   return tmp_path / 'pretrained'
 
 

@@ -13,10 +13,12 @@ from typing import Any
 
 import jax
 
+from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly import running
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.drafting import NoDrafter
 from specdec_jax.base import Params, Prompt
-from specdec_jax.cli import decoder as decoder_lib
-from specdec_jax.cli import options, outputs
-from specdec_jax.cli.decoder import Decoder
+from specdec_jax.cli import chosen, options, outputs
 from specdec_jax.launch import progress
 from specdec_jax.measure import benchmark, stopwatch
 from specdec_jax.measure import sides as sides_lib
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  options.check(args)
+  choices = chosen.choices_of(args)
   if args.drafter == 'none':
     raise ValueError('bench compares with plain decoding: choose a drafter')
   outputs.check(
@@ -56,10 +58,11 @@ def run(args: argparse.Namespace) -> int:
   )
   texts = prompts.read(args.prompt, args.prompts)
   screen = progress.console(color=args.color)
-  decoder, batches = decoder_lib.prepare(args, texts)
+  decoder = chosen.decoder_of(args, choices)
+  batches = chosen.batches_of(args, decoder, texts)
   if args.simulate_alpha is not None:
     decoder = _simulate(decoder, args.simulate_alpha)
-  figures = _measure(args, decoder, batches) | configuration(args)
+  figures = _measure(args, decoder, batches) | configuration(args, decoder)
   figures['is_simulated'] = args.simulate_alpha is not None
   if figures['is_simulated']:
     simulated = {'verification': 'simulated', 'lenience': None}
@@ -89,12 +92,12 @@ def _measure(
 ) -> dict[str, Any]:
   """Compiles both sides and times them; what `--json` writes."""
   key = jax.random.key(args.seed)
-  place = functools.partial(decoder_lib.place, num_devices=args.num_devices)
+  place = functools.partial(running.place, num_devices=args.num_devices)
   params = place(decoder.params, is_batch=False)
   rows = [place(batch.prompt, is_batch=True) for batch in batches]
   shared: dict[str, Any] = {
     'target': decoder.target,
-    'max_len': decoder_lib.max_length(batches[0], args.max_new_tokens),
+    'max_len': running.max_length(batches[0], args.max_new_tokens),
     'eos_id': decoder.eos_id,
     'logits_to_probs': decoder.logits_to_probs,
   }
@@ -109,13 +112,13 @@ def _measure(
       params,
       key,
       rows,
-      gamma=args.gamma,
+      gamma=decoder.drafter.gamma,
       may_abstain=decoder.drafter.may_abstain,
       **drafted_rule,
     )
     fastest, tokens_per_second = sides_lib.fastest(candidates)
     is_adaptive = args.adaptive is not None
-    drafter = decoder.make_drafter(args.gamma)
+    drafter = decoder.drafter_of(decoder.drafter.gamma)
     propose = sides_lib.propose_programs(
       drafted, drafter, decoder.target, is_adaptive
     )
@@ -161,45 +164,56 @@ def plain_sides(
     rows: batches, likewise.
     rule: of `sides_lib.plain_side`, but for how tokens are sampled.
   """
-  sampling = decoder_lib.plain_sampling(args, decoder.vocabulary)
+  sampling = decoder.sampling.to_probs(decoder.vocabulary.vocab_size)
   key, sides = jax.random.key(args.seed), {}
   for dtype in sorted({*args.plain_dtypes, args.dtype}):
     target, weights = decoder.target, params
     if dtype != args.dtype:
-      other = decoder_lib.load_target(args, dtype)
+      other = plain(decoder, dtype)
       target = other.target
-      weights = decoder_lib.place(
-        other.params, args.num_devices, is_batch=False
-      )
+      weights = running.place(other.params, args.num_devices, is_batch=False)
     changed = {'target': target, 'logits_to_probs': sampling}
     sides[dtype] = sides_lib.plain_side(weights, key, rows, **rule | changed)
   return sides
 
 
-def configuration(args: argparse.Namespace) -> dict[str, Any]:
+def plain(decoder: Decoder, dtype: str) -> Decoder:
+  """The target in another dtype, to be decoded plainly."""
+  model = dataclasses.replace(decoder.model, dtype=dtype)
+  return decoder_lib.build(
+    model,
+    drafter=NoDrafter(),
+    sampling=decoder.sampling,
+    waiting=progress.waiting,
+  )
+
+
+def configuration(args: argparse.Namespace, decoder: Decoder) -> dict[str, Any]:
   """What was asked for, and on what."""
   names = (
-    'model',
     'verification',
-    'lenience',
     'temperature',
     'top_k',
     'top_p',
     'min_p',
     'seed',
-    'gamma',
     'adaptive',
-    'min_prob',
     'draft_cost',
     'batch_size',
     'num_devices',
     'max_new_tokens',
     'repeats',
     'dtype',
-    'draft_dtype',
   )
   return {name: getattr(args, name) for name in names} | {
-    'drafter': args.draft_model or args.drafter,
+    'model': decoder.model.checkpoint,
+    'drafter': args.draft_model or chosen.drafter_name(args),
+    'draft_dtype': args.draft_dtype or args.dtype,
+    'gamma': decoder.drafter.gamma,
+    'min_prob': getattr(decoder.choice, 'min_prob', None)
+    if args.adaptive
+    else None,
+    'lenience': 1.0 if args.lenience is None else args.lenience,
     'device': stopwatch.device_name(),
     'jax_version': jax.__version__,
   }

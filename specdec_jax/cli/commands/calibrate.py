@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 
-from specdec_jax.cli import decoder as decoder_lib
-from specdec_jax.cli import options, outputs
+from specdec_jax.assembly import running
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.cli import chosen, options, outputs
 from specdec_jax.cli.commands import bench
-from specdec_jax.cli.decoder import Decoder
 from specdec_jax.launch import progress
 from specdec_jax.measure import calibration, iteration_costs
 from specdec_jax.measure import sides as sides_lib
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  options.check(args)
+  choices = chosen.choices_of(args)
   if args.drafter == 'none':
     raise ValueError('there is nothing to calibrate: choose a drafter')
   if args.adaptive:
@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
   )
   texts = prompts.read(args.prompt, args.prompts)
   screen = progress.console(color=args.color)
-  decoder, batches = decoder_lib.prepare(args, texts)
+  decoder = chosen.decoder_of(args, choices)
+  batches = chosen.batches_of(args, decoder, texts)
   figures = measure(args, decoder, batches)
   if args.json:
     outputs.write_json(args.json, figures)
@@ -67,19 +68,19 @@ def measure(
   args: argparse.Namespace, decoder: Decoder, batches: Sequence[Batch]
 ) -> dict[str, Any]:
   """What `--json` writes."""
-  key = jax.random.key(args.seed)
-  params = decoder_lib.place(decoder.params, args.num_devices, is_batch=False)
+  key, gamma = jax.random.key(args.seed), decoder.drafter.gamma
+  params = running.place(decoder.params, args.num_devices, is_batch=False)
   place = functools.partial(
-    decoder_lib.place, num_devices=args.num_devices, is_batch=True
+    running.place, num_devices=args.num_devices, is_batch=True
   )
   rows = [place(batch.prompt) for batch in batches]
   shared: dict[str, Any] = {
     'target': decoder.target,
     'logits_to_probs': decoder.logits_to_probs,
-    'max_len': decoder_lib.max_length(batches[0], args.max_new_tokens),
+    'max_len': running.max_length(batches[0], args.max_new_tokens),
     'eos_id': decoder.eos_id,
   }
-  one_token = decoder.make_drafter(1)
+  one_token = decoder.drafter_of(1)
   with progress.waiting('measuring acceptance'):
     [[found]] = calibration.overlaps(
       params._replace(drafter=[params.drafter]),
@@ -89,7 +90,7 @@ def measure(
       num_tokens=args.max_new_tokens,
       **shared,
     )
-    figures = calibration.acceptance(found, max_gamma=args.gamma)
+    figures = calibration.acceptance(found, max_gamma=gamma)
   with progress.waiting('measuring times'):
     candidates = bench.plain_sides(args, decoder, params, rows[:1], shared)
     fastest, _ = sides_lib.fastest(candidates)
@@ -97,7 +98,7 @@ def measure(
       params,
       key,
       rows[0],
-      drafters={1: one_token, args.gamma: decoder.drafter},
+      drafters={1: one_token, gamma: decoder.drafter},
       repeats=args.repeats,
       verify_fn=decoder.verify_fn,
       plain=candidates[fastest],
@@ -110,10 +111,10 @@ def measure(
     'kind': KIND,
     'source': 'measured',
     **figures,
-    'c': costs.c(args.gamma),
-    'verify_cost_ratio': costs.verify_cost_ratio(args.gamma),
+    'c': costs.c(gamma),
+    'verify_cost_ratio': costs.verify_cost_ratio(gamma),
     'plain_dtype': fastest,
-    **bench.configuration(args),
+    **bench.configuration(args, decoder),
   }
 
 

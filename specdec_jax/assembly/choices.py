@@ -1,0 +1,101 @@
+"""What every door says of sampling, and how choices complain."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from specdec_jax import logits
+from specdec_jax.base import LogitsToProbsFn
+
+
+class ChoiceError(ValueError):
+  """Choices that contradict each other.
+
+  `{name}` in the text stands for a choice; each door shows the name that it has
+  there, such as `--name` on the command line.
+  """
+
+  def __str__(self) -> str:
+    return self.shown('{}')
+
+  def shown(self, name: str) -> str:
+    """The text with names in a form such as `--{}`."""
+    text = super().__str__()
+    return re.sub(r'\{(\w+)\}', lambda found: name.format(found[1]), text)
+
+
+def option(default: Any, help: str, flag: str | None = None) -> Any:
+  """A field that is also a flag of the command line.
+
+  Args:
+    default: its value.
+    help: the flag's text.
+    flag: the flag's name, if it is another than the field's.
+  """
+  metadata = {'help': help, 'flag': flag}
+  return dataclasses.field(default=default, metadata=metadata)
+
+
+def flags_of(choice: type) -> Mapping[str, dataclasses.Field]:
+  """The fields that are flags, by the names of their flags."""
+  return {
+    field.metadata['flag'] or field.name: field
+    for field in dataclasses.fields(choice)
+    if 'help' in field.metadata
+  }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+  """How tokens are drawn (`logits.standardize`).
+
+  Attributes:
+    temperature: 0 is greedy.
+    top_k: keeps the k likeliest tokens.
+    top_p: keeps the likeliest with this much mass.
+    min_p: keeps tokens with at least this share of the likeliest's probability.
+  """
+
+  temperature: float = 0.0
+  top_k: int | None = None
+  top_p: float | None = None
+  min_p: float | None = None
+
+  def __post_init__(self):
+    self.to_probs(1)  # Raises where a value is out of range.
+
+  @property
+  def is_greedy(self) -> bool:
+    return not self.temperature
+
+  def to_probs(self, vocab_size: int) -> LogitsToProbsFn:
+    """From logits to probabilities, of ids below `vocab_size`."""
+    return logits.standardize(
+      temperature=self.temperature,
+      top_k=self.top_k,
+      top_p=self.top_p,
+      min_p=self.min_p,
+      vocab_size=vocab_size,
+    )
+
+  def check_is_used(self) -> None:
+    """Raises ChoiceError for a limit that changes nothing at temperature 0."""
+    for name in ('top_k', 'top_p', 'min_p'):
+      value = getattr(self, name)
+      if self.is_greedy and value is not None:
+        raise ChoiceError(
+          f'{{{name}}} {value:g} changes nothing at {{temperature}} 0, which '
+          'is greedy: give a {temperature} above 0, or leave it out'
+        )
+
+
+def by_name(kind: str, known: Mapping[str, Callable], name: str) -> Any:
+  """A choice by its name.
+
+  Raises:
+    ValueError: if there is none, with the names that there are.
+  """
+  if name not in known:
+    raise ValueError(f'{kind} {name!r} is none of {", ".join(known)}')
+  return known[name]

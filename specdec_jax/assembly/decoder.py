@@ -1,0 +1,202 @@
+"""From choices to a decoder: the one way, whatever door they came through."""
+
+import contextlib
+import dataclasses
+import functools
+from typing import Any
+
+from specdec_jax.assembly import drafting, models
+from specdec_jax.assembly.choices import ChoiceError, Sampling
+from specdec_jax.assembly.drafting import DrafterChoice, Drafting, Target
+from specdec_jax.assembly.models import Model, Shardings, Waiting
+from specdec_jax.assembly.rules import Rule, SpeculativeSampling
+from specdec_jax.base import (
+  Drafter,
+  LanguageModel,
+  LogitsToProbsFn,
+  Params,
+  VerifyFn,
+)
+from specdec_jax.models import families
+from specdec_jax.models.families import Config
+from specdec_jax.text.vocabularies import AnyVocabulary
+
+_NO_LIMIT = 2**30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Decoder:
+  """Models and rules, ready to be jitted.
+
+  Attributes:
+    model: the target by name.
+    choice: the drafter as it was chosen.
+    sampling: how the target is sampled.
+    seen: what the drafter knows of the target.
+    drafting: the drafter as it was made.
+    verify_fn: the rule.
+    logits_to_probs: the target's sampling, as the rule sees it.
+    eos_id: ids that end a row.
+    params: weights of both sides; `jax.ShapeDtypeStruct`s until `load`.
+    programs: compiled decodes, by what they were compiled for.
+  """
+
+  model: Model
+  choice: DrafterChoice
+  sampling: Sampling
+  seen: Target
+  drafting: Drafting
+  verify_fn: VerifyFn
+  logits_to_probs: LogitsToProbsFn
+  eos_id: tuple[int, ...]
+  params: Params
+  programs: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+  @property
+  def config(self) -> Config:
+    """Sizes of the target."""
+    return self.seen.config
+
+  @property
+  def vocabulary(self) -> AnyVocabulary:
+    """Of both models."""
+    if self.seen.vocabulary is None:
+      raise ValueError('a dry run has no vocabulary')
+    return self.seen.vocabulary
+
+  @functools.cached_property
+  def target(self) -> LanguageModel:
+    """The target's functions."""
+    return self.drafting.target or families.language_model(self.config)
+
+  @property
+  def drafter(self) -> Drafter:
+    """The drafter's functions; with gamma 0 the loop decodes plainly."""
+    return self.drafting.drafter
+
+  def drafter_of(self, gamma: int) -> Drafter:
+    """The drafter with a gamma that is given and does not vary."""
+    choice = drafting.with_gamma(self.choice, gamma)
+    return choice.make(self.seen).drafter
+
+  @property
+  def max_positions(self) -> int:
+    """The longest context of both models."""
+    own = self.drafting.config
+    configs = [self.config]
+    if own is not None and not families.only_drafts(own):
+      configs.append(own)
+    limits = [families.of(each).max_positions(each) for each in configs]
+    return min(_NO_LIMIT if limit is None else limit for limit in limits)
+
+  @property
+  def networks(self) -> dict[str, Any]:
+    """Arguments of `speculative.init` and of `step`."""
+    return {'target': self.target, 'drafter': self.drafter}
+
+  @property
+  def rule(self) -> dict[str, Any]:
+    """The other arguments of `speculative.step`."""
+    return {
+      'verify_fn': self.verify_fn,
+      'logits_to_probs': self.logits_to_probs,
+      'eos_id': self.eos_id,
+    }
+
+
+def outline(
+  model: Model,
+  *,
+  drafter: DrafterChoice,
+  rule: Rule | None = None,
+  sampling: Sampling | None = None,
+  is_dry_run: bool = False,
+) -> Decoder:
+  """A decoder whose weights are not read yet.
+
+  Args:
+    model: the target.
+    drafter: of `assembly.drafting`.
+    rule: of `assembly.rules`; None for speculative sampling.
+    sampling: None for greedy.
+    is_dry_run: reads no vocabulary either.
+
+  Raises:
+    ValueError: if the choices do not fit together, or a model cannot be had.
+    ImportError: if a package that reads it is not installed.
+  """
+  rule, sampling = rule or SpeculativeSampling(), sampling or Sampling()
+  shown = rule.seen(sampling)
+  shown.check_is_used()
+  config = models.read_config(model)
+  seen = Target(
+    name=model.checkpoint,
+    config=config,
+    vocabulary=None if is_dry_run else models.read_vocabulary(model, config),
+    sampling=sampling,
+  )
+  made = drafter.make(seen)
+  own = models.param_shapes(made.config)
+  target = models.param_shapes(config)
+  result = Decoder(
+    model=model,
+    choice=drafter,
+    sampling=sampling,
+    seen=seen,
+    drafting=made,
+    verify_fn=rule.verify_fn(),
+    logits_to_probs=shown.to_probs(seen.vocab_size),
+    eos_id=seen.eos_id,
+    params=Params(target=target, drafter=made.join(target, own)),
+  )
+  gamma, limit = result.drafter.gamma, result.max_positions
+  if gamma >= limit:
+    raise ChoiceError(
+      f'{{gamma}} {gamma} is too large for a context of {limit}'
+    )
+  return result
+
+
+def load(
+  decoder: Decoder,
+  *,
+  target_shardings: Shardings | None = None,
+  drafter_shardings: Shardings | None = None,
+  waiting: Waiting = contextlib.nullcontext,
+) -> Decoder:
+  """The decoder with its weights.
+
+  Args:
+    decoder: of `outline`.
+    target_shardings: where the target's weights are to be; see
+      `models.read_params`.
+    drafter_shardings: the same of the drafter's.
+    waiting: entered with a sentence while a model is read.
+
+  Raises:
+    ValueError: if a checkpoint has other arrays.
+  """
+  made = decoder.drafting
+  own: Any = ()
+  with waiting(f'loading {decoder.model.checkpoint}'):
+    target = models.read_params(decoder.model, decoder.config, target_shardings)
+  if made.model == decoder.model and target_shardings is None:
+    own = target
+  elif made.model is not None and made.config is not None:
+    with waiting(f'loading {made.model.checkpoint}'):
+      own = models.read_params(made.model, made.config, drafter_shardings)
+  params = Params(target=target, drafter=made.join(target, own))
+  return dataclasses.replace(decoder, params=params, programs={})
+
+
+def build(
+  model: Model,
+  *,
+  drafter: DrafterChoice,
+  rule: Rule | None = None,
+  sampling: Sampling | None = None,
+  waiting: Waiting = contextlib.nullcontext,
+) -> Decoder:
+  """A decoder of one device; see `outline` and `load`."""
+  made = outline(model, drafter=drafter, rule=rule, sampling=sampling)
+  return load(made, waiting=waiting)

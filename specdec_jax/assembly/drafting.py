@@ -1,0 +1,347 @@
+"""Drafters as choices: for flags, gin files, T5X and Python alike.
+
+A drafter is a frozen dataclass whose `make` gives the array-level drafter for a
+target. A new drafter is one more of them, and a row of `DRAFTERS`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+
+from specdec_jax import drafters
+from specdec_jax.assembly import models
+from specdec_jax.assembly.choices import ChoiceError, Sampling, option
+from specdec_jax.assembly.models import Model
+from specdec_jax.base import Drafter, LanguageModel
+from specdec_jax.checkpoints import loading
+from specdec_jax.data import ngram_counts
+from specdec_jax.drafters import schedules
+from specdec_jax.drafters.schedules import Schedule
+from specdec_jax.models import families, presets
+from specdec_jax.models.families import Config, DrafterConfig
+from specdec_jax.text import vocabularies
+from specdec_jax.text.vocabularies import AnyVocabulary
+
+_GAMMA = 'drafted tokens per iteration, at most'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+  """What a drafter may know of the target.
+
+  Attributes:
+    name: for messages.
+    config: sizes.
+    vocabulary: None in a dry run.
+    sampling: how tokens are drawn.
+  """
+
+  name: str
+  config: Config
+  vocabulary: AnyVocabulary | None
+  sampling: Sampling
+
+  @property
+  def vocab_size(self) -> int:
+    """Ids with a token; the others are padding."""
+    if self.vocabulary is None:
+      return self.config.vocab_size
+    return self.vocabulary.vocab_size
+
+  @property
+  def eos_id(self) -> tuple[int, ...]:
+    """Ids that end a row."""
+    return (self.vocabulary and self.vocabulary.eos_ids) or (-1,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drafting:
+  """A drafter made for a target.
+
+  Attributes:
+    drafter: its functions.
+    model: where its weights are, if it has any.
+    config: their sizes.
+    target: the target's functions, where the drafter needs others than usual.
+    join: from the target's weights and its own to the drafter's params.
+  """
+
+  drafter: Drafter
+  model: Model | None = None
+  config: Config | DrafterConfig | None = None
+  target: LanguageModel | None = None
+  join: Callable[[Any, Any], Any] = lambda target, own: own
+
+
+class DrafterChoice(Protocol):
+  """What every choice has."""
+
+  def make(self, target: Target) -> Drafting:
+    """The drafter for a target.
+
+    Raises:
+      ValueError: if it does not fit the target.
+    """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoDrafter:
+  """Plain decoding, through the same loop."""
+
+  def make(self, target: Target) -> Drafting:
+    del target
+    return Drafting(drafter=drafters.none())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptLookup:
+  """Copies from the context; see `drafters.prompt_lookup`."""
+
+  gamma: int = option(8, _GAMMA)
+  max_ngram: int = option(3, 'longest suffix that prompt_lookup looks up')
+  min_ngram: int | None = option(
+    None,
+    'shortest suffix that prompt_lookup trusts (default: 2, or max_ngram if '
+    'that is less)',
+  )
+
+  def __post_init__(self):
+    if self.min_ngram is not None and self.min_ngram > self.max_ngram:
+      raise ChoiceError(
+        f'{{min_ngram}} {self.min_ngram} exceeds {{max_ngram}} {self.max_ngram}'
+      )
+
+  @property
+  def shortest(self) -> int:
+    """`min_ngram`, or its default."""
+    return self.min_ngram or min(2, self.max_ngram)
+
+  def make(self, target: Target) -> Drafting:
+    del target
+    drafter = drafters.prompt_lookup(
+      gamma=self.gamma,
+      max_ngram=self.max_ngram,
+      min_ngram=self.shortest,
+    )
+    return Drafting(drafter=drafter)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Uniform:
+  """Guesses at random; see `drafters.uniform`."""
+
+  gamma: int = option(4, _GAMMA)
+
+  def make(self, target: Target) -> Drafting:
+    drafter = drafters.uniform(
+      gamma=self.gamma,
+      vocab_size=target.vocab_size,
+      padded_vocab_size=target.config.vocab_size,
+    )
+    return Drafting(drafter=drafter)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NGram:
+  """Counts a text file; see `drafters.ngram`.
+
+  Attributes:
+    text: path of the file.
+    gamma: tokens per iteration.
+    is_sampled: draws from the table; else takes the likeliest.
+  """
+
+  text: str = option('', 'the text that ngram counts', flag='ngram_text')
+  gamma: int = option(4, _GAMMA)
+  is_sampled: bool = False
+
+  def __post_init__(self):
+    if not self.text:
+      raise ChoiceError('{drafter} ngram needs {ngram_text}, the text to count')
+
+  def make(self, target: Target) -> Drafting:
+    if target.vocabulary is None:
+      raise ValueError('a dry run counts no text: leave the n-gram drafter out')
+    tokens = ngram_counts.tokens_of_file(self.text, target.vocabulary)
+    table = ngram_counts.estimate(tokens, vocab_size=target.config.vocab_size)
+    sampled = target.sampling.to_probs(target.vocab_size)
+    drafter = drafters.ngram(
+      table,
+      gamma=self.gamma,
+      logits_to_probs=sampled if self.is_sampled else None,
+    )
+    return Drafting(drafter=drafter)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftModel:
+  """A smaller model; see `drafters.autoregressive`.
+
+  Attributes:
+    model: the smaller one.
+    gamma: tokens per iteration.
+    schedule: with it, or with `min_prob`, gamma is the most that is drafted;
+      see `drafters.adaptive`.
+    min_prob: likewise.
+  """
+
+  model: Model
+  gamma: int = option(4, _GAMMA)
+  schedule: Schedule | None = None
+  min_prob: float = 0.0
+
+  @property
+  def is_adaptive(self) -> bool:
+    return self.schedule is not None or bool(self.min_prob)
+
+  def make(self, target: Target) -> Drafting:
+    config = models.read_config(self.model)
+    _check_fits(target, self.model, config)
+    model = families.with_logits_of(
+      families.language_model(config), target.config.vocab_size
+    )
+    sampled = target.sampling.to_probs(target.vocab_size)
+    if self.is_adaptive:
+      drafter = drafters.adaptive(
+        model,
+        gamma=self.gamma,
+        logits_to_probs=sampled,
+        schedule=self.schedule or schedules.fixed(),
+        min_prob=self.min_prob,
+      )
+    else:
+      drafter = drafters.autoregressive(
+        model, gamma=self.gamma, logits_to_probs=sampled
+      )
+    return Drafting(drafter=drafter, model=self.model, config=config)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpecDrafter:
+  """A block of tokens in one pass; see `drafters.spec_drafter`.
+
+  Attributes:
+    model: the folder that `specdec train` wrote; in a dry run, `sizes` alone,
+      a name of `presets.SPEC_DRAFTERS`, will do.
+    gamma: k, tokens per iteration.
+  """
+
+  model: Model
+  gamma: int = option(25, _GAMMA)
+
+  def make(self, target: Target) -> Drafting:
+    config = _drafter_config(self.model, 'block_model', 'Spec-Drafter')
+    if config.vocab_size != target.config.vocab_size:
+      raise ValueError(
+        f'the target has {target.config.vocab_size} logits, the Spec-Drafter '
+        f'{config.vocab_size}'
+      )
+    drafter = drafters.spec_drafter(
+      families.block_model(config),
+      gamma=self.gamma,
+      vocab_size=target.vocab_size,
+    )
+    return Drafting(drafter=drafter, model=self.model, config=config)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockHeads:
+  """Heads on the target's decoder; see `drafters.blockwise_heads`.
+
+  Attributes:
+    model: the folder that `specdec train` wrote.
+    gamma: heads that are used; None for all.
+  """
+
+  model: Model
+  gamma: int | None = option(None, _GAMMA)
+
+  def make(self, target: Target) -> Drafting:
+    config = _drafter_config(self.model, 'with_heads', 'set of heads')
+    gamma = config.gamma if self.gamma is None else self.gamma
+    if gamma > config.gamma:
+      raise ChoiceError(
+        f'{{gamma}} {gamma} is more than the {config.gamma} heads of '
+        f'{self.model.checkpoint}'
+      )
+    with_heads = families.of(config).with_heads
+    assert with_heads is not None
+    model, heads = with_heads(target.config, config)
+
+    def first_heads(params, cache, lengths):
+      logits, is_ready = heads(params, cache, lengths)
+      return logits[:, :gamma], is_ready
+
+    return Drafting(
+      drafter=drafters.blockwise_heads(first_heads, gamma=gamma),
+      model=self.model,
+      config=config,
+      target=model,
+      join=lambda target, own: {'heads': own, 'target': target},
+    )
+
+
+DRAFTERS: dict[str, type] = {
+  'prompt_lookup': PromptLookup,
+  'ngram': NGram,
+  'uniform': Uniform,
+  'model': DraftModel,
+  'spec_drafter': SpecDrafter,
+  'block_heads': BlockHeads,
+  'none': NoDrafter,
+}
+
+
+def has_model(choice: type) -> bool:
+  """Whether a kind of drafter has weights, which a model names."""
+  return any(field.name == 'model' for field in dataclasses.fields(choice))
+
+
+def with_gamma(choice: Any, gamma: int) -> Any:
+  """The same drafter with a gamma that is given and does not vary."""
+  changed: dict[str, Any] = {'gamma': gamma}
+  if isinstance(choice, DraftModel):
+    changed |= {'schedule': None, 'min_prob': 0.0}
+  return dataclasses.replace(choice, **changed)
+
+
+def _check_fits(target: Target, model: Model, config: Config) -> None:
+  """Raises ValueError unless a draft model has the target's vocabulary, and an
+  encoder if the target has one."""
+  if target.vocabulary is not None:
+    vocabularies.check_same_vocabulary(
+      target.vocabulary, models.read_vocabulary(model, config)
+    )
+  elif not loading.is_padding(config.vocab_size - target.config.vocab_size):
+    raise ValueError(
+      f'the target has {target.config.vocab_size} logits, the draft model '
+      f'{config.vocab_size}'
+    )
+  kinds = [
+    'an encoder-decoder' if families.has_encoder(each) else 'decoder-only'
+    for each in (target.config, config)
+  ]
+  if kinds[0] != kinds[1]:
+    raise ValueError(
+      f'{target.name} is {kinds[0]} and {model.checkpoint} {kinds[1]}: a draft '
+      'model reads what its target reads'
+    )
+
+
+def _drafter_config(model: Model, use: str, name: str) -> Any:
+  """The sizes of a network that only drafts.
+
+  Raises:
+    ValueError: if it is of another kind.
+  """
+  dtype = jnp.dtype(model.dtype)
+  config: DrafterConfig
+  if model.sizes is not None:
+    config = presets.spec_drafter(model.sizes, dtype=dtype)
+  else:
+    config = loading.read_drafter_config(model.checkpoint, dtype=dtype)
+  if getattr(families.of(config), use) is None:
+    raise ValueError(f'{model.checkpoint} is no {name}')
+  return config

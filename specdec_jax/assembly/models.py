@@ -1,0 +1,150 @@
+"""Models by name, from whatever door the name comes."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from specdec_jax.assembly import random_models
+from specdec_jax.checkpoints import loading
+from specdec_jax.checkpoints.loading import LoadedModel
+from specdec_jax.models import families, layers, presets
+from specdec_jax.models.families import Config, DrafterConfig
+from specdec_jax.models.t5 import T5Config
+from specdec_jax.text import vocabulary_files
+from specdec_jax.text.vocabularies import AnyVocabulary
+
+# From a tree of shapes to one of shardings.
+Shardings = Callable[[Any], Any]
+# Runs while the weights of a model are read.
+Waiting = Callable[[str], contextlib.AbstractContextManager]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+  """A model by name.
+
+  Attributes:
+    checkpoint: see `checkpoints.loading.load`; also `random:` and the name of
+      sizes, for random weights.
+    sizes: a name of `models.presets` or the path of a model.json, for a T5X
+      checkpoint, which does not state its sizes.
+    vocabulary: the path of a SentencePiece model or of a folder with a
+      vocabulary; None for that beside the checkpoint.
+    dtype: 'float32' or 'bfloat16', of weights, activations and caches.
+  """
+
+  checkpoint: str
+  sizes: str | None = None
+  vocabulary: str | None = None
+  dtype: str = 'bfloat16'
+
+  def __post_init__(self):
+    if self.dtype not in presets.DTYPES:
+      raise ValueError(
+        f'dtype is {self.dtype!r}, expected {" or ".join(presets.DTYPES)}'
+      )
+    if self.is_random and (self.sizes or self.vocabulary):
+      raise ValueError(
+        f'{self.checkpoint} has sizes of its own and bytes for tokens: give '
+        'no other sizes and no vocabulary'
+      )
+
+  @property
+  def is_random(self) -> bool:
+    return self.checkpoint.startswith(random_models.PREFIX)
+
+
+def read_config(model: Model) -> Config:
+  """The sizes of a model; named ones without a look at its checkpoint.
+
+  Raises:
+    ValueError: if there is no such model, or it does not state its sizes.
+  """
+  dtype = jnp.dtype(model.dtype)
+  if model.is_random:
+    return random_models.read_config(model.checkpoint, dtype=dtype)
+  if model.sizes in presets.PRESETS:
+    return presets.preset(model.sizes, dtype=dtype)
+  path = loading.locate(model.checkpoint)
+  return loading.read_config(path, dtype=dtype, config=model.sizes)
+
+
+def read_vocabulary(model: Model, config: Config) -> AnyVocabulary:
+  """The vocabulary of a model.
+
+  Raises:
+    ValueError: if it has none, or one of another size.
+  """
+  if model.is_random:
+    return random_models.vocabulary()
+  path, num_rows = loading.locate(model.checkpoint), config.vocab_size
+  if model.vocabulary is not None:
+    vocabulary = vocabulary_files.read(model.vocabulary, num_rows=num_rows)
+  elif found := loading.read_vocabulary(path, num_rows=num_rows):
+    vocabulary = found
+  else:
+    raise ValueError(
+      f'{path} has no vocabulary: put {vocabulary_files.SENTENCEPIECE} beside '
+      'it, or name one (--vocabulary, or VOCABULARY in gin files)'
+    )
+  loading.check_vocabulary(path, vocabulary, config)
+  return vocabulary
+
+
+def read_params(
+  model: Model,
+  config: Config | DrafterConfig,
+  shardings: Shardings | None = None,
+) -> Any:
+  """The weights.
+
+  Args:
+    model: whose.
+    config: its sizes.
+    shardings: where each is to be, from their shapes; None puts them on the
+      default device, with the copies of `layers.with_cpu_copies`.
+
+  Raises:
+    ValueError: if the checkpoint has other arrays.
+  """
+  if model.is_random:
+    assert isinstance(config, T5Config)
+    params = random_models.draw(config)
+  else:
+    path = loading.locate(model.checkpoint)
+    params = loading.read_params(path, config, shardings=shardings)
+  if shardings is None and not families.only_drafts(config):
+    return layers.with_cpu_copies(params, is_tied=config.is_tied)
+  return params
+
+
+def load(model: Model) -> LoadedModel:
+  """A model with its weights on the default device, for array-level functions.
+
+  Raises:
+    ValueError: if it cannot be had.
+  """
+  if not model.is_random:
+    return loading.load(
+      model.checkpoint,
+      dtype=jnp.dtype(model.dtype),
+      config=model.sizes,
+      vocabulary=model.vocabulary,
+    )
+  config = read_config(model)
+  params = read_params(model, config)
+  return LoadedModel(
+    name=model.checkpoint,
+    config=config,
+    params=params,
+    vocabulary=read_vocabulary(model, config),
+    description=f'{model.checkpoint}: RANDOM parameters in {model.dtype}',
+  )
+
+
+def param_shapes(config: Config | DrafterConfig | None) -> Any:
+  """The tree of weights as shapes; `()` without sizes."""
+  return () if config is None else families.param_shapes(config)

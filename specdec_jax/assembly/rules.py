@@ -1,0 +1,171 @@
+"""Acceptance rules as choices: for flags, gin files, T5X and Python alike.
+
+A rule is a frozen dataclass with two methods: `seen`, how the target is sampled
+for the rule to see, which also says what the rule does not go with, and
+`verify_fn`. A new rule is one more of them, and a row of `RULES`.
+"""
+
+import dataclasses
+import functools
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import verification
+from specdec_jax.assembly.choices import ChoiceError, Sampling, option
+from specdec_jax.base import Draft, VerifyFn
+
+_LENIENCE = 'below 1, accepts more and is no longer lossless'
+
+
+class Rule(Protocol):
+  """What every rule has."""
+
+  def seen(self, sampling: Sampling) -> Sampling:
+    """The target's sampling as the rule sees it.
+
+    Raises:
+      ChoiceError: if the rule does not go with this sampling.
+    """
+
+  def verify_fn(self) -> VerifyFn:
+    """The rule itself."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeculativeSampling:
+  """`verification.speculative_sampling`, lossless with lenience 1."""
+
+  lenience: float = option(1.0, _LENIENCE)
+
+  def seen(self, sampling: Sampling) -> Sampling:
+    if self.lenience < 1 and sampling.is_greedy:
+      raise ChoiceError(
+        f'{{lenience}} {self.lenience:g} changes nothing at {{temperature}} 0, '
+        'where speculative sampling accepts the likeliest token alone: give '
+        '{verification} greedy, which accepts tokens nearly as likely'
+      )
+    return sampling
+
+  def verify_fn(self) -> VerifyFn:
+    return functools.partial(
+      verification.speculative_sampling, lenience=self.lenience
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+  """`verification.block_verification`, lossless."""
+
+  def seen(self, sampling: Sampling) -> Sampling:
+    return sampling
+
+  def verify_fn(self) -> VerifyFn:
+    return verification.block_verification
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Greedy:
+  """`verification.greedy`: the argmax, or with a lenience below 1 tokens nearly
+  as likely, for which it reads the target's distributions at temperature 1."""
+
+  lenience: float = option(1.0, _LENIENCE)
+
+  def seen(self, sampling: Sampling) -> Sampling:
+    _check_greedy('greedy', sampling)
+    if self.lenience < 1:
+      return dataclasses.replace(sampling, temperature=1.0)
+    return sampling
+
+  def verify_fn(self) -> VerifyFn:
+    return functools.partial(verification.greedy, lenience=self.lenience)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TopBeta:
+  """`verification.top_beta`, which reads the target's distributions at
+  temperature 1 and decodes greedily."""
+
+  beta: int = option(3, 'accept drafted tokens among so many likeliest')
+  tau: float = option(
+    1.0, "and at most so far below the likeliest's log-probability, in nats"
+  )
+
+  def seen(self, sampling: Sampling) -> Sampling:
+    _check_greedy('top_beta', sampling)
+    return dataclasses.replace(sampling, temperature=1.0)
+
+  def verify_fn(self) -> VerifyFn:
+    return functools.partial(
+      verification.top_beta, beta=self.beta, tau=self.tau
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Custom:
+  """A rule that is none of `RULES`, or one with arguments bound elsewhere.
+
+  Attributes:
+    function: the rule.
+    temperature: at which it sees the target, if not that of the sampling.
+  """
+
+  function: VerifyFn
+  temperature: float | None = None
+
+  def seen(self, sampling: Sampling) -> Sampling:
+    name = getattr(self.function, '__name__', 'the rule')
+    if name == 'greedy':
+      _check_greedy(name, sampling)
+    if self.temperature is not None:
+      sampling = dataclasses.replace(sampling, temperature=self.temperature)
+    if sampling.is_greedy and _relaxes(self.function):
+      raise ValueError(
+        f'the lenience or beta of {name} changes nothing at temperature 0, '
+        'where only the likeliest token is possible: take the rule greedy or '
+        'top_beta, which read the target at temperature 1, as '
+        'verification/lenient_greedy.gin and verification/top_beta.gin do'
+      )
+    return sampling
+
+  def verify_fn(self) -> VerifyFn:
+    return self.function
+
+
+RULES: dict[str, type] = {
+  'speculative_sampling': SpeculativeSampling,
+  'greedy': Greedy,
+  'block': Block,
+  'top_beta': TopBeta,
+}
+
+
+def _check_greedy(name: str, sampling: Sampling) -> None:
+  if not sampling.is_greedy:
+    raise ChoiceError(
+      f'{{verification}} {name} decodes the argmax: it needs {{temperature}} '
+      f'0, got {sampling.temperature}'
+    )
+
+
+def _relaxes(function: VerifyFn) -> bool:
+  """Whether a rule accepts a token with just under half of the mass with a
+  greater chance than that, but never one without any.
+
+  It is asked, since only gin knows with which arguments it will be called.
+  """
+  below_half = 0.5 - 2.0**-20
+  probs = jnp.array([[1 - below_half, below_half], [1.0, 0.0]], jnp.float32)
+  draft = Draft(
+    tokens=jnp.ones((2, 1), jnp.int32),
+    probs=None,
+    lengths=jnp.ones(2, jnp.int32),
+  )
+  row_keys = jax.random.split(jax.random.key(0), 2)
+  both = jnp.stack([probs, probs], axis=1)
+  # A function of its own: gin's is the same whatever is bound, and `jit` would
+  # not trace it again.
+  ask = jax.jit(lambda *args: function(*args).accept_probs)
+  soft, hard = ask(row_keys, draft, both)
+  return bool(soft[0] > below_half) and not bool(hard[0])

@@ -1,0 +1,239 @@
+"""Decodes batches of texts with a decoder: whole, or iteration by iteration."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from specdec_jax.assembly.choices import ChoiceError
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.decoding import speculative
+from specdec_jax.decoding.state import DecodeOutput, DecodeState
+from specdec_jax.text import prompts, stop_strings
+from specdec_jax.text.prompts import Batch
+from specdec_jax.trace import recording
+from specdec_jax.trace.recording import Record
+
+Show = Callable[[Record], None]
+# From a batch, and from what is shown every iteration record, to the output.
+Decode = Callable[[Batch, Sequence[Show]], DecodeOutput]
+# The records of each iteration, and in the end the output.
+Iterations = Generator[list[Record], None, DecodeOutput]
+# Calls a function; the command line does so where it can be interrupted.
+Call = Callable[[Callable[[], Any]], Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """What a decode needs to know beside its decoder.
+
+  Attributes:
+    max_new_tokens: per row.
+    seed: of all draws.
+    stop: strings that end a text.
+    num_devices: devices that share the rows of a batch.
+  """
+
+  max_new_tokens: int
+  seed: int = 0
+  stop: Sequence[str] = ()
+  num_devices: int = 1
+
+
+def pack(
+  decoder: Decoder,
+  texts: Sequence[str],
+  *,
+  max_new_tokens: int,
+  batch_size: int,
+  is_chat: bool = False,
+  system: str | None = None,
+  num_samples: int = 1,
+) -> list[Batch]:
+  """Texts as batches of one shape, checked to fit the context.
+
+  Args:
+    decoder: whose vocabulary and context.
+    texts: the prompts.
+    max_new_tokens: per row.
+    batch_size: rows.
+    is_chat: applies the chat template.
+    system: its first message, or None.
+    num_samples: rows of each prompt, one after another.
+
+  Raises:
+    ValueError: if a prompt is too long or has no tokens.
+  """
+  rows = prompts.encode(
+    decoder.vocabulary,
+    texts,
+    config=decoder.config,
+    is_chat=is_chat,
+    system=system,
+  )
+  check_lengths(decoder, rows, max_new_tokens)
+  repeat = lambda items: [x for x in items for _ in range(num_samples)]
+  return prompts.batches(
+    repeat(texts),
+    repeat(rows),
+    config=decoder.config,
+    batch_size=batch_size,
+    max_new_tokens=max_new_tokens,
+  )
+
+
+def check_lengths(
+  decoder: Decoder, rows: Sequence[Sequence[int]], max_new_tokens: int
+) -> None:
+  """Raises ValueError if a prompt and its continuation exceed the context."""
+  limit = decoder.max_positions
+  for i, row in enumerate(rows, start=1):
+    if len(row) >= limit:
+      raise ValueError(
+        f'prompt {i} has {len(row)} tokens, and the context is {limit}: '
+        'shorten it'
+      )
+    if len(row) + max_new_tokens > limit:
+      raise ChoiceError(
+        f'prompt {i} has {len(row)} tokens and with {max_new_tokens} new ones '
+        f'exceeds the context of {limit}: lower {{max_new_tokens}} to '
+        f'{limit - len(row)}'
+      )
+
+
+def max_length(batch: Batch, max_new_tokens: int) -> int:
+  """`max_len` for batches of one shape."""
+  return batch.prompt.decoder_tokens.shape[1] + max_new_tokens
+
+
+def sharding(num_devices: int, *, is_batch: bool) -> jax.sharding.Sharding:
+  """Where arrays lie on the devices that share a batch: rows are split, weights
+  are everywhere. See `sharding.mesh.check_devices`."""
+  devices = jax.devices()
+  if num_devices == 1:
+    return jax.sharding.SingleDeviceSharding(devices[0])
+  mesh = jax.make_mesh(
+    (num_devices,),
+    ('data',),
+    axis_types=(jax.sharding.AxisType.Auto,),
+    devices=devices[:num_devices],
+  )
+  spec = jax.sharding.PartitionSpec('data' if is_batch else None)
+  return jax.sharding.NamedSharding(mesh, spec)
+
+
+def place(tree: Any, num_devices: int, *, is_batch: bool) -> Any:
+  """Puts arrays there."""
+  return jax.device_put(tree, sharding(num_devices, is_batch=is_batch))
+
+
+def compile_whole(
+  decoder: Decoder, first: Batch, settings: Settings, call: Call = lambda f: f()
+) -> Decode:
+  """Compiles the decoding of batches of the shape of `first` as one program,
+  which shows nothing until its end."""
+  key = jax.random.key(settings.seed)
+  placed = functools.partial(
+    place, num_devices=settings.num_devices, is_batch=True
+  )
+  params = place(decoder.params, settings.num_devices, is_batch=False)
+  generate = functools.partial(
+    speculative.generate,
+    **decoder.networks,
+    **decoder.rule,
+    max_len=max_length(first, settings.max_new_tokens),
+  )
+  lowered = jax.jit(generate).lower(params, key, placed(first.prompt))
+  compiled = call(lowered.compile)
+
+  def decode(batch: Batch, shows: Sequence[Show]) -> DecodeOutput:
+    del shows
+    return call(
+      lambda: jax.block_until_ready(compiled(params, key, placed(batch.prompt)))
+    )
+
+  return decode
+
+
+def compile_stepwise(
+  decoder: Decoder, first: Batch, settings: Settings, call: Call = lambda f: f()
+) -> Decode:
+  """Compiles prefill and one iteration for batches of the shape of `first`,
+  which then hands every iteration record to each function that it is given, as
+  soon as there is one."""
+  iterate = compile_iterations(decoder, first, settings, call)
+
+  def decode(batch: Batch, shows: Sequence[Show]) -> DecodeOutput:
+    iterations = iterate(batch)
+    while True:
+      try:
+        records = next(iterations)
+      except StopIteration as end:
+        return end.value
+      for record in records:
+        for show in shows:
+          show(record)
+
+  return decode
+
+
+def compile_iterations(
+  decoder: Decoder, first: Batch, settings: Settings, call: Call = lambda f: f()
+) -> Callable[[Batch], Iterations]:
+  """Compiles the same to a generator of the records of each iteration, whose
+  return value is the output."""
+  key = jax.random.key(settings.seed)
+  num_devices = settings.num_devices
+  params = place(decoder.params, num_devices, is_batch=False)
+  placed = functools.partial(place, num_devices=num_devices, is_batch=True)
+  max_len = max_length(first, settings.max_new_tokens)
+  init = functools.partial(
+    speculative.init, **decoder.networks, max_len=max_len
+  )
+
+  def step(params: Any, state: DecodeState) -> tuple[DecodeState, Any]:
+    state, info = speculative.step(
+      params, state, **decoder.networks, **decoder.rule
+    )
+    return state, recording.gather(info)
+
+  # Left to itself, the compiler may return a state that it would not take.
+  rows = sharding(num_devices, is_batch=True)
+
+  def compile_both() -> tuple[Any, Any]:
+    lowered = jax.jit(init, out_shardings=rows).lower(
+      params, key, placed(first.prompt)
+    )
+    state = jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rows),
+      lowered.out_info,
+    )
+    step_jit = jax.jit(step, donate_argnums=1, out_shardings=(rows, None))
+    return lowered.compile(), step_jit.lower(params, state).compile()
+
+  prefill, advance = call(compile_both)
+
+  def iterate(batch: Batch) -> Iterations:
+    state = prefill(params, key, placed(batch.prompt))
+    traced = recording.init(batch.prompt)
+    end_rows = None
+    if settings.stop:
+      end_rows = stop_strings.watch(
+        decoder.vocabulary, settings.stop, num_rows=state.done.size
+      )
+    while not np.all(state.done):
+      # Copies: the step writes where these are, as it does in the caches.
+      before = jax.tree.map(np.array, state.statistics)
+      state, info = advance(params, state)
+      if end_rows is not None:
+        state, info = end_rows(before, state, info)
+      records, traced = recording.iteration_records(
+        info, traced, decoder.vocabulary.pieces
+      )
+      yield records
+    return speculative.output(state)
+
+  return iterate

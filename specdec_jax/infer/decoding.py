@@ -1,0 +1,173 @@
+"""How `infer` decodes: from a gin file's choices to compiled programs."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly import rules
+from specdec_jax.assembly.choices import Sampling
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.drafting import DrafterChoice, NoDrafter
+from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.rules import Rule, SpeculativeSampling
+from specdec_jax.base import Params, Prompt, VerifyFn
+from specdec_jax.infer import decode_many
+from specdec_jax.infer.decode_many import Programs
+from specdec_jax.sharding import mesh as mesh_lib
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoding:
+  """How to decode; gin binds the fields.
+
+  Attributes:
+    make_drafter: gives the drafter, of `assembly.drafting`.
+    make_rule: gives the acceptance rule, of `assembly.rules`.
+    temperature: of the sampling; 0 is greedy.
+    top_k: keeps the k likeliest tokens.
+    top_p: keeps the likeliest with this much mass.
+    min_p: keeps tokens with at least this share of the likeliest's probability.
+    seed: of all draws; each example has its own stream.
+    batch_size: rows decoded at once, on all chips together.
+    refill_size: rows that are refilled at once; None for a quarter. All of them
+      makes every batch wait for its slowest row.
+    verify_fn: a rule of your own, in place of `make_rule`.
+    rule_temperature: of the target's distributions that `verify_fn` sees, if
+      another than that of the sampling.
+  """
+
+  make_drafter: Callable[[], DrafterChoice] = NoDrafter
+  make_rule: Callable[[], Rule] = SpeculativeSampling
+  temperature: float = 0.0
+  top_k: int | None = None
+  top_p: float | None = None
+  min_p: float | None = None
+  seed: int = 0
+  batch_size: int = 32
+  refill_size: int | None = None
+  verify_fn: VerifyFn | None = None
+  rule_temperature: float | None = None
+
+  def __post_init__(self):
+    for field in ('batch_size', 'refill_size'):
+      size = getattr(self, field)
+      if size is not None and (type(size) is not int or size < 1):
+        raise ValueError(f'{field} should be a positive integer, got {size!r}')
+    if not 0 <= self.seed < 2**32:
+      raise ValueError(f'seed should be from 0 to 2**32 - 1, got {self.seed}')
+    self.rule().seen(self.sampling).check_is_used()
+
+  @property
+  def sampling(self) -> Sampling:
+    """How tokens are drawn."""
+    return Sampling(
+      temperature=self.temperature,
+      top_k=self.top_k,
+      top_p=self.top_p,
+      min_p=self.min_p,
+    )
+
+  def rule(self) -> Rule:
+    """The acceptance rule."""
+    if self.verify_fn is None:
+      return self.make_rule()
+    return rules.Custom(
+      function=self.verify_fn, temperature=self.rule_temperature
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  """Everything about a decode but its weights.
+
+  Attributes:
+    decoder: target, drafter and rule; its params are shapes.
+    decoding: the choices.
+    max_len: S, prompts included.
+  """
+
+  decoder: Decoder
+  decoding: Decoding
+  max_len: int
+
+
+def plan(
+  model: Model, decoding: Decoding, *, max_len: int, is_dry_run: bool = False
+) -> Plan:
+  """Puts target and drafter together.
+
+  Args:
+    model: the target by name.
+    decoding: the choices.
+    max_len: S, prompts included.
+    is_dry_run: reads no vocabulary.
+
+  Raises:
+    ValueError: if they do not fit together.
+  """
+  decoder = decoder_lib.outline(
+    model,
+    drafter=decoding.make_drafter(),
+    rule=decoding.rule(),
+    sampling=decoding.sampling,
+    is_dry_run=is_dry_run,
+  )
+  return Plan(decoder=decoder, decoding=decoding, max_len=max_len)
+
+
+def load(plan: Plan, mesh: Mesh) -> Params:
+  """Reads the weights of both sides onto the mesh.
+
+  Raises:
+    ValueError: if they do not divide over it, or are of another shape.
+  """
+  shapes, batch_size = plan.decoder.params, plan.decoding.batch_size
+  mesh_lib.check_divides(mesh, shapes.target, batch_size=batch_size)
+  loaded = decoder_lib.load(
+    plan.decoder,
+    target_shardings=mesh_lib.target_shardings(mesh),
+    drafter_shardings=mesh_lib.drafter_shardings(mesh),
+  )
+  return loaded.params
+
+
+def programs(
+  plan: Plan, params: Params, prompt: Prompt, mesh: Mesh
+) -> Programs:
+  """The compiled parts of the loop on a mesh, for refills like `prompt`."""
+  return decode_many.compile_programs(
+    params,
+    prompt,
+    target=plan.decoder.target,
+    # One width always: else a row's last bits would depend on whether others
+    # have a draft, and so on the shard and on where a restart began.
+    drafter=plan.decoder.drafter._replace(may_abstain=False),
+    **plan.decoder.rule,
+    max_len=plan.max_len,
+    batch_size=plan.decoding.batch_size,
+    state_shardings=lambda state: mesh_lib.state_shardings(mesh, state),
+    output_sharding=NamedSharding(mesh, PartitionSpec()),
+  )
+
+
+def refill_size(plan: Plan, mesh: Mesh) -> int:
+  """Rows that are refilled at once: as asked for, or a quarter of the batch,
+  rounded up to rows for all data-parallel devices."""
+  decoding = plan.decoding
+  if decoding.refill_size is not None:
+    return decoding.refill_size
+  parts = mesh.shape[mesh_lib.rules.DATA]
+  quarter = -(-decoding.batch_size // 4)
+  return min(decoding.batch_size, quarter + -quarter % parts)
+
+
+def warm_up(programs: Programs, params: Params, prompt: Prompt) -> None:
+  """Compiles the programs, by decoding a prompt of empty rows."""
+  nothing = np.full(programs.batch_size, -1, np.int32)
+  fresh = programs.init(params, np.uint32(0), prompt)
+  state = programs.replace(programs.idle(fresh), fresh, nothing)
+  jax.block_until_ready(programs.run(params, state, np.int32(1)))

@@ -1,0 +1,28 @@
+"""Compiled programs that are kept across runs."""
+
+import os
+from pathlib import Path
+
+import jax
+
+
+def enable() -> str | None:
+  """Keeps compiled programs across runs; where they are kept.
+
+  `JAX_COMPILATION_CACHE_DIR` names another place. Where the usual one cannot be
+  written, as in many containers, nothing is kept, and the result is None.
+  """
+  if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+  if chosen := getattr(jax.config, 'jax_compilation_cache_dir', None):
+    return chosen
+  try:
+    cache_home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
+    folder = str(Path(cache_home) / 'specdec_jax' / 'compiled')
+    os.makedirs(folder, exist_ok=True)
+  except (OSError, RuntimeError):  # The latter: nobody's home is known.
+    return None
+  if not os.access(folder, os.W_OK):
+    return None
+  jax.config.update('jax_compilation_cache_dir', folder)
+  return folder
