@@ -2,6 +2,8 @@
 
 __version__ = '0.1.0'
 
+from typing import TYPE_CHECKING, Any
+
 from specdec_jax import decoding, drafters, logits, theory, verification
 from specdec_jax.base import (
   Context,
@@ -15,7 +17,11 @@ from specdec_jax.base import (
 )
 from specdec_jax.decoding import autoregressive, speculative
 
+if TYPE_CHECKING:
+  from specdec_jax.assembly.api import Completion, generate, load, stream
+
 __all__ = [
+  'Completion',
   'Context',
   'Draft',
   'Drafter',
@@ -27,8 +33,20 @@ __all__ = [
   'autoregressive',
   'decoding',
   'drafters',
+  'generate',
+  'load',
   'logits',
   'speculative',
+  'stream',
   'theory',
   'verification',
 ]
+
+
+def __getattr__(name: str) -> Any:
+  """`load` and its companions, which import all of the networks when asked."""
+  if name in ('Completion', 'generate', 'load', 'stream'):
+    from specdec_jax.assembly import api
+
+    return getattr(api, name)
+  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -252,7 +252,7 @@ def stream(
     while told.completion is None:
       try:
         tokens = [
-          token['id']
+          token['token']
           for record in next(iterations)
           for token in recording.committed(record)
         ]

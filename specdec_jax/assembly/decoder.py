@@ -83,7 +83,7 @@ class Decoder:
   def max_positions(self) -> int:
     """The longest context of both models."""
     own = self.drafting.config
-    configs = [self.config]
+    configs: list[Any] = [self.config]
     if own is not None and not families.only_drafts(own):
       configs.append(own)
     limits = [families.of(each).max_positions(each) for each in configs]

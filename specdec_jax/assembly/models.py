@@ -117,7 +117,8 @@ def read_params(
     path = loading.locate(model.checkpoint)
     params = loading.read_params(path, config, shardings=shardings)
   if shardings is None and not families.only_drafts(config):
-    return layers.with_cpu_copies(params, is_tied=config.is_tied)
+    is_tied = getattr(config, 'is_tied', False)
+    return layers.with_cpu_copies(params, is_tied=is_tied)
   return params
 
 

@@ -107,8 +107,10 @@ def with_heads(
   projection they share.
 
   Raises:
-    ValueError: if the widths differ.
+    ValueError: if the target is no T5, or the widths differ.
   """
+  if not isinstance(target_config, T5Config):
+    raise ValueError('heads are for a T5, and the target is none')
   if target_config.embed_dim != config.embed_dim:
     raise ValueError(
       f'heads of width {config.embed_dim} do not fit a target of width '
