@@ -43,7 +43,7 @@ class Slice:
   Attributes:
     name: the topology, `v4:2x2x1`.
     chip: figures of each chip.
-    devices: one a chip, in no way usable but for compiling.
+    devices: one per chip, of no use but for compiling.
   """
 
   name: str
@@ -114,7 +114,7 @@ def find_slice(name: str) -> Slice:
   from jax.experimental import topologies
 
   options: dict[str, Any] = {}
-  if chip.name == 'v4':  # One device a chip, not one a core.
+  if chip.name == 'v4':  # One device per chip, not per core.
     options['chip_config_name'] = 'megacore'
   if any(size % 2 for size in sizes[:2]):  # Less than a host's 2x2.
     options['chips_per_host_bounds'] = (sizes + [1, 1])[:3]

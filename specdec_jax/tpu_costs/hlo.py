@@ -26,7 +26,6 @@ _COLLECTIVES = (
   'collective-permute',
 )
 _SLICES = ('dynamic-slice', 'slice', 'gather')
-_CALLS = ('while', 'conditional', 'call')
 # Instructions below this move too little for their time to depend on it.
 _SMALL_BYTES = 16_384
 
@@ -124,49 +123,6 @@ class Program:
     """The cost of one run."""
     return self._cost(self.entry)
 
-  def copies_in_loops(self, num_elements: int) -> list[str]:
-    """Names of instructions in loops that copy or transpose at least so many
-    elements from main memory to main memory.
-
-    What a fusion does to an operand on its way to another operation is no copy,
-    and neither is moving an array onto the chip and back.
-    """
-    pending = [
-      name
-      for computation in self.computations.values()
-      for instruction in computation.values()
-      if instruction.opcode == 'while'
-      for name in instruction.called
-    ]
-    seen, found = set(), []
-    while pending:
-      name = pending.pop()
-      if name in seen:
-        continue
-      seen.add(name)
-      for instruction in self.computations[name].values():
-        if instruction.opcode in _CALLS:
-          pending += instruction.called
-        if self._is_copy(name, instruction, num_elements):
-          found.append(instruction.name)
-    return found
-
-  def _is_copy(
-    self, within: str, instruction: Instruction, num_elements: int
-  ) -> bool:
-    if not (instruction.outputs and instruction.operands):
-      return False
-    moved = instruction.outputs[0]
-    if moved.is_on_chip or moved.num_elements < num_elements:
-      return False
-    source = self.computations[within].get(instruction.operands[0])
-    if source and not _memory_size(source):
-      return False
-    kind = instruction.opcode
-    if kind == 'fusion':
-      kind = self._root(instruction.called[0]).opcode
-    return kind in ('copy', 'copy-start', 'transpose')
-
   def _cost(self, name: str) -> Cost:
     instructions = self.computations[name].values()
     return _total(self._instruction_cost(name, each) for each in instructions)
@@ -175,7 +131,7 @@ class Program:
     opcode = instruction.opcode
     if opcode in _FREE:
       return Cost()
-    if opcode in _CALLS:
+    if opcode in ('while', 'conditional', 'call'):
       inner = [self._cost(name) for name in instruction.called]
       if opcode == 'conditional':
         return max(inner, key=lambda cost: cost.memory_bytes)

@@ -26,7 +26,7 @@ class Workload:
     draft: sizes of the draft model.
     batch_size: rows decoded together.
     input_length: tokens of the encoder, or of a decoder-only model's prompt.
-    output_length: new tokens a row.
+    output_length: new tokens per row.
     num_partitions: chips that share a copy of the target.
 
   The four numbers are at least 1, or it raises ValueError.
@@ -64,8 +64,8 @@ class Workload:
 
 
 def default_num_partitions(slice_: Slice, batch_size: int) -> int:
-  """The mesh's default, or more chips a copy where the batch has too few rows
-  to go round."""
+  """The mesh's default, or more chips per copy where the batch has too few
+  rows to go round."""
   size = len(slice_.devices)
   partitions = mesh_lib.make(devices=slice_.devices).shape[rules.MODEL]
   while batch_size % (size // partitions) and partitions < size:

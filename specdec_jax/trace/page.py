@@ -90,7 +90,7 @@ def _totals(traced: Trace) -> str:
     ('Tokens', f'{summary.num_tokens:,}'),
     ('Target runs', f'{summary.num_target_runs:,}'),
     ('Block efficiency', f'{_rate(summary.block_efficiency)}'
-     ' <small>tokens a target run</small>'),
+     ' <small>tokens per target run</small>'),
     ('Alpha', f'{_rate(summary.alpha)} <small>'
      f'{sum(summary.num_accepted):,} of {sum(summary.num_tested):,} tested '
      'drafts accepted</small>'),
@@ -150,7 +150,7 @@ def _bar(
 
 
 def _table(traced: Trace) -> str:
-  """One line a row, where there are several."""
+  """One line per row, where there are several."""
   if len(traced.rows) < 2:
     return ''
   lines = []

@@ -172,7 +172,7 @@ def init(prompt: Prompt) -> TraceState:
 def prompt_records(
   prompt: Prompt, pieces: PiecesFn, texts: Sequence[str] | None = None
 ) -> list[Record]:
-  """One record a row.
+  """One record per row.
 
   Args:
     prompt: the prompt of the decode.
@@ -181,7 +181,7 @@ def prompt_records(
       where there are any.
 
   Raises:
-    ValueError: if there is not one text a row.
+    ValueError: if there is not one text per row.
   """
   prompt = jax.device_get(prompt)
   row_ids, encoder_tokens = prompt.row_ids, prompt.encoder_tokens

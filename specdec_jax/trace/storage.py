@@ -1,4 +1,4 @@
-"""Trace files: one JSON record a line, readable while they are written."""
+"""Trace files: one JSON record per line, readable while they are written."""
 
 import contextlib
 import dataclasses

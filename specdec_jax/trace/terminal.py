@@ -39,13 +39,13 @@ def show(
   style: Style = 'lines',
   row: int | None = None,
 ) -> None:
-  """Prints a trace: a legend, the rows, and how many tokens a run they took.
+  """Prints a trace: a legend, the rows, and their tokens per target run.
 
   Args:
     traced: the trace.
     console: a `rich.console.Console`; None writes to standard output, coloured
       if that is a terminal and NO_COLOR is not set.
-    style: 'lines' for one line an iteration with all that was drafted, 'flow'
+    style: 'lines' for one line per iteration with all that was drafted, 'flow'
       for running text with the first rejected token of each iteration.
     row: the row to show, as the records count them; None shows all.
 
@@ -159,7 +159,7 @@ def _header_line(header: Record) -> str:
 
 
 def _lines(records: list[Record], has_marks: bool) -> Any:
-  """One line an iteration: its number, tokens committed, then all tokens."""
+  """One line per iteration: its number, tokens committed, then all tokens."""
   from rich.table import Table
 
   table = Table.grid(padding=(0, 1))

@@ -16,6 +16,7 @@ from specdec_jax.models import presets
 from specdec_jax.theory import planner
 from specdec_jax.tpu_costs import aot, compiled, hlo, workload
 from specdec_jax.tpu_costs.chips import CHIPS
+from tests.tpu_costs import copies
 
 needs_libtpu = pytest.mark.skipif(
   importlib.util.find_spec('libtpu') is None,
@@ -192,4 +193,4 @@ def test_the_whole_decode_keeps_to_the_chip():
   capacity = 1 + pair.output_length + gamma + 1
   # The least of the caches: the draft model's, whole on every chip.
   cache = pair.draft.num_heads * capacity * pair.draft.head_dim
-  assert hlo.Program(text).copies_in_loops(cache) == []
+  assert copies.in_loops(hlo.Program(text), cache) == []

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from specdec_jax.tpu_costs import hlo
+from tests.tpu_costs import copies
 
 # As the TPU compiler writes them: S(1) is memory on the chip.
 _TPU = """
@@ -119,7 +120,7 @@ ENTRY %main (a: f32[8,16]) -> (f32[8,16]) {
   ROOT %loop = (f32[8,16]{1,0}) while(%start), condition=%done, body=%body
 }
 """
-  found = hlo.Program(text).copies_in_loops(8 * 16)
+  found = copies.in_loops(hlo.Program(text), 8 * 16)
   assert found == ['flipped', 'again']
 
 
