@@ -7,7 +7,8 @@ accepted, `gamma` the number of drafted tokens, `p` the target's distribution,
 one target run gives at least one.
 
 All functions take scalars or arrays and follow numpy's broadcasting; scalars in
-give a scalar out.
+give a scalar out. An argument out of range raises ValueError with its name and
+value.
 """
 
 import numpy as np
@@ -105,9 +106,6 @@ def divergence(p: ArrayLike, q: ArrayLike) -> np.ndarray:
   Returns:
     Distances in [0, 1], shape `[...]`; 0 only for equal distributions, 1 only
     for those that share no token.
-
-  Raises:
-    ValueError: as `acceptance_rate`.
   """
   p, q = _pair(p, q)
   return (abs(p - q).sum(-1) / 2)[()]
@@ -130,9 +128,6 @@ def lenient_probs(
 
   Returns:
     Probabilities, `[..., V]`.
-
-  Raises:
-    ValueError: as `acceptance_rate`.
   """
   p, q = _pair(p, q)
   accepted = np.minimum(p / _lenience(lenience)[..., None], q)
@@ -159,9 +154,6 @@ def argmax_acceptance(
 
   Returns:
     0.0 or 1.0, shape `[...]`; the mean is alpha.
-
-  Raises:
-    ValueError: as `acceptance_rate`.
   """
   p, q = np.broadcast_arrays(*_pair(p, q))
   drafted = q.argmax(-1)[..., None]
@@ -181,12 +173,6 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
     alpha: acceptance rate in [0, 1]; 1 gives the limit, `gamma + 1`.
     gamma: drafted tokens, at least 0, infinity allowed. A fraction
       interpolates smoothly.
-
-  Returns:
-    Tokens, the broadcast shape of the arguments.
-
-  Raises:
-    ValueError: if an argument is out of range.
   """
   alpha, gamma = np.broadcast_arrays(
     in_range('alpha', alpha, 0, 1), in_range('gamma', gamma, 0)
@@ -238,9 +224,6 @@ def expected_runs(rates: ArrayLike, gamma: int) -> float:
     rates: for each token of the text in turn, the chance that a draft of it
       passes, `[N]`: `acceptance_rate` after the prefix before it.
     gamma: drafted tokens per run, at least 0.
-
-  Raises:
-    ValueError: if an argument is out of range.
   """
   rates = in_range('rates', rates, 0, 1)
   if rates.ndim != 1:
@@ -263,12 +246,6 @@ def oracle_tokens(alpha: ArrayLike) -> np.ndarray:
 
   Args:
     alpha: acceptance rate in [0, 1].
-
-  Returns:
-    Tokens, the shape of `alpha`.
-
-  Raises:
-    ValueError: if `alpha` is out of range.
   """
   return expected_tokens(alpha, np.inf)
 

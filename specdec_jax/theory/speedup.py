@@ -6,7 +6,8 @@ target step, `c_hat` the same for arithmetic operations per token (Leviathan et
 al., https://arxiv.org/abs/2211.17192, Definitions 3.7 and 3.10).
 
 All functions take scalars or arrays and follow numpy's broadcasting; scalars in
-give a scalar out.
+give a scalar out. An argument out of range raises ValueError with its name and
+value.
 """
 
 import numpy as np
@@ -28,12 +29,6 @@ def walltime_improvement(
     alpha: acceptance rate in [0, 1].
     gamma: drafted tokens, at least 0, infinity allowed.
     c: cost ratio of a drafter step, at least 0.
-
-  Returns:
-    Factors, the broadcast shape of the arguments.
-
-  Raises:
-    ValueError: if an argument is out of range.
   """
   tokens, c = expected_tokens(alpha, gamma), in_range('c', c, 0)
   with np.errstate(invalid='ignore', divide='ignore'):
@@ -56,12 +51,6 @@ def operations_factor(
     alpha: acceptance rate in [0, 1].
     gamma: drafted tokens, at least 0, infinity allowed.
     c_hat: operations of one drafter token over one target token, at least 0.
-
-  Returns:
-    Factors, the broadcast shape of the arguments.
-
-  Raises:
-    ValueError: if an argument is out of range.
   """
   tokens = expected_tokens(alpha, gamma)
   gamma, c_hat = in_range('gamma', gamma, 0), in_range('c_hat', c_hat, 0)
@@ -84,9 +73,6 @@ def memory_reads_factor(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
 
   Returns:
     Factors in [0, 1], the broadcast shape of the arguments.
-
-  Raises:
-    ValueError: if an argument is out of range.
   """
   return 1 / expected_tokens(alpha, gamma)
 
@@ -104,9 +90,6 @@ def minimal_improvement(alpha: ArrayLike, c: ArrayLike) -> np.ndarray:
 
   Returns:
     Factors of at least 1, the broadcast shape of the arguments.
-
-  Raises:
-    ValueError: if an argument is out of range.
   """
   alpha, c = in_range('alpha', alpha, 0, 1), in_range('c', c, 0)
   return np.where(alpha > c, (1 + alpha) / (1 + c), 1.0)[()]
@@ -129,9 +112,6 @@ def best_gamma(
   Returns:
     Whole numbers, the broadcast shape of `alpha` and `c`; an `int` for
     scalars. The least of equally good ones: 0 if drafting does not pay.
-
-  Raises:
-    ValueError: if an argument is out of range.
   """
   if max_gamma != int(max_gamma) or max_gamma < 0:
     raise ValueError(
@@ -163,9 +143,6 @@ def oracle_walltime_improvement(alpha: ArrayLike, c: ArrayLike) -> np.ndarray:
   Returns:
     Factors, the broadcast shape of the arguments; infinite at `alpha` 1 with
     `c` 0.
-
-  Raises:
-    ValueError: if an argument is out of range.
   """
   alpha, c = in_range('alpha', alpha, 0, 1), in_range('c', c, 0)
   with np.errstate(divide='ignore', invalid='ignore'):
@@ -192,12 +169,6 @@ def predicted_speedup(
     c: time of one drafter step over one plain step of the target, at least 0.
     verify_cost_ratio: time of the target's call on a whole draft over that of
       a plain step, above 0.
-
-  Returns:
-    Factors, the broadcast shape of the arguments.
-
-  Raises:
-    ValueError: if an argument is out of range.
   """
   tokens = in_range('block_efficiency', block_efficiency, 1)
   gamma, c = in_range('gamma', gamma, 0), in_range('c', c, 0)
@@ -226,12 +197,6 @@ def specdec_time(
       at least 1.
     draft_time: of drafting in one iteration, at least 0, in any unit.
     verify_time: of verifying it, at least 0, in the same unit.
-
-  Returns:
-    Times in that unit, the broadcast shape of the arguments.
-
-  Raises:
-    ValueError: if an argument is out of range.
   """
   length = in_range('length', length, 0)
   tokens = in_range('tokens_per_iteration', tokens_per_iteration, 1)
