@@ -2,43 +2,50 @@
 
 import argparse
 import contextlib
+import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import specdec_jax
 from specdec_jax.assembly.choices import ChoiceError
 from specdec_jax.cli import options
-from specdec_jax.cli.commands import (
-  bench,
-  calibrate,
-  convert,
-  data,
-  doctor,
-  evaluate,
-  generate,
-  infer,
-  merge,
-  plan,
-  trace,
-  train,
-)
 from specdec_jax.launch import gin_launch, memory, progress
 
+
+class Command(NamedTuple):
+  """A subcommand; its module is imported when it is used.
+
+  Attributes:
+    module: of `cli.commands`.
+    help: a line.
+    add_arguments: name of the function that adds the options.
+    run: name of the function that does the work.
+  """
+
+  module: str
+  help: str
+  add_arguments: str = 'add_arguments'
+  run: str = 'run'
+
+
 _COMMANDS = {
-  'generate': generate,
-  'bench': bench,
-  'calibrate': calibrate,
-  'plan': plan,
-  'trace': trace,
-  'data': data,
-  'convert': convert,
-  'train': train,
-  'infer': infer,
-  'merge': merge,
-  'eval': evaluate,
-  'doctor': doctor,
+  'generate': Command('generate', 'continue prompts'),
+  'bench': Command('bench', 'time plain against speculative decoding'),
+  'calibrate': Command('calibrate', 'measure acceptance and costs for `plan`'),
+  'plan': Command('plan', 'choose gamma and predict the speedup'),
+  'trace': Command('trace', 'show a recorded trace'),
+  'data': Command('data', 'train vocabularies and prepare token files'),
+  'convert': Command('convert', 'convert a checkpoint'),
+  'train': Command('train', 'train a model under gin'),
+  'infer': Command('infer', 'decode a task to JSONL, under gin'),
+  'merge': Command(
+    'infer', 'join the shards of infer', 'add_merge_arguments', 'merge'
+  ),
+  'eval': Command('evaluate', 'judge what infer wrote'),
+  'doctor': Command('doctor', 'check this installation'),
 }
 
 EXIT_OK, EXIT_BUG, EXIT_BAD_INPUT = 0, 1, 2
@@ -87,13 +94,14 @@ def _run(argv: Sequence[str] | None) -> int:
       stream.reconfigure(errors='replace')
   argv = gin_launch.expand(sys.argv[1:] if argv is None else argv)
   try:
-    args = _parser().parse_args(argv)
+    args = _parser(argv).parse_args(argv)
   except SystemExit as done:  # After --help or a wrong option.
     return int(done.code or 0)
-  return _COMMANDS[args.command].run(args) or EXIT_OK
+  return args.run_command(args) or EXIT_OK
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+  """The options of `specdec` and, of all subcommands, of the one given."""
   parser = options.Parser(
     prog='specdec',
     description='Draft-then-verify decoding, compiled as one program.',
@@ -102,14 +110,19 @@ def _parser() -> argparse.ArgumentParser:
     '--version', action='version', version=specdec_jax.__version__
   )
   subparsers = parser.add_subparsers(dest='command', required=True)
-  for name, module in _COMMANDS.items():
+  given = next((each for each in argv if not each.startswith('-')), None)
+  for name, command in _COMMANDS.items():
     subparser = subparsers.add_parser(
-      name,
-      help=module.HELP,
-      description=module.__doc__,
-      formatter_class=options.HelpFormatter,
+      name, help=command.help, formatter_class=options.HelpFormatter
     )
-    module.add_arguments(subparser)
+    if name == given:
+      module = importlib.import_module(
+        f'specdec_jax.cli.commands.{command.module}'
+      )
+      run = getattr(module, command.run)
+      subparser.description = run.__doc__ or module.__doc__
+      subparser.set_defaults(run_command=run)
+      getattr(module, command.add_arguments)(subparser)
   return parser
 
 

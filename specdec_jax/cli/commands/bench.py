@@ -27,8 +27,6 @@ from specdec_jax.measure.simulated import simulated_acceptance
 from specdec_jax.text import prompts
 from specdec_jax.text.prompts import Batch
 
-HELP = 'time plain against speculative decoding'
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   options.add_models(parser)

@@ -22,7 +22,6 @@ from specdec_jax.text import prompts
 from specdec_jax.text.prompts import Batch
 from specdec_jax.theory.planner import Costs
 
-HELP = 'measure acceptance and costs for `plan`'
 KIND = 'specdec costs'
 
 

@@ -15,8 +15,6 @@ from specdec_jax.models import families, presets
 from specdec_jax.models.families import Config, DrafterConfig
 from specdec_jax.text import vocabulary_files
 
-HELP = 'convert a checkpoint'
-
 _count = numbers.number(int, lambda n: n >= 0, 'an integer of at least 0')
 
 

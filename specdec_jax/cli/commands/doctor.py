@@ -23,8 +23,6 @@ from specdec_jax.models import families, kv_cache
 from specdec_jax.models.llama import Llama, LlamaConfig
 from specdec_jax.sharding import mesh as mesh_lib
 
-HELP = 'check this installation'
-
 # Seconds of silence that nobody wonders about.
 _PATIENCE = 5.0
 # By the extra of specdec_jax that has them: package and module.

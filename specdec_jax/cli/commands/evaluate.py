@@ -17,8 +17,6 @@ from specdec_jax.launch import progress
 from specdec_jax.text import tasks
 from specdec_jax.theory import estimates
 
-HELP = 'judge what infer wrote'
-
 _TARGET = 'targets_pretokenized'
 _COUNTERS = ('tokens', 'target_runs', 'drafted', 'tested', 'accepted')
 

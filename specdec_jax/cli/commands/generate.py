@@ -23,8 +23,6 @@ from specdec_jax.text.prompts import Batch
 from specdec_jax.trace import recording, storage
 from specdec_jax.trace.recording import Record
 
-HELP = 'continue prompts'
-
 Write = Callable[[dict[str, Any]], None]
 
 

@@ -7,10 +7,15 @@ where it was when it is started again, and gives the same bytes.
 
 import argparse
 
+from specdec_jax.files.local_path import local_path
+from specdec_jax.infer import output
 from specdec_jax.infer.infer import infer
-from specdec_jax.launch import compilation_cache, gin_launch, processes
-
-HELP = 'decode a task to JSONL, under gin'
+from specdec_jax.launch import (
+  compilation_cache,
+  gin_launch,
+  processes,
+  progress,
+)
 
 # Gin files whose macros --help lists.
 _SHOWN = (
@@ -84,3 +89,17 @@ def _settings() -> dict[str, str]:
     for name, value in gin_launch.bindings().items()
     if not name.endswith(_NO_SETTINGS)
   }
+
+
+def add_merge_arguments(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument('folder', help='what INFER_OUTPUT_DIR was')
+
+
+def merge(args: argparse.Namespace) -> int:
+  """Joins the shards that several `infer --shard_id` runs wrote to one file."""
+  folder = local_path(args.folder)
+  if not folder.is_dir():
+    raise ValueError(f'there is no folder {folder}')
+  for path, num_lines in output.merge(folder):
+    progress.console().print(f'{path}: {num_lines} examples')
+  return 0

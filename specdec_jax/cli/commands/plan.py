@@ -24,7 +24,6 @@ from specdec_jax.theory.planner import Costs, Plan
 from specdec_jax.tpu_costs import aot, compiled, workload
 from specdec_jax.tpu_costs.chips import CHIPS
 
-HELP = 'choose gamma and predict the speedup'
 # What a file of costs must have.
 _NEEDED = {
   **dict.fromkeys(('widths', 'target_seconds'), 'numbers'),

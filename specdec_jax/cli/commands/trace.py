@@ -8,8 +8,6 @@ from specdec_jax.launch import progress
 from specdec_jax.trace import page, storage, svg, terminal, wording
 from specdec_jax.trace.storage import Trace
 
-HELP = 'show a recorded trace'
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('trace', help='what `generate --trace` wrote')

@@ -6,8 +6,6 @@ import contextlib
 from specdec_jax.launch import gin_launch
 from specdec_jax.training import train as training
 
-HELP = 'train a model under gin'
-
 # Gin files whose macros --help lists.
 _SHOWN = (
   'runs/train.gin',
