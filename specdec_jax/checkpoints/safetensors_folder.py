@@ -9,7 +9,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.checkpoints import name_maps, settings, stored_arrays
+from specdec_jax.checkpoints import settings, stored_arrays
+from specdec_jax.checkpoints.parameters import (
+  Parameter,
+  is_all_finite,
+  read_all,
+)
 from specdec_jax.files.require import require
 
 SINGLE_FILE = 'model.safetensors'
@@ -91,7 +96,7 @@ def _names_of_file(folder: Path) -> dict[str, list[str]]:
 def read_params(
   folder: str | os.PathLike[str],
   handles: dict[str, Any],
-  parameters: Sequence[name_maps.Parameter],
+  parameters: Sequence[Parameter],
   *,
   dtype: jnp.dtype,
 ) -> dict[str, Any]:
@@ -110,28 +115,28 @@ def read_params(
     ValueError: if a tensor is missing, unexpected, of another shape, not
       floating point, or not finite.
   """
-  _check_names(folder, {p.huggingface for p in parameters}, set(handles))
+  _check_names(folder, {p.name for p in parameters}, set(handles))
   for parameter in parameters:
-    tensor = handles[parameter.huggingface].get_slice(parameter.huggingface)
+    tensor = handles[parameter.name].get_slice(parameter.name)
     if tuple(tensor.get_shape()) != parameter.file_shape:
       raise ValueError(
-        f'{folder}: tensor {parameter.huggingface} is {tensor.get_shape()}, '
+        f'{folder}: tensor {parameter.name} is {tensor.get_shape()}, '
         f'expected {list(parameter.file_shape)}'
       )
     if tensor.get_dtype() not in _FLOATS:
       raise ValueError(
-        f'{folder}: tensor {parameter.huggingface} is stored as '
+        f'{folder}: tensor {parameter.name} is stored as '
         f'{tensor.get_dtype()}, expected one of {", ".join(_FLOATS)}'
       )
 
-  def read(parameter: name_maps.Parameter) -> np.ndarray:
-    name = parameter.huggingface
+  def read(parameter: Parameter) -> np.ndarray:
+    name = parameter.name
     values = handles[name].get_tensor(name).astype(np.float32)
-    if not name_maps.is_all_finite(values):
+    if not is_all_finite(values):
       raise ValueError(f'{folder}: tensor {name} holds a NaN or an infinity')
     return values
 
-  return name_maps.read_all(read, parameters, dtype)
+  return read_all(read, parameters, dtype)
 
 
 def _check_names(
@@ -153,7 +158,7 @@ def _check_names(
 def write_params(
   folder: str | os.PathLike[str],
   params: dict[str, Any],
-  parameters: Sequence[name_maps.Parameter],
+  parameters: Sequence[Parameter],
 ) -> str:
   """Writes parameters as model.safetensors.
 
@@ -181,11 +186,11 @@ def write_params(
         f'{parameter.path} is {list(values.shape)}, expected '
         f'{list(parameter.shape)}'
       )
-    tensors[parameter.huggingface] = np.ascontiguousarray(
+    tensors[parameter.name] = np.ascontiguousarray(
       values.T if parameter.is_transposed else values
     )
   Path(folder).mkdir(parents=True, exist_ok=True)
   safetensors_numpy.save_file(
     tensors, Path(folder) / SINGLE_FILE, metadata={'format': 'pt'}
   )
-  return tensors[parameters[0].huggingface].dtype.name
+  return tensors[parameters[0].name].dtype.name

@@ -14,7 +14,7 @@ from specdec_jax.checkpoints import (
   safetensors_folder,
   stored_arrays,
 )
-from specdec_jax.checkpoints.name_maps import Parameter
+from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.models import families
 from specdec_jax.models.families import Config, DrafterConfig
 

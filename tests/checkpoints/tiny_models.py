@@ -6,7 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax.checkpoints import name_maps, stored_arrays
+from specdec_jax.checkpoints import stored_arrays
+from specdec_jax.checkpoints.gguf import llama
+from specdec_jax.models import families
 from specdec_jax.models.llama import LlamaConfig
 
 # As GPT-2 writes bytes; the merges build 'Ġthe', 'in', two spaces and '12'.
@@ -45,13 +47,9 @@ def make_config(**changes) -> LlamaConfig:
 
 def make_params(config: LlamaConfig, seed: int = 0) -> dict:
   rng = np.random.default_rng(seed)
-  return stored_arrays.nest(
-    {
-      parameter.path: jax.numpy.asarray(
-        rng.standard_normal(parameter.shape), config.dtype
-      )
-      for parameter in name_maps.llama_parameters(config)
-    }
+  return jax.tree.map(
+    lambda leaf: jax.numpy.asarray(rng.standard_normal(leaf.shape), leaf.dtype),
+    families.param_shapes(config),
   )
 
 
@@ -109,12 +107,12 @@ def write_gguf(
   for key, value in values.items():
     _add(writer, key, value)
   leaves, tensors = stored_arrays.flatten(params), {}
-  for parameter in name_maps.llama_parameters(config):
+  for parameter in llama.parameters_of(config):
     tensor = np.asarray(leaves[parameter.path], np.float32)
     tensor = tensor.T if parameter.is_transposed else tensor
-    if parameter.num_rotary_heads:
-      tensor = interleave_rotary_halves(tensor, parameter.num_rotary_heads)
-    tensors[parameter.gguf] = np.ascontiguousarray(tensor)
+    if num_heads := llama.num_rotary_heads(config, parameter):
+      tensor = interleave_rotary_halves(tensor, num_heads)
+    tensors[parameter.name] = np.ascontiguousarray(tensor)
   for name, tensor in (tensors | (extra or {})).items():
     if name in omit:
       continue

@@ -9,14 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
-from specdec_jax.checkpoints import huggingface, name_maps, stored_arrays
+from specdec_jax.checkpoints import huggingface, stored_arrays
 from specdec_jax.cli.main import main
+from specdec_jax.models import families
 from specdec_jax.models.llama import LlamaConfig
 
 SPECIALS = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
 MERGES = (('Ġ', 't'), ('h', 'e'), ('Ġt', 'he'), ('i', 'n'), ('a', 'b'))
 # Of the weights: with it, greedy texts repeat themselves, but not at once.
 SCALE = 0.5
+# Weights are drawn in this order, layer by layer.
+DRAWN = (
+  *('token_embedder', 'decoder_norm', 'logits_dense'),
+  *('pre_self_attention_layer_norm', 'pre_mlp_layer_norm'),
+  *('query', 'key', 'value', 'out', 'wi_0', 'wi_1', 'wo'),
+)
 TEMPLATE = (
   "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + "
   "message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
@@ -57,6 +64,14 @@ def make_config(**changes) -> LlamaConfig:
   return LlamaConfig(**sizes | changes)
 
 
+def _when_drawn(path: str) -> tuple[bool, int, int]:
+  """The order in which weights are drawn, which decides what texts come."""
+  branch = path.rsplit('/', 1)[0]
+  number = re.match(r'layers_(\d+)/', branch)
+  place = next(i for i, part in enumerate(DRAWN) if branch.endswith(part))
+  return bool(number), int(number[1]) if number else 0, place
+
+
 def write_model(
   folder,
   *,
@@ -80,10 +95,10 @@ def write_model(
   """
   config = make_config(**sizes)
   rng = np.random.default_rng(seed)
+  shapes = stored_arrays.flatten(families.param_shapes(config))
   tensors = {
-    parameter.path: SCALE
-    * rng.standard_normal(parameter.shape).astype(np.float32)
-    for parameter in name_maps.llama_parameters(config)
+    path: SCALE * rng.standard_normal(shapes[path].shape).astype(np.float32)
+    for path in sorted(shapes, key=_when_drawn)
   }
   # Only tokens that show on a terminal are ever the likeliest.
   is_shown = [t.isascii() and t not in SPECIALS for t in make_tokens()]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.checkpoints import name_maps
+from specdec_jax.checkpoints import parameters
 from specdec_jax.files import require as packages
 
 _MAGIC = b'GGUF'
@@ -242,7 +242,7 @@ def read_tensor(file: GgufFile, name: str) -> np.ndarray:
           f'{file.path}: tensor {name} is stored as {quantization.name}, which '
           'the gguf package cannot dequantise'
         ) from error
-      if not name_maps.is_all_finite(values):
+      if not parameters.is_all_finite(values):
         raise ValueError(
           f'{file.path}: tensor {name} holds a NaN or an infinity'
         )

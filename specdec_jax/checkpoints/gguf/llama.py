@@ -6,17 +6,33 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.checkpoints import name_maps, settings
+from specdec_jax.checkpoints import parameters, settings
 from specdec_jax.checkpoints.gguf.container import (
   GgufFile,
   open_gguf,
   read_tensor,
 )
+from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.models.llama import LlamaConfig
 
 _EMBEDDING = 'token_embd.weight'
 _ROPE_FACTORS = 'rope_freqs.weight'
+# Of our branches; those of layer N are below `blk.N`.
+_NAMES = {
+  'token_embedder': 'token_embd',
+  'decoder_norm': 'output_norm',
+  'logits_dense': 'output',
+  'pre_self_attention_layer_norm': 'attn_norm',
+  'self_attention/query': 'attn_q',
+  'self_attention/key': 'attn_k',
+  'self_attention/value': 'attn_v',
+  'self_attention/out': 'attn_output',
+  'pre_mlp_layer_norm': 'ffn_norm',
+  'mlp/wi_0': 'ffn_gate',
+  'mlp/wi_1': 'ffn_up',
+  'mlp/wo': 'ffn_down',
+}
 
 
 def read_config(
@@ -102,31 +118,44 @@ def read_params(
   if not isinstance(config, LlamaConfig):
     raise ValueError(f'{path} holds a Llama, not the sizes of a {config}')
   file = open_gguf(path)
-  parameters = name_maps.llama_parameters(config)
-  unexpected = set(file.tensors) - {p.gguf for p in parameters}
+  wanted = parameters_of(config)
+  unexpected = set(file.tensors) - {p.name for p in wanted}
   unexpected -= {_ROPE_FACTORS}
   if unexpected:
     raise ValueError(
       f'{file.path} has tensors that a Llama has not: '
       f'{", ".join(sorted(unexpected)[:4])}'
     )
-  for parameter in parameters:
-    info = file.tensors.get(parameter.gguf)
+  for parameter in wanted:
+    info = file.tensors.get(parameter.name)
     if info is None:
-      raise ValueError(f'{file.path} has no tensor {parameter.gguf}')
+      raise ValueError(f'{file.path} has no tensor {parameter.name}')
     if info.shape != parameter.file_shape:
       raise ValueError(
-        f'{file.path}: tensor {parameter.gguf} is {list(info.shape)}, expected '
+        f'{file.path}: tensor {parameter.name} is {list(info.shape)}, expected '
         f'{list(parameter.file_shape)}'
       )
 
-  def read(parameter: name_maps.Parameter) -> np.ndarray:
-    values = read_tensor(file, parameter.gguf)
-    if parameter.num_rotary_heads:
-      values = split_rotary_halves(values, parameter.num_rotary_heads)
+  def read(parameter: Parameter) -> np.ndarray:
+    values = read_tensor(file, parameter.name)
+    if num_heads := num_rotary_heads(config, parameter):
+      values = split_rotary_halves(values, num_heads)
     return values
 
-  return name_maps.read_all(read, parameters, config.dtype)
+  return parameters.read_all(read, wanted, config.dtype)
+
+
+def parameters_of(config: LlamaConfig) -> tuple[Parameter, ...]:
+  """Every parameter of a model of these sizes, by its name in a GGUF file."""
+  name_of = lambda path: parameters.renamed(path, _NAMES, 'blk.{}')
+  return parameters.of(config, name_of)
+
+
+def num_rotary_heads(config: LlamaConfig, parameter: Parameter) -> int:
+  """Heads in a tensor of which GGUF interleaves the halves that rotary
+  positions pair; 0 for a tensor without any."""
+  heads = {'attn_q': config.num_heads, 'attn_k': config.num_kv_heads}
+  return heads.get(parameter.name.split('.')[-2], 0)
 
 
 def split_rotary_halves(values: np.ndarray, num_heads: int) -> np.ndarray:

@@ -8,13 +8,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints import (
-  name_maps,
-  safetensors_folder,
-  settings,
-)
+from specdec_jax.checkpoints import safetensors_folder, settings
 from specdec_jax.checkpoints.huggingface import llama, t5
-from specdec_jax.checkpoints.name_maps import Parameter
+from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.models import families
 from specdec_jax.models.families import Config, DrafterConfig
@@ -46,14 +42,14 @@ _NETWORKS = {
     model_types=llama.MODEL_TYPES,
     read_config=llama.read_config,
     read_params=llama.read_params,
-    parameters=name_maps.llama_parameters,
+    parameters=llama.parameters_of,
     config_json=llama.config_json,
   ),
   't5': _Network(
     model_types=t5.MODEL_TYPES,
     read_config=t5.read_config,
     read_params=t5.read_params,
-    parameters=t5.parameters,
+    parameters=t5.parameters_of,
     config_json=t5.config_json,
   ),
 }

@@ -3,11 +3,27 @@
 import os
 from typing import Any
 
-from specdec_jax.checkpoints import name_maps, safetensors_folder, settings
+from specdec_jax.checkpoints import parameters, safetensors_folder, settings
+from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.models.llama import LlamaConfig
 
 MODEL_TYPES = ('llama', 'mistral', 'qwen2')
+# Of our branches; those of layer N are below `model.layers.N`.
+_NAMES = {
+  'token_embedder': 'model.embed_tokens',
+  'decoder_norm': 'model.norm',
+  'logits_dense': 'lm_head',
+  'pre_self_attention_layer_norm': 'input_layernorm',
+  'self_attention/query': 'self_attn.q_proj',
+  'self_attention/key': 'self_attn.k_proj',
+  'self_attention/value': 'self_attn.v_proj',
+  'self_attention/out': 'self_attn.o_proj',
+  'pre_mlp_layer_norm': 'post_attention_layernorm',
+  'mlp/wi_0': 'mlp.gate_proj',
+  'mlp/wi_1': 'mlp.up_proj',
+  'mlp/wo': 'mlp.down_proj',
+}
 # What no network here computes, with the value that says it is not wanted.
 _FLAGS = {
   'attention_bias': (False, 'its attention has biases'),
@@ -116,8 +132,14 @@ def read_params(
     ):
       del handles[name]
   return safetensors_folder.read_params(
-    folder, handles, name_maps.llama_parameters(config), dtype=config.dtype
+    folder, handles, parameters_of(config), dtype=config.dtype
   )
+
+
+def parameters_of(config: LlamaConfig) -> tuple[Parameter, ...]:
+  """Every parameter of a model of these sizes, by Hugging Face's name."""
+  name_of = lambda path: parameters.renamed(path, _NAMES, 'model.layers.{}')
+  return parameters.of(config, name_of)
 
 
 def config_json(config: LlamaConfig, dtype: str) -> dict[str, Any]:

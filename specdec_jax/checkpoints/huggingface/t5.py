@@ -7,15 +7,44 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.checkpoints import safetensors_folder, settings
-from specdec_jax.checkpoints.huggingface import t5_names
-from specdec_jax.checkpoints.name_maps import Parameter
+from specdec_jax.checkpoints import parameters, safetensors_folder, settings
+from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.models.t5 import T5Config
 
 MODEL_TYPES = ('t5', 'mt5')
 _EPSILON = 1e-6
 _EMBEDDINGS, _LOGITS = 'shared.weight', 'lm_head.weight'
+# In files, but copies of others or, as in T5 1.0's cross-attention, unused.
+_SUPERFLUOUS = (
+  'encoder.embed_tokens.weight',
+  'decoder.embed_tokens.weight',
+  'decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight',
+)
+# Of our branches outside of layers, and then of those in one layer of a stack.
+_NAMES = {
+  'token_embedder': 'shared',
+  'decoder/logits_dense': 'lm_head',
+  'encoder/encoder_norm': 'encoder.final_layer_norm',
+  'decoder/decoder_norm': 'decoder.final_layer_norm',
+}
+_IN_LAYER = {
+  'encoder': {
+    'pre_attention_layer_norm': 'layer.0.layer_norm',
+    'attention': 'layer.0.SelfAttention',
+    'pre_mlp_layer_norm': 'layer.1.layer_norm',
+    'mlp': 'layer.1.DenseReluDense',
+  },
+  'decoder': {
+    'pre_self_attention_layer_norm': 'layer.0.layer_norm',
+    'self_attention': 'layer.0.SelfAttention',
+    'pre_cross_attention_layer_norm': 'layer.1.layer_norm',
+    'encoder_decoder_attention': 'layer.1.EncDecAttention',
+    'pre_mlp_layer_norm': 'layer.2.layer_norm',
+    'mlp': 'layer.2.DenseReluDense',
+  },
+}
+_ATTENTION = {'query': 'q', 'key': 'k', 'value': 'v', 'out': 'o'}
 
 # What both call gelu is its tanh approximation.
 _ACTIVATIONS = {
@@ -119,17 +148,15 @@ def read_params(
   handles = safetensors_folder.open_tensors(
     folder, num_layers=config.num_encoder_layers + config.num_decoder_layers
   )
-  needed = {k: v for k, v in handles.items() if k not in t5_names.SUPERFLUOUS}
-  wanted = parameters(config)
+  needed = {k: v for k, v in handles.items() if k not in _SUPERFLUOUS}
+  wanted = parameters_of(config)
   if config.is_tied and _LOGITS in needed:
     _check_tied(folder, needed)
     del needed[_LOGITS]
   if _LOGITS not in needed:
     # Tied but not scaled: the logits have a kernel with the same values.
     wanted = tuple(
-      dataclasses.replace(p, huggingface=_EMBEDDINGS)
-      if p.huggingface == _LOGITS
-      else p
+      dataclasses.replace(p, name=_EMBEDDINGS) if p.name == _LOGITS else p
       for p in wanted
     )
   return safetensors_folder.read_params(
@@ -153,14 +180,30 @@ def _check_tied(
     )
 
 
-def parameters(config: T5Config) -> tuple[Parameter, ...]:
-  """Every parameter of a model of these sizes.
+def parameters_of(config: T5Config) -> tuple[Parameter, ...]:
+  """Every parameter of a model of these sizes, by Hugging Face's name.
 
   Raises:
     ValueError: if transformers has no such T5.
   """
+  if not config.num_encoder_layers:
+    raise ValueError('Hugging Face has no T5 without an encoder')
   _projection_of(config)
-  return t5_names.t5_parameters(config)
+  return parameters.of(config, _name_of)
+
+
+def _name_of(path: str) -> str:
+  branch = path.rpartition('/')[0]
+  if branch in _NAMES:
+    return f'{_NAMES[branch]}.weight'
+  stack, part, *keys = branch.split('/')
+  if part == 'relpos_bias':
+    return (
+      f'{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight'
+    )
+  number = part.removeprefix('layers_')
+  names = [_IN_LAYER[stack][keys[0]], *(_ATTENTION.get(k, k) for k in keys[1:])]
+  return f'{stack}.block.{number}.{".".join(names)}.weight'
 
 
 def _projection_of(config: T5Config) -> str:

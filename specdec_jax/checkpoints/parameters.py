@@ -1,0 +1,109 @@
+"""Our parameters as the tensors of other systems' files."""
+
+import concurrent.futures
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.checkpoints import stored_arrays
+from specdec_jax.models import families
+from specdec_jax.models.families import Config
+
+# Others store matrices as `[out, in]`, and positions as `[buckets, heads]`.
+_TRANSPOSED = ('/kernel', '/rel_embedding')
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+  """One parameter and what a file calls it.
+
+  Attributes:
+    path: keys into our tree, outermost first, joined by slashes.
+    name: in the file.
+    shape: in our tree.
+    is_transposed: whether the file stores the transpose.
+  """
+
+  path: str
+  name: str
+  shape: tuple[int, ...]
+  is_transposed: bool = False
+
+  @property
+  def file_shape(self) -> tuple[int, ...]:
+    """Shape in the file, slowest axis first."""
+    return self.shape[::-1] if self.is_transposed else self.shape
+
+
+def of(config: Config, name_of: Callable[[str], str]) -> tuple[Parameter, ...]:
+  """Every parameter of a network, those outside of its layers first.
+
+  Args:
+    config: sizes.
+    name_of: from a path in our tree to the name in a file.
+  """
+  leaves = stored_arrays.flatten(families.param_shapes(config))
+  return tuple(
+    Parameter(
+      path,
+      name_of(path),
+      leaves[path].shape,
+      is_transposed=path.endswith(_TRANSPOSED),
+    )
+    for path in sorted(leaves, key=lambda path: path.count('/'))
+  )
+
+
+def renamed(path: str, names: Mapping[str, str], layer: str) -> str:
+  """The name of a parameter in a file that calls it weight or bias.
+
+  Args:
+    path: in a tree with branches `layers_0`, `layers_1` ...
+    names: of its other branches.
+    layer: of layer N, with `{}` in place of the N.
+  """
+  branch, leaf = path.rsplit('/', 1)
+  prefix = ''
+  if branch.startswith('layers_'):
+    number, branch = branch.removeprefix('layers_').split('/', 1)
+    prefix = layer.format(number) + '.'
+  return f'{prefix}{names[branch]}.{"bias" if leaf == "bias" else "weight"}'
+
+
+def read_all(
+  read: Callable[[Parameter], np.ndarray],
+  parameters: Sequence[Parameter],
+  dtype: jnp.dtype,
+) -> dict[str, Any]:
+  """Our tree of the tensors in a file, read and converted in a few threads.
+
+  Args:
+    read: a parameter's float32 tensor `[file_shape]`.
+    parameters: all of them.
+    dtype: of the results.
+  """
+
+  def to_device(parameter: Parameter) -> jax.Array:
+    values = read(parameter)
+    if parameter.is_transposed:
+      values = values.T
+    return jax.device_put(np.ascontiguousarray(values, dtype))
+
+  num_threads = min(8, os.cpu_count() or 1)
+  with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
+    arrays = list(pool.map(to_device, parameters))
+  return stored_arrays.nest(
+    {p.path: array for p, array in zip(parameters, arrays, strict=True)}
+  )
+
+
+def is_all_finite(values: np.ndarray) -> bool:
+  """Whether a float32 array holds neither NaN nor infinity."""
+  with np.errstate(all='ignore'):
+    # The sum is finite unless a term is not, or it overflows: then look.
+    return bool(np.isfinite(values.sum()) or np.isfinite(values).all())
