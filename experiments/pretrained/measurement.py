@@ -20,7 +20,7 @@ from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.infer import examples, quality
 from specdec_jax.infer.examples import Layout, Row
-from specdec_jax.measure import stopwatch, text_acceptance
+from specdec_jax.measure import calibration, stopwatch
 from specdec_jax.models import families
 from specdec_jax.text import tasks, vocabularies
 
@@ -262,11 +262,11 @@ def alphas(
   decoded: Decoded,
   temperature: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """`text_acceptance.row_sums` of all rows: `[D, R]` and `[R]`."""
+  """`calibration.row_sums` of all rows: `[D, R]` and `[R]`."""
   models, layout = [draft.model for draft in drafts], setting.layout
   row_sums = jax.jit(
     functools.partial(
-      text_acceptance.row_sums,
+      calibration.row_sums,
       target=setting.model,
       draft_models=models,
       logits_to_probs=setting.sampled(temperature),

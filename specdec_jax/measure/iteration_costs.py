@@ -13,6 +13,7 @@ from specdec_jax.decoding.state import DecodeState
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure import stopwatch
 from specdec_jax.measure.sides import Side
+from specdec_jax.theory import planner
 
 
 class CostPrograms(NamedTuple):
@@ -62,7 +63,7 @@ def cost_programs(
     drafters: the same drafter by gamma, 1 and the largest among them.
     max_len: as for `speculative.generate`.
     widths: of target calls to time, 1 and gamma + 1 among them; None means
-      these and the middle.
+      `planner.widths_to_time`.
     num_decodes: short decodes of each part in a turn, timed one by one. Of
       several the median takes no notice of the first, which finds nothing in
       the caches.
@@ -79,7 +80,7 @@ def cost_programs(
   Prefill and buffers of all are those of the longest draft.
   """
   max_gamma = max(drafters)
-  widths = sorted(widths or {1, 1 + -(-max_gamma // 2), max_gamma + 1})
+  widths = sorted(widths or planner.widths_to_time(max_gamma))
   shared: dict[str, Any] = {'target': target, 'max_len': max_len, **rule}
   if plain is None:
     plain_rule = {k: v for k, v in shared.items() if k != 'verify_fn'}

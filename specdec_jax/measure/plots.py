@@ -110,6 +110,8 @@ def speed_and_operations(gammas: Sequence[int]) -> Any:
 def timeline(lanes: Mapping[str, Sequence[Segment]]) -> Any:
   """What runs when, a lane for each way of decoding (Figure 5)."""
   figure, axes = new_figure()
+  from matplotlib.patches import Patch
+
   figure.set_size_inches(9, 0.7 + 0.6 * len(lanes))
   for height, segments in enumerate(lanes.values()):
     start = 0.0
@@ -129,7 +131,14 @@ def timeline(lanes: Mapping[str, Sequence[Segment]]) -> Any:
   axes.set_xlabel('milliseconds')
   axes.grid(False, axis='y')
   shown = {part for segments in lanes.values() for part, _ in segments}
-  _legend_of_parts(axes, [part for part in _PARTS if part in shown])
+  parts = [part for part in _PARTS if part in shown]
+  axes.legend(
+    handles=[Patch(color=_PARTS[part], label=part) for part in parts],
+    ncols=len(parts),
+    loc='lower right',
+    frameon=False,
+    bbox_to_anchor=(1, 1),
+  )
   return figure
 
 
@@ -169,16 +178,3 @@ def speedup_by_gamma(
 
 def _number(value: float) -> str:
   return 'infinity' if np.isinf(value) else f'{value:g}'
-
-
-def _legend_of_parts(axes: Any, parts: Sequence[str]) -> None:
-  from matplotlib.patches import Patch
-
-  handles = [Patch(color=_PARTS[part], label=part) for part in parts]
-  axes.legend(
-    handles=handles,
-    ncols=len(parts),
-    loc='lower right',
-    frameon=False,
-    bbox_to_anchor=(1, 1),
-  )

@@ -107,7 +107,12 @@ def speculative_side(
   if like is None:
     init = functools.partial(speculative.init, **models, max_len=max_len)
     return compile_side(init, run, params, rng_key, prompts)
-  states = [_counting(state, drafter.gamma) for state in like.states]
+  states = [
+    dataclasses.replace(
+      state, statistics=statistics.init(state.done.size, drafter.gamma)
+    )
+    for state in like.states
+  ]
   compiled, seconds = stopwatch.compile_seconds(run, params, states[0])
   return dataclasses.replace(
     like, run=compiled, states=states, compile_seconds=seconds
@@ -154,12 +159,6 @@ def finished(side: Side) -> Side:
   state = side.states[0]
   done = dataclasses.replace(state, done=jnp.ones_like(state.done))
   return dataclasses.replace(side, states=[done])
-
-
-def _counting(state: DecodeState, gamma: int) -> DecodeState:
-  """A state that has decoded nothing yet, with counters for `gamma`."""
-  counters = statistics.init(state.done.size, gamma)
-  return dataclasses.replace(state, statistics=counters)
 
 
 def _shorten(state: DecodeState) -> DecodeState:

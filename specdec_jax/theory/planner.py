@@ -22,6 +22,12 @@ from specdec_jax.theory.acceptance import (
 _MARGIN = 0.02
 
 
+def widths_to_time(max_gamma: int) -> tuple[int, ...]:
+  """Positions of the target calls that suffice for `Costs` up to `max_gamma`:
+  one, the widest, and one between."""
+  return tuple(sorted({1, 1 + -(-max_gamma // 2), max_gamma + 1}))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
   """Times of the parts of an iteration, in seconds or any one unit.

@@ -18,6 +18,7 @@ from specdec_jax import distributions, drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
 from specdec_jax.measure import stopwatch
+from specdec_jax.theory import planner
 from specdec_jax.theory.planner import Costs
 from specdec_jax.tpu_costs import aot
 from specdec_jax.tpu_costs import workload as workload_lib
@@ -81,7 +82,7 @@ def pair_costs(
   target = workload_lib.model_shapes(workload, workload.target, max_gamma)
   draft = workload_lib.model_shapes(workload, workload.draft, max_gamma, notes)
   memory = _resident(workload, target, draft)
-  widths = _widths(max_gamma)
+  widths = planner.widths_to_time(max_gamma)
   jobs = [_target_step(workload, target, width) for width in widths]
   jobs += [_first_draft(workload, draft), _further_draft(workload, draft)]
   costs = aot.price(
@@ -103,14 +104,9 @@ def pair_costs(
   )
 
 
-def _widths(max_gamma: int) -> tuple[int, ...]:
-  """The target calls that are compiled; costs between them are interpolated."""
-  return tuple(sorted({1, 1 + -(-max_gamma // 2), max_gamma + 1}))
-
-
 def num_parts(max_gamma: int) -> int:
   """How many programs `pair_costs` compiles."""
-  return len(_widths(max_gamma)) + 2
+  return len(planner.widths_to_time(max_gamma)) + 2
 
 
 def _job(

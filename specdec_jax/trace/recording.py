@@ -41,6 +41,15 @@ NEXT_VERDICTS = ('correction', 'bonus', 'plain')
 Record = dict[str, Any]
 PiecesFn = Callable[[Sequence[int]], list[str]]
 
+# How tokens are chosen, in a header that says nothing else.
+_SETTINGS: dict[str, Any] = {
+  'temperature': 1.0,
+  'top_k': None,
+  'top_p': None,
+  'lenience': 1.0,
+  'seed': None,
+  'dtype': None,
+}
 # Enough tokens before a block to know how its first ones are written: spaces,
 # and characters spread over several tokens.
 _TAIL = 16
@@ -124,20 +133,15 @@ def header(
   drafter: str,
   verification: str,
   gamma: int,
-  temperature: float = 1.0,
-  top_k: int | None = None,
-  top_p: float | None = None,
-  lenience: float = 1.0,
-  seed: int | None = None,
-  dtype: str | None = None,
-  **extra: Any,
+  **settings: Any,
 ) -> Record:
-  """The first record of a trace; `extra` is anything that JSON can say.
+  """The first record of a trace; `settings` are those of `_SETTINGS`, and
+  anything else that JSON can say.
 
   Raises:
-    ValueError: if `extra` redefines `type` or `version`.
+    ValueError: if `settings` redefines `type` or `version`.
   """
-  if taken := sorted({'type', 'version'} & extra.keys()):
+  if taken := sorted({'type', 'version'} & settings.keys()):
     raise ValueError(f'a header sets its own {" and ".join(taken)}')
   return {
     'type': 'header',
@@ -146,13 +150,8 @@ def header(
     'drafter': drafter,
     'verification': verification,
     'gamma': gamma,
-    'temperature': temperature,
-    'top_k': top_k,
-    'top_p': top_p,
-    'lenience': lenience,
-    'seed': seed,
-    'dtype': dtype,
-    **extra,
+    **_SETTINGS,
+    **settings,
   }
 
 

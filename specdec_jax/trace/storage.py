@@ -98,10 +98,8 @@ class Trace:
 
   def summarize(self, row: int | None = None) -> recording.Summary:
     """Totals of one row, or of all of them."""
-    if row is None:
-      records = [r for each in self.iterations.values() for r in each]
-    else:
-      records = self.iterations.get(row, [])
+    rows = self.iterations if row is None else [row]
+    records = [r for each in rows for r in self.iterations.get(each, [])]
     return recording.summarize(records, self.header['gamma'])
 
 
@@ -141,16 +139,12 @@ def read(path: str | os.PathLike[str]) -> Trace:
     OSError: if the file is not there or cannot be opened.
   """
   with open(path, 'rb') as file:
-    lines = file.read().split(b'\n')
-  # A complete file ends with a newline, and its last piece is empty.
-  unfinished = lines.pop()
-  records = []
-  for number, line in enumerate(lines, start=1):
-    records.append(_located(path, number, line, is_first=number == 1))
+    # A complete file ends with a newline, and its last piece is empty.
+    *lines, unfinished = file.read().split(b'\n')
   is_truncated = _is_cut(unfinished)
   if unfinished and not is_truncated:
-    number = len(lines) + 1
-    records.append(_located(path, number, unfinished, is_first=number == 1))
+    lines.append(unfinished)
+  records = [_located(path, i, line) for i, line in enumerate(lines, start=1)]
   if not records:
     raise ValueError(
       f'{os.fspath(path)}:1: no header; the file is empty or its run was '
@@ -192,17 +186,15 @@ def _is_cut(line: bytes) -> bool:
   return False
 
 
-def _located(
-  path: str | os.PathLike[str], number: int, line: bytes, *, is_first: bool
-) -> Record:
+def _located(path: str | os.PathLike[str], number: int, line: bytes) -> Record:
   """One checked record; its errors name the file and the line."""
   try:
-    return _parse(line, is_first)
+    return _parse(line, is_first=number == 1)
   except ValueError as error:
     raise ValueError(f'{os.fspath(path)}:{number}: {error}') from error
 
 
-def _parse(line: bytes, is_first: bool) -> Record:
+def _parse(line: bytes, *, is_first: bool) -> Record:
   try:
     record = json.loads(line.decode(), parse_constant=_refuse)
   except UnicodeDecodeError:

@@ -30,9 +30,10 @@ _PROMPT_LINES, _HEAD_SIZE = 2, 52
 _TOKEN_COLORS = {
   'accepted': (('#116329', '#dafbe1'), ('#7ee787', '#12301d')),
   'rejected': (('#a40e26', '#ffebe9'), ('#ff9492', '#3d1518')),
-  'correction': (('#0550ae', '#ddf4ff'), ('#79c0ff', '#10294a')),
-  'bonus': (('#0550ae', '#ddf4ff'), ('#79c0ff', '#10294a')),
-  'plain': (('#0550ae', '#ddf4ff'), ('#79c0ff', '#10294a')),
+  **dict.fromkeys(
+    ('correction', 'bonus', 'plain'),
+    (('#0550ae', '#ddf4ff'), ('#79c0ff', '#10294a')),
+  ),
 }
 _OTHER_COLORS = {
   'text': ('#1f2328', '#f0f6fc'),

@@ -59,7 +59,9 @@ def show(
     raise ValueError(f'no row {row}; the trace has rows {traced.rows}')
   console = console or _console()
   has_marks = _needs_marks(console)
-  console.print(_header_line(traced.header), style='dim', **_PLAIN)
+  models = wording.models_line(traced.header)
+  settings = wording.settings_line(traced.header)
+  console.print(f'{models}, {settings}', style='dim', **_PLAIN)
   console.print(legend(traced, style=style, has_marks=has_marks))
   for each in traced.rows if row is None else [row]:
     console.print()
@@ -152,10 +154,6 @@ def _text(*args: Any, **kwargs: Any) -> Any:
 
 def _needs_marks(console: Any) -> bool:
   return console.color_system is None or console.no_color
-
-
-def _header_line(header: Record) -> str:
-  return ', '.join((wording.models_line(header), wording.settings_line(header)))
 
 
 def _lines(records: list[Record], has_marks: bool) -> Any:

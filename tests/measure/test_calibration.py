@@ -214,3 +214,54 @@ def test_runs_of_acceptance_lengthen_the_blocks():
   assert figures['autocorrelation'][0] > 0.7
   assert figures['profile'][0] == pytest.approx(0.5)
   assert min(figures['profile'][1:]) > 0.85
+
+
+@pytest.mark.parametrize('temperature', [0.0, 0.9])
+def test_sums_over_given_texts_are_those_of_the_distributions(temperature):
+  num_words = 8
+  to_probs = logits.standardize(temperature=temperature)
+  target = toy.toy(num_words)
+  weights = [toy.toy_params(num_words, seed=seed) for seed in (1, 2)]
+  weights.append(toy.perturb(weights[0], seed=3))
+  params = Params(weights[0], tuple(weights))
+  prompt = toy.prompt([[1, 2, 3], [4, 2]], row_ids=np.arange(2))
+  output = jax.jit(
+    lambda params: autoregressive.generate(
+      params,
+      jax.random.key(0),
+      prompt,
+      target=target,
+      logits_to_probs=to_probs,
+      max_len=14,
+      eos_id=0,
+    )
+  )(params)
+  sums, counts = jax.jit(
+    lambda params: calibration.row_sums(
+      params,
+      prompt,
+      output.tokens,
+      output.lengths,
+      target=target,
+      draft_models=[target] * 3,
+      logits_to_probs=to_probs,
+    )
+  )(params)
+  np.testing.assert_array_equal(
+    counts, np.asarray(output.lengths) - np.asarray(prompt.decoder_lengths)
+  )
+  np.testing.assert_allclose(sums[0], counts, rtol=1e-6)  # The target itself.
+  for found, tree in zip(sums[1:], weights[1:], strict=True):
+    for row, length in enumerate(np.asarray(output.lengths)):
+      text = np.asarray(output.tokens[row])
+      begin = int(prompt.decoder_lengths[row])
+      pairs = np.stack(
+        [text[begin - 2 : length - 2], text[begin - 1 : length - 1]]
+      )
+      p, q = (
+        np.asarray(to_probs(np.asarray(each['table'])[pairs[0], pairs[1]]))
+        for each in (weights[0], tree)
+      )
+      expected = np.minimum(p, q).sum()
+      assert found[row] == pytest.approx(expected, rel=1e-5)
+  assert (np.asarray(sums[1]) < 0.9 * np.asarray(counts)).all()
