@@ -9,16 +9,15 @@ import json
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specdec_jax import drafters, logits, verification
-from specdec_jax.base import Params, Prompt
+from specdec_jax.base import Params
 from specdec_jax.checkpoints import loading
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.models import families
-from specdec_jax.text import batching
+from specdec_jax.text import prompts
 
 pytestmark = [
   pytest.mark.smollm2,
@@ -43,14 +42,12 @@ def model():
 
 
 def make_prompt(rows, *, num_new, row_ids=None, width=None):
-  tokens, lengths = batching.pack(rows, width=width)
-  row_ids = np.arange(len(rows)) if row_ids is None else row_ids
-  return Prompt(
-    encoder_tokens=None,
-    decoder_tokens=jnp.asarray(tokens),
-    decoder_lengths=jnp.asarray(lengths),
-    row_ids=jnp.asarray(row_ids, jnp.int32),
-    max_lengths=jnp.asarray(lengths + num_new, jnp.int32),
+  return prompts.pack(
+    rows,
+    config=model().config,
+    max_new_tokens=num_new,
+    width=width,
+    row_ids=row_ids,
   )
 
 

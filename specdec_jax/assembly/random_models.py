@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.models import families, presets
+from specdec_jax.models.families import Config, DrafterConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import Vocabulary
@@ -23,7 +24,7 @@ def read_config(name: str, *, dtype: jnp.dtype) -> T5Config:
   return presets.preset(name.removeprefix(PREFIX), dtype=dtype)
 
 
-def draw(config: T5Config) -> dict:
+def draw(config: Config | DrafterConfig) -> dict:
   """Normal weights of the scale that keeps activations of one size."""
   shapes = families.param_shapes(config)
   leaves, structure = jax.tree.flatten(shapes)

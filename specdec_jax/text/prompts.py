@@ -179,8 +179,8 @@ def pack(
   rows: Sequence[Sequence[int] | None],
   *,
   config: Config,
-  width: int,
   max_new_tokens: int,
+  width: int | None = None,
   row_ids: Sequence[int] | None = None,
 ) -> Prompt:
   """One prompt of lists of token ids.
@@ -192,15 +192,23 @@ def pack(
     rows: ids; None for a row that fills the batch and is finished before it
       begins.
     config: sizes of the target.
-    width: the most ids that a row can have.
     max_new_tokens: limit of each row.
+    width: room for the ids of a row; None takes the longest.
     row_ids: names of the rows' random streams; None counts from 0.
 
   Returns:
     Numpy arrays, right-padded with 0; the decoder's tokens are
     `[B, decoder_width(config, width)]`.
+
+  Raises:
+    ValueError: if there is no row, one exceeds `width`, or a decoder would have
+      no token to begin with.
   """
+  if not rows:
+    raise ValueError('no rows to pack')
   starts, is_encoded = families.of(config).starts, has_encoder(config)
+  if width is None:
+    width = max(len(row or ()) for row in rows)
   # Arrays of numpy, to be filled.
   zeros: Any = lambda *shape: np.zeros((len(rows), *shape), np.int32)
   encoder_tokens: Any = zeros(width) if is_encoded else None
@@ -210,11 +218,15 @@ def pack(
   for i, row in enumerate(rows):
     if row is None:
       continue
-    ids = starts
+    if len(row) > width:
+      raise ValueError(
+        f'row {i + 1} has {len(row)} tokens, the buffer has room for {width}'
+      )
     if is_encoded:
       encoder_tokens[i, : len(row)] = row
-    else:
-      ids = (*starts, *row)
+    ids = starts if is_encoded else (*starts, *row)
+    if not ids:
+      raise ValueError(f'row {i + 1} is empty')
     tokens[i, : len(ids)] = ids
     lengths[i] = len(ids)
     max_lengths[i] = len(ids) + max_new_tokens

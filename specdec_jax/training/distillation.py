@@ -25,7 +25,7 @@ from specdec_jax.decoding import autoregressive
 from specdec_jax.files import replacing
 from specdec_jax.models import families
 from specdec_jax.models.t5 import T5Config
-from specdec_jax.text import batching
+from specdec_jax.text import prompts
 from specdec_jax.training import losses, placement
 from specdec_jax.training.losses import LossSums
 from specdec_jax.training.train_step import Batch, LossFn, teacher_forced_logits
@@ -129,12 +129,12 @@ def rewrite_targets(
     padded = np.pad(chosen, (0, batch_size - len(chosen)), mode='edge')
     sources: list[Any] = [tokens.example(i)[0] for i in padded]
     width = -(-max(len(source) for source in sources) // _WIDTH) * _WIDTH
-    encoder_tokens, _ = batching.pack(sources, width=width)
-    prompt = base.Prompt(
-      encoder_tokens=jnp.asarray(encoder_tokens),
-      decoder_tokens=jnp.zeros((batch_size, 1), jnp.int32),
-      decoder_lengths=jnp.ones(batch_size, jnp.int32),
-      row_ids=jnp.asarray(padded, jnp.int32),
+    prompt = prompts.pack(
+      sources,
+      config=config,
+      max_new_tokens=max_new_tokens,
+      width=width,
+      row_ids=padded.tolist(),
     )
     output = generate(base.Params(params), jax.random.key(seed), prompt)
     if output.has_nan.any():
