@@ -67,11 +67,7 @@ def passes_argmax(draft: Draft, p: Array, lenience: float = 1.0) -> Array:
 
 
 def observe(
-  row_keys: Array,
-  draft: Draft,
-  target_probs: Array,
-  *,
-  is_argmax: bool = False,
+  row_keys: Array, draft: Draft, target_probs: Array, *, is_argmax: bool = False
 ) -> Verification:
   """A rule that accepts nothing: the text is the target's own, token by token
   what plain decoding gives.

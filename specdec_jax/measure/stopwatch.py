@@ -10,13 +10,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import (
-  Callable,
-  Collection,
-  Hashable,
-  Mapping,
-  Sequence,
-)
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import Any, TypeVar

@@ -128,12 +128,7 @@ def gather(info: StepInfo) -> StepValues:
 
 
 def header(
-  *,
-  target: str,
-  drafter: str,
-  verification: str,
-  gamma: int,
-  **settings: Any,
+  *, target: str, drafter: str, verification: str, gamma: int, **settings: Any
 ) -> Record:
   """The first record of a trace; `settings` are those of `_SETTINGS`, and
   anything else that JSON can say.

@@ -104,9 +104,7 @@ class Trace:
 
 
 @contextlib.contextmanager
-def writer(
-  path: str | os.PathLike[str],
-) -> Iterator[Callable[[Record], None]]:
+def writer(path: str | os.PathLike[str]) -> Iterator[Callable[[Record], None]]:
   """Opens a new trace file and yields a function that appends a record.
 
   Each record is flushed, so that an interrupted run leaves a readable file.
@@ -166,10 +164,7 @@ def assemble(records: Sequence[Record]) -> Trace:
     else:
       summary = record
   return Trace(
-    header=records[0],
-    prompts=prompts,
-    iterations=iterations,
-    summary=summary,
+    header=records[0], prompts=prompts, iterations=iterations, summary=summary
   )
 
 
