@@ -48,8 +48,8 @@ def compare(
     drafter: the drafted side's; where its gamma varies, the same without.
     propose: what times it, see `sides.propose_programs`.
     repeats: timed runs of each.
-    is_adaptive: whether it varies. The theorem then says nothing, and of more
-      than one row it is not known how many steps the draft model took.
+    is_adaptive: whether its gamma varies. The theorem then does not apply, and
+      with several rows the number of the draft model's steps is unknown.
     advance: progress, see `stopwatch.alternate`.
 
   Returns:

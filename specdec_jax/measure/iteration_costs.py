@@ -64,18 +64,16 @@ def cost_programs(
     max_len: as for `speculative.generate`.
     widths: of target calls to time, 1 and gamma + 1 among them; None means
       `planner.widths_to_time`.
-    num_decodes: short decodes of each part in a turn, timed one by one. Of
-      several the median takes no notice of the first, which finds nothing in
-      the caches.
-    plain: of the same batch, what takes the place of the target's own call over
-      one position: plain decoding may be quicker in another dtype.
+    num_decodes: short decodes of each part in a turn, timed one by one. The
+      median of several ignores the first, which finds cold caches.
+    plain: plain decoding of the same batch, instead of the target's own call
+      over one position: it may be faster in another dtype.
     **rule: `verify_fn`, `logits_to_probs` and `eos_id`.
 
   Returns:
     Programs, and a function to the fields of `theory.planner.Costs` but
     `c_hat`, in seconds, and `extend_seconds` of the widest target call by
-    itself: what is missing to its `target_seconds` is sampling, verification
-    and the loop.
+    itself: its `target_seconds` are with sampling, verification and the loop.
 
   Prefill and buffers of all are those of the longest draft.
   """

@@ -154,8 +154,8 @@ def shortened(side: Side) -> Side:
 
 
 def finished(side: Side) -> Side:
-  """A side that finds its first batch decoded already: what it takes is what a
-  decode costs beyond its iterations."""
+  """A side whose first batch is already decoded: its time is what a decode
+  costs beyond its iterations."""
   state = side.states[0]
   done = dataclasses.replace(state, done=jnp.ones_like(state.done))
   return dataclasses.replace(side, states=[done])
@@ -183,14 +183,14 @@ def propose_programs(
 def fastest(
   candidates: Mapping[str, Side], num_batches: int = 6, repeats: int = 3
 ) -> tuple[str, dict[str, float]]:
-  """The quickest of several plain configurations, on the first batches.
+  """The fastest of several plain configurations, on the first batches.
 
-  Texts end where they end: what a configuration does once a decode weighs on
-  short ones.
+  Texts end at their EOS, so that what a configuration costs once per decode
+  counts.
 
   Returns:
-    Its name, and the tokens per second of each, of every batch the median of
-    its runs.
+    Its name, and the tokens per second of each, by the median time of every
+    batch.
   """
   decodes = {
     (name, i): functools.partial(side.run, side.params, _shorten(state))

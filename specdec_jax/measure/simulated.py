@@ -1,7 +1,7 @@
-"""Acceptance by decree, to time the loop apart from a drafter's quality.
+"""Simulated acceptance, to time the loop apart from a drafter's quality.
 
-What such a decode says is no model's text; only its speed means anything, and
-whoever shows it says that it is simulated.
+The text of such a decode is noise: only its speed means anything, and whoever
+shows it says that it is simulated.
 """
 
 import jax.numpy as jnp

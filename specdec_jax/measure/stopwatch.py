@@ -40,8 +40,8 @@ def compile_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
 
 
 def together(calls: Mapping[Name, Callable[[], Made]]) -> dict[Name, Made]:
-  """Results of calls that compile, a thread for every core: one traces while
-  another's compiler works. Nothing that happens meanwhile can be timed."""
+  """Results of calls that compile, one thread per core: one traces while
+  another's compiler works. Nothing can be timed meanwhile."""
   with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     pending = {name: pool.submit(call) for name, call in calls.items()}
     return {name: each.result() for name, each in pending.items()}
@@ -86,7 +86,7 @@ def alternate(
 
 
 def device_name() -> str:
-  """The device at hand, as it calls itself; of a CPU with its cores."""
+  """The name of the device at hand; of a CPU with the number of its cores."""
   device = jax.devices()[0]
   if device.platform != 'cpu':
     return device.device_kind
@@ -101,8 +101,8 @@ def device_name() -> str:
 def quickest_dtype(
   dtypes: Sequence[str], num_rows: int = 5, repeats: int = 5
 ) -> str:
-  """In which dtype this device multiplies a few rows by weights most quickly,
-  as a target does that scores `num_rows` positions."""
+  """The dtype in which this device is fastest at multiplying a few rows by
+  weights, as a target does that scores `num_rows` positions."""
   if len(dtypes) == 1:
     return dtypes[0]
 

@@ -166,7 +166,7 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
   """Mean tokens per target run, `(1 - alpha^(gamma+1)) / (1 - alpha)`.
 
   Leviathan et al., Equation 1: https://arxiv.org/abs/2211.17192. It takes the
-  acceptances of a block to be independent with one rate, which measured text
+  acceptances of a draft to be independent with one rate, which measured text
   need not obey: see `expected_tokens_of_profile`.
 
   Args:
@@ -197,7 +197,7 @@ def expected_tokens_of_profile(profile: ArrayLike) -> np.ndarray:
   Args:
     profile: conditional acceptance rates `[..., G]`: of the drafts whose
       position i was tested (all before it were accepted), the share that
-      passed. NaN, a position never tested, ends the block. G may be 0.
+      passed. NaN, a position never tested, ends the draft. G may be 0.
 
   Returns:
     Tokens, shape `[...]`.
@@ -217,7 +217,7 @@ def expected_runs(rates: ArrayLike, gamma: int) -> float:
 
   A run begins where the last one ended, so that there are more of them where
   text is hard to guess: a mean over all prefixes, such as a profile, promises
-  too much where hard tokens stand together. A text that ends within a block
+  too much where hard tokens stand together. A text that ends within a draft
   wastes the rest of it. Exact if each rate is 0 or 1.
 
   Args:

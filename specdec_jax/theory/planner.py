@@ -1,7 +1,7 @@
 """From acceptance and costs to a gamma, and whether it pays at all.
 
 Theorem 3.8 of Leviathan et al. (https://arxiv.org/abs/2211.17192) with three of
-its assumptions lifted: scoring a block costs what it costs, the loop costs
+its assumptions lifted: scoring a draft costs what it costs, the loop costs
 something, and rows of a batch that advance at their own pace are done when the
 slowest is. Acceptances may have a rate per position.
 """
@@ -18,7 +18,7 @@ from specdec_jax.theory.acceptance import (
   in_range,
 )
 
-# A gain or a loss of less is called neither.
+# Smaller gains and losses count as neither.
 _MARGIN = 0.02
 
 

@@ -50,8 +50,8 @@ _SETTINGS: dict[str, Any] = {
   'seed': None,
   'dtype': None,
 }
-# Enough tokens before a block to know how its first ones are written: spaces,
-# and characters spread over several tokens.
+# Enough tokens before an iteration to know how its first ones are written:
+# spaces, and characters spread over several tokens.
 _TAIL = 16
 _REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
 
@@ -327,8 +327,8 @@ def _iteration_record(
   is_whole = count > num_accepted
   drafted = row.tokens[:length].tolist()
   next_token = int(row.next_token)
-  block = drafted[:num_accepted] + [next_token] * is_whole
-  texts, next_text = _texts(tail, drafted, block, is_whole, pieces)
+  added = drafted[:num_accepted] + [next_token] * is_whole
+  texts, next_text = _texts(tail, drafted, added, is_whole, pieces)
   tokens = [
     {
       'token': token,
@@ -353,18 +353,18 @@ def _iteration_record(
     'next': following if is_whole else None,
     'committed': count,
   }
-  return record, (tail + tuple(block))[-_TAIL:]
+  return record, (tail + tuple(added))[-_TAIL:]
 
 
 def _texts(
   tail: tuple[int, ...],
   drafted: list[int],
-  block: list[int],
+  added: list[int],
   is_whole: bool,
   pieces: PiecesFn,
 ) -> tuple[list[str], str]:
   """Texts of the drafted tokens, and of the next one."""
-  texts = pieces([*tail, *block])[len(tail) :]
+  texts = pieces([*tail, *added])[len(tail) :]
   # What a later token may still complete is left to it.
   texts[-1] = texts[-1].rstrip(_REPLACEMENT)
   next_text = texts.pop() if is_whole else ''

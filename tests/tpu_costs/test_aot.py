@@ -14,7 +14,7 @@ from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
 from specdec_jax.models import presets
 from specdec_jax.theory import planner
-from specdec_jax.tpu_costs import aot, compiled, hlo, workload
+from specdec_jax.tpu_costs import aot, hlo, parts, workload
 from specdec_jax.tpu_costs.chips import CHIPS
 from tests.tpu_costs import copies
 
@@ -116,7 +116,7 @@ def test_a_slice_has_a_device_a_chip(name, num_chips):
 def test_what_does_not_fit_is_refused_with_the_bytes():
   too_long = task('v4:1x1x1', 't5_1_1_xxl', 't5_1_1_small', batch_size=64)
   with pytest.raises(ValueError, match=r'\d{11} bytes .*34359738368'):
-    compiled.pair_costs(too_long, max_gamma=4)
+    parts.pair_costs(too_long, max_gamma=4)
 
 
 @pytest.mark.tpu
@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_refused_with_the_bytes():
 def test_a_model_axis_that_does_not_divide_the_heads_is_refused():
   uneven = task('v5e:2x4', 't5_1_1_base', 't5_1_1_small')
   with pytest.raises(ValueError, match=r'model axis of 8 .* heads of 12'):
-    compiled.pair_costs(uneven, max_gamma=4)
+    parts.pair_costs(uneven, max_gamma=4)
 
 
 @pytest.mark.tpu
@@ -133,7 +133,7 @@ def test_a_model_axis_that_does_not_divide_the_heads_is_refused():
 def test_parts_of_a_pair_move_their_weights_once():
   """On four chips; the draft model's six heads do not divide by them."""
   decode = task('v5e:2x2', 't5_1_1_base', 't5_1_1_small')
-  pair = compiled.pair_costs(decode, max_gamma=2)
+  pair = parts.pair_costs(decode, max_gamma=2)
   assert pair.widths == (1, 2, 3)
   assert 'whole draft model' in pair.notes[0]
   assert 'heads of 6' in pair.notes[0]

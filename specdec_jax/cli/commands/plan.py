@@ -21,7 +21,7 @@ from specdec_jax.launch import progress
 from specdec_jax.models import presets
 from specdec_jax.theory import planner
 from specdec_jax.theory.planner import Costs, Plan
-from specdec_jax.tpu_costs import aot, compiled, workload
+from specdec_jax.tpu_costs import aot, parts, workload
 from specdec_jax.tpu_costs.chips import CHIPS
 
 # What a file of costs must have.
@@ -206,9 +206,9 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
     num_partitions=args.num_partitions
     or workload.default_num_partitions(slice_, batch_size),
   )
-  total = compiled.num_parts(max_gamma)
+  total = parts.num_parts(max_gamma)
   with progress.bar('compiling', total) as bar:
-    pair = compiled.pair_costs(task, max_gamma=max_gamma, advance=bar.advance)
+    pair = parts.pair_costs(task, max_gamma=max_gamma, advance=bar.advance)
   return {
     'kind': calibrate.KIND,
     'source': 'compiled',
