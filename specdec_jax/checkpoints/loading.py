@@ -8,19 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints import (
-  formats,
-  huggingface,
-  pretrained,
-)
+from specdec_jax.checkpoints import formats, huggingface, pretrained
 from specdec_jax.files.local_path import local_path
 from specdec_jax.models import families, layers
 from specdec_jax.models.families import Config, DrafterConfig
-from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 
-# No known checkpoint pads its vocabulary to a multiple of more.
+# No known checkpoint pads its vocabulary to a multiple larger than this.
 _MAX_PADDING = 1024
 
 
@@ -48,7 +43,7 @@ def load(
   name: str,
   *,
   dtype: jnp.dtype = jnp.float32,
-  config: T5Config | str | None = None,
+  config: Config | str | None = None,
   vocabulary: AnyVocabulary | str | None = None,
 ) -> LoadedModel:
   """Loads a model and its vocabulary.
@@ -126,7 +121,7 @@ def read(
   path: Path,
   *,
   dtype: jnp.dtype = jnp.float32,
-  config: T5Config | str | None = None,
+  config: Config | str | None = None,
 ) -> tuple[Config, dict[str, Any]]:
   """Sizes and parameters of the model in a file or folder.
 
@@ -147,7 +142,7 @@ def read_config(
   path: Path,
   *,
   dtype: jnp.dtype = jnp.float32,
-  config: T5Config | str | None = None,
+  config: Config | str | None = None,
 ) -> Config:
   """The sizes alone; see `read`."""
   found: Any = formats.find(path).read_config(path, dtype, config)

@@ -19,7 +19,7 @@ _DTYPES: dict[str, Any] = {
   'bfloat16': jnp.bfloat16,
   'float16': jnp.float16,
 }
-# Fields whose value is the length of something that is walked through.
+# Fields that decide how long a loop or a table is.
 _MOST = {
   'num_layers': settings.MAX_LAYERS,
   'num_encoder_layers': settings.MAX_LAYERS,

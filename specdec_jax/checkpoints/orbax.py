@@ -4,6 +4,7 @@ Writing is Orbax's own. Reading goes through tensorstore, so that a process
 reads the slices it needs, on whatever topology the tree was written.
 """
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ from specdec_jax.files import full_disk
 from specdec_jax.files.require import require
 from specdec_jax.models.families import Config, DrafterConfig
 
+import_orbax = functools.partial(
+  require,
+  'orbax.checkpoint',
+  extra='models',
+  purpose='writing Orbax checkpoints',
+)
 _METADATA = '_METADATA'
 PARAMS = 'params'
 
@@ -29,7 +36,7 @@ def save(
   """Writes a model that `restore` reads: sizes in JSON, params with Orbax.
 
   Args:
-    folder: to be made, or empty of these two.
+    folder: created if it does not exist; it must hold no parameters yet.
     config: sizes, of a model or of a network that only drafts.
     params: a tree of dicts of arrays; they keep their dtypes.
 
@@ -78,7 +85,7 @@ def restore(
 
 
 def write_tree(folder: Path, tree: Any) -> None:
-  """Writes a tree of arrays; a folder of that name appears when it is done.
+  """Writes a tree of arrays; the folder appears when it is complete.
 
   Raises:
     OSError: if there is no space for it.
@@ -129,8 +136,8 @@ def _keys(path: Path, entry: Any) -> list[str]:
 
 
 def _is_key(name: Any) -> bool:
-  """Whether it names a folder: dots alone would lead to the one above, and half
-  of a surrogate pair is no text."""
+  """Whether it can name a folder: dots alone would lead to the one above, and
+  half of a surrogate pair is not text."""
   return (
     isinstance(name, str)
     and name.strip('.') != ''
@@ -140,13 +147,13 @@ def _is_key(name: Any) -> bool:
 
 
 def _is_empty(path: Path, entry: dict[str, Any]) -> bool:
-  """Whether an entry is no array, but a part of the tree without any."""
+  """Whether an entry is an empty branch of the tree instead of an array."""
   values = Settings(path=str(path), values=entry)
   return values.at('value_metadata').flag('skip_deserialize', False)
 
 
 def _spec(folder: Path, metadata: Settings, keys: list[str]) -> dict:
-  """Where Orbax puts the array under these keys."""
+  """The tensorstore spec of the array that Orbax stores under these keys."""
   base = {'driver': 'file', 'path': f'{folder.absolute()}/'}
   name = '.'.join(keys) + '/'
   if metadata.flag('use_ocdbt', False):
@@ -157,14 +164,3 @@ def _spec(folder: Path, metadata: Settings, keys: list[str]) -> dict:
     'driver': 'zarr3' if metadata.flag('use_zarr3', False) else 'zarr',
     'kvstore': kvstore,
   }
-
-
-def import_orbax() -> Any:
-  """The `orbax.checkpoint` package.
-
-  Raises:
-    ImportError: if it is not installed, with the command that installs it.
-  """
-  return require(
-    'orbax.checkpoint', extra='models', purpose='writing Orbax checkpoints'
-  )

@@ -18,7 +18,7 @@ PACKAGED = {
 
 
 def names() -> tuple[str, ...]:
-  """What there is, such as `ende-mini`."""
+  """Names of the models, such as `ende-mini`."""
   weights = FOLDER.glob(f'*/{safetensors_folder.SINGLE_FILE}')
   return tuple(sorted(path.parent.name for path in weights))
 
@@ -38,7 +38,7 @@ def packaged_file(name: str) -> Path:
     ValueError: if the package is not installed, with the command to do it.
   """
   package, file_name = PACKAGED[name]
-  # Found, not imported: importing it would want a runtime for its weights.
+  # Found, not imported: importing it needs a runtime for its weights.
   spec = importlib.util.find_spec(package.replace('-', '_'))
   for folder in (spec and spec.submodule_search_locations) or ():
     path = Path(folder) / file_name

@@ -1,5 +1,4 @@
-"""Tensors in the safetensors of a folder, one file or several, as Hugging Face
-lays them out."""
+"""Tensors in a folder's safetensors files, as Hugging Face lays them out."""
 
 import os
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ def open_tensors(
   Args:
     folder: with model.safetensors, or model.safetensors.index.json and the
       files that it names.
-    num_layers: that config.json speaks of.
+    num_layers: that config.json states.
 
   Raises:
     ValueError: if a file or a tensor of the index is missing, or a file is
@@ -44,7 +43,7 @@ def open_tensors(
   handles = {}
   for file_name, names in _names_of_file(folder).items():
     path = folder / file_name
-    # Unlike Path.is_file it takes names that no file can have, too.
+    # Unlike Path.is_file, it accepts names that no file can have.
     if not os.path.isfile(path):
       raise ValueError(
         f'{folder} lacks {file_name}, which {_INDEX} names for '
@@ -71,7 +70,7 @@ def open_tensors(
 
 
 def _names_of_file(folder: Path) -> dict[str, list[str]]:
-  """Tensor names by file; none at all stands for all that are in it."""
+  """Tensor names by file; an empty list stands for all tensors of the file."""
   if (folder / SINGLE_FILE).is_file():
     return {SINGLE_FILE: []}
   index_path = folder / _INDEX
@@ -104,7 +103,7 @@ def read_params(
 
   Args:
     folder: for the errors.
-    handles: of `open_tensors`, less what may be there and is not needed.
+    handles: of `open_tensors`, without those that the network does not need.
     parameters: all that the network has.
     dtype: of the results.
 

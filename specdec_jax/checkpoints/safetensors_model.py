@@ -1,8 +1,7 @@
-"""Models of ours in one file: model.safetensors, with model.json beside it.
+"""Any network of this package in model.safetensors, beside its model.json.
 
-Unlike Orbax's folders it needs neither Orbax nor tensorstore to be read, and
-unlike Hugging Face's it holds any network of ours. Tensors are called by their
-paths in our tree, joined by slashes, and have the shapes that they have there.
+Unlike Orbax's folders it can be read without Orbax and tensorstore. Tensors
+have the shapes of our tree, and its paths joined by slashes as names.
 """
 
 import os
@@ -55,7 +54,7 @@ def read_params(
     ValueError: if the file is incomplete, or holds other arrays.
     ImportError: if the safetensors package is not installed.
   """
-  # First: working out the shapes of a thousand layers takes half a minute.
+  # First: a model.json may state a thousand layers that are not there.
   tensors = safetensors_folder.open_tensors(
     folder, num_layers=sum(families.num_layers(config))
   )

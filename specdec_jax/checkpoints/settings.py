@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-# No trained network has as many; walking through more could take for ever.
+# No trained network has as many; a loop over more could take for ever.
 MAX_LAYERS = 1000
-# Of relative positions, of which there is a table.
+# Of relative positions: a table of this length is made.
 MAX_DISTANCE = 2**20
 MAX_COUNT = 2**31 - 1
 
@@ -75,7 +75,7 @@ class Settings:
     return float(self._read(key, default, _is_number, 'a number'))
 
   def flag(self, key: str, default: bool | None = None) -> bool:
-    """True or false, and not the name of either."""
+    """True or false, not a string such as 'true'."""
     is_flag = lambda value: type(value) is bool
     return self._read(key, default, is_flag, 'true or false')
 
@@ -91,7 +91,7 @@ class Settings:
     return self._read(key, default, is_texts, 'a list of strings')
 
   def ids(self, key: str, vocab_size: int | None = None) -> list[int]:
-    """Token ids, of which one may stand without a list; empty if absent."""
+    """Token ids, as a list or a single number; empty if absent."""
     most = MAX_COUNT if vocab_size is None else vocab_size - 1
 
     def is_ids(value: Any) -> bool:
@@ -110,7 +110,7 @@ class Settings:
     )
 
   def build(self, make: Callable[..., Any], **fields: Any) -> Any:
-    """What `make` makes of fields; of its ValueError this names the file."""
+    """`make(**fields)`, with the file named in any ValueError."""
     try:
       return make(**fields)
     except ValueError as error:

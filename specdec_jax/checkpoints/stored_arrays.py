@@ -1,11 +1,12 @@
-"""Trees of arrays on disk, read through tensorstore, no more than is needed.
+"""Trees of arrays on disk, read through tensorstore only as far as needed.
 
 A *stored array* is an open `tensorstore.TensorStore` or a numpy array. Both
-have a shape and are sliced alike; the first reads from disk when told to.
+have a shape and are sliced alike; the first reads from disk on request.
 """
 
 import concurrent.futures
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -17,6 +18,12 @@ import numpy as np
 from specdec_jax.base import Array
 from specdec_jax.files.require import require
 
+import_tensorstore = functools.partial(
+  require,
+  'tensorstore',
+  extra='models',
+  purpose='a T5X or Orbax checkpoint',
+)
 Stored = Any
 _SHOWN = 4
 
@@ -52,8 +59,8 @@ def open_all(
 def _check_chunks(store: Stored) -> None:
   """Raises ValueError if a chunk is larger than its array.
 
-  Memory is taken for a whole chunk, whatever is stored of it: 4 MB of gzip
-  could take 4 GB, and a chunk beyond all memory ends the process.
+  Memory is allocated for a whole chunk, however little of it is stored: 4 MB
+  of gzip could take 4 GB, and a chunk larger than memory ends the process.
   """
   shape, chunk = store.shape, store.chunk_layout.read_chunk.shape or ()
   if any(c > max(1, s) for c, s in zip(chunk, shape, strict=True)):
@@ -63,7 +70,7 @@ def _check_chunks(store: Stored) -> None:
 
 @contextlib.contextmanager
 def _damage(source: str, name: str, action: str) -> Iterator[None]:
-  """Says of what tensorstore raises which array of which checkpoint it is."""
+  """Adds the array and the checkpoint to what tensorstore raises."""
   try:
     yield
   except ValueError as error:
@@ -136,7 +143,7 @@ def _read(stored: Stored, dtype: jnp.dtype, sharding: Any) -> Array:
   if sharding is None:
     return jax.device_put(values_at((slice(None),) * len(stored.shape)))
   return jax.make_array_from_callback(
-    tuple(stored.shape), sharding, once_a_slice(values_at, stored.shape)
+    tuple(stored.shape), sharding, once_per_slice(values_at, stored.shape)
   )
 
 
@@ -169,10 +176,10 @@ def whole_number(stored: Stored, *, source: str, name: str) -> int:
     return int(_values(stored, ()))
 
 
-def once_a_slice(
+def once_per_slice(
   read: Callable[[tuple[slice, ...]], np.ndarray], shape: tuple[int, ...]
 ) -> Callable[[Any], np.ndarray]:
-  """A reader that reads what several devices hold a copy of only once."""
+  """A reader that reads a slice once, however many devices hold it."""
   read_before: dict[tuple, np.ndarray] = {}
 
   def read_once(index: Any) -> np.ndarray:
@@ -284,14 +291,3 @@ def on_host(tree: Any) -> Any:
 def _reason(error: Exception) -> str:
   """The first sentence of a tensorstore error, which may go on for pages."""
   return str(error).split(' [')[0].split('; reading')[0]
-
-
-def import_tensorstore() -> Any:
-  """The `tensorstore` package.
-
-  Raises:
-    ImportError: if it is not installed, with the command that installs it.
-  """
-  return require(
-    'tensorstore', extra='models', purpose='a T5X or Orbax checkpoint'
-  )

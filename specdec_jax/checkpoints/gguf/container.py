@@ -7,6 +7,7 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 import dataclasses
+import functools
 import math
 import os
 import struct
@@ -26,6 +27,9 @@ _SCALARS = {
   0: '<u1', 1: '<i1', 2: '<u2', 3: '<i2', 4: '<u4', 5: '<i4', 6: '<f4',
   7: '?', 10: '<u8', 11: '<i8', 12: '<f8',
 }  # fmt: skip
+_import_gguf = functools.partial(
+  packages.require, 'gguf', extra='models', purpose='a GGUF file'
+)
 # Blocks that are dequantised at a time: the temporaries then stay in cache.
 _BLOCKS_AT_A_TIME = 2048
 
@@ -193,7 +197,7 @@ def _check_extents(tensors: dict[str, TensorInfo], size: int) -> None:
 
 
 def _block_sizes(name: str, type_id: int) -> tuple[int, int]:
-  gguf = import_gguf()
+  gguf = _import_gguf()
   try:
     return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(type_id)]
   except (KeyError, ValueError) as error:
@@ -219,7 +223,7 @@ def read_tensor(file: GgufFile, name: str) -> np.ndarray:
   """
   if name not in file.tensors:
     raise ValueError(f'{file.path} has no tensor {name}')
-  gguf = import_gguf()
+  gguf = _import_gguf()
   info = file.tensors[name]
   quantization = gguf.GGMLQuantizationType(info.type_id)
   block_size, block_bytes = gguf.GGML_QUANT_SIZES[quantization]
@@ -227,7 +231,7 @@ def read_tensor(file: GgufFile, name: str) -> np.ndarray:
   end = info.offset + num_blocks * block_bytes
   blocks = np.asarray(file.data[info.offset : end])
   result = np.empty(num_blocks * block_size, np.float32)
-  # A type of one element a block is a plain number; take longer strides.
+  # Types of one element per block are plain numbers: take longer strides.
   stride = _BLOCKS_AT_A_TIME * max(1, 32 // block_size)
   with np.errstate(all='ignore'):
     for start in range(0, num_blocks, stride):
@@ -247,12 +251,3 @@ def read_tensor(file: GgufFile, name: str) -> np.ndarray:
           f'{file.path}: tensor {name} holds a NaN or an infinity'
         )
   return result.reshape(info.shape)
-
-
-def import_gguf() -> Any:
-  """The `gguf` package.
-
-  Raises:
-    ImportError: if it is not installed, with the command that installs it.
-  """
-  return packages.require('gguf', extra='models', purpose='a GGUF file')

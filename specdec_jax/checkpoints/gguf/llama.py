@@ -173,7 +173,7 @@ def split_rotary_halves(values: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def _shortest_float(value: float) -> float:
-  """The double that was meant by a stored float32: 1e-5, not 9.99...e-6."""
+  """The shortest decimal of a stored float32: 1e-5, not 9.99...e-6."""
   return float(str(np.float32(value)))
 
 
@@ -184,7 +184,7 @@ def _check_supported(
   num_heads: int,
   head_dim: int,
 ) -> None:
-  """Refuses what would load and then compute something else."""
+  """Raises ValueError for what would load and compute something else."""
 
   def refuse(reason: str) -> None:
     raise ValueError(f'{file.path} is a Llama that is not supported: {reason}')

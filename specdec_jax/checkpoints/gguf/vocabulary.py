@@ -105,7 +105,7 @@ def _build_tokenizer(
         single=f'{bos_token}:0 $A:0',
         special_tokens=[(bos_token, ids[bos_token])],
       )
-    # Together and in order of id: adding a token costs time by the call.
+    # All in one call, in order of id: each call takes time.
     tokenizer.add_tokens(
       [
         tokenizers.AddedToken(token, normalized=False, special=kind == _CONTROL)

@@ -38,7 +38,7 @@ def download(repository: str) -> Path:
         name, revision=revision or None, allow_patterns=_FILES
       )
     )
-  except Exception as error:  # Whatever the network stack beneath it raises.
+  except Exception as error:  # The network stack raises many kinds.
     raise ValueError(
       f'hf:{repository} could not be downloaded ({type(error).__name__}: '
       f'{error}). Without a network, give the path of a folder that holds it'

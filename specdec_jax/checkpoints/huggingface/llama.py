@@ -24,7 +24,7 @@ _NAMES = {
   'mlp/wi_1': 'mlp.up_proj',
   'mlp/wo': 'mlp.down_proj',
 }
-# What no network here computes, with the value that says it is not wanted.
+# What `models.llama` does not compute: the value that it needs, and the reason.
 _FLAGS = {
   'attention_bias': (False, 'its attention has biases'),
   'mlp_bias': (False, 'its feed-forward layers have biases'),
@@ -76,8 +76,8 @@ def read_config(values: Settings, dtype: Any) -> LlamaConfig:
 
 
 def _rope(values: Settings, key: str, *, is_spread: bool = False) -> Settings:
-  """Where a rotary setting stands; transformers 4 spreads some of them over the
-  top of the file, 5 gathers all in rope_parameters."""
+  """Where a rotary setting is: transformers 4 has some at the top of the file,
+  transformers 5 all in rope_parameters."""
   places = [values.at('rope_parameters'), values.at('rope_scaling')]
   if is_spread:
     places.append(values)

@@ -46,21 +46,21 @@ _IN_LAYER = {
 }
 _ATTENTION = {'query': 'q', 'key': 'k', 'value': 'v', 'out': 'o'}
 
-# What both call gelu is its tanh approximation.
+# Both mean the tanh approximation by gelu.
 _ACTIVATIONS = {
   'relu': ('relu',),
   'gated-gelu': ('gelu', 'linear'),
   'gated-silu': ('silu', 'linear'),
   'gated-relu': ('relu', 'linear'),
 }
-# What transformers derives from them, unless config.json says otherwise.
+# What transformers derives from them unless config.json states it.
 _DENSE = {
   'relu': 'relu',
   'gated-gelu': 'gelu_new',
   'gated-silu': 'silu',
   'gated-relu': 'relu',
 }
-# Ids that decoding takes for granted.
+# Ids that decoding assumes to be 0.
 _START_AND_PADDING = ('decoder_start_token_id', 'pad_token_id')
 
 
@@ -169,7 +169,7 @@ def _check_tied(
 ) -> None:
   """Raises ValueError if the logits have weights of their own."""
   if _EMBEDDINGS not in handles:
-    return  # Which is said elsewhere.
+    return  # `read_params` says that it is missing.
   first, second = (
     handles[name].get_tensor(name) for name in (_EMBEDDINGS, _LOGITS)
   )

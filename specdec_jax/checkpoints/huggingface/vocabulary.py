@@ -29,7 +29,7 @@ def read_vocabulary(folder: str | os.PathLike[str]) -> Vocabulary:
   tokenizers = vocabularies.import_tokenizers()
   with vocabularies.package_errors(f'{path} cannot be read'):
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    # Saved after training, it cuts and pads every text as it did there.
+    # One saved during training would cut and pad texts as it did there.
     tokenizer.no_truncation()
     tokenizer.no_padding()
   values = settings.read_if_any(folder / 'tokenizer_config.json')
@@ -48,7 +48,7 @@ def read_vocabulary(folder: str | os.PathLike[str]) -> Vocabulary:
 
 
 def read_eos_ids(folder: Path) -> tuple[int, ...]:
-  """What ends a text by generation_config.json, else by config.json.
+  """End-of-text ids that generation_config.json states, else config.json.
 
   Raises:
     ValueError: if one of them is broken.

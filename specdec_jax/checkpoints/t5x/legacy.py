@@ -1,4 +1,4 @@
-"""T5X's own format: a msgpack file of tensorstore specs, a zarr an array.
+"""T5X's own format: a msgpack file of tensorstore specs, one zarr per array.
 
 `checkpoint` holds `{'version': 3, 'optimizer': {'target': params, 'state':
 {'step', 'param_states'}}}` as flax's msgpack. A leaf is an array, or the spec
