@@ -42,6 +42,7 @@ RESTRICTED = {
   'flax.linen': ({'models', 'training', 'integrations'}, False),
   'tensorflow': ({'data', 'text', 'integrations'}, True),
   'seqio': ({'data', 'text', 'integrations'}, True),
+  'argparse': ({'cli', 'launch'}, False),
   'gin': ({'launch', 'integrations'}, False),
   'gguf': ({'checkpoints'}, True),
   'safetensors': ({'checkpoints'}, True),

@@ -1,4 +1,4 @@
-"""Corpora in a folder: a JSONL file a split, and a manifest."""
+"""Corpora in a folder: a JSONL file per split, and a manifest."""
 
 import hashlib
 import json

@@ -19,8 +19,8 @@ class Dataset(NamedTuple):
   """Training and validation examples.
 
   Every process has all rows of a batch; `placement.place_batch` keeps those of
-  the process's own devices. What a batch holds so depends on its position
-  alone, on no mesh and on no number of processes.
+  the process's own devices. What a batch holds therefore depends on its
+  position alone, not on the mesh or the number of processes.
 
   Attributes:
     batch: `(position) -> features`: an endless stream, of which a position is
@@ -29,7 +29,7 @@ class Dataset(NamedTuple):
       is nothing to validate on.
     prepare: `(position, params)`, called before the batch at a position is
       read, for text that depends on what has been learned so far; or None. It
-      must do the same whether or not the run was broken off in between.
+      must do the same whether or not the run was interrupted in between.
     num_ids: the network's vocabulary must have as many; None if not known.
     vocabulary: the SentencePiece model of its ids; None if not known.
   """
@@ -63,7 +63,7 @@ def from_token_files(
     seed: of the packing and of every epoch's order.
     vocabulary: the SentencePiece model that the files must have been made with;
       None takes the one beside them.
-    max_examples_per_row: 1 packs nothing; None is no limit.
+    max_examples_per_row: 1 packs nothing; None sets no limit.
     max_examples: trains on the first so many of every folder; None on all.
     max_validation_rows: validates on the first so many rows; None on all.
 
@@ -123,7 +123,7 @@ def from_task(
 
   Texts that are too long are trimmed, and end in EOS all the same, as after
   SeqIO's `append_eos_after_trim`. All of the task is encoded before the first
-  step and stays in memory: 2 bytes a token, and 24 bytes a packed position.
+  step and stays in memory: 2 bytes per token, and 24 bytes per packed position.
 
   Args:
     name: see `text.tasks.find`.
@@ -233,7 +233,7 @@ def _trim(ids: list[int], length: int) -> list[int]:
 def mix(
   datasets: Sequence[Dataset], ratios: Sequence[float], *, seed: int = 0
 ) -> Dataset:
-  """Batches of several data sets, each drawn with its own chance.
+  """Batches of several data sets, each drawn with its own probability.
 
   DistillSpec mixes a data set's text with generated text this way. Which one a
   batch comes from depends on the seed and its position; its position in that
@@ -242,11 +242,11 @@ def mix(
   Args:
     datasets: those to mix; the first one's validation and vocabulary are
       taken.
-    ratios: chances, as many as data sets, of sum 1.
+    ratios: probabilities, one per data set, of sum 1.
     seed: of the draws.
 
   Raises:
-    ValueError: if the ratios are no such chances.
+    ValueError: if the ratios are not such probabilities.
   """
   if len(ratios) != len(datasets) or min(ratios, default=-1.0) < 0:
     raise ValueError(f'{len(datasets)} data sets with ratios {list(ratios)}')
@@ -254,9 +254,7 @@ def mix(
     raise ValueError(f'ratios {list(ratios)} have the sum {sum(ratios)}, not 1')
 
   def batch(position: int) -> Features:
-    generator = np.random.Generator(
-      np.random.Philox(np.random.SeedSequence([seed, position]))
-    )
+    generator = training_batches.generator(seed, position)
     chosen = generator.choice(len(datasets), p=np.asarray(ratios))
     return datasets[chosen].batch(position)
 

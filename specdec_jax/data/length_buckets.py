@@ -1,4 +1,4 @@
-"""Batches of one example a row, of like lengths, so that little is padding.
+"""Batches of one example per row and of similar lengths: little is padding.
 
 A Spec-Drafter's block follows a prefix of its own in every row, so that no
 other example can share the row, as they do in packed batches.
@@ -28,7 +28,7 @@ def from_token_files(
   An example is in the first bucket whose limit neither its inputs nor its
   targets exceed. A batch is of one bucket and has `batch_tokens / limit` rows;
   in every epoch each full batch of each bucket comes once, in an order of
-  (seed, epoch). There is one compiled step a bucket.
+  (seed, epoch). One step is compiled per bucket.
 
   Args:
     folder: what `specdec data prepare` wrote, with inputs.
@@ -56,9 +56,7 @@ def from_token_files(
 
   def batch(position: int) -> Features:
     epoch, index = divmod(position, sum(counts))
-    order = np.random.Generator(
-      np.random.Philox(np.random.SeedSequence([seed, epoch]))
-    ).permutation(sum(counts))
+    order = training_batches.generator(seed, epoch).permutation(sum(counts))
     chosen = int(order[index])
     ends = np.cumsum(counts)
     bucket = int(np.searchsorted(ends, chosen, side='right'))

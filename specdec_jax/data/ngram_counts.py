@@ -48,7 +48,7 @@ def estimate(
     raise ValueError(f'order must be 1 or 2, got {order}')
   if not 0 <= discount < 1 or smoothing <= 0 or max_successors < 1:
     raise ValueError(
-      'discount must lie in [0, 1), smoothing be positive and max_successors '
+      'discount must be in [0, 1), smoothing positive and max_successors '
       f'at least 1, got {discount}, {smoothing} and {max_successors}'
     )
   unigram = np.bincount(tokens, minlength=vocab_size) + smoothing
@@ -76,7 +76,7 @@ def estimate(
 def _successors(
   tokens: np.ndarray, vocab_size: int, max_successors: int, discount: float
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The K most frequent successors of each token and their discounted law."""
+  """The K most frequent successors of each token, and q of each of them."""
   pairs = tokens[:-1].astype(np.int64) * vocab_size + tokens[1:]
   pairs, counts = np.unique(pairs, return_counts=True)
   previous, following = pairs // vocab_size, pairs % vocab_size

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import itertools
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -58,8 +57,8 @@ def find(path: Path) -> dict[str, Path]:
 def read(path: Path) -> Iterator[tuple[str | None, str]]:
   """Inputs, or None, and targets of a text file.
 
-  A .jsonl has an object a line, with `inputs` and `targets`, or with `text`;
-  a .tsv has two columns; a .txt has a text a line.
+  A .jsonl has an object per line, with `inputs` and `targets`, or with `text`;
+  a .tsv has two columns; a .txt has a text per line.
 
   Raises:
     ValueError: if a line is something else, by number.
@@ -178,8 +177,7 @@ def prepare(
     'splits': splits,
   }
   (folder / token_files.VOCABULARY).write_bytes(vocabulary.model)
-  text = json.dumps(description, indent=2, ensure_ascii=False) + '\n'
-  (folder / token_files.DESCRIPTION).write_text(text, encoding='utf-8')
+  token_files.save_description(folder, description)
   return description
 
 
@@ -209,7 +207,7 @@ def _fit(
   elif lengths.too_long == 'split' and source is None:
     counts['split'] += 1
     num_parts = -(-len(target) // lengths.targets)
-    # Parts of about one length: none is a lone EOS.
+    # Parts of about equal length: none is a lone EOS.
     ends = [len(target) * i // num_parts for i in range(num_parts + 1)]
     for start, end in itertools.pairwise(ends):
       yield None, target[start:end]

@@ -133,7 +133,7 @@ def load(path: str | Path) -> TokenFile:
   """Reads and checks an .npz of `save`.
 
   Raises:
-    ValueError: if it is no token file, or is damaged.
+    ValueError: if it is not a token file, or is damaged.
   """
   path = local_path(path)
   try:
@@ -179,6 +179,12 @@ def load_description(folder: str | Path) -> dict[str, Any]:
     ) from None
   except ValueError as error:
     raise ValueError(f'{path} is damaged: {error}') from error
+
+
+def save_description(folder: Path, description: dict[str, Any]) -> None:
+  """Writes what `load_description` reads."""
+  text = json.dumps(description, indent=2, ensure_ascii=False) + '\n'
+  (folder / DESCRIPTION).write_text(text, encoding='utf-8')
 
 
 def find_vocabulary(folders: Sequence[Path]) -> Path | None:

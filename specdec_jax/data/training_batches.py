@@ -1,4 +1,4 @@
-"""Batches for training: several examples a row, in a resumable order.
+"""Batches for training: several examples per row, in a resumable order.
 
 Features have T5X's names and meanings (https://github.com/google/seqio,
 feature_converters.py): tokens are 0 where padded, segments are numbered from 1
@@ -29,16 +29,16 @@ def pack(
 ) -> Rows:
   """Puts several examples into each row, as many as fit.
 
-  Examples are taken in a shuffled order, since neighbours in a file say the
-  same, each into the open row that it fills best. Nothing is lost: every
-  example is in one row.
+  Examples are taken in a shuffled order, since neighbours in a file are
+  similar, and each goes into the open row that it fills best. Every example is
+  in exactly one row.
 
   Args:
     tokens: N examples.
     input_length: E, columns of the encoder; ignored without inputs.
     target_length: T, columns of the decoder.
     seed: of the shuffled order.
-    max_examples: in a row; 1 packs nothing, None is no limit.
+    max_examples: in a row; 1 packs nothing, None sets no limit.
 
   Returns:
     By feature, R rows: int32 `[R, E]` named `encoder_input_tokens`,
@@ -133,13 +133,16 @@ def in_order(rows: Rows, *, batch_size: int) -> Iterator[Rows]:
     }
 
 
+def generator(seed: int, index: int) -> np.random.Generator:
+  """Draws of their own for each epoch, or each batch, of a stream."""
+  sequence = np.random.SeedSequence([seed, index])
+  return np.random.Generator(np.random.Philox(sequence))
+
+
 @functools.lru_cache(maxsize=4)
 def _epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
   """An order of the rows."""
-  generator = np.random.Generator(
-    np.random.Philox(np.random.SeedSequence([seed, epoch]))
-  )
-  return generator.permutation(count)
+  return generator(seed, epoch).permutation(count)
 
 
 def _assign(

@@ -1,4 +1,4 @@
-"""Several processes that decode together, one a host, as on a pod slice.
+"""Several processes that decode together, one per host, as on a pod slice.
 
 All of them read the task and run the same programs on global arrays; the first
 one writes, and what it finds in the output folder holds for all.

@@ -1,9 +1,10 @@
 """Drafters that learn from their target: DistillSpec, and the text it needs.
 
 DistillSpec (Zhou et al., arXiv 2310.08461) minimises a divergence between the
-laws of target and drafter over a text: the data set's own, one that the target
-wrote, or one that the drafter wrote. Text of the target with plain cross
-entropy is sequence-level distillation (Kim and Rush, arXiv 1606.07947).
+distributions of target and drafter over a text: that of the data set, one
+written by the target, or one written by the drafter. Text of the target with
+plain cross entropy is sequence-level distillation (Kim and Rush, arXiv
+1606.07947).
 """
 
 import dataclasses
@@ -45,7 +46,7 @@ def distillation_loss(
   """The divergence of drafter and target at the positions of a text.
 
   What it reports as correct is where the two have the same likeliest token:
-  the chance that a greedy draft is accepted there.
+  the probability that a greedy draft is accepted there.
 
   Args:
     config: of the drafter.
@@ -111,7 +112,7 @@ def rewrite_targets(
 
   Raises:
     ValueError: if there are no inputs, the batch has no rows, or the model's
-      logits are no numbers.
+      logits are NaN.
   """
   if batch_size < 1:
     raise ValueError(f'batch_size must be at least 1, got {batch_size}')
@@ -138,7 +139,7 @@ def rewrite_targets(
     )
     output = generate(base.Params(params), jax.random.key(seed), prompt)
     if output.has_nan.any():
-      raise ValueError('the model gives logits that are no numbers')
+      raise ValueError('the logits of the model are NaN')
     rows, lengths = placement.fetch((output.tokens, output.lengths))
     for row, i in enumerate(chosen):
       written[int(i)] = rows[row, 1 : lengths[row]]

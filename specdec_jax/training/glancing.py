@@ -120,7 +120,7 @@ def draw_prefixes(key: Array, lengths: Array) -> Array:
 def reveal(
   key: Array, is_masked: Array, is_correct: Array, ratios: Array
 ) -> Array:
-  """Which masks are given away: floor((masked - correct) r) random ones a row.
+  """Which masks are given away: per row floor((masked - correct) r), at random.
 
   Args:
     key: one for all rows.

@@ -88,7 +88,7 @@ def train(
     The parameters.
 
   Raises:
-    ValueError: if the loss or the gradient is no number any more; the last
+    ValueError: if the loss or the gradient is NaN or infinite; the last
       checkpoint is from before that. Also if the folder is of another run, or
       another process trains in it.
     OSError: if the disk is full.
@@ -245,7 +245,7 @@ def validate(
 def _check_finite(
   metrics: Mapping[str, float], step: int, position: int, checkpoints: Any
 ) -> None:
-  """Stops a run that has gone astray, before its state is written."""
+  """Stops a run that has diverged, before its state is written."""
   wrong = [
     f'{name} {metrics[name]}'
     for name in ('loss', 'grad_norm')

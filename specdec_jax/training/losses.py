@@ -40,9 +40,9 @@ def cross_entropy(
 ) -> LossSums:
   """T5X's loss (`t5x.losses.compute_weighted_cross_entropy`).
 
-  The smoothed law has `1 - label_smoothing` on the target and the rest spread
-  evenly over the other V - 1 tokens; its own entropy is subtracted, so that a
-  perfect prediction has loss 0. The z-loss is `z_loss * log(Z)^2`.
+  The smoothed distribution has `1 - label_smoothing` on the target and the rest
+  spread evenly over the other V - 1 tokens; its own entropy is subtracted, so
+  that a perfect prediction has loss 0. The z-loss is `z_loss * log(Z)^2`.
 
   Args:
     logits: `[..., V]`.
@@ -80,10 +80,10 @@ DIVERGENCES = ('forward_kl', 'reverse_kl', 'jsd', 'tvd')
 def divergence(
   target_logits: Array, draft_logits: Array, *, kind: str, beta: float = 0.5
 ) -> Array:
-  """How far a drafter's laws q are from a target's p, at every position.
+  """How far a drafter's distributions q are from a target's p, per position.
 
   DistillSpec (Zhou et al., arXiv 2310.08461, Sec. 2 and App. A). The total
-  variation is 1 minus the chance that speculative sampling accepts a token
+  variation is 1 minus the probability that speculative sampling accepts a token
   drawn from q (Leviathan et al., arXiv 2211.17192, Def. 3.2).
 
   Args:
@@ -98,7 +98,7 @@ def divergence(
     float32 `[...]`, 0 where p is q.
 
   Raises:
-    ValueError: if there is no such divergence, or `beta` is no such weight.
+    ValueError: if `kind` or `beta` is not one of these.
   """
   if kind not in DIVERGENCES:
     raise ValueError(

@@ -78,7 +78,7 @@ def read_t5(name: str, dtype: Any) -> tuple[T5Config, Any]:
   """
   config, params = loading.read(loading.locate(name), dtype=jnp.dtype(dtype))
   if not isinstance(config, T5Config):
-    raise ValueError(f'{name} is no T5')
+    raise ValueError(f'{name} is not a T5')
   return config, params
 
 
@@ -94,7 +94,7 @@ def spec_drafter_params(
       everything.
 
   Raises:
-    ValueError: if the target is no T5, or its sizes are others.
+    ValueError: if the target is not a T5, or its sizes differ.
   """
   params = None if target is None else read_t5(target, jnp.float32)[1]
   return glancing.init_params(config, rng_key, params)

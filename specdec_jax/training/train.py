@@ -83,7 +83,7 @@ def train(
     loss: from the config to what is minimised, such as `@glancing.block_loss`;
       None is cross entropy, with the smoothing and z-loss above.
     initial_params: from the config and a key to where a new run begins, such as
-      `@train_drafters.spec_drafter_params`; None draws a T5.
+      `@recipes.spec_drafter_params`; None draws a T5.
     vocabulary: the SentencePiece model, to be put beside the weights; None
       takes the one that the data set brings.
     seed: of the first parameters and of dropout.
@@ -91,7 +91,7 @@ def train(
 
   Raises:
     ValueError: if the arguments contradict each other or the folder's run, or
-      the loss is no number any more.
+      the loss is NaN or infinite.
   """
   on_begin()
   _check_settings(

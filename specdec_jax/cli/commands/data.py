@@ -2,7 +2,6 @@
 
 import argparse
 import hashlib
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -258,8 +257,7 @@ def _rewrite(args: argparse.Namespace) -> int:
         'written_by': args.model,
         'temperature': args.temperature,
       }
-    text = json.dumps(description, indent=2, ensure_ascii=False) + '\n'
-    (folder / token_files.DESCRIPTION).write_text(text, encoding='utf-8')
+    token_files.save_description(folder, description)
   progress.console().print(f'{args.out}: targets of {", ".join(args.splits)}')
   return 0
 

@@ -19,8 +19,7 @@ from specdec_jax.checkpoints import pretrained
 from specdec_jax.cli import options
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.launch import compilation_cache, progress
-from specdec_jax.models import families, kv_cache
-from specdec_jax.models.llama import Llama, LlamaConfig
+from specdec_jax.models import families, llama
 from specdec_jax.sharding import mesh as mesh_lib
 
 # Seconds of silence that nobody wonders about.
@@ -101,7 +100,7 @@ def _memory(device: jax.Device) -> str:
 
 def _self_test() -> bool:
   """Decodes with a small random model, plainly and with three drafters."""
-  target, params = random_llama()
+  target, params = _random_llama()
   prompt = Prompt(
     encoder_tokens=None,
     decoder_tokens=jnp.array([[3, 1, 4, 1], [5, 9, 0, 0]], jnp.int32),
@@ -143,9 +142,9 @@ def _self_test() -> bool:
   return is_sound
 
 
-def random_llama() -> tuple[LanguageModel, dict]:
+def _random_llama() -> tuple[LanguageModel, Any]:
   """A one-layer decoder with random weights, and the weights."""
-  config = LlamaConfig(
+  config = llama.LlamaConfig(
     vocab_size=32,
     embed_dim=32,
     num_layers=1,
@@ -154,14 +153,7 @@ def random_llama() -> tuple[LanguageModel, dict]:
     head_dim=8,
     mlp_dim=64,
   )
-  cache = kv_cache.init(
-    batch_size=1,
-    num_layers=config.num_layers,
-    num_heads=config.num_kv_heads,
-    capacity=2,
-    head_dim=config.head_dim,
-    dtype=config.dtype,
+  params = jax.jit(llama.init_params, static_argnums=0)(
+    config, jax.random.key(0)
   )
-  tokens = jnp.zeros((1, 1), jnp.int32)
-  variables = jax.jit(Llama(config).init)(jax.random.key(0), tokens, cache)
-  return families.language_model(config), variables['params']
+  return families.language_model(config), params

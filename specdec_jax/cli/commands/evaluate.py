@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--targets',
     metavar='FILE',
-    help='a text a line, or .jsonl with "targets", in the order of the '
+    help='a text per line, or .jsonl with "targets", in the order of the '
     'predictions; instead of the targets beside them',
   )
   options.add_output(parser).add_argument(

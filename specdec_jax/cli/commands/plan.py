@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     '--output_length',
     type=options.positive_int,
     default=128,
-    help='new tokens a row',
+    help='new tokens per row',
   )
   group.add_argument(
     '--num_partitions',
@@ -295,7 +295,9 @@ def _shown(
         'that is an oracle, which drafts just what is accepted.'
       )
     return shown
-  table = _new_table('alpha', 'gamma', 'tokens a run', 'speedup', 'operations')
+  table = _new_table(
+    'alpha', 'gamma', 'tokens per target run', 'speedup', 'operations'
+  )
   for alpha, plan in zip(alphas, plans, strict=True):
     best = plan.best
     table.add_row(
@@ -345,7 +347,7 @@ def _new_table(*columns: str) -> Any:
 
 
 def _programs(found: dict[str, Any]) -> Any:
-  """The compiled parts, a row each."""
+  """The compiled parts, one row each."""
   table = _new_table(
     '', 'ms', 'bytes', 'flops', 'collectives', "compiler's ms", 'compiled in s'
   )
@@ -370,15 +372,19 @@ def _memory(found: dict[str, Any]) -> str:
     if name not in ('total', 'available')
   )
   return (
-    f'GiB a chip: {parts}; {memory["total"] / 2**30:.2f} of '
+    f'GiB per chip: {parts}; {memory["total"] / 2**30:.2f} of '
     f'{memory["available"] / 2**30:.2f}'
   )
 
 
 def _choices(plan: Plan) -> Any:
-  """Every gamma, a row each."""
+  """Every gamma, one row each."""
   table = _new_table(
-    'gamma', 'tokens a run', 'speedup', 'operations', 'break-even alpha'
+    'gamma',
+    'tokens per target run',
+    'speedup',
+    'operations',
+    'break-even alpha',
   )
   for choice in plan.choices:
     even = choice.break_even_alpha

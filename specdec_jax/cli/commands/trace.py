@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     '--style',
     choices=('lines', 'flow'),
     default='lines',
-    help='in the terminal, one line an iteration, or running text',
+    help='in the terminal, one line per iteration, or running text',
   )
   parser.add_argument(
     '--row', type=int, help='show this row alone; the first is 1'
