@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,6 @@ from specdec_jax.files.local_path import local_path
 from specdec_jax.files.replacing import new_folder
 from specdec_jax.launch import numbers, progress
 from specdec_jax.models import families, presets
-from specdec_jax.models.families import Config, DrafterConfig
 from specdec_jax.text import vocabulary_files
 
 _count = numbers.number(int, lambda n: n >= 0, 'an integer of at least 0')
@@ -72,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
   _check_destination(source, destination, is_overwritten=args.overwrite)
   dtype = jnp.dtype(args.dtype).type
   with progress.waiting(f'reading {args.source}'):
-    config, params = _read(args, source, dtype)
+    found = formats.find(source)
+    config = found.read_config(source, dtype, args.config)
+    params = found.read_params(source, config, None)
     num_rows = getattr(config, 'vocab_size', None)
     vocabulary = (
       loading.read_vocabulary(source, num_rows=num_rows)
@@ -87,8 +87,7 @@ def run(args: argparse.Namespace) -> int:
     loading.check_vocabulary(args.source, vocabulary, config)
   step = args.step
   if step is None:
-    read_step = formats.find(source).read_step
-    step = 0 if read_step is None else read_step(source)
+    step = 0 if found.read_step is None else found.read_step(source)
   with (
     progress.waiting(f'writing {destination}'),
     new_folder(destination, overwrite=args.overwrite) as folder,
@@ -104,15 +103,6 @@ def run(args: argparse.Namespace) -> int:
     + ('' if vocabulary else ', without a vocabulary')
   )
   return 0
-
-
-def _read(
-  args: argparse.Namespace, source: Path, dtype: Any
-) -> tuple[Config | DrafterConfig, Any]:
-  """Sizes and parameters of a model, or of a network that only drafts."""
-  if args.config is None and loading.is_drafter(source):
-    return loading.read_drafter(args.source, dtype=dtype)
-  return loading.read(source, dtype=dtype, config=args.config)
 
 
 def _check_destination(
