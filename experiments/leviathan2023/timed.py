@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from specdec_jax.theory import estimates
 from specdec_jax.theory.planner import Costs
 
 
@@ -41,7 +42,7 @@ class Timed:
 
   @property
   def tokens_per_run(self) -> float:
-    return self.num_tokens / self.num_runs
+    return estimates.block_efficiency(self.num_tokens, self.num_runs)
 
   @property
   def seconds_per_run(self) -> float:

@@ -29,6 +29,7 @@ from t5x.examples.t5 import network
 from specdec_jax.integrations import t5x as plugin
 from specdec_jax.measure import stopwatch
 from specdec_jax.models import families, presets, t5
+from specdec_jax.theory import estimates
 
 NO_EOS = -1
 OWN, PLAIN = "T5X's sampler", 'none'
@@ -204,8 +205,9 @@ def report(seconds, cpu_seconds, outputs, num_tokens: int) -> None:
       cost = ratio * np.median(times / seconds[PLAIN])
       cpu_cost = ratio * np.median(cpu / np.asarray(cpu_seconds[PLAIN]))
       runs = int(jnp.sum(aux['num_target_runs']))
+      efficiency = estimates.block_efficiency(num_tokens, runs)
       print(
-        f'  {num_tokens / runs:.2f} tokens per target run, '
+        f'  {efficiency:.2f} tokens per target run, '
         f'{num_iterations[name]} iterations at {cost:.2f} plain ones '
         f'({cpu_cost:.2f} by processor time)'
       )

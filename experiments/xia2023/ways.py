@@ -17,6 +17,7 @@ from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.measure import stopwatch
 from specdec_jax.models import block_heads, families
+from specdec_jax.theory import estimates
 
 # Rules by the names that the tables have.
 RULES: dict[str, VerifyFn] = {
@@ -101,8 +102,8 @@ class Result:
     return self.prefill_seconds + self.loop_seconds
 
   @property
-  def tokens_per_run(self) -> float:
-    return self.num_tokens / self.num_runs if self.num_runs else float('nan')
+  def tokens_per_run(self) -> float | None:
+    return estimates.block_efficiency(self.num_tokens, self.num_runs)
 
 
 @functools.cache

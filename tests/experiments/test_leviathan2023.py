@@ -226,7 +226,7 @@ def test_predictions_stand_beside_what_was_measured(
   # and for two units a text instead of one.
   runs = 2 * 60 / 2.3125
   assert 0.95 < two['predicted'] / (122 / (1.4 * runs + 4)) < 1
-  assert 'the planned gamma is 3, at 1.49' in made.notes[0]
+  assert 'the planned gamma is 3, with speed 1.49' in made.notes[0]
   assert made.figures == ['speedup_by_gamma.svg']
   ElementTree.parse(tmp_path / made.figures[0])
   # The figure has the points and the ranges of the table.
