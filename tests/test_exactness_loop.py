@@ -49,7 +49,7 @@ def _drafter(name: str, gamma: int, sampling=laws.Sampling()):
     )
     return drafter, DRAFTER_PARAMS
   drafter = {
-    'prompt_lookup': lambda: drafters.prompt_lookup(gamma=gamma),
+    'prompt_lookup': lambda: drafters.prompt_lookup(gamma=gamma, min_ngram=1),
     'unigram': lambda: drafters.ngram(
       _table(1), gamma=gamma, logits_to_probs=to_probs
     ),

@@ -42,7 +42,7 @@ CASES = [
 
 def make_drafter(name: str, way: str):
   if name == 'prompt_lookup':
-    return drafters.prompt_lookup(gamma=3)
+    return drafters.prompt_lookup(gamma=3, min_ngram=1)
   if name == 'uniform':
     return drafters.uniform(gamma=2, vocab_size=V)
   return drafters.autoregressive(TARGET, gamma=3, logits_to_probs=WAYS[way])

@@ -142,7 +142,10 @@ def test_log_probs_are_the_targets_own(name):
   """Before temperature and top-k, teacher-forced, 0 for the prompt."""
   target, params = MODELS[name]
   output = speculate(
-    target, Params(params), drafters.prompt_lookup(gamma=3), _prompt(1)
+    target,
+    Params(params),
+    drafters.prompt_lookup(gamma=3, min_ngram=1),
+    _prompt(1),
   )
   tokens = np.asarray(output.tokens)
   start = target.init(params, toy.prompt([[0]] * 5), 24)
@@ -337,7 +340,12 @@ def test_nan_in_the_drafter_stops_the_row_and_commits_nothing():
 def test_nan_everywhere_commits_nothing_at_all():
   bad = jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), LLAMA_PARAMS)
   for output in (
-    speculate(LLAMA, Params(bad), drafters.prompt_lookup(gamma=2), _prompt(1)),
+    speculate(
+      LLAMA,
+      Params(bad),
+      drafters.prompt_lookup(gamma=2, min_ngram=1),
+      _prompt(1),
+    ),
     plain(LLAMA, Params(bad), _prompt(1), to_probs=SAMPLED),
   ):
     assert output.has_nan.all()
@@ -381,7 +389,7 @@ def _fails(message: str, *, max_len=24, drafter=None, prompt=None):
     speculate(
       TARGET,
       Params(TARGET_PARAMS),
-      drafter or drafters.prompt_lookup(gamma=3),
+      drafter or drafters.prompt_lookup(gamma=3, min_ngram=1),
       prompt or _prompt(1),
       max_len=max_len,
     )
@@ -401,7 +409,7 @@ def test_static_mistakes_are_named_with_their_numbers():
   )
   _fails(
     'declares gamma 4 and proposes 3 tokens',
-    drafter=drafters.prompt_lookup(gamma=3)._replace(gamma=4),
+    drafter=drafters.prompt_lookup(gamma=3, min_ngram=1)._replace(gamma=4),
   )
 
 

@@ -73,7 +73,7 @@ def compiled_plain(max_len):
 @functools.cache
 def compiled_speculative(max_len, temperature=0.0, may_abstain=True):
   loaded = model()
-  drafter = drafters.prompt_lookup(gamma=4, max_ngram=3)
+  drafter = drafters.prompt_lookup(gamma=4, max_ngram=3, min_ngram=1)
 
   @jax.jit
   def generate(params, prompt):

@@ -12,7 +12,7 @@ from specdec_jax.drafters.stateless import check_gamma
 
 
 def prompt_lookup(
-  *, gamma: int, max_ngram: int = 3, min_ngram: int = 1
+  *, gamma: int, max_ngram: int = 3, min_ngram: int | None = None
 ) -> Drafter:
   """Copies what followed an earlier occurrence of the last tokens.
 
@@ -20,20 +20,23 @@ def prompt_lookup(
   earlier is continued; of several occurrences the one with the most to copy, up
   to gamma, and of those the latest. What an encoder reads, the prompt of an
   encoder-decoder, counts as earlier text. It runs on the device, has no
-  weights, and proposes nothing where nothing matches. Its law is one-hot and
-  never materialised.
+  weights, and proposes nothing where nothing matches. Its distribution is
+  one-hot and never materialised.
 
   Args:
-    gamma: tokens an iteration at most.
+    gamma: tokens per iteration, at most.
     max_ngram: longest suffix that is looked up; each token of it takes a pass
       over the context.
-    min_ngram: shortest suffix that is trusted.
+    min_ngram: shortest suffix that is trusted; None for 2, or for `max_ngram`
+      if that is less: what follows one token alone is seldom what follows now.
 
   Raises:
     ValueError: if `gamma` or an n-gram length is less than 1, or
       `min_ngram` exceeds `max_ngram`.
   """
   check_gamma(gamma)
+  if min_ngram is None:
+    min_ngram = min(2, max_ngram)
   if not 1 <= min_ngram <= max_ngram:
     raise ValueError(
       'n-gram lengths must satisfy 1 <= min_ngram <= max_ngram, got '

@@ -82,7 +82,7 @@ def _spec_drafter(gamma: int) -> Drafter:
 _toy_params = lambda: toy.toy_params(VOCAB_SIZE, seed=3)
 ROWS = {
   'prompt_lookup': Row(
-    lambda gamma: drafters.prompt_lookup(gamma=gamma),
+    lambda gamma: drafters.prompt_lookup(gamma=gamma, min_ngram=1),
     is_one_hot=True,
     has_constant_length=False,
   ),

@@ -20,7 +20,7 @@ PARAMS = Params(
 )
 DRAFTERS = {
   'model': drafters.autoregressive(TARGET, gamma=1, logits_to_probs=TO_PROBS),
-  'prompt_lookup': drafters.prompt_lookup(gamma=1),
+  'prompt_lookup': drafters.prompt_lookup(gamma=1, min_ngram=1),
 }
 
 
@@ -154,7 +154,7 @@ def test_more_than_one_token_at_a_time_is_refused():
       jax.random.key(0),
       [],
       target=TARGET,
-      drafters=[drafters.prompt_lookup(gamma=3)],
+      drafters=[drafters.prompt_lookup(gamma=3, min_ngram=1)],
       logits_to_probs=TO_PROBS,
       max_len=1,
       num_tokens=1,

@@ -67,7 +67,7 @@ def _functions(name, verify_fn, temperature):
   if name == 'model':
     drafter = drafters.autoregressive(_MODEL, gamma=GAMMA, logits_to_probs=_LAW)
   else:
-    drafter = drafters.prompt_lookup(gamma=GAMMA, max_ngram=2)
+    drafter = drafters.prompt_lookup(gamma=GAMMA, max_ngram=2, min_ngram=1)
   init = functools.partial(
     speculative.init, target=_MODEL, drafter=drafter, max_len=MAX_LEN
   )
