@@ -213,7 +213,10 @@ class DraftModel:
       )
     else:
       drafter = drafters.autoregressive(
-        model, gamma=self.gamma, logits_to_probs=sampled
+        model,
+        gamma=self.gamma,
+        logits_to_probs=sampled,
+        is_argmax=target.sampling.is_greedy,
       )
     return Drafting(drafter=drafter, model=self.model, config=config)
 
