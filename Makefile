@@ -86,11 +86,13 @@ $(CORPUS)/manifest.json: | $(VENV)/tables.done
 # long, is compiled as users compile; all else as quickly as can be.
 # FEWER='not slow' leaves out what is marked slow.
 TWO := -n 2 --dist worksteal
+OPTIMIZED = $(shell grep -rl 'mark\.optimized' tests --include='test_*.py')
 
 test: $(VENV)/dev.done
 	$(BIN)/python -m pytest $(TWO) --quick \
 	  -m 'not notebooks and not optimized$(if $(FEWER), and $(FEWER))'
-	$(BIN)/python -m pytest $(TWO) -m 'optimized$(if $(FEWER), and $(FEWER))'
+	$(BIN)/python -m pytest $(TWO) -m 'optimized$(if $(FEWER), and $(FEWER))' \
+	  $(OPTIMIZED)
 
 # What users may set for a whole process.
 EXACTNESS := tests/test_exactness_rules.py tests/test_exactness_controls.py \

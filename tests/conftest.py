@@ -30,13 +30,15 @@ def pytest_configure(config):
   gc.set_threshold(200_000, 50, 100)
   config.addinivalue_line('filterwarnings', 'error')
   # Compiling is most of the work: what one worker compiled, the others read,
-  # and so does the next run. A file that is being written cannot be read yet.
+  # and so do the commands, other processes and the next run. A file that is
+  # being written cannot be read yet.
   config.addinivalue_line(
     'filterwarnings', 'ignore:Error reading persistent compilation cache'
   )
   # Without pytest's cache (`-p no:cacheprovider`) nothing is kept.
   if cache := getattr(config, 'cache', None):
-    jax.config.update('jax_compilation_cache_dir', str(cache.mkdir('compiled')))
+    folder = str(pathlib.Path(cache.mkdir('specdec_jax'), 'compiled'))
+    jax.config.update('jax_compilation_cache_dir', folder)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   if config.option.quick:
     jax.config.update('jax_disable_most_optimizations', True)
@@ -63,8 +65,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 # A process can map 65,530 pieces of memory on Linux, and a compiled program
-# takes about nine of them: thousands of programs end in an abort.
-_MANY_MAPS = 20_000
+# takes about nine of them: thousands of programs end in an abort. A file of
+# tests needs some 5,000; forgetting all programs takes seconds.
+_MANY_MAPS = 40_000
 
 
 def pytest_runtest_teardown(item, nextitem):

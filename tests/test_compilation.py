@@ -52,6 +52,19 @@ def prompt_of(batch_size: int):
   return toy.prompt([[1, 2, 3]] * batch_size)
 
 
+def optimized_hlo(compiled, *args) -> str:
+  """What users' programs are, as XLA's instructions.
+
+  These are the same without LLVM's optimizations, which come after them and
+  take longer than all before.
+  """
+  options = {
+    'xla_backend_optimization_level': 0,
+    'xla_llvm_disable_expensive_passes': True,
+  }
+  return compiled.lower(*args).compile(compiler_options=options).as_text()
+
+
 def compiled_loop(drafter, rule, batch_size: int) -> str:
   """The optimised HLO of the loop alone, after the prefill."""
   params = Params(weights(), weights())
@@ -70,7 +83,7 @@ def compiled_loop(drafter, rule, batch_size: int) -> str:
     logits_to_probs=SAMPLED,
     eos_id=0,
   )
-  return jax.jit(run).lower(params, state).compile().as_text()
+  return optimized_hlo(jax.jit(run), params, state)
 
 
 def computations(hlo: str) -> dict[str, list[str]]:
@@ -191,6 +204,15 @@ def test_one_trace_a_shape():
   assert num_traces == 2
 
 
+def test_instructions_are_those_that_users_run():
+  draw = jax.jit(lambda key, x: SAMPLED(x)[0] + jax.random.normal(key, (V,)))
+  args = jax.random.key(0), jnp.ones((2, V))
+  full = draw.lower(*args).compile().as_text()
+  without_name = lambda hlo: hlo.partition('\n')[2]
+  assert 'fusion' in full
+  assert without_name(optimized_hlo(draw, *args)) == without_name(full)
+
+
 def test_plain_loop_copies_no_cache():
   target = toy.families.language_model(CONFIG)
   params = Params(weights())
@@ -204,7 +226,7 @@ def test_plain_loop_copies_no_cache():
   run = functools.partial(
     autoregressive.run, target=target, logits_to_probs=SAMPLED, eos_id=0
   )
-  hlo = jax.jit(run).lower(params, state).compile().as_text()
+  hlo = optimized_hlo(jax.jit(run), params, state)
   size = CONFIG.num_kv_heads * (MAX_LEN + 1) * CONFIG.head_dim
   assert cache_copies(in_loops(hlo), size) == []
 

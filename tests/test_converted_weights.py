@@ -17,7 +17,7 @@ from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
 from specdec_jax.models import families, layers
 from tests import toy, toy_t5
-from tests.test_compilation import in_loops
+from tests.test_compilation import in_loops, optimized_hlo
 
 pytestmark = pytest.mark.optimized
 
@@ -73,7 +73,7 @@ def converted_weights(name: str, drafter: str, params) -> list[str]:
     logits_to_probs=GREEDY,
     eos_id=1,
   )
-  hlo = jax.jit(run).lower(both, state).compile().as_text()
+  hlo = optimized_hlo(jax.jit(run), both, state)
   # A lookup converts the rows that it takes, in the fusion that takes them.
   kernels = {
     leaf.shape

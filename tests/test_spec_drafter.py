@@ -213,7 +213,7 @@ def test_no_cache_is_copied_in_the_loop(batch_size):
     logits_to_probs=logits.standardize(),
     eos_id=1,
   )
-  hlo = jax.jit(run).lower(params, state).compile().as_text()
+  hlo = test_compilation.optimized_hlo(jax.jit(run), params, state)
   lines = test_compilation.in_loops(hlo)
   assert sum('dynamic-update-slice' in line for line in lines) >= 2
   # Heads x positions x size of a head, of either side.

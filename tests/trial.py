@@ -86,15 +86,13 @@ def run(
   vocab_size = trial.target.vocab_size
   counts = np.zeros((num_prompts, (vocab_size + 1) ** trial.width), int)
   per_batch = []
+  once = toy.prompt(
+    trial.prompts, max_lengths=limits, encoder_rows=trial.encoder_rows
+  )
+  prompts = jax.tree.map(lambda x: np.asarray(x)[which], once)
   for start in range(0, num_decodes, batch_size):
-    prompt = toy.prompt(
-      [list(trial.prompts[i]) for i in which],
-      row_ids=start + np.arange(batch_size),
-      max_lengths=[limits[i] for i in which],
-      encoder_rows=trial.encoder_rows
-      and [list(trial.encoder_rows[i]) for i in which],
-    )
-    output = decode(trial.params, rng_key, prompt)
+    row_ids = np.arange(start, start + batch_size, dtype=np.int32)
+    output = decode(trial.params, rng_key, prompts.replace(row_ids=row_ids))
     counts += _count(trial, which, output)
     per_batch.append(jax.tree.map(np.asarray, output.statistics))
   exact = np.stack([_law(trial, i) for i in range(num_prompts)])

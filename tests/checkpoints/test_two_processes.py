@@ -1,7 +1,5 @@
 """A process of several reads the slices of its own devices and no others."""
 
-import os
-import pathlib
 import socket
 import subprocess
 import sys
@@ -10,8 +8,7 @@ import jax.numpy as jnp
 
 from specdec_jax.checkpoints import t5x
 from specdec_jax.checkpoints.t5x import legacy
-
-ROOT = pathlib.Path(__file__).parent.parent.parent
+from tests import children
 
 # Prints the rows of an array that this process holds.
 WORKER = """
@@ -37,10 +34,8 @@ def test_chunks_of_other_processes_are_not_needed(tmp_path, monkeypatch):
   with socket.socket() as sock:
     sock.bind(('localhost', 0))
     address = f'localhost:{sock.getsockname()[1]}'
-  environment = os.environ | {
-    'PYTHONPATH': str(ROOT),
-    'XLA_FLAGS': '--xla_force_host_platform_device_count=4',
-    'JAX_CPU_COLLECTIVES_IMPLEMENTATION': 'gloo',
+  environment = children.environment(num_devices=4) | {
+    'JAX_CPU_COLLECTIVES_IMPLEMENTATION': 'gloo'
   }
   workers = []
   for index in range(2):

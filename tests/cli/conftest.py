@@ -1,4 +1,4 @@
-"""Tiny models, made once, and a compilation cache that nobody else sees."""
+"""Tiny models, made once, and where commands keep what they compile."""
 
 import jax
 import pytest
@@ -13,12 +13,15 @@ from tests.cli import tiny
 
 
 @pytest.fixture(scope='session')
-def cache_home(tmp_path_factory):
+def cache_home(request, tmp_path_factory):
+  """Where the commands' `specdec_jax/compiled` is that of all tests, too."""
+  if cache := getattr(request.config, 'cache', None):
+    return cache.mkdir('specdec_jax').parent
   return tmp_path_factory.mktemp('cache')
 
 
 @pytest.fixture(autouse=True)
-def _own_compilation_cache(cache_home, monkeypatch):
+def _compilation_cache(cache_home, monkeypatch):
   """The command turns the cache on for the whole process."""
   folder, seconds, is_hasty = (
     'jax_compilation_cache_dir',
@@ -68,3 +71,20 @@ def prompts_file(tmp_path):
 def run(capfd):
   """Runs the command: `run('generate', ...)`."""
   return lambda *argv: tiny.run(capfd, *argv)
+
+
+@pytest.fixture
+def generate(run, model, prompts_file):
+  """Runs `generate`, on the tiny model and eight prompts unless told otherwise,
+  where nothing should go wrong."""
+
+  def call(*options, **changes):
+    usual = {'--model': model, '--max_new_tokens': 8} | changes
+    if '--prompt' not in options:
+      usual |= {'--prompts': prompts_file}
+    result = run('generate', *(each for item in usual.items() for each in item),
+                 *options)  # fmt: skip
+    assert (result.status, result.err) == (0, ''), result
+    return result
+
+  return call

@@ -23,20 +23,6 @@ _PLAIN: list[dict] = []
 
 
 @pytest.fixture
-def generate(run, model, prompts_file):
-  def call(*options, **changes):
-    usual = {'--model': model, '--max_new_tokens': 8} | changes
-    if '--prompt' not in options:
-      usual |= {'--prompts': prompts_file}
-    result = run('generate', *(each for item in usual.items() for each in item),
-                 *options)  # fmt: skip
-    assert (result.status, result.err) == (0, ''), result
-    return result
-
-  return call
-
-
-@pytest.fixture
 def plain(generate):
   """What every drafter has to give: decoded once, row by row."""
   if not _PLAIN:

@@ -1,6 +1,5 @@
 """`specdec infer` as processes: killed and restarted, and two together."""
 
-import os
 import pathlib
 import random
 import signal
@@ -15,8 +14,9 @@ pytest.importorskip('gin')
 pytest.importorskip('sentencepiece')
 pytest.importorskip('tensorstore')
 
+from tests import children
 from tests.cli import infer_runs, tiny
-from tests.cli.infer_runs import ROOT, argv, predictions, result
+from tests.cli.infer_runs import argv, predictions, result
 
 NUM_EXAMPLES = 160
 
@@ -34,21 +34,14 @@ def t5(tmp_path_factory):
 
 
 @pytest.fixture
-def start(cache_home):
+def start():
   """Starts the command; what is still running at the end is killed."""
   started = []
 
   def call(*flags, num_devices=1):
-    environment = os.environ | {
-      'PYTHONPATH': str(ROOT),
-      'XDG_CACHE_HOME': str(cache_home),
-      'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
-      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-      'XLA_FLAGS': f'--xla_force_host_platform_device_count={num_devices}',
-    }
     process = subprocess.Popen(
       [sys.executable, '-m', 'specdec_jax', *flags],
-      env=environment,
+      env=children.environment(num_devices),
       stdin=subprocess.DEVNULL,
       stdout=subprocess.DEVNULL,
       stderr=subprocess.PIPE,
@@ -107,7 +100,8 @@ def test_a_run_killed_three_times_ends_in_the_same_bytes(
 
 IMPATIENT = """
 import sys
-from specdec_jax.cli import main, processes
+from specdec_jax.cli import main
+from specdec_jax.launch import processes
 processes._JOIN_SECONDS = int(sys.argv[1])
 processes._NOTICE_SECONDS = 0.2
 sys.exit(main.main(sys.argv[2:]))
@@ -130,7 +124,7 @@ def test_processes_that_nobody_joins(tmp_path):
           f'--coordinator_address=localhost:{at}',
           f'--process_index={index}',
         ],
-        env=os.environ | {'PYTHONPATH': str(ROOT), 'XLA_FLAGS': ''},
+        env=children.environment(),
         stderr=subprocess.PIPE,
         text=True,
       )
@@ -178,10 +172,12 @@ def test_two_processes_on_one_shard(start, run, t5, task, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_of_four_devices_decode_what_one_does(
-  start, t5, task, tmp_path
+  start, t5, tmp_path
 ):
   """Data and model axes of 4 x 2, each across both processes in part; the first
   process writes."""
+  task = tmp_path / 'task.jsonl'
+  infer_runs.write_task(task, 5 * infer_runs.BATCH_SIZE)
   one, two = tmp_path / 'one', tmp_path / 'two'
   whole = {'infer__checkpoint_period': 100}
   finish(start(*argv(t5, task, one, **whole)))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import pty
 import select
 import signal
@@ -13,21 +12,15 @@ import time
 import pytest
 
 from specdec_jax.trace import storage
+from tests import children
 from tests.cli.tiny import without_styles
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture
-def environment(cache_home):
-  path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
-  return os.environ | {
-    'PYTHONPATH': path,
+def environment():
+  return children.environment() | {
     'PYTHONWARNINGS': 'error',
-    'XDG_CACHE_HOME': str(cache_home),
     'TERM': 'xterm-256color',
-    'XLA_FLAGS': '',
-    'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
   }
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 
 import pytest
 
@@ -22,7 +21,11 @@ def _weights():
     pytest.skip(str(error))
 
 
-def test_drafts_save_runs_and_a_second_run_compiles_nothing(run, cache_home):
+def test_drafts_save_runs_and_a_second_run_compiles_nothing(
+  run, tmp_path, monkeypatch
+):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+
   def answer():
     usual = ('--chat', '--prompt', QUESTION, '--max_new_tokens', '24')
     result = run('generate', *usual, '--json', '-')
@@ -30,7 +33,7 @@ def test_drafts_save_runs_and_a_second_run_compiles_nothing(run, cache_home):
     return json.loads(result.out)
 
   def compiled():
-    folder = pathlib.Path(cache_home) / 'specdec_jax' / 'compiled'
+    folder = tmp_path / 'specdec_jax' / 'compiled'
     return {name for name in os.listdir(folder) if name.endswith('-cache')}
 
   drafted = answer()

@@ -63,15 +63,9 @@ def test_the_first_occurrence_in_random_texts(vocabulary):
 
 
 @pytest.fixture
-def generate(run, model, prompts_file):
-  def call(*options):
-    usual = ('--model', model, '--prompts', prompts_file, '--json', '-')
-    limit = ('--max_new_tokens', NUM_TOKENS)
-    result = run('generate', *usual, *limit, *options)
-    assert (result.status, result.err) == (0, ''), result
-    return result.records()
-
-  return call
+def generate(generate):
+  limit = {'--max_new_tokens': NUM_TOKENS}
+  return lambda *options: generate('--json', '-', *options, **limit).records()
 
 
 def cut_by_hand(records, stops):

@@ -1,8 +1,6 @@
 """Two processes train as one process does on the same mesh."""
 
 import json
-import os
-import pathlib
 import socket
 import subprocess
 import sys
@@ -13,10 +11,8 @@ import numpy as np
 from specdec_jax.data import datasets
 from specdec_jax.sharding import mesh as meshes
 from specdec_jax.training import distillation, loop, optimizers, train_step
-from tests import toy_t5
+from tests import children, toy_t5
 from tests.training import tiny_runs
-
-ROOT = pathlib.Path(__file__).parent.parent.parent
 
 WORKER = """
 import json, pathlib, sys
@@ -75,13 +71,8 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
   two = tmp_path / 'two'
   two.mkdir()
   (two / 'tokens').symlink_to(tmp_path / 'tokens')
-  environment = os.environ | {
-    'PYTHONPATH': str(ROOT),
-    'XLA_FLAGS': '--xla_force_host_platform_device_count=1',
-    'JAX_CPU_COLLECTIVES_IMPLEMENTATION': 'gloo',
-    'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
-    'JAX_COMPILATION_CACHE_DIR': jax.config.jax_compilation_cache_dir or '',
-    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+  environment = children.environment() | {
+    'JAX_CPU_COLLECTIVES_IMPLEMENTATION': 'gloo'
   }
   workers = [
     subprocess.Popen(

@@ -1,0 +1,25 @@
+"""Processes that tests start: they compile as quickly as the tests do, and
+read what these have compiled."""
+
+import os
+import pathlib
+import re
+
+import jax
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def environment(num_devices: int = 1) -> dict[str, str]:
+  """This process's environment, for one that sees `num_devices` devices."""
+  flags = re.sub(
+    r'(?<=platform_device_count=)\d+', str(num_devices), os.environ['XLA_FLAGS']
+  )
+  path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
+  return os.environ | {
+    'PYTHONPATH': path,
+    'XLA_FLAGS': flags,
+    'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
+    'JAX_COMPILATION_CACHE_DIR': jax.config.jax_compilation_cache_dir or '',
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+  }
