@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specdec_jax.checkpoints import model_file
+from specdec_jax.checkpoints import model_file, pretrained
 
 _ROOT = Path(__file__).parent.parent
 _DOCS = _ROOT / 'docs'
@@ -15,10 +15,8 @@ _BLOCK = re.compile(r'^```python\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 _links = SimpleNamespace(**runpy.run_path(str(_DOCS / 'site' / 'links.py')))
 
 
-@pytest.mark.parametrize(
-  'name', ['notation.md', 'new_drafter.md', 'new_verifier.md']
-)
-def test_code_in_docs_runs(name):
+def run(name):
+  """Runs the Python of a page, block after block."""
   text = (_DOCS / name).read_text(encoding='utf-8')
   blocks = list(_BLOCK.finditer(text))
   assert blocks, f'{name} has no Python to run'
@@ -28,6 +26,29 @@ def test_code_in_docs_runs(name):
     start = text.count('\n', 0, block.start(1))
     source = '\n' * start + block.group(1)
     exec(compile(source, str(_DOCS / name), 'exec'), namespace)
+
+
+@pytest.mark.parametrize(
+  'name', ['notation.md', 'new_drafter.md', 'new_verifier.md']
+)
+def test_code_in_docs_runs(name):
+  run(name)
+
+
+@pytest.mark.smollm2
+@pytest.mark.slow
+def test_python_at_both_levels(capsys):
+  pytest.importorskip('gguf')
+  try:
+    pretrained.packaged_file('smollm2-135m')
+  except ValueError as error:
+    pytest.skip(str(error))
+  run('python.md')
+  shown = capsys.readouterr().out
+  assert 'River' in shown  # The first example of the README.
+  assert "{'tokens': 6, 'target_runs': 2," in shown
+  assert 'Eine Bibliothek zum Lesen von komprimierten Archiven.' in shown
+  assert 'A library for' in shown
 
 
 def test_the_sizes_in_docs_can_be_read(tmp_path):
