@@ -18,7 +18,7 @@ Features = Mapping[str, np.ndarray]
 class Dataset(NamedTuple):
   """Training and validation examples.
 
-  Every process has all rows of a batch; `placement.place_batch` keeps those of
+  Every process has all rows of a batch; `mesh.place_batch` keeps those of
   the process's own devices. What a batch holds therefore depends on its
   position alone, not on the mesh or the number of processes.
 

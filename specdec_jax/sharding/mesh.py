@@ -7,13 +7,15 @@ where the hardware's links are short.
 
 import collections
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from specdec_jax.base import Array
 from specdec_jax.sharding import rules
 
 # One model replica's default share of a TPU slice, in chips (in cores on v2
@@ -164,6 +166,46 @@ def parameter_shardings(mesh: Mesh, params: Any) -> Any:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
   """Rows split over `data`; further axes whole."""
   return NamedSharding(mesh, rules.partition_spec(('batch',)))
+
+
+def place_batch(batch: Mapping[str, np.ndarray]) -> dict[str, Array]:
+  """A batch as global arrays, split over the `data` axis of the mesh that is
+  set (`jax.set_mesh`), if any.
+
+  Every process gives the whole batch, and each of its devices takes the rows of
+  its own place on the mesh: devices that share a copy of the model take the
+  same rows, even where they belong to different processes.
+
+  Args:
+    batch: features of all rows, `[B, ...]`.
+
+  Raises:
+    ValueError: if the rows do not divide over the data-parallel devices.
+  """
+  mesh = jax.sharding.get_mesh()
+  if mesh.empty:
+    return {name: jnp.asarray(x) for name, x in batch.items()}
+  sharding = batch_sharding(mesh)
+  placed: dict[str, Array] = {}
+  for name, x in batch.items():
+    check_divides(mesh, {}, batch_size=len(x))
+    placed[name] = jax.make_array_from_callback(
+      x.shape, sharding, x.__getitem__
+    )
+  return placed
+
+
+def fetch(arrays: Any) -> Any:
+  """A tree of arrays in numpy, whole in every process."""
+
+  def whole(x: Array) -> np.ndarray:
+    if x.is_fully_addressable:
+      return np.asarray(x)
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(x, tiled=True)
+
+  return jax.tree.map(whole, arrays)
 
 
 def shard(mesh: Mesh, params: Any) -> Any:

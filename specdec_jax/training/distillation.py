@@ -26,8 +26,9 @@ from specdec_jax.decoding import autoregressive
 from specdec_jax.files import replacing
 from specdec_jax.models import families
 from specdec_jax.models.t5 import T5Config
+from specdec_jax.sharding import mesh as meshes
 from specdec_jax.text import prompts
-from specdec_jax.training import losses, placement
+from specdec_jax.training import losses
 from specdec_jax.training.losses import LossSums
 from specdec_jax.training.train_step import Batch, LossFn, teacher_forced_logits
 
@@ -140,7 +141,7 @@ def rewrite_targets(
     output = generate(base.Params(params), jax.random.key(seed), prompt)
     if output.has_nan.any():
       raise ValueError('the logits of the model are NaN')
-    rows, lengths = placement.fetch((output.tokens, output.lengths))
+    rows, lengths = meshes.fetch((output.tokens, output.lengths))
     for row, i in enumerate(chosen):
       written[int(i)] = rows[row, 1 : lengths[row]]
     report(len(chosen))

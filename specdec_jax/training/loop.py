@@ -16,7 +16,8 @@ from specdec_jax.data.datasets import Dataset
 from specdec_jax.models import families
 from specdec_jax.models.families import DrafterConfig
 from specdec_jax.models.t5 import T5Config
-from specdec_jax.training import placement, run_checkpoints, train_step
+from specdec_jax.sharding import mesh as meshes
+from specdec_jax.training import run_checkpoints, train_step
 from specdec_jax.training.run_checkpoints import Checkpoints, Run
 from specdec_jax.training.train_step import LossFn, TrainState
 
@@ -116,7 +117,7 @@ def train(
   with run_checkpoints.open_run(
     model_dir, config, keep=schedule.keep
   ) as checkpoints:
-    run = placement.place_run(
+    run = run_checkpoints.place_run(
       new_run(config, optimizer, seed=seed, params=initial_params), optimizer
     )
     if restored := checkpoints.restore_newest(run, say):
@@ -209,7 +210,7 @@ def _train_from(
     started = time.perf_counter()
     if dataset.prepare is not None:
       dataset.prepare(position, state.params)
-    batch = placement.place_batch(dataset.batch(position))
+    batch = meshes.place_batch(dataset.batch(position))
     state, metrics = step_fn(state, run.rng_key, batch)
     metrics = {name: float(value) for name, value in metrics.items()}
     step, position = step + 1, position + 1
@@ -232,7 +233,7 @@ def validate(
   nats = num_correct = weight = 0.0
   assert dataset.validation is not None
   for batch in dataset.validation():
-    sums = evaluate(params, placement.place_batch(batch))
+    sums = evaluate(params, meshes.place_batch(batch))
     nats += float(sums.nats)
     num_correct += float(sums.num_correct)
     weight += float(sums.weight)

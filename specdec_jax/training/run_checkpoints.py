@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from specdec_jax import base
 from specdec_jax.base import Array
@@ -20,6 +21,7 @@ from specdec_jax.files.local_path import local_path
 from specdec_jax.files.one_writer import one_writer
 from specdec_jax.models.families import DrafterConfig
 from specdec_jax.models.t5 import T5Config
+from specdec_jax.sharding import mesh as meshes
 from specdec_jax.training.train_step import TrainState
 
 _FOLDER = 'checkpoints'
@@ -38,6 +40,42 @@ class Run:
   state: TrainState
   position: Array
   rng_key: Array
+
+
+def place_run(run: Run, optimizer: Any) -> Run:
+  """A run over the mesh that is set, if any: parameters as `sharding.rules`
+  says, the optimiser's arrays of the same shapes beside them, everything else
+  whole on every device."""
+  mesh = jax.sharding.get_mesh()
+  if mesh.empty:
+    return run
+  import optax
+
+  params = run.state.params
+  shardings = meshes.parameter_shardings(mesh, params)
+  whole = NamedSharding(mesh, PartitionSpec())
+  opt_state = optax.tree_utils.tree_map_params(
+    optimizer,
+    lambda x, param, sharding: jax.device_put(
+      x, sharding if x.shape == param.shape else whole
+    ),
+    run.state.opt_state,
+    params,
+    shardings,
+    transform_non_params=lambda x: jax.device_put(x, whole),
+  )
+  state = dataclasses.replace(
+    run.state,
+    step=jax.device_put(run.state.step, whole),
+    params=jax.tree.map(jax.device_put, params, shardings),
+    opt_state=opt_state,
+  )
+  return dataclasses.replace(
+    run,
+    state=state,
+    position=jax.device_put(run.position, whole),
+    rng_key=jax.device_put(run.rng_key, whole),
+  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,8 @@ import pytest
 from specdec_jax.checkpoints import loading
 from specdec_jax.cli import main as cli
 from specdec_jax.data import token_files
-from specdec_jax.training import distillation, metrics_log, placement
+from specdec_jax.sharding import mesh as meshes
+from specdec_jax.training import distillation, metrics_log
 from specdec_jax.training import train as train_lib
 from tests.training import tiny_runs
 
@@ -170,7 +171,7 @@ def test_a_killed_run_leaves_the_lines_of_one_that_was_not(folder, monkeypatch):
 
   assert train(folder, 'unbroken', steps=8, bindings=settings) == 0
   assert [line['step'] for line in lines('unbroken')] == [3, 3, 4, 6, 6, 8, 8]
-  place = placement.place_batch
+  place = meshes.place_batch
   for kill_at in (4, 6):
     calls = itertools.count(1)
 
@@ -180,9 +181,9 @@ def test_a_killed_run_leaves_the_lines_of_one_that_was_not(folder, monkeypatch):
       return place(batch)
 
     name = f'killed_{kill_at}'
-    monkeypatch.setattr(placement, 'place_batch', placed)
+    monkeypatch.setattr(meshes, 'place_batch', placed)
     assert train(folder, name, steps=8, bindings=settings) == 130
-    monkeypatch.setattr(placement, 'place_batch', place)
+    monkeypatch.setattr(meshes, 'place_batch', place)
     assert train(folder, name, steps=8, bindings=settings) == 0
     assert lines(name) == lines('unbroken')
 

@@ -11,7 +11,7 @@ import pytest
 from specdec_jax.data import training_batches
 from specdec_jax.models import layers
 from specdec_jax.sharding import mesh as meshes
-from specdec_jax.training import loop, optimizers, placement, train_step
+from specdec_jax.training import loop, optimizers, run_checkpoints, train_step
 from tests.training import tiny_runs
 
 LOSS_FN = train_step.supervised_loss(
@@ -37,9 +37,7 @@ def step(run, batch, **settings):
       train_step.step, loss_fn=LOSS_FN, optimizer=OPTIMIZER, **settings
     )
   )
-  state, metrics = function(
-    run.state, run.rng_key, placement.place_batch(batch)
-  )
+  state, metrics = function(run.state, run.rng_key, meshes.place_batch(batch))
   return jax.tree.map(np.asarray, (state.params, metrics))
 
 
@@ -62,7 +60,7 @@ def test_packed_examples_have_the_loss_of_lone_ones(run):
   def total(max_examples):
     rows = tiny_runs.rows(32, max_examples=max_examples)
     num_rows = training_batches.num_rows(rows)
-    sums = loss_fn(run.state.params, placement.place_batch(rows))
+    sums = loss_fn(run.state.params, meshes.place_batch(rows))
     return num_rows, float(sums.weight), float(sums.loss)
 
   packed_rows, packed_weight, packed_loss = total(None)
@@ -84,7 +82,7 @@ def test_microbatches_divide_the_batch(run, batch, parts):
 
 def test_a_mesh_of_eight_devices_changes_nothing(run, batch, plain):
   with jax.set_mesh(meshes.make(num_partitions=2)):
-    placed = placement.place_run(run, OPTIMIZER)
+    placed = run_checkpoints.place_run(run, OPTIMIZER)
     kernel = placed.state.params['decoder']['logits_dense']['kernel']
     assert kernel.addressable_shards[0].data.shape == (32, 8)
     assert_same(step(placed, batch, num_microbatches=2), plain)
@@ -96,7 +94,7 @@ def test_a_batch_that_a_mesh_cannot_split_is_refused(batch):
     jax.set_mesh(meshes.make(num_partitions=2)),
     pytest.raises(ValueError, match='6 rows does not divide over the 4 data'),
   ):
-    placement.place_batch(few)
+    meshes.place_batch(few)
 
 
 def test_bfloat16_keeps_float32_parameters(run, batch):
@@ -141,7 +139,7 @@ def test_gradients_of_projections_are_those_of_a_product(dtype):
 def test_dropout_depends_on_the_step_alone(run, batch):
   config = dataclasses.replace(tiny_runs.CONFIG, dropout_rate=0.5)
   loss_fn = jax.jit(train_step.supervised_loss(config))
-  batch = placement.place_batch(batch)
+  batch = meshes.place_batch(batch)
   losses = [
     float(
       loss_fn(run.state.params, batch, jax.random.fold_in(run.rng_key, i)).loss
