@@ -149,29 +149,3 @@ def test_acceptance_probability_has_the_expectation_of_acceptance():
   deviation = np.sqrt(rates.alpha * (1 - rates.alpha) / tested)
   assert abs(rates.alpha - rates.mean_accept_prob) < 5 * deviation
   assert 0.1 < rates.alpha < 0.9
-
-
-def _counters() -> statistics.Statistics:
-  return statistics.Statistics(
-    num_tokens=np.array([12, 4]),
-    num_target_runs=np.array([6, 2]),
-    num_short_runs=np.array([1, 0]),
-    num_drafted=np.array([15, 6]),
-    num_tested=np.array([[5, 3], [2, 1]]),
-    num_accepted=np.array([[3, 2], [1, 1]]),
-    accept_prob=np.array([4.4, 2.2]),
-  )
-
-
-def test_rates_have_the_denominators_that_they_name():
-  rates = metrics.rates(_counters())
-  assert rates.alpha == pytest.approx(7 / 11)
-  assert rates.acceptance_per_drafted == pytest.approx(7 / 21)
-  assert rates.block_efficiency == pytest.approx(16 / 8)
-  assert rates.mean_accept_prob == pytest.approx(6.6 / 11)
-  assert rates.row_utilisation == pytest.approx(8 / 12)
-
-
-def test_there_are_no_rates_of_nothing():
-  empty = jax.tree.map(np.asarray, statistics.init(2, 3))
-  assert set(metrics.rates(empty)) == {None}
