@@ -11,8 +11,8 @@ import numpy as np
 
 from specdec_jax import arrays
 from specdec_jax.base import Array, LanguageModel, Prompt, value
-from specdec_jax.models import families, kv_cache
-from specdec_jax.models.llama import Llama, LlamaConfig
+from specdec_jax.models import families
+from specdec_jax.models.llama import LlamaConfig
 
 
 @value
@@ -86,20 +86,6 @@ def llama_config(vocab_size: int, *, num_layers: int = 2, **sizes):
 
 def llama_params(config: LlamaConfig, *, seed: int, scale: float = 1.5):
   """Random weights, the last projection scaled to peaked laws."""
-  cache = kv_cache.init(
-    batch_size=1,
-    num_layers=config.num_layers,
-    num_heads=config.num_kv_heads,
-    capacity=2,
-    head_dim=config.head_dim,
-    dtype=config.dtype,
-  )
-  shapes = jax.eval_shape(
-    Llama(config).init,
-    jax.random.key(0),
-    jnp.zeros((1, 1), jnp.int32),
-    cache,
-  )
   rng = np.random.default_rng(seed)
 
   def draw(path, leaf):
@@ -111,7 +97,9 @@ def llama_params(config: LlamaConfig, *, seed: int, scale: float = 1.5):
       values = rng.normal(size=leaf.shape) / np.sqrt(fan_in)
     return jnp.asarray(values * (scale if 'logits' in name else 1), leaf.dtype)
 
-  return jax.tree_util.tree_map_with_path(draw, shapes['params'])
+  return jax.tree_util.tree_map_with_path(
+    draw, families.param_shapes(config, jnp.float32)
+  )
 
 
 def llama(vocab_size: int, **sizes) -> LanguageModel:

@@ -37,7 +37,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-  """The buffers that examples are put into.
+  """The sizes of prompts made of examples.
 
   Attributes:
     config: sizes of the target.
@@ -62,11 +62,11 @@ class Layout:
 
 
 def check_lengths(config: Config, lengths: Any) -> dict[str, int]:
-  """The lengths of TASK_FEATURE_LENGTHS, checked.
+  """TASK_FEATURE_LENGTHS, checked.
 
   Raises:
-    ValueError: if one is missing or no positive integer, or the model's
-      context is too short for both.
+    ValueError: if one is missing or not a positive integer, or both exceed the
+      model's context.
   """
   if not isinstance(lengths, Mapping) or set(lengths) != set(FEATURES):
     raise ValueError(
@@ -92,7 +92,7 @@ def encode(
   `num_shards`.
 
   Raises:
-    ValueError: if an example has no tokens, or ones that the model has not.
+    ValueError: if an example has no tokens, or tokens unknown to the model.
   """
   for index, example in enumerate(task.read()):
     if index % num_shards == shard_id:
@@ -103,10 +103,10 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
   """One example in tokens; raises as `encode` does."""
   ids = example.input_ids
   if ids is None:
-    # T5's encoder reads EOS; a text to continue has none.
-    add_special = families.of(layout.config).adds_special_tokens(layout.config)
+    family = families.of(layout.config)
     encoded = layout.vocabulary.encode(
-      example.inputs, add_special_tokens=add_special
+      example.inputs,
+      add_special_tokens=family.adds_special_tokens(layout.config),
     )
     ids = tuple(encoded)
   elif not layout.is_encoder_decoder and ids[-1:] == layout.vocabulary.eos_ids:
@@ -120,9 +120,9 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
     raise ValueError(f'example {index + 1} is empty: it has no tokens')
   num_cut = max(0, len(ids) - layout.inputs_length)
   if num_cut:
-    # A task that brings its tokens has preprocessors that decide on EOS, and
-    # T5X trims whatever they leave. A text is given its EOS after it is
-    # trimmed, as by the `append_eos_after_trim` of T5's own tasks.
+    # Texts keep their EOS when they are trimmed, as with the
+    # `append_eos_after_trim` of T5's own tasks. Of a task that brings tokens,
+    # preprocessors decide on EOS, and T5X trims whatever they leave.
     keeps_end = (
       example.input_ids is None
       and layout.is_encoder_decoder
@@ -134,7 +134,7 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
 
 
 def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
-  """The function that makes one prompt of some rows, in numpy; None fills."""
+  """The function from rows, or None to fill, to a prompt of numpy arrays."""
 
   def pack(rows: Sequence[Row | None]) -> Prompt:
     return prompts.pack(
@@ -149,8 +149,8 @@ def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
 
 
 def digest(rows: Iterable[Row]) -> str:
-  """A name for what the model reads and what is written of some rows; see
-  `output.add_digests`."""
+  """A digest of what the model reads of rows, and of what is written of them;
+  see `output.add_digests`."""
   return output.add_digests(
     hashlib.sha256(
       repr((row.index, row.ids, row.example.fields())).encode()
@@ -188,7 +188,7 @@ def record(row: Row, output: DecodeOutput, layout: Layout) -> dict[str, Any]:
     ),
     'aux': {
       **metrics.row_summary(output.statistics, 0),
-      # Neighbours can change the last bits: not the results, at this precision.
+      # Neighbouring rows can change the last bits, but not these digits.
       'log_prob': round(float(output.log_probs[0, span].sum()), 4),
       'end': 'nan' if output.has_nan[0] else end,
     },

@@ -47,12 +47,12 @@ def attend(
     keys: `[B, H, S, D]`.
     values: `[B, H, S, D]`.
     mask: bool `[B, T, S]`, true where a query may look. A query that may look
-      nowhere looks everywhere alike, and its result means nothing.
+      nowhere averages all values; its result is meaningless but finite.
     scale: multiplies the products of queries and keys.
     bias: float32 `[B or 1, Hq, T, S]` added to the scaled products, or None.
     dropout: applied to the weights `[B, Hq, T, S]` in training, or None.
-    score_dtype: of scores and softmax; another than float32 gives up precision
-      to round as some other implementation does.
+    score_dtype: of scores and softmax; anything but float32 gives up precision
+      to match the rounding of another implementation.
 
   Returns:
     `[B, T, Hq * D]`, heads concatenated, in the queries' dtype.
@@ -81,8 +81,7 @@ def attend(
   if bias is not None:
     bias = bias.astype(score_dtype)
     scores = scores + bias.reshape(bias.shape[0], *scores.shape[1:])
-  # The lowest finite number, not an infinity: a padded row without a single
-  # key would otherwise be a NaN.
+  # The lowest finite number, as infinity would make a row without keys NaN.
   lowest = jnp.finfo(scores.dtype).min
   scores = jnp.where(mask[:, None, None], scores, lowest)
   weights = jax.nn.softmax(scores, axis=-1)

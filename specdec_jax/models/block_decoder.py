@@ -32,13 +32,13 @@ class BlockDecoderConfig:
   Attributes:
     vocab_size: V, that of the target.
     embed_dim: width of the residual stream.
-    num_encoder_layers: many cost little: the encoder runs once a decode.
-    num_decoder_layers: few: the decoder runs once an iteration.
+    num_encoder_layers: cheap: the encoder runs once per decode.
+    num_decoder_layers: costly: the decoder runs once per iteration.
     num_heads: H, of every attention.
     head_dim: D, size of a head.
     mlp_dim: width of the feed-forward.
-    max_positions: rows of the position tables: no source is longer, and no
-      text with its block.
+    max_positions: rows of the position tables, the limit of sources and of
+      texts with their block.
     mlp_activations: of the encoder, as in `T5Config`; the decoder's is GELU
       without a gate.
     relpos_num_buckets: as in `T5Config`, of the encoder.
@@ -64,11 +64,11 @@ class BlockDecoderConfig:
 
 @base.value
 class BlockMemory:
-  """What depends on the source alone, computed once a decode.
+  """What depends on the source alone, computed once per decode.
 
   Attributes:
     copies: `[B, N, embed]`, what a mask at each position is embedded as.
-    cross_keys: one `[B, H, E, D]` array a layer, of the encoder's output.
+    cross_keys: one `[B, H, E, D]` array per layer, of the encoder's output.
     cross_values: like `cross_keys`.
     source_mask: bool `[B, E]`, false for padding.
   """
@@ -80,7 +80,7 @@ class BlockMemory:
 
 
 class BlockLayer(nn.Module):
-  """One post-norm block of the decoder."""
+  """One post-norm layer of the decoder."""
 
   config: T5Config
 
@@ -186,8 +186,8 @@ class BlockDecoder(nn.Module):
     """Fills the block of positions `starts[b]` to `starts[b] + width - 1`.
 
     Args:
-      tokens: int32 `[B, N]`; only those that are known are read.
-      is_known: bool `[B, N]`: the prefix, and what of the block is given away.
+      tokens: int32 `[B, N]`; only known ones are read.
+      is_known: bool `[B, N]`: the prefix, and the revealed part of the block.
       starts: int32 `[B]`.
       memory: of `encode`, with room for N positions at least.
       width: k, at most N.
@@ -220,7 +220,7 @@ class BlockDecoder(nn.Module):
     for i, layer in enumerate(self.layers):
       x = queries = x + positions
       if i + 1 == len(self.layers):
-        # Nobody reads what the last layer would make of the prefix.
+        # The last layer's outputs at the prefix are unused.
         queries = jnp.take_along_axis(x, block[..., None], axis=1, mode='clip')
       to_all = lambda mask, n=queries.shape[1]: jnp.broadcast_to(
         mask[:, None], (mask.shape[0], n, mask.shape[1])
@@ -258,11 +258,11 @@ class BlockDecoder(nn.Module):
   def _copies(
     self, embedded: Array, source_mask: Array, num_positions: int
   ) -> Array:
-    """Means of the source's embeddings, weighted by what a position asks for:
-    `[B, E, embed]` to `[B, N, embed]`.
+    """Attention of N positions to the source's embeddings: `[B, E, embed]` to
+    `[B, N, embed]`.
 
-    The scores are divided by sqrt(embed), which the paper's small initial
-    embeddings can do without and T5's cannot.
+    Unlike in the paper, whose initial embeddings are small, the scores are
+    divided by sqrt(embed): T5's embeddings need it.
     """
     ids = lambda count: jnp.arange(count, dtype=jnp.int32)[None]
     queries = self.copy_query(self.decoder_positions(ids(num_positions)))[0]
@@ -301,8 +301,8 @@ def init_params(config: BlockDecoderConfig, rng_key: Array) -> Any:
 def block_model(config: BlockDecoderConfig) -> BlockModel:
   """The network of a Spec-Drafter; its params are those of `BlockDecoder`.
 
-  Room is made for as many positions as the network has, at most: a decode whose
-  longest text and block need more raises ValueError when it is traced.
+  A decode whose longest text and block exceed the network's positions raises
+  ValueError when it is traced.
   """
   network = BlockDecoder(config)
 

@@ -1,5 +1,5 @@
-"""Heads on a T5's decoder that guess further ahead (Stern et al., arXiv
-1811.03115), and the T5 that leaves them something to read."""
+"""Heads on a T5's decoder that predict further ahead (Stern et al., arXiv
+1811.03115), and the T5 that keeps the hidden states that they read."""
 
 import dataclasses
 from typing import Any
@@ -36,12 +36,12 @@ class BlockHeadsConfig:
 
 @base.value
 class HeadsCache:
-  """A T5's cache, and what its last call computed.
+  """A T5's cache, and the hidden states of its last call.
 
   Attributes:
     t5: the T5's own.
-    hidden: `[B, G+1, embed]`, what the logits of that call's first tokens were
-      made of.
+    hidden: `[B, G+1, embed]`, the inputs of the last projection at that call's
+      first tokens.
     starts: int32 `[B]`, the position of the first of them; -1 before a call.
   """
 
@@ -55,8 +55,8 @@ class HeadsCache:
 
 
 class BlockHeads(nn.Module):
-  """A feed-forward with a residual for each position ahead; what they give goes
-  through the target's own projection."""
+  """A residual feed-forward per position ahead; the target's own projection
+  makes logits of the results."""
 
   config: BlockHeadsConfig
 

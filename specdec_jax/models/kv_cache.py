@@ -20,7 +20,7 @@ class KVCache:
   """The self-attention cache of a decoder.
 
   Attributes:
-    keys: one `[B, H, S, D]` array a layer (H key-value heads, S capacity, D
+    keys: one `[B, H, S, D]` array per layer (H key-value heads, S capacity, D
       head size). Heads come before positions, so that attention contracts the
       cache as it lies.
     values: like `keys`.
@@ -54,50 +54,50 @@ def init(
   )
 
 
-# Unrolling row writes costs compile time by the row.
+# Each unrolled row write costs compile time.
 _MAX_UNROLLED_ROWS = 8
 
 
-def append(buffer: Array, block: Array, lengths: Array) -> Array:
-  """Writes row b of `block` at positions `lengths[b] + t` of `buffer`.
+def append(buffer: Array, new: Array, lengths: Array) -> Array:
+  """Writes row b of `new` at positions `lengths[b] + t` of `buffer`.
 
   Rows are written by one `dynamic_update_slice` each. A scatter makes the TPU
   compiler insert cache-sized layout copies into the decoding loop; a row slice
   makes none, unrolled or in a loop. It clamps its start, so callers keep spare
-  capacity: the decoding loops ask for `max_len + gamma + 1` positions, and rows
-  never start a block beyond `max_len`.
+  capacity: the decoding loops ask for `max_len + gamma + 1` positions and never
+  start to write beyond `max_len`.
 
   Args:
     buffer: `[B, H, S, D]`.
-    block: `[B, H, T, D]`.
+    new: `[B, H, T, D]`.
     lengths: int32 `[B]`, where each row starts to write.
 
   Returns:
-    The buffer `[B, H, S, D]` with the block in it.
+    The buffer `[B, H, S, D]` with the new entries.
 
   Raises:
     ValueError: if T exceeds S.
   """
   capacity = buffer.shape[2]
-  if block.shape[2] > capacity:
+  if new.shape[2] > capacity:
     raise ValueError(
-      f'{block.shape[2]} new positions do not fit in a cache of {capacity}'
+      f'{new.shape[2]} new positions do not fit in a cache of {capacity}'
     )
   by_head = ('batch', 'heads', 'length', 'kv')
   return rules.map_shards(
     _write_rows,
-    (buffer, block.astype(buffer.dtype), lengths),
+    (buffer, new.astype(buffer.dtype), lengths),
     (by_head, by_head, ('batch',)),
   )
 
 
-def _write_rows(buffer: Array, block: Array, lengths: Array) -> Array:
+def _write_rows(buffer: Array, new: Array, lengths: Array) -> Array:
   """`append` on the rows and heads of one device."""
   batch_size = buffer.shape[0]
   zero = jnp.zeros((), lengths.dtype)
 
   def write_row(row, buffer):
-    update = jax.lax.dynamic_slice_in_dim(block, row, 1, axis=0)
+    update = jax.lax.dynamic_slice_in_dim(new, row, 1, axis=0)
     start = (jnp.asarray(row, lengths.dtype), zero, lengths[row], zero)
     return jax.lax.dynamic_update_slice(buffer, update, start)
 
@@ -110,9 +110,9 @@ def _write_rows(buffer: Array, block: Array, lengths: Array) -> Array:
     return jax.lax.fori_loop(0, batch_size, write_row, buffer)
 
   def write_in_opaque_loop(buffer):
-    # XLA's CPU compiler fuses a plain write into what reads it, computes it
-    # twice, and copies the whole cache four times to keep the two apart. It
-    # does not look into a loop, unless it sees that the loop runs just once.
+    # XLA's CPU compiler fuses a plain write into its reader, computes it twice,
+    # and copies the whole cache four times to keep the two apart. A loop stops
+    # it, unless its trip count is known to be one.
     num_rows = jnp.where(lengths[0] >= 0, batch_size, 0)
     return jax.lax.fori_loop(0, num_rows, write_row, buffer)
 

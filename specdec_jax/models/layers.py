@@ -22,8 +22,8 @@ Dtype = jnp.dtype
 def _matmul(x: Array, kernel: Array) -> Array:
   """`x @ kernel` in float32, of `[..., in]` and `[in, out]` of one dtype.
 
-  In training, what comes back is rounded to that dtype, too: products of
-  float32 with bfloat16 take twice the time of bfloat16's own.
+  The backward pass rounds cotangents to that dtype, too: products of float32
+  with bfloat16 take twice the time of bfloat16 alone.
   """
   return jax.lax.dot_general(
     x,
@@ -113,7 +113,7 @@ def _of_one_dtype(
   copy = _FLOAT32 + name
   if x.size > x.shape[-1] or not module.has_variable('params', copy):
     return x.astype(kernel.dtype), kernel
-  # A cast there and back would be dropped, and the row with it depend on
+  # XLA would drop a cast there and back, and a row's logits would depend on
   # whether it is alone.
   info = jnp.finfo(kernel.dtype)
   x = jax.lax.reduce_precision(x.astype(jnp.float32), info.nexp, info.nmant)
@@ -154,16 +154,16 @@ class Embed(nn.Module):
 
 
 def with_cpu_copies(params: Any, *, is_tied: bool) -> Any:
-  """The tree of a model with what a CPU multiplies most quickly beside it.
+  """The tree of a model, with copies of weights that CPUs multiply faster.
 
-  Two things are slow there. Several rows times `[out, in]` take two and a half
-  times as long as `[in, out]`, which is how the embeddings of a tied model lie:
-  they get a transpose. And a single row times bfloat16 is computed in float32
-  from weights that are converted first; XLA moves that out of a plain decoding
-  loop, but not out of a loop in it that may not run, where iterations without
-  a draft would convert every weight each time: kernels get a float32 copy. The
-  encoder's, which never see a single row, get none. Accelerators need neither,
-  and get the tree as it is.
+  Two products are slow on a CPU. Several rows times `[out, in]`, the layout of
+  a tied model's embeddings, take two and a half times as long as `[in, out]`:
+  such embeddings get a transpose. And a single row times bfloat16 is computed
+  in float32 from weights that are converted first. XLA moves the conversion out
+  of a plain decoding loop, but not out of an inner loop that may not run, so
+  iterations without a draft would convert every weight each time: kernels get a
+  float32 copy, except the encoder's, which never see a single row. Accelerators
+  get the tree as it is.
 
   Args:
     params: a tree of `models`, in one dtype.

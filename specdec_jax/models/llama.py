@@ -1,6 +1,6 @@
 """Llama-type decoders (Touvron et al., arXiv 2302.13971), SmolLM2 among them.
 
-Pre-norm blocks of grouped-query attention with rotary positions and a gated
+Pre-norm layers of grouped-query attention with rotary positions and a gated
 SiLU feed-forward. The cache is an explicit argument and result. Parameters are
 named as T5X names those of a decoder-only model.
 """
@@ -25,7 +25,7 @@ class LlamaConfig:
   Attributes:
     vocab_size: V.
     embed_dim: width of the residual stream.
-    num_layers: decoder blocks.
+    num_layers: decoder layers.
     num_heads: query heads.
     num_kv_heads: key-value heads; divides `num_heads`.
     head_dim: size of a head.
@@ -109,7 +109,7 @@ class SelfAttention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-  """One pre-norm block."""
+  """One pre-norm layer."""
 
   config: LlamaConfig
 
@@ -131,8 +131,8 @@ class DecoderLayer(nn.Module):
 
 
 class Llama(nn.Module):
-  """The decoder: `(tokens[B, T], cache) -> (logits[B, T, V], cache)`, or logits
-  `[B, 1, V]` of what follows the token `at[B]` of each row."""
+  """The decoder: `(tokens[B, T], cache) -> (logits[B, T, V], cache)`, or the
+  logits `[B, 1, V]` that follow the token `at[B]` of each row."""
 
   config: LlamaConfig
 

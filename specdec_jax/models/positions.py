@@ -62,7 +62,7 @@ def buckets_by_distance(
   """The bucket of every distance that has one of its own.
 
   Half of the buckets are exact distances, the others grow logarithmically up to
-  `max_distance`; all that lies beyond shares the last one. Bidirectional stacks
+  `max_distance`; all distances beyond share the last one. Bidirectional stacks
   keep one half for keys before the query and one for keys after it.
 
   Returns:
@@ -97,7 +97,7 @@ class RelativePositionBias(nn.Module):
   Attributes:
     num_heads: H.
     num_buckets: columns of the table.
-    max_distance: from where on all distances are one.
+    max_distance: all distances from here on share a bucket.
     is_bidirectional: for encoders.
   """
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.t5 import T5Config
 
-# What weights, activations and caches can be.
+# Dtypes of weights, activations and caches.
 DTYPES = ('float32', 'bfloat16')
 
 # 32,100 pieces, padded to a multiple of 128 as T5X's checkpoints are.
@@ -89,8 +89,8 @@ PRESETS: dict[str, T5Config] = {
   },
   'gpt_97m': _gpt(768, 12, 12),
   'gpt_6m': _gpt(256, 4, 2),
-  # For data that a laptop can train on: 8,192 pieces, whose embeddings are also
-  # the logits' kernel, and drafters of an eighth of the operations a token.
+  # For training on a laptop: 8,192 pieces, tied embeddings, and drafters that
+  # take an eighth of the operations per token.
   't5_mini': _laptop(256, 4, 4, 64, 768, num_encoder_layers=4),
   't5_nano': _laptop(80, 2, 1, 32, 192, num_encoder_layers=2),
   'lm_mini': _laptop(192, 3, 4, 64, 512, num_encoder_layers=0),
@@ -140,24 +140,21 @@ def spec_drafter_of(
   )
 
 
-def _spec_drafter(
-  target: str, num_encoder_layers: int, num_decoder_layers: int, positions: int
-) -> BlockDecoderConfig:
-  return spec_drafter_of(
+SPEC_DRAFTERS: dict[str, BlockDecoderConfig] = {
+  name: spec_drafter_of(
     PRESETS[target],
     num_encoder_layers=num_encoder_layers,
     num_decoder_layers=num_decoder_layers,
-    max_positions=positions,
+    max_positions=max_positions,
   )
-
-
-SPEC_DRAFTERS: dict[str, BlockDecoderConfig] = {
-  # T5 1.0 small has the sizes of Transformer-base, the targets of Xia et al.
-  'xia_12_2': _spec_drafter('t5_1_0_small', 12, 2, 512),
-  'xia_6_6': _spec_drafter('t5_1_0_small', 6, 6, 512),
-  'mini_2_1': _spec_drafter('t5_mini', 2, 1, 256),
-  'mini_2_2': _spec_drafter('t5_mini', 2, 2, 256),
-  'mini_1_1': _spec_drafter('t5_mini', 1, 1, 256),
+  for name, target, num_encoder_layers, num_decoder_layers, max_positions in (
+    # T5 1.0 small has the sizes of Transformer-base, the targets of Xia et al.
+    ('xia_12_2', 't5_1_0_small', 12, 2, 512),
+    ('xia_6_6', 't5_1_0_small', 6, 6, 512),
+    ('mini_2_1', 't5_mini', 2, 1, 256),
+    ('mini_2_2', 't5_mini', 2, 2, 256),
+    ('mini_1_1', 't5_mini', 1, 1, 256),
+  )
 }
 
 
@@ -168,8 +165,8 @@ def spec_drafter(
 
   Args:
     name: `xia_12_2`, as published, and `xia_6_6`, as released, for a target of
-      `t5_1_0_small`; `mini_2_1`, `mini_2_2`, and `mini_1_1`, which is too weak
-      on purpose, for one of `t5_mini`.
+      `t5_1_0_small`; `mini_2_1`, `mini_2_2`, and the deliberately weak
+      `mini_1_1`, for one of `t5_mini`.
     dtype: of activations.
 
   Raises:

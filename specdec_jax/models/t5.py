@@ -2,9 +2,9 @@
 
 Raffel et al., arXiv 1910.10683. Parameters have T5X's names and shapes
 (`t5x/examples/t5` and `t5x/examples/decoder_only`), so that its checkpoints
-load unchanged. What differs is the decoding: the cache is an explicit argument
-and result, any number of tokens is appended at once, every row has positions of
-its own, and the keys and values of cross-attention are computed once a decode.
+load unchanged. Decoding differs: the cache is an explicit argument and result,
+any number of tokens is appended per call, each row has its own positions, and
+the keys and values of cross-attention are computed once per decode.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ class T5Cache:
 
   Attributes:
     decoder: keys and values of the tokens so far.
-    cross_keys: one `[B, H, E, D]` array a layer, of the encoder's output; empty
-      for a decoder-only model.
+    cross_keys: one `[B, H, E, D]` array per layer, of the encoder's output;
+      empty for a decoder-only model.
     cross_values: like `cross_keys`.
     encoder_mask: bool `[B, E]`, false for padding; None if decoder-only.
   """
@@ -70,12 +70,12 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-  """The decoder stack, from token ids to what `project` makes logits of.
+  """The decoder stack, from token ids to the input of `project`.
 
   Attributes:
     config: sizes.
-    embed: the token embeddings; None for a decoder that has its own, as a
-      decoder-only model does.
+    embed: the token embeddings; None for a decoder with its own, in a
+      decoder-only model.
   """
 
   config: T5Config
@@ -104,8 +104,8 @@ class Decoder(nn.Module):
     return tuple(k for k, _ in pairs), tuple(v for _, v in pairs)
 
   def extend(self, tokens: Array, cache: T5Cache) -> tuple[Array, T5Cache]:
-    """Appends int32 `[B, T]`; what `project` makes logits of, `[B, T, embed]`,
-    and the cache."""
+    """Appends int32 `[B, T]`; the input `[B, T, embed]` of `project`, and the
+    cache."""
     past = cache.decoder
     num_tokens = tokens.shape[1]
     mask = attention.causal_mask(past.lengths, num_tokens, past.capacity)
@@ -152,7 +152,7 @@ class Decoder(nn.Module):
       is_training: whether to drop out.
 
     Returns:
-      `[B, T, embed]`, what `project` makes logits of.
+      `[B, T, embed]`, the input of `project`.
     """
     positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     bias = self.relpos_bias(positions, positions)
@@ -241,36 +241,9 @@ class T5(nn.Module):
     """The rest of `extend`: `[B, T, embed]` to float32 logits `[B, T, V]`."""
     return self.decoder.project(x)
 
-  def __call__(
-    self,
-    encoder_tokens: Array | None,
-    decoder_tokens: Array,
-    *,
-    encoder_segment_ids: Array | None = None,
-    decoder_segment_ids: Array | None = None,
-    is_training: bool = False,
-  ) -> Array:
-    """Teacher-forced logits.
-
-    Args:
-      encoder_tokens: int32 `[B, E]`, 0 where padded; None if decoder-only.
-      decoder_tokens: int32 `[B, T]`, the targets shifted right.
-      encoder_segment_ids: int32 `[B, E]`, which of the examples packed into a
-        row a token belongs to; None for one example a row.
-      decoder_segment_ids: int32 `[B, T]`, the same ids.
-      is_training: whether to drop out; takes a random key named `dropout`.
-
-    Returns:
-      float32 `[B, T, V]`, what follows each decoder token.
-    """
-    x = self.hidden(
-      encoder_tokens,
-      decoder_tokens,
-      encoder_segment_ids=encoder_segment_ids,
-      decoder_segment_ids=decoder_segment_ids,
-      is_training=is_training,
-    )
-    return self.decoder.project(x)
+  def __call__(self, *args: Any, **options: Any) -> Array:
+    """Teacher-forced logits, float32 `[B, T, V]`; arguments as for `hidden`."""
+    return self.decoder.project(self.hidden(*args, **options))
 
   def hidden(
     self,
@@ -281,7 +254,19 @@ class T5(nn.Module):
     decoder_segment_ids: Array | None = None,
     is_training: bool = False,
   ) -> Array:
-    """The call up to the last projection: `[B, T, embed]`."""
+    """Teacher forcing up to the last projection.
+
+    Args:
+      encoder_tokens: int32 `[B, E]`, 0 where padded; None if decoder-only.
+      decoder_tokens: int32 `[B, T]`, the targets shifted right.
+      encoder_segment_ids: int32 `[B, E]`, the example that each token belongs
+        to, where several are packed into a row; None for one example per row.
+      decoder_segment_ids: int32 `[B, T]`, the same ids.
+      is_training: whether to drop out; takes a random key named `dropout`.
+
+    Returns:
+      `[B, T, embed]`, of what follows each decoder token.
+    """
     num_tokens = decoder_tokens.shape[1]
     starts = jnp.zeros(decoder_tokens.shape[0], jnp.int32)
     mask = attention.causal_mask(starts, num_tokens, num_tokens)

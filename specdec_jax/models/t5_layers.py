@@ -1,4 +1,4 @@
-"""The blocks of T5, and their sizes; `models.t5` stacks them."""
+"""The layers of T5, and their sizes; `models.t5` stacks them."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ class T5Config:
       32,128.
     embed_dim: width of the residual stream.
     num_encoder_layers: 0 for a decoder-only model.
-    num_decoder_layers: decoder blocks.
+    num_decoder_layers: decoder layers.
     num_heads: H, of every attention.
     head_dim: D, size of a head.
     mlp_dim: width of the feed-forward.
@@ -29,12 +29,12 @@ class T5Config:
     is_tied: whether the logits reuse the embeddings, scaled by
       `1 / sqrt(embed_dim)`, as T5 1.0 does.
     relpos_num_buckets: columns of the relative-position table.
-    relpos_max_distance: from where on all distances are one.
+    relpos_max_distance: all distances from here on share a bucket.
     dropout_rate: in training.
     dtype: of activations and cache; norms and logits are float32.
     has_float32_scores: whether attention's scores and softmax are float32, too.
-      T5X computes them in `dtype` unless told otherwise, and its tokens in
-      bfloat16 are only had with the same rounding.
+      T5X computes them in `dtype` by default, and only the same rounding gives
+      its tokens in bfloat16.
   """
 
   vocab_size: int
@@ -70,7 +70,7 @@ class Attention(nn.Module):
     config = self.config
     width = config.num_heads * config.head_dim
     kernel_init = nn.initializers.variance_scaling(1.0, 'fan_in', 'normal')
-    # T5 scales no scores: the factor is in the query's initialisation.
+    # T5 does not scale scores: the factor is in the initial query kernel.
     query_init = nn.initializers.variance_scaling(
       1.0 / config.head_dim, 'fan_in', 'normal'
     )
@@ -118,7 +118,7 @@ class Attention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-  """One pre-norm block of the encoder."""
+  """One pre-norm layer of the encoder."""
 
   config: T5Config
 
@@ -140,8 +140,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-  """One pre-norm block of the decoder, in the two halves that surround its
-  reading of the cache."""
+  """One pre-norm layer of the decoder."""
 
   config: T5Config
 
@@ -171,7 +170,7 @@ class DecoderLayer(nn.Module):
     *,
     is_training: bool = False,
   ) -> tuple[Array, Array, Array]:
-    """One block.
+    """Self-attention, cross-attention and feed-forward.
 
     Args:
       x: `[B, T, embed]`.

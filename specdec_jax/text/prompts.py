@@ -17,8 +17,8 @@ from specdec_jax.models import families
 from specdec_jax.models.families import Config, has_encoder
 from specdec_jax.text.vocabularies import AnyVocabulary
 
-# Prompt buffers are padded to a multiple of this, so that runs on similar
-# prompts share compiled programs.
+# Prompt buffers are padded to a multiple of this, so that similar prompts share
+# compiled programs.
 _BUCKET = 64
 
 
@@ -27,9 +27,9 @@ class Batch:
   """Rows that are decoded together.
 
   Attributes:
-    prompt: rows beyond `texts` only fill the batch, and are
-      finished before they begin.
-    texts: the prompts as they were given.
+    prompt: rows beyond `texts` only fill the batch, and are finished before
+      they begin.
+    texts: the prompts as given.
   """
 
   prompt: Prompt
@@ -40,11 +40,10 @@ def read(prompt: str | None, path: str | None) -> list[str]:
   """The prompts of `--prompt` or `--prompts`.
 
   A file is JSONL if its name ends in .jsonl or its first line is a JSON object,
-  and else has one prompt a line. Blank lines do not count.
+  and otherwise has one prompt per line. Blank lines do not count.
 
   Raises:
-    ValueError: if a prompt is empty, there is none, or the file is not what it
-      should be.
+    ValueError: if a prompt is empty, there is none, or the file is malformed.
   """
   if prompt is not None:
     if not prompt.strip():
@@ -116,8 +115,7 @@ def encode(
   is_chat: bool,
   system: str | None = None,
 ) -> list[list[int]]:
-  """Token ids of each prompt: what an encoder reads, with the end that T5's
-  expects, or what a decoder continues, without one.
+  """Token ids of each prompt, with special tokens if the family expects them.
 
   Raises:
     ValueError: if a prompt has no tokens, or the model has no chat template.
@@ -136,7 +134,7 @@ def encode(
 
 
 def _messages(text: str, system: str | None) -> list[dict[str, str]]:
-  """A conversation that begins with one message of the user."""
+  """A conversation of one user message."""
   begin = [] if system is None else [{'role': 'system', 'content': system}]
   return [*begin, {'role': 'user', 'content': text}]
 
@@ -152,7 +150,7 @@ def batches(
   """Packs all prompts into batches of one shape; see `pack`.
 
   Row ids count through the whole list, so that a row's draws do not depend on
-  the batch that it falls into.
+  its batch.
   """
   width = max(len(row) for row in rows)
   width += -width % _BUCKET
