@@ -7,14 +7,14 @@ import json
 import math
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from experiments.xia2023 import __main__ as xia2023
 from experiments.xia2023 import tables, ways
 from experiments.xia2023.tables import BEAM, FULL, GREEDY, Settings
 from specdec_jax import verification
-from specdec_jax.assembly import random_models
+from specdec_jax.assembly import models
+from specdec_jax.assembly.models import Model
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout
 from specdec_jax.models import block_heads, layers, presets
@@ -52,7 +52,7 @@ def pair(tmp_path_factory):
   path.write_text('\n'.join(lines) + '\n')
   with pytest.MonkeyPatch.context() as patch:
     patch.setitem(presets.PRESETS, 'tiny', TINY)
-    target = random_models.load('random:tiny', dtype=jnp.float32)
+    target = models.load(Model(checkpoint='random:tiny', dtype='float32'))
   layout = Layout(
     config=target.config,
     vocabulary=target.vocabulary,
