@@ -1,21 +1,18 @@
 """Tables of an experiment as Markdown and JSON, with what made them."""
 
-import argparse
 import dataclasses
 import datetime
 import json
 import os
 import shlex
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from specdec_jax.cli import options
 from specdec_jax.measure import stopwatch
-from specdec_jax.models import presets
 
 Cells = dict[str, Any]
 
@@ -35,53 +32,6 @@ class Table:
   notes: Sequence[str] = ()
 
 
-def add_dtypes(parser: argparse.ArgumentParser) -> None:
-  """`--dtype` of what speculates, and `--plain_dtypes` of what it is compared
-  with: the fastest of them."""
-  parser.add_argument(
-    '--dtype',
-    choices=presets.DTYPES,
-    help='where the target verifies (default: in which five rows are '
-    'multiplied most quickly here)',
-  )
-  options.add_plain_dtypes(parser)
-
-
-def verifying_dtype(args: argparse.Namespace) -> str:
-  """What `--dtype` said, or is by default."""
-  return args.dtype or stopwatch.quickest_dtype(presets.DTYPES)
-
-
-def add_tables(
-  parser: argparse.ArgumentParser, tables: Collection[str]
-) -> None:
-  """`--tables`, names of `tables` with commas between; all by default."""
-
-  def names(text: str) -> list[str]:
-    chosen = text.split(',')
-    for name in chosen:
-      if name not in tables:
-        raise argparse.ArgumentTypeError(
-          f'{name!r} is no table; there are {", ".join(tables)}'
-        )
-    return chosen
-
-  parser.add_argument(
-    '--tables',
-    type=names,
-    default=list(tables),
-    help=f'of {", ".join(tables)} (default: all)',
-  )
-
-
-def numbers(text: str) -> list[int]:
-  """Whole numbers from 1 on with commas between: a `type` of argparse."""
-  found = [int(number) for number in text.split(',')]
-  if min(found) < 1:
-    raise ValueError(text)
-  return found
-
-
 def header(module: str, argv: Sequence[str], started: float) -> dict[str, str]:
   """What stands above every table.
 
@@ -91,15 +41,33 @@ def header(module: str, argv: Sequence[str], started: float) -> dict[str, str]:
     started: `time.time()` before the table was measured.
   """
   seconds = time.time() - started
-  day = datetime.datetime.fromtimestamp(started, datetime.UTC)
   flags = os.environ.get('XLA_FLAGS', '').strip()
   return {
     'command': shlex.join(['python', '-m', module, *map(_shorten, argv)]),
     'device': f'{stopwatch.device_name()}, jax {jax.__version__}',
     **({'XLA_FLAGS': flags} if flags else {}),
-    'date': day.strftime('%Y-%m-%d'),
+    'date': day(started),
     'time': f'{seconds:.0f} s',
   }
+
+
+def day(started: float) -> str:
+  """The date of a `time.time()`."""
+  return datetime.datetime.fromtimestamp(started, datetime.UTC).strftime(
+    '%Y-%m-%d'
+  )
+
+
+def interval(
+  found: Sequence[float] | None, form: str = '{:.3f} to {:.3f}'
+) -> str:
+  """A cell of both ends of an interval, empty without one."""
+  return '' if found is None else form.format(*found)
+
+
+def show(folder: Path, name: str, **contents: Any) -> None:
+  """Writes one table and prints it; see `write`."""
+  print(write(folder, name, **contents), flush=True)
 
 
 def write(

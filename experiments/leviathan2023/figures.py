@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from experiments import common
 from experiments.leviathan2023 import measured, pairs, paper
 from experiments.leviathan2023.measured import RULE, Settings
-from experiments.leviathan2023.pairs import TRAINED, Pair
-from specdec_jax.base import Params, Prompt
-from specdec_jax.decoding import speculative
+from experiments.leviathan2023.pairs import Pair
+from specdec_jax.assembly import running
+from specdec_jax.base import Prompt
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Row
 from specdec_jax.measure import plots, stopwatch
 from specdec_jax.measure.plots import Measured, Segment
+from specdec_jax.text.prompts import Batch
 from specdec_jax.text.tasks import Example
 from specdec_jax.theory.planner import Costs
 from specdec_jax.trace import recording, storage, svg, wording
@@ -84,9 +85,9 @@ def trace_of(pair: Pair) -> Trace:
   prompt, pieces = _packed(pair, row), pair.layout.vocabulary.pieces
   records = _decode(pair, prompt, GAMMA)
   header = recording.header(
-    target=pairs.short(pair.target.name),
-    drafter=pairs.short(pair.draft_model.name),
-    verification=RULE.__name__,
+    target=common.short(pair.target.name),
+    drafter=common.short(pair.draft_model.name),
+    verification='speculative_sampling',
     gamma=GAMMA,
     temperature=0.0,
   )
@@ -140,7 +141,7 @@ def _example(pair: Pair) -> Prompt:
 
 
 def _packed(pair: Pair, row: Row) -> Prompt:
-  return jax.tree.map(jnp.asarray, examples.packer(pair.layout)([row]))
+  return common.pack(pair.layout, [row], 1)
 
 
 def _prefill_seconds(pair: Pair, prompt: Prompt) -> float:
@@ -156,28 +157,10 @@ def _prefill_seconds(pair: Pair, prompt: Prompt) -> float:
 
 def _decode(pair: Pair, prompt: Prompt, gamma: int) -> list[Record]:
   """The iterations of one greedy decode."""
-  models: dict[str, Any] = {
-    'target': pair.model,
-    'drafter': pairs.drafter(pair, TRAINED, gamma, 0.0),
-  }
-  rule = measured.rule(pair, 0.0)
-  del rule['target']
-  max_len = rule.pop('max_len')
-
-  @jax.jit
-  def step(params: Params, state: Any) -> tuple[Any, Any]:
-    state, info = speculative.step(
-      params, state, **models, verify_fn=RULE, **rule
-    )
-    return state, recording.gather(info)
-
-  init = functools.partial(speculative.init, **models, max_len=max_len)
-  state = jax.jit(init)(pair.params, jax.random.key(0), prompt)
-  traced, records = recording.init(prompt), []
-  while not np.all(state.done):
-    state, info = step(pair.params, state)
-    more, traced = recording.iteration_records(
-      info, traced, pair.layout.vocabulary.pieces
-    )
-    records += more
-  return records
+  batch = Batch(prompt=prompt, texts=('',))
+  iterate = running.compile_iterations(
+    pairs.decoder(pair, gamma, 0.0, RULE),
+    batch,
+    running.Settings(max_new_tokens=pair.kind.targets_length),
+  )
+  return [record for records in iterate(batch) for record in records]

@@ -12,7 +12,8 @@ import numpy as np
 from experiments.leviathan2023 import pairs, paper
 from experiments.leviathan2023.pairs import TRAINED, Pair
 from experiments.leviathan2023.timed import Sweep, Timed
-from specdec_jax import drafters, theory, verification
+from specdec_jax import theory
+from specdec_jax.assembly.rules import SpeculativeSampling
 from specdec_jax.base import Drafter, Params
 from specdec_jax.drafters import schedules
 from specdec_jax.measure import calibration, iteration_costs, stopwatch
@@ -21,7 +22,7 @@ from specdec_jax.measure.sides import Side
 from specdec_jax.models import families, layers
 from specdec_jax.theory.planner import Costs
 
-RULE = verification.speculative_sampling
+RULE = SpeculativeSampling()
 # Under which the draft model's own probability ends a draft.
 THRESHOLDS = (0.3, 0.6)
 
@@ -77,8 +78,8 @@ def argmax_alphas(pair: Pair, settings: Settings) -> list[dict[str, Any]]:
     settings,
     leniences=paper.LENIENCES,
     is_argmax=True,
-    # That rule reads the target's law before the argmax.
-    logits_to_probs=pairs.to_probs(pair, 1.0),
+    # That rule reads the target's distribution before the argmax.
+    logits_to_probs=rule(pair, 1.0)['logits_to_probs'],
   )
   return _figures(found, settings)
 
@@ -163,11 +164,12 @@ def _overlaps(
 
 def rule(pair: Pair, temperature: float) -> dict[str, Any]:
   """Arguments of plain decoding that all measurements share."""
+  seen = pair.seen(temperature)
   return {
     'target': pair.model,
-    'logits_to_probs': pairs.to_probs(pair, temperature),
+    'logits_to_probs': seen.sampling.to_probs(seen.vocab_size),
     'max_len': pair.max_len,
-    'eos_id': pair.eos_id,
+    'eos_id': seen.eos_id,
   }
 
 
@@ -214,7 +216,7 @@ def _cost_programs(
     drafters={gamma: make(gamma=gamma) for gamma in (1, last)},
     widths=widths and sorted(widths),
     num_decodes=4,
-    verify_fn=RULE,
+    verify_fn=RULE.verify_fn(),
     plain=_plain_side(
       pair,
       _fastest_plain(pair, settings),
@@ -315,9 +317,7 @@ def _adaptive(
   """
   limit = settings.max_gamma
   make = functools.partial(
-    drafters.adaptive,
-    families.language_model(pair.draft_model.config),
-    logits_to_probs=pairs.to_probs(pair, temperature),
+    pairs.drafter, pair, TRAINED, temperature=temperature
   )
   parts = _costs_by_themselves(pair, temperature, settings)
   c = parts.draft_seconds / (
@@ -356,7 +356,7 @@ def _time(
     None: _plain_side(pair, dtype, temperature, settings)
   }
   make = functools.partial(
-    sides_lib.speculative_side, *args, verify_fn=RULE, **shared
+    sides_lib.speculative_side, *args, verify_fn=RULE.verify_fn(), **shared
   )
   # The longest first: its prefill and its buffers are those of all like it.
   kinds = {

@@ -7,28 +7,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from experiments import common
 from experiments.leviathan2023 import paper
-from specdec_jax import drafters, logits
+from specdec_jax import drafters
 from specdec_jax.assembly import models
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.drafting import DraftModel, Target
 from specdec_jax.assembly.models import Model
-from specdec_jax.base import (
-  Drafter,
-  LanguageModel,
-  LogitsToProbsFn,
-  Params,
-  Prompt,
-)
+from specdec_jax.assembly.rules import Rule
+from specdec_jax.base import Drafter, LanguageModel, Params, Prompt
 from specdec_jax.checkpoints import pretrained
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.data import ngram_counts
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.models import families
-from specdec_jax.text import tasks, vocabularies
+from specdec_jax.text import tasks
 from specdec_jax.text.prompts import decoder_width
 
 UNIGRAM, BIGRAM, TRAINED = 'unigram', 'bigram', 'trained'
@@ -115,8 +111,10 @@ class Pair:
   Attributes:
     name: of its kind.
     kind: see `KINDS`.
-    target: the model that is wanted.
-    draft_model: its drafter.
+    chosen: the target by name.
+    target: the same, loaded.
+    draft: the trained drafter as a choice.
+    draft_model: its model.
     plain: the target by the dtype that it may decode plainly in.
     layout: vocabulary, sizes of the target and buffers.
     rows: the test split.
@@ -126,7 +124,9 @@ class Pair:
 
   name: str
   kind: Kind
+  chosen: Model
   target: LoadedModel
+  draft: DraftModel
   draft_model: LoadedModel
   plain: Mapping[str, LoadedModel]
   layout: Layout
@@ -149,15 +149,15 @@ class Pair:
     start = decoder_width(self.target.config, kind.inputs_length)
     return start + kind.targets_length
 
-  @property
-  def eos_id(self) -> tuple[int, ...]:
-    return self.layout.vocabulary.eos_ids or (-1,)
+  def seen(self, temperature: float) -> Target:
+    """The target as a drafter sees it."""
+    return common.seen(self.target, temperature)
 
   @property
   def names(self) -> str:
     """Its models, for a table."""
     models = (self.target, self.draft_model)
-    return ' with '.join(short(model.name) for model in models)
+    return ' with '.join(common.short(model.name) for model in models)
 
 
 def shipped() -> list[str]:
@@ -233,10 +233,10 @@ def load(
   )
   dtypes = dtypes or Dtypes()
   target_name, draft_name = given[0] or kind.target, given[1] or kind.drafter
-  read = lambda name, dtype: models.load(Model(checkpoint=name, dtype=dtype))
-  target = read(target_name, dtypes.target)
-  draft_model = read(draft_name, dtypes.draft)
-  _check(target, draft_model, kind)
+  chosen = Model(checkpoint=target_name, dtype=dtypes.target)
+  draft = DraftModel(model=Model(checkpoint=draft_name, dtype=dtypes.draft))
+  target = models.load(chosen)
+  _check(target, draft, kind)
   layout = Layout(
     config=target.config,
     vocabulary=target.vocabulary,
@@ -250,10 +250,14 @@ def load(
   return Pair(
     name=name,
     kind=kind,
+    chosen=chosen,
     target=target,
-    draft_model=draft_model,
+    draft=draft,
+    draft_model=models.load(draft.model),
     plain={
-      dtype: target if dtype == dtypes.target else read(target_name, dtype)
+      dtype: target
+      if dtype == dtypes.target
+      else models.load(dataclasses.replace(chosen, dtype=dtype))
       for dtype in dtypes.plain
     },
     layout=layout,
@@ -270,41 +274,38 @@ def _joined(parts: Sequence[str]) -> Iterator[str]:
     yield f'{part}:{next(found, "")}' if part in ('random', 'hf') else part
 
 
-def _check(target: LoadedModel, draft_model: LoadedModel, kind: Kind) -> None:
+def _check(target: LoadedModel, draft: DraftModel, kind: Kind) -> None:
   """Raises ValueError unless the models fit together and the kind."""
-  vocabularies.check_same_vocabulary(target.vocabulary, draft_model.vocabulary)
-  if target.config.vocab_size != draft_model.config.vocab_size:
-    raise ValueError(
-      f'{target.name} has {target.config.vocab_size} logits, '
-      f'{draft_model.name} {draft_model.config.vocab_size}'
-    )
-  for model in (target, draft_model):
-    if families.has_encoder(model.config) == kind.is_text:
-      needed = 'a decoder-only model' if kind.is_text else 'an encoder-decoder'
-      raise ValueError(f'{model.name}: {kind.corpus} needs {needed}')
+  if families.has_encoder(target.config) == kind.is_text:
+    needed = 'a decoder-only model' if kind.is_text else 'an encoder-decoder'
+    raise ValueError(f'{target.name}: {kind.corpus} needs {needed}')
+  draft.make(common.seen(target, 0.0))
 
 
-def to_probs(pair: Pair, temperature: float) -> LogitsToProbsFn:
-  """How both sides are sampled."""
-  return logits.standardize(
-    temperature=temperature, vocab_size=pair.layout.vocabulary.vocab_size
-  )
-
-
-def drafter(pair: Pair, name: str, gamma: int, temperature: float) -> Drafter:
-  """A drafter of `DRAFTERS`."""
-  sampled = to_probs(pair, temperature)
+def drafter(
+  pair: Pair, name: str, gamma: int, temperature: float, **schedule: Any
+) -> Drafter:
+  """A drafter of `DRAFTERS`; the trained one's draft may end earlier by a
+  `schedule` or `min_prob` of `drafting.DraftModel`."""
+  target = pair.seen(temperature)
   if name == TRAINED:
-    return drafters.autoregressive(
-      families.language_model(pair.draft_model.config),
-      gamma=gamma,
-      logits_to_probs=sampled,
-      is_argmax=not temperature,
-    )
+    choice = dataclasses.replace(pair.draft, gamma=gamma, **schedule)
+    return choice.make(target).drafter
+  sampled = target.sampling.to_probs(target.vocab_size)
   return drafters.ngram(
     ngram_table(pair, 1 if name == UNIGRAM else 2),
     gamma=gamma,
     logits_to_probs=sampled if temperature else None,
+  )
+
+
+def decoder(
+  pair: Pair, gamma: int, temperature: float, rule: Rule | None = None
+) -> Decoder:
+  """The trained drafter under a rule."""
+  choice = dataclasses.replace(pair.draft, gamma=gamma)
+  return common.decoder(
+    pair.chosen, choice, pair.params, rule=rule, temperature=temperature
   )
 
 
@@ -336,31 +337,13 @@ def _training_tokens(pair: Pair) -> np.ndarray:
   return np.asarray(stream, np.int32)
 
 
-def spread(rows: Sequence[Any], count: int) -> list[Any]:
-  """`count` examples, evenly spread over the split."""
-  count = min(count, len(rows))
-  indices = np.linspace(0, len(rows) - 1, count).round().astype(int)
-  return [rows[i] for i in indices]
-
-
 def prompts(pair: Pair, count: int, batch_size: int) -> list[Prompt]:
   """Batches of `count` examples; the last one may have empty rows."""
-  pack = examples.packer(pair.layout)
-  rows: list[Row | None] = [*spread(pair.rows, count)]
-  rows += [None] * (-len(rows) % batch_size)
-  return [
-    jax.tree.map(jnp.asarray, pack(rows[start : start + batch_size]))
-    for start in range(0, len(rows), batch_size)
-  ]
+  rows = common.spread(pair.rows, count)
+  return [prompt for prompt, _ in common.batches(pair.layout, rows, batch_size)]
 
 
 def named(pair: Pair) -> dict[str, str]:
   """The first cells of a row."""
   task = f'{pair.kind.corpus} (for {pair.kind.paper})'
   return {'task': task, 'models': pair.names}
-
-
-def short(name: str) -> str:
-  """A model without the folders of the machine that it lies on."""
-  parts = Path(name).parts
-  return '/'.join(parts[-2:] if parts[-1] == 'model' else parts[-1:])

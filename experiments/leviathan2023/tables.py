@@ -5,7 +5,6 @@ The paper's values stand beside ours; a cell is empty where it has none.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from experiments.leviathan2023 import (
   adaptive,
@@ -23,7 +22,7 @@ from experiments.leviathan2023.pairs import (
   Pair,
   named,
 )
-from experiments.report import Cells, Table
+from experiments.report import Cells, Table, interval
 from specdec_jax import theory
 
 
@@ -66,7 +65,7 @@ def table_2(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
         'T': int(temperature),
         'gamma': gamma,
         'alpha': acceptance['alpha'],
-        '95% interval': _interval(acceptance),
+        '95% interval': interval(acceptance['alpha_interval']),
         'tokens per target run': drafted.tokens_per_run,
         'speed': drafted.speedup(found.plain),
         'with the prefill': drafted.whole_speedup(found.plain),
@@ -102,7 +101,7 @@ def table_3(given: Sequence[Pair], settings: Settings, folder: Path) -> Table:
       for i, temperature in enumerate((0.0, 1.0)):
         found = measured.acceptance(pair, name, temperature, settings)
         row[f'T = {i}'] = found['alpha']
-        row[f'T = {i}, 95%'] = _interval(found)
+        row[f'T = {i}, 95%'] = interval(found['alpha_interval'])
         row[f'paper: T = {i}'] = ', '.join(
           f'{other} {cells[i]:.2f}' for other, cells in beside.items()
         )
@@ -265,11 +264,6 @@ def _lenient(
     row[f'l = {lenience:g}'] = ours[i]
     row[f'paper: {lenience:g}'] = _paper(theirs[i], digits) if theirs else ''
   return row
-
-
-def _interval(found: dict[str, Any]) -> str:
-  interval = found['alpha_interval']
-  return '' if interval is None else '{:.3f} to {:.3f}'.format(*interval)
 
 
 def _paper(value: float, digits: int = 2) -> str:

@@ -17,24 +17,20 @@ import json
 import sys
 from collections.abc import Sequence
 
+from experiments import common
 from experiments.pretrained import card, shipping
 from experiments.pretrained.measuring import measure
 from specdec_jax.checkpoints import pretrained
-from specdec_jax.cli import options
 from specdec_jax.infer import quality
-from specdec_jax.launch import compilation_cache
+from specdec_jax.launch.numbers import positive_int
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   args = _parser().parse_args(argv)
-  try:
-    return args.run_command(args)
-  except (ValueError, ImportError) as error:
-    print(f'pretrained: error: {error}', file=sys.stderr)
-    return 2
+  return common.finish('pretrained', lambda: args.run_command(args))
 
 
-def _ship(args: argparse.Namespace) -> int:
+def _ship(args: argparse.Namespace) -> None:
   shipping.ship(
     args.run,
     args.name,
@@ -45,11 +41,9 @@ def _ship(args: argparse.Namespace) -> int:
   )
   card.write(args.name)
   print(f'{pretrained.FOLDER}: {shipping.total_bytes():,} bytes in all')
-  return 0
 
 
-def _measure(args: argparse.Namespace) -> int:
-  compilation_cache.enable()
+def _measure(args: argparse.Namespace) -> None:
   found = measure(args)
   print(json.dumps(found, indent=2))
   for name, figures in found.items():
@@ -57,7 +51,6 @@ def _measure(args: argparse.Namespace) -> int:
       card.update(name, figures)
       card.write(name)
       print(f'{pretrained.FOLDER / name / card.NAME}', file=sys.stderr)
-  return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,19 +83,17 @@ def _parser() -> argparse.ArgumentParser:
   add.add_argument('--metric', choices=tuple(quality.METRICS))
   add.add_argument('--inputs_field', default='inputs')
   add.add_argument('--prefix', default='', help='put before every input')
-  add.add_argument('--gamma', type=options.positive_int, default=4)
   add.add_argument(
     '--bench',
     help='what `specdec bench --json` wrote of the pair, to be stated',
   )
-  add.add_argument('--batch_size', type=options.positive_int, default=32)
   add.add_argument(
     '--inputs_length',
-    type=options.positive_int,
+    type=positive_int,
     default=256,
     help='most tokens that are read; of a language model, of the prompt',
   )
-  add.add_argument('--max_new_tokens', type=options.positive_int, default=128)
+  common.add_counts(add, gamma=4, batch_size=32, max_new_tokens=128)
   return parser
 
 

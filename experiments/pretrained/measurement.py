@@ -1,7 +1,6 @@
 """What a pair of models does on a whole test split."""
 
 import dataclasses
-import datetime
 import functools
 import hashlib
 import time
@@ -13,8 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import drafters, logits, verification
-from specdec_jax.base import Drafter, LanguageModel, Params, Prompt
+from experiments import common, report
+from specdec_jax.assembly import drafting, models
+from specdec_jax.assembly.drafting import DraftModel, SpecDrafter
+from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.rules import SpeculativeSampling
+from specdec_jax.base import LanguageModel, LogitsToProbsFn, Params, Prompt
 from specdec_jax.checkpoints import loading
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.decoding import autoregressive, speculative
@@ -22,11 +25,13 @@ from specdec_jax.infer import examples, quality
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.measure import calibration, stopwatch
 from specdec_jax.models import families
-from specdec_jax.text import tasks, vocabularies
+from specdec_jax.text import tasks
 
 Figures = dict[str, Any]
 # Sources are padded to a multiple of this; shorter texts to this.
 _WIDTH = 64
+DTYPE = 'float32'
+RULE = SpeculativeSampling()
 TEMPERATURES = {'greedy': 0.0, 'sampled': 1.0}
 
 
@@ -35,16 +40,18 @@ class Draft:
   """A drafter.
 
   Attributes:
-    name: as it was given.
+    choice: a draft model or a Spec-Drafter.
     params: its weights.
-    model: a draft model, or None for a Spec-Drafter.
-    make: `(gamma, logits_to_probs) -> Drafter`.
+    model: a draft model's functions, or None for a Spec-Drafter.
   """
 
-  name: str
+  choice: DraftModel | SpecDrafter
   params: Any
   model: LanguageModel | None
-  make: Callable[[int, Any], Drafter]
+
+  @property
+  def name(self) -> str:
+    return self.choice.model.checkpoint
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,11 +80,13 @@ class Setting:
   """What all of a measurement shares.
 
   Attributes:
+    chosen: the target by name.
     target: the target and its vocabulary.
     layout: of its prompts.
     batches: the whole split.
   """
 
+  chosen: Model
   target: LoadedModel
   layout: Layout
   batches: Sequence[Batch]
@@ -86,10 +95,13 @@ class Setting:
   def model(self) -> LanguageModel:
     return families.language_model(self.target.config)
 
-  def sampled(self, temperature: float) -> Any:
-    return logits.standardize(
-      temperature=temperature, vocab_size=self.target.vocabulary.vocab_size
-    )
+  @property
+  def rows(self) -> list[Row]:
+    return [row for batch in self.batches for row in batch.rows]
+
+  def sampled(self, temperature: float) -> LogitsToProbsFn:
+    seen = common.seen(self.target, temperature)
+    return seen.sampling.to_probs(seen.vocab_size)
 
 
 def read(
@@ -107,7 +119,8 @@ def read(
   Raises:
     ValueError: if there is no such model or file.
   """
-  model = loading.load(target)
+  chosen = Model(checkpoint=target, dtype=DTYPE)
+  model = models.load(chosen)
   layout = Layout(
     config=model.config,
     vocabulary=model.vocabulary,
@@ -128,10 +141,10 @@ def read(
     # Two widths, since every one is compiled for.
     longest = max(len(row.ids) for row in (part if is_short(part) else rows))
     width = min(-(-longest // _WIDTH) * _WIDTH, inputs_length)
-    pack = examples.packer(dataclasses.replace(layout, inputs_length=width))
-    prompt = pack([*part, *[None] * (batch_size - len(part))])
-    batches.append(Batch(prompt=jax.tree.map(jnp.asarray, prompt), rows=part))
-  return Setting(target=model, layout=layout, batches=batches)
+    room = dataclasses.replace(layout, inputs_length=width)
+    prompt = common.pack(room, part, batch_size)
+    batches.append(Batch(prompt=prompt, rows=part))
+  return Setting(chosen=chosen, target=model, layout=layout, batches=batches)
 
 
 def read_draft(name: str, setting: Setting) -> Draft:
@@ -140,63 +153,43 @@ def read_draft(name: str, setting: Setting) -> Draft:
   Raises:
     ValueError: if it does not fit the target.
   """
-  vocabulary = setting.target.vocabulary
-  if loading.is_drafter(loading.locate(name)):
-    config, params = loading.read_drafter(name)
-    if families.of(config).block_model is None:
-      raise ValueError(f'{name} is no Spec-Drafter')
-    network = families.block_model(config)
-
-    def make_block(gamma: int, logits_to_probs: Any) -> Drafter:
-      del logits_to_probs  # It drafts the likeliest.
-      return drafters.spec_drafter(
-        network, gamma=gamma, vocab_size=vocabulary.vocab_size
-      )
-
-    return Draft(name=name, params=params, model=None, make=make_block)
-  loaded = loading.load(name)
-  vocabularies.check_same_vocabulary(vocabulary, loaded.vocabulary)
-  model = families.language_model(loaded.config)
-
-  def make(gamma: int, logits_to_probs: Any) -> Drafter:
-    return drafters.autoregressive(
-      model, gamma=gamma, logits_to_probs=logits_to_probs
-    )
-
-  return Draft(name=name, params=loaded.params, model=model, make=make)
+  kind = SpecDrafter if loading.is_drafter(loading.locate(name)) else DraftModel
+  choice = kind(model=Model(checkpoint=name, dtype=DTYPE))
+  config: Any = choice.make(common.seen(setting.target, 0.0)).config
+  params = models.read_params(choice.model, config)
+  model = None if kind is SpecDrafter else families.language_model(config)
+  return Draft(choice=choice, params=params, model=model)
 
 
 def plainly(setting: Setting, temperature: float) -> Decoded:
   """The target's own texts."""
-  return _decode(
-    setting,
-    Params(setting.target.params),
-    functools.partial(
-      autoregressive.generate,
-      logits_to_probs=setting.sampled(temperature),
-    ),
+  generate = functools.partial(
+    autoregressive.generate,
+    target=setting.model,
+    logits_to_probs=setting.sampled(temperature),
+    eos_id=setting.target.vocabulary.eos_ids,
   )
+  return _decode(setting, Params(setting.target.params), generate)
 
 
 def speculatively(setting: Setting, draft: Draft, gamma: int) -> Decoded:
   """Greedy texts with a drafter."""
-  greedy = setting.sampled(0.0)
-  return _decode(
-    setting,
+  decoder = common.decoder(
+    setting.chosen,
+    drafting.with_gamma(draft.choice, gamma),
     Params(setting.target.params, draft.params),
-    functools.partial(
-      speculative.generate,
-      drafter=draft.make(gamma, greedy),
-      verify_fn=verification.speculative_sampling,
-      logits_to_probs=greedy,
-    ),
+    rule=RULE,
   )
+  generate = functools.partial(
+    speculative.generate, **decoder.networks, **decoder.rule
+  )
+  return _decode(setting, decoder.params, generate)
 
 
 def _decode(
   setting: Setting, params: Params, generate: Callable[..., Any]
 ) -> Decoded:
-  """All batches; one program a width."""
+  """All batches; one program per width."""
 
   @jax.jit
   def decode(params: Params, prompt: Prompt) -> Any:
@@ -204,9 +197,7 @@ def _decode(
       params,
       jax.random.key(0),
       prompt,
-      target=setting.model,
       max_len=prompt.decoder_tokens.shape[1] + setting.layout.targets_length,
-      eos_id=setting.target.vocabulary.eos_ids,
     )
 
   texts: list[np.ndarray] = []
@@ -238,8 +229,7 @@ def predictions(setting: Setting, decoded: Decoded) -> list[str]:
   """The new text of every row."""
   vocabulary, layout = setting.target.vocabulary, setting.layout
   result = []
-  rows = [row for batch in setting.batches for row in batch.rows]
-  for row, tokens in zip(rows, decoded.texts, strict=True):
+  for row, tokens in zip(setting.rows, decoded.texts, strict=True):
     start = len(layout.starts)
     if not layout.is_encoder_decoder:
       start += len(row.ids)
@@ -250,7 +240,7 @@ def predictions(setting: Setting, decoded: Decoded) -> list[str]:
 
 def judge(setting: Setting, decoded: Decoded, metric: str) -> Figures:
   """A metric of `quality.METRICS` on the whole split."""
-  targets = [row.example.targets for b in setting.batches for row in b.rows]
+  targets = [row.example.targets for row in setting.rows]
   if None in targets:
     raise ValueError('the task has no targets to judge by')
   return quality.METRICS[metric](targets, predictions(setting, decoded))
@@ -263,12 +253,12 @@ def alphas(
   temperature: float,
 ) -> tuple[np.ndarray, np.ndarray]:
   """`calibration.row_sums` of all rows: `[D, R]` and `[R]`."""
-  models, layout = [draft.model for draft in drafts], setting.layout
+  layout = setting.layout
   row_sums = jax.jit(
     functools.partial(
       calibration.row_sums,
       target=setting.model,
-      draft_models=models,
+      draft_models=[draft.model for draft in drafts if draft.model],
       logits_to_probs=setting.sampled(temperature),
     )
   )
@@ -313,8 +303,8 @@ def nats_per_token(
     )
     cache = setting.model.init(params, prompt, tokens.shape[1])
     found, _ = setting.model.extend(params, tokens[:, :-1], cache)
-    laws = jax.nn.log_softmax(found, axis=-1)
-    return jnp.take_along_axis(laws, tokens[:, 1:, None], axis=-1)[..., 0]
+    found = jax.nn.log_softmax(found, axis=-1)
+    return jnp.take_along_axis(found, tokens[:, 1:, None], axis=-1)[..., 0]
 
   rows = [
     [*start, *vocabulary.encode(example.inputs, add_special_tokens=True)]
@@ -341,10 +331,9 @@ def provenance(task: str, started: float) -> tuple[str, Figures]:
   """The task's name without folders of this machine; its checksum, and where
   and when it was measured since `started`, of `time.time()`."""
   path = Path(task)
-  day = datetime.datetime.fromtimestamp(started, datetime.UTC)
   return f'{path.parent.name}/{path.name}', {
     'sha256': hashlib.sha256(path.read_bytes()).hexdigest(),
-    'device': f'{stopwatch.device_name()}, jax {jax.__version__}, float32',
-    'date': day.strftime('%Y-%m-%d'),
+    'device': f'{stopwatch.device_name()}, jax {jax.__version__}, {DTYPE}',
+    'date': report.day(started),
     'seconds': round(time.time() - started),
   }

@@ -104,7 +104,7 @@ def _alphas(
 ) -> Figures | None:
   """Alpha of each draft model, and of two the difference; greedy and sampled.
 
-  A Spec-Drafter has no law to ask for.
+  A Spec-Drafter has no distribution to ask for.
   """
   if any(draft.model is None for draft in drafts):
     return None

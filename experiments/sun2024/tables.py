@@ -8,18 +8,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.leviathan2023 import measured, pairs
-from experiments.leviathan2023.pairs import TRAINED, Pair, named
+from experiments import report
+from experiments.leviathan2023 import pairs
+from experiments.leviathan2023.pairs import Pair, named
 from experiments.report import Table
-from specdec_jax import theory, verification
-from specdec_jax.base import Drafter, VerifyFn
+from specdec_jax import theory
+from specdec_jax.assembly import rules
+from specdec_jax.assembly.rules import Rule
 from specdec_jax.decoding import speculative
 from specdec_jax.measure import stopwatch
 from specdec_jax.theory import estimates
 
-RULES: dict[str, VerifyFn] = {
-  'token': verification.speculative_sampling,
-  'block': verification.block_verification,
+RULES: dict[str, Rule] = {
+  'token': rules.SpeculativeSampling(),
+  'block': rules.Block(),
 }
 # The paper's example: P, Q and gamma.
 TOY = ((1 / 3, 2 / 3), (2 / 3, 1 / 3), 2)
@@ -75,11 +77,11 @@ def tokens_per_run(
         | {
           'gamma': gamma,
           'token': token[0],
-          'token, 95%': _shown(token[1]),
+          'token, 95%': report.interval(token[1]),
           'block': block[0],
-          'block, 95%': _shown(block[1]),
+          'block, 95%': report.interval(block[1]),
           'gain': f'{gain:+.1%}',
-          'gain, 95%': _shown(interval, '{:+.1%} to {:+.1%}'),
+          'gain, 95%': report.interval(interval, '{:+.1%} to {:+.1%}'),
         }
       )
     notes.append(
@@ -94,34 +96,28 @@ def tokens_per_run(
 
 
 def _decode(
-  pair: Pair, gamma: int, rule: VerifyFn, num_examples: int, batch_size: int
+  pair: Pair, gamma: int, rule: Rule, num_examples: int, batch_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
   """Tokens and target runs of every example, float64 `[R]`."""
-  generate = _compiled(pair, pairs.drafter(pair, TRAINED, gamma, 1.0), rule)
-  tokens, runs = [], []
-  for prompt in pairs.prompts(pair, num_examples, batch_size):
-    counters = jax.device_get(generate(pair.params, prompt))
-    tokens.append(counters.num_tokens)
-    runs.append(counters.num_target_runs)
-  return (
-    np.concatenate(tokens).astype(np.float64),
-    np.concatenate(runs).astype(np.float64),
-  )
-
-
-def _compiled(pair: Pair, drafter: Drafter, rule: VerifyFn) -> Any:
+  decoder = pairs.decoder(pair, gamma, 1.0, rule)
   generate: Any = functools.partial(
     speculative.generate,
-    drafter=drafter,
-    verify_fn=rule,
-    **measured.rule(pair, 1.0),
+    **decoder.networks,
+    **decoder.rule,
+    max_len=pair.max_len,
   )
 
   @jax.jit
   def count(params: Any, prompt: Any) -> Any:
     return generate(params, jax.random.key(0), prompt).statistics
 
-  return count
+  counters = [
+    jax.device_get(count(decoder.params, prompt))
+    for prompt in pairs.prompts(pair, num_examples, batch_size)
+  ]
+  tokens = np.concatenate([each.num_tokens for each in counters])
+  runs = np.concatenate([each.num_target_runs for each in counters])
+  return tokens.astype(np.float64), runs.astype(np.float64)
 
 
 def _gain(
@@ -140,7 +136,3 @@ def _gain(
   half = float(np.linalg.norm(halves))
   ends = (np.log1p(gain) - half, np.log1p(gain) + half)
   return gain, [float(np.expm1(end)) for end in ends]
-
-
-def _shown(interval: list[float] | None, form: str = '{:.3f} to {:.3f}') -> str:
-  return '' if interval is None else form.format(*interval)

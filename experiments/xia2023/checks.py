@@ -5,20 +5,18 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from experiments import common
+from experiments.report import Cells
 from experiments.xia2023 import ways
 from experiments.xia2023.ways import Pair
-from specdec_jax import drafters, verification
+from specdec_jax.assembly.rules import TopBeta
 from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.state import DecodeState
-from specdec_jax.infer import examples
-from specdec_jax.models import families
 from specdec_jax.models.t5 import T5, T5Config
 
-Cells = dict[str, Any]
 # The cached and the teacher-forced pass round differently; a token this close
 # to a limit, in nats, is not held against a rule.
 TOLERANCE = 1e-3
@@ -34,13 +32,14 @@ def checks(pair: Pair, name: str, gamma: int, batch_size: int) -> list[Cells]:
     outside = wrong = 0
     for start in range(0, len(rows), batch_size):
       part = slice(start, start + batch_size)
-      laws = _teacher_forced(pair, part, rows[part], batch_size)
-      for ids, law, places in zip(
-        rows[part], laws, corrections[part], strict=False
+      forced = _teacher_forced(pair, part, rows[part], batch_size)
+      for ids, log_probs, places in zip(
+        rows[part], forced, corrections[part], strict=False
       ):
-        outside += _outside(ids, law, beta, tau)
+        outside += _outside(ids, log_probs, beta, tau)
         wrong += sum(
-          law[i - 1].max() - law[i - 1, ids[i]] > TOLERANCE for i in places
+          log_probs[i - 1].max() - log_probs[i - 1, ids[i]] > TOLERANCE
+          for i in places
         )
     num_tokens = sum(len(ids) - 1 for ids in rows)
     num_corrections = sum(map(len, corrections))
@@ -61,12 +60,9 @@ def _strict_is_greedy(
       'strict': ways.spec_drafter(pair, name, gamma, 'strict'),
     }
     if size > 1:
+      likeliest = TopBeta(beta=1, tau=math.inf)
       compared['beta 1'] = ways.speculate(
-        pair,
-        families.language_model(pair.layout.config),
-        _drafter(pair, name, gamma),
-        pair.spec_drafters[name][1],
-        functools.partial(verification.top_beta, beta=1, tau=math.inf),
+        pair, ways.decoder(pair, name, gamma, likeliest)
       )
     results = ways.decode(
       pair, compared, pair.rows, batch_size=size, is_timed=False
@@ -89,37 +85,31 @@ def _traced(
   pair: Pair, name: str, gamma: int, rule: str, batch_size: int
 ) -> tuple[list[list[int]], list[list[int]]]:
   """The outputs, and where in each a token is not one that was drafted."""
-  models: dict[str, Any] = {
-    'target': families.language_model(pair.layout.config),
-    'drafter': _drafter(pair, name, gamma),
-  }
-  params = Params(pair.target, pair.spec_drafters[name][1])
+  decoder = ways.decoder(pair, name, gamma, ways.RULES[rule])
+  params = decoder.params
   init = jax.jit(
     lambda params, prompt: speculative.init(
-      params, jax.random.key(0), prompt, **models, max_len=pair.max_len
+      params,
+      jax.random.key(0),
+      prompt,
+      **decoder.networks,
+      max_len=pair.max_len,
     )
   )
 
   @functools.partial(jax.jit, donate_argnums=1)
   def step(params: Params, state: DecodeState) -> Any:
     state, info = speculative.step(
-      params,
-      state,
-      **models,
-      verify_fn=ways.RULES[rule],
-      **ways.sampling(pair, temperature=1.0),
+      params, state, **decoder.networks, **decoder.rule
     )
-    # Without the laws of all positions, which are large.
+    # Without the distributions at all positions, which are large.
     return state, (info.verification.num_accepted, info.starts, info.counts)
 
-  pack = examples.packer(pair.layout)
   rows: list[list[int]] = []
   corrections: list[list[int]] = []
-  for start in range(0, len(pair.rows), batch_size):
-    part: list[Any] = list(pair.rows[start : start + batch_size])
+  for prompt, part in common.batches(pair.layout, pair.rows, batch_size):
     num_real = len(part)
-    prompt = pack(part + [None] * (batch_size - num_real))
-    state = init(params, jax.tree.map(jnp.asarray, prompt))
+    state = init(params, prompt)
     places: list[list[int]] = [[] for _ in range(num_real)]
     while not state.done.all():
       state, found = step(params, state)
@@ -163,21 +153,15 @@ def _log_probs(
   return jax.nn.log_softmax(logits[..., :vocab_size], axis=-1)
 
 
-def _outside(ids: list[int], law: np.ndarray, beta: int, tau: float) -> int:
+def _outside(
+  ids: list[int], log_probs: np.ndarray, beta: int, tau: float
+) -> int:
   """How many tokens are not among the beta likeliest or not within tau."""
-  laws = law[: len(ids) - 1]
-  chosen = np.take_along_axis(laws, np.array(ids[1:])[:, None], axis=1)
-  is_outranked = (laws > chosen + TOLERANCE).sum(1) >= beta
-  is_far = laws.max(1) - chosen[:, 0] > tau + TOLERANCE
+  following = log_probs[: len(ids) - 1]
+  chosen = np.take_along_axis(following, np.array(ids[1:])[:, None], axis=1)
+  is_outranked = (following > chosen + TOLERANCE).sum(1) >= beta
+  is_far = following.max(1) - chosen[:, 0] > tau + TOLERANCE
   return int((is_outranked | is_far).sum())
-
-
-def _drafter(pair: Pair, name: str, gamma: int) -> Any:
-  return drafters.spec_drafter(
-    families.block_model(pair.spec_drafters[name][0]),
-    gamma=gamma,
-    vocab_size=pair.layout.vocabulary.vocab_size,
-  )
 
 
 def _row(check: str, examples: int, checked: int, violations: int) -> Cells:

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from experiments import common
+from experiments.report import Cells
 from experiments.xia2023 import checks, paper, ways
 from experiments.xia2023.ways import Pair, Result, Way
 from specdec_jax.infer import quality
-from specdec_jax.infer.examples import Row
 from specdec_jax.measure import stopwatch
 
-Cells = dict[str, Any]
 FULL = 'full'
 BEAM, GREEDY = 'beam 5', 'greedy'
 
@@ -96,7 +96,7 @@ def batch_table(pair: Pair, settings: Settings) -> list[Cells]:
   }
   for batch_size in settings.batch_sizes:
     num_rows = max(batch_size, settings.num_timed // batch_size * batch_size)
-    rows = _spread(pair.rows, num_rows)
+    rows = common.spread(pair.rows, num_rows)
     if len(rows) < batch_size:
       continue
     results = ways.decode(
@@ -176,7 +176,7 @@ def _compare(
   timed = ways.decode(
     pair,
     compared,
-    _spread(pair.rows, settings.num_timed),
+    common.spread(pair.rows, settings.num_timed),
     batch_size=1,
     repeats=settings.repeats,
     time_drafts=True,
@@ -263,10 +263,3 @@ def _costs(result: Result, plain_step: float, *, is_greedy: bool) -> Cells:
 
 def _bleu(references: Sequence[Any], texts: Sequence[str]) -> float:
   return quality.bleu(list(references), list(texts))['bleu']
-
-
-def _spread(rows: Sequence[Row], count: int) -> list[Row]:
-  """`count` examples, evenly spread over the split."""
-  count = min(count, len(rows))
-  indices = np.linspace(0, len(rows) - 1, count).round().astype(int)
-  return [rows[i] for i in indices]

@@ -7,25 +7,68 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import drafters, logits, verification
-from specdec_jax.base import Drafter, LanguageModel, Params, VerifyFn
+from experiments import common
+from specdec_jax import drafters
+from specdec_jax.assembly import drafting, models, rules
+from specdec_jax.assembly.choices import Sampling
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.drafting import DrafterChoice, Drafting, Target
+from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.rules import Rule
+from specdec_jax.base import Drafter, LanguageModel, Params
 from specdec_jax.decoding import autoregressive, beam_search, speculative
-from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.measure import stopwatch
-from specdec_jax.models import block_heads, families
+from specdec_jax.models import families, layers
 from specdec_jax.theory import estimates
+from specdec_jax.training import glancing
 
 # Rules by the names that the tables have.
-RULES: dict[str, VerifyFn] = {
-  'strict': verification.greedy,
-  'top-3 tau 1': functools.partial(verification.top_beta, beta=3, tau=1.0),
-  'top-5 tau 3': functools.partial(verification.top_beta, beta=5, tau=3.0),
-  'top-5 tau 5': functools.partial(verification.top_beta, beta=5, tau=5.0),
+RULES: dict[str, Rule] = {
+  'strict': rules.Greedy(),
+  'top-3 tau 1': rules.TopBeta(beta=3, tau=1.0),
+  'top-5 tau 3': rules.TopBeta(beta=5, tau=3.0),
+  'top-5 tau 5': rules.TopBeta(beta=5, tau=5.0),
 }
+# A drafter as it was chosen, and its weights.
+Loaded = tuple[DrafterChoice, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Untrained:
+  """A Spec-Drafter that no file has; see `drafting.SpecDrafter`."""
+
+  config: Any
+  gamma: int = 1
+
+  def make(self, target: Target) -> Drafting:
+    drafter = drafters.spec_drafter(
+      families.block_model(self.config),
+      gamma=self.gamma,
+      vocab_size=target.vocab_size,
+    )
+    return Drafting(drafter=drafter, config=self.config)
+
+
+def untrained(config: Any, rng_key: jax.Array) -> Loaded:
+  """One with weights drawn at random."""
+  params = glancing.init_params(config, rng_key)
+  return Untrained(config=config), layers.with_cpu_copies(params, is_tied=True)
+
+
+def load(choice: Any, target: Any) -> Loaded:
+  """A Spec-Drafter or heads for a target.
+
+  Raises:
+    ValueError: if they do not fit it.
+  """
+  config: Any = choice.make(common.seen(target, 0.0)).config
+  params = models.read_params(choice.model, config)
+  if families.of(config).block_model is not None:
+    params = layers.with_cpu_copies(params, is_tied=True)
+  return choice, params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,20 +76,22 @@ class Pair:
   """What is measured.
 
   Attributes:
+    chosen: the target by name.
     layout: vocabulary, sizes of the target and buffers.
     target: its parameters.
     rows: the test split.
-    spec_drafters: sizes and parameters by the name of a variant.
-    heads: the same of blockwise heads, or None.
+    spec_drafters: by the name of a variant.
+    heads: blockwise heads, or None.
     plain: the target in other dtypes, of which plain decoding and beam search
       may take the fastest.
   """
 
+  chosen: Model
   layout: Layout
   target: Any
   rows: Sequence[Row]
-  spec_drafters: Mapping[str, tuple[Any, Any]]
-  heads: tuple[Any, Any] | None
+  spec_drafters: Mapping[str, Loaded]
+  heads: Loaded | None
   plain: 'Sequence[Pair]' = ()
 
   @property
@@ -108,9 +153,13 @@ class Result:
 
 @functools.cache
 def greedy(pair: Pair) -> Way:
-  """One token a target run."""
+  """One token per target run."""
+  vocabulary = pair.layout.vocabulary
   target = families.language_model(pair.layout.config)
-  rule = sampling(pair, temperature=0.0)
+  rule: dict[str, Any] = {
+    'logits_to_probs': Sampling().to_probs(vocabulary.vocab_size),
+    'eos_id': vocabulary.eos_ids,
+  }
 
   def init(params, prompt):
     return autoregressive.init(
@@ -158,17 +207,17 @@ def spec_drafter(pair: Pair, name: str, gamma: int, rule: str) -> Way:
 
 
 @functools.cache
-def _spec_drafter(
-  pair: Pair, name: str, gamma: int, verify_fn: VerifyFn
-) -> Way:
-  config, params = pair.spec_drafters[name]
-  drafter = drafters.spec_drafter(
-    families.block_model(config),
-    gamma=gamma,
-    vocab_size=pair.layout.vocabulary.vocab_size,
+def _spec_drafter(pair: Pair, name: str, gamma: int, rule: Any) -> Way:
+  return speculate(pair, decoder(pair, name, gamma, rule))
+
+
+def decoder(pair: Pair, name: str, gamma: int, rule: Rule) -> Decoder:
+  """The same before it is compiled."""
+  choice, params = pair.spec_drafters[name]
+  choice = drafting.with_gamma(choice, gamma)
+  return common.decoder(
+    pair.chosen, choice, Params(pair.target, params), rule=rule
   )
-  target = families.language_model(pair.layout.config)
-  return speculate(pair, target, drafter, params, verify_fn)
 
 
 def blockwise(pair: Pair, rule: str = 'strict') -> Way:
@@ -177,55 +226,36 @@ def blockwise(pair: Pair, rule: str = 'strict') -> Way:
 
 
 @functools.cache
-def _blockwise(pair: Pair, verify_fn: VerifyFn) -> Way:
+def _blockwise(pair: Pair, rule: Any) -> Way:
   assert pair.heads is not None
-  config, params = pair.heads
-  target, heads_fn = block_heads.with_heads(pair.layout.config, config)
-  drafter = drafters.blockwise_heads(heads_fn, gamma=config.gamma)
-  params = {'heads': params, 'target': pair.target}
-  return speculate(pair, target, drafter, params, verify_fn)
+  choice, params = pair.heads
+  params = Params(pair.target, params)
+  return speculate(pair, common.decoder(pair.chosen, choice, params, rule=rule))
 
 
-def speculate(
-  pair: Pair,
-  target: LanguageModel,
-  drafter: Drafter,
-  params: Any,
-  verify_fn: VerifyFn,
-) -> Way:
+def speculate(pair: Pair, decoder: Decoder) -> Way:
   """Any drafter under any rule."""
-  # The relaxed rules read the target's law at temperature 1.
-  temperature = 0.0 if verify_fn is verification.greedy else 1.0
-  rule = {'verify_fn': verify_fn, **sampling(pair, temperature=temperature)}
-  models: dict[str, Any] = {'target': target, 'drafter': drafter}
 
   def init(params, prompt):
     return speculative.init(
-      params, jax.random.key(0), prompt, **models, max_len=pair.max_len
+      params,
+      jax.random.key(0),
+      prompt,
+      **decoder.networks,
+      max_len=pair.max_len,
     )
 
   def run(params, state):
-    state = speculative.run(params, state, **models, **rule)
+    state = speculative.run(params, state, **decoder.networks, **decoder.rule)
     return speculative.output(state)
 
   return Way(
-    params=Params(pair.target, params),
+    params=decoder.params,
     init=jax.jit(init),
     run=jax.jit(run),
-    drafter=drafter,
-    target=target,
+    drafter=decoder.drafter,
+    target=decoder.target,
   )
-
-
-def sampling(pair: Pair, *, temperature: float) -> dict[str, Any]:
-  """Arguments of the loops that every way shares."""
-  vocabulary = pair.layout.vocabulary
-  return {
-    'logits_to_probs': logits.standardize(
-      temperature=temperature, vocab_size=vocabulary.vocab_size
-    ),
-    'eos_id': vocabulary.eos_ids,
-  }
 
 
 def decode(
@@ -243,14 +273,10 @@ def decode(
   Times are sums over the batches of the median of `repeats` runs, and those of
   warm programs if `is_timed`.
   """
-  pack = examples.packer(pair.layout)
   results = {name: Result() for name in ways}
-  for start in range(0, len(rows), batch_size):
-    part: list[Row | None] = list(rows[start : start + batch_size])
-    num_real = len(part)
-    part += [None] * (batch_size - num_real)
-    prompt = jax.tree.map(jnp.asarray, pack(part))
-    if is_timed and start == 0:  # They compile.
+  batches = common.batches(pair.layout, rows, batch_size)
+  for i, (prompt, part) in enumerate(batches):
+    if is_timed and i == 0:  # They compile.
       stopwatch.together(
         {
           name: functools.partial(_run, way, prompt)
@@ -264,7 +290,7 @@ def decode(
         outputs[name], *seconds = _run(way, prompt)
         timed[name].append(seconds)
     for name in ways:
-      _add(results[name], pair, outputs[name], num_real, timed[name])
+      _add(results[name], pair, outputs[name], len(part), timed[name])
   if time_drafts:
     for name, way in ways.items():
       if way.drafter is not None and way.target is not None:

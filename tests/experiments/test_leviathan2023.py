@@ -24,7 +24,7 @@ from experiments.leviathan2023 import (
 from experiments.leviathan2023.measured import Settings
 from experiments.leviathan2023.timed import Sweep, Timed
 from experiments.sun2024 import tables as sun2024
-from specdec_jax import verification
+from specdec_jax.assembly import rules
 from specdec_jax.launch import compilation_cache
 from specdec_jax.measure import plots
 from specdec_jax.models import presets
@@ -122,8 +122,8 @@ def test_block_verification_is_compared_on_the_same_examples(monkeypatch):
   toy = sun2024.toy().rows
   assert [row['accepted'] for row in toy] == ['1.1111', '1.2222']
   counts = {
-    verification.speculative_sampling: ([30.0, 30.0], [10.0, 14.0]),
-    verification.block_verification: ([33.0, 33.0], [10.0, 12.0]),
+    rules.SpeculativeSampling(): ([30.0, 30.0], [10.0, 14.0]),
+    rules.Block(): ([33.0, 33.0], [10.0, 12.0]),
   }
 
   def decode(pair, gamma, rule, num_examples, batch_size):

@@ -1,7 +1,6 @@
 """From runs to shipped folders and their cards, on tiny models."""
 
 import dataclasses
-import functools
 import json
 import shutil
 
@@ -16,6 +15,7 @@ pytest.importorskip('sacrebleu')
 
 from experiments.pretrained import card, measurement, measuring
 from experiments.pretrained.__main__ import main
+from specdec_jax.assembly.rules import Greedy
 from specdec_jax.checkpoints import loading, orbax, pretrained
 from specdec_jax.launch import compilation_cache
 from specdec_jax.text import vocabulary_files
@@ -169,16 +169,7 @@ def test_a_pair_is_shipped_and_measured(folder, shipped, capsys):
 
 def test_rows_that_differ_are_counted(folder, shipped, monkeypatch, capsys):
   """A lenient rule is not greedy decoding, and the card says so."""
-  exact = measurement.verification.speculative_sampling
-  monkeypatch.setattr(
-    measurement.verification,
-    'speculative_sampling',
-    functools.partial(exact, lenience=1e-6),
-  )
-  greedy = measurement.Setting.sampled
-  monkeypatch.setattr(
-    measurement.Setting, 'sampled', lambda self, t: greedy(self, max(t, 0.3))
-  )
+  monkeypatch.setattr(measurement, 'RULE', Greedy(lenience=1e-6))
   assert ship(folder, 'toy-mini', 'target') == 0
   capsys.readouterr()
   status = main(

@@ -2,7 +2,6 @@
 change what strict verification gives, whatever a drafter is worth."""
 
 import dataclasses
-import functools
 import json
 import math
 
@@ -12,17 +11,19 @@ import pytest
 from experiments.xia2023 import __main__ as xia2023
 from experiments.xia2023 import tables, ways
 from experiments.xia2023.tables import BEAM, FULL, GREEDY, Settings
-from specdec_jax import verification
 from specdec_jax.assembly import models
+from specdec_jax.assembly.drafting import BlockHeads
 from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.rules import TopBeta
+from specdec_jax.checkpoints import orbax
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout
-from specdec_jax.models import block_heads, layers, presets
+from specdec_jax.models import block_heads, presets
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import tasks
-from specdec_jax.training import glancing
 
+pytest.importorskip('orbax.checkpoint')
 pytest.importorskip('tokenizers')
 pytest.importorskip('sacrebleu')
 TINY = T5Config(
@@ -52,27 +53,31 @@ def pair(tmp_path_factory):
   path.write_text('\n'.join(lines) + '\n')
   with pytest.MonkeyPatch.context() as patch:
     patch.setitem(presets.PRESETS, 'tiny', TINY)
-    target = models.load(Model(checkpoint='random:tiny', dtype='float32'))
-  layout = Layout(
-    config=target.config,
-    vocabulary=target.vocabulary,
-    inputs_length=16,
-    targets_length=8,
-  )
-  drafter = presets.spec_drafter_of(
-    target.config, num_encoder_layers=1, num_decoder_layers=1, max_positions=16
-  )
-  heads = BlockHeadsConfig(embed_dim=8, gamma=2, mlp_dim=8)
-  drafter_params = glancing.init_params(drafter, jax.random.key(1))
-  drafter_params = layers.with_cpu_copies(drafter_params, is_tied=True)
-  heads_params = block_heads.init_params(heads, jax.random.key(2))
-  yield ways.Pair(
-    layout=layout,
-    target=target.params,
-    rows=list(examples.encode(tasks.find(str(path)), layout, 0, 1)),
-    spec_drafters={FULL: (drafter, drafter_params)},
-    heads=(heads, heads_params),
-  )
+    chosen = Model(checkpoint='random:tiny', dtype='float32')
+    target = models.load(chosen)
+    layout = Layout(
+      config=target.config,
+      vocabulary=target.vocabulary,
+      inputs_length=16,
+      targets_length=8,
+    )
+    drafter = presets.spec_drafter_of(
+      TINY, num_encoder_layers=1, num_decoder_layers=1, max_positions=16
+    )
+    heads = BlockHeadsConfig(embed_dim=8, gamma=2, mlp_dim=8)
+    weights = block_heads.init_params(heads, jax.random.key(2))
+    orbax.save(path.parent / 'heads', heads, weights)
+    choice = BlockHeads(
+      model=Model(checkpoint=str(path.parent / 'heads'), dtype='float32')
+    )
+    yield ways.Pair(
+      chosen=chosen,
+      layout=layout,
+      target=target.params,
+      rows=list(examples.encode(tasks.find(str(path)), layout, 0, 1)),
+      spec_drafters={FULL: ways.untrained(drafter, jax.random.key(1))},
+      heads=ways.load(choice, target),
+    )
   jax.config.update('jax_disable_most_optimizations', before)
 
 
@@ -106,7 +111,7 @@ def test_promises_are_kept_by_an_untrained_drafter(pair):
 
 
 def test_a_broken_promise_is_seen(pair, monkeypatch):
-  anything = functools.partial(verification.top_beta, beta=512, tau=math.inf)
+  anything = TopBeta(beta=512, tau=math.inf)
   monkeypatch.setitem(ways.RULES, 'strict', anything)
   monkeypatch.setitem(ways.RULES, 'top-3 tau 1', anything)
   broken = {

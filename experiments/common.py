@@ -1,0 +1,155 @@
+"""What the experiments share: their options, models and batches, and how their
+commands end."""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly.choices import Sampling
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.drafting import DrafterChoice, Target
+from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.rules import Rule
+from specdec_jax.base import Params, Prompt
+from specdec_jax.cli import options
+from specdec_jax.infer import examples
+from specdec_jax.infer.examples import Layout, Row
+from specdec_jax.launch import compilation_cache
+from specdec_jax.launch.numbers import positive_int
+from specdec_jax.measure import stopwatch
+from specdec_jax.models import presets
+
+
+def finish(name: str, run: Callable[[], None]) -> int:
+  """Runs an experiment; its exit status, 2 with a sentence for wrong input."""
+  try:
+    compilation_cache.enable()
+    run()
+  except (ValueError, ImportError) as error:
+    print(f'{name}: error: {error}', file=sys.stderr)
+    return 2
+  return 0
+
+
+def add_counts(parser: argparse.ArgumentParser, **defaults: int) -> None:
+  """Options that are whole numbers from 1 on, with their defaults."""
+  for name, default in defaults.items():
+    parser.add_argument(f'--{name}', type=positive_int, default=default)
+
+
+def add_dtypes(parser: argparse.ArgumentParser) -> None:
+  """`--dtype` of what speculates, and `--plain_dtypes` of what it is compared
+  with: the fastest of them."""
+  parser.add_argument(
+    '--dtype',
+    choices=presets.DTYPES,
+    help='where the target verifies (default: in which five rows are '
+    'multiplied most quickly here)',
+  )
+  options.add_plain_dtypes(parser)
+
+
+def verifying_dtype(args: argparse.Namespace) -> str:
+  """What `--dtype` said, or is by default."""
+  return args.dtype or stopwatch.quickest_dtype(presets.DTYPES)
+
+
+def add_tables(
+  parser: argparse.ArgumentParser, tables: Collection[str]
+) -> None:
+  """`--tables`, names of `tables` with commas between; all by default."""
+
+  def names(text: str) -> list[str]:
+    chosen = text.split(',')
+    for name in chosen:
+      if name not in tables:
+        raise argparse.ArgumentTypeError(
+          f'{name!r} is no table; there are {", ".join(tables)}'
+        )
+    return chosen
+
+  parser.add_argument(
+    '--tables',
+    type=names,
+    default=list(tables),
+    help=f'of {", ".join(tables)} (default: all)',
+  )
+
+
+def numbers(text: str) -> list[int]:
+  """Whole numbers from 1 on with commas between: a `type` of argparse."""
+  found = [int(number) for number in text.split(',')]
+  if min(found) < 1:
+    raise ValueError(text)
+  return found
+
+
+def seen(model: Any, temperature: float) -> Target:
+  """A target as drafters see it.
+
+  Args:
+    model: with the `config` and `vocabulary` of a target, and its `name`.
+    temperature: 0 is greedy.
+  """
+  return Target(
+    name=model.name,
+    config=model.config,
+    vocabulary=model.vocabulary,
+    sampling=Sampling(temperature=temperature),
+  )
+
+
+def decoder(
+  model: Model,
+  drafter: DrafterChoice,
+  params: Params,
+  *,
+  rule: Rule | None = None,
+  temperature: float = 0.0,
+) -> Decoder:
+  """`assembly.decoder.build` with weights that are loaded already: those of
+  the target, and the drafter's own."""
+  made = decoder_lib.outline(
+    model,
+    drafter=drafter,
+    rule=rule,
+    sampling=Sampling(temperature=temperature),
+  )
+  own = made.drafting.join(params.target, params.drafter)
+  return dataclasses.replace(made, params=Params(params.target, own))
+
+
+def spread(rows: Sequence[Row], count: int) -> list[Row]:
+  """`count` examples, evenly spread over the split."""
+  count = min(count, len(rows))
+  indices = np.linspace(0, len(rows) - 1, count).round().astype(int)
+  return [rows[i] for i in indices]
+
+
+def pack(layout: Layout, rows: Sequence[Row], batch_size: int) -> Prompt:
+  """One batch; rows that are missing are empty."""
+  filled = [*rows, *[None] * (batch_size - len(rows))]
+  return jax.tree.map(jnp.asarray, examples.packer(layout)(filled))
+
+
+def batches(
+  layout: Layout, rows: Sequence[Row], batch_size: int
+) -> Iterator[tuple[Prompt, Sequence[Row]]]:
+  """Batches in the order of the examples, each with the rows that are in it."""
+  for start in range(0, len(rows), batch_size):
+    part = rows[start : start + batch_size]
+    yield pack(layout, part, batch_size), part
+
+
+def short(name: str) -> str:
+  """A model without the folders of the machine that it lies on."""
+  parts = Path(name).parts
+  return '/'.join(parts[-2:] if parts[-1] == 'model' else parts[-1:])
