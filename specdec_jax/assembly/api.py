@@ -2,7 +2,7 @@
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,9 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import RULES, Rule
 from specdec_jax.assembly.running import Settings
 from specdec_jax.decoding.state import DecodeOutput
+from specdec_jax.files import text_lines
 from specdec_jax.measure import metrics
+from specdec_jax.sharding import mesh
 from specdec_jax.text import stop_strings, vocabularies
 from specdec_jax.text.prompts import Batch
 from specdec_jax.text.vocabularies import TextStream
@@ -98,6 +100,12 @@ def load(
     if isinstance(given, str)
   ]
   _check_options(kinds, options)
+  if draft_model is None and draft_dtype is not None:
+    raise ValueError('draft_dtype is for a draft_model, which is not given')
+  if draft_model is not None and not isinstance(named, str):
+    raise ValueError(
+      'draft_model is for a drafter by name: this one has its own'
+    )
   target = Model(
     checkpoint=model, sizes=sizes, vocabulary=vocabulary, dtype=dtype
   )
@@ -130,7 +138,7 @@ def load(
 
 def generate(
   decoder: Decoder,
-  texts: Sequence[str],
+  texts: Iterable[str],
   *,
   max_new_tokens: int = 128,
   chat: bool = False,
@@ -153,35 +161,82 @@ def generate(
     stop: strings that end a text.
     num_devices: devices that share the rows of a batch.
 
-  Yields:
-    A completion per text, in their order, as soon as its batch is done.
+  Returns:
+    An iterator over a completion per text, in their order; each batch is
+    decoded when the first of its completions is asked for.
 
   Raises:
-    ValueError: if a text is empty or too long, or logits were not numbers.
+    ValueError: if a text is empty or too long, a number is out of range, or,
+      from the iterator, if logits were not numbers.
   """
   if isinstance(texts, str):
     raise ValueError('texts is a string: give a list of them')
-  if not texts:
-    return
-  batches = running.pack(
-    decoder,
-    texts,
-    max_new_tokens=max_new_tokens,
-    batch_size=min(batch_size, len(texts)),
-    is_chat=chat,
-    system=system,
-  )
+  texts = list(texts)
   settings = Settings(
     max_new_tokens=max_new_tokens,
     seed=seed,
-    stop=tuple(stop),
+    stop=stop if isinstance(stop, str) else tuple(stop),
     num_devices=num_devices,
   )
+  running.check_count('batch_size', batch_size)
+  mesh.check_devices(num_devices)
+  if batch_size % num_devices:
+    raise ValueError(
+      f'a batch of {batch_size} rows does not divide over {num_devices} devices'
+    )
+  # No more rows than there are texts, but the same number for every device.
+  batches = _batches(
+    decoder,
+    texts,
+    settings,
+    batch_size=min(batch_size, len(texts) + -len(texts) % num_devices),
+    chat=chat,
+    system=system,
+  )
+  return _completions(decoder, batches, settings)
+
+
+def _batches(
+  decoder: Decoder,
+  texts: Sequence[str],
+  settings: Settings,
+  *,
+  batch_size: int,
+  chat: bool,
+  system: str | None,
+) -> list[Batch]:
+  """Texts as batches; raises ValueError for what cannot be decoded."""
+  if system is not None and not chat:
+    raise ValueError('system is for chat, which is False')
+  for i, text in enumerate(texts, start=1):
+    if not isinstance(text, str):
+      raise ValueError(f'text {i} is no string: {text!r}')
+    if not text.strip():
+      raise ValueError(f'text {i} is empty')
+    text_lines.check_encodable(text, f'text {i}')
   stop_strings.check_vocabulary(settings.stop, decoder.vocabulary)
+  if not texts:
+    return []
+  return running.pack(
+    decoder,
+    texts,
+    max_new_tokens=settings.max_new_tokens,
+    batch_size=batch_size,
+    is_chat=chat,
+    system=system,
+  )
+
+
+def _completions(
+  decoder: Decoder, batches: Sequence[Batch], settings: Settings
+) -> Iterator[Completion]:
+  """Decodes batch after batch."""
+  if not batches:
+    return
   compile_decode = running.compile_whole
-  if stop:
+  if settings.stop:
     compile_decode = running.compile_stepwise
-  decode = _compiled(compile_decode, decoder, batches[0], settings)
+  decode = compile_decode(decoder, batches[0], settings)
   for batch in batches:
     output = jax.device_get(decode(batch, ()))
     for row in range(len(batch.texts)):
@@ -226,24 +281,20 @@ def stream(
       back until it is not.
 
   Returns:
-    An iterator over pieces of text, with `completion` at its end.
+    What gives the pieces, and after the last of them `completion`.
 
   Raises:
     ValueError: as `generate`.
   """
-  [batch] = running.pack(
-    decoder,
-    [text],
-    max_new_tokens=max_new_tokens,
-    batch_size=1,
-    is_chat=chat,
-    system=system,
-  )
   settings = Settings(
-    max_new_tokens=max_new_tokens, seed=seed, stop=tuple(stop)
+    max_new_tokens=max_new_tokens,
+    seed=seed,
+    stop=stop if isinstance(stop, str) else tuple(stop),
   )
-  stop_strings.check_vocabulary(settings.stop, decoder.vocabulary)
-  iterate = _compiled(running.compile_iterations, decoder, batch, settings)
+  [batch] = _batches(
+    decoder, [text], settings, batch_size=1, chat=chat, system=system
+  )
+  iterate = running.compile_iterations(decoder, batch, settings)
   vocabulary = decoder.vocabulary
 
   def pieces(told: Stream) -> Iterator[str]:
@@ -304,20 +355,6 @@ def _check_options(kinds: Sequence[type], options: Mapping[str, Any]) -> None:
       )
 
 
-def _compiled(
-  compile_decode: Callable[..., Any],
-  decoder: Decoder,
-  first: Batch,
-  settings: Settings,
-) -> Any:
-  """A compiled decode, kept with its decoder for batches of the same shape."""
-  shapes = jax.tree.map(lambda leaf: leaf.shape, first.prompt)
-  key = (compile_decode, str(shapes), settings)
-  if key not in decoder.programs:
-    decoder.programs[key] = compile_decode(decoder, first, settings)
-  return decoder.programs[key]
-
-
 def _completion(
   decoder: Decoder,
   batch: Batch,
@@ -335,8 +372,8 @@ def _completion(
   tokens = output.tokens[row, span].tolist()
   if output.has_nan[row]:
     raise ValueError(
-      f'after {len(tokens)} new tokens the logits were not numbers (NaN), and '
-      'the decoding stopped'
+      f'text {int(batch.prompt.row_ids[row]) + 1}: after {len(tokens)} new '
+      'tokens the logits were not numbers (NaN), and its decoding stopped'
     )
   text, found = stop_strings.text_of(decoder.vocabulary, stop, tokens)
   return Completion(

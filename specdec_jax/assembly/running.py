@@ -35,12 +35,30 @@ class Settings:
     seed: of all draws.
     stop: strings that end a text.
     num_devices: devices that share the rows of a batch.
+
+  Raises:
+    ValueError: if a number is out of range, or a string is empty.
   """
 
   max_new_tokens: int
   seed: int = 0
   stop: Sequence[str] = ()
   num_devices: int = 1
+
+  def __post_init__(self):
+    check_count('max_new_tokens', self.max_new_tokens)
+    if type(self.seed) is not int or not 0 <= self.seed < 2**32:
+      raise ValueError(f'seed should be from 0 to 2**32 - 1, got {self.seed!r}')
+    if isinstance(self.stop, str):
+      raise ValueError('stop is a string: give a list of them')
+    if '' in self.stop:
+      raise ValueError('a stop string is empty, which every text holds')
+
+
+def check_count(name: str, value: int) -> None:
+  """Raises ValueError unless a number can be that of things."""
+  if type(value) is not int or value < 1:
+    raise ValueError(f'{name} should be a positive integer, got {value!r}')
 
 
 def pack(
@@ -130,6 +148,22 @@ def place(tree: Any, num_devices: int, *, is_batch: bool) -> Any:
   return jax.device_put(tree, sharding(num_devices, is_batch=is_batch))
 
 
+def _kept(
+  decoder: Decoder,
+  kind: str,
+  first: Batch,
+  settings: Settings,
+  compile_it: Callable[[], Any],
+) -> Any:
+  """What was compiled, kept with the decoder for batches of the same shape: it
+  depends on nothing else, neither on the seed nor on stop strings."""
+  shapes = jax.tree.map(lambda leaf: leaf.shape, first.prompt)
+  key = (kind, str(shapes), settings.max_new_tokens, settings.num_devices)
+  if key not in decoder.programs:
+    decoder.programs[key] = compile_it()
+  return decoder.programs[key]
+
+
 def compile_whole(
   decoder: Decoder, first: Batch, settings: Settings, call: Call = lambda f: f()
 ) -> Decode:
@@ -146,8 +180,12 @@ def compile_whole(
     **decoder.rule,
     max_len=max_length(first, settings.max_new_tokens),
   )
-  lowered = jax.jit(generate).lower(params, key, placed(first.prompt))
-  compiled = call(lowered.compile)
+
+  def compile_loop() -> Any:
+    lowered = jax.jit(generate).lower(params, key, placed(first.prompt))
+    return call(lowered.compile)
+
+  compiled = _kept(decoder, 'whole', first, settings, compile_loop)
 
   def decode(batch: Batch, shows: Sequence[Show]) -> DecodeOutput:
     del shows
@@ -214,7 +252,9 @@ def compile_iterations(
     step_jit = jax.jit(step, donate_argnums=1, out_shardings=(rows, None))
     return lowered.compile(), step_jit.lower(params, state).compile()
 
-  prefill, advance = call(compile_both)
+  prefill, advance = _kept(
+    decoder, 'stepwise', first, settings, lambda: call(compile_both)
+  )
 
   def iterate(batch: Batch) -> Iterations:
     state = prefill(params, key, placed(batch.prompt))

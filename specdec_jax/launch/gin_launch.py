@@ -131,13 +131,15 @@ def parse(args: argparse.Namespace) -> None:
   """
   gin = _import_gin()
   gin.clear_config(clear_constants=True)
-  given = [old_names.renewed_binding(binding) for binding in args.gin_bindings]
+  given = args.gin_bindings
   folders = ['.', *args.gin_search_paths.split(',')]
   try:
     with _found_by(gin_files.reader(folders)):
       gin.parse_config_files_and_bindings(
-        args.gin_file, given, finalize_config=False
+        args.gin_file, None, finalize_config=False
       )
+      given = [old_names.renewed_binding(each, bindings()) for each in given]
+      gin.parse_config(given)
   except OSError as error:
     raise ValueError(f'gin: {error}') from error
   except Exception as error:

@@ -49,6 +49,8 @@ _RULES = {
   'verification.block_verification': 'rules.Block',
   'verification.top_beta': 'rules.TopBeta',
 }
+_ALL = _SELECTORS | _RULES
+_VERIFY_FN = 'decoding.Decoding.verify_fn'
 _IMPORT = re.compile(r'^from (specdec_jax[\w.]*) import (\w+)(?: as (\w+))?$')
 _QUOTED = re.compile(r"""('[^']*'|"[^"]*"|#.*)""")
 # Where a selector can begin.
@@ -65,9 +67,15 @@ def renewed(text: str) -> str:
   return '\n'.join(_selectors(line, selectors) for line in lines)
 
 
-def renewed_binding(text: str) -> str:
-  """A binding of the command line likewise, where names may be short."""
-  known = _SELECTORS | _RULES
+def renewed_binding(text: str, bound: Mapping[str, str]) -> str:
+  """A binding of the command line likewise, where names may be short.
+
+  Args:
+    text: the binding.
+    bound: what the files bind: if that is a rule as a function, so does `text`.
+  """
+  rules = [bound[name] for name in bound if name.endswith(_VERIFY_FN)]
+  known = _SELECTORS if any(rule != 'None' for rule in rules) else _ALL
   short = {old.rpartition('.')[2]: new for old, new in known.items()}
   name, equals, value = text.partition('=')
   return (
@@ -82,13 +90,13 @@ def renewed_settings(settings: Mapping[str, str]) -> dict[str, str]:
   text = '\n'.join(f'{name} = {value}' for name, value in settings.items())
   pairs = [line.split(' = ', 1) for line in renewed(text).split('\n')]
   found = dict(pair for pair in pairs if len(pair) == 2)
-  rule = found.pop('decoding.Decoding.verify_fn', 'None').removeprefix('@')
+  rule = found.pop(_VERIFY_FN, 'None').removeprefix('@')
   if rule in _RULES:
     found.pop('decoding.Decoding.rule_temperature', None)
     found['decoding.Decoding.make_rule'] = f'@{_RULES[rule]}'
     found = {_selectors(name, _RULES): value for name, value in found.items()}
   elif rule != 'None':
-    found['decoding.Decoding.verify_fn'] = f'@{rule}'
+    found[_VERIFY_FN] = f'@{rule}'
   return found
 
 

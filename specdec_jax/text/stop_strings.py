@@ -46,8 +46,8 @@ def check_vocabulary(stops: Sequence[str], vocabulary: AnyVocabulary) -> None:
     ids = vocabulary.encode(stop, add_special_tokens=False)
     if ids and set(ids) <= vocabulary.special_ids:
       raise ValueError(
-        f'--stop {stop!r} is a special token of this vocabulary, and the text '
-        'holds none: it never occurs'
+        f'the stop string {stop!r} is a special token of this vocabulary, and '
+        'the text holds none: it never occurs'
       )
 
 

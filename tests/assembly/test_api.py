@@ -1,0 +1,231 @@
+"""`specdec_jax.load`, `generate` and `stream`, as a user calls them."""
+
+import pytest
+
+pytest.importorskip('safetensors')
+pytest.importorskip('tokenizers')
+
+import specdec_jax
+from specdec_jax.assembly import drafting, rules
+from specdec_jax.assembly.models import Model
+from specdec_jax.text import vocabularies
+from specdec_jax.text.vocabularies import TextStream
+from tests.cli import tiny
+
+TEXTS = ['the in ab', 'ab', 'in the the', 'the ab ab ab', 'in']
+NUM_NEW = 8
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory) -> str:
+  return tiny.write_model(tmp_path_factory.mktemp('api') / 'tiny')
+
+
+@pytest.fixture(scope='module')
+def decoder(folder):
+  return specdec_jax.load(folder, drafter='prompt_lookup', gamma=2)
+
+
+def generate(decoder, texts, **options):
+  usual = {'max_new_tokens': NUM_NEW, 'batch_size': 2}
+  return list(specdec_jax.generate(decoder, texts, **usual | options))
+
+
+@pytest.fixture(scope='module')
+def completions(decoder):
+  return generate(decoder, TEXTS)
+
+
+def test_texts_keep_their_order_across_batches(decoder, completions):
+  assert [each.prompt for each in completions] == TEXTS
+  assert len({each.text for each in completions}) > 2
+  # Of any iterable, row by row the same.
+  few = generate(decoder, (text for text in TEXTS[3:5]))
+  assert [each.tokens for each in few] == [
+    each.tokens for each in completions[3:]
+  ]
+
+
+def test_statistics_and_log_probs_are_at_hand(completions):
+  for each in completions:
+    assert str(each) == each.text
+    assert len(each.tokens) == len(each.log_probs) == NUM_NEW
+    assert each.statistics['tokens'] == NUM_NEW
+    assert each.statistics['target_runs'] <= NUM_NEW
+    assert each.statistics['block_efficiency'] >= 1
+    assert each.stop is None
+    assert all(value < 0 for value in each.log_probs)
+  assert sum(each.statistics['accepted'] for each in completions) > 0
+
+
+def test_nothing_is_compiled_twice(decoder, completions, monkeypatch):
+  programs = dict(decoder.programs)
+  assert programs
+  # Neither for texts of a similar length nor for another seed.
+  again = generate(decoder, TEXTS[:2], seed=3)
+  assert [each.tokens for each in again] == [
+    each.tokens for each in completions[:2]
+  ]
+  assert decoder.programs == programs
+  generate(decoder, TEXTS[:1], stop=['zzz'])
+  stepwise = dict(decoder.programs)
+  assert stepwise.keys() > programs.keys()
+  generate(decoder, TEXTS[:1], stop=['yyy', 'xxx'])
+  list(specdec_jax.stream(decoder, TEXTS[0], max_new_tokens=NUM_NEW))
+  assert decoder.programs == stepwise
+
+
+def test_a_stop_string_ends_a_text(decoder, completions):
+  text = completions[0].text
+  stop = text[3:5]
+  [found] = generate(decoder, TEXTS[:1], stop=[stop, 'not in it'])
+  assert found.stop == stop
+  assert found.text == text[: text.index(stop)]
+  assert found.statistics['tokens'] == len(found.tokens) < NUM_NEW
+
+
+def test_a_stream_is_the_text_in_pieces(decoder, completions):
+  stream = specdec_jax.stream(decoder, TEXTS[0], max_new_tokens=NUM_NEW)
+  assert stream.completion is None
+  pieces = list(stream)
+  assert len(pieces) > 1
+  assert ''.join(pieces) == completions[0].text
+  found = stream.completion
+  assert found.tokens == completions[0].tokens
+  assert found.statistics == completions[0].statistics
+  assert found.log_probs == pytest.approx(completions[0].log_probs, abs=1e-5)
+
+
+def test_a_stream_holds_back_what_may_begin_a_stop_string(decoder, completions):
+  text = completions[0].text
+  for length in (2, 3):
+    stop = text[-length:]
+    place = text.index(stop)
+    stream = specdec_jax.stream(
+      decoder, TEXTS[0], max_new_tokens=NUM_NEW, stop=[stop]
+    )
+    assert ''.join(stream) == text[:place] == stream.completion.text
+    assert stream.completion.stop == stop
+  # What only began like one comes out in the end.
+  stop = f'{text[-2:]}\n'
+  stream = specdec_jax.stream(
+    decoder, TEXTS[0], max_new_tokens=NUM_NEW, stop=[stop]
+  )
+  assert ''.join(stream) == text
+  assert stream.completion.stop is None
+
+
+def test_a_character_of_several_tokens_is_shown_whole():
+  words = vocabularies.Vocabulary(tokenizer=tiny.make_tokenizer())
+  read, shown = TextStream(), []
+  for token in words.encode('ä€'):
+    piece, read = vocabularies.stream_text(words, read, [token])
+    shown.append(piece)
+  assert ''.join(shown) == 'ä€'
+  assert '\ufffd' not in shown
+
+
+@pytest.mark.parametrize(
+  ('texts', 'options', 'message'),
+  [
+    ('a text', {}, 'texts is a string: give a list of them'),
+    ([b'ab'], {}, "text 1 is no string: b'ab'"),
+    (['ab', ' \n'], {}, 'text 2 is empty'),
+    (
+      ['ab', 'ab' * 200],
+      {},
+      r'prompt 2 has \d+ tokens, and the context is 128',
+    ),
+    (['ab' * 60], {'max_new_tokens': 100}, 'lower max_new_tokens to'),
+    (['ab'], {'max_new_tokens': 0}, 'max_new_tokens .* got 0'),
+    (['ab'], {'batch_size': 0}, 'batch_size .* got 0'),
+    (['ab'], {'seed': -1}, 'seed .* got -1'),
+    (['ab'], {'stop': 'ab'}, 'stop is a string: give a list of them'),
+    (['ab'], {'stop': ['']}, 'a stop string is empty'),
+    (['ab'], {'stop': ['<|im_end|>']}, r"'<\|im_end\|>' is a special token"),
+    (['ab'], {'num_devices': 99}, '99: there are'),
+    (['ab'] * 3, {'num_devices': 2, 'batch_size': 3}, '3 rows .* 2 devices'),
+    (['ab'], {'system': 'ab'}, 'system is for chat'),
+  ],
+)
+def test_what_cannot_be_decoded_is_said_at_once(
+  decoder, texts, options, message
+):
+  usual = {'max_new_tokens': NUM_NEW, 'batch_size': 2}
+  with pytest.raises(ValueError, match=message):
+    specdec_jax.generate(decoder, texts, **usual | options)  # Not iterated.
+
+
+def test_no_texts_are_no_completions(decoder):
+  assert generate(decoder, []) == []
+
+
+def test_a_stream_is_of_one_text(decoder):
+  with pytest.raises(ValueError, match='text 1 is no string'):
+    specdec_jax.stream(decoder, ['ab'])
+  with pytest.raises(ValueError, match='stop is a string'):
+    specdec_jax.stream(decoder, 'ab', stop='ab')
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    (
+      {'max_ngrm': 2},
+      "no option .* is called 'max_ngrm', did you mean 'max_ngram'; they have",
+    ),
+    ({'drafter': 'modle'}, "drafter 'modle' is none of prompt_lookup, ngram"),
+    ({'rule': 'gready'}, "rule 'gready' is none of speculative_sampling, gr"),
+    ({'drafter': 'model'}, "the drafter 'model' needs a draft_model"),
+    (
+      {'drafter': 'uniform', 'draft_model': '{folder}'},
+      "a draft_model is not for the drafter 'uniform'",
+    ),
+    ({'draft_dtype': 'bfloat16'}, 'draft_dtype is for a draft_model'),
+    (
+      {'drafter': drafting.NoDrafter(), 'draft_model': '{folder}'},
+      'draft_model is for a drafter by name',
+    ),
+    ({'drafter': drafting.NoDrafter(), 'gamma': 2}, "called 'gamma'; they"),
+    ({'dtype': 'float16'}, "dtype is 'float16', expected float32 or bfloat16"),
+    ({'lenience': 0.5}, 'lenience 0.5 changes nothing at temperature 0'),
+    ({'rule': 'greedy', 'temperature': 1.0}, 'it needs temperature 0, got 1.0'),
+    ({'top_k': 3}, 'top_k 3 changes nothing at temperature 0'),
+    ({'gamma': 500}, 'gamma 500 is too large for a context of 128'),
+  ],
+)
+def test_choices_that_are_refused(folder, options, message):
+  given = {
+    name: value.format(folder=folder) if isinstance(value, str) else value
+    for name, value in options.items()
+  }
+  with pytest.raises(ValueError, match=message):
+    specdec_jax.load(folder, **given)
+
+
+def test_choices_may_be_objects(folder, completions):
+  decoder = specdec_jax.load(
+    folder,
+    drafter=drafting.DraftModel(
+      model=Model(checkpoint=folder, dtype='float32'), gamma=3
+    ),
+    rule=rules.Greedy(),
+  )
+  [found] = generate(decoder, TEXTS[:1])
+  assert found.tokens == completions[0].tokens
+  assert found.statistics['alpha'] == 1.0
+  named = specdec_jax.load(folder, draft_model=folder, gamma=3)
+  assert isinstance(named.choice, drafting.DraftModel)
+  # The weights are those of the target, read once.
+  leaves = [named.params.target, named.params.drafter]
+  assert leaves[0] is leaves[1]
+
+
+def test_logits_that_are_no_numbers_are_said(tmp_path):
+  broken = tiny.write_model(tmp_path / 'nan', change=tiny.burst)
+  decoder = specdec_jax.load(broken, drafter='none')
+  with pytest.raises(
+    ValueError,
+    match=r'text 1: after 0 new tokens the logits were not numbers \(NaN\)',
+  ):
+    generate(decoder, ['ab'])

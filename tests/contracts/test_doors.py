@@ -1,0 +1,351 @@
+"""Every door makes the same of the same choices: flags, gin files and Python.
+
+All drafters are decoded with one lossless rule, and all rules with one drafter,
+a draft model that is sometimes wrong: a rule does not know which drafter it is.
+Flags, gin files and `specdec_jax.generate` decode each of these cases, and
+`specdec_jax.stream` the draft model's. T5X's door has a test of its own.
+"""
+
+import dataclasses
+import json
+import pathlib
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip('gin')
+pytest.importorskip('safetensors')
+pytest.importorskip('sentencepiece')
+pytest.importorskip('tensorstore')
+
+import specdec_jax
+from specdec_jax.assembly.choices import flags_of
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.drafting import DRAFTERS
+from specdec_jax.assembly.rules import RULES
+from specdec_jax.checkpoints import safetensors_model
+from specdec_jax.models import families
+from specdec_jax.models.block_heads import BlockHeadsConfig
+from specdec_jax.text import vocabulary_files
+from tests import toy_block, toy_t5
+from tests.checkpoints.tiny_t5 import T5X
+from tests.cli import infer_runs, tiny
+
+TEXTS = (
+  'live ten dog eight yes jumps then.',
+  'two over echo.',
+  'seas stars away birds sort live where.',
+)
+NUM_NEW = 8
+PLAIN, LOSSLESS, WEAK = 'none', 'greedy', 'model'
+
+# The options of a drafter, by the names of its fields; `{folder}` is where the
+# models are. One for each row of DRAFTERS.
+DRAFTER_OPTIONS = {
+  'prompt_lookup': {'gamma': 3, 'max_ngram': 2, 'min_ngram': 1},
+  'ngram': {'gamma': 2, 'text': '{folder}/counted.txt'},
+  'uniform': {'gamma': 2},
+  'model': {'gamma': 3},
+  'spec_drafter': {'gamma': 3},
+  'block_heads': {'gamma': 2},
+  'none': {},
+}
+# Of a rule: options with which it is lossless, others to pass through every
+# door, and the temperature for that. One for each row of RULES.
+RULE_OPTIONS = {
+  'speculative_sampling': ({}, {'lenience': 0.01}, 1.0),
+  'greedy': ({}, {'lenience': 0.001}, 0.0),
+  'block': ({}, {}, 1.0),
+  'top_beta': ({'beta': 1}, {'beta': 8, 'tau': 9.0}, 0.0),
+}
+
+
+class Case(NamedTuple):
+  """Choices, in Python's names."""
+
+  drafter: str = WEAK
+  rule: str = LOSSLESS
+  options: tuple[tuple[str, object], ...] = ()
+  temperature: float = 0.0
+
+
+class Found(NamedTuple):
+  """What a door made of a text. gin's writes no tokens, but their text."""
+
+  text: str
+  num_tokens: int
+  num_runs: int
+  num_drafted: int
+  num_accepted: int
+  tokens: tuple[int, ...] | None = None
+
+
+def options_of(table, kind: str, name: str):
+  """A row of the tables above; fails for a new drafter or rule without one."""
+  if name not in table:
+    pytest.fail(f'the {kind} {name} has no options in {__file__}: give it some')
+  return table[name]
+
+
+def case_of_drafter(name: str, **changes) -> Case:
+  options = options_of(DRAFTER_OPTIONS, 'drafter', name)
+  return Case(drafter=name, options=tuple(options.items()), **changes)
+
+
+def case_of_rule(name: str, options, temperature: float) -> Case:
+  given = DRAFTER_OPTIONS[WEAK] | options
+  return Case(rule=name, options=tuple(given.items()), temperature=temperature)
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory) -> pathlib.Path:
+  """A T5 with T5X's vocabulary, and a folder for each drafter with weights."""
+  folder = tmp_path_factory.mktemp('doors')
+  config = toy_t5.config(128)
+  params = toy_t5.params(config, seed=0)
+  noise = toy_t5.params(config, seed=1)
+  heads = BlockHeadsConfig(embed_dim=8, gamma=3, mlp_dim=4)
+  block = toy_block.config(
+    128, num_encoder_layers=1, num_decoder_layers=1, max_positions=80
+  )
+  for name, sizes, weights in (
+    ('target', config, params),
+    ('model', config, jax.tree.map(lambda x, y: x + 0.2 * y, params, noise)),
+    ('spec_drafter', block, toy_block.params(block, seed=0)),
+    ('block_heads', heads, random_params(heads)),
+  ):
+    safetensors_model.save(folder / name, sizes, weights)
+  for name in ('target', 'model'):
+    path = folder / name / vocabulary_files.SENTENCEPIECE
+    path.write_bytes((T5X / 'tiny_sp.model').read_bytes())
+    path.with_name('tokenizer_config.json').write_text('{"extra_ids": 0}')
+  (folder / 'counted.txt').write_text('\n'.join(TEXTS))
+  (folder / 'texts.txt').write_text('\n'.join(TEXTS) + '\n')
+  lines = [json.dumps({'inputs': text, 'targets': text}) for text in TEXTS]
+  (folder / 'task.jsonl').write_text('\n'.join(lines) + '\n')
+  return folder
+
+
+def random_params(config):
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype),
+    families.param_shapes(config),
+  )
+
+
+def fields_of(folder: pathlib.Path, case: Case) -> dict:
+  """The options with the folder in them."""
+  return {
+    name: value.format(folder=folder) if isinstance(value, str) else value
+    for name, value in case.options
+  }
+
+
+def flags(folder: pathlib.Path, case: Case) -> list[str]:
+  """The models, the drafter and the rule, as the command line names them."""
+  given = {
+    '--model': folder / 'target',
+    '--drafter': case.drafter,
+    '--verification': case.rule,
+    '--temperature': case.temperature,
+    '--max_new_tokens': NUM_NEW,
+    '--batch_size': len(TEXTS),
+    '--prompts': folder / 'texts.txt',
+    '--json': '-',
+  }
+  if (folder / case.drafter).exists():
+    given['--draft_model'] = folder / case.drafter
+  options = fields_of(folder, case)
+  for choice in (DRAFTERS[case.drafter], RULES[case.rule]):
+    for flag, field in flags_of(choice).items():
+      if field.name in options:
+        given[f'--{flag}'] = options[field.name]
+  return [str(each) for item in given.items() for each in item]
+
+
+class Doors:
+  """Decodes the texts of a case, each case once per door."""
+
+  def __init__(self, folder: pathlib.Path):
+    self.folder = folder
+    self._found: dict[tuple[str, Case], list[Found]] = {}
+    self._decoders: dict[Case, Decoder] = {}
+
+  def __call__(self, door: str, case: Case, capfd) -> list[Found]:
+    key = (door, case)
+    if key not in self._found:
+      self._found[key] = getattr(self, door)(case, capfd)
+    return self._found[key]
+
+  def flags(self, case: Case, capfd) -> list[Found]:
+    """`specdec generate`."""
+    result = tiny.run(capfd, 'generate', *flags(self.folder, case))
+    assert (result.status, result.err) == (0, ''), result.err
+    return [
+      found(record['text'], record['statistics'], record['tokens'])
+      for record in result.records()
+    ]
+
+  def gin(self, case: Case, capfd) -> list[Found]:
+    """`specdec infer`, with the files of the drafter and of the rule."""
+    options = fields_of(self.folder, case)
+    bindings = {
+      'TASK_FEATURE_LENGTHS': f"{{'inputs': 64, 'targets': {NUM_NEW}}}",
+      'Decoding.batch_size': len(TEXTS),
+      'Decoding.temperature': case.temperature,
+    }
+    if 'text' in options:
+      bindings['DRAFTER_TEXT'] = repr(options['text'])
+    if (self.folder / case.drafter).exists():
+      model = self.folder / case.drafter
+      bindings['DRAFTER_CHECKPOINT_PATH'] = repr(str(model))
+    for module, choice in (
+      ('drafting', DRAFTERS[case.drafter]),
+      ('rules', RULES[case.rule]),
+    ):
+      for field in dataclasses.fields(choice):
+        if field.name in options and field.name != 'text':
+          name = f'{module}.{choice.__name__}.{field.name}'
+          bindings[name] = options[field.name]
+    out = self.folder / f'out_{len(self._found)}'
+    argv = infer_runs.argv(
+      self.folder / 'target',
+      self.folder / 'task.jsonl',
+      out,
+      infer_runs.gin_file(f'drafters/{case.drafter}.gin'),
+      infer_runs.gin_file(f'verification/{case.rule}.gin'),
+      **bindings,
+    )
+    result = tiny.run(capfd, *argv)
+    assert result.status == 0, result.err
+    return [
+      found(record['prediction'], record['aux'])
+      for record in infer_runs.records(infer_runs.result(out))
+    ]
+
+  def python(self, case: Case, capfd) -> list[Found]:
+    """`specdec_jax.generate`."""
+    del capfd
+    return [
+      found(each.text, each.statistics, each.tokens)
+      for each in specdec_jax.generate(
+        self.load(case), TEXTS, max_new_tokens=NUM_NEW, batch_size=len(TEXTS)
+      )
+    ]
+
+  def stream(self, case: Case, capfd) -> list[Found]:
+    """`specdec_jax.stream`, of the first text alone."""
+    del capfd
+    stream = specdec_jax.stream(
+      self.load(case), TEXTS[0], max_new_tokens=NUM_NEW
+    )
+    text, end = ''.join(stream), stream.completion
+    assert text == end.text
+    return [found(text, end.statistics, end.tokens)]
+
+  def load(self, case: Case):
+    """The decoder of a case."""
+    if case not in self._decoders:
+      model = self.folder / case.drafter
+      self._decoders[case] = specdec_jax.load(
+        str(self.folder / 'target'),
+        drafter=case.drafter,
+        draft_model=str(model) if model.exists() else None,
+        rule=case.rule,
+        temperature=case.temperature,
+        **fields_of(self.folder, case),
+      )
+    return self._decoders[case]
+
+
+def found(text: str, statistics, tokens=None) -> Found:
+  return Found(
+    text,
+    *(statistics[x] for x in ('tokens', 'target_runs', 'drafted', 'accepted')),
+    tokens=None if tokens is None else tuple(tokens),
+  )
+
+
+def check_same(some: list[Found], others: list[Found]) -> None:
+  """Raises AssertionError unless what both doors say is the same."""
+  for one, other in zip(some, others, strict=False):
+    if None in (one.tokens, other.tokens):
+      one, other = one._replace(tokens=None), other._replace(tokens=None)
+    assert one == other
+
+
+def num_accepted(results: list[Found]) -> int:
+  return sum(each.num_accepted for each in results)
+
+
+@pytest.fixture(scope='module')
+def doors(folder) -> Doors:
+  return Doors(folder)
+
+
+@pytest.fixture(autouse=True)
+def _keep_small_programs(monkeypatch):
+  """Doors share them; a command would keep only those that took long."""
+  monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+
+
+@pytest.mark.parametrize('name', DRAFTERS)
+def test_all_doors_decode_the_same_with_a_drafter(name, doors, capfd):
+  case = case_of_drafter(name)
+  expected = doors('python', case, capfd)
+  for door in ('flags', 'gin', *(['stream'] if name == WEAK else [])):
+    check_same(doors(door, case, capfd), expected)
+  # Lossless: the tokens are those of plain decoding.
+  plain = doors('python', case_of_drafter(PLAIN), capfd)
+  assert [each.tokens for each in expected] == [each.tokens for each in plain]
+  assert bool(sum(each.num_drafted for each in expected)) == (name != PLAIN)
+
+
+@pytest.mark.parametrize('name', RULES)
+def test_all_doors_decode_the_same_with_a_rule(name, doors, capfd):
+  lossless, options, temperature = options_of(RULE_OPTIONS, 'rule', name)
+  strict = doors('python', case_of_rule(name, lossless, 0.0), capfd)
+  plain = doors('python', case_of_drafter(PLAIN), capfd)
+  assert [each.tokens for each in strict] == [each.tokens for each in plain]
+  # Its options have to arrive, and at temperature 1 the same draws be made.
+  case = case_of_rule(name, options, temperature)
+  expected = doors('python', case, capfd)
+  for door in ('flags', 'gin'):
+    check_same(doors(door, case, capfd), expected)
+  if options != lossless:
+    strict = case_of_rule(name, lossless, temperature)
+    assert num_accepted(expected) > num_accepted(doors('python', strict, capfd))
+  if temperature:
+    assert [each.tokens for each in expected] != [each.tokens for each in plain]
+
+
+def test_a_door_that_drops_an_option_is_caught(doors, capfd, monkeypatch):
+  """The control: a door that forgets how lenient the rule is."""
+  case = case_of_rule('greedy', RULE_OPTIONS['greedy'][1], 0.0)
+  expected = doors('python', case, capfd)
+
+  class Forgetful(Doors):
+    def load(self, case):
+      kept = [item for item in case.options if item[0] != 'lenience']
+      return super().load(case._replace(options=tuple(kept)))
+
+  forgetful = Forgetful(doors.folder)
+  with pytest.raises(AssertionError):
+    check_same(forgetful('python', case, capfd), expected)
+
+
+@pytest.mark.parametrize('command', ['bench', 'calibrate'])
+@pytest.mark.parametrize('name', ['spec_drafter', 'block_heads'])
+def test_figures_of_drafters_with_weights(name, command, folder, capfd):
+  case = case_of_drafter(name)
+  more = ('--repeats', '1', '--plain_dtypes', 'float32')
+  result = tiny.run(capfd, command, *flags(folder, case), *more)
+  assert result.status == 0, result.err
+  figures = json.loads(result.out)
+  assert figures['gamma'] == dict(case.options)['gamma']
+  assert 0 <= figures['alpha'] <= 1
+  if command == 'bench':
+    assert figures['identical'] is True
