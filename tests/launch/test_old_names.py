@@ -242,7 +242,7 @@ def test_an_old_train_file_is_read(tmp_path):
   """A user's own file that includes a shipped one, and binds by old names."""
   text = f"""{DYNAMIC}
 from specdec_jax.cli import train
-from specdec_jax.cli import train_drafters as drafters
+from specdec_jax.cli import train_drafters
 from specdec_jax.training import datasets
 
 include 'runs/train_block_heads.gin'
@@ -252,8 +252,8 @@ TARGET = 'target'
 MODEL_DIR = 'out'
 TRAIN_STEPS = 2
 BATCH_SIZE = 3
-train.train.loss = @drafters.block_heads_loss
-drafters.block_heads_config.target = 'another'
+train.train.loss = @train_drafters.block_heads_loss
+train_drafters.block_heads_config.target = 'another'
 datasets.from_token_files.seed = 4
 """
   parse(tmp_path, text, 'train.train.keep=3')
