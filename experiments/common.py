@@ -45,6 +45,12 @@ def add_counts(parser: argparse.ArgumentParser, **defaults: int) -> None:
     parser.add_argument(f'--{name}', type=positive_int, default=default)
 
 
+def chosen(settings: type, args: argparse.Namespace) -> Any:
+  """A dataclass of what was given for its fields."""
+  names = [field.name for field in dataclasses.fields(settings)]
+  return settings(**{name: getattr(args, name) for name in names})
+
+
 def add_dtypes(parser: argparse.ArgumentParser) -> None:
   """`--dtype` of what speculates, and `--plain_dtypes` of what it is compared
   with: the fastest of them."""

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,19 @@ def interval(
   return '' if found is None else form.format(*found)
 
 
-def show(folder: Path, name: str, **contents: Any) -> None:
-  """Writes one table and prints it; see `write`."""
-  print(write(folder, name, **contents), flush=True)
+def measure(
+  command: tuple[str, Sequence[str]],
+  folder: Path,
+  name: str,
+  title: str,
+  make: Callable[[], Table],
+  more: Mapping[str, str] = {},
+) -> None:
+  """Makes a table, writes and prints it; see `header` and `write`."""
+  started = time.time()
+  table = make()
+  above = header(*command, started) | {**more}
+  print(write(folder, name, title=title, header=above, table=table), flush=True)
 
 
 def write(

@@ -9,9 +9,8 @@ table is written as soon as it is measured, as Markdown and as JSON.
 """
 
 import argparse
-import dataclasses
+import functools
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,27 +38,27 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     draft=args.draft_dtype,
     plain=args.plain_dtypes,
   )
-  names = [field.name for field in dataclasses.fields(Settings)]
-  settings = Settings(**{name: getattr(args, name) for name in names})
+  settings = common.chosen(Settings, args)
   folder = Path(args.output)
   given = []
   if set(args.tables) - _OF_THEORY:
     given = pairs.load_all(args, dtypes)
   for name in args.tables:
     title, make = TABLES[name]
-    started = time.time()
-    table = make(given, settings, folder)
-    header = report.header(MODULE, argv, started)
-    if name not in _OF_THEORY:
-      header['dtypes'] = (
-        f'{dtypes}, plain decoding the fastest of {" and ".join(dtypes.plain)}'
-      )
-      header['examples'] = (
-        f'{args.num_alpha} for acceptance, {args.num_timed} timed in '
-        f'{args.repeats} turns'
-      )
-    file = f'table_{name}' if name.isdigit() else name
-    report.show(folder, file, title=title, header=header, table=table)
+    more = {
+      'dtypes': f'{dtypes}, plain decoding the fastest of '
+      f'{" and ".join(dtypes.plain)}',
+      'examples': f'{args.num_alpha} for acceptance, {args.num_timed} timed in '
+      f'{args.repeats} turns',
+    }
+    report.measure(
+      (MODULE, argv),
+      folder,
+      f'table_{name}' if name.isdigit() else name,
+      title,
+      functools.partial(make, given, settings, folder),
+      {} if name in _OF_THEORY else more,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

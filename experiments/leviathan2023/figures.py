@@ -158,9 +158,11 @@ def _prefill_seconds(pair: Pair, prompt: Prompt) -> float:
 def _decode(pair: Pair, prompt: Prompt, gamma: int) -> list[Record]:
   """The iterations of one greedy decode."""
   batch = Batch(prompt=prompt, texts=('',))
-  iterate = running.compile_iterations(
+  decode = running.compile_stepwise(
     pairs.decoder(pair, gamma, 0.0, RULE),
     batch,
     running.Settings(max_new_tokens=pair.kind.targets_length),
   )
-  return [record for records in iterate(batch) for record in records]
+  records: list[Record] = []
+  decode(batch, [records.append])
+  return records

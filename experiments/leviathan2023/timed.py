@@ -50,12 +50,12 @@ class Timed:
     return (self.seconds - launches) / self.num_runs
 
   def speedups(self, plain: 'Timed') -> np.ndarray:
-    """Tokens a second over plain decoding's, turn by turn, `[repeats]`."""
+    """Tokens per second over plain decoding's, turn by turn, `[repeats]`."""
     own = self.num_tokens / self.turns.sum(axis=1)
     return own / (plain.num_tokens / plain.turns.sum(axis=1))
 
   def speedup(self, plain: 'Timed') -> float:
-    """Tokens a second over plain decoding's, prefill apart."""
+    """Tokens per second over plain decoding's, prefill apart."""
     own = self.num_tokens / self.seconds
     return own / (plain.num_tokens / plain.seconds)
 
@@ -71,7 +71,7 @@ class Sweep:
   """Plain and speculative decoding of the same examples.
 
   Attributes:
-    plain: one token a target run.
+    plain: one token per target run.
     fixed: by gamma.
     adaptive: by schedule, and the most tokens of a draft.
     costs: an iteration's parts, where they took turns with the rest.

@@ -7,8 +7,8 @@ Pairs of models are given as to `experiments.leviathan2023`.
 """
 
 import argparse
+import functools
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,30 +26,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
-  folder = Path(args.output)
-  report.show(
-    folder,
-    'toy',
-    title="The paper's example",
-    header=report.header(MODULE, argv, time.time()),
-    table=tables.toy(),
-  )
-  given = pairs.load_all(args)
-  started = time.time()
-  table = tables.tokens_per_run(
-    given,
-    gammas=args.gammas,
-    num_examples=args.num_examples,
-    batch_size=args.batch_size,
-  )
-  header = report.header(MODULE, argv, started)
-  header |= {'dtypes': str(pairs.Dtypes()), 'examples': f'{args.num_examples}'}
-  report.show(
+  command, folder = (MODULE, argv), Path(args.output)
+  report.measure(command, folder, 'toy', "The paper's example", tables.toy)
+  report.measure(
+    command,
     folder,
     'tokens_per_run',
-    title='Tokens per target run',
-    header=header,
-    table=table,
+    'Tokens per target run',
+    functools.partial(
+      tables.tokens_per_run,
+      pairs.load_all(args),
+      gammas=args.gammas,
+      num_examples=args.num_examples,
+      batch_size=args.batch_size,
+    ),
+    {'dtypes': str(pairs.Dtypes()), 'examples': f'{args.num_examples}'},
   )
 
 

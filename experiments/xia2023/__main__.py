@@ -12,7 +12,6 @@ A table is written as soon as it is measured, as Markdown and as JSON.
 import argparse
 import dataclasses
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +20,7 @@ import jax
 from experiments import common, report
 from experiments.xia2023 import paper, ways
 from experiments.xia2023.tables import EXACT, FULL, TABLES, Settings
-from experiments.xia2023.ways import Loaded, Pair
+from experiments.xia2023.ways import HEADS, Loaded, Pair
 from specdec_jax.assembly import models
 from specdec_jax.assembly.drafting import BlockHeads, SpecDrafter
 from specdec_jax.assembly.models import Model
@@ -44,27 +43,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
   args.dtype = common.verifying_dtype(args)
   pairs = _load_all(args)
-  names = [field.name for field in dataclasses.fields(Settings)]
-  settings = Settings(**{name: getattr(args, name) for name in names})
+  settings = common.chosen(Settings, args)
+  command = 'experiments.xia2023', argv
   for name in args.tables:
     title, make = TABLES[name]
-    started = time.time()
     dtype = EXACT_DTYPE if name in EXACT else args.dtype
-    rows = make(pairs[dtype], settings)
-    header = report.header('experiments.xia2023', argv, started) | {
-      'dtype': dtype
-      if name in EXACT
-      else f'{dtype}, beam search and greedy decoding the fastest of '
-      f'{" and ".join(args.plain_dtypes)}',
-      'examples': f'{len(pairs[dtype].rows)}, {args.num_timed} of them timed',
+    pair = pairs[dtype]
+    if name not in EXACT:
+      dtype += ', beam search and greedy decoding the fastest of '
+      dtype += ' and '.join(args.plain_dtypes)
+    more = {
+      'dtype': dtype,
+      'examples': f'{len(pair.rows)}, {args.num_timed} of them timed',
       'target': _name(args.target),
       'drafter': ', '.join(map(_name, args.drafter)) or 'untrained',
       'paper': paper.SOURCE,
     }
-    table = report.Table(rows=rows)
-    report.show(
-      Path(args.output), name, title=title, header=header, table=table
-    )
+    rows = lambda make=make, pair=pair: report.Table(rows=make(pair, settings))
+    report.measure(command, Path(args.output), name, title, rows, more)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -135,26 +131,25 @@ def _load(args: argparse.Namespace, dtype: str) -> Pair:
     targets_length=args.targets_length,
   )
   rows = list(examples.encode(tasks.find(args.task), layout, 0, 1))
-  found = {}
+  read = lambda kind, folder: ways.load(
+    kind(model=Model(checkpoint=folder, dtype=dtype)), target
+  )
+  drafters = {}
+  if args.heads is not None:
+    drafters[HEADS] = read(BlockHeads, args.heads)
+  if not args.drafter:
+    drafters[FULL] = _untrained(args, target.config)
   for i, given in enumerate(args.drafter):
     name, equals, folder = given.rpartition('=')
     if i and not equals:
       raise ValueError(f'give the variant a name: --drafter=NAME={folder}')
-    model = Model(checkpoint=folder, dtype=dtype)
-    found[name if i else FULL] = ways.load(SpecDrafter(model=model), target)
-  if not found:
-    found[FULL] = _untrained(args, target.config)
-  heads = None
-  if args.heads is not None:
-    model = Model(checkpoint=args.heads, dtype=dtype)
-    heads = ways.load(BlockHeads(model=model), target)
+    drafters[name if i else FULL] = read(SpecDrafter, folder)
   return Pair(
     chosen=chosen,
     layout=layout,
     target=target.params,
     rows=rows[: args.num_examples],
-    spec_drafters=found,
-    heads=heads,
+    drafters=drafters,
   )
 
 

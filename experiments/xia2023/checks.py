@@ -11,11 +11,11 @@ from experiments import common
 from experiments.report import Cells
 from experiments.xia2023 import ways
 from experiments.xia2023.ways import Pair
+from specdec_jax.assembly import running
 from specdec_jax.assembly.rules import TopBeta
-from specdec_jax.base import Params
-from specdec_jax.decoding import speculative
-from specdec_jax.decoding.state import DecodeState
 from specdec_jax.models.t5 import T5, T5Config
+from specdec_jax.text.prompts import Batch
+from specdec_jax.trace.recording import Record
 
 # The cached and the teacher-forced pass round differently; a token this close
 # to a limit, in nats, is not held against a rule.
@@ -57,13 +57,11 @@ def _strict_is_greedy(
   for size in (1, batch_size):
     compared = {
       'greedy': ways.greedy(pair),
-      'strict': ways.spec_drafter(pair, name, gamma, 'strict'),
+      'strict': ways.speculate(pair, name, gamma, 'strict'),
     }
     if size > 1:
       likeliest = TopBeta(beta=1, tau=math.inf)
-      compared['beta 1'] = ways.speculate(
-        pair, ways.decoder(pair, name, gamma, likeliest)
-      )
+      compared['beta 1'] = ways.under(pair, name, gamma, likeliest)
     results = ways.decode(
       pair, compared, pair.rows, batch_size=size, is_timed=False
     )
@@ -86,45 +84,27 @@ def _traced(
 ) -> tuple[list[list[int]], list[list[int]]]:
   """The outputs, and where in each a token is not one that was drafted."""
   decoder = ways.decoder(pair, name, gamma, ways.RULES[rule])
-  params = decoder.params
-  init = jax.jit(
-    lambda params, prompt: speculative.init(
-      params,
-      jax.random.key(0),
-      prompt,
-      **decoder.networks,
-      max_len=pair.max_len,
-    )
-  )
-
-  @functools.partial(jax.jit, donate_argnums=1)
-  def step(params: Params, state: DecodeState) -> Any:
-    state, info = speculative.step(
-      params, state, **decoder.networks, **decoder.rule
-    )
-    # Without the distributions at all positions, which are large.
-    return state, (info.verification.num_accepted, info.starts, info.counts)
-
-  rows: list[list[int]] = []
+  batches = [
+    (Batch(prompt=prompt, texts=()), part)
+    for prompt, part in common.batches(pair.layout, pair.rows, batch_size)
+  ]
+  settings = running.Settings(max_new_tokens=pair.layout.targets_length)
+  decode = running.compile_stepwise(decoder, batches[0][0], settings)
+  outputs: list[list[int]] = []
   corrections: list[list[int]] = []
-  for prompt, part in common.batches(pair.layout, pair.rows, batch_size):
-    num_real = len(part)
-    state = init(params, prompt)
-    places: list[list[int]] = [[] for _ in range(num_real)]
-    while not state.done.all():
-      state, found = step(params, state)
-      accepted, starts, counts = map(np.asarray, found)
-      for row in range(num_real):
-        if counts[row] > accepted[row]:
-          places[row].append(int(starts[row] + accepted[row]))
-    output = speculative.output(state)
-    lengths = np.asarray(output.lengths)
-    rows += [
-      np.asarray(output.tokens)[row, : lengths[row]].tolist()
-      for row in range(num_real)
-    ]
-    corrections += places
-  return rows, corrections
+  for batch, part in batches:
+    places: dict[int, list[int]] = {row.index: [] for row in part}
+
+    def add(record: Record, places=places) -> None:
+      if record['next'] is not None:
+        last = record['start'] + record['committed'] - 1
+        places[record['row']].append(last)
+
+    output = jax.device_get(decode(batch, [add]))
+    texts = zip(output.tokens, output.lengths, strict=True)
+    outputs += [ids[:length].tolist() for ids, length in texts][: len(part)]
+    corrections += places.values()
+  return outputs, corrections
 
 
 def _teacher_forced(

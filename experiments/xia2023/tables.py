@@ -14,7 +14,7 @@ import numpy as np
 from experiments import common
 from experiments.report import Cells
 from experiments.xia2023 import checks, paper, ways
-from experiments.xia2023.ways import Pair, Result, Way
+from experiments.xia2023.ways import HEADS, Pair, Result, Way
 from specdec_jax.infer import quality
 from specdec_jax.measure import stopwatch
 
@@ -46,10 +46,10 @@ class Settings:
 def main_table(pair: Pair, settings: Settings) -> list[Cells]:
   """Beam 5, greedy, blockwise, strict and relaxed speculation."""
   compared: dict[str, Way] = {}
-  if pair.heads is not None:
-    compared['blockwise'] = ways.blockwise(pair)
+  if HEADS in pair.drafters:
+    compared['blockwise'] = ways.speculate(pair, HEADS, None, 'strict')
   for rule in ('strict', 'top-3 tau 1', 'top-5 tau 3'):
-    compared[rule] = ways.spec_drafter(pair, FULL, settings.gamma, rule)
+    compared[rule] = ways.speculate(pair, FULL, settings.gamma, rule)
   return _compare(pair, settings, compared, paper.MAIN)
 
 
@@ -57,7 +57,7 @@ def block_size_table(pair: Pair, settings: Settings) -> list[Cells]:
   """One Spec-Drafter with blocks of several sizes, whatever it was trained
   with."""
   compared = {
-    f'k = {gamma}': ways.spec_drafter(pair, FULL, gamma, 'top-3 tau 1')
+    f'k = {gamma}': ways.speculate(pair, FULL, gamma, 'top-3 tau 1')
     for gamma in settings.gammas
   }
   theirs = {f'k = {gamma}': cells for gamma, cells in paper.BLOCK_SIZE.items()}
@@ -67,19 +67,16 @@ def block_size_table(pair: Pair, settings: Settings) -> list[Cells]:
 def drafters_table(pair: Pair, settings: Settings) -> list[Cells]:
   """Heads, and every Spec-Drafter there is."""
   compared = {}
-  if pair.heads is not None:
-    compared['heads'] = ways.blockwise(pair, 'top-3 tau 1')
-  for name in pair.spec_drafters:
-    compared[name] = ways.spec_drafter(
-      pair, name, settings.gamma, 'top-3 tau 1'
-    )
+  for name in pair.drafters:
+    gamma = None if name == HEADS else settings.gamma
+    compared[name] = ways.speculate(pair, name, gamma, 'top-3 tau 1')
   return _compare(pair, settings, compared, paper.DRAFTERS)
 
 
 def verification_table(pair: Pair, settings: Settings) -> list[Cells]:
   """One Spec-Drafter under rules that relax more and more."""
   compared = {
-    rule: ways.spec_drafter(pair, FULL, settings.gamma, rule)
+    rule: ways.speculate(pair, FULL, settings.gamma, rule)
     for rule in ways.RULES
   }
   return _compare(pair, settings, compared, paper.VERIFICATION)
@@ -91,8 +88,8 @@ def batch_table(pair: Pair, settings: Settings) -> list[Cells]:
   table = []
   compared = {
     GREEDY: _plain(pair)[GREEDY],
-    'strict': ways.spec_drafter(pair, FULL, settings.gamma, 'strict'),
-    'top-3 tau 1': ways.spec_drafter(pair, FULL, settings.gamma, 'top-3 tau 1'),
+    'strict': ways.speculate(pair, FULL, settings.gamma, 'strict'),
+    'top-3 tau 1': ways.speculate(pair, FULL, settings.gamma, 'top-3 tau 1'),
   }
   for batch_size in settings.batch_sizes:
     num_rows = max(batch_size, settings.num_timed // batch_size * batch_size)
@@ -120,7 +117,7 @@ def behaviour_table(pair: Pair, settings: Settings) -> list[Cells]:
   of its behaviour a way keeps. Strict speculation keeps all of greedy's."""
   compared = {BEAM: _beam_5(pair), GREEDY: ways.greedy(pair)}
   for rule in ways.RULES:
-    compared[rule] = ways.spec_drafter(pair, FULL, settings.gamma, rule)
+    compared[rule] = ways.speculate(pair, FULL, settings.gamma, rule)
   results = _wholes(pair, compared, settings.batch_size)
   table = []
   for name, result in results.items():

@@ -32,6 +32,7 @@ RULES: dict[str, Rule] = {
   'top-5 tau 3': rules.TopBeta(beta=5, tau=3.0),
   'top-5 tau 5': rules.TopBeta(beta=5, tau=5.0),
 }
+HEADS = 'heads'
 # A drafter as it was chosen, and its weights.
 Loaded = tuple[DrafterChoice, Any]
 
@@ -80,8 +81,8 @@ class Pair:
     layout: vocabulary, sizes of the target and buffers.
     target: its parameters.
     rows: the test split.
-    spec_drafters: by the name of a variant.
-    heads: blockwise heads, or None.
+    drafters: blockwise heads as `HEADS`, if there are any, and Spec-Drafters by
+      the names of their variants.
     plain: the target in other dtypes, of which plain decoding and beam search
       may take the fastest.
   """
@@ -90,8 +91,7 @@ class Pair:
   layout: Layout
   target: Any
   rows: Sequence[Row]
-  spec_drafters: Mapping[str, Loaded]
-  heads: Loaded | None
+  drafters: Mapping[str, Loaded]
   plain: 'Sequence[Pair]' = ()
 
   @property
@@ -201,61 +201,43 @@ def fastest(make: Callable[[Pair], Way], pair: Pair) -> Way:
   return made[min(made, key=lambda name: results[name].seconds)]
 
 
-def spec_drafter(pair: Pair, name: str, gamma: int, rule: str) -> Way:
-  """A Spec-Drafter of `pair` under a rule of `RULES`."""
-  return _spec_drafter(pair, name, gamma, RULES[rule])
+def speculate(pair: Pair, name: str, gamma: int | None, rule: str) -> Way:
+  """A drafter of `pair` under a rule of `RULES`; see `decoder`."""
+  return under(pair, name, gamma, RULES[rule])
 
 
 @functools.cache
-def _spec_drafter(pair: Pair, name: str, gamma: int, rule: Any) -> Way:
-  return speculate(pair, decoder(pair, name, gamma, rule))
-
-
-def decoder(pair: Pair, name: str, gamma: int, rule: Rule) -> Decoder:
-  """The same before it is compiled."""
-  choice, params = pair.spec_drafters[name]
-  choice = drafting.with_gamma(choice, gamma)
-  return common.decoder(
-    pair.chosen, choice, Params(pair.target, params), rule=rule
-  )
-
-
-def blockwise(pair: Pair, rule: str = 'strict') -> Way:
-  """The heads of `pair`."""
-  return _blockwise(pair, RULES[rule])
-
-
-@functools.cache
-def _blockwise(pair: Pair, rule: Any) -> Way:
-  assert pair.heads is not None
-  choice, params = pair.heads
-  params = Params(pair.target, params)
-  return speculate(pair, common.decoder(pair.chosen, choice, params, rule=rule))
-
-
-def speculate(pair: Pair, decoder: Decoder) -> Way:
-  """Any drafter under any rule."""
+def under(pair: Pair, name: str, gamma: int | None, rule: Any) -> Way:
+  """The same under any rule."""
+  made = decoder(pair, name, gamma, rule)
 
   def init(params, prompt):
+    key = jax.random.key(0)
     return speculative.init(
-      params,
-      jax.random.key(0),
-      prompt,
-      **decoder.networks,
-      max_len=pair.max_len,
+      params, key, prompt, **made.networks, max_len=pair.max_len
     )
 
   def run(params, state):
-    state = speculative.run(params, state, **decoder.networks, **decoder.rule)
+    state = speculative.run(params, state, **made.networks, **made.rule)
     return speculative.output(state)
 
   return Way(
-    params=decoder.params,
+    params=made.params,
     init=jax.jit(init),
     run=jax.jit(run),
-    drafter=decoder.drafter,
-    target=decoder.target,
+    drafter=made.drafter,
+    target=made.target,
   )
+
+
+def decoder(pair: Pair, name: str, gamma: int | None, rule: Rule) -> Decoder:
+  """Before it is compiled; without a gamma, with as many tokens as the drafter
+  has heads for."""
+  choice, params = pair.drafters[name]
+  if gamma is not None:
+    choice = drafting.with_gamma(choice, gamma)
+  params = Params(pair.target, params)
+  return common.decoder(pair.chosen, choice, params, rule=rule)
 
 
 def decode(

@@ -11,6 +11,7 @@ import pytest
 from experiments.xia2023 import __main__ as xia2023
 from experiments.xia2023 import tables, ways
 from experiments.xia2023.tables import BEAM, FULL, GREEDY, Settings
+from experiments.xia2023.ways import HEADS
 from specdec_jax.assembly import models
 from specdec_jax.assembly.drafting import BlockHeads
 from specdec_jax.assembly.models import Model
@@ -75,8 +76,10 @@ def pair(tmp_path_factory):
       layout=layout,
       target=target.params,
       rows=list(examples.encode(tasks.find(str(path)), layout, 0, 1)),
-      spec_drafters={FULL: ways.untrained(drafter, jax.random.key(1))},
-      heads=ways.load(choice, target),
+      drafters={
+        HEADS: ways.load(choice, target),
+        FULL: ways.untrained(drafter, jax.random.key(1)),
+      },
     )
   jax.config.update('jax_disable_most_optimizations', before)
 
