@@ -2,7 +2,7 @@
 
 Shape letters used throughout the package: `B` rows of the batch, `S` a token
 buffer, `P` a prompt buffer, `E` the encoder's length, `G` gamma (the static
-maximum of drafted tokens an iteration), `T` tokens of one model call, `V` the
+maximum of drafted tokens per iteration), `T` tokens of one model call, `V` the
 vocabulary. Values are frozen dataclasses that state their shapes; bundles of
 functions are `NamedTuple`s; no type here has behaviour.
 """
@@ -70,8 +70,8 @@ class Draft:
   Attributes:
     tokens: int32 `[B, G]`.
     probs: float32 `[B, G, V]`, the very array that each token was drawn from;
-      None for a deterministic drafter, whose law is one-hot and is never
-      materialised.
+      None for a deterministic drafter, whose distribution is one-hot and is
+      never materialised.
     lengths: int32 `[B]`, 0 to G: tokens beyond it are not proposed.
   """
 
@@ -113,7 +113,7 @@ float32 probabilities `[..., V]` that are drawn from."""
 VerifyFn = Callable[[Array, Draft, Array], Verification]
 """`(row_keys[B], draft, target_probs[B, G+1, V]) -> Verification`: accepts a
 prefix of each row's draft and draws the token after it. `target_probs` are the
-target's laws after the context and after each drafted token."""
+target's distributions after the context and after each drafted token."""
 
 
 class LanguageModel(NamedTuple):

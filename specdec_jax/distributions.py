@@ -1,5 +1,5 @@
-"""What is done with two laws over the vocabulary, p of the target and q of the
-drafter (Leviathan et al., Sec. 2.3 and 3.1)."""
+"""Operations on two distributions over the vocabulary, p of the target and q of
+the drafter (Leviathan et al., Sec. 2.3 and 3.1)."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def normalize(weights: Array, fallback: Array) -> Array:
 
 
 def residual(p: Array, q: Array) -> Array:
-  """norm(max(0, p - q)), the law of a correction; p where it has no mass.
+  """norm(max(0, p - q)), from which corrections are drawn; p without mass.
 
   p and q can only be equal up to rounding where nothing is rejected, so the
   fallback is never far from the truth.
@@ -50,11 +50,12 @@ def overlap(p: Array, q: Array) -> Array:
 
 
 def sample(row_keys: Array, probs: Array) -> Array:
-  """One token a row, by each row's own key: float32 `[B, V]` to int32 `[B]`.
+  """One token per row, by each row's own key: float32 `[B, V]` to int32 `[B]`.
 
-  Two draws invert the cumulated law, of blocks of tokens and then within one,
-  each with all the bits of a float32 draw. A token of probability zero is never
-  drawn. Gumbel noise would take V draws, most of a small model's step.
+  Two draws invert the cumulative distribution, over blocks of tokens and then
+  within one, each with all the bits of a float32 draw. A token of probability
+  zero is never drawn. Gumbel noise would take V draws, most of the time of a
+  small model's step.
   """
   draws = uniforms(row_keys, 2)
   width = min(_BLOCK, probs.shape[-1])

@@ -1,5 +1,5 @@
-"""Standardised sampling: every way of sampling as one law (Leviathan et al.,
-Sec. 2.2).
+"""Standardised sampling: every way of sampling as one distribution (Leviathan
+et al., Sec. 2.2).
 
 Temperature, top-k, top-p and the vocabulary's padding are folded into the
 probabilities once, by one function that target and drafter share. Whatever is
@@ -124,15 +124,16 @@ def one_hot_of_best(logits: Array) -> Array:
 
 
 def chain(
-  *transforms: LogitsTransform, law: LogitsTransform = jax.nn.softmax
+  *transforms: LogitsTransform, normalise: LogitsTransform = jax.nn.softmax
 ) -> LogitsToProbsFn:
-  """From logits `[..., V]` to float32 probabilities: transforms, then a law."""
+  """From logits `[..., V]` to float32 probabilities: the transforms, then
+  `normalise`."""
 
   def logits_to_probs(logits: Array) -> Array:
     logits = logits.astype(jnp.float32)
     for transform in transforms:
       logits = transform(logits)
-    return law(logits)
+    return normalise(logits)
 
   return logits_to_probs
 
@@ -166,5 +167,5 @@ def standardize(
     None if min_p is None else keep_min_p(min_p),
   ]
   if temperature == 0:  # Whatever else is kept, the best is.
-    return chain(*filter(None, transforms[:1]), law=one_hot_of_best)
+    return chain(*filter(None, transforms[:1]), normalise=one_hot_of_best)
   return chain(*filter(None, transforms))

@@ -11,7 +11,7 @@ import pytest
 from specdec_jax import drafters, logits
 from specdec_jax.base import Context
 from specdec_jax.data import ngram_counts
-from specdec_jax.drafters.ngram import law
+from specdec_jax.drafters.ngram import next_probs
 
 VOCAB_SIZE = 6
 
@@ -57,7 +57,7 @@ def test_law_is_the_discounted_count(order, max_successors, discount):
     discount=discount,
   )
   every = jnp.arange(VOCAB_SIZE, dtype=jnp.int32)
-  found = np.asarray(law(table, every))
+  found = np.asarray(next_probs(table, every))
   expected = reference(tokens.tolist(), order, max_successors, discount)
   np.testing.assert_allclose(found, expected, atol=1e-6)
   np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
@@ -141,5 +141,5 @@ def test_one_token_stream_is_all_unigrams():
   table = ngram_counts.estimate(np.array([3]), vocab_size=VOCAB_SIZE)
   every = jnp.arange(VOCAB_SIZE, dtype=jnp.int32)
   np.testing.assert_allclose(
-    law(table, every), reference([3], 1, 1, 0), atol=1e-6
+    next_probs(table, every), reference([3], 1, 1, 0), atol=1e-6
   )

@@ -236,7 +236,7 @@ def add_prompts(parser: argparse.ArgumentParser) -> Any:
     help='with --chat: the message of the system, before each prompt',
   )
   group.add_argument(
-    '--max_new_tokens', type=positive_int, default=128, help='a row'
+    '--max_new_tokens', type=positive_int, default=128, help='per row'
   )
   group.add_argument(
     '--batch_size', type=positive_int, default=1, help='rows decoded at once'

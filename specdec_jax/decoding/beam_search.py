@@ -89,7 +89,7 @@ def generate(
     target: the model; all arrays of its cache have the rows as first axis.
     num_beams: K.
     alpha: of the brevity penalty; 0 compares plain log-probabilities.
-    max_len: S, the most tokens a row can have, prompt included.
+    max_len: S, the most tokens per row can have, prompt included.
     eos_id: ends a sequence; a tuple lists several, -1 or () none.
     vocab_size: ids at or beyond it have probability zero; None: there are none.
 

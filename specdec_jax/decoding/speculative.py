@@ -58,11 +58,11 @@ def generate(
     rng_key: one key of any kind; rows derive theirs, which are threefry's, from
       it and `prompt.row_ids`.
     prompt: what to continue.
-    target: the model whose law or argmax the output has.
-    drafter: the source of guesses; it changes the speed, not the law.
+    target: the model whose distribution or argmax the output has.
+    drafter: the source of guesses; it changes the speed, not the distribution.
     verify_fn: the acceptance rule.
     logits_to_probs: how the target is sampled; the drafter's is its own.
-    max_len: S, the most tokens a row can have, prompt included.
+    max_len: S, the most tokens per row can have, prompt included.
     eos_id: ends a row once committed; a tuple lists several, -1 none.
 
   Raises:

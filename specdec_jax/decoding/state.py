@@ -121,7 +121,7 @@ def commit(
   *,
   eos_id: EosId,
 ) -> tuple[DecodeState, Array]:
-  """Appends up to `counts` tokens a row, cut at EOS and at the row's limit.
+  """Appends up to `counts` tokens per row, cut at EOS and at the row's limit.
 
   Args:
     state: the rows so far; caches and counters are left as they are.

@@ -35,7 +35,7 @@ def adaptive(
   schedule: schedules.Schedule | None = None,
   min_prob: float = 0.0,
 ) -> Drafter:
-  """Drafts from `model` up to a limit that changes, a row each.
+  """Drafts from `model` up to a limit that changes, one per row.
 
   Drafting ends when no row of the batch wants another token. What was accepted
   is inferred from how far a row has come (invariant 4); a row that has not
@@ -45,7 +45,7 @@ def adaptive(
 
   Args:
     model: as for `autoregressive`.
-    gamma: tokens an iteration at most.
+    gamma: tokens per iteration, at most.
     logits_to_probs: as for `autoregressive`.
     schedule: sets a row's limit before it drafts; None means gamma.
     min_prob: a token to which the model itself, at temperature 1, gives less

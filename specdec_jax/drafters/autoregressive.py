@@ -21,11 +21,11 @@ def autoregressive(
 
   Args:
     model: the drafter's language model; its params are the drafter's params.
-    gamma: tokens an iteration.
+    gamma: tokens per iteration.
     logits_to_probs: how the drafter is sampled. For the loop to accept well,
       the same standardisation as the target's; for it to be lossless, any.
-    is_argmax: drafts the likeliest token of that law and hands over none: for
-      greedy decoding, in which q is one-hot.
+    is_argmax: drafts the likeliest token of that distribution, which is not
+      handed over: for greedy decoding, in which q is one-hot.
 
   Raises:
     ValueError: if `gamma` is less than 1.

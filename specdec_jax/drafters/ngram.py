@@ -11,7 +11,7 @@ from specdec_jax.drafters.stateless import stateless
 
 @base.value
 class NGramTable:
-  """A bigram law with back-off to unigrams; order 1 has no bigrams.
+  """A bigram distribution with back-off to unigrams; order 1 has no bigrams.
 
   q(x | y) is `successor_probs[y, k]` where x is `successors[y, k]`, plus
   `backoff[y] * unigram[x]`.
@@ -42,10 +42,10 @@ def ngram(
 
   Args:
     table: see `data.ngram_counts.estimate`.
-    gamma: tokens an iteration.
+    gamma: tokens per iteration.
     logits_to_probs: how the table's log-probabilities are sampled. None takes
       the most likely token each time: a deterministic drafter, whose one-hot
-      law is never materialised.
+      distribution is never materialised.
 
   Raises:
     ValueError: if `gamma` is less than 1.
@@ -63,7 +63,7 @@ def ngram(
   return stateless(gamma, propose)
 
 
-def law(table: NGramTable, previous: Array) -> Array:
+def next_probs(table: NGramTable, previous: Array) -> Array:
   """q(. | previous), float32 `[B, V]` for int32 `[B]`."""
   backoff = jnp.take(table.backoff, previous, mode='clip')
   probs = backoff[:, None] * table.unigram[None, :]
@@ -94,7 +94,7 @@ def _draw(
   """A random chain after `last`: int32 `[B, G]`, float32 `[B, G, V]`."""
 
   def advance(token, row_keys):
-    probs = logits_to_probs(jnp.log(law(table, token)))
+    probs = logits_to_probs(jnp.log(next_probs(table, token)))
     token = distributions.sample(row_keys, probs)
     return token, (token, probs)
 

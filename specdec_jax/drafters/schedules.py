@@ -36,7 +36,7 @@ def fixed() -> Schedule:
 def heuristic(*, start: int = 5) -> Schedule:
   """Two tokens more after full acceptance, one less otherwise: the schedule of
   Hugging Face's assisted generation
-  (https://huggingface.co/docs/transformers/generation_strategies), a row each.
+  (https://huggingface.co/docs/transformers/generation_strategies), one per row.
 
   Args:
     start: the first limit.

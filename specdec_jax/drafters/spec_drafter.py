@@ -41,11 +41,12 @@ def spec_drafter(
   and the embeddings of the masks. Nothing else is kept: the decoder is
   bidirectional over prefix and masks, so that every token of the prefix looks
   different from its second layer on when the block moves, and cached keys would
-  be those of another network. The law is one-hot and is never materialised.
+  be those of another network. Its distribution is one-hot and never
+  materialised.
 
   Args:
     model: `models.families.block_model`; its params are the drafter's.
-    gamma: k, tokens an iteration, whatever the network was trained with.
+    gamma: k, tokens per iteration, whatever the network was trained with.
     vocab_size: ids at or beyond it are padding and never drafted; None: there
       are none.
 

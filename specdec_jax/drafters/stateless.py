@@ -26,7 +26,7 @@ def stateless(
   """A drafter that looks at the context alone.
 
   Args:
-    gamma: tokens an iteration at most.
+    gamma: tokens per iteration, at most.
     propose: `(row_keys[B], context) -> Draft`.
     may_abstain: see `Drafter`.
 

@@ -14,7 +14,7 @@ def uniform(
   """Draws each token uniformly from the vocabulary.
 
   Args:
-    gamma: tokens an iteration.
+    gamma: tokens per iteration.
     vocab_size: ids 0 to `vocab_size - 1` are drawn.
     padded_vocab_size: V, where the target's logits have padding; those ids get
       probability zero.
@@ -34,11 +34,11 @@ def uniform(
       key, (gamma,), 0, vocab_size, jnp.int32
     )
     is_real = jnp.arange(padded_vocab_size) < vocab_size
-    law = jnp.where(is_real, 1.0 / vocab_size, 0.0).astype(jnp.float32)
+    probs = jnp.where(is_real, 1.0 / vocab_size, 0.0).astype(jnp.float32)
     return Draft(
       tokens=keys.draw(draw_fn, row_keys),
       probs=jnp.broadcast_to(
-        law, (context.lengths.size, gamma, padded_vocab_size)
+        probs, (context.lengths.size, gamma, padded_vocab_size)
       ),
       lengths=jnp.full_like(context.lengths, gamma),
     )

@@ -106,7 +106,7 @@ def sentences(
     ]
     if 'tokens_per_target_run' in figures:
       parts.append(
-        f'{figures["tokens_per_target_run"]:.2f} tokens a target run'
+        f'{figures["tokens_per_target_run"]:.2f} tokens per target run'
       )
     if 'alpha' in figures:
       parts.append(f'alpha {figures["alpha"]:.2f}')

@@ -20,7 +20,7 @@ def block_verification(
 
   Args:
     row_keys: keys `[B]`, consumed.
-    draft: up to G tokens a row, with the probabilities they were drawn from.
+    draft: up to G tokens per row, with the probabilities they were drawn from.
     target_probs: float32 `[B, G+1, V]`.
   """
   return decision.verify(decide, row_keys, draft, target_probs)
@@ -82,9 +82,9 @@ def _thresholds(
 ) -> tuple[Array, Array]:
   """h_1 .. h_G as numerators and denominators, float32 `[B, G]` each.
 
-  h_i = Z_i / (Z_i + 1 - p_i), Z_i = sum_x max(p_i P(x) - Q(x), 0) over the law
-  after i tokens; for the last drafted token, which no further draft follows,
-  h_i = p_i.
+  h_i = Z_i / (Z_i + 1 - p_i), Z_i = sum_x max(p_i P(x) - Q(x), 0) over what
+  can follow i tokens; for the last drafted token, which no further draft
+  follows, h_i = p_i.
   """
   gamma = prefix_probs.shape[1]
   # P and Q after i = 1 .. G-1 drafted tokens.

@@ -19,7 +19,7 @@ class Decision:
 
   Attributes:
     num_accepted: int32 `[B]`.
-    next_probs: float32 `[B, V]`, the law of the token that follows.
+    next_probs: float32 `[B, V]`, the distribution of the token that follows.
     accept_probs: float32 `[B, G]`, see `Verification`.
   """
 
@@ -41,7 +41,7 @@ def verify(
     row_keys: keys `[B]`, consumed. Acceptance and the next token use separate
       streams: a draw that accepted or rejected says something about itself and
       must not be used again.
-    draft: the draft, G tokens a row at most.
+    draft: the draft, G tokens per row at most.
     target_probs: float32 `[B, G+1, V]`.
   """
   accept_keys, next_keys = split_by_purpose(row_keys)
@@ -75,10 +75,10 @@ def drafted_probs(draft: Draft) -> Array:
 
 
 def subtract_draft(weights: Array, draft: Draft, positions: Array) -> Array:
-  """max(0, weights - q), q being the draft's law at `positions[b]`.
+  """max(0, weights - q), q being the draft's distribution at `positions[b]`.
 
-  The one-hot law of a deterministic drafter is never materialised: since no
-  weight exceeds 1, it just removes the drafted token.
+  The one-hot distribution of a deterministic drafter is never materialised:
+  since no weight exceeds 1, it just removes the drafted token.
 
   Args:
     weights: float32 `[B, V]`, within [0, 1].

@@ -19,7 +19,7 @@ def greedy(
 
   Args:
     row_keys: keys `[B]`, unused: nothing is drawn.
-    draft: up to G tokens a row; its probabilities are not read.
+    draft: up to G tokens per row; its probabilities are not read.
     target_probs: float32 `[B, G+1, V]`.
     lenience: in (0, 1].
 

@@ -17,14 +17,14 @@ def speculative_sampling(
   residual.
 
   Algorithm 1 of https://arxiv.org/abs/2211.17192; with lenience 1 each token
-  has exactly the target's law. Lenience below 1 (Appendix A.5) accepts more and
-  lets no token's probability exceed p / lenience. The paper does not spell out
-  its residual: here it stays norm(max(0, p - q)), which keeps that bound. At
-  temperature 0 lenience changes nothing, and that of `greedy` does.
+  has exactly the target's distribution. Lenience below 1 (Appendix A.5) accepts
+  more and lets no token's probability exceed p / lenience. The paper does not
+  spell out its residual: here it stays norm(max(0, p - q)), which keeps that
+  bound. At temperature 0 this lenience changes nothing; that of `greedy` does.
 
   Args:
     row_keys: keys `[B]`, consumed.
-    draft: up to G tokens a row, with the probabilities they were drawn from.
+    draft: up to G tokens per row, with the probabilities they were drawn from.
     target_probs: float32 `[B, G+1, V]`.
     lenience: in (0, 1].
 

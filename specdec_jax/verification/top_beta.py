@@ -28,9 +28,9 @@ def top_beta(
 
   Args:
     row_keys: keys `[B]`, unused: nothing is drawn.
-    draft: up to G tokens a row; its probabilities are not read.
-    target_probs: float32 `[B, G+1, V]`, at temperature 1: a law that is one-hot
-      already leaves nothing to relax.
+    draft: up to G tokens per row; its probabilities are not read.
+    target_probs: float32 `[B, G+1, V]`, at temperature 1: one-hot ones leave
+      nothing to relax.
     beta: at least 1.
     tau: in nats, at least 0; infinity asks for membership alone.
 

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     figures |= simulated | {'simulate_alpha': args.simulate_alpha}
   figures['num_prompts'] = len(texts)
   if args.temperature or args.simulate_alpha is not None:
-    # Both sides draw from one law, not the same tokens; or from none.
+    # Both sides draw from one distribution, not the same tokens; or from none.
     figures['identical'] = figures['first_divergence_margin'] = None
   if args.json:
     outputs.write_json(args.json, figures)

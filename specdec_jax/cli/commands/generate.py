@@ -218,7 +218,7 @@ def _note(statistics: Sequence[Statistics], seconds: float) -> str:
   num_runs = int(total.num_target_runs.sum())
   parts = [f'{num_tokens} tokens in {num_runs} target runs']
   if num_runs:
-    parts.append(f'{rates.block_efficiency:.2f} a run')
+    parts.append(f'{rates.block_efficiency:.2f} per run')
   if rates.alpha is not None:
     parts.append(f'alpha {rates.alpha:.2f}')
   return ', '.join([*parts, f'{num_tokens / seconds:.1f} tokens/s'])

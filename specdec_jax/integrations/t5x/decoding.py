@@ -163,7 +163,7 @@ def decode(
     prompt: of every row.
     speculation: how.
     networks: whose parameters these are.
-    max_len: the most tokens a row can have, its start token included.
+    max_len: the most tokens per row can have, its start token included.
     eos_id: ends a row.
     forced: int32 `[B, <= max_len]`, or None: tokens that stand where they are
       not 0, beyond the prompt as well.
