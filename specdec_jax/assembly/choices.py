@@ -90,6 +90,46 @@ class Sampling:
         )
 
 
+def chosen(
+  kind: str,
+  known: Mapping[str, type],
+  name: str,
+  given: Mapping[str, Any],
+  **fixed: Any,
+) -> Any:
+  """A choice by its name, of the options that are given.
+
+  Args:
+    kind: what a door calls it, such as 'drafter'.
+    known: choices by name.
+    name: one of these names.
+    given: values by the names of flags, None where nothing is said; what is no
+      option of any of the known is not looked at.
+    **fixed: fields that are settled otherwise.
+
+  Raises:
+    ValueError: if there is no such choice.
+    ChoiceError: if an option of another one is given.
+  """
+  own = flags_of(by_name(kind, known, name))
+  owners: dict[str, list[str]] = {}
+  for other, choice in known.items():
+    for flag, field in flags_of(choice).items():
+      if given.get(flag) not in (None, field.default):
+        owners.setdefault(flag, []).append(other)
+  for flag, others in owners.items():
+    if flag not in (*own, 'gamma'):  # Everybody may say how much is drafted.
+      raise ChoiceError(
+        f'{{{flag}}} is for {{{kind}}} {" or ".join(others)}, not {name}'
+      )
+  values = {
+    field.name: given[flag]
+    for flag, field in own.items()
+    if given.get(flag) is not None
+  }
+  return known[name](**(values | fixed))
+
+
 def by_name(kind: str, known: Mapping[str, Callable], name: str) -> Any:
   """A choice by its name.
 

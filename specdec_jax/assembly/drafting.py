@@ -164,7 +164,10 @@ class NGram:
   def make(self, target: Target) -> Drafting:
     if target.vocabulary is None:
       raise ValueError('a dry run counts no text: leave the n-gram drafter out')
-    tokens = ngram_counts.tokens_of_file(self.text, target.vocabulary)
+    try:
+      tokens = ngram_counts.tokens_of_file(self.text, target.vocabulary)
+    except ValueError as error:
+      raise ChoiceError(f'{{ngram_text}}: {error}') from error
     table = ngram_counts.estimate(tokens, vocab_size=target.config.vocab_size)
     sampled = target.sampling.to_probs(target.vocab_size)
     drafter = drafters.ngram(
@@ -313,7 +316,9 @@ def with_gamma(choice: Any, gamma: int) -> Any:
 def _check_fits(target: Target, model: Model, config: Config) -> None:
   """Raises ValueError unless a draft model has the target's vocabulary, and an
   encoder if the target has one."""
-  if target.vocabulary is not None:
+  if not isinstance(model.sizes, str | None):
+    pass  # Whoever has the sizes at hand has the vocabularies, too.
+  elif target.vocabulary is not None:
     vocabularies.check_same_vocabulary(
       target.vocabulary, models.read_vocabulary(model, config)
     )
@@ -341,7 +346,7 @@ def _drafter_config(model: Model, use: str, name: str) -> Any:
   """
   dtype = jnp.dtype(model.dtype)
   config: DrafterConfig
-  if model.sizes is not None:
+  if isinstance(model.sizes, str):
     config = presets.spec_drafter(model.sizes, dtype=dtype)
   else:
     config = loading.read_drafter_config(model.checkpoint, dtype=dtype)

@@ -12,6 +12,7 @@ from specdec_jax.checkpoints import loading
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.models import families, layers, presets
 from specdec_jax.models.families import Config, DrafterConfig
+from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 
@@ -29,14 +30,15 @@ class Model:
     checkpoint: see `checkpoints.loading.load`; also `random:` and the name of
       sizes, for random weights.
     sizes: a name of `models.presets` or the path of a model.json, for a T5X
-      checkpoint, which does not state its sizes.
+      checkpoint, which does not state its sizes; or the sizes themselves, of a
+      network whose weights are already at hand.
     vocabulary: the path of a SentencePiece model or of a folder with a
       vocabulary; None for that beside the checkpoint.
     dtype: 'float32' or 'bfloat16', of weights, activations and caches.
   """
 
   checkpoint: str
-  sizes: str | None = None
+  sizes: str | T5Config | None = None
   vocabulary: str | None = None
   dtype: str = 'bfloat16'
 
@@ -65,6 +67,8 @@ def read_config(model: Model) -> Config:
   dtype = jnp.dtype(model.dtype)
   if model.is_random:
     return random_models.read_config(model.checkpoint, dtype=dtype)
+  if isinstance(model.sizes, T5Config):
+    return model.sizes
   if model.sizes in presets.PRESETS:
     return presets.preset(model.sizes, dtype=dtype)
   path = loading.locate(model.checkpoint)

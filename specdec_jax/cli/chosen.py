@@ -2,11 +2,11 @@
 
 import argparse
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from specdec_jax.assembly import decoder, drafting, running
-from specdec_jax.assembly.choices import Sampling, flags_of
+from specdec_jax.assembly.choices import Sampling, chosen
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.models import Model
@@ -55,7 +55,7 @@ def choices_of(args: argparse.Namespace) -> Choices:
   found = Choices(
     model=_model(args),
     drafter=_drafter(args),
-    rule=_chosen(args, 'verification', RULES),
+    rule=chosen('verification', RULES, args.verification, vars(args)),
     sampling=sampling,
   )
   # Before anything is loaded.
@@ -113,39 +113,7 @@ def _drafter(args: argparse.Namespace) -> DrafterChoice:
     fixed['is_sampled'] = bool(args.temperature)
   if name in _GAMMA_OF_ALL and args.gamma is None:
     fixed['gamma'] = options.GAMMA
-  return _chosen(args, 'drafter', DRAFTERS, name, fixed)
-
-
-def _chosen(
-  args: argparse.Namespace,
-  kind: str,
-  known: Mapping[str, type],
-  name: str | None = None,
-  fixed: Mapping[str, Any] = {},
-) -> Any:
-  """A choice, of the flags that it has.
-
-  Raises:
-    ValueError: if a flag of another choice is given.
-  """
-  name = name or getattr(args, kind)
-  assert name is not None
-  own = flags_of(known[name])
-  owners: dict[str, list[str]] = {}
-  for other, choice in known.items():
-    for flag, field in flags_of(choice).items():
-      if getattr(args, flag) not in (None, field.default):
-        owners.setdefault(flag, []).append(other)
-  for flag, others in owners.items():
-    if flag not in (*own, 'gamma'):  # Everybody may say how much is drafted.
-      others_named = ' or '.join(others)
-      raise ValueError(f'--{flag} is for --{kind} {others_named}, not {name}')
-  given = {
-    field.name: value
-    for flag, field in own.items()
-    if (value := getattr(args, flag)) is not None
-  }
-  return known[name](**given, **fixed)
+  return chosen('drafter', DRAFTERS, name, vars(args), **fixed)
 
 
 def _schedule(args: argparse.Namespace, drafter: str) -> dict[str, Any]:

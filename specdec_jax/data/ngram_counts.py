@@ -117,16 +117,18 @@ def _most_likely(
 
 
 def tokens_of_file(path: str, vocabulary: AnyVocabulary) -> np.ndarray:
-  """The token stream of a text file."""
+  """The token stream of a text file.
+
+  Raises:
+    ValueError: if it cannot be read, or holds no text.
+  """
   try:
     text = local_path(path).read_text(encoding='utf-8')
   except UnicodeDecodeError as error:
-    raise ValueError(f'--ngram_text {path} is not UTF-8 text') from error
+    raise ValueError(f'{path} is not UTF-8 text') from error
   except OSError as error:
-    raise ValueError(
-      f'cannot read --ngram_text {path}: {error.strerror}'
-    ) from error
+    raise ValueError(f'cannot read {path}: {error.strerror}') from error
   tokens = vocabulary.encode(text, add_special_tokens=False)
   if not tokens:
-    raise ValueError(f'--ngram_text {path} holds no text')
+    raise ValueError(f'{path} holds no text')
   return np.asarray(tokens, np.int32)

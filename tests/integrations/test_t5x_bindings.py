@@ -209,13 +209,13 @@ def test_decode_fn_samples_as_the_one_that_it_replaces(
   parse, kind, monkeypatch
 ):
   settings = []
-  decode = t5x.t5x_decoding.decode
+  decode = t5x.decoding.decode
 
   def record(*args, speculation, **kwargs):
     settings.append((speculation.temperature, speculation.top_k))
     return decode(*args, speculation=speculation, **kwargs)
 
-  monkeypatch.setattr(t5x.t5x_decoding, 'decode', record)
+  monkeypatch.setattr(t5x.decoding, 'decode', record)
   model = parse(
     kind,
     'decoding.temperature_sample.temperature = 0.5',

@@ -1,22 +1,28 @@
 """What the plug-in decodes and restores, on stand-ins for T5X's objects."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specdec_jax.assembly.drafting import DRAFTERS
+from specdec_jax.assembly.rules import RULES
+from specdec_jax.checkpoints import orbax
 from specdec_jax.integrations import t5x
 from specdec_jax.integrations.t5x import decoding, t5_networks
 from specdec_jax.models import families
-from tests import toy, toy_t5
+from specdec_jax.models.block_heads import BlockHeadsConfig
+from tests import toy, toy_block, toy_t5
 from tests.integrations.test_t5x_protocol import (
   GOLDEN,
   LENGTH,
   Model,
   Network,
   Sizes,
+  Vocabulary,
   golden_sizes,
 )
 
@@ -80,15 +86,89 @@ def test_forced_tokens_stand_at_their_places(target, drafter):
   assert found[0, [0, 2, 4]].tolist() == [5, 6, 3]
 
 
+@pytest.fixture(scope='module')
+def plain(target):
+  """Plain decoding through the plug-in."""
+  return _decoded(target, drafter='none')
+
+
+@pytest.fixture(scope='module')
+def own_settings(tmp_path_factory):
+  """What each drafter needs besides its name."""
+  folder = tmp_path_factory.mktemp('drafters')
+  (folder / 'text').write_text('2 3 2 3 2 4')
+  block_model = toy_block.config(Sizes().vocab_size)
+  heads = BlockHeadsConfig(embed_dim=Sizes().emb_dim, gamma=4, mlp_dim=8)
+  for name, config, params in (
+    ('spec_drafter', block_model, toy_block.params(block_model, seed=3)),
+    (
+      'block_heads',
+      heads,
+      families.of(heads).init_params(heads, jax.random.key(0)),
+    ),
+  ):
+    orbax.save(folder / name, config, params)
+  return {
+    'ngram': {'ngram_text': str(folder / 'text')},
+    'spec_drafter': {'drafter_checkpoint': str(folder / 'spec_drafter')},
+    'block_heads': {'drafter_checkpoint': str(folder / 'block_heads')},
+  }
+
+
+def _decoded(target, **settings):
+  """The tokens of a decode in which tokens are forced, and its counters."""
+  params, _ = target
+  module = Network(Sizes())
+  is_model = settings['drafter'] == 'model'
+  speculation = decoding.Speculation(**settings)
+  networks = decoding.networks(
+    speculation, module, module if is_model else None, Vocabulary()
+  )
+  if is_model:
+    config = t5_networks.config_of(module)
+    params = params | {'draft': toy_t5.params(config, seed=1)}
+  output = jax.jit(
+    functools.partial(
+      decoding.decode,
+      speculation=speculation,
+      networks=networks,
+      max_len=LENGTH,
+      eos_id=EOS,
+      forced=jnp.asarray(INPUTS),
+    )
+  )(params, None, toy.prompt([[0]] * 4, encoder_rows=ENCODER_ROWS))
+  return np.asarray(output.tokens), decoding.counters(output)
+
+
+@pytest.mark.parametrize('verification', RULES)
+@pytest.mark.parametrize('drafter', DRAFTERS)
+def test_every_drafter_goes_with_every_rule(
+  target, plain, own_settings, drafter, verification
+):
+  """At temperature 0 all of them give the tokens of plain decoding; top_beta
+  does with beta 1."""
+  settings = own_settings.get(drafter, {})
+  if verification == 'top_beta':
+    settings = settings | {'beta': 1}
+  tokens, counts = _decoded(
+    target, drafter=drafter, verification=verification, gamma=2, **settings
+  )
+  np.testing.assert_array_equal(tokens, plain[0])
+  assert (counts['num_drafted'].sum() > 0) == (drafter != 'none')
+
+
 def test_plain_decoding_drafts_nothing(target):
-  params, config = target
-  prompt = toy.prompt([[0]] * 4, encoder_rows=ENCODER_ROWS)
+  """Whatever gamma is."""
+  params, _ = target
+  speculation = decoding.Speculation(drafter='none', gamma=10**6)
   output = decoding.decode(
     params,
     None,
-    prompt,
-    speculation=decoding.Speculation(drafter='none', gamma=10**6),
-    networks=decoding.Networks(target=config),
+    toy.prompt([[0]] * 4, encoder_rows=ENCODER_ROWS),
+    speculation=speculation,
+    networks=decoding.networks(
+      speculation, Network(Sizes()), None, Vocabulary()
+    ),
     max_len=LENGTH + 1,
     eos_id=-1,
   )
@@ -120,7 +200,7 @@ def test_misspelt_arguments_of_the_decode_fn_are_named(target, name, near):
   params, _ = target
   with pytest.raises(
     ValueError,
-    match=f"no argument '{name}', did you mean '{near}'.* It takes drafter,",
+    match=f"no argument '{name}', did you mean '{near}'.* It takes beta, ",
   ):
     decode(params, INPUTS, **{name: 1})
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.base import Params
+from specdec_jax.base import Context, Params
 from specdec_jax.integrations import t5x
 from specdec_jax.integrations.t5x import decoding, t5_networks
 from specdec_jax.models import families
@@ -183,7 +183,21 @@ def test_bidirectional_inputs_are_refused():
       'needs temperature 0, got 0.5',
     ),
     ({'temperature': 1e-38}, 'at least 1e-06, .*: got 1e-38'),
-    ({'drafter': 'ngram'}, 'ngram_text goes with'),
+    ({'drafter': 'ngram'}, 'drafter ngram needs ngram_text, the text to count'),
+    ({'ngram_text': 'x'}, 'ngram_text is for drafter ngram, not prompt_lookup'),
+    (
+      {'drafter': 'block_heads'},
+      "'block_heads' needs a drafter_checkpoint; see",
+    ),
+    (
+      {'drafter_checkpoint': 'x'},
+      "'prompt_lookup' takes no drafter_checkpoint",
+    ),
+    ({'lenience': 0.5}, 'lenience 0.5 changes nothing at temperature 0'),
+    (
+      {'beta': 2},
+      'beta is for verification top_beta, not speculative_sampling',
+    ),
     ({'gamma': 0}, 'gamma must be an integer of at least 1, got 0'),
     ({'top_k': 0}, 'top_k must be at least 1'),
   ],
@@ -270,11 +284,15 @@ def networks(draft, *, module=None, **settings):
 def test_draft_models_that_do_not_fit_are_refused(target):
   with pytest.raises(ValueError, match='7 token ids, the draft model 6 and'):
     networks(Network(Sizes(vocab_size=6)))
-  with pytest.raises(ValueError, match='both have an encoder, or neither'):
+  with pytest.raises(
+    ValueError, match='encoder-decoder and draft_module decoder-o'
+  ):
     networks(Network(DecoderOnlySizes()))
-  with pytest.raises(ValueError, match='draft_module goes with'):
+  with pytest.raises(
+    ValueError, match="'model' needs a draft_module; see docs"
+  ):
     networks(None)
-  with pytest.raises(ValueError, match='draft_module goes with'):
+  with pytest.raises(ValueError, match="'prompt_lookup' takes no draft_module"):
     networks(Network(Sizes()), drafter='prompt_lookup')
   params, _, prompt = target
   with pytest.raises(ValueError, match=r'no parameters of the draft model'):
@@ -315,8 +333,12 @@ def test_ngram_text_is_counted(tmp_path):
   text = tmp_path / 'text'
   text.write_text('2 3 2 3 2 4')
   made = networks(None, drafter='ngram', ngram_text=str(text))
-  assert made.table.most_likely[2] == 3
-  with pytest.raises(ValueError, match=r'cannot read ngram_text .*nowhere'):
+  context = Context(tokens=jnp.array([[2, 0]]), lengths=jnp.array([1]))
+  draft, _ = made.drafting.drafter.propose(
+    (), jax.random.split(jax.random.key(0), 1), context, ()
+  )
+  assert draft.tokens.tolist() == [[3, 2, 3, 2]]
+  with pytest.raises(ValueError, match=r'ngram_text: cannot read .*nowhere'):
     networks(None, drafter='ngram', ngram_text=str(tmp_path / 'nowhere'))
   with pytest.raises(ValueError, match=r'gs://bucket/text is not on a local'):
     networks(None, drafter='ngram', ngram_text='gs://bucket/text')
@@ -344,15 +366,16 @@ def test_continuations_are_moved_to_the_left():
 @pytest.mark.parametrize('key_impl', ['threefry2x32', 'rbg', 'unsafe_rbg'])
 def test_samples_do_not_depend_on_the_kind_of_t5x_s_keys(target, key_impl):
   """T5X hands raw keys over, of whatever kind JAX's default is."""
-  params, config, prompt = target
+  params, _, prompt = target
+  speculation = decoding.Speculation(temperature=1.0)
 
   def sampled(rng_key):
     output = decoding.decode(
       params,
       rng_key,
       prompt,
-      speculation=decoding.Speculation(temperature=1.0),
-      networks=decoding.Networks(target=config),
+      speculation=speculation,
+      networks=networks(None, drafter='prompt_lookup', temperature=1.0),
       max_len=LENGTH,
       eos_id=-1,
     )

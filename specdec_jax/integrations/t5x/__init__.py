@@ -52,36 +52,52 @@ else:
   _DecoderOnlyModel = t5x_models.DecoderOnlyModel
 
 
-class SpeculativeEncoderDecoderModel(_EncoderDecoderModel):
-  """T5X's `EncoderDecoderModel`, which predicts by speculative decoding.
+class _Speculative:
+  """What is added to both of T5X's models."""
 
-  Training, evaluation and scoring are T5X's own, on the target's parameters,
-  whose names do not change.
-  """
+  stock: Any
 
   def __init__(self, *args: Any, **kwargs: Any):
     """Takes the arguments of T5X's model, those of `Speculation`, and
     `draft_module`, the T5X network of the draft model.
 
     Raises:
-      ValueError: if a setting is out of range, or a network is not known.
+      ValueError: if a setting is out of range, a network is not known, or
+        attention in the inputs is bidirectional.
       ImportError: if T5X cannot be imported.
     """
-    own, self.speculation, draft_module = _split(
-      _EncoderDecoderModel, args, kwargs
-    )
+    own, self.speculation, draft_module = _split(self.stock, args, kwargs)
     super().__init__(**own)
+    contract.check_causal(self)
+    model: Any = self
     self.networks = decoding.networks(
-      self.speculation, self.module, draft_module, self.output_vocabulary
+      self.speculation, model.module, draft_module, model.output_vocabulary
     )
-    self.draft_model = draft_module and _EncoderDecoderModel(
-      draft_module, self.input_vocabulary, self.output_vocabulary, None
+    self.draft_model = draft_module and self.stock(
+      **(own | {'module': draft_module})
     )
 
   def get_initial_variables(self, *args: Any, **kwargs: Any) -> Any:
     """Those of the target, and of the draft model under 'draft'."""
-    variables = super().get_initial_variables(*args, **kwargs)
-    return _join(variables, self.draft_model, args, kwargs)
+    model: Any = super()
+    variables = model.get_initial_variables(*args, **kwargs)
+    if self.draft_model is None:
+      return variables
+    draft = self.draft_model.get_initial_variables(*args, **kwargs)
+    joined = dict(flax.core.unfreeze(variables))
+    for collection, values in flax.core.unfreeze(draft).items():
+      joined[collection] = {**joined[collection], DRAFT: values}
+    return flax.core.freeze(joined)
+
+
+class SpeculativeEncoderDecoderModel(_Speculative, _EncoderDecoderModel):
+  """T5X's `EncoderDecoderModel`, which predicts by speculative decoding.
+
+  Training, evaluation and scoring are T5X's own, on the target's parameters,
+  whose names do not change.
+  """
+
+  stock = _EncoderDecoderModel
 
   def predict_batch_with_aux(
     self,
@@ -149,35 +165,11 @@ class SpeculativeEncoderDecoderModel(_EncoderDecoderModel):
     return _result(output.tokens[:, 1:], output, asked['return_all_decodes'])
 
 
-class SpeculativeDecoderOnlyModel(_DecoderOnlyModel):
+class SpeculativeDecoderOnlyModel(_Speculative, _DecoderOnlyModel):
   """T5X's `DecoderOnlyModel`, which predicts by speculative decoding; see
   `SpeculativeEncoderDecoderModel`."""
 
-  def __init__(self, *args: Any, **kwargs: Any):
-    """Takes the arguments of T5X's model, those of `Speculation`, and
-    `draft_module`, the T5X network of the draft model.
-
-    Raises:
-      ValueError: if a setting is out of range, a network is not known, or
-        attention in the inputs is bidirectional.
-      ImportError: if T5X cannot be imported.
-    """
-    own, self.speculation, draft_module = _split(
-      _DecoderOnlyModel, args, kwargs
-    )
-    super().__init__(**own)
-    contract.check_causal(self)
-    self.networks = decoding.networks(
-      self.speculation, self.module, draft_module, self.output_vocabulary
-    )
-    self.draft_model = draft_module and _DecoderOnlyModel(
-      draft_module, self.output_vocabulary, None
-    )
-
-  def get_initial_variables(self, *args: Any, **kwargs: Any) -> Any:
-    """Those of the target, and of the draft model under 'draft'."""
-    variables = super().get_initial_variables(*args, **kwargs)
-    return _join(variables, self.draft_model, args, kwargs)
+  stock = _DecoderOnlyModel
 
   def predict_batch_with_aux(
     self,
@@ -253,7 +245,7 @@ def speculative_decode(
   initial_index: Array | None = None,
   **speculation: Any,
 ) -> tuple[Array, Array]:
-  """A `decode_fn` for T5X's own models, with drafters without parameters.
+  """A `decode_fn` for T5X's own models, with every drafter but 'model'.
 
   What it needs besides its arguments it takes from `tokens_to_logits`: T5X
   makes it a `functools.partial` of a method of the model. T5X's encoder pass
@@ -314,7 +306,7 @@ def speculative_decode(
 
 def _split(
   stock: type, args: tuple, kwargs: dict[str, Any]
-) -> tuple[dict[str, Any], Speculation, Any]:
+) -> tuple[dict[str, Any], decoding.Settings, Any]:
   """T5X's own arguments, the settings, and the draft model's network.
 
   What gin binds for T5X's class counts for its subclass here, except where the
@@ -339,19 +331,6 @@ def _asked(method: Callable[..., Any], **given: Any) -> dict[str, Any]:
   method."""
   given = {k: v for k, v in given.items() if v is not None}
   return bindings.of(method) | given
-
-
-def _join(
-  variables: Any, draft_model: Any, args: tuple, kwargs: dict[str, Any]
-) -> Any:
-  """Initial variables of the target with those of the draft model."""
-  if draft_model is None:
-    return variables
-  joined = dict(flax.core.unfreeze(variables))
-  draft = flax.core.unfreeze(draft_model.get_initial_variables(*args, **kwargs))
-  for collection, values in draft.items():
-    joined[collection] = {**joined[collection], DRAFT: values}
-  return flax.core.freeze(joined)
 
 
 def _result(

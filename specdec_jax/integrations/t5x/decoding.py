@@ -3,18 +3,20 @@
 import contextlib
 import dataclasses
 import warnings
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from specdec_jax import arrays, drafters, logits, verification
-from specdec_jax.base import Array, Drafter, Params, Prompt, VerifyFn
-from specdec_jax.data import ngram_counts
+from specdec_jax import arrays
+from specdec_jax.assembly import drafting, models
+from specdec_jax.assembly.choices import Sampling, by_name, chosen, flags_of
+from specdec_jax.assembly.drafting import DRAFTERS, Drafting, Target
+from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.rules import RULES, Rule
+from specdec_jax.base import Array, Params, Prompt
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.state import DecodeOutput
-from specdec_jax.files.local_path import local_path
 from specdec_jax.integrations.t5x import forcing, t5_networks
 from specdec_jax.integrations.t5x.t5_networks import WHERE_TO_READ
 from specdec_jax.models import families
@@ -22,126 +24,144 @@ from specdec_jax.models.t5 import T5Config
 
 # Where a T5X model keeps the parameters of its draft model.
 DRAFT = 'draft'
-_VERIFY_FNS: dict[str, VerifyFn] = {
-  'speculative_sampling': verification.speculative_sampling,
-  'greedy': verification.greedy,
-  'block': verification.block_verification,
-}
-_DRAFTERS = ('prompt_lookup', 'ngram', 'model', 'none')
-
-
-class Vocabulary(Protocol):
-  """What is used of a SeqIO vocabulary."""
-
-  @property
-  def vocab_size(self) -> int: ...
-
-  def encode(self, text: str) -> Any: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Speculation:
-  """How to speculate; every field is a gin parameter of the T5X models.
+class Settings:
+  """How to speculate, but for the options of single drafters and rules.
 
   Attributes:
-    drafter: 'prompt_lookup' copies from the text so far, 'ngram' follows a
-      table counted from `ngram_text`, 'model' is a draft model whose parameters
-      are at `params['draft']`, and 'none' decodes plainly.
-    gamma: tokens drafted for every run of the target, at most.
-    verification: 'speculative_sampling', 'block', or 'greedy' at temperature 0.
+    drafter: a name of `assembly.drafting.DRAFTERS`. The parameters of 'model'
+      are at `params['draft']`.
+    drafter_checkpoint: the weights of 'spec_drafter' or of 'block_heads': a
+      folder, or a name such as 'ende-spec-drafter'. They are constants of the
+      compiled decode, and a copy is on every device.
+    gamma: tokens drafted per target run, at most.
+    verification: a name of `assembly.rules.RULES`.
     temperature: 0 is greedy.
     top_k: None keeps all.
     top_p: None keeps all.
     min_p: None keeps all.
-    max_ngram: the longest suffix that prompt lookup looks up.
-    min_ngram: the shortest that it trusts.
-    ngram_text: path of the text that 'ngram' counts.
   """
 
   drafter: str = 'prompt_lookup'
+  drafter_checkpoint: str | None = None
   gamma: int = 4
   verification: str = 'speculative_sampling'
   temperature: float = 0.0
   top_k: int | None = None
   top_p: float | None = None
   min_p: float | None = None
-  max_ngram: int = 3
-  min_ngram: int = 1
-  ngram_text: str | None = None
 
   def __post_init__(self):
-    if self.drafter not in _DRAFTERS:
-      raise ValueError(
-        f'drafter {self.drafter!r} is none of {", ".join(_DRAFTERS)}'
-      )
-    if self.verification not in _VERIFY_FNS:
-      raise ValueError(
-        f'verification {self.verification!r} is none of '
-        f'{", ".join(_VERIFY_FNS)}'
-      )
-    if self.verification == 'greedy' and self.temperature:
-      raise ValueError(
-        "verification 'greedy' needs temperature 0, got "
-        f'{self.temperature}: use speculative_sampling'
-      )
-    if (self.drafter == 'ngram') != (self.ngram_text is not None):
-      raise ValueError("ngram_text goes with drafter 'ngram', and only with it")
+    by_name('drafter', DRAFTERS, self.drafter)
+    self.rule.seen(self.sampling)
+
+  @property
+  def sampling(self) -> Sampling:
+    """How the target is sampled."""
+    names = [field.name for field in dataclasses.fields(Sampling)]
+    return Sampling(**{name: getattr(self, name) for name in names})
+
+  @property
+  def rule(self) -> Rule:
+    """The acceptance rule."""
+    return chosen('verification', RULES, self.verification, vars(self))
+
+
+_OPTIONS = {
+  name
+  for choice in (*DRAFTERS.values(), *RULES.values())
+  for name in flags_of(choice)
+}
+# `Settings` and the options of all drafters and rules, None for their own
+# defaults: every field is a gin parameter of the T5X models.
+Speculation: Any = dataclasses.make_dataclass(
+  'Speculation',
+  [(name, Any, None) for name in sorted(_OPTIONS - {'gamma'})],
+  bases=(Settings,),
+  frozen=True,
+  kw_only=True,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Networks:
-  """The sizes of the networks that decode together.
+  """What decodes together.
 
   Attributes:
-    target: the T5X model's own.
-    draft: the draft model's, or None.
-    table: of the n-gram drafter, or None.
+    target: sizes of the T5X model's network.
+    drafting: the drafter made for it.
+    draft: sizes of T5X's draft model, or None.
+    weights: of the drafter, where they are of a `drafter_checkpoint`.
   """
 
   target: T5Config
+  drafting: Drafting
   draft: T5Config | None = None
-  table: drafters.NGramTable | None = None
+  weights: Any = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Vocabulary:
+  """A SeqIO vocabulary as `assembly` asks for one; no id is padding."""
+
+  seqio: Any
+  vocab_size: int
+  eos_ids: tuple[int, ...] = ()
+
+  def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    del add_special_tokens  # SeqIO's preprocessors add them.
+    return list(self.seqio.encode(text))
 
 
 def networks(
-  speculation: Speculation,
+  speculation: Settings,
   module: Any,
   draft_module: Any | None,
-  vocabulary: Vocabulary,
+  vocabulary: Any,
 ) -> Networks:
-  """Reads the sizes of T5X's networks, and counts the n-gram text.
+  """Reads the sizes of T5X's networks and makes the drafter, with its text or
+  its checkpoint.
+
+  Args:
+    speculation: how.
+    module: the T5X model's network; see `t5_networks.config_of`.
+    draft_module: the draft model's, or None.
+    vocabulary: SeqIO's, of the output.
 
   Raises:
-    ValueError: if the networks are not known or do not fit together, or the
-      text cannot be read.
+    ValueError: if the networks are not known or do not fit together, or what
+      the drafter needs is not given or cannot be read.
   """
-  if (speculation.drafter == 'model') != (draft_module is not None):
-    raise ValueError(
-      "draft_module goes with drafter 'model', and only with it; "
-      f'{WHERE_TO_READ}'
-    )
-  target = t5_networks.config_of(module)
-  draft = draft_module and t5_networks.config_of(draft_module)
-  if draft and draft.vocab_size != target.vocab_size:
-    # One may be padded further than the other, but no token may be missing.
-    fewest = min(draft.vocab_size, target.vocab_size)
-    if fewest < vocabulary.vocab_size:
-      raise ValueError(
-        f'the target has {target.vocab_size} token ids, the draft model '
-        f'{draft.vocab_size} and the vocabulary {vocabulary.vocab_size}: they '
-        'must share a vocabulary'
-      )
-  if draft and bool(draft.num_encoder_layers) != bool(
-    target.num_encoder_layers
-  ):
-    raise ValueError(
-      'target and draft model must both have an encoder, or neither'
-    )
-  table = None
-  if speculation.ngram_text is not None:
-    tokens = _read_tokens(speculation.ngram_text, vocabulary)
-    table = ngram_counts.estimate(tokens, vocab_size=target.vocab_size)
-  return Networks(target=target, draft=draft, table=table)
+  _check_given(speculation, draft_module)
+  name = speculation.drafter
+  fixed: dict[str, Any] = {}
+  target, draft = t5_networks.config_of(module), None
+  if draft_module is not None:
+    draft = t5_networks.config_of(draft_module)
+    _check_vocabulary(target, draft, vocabulary)
+    fixed['model'] = Model(checkpoint='draft_module', sizes=draft)
+  elif (checkpoint := speculation.drafter_checkpoint) is not None:
+    dtype = jnp.dtype(target.dtype).name
+    fixed['model'] = Model(checkpoint=checkpoint, dtype=dtype)
+  if name == 'ngram':
+    fixed['is_sampled'] = bool(speculation.temperature)
+  adapted: Any = _Vocabulary(seqio=vocabulary, vocab_size=target.vocab_size)
+  seen = Target(
+    name='module',
+    config=target,
+    vocabulary=adapted,
+    sampling=speculation.sampling,
+  )
+  weights: Any = ()
+  # T5X is tracing when it calls a decode_fn.
+  with jax.ensure_compile_time_eval():
+    choice = chosen('drafter', DRAFTERS, name, vars(speculation), **fixed)
+    made = choice.make(seen)
+    if made.model and made.config and draft is None:
+      weights = jax.device_get(models.read_params(made.model, made.config))
+  return Networks(target=target, drafting=made, draft=draft, weights=weights)
 
 
 def decode(
@@ -149,7 +169,7 @@ def decode(
   rng_key: Array | None,
   prompt: Prompt,
   *,
-  speculation: Speculation,
+  speculation: Settings,
   networks: Networks,
   max_len: int,
   eos_id: int,
@@ -172,43 +192,32 @@ def decode(
     ValueError: if the parameters are not those of the networks, or gamma is
       beyond what a row can hold.
   """
-  params = dict(params)
-  draft_params = params.pop(DRAFT, ())
-  if networks.draft is None:
-    draft_params = ()
-  elif draft_params == ():
-    raise ValueError(
-      f"there are no parameters of the draft model at params['{DRAFT}']; "
-      f'{WHERE_TO_READ}'
-    )
-  else:
-    draft_params = t5_networks.params_of(
-      draft_params, networks.draft, role='draft model'
-    )
-  target = families.language_model(networks.target)
+  made, vocab_size = networks.drafting, networks.target.vocab_size
+  joined = _params(params, networks)
+  target = made.target or families.language_model(networks.target)
   if forced is not None:
     forced = jnp.pad(forced, ((0, 0), (0, max_len - forced.shape[1])))
     target = forcing.force(target, forced, eos_id=eos_id)
   arguments: dict[str, Any] = {
     'target': target,
-    'logits_to_probs': _logits_to_probs(speculation),
     'max_len': max_len,
     'eos_id': eos_id,
   }
-  generate: Any = autoregressive.generate
-  if speculation.drafter != 'none':
+  generate: Any
+  if speculation.drafter == 'none':
+    generate, shown = autoregressive.generate, speculation.sampling
+  else:
     generate = speculative.generate
-    arguments['drafter'] = drafter = _drafter(speculation, networks)
-    _check_gamma(drafter.gamma, max_len - 1)
-    arguments['verify_fn'] = _VERIFY_FNS[speculation.verification]
+    shown = speculation.rule.seen(speculation.sampling)
+    arguments['drafter'] = made.drafter
+    arguments['verify_fn'] = speculation.rule.verify_fn()
+    _check_gamma(made.drafter.gamma, max_len - 1)
   with _mesh_of_t5x():
     output = generate(
-      Params(
-        target=t5_networks.params_of(params, networks.target, role='target'),
-        drafter=draft_params,
-      ),
+      joined,
       jax.random.key(0) if rng_key is None else rng_key,
       prompt,
+      logits_to_probs=shown.to_probs(vocab_size),
       **arguments,
     )
   if forced is not None:
@@ -275,45 +284,51 @@ def _check_gamma(gamma: int, num_tokens: int) -> None:
     )
 
 
-def _drafter(speculation: Speculation, networks: Networks) -> Drafter:
-  to_probs = _logits_to_probs(speculation)
-  if networks.draft is not None:
-    return drafters.autoregressive(
-      families.with_logits_of(
-        families.language_model(networks.draft), networks.target.vocab_size
-      ),
-      gamma=speculation.gamma,
-      logits_to_probs=to_probs,
-      is_argmax=not speculation.temperature,
+def _check_given(speculation: Settings, draft_module: Any | None) -> None:
+  """Raises ValueError unless a drafter with weights is told where they are, and
+  no other."""
+  name, needed = speculation.drafter, ''
+  if drafting.has_model(DRAFTERS[name]):
+    needed = 'draft_module' if name == 'model' else 'drafter_checkpoint'
+  for each, value in (
+    ('draft_module', draft_module),
+    ('drafter_checkpoint', speculation.drafter_checkpoint),
+  ):
+    if (value is not None) != (each == needed):
+      verb = 'needs a' if each == needed else 'takes no'
+      raise ValueError(f'drafter {name!r} {verb} {each}; {WHERE_TO_READ}')
+
+
+def _check_vocabulary(target: T5Config, draft: T5Config, seqio: Any) -> None:
+  """Raises ValueError if target or draft model lacks a token; either may be
+  padded further than the other."""
+  sizes = target.vocab_size, draft.vocab_size
+  if sizes[0] != sizes[1] and min(sizes) < seqio.vocab_size:
+    raise ValueError(
+      f'the target has {sizes[0]} token ids, the draft model {sizes[1]} and '
+      f'the vocabulary {seqio.vocab_size}: they must share a vocabulary'
     )
-  if networks.table is not None:
-    return drafters.ngram(
-      networks.table,
-      gamma=speculation.gamma,
-      logits_to_probs=to_probs if speculation.temperature else None,
+
+
+def _params(params: Any, networks: Networks) -> Params:
+  """The parameters of target and drafter.
+
+  Raises:
+    ValueError: if they are not those of the networks.
+  """
+  params = dict(params)
+  own = params.pop(DRAFT, ())
+  if networks.draft is None:
+    own = jax.tree.map(jnp.asarray, networks.weights)
+  elif own == ():
+    raise ValueError(
+      f"there are no parameters of the draft model at params['{DRAFT}']; "
+      f'{WHERE_TO_READ}'
     )
-  return drafters.prompt_lookup(
-    gamma=speculation.gamma,
-    max_ngram=speculation.max_ngram,
-    min_ngram=speculation.min_ngram,
-  )
-
-
-def _logits_to_probs(speculation: Speculation):
-  return logits.standardize(
-    temperature=speculation.temperature,
-    top_k=speculation.top_k,
-    top_p=speculation.top_p,
-    min_p=speculation.min_p,
-  )
-
-
-def _read_tokens(path: str, vocabulary: Vocabulary) -> np.ndarray:
-  try:
-    text = local_path(path).read_text(encoding='utf-8')
-  except (OSError, UnicodeDecodeError) as error:
-    raise ValueError(f'cannot read ngram_text {path}: {error}') from error
-  return np.asarray(vocabulary.encode(text), np.int32)
+  else:
+    own = t5_networks.params_of(own, networks.draft, role='draft model')
+  target = t5_networks.params_of(params, networks.target, role='target')
+  return Params(target=target, drafter=networks.drafting.join(target, own))
 
 
 def _mesh_of_t5x() -> Any:
