@@ -25,15 +25,22 @@ class ChoiceError(ValueError):
     return re.sub(r'\{(\w+)\}', lambda found: name.format(found[1]), text)
 
 
-def option(default: Any, help: str, flag: str | None = None) -> Any:
+def option(
+  default: Any,
+  help: str,
+  *,
+  flag: str | None = None,
+  type: Callable[[str], Any] | None = None,
+) -> Any:
   """A field that is also a flag of the command line.
 
   Args:
     default: its value.
     help: the flag's text.
     flag: the flag's name, if it is another than the field's.
+    type: from the flag's text to a value; None for the default's type.
   """
-  metadata = {'help': help, 'flag': flag}
+  metadata = {'help': help, 'flag': flag, 'type': type}
   return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -19,12 +19,17 @@ from specdec_jax.checkpoints import loading
 from specdec_jax.data import ngram_counts
 from specdec_jax.drafters import schedules
 from specdec_jax.drafters.schedules import Schedule
+from specdec_jax.drafters.stateless import MAX_GAMMA
+from specdec_jax.launch.numbers import number, positive_int
 from specdec_jax.models import families, presets
 from specdec_jax.models.families import Config, DrafterConfig
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import AnyVocabulary
 
 _GAMMA = 'drafted tokens per iteration, at most'
+gamma_type = number(
+  int, lambda n: 1 <= n <= MAX_GAMMA, f'an integer from 1 to {MAX_GAMMA}'
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,12 +104,15 @@ class NoDrafter:
 class PromptLookup:
   """Copies from the context; see `drafters.prompt_lookup`."""
 
-  gamma: int = option(8, _GAMMA)
-  max_ngram: int = option(3, 'longest suffix that prompt_lookup looks up')
+  gamma: int = option(8, _GAMMA, type=gamma_type)
+  max_ngram: int = option(
+    3, 'longest suffix that prompt_lookup looks up', type=positive_int
+  )
   min_ngram: int | None = option(
     None,
     'shortest suffix that prompt_lookup trusts (default: 2, or max_ngram if '
     'that is less)',
+    type=positive_int,
   )
 
   def __post_init__(self):
@@ -132,7 +140,7 @@ class PromptLookup:
 class Uniform:
   """Guesses at random; see `drafters.uniform`."""
 
-  gamma: int = option(4, _GAMMA)
+  gamma: int = option(4, _GAMMA, type=gamma_type)
 
   def make(self, target: Target) -> Drafting:
     drafter = drafters.uniform(
@@ -154,7 +162,7 @@ class NGram:
   """
 
   text: str = option('', 'the text that ngram counts', flag='ngram_text')
-  gamma: int = option(4, _GAMMA)
+  gamma: int = option(4, _GAMMA, type=gamma_type)
   is_sampled: bool = False
 
   def __post_init__(self):
@@ -191,7 +199,7 @@ class DraftModel:
   """
 
   model: Model
-  gamma: int = option(4, _GAMMA)
+  gamma: int = option(4, _GAMMA, type=gamma_type)
   schedule: Schedule | None = None
   min_prob: float = 0.0
 
@@ -235,7 +243,7 @@ class SpecDrafter:
   """
 
   model: Model
-  gamma: int = option(25, _GAMMA)
+  gamma: int = option(25, _GAMMA, type=gamma_type)
 
   def make(self, target: Target) -> Drafting:
     config = _drafter_config(self.model, 'block_model', 'Spec-Drafter')
@@ -262,7 +270,7 @@ class BlockHeads:
   """
 
   model: Model
-  gamma: int | None = option(None, _GAMMA)
+  gamma: int | None = option(None, _GAMMA, type=gamma_type)
 
   def make(self, target: Target) -> Drafting:
     config = _drafter_config(self.model, 'with_heads', 'set of heads')

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from specdec_jax import verification
 from specdec_jax.assembly.choices import ChoiceError, Sampling, option
 from specdec_jax.base import Draft, VerifyFn
+from specdec_jax.launch.numbers import cost, fraction, positive_int
 
 _LENIENCE = 'below 1, accepts more and is no longer lossless'
 
@@ -37,7 +38,7 @@ class Rule(Protocol):
 class SpeculativeSampling:
   """`verification.speculative_sampling`, lossless with lenience 1."""
 
-  lenience: float = option(1.0, _LENIENCE)
+  lenience: float = option(1.0, _LENIENCE, type=fraction)
 
   def seen(self, sampling: Sampling) -> Sampling:
     if self.lenience < 1 and sampling.is_greedy:
@@ -70,7 +71,7 @@ class Greedy:
   """`verification.greedy`: the argmax, or with a lenience below 1 tokens nearly
   as likely, for which it reads the target's distributions at temperature 1."""
 
-  lenience: float = option(1.0, _LENIENCE)
+  lenience: float = option(1.0, _LENIENCE, type=fraction)
 
   def seen(self, sampling: Sampling) -> Sampling:
     _check_greedy('greedy', sampling)
@@ -87,9 +88,13 @@ class TopBeta:
   """`verification.top_beta`, which reads the target's distributions at
   temperature 1 and decodes greedily."""
 
-  beta: int = option(3, 'accept drafted tokens among so many likeliest')
+  beta: int = option(
+    3, 'accept drafted tokens among so many likeliest', type=positive_int
+  )
   tau: float = option(
-    1.0, "and at most so far below the likeliest's log-probability, in nats"
+    1.0,
+    "and at most so far below the likeliest's log-probability, in nats",
+    type=cost,
   )
 
   def seen(self, sampling: Sampling) -> Sampling:

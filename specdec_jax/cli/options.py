@@ -8,8 +8,7 @@ from specdec_jax import logits
 from specdec_jax.assembly.choices import flags_of
 from specdec_jax.assembly.drafting import DRAFTERS
 from specdec_jax.assembly.rules import RULES
-from specdec_jax.drafters.stateless import MAX_GAMMA
-from specdec_jax.launch.numbers import number, positive_int
+from specdec_jax.launch.numbers import cost, fraction, number, positive_int
 from specdec_jax.models.presets import DTYPES
 
 DEFAULT_MODEL = 'smollm2-135m'
@@ -40,9 +39,6 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     return super()._get_help_string(action)
 
 
-gamma = number(
-  int, lambda n: 1 <= n <= MAX_GAMMA, f'an integer from 1 to {MAX_GAMMA}'
-)
 seed = number(int, lambda n: 0 <= n < 2**32, 'an integer from 0 to 2**32 - 1')
 temperature = number(
   float,
@@ -50,17 +46,6 @@ temperature = number(
   f'0, which is greedy, or a number of at least {logits.MIN_TEMPERATURE:g}',
 )
 share = number(float, lambda x: 0 <= x <= 1, 'a number in [0, 1]')
-cost = number(float, lambda x: 0 <= x < float('inf'), 'a number of at least 0')
-fraction = number(float, lambda x: 0 < x <= 1, 'a number in (0, 1]')
-# Of flags that are fields of a choice; others have the type of their default.
-_TYPES = {
-  'gamma': gamma,
-  'max_ngram': positive_int,
-  'min_ngram': positive_int,
-  'lenience': fraction,
-  'beta': positive_int,
-  'tau': cost,
-}
 
 
 def dtypes(text: str) -> list[str]:
@@ -167,7 +152,7 @@ def _add_flags(
         default = defaults.get(name, default)
         if default not in (None, ''):
           text += f' (default: {default:g})'
-        kind = _TYPES.get(name) or type(field.default)
+        kind = field.metadata['type'] or type(field.default)
         metavar = 'FILE' if kind is str else None
         group.add_argument(f'--{name}', type=kind, help=text, metavar=metavar)
         added.add(name)
