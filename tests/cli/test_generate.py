@@ -62,6 +62,17 @@ def test_json_has_the_promised_keys(generate):
   assert statistics['block_efficiency'] == 8 / statistics['target_runs']
 
 
+def test_a_second_run_compiles_nothing(run, model, tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  folder = tmp_path / 'specdec_jax' / 'compiled'
+  argv = ('--model', model, '--prompt', 'the in ab', '--max_new_tokens', '8')
+  first = run('generate', *argv)
+  compiled = {*folder.glob('*-cache')}
+  assert compiled
+  assert run('generate', *argv) == first
+  assert {*folder.glob('*-cache')} == compiled
+
+
 def test_the_text_is_that_of_the_json(generate, tmp_path):
   path = tmp_path / 'out.jsonl'
   out = generate('--json', path).out
