@@ -3,7 +3,6 @@
 import itertools
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.stats
@@ -87,9 +86,9 @@ def exact_law(
   )
   encoder_rows = encoder_row and [list(encoder_row)] * len(every)
   start = toy.prompt([prompt[:1]] * len(every), encoder_rows=encoder_rows)
+  model = toy.compiled(model)
   cache = model.init(params, start, fed.shape[1])
-  extend = jax.jit(model.extend)
-  logits, _ = extend(params, jnp.asarray(fed[:, :-1]), cache)
+  logits, _ = model.extend(params, jnp.asarray(fed[:, :-1]), cache)
   probs = reference_probs(logits, sampling)[:, len(prompt) - 1 :]
   probs = np.take_along_axis(probs, every[..., None], axis=-1)[..., 0]
   is_eos = every == eos_id

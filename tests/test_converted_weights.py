@@ -107,7 +107,7 @@ def test_a_single_row_reads_the_copies(name):
   model, params = families.language_model(config), bfloat16_params(name)
   copied = layers.with_cpu_copies(params, is_tied=config.is_tied)
   assert layers.num_params(copied) == layers.num_params(params)
-  cache = model.init(params, prompt_of(name), MAX_LEN)
+  cache = toy.compiled(model).init(params, prompt_of(name), MAX_LEN)
 
   @functools.partial(jax.jit, static_argnums=1)
   def extend(params, width):

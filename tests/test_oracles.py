@@ -148,6 +148,7 @@ def test_log_probs_are_the_targets_own(name):
     _prompt(1),
   )
   tokens = np.asarray(output.tokens)
+  target = toy.compiled(target)
   start = target.init(params, toy.prompt([[0]] * 5), 24)
   scores, _ = target.extend(params, jnp.asarray(tokens[:, :-1]), start)
   expected = jax.nn.log_softmax(scores, axis=-1)

@@ -107,6 +107,14 @@ def llama(vocab_size: int, **sizes) -> LanguageModel:
   return families.language_model(llama_config(vocab_size, **sizes))
 
 
+def compiled(model: LanguageModel) -> LanguageModel:
+  """The model for calls outside of a compiled loop, whose every operation would
+  be a program of its own."""
+  return model._replace(
+    init=jax.jit(model.init, static_argnums=2), extend=jax.jit(model.extend)
+  )
+
+
 def prompt(
   rows: list[list[int]],
   *,

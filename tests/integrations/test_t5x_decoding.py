@@ -60,7 +60,7 @@ def decode(params, inputs, **settings):
 
 def one_by_one(params, config, inputs, eos_id: int):
   """As T5X reads `inputs`: a token at a time, and forced where it is not 0."""
-  model = families.language_model(config)
+  model = toy.compiled(families.language_model(config))
   prompt = toy.prompt([[0]] * 4, encoder_rows=ENCODER_ROWS)
   cache = model.init(params, prompt, LENGTH + 1)
   tokens, ended = np.zeros((4, 1), np.int32), np.zeros(4, bool)

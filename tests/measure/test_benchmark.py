@@ -19,7 +19,7 @@ V, MAX_LEN = 11, 12
 
 
 def test_logits_after_a_prefix_are_those_of_reading_it_anew():
-  target = toy.llama(V, num_layers=1)
+  target = toy.compiled(toy.llama(V, num_layers=1))
   config = toy.llama_config(V, num_layers=1)
   params = Params(toy.llama_params(config, seed=0))
   side = sides.plain_side(
