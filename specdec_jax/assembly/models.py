@@ -118,9 +118,10 @@ def read_params(
   else:
     path = loading.locate(model.checkpoint)
     params = loading.read_params(path, config, shardings=shardings)
-  if shardings is None and not families.only_drafts(config):
-    is_tied = getattr(config, 'is_tied', False)
-    return layers.with_cpu_copies(params, is_tied=is_tied)
+  if shardings is None:
+    # A Spec-Drafter's logits reuse its embeddings, as those of its target do.
+    is_tied = getattr(config, 'is_tied', families.only_drafts(config))
+    params = layers.with_cpu_copies(params, is_tied=is_tied)
   return params
 
 
