@@ -67,7 +67,7 @@ def read_config(model: Model) -> Config:
   dtype = jnp.dtype(model.dtype)
   if model.is_random:
     return random_models.read_config(model.checkpoint, dtype=dtype)
-  if isinstance(model.sizes, T5Config):
+  if not isinstance(model.sizes, str | None):
     return model.sizes
   if model.sizes in presets.PRESETS:
     return presets.preset(model.sizes, dtype=dtype)
