@@ -52,17 +52,20 @@ def prompt_of(batch_size: int):
   return toy.prompt([[1, 2, 3]] * batch_size)
 
 
+WITHOUT_LLVM = {
+  'xla_backend_optimization_level': 0,
+  'xla_llvm_disable_expensive_passes': True,
+}
+
+
 def optimized_hlo(compiled, *args) -> str:
   """What users' programs are, as XLA's instructions.
 
   These are the same without LLVM's optimizations, which come after them and
   take longer than all before.
   """
-  options = {
-    'xla_backend_optimization_level': 0,
-    'xla_llvm_disable_expensive_passes': True,
-  }
-  return compiled.lower(*args).compile(compiler_options=options).as_text()
+  lowered = compiled.lower(*args)
+  return lowered.compile(compiler_options=WITHOUT_LLVM).as_text()
 
 
 def compiled_loop(drafter, rule, batch_size: int) -> str:
@@ -181,7 +184,7 @@ def test_one_trace_a_shape():
   num_traces = 0
   greedy = logits.standardize(temperature=0.0)
 
-  @jax.jit
+  @functools.partial(jax.jit, compiler_options=WITHOUT_LLVM)
   def generate(params, key, prompt):
     nonlocal num_traces
     num_traces += 1

@@ -16,8 +16,6 @@ from specdec_jax.models.block_decoder import BlockDecoder
 from specdec_jax.models.t5 import Encoder
 from tests import test_compilation, toy, toy_block, toy_t5
 
-pytestmark = pytest.mark.optimized
-
 V, WIDTH = 12, 3
 CONFIG = toy_block.config(V)
 SOURCE = np.array([[5, 6, 7, 1, 0], [9, 1, 0, 0, 0]], np.int32)
@@ -180,6 +178,7 @@ def test_named_sizes_fit_their_targets():
     presets.spec_drafter('huge')
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize('batch_size', [1, 2])
 def test_no_cache_is_copied_in_the_loop(batch_size):
   """Of the target's cache and of what the drafter keeps of the source."""
