@@ -90,50 +90,46 @@ def load(
     ValueError: if a model cannot be had, or the choices do not fit together.
     ImportError: if a package that reads a model is not installed.
   """
-  named = drafter or ('model' if draft_model else 'prompt_lookup')
-  kinds = [
-    by_name(kind, known, given)
-    for kind, known, given in (
-      ('drafter', DRAFTERS, named),
-      ('rule', RULES, rule),
-    )
-    if isinstance(given, str)
-  ]
-  _check_options(kinds, options)
-  if draft_model is None and draft_dtype is not None:
-    raise ValueError('draft_dtype is for a draft_model, which is not given')
-  if draft_model is not None and not isinstance(named, str):
+  drafter = drafter or ('model' if draft_model else 'prompt_lookup')
+  kinds = []
+  if isinstance(drafter, str):
+    kinds.append(by_name('drafter', DRAFTERS, drafter))
+    if drafting.has_model(kinds[0]) != (draft_model is not None):
+      needed = 'needs a' if draft_model is None else 'takes no'
+      raise ValueError(f'the drafter {drafter!r} {needed} draft_model')
+  elif draft_model is not None:
     raise ValueError(
       'draft_model is for a drafter by name: this one has its own'
     )
-  target = Model(
-    checkpoint=model, sizes=sizes, vocabulary=vocabulary, dtype=dtype
-  )
-  chosen: list[Any] = []
-  for kind in kinds:
-    names = [field.name for field in dataclasses.fields(kind)]
-    given = {name: options[name] for name in names if name in options}
-    if 'model' in names:
-      if draft_model is None:
-        raise ValueError(f'the drafter {named!r} needs a draft_model')
-      given['model'] = Model(
-        checkpoint=draft_model,
-        vocabulary=vocabulary,
-        dtype=draft_dtype or dtype,
-      )
-    chosen.append(kind(**given))
-  if isinstance(named, str):
-    named, *chosen = chosen
-    if draft_model is not None and not drafting.has_model(type(named)):
-      raise ValueError(f'a draft_model is not for the drafter {drafter!r}')
+  if isinstance(rule, str):
+    kinds.append(by_name('rule', RULES, rule))
+  _check_options(kinds, options)
+  own = {}
+  if draft_model is not None:
+    own['model'] = Model(
+      checkpoint=draft_model, vocabulary=vocabulary, dtype=draft_dtype or dtype
+    )
+  elif draft_dtype is not None:
+    raise ValueError('draft_dtype is for a draft_model, which is not given')
   return decoder_lib.build(
-    target,
-    drafter=named,
-    rule=chosen[0] if isinstance(rule, str) else rule,
+    Model(checkpoint=model, sizes=sizes, vocabulary=vocabulary, dtype=dtype),
+    drafter=_made(DRAFTERS, drafter, options, **own),
+    rule=_made(RULES, rule, options),
     sampling=Sampling(
       temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     ),
   )
+
+
+def _made(
+  known: Mapping[str, type], choice: Any, options: Mapping[str, Any], **own: Any
+) -> Any:
+  """A choice by name, with those of the options that it has."""
+  if not isinstance(choice, str):
+    return choice
+  names = [field.name for field in dataclasses.fields(known[choice])]
+  given = {name: options[name] for name in names if name in options}
+  return known[choice](**given, **own)
 
 
 def generate(

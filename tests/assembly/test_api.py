@@ -179,7 +179,7 @@ def test_a_stream_is_of_one_text(decoder):
     ({'drafter': 'model'}, "the drafter 'model' needs a draft_model"),
     (
       {'drafter': 'uniform', 'draft_model': '{folder}'},
-      "a draft_model is not for the drafter 'uniform'",
+      "the drafter 'uniform' takes no draft_model",
     ),
     ({'draft_dtype': 'bfloat16'}, 'draft_dtype is for a draft_model'),
     (

@@ -47,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     '--json',
     metavar='OUT',
-    help='write one object a prompt and line: prompt, text, tokens, log_probs, '
-    'statistics, with --stop also the string that ended the text, with '
-    '--num_return_sequences the number of the sample. An old file stays until '
-    'all is done; - writes to standard output, instead of the text',
+    help='write one object per prompt and line: prompt, text, tokens, '
+    'log_probs, statistics, with --stop also the string that ended the text, '
+    'with --num_return_sequences the number of the sample. An old file stays '
+    'until all is done; - writes to standard output, instead of the text',
   )
   group.add_argument(
     '--trace', metavar='OUT.jsonl', help='write every iteration, for `trace`'
