@@ -51,7 +51,9 @@ _RULES = {
 }
 _ALL = _SELECTORS | _RULES
 _VERIFY_FN = 'decoding.Decoding.verify_fn'
-_IMPORT = re.compile(r'^from (specdec_jax[\w.]*) import (\w+)(?: as (\w+))?$')
+_IMPORT = re.compile(
+  r'^from (specdec_jax[\w.]*) import (\w+)(?: as (\w+))?[ \t]*$', re.MULTILINE
+)
 _QUOTED = re.compile(r"""('[^']*'|"[^"]*"|#.*)""")
 # Where a selector can begin.
 _BEFORE = r'(?:^|(?<=[@/\s(\[,]))'
@@ -63,6 +65,13 @@ def renewed(text: str) -> str:
   if 'Decoding.verify_fn' not in text:
     modules['specdec_jax.verification'] = ('specdec_jax.assembly.rules',)
     selectors |= _RULES
+  # Parts of a module that has moved have names of their own, whatever it was
+  # called in this file.
+  for _, name, alias in _IMPORT.findall(text):
+    parts = {old.partition('.')[2]: old for old in selectors}
+    for part, old in parts.items() if alias else ():
+      if old == f'{name}.{part}':
+        selectors[f'{alias}.{part}'] = selectors[old]
   lines = (_import(line, modules) for line in text.split('\n'))
   return '\n'.join(_selectors(line, selectors) for line in lines)
 
@@ -106,7 +115,7 @@ def _import(line: str, modules: Mapping[str, tuple[str, ...]]) -> str:
   new = found and modules.get(f'{found[1]}.{found[2]}')
   if not found or not new:
     return line
-  if found[3]:  # By the user's own name, which one module alone can have.
+  if found[3] and not any(old.startswith(f'{found[2]}.') for old in _ALL):
     package, _, name = new[0].rpartition('.')
     return f'from {package} import {name} as {found[3]}'
   return '\n'.join(

@@ -264,3 +264,28 @@ datasets.from_token_files.seed = 4
   assert found['train.train.keep'] == '3'
   targets = [v for k, v in found.items() if k.endswith('.target')]
   assert sorted(targets) == ['%TARGET', "'another'"]
+
+
+def test_modules_under_names_of_the_user_s_own():
+  text = (
+    'from __gin__ import dynamic_registration\n'
+    'from specdec_jax.cli import train_drafters as d\n'
+    'from specdec_jax.cli import infer_models as m\n'
+    'from specdec_jax.cli import train as t\n'
+    'from specdec_jax import verification as v\n'
+    'd.block_heads_config.gamma = 3\n'
+    'm.draft_model.gamma = 2\n'
+    'm.Model.dtype = "float32"\n'
+    'v.greedy.lenience = 0.5\n'
+    't.train.seed = 4\n'
+  )
+  gin.clear_config()
+  gin.parse_config(old_names.renewed(text))
+  bound = gin_launch.bindings()
+  assert bound['drafting.DraftModel.gamma'] == '2'
+  assert bound['rules.Greedy.lenience'] == '0.5'
+  assert bound['models.Model.dtype'] == "'float32'"
+  assert (bound['recipes.block_heads_config.gamma'], bound['t.train.seed']) == (
+    '3',
+    '4',
+  )
