@@ -121,17 +121,12 @@ class PromptLookup:
         f'{{min_ngram}} {self.min_ngram} exceeds {{max_ngram}} {self.max_ngram}'
       )
 
-  @property
-  def shortest(self) -> int:
-    """`min_ngram`, or its default."""
-    return self.min_ngram or min(2, self.max_ngram)
-
   def make(self, target: Target) -> Drafting:
     del target
     drafter = drafters.prompt_lookup(
       gamma=self.gamma,
       max_ngram=self.max_ngram,
-      min_ngram=self.shortest,
+      min_ngram=self.min_ngram,
     )
     return Drafting(drafter=drafter)
 
@@ -324,13 +319,14 @@ def with_gamma(choice: Any, gamma: int) -> Any:
 def _check_fits(target: Target, model: Model, config: Config) -> None:
   """Raises ValueError unless a draft model has the target's vocabulary, and an
   encoder if the target has one."""
-  if not isinstance(model.sizes, str | None):
-    pass  # Whoever has the sizes at hand has the vocabularies, too.
-  elif target.vocabulary is not None:
+  num_missing = config.vocab_size - target.config.vocab_size
+  # Whoever has the sizes at hand has compared the vocabularies.
+  is_named = isinstance(model.sizes, str | None)
+  if is_named and target.vocabulary is not None:
     vocabularies.check_same_vocabulary(
       target.vocabulary, models.read_vocabulary(model, config)
     )
-  elif not loading.is_padding(config.vocab_size - target.config.vocab_size):
+  elif is_named and not loading.is_padding(num_missing):
     raise ValueError(
       f'the target has {target.config.vocab_size} logits, the draft model '
       f'{config.vocab_size}'

@@ -11,6 +11,11 @@ from specdec_jax.base import Array, Context, Draft, Drafter, Prompt
 from specdec_jax.drafters.stateless import check_gamma
 
 
+def default_min_ngram(max_ngram: int) -> int:
+  """The shortest suffix that is trusted unless another is asked for."""
+  return min(2, max_ngram)
+
+
 def prompt_lookup(
   *, gamma: int, max_ngram: int = 3, min_ngram: int | None = None
 ) -> Drafter:
@@ -36,7 +41,7 @@ def prompt_lookup(
   """
   check_gamma(gamma)
   if min_ngram is None:
-    min_ngram = min(2, max_ngram)
+    min_ngram = default_min_ngram(max_ngram)
   if not 1 <= min_ngram <= max_ngram:
     raise ValueError(
       'n-gram lengths must satisfy 1 <= min_ngram <= max_ngram, got '

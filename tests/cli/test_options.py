@@ -5,6 +5,7 @@ import pytest
 
 from specdec_jax.assembly import decoder
 from specdec_jax.cli import chosen, options
+from specdec_jax.drafters.prompt_lookup import default_min_ngram
 from tests.cli.tiny import assert_refused
 
 PROMPT = ('--prompt', 'hello')
@@ -197,7 +198,8 @@ def test_max_ngram_alone_lowers_min_ngram():
   for given, expected in (((), 2), (('--max_ngram', '1'), 1)):
     _, choices = parsed(*given)
     assert choices.drafter.make(None).drafter.gamma == 8
-    assert choices.drafter.shortest == expected
+    assert choices.drafter.min_ngram is None
+    assert default_min_ngram(choices.drafter.max_ngram) == expected
 
 
 def test_lenient_greedy_reads_the_probabilities_that_top_p_leaves():
