@@ -90,6 +90,11 @@ def drafter_name(args: argparse.Namespace) -> str:
   return args.drafter or ('model' if args.draft_model else 'prompt_lookup')
 
 
+def lenience(args: argparse.Namespace) -> float:
+  """What `--lenience` is, or 1, with which nothing is relaxed."""
+  return 1.0 if args.lenience is None else args.lenience
+
+
 def _drafter(args: argparse.Namespace) -> DrafterChoice:
   """The drafter, with its model if it has one."""
   name = drafter_name(args)

@@ -24,7 +24,7 @@ def prompt_records(decoder: Decoder, batch: Batch) -> list[Record]:
 def header(args: argparse.Namespace, decoder: Decoder) -> Record:
   """The first record of a trace: what was asked for."""
   return recording.header(
-    target=args.model,
+    target=decoder.model.checkpoint,
     drafter=args.draft_model or chosen.drafter_name(args),
     verification=args.verification,
     gamma=decoder.drafter.gamma,
@@ -32,7 +32,7 @@ def header(args: argparse.Namespace, decoder: Decoder) -> Record:
     top_k=args.top_k,
     top_p=args.top_p,
     **({'min_p': args.min_p} if args.min_p else {}),
-    lenience=args.lenience,
+    lenience=chosen.lenience(args),
     seed=args.seed,
     dtype=args.dtype,
     **({'adaptive': args.adaptive} if args.adaptive else {}),

@@ -265,6 +265,10 @@ def test_a_trace_records_a_batch(generate, tmp_path):
   assert traced.header['temperature'] == 0
   assert (traced.header['seed'], traced.header['dtype']) == (5, 'float32')
   assert traced.header['drafter'] == 'prompt_lookup'
+  assert (traced.header['lenience'], traced.header['verification']) == (
+    1.0,
+    'speculative_sampling',
+  )
   # Nothing of the row that only fills the last batch.
   assert traced.rows == list(range(8))
   for row, record in enumerate(records):

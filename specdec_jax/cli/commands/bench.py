@@ -211,7 +211,7 @@ def configuration(args: argparse.Namespace, decoder: Decoder) -> dict[str, Any]:
     'min_prob': getattr(decoder.choice, 'min_prob', None)
     if args.adaptive
     else None,
-    'lenience': 1.0 if args.lenience is None else args.lenience,
+    'lenience': chosen.lenience(args),
     'device': stopwatch.device_name(),
     'jax_version': jax.__version__,
   }
