@@ -13,7 +13,6 @@ from specdec_jax.theory.acceptance import (
   expected_runs,
   expected_tokens,
   expected_tokens_of_profile,
-  lenient_probs,
   oracle_tokens,
   token_verification_accepted,
 )
@@ -38,7 +37,6 @@ __all__ = [
   'expected_runs',
   'expected_tokens',
   'expected_tokens_of_profile',
-  'lenient_probs',
   'memory_reads_factor',
   'minimal_improvement',
   'operations_factor',

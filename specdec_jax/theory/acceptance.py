@@ -1,14 +1,19 @@
 """Acceptance rates, and the tokens that follow from them.
 
-Symbols are those of Leviathan et al. (https://arxiv.org/abs/2211.17192):
-`alpha` is the mean over contexts of the chance that a drafted token is
-accepted, `gamma` the number of drafted tokens, `p` the target's distribution,
-`q` the drafter's. "Tokens" always counts the correction or bonus token too, so
-one target run gives at least one.
+Sections and symbols are those of Leviathan et al.
+(https://arxiv.org/abs/2211.17192) unless another paper is named:
 
-All functions take scalars or arrays and follow numpy's broadcasting; scalars in
-give a scalar out. An argument out of range raises ValueError with its name and
-value.
+- `p` and `q`, float `[..., V]`: probabilities of the target and of the drafter;
+- `lenience`, l in (0, 1], broadcast against their leading axes: 1 is lossless;
+- `alpha`, in [0, 1]: the mean over contexts of the chance that a drafted token
+  is accepted;
+- `gamma`, at least 0, fractions and infinity allowed: drafted tokens.
+
+"Tokens" always counts the correction or bonus token too, so one target run
+gives at least one. All functions take scalars or arrays and follow numpy's
+broadcasting: `p` and `q` lose their last axis, and scalars in give a scalar
+out. An argument out of range raises ValueError with its name and value, and so
+does a distribution that does not sum to 1 within 1e-4.
 """
 
 import numpy as np
@@ -36,26 +41,22 @@ def in_range(
   return array
 
 
-def _distribution(name: str, probs: ArrayLike) -> np.ndarray:
-  """`probs` as float64, once its last axis is known to be a distribution."""
-  array = in_range(name, probs, 0.0, 1.0 + _TOLERANCE)
-  if array.ndim == 0:
-    raise ValueError(f'{name} needs a vocabulary axis, got a scalar')
-  totals = np.asarray(array.sum(-1))
-  is_off = abs(totals - 1) > _TOLERANCE
-  if is_off.any():
-    raise ValueError(f'{name} must sum to 1, got {totals[is_off][0]:g}')
-  return array
-
-
 def _pair(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-  """Both distributions, over one vocabulary."""
-  p, q = _distribution('p', p), _distribution('q', q)
-  if p.shape[-1] != q.shape[-1]:
-    raise ValueError(
-      f'p has a vocabulary of {p.shape[-1]}, q one of {q.shape[-1]}'
-    )
-  return p, q
+  """Both as float64, once known to be distributions over one vocabulary."""
+  pair = []
+  for name, probs in (('p', p), ('q', q)):
+    array = in_range(name, probs, 0.0, 1.0 + _TOLERANCE)
+    if array.ndim == 0:
+      raise ValueError(f'{name} needs a vocabulary axis, got a scalar')
+    totals = np.asarray(array.sum(-1))
+    is_off = abs(totals - 1) > _TOLERANCE
+    if is_off.any():
+      raise ValueError(f'{name} must sum to 1, got {totals[is_off][0]:g}')
+    pair.append(array)
+  sizes = [array.shape[-1] for array in pair]
+  if sizes[0] != sizes[1]:
+    raise ValueError(f'p has a vocabulary of {sizes[0]}, q one of {sizes[1]}')
+  return pair[0], pair[1]
 
 
 def _lenience(lenience: ArrayLike) -> np.ndarray:
@@ -71,21 +72,8 @@ def acceptance_rate(
 ) -> np.ndarray:
   """The chance that a token drawn from `q` is accepted, `sum min(p / l, q)`.
 
-  Leviathan et al., Theorem 3.5, and Appendix A.5 for `lenience` l:
-  https://arxiv.org/abs/2211.17192. It is the paper's beta for one context; its
-  mean over contexts is alpha.
-
-  Args:
-    p: the target's probabilities, `[..., V]`.
-    q: the drafter's probabilities, `[..., V]`.
-    lenience: l in (0, 1], broadcast against the leading axes; 1 is lossless.
-
-  Returns:
-    Rates in [0, 1], shape `[...]`.
-
-  Raises:
-    ValueError: if a distribution does not sum to 1 (within 1e-4), the
-      vocabularies differ, or `lenience` is out of range.
+  Theorem 3.5, and Appendix A.5 for lenience. It is the paper's beta for one
+  context; its mean over contexts is alpha.
   """
   p, q = _pair(p, q)
   rate = np.minimum(p / _lenience(lenience)[..., None], q).sum(-1)
@@ -95,46 +83,12 @@ def acceptance_rate(
 def divergence(p: ArrayLike, q: ArrayLike) -> np.ndarray:
   """`D_LK(p, q)`, the total variation distance, `1 - acceptance_rate(p, q)`.
 
-  Leviathan et al., Definition 3.2 and Lemma 3.3:
-  https://arxiv.org/abs/2211.17192. Computed as half the L1 distance, which
-  keeps its precision when the distributions are close.
-
-  Args:
-    p: probabilities, `[..., V]`.
-    q: probabilities, `[..., V]`.
-
-  Returns:
-    Distances in [0, 1], shape `[...]`; 0 only for equal distributions, 1 only
-    for those that share no token.
+  Definition 3.2 and Lemma 3.3. Computed as half the L1 distance, which keeps
+  its precision when the distributions are close. 0 only for equal
+  distributions, 1 only for those that share no token.
   """
   p, q = _pair(p, q)
   return (abs(p - q).sum(-1) / 2)[()]
-
-
-def lenient_probs(
-  p: ArrayLike, q: ArrayLike, lenience: ArrayLike = 1.0
-) -> np.ndarray:
-  """The distribution that a lenient acceptance really emits.
-
-  Leviathan et al., Appendix A.5: https://arxiv.org/abs/2211.17192. Departure:
-  the paper leaves the residual of a lenient rejection open; here it is the
-  lossless one, `norm(max(0, p - q))`, which keeps the paper's bound that no
-  token becomes more likely than `p / l`. Lenience 1 gives `p` back.
-
-  Args:
-    p: the target's probabilities, `[..., V]`.
-    q: the drafter's probabilities, `[..., V]`.
-    lenience: l in (0, 1], broadcast against the leading axes.
-
-  Returns:
-    Probabilities, `[..., V]`.
-  """
-  p, q = _pair(p, q)
-  accepted = np.minimum(p / _lenience(lenience)[..., None], q)
-  residual = np.maximum(p - q, 0)
-  mass = residual.sum(-1, keepdims=True)
-  residual = np.where(mass > 0, residual / np.where(mass > 0, mass, 1), p)
-  return accepted + (1 - accepted.sum(-1, keepdims=True)) * residual
 
 
 def argmax_acceptance(
@@ -142,18 +96,9 @@ def argmax_acceptance(
 ) -> np.ndarray:
   """1 where the drafter's likeliest token passes at temperature 0, else 0.
 
-  Leviathan et al., Appendix A.5: https://arxiv.org/abs/2211.17192. Token x
-  passes if `p(x) >= l max p`. Departure: the inequality is printed the other
-  way round there, which would accept the unlikely tokens.
-
-  Args:
-    p: the target's probabilities before the argmax, `[..., V]`.
-    q: the drafter's, `[..., V]`; ties go to the lowest id.
-    lenience: l in (0, 1], broadcast against the leading axes; 1 accepts only
-      what the target itself would choose.
-
-  Returns:
-    0.0 or 1.0, shape `[...]`; the mean is alpha.
+  Appendix A.5. Token x passes if `p(x) >= l max p`, with `p` before the argmax;
+  ties in `q` go to the lowest id. The mean is alpha. Departure: the inequality
+  is printed the other way round there, which would accept the unlikely tokens.
   """
   p, q = np.broadcast_arrays(*_pair(p, q))
   drafted = q.argmax(-1)[..., None]
@@ -165,14 +110,9 @@ def argmax_acceptance(
 def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
   """Mean tokens per target run, `(1 - alpha^(gamma+1)) / (1 - alpha)`.
 
-  Leviathan et al., Equation 1: https://arxiv.org/abs/2211.17192. It takes the
-  acceptances of a draft to be independent with one rate, which measured text
-  need not obey: see `expected_tokens_of_profile`.
-
-  Args:
-    alpha: acceptance rate in [0, 1]; 1 gives the limit, `gamma + 1`.
-    gamma: drafted tokens, at least 0, infinity allowed. A fraction
-      interpolates smoothly.
+  Equation 1, and its limit `gamma + 1` at alpha 1. It takes the acceptances of
+  a draft to be independent with one rate, which measured text need not obey:
+  see `expected_tokens_of_profile`. A fractional gamma interpolates smoothly.
   """
   alpha, gamma = np.broadcast_arrays(
     in_range('alpha', alpha, 0, 1), in_range('gamma', gamma, 0)
@@ -190,20 +130,13 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
 def expected_tokens_of_profile(profile: ArrayLike) -> np.ndarray:
   """Mean tokens per target run when each position has its own rate.
 
-  `1 + a_1 + a_1 a_2 + ...`: Equation 1 of Leviathan et al.
-  (https://arxiv.org/abs/2211.17192) without the assumption that every `a_i` is
-  the same alpha, and exact for measured rates.
+  `1 + a_1 + a_1 a_2 + ...`: Equation 1 without the assumption that every `a_i`
+  is the same alpha, and exact for measured rates.
 
   Args:
     profile: conditional acceptance rates `[..., G]`: of the drafts whose
       position i was tested (all before it were accepted), the share that
       passed. NaN, a position never tested, ends the draft. G may be 0.
-
-  Returns:
-    Tokens, shape `[...]`.
-
-  Raises:
-    ValueError: if a rate is outside [0, 1] or `profile` is a scalar.
   """
   profile = np.asarray(profile, np.float64)
   profile = in_range('profile', np.where(np.isnan(profile), 0, profile), 0, 1)
@@ -223,12 +156,12 @@ def expected_runs(rates: ArrayLike, gamma: int) -> float:
   Args:
     rates: for each token of the text in turn, the chance that a draft of it
       passes, `[N]`: `acceptance_rate` after the prefix before it.
-    gamma: drafted tokens per run, at least 0.
+    gamma: drafted tokens per run, a whole number.
   """
   rates = in_range('rates', rates, 0, 1)
   if rates.ndim != 1:
     raise ValueError(f'rates must be those of one text, got {rates.shape}')
-  _check_whole(gamma)
+  check_whole('gamma', gamma)
   # `runs[i]`: from token i on; beyond the end there is nothing to do.
   runs = np.zeros(len(rates) + gamma + 2)
   for i in reversed(range(len(rates))):
@@ -239,14 +172,8 @@ def expected_runs(rates: ArrayLike, gamma: int) -> float:
 
 
 def oracle_tokens(alpha: ArrayLike) -> np.ndarray:
-  """Mean tokens per target run if gamma were always chosen with hindsight.
-
-  `1 / (1 - alpha)`: Leviathan et al., Sec. 3.5:
-  https://arxiv.org/abs/2211.17192. Infinite at alpha 1.
-
-  Args:
-    alpha: acceptance rate in [0, 1].
-  """
+  """Mean tokens per target run if gamma were always chosen with hindsight,
+  `1 / (1 - alpha)` (Sec. 3.5); infinite at alpha 1."""
   return expected_tokens(alpha, np.inf)
 
 
@@ -256,19 +183,13 @@ def alpha_from_block_efficiency(
   """The alpha at which `expected_tokens` is the measured mean length.
 
   The third of the acceptance rates of `docs/notation.md`. It inverts Equation 1
-  of Leviathan et al. (https://arxiv.org/abs/2211.17192) by bisection to
-  float64 precision, and inherits its assumption of one independent rate.
+  by bisection to float64 precision, and inherits its assumption of one
+  independent rate.
 
   Args:
     block_efficiency: tokens per target run, from 1 to `gamma + 1`; an excess
       within 1e-9 of the range is rounding and is forgiven.
-    gamma: drafted tokens, above 0, infinity allowed.
-
-  Returns:
-    Rates in [0, 1], the broadcast shape of the arguments.
-
-  Raises:
-    ValueError: if an argument is out of range; gamma 0 says nothing of alpha.
+    gamma: above 0, for gamma 0 says nothing of alpha.
   """
   gamma = in_range('gamma', gamma, 0)
   if (gamma == 0).any():
@@ -297,16 +218,8 @@ def token_verification_accepted(
 ) -> float:
   """Mean drafted tokens that Algorithm 1 accepts without any context.
 
-  `beta + beta^2 + ... + beta^gamma` (Leviathan et al.,
-  https://arxiv.org/abs/2211.17192); the correction is not counted.
-
-  Args:
-    p: the target's distribution at every position, `[V]`.
-    q: the drafter's distribution at every position, `[V]`.
-    gamma: drafted tokens, at least 0.
-
-  Raises:
-    ValueError: as `block_verification_accepted`.
+  `beta + beta^2 + ... + beta^gamma`; the correction is not counted. Arguments
+  and errors are those of `block_verification_accepted`.
   """
   _check_toy(p, q, gamma)
   return float(expected_tokens(acceptance_rate(p, q), gamma) - 1)
@@ -326,11 +239,7 @@ def block_verification_accepted(
   Args:
     p: the target's distribution at every position, `[V]`.
     q: the drafter's distribution at every position, `[V]`.
-    gamma: drafted tokens, at least 0; `V**gamma` may be at most 1e6.
-
-  Raises:
-    ValueError: if p or q is not a distribution over one axis, gamma is not a
-      whole number of at least 0, or there are too many drafts.
+    gamma: a whole number; `V**gamma` may be at most 1e6.
   """
   p, q = _check_toy(p, q, gamma)
   size = len(p)
@@ -363,10 +272,13 @@ def _check_toy(
   p, q = _pair(p, q)
   if p.ndim != 1 or q.ndim != 1:
     raise ValueError(f'p and q must be vectors, got {p.shape} and {q.shape}')
-  _check_whole(gamma)
+  check_whole('gamma', gamma)
   return p, q
 
 
-def _check_whole(gamma: int) -> None:
-  if gamma != int(gamma) or gamma < 0:
-    raise ValueError(f'gamma must be a whole number of at least 0, got {gamma}')
+def check_whole(name: str, value: float) -> None:
+  """Raises ValueError unless `value` is a whole number of at least 0."""
+  if value != int(value) or value < 0:
+    raise ValueError(
+      f'{name} must be a whole number of at least 0, got {value}'
+    )

@@ -11,15 +11,13 @@ def quotient(part: float, whole: float) -> float | None:
 
 
 def alpha(num_accepted: float, num_tested: float) -> float | None:
-  """Accepted / tested drafted tokens, None where none was tested: the estimate
-  of alpha in Leviathan et al. (https://arxiv.org/abs/2211.17192), the chance
-  that a token passes given that those before it did."""
+  """Accepted / tested drafted tokens: the estimate of alpha in Leviathan et al.
+  (https://arxiv.org/abs/2211.17192)."""
   return quotient(num_accepted, num_tested)
 
 
 def block_efficiency(num_tokens: float, num_target_runs: float) -> float | None:
-  """Tokens per target run, the correction or bonus token counted; None without
-  any run."""
+  """Tokens per target run, the correction or bonus token counted."""
   return quotient(num_tokens, num_target_runs)
 
 

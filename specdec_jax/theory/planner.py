@@ -57,9 +57,7 @@ class Costs:
   def __post_init__(self):
     widths = np.asarray(self.widths)
     if widths.size == 0 or widths[0] != 1 or (np.diff(widths) <= 0).any():
-      raise ValueError(
-        f'widths must ascend from 1, got {list(map(int, widths))}'
-      )
+      raise ValueError(f'widths must ascend from 1, got {widths.tolist()}')
     if len(self.target_seconds) != widths.size:
       raise ValueError(
         f'{widths.size} widths need as many times, got '
@@ -69,11 +67,8 @@ class Costs:
       raise ValueError(
         f'times of the target must be above 0, got {min(self.target_seconds)}'
       )
-    for name in (
-      *('first_draft_seconds', 'draft_seconds', 'loop_seconds'),
-      *('launch_seconds', 'plain_launch_seconds'),
-    ):
-      in_range(name, getattr(self, name), 0)
+    for field in dataclasses.fields(self)[2:]:
+      in_range(field.name, getattr(self, field.name), 0)
 
   @property
   def plain_seconds(self) -> float:
@@ -96,15 +91,13 @@ class Costs:
 
   def drafting_seconds(self, gamma: int) -> float:
     """Drafting `gamma` tokens."""
-    further = max(gamma - 1, 0) * self.draft_seconds
-    return (self.first_draft_seconds + further) if gamma else 0.0
+    if gamma == 0:
+      return 0.0
+    return self.first_draft_seconds + (gamma - 1) * self.draft_seconds
 
   def c(self, gamma: int) -> float:
-    """The mean drafted token of `gamma` over a plain step (Definition 3.7).
-
-    Raises:
-      ValueError: if `gamma` is less than 1.
-    """
+    """The mean drafted token of `gamma`, at least 1, over a plain step
+    (Definition 3.7)."""
     in_range('gamma', gamma, 1)
     return self.drafting_seconds(gamma) / gamma / self.plain_seconds
 
@@ -115,8 +108,7 @@ class Costs:
     return float(seconds) / self.plain_seconds
 
   def iteration_seconds(self, gamma: int) -> float:
-    """One iteration; with gamma 0 a plain step. Raises as
-    `check_gamma`."""
+    """One iteration; with gamma 0 a plain step. Raises as `check_gamma`."""
     if gamma == 0:
       return self.plain_seconds
     verify = self.verify_cost_ratio(gamma) * self.plain_seconds
@@ -180,9 +172,6 @@ def expected_iterations(
     profile: acceptance rate of each position `[G]`; G may be 0.
     length: tokens that each row decodes, at least 1.
     batch_size: B, at least 1.
-
-  Raises:
-    ValueError: if an argument is out of range.
   """
   in_range('length', length, 1)
   in_range('batch_size', batch_size, 1)

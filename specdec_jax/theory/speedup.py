@@ -1,19 +1,25 @@
 """How much faster, and at what price in arithmetic.
 
-Costs are ratios to one plain step of the target, so nothing here has a unit
-except `specdec_time`. `c` is the time of one drafter step over that of one
-target step, `c_hat` the same for arithmetic operations per token (Leviathan et
-al., https://arxiv.org/abs/2211.17192, Definitions 3.7 and 3.10).
+As in `theory.acceptance`, symbols and sections are those of Leviathan et al.
+(https://arxiv.org/abs/2211.17192) unless another paper is named, arguments
+broadcast, scalars in give a scalar out, and an argument out of range raises
+ValueError with its name and value. Beside `alpha` and `gamma` there are two
+ratios to one plain step of the target, at least 0 (Definitions 3.7 and 3.10):
 
-All functions take scalars or arrays and follow numpy's broadcasting; scalars in
-give a scalar out. An argument out of range raises ValueError with its name and
-value.
+- `c`: the time of one drafter step over that of one target step;
+- `c_hat`: the same for arithmetic operations per token.
+
+Nothing here has a unit except `specdec_time`.
 """
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specdec_jax.theory.acceptance import expected_tokens, in_range
+from specdec_jax.theory.acceptance import (
+  check_whole,
+  expected_tokens,
+  in_range,
+)
 
 
 def walltime_improvement(
@@ -21,14 +27,9 @@ def walltime_improvement(
 ) -> np.ndarray:
   """Plain decoding's time over speculative decoding's, above 1 for a gain.
 
-  `(1 - alpha^(gamma+1)) / ((1 - alpha) (gamma c + 1))`: Leviathan et al.,
-  Theorem 3.8: https://arxiv.org/abs/2211.17192. Scoring `gamma + 1` tokens at
-  once is taken to cost one plain step; `predicted_speedup` lifts that.
-
-  Args:
-    alpha: acceptance rate in [0, 1].
-    gamma: drafted tokens, at least 0, infinity allowed.
-    c: cost ratio of a drafter step, at least 0.
+  `(1 - alpha^(gamma+1)) / ((1 - alpha) (gamma c + 1))`, Theorem 3.8. Scoring
+  `gamma + 1` tokens at once is taken to cost one plain step;
+  `predicted_speedup` lifts that.
   """
   tokens, c = expected_tokens(alpha, gamma), in_range('c', c, 0)
   with np.errstate(invalid='ignore', divide='ignore'):
@@ -44,13 +45,7 @@ def operations_factor(
 ) -> np.ndarray:
   """Arithmetic per token over plain decoding's, above 1 for extra work.
 
-  `(1 - alpha) (gamma c_hat + gamma + 1) / (1 - alpha^(gamma+1))`: Leviathan et
-  al., Theorem 3.11: https://arxiv.org/abs/2211.17192.
-
-  Args:
-    alpha: acceptance rate in [0, 1].
-    gamma: drafted tokens, at least 0, infinity allowed.
-    c_hat: operations of one drafter token over one target token, at least 0.
+  `(1 - alpha) (gamma c_hat + gamma + 1) / (1 - alpha^(gamma+1))`, Theorem 3.11.
   """
   tokens = expected_tokens(alpha, gamma)
   gamma, c_hat = in_range('gamma', gamma, 0), in_range('c_hat', c_hat, 0)
@@ -63,16 +58,8 @@ def operations_factor(
 def memory_reads_factor(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
   """Reads of the target's weights and cache per token over plain decoding's.
 
-  `1 / expected_tokens`, below 1 for a saving: Leviathan et al., Sec. 3.4
-  (https://arxiv.org/abs/2211.17192), who state the inverse, the factor by which
-  reads shrink. The drafter's own reads are not counted.
-
-  Args:
-    alpha: acceptance rate in [0, 1].
-    gamma: drafted tokens, at least 0, infinity allowed.
-
-  Returns:
-    Factors in [0, 1], the broadcast shape of the arguments.
+  `1 / expected_tokens`, below 1 for a saving; Sec. 3.4 states the inverse, the
+  factor by which reads shrink. The drafter's own reads are not counted.
   """
   return 1 / expected_tokens(alpha, gamma)
 
@@ -80,16 +67,8 @@ def memory_reads_factor(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
 def minimal_improvement(alpha: ArrayLike, c: ArrayLike) -> np.ndarray:
   """What the best gamma gains at the least.
 
-  `(1 + alpha) / (1 + c)` if `alpha > c`, the gain of gamma 1: Leviathan et al.,
-  Corollary 3.9: https://arxiv.org/abs/2211.17192. Otherwise no gamma gains and
-  the best, 0, gives 1.
-
-  Args:
-    alpha: acceptance rate in [0, 1].
-    c: cost ratio of a drafter step, at least 0.
-
-  Returns:
-    Factors of at least 1, the broadcast shape of the arguments.
+  `(1 + alpha) / (1 + c)` if `alpha > c`, the gain of gamma 1 (Corollary 3.9).
+  Otherwise no gamma gains and the best, 0, gives 1.
   """
   alpha, c = in_range('alpha', alpha, 0, 1), in_range('c', c, 0)
   return np.where(alpha > c, (1 + alpha) / (1 + c), 1.0)[()]
@@ -100,23 +79,15 @@ def best_gamma(
 ) -> int | np.ndarray:
   """The gamma up to `max_gamma` with the greatest `walltime_improvement`.
 
-  Leviathan et al., Sec. 3.5 and Figure 3: https://arxiv.org/abs/2211.17192.
-  The improvement rises and then falls with gamma, so a bound that is reached
-  (always at `c` 0) means that the optimum lies at or beyond it.
-
-  Args:
-    alpha: acceptance rate in [0, 1].
-    c: cost ratio of a drafter step, at least 0.
-    max_gamma: the largest gamma considered, at least 0.
+  Sec. 3.5 and Figure 3. The improvement rises and then falls with gamma, so a
+  bound that is reached (always at `c` 0) means that the optimum lies at or
+  beyond it.
 
   Returns:
     Whole numbers, the broadcast shape of `alpha` and `c`; an `int` for
     scalars. The least of equally good ones: 0 if drafting does not pay.
   """
-  if max_gamma != int(max_gamma) or max_gamma < 0:
-    raise ValueError(
-      f'max_gamma must be a whole number of at least 0, got {max_gamma}'
-    )
+  check_whole('max_gamma', max_gamma)
   gammas = np.arange(int(max_gamma) + 1)
   factors = walltime_improvement(
     np.asarray(alpha)[..., None], gammas, np.asarray(c)[..., None]
@@ -132,17 +103,9 @@ def oracle_walltime_improvement(alpha: ArrayLike, c: ArrayLike) -> np.ndarray:
 
   An oracle drafts just the n tokens that will be accepted, `alpha / (1 -
   alpha)` of them on average, and pays `n c + 1` for n + 1 tokens, hence
-  `1 / (1 - alpha + alpha c)`. It follows from Sec. 3.5 of Leviathan et al.
-  (https://arxiv.org/abs/2211.17192), which does not print it. Where `c > 1`
-  such an oracle loses to one that drafts nothing; that one is not meant here.
-
-  Args:
-    alpha: acceptance rate in [0, 1].
-    c: cost ratio of a drafter step, at least 0.
-
-  Returns:
-    Factors, the broadcast shape of the arguments; infinite at `alpha` 1 with
-    `c` 0.
+  `1 / (1 - alpha + alpha c)`, infinite at alpha 1 with c 0. It follows from
+  Sec. 3.5, which does not print it. Where `c > 1` such an oracle loses to one
+  that drafts nothing; that one is not meant here.
   """
   alpha, c = in_range('alpha', alpha, 0, 1), in_range('c', c, 0)
   with np.errstate(divide='ignore', invalid='ignore'):
@@ -157,16 +120,15 @@ def predicted_speedup(
 ) -> np.ndarray:
   """The speedup that measured tokens and measured costs imply.
 
-  `block_efficiency / (gamma c + verify_cost_ratio)`: Theorem 3.8 of Leviathan
-  et al. (https://arxiv.org/abs/2211.17192) with two assumptions lifted, that
-  acceptances are independent and that scoring `gamma + 1` tokens costs no more
-  than scoring one.
+  `block_efficiency / (gamma c + verify_cost_ratio)`: Theorem 3.8 with two
+  assumptions lifted, that acceptances are independent and that scoring
+  `gamma + 1` tokens costs no more than scoring one.
 
   Args:
     block_efficiency: tokens per target run, at least 1.
-    gamma: drafter steps per target run, at least 0: the mean if it varies, 1
-      for a drafter that guesses all its tokens in one pass.
-    c: time of one drafter step over one plain step of the target, at least 0.
+    gamma: drafter steps per target run: the mean if it varies, 1 for a drafter
+      that guesses all its tokens in one pass.
+    c: see above.
     verify_cost_ratio: time of the target's call on a whole draft over that of
       a plain step, above 0.
   """
@@ -175,7 +137,10 @@ def predicted_speedup(
   verify = in_range('verify_cost_ratio', verify_cost_ratio, 0)
   if (verify == 0).any():
     raise ValueError('verify_cost_ratio must be above 0, got 0')
-  return (tokens / (_drafting_cost(gamma, c) + verify))[()]
+  with np.errstate(invalid='ignore'):
+    # 0 rather than NaN for a free drafter without end.
+    drafting = np.where(c == 0, 0.0, gamma * c)
+  return (tokens / (drafting + verify))[()]
 
 
 def specdec_time(
@@ -203,9 +168,3 @@ def specdec_time(
   draft = in_range('draft_time', draft_time, 0)
   verify = in_range('verify_time', verify_time, 0)
   return (length / tokens * (draft + verify))[()]
-
-
-def _drafting_cost(gamma: np.ndarray, c: np.ndarray) -> np.ndarray:
-  """`gamma c`, and 0 rather than NaN for a free drafter without end."""
-  with np.errstate(invalid='ignore'):
-    return np.where(c == 0, 0.0, gamma * c)
