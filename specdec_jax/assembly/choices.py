@@ -1,28 +1,43 @@
 """What every door says of sampling, and how choices complain."""
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from specdec_jax import logits
 from specdec_jax.base import LogitsToProbsFn
 
+# Flags that are called otherwise than the field of a choice.
+_FLAGS = {'rule': 'verification', 'text': 'ngram_text'}
+
 
 class ChoiceError(ValueError):
   """Choices that contradict each other.
 
-  `{name}` in the text stands for a choice; each door shows the name that it has
-  there, such as `--name` on the command line.
+  `{name}` in the text stands for a choice by its name in Python and gin files;
+  `named_by_flags` has other doors show theirs.
   """
 
-  def __str__(self) -> str:
-    return self.shown('{}')
+  flag: str | None = None
 
-  def shown(self, name: str) -> str:
-    """The text with names in a form such as `--{}`."""
-    text = super().__str__()
-    return re.sub(r'\{(\w+)\}', lambda found: name.format(found[1]), text)
+  def __str__(self) -> str:
+    def shown(found: re.Match) -> str:
+      name = found[1]
+      return self.flag.format(_FLAGS.get(name, name)) if self.flag else name
+
+    return re.sub(r'\{(\w+)\}', shown, super().__str__())
+
+
+@contextlib.contextmanager
+def named_by_flags(flag: str) -> Iterator[None]:
+  """Has choices complain in terms of flags, in a form such as `--{}`."""
+  try:
+    yield
+  except ChoiceError as error:
+    error.flag = flag
+    raise
 
 
 def option(

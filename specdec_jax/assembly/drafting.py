@@ -162,7 +162,7 @@ class NGram:
 
   def __post_init__(self):
     if not self.text:
-      raise ChoiceError('{drafter} ngram needs {ngram_text}, the text to count')
+      raise ChoiceError('{drafter} ngram needs {text}, the file to count')
 
   def make(self, target: Target) -> Drafting:
     if target.vocabulary is None:
@@ -170,7 +170,7 @@ class NGram:
     try:
       tokens = ngram_counts.tokens_of_file(self.text, target.vocabulary)
     except ValueError as error:
-      raise ChoiceError(f'{{ngram_text}}: {error}') from error
+      raise ChoiceError(f'{{text}}: {error}') from error
     table = ngram_counts.estimate(tokens, vocab_size=target.config.vocab_size)
     sampled = target.sampling.to_probs(target.vocab_size)
     drafter = drafters.ngram(

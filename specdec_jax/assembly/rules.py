@@ -45,7 +45,7 @@ class SpeculativeSampling:
       raise ChoiceError(
         f'{{lenience}} {self.lenience:g} changes nothing at {{temperature}} 0, '
         'where speculative sampling accepts the likeliest token alone: give '
-        '{verification} greedy, which accepts tokens nearly as likely'
+        '{rule} greedy, which accepts tokens nearly as likely'
       )
     return sampling
 
@@ -149,7 +149,7 @@ RULES: dict[str, type] = {
 def _check_greedy(name: str, sampling: Sampling) -> None:
   if not sampling.is_greedy:
     raise ChoiceError(
-      f'{{verification}} {name} decodes the argmax: it needs {{temperature}} '
+      f'{{rule}} {name} decodes the argmax: it needs {{temperature}} '
       f'0, got {sampling.temperature}'
     )
 

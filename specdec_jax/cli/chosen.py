@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specdec_jax.assembly import decoder, drafting, running
-from specdec_jax.assembly.choices import Sampling, chosen
+from specdec_jax.assembly.choices import Sampling, chosen, named_by_flags
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.models import Model
@@ -21,6 +21,7 @@ _HUB = 'hf:'
 # Drafters whose gamma is that of `--gamma` if nothing is said; the others know
 # their own.
 _GAMMA_OF_ALL = ('prompt_lookup', 'ngram', 'uniform', 'model')
+_flags = named_by_flags('--{}')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class Choices:
   sampling: Sampling
 
 
+@_flags
 def choices_of(args: argparse.Namespace) -> Choices:
   """The choices that flags stand for; nothing is read yet.
 
@@ -154,6 +156,7 @@ def _schedule(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
   }
 
 
+@_flags
 def decoder_of(args: argparse.Namespace, choices: Choices) -> Decoder:
   """The decoder that was chosen, its models read.
 
@@ -171,6 +174,7 @@ def decoder_of(args: argparse.Namespace, choices: Choices) -> Decoder:
   )
 
 
+@_flags
 def batches_of(
   args: argparse.Namespace,
   made: Decoder,

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import specdec_jax
-from specdec_jax.assembly.choices import ChoiceError
 from specdec_jax.cli import options
 from specdec_jax.launch import gin_launch, memory, progress
 
@@ -154,10 +153,7 @@ def _sentence(error: Exception) -> tuple[str, int]:
   Errors that this package raised on purpose speak for themselves. Of others it
   says how to see where they came from.
   """
-  text = str(error)
-  if isinstance(error, ChoiceError):
-    text = error.shown('--{}')
-  text = ' '.join(text.split())
+  text = ' '.join(str(error).split())
   if isinstance(error, OSError):
     reason = error.strerror or text or type(error).__name__
     place = f'{error.filename}: ' if error.filename else ''

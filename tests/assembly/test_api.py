@@ -188,8 +188,16 @@ def test_a_stream_is_of_one_text(decoder):
     ),
     ({'drafter': drafting.NoDrafter(), 'gamma': 2}, "called 'gamma'; they"),
     ({'dtype': 'float16'}, "dtype is 'float16', expected float32 or bfloat16"),
-    ({'lenience': 0.5}, 'lenience 0.5 changes nothing at temperature 0'),
-    ({'rule': 'greedy', 'temperature': 1.0}, 'it needs temperature 0, got 1.0'),
+    (
+      {'lenience': 0.5},
+      'lenience 0.5 changes nothing at temperature 0, .* give rule greedy',
+    ),
+    (
+      {'rule': 'greedy', 'temperature': 1.0},
+      'rule greedy decodes the argmax: it needs temperature 0, got 1.0',
+    ),
+    ({'drafter': 'ngram'}, 'drafter ngram needs text, the file to count'),
+    ({'drafter': 'ngram', 'text': 'nowhere'}, '^text: cannot read nowhere'),
     ({'top_k': 3}, 'top_k 3 changes nothing at temperature 0'),
     ({'gamma': 500}, 'gamma 500 is too large for a context of 128'),
   ],

@@ -472,7 +472,7 @@ def test_dry_run_needs_no_checkpoint(run, tmp_path, monkeypatch):
     (
       [gin_file('verification/speculative_sampling.gin')],
       {'verification.speculative_sampling.lenience': 0.5},
-      ['lenience 0.5 changes nothing', 'verification greedy'],
+      ['error: lenience 0.5 changes nothing', 'give rule greedy'],
     ),
     (['--gin_file=nowhere.gin'], {}, ['nowhere.gin']),
     ([f'--profile={__file__}'], {}, [__file__, 'is a file: name a folder']),

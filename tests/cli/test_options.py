@@ -58,7 +58,10 @@ COMPLAINTS = {
     ('--draft_dtype', 'float32'),
     '--draft_dtype is for --drafter model, not prompt_lookup',
   ),
-  'no text to count': (('--drafter', 'ngram'), 'needs --ngram_text'),
+  'no text to count': (
+    ('--drafter', 'ngram'),
+    '--drafter ngram needs --ngram_text',
+  ),
   'idle text to count': (('--ngram_text', 'x'), 'not prompt_lookup'),
   'adaptive without a draft model': (
     ('--adaptive', 'heuristic'),
@@ -81,7 +84,8 @@ COMPLAINTS = {
   'threshold of two': (('--min_prob', '2'), '--min_prob', '[0, 1], got 2'),
   'greedy, sampled': (
     ('--verification', 'greedy', '--temperature', '1'),
-    '--temperature 0, got 1.0',
+    '--verification greedy decodes the argmax',
+    'it needs --temperature 0, got 1.0',
   ),
   'lenience that nothing follows from': (
     ('--lenience', '0.05'),

@@ -180,10 +180,10 @@ def test_bidirectional_inputs_are_refused():
     ({'verification': 'best'}, "'best' is none of speculative_sampling"),
     (
       {'verification': 'greedy', 'temperature': 0.5},
-      'needs temperature 0, got 0.5',
+      'verification greedy decodes the argmax: it needs temperature 0, got 0.5',
     ),
     ({'temperature': 1e-38}, 'at least 1e-06, .*: got 1e-38'),
-    ({'drafter': 'ngram'}, 'drafter ngram needs ngram_text, the text to count'),
+    ({'drafter': 'ngram'}, 'drafter ngram needs ngram_text, the file to count'),
     ({'ngram_text': 'x'}, 'ngram_text is for drafter ngram, not prompt_lookup'),
     (
       {'drafter': 'block_heads'},

@@ -10,7 +10,13 @@ import jax.numpy as jnp
 
 from specdec_jax import arrays
 from specdec_jax.assembly import drafting, models
-from specdec_jax.assembly.choices import Sampling, by_name, chosen, flags_of
+from specdec_jax.assembly.choices import (
+  Sampling,
+  by_name,
+  chosen,
+  flags_of,
+  named_by_flags,
+)
 from specdec_jax.assembly.drafting import DRAFTERS, Drafting, Target
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import RULES, Rule
@@ -53,6 +59,7 @@ class Settings:
   top_p: float | None = None
   min_p: float | None = None
 
+  @named_by_flags('{}')
   def __post_init__(self):
     by_name('drafter', DRAFTERS, self.drafter)
     self.rule.seen(self.sampling)
@@ -115,6 +122,7 @@ class _Vocabulary:
     return list(self.seqio.encode(text))
 
 
+@named_by_flags('{}')
 def networks(
   speculation: Settings,
   module: Any,
