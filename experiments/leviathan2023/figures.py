@@ -4,7 +4,7 @@ a decode and the times of its parts."""
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from specdec_jax.base import Prompt
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Row
 from specdec_jax.measure import plots, stopwatch
-from specdec_jax.measure.plots import Measured, Segment
+from specdec_jax.measure.plots import Measured
 from specdec_jax.text.prompts import Batch
 from specdec_jax.text.tasks import Example
 from specdec_jax.theory.planner import Costs
@@ -35,6 +35,15 @@ _TEXT = (
 )
 # The timeline's text is the first of the split whose input is at least so long.
 _NUM_INPUTS = 16
+# What a segment of a timeline is, and its colour.
+_PARTS = {'encoder': '#9aa3b2', 'draft': '#d9730d', 'target': '#2458c5'}
+
+
+class Segment(NamedTuple):
+  """A stretch of a timeline: `part` is encoder, draft or target."""
+
+  part: str
+  seconds: float
 
 
 def draw(
@@ -62,7 +71,7 @@ def draw(
     line = wording.summary_line(traced.summarize())
     picture = svg.render(traced)
     (folder / 'figure_1.svg').write_text(picture, encoding='utf-8')
-    plots.save(plots.timeline(_lanes(pair, settings)), folder / 'figure_5.svg')
+    plots.save(timeline(_lanes(pair, settings)), folder / 'figure_5.svg')
     rows = [
       {'figure': 1, 'what': f'a trace: {line}', 'from': pair.names},
       *rows,
@@ -107,6 +116,41 @@ def speedups(
     plots.speedup_by_gamma(predicted, points), folder / 'speedup_by_gamma.svg'
   )
   return 'speedup_by_gamma.svg'
+
+
+def timeline(lanes: Mapping[str, Sequence[Segment]]) -> Any:
+  """What runs when, a lane for each way of decoding (Figure 5)."""
+  figure, axes = plots.new_figure()
+  from matplotlib.patches import Patch
+
+  figure.set_size_inches(9, 0.7 + 0.6 * len(lanes))
+  for height, segments in enumerate(lanes.values()):
+    start = 0.0
+    for part, seconds in segments:
+      axes.barh(
+        height,
+        1e3 * seconds,
+        left=1e3 * start,
+        height=0.55,
+        color=_PARTS[part],
+        edgecolor='white',
+        linewidth=0.15,
+      )
+      start += seconds
+  axes.set_yticks(range(len(lanes)), labels=list(lanes))
+  axes.invert_yaxis()
+  axes.set_xlabel('milliseconds')
+  axes.grid(False, axis='y')
+  shown = {part for segments in lanes.values() for part, _ in segments}
+  parts = [part for part in _PARTS if part in shown]
+  axes.legend(
+    handles=[Patch(color=_PARTS[part], label=part) for part in parts],
+    ncols=len(parts),
+    loc='lower right',
+    frameon=False,
+    bbox_to_anchor=(1, 1),
+  )
+  return figure
 
 
 def _lanes(pair: Pair, settings: Settings) -> dict[str, list[Segment]]:

@@ -13,17 +13,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import common, report
+from specdec_jax import distributions
 from specdec_jax.assembly import drafting, models
 from specdec_jax.assembly.drafting import DraftModel, SpecDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import SpeculativeSampling
-from specdec_jax.base import LanguageModel, LogitsToProbsFn, Params, Prompt
+from specdec_jax.base import (
+  Array,
+  LanguageModel,
+  LogitsToProbsFn,
+  Params,
+  Prompt,
+)
 from specdec_jax.checkpoints import loading
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.infer import examples, quality
 from specdec_jax.infer.examples import Layout, Row
-from specdec_jax.measure import calibration, stopwatch
+from specdec_jax.measure import stopwatch
 from specdec_jax.models import families
 from specdec_jax.text import tasks
 
@@ -252,11 +259,11 @@ def alphas(
   decoded: Decoded,
   temperature: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """`calibration.row_sums` of all rows: `[D, R]` and `[R]`."""
+  """`row_sums` of all rows: `[D, R]` and `[R]`."""
   layout = setting.layout
-  row_sums = jax.jit(
+  sums_of = jax.jit(
     functools.partial(
-      calibration.row_sums,
+      row_sums,
       target=setting.model,
       draft_models=[draft.model for draft in drafts if draft.model],
       logits_to_probs=setting.sampled(temperature),
@@ -278,11 +285,66 @@ def alphas(
     for i, text in enumerate(texts):
       tokens[i, : len(text)] = text
       lengths[i] = len(text)
-    found = row_sums(params, batch.prompt, tokens, lengths)
+    found = sums_of(params, batch.prompt, tokens, lengths)
     found_sums, found_counts = jax.device_get(found)
     sums.append(found_sums[:, :num_rows])
     counts.append(found_counts[:num_rows])
   return np.concatenate(sums, axis=1), np.concatenate(counts)
+
+
+def row_sums(
+  params: Params,
+  prompt: Prompt,
+  tokens: Array,
+  lengths: Array,
+  *,
+  target: LanguageModel,
+  draft_models: Sequence[LanguageModel],
+  logits_to_probs: LogitsToProbsFn,
+) -> tuple[Array, Array]:
+  """Sums of `sum min(p, q)` over the prefixes of each text; jit it whole.
+
+  What `calibration.overlaps` finds while the target generates, one call per
+  token, is found here by one call per text, on the same prefixes for every
+  draft model. On the target's own texts, sums over counts are alpha.
+
+  Args:
+    params: weights of the target, and in `drafter` those of each draft model.
+    prompt: what the texts begin with; it counts for nothing.
+    tokens: int32 `[B, S]`, the prompt and what follows it; 0 after the end.
+    lengths: int32 `[B]`, with the prompt.
+    target: the model that wrote the texts.
+    draft_models: D of them.
+    logits_to_probs: how all of them are sampled.
+
+  Returns:
+    Sums float32 `[D, B]`, and int32 `[B]`, of how many prefixes.
+  """
+  # From its first token on, so that all rows begin alike.
+  start = dataclasses.replace(
+    prompt,
+    decoder_tokens=tokens[:, :1],
+    decoder_lengths=jnp.ones_like(prompt.decoder_lengths),
+    max_lengths=None,
+  )
+
+  def probs(model: LanguageModel, weights: Any) -> Array:
+    cache = model.init(weights, start, tokens.shape[1])
+    logits, _ = model.extend(weights, tokens[:, :-1], cache)
+    return logits_to_probs(logits)
+
+  p = probs(target, params.target)
+  places = jnp.arange(1, tokens.shape[1], dtype=lengths.dtype)[None]
+  is_counted = (places >= prompt.decoder_lengths[:, None]) & (
+    places < lengths[:, None]
+  )
+  sums = []
+  for model, weights in zip(draft_models, params.drafter, strict=True):
+    shared = distributions.overlap(p, probs(model, weights))
+    # Sums of float32 probabilities may exceed one by their rounding.
+    shared = jnp.where(is_counted, jnp.minimum(shared, 1.0), 0.0)
+    sums.append(shared.sum(axis=1))
+  return jnp.stack(sums), is_counted.sum(axis=1, dtype=jnp.int32)
 
 
 def nats_per_token(

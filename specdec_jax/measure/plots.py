@@ -1,8 +1,6 @@
-"""Plots of theory and of what was measured, as matplotlib figures.
-
-They follow Figures 2 to 5 of Leviathan et al.
-(https://arxiv.org/abs/2211.17192). Nothing is shown or kept by pyplot: a caller
-saves a figure or displays it.
+"""Plots of theory and of what was measured, as matplotlib figures, after those
+of Leviathan et al. (https://arxiv.org/abs/2211.17192). Nothing is shown or kept
+by pyplot: a caller saves a figure or displays it.
 """
 
 import itertools
@@ -18,15 +16,6 @@ from specdec_jax.files.require import require
 _SIZE = (6.0, 4.0)
 # Legible in print and to those who see no red or no green.
 _COLORS = ('#2458c5', '#d9730d', '#2e8b4f', '#8b3fb0', '#5d6572', '#b3201c')
-# What a segment of a timeline is, and its colour.
-_PARTS = {'encoder': '#9aa3b2', 'draft': '#d9730d', 'target': '#2458c5'}
-
-
-class Segment(NamedTuple):
-  """A stretch of a timeline: `part` is encoder, draft or target."""
-
-  part: str
-  seconds: float
 
 
 class Measured(NamedTuple):
@@ -71,8 +60,9 @@ def tokens_by_alpha(gammas: Sequence[float]) -> Any:
   figure, axes = new_figure()
   alphas = np.linspace(0.5, 0.9, 81)
   for gamma in gammas:
+    name = 'infinity' if np.isinf(gamma) else f'{gamma:g}'
     tokens = theory.expected_tokens(alphas, gamma)
-    axes.plot(alphas, tokens, label=f'gamma {_number(gamma)}')
+    axes.plot(alphas, tokens, label=f'gamma {name}')
   axes.set(xlabel='alpha', ylabel='expected tokens per target run')
   axes.legend()
   return figure
@@ -91,54 +81,17 @@ def best_gamma_by_alpha(costs: Sequence[float]) -> Any:
 
 def speed_and_operations(gammas: Sequence[int]) -> Any:
   """Speedup and growth of arithmetic at c = c_hat = 0 (Figure 4)."""
-  figure, (left, right) = new_figure(2)
+  figure, both = new_figure(2)
   alphas = np.linspace(0.5, 0.95, 91)
-  for gamma in gammas:
-    label = f'gamma {gamma}'
-    left.plot(
-      alphas, theory.walltime_improvement(alphas, gamma, 0.0), label=label
-    )
-    right.plot(
-      alphas, theory.operations_factor(alphas, gamma, 0.0), label=label
-    )
-  left.set(xlabel='alpha', ylabel='speedup over plain decoding')
-  right.set(xlabel='alpha', ylabel='operations over plain decoding')
-  left.legend()
-  return figure
-
-
-def timeline(lanes: Mapping[str, Sequence[Segment]]) -> Any:
-  """What runs when, a lane for each way of decoding (Figure 5)."""
-  figure, axes = new_figure()
-  from matplotlib.patches import Patch
-
-  figure.set_size_inches(9, 0.7 + 0.6 * len(lanes))
-  for height, segments in enumerate(lanes.values()):
-    start = 0.0
-    for part, seconds in segments:
-      axes.barh(
-        height,
-        1e3 * seconds,
-        left=1e3 * start,
-        height=0.55,
-        color=_PARTS[part],
-        edgecolor='white',
-        linewidth=0.15,
-      )
-      start += seconds
-  axes.set_yticks(range(len(lanes)), labels=list(lanes))
-  axes.invert_yaxis()
-  axes.set_xlabel('milliseconds')
-  axes.grid(False, axis='y')
-  shown = {part for segments in lanes.values() for part, _ in segments}
-  parts = [part for part in _PARTS if part in shown]
-  axes.legend(
-    handles=[Patch(color=_PARTS[part], label=part) for part in parts],
-    ncols=len(parts),
-    loc='lower right',
-    frameon=False,
-    bbox_to_anchor=(1, 1),
-  )
+  curves = {
+    'speedup over plain decoding': theory.walltime_improvement,
+    'operations over plain decoding': theory.operations_factor,
+  }
+  for axes, (name, curve) in zip(both, curves.items(), strict=True):
+    for gamma in gammas:
+      axes.plot(alphas, curve(alphas, gamma, 0.0), label=f'gamma {gamma}')
+    axes.set(xlabel='alpha', ylabel=name)
+  both[0].legend()
   return figure
 
 
@@ -146,12 +99,8 @@ def speedup_by_gamma(
   predicted: Mapping[str, Mapping[int, float]],
   measured: Mapping[str, Mapping[int, Measured]] | None = None,
 ) -> Any:
-  """Predicted speedups as lines, measured ones as points with their range.
-
-  Args:
-    predicted: by name and gamma.
-    measured: likewise.
-  """
+  """Predicted speedups as lines, measured ones as points with their range, both
+  by name and gamma."""
   figure, axes = new_figure()
   for (name, line), color in zip(
     predicted.items(), itertools.cycle(_COLORS), strict=False
@@ -174,7 +123,3 @@ def speedup_by_gamma(
   # Inside, it would lie over points and ranges.
   axes.legend(loc='upper left', bbox_to_anchor=(1, 1), frameon=False)
   return figure
-
-
-def _number(value: float) -> str:
-  return 'infinity' if np.isinf(value) else f'{value:g}'

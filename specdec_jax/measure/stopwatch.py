@@ -28,20 +28,16 @@ Made = TypeVar('Made')
 
 
 def compile_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
-  """Traces and compiles a function for `args`.
-
-  Returns:
-    The compiled program and the seconds that it took, which a persistent
-    compilation cache shortens.
-  """
+  """The program of a function for `args`, and the seconds that compiling it
+  took, which a persistent compilation cache shortens."""
   started = time.perf_counter()
   compiled = jax.jit(function).lower(*args).compile()
   return compiled, time.perf_counter() - started
 
 
 def together(calls: Mapping[Name, Callable[[], Made]]) -> dict[Name, Made]:
-  """Results of calls that compile, one thread per core: one traces while
-  another's compiler works. Nothing can be timed meanwhile."""
+  """Results of calls that compile, by name, one thread per core. Nothing can be
+  timed meanwhile."""
   with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     pending = {name: pool.submit(call) for name, call in calls.items()}
     return {name: each.result() for name, each in pending.items()}
@@ -60,13 +56,8 @@ def alternate(
   advance: Callable[[int], None] = lambda num_done: None,
   warm_up: Collection[Name] | None = None,
 ) -> tuple[dict[Name, np.ndarray], dict[Name, Any]]:
-  """Runs each program `repeats` times, in turns, after runs to warm up.
-
-  Args:
-    programs: what to time, by name.
-    repeats: counted runs of each.
-    advance: called with 1 after every run.
-    warm_up: what is run once before; all of them if None.
+  """Runs each program `repeats` times, in turns, after one run of each of
+  `warm_up`, None meaning all; `advance` is called with 1 after every run.
 
   Returns:
     Seconds of each program's runs, float64 `[repeats]`, and the results of its
@@ -96,29 +87,6 @@ def device_name() -> str:
     found = re.search(r'^model name\s*:\s*(.+)$', cpuinfo.read_text(), re.M)
     kind = found[1].strip() if found else kind
   return f'{kind}, {os.cpu_count()} cores'
-
-
-def quickest_dtype(
-  dtypes: Sequence[str], num_rows: int = 5, repeats: int = 5
-) -> str:
-  """The dtype in which this device is fastest at multiplying a few rows by
-  weights, as a target does that scores `num_rows` positions."""
-  if len(dtypes) == 1:
-    return dtypes[0]
-
-  def products(rows: jax.Array, weights: Sequence[jax.Array]) -> jax.Array:
-    for weight in weights:
-      rows = rows @ weight
-    return rows
-
-  programs = {}
-  for dtype in dtypes:
-    weights = [jnp.eye(1024, dtype=dtype) for _ in range(8)]
-    args = jnp.ones((num_rows, 1024), dtype), weights
-    compiled, _ = compile_seconds(products, *args)
-    programs[dtype] = functools.partial(compiled, *args)
-  seconds, _ = alternate(programs, repeats)
-  return min(dtypes, key=lambda dtype: float(np.median(seconds[dtype])))
 
 
 def always_full(
@@ -156,30 +124,64 @@ def always_full(
   )
 
 
-def repeat_calls(
+@dataclasses.dataclass(frozen=True)
+class Repeated:
+  """A compiled loop of many calls, timed as a whole.
+
+  Attributes:
+    program: from a number of calls to an array.
+    num_calls: that many are made.
+  """
+
+  program: Callable[[int], Any]
+  num_calls: int
+
+  def __call__(self) -> Any:
+    return self.program(self.num_calls)
+
+
+def repeated(
+  params: Params,
+  state: DecodeState,
+  *,
+  target: LanguageModel | None,
+  width: int = 1,
+  drafter: Drafter | None = None,
+) -> Repeated:
+  """Compiles a loop of drafts, of target calls over `width` positions, or of
+  both, that runs for about a tenth of a second.
+
+  Args:
+    params: weights of both sides.
+    state: a state that has not ended.
+    target: None for drafts alone.
+    width: positions of a target call.
+    drafter: None for target calls alone.
+  """
+  calls = functools.partial(
+    _repeat_calls, target=target, width=width, drafter=drafter
+  )
+  compiled, _ = compile_seconds(calls, params, state, jnp.int32(1))
+  program = lambda num_calls: compiled(params, state, jnp.int32(num_calls))
+  run_seconds(program, 1)
+  _, seconds = run_seconds(program, 4)
+  num_calls = int(np.clip(0.1 / (seconds / 4), 4, 10_000))
+  return Repeated(program, num_calls)
+
+
+def _repeat_calls(
   params: Params,
   state: DecodeState,
   num_calls: jax.Array,
   *,
   target: LanguageModel | None,
-  width: int = 1,
-  drafter: Drafter | None = None,
+  width: int,
+  drafter: Drafter | None,
 ) -> jax.Array:
-  """Drafts, and calls the target, `num_calls` times from about one context.
+  """The loop of `repeated`; int32 `[B]`, which only keeps its calls needed.
 
   The context's length wavers by one token, and the target reads what depends on
   its last logits, so that no call can be left out or moved out of the loop.
-
-  Args:
-    params: weights of both sides.
-    state: a state that has not ended.
-    num_calls: int32 scalar.
-    target: None for drafts alone.
-    width: positions of a target call.
-    drafter: None for target calls alone.
-
-  Returns:
-    int32 `[B]`, made of all calls; it only keeps them needed.
   """
   lengths = state.context.lengths
   reads_target = drafter is not None and drafter.reads_target_cache
@@ -214,36 +216,6 @@ def repeat_calls(
   return jax.lax.fori_loop(0, num_calls, body, start)[2]
 
 
-@dataclasses.dataclass(frozen=True)
-class Repeated:
-  """A compiled loop of many calls, timed as a whole.
-
-  Attributes:
-    program: from a number of calls to an array.
-    num_calls: that many are made.
-  """
-
-  program: Callable[[int], Any]
-  num_calls: int
-
-  def __call__(self) -> Any:
-    return self.program(self.num_calls)
-
-
-def repeated(
-  params: Params, state: DecodeState, *, duration: float = 0.1, **calls: Any
-) -> Repeated:
-  """Compiles `repeat_calls` for about `duration` seconds of the given calls."""
-  compiled, _ = compile_seconds(
-    functools.partial(repeat_calls, **calls), params, state, jnp.int32(1)
-  )
-  program = lambda num_calls: compiled(params, state, jnp.int32(num_calls))
-  run_seconds(program, 1)
-  _, seconds = run_seconds(program, 4)
-  num_calls = int(np.clip(duration / (seconds / 4), 4, 10_000))
-  return Repeated(program, num_calls)
-
-
 def propose_programs(
   params: Params,
   state: DecodeState,
@@ -254,9 +226,8 @@ def propose_programs(
   """What to time for `propose_seconds`.
 
   A drafter with weights is timed between target calls, of which as many are
-  timed without it: two small models push each other out of the caches, and a
-  draft alone would cost less than it does in the loop. `calls` are target calls
-  by width that are compiled already.
+  timed without it: a small draft model alone would find its weights in the
+  processor's caches. `calls` are target calls by width, compiled already.
   """
   compiled = functools.partial(repeated, params, state)
   if not jax.tree.leaves(params.drafter):
@@ -269,26 +240,8 @@ def propose_programs(
 def propose_seconds(
   programs: Sequence[Repeated], seconds: Sequence[np.ndarray]
 ) -> float:
-  """Median seconds of one `propose`.
-
-  Args:
-    programs: of `propose_programs`.
-    seconds: of the runs of each, which took turns: float64 `[repeats]`.
-  """
+  """Median seconds of one `propose`, from the seconds of the runs of
+  `propose_programs`, which took turns: float64 `[repeats]` each."""
   each = [s / p.num_calls for p, s in zip(programs, seconds, strict=True)]
   added = each[-1] if len(each) == 1 else each[1] - each[0]
   return max(float(np.median(added)), 0.0)
-
-
-def time_propose(
-  params: Params,
-  state: DecodeState,
-  drafter: Drafter,
-  target: LanguageModel,
-  *,
-  repeats: int = 5,
-) -> float:
-  """Times `propose` by itself: see `propose_seconds`."""
-  programs = propose_programs(params, state, drafter, target)
-  seconds, _ = alternate(dict(enumerate(programs)), repeats)
-  return propose_seconds(programs, list(seconds.values()))

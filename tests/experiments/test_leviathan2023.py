@@ -326,5 +326,19 @@ def test_the_trace_of_figure_1_decodes_its_text(argv, task):
   assert traced.summary['num_tokens'] == 64
 
 
+def test_a_timeline_lays_segments_end_to_end():
+  pytest.importorskip('matplotlib')
+  lanes = {
+    'plain': [figures.Segment('target', 0.002)] * 2,
+    'gamma 1': [
+      figures.Segment('encoder', 0.001),
+      figures.Segment('draft', 0.0005),
+    ],
+  }
+  [axes] = figures.timeline(lanes).axes
+  boxes = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
+  np.testing.assert_allclose(boxes, [(0, 2), (2, 2), (0, 1), (1, 0.5)])
+
+
 def test_the_page_of_results_is_what_the_tables_say():
   assert results.PAGE.read_text() == results.page(results.ROOT)

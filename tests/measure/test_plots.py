@@ -5,7 +5,7 @@ import pytest
 
 from specdec_jax import theory
 from specdec_jax.measure import plots
-from specdec_jax.measure.plots import Measured, Segment
+from specdec_jax.measure.plots import Measured
 
 pytest.importorskip('matplotlib')
 
@@ -43,16 +43,6 @@ def test_measured_points_stand_where_they_were_put_with_their_range():
   np.testing.assert_allclose(
     bars.get_segments(), [[[2, 1.2], [2, 1.5]], [[3, 1.2], [3, 1.4]]]
   )
-
-
-def test_a_timeline_lays_segments_end_to_end():
-  lanes = {
-    'plain': [Segment('target', 0.002)] * 2,
-    'gamma 1': [Segment('encoder', 0.001), Segment('draft', 0.0005)],
-  }
-  [axes] = plots.timeline(lanes).axes
-  boxes = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
-  np.testing.assert_allclose(boxes, [(0, 2), (2, 2), (0, 1), (1, 0.5)])
 
 
 def test_saved_figures_are_the_same_bytes_with_text_in_them(tmp_path):

@@ -1,9 +1,8 @@
-"""Turns, threads, and which dtype and which device this is."""
+"""Turns, threads, and which device this is."""
 
 import functools
 import threading
 
-import numpy as np
 import pytest
 
 from specdec_jax.measure import stopwatch
@@ -40,32 +39,6 @@ def test_what_is_made_together_runs_at_once_and_comes_in_order(monkeypatch):
 def test_an_error_of_what_is_made_together_is_not_lost():
   with pytest.raises(ZeroDivisionError):
     stopwatch.together({'a': lambda: 1, 'b': lambda: 1 // 0})
-
-
-@pytest.mark.parametrize('quickest', ['float32', 'bfloat16'])
-def test_the_quickest_dtype_is_that_of_the_least_median(monkeypatch, quickest):
-  made = {}
-
-  def alternate(programs, repeats):
-    made.update({name: program() for name, program in programs.items()})
-    # Held up once, so that its mean is the larger one.
-    held_up = np.array([1.0] * (repeats - 1) + [100.0])
-    others = np.full(repeats, 2.0)
-    return {
-      name: held_up if name == quickest else others for name in programs
-    }, made
-
-  monkeypatch.setattr(stopwatch, 'alternate', alternate)
-  assert stopwatch.quickest_dtype(['float32', 'bfloat16']) == quickest
-  # Products by the identity, in each of them.
-  for name, product in made.items():
-    assert product.dtype == name
-    np.testing.assert_array_equal(product, np.ones((5, 1024), product.dtype))
-
-
-def test_one_dtype_is_not_timed(monkeypatch):
-  monkeypatch.setattr(stopwatch, 'alternate', None)
-  assert stopwatch.quickest_dtype(['bfloat16']) == 'bfloat16'
 
 
 def test_a_cpu_is_named_with_its_cores(monkeypatch):
