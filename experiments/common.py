@@ -18,7 +18,7 @@ from specdec_jax.assembly.choices import Sampling
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DrafterChoice, Target
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.rules import Rule
+from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.base import Params, Prompt
 from specdec_jax.cli import options
 from specdec_jax.infer import examples
@@ -142,7 +142,7 @@ def decoder(
   drafter: DrafterChoice,
   params: Params,
   *,
-  rule: Rule | None = None,
+  rule: Rule = SpeculativeSampling(),
   temperature: float = 0.0,
 ) -> Decoder:
   """`assembly.decoder.build` with weights that are loaded already: those of

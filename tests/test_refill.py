@@ -88,13 +88,13 @@ def test_examples_decode_as_in_one_batch(whole, programs, num_examples):
       utilisation=utilisation,
     )
   )
-  assert sorted(each.example for each in results) == list(range(num_examples))
-  for each in results:
+  assert sorted(example for example, _ in results) == list(range(num_examples))
+  for example, output in results:
     expected = jax.tree.map(
-      lambda leaf: np.asarray(leaf)[each.example : each.example + 1],  # noqa: B023
+      lambda leaf: np.asarray(leaf)[example : example + 1],  # noqa: B023
       whole,
     )
-    jax.tree.map(np.testing.assert_array_equal, each.output, expected)
+    jax.tree.map(np.testing.assert_array_equal, output, expected)
   runs = np.asarray(whole.statistics.num_target_runs)[:num_examples]
   assert utilisation.num_row_runs == runs.sum()
   assert utilisation.num_iterations >= runs.max(initial=0)

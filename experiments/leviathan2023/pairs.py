@@ -16,7 +16,7 @@ from specdec_jax.assembly import models
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DraftModel, Target
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.rules import Rule
+from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.base import Drafter, LanguageModel, Params, Prompt
 from specdec_jax.checkpoints import pretrained
 from specdec_jax.checkpoints.loading import LoadedModel
@@ -300,7 +300,10 @@ def drafter(
 
 
 def decoder(
-  pair: Pair, gamma: int, temperature: float, rule: Rule | None = None
+  pair: Pair,
+  gamma: int,
+  temperature: float,
+  rule: Rule = SpeculativeSampling(),
 ) -> Decoder:
   """The trained drafter under a rule."""
   choice = dataclasses.replace(pair.draft, gamma=gamma)

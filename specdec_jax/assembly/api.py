@@ -9,7 +9,7 @@ import jax
 
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly import drafting, running
-from specdec_jax.assembly.choices import Sampling, by_name
+from specdec_jax.assembly.choices import Sampling, by_name, field_names
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.models import Model
@@ -127,7 +127,7 @@ def _made(
   """A choice by name, with those of the options that it has."""
   if not isinstance(choice, str):
     return choice
-  names = [field.name for field in dataclasses.fields(known[choice])]
+  names = field_names(known[choice])
   given = {name: options[name] for name in names if name in options}
   return known[choice](**given, **own)
 
@@ -334,12 +334,8 @@ def _longest_beginning(text: str, stops: Sequence[str]) -> int:
 
 def _check_options(kinds: Sequence[type], options: Mapping[str, Any]) -> None:
   """Raises ValueError for options that neither drafter nor rule has."""
-  known = [
-    field.name
-    for kind in kinds
-    for field in dataclasses.fields(kind)
-    if field.name != 'model'
-  ]
+  known = [name for kind in kinds for name in field_names(kind)]
+  known = [name for name in known if name != 'model']
   for name in options:
     if name not in known:
       near = difflib.get_close_matches(name, known, n=1)

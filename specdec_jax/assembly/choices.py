@@ -47,16 +47,15 @@ def option(
   flag: str | None = None,
   type: Callable[[str], Any] | None = None,
 ) -> Any:
-  """A field that is also a flag of the command line.
-
-  Args:
-    default: its value.
-    help: the flag's text.
-    flag: the flag's name, if it is another than the field's.
-    type: from the flag's text to a value; None for the default's type.
-  """
+  """A field that is also a flag of the command line, by another name if `flag`
+  says so; `type` is from the flag's text to a value, None for the default's."""
   metadata = {'help': help, 'flag': flag, 'type': type}
   return dataclasses.field(default=default, metadata=metadata)
+
+
+def field_names(choice: type) -> list[str]:
+  """What a choice may be given, in Python."""
+  return [field.name for field in dataclasses.fields(choice)]
 
 
 def flags_of(choice: type) -> Mapping[str, dataclasses.Field]:
@@ -124,9 +123,8 @@ def chosen(
   Args:
     kind: what a door calls it, such as 'drafter'.
     known: choices by name.
-    name: one of these names.
-    given: values by the names of flags, None where nothing is said; what is no
-      option of any of the known is not looked at.
+    name: one of them.
+    given: by the names of flags, None where nothing is said; others ignored.
     **fixed: fields that are settled otherwise.
 
   Raises:

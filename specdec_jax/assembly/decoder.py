@@ -108,24 +108,16 @@ def outline(
   model: Model,
   *,
   drafter: DrafterChoice,
-  rule: Rule | None = None,
-  sampling: Sampling | None = None,
+  rule: Rule = SpeculativeSampling(),
+  sampling: Sampling = Sampling(),
   is_dry_run: bool = False,
 ) -> Decoder:
-  """A decoder whose weights are not read yet.
-
-  Args:
-    model: the target.
-    drafter: of `assembly.drafting`.
-    rule: of `assembly.rules`; None for speculative sampling.
-    sampling: None for greedy.
-    is_dry_run: reads no vocabulary either.
+  """A decoder whose weights are not read yet, and in a dry run no vocabulary.
 
   Raises:
     ValueError: if the choices do not fit together, or a model cannot be had.
     ImportError: if a package that reads it is not installed.
   """
-  rule, sampling = rule or SpeculativeSampling(), sampling or Sampling()
   shown = rule.seen(sampling)
   shown.check_is_used()
   config = models.read_config(model)
@@ -190,13 +182,7 @@ def load(
 
 
 def build(
-  model: Model,
-  *,
-  drafter: DrafterChoice,
-  rule: Rule | None = None,
-  sampling: Sampling | None = None,
-  waiting: Waiting = contextlib.nullcontext,
+  model: Model, *, waiting: Waiting = contextlib.nullcontext, **choices: Any
 ) -> Decoder:
-  """A decoder of one device; see `outline` and `load`."""
-  made = outline(model, drafter=drafter, rule=rule, sampling=sampling)
-  return load(made, waiting=waiting)
+  """A decoder of one device; see `outline`, for the choices, and `load`."""
+  return load(outline(model, **choices), waiting=waiting)

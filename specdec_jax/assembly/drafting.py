@@ -12,12 +12,16 @@ import jax.numpy as jnp
 
 from specdec_jax import drafters
 from specdec_jax.assembly import models
-from specdec_jax.assembly.choices import ChoiceError, Sampling, option
+from specdec_jax.assembly.choices import (
+  ChoiceError,
+  Sampling,
+  field_names,
+  option,
+)
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Drafter, LanguageModel
 from specdec_jax.checkpoints import loading
 from specdec_jax.data import ngram_counts
-from specdec_jax.drafters import schedules
 from specdec_jax.drafters.schedules import Schedule
 from specdec_jax.drafters.stateless import MAX_GAMMA
 from specdec_jax.launch.numbers import number, positive_int
@@ -81,14 +85,10 @@ class Drafting:
 
 
 class DrafterChoice(Protocol):
-  """What every choice has."""
+  """What every choice has: the drafter for a target, or ValueError if it does
+  not fit it."""
 
-  def make(self, target: Target) -> Drafting:
-    """The drafter for a target.
-
-    Raises:
-      ValueError: if it does not fit the target.
-    """
+  def make(self, target: Target) -> Drafting: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,12 +123,7 @@ class PromptLookup:
 
   def make(self, target: Target) -> Drafting:
     del target
-    drafter = drafters.prompt_lookup(
-      gamma=self.gamma,
-      max_ngram=self.max_ngram,
-      min_ngram=self.min_ngram,
-    )
-    return Drafting(drafter=drafter)
+    return Drafting(drafter=drafters.prompt_lookup(**vars(self)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,22 +203,17 @@ class DraftModel:
     model = families.with_logits_of(
       families.language_model(config), target.config.vocab_size
     )
-    sampled = target.sampling.to_probs(target.vocab_size)
+    rest: dict[str, Any] = {'is_argmax': target.sampling.is_greedy}
+    make: Any = drafters.autoregressive
     if self.is_adaptive:
-      drafter = drafters.adaptive(
-        model,
-        gamma=self.gamma,
-        logits_to_probs=sampled,
-        schedule=self.schedule or schedules.fixed(),
-        min_prob=self.min_prob,
-      )
-    else:
-      drafter = drafters.autoregressive(
-        model,
-        gamma=self.gamma,
-        logits_to_probs=sampled,
-        is_argmax=target.sampling.is_greedy,
-      )
+      make = drafters.adaptive
+      rest = {'schedule': self.schedule, 'min_prob': self.min_prob}
+    drafter = make(
+      model,
+      gamma=self.gamma,
+      logits_to_probs=target.sampling.to_probs(target.vocab_size),
+      **rest,
+    )
     return Drafting(drafter=drafter, model=self.model, config=config)
 
 
@@ -305,7 +295,7 @@ DRAFTERS: dict[str, type] = {
 
 def has_model(choice: type) -> bool:
   """Whether a kind of drafter has weights, which a model names."""
-  return any(field.name == 'model' for field in dataclasses.fields(choice))
+  return 'model' in field_names(choice)
 
 
 def with_gamma(choice: Any, gamma: int) -> Any:

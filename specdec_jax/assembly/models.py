@@ -5,17 +5,20 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from specdec_jax.assembly import random_models
 from specdec_jax.checkpoints import loading
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.models import families, layers, presets
 from specdec_jax.models.families import Config, DrafterConfig
 from specdec_jax.models.t5 import T5Config
-from specdec_jax.text import vocabulary_files
-from specdec_jax.text.vocabularies import AnyVocabulary
+from specdec_jax.text import vocabularies, vocabulary_files
+from specdec_jax.text.vocabularies import AnyVocabulary, Vocabulary
 
+# Before names of sizes: models with random weights, to time shapes whose
+# checkpoints are not at hand. Their text is noise.
+_RANDOM = 'random:'
 # From a tree of shapes to one of shardings.
 Shardings = Callable[[Any], Any]
 # Runs while the weights of a model are read.
@@ -55,7 +58,7 @@ class Model:
 
   @property
   def is_random(self) -> bool:
-    return self.checkpoint.startswith(random_models.PREFIX)
+    return self.checkpoint.startswith(_RANDOM)
 
 
 def read_config(model: Model) -> Config:
@@ -66,7 +69,8 @@ def read_config(model: Model) -> Config:
   """
   dtype = jnp.dtype(model.dtype)
   if model.is_random:
-    return random_models.read_config(model.checkpoint, dtype=dtype)
+    name = model.checkpoint.removeprefix(_RANDOM)
+    return presets.preset(name, dtype=dtype)
   if not isinstance(model.sizes, str | None):
     return model.sizes
   if model.sizes in presets.PRESETS:
@@ -82,7 +86,7 @@ def read_vocabulary(model: Model, config: Config) -> AnyVocabulary:
     ValueError: if it has none, or one of another size.
   """
   if model.is_random:
-    return random_models.vocabulary()
+    return _byte_vocabulary()
   path, num_rows = loading.locate(model.checkpoint), config.vocab_size
   if model.vocabulary is not None:
     vocabulary = vocabulary_files.read(model.vocabulary, num_rows=num_rows)
@@ -102,19 +106,14 @@ def read_params(
   config: Config | DrafterConfig,
   shardings: Shardings | None = None,
 ) -> Any:
-  """The weights.
-
-  Args:
-    model: whose.
-    config: its sizes.
-    shardings: where each is to be, from their shapes; None puts them on the
-      default device, with the copies of `layers.with_cpu_copies`.
+  """The weights. `shardings` gives from their shapes where each is to be; None
+  puts them on the default device, with the copies of `layers.with_cpu_copies`.
 
   Raises:
     ValueError: if the checkpoint has other arrays.
   """
   if model.is_random:
-    params = random_models.draw(config)
+    params = _draw_params(config)
   else:
     path = loading.locate(model.checkpoint)
     params = loading.read_params(path, config, shardings=shardings)
@@ -152,3 +151,39 @@ def load(model: Model) -> LoadedModel:
 def param_shapes(config: Config | DrafterConfig | None) -> Any:
   """The tree of weights as shapes; `()` without sizes."""
   return () if config is None else families.param_shapes(config)
+
+
+def _draw_params(config: Config | DrafterConfig) -> dict:
+  """Normal weights of the scale that keeps activations of one size."""
+  shapes = families.param_shapes(config)
+  leaves, structure = jax.tree.flatten(shapes)
+
+  @jax.jit
+  def draw_all(key: jax.Array):
+    keys = jax.random.split(key, len(leaves))
+    return [_draw(k, leaf) for k, leaf in zip(keys, leaves, strict=True)]
+
+  return jax.tree.unflatten(structure, draw_all(jax.random.key(0)))
+
+
+def _draw(key: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+  if len(leaf.shape) == 1:
+    return jnp.ones(leaf.shape, leaf.dtype)
+  scale = jnp.asarray(leaf.shape[0] ** -0.5, leaf.dtype)
+  return jax.random.normal(key, leaf.shape, leaf.dtype) * scale
+
+
+def _byte_vocabulary() -> Vocabulary:
+  """A token for every byte, none that ends a text, and padding as id 0."""
+  tokenizers = vocabularies.import_tokenizers()
+  alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+  tokenizer = tokenizers.Tokenizer(
+    tokenizers.models.BPE(
+      vocab={t: i for i, t in enumerate(['<pad>', *alphabet])}, merges=[]
+    )
+  )
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+    add_prefix_space=False
+  )
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()
+  return Vocabulary(tokenizer=tokenizer)

@@ -21,17 +21,12 @@ _LENIENCE = 'below 1, accepts more and is no longer lossless'
 
 
 class Rule(Protocol):
-  """What every rule has."""
+  """What every rule has: the target's sampling as it sees it, or ChoiceError if
+  the rule does not go with it, and the rule itself."""
 
-  def seen(self, sampling: Sampling) -> Sampling:
-    """The target's sampling as the rule sees it.
+  def seen(self, sampling: Sampling) -> Sampling: ...
 
-    Raises:
-      ChoiceError: if the rule does not go with this sampling.
-    """
-
-  def verify_fn(self) -> VerifyFn:
-    """The rule itself."""
+  def verify_fn(self) -> VerifyFn: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

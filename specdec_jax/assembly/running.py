@@ -71,16 +71,8 @@ def pack(
   system: str | None = None,
   num_samples: int = 1,
 ) -> list[Batch]:
-  """Texts as batches of one shape, checked to fit the context.
-
-  Args:
-    decoder: whose vocabulary and context.
-    texts: the prompts.
-    max_new_tokens: per row.
-    batch_size: rows.
-    is_chat: applies the chat template.
-    system: its first message, or None.
-    num_samples: rows of each prompt, one after another.
+  """Texts as batches of one shape, checked to fit the context; `num_samples`
+  rows of each text stand one after another.
 
   Raises:
     ValueError: if a prompt is too long or has no tokens.
@@ -149,18 +141,14 @@ def place(tree: Any, num_devices: int, *, is_batch: bool) -> Any:
 
 
 def _kept(
-  decoder: Decoder,
-  kind: str,
-  first: Batch,
-  settings: Settings,
-  compile_it: Callable[[], Any],
+  decoder: Decoder, kind: str, first: Batch, settings: Settings, make: Any
 ) -> Any:
   """What was compiled, kept with the decoder for batches of the same shape: it
   depends on nothing else, neither on the seed nor on stop strings."""
   shapes = jax.tree.map(lambda leaf: leaf.shape, first.prompt)
   key = (kind, str(shapes), settings.max_new_tokens, settings.num_devices)
   if key not in decoder.programs:
-    decoder.programs[key] = compile_it()
+    decoder.programs[key] = make()
   return decoder.programs[key]
 
 

@@ -8,7 +8,7 @@ prompts in their place, and the loop goes on. All programs are compiled once.
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from specdec_jax import base
 from specdec_jax.base import Params, Prompt
 from specdec_jax.decoding import refill, speculative
-from specdec_jax.decoding.state import DecodeOutput, DecodeState, EosId
+from specdec_jax.decoding.state import DecodeOutput, DecodeState
 
 _Example = TypeVar('_Example')
 
@@ -63,27 +63,17 @@ class Utilisation:
     return self.num_row_runs / total if total else float('nan')
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Result(Generic[_Example]):
-  """One decoded example; `output` has one row, of numpy arrays."""
-
-  example: _Example
-  output: DecodeOutput
-
-
 def compile_programs(
   params: Params,
   prompt: Prompt,
   *,
   target: base.LanguageModel,
   drafter: base.Drafter,
-  verify_fn: base.VerifyFn,
-  logits_to_probs: base.LogitsToProbsFn,
-  eos_id: EosId,
   max_len: int,
   batch_size: int,
   state_shardings: Callable[[Any], Any] | None = None,
   output_sharding: Any = None,
+  **rule: Any,
 ) -> Programs:
   """The programs for a batch; each compiles at its first call.
 
@@ -92,16 +82,14 @@ def compile_programs(
     prompt: any of N rows, or its shapes: as many as are refilled at once. More
       of them wait for more rows to finish, and fill them with fewer prefills; B
       waits for the whole batch.
-    target: as for `speculative.generate`, like the next five.
+    target: as for `speculative.generate`, like the next two.
     drafter: likewise.
-    verify_fn: likewise.
-    logits_to_probs: likewise.
-    eos_id: likewise.
     max_len: likewise.
     batch_size: B.
     state_shardings: from a state's shapes to its shardings; None leaves them to
       the compiler.
     output_sharding: where results go, so that this process can read them.
+    **rule: the other arguments of `speculative.step`.
 
   Raises:
     ValueError: if more rows are refilled than there are.
@@ -112,30 +100,17 @@ def compile_programs(
       f'{num_fresh} rows cannot be refilled at once in a batch of {batch_size}'
     )
 
+  models: dict[str, Any] = {'target': target, 'drafter': drafter}
+
   def init(params: Params, seed: Any, prompt: Prompt) -> DecodeState:
-    return speculative.init(
-      params,
-      jax.random.key(seed),
-      prompt,
-      target=target,
-      drafter=drafter,
-      max_len=max_len,
-    )
+    key = jax.random.key(seed)
+    return speculative.init(params, key, prompt, **models, max_len=max_len)
 
   def idle(fresh: DecodeState) -> DecodeState:
     return refill.idle(fresh, batch_size)
 
   def run(params: Params, state: DecodeState, num_done: Any):
-    state = speculative.run(
-      params,
-      state,
-      num_done=num_done,
-      target=target,
-      drafter=drafter,
-      verify_fn=verify_fn,
-      logits_to_probs=logits_to_probs,
-      eos_id=eos_id,
-    )
+    state = speculative.run(params, state, num_done=num_done, **models, **rule)
     return state, speculative.output(state)
 
   shapes = jax.eval_shape(idle, jax.eval_shape(init, params, 0, prompt))
@@ -161,8 +136,9 @@ def decode(
   *,
   pack: Callable[[Sequence[_Example | None]], Prompt],
   utilisation: Utilisation,
-) -> Iterator[Result[_Example]]:
-  """Decodes examples; results come as rows finish, not in order.
+) -> Iterator[tuple[_Example, DecodeOutput]]:
+  """Decodes examples; they come as rows finish, not in order, each with its
+  output of one row, of numpy arrays.
 
   Args:
     programs: of `compile_programs`.
@@ -203,7 +179,7 @@ def decode(
     for row, example in enumerate(rows):
       if example is not None and output.done[row]:
         rows[row] = None
-        yield Result(example=example, output=_row(output, row))
+        yield example, jax.tree.map(lambda leaf: leaf[row : row + 1], output)  # noqa: B023
 
 
 def _put(group: list[Any], rows: list[Any]) -> np.ndarray:
@@ -214,7 +190,3 @@ def _put(group: list[Any], rows: list[Any]) -> np.ndarray:
     rows[row] = example
     sources[row] = i
   return sources
-
-
-def _row(output: DecodeOutput, row: int) -> DecodeOutput:
-  return jax.tree.map(lambda leaf: leaf[row : row + 1], output)

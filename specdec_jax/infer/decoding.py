@@ -98,13 +98,7 @@ class Plan:
 def plan(
   model: Model, decoding: Decoding, *, max_len: int, is_dry_run: bool = False
 ) -> Plan:
-  """Puts target and drafter together.
-
-  Args:
-    model: the target by name.
-    decoding: the choices.
-    max_len: S, prompts included.
-    is_dry_run: reads no vocabulary.
+  """Puts target and drafter together; a dry run reads no vocabulary.
 
   Raises:
     ValueError: if they do not fit together.

@@ -15,8 +15,6 @@ from specdec_jax.text import prompts
 from specdec_jax.text.tasks import Example, Task
 from specdec_jax.text.vocabulary_files import AnyVocabulary
 
-FEATURES = ('inputs', 'targets')
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
@@ -68,7 +66,7 @@ def check_lengths(config: Config, lengths: Any) -> dict[str, int]:
     ValueError: if one is missing or not a positive integer, or both exceed the
       model's context.
   """
-  if not isinstance(lengths, Mapping) or set(lengths) != set(FEATURES):
+  if not isinstance(lengths, Mapping) or set(lengths) != {'inputs', 'targets'}:
     raise ValueError(
       "TASK_FEATURE_LENGTHS should be {'inputs': N, 'targets': M}, got "
       f'{lengths!r}'
@@ -135,17 +133,13 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
 
 def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
   """The function from rows, or None to fill, to a prompt of numpy arrays."""
-
-  def pack(rows: Sequence[Row | None]) -> Prompt:
-    return prompts.pack(
-      [None if row is None else row.ids for row in rows],
-      config=layout.config,
-      width=layout.inputs_length,
-      max_new_tokens=layout.targets_length,
-      row_ids=[0 if row is None else row.index for row in rows],
-    )
-
-  return pack
+  return lambda rows: prompts.pack(
+    [None if row is None else row.ids for row in rows],
+    config=layout.config,
+    width=layout.inputs_length,
+    max_new_tokens=layout.targets_length,
+    row_ids=[0 if row is None else row.index for row in rows],
+  )
 
 
 def digest(rows: Iterable[Row]) -> str:
@@ -160,18 +154,10 @@ def digest(rows: Iterable[Row]) -> str:
 
 
 def record(row: Row, output: DecodeOutput, layout: Layout) -> dict[str, Any]:
-  """A line of the results, as T5X writes it.
-
-  Args:
-    row: what was decoded.
-    output: of one row.
-    layout: of `packer`.
-
-  Returns:
-    `inputs`, the texts of the example; `prediction`; and `aux`: the counters
-    and rates of `measure.metrics.row_summary`, `log_prob` of all new tokens
-    together, to four decimals, and how the row ended: `'eos'`, `'length'` or
-    `'nan'`.
+  """A line of the results, as T5X writes it, of an output of one row:
+  `inputs`, the texts of the example; `prediction`; and `aux`: the counters and
+  rates of `measure.metrics.row_summary`, `log_prob` of all new tokens together,
+  to four decimals, and how the row ended: `'eos'`, `'length'` or `'nan'`.
   """
   start = len(layout.starts)
   if not layout.is_encoder_decoder:
@@ -179,8 +165,7 @@ def record(row: Row, output: DecodeOutput, layout: Layout) -> dict[str, Any]:
   span = slice(start, int(output.lengths[0]))
   tokens = output.tokens[0, span].tolist()
   eos_ids = layout.vocabulary.eos_ids
-  has_ended = bool(tokens) and tokens[-1] in eos_ids
-  end = 'eos' if has_ended else 'length'
+  end = 'eos' if tokens and tokens[-1] in eos_ids else 'length'
   return {
     'inputs': row.example.fields(),
     'prediction': layout.vocabulary.decode(

@@ -23,11 +23,6 @@ def figures(
 ) -> dict[str, Any]:
   """Sizes of a decode; nothing is computed and no weight is read.
 
-  Args:
-    plan: the decode.
-    lengths: most tokens of `inputs` and of `targets`.
-    mesh: of the devices.
-
   Returns:
     By name: `devices`, `kind`, `mesh`, and, of `target`, `drafter` and `state`
     (caches, mostly): `values` and `bytes` in all, and `bytes_per_chip`; also
@@ -49,16 +44,9 @@ def figures(
     ),
   )
   init = functools.partial(
-    speculative.init,
-    target=plan.decoder.target,
-    drafter=plan.decoder.drafter,
-    max_len=plan.max_len,
+    speculative.init, **plan.decoder.networks, max_len=plan.max_len
   )
-  state = jax.eval_shape(
-    lambda params, prompt: init(params, jax.random.key(0), prompt),
-    shapes,
-    prompt,
-  )
+  state = jax.eval_shape(init, shapes, jax.random.key(0), prompt)
   device = mesh.devices.flat[0]
   stats = device.memory_stats() if device.platform != 'cpu' else None
   result = {
@@ -80,6 +68,7 @@ def figures(
 
 
 def _sizes(tree: Any, shardings: Any) -> dict[str, int]:
+  """Values and bytes of a tree of shapes."""
   sizes = {'values': 0, 'bytes': 0, 'bytes_per_chip': 0}
   pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
   for leaf, sharding in pairs:

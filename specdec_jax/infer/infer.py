@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -92,17 +93,14 @@ def infer(
   _check_arguments(mode, checkpoint_period, shard_id, num_shards, profile_dir)
   config = models.read_config(model)
   lengths = examples.check_lengths(config, task_feature_lengths)
-  max_len = (
-    prompts.decoder_width(config, lengths['inputs']) + lengths['targets']
-  )
-  make_plan = functools.partial(
-    decoding_lib.plan, model, decoding, max_len=max_len
-  )
+  width = prompts.decoder_width(config, lengths['inputs'])
   mesh = make_mesh()
   with jax.set_mesh(mesh):
+    make_plan = functools.partial(
+      decoding_lib.plan, model, decoding, max_len=width + lengths['targets']
+    )
     if dry_run:
-      plan = make_plan(is_dry_run=True)
-      found = footprint.figures(plan, lengths, mesh)
+      found = footprint.figures(make_plan(is_dry_run=True), lengths, mesh)
       if processes.is_first():
         progress.console().print(footprint.table(found))
       return 0
@@ -240,7 +238,7 @@ def _decode_shard(
         total.update({k: v for k, v in summary.items() if isinstance(v, int)})
       num_chunks += 1
   if processes.is_first():
-    counts = {**dict.fromkeys(report.COUNTS, 0), **total}
+    counts = {**report.counts((), ()), **total}
     mark = {**counts, 'settings': dict(settings)}
     output.finish(run.shard, num_chunks, mark)
     _say(report.sentences(counts, timed, run.layout.inputs_length))
@@ -268,11 +266,11 @@ def _decode_chunk(
   outputs = {}
   utilisation = Utilisation(num_rows=decoder.programs.batch_size)
   with contextlib.ExitStack() as stack:
-    if not timed:
-      stack.enter_context(report.profiled(run.profile_dir))
-    seconds = stack.enter_context(report.stopwatch())
+    if run.profile_dir is not None and not timed:
+      stack.enter_context(jax.profiler.trace(run.profile_dir))
+    started = time.perf_counter()
     bar = stack.enter_context(progress.bar('decoding', len(rows)))
-    for result in decode_many.decode(
+    for row, found in decode_many.decode(
       decoder.programs,
       decoder.params,
       run.plan.decoding.seed,
@@ -280,15 +278,16 @@ def _decode_chunk(
       pack=decoder.pack,
       utilisation=utilisation,
     ):
-      outputs[result.example.index] = result.output
+      outputs[row.index] = found
       bar.advance(1)
     in_order = [outputs[row.index] for row in rows]
     statistics = jax.tree.map(
       lambda *values: np.concatenate(values),
       *(output.statistics for output in in_order),
     )
+    seconds = time.perf_counter() - started
     timed.append(
-      Timed(statistics=statistics, utilisation=utilisation, seconds=seconds())
+      Timed(statistics=statistics, utilisation=utilisation, seconds=seconds)
     )
   return [
     examples.record(row, output, run.layout)

@@ -38,6 +38,8 @@ class Shard:
     mode: 'predict'.
     shard_id: of this shard, from 0.
     num_shards: of all.
+    path: the final file.
+    chunk_folder: where its chunks are.
   """
 
   folder: Path
@@ -47,20 +49,19 @@ class Shard:
   num_shards: int
 
   @property
-  def _place(self) -> str:
-    return f'{self.shard_id:05}-of-{self.num_shards:05}'
-
-  @property
   def path(self) -> Path:
-    """The final file."""
-    return self.folder / f'{self.task}-{self.mode}.jsonl-{self._place}'
+    return self.folder / self._name('.jsonl')
 
   @property
   def chunk_folder(self) -> Path:
-    return self.folder / f'tmp-{self.task}-{self.mode}-{self._place}'
+    return self.folder / f'tmp-{self._name("")}'
 
   def chunk_path(self, index: int) -> Path:
     return self.chunk_folder / f'{self.path.name}-chunk{index:05}'
+
+  def _name(self, suffix: str) -> str:
+    place = f'{self.shard_id:05}-of-{self.num_shards:05}'
+    return f'{self.task}-{self.mode}{suffix}-{place}'
 
 
 @contextlib.contextmanager
@@ -84,14 +85,8 @@ def only_writer(path: Path) -> Iterator[None]:
 
 
 def begin(shard: Shard, settings: Mapping[str, str]) -> dict[str, Any] | None:
-  """Opens a shard, new or begun.
-
-  Args:
-    shard: which.
-    settings: by name, all that results depend on.
-
-  Returns:
-    What `finish` said of it, if it is complete already.
+  """Opens a shard, new or begun; what `finish` said of it, if it is complete
+  already. `settings` are by name all that results depend on.
 
   Raises:
     ValueError: if the folder has results of other settings, or cannot be
@@ -187,15 +182,9 @@ def write_chunk(
   records: Iterable[Mapping[str, Any]],
   summary: Mapping[str, Any],
 ) -> None:
-  """Writes one object per line, and then that it is complete.
-
-  Args:
-    shard: whose.
-    index: of the chunk.
-    records: the objects.
-    summary: `examples`, how many they are, other counts, and
-      `examples_digest`, see `add_digests`.
-  """
+  """Writes one object per line, and then that it is complete. `summary` has
+  `examples`, how many they are, other counts, and `examples_digest`, see
+  `add_digests`."""
   path = shard.chunk_path(index)
   write_whole(path, ''.join(json.dumps(record) + '\n' for record in records))
   _write_mark(path, summary)
@@ -210,12 +199,8 @@ def write_config(shard: Shard, text: str) -> None:
 
 
 def finish(shard: Shard, num_chunks: int, summary: Mapping[str, Any]) -> None:
-  """Joins the chunks to the final file, and removes them.
-
-  Args:
-    shard: whose.
-    num_chunks: all of its chunks, complete.
-    summary: the sums of their counts, and `settings`, those of `begin`.
+  """Joins the chunks, all complete, to the final file, and removes them.
+  `summary` has the sums of their counts, and `settings`, those of `begin`.
 
   Raises:
     ValueError: if a chunk does not have the lines that its mark says.
@@ -313,11 +298,11 @@ def merge(folder: Path) -> list[tuple[Path, int]]:
   for (stem, count), paths in groups.items():
     final = folder / f'{stem}-00000-of-00001'
     with only_writer(final):
-      merged.append((final, _merge_group(final, count, paths)))
+      merged.append((final, _merge_shards(final, count, paths)))
   return merged
 
 
-def _merge_group(final: Path, count: int, paths: Mapping[int, Path]) -> int:
+def _merge_shards(final: Path, count: int, paths: Mapping[int, Path]) -> int:
   """Joins the shards of one task; how many lines they have."""
   marks = {i: _read_mark(path) or {} for i, path in paths.items()}
   missing = [i for i in range(count) if not marks.get(i)]

@@ -16,14 +16,7 @@ _ROUGE = ('rouge1', 'rouge2', 'rougeLsum')
 
 
 def bleu(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, Any]:
-  """Corpus BLEU by sacrebleu, with international tokenisation.
-
-  Args:
-    targets: one reference each.
-    predictions: as many.
-
-  Returns:
-    `bleu`, 0 to 100.
+  """Corpus BLEU by sacrebleu, with international tokenisation: `bleu`.
 
   Raises:
     ValueError: if there are none, or not as many of both.
@@ -45,14 +38,7 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, Any]:
   """ROUGE-1, -2 and -Lsum by rouge-score: F1, with stems.
 
   T5 reports the median of bootstrap samples of the mean, which is random; this
-  is the mean itself, which that estimates.
-
-  Args:
-    targets: one reference each.
-    predictions: as many.
-
-  Returns:
-    `rouge1`, `rouge2`, `rougeLsum`, 0 to 100.
+  is the mean itself, which that estimates: `rouge1`, `rouge2`, `rougeLsum`.
 
   Raises:
     ValueError: if there are none, or not as many of both.
@@ -64,16 +50,13 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, Any]:
   )
   scorer = rouge_scorer.RougeScorer(list(_ROUGE), use_stemmer=True)
   totals = dict.fromkeys(_ROUGE, 0.0)
+  # One sentence a line, which ROUGE-Lsum asks for, as T5 finds them.
+  lines = lambda text: re.sub(r' \. ', ' .\n', text)
   for target, prediction in zip(targets, predictions, strict=True):
-    scores = scorer.score(_sentences(target), _sentences(prediction))
+    scores = scorer.score(lines(target), lines(prediction))
     for name in _ROUGE:
       totals[name] += scores[name].fmeasure
   return {name: 100 * total / len(targets) for name, total in totals.items()}
-
-
-def _sentences(text: str) -> str:
-  """One sentence a line, which ROUGE-Lsum asks for, as T5 finds them."""
-  return re.sub(r' \. ', ' .\n', text)
 
 
 def exact_match(

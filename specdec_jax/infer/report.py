@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,15 +13,6 @@ from specdec_jax.files.require import require
 from specdec_jax.infer.decode_many import Utilisation
 from specdec_jax.infer.examples import Row
 from specdec_jax.measure import metrics
-
-COUNTS = (
-  'examples',
-  'trimmed_examples',
-  'trimmed_tokens',
-  'tokens',
-  'target_runs',
-  'nan_examples',
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,11 +40,8 @@ class Timed:
       'alpha': rates.alpha,
       'row_utilisation': self.utilisation.share,
     }
-    return {
-      name: float(value)
-      for name, value in figures.items()
-      if value is not None and not np.isnan(value)
-    }
+    known = {k: v for k, v in figures.items() if v is not None}
+    return {k: float(v) for k, v in known.items() if not np.isnan(v)}
 
 
 def together(chunks: Sequence[Timed]) -> Timed:
@@ -75,15 +62,14 @@ def together(chunks: Sequence[Timed]) -> Timed:
 def counts(rows: Sequence[Row], records: Sequence[Mapping]) -> dict[str, int]:
   """What a chunk's `.COMPLETED` says of it: the same in every run."""
   aux = [record['aux'] for record in records]
-  found = (
-    len(rows),
-    sum(row.num_cut > 0 for row in rows),
-    sum(row.num_cut for row in rows),
-    sum(each['tokens'] for each in aux),
-    sum(each['target_runs'] for each in aux),
-    sum(each['end'] == 'nan' for each in aux),
-  )
-  return dict(zip(COUNTS, found, strict=True))
+  return {
+    'examples': len(rows),
+    'trimmed_examples': sum(row.num_cut > 0 for row in rows),
+    'trimmed_tokens': sum(row.num_cut for row in rows),
+    'tokens': sum(each['tokens'] for each in aux),
+    'target_runs': sum(each['target_runs'] for each in aux),
+    'nan_examples': sum(each['end'] == 'nan' for each in aux),
+  }
 
 
 def sentences(
@@ -100,18 +86,16 @@ def sentences(
   if chunks:
     timed = together(chunks)
     figures = timed.figures()
+    shown = {
+      'tokens_per_target_run': '{:.2f} tokens per target run',
+      'alpha': 'alpha {:.2f}',
+      'row_utilisation': 'rows used {:.0%}',
+    }
     parts = [
       f'{timed.statistics.num_tokens.size} examples decoded in '
-      f'{timed.seconds:.1f} s: {figures["tokens_per_second"]:.1f} tokens/s'
+      f'{timed.seconds:.1f} s: {figures["tokens_per_second"]:.1f} tokens/s',
+      *(shown[name].format(figures[name]) for name in shown if name in figures),
     ]
-    if 'tokens_per_target_run' in figures:
-      parts.append(
-        f'{figures["tokens_per_target_run"]:.2f} tokens per target run'
-      )
-    if 'alpha' in figures:
-      parts.append(f'alpha {figures["alpha"]:.2f}')
-    if 'row_utilisation' in figures:
-      parts.append(f'rows used {100 * figures["row_utilisation"]:.0f}%')
     lines.append(', '.join(parts))
   if total['trimmed_examples']:
     lines.append(
@@ -150,20 +134,3 @@ def metric_writer(folder: str | None) -> Iterator[Any]:
     yield writer.write_scalars
   finally:
     writer.close()
-
-
-@contextlib.contextmanager
-def profiled(folder: str | None) -> Iterator[None]:
-  """Traces the block with jax.profiler, unless `folder` is None."""
-  if folder is None:
-    yield
-    return
-  with jax.profiler.trace(folder):
-    yield
-
-
-@contextlib.contextmanager
-def stopwatch() -> Iterator[Any]:
-  """Yields a function that gives the seconds since the block began."""
-  started = time.perf_counter()
-  yield lambda: time.perf_counter() - started
