@@ -49,7 +49,7 @@ def compare(
     propose: what times it, see `sides.propose_programs`.
     repeats: timed runs of each.
     is_adaptive: whether its gamma varies. The theorem then does not apply, and
-      with several rows the number of the draft model's steps is unknown.
+      what several rows drafted, by the slowest row each time, is unknown.
     advance: progress, see `stopwatch.alternate`.
 
   Returns:
@@ -82,15 +82,13 @@ def compare(
   )
   one_position = per_iteration('plain')
   full = per_iteration('full_width')
-  figures = _speeds(seconds, counts)
-  figures['prefill_seconds'] = drafted.prefill_seconds
-  figures['end_to_end_speedup'] = float(
-    np.median(
-      (seconds['baseline'] + baseline.prefill_seconds)
-      / (seconds['speculative'] + drafted.prefill_seconds)
-    )
-  )
+  figures = _speeds(seconds, counts, sides)
   figures |= _rates(counts['speculative'].statistics, drafter.gamma)
+  num_drafted: int | None = counts['speculative'].iterations * drafter.gamma
+  if is_adaptive:
+    num_drafted = None
+    if drafted.states[0].context.lengths.size == 1:
+      num_drafted = int(counts['speculative'].statistics.num_drafted.sum())
   costs: dict[str, Any] = {
     'c': propose_seconds / drafter.gamma / one_position,
     'verify_cost_ratio': full / one_position,
@@ -106,7 +104,7 @@ def compare(
     'predicted_speedup': predict_speedup(
       counts['baseline'],
       counts['speculative'],
-      num_drafted=_num_draft_steps(drafted, counts, drafter, is_adaptive),
+      num_drafted=num_drafted,
       baseline_cost=per_iteration('baseline') / one_position,
       **costs,
     ),
@@ -138,22 +136,6 @@ def _time(
     propose, [seconds.pop(i) for i in range(len(propose))]
   )
   return seconds, {name: outputs[name] for name in sides}, drafting
-
-
-def _num_draft_steps(
-  drafted: Side,
-  counts: Mapping[str, 'Counts'],
-  drafter: Drafter,
-  is_adaptive: bool,
-) -> int | None:
-  """Tokens that were drafted in all iterations, by the slowest row each time;
-  None where that is not known."""
-  found = counts['speculative']
-  if not is_adaptive:
-    return found.iterations * drafter.gamma
-  if drafted.states[0].context.lengths.size > 1:
-    return None
-  return int(found.statistics.num_drafted.sum())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,12 +180,11 @@ def predict_speedup(
     drafted: counters of the speculative side.
     num_drafted: steps of the drafter, in all iterations; None if not known,
       and so the result.
-    c: a drafted token's cost.
-    verify_cost_ratio: T(gamma + 1) / T(1).
-    without_draft_cost_ratio: an iteration that scores one position for want of
-      a draft, relative to T(1); None if the drafter always has one.
-    baseline_cost: an iteration of the baseline, where it is another
-      configuration than T(1) was measured in.
+    c: a drafted token's cost; this and the others are relative to T(1).
+    verify_cost_ratio: of an iteration that scores gamma + 1 positions.
+    without_draft_cost_ratio: of one that scores one position for want of a
+      draft; None if the drafter always has one.
+    baseline_cost: of an iteration of the baseline.
   """
   if num_drafted is None:
     return None
@@ -227,12 +208,15 @@ def _num_tokens(counts: Counts) -> int:
 
 
 def _speeds(
-  seconds: dict[str, np.ndarray], counts: dict[str, Counts]
+  seconds: Mapping[str, np.ndarray],
+  counts: Mapping[str, Counts],
+  sides: Mapping[str, Side],
 ) -> dict[str, Any]:
   """Tokens per second of both sides, and their ratio pair by pair."""
   plain = _num_tokens(counts['baseline']) / seconds['baseline']
   drafted = _num_tokens(counts['speculative']) / seconds['speculative']
   ratios = drafted / plain
+  whole = lambda name: seconds[name] + sides[name].prefill_seconds
   return {
     'autoregressive_tokens_per_second': float(np.median(plain)),
     'speculative_tokens_per_second': float(np.median(drafted)),
@@ -243,6 +227,10 @@ def _speeds(
     'target_runs': counts['speculative'].iterations,
     'short_target_runs': counts['speculative'].short_iterations,
     'autoregressive_target_runs': counts['baseline'].iterations,
+    'prefill_seconds': sides['speculative'].prefill_seconds,
+    'end_to_end_speedup': float(
+      np.median(whole('baseline') / whole('speculative'))
+    ),
   }
 
 
@@ -273,8 +261,7 @@ def sameness(
     found: the same of the other side.
 
   Returns:
-    `identical`, `num_divergent_rows`, and `first_divergence_margin` and
-    `largest_divergence_margin`, None where there is none: a row that only ends
+    Figures by name. Margins are None where there are none: a row that only ends
     earlier than the other has no such token.
   """
   margins, num_divergent = [], 0

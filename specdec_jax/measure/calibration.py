@@ -1,6 +1,4 @@
-"""How often a drafter's guesses pass.
-
-Alpha is measured as Leviathan et al. define it (Sec. 3.1 and Table 3,
+"""Alpha as Leviathan et al. define it (Sec. 3.1 and Table 3,
 https://arxiv.org/abs/2211.17192): the mean of `sum min(p, q)` over prefixes of
 text that the target generates. Nothing is counted as accepted or rejected, so
 one decode tells much more than its acceptances would.
@@ -194,20 +192,29 @@ def _generate(
 
   def step(carry: tuple[Array, DecodeState, Any, Any]):
     i, state, own, seen = carry
-    drafts, own = _ask(params, state, drafters, own)
+    asked = [
+      speculative.propose(
+        Params((), weights),
+        dataclasses.replace(state, drafter_state=its),
+        drafter,
+      )
+      for drafter, weights, its in zip(
+        drafters, params.drafter, own, strict=True
+      )
+    ]
     state, info = speculative.step(
       params, state, **models, verify_fn=verify_fn, **rule
     )
     is_text = info.counts > 0
     p = info.target_probs[:, 0]
     shares = [
-      jnp.stack([share_fn(draft, p, each) for each in leniences])
-      for draft in drafts
+      [share_fn(draft, p, lenience) for lenience in leniences]
+      for draft, _ in asked
     ]
-    has_guess = jnp.stack([draft.lengths > 0 for draft in drafts])
-    now = jnp.stack(shares), is_text, is_text[None] & has_guess
+    has_guess = jnp.array([draft.lengths > 0 for draft, _ in asked])
+    now = jnp.array(shares), is_text, is_text[None] & has_guess
     seen = [each.at[i].set(one) for each, one in zip(seen, now, strict=True)]
-    return i + 1, state, own, seen
+    return i + 1, state, [after.drafter_state for _, after in asked], seen
 
   state = speculative.init(params, rng_key, prompt, **models, max_len=max_len)
   own = [  # Buffers as of `speculative.init` for gamma 1.
@@ -223,22 +230,6 @@ def _generate(
   start = (jnp.int32(0), state, own, seen)
   _, state, _, seen = jax.lax.while_loop(is_going, step, start)
   return state.has_nan, seen
-
-
-def _ask(
-  params: Params, state: DecodeState, drafters: Sequence[Drafter], own: Any
-) -> tuple[list[Draft], list[Any]]:
-  """Every drafter's guess, and the states that they are left in."""
-  drafts, after = [], []
-  for drafter, weights, its in zip(drafters, params.drafter, own, strict=True):
-    draft, left = speculative.propose(
-      Params((), weights),
-      dataclasses.replace(state, drafter_state=its),
-      drafter,
-    )
-    drafts.append(draft)
-    after.append(left.drafter_state)
-  return drafts, after
 
 
 def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:

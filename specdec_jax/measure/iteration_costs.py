@@ -9,7 +9,6 @@ import numpy as np
 
 from specdec_jax.base import Array, Drafter, LanguageModel, Params, Prompt
 from specdec_jax.decoding import speculative
-from specdec_jax.decoding.state import DecodeState
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure import stopwatch
 from specdec_jax.measure.sides import Side
@@ -17,27 +16,11 @@ from specdec_jax.theory import planner
 
 
 class CostPrograms(NamedTuple):
-  """What is timed for `costs`, to be run in turns with anything else.
-
-  Attributes:
-    programs: by name.
-    costs: from the seconds and results of `stopwatch.alternate` to figures.
-  """
+  """What is timed, in turns with each other or with anything else, and a
+  function from the seconds and results of `stopwatch.alternate` to figures."""
 
   programs: Mapping[Hashable, Callable[[], Any]]
   costs: Callable[[Mapping[Any, Any], Mapping[Any, Any]], dict[str, Any]]
-
-
-def costs(*args: Any, repeats: int, **options: Any) -> dict[str, Any]:
-  """Times of an iteration's parts on this device, for one batch.
-
-  Args:
-    *args: of `cost_programs`, as is `options`, which says what comes back.
-    repeats: timed runs of each.
-    **options: see there.
-  """
-  made = cost_programs(*args, **options)
-  return made.costs(*stopwatch.alternate(made.programs, repeats))
 
 
 def cost_programs(
@@ -53,7 +36,8 @@ def cost_programs(
   plain: Side | None = None,
   **rule: Any,
 ) -> CostPrograms:
-  """Compiles an iteration's parts for one batch.
+  """Compiles an iteration's parts for one batch. Prefill and buffers of all are
+  those of the longest draft.
 
   Args:
     params: weights of both sides.
@@ -64,18 +48,16 @@ def cost_programs(
     max_len: as for `speculative.generate`.
     widths: of target calls to time, 1 and gamma + 1 among them; None means
       `planner.widths_to_time`.
-    num_decodes: short decodes of each part in a turn, timed one by one. The
-      median of several ignores the first, which finds cold caches.
-    plain: plain decoding of the same batch, instead of the target's own call
-      over one position: it may be faster in another dtype.
+    num_decodes: short decodes of each part in a turn, timed one by one; their
+      median ignores the first, which finds cold caches.
+    plain: plain decoding of the same batch, which may be faster in another
+      dtype; None means the target's own.
     **rule: `verify_fn`, `logits_to_probs` and `eos_id`.
 
   Returns:
     Programs, and a function to the fields of `theory.planner.Costs` but
     `c_hat`, in seconds, and `extend_seconds` of the widest target call by
     itself: its `target_seconds` are with sampling, verification and the loop.
-
-  Prefill and buffers of all are those of the longest draft.
   """
   max_gamma = max(drafters)
   widths = sorted(widths or planner.widths_to_time(max_gamma))
@@ -89,7 +71,8 @@ def cost_programs(
     )
   )
   state = drafted.states[0]
-  has_probs = _has_probs(params, state, drafters[max_gamma])
+  propose = functools.partial(speculative.propose, drafter=drafters[max_gamma])
+  has_probs = jax.eval_shape(propose, params, state)[0].probs is not None
   full = functools.partial(
     sides_lib.full_width_side,
     params,
@@ -134,13 +117,6 @@ def cost_programs(
   return CostPrograms(programs, figures)
 
 
-def _has_probs(params: Params, state: DecodeState, drafter: Drafter) -> bool:
-  """Whether drafts come with the probabilities that they were drawn from."""
-  propose = functools.partial(speculative.propose, drafter=drafter)
-  draft, _ = jax.eval_shape(propose, params, state)
-  return draft.probs is not None
-
-
 def _cost_figures(
   seconds: Mapping[Any, Any],
   results: Mapping[Any, Any],
@@ -155,8 +131,7 @@ def _cost_figures(
   position, so that the mean iteration says nothing of the loop."""
 
   def median(*name: Hashable) -> float:
-    turns = [seconds[*name, i] for i in range(num_decodes)]
-    return float(np.median(turns))
+    return float(np.median([seconds[*name, i] for i in range(num_decodes)]))
 
   def iteration(name: Hashable) -> float:
     [state] = results[name, 0]

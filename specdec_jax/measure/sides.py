@@ -26,8 +26,7 @@ class Side:
     run: `(params, state) -> state`, compiled.
     params: its first argument.
     states: one per batch.
-    compile_seconds: of prefill and loop, or of the loop alone where the prefill
-      is another side's.
+    compile_seconds: of loop and prefill, unless that is another side's.
     prefill_seconds: of all batches, warm.
   """
 
@@ -42,7 +41,7 @@ class Side:
     return [self.run(self.params, state) for state in self.states]
 
 
-def compile_side(
+def _compile(
   init: Callable[[Params, Array, Prompt], DecodeState],
   run: Callable[[Params, DecodeState], DecodeState],
   params: Params,
@@ -77,7 +76,7 @@ def plain_side(
   **rule: Any,
 ) -> Side:
   """Plain decoding, compiled; `rule` goes to `autoregressive.run`."""
-  return compile_side(
+  return _compile(
     functools.partial(autoregressive.init, target=target, max_len=max_len),
     functools.partial(autoregressive.run, target=target, **rule),
     params,
@@ -106,7 +105,7 @@ def speculative_side(
   run = functools.partial(speculative.run, **models, **rule)
   if like is None:
     init = functools.partial(speculative.init, **models, max_len=max_len)
-    return compile_side(init, run, params, rng_key, prompts)
+    return _compile(init, run, params, rng_key, prompts)
   states = [
     dataclasses.replace(
       state, statistics=statistics.init(state.done.size, drafter.gamma)
@@ -131,11 +130,10 @@ def full_width_side(
 ) -> Side:
   """A few iterations that all score gamma + 1 positions, on one batch;
   `vocab_size` and `may_abstain` as for `stopwatch.always_full`."""
-  prompt = prompts[0]
   side = speculative_side(
     Params(params.target, jnp.bool_(True)) if may_abstain else params,
     rng_key,
-    [prompt],
+    prompts[:1],
     drafter=stopwatch.always_full(gamma, vocab_size, may_abstain=may_abstain),
     **rest,
   )
@@ -148,9 +146,16 @@ def without_drafts(full_width: Side) -> Side:
   return dataclasses.replace(full_width, params=params)
 
 
-def shortened(side: Side) -> Side:
-  """A side that decodes a few tokens of its first batch."""
-  return dataclasses.replace(side, states=[_shorten(side.states[0])])
+def shortened(side: Side, num_batches: int = 1) -> Side:
+  """A side that decodes a few tokens of its first batches."""
+
+  def shorten(state: DecodeState) -> DecodeState:
+    limit = state.context.lengths + _NUM_TIMED_TOKENS
+    limits = jnp.minimum(state.max_lengths, limit)
+    return dataclasses.replace(state, max_lengths=limits)
+
+  states = list(map(shorten, side.states[:num_batches]))
+  return dataclasses.replace(side, states=states)
 
 
 def finished(side: Side) -> Side:
@@ -159,14 +164,6 @@ def finished(side: Side) -> Side:
   state = side.states[0]
   done = dataclasses.replace(state, done=jnp.ones_like(state.done))
   return dataclasses.replace(side, states=[done])
-
-
-def _shorten(state: DecodeState) -> DecodeState:
-  """A state whose rows are done after a few tokens."""
-  limit = state.context.lengths + _NUM_TIMED_TOKENS
-  return dataclasses.replace(
-    state, max_lengths=jnp.minimum(state.max_lengths, limit)
-  )
 
 
 def propose_programs(
@@ -183,19 +180,16 @@ def propose_programs(
 def fastest(
   candidates: Mapping[str, Side], num_batches: int = 6, repeats: int = 3
 ) -> tuple[str, dict[str, float]]:
-  """The fastest of several plain configurations, on the first batches.
+  """The fastest of several plain configurations, on the first batches, and the
+  tokens per second of each, by the median time of every batch.
 
   Texts end at their EOS, so that what a configuration costs once per decode
   counts.
-
-  Returns:
-    Its name, and the tokens per second of each, by the median time of every
-    batch.
   """
   decodes = {
-    (name, i): functools.partial(side.run, side.params, _shorten(state))
+    (name, i): functools.partial(side.run, side.params, state)
     for name, side in candidates.items()
-    for i, state in enumerate(side.states[:num_batches])
+    for i, state in enumerate(shortened(side, num_batches).states)
   }
   seconds, states = stopwatch.alternate(decodes, repeats)
   speeds = {}
