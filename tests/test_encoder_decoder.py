@@ -148,7 +148,8 @@ def test_every_mesh_gives_the_same_tokens(way, num_partitions):
   }
   prompt = prompt_of(range(32))
   mesh_lib.check_divides(mesh, weights(), batch_size=32)
-  params = mesh_lib.shard(mesh, weights())
+  shardings = mesh_lib.parameter_shardings(mesh, weights())
+  params = jax.device_put(weights(), shardings)
   kernel = params.target['decoder']['layers_0']['mlp']['wo']['kernel']
   assert kernel.addressable_shards[0].data.shape == (16 // num_partitions, 16)
   with jax.set_mesh(mesh):

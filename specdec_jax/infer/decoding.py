@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import numpy as np
@@ -123,8 +124,8 @@ def load(plan: Plan, mesh: Mesh) -> Params:
   mesh_lib.check_divides(mesh, shapes.target, batch_size=batch_size)
   loaded = decoder_lib.load(
     plan.decoder,
-    target_shardings=mesh_lib.target_shardings(mesh),
-    drafter_shardings=mesh_lib.drafter_shardings(mesh),
+    target_shardings=partial(mesh_lib.parameter_shardings, mesh),
+    drafter_shardings=partial(mesh_lib.drafter_shardings, mesh),
   )
   return loaded.params
 
@@ -143,7 +144,7 @@ def programs(
     **plan.decoder.rule,
     max_len=plan.max_len,
     batch_size=plan.decoding.batch_size,
-    state_shardings=lambda state: mesh_lib.state_shardings(mesh, state),
+    state_shardings=partial(mesh_lib.state_shardings, mesh),
     output_sharding=NamedSharding(mesh, PartitionSpec()),
   )
 

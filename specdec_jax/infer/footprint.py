@@ -60,10 +60,10 @@ def figures(
   # Heads read the target's own arrays.
   own = models.param_shapes(plan.decoder.drafting.config)
   for name, tree, place in (
-    ('target', shapes.target, mesh_lib.target_shardings(mesh)),
-    ('drafter', own, mesh_lib.drafter_shardings(mesh)),
+    ('target', shapes.target, mesh_lib.parameter_shardings),
+    ('drafter', own, mesh_lib.drafter_shardings),
   ):
-    result[name] = _sizes(tree, place(tree))
+    result[name] = _sizes(tree, place(mesh, tree))
   return result
 
 

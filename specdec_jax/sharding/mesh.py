@@ -7,7 +7,7 @@ where the hardware's links are short.
 
 import collections
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -57,7 +57,8 @@ def make(
   if model_parallel_submesh is not None:
     return _from_submesh(devices, tuple(model_parallel_submesh))
   if num_partitions is None:
-    num_partitions = _default_num_partitions(devices)
+    submesh = _DEFAULT_SUBMESH.get(devices[0].device_kind, (1,))
+    num_partitions = math.gcd(len(devices), math.prod(submesh))
   if num_partitions < 1 or len(devices) % num_partitions:
     raise ValueError(
       f'{len(devices)} devices do not divide into replicas of {num_partitions}'
@@ -71,11 +72,6 @@ def make(
   )
 
 
-def _default_num_partitions(devices: Sequence[Any]) -> int:
-  submesh = _DEFAULT_SUBMESH.get(devices[0].device_kind)
-  return math.gcd(len(devices), math.prod(submesh)) if submesh else 1
-
-
 def _from_submesh(devices: Sequence[Any], submesh: tuple[int, ...]) -> Mesh:
   """Cuts the slice's box of devices into boxes of `submesh`."""
   if len(submesh) != 4 or min(submesh) < 1:
@@ -83,18 +79,15 @@ def _from_submesh(devices: Sequence[Any], submesh: tuple[int, ...]) -> Mesh:
       f'model_parallel_submesh has four sizes (x, y, z, cores), got {submesh}'
     )
   grid = _grid(devices)
-  if any(whole % part for whole, part in zip(grid.shape, submesh, strict=True)):
+  if np.any(np.mod(grid.shape, submesh)):
     raise ValueError(
       f'the devices form a box of {grid.shape}, which does not divide into '
       f'boxes of {submesh}'
     )
-  split = [
-    size
-    for whole, part in zip(grid.shape, submesh, strict=True)
-    for size in (whole // part, part)
-  ]
-  # Outer indices of the four splits first, then the inner ones.
-  boxes = grid.reshape(split).transpose(0, 2, 4, 6, 1, 3, 5, 7)
+  counts = np.array(grid.shape) // submesh
+  # Each axis in two, then the outer indices of all four before the inner ones.
+  boxes = grid.reshape(np.stack([counts, submesh], axis=1).ravel())
+  boxes = boxes.transpose(0, 2, 4, 6, 1, 3, 5, 7)
   return Mesh(
     boxes.reshape(-1, math.prod(submesh)),
     (rules.DATA, rules.MODEL),
@@ -109,19 +102,17 @@ def _grid(devices: Sequence[Any]) -> np.ndarray:
       'model_parallel_submesh needs devices with coordinates, as TPUs have; '
       f'these are {devices[0].device_kind}: give num_partitions'
     )
-  places = {
-    (*device.coords, getattr(device, 'core_on_chip', 0)): device
-    for device in devices
-  }
-  low = np.min(list(places), axis=0)
-  shape = np.max(list(places), axis=0) - low + 1
+  places = np.array(
+    [(*each.coords, getattr(each, 'core_on_chip', 0)) for each in devices]
+  )
+  places -= places.min(axis=0)
+  shape = places.max(axis=0) + 1
   if math.prod(shape) != len(devices):
     raise ValueError(
       f'{len(devices)} devices do not fill a box of {tuple(shape.tolist())}'
     )
   grid = np.empty(shape, dtype=object)
-  for place, device in places.items():
-    grid[tuple(np.asarray(place) - low)] = device
+  grid[tuple(places.T)] = devices
   return grid
 
 
@@ -142,13 +133,14 @@ def check_divides(mesh: Mesh, params: Any, *, batch_size: int) -> None:
       f'a batch of {batch_size} rows does not divide over the '
       f'{sizes[rules.DATA]} data-parallel devices'
     )
-  misfits: collections.Counter[str] = collections.Counter()
-  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    axes = rules.parameter_axes(path, leaf)
-    for axis, size in zip(axes, leaf.shape, strict=True):
-      parts = sizes.get(rules.MESH_AXIS.get(axis) if axis else None, 1)
-      if size % parts:
-        misfits[f'{axis} of {size}'] += 1
+  misfits = collections.Counter(
+    f'{axis} of {size}'
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    for axis, size in zip(
+      rules.parameter_axes(path, leaf), leaf.shape, strict=True
+    )
+    if axis and size % sizes.get(rules.MESH_AXIS[axis], 1)
+  )
   if misfits:
     raise ValueError(
       f'a model axis of {sizes[rules.MODEL]} devices does not divide '
@@ -158,8 +150,11 @@ def check_divides(mesh: Mesh, params: Any, *, batch_size: int) -> None:
 
 def parameter_shardings(mesh: Mesh, params: Any) -> Any:
   """A `NamedSharding` for every parameter of a tree of arrays or shapes."""
-  return jax.tree.map(
-    lambda spec: NamedSharding(mesh, spec), rules.parameter_specs(params)
+  return jax.tree_util.tree_map_with_path(
+    lambda path, leaf: NamedSharding(
+      mesh, rules.partition_spec(rules.parameter_axes(path, leaf))
+    ),
+    params,
   )
 
 
@@ -186,13 +181,12 @@ def place_batch(batch: Mapping[str, np.ndarray]) -> dict[str, Array]:
   if mesh.empty:
     return {name: jnp.asarray(x) for name, x in batch.items()}
   sharding = batch_sharding(mesh)
-  placed: dict[str, Array] = {}
-  for name, x in batch.items():
+
+  def place(x: np.ndarray) -> Array:
     check_divides(mesh, {}, batch_size=len(x))
-    placed[name] = jax.make_array_from_callback(
-      x.shape, sharding, x.__getitem__
-    )
-  return placed
+    return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
+
+  return {name: place(x) for name, x in batch.items()}
 
 
 def fetch(arrays: Any) -> Any:
@@ -206,11 +200,6 @@ def fetch(arrays: Any) -> Any:
     return multihost_utils.process_allgather(x, tiled=True)
 
   return jax.tree.map(whole, arrays)
-
-
-def shard(mesh: Mesh, params: Any) -> Any:
-  """Moves parameters to where the mesh wants them."""
-  return jax.device_put(params, parameter_shardings(mesh, params))
 
 
 def state_shardings(mesh: Mesh, state: Any) -> Any:
@@ -245,24 +234,15 @@ def check_devices(num_devices: int) -> None:
     )
 
 
-def target_shardings(mesh: Mesh) -> Callable[[Any], Any]:
-  """Split over the mesh, which has to divide the model."""
-  return lambda shapes: parameter_shardings(mesh, shapes)
-
-
-def drafter_shardings(mesh: Mesh) -> Callable[[Any], Any]:
-  """Split likewise, or, where the mesh does not divide so small a model, whole
-  on every chip."""
-
-  def place(shapes: Any) -> Any:
-    try:
-      check_divides(mesh, shapes, batch_size=mesh.size)
-    except ValueError:
-      whole = NamedSharding(mesh, PartitionSpec())
-      return jax.tree.map(lambda _: whole, shapes)
-    return parameter_shardings(mesh, shapes)
-
-  return place
+def drafter_shardings(mesh: Mesh, shapes: Any) -> Any:
+  """`parameter_shardings`, or, where the mesh does not divide so small a model,
+  whole on every chip."""
+  try:
+    check_divides(mesh, shapes, batch_size=mesh.size)
+  except ValueError:
+    whole = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(lambda _: whole, shapes)
+  return parameter_shardings(mesh, shapes)
 
 
 def device_mesh(
@@ -283,10 +263,10 @@ def device_mesh(
     ValueError: if there are not so many, or they do not divide.
   """
   check_devices(1 if num_devices is None else num_devices)
-  if model_parallel_submesh is not None:
-    num_partitions = None
   return make(
-    num_partitions=num_partitions,
+    num_partitions=None
+    if model_parallel_submesh is not None
+    else num_partitions,
     model_parallel_submesh=model_parallel_submesh,
     devices=jax.devices()[:num_devices],
   )

@@ -19,30 +19,18 @@ DATA, MODEL = 'data', 'model'
 
 MESH_AXIS = {
   'batch': DATA,
-  'vocab': MODEL,
-  'mlp': MODEL,
-  'heads': MODEL,
-  'joined_kv': MODEL,
-  'embed': None,
-  'kv': None,
-  'length': None,
-  'relpos_buckets': None,
+  **dict.fromkeys(('vocab', 'mlp', 'heads', 'joined_kv'), MODEL),
+  **dict.fromkeys(('embed', 'kv', 'length', 'relpos_buckets'), None),
 }
 
 # The logical axes of a parameter, by the end of its path. Networks of all
 # families name their parameters as T5X does.
 _PARAMETER_AXES: dict[tuple[str, ...], tuple[str | None, ...]] = {
   ('token_embedder', 'embedding'): ('vocab', 'embed'),
-  ('query', 'kernel'): ('embed', 'joined_kv'),
-  ('key', 'kernel'): ('embed', 'joined_kv'),
-  ('value', 'kernel'): ('embed', 'joined_kv'),
-  ('query', 'bias'): ('joined_kv',),
-  ('key', 'bias'): ('joined_kv',),
-  ('value', 'bias'): ('joined_kv',),
+  **{(x, 'kernel'): ('embed', 'joined_kv') for x in ('query', 'key', 'value')},
+  **{(x, 'bias'): ('joined_kv',) for x in ('query', 'key', 'value')},
   ('out', 'kernel'): ('joined_kv', 'embed'),
-  ('wi', 'kernel'): ('embed', 'mlp'),
-  ('wi_0', 'kernel'): ('embed', 'mlp'),
-  ('wi_1', 'kernel'): ('embed', 'mlp'),
+  **{(x, 'kernel'): ('embed', 'mlp') for x in ('wi', 'wi_0', 'wi_1')},
   ('wo', 'kernel'): ('mlp', 'embed'),
   ('relpos_bias', 'rel_embedding'): ('heads', 'relpos_buckets'),
   ('logits_dense', 'kernel'): ('embed', 'vocab'),
@@ -62,13 +50,6 @@ def parameter_axes(path: Any, leaf: Any) -> tuple[str | None, ...]:
   """
   names = jax.tree_util.keystr(path, simple=True, separator='/').split('/')
   return _PARAMETER_AXES.get(tuple(names[-2:]), (None,) * len(leaf.shape))
-
-
-def parameter_specs(params: Any) -> Any:
-  """The tree of `PartitionSpec`s of a tree of arrays or shapes."""
-  return jax.tree_util.tree_map_with_path(
-    lambda path, leaf: partition_spec(parameter_axes(path, leaf)), params
-  )
 
 
 def partition_spec(axes: tuple[str | None, ...]) -> PartitionSpec:

@@ -47,9 +47,11 @@ def reports(folder):
         ),
       )
       if num_partitions == 1:  # Rows are split over the processes.
+        params = toy_t5.params(tiny_runs.CONFIG, seed=0)
+        shardings = meshes.parameter_shardings(mesh, params)
         written = distillation.rewrite_targets(
           tiny_runs.CONFIG,
-          meshes.shard(mesh, toy_t5.params(tiny_runs.CONFIG, seed=0)),
+          jax.device_put(params, shardings),
           tiny_runs.examples(6),
           max_new_tokens=8,
           eos_id=tiny_runs.EOS,
