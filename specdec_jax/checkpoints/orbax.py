@@ -91,7 +91,7 @@ def write_tree(folder: Path, tree: Any) -> None:
     OSError: if there is no space for it.
   """
   checkpointer = import_orbax().PyTreeCheckpointer()
-  with full_disk.named(folder, needed=full_disk.size_of(tree)):
+  with full_disk.named(folder, tree):
     checkpointer.save(folder.absolute(), tree)
 
 

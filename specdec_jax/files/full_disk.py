@@ -15,23 +15,25 @@ _NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def named(path: str | os.PathLike[str], *, needed: int = 0) -> Iterator[None]:
+def named(path: str | os.PathLike[str], arrays: Any = ()) -> Iterator[None]:
   """Makes one OSError of whatever the block raises where no space is left.
 
   tensorstore, Orbax and safetensors have exceptions of their own for it, and
-  Orbax prints tracebacks of its threads besides: with `needed`, what cannot fit
-  is not begun.
+  Orbax prints tracebacks of its threads besides: arrays that cannot fit are not
+  begun.
 
   Args:
     path: what is written, and what the error names.
-    needed: bytes that are about to be written; 0 where that is not known.
+    arrays: a tree of those that are about to be written, where it is known.
 
   Raises:
     OSError: ENOSPC, EDQUOT or EFBIG, with `path` as its file name.
   """
   amounts = ''
-  if needed:
-    free = shutil.disk_usage(_existing(Path(path))).free
+  sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(arrays)]
+  if needed := sum(sizes):
+    above = (Path(path), *Path(path).absolute().parents)
+    free = shutil.disk_usage(next(p for p in above if p.exists())).free
     amounts = f' ({needed:,} bytes to write, {free:,} free)'
     if free < needed:
       reason = os.strerror(errno.ENOSPC) + amounts
@@ -39,26 +41,13 @@ def named(path: str | os.PathLike[str], *, needed: int = 0) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    number = _number_of(error)
-    if number is None:
+    if isinstance(error, OSError):
+      about = [number for number in _NUMBERS if number == error.errno]
+    else:
+      about = [
+        number for number in _NUMBERS if os.strerror(number) in str(error)
+      ]
+    if not about:
       raise
-    reason = getattr(error, 'strerror', None) or os.strerror(number)
-    raise OSError(number, reason + amounts, str(path)) from error
-
-
-def size_of(tree: Any) -> int:
-  """Bytes of the arrays of a tree."""
-  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
-def _existing(path: Path) -> Path:
-  """The path itself, or the nearest folder above it that exists."""
-  return next(p for p in (path, *path.absolute().parents) if p.exists())
-
-
-def _number_of(error: Exception) -> int | None:
-  """Which of the numbers an exception is about, if any."""
-  if isinstance(error, OSError):
-    return error.errno if error.errno in _NUMBERS else None
-  text = str(error)
-  return next((n for n in _NUMBERS if os.strerror(n) in text), None)
+    reason = getattr(error, 'strerror', None) or os.strerror(about[0])
+    raise OSError(about[0], reason + amounts, str(path)) from error

@@ -33,7 +33,7 @@ def one_writer(lock: str | os.PathLike[str], what: object) -> Iterator[None]:
     try:
       yield
     finally:
-      # While it is locked: see `_is_in_place`.
+      # While it is locked: see `_locked`.
       lock.unlink(missing_ok=True)
 
 
@@ -42,30 +42,21 @@ def _locked(lock: Path, what: object) -> IO[str]:
   import fcntl  # Not on Windows, where all else can be imported.
 
   while True:
-    file = lock.open('a+', encoding='utf-8')
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      if _is_in_place(file, lock):
-        file.truncate(0)
-        return file
-    except BlockingIOError as error:
-      file.seek(0)
-      owner = file.read() or 'another process'
-      file.close()
-      raise ValueError(
-        f'{owner} is writing {what}: wait for it, stop it, or choose another '
-        'folder'
-      ) from error
-    except BaseException:
-      file.close()
-      raise
-    file.close()
-
-
-def _is_in_place(file: IO[str], lock: Path) -> bool:
-  """Whether the file is still that of its name: between opening and locking it,
-  its owner may have removed it, and somebody made another."""
-  try:
-    return os.path.samestat(os.fstat(file.fileno()), lock.stat())
-  except FileNotFoundError:
-    return False
+    with contextlib.ExitStack() as stack:
+      file = stack.enter_context(lock.open('a+', encoding='utf-8'))
+      try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError as error:
+        file.seek(0)
+        owner = file.read() or 'another process'
+        raise ValueError(
+          f'{owner} is writing {what}: wait for it, stop it, or choose another '
+          'folder'
+        ) from error
+      # Between opening and locking it, its owner may have removed it, and
+      # somebody made another.
+      with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+          file.truncate(0)
+          stack.pop_all()
+          return file

@@ -36,24 +36,25 @@ def file(
       not changed, since who keeps parts of a file writes elsewhere meanwhile.
   """
   final = Path(os.path.realpath(local_path(path)))
-  begun = final.with_name(
-    f'{final.name}{PARTIAL}{os.getpid()}-{uuid.uuid4().hex[:8]}'
+  unique = f'{os.getpid()}-{uuid.uuid4().hex[:8]}'
+  begun = final.with_name(f'{final.name}{PARTIAL}{unique}')
+  explained = (
+    contextlib.nullcontext() if on_failure else _explained(path, begun)
   )
-  try:
-    yield begun
-    with begun.open('r+b') as written:
-      os.fsync(written.fileno())
-    if final.exists():
-      shutil.copymode(final, begun)
-    begun.replace(final)
-  except BaseException as error:
-    if on_failure and begun.exists() and begun.stat().st_size:
-      on_failure(begun)
-    else:
-      begun.unlink(missing_ok=True)
-    if on_failure is None and _is_about(error, begun):
-      raise _cannot_write(path, error) from error
-    raise
+  with explained:
+    try:
+      yield begun
+      with begun.open('r+b') as written:
+        os.fsync(written.fileno())
+      if final.exists():
+        shutil.copymode(final, begun)
+      begun.replace(final)
+    except BaseException:
+      if on_failure and begun.exists() and begun.stat().st_size:
+        on_failure(begun)
+      else:
+        begun.unlink(missing_ok=True)
+      raise
 
 
 @contextlib.contextmanager
@@ -109,41 +110,29 @@ def folder(
     ValueError: if `path` is taken, or cannot be written.
   """
   path = local_path(path)
-  _check_free(path, mark, overwrite=overwrite)
+  if path.exists():
+    if not path.is_dir():
+      raise ValueError(f'{path} is not a folder')
+    if any(path.iterdir()):
+      if not (path / mark).exists():
+        raise ValueError(f'{path} holds something else: choose another folder')
+      if not overwrite:
+        raise ValueError(f'{path} exists: add --overwrite to replace it')
   final = path.absolute()
+  with _explained(path, final), new_folder(final, overwrite=True) as begun:
+    yield begun
+
+
+@contextlib.contextmanager
+def _explained(path: str | os.PathLike[str], begun: Path) -> Iterator[None]:
+  """Says what an OSError means for `path`, if writing `begun` is what failed,
+  and not reading something."""
   try:
-    with new_folder(final, overwrite=True) as begun:
-      yield begun
+    yield
   except OSError as error:
-    if _is_about(error, final):
-      raise _cannot_write(path, error) from error
-    raise
-
-
-def _is_about(error: BaseException, path: Path) -> bool:
-  """Whether writing there is what failed, and not reading something."""
-  return isinstance(error, OSError) and str(error.filename or path).startswith(
-    str(path)
-  )
-
-
-def _cannot_write(
-  path: str | os.PathLike[str], error: BaseException
-) -> ValueError:
-  reason = getattr(error, 'strerror', None) or error
-  return ValueError(
-    f'cannot write {path}: {reason}; what was there is unchanged'
-  )
-
-
-def _check_free(path: Path, mark: str, *, overwrite: bool) -> None:
-  if not path.exists():
-    return
-  if not path.is_dir():
-    raise ValueError(f'{path} is not a folder')
-  if not any(path.iterdir()):
-    return
-  if not (path / mark).exists():
-    raise ValueError(f'{path} holds something else: choose another folder')
-  if not overwrite:
-    raise ValueError(f'{path} exists: add --overwrite to replace it')
+    if not str(error.filename or begun).startswith(str(begun)):
+      raise
+    raise ValueError(
+      f'cannot write {path}: {error.strerror or error}; what was there is '
+      'unchanged'
+    ) from error

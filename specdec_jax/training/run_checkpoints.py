@@ -98,7 +98,7 @@ class Checkpoints:
     ocp = orbax.import_orbax()
     step = int(run.state.step)
     tree = _as_tree(run)
-    with full_disk.named(self.folder, needed=full_disk.size_of(tree)):
+    with full_disk.named(self.folder, tree):
       self.manager.save(step, args=ocp.args.StandardSave(tree))
       self.manager.wait_until_finished()
 
