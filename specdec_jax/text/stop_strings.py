@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.base import Draft, Verification
 from specdec_jax.decoding import statistics
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.decoding.statistics import Statistics
@@ -129,9 +128,10 @@ def watch(
 
 def _committed(values: StepValues, row: int) -> list[int]:
   """The tokens that an iteration committed to a row."""
-  count, num_accepted = int(values.counts[row]), int(values.num_accepted[row])
-  tokens = values.tokens[row, :num_accepted].tolist()
-  return [*tokens, int(values.next_token[row])][:count]
+  num_accepted = int(values.verification.num_accepted[row])
+  tokens = values.draft.tokens[row, :num_accepted].tolist()
+  next_token = int(values.verification.next_token[row])
+  return [*tokens, next_token][: int(values.counts[row])]
 
 
 def _end(
@@ -142,14 +142,7 @@ def _end(
 ) -> DecodeState:
   """The state with just `values.counts` tokens of its last iteration."""
   counts = values.counts
-  draft = Draft(tokens=values.tokens, probs=None, lengths=values.lengths)
-  verification = Verification(
-    num_accepted=values.num_accepted,
-    next_token=values.next_token,
-    accept_probs=values.accept_probs,
-    uniforms=values.uniforms,
-  )
-  counted = statistics.count(before, draft, verification, counts)
+  counted = statistics.count(before, values.draft, values.verification, counts)
   changed: dict[str, Any] = {
     'done': state.done | has_ended,
     'context': dataclasses.replace(

@@ -1,7 +1,7 @@
-"""Traces: every token of a decode with its verdict, p, q and u.
+"""Traces: every token of a decode with its verdict, p, q and u, as in Figure 1
+of Leviathan et al. (https://arxiv.org/abs/2211.17192).
 
-As in Figure 1 of Leviathan et al. (https://arxiv.org/abs/2211.17192). A trace
-is a sequence of records, plain dicts that are one JSON object each:
+A trace is a sequence of records, plain dicts that are one JSON object each:
 
 - `header`: version, target, drafter, verification, gamma, temperature, top_k,
   top_p, lenience, seed, dtype, and whatever else the caller adds;
@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from specdec_jax import arrays, base
-from specdec_jax.base import Array, Prompt
+from specdec_jax.base import Array, Draft, Prompt, Verification
 from specdec_jax.decoding.speculative import StepInfo
 from specdec_jax.theory import estimates
 from specdec_jax.verification import decision
@@ -61,27 +61,19 @@ class StepValues:
   """What a trace keeps of a `StepInfo`; nothing has a vocabulary axis.
 
   Attributes:
-    tokens: int32 `[B, G]`, drafted.
-    lengths: int32 `[B]`, of the drafts.
+    draft: without its probabilities.
+    verification: what became of it.
     p: float32 `[B, G]`, the target's probability of each drafted token.
     q: float32 `[B, G]`, the drafter's; 1 from a deterministic one.
-    uniforms: float32 `[B, G]`, or None from a rule that draws none.
-    accept_probs: float32 `[B, G]`.
-    num_accepted: int32 `[B]`.
-    next_token: int32 `[B]`.
-    next_p: float32 `[B]`, the target's probability of `next_token`.
+    next_p: float32 `[B]`, the target's probability of the next token.
     starts: int32 `[B]`.
     counts: int32 `[B]`.
   """
 
-  tokens: Array
-  lengths: Array
+  draft: Draft
+  verification: Verification
   p: Array
   q: Array
-  uniforms: Array | None
-  accept_probs: Array
-  num_accepted: Array
-  next_token: Array
   next_p: Array
   starts: Array
   counts: Array
@@ -113,14 +105,10 @@ def gather(info: StepInfo) -> StepValues:
   gamma = draft.tokens.shape[1]
   next_probs = decision.probs_at(info.target_probs, verification.num_accepted)
   return StepValues(
-    tokens=draft.tokens,
-    lengths=draft.lengths,
+    draft=dataclasses.replace(draft, probs=None),
+    verification=verification,
     p=arrays.pick(info.target_probs[:, :gamma], draft.tokens),
     q=decision.drafted_probs(draft),
-    uniforms=verification.uniforms,
-    accept_probs=verification.accept_probs,
-    num_accepted=verification.num_accepted,
-    next_token=verification.next_token,
     next_p=arrays.pick(next_probs, verification.next_token),
     starts=info.starts,
     counts=info.counts,
@@ -199,9 +187,8 @@ def iteration_records(
 ) -> tuple[list[Record], TraceState]:
   """One record for each row that committed something, and the next state.
 
-  A finished row has none, and neither has a row that a NaN stopped. Joined, the
-  texts of the committed tokens are the row's text; an unfinished character
-  belongs to the token that completes it.
+  Joined, the texts of the committed tokens are the row's text; an unfinished
+  character belongs to the token that completes it.
 
   Args:
     info: what `speculative.step` says of the iteration, or `gather` of it.
@@ -240,22 +227,14 @@ def as_read(record: Record) -> list[Record]:
 
 def committed(record: Record) -> list[Record]:
   """The tokens that an iteration added to the row, in order."""
-  tokens = [t for t in record['drafted'] if t['verdict'] == 'accepted']
-  return tokens + ([record['next']] if record['next'] else [])
+  added = ('accepted', *NEXT_VERDICTS)
+  return [token for token in tokens(record) if token['verdict'] in added]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Summary:
-  """Totals of a trace, counted as `decoding.statistics` counts.
-
-  Attributes:
-    num_rows: rows with at least one iteration.
-    num_tokens: tokens committed.
-    num_target_runs: iterations, each row's own.
-    num_drafted: tokens proposed, truncated ones apart.
-    num_tested: by draft position, tokens whose predecessors all passed.
-    num_accepted: by draft position, those of them that passed.
-  """
+  """Totals of a trace, counted as `decoding.statistics` counts; `num_rows` are
+  those with an iteration, `num_tested` and `num_accepted` by draft position."""
 
   num_rows: int
   num_tokens: int
@@ -282,26 +261,20 @@ class Summary:
 
 def summarize(iterations: Iterable[Record], gamma: int) -> Summary:
   """Totals of iteration records; `gamma` positions, or more if there are."""
-  rows, num_tokens, num_target_runs, num_drafted = set(), 0, 0, 0
-  tested, accepted = [0] * gamma, [0] * gamma
-  for record in iterations:
-    rows.add(record['row'])
-    num_tokens += record['committed']
-    num_target_runs += 1
-    missing = len(record['drafted']) - len(tested)
-    tested += [0] * missing
-    accepted += [0] * missing
-    for i, token in enumerate(record['drafted']):
-      num_drafted += token['verdict'] != 'truncated'
-      tested[i] += token['verdict'] in ('accepted', 'rejected')
-      accepted[i] += token['verdict'] == 'accepted'
+  records = list(iterations)
+  drafts = [[t['verdict'] for t in each['drafted']] for each in records]
+  positions = range(max([gamma, *map(len, drafts)]))
+  count = lambda *verdicts: tuple(
+    sum(draft[i] in verdicts for draft in drafts if i < len(draft))
+    for i in positions
+  )
   return Summary(
-    num_rows=len(rows),
-    num_tokens=num_tokens,
-    num_target_runs=num_target_runs,
-    num_drafted=num_drafted,
-    num_tested=tuple(tested),
-    num_accepted=tuple(accepted),
+    num_rows=len({each['row'] for each in records}),
+    num_tokens=sum(each['committed'] for each in records),
+    num_target_runs=len(records),
+    num_drafted=sum(v != 'truncated' for draft in drafts for v in draft),
+    num_tested=count('accepted', 'rejected'),
+    num_accepted=count('accepted'),
   )
 
 
@@ -322,30 +295,35 @@ def _iteration_record(
   row: StepValues, tail: tuple[int, ...], pieces: PiecesFn
 ) -> tuple[Record, tuple[int, ...]]:
   """The record of one row, without its names, and the row's new tail."""
-  length, count = int(row.lengths), int(row.counts)
-  num_accepted = min(int(row.num_accepted), count)
+  length, count = int(row.draft.lengths), int(row.counts)
+  num_accepted = min(int(row.verification.num_accepted), count)
   is_whole = count > num_accepted
-  drafted = row.tokens[:length].tolist()
-  next_token = int(row.next_token)
+  after = ['rejected', *['discarded'] * length]
+  verdicts = ['accepted'] * num_accepted
+  verdicts += after if is_whole else ['truncated'] * length
+  drafted = row.draft.tokens[:length].tolist()
+  next_token = int(row.verification.next_token)
   added = drafted[:num_accepted] + [next_token] * is_whole
   texts, next_text = _texts(tail, drafted, added, is_whole, pieces)
+  uniforms = row.verification.uniforms
   tokens = [
     {
       'token': token,
       'text': texts[i],
       'p': _number(row.p[i]),
       'q': _number(row.q[i]),
-      'u': None if row.uniforms is None else _number(row.uniforms[i]),
-      'accept_prob': _number(row.accept_probs[i]),
-      'verdict': _draft_verdict(i, num_accepted, is_whole),
+      'u': None if uniforms is None else _number(uniforms[i]),
+      'accept_prob': _number(row.verification.accept_probs[i]),
+      'verdict': verdicts[i],
     }
     for i, token in enumerate(drafted)
   ]
+  is_bonus = num_accepted == length
   following = {
     'token': next_token,
     'text': next_text,
     'p': _number(row.next_p),
-    'verdict': _next_verdict(length, num_accepted),
+    'verdict': ('bonus' if is_bonus else 'correction') if length else 'plain',
   }
   record = {
     'start': int(row.starts),
@@ -371,20 +349,6 @@ def _texts(
   if len(texts) < len(drafted):
     texts += pieces([*tail, *drafted])[len(tail) + len(texts) :]
   return texts, next_text
-
-
-def _draft_verdict(position: int, num_accepted: int, is_whole: bool) -> str:
-  if position < num_accepted:
-    return 'accepted'
-  if not is_whole:
-    return 'truncated'
-  return 'rejected' if position == num_accepted else 'discarded'
-
-
-def _next_verdict(length: int, num_accepted: int) -> str:
-  if not length:
-    return 'plain'
-  return 'bonus' if num_accepted == length else 'correction'
 
 
 def _number(value: Any) -> float | None:

@@ -1,61 +1,45 @@
 """Trace files: one JSON record per line, readable while they are written."""
 
-import contextlib
 import dataclasses
 import functools
 import json
 import os
 import reprlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from specdec_jax.drafters.stateless import MAX_GAMMA
 from specdec_jax.trace import recording
 from specdec_jax.trace.recording import Record
 
-_INT = (int,)
-_STR = (str,)
-_NUMBER_OR_NONE = (int, float, type(None))
-
-# What each type of record must have. More is allowed everywhere.
-_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+_NUMBER = int | float | None
+_TOKEN: dict[str, Any] = {
+  **dict.fromkeys(('text', 'verdict'), str),
+  **{'token': int, 'p': _NUMBER},
+}
+# What each kind of record, and each token of an iteration, must have, or with
+# a question mark may have, and of which type. More is allowed everywhere.
+_FIELDS: dict[str, dict[str, Any]] = {
   'header': {
-    'target': _STR,
-    'drafter': _STR,
-    'verification': _STR,
-    'gamma': _INT,
+    **dict.fromkeys(('target', 'drafter', 'verification'), str),
+    'gamma': int,
+    **dict.fromkeys(('temperature?', 'top_k?', 'top_p?', 'lenience?'), _NUMBER),
   },
-  'prompt': {'row': _INT, 'text': _STR, 'num_tokens': _INT},
+  'prompt': {
+    'text': str,
+    **dict.fromkeys(('row', 'num_tokens', 'num_encoder_tokens?'), int),
+  },
   'iteration': {
-    'row': _INT,
-    'iteration': _INT,
-    'start': _INT,
-    'drafted': (list,),
-    'next': (dict, type(None)),
-    'committed': _INT,
+    **dict.fromkeys(('row', 'iteration', 'start', 'committed'), int),
+    'drafted': list,
+    'next': dict | None,
   },
-  'summary': {'num_tokens': _INT, 'num_target_runs': _INT},
+  'summary': dict.fromkeys(('num_tokens', 'num_target_runs'), int),
+  'drafted token': _TOKEN | dict.fromkeys(('q', 'u', 'accept_prob'), _NUMBER),
+  'next': _TOKEN,
 }
-# What a record may have, and of which type it then is.
-_OPTIONAL: dict[str, dict[str, tuple[type, ...]]] = {
-  'header': dict.fromkeys(
-    ('temperature', 'top_k', 'top_p', 'lenience'), _NUMBER_OR_NONE
-  ),
-  'prompt': {'num_encoder_tokens': _INT},
-}
-_NEXT_FIELDS = {
-  'token': _INT,
-  'text': _STR,
-  'p': _NUMBER_OR_NONE,
-  'verdict': _STR,
-}
-_DRAFTED_FIELDS = {
-  **_NEXT_FIELDS,
-  'q': _NUMBER_OR_NONE,
-  'u': _NUMBER_OR_NONE,
-  'accept_prob': _NUMBER_OR_NONE,
-}
+_KINDS = ('header', 'prompt', 'iteration', 'summary')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,19 +87,6 @@ class Trace:
     return recording.summarize(records, self.header['gamma'])
 
 
-@contextlib.contextmanager
-def writer(path: str | os.PathLike[str]) -> Iterator[Callable[[Record], None]]:
-  """Opens a new trace file and yields a function that appends a record.
-
-  Each record is flushed, so that an interrupted run leaves a readable file.
-  """
-  # A lone surrogate, which UTF-8 cannot say, becomes its JSON escape.
-  with open(
-    path, 'w', encoding='utf-8', errors='backslashreplace', newline='\n'
-  ) as file:
-    yield lambda record: write_record(file, record)
-
-
 def write_record(file: TextIO, record: Record) -> None:
   """Appends one record to an open text file and flushes it.
 
@@ -142,7 +113,12 @@ def read(path: str | os.PathLike[str]) -> Trace:
   is_truncated = _is_cut(unfinished)
   if unfinished and not is_truncated:
     lines.append(unfinished)
-  records = [_located(path, i, line) for i, line in enumerate(lines, start=1)]
+  records = []
+  for number, line in enumerate(lines, start=1):
+    try:
+      records.append(_parse(line, is_first=number == 1))
+    except ValueError as error:
+      raise ValueError(f'{os.fspath(path)}:{number}: {error}') from error
   if not records:
     raise ValueError(
       f'{os.fspath(path)}:1: no header; the file is empty or its run was '
@@ -170,23 +146,13 @@ def assemble(records: Sequence[Record]) -> Trace:
 
 def _is_cut(line: bytes) -> bool:
   """Whether the last line, which has no end, breaks off."""
-  if not line:
-    return False
   try:
-    json.loads(line)
+    json.loads(line or b'null')
   except ValueError:
     return True
   except RecursionError:  # Whole or not, it is no record.
     return False
   return False
-
-
-def _located(path: str | os.PathLike[str], number: int, line: bytes) -> Record:
-  """One checked record; its errors name the file and the line."""
-  try:
-    return _parse(line, is_first=number == 1)
-  except ValueError as error:
-    raise ValueError(f'{os.fspath(path)}:{number}: {error}') from error
 
 
 def _parse(line: bytes, *, is_first: bool) -> Record:
@@ -205,16 +171,14 @@ def _parse(line: bytes, *, is_first: bool) -> Record:
     raise ValueError(f'the first record is the header, got type {kind!r}')
   if kind == 'header' and not is_first:
     raise ValueError('a second header; a file holds one trace')
-  if not isinstance(kind, str) or kind not in _FIELDS:
+  if kind not in _KINDS:
     raise ValueError(f'unknown record type {kind!r}')
   if is_first and record.get('version') != recording.VERSION:
     raise ValueError(
       f'trace version {record.get("version")!r}, this code reads version '
       f'{recording.VERSION}'
     )
-  optional = _OPTIONAL.get(kind, {})
-  present = {field: optional[field] for field in optional if field in record}
-  _check_fields(record, _FIELDS[kind] | present, kind)
+  _check_fields(record, kind)
   if is_first and not 0 <= record['gamma'] <= MAX_GAMMA:
     raise ValueError(
       f'header has gamma {record["gamma"]}, expected 0 to {MAX_GAMMA}'
@@ -230,11 +194,9 @@ def _refuse(constant: str) -> None:
 
 def _check_tokens(record: Record) -> None:
   for i, token in enumerate(record['drafted'], start=1):
-    _check_token(
-      token, _DRAFTED_FIELDS, recording.DRAFT_VERDICTS, f'drafted token {i}'
-    )
+    _check_token(token, 'drafted token', recording.DRAFT_VERDICTS, f' {i}')
   if record['next'] is not None:
-    _check_token(record['next'], _NEXT_FIELDS, recording.NEXT_VERDICTS, 'next')
+    _check_token(record['next'], 'next', recording.NEXT_VERDICTS)
   num_committed = len(recording.committed(record))
   if record['committed'] != num_committed:
     raise ValueError(
@@ -244,14 +206,12 @@ def _check_tokens(record: Record) -> None:
 
 
 def _check_token(
-  token: Any,
-  fields: dict[str, tuple[type, ...]],
-  verdicts: tuple[str, ...],
-  name: str,
+  token: Any, kind: str, verdicts: tuple[str, ...], number: str = ''
 ) -> None:
+  name = kind + number
   if not isinstance(token, dict):
     raise ValueError(f'{name} is an object, got {type(token).__name__}')
-  _check_fields(token, fields, name)
+  _check_fields(token, kind, name)
   if token['verdict'] not in verdicts:
     raise ValueError(
       f'{name} has verdict {token["verdict"]!r}, expected one of '
@@ -259,11 +219,13 @@ def _check_token(
     )
 
 
-def _check_fields(
-  record: Record, fields: dict[str, tuple[type, ...]], name: str
-) -> None:
-  for field, types in fields.items():
+def _check_fields(record: Record, kind: str, name: str | None = None) -> None:
+  name = name or kind
+  for field, types in _FIELDS[kind].items():
+    is_optional, field = field.endswith('?'), field.removesuffix('?')
     if field not in record:
+      if is_optional:
+        continue
       raise ValueError(f'{name} lacks {field!r}')
     value = record[field]
     # JSON's true is an int to Python.

@@ -271,12 +271,10 @@ def _write_orbax_files(folder: Path) -> None:
 def _write_trace(folder: Path) -> None:
   folder.mkdir(parents=True)
   traced = written_traces.written_trace()
-  with storage.writer(folder / 'trace.jsonl') as write:
-    write(traced.header)
-    write(traced.prompts[0])
-    for record in traced.iterations[0]:
-      write(record)
-    write(traced.summary)
+  records = [traced.header, traced.prompts[0], *traced.iterations[0]]
+  with (folder / 'trace.jsonl').open('w', encoding='utf-8') as file:
+    for record in [*records, traced.summary]:
+      storage.write_record(file, record)
 
 
 def _params(config: LlamaConfig | T5Config) -> dict[str, Any]:

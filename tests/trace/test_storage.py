@@ -1,11 +1,19 @@
 """Trace files: what goes in comes out, and errors name the line."""
 
+import io
 import json
 
 import pytest
 import tiny_decodes as tiny
 
+from specdec_jax.cli import outputs
 from specdec_jax.trace import recording, storage
+
+
+def write_all(path, records):
+  with outputs.opened(str(path)) as file:
+    for record in records:
+      storage.write_record(file, record)
 
 
 @pytest.fixture(scope='module')
@@ -30,9 +38,7 @@ def records():
 @pytest.fixture
 def path(records, tmp_path):
   path = tmp_path / 'trace.jsonl'
-  with storage.writer(path) as write:
-    for record in records:
-      write(record)
+  write_all(path, records)
   return path
 
 
@@ -78,17 +84,11 @@ def test_every_cut_keeps_the_lines_before_it(records, path):
 
 def test_records_are_on_disk_before_the_run_ends(records, tmp_path):
   path = tmp_path / 'trace.jsonl'
-
-  def run():
-    with storage.writer(path) as write:
-      for record in records[:4]:
-        write(record)
-      assert path.read_bytes().count(b'\n') == 4
-      raise KeyboardInterrupt
-
-  with pytest.raises(KeyboardInterrupt):
-    run()
-  traced = storage.read(path)
+  with path.open('w', encoding='utf-8', newline='\n') as file:
+    for record in records[:4]:
+      storage.write_record(file, record)
+    assert path.read_bytes().count(b'\n') == 4
+    traced = storage.read(path)
   assert traced.summary is None
   assert len(traced.prompts) == 2
 
@@ -96,19 +96,15 @@ def test_records_are_on_disk_before_the_run_ends(records, tmp_path):
 def test_any_text_survives(records, tmp_path):
   text = 'a\u2028b\r\x00\ud83d"\\é'
   path = tmp_path / 'trace.jsonl'
-  with storage.writer(path) as write:
-    write(records[0])
-    write({**records[1], 'text': text})
+  write_all(path, [records[0], {**records[1], 'text': text}])
   assert storage.read(path).prompts[40]['text'] == text
 
 
-def test_refuses_to_write_nan(tmp_path):
-  path = tmp_path / 'trace.jsonl'
-  with (
-    pytest.raises(ValueError, match='JSON'),
-    storage.writer(path) as write,
-  ):
-    write({'type': 'summary', 'alpha': float('nan')})
+def test_refuses_to_write_nan():
+  with pytest.raises(ValueError, match='JSON'):
+    storage.write_record(
+      io.StringIO(), {'type': 'summary', 'alpha': float('nan')}
+    )
 
 
 def _change(**fields):
