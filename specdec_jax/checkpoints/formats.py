@@ -19,12 +19,14 @@ from specdec_jax.checkpoints import (
   t5x,
 )
 from specdec_jax.models import families
-from specdec_jax.models.families import Config, DrafterConfig
+from specdec_jax.models.families import AnyConfig
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 
 # From a tree of shapes to one of shardings.
 Shardings = Callable[[Any], Any]
+_ReadParams = Callable[[Path, Any, Shardings | None], dict[str, Any]]
+_ReadVocabulary = Callable[[Path, int | None], AnyVocabulary | None]
 
 
 class Format(NamedTuple):
@@ -50,9 +52,9 @@ class Format(NamedTuple):
 
   name: str
   matches: Callable[[Path], bool]
-  read_config: Callable[[Path, Any, Any], Config | DrafterConfig]
-  read_params: Callable[[Path, Any, Shardings | None], dict[str, Any]]
-  read_vocabulary: Callable[[Path, int | None], AnyVocabulary | None]
+  read_config: Callable[[Path, Any, Any], AnyConfig]
+  read_params: _ReadParams
+  read_vocabulary: _ReadVocabulary
   write: Callable[[Path, Any, Any, int], None] | None = None
   files: tuple[str, ...] = ()
   is_part: Callable[[Path], bool] = lambda folder: False
@@ -92,9 +94,7 @@ def _stated(read: Callable[..., Any]) -> Callable[[Path, Any, Any], Any]:
   return read_config
 
 
-def _whole(
-  read: Callable[[Path, Any], Any],
-) -> Callable[[Path, Any, Shardings | None], Any]:
+def _whole(read: Callable[[Path, Any], Any]) -> _ReadParams:
   """Reads all parameters into every process, and shards them then."""
 
   def read_params(path: Path, config: Any, shardings: Shardings | None) -> Any:
@@ -106,9 +106,7 @@ def _whole(
   return read_params
 
 
-def _in_slices(
-  read: Callable[[Path, Any], Any],
-) -> Callable[[Path, Any, Shardings | None], Any]:
+def _in_slices(read: Callable[[Path, Any], Any]) -> _ReadParams:
   """Reads into each process only the slices of its own devices."""
 
   def read_params(path: Path, config: Any, shardings: Shardings | None) -> Any:
@@ -126,7 +124,7 @@ def _in_slices(
 
 def _vocabulary_in(
   folders: Callable[[Path], tuple[Path, ...]],
-) -> Callable[[Path, int | None], AnyVocabulary | None]:
+) -> _ReadVocabulary:
   """Reads the vocabulary of the first folder that has one."""
 
   def read_vocabulary(path: Path, num_rows: int | None) -> AnyVocabulary | None:
@@ -145,11 +143,6 @@ def _without_step(
   return lambda folder, config, params, step: save(folder, config, params)
 
 
-def _t5x_folders(path: Path) -> tuple[Path, ...]:
-  checkpoint = t5x.find(path)
-  return checkpoint, checkpoint.parent
-
-
 def _t5x(layout: Any) -> Format:
   """T5X's own format, or Orbax's as T5X uses it."""
 
@@ -159,17 +152,18 @@ def _t5x(layout: Any) -> Format:
     t5x.write_target(folder, params, step=step, format=layout)
     model_file.write(folder, config)
 
+  is_checkpoint = lambda path: t5x.layout_of(path) == layout
   return Format(
     name=f't5x_{layout}',
-    matches=lambda path: t5x.layout_of(path) == layout,
+    matches=is_checkpoint,
     read_config=lambda path, dtype, sizes: t5x.read_config(
       path, sizes=sizes, dtype=dtype
     ),
     read_params=_in_slices(t5x.read_target),
-    read_vocabulary=_vocabulary_in(_t5x_folders),
+    read_vocabulary=_vocabulary_in(t5x.folders),
     write=write,
     files=(model_file.NAME,),
-    is_part=t5x.is_checkpoint,
+    is_part=is_checkpoint,
     read_step=t5x.read_step,
   )
 

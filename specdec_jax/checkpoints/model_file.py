@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,10 @@ import jax.numpy as jnp
 from specdec_jax.checkpoints import settings
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.models import families, layers
-from specdec_jax.models.families import Config, DrafterConfig
+from specdec_jax.models.families import AnyConfig
 
 NAME = 'model.json'
-_DTYPES: dict[str, Any] = {
-  'float32': jnp.float32,
-  'bfloat16': jnp.bfloat16,
-  'float16': jnp.float16,
-}
+_DTYPES = ('float32', 'bfloat16', 'float16')
 # Fields that decide how long a loop or a table is.
 _MOST = {
   'num_layers': settings.MAX_LAYERS,
@@ -28,21 +23,16 @@ _MOST = {
 }
 
 
-def write(
-  folder: str | os.PathLike[str], config: Config | DrafterConfig
-) -> None:
+def write(folder: Path, config: AnyConfig) -> None:
   """Writes the sizes into a folder's model.json."""
   fields = dataclasses.asdict(config)
   fields['dtype'] = jnp.dtype(config.dtype).name
   contents = {'network': families.of(config).name, 'config': fields}
-  (Path(folder) / NAME).write_text(
-    json.dumps(contents, indent=2) + '\n', encoding='utf-8'
-  )
+  text = json.dumps(contents, indent=2) + '\n'
+  (folder / NAME).write_text(text, encoding='utf-8')
 
 
-def read(
-  path: str | os.PathLike[str], *, dtype: jnp.dtype | None = None
-) -> Any:
+def read(path: Path, *, dtype: jnp.dtype | None = None) -> Any:
   """The sizes in a model.json.
 
   Args:
@@ -53,7 +43,6 @@ def read(
     ValueError: if the file is missing or broken, or has fields that the
       network has not.
   """
-  path = Path(path)
   if path.is_dir():
     path = path / NAME
   if not path.is_file():
@@ -89,7 +78,7 @@ def _read_field(stated: Settings, field: dataclasses.Field) -> Any:
   if name == 'dtype':
     if stated.text(name) not in _DTYPES:
       stated.refuse(name, ' or '.join(_DTYPES))
-    return _DTYPES[stated.text(name)]
+    return getattr(jnp, stated.text(name))
   if name == 'mlp_activations':
     found = stated.texts(name)
     if not found or not set(found) <= set(layers.ACTIVATIONS):

@@ -5,18 +5,15 @@ reads the slices it needs, on whatever topology the tree was written.
 """
 
 import functools
-import os
 from pathlib import Path
 from typing import Any
-
-import jax.numpy as jnp
 
 from specdec_jax.checkpoints import model_file, settings, stored_arrays
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.checkpoints.stored_arrays import Stored
 from specdec_jax.files import full_disk
 from specdec_jax.files.require import require
-from specdec_jax.models.families import Config, DrafterConfig
+from specdec_jax.models.families import AnyConfig
 
 import_orbax = functools.partial(
   require,
@@ -28,11 +25,7 @@ _METADATA = '_METADATA'
 PARAMS = 'params'
 
 
-def save(
-  folder: str | os.PathLike[str],
-  config: Config | DrafterConfig,
-  params: Any,
-) -> None:
+def save(folder: Path, config: AnyConfig, params: Any) -> None:
   """Writes a model that `restore` reads: sizes in JSON, params with Orbax.
 
   Args:
@@ -44,7 +37,6 @@ def save(
     ValueError: if the folder already holds parameters.
     ImportError: if the orbax-checkpoint package is not installed.
   """
-  folder = Path(folder)
   if (folder / PARAMS).exists():
     raise ValueError(f'{folder} already holds parameters')
   folder.mkdir(parents=True, exist_ok=True)
@@ -52,36 +44,15 @@ def save(
   model_file.write(folder, config)
 
 
-def is_checkpoint(folder: str | os.PathLike[str]) -> bool:
+def is_checkpoint(folder: Path) -> bool:
   """Whether a folder is what `save` writes."""
-  folder = Path(folder)
   return (folder / model_file.NAME).is_file() and (folder / PARAMS).is_dir()
 
 
-def restore(
-  folder: str | os.PathLike[str],
-  expected: Any,
-  *,
-  dtype: jnp.dtype | None = None,
-) -> Any:
-  """Reads the parameters that `save` wrote.
-
-  Args:
-    folder: as given to `save`.
-    expected: a tree of dicts of `jax.ShapeDtypeStruct`; where they have
-      shardings, this process reads the slices of its own devices.
-    dtype: of the results; None takes that of each expected leaf.
-
-  Raises:
-    ValueError: if it is incomplete, or holds other arrays.
-    ImportError: if the tensorstore package is not installed.
-  """
-  return stored_arrays.read_tree(
-    open_tree(Path(folder) / PARAMS),
-    expected,
-    source=str(folder),
-    dtype=dtype,
-  )
+def restore(folder: Path, expected: Any) -> Any:
+  """Reads the parameters that `save` wrote; see `stored_arrays.read_tree`."""
+  arrays = open_tree(folder / PARAMS)
+  return stored_arrays.read_tree(arrays, expected, source=str(folder))
 
 
 def write_tree(folder: Path, tree: Any) -> None:
@@ -130,20 +101,17 @@ def _keys(path: Path, entry: Any) -> list[str]:
     key.get('key') if isinstance(key, dict) else None
     for key in (keys if isinstance(keys, list) else [None])
   ]
-  if not names or not all(map(_is_key, names)):
-    raise ValueError(f'{path} is damaged: an array has the keys {names}')
-  return names
-
-
-def _is_key(name: Any) -> bool:
-  """Whether it can name a folder: dots alone would lead to the one above, and
-  half of a surrogate pair is not text."""
-  return (
+  # Dots alone would lead to the folder above, and half of a surrogate pair is
+  # not text.
+  if not names or not all(
     isinstance(name, str)
     and name.strip('.') != ''
     and '/' not in name
     and name.isprintable()
-  )
+    for name in names
+  ):
+    raise ValueError(f'{path} is damaged: an array has the keys {names}')
+  return names
 
 
 def _is_empty(path: Path, entry: dict[str, Any]) -> bool:
@@ -154,13 +122,10 @@ def _is_empty(path: Path, entry: dict[str, Any]) -> bool:
 
 def _spec(folder: Path, metadata: Settings, keys: list[str]) -> dict:
   """The tensorstore spec of the array that Orbax stores under these keys."""
-  base = {'driver': 'file', 'path': f'{folder.absolute()}/'}
-  name = '.'.join(keys) + '/'
+  name = '.'.join(keys)
+  kvstore: dict[str, Any] = stored_arrays.file_kvstore(folder / name)
   if metadata.flag('use_ocdbt', False):
-    kvstore = {'driver': 'ocdbt', 'base': base, 'path': name}
-  else:
-    kvstore = {'driver': 'file', 'path': base['path'] + name}
-  return {
-    'driver': 'zarr3' if metadata.flag('use_zarr3', False) else 'zarr',
-    'kvstore': kvstore,
-  }
+    base = stored_arrays.file_kvstore(folder)
+    kvstore = {'driver': 'ocdbt', 'base': base, 'path': f'{name}/'}
+  driver = 'zarr3' if metadata.flag('use_zarr3', False) else 'zarr'
+  return {'driver': driver, 'kvstore': kvstore}

@@ -1,14 +1,13 @@
 """Our parameters as the tensors of other systems' files."""
 
-import concurrent.futures
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 
 from specdec_jax.checkpoints import stored_arrays
 from specdec_jax.models import families
@@ -50,10 +49,7 @@ def of(config: Config, name_of: Callable[[str], str]) -> tuple[Parameter, ...]:
   leaves = stored_arrays.flatten(families.param_shapes(config))
   return tuple(
     Parameter(
-      path,
-      name_of(path),
-      leaves[path].shape,
-      is_transposed=path.endswith(_TRANSPOSED),
+      path, name_of(path), leaves[path].shape, path.endswith(_TRANSPOSED)
     )
     for path in sorted(leaves, key=lambda path: path.count('/'))
   )
@@ -94,12 +90,10 @@ def read_all(
       values = values.T
     return jax.device_put(np.ascontiguousarray(values, dtype))
 
-  num_threads = min(8, os.cpu_count() or 1)
-  with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
-    arrays = list(pool.map(to_device, parameters))
-  return stored_arrays.nest(
-    {p.path: array for p, array in zip(parameters, arrays, strict=True)}
-  )
+  arrays = stored_arrays.in_threads(to_device, parameters)
+  paths = (parameter.path for parameter in parameters)
+  tree = dict(zip(paths, arrays, strict=True))
+  return traverse_util.unflatten_dict(tree, sep='/')
 
 
 def is_all_finite(values: np.ndarray) -> bool:

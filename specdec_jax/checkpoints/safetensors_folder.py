@@ -1,7 +1,7 @@
 """Tensors in a folder's safetensors files, as Hugging Face lays them out."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -21,22 +21,19 @@ _INDEX = 'model.safetensors.index.json'
 _FLOATS = ('F64', 'F32', 'F16', 'BF16')
 
 
-def open_tensors(
-  folder: str | os.PathLike[str], *, num_layers: int
-) -> dict[str, Any]:
+def open_tensors(folder: Path, *, num_layers: int) -> dict[str, Any]:
   """The open file of every tensor name.
 
   Args:
     folder: with model.safetensors, or model.safetensors.index.json and the
       files that it names.
-    num_layers: that config.json states.
+    num_layers: that config.json or model.json states, of all stacks.
 
   Raises:
     ValueError: if a file or a tensor of the index is missing, or a file is
       truncated, or there are fewer tensors than layers.
     ImportError: if the safetensors package is not installed.
   """
-  folder = Path(folder)
   safetensors = require(
     'safetensors', extra='models', purpose='a safetensors file'
   )
@@ -56,17 +53,18 @@ def open_tensors(
         f'{path} is no complete safetensors file: {error}'
       ) from error
     present = set(handle.keys())
-    absent = set(names) - present
-    if absent:
-      raise ValueError(
-        f'{path} lacks tensors: {stored_arrays.some(sorted(absent))}'
-      )
+    _check_none(f'{path} lacks tensors', set(names) - present)
     handles.update(dict.fromkeys(names or present, handle))
   if num_layers > len(handles):
     raise ValueError(
       f'{folder} has {len(handles)} tensors, too few for {num_layers} layers'
     )
   return handles
+
+
+def _check_none(what: str, names: Iterable[str]) -> None:
+  if names := sorted(names):
+    raise ValueError(f'{what}: {stored_arrays.some(names)}')
 
 
 def _names_of_file(folder: Path) -> dict[str, list[str]]:
@@ -93,7 +91,7 @@ def _names_of_file(folder: Path) -> dict[str, list[str]]:
 
 
 def read_params(
-  folder: str | os.PathLike[str],
+  folder: Path,
   handles: dict[str, Any],
   parameters: Sequence[Parameter],
   *,
@@ -105,16 +103,17 @@ def read_params(
     folder: for the errors.
     handles: of `open_tensors`, without those that the network does not need.
     parameters: all that the network has.
-    dtype: of the results.
-
-  Returns:
-    A tree of dicts of arrays, under our names.
+    dtype: of the results, a tree of dicts of arrays under our names.
 
   Raises:
     ValueError: if a tensor is missing, unexpected, of another shape, not
       floating point, or not finite.
   """
-  _check_names(folder, {p.name for p in parameters}, set(handles))
+  names = {parameter.name for parameter in parameters}
+  _check_none(f'{folder} lacks tensors', names - set(handles))
+  _check_none(
+    f'{folder} has tensors that this network has not', set(handles) - names
+  )
   for parameter in parameters:
     tensor = handles[parameter.name].get_slice(parameter.name)
     if tuple(tensor.get_shape()) != parameter.file_shape:
@@ -138,36 +137,15 @@ def read_params(
   return read_all(read, parameters, dtype)
 
 
-def _check_names(
-  folder: str | os.PathLike[str], expected: set[str], present: set[str]
-) -> None:
-  missing = expected - present
-  if missing:
-    raise ValueError(
-      f'{folder} lacks tensors: {stored_arrays.some(sorted(missing))}'
-    )
-  unexpected = present - expected
-  if unexpected:
-    raise ValueError(
-      f'{folder} has tensors that this network has not: '
-      + stored_arrays.some(sorted(unexpected))
-    )
-
-
 def write_params(
-  folder: str | os.PathLike[str],
-  params: dict[str, Any],
-  parameters: Sequence[Parameter],
+  folder: Path, params: dict[str, Any], parameters: Sequence[Parameter]
 ) -> str:
-  """Writes parameters as model.safetensors.
+  """Writes parameters as model.safetensors; returns the name of their dtype.
 
   Args:
     folder: made if it does not exist.
     params: a tree of dicts of arrays, under our names; they keep their dtypes.
     parameters: all that the network has.
-
-  Returns:
-    The name of their dtype.
 
   Raises:
     ValueError: if a parameter is missing or of another shape.
@@ -188,8 +166,8 @@ def write_params(
     tensors[parameter.name] = np.ascontiguousarray(
       values.T if parameter.is_transposed else values
     )
-  Path(folder).mkdir(parents=True, exist_ok=True)
+  folder.mkdir(parents=True, exist_ok=True)
   safetensors_numpy.save_file(
-    tensors, Path(folder) / SINGLE_FILE, metadata={'format': 'pt'}
+    tensors, folder / SINGLE_FILE, metadata={'format': 'pt'}
   )
   return tensors[parameters[0].name].dtype.name

@@ -4,7 +4,6 @@ Unlike Orbax's folders it can be read without Orbax and tensorstore. Tensors
 have the shapes of our tree, and its paths joined by slashes as names.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,10 @@ from specdec_jax.checkpoints import (
 )
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.models import families
-from specdec_jax.models.families import Config, DrafterConfig
+from specdec_jax.models.families import AnyConfig
 
 
-def save(
-  folder: str | os.PathLike[str],
-  config: Config | DrafterConfig,
-  params: Any,
-) -> None:
+def save(folder: Path, config: AnyConfig, params: Any) -> None:
   """Writes a model that `read_params` reads.
 
   Args:
@@ -38,16 +33,13 @@ def save(
   model_file.write(folder, config)
 
 
-def is_model(folder: str | os.PathLike[str]) -> bool:
+def is_model(folder: Path) -> bool:
   """Whether a folder is what `save` writes."""
   names = (model_file.NAME, safetensors_folder.SINGLE_FILE)
-  return all((Path(folder) / name).is_file() for name in names)
+  return all((folder / name).is_file() for name in names)
 
 
-def read_params(
-  folder: str | os.PathLike[str],
-  config: Config | DrafterConfig,
-) -> dict[str, Any]:
+def read_params(folder: Path, config: AnyConfig) -> dict[str, Any]:
   """Reads the parameters that `save` wrote, in the config's dtype.
 
   Raises:
@@ -63,9 +55,7 @@ def read_params(
   )
 
 
-def _parameters(
-  config: Config | DrafterConfig,
-) -> tuple[Parameter, ...]:
+def _parameters(config: AnyConfig) -> tuple[Parameter, ...]:
   """Every parameter, called in the file as in our tree."""
   leaves = stored_arrays.flatten(families.param_shapes(config))
   return tuple(Parameter(k, k, leaf.shape) for k, leaf in leaves.items())

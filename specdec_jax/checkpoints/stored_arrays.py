@@ -8,8 +8,9 @@ import concurrent.futures
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,16 +27,20 @@ import_tensorstore = functools.partial(
 )
 Stored = Any
 _SHOWN = 4
+_Result = TypeVar('_Result')
+
+
+def file_kvstore(folder: Path) -> dict[str, str]:
+  """Where tensorstore finds what lies in a local folder."""
+  return {'driver': 'file', 'path': f'{folder.absolute()}/'}
 
 
 def open_all(
   specs: Mapping[str, dict[str, Any]], *, source: str
 ) -> dict[str, Stored]:
-  """Opens arrays, all at once; reads their shapes, but none of their values.
+  """Opens arrays, all at once, by name; reads none of their values.
 
-  Args:
-    specs: tensorstore specs by name.
-    source: what the errors call the checkpoint.
+  `source` is what errors call the checkpoint, here and below.
 
   Raises:
     ValueError: if an array is not there or is not what its spec says.
@@ -89,23 +94,16 @@ def describe(stored: Stored) -> jax.ShapeDtypeStruct:
 
 
 def read_tree(
-  arrays: Mapping[str, Stored],
-  expected: Any,
-  *,
-  source: str,
-  dtype: jnp.dtype | None = None,
+  arrays: Mapping[str, Stored], expected: Any, *, source: str
 ) -> Any:
-  """Reads the arrays that a tree expects.
-
-  Where a leaf of `expected` has a sharding, this process reads the slices of
-  its own devices, each once, and no others. Values are cast slice by slice.
+  """Reads the arrays that a tree expects, and casts them slice by slice.
 
   Args:
     arrays: stored arrays by name, keys joined by '/'.
-    expected: a tree of dicts of `jax.ShapeDtypeStruct`, with or without
-      shardings. Floats are read of any width, integers of their own.
+    expected: a tree of dicts of `jax.ShapeDtypeStruct`. Where a leaf has a
+      sharding, this process reads the slices of its own devices, each once, and
+      no others. Floats are read of any width, integers of their own.
     source: what the errors call the checkpoint.
-    dtype: of the results; None takes that of each expected leaf.
 
   Returns:
     A tree like `expected`, of arrays.
@@ -114,37 +112,46 @@ def read_tree(
     ValueError: if arrays are missing, unexpected, of other shapes or types, or
       unreadable.
   """
-  leaves, structure = jax.tree_util.tree_flatten_with_path(expected)
-  wanted = {name_of(path): leaf for path, leaf in leaves}
-  check_names(set(arrays), set(wanted), source=source)
-  check_arrays(arrays, wanted, source=source)
+  wanted = flatten(expected)
+  _check_names(set(arrays), set(wanted), source)
+  _check_arrays(arrays, wanted, source)
 
   def read(name: str) -> Array:
-    leaf = wanted[name]
     with _damage(source, name, 'read'):
-      return _read(
-        arrays[name],
-        leaf.dtype if dtype is None else dtype,
-        getattr(leaf, 'sharding', None),
-      )
+      return _read(arrays[name], wanted[name])
 
+  return jax.tree.unflatten(
+    jax.tree.structure(expected), in_threads(read, wanted)
+  )
+
+
+def in_threads(
+  function: Callable[[Any], _Result], items: Iterable[Any]
+) -> list[_Result]:
+  """The function's results, in the order of the items, by a few threads."""
   num_threads = min(8, os.cpu_count() or 1)
   with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
-    return jax.tree.unflatten(structure, list(pool.map(read, wanted)))
+    return list(pool.map(function, items))
 
 
-def _read(stored: Stored, dtype: jnp.dtype, sharding: Any) -> Array:
-  """One array, or this process's slices of it."""
+def _read(stored: Stored, leaf: jax.ShapeDtypeStruct) -> Array:
+  """One array, or this process's slices of it, each read once."""
+  shape = tuple(stored.shape)
+  read_before: dict[tuple, np.ndarray] = {}
 
-  def values_at(index: tuple[slice, ...]) -> np.ndarray:
-    part = _values(stored, index)
-    return np.ascontiguousarray(part, dtype).reshape(part.shape)
+  def read_once(index: Any) -> np.ndarray:
+    # Slices are unhashable before Python 3.12.
+    key = tuple(s.indices(n) for s, n in zip(index, shape, strict=True))
+    if key not in read_before:
+      part = _values(stored, index)
+      values = np.ascontiguousarray(part, leaf.dtype)
+      read_before[key] = values.reshape(part.shape)
+    return read_before[key]
 
+  sharding = getattr(leaf, 'sharding', None)
   if sharding is None:
-    return jax.device_put(values_at((slice(None),) * len(stored.shape)))
-  return jax.make_array_from_callback(
-    tuple(stored.shape), sharding, once_per_slice(values_at, stored.shape)
-  )
+    return jax.device_put(read_once((slice(None),) * len(shape)))
+  return jax.make_array_from_callback(shape, sharding, read_once)
 
 
 def _values(stored: Stored, index: tuple[slice, ...]) -> np.ndarray:
@@ -156,12 +163,7 @@ def _values(stored: Stored, index: tuple[slice, ...]) -> np.ndarray:
 
 
 def whole_number(stored: Stored, *, source: str, name: str) -> int:
-  """The value of a stored scalar.
-
-  Args:
-    stored: an array without axes.
-    source: what the errors call the checkpoint.
-    name: what they call the array.
+  """The value of a stored scalar, which the errors call `name`.
 
   Raises:
     ValueError: if it is no whole number, or cannot be read.
@@ -176,30 +178,9 @@ def whole_number(stored: Stored, *, source: str, name: str) -> int:
     return int(_values(stored, ()))
 
 
-def once_per_slice(
-  read: Callable[[tuple[slice, ...]], np.ndarray], shape: tuple[int, ...]
-) -> Callable[[Any], np.ndarray]:
-  """A reader that reads a slice once, however many devices hold it."""
-  read_before: dict[tuple, np.ndarray] = {}
-
-  def read_once(index: Any) -> np.ndarray:
-    # Slices are unhashable before Python 3.12.
-    key = tuple(
-      part.indices(size) for part, size in zip(index, shape, strict=True)
-    )
-    if key not in read_before:
-      read_before[key] = read(index)
-    return read_before[key]
-
-  return read_once
-
-
-def check_names(
-  present: Collection[str], wanted: Collection[str], *, source: str
-) -> None:
+def _check_names(present: set[str], wanted: set[str], source: str) -> None:
   """Raises ValueError, with counts and examples, unless the names agree."""
-  missing = sorted(set(wanted) - set(present))
-  unexpected = sorted(set(present) - set(wanted))
+  missing, unexpected = sorted(wanted - present), sorted(present - wanted)
   parts = []
   if missing:
     parts.append(f'lacks {len(missing)} arrays ({some(missing)})')
@@ -213,19 +194,17 @@ def check_names(
 
 def _hint(present: Collection[str]) -> str:
   """What the names of another layout look like."""
-  if any(
-    name.startswith(('encoder/encoder/', 'decoder/decoder/'))
-    for name in present
-  ):
-    return (
-      '; its layers are stacked (scan_layers of scalable_t5) and have relative '
-      'positions of their own, which this network has not'
-    )
-  return ''
+  stacked = ('encoder/encoder/', 'decoder/decoder/')
+  if not any(name.startswith(stacked) for name in present):
+    return ''
+  return (
+    '; its layers are stacked (scan_layers of scalable_t5) and have relative '
+    'positions of their own, which this network has not'
+  )
 
 
-def check_arrays(
-  arrays: Mapping[str, Stored], wanted: Mapping[str, Any], *, source: str
+def _check_arrays(
+  arrays: Mapping[str, Stored], wanted: Mapping[str, Any], source: str
 ) -> None:
   """Raises ValueError, naming the first few, unless the shapes agree."""
   wrong = []
@@ -251,41 +230,12 @@ def some(items: list[str], separator: str = ', ') -> str:
   return f'{shown} and {more} more' if more > 0 else shown
 
 
-def name_of(path: tuple) -> str:
-  """A jax key path as keys joined by '/'."""
-  return '/'.join(str(getattr(key, 'key', key)) for key in path)
-
-
 def flatten(tree: Any) -> dict[str, Any]:
-  """The leaves of a tree of dicts by name."""
-  leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-  return {name_of(path): leaf for path, leaf in leaves}
-
-
-def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
-  """A tree of dicts from leaves by name."""
-  tree: dict[str, Any] = {}
-  for name, leaf in leaves.items():
-    *branches, last = name.split('/')
-    branch = tree
-    for key in branches:
-      branch = branch.setdefault(key, {})
-    branch[last] = leaf
-  return tree
-
-
-def on_host(tree: Any) -> Any:
-  """The arrays of a tree as numpy arrays.
-
-  Raises:
-    ValueError: if one lies partly on devices of other processes.
-  """
-  for name, leaf in flatten(tree).items():
-    if not getattr(leaf, 'is_fully_addressable', True):
-      raise ValueError(
-        f'{name} is spread over several processes; gather it first'
-      )
-  return jax.tree.map(np.asarray, tree)
+  """The leaves of a tree by name, their keys joined by '/'."""
+  return {
+    jax.tree_util.keystr(path, simple=True, separator='/'): leaf
+    for path, leaf in jax.tree.leaves_with_path(tree)
+  }
 
 
 def _reason(error: Exception) -> str:

@@ -24,6 +24,7 @@ from specdec_jax.models.t5 import T5Config
 # Sizes of a whole model, and of a network that only drafts.
 Config = LlamaConfig | T5Config
 DrafterConfig = BlockDecoderConfig | BlockHeadsConfig
+AnyConfig = Config | DrafterConfig
 
 
 class Family(NamedTuple):

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_t5
+from flax import traverse_util
 
 from specdec_jax.checkpoints import formats, loading, stored_arrays
 from specdec_jax.cli.main import main
@@ -25,9 +26,8 @@ def read_sizes(path, dtype, sizes):
 def read_arrays(path, config, shardings):
   assert shardings is None
   with np.load(path / ARRAYS) as arrays:
-    return stored_arrays.nest(
-      {name: jax.numpy.asarray(arrays[name], config.dtype) for name in arrays}
-    )
+    leaves = {k: jax.numpy.asarray(v, config.dtype) for k, v in arrays.items()}
+  return traverse_util.unflatten_dict(leaves, sep='/')
 
 
 def write(folder, config, params, step):

@@ -63,14 +63,14 @@ def test_restoring_shards_and_casts(saved):
   expected = jax.tree.map(
     lambda leaf: jax.ShapeDtypeStruct(
       leaf.shape,
-      leaf.dtype,
+      jnp.bfloat16,
       sharding=NamedSharding(
         mesh, PartitionSpec('model' if leaf.shape[0] % 4 == 0 else None)
       ),
     ),
     families.param_shapes(config),
   )
-  params = orbax.restore(saved, expected, dtype=jnp.bfloat16)
+  params = orbax.restore(saved, expected)
   assert_trees_equal(
     params,
     jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), make_params(config)),

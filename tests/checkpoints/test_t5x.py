@@ -10,14 +10,13 @@ import jax.numpy as jnp
 import msgpack
 import numpy as np
 import pytest
-from flax import serialization
+from flax import serialization, traverse_util
 from jax.sharding import NamedSharding, PartitionSpec
 from tiny_models import assert_trees_equal
 from tiny_t5 import T5X, T5X_CONFIG, make_config, make_params
 
 from specdec_jax.checkpoints import orbax, stored_arrays, t5x
 from specdec_jax.checkpoints.t5x import legacy as t5x_legacy
-from specdec_jax.checkpoints.t5x.folder import open_target
 from specdec_jax.models import families
 
 FORMATS = ('legacy', 'orbax')
@@ -58,14 +57,15 @@ def orbax_folder(tmp_path):
 
 def described(path):
   """Shape and dtype of every parameter by name, none of them read."""
-  arrays = open_target(t5x.find(path))
+  arrays = t5x.open_target(t5x.find(path))
   return {name: stored_arrays.describe(each) for name, each in arrays.items()}
 
 
 def with_leaf(tree, name, leaf):
   """A copy of a tree with another leaf at a name; None removes it."""
   leaves = stored_arrays.flatten(tree) | {name: leaf}
-  return stored_arrays.nest({k: v for k, v in leaves.items() if v is not None})
+  kept = {k: v for k, v in leaves.items() if v is not None}
+  return traverse_util.unflatten_dict(kept, sep='/')
 
 
 def test_both_formats_hold_the_same_parameters(shapes, params):
@@ -131,9 +131,6 @@ def test_round_trip(tmp_path, format, dtype):
 def test_reading_casts(shapes, params, format):
   expected = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
   path = T5X / f't5x_{format}'
-  assert_trees_equal(
-    t5x.read_target(path, shapes, dtype=jnp.bfloat16), expected
-  )
   halves = families.param_shapes(T5X_CONFIG, jnp.bfloat16)
   assert_trees_equal(t5x.read_target(path, halves), expected)
 
@@ -160,8 +157,9 @@ def rewrite_specs(folder, change) -> None:
   path = folder / 'checkpoint'
   contents = serialization.msgpack_restore(path.read_bytes())
   target = t5x_legacy._leaves(contents['optimizer']['target'])
-  contents['optimizer']['target'] = stored_arrays.nest(
-    {name: change(name, spec) for name, spec in target.items()}
+  changed = {name: change(name, spec) for name, spec in target.items()}
+  contents['optimizer']['target'] = traverse_util.unflatten_dict(
+    changed, sep='/'
   )
   path.write_bytes(serialization.msgpack_serialize(contents))
 
@@ -450,7 +448,7 @@ def test_an_orbax_checkpoint_without_all_its_files(orbax_folder, shapes):
 
 def test_folders_that_are_no_checkpoint(tmp_path, legacy):
   def refused(path, message):
-    assert not t5x.is_checkpoint(path)
+    assert t5x.layout_of(path) is None
     with pytest.raises(ValueError, match=message):
       t5x.find(path)
 

@@ -5,6 +5,7 @@ import json
 import resource
 import shutil
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -133,13 +134,9 @@ def test_a_folder_without_a_vocabulary_is_not_loaded_for_decoding(tmp_path):
 
 def loading_params():
   rng = np.random.default_rng(0)
-  return stored_arrays.nest(
-    {
-      name: rng.standard_normal(leaf.shape).astype(np.float32)
-      for name, leaf in stored_arrays.flatten(
-        families.param_shapes(CONFIG)
-      ).items()
-    }
+  return jax.tree.map(
+    lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32),
+    families.param_shapes(CONFIG),
   )
 
 

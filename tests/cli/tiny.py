@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import tokenizers
+from flax import traverse_util
 
 from specdec_jax.checkpoints import huggingface, stored_arrays
 from specdec_jax.cli.main import main
@@ -106,7 +107,8 @@ def write_model(
   kernel[:, : len(is_shown)] *= np.array(is_shown)
   if change:
     change(tensors)
-  params = stored_arrays.nest({k: jnp.asarray(v) for k, v in tensors.items()})
+  arrays = {k: jnp.asarray(v) for k, v in tensors.items()}
+  params = traverse_util.unflatten_dict(arrays, sep='/')
   huggingface.save(folder, config, params)
   (tokenizer or make_tokenizer()).save(str(Path(folder) / 'tokenizer.json'))
   settings = {'eos_token': eos_token, 'chat_template': chat_template}

@@ -1,25 +1,223 @@
 """Models in folders as Hugging Face lays them out, and its hub."""
 
-from specdec_jax.checkpoints.huggingface.folder import (
-  CONFIG,
-  is_folder,
-  read_config,
-  read_params,
-  save,
-)
-from specdec_jax.checkpoints.huggingface.hub import download
-from specdec_jax.checkpoints.huggingface.vocabulary import (
-  read_eos_ids,
-  read_vocabulary,
-)
+import json
+from pathlib import Path
+from typing import Any
 
-__all__ = [
-  'CONFIG',
-  'download',
-  'is_folder',
-  'read_config',
-  'read_eos_ids',
-  'read_params',
-  'read_vocabulary',
-  'save',
-]
+import jax.numpy as jnp
+
+from specdec_jax.checkpoints import safetensors_folder, settings
+from specdec_jax.checkpoints.huggingface import llama, t5
+from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.files.require import require
+from specdec_jax.models import families
+from specdec_jax.models.families import AnyConfig, Config
+from specdec_jax.text import vocabularies
+from specdec_jax.text.vocabularies import Vocabulary
+
+CONFIG = 'config.json'
+# What is downloaded of a repository.
+_DOWNLOADED = ['*.json', '*.safetensors', '*.jinja', 'spiece.model']
+# Networks by the names that model.json has for them. Each module has
+# MODEL_TYPES, values of `model_type` in config.json; `read_config`, from
+# config.json and a dtype to the sizes; `config_json`, back; `parameters_of`,
+# every parameter under both names; and `needed`, those to read.
+_NETWORKS: dict[str, Any] = {'llama': llama, 't5': t5}
+
+
+def is_folder(path: Path) -> bool:
+  """Whether a path is a folder with config.json."""
+  return (path / CONFIG).is_file()
+
+
+def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> Config:
+  """The sizes that a folder's config.json states.
+
+  Args:
+    folder: with config.json.
+    dtype: of the parameters, activations and cache.
+
+  Raises:
+    ValueError: if config.json is missing or broken, describes a network that
+      `models.llama` and `models.t5` do not compute, or its weights are
+      quantised.
+  """
+  values = settings.read(folder / CONFIG)
+  kind = values.text('model_type')
+  networks = {
+    each: network
+    for network in _NETWORKS.values()
+    for each in network.MODEL_TYPES
+  }
+  if kind not in networks:
+    raise ValueError(
+      f'{values.path} describes a model of type {kind!r}; supported are '
+      f'{", ".join(networks)}'
+    )
+  for key in ('quantization_config', 'compression_config'):
+    if values.has(key):
+      raise ValueError(
+        f'{values.path} describes a {kind} not supported: its weights are '
+        f'quantised ({key})'
+      )
+  return networks[kind].read_config(values, dtype)
+
+
+def read_params(folder: Path, config: Config) -> dict[str, Any]:
+  """The parameters in a folder's safetensors, of one file or several.
+
+  Args:
+    folder: with model.safetensors, or model.safetensors.index.json and the
+      files that it names.
+    config: their sizes; parameters get its dtype.
+
+  Returns:
+    The tree of `models.llama.Llama` or `models.t5.T5`.
+
+  Raises:
+    ValueError: if a file or a tensor is missing, or a tensor is unexpected, of
+      another shape, not floating point, or not finite.
+  """
+  network = _network_of(config)
+  tensors = safetensors_folder.open_tensors(
+    folder, num_layers=sum(families.num_layers(config))
+  )
+  needed, parameters = network.needed(folder, config, tensors)
+  return safetensors_folder.read_params(
+    folder, needed, parameters, dtype=config.dtype
+  )
+
+
+def save(folder: Path, config: AnyConfig, params: dict[str, Any]) -> None:
+  """Writes a folder that this module and transformers read.
+
+  Args:
+    folder: made if it does not exist; files in it are overwritten.
+    config: sizes.
+    params: the tree of `models.llama.Llama` or `models.t5.T5`; tensors keep its
+      dtype.
+
+  Raises:
+    ValueError: if a parameter is missing or of another shape, or the network
+      is one that transformers does not compute.
+  """
+  network = _network_of(config)
+  parameters = network.parameters_of(config)
+  dtype = safetensors_folder.write_params(folder, params, parameters)
+  text = json.dumps(network.config_json(config, dtype), indent=2) + '\n'
+  (folder / CONFIG).write_text(text, encoding='utf-8')
+
+
+def _network_of(config: AnyConfig) -> Any:
+  network = _NETWORKS.get(families.of(config).name)
+  if network is None:
+    raise ValueError('Hugging Face has no network that only drafts')
+  return network
+
+
+def read_vocabulary(folder: Path) -> Vocabulary:
+  """The vocabulary of a folder: tokenizer.json and what stands beside it.
+
+  End-of-text ids are those of `read_eos_ids`, else the tokenizer's own end
+  token.
+
+  Raises:
+    ValueError: if tokenizer.json is missing or broken.
+    ImportError: if the tokenizers package is not installed.
+  """
+  path = folder / 'tokenizer.json'
+  if not path.is_file():
+    raise ValueError(f'{folder} has no tokenizer.json')
+  tokenizers = vocabularies.import_tokenizers()
+  with vocabularies.package_errors(f'{path} cannot be read'):
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    # One saved during training would cut and pad texts as it did there.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+  values = settings.read_if_any(folder / 'tokenizer_config.json')
+  eos_token = _token_text(values, 'eos_token')
+  eos_ids = read_eos_ids(folder)
+  if not eos_ids and eos_token is not None:
+    eos_id = tokenizer.token_to_id(eos_token)
+    eos_ids = () if eos_id is None else (eos_id,)
+  return Vocabulary(
+    tokenizer=tokenizer,
+    eos_ids=eos_ids,
+    bos_token=_token_text(values, 'bos_token'),
+    eos_token=eos_token,
+    chat_template=_read_chat_template(folder, values),
+  )
+
+
+def read_eos_ids(folder: Path) -> tuple[int, ...]:
+  """End-of-text ids that generation_config.json states, else config.json.
+
+  Raises:
+    ValueError: if one of them is broken.
+  """
+  for name in ('generation_config.json', CONFIG):
+    values = settings.read_if_any(folder / name)
+    if ids := values.ids('eos_token_id'):
+      return tuple(ids)
+  return ()
+
+
+def _token_text(values: Settings, key: str) -> str | None:
+  """A token that is written as its text, or as an object that has it."""
+  if isinstance(values.values.get(key), dict):
+    values, key = values.at(key), 'content'
+  return values.text(key) if values.has(key) else None
+
+
+def _read_chat_template(folder: Path, values: Settings) -> str | None:
+  path = folder / 'chat_template.jinja'
+  if path.is_file():
+    try:
+      return path.read_text(encoding='utf-8')
+    except ValueError as error:
+      raise ValueError(f'{path} is not UTF-8 text') from error
+  key = 'chat_template'
+  templates = values.values.get(key)
+  if not isinstance(templates, list):
+    return values.text(key) if values.has(key) else None
+  for item in templates:
+    if not isinstance(item, dict):
+      values.refuse(key, 'a string or a list of objects')
+    named = Settings(path=values.path, values=item, section=f'{key}.')
+    if named.text('name') == 'default':
+      return named.text('template')
+  return None
+
+
+def download(repository: str) -> Path:
+  """Downloads a model from the Hugging Face hub, or finds it in its cache.
+
+  Args:
+    repository: `organisation/name`, or `organisation/name@revision` with a
+      branch, tag or commit.
+
+  Returns:
+    The folder with its files.
+
+  Raises:
+    ValueError: if the name is malformed or the download fails.
+    ImportError: if the huggingface_hub package is not installed.
+  """
+  name, at, revision = repository.partition('@')
+  is_name = name.count('/') == 1 and all(name.split('/'))
+  if not is_name or bool(at) != bool(revision):
+    raise ValueError(
+      f'hf:{repository} does not name a repository; write hf:organisation/name '
+      'or hf:organisation/name@revision'
+    )
+  hub = require('huggingface_hub', extra='models', purpose='an hf: name')
+  try:
+    folder = hub.snapshot_download(
+      name, revision=revision or None, allow_patterns=_DOWNLOADED
+    )
+  except Exception as error:  # The network stack raises many kinds.
+    raise ValueError(
+      f'hf:{repository} could not be downloaded ({type(error).__name__}: '
+      f'{error}). Without a network, give the path of a folder that holds it'
+    ) from error
+  return Path(folder)

@@ -1,9 +1,10 @@
 """Llama, Mistral and Qwen2: the networks that `models.llama` computes."""
 
-import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from specdec_jax.checkpoints import parameters, safetensors_folder, settings
+from specdec_jax.checkpoints import parameters, settings
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.models.llama import LlamaConfig
@@ -84,56 +85,49 @@ def _rope(values: Settings, key: str, *, is_spread: bool = False) -> Settings:
   return next((place for place in places if place.has(key)), places[-1])
 
 
-def _unsupported(values: Settings) -> list[str]:
+def _unsupported(values: Settings) -> Iterator[str]:
   """Reasons why the network would not be computed as it was trained."""
-  kind, reasons = values.text('model_type'), []
+  kind = values.text('model_type')
   # A factor without a type is a mistake, or scales in an early version.
   is_scaled = _rope(values, 'factor').number('factor', 1.0) != 1.0
   scaling = 'by a factor' if is_scaled else 'default'
   for key in ('type', 'rope_type'):
     scaling = _rope(values, key).text(key, scaling)
   if scaling != 'default':
-    reasons.append(f'its rotary positions are scaled ({scaling})')
+    yield f'its rotary positions are scaled ({scaling})'
   key = 'partial_rotary_factor'
   if _rope(values, key, is_spread=True).number(key, 1.0) != 1.0:
-    reasons.append('its rotary positions turn a part of each head')
+    yield 'its rotary positions turn a part of each head'
   activation = values.text('hidden_act', 'silu')
   if activation != 'silu':
-    reasons.append(f'its activation is {activation}, expected silu')
+    yield f'its activation is {activation}, expected silu'
   for key, (expected, reason) in _FLAGS.items():
     # Qwen2 has biases whatever this says, and Mistral none.
     is_ignored = key == 'attention_bias' and kind != 'llama'
     if values.flag(key, expected) != expected and not is_ignored:
-      reasons.append(reason)
+      yield reason
   has_window = kind != 'qwen2' or values.flag('use_sliding_window', False)
   if has_window and values.has('sliding_window'):
     window = values.count('sliding_window')
     max_positions = values.count('max_position_embeddings')
     if window < max_positions:
-      reasons.append(
-        f'its attention slides over {window} of {max_positions} positions'
-      )
+      yield f'its attention slides over {window} of {max_positions} positions'
   layer_types = set(values.texts('layer_types', [])) - {'full_attention'}
   if layer_types:
-    reasons.append(f'it has layers of {", ".join(sorted(layer_types))}')
-  return reasons
+    yield f'it has layers of {", ".join(sorted(layer_types))}'
 
 
-def read_params(
-  folder: str | os.PathLike[str], config: LlamaConfig
-) -> dict[str, Any]:
-  """The parameters; see `folder.read_params`."""
-  handles = safetensors_folder.open_tensors(
-    folder, num_layers=config.num_layers
-  )
-  for name in list(handles):
-    if name.endswith('.inv_freq') or (
-      config.is_tied and name == 'lm_head.weight'
-    ):
-      del handles[name]
-  return safetensors_folder.read_params(
-    folder, handles, parameters_of(config), dtype=config.dtype
-  )
+def needed(
+  folder: Path, config: LlamaConfig, tensors: dict[str, Any]
+) -> tuple[dict[str, Any], tuple[Parameter, ...]]:
+  """The tensors of a folder that the network needs, and its parameters."""
+  copy = 'lm_head.weight' if config.is_tied else ''
+  kept = {
+    name: tensor
+    for name, tensor in tensors.items()
+    if not (name.endswith('.inv_freq') or name == copy)
+  }
+  return kept, parameters_of(config)
 
 
 def parameters_of(config: LlamaConfig) -> tuple[Parameter, ...]:

@@ -1,13 +1,12 @@
 """T5 1.0, T5 1.1, FLAN-T5 and mT5."""
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from specdec_jax.checkpoints import parameters, safetensors_folder, settings
+from specdec_jax.checkpoints import parameters, settings
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.models.t5 import T5Config
@@ -46,22 +45,14 @@ _IN_LAYER = {
 }
 _ATTENTION = {'query': 'q', 'key': 'k', 'value': 'v', 'out': 'o'}
 
-# Both mean the tanh approximation by gelu.
-_ACTIVATIONS = {
-  'relu': ('relu',),
-  'gated-gelu': ('gelu', 'linear'),
-  'gated-silu': ('silu', 'linear'),
-  'gated-relu': ('relu', 'linear'),
+# Activations of feed_forward_proj, and what transformers derives from it unless
+# dense_act_fn states it. Both mean the tanh approximation by gelu.
+_PROJECTIONS = {
+  'relu': (('relu',), 'relu'),
+  'gated-gelu': (('gelu', 'linear'), 'gelu_new'),
+  'gated-silu': (('silu', 'linear'), 'silu'),
+  'gated-relu': (('relu', 'linear'), 'relu'),
 }
-# What transformers derives from them unless config.json states it.
-_DENSE = {
-  'relu': 'relu',
-  'gated-gelu': 'gelu_new',
-  'gated-silu': 'silu',
-  'gated-relu': 'relu',
-}
-# Ids that decoding assumes to be 0.
-_START_AND_PADDING = ('decoder_start_token_id', 'pad_token_id')
 
 
 def read_config(values: Settings, dtype: Any) -> T5Config:
@@ -86,7 +77,7 @@ def read_config(values: Settings, dtype: Any) -> T5Config:
     num_heads=values.count('num_heads'),
     head_dim=values.count('d_kv'),
     mlp_dim=values.count('d_ff'),
-    mlp_activations=_ACTIVATIONS[_feed_forward(values)],
+    mlp_activations=_PROJECTIONS[_feed_forward(values)][0],
     is_tied=_is_scaled(values),
     relpos_num_buckets=values.count('relative_attention_num_buckets', 32),
     relpos_max_distance=values.count(
@@ -106,8 +97,8 @@ def _check_supported(values: Settings) -> None:
   """Raises ValueError for what would load and then compute something else."""
   _check_ids(values)
   projection = _feed_forward(values)
-  if projection not in _ACTIVATIONS:
-    values.refuse('feed_forward_proj', f'one of {", ".join(_ACTIVATIONS)}')
+  if projection not in _PROJECTIONS:
+    values.refuse('feed_forward_proj', f'one of {", ".join(_PROJECTIONS)}')
   if values.number('layer_norm_epsilon', _EPSILON) != _EPSILON:
     values.refuse('layer_norm_epsilon', str(_EPSILON))
   for key, expected in (
@@ -116,14 +107,14 @@ def _check_supported(values: Settings) -> None:
   ):
     if values.flag(key, expected) != expected:
       values.refuse(key, str(expected).lower())
-  dense = _DENSE[projection]
+  dense = _PROJECTIONS[projection][1]
   if values.text('dense_act_fn', dense) != dense:
     values.refuse('dense_act_fn', f'{dense}, that of {projection}')
 
 
 def _check_ids(values: Settings) -> None:
   """Raises ValueError unless decoders start with 0, and 0 is padding."""
-  for key in _START_AND_PADDING:
+  for key in ('decoder_start_token_id', 'pad_token_id'):
     if values.count(key, 0, least=0):
       values.refuse(key, '0, as T5 has it')
 
@@ -141,37 +132,30 @@ def _is_scaled(values: Settings) -> bool:
   return values.flag('scale_decoder_outputs', is_tied)
 
 
-def read_params(
-  folder: str | os.PathLike[str], config: T5Config
-) -> dict[str, Any]:
-  """The parameters; see `folder.read_params`."""
-  handles = safetensors_folder.open_tensors(
-    folder, num_layers=config.num_encoder_layers + config.num_decoder_layers
-  )
-  needed = {k: v for k, v in handles.items() if k not in _SUPERFLUOUS}
+def needed(
+  folder: Path, config: T5Config, tensors: dict[str, Any]
+) -> tuple[dict[str, Any], tuple[Parameter, ...]]:
+  """The tensors of a folder that the network needs, and its parameters."""
+  kept = {k: v for k, v in tensors.items() if k not in _SUPERFLUOUS}
   wanted = parameters_of(config)
-  if config.is_tied and _LOGITS in needed:
-    _check_tied(folder, needed)
-    del needed[_LOGITS]
-  if _LOGITS not in needed:
+  if config.is_tied and _LOGITS in kept:
+    _check_tied(folder, kept)
+    del kept[_LOGITS]
+  if _LOGITS not in kept:
     # Tied but not scaled: the logits have a kernel with the same values.
     wanted = tuple(
       dataclasses.replace(p, name=_EMBEDDINGS) if p.name == _LOGITS else p
       for p in wanted
     )
-  return safetensors_folder.read_params(
-    folder, needed, wanted, dtype=config.dtype
-  )
+  return kept, wanted
 
 
-def _check_tied(
-  folder: str | os.PathLike[str], handles: dict[str, Any]
-) -> None:
+def _check_tied(folder: Path, tensors: dict[str, Any]) -> None:
   """Raises ValueError if the logits have weights of their own."""
-  if _EMBEDDINGS not in handles:
-    return  # `read_params` says that it is missing.
+  if _EMBEDDINGS not in tensors:
+    return  # Whoever reads it says that it is missing.
   first, second = (
-    handles[name].get_tensor(name) for name in (_EMBEDDINGS, _LOGITS)
+    tensors[name].get_tensor(name) for name in (_EMBEDDINGS, _LOGITS)
   )
   if not np.array_equal(first, second):
     raise ValueError(
@@ -208,7 +192,7 @@ def _name_of(path: str) -> str:
 
 def _projection_of(config: T5Config) -> str:
   """What transformers calls the activations of the feed-forward layers."""
-  for projection, activations in _ACTIVATIONS.items():
+  for projection, (activations, _) in _PROJECTIONS.items():
     if activations == config.mlp_activations:
       return projection
   raise ValueError(

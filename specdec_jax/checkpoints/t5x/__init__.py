@@ -1,21 +1,215 @@
-"""T5X checkpoints, in T5X's own format (`legacy`) and in Orbax's."""
+"""T5X checkpoints, in T5X's own format (`legacy`) and in Orbax's.
 
-from specdec_jax.checkpoints.t5x.folder import (
-  find,
-  is_checkpoint,
-  layout_of,
-  read_config,
-  read_step,
-  read_target,
-  write_target,
-)
+`DIR/checkpoint_N` is of T5X's own format if it has a file `checkpoint`, and of
+Orbax's if it has a folder `state`. T5X itself
+(https://github.com/google-research/t5x) tells them apart in this way.
+"""
 
-__all__ = [
-  'find',
-  'is_checkpoint',
-  'layout_of',
-  'read_config',
-  'read_step',
-  'read_target',
-  'write_target',
-]
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.checkpoints import model_file, orbax, stored_arrays
+from specdec_jax.checkpoints.stored_arrays import Stored
+from specdec_jax.checkpoints.t5x import legacy
+from specdec_jax.files.local_path import local_path
+from specdec_jax.files.replacing import new_folder
+from specdec_jax.models import presets
+from specdec_jax.models.families import Config
+
+Layout = Literal['legacy', 'orbax']
+_STEP = re.compile(r'checkpoint_(\d+)')
+_STATE = 'state'
+
+
+def read_config(path: Path, *, sizes: Any, dtype: jnp.dtype) -> Config:
+  """The sizes of a checkpoint, which does not state them.
+
+  Args:
+    path: as for `find`.
+    sizes: a config, a name of `models.presets`, or the path of a model.json;
+      None for a model.json in one of `folders`.
+    dtype: of the parameters, activations and cache.
+
+  Raises:
+    ValueError: if the sizes are none of these, or there are none.
+  """
+  if sizes is not None and not isinstance(sizes, str):
+    return dataclasses.replace(sizes, dtype=dtype)
+  if sizes in presets.PRESETS:
+    return presets.preset(sizes, dtype=dtype)
+  if sizes is not None:
+    if not local_path(sizes).exists():
+      raise ValueError(
+        f'{sizes!r} is neither a file nor the name of sizes; names are '
+        f'{", ".join(presets.PRESETS)}'
+      )
+    return model_file.read(local_path(sizes), dtype=dtype)
+  checkpoint, _ = places = folders(path)
+  for folder in places:
+    if (folder / model_file.NAME).is_file():
+      return model_file.read(folder, dtype=dtype)
+  raise ValueError(
+    f'{checkpoint} does not state its sizes: give a config, such as '
+    f't5_1_1_small (--config), or put a {model_file.NAME} beside it'
+  )
+
+
+def read_target(path: Path | str, expected: Any) -> Any:
+  """Reads the parameters of a checkpoint, and never the optimizer's state.
+
+  Args:
+    path: as for `find`.
+    expected: as for `stored_arrays.read_tree`; without shardings,
+      `models.families.param_shapes` gives it.
+
+  Returns:
+    A tree like `expected`, of arrays.
+
+  Raises:
+    ValueError: if there is no finished checkpoint, if it is damaged, or if
+      its arrays have other names or shapes.
+    ImportError: if the tensorstore package is not installed.
+  """
+  folder = find(path)
+  arrays = open_target(folder)
+  return stored_arrays.read_tree(arrays, expected, source=str(folder))
+
+
+def open_target(folder: Path) -> dict[str, Stored]:
+  """The stored parameters of a checkpoint that `find` found, by name."""
+  if _layout(folder) == 'legacy':
+    return legacy.open_target(folder)
+  arrays = orbax.open_tree(folder / _STATE, 'target/')
+  if not arrays:
+    raise ValueError(f'{folder} holds no parameters')
+  return arrays
+
+
+def read_step(path: Path | str) -> int:
+  """Training steps taken, as the checkpoint itself says.
+
+  Raises:
+    ValueError: if there is no finished checkpoint, or it is damaged.
+  """
+  folder = find(path)
+  if _layout(folder) == 'legacy':
+    stored = legacy.open_step(folder)
+  else:
+    stored = orbax.open_tree(folder / _STATE, 'state/').get('step')
+  if stored is None:
+    raise ValueError(f'{folder} does not say how many steps were taken')
+  return stored_arrays.whole_number(stored, source=str(folder), name='step')
+
+
+def write_target(
+  path: Path | str, params: Any, *, step: int, format: Layout = 'legacy'
+) -> Path:
+  """Writes parameters as a checkpoint that T5X restores.
+
+  It holds no optimizer state: in T5X, restore it with
+  `restore_optimizer=False` or for inference. It appears under its name when
+  it is complete.
+
+  Args:
+    path: of the folder around `checkpoint_N`, made if it does not exist.
+    params: a tree of dicts of arrays; they keep their dtypes.
+    step: N, training steps taken.
+    format: T5X's own, or Orbax's.
+
+  Returns:
+    The path of `checkpoint_N`.
+
+  Raises:
+    ValueError: if there already is a checkpoint of this step, or an array is
+      spread over several processes.
+    ImportError: if tensorstore, or orbax-checkpoint, is not installed.
+  """
+  final = local_path(path) / f'checkpoint_{step}'
+  for name, leaf in stored_arrays.flatten(params).items():
+    if not getattr(leaf, 'is_fully_addressable', True):
+      raise ValueError(
+        f'{name} is spread over several processes; gather it first'
+      )
+  params = jax.tree.map(np.asarray, params)
+  with new_folder(final) as folder:
+    if format == 'legacy':
+      legacy.write(folder, params, step=step)
+    else:
+      state = {'param_states': {}, 'step': np.int32(step)}
+      orbax.write_tree(folder / _STATE, {'state': state, 'target': params})
+  return final
+
+
+def layout_of(path: Path | str) -> Layout | None:
+  """Which of the two formats a finished checkpoint is of; None without one."""
+  try:
+    return _layout(find(path))
+  except ValueError:
+    return None
+
+
+def folders(path: Path | str) -> tuple[Path, Path]:
+  """Where files about a checkpoint can be: in its folder, or the one above."""
+  checkpoint = find(path)
+  return checkpoint, checkpoint.parent
+
+
+def find(path: Path | str) -> Path:
+  """The folder of a checkpoint: `path` itself, or the newest step in it.
+
+  Args:
+    path: of `checkpoint_N`, of the folder around it, or of the file
+      `checkpoint` in it.
+
+  Raises:
+    ValueError: if there is no finished checkpoint.
+  """
+  folder = local_path(path)
+  if folder.is_file() and folder.name == legacy.FILE:
+    folder = folder.parent
+  if '.tmp-' in folder.name or 'orbax-checkpoint-tmp' in folder.name:
+    raise ValueError(f'{folder} was not written to its end: its name says so')
+  if _layout(folder):
+    return folder
+  if not folder.is_dir():
+    raise ValueError(f'there is no folder {folder}')
+  steps = {
+    int(match[1]): child
+    for child in folder.iterdir()
+    if (match := _STEP.fullmatch(child.name)) and _layout(child)
+  }
+  if steps:
+    return steps[max(steps)]
+  raise ValueError(_why_none(folder))
+
+
+def _layout(folder: Path) -> Layout | None:
+  """Which of the two formats is in a folder itself, if any."""
+  if (folder / legacy.FILE).is_file():
+    return 'legacy'
+  return 'orbax' if (folder / _STATE).is_dir() else None
+
+
+def _why_none(folder: Path) -> str:
+  """What is in a folder that holds no finished checkpoint."""
+  names = sorted(child.name for child in folder.iterdir())
+  if _STEP.fullmatch(folder.name) or any(
+    name.startswith('target.') for name in names
+  ):
+    return (
+      f'{folder} has neither a file {legacy.FILE} nor a folder {_STATE}: '
+      'it was not written to its end, or not by T5X'
+    )
+  begun = [name for name in names if name.startswith('checkpoint_')]
+  if begun:
+    return (
+      f'{folder} has no finished checkpoint; not written to their end: '
+      f'{stored_arrays.some(begun)}'
+    )
+  return f'{folder} has no checkpoint_N of T5X'

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax import traverse_util
 
 from specdec_jax.checkpoints import stored_arrays
 from specdec_jax.checkpoints.stored_arrays import Stored
@@ -26,13 +27,8 @@ _DTYPES = (
 _MAX_DEPTH = 64
 
 
-def read_index(folder: Path) -> dict[str, Any]:
-  """The trees `state` and `target` of a checkpoint, with specs for arrays.
-
-  Raises:
-    ValueError: if the file is truncated, no T5X checkpoint, or of another
-      version.
-  """
+def _read_index(folder: Path) -> dict[str, Any]:
+  """The trees `state` and `target` of a checkpoint, with specs for arrays."""
   import msgpack
 
   path = folder / FILE
@@ -77,21 +73,21 @@ def _array(code: int, content: bytes) -> np.ndarray:
   return values.reshape(_shape(shape))
 
 
-def _shape(value: Any) -> tuple[int, ...]:
+def _shape(value: Any) -> list[int]:
   if not isinstance(value, list) or not all(
     type(size) is int and 0 <= size < 2**48 for size in value
   ):
     raise ValueError(f'a shape is {value!r}')
-  return tuple(value)
+  return value
 
 
 def open_step(folder: Path) -> Stored | None:
   """Training steps taken, or None if the checkpoint does not say.
 
   Raises:
-    ValueError: as `read_index`, or if it is no number.
+    ValueError: if the file is damaged, or they are no number.
   """
-  step = read_index(folder).get('state', {}).get('step')
+  step = _read_index(folder).get('state', {}).get('step')
   if step is not None and not isinstance(step, int | np.ndarray):
     raise ValueError(f'{folder / FILE}: step is {reprlib.repr(step)}')
   return None if step is None else np.asarray(step)
@@ -104,19 +100,19 @@ def open_target(folder: Path) -> dict[str, Stored]:
   paths that are relative to it.
 
   Raises:
-    ValueError: as `read_index`, or if a parameter is neither an array nor the
-      spec of one in this folder.
+    ValueError: if the file is damaged, or a parameter is neither an array nor
+      the spec of one in this folder.
   """
-  target = read_index(folder).get('target')
+  target = _read_index(folder).get('target')
   if target is None:
     raise ValueError(f'{folder / FILE} holds no parameters')
-  arrays: dict[str, Stored] = {}
-  specs = {}
-  for name, leaf in _leaves(target).items():
-    if isinstance(leaf, np.ndarray):
-      arrays[name] = leaf
-    else:
-      specs[name] = _local_spec(folder, name, leaf)
+  leaves = _leaves(target)
+  arrays = {k: v for k, v in leaves.items() if isinstance(v, np.ndarray)}
+  specs = {
+    name: _local_spec(folder, name, leaf)
+    for name, leaf in leaves.items()
+    if name not in arrays
+  }
   return arrays | stored_arrays.open_all(specs, source=str(folder))
 
 
@@ -148,37 +144,26 @@ def _local_spec(folder: Path, name: str, spec: Any) -> dict[str, Any]:
   parts = Path(path).parts if isinstance(path, str) else ()
   if not parts or '..' in parts or path.strip('/') == '':
     raise ValueError(f'{folder}: array {name} has no valid path: {path!r}')
-  place = folder / path.strip('/')
-  local: dict[str, Any] = {'driver': 'zarr', 'kvstore': _kvstore(place)}
+  kvstore = stored_arrays.file_kvstore(folder / path.strip('/'))
+  local: dict[str, Any] = {'driver': 'zarr', 'kvstore': kvstore}
   if 'shape' in spec.get('metadata', {}):
     try:
-      shape = _shape(spec['metadata']['shape'])
+      local['metadata'] = {'shape': _shape(spec['metadata']['shape'])}
     except ValueError as error:
       raise ValueError(f'{folder}: array {name}: {error}') from error
-    local['metadata'] = {'shape': list(shape)}
   return local
 
 
-def _kvstore(folder: Path) -> dict[str, str]:
-  return {'driver': 'file', 'path': f'{folder.absolute()}/'}
-
-
 def write(folder: Path, params: Any, *, step: int) -> None:
-  """Writes a checkpoint into a folder, its index last.
-
-  Args:
-    folder: exists.
-    params: a tree of dicts of numpy arrays.
-    step: training steps taken.
-  """
+  """Writes a tree of dicts of numpy arrays into a folder that is there, and
+  the index with the training steps taken last."""
   from flax import serialization
 
   tensorstore = stored_arrays.import_tensorstore()
-  specs = {}
-  pending = []
+  specs, pending = {}, []
   for name, values in stored_arrays.flatten(params).items():
     path = f'target.{name.replace("/", ".")}/'
-    spec = {
+    specs[name] = {
       'driver': 'zarr',
       'dtype': values.dtype.name,
       'kvstore': {'driver': 'file', 'path': path},
@@ -188,18 +173,18 @@ def write(folder: Path, params: Any, *, step: int) -> None:
         'shape': list(values.shape),
       },
     }
-    store = tensorstore.open(
-      {**spec, 'kvstore': _kvstore(folder / path)}, create=True
-    ).result()
-    pending.append(store.write(values))
-    specs[name] = spec
+    kvstore = stored_arrays.file_kvstore(folder / path)
+    store = tensorstore.open({**specs[name], 'kvstore': kvstore}, create=True)
+    pending.append(store.result().write(values))
   for future in pending:
     future.result()
   # Keys in the order in which T5X writes them.
   contents = {
     'optimizer': {
       'state': {'param_states': {}, 'step': np.int32(step)},
-      'target': stored_arrays.nest(dict(sorted(specs.items()))),
+      'target': traverse_util.unflatten_dict(
+        dict(sorted(specs.items())), sep='/'
+      ),
     },
     'version': _VERSION,
   }
