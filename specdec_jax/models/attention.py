@@ -1,5 +1,6 @@
 """Attention over a cache whose rows have different lengths."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -45,8 +46,8 @@ def attend(
     queries: `[B, Hq, T, D]`; Hq is a multiple of H, and query heads
       `g*Hq/H .. (g+1)*Hq/H - 1` share key-value head g.
     keys: `[B, H, S, D]`.
-    values: `[B, H, S, D]`.
-    mask: bool `[B, T, S]`, true where a query may look. A query that may look
+    values: like `keys`.
+    mask: bool `[B, T or 1, S]`, true where a query may look. One that may look
       nowhere averages all values; its result is meaningless but finite.
     scale: multiplies the products of queries and keys.
     bias: float32 `[B or 1, Hq, T, S]` added to the scaled products, or None.
@@ -56,28 +57,16 @@ def attend(
 
   Returns:
     `[B, T, Hq * D]`, heads concatenated, in the queries' dtype.
-
-  Raises:
-    ValueError: if Hq is not a multiple of H.
   """
   batch, num_query_heads, num_queries, head_dim = queries.shape
   num_heads, capacity = keys.shape[1:3]
-  if num_query_heads % num_heads:
-    raise ValueError(
-      f'{num_query_heads} query heads do not divide into {num_heads} '
-      'key-value heads'
-    )
   group = num_query_heads // num_heads
+  product = functools.partial(jnp.einsum, preferred_element_type=score_dtype)
   queries_by_head = (queries * jnp.asarray(scale, queries.dtype)).reshape(
     batch, num_heads, group * num_queries, head_dim
   )
-  contract_last = (((3,), (3,)), ((0, 1), (0, 1)))
-  scores = jax.lax.dot_general(
-    queries_by_head.astype(keys.dtype),
-    keys,
-    contract_last,
-    preferred_element_type=score_dtype,
-  ).reshape(batch, num_heads, group, num_queries, capacity)
+  scores = product('bhqd,bhsd->bhqs', queries_by_head.astype(keys.dtype), keys)
+  scores = scores.reshape(batch, num_heads, group, num_queries, capacity)
   if bias is not None:
     bias = bias.astype(score_dtype)
     scores = scores + bias.reshape(bias.shape[0], *scores.shape[1:])
@@ -88,14 +77,10 @@ def attend(
   if dropout is not None:
     by_head = (batch, num_query_heads, num_queries, capacity)
     weights = dropout(weights.reshape(by_head)).reshape(weights.shape)
-  mixed = jax.lax.dot_general(
-    weights.astype(values.dtype).reshape(
-      batch, num_heads, group * num_queries, capacity
-    ),
-    values,
-    (((3,), (2,)), ((0, 1), (0, 1))),
-    preferred_element_type=score_dtype,
+  weights = weights.astype(values.dtype).reshape(
+    batch, num_heads, group * num_queries, capacity
   )
+  mixed = product('bhqs,bhsd->bhqd', weights, values)
   mixed = mixed.reshape(batch, num_query_heads, num_queries, head_dim)
   mixed = mixed.transpose(0, 2, 1, 3).astype(queries.dtype)
   return mixed.reshape(batch, num_queries, num_query_heads * head_dim)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from specdec_jax import arrays, base
 from specdec_jax.base import Array
 from specdec_jax.drafters.spec_drafter import BlockModel
-from specdec_jax.models.layers import Dense, Dropout, Embed, Mlp
+from specdec_jax.models.layers import Dense, Dropout, Embed, Mlp, applied
 from specdec_jax.models.t5 import Encoder
 from specdec_jax.models.t5_layers import Attention, T5Config
 from specdec_jax.sharding import rules
@@ -95,10 +95,6 @@ class BlockLayer(nn.Module):
     self.mlp_layer_norm = norm()
     self.dropout = Dropout(config.dropout_rate)
 
-  def cross_keys_values(self, encoded: Array) -> tuple[Array, Array]:
-    """Keys and values `[B, H, E, D]` of the encoder's output."""
-    return self.encoder_decoder_attention.keys_values(encoded)
-
   def __call__(
     self,
     queries: Array,
@@ -108,8 +104,8 @@ class BlockLayer(nn.Module):
     *,
     is_training: bool,
   ) -> Array:
-    """`[B, T, embed]` attends to `[B, N, embed]` under a mask `[B, T, N]`, and
-    to the source's keys and values under a mask `[B, T, E]`."""
+    """`[B, T, embed]` attends to `[B, N, embed]` under a mask `[B, 1, N]`, and
+    to the source's keys and values under a mask `[B, 1, E]`."""
     drop = functools.partial(self.dropout, is_training=is_training)
     attend = functools.partial(self.self_attention, is_training=is_training)
     h = attend(queries, *self.self_attention.keys_values(text), mask)
@@ -159,13 +155,13 @@ class BlockDecoder(nn.Module):
       )
     source_mask = encoder_tokens > 0
     embedded = self.token_embedder(encoder_tokens)
-    shape = (*encoder_tokens.shape, source_len)
     encoded = self.encoder(
-      embedded,
-      jnp.broadcast_to(source_mask[:, None, :], shape),
-      is_training=is_training,
+      embedded, source_mask[:, None], is_training=is_training
     )
-    pairs = [layer.cross_keys_values(encoded) for layer in self.layers]
+    pairs = [
+      layer.encoder_decoder_attention.keys_values(encoded)
+      for layer in self.layers
+    ]
     return BlockMemory(
       copies=self._copies(embedded, source_mask, num_positions),
       cross_keys=tuple(keys for keys, _ in pairs),
@@ -207,32 +203,18 @@ class BlockDecoder(nn.Module):
       )
     block = arrays.block_positions(starts, width)
     is_visible = is_known | arrays.is_within(starts + width, num_positions)
-    positions = jnp.arange(num_positions, dtype=jnp.int32)[None]
-    positions = jnp.broadcast_to(
-      self.decoder_positions(positions), memory.copies[:, :num_positions].shape
-    )
-    x = jnp.where(
-      is_known[..., None],
-      self.token_embedder(tokens),
-      memory.copies[:, :num_positions],
-    )
+    text_mask, source_mask = is_visible[:, None], memory.source_mask[:, None]
+    positions = self.decoder_positions(_ids(num_positions))
+    copies = memory.copies[:, :num_positions]
+    x = jnp.where(is_known[..., None], self.token_embedder(tokens), copies)
     x = self.dropout(x, is_training=is_training)
     for i, layer in enumerate(self.layers):
       x = queries = x + positions
       if i + 1 == len(self.layers):
         # The last layer's outputs at the prefix are unused.
         queries = jnp.take_along_axis(x, block[..., None], axis=1, mode='clip')
-      to_all = lambda mask, n=queries.shape[1]: jnp.broadcast_to(
-        mask[:, None], (mask.shape[0], n, mask.shape[1])
-      )
-      cross = memory.cross_keys[i], memory.cross_values[i]
-      x = layer(
-        queries,
-        x,
-        to_all(is_visible),
-        (*cross, to_all(memory.source_mask)),
-        is_training=is_training,
-      )
+      cross = memory.cross_keys[i], memory.cross_values[i], source_mask
+      x = layer(queries, x, text_mask, cross, is_training=is_training)
       x = rules.constrain(x, 'batch', 'length', 'embed')
     logits = self.token_embedder.attend(x) * self.config.embed_dim**-0.5
     return rules.constrain(logits, 'batch', 'length', 'vocab')
@@ -264,14 +246,10 @@ class BlockDecoder(nn.Module):
     Unlike in the paper, whose initial embeddings are small, the scores are
     divided by sqrt(embed): T5's embeddings need it.
     """
-    ids = lambda count: jnp.arange(count, dtype=jnp.int32)[None]
-    queries = self.copy_query(self.decoder_positions(ids(num_positions)))[0]
-    source = self.encoder_positions(ids(embedded.shape[1]))
+    queries = self.copy_query(self.decoder_positions(_ids(num_positions)))[0]
+    source = embedded + self.encoder_positions(_ids(embedded.shape[1]))
     scores = jnp.einsum(
-      'nd,bed->bne',
-      queries,
-      embedded + jnp.broadcast_to(source, embedded.shape),
-      preferred_element_type=jnp.float32,
+      'nd,bed->bne', queries, source, preferred_element_type=jnp.float32
     )
     scores = jnp.where(
       source_mask[:, None, :],
@@ -280,6 +258,11 @@ class BlockDecoder(nn.Module):
     )
     weights = jax.nn.softmax(scores, axis=-1).astype(embedded.dtype)
     return jnp.einsum('bne,bed->bnd', weights, embedded)
+
+
+def _ids(count: int) -> Array:
+  """Position ids `[1, count]`."""
+  return jnp.arange(count, dtype=jnp.int32)[None]
 
 
 def encoder_config(config: BlockDecoderConfig) -> T5Config:
@@ -304,29 +287,17 @@ def block_model(config: BlockDecoderConfig) -> BlockModel:
   A decode whose longest text and block exceed the network's positions raises
   ValueError when it is traced.
   """
-  network = BlockDecoder(config)
+  apply = applied(BlockDecoder(config))
 
   def init(params, encoder_tokens: Array, num_positions: int) -> BlockMemory:
-    result: Any = network.apply(
-      {'params': params},
-      encoder_tokens,
-      min(num_positions, config.max_positions),
-      method=BlockDecoder.encode,
-    )
-    return result
+    room = min(num_positions, config.max_positions)
+    return apply(params, encoder_tokens, room, method=BlockDecoder.encode)
 
   def predict(
     params, tokens: Array, lengths: Array, memory: BlockMemory, width: int
   ) -> Array:
-    result: Any = network.apply(
-      {'params': params},
-      tokens,
-      arrays.is_within(lengths, tokens.shape[1]),
-      lengths,
-      memory,
-      width=width,
-      method=BlockDecoder.predict,
-    )
-    return result
+    is_known = arrays.is_within(lengths, tokens.shape[1])
+    args = params, tokens, is_known, lengths, memory
+    return apply(*args, width=width, method=BlockDecoder.predict)
 
   return BlockModel(init, predict, config.vocab_size)

@@ -2,6 +2,7 @@
 1811.03115), and the T5 that keeps the hidden states that they read."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -12,6 +13,7 @@ from specdec_jax import arrays, base
 from specdec_jax.base import Array, LanguageModel, Prompt
 from specdec_jax.drafters.blockwise_heads import HeadsFn
 from specdec_jax.models import t5
+from specdec_jax.models.layers import applied
 from specdec_jax.models.t5 import T5, T5Cache, T5Config
 
 
@@ -54,6 +56,9 @@ class HeadsCache:
     return self.t5.lengths
 
 
+_product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
 class BlockHeads(nn.Module):
   """A residual feed-forward per position ahead; the target's own projection
   makes logits of the results."""
@@ -71,24 +76,15 @@ class BlockHeads(nn.Module):
 
   def __call__(self, x: Array) -> Array:
     """All heads: `[B, embed]` to `[B, G, embed]`."""
-    inner = jnp.einsum(
-      'be,gem->bgm', x, self.wi, preferred_element_type=jnp.float32
-    )
-    inner = jax.nn.relu(inner).astype(x.dtype)
-    outer = jnp.einsum(
-      'bgm,gme->bge', inner, self.wo, preferred_element_type=jnp.float32
-    )
+    inner = jax.nn.relu(_product('be,gem->bgm', x, self.wi)).astype(x.dtype)
+    outer = _product('bgm,gme->bge', inner, self.wo)
     return x[:, None] + outer.astype(x.dtype)
 
   def one(self, x: Array, index: Array) -> Array:
     """One head: `[B, T, embed]` to the same."""
     wi, wo = self.wi[index], self.wo[index]
-    inner = jnp.einsum('bte,em->btm', x, wi, preferred_element_type=jnp.float32)
-    inner = jax.nn.relu(inner).astype(x.dtype)
-    outer = jnp.einsum(
-      'btm,me->bte', inner, wo, preferred_element_type=jnp.float32
-    )
-    return x + outer.astype(x.dtype)
+    inner = jax.nn.relu(_product('bte,em->btm', x, wi)).astype(x.dtype)
+    return x + _product('btm,me->bte', inner, wo).astype(x.dtype)
 
 
 def init_params(config: BlockHeadsConfig, rng_key: Array) -> Any:
@@ -116,11 +112,8 @@ def with_heads(
       f'heads of width {config.embed_dim} do not fit a target of width '
       f'{target_config.embed_dim}'
     )
-  network, plain = T5(target_config), t5.language_model(target_config)
+  apply, plain = applied(T5(target_config)), t5.language_model(target_config)
   width = config.gamma + 1
-
-  def apply(params, *args, method) -> Any:
-    return network.apply({'params': params}, *args, method=method)
 
   def init(params, prompt: Prompt, max_len: int) -> HeadsCache:
     num_rows = prompt.decoder_tokens.shape[0]
@@ -134,14 +127,10 @@ def with_heads(
   def extend(
     params, tokens: Array, cache: HeadsCache, at: Array | None = None
   ) -> tuple[Array, HeadsCache]:
-    hidden, t5_cache = apply(params, tokens, cache.t5, method=T5.extend_hidden)
+    hidden, t5_cache = apply(params, tokens, cache.t5, method=T5.extend)
     kept = hidden[:, :width]
-    missing = width - kept.shape[1]
-    new = HeadsCache(
-      t5=t5_cache,
-      hidden=jnp.pad(kept, ((0, 0), (0, missing), (0, 0))),
-      starts=cache.lengths,
-    )
+    kept = jnp.pad(kept, ((0, 0), (0, width - kept.shape[1]), (0, 0)))
+    new = HeadsCache(t5=t5_cache, hidden=kept, starts=cache.lengths)
     if at is not None:
       hidden = arrays.read_block(hidden, at, 1)
     return apply(params, hidden, method=T5.project), new
@@ -155,7 +144,7 @@ def with_heads(
     offsets = lengths - 2 - cache.starts
     is_ready = (cache.starts >= 0) & (offsets >= 0) & (offsets < width)
     x = arrays.read_block(cache.hidden, offsets, 1)[:, 0]
-    ahead: Any = BlockHeads(config).apply({'params': params['heads']}, x)
+    ahead = applied(BlockHeads(config))(params['heads'], x)
     return apply(params['target'], ahead, method=T5.project), is_ready
 
   target = LanguageModel(init, extend, rewind, plain.vocab_size)

@@ -5,8 +5,6 @@ never seen and are overwritten by the next append, so nothing is ever copied or
 erased.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 
@@ -59,21 +57,16 @@ _MAX_UNROLLED_ROWS = 8
 
 
 def append(buffer: Array, new: Array, lengths: Array) -> Array:
-  """Writes row b of `new` at positions `lengths[b] + t` of `buffer`.
+  """`buffer` with row b of `new` at its positions `lengths[b] + t`.
 
-  Rows are written by one `dynamic_update_slice` each. A scatter makes the TPU
-  compiler insert cache-sized layout copies into the decoding loop; a row slice
-  makes none, unrolled or in a loop. It clamps its start, so callers keep spare
-  capacity: the decoding loops ask for `max_len + gamma + 1` positions and never
-  start to write beyond `max_len`.
+  Rows are written by one `dynamic_update_slice` each, which unlike a scatter
+  makes the TPU compiler insert no copies of the cache. It clamps its start, so
+  callers keep spare capacity (invariant 3 of docs/design.md).
 
   Args:
     buffer: `[B, H, S, D]`.
     new: `[B, H, T, D]`.
     lengths: int32 `[B]`, where each row starts to write.
-
-  Returns:
-    The buffer `[B, H, S, D]` with the new entries.
 
   Raises:
     ValueError: if T exceeds S.
@@ -106,15 +99,14 @@ def _write_rows(buffer: Array, new: Array, lengths: Array) -> Array:
       buffer = write_row(row, buffer)
     return buffer
 
-  def write_in_loop(buffer):
-    return jax.lax.fori_loop(0, batch_size, write_row, buffer)
+  def write_in_loop(buffer, num_rows=batch_size):
+    return jax.lax.fori_loop(0, num_rows, write_row, buffer)
 
   def write_in_opaque_loop(buffer):
     # XLA's CPU compiler fuses a plain write into its reader, computes it twice,
     # and copies the whole cache four times to keep the two apart. A loop stops
     # it, unless its trip count is known to be one.
-    num_rows = jnp.where(lengths[0] >= 0, batch_size, 0)
-    return jax.lax.fori_loop(0, num_rows, write_row, buffer)
+    return write_in_loop(buffer, jnp.where(lengths[0] >= 0, batch_size, 0))
 
   is_small = batch_size <= _MAX_UNROLLED_ROWS
   return jax.lax.platform_dependent(
@@ -122,8 +114,3 @@ def _write_rows(buffer: Array, new: Array, lengths: Array) -> Array:
     cpu=write_in_opaque_loop,
     default=write_unrolled if is_small else write_in_loop,
   )
-
-
-def rewind(cache: KVCache, lengths: Array) -> KVCache:
-  """Sets each row's length; `lengths` is int32 `[B]`."""
-  return dataclasses.replace(cache, lengths=lengths)

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from specdec_jax.base import Array
 
-Dtype = jnp.dtype
+# Products accumulate in float32.
+_dot = functools.partial(jnp.tensordot, preferred_element_type=jnp.float32)
 
 
 @jax.custom_vjp
@@ -25,31 +26,28 @@ def _matmul(x: Array, kernel: Array) -> Array:
   The backward pass rounds cotangents to that dtype, too: products of float32
   with bfloat16 take twice the time of bfloat16 alone.
   """
-  return jax.lax.dot_general(
-    x,
-    kernel,
-    (((x.ndim - 1,), (0,)), ((), ())),
-    preferred_element_type=jnp.float32,
-  )
-
-
-def _matmul_forward(x: Array, kernel: Array) -> tuple[Array, Any]:
-  return _matmul(x, kernel), (x, kernel)
+  return _dot(x, kernel, 1)
 
 
 def _matmul_backward(saved: Any, cotangent: Array) -> tuple[Array, Array]:
   x, kernel = saved
   cotangent = cotangent.astype(kernel.dtype)
   rows = tuple(range(x.ndim - 1))
-  products = functools.partial(
-    jax.lax.dot_general, preferred_element_type=jnp.float32
-  )
-  to_x = products(cotangent, kernel, (((x.ndim - 1,), (1,)), ((), ())))
-  to_kernel = products(x, cotangent, ((rows, rows), ((), ())))
+  to_x = _dot(cotangent, kernel, (-1, 1))
+  to_kernel = _dot(x, cotangent, (rows, rows))
   return to_x.astype(x.dtype), to_kernel.astype(kernel.dtype)
 
 
-_matmul.defvjp(_matmul_forward, _matmul_backward)
+_matmul.defvjp(
+  lambda x, kernel: (_matmul(x, kernel), (x, kernel)), _matmul_backward
+)
+
+
+def applied(network: nn.Module) -> Callable[..., Any]:
+  """`network.apply` of a bare tree of parameters."""
+  return lambda params, *args, **options: network.apply(
+    {'params': params}, *args, **options
+  )
 
 
 class Dense(nn.Module):
@@ -62,7 +60,7 @@ class Dense(nn.Module):
   """
 
   features: int
-  dtype: Dtype = jnp.float32
+  dtype: jnp.dtype = jnp.float32
   use_bias: bool = False
   kernel_init: Callable = nn.initializers.lecun_normal()
 
@@ -88,7 +86,7 @@ class RMSNorm(nn.Module):
   """
 
   epsilon: float = 1e-6
-  dtype: Dtype = jnp.float32
+  dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
@@ -125,7 +123,7 @@ class Embed(nn.Module):
 
   vocab_size: int
   embed_dim: int
-  dtype: Dtype = jnp.float32
+  dtype: jnp.dtype = jnp.float32
 
   def setup(self):
     self.embedding = self.param(
@@ -145,25 +143,15 @@ class Embed(nn.Module):
     if self.has_variable('params', TRANSPOSED):
       kernel: Array = self.get_variable('params', TRANSPOSED)
       return _matmul(*_of_one_dtype(self, x, kernel, TRANSPOSED))
-    return jax.lax.dot_general(
-      x.astype(self.embedding.dtype),
-      self.embedding,
-      (((x.ndim - 1,), (1,)), ((), ())),
-      preferred_element_type=jnp.float32,
-    )
+    return _dot(x.astype(self.embedding.dtype), self.embedding, (-1, 1))
 
 
 def with_cpu_copies(params: Any, *, is_tied: bool) -> Any:
   """The tree of a model, with copies of weights that CPUs multiply faster.
 
-  Two products are slow on a CPU. Several rows times `[out, in]`, the layout of
-  a tied model's embeddings, take two and a half times as long as `[in, out]`:
-  such embeddings get a transpose. And a single row times bfloat16 is computed
-  in float32 from weights that are converted first. XLA moves the conversion out
-  of a plain decoding loop, but not out of an inner loop that may not run, so
-  iterations without a draft would convert every weight each time: kernels get a
-  float32 copy, except the encoder's, which never see a single row. Accelerators
-  get the tree as it is.
+  Tied embeddings get a transpose, and kernels that are not in float32 a copy
+  that is, except the encoder's, which never see a single row; docs/design.md
+  has the reasons. Accelerators get the tree as it is.
 
   Args:
     params: a tree of `models`, in one dtype.
@@ -216,19 +204,18 @@ class Mlp(nn.Module):
 
   mlp_dim: int
   activations: tuple[str, ...]
-  dtype: Dtype = jnp.float32
+  dtype: jnp.dtype = jnp.float32
   dropout_rate: float = 0.0
 
   @nn.compact
   def __call__(self, x: Array, *, is_training: bool = False) -> Array:
-    num_inputs = len(self.activations)
-    names = (
-      ['wi'] if num_inputs == 1 else [f'wi_{i}' for i in range(num_inputs)]
-    )
-    factors = [
-      ACTIVATIONS[activation](Dense(self.mlp_dim, self.dtype, name=name)(x))
-      for name, activation in zip(names, self.activations, strict=True)
-    ]
+    is_gated = len(self.activations) > 1
+    factors = []
+    for i, activation in enumerate(self.activations):
+      project = Dense(
+        self.mlp_dim, self.dtype, name=f'wi_{i}' if is_gated else 'wi'
+      )
+      factors.append(ACTIVATIONS[activation](project(x)))
     hidden = math.prod(factors[1:], start=factors[0])
     hidden = Dropout(self.dropout_rate)(hidden, is_training=is_training)
     return Dense(x.shape[-1], self.dtype, name='wo')(hidden)

@@ -6,6 +6,7 @@ named as T5X names those of a decoder-only model.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -13,9 +14,9 @@ import jax.numpy as jnp
 
 from specdec_jax import arrays
 from specdec_jax.base import Array, LanguageModel, Prompt
-from specdec_jax.models import attention, kv_cache, positions
+from specdec_jax.models import attention, kv_cache
 from specdec_jax.models.kv_cache import KVCache
-from specdec_jax.models.layers import Dense, Embed, Mlp, RMSNorm
+from specdec_jax.models.layers import Dense, Embed, Mlp, RMSNorm, applied
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,8 +60,35 @@ class LlamaConfig:
         f'{self.num_kv_heads} key-value heads'
       )
     if self.head_dim % 2:
-      raise ValueError(f'rotary positions need an even head_dim, got '
-                       f'{self.head_dim}')  # fmt: skip
+      raise ValueError(
+        f'rotary positions need an even head_dim, got {self.head_dim}'
+      )
+
+
+def rotate(x: Array, positions: Array, *, base: float) -> Array:
+  """Rotates each head of `x` by its position (Su et al., arXiv 2104.09864).
+
+  Dimension i is paired with `i + D/2`, the layout of Hugging Face checkpoints;
+  GGUF files interleave the pairs and are permuted when they are read.
+
+  Args:
+    x: `[B, H, T, D]`, D even; so is the result, with angles in float32.
+    positions: int32 `[B, T]`.
+    base: theta, the wavelength base (10,000 in Llama).
+  """
+  half = x.shape[-1] // 2
+  exponents = jnp.arange(half, dtype=jnp.float32) / half
+  frequencies = jnp.power(jnp.float32(base), -exponents)
+  angles = (
+    positions.astype(jnp.float32)[:, None, :, None]
+    * frequencies[None, None, None, :]
+  )
+  sin, cos = jnp.sin(angles), jnp.cos(angles)
+  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  rotated = jnp.concatenate(
+    [first * cos - second * sin, second * cos + first * sin], axis=-1
+  )
+  return rotated.astype(x.dtype)
 
 
 class SelfAttention(nn.Module):
@@ -85,15 +113,13 @@ class SelfAttention(nn.Module):
       y = y.reshape(batch, num_tokens, num_heads, config.head_dim)
       return y.transpose(0, 2, 1, 3)
 
-    token_positions = arrays.block_positions(lengths, num_tokens)
-    queries = positions.rotate(
-      project(config.num_heads, 'query'), token_positions, base=config.rope_base
-    )
-    new_keys = positions.rotate(
-      project(config.num_kv_heads, 'key'),
-      token_positions,
+    turn = functools.partial(
+      rotate,
+      positions=arrays.block_positions(lengths, num_tokens),
       base=config.rope_base,
     )
+    queries = turn(project(config.num_heads, 'query'))
+    new_keys = turn(project(config.num_kv_heads, 'key'))
     keys = kv_cache.append(keys, new_keys, lengths)
     values = kv_cache.append(
       values, project(config.num_kv_heads, 'value'), lengths
@@ -118,14 +144,13 @@ class DecoderLayer(nn.Module):
     self, x: Array, keys: Array, values: Array, lengths: Array
   ) -> tuple[Array, Array, Array]:
     config = self.config
-    h = RMSNorm(
-      config.norm_epsilon, config.dtype, name='pre_self_attention_layer_norm'
-    )(x)
+    norm = functools.partial(RMSNorm, config.norm_epsilon, config.dtype)
+    h = norm(name='pre_self_attention_layer_norm')(x)
     h, keys, values = SelfAttention(config, name='self_attention')(
       h, keys, values, lengths
     )
     x = x + h
-    h = RMSNorm(config.norm_epsilon, config.dtype, name='pre_mlp_layer_norm')(x)
+    h = norm(name='pre_mlp_layer_norm')(x)
     h = Mlp(config.mlp_dim, ('silu', 'linear'), config.dtype, name='mlp')(h)
     return x + h, keys, values
 
@@ -170,9 +195,8 @@ class Llama(nn.Module):
 def init_params(config: LlamaConfig, rng_key: Array) -> Any:
   """Fresh float32 parameters."""
   tokens = jnp.zeros((1, 1), jnp.int32)
-  return Llama(config).init(rng_key, tokens, _empty_cache(config, 1, 1))[
-    'params'
-  ]
+  cache = _empty_cache(config, 1, 1)
+  return Llama(config).init(rng_key, tokens, cache)['params']
 
 
 def _empty_cache(
@@ -190,7 +214,7 @@ def _empty_cache(
 
 def language_model(config: LlamaConfig) -> LanguageModel:
   """A Llama-type decoder; its params are `{'token_embedder': ..., ...}`."""
-  network = Llama(config)
+  extend = applied(Llama(config))
 
   def init(params, prompt: Prompt, max_len: int) -> KVCache:
     if prompt.encoder_tokens is not None:
@@ -202,13 +226,7 @@ def language_model(config: LlamaConfig) -> LanguageModel:
       _, cache = extend(params, prompt.decoder_tokens[:, :-1], cache)
     return rewind(cache, prompt.decoder_lengths - 1)
 
-  def extend(
-    params, tokens: Array, cache: KVCache, at: Array | None = None
-  ) -> tuple[Array, KVCache]:
-    result: Any = network.apply({'params': params}, tokens, cache, at)
-    return result
-
   def rewind(cache: KVCache, lengths: Array) -> KVCache:
-    return kv_cache.rewind(cache, lengths.astype(jnp.int32))
+    return dataclasses.replace(cache, lengths=lengths.astype(jnp.int32))
 
   return LanguageModel(init, extend, rewind, config.vocab_size)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -13,7 +14,6 @@ DTYPES = ('float32', 'bfloat16')
 
 # 32,100 pieces, padded to a multiple of 128 as T5X's checkpoints are.
 _T5_VOCAB_SIZE = 32_128
-_MT5_VOCAB_SIZE = 250_112
 
 
 def _t5(
@@ -22,25 +22,16 @@ def _t5(
   num_layers: int,
   head_dim: int,
   mlp_dim: int,
-  *,
-  num_encoder_layers: int | None = None,
-  vocab_size: int = _T5_VOCAB_SIZE,
-  is_1_0: bool = False,
-  is_tied: bool = False,
-  mlp_activations: tuple[str, ...] = ('gelu', 'linear'),
+  **others: Any,
 ) -> T5Config:
+  defaults = {'vocab_size': _T5_VOCAB_SIZE, 'num_encoder_layers': num_layers}
   return T5Config(
-    vocab_size=vocab_size,
     embed_dim=embed_dim,
-    num_encoder_layers=(
-      num_layers if num_encoder_layers is None else num_encoder_layers
-    ),
     num_decoder_layers=num_layers,
     num_heads=num_heads,
     head_dim=head_dim,
     mlp_dim=mlp_dim,
-    mlp_activations=('relu',) if is_1_0 else mlp_activations,
-    is_tied=is_1_0 or is_tied,
+    **defaults | others,
   )
 
 
@@ -60,35 +51,25 @@ _T5_1_0_SIZES = {
 }
 
 
-def _gpt(embed_dim: int, num_heads: int, num_layers: int) -> T5Config:
-  """The decoder-only models of Leviathan et al., Sec. 4.1: GELU, no gate, and
-  BERT's 30,522 tokens, padded."""
-  return _t5(
-    embed_dim,
-    num_heads,
-    num_layers,
-    embed_dim // num_heads,
-    4 * embed_dim,
-    num_encoder_layers=0,
-    vocab_size=30_592,
-    mlp_activations=('gelu',),
-  )
-
-
+_t5_1_0 = functools.partial(_t5, is_tied=True, mlp_activations=('relu',))
+# The decoder-only models of Leviathan et al., Sec. 4.1: GELU, no gate, and
+# BERT's 30,522 tokens, padded.
+_gpt = functools.partial(
+  _t5, num_encoder_layers=0, vocab_size=30_592, mlp_activations=('gelu',)
+)
 _laptop = functools.partial(_t5, vocab_size=8_192, is_tied=True)
 
 PRESETS: dict[str, T5Config] = {
   **{f't5_1_1_{name}': _t5(*sizes) for name, sizes in _T5_1_1_SIZES.items()},
   **{
-    f't5_1_0_{name}': _t5(*sizes, is_1_0=True)
-    for name, sizes in _T5_1_0_SIZES.items()
+    f't5_1_0_{name}': _t5_1_0(*sizes) for name, sizes in _T5_1_0_SIZES.items()
   },
   **{
-    f'mt5_{name}': _t5(*sizes, vocab_size=_MT5_VOCAB_SIZE)
+    f'mt5_{name}': _t5(*sizes, vocab_size=250_112)
     for name, sizes in _T5_1_1_SIZES.items()
   },
-  'gpt_97m': _gpt(768, 12, 12),
-  'gpt_6m': _gpt(256, 4, 2),
+  'gpt_97m': _gpt(768, 12, 12, 64, 3072),
+  'gpt_6m': _gpt(256, 4, 2, 64, 1024),
   # For training on a laptop: 8,192 pieces, tied embeddings, and drafters that
   # take an eighth of the operations per token.
   't5_mini': _laptop(256, 4, 4, 64, 768, num_encoder_layers=4),
@@ -124,30 +105,25 @@ def spec_drafter_of(
   max_positions: int,
 ) -> BlockDecoderConfig:
   """A Spec-Drafter as wide as a target, whose embeddings and encoder fit."""
-  return BlockDecoderConfig(
-    vocab_size=target.vocab_size,
-    embed_dim=target.embed_dim,
-    num_encoder_layers=num_encoder_layers,
-    num_decoder_layers=num_decoder_layers,
-    num_heads=target.num_heads,
-    head_dim=target.head_dim,
-    mlp_dim=target.mlp_dim,
-    max_positions=max_positions,
-    mlp_activations=target.mlp_activations,
-    relpos_num_buckets=target.relpos_num_buckets,
-    relpos_max_distance=target.relpos_max_distance,
-    dtype=target.dtype,
-  )
+  own: dict[str, Any] = {
+    'num_encoder_layers': num_encoder_layers,
+    'num_decoder_layers': num_decoder_layers,
+    'max_positions': max_positions,
+    'dropout_rate': 0.0,
+  }
+  names = {field.name for field in dataclasses.fields(BlockDecoderConfig)}
+  shared = {name: getattr(target, name) for name in names - own.keys()}
+  return BlockDecoderConfig(**shared, **own)
 
 
 SPEC_DRAFTERS: dict[str, BlockDecoderConfig] = {
   name: spec_drafter_of(
     PRESETS[target],
-    num_encoder_layers=num_encoder_layers,
-    num_decoder_layers=num_decoder_layers,
+    num_encoder_layers=encoder,
+    num_decoder_layers=decoder,
     max_positions=max_positions,
   )
-  for name, target, num_encoder_layers, num_decoder_layers, max_positions in (
+  for name, target, encoder, decoder, max_positions in (
     # T5 1.0 small has the sizes of Transformer-base, the targets of Xia et al.
     ('xia_12_2', 't5_1_0_small', 12, 2, 512),
     ('xia_6_6', 't5_1_0_small', 6, 6, 512),

@@ -8,6 +8,7 @@ the keys and values of cross-attention are computed once per decode.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import flax.linen as nn
@@ -17,10 +18,23 @@ from specdec_jax import arrays, base
 from specdec_jax.base import Array, LanguageModel, Prompt
 from specdec_jax.models import attention, kv_cache
 from specdec_jax.models.kv_cache import KVCache
-from specdec_jax.models.layers import Dense, Dropout, Embed, RMSNorm
-from specdec_jax.models.positions import RelativePositionBias
-from specdec_jax.models.t5_layers import DecoderLayer, EncoderLayer, T5Config
+from specdec_jax.models.layers import (
+  Dense,
+  Dropout,
+  Embed,
+  RMSNorm,
+  applied,
+)
+from specdec_jax.models.t5_layers import (
+  DecoderLayer,
+  EncoderLayer,
+  RelativePositionBias,
+  T5Config,
+)
 from specdec_jax.sharding import rules
+
+# Keys, values and mask `[B, T or 1, E]` of an encoder, if there is one.
+Cross = tuple[Array, Array, Array] | None
 
 
 @base.value
@@ -52,19 +66,17 @@ class Encoder(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array, mask: Array, *, is_training: bool) -> Array:
-    """`mask` is bool `[B or 1, E, E]`."""
+    """`mask` is bool `[B or 1, E or 1, E]`."""
     config = self.config
     drop = Dropout(config.dropout_rate)
     positions = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
-    bias = _relative_positions(config, is_bidirectional=True)(
-      positions, positions
-    )
+    bias = RelativePositionBias(
+      config, is_bidirectional=True, name='relpos_bias'
+    )(positions, positions)
     x = drop(x, is_training=is_training)
     for i in range(config.num_encoder_layers):
-      x = EncoderLayer(config, name=f'layers_{i}')(
-        x, mask, bias, is_training=is_training
-      )
-      x = rules.constrain(x, 'batch', 'length', 'embed')
+      layer = EncoderLayer(config, name=f'layers_{i}')
+      x = layer(x, mask, bias, is_training=is_training)
     x = RMSNorm(dtype=config.dtype, name='encoder_norm')(x)
     return drop(x, is_training=is_training)
 
@@ -85,9 +97,7 @@ class Decoder(nn.Module):
     config = self.config
     if self.embed is None:
       self.token_embedder = _embed(config)
-    self.relpos_bias = _relative_positions(
-      config, is_bidirectional=False, name=None
-    )
+    self.relpos_bias = RelativePositionBias(config, is_bidirectional=False)
     self.layers = [
       DecoderLayer(config) for _ in range(config.num_decoder_layers)
     ]
@@ -96,73 +106,50 @@ class Decoder(nn.Module):
     if not config.is_tied:
       self.logits_dense = Dense(config.vocab_size)
 
-  def cross_keys_values(
-    self, encoded: Array
-  ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """Keys and values of every layer, `[B, H, E, D]` each."""
-    pairs = [layer.cross_keys_values(encoded) for layer in self.layers]
-    return tuple(k for k, _ in pairs), tuple(v for _, v in pairs)
-
-  def extend(self, tokens: Array, cache: T5Cache) -> tuple[Array, T5Cache]:
-    """Appends int32 `[B, T]`; the input `[B, T, embed]` of `project`, and the
-    cache."""
-    past = cache.decoder
-    num_tokens = tokens.shape[1]
-    mask = attention.causal_mask(past.lengths, num_tokens, past.capacity)
-    key_positions = jnp.arange(past.capacity, dtype=jnp.int32)[None]
-    bias = self.relpos_bias(
-      arrays.block_positions(past.lengths, num_tokens), key_positions
-    )
-    cross_mask = None
-    if cache.encoder_mask is not None:
-      shape = (tokens.shape[0], num_tokens, cache.encoder_mask.shape[1])
-      cross_mask = jnp.broadcast_to(cache.encoder_mask[:, None], shape)
-    x = self._embed(tokens)
-    keys, values = [], []
-    for i, layer in enumerate(self.layers):
-      cross = None
-      if cross_mask is not None:
-        cross = cache.cross_keys[i], cache.cross_values[i], cross_mask
-      x, layer_keys, layer_values = layer(
-        x, (past.keys[i], past.values[i], past.lengths), mask, bias, cross
-      )
-      keys.append(layer_keys)
-      values.append(layer_values)
-    decoder = KVCache(
-      keys=tuple(keys), values=tuple(values), lengths=past.lengths + num_tokens
-    )
-    return self._finish(x), dataclasses.replace(cache, decoder=decoder)
-
   def __call__(
     self,
     tokens: Array,
     mask: Array,
-    encoded: Array | None = None,
-    cross_mask: Array | None = None,
+    crosses: Iterable[Cross],
+    past: KVCache | None = None,
     *,
     is_training: bool = False,
-  ) -> Array:
-    """All positions at once, without a cache.
+  ) -> tuple[Array, list[Array], list[Array]]:
+    """Reads further tokens.
 
     Args:
-      tokens: int32 `[B, T]`, what the decoder reads.
-      mask: bool `[B, T, T]`.
-      encoded: `[B, E, embed]`, or None for a decoder-only model.
-      cross_mask: bool `[B, T, E]`.
+      tokens: int32 `[B, T]`.
+      mask: bool `[B, T, S]`.
+      crosses: what each layer, in turn, knows of the encoder.
+      past: of capacity S, is appended to; None if all S = T tokens are new.
       is_training: whether to drop out.
 
     Returns:
-      `[B, T, embed]`, the input of `project`.
+      `[B, T, embed]`, the input of `project`, and the keys and values of each
+      layer `[B, H, S, D]`.
     """
-    positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    bias = self.relpos_bias(positions, positions)
-    x = self.dropout(self._embed(tokens), is_training=is_training)
-    for layer in self.layers:
-      cross = None
-      if encoded is not None and cross_mask is not None:
-        cross = *layer.cross_keys_values(encoded), cross_mask
-      x, _, _ = layer(x, None, mask, bias, cross, is_training=is_training)
-    return self._finish(x, is_training=is_training)
+    key_positions = jnp.arange(mask.shape[2], dtype=jnp.int32)[None]
+    query_positions = key_positions
+    if past is not None:
+      query_positions = arrays.block_positions(past.lengths, tokens.shape[1])
+    bias = self.relpos_bias(query_positions, key_positions)
+    x = (self.embed or self.token_embedder)(tokens)
+    x = rules.constrain(x, 'batch', 'length', 'embed')
+    x = self.dropout(x, is_training=is_training)
+    keys, values = [], []
+    for i, (layer, cross) in enumerate(zip(self.layers, crosses, strict=True)):
+      x, layer_keys, layer_values = layer(
+        x,
+        None if past is None else (past.keys[i], past.values[i], past.lengths),
+        mask,
+        bias,
+        cross,
+        is_training=is_training,
+      )
+      keys.append(layer_keys)
+      values.append(layer_values)
+    x = self.dropout(self.decoder_norm(x), is_training=is_training)
+    return x, keys, values
 
   def project(self, x: Array) -> Array:
     """`[B, T, embed]` to float32 logits `[B, T, V]`."""
@@ -172,13 +159,6 @@ class Decoder(nn.Module):
     else:
       logits = self.logits_dense(x)
     return rules.constrain(logits, 'batch', 'length', 'vocab')
-
-  def _embed(self, tokens: Array) -> Array:
-    x = (self.embed or self.token_embedder)(tokens)
-    return rules.constrain(x, 'batch', 'length', 'embed')
-
-  def _finish(self, x: Array, *, is_training: bool = False) -> Array:
-    return self.dropout(self.decoder_norm(x), is_training=is_training)
 
 
 class T5(nn.Module):
@@ -207,43 +187,45 @@ class T5(nn.Module):
   ) -> Array:
     """int32 `[B, E]`, 0 where padded, to `[B, E, embed]`."""
     mask = (encoder_tokens > 0)[:, None, :]
-    if segment_ids is None:
-      shape = (*encoder_tokens.shape, encoder_tokens.shape[1])
-      mask = jnp.broadcast_to(mask, shape)
-    else:
+    if segment_ids is not None:
       mask = mask & (segment_ids[:, :, None] == segment_ids[:, None, :])
     x = self.token_embedder(encoder_tokens)
     return self.encoder(x, mask, is_training=is_training)
 
   def cross_keys_values(
-    self, encoded: Array
-  ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """The part of a `T5Cache` that depends on the encoder alone."""
-    return self.decoder.cross_keys_values(encoded)
+    self, encoder_tokens: Array
+  ) -> list[tuple[Array, Array]]:
+    """Keys and values of the encoder's output, `[B, H, E, D]` for each layer of
+    the decoder."""
+    encoded = self.encode(encoder_tokens)
+    return [
+      layer.encoder_decoder_attention.keys_values(encoded)
+      for layer in self.decoder.layers
+    ]
 
-  def extend(
-    self, tokens: Array, cache: T5Cache, at: Array | None = None
-  ) -> tuple[Array, T5Cache]:
-    """Appends int32 `[B, T]`; float32 logits `[B, T, V]`, or `[B, 1, V]` of the
-    token `at[B]` alone, and the cache."""
-    x, cache = self.decoder.extend(tokens, cache)
-    if at is not None:
-      x = arrays.read_block(x, at, 1)
-    return self.decoder.project(x), cache
-
-  def extend_hidden(
-    self, tokens: Array, cache: T5Cache
-  ) -> tuple[Array, T5Cache]:
-    """`extend` up to the last projection: `[B, T, embed]` and the cache."""
-    return self.decoder.extend(tokens, cache)
+  def extend(self, tokens: Array, cache: T5Cache) -> tuple[Array, T5Cache]:
+    """Appends int32 `[B, T]`; the input `[B, T, embed]` of `project`, and the
+    cache."""
+    past, num_tokens = cache.decoder, tokens.shape[1]
+    mask = attention.causal_mask(past.lengths, num_tokens, past.capacity)
+    crosses: list[Cross] = [None] * len(past.keys)
+    if cache.encoder_mask is not None:
+      cross_mask = cache.encoder_mask[:, None]
+      pairs = zip(cache.cross_keys, cache.cross_values, strict=True)
+      crosses = [(*pair, cross_mask) for pair in pairs]
+    x, keys, values = self.decoder(tokens, mask, crosses, past)
+    decoder = KVCache(
+      keys=tuple(keys), values=tuple(values), lengths=past.lengths + num_tokens
+    )
+    return x, dataclasses.replace(cache, decoder=decoder)
 
   def project(self, x: Array) -> Array:
-    """The rest of `extend`: `[B, T, embed]` to float32 logits `[B, T, V]`."""
+    """`[B, T, embed]` to float32 logits `[B, T, V]`."""
     return self.decoder.project(x)
 
   def __call__(self, *args: Any, **options: Any) -> Array:
     """Teacher-forced logits, float32 `[B, T, V]`; arguments as for `hidden`."""
-    return self.decoder.project(self.hidden(*args, **options))
+    return self.project(self.hidden(*args, **options))
 
   def hidden(
     self,
@@ -267,26 +249,28 @@ class T5(nn.Module):
     Returns:
       `[B, T, embed]`, of what follows each decoder token.
     """
-    num_tokens = decoder_tokens.shape[1]
+    num_tokens, ids = decoder_tokens.shape[1], decoder_segment_ids
     starts = jnp.zeros(decoder_tokens.shape[0], jnp.int32)
     mask = attention.causal_mask(starts, num_tokens, num_tokens)
-    if decoder_segment_ids is not None:
-      ids = decoder_segment_ids
+    if ids is not None:
       mask = mask & (ids[:, :, None] == ids[:, None, :])
-    if encoder_tokens is None:
-      return self.decoder(decoder_tokens, mask, is_training=is_training)
-    encoded = self.encode(
-      encoder_tokens, encoder_segment_ids, is_training=is_training
-    )
-    shape = (*decoder_tokens.shape, encoder_tokens.shape[1])
-    cross_mask = jnp.broadcast_to((encoder_tokens > 0)[:, None, :], shape)
-    if encoder_segment_ids is not None and decoder_segment_ids is not None:
-      cross_mask = cross_mask & (
-        decoder_segment_ids[:, :, None] == encoder_segment_ids[:, None, :]
+    crosses: Iterable[Cross] = [None] * self.config.num_decoder_layers
+    if encoder_tokens is not None:
+      encoded = self.encode(
+        encoder_tokens, encoder_segment_ids, is_training=is_training
       )
-    return self.decoder(
-      decoder_tokens, mask, encoded, cross_mask, is_training=is_training
+      cross_mask = (encoder_tokens > 0)[:, None, :]
+      if encoder_segment_ids is not None and ids is not None:
+        is_same = ids[:, :, None] == encoder_segment_ids[:, None, :]
+        cross_mask = cross_mask & is_same
+      crosses = (
+        (*layer.encoder_decoder_attention.keys_values(encoded), cross_mask)
+        for layer in self.decoder.layers
+      )
+    x, _, _ = self.decoder(
+      decoder_tokens, mask, crosses, is_training=is_training
     )
+    return x
 
 
 def init_params(config: T5Config, rng_key: Array) -> Any:
@@ -302,10 +286,7 @@ def language_model(config: T5Config) -> LanguageModel:
   The encoder's padding is id 0. A decoder-only model takes its whole prompt as
   decoder tokens, an encoder-decoder its start token (0 in T5).
   """
-  network = T5(config)
-
-  def apply(params, *args, method) -> Any:
-    return network.apply({'params': params}, *args, method=method)
+  apply = applied(T5(config))
 
   def init(params, prompt: Prompt, max_len: int) -> T5Cache:
     encoder_tokens = prompt.encoder_tokens
@@ -316,10 +297,9 @@ def language_model(config: T5Config) -> LanguageModel:
         else 'a decoder-only model takes no encoder tokens'
       )
     batch_size, prompt_len = prompt.decoder_tokens.shape
-    cross: tuple[Any, Any] = ((), ())
+    pairs = []
     if encoder_tokens is not None:
-      encoded = apply(params, encoder_tokens, method=T5.encode)
-      cross = apply(params, encoded, method=T5.cross_keys_values)
+      pairs = apply(params, encoder_tokens, method=T5.cross_keys_values)
     cache = T5Cache(
       decoder=kv_cache.init(
         batch_size=batch_size,
@@ -329,8 +309,8 @@ def language_model(config: T5Config) -> LanguageModel:
         head_dim=config.head_dim,
         dtype=config.dtype,
       ),
-      cross_keys=cross[0],
-      cross_values=cross[1],
+      cross_keys=tuple(keys for keys, _ in pairs),
+      cross_values=tuple(values for _, values in pairs),
       encoder_mask=None if encoder_tokens is None else encoder_tokens > 0,
     )
     if prompt_len > 1:
@@ -340,10 +320,14 @@ def language_model(config: T5Config) -> LanguageModel:
   def extend(
     params, tokens: Array, cache: T5Cache, at: Array | None = None
   ) -> tuple[Array, T5Cache]:
-    return apply(params, tokens, cache, at, method=T5.extend)
+    x, cache = apply(params, tokens, cache, method=T5.extend)
+    if at is not None:
+      x = arrays.read_block(x, at, 1)
+    return apply(params, x, method=T5.project), cache
 
   def rewind(cache: T5Cache, lengths: Array) -> T5Cache:
-    decoder = kv_cache.rewind(cache.decoder, lengths.astype(jnp.int32))
+    lengths = lengths.astype(jnp.int32)
+    decoder = dataclasses.replace(cache.decoder, lengths=lengths)
     return dataclasses.replace(cache, decoder=decoder)
 
   return LanguageModel(init, extend, rewind, config.vocab_size)
@@ -351,15 +335,3 @@ def language_model(config: T5Config) -> LanguageModel:
 
 def _embed(config: T5Config) -> Embed:
   return Embed(config.vocab_size, config.embed_dim, config.dtype)
-
-
-def _relative_positions(
-  config: T5Config, *, is_bidirectional: bool, name: str | None = 'relpos_bias'
-) -> RelativePositionBias:
-  return RelativePositionBias(
-    config.num_heads,
-    config.relpos_num_buckets,
-    config.relpos_max_distance,
-    is_bidirectional=is_bidirectional,
-    name=name,
-  )

@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 
 from specdec_jax.base import Array
-from specdec_jax.models import attention, kv_cache, positions
+from specdec_jax.models import attention, kv_cache
 from specdec_jax.models.layers import Dense, Dropout, Mlp, RMSNorm
 from specdec_jax.sharding import rules
 
@@ -53,12 +55,75 @@ class T5Config:
   has_float32_scores: bool = True
 
   def __post_init__(self):
-    for is_bidirectional in {False, self.num_encoder_layers > 0}:
-      positions.check_buckets(
-        self.relpos_num_buckets,
-        self.relpos_max_distance,
-        is_bidirectional=is_bidirectional,
+    fewest = self.relpos_num_buckets // (4 if self.num_encoder_layers else 2)
+    most = self.relpos_num_buckets // 2
+    if fewest < 1 or most >= self.relpos_max_distance:
+      raise ValueError(
+        f'{self.relpos_num_buckets} buckets of relative positions do not fit '
+        f'distances up to {self.relpos_max_distance}: there are at least 4, '
+        'and half as many distances'
       )
+
+
+def buckets_by_distance(
+  num_buckets: int, max_distance: int, *, is_bidirectional: bool
+) -> np.ndarray:
+  """The bucket of every distance that has one of its own.
+
+  Half of the buckets are exact distances, the others grow logarithmically up to
+  `max_distance`; all distances beyond share the last one. Bidirectional stacks
+  keep one half for keys before the query and one for keys after it. In numpy,
+  so that no device's logarithm can move a distance across a boundary.
+
+  Returns:
+    int32 `[max_distance + 1]` for a causal stack, by `query - key`; for a
+    bidirectional one `[2 * max_distance + 1]`, by `key - query + max_distance`.
+  """
+  one_sided = num_buckets // 2 if is_bidirectional else num_buckets
+  num_exact = one_sided // 2
+  distances = np.arange(max_distance + 1)
+  # float32, as T5X and Hugging Face compute it; the epsilon keeps distances
+  # that lie on a boundary in the upper bucket.
+  ratios = np.maximum(distances, 1).astype(np.float32) / np.float32(num_exact)
+  logs = np.log(ratios + np.finfo(np.float32).eps)
+  scale = np.float32((one_sided - num_exact) / np.log(max_distance / num_exact))
+  large = num_exact + (logs * scale).astype(np.int32)
+  buckets = np.where(
+    distances < num_exact, distances, np.minimum(large, one_sided - 1)
+  ).astype(np.int32)
+  if not is_bidirectional:
+    return buckets
+  before, after = buckets[:0:-1], buckets[1:] + one_sided
+  return np.concatenate([before, buckets[:1], after]).astype(np.int32)
+
+
+class RelativePositionBias(nn.Module):
+  """Biases of attention scores by head and distance, shared by the layers."""
+
+  config: T5Config
+  is_bidirectional: bool
+
+  @nn.compact
+  def __call__(self, query_positions: Array, key_positions: Array) -> Array:
+    """int32 `[B, T]` and `[B, S]` to float32 `[B, H, T, S]`."""
+    num_buckets = self.config.relpos_num_buckets
+    limit = self.config.relpos_max_distance
+    table = self.param(
+      'rel_embedding',
+      nn.initializers.variance_scaling(1.0, 'fan_avg', 'uniform'),
+      (self.config.num_heads, num_buckets),
+    )
+    buckets = buckets_by_distance(
+      num_buckets, limit, is_bidirectional=self.is_bidirectional
+    )
+    by_distance = jnp.take(table.astype(jnp.float32), buckets, axis=1)
+    distances = key_positions[:, None, :] - query_positions[:, :, None]
+    if self.is_bidirectional:
+      distances = jnp.clip(distances, -limit, limit) + limit
+    else:
+      distances = jnp.clip(-distances, 0, limit)
+    biases = jnp.take(by_distance, distances, axis=1, mode='clip')
+    return jnp.moveaxis(biases, 0, 1)
 
 
 class Attention(nn.Module):
@@ -135,8 +200,8 @@ class EncoderLayer(nn.Module):
     keys, values = attend.keys_values(h)
     x = x + drop(attend(h, keys, values, mask, bias, is_training=is_training))
     h = RMSNorm(dtype=config.dtype, name='pre_mlp_layer_norm')(x)
-    h = _mlp(config)(h, is_training=is_training)
-    return x + drop(h)
+    h = _mlp(config, name='mlp')(h, is_training=is_training)
+    return rules.constrain(x + drop(h), 'batch', 'length', 'embed')
 
 
 class DecoderLayer(nn.Module):
@@ -153,12 +218,8 @@ class DecoderLayer(nn.Module):
       self.pre_cross_attention_layer_norm = norm()
       self.encoder_decoder_attention = Attention(config)
     self.pre_mlp_layer_norm = norm()
-    self.mlp = _mlp(config, name=None)
+    self.mlp = _mlp(config)
     self.dropout = Dropout(config.dropout_rate)
-
-  def cross_keys_values(self, encoded: Array) -> tuple[Array, Array]:
-    """Keys and values `[B, H, E, D]` of the encoder's output."""
-    return self.encoder_decoder_attention.keys_values(encoded)
 
   def __call__(
     self,
@@ -203,11 +264,6 @@ class DecoderLayer(nn.Module):
     return x, keys, values
 
 
-def _mlp(config: T5Config, name: str | None = 'mlp') -> Mlp:
-  return Mlp(
-    config.mlp_dim,
-    config.mlp_activations,
-    config.dtype,
-    config.dropout_rate,
-    name=name,
-  )
+def _mlp(config: T5Config, **name: Any) -> Mlp:
+  sizes = config.mlp_dim, config.mlp_activations
+  return Mlp(*sizes, config.dtype, config.dropout_rate, **name)

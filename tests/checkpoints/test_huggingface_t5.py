@@ -9,7 +9,6 @@ from tiny_models import assert_trees_equal
 from tiny_t5 import make_config, make_params
 
 from specdec_jax.checkpoints import huggingface
-from specdec_jax.models import positions
 
 pytest.importorskip('safetensors')
 
@@ -178,9 +177,9 @@ def test_sizes_that_make_no_network_name_the_file(folder):
 
 def test_too_few_buckets_are_refused():
   with pytest.raises(ValueError, match='2 buckets of relative positions do no'):
-    positions.buckets_by_distance(2, 128, is_bidirectional=True)
+    make_config(relpos_num_buckets=2)
   with pytest.raises(ValueError, match='do not fit distances up to 16'):
-    positions.buckets_by_distance(32, 16, is_bidirectional=False)
+    make_config(relpos_num_buckets=32, relpos_max_distance=16)
 
 
 def test_what_no_folder_can_hold_is_refused(tmp_path):
