@@ -54,7 +54,7 @@ setup(
   package_data={
     # The models that come along, with their cards and the vocabulary.
     'specdec_jax': ['pretrained/*', 'pretrained/*/*'],
-    'specdec_jax.trace': ['page.css', 'page.js'],
+    'specdec_jax.trace': ['*.css', '*.html', '*.js'],
     **{f'specdec_jax.{name}': ['*.gin'] for name in _GIN_CONFIGS},
   },
   python_requires='>=3.11',

@@ -9,8 +9,7 @@ import functools
 import hashlib
 import html
 import json
-from importlib import resources
-from typing import Any
+import string
 
 from specdec_jax.trace import recording, wording
 from specdec_jax.trace.recording import Record, Summary
@@ -26,80 +25,65 @@ _ELEMENTS = {
 # With more rows than this, only the first one starts unfolded.
 _MAX_OPEN_ROWS = 4
 _LONG_PROMPT = 400
+_INTERRUPTED = (
+  '<p class="warn" role="note">The run did not reach its end: this is what was '
+  'recorded before it stopped.</p>\n'
+)
 
 
 def render(traced: Trace, *, title: str = 'Speculative decoding trace') -> str:
   """The page as a string; write it as UTF-8."""
-  body = ''.join([
-    _top(traced, title),
-    _totals(traced),
-    _toolbar(traced),
-    *(_row(traced, row) for row in traced.rows),
-  ])  # fmt: skip
-  style, script = _file('page.css'), _file('page.js')
-  policy = (
-    f"default-src 'none'; style-src {_digest(style)}; "
-    f'script-src {_digest(script)}'
+  # The script makes one tooltip of all titles, that keyboard focus opens too,
+  # and lets the arrow keys walk over tokens and iterations.
+  style, script = wording.asset('page.css'), wording.asset('page.js')
+  header, summary = traced.header, traced.summarize()
+  return string.Template(wording.asset('page.html')).substitute(
+    style=style,
+    style_digest=_digest(style),
+    script=script,
+    script_digest=_digest(script),
+    title=_escape(title),
+    drafter=_escape(header['drafter']),
+    target=_escape(header['target']),
+    facts=_facts(header),
+    warning=_INTERRUPTED * traced.is_interrupted,
+    tiles=_tiles(summary),
+    chart=_acceptance_chart(summary),
+    table=_table(traced),
+    legend=_legend(traced),
+    rows=''.join(_row(traced, row) for row in traced.rows),
   )
-  return (
-    '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-    f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-    '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    f'<title>{_escape(title)}</title>\n<style>{style}</style>\n'
-    f'</head>\n<body>\n{body}'
-    '<div id="tip" role="tooltip" hidden></div>\n'
-    f'<script>{script}</script>\n</body>\n</html>\n'
-  )
 
 
-@functools.cache
-def _file(name: str) -> str:
-  """A file beside this one. The style sheet; and the script, without which
-  titles show: with it they become one tooltip that keyboard focus opens too,
-  and the arrow keys walk over tokens and iterations."""
-  source = resources.files('specdec_jax.trace').joinpath(name)
-  return '\n' + source.read_text(encoding='utf-8')
-
-
-def _top(traced: Trace, title: str) -> str:
-  header = traced.header
+def _facts(header: Record) -> str:
   named = ('type', 'version', 'target', 'drafter')
-  facts = ''.join(
-    f'<div><dt>{_escape(name.replace("_", " "))}</dt>'
-    f'<dd>{_escape(_fact(value))}</dd></div>'
+  shown = {
+    name.replace('_', ' '): value
+    if isinstance(value, str)
+    else json.dumps(value)
     for name, value in header.items()
     if name not in named and value is not None
-  )
-  warning = ''
-  if traced.is_interrupted:
-    warning = (
-      '<p class="warn" role="note">The run did not reach its end: this is what '
-      'was recorded before it stopped.</p>\n'
-    )
-  return (
-    f'<header>\n<h1>{_escape(title)}</h1>\n<p class="sub">'
-    f'<b>{_escape(header["drafter"])}</b> drafts for '
-    f'<b>{_escape(header["target"])}</b></p>\n'
-    f'<dl class="facts">{facts}</dl>\n{warning}</header>\n'
-  )
+  }
+  return _terms({_escape(k): _escape(v) for k, v in shown.items()})
 
 
-def _totals(traced: Trace) -> str:
-  summary = traced.summarize()
-  tiles = [
-    ('Tokens', f'{summary.num_tokens:,}'),
-    ('Target runs', f'{summary.num_target_runs:,}'),
-    ('Block efficiency', f'{_rate(summary.block_efficiency)}'
-     ' <small>tokens per target run</small>'),
-    ('Alpha', f'{_rate(summary.alpha)} <small>'
-     f'{sum(summary.num_accepted):,} of {sum(summary.num_tested):,} tested '
-     'drafts accepted</small>'),
-  ]  # fmt: skip
-  items = ''.join(f'<div><dt>{a}</dt><dd>{b}</dd></div>' for a, b in tiles)
-  return (
-    '<section class="card" aria-label="Summary">\n'
-    f'<dl class="tiles">{items}</dl>\n'
-    f'{_acceptance_chart(summary)}{_table(traced)}</section>\n'
+def _tiles(summary: Summary) -> str:
+  accepted, tested = sum(summary.num_accepted), sum(summary.num_tested)
+  tiles = {
+    'Tokens': f'{summary.num_tokens:,}',
+    'Target runs': f'{summary.num_target_runs:,}',
+    'Block efficiency': f'{_rate(summary.block_efficiency)} <small>tokens per '
+    'target run</small>',
+    'Alpha': f'{_rate(summary.alpha)} <small>{accepted:,} of {tested:,} tested '
+    'drafts accepted</small>',
+  }
+  return _terms(tiles)
+
+
+def _terms(named: dict[str, str]) -> str:
+  return ''.join(
+    f'<div><dt>{name}</dt><dd>{value}</dd></div>'
+    for name, value in named.items()
   )
 
 
@@ -162,11 +146,11 @@ def _table(traced: Trace) -> str:
       f'<td>{_rate(summary.block_efficiency)}</td>'
       f'<td>{_rate(summary.alpha)}</td><td>{_sparkline(summary)}</td></tr>'
     )
+  names = ('Row', 'Tokens', 'Target runs', 'Block efficiency', 'Alpha')
   columns = ''.join(
     f'<th scope="col">{name}</th>'
-    for name in ('Row', 'Tokens', 'Target runs', 'Block efficiency', 'Alpha',
-                 'Acceptance by position')
-  )  # fmt: skip
+    for name in (*names, 'Acceptance by position')
+  )
   return (
     '<div class="wide" tabindex="0" role="region" aria-label="By row">\n'
     f'<table><caption>By row</caption><thead><tr>{columns}</tr></thead>'
@@ -183,20 +167,12 @@ def _sparkline(summary: Summary) -> str:
   )
 
 
-def _toolbar(traced: Trace) -> str:
-  legend = ''.join(
+def _legend(traced: Trace) -> str:
+  return ''.join(
     f'<li><span class="k {verdict}" title="{html.escape(meaning)}">{verdict}'
     '</span></li>'
     for verdict, meaning in wording.MEANINGS.items()
     if verdict in traced.verdicts
-  )
-  return (
-    f'<div class="bar-top"><ul class="legend" aria-label="Legend">{legend}'
-    '</ul>\n<fieldset class="views" aria-label="View">'
-    '<label><input type="radio" name="view" id="as-iterations" checked>'
-    'Iterations</label><label><input type="radio" name="view" id="as-text">'
-    'Text</label><label><input type="checkbox" id="no-drafts" checked>'
-    'Failed drafts</label></fieldset></div>\n'
   )
 
 
@@ -204,10 +180,7 @@ def _row(traced: Trace, row: int) -> str:
   records = traced.iterations.get(row, [])
   is_open = len(traced.rows) <= _MAX_OPEN_ROWS or row == traced.rows[0]
   line = wording.summary_line(traced.summarize(row))
-  items = []
-  for record in records:
-    is_first = record is records[0]
-    items.append(_iteration(row, record, is_first))
+  items = [_iteration(row, each, each is records[0]) for each in records]
   hint = (
     '<p class="hint">Hover over a token, or press Tab and then the arrow keys, '
     'for p, q and u.</p>\n'
@@ -281,16 +254,16 @@ def _iteration(row: int, record: Record, is_first: bool) -> str:
 def _token(token: Record, has_tab_stop: bool) -> str:
   verdict = token['verdict']
   element = _ELEMENTS.get(verdict, 'span')
+  facts = {'p': token['p']}
+  if verdict in recording.DRAFT_VERDICTS:
+    facts |= {'q': token['q'], 'acceptance': token['accept_prob']}
+    if token['u'] is not None:
+      facts['u'] = token['u']
   lines = [
     f'“{wording.visible(token["text"])}” · id {token["token"]}',
     f'{verdict}: {wording.MEANINGS[verdict]}',
-    f'p = {_probability(token["p"])}',
+    *(f'{name} = {_number(value, ".4g")}' for name, value in facts.items()),
   ]
-  if verdict in recording.DRAFT_VERDICTS:
-    lines.append(f'q = {_probability(token["q"])}')
-    lines.append(f'acceptance = {_probability(token["accept_prob"])}')
-    if token['u'] is not None:
-      lines.append(f'u = {_probability(token["u"])}')
   title = html.escape('\n'.join(lines))
   tab_stop = ' tabindex="0"' * has_tab_stop
   return (
@@ -328,11 +301,6 @@ def _number(value: float | None, form: str) -> str:
 
 _rate = functools.partial(_number, form='.2f')
 _percent = functools.partial(_number, form='.0%')
-_probability = functools.partial(_number, form='.4g')
-
-
-def _fact(value: Any) -> str:
-  return value if isinstance(value, str) else json.dumps(value)
 
 
 def _escape(text: str) -> str:
@@ -340,5 +308,5 @@ def _escape(text: str) -> str:
 
 
 def _digest(source: str) -> str:
-  digest = hashlib.sha256(source.encode()).digest()
+  digest = hashlib.sha256(f'\n{source}'.encode()).digest()
   return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -26,30 +26,7 @@ _NUMBERS, _COUNTS, _TOKENS = _LEFT + 18, _LEFT + 54, _LEFT + 68
 _NUM_COLUMNS = int((_RIGHT - _TOKENS) / _ADVANCE)
 _PROMPT_LINES, _HEAD_SIZE = 2, 52
 
-# Of text and its tile, in the light and in the dark.
-_TOKEN_COLORS = {
-  'accepted': (('#116329', '#dafbe1'), ('#7ee787', '#12301d')),
-  'rejected': (('#a40e26', '#ffebe9'), ('#ff9492', '#3d1518')),
-  **dict.fromkeys(
-    ('correction', 'bonus', 'plain'),
-    (('#0550ae', '#ddf4ff'), ('#79c0ff', '#10294a')),
-  ),
-}
-_OTHER_COLORS = {
-  'text': ('#1f2328', '#f0f6fc'),
-  '.dim': ('#59636e', '#9198a1'),
-  '.card': ('#ffffff', '#0d1117'),
-  '.rule': ('#d1d9e0', '#3d444d'),
-}
-_FONTS = (
-  'text{white-space:pre;font:15px ui-monospace,SFMono-Regular,"SF Mono",Menlo,'
-  'Consolas,"Liberation Mono",monospace}'
-  '.sans{font:13px -apple-system,BlinkMacSystemFont,"Segoe UI","Noto Sans",'
-  'Helvetica,Arial,sans-serif}'
-  '.title{font-size:16px;font-weight:600}'
-  '.correction text{font-weight:bold}'
-  '.struck{text-decoration:line-through}.end{text-anchor:end}'
-)
+_VERDICTS = ('accepted', 'rejected', 'correction', 'bonus', 'plain')
 
 
 class _Part(NamedTuple):
@@ -57,6 +34,12 @@ class _Part(NamedTuple):
 
   height: int
   body: str
+
+
+_RULE = _Part(
+  14,
+  f'<rect class="rule" x="{_LEFT}" y="0" width="{_RIGHT - _LEFT}" height="1"/>',
+)
 
 
 def render(traced: Trace, *, max_iterations: int | None = None) -> str:
@@ -69,12 +52,14 @@ def render(traced: Trace, *, max_iterations: int | None = None) -> str:
   parts = [*_head(traced)]
   for row in traced.rows:
     parts += _row(traced, row, max_iterations)
-  parts += _legend(traced)
+  legend = [(each, each) for each in _VERDICTS if each in traced.verdicts]
+  parts.append(_Part(_LINE, _line(legend, gap=2)))
   body, y = [], 12
   for part in parts:
     body.append(f'<g transform="translate(0,{y})">{part.body}</g>\n')
     y += part.height
   height = y + 12
+  style = ''.join(map(str.strip, wording.asset('svg.css').splitlines()))
   models = wording.models_line(traced.header)
   title = f'{models}: {wording.summary_line(traced.summarize())}'
   return (
@@ -82,27 +67,11 @@ def render(traced: Trace, *, max_iterations: int | None = None) -> str:
     f'height="{height}" viewBox="0 0 {_WIDTH} {height}" role="img" '
     f'xml:space="preserve">\n<title>{html.escape(title)}</title>\n'
     f'<desc>{html.escape(_description(traced))}</desc>\n'
-    f'<style>{_style()}</style>\n<rect class="rule" x="0" y="0" '
+    f'<style>{style}</style>\n<rect class="rule" x="0" y="0" '
     f'width="{_WIDTH}" height="{height}" rx="8"/><rect class="card" x="1" '
     f'y="1" width="{_WIDTH - 2}" height="{height - 2}" rx="7"/>\n'
     f'{"".join(body)}</svg>\n'
   )
-
-
-def _style() -> str:
-  light, dark = (
-    ''.join(
-      f'{selector}{{fill:{colors[theme]}}}'
-      for selector, colors in _OTHER_COLORS.items()
-    )
-    + ''.join(
-      f'.{verdict} text{{fill:{colors[theme][0]}}}'
-      f'.{verdict} rect{{fill:{colors[theme][1]}}}'
-      for verdict, colors in _TOKEN_COLORS.items()
-    )
-    for theme in (0, 1)
-  )
-  return f'{_FONTS}{light}@media(prefers-color-scheme:dark){{{dark}}}'
 
 
 def _description(traced: Trace) -> str:
@@ -127,12 +96,10 @@ def _head(traced: Trace) -> Iterator[_Part]:
   rate = ''
   if summary.block_efficiency is not None:
     rate = f'{summary.block_efficiency:.2f} tokens per target run'
-  totals = _totals(summary)
-  if traced.is_interrupted:
-    totals += ', interrupted'
+  totals = _totals(summary) + ', interrupted' * traced.is_interrupted
   yield _Part(24, _both(models, rate, 'title'))
   yield _Part(30, _both(settings, totals, 'dim'))
-  yield _rule()
+  yield _RULE
 
 
 def _row(
@@ -151,7 +118,7 @@ def _row(
     text = f'… {wording.count(num_left, "more iteration")}'
     yield _Part(_LINE, _sans(_TOKENS, text, 'dim'))
   yield _Part(6, '')
-  yield _rule()
+  yield _RULE
 
 
 def _prompt(text: str) -> Iterator[_Part]:
@@ -178,23 +145,24 @@ def _iteration(record: Record) -> Iterator[_Part]:
   tokens = [
     (token['verdict'], wording.visible(token['text']) or wording.EMPTY)
     for token in recording.tokens(record)
-    if token['verdict'] in _TOKEN_COLORS
+    if token['verdict'] in _VERDICTS
   ]
   lines = _wrapped(tokens, _NUM_COLUMNS)
   number = wording.ordinal(record['iteration'])
   beside = _sans(_NUMBERS, str(number), 'dim end')
   beside += _sans(_COUNTS, f'+{record["committed"]}', 'dim end')
   for line in lines:
-    yield _Part(_LINE, _line(line, beside))
+    yield _Part(_LINE, f'<g class="line">{beside}{_line(line)}</g>')
     beside = ''
 
 
-def _line(tokens: Sequence[tuple[str, str]], beside: str) -> str:
+def _line(tokens: Sequence[tuple[str, str]], gap: int = 0) -> str:
+  """Verdicts and texts side by side."""
   x, drawn = float(_TOKENS), []
   for verdict, text in tokens:
     drawn.append(_token(verdict, text, x))
-    x += _columns(text) * _ADVANCE
-  return f'<g class="line">{beside}{"".join(drawn)}</g>'
+    x += (_columns(text) + gap) * _ADVANCE
+  return ''.join(drawn)
 
 
 def _token(verdict: str, text: str, x: float) -> str:
@@ -209,23 +177,6 @@ def _token(verdict: str, text: str, x: float) -> str:
     f'<g class="{verdict}"><rect x="{left + 0.4:.1f}" y="0" '
     f'width="{right - left - 0.8:.1f}" height="{_TILE}" rx="3"/>'
     f'{_fitted(x, right - x, space + shown)}</g>'
-  )
-
-
-def _legend(traced: Trace) -> Iterator[_Part]:
-  x, drawn = float(_TOKENS), []
-  for verdict in _TOKEN_COLORS:
-    if verdict in traced.verdicts:
-      drawn.append(_token(verdict, verdict, x))
-      x += (len(verdict) + 2) * _ADVANCE
-  yield _Part(_LINE, ''.join(drawn))
-
-
-def _rule() -> _Part:
-  return _Part(
-    14,
-    f'<rect class="rule" x="{_LEFT}" y="0" width="{_RIGHT - _LEFT}" '
-    'height="1"/>',
   )
 
 

@@ -5,6 +5,7 @@ blue: corrections plain, bonus tokens underlined. Without colour, rejected
 tokens are bracketed `[-so-]` and corrections `{+so+}`. Needs rich.
 """
 
+import functools
 from collections.abc import Callable, Collection
 from typing import Any, Literal
 
@@ -59,30 +60,28 @@ def show(
     raise ValueError(f'no row {row}; the trace has rows {traced.rows}')
   console = console or _console()
   has_marks = _needs_marks(console)
+  # Text is text, not markup, numbers and emoji codes.
+  say = functools.partial(
+    console.print, markup=False, highlight=False, emoji=False
+  )
   models = wording.models_line(traced.header)
-  settings = wording.settings_line(traced.header)
-  console.print(f'{models}, {settings}', style='dim', **_PLAIN)
+  say(f'{models}, {wording.settings_line(traced.header)}', style='dim')
   console.print(legend(traced, style=style, has_marks=has_marks))
   for each in traced.rows if row is None else [row]:
     console.print()
     if len(traced.rows) > 1:
-      number = wording.ordinal(each)
-      console.print(f'row {number}', style='bold', **_PLAIN)
+      say(f'row {wording.ordinal(each)}', style='bold')
     if each in traced.prompts:
       text = wording.visible(traced.prompts[each]['text'])
       console.print(_text(f'prompt: {text}', style='dim'))
-    records = traced.iterations.get(each, [])
-    if style == 'lines':
-      console.print(_lines(records, has_marks))
-    else:
-      console.print(_flow(records, has_marks))
-    summary = traced.summarize(each)
-    console.print(wording.summary_line(summary), style='bold', **_PLAIN)
+    shown = _lines if style == 'lines' else _flow
+    console.print(shown(traced.iterations.get(each, []), has_marks))
+    say(wording.summary_line(traced.summarize(each)), style='bold')
   if row is None and len(traced.rows) > 1:
     line = wording.summary_line(traced.summarize())
-    console.print(f'\nall rows: {line}', style='bold', **_PLAIN)
+    say(f'\nall rows: {line}', style='bold')
   if traced.is_interrupted:
-    console.print('the run was interrupted', style='yellow', **_PLAIN)
+    say('the run was interrupted', style='yellow')
 
 
 def streamer(
@@ -132,11 +131,6 @@ def legend(
       text.append('  ' if text else '')
       _append(text, verdict, verdict, has_marks)
   return text
-
-
-# Arguments of `Console.print` that keep rich from reading markup, numbers and
-# emoji codes into the text.
-_PLAIN = {'markup': False, 'highlight': False, 'emoji': False}
 
 
 def _console() -> Any:

@@ -1,6 +1,8 @@
 """Words and characters that the renderings of a trace share."""
 
+import functools
 import unicodedata
+from importlib import resources
 
 from specdec_jax.trace.recording import Record, Summary
 
@@ -17,6 +19,13 @@ MEANINGS = {
   'discarded': 'drafted after a rejected token, thrown away with it',
   'truncated': 'drafted beyond the end of the row',
 }
+
+
+@functools.cache
+def asset(name: str) -> str:
+  """A file beside this one."""
+  source = resources.files('specdec_jax.trace').joinpath(name)
+  return source.read_text(encoding='utf-8')
 
 
 def visible(text: str, *, keep: str = '') -> str:

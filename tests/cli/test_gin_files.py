@@ -70,7 +70,8 @@ def test_a_wheel_has_every_gin_file_and_the_parts_of_the_page(tmp_path):
   found = sorted(folder.rglob('*.gin'))
   assert [path.relative_to(folder).as_posix() for path in found] == SHIPPED
   trace = tmp_path / 'specdec_jax' / 'trace'
-  assert {'page.css', 'page.js'} <= {path.name for path in trace.iterdir()}
+  shown = {'page.html', 'page.css', 'page.js', 'svg.css'}
+  assert shown <= {path.name for path in trace.iterdir()}
   # T5X leaves the search to gin, which looks in Python's packages.
   assert all((path.parent / '__init__.py').is_file() for path in found)
 
