@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import importlib.util
 import io
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -32,6 +33,11 @@ def shipped_names(folder: str = '') -> list[str]:
   """Names of the gin files of this package, such as `runs/infer.gin`."""
   found = sorted((SHIPPED / folder).rglob('*.gin'))
   return [path.relative_to(SHIPPED).as_posix() for path in found]
+
+
+def shipped_text(name: str) -> str:
+  """What is in one of these files."""
+  return (SHIPPED / name).read_text(encoding='utf-8')
 
 
 def reader(
@@ -83,10 +89,7 @@ def find(name: str, folders: Sequence[str]) -> Path:
   is_prefixed = path.parts[:1] == (_SHIPPED,)
   shipped = path.relative_to(_SHIPPED) if is_prefixed else path
   candidates = [place / path for place in places] + [SHIPPED / shipped]
-  for candidate in candidates:
-    if candidate.is_file():
-      return candidate.resolve()
-  for candidate in _in_packages(path):
+  for candidate in itertools.chain(candidates, _in_packages(path)):
     if candidate.is_file():
       return candidate.resolve()
   searched = ', '.join(map(str, [*places, SHIPPED]))
@@ -94,14 +97,12 @@ def find(name: str, folders: Sequence[str]) -> Path:
   raise ValueError(f'no file {name}{where}{_hint(path, shipped, candidates)}')
 
 
-def _in_packages(path: Path) -> list[Path]:
+def _in_packages(path: Path) -> Iterator[Path]:
   """Where a file is if its folders are a Python package."""
-  try:
+  with contextlib.suppress(ImportError, ValueError):
     spec = importlib.util.find_spec('.'.join(path.parent.parts))
-  except (ImportError, ValueError):
-    return []
-  locations = spec.submodule_search_locations if spec else None
-  return [Path(location) / path.name for location in locations or ()]
+    for location in (spec and spec.submodule_search_locations) or ():
+      yield Path(location) / path.name
 
 
 def _hint(path: Path, shipped: Path, candidates: Sequence[Path]) -> str:

@@ -9,7 +9,7 @@ import contextlib
 import difflib
 import re
 import tokenize
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from specdec_jax.files.require import require
@@ -17,20 +17,22 @@ from specdec_jax.launch import gin_files, gin_types, old_names
 
 _BINDING = '--gin.'
 _REQUIRED = '%gin.REQUIRED'
+# Name, value and comment of a macro in a gin file.
+_MACRO = re.compile(r'^([A-Z_]+) = (.*?)(?:  # (.*))?$', re.MULTILINE)
 
 
 def add_arguments(
   parser: argparse.ArgumentParser, files: Sequence[str] = ()
-) -> Any:
-  """The flags; the group, for more.
+) -> None:
+  """Adds the flags.
 
   Args:
     parser: that they are added to.
     files: of this package, whose macros the help lists with their comments; one
       of several files is listed with the first.
   """
-  group = parser.add_argument_group('gin')
-  group.add_argument(
+  add = parser.add_argument_group('gin').add_argument
+  add(
     '--gin_file',
     action='append',
     default=[],
@@ -38,7 +40,7 @@ def add_arguments(
     help='a path, or the name of a file of this package, such as '
     'runs/infer.gin; may be repeated; later files override earlier ones',
   )
-  group.add_argument(
+  add(
     '--gin_bindings',
     action='append',
     default=[],
@@ -46,19 +48,20 @@ def add_arguments(
     help='one binding, after all files; --gin.NAME=VALUE is the same. Texts '
     'are quoted: --gin.NAME=\'"text"\'',
   )
-  group.add_argument(
+  add(
     '--gin_search_paths',
     default='.',
     metavar='DIR,...',
     help='where --gin_file and includes are looked for after the working '
     'directory and before the files of this package',
   )
-  listed: set[str] = set()
+  listed = set()
   for file in files:
-    macros = [macro for macro in _macros(file) if macro[0] not in listed]
-    listed.update(name for name, _, _ in macros)
     shown = parser.add_argument_group(f'macros of {file}, as --gin.NAME=VALUE')
-    for name, value, comment in macros:
+    for name, value, comment in _MACRO.findall(gin_files.shipped_text(file)):
+      if name in listed:
+        continue
+      listed.add(name)
       default = '' if value == _REQUIRED else f' (default: {value})'
       # For the help alone: `expand` lets none of them through.
       shown.add_argument(
@@ -67,13 +70,6 @@ def add_arguments(
         default=argparse.SUPPRESS,
         help=(comment + default).replace('%', '%%'),
       )
-  return group
-
-
-def _macros(file: str) -> list[tuple[str, str, str]]:
-  """Name, value and comment of the macros of a file of this package."""
-  text = (gin_files.SHIPPED / file).read_text(encoding='utf-8')
-  return re.findall(r'^([A-Z_]+) = (.*?)(?:  # (.*))?$', text, re.MULTILINE)
 
 
 def expand(argv: Sequence[str]) -> list[str]:
@@ -146,7 +142,7 @@ def parse(args: argparse.Namespace) -> None:
     _check_values(given)
     reason = ' '.join(str(error).split())
     raise ValueError(f'gin: {reason}') from error
-  _check_macros(gin.config_str(max_line_length=10**6))
+  _check_macros(bindings())
   gin_types.check(bindings(), gin.get_configurable)
 
 
@@ -185,38 +181,33 @@ def _check_values(given: Sequence[str]) -> None:
       continue
 
 
-def _check_macros(config: str) -> None:
+def _check_macros(bound: Mapping[str, str]) -> None:
   """Raises ValueError for macros that are used and have no value, or that have
   one and are not used."""
-  config = re.sub(r"'[^'\n]*'|\"[^\"\n]*\"", '', config)
-  defined = dict(re.findall(r'^(\w+) = (.*)$', config, re.MULTILINE))
-  used = set(re.findall(r'%(\w+)(?![\w.])', config))
+  values = '\n'.join(bound.values())
+  unquoted = re.sub(r"'[^'\n]*'|\"[^\"\n]*\"", '', values)
+  used = set(re.findall(r'%(\w+)(?![\w.])', unquoted))
   missing = sorted(
-    name for name in used if defined.get(name, _REQUIRED) == _REQUIRED
+    name for name in used if bound.get(name, _REQUIRED) == _REQUIRED
   )
   if missing:
     raise ValueError(
       f'gin: no value for {", ".join(missing)}: give {_BINDING}{missing[0]}='
       'VALUE'
     )
-  for name in sorted(set(defined) - used):
+  for name in sorted(set(filter(str.isidentifier, bound)) - used):
     near = difflib.get_close_matches(name, used, n=3, cutoff=0.7)
-    near += re.findall(rf'^([\w./]*\.{name.lower()}) =', config, re.MULTILINE)
+    near += [each for each in bound if each.endswith(f'.{name.lower()}')]
     hint = f'; did you mean {" or ".join(near)}?' if near else ''
-    if users := _users(name):
+    users = [
+      file
+      for folder in ('drafters', 'runs')
+      for file in gin_files.shipped_names(folder)
+      if re.search(rf'%{name}\b', gin_files.shipped_text(file))
+    ][:3]
+    if users:
       hint = f'; {" and ".join(users)} would: add --gin_file={users[0]}'
     raise ValueError(f'gin: no file that was given uses {name}{hint}')
-
-
-def _users(name: str) -> list[str]:
-  """The gin files of `infer` and `train` that use a macro."""
-  found = [
-    file
-    for folder in ('drafters', 'runs')
-    for file in gin_files.shipped_names(folder)
-    if re.search(rf'%{name}\b', (gin_files.SHIPPED / file).read_text('utf-8'))
-  ]
-  return found[:3]
 
 
 @contextlib.contextmanager

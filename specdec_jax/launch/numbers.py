@@ -21,6 +21,7 @@ def number(
   return parse
 
 
+count = number(int, lambda n: n >= 0, 'an integer of at least 0')
 positive_int = number(int, lambda n: n >= 1, 'an integer of at least 1')
 cost = number(float, lambda x: 0 <= x < float('inf'), 'a number of at least 0')
 fraction = number(float, lambda x: 0 < x <= 1, 'a number in (0, 1]')

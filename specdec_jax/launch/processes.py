@@ -23,29 +23,29 @@ _NOTICE_SECONDS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  group = parser.add_argument_group('processes')
-  group.add_argument(
+  add = parser.add_argument_group('processes').add_argument
+  add(
     '--multiprocess',
     action='store_true',
     help='join the other processes of this job; on a TPU slice or a cluster '
     'jax finds them, elsewhere the next three say where they are',
   )
-  group.add_argument(
+  add(
     '--coordinator_address',
     metavar='HOST:PORT',
     type=_address,
     help='where process 0 listens for the others: a free port of its host',
   )
-  group.add_argument(
+  add(
     '--process_count',
     metavar='N',
     type=numbers.positive_int,
     help='how many processes the job has',
   )
-  group.add_argument(
+  add(
     '--process_index',
     metavar='I',
-    type=numbers.number(int, lambda n: n >= 0, 'an integer of at least 0'),
+    type=numbers.count,
     help='which of them this one is, from 0',
   )
 

@@ -1,8 +1,8 @@
 """What a person sees while waiting; silent when nobody is watching, but for a
 notice where the wait is long and unexpected."""
 
+import concurrent.futures
 import contextlib
-import dataclasses
 import math
 import os
 import sys
@@ -10,14 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 _Result = TypeVar('_Result')
 _THREAD = 'specdec'
 
 
-@dataclasses.dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
   """A progress bar.
 
   Attributes:
@@ -43,13 +42,12 @@ def console(*, is_stderr: bool = False, color: str = 'auto') -> Any:
   """
   from rich.console import Console
 
-  if color == 'always':
-    return Console(
-      stderr=is_stderr, force_terminal=True, color_system='standard'
-    )
-  if color == 'never':
-    return Console(stderr=is_stderr, no_color=True, highlight=False)
-  return Console(stderr=is_stderr, highlight=False)
+  settings: dict[str, Any] = {
+    'auto': {'highlight': False},
+    'always': {'force_terminal': True, 'color_system': 'standard'},
+    'never': {'highlight': False, 'no_color': True},
+  }
+  return Console(stderr=is_stderr, **settings[color])
 
 
 @contextlib.contextmanager
@@ -91,16 +89,13 @@ def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
     return
   from rich import progress
 
-  columns = (
+  tasks = progress.Progress(
     progress.SpinnerColumn(),
     progress.TextColumn('{task.description}'),
     progress.BarColumn(),
     progress.MofNCompleteColumn(),
     progress.TimeElapsedColumn(),
     progress.TimeRemainingColumn(),
-  )
-  tasks = progress.Progress(
-    *columns,
     console=console(is_stderr=True),
     transient=True,
     # Else rich takes what is printed to a redirected standard output, too, to
@@ -129,33 +124,24 @@ def interruptible(
   or a compiled decode would hold it up for as long as it takes. Here it runs in
   a thread, and the interrupt reaches the caller at once.
 
-  Args:
-    function: what to call.
-    seconds: how long it may take.
-
   Raises:
-    TimeoutError: if it takes longer; it is still running then, see
+    TimeoutError: after `seconds`; it is still running then, see
       `leave_unfinished_work`.
   """
-  results: list[_Result] = []
-  errors: list[BaseException] = []
-  is_done = threading.Event()
+  future: concurrent.futures.Future[_Result] = concurrent.futures.Future()
 
   def work() -> None:
     try:
-      results.append(function())
+      future.set_result(function())
     except BaseException as error:  # The caller's to handle.
-      errors.append(error)
-    is_done.set()
+      future.set_exception(error)
 
   threading.Thread(target=work, daemon=True, name=_THREAD).start()
   deadline = time.monotonic() + seconds
-  while not is_done.wait(timeout=min(0.5, seconds)):
+  while not concurrent.futures.wait([future], min(0.5, seconds)).done:
     if time.monotonic() > deadline:
       raise TimeoutError
-  if errors:
-    raise errors[0]
-  return results[0]
+  return future.result()
 
 
 def leave_unfinished_work(status: int) -> None:
