@@ -38,13 +38,8 @@ _ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slice:
-  """A slice of TPUs to compile for.
-
-  Attributes:
-    name: the topology, `v4:2x2x1`.
-    chip: figures of each chip.
-    devices: one per chip, of no use but for compiling.
-  """
+  """A slice of TPUs to compile for, by its topology's name: its chips' figures,
+  and a device per chip, of no use but for compiling."""
 
   name: str
   chip: Chip
@@ -61,11 +56,11 @@ class ProgramCost:
     flops: XLA's count; loop bodies count once.
     num_instructions: that run one after the other.
     num_collectives: that run.
-    seconds: the roofline.
-    memory_seconds: its part for bytes.
-    flop_seconds: its part for arithmetic; the larger of the two counts.
-    launch_seconds: its part for instructions as such.
-    collective_seconds: its part for collectives.
+    seconds: the roofline: the larger of the next two, and those after them.
+    memory_seconds: for bytes.
+    flop_seconds: for arithmetic.
+    launch_seconds: for instructions as such.
+    collective_seconds: for collectives.
     compiler_seconds: the compiler's own estimate of the cycles, as far as it
       made any; a second opinion.
     argument_bytes: of parameters and caches.
@@ -150,11 +145,8 @@ class Job:
 def compile_all(
   jobs: Sequence[Job], advance: Callable[[int], None] = lambda num_done: None
 ) -> list[tuple[Any, float]]:
-  """Compiles for the devices that the jobs' shardings name, two at a time.
-
-  Args:
-    jobs: what to compile.
-    advance: called with 1 after every job.
+  """Compiles for the devices that the jobs' shardings name, two at a time;
+  `advance` is called with 1 after each.
 
   Returns:
     The compiled programs, each with the seconds that its compilation took.
@@ -223,49 +215,39 @@ def price(
   # What the compiler expects of the least instructions, in any of them.
   small = [cycles for cost in costs for cycles in cost.small_cycles]
   launch = float(np.percentile(small, 10)) / chip.clock if small else 0.0
-  return [
-    _price(*program, cost, chip, parts, launch)
-    for program, cost, parts in zip(
-      programs, costs, num_partitions, strict=True
-    )
-  ]
-
-
-def _price(
-  compiled: Any,
-  compile_seconds: float,
-  cost: hlo.Cost,
-  chip: Chip,
-  num_partitions: int,
-  launch: float,
-) -> ProgramCost:
-  """The cost of one program, whose instructions take `launch` seconds each
-  besides their work."""
-  memory = compiled.memory_analysis()
-  flops = float((compiled.cost_analysis() or {}).get('flops', 0.0))
-  parts = {
-    'memory_seconds': cost.memory_bytes / chip.memory_bandwidth,
-    'flop_seconds': flops / chip.peak_flops,
-    'launch_seconds': cost.num_instructions * launch,
-    'collective_seconds': sum(
-      _collective_seconds(size, num_partitions, chip)
+  found = []
+  for (compiled, compile_seconds), cost, num_parts in zip(
+    programs, costs, num_partitions, strict=True
+  ):
+    memory = compiled.memory_analysis()
+    flops = float((compiled.cost_analysis() or {}).get('flops', 0.0))
+    memory_seconds = cost.memory_bytes / chip.memory_bandwidth
+    flop_seconds = flops / chip.peak_flops
+    launch_seconds = cost.num_instructions * launch
+    collective_seconds = sum(
+      _collective_seconds(size, num_parts, chip)
       for size in cost.collective_bytes
-    ),
-  }
-  return ProgramCost(
-    memory_bytes=cost.memory_bytes,
-    flops=flops,
-    num_instructions=int(cost.num_instructions),
-    num_collectives=len(cost.collective_bytes),
-    seconds=max(parts['memory_seconds'], parts['flop_seconds'])
-    + parts['launch_seconds']
-    + parts['collective_seconds'],
-    **parts,
-    compiler_seconds=cost.cycles / chip.clock,
-    argument_bytes=memory.argument_size_in_bytes,
-    temporary_bytes=memory.temp_size_in_bytes,
-    compile_seconds=compile_seconds,
-  )
+    )
+    found.append(
+      ProgramCost(
+        memory_bytes=cost.memory_bytes,
+        flops=flops,
+        num_instructions=int(cost.num_instructions),
+        num_collectives=len(cost.collective_bytes),
+        seconds=max(memory_seconds, flop_seconds)
+        + launch_seconds
+        + collective_seconds,
+        memory_seconds=memory_seconds,
+        flop_seconds=flop_seconds,
+        launch_seconds=launch_seconds,
+        collective_seconds=collective_seconds,
+        compiler_seconds=cost.cycles / chip.clock,
+        argument_bytes=memory.argument_size_in_bytes,
+        temporary_bytes=memory.temp_size_in_bytes,
+        compile_seconds=compile_seconds,
+      )
+    )
+  return found
 
 
 def _collective_seconds(

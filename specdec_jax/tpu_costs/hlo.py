@@ -7,10 +7,9 @@ names its memory space, `S(n)` being on the chip.
 """
 
 import dataclasses
-import functools
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 _BITS = {'pred': 8, 'token': 0, 'opaque': 0, 'bf16': 16, 's4': 4, 'u4': 4}
 _SHAPE = re.compile(r'(\w+)\[([\d,]*)\](\{[^}]*\})?')
@@ -38,10 +37,6 @@ class Shape:
   is_on_chip: bool
   num_elements: int
 
-  @property
-  def memory_bytes(self) -> float:
-    return 0.0 if self.is_on_chip else self.num_bytes
-
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
@@ -59,8 +54,12 @@ class Instruction:
   def num_bytes(self) -> float:
     return sum(shape.num_bytes for shape in self.outputs)
 
+  @property
+  def memory_bytes(self) -> float:
+    return sum(s.num_bytes for s in self.outputs if not s.is_on_chip)
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+
+@dataclasses.dataclass(frozen=True)
 class Cost:
   """What one run of a program costs a device.
 
@@ -82,12 +81,8 @@ class Cost:
   num_unknown_loops: int = 0
 
   def __add__(self, other: 'Cost') -> 'Cost':
-    return Cost(
-      **{
-        field.name: getattr(self, field.name) + getattr(other, field.name)
-        for field in dataclasses.fields(Cost)
-      }
-    )
+    names = [field.name for field in dataclasses.fields(Cost)]
+    return Cost(*(getattr(self, n) + getattr(other, n) for n in names))
 
   def times(self, count: int) -> 'Cost':
     """The cost of `count` runs."""
@@ -119,29 +114,30 @@ class Program:
     if not self.entry:
       raise ValueError('the text holds no ENTRY computation of an HLO module')
 
-  def cost(self) -> Cost:
-    """The cost of one run."""
-    return self._cost(self.entry)
-
-  def _cost(self, name: str) -> Cost:
+  def cost(self, name: str = '') -> Cost:
+    """The cost of one run, or of one of a computation."""
+    name = name or self.entry
     instructions = self.computations[name].values()
-    return _total(self._instruction_cost(name, each) for each in instructions)
+    costs = (self._instruction_cost(name, each) for each in instructions)
+    return sum(costs, Cost())
 
   def _instruction_cost(self, within: str, instruction: Instruction) -> Cost:
-    opcode = instruction.opcode
+    opcode, attributes = instruction.opcode, instruction.attributes
     if opcode in _FREE:
       return Cost()
     if opcode in ('while', 'conditional', 'call'):
-      inner = [self._cost(name) for name in instruction.called]
+      inner = [self.cost(name) for name in instruction.called]
       if opcode == 'conditional':
         return max(inner, key=lambda cost: cost.memory_bytes)
-      trips = _trip_count(instruction) if opcode == 'while' else 1
-      unknown = Cost(num_unknown_loops=int(trips is None))
-      return _total(inner).times(trips or 1) + unknown
+      found = re.search(r'"known_trip_count":\{"n":"(\d+)"', attributes)
+      is_unknown = opcode == 'while' and not found
+      trips = int(found[1]) if found else 1
+      unknown = Cost(num_unknown_loops=int(is_unknown))
+      return sum(inner, Cost()).times(trips) + unknown
     is_beside = opcode.endswith('-start')
     kind = opcode.removesuffix('-start')
     memory_bytes = self._memory_bytes(within, instruction)
-    found = re.search(r'"estimated_cycles":"(\d+)"', instruction.attributes)
+    found = re.search(r'"estimated_cycles":"(\d+)"', attributes)
     cycles = float(found[1]) if found else 0.0
     is_scalar = all(shape.num_elements <= 1 for shape in instruction.outputs)
     is_counted = not is_beside and (opcode == 'fusion' or not is_scalar)
@@ -170,24 +166,21 @@ class Program:
     if opcode == 'fusion' and instruction.called:
       body = instruction.called[0]
       read = sum(
-        min(self._read(body, self._parameter(body, i)), _memory_size(operand))
+        min(self._read(body, self._parameter(body, i)), operand.memory_bytes)
         for i, operand in enumerate(operands)
-        if operand and _memory_size(operand)
+        if operand and operand.memory_bytes
       )
-      if not _memory_size(instruction):
+      if not instruction.memory_bytes:
         return read
       written = self._written(body, self._root(body))
-      return read + min(
-        written, sum(s.memory_bytes for s in instruction.outputs)
-      )
+      return read + min(written, instruction.memory_bytes)
     if opcode == 'dynamic-update-slice':
       update = operands[1]
-      size = update.num_bytes if update else 0.0
-      return size + (_memory_size(update) if update else 0.0)
-    written = _memory_size(instruction)
+      return update.num_bytes + update.memory_bytes if update else 0.0
+    written = instruction.memory_bytes
     if opcode in _SLICES:
       return written + instruction.num_bytes
-    return written + sum(_memory_size(each) for each in operands if each)
+    return written + sum(each.memory_bytes for each in operands if each)
 
   def _parameter(self, body: str, index: int) -> str:
     for each in self.computations[body].values():
@@ -258,10 +251,6 @@ def parse(line: str) -> Instruction:
   )
 
 
-def _total(costs: Iterable[Cost]) -> Cost:
-  return functools.reduce(Cost.__add__, costs, Cost())
-
-
 def _closing(text: str, start: int) -> int:
   """Where the bracket that opens at `start` closes."""
   depth = 0
@@ -278,12 +267,3 @@ def _shapes(text: str) -> Iterator[Shape]:
     digits = re.search(r'\d+', kind)
     bits = _BITS.get(kind, int(digits[0]) if digits else 0)
     yield Shape(count * bits / 8, 'S(' in layout, count)
-
-
-def _memory_size(instruction: Instruction) -> float:
-  return sum(shape.memory_bytes for shape in instruction.outputs)
-
-
-def _trip_count(instruction: Instruction) -> int | None:
-  found = re.search(r'"known_trip_count":\{"n":"(\d+)"', instruction.attributes)
-  return int(found[1]) if found else None

@@ -37,8 +37,8 @@ class PairCosts:
     target: cost of each.
     first_draft: of an iteration's first drafted token.
     further_draft: of each other one.
-    memory: bytes on each chip: `target_params`, `draft_params`, `caches`,
-      `temporaries` (of the part that needs most), `total` and `available`.
+    memory: bytes on each chip by name; temporaries are those of the part that
+      needs most.
     notes: what was decided on the way, in sentences.
   """
 
@@ -81,7 +81,14 @@ def pair_costs(
   notes: list[str] = []
   target = workload_lib.model_shapes(workload, workload.target, max_gamma)
   draft = workload_lib.model_shapes(workload, workload.draft, max_gamma, notes)
-  memory = _resident(workload, target, draft)
+  memory = {
+    'target_params': aot.tree_bytes(target.params),
+    'draft_params': aot.tree_bytes(draft.params),
+    'caches': aot.tree_bytes((target.cache, draft.cache)),
+  }
+  memory['total'] = sum(memory.values())
+  memory['available'] = int(workload.slice.chip.memory_bytes)
+  _check_fits(workload, memory)
   widths = planner.widths_to_time(max_gamma)
   jobs = [_target_step(workload, target, width) for width in widths]
   jobs += [_first_draft(workload, draft), _further_draft(workload, draft)]
@@ -113,12 +120,9 @@ def _job(
   name: str, shapes: Shapes, step: Callable, state: Any, *rest: Any
 ) -> Job:
   """`step` of a model, which may overwrite its state."""
+  args = (shapes.params, state, *rest)
   return Job(
-    name=name,
-    function=step,
-    args=(shapes.params, state, *rest),
-    mesh=shapes.mesh,
-    donated=(1,),
+    name=name, function=step, args=args, mesh=shapes.mesh, donated=(1,)
   )
 
 
@@ -187,21 +191,6 @@ def _further_draft(workload: Workload, draft: Shapes) -> Job:
   )
   beside = workload_lib.on_mesh(workload, (keys, tokens))
   return _job('drafter, further token', draft, step, draft.cache, *beside)
-
-
-def _resident(
-  workload: Workload, target: Shapes, draft: Shapes
-) -> dict[str, int]:
-  """Bytes on each chip before any program runs."""
-  memory = {
-    'target_params': aot.tree_bytes(target.params),
-    'draft_params': aot.tree_bytes(draft.params),
-    'caches': aot.tree_bytes((target.cache, draft.cache)),
-  }
-  memory['total'] = sum(memory.values())
-  memory['available'] = int(workload.slice.chip.memory_bytes)
-  _check_fits(workload, memory)
-  return memory
 
 
 def _check_fits(workload: Workload, memory: dict[str, int]) -> None:

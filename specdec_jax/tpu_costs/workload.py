@@ -18,7 +18,7 @@ from specdec_jax.tpu_costs.aot import Slice
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-  """What is to be decoded, and on what.
+  """What is to be decoded, and on what; raises ValueError for a number below 1.
 
   Attributes:
     slice: the TPUs.
@@ -28,8 +28,6 @@ class Workload:
     input_length: tokens of the encoder, or of a decoder-only model's prompt.
     output_length: new tokens per row.
     num_partitions: chips that share a copy of the target.
-
-  The four numbers are at least 1, or it raises ValueError.
   """
 
   slice: Slice
@@ -41,12 +39,8 @@ class Workload:
   num_partitions: int
 
   def __post_init__(self):
-    for name in (
-      'batch_size',
-      'input_length',
-      'output_length',
-      'num_partitions',
-    ):
+    numbers = ('batch_size', 'input_length', 'output_length', 'num_partitions')
+    for name in numbers:
       if (value := getattr(self, name)) < 1:
         raise ValueError(f'{name} must be at least 1, got {value}')
 
