@@ -201,10 +201,12 @@ def add_sampling(parser: argparse.ArgumentParser) -> Any:
   return group
 
 
-def add_prompts(parser: argparse.ArgumentParser) -> Any:
+def add_prompts(
+  parser: argparse.ArgumentParser, *, is_required: bool = True
+) -> Any:
   """What to decode, and how much of it at once; returns the group."""
   group = parser.add_argument_group('prompts')
-  source = group.add_mutually_exclusive_group(required=True)
+  source = group.add_mutually_exclusive_group(required=is_required)
   source.add_argument('--prompt', help='one prompt')
   source.add_argument(
     '--prompts',

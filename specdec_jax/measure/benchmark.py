@@ -75,7 +75,10 @@ def compare(
     raise ValueError('the logits were not numbers (NaN): nothing to time')
   for found in (seconds, outputs):
     found.setdefault('plain', found['baseline'])
-  counts = {name: _counts(states) for name, states in outputs.items()}
+  counts = {
+    name: count([state.statistics for state in states])
+    for name, states in outputs.items()
+  }
 
   per_iteration = lambda name: float(
     np.median(seconds[name]) / counts[name].iterations
@@ -153,8 +156,9 @@ class Counts:
   short_iterations: int
 
 
-def _counts(states: Sequence[DecodeState]) -> Counts:
-  per_batch = [jax.device_get(state.statistics) for state in states]
+def count(statistics: Sequence[Statistics]) -> Counts:
+  """The counters of batches, together."""
+  per_batch = [jax.device_get(each) for each in statistics]
   return Counts(
     statistics=jax.tree.map(lambda *rows: np.concatenate(rows), *per_batch),
     iterations=sum(int(s.num_target_runs.max()) for s in per_batch),
@@ -279,6 +283,7 @@ def sameness(
   return {
     'identical': not num_divergent,
     'num_divergent_rows': num_divergent,
+    'divergence_margins': margins,
     'first_divergence_margin': margins[0] if margins else None,
     'largest_divergence_margin': max(margins, default=None),
   }

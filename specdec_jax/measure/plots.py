@@ -123,3 +123,38 @@ def speedup_by_gamma(
   # Inside, it would lie over points and ranges.
   axes.legend(loc='upper left', bbox_to_anchor=(1, 1), frameon=False)
   return figure
+
+
+def speedup_by_category(rows: Sequence[Mapping[str, Any]]) -> Any:
+  """Measured speedups with their intervals, and bars for predicted ones: a
+  group per category. `rows` are those of the benchmark suite."""
+  figure, axes = new_figure()
+  names = ('target', 'drafter', 'gamma', 'temperature', 'batch_size')
+  ways = list(dict.fromkeys(tuple(row[n] for n in names) for row in rows))
+  groups = list(dict.fromkeys(row['category'] for row in rows))
+  figure.set_size_inches(9, 2 + 0.14 * len(rows))
+  for (i, way), color in zip(
+    enumerate(ways), itertools.cycle(_COLORS), strict=False
+  ):
+    own = [row for row in rows if tuple(row[n] for n in names) == way]
+    heights = [
+      groups.index(row['category']) + 0.8 * (i + 0.5) / len(ways) for row in own
+    ]
+    target, drafter, gamma, temperature, batch = (
+      str(part).rpartition('/')[2] for part in way
+    )
+    label = f'{target}, {drafter} {gamma}, T {temperature}, batch {batch}'
+    shared = {'color': color, 'linestyle': '', 'markersize': 4}
+    speedups = [row['speedup'] for row in own]
+    axes.plot(speedups, heights, marker='o', label=label, **shared)
+    predicted = [row['predicted_speedup'] for row in own]
+    axes.plot(predicted, heights, marker='|', **shared)
+    for row, height in zip(own, heights, strict=True):
+      if row['speedup_interval']:
+        axes.hlines(height, *row['speedup_interval'], color=color)
+  axes.set_yticks([i + 0.4 for i in range(len(groups))], labels=groups)
+  axes.invert_yaxis()
+  axes.axvline(1, color='#5d6572', linewidth=0.8, linestyle='--')
+  axes.set_xlabel('speedup over plain decoding, 95% interval; |: predicted')
+  axes.legend(loc='upper left', bbox_to_anchor=(1, 1), frameon=False)
+  return figure

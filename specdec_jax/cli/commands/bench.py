@@ -18,7 +18,7 @@ from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import NoDrafter
 from specdec_jax.base import Params, Prompt
-from specdec_jax.cli import chosen, options, outputs
+from specdec_jax.cli import chosen, options, outputs, suite
 from specdec_jax.launch import progress
 from specdec_jax.measure import benchmark, stopwatch
 from specdec_jax.measure import sides as sides_lib
@@ -31,7 +31,7 @@ from specdec_jax.text.prompts import Batch
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   options.add_models(parser)
   options.add_sampling(parser)
-  options.add_prompts(parser)
+  options.add_prompts(parser, is_required=False)
   options.add_timing(parser).add_argument(
     '--simulate_alpha',
     metavar='ALPHA',
@@ -44,9 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     metavar='OUT',
     help='write the figures; - writes to standard output, instead of the table',
   )
+  suite.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+  suite.check(args)
+  if args.suite is not None:
+    return suite.run(args)
   choices = chosen.choices_of(args)
   if args.drafter == 'none':
     raise ValueError('bench compares with plain decoding: choose a drafter')
