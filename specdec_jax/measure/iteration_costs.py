@@ -23,6 +23,13 @@ class CostPrograms(NamedTuple):
   costs: Callable[[Mapping[Any, Any], Mapping[Any, Any]], dict[str, Any]]
 
 
+def costs(*args: Any, repeats: int, **options: Any) -> dict[str, Any]:
+  """The figures of `cost_programs`, whose other arguments these are, by
+  `repeats` runs in turns."""
+  made = cost_programs(*args, **options)
+  return made.costs(*stopwatch.alternate(made.programs, repeats))
+
+
 def cost_programs(
   params: Params,
   rng_key: Array,

@@ -15,7 +15,7 @@ from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.cli import chosen, options, outputs
 from specdec_jax.cli.commands import bench
 from specdec_jax.launch import progress
-from specdec_jax.measure import calibration, iteration_costs, stopwatch
+from specdec_jax.measure import calibration, iteration_costs
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.models import layers
 from specdec_jax.text import prompts
@@ -93,16 +93,16 @@ def measure(
   with progress.waiting('measuring times'):
     candidates = bench.plain_sides(args, decoder, params, rows[:1], shared)
     fastest, _ = sides_lib.fastest(candidates)
-    parts = iteration_costs.cost_programs(
+    times = iteration_costs.costs(
       params,
       key,
       rows[0],
       drafters={1: one_token, gamma: decoder.drafter},
+      repeats=args.repeats,
       verify_fn=decoder.verify_fn,
       plain=candidates[fastest],
       **shared,
     )
-    times = parts.costs(*stopwatch.alternate(parts.programs, args.repeats))
   target, drafter = map(layers.num_params, decoder.params)
   figures |= times | {'c_hat': drafter / target}
   costs = costs_of(figures)
