@@ -57,11 +57,9 @@ def ship(
   records = [_training(Path(run)) for run in runs]
   corpora = _corpora(Path(manifest))
   source, folder = Path(runs[-1]) / 'model', pretrained.FOLDER / name
-  if loading.is_drafter(source):
-    config, is_huggingface = loading.read_drafter_config(str(source)), False
-  else:
-    config = loading.read_config(source)
-    is_huggingface = families.has_encoder(config)
+  only_drafts = loading.is_drafter(source)
+  config = loading.read_config(source, only_drafts=only_drafts)
+  is_huggingface = families.has_encoder(config)
   _check_vocabulary(source)
   pretrained.FOLDER.mkdir(exist_ok=True)
   to = 'huggingface' if is_huggingface else 'safetensors'

@@ -343,7 +343,8 @@ def _drafter_config(model: Model, use: str, name: str) -> Any:
   if isinstance(model.sizes, str):
     config = presets.spec_drafter(model.sizes, dtype=dtype)
   else:
-    config = loading.read_drafter_config(model.checkpoint, dtype=dtype)
+    path = loading.locate(model.checkpoint)
+    config = loading.read_config(path, dtype=dtype, only_drafts=True)
   if getattr(families.of(config), use) is None:
     raise ValueError(f'{model.checkpoint} is no {name}')
   return config

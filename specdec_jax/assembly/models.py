@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.checkpoints import loading
+from specdec_jax.checkpoints import formats, loading
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.models import families, layers, presets
 from specdec_jax.models.families import Config, DrafterConfig
@@ -116,7 +116,7 @@ def read_params(
     params = _draw_params(config)
   else:
     path = loading.locate(model.checkpoint)
-    params = loading.read_params(path, config, shardings=shardings)
+    params = formats.find(path).read_params(path, config, shardings)
   if shardings is None:
     # A Spec-Drafter's logits reuse its embeddings, as those of its target do.
     is_tied = getattr(config, 'is_tied', families.only_drafts(config))

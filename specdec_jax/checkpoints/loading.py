@@ -1,7 +1,6 @@
 """Models by name: an alias, a file, a folder, or a repository."""
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 from specdec_jax.checkpoints import formats, huggingface, pretrained
 from specdec_jax.files.local_path import local_path
 from specdec_jax.models import families, layers
-from specdec_jax.models.families import Config, DrafterConfig
+from specdec_jax.models.families import Config
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 
@@ -122,20 +121,23 @@ def read(
   *,
   dtype: jnp.dtype = jnp.float32,
   config: Config | str | None = None,
-) -> tuple[Config, dict[str, Any]]:
+  only_drafts: bool = False,
+) -> tuple[Any, dict[str, Any]]:
   """Sizes and parameters of the model in a file or folder.
 
   Args:
     path: of `locate`.
     dtype: as for `load`.
     config: as for `load`; only a T5X checkpoint needs it.
+    only_drafts: whether the network must be one that only drafts, such as
+      `ende-spec-drafter`, instead of a whole model.
 
   Raises:
-    ValueError: if the files are not those of a supported model.
+    ValueError: if the files are not those of a supported network.
     ImportError: if a package that reads them is not installed.
   """
-  loaded = read_config(path, dtype=dtype, config=config)
-  return loaded, read_params(path, loaded)
+  found = read_config(path, dtype=dtype, config=config, only_drafts=only_drafts)
+  return found, formats.find(path).read_params(path, found, None)
 
 
 def read_config(
@@ -143,67 +145,18 @@ def read_config(
   *,
   dtype: jnp.dtype = jnp.float32,
   config: Config | str | None = None,
-) -> Config:
+  only_drafts: bool = False,
+) -> Any:
   """The sizes alone; see `read`."""
-  found: Any = formats.find(path).read_config(path, dtype, config)
-  if families.only_drafts(found):
+  found = formats.find(path).read_config(path, dtype, config)
+  name = families.of(found).name
+  if families.only_drafts(found) and not only_drafts:
+    raise ValueError(f'{path} is a {name}, which only drafts for a model')
+  if only_drafts and not families.only_drafts(found):
     raise ValueError(
-      f'{path} is a {families.of(found).name}, which only drafts for a model'
+      f'{path} is a whole model, a {name}; expected a network that only drafts'
     )
   return found
-
-
-def read_params(
-  path: Path,
-  config: Config | DrafterConfig,
-  *,
-  shardings: formats.Shardings | None = None,
-) -> dict[str, Any]:
-  """The parameters alone, of a model whose `read_config` is at hand.
-
-  Args:
-    path: of `locate`.
-    config: its sizes, and the dtype to read into.
-    shardings: from a tree of shapes to one of shardings. Of T5X's checkpoints
-      and of Orbax's, a process then reads just the slices of its own devices.
-
-  Raises:
-    ValueError: if the files are not those of a supported model.
-    ImportError: if a package that reads them is not installed.
-  """
-  return formats.find(path).read_params(path, config, shardings)
-
-
-def read_drafter(
-  name: str, *, dtype: jnp.dtype = jnp.float32
-) -> tuple[DrafterConfig, dict[str, Any]]:
-  """Sizes and parameters of a network that only drafts.
-
-  Args:
-    name: of a model of this package, such as `ende-spec-drafter`, or the
-      folder that `specdec train` or `specdec convert` wrote.
-    dtype: as for `load`.
-
-  Raises:
-    ValueError: if there is none.
-    ImportError: if the package that reads it is not installed.
-  """
-  config = read_drafter_config(name, dtype=dtype)
-  return config, read_params(locate(name), config)
-
-
-def read_drafter_config(
-  name: str, *, dtype: jnp.dtype = jnp.float32
-) -> DrafterConfig:
-  """The sizes alone; see `read_drafter`."""
-  path = locate(name)
-  config: Any = formats.find(path).read_config(path, dtype, None)
-  if not families.only_drafts(config):
-    raise ValueError(
-      f'{path} is a whole model, a {families.of(config).name}; expected a '
-      'network that only drafts'
-    )
-  return config
 
 
 def is_drafter(path: Path) -> bool:
@@ -239,29 +192,26 @@ def is_padding(num_rows: int) -> bool:
 
 
 def check_vocabulary(
-  path: str | os.PathLike[str],
-  vocabulary: AnyVocabulary,
-  config: Any,
+  path: Path | str, vocabulary: AnyVocabulary, config: Any
 ) -> None:
   """Raises ValueError unless every token has an embedding and, in families
   without spare rows, all embeddings but some padding have a token."""
-  num_tokens, num_rows = vocabulary.vocab_size, config.vocab_size
-  num_padding = num_rows - num_tokens
-  if num_padding < 0 or (
-    not families.of(config).has_spare_rows and not is_padding(num_padding)
-  ):
-    num_sentinels = getattr(vocabulary, 'extra_ids', 0)
-    raise ValueError(
-      f'{path} has a vocabulary of {num_tokens} tokens and embeddings of '
-      f'{num_rows}'
-      + (
-        f'; {num_sentinels} of the tokens are sentinels: if there are fewer, '
-        'put {"extra_ids": N} into tokenizer_config.json beside '
-        f'{vocabulary_files.SENTENCEPIECE}'
-        if num_sentinels and num_padding < 0
-        else ''
-      )
+  num_padding = config.vocab_size - vocabulary.vocab_size
+  may_differ = families.of(config).has_spare_rows or is_padding(num_padding)
+  if num_padding >= 0 and may_differ:
+    return
+  message = (
+    f'{path} has a vocabulary of {vocabulary.vocab_size} tokens and embeddings '
+    f'of {config.vocab_size}'
+  )
+  num_sentinels = getattr(vocabulary, 'extra_ids', 0)
+  if num_sentinels and num_padding < 0:
+    message += (
+      f'; {num_sentinels} of the tokens are sentinels: if there are fewer, '
+      'put {"extra_ids": N} into tokenizer_config.json beside '
+      f'{vocabulary_files.SENTENCEPIECE}'
     )
+  raise ValueError(message)
 
 
 def _describe(source: str, config: Config, params: dict) -> str:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.base import Array
-from specdec_jax.checkpoints import loading, orbax
+from specdec_jax.checkpoints import formats, loading, orbax
 from specdec_jax.data.datasets import Dataset
 from specdec_jax.files import replacing
 from specdec_jax.files.local_path import local_path
@@ -310,7 +310,7 @@ def _initial_params(
     return None
   found = loading.locate(path)
   as_stored = dataclasses.replace(config, dtype=jnp.dtype('float32'))
-  return loading.read_params(found, as_stored)
+  return formats.find(found).read_params(found, as_stored, None)
 
 
 def _write_model(

@@ -33,10 +33,9 @@ def test_weights_and_cards_agree(name, monkeypatch):
   for module in ('orbax', 'orbax.checkpoint', 'tensorstore'):
     monkeypatch.setitem(sys.modules, module, None)
   folder = loading.locate(name)
-  if loading.is_drafter(folder):
-    config, params = loading.read_drafter(name)
-  else:
-    config, params = loading.read(folder)
+  only_drafts = loading.is_drafter(folder)
+  config, params = loading.read(folder, only_drafts=only_drafts)
+  if not only_drafts:
     text = 'Ein kleiner Texteditor: 100 %.'
     vocabulary = loading.load(name).vocabulary
     assert vocabulary.decode(vocabulary.encode(text)) == text

@@ -47,9 +47,8 @@ def assert_same_bits(params, expected):
 
 
 def read(folder, config, dtype):
-  if families.only_drafts(config):
-    return loading.read_drafter(str(folder), dtype=dtype)
-  return loading.read(folder, dtype=dtype)
+  only_drafts = families.only_drafts(config)
+  return loading.read(folder, dtype=dtype, only_drafts=only_drafts)
 
 
 # Linen's LayerNorm promotes bfloat16 to float32 by itself.
@@ -105,14 +104,14 @@ def test_damage_is_named(tmp_path):
   whole = path.read_bytes()
   path.write_bytes(whole[:-100])
   with pytest.raises(ValueError, match='no complete safetensors file'):
-    loading.read_drafter(str(folder))
+    loading.read(folder, only_drafts=True)
   path.write_bytes(whole)
   model_file.write(folder, toy_block.config(V, num_decoder_layers=3))
   with pytest.raises(ValueError, match=r'lacks tensors: layers_2/.* and'):
-    loading.read_drafter(str(folder))
+    loading.read(folder, only_drafts=True)
   model_file.write(folder, toy_block.config(V, mlp_dim=16))
   with pytest.raises(ValueError, match=r'mlp/.*, expected \['):
-    loading.read_drafter(str(folder))
+    loading.read(folder, only_drafts=True)
 
 
 def test_shipped_models_have_names_and_share_a_vocabulary(
@@ -135,10 +134,13 @@ def test_shipped_models_have_names_and_share_a_vocabulary(
   model = loading.load('lm-tiny')
   assert model.vocabulary.vocab_size == 85
   assert_same_bits(model.params, weights(config))
-  assert_same_bits(loading.read_drafter('draft-tiny')[1], weights(drafter))
+  assert_same_bits(
+    loading.read(loading.locate('draft-tiny'), only_drafts=True)[1],
+    weights(drafter),
+  )
   with pytest.raises(ValueError, match='which only drafts for a model'):
     loading.load('draft-tiny')
   with pytest.raises(ValueError, match='a whole model, a t5'):
-    loading.read_drafter('lm-tiny')
+    loading.read(loading.locate('lm-tiny'), only_drafts=True)
   with pytest.raises(ValueError, match='give smollm2-135m, draft-tiny, lm-t'):
     loading.load('lm-tini')

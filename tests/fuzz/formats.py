@@ -6,8 +6,8 @@ format cannot say is coerced to the next best, never refused.
 
 import gzip
 import json
-import os
 import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -166,7 +166,7 @@ def _varint(value: int) -> bytes:
   return bytes(g | 128 for g in groups[:-1]) + bytes(groups[-1:])
 
 
-def parse_gguf(path: str | os.PathLike[str]) -> dict[str, Any]:
+def parse_gguf(path: Path) -> dict[str, Any]:
   """By our own reader, of a file that it is known to read right."""
   file = container.open_gguf(path)
   first = min(info.offset for info in file.tensors.values())

@@ -78,7 +78,7 @@ def losses_of(folder, name):
 
 def test_spec_drafter_is_trained_and_averaged(folder):
   assert train(folder, folder / 'spec_drafter.gin', 'drafter') == 0
-  config, params = loading.read_drafter(str(folder / 'drafter' / 'model'))
+  config, params = loading.read(folder / 'drafter' / 'model', only_drafts=True)
   assert isinstance(config, BlockDecoderConfig)
   assert config.dropout_rate == 0
   # Three steps from the target's encoder are not far.
@@ -99,7 +99,7 @@ def test_heads_are_trained_and_nothing_else_is_kept(folder):
     "--gin.TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 16}",
   ]
   assert train(folder, gin_file, 'heads', *bindings) == 0
-  config, params = loading.read_drafter(str(folder / 'heads' / 'model'))
+  config, params = loading.read(folder / 'heads' / 'model', only_drafts=True)
   assert config == BlockHeadsConfig(
     embed_dim=32, gamma=3, mlp_dim=8, dtype=jnp.dtype('float32')
   )
@@ -118,7 +118,7 @@ def test_a_drafter_is_no_model(folder, capsys):
   with pytest.raises(ValueError, match='a block_heads, which only drafts'):
     loading.read(folder / 'lone')
   with pytest.raises(ValueError, match='a whole model, a t5'):
-    loading.read_drafter(str(folder / 'target'))
+    loading.read(folder / 'target', only_drafts=True)
   binding = f'--gin.TARGET="{folder / "lone"}"'
   assert train(folder, folder / 'spec_drafter.gin', 'none', binding) == 2
   assert 'which only drafts' in capsys.readouterr().err

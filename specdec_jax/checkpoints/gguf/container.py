@@ -9,7 +9,6 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 import dataclasses
 import functools
 import math
-import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -69,9 +68,9 @@ class GgufFile:
 class _Cursor:
   """Reads little-endian values one after another."""
 
-  def __init__(self, data: np.ndarray):
+  def __init__(self, data: np.ndarray, offset: int):
     self.view = memoryview(data)
-    self.offset = 0
+    self.offset = offset
 
   def take(self, num_bytes: int) -> memoryview:
     end = self.offset + num_bytes
@@ -112,31 +111,22 @@ def is_gguf(path: Path) -> bool:
   return path.suffix == '.gguf' and path.is_file()
 
 
-def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
+def open_gguf(path: Path) -> GgufFile:
   """Maps a GGUF file and reads its header.
-
-  Args:
-    path: of the file.
-
-  Returns:
-    The open file; its tensors are read by `read_tensor`.
 
   Raises:
     ValueError: if it is no GGUF file, of another version, or truncated.
     OSError: if it cannot be opened.
   """
-  path = os.fspath(path)
-  size = os.path.getsize(path)
-  with open(path, 'rb') as file:
-    magic = file.read(4)
+  with path.open('rb') as file:
+    magic = file.read(len(_MAGIC))
   if magic != _MAGIC:
     raise ValueError(
       f'{path} is not a GGUF file: it starts with {magic!r}, not {_MAGIC!r}'
     )
   data = np.memmap(path, dtype=np.uint8, mode='r')
-  cursor = _Cursor(data)
+  cursor = _Cursor(data, len(_MAGIC))
   try:
-    cursor.take(4)
     version = cursor.number('I')
     if version not in _VERSIONS:
       raise ValueError(
@@ -151,12 +141,12 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
         raise ValueError(f'metadata {key} occurs twice')
       metadata[key] = cursor.value(cursor.number('I'))
     tensors = _read_tensor_infos(cursor, num_tensors, metadata)
-    _check_extents(tensors, size)
+    _check_extents(tensors, data.size)
   except EOFError as error:
     raise ValueError(f'{path} is truncated: {error}') from error
   except ValueError as error:
     raise ValueError(f'{path} cannot be read: {error}') from error
-  return GgufFile(path, metadata, tensors, data)
+  return GgufFile(str(path), metadata, tensors, data)
 
 
 def _read_tensor_infos(
@@ -208,14 +198,7 @@ def _block_sizes(name: str, type_id: int) -> tuple[int, int]:
 
 
 def read_tensor(file: GgufFile, name: str) -> np.ndarray:
-  """One tensor, dequantised.
-
-  Args:
-    file: an open file.
-    name: of a tensor in it.
-
-  Returns:
-    float32, of the tensor's shape, in memory of its own.
+  """One tensor, dequantised: float32 of its shape, in memory of its own.
 
   Raises:
     ValueError: if there is no such tensor, if its type cannot be dequantised,

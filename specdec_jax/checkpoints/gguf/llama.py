@@ -1,6 +1,6 @@
 """The network in a GGUF file: sizes and parameters, dequantised."""
 
-import os
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -35,14 +35,10 @@ _NAMES = {
 }
 
 
-def read_config(
-  path: str | os.PathLike[str], *, dtype: jnp.dtype = jnp.float32
-) -> LlamaConfig:
+def read_config(path: Path, *, dtype: jnp.dtype = jnp.float32) -> LlamaConfig:
   """The sizes that a GGUF file's metadata and tensors state.
 
-  Args:
-    path: of the file.
-    dtype: of the parameters, activations and cache.
+  `dtype` is that of the parameters, activations and cache.
 
   Raises:
     ValueError: if the file is truncated or no GGUF file, if it is not a Llama,
@@ -75,6 +71,7 @@ def read_config(
       f'{num_layers} layers'
     )
   max_positions = llama.count('context_length')
+  epsilon = llama.number('attention.layer_norm_rms_epsilon')
   _check_supported(file, llama, embed_dim, num_heads, head_dim)
   embedding = file.tensors.get(_EMBEDDING)
   if embedding is None:
@@ -89,9 +86,8 @@ def read_config(
     head_dim=head_dim,
     mlp_dim=llama.count('feed_forward_length'),
     rope_base=llama.number('rope.freq_base', 10_000.0),
-    norm_epsilon=_shortest_float(
-      llama.number('attention.layer_norm_rms_epsilon')
-    ),
+    # The shortest decimal of a stored float32: 1e-5, not 9.99...e-6.
+    norm_epsilon=float(str(np.float32(epsilon))),
     max_positions=max_positions,
     is_tied='output.weight' not in file.tensors,
     has_attention_bias='blk.0.attn_q.bias' in file.tensors,
@@ -99,14 +95,8 @@ def read_config(
   )
 
 
-def read_params(
-  path: str | os.PathLike[str], config: LlamaConfig
-) -> dict[str, Any]:
-  """The parameters in a GGUF file, dequantised.
-
-  Args:
-    path: of the file.
-    config: its sizes; parameters get its dtype.
+def read_params(path: Path, config: LlamaConfig) -> dict[str, Any]:
+  """The parameters in a GGUF file, dequantised into the config's dtype.
 
   Returns:
     The tree of `models.llama.Llama`.
@@ -172,17 +162,8 @@ def split_rotary_halves(values: np.ndarray, num_heads: int) -> np.ndarray:
   return by_pair.swapaxes(1, 2).reshape(values.shape)
 
 
-def _shortest_float(value: float) -> float:
-  """The shortest decimal of a stored float32: 1e-5, not 9.99...e-6."""
-  return float(str(np.float32(value)))
-
-
 def _check_supported(
-  file: GgufFile,
-  llama: Settings,
-  embed_dim: int,
-  num_heads: int,
-  head_dim: int,
+  file: GgufFile, llama: Settings, embed_dim: int, num_heads: int, head_dim: int
 ) -> None:
   """Raises ValueError for what would load and compute something else."""
 

@@ -1,7 +1,7 @@
 """Vocabularies from the metadata of GGUF files."""
 
 import collections
-import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,13 +32,10 @@ _LLAMA3_WORDS = (
 )
 
 
-def read_vocabulary(path: str | os.PathLike[str]) -> Vocabulary:
+def read_vocabulary(path: Path) -> Vocabulary:
   """The vocabulary in a GGUF file: byte-level pairs, as GPT-2's.
 
   Equal to Hugging Face's tokenizer of the same model.
-
-  Args:
-    path: of the file.
 
   Raises:
     ValueError: if it has none, or one of another kind.
@@ -62,7 +59,7 @@ def read_vocabulary(path: str | os.PathLike[str]) -> Vocabulary:
     eos_ids=tuple(sorted({*ids['eos'], *ids['eot']})),
     bos_token=first.get('bos'),
     eos_token=first.get('eos'),
-    chat_template=(values.text(_TEMPLATE) if values.has(_TEMPLATE) else None),
+    chat_template=values.text(_TEMPLATE) if values.has(_TEMPLATE) else None,
   )
 
 
