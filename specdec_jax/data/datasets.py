@@ -1,5 +1,6 @@
 """Where batches come from, as functions of their position."""
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -72,28 +73,21 @@ def from_token_files(
       vocabulary, an example is too long, only some folders have inputs, or
       there are fewer rows than a batch has.
   """
-  folders = [
-    local_path(f) for f in ([folder] if isinstance(folder, str) else folder)
-  ]
+  names = [folder] if isinstance(folder, str) else folder
+  folders = [local_path(name) for name in names]
   if vocabulary is not None:
     sha256 = hashlib.sha256(local_path(vocabulary).read_bytes()).hexdigest()
     for path in folders:
       token_files.check_vocabulary(token_files.load_description(path), sha256)
-
-  def read(split: str) -> list[TokenFile]:
-    files = [path / f'{split}.npz' for path in folders]
-    if split == 'train':
-      return [token_files.load(file) for file in files]
-    return [token_files.load(file) for file in files if file.is_file()]
-
   found = token_files.find_vocabulary(folders)
-  train = [
-    tokens
-    if max_examples is None
-    else token_files.take(tokens, range(min(max_examples, len(tokens))))
-    for tokens in read('train')
-  ]
-  validation = read('validation')
+  train = [token_files.load(path / 'train.npz') for path in folders]
+  if max_examples is not None:
+    train = [
+      token_files.take(tokens, range(min(max_examples, len(tokens))))
+      for tokens in train
+    ]
+  held_out = [path / 'validation.npz' for path in folders]
+  validation = [token_files.load(path) for path in held_out if path.is_file()]
   return from_tokens(
     token_files.concatenate(train),
     token_files.concatenate(validation) if validation else None,
@@ -186,15 +180,14 @@ def from_tokens(
   training_batches.batches_per_epoch(rows, batch_size)
   held_out = {} if validation is None else packed(validation)
   held_out = {name: x[:max_validation_rows] for name, x in held_out.items()}
-
-  def validation_batches() -> Iterator[Features]:
-    return training_batches.in_order(held_out, batch_size=batch_size)
-
+  in_order = functools.partial(
+    training_batches.in_order, held_out, batch_size=batch_size
+  )
   return Dataset(
-    batch=lambda position: training_batches.batch(
-      rows, position, batch_size=batch_size, seed=seed
+    batch=functools.partial(
+      training_batches.batch, rows, batch_size=batch_size, seed=seed
     ),
-    validation=validation_batches if held_out else None,
+    validation=in_order if held_out else None,
     num_ids=1 + max(int(x.max()) for n, x in rows.items() if 'tokens' in n),
   )
 
@@ -205,6 +198,12 @@ def _encode(
   lengths: Mapping[str, int],
 ) -> TokenFile:
   """Token ids of a task's texts; without inputs if all of them are empty."""
+
+  def ids_of(text: str, length: int) -> list[int]:
+    """The first tokens and the last one, which is EOS."""
+    ids = vocabulary.encode(text)
+    return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
+
   inputs: list[list[int]] = []
   targets: list[list[int]] = []
   for example in task.read():
@@ -212,22 +211,14 @@ def _encode(
       raise ValueError(
         f'example {len(targets) + 1} of {task.name} has no targets'
       )
-    targets.append(
-      _trim(vocabulary.encode(example.targets), lengths['targets'])
-    )
+    targets.append(ids_of(example.targets, lengths['targets']))
     if example.inputs:
-      ids = vocabulary.encode(example.inputs)
-      inputs.append(_trim(ids, lengths['inputs']))
+      inputs.append(ids_of(example.inputs, lengths['inputs']))
     if inputs and len(inputs) != len(targets):
       raise ValueError(
         f'of {len(targets)} examples of {task.name}, {len(inputs)} have inputs'
       )
   return token_files.from_rows(inputs or None, targets)
-
-
-def _trim(ids: list[int], length: int) -> list[int]:
-  """The first tokens and the last one, which is EOS."""
-  return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
 
 
 def mix(

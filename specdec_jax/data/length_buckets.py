@@ -11,7 +11,6 @@ import numpy as np
 
 from specdec_jax.data import token_files, training_batches
 from specdec_jax.data.datasets import Dataset, Features
-from specdec_jax.data.token_files import TokenFile
 from specdec_jax.files.local_path import local_path
 
 
@@ -48,7 +47,7 @@ def from_token_files(
     raise ValueError(f'{batch_tokens} tokens are no row of {limits[-1]}')
   buckets = _read(local_path(folder) / 'train.npz', limits, seed)
   counts = [
-    0 if rows is None else training_batches.num_rows(rows) // size
+    training_batches.num_rows(rows) // size
     for rows, size in zip(buckets, sizes, strict=True)
   ]
   if not sum(counts):
@@ -61,10 +60,8 @@ def from_token_files(
     ends = np.cumsum(counts)
     bucket = int(np.searchsorted(ends, chosen, side='right'))
     nth = chosen - (int(ends[bucket]) - counts[bucket])
-    rows = buckets[bucket]
-    assert rows is not None
     return training_batches.batch(
-      rows,
+      buckets[bucket],
       epoch * counts[bucket] + nth,
       batch_size=sizes[bucket],
       seed=seed,
@@ -73,14 +70,12 @@ def from_token_files(
   def validation() -> Iterator[Features]:
     held_out = _read(path, limits, seed, max_validation_examples)
     for rows, size in zip(held_out, sizes, strict=True):
-      if rows is not None:
-        yield from training_batches.in_order(rows, batch_size=size)
+      yield from training_batches.in_order(rows, batch_size=size)
 
   path = local_path(folder) / 'validation.npz'
   ids = [
-    int(rows[name].max())
+    int(rows[name].max(initial=0))
     for rows in buckets
-    if rows is not None
     for name in ('encoder_input_tokens', 'decoder_target_tokens')
   ]
   return Dataset(
@@ -93,38 +88,26 @@ def from_token_files(
 
 def _read(
   path: Path, limits: Sequence[int], seed: int, count: int | None = None
-) -> list[Features | None]:
-  """The rows of every bucket; None for an empty one."""
+) -> list[Features]:
+  """The rows of every bucket, possibly none."""
   tokens = token_files.load(path)
   if tokens.inputs is None:
     raise ValueError(f'{path} has no inputs to be read by an encoder')
-  examples = [tokens.example(i) for i in range(len(tokens))][:count]
-  lengths = [
-    max(len(inputs), len(targets))
-    for inputs, targets in examples
-    if inputs is not None
-  ]
-  if max(lengths) > limits[-1]:
+  sides = [np.diff(offsets) for _, offsets in tokens.sides.values()]
+  lengths = np.max(sides, axis=0)[:count]
+  if (longest := lengths.max(initial=0)) > limits[-1]:
     raise ValueError(
-      f'{path} has an example of {max(lengths)} tokens, the last limit is '
+      f'{path} has an example of {longest} tokens, the last limit is '
       f'{limits[-1]}'
     )
   buckets = np.searchsorted(limits, lengths)
   return [
-    _rows([examples[i] for i in np.flatnonzero(buckets == bucket)], limit, seed)
+    training_batches.pack(
+      token_files.take(tokens, np.flatnonzero(buckets == bucket)),
+      input_length=limit,
+      target_length=limit,
+      seed=seed,
+      max_examples=1,
+    )
     for bucket, limit in enumerate(limits)
   ]
-
-
-def _rows(examples: Sequence[tuple], limit: int, seed: int) -> Features | None:
-  if not examples:
-    return None
-  inputs, targets = zip(*examples, strict=True)
-  tokens: TokenFile = token_files.from_rows(inputs, targets)
-  return training_batches.pack(
-    tokens,
-    input_length=limit,
-    target_length=limit,
-    seed=seed,
-    max_examples=1,
-  )

@@ -62,14 +62,13 @@ def estimate(
     )
   backoff = np.maximum(1.0 - successor_probs.sum(axis=1), 0.0)
   backoff = backoff.astype(np.float32)
+  most_likely = _most_likely(unigram, successors, successor_probs, backoff)
   return NGramTable(
     unigram=jnp.asarray(unigram),
     successors=jnp.asarray(successors),
     successor_probs=jnp.asarray(successor_probs),
     backoff=jnp.asarray(backoff),
-    most_likely=jnp.asarray(
-      _most_likely(unigram, successors, successor_probs, backoff)
-    ),
+    most_likely=jnp.asarray(most_likely),
   )
 
 
@@ -109,11 +108,10 @@ def _most_likely(
   mass = np.where(successor_probs > 0, mass, 0.0)
   best_seen = mass.argmax(axis=1)
   rows = np.arange(len(successors))
-  favourite = int(unigram.argmax())
+  favourite = unigram.argmax()
   use_seen = mass[rows, best_seen] >= backoff * unigram[favourite]
-  return np.where(use_seen, successors[rows, best_seen], favourite).astype(
-    np.int32
-  )
+  chosen = np.where(use_seen, successors[rows, best_seen], favourite)
+  return chosen.astype(np.int32)
 
 
 def tokens_of_file(path: str, vocabulary: AnyVocabulary) -> np.ndarray:

@@ -11,11 +11,10 @@ from typing import Any, Literal
 from specdec_jax.data import token_files
 from specdec_jax.data.token_files import TokenFile
 from specdec_jax.files import text_lines
-from specdec_jax.text import sentencepiece_vocabulary
+from specdec_jax.text import sentencepiece_vocabulary, tasks
 from specdec_jax.text.sentencepiece_vocabulary import SentencePieceVocabulary
 
 TooLong = Literal['drop', 'trim', 'split']
-_SUFFIXES = ('.jsonl', '.tsv', '.txt')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,15 +41,13 @@ def find(path: Path) -> dict[str, Path]:
   Raises:
     ValueError: if there is none.
   """
-  if not path.is_dir():
-    if path.suffix not in _SUFFIXES:
-      raise ValueError(
-        f'{path} should end in one of {", ".join(_SUFFIXES)}, or be a folder'
-      )
-    return {path.stem: path}
-  found = {p.stem: p for p in sorted(path.iterdir()) if p.suffix in _SUFFIXES}
+  suffixes = ', '.join(tasks.SUFFIXES)
+  files = sorted(path.iterdir()) if path.is_dir() else [path]
+  found = {p.stem: p for p in files if p.suffix in tasks.SUFFIXES}
+  if not found and path.is_dir():
+    raise ValueError(f'{path} has no {suffixes} files')
   if not found:
-    raise ValueError(f'{path} has no {", ".join(_SUFFIXES)} files')
+    raise ValueError(f'{path} should end in one of {suffixes}, or be a folder')
   return found
 
 
@@ -65,7 +62,16 @@ def read(path: Path) -> Iterator[tuple[str | None, str]]:
   """
   if path.suffix == '.jsonl':
     for place, record in text_lines.read_objects(path):
-      yield _texts_under(record, place)
+      if 'text' in record:
+        yield None, text_lines.text_under(record, 'text', place)
+        continue
+      if not {'inputs', 'targets'} <= set(record):
+        raise ValueError(
+          f'{place} needs the strings "inputs" and "targets", or "text"; '
+          f'{text_lines.keys_of(record)}'
+        )
+      source = text_lines.text_under(record, 'inputs', place)
+      yield source, text_lines.text_under(record, 'targets', place)
     return
   for place, line in text_lines.read(path):
     if path.suffix == '.txt':
@@ -80,33 +86,15 @@ def read(path: Path) -> Iterator[tuple[str | None, str]]:
 def texts(paths: Sequence[Path]) -> Iterator[str]:
   """Every text of some files: inputs, targets and plain texts."""
   for path in paths:
-    for source, target in read(path):
-      if source is not None:
-        yield source
-      yield target
+    for pair in read(path):
+      yield from (text for text in pair if text is not None)
 
 
-def encode(
-  path: Path,
-  vocabulary: SentencePieceVocabulary,
-  lengths: Lengths,
-  *,
-  prefix: str = '',
+def _encode(
+  path: Path, vocabulary: SentencePieceVocabulary, lengths: Lengths, prefix: str
 ) -> tuple[TokenFile, dict[str, int]]:
-  """Token ids of a text file.
-
-  Args:
-    path: see `read`.
-    vocabulary: its ids are written; it must have an EOS.
-    lengths: the limits.
-    prefix: put before every input, as T5 names its tasks.
-
-  Returns:
-    The examples, and counts: of examples, tokens, and what was too long.
-
-  Raises:
-    ValueError: if a line is malformed, only some have inputs, or none is left.
-  """
+  """Token ids of a text file, and counts: of examples, tokens, and what was too
+  long."""
   counts = Counter(read=0, dropped=0, trimmed=0, split=0)
   inputs: list[list[int]] = []
   targets: list[list[int]] = []
@@ -114,14 +102,11 @@ def encode(
     counts['read'] += 1
     if (source is None) != (not inputs) and targets:
       raise ValueError(f'{path} has lines with inputs and lines without')
-    source_ids = None
-    if source is not None:
-      source_ids = vocabulary.encode(prefix + source)
-    target_ids = vocabulary.encode(target)
-    for pair in _fit(source_ids, target_ids, lengths, counts):
-      if pair[0] is not None:
-        inputs.append(pair[0])
-      targets.append(pair[1])
+    ids = None if source is None else vocabulary.encode(prefix + source)
+    for kept in _fit(ids, vocabulary.encode(target), lengths, counts):
+      if kept[0] is not None:
+        inputs.append(kept[0])
+      targets.append(kept[1])
   if not targets:
     raise ValueError(
       f'{path} has no example left of {counts["read"]}: {counts["dropped"]} '
@@ -150,22 +135,25 @@ def prepare(
     sources: text files by split.
     vocabulary_path: a SentencePiece model.
     lengths: the limits.
-    prefix: put before every input.
+    prefix: put before every input, as T5 names its tasks.
 
   Returns:
     What is written as JSON: the vocabulary's checksum, the limits, and counts.
+
+  Raises:
+    ValueError: if the vocabulary has no EOS, a line is malformed, only some
+      lines of a file have inputs, or no example of it is left.
   """
   vocabulary = sentencepiece_vocabulary.load(vocabulary_path, extra_ids=0)
   if not vocabulary.eos_ids:
     raise ValueError(f'{vocabulary_path} has no id that ends a text')
   splits = {}
   for split, path in sources.items():
-    tokens, counts = encode(path, vocabulary, lengths, prefix=prefix)
+    tokens, counts = _encode(path, vocabulary, lengths, prefix)
     file = folder / f'{split}.npz'
     token_files.save(file, tokens)
-    splits[split] = counts | {
-      'sha256': hashlib.sha256(file.read_bytes()).hexdigest()
-    }
+    checksum = hashlib.sha256(file.read_bytes()).hexdigest()
+    splits[split] = counts | {'sha256': checksum}
   description = {
     'vocabulary': {
       'sha256': hashlib.sha256(vocabulary.model).hexdigest(),
@@ -179,19 +167,6 @@ def prepare(
   (folder / token_files.VOCABULARY).write_bytes(vocabulary.model)
   token_files.save_description(folder, description)
   return description
-
-
-def _texts_under(record: dict[str, Any], place: str) -> tuple[str | None, str]:
-  """Inputs, if it has any, and targets of an object."""
-  if 'text' in record:
-    return None, text_lines.text_under(record, 'text', place)
-  if not {'inputs', 'targets'} <= set(record):
-    raise ValueError(
-      f'{place} needs the strings "inputs" and "targets", or "text"; '
-      f'{text_lines.keys_of(record)}'
-    )
-  inputs = text_lines.text_under(record, 'inputs', place)
-  return inputs, text_lines.text_under(record, 'targets', place)
 
 
 def _fit(

@@ -17,6 +17,9 @@ DESCRIPTION = 'tokens.json'
 VOCABULARY = 'spiece.model'
 
 
+Side = tuple[np.ndarray, np.ndarray]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenFile:
   """Examples of one split, N of them, end to end.
@@ -39,13 +42,18 @@ class TokenFile:
   def __len__(self) -> int:
     return len(self.target_offsets) - 1
 
+  @property
+  def sides(self) -> dict[str, Side]:
+    """The tokens and offsets of 'input', if there are any, and of 'target'."""
+    target = self.targets, self.target_offsets
+    if self.inputs is None or self.input_offsets is None:
+      return {'target': target}
+    return {'input': (self.inputs, self.input_offsets), 'target': target}
+
   def example(self, i: int) -> tuple[np.ndarray | None, np.ndarray]:
     """Inputs, or None, and targets of example i."""
-    target = self.targets[self.target_offsets[i] : self.target_offsets[i + 1]]
-    if self.inputs is None or self.input_offsets is None:
-      return None, target
-    start, end = self.input_offsets[i : i + 2]
-    return self.inputs[start:end], target
+    rows = {name: _row(side, i) for name, side in self.sides.items()}
+    return rows.get('input'), rows['target']
 
 
 def from_rows(
@@ -58,37 +66,21 @@ def from_rows(
   """
   if inputs is not None and len(inputs) != len(targets):
     raise ValueError(f'{len(inputs)} inputs and {len(targets)} targets')
-  flat_targets, target_offsets = _flatten(targets)
-  if inputs is None:
-    flat_inputs = input_offsets = None
-  else:
-    flat_inputs, input_offsets = _flatten(inputs)
-  return TokenFile(
-    inputs=flat_inputs,
-    input_offsets=input_offsets,
-    targets=flat_targets,
-    target_offsets=target_offsets,
+  sides = {'target': _flatten(targets)}
+  return _of_sides(
+    sides if inputs is None else sides | {'input': _flatten(inputs)}
   )
 
 
 def take(tokens: TokenFile, chosen: Sequence[int] | np.ndarray) -> TokenFile:
   """Some of the examples, in the order that they are named."""
 
-  def of(flat: np.ndarray, offsets: np.ndarray) -> tuple[Any, Any]:
-    parts = [flat[offsets[i] : offsets[i + 1]] for i in chosen]
-    ends = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
-    return np.concatenate([flat[:0], *parts]), ends
+  def of(side: Side) -> Side:
+    parts = [_row(side, i) for i in chosen]
+    ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    return np.concatenate([side[0][:0], *parts]), ends
 
-  inputs = input_offsets = None
-  if tokens.inputs is not None and tokens.input_offsets is not None:
-    inputs, input_offsets = of(tokens.inputs, tokens.input_offsets)
-  targets, target_offsets = of(tokens.targets, tokens.target_offsets)
-  return TokenFile(
-    inputs=inputs,
-    input_offsets=input_offsets,
-    targets=targets,
-    target_offsets=target_offsets,
-  )
+  return _of_sides({name: of(side) for name, side in tokens.sides.items()})
 
 
 def concatenate(files: Sequence[TokenFile]) -> TokenFile:
@@ -97,25 +89,15 @@ def concatenate(files: Sequence[TokenFile]) -> TokenFile:
   Raises:
     ValueError: if there is no file, or only some have inputs.
   """
-  if not files or len({tokens.inputs is None for tokens in files}) > 1:
+  if len({len(tokens.sides) for tokens in files}) != 1:
     raise ValueError('expected files that all have inputs, or all have none')
 
-  def of(side: str) -> tuple[Any, Any]:
-    flat = [getattr(tokens, f'{side}s') for tokens in files]
-    if flat[0] is None:
-      return None, None
-    sizes = [np.diff(getattr(tokens, f'{side}_offsets')) for tokens in files]
-    ends = np.concatenate([[0], *sizes]).cumsum(dtype=np.int64)
-    return np.concatenate(flat), ends
+  def of(name: str) -> Side:
+    flat, offsets = zip(*(tokens.sides[name] for tokens in files), strict=True)
+    ends = np.concatenate([[0], *map(np.diff, offsets)])
+    return np.concatenate(flat), ends.cumsum(dtype=np.int64)
 
-  inputs, input_offsets = of('input')
-  targets, target_offsets = of('target')
-  return TokenFile(
-    inputs=inputs,
-    input_offsets=input_offsets,
-    targets=targets,
-    target_offsets=target_offsets,
-  )
+  return _of_sides({name: of(name) for name in files[0].sides})
 
 
 def save(path: Path, tokens: TokenFile) -> None:
@@ -142,34 +124,25 @@ def load(path: str | Path) -> TokenFile:
   except (ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
     raise ValueError(f'{path} is not a token file, or is damaged') from error
   names = {field.name for field in dataclasses.fields(TokenFile)}
-  missing = {'targets', 'target_offsets'} - arrays.keys()
-  if missing or arrays.keys() - names:
+  if not {'targets', 'target_offsets'} <= arrays.keys() <= names:
     raise ValueError(f'{path} is not a token file: it has {sorted(arrays)}')
-  tokens = TokenFile(
-    inputs=arrays.get('inputs'),
-    input_offsets=arrays.get('input_offsets'),
-    targets=arrays['targets'],
-    target_offsets=arrays['target_offsets'],
-  )
-  for side in ('input', 'target'):
-    _check_offsets(path, arrays.get(f'{side}s'), arrays.get(f'{side}_offsets'))
-  if (
-    tokens.input_offsets is not None
-    and len(tokens.input_offsets) != len(tokens) + 1
-  ):
+  sides = {}
+  for name in ('input', 'target'):
+    pair = arrays.get(f'{name}s'), arrays.get(f'{name}_offsets')
+    if any(array is not None for array in pair):
+      sides[name] = _checked(path, *pair)
+  tokens = _of_sides(sides)
+  num_inputs = len(sides.get('input', sides['target'])[1]) - 1
+  if num_inputs != len(tokens):
     raise ValueError(
-      f'{path} has {len(tokens.input_offsets) - 1} inputs and {len(tokens)} '
-      'targets'
+      f'{path} has {num_inputs} inputs and {len(tokens)} targets'
     )
   return tokens
 
 
 def load_description(folder: str | Path) -> dict[str, Any]:
-  """What `specdec data prepare` wrote about the files of a folder.
-
-  Raises:
-    ValueError: if the folder has no such description, or it is damaged.
-  """
+  """What `specdec data prepare` wrote about the files of a folder; ValueError
+  if it has no such description, or a damaged one."""
   path = local_path(folder) / DESCRIPTION
   try:
     return json.loads(path.read_text(encoding='utf-8'))
@@ -188,13 +161,8 @@ def save_description(folder: Path, description: dict[str, Any]) -> None:
 
 
 def find_vocabulary(folders: Sequence[Path]) -> Path | None:
-  """The SentencePiece model that the files of some folders were made with.
-
-  Args:
-    folders: of token files.
-
-  Returns:
-    The model in the first folder that has one; None if there is none.
+  """The SentencePiece model that token files were made with: that of the first
+  folder that has one, or None.
 
   Raises:
     ValueError: if the folders are of several vocabularies, or the model is
@@ -229,7 +197,23 @@ def check_vocabulary(description: dict[str, Any], sha256: str) -> None:
     )
 
 
-def _flatten(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+def _of_sides(sides: dict[str, Side]) -> TokenFile:
+  inputs, input_offsets = sides.get('input', (None, None))
+  targets, target_offsets = sides['target']
+  return TokenFile(
+    inputs=inputs,
+    input_offsets=input_offsets,
+    targets=targets,
+    target_offsets=target_offsets,
+  )
+
+
+def _row(side: Side, i: int) -> np.ndarray:
+  tokens, offsets = side
+  return tokens[offsets[i] : offsets[i + 1]]
+
+
+def _flatten(rows: Sequence[Sequence[int]]) -> Side:
   """Rows end to end in the smallest type of two, and their offsets."""
   lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
   offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
@@ -240,15 +224,14 @@ def _flatten(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
   return (flat.astype(np.uint16) if is_small else flat), offsets
 
 
-def _check_offsets(
+def _checked(
   path: Path, tokens: np.ndarray | None, offsets: np.ndarray | None
-) -> None:
-  """Raises ValueError unless offsets divide the tokens."""
-  if tokens is None and offsets is None:
-    return
+) -> Side:
+  """Both of them; raises ValueError unless the offsets divide the tokens."""
   if tokens is None or offsets is None or not offsets.size:
     raise ValueError(f'{path} is damaged: tokens or their offsets are missing')
   if offsets[0] or offsets[-1] != tokens.size or (np.diff(offsets) < 1).any():
     raise ValueError(
       f'{path} is damaged: its offsets do not divide {tokens.size} tokens'
     )
+  return tokens, offsets

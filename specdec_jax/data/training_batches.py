@@ -50,26 +50,25 @@ def pack(
   Raises:
     ValueError: if an example is longer than a row.
   """
-  sides = {'decoder_target': (tokens.targets, tokens.target_offsets)}
-  limits = {'decoder_target': target_length}
-  if tokens.inputs is not None and tokens.input_offsets is not None:
-    sides['encoder_input'] = (tokens.inputs, tokens.input_offsets)
-    limits['encoder_input'] = input_length
-  lengths = np.stack([np.diff(offsets) for _, offsets in sides.values()], 1)
-  for (name, limit), longest in zip(
-    limits.items(), lengths.max(0, initial=0), strict=True
-  ):
-    if longest > limit:
+  sides = {'decoder_target': (tokens.sides['target'], target_length)}
+  if 'input' in tokens.sides:
+    sides['encoder_input'] = (tokens.sides['input'], input_length)
+  all_lengths, limits = [], []
+  for name, ((_, offsets), limit) in sides.items():
+    lengths = np.diff(offsets)
+    if (longest := lengths.max(initial=0)) > limit:
       raise ValueError(
         f'an example has {longest} {name} tokens, a row has room for {limit}'
       )
+    all_lengths.append(lengths)
+    limits.append(limit)
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(tokens))
   members = _assign(
-    lengths[order], np.array(list(limits.values())), max_examples
+    np.stack(all_lengths, 1)[order], np.array(limits), max_examples
   )
   rows: dict[str, np.ndarray] = {}
-  for name, (flat, offsets) in sides.items():
-    rows |= _fill(name, flat, offsets, order, members, limits[name])
+  for name, ((flat, offsets), limit) in sides.items():
+    rows |= _fill(name, flat, offsets, order, members, limit)
   targets = rows['decoder_target_tokens']
   shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
   rows['decoder_input_tokens'] = np.where(
@@ -107,11 +106,8 @@ def batch(rows: Rows, position: int, *, batch_size: int, seed: int = 0) -> Rows:
   Args:
     rows: of `pack`.
     position: batches before this one, over all epochs: what a checkpoint keeps.
-    batch_size: B, rows.
+    batch_size: rows of the result.
     seed: of the orders.
-
-  Returns:
-    Features of B rows.
   """
   epoch, index = divmod(position, batches_per_epoch(rows, batch_size))
   order = _epoch_order(num_rows(rows), seed, epoch)
@@ -123,13 +119,10 @@ def in_order(rows: Rows, *, batch_size: int) -> Iterator[Rows]:
   """Every row once, for evaluation; the last batch is filled with empty rows,
   which have no loss weight."""
   for first in range(0, num_rows(rows), batch_size):
-    part = {
-      name: array[first : first + batch_size] for name, array in rows.items()
-    }
-    missing = batch_size - num_rows(part)
+    missing = max(first + batch_size - num_rows(rows), 0)
     yield {
-      name: np.pad(array, ((0, missing), (0, 0)))
-      for name, array in part.items()
+      name: np.pad(array[first:][:batch_size], ((0, missing), (0, 0)))
+      for name, array in rows.items()
     }
 
 
@@ -141,37 +134,26 @@ def generator(seed: int, index: int) -> np.random.Generator:
 
 @functools.lru_cache(maxsize=4)
 def _epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
-  """An order of the rows."""
   return generator(seed, epoch).permutation(count)
 
 
 def _assign(
   lengths: np.ndarray, limits: np.ndarray, max_examples: int | None
 ) -> list[list[int]]:
-  """Which examples share a row: best fit among the open rows.
-
-  Args:
-    lengths: `[N, sides]`.
-    limits: `[sides]`.
-    max_examples: in a row, or None.
-
-  Returns:
-    Indices of examples by row.
-  """
+  """Which examples `[N, sides]` share a row of `[sides]`: best fit among the
+  open rows. Indices of examples by row."""
   room = np.tile(limits, (_NUM_OPEN_ROWS, 1))
   open_rows: list[list[int]] = [[] for _ in range(_NUM_OPEN_ROWS)]
   closed = []
   for i, length in enumerate(lengths):
     left = (room - length).min(axis=1)
     fits = left >= 0
-    if not fits.any():
-      fullest = int(room.sum(axis=1).argmin())
-      closed.append(open_rows[fullest])
-      open_rows[fullest] = []
-      room[fullest] = limits
-      chosen = fullest
-    else:
+    if fits.any():
       chosen = int(np.where(fits, left, limits.max() + 1).argmin())
+    else:
+      chosen = int(room.sum(axis=1).argmin())
+      closed.append(open_rows[chosen])
+      open_rows[chosen], room[chosen] = [], limits
     open_rows[chosen].append(i)
     room[chosen] -= length
     if max_examples is not None and len(open_rows[chosen]) >= max_examples:

@@ -121,7 +121,11 @@ def encode(
     ValueError: if a prompt has no tokens, or the model has no chat template.
   """
   if is_chat:
-    rows = [vocabulary.encode_chat(_messages(text, system)) for text in texts]
+    begin = [] if system is None else [{'role': 'system', 'content': system}]
+    rows = [
+      vocabulary.encode_chat([*begin, {'role': 'user', 'content': text}])
+      for text in texts
+    ]
   else:
     add_special = families.of(config).adds_special_tokens(config)
     rows = [
@@ -131,12 +135,6 @@ def encode(
     if not row:
       raise ValueError(f'prompt {i} is empty: it has no tokens')
   return rows
-
-
-def _messages(text: str, system: str | None) -> list[dict[str, str]]:
-  """A conversation of one user message."""
-  begin = [] if system is None else [{'role': 'system', 'content': system}]
-  return [*begin, {'role': 'user', 'content': text}]
 
 
 def batches(
@@ -156,7 +154,7 @@ def batches(
   width += -width % _BUCKET
   result = []
   for start in range(0, len(rows), batch_size):
-    part = list(rows[start : start + batch_size])
+    part = rows[start : start + batch_size]
     prompt = pack(
       [*part, *[None] * (batch_size - len(part))],
       config=config,
@@ -164,12 +162,9 @@ def batches(
       max_new_tokens=max_new_tokens,
       row_ids=range(start, start + batch_size),
     )
-    result.append(
-      Batch(
-        prompt=jax.tree.map(jnp.asarray, prompt),
-        texts=tuple(texts[start : start + len(part)]),
-      )
-    )
+    prompt = jax.tree.map(jnp.asarray, prompt)
+    names = tuple(texts[start : start + batch_size])
+    result.append(Batch(prompt=prompt, texts=names))
   return result
 
 

@@ -2,11 +2,12 @@
 
 import dataclasses
 import functools
+import io
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from specdec_jax.files.require import require
 from specdec_jax.text import vocabularies
@@ -17,6 +18,12 @@ _T5_SENTINELS = 100
 _PADDING = 128  # Of which T5X's embeddings have a multiple of rows.
 # More than any known model has, and quickly built.
 MAX_SENTINELS = 10_000
+# Of vocabularies that are trained here.
+PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
+_FEWEST_IDS = 300  # Bytes, the three ids above, and some characters.
+# Of the text's characters; the others are spelled in bytes.
+_CHARACTER_COVERAGE = 0.9999
+_LONGEST_LINE = 16_384  # Bytes; longer lines would be left out, silently.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,16 +45,12 @@ class SentencePieceVocabulary:
   extra_ids: int = 0
   eos_ids: tuple[int, ...] = (1,)
   chat_template: str | None = None
+  bos_token: ClassVar[None] = None  # T5's texts begin with nothing.
 
   @property
   def vocab_size(self) -> int:
     """Ids are below this. A model's own V can be larger: padding."""
     return self.processor.get_piece_size()
-
-  @property
-  def bos_token(self) -> str | None:
-    """None: T5 texts begin with nothing."""
-    return None
 
   @property
   def eos_token(self) -> str | None:
@@ -57,8 +60,7 @@ class SentencePieceVocabulary:
   @functools.cached_property
   def special_ids(self) -> frozenset[int]:
     """Ids that are no text: padding and end."""
-    ids = range(self.vocab_size)
-    return frozenset(filter(self.processor.is_control, ids))
+    return frozenset(filter(self.processor.is_control, range(self.vocab_size)))
 
   def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
     """Token ids of a text; sentinels written in it are recognised.
@@ -66,19 +68,12 @@ class SentencePieceVocabulary:
     Args:
       text: any string. Runs of white space count as one space.
       add_special_tokens: whether to end with the end id, as T5's inputs do.
-
-    Returns:
-      Ids, possibly none.
     """
     ids = self.processor.encode(text)
     return [*ids, *self.eos_ids[:1]] if add_special_tokens else ids
 
-  def encode_chat(
-    self, messages: str | Sequence[Mapping[str, str]]
-  ) -> list[int]:
-    """Token ids of a conversation that the model is to continue."""
-    text = vocabularies.apply_chat_template(self, messages)
-    return self.encode(text, add_special_tokens=False)
+  encode_chat = vocabularies.encode_chat
+  pieces = vocabularies.text_pieces
 
   def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
     """Text of token ids; ids beyond the vocabulary are unknown tokens.
@@ -113,10 +108,6 @@ class SentencePieceVocabulary:
     if not 0 <= token_id < self.vocab_size:
       return f'<id {int(token_id)}>'
     return self.processor.id_to_piece(int(token_id)).replace(_SPACE, ' ')
-
-  def pieces(self, ids: Sequence[int]) -> list[str]:
-    """The text that each token adds; joined, they are the whole text."""
-    return vocabularies.text_pieces(self, ids)
 
   def tokens(self) -> list[str]:
     """The piece of every id below `vocab_size`."""
@@ -178,6 +169,57 @@ def load(
     extra_ids=extra_ids,
     eos_ids=() if eos_id < 0 else (eos_id,),
   )
+
+
+def train(texts: Iterable[str], *, size: int) -> bytes:
+  """Trains a vocabulary; the content of a .model file.
+
+  A unigram model (Kudo 2018, https://arxiv.org/abs/1804.10959) with T5's ids:
+  pad 0, eos 1, unk 2, and no bos. Unlike T5's it does not normalise, and spells
+  rare characters in bytes, so that every text comes back as it was, its blanks
+  apart. The same texts give the same vocabulary.
+
+  Args:
+    texts: what to train on, a line each.
+    size: V, all special ids included.
+
+  Raises:
+    ImportError: if sentencepiece is missing.
+    ValueError: if the text is too short for that many tokens.
+  """
+  sentencepiece = require(
+    'sentencepiece', extra='data', purpose='training a vocabulary'
+  )
+  if size < _FEWEST_IDS:
+    raise ValueError(
+      f'a vocabulary needs at least {_FEWEST_IDS} ids, got {size}'
+    )
+  model = io.BytesIO()
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=iter(texts),
+      model_writer=model,
+      model_type='unigram',
+      vocab_size=size,
+      character_coverage=_CHARACTER_COVERAGE,
+      byte_fallback=True,
+      normalization_rule_name='identity',
+      split_digits=True,
+      max_sentence_length=_LONGEST_LINE,
+      pad_id=PAD_ID,
+      eos_id=EOS_ID,
+      unk_id=UNK_ID,
+      bos_id=-1,
+      # More threads would add up in another order.
+      num_threads=1,
+      minloglevel=2,
+    )
+  except (RuntimeError, OSError) as error:
+    reason = str(error).strip().rpartition('] ')[2]  # Behind its own place.
+    raise ValueError(
+      f'no vocabulary of {size} can be trained on this text: {reason}'
+    ) from error
+  return model.getvalue()
 
 
 def _usual_sentinels(num_pieces: int, num_rows: int | None) -> int:

@@ -7,7 +7,6 @@ traced, whatever else its iteration accepted. The text ends before the string.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -143,22 +142,17 @@ def _end(
   """The state with just `values.counts` tokens of its last iteration."""
   counts = values.counts
   counted = statistics.count(before, values.draft, values.verification, counts)
-  changed: dict[str, Any] = {
-    'done': state.done | has_ended,
-    'context': dataclasses.replace(
-      state.context, lengths=values.starts + counts
-    ),
-    'statistics': dataclasses.replace(
+  ended = dataclasses.replace(
+    state,
+    done=state.done | has_ended,
+    context=dataclasses.replace(state.context, lengths=values.starts + counts),
+    statistics=dataclasses.replace(
       counted, num_short_runs=state.statistics.num_short_runs
     ),
-  }
+  )
   # Where the compiled step expects them.
-  placed = {
-    name: jax.tree.map(
-      lambda new, old: jax.device_put(new, old.sharding),
-      changed[name],
-      getattr(state, name),
-    )
-    for name in changed
-  }
-  return dataclasses.replace(state, **placed)
+  return jax.tree.map(
+    lambda new, old: new if new is old else jax.device_put(new, old.sharding),
+    ended,
+    state,
+  )

@@ -151,36 +151,21 @@ def _read_file(
   path: Path, inputs_field: str, targets_field: str, prefix: str
 ) -> Iterator[Example]:
   """Examples of a file; a line of a .tsv or .txt is inputs, tab, targets."""
-  found: Iterator[tuple[str, str | None]]
+  example = None
   if path.suffix == '.jsonl':
-    found = (
-      _texts_under(record, place, inputs_field, targets_field)
-      for place, record in text_lines.read_objects(path)
-    )
+    for place, record in text_lines.read_objects(path):
+      inputs = text_lines.text_under(record, inputs_field, place)
+      targets = None
+      if record.get(targets_field) is not None:
+        targets = text_lines.text_under(record, targets_field, place)
+      yield (example := Example(inputs=prefix + inputs, targets=targets))
   else:
-    found = (_split(line, path.suffix) for _, line in text_lines.read(path))
-  count = 0
-  for inputs, targets in found:
-    yield Example(inputs=prefix + inputs, targets=targets)
-    count += 1
-  if not count:
+    for _, line in text_lines.read(path):
+      inputs, *rest = line.split('\t', 1) if path.suffix == '.tsv' else [line]
+      targets = rest[0] if rest else None
+      yield (example := Example(inputs=prefix + inputs, targets=targets))
+  if example is None:
     raise ValueError(f'{path} holds no example')
-
-
-def _split(line: str, suffix: str) -> tuple[str, str | None]:
-  if suffix == '.txt':
-    return line, None
-  inputs, tab, targets = line.partition('\t')
-  return inputs, targets if tab else None
-
-
-def _texts_under(
-  record: dict[str, Any], place: str, inputs_field: str, targets_field: str
-) -> tuple[str, str | None]:
-  inputs = text_lines.text_under(record, inputs_field, place)
-  if record.get(targets_field) is None:
-    return inputs, None
-  return inputs, text_lines.text_under(record, targets_field, place)
 
 
 def _seqio_task(
@@ -191,14 +176,17 @@ def _seqio_task(
   metric_fns: Mapping[str, MetricFn],
 ) -> Task:
   """A task of SeqIO's registry, after `KNOWN` are in it."""
-  if name not in KNOWN and not _has_seqio():
+  try:
+    seqio = _import_seqio()
+  except ImportError as error:
+    if name in KNOWN:
+      raise
     raise ValueError(
       f'no task is called {name!r}; {_near(name, list(KNOWN))}, a path that '
       f'ends in {", ".join(SUFFIXES)}, or, with seqio installed, a task that '
       'is registered with it'
-    )
-  seqio = _import_seqio()
-  register(metric_fns)
+    ) from error
+  _register(seqio, metric_fns)
   names = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
   if name not in names:
     raise ValueError(
@@ -208,11 +196,8 @@ def _seqio_task(
   if data_dir:
     seqio.set_tfds_data_dir_override(data_dir)
   source = seqio.get_mixture_or_task(name)
-  if (
-    split
-    and name in seqio.TaskRegistry.names()
-    and (split not in source.splits)
-  ):
+  is_task = name in seqio.TaskRegistry.names()
+  if split and is_task and split not in source.splits:
     raise ValueError(
       f'task {name} has no split {split!r}; it has {", ".join(source.splits)}'
     )
@@ -223,18 +208,9 @@ def _seqio_task(
   )
 
 
-def register(metric_fns: Mapping[str, MetricFn]) -> None:
-  """Registers `KNOWN` with SeqIO, those that nobody registered before.
-
-  Their features are text: they are not tokenised.
-
-  Args:
-    metric_fns: those that they are judged by, by name.
-
-  Raises:
-    ImportError: if seqio is not installed.
-  """
-  seqio = _import_seqio()
+def _register(seqio: Any, metric_fns: Mapping[str, MetricFn]) -> None:
+  """Registers `KNOWN` with SeqIO, those that nobody registered before; their
+  features are text and are not tokenised."""
   import tensorflow as tf
 
   feature = seqio.Feature(
@@ -282,36 +258,24 @@ def _read_seqio(
     trim_output_features=False,
   )
   for record in dataset.as_numpy_iterator():
-    yield _of_record(record)
-
-
-def _of_record(record: Mapping[str, Any]) -> Example:
-  """An example of SeqIO's, whose features are text, or tokens of a text."""
-  texts: dict[str, str | None] = {}
-  for name in ('inputs', 'targets'):
-    value = record.get(name + _PRETOKENIZED, record.get(name))
-    texts[name] = value.decode() if isinstance(value, bytes) else None
-  features = record.get('inputs')
-  ids = None
-  if features is not None and not isinstance(features, bytes):
-    ids = tuple(int(token) for token in features)
-  return Example(
-    inputs=texts['inputs'] or '', targets=texts['targets'], input_ids=ids
-  )
+    # Features are text, or tokens of a text.
+    texts: dict[str, str | None] = {}
+    for name in ('inputs', 'targets'):
+      value = record.get(name + _PRETOKENIZED, record.get(name))
+      texts[name] = value.decode() if isinstance(value, bytes) else None
+    features = record.get('inputs')
+    is_text = features is None or isinstance(features, bytes)
+    yield Example(
+      inputs=texts['inputs'] or '',
+      targets=texts['targets'],
+      input_ids=None if is_text else tuple(map(int, features)),
+    )
 
 
 def _near(name: str, names: list[str]) -> str:
   """Which names somebody may have meant, as the middle of a sentence."""
   near = difflib.get_close_matches(name, names, n=5, cutoff=0.4)
   return f'near are {", ".join(near)}' if near else f'known: {", ".join(names)}'
-
-
-def _has_seqio() -> bool:
-  try:
-    _import_seqio()
-  except ImportError:
-    return False
-  return True
 
 
 def _import_seqio() -> Any:

@@ -22,6 +22,27 @@ AnyVocabulary = Union['Vocabulary', 'SentencePieceVocabulary']
 _REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
 
 
+def encode_chat(
+  vocabulary: AnyVocabulary, messages: str | Sequence[Mapping[str, str]]
+) -> list[int]:
+  """Token ids of a conversation that the model is to continue."""
+  text = apply_chat_template(vocabulary, messages)
+  return vocabulary.encode(text, add_special_tokens=False)
+
+
+def text_pieces(vocabulary: AnyVocabulary, ids: Sequence[int]) -> list[str]:
+  """The text that each token adds; joined, they are the whole text. A character
+  spread over several tokens belongs to the last of them."""
+  state = TextStream()
+  pieces = []
+  for token_id in ids:
+    text, state = stream_text(vocabulary, state, [token_id], keep_special=True)
+    pieces.append(text)
+  if pieces:
+    pieces[-1] += flush_text(vocabulary, state, keep_special=True)
+  return pieces
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Vocabulary:
   """A tokenizer, the ids that end a text, and a chat template.
@@ -57,12 +78,9 @@ class Vocabulary:
     """Token ids of a text; special tokens written in it are recognised.
 
     Args:
-      text: any string.
+      text: any string; it may have no tokens.
       add_special_tokens: whether to add what the tokenizer puts around every
         text (Llama's begin-of-text). Rendered chats already have it.
-
-    Returns:
-      Ids, possibly none.
 
     Raises:
       ValueError: if the tokenizer cannot say this text.
@@ -72,12 +90,8 @@ class Vocabulary:
         text, add_special_tokens=add_special_tokens
       ).ids
 
-  def encode_chat(
-    self, messages: str | Sequence[Mapping[str, str]]
-  ) -> list[int]:
-    """Token ids of a conversation that the model is to continue."""
-    text = apply_chat_template(self, messages)
-    return self.encode(text, add_special_tokens=False)
+  encode_chat = encode_chat
+  pieces = text_pieces
 
   def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
     """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
@@ -93,13 +107,6 @@ class Vocabulary:
       return text
     token = self.tokenizer.id_to_token(int(token_id))
     return f'<id {int(token_id)}>' if token is None else token
-
-  def pieces(self, ids: Sequence[int]) -> list[str]:
-    """The text that each token adds; joined, they are the whole text.
-
-    A character spread over several tokens belongs to the last of them.
-    """
-    return text_pieces(self, ids)
 
   def tokens(self) -> list[str]:
     """The token of every id below `vocab_size`; '' where there is none."""
@@ -143,52 +150,33 @@ def stream_text(
     The new text, possibly empty, and the state for the next call.
   """
   pending = state.pending + tuple(int(i) for i in ids)
-  text = _text_after(vocabulary, state.shown, pending, keep_special)
+  state = TextStream(state.shown, pending)
+  text = flush_text(vocabulary, state, keep_special=keep_special)
   if not text or text.endswith(_REPLACEMENT):
-    return '', TextStream(state.shown, pending)
+    return '', state
   # SentencePiece drops the space that begins a text: behind a lone space piece
   # it would drop that of the next word, too.
   is_text = vocabulary.decode(pending, keep_special=keep_special)
-  return text, TextStream(pending if is_text else state.shown + pending, ())
-
-
-def text_pieces(vocabulary: AnyVocabulary, ids: Sequence[int]) -> list[str]:
-  """The text that each token adds; joined, they are the whole text."""
-  state = TextStream()
-  pieces = []
-  for token_id in ids:
-    text, state = stream_text(vocabulary, state, [token_id], keep_special=True)
-    pieces.append(text)
-  if pieces:
-    pieces[-1] += flush_text(vocabulary, state, keep_special=True)
-  return pieces
+  return text, TextStream(pending if is_text else state.shown + pending)
 
 
 def flush_text(
   vocabulary: AnyVocabulary, state: TextStream, *, keep_special: bool = False
 ) -> str:
   """What `stream_text` held back, once no more tokens come."""
-  return _text_after(vocabulary, state.shown, state.pending, keep_special)
-
-
-def _text_after(
-  vocabulary: AnyVocabulary,
-  shown: tuple[int, ...],
-  pending: tuple[int, ...],
-  keep_special: bool,
-) -> str:
-  before = vocabulary.decode(shown, keep_special=keep_special)
-  after = vocabulary.decode(shown + pending, keep_special=keep_special)
+  before = vocabulary.decode(state.shown, keep_special=keep_special)
+  after = vocabulary.decode(
+    state.shown + state.pending, keep_special=keep_special
+  )
   return after[len(before) :]
 
 
 def apply_chat_template(
   vocabulary: AnyVocabulary,
   messages: str | Sequence[Mapping[str, str]],
-  *,
-  add_generation_prompt: bool = True,
 ) -> str:
-  """A conversation as the text that the model was trained on.
+  """A conversation as the text that the model was trained on, up to the turn
+  of the assistant, which it opens.
 
   Renders in a Jinja sandbox with the variables, filters and whitespace rules
   of Hugging Face's chat templates
@@ -198,7 +186,6 @@ def apply_chat_template(
     vocabulary: whose template is used.
     messages: `{'role': ..., 'content': ...}` each, or one string for a single
       message of the user.
-    add_generation_prompt: whether to open the assistant's turn.
 
   Returns:
     Text to encode with `add_special_tokens=False`.
@@ -216,7 +203,7 @@ def apply_chat_template(
   try:
     return _compile_template(vocabulary.chat_template).render(
       messages=[dict(message) for message in messages],
-      add_generation_prompt=add_generation_prompt,
+      add_generation_prompt=True,
       bos_token=vocabulary.bos_token or '',
       eos_token=vocabulary.eos_token or '',
       tools=None,
@@ -227,39 +214,27 @@ def apply_chat_template(
 
 
 def check_same_vocabulary(target: AnyVocabulary, draft: AnyVocabulary) -> None:
-  """Checks that every id means the same token to two models.
-
-  Args:
-    target: the target's vocabulary.
-    draft: the draft model's vocabulary.
-
-  Raises:
-    ValueError: if the sizes or any tokens differ, naming the first that do.
-  """
-  target_tokens, draft_tokens = target.tokens(), draft.tokens()
-  if target_tokens == draft_tokens:
+  """Raises ValueError unless every id means the same token to a target and to
+  its draft model, with the numbers of tokens and the first that differ."""
+  ours, theirs = target.tokens(), draft.tokens()
+  if ours == theirs:
     return
+  pairs = enumerate(zip(ours, theirs, strict=False))
   differing = [
-    i
-    for i, (a, b) in enumerate(zip(target_tokens, draft_tokens, strict=False))
-    if a != b
+    f'id {i} is {our!r} to the target and {their!r} to the draft model'
+    for i, (our, their) in pairs
+    if our != their
   ]
-  examples = '; '.join(
-    f'id {i} is {target_tokens[i]!r} to the target and {draft_tokens[i]!r} '
-    'to the draft model'
-    for i in differing[:3]
-  )
+  examples = '; '.join(differing[:3])
   if not differing:
-    i = min(len(target_tokens), len(draft_tokens))
-    longer, tokens = (
-      ('target', target_tokens)
-      if len(target_tokens) > i
-      else ('draft model', draft_tokens)
+    i = min(len(ours), len(theirs))
+    longer = 'target' if len(ours) > i else 'draft model'
+    examples = (
+      f'only the {longer} has id {i}, {max(ours, theirs, key=len)[i]!r}'
     )
-    examples = f'only the {longer} has id {i}, {tokens[i]!r}'
   raise ValueError(
     f'target and draft model need one vocabulary: the target has '
-    f'{len(target_tokens)} tokens, the draft model {len(draft_tokens)}, and '
+    f'{len(ours)} tokens, the draft model {len(theirs)}, and '
     f'{len(differing)} shared ids differ: {examples}'
   )
 
@@ -280,11 +255,7 @@ def package_errors(what: str) -> Iterator[None]:
 
 
 def import_tokenizers() -> Any:
-  """The `tokenizers` package.
-
-  Raises:
-    ImportError: if it is not installed, with the command that installs it.
-  """
+  """The `tokenizers` package, or the ImportError of `require`."""
   return require('tokenizers', extra='models', purpose='a vocabulary')
 
 
@@ -295,14 +266,13 @@ def _compile_template(template: str) -> Any:
   def raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
-  def tojson(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
   environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True,
     lstrip_blocks=True,
     extensions=['jinja2.ext.loopcontrols'],
   )
-  environment.filters['tojson'] = tojson
+  environment.filters['tojson'] = lambda value, indent=None: json.dumps(
+    value, ensure_ascii=False, indent=indent
+  )
   environment.globals['raise_exception'] = raise_exception
   return environment.from_string(template)

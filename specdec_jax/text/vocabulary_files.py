@@ -99,18 +99,12 @@ def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:
       'eos_token': vocabulary.eos_token,
     }
   else:
-    (folder / TOKENIZER).write_text(
-      vocabulary.tokenizer.to_str(), encoding='utf-8'
-    )
-    settings = {
-      'bos_token': vocabulary.bos_token,
-      'eos_token': vocabulary.eos_token,
-      'chat_template': vocabulary.chat_template,
-    }
-    _write_json(
-      folder / _GENERATION,
-      {'eos_token_id': list(vocabulary.eos_ids)},
-    )
+    text = vocabulary.tokenizer.to_str()
+    (folder / TOKENIZER).write_text(text, encoding='utf-8')
+    names = 'bos_token', 'eos_token', 'chat_template'
+    settings = {name: getattr(vocabulary, name) for name in names}
+    eos_ids = list(vocabulary.eos_ids)
+    _write_json(folder / _GENERATION, {'eos_token_id': eos_ids})
   _write_json(folder / _SETTINGS, settings)
 
 

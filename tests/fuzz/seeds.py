@@ -25,7 +25,7 @@ from specdec_jax.checkpoints import (
 from specdec_jax.models import families
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.t5 import T5Config
-from specdec_jax.text import vocabulary_training
+from specdec_jax.text import sentencepiece_vocabulary
 from specdec_jax.trace import storage
 from tests.checkpoints import tiny_models
 from tests.trace import written_traces
@@ -170,9 +170,9 @@ def _sentencepiece_model() -> bytes:
     model_writer=model,
     vocab_size=22,
     normalization_rule_name='identity',
-    pad_id=vocabulary_training.PAD_ID,
-    eos_id=vocabulary_training.EOS_ID,
-    unk_id=vocabulary_training.UNK_ID,
+    pad_id=sentencepiece_vocabulary.PAD_ID,
+    eos_id=sentencepiece_vocabulary.EOS_ID,
+    unk_id=sentencepiece_vocabulary.UNK_ID,
     bos_id=-1,
     num_threads=1,
     minloglevel=2,

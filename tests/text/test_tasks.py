@@ -1,6 +1,7 @@
 """Tasks over files, and SeqIO's where it is installed."""
 
 import json
+import sys
 
 import pytest
 
@@ -73,6 +74,6 @@ def test_unknown_tasks():
 
 
 def test_an_unknown_task_without_a_near_name_lists_all(monkeypatch):
-  monkeypatch.setattr(tasks, '_has_seqio', lambda: False)
+  monkeypatch.setitem(sys.modules, 'seqio', None)
   with pytest.raises(ValueError, match='known: wmt_t2t_ende_v003, cnn_dail'):
     tasks.find('qqqq')

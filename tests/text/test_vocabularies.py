@@ -229,8 +229,6 @@ def test_chat_template(chatty):
   assert text == (
     '<|im_start|>S:be briefuser: "é \\"<b>\\""<|im_end|>\nassistant:'
   )
-  text = apply_chat_template(chatty, messages, add_generation_prompt=False)
-  assert text.endswith('<|im_end|>\n')
 
 
 def test_a_prompt_is_a_message_of_the_user(chatty):

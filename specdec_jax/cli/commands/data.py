@@ -15,7 +15,7 @@ from specdec_jax.files import replacing
 from specdec_jax.files.local_path import local_path
 from specdec_jax.launch import progress
 from specdec_jax.models import presets
-from specdec_jax.text import vocabulary_training
+from specdec_jax.text import sentencepiece_vocabulary
 from specdec_jax.training import distillation, recipes
 
 
@@ -76,7 +76,7 @@ def _vocabulary(args: argparse.Namespace) -> int:
   with progress.waiting(f'training a vocabulary of {args.size}'):
     # The trainer answers an interrupt only when it is done.
     model = progress.interruptible(
-      lambda: vocabulary_training.train(
+      lambda: sentencepiece_vocabulary.train(
         preparation.texts(files), size=args.size
       )
     )
