@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -123,19 +123,16 @@ def find_slice(name: str) -> Slice:
   return Slice(name=name, chip=chip, devices=tuple(topology.devices))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(NamedTuple):
   """A function to compile, `mesh` being set while it is traced.
 
   Attributes:
-    name: for progress.
     function: to be jitted.
     args: trees of `jax.ShapeDtypeStruct`s whose shardings name the devices.
     mesh: or None.
     donated: the numbers of arguments that it may overwrite.
   """
 
-  name: str
   function: Callable
   args: tuple[Any, ...]
   mesh: Mesh | None
@@ -163,10 +160,7 @@ def compile_all(
   with _without_cache(), futures.ThreadPoolExecutor(2) as pool:
     pending = []
     for job in jobs:
-      context = (
-        contextlib.nullcontext() if job.mesh is None else jax.set_mesh(job.mesh)
-      )
-      with context:
+      with jax.set_mesh(job.mesh) if job.mesh else contextlib.nullcontext():
         jitted = jax.jit(job.function, donate_argnums=job.donated)
         pending.append(pool.submit(finish, jitted.lower(*job.args)))
     results = []

@@ -79,8 +79,10 @@ def pair_costs(
       be split over them.
   """
   notes: list[str] = []
-  target = workload_lib.model_shapes(workload, workload.target, max_gamma)
-  draft = workload_lib.model_shapes(workload, workload.draft, max_gamma, notes)
+  target, draft = (
+    workload_lib.model_shapes(workload, config, max_gamma, notes)
+    for config in (workload.target, workload.draft)
+  )
   memory = {
     'target_params': aot.tree_bytes(target.params),
     'draft_params': aot.tree_bytes(draft.params),
@@ -116,16 +118,6 @@ def num_parts(max_gamma: int) -> int:
   return len(planner.widths_to_time(max_gamma)) + 2
 
 
-def _job(
-  name: str, shapes: Shapes, step: Callable, state: Any, *rest: Any
-) -> Job:
-  """`step` of a model, which may overwrite its state."""
-  args = (shapes.params, state, *rest)
-  return Job(
-    name=name, function=step, args=args, mesh=shapes.mesh, donated=(1,)
-  )
-
-
 def _target_step(workload: Workload, target: Shapes, width: int) -> Job:
   """A step of the loop on drafts that cost nothing; at width 1 a plain one."""
   models: dict[str, Any] = {
@@ -144,7 +136,7 @@ def _target_step(workload: Workload, target: Shapes, width: int) -> Job:
     )[0]
 
   state = _first_state(workload, target, Params(target.params), **models)
-  return _job(f'target, {width} positions', target, step, state)
+  return Job(step, (target.params, state), target.mesh, donated=(1,))
 
 
 def _first_draft(workload: Workload, draft: Shapes) -> Job:
@@ -160,8 +152,8 @@ def _first_draft(workload: Workload, draft: Shapes) -> Job:
   state = _first_state(
     workload, draft, params, target=draft.model, drafter=drafter
   )
-  beside = state.row_keys, state.context
-  return _job('drafter, first token', draft, step, draft.cache, *beside)
+  args = draft.params, draft.cache, state.row_keys, state.context
+  return Job(step, args, draft.mesh, donated=(1,))
 
 
 def _first_state(
@@ -190,7 +182,8 @@ def _further_draft(workload: Workload, draft: Shapes) -> Job:
     lambda: jax.random.split(jax.random.key(0), workload.batch_size)
   )
   beside = workload_lib.on_mesh(workload, (keys, tokens))
-  return _job('drafter, further token', draft, step, draft.cache, *beside)
+  args = draft.params, draft.cache, *beside
+  return Job(step, args, draft.mesh, donated=(1,))
 
 
 def _check_fits(workload: Workload, memory: dict[str, int]) -> None:

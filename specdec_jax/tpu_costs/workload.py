@@ -83,23 +83,20 @@ def model_shapes(
   workload: Workload,
   config: T5Config,
   max_gamma: int,
-  notes: list[str] | None = None,
+  notes: list[str],
 ) -> Shapes:
-  """A model on the mesh; a draft model that does not divide is replicated."""
-  mesh: Mesh | None = workload.mesh
+  """A model on the mesh; a draft model that does not divide is replicated, and
+  `notes` get a sentence that says so."""
+  mesh, is_split = workload.mesh, True
   params = families.param_shapes(config)
   try:
-    mesh_lib.check_divides(
-      workload.mesh, params, batch_size=workload.batch_size
-    )
-    shardings = mesh_lib.parameter_shardings(workload.mesh, params)
+    mesh_lib.check_divides(mesh, params, batch_size=workload.batch_size)
+    shardings = mesh_lib.parameter_shardings(mesh, params)
   except ValueError as error:
     if config is not workload.draft:
       raise
-    mesh = None
-    if notes is not None:
-      notes.append(f'Every chip has the whole draft model, since {error}.')
-    whole = NamedSharding(workload.mesh, PartitionSpec())
+    notes.append(f'Every chip has the whole draft model, since {error}.')
+    is_split, whole = False, NamedSharding(mesh, PartitionSpec())
     shardings = jax.tree.map(lambda leaf: whole, params)
   params = jax.tree.map(_with_sharding, params, shardings)
   model = families.language_model(config)
@@ -112,8 +109,8 @@ def model_shapes(
     model=model,
     params=params,
     prompt=prompt,
-    cache=on_mesh(workload, cache, is_split=mesh is not None),
-    mesh=mesh,
+    cache=on_mesh(workload, cache, is_split=is_split),
+    mesh=mesh if is_split else None,
   )
 
 

@@ -93,9 +93,7 @@ def test_the_compiler_counts_as_many_multiply_adds_per_cycle(name):
   slice_ = aot.find_slice(name)
   size, where = 8192, SingleDeviceSharding(slice_.devices[0])
   matrix = jax.ShapeDtypeStruct((size, size), jnp.bfloat16, sharding=where)
-  product = aot.Job(
-    name='product', function=jnp.matmul, args=(matrix, matrix), mesh=None
-  )
+  product = aot.Job(jnp.matmul, (matrix, matrix), mesh=None)
   [(program, _)] = aot.compile_all([product])
   cycles = hlo.Program(program.as_text()).cost().cycles
   assert 0.65 < size**3 / cycles / slice_.chip.multiply_adds < 1
@@ -185,7 +183,7 @@ def test_the_whole_decode_keeps_to_the_chip():
   )
   params = Params(target.params, draft.params)
   args = params, workload.key_shape(pair), target.prompt
-  job = aot.Job(name='generate', function=generate, args=args, mesh=pair.mesh)
+  job = aot.Job(generate, args, pair.mesh)
   [(program, _)] = aot.compile_all([job])
   text = program.as_text()
   for word in ('callback', 'outfeed', 'infeed', ' send(', ' recv(', 'ToHost'):
