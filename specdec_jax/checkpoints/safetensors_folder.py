@@ -97,13 +97,12 @@ def read_params(
   *,
   dtype: jnp.dtype,
 ) -> dict[str, Any]:
-  """Reads the tensors that a network needs.
+  """Our tree of the tensors that a network needs, in `dtype`.
 
   Args:
     folder: for the errors.
     handles: of `open_tensors`, without those that the network does not need.
     parameters: all that the network has.
-    dtype: of the results, a tree of dicts of arrays under our names.
 
   Raises:
     ValueError: if a tensor is missing, unexpected, of another shape, not
@@ -140,12 +139,9 @@ def read_params(
 def write_params(
   folder: Path, params: dict[str, Any], parameters: Sequence[Parameter]
 ) -> str:
-  """Writes parameters as model.safetensors; returns the name of their dtype.
+  """Writes our tree as model.safetensors; returns the name of its dtype.
 
-  Args:
-    folder: made if it does not exist.
-    params: a tree of dicts of arrays, under our names; they keep their dtypes.
-    parameters: all that the network has.
+  The folder is made if it does not exist, and arrays keep their dtypes.
 
   Raises:
     ValueError: if a parameter is missing or of another shape.

@@ -18,12 +18,9 @@ from specdec_jax.models.families import AnyConfig
 
 
 def save(folder: Path, config: AnyConfig, params: Any) -> None:
-  """Writes a model that `read_params` reads.
+  """Writes a model that `read_params` reads; arrays keep their dtypes.
 
-  Args:
-    folder: made if it does not exist; files in it are overwritten.
-    config: sizes, of a model or of a network that only drafts.
-    params: a tree of dicts of arrays; they keep their dtypes.
+  The folder is made if it does not exist, and files in it are overwritten.
 
   Raises:
     ValueError: if a parameter is missing or of another shape.

@@ -2,9 +2,8 @@
 
 import dataclasses
 import json
-import math
-import os
 import reprlib
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -72,7 +71,10 @@ class Settings:
 
   def number(self, key: str, default: float | None = None) -> float:
     """A finite number."""
-    return float(self._read(key, default, _is_number, 'a number'))
+    is_finite = lambda value: (
+      type(value) in (int, float) and abs(value) <= sys.float_info.max
+    )
+    return float(self._read(key, default, is_finite, 'a number'))
 
   def flag(self, key: str, default: bool | None = None) -> bool:
     """True or false, not a string such as 'true'."""
@@ -81,12 +83,13 @@ class Settings:
 
   def text(self, key: str, default: str | None = None) -> str:
     """A string."""
-    return self._read(key, default, _is_text, 'a string')
+    is_text = lambda value: isinstance(value, str)
+    return self._read(key, default, is_text, 'a string')
 
   def texts(self, key: str, default: list[str] | None = None) -> list[str]:
     """A list of strings."""
     is_texts = lambda value: (
-      isinstance(value, list) and all(map(_is_text, value))
+      isinstance(value, list) and all(isinstance(v, str) for v in value)
     )
     return self._read(key, default, is_texts, 'a list of strings')
 
@@ -117,11 +120,7 @@ class Settings:
       raise ValueError(f'{self.path}: {error}') from error
 
   def _read(
-    self,
-    key: str,
-    default: Any,
-    is_right: Callable[[Any], bool],
-    expected: str,
+    self, key: str, default: Any, is_right: Callable[[Any], bool], expected: str
   ) -> Any:
     value = self.values.get(key)
     if value is None and default is not None:
@@ -131,14 +130,14 @@ class Settings:
     return value
 
 
-def read(path: str | os.PathLike[str]) -> Settings:
+def read(path: Path) -> Settings:
   """The JSON object in a file.
 
   Raises:
     ValueError: if there is no such file, or it holds no JSON object.
   """
   try:
-    values = json.loads(Path(path).read_text(encoding='utf-8'))
+    values = json.loads(path.read_text(encoding='utf-8'))
   except OSError as error:
     raise ValueError(f'cannot read {path}: {error.strerror}') from error
   except (ValueError, RecursionError) as error:
@@ -151,16 +150,3 @@ def read(path: str | os.PathLike[str]) -> Settings:
 def read_if_any(path: Path) -> Settings:
   """The JSON object in a file, or an empty one if there is no such file."""
   return read(path) if path.is_file() else Settings(path=str(path), values={})
-
-
-def _is_text(value: Any) -> bool:
-  return isinstance(value, str)
-
-
-def _is_number(value: Any) -> bool:
-  if type(value) not in (int, float):
-    return False
-  try:
-    return math.isfinite(value)
-  except OverflowError:  # An integer beyond every float.
-    return False

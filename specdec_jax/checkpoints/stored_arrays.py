@@ -8,7 +8,7 @@ import concurrent.futures
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,10 +20,7 @@ from specdec_jax.base import Array
 from specdec_jax.files.require import require
 
 import_tensorstore = functools.partial(
-  require,
-  'tensorstore',
-  extra='models',
-  purpose='a T5X or Orbax checkpoint',
+  require, 'tensorstore', extra='models', purpose='a T5X or Orbax checkpoint'
 )
 Stored = Any
 _SHOWN = 4
@@ -79,9 +76,11 @@ def _damage(source: str, name: str, action: str) -> Iterator[None]:
   try:
     yield
   except ValueError as error:
+    # Its first sentence: it may go on for pages.
+    reason = str(error).split(' [')[0].split('; reading')[0]
     raise ValueError(
       f'{source} is incomplete or damaged: array {name} cannot be {action} '
-      f'({_reason(error)})'
+      f'({reason})'
     ) from error
 
 
@@ -188,19 +187,16 @@ def _check_names(present: set[str], wanted: set[str], source: str) -> None:
     parts.append(
       f'has {len(unexpected)} that this network has not ({some(unexpected)})'
     )
-  if parts:
-    raise ValueError(f'{source} {" and ".join(parts)}{_hint(present)}')
-
-
-def _hint(present: Collection[str]) -> str:
-  """What the names of another layout look like."""
+  if not parts:
+    return
+  message = f'{source} {" and ".join(parts)}'
   stacked = ('encoder/encoder/', 'decoder/decoder/')
-  if not any(name.startswith(stacked) for name in present):
-    return ''
-  return (
-    '; its layers are stacked (scan_layers of scalable_t5) and have relative '
-    'positions of their own, which this network has not'
-  )
+  if any(name.startswith(stacked) for name in present):
+    message += (
+      '; its layers are stacked (scan_layers of scalable_t5) and have relative '
+      'positions of their own, which this network has not'
+    )
+  raise ValueError(message)
 
 
 def _check_arrays(
@@ -236,8 +232,3 @@ def flatten(tree: Any) -> dict[str, Any]:
     jax.tree_util.keystr(path, simple=True, separator='/'): leaf
     for path, leaf in jax.tree.leaves_with_path(tree)
   }
-
-
-def _reason(error: Exception) -> str:
-  """The first sentence of a tensorstore error, which may go on for pages."""
-  return str(error).split(' [')[0].split('; reading')[0]

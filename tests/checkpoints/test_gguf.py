@@ -20,7 +20,7 @@ from tiny_models import (
 )
 
 from specdec_jax.checkpoints import gguf
-from specdec_jax.checkpoints.gguf import container, llama
+from specdec_jax.checkpoints.gguf import container
 
 gguf_package = pytest.importorskip('gguf')
 pytest.importorskip('tokenizers')
@@ -79,7 +79,7 @@ def test_tensors_of_many_chunks(tmp_path, monkeypatch):
 def test_rotary_halves():
   rows = np.array([0, 10, 1, 11, 2, 12, 100, 110, 101, 111, 102, 112])
   halves = np.array([0, 1, 2, 10, 11, 12, 100, 101, 102, 110, 111, 112])
-  np.testing.assert_array_equal(llama.split_rotary_halves(rows, 2), halves)
+  np.testing.assert_array_equal(gguf.split_rotary_halves(rows, 2), halves)
   np.testing.assert_array_equal(interleave_rotary_halves(halves, 2), rows)
 
 

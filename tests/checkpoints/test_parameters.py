@@ -4,8 +4,7 @@ import pytest
 import tiny_models
 import tiny_t5
 
-from specdec_jax.checkpoints import parameters, stored_arrays
-from specdec_jax.checkpoints.gguf import llama as gguf_llama
+from specdec_jax.checkpoints import gguf, parameters, stored_arrays
 from specdec_jax.checkpoints.huggingface import llama, t5
 from specdec_jax.models import families
 
@@ -16,7 +15,7 @@ T5 = tiny_t5.make_config()
 @pytest.mark.parametrize(
   ('parameters_of', 'config'),
   [
-    (gguf_llama.parameters_of, LLAMA),
+    (gguf.parameters_of, LLAMA),
     (llama.parameters_of, LLAMA),
     (t5.parameters_of, T5),
   ],

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from specdec_jax.checkpoints import gguf as gguf_files
 from specdec_jax.checkpoints import stored_arrays
-from specdec_jax.checkpoints.gguf import llama
 from specdec_jax.models import families
 from specdec_jax.models.llama import LlamaConfig
 
@@ -107,10 +107,10 @@ def write_gguf(
   for key, value in values.items():
     _add(writer, key, value)
   leaves, tensors = stored_arrays.flatten(params), {}
-  for parameter in llama.parameters_of(config):
+  for parameter in gguf_files.parameters_of(config):
     tensor = np.asarray(leaves[parameter.path], np.float32)
     tensor = tensor.T if parameter.is_transposed else tensor
-    if num_heads := llama.num_rotary_heads(config, parameter):
+    if num_heads := gguf_files.num_rotary_heads(config, parameter):
       tensor = interleave_rotary_halves(tensor, num_heads)
     tensors[parameter.name] = np.ascontiguousarray(tensor)
   for name, tensor in (tensors | (extra or {})).items():

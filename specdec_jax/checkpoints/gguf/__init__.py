@@ -1,7 +1,309 @@
 """Llama-type models in GGUF files, llama.cpp's format."""
 
-from specdec_jax.checkpoints.gguf.container import is_gguf
-from specdec_jax.checkpoints.gguf.llama import read_config, read_params
-from specdec_jax.checkpoints.gguf.vocabulary import read_vocabulary
+import collections
+from pathlib import Path
+from typing import Any
 
-__all__ = ['is_gguf', 'read_config', 'read_params', 'read_vocabulary']
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.checkpoints import parameters, settings
+from specdec_jax.checkpoints.gguf import container
+from specdec_jax.checkpoints.gguf.container import GgufFile
+from specdec_jax.checkpoints.parameters import Parameter
+from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.text import vocabularies
+from specdec_jax.text.vocabularies import Vocabulary
+
+_EMBEDDING = 'token_embd.weight'
+_ROPE_FACTORS = 'rope_freqs.weight'
+# Of our branches; those of layer N are below `blk.N`.
+_NAMES = {
+  'token_embedder': 'token_embd',
+  'decoder_norm': 'output_norm',
+  'logits_dense': 'output',
+  'pre_self_attention_layer_norm': 'attn_norm',
+  'self_attention/query': 'attn_q',
+  'self_attention/key': 'attn_k',
+  'self_attention/value': 'attn_v',
+  'self_attention/out': 'attn_output',
+  'pre_mlp_layer_norm': 'ffn_norm',
+  'mlp/wi_0': 'ffn_gate',
+  'mlp/wi_1': 'ffn_up',
+  'mlp/wo': 'ffn_down',
+}
+# Values of tokenizer.ggml.token_type.
+_CONTROL, _USER_DEFINED = 3, 4
+_TOKENS = 'tokenizer.ggml.tokens'
+_TYPES = 'tokenizer.ggml.token_type'
+_TEMPLATE = 'tokenizer.chat_template'
+# What llama.cpp calls Llama 3's way of splitting words.
+_LLAMA3_NAMES = ('llama3', 'llama-v3', 'llama-bpe')
+
+# Splits words as Llama 3 does: contractions, words with one leading sign, up to
+# three digits, runs of signs, line ends, spaces.
+_LLAMA3_WORDS = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+  r'|[^\r\n\p{L}\p{N}]?\p{L}+'
+  r'|\p{N}{1,3}'
+  r'| ?[^\s\p{L}\p{N}]+[\r\n]*'
+  r'|\s*[\r\n]+'
+  r'|\s+(?!\S)'
+  r'|\s+'
+)
+
+
+def read_config(path: Path, *, dtype: jnp.dtype = jnp.float32) -> LlamaConfig:
+  """The sizes that a GGUF file's metadata and tensors state.
+
+  `dtype` is that of the parameters, activations and cache.
+
+  Raises:
+    ValueError: if the file is truncated or no GGUF file, if it is not a Llama,
+      or one with features that `models.llama` does not compute (experts, scaled
+      rotary positions, a sliding window).
+  """
+  file = container.open_gguf(path)
+  values = Settings(path=file.path, values=file.metadata)
+  architecture = values.text('general.architecture')
+  if architecture != 'llama':
+    raise ValueError(
+      f"{file.path} holds an architecture of {architecture!r}, expected 'llama'"
+    )
+  embed_dim = values.count('llama.embedding_length')
+  num_heads = values.count('llama.attention.head_count')
+  head_dim = values.count('llama.rope.dimension_count', embed_dim // num_heads)
+  num_layers = values.count('llama.block_count', most=settings.MAX_LAYERS)
+  if num_layers > len(file.tensors):
+    raise ValueError(
+      f'{file.path} has {len(file.tensors)} tensors, too few for '
+      f'{num_layers} layers'
+    )
+  max_positions = values.count('llama.context_length')
+  _check_supported(file, values, embed_dim, num_heads, head_dim)
+  epsilon = values.number('llama.attention.layer_norm_rms_epsilon')
+  embedding = file.tensors.get(_EMBEDDING)
+  if embedding is None:
+    raise ValueError(f'{file.path} has no tensor {_EMBEDDING}')
+  return values.build(
+    LlamaConfig,
+    vocab_size=embedding.shape[0],
+    embed_dim=embed_dim,
+    num_layers=num_layers,
+    num_heads=num_heads,
+    num_kv_heads=values.count('llama.attention.head_count_kv', num_heads),
+    head_dim=head_dim,
+    mlp_dim=values.count('llama.feed_forward_length'),
+    rope_base=values.number('llama.rope.freq_base', 10_000.0),
+    # The shortest decimal of a stored float32: 1e-5, not 9.99...e-6.
+    norm_epsilon=float(str(np.float32(epsilon))),
+    max_positions=max_positions,
+    is_tied='output.weight' not in file.tensors,
+    has_attention_bias='blk.0.attn_q.bias' in file.tensors,
+    dtype=dtype,
+  )
+
+
+def read_params(path: Path, config: LlamaConfig) -> dict[str, Any]:
+  """The tree of `models.llama.Llama` in a file, dequantised into its dtype.
+
+  Raises:
+    ValueError: if a tensor is missing, unexpected, of another shape, of a type
+      that cannot be dequantised, or not finite.
+  """
+  if not isinstance(config, LlamaConfig):
+    raise ValueError(f'{path} holds a Llama, not the sizes of a {config}')
+  file = container.open_gguf(path)
+  wanted = parameters_of(config)
+  unexpected = set(file.tensors) - {p.name for p in wanted} - {_ROPE_FACTORS}
+  if unexpected:
+    raise ValueError(
+      f'{file.path} has tensors that a Llama has not: '
+      f'{", ".join(sorted(unexpected)[:4])}'
+    )
+  for parameter in wanted:
+    info = file.tensors.get(parameter.name)
+    if info is None:
+      raise ValueError(f'{file.path} has no tensor {parameter.name}')
+    if info.shape != parameter.file_shape:
+      raise ValueError(
+        f'{file.path}: tensor {parameter.name} is {list(info.shape)}, expected '
+        f'{list(parameter.file_shape)}'
+      )
+
+  def read(parameter: Parameter) -> np.ndarray:
+    values = container.read_tensor(file, parameter.name)
+    if num_heads := num_rotary_heads(config, parameter):
+      values = split_rotary_halves(values, num_heads)
+    return values
+
+  return parameters.read_all(read, wanted, config.dtype)
+
+
+def parameters_of(config: LlamaConfig) -> tuple[Parameter, ...]:
+  """Every parameter of a model of these sizes, by its name in a GGUF file."""
+  name_of = lambda path: parameters.renamed(path, _NAMES, 'blk.{}')
+  return parameters.of(config, name_of)
+
+
+def num_rotary_heads(config: LlamaConfig, parameter: Parameter) -> int:
+  """Heads in a tensor of which GGUF interleaves the halves that rotary
+  positions pair; 0 for a tensor without any."""
+  heads = {'attn_q': config.num_heads, 'attn_k': config.num_kv_heads}
+  return heads.get(parameter.name.split('.')[-2], 0)
+
+
+def split_rotary_halves(values: np.ndarray, num_heads: int) -> np.ndarray:
+  """Undoes the interleaving of llama.cpp's converter, in `[heads * D, ...]`.
+
+  Rows 2i and 2i + 1 of a head are a pair before, i and i + D/2 after it.
+  """
+  by_pair = values.reshape(num_heads, -1, 2, *values.shape[1:])
+  return by_pair.swapaxes(1, 2).reshape(values.shape)
+
+
+def _check_supported(
+  file: GgufFile,
+  values: Settings,
+  embed_dim: int,
+  num_heads: int,
+  head_dim: int,
+) -> None:
+  """Raises ValueError for what would load and compute something else."""
+
+  def refuse(reason: str) -> None:
+    raise ValueError(f'{file.path} is a Llama that is not supported: {reason}')
+
+  if num_experts := values.count('llama.expert_count', 0, least=0):
+    refuse(f'it has {num_experts} experts')
+  scaling = values.text('llama.rope.scaling.type', 'none')
+  factor = values.number(
+    'llama.rope.scaling.factor', values.number('llama.rope.scale_linear', 1.0)
+  )
+  if scaling != 'none' or factor not in (0.0, 1.0):
+    refuse(f'its rotary positions are scaled ({scaling}, factor {factor})')
+  if _ROPE_FACTORS in file.tensors and np.any(
+    container.read_tensor(file, _ROPE_FACTORS) != 1.0
+  ):
+    refuse(f'its rotary frequencies are scaled (tensor {_ROPE_FACTORS})')
+  max_positions = values.count('llama.context_length')
+  window = values.count('llama.attention.sliding_window', 0, least=0)
+  if 0 < window < max_positions:
+    refuse(f'its attention slides over {window} of {max_positions} positions')
+  for key in ('llama.attention.key_length', 'llama.attention.value_length'):
+    size = values.count(key, head_dim)
+    if size != head_dim:
+      refuse(f'{key} is {size}, rotary positions turn {head_dim}')
+  has_length = values.has('llama.attention.key_length')
+  if not has_length and head_dim * num_heads != embed_dim:
+    refuse(
+      f'rotary positions turn {head_dim} of a head of {embed_dim // num_heads}'
+    )
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+  """The vocabulary in a GGUF file: byte-level pairs, as GPT-2's.
+
+  Equal to Hugging Face's tokenizer of the same model.
+
+  Raises:
+    ValueError: if it has none, or one of another kind.
+    ImportError: if the tokenizers package is not installed.
+  """
+  file = container.open_gguf(path)
+  values = Settings(path=file.path, values=file.metadata)
+  tokens = values.texts(_TOKENS)
+  if not tokens:
+    values.refuse(_TOKENS, 'at least one token')
+  token, times = collections.Counter(tokens).most_common(1)[0]
+  if times > 1:
+    raise ValueError(f'{file.path}: {_TOKENS} has {token!r} {times} times')
+  ids = {
+    name: values.ids(f'tokenizer.ggml.{name}_token_id', len(tokens))
+    for name in ('bos', 'eos', 'eot')
+  }
+  first = {name: tokens[found[0]] for name, found in ids.items() if found}
+  return Vocabulary(
+    tokenizer=_build_tokenizer(values, tokens, first.get('bos')),
+    eos_ids=tuple(sorted({*ids['eos'], *ids['eot']})),
+    bos_token=first.get('bos'),
+    eos_token=first.get('eos'),
+    chat_template=values.text(_TEMPLATE) if values.has(_TEMPLATE) else None,
+  )
+
+
+def _build_tokenizer(
+  values: Settings, tokens: list[str], bos_token: str | None
+) -> Any:
+  kind = values.text('tokenizer.ggml.model')
+  if kind != 'gpt2':
+    raise ValueError(
+      f'{values.path} has a tokenizer of kind {kind!r}; only byte-level pairs, '
+      "'gpt2', are read from GGUF files. Load the model's Hugging Face folder"
+    )
+  splitting = values.text('tokenizer.ggml.pre')
+  is_llama3 = splitting in _LLAMA3_NAMES
+  # By default as in llama.cpp, src/llama-vocab.cpp.
+  adds_bos = values.flag('tokenizer.ggml.add_bos_token', is_llama3)
+  merges = values.texts('tokenizer.ggml.merges')
+  types = _token_types(values, len(tokens))
+  pre_tokenizer = _pre_tokenizer(values, splitting)
+  tokenizers = vocabularies.import_tokenizers()
+  ids = {token: i for i, token in enumerate(tokens)}
+  what = f'{values.path} has an inconsistent tokenizer'
+  with vocabularies.package_errors(what):
+    tokenizer = tokenizers.Tokenizer(
+      tokenizers.models.BPE(
+        vocab=ids,
+        merges=[tuple(merge.split(' ', 1)) for merge in merges],
+        ignore_merges=is_llama3,
+      )
+    )
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    if adds_bos and bos_token:
+      tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f'{bos_token}:0 $A:0',
+        special_tokens=[(bos_token, ids[bos_token])],
+      )
+    added = [
+      tokenizers.AddedToken(token, normalized=False, special=kind == _CONTROL)
+      for token, kind in zip(tokens, types, strict=False)
+      if kind in (_CONTROL, _USER_DEFINED)
+    ]
+    # All in one call, in order of id: each call takes time.
+    tokenizer.add_tokens(added)
+  return tokenizer
+
+
+def _token_types(values: Settings, num_tokens: int) -> list[int]:
+  """What kind of token each is, or nothing if the file does not say."""
+  if not values.has(_TYPES):
+    return []
+  types = values.values[_TYPES]
+  if (
+    not isinstance(types, np.ndarray)
+    or types.dtype.kind not in 'iu'
+    or len(types) != num_tokens
+  ):
+    values.refuse(_TYPES, f'{num_tokens} numbers, one per token')
+  return types.tolist()
+
+
+def _pre_tokenizer(values: Settings, splitting: str) -> Any:
+  """How text is cut into words before pairs are merged within them."""
+  tokenizers = vocabularies.import_tokenizers()
+  pre = tokenizers.pre_tokenizers
+  if splitting == 'smollm':
+    digits = pre.Digits(individual_digits=True)
+    return pre.Sequence([digits, pre.ByteLevel(False)])
+  if splitting == 'gpt-2':
+    return pre.ByteLevel(False)
+  if splitting in _LLAMA3_NAMES:
+    words = pre.Split(tokenizers.Regex(_LLAMA3_WORDS), 'isolated')
+    return pre.Sequence([words, pre.ByteLevel(False, use_regex=False)])
+  raise ValueError(
+    f'{values.path} splits words as {splitting!r}; supported are '
+    "'smollm', 'gpt-2' and 'llama-bpe'. Load the model's Hugging Face folder"
+  )

@@ -106,11 +106,6 @@ class _Cursor:
     return np.frombuffer(self.take(length * dtype.itemsize), dtype)
 
 
-def is_gguf(path: Path) -> bool:
-  """Whether a file is called one."""
-  return path.suffix == '.gguf' and path.is_file()
-
-
 def open_gguf(path: Path) -> GgufFile:
   """Maps a GGUF file and reads its header.
 
@@ -176,7 +171,7 @@ def _read_tensor_infos(
 def _check_extents(tensors: dict[str, TensorInfo], size: int) -> None:
   for name, info in tensors.items():
     block_size, block_bytes = _block_sizes(name, info.type_id)
-    if info.shape and info.shape[-1] % block_size:
+    if info.shape[-1] % block_size:
       raise ValueError(
         f'tensor {name} has rows of {info.shape[-1]}, which are not whole '
         f'blocks of {block_size}'
@@ -201,11 +196,9 @@ def read_tensor(file: GgufFile, name: str) -> np.ndarray:
   """One tensor, dequantised: float32 of its shape, in memory of its own.
 
   Raises:
-    ValueError: if there is no such tensor, if its type cannot be dequantised,
-      or if it holds a NaN or an infinity.
+    ValueError: if its type cannot be dequantised, or it holds a NaN or an
+      infinity.
   """
-  if name not in file.tensors:
-    raise ValueError(f'{file.path} has no tensor {name}')
   gguf = _import_gguf()
   info = file.tensors[name]
   quantization = gguf.GGMLQuantizationType(info.type_id)

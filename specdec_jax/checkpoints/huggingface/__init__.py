@@ -25,17 +25,10 @@ _DOWNLOADED = ['*.json', '*.safetensors', '*.jinja', 'spiece.model']
 _NETWORKS: dict[str, Any] = {'llama': llama, 't5': t5}
 
 
-def is_folder(path: Path) -> bool:
-  """Whether a path is a folder with config.json."""
-  return (path / CONFIG).is_file()
-
-
 def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> Config:
   """The sizes that a folder's config.json states.
 
-  Args:
-    folder: with config.json.
-    dtype: of the parameters, activations and cache.
+  `dtype` is that of the parameters, activations and cache.
 
   Raises:
     ValueError: if config.json is missing or broken, describes a network that
@@ -64,15 +57,7 @@ def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> Config:
 
 
 def read_params(folder: Path, config: Config) -> dict[str, Any]:
-  """The parameters in a folder's safetensors, of one file or several.
-
-  Args:
-    folder: with model.safetensors, or model.safetensors.index.json and the
-      files that it names.
-    config: their sizes; parameters get its dtype.
-
-  Returns:
-    The tree of `models.llama.Llama` or `models.t5.T5`.
+  """The tree of `models.llama.Llama` or `models.t5.T5` in a folder's files.
 
   Raises:
     ValueError: if a file or a tensor is missing, or a tensor is unexpected, of
@@ -91,11 +76,8 @@ def read_params(folder: Path, config: Config) -> dict[str, Any]:
 def save(folder: Path, config: AnyConfig, params: dict[str, Any]) -> None:
   """Writes a folder that this module and transformers read.
 
-  Args:
-    folder: made if it does not exist; files in it are overwritten.
-    config: sizes.
-    params: the tree of `models.llama.Llama` or `models.t5.T5`; tensors keep its
-      dtype.
+  It is made if it does not exist, files in it are overwritten, and tensors keep
+  the dtype of `params`.
 
   Raises:
     ValueError: if a parameter is missing or of another shape, or the network
@@ -190,14 +172,11 @@ def _read_chat_template(folder: Path, values: Settings) -> str | None:
 
 
 def download(repository: str) -> Path:
-  """Downloads a model from the Hugging Face hub, or finds it in its cache.
+  """The folder of a model of the Hugging Face hub, downloaded unless cached.
 
   Args:
     repository: `organisation/name`, or `organisation/name@revision` with a
       branch, tag or commit.
-
-  Returns:
-    The folder with its files.
 
   Raises:
     ValueError: if the name is malformed or the download fails.

@@ -39,17 +39,17 @@ def read_config(path: Path, *, sizes: Any, dtype: jnp.dtype) -> Config:
   Raises:
     ValueError: if the sizes are none of these, or there are none.
   """
-  if sizes is not None and not isinstance(sizes, str):
-    return dataclasses.replace(sizes, dtype=dtype)
-  if sizes in presets.PRESETS:
-    return presets.preset(sizes, dtype=dtype)
-  if sizes is not None:
+  if isinstance(sizes, str):
+    if sizes in presets.PRESETS:
+      return presets.preset(sizes, dtype=dtype)
     if not local_path(sizes).exists():
       raise ValueError(
         f'{sizes!r} is neither a file nor the name of sizes; names are '
         f'{", ".join(presets.PRESETS)}'
       )
     return model_file.read(local_path(sizes), dtype=dtype)
+  if sizes is not None:
+    return dataclasses.replace(sizes, dtype=dtype)
   checkpoint, _ = places = folders(path)
   for folder in places:
     if (folder / model_file.NAME).is_file():
@@ -65,11 +65,7 @@ def read_target(path: Path | str, expected: Any) -> Any:
 
   Args:
     path: as for `find`.
-    expected: as for `stored_arrays.read_tree`; without shardings,
-      `models.families.param_shapes` gives it.
-
-  Returns:
-    A tree like `expected`, of arrays.
+    expected: as for `stored_arrays.read_tree`, and the result likewise.
 
   Raises:
     ValueError: if there is no finished checkpoint, if it is damaged, or if
@@ -110,7 +106,7 @@ def read_step(path: Path | str) -> int:
 def write_target(
   path: Path | str, params: Any, *, step: int, format: Layout = 'legacy'
 ) -> Path:
-  """Writes parameters as a checkpoint that T5X restores.
+  """Writes parameters as a checkpoint that T5X restores; returns its path.
 
   It holds no optimizer state: in T5X, restore it with
   `restore_optimizer=False` or for inference. It appears under its name when
@@ -121,9 +117,6 @@ def write_target(
     params: a tree of dicts of arrays; they keep their dtypes.
     step: N, training steps taken.
     format: T5X's own, or Orbax's.
-
-  Returns:
-    The path of `checkpoint_N`.
 
   Raises:
     ValueError: if there already is a checkpoint of this step, or an array is

@@ -39,9 +39,8 @@ def _read_index(folder: Path) -> dict[str, Any]:
       f'{path} is truncated or no T5X checkpoint ({type(error).__name__}: '
       f'{error})'
     ) from error
-  if not isinstance(contents, dict) or not isinstance(
-    contents.get('optimizer'), dict
-  ):
+  trees = contents.get('optimizer') if isinstance(contents, dict) else None
+  if not isinstance(trees, dict):
     raise ValueError(f'{path} is no T5X checkpoint: it has no optimizer')
   version = contents.get('version', 0)
   if type(version) is not int or version != _VERSION:
@@ -50,9 +49,9 @@ def _read_index(folder: Path) -> dict[str, Any]:
       f'expected {_VERSION}: restore and save it with a newer T5X'
     )
   for part in ('state', 'target'):
-    if not isinstance(contents['optimizer'].get(part, {}), dict):
+    if not isinstance(trees.get(part, {}), dict):
       raise ValueError(f'{path} is no T5X checkpoint: its {part} is no tree')
-  return contents['optimizer']
+  return trees
 
 
 def _array(code: int, content: bytes) -> np.ndarray:
@@ -69,8 +68,7 @@ def _array(code: int, content: bytes) -> np.ndarray:
     raise ValueError(f'an array has the unknown dtype {dtype!r}')
   if not isinstance(values, bytes):
     raise ValueError('an array has no values')
-  values = np.frombuffer(values, np.dtype(dtype.decode()))
-  return values.reshape(_shape(shape))
+  return np.frombuffer(values, dtype.decode()).reshape(_shape(shape))
 
 
 def _shape(value: Any) -> list[int]:
@@ -88,7 +86,7 @@ def open_step(folder: Path) -> Stored | None:
     ValueError: if the file is damaged, or they are no number.
   """
   step = _read_index(folder).get('state', {}).get('step')
-  if step is not None and not isinstance(step, int | np.ndarray):
+  if not isinstance(step, int | np.ndarray | None):
     raise ValueError(f'{folder / FILE}: step is {reprlib.repr(step)}')
   return None if step is None else np.asarray(step)
 
