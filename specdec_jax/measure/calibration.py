@@ -19,13 +19,12 @@ from specdec_jax.base import (
   Draft,
   Drafter,
   LanguageModel,
-  LogitsToProbsFn,
   Params,
   Prompt,
   Verification,
 )
 from specdec_jax.decoding import speculative
-from specdec_jax.decoding.state import DecodeState, EosId
+from specdec_jax.decoding.state import DecodeState
 from specdec_jax.measure import stopwatch
 from specdec_jax.theory import estimates
 from specdec_jax.verification import decision
@@ -95,14 +94,8 @@ def overlaps(
   rng_key: Array,
   prompts: Sequence[Prompt],
   *,
-  target: LanguageModel,
   drafters: Sequence[Drafter],
-  logits_to_probs: LogitsToProbsFn,
-  max_len: int,
-  num_tokens: int,
-  eos_id: EosId,
-  leniences: Sequence[float] = (1.0,),
-  is_argmax: bool = False,
+  **options: Any,
 ) -> list[list[Overlaps]]:
   """Lets the target generate, and asks every drafter before every token.
 
@@ -110,15 +103,12 @@ def overlaps(
     params: weights of the target, and in `drafter` those of each drafter.
     rng_key: as for `speculative.generate`.
     prompts: of one shape.
-    target: the model that generates.
     drafters: D of them, with gamma 1.
-    logits_to_probs: how the target is sampled.
-    max_len: as for `speculative.generate`.
-    num_tokens: new tokens per row, at most.
-    eos_id: as for `speculative.generate`.
-    leniences: l, each in (0, 1].
-    is_argmax: greedy text, and `passes_argmax` in place of `shared_mass`;
-      `logits_to_probs` then gives what the rule reads, before the argmax.
+    **options: `target`, `logits_to_probs`, `max_len` and `eos_id`, as for
+      `speculative.generate`; `num_tokens`, new ones per row at most;
+      `leniences`, each in (0, 1]; `is_argmax` for greedy text and for
+      `passes_argmax` in place of `shared_mass`, `logits_to_probs` being what
+      the rule reads before the argmax.
 
   Returns:
     Of every drafter what each of the leniences would accept, all along one and
@@ -130,19 +120,7 @@ def overlaps(
   for drafter in drafters:
     if drafter.gamma != 1:
       raise ValueError(f'one token at a time is asked for, got {drafter.gamma}')
-  generate = jax.jit(
-    functools.partial(
-      _generate,
-      target=target,
-      drafters=drafters,
-      logits_to_probs=logits_to_probs,
-      max_len=max_len,
-      num_tokens=num_tokens,
-      eos_id=eos_id,
-      leniences=leniences,
-      is_argmax=is_argmax,
-    )
-  )
+  generate = jax.jit(functools.partial(_generate, drafters=drafters, **options))
   parts = []
   for prompt in prompts:
     has_nan, seen = jax.device_get(generate(params, rng_key, prompt))
@@ -170,8 +148,8 @@ def _generate(
   drafters: Sequence[Drafter],
   max_len: int,
   num_tokens: int,
-  leniences: Sequence[float],
-  is_argmax: bool,
+  leniences: Sequence[float] = (1.0,),
+  is_argmax: bool = False,
   **rule: Any,
 ) -> tuple[Array, list[Array]]:
   """A batch of `overlaps`.

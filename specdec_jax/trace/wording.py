@@ -9,6 +9,10 @@ from specdec_jax.trace.recording import Record, Summary
 NEWLINE = '⏎'
 TAB = '⇥'
 EMPTY = '▯'
+_PICTURES = {
+  **{chr(code): chr(0x2400 + code) for code in range(0x20)},
+  **{'\n': NEWLINE, '\t': TAB, '\x7f': '␡'},
+}
 
 MEANINGS = {
   'accepted': 'drafted, and kept by the target',
@@ -89,15 +93,9 @@ def count(number: int, noun: str) -> str:
 
 
 def _visible_character(character: str) -> str:
+  if character in _PICTURES:
+    return _PICTURES[character]
   code = ord(character)
-  if character == '\n':
-    return NEWLINE
-  if character == '\t':
-    return TAB
-  if code < 0x20:
-    return chr(0x2400 + code)
-  if code == 0x7F:
-    return '␡'
   category = unicodedata.category(character)
   # Joiners and tags within an emoji or an Arabic word are left alone.
   is_part = character in '\u200c\u200d' or 0xE0020 <= code <= 0xE007F
