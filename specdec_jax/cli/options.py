@@ -237,6 +237,20 @@ def add_prompts(
   return group
 
 
+def add_report(
+  parser: argparse.ArgumentParser,
+  text: str = 'write the figures',
+  *,
+  shown: str = 'table',
+) -> None:
+  """Whether to colour a table, or to write its figures."""
+  add_output(parser).add_argument(
+    '--json',
+    metavar='OUT',
+    help=f'{text}; - writes to standard output, instead of the {shown}',
+  )
+
+
 def add_output(parser: argparse.ArgumentParser) -> Any:
   """Whether to colour what is printed; the group, for more options."""
   group = parser.add_argument_group('output')

@@ -1,16 +1,18 @@
 """Where results go: checked before the work, written while it goes on."""
 
+import argparse
 import contextlib
 import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specdec_jax.files import replacing
 from specdec_jax.files.local_path import local_path
+from specdec_jax.launch import progress
 
 STANDARD_OUTPUT = '-'
 
@@ -29,17 +31,15 @@ def check(
   Raises:
     ValueError: if a path cannot be written, or two options share one.
   """
-  for path in (*outputs.values(), *inputs.values()):
-    if path not in (None, STANDARD_OUTPUT):
-      local_path(path)
-  taken = {
-    os.path.realpath(path): option
-    for option, path in inputs.items()
+  files = lambda paths: [
+    (option, path)
+    for option, path in paths.items()
     if path not in (None, STANDARD_OUTPUT)
-  }
-  for option, path in outputs.items():
-    if path is None or path == STANDARD_OUTPUT:
-      continue
+  ]
+  for _, path in files({**outputs, **inputs}):
+    local_path(path)
+  taken = {os.path.realpath(path): option for option, path in files(inputs)}
+  for option, path in files(outputs):
     if reason := _obstacle(path):
       raise ValueError(f'cannot write {option} {path}: {reason}')
     other = taken.setdefault(os.path.realpath(path), option)
@@ -83,6 +83,32 @@ def json_lines(path: str | None) -> Iterator[Callable[[dict], None]]:
       file.flush()
 
     yield write
+
+
+def report(args: argparse.Namespace, figures: Any, *shown: Any) -> int:
+  """Writes figures to --json, and shows them unless that is standard output;
+  the exit status."""
+  if args.json:
+    write_json(args.json, figures)
+  if args.json != STANDARD_OUTPUT:
+    screen = progress.console(color=args.color)
+    for part in shown:
+      screen.print(part, highlight=False)
+  return 0
+
+
+def table(
+  columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = ''
+) -> Any:
+  """A `rich` table of figures; with a title, its first column has names."""
+  from rich.table import Table
+
+  made = Table(title=title or None)
+  for i, column in enumerate(columns):
+    made.add_column(column, justify='left' if title and not i else 'right')
+  for row in rows:
+    made.add_row(*row)
+  return made
 
 
 def write_json(path: str, value: Any) -> None:

@@ -30,12 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   options.add_sampling(parser)
   options.add_prompts(parser)
   options.add_timing(parser)
-  options.add_output(parser).add_argument(
-    '--json',
-    metavar='OUT',
-    help='write the figures for `plan`; - writes to standard output, instead '
-    'of the table',
-  )
+  options.add_report(parser, 'write the figures for `plan`')
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,15 +47,10 @@ def run(args: argparse.Namespace) -> int:
     {'--prompts': args.prompts, '--ngram_text': args.ngram_text},
   )
   texts = prompts.read(args.prompt, args.prompts)
-  screen = progress.console(color=args.color)
   decoder = chosen.decoder_of(args, choices)
   batches = chosen.batches_of(args, decoder, texts)
   figures = measure(args, decoder, batches)
-  if args.json:
-    outputs.write_json(args.json, figures)
-  if args.json != outputs.STANDARD_OUTPUT:
-    screen.print(_table(figures))
-  return 0
+  return outputs.report(args, figures, _table(figures))
 
 
 def measure(
@@ -131,45 +121,29 @@ def costs_of(figures: dict[str, Any]) -> Costs:
 
 def _table(figures: dict[str, Any]) -> Any:
   """The figures as a `rich` table."""
-  from rich.table import Table
-
   interval = figures['alpha_interval']
   shown = '-' if interval is None else '{:.3f} to {:.3f}'.format(*interval)
   lag = figures['autocorrelation'][0]
-  milliseconds = lambda seconds: f'{1e3 * seconds:.3f} ms'
-  widest, scoring = figures['widths'][-1], figures['target_seconds'][-1]
+  ms = lambda seconds: f'{1e3 * seconds:.3f} ms'
+  plain, *_, scoring = figures['target_seconds']
+  widest = figures['widths'][-1]
   rows = [
     ('alpha', f'{figures["alpha"]:.3f}'),
     ('  95% interval, by rows', shown),
     ('  prefixes, rows', f'{figures["num_prefixes"]}, {figures["num_rows"]}'),
     ('  prefixes without a guess', f'{figures["abstained"]:.1%}'),
-    (
-      '  correlation of neighbours',
-      '-' if lag is None else f'{lag:.2f}',
-    ),
-    (
-      f'T(1), a plain step in {figures["plain_dtype"]}',
-      milliseconds(figures['target_seconds'][0]),
-    ),
-    (f'T({widest})', milliseconds(scoring)),
-    ('  the target call by itself', milliseconds(figures['extend_seconds'])),
+    ('  correlation of neighbours', '-' if lag is None else f'{lag:.2f}'),
+    (f'T(1), a plain step in {figures["plain_dtype"]}', ms(plain)),
+    (f'T({widest})', ms(scoring)),
+    ('  the target call by itself', ms(figures['extend_seconds'])),
     (f'T({widest}) / T(1)', f'{figures["verify_cost_ratio"]:.3f}'),
-    ('first drafted token', milliseconds(figures['first_draft_seconds'])),
-    ('further drafted token', milliseconds(figures['draft_seconds'])),
+    ('first drafted token', ms(figures['first_draft_seconds'])),
+    ('further drafted token', ms(figures['draft_seconds'])),
     ('c', f'{figures["c"]:.4f}'),
-    ('loop, beyond its parts', milliseconds(figures['loop_seconds'])),
-    ('decode, beyond its loop', milliseconds(figures['launch_seconds'])),
-    (
-      'the same of plain decoding',
-      milliseconds(figures['plain_launch_seconds']),
-    ),
+    ('loop, beyond its parts', ms(figures['loop_seconds'])),
+    ('decode, beyond its loop', ms(figures['launch_seconds'])),
+    ('the same of plain decoding', ms(figures['plain_launch_seconds'])),
   ]
-  table = Table(
-    title=f'{figures["model"]}, {figures["drafter"]}, {figures["dtype"]}, '
-    f'{figures["device"]}'
-  )
-  table.add_column('')
-  table.add_column('measured', justify='right')
-  for row in rows:
-    table.add_row(*row)
-  return table
+  names = ('model', 'drafter', 'dtype', 'device')
+  title = ', '.join(figures[name] for name in names)
+  return outputs.table(('', 'measured'), rows, title=title)

@@ -22,29 +22,22 @@ _COUNTERS = ('tokens', 'target_runs', 'drafted', 'tested', 'accepted')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument(
-    'predictions', nargs='+', help='JSONL files of `infer` or of t5x.infer'
-  )
-  parser.add_argument(
+  add = parser.add_argument
+  add('predictions', nargs='+', help='JSONL files of `infer` or of t5x.infer')
+  add(
     '--metrics',
     default='bleu,rouge',
     metavar='NAME,...',
     help=f'of {", ".join(quality.METRICS)}',
   )
-  parser.add_argument(
-    '--task', help='a SeqIO task, whose metrics are taken instead'
-  )
-  parser.add_argument(
+  add('--task', help='a SeqIO task, whose metrics are taken instead')
+  add(
     '--targets',
     metavar='FILE',
     help='a text per line, or .jsonl with "targets", in the order of the '
     'predictions; instead of the targets beside them',
   )
-  options.add_output(parser).add_argument(
-    '--json',
-    metavar='OUT',
-    help='write the figures; - writes to standard output, instead of the table',
-  )
+  options.add_report(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,13 +52,17 @@ def run(args: argparse.Namespace) -> int:
   figures: dict[str, Any] = {'examples': len(records)}
   with progress.waiting('judging'):
     for metric_fn in metric_fns:
-      figures |= _plain(metric_fn(targets, predictions))
+      # SeqIO wraps some of its figures.
+      figures |= {
+        name: float(getattr(value, 'value', value))
+        for name, value in metric_fn(targets, predictions).items()
+      }
   figures |= _rates([record.get('aux') for record in records])
-  if args.json:
-    outputs.write_json(args.json, figures)
-  if args.json != outputs.STANDARD_OUTPUT:
-    progress.console(color=args.color).print(_table(args, figures))
-  return 0
+  # Counts and rates, and None for a rate of nothing.
+  show = lambda x: f'{x:,}' if isinstance(x, int) else f'{x:.2f}'
+  rows = [(k, '-' if x is None else show(x)) for k, x in figures.items()]
+  table = outputs.table(('', ''), rows, title=', '.join(args.predictions))
+  return outputs.report(args, figures, table)
 
 
 def _metric_fns(args: argparse.Namespace) -> list[Callable[..., Any]]:
@@ -112,11 +109,10 @@ def _targets(
         f'"{_TARGET}" under "inputs", {shown}: give --targets'
       )
     return found
-  path = local_path(args.targets)
-  if path.suffix == '.jsonl':
-    task = tasks.find(args.targets, inputs_field='targets')
-  else:
-    task = tasks.find(args.targets)
+  is_jsonl = local_path(args.targets).suffix == '.jsonl'
+  task = tasks.find(
+    args.targets, inputs_field='targets' if is_jsonl else 'inputs'
+  )
   found = [example.inputs for example in task.read()]
   if len(found) != len(records):
     raise ValueError(
@@ -129,14 +125,6 @@ def _target_beside(record: Mapping[str, Any]) -> str | None:
   inputs = record.get('inputs')
   target = inputs.get(_TARGET) if isinstance(inputs, dict) else None
   return target if isinstance(target, str) else None
-
-
-def _plain(figures: Mapping[str, Any]) -> dict[str, Any]:
-  """Figures of a metric as numbers; SeqIO wraps some of its own."""
-  return {
-    name: float(getattr(value, 'value', value))
-    for name, value in figures.items()
-  }
 
 
 def _rates(aux: Sequence[Any]) -> dict[str, Any]:
@@ -155,18 +143,3 @@ def _rates(aux: Sequence[Any]) -> dict[str, Any]:
     ),
     'alpha': estimates.alpha(total['accepted'], total['tested']),
   }
-
-
-def _table(args: argparse.Namespace, figures: Mapping[str, Any]) -> Any:
-  """The figures as a `rich` table."""
-  from rich.table import Table
-
-  table = Table(title=', '.join(args.predictions))
-  table.add_column('')
-  table.add_column('', justify='right')
-  for name, value in figures.items():
-    text = f'{value:,}' if isinstance(value, int) else '-'
-    if isinstance(value, float):
-      text = f'{value:.2f}'
-    table.add_row(name, text)
-  return table

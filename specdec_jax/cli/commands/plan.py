@@ -6,6 +6,7 @@ iteration for a TPU slice that need not be there (--topology).
 
 import argparse
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from specdec_jax.files.local_path import local_path
 from specdec_jax.launch import progress
 from specdec_jax.models import presets
 from specdec_jax.theory import planner
-from specdec_jax.theory.planner import Costs, Plan
+from specdec_jax.theory.planner import Choice, Costs, Plan
 from specdec_jax.tpu_costs import aot, parts, workload
 from specdec_jax.tpu_costs.chips import CHIPS
 
@@ -36,64 +37,51 @@ _NEEDED = {
 }
 # Shown where alpha is not known.
 _ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
+# Columns that every table of gammas has.
+_FIGURES = ('tokens per target run', 'speedup', 'operations')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  group = parser.add_argument_group('costs')
-  group.add_argument(
-    '--costs', metavar='FILE', help='what `specdec calibrate --json` wrote'
-  )
-  group.add_argument('--target', metavar='PRESET', help='such as t5_1_1_xxl')
-  group.add_argument('--draft', metavar='PRESET', help='such as t5_1_1_small')
-  group.add_argument(
+  add = parser.add_argument_group('costs').add_argument
+  number = functools.partial(add, type=options.positive_int)
+  add('--costs', metavar='FILE', help='what `specdec calibrate --json` wrote')
+  add('--target', metavar='PRESET', help='such as t5_1_1_xxl')
+  add('--draft', metavar='PRESET', help='such as t5_1_1_small')
+  add(
     '--topology',
     help=f'the slice to compile for, such as v4:2x2x1; {", ".join(CHIPS)}',
   )
-  group.add_argument(
-    '--batch_size', type=options.positive_int, help='rows (default: 1)'
-  )
-  group.add_argument(
+  number('--batch_size', help='rows (default: 1)')
+  number(
     '--input_length',
-    type=options.positive_int,
     default=512,
     help='tokens of the encoder, or of the prompt',
   )
-  group.add_argument(
-    '--output_length',
-    type=options.positive_int,
-    default=128,
-    help='new tokens per row',
-  )
-  group.add_argument(
+  number('--output_length', default=128, help='new tokens per row')
+  number(
     '--num_partitions',
-    type=options.positive_int,
     help='chips that share a copy of the target (default: as the batch allows)',
   )
-  group.add_argument(
+  add(
     '--dtype', choices=presets.DTYPES, default='bfloat16', help='of the weights'
   )
-  group = parser.add_argument_group('planning')
-  group.add_argument(
+  add = parser.add_argument_group('planning').add_argument
+  add(
     '--alpha',
     type=options.share,
     help='the acceptance rate (default: that of --costs, or several)',
   )
-  group.add_argument(
+  add(
     '--max_gamma',
     type=options.positive_int,
     help='the largest gamma considered (default: 12, or as measured)',
   )
-  options.add_output(parser).add_argument(
-    '--json',
-    metavar='OUT',
-    help='write the plan; - writes to standard output, instead of the tables',
-  )
+  options.add_report(parser, 'write the plan', shown='tables')
 
 
 def run(args: argparse.Namespace) -> int:
   _check(args)
   outputs.check({'--json': args.json}, {'--costs': args.costs})
-  screen = progress.console(color=args.color)
   found = _read(args) if args.costs else _compile(args)
   costs = calibrate.costs_of(found)
   max_gamma = args.max_gamma or costs.max_gamma
@@ -109,13 +97,16 @@ def run(args: argparse.Namespace) -> int:
     )
     for alpha in alphas
   ]
-  record = _record(found, costs, alphas, plans)
-  if args.json:
-    outputs.write_json(args.json, record)
-  if args.json != outputs.STANDARD_OUTPUT:
-    for part in _shown(found, costs, alphas, plans):
-      screen.print(part, highlight=False)
-  return 0
+  record = found | {
+    'kind': 'specdec plan',
+    'c': costs.c(costs.max_gamma),
+    'oracle_speedups': [_oracle(alpha, costs) for alpha in alphas],
+    'plans': [
+      {'alpha': alpha, **dataclasses.asdict(plan)}
+      for alpha, plan in zip(alphas, plans, strict=True)
+    ],
+  }
+  return outputs.report(args, record, *_shown(record, costs, alphas, plans))
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -136,7 +127,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _read(args: argparse.Namespace) -> dict[str, Any]:
-  """The figures of a file that `specdec calibrate` wrote."""
+  """The figures of a file that `specdec calibrate` wrote, checked."""
   try:
     found = json.loads(local_path(args.costs).read_text(encoding='utf-8'))
   except (OSError, ValueError) as error:
@@ -146,7 +137,16 @@ def _read(args: argparse.Namespace) -> dict[str, Any]:
     raise ValueError(
       f'--costs {args.costs} is not what `specdec calibrate --json` writes'
     )
-  costs = _checked(args.costs, found)
+  # Files of compiled costs know of no acceptance, and of one row no interval.
+  measured = [n for n in ('profile', 'alpha_interval') if found.get(n)]
+  for name, kind in (_NEEDED | dict.fromkeys(measured, 'numbers')).items():
+    if not _is(kind, found.get(name)):
+      shown = repr(found[name]) if name in found else 'missing'
+      raise ValueError(
+        f'--costs {args.costs}: {name} must be {kind}, and is {shown}'
+      )
+  costs = calibrate.costs_of(found)
+  costs.check_gamma(1)
   if args.max_gamma and args.max_gamma > costs.max_gamma:
     raise ValueError(
       f'--max_gamma {args.max_gamma} is beyond gamma {costs.max_gamma}, up to '
@@ -154,23 +154,6 @@ def _read(args: argparse.Namespace) -> dict[str, Any]:
       f'--gamma {args.max_gamma}'
     )
   return found
-
-
-def _checked(path: str, found: dict[str, Any]) -> Costs:
-  """The costs of a file, once it has all that a plan needs.
-
-  Raises:
-    ValueError: naming what is missing or is not what it should be.
-  """
-  # Files of compiled costs know of no acceptance, and of one row no interval.
-  measured = [n for n in ('profile', 'alpha_interval') if found.get(n)]
-  for name, kind in (_NEEDED | dict.fromkeys(measured, 'numbers')).items():
-    if not _is(kind, found.get(name)):
-      shown = repr(found[name]) if name in found else 'missing'
-      raise ValueError(f'--costs {path}: {name} must be {kind}, and is {shown}')
-  costs = calibrate.costs_of(found)
-  costs.check_gamma(1)
-  return costs
 
 
 def _is(kind: str, value: Any) -> bool:
@@ -206,8 +189,7 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
     num_partitions=args.num_partitions
     or workload.default_num_partitions(slice_, batch_size),
   )
-  total = parts.num_parts(max_gamma)
-  with progress.bar('compiling', total) as bar:
+  with progress.bar('compiling', parts.num_parts(max_gamma)) as bar:
     pair = parts.pair_costs(task, max_gamma=max_gamma, advance=bar.advance)
   return {
     'kind': calibrate.KIND,
@@ -250,24 +232,6 @@ def _alphas(
   return [found['profile'][:max_gamma]], interval and tuple(interval)
 
 
-def _record(
-  found: dict[str, Any],
-  costs: Costs,
-  alphas: Sequence[Any],
-  plans: Sequence[Plan],
-) -> dict[str, Any]:
-  """What `--json` writes."""
-  return found | {
-    'kind': 'specdec plan',
-    'c': costs.c(costs.max_gamma),
-    'oracle_speedups': [_oracle(alpha, costs) for alpha in alphas],
-    'plans': [
-      {'alpha': alpha, **dataclasses.asdict(plan)}
-      for alpha, plan in zip(alphas, plans, strict=True)
-    ],
-  }
-
-
 def _shown(
   found: dict[str, Any],
   costs: Costs,
@@ -283,31 +247,28 @@ def _shown(
   if 'programs' in found:
     shown += [_programs(found), _memory(found), *found['notes']]
   shown.append(
-    f'c {costs.c(costs.max_gamma):.4f}, T({costs.widths[-1]}) / T(1) '
+    f'c {found["c"]:.4f}, T({costs.widths[-1]}) / T(1) '
     f'{costs.verify_cost_ratio(costs.max_gamma):.3f}'
   )
   if len(plans) == 1:
-    shown.append(_choices(plans[0]))
-    shown += plans[0].sentences
-    if (bound := _oracle(alphas[0], costs)) is not None:
+    shown += [_choices(plans[0]), *plans[0].sentences]
+    if (bound := found['oracle_speedups'][0]) is not None:
       shown.append(
         f'No schedule that varies gamma gains more than {bound:.2f} times: '
         'that is an oracle, which drafts just what is accepted.'
       )
     return shown
-  table = _new_table(
-    'alpha', 'gamma', 'tokens per target run', 'speedup', 'operations'
-  )
-  for alpha, plan in zip(alphas, plans, strict=True):
-    best = plan.best
-    table.add_row(
-      f'{alpha:.2f}',
-      str(best.gamma),
-      f'{best.expected_tokens:.2f}',
-      f'{best.speedup:.2f}',
-      f'{best.operations_factor:.2f}',
-    )
-  return [*shown, table, *_losses(alphas, plans)]
+  rates = list(zip(alphas, plans, strict=True))
+  rows = [
+    (f'{alpha:.2f}', str(plan.best.gamma), *_figures(plan.best))
+    for alpha, plan in rates
+  ]
+  shown.append(outputs.table(('alpha', 'gamma', *_FIGURES), rows))
+  # What is to be said for the greatest of the rates that lose.
+  losing = [(alpha, plan) for alpha, plan in rates if plan.best.gamma == 0]
+  for alpha, plan in losing[-1:]:
+    shown += [f'At alpha {alpha:.2f}: {text}' for text in plan.sentences]
+  return shown
 
 
 def _oracle(alpha: Any, costs: Costs) -> float | None:
@@ -324,35 +285,14 @@ def _oracle(alpha: Any, costs: Costs) -> float | None:
   return bound if np.isfinite(bound) else None
 
 
-def _losses(alphas: Sequence[float], plans: Sequence[Plan]) -> list[str]:
-  """What is to be said for the least of the rates, if it loses."""
-  losing = [
-    (alpha, plan)
-    for alpha, plan in zip(alphas, plans, strict=True)
-    if plan.best.gamma == 0
-  ]
-  if not losing:
-    return []
-  alpha, plan = losing[-1]
-  return [f'At alpha {alpha:.2f}: {sentence}' for sentence in plan.sentences]
-
-
-def _new_table(*columns: str) -> Any:
-  from rich.table import Table
-
-  table = Table()
-  for column in columns:
-    table.add_column(column, justify='right')
-  return table
-
-
 def _programs(found: dict[str, Any]) -> Any:
   """The compiled parts, one row each."""
-  table = _new_table(
-    '', 'ms', 'bytes', 'flops', 'collectives', "compiler's ms", 'compiled in s'
+  columns = (
+    *('', 'ms', 'bytes', 'flops', 'collectives'),
+    *("compiler's ms", 'compiled in s'),
   )
-  for name, cost in found['programs'].items():
-    table.add_row(
+  rows = [
+    (
       name,
       f'{1e3 * cost["seconds"]:.3f}',
       f'{cost["memory_bytes"]:.3g}',
@@ -361,7 +301,9 @@ def _programs(found: dict[str, Any]) -> Any:
       f'{1e3 * cost["compiler_seconds"]:.3f}',
       f'{cost["compile_seconds"]:.0f}',
     )
-  return table
+    for name, cost in found['programs'].items()
+  ]
+  return outputs.table(columns, rows)
 
 
 def _memory(found: dict[str, Any]) -> str:
@@ -379,20 +321,18 @@ def _memory(found: dict[str, Any]) -> str:
 
 def _choices(plan: Plan) -> Any:
   """Every gamma, one row each."""
-  table = _new_table(
-    'gamma',
-    'tokens per target run',
-    'speedup',
-    'operations',
-    'break-even alpha',
-  )
-  for choice in plan.choices:
-    even = choice.break_even_alpha
-    table.add_row(
+  rows = [
+    (
       str(choice.gamma) + (' *' if choice is plan.best else ''),
-      f'{choice.expected_tokens:.2f}',
-      f'{choice.speedup:.2f}',
-      f'{choice.operations_factor:.2f}',
-      '-' if even is None else f'{even:.2f}',
+      *_figures(choice),
+      '-' if (even := choice.break_even_alpha) is None else f'{even:.2f}',
     )
-  return table
+    for choice in plan.choices
+  ]
+  return outputs.table(('gamma', *_FIGURES, 'break-even alpha'), rows)
+
+
+def _figures(choice: Choice) -> list[str]:
+  """Of `_FIGURES`."""
+  found = (choice.expected_tokens, choice.speedup, choice.operations_factor)
+  return [f'{figure:.2f}' for figure in found]
