@@ -6,6 +6,7 @@ import importlib
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,14 +16,9 @@ from specdec_jax.launch import gin_launch, memory, progress
 
 
 class Command(NamedTuple):
-  """A subcommand; its module is imported when it is used.
-
-  Attributes:
-    module: of `cli.commands`.
-    help: a line.
-    add_arguments: name of the function that adds the options.
-    run: name of the function that does the work.
-  """
+  """A subcommand: a module of `cli.commands`, which is imported when it is
+  used, a line of help, and the names of the functions that add its options and
+  do its work."""
 
   module: str
   help: str
@@ -88,8 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
   """Parses the options and runs the subcommand that they name."""
   for stream in (sys.stdout, sys.stderr):
+    is_text = isinstance(stream, io.TextIOWrapper)
     # A character that the terminal's encoding lacks must not end a decode.
-    if isinstance(stream, io.TextIOWrapper) and not _is_unicode(stream):
+    if is_text and not stream.encoding.lower().startswith('utf'):
       stream.reconfigure(errors='replace')
   argv = gin_launch.expand(sys.argv[1:] if argv is None else argv)
   try:
@@ -137,10 +134,6 @@ def _drop_output() -> bool:
     return True
 
 
-def _is_unicode(stream: io.TextIOWrapper) -> bool:
-  return stream.encoding.lower().startswith('utf')
-
-
 def _complain(sentence: str) -> None:
   """Prints one line on standard error, if there is anybody to read it."""
   with contextlib.suppress(OSError):
@@ -176,11 +169,6 @@ def _sentence(error: Exception) -> tuple[str, int]:
 
 def _is_raised_here(error: Exception) -> bool:
   """Whether a line of this package raised it."""
-  traceback = error.__traceback__
-  while traceback and traceback.tb_next:
-    traceback = traceback.tb_next
-  package = os.path.dirname(specdec_jax.__file__)
-  return bool(
-    traceback
-    and traceback.tb_frame.f_code.co_filename.startswith(package + os.sep)
-  )
+  frames = list(traceback.walk_tb(error.__traceback__))
+  package = os.path.dirname(specdec_jax.__file__) + os.sep
+  return bool(frames) and frames[-1][0].f_code.co_filename.startswith(package)

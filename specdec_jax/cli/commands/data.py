@@ -23,14 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   actions = parser.add_subparsers(
     dest='action', metavar='action', required=True
   )
-  for name, (function, text, add) in _ACTIONS.items():
+  for name, (function, text, add_options) in _ACTIONS.items():
     action = actions.add_parser(
       name,
       help=text.partition(':')[0],
       description=text,
       formatter_class=options.HelpFormatter,
     )
-    add(action)
+    add_options(action)
     action.set_defaults(data_action=function)
   # Whatever options it had are text here: the answer is the same.
   moved = actions.add_parser('build', add_help=False, prefix_chars='\n')
@@ -50,29 +50,33 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def _add_vocabulary(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument(
+  add = parser.add_argument
+  add(
     '--inputs',
     nargs='+',
     required=True,
     metavar='PATH',
     help="text files, or corpora's folders, of which train.* is read",
   )
-  parser.add_argument(
+  add(
     '--out',
     required=True,
     metavar='MODEL',
     help='the SentencePiece model to write',
   )
-  parser.add_argument(
-    '--size', type=options.positive_int, default=8192, help='number of ids'
-  )
+  add('--size', type=options.positive_int, default=8192, help='number of ids')
 
 
 def _vocabulary(args: argparse.Namespace) -> int:
   outputs.check(
     {'--out': args.out}, {f'--inputs {path}': path for path in args.inputs}
   )
-  files = [_training_file(local_path(path)) for path in args.inputs]
+  files = []
+  for path in map(local_path, args.inputs):
+    sources = preparation.find(path) if path.is_dir() else {'train': path}
+    if 'train' not in sources:
+      raise ValueError(f'{path} has no train split')
+    files.append(sources['train'])
   with progress.waiting(f'training a vocabulary of {args.size}'):
     # The trainer answers an interrupt only when it is done.
     model = progress.interruptible(
@@ -87,53 +91,38 @@ def _vocabulary(args: argparse.Namespace) -> int:
   return 0
 
 
-def _training_file(path: Path) -> Path:
-  """The training split of a corpus, or the file itself."""
-  if not path.is_dir():
-    return path
-  sources = preparation.find(path)
-  if 'train' not in sources:
-    raise ValueError(f'{path} has no train split')
-  return sources['train']
-
-
 def _add_prepare(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument(
+  add = parser.add_argument
+  add(
     '--inputs',
     nargs='+',
     required=True,
     metavar='PATH',
     help="a corpus's folder, or text files: .jsonl, .tsv, .txt",
   )
-  parser.add_argument(
+  add(
     '--vocabulary',
     required=True,
     metavar='MODEL',
     help='a SentencePiece model; it is copied beside the token files, from '
     'where specdec train takes it',
   )
-  parser.add_argument('--out', required=True, metavar='DIR', help='new folder')
+  add('--out', required=True, metavar='DIR', help='new folder')
   lengths = parser.add_argument_group('lengths, in tokens with EOS')
-  for name, help_text in (
+  for name, text in (
     ('input', 'most of an input'),
     ('target', 'most of a target, or of a text'),
   ):
-    lengths.add_argument(
-      f'--max_{name}_tokens',
-      type=options.positive_int,
-      default=64,
-      help=help_text,
-    )
+    flag = f'--max_{name}_tokens'
+    lengths.add_argument(flag, type=options.positive_int, default=64, help=text)
   lengths.add_argument(
     '--too_long',
     choices=['drop', 'trim', 'split'],
     default='drop',
     help='what becomes of longer examples',
   )
-  parser.add_argument('--prefix', default='', help='put before every input')
-  parser.add_argument(
-    '--overwrite', action='store_true', help='replace earlier token files'
-  )
+  add('--prefix', default='', help='put before every input')
+  add('--overwrite', action='store_true', help='replace earlier token files')
 
 
 def _prepare(args: argparse.Namespace) -> int:
@@ -164,55 +153,50 @@ def _prepare(args: argparse.Namespace) -> int:
 
 def _summary(counts: dict[str, Any]) -> str:
   """Counts of a token file, in a line."""
-  figures = [
-    f'{counts["examples"]:,} examples of {counts["read"]:,}',
-    f'{counts["input_tokens"]:,} + {counts["target_tokens"]:,} tokens',
-  ]
-  figures += [
-    f'{counts[name]:,} {name}'
-    for name in ('dropped', 'trimmed', 'split')
-    if counts[name]
-  ]
-  return ', '.join(figures)
+  lost = [name for name in ('dropped', 'trimmed', 'split') if counts[name]]
+  return ', '.join(
+    [
+      f'{counts["examples"]:,} examples of {counts["read"]:,}',
+      f'{counts["input_tokens"]:,} + {counts["target_tokens"]:,} tokens',
+      *(f'{counts[name]:,} {name}' for name in lost),
+    ]
+  )
 
 
 def _add_rewrite(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument(
-    '--model', required=True, metavar='MODEL', help='a T5, as for generate'
-  )
-  parser.add_argument(
+  add = parser.add_argument
+  add('--model', required=True, metavar='MODEL', help='a T5, as for generate')
+  add(
     '--tokens',
     required=True,
     metavar='DIR',
     help='what specdec data prepare wrote',
   )
-  parser.add_argument('--out', required=True, metavar='DIR', help='new folder')
-  parser.add_argument(
+  add('--out', required=True, metavar='DIR', help='new folder')
+  add(
     '--splits',
     nargs='+',
     default=['train'],
     metavar='SPLIT',
     help='to be rewritten; the others are copied',
   )
-  parser.add_argument(
+  add(
     '--temperature', type=options.temperature, default=0.0, help='0 is greedy'
   )
-  parser.add_argument(
+  add(
     '--batch_size',
     type=options.positive_int,
     default=64,
     help='rows decoded at once',
   )
-  parser.add_argument('--seed', type=options.seed, default=0, help='of draws')
-  parser.add_argument(
+  add('--seed', type=options.seed, default=0, help='of draws')
+  add(
     '--dtype',
     choices=presets.DTYPES,
     default='float32',
     help='of weights and caches',
   )
-  parser.add_argument(
-    '--overwrite', action='store_true', help='replace an earlier folder'
-  )
+  add('--overwrite', action='store_true', help='replace an earlier folder')
 
 
 def _rewrite(args: argparse.Namespace) -> int:

@@ -1,11 +1,13 @@
 """Says what this machine has, and whether decoding works on it."""
 
 import argparse
+import functools
 import importlib
 import importlib.metadata
 import os
 import platform
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +16,7 @@ import numpy as np
 
 import specdec_jax
 from specdec_jax import drafters, logits, verification
-from specdec_jax.base import LanguageModel, Params, Prompt
+from specdec_jax.base import Params, Prompt
 from specdec_jax.checkpoints import pretrained
 from specdec_jax.cli import options
 from specdec_jax.decoding import autoregressive, speculative
@@ -24,14 +26,10 @@ from specdec_jax.sharding import mesh as mesh_lib
 
 # Seconds of silence that nobody wonders about.
 _PATIENCE = 5.0
-# By the extra of specdec_jax that has them: package and module.
-_REQUIRED = {'jax': 'jax', 'jaxlib': 'jaxlib', 'flax': 'flax', 'numpy': 'numpy'}
-_MODELS = {
-  'tokenizers': 'tokenizers',
-  'safetensors': 'safetensors',
-  'gguf': 'gguf',
-  'jinja2': 'jinja2',
-  'rich': 'rich',
+# By the extra of specdec_jax that has them; each module is called like these.
+_PACKAGES = {
+  'required': ('jax', 'jaxlib', 'flax', 'numpy'),
+  'models': ('tokenizers', 'safetensors', 'gguf', 'jinja2', 'rich'),
 }
 
 
@@ -46,7 +44,9 @@ def run(args: argparse.Namespace) -> int:
   hints = _packages()
   mesh_lib.check_devices(1)
   for device in jax.devices():
-    print(f'device      {device} ({device.device_kind}){_memory(device)}')
+    limit = (device.memory_stats() or {}).get('bytes_limit')
+    memory = f', {limit / 1e9:.1f} GB' if limit else ''
+    print(f'device      {device} ({device.device_kind}){memory}')
   print(f'cores       {os.cpu_count()}')
   folder = compilation_cache.enable()
   print(f'compiled    {folder or "not kept: no folder can be written"}')
@@ -64,13 +64,10 @@ def run(args: argparse.Namespace) -> int:
 def _packages() -> list[str]:
   """Prints versions; what to install for the rest."""
   hints = []
-  for group, modules in (('required', _REQUIRED), ('models', _MODELS)):
-    versions = {name: _version(name, modules[name]) for name in modules}
-    shown = ', '.join(
-      f'{name} {version or "(not installed)"}'
-      for name, version in versions.items()
-    )
-    print(f'{group:<11} {shown}')
+  for group, packages in _PACKAGES.items():
+    versions = {name: _version(name) for name in packages}
+    shown = [f'{k} {v or "(not installed)"}' for k, v in versions.items()]
+    print(f'{group:<11} {", ".join(shown)}')
     if not all(versions.values()):
       hints.append(f'for {group} packages: pip install specdec_jax[{group}]')
   try:
@@ -82,68 +79,17 @@ def _packages() -> list[str]:
   return hints
 
 
-def _version(package: str, module: str) -> str | None:
-  """The version of a package whose module can be imported."""
+def _version(package: str) -> str | None:
+  """The version of a package that can be imported."""
   try:
-    importlib.import_module(module)
+    importlib.import_module(package)
     return importlib.metadata.version(package)
   except ImportError:  # PackageNotFoundError is one.
     return None
 
 
-def _memory(device: jax.Device) -> str:
-  """Its memory in GB, where it says."""
-  stats = device.memory_stats() or {}
-  limit = stats.get('bytes_limit')
-  return f', {limit / 1e9:.1f} GB' if limit else ''
-
-
 def _self_test() -> bool:
   """Decodes with a small random model, plainly and with three drafters."""
-  target, params = _random_llama()
-  prompt = Prompt(
-    encoder_tokens=None,
-    decoder_tokens=jnp.array([[3, 1, 4, 1], [5, 9, 0, 0]], jnp.int32),
-    decoder_lengths=jnp.array([4, 2], jnp.int32),
-    row_ids=jnp.arange(2, dtype=jnp.int32),
-  )
-  greedy = logits.standardize(temperature=0.0)
-  key = jax.random.key(0)
-  rule: dict[str, Any] = {
-    'logits_to_probs': greedy,
-    'max_len': 48,
-    'eos_id': -1,
-  }
-  expected = jax.jit(
-    lambda params: (
-      autoregressive.generate(params, key, prompt, target=target, **rule).tokens
-    )
-  )(Params(params))
-  is_sound = True
-  for drafter, weights in (
-    (drafters.prompt_lookup(gamma=4), ()),
-    (drafters.uniform(gamma=3, vocab_size=target.vocab_size), ()),
-    (drafters.autoregressive(target, gamma=3, logits_to_probs=greedy), params),
-  ):
-    found = jax.jit(
-      lambda params, drafter=drafter: (
-        speculative.generate(
-          params,
-          key,
-          prompt,
-          target=target,
-          drafter=drafter,
-          verify_fn=verification.speculative_sampling,
-          **rule,
-        ).tokens
-      )
-    )(Params(params, weights))
-    is_sound &= bool(np.array_equal(expected, found))
-  return is_sound
-
-
-def _random_llama() -> tuple[LanguageModel, Any]:
-  """A one-layer decoder with random weights, and the weights."""
   config = llama.LlamaConfig(
     vocab_size=32,
     embed_dim=32,
@@ -153,7 +99,42 @@ def _random_llama() -> tuple[LanguageModel, Any]:
     head_dim=8,
     mlp_dim=64,
   )
-  params = jax.jit(llama.init_params, static_argnums=0)(
-    config, jax.random.key(0)
+  key, target = jax.random.key(0), families.language_model(config)
+  params = jax.jit(llama.init_params, static_argnums=0)(config, key)
+  prompt = Prompt(
+    encoder_tokens=None,
+    decoder_tokens=jnp.array([[3, 1, 4, 1], [5, 9, 0, 0]], jnp.int32),
+    decoder_lengths=jnp.array([4, 2], jnp.int32),
+    row_ids=jnp.arange(2, dtype=jnp.int32),
   )
-  return families.language_model(config), params
+  greedy = logits.standardize(temperature=0.0)
+
+  def decode(generate: Callable, weights: Any = (), **rule: Any) -> jax.Array:
+    decoded = functools.partial(
+      generate,
+      target=target,
+      logits_to_probs=greedy,
+      max_len=48,
+      eos_id=-1,
+      **rule,
+    )
+    return jax.jit(decoded)(Params(params, weights), key, prompt).tokens
+
+  expected = decode(autoregressive.generate)
+  drafted = [
+    decode(
+      speculative.generate,
+      weights,
+      drafter=drafter,
+      verify_fn=verification.speculative_sampling,
+    )
+    for drafter, weights in (
+      (drafters.prompt_lookup(gamma=4), ()),
+      (drafters.uniform(gamma=3, vocab_size=target.vocab_size), ()),
+      (
+        drafters.autoregressive(target, gamma=3, logits_to_probs=greedy),
+        params,
+      ),
+    )
+  ]
+  return all(np.array_equal(expected, found) for found in drafted)

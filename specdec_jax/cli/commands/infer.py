@@ -39,26 +39,18 @@ _NO_SETTINGS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   gin_launch.add_arguments(parser, _SHOWN)
-  group = parser.add_argument_group('run')
-  group.add_argument(
-    '--model',
-    metavar='NAME',
-    help='models/NAME.gin, before every --gin_file',
+  add = parser.add_argument_group('run').add_argument
+  add(
+    '--model', metavar='NAME', help='models/NAME.gin, before every --gin_file'
   )
-  group.add_argument(
-    '--shard_id', type=int, help='overrides --gin.infer.shard_id'
-  )
-  group.add_argument(
-    '--tfds_data_dir', metavar='DIR', help='where TFDS has its data sets'
-  )
-  group.add_argument(
+  add('--shard_id', type=int, help='overrides --gin.infer.shard_id')
+  add('--tfds_data_dir', metavar='DIR', help='where TFDS has its data sets')
+  add(
     '--dry_run',
     action='store_true',
     help='print the mesh, and parameters and caches per chip; load nothing',
   )
-  group.add_argument(
-    '--profile', metavar='DIR', help='trace one chunk with jax.profiler'
-  )
+  add('--profile', metavar='DIR', help='trace one chunk with jax.profiler')
   processes.add_arguments(parser)
 
 

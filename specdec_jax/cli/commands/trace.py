@@ -10,8 +10,8 @@ from specdec_jax.trace.storage import Trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument('trace', help='what `generate --trace` wrote')
-  instead = parser.add_mutually_exclusive_group()
+  add, instead = parser.add_argument, parser.add_mutually_exclusive_group()
+  add('trace', help='what `generate --trace` wrote')
   instead.add_argument(
     '--html', metavar='OUT.html', help='write a self-contained page instead'
   )
@@ -20,16 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     metavar='OUT.svg',
     help='write a picture instead, for a light and a dark page',
   )
-  parser.add_argument(
+  add(
     '--style',
     choices=('lines', 'flow'),
     default='lines',
     help='in the terminal, one line per iteration, or running text',
   )
-  parser.add_argument(
-    '--row', type=int, help='show this row alone; the first is 1'
-  )
-  parser.add_argument(
+  add('--row', type=int, help='show this row alone; the first is 1')
+  add(
     '--max_iterations',
     type=options.positive_int,
     metavar='N',
@@ -48,23 +46,20 @@ def run(args: argparse.Namespace) -> int:
   outputs.check(written, {'the trace': args.trace})
   traced = storage.read(args.trace)
   row = _find(traced, args.row)
+  path = args.html or args.svg
+  if not path:
+    screen = progress.console(color=args.color)
+    terminal.show(traced, screen, style=args.style, row=row)
+    return 0
   if args.html:
-    _write(args.html, page.render(_only(traced, row)))
-    return 0
-  if args.svg:
-    picture = svg.render(_only(traced, row), max_iterations=args.max_iterations)
-    _write(args.svg, picture)
-    return 0
-  screen = progress.console(color=args.color)
-  terminal.show(traced, screen, style=args.style, row=row)
-  return 0
-
-
-def _write(path: str, text: str) -> None:
+    text = page.render(_only(traced, row))
+  else:
+    text = svg.render(_only(traced, row), max_iterations=args.max_iterations)
   with outputs.opened(path) as file:
     file.write(text)
   if path != outputs.STANDARD_OUTPUT:
     print(f'wrote {path}')
+  return 0
 
 
 def _find(traced: Trace, number: int | None) -> int | None:
