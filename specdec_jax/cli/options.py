@@ -1,7 +1,7 @@
 """Command-line options that subcommands share, and the checks on them."""
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from specdec_jax import logits
@@ -14,6 +14,8 @@ from specdec_jax.models.presets import DTYPES
 DEFAULT_MODEL = 'smollm2-135m'
 # Drafted tokens at most, where nothing else is said.
 GAMMA = 8
+# Arguments of `--dtype`.
+DTYPE: Mapping[str, Any] = {'choices': DTYPES, 'default': 'float32'}
 ADAPTIVE = ('threshold', 'heuristic', 'estimate')
 # Below which --adaptive threshold ends a draft.
 MIN_PROB = 0.4
@@ -83,7 +85,8 @@ def add_plain_dtypes(parser: Any) -> None:
 def add_models(parser: argparse.ArgumentParser) -> None:
   """The models, the drafter and the rule."""
   group = parser.add_argument_group('models')
-  group.add_argument(
+  add = group.add_argument
+  add(
     '--model',
     default=DEFAULT_MODEL,
     help=f'the target: {DEFAULT_MODEL}, a model of this package such as '
@@ -91,47 +94,43 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     'T5), T5X or specdec convert, hf:organisation/name, or random:t5_1_1_small '
     'for random weights of named sizes',
   )
-  group.add_argument(
+  add(
     '--config',
     metavar='SIZES',
     help='sizes of a T5X checkpoint without a model.json: a name such as '
     't5_1_1_small, or the path of a model.json',
   )
-  group.add_argument(
+  add(
     '--vocabulary',
     metavar='PATH',
     help='a SentencePiece model or a folder with a vocabulary, for target and '
     'draft model (default: what lies beside each)',
   )
-  group.add_argument(
+  add(
     '--revision',
     help='branch, tag or commit of an hf: model; also written '
     'hf:organisation/name@REVISION',
   )
-  group.add_argument(
+  add(
     '--draft_model',
     help='the weights of the drafter: a smaller model, a Spec-Drafter or heads',
   )
-  group.add_argument(
-    '--draft_config', metavar='SIZES', help='--config of the draft model'
-  )
-  group.add_argument(
-    '--dtype', choices=DTYPES, default='float32', help='of weights and caches'
-  )
-  group.add_argument(
+  add('--draft_config', metavar='SIZES', help='--config of the draft model')
+  add('--dtype', **DTYPE, help='of weights and caches')
+  add(
     '--draft_dtype',
     choices=DTYPES,
     help='of the draft model (default: that of --dtype)',
   )
-  group.add_argument(
+  add(
     '--drafter',
     choices=DRAFTERS,
     help='the source of guesses (default: model with --draft_model, else '
     'prompt_lookup)',
   )
   _add_flags(group, DRAFTERS.values(), defaults={'gamma': GAMMA})
-  _add_adaptive(group)
-  group.add_argument(
+  _add_adaptive(add)
+  add(
     '--verification',
     choices=RULES,
     default='speculative_sampling',
@@ -158,22 +157,22 @@ def _add_flags(
         added.add(name)
 
 
-def _add_adaptive(group: Any) -> None:
+def _add_adaptive(add: Callable) -> None:
   """How far a draft model goes, up to --gamma."""
-  group.add_argument(
+  add(
     '--adaptive',
     choices=ADAPTIVE,
     help='let a draft model stop before gamma, still lossless: at a token that '
     'it doubts; by two more tokens after full acceptance and one less '
     'otherwise; or at the best gamma for the acceptance rate of late',
   )
-  group.add_argument(
+  add(
     '--min_prob',
     type=share,
     help='with --adaptive: a drafted token to which the draft model gives less '
     f'is the last of its draft (default: {MIN_PROB} for threshold, else 0)',
   )
-  group.add_argument(
+  add(
     '--draft_cost',
     metavar='C',
     type=cost,
@@ -185,19 +184,16 @@ def _add_adaptive(group: Any) -> None:
 def add_sampling(parser: argparse.ArgumentParser) -> Any:
   """Standardised sampling; returns the group."""
   group = parser.add_argument_group('sampling')
-  group.add_argument(
-    '--temperature', type=temperature, default=0.0, help='0 is greedy'
-  )
-  group.add_argument('--top_k', type=positive_int, help='keep the k likeliest')
-  group.add_argument(
-    '--top_p', type=fraction, help='keep the likeliest with this much mass'
-  )
-  group.add_argument(
+  add = group.add_argument
+  add('--temperature', type=temperature, default=0.0, help='0 is greedy')
+  add('--top_k', type=positive_int, help='keep the k likeliest')
+  add('--top_p', type=fraction, help='keep the likeliest with this much mass')
+  add(
     '--min_p',
     type=share,
     help="keep those with at least this share of the likeliest's probability",
   )
-  group.add_argument('--seed', type=seed, default=0, help='of all draws')
+  add('--seed', type=seed, default=0, help='of all draws')
   return group
 
 
@@ -206,6 +202,7 @@ def add_prompts(
 ) -> Any:
   """What to decode, and how much of it at once; returns the group."""
   group = parser.add_argument_group('prompts')
+  add = group.add_argument
   source = group.add_mutually_exclusive_group(required=is_required)
   source.add_argument('--prompt', help='one prompt')
   source.add_argument(
@@ -214,21 +211,15 @@ def add_prompts(
     help='one prompt a line, or JSONL with a key "prompt"; - reads standard '
     'input',
   )
-  group.add_argument(
-    '--chat', action='store_true', help="apply the model's chat template"
-  )
-  group.add_argument(
+  add('--chat', action='store_true', help="apply the model's chat template")
+  add(
     '--system',
     metavar='TEXT',
     help='with --chat: the message of the system, before each prompt',
   )
-  group.add_argument(
-    '--max_new_tokens', type=positive_int, default=128, help='per row'
-  )
-  group.add_argument(
-    '--batch_size', type=positive_int, default=1, help='rows decoded at once'
-  )
-  group.add_argument(
+  add('--max_new_tokens', type=positive_int, default=128, help='per row')
+  add('--batch_size', type=positive_int, default=1, help='rows decoded at once')
+  add(
     '--num_devices',
     type=positive_int,
     default=1,

@@ -7,55 +7,49 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.checkpoints import formats, loading, stored_arrays
+from specdec_jax.cli import options
 from specdec_jax.files.local_path import local_path
 from specdec_jax.files.replacing import new_folder
 from specdec_jax.launch import numbers, progress
-from specdec_jax.models import families, presets
+from specdec_jax.models import families
 from specdec_jax.text import vocabulary_files
-
-_count = numbers.number(int, lambda n: n >= 0, 'an integer of at least 0')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument(
+  add = parser.add_argument
+  add(
     'source',
     help='a T5X checkpoint, a Hugging Face folder (Llama, Qwen2, Mistral, T5), '
     'a .gguf file, what train or convert wrote, or hf:organisation/name, also '
     'with @revision',
   )
-  parser.add_argument('destination', help='the folder to make')
-  parser.add_argument(
-    '--to', choices=tuple(_written()), required=True, help='the format'
-  )
-  parser.add_argument(
-    '--dtype', choices=presets.DTYPES, default='float32', help='of the weights'
-  )
-  parser.add_argument(
+  add('destination', help='the folder to make')
+  add('--to', choices=tuple(_written()), required=True, help='the format')
+  add('--dtype', **options.DTYPE, help='of the weights')
+  add(
     '--config',
     help='sizes of a T5X checkpoint: a name such as t5_1_1_small, or the path '
     'of a model.json',
   )
-  parser.add_argument(
+  add(
     '--vocabulary',
     metavar='FILE',
     help='the SentencePiece model to put beside the weights (default: that of '
     'the source, if it has one)',
   )
-  parser.add_argument(
+  add(
     '--extra_ids',
-    type=_count,
+    type=numbers.count,
     help='sentinels that follow the pieces of --vocabulary (default: what '
     'tokenizer_config.json beside it says, else 100, or 0 if the pieces fill '
     'the embeddings)',
   )
-  parser.add_argument(
+  add(
     '--step',
-    type=_count,
+    type=numbers.count,
     help='N of checkpoint_N (default: that of the source, else 0)',
   )
-  parser.add_argument(
-    '--overwrite', action='store_true', help='replace the destination'
-  )
+  add('--overwrite', action='store_true', help='replace the destination')
 
 
 def run(args: argparse.Namespace) -> int:
@@ -123,11 +117,10 @@ def _check_destination(
     raise ValueError(
       f'cannot write {destination}: there is no folder {destination.parent}'
     )
-  if not destination.exists():
-    return
-  if not is_overwritten:
-    raise ValueError(f'{destination} already exists; --overwrite replaces it')
-  _check_is_model(destination)
+  if destination.exists():
+    if not is_overwritten:
+      raise ValueError(f'{destination} already exists; --overwrite replaces it')
+    _check_is_model(destination)
 
 
 def _check_is_model(destination: Path) -> None:
@@ -142,10 +135,9 @@ def _check_is_model(destination: Path) -> None:
     )
   names = {name for each in written for name in each.files}
   names.update(vocabulary_files.WRITTEN)
+  known = lambda child: child.is_file() and child.name in names
   others = sorted(
-    child.name
-    for child in children
-    if not (_is_part(child) or (child.is_file() and child.name in names))
+    child.name for child in children if not (_is_part(child) or known(child))
   )
   if others:
     raise ValueError(
@@ -156,9 +148,8 @@ def _check_is_model(destination: Path) -> None:
 
 def _is_part(child: Path) -> bool:
   """Whether a folder within a model's is one that this command makes."""
-  return child.is_dir() and any(
-    each.is_part(child) for each in _written().values()
-  )
+  formats_written = _written().values()
+  return child.is_dir() and any(x.is_part(child) for x in formats_written)
 
 
 def _written() -> dict[str, formats.Format]:

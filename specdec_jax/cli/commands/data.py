@@ -14,7 +14,6 @@ from specdec_jax.data import preparation, token_files
 from specdec_jax.files import replacing
 from specdec_jax.files.local_path import local_path
 from specdec_jax.launch import progress
-from specdec_jax.models import presets
 from specdec_jax.text import sentencepiece_vocabulary
 from specdec_jax.training import distillation, recipes
 
@@ -190,12 +189,7 @@ def _add_rewrite(parser: argparse.ArgumentParser) -> None:
     help='rows decoded at once',
   )
   add('--seed', type=options.seed, default=0, help='of draws')
-  add(
-    '--dtype',
-    choices=presets.DTYPES,
-    default='float32',
-    help='of weights and caches',
-  )
+  add('--dtype', **options.DTYPE, help='of weights and caches')
   add('--overwrite', action='store_true', help='replace an earlier folder')
 
 

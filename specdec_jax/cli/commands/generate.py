@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,14 +14,14 @@ import numpy as np
 from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.running import Settings
-from specdec_jax.cli import chosen, options, outputs, streaming
+from specdec_jax.cli import chosen, options, outputs
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.launch import progress
 from specdec_jax.measure import metrics
 from specdec_jax.text import prompts, stop_strings
 from specdec_jax.text.prompts import Batch
-from specdec_jax.trace import recording, storage
+from specdec_jax.trace import recording, storage, terminal, wording
 from specdec_jax.trace.recording import Record
 
 Write = Callable[[dict[str, Any]], None]
@@ -28,8 +29,7 @@ Write = Callable[[dict[str, Any]], None]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   options.add_models(parser)
-  group = options.add_sampling(parser)
-  group.add_argument(
+  options.add_sampling(parser).add_argument(
     '--num_return_sequences',
     metavar='N',
     type=options.positive_int,
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help='end a text before the first occurrence of TEXT, which can span '
     'tokens; may be given several times. Special tokens are no text',
   )
-  group = options.add_output(parser)
-  group.add_argument(
+  add = options.add_output(parser).add_argument
+  add(
     '--json',
     metavar='OUT',
     help='write one object per prompt and line: prompt, text, tokens, '
@@ -52,9 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     'with --num_return_sequences the number of the sample. An old file stays '
     'until all is done; - writes to standard output, instead of the text',
   )
-  group.add_argument(
-    '--trace', metavar='OUT.jsonl', help='write every iteration, for `trace`'
-  )
+  add('--trace', metavar='OUT.jsonl', help='write every iteration, for `trace`')
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,11 +74,14 @@ def run(args: argparse.Namespace) -> int:
   texts = prompts.read(args.prompt, args.prompts)
   screen = progress.console(color=args.color)
   decoder = chosen.decoder_of(args, choices)
+  # No devices full of rows that are nobody's.
+  num_rows = len(texts) * num_samples
+  needed = num_rows + -num_rows % args.num_devices
   batches = chosen.batches_of(
     args,
     decoder,
     texts,
-    batch_size=_batch_size(args, len(texts) * num_samples),
+    batch_size=min(args.batch_size, needed),
     num_samples=num_samples,
   )
   stop_strings.check_vocabulary(args.stop or (), decoder.vocabulary)
@@ -92,12 +93,6 @@ def run(args: argparse.Namespace) -> int:
     return _decode_all(args, decoder, batches, screen, write_json, write_trace)
 
 
-def _batch_size(args: argparse.Namespace, num_rows: int) -> int:
-  """The batch size, without devices full of rows that are nobody's."""
-  needed = num_rows + -num_rows % args.num_devices
-  return min(args.batch_size, needed)
-
-
 @contextlib.contextmanager
 def _trace_writer(
   args: argparse.Namespace, decoder: Decoder
@@ -105,7 +100,22 @@ def _trace_writer(
   """Opens the trace; a run that ends well adds the totals."""
   iterations: list[Record] = []
   with outputs.opened(args.trace) as file:
-    storage.write_record(file, streaming.header(args, decoder))
+    header = recording.header(
+      target=decoder.model.checkpoint,
+      drafter=args.draft_model or chosen.drafter_name(args),
+      verification=args.verification,
+      gamma=decoder.drafter.gamma,
+      temperature=args.temperature,
+      top_k=args.top_k,
+      top_p=args.top_p,
+      **({'min_p': args.min_p} if args.min_p else {}),
+      lenience=chosen.lenience(args),
+      seed=args.seed,
+      dtype=args.dtype,
+      **({'adaptive': args.adaptive} if args.adaptive else {}),
+      **({'stop': args.stop} if args.stop else {}),
+    )
+    storage.write_record(file, header)
 
     def write(record: Record) -> None:
       storage.write_record(file, record)
@@ -144,6 +154,10 @@ def _decode_all(
     decode = compile_decode(
       decoder, batches[0], settings, call=progress.interruptible
     )
+  # Shows the iterations of one row in colour, special tokens apart.
+  stream = functools.partial(
+    terminal.streamer, screen, hidden_ids=decoder.vocabulary.special_ids
+  )
   has_failed, statistics = False, []
   started = time.perf_counter()
   with progress.bar('decoding', num_prompts, is_shown=not is_live) as bar:
@@ -151,12 +165,12 @@ def _decode_all(
       records: list[Record] = []
       shows: list[Write] = [write_trace] if write_trace else []
       if write_trace:
-        for record in streaming.prompt_records(decoder, batch):
+        for record in _prompt_records(decoder, batch):
           write_trace(record)
       if is_live:
         if num_prompts > 1:
-          streaming.show_prompt(screen, batch.texts[0])
-        shows.append(streaming.streamer(decoder, screen))
+          _show_prompt(screen, batch.texts[0])
+        shows.append(stream())
       elif is_colored:
         shows.append(records.append)
       try:
@@ -168,7 +182,7 @@ def _decode_all(
       bar.advance(len(batch.texts))
       with bar.hidden():
         if is_colored and not is_live:
-          streaming.show_rows(decoder, screen, batch, records)
+          _show_rows(screen, batch, records, stream)
         for result in _results(args, decoder, batch, output):
           write_json(result)
           if shows_text and not is_colored:
@@ -179,6 +193,38 @@ def _decode_all(
   if progress.is_watched():
     print(_note(statistics, time.perf_counter() - started), file=sys.stderr)
   return 2 if has_failed else 0
+
+
+def _prompt_records(decoder: Decoder, batch: Batch) -> list[Record]:
+  """The prompts of a batch, as a trace has them."""
+  num_rows = len(batch.texts)
+  rows = jax.tree.map(lambda leaf: leaf[:num_rows], batch.prompt)
+  return recording.prompt_records(rows, decoder.vocabulary.pieces, batch.texts)
+
+
+def _show_rows(
+  screen: Any,
+  batch: Batch,
+  records: Sequence[Record],
+  stream: Callable[[], Write],
+) -> None:
+  """Prints the rows of a batch that is done, each under its prompt."""
+  row_ids = batch.prompt.row_ids.tolist()
+  for row_id, prompt in zip(row_ids, batch.texts, strict=False):
+    _show_prompt(screen, prompt)
+    show = stream()
+    for record in records:
+      if record['row'] == row_id:
+        show(record)
+    screen.print()
+
+
+def _show_prompt(screen: Any, prompt: str) -> None:
+  """Prints the beginning of a prompt above its continuation."""
+  from rich.text import Text
+
+  text = Text(f'> {wording.visible(prompt)}', style='dim')
+  screen.print(text, overflow='ellipsis', no_wrap=True)
 
 
 def _results(
