@@ -84,9 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
   """Parses the options and runs the subcommand that they name."""
   for stream in (sys.stdout, sys.stderr):
-    is_text = isinstance(stream, io.TextIOWrapper)
     # A character that the terminal's encoding lacks must not end a decode.
-    if is_text and not stream.encoding.lower().startswith('utf'):
+    if isinstance(stream, io.TextIOWrapper) and (
+      not stream.encoding.lower().startswith('utf')
+    ):
       stream.reconfigure(errors='replace')
   argv = gin_launch.expand(sys.argv[1:] if argv is None else argv)
   try:
