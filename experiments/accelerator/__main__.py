@@ -1,0 +1,221 @@
+"""What decoding costs on the accelerator at hand, large models included.
+
+    python -m experiments.accelerator
+
+Weights are random where a pair says so, and acceptance is SIMULATED: costs and
+speeds of the loop depend on neither. Writes a chapter of docs/results.md
+(`python -m experiments.results`), named after the device. See README.md.
+"""
+
+import argparse
+import dataclasses
+import functools
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments import common, report
+from experiments.report import Cells, Table
+from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly import running
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.drafting import DraftModel, PromptLookup
+from specdec_jax.assembly.models import Model
+from specdec_jax.base import Prompt
+from specdec_jax.cli import options
+from specdec_jax.measure import iteration_costs, stopwatch
+from specdec_jax.measure import sides as sides_lib
+from specdec_jax.measure.simulated import simulated_acceptance
+from specdec_jax.models import presets
+from specdec_jax.theory import planner
+from specdec_jax.theory.planner import Costs
+
+MODULE = 'experiments.accelerator'
+# A target, and after a slash its draft model; without one, prompt lookup.
+PAIRS = (
+  'random:t5_1_1_xxl/random:t5_1_1_small',
+  'random:t5_1_1_xxl/random:t5_1_1_base',
+  'random:t5_1_1_xxl/random:t5_1_1_large',
+  'smollm2-135m',
+)
+# Positions of the target calls that are timed.
+WIDTHS = (1, 2, 4, 8, 16)
+_TEXT = 'the quick brown fox jumps over the lazy dog and runs on. '
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  argv = sys.argv[1:] if argv is None else argv
+  args = _parser().parse_args(argv)
+  return common.finish('accelerator', lambda: _run(args, argv))
+
+
+def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
+  slug = re.sub(r'\W+', '_', stopwatch.device_name()).strip('_').lower()
+  folder = Path(args.output) / slug
+  for pair in args.pairs:
+    report.measure(
+      (MODULE, argv),
+      folder,
+      re.sub(r'\W+', '_', pair),
+      f'{pair.replace("/", " with ")}, {args.dtype}',
+      functools.partial(table, pair, args),
+    )
+
+
+def table(pair: str, args: argparse.Namespace) -> Table:
+  """A row for each batch size of a pair."""
+  decoder = _load(pair, args)
+  rows: list[Cells] = [
+    _row(decoder, batch_size, args) for batch_size in args.batch_sizes
+  ]
+  num_bytes = _num_bytes(decoder.params.target)
+  return Table(
+    rows=rows,
+    notes=[
+      f'SIMULATED acceptance of {args.alpha:g} per drafted token. Prompts of '
+      f'at least {args.prompt_tokens} tokens, {args.max_new_tokens} new ones; '
+      'gamma is the one that the planner chooses from these costs, at least 1. '
+      'T(w) is an iteration that scores w positions; c a drafted token over '
+      'T(1). "By its parts" is the speedup of the same iterations by these '
+      'costs, and "parts" the drafts and T(gamma + 1) over the whole '
+      'iteration; "bytes" what the compiled iteration reads and writes, drafts '
+      "included, by the compiler's own count, over the bytes of the target's "
+      f'weights ({num_bytes / 2**30:.2f} GiB).',
+    ],
+  )
+
+
+def _load(pair: str, args: argparse.Namespace) -> Decoder:
+  """Target and drafter, with acceptance by decree, and rows without an end."""
+  target, _, draft = pair.partition('/')
+  model = functools.partial(Model, dtype=args.dtype)
+  gamma = WIDTHS[-1] - 1
+  drafter = (
+    DraftModel(model=model(checkpoint=draft), gamma=gamma)
+    if draft
+    else PromptLookup(gamma=gamma)
+  )
+  decoder = decoder_lib.build(model(checkpoint=target), drafter=drafter)
+  rule = functools.partial(simulated_acceptance, alpha=args.alpha)
+  return dataclasses.replace(decoder, verify_fn=rule, eos_id=(-1,))
+
+
+def _row(decoder: Decoder, batch_size: int, args: argparse.Namespace) -> Cells:
+  """Costs of the parts, and with the gamma that they promise most from, both
+  speeds in turns."""
+  prompt = _prompt(decoder, batch_size, args)
+  key = jax.random.key(0)
+  shared: dict[str, Any] = {
+    'target': decoder.target,
+    'logits_to_probs': decoder.logits_to_probs,
+    'eos_id': decoder.eos_id,
+    'max_len': prompt.decoder_tokens.shape[1] + args.max_new_tokens,
+  }
+  plain = sides_lib.plain_side(decoder.params, key, [prompt], **shared)
+  drafted_rule = shared | {'verify_fn': decoder.verify_fn}
+  figures = iteration_costs.costs(
+    decoder.params,
+    key,
+    prompt,
+    drafters={1: decoder.drafter_of(1), WIDTHS[-1] - 1: decoder.drafter},
+    widths=WIDTHS,
+    repeats=args.repeats,
+    plain=plain,
+    **drafted_rule,
+  )
+  names = {field.name for field in dataclasses.fields(Costs)}
+  costs = Costs(**{k: v for k, v in figures.items() if k in names})
+  choices = planner.plan(
+    args.alpha, costs, batch_size=batch_size, length=args.max_new_tokens
+  ).choices
+  gamma = max(choices[1:], key=lambda choice: choice.speedup).gamma
+  drafted = sides_lib.speculative_side(
+    decoder.params,
+    key,
+    [prompt],
+    drafter=decoder.drafter_of(gamma),
+    **drafted_rule,
+  )
+  seconds, states = stopwatch.alternate(
+    {'plain': plain.decode, 'drafted': drafted.decode}, args.repeats
+  )
+  [state] = states['drafted']
+  num_tokens = batch_size * args.max_new_tokens
+  num_iterations = int(state.statistics.num_target_runs.max())
+  iteration = float(np.median(seconds['drafted'])) / num_iterations
+  parts = costs.drafting_seconds(gamma) + (
+    costs.verify_cost_ratio(gamma) * costs.plain_seconds
+  )
+  plain_iteration = float(np.median(seconds['plain'])) / args.max_new_tokens
+  expected = costs.decode_seconds(0, args.max_new_tokens) / (
+    costs.decode_seconds(gamma, num_iterations)
+  )
+  speed = lambda name: num_tokens / float(np.median(seconds[name]))
+  num_bytes = drafted.run.cost_analysis().get('bytes accessed')
+  weights = _num_bytes(decoder.params.target)
+  return {
+    'batch': batch_size,
+    'T(1), ms': f'{1e3 * costs.plain_seconds:.3f}',
+    **{
+      f'T({width})/T(1)': f'{costs.verify_cost_ratio(width - 1):.2f}'
+      for width in WIDTHS[1:]
+    },
+    'gamma': gamma,
+    'c': f'{costs.c(gamma):.4f}',
+    'plain tokens/s': f'{speed("plain"):.1f}',
+    'speculative tokens/s': f'{speed("drafted"):.1f}',
+    'speedup': f'{np.median(seconds["plain"] / seconds["drafted"]):.2f}',
+    'by its parts': f'{expected:.2f}',
+    'parts': f'{parts / iteration:.2f}',
+    'plain loop/T(1)': f'{plain_iteration / costs.plain_seconds:.2f}',
+    'bytes': '' if num_bytes is None else f'{num_bytes / weights:.2f}',
+  }
+
+
+def _prompt(
+  decoder: Decoder, batch_size: int, args: argparse.Namespace
+) -> Prompt:
+  """Rows of one length: the tokens of a text, repeated."""
+  ids = decoder.vocabulary.encode(_TEXT, add_special_tokens=False)
+  text = _TEXT * -(-args.prompt_tokens // len(ids))
+  [batch] = running.pack(
+    decoder,
+    [text] * batch_size,
+    max_new_tokens=args.max_new_tokens,
+    batch_size=batch_size,
+  )
+  return batch.prompt
+
+
+def _num_bytes(tree: Any) -> int:
+  return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog=f'python -m {MODULE}', description=__doc__.splitlines()[0]
+  )
+  parser.add_argument(
+    '--pairs',
+    type=lambda text: text.split(','),
+    default=list(PAIRS),
+    help='TARGET or TARGET/DRAFT_MODEL, with commas between '
+    f'(default: {",".join(PAIRS)})',
+  )
+  parser.add_argument(
+    '--batch_sizes', type=common.numbers, default=[1, 4, 16, 64]
+  )
+  parser.add_argument('--alpha', type=options.share, default=0.75)
+  parser.add_argument('--dtype', choices=presets.DTYPES, default='bfloat16')
+  parser.add_argument('--output', default='experiments/accelerator/results')
+  common.add_counts(parser, prompt_tokens=64, max_new_tokens=128, repeats=5)
+  return parser
+
+
+if __name__ == '__main__':
+  sys.exit(main())
