@@ -113,41 +113,44 @@ class Target:
     for width in sorted(set(shapes.values())):
       programs = None
       for name in (name for name in ids if shapes[name] == width):
-        setting = f'{self.name}-{name}-t{temperature:g}-b{batch_size}'
-        file = re.sub(r'[^\w.-]+', '_', setting)
+        setting = {
+          'target': self.name,
+          'category': name,
+          'temperature': temperature,
+          'batch_size': batch_size,
+        }
+        file = re.sub(r'[^\w.-]+', '_', '-'.join(map(str, setting.values())))
         path = self.folder / 'cells' / f'{file}.json'
         if not path.exists():
           batches = self._batches(ids[name], width, batch_size)
-          is_cold = programs is None
-          if programs is None:
-            baseline = baseline or self._fastest(batches[0], temperature)
-            programs = self._compile(batches[0], temperature, baseline)
-          with progress.bar(f'{self.name}, {name}', len(batches)) as bar:
-            timed, costs = suite.measure(
-              programs,
-              batches,
-              repeats=self.args.suite_repeats,
-              is_greedy=not temperature,
-              is_cold=is_cold,
-              advance=bar.advance,
-            )
-          above = {
-            'target': self.name,
-            'category': name,
-            'temperature': temperature,
-            'batch_size': batch_size,
-            'plain': baseline,
-            'compile_seconds': programs.compile_seconds,
-          }
-          rows = [
-            {**above, 'drafter': key[0], 'gamma': key[1]}
-            | suite.figures(timed, key, costs.get(key, {}), self.args.dtype)
-            for key in timed
-            if key not in (PLAIN, BASELINE)
-          ]
+          baseline = baseline or self._fastest(batches[0], temperature)
+          programs = programs or self._compile(
+            batches[0], temperature, baseline
+          )
+          rows = self._rows(programs, batches, setting | {'plain': baseline})
           write(path, json.dumps(rows, indent=1))
         cells[name] = json.loads(path.read_text(encoding='utf-8'))
     return [row for name in ids for row in cells[name]]
+
+  def _rows(
+    self, programs: Programs, batches: Sequence[Prompt], setting: Row
+  ) -> list[Row]:
+    """Measures a cell."""
+    title = f'{self.name}, {setting["category"]}'
+    with progress.bar(title, len(batches)) as bar:
+      timed, costs = programs.measure(
+        batches,
+        repeats=self.args.suite_repeats,
+        is_greedy=not setting['temperature'],
+        advance=bar.advance,
+      )
+    return [
+      {**setting, 'drafter': key[0], 'gamma': key[1]}
+      | suite.figures(timed, key, costs.get(key, {}), self.args.dtype)
+      | {'compile_seconds': programs.compile_seconds}
+      for key in timed
+      if key not in (PLAIN, BASELINE)
+    ]
 
   def _batches(self, ids: Ids, width: int, batch_size: int) -> list[Prompt]:
     found = []
@@ -175,7 +178,7 @@ class Target:
       for gamma in [0] if DRAFTERS[kind] is NoDrafter else self.args.gammas:
         ways[model or kind, gamma] = self._way(kind, model, gamma, temperature)
     with progress.waiting(f'compiling for {self.name}', notice_after=30):
-      return suite.compile_ways(
+      return Programs(
         ways, jax.random.key(self.args.seed), prompt, self._max_len(prompt)
       )
 

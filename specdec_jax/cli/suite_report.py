@@ -21,49 +21,32 @@ from specdec_jax.measure import plots, stopwatch
 Row = dict[str, Any]
 
 _TITLE = 'Benchmark suite'
-# Flags that change nothing that is measured.
-_APART = ('out', 'color', 'command', 'run_command', 'own', 'replaced')
-
-
-def _shown(value: Any) -> str:
-  return ','.join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _or_dash(form: str) -> Any:
-  return lambda value: '-' if value is None else form.format(value)
-
-
-def _interval(found: Sequence[float] | None) -> str:
-  return '-' if found is None else '{:.2f} to {:.2f}'.format(*found)
-
-
-_TWO, _COUNT = _or_dash('{:.2f}'), _or_dash('{}')
-# Key of a row, the column's name, and how a value is shown.
-_COLUMNS: tuple[tuple[str, str, Any], ...] = (
-  ('target', 'target', str),
-  ('category', 'category', str),
-  ('drafter', 'drafter', str),
-  ('gamma', 'gamma', str),
-  ('temperature', 'T', '{:g}'.format),
-  ('batch_size', 'batch', str),
-  ('tokens_per_target_run', 'tokens/run (with bonus)', _TWO),
-  ('alpha_1', 'alpha_1', _TWO),
-  ('alpha_2', 'alpha_2', _TWO),
-  ('alpha_3', 'alpha_3', _TWO),
-  ('alpha', 'alpha', _TWO),
-  ('c', 'c', _or_dash('{:.3f}')),
-  ('verify_cost_ratio', 'T(gamma+1)/T(1)', _TWO),
-  ('plain_tokens_per_second', 'plain tokens/s', '{:.1f}'.format),
-  ('speculative_tokens_per_second', 'spec. tokens/s', '{:.1f}'.format),
-  ('speedup', 'speedup', _TWO),
-  ('speedup_interval', '95%', _interval),
-  ('predicted_speedup', 'predicted', _TWO),
-  ('rows', 'rows', str),
-  ('identical_rows', 'identical', _COUNT),
-  ('near_ties', 'near ties', _COUNT),
-)
-# What a terminal shows that has fewer columns of characters.
+# A terminal with fewer columns of characters shows `_SHORT` alone.
 _WIDE = 200
+# Names of columns by the keys of rows, and the form of their values.
+_COLUMNS = {
+  'target': ('target', '{}'),
+  'category': ('category', '{}'),
+  'drafter': ('drafter', '{}'),
+  'gamma': ('gamma', '{}'),
+  'temperature': ('T', '{:g}'),
+  'batch_size': ('batch', '{}'),
+  'tokens_per_target_run': ('tokens/run (with bonus)', '{:.2f}'),
+  'alpha_1': ('alpha_1', '{:.2f}'),
+  'alpha_2': ('alpha_2', '{:.2f}'),
+  'alpha_3': ('alpha_3', '{:.2f}'),
+  'alpha': ('alpha', '{:.2f}'),
+  'c': ('c', '{:.3f}'),
+  'verify_cost_ratio': ('T(gamma+1)/T(1)', '{:.2f}'),
+  'plain_tokens_per_second': ('plain tokens/s', '{:.1f}'),
+  'speculative_tokens_per_second': ('speculative tokens/s', '{:.1f}'),
+  'speedup': ('speedup', '{:.2f}'),
+  'speedup_interval': ('95%', '{0[0]:.2f} to {0[1]:.2f}'),
+  'predicted_speedup': ('predicted', '{:.2f}'),
+  'rows': ('rows', '{}'),
+  'identical_rows': ('identical', '{}'),
+  'near_ties': ('near ties', '{}'),
+}
 _SHORT = (
   *('target', 'category', 'drafter', 'gamma', 'tokens_per_target_run', 'alpha'),
   *('speedup', 'speedup_interval', 'predicted_speedup'),
@@ -83,43 +66,34 @@ _NOTES = (
 
 def header(args: argparse.Namespace) -> dict[str, Any]:
   """What stands above the table, and what a run must share with one that it
-  continues."""
-  flags = {
-    name: value
-    for name, value in sorted(vars(args).items())
-    if name not in _APART
-    and value not in (None, False, args.replaced.get(name))
-  }
+  continues; flags are those that change what is measured."""
+  apart = ('out', 'color', 'command', 'run_command', 'own', 'replaced')
+  unset = lambda name: (None, False, args.replaced.get(name))
   packages = ('specdec_jax', 'jax', 'jaxlib', 'flax')
   return {
     'device': stopwatch.device_name(),
-    'bfloat16 in hardware': has_bfloat16(),
+    'bfloat16 in hardware': 'yes' if has_bfloat16() else 'no',
     'dtype': args.dtype,
-    'flags': flags,
-    'XLA_FLAGS': os.environ.get('XLA_FLAGS', ''),
-    'versions': {
-      'python': platform.python_version(),
-      **{name: importlib.import_module(name).__version__ for name in packages},
+    'flags': {
+      name: value
+      for name, value in sorted(vars(args).items())
+      if name not in apart and value not in unset(name)
     },
+    'XLA_FLAGS': os.environ.get('XLA_FLAGS', ''),
+    'versions': {'python': platform.python_version()}
+    | {name: importlib.import_module(name).__version__ for name in packages},
     'commit': _commit(),
   }
 
 
-def has_bfloat16() -> str:
-  """Whether the device multiplies bfloat16 by itself: yes, no or unknown."""
+def has_bfloat16() -> bool:
+  """Whether the device multiplies bfloat16 by itself, as far as it says so."""
   device = jax.devices()[0]
-  if device.platform == 'tpu':
-    return 'yes'
-  if device.platform == 'gpu':
-    # NVIDIA's, from 8.0 on; others' have no such number.
-    capability = getattr(device, 'compute_capability', '')
-    numbers = [int(part) for part in str(capability).split('.') if part]
-    return ('yes' if numbers[0] >= 8 else 'no') if numbers else 'unknown'
+  if device.platform != 'cpu':  # Of GPUs, NVIDIA's from 8.0 on.
+    return float(getattr(device, 'compute_capability', 8)) >= 8
   cpuinfo = Path('/proc/cpuinfo')
-  if not cpuinfo.is_file():
-    return 'unknown'
-  known = {'avx512_bf16', 'amx_bf16', 'bf16'}
-  return 'yes' if known & set(cpuinfo.read_text().split()) else 'no'
+  words = cpuinfo.read_text().split() if cpuinfo.is_file() else ()
+  return not {'avx512_bf16', 'amx_bf16', 'bf16'}.isdisjoint(words)
 
 
 def _commit() -> str | None:
@@ -135,98 +109,89 @@ def _commit() -> str | None:
       check=True,
     ).stdout.strip()
 
-  try:
+  with contextlib.suppress(OSError, subprocess.CalledProcessError):
     commit = git('log', '-1', '--format=%H')
     return f'{commit} with changes' if git('diff', 'HEAD') else commit or None
-  except (OSError, subprocess.CalledProcessError):
-    return None
+  return None
 
 
 def prediction(rows: Sequence[Row]) -> str:
   """A sentence on how far predicted speedups are from measured ones."""
-  errors = [
-    abs(row['predicted_speedup'] / row['speedup'] - 1)
-    for row in rows
-    if row['gamma']
-  ]
-  if not errors:
+  drafting = [row for row in rows if row['gamma']]
+  if not drafting:
     return 'Nothing was drafted, and so nothing predicted.'
+  ratios = [row['predicted_speedup'] / row['speedup'] for row in drafting]
+  errors = np.abs(np.array(ratios) - 1)
   return (
     f'Predicted speedups are within {np.median(errors):.1%} of the measured '
-    f'ones (median of {len(errors)} rows; the farthest, {max(errors):.0%}).'
+    f'ones (median of {errors.size} rows; the farthest, {errors.max():.0%}).'
   )
 
 
 def write(
-  folder: Path,
-  header: Mapping[str, Any],
-  rows: Sequence[Row],
-  notes: Sequence[str],
+  folder: Path, header: Mapping[str, Any], rows: Sequence[Row], notes: list[str]
 ) -> None:
   """Writes suite.json, suite.md and, if matplotlib is there, suite.svg."""
   notes = [*notes, prediction(rows)]
   contents = {'title': _TITLE, **header, 'rows': rows, 'notes': notes}
-  figures = []
-  with (
-    contextlib.suppress(ImportError),
-    replacing.file(folder / 'suite.svg') as begun,
-  ):
-    plots.save(plots.speedup_by_category(rows), begun)
-    figures = ['suite.svg']
+  columns = [name for name, _ in _COLUMNS.values()]
+  cells = [columns, ['---'] * len(columns), *_cells(rows, _COLUMNS)]
+  lines = [f'# {_TITLE}', '', *(f'- {line}' for line in _above(header)), '']
+  lines += [f'| {" | ".join(row)} |' for row in cells]
+  with contextlib.suppress(ImportError):
+    figure = plots.speedup_by_category(rows)
+    with replacing.file(folder / 'suite.svg') as begun:
+      plots.save(figure, begun)
+    lines += ['', f'![{_TITLE}](suite.svg)']
+  lines += [f'\n{note}' for note in (*notes, *_NOTES)]
   for name, text in (
-    ('suite.json', json.dumps(contents, indent=1) + '\n'),
-    ('suite.md', markdown(header, rows, notes, figures)),
+    ('suite.json', json.dumps(contents, indent=1)),
+    ('suite.md', '\n'.join(lines)),
   ):
     with replacing.file(folder / name) as begun:
-      begun.write_text(text, encoding='utf-8')
-
-
-def markdown(
-  header: Mapping[str, Any],
-  rows: Sequence[Row],
-  notes: Sequence[str],
-  figures: Sequence[str] = (),
-) -> str:
-  """The table as Markdown."""
-  lines = [f'# {_TITLE}', '']
-  lines += [f'- {name}: {text}' for name, text in _above(header).items()]
-  lines += ['', f'| {" | ".join(name for _, name, _ in _COLUMNS)} |']
-  lines += ['|---' * len(_COLUMNS) + '|']
-  for row in rows:
-    cells = (show(row[key]) for key, _, show in _COLUMNS)
-    lines.append(f'| {" | ".join(cells)} |')
-  lines += [f'\n![{_TITLE}]({name})' for name in figures]
-  lines += [f'\n{note}' for note in (*notes, *_NOTES)]
-  return '\n'.join(lines) + '\n'
-
-
-def _above(header: Mapping[str, Any]) -> dict[str, str]:
-  """The header as lines of text."""
-  return {
-    name: ', '.join(f'{key} {_shown(each)}' for key, each in value.items())
-    if isinstance(value, dict)
-    else _shown(value)
-    for name, value in header.items()
-    if value not in ('', None)
-  }
+      begun.write_text(text + '\n', encoding='utf-8')
 
 
 def table(
-  header: Mapping[str, Any],
-  rows: Sequence[Row],
-  notes: Sequence[str],
-  width: int,
+  header: Mapping[str, Any], rows: Sequence[Row], notes: list[str], width: int
 ) -> Any:
-  """The table for a terminal of a width, as `rich` draws it: of a narrow one
-  without the columns that can be left out."""
+  """What a terminal of a width shows, for `rich`."""
   from rich.console import Group
   from rich.table import Table
 
-  above = [f'{name}: {text}' for name, text in _above(header).items()]
+  columns = _COLUMNS
+  if width < _WIDE:
+    columns = {name: _COLUMNS[name] for name in _SHORT}
   drawn = Table(title=_TITLE, box=None)
-  columns = [each for each in _COLUMNS if width >= _WIDE or each[0] in _SHORT]
-  for _, name, show in columns:
-    drawn.add_column(name, justify='left' if show is str else 'right')
-  for row in rows:
-    drawn.add_row(*(show(row[key]) for key, _, show in columns))
-  return Group(*above, drawn, *notes, prediction(rows), *_NOTES)
+  for name, form in columns.values():
+    drawn.add_column(name, justify='left' if form == '{}' else 'right')
+  for cells in _cells(rows, columns):
+    drawn.add_row(*cells)
+  return Group(*_above(header), drawn, *notes, prediction(rows), *_NOTES)
+
+
+def _above(header: Mapping[str, Any]) -> list[str]:
+  """The header as lines of text."""
+  listed = lambda value: (
+    ','.join(map(str, value)) if isinstance(value, list) else str(value)
+  )
+  return [
+    f'{name}: '
+    + ', '.join(f'{key} {listed(each)}' for key, each in value.items())
+    if isinstance(value, dict)
+    else f'{name}: {listed(value)}'
+    for name, value in header.items()
+    if value
+  ]
+
+
+def _cells(
+  rows: Sequence[Row], columns: Mapping[str, tuple[str, str]]
+) -> list[list[str]]:
+  return [
+    [
+      '-' if row[key] is None else form.format(row[key])
+      for key, (_, form) in columns.items()
+    ]
+    for row in rows
+  ]

@@ -52,101 +52,26 @@ class Way(NamedTuple):
 
   def run(self, params: Params, state: DecodeState) -> DecodeState:
     """Decodes a batch to its end."""
-    rule: dict[str, Any] = {'target': self.target, **self.rule}
     if self.drafter is None:
-      return autoregressive.run(params, state, **rule)
-    return speculative.run(params, state, drafter=self.drafter, **rule)
-
-  def start(self, states: Mapping[str, DecodeState]) -> DecodeState:
-    """What it begins with, of the states after each prefill."""
-    state = states[self.prefill]
-    counters = statistics.init(state.done.size, self.gamma)
-    return dataclasses.replace(state, statistics=counters)
+      return autoregressive.run(params, state, target=self.target, **self.rule)
+    models: dict[str, Any] = {'target': self.target, 'drafter': self.drafter}
+    return speculative.run(params, state, **models, **self.rule)
 
   def full(self, state: DecodeState) -> 'Way':
-    """The same loop when each iteration scores gamma + 1 positions and drafts
-    cost nothing."""
+    """The same loop if each iteration scores gamma + 1 positions, and drafts
+    cost nothing: see `stopwatch.always_full`."""
     assert self.drafter is not None
-    propose = functools.partial(speculative.propose, drafter=self.drafter)
-    draft, _ = jax.eval_shape(propose, self.params, state)
+    draft, _ = jax.eval_shape(
+      functools.partial(speculative.propose, drafter=self.drafter),
+      *(self.params, state),
+    )
+    size = None if draft.probs is None else self.target.vocab_size
     may_abstain = self.drafter.may_abstain
+    has_draft = jnp.bool_(True) if may_abstain else ()
     return self._replace(
-      params=Params(self.params.target, jnp.bool_(True) if may_abstain else ()),
-      drafter=stopwatch.always_full(
-        self.gamma,
-        None if draft.probs is None else self.target.vocab_size,
-        may_abstain=may_abstain,
-      ),
+      params=Params(self.params.target, has_draft),
+      drafter=stopwatch.always_full(self.gamma, size, may_abstain=may_abstain),
     )
-
-
-class Programs(NamedTuple):
-  """Ways of decoding batches of one shape, compiled.
-
-  Attributes:
-    ways: by key, `PLAIN` among them, and `BASELINE` if it is another. `cost`
-      and the key of one that drafts is the same at full width.
-    prefills: from a prompt to a state, by name.
-    runs: from weights and a state to a state, by key.
-    propose: what times a draft, by key of a way that drafts.
-    compile_seconds: of all of them.
-  """
-
-  ways: Mapping[Any, Way]
-  prefills: Mapping[str, Callable[[Prompt], DecodeState]]
-  runs: Mapping[Any, Callable[[Params, DecodeState], DecodeState]]
-  propose: Mapping[Any, Sequence[stopwatch.Repeated]]
-  compile_seconds: float
-
-  def side(self, key: Any, states: Mapping[str, DecodeState]) -> Side:
-    """A way with the state that it begins with."""
-    way = self.ways[key]
-    return Side(
-      run=self.runs[key],
-      params=way.params,
-      states=[way.start(states)],
-      compile_seconds=0.0,
-      prefill_seconds=0.0,
-    )
-
-
-def compile_ways(
-  ways: Mapping[Any, Way], rng_key: Array, prompt: Prompt, max_len: int
-) -> Programs:
-  """Compiles all that times `ways` on batches of the shape of `prompt`; its
-  other arguments are those of `speculative.generate`."""
-  started = time.perf_counter()
-  prefills = {}
-  for way in sorted(ways.values(), key=lambda way: way.gamma, reverse=True):
-    if way.prefill not in prefills:
-      drafter = way.drafter or stopwatch.always_full(0)
-      init = functools.partial(
-        speculative.init, target=way.target, drafter=drafter, max_len=max_len
-      )
-      init, _ = stopwatch.compile_seconds(init, way.params, rng_key, prompt)
-      prefills[way.prefill] = functools.partial(init, way.params, rng_key)
-  states = {name: prefill(prompt) for name, prefill in prefills.items()}
-  drafting = {key: way for key, way in ways.items() if way.gamma}
-  every = {**ways}
-  for key, way in drafting.items():
-    every['cost', key] = way.full(way.start(states))
-
-  def compiled(way: Way) -> Any:
-    args = way.params, way.start(states)
-    return stopwatch.compile_seconds(way.run, *args)[0]
-
-  runs = stopwatch.together(
-    {key: functools.partial(compiled, way) for key, way in every.items()}
-  )
-  propose = {
-    key: stopwatch.propose_programs(
-      way.params, way.start(states), way.drafter, way.target
-    )
-    for key, way in drafting.items()
-    if way.drafter
-  }
-  seconds = time.perf_counter() - started
-  return Programs(every, prefills, runs, propose, seconds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,120 +103,182 @@ class Timed:
     return float(self.medians().sum() / counts.iterations)
 
 
-def measure(
-  programs: Programs,
-  prompts: Sequence[Prompt],
-  *,
-  repeats: int,
-  is_greedy: bool,
-  is_cold: bool,
-  advance: Callable[[int], None] = lambda num_done: None,
-) -> tuple[dict[Any, Timed], dict[Any, dict[str, Any]]]:
-  """Decodes every prompt in every way, in turns.
+class Programs:
+  """Ways of decoding batches of one shape, compiled.
 
-  Args:
-    programs: of `compile_ways`.
-    prompts: batches of their shape.
-    repeats: turns.
-    is_greedy: whether texts are compared with plain decoding's.
-    is_cold: whether programs are run once before they are timed.
-    advance: progress, called with 1 after every batch.
-
-  Returns:
-    What was measured of each way; and `c`, `verify_cost_ratio` and
-    `without_draft_cost_ratio` of each that drafts, over T(1) in the same turns,
-    those of the first batch.
-
-  Raises:
-    ValueError: if a model returned logits that are not numbers.
+  Attributes:
+    compile_seconds: of all of them.
   """
-  timed = {
-    key: Timed(
-      margins=[] if is_greedy and key not in (PLAIN, BASELINE) else None
-    )
-    for key in programs.ways
-    if 'cost' not in key
-  }
-  costs: dict[Any, dict[str, Any]] = {}
-  plain = programs.ways[PLAIN]
-  for prompt in prompts:
-    states = {name: fill(prompt) for name, fill in programs.prefills.items()}
-    keys = timed if costs else programs.ways
-    sides = {key: programs.side(key, states) for key in keys}
-    calls: dict[Any, Callable] = {
-      key: side.decode for key, side in sides.items()
-    }
-    if not costs:
-      calls |= _draft_calls(programs, sides)
-    warm_up = None if is_cold and not costs else ()
-    seconds, finals = stopwatch.alternate(calls, repeats, warm_up=warm_up)
-    for key, found in timed.items():
-      [final] = finals[key]
-      if np.any(final.has_nan):
-        raise ValueError('the logits were not numbers (NaN): nothing to time')
-      found.seconds.append(seconds[key])
-      found.statistics.append(jax.device_get(final.statistics))
-      if found.margins is not None:
-        same = benchmark.sameness(
-          plain.target, plain.params, finals[PLAIN], [final]
+
+  def __init__(
+    self,
+    ways: Mapping[Any, Way],
+    rng_key: Array,
+    prompt: Prompt,
+    max_len: int,
+  ):
+    """Compiles.
+
+    Args:
+      ways: by key, `PLAIN` among them, and `BASELINE` if it is another.
+      rng_key: as for `speculative.generate`.
+      prompt: a batch of the shape.
+      max_len: as for `speculative.generate`.
+    """
+    started = time.perf_counter()
+    self._ways, self._is_warm = {**ways}, False
+    self._prefills: dict[str, Callable[[Prompt], DecodeState]] = {}
+    # The widest draft needs the largest buffers.
+    for way in sorted(ways.values(), key=lambda way: -way.gamma):
+      if way.prefill not in self._prefills:
+        drafter = way.drafter or stopwatch.always_full(0)
+        init = functools.partial(
+          speculative.init, target=way.target, drafter=drafter, max_len=max_len
         )
-        margins = same['divergence_margins']
-        unequal = same['num_divergent_rows'] - len(margins)
-        found.margins.extend([*margins, *[np.inf] * unequal])
-    costs = costs or _costs(programs, seconds, finals)
-    advance(1)
-  return timed, costs
+        args = way.params, rng_key
+        init, _ = stopwatch.compile_seconds(init, *args, prompt)
+        self._prefills[way.prefill] = functools.partial(init, *args)
+    states = self._states(prompt)
+    self._propose = {}
+    for key, way in ways.items():
+      if way.drafter and way.gamma:
+        self._ways['cost', key] = way.full(states[key])
+        states['cost', key] = states[key]
+        self._propose[key] = stopwatch.propose_programs(
+          way.params, states[key], way.drafter, way.target
+        )
 
+    def compiled(key: Any) -> Any:
+      way = self._ways[key]
+      return stopwatch.compile_seconds(way.run, way.params, states[key])[0]
 
-def _draft_calls(
-  programs: Programs, sides: Mapping[Any, Side]
-) -> dict[Any, Callable]:
-  """What times iterations without a draft, and drafts themselves."""
-  calls: dict[Any, Callable] = {}
-  for key, made in programs.propose.items():
-    drafter = programs.ways[key].drafter
-    if drafter and drafter.may_abstain:
-      calls['without', key] = sides_lib.without_drafts(
-        sides['cost', key]
-      ).decode
-    calls |= {('draft', key, i): call for i, call in enumerate(made)}
-  return calls
+    self._runs = stopwatch.together(
+      {key: functools.partial(compiled, key) for key in self._ways}
+    )
+    self.compile_seconds = time.perf_counter() - started
 
-
-def _costs(
-  programs: Programs, seconds: Mapping[Any, np.ndarray], finals: Mapping
-) -> dict[Any, dict[str, Any]]:
-  """What drafted tokens and target calls cost, by the way that drafts."""
-
-  def iteration(key: Any) -> float:
-    counts = benchmark.count([state.statistics for state in finals[key]])
-    return float(np.median(seconds[key]) / counts.iterations)
-
-  found: dict[Any, dict[str, Any]] = {}
-  one = iteration(PLAIN)
-  for key, made in programs.propose.items():
-    turns = [seconds['draft', key, i] for i in range(len(made))]
-    draft = stopwatch.propose_seconds(made, turns)
-    without = ('without', key)
-    found[key] = {
-      'c': draft / programs.ways[key].gamma / one,
-      'verify_cost_ratio': iteration(('cost', key)) / one,
-      'without_draft_cost_ratio': iteration(without) / one
-      if without in finals
-      else None,
+  def _states(self, prompt: Prompt) -> dict[Any, DecodeState]:
+    """What every way begins with."""
+    filled = {name: fill(prompt) for name, fill in self._prefills.items()}
+    num_rows = prompt.decoder_lengths.size
+    return {
+      key: dataclasses.replace(
+        filled[way.prefill], statistics=statistics.init(num_rows, way.gamma)
+      )
+      for key, way in self._ways.items()
     }
-  return found
+
+  def _calls(self, prompt: Prompt, with_costs: bool) -> dict[Any, Callable]:
+    """What is timed in turns, by key. Target calls at full width have `cost` in
+    theirs, those without a draft `without`, and drafts `draft`."""
+    calls: dict[Any, Callable] = {}
+    for key, state in self._states(prompt).items():
+      way = self._ways[key]
+      side = Side(
+        run=self._runs[key],
+        params=way.params,
+        states=[state],
+        compile_seconds=0.0,
+        prefill_seconds=0.0,
+      )
+      if key[0] != 'cost':
+        calls[key] = side.decode
+      elif with_costs:
+        side = sides_lib.shortened(side)
+        calls[key] = side.decode
+        if way.drafter and way.drafter.may_abstain:
+          calls['without', key[1]] = sides_lib.without_drafts(side).decode
+    for key, made in self._propose.items() if with_costs else ():
+      calls |= {('draft', key, i): call for i, call in enumerate(made)}
+    return calls
+
+  def measure(
+    self,
+    prompts: Sequence[Prompt],
+    *,
+    repeats: int,
+    is_greedy: bool,
+    advance: Callable[[int], None] = lambda num_done: None,
+  ) -> tuple[dict[Any, Timed], dict[Any, dict[str, Any]]]:
+    """Decodes every prompt in every way, in turns; all once before, the first
+    time.
+
+    Args:
+      prompts: batches.
+      repeats: turns.
+      is_greedy: whether texts are compared with plain decoding's.
+      advance: progress, called with 1 after every batch.
+
+    Returns:
+      What was measured of each way; and `c`, `verify_cost_ratio` and
+      `without_draft_cost_ratio` of each that drafts, over T(1) in the same
+      turns, those of the first batch.
+
+    Raises:
+      ValueError: if a model returned logits that are not numbers.
+    """
+    plain = self._ways[PLAIN]
+    costs: dict[Any, dict[str, Any]] = {}
+    timed = {
+      key: Timed(margins=[] if is_greedy and way.drafter else None)
+      for key, way in self._ways.items()
+      if key[0] != 'cost'
+    }
+    for i, prompt in enumerate(prompts):
+      seconds, finals = stopwatch.alternate(
+        self._calls(prompt, not i),
+        repeats,
+        warm_up=() if self._is_warm else None,
+      )
+      self._is_warm = True
+      for key, found in timed.items():
+        [final] = finals[key]
+        if np.any(final.has_nan):
+          raise ValueError('the logits were not numbers (NaN)')
+        found.seconds.append(seconds[key])
+        found.statistics.append(jax.device_get(final.statistics))
+        if found.margins is not None:
+          same = benchmark.sameness(
+            plain.target, plain.params, finals[PLAIN], [final]
+          )
+          margins = same['divergence_margins']
+          num_ended = same['num_divergent_rows'] - len(margins)
+          found.margins.extend([*margins, *[np.inf] * num_ended])
+      costs = costs or self._costs(seconds, finals)
+      advance(1)
+    return timed, costs
+
+  def _costs(
+    self, seconds: Mapping[Any, np.ndarray], finals: Mapping[Any, Any]
+  ) -> dict[Any, dict[str, Any]]:
+    def iteration(key: Any) -> float:
+      counts = benchmark.count([state.statistics for state in finals[key]])
+      return float(np.median(seconds[key]) / counts.iterations)
+
+    one, found = iteration(PLAIN), {}
+    for key, made in self._propose.items():
+      turns = [seconds['draft', key, i] for i in range(len(made))]
+      draft = stopwatch.propose_seconds(made, turns) / self._ways[key].gamma
+      without = ('without', key)
+      found[key] = {
+        'c': draft / one,
+        'verify_cost_ratio': iteration(('cost', key)) / one,
+        'without_draft_cost_ratio': iteration(without) / one
+        if without in finals
+        else None,
+      }
+    return found
 
 
 def figures(
   timed: Mapping[Any, Timed], key: Any, costs: Mapping[str, Any], dtype: str
 ) -> dict[str, Any]:
-  """What the table says of the way `key`.
+  """What the table says of a way.
 
   Args:
-    timed: of `measure`.
+    timed: of `Programs.measure`.
     key: of a way that is not plain.
-    costs: of `measure`; of a way that drafts nothing, none.
+    costs: likewise; none for one that drafts nothing.
     dtype: whose rounding makes near ties.
 
   Returns:
@@ -299,23 +286,31 @@ def figures(
     over batches, with fewer than two of them.
   """
   drafted, baseline = timed[key], timed.get(BASELINE, timed[PLAIN])
-  counts = benchmark.count(drafted.statistics)
+  counts, margins = benchmark.count(drafted.statistics), drafted.margins
   of_rows = counts.statistics
-  rates = metrics.rates(of_rows)
-  alphas = [
-    estimates.alpha(accepted, tested)
-    for accepted, tested in zip(
-      of_rows.num_accepted.sum(0), of_rows.num_tested.sum(0), strict=True
-    )
-  ]
+  passed = zip(
+    of_rows.num_accepted.sum(0), of_rows.num_tested.sum(0), strict=True
+  )
+  alphas = [estimates.alpha(*of_position) for of_position in passed]
   alphas = [*alphas, *[None] * _NUM_ALPHAS][:_NUM_ALPHAS]
   # Plain decoding's time for as many tokens.
   plain_seconds = baseline.medians() / baseline.tokens() * drafted.tokens()
   speedup, interval = estimates.ratio(plain_seconds, drafted.medians())
   speed = lambda side: float(side.tokens().sum() / side.medians().sum())
-  costs = {'c': 0.0, 'verify_cost_ratio': 1.0, **costs}
+  rates, costs = (
+    metrics.rates(of_rows),
+    {'c': 0.0, 'verify_cost_ratio': 1.0, **costs},
+  )
   num_rows = int(np.count_nonzero(of_rows.num_tokens))
-  margins = drafted.margins
+  compared: dict[str, int | None] = dict.fromkeys(
+    ('identical_rows', 'near_ties')
+  )
+  if margins is not None:
+    num_near = sum(margin < _NEAR_TIES[dtype] for margin in margins)
+    compared = {
+      'identical_rows': num_rows - len(margins),
+      'near_ties': num_near,
+    }
   return {
     'tokens_per_target_run': rates.block_efficiency,
     **{f'alpha_{i}': alpha for i, alpha in enumerate(alphas, start=1)},
@@ -333,8 +328,5 @@ def figures(
       **costs,
     ),
     'rows': num_rows,
-    'identical_rows': None if margins is None else num_rows - len(margins),
-    'near_ties': None
-    if margins is None
-    else sum(margin < _NEAR_TIES[dtype] for margin in margins),
+    **compared,
   }
