@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ('temperatures', listed(options.temperature), [0.0], '0 is greedy'),
     ('batch_sizes', listed(positive_int), [1], 'rows decoded at once'),
     ('suite_prompts', positive_int, 5, 'the first ones of each category'),
-    ('suite_tokens', positive_int, 48, 'new tokens per prompt'),
+    ('suite_tokens', positive_int, 40, 'new tokens per prompt'),
     ('suite_repeats', positive_int, 2, 'timed turns of each prompt'),
     ('spec_bench', str, None, 'folder of Spec-Bench, for its categories'),
     ('speed_bench', str, None, 'folder of SPEED-Bench, likewise'),

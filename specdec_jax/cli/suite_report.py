@@ -48,8 +48,8 @@ _COLUMNS = {
   'near_ties': ('near ties', '{}'),
 }
 _SHORT = (
-  *('target', 'category', 'drafter', 'gamma', 'tokens_per_target_run', 'alpha'),
-  *('speedup', 'speedup_interval', 'predicted_speedup'),
+  *('category', 'drafter', 'gamma', 'tokens_per_target_run', 'speedup'),
+  *('speedup_interval', 'predicted_speedup'),
 )
 _NOTES = (
   'Tokens per target run count the bonus token, or the correction. alpha_i is '
@@ -162,12 +162,17 @@ def table(
   columns = _COLUMNS
   if width < _WIDE:
     columns = {name: _COLUMNS[name] for name in _SHORT}
-  drawn = Table(title=_TITLE, box=None)
-  for name, form in columns.values():
-    drawn.add_column(name, justify='left' if form == '{}' else 'right')
-  for cells in _cells(rows, columns):
-    drawn.add_row(*cells)
-  return Group(*_above(header), drawn, *notes, prediction(rows), *_NOTES)
+  tables = []
+  for target in dict.fromkeys(row['target'] for row in rows):
+    tables.append(Table(title=target, box=None, padding=(0, 1, 0, 0)))
+    for name, form in columns.values():
+      is_text = form == '{}'
+      tables[-1].add_column(
+        name, justify='left' if is_text else 'right', no_wrap=not is_text
+      )
+    for cells in _cells([r for r in rows if r['target'] == target], columns):
+      tables[-1].add_row(*cells)
+  return Group(*_above(header), *tables, *notes, prediction(rows), *_NOTES)
 
 
 def _above(header: Mapping[str, Any]) -> list[str]:

@@ -16,13 +16,13 @@ from specdec_jax.decoding import autoregressive, speculative, statistics
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.measure import benchmark, metrics, stopwatch
-from specdec_jax.measure import sides as sides_lib
-from specdec_jax.measure.sides import Side
 from specdec_jax.theory import estimates
 
 # Keys of plain decoding: in the dtype that drafts are verified in, and in the
 # fastest one.
 PLAIN, BASELINE = 'plain', 'baseline'
+# What is decoded to time iterations at full width, or without a draft.
+_NUM_COST_TOKENS = 12
 # Positions whose conditional acceptance is reported.
 _NUM_ALPHAS = 3
 # A smaller logit margin is within the rounding of the dtype.
@@ -168,27 +168,22 @@ class Programs:
       for key, way in self._ways.items()
     }
 
-  def _calls(self, prompt: Prompt, with_costs: bool) -> dict[Any, Callable]:
+  def _calls(self, prompt: Prompt) -> dict[Any, Callable]:
     """What is timed in turns, by key. Target calls at full width have `cost` in
     theirs, those without a draft `without`, and drafts `draft`."""
     calls: dict[Any, Callable] = {}
     for key, state in self._states(prompt).items():
       way = self._ways[key]
-      side = Side(
-        run=self._runs[key],
-        params=way.params,
-        states=[state],
-        compile_seconds=0.0,
-        prefill_seconds=0.0,
-      )
-      if key[0] != 'cost':
-        calls[key] = side.decode
-      elif with_costs:
-        side = sides_lib.shortened(side)
-        calls[key] = side.decode
+      if key[0] == 'cost':
+        limits = state.context.lengths + _NUM_COST_TOKENS
+        limits = jnp.minimum(limits, state.max_lengths)
+        state = dataclasses.replace(state, max_lengths=limits)
         if way.drafter and way.drafter.may_abstain:
-          calls['without', key[1]] = sides_lib.without_drafts(side).decode
-    for key, made in self._propose.items() if with_costs else ():
+          params = Params(way.params.target, jnp.bool_(False))
+          run = functools.partial(self._runs[key], params, state)
+          calls['without', key[1]] = run
+      calls[key] = functools.partial(self._runs[key], way.params, state)
+    for key, made in self._propose.items():
       calls |= {('draft', key, i): call for i, call in enumerate(made)}
     return calls
 
@@ -210,63 +205,62 @@ class Programs:
       advance: progress, called with 1 after every batch.
 
     Returns:
-      What was measured of each way; and `c`, `verify_cost_ratio` and
-      `without_draft_cost_ratio` of each that drafts, over T(1) in the same
-      turns, those of the first batch.
+      What was measured of each way; and of each that drafts `c`,
+      `verify_cost_ratio` and, if it may abstain, `without_draft_cost_ratio`,
+      over T(1) in the same turns: medians over batches.
 
     Raises:
       ValueError: if a model returned logits that are not numbers.
     """
     plain = self._ways[PLAIN]
-    costs: dict[Any, dict[str, Any]] = {}
     timed = {
       key: Timed(margins=[] if is_greedy and way.drafter else None)
       for key, way in self._ways.items()
       if key[0] != 'cost'
     }
-    for i, prompt in enumerate(prompts):
+    costs = []
+    for prompt in prompts:
+      warm_up = () if self._is_warm else None
       seconds, finals = stopwatch.alternate(
-        self._calls(prompt, not i),
-        repeats,
-        warm_up=() if self._is_warm else None,
+        self._calls(prompt), repeats, warm_up=warm_up
       )
       self._is_warm = True
       for key, found in timed.items():
-        [final] = finals[key]
-        if np.any(final.has_nan):
+        if np.any(finals[key].has_nan):
           raise ValueError('the logits were not numbers (NaN)')
         found.seconds.append(seconds[key])
-        found.statistics.append(jax.device_get(final.statistics))
+        found.statistics.append(jax.device_get(finals[key].statistics))
         if found.margins is not None:
           same = benchmark.sameness(
-            plain.target, plain.params, finals[PLAIN], [final]
+            plain.target, plain.params, [finals[PLAIN]], [finals[key]]
           )
           margins = same['divergence_margins']
           num_ended = same['num_divergent_rows'] - len(margins)
           found.margins.extend([*margins, *[np.inf] * num_ended])
-      costs = costs or self._costs(seconds, finals)
+      costs.append(self._costs(seconds, finals))
       advance(1)
-    return timed, costs
+    return timed, jax.tree.map(lambda *each: float(np.median(each)), *costs)
 
   def _costs(
     self, seconds: Mapping[Any, np.ndarray], finals: Mapping[Any, Any]
-  ) -> dict[Any, dict[str, Any]]:
+  ) -> dict[Any, dict[str, float]]:
+    """What drafts and target calls cost over T(1), in the turns of a batch."""
+
     def iteration(key: Any) -> float:
-      counts = benchmark.count([state.statistics for state in finals[key]])
-      return float(np.median(seconds[key]) / counts.iterations)
+      num_iterations = int(finals[key].statistics.num_target_runs.max())
+      return float(np.median(seconds[key])) / num_iterations
 
     one, found = iteration(PLAIN), {}
     for key, made in self._propose.items():
       turns = [seconds['draft', key, i] for i in range(len(made))]
       draft = stopwatch.propose_seconds(made, turns) / self._ways[key].gamma
-      without = ('without', key)
       found[key] = {
         'c': draft / one,
         'verify_cost_ratio': iteration(('cost', key)) / one,
-        'without_draft_cost_ratio': iteration(without) / one
-        if without in finals
-        else None,
       }
+      if ('without', key) in finals:
+        without = iteration(('without', key))
+        found[key]['without_draft_cost_ratio'] = without / one
     return found
 
 
