@@ -56,8 +56,8 @@ def from_token_files(
   """Packed batches of `train.npz` and `validation.npz` in a folder.
 
   Args:
-    folder: what `specdec data prepare` wrote; or several such folders, of
-      several tasks, whose examples are mixed in proportion to their numbers.
+    folder: what `specdec data prepare` wrote; or several such folders, whose
+      examples are mixed in proportion to their numbers.
     batch_size: rows of a batch, over all devices.
     lengths: columns of the encoder's and the decoder's rows, as `inputs` and
       `targets`; the first is ignored where examples have no inputs.
@@ -231,13 +231,9 @@ def mix(
   data set is the same.
 
   Args:
-    datasets: those to mix; the first one's validation and vocabulary are
-      taken.
-    ratios: probabilities, one per data set, of sum 1.
+    datasets: validation and vocabulary are those of the first.
+    ratios: probabilities, one per data set; ValueError if they are none.
     seed: of the draws.
-
-  Raises:
-    ValueError: if the ratios are not such probabilities.
   """
   if len(ratios) != len(datasets) or min(ratios, default=-1.0) < 0:
     raise ValueError(f'{len(datasets)} data sets with ratios {list(ratios)}')

@@ -78,13 +78,12 @@ def _successors(
   """The K most frequent successors of each token, and q of each of them."""
   pairs = tokens[:-1].astype(np.int64) * vocab_size + tokens[1:]
   pairs, counts = np.unique(pairs, return_counts=True)
-  previous, following = pairs // vocab_size, pairs % vocab_size
-  totals = np.bincount(previous, weights=counts, minlength=vocab_size)
   # By previous token, then most frequent first, then lowest id.
-  order = np.lexsort((following, -counts, previous))
-  previous, following, counts = previous[order], following[order], counts[order]
-  first = np.searchsorted(previous, previous)
-  rank = np.arange(previous.size) - first
+  order = np.lexsort((pairs, -counts, pairs // vocab_size))
+  previous, following = np.divmod(pairs[order], vocab_size)
+  counts = counts[order]
+  totals = np.bincount(previous, weights=counts, minlength=vocab_size)
+  rank = np.arange(previous.size) - np.searchsorted(previous, previous)
   kept = rank < max_successors
   previous, following, counts, rank = (
     a[kept] for a in (previous, following, counts, rank)
@@ -115,11 +114,8 @@ def _most_likely(
 
 
 def tokens_of_file(path: str, vocabulary: AnyVocabulary) -> np.ndarray:
-  """The token stream of a text file.
-
-  Raises:
-    ValueError: if it cannot be read, or holds no text.
-  """
+  """The token stream of a text file; ValueError if it cannot be read, or holds
+  no text."""
   try:
     text = local_path(path).read_text(encoding='utf-8')
   except UnicodeDecodeError as error:

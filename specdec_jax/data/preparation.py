@@ -36,11 +36,8 @@ class Lengths:
 
 
 def find(path: Path) -> dict[str, Path]:
-  """Text files by split: of a folder, or one file as the split 'train'.
-
-  Raises:
-    ValueError: if there is none.
-  """
+  """Text files by split: of a folder, or one file as the split 'train';
+  ValueError if there is none."""
   suffixes = ', '.join(tasks.SUFFIXES)
   files = sorted(path.iterdir()) if path.is_dir() else [path]
   found = {p.stem: p for p in files if p.suffix in tasks.SUFFIXES}

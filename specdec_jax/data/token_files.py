@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import zipfile
 from collections.abc import Sequence
@@ -59,11 +60,8 @@ class TokenFile:
 def from_rows(
   inputs: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]]
 ) -> TokenFile:
-  """Examples as lists of ids, put end to end.
-
-  Raises:
-    ValueError: if there are not as many inputs as targets.
-  """
+  """Examples as lists of ids, put end to end; ValueError if there are not as
+  many inputs as targets."""
   if inputs is not None and len(inputs) != len(targets):
     raise ValueError(f'{len(inputs)} inputs and {len(targets)} targets')
   sides = {'target': _flatten(targets)}
@@ -84,11 +82,8 @@ def take(tokens: TokenFile, chosen: Sequence[int] | np.ndarray) -> TokenFile:
 
 
 def concatenate(files: Sequence[TokenFile]) -> TokenFile:
-  """The examples of several files, one file after the other.
-
-  Raises:
-    ValueError: if there is no file, or only some have inputs.
-  """
+  """The examples of several files, one file after the other; ValueError if
+  there is no file, or only some have inputs."""
   if len({len(tokens.sides) for tokens in files}) != 1:
     raise ValueError('expected files that all have inputs, or all have none')
 
@@ -102,21 +97,14 @@ def concatenate(files: Sequence[TokenFile]) -> TokenFile:
 
 def save(path: Path, tokens: TokenFile) -> None:
   """Writes an .npz; equal examples give equal bytes."""
-  arrays = {
-    field.name: array
-    for field in dataclasses.fields(tokens)
-    if (array := getattr(tokens, field.name)) is not None
-  }
+  arrays = {name: x for name, x in vars(tokens).items() if x is not None}
   with path.open('wb') as file:
     np.savez(file, **arrays)
 
 
 def load(path: str | Path) -> TokenFile:
-  """Reads and checks an .npz of `save`.
-
-  Raises:
-    ValueError: if it is not a token file, or is damaged.
-  """
+  """Reads and checks an .npz of `save`; ValueError if it is not a token file,
+  or is damaged."""
   path = local_path(path)
   try:
     with path.open('rb') as file, np.load(file, allow_pickle=False) as stored:
@@ -215,11 +203,8 @@ def _row(side: Side, i: int) -> np.ndarray:
 
 def _flatten(rows: Sequence[Sequence[int]]) -> Side:
   """Rows end to end in the smallest type of two, and their offsets."""
-  lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
-  offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-  flat = np.fromiter(
-    (token for row in rows for token in row), np.int32, int(offsets[-1])
-  )
+  offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+  flat = np.fromiter(itertools.chain.from_iterable(rows), np.int32, offsets[-1])
   is_small = flat.size == 0 or flat.max() < 2**16
   return (flat.astype(np.uint16) if is_small else flat), offsets
 

@@ -86,11 +86,8 @@ def num_rows(rows: Rows) -> int:
 
 
 def batches_per_epoch(rows: Rows, batch_size: int) -> int:
-  """Full batches; what is left over differs from epoch to epoch.
-
-  Raises:
-    ValueError: if there is not even one.
-  """
+  """Full batches, or ValueError if there is none; what is left over differs
+  from epoch to epoch."""
   if not 1 <= batch_size <= num_rows(rows):
     raise ValueError(
       f'a batch of {batch_size} rows cannot be had of {num_rows(rows)}'

@@ -11,15 +11,13 @@ from specdec_jax.base import Array
 
 
 def causal_mask(lengths: Array, num_queries: int, capacity: int) -> Array:
-  """Which cached positions each new query may see.
+  """Which cached positions each new query may see: bool `[B, T, S]`, true where
+  `s <= lengths[b] + t`.
 
   Args:
     lengths: int32 `[B]`, each row's length before the queries were appended.
     num_queries: T; query t stands at position `lengths[b] + t`.
     capacity: S, positions in the cache.
-
-  Returns:
-    bool `[B, T, S]`: key s is visible to query t when `s <= lengths[b] + t`.
   """
   query_positions = arrays.block_positions(lengths, num_queries)
   key_positions = jnp.arange(capacity, dtype=lengths.dtype)

@@ -142,11 +142,8 @@ class BlockDecoder(nn.Module):
     *,
     is_training: bool = False,
   ) -> BlockMemory:
-    """int32 `[B, E]`, 0 where padded, and room for texts of N positions.
-
-    Raises:
-      ValueError: if E or N exceeds `max_positions`.
-    """
+    """int32 `[B, E]`, 0 where padded, and room for texts of N positions;
+    ValueError if E or N exceeds `max_positions`."""
     source_len, limit = encoder_tokens.shape[1], self.config.max_positions
     if max(source_len, num_positions) > limit:
       raise ValueError(
@@ -190,10 +187,7 @@ class BlockDecoder(nn.Module):
       is_training: whether to drop out; takes a random key named `dropout`.
 
     Returns:
-      float32 logits `[B, width, V]`.
-
-    Raises:
-      ValueError: if the memory has less room.
+      float32 logits `[B, width, V]`; ValueError if the memory has less room.
     """
     num_positions, room = tokens.shape[1], memory.copies.shape[1]
     if num_positions > room:
@@ -230,32 +224,24 @@ class BlockDecoder(nn.Module):
     is_training: bool = False,
   ) -> Array:
     """`encode`, then `predict`."""
-    memory = self.encode(
-      encoder_tokens, tokens.shape[1], is_training=is_training
-    )
-    return self.predict(
-      tokens, is_known, starts, memory, width=width, is_training=is_training
-    )
+    mode = {'is_training': is_training}
+    memory = self.encode(encoder_tokens, tokens.shape[1], **mode)
+    return self.predict(tokens, is_known, starts, memory, width=width, **mode)
 
   def _copies(
     self, embedded: Array, source_mask: Array, num_positions: int
   ) -> Array:
     """Attention of N positions to the source's embeddings: `[B, E, embed]` to
-    `[B, N, embed]`.
-
-    Unlike in the paper, whose initial embeddings are small, the scores are
-    divided by sqrt(embed): T5's embeddings need it.
-    """
+    `[B, N, embed]`. T5's embeddings being larger than those of the paper, the
+    scores are divided by sqrt(embed)."""
     queries = self.copy_query(self.decoder_positions(_ids(num_positions)))[0]
     source = embedded + self.encoder_positions(_ids(embedded.shape[1]))
     scores = jnp.einsum(
       'nd,bed->bne', queries, source, preferred_element_type=jnp.float32
     )
-    scores = jnp.where(
-      source_mask[:, None, :],
-      scores * self.config.embed_dim**-0.5,
-      jnp.finfo(jnp.float32).min,
-    )
+    scores = scores * self.config.embed_dim**-0.5
+    lowest = jnp.finfo(jnp.float32).min
+    scores = jnp.where(source_mask[:, None, :], scores, lowest)
     weights = jax.nn.softmax(scores, axis=-1).astype(embedded.dtype)
     return jnp.einsum('bne,bed->bnd', weights, embedded)
 
@@ -267,10 +253,9 @@ def _ids(count: int) -> Array:
 
 def encoder_config(config: BlockDecoderConfig) -> T5Config:
   """The T5 whose encoder a drafter has."""
-  names = {field.name for field in dataclasses.fields(config)}
-  return T5Config(
-    **{name: getattr(config, name) for name in names - {'max_positions'}}
-  )
+  sizes = dataclasses.asdict(config)
+  del sizes['max_positions']
+  return T5Config(**sizes)
 
 
 def init_params(config: BlockDecoderConfig, rng_key: Array) -> Any:
@@ -282,11 +267,8 @@ def init_params(config: BlockDecoderConfig, rng_key: Array) -> Any:
 
 
 def block_model(config: BlockDecoderConfig) -> BlockModel:
-  """The network of a Spec-Drafter; its params are those of `BlockDecoder`.
-
-  A decode whose longest text and block exceed the network's positions raises
-  ValueError when it is traced.
-  """
+  """The network of a Spec-Drafter; its params are those of `BlockDecoder`. A
+  text and block that exceed its positions raise ValueError while tracing."""
   apply = applied(BlockDecoder(config))
 
   def init(params, encoder_tokens: Array, num_positions: int) -> BlockMemory:

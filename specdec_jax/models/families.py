@@ -108,11 +108,7 @@ FAMILIES = (
 
 
 def of(config: Any) -> Family:
-  """The family whose sizes these are.
-
-  Raises:
-    ValueError: if there is none.
-  """
+  """The family whose sizes these are; ValueError if there is none."""
   for family in FAMILIES:
     if type(config) is family.config:
       return family
@@ -133,11 +129,7 @@ def only_drafts(config: Any) -> bool:
 
 
 def language_model(config: Any) -> LanguageModel:
-  """The functions that decoding calls, for a model of these sizes.
-
-  Raises:
-    ValueError: if the network only drafts.
-  """
+  """The functions that decoding calls; ValueError if a network only drafts."""
   family = of(config)
   if family.language_model is None:
     raise ValueError(f'a {family.name} only drafts: it is no language model')
@@ -145,11 +137,8 @@ def language_model(config: Any) -> LanguageModel:
 
 
 def block_model(config: Any) -> BlockModel:
-  """The functions that `drafters.spec_drafter` calls.
-
-  Raises:
-    ValueError: if the network is no Spec-Drafter.
-  """
+  """The functions that `drafters.spec_drafter` calls; ValueError if the network
+  is no Spec-Drafter."""
   family = of(config)
   if family.block_model is None:
     raise ValueError(f'a {family.name} is no Spec-Drafter')
@@ -163,23 +152,16 @@ def num_layers(config: Any) -> tuple[int, ...]:
 
 
 def param_shapes(config: Any, dtype: jnp.dtype | None = None) -> dict[str, Any]:
-  """The tree of parameters as `jax.ShapeDtypeStruct`s; nothing is computed.
-
-  Args:
-    config: sizes.
-    dtype: of the parameters; None means that of the config.
-  """
+  """The tree of parameters as `jax.ShapeDtypeStruct`s of a dtype, by default
+  that of the config; nothing is computed."""
   family = of(config)
   counts = {field: getattr(config, field) for field in family.stacks}
   # One layer of each stack is traced, the others being alike: tracing takes
-  # 30 ms a layer.
+  # 30 ms per layer.
   one_each = {field: min(count, 1) for field, count in counts.items()}
-  shapes = jax.eval_shape(
-    functools.partial(
-      family.init_params, dataclasses.replace(config, **one_each)
-    ),
-    jax.random.key(0),
-  )
+  short = dataclasses.replace(config, **one_each)
+  init = functools.partial(family.init_params, short)
+  shapes = jax.eval_shape(init, jax.random.key(0))
   for field, branch in family.stacks.items():
     for i in range(1, counts[field]):
       stack = shapes[branch] if branch else shapes
@@ -191,12 +173,9 @@ def param_shapes(config: Any, dtype: jnp.dtype | None = None) -> dict[str, Any]:
 
 
 def with_logits_of(model: LanguageModel, vocab_size: int) -> LanguageModel:
-  """The same model with logits `[..., vocab_size]`, cut or filled with -inf.
-
-  Models of one family share a vocabulary and pad their embeddings differently.
-  A draft model's logits are brought to the size of its target's; what is cut or
-  filled is padding, which has no probability (invariant 10).
-  """
+  """The same model with logits `[..., vocab_size]`, cut or filled with -inf: a
+  draft model's embeddings may be padded otherwise than its target's, and what
+  is cut or filled is padding, which has no probability (invariant 10)."""
   num_missing = vocab_size - model.vocab_size
   if not num_missing:
     return model

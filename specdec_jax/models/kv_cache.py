@@ -35,20 +35,13 @@ class KVCache:
 
 
 def init(
-  *,
-  batch_size: int,
-  num_layers: int,
-  num_heads: int,
-  capacity: int,
-  head_dim: int,
-  dtype: jnp.dtype,
+  shape: tuple[int, int, int, int], *, num_layers: int, dtype: jnp.dtype
 ) -> KVCache:
-  """An empty cache: `num_layers` pairs of `[B, H, S, D]` zeros."""
-  shape = (batch_size, num_heads, capacity, head_dim)
+  """An empty cache: for each layer, a pair of zeros of shape `[B, H, S, D]`."""
   return KVCache(
     keys=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
     values=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
-    lengths=jnp.zeros(batch_size, jnp.int32),
+    lengths=jnp.zeros(shape[0], jnp.int32),
   )
 
 

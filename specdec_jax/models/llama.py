@@ -202,14 +202,8 @@ def init_params(config: LlamaConfig, rng_key: Array) -> Any:
 def _empty_cache(
   config: LlamaConfig, batch_size: int, capacity: int
 ) -> KVCache:
-  return kv_cache.init(
-    batch_size=batch_size,
-    num_layers=config.num_layers,
-    num_heads=config.num_kv_heads,
-    capacity=capacity,
-    head_dim=config.head_dim,
-    dtype=config.dtype,
-  )
+  shape = batch_size, config.num_kv_heads, capacity, config.head_dim
+  return kv_cache.init(shape, num_layers=config.num_layers, dtype=config.dtype)
 
 
 def language_model(config: LlamaConfig) -> LanguageModel:

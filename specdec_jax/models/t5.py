@@ -16,21 +16,10 @@ import jax.numpy as jnp
 
 from specdec_jax import arrays, base
 from specdec_jax.base import Array, LanguageModel, Prompt
-from specdec_jax.models import attention, kv_cache
+from specdec_jax.models import attention, kv_cache, layers, t5_layers
 from specdec_jax.models.kv_cache import KVCache
-from specdec_jax.models.layers import (
-  Dense,
-  Dropout,
-  Embed,
-  RMSNorm,
-  applied,
-)
-from specdec_jax.models.t5_layers import (
-  DecoderLayer,
-  EncoderLayer,
-  RelativePositionBias,
-  T5Config,
-)
+from specdec_jax.models.layers import Dropout, Embed, RMSNorm
+from specdec_jax.models.t5_layers import RelativePositionBias, T5Config
 from specdec_jax.sharding import rules
 
 # Keys, values and mask `[B, T or 1, E]` of an encoder, if there is one.
@@ -60,7 +49,7 @@ class T5Cache:
 
 
 class Encoder(nn.Module):
-  """The encoder: embedded tokens `[B, E, embed]` to the same shape."""
+  """Embedded tokens `[B, E, embed]` to the same shape."""
 
   config: T5Config
 
@@ -75,14 +64,14 @@ class Encoder(nn.Module):
     )(positions, positions)
     x = drop(x, is_training=is_training)
     for i in range(config.num_encoder_layers):
-      layer = EncoderLayer(config, name=f'layers_{i}')
+      layer = t5_layers.EncoderLayer(config, name=f'layers_{i}')
       x = layer(x, mask, bias, is_training=is_training)
     x = RMSNorm(dtype=config.dtype, name='encoder_norm')(x)
     return drop(x, is_training=is_training)
 
 
 class Decoder(nn.Module):
-  """The decoder stack, from token ids to the input of `project`.
+  """The decoder stack, from token ids to the input of `T5.project`.
 
   Attributes:
     config: sizes.
@@ -99,12 +88,12 @@ class Decoder(nn.Module):
       self.token_embedder = _embed(config)
     self.relpos_bias = RelativePositionBias(config, is_bidirectional=False)
     self.layers = [
-      DecoderLayer(config) for _ in range(config.num_decoder_layers)
+      t5_layers.DecoderLayer(config) for _ in range(config.num_decoder_layers)
     ]
     self.decoder_norm = RMSNorm(dtype=config.dtype)
     self.dropout = Dropout(config.dropout_rate)
     if not config.is_tied:
-      self.logits_dense = Dense(config.vocab_size)
+      self.logits_dense = layers.Dense(config.vocab_size)
 
   def __call__(
     self,
@@ -150,15 +139,6 @@ class Decoder(nn.Module):
       values.append(layer_values)
     x = self.dropout(self.decoder_norm(x), is_training=is_training)
     return x, keys, values
-
-  def project(self, x: Array) -> Array:
-    """`[B, T, embed]` to float32 logits `[B, T, V]`."""
-    if self.config.is_tied:
-      logits = (self.embed or self.token_embedder).attend(x)
-      logits = logits * self.config.embed_dim**-0.5
-    else:
-      logits = self.logits_dense(x)
-    return rules.constrain(logits, 'batch', 'length', 'vocab')
 
 
 class T5(nn.Module):
@@ -221,7 +201,13 @@ class T5(nn.Module):
 
   def project(self, x: Array) -> Array:
     """`[B, T, embed]` to float32 logits `[B, T, V]`."""
-    return self.decoder.project(x)
+    decoder = self.decoder
+    if self.config.is_tied:
+      logits = (decoder.embed or decoder.token_embedder).attend(x)
+      logits = logits * self.config.embed_dim**-0.5
+    else:
+      logits = decoder.logits_dense(x)
+    return rules.constrain(logits, 'batch', 'length', 'vocab')
 
   def __call__(self, *args: Any, **options: Any) -> Array:
     """Teacher-forced logits, float32 `[B, T, V]`; arguments as for `hidden`."""
@@ -286,7 +272,7 @@ def language_model(config: T5Config) -> LanguageModel:
   The encoder's padding is id 0. A decoder-only model takes its whole prompt as
   decoder tokens, an encoder-decoder its start token (0 in T5).
   """
-  apply = applied(T5(config))
+  apply = layers.applied(T5(config))
 
   def init(params, prompt: Prompt, max_len: int) -> T5Cache:
     encoder_tokens = prompt.encoder_tokens
@@ -297,16 +283,14 @@ def language_model(config: T5Config) -> LanguageModel:
         else 'a decoder-only model takes no encoder tokens'
       )
     batch_size, prompt_len = prompt.decoder_tokens.shape
+    capacity = max(max_len, prompt_len)
     pairs = []
     if encoder_tokens is not None:
       pairs = apply(params, encoder_tokens, method=T5.cross_keys_values)
     cache = T5Cache(
       decoder=kv_cache.init(
-        batch_size=batch_size,
+        (batch_size, config.num_heads, capacity, config.head_dim),
         num_layers=config.num_decoder_layers,
-        num_heads=config.num_heads,
-        capacity=max(max_len, prompt_len),
-        head_dim=config.head_dim,
         dtype=config.dtype,
       ),
       cross_keys=tuple(keys for keys, _ in pairs),

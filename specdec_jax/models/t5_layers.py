@@ -231,19 +231,11 @@ class DecoderLayer(nn.Module):
     *,
     is_training: bool = False,
   ) -> tuple[Array, Array, Array]:
-    """Self-attention, cross-attention and feed-forward.
+    """`[B, T, embed]` to the same, and the keys and values attended to.
 
-    Args:
-      x: `[B, T, embed]`.
-      past: cached keys and values `[B, H, S, D]` and the rows' lengths `[B]`,
-        to which the new ones are appended; None for T tokens without a past.
-      mask: bool `[B, T, S]`, or `[B, T, T]` without a past.
-      bias: float32 `[B or 1, H, T, S]`, relative positions.
-      cross: keys, values and mask `[B, T, E]` of the encoder, or None.
-      is_training: whether to drop out.
-
-    Returns:
-      `[B, T, embed]`, and the keys and values that were attended to.
+    New keys and values are appended to `past`: cached ones `[B, H, S, D]` and
+    the rows' lengths `[B]`; without it, S is T. The mask is `[B, T, S]`, the
+    bias `[B or 1, H, T, S]`; `cross` are the encoder's keys, values and mask.
     """
     drop = functools.partial(self.dropout, is_training=is_training)
     h = self.pre_self_attention_layer_norm(x)

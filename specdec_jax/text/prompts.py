@@ -24,13 +24,8 @@ _BUCKET = 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-  """Rows that are decoded together.
-
-  Attributes:
-    prompt: rows beyond `texts` only fill the batch, and are finished before
-      they begin.
-    texts: the prompts as given.
-  """
+  """Prompts as given, and packed: rows beyond `texts` only fill the batch, and
+  are finished before they begin."""
 
   prompt: Prompt
   texts: tuple[str, ...]
@@ -115,11 +110,8 @@ def encode(
   is_chat: bool,
   system: str | None = None,
 ) -> list[list[int]]:
-  """Token ids of each prompt, with special tokens if the family expects them.
-
-  Raises:
-    ValueError: if a prompt has no tokens, or the model has no chat template.
-  """
+  """Token ids of each prompt, with special tokens if the family expects them;
+  ValueError if a prompt has no tokens, or the model has no chat template."""
   if is_chat:
     begin = [] if system is None else [{'role': 'system', 'content': system}]
     rows = [

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import io
+import itertools
 import os
 import struct
 from collections.abc import Iterable, Sequence
@@ -85,20 +86,17 @@ class SentencePieceVocabulary:
     if not keep_special:
       return self.processor.decode(ids)
     text = ''
-    run: list[int] = []
-    for token_id in ids:
-      if self.processor.is_control(token_id):
-        text += self._text_of(run, is_first=not text)
-        text += self.processor.id_to_piece(token_id)
-        run = []
+    for is_control, run in itertools.groupby(ids, self.processor.is_control):
+      if is_control:
+        text += ''.join(self.processor.id_to_piece(list(run)))
       else:
-        run.append(token_id)
-    return text + self._text_of(run, is_first=not text)
+        text += self._text_of(list(run), is_first=not text)
+    return text
 
   def _text_of(self, ids: list[int], *, is_first: bool) -> str:
     """Text of pieces in the middle of a text, which keep their first space."""
     text = self.processor.decode(ids)
-    if is_first or not ids:
+    if is_first:
       return text
     starts_word = self.processor.id_to_piece(ids[0]).startswith(_SPACE)
     return f' {text}' if starts_word else text

@@ -27,12 +27,7 @@ Watch = Callable[
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """A row's text as far as it has been read.
-
-  Attributes:
-    text: all of it but an unfinished character.
-    stream: where the vocabulary stands.
-  """
+  """A row's text, but for an unfinished character, and where it stands."""
 
   text: str = ''
   stream: TextStream = dataclasses.field(default_factory=TextStream)
@@ -112,8 +107,10 @@ def watch(
     values = jax.device_get(values)
     counts = np.array(values.counts)
     has_ended = np.zeros(num_rows, bool)
+    made = values.verification
     for row in range(num_rows):
-      tokens = _committed(values, row)
+      accepted = values.draft.tokens[row, : int(made.num_accepted[row])]
+      tokens = [*accepted.tolist(), int(made.next_token[row])][: counts[row]]
       readings[row], count = read_on(vocabulary, stops, readings[row], tokens)
       if count is not None:
         counts[row], has_ended[row] = count, True
@@ -123,14 +120,6 @@ def watch(
     return _end(before, state, values, has_ended), values
 
   return end_rows
-
-
-def _committed(values: StepValues, row: int) -> list[int]:
-  """The tokens that an iteration committed to a row."""
-  num_accepted = int(values.verification.num_accepted[row])
-  tokens = values.draft.tokens[row, :num_accepted].tolist()
-  next_token = int(values.verification.next_token[row])
-  return [*tokens, next_token][: int(values.counts[row])]
 
 
 def _end(

@@ -40,12 +40,10 @@ class Example:
 
   def fields(self) -> dict[str, str]:
     """The texts by name, as T5X writes them beside a prediction."""
-    texts = {'inputs': self.inputs, 'targets': self.targets}
-    return {
-      name + _PRETOKENIZED: text
-      for name, text in texts.items()
-      if text is not None
-    }
+    fields = {'inputs' + _PRETOKENIZED: self.inputs}
+    if self.targets is not None:
+      fields['targets' + _PRETOKENIZED] = self.targets
+    return fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,9 +139,8 @@ def find(
     read = functools.partial(
       _read_file, path, inputs_field, targets_field, prefix
     )
-    return Task(
-      name=path.stem, read=read, metric_fns=tuple((metric_fns or {}).values())
-    )
+    judges = tuple((metric_fns or {}).values())
+    return Task(name=path.stem, read=read, metric_fns=judges)
   return _seqio_task(name, split, data_dir, lengths, metric_fns or {})
 
 
@@ -176,22 +173,21 @@ def _seqio_task(
   metric_fns: Mapping[str, MetricFn],
 ) -> Task:
   """A task of SeqIO's registry, after `KNOWN` are in it."""
+  path = f'a path that ends in {", ".join(SUFFIXES)}'
   try:
     seqio = _import_seqio()
   except ImportError as error:
     if name in KNOWN:
       raise
     raise ValueError(
-      f'no task is called {name!r}; {_near(name, list(KNOWN))}, a path that '
-      f'ends in {", ".join(SUFFIXES)}, or, with seqio installed, a task that '
-      'is registered with it'
+      f'no task is called {name!r}; {_near(name, list(KNOWN))}, {path}, or, '
+      'with seqio installed, a task that is registered with it'
     ) from error
   _register(seqio, metric_fns)
   names = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
   if name not in names:
     raise ValueError(
-      f'no task is called {name!r}; {_near(name, names)}, or a path that ends '
-      f'in {", ".join(SUFFIXES)}'
+      f'no task is called {name!r}; {_near(name, names)}, or {path}'
     )
   if data_dir:
     seqio.set_tfds_data_dir_override(data_dir)

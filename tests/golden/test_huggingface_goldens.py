@@ -24,14 +24,9 @@ RECORDS = json.loads(
 
 def teacher_forced_logits(config, params, ids) -> np.ndarray:
   """float32 logits `[B, T, V]` of int `[B, T]` ids in a fresh cache."""
-  cache = kv_cache.init(
-    batch_size=ids.shape[0],
-    num_layers=config.num_layers,
-    num_heads=config.num_kv_heads,
-    capacity=ids.shape[1],
-    head_dim=config.head_dim,
-    dtype=config.dtype,
-  )
+  num_rows, capacity = ids.shape
+  shape = num_rows, config.num_kv_heads, capacity, config.head_dim
+  cache = kv_cache.init(shape, num_layers=config.num_layers, dtype=config.dtype)
   logits, _ = compiled_extend(config)(params, jnp.asarray(ids), cache)
   return np.asarray(logits)
 
