@@ -9,11 +9,12 @@ import pytest
 
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
+from specdec_jax.checkpoints import orbax
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.models import block_heads, families
 from specdec_jax.models.block_heads import BlockHeads, BlockHeadsConfig
 from specdec_jax.models.t5 import T5
-from specdec_jax.training import block_heads as block_heads_training
+from specdec_jax.training import recipes
 from tests import decoders, toy, toy_t5
 
 V, MAX_LEN, GAMMA, EOS, NUM_ROWS = 12, 18, 3, 1, 24
@@ -158,13 +159,13 @@ def test_targets_are_further_on_in_the_same_example():
     'decoder_segment_ids': jnp.array([[1, 1, 1, 2, 2, 2, 2, 0]]),
     'decoder_loss_weights': jnp.array([[1.0] * 7 + [0.0]]),
   }
-  targets, weights = block_heads_training.shift(batch, jnp.int32(2), GAMMA)
+  targets, weights = recipes.shift(batch, jnp.int32(2), GAMMA)
   expected = [[1, 0, 0, 9, 1, 0, 0, 0]]
   np.testing.assert_array_equal(np.where(weights > 0, targets, 0), expected)
   np.testing.assert_array_equal(weights, [[1, 0, 0, 1, 1, 0, 0, 0]])
 
 
-def test_a_step_trains_one_head_and_reads_the_next_texts():
+def test_a_step_trains_one_head_and_reads_the_next_texts(tmp_path):
   """The gradient of a step is nonzero for the drawn head alone, and the loss is
   that of this head's guesses."""
   source = jnp.asarray(prompt().encoder_tokens)
@@ -178,9 +179,8 @@ def test_a_step_trains_one_head_and_reads_the_next_texts():
     'decoder_segment_ids': jnp.ones_like(targets),
     'decoder_loss_weights': jnp.ones(targets.shape, jnp.float32),
   }
-  loss_fn = block_heads_training.heads_loss(
-    HEADS, target_config=CONFIG, target_params=weights().target
-  )
+  orbax.save(tmp_path, CONFIG, weights().target)
+  loss_fn = recipes.block_heads_loss(HEADS, target=str(tmp_path))
 
   @jax.jit
   def gradient(params, key):

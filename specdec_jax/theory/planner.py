@@ -228,7 +228,7 @@ def plan(
     for gamma in range(max_gamma + 1)
   )
   best = max(choices, key=lambda choice: choice.speedup)
-  sentences = [*_verdict(choices, best, costs, batch_size, profile)]
+  sentences = _verdict(choices, best, costs, batch_size, profile)
   if interval is not None:
     low, high = (
       plan(
@@ -236,7 +236,14 @@ def plan(
       ).best
       for end in interval
     )
-    sentences.append(_sensitivity(interval, low, best, high))
+    chosen = f'gamma lies between {low.gamma} and {high.gamma}'
+    if low.gamma == best.gamma == high.gamma:
+      chosen = f'gamma is {best.gamma} throughout'
+    sentences.append(
+      f'With alpha between {interval[0]:.3f} and {interval[1]:.3f} the best '
+      f'{chosen}, and the speedup between {low.speedup:.2f} and '
+      f'{high.speedup:.2f}.'
+    )
   return Plan(choices=choices, best=best, sentences=tuple(sentences))
 
 
@@ -332,17 +339,3 @@ def _reason(
     f'the loop itself costs {loop:.2f} plain steps per iteration': loop,
   }
   return max(reasons, key=lambda reason: reasons[reason])
-
-
-def _sensitivity(
-  interval: tuple[float, float], low: Choice, best: Choice, high: Choice
-) -> str:
-  """What the ends of an interval of alpha would choose."""
-  chosen = f'gamma lies between {low.gamma} and {high.gamma}'
-  if low.gamma == best.gamma == high.gamma:
-    chosen = f'gamma is {best.gamma} throughout'
-  return (
-    f'With alpha between {interval[0]:.3f} and {interval[1]:.3f} the best '
-    f'{chosen}, and the speedup between {low.speedup:.2f} and '
-    f'{high.speedup:.2f}.'
-  )

@@ -154,14 +154,9 @@ def specdec_time(
   Xia et al., the two principles of a drafter:
   https://arxiv.org/abs/2203.16487. Capability raises the tokens per iteration,
   latency lowers `draft_time`. Encoding, which happens once, is not in it, and a
-  last iteration that is only partly used counts for its part.
-
-  Args:
-    length: tokens to decode, at least 0.
-    tokens_per_iteration: mean tokens per iteration, the correction included,
-      at least 1.
-    draft_time: of drafting in one iteration, at least 0, in any unit.
-    verify_time: of verifying it, at least 0, in the same unit.
+  last iteration that is only partly used counts for its part. The mean tokens
+  per iteration, at least 1, include the correction; the times are those of
+  drafting and of verifying in one iteration, at least 0, in any one unit.
   """
   length = in_range('length', length, 0)
   tokens = in_range('tokens_per_iteration', tokens_per_iteration, 1)

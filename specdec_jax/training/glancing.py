@@ -18,7 +18,7 @@ from specdec_jax.base import Array
 from specdec_jax.data.datasets import Dataset
 from specdec_jax.models import block_decoder
 from specdec_jax.models.block_decoder import BlockDecoder, BlockDecoderConfig
-from specdec_jax.training import losses
+from specdec_jax.training import losses, train_step
 from specdec_jax.training.losses import LossSums
 from specdec_jax.training.train_step import Batch, LossFn
 
@@ -75,31 +75,33 @@ def block_loss(
     is_known = arrays.is_within(starts, text.shape[1])
 
     keys = dropout_keys if key is not None and config.dropout_rate else [None]
-    encode = functools.partial(_encode, config, params, batch, text.shape[1])
-    memory = jax.tree.map(repeat, encode(keys[0]))
+    apply = functools.partial(train_step.apply, BlockDecoder(config), params)
+
+    def encode(key: Array | None) -> block_decoder.BlockMemory:
+      source, size = batch['encoder_input_tokens'], text.shape[1]
+      memory = apply(key, source, size, method=BlockDecoder.encode)
+      return jax.tree.map(repeat, memory)
+
+    def predict(memory, is_known: Array, key: Array | None) -> Array:
+      """Logits `[B, G, V]` of the block."""
+      given = (text, is_known, starts, memory)
+      return apply(key, *given, width=gamma, method=BlockDecoder.predict)
+
+    memory = encode(keys[0])
     is_revealed = jnp.zeros_like(is_target)
     if is_glancing and key is not None and RATIO in batch:
       first_key = keys[0] if shares_dropout else keys[-1]
-      first_memory = memory
-      if not shares_dropout:
-        first_memory = jax.tree.map(repeat, encode(first_key))
-      guess = jax.lax.stop_gradient(
-        _predict(
-          config, params, first_memory, text, is_known, starts, gamma, first_key
-        )
-      )
-      is_correct = jnp.argmax(guess, axis=-1) == gold
+      first_memory = memory if shares_dropout else encode(first_key)
+      guess = predict(first_memory, is_known, first_key)
+      is_correct = jnp.argmax(jax.lax.stop_gradient(guess), axis=-1) == gold
       is_revealed = reveal(
         glance_key, is_target, is_correct, repeat(batch[RATIO])
       )
       is_known = arrays.write_block(
         is_known, is_revealed, starts, jnp.full_like(starts, gamma)
       )
-    logits = _predict(
-      config, params, memory, text, is_known, starts, gamma, keys[0]
-    )
     return losses.cross_entropy(
-      logits,
+      predict(memory, is_known, keys[0]),
       gold,
       (is_target & ~is_revealed).astype(jnp.float32),
       label_smoothing=label_smoothing,
@@ -129,8 +131,7 @@ def reveal(
     ratios: float32 `[B]`, r.
 
   Returns:
-    bool `[B, G]`, within `is_masked`; what was guessed right may be given away
-    as well.
+    bool `[B, G]`, within `is_masked`, of right and of wrong guesses.
   """
   num_wrong = jnp.sum(is_masked & ~is_correct, axis=1, dtype=jnp.int32)
   num_revealed = jnp.floor(num_wrong.astype(jnp.float32) * ratios)
@@ -174,11 +175,8 @@ def init_params(
 ) -> Any:
   """Fresh parameters, with the encoder and the embeddings of the target's.
 
-  Args:
-    config: of the drafter.
-    rng_key: for what is drawn.
-    target_params: a T5's, or None to draw everything. Of an encoder with other
-      layers, those that both have are taken, from the bottom.
+  `target_params` are a T5's, or None to draw everything. Of an encoder with
+  other layers, those that both have are taken, from the bottom.
 
   Raises:
     ValueError: if the target's sizes are not those of the drafter.
@@ -200,46 +198,3 @@ def init_params(
         lambda x: jnp.asarray(x, jnp.float32), theirs
       )
   return params
-
-
-def _encode(
-  config: BlockDecoderConfig,
-  params: Any,
-  batch: Batch,
-  num_positions: int,
-  dropout_key: Array | None,
-) -> block_decoder.BlockMemory:
-  result: Any = BlockDecoder(config).apply(
-    {'params': params},
-    batch['encoder_input_tokens'],
-    num_positions,
-    is_training=dropout_key is not None,
-    rngs=None if dropout_key is None else {'dropout': dropout_key},
-    method=BlockDecoder.encode,
-  )
-  return result
-
-
-def _predict(
-  config: BlockDecoderConfig,
-  params: Any,
-  memory: block_decoder.BlockMemory,
-  text: Array,
-  is_known: Array,
-  starts: Array,
-  gamma: int,
-  dropout_key: Array | None,
-) -> Array:
-  """Logits `[B, G, V]` of the block."""
-  result: Any = BlockDecoder(config).apply(
-    {'params': params},
-    text,
-    is_known,
-    starts,
-    memory,
-    width=gamma,
-    is_training=dropout_key is not None,
-    rngs=None if dropout_key is None else {'dropout': dropout_key},
-    method=BlockDecoder.predict,
-  )
-  return result

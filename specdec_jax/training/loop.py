@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,14 +27,7 @@ Report = Callable[[int, Mapping[str, float]], None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
-  """When a run does what, in steps.
-
-  Attributes:
-    train_steps: where it ends.
-    eval_period: between validations.
-    checkpoint_period: between checkpoints.
-    keep: checkpoints that are kept, the newest.
-  """
+  """When a run does what, in steps; see `train.train`."""
 
   train_steps: int
   eval_period: int = 1000
@@ -46,6 +38,10 @@ class Schedule:
     for field in dataclasses.fields(self):
       if (value := getattr(self, field.name)) < 1:
         raise ValueError(f'{field.name} must be at least 1, got {value}')
+
+  def is_due(self, step: int, period: int) -> bool:
+    """Whether what happens every `period` steps, and at the end, does now."""
+    return step == self.train_steps or step % period == 0
 
 
 def train(
@@ -74,13 +70,8 @@ def train(
     dataset: its batches.
     optimizer: an optax `GradientTransformation`.
     loss_fn: what is minimised, per target.
-    model_dir: the run's folder.
-    schedule: when to stop, validate and write checkpoints.
-    num_microbatches: parts that a batch is computed in.
-    seed: of the first parameters and of dropout.
+    model_dir: as all that is not listed, see `train.train`.
     initial_params: where a new run begins; None draws those of a T5.
-    average_last: newest checkpoints whose mean is returned, at most
-      `schedule.keep`.
     report: told of every step.
     say: told, in a sentence each, what else a user should know: where a run
       goes on, that nothing is left to do, that a checkpoint is damaged.
@@ -114,15 +105,19 @@ def train(
     ),
     donate_argnums=0,
   )
-  with run_checkpoints.open_run(
-    model_dir, config, keep=schedule.keep
-  ) as checkpoints:
-    run = run_checkpoints.place_run(
-      new_run(config, optimizer, seed=seed, params=initial_params), optimizer
-    )
+  opened = run_checkpoints.open_run(model_dir, config, keep=schedule.keep)
+  with opened as checkpoints:
+    run = new_run(config, optimizer, seed=seed, params=initial_params)
+    run = run_checkpoints.place_run(run, optimizer)
     if restored := checkpoints.restore_newest(run, say):
       run = restored
-      _say_where(int(run.state.step), checkpoints.folder, schedule, say)
+      step, end = int(run.state.step), schedule.train_steps
+      say(
+        f'{checkpoints.folder}: training goes on after step {step:,}'
+        if step < end
+        else f'{checkpoints.folder}: {step:,} steps have been taken already '
+        f'and {end:,} are asked for, so nothing is left to train'
+      )
     _check_averaged(run, schedule, checkpoints, average_last)
     run = _train_from(
       run, dataset, step_fn, schedule, checkpoints, report, loss_fn
@@ -132,26 +127,13 @@ def train(
     return run_checkpoints.average(checkpoints, run, last=average_last)
 
 
-def _say_where(
-  step: int, folder: Path, schedule: Schedule, say: Callable[[str], None]
-) -> None:
-  if step < schedule.train_steps:
-    say(f'{folder}: training goes on after step {step:,}')
-  else:
-    say(
-      f'{folder}: {step:,} steps have been taken already and '
-      f'{schedule.train_steps:,} are asked for, so nothing is left to train'
-    )
-
-
 def _check_averaged(
   run: Run, schedule: Schedule, checkpoints: Checkpoints, average_last: int
 ) -> None:
   """Raises ValueError if there will be fewer checkpoints than are averaged."""
   to_come = range(int(run.state.step) + 1, schedule.train_steps + 1)
   count = len(checkpoints.steps()) + sum(
-    step % schedule.checkpoint_period == 0 or step == schedule.train_steps
-    for step in to_come
+    schedule.is_due(step, schedule.checkpoint_period) for step in to_come
   )
   if count < average_last:
     raise ValueError(
@@ -167,11 +149,7 @@ def new_run(
   seed: int,
   params: Any = None,
 ) -> Run:
-  """A run before its first step.
-
-  Raises:
-    ValueError: if a network other than a T5 is to be drawn.
-  """
+  """A run before its first step; of all networks, only a T5 can be drawn."""
   rng_key = jax.random.key(seed)
   if params is None:
     family = families.of(config)
@@ -214,14 +192,25 @@ def _train_from(
     state, metrics = step_fn(state, run.rng_key, batch)
     metrics = {name: float(value) for name, value in metrics.items()}
     step, position = step + 1, position + 1
-    _check_finite(metrics, step, position, checkpoints)
+    # Before its state is written.
+    if wrong := [
+      f'{name} {metrics[name]}'
+      for name in ('loss', 'grad_norm')
+      if not math.isfinite(metrics[name])
+    ]:
+      kept = checkpoints.steps()
+      newest = f'the checkpoint of step {kept[-1]}' if kept else 'no checkpoint'
+      raise ValueError(
+        f'training stopped at step {step}, batch {position - 1}: '
+        f'{" and ".join(wrong)}; {newest} in {checkpoints.folder} is from '
+        'before it'
+      )
     metrics['seconds'] = time.perf_counter() - started
     report(step, metrics)
-    is_last = step == schedule.train_steps
-    if dataset.validation and (is_last or step % schedule.eval_period == 0):
+    if dataset.validation and schedule.is_due(step, schedule.eval_period):
       report(step, validate(evaluate, state.params, dataset))
     # Last: what is reported of a step is not reported again after it.
-    if is_last or step % schedule.checkpoint_period == 0:
+    if schedule.is_due(step, schedule.checkpoint_period):
       checkpoints.save(so_far())
   return so_far()
 
@@ -241,22 +230,3 @@ def validate(
     'validation_nats': nats / max(weight, 1.0),
     'validation_accuracy': num_correct / max(weight, 1.0),
   }
-
-
-def _check_finite(
-  metrics: Mapping[str, float], step: int, position: int, checkpoints: Any
-) -> None:
-  """Stops a run that has diverged, before its state is written."""
-  wrong = [
-    f'{name} {metrics[name]}'
-    for name in ('loss', 'grad_norm')
-    if not math.isfinite(metrics[name])
-  ]
-  if wrong:
-    steps = checkpoints.steps()
-    kept = f'the checkpoint of step {steps[-1]}' if steps else 'no checkpoint'
-    raise ValueError(
-      f'training stopped at step {step}, batch {position - 1}: '
-      f'{" and ".join(wrong)}; {kept} in {checkpoints.folder} is from '
-      'before it'
-    )

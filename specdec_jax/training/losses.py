@@ -20,8 +20,7 @@ class LossSums:
     loss: what is minimised.
     nats: negative log-likelihood of the targets, without any regulariser.
     num_correct: targets that were the likeliest token.
-    weight: the targets' weights; the number of targets where weights are 0 or
-      1.
+    weight: the targets' weights: their number where weights are 0 or 1.
   """
 
   loss: Array

@@ -1,29 +1,21 @@
 """A run's metrics on disk: JSON lines, and TensorBoard's files through clu."""
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from specdec_jax.files import replacing
 
 NAME = 'metrics.jsonl'
 
 
-class MetricsLog(NamedTuple):
-  """Where metrics go.
-
-  Attributes:
-    write: `(step, metrics)`, floats by name.
-    close: flushes.
-  """
-
-  write: Callable[[int, Mapping[str, float]], None]
-  close: Callable[[], None]
-
-
-def open_log(folder: Path, *, step: int) -> MetricsLog:
-  """A log that goes on after a step.
+@contextlib.contextmanager
+def open_log(
+  folder: Path, *, step: int
+) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+  """`(step, metrics)`, what writes a log that goes on after a step.
 
   Lines of later steps are those of a run that was killed, which takes these
   steps again: they stay until a line of their step, or of a later one, replaces
@@ -41,7 +33,12 @@ def open_log(folder: Path, *, step: int) -> MetricsLog:
   outdated = [line for line in lines if line['step'] > step]
   # The file can also end in half a line.
   is_clean = not path.is_file()
-  writer = _clu_writer(folder)
+  try:
+    from clu import metric_writers
+  except ImportError:
+    writer = None
+  else:
+    writer = metric_writers.SummaryWriter(str(folder))
 
   def write(step: int, metrics: Mapping[str, float]) -> None:
     nonlocal is_clean, outdated
@@ -59,11 +56,11 @@ def open_log(folder: Path, *, step: int) -> MetricsLog:
     if writer is not None:
       writer.write_scalars(step, dict(metrics))
 
-  def close() -> None:
+  try:
+    yield write
+  finally:
     if writer is not None:
       writer.close()
-
-  return MetricsLog(write, close)
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -80,12 +77,3 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 def _text(lines: Sequence[Mapping[str, Any]]) -> str:
   return ''.join(json.dumps(line) + '\n' for line in lines)
-
-
-def _clu_writer(folder: Path) -> Any:
-  """clu's writer, or None where it cannot be imported."""
-  try:
-    from clu import metric_writers
-  except ImportError:
-    return None
-  return metric_writers.SummaryWriter(str(folder))

@@ -12,15 +12,6 @@ from specdec_jax.base import Array
 from specdec_jax.files.require import require
 
 Schedule = Callable[[Array], Array]
-FACTORS = (
-  'constant',
-  'linear_warmup',
-  'linear_decay',
-  'rsqrt_decay',
-  'rsqrt_normalized_decay',
-  'decay_every',
-  'cosine_decay',
-)
 
 
 def learning_rate(
@@ -42,26 +33,40 @@ def learning_rate(
       times sqrt(w); `decay_every`, `decay_factor` for every `steps_per_decay`;
       `cosine_decay`, half a cosine from 1 to 0 every `steps_per_cycle` after
       warm-up.
-    base_learning_rate: the constant.
-    warmup_steps: at least 1.
-    decay_factor: see above.
-    steps_per_decay: see above.
-    steps_per_cycle: see above.
+    base_learning_rate: above 0.
+    warmup_steps: at least 1, as are the other numbers of steps.
 
   Returns:
     From int32 steps to a float32 rate.
 
   Raises:
-    ValueError: if a factor is not known, or a rate or a number of steps is not
-      positive.
+    ValueError: if a factor is not known, or one of these is out of range.
   """
   _check_rate('base_learning_rate', base_learning_rate)
+  # From s and the steps since warm-up.
+  known: dict[str, Callable[[Array, Array], Array | float]] = {
+    'constant': lambda s, since: base_learning_rate,
+    'linear_warmup': lambda s, since: jnp.minimum(1.0, s / warmup_steps),
+    'linear_decay': lambda s, since: jnp.maximum(
+      0.0, 1.0 - since / max(steps_per_cycle - warmup_steps, 1)
+    ),
+    'rsqrt_decay': lambda s, since: jnp.maximum(s, warmup_steps) ** -0.5,
+    'rsqrt_normalized_decay': lambda s, since: (
+      (jnp.maximum(s, warmup_steps) / warmup_steps) ** -0.5
+    ),
+    'decay_every': lambda s, since: (
+      decay_factor ** jnp.floor(s / steps_per_decay)
+    ),
+    'cosine_decay': lambda s, since: (
+      0.5 * (1.0 + jnp.cos(jnp.pi * (since / steps_per_cycle % 1.0)))
+    ),
+  }
   names = [name.strip() for name in factors.split('*')]
   for name in names:
-    if name not in FACTORS:
+    if name not in known:
       raise ValueError(
         f'{name!r} is no factor of a learning rate; there are '
-        f'{", ".join(FACTORS)}'
+        f'{", ".join(known)}'
       )
   if min(warmup_steps, steps_per_decay, steps_per_cycle) < 1:
     raise ValueError(
@@ -69,29 +74,12 @@ def learning_rate(
       f'steps_per_cycle {steps_per_cycle} must be at least 1'
     )
 
-  def factor(name: str, steps: Array) -> Array | float:
-    since_warmup = jnp.maximum(0.0, steps - warmup_steps)
-    if name == 'constant':
-      return base_learning_rate
-    if name == 'linear_warmup':
-      return jnp.minimum(1.0, steps / warmup_steps)
-    if name == 'linear_decay':
-      span = max(steps_per_cycle - warmup_steps, 1)
-      return jnp.maximum(0.0, 1.0 - since_warmup / span)
-    if name == 'rsqrt_decay':
-      return jnp.maximum(steps, warmup_steps) ** -0.5
-    if name == 'rsqrt_normalized_decay':
-      return (jnp.maximum(steps, warmup_steps) / warmup_steps) ** -0.5
-    if name == 'decay_every':
-      return decay_factor ** jnp.floor(steps / steps_per_decay)
-    progress = since_warmup / steps_per_cycle
-    return 0.5 * (1.0 + jnp.cos(jnp.pi * (progress % 1.0)))
-
   def schedule(step: Array) -> Array:
     steps = jnp.asarray(step, jnp.float32)
+    since_warmup = jnp.maximum(0.0, steps - warmup_steps)
     rate = jnp.float32(1.0)
     for name in names:
-      rate = rate * factor(name, steps)
+      rate = rate * known[name](steps, since_warmup)
     return rate
 
   return schedule
@@ -120,7 +108,8 @@ def adafactor(
     ImportError: if optax is not installed.
   """
   _check_rate('learning_rate', learning_rate)
-  return _import_optax().adafactor(
+  optax = require('optax', extra='train', purpose='training')
+  return optax.adafactor(
     learning_rate,
     decay_rate=decay_rate,
     clipping_threshold=clipping_threshold,
@@ -149,14 +138,10 @@ def adamw(
     ImportError: if optax is not installed.
   """
   _check_rate('learning_rate', learning_rate)
-  optax = _import_optax()
+  optax = require('optax', extra='train', purpose='training')
   steps = [
     optax.adamw(learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
   ]
   if max_grad_norm is not None:
     steps.insert(0, optax.clip_by_global_norm(max_grad_norm))
   return optax.chain(*steps)
-
-
-def _import_optax() -> Any:
-  return require('optax', extra='train', purpose='training')

@@ -2,23 +2,36 @@
 target: see `gin_configs/runs/distill.gin`, `train_spec_drafter.gin` and
 `train_block_heads.gin`."""
 
-from collections.abc import Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
+from specdec_jax import base, logits
 from specdec_jax.base import Array
 from specdec_jax.checkpoints import loading
-from specdec_jax.data import token_files
+from specdec_jax.data import token_files, training_batches
 from specdec_jax.data.datasets import Dataset
-from specdec_jax.models import block_heads
+from specdec_jax.data.token_files import TokenFile
+from specdec_jax.decoding import autoregressive
+from specdec_jax.files import replacing
+from specdec_jax.models import block_heads, families
 from specdec_jax.models.block_decoder import BlockDecoderConfig
-from specdec_jax.models.block_heads import BlockHeadsConfig
-from specdec_jax.models.t5 import T5Config
-from specdec_jax.training import block_heads as block_heads_training
-from specdec_jax.training import distillation, glancing
-from specdec_jax.training.train_step import LossFn
+from specdec_jax.models.block_heads import BlockHeads, BlockHeadsConfig
+from specdec_jax.models.t5 import T5, T5Config
+from specdec_jax.sharding import mesh as meshes
+from specdec_jax.text import prompts
+from specdec_jax.training import glancing, losses
+from specdec_jax.training.losses import LossSums
+from specdec_jax.training.train_step import Batch, LossFn, teacher_forced
+
+# Widths of the encoder's buffer are multiples of this.
+_WIDTH = 16
 
 
 def distillation_loss(
@@ -29,23 +42,138 @@ def distillation_loss(
   beta: float = 0.5,
   target_dtype: str | None = None,
 ) -> LossFn:
-  """`training.distillation.distillation_loss` of a target that is read here.
+  """The divergence of drafter and target at the positions of a text.
+
+  DistillSpec (Zhou et al., arXiv 2310.08461) minimises it over the data set's
+  text, the target's or the drafter's own. What it reports as correct is where
+  the two have the same likeliest token: the probability that a greedy draft is
+  accepted there.
 
   Args:
     config: of the drafter.
-    target: a model, as `--model` takes it.
+    target: a model, as `--model` takes it; its parameters do not change.
     kind: see `losses.divergence`.
     beta: see `losses.divergence`.
-    target_dtype: of the target's weights and activations; None takes that of
-      the drafter's activations.
+    target_dtype: None takes that of the drafter's activations.
+
+  Raises:
+    ValueError: if the vocabularies have different sizes.
   """
   target_config, target_params = read_t5(target, target_dtype or config.dtype)
-  return distillation.distillation_loss(
-    config,
-    target_config=target_config,
-    target_params=target_params,
-    kind=kind,
-    beta=beta,
+  if config.vocab_size != target_config.vocab_size:
+    raise ValueError(
+      f'the drafter has {config.vocab_size} tokens, its target '
+      f'{target_config.vocab_size}'
+    )
+
+  def loss_fn(params, batch: Batch, dropout_key: Array | None) -> LossSums:
+    key = dropout_key if config.dropout_rate else None
+    draft = teacher_forced(config, params, batch, key)
+    target = jax.lax.stop_gradient(
+      teacher_forced(target_config, target_params, batch)
+    )
+    weights = batch['decoder_loss_weights']
+    distance = losses.divergence(target, draft, kind=kind, beta=beta)
+    sums = losses.cross_entropy(draft, batch['decoder_target_tokens'], weights)
+    agrees = (draft.argmax(-1) == target.argmax(-1)).astype(jnp.float32)
+    return dataclasses.replace(
+      sums,
+      loss=(distance * weights).sum(),
+      num_correct=(agrees * weights).sum(),
+    )
+
+  return loss_fn
+
+
+def rewrite_targets(
+  config: T5Config,
+  params: Any,
+  tokens: TokenFile,
+  *,
+  max_new_tokens: int,
+  eos_id: int,
+  vocab_size: int,
+  temperature: float = 0.0,
+  batch_size: int = 64,
+  seed: int = 0,
+  report: Callable[[int], None] = lambda num_examples: None,
+) -> TokenFile:
+  """The same inputs with the targets that a model gives them.
+
+  A drafter that learns from them with plain cross entropy is one of
+  sequence-level distillation (Kim and Rush, arXiv 1606.07947).
+
+  Args:
+    config: of the model, an encoder-decoder.
+    params: its parameters.
+    tokens: inputs; their targets are not read.
+    max_new_tokens: of a target; one without an end by then stays without.
+    eos_id: ends a target.
+    vocab_size: ids at or beyond it are padding, and never written.
+    temperature: 0 is greedy.
+    batch_size: rows decoded at once, of inputs of similar lengths.
+    seed: of the draws: example i depends on it and on i alone.
+    report: told after every batch how many examples it had.
+
+  Raises:
+    ValueError: if there are no inputs, the batch has no rows, or the model's
+      logits are NaN.
+  """
+  if batch_size < 1:
+    raise ValueError(f'batch_size must be at least 1, got {batch_size}')
+  if tokens.inputs is None or tokens.input_offsets is None:
+    raise ValueError('these examples have no inputs to decode')
+  generate = _generate_fn(
+    config, max_new_tokens + 1, eos_id, temperature, vocab_size
+  )
+  params = jax.tree.map(lambda x: x.astype(config.dtype), params)
+  order = np.argsort(np.diff(tokens.input_offsets), kind='stable')
+  written: dict[int, Any] = {}
+  for first in range(0, len(tokens), batch_size):
+    chosen = order[first : first + batch_size]
+    # Rows beyond the last example repeat it, so that one program serves all.
+    padded = np.pad(chosen, (0, batch_size - len(chosen)), mode='edge')
+    sources: list[Any] = [tokens.example(i)[0] for i in padded]
+    width = -(-max(len(source) for source in sources) // _WIDTH) * _WIDTH
+    prompt = prompts.pack(
+      sources,
+      config=config,
+      max_new_tokens=max_new_tokens,
+      width=width,
+      row_ids=padded.tolist(),
+    )
+    output = generate(base.Params(params), jax.random.key(seed), prompt)
+    if output.has_nan.any():
+      raise ValueError('the logits of the model are NaN')
+    rows, lengths = meshes.fetch((output.tokens, output.lengths))
+    for row, i in enumerate(chosen):
+      written[int(i)] = rows[row, 1 : lengths[row]]
+    report(len(chosen))
+  flat = token_files.from_rows(None, [written[i] for i in range(len(tokens))])
+  return dataclasses.replace(
+    tokens, targets=flat.targets, target_offsets=flat.target_offsets
+  )
+
+
+@functools.lru_cache(maxsize=8)
+def _generate_fn(
+  config: T5Config,
+  max_len: int,
+  eos_id: int,
+  temperature: float,
+  vocab_size: int,
+) -> Callable:
+  """Plain decoding, compiled once for all texts."""
+  return jax.jit(
+    functools.partial(
+      autoregressive.generate,
+      target=families.language_model(config),
+      logits_to_probs=logits.standardize(
+        temperature=temperature, vocab_size=vocab_size
+      ),
+      max_len=max_len,
+      eos_id=eos_id,
+    )
   )
 
 
@@ -53,29 +181,85 @@ def drafter_texts(
   *,
   config: T5Config,
   tokens: str | Sequence[str],
+  folder: str,
+  batch_size: int,
+  lengths: Mapping[str, int],
+  num_examples: int,
+  refresh_period: int,
   eos_id: int = 1,
-  **settings: Any,
+  temperature: float = 1.0,
+  seed: int = 0,
 ) -> Dataset:
-  """`training.distillation.drafter_texts` over the training inputs of a folder
-  that `specdec data prepare` wrote, or of several with one vocabulary."""
+  """Batches of text that the drafter itself wrote a short while ago.
+
+  DistillSpec draws new text at every step; here the drafter writes
+  `num_examples` targets every `refresh_period` steps, in large batches, and
+  they are read meanwhile. Each of these texts is kept in `folder`, so that a
+  run that is resumed reads what it would have read.
+
+  Args:
+    config: of the drafter.
+    tokens: whose training inputs are given to it: a folder that `specdec data
+      prepare` wrote, or several with one vocabulary.
+    folder: for the texts.
+    batch_size: rows of a batch.
+    lengths: columns of the rows, as `inputs` and `targets`.
+    num_examples: of a text, the next of the shuffled inputs each time.
+    refresh_period: batches from one text to the next.
+    eos_id: ends a target.
+    temperature: of the draws; DistillSpec's is 1.
+    seed: of the order of inputs and of the draws.
+  """
   folders = [tokens] if isinstance(tokens, str) else tokens
-  files = [token_files.load(Path(f) / 'train.npz') for f in folders]
-  vocabulary = token_files.load_description(folders[0])['vocabulary']
-  return distillation.drafter_texts(
-    config,
-    token_files.concatenate(files),
-    eos_id=eos_id,
-    vocab_size=vocabulary['size'],
-    **settings,
+  inputs = token_files.concatenate(
+    [token_files.load(Path(f) / 'train.npz') for f in folders]
   )
+  vocabulary = token_files.load_description(folders[0])['vocabulary']
+  order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
+  current: dict[int, training_batches.Rows] = {}
+
+  def prepare(position: int, params: Any) -> None:
+    text = position // refresh_period
+    if text in current:
+      return
+    path = Path(folder) / f'drafter_text_{text}.npz'
+    if not path.is_file():
+      path.parent.mkdir(parents=True, exist_ok=True)
+      first = text * num_examples
+      chosen = order[np.arange(first, first + num_examples) % len(order)]
+      written = rewrite_targets(
+        config,
+        params,
+        token_files.take(inputs, chosen),
+        max_new_tokens=lengths['targets'],
+        eos_id=eos_id,
+        vocab_size=vocabulary['size'],
+        temperature=temperature,
+        seed=seed + text,
+      )
+      with replacing.file(path) as partial:
+        token_files.save(partial, written)
+    current.clear()
+    current[text] = training_batches.pack(
+      token_files.load(path),
+      input_length=lengths['inputs'],
+      target_length=lengths['targets'],
+      seed=seed,
+    )
+
+  def batch(position: int) -> training_batches.Rows:
+    return training_batches.batch(
+      current[position // refresh_period],
+      position,
+      batch_size=batch_size,
+      seed=seed,
+    )
+
+  return Dataset(batch=batch, prepare=prepare)
 
 
 def read_t5(name: str, dtype: Any) -> tuple[T5Config, Any]:
-  """Sizes and parameters of a T5.
-
-  Raises:
-    ValueError: if it is another model.
-  """
+  """Sizes and parameters of a T5; raises ValueError for another model."""
   config, params = loading.read(loading.locate(name), dtype=jnp.dtype(dtype))
   if not isinstance(config, T5Config):
     raise ValueError(f'{name} is not a T5')
@@ -85,17 +269,9 @@ def read_t5(name: str, dtype: Any) -> tuple[T5Config, Any]:
 def spec_drafter_params(
   config: BlockDecoderConfig, rng_key: Array, *, target: str | None = None
 ) -> Any:
-  """Where a Spec-Drafter begins.
-
-  Args:
-    config: its sizes.
-    rng_key: for what is drawn.
-    target: the model whose encoder and embeddings it takes over; None draws
-      everything.
-
-  Raises:
-    ValueError: if the target is not a T5, or its sizes differ.
-  """
+  """Where a Spec-Drafter begins: with the encoder and the embeddings of
+  `target`, or with everything drawn. Raises as `read_t5` and
+  `glancing.init_params`."""
   params = None if target is None else read_t5(target, jnp.float32)[1]
   return glancing.init_params(config, rng_key, params)
 
@@ -116,11 +292,58 @@ def block_heads_params(config: BlockHeadsConfig, rng_key: Array) -> Any:
 def block_heads_loss(
   config: BlockHeadsConfig, *, target: str, label_smoothing: float = 0.0
 ) -> LossFn:
-  """`training.block_heads.heads_loss` of a target that is read here."""
+  """Cross entropy of one head's guesses at all positions of a batch.
+
+  Head g, counted from 1, guesses the token g further than the target does.
+  A step trains one head, drawn at random, and the target is frozen, so that its
+  own decoding stays what it was (Stern et al., arXiv 1811.03115). Batches may
+  be packed; a guess beyond the end of its example does not count. Without a
+  key, as in validation, it is the first head.
+
+  Args:
+    config: of the heads; its dropout rate is ignored, since the target's states
+      are those of decoding.
+    target: a model, as `--model` takes it.
+    label_smoothing: see `losses.cross_entropy`.
+  """
   target_config, target_params = read_t5(target, config.dtype)
-  return block_heads_training.heads_loss(
-    config,
-    target_config=target_config,
-    target_params=target_params,
-    label_smoothing=label_smoothing,
+
+  def loss_fn(params, batch: Batch, key: Array | None) -> LossSums:
+    index = jnp.zeros((), jnp.int32)
+    if key is not None:
+      index = jax.random.randint(key, (), 0, config.gamma, jnp.int32)
+    hidden = teacher_forced(
+      target_config, target_params, batch, method=T5.hidden
+    )
+    params = jax.tree.map(lambda x: x.astype(config.dtype), params)
+    ahead: Any = BlockHeads(config).apply(
+      {'params': params}, hidden, index, method=BlockHeads.one
+    )
+    logits: Any = T5(target_config).apply(
+      {'params': target_params}, ahead, method=T5.project
+    )
+    targets, weights = shift(batch, index + 1, config.gamma)
+    return losses.cross_entropy(
+      logits, targets, weights, label_smoothing=label_smoothing
+    )
+
+  return loss_fn
+
+
+def shift(
+  batch: Batch, distance: Array, max_distance: int
+) -> tuple[Array, Array]:
+  """Targets and weights `[B, T]` of what stands `distance` positions further
+  on in the same example."""
+
+  def further(x: Array) -> Array:
+    padded = jnp.pad(x, ((0, 0), (0, max_distance)))
+    return jax.lax.dynamic_slice_in_dim(padded, distance, x.shape[1], axis=1)
+
+  segments = batch['decoder_segment_ids']
+  is_same = segments == further(segments)
+  weights = further(batch['decoder_loss_weights'])
+  return (
+    further(batch['decoder_target_tokens']),
+    jnp.where(is_same, weights, 0.0),
   )

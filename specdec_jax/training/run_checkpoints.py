@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import operator
 import os
 import shutil
@@ -53,29 +54,17 @@ def place_run(run: Run, optimizer: Any) -> Run:
 
   params = run.state.params
   shardings = meshes.parameter_shardings(mesh, params)
-  whole = NamedSharding(mesh, PartitionSpec())
+  whole: Any = NamedSharding(mesh, PartitionSpec())
   opt_state = optax.tree_utils.tree_map_params(
     optimizer,
-    lambda x, param, sharding: jax.device_put(
-      x, sharding if x.shape == param.shape else whole
-    ),
+    lambda x, param, sharding: sharding if x.shape == param.shape else whole,
     run.state.opt_state,
     params,
     shardings,
-    transform_non_params=lambda x: jax.device_put(x, whole),
+    transform_non_params=lambda x: whole,
   )
-  state = dataclasses.replace(
-    run.state,
-    step=jax.device_put(run.state.step, whole),
-    params=jax.tree.map(jax.device_put, params, shardings),
-    opt_state=opt_state,
-  )
-  return dataclasses.replace(
-    run,
-    state=state,
-    position=jax.device_put(run.position, whole),
-    rng_key=jax.device_put(run.rng_key, whole),
-  )
+  state = TrainState(step=whole, params=shardings, opt_state=opt_state)
+  return jax.device_put(run, Run(state=state, position=whole, rng_key=whole))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,42 +97,28 @@ class Checkpoints:
     Raises:
       ValueError: if it does not hold what `like` does.
     """
-    leaves, structure = jax.tree_util.tree_flatten_with_path(_as_tree(like))
-    # By Orbax's names; read by our own reader, as all checkpoints are.
-    expected = {
-      jax.tree_util.keystr(path, simple=True, separator='/'): (
-        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-      )
-      for path, x in leaves
-    }
+    expected = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+      _as_tree(like),
+    )
     folder = self._folder(step)
     try:
-      arrays = stored_arrays.read_tree(
-        orbax.open_tree(folder / 'default'), expected, source=str(folder)
-      )
+      stored = orbax.open_tree(folder / 'default')
+      tree = stored_arrays.read_tree(stored, expected, source=str(folder))
     except ValueError as error:
       raise ValueError(
         f'{self.folder}: the checkpoint of step {step} is of another '
         f'configuration or optimiser, or is damaged: {error}'
       ) from error
-    tree = jax.tree.unflatten(structure, [arrays[name] for name in expected])
-    return Run(
-      state=TrainState(
-        step=tree['step'], params=tree['params'], opt_state=tree['opt_state']
-      ),
-      position=tree['position'],
-      rng_key=jax.random.wrap_key_data(tree['rng_key']),
-    )
+    position = tree.pop('position')
+    rng_key = jax.random.wrap_key_data(tree.pop('rng_key'))
+    return Run(state=TrainState(**tree), position=position, rng_key=rng_key)
 
   def restore_newest(self, like: Run, say: Callable[[str], None]) -> Run | None:
     """Reads the newest that can be read; None if there is none at all.
 
     Newer ones are then damaged, and are moved out of the way, so that the run
-    can write those steps again.
-
-    Args:
-      like: as for `restore`.
-      say: is told of each that is moved.
+    can write those steps again; `say` is told of each.
 
     Raises:
       ValueError: if there are checkpoints and none of them can be read.
@@ -202,8 +177,8 @@ def open_run(
 
   Args:
     model_dir: the run's folder, made if need be; `model.json` in it says what
-      network is trained.
-    config: must be that network.
+      network is trained, which must be `config`.
+    config: of the network.
     keep: the newest so many are kept.
 
   Raises:
@@ -250,26 +225,16 @@ def _check_network(folder: Path, config: T5Config | DrafterConfig) -> None:
 
 
 def _as_tree(run: Run) -> dict[str, Any]:
-  return {
-    'step': run.state.step,
-    'params': run.state.params,
-    'opt_state': run.state.opt_state,
-    'position': run.position,
-    'rng_key': jax.random.key_data(run.rng_key),
-  }
+  rng_key = jax.random.key_data(run.rng_key)
+  return {**vars(run.state), 'position': run.position, 'rng_key': rng_key}
 
 
 def average(checkpoints: Checkpoints, like: Run, *, last: int) -> Any:
   """The mean of the newest checkpoints' parameters (Vaswani et al., arXiv
   1706.03762, Sec. 6.1, average the last 5).
 
-  Args:
-    checkpoints: of a run.
-    like: a state of that run.
-    last: how many; at most as many as there are.
-
-  Raises:
-    ValueError: if there are not as many.
+  `like` is any state of the run. Raises ValueError if there are not as many
+  checkpoints.
   """
   steps = checkpoints.steps()
   if not 1 <= last <= len(steps):
@@ -277,10 +242,9 @@ def average(checkpoints: Checkpoints, like: Run, *, last: int) -> Any:
       f'{checkpoints.folder} has checkpoints of steps {steps}; {last} cannot '
       'be averaged'
     )
-  total = None
-  for step in steps[-last:]:
-    params = checkpoints.restore(like, step).state.params
-    total = (
-      params if total is None else jax.tree.map(operator.add, total, params)
-    )
+  restored = (checkpoints.restore(like, step) for step in steps[-last:])
+  total = functools.reduce(
+    functools.partial(jax.tree.map, operator.add),
+    (run.state.params for run in restored),
+  )
   return jax.tree.map(lambda x: x / last, total)

@@ -26,8 +26,8 @@ from specdec_jax.text.vocabularies import AnyVocabulary
 from specdec_jax.training import loop, metrics_log, train_step
 from specdec_jax.training.train_step import LossFn
 
-# Seconds without a word.
-_PATIENCE = 5.0
+# What is done meanwhile is said after five seconds.
+waiting = functools.partial(progress.waiting, notice_after=5.0)
 
 
 def train(
@@ -110,9 +110,7 @@ def train(
   loss = loss or functools.partial(
     train_step.supervised_loss, label_smoothing=label_smoothing, z_loss=z_loss
   )
-  begin: Callable[[Any, Array], Any] = initial_params or functools.partial(
-    _initial_params, path=initial_checkpoint_path
-  )
+  in_float32 = dataclasses.replace(config, dtype=jnp.dtype('float32'))
   schedule = loop.Schedule(
     train_steps=train_steps,
     eval_period=eval_period,
@@ -124,6 +122,12 @@ def train(
     _mesh(num_partitions, model_parallel_submesh),
     _reporting(folder, schedule, log_period) as (report, say),
   ):
+    first = None
+    if initial_params is not None:
+      first = initial_params(config, jax.random.key(seed))
+    elif initial_checkpoint_path is not None:
+      found = loading.locate(initial_checkpoint_path)
+      first = formats.find(found).read_params(found, in_float32, None)
     params = loop.train(
       config=config,
       dataset=dataset,
@@ -133,44 +137,36 @@ def train(
       schedule=schedule,
       num_microbatches=num_microbatches,
       seed=seed,
-      initial_params=begin(config, jax.random.key(seed)),
+      initial_params=first,
       average_last=average_last,
       report=report,
       say=say,
     )
-  _write_model(folder / 'model', config, params, words)
+  with replacing.new_folder(folder / 'model', overwrite=True) as begun:
+    orbax.save(begun, dataclasses.replace(in_float32, dropout_rate=0.0), params)
+    if words is not None:
+      vocabulary_files.write(begun, words)
   print(f'the model is in {folder / "model"}', flush=True)
 
 
-def _check_settings(
-  *,
-  dtype: str,
-  log_period: int,
-  num_microbatches: int,
-  dropout_rate: float,
-  label_smoothing: float,
-  z_loss: float,
-  seed: int,
-) -> None:
+def _check_settings(*, dtype: str, **settings: float) -> None:
   """Raises ValueError for settings with which nothing can be trained."""
   if dtype not in presets.DTYPES:
     raise ValueError(
       f'dtype is {dtype!r}, expected {" or ".join(presets.DTYPES)}'
     )
-  counts = {'log_period': log_period, 'num_microbatches': num_microbatches}
-  for name, count in counts.items():
-    if count < 1:
-      raise ValueError(f'{name} must be at least 1, got {count}')
-  shares = {'dropout_rate': dropout_rate, 'label_smoothing': label_smoothing}
-  for name, share in shares.items():
-    if not 0 <= share < 1:
-      raise ValueError(
-        f'{name} must be at least 0 and less than 1, got {share}'
-      )
-  if not 0 <= z_loss < float('inf'):
-    raise ValueError(f'z_loss must be a number of at least 0, got {z_loss}')
-  if not 0 <= seed < 2**32:
-    raise ValueError(f'seed must be from 0 to 2**32 - 1, got {seed}')
+  is_count = 'at least 1', lambda x: x >= 1
+  is_share = 'at least 0 and less than 1', lambda x: 0 <= x < 1
+  for name, (wanted, is_possible) in {
+    'log_period': is_count,
+    'num_microbatches': is_count,
+    'dropout_rate': is_share,
+    'label_smoothing': is_share,
+    'z_loss': ('a number of at least 0', lambda x: 0 <= x < float('inf')),
+    'seed': ('from 0 to 2**32 - 1', lambda x: 0 <= x < 2**32),
+  }.items():
+    if not is_possible(settings[name]):
+      raise ValueError(f'{name} must be {wanted}, got {settings[name]}')
 
 
 def _read_vocabulary(
@@ -200,19 +196,15 @@ def _read_vocabulary(
   return words
 
 
-@contextlib.contextmanager
 def _mesh(
   num_partitions: int | None, submesh: Sequence[int] | None
-) -> Iterator[None]:
+) -> AbstractContextManager[Any]:
   """The mesh of all devices; none for a single one."""
   if jax.device_count() == 1 and num_partitions is None and submesh is None:
-    yield
-    return
-  mesh = meshes.make(
-    num_partitions=num_partitions, model_parallel_submesh=submesh
+    return contextlib.nullcontext()
+  return jax.set_mesh(
+    meshes.make(num_partitions=num_partitions, model_parallel_submesh=submesh)
   )
-  with jax.set_mesh(mesh):
-    yield
 
 
 @contextlib.contextmanager
@@ -226,17 +218,17 @@ def _reporting(
   The first report says where the run starts, so the log is opened then.
   """
   with contextlib.ExitStack() as stack:
-    logs: list[metrics_log.MetricsLog] = []
+    bar: progress.Bar | None = None
+    write: loop.Report | None = None
     since: list[Mapping[str, float]] = []
-    bars: list[progress.Bar] = []
     compiling = stack.enter_context(contextlib.ExitStack())
 
     def wait() -> None:
       compiling.enter_context(waiting('preparing and compiling the first step'))
 
     def say(sentence: str) -> None:
-      if bars:
-        with bars[0].hidden():
+      if bar is not None:
+        with bar.hidden():
           print(sentence, flush=True)
         return
       compiling.close()
@@ -244,33 +236,34 @@ def _reporting(
       wait()
 
     def report(step: int, metrics: Mapping[str, float]) -> None:
-      if not bars:
+      nonlocal bar, write
+      if bar is None:
         compiling.close()
-        bar = progress.bar('training', schedule.train_steps)
-        bars.append(stack.enter_context(bar))
-        bars[0].advance(step - 1)
-      if not logs and jax.process_index() == 0:
-        logs.append(metrics_log.open_log(folder, step=step - 1))
-        stack.callback(logs[0].close)
-        _write_operative_config(folder)
+        bar = stack.enter_context(
+          progress.bar('training', schedule.train_steps)
+        )
+        bar.advance(step - 1)
+        if jax.process_index() == 0:
+          log = metrics_log.open_log(folder, step=step - 1)
+          write = stack.enter_context(log)
+          # Every binding that the run uses, defaults included.
+          text = gin_launch.operative_config()
+          (folder / 'config.gin').write_text(text, encoding='utf-8')
       if 'loss' in metrics:
-        bars[0].advance(1)
+        bar.advance(1)
         since.append(metrics)
         periods = (log_period, schedule.checkpoint_period, schedule.train_steps)
         if all(step % period for period in periods):
           return
         metrics = _mean(since)
         since.clear()
-      for log in logs:
-        log.write(step, metrics)
-        say(_line(step, metrics))
+      if write is not None:
+        write(step, metrics)
+        figures = (f'{name} {value:.4g}' for name, value in metrics.items())
+        say(f'step {step:,}  {"  ".join(figures)}')
 
     wait()
     yield report, say
-
-
-def waiting(message: str) -> AbstractContextManager[None]:
-  return progress.waiting(message, notice_after=_PATIENCE)
 
 
 def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -287,40 +280,3 @@ def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     'targets': weight,
     'targets_per_second': weight / max(seconds, 1e-9),
   }
-
-
-def _line(step: int, metrics: Mapping[str, float]) -> str:
-  figures = '  '.join(f'{name} {value:.4g}' for name, value in metrics.items())
-  return f'step {step:,}  {figures}'
-
-
-def _write_operative_config(folder: Path) -> None:
-  """Writes config.gin: every binding that the run uses, defaults included."""
-  folder.mkdir(parents=True, exist_ok=True)
-  text = gin_launch.operative_config()
-  (folder / 'config.gin').write_text(text, encoding='utf-8')
-
-
-def _initial_params(
-  config: T5Config, rng_key: Array, *, path: str | None
-) -> Any:
-  """The parameters of a checkpoint of the same network, in float32."""
-  del rng_key
-  if path is None:
-    return None
-  found = loading.locate(path)
-  as_stored = dataclasses.replace(config, dtype=jnp.dtype('float32'))
-  return formats.find(found).read_params(found, as_stored, None)
-
-
-def _write_model(
-  folder: Path, config: T5Config | DrafterConfig, params: Any, words: Any
-) -> None:
-  """Writes the model, with its vocabulary if there is one."""
-  plain = dataclasses.replace(
-    config, dtype=jnp.dtype('float32'), dropout_rate=0.0
-  )
-  with replacing.new_folder(folder, overwrite=True) as begun:
-    orbax.save(begun, plain, params)
-    if words is not None:
-      vocabulary_files.write(begun, words)

@@ -33,13 +33,31 @@ class TrainState:
   opt_state: Any
 
 
-def teacher_forced_logits(
+def apply(
+  network: Any,
+  params: Any,
+  dropout_key: Array | None,
+  *args: Any,
+  **options: Any,
+) -> Any:
+  """What a Linen network makes of `args`; it drops out when given a key."""
+  return network.apply(
+    {'params': params},
+    *args,
+    is_training=dropout_key is not None,
+    rngs=None if dropout_key is None else {'dropout': dropout_key},
+    **options,
+  )
+
+
+def teacher_forced(
   config: T5Config,
   params: Any,
   batch: Batch,
   dropout_key: Array | None = None,
+  **options: Any,
 ) -> Array:
-  """float32 `[B, T, V]` for a batch of `data.training_batches`.
+  """Logits, float32 `[B, T, V]`, for a batch of `data.training_batches`.
 
   Args:
     config: sizes; its dtype is that of the activations, and the float32
@@ -47,18 +65,19 @@ def teacher_forced_logits(
     params: float32 tree.
     batch: features, with or without those of an encoder.
     dropout_key: drops out when given.
+    **options: such as another `method` than the logits.
   """
   params = jax.tree.map(lambda x: x.astype(config.dtype), params)
-  logits: Any = T5(config).apply(
-    {'params': params},
+  return apply(
+    T5(config),
+    params,
+    dropout_key,
     batch.get('encoder_input_tokens'),
     batch['decoder_input_tokens'],
     encoder_segment_ids=batch.get('encoder_segment_ids'),
     decoder_segment_ids=batch['decoder_segment_ids'],
-    is_training=dropout_key is not None,
-    rngs=None if dropout_key is None else {'dropout': dropout_key},
+    **options,
   )
-  return logits
 
 
 def supervised_loss(
@@ -69,7 +88,7 @@ def supervised_loss(
   def loss_fn(params, batch: Batch, dropout_key: Array | None) -> LossSums:
     key = dropout_key if config.dropout_rate else None
     return losses.cross_entropy(
-      teacher_forced_logits(config, params, batch, key),
+      teacher_forced(config, params, batch, key),
       batch['decoder_target_tokens'],
       batch['decoder_loss_weights'],
       label_smoothing=label_smoothing,
@@ -120,10 +139,8 @@ def step(
     'weight': sums.weight,
     'grad_norm': jnp.sqrt(jnp.stack(squares).sum()),
   }
-  next_state = TrainState(
-    step=state.step + 1, params=params, opt_state=opt_state
-  )
-  return next_state, metrics
+  state = TrainState(step=state.step + 1, params=params, opt_state=opt_state)
+  return state, metrics
 
 
 def _summed_gradients(
@@ -144,25 +161,21 @@ def _summed_gradients(
   if parts < 1 or size % parts:
     raise ValueError(f'{size} rows do not divide into {parts} microbatches')
   # Interleaved, so that every part has some of every device's rows.
-  split = {
-    name: x.reshape(size // parts, parts, *x.shape[1:]).swapaxes(0, 1)
-    for name, x in batch.items()
-  }
+  split = jax.tree.map(
+    lambda x: x.reshape(size // parts, parts, *x.shape[1:]).swapaxes(0, 1),
+    dict(batch),
+  )
 
   def body(total, part_and_index):
     part, index = part_and_index
-    part = {
-      name: rules.constrain(x, 'batch', *(None,) * (x.ndim - 1))
-      for name, x in part.items()
-    }
+    part = jax.tree.map(
+      lambda x: rules.constrain(x, 'batch', *(None,) * (x.ndim - 1)), part
+    )
     found = part_gradients(part, jax.random.fold_in(key, index))
     return jax.tree.map(jnp.add, total, found), None
 
-  first = {name: x[0] for name, x in split.items()}
-  zeros = jax.tree.map(
-    lambda shape: jnp.zeros(shape.shape, shape.dtype),
-    jax.eval_shape(part_gradients, first, key),
-  )
+  first = jax.tree.map(lambda x: x[0], split)
+  shapes = jax.eval_shape(part_gradients, first, key)
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
   indices = jnp.arange(parts, dtype=jnp.int32)
-  total, _ = jax.lax.scan(body, zeros, (split, indices))
-  return total
+  return jax.lax.scan(body, zeros, (split, indices))[0]

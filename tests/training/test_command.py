@@ -1,6 +1,7 @@
 """`specdec train` and `specdec data rewrite`, from token files to models."""
 
 import argparse
+import functools
 import importlib
 import itertools
 import shutil
@@ -12,8 +13,9 @@ import pytest
 from specdec_jax.checkpoints import loading
 from specdec_jax.cli import main as cli
 from specdec_jax.data import token_files
+from specdec_jax.launch import progress
 from specdec_jax.sharding import mesh as meshes
-from specdec_jax.training import distillation, metrics_log
+from specdec_jax.training import metrics_log, recipes
 from specdec_jax.training import train as train_lib
 from tests.training import tiny_runs
 
@@ -88,7 +90,8 @@ def test_a_run_leaves_a_model_metrics_and_its_config(folder):
 def test_it_says_what_it_does_before_the_first_step_and_at_the_end(
   folder, monkeypatch, capsys
 ):
-  monkeypatch.setattr(train_lib, '_PATIENCE', 0.0)
+  at_once = functools.partial(progress.waiting, notice_after=0.0)
+  monkeypatch.setattr(train_lib, 'waiting', at_once)
   assert train(folder, 'told', steps=3) == 0
   out, err = capsys.readouterr()
   assert err.splitlines() == [
@@ -138,20 +141,19 @@ def test_a_resumed_log_loses_no_line_before_it_has_another(tmp_path):
     lines = metrics_log.read_log(tmp_path / metrics_log.NAME)
     return [(line['step'], line['loss']) for line in lines]
 
-  log = metrics_log.open_log(tmp_path, step=0)
-  for step in (2, 4, 6):
-    log.write(step, {'loss': float(step)})
-  log.close()
+  with metrics_log.open_log(tmp_path, step=0) as write:
+    for step in (2, 4, 6):
+      write(step, {'loss': float(step)})
   with (tmp_path / metrics_log.NAME).open('a') as file:
     file.write('{"step": 8, "lo')
-  metrics_log.open_log(tmp_path, step=2)  # And the run dies.
+  with metrics_log.open_log(tmp_path, step=2):
+    pass  # And the run dies.
   assert losses() == [(2, 2.0), (4, 4.0), (6, 6.0)]
-  log = metrics_log.open_log(tmp_path, step=2)
-  log.write(4, {'loss': 0.5})
-  assert losses() == [(2, 2.0), (4, 0.5), (6, 6.0)]
-  log.write(8, {'loss': 0.25})
-  log.write(10, {'loss': 0.125})
-  log.close()
+  with metrics_log.open_log(tmp_path, step=2) as write:
+    write(4, {'loss': 0.5})
+    assert losses() == [(2, 2.0), (4, 0.5), (6, 6.0)]
+    write(8, {'loss': 0.25})
+    write(10, {'loss': 0.125})
   assert losses() == [(2, 2.0), (4, 0.5), (8, 0.25), (10, 0.125)]
 
 
@@ -252,18 +254,16 @@ def test_rewriting_is_decoding_row_by_row(folder):
     'vocab_size': 16,
     'temperature': 1.0,
   }
-  wide = distillation.rewrite_targets(
+  wide = recipes.rewrite_targets(
     config, params, tokens, batch_size=64, **settings
   )
-  narrow = distillation.rewrite_targets(
+  narrow = recipes.rewrite_targets(
     config, params, tokens, batch_size=4, **settings
   )
   np.testing.assert_array_equal(wide.targets, narrow.targets)
   np.testing.assert_array_equal(wide.target_offsets, narrow.target_offsets)
   with pytest.raises(ValueError, match='batch_size must be at least 1, got 0'):
-    distillation.rewrite_targets(
-      config, params, tokens, batch_size=0, **settings
-    )
+    recipes.rewrite_targets(config, params, tokens, batch_size=0, **settings)
   assert (np.diff(wide.target_offsets) <= 16).all()
   assert params['decoder']['logits_dense']['kernel'].dtype == jnp.float32
 

@@ -45,14 +45,14 @@ class Spy:
 
   def __init__(self, monkeypatch):
     self.passes = []
-    predict = glancing._predict
+    predict = BlockDecoder.predict
 
-    def recording(config, params, memory, text, is_known, starts, *rest):
-      logits = predict(config, params, memory, text, is_known, starts, *rest)
+    def recording(network, text, is_known, starts, *rest, **options):
+      logits = predict(network, text, is_known, starts, *rest, **options)
       self.passes.append((is_known, starts, logits))
       return logits
 
-    monkeypatch.setattr(glancing, '_predict', recording)
+    monkeypatch.setattr(BlockDecoder, 'predict', recording)
 
 
 def run(monkeypatch, features=None, key=1, config=CONFIG, **options):

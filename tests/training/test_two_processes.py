@@ -10,7 +10,7 @@ import numpy as np
 
 from specdec_jax.data import datasets
 from specdec_jax.sharding import mesh as meshes
-from specdec_jax.training import distillation, loop, optimizers, train_step
+from specdec_jax.training import loop, optimizers, recipes, train_step
 from tests import children, toy_t5
 from tests.training import tiny_runs
 
@@ -49,7 +49,7 @@ def reports(folder):
       if num_partitions == 1:  # Rows are split over the processes.
         params = toy_t5.params(tiny_runs.CONFIG, seed=0)
         shardings = meshes.parameter_shardings(mesh, params)
-        written = distillation.rewrite_targets(
+        written = recipes.rewrite_targets(
           tiny_runs.CONFIG,
           jax.device_put(params, shardings),
           tiny_runs.examples(6),

@@ -15,7 +15,7 @@ from specdec_jax.files import replacing
 from specdec_jax.files.local_path import local_path
 from specdec_jax.launch import progress
 from specdec_jax.text import sentencepiece_vocabulary
-from specdec_jax.training import distillation, recipes
+from specdec_jax.training import recipes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -215,7 +215,7 @@ def _rewrite(args: argparse.Namespace) -> int:
         continue
       tokens = token_files.load(path)
       with progress.bar(f'rewriting {split}', len(tokens)) as bar:
-        rewritten = distillation.rewrite_targets(
+        rewritten = recipes.rewrite_targets(
           config,
           params,
           tokens,

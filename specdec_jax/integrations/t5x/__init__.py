@@ -16,11 +16,11 @@ from typing import Any
 import flax
 import jax.numpy as jnp
 
-from specdec_jax.base import Array
+from specdec_jax.base import Array, Prompt
 from specdec_jax.decoding.state import DecodeOutput
-from specdec_jax.integrations.t5x import bindings, contract, decoding, restoring
+from specdec_jax.integrations.t5x import contract, decoding, restoring
 from specdec_jax.integrations.t5x.decoding import DRAFT, Speculation
-from specdec_jax.integrations.t5x.t5_networks import WHERE_TO_READ
+from specdec_jax.integrations.t5x.t5_networks import refusal
 
 load_draft = restoring.load_draft
 restore_with_draft = restoring.restore_with_draft
@@ -31,14 +31,13 @@ def _without_t5x(error: ImportError) -> type:
   message = (
     f'T5X cannot be imported ({error}): install it from '
     'https://github.com/google-research/t5x as its README says; '
-    f'{WHERE_TO_READ}'
+    'see docs/t5x.md'
   )
 
-  class NoT5X:
-    def __new__(cls, *args: Any, **kwargs: Any):
-      raise ImportError(message)
+  def refuse(cls: type, *args: Any, **kwargs: Any):
+    raise ImportError(message)
 
-  return NoT5X
+  return type('NoT5X', (), {'__new__': refuse})
 
 
 _EncoderDecoderModel: Any
@@ -89,6 +88,27 @@ class _Speculative:
       joined[collection] = {**joined[collection], DRAFT: values}
     return flax.core.freeze(joined)
 
+  def _decode(
+    self,
+    params: Any,
+    prompt: Prompt,
+    forced: Array | None,
+    num_tokens: int,
+    asked: Mapping[str, Any],
+  ) -> DecodeOutput:
+    model: Any = self
+    key, eos_id = contract.decoder_params_of(asked, model.output_vocabulary)
+    return decoding.decode(
+      params,
+      key,
+      prompt,
+      speculation=self.speculation,
+      networks=self.networks,
+      max_len=num_tokens + 1,
+      eos_id=eos_id,
+      forced=forced,
+    )
+
 
 class SpeculativeEncoderDecoderModel(_Speculative, _EncoderDecoderModel):
   """T5X's `EncoderDecoderModel`, which predicts by speculative decoding.
@@ -125,8 +145,7 @@ class SpeculativeEncoderDecoderModel(_Speculative, _EncoderDecoderModel):
         tokens after a gap in them are forced at their places.
 
     Returns:
-      int32 `[B, L]`, and the counters of `decoding.counters` with `scores`,
-      `[B]` each.
+      int32 `[B, L]`, and `decoding.counters`.
 
     Raises:
       ValueError: if more than one decode is asked for, or a parameter of
@@ -144,24 +163,12 @@ class SpeculativeEncoderDecoderModel(_Speculative, _EncoderDecoderModel):
       num_decodes=num_decodes,
       prompt_with_targets=prompt_with_targets,
     )
-    key, eos_id = contract.decoder_params_of(asked, self.output_vocabulary)
     targets = batch['decoder_input_tokens']
-    forced = None
+    forced, first = None, jnp.zeros_like(targets[:, :1])
     if asked.get('prompt_with_targets'):
-      forced = targets * (targets != self.output_vocabulary.eos_id)
-    output = decoding.decode(
-      params,
-      key,
-      decoding.prompt_of(
-        batch['encoder_input_tokens'],
-        jnp.zeros_like(targets[:, :1]) if forced is None else forced,
-      ),
-      speculation=self.speculation,
-      networks=self.networks,
-      max_len=targets.shape[1] + 1,
-      eos_id=eos_id,
-      forced=forced,
-    )
+      forced = first = targets * (targets != self.output_vocabulary.eos_id)
+    prompt = decoding.prompt_of(batch['encoder_input_tokens'], first)
+    output = self._decode(params, prompt, forced, targets.shape[1], asked)
     return _result(output.tokens[:, 1:], output, asked['return_all_decodes'])
 
 
@@ -181,28 +188,18 @@ class SpeculativeDecoderOnlyModel(_Speculative, _DecoderOnlyModel):
     num_decodes: int | None = None,
     decoder_params: MutableMapping[str, Any] | None = None,
   ) -> tuple[Array, dict[str, Array]]:
-    """Continues the inputs of a batch; see T5X's model.
+    """Continues the inputs of a batch: `decoder_input_tokens` and
+    `decoder_causal_attention`, int32 `[B, L]`.
 
-    What is not given is what gin binds for the method of T5X's model. As there,
-    inputs are prompt for as many positions as they have tokens that are not 0,
-    and what stands beyond, after gaps, is forced at its place.
-
-    Args:
-      params: of the target, and of the draft model at 'draft'.
-      batch: `decoder_input_tokens` and `decoder_causal_attention`, int32
-        `[B, L]`.
-      rng: a key, or None for the seed 0.
-      return_all_decodes: adds an axis for the one decode of a row.
-      num_decodes: 1.
-      decoder_params: may name `decode_rng` and `eos_id`.
+    As in T5X's model, inputs are prompt for as many positions as they have
+    tokens that are not 0, and what stands beyond, after gaps, is forced at its
+    place. All else is as in `SpeculativeEncoderDecoderModel`.
 
     Returns:
-      int32 `[B, L]` without the inputs, and the counters of
-      `decoding.counters` with `scores`, `[B]` each.
+      int32 `[B, L]` without the inputs, and `decoding.counters`.
 
     Raises:
-      ValueError: if more than one decode is asked for, a parameter of another
-        decoder, or the batch has no inputs.
+      ValueError: also if the batch has no inputs.
     """
     if 'decoder_causal_attention' not in batch:
       raise ValueError(
@@ -216,20 +213,10 @@ class SpeculativeDecoderOnlyModel(_Speculative, _DecoderOnlyModel):
       return_all_decodes=return_all_decodes,
       num_decodes=num_decodes,
     )
-    key, eos_id = contract.decoder_params_of(asked, self.output_vocabulary)
     inputs = batch['decoder_input_tokens'] * batch['decoder_causal_attention']
     starts = jnp.sum(inputs[:, 1:] != 0, axis=1, dtype=jnp.int32)
     prompt = decoding.prompt_of(None, inputs, starts)
-    output = decoding.decode(
-      params,
-      key,
-      prompt,
-      speculation=self.speculation,
-      networks=self.networks,
-      max_len=inputs.shape[1] + 1,
-      eos_id=eos_id,
-      forced=inputs,
-    )
+    output = self._decode(params, prompt, inputs, inputs.shape[1], asked)
     tokens = decoding.continuation(output, prompt)
     return _result(tokens, output, asked['return_all_decodes'])
 
@@ -274,34 +261,35 @@ def speculative_decode(
   del cache
   contract.check_num_decodes(num_decodes)
   if cache_offset:
-    raise ValueError(
-      'the network scans its layers, which speculation does not support; '
-      f'{WHERE_TO_READ}'
+    raise refusal(
+      'the network scans its layers, which speculation does not support'
     )
   contract.check_names(
     speculation, Speculation.__dataclass_fields__, 'speculative_decode'
   )
-  settings = Speculation(**(bindings.sampling_of_t5x() | speculation))
+  settings = Speculation(**(contract.sampling_of_t5x() | speculation))
   if settings.drafter == 'model':
-    raise ValueError(
+    raise refusal(
       'a decode_fn has no draft model: use SpeculativeEncoderDecoderModel or '
-      f'SpeculativeDecoderOnlyModel; {WHERE_TO_READ}'
+      'SpeculativeDecoderOnlyModel'
     )
   model, params, encoder_tokens = contract.reach(tokens_to_logits)
   prompt = decoding.prompt_of(encoder_tokens, inputs, initial_index)
+  networks = decoding.networks(
+    settings, model.module, None, model.output_vocabulary
+  )
   output = decoding.decode(
     params,
     decode_rng,
     prompt,
     speculation=settings,
-    networks=decoding.networks(
-      settings, model.module, None, model.output_vocabulary
-    ),
+    networks=networks,
     max_len=inputs.shape[1] + 1,
     eos_id=eos_id,
     forced=inputs,
   )
-  return output.tokens[:, None, 1:], decoding.scores(output)[:, None]
+  scores = decoding.counters(output)['scores']
+  return output.tokens[:, None, 1:], scores[:, None]
 
 
 def _split(
@@ -317,11 +305,10 @@ def _split(
   contract.check_names(
     kwargs, (*settings, *signature.parameters), "T5X's model with speculation"
   )
-  own = {k: v for k, v in kwargs.items() if k not in settings}
-  own = signature.bind_partial(*args, **own).arguments
-  own = bindings.of(stock) | own
-  sampling = bindings.sampling_of(own.pop('decode_fn', None))
-  given = {k: v for k, v in kwargs.items() if k in settings}
+  given = {name: kwargs.pop(name) for name in settings if name in kwargs}
+  own = signature.bind_partial(*args, **kwargs).arguments
+  own = contract.bound_to(stock) | own
+  sampling = contract.sampling_of(own.pop('decode_fn', None))
   draft_module = given.pop('draft_module', None)
   return own, Speculation(**(sampling | given)), draft_module
 
@@ -330,14 +317,13 @@ def _asked(method: Callable[..., Any], **given: Any) -> dict[str, Any]:
   """What the caller of a prediction gives, else what gin binds for T5X's own
   method."""
   given = {k: v for k, v in given.items() if v is not None}
-  return bindings.of(method) | given
+  return contract.bound_to(method) | given
 
 
 def _result(
   tokens: Array, output: DecodeOutput, return_all_decodes: bool
 ) -> tuple[Array, dict[str, Array]]:
   aux = decoding.counters(output)
-  aux['scores'] = decoding.scores(output)
   if return_all_decodes:
     return tokens[:, None], aux | {'scores': aux['scores'][:, None]}
   return tokens, aux

@@ -1,22 +1,30 @@
-"""What T5X passes to a model and to a decode_fn, checked (needs no T5X)."""
+"""What T5X passes to a model and to a decode_fn, checked, and what gin binds
+for those of T5X's whose place they take (imports T5X and gin when needed).
+
+gin gives a binding to the class, method or function that it names and to no
+other, so what takes its place has to look.
+"""
 
 import difflib
-from collections.abc import Iterable, Mapping
+import functools
+import inspect
+import numbers
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from specdec_jax.base import Array
-from specdec_jax.integrations.t5x.t5_networks import WHERE_TO_READ
+from specdec_jax.integrations.t5x.t5_networks import refusal
+
+_SAMPLING = ('temperature', 'topk', 'topp')
+# It says which scores T5X returns; those of speculation are the model's own.
+_WITHOUT_EFFECT = ('rescale_log_probs',)
 
 
 def decoder_params_of(
   asked: Mapping[str, Any], vocabulary: Any
 ) -> tuple[Array | None, int]:
-  """The key and the id of EOS of a prediction.
-
-  Args:
-    asked: `num_decodes`, and perhaps `rng` and `decoder_params`, in which T5X's
-      callers may pass a key and the id as well.
-    vocabulary: of the output.
+  """The key and the id of EOS of a prediction, which T5X's callers may pass in
+  `decoder_params` as well.
 
   Raises:
     ValueError: if more than one decode is asked for, two keys are given, or a
@@ -27,9 +35,9 @@ def decoder_params_of(
   eos_id = given.pop('eos_id', vocabulary.eos_id or 1)
   key, rng = given.pop('decode_rng', None), asked.get('rng')
   if given:
-    raise ValueError(
+    raise refusal(
       f"decoder_params {sorted(given)} are of T5X's own decoders: set "
-      f'temperature, top_k and top_p of the model; {WHERE_TO_READ}'
+      'temperature, top_k and top_p of the model'
     )
   if key is not None and rng is not None:
     raise ValueError("pass either rng or decoder_params['decode_rng']")
@@ -39,10 +47,10 @@ def decoder_params_of(
 def check_num_decodes(num_decodes: int) -> None:
   """Raises ValueError unless one decode per row is asked for."""
   if num_decodes != 1:
-    raise ValueError(
+    raise refusal(
       f'num_decodes is {num_decodes}: speculation decodes one sequence per '
       "row; remove it, or use T5X's own model, with temperature_sample or "
-      f'beam_search, for more; {WHERE_TO_READ}'
+      'beam_search, for more'
     )
 
 
@@ -62,9 +70,8 @@ def check_names(given: Iterable[str], known: Iterable[str], owner: str) -> None:
 def check_causal(model: Any) -> None:
   """Raises ValueError if a decoder-only model sees its inputs as a whole."""
   if getattr(model, '_inputs_bidirectional_attention', False):
-    raise ValueError(
-      'inputs_bidirectional_attention: speculation decodes causal models '
-      f'only; {WHERE_TO_READ}'
+    raise refusal(
+      'inputs_bidirectional_attention: speculation decodes causal models only'
     )
 
 
@@ -79,18 +86,125 @@ def reach(tokens_to_logits: Any) -> tuple[Any, Any, Array | None]:
   model = getattr(getattr(tokens_to_logits, 'func', None), '__self__', None)
   for name in ('module', 'output_vocabulary'):
     if not hasattr(model, name):
-      raise ValueError(
+      raise refusal(
         'tokens_to_logits is not a functools.partial of a method of a T5X '
         f'model: there is no {name}. This T5X is not the one that speculation '
-        f'was made for; {WHERE_TO_READ}'
+        'was made for'
       )
   needed = {'params', 'max_decode_length'}
   allowed = needed | {'encoded_inputs', 'raw_inputs'}
   if not needed <= set(keywords) <= allowed:
-    raise ValueError(
+    raise refusal(
       f'tokens_to_logits has the arguments {sorted(keywords)}, and '
       f'{sorted(needed)} to {sorted(allowed)} were expected. This T5X is not '
-      f'the one that speculation was made for; {WHERE_TO_READ}'
+      'the one that speculation was made for'
     )
   check_causal(model)
   return model, keywords['params'], keywords.get('raw_inputs')
+
+
+def bound_to(configurable: Callable[..., Any]) -> dict[str, Any]:
+  """The arguments that gin binds for a class, a method or a function."""
+  return _known_to_gin(configurable) or {}
+
+
+def sampling_of(decode_fn: Callable[..., Any] | None) -> dict[str, Any]:
+  """Settings of `Speculation` that sample as a decoder of T5X's does.
+
+  `decode_fn` is `temperature_sample` or `beam_search`, with arguments bound by
+  gin or by `functools.partial`, or None for T5X's default. A beam search is
+  answered by greedy decoding, for one beam is all that is asked of it.
+
+  Raises:
+    ValueError: if it is another decoder, or has arguments that speculation has
+      no counterpart of.
+  """
+  if decode_fn is None:
+    return {}
+  from t5x import decoding
+
+  function, given = _opened(decode_fn)
+  if function not in (decoding.temperature_sample, decoding.beam_search):
+    raise refusal(
+      f'decode_fn is {getattr(function, "__name__", function)}, and '
+      'speculation takes the place of temperature_sample and of beam_search '
+      'with one beam only'
+    )
+  is_sampler = function is decoding.temperature_sample
+  parameters = inspect.signature(function).parameters
+  followed = (*_SAMPLING, *_WITHOUT_EFFECT) if is_sampler else ()
+  others = sorted(
+    name
+    for name, value in given.items()
+    if name not in followed and value is not parameters[name].default
+  )
+  if others:
+    raise refusal(
+      f'{function.__name__} is given {others}, which speculation does not '
+      'support: remove them'
+    )
+  if not is_sampler:
+    return {}
+  values = {
+    name: given.get(name, parameters[name].default) for name in _SAMPLING
+  }
+  for value in values.values():
+    if not isinstance(value, numbers.Real):
+      raise refusal(
+        'temperature_sample has a temperature, topk or topp of type '
+        f'{type(value).__name__}, and speculation takes numbers'
+      )
+  temperature, topk, topp = values.values()
+  if topk and topp:
+    raise ValueError(
+      f'temperature_sample has topk {topk} and topp {topp}, and T5X takes one '
+      'of them: bind topk = 0, for its default is 1, or topp = 0.0'
+    )
+  is_warm = temperature > float(decoding.MIN_TEMPERATURE)
+  return {
+    'temperature': float(temperature) if is_warm else 0.0,
+    'top_k': topk or None,
+    'top_p': topp or None,
+  }
+
+
+def sampling_of_t5x() -> dict[str, Any]:
+  """Settings that sample as gin binds T5X's `temperature_sample`; none if it
+  binds nothing. Raises as `sampling_of`."""
+  try:
+    from t5x import decoding
+  except ImportError:
+    return {}
+  bound = bound_to(decoding.temperature_sample)
+  if not bound:
+    return {}
+  return sampling_of(functools.partial(decoding.temperature_sample, **bound))
+
+
+def _opened(decode_fn: Any) -> tuple[Any, dict[str, Any]]:
+  """The function itself, and the arguments that it would be called with."""
+  given: dict[str, Any] = {}
+  while isinstance(decode_fn, functools.partial):
+    given = decode_fn.keywords | given
+    decode_fn = decode_fn.func
+  function = inspect.unwrap(decode_fn)
+  if function is decode_fn:
+    return function, given
+  bound = _known_to_gin(decode_fn)
+  if bound is None:
+    raise refusal(
+      'decode_fn is in a scope of gin, whose bindings cannot be read: bind '
+      'temperature, top_k and top_p of the model instead'
+    )
+  return function, bound | given
+
+
+def _known_to_gin(configurable: Any) -> dict[str, Any] | None:
+  """What gin binds for it; None if no gin file names it."""
+  import gin
+
+  try:
+    gin.get_bindings(configurable, resolve_references=False)
+  except ValueError:
+    return None
+  return gin.get_bindings(configurable)

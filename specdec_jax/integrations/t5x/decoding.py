@@ -20,16 +20,18 @@ from specdec_jax.assembly.choices import (
 from specdec_jax.assembly.drafting import DRAFTERS, Drafting, Target
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import RULES, Rule
-from specdec_jax.base import Array, Params, Prompt
+from specdec_jax.base import Array, LanguageModel, Params, Prompt
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.state import DecodeOutput
-from specdec_jax.integrations.t5x import forcing, t5_networks
-from specdec_jax.integrations.t5x.t5_networks import WHERE_TO_READ
+from specdec_jax.integrations.t5x import t5_networks
+from specdec_jax.integrations.t5x.t5_networks import refusal
 from specdec_jax.models import families
 from specdec_jax.models.t5 import T5Config
 
 # Where a T5X model keeps the parameters of its draft model.
 DRAFT = 'draft'
+# What the loop sees where an EOS is forced: T5X's padding, which ends no row.
+_STAND_IN = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,10 +46,7 @@ class Settings:
       compiled decode, and a copy is on every device.
     gamma: tokens drafted per target run, at most.
     verification: a name of `assembly.rules.RULES`.
-    temperature: 0 is greedy.
-    top_k: None keeps all.
-    top_p: None keeps all.
-    min_p: None keeps all.
+    temperature: as all below, of `assembly.choices.Sampling`.
   """
 
   drafter: str = 'prompt_lookup'
@@ -132,12 +131,6 @@ def networks(
   """Reads the sizes of T5X's networks and makes the drafter, with its text or
   its checkpoint.
 
-  Args:
-    speculation: how.
-    module: the T5X model's network; see `t5_networks.config_of`.
-    draft_module: the draft model's, or None.
-    vocabulary: SeqIO's, of the output.
-
   Raises:
     ValueError: if the networks are not known or do not fit together, or what
       the drafter needs is not given or cannot be read.
@@ -148,7 +141,13 @@ def networks(
   target, draft = t5_networks.config_of(module), None
   if draft_module is not None:
     draft = t5_networks.config_of(draft_module)
-    _check_vocabulary(target, draft, vocabulary)
+    sizes = target.vocab_size, draft.vocab_size
+    # Either may be padded further than the other.
+    if sizes[0] != sizes[1] and min(sizes) < vocabulary.vocab_size:
+      raise ValueError(
+        f'the target has {sizes[0]} token ids, the draft model {sizes[1]} and '
+        f'the vocabulary {vocabulary.vocab_size}: they must share a vocabulary'
+      )
     fixed['model'] = Model(checkpoint='draft_module', sizes=draft)
   elif (checkpoint := speculation.drafter_checkpoint) is not None:
     dtype = jnp.dtype(target.dtype).name
@@ -190,7 +189,7 @@ def decode(
     rng_key: a raw key as T5X has them, a typed one, or None for the seed 0.
     prompt: of every row.
     speculation: how.
-    networks: whose parameters these are.
+    networks: made for it.
     max_len: the most tokens per row can have, its start token included.
     eos_id: ends a row.
     forced: int32 `[B, <= max_len]`, or None: tokens that stand where they are
@@ -200,36 +199,36 @@ def decode(
     ValueError: if the parameters are not those of the networks, or gamma is
       beyond what a row can hold.
   """
-  made, vocab_size = networks.drafting, networks.target.vocab_size
+  made = networks.drafting
   joined = _params(params, networks)
   target = made.target or families.language_model(networks.target)
   if forced is not None:
     forced = jnp.pad(forced, ((0, 0), (0, max_len - forced.shape[1])))
-    target = forcing.force(target, forced, eos_id=eos_id)
-  arguments: dict[str, Any] = {
-    'target': target,
-    'max_len': max_len,
-    'eos_id': eos_id,
-  }
-  generate: Any
-  if speculation.drafter == 'none':
-    generate, shown = autoregressive.generate, speculation.sampling
-  else:
-    generate = speculative.generate
-    shown = speculation.rule.seen(speculation.sampling)
-    arguments['drafter'] = made.drafter
-    arguments['verify_fn'] = speculation.rule.verify_fn()
-    _check_gamma(made.drafter.gamma, max_len - 1)
+    target = _force(target, forced, eos_id=eos_id)
+  generate: Any = autoregressive.generate
+  shown, arguments = speculation.sampling, {}
+  if speculation.drafter != 'none':
+    rule = speculation.rule
+    arguments = {'drafter': made.drafter, 'verify_fn': rule.verify_fn()}
+    generate, shown = speculative.generate, rule.seen(speculation.sampling)
+    if made.drafter.gamma > max_len - 1:
+      raise refusal(
+        f'gamma is {made.drafter.gamma}, and the rows of this batch have room '
+        f'for {max_len - 1} tokens: set gamma to {max_len - 1} or less'
+      )
   with _mesh_of_t5x():
     output = generate(
       joined,
       jax.random.key(0) if rng_key is None else rng_key,
       prompt,
-      logits_to_probs=shown.to_probs(vocab_size),
+      target=target,
+      logits_to_probs=shown.to_probs(networks.target.vocab_size),
+      max_len=max_len,
+      eos_id=eos_id,
       **arguments,
     )
   if forced is not None:
-    output = forcing.restore_eos(output, forced, eos_id=eos_id)
+    output = _restore_eos(output, forced, eos_id=eos_id)
   return output
 
 
@@ -238,15 +237,10 @@ def prompt_of(
   decoder_tokens: Array,
   starts: Array | None = None,
 ) -> Prompt:
-  """A prompt from T5X's arrays.
-
-  Args:
-    encoder_tokens: int32 `[B, E]`, 0 where padded; None if decoder-only.
-    decoder_tokens: int32 `[B, L]`: the start token 0, then forced tokens, then
-      0s.
-    starts: int32 `[B]`, where the last token of each prompt stands; None where
-      the first forced tokens end.
-  """
+  """A prompt from T5X's arrays: the encoder's tokens int32 `[B, E]`, 0 where
+  padded; the decoder's int32 `[B, L]`, the start token 0, then forced tokens,
+  then 0s; and int32 `[B]` where the last token of each prompt stands, None
+  where the first forced tokens end."""
   if starts is None:
     starts = arrays.count_leading(decoder_tokens[:, 1:] != 0)
   return Prompt(
@@ -257,16 +251,13 @@ def prompt_of(
   )
 
 
-def scores(output: DecodeOutput) -> Array:
-  """float32 `[B]`: log-probability of what each row was continued with, under
-  the model's own softmax."""
-  return jnp.sum(output.log_probs, axis=1)
-
-
 def counters(output: DecodeOutput) -> dict[str, Array]:
-  """What a T5X model reports beside its scores, int32 `[B]` each."""
+  """What a T5X model reports: int32 `[B]` each, and as `scores` the float32
+  `[B]` log-probability of what each row was continued with, under the model's
+  own softmax."""
   counts = output.statistics
   return {
+    'scores': jnp.sum(output.log_probs, axis=1),
     'num_tokens': counts.num_tokens,
     'num_target_runs': counts.num_target_runs,
     'num_drafted': counts.num_drafted,
@@ -282,16 +273,6 @@ def continuation(output: DecodeOutput, prompt: Prompt) -> Array:
   return jnp.where(arrays.is_within(output.lengths - starts, width), moved, 0)
 
 
-def _check_gamma(gamma: int, num_tokens: int) -> None:
-  """Raises ValueError if no row could hold a whole draft."""
-  if gamma > num_tokens:
-    raise ValueError(
-      f'gamma is {gamma}, and the rows of this batch have room for '
-      f'{num_tokens} tokens: set gamma to {num_tokens} or less; '
-      f'{WHERE_TO_READ}'
-    )
-
-
 def _check_given(speculation: Settings, draft_module: Any | None) -> None:
   """Raises ValueError unless a drafter with weights is told where they are, and
   no other."""
@@ -304,39 +285,68 @@ def _check_given(speculation: Settings, draft_module: Any | None) -> None:
   ):
     if (value is not None) != (each == needed):
       verb = 'needs a' if each == needed else 'takes no'
-      raise ValueError(f'drafter {name!r} {verb} {each}; {WHERE_TO_READ}')
-
-
-def _check_vocabulary(target: T5Config, draft: T5Config, seqio: Any) -> None:
-  """Raises ValueError if target or draft model lacks a token; either may be
-  padded further than the other."""
-  sizes = target.vocab_size, draft.vocab_size
-  if sizes[0] != sizes[1] and min(sizes) < seqio.vocab_size:
-    raise ValueError(
-      f'the target has {sizes[0]} token ids, the draft model {sizes[1]} and '
-      f'the vocabulary {seqio.vocab_size}: they must share a vocabulary'
-    )
+      raise refusal(f'drafter {name!r} {verb} {each}')
 
 
 def _params(params: Any, networks: Networks) -> Params:
-  """The parameters of target and drafter.
-
-  Raises:
-    ValueError: if they are not those of the networks.
-  """
+  """The parameters of target and drafter; raises ValueError if they are not
+  those of the networks."""
   params = dict(params)
   own = params.pop(DRAFT, ())
   if networks.draft is None:
     own = jax.tree.map(jnp.asarray, networks.weights)
   elif own == ():
-    raise ValueError(
-      f"there are no parameters of the draft model at params['{DRAFT}']; "
-      f'{WHERE_TO_READ}'
+    raise refusal(
+      f"there are no parameters of the draft model at params['{DRAFT}']"
     )
   else:
     own = t5_networks.params_of(own, networks.draft, role='draft model')
   target = t5_networks.params_of(params, networks.target, role='target')
   return Params(target=target, drafter=networks.drafting.join(target, own))
+
+
+def _force(
+  model: LanguageModel, tokens: Array, *, eos_id: int
+) -> LanguageModel:
+  """A T5 that gives all probability to `tokens[b, i]` at position i of row b,
+  where that is not 0, and is itself elsewhere.
+
+  A forced EOS does not end a row in T5X. The loop is given 0 in its place,
+  which the model reads as the EOS that it stands for; `_restore_eos` undoes it.
+  """
+  # Beyond the last position nothing is forced, as in this column.
+  tokens = jnp.pad(tokens, ((0, 0), (0, 1)))
+
+  def extend(params, appended: Array, cache, at: Array | None = None):
+    starts, width = cache.lengths, appended.shape[1]
+    is_eos = arrays.read_block(tokens, starts, width) == eos_id
+    following = arrays.read_block(tokens, starts + 1, width)
+    logits, cache = model.extend(
+      params, jnp.where(is_eos, eos_id, appended), cache, at
+    )
+    if at is not None:
+      following = arrays.read_block(following, at, 1)
+    return _sure_of(logits, following, eos_id), cache
+
+  return model._replace(extend=extend)
+
+
+def _restore_eos(
+  output: DecodeOutput, tokens: Array, *, eos_id: int
+) -> DecodeOutput:
+  """What was decoded under `_force`, with the EOS tokens that it forced."""
+  is_eos = arrays.is_within(output.lengths, tokens.shape[1])
+  is_eos &= tokens == eos_id
+  tokens = jnp.where(is_eos, eos_id, output.tokens)
+  return dataclasses.replace(output, tokens=tokens)
+
+
+def _sure_of(logits: Array, tokens: Array, eos_id: int) -> Array:
+  """Logits `[B, T, V]`, one-hot where `tokens[B, T]` are not 0."""
+  seen = jnp.where(tokens == eos_id, _STAND_IN, tokens)[..., None]
+  ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+  one_hot = jnp.where(ids == seen, 0.0, -jnp.inf).astype(logits.dtype)
+  return jnp.where(tokens[..., None] != 0, one_hot, logits)
 
 
 def _mesh_of_t5x() -> Any:

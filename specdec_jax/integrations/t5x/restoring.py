@@ -11,7 +11,7 @@ import numpy as np
 
 from specdec_jax.checkpoints import t5x as t5x_checkpoints
 from specdec_jax.integrations.t5x.decoding import DRAFT
-from specdec_jax.integrations.t5x.t5_networks import WHERE_TO_READ
+from specdec_jax.integrations.t5x.t5_networks import refusal
 
 
 def load_draft(
@@ -26,10 +26,11 @@ def load_draft(
   One of `RestoreCheckpointConfig.state_transformation_fns`.
 
   Args:
-    state_dict: the target's checkpoint.
+    state_dict: the target's checkpoint; if `is_resuming`, it has the draft
+      model already.
     target_state_dict: the state that is to be filled.
     path: the draft model's checkpoint, in either of T5X's formats.
-    is_resuming: then the checkpoint has the draft model already.
+    is_resuming: given by T5X.
 
   Raises:
     ValueError: if `path` holds no checkpoint, or one of another network.
@@ -38,9 +39,8 @@ def load_draft(
     return state_dict
   expected = flax.core.unfreeze(target_state_dict)['target'].get(DRAFT)
   if expected is None:
-    raise ValueError(
-      'load_draft: the model has no draft model to load; set draft_module; '
-      f'{WHERE_TO_READ}'
+    raise refusal(
+      'load_draft: the model has no draft model to load; set draft_module'
     )
   expected = jax.tree.map(
     lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), expected
@@ -52,14 +52,11 @@ def load_draft(
 
 
 def restore_with_draft(restore_checkpoint_cfg: Any, *, path: str) -> Any:
-  """T5X's `RestoreCheckpointConfig`, which also restores a draft model.
+  """T5X's `RestoreCheckpointConfig` of the target, which also restores the
+  draft model at `path`, as `load_draft` does.
 
   The transformations that it has already, `assignment_map` included, see the
   target alone, as they do without a draft model.
-
-  Args:
-    restore_checkpoint_cfg: of the target.
-    path: of `load_draft`.
   """
   # dataclasses.replace would prepend the transformation of assignment_map to
   # those among which it is already.

@@ -6,39 +6,32 @@ import flax
 import jax
 import jax.numpy as jnp
 
+from specdec_jax.checkpoints import stored_arrays
 from specdec_jax.models import families
 from specdec_jax.models.t5 import T5Config
 
-WHERE_TO_READ = 'see docs/t5x.md'
-
-_SHARED_FIELDS = (
-  'vocab_size',
-  'dtype',
-  'emb_dim',
-  'num_heads',
-  'head_dim',
-  'mlp_dim',
-  'mlp_activations',
-  'dropout_rate',
-  'logits_via_embedding',
-)
 # The fields of the configurations of `t5x.examples.t5` and of
 # `t5x.examples.decoder_only`.
-_ENCODER_DECODER_FIELDS = {
-  *_SHARED_FIELDS,
-  'num_encoder_layers',
-  'num_decoder_layers',
-  'float32_attention_logits',
+_SHARED_FIELDS = {
+  *('vocab_size', 'dtype', 'emb_dim', 'num_heads', 'head_dim', 'mlp_dim'),
+  *('mlp_activations', 'dropout_rate', 'logits_via_embedding'),
 }
-_DECODER_ONLY_FIELDS = {*_SHARED_FIELDS, 'num_layers'}
+_KNOWN_FIELDS = (
+  _SHARED_FIELDS
+  | {'num_encoder_layers', 'num_decoder_layers', 'float32_attention_logits'},
+  _SHARED_FIELDS | {'num_layers'},
+)
+_ACTIVATIONS = ('gelu', 'relu', 'silu', 'linear')
+
+
+def refusal(sentence: str) -> ValueError:
+  """The error that says it, and where to read more."""
+  return ValueError(f'{sentence}; see docs/t5x.md')
 
 
 def config_of(module: Any) -> T5Config:
-  """The sizes of a T5X network.
-
-  Args:
-    module: `t5x.examples.t5.network.Transformer` or
-      `t5x.examples.decoder_only.network.DecoderWrapper`.
+  """The sizes of a T5X network, `t5x.examples.t5.network.Transformer` or
+  `t5x.examples.decoder_only.network.DecoderWrapper`.
 
   Raises:
     ValueError: if it is another network, which this package's T5 would not
@@ -46,24 +39,25 @@ def config_of(module: Any) -> T5Config:
   """
   name = f'{type(module).__module__}.{type(module).__qualname__}'
   if getattr(module, 'scan_layers', False):
-    raise ValueError(
+    raise refusal(
       f'{name} scans its layers, which speculation does not support: use a '
-      f'network of t5x.examples.t5 or of t5x.examples.decoder_only; '
-      f'{WHERE_TO_READ}'
+      'network of t5x.examples.t5 or of t5x.examples.decoder_only'
     )
   sizes = getattr(module, 'config', None)
   fields = set(getattr(sizes, '__dataclass_fields__', ()))
-  if fields not in (_ENCODER_DECODER_FIELDS, _DECODER_ONLY_FIELDS):
-    known = min(
-      (_ENCODER_DECODER_FIELDS, _DECODER_ONLY_FIELDS),
-      key=lambda known: len(known ^ fields),
-    )
-    raise ValueError(
+  if fields not in _KNOWN_FIELDS:
+    known = min(_KNOWN_FIELDS, key=lambda known: len(known ^ fields))
+    raise refusal(
       f'{name} is not a network that speculation knows: its configuration '
       f'lacks {sorted(known - fields)} and has {sorted(fields - known)} '
-      f'besides; {WHERE_TO_READ}'
+      'besides'
     )
   assert sizes is not None
+  unknown = [x for x in sizes.mlp_activations if x not in _ACTIVATIONS]
+  if unknown:
+    raise refusal(
+      f'mlp_activations {unknown} are none of {", ".join(_ACTIVATIONS)}'
+    )
   return T5Config(
     vocab_size=sizes.vocab_size,
     embed_dim=sizes.emb_dim,
@@ -74,7 +68,7 @@ def config_of(module: Any) -> T5Config:
     num_heads=sizes.num_heads,
     head_dim=sizes.head_dim,
     mlp_dim=sizes.mlp_dim,
-    mlp_activations=_activations(sizes.mlp_activations),
+    mlp_activations=tuple(sizes.mlp_activations),
     is_tied=sizes.logits_via_embedding,
     dtype=jnp.dtype(sizes.dtype),
     has_float32_scores=getattr(sizes, 'float32_attention_logits', False),
@@ -86,18 +80,21 @@ def params_of(params: Any, config: T5Config, *, role: str) -> Any:
 
   T5X rounds every kernel to the dtype of the activations where it uses it, and
   multiplies the last projection, and embeddings that serve as it, in float32.
-
-  Args:
-    params: the parameters, a frozen dictionary or a plain one.
-    config: their sizes.
-    role: what they are called in errors.
-
-  Raises:
-    ValueError: if names or shapes are not those of the network.
+  Raises ValueError, with `role` for their name, if names or shapes of `params`
+  are not those of the network.
   """
   params = flax.core.unfreeze(params)
-  expected = families.param_shapes(config)
-  _check_shapes(params, expected, role)
+  found, wanted = (
+    {name: tuple(x.shape) for name, x in stored_arrays.flatten(tree).items()}
+    for tree in (params, families.param_shapes(config))
+  )
+  for name in sorted(found.keys() | wanted.keys()):
+    if found.get(name) != wanted.get(name):
+      raise refusal(
+        f'parameter {name} of the {role} has shape '
+        f'{found.get(name, "none: it is missing")}, and its network expects '
+        f'{wanted.get(name, "no such parameter")}'
+      )
   in_float32 = (
     ('token_embedder', 'embedding')
     if config.is_tied
@@ -109,38 +106,3 @@ def params_of(params: Any, config: T5Config, *, role: str) -> Any:
     return leaf.astype(jnp.float32 if is_last else config.dtype)
 
   return jax.tree_util.tree_map_with_path(cast, params)
-
-
-def _activations(activations: Any) -> tuple[str, ...]:
-  """Names of activations that this package has.
-
-  Raises:
-    ValueError: if there are others.
-  """
-  known = ('gelu', 'relu', 'silu', 'linear')
-  unknown = [each for each in activations if each not in known]
-  if unknown:
-    raise ValueError(
-      f'mlp_activations {unknown} are none of {", ".join(known)}; '
-      f'{WHERE_TO_READ}'
-    )
-  return tuple(activations)
-
-
-def _check_shapes(params: Any, expected: Any, role: str) -> None:
-  found = _shapes(params)
-  wanted = _shapes(expected)
-  for name in sorted(found.keys() | wanted.keys()):
-    if found.get(name) != wanted.get(name):
-      raise ValueError(
-        f'parameter {name} of the {role} has shape '
-        f'{found.get(name, "none: it is missing")}, and its network expects '
-        f'{wanted.get(name, "no such parameter")}; {WHERE_TO_READ}'
-      )
-
-
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-  return {
-    '/'.join(str(entry.key) for entry in path): tuple(leaf.shape)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  }
