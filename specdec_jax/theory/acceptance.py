@@ -41,6 +41,14 @@ def in_range(
   return array
 
 
+def above_zero(name: str, value: ArrayLike, high: float = np.inf) -> np.ndarray:
+  """`value` as float64, once known to be in `(0, high]`."""
+  array = in_range(name, value, 0.0, high)
+  if (array == 0).any():
+    raise ValueError(f'{name} must be above 0, got 0')
+  return array
+
+
 def _pair(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
   """Both as float64, once known to be distributions over one vocabulary."""
   pair = []
@@ -59,14 +67,6 @@ def _pair(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
   return pair[0], pair[1]
 
 
-def _lenience(lenience: ArrayLike) -> np.ndarray:
-  """`lenience` as float64, once known to be in `(0, 1]`."""
-  array = in_range('lenience', lenience, 0.0, 1.0)
-  if (array == 0).any():
-    raise ValueError('lenience must be above 0, got 0')
-  return array
-
-
 def acceptance_rate(
   p: ArrayLike, q: ArrayLike, lenience: ArrayLike = 1.0
 ) -> np.ndarray:
@@ -76,7 +76,8 @@ def acceptance_rate(
   context; its mean over contexts is alpha.
   """
   p, q = _pair(p, q)
-  rate = np.minimum(p / _lenience(lenience)[..., None], q).sum(-1)
+  lenience = above_zero('lenience', lenience, 1.0)
+  rate = np.minimum(p / lenience[..., None], q).sum(-1)
   return np.minimum(rate, 1.0)[()]
 
 
@@ -103,7 +104,8 @@ def argmax_acceptance(
   p, q = np.broadcast_arrays(*_pair(p, q))
   drafted = q.argmax(-1)[..., None]
   drafted_probs = np.take_along_axis(p, drafted, -1)[..., 0]
-  is_accepted = drafted_probs >= _lenience(lenience) * p.max(-1)
+  lenience = above_zero('lenience', lenience, 1.0)
+  is_accepted = drafted_probs >= lenience * p.max(-1)
   return is_accepted.astype(np.float64)[()]
 
 
@@ -191,11 +193,9 @@ def alpha_from_block_efficiency(
       within 1e-9 of the range is rounding and is forgiven.
     gamma: above 0, for gamma 0 says nothing of alpha.
   """
-  gamma = in_range('gamma', gamma, 0)
-  if (gamma == 0).any():
-    raise ValueError('gamma must be above 0 to tell alpha, got 0')
   tokens, gamma = np.broadcast_arrays(
-    in_range('block_efficiency', block_efficiency, 1 - 1e-9), gamma
+    in_range('block_efficiency', block_efficiency, 1 - 1e-9),
+    above_zero('gamma', gamma),
   )
   is_above = tokens > (gamma + 1) * (1 + 1e-9)
   if is_above.any():

@@ -146,13 +146,8 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-  """The choice among gammas.
-
-  Attributes:
-    choices: gamma 0 to the largest considered.
-    best: the fastest of them.
-    sentences: what there is to say about it, above all where it loses.
-  """
+  """The choice among gammas: 0 to the largest considered, the fastest of them,
+  and what there is to say about it, above all where it loses."""
 
   choices: tuple[Choice, ...]
   best: Choice

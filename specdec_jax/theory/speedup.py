@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specdec_jax.theory.acceptance import (
+  above_zero,
   check_whole,
   expected_tokens,
   in_range,
@@ -134,9 +135,7 @@ def predicted_speedup(
   """
   tokens = in_range('block_efficiency', block_efficiency, 1)
   gamma, c = in_range('gamma', gamma, 0), in_range('c', c, 0)
-  verify = in_range('verify_cost_ratio', verify_cost_ratio, 0)
-  if (verify == 0).any():
-    raise ValueError('verify_cost_ratio must be above 0, got 0')
+  verify = above_zero('verify_cost_ratio', verify_cost_ratio)
   with np.errstate(invalid='ignore'):
     # 0 rather than NaN for a free drafter without end.
     drafting = np.where(c == 0, 0.0, gamma * c)

@@ -18,9 +18,8 @@ from specdec_jax.base import Array
 from specdec_jax.data.datasets import Dataset
 from specdec_jax.models import block_decoder
 from specdec_jax.models.block_decoder import BlockDecoder, BlockDecoderConfig
-from specdec_jax.training import losses, train_step
-from specdec_jax.training.losses import LossSums
-from specdec_jax.training.train_step import Batch, LossFn
+from specdec_jax.training import losses
+from specdec_jax.training.losses import Batch, LossFn, LossSums
 
 # Feature of a batch, float32 `[B]`: r, what share of the mistakes is given
 # away. It falls as training goes on, and a batch knows its position.
@@ -75,7 +74,7 @@ def block_loss(
     is_known = arrays.is_within(starts, text.shape[1])
 
     keys = dropout_keys if key is not None and config.dropout_rate else [None]
-    apply = functools.partial(train_step.apply, BlockDecoder(config), params)
+    apply = functools.partial(losses.apply, BlockDecoder(config), params)
 
     def encode(key: Array | None) -> block_decoder.BlockMemory:
       source, size = batch['encoder_input_tokens'], text.shape[1]

@@ -1,4 +1,4 @@
-"""The loop around the step: data, validation, checkpoints, metrics."""
+"""The training step, and the loop around it: data, validation, checkpoints."""
 
 import dataclasses
 import functools
@@ -11,14 +11,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specdec_jax.base import Array
 from specdec_jax.data.datasets import Dataset
 from specdec_jax.models import families
 from specdec_jax.models.families import DrafterConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.sharding import mesh as meshes
-from specdec_jax.training import run_checkpoints, train_step
-from specdec_jax.training.run_checkpoints import Checkpoints, Run
-from specdec_jax.training.train_step import LossFn, TrainState
+from specdec_jax.sharding import rules
+from specdec_jax.training import run_checkpoints
+from specdec_jax.training.losses import Batch, LossFn, LossSums
+from specdec_jax.training.run_checkpoints import Checkpoints, Run, TrainState
 
 # `(step, metrics)`: called after every step, and with `validation_...` metrics
 # after every validation.
@@ -42,6 +44,89 @@ class Schedule:
   def is_due(self, step: int, period: int) -> bool:
     """Whether what happens every `period` steps, and at the end, does now."""
     return step == self.train_steps or step % period == 0
+
+
+def step(
+  state: TrainState,
+  rng_key: Array,
+  batch: Batch,
+  *,
+  loss_fn: LossFn,
+  optimizer: Any,
+  num_microbatches: int = 1,
+) -> tuple[TrainState, dict[str, Array]]:
+  """Minimises the mean loss of a batch's targets a little.
+
+  Args:
+    state: where training is.
+    rng_key: of the whole run; the step's own key is folded in.
+    batch: `[B, ...]` features.
+    loss_fn: sums; their gradient is divided by the batch's whole weight.
+    optimizer: an optax `GradientTransformation`.
+    num_microbatches: parts of the batch that are computed one after the other,
+      for less memory; the result is the same.
+
+  Returns:
+    The next state, and float32 scalars: `loss`, `nats` and `accuracy` per
+    target, `weight` of the targets, `grad_norm`.
+  """
+  key = jax.random.fold_in(rng_key, state.step)
+  grads, sums = _summed_gradients(
+    loss_fn, state.params, batch, key, num_microbatches
+  )
+  scale = 1.0 / jnp.maximum(sums.weight, 1.0)
+  grads = jax.tree.map(lambda g: g * scale, grads)
+  with jax.numpy_dtype_promotion('standard'):  # optax counts on it.
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  params = jax.tree.map(lambda p, u: p + u, state.params, updates)
+  squares = [jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)]
+  metrics = {
+    'loss': sums.loss * scale,
+    'nats': sums.nats * scale,
+    'accuracy': sums.num_correct * scale,
+    'weight': sums.weight,
+    'grad_norm': jnp.sqrt(jnp.stack(squares).sum()),
+  }
+  state = TrainState(step=state.step + 1, params=params, opt_state=opt_state)
+  return state, metrics
+
+
+def _summed_gradients(
+  loss_fn: LossFn, params: Any, batch: Batch, key: Array, parts: int
+) -> tuple[Any, LossSums]:
+  """Gradients of the sum of losses, and the sums."""
+
+  def part_gradients(part: Batch, part_key: Array):
+    def loss_of(params):
+      sums = loss_fn(params, part, part_key)
+      return sums.loss, sums
+
+    return jax.grad(loss_of, has_aux=True)(params)
+
+  if parts == 1:
+    return part_gradients(batch, jax.random.fold_in(key, 0))
+  size = batch['decoder_target_tokens'].shape[0]
+  if parts < 1 or size % parts:
+    raise ValueError(f'{size} rows do not divide into {parts} microbatches')
+  # Interleaved, so that every part has some of every device's rows.
+  split = jax.tree.map(
+    lambda x: x.reshape(size // parts, parts, *x.shape[1:]).swapaxes(0, 1),
+    dict(batch),
+  )
+
+  def body(total, part_and_index):
+    part, index = part_and_index
+    part = jax.tree.map(
+      lambda x: rules.constrain(x, 'batch', *(None,) * (x.ndim - 1)), part
+    )
+    found = part_gradients(part, jax.random.fold_in(key, index))
+    return jax.tree.map(jnp.add, total, found), None
+
+  first = jax.tree.map(lambda x: x[0], split)
+  shapes = jax.eval_shape(part_gradients, first, key)
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  indices = jnp.arange(parts, dtype=jnp.int32)
+  return jax.lax.scan(body, zeros, (split, indices))[0]
 
 
 def train(
@@ -98,7 +183,7 @@ def train(
     )
   step_fn = jax.jit(
     functools.partial(
-      train_step.step,
+      step,
       loss_fn=loss_fn,
       optimizer=optimizer,
       num_microbatches=num_microbatches,
@@ -111,11 +196,11 @@ def train(
     run = run_checkpoints.place_run(run, optimizer)
     if restored := checkpoints.restore_newest(run, say):
       run = restored
-      step, end = int(run.state.step), schedule.train_steps
+      taken, end = int(run.state.step), schedule.train_steps
       say(
-        f'{checkpoints.folder}: training goes on after step {step:,}'
-        if step < end
-        else f'{checkpoints.folder}: {step:,} steps have been taken already '
+        f'{checkpoints.folder}: training goes on after step {taken:,}'
+        if taken < end
+        else f'{checkpoints.folder}: {taken:,} steps have been taken already '
         f'and {end:,} are asked for, so nothing is left to train'
       )
     _check_averaged(run, schedule, checkpoints, average_last)
@@ -192,12 +277,9 @@ def _train_from(
     state, metrics = step_fn(state, run.rng_key, batch)
     metrics = {name: float(value) for name, value in metrics.items()}
     step, position = step + 1, position + 1
-    # Before its state is written.
-    if wrong := [
-      f'{name} {metrics[name]}'
-      for name in ('loss', 'grad_norm')
-      if not math.isfinite(metrics[name])
-    ]:
+    checked = {name: metrics[name] for name in ('loss', 'grad_norm')}
+    wrong = [f'{k} {x}' for k, x in checked.items() if not math.isfinite(x)]
+    if wrong:  # Before its state is written.
       kept = checkpoints.steps()
       newest = f'the checkpoint of step {kept[-1]}' if kept else 'no checkpoint'
       raise ValueError(

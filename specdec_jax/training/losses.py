@@ -4,12 +4,16 @@ All losses are sums over target tokens, together with the weight that they are
 to be divided by. Sums of parts add up: over microbatches, devices and batches.
 """
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import base
 from specdec_jax.base import Array
+from specdec_jax.models.t5 import T5, T5Config
 
 
 @base.value
@@ -27,6 +31,11 @@ class LossSums:
   nats: Array
   num_correct: Array
   weight: Array
+
+
+Batch = Mapping[str, Any]
+# `(params, batch, dropout_key) -> LossSums`; no key means no dropout.
+LossFn = Callable[[Any, Batch, Array | None], LossSums]
 
 
 def cross_entropy(
@@ -71,6 +80,67 @@ def cross_entropy(
     num_correct=(is_correct * weights).sum(),
     weight=weights.sum(),
   )
+
+
+def apply(
+  network: Any, params: Any, key: Array | None, *args: Any, **options: Any
+) -> Any:
+  """What a Linen network makes of `args`; it drops out when given a key."""
+  return network.apply(
+    {'params': params},
+    *args,
+    is_training=key is not None,
+    rngs=None if key is None else {'dropout': key},
+    **options,
+  )
+
+
+def teacher_forced(
+  config: T5Config,
+  params: Any,
+  batch: Batch,
+  dropout_key: Array | None = None,
+  **options: Any,
+) -> Array:
+  """Logits, float32 `[B, T, V]`, for a batch of `data.training_batches`.
+
+  Args:
+    config: sizes; its dtype is that of the activations, and the float32
+      parameters are rounded to it.
+    params: float32 tree.
+    batch: features, with or without those of an encoder.
+    dropout_key: drops out when given.
+    **options: such as another `method` than the logits.
+  """
+  params = jax.tree.map(lambda x: x.astype(config.dtype), params)
+  return apply(
+    T5(config),
+    params,
+    dropout_key,
+    batch.get('encoder_input_tokens'),
+    batch['decoder_input_tokens'],
+    encoder_segment_ids=batch.get('encoder_segment_ids'),
+    decoder_segment_ids=batch['decoder_segment_ids'],
+    **options,
+  )
+
+
+def supervised_loss(
+  config: T5Config, *, label_smoothing: float = 0.0, z_loss: float = 0.0
+) -> LossFn:
+  """Cross entropy of the batch's targets; see `cross_entropy`."""
+
+  def loss_fn(params, batch: Batch, dropout_key: Array | None) -> LossSums:
+    key = dropout_key if config.dropout_rate else None
+    return cross_entropy(
+      teacher_forced(config, params, batch, key),
+      batch['decoder_target_tokens'],
+      batch['decoder_loss_weights'],
+      label_smoothing=label_smoothing,
+      z_loss=z_loss,
+    )
+
+  return loss_fn
 
 
 DIVERGENCES = ('forward_kl', 'reverse_kl', 'jsd', 'tvd')

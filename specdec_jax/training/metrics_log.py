@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,8 @@ def open_log(
   Lines of later steps are those of a run that was killed, which takes these
   steps again: they stay until a line of their step, or of a later one, replaces
   them. `tensorboard --logdir` reads the files beside it, which are written
-  where the clu package and the TensorFlow that it needs are installed.
-
-  Args:
-    folder: the run's, made if need be.
-    step: steps taken so far.
+  where the clu package and the TensorFlow that it needs are installed. The
+  folder is made if need be.
   """
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / NAME
@@ -46,12 +43,13 @@ def open_log(
     line = {'step': step, **rounded}
     if is_clean:
       with path.open('a', encoding='utf-8') as file:
-        file.write(_text([line]))
+        file.write(json.dumps(line) + '\n')
     else:
       kept.append(line)
       outdated = [other for other in outdated if other['step'] > step]
       with replacing.file(path) as partial:
-        partial.write_text(_text([*kept, *outdated]), encoding='utf-8')
+        texts = [json.dumps(each) + '\n' for each in (*kept, *outdated)]
+        partial.write_text(''.join(texts), encoding='utf-8')
       is_clean = not outdated
     if writer is not None:
       writer.write_scalars(step, dict(metrics))
@@ -73,7 +71,3 @@ def read_log(path: Path) -> list[dict[str, Any]]:
       except ValueError:
         break
   return lines
-
-
-def _text(lines: Sequence[Mapping[str, Any]]) -> str:
-  return ''.join(json.dumps(line) + '\n' for line in lines)

@@ -1,6 +1,7 @@
 """Optimisers with T5's settings, and T5X's learning-rate schedules.
 
-They are optax's; this file only fixes their parameters and names.
+They are optax's, which must be installed; this file only fixes their parameters
+and names.
 """
 
 from collections.abc import Callable
@@ -103,9 +104,7 @@ def adafactor(
   Second moments are factored where both sides have 128 entries, there is no
   momentum, and a step is relative to the parameter's own root mean square.
 
-  Raises:
-    ValueError: if the learning rate is not positive.
-    ImportError: if optax is not installed.
+  Raises ValueError if the learning rate is not positive.
   """
   _check_rate('learning_rate', learning_rate)
   optax = require('optax', extra='train', purpose='training')
@@ -133,9 +132,7 @@ def adamw(
 
   The momenta are those of Vaswani et al. (arXiv 1706.03762, Sec. 5.3).
 
-  Raises:
-    ValueError: if the learning rate is not positive.
-    ImportError: if optax is not installed.
+  Raises ValueError if the learning rate is not positive.
   """
   _check_rate('learning_rate', learning_rate)
   optax = require('optax', extra='train', purpose='training')

@@ -27,8 +27,7 @@ from specdec_jax.models.t5 import T5, T5Config
 from specdec_jax.sharding import mesh as meshes
 from specdec_jax.text import prompts
 from specdec_jax.training import glancing, losses
-from specdec_jax.training.losses import LossSums
-from specdec_jax.training.train_step import Batch, LossFn, teacher_forced
+from specdec_jax.training.losses import Batch, LossFn, LossSums
 
 # Widths of the encoder's buffer are multiples of this.
 _WIDTH = 16
@@ -68,9 +67,9 @@ def distillation_loss(
 
   def loss_fn(params, batch: Batch, dropout_key: Array | None) -> LossSums:
     key = dropout_key if config.dropout_rate else None
-    draft = teacher_forced(config, params, batch, key)
+    draft = losses.teacher_forced(config, params, batch, key)
     target = jax.lax.stop_gradient(
-      teacher_forced(target_config, target_params, batch)
+      losses.teacher_forced(target_config, target_params, batch)
     )
     weights = batch['decoder_loss_weights']
     distance = losses.divergence(target, draft, kind=kind, beta=beta)
@@ -312,7 +311,7 @@ def block_heads_loss(
     index = jnp.zeros((), jnp.int32)
     if key is not None:
       index = jax.random.randint(key, (), 0, config.gamma, jnp.int32)
-    hidden = teacher_forced(
+    hidden = losses.teacher_forced(
       target_config, target_params, batch, method=T5.hidden
     )
     params = jax.tree.map(lambda x: x.astype(config.dtype), params)

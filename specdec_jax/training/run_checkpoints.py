@@ -23,20 +23,24 @@ from specdec_jax.files.one_writer import one_writer
 from specdec_jax.models.families import DrafterConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.sharding import mesh as meshes
-from specdec_jax.training.train_step import TrainState
 
 _FOLDER = 'checkpoints'
 
 
 @base.value
-class Run:
-  """What a checkpoint holds.
+class TrainState:
+  """All that a step changes: int32 scalar, steps taken; float32 tree; the
+  optimiser's."""
 
-  Attributes:
-    state: parameters, the optimiser's state, and steps taken.
-    position: int32 scalar, batches read.
-    rng_key: of the whole run.
-  """
+  step: Array
+  params: Any
+  opt_state: Any
+
+
+@base.value
+class Run:
+  """What a checkpoint holds: `position` is the batches read, an int32 scalar,
+  and `rng_key` that of the whole run."""
 
   state: TrainState
   position: Array
@@ -233,18 +237,10 @@ def average(checkpoints: Checkpoints, like: Run, *, last: int) -> Any:
   """The mean of the newest checkpoints' parameters (Vaswani et al., arXiv
   1706.03762, Sec. 6.1, average the last 5).
 
-  `like` is any state of the run. Raises ValueError if there are not as many
-  checkpoints.
+  `like` is any state of the run, which has as many checkpoints.
   """
-  steps = checkpoints.steps()
-  if not 1 <= last <= len(steps):
-    raise ValueError(
-      f'{checkpoints.folder} has checkpoints of steps {steps}; {last} cannot '
-      'be averaged'
-    )
-  restored = (checkpoints.restore(like, step) for step in steps[-last:])
-  total = functools.reduce(
-    functools.partial(jax.tree.map, operator.add),
-    (run.state.params for run in restored),
-  )
+  steps = checkpoints.steps()[-last:]
+  restored = (checkpoints.restore(like, step).state.params for step in steps)
+  add = functools.partial(jax.tree.map, operator.add)
+  total = functools.reduce(add, restored)
   return jax.tree.map(lambda x: x / last, total)

@@ -23,8 +23,8 @@ from specdec_jax.models.t5 import T5Config
 from specdec_jax.sharding import mesh as meshes
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
-from specdec_jax.training import loop, metrics_log, train_step
-from specdec_jax.training.train_step import LossFn
+from specdec_jax.training import loop, losses, metrics_log
+from specdec_jax.training.losses import LossFn
 
 # What is done meanwhile is said after five seconds.
 waiting = functools.partial(progress.waiting, notice_after=5.0)
@@ -108,7 +108,7 @@ def train(
   )
   words = _read_vocabulary(vocabulary, dataset.vocabulary, config)
   loss = loss or functools.partial(
-    train_step.supervised_loss, label_smoothing=label_smoothing, z_loss=z_loss
+    losses.supervised_loss, label_smoothing=label_smoothing, z_loss=z_loss
   )
   in_float32 = dataclasses.replace(config, dtype=jnp.dtype('float32'))
   schedule = loop.Schedule(
@@ -174,9 +174,8 @@ def _read_vocabulary(
 ) -> AnyVocabulary | None:
   """What is put beside the weights; None beside those of a drafter without.
 
-  Raises:
-    ValueError: if a model would be left without a vocabulary, with which
-      nothing could decode it, or with one that does not fit.
+  A model without a vocabulary, with which nothing could decode it, is refused,
+  and so is one that does not fit.
   """
   if not families.of(config).has_vocabulary:
     if path is not None:

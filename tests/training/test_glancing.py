@@ -10,7 +10,7 @@ import pytest
 
 from specdec_jax.data.datasets import Dataset
 from specdec_jax.models.block_decoder import BlockDecoder
-from specdec_jax.training import glancing, losses, train_step
+from specdec_jax.training import glancing, loop, losses, run_checkpoints
 from tests import toy_block, toy_t5
 
 V, GAMMA, ROWS, T = 12, 4, 16, 7
@@ -274,14 +274,14 @@ def test_training_teaches_to_fill_blocks():
   )
   optimizer = optax.adam(1e-2)
   params = toy_block.params(config, seed=1)
-  state = train_step.TrainState(
+  state = run_checkpoints.TrainState(
     step=jnp.zeros((), jnp.int32),
     params=params,
     opt_state=optimizer.init(params),
   )
   step = jax.jit(
     functools.partial(
-      train_step.step,
+      loop.step,
       loss_fn=glancing.block_loss(config, gamma=GAMMA),
       optimizer=optimizer,
     )

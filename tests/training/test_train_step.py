@@ -11,10 +11,10 @@ import pytest
 from specdec_jax.data import training_batches
 from specdec_jax.models import layers
 from specdec_jax.sharding import mesh as meshes
-from specdec_jax.training import loop, optimizers, run_checkpoints, train_step
+from specdec_jax.training import loop, losses, optimizers, run_checkpoints
 from tests.training import tiny_runs
 
-LOSS_FN = train_step.supervised_loss(
+LOSS_FN = losses.supervised_loss(
   tiny_runs.CONFIG, label_smoothing=0.1, z_loss=1e-3
 )
 OPTIMIZER = optimizers.adafactor(0.01)
@@ -34,7 +34,7 @@ def batch():
 def step(run, batch, **settings):
   function = jax.jit(
     functools.partial(
-      train_step.step, loss_fn=LOSS_FN, optimizer=OPTIMIZER, **settings
+      loop.step, loss_fn=LOSS_FN, optimizer=OPTIMIZER, **settings
     )
   )
   state, metrics = function(run.state, run.rng_key, meshes.place_batch(batch))
@@ -99,7 +99,7 @@ def test_a_batch_that_a_mesh_cannot_split_is_refused(batch):
 
 def test_bfloat16_keeps_float32_parameters(run, batch):
   config = dataclasses.replace(tiny_runs.CONFIG, dtype=jnp.bfloat16)
-  rounded = train_step.supervised_loss(config)
+  rounded = losses.supervised_loss(config)
   grads = jax.eval_shape(
     jax.grad(lambda params: rounded(params, batch, None).loss),
     run.state.params,
@@ -138,12 +138,12 @@ def test_gradients_of_projections_are_those_of_a_product(dtype):
 
 def test_dropout_depends_on_the_step_alone(run, batch):
   config = dataclasses.replace(tiny_runs.CONFIG, dropout_rate=0.5)
-  loss_fn = jax.jit(train_step.supervised_loss(config))
+  loss_fn = jax.jit(losses.supervised_loss(config))
   batch = meshes.place_batch(batch)
-  losses = [
+  values = [
     float(
       loss_fn(run.state.params, batch, jax.random.fold_in(run.rng_key, i)).loss
     )
     for i in (1, 1, 2)
   ]
-  assert losses[0] == losses[1] != losses[2]
+  assert values[0] == values[1] != values[2]

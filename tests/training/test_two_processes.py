@@ -10,7 +10,7 @@ import numpy as np
 
 from specdec_jax.data import datasets
 from specdec_jax.sharding import mesh as meshes
-from specdec_jax.training import loop, optimizers, recipes, train_step
+from specdec_jax.training import loop, losses, optimizers, recipes
 from tests import children, toy_t5
 from tests.training import tiny_runs
 
@@ -39,7 +39,7 @@ def reports(folder):
           str(folder / 'tokens'), batch_size=8, lengths=tiny_runs.LENGTHS
         ),
         optimizer=optimizers.adamw(0.003),
-        loss_fn=train_step.supervised_loss(tiny_runs.CONFIG),
+        loss_fn=losses.supervised_loss(tiny_runs.CONFIG),
         model_dir=folder / f'run_{num_partitions}',
         schedule=loop.Schedule(train_steps=2),
         report=lambda step, metrics, rows=rows: rows.append(

@@ -18,12 +18,12 @@ import jax.numpy as jnp
 
 from specdec_jax.base import Array, Prompt
 from specdec_jax.decoding.state import DecodeOutput
-from specdec_jax.integrations.t5x import contract, decoding, restoring
-from specdec_jax.integrations.t5x.decoding import DRAFT, Speculation
-from specdec_jax.integrations.t5x.t5_networks import refusal
+from specdec_jax.integrations.t5x import contract, decoding, t5_networks
+from specdec_jax.integrations.t5x.decoding import Speculation
+from specdec_jax.integrations.t5x.t5_networks import DRAFT, refusal
 
-load_draft = restoring.load_draft
-restore_with_draft = restoring.restore_with_draft
+load_draft = t5_networks.load_draft
+restore_with_draft = t5_networks.restore_with_draft
 
 
 def _without_t5x(error: ImportError) -> type:
@@ -240,11 +240,8 @@ def speculative_decode(
 
   Args:
     inputs: int32 `[B, L]`, forced tokens.
-    cache: unused.
     tokens_to_logits: T5X's step by one token.
-    eos_id: ends a row.
     decode_rng: a key, or None for the seed 0.
-    num_decodes: 1.
     cache_offset: 0; T5X passes 1 for scanned layers.
     initial_index: int32 `[B]`, where the last token of each prompt stands; None
       where the first forced tokens end.
@@ -307,7 +304,7 @@ def _split(
   )
   given = {name: kwargs.pop(name) for name in settings if name in kwargs}
   own = signature.bind_partial(*args, **kwargs).arguments
-  own = contract.bound_to(stock) | own
+  own = (contract.bindings_of(stock) or {}) | own
   sampling = contract.sampling_of(own.pop('decode_fn', None))
   draft_module = given.pop('draft_module', None)
   return own, Speculation(**(sampling | given)), draft_module
@@ -317,7 +314,7 @@ def _asked(method: Callable[..., Any], **given: Any) -> dict[str, Any]:
   """What the caller of a prediction gives, else what gin binds for T5X's own
   method."""
   given = {k: v for k, v in given.items() if v is not None}
-  return contract.bound_to(method) | given
+  return (contract.bindings_of(method) or {}) | given
 
 
 def _result(

@@ -103,9 +103,16 @@ def reach(tokens_to_logits: Any) -> tuple[Any, Any, Array | None]:
   return model, keywords['params'], keywords.get('raw_inputs')
 
 
-def bound_to(configurable: Callable[..., Any]) -> dict[str, Any]:
-  """The arguments that gin binds for a class, a method or a function."""
-  return _known_to_gin(configurable) or {}
+def bindings_of(configurable: Any) -> dict[str, Any] | None:
+  """The arguments that gin binds for a class, a method or a function; None if
+  no gin file names it."""
+  import gin
+
+  try:
+    gin.get_bindings(configurable, resolve_references=False)
+  except ValueError:
+    return None
+  return gin.get_bindings(configurable)
 
 
 def sampling_of(decode_fn: Callable[..., Any] | None) -> dict[str, Any]:
@@ -175,7 +182,7 @@ def sampling_of_t5x() -> dict[str, Any]:
     from t5x import decoding
   except ImportError:
     return {}
-  bound = bound_to(decoding.temperature_sample)
+  bound = bindings_of(decoding.temperature_sample)
   if not bound:
     return {}
   return sampling_of(functools.partial(decoding.temperature_sample, **bound))
@@ -190,21 +197,10 @@ def _opened(decode_fn: Any) -> tuple[Any, dict[str, Any]]:
   function = inspect.unwrap(decode_fn)
   if function is decode_fn:
     return function, given
-  bound = _known_to_gin(decode_fn)
+  bound = bindings_of(decode_fn)
   if bound is None:
     raise refusal(
       'decode_fn is in a scope of gin, whose bindings cannot be read: bind '
       'temperature, top_k and top_p of the model instead'
     )
   return function, bound | given
-
-
-def _known_to_gin(configurable: Any) -> dict[str, Any] | None:
-  """What gin binds for it; None if no gin file names it."""
-  import gin
-
-  try:
-    gin.get_bindings(configurable, resolve_references=False)
-  except ValueError:
-    return None
-  return gin.get_bindings(configurable)

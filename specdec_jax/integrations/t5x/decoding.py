@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import types
 import warnings
 from typing import Any
 
@@ -9,14 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.assembly import drafting, models
-from specdec_jax.assembly.choices import (
-  Sampling,
-  by_name,
-  chosen,
-  flags_of,
-  named_by_flags,
-)
+from specdec_jax.assembly import choices, drafting, models
 from specdec_jax.assembly.drafting import DRAFTERS, Drafting, Target
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import RULES, Rule
@@ -24,12 +18,10 @@ from specdec_jax.base import Array, LanguageModel, Params, Prompt
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.integrations.t5x import t5_networks
-from specdec_jax.integrations.t5x.t5_networks import refusal
+from specdec_jax.integrations.t5x.t5_networks import DRAFT, refusal
 from specdec_jax.models import families
 from specdec_jax.models.t5 import T5Config
 
-# Where a T5X model keeps the parameters of its draft model.
-DRAFT = 'draft'
 # What the loop sees where an EOS is forced: T5X's padding, which ends no row.
 _STAND_IN = 0
 
@@ -58,27 +50,27 @@ class Settings:
   top_p: float | None = None
   min_p: float | None = None
 
-  @named_by_flags('{}')
+  @choices.named_by_flags('{}')
   def __post_init__(self):
-    by_name('drafter', DRAFTERS, self.drafter)
+    choices.by_name('drafter', DRAFTERS, self.drafter)
     self.rule.seen(self.sampling)
 
   @property
-  def sampling(self) -> Sampling:
+  def sampling(self) -> choices.Sampling:
     """How the target is sampled."""
-    names = [field.name for field in dataclasses.fields(Sampling)]
-    return Sampling(**{name: getattr(self, name) for name in names})
+    names = [field.name for field in dataclasses.fields(choices.Sampling)]
+    return choices.Sampling(**{name: getattr(self, name) for name in names})
 
   @property
   def rule(self) -> Rule:
     """The acceptance rule."""
-    return chosen('verification', RULES, self.verification, vars(self))
+    return choices.chosen('verification', RULES, self.verification, vars(self))
 
 
 _OPTIONS = {
   name
   for choice in (*DRAFTERS.values(), *RULES.values())
-  for name in flags_of(choice)
+  for name in choices.flags_of(choice)
 }
 # `Settings` and the options of all drafters and rules, None for their own
 # defaults: every field is a gin parameter of the T5X models.
@@ -93,14 +85,9 @@ Speculation: Any = dataclasses.make_dataclass(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Networks:
-  """What decodes together.
-
-  Attributes:
-    target: sizes of the T5X model's network.
-    drafting: the drafter made for it.
-    draft: sizes of T5X's draft model, or None.
-    weights: of the drafter, where they are of a `drafter_checkpoint`.
-  """
+  """What decodes together: the sizes of the T5X model's network, the drafter
+  made for it, the sizes of T5X's draft model, and the drafter's weights where
+  they are of a `drafter_checkpoint`."""
 
   target: T5Config
   drafting: Drafting
@@ -108,25 +95,9 @@ class Networks:
   weights: Any = ()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Vocabulary:
-  """A SeqIO vocabulary as `assembly` asks for one; no id is padding."""
-
-  seqio: Any
-  vocab_size: int
-  eos_ids: tuple[int, ...] = ()
-
-  def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-    del add_special_tokens  # SeqIO's preprocessors add them.
-    return list(self.seqio.encode(text))
-
-
-@named_by_flags('{}')
+@choices.named_by_flags('{}')
 def networks(
-  speculation: Settings,
-  module: Any,
-  draft_module: Any | None,
-  vocabulary: Any,
+  speculation: Settings, module: Any, draft_module: Any | None, vocabulary: Any
 ) -> Networks:
   """Reads the sizes of T5X's networks and makes the drafter, with its text or
   its checkpoint.
@@ -154,7 +125,12 @@ def networks(
     fixed['model'] = Model(checkpoint=checkpoint, dtype=dtype)
   if name == 'ngram':
     fixed['is_sampled'] = bool(speculation.temperature)
-  adapted: Any = _Vocabulary(seqio=vocabulary, vocab_size=target.vocab_size)
+  # As `assembly` asks for one. No id is padding; SeqIO's preprocessors add EOS.
+  adapted: Any = types.SimpleNamespace(
+    vocab_size=target.vocab_size,
+    eos_ids=(),
+    encode=lambda text, **_: list(vocabulary.encode(text)),
+  )
   seen = Target(
     name='module',
     config=target,
@@ -164,7 +140,9 @@ def networks(
   weights: Any = ()
   # T5X is tracing when it calls a decode_fn.
   with jax.ensure_compile_time_eval():
-    choice = chosen('drafter', DRAFTERS, name, vars(speculation), **fixed)
+    choice = choices.chosen(
+      'drafter', DRAFTERS, name, vars(speculation), **fixed
+    )
     made = choice.make(seen)
     if made.model and made.config and draft is None:
       weights = jax.device_get(models.read_params(made.model, made.config))
@@ -184,16 +162,10 @@ def decode(
 ) -> DecodeOutput:
   """Decodes a batch of T5X's as `speculation` says.
 
-  Args:
-    params: of the T5X model, the draft model's at `params['draft']`.
-    rng_key: a raw key as T5X has them, a typed one, or None for the seed 0.
-    prompt: of every row.
-    speculation: how.
-    networks: made for it.
-    max_len: the most tokens per row can have, its start token included.
-    eos_id: ends a row.
-    forced: int32 `[B, <= max_len]`, or None: tokens that stand where they are
-      not 0, beyond the prompt as well.
+  Parameters are those of the T5X model, the draft model's at `params['draft']`;
+  keys are raw, as T5X has them, typed, or None for the seed 0. A row has at
+  most `max_len` tokens, its start token included. `forced` tokens, int32
+  `[B, <= max_len]`, stand where they are not 0, beyond the prompt as well.
 
   Raises:
     ValueError: if the parameters are not those of the networks, or gamma is
