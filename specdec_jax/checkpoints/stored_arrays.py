@@ -86,10 +86,8 @@ def _damage(source: str, name: str, action: str) -> Iterator[None]:
 
 def describe(stored: Stored) -> jax.ShapeDtypeStruct:
   """Shape and dtype of a stored array."""
-  dtype = stored.dtype
-  return jax.ShapeDtypeStruct(
-    tuple(stored.shape), getattr(dtype, 'numpy_dtype', dtype)
-  )
+  dtype = getattr(stored.dtype, 'numpy_dtype', stored.dtype)
+  return jax.ShapeDtypeStruct(stored.shape, dtype)
 
 
 def read_tree(

@@ -106,7 +106,7 @@ def read_config(path: Path, *, dtype: jnp.dtype = jnp.float32) -> LlamaConfig:
 
 
 def read_params(path: Path, config: LlamaConfig) -> dict[str, Any]:
-  """The tree of `models.llama.Llama` in a file, dequantised into its dtype.
+  """The tree of `models.llama.Llama` in a file, in the config's dtype.
 
   Raises:
     ValueError: if a tensor is missing, unexpected, of another shape, of a type
@@ -116,8 +116,8 @@ def read_params(path: Path, config: LlamaConfig) -> dict[str, Any]:
     raise ValueError(f'{path} holds a Llama, not the sizes of a {config}')
   file = container.open_gguf(path)
   wanted = parameters_of(config)
-  unexpected = set(file.tensors) - {p.name for p in wanted} - {_ROPE_FACTORS}
-  if unexpected:
+  known = {_ROPE_FACTORS, *(parameter.name for parameter in wanted)}
+  if unexpected := set(file.tensors) - known:
     raise ValueError(
       f'{file.path} has tensors that a Llama has not: '
       f'{", ".join(sorted(unexpected)[:4])}'

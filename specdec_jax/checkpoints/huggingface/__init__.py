@@ -37,11 +37,7 @@ def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> Config:
   """
   values = settings.read(folder / CONFIG)
   kind = values.text('model_type')
-  networks = {
-    each: network
-    for network in _NETWORKS.values()
-    for each in network.MODEL_TYPES
-  }
+  networks = {name: n for n in _NETWORKS.values() for name in n.MODEL_TYPES}
   if kind not in networks:
     raise ValueError(
       f'{values.path} describes a model of type {kind!r}; supported are '
@@ -57,7 +53,7 @@ def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> Config:
 
 
 def read_params(folder: Path, config: Config) -> dict[str, Any]:
-  """The tree of `models.llama.Llama` or `models.t5.T5` in a folder's files.
+  """The tree of our network in a folder's files, in the config's dtype.
 
   Raises:
     ValueError: if a file or a tensor is missing, or a tensor is unexpected, of

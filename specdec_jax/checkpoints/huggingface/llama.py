@@ -56,6 +56,7 @@ def read_config(values: Settings, dtype: Any) -> LlamaConfig:
     )
   num_heads = values.count('num_attention_heads')
   embed_dim = values.count('hidden_size')
+  rope = _rope(values, 'rope_theta', is_spread=True)
   return values.build(
     LlamaConfig,
     vocab_size=values.count('vocab_size'),
@@ -65,9 +66,7 @@ def read_config(values: Settings, dtype: Any) -> LlamaConfig:
     num_kv_heads=values.count('num_key_value_heads', num_heads),
     head_dim=values.count('head_dim', embed_dim // num_heads),
     mlp_dim=values.count('intermediate_size'),
-    rope_base=_rope(values, 'rope_theta', is_spread=True).number(
-      'rope_theta', 10_000.0
-    ),
+    rope_base=rope.number('rope_theta', 10_000.0),
     norm_epsilon=values.number('rms_norm_eps', 1e-6),
     max_positions=values.count('max_position_embeddings'),
     is_tied=values.flag('tie_word_embeddings', False),
@@ -112,9 +111,8 @@ def _unsupported(values: Settings) -> Iterator[str]:
     max_positions = values.count('max_position_embeddings')
     if window < max_positions:
       yield f'its attention slides over {window} of {max_positions} positions'
-  layer_types = set(values.texts('layer_types', [])) - {'full_attention'}
-  if layer_types:
-    yield f'it has layers of {", ".join(sorted(layer_types))}'
+  if others := set(values.texts('layer_types', [])) - {'full_attention'}:
+    yield f'it has layers of {", ".join(sorted(others))}'
 
 
 def needed(

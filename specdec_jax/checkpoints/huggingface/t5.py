@@ -139,8 +139,15 @@ def needed(
   kept = {k: v for k, v in tensors.items() if k not in _SUPERFLUOUS}
   wanted = parameters_of(config)
   if config.is_tied and _LOGITS in kept:
-    _check_tied(folder, kept)
-    del kept[_LOGITS]
+    logits = kept.pop(_LOGITS).get_tensor(_LOGITS)
+    # Whoever reads the embeddings says that they are missing.
+    if _EMBEDDINGS in kept and not np.array_equal(
+      kept[_EMBEDDINGS].get_tensor(_EMBEDDINGS), logits
+    ):
+      raise ValueError(
+        f'{folder}: logits are scaled, as with tied embeddings, but '
+        f'{_EMBEDDINGS} and {_LOGITS} differ'
+      )
   if _LOGITS not in kept:
     # Tied but not scaled: the logits have a kernel with the same values.
     wanted = tuple(
@@ -148,20 +155,6 @@ def needed(
       for p in wanted
     )
   return kept, wanted
-
-
-def _check_tied(folder: Path, tensors: dict[str, Any]) -> None:
-  """Raises ValueError if the logits have weights of their own."""
-  if _EMBEDDINGS not in tensors:
-    return  # Whoever reads it says that it is missing.
-  first, second = (
-    tensors[name].get_tensor(name) for name in (_EMBEDDINGS, _LOGITS)
-  )
-  if not np.array_equal(first, second):
-    raise ValueError(
-      f'{folder}: logits are scaled, as with tied embeddings, but '
-      f'{_EMBEDDINGS} and {_LOGITS} differ'
-    )
 
 
 def parameters_of(config: T5Config) -> tuple[Parameter, ...]:

@@ -63,9 +63,8 @@ def read_config(path: Path, *, sizes: Any, dtype: jnp.dtype) -> Config:
 def read_target(path: Path | str, expected: Any) -> Any:
   """Reads the parameters of a checkpoint, and never the optimizer's state.
 
-  Args:
-    path: as for `find`.
-    expected: as for `stored_arrays.read_tree`, and the result likewise.
+  `path` is as for `find`; `expected`, a tree of dicts of
+  `jax.ShapeDtypeStruct`, and the result are as for `stored_arrays.read_tree`.
 
   Raises:
     ValueError: if there is no finished checkpoint, if it is damaged, or if
@@ -199,8 +198,7 @@ def _why_none(folder: Path) -> str:
       f'{folder} has neither a file {legacy.FILE} nor a folder {_STATE}: '
       'it was not written to its end, or not by T5X'
     )
-  begun = [name for name in names if name.startswith('checkpoint_')]
-  if begun:
+  if begun := [name for name in names if name.startswith('checkpoint_')]:
     return (
       f'{folder} has no finished checkpoint; not written to their end: '
       f'{stored_arrays.some(begun)}'

@@ -9,8 +9,9 @@ import reprlib
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
-from flax import traverse_util
+from flax import serialization, traverse_util
 
 from specdec_jax.checkpoints import stored_arrays
 from specdec_jax.checkpoints.stored_arrays import Stored
@@ -29,8 +30,6 @@ _MAX_DEPTH = 64
 
 def _read_index(folder: Path) -> dict[str, Any]:
   """The trees `state` and `target` of a checkpoint, with specs for arrays."""
-  import msgpack
-
   path = folder / FILE
   try:
     contents = msgpack.unpackb(path.read_bytes(), ext_hook=_array, raw=False)
@@ -56,8 +55,6 @@ def _read_index(folder: Path) -> dict[str, Any]:
 
 def _array(code: int, content: bytes) -> np.ndarray:
   """An extension of flax's msgpack: shape, name of the dtype, and values."""
-  import msgpack
-
   if code not in (_ARRAY, _SCALAR):
     raise ValueError(f'an extension has the unknown code {code}')
   fields = msgpack.unpackb(content, raw=True)
@@ -155,8 +152,6 @@ def _local_spec(folder: Path, name: str, spec: Any) -> dict[str, Any]:
 def write(folder: Path, params: Any, *, step: int) -> None:
   """Writes a tree of dicts of numpy arrays into a folder that is there, and
   the index with the training steps taken last."""
-  from flax import serialization
-
   tensorstore = stored_arrays.import_tensorstore()
   specs, pending = {}, []
   for name, values in stored_arrays.flatten(params).items():
