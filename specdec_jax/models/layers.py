@@ -50,6 +50,18 @@ def applied(network: nn.Module) -> Callable[..., Any]:
   )
 
 
+def parameter(
+  module: nn.Module, name: str, init: Callable, shape: tuple[int, ...]
+) -> Array:
+  """`module.param`, which compares a value's shape with that of `init`, traced
+  for it at every call: a fifth of the time that a model takes to trace."""
+  if module.has_variable('params', name):
+    value: Array = module.get_variable('params', name)
+    if value.shape == shape:
+      return value
+  return module.param(name, init, shape)
+
+
 class Dense(nn.Module):
   """`x @ kernel`, from `[..., in]` to `[..., features]`.
 
@@ -66,12 +78,14 @@ class Dense(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    kernel = self.param(
-      'kernel', self.kernel_init, (x.shape[-1], self.features)
+    kernel = parameter(
+      self, 'kernel', self.kernel_init, (x.shape[-1], self.features)
     )
     y = _matmul(*_of_one_dtype(self, x, kernel, 'kernel'))
     if self.use_bias:
-      bias = self.param('bias', nn.initializers.zeros_init(), (self.features,))
+      bias = parameter(
+        self, 'bias', nn.initializers.zeros_init(), (self.features,)
+      )
       y = y + jnp.expand_dims(
         bias.astype(jnp.float32), tuple(range(y.ndim - 1))
       )
@@ -90,7 +104,9 @@ class RMSNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    scale = self.param('scale', nn.initializers.ones_init(), (x.shape[-1],))
+    scale = parameter(
+      self, 'scale', nn.initializers.ones_init(), (x.shape[-1],)
+    )
     x = x.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
     x = (x * jax.lax.rsqrt(mean_square + self.epsilon)).astype(self.dtype)
@@ -126,7 +142,8 @@ class Embed(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
-    self.embedding = self.param(
+    self.embedding = parameter(
+      self,
       'embedding',
       nn.initializers.normal(stddev=1.0),
       (self.vocab_size, self.embed_dim),

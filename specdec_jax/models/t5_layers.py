@@ -10,7 +10,7 @@ import numpy as np
 
 from specdec_jax.base import Array
 from specdec_jax.models import attention, kv_cache
-from specdec_jax.models.layers import Dense, Dropout, Mlp, RMSNorm
+from specdec_jax.models.layers import Dense, Dropout, Mlp, RMSNorm, parameter
 from specdec_jax.sharding import rules
 
 
@@ -108,7 +108,8 @@ class RelativePositionBias(nn.Module):
     """int32 `[B, T]` and `[B, S]` to float32 `[B, H, T, S]`."""
     num_buckets = self.config.relpos_num_buckets
     limit = self.config.relpos_max_distance
-    table = self.param(
+    table = parameter(
+      self,
       'rel_embedding',
       nn.initializers.variance_scaling(1.0, 'fan_avg', 'uniform'),
       (self.config.num_heads, num_buckets),
