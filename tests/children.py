@@ -20,6 +20,7 @@ def environment(num_devices: int = 1) -> dict[str, str]:
     'PYTHONPATH': path,
     'XLA_FLAGS': flags,
     'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
+    'JAX_INCLUDE_FULL_TRACEBACKS_IN_LOCATIONS': '0',
     'JAX_COMPILATION_CACHE_DIR': jax.config.jax_compilation_cache_dir or '',
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
   }

@@ -19,6 +19,8 @@ import pytest  # noqa: E402
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
+# Each operation would note the whole stack that made it, most of it pytest's.
+jax.config.update('jax_include_full_tracebacks_in_locations', False)
 
 pytest_plugins = ['tests.proof_report']
 
