@@ -144,16 +144,15 @@ def _schedule(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
     )
   if name != 'estimate' and args.draft_cost is not None:
     raise ValueError(f'--draft_cost is for --adaptive estimate, not {name}')
-  default = options.MIN_PROB if name == 'threshold' else 0.0
+  min_prob = args.min_prob
+  if min_prob is None:
+    min_prob = options.MIN_PROB if name == 'threshold' else 0.0
   limits = {
     'threshold': schedules.fixed,
     'heuristic': schedules.heuristic,
     'estimate': lambda: schedules.running_alpha(c=args.draft_cost),
   }
-  return {
-    'schedule': limits[name](),
-    'min_prob': default if args.min_prob is None else args.min_prob,
-  }
+  return {'schedule': limits[name](), 'min_prob': min_prob}
 
 
 @_flags

@@ -68,8 +68,8 @@ def _obstacle(path: str) -> str | None:
 
 @contextlib.contextmanager
 def json_lines(path: str | None) -> Iterator[Callable[[dict], None]]:
-  """Yields a function that writes an object as one line, at once, so that an
-  interrupt keeps it. It does nothing if `path` is None."""
+  """Yields what writes an object as one line, at once, so that an interrupt
+  keeps it; if `path` is None, it does nothing."""
   if path is None:
     yield lambda record: None
     return
@@ -130,21 +130,6 @@ def opened(path: str) -> Iterator[Any]:
     OSError: that names `path`, if it cannot be written.
     ValueError: if standard output is closed.
   """
-  if path != STANDARD_OUTPUT:
-    with _replacing(path) as begun, _written(begun, path) as file:
-      yield file
-  elif sys.stdout is None:
-    raise ValueError('standard output is closed')
-  else:
-    yield sys.stdout
-
-
-@contextlib.contextmanager
-def _replacing(path: str) -> Iterator[str]:
-  """Where to write so that what is at `path` is not lost before the end."""
-  if not os.path.isfile(path):  # Nothing, or a device or a pipe.
-    yield path
-    return
 
   def say(begun: Path) -> None:
     if sys.stderr is not None:
@@ -153,12 +138,20 @@ def _replacing(path: str) -> Iterator[str]:
         file=sys.stderr,
       )
 
-  with replacing.file(path, on_failure=say) as begun:
-    yield str(begun)
+  if path != STANDARD_OUTPUT:
+    kept: Any = contextlib.nullcontext(path)  # Nothing, a device or a pipe.
+    if os.path.isfile(path):
+      kept = replacing.file(path, on_failure=say)
+    with kept as begun, _written(begun, path) as file:
+      yield file
+  elif sys.stdout is None:
+    raise ValueError('standard output is closed')
+  else:
+    yield sys.stdout
 
 
 @contextlib.contextmanager
-def _written(begun: str, path: str) -> Iterator[Any]:
+def _written(begun: str | Path, path: str) -> Iterator[Any]:
   """The open file `begun`, whose errors name `path`."""
   # Half of a surrogate pair, which UTF-8 cannot say, becomes its JSON escape.
   file = open(  # noqa: SIM115 - its closing is handled below

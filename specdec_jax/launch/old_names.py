@@ -68,10 +68,11 @@ def renewed(text: str) -> str:
   # Parts of a module that has moved have names of their own, whatever it was
   # called in this file.
   for _, name, alias in _IMPORT.findall(text):
-    parts = {old.partition('.')[2]: old for old in selectors}
-    for part, old in parts.items() if alias else ():
-      if old == f'{name}.{part}':
-        selectors[f'{alias}.{part}'] = selectors[old]
+    selectors |= {
+      old.replace(name, alias, 1): new
+      for old, new in selectors.items()
+      if alias and old.startswith(f'{name}.')
+    }
   lines = (_import(line, modules) for line in text.split('\n'))
   return '\n'.join(_selectors(line, selectors) for line in lines)
 

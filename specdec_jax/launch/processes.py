@@ -101,11 +101,9 @@ def _join(address: str | None, count: int | None, index: int | None) -> None:
     *(address, count, index),
     initialization_timeout=2 * _JOIN_SECONDS,
   )
+  message = f'waiting up to {_JOIN_SECONDS} s for {others}{place}'
   try:
-    with progress.waiting(
-      f'waiting up to {_JOIN_SECONDS} s for {others}{place}',
-      notice_after=_NOTICE_SECONDS,
-    ):
+    with progress.waiting(message, notice_after=_NOTICE_SECONDS):
       progress.interruptible(join, seconds=_JOIN_SECONDS)
   except TimeoutError as error:
     raise ValueError(
@@ -135,13 +133,8 @@ def is_first() -> bool:
 
 
 def ask_first(function: Callable[[], Any]) -> Any:
-  """What the first process finds; others learn whether it is true.
-
-  Args:
-    function: is called in the first process alone.
-
-  Returns:
-    Its result in the first process, and in the others whether that is true.
+  """What a function gives, called in the first process alone; others learn
+  whether that is true.
 
   Raises:
     ValueError: in all processes, if it does in the first.

@@ -39,11 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help='SIMULATED: accept drafted tokens with this chance, whatever the '
     'models say, to time the loop apart from the drafter; the text is noise',
   )
-  options.add_output(parser).add_argument(
-    '--json',
-    metavar='OUT',
-    help='write the figures; - writes to standard output, instead of the table',
-  )
+  options.add_report(parser)
   suite.add_arguments(parser)
 
 
@@ -59,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
     {'--prompts': args.prompts, '--ngram_text': args.ngram_text},
   )
   texts = prompts.read(args.prompt, args.prompts)
-  screen = progress.console(color=args.color)
   decoder = chosen.decoder_of(args, choices)
   batches = chosen.batches_of(args, decoder, texts)
   if args.simulate_alpha is not None:
@@ -73,11 +68,7 @@ def run(args: argparse.Namespace) -> int:
   if args.temperature or args.simulate_alpha is not None:
     # Both sides draw from one distribution, not the same tokens; or from none.
     figures['identical'] = figures['first_divergence_margin'] = None
-  if args.json:
-    outputs.write_json(args.json, figures)
-  if args.json != outputs.STANDARD_OUTPUT:
-    screen.print(_table(figures))
-  return 0
+  return outputs.report(args, figures, _table(figures))
 
 
 def _simulate(decoder: Decoder, alpha: float) -> Decoder:
@@ -193,19 +184,9 @@ def plain(decoder: Decoder, dtype: str) -> Decoder:
 def configuration(args: argparse.Namespace, decoder: Decoder) -> dict[str, Any]:
   """What was asked for, and on what."""
   names = (
-    'verification',
-    'temperature',
-    'top_k',
-    'top_p',
-    'min_p',
-    'seed',
-    'adaptive',
-    'draft_cost',
-    'batch_size',
-    'num_devices',
-    'max_new_tokens',
-    'repeats',
-    'dtype',
+    *('verification', 'temperature', 'top_k', 'top_p', 'min_p', 'seed'),
+    *('adaptive', 'draft_cost', 'batch_size', 'num_devices'),
+    *('max_new_tokens', 'repeats', 'dtype'),
   )
   return {name: getattr(args, name) for name in names} | {
     'model': decoder.model.checkpoint,
@@ -223,7 +204,6 @@ def configuration(args: argparse.Namespace, decoder: Decoder) -> dict[str, Any]:
 
 def _table(figures: dict[str, Any]) -> Any:
   """The figures as a `rich` table."""
-  from rich.table import Table
 
   def show(value: float | None, digits: int = 2) -> str:
     return '-' if value is None else f'{value:.{digits}f}'
@@ -234,15 +214,11 @@ def _table(figures: dict[str, Any]) -> Any:
   title = f'{figures["model"]}, {dtypes}, {figures["device"]}'
   if figures['is_simulated']:
     title += f'\nSIMULATED acceptance of {figures["simulate_alpha"]:g}'
-  table = Table(title=title)
-  table.add_column('')
-  table.add_column(
-    f'plain ({figures["baseline"].split(", ")[1]})', justify='right'
-  )
+  plain_dtype = figures['baseline'].split(', ')[1]
   gamma = f'gamma {figures["gamma"]}'
   if figures['adaptive']:
     gamma = f'{figures["adaptive"]} {gamma} at most'
-  table.add_column(f'{figures["drafter"]}, {gamma}', justify='right')
+  columns = ('', f'plain ({plain_dtype})', f'{figures["drafter"]}, {gamma}')
   count = lambda name: str(figures[name])
   speed = lambda side: show(figures[f'{side}_tokens_per_second'], 1)
   compiling = lambda side: show(figures['compile_seconds'][side], 1)
@@ -268,9 +244,7 @@ def _table(figures: dict[str, Any]) -> Any:
     ('compile seconds', compiling(plain), compiling(drafted)),
     (f'identical to plain {figures["dtype"]}', '', _identical(figures)),
   ]
-  for row in rows:
-    table.add_row(*row)
-  return table
+  return outputs.table(columns, rows, title=title)
 
 
 def _identical(figures: dict[str, Any]) -> str:

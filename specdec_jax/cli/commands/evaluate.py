@@ -97,18 +97,17 @@ def _targets(
 ) -> list[str]:
   """The references, as many as predictions."""
   if not args.targets:
-    beside = [_target_beside(record) for record in records]
-    found = [target for target in beside if target is not None]
-    if missing := len(beside) - len(found):
-      first = records[beside.index(None)].get('inputs')
+    inputs: list[Any] = [record.get('inputs') for record in records]
+    is_there = lambda x: isinstance(x, dict) and isinstance(x.get(_TARGET), str)
+    if missing := [x for x in inputs if not is_there(x)]:
       shown = 'the first has no object under "inputs"'
-      if isinstance(first, dict):
-        shown = f'the first has "inputs"; {text_lines.keys_of(first)}'
+      if isinstance(missing[0], dict):
+        shown = f'the first has "inputs"; {text_lines.keys_of(missing[0])}'
       raise ValueError(
-        f'{missing} of {len(beside)} predictions have no text '
+        f'{len(missing)} of {len(inputs)} predictions have no text '
         f'"{_TARGET}" under "inputs", {shown}: give --targets'
       )
-    return found
+    return [x[_TARGET] for x in inputs]
   is_jsonl = local_path(args.targets).suffix == '.jsonl'
   task = tasks.find(
     args.targets, inputs_field='targets' if is_jsonl else 'inputs'
@@ -119,12 +118,6 @@ def _targets(
       f'{args.targets} has {len(found)} targets for {len(records)} predictions'
     )
   return found
-
-
-def _target_beside(record: Mapping[str, Any]) -> str | None:
-  inputs = record.get('inputs')
-  target = inputs.get(_TARGET) if isinstance(inputs, dict) else None
-  return target if isinstance(target, str) else None
 
 
 def _rates(aux: Sequence[Any]) -> dict[str, Any]:
