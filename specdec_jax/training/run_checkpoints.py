@@ -29,8 +29,8 @@ _FOLDER = 'checkpoints'
 
 @base.value
 class TrainState:
-  """All that a step changes: int32 scalar, steps taken; float32 tree; the
-  optimiser's."""
+  """All that a step changes: the number of steps taken, an int32 scalar, the
+  parameters, a float32 tree, and the optimiser's state."""
 
   step: Array
   params: Any
@@ -39,8 +39,8 @@ class TrainState:
 
 @base.value
 class Run:
-  """What a checkpoint holds: `position` is the batches read, an int32 scalar,
-  and `rng_key` that of the whole run."""
+  """What a checkpoint holds: beside the state, the number of batches read, an
+  int32 scalar, and the key of the whole run."""
 
   state: TrainState
   position: Array
