@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
+from specdec_jax.assembly import auto_gamma, drafting, running
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly import drafting, running
 from specdec_jax.assembly.choices import Sampling, by_name, field_names
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DRAFTERS, DrafterChoice
@@ -84,7 +84,8 @@ def load(
     sizes: of a T5X checkpoint, which does not state them.
     vocabulary: the path of one, where none lies beside the model.
     **options: fields of the drafter and of the rule, such as `gamma`,
-      `max_ngram` or `lenience`.
+      `max_ngram` or `lenience`. With gamma='auto' the first texts of `generate`
+      choose it, and `Decoder.gammas` tells why.
 
   Raises:
     ValueError: if a model cannot be had, or the choices do not fit together.
@@ -181,11 +182,14 @@ def generate(
       f'a batch of {batch_size} rows does not divide over {num_devices} devices'
     )
   # No more rows than there are texts, but the same number for every device.
+  batch_size = min(batch_size, len(texts) + -len(texts) % num_devices)
+  if settings.stop:
+    decoder = auto_gamma.settled(decoder, batch_size, num_devices)
   batches = _batches(
     decoder,
     texts,
     settings,
-    batch_size=min(batch_size, len(texts) + -len(texts) % num_devices),
+    batch_size=batch_size,
     chat=chat,
     system=system,
   )
@@ -229,12 +233,16 @@ def _completions(
   """Decodes batch after batch."""
   if not batches:
     return
-  compile_decode = running.compile_whole
-  if settings.stop:
-    compile_decode = running.compile_stepwise
-  decode = compile_decode(decoder, batches[0], settings)
-  for batch in batches:
-    output = jax.device_get(decode(batch, ()))
+  outputs: Iterable[DecodeOutput]
+  if decoder.is_auto:
+    outputs = auto_gamma.outputs(decoder, batches, settings)
+  else:
+    compile_decode = running.compile_whole
+    if settings.stop:
+      compile_decode = running.compile_stepwise
+    decode = compile_decode(decoder, batches[0], settings)
+    outputs = (decode(batch, ()) for batch in batches)
+  for batch, output in zip(batches, map(jax.device_get, outputs), strict=True):
     for row in range(len(batch.texts)):
       yield _completion(decoder, batch, output, row, settings.stop)
 
@@ -287,6 +295,7 @@ def stream(
     seed=seed,
     stop=stop if isinstance(stop, str) else tuple(stop),
   )
+  decoder = auto_gamma.settled(decoder, 1)
   [batch] = _batches(
     decoder, [text], settings, batch_size=1, chat=chat, system=system
   )

@@ -20,6 +20,7 @@ from specdec_jax.base import (
 from specdec_jax.models import families
 from specdec_jax.models.families import Config
 from specdec_jax.text.vocabularies import AnyVocabulary
+from specdec_jax.theory.choosing import Choice
 
 _NO_LIMIT = 2**30
 
@@ -30,7 +31,8 @@ class Decoder:
 
   Attributes:
     model: the target by name.
-    choice: the drafter as it was chosen.
+    choice: the drafter as it was chosen. If its gamma is 'auto', the others are
+      of the widest that will be tried; `at` gives the decoder of one gamma.
     sampling: how the target is sampled.
     seen: what the drafter knows of the target.
     drafting: the drafter as it was made.
@@ -39,6 +41,7 @@ class Decoder:
     eos_id: ids that end a row.
     params: weights of both sides; `jax.ShapeDtypeStruct`s until `load`.
     programs: compiled decodes, by what they were compiled for.
+    gammas: what was measured for 'auto', by rows and devices of a batch.
   """
 
   model: Model
@@ -51,6 +54,9 @@ class Decoder:
   eos_id: tuple[int, ...]
   params: Params
   programs: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
+  gammas: dict[tuple[int, int], Choice] = dataclasses.field(
+    default_factory=dict, repr=False
+  )
 
   @property
   def config(self) -> Config:
@@ -73,6 +79,24 @@ class Decoder:
   def drafter(self) -> Drafter:
     """The drafter's functions; with gamma 0 the loop decodes plainly."""
     return self.drafting.drafter
+
+  @property
+  def is_auto(self) -> bool:
+    """Whether gamma is yet to be measured."""
+    return drafting.is_auto(self.choice)
+
+  def at(self, gamma: int) -> 'Decoder':
+    """The decoder with a gamma that is given; 0 has no drafter, nor its
+    weights."""
+    choice = drafting.with_gamma(self.choice, gamma)
+    return dataclasses.replace(
+      self,
+      choice=choice,
+      drafting=choice.make(self.seen),
+      params=self.params if gamma else Params(target=self.params.target),
+      programs={},
+      gammas={},
+    )
 
   def drafter_of(self, gamma: int) -> Drafter:
     """The drafter with a gamma that is given and does not vary."""
@@ -127,7 +151,10 @@ def outline(
     vocabulary=None if is_dry_run else models.read_vocabulary(model, config),
     sampling=sampling,
   )
-  made = drafter.make(seen)
+  fixed = drafter
+  if drafting.is_auto(drafter):
+    fixed = drafting.with_gamma(drafter, drafting.auto_gammas(drafter)[-1])
+  made = fixed.make(seen)
   own = models.param_shapes(made.config)
   target = models.param_shapes(config)
   result = Decoder(
@@ -178,7 +205,7 @@ def load(
     with waiting(f'loading {made.model.checkpoint}'):
       own = models.read_params(made.model, made.config, drafter_shardings)
   params = Params(target=target, drafter=made.join(target, own))
-  return dataclasses.replace(decoder, params=params, programs={})
+  return dataclasses.replace(decoder, params=params, programs={}, gammas={})
 
 
 def build(

@@ -31,9 +31,16 @@ from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import AnyVocabulary
 
 _GAMMA = 'drafted tokens per iteration, at most'
-gamma_type = number(
+# Measured on the first rows of a run; see docs/design.md.
+AUTO = 'auto'
+_number = number(
   int, lambda n: 1 <= n <= MAX_GAMMA, f'an integer from 1 to {MAX_GAMMA}'
 )
+
+
+def gamma_type(text: str) -> Any:
+  """An argparse type: a number of tokens, or 'auto'."""
+  return AUTO if text == AUTO else _number(text)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,7 +111,7 @@ class NoDrafter:
 class PromptLookup:
   """Copies from the context; see `drafters.prompt_lookup`."""
 
-  gamma: int = option(8, _GAMMA, type=gamma_type)
+  gamma: Any = option(8, _GAMMA, type=gamma_type)
   max_ngram: int = option(
     3, 'longest suffix that prompt_lookup looks up', type=positive_int
   )
@@ -130,7 +137,7 @@ class PromptLookup:
 class Uniform:
   """Guesses at random; see `drafters.uniform`."""
 
-  gamma: int = option(4, _GAMMA, type=gamma_type)
+  gamma: Any = option(4, _GAMMA, type=gamma_type)
 
   def make(self, target: Target) -> Drafting:
     drafter = drafters.uniform(
@@ -152,7 +159,7 @@ class NGram:
   """
 
   text: str = option('', 'the text that ngram counts', flag='ngram_text')
-  gamma: int = option(4, _GAMMA, type=gamma_type)
+  gamma: Any = option(4, _GAMMA, type=gamma_type)
   is_sampled: bool = False
 
   def __post_init__(self):
@@ -189,9 +196,16 @@ class DraftModel:
   """
 
   model: Model
-  gamma: int = option(4, _GAMMA, type=gamma_type)
+  gamma: Any = option(4, _GAMMA, type=gamma_type)
   schedule: Schedule | None = None
   min_prob: float = 0.0
+
+  def __post_init__(self):
+    if self.gamma == AUTO and self.is_adaptive:
+      raise ChoiceError(
+        '{gamma} auto chooses one gamma for a run, and {adaptive} one for each '
+        'draft: give one of them'
+      )
 
   @property
   def is_adaptive(self) -> bool:
@@ -228,7 +242,7 @@ class SpecDrafter:
   """
 
   model: Model
-  gamma: int = option(25, _GAMMA, type=gamma_type)
+  gamma: Any = option(25, _GAMMA, type=gamma_type)
 
   def make(self, target: Target) -> Drafting:
     config = _drafter_config(self.model, 'block_model', 'Spec-Drafter')
@@ -245,6 +259,9 @@ class SpecDrafter:
     return Drafting(drafter=drafter, model=self.model, config=config)
 
 
+_HEADS = ('with_heads', 'set of heads')
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockHeads:
   """Heads on the target's decoder; see `drafters.blockwise_heads`.
@@ -255,10 +272,10 @@ class BlockHeads:
   """
 
   model: Model
-  gamma: int | None = option(None, _GAMMA, type=gamma_type)
+  gamma: Any = option(None, _GAMMA, type=gamma_type)
 
   def make(self, target: Target) -> Drafting:
-    config = _drafter_config(self.model, 'with_heads', 'set of heads')
+    config = _drafter_config(self.model, *_HEADS)
     gamma = config.gamma if self.gamma is None else self.gamma
     if gamma > config.gamma:
       raise ChoiceError(
@@ -293,13 +310,42 @@ DRAFTERS: dict[str, type] = {
 }
 
 
+# The largest gamma that 'auto' considers; heads have all of theirs.
+_WIDEST = {PromptLookup: 15, DraftModel: 11, SpecDrafter: 23}
+
+
+def is_auto(choice: DrafterChoice) -> bool:
+  """Whether the gamma of a choice is yet to be measured.
+
+  Raises:
+    ChoiceError: if it is another word.
+  """
+  gamma = getattr(choice, 'gamma', None)
+  if isinstance(gamma, str) and gamma != AUTO:
+    raise ChoiceError(f'{{gamma}} {gamma!r} is neither a number nor {AUTO!r}')
+  return gamma == AUTO
+
+
+def auto_gammas(choice: Any) -> tuple[int, ...]:
+  """What 'auto' tries, ascending: 0, and up to three of which each divides the
+  next, all plus 1."""
+  widest = _WIDEST.get(type(choice), 7)
+  if isinstance(choice, BlockHeads):
+    widest = _drafter_config(choice.model, *_HEADS).gamma
+  tried = {(widest + 1) // part - 1 for part in (1, 2, 4)}
+  return (0, *sorted(tried - {0, -1}))
+
+
 def has_model(choice: type) -> bool:
   """Whether a kind of drafter has weights, which a model names."""
   return 'model' in field_names(choice)
 
 
 def with_gamma(choice: Any, gamma: int) -> Any:
-  """The same drafter with a gamma that is given and does not vary."""
+  """The same drafter with a gamma that is given and does not vary; none for
+  gamma 0."""
+  if not gamma:
+    return NoDrafter()
   changed: dict[str, Any] = {'gamma': gamma}
   if isinstance(choice, DraftModel):
     changed |= {'schedule': None, 'min_prob': 0.0}

@@ -140,11 +140,17 @@ def place(tree: Any, num_devices: int, *, is_batch: bool) -> Any:
   return jax.device_put(tree, sharding(num_devices, is_batch=is_batch))
 
 
-def _kept(
+def kept(
   decoder: Decoder, kind: str, first: Batch, settings: Settings, make: Any
 ) -> Any:
   """What was compiled, kept with the decoder for batches of the same shape: it
-  depends on nothing else, neither on the seed nor on stop strings."""
+  depends on nothing else, neither on the seed nor on stop strings.
+
+  Raises:
+    ChoiceError: if its gamma is yet to be measured.
+  """
+  if decoder.is_auto:
+    raise ChoiceError('{gamma} auto is not measured here: give a number')
   shapes = jax.tree.map(lambda leaf: leaf.shape, first.prompt)
   key = (kind, str(shapes), settings.max_new_tokens, settings.num_devices)
   if key not in decoder.programs:
@@ -173,7 +179,7 @@ def compile_whole(
     lowered = jax.jit(generate).lower(params, key, placed(first.prompt))
     return call(lowered.compile)
 
-  compiled = _kept(decoder, 'whole', first, settings, compile_loop)
+  compiled = kept(decoder, 'whole', first, settings, compile_loop)
 
   def decode(batch: Batch, shows: Sequence[Show]) -> DecodeOutput:
     del shows
@@ -240,7 +246,7 @@ def compile_iterations(
     step_jit = jax.jit(step, donate_argnums=1, out_shardings=(rows, None))
     return lowered.compile(), step_jit.lower(params, state).compile()
 
-  prefill, advance = _kept(
+  prefill, advance = kept(
     decoder, 'stepwise', first, settings, lambda: call(compile_both)
   )
 

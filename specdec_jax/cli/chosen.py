@@ -35,8 +35,11 @@ class Choices:
 
 
 @_flags
-def choices_of(args: argparse.Namespace) -> Choices:
-  """The choices that flags stand for; nothing is read yet.
+def choices_of(
+  args: argparse.Namespace, *, may_be_auto: bool = False
+) -> Choices:
+  """The choices that flags stand for; nothing is read yet. Only some commands
+  measure a gamma.
 
   Raises:
     ValueError: if flags contradict each other.
@@ -60,6 +63,11 @@ def choices_of(args: argparse.Namespace) -> Choices:
     rule=chosen('verification', RULES, args.verification, vars(args)),
     sampling=sampling,
   )
+  if drafting.is_auto(found.drafter) and not may_be_auto:
+    raise ValueError(
+      '--gamma auto is measured by bench and infer, and in Python: give a '
+      'number'
+    )
   # Before anything is loaded.
   found.rule.seen(sampling).check_is_used()
   return found

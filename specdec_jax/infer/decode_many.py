@@ -7,6 +7,7 @@ prompts in their place, and the loop goes on. All programs are compiled once.
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -50,11 +51,15 @@ class Utilisation:
     num_iterations: of the loop, each with a target run of the whole batch.
     num_row_runs: target runs that rows took part in.
     num_rows: B.
+    fill_seconds: of prefills.
+    loop_seconds: of iterations.
   """
 
   num_rows: int
   num_iterations: int = 0
   num_row_runs: int = 0
+  fill_seconds: float = 0.0
+  loop_seconds: float = 0.0
 
   @property
   def share(self) -> float:
@@ -162,15 +167,19 @@ def decode(
         sources = _put(group, rows)
         missing = programs.refill_size - len(group)
         prompt = pack([*group, *[None] * missing])
+        started = time.perf_counter()
         fresh = programs.init(params, np.uint32(seed), prompt)
         state = programs.idle(fresh) if state is None else state
-        state = programs.replace(state, fresh, sources)
+        state = jax.block_until_ready(programs.replace(state, fresh, sources))
+        utilisation.fill_seconds += time.perf_counter() - started
         runs_before[sources >= 0] = 0
     if state is None or rows.count(None) == programs.batch_size:
       return
     wanted = programs.batch_size if is_exhausted else programs.refill_size
+    started = time.perf_counter()
     state, output = programs.run(params, state, np.int32(wanted))
     output = jax.device_get(output)
+    utilisation.loop_seconds += time.perf_counter() - started
     is_taken = np.array([example is not None for example in rows])
     runs = output.statistics.num_target_runs - runs_before
     utilisation.num_iterations += int(runs[is_taken].max())

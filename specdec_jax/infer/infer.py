@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from specdec_jax.assembly import models
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Params
+from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.files.local_path import local_path
 from specdec_jax.infer import (
+  auto_gamma,
   decode_many,
   examples,
   footprint,
@@ -40,6 +41,7 @@ from specdec_jax.launch import processes, progress
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
 from specdec_jax.text.tasks import Task
+from specdec_jax.theory.choosing import Choice
 
 _MODE = 'predict'
 
@@ -179,12 +181,16 @@ class _Run:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Decoder:
-  """Compiled programs and the weights that they take."""
+class _Loaded:
+  """The weights, and compiled programs by gamma; None is that of the plan."""
 
-  programs: Programs
   params: Params
   pack: Callable[[Sequence[Row | None]], Any]
+  programs: dict[int | None, Programs]
+
+  def params_of(self, gamma: int | None) -> Params:
+    """What programs take: plain decoding is without the drafter's weights."""
+    return Params(target=self.params.target) if gamma == 0 else self.params
 
 
 def _is_complete(run: _Run, settings: Mapping[str, str]) -> bool:
@@ -210,89 +216,149 @@ def _decode_shard(
   operative_config: Callable[[], str] | None,
 ) -> int:
   """Decodes the chunks that are not there yet, and joins all of them."""
-  decoder = None
+  loaded = None
   timed: list[Timed] = []
   total: collections.Counter[str] = collections.Counter()
   num_chunks = 0
-  rows = _rows(run)
+  batch_size = run.plan.decoding.batch_size
+  rows, turns, choice = auto_gamma.schedule(
+    run.plan.decoder, _rows(run), batch_size
+  )
+  if choice is not None:
+    _say([choice.sentence])
   if not processes.is_first():
     metrics_dir = None
   with report.metric_writer(metrics_dir) as write_metrics:
-    while chunk := tuple(itertools.islice(rows, run.chunk_size)):
+    while chunk := _next_chunk(run, rows, () if num_chunks else turns):
       name = examples.digest(chunk)
       look = functools.partial(
         output.chunk_summary, run.shard, num_chunks, name
       )
+      is_trial = bool(turns) and not num_chunks
+      gammas: Sequence[int | None] = turns
+      if not is_trial:
+        gammas = (None if choice is None else choice.gamma,)
       summary = processes.ask_first(look)
       if not summary:
-        if decoder is None:
-          decoder = _load(run, operative_config)
-        records = _decode_chunk(run, decoder, chunk, timed)
-        summary = report.counts(chunk, records)
+        if loaded is None:
+          loaded = _load(run, gammas, operative_config)
+        records, parts = _decode_chunk(run, loaded, chunk, gammas, not timed)
+        timed.append(report.together(parts))
+        summary = dict(report.counts(chunk, records))
+        if is_trial:
+          found = auto_gamma.choose(turns, parts, batch_size)
+          summary[output.GAMMA] = vars(found)
         if processes.is_first():
           mark = {**summary, 'examples_digest': name}
           output.write_chunk(run.shard, num_chunks, records, mark)
         step = total['examples'] + len(chunk)
         write_metrics(step, timed[-1].figures())
+      if is_trial:
+        choice = _settle(run, summary)
       if processes.is_first():
         total.update({k: v for k, v in summary.items() if isinstance(v, int)})
       num_chunks += 1
   if processes.is_first():
     counts = {**report.counts((), ()), **total}
     mark = {**counts, 'settings': dict(settings)}
+    if choice is not None:
+      mark[output.GAMMA] = vars(choice)
     output.finish(run.shard, num_chunks, mark)
     _say(report.sentences(counts, timed, run.layout.inputs_length))
   return 2 if total['nan_examples'] else 0
 
 
-def _load(run: _Run, operative_config: Callable[[], str] | None) -> _Decoder:
+def _next_chunk(
+  run: _Run, rows: Iterator[Row], turns: Sequence[int]
+) -> tuple[Row, ...]:
+  """The examples of the next chunk: a batch for each of the gammas to try."""
+  size = len(turns) * run.plan.decoding.batch_size or run.chunk_size
+  return tuple(itertools.islice(rows, size))
+
+
+def _settle(run: _Run, summary: Any) -> Choice:
+  """The choice in a summary, which only the first process has; others learn
+  its gamma."""
+  look = functools.partial(output.choice_of, run.shard, summary)
+  found = processes.ask_first(look)
+  if not processes.is_first():
+    return Choice(gamma=processes.number_of_first(0), sentence='')
+  _say([found.sentence])
+  processes.number_of_first(found.gamma)
+  return found
+
+
+def _load(
+  run: _Run,
+  gammas: Sequence[int | None],
+  operative_config: Callable[[], str] | None,
+) -> _Loaded:
   """Reads the weights and compiles; then `config.gin` can be written."""
   with progress.waiting(f'loading {run.plan.decoder.model.checkpoint}'):
     params = decoding_lib.load(run.plan, run.mesh)
   pack = examples.packer(run.layout)
-  empty = pack([None] * decoding_lib.refill_size(run.plan, run.mesh))
-  with progress.waiting('compiling'):
-    programs = decoding_lib.programs(run.plan, params, empty, run.mesh)
-    decoding_lib.warm_up(programs, params, empty)
+  loaded = _Loaded(params=params, pack=pack, programs={})
+  _compile(run, loaded, gammas)
   if operative_config is not None and processes.is_first():
     output.write_config(run.shard, operative_config())
-  return _Decoder(programs=programs, params=params, pack=pack)
+  return loaded
+
+
+def _compile(run: _Run, loaded: _Loaded, gammas: Sequence[int | None]) -> None:
+  """Compiles programs of these gammas, and keeps no others."""
+  for gamma in [gamma for gamma in loaded.programs if gamma not in gammas]:
+    del loaded.programs[gamma]
+  empty = loaded.pack([None] * decoding_lib.refill_size(run.plan, run.mesh))
+  with progress.waiting('compiling'):
+    for gamma in {*gammas} - {*loaded.programs}:
+      plan, params = run.plan, loaded.params_of(gamma)
+      if gamma is not None:
+        plan = dataclasses.replace(plan, decoder=plan.decoder.at(gamma))
+      programs = decoding_lib.programs(plan, params, empty, run.mesh)
+      decoding_lib.warm_up(programs, params, empty)
+      loaded.programs[gamma] = programs
 
 
 def _decode_chunk(
-  run: _Run, decoder: _Decoder, rows: Sequence[Row], timed: list[Timed]
-) -> list[dict[str, Any]]:
-  """Decodes some examples; their records in order, and a time more."""
-  outputs = {}
-  utilisation = Utilisation(num_rows=decoder.programs.batch_size)
+  run: _Run,
+  loaded: _Loaded,
+  rows: Sequence[Row],
+  gammas: Sequence[int | None],
+  is_first: bool,
+) -> tuple[list[dict[str, Any]], list[Timed]]:
+  """Decodes some examples, one part of them with each gamma; their records in
+  order, and the time of each part."""
+  _compile(run, loaded, gammas)
+  outputs: dict[int, DecodeOutput] = {}
+  parts = []
+  size = -(-len(rows) // len(gammas))
   with contextlib.ExitStack() as stack:
-    if run.profile_dir is not None and not timed:
+    if run.profile_dir is not None and is_first:
       stack.enter_context(jax.profiler.trace(run.profile_dir))
-    started = time.perf_counter()
     bar = stack.enter_context(progress.bar('decoding', len(rows)))
-    for row, found in decode_many.decode(
-      decoder.programs,
-      decoder.params,
-      run.plan.decoding.seed,
-      rows,
-      pack=decoder.pack,
-      utilisation=utilisation,
-    ):
-      outputs[row.index] = found
-      bar.advance(1)
-    in_order = [outputs[row.index] for row in rows]
-    statistics = jax.tree.map(
-      lambda *values: np.concatenate(values),
-      *(output.statistics for output in in_order),
-    )
-    seconds = time.perf_counter() - started
-    timed.append(
-      Timed(statistics=statistics, utilisation=utilisation, seconds=seconds)
-    )
-  return [
-    examples.record(row, output, run.layout)
-    for row, output in zip(rows, in_order, strict=True)
+    for i, gamma in enumerate(gammas):
+      part = rows[i * size : (i + 1) * size]
+      utilisation = Utilisation(num_rows=run.plan.decoding.batch_size)
+      started = time.perf_counter()
+      for row, found in decode_many.decode(
+        loaded.programs[gamma],
+        loaded.params_of(gamma),
+        run.plan.decoding.seed,
+        part,
+        pack=loaded.pack,
+        utilisation=utilisation,
+      ):
+        outputs[row.index] = found
+        bar.advance(1)
+      seconds = time.perf_counter() - started
+      counts = report.joined([outputs[row.index].statistics for row in part])
+      parts.append(
+        Timed(statistics=counts, utilisation=utilisation, seconds=seconds)
+      )
+  records = [
+    examples.record(row, outputs[row.index], run.layout) for row in rows
   ]
+  return records, parts
 
 
 def _say(lines: Sequence[str]) -> None:

@@ -20,8 +20,11 @@ from typing import Any
 from specdec_jax.files import replacing
 from specdec_jax.files.one_writer import one_writer
 from specdec_jax.launch import old_names
+from specdec_jax.theory.choosing import Choice
 
 CONFIG_FILE = 'config.gin'
+# What a mark calls the choice of gamma 'auto'.
+GAMMA = 'gamma'
 _COMPLETED = '.COMPLETED'
 _DIGEST = 'examples_digest'
 _SETTINGS = 'settings.json'
@@ -174,6 +177,22 @@ def chunk_summary(
       f'{shard.chunk_folder}, or choose another folder'
     )
   return summary
+
+
+def choice_of(shard: Shard, summary: Mapping[str, Any]) -> Choice:
+  """The gamma that a run chose, as its first chunk says.
+
+  Raises:
+    ValueError: if it does not.
+  """
+  try:
+    return Choice(**summary[GAMMA])
+  except (KeyError, TypeError) as error:
+    mark = _mark_of(shard.chunk_path(0))
+    raise ValueError(
+      f'{mark} does not say which gamma was chosen: remove '
+      f'{shard.chunk_folder}, or choose another folder'
+    ) from error
 
 
 def write_chunk(

@@ -14,6 +14,9 @@ from specdec_jax.infer.decode_many import Utilisation
 from specdec_jax.infer.examples import Row
 from specdec_jax.measure import metrics
 
+# Fields of `Utilisation` that count.
+_ADDED = ('num_iterations', 'num_row_runs', 'fill_seconds', 'loop_seconds')
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timed:
@@ -46,16 +49,26 @@ class Timed:
 
 def together(chunks: Sequence[Timed]) -> Timed:
   """Several chunks as one."""
-  utilisation = Utilisation(num_rows=chunks[0].utilisation.num_rows)
-  for chunk in chunks:
-    utilisation.num_iterations += chunk.utilisation.num_iterations
-    utilisation.num_row_runs += chunk.utilisation.num_row_runs
+  utilisations = [dataclasses.asdict(chunk.utilisation) for chunk in chunks]
+  added = {name: sum(each[name] for each in utilisations) for name in _ADDED}
   return Timed(
-    statistics=jax.tree.map(
-      lambda *rows: np.concatenate(rows), *(c.statistics for c in chunks)
-    ),
-    utilisation=utilisation,
+    statistics=joined([chunk.statistics for chunk in chunks]),
+    utilisation=dataclasses.replace(chunks[0].utilisation, **added),
     seconds=sum(chunk.seconds for chunk in chunks),
+  )
+
+
+def joined(statistics: Sequence[Statistics]) -> Statistics:
+  """Counters of all rows, those by position as wide as the longest drafts."""
+  gamma = max(each.num_tested.shape[1] for each in statistics)
+
+  def widen(values: np.ndarray) -> np.ndarray:
+    if values.ndim == 1:
+      return values
+    return np.pad(values, ((0, 0), (0, gamma - values.shape[1])))
+
+  return jax.tree.map(
+    lambda *rows: np.concatenate([widen(row) for row in rows]), *statistics
   )
 
 

@@ -132,6 +132,15 @@ def is_first() -> bool:
   return jax.process_index() == 0
 
 
+def number_of_first(number: int) -> int:
+  """The first process's number, in all processes."""
+  if jax.process_count() == 1:
+    return number
+  from jax.experimental import multihost_utils
+
+  return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
+
+
 def ask_first(function: Callable[[], Any]) -> Any:
   """What a function gives, called in the first process alone; others learn
   whether that is true.

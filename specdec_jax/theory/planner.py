@@ -19,7 +19,7 @@ from specdec_jax.theory.acceptance import (
 )
 
 # Smaller gains and losses count as neither.
-_MARGIN = 0.02
+MARGIN = 0.02
 
 
 def widths_to_time(max_gamma: int) -> tuple[int, ...]:
@@ -281,7 +281,7 @@ def _verdict(
   if not drafting:
     return ['No gamma was considered: decode plainly.']
   gaining = [each.gamma for each in drafting if each.speedup > 1]
-  if best.speedup > 1 + _MARGIN:
+  if best.speedup > 1 + MARGIN:
     sentences = [
       f'Take gamma {best.gamma}: {best.expected_tokens:.2f} tokens per target '
       f'run, {best.speedup:.2f} times as fast as plain decoding, for '

@@ -1,5 +1,7 @@
 """`specdec_jax.load`, `generate` and `stream`, as a user calls them."""
 
+import functools
+
 import pytest
 
 pytest.importorskip('safetensors')
@@ -199,6 +201,7 @@ def test_a_stream_is_of_one_text(decoder):
     ({'drafter': 'ngram'}, 'drafter ngram needs text, the file to count'),
     ({'drafter': 'ngram', 'text': 'nowhere'}, '^text: cannot read nowhere'),
     ({'top_k': 3}, 'top_k 3 changes nothing at temperature 0'),
+    ({'gamma': 'atuo'}, "gamma 'atuo' is neither a number nor 'auto'"),
     ({'gamma': 500}, 'gamma 500 is too large for a context of 128'),
   ],
 )
@@ -237,3 +240,57 @@ def test_logits_that_are_no_numbers_are_said(tmp_path):
     match=r'text 1: after 0 new tokens the logits were not numbers \(NaN\)',
   ):
     generate(decoder, ['ab'])
+
+
+def test_auto_gamma_decodes_the_first_texts_with_several(folder, caplog):
+  """Each text has the tokens that a given gamma gives it; sampled, so that
+  every gamma gives others."""
+  caplog.set_level('INFO', logger='specdec_jax')
+  load = functools.partial(
+    specdec_jax.load, folder, drafter='uniform', temperature=1.0
+  )
+  auto = load(gamma='auto')
+  texts = [TEXTS[i % 5] for i in range(82)]
+  usual = {'max_new_tokens': 5, 'batch_size': 2}
+  found = list(specdec_jax.generate(auto, texts, **usual))
+  [choice] = auto.gammas.values()
+  assert caplog.messages == [choice.sentence]
+  assert f'gamma auto is {choice.gamma}' in choice.sentence
+  assert set(choice.tokens_per_second) == {'0', '1', '3', '7'}
+  expected = {
+    gamma: list(specdec_jax.generate(load(gamma=gamma), texts, **usual))
+    for gamma in (1, 3, 7)
+  }
+  plain = load(drafter='none')
+  expected[0] = list(specdec_jax.generate(plain, texts, **usual))
+  used = [gamma for gamma in (0, 1, 3, 7) for _ in range(2)]
+  for i, gamma in enumerate(used):
+    assert found[i].tokens == expected[gamma][i].tokens, i
+    assert found[i].statistics == expected[gamma][i].statistics, i
+  if choice.gamma in expected:
+    rest = [each.tokens for each in expected[choice.gamma][len(used) :]]
+    assert [each.tokens for each in found[len(used) :]] == rest
+  # What was chosen serves later calls, of any number of texts.
+  again = list(specdec_jax.generate(auto, texts[:3], **usual))
+  if choice.gamma in expected:
+    assert [each.tokens for each in again] == [
+      each.tokens for each in expected[choice.gamma][:3]
+    ]
+  assert len(caplog.messages) == 1
+  assert len({each[1].tokens for each in expected.values()}) > 1
+
+
+def test_auto_gamma_of_few_texts_is_plain_decoding(folder, caplog):
+  caplog.set_level('INFO', logger='specdec_jax')
+  auto = specdec_jax.load(folder, gamma='auto')
+  found = generate(auto, TEXTS)
+  assert all(each.statistics['drafted'] == 0 for each in found)
+  assert [each.statistics['target_runs'] for each in found] == [NUM_NEW] * 5
+  assert 'takes 40 batches, and there are 3' in caplog.text
+  assert not auto.gammas
+  for call in (
+    lambda: specdec_jax.stream(auto, TEXTS[0]),
+    lambda: specdec_jax.generate(auto, TEXTS, stop=['x']),
+  ):
+    with pytest.raises(ValueError, match='gamma auto is measured where many'):
+      call()

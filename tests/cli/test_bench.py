@@ -152,3 +152,20 @@ def test_the_figures_go_nowhere_else(run, tmp_path):
   path = tmp_path / 'none' / 'figures.json'
   result = run('bench', '--prompt', 'a', '--json', path)
   assert_refused(result, f'cannot write --json {path}')
+
+
+def test_auto_gamma_is_measured_first(bench, tmp_path):
+  path = tmp_path / 'figures.json'
+  result = bench('--gamma', 'auto', '--plain_dtypes', 'float32', '--json', path)
+  assert result.status == 0, result
+  figures = json.loads(path.read_text())
+  choice = figures['auto']
+  assert result.err == f'specdec: {choice["sentence"]}\n'
+  assert set(choice['tokens_per_second']) == {'0', '3', '7', '15'}
+  assert figures['gamma'] == choice['gamma'] <= 15
+  if choice['gamma']:
+    assert figures['identical'] is True
+    assert f'gamma {choice["gamma"]}' in result.out
+  else:
+    assert 'speedup' not in figures
+    assert result.out == ''

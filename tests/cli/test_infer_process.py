@@ -1,5 +1,6 @@
 """`specdec infer` as processes: killed and restarted, and two together."""
 
+import json
 import pathlib
 import random
 import signal
@@ -96,6 +97,55 @@ def test_a_run_killed_three_times_ends_in_the_same_bytes(
   names = [result(tmp_path / each) for each in ('whole', 'killed')]
   assert names[0].read_bytes() == names[1].read_bytes()
   assert not chunks.exists()
+
+
+@pytest.mark.slow
+def test_a_killed_run_keeps_the_gamma_that_it_chose(
+  start, run, t5, task, tmp_path
+):
+  """Killed before its first chunk, in which gammas are tried, and again some
+  chunks later. Each line is that of a run with the gamma that it should have:
+  tokens are sampled, and differ between gammas."""
+
+  def flags(out, drafter, **more):
+    usual = {'Decoding__temperature': 1.0, 'Decoding__batch_size': 4}
+    drafter = infer_runs.gin_file(f'drafters/{drafter}.gin')
+    return argv(t5, task, tmp_path / out, drafter, **usual | more)
+
+  auto = flags(
+    'auto', 'uniform', drafting__Uniform__gamma="'auto'",
+    infer__checkpoint_period=2,
+  )  # fmt: skip
+  chunks = tmp_path / 'auto' / 'tmp-task-predict-00000-of-00001'
+  chosen = []
+  for name in ('settings.json', f'{result("").name}-chunk00004.COMPLETED'):
+    process = start(*auto)
+    wait_for(chunks / name, process)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    mark = chunks / f'{result("").name}-chunk00000.COMPLETED'
+    if mark.exists():
+      chosen.append(json.loads(mark.read_text()))
+  assert len(chosen) == 1
+  assert chosen[0]['examples'] == 4 * 4
+  text = finish(start(*auto))
+  final = result(tmp_path / 'auto')
+  mark = json.loads(final.with_name(f'{final.name}.COMPLETED').read_text())
+  assert mark['gamma'] == chosen[0]['gamma']
+  assert f'specdec: {mark["gamma"]["sentence"]}\n' in text
+
+  found = final.read_text().splitlines()
+  gammas = [gamma for gamma in (0, 1, 3, 7) for _ in range(4)]
+  gammas += [mark['gamma']['gamma']] * (NUM_EXAMPLES - len(gammas))
+  expected = {}
+  for gamma in {*gammas}:
+    more = {'drafting__Uniform__gamma': gamma} if gamma else {}
+    name = 'uniform' if gamma else 'none'
+    assert run(*flags(f'given{gamma}', name, **more)).status == 0
+    lines = result(tmp_path / f'given{gamma}').read_text().splitlines()
+    expected[gamma] = lines
+  assert found == [expected[gamma][i] for i, gamma in enumerate(gammas)]
+  assert len({tuple(lines) for lines in expected.values()}) == len(expected)
 
 
 IMPATIENT = """

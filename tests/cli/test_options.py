@@ -76,6 +76,10 @@ COMPLAINTS = {
     ('--draft_model', 'x', '--adaptive', 'threshold', '--draft_cost', '0.1'),
     '--draft_cost is for --adaptive estimate, not threshold',
   ),
+  'two ways to vary': (
+    ('--draft_model', 'x', '--adaptive', 'heuristic', '--gamma', 'auto'),
+    '--gamma auto chooses one gamma for a run, and --adaptive one for each',
+  ),
   'negative cost': (('--draft_cost=-1',), '--draft_cost', 'at least 0, got -1'),
   'idle threshold': (
     ('--draft_model', 'x', '--min_prob', '0.5'),
@@ -163,6 +167,12 @@ def test_bench_needs_a_drafter_and_known_dtypes(run, no_model):
 def test_calibrate_measures_no_gamma_that_varies(run, no_model):
   options = ('--draft_model', 'x', '--adaptive', 'heuristic')
   assert_refused(run('calibrate', *PROMPT, *options), 'leave out --adaptive')
+
+
+@pytest.mark.parametrize('command', ['generate', 'calibrate'])
+def test_auto_gamma_is_not_for_all_commands(run, no_model, command):
+  result = run(command, *PROMPT, '--gamma', 'auto')
+  assert_refused(result, '--gamma auto is measured by bench and infer')
 
 
 def test_more_devices_than_there_are(run, no_model):

@@ -115,6 +115,11 @@ def own_settings(tmp_path_factory):
   }
 
 
+def test_gamma_is_a_number_here():
+  with pytest.raises(ValueError, match='gamma auto measures the first rows'):
+    decoding.Speculation(gamma='auto')
+
+
 def _decoded(target, **settings):
   """The tokens of a decode in which tokens are forced, and its counters."""
   params, _ = target

@@ -8,24 +8,27 @@ apart, as is compilation.
 import argparse
 import dataclasses
 import functools
+import itertools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
+from specdec_jax.assembly import auto_gamma, drafting, running
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import NoDrafter
 from specdec_jax.base import Params, Prompt
 from specdec_jax.cli import chosen, options, outputs, suite
 from specdec_jax.launch import progress
-from specdec_jax.measure import benchmark, stopwatch
+from specdec_jax.measure import benchmark, stopwatch, trials
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.sides import Side
 from specdec_jax.measure.simulated import simulated_acceptance
 from specdec_jax.text import prompts
 from specdec_jax.text.prompts import Batch
+from specdec_jax.theory.choosing import Choice
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
   suite.check(args)
   if args.suite is not None:
     return suite.run(args)
-  choices = chosen.choices_of(args)
+  choices = chosen.choices_of(args, may_be_auto=True)
   if args.drafter == 'none':
     raise ValueError('bench compares with plain decoding: choose a drafter')
   outputs.check(
@@ -59,7 +62,18 @@ def run(args: argparse.Namespace) -> int:
   batches = chosen.batches_of(args, decoder, texts)
   if args.simulate_alpha is not None:
     decoder = _simulate(decoder, args.simulate_alpha)
+  choice = None
+  if decoder.is_auto:
+    choice = _choose(args, decoder, batches)
+    decoder = decoder.at(choice.gamma)
+    print(f'specdec: {choice.sentence}', file=sys.stderr)
+    if not choice.gamma:
+      if args.json:
+        found = configuration(args, decoder) | {'auto': vars(choice)}
+        outputs.write_json(args.json, found)
+      return 0
   figures = _measure(args, decoder, batches) | configuration(args, decoder)
+  figures['auto'] = choice and vars(choice)
   figures['is_simulated'] = args.simulate_alpha is not None
   if figures['is_simulated']:
     simulated = {'verification': 'simulated', 'lenience': None}
@@ -78,6 +92,25 @@ def _simulate(decoder: Decoder, alpha: float) -> Decoder:
     verify_fn=functools.partial(simulated_acceptance, alpha=alpha),
     eos_id=(-1,),
   )
+
+
+def _choose(
+  args: argparse.Namespace, decoder: Decoder, batches: Sequence[Batch]
+) -> Choice:
+  """What --gamma auto takes for these batches, be they ever so few: they are
+  decoded again and again in any case."""
+  settings = running.Settings(
+    max_new_tokens=args.max_new_tokens,
+    seed=args.seed,
+    num_devices=args.num_devices,
+  )
+  gammas = drafting.auto_gammas(decoder.choice)
+  needed = trials.num_batches_needed(gammas, args.batch_size)
+  many = list(itertools.islice(itertools.cycle(batches), needed))
+  with progress.waiting('measuring gamma'):
+    return auto_gamma.choose(
+      decoder, many, settings, call=progress.interruptible
+    )[0]
 
 
 def _measure(

@@ -53,6 +53,11 @@ class Settings:
   @choices.named_by_flags('{}')
   def __post_init__(self):
     choices.by_name('drafter', DRAFTERS, self.drafter)
+    if self.gamma == drafting.AUTO:
+      raise choices.ChoiceError(
+        '{gamma} auto measures the first rows of a run, and T5X hands over one '
+        'batch, inside of a program of its own: give a number'
+      )
     self.rule.seen(self.sampling)
 
   @property

@@ -1,0 +1,157 @@
+"""`gamma='auto'` for batches that are all there: in Python and in `bench`."""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from specdec_jax.assembly import drafting, running
+from specdec_jax.assembly.choices import ChoiceError
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.running import Call, Settings
+from specdec_jax.base import Prompt
+from specdec_jax.decoding import speculative
+from specdec_jax.decoding.state import DecodeOutput, DecodeState
+from specdec_jax.measure import stopwatch, trials
+from specdec_jax.measure.trials import Visit
+from specdec_jax.text.prompts import Batch
+from specdec_jax.theory import choosing
+from specdec_jax.theory.choosing import Choice
+
+# Tokens of the decode that warms programs up.
+_NUM_WARM = 4
+_log = logging.getLogger('specdec_jax')
+
+
+def settled(decoder: Decoder, num_rows: int, num_devices: int = 1) -> Decoder:
+  """A decoder whose gamma is a number: itself, or what was measured for it.
+
+  Raises:
+    ChoiceError: if nothing was, for batches of so many rows.
+  """
+  if not decoder.is_auto:
+    return decoder
+  choice = decoder.gammas.get((num_rows, num_devices))
+  if choice is None:
+    raise ChoiceError(
+      '{gamma} auto is measured where many texts are decoded whole, without '
+      f'{{stop}}, and nothing was yet for batches of {num_rows}: give a number'
+    )
+  return _at(decoder, choice.gamma)
+
+
+def outputs(
+  decoder: Decoder, batches: Sequence[Batch], settings: Settings
+) -> Iterator[DecodeOutput]:
+  """Decodes batches of one shape with the gamma that the first of them chose,
+  or those of an earlier call."""
+  choice, first = choose(decoder, batches, settings)
+  yield from first
+  rest = batches[len(first) :]
+  if rest:
+    decode = _compile(_at(decoder, choice.gamma), rest[0], settings)
+    yield from (decode(batch)[0] for batch in rest)
+
+
+def choose(
+  decoder: Decoder,
+  batches: Sequence[Batch],
+  settings: Settings,
+  call: Call = lambda f: f(),
+) -> tuple[Choice, list[DecodeOutput]]:
+  """The gamma for batches of this shape, and the outputs of those that were
+  decoded to find it: none if they are too few, or if it is known.
+
+  Args:
+    decoder: one with 'auto'; it keeps the choice.
+    batches: of one shape.
+    settings: of the decode.
+    call: as for `running.compile_whole`.
+  """
+  batch_size = batches[0].prompt.row_ids.size
+  key = (batch_size, settings.num_devices)
+  if key in decoder.gammas:
+    return decoder.gammas[key], []
+  gammas = drafting.auto_gammas(decoder.choice)
+  turns = trials.schedule(gammas, batch_size, len(batches))
+  if not turns:
+    choice = trials.too_short(gammas, len(batches))
+    _log.info(choice.sentence)
+    return choice, []
+  decoders = {
+    gamma: _compile(_at(decoder, gamma), batches[0], settings, call)
+    for gamma in gammas
+  }
+  visits: dict[int, list[Visit]] = {gamma: [] for gamma in gammas}
+  found = []
+  for gamma, batch in zip(turns, batches, strict=False):
+    output, visit = call(functools.partial(decoders[gamma], batch))
+    visits[gamma].append(visit)
+    found.append(output)
+  choice = choosing.choose(
+    [trials.trial(each, waits=True) for each in visits.values()], batch_size
+  )
+  decoder.gammas[key] = choice
+  _log.info(choice.sentence)
+  return choice, found
+
+
+def _at(decoder: Decoder, gamma: int) -> Decoder:
+  """The decoder with a gamma, kept for what it has compiled."""
+  if ('at', gamma) not in decoder.programs:
+    decoder.programs['at', gamma] = decoder.at(gamma)
+  return decoder.programs['at', gamma]
+
+
+def _compile(
+  decoder: Decoder,
+  first: Batch,
+  settings: Settings,
+  call: Call = lambda f: f(),
+) -> Callable[[Batch], tuple[DecodeOutput, Visit]]:
+  """Compiles prefill and loop for batches of the shape of `first`, and runs
+  both for a few tokens, so that they are warm."""
+  key = jax.random.key(settings.seed)
+  place = functools.partial(running.place, num_devices=settings.num_devices)
+  params = place(decoder.params, is_batch=False)
+  networks: dict[str, Any] = decoder.networks
+  init = functools.partial(
+    speculative.init,
+    **networks,
+    max_len=running.max_length(first, settings.max_new_tokens),
+  )
+
+  def run(params: Any, state: DecodeState) -> DecodeOutput:
+    state = speculative.run(params, state, **networks, **decoder.rule)
+    return speculative.output(state)
+
+  def compile_both() -> tuple[Any, Any]:
+    prompt = place(first.prompt, is_batch=True)
+    prefill, _ = stopwatch.compile_seconds(init, params, key, prompt)
+    state = prefill(params, key, prompt)
+    return prefill, stopwatch.compile_seconds(run, params, state)[0]
+
+  prefill, loop = running.kept(
+    decoder, 'parts', first, settings, lambda: call(compile_both)
+  )
+
+  def decode(prompt: Prompt) -> tuple[DecodeOutput, Visit]:
+    prompt = place(prompt, is_batch=True)
+    state, fill_seconds = stopwatch.run_seconds(prefill, params, key, prompt)
+    output, loop_seconds = stopwatch.run_seconds(loop, params, state)
+    return output, Visit(
+      gamma=decoder.drafter.gamma,
+      statistics=output.statistics,
+      num_iterations=int(output.statistics.num_target_runs.max()),
+      fill_seconds=fill_seconds,
+      loop_seconds=loop_seconds,
+    )
+
+  few = dataclasses.replace(
+    first.prompt, max_lengths=first.prompt.decoder_lengths + _NUM_WARM
+  )
+  call(lambda: decode(few))
+  return lambda batch: decode(batch.prompt)

@@ -1,0 +1,99 @@
+"""Which rows `gamma='auto'` tries which gamma on, and what they show."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from specdec_jax.decoding.statistics import Statistics
+from specdec_jax.theory.choosing import Choice, Trial
+
+# Rows of each gamma that suffice.
+_NUM_ROWS = 8
+# Of so many batches one may be of the measurement.
+_SHARE = 10
+
+
+def num_batches_needed(gammas: Sequence[int], batch_size: int) -> int:
+  """Batches of a run that can use as many rows as suffice."""
+  return -(-_NUM_ROWS // batch_size) * _SHARE * len(gammas)
+
+
+def schedule(
+  gammas: Sequence[int], batch_size: int, num_batches: int
+) -> tuple[int, ...]:
+  """The gammas of the first batches of a run: none if it is too short.
+
+  Args:
+    gammas: what to try, 0 among them.
+    batch_size: rows.
+    num_batches: of the run, or `num_batches_needed` if it has more.
+  """
+  num_rounds = min(
+    -(-_NUM_ROWS // batch_size), num_batches // (_SHARE * len(gammas))
+  )
+  # There and back again, so that a drift of the machine's speed cancels.
+  turns = (tuple(gammas), tuple(reversed(gammas)))
+  return tuple(gamma for i in range(num_rounds) for gamma in turns[i % 2])
+
+
+def too_short(gammas: Sequence[int], num_batches: int) -> Choice:
+  """The choice for a run without a schedule."""
+  return Choice(
+    gamma=0,
+    sentence='gamma auto is 0, plain decoding: to measure takes '
+    f'{_SHARE * len(gammas)} batches, and there are {num_batches}',
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Visit:
+  """One batch that was decoded with one gamma.
+
+  Attributes:
+    gamma: which.
+    statistics: of its rows.
+    num_iterations: of the loop.
+    fill_seconds: of its prefill.
+    loop_seconds: of its iterations.
+  """
+
+  gamma: int
+  statistics: Statistics
+  num_iterations: int
+  fill_seconds: float
+  loop_seconds: float
+
+
+def trial(visits: Sequence[Visit], *, waits: bool) -> Trial:
+  """What the visits of one gamma show together.
+
+  Args:
+    visits: its batches. The quickest counts: what else a machine does slows
+      programs down.
+    waits: whether a batch waits for its slowest row; else rows are refilled.
+  """
+  counts = [jax.device_get(visit.statistics) for visit in visits]
+  total = jax.tree.map(lambda *rows: np.concatenate(rows), *counts)
+  num_slots = sum(
+    v.num_iterations * c.num_tokens.size
+    for v, c in zip(visits, counts, strict=True)
+  )
+  return Trial(
+    gamma=visits[0].gamma,
+    num_tokens=total.num_tokens,
+    num_runs=total.num_target_runs,
+    num_tested=total.num_tested,
+    num_accepted=total.num_accepted,
+    fill_seconds=min(
+      visit.fill_seconds / each.num_tokens.size
+      for visit, each in zip(visits, counts, strict=True)
+    ),
+    iteration_seconds=min(
+      visit.loop_seconds / visit.num_iterations for visit in visits
+    ),
+    utilisation=float(total.num_target_runs.sum() / num_slots)
+    if waits
+    else 1.0,
+  )

@@ -1,0 +1,191 @@
+"""The gamma for a run, from a few of its rows decoded with several."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.theory import estimates
+from specdec_jax.theory.planner import MARGIN, Costs
+from specdec_jax.theory.speedup import predicted_speedup
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+  """What R rows decoded with one gamma have shown.
+
+  Attributes:
+    gamma: drafted tokens per iteration; 0 is plain decoding.
+    num_tokens: `[R]`, of each row.
+    num_runs: `[R]`, its target runs.
+    num_tested: `[R, gamma]`, how often its i-th drafted token was reached.
+    num_accepted: `[R, gamma]`, how often it then passed.
+    fill_seconds: of the prefill of a row.
+    iteration_seconds: of the loop, for all rows of a batch.
+    utilisation: mean share of a batch's rows that an iteration serves.
+  """
+
+  gamma: int
+  num_tokens: np.ndarray
+  num_runs: np.ndarray
+  num_tested: np.ndarray
+  num_accepted: np.ndarray
+  fill_seconds: float
+  iteration_seconds: float
+  utilisation: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+  """The gamma that was chosen, and why; JSON holds its fields.
+
+  Attributes:
+    gamma: 0 is plain decoding.
+    sentence: what was chosen, and the figures.
+    tokens_per_second: by gamma, as text, of those that were tried.
+    alpha: accepted / tested drafted tokens; None if none was tested.
+  """
+
+  gamma: int
+  sentence: str
+  tokens_per_second: dict[str, float] = dataclasses.field(default_factory=dict)
+  alpha: float | None = None
+
+
+def runs_with(trial: Trial, gamma: int) -> np.ndarray:
+  """Target runs `[R]` that drafts of at most `gamma` tokens would have needed
+  for what those of a trial gave.
+
+  Where a draft had A tokens accepted, a run decided on A + 1; with a shorter
+  one, all accepted, on `gamma + 1` of them. It takes a drafter that goes on as
+  it would have: models and copies do. Exact if `gamma + 1` divides the trial's;
+  else where a whole draft was accepted, and the next run goes on, the share of
+  runs is counted.
+  """
+  num_rows = trial.num_runs.size
+  reached = np.column_stack(
+    [trial.num_runs, trial.num_accepted, np.zeros(num_rows, int)]
+  )
+  ended = reached[:, :-1] - reached[:, 1:]
+  needed = np.arange(1, trial.gamma + 2) / (gamma + 1)
+  needed[:-1] = np.ceil(needed[:-1])
+  return ended @ needed
+
+
+def choose(trials: Sequence[Trial], batch_size: int) -> Choice:
+  """The fastest gamma, or 0 if none is faster than plain decoding by a margin.
+
+  How tokens per target run depend on gamma is that of the rows with the longest
+  drafts (`runs_with`), which are one set of texts for all; how many tokens are
+  accepted at all, that of all rows. So gammas between those tried are
+  considered as well, unless there are too few rows of each to tell whether this
+  holds. Where a trial contradicts it by more than the rows explain, each speaks
+  for itself.
+
+  Args:
+    trials: of different gammas, 0 among them.
+    batch_size: B, rows that an iteration serves.
+
+  Raises:
+    ValueError: if gamma 0 was not tried.
+  """
+  trials = sorted(trials, key=lambda trial: trial.gamma)
+  plain, drafting = trials[0], trials[1:]
+  if plain.gamma:
+    raise ValueError('gamma 0 was not tried')
+  costs = Costs(
+    widths=[trial.gamma + 1 for trial in trials],
+    target_seconds=[trial.iteration_seconds for trial in trials],
+    first_draft_seconds=0.0,
+    draft_seconds=0.0,
+  )
+  length = np.concatenate([trial.num_tokens for trial in trials]).mean()
+
+  def speed(gamma: int, efficiency: float) -> float:
+    """Tokens per second."""
+    near = drafting if gamma else [plain]
+    at = lambda values: np.interp(gamma, [t.gamma for t in near], values)
+    ratio = costs.iteration_seconds(gamma) / costs.plain_seconds
+    pace = predicted_speedup(efficiency, gamma, 0.0, ratio)
+    rows_at_work = batch_size * at([t.utilisation for t in near])
+    seconds = length * costs.plain_seconds / pace / rows_at_work
+    return float(length / (at([t.fill_seconds for t in near]) + seconds))
+
+  own = {
+    each.gamma: float(each.num_tokens.sum() / each.num_runs.sum())
+    for each in drafting
+  }
+  measured = {gamma: speed(gamma, own.get(gamma, 1.0)) for gamma in (0, *own)}
+  speeds, agreement = dict(measured), _agree(drafting)
+  if agreement is not False:
+    considered = range(min(own), max(own) + 1) if agreement else own
+    expected = _efficiencies(drafting, considered)
+    speeds |= {gamma: speed(gamma, each) for gamma, each in expected.items()}
+  best = max(speeds, key=speeds.__getitem__)
+  if speeds[best] <= (1 + MARGIN) * speeds[0]:
+    best = 0
+  accepted, tested = (
+    sum(int(getattr(trial, name).sum()) for trial in drafting)
+    for name in ('num_accepted', 'num_tested')
+  )
+  alpha = estimates.alpha(accepted, tested)
+  num_rows = sum(trial.num_runs.size for trial in trials)
+  return Choice(
+    gamma=best,
+    sentence=_sentence(best, measured, speeds, alpha, num_rows),
+    tokens_per_second={str(gamma): each for gamma, each in measured.items()},
+    alpha=alpha,
+  )
+
+
+def _efficiencies(
+  trials: Sequence[Trial], gammas: Iterable[int]
+) -> dict[int, float]:
+  """Tokens per target run with each gamma."""
+  widest = trials[-1]
+  shape = lambda gamma: float(
+    widest.num_tokens.sum() / runs_with(widest, gamma).sum()
+  )
+  accepted = sum(int((t.num_tokens - t.num_runs).sum()) for t in trials)
+  promised = sum(int(t.num_runs.sum()) * (shape(t.gamma) - 1) for t in trials)
+  level = accepted / promised if promised else 1.0
+  return {gamma: 1 + level * (shape(gamma) - 1) for gamma in gammas}
+
+
+def _agree(trials: Sequence[Trial]) -> bool | None:
+  """Whether each trial's tokens per target run are, within the intervals of
+  both, what the longest drafts promise; None if there are no intervals."""
+  widest = trials[-1]
+  for trial in trials[:-1]:
+    found, its = estimates.ratio(trial.num_tokens, trial.num_runs)
+    promised, theirs = estimates.ratio(
+      widest.num_tokens, runs_with(widest, trial.gamma)
+    )
+    if its is None or theirs is None:
+      return None
+    if abs(found - promised) > np.hypot(found - its[0], promised - theirs[0]):
+      return False
+  return True
+
+
+def _sentence(
+  best: int,
+  measured: dict[int, float],
+  speeds: dict[int, float],
+  alpha: float | None,
+  num_rows: int,
+) -> str:
+  """What was chosen and why, in one line."""
+  shown: Any = [
+    f'{each:.1f} with gamma {gamma}' if gamma else f'plain {each:.1f}'
+    for gamma, each in measured.items()
+  ]
+  parts = [f'{", ".join(shown)} tokens/s in {num_rows} rows']
+  if alpha is not None:
+    parts.append(f'alpha {alpha:.2f}')
+  if not best:
+    parts.append(f'no gamma is faster than plain by {MARGIN:.0%}')
+    return f'gamma auto is 0, plain decoding: {"; ".join(parts)}'
+  parts.append(f'gamma {best} is expected to give {speeds[best]:.1f}')
+  return f'gamma auto is {best}: {"; ".join(parts)}'

@@ -1,0 +1,62 @@
+"""Which batches try what, and what they show."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from specdec_jax.decoding import statistics
+from specdec_jax.measure import trials
+from specdec_jax.measure.trials import Visit
+
+GAMMAS = (0, 2, 5, 11)
+
+
+@pytest.mark.parametrize(
+  ('batch_size', 'num_batches', 'num_rounds'),
+  [
+    (1, 39, 0),
+    (1, 40, 1),
+    (1, 119, 2),
+    (1, 10**6, 8),
+    (4, 100, 2),
+    (32, 60, 1),
+  ],
+)
+def test_a_tenth_of_the_batches_at_most(batch_size, num_batches, num_rounds):
+  found = trials.schedule(GAMMAS, batch_size, num_batches)
+  assert len(found) == num_rounds * 4 <= num_batches / 10
+  assert found[:8] == (0, 2, 5, 11, 11, 5, 2, 0)[: len(found)]
+  needed = trials.num_batches_needed(GAMMAS, batch_size)
+  seen = trials.schedule(GAMMAS, batch_size, min(needed, num_batches))
+  assert seen == found
+  if not found:
+    choice = trials.too_short(GAMMAS, num_batches)
+    assert choice.gamma == 0
+    assert 'takes 40 batches, and there are 39' in choice.sentence
+
+
+def visit(fill_seconds, loop_seconds, num_runs):
+  counts = statistics.init(2, 3)
+  counts = dataclasses.replace(
+    counts,
+    num_tokens=np.array([6, 9]),
+    num_target_runs=np.array(num_runs),
+  )
+  return Visit(
+    gamma=3,
+    statistics=counts,
+    num_iterations=max(num_runs),
+    fill_seconds=fill_seconds,
+    loop_seconds=loop_seconds,
+  )
+
+
+def test_the_quickest_visit_counts():
+  visits = [visit(3.0, 8.0, [2, 4]), visit(1.0, 15.0, [3, 5])]
+  found = trials.trial(visits, waits=True)
+  assert (found.fill_seconds, found.iteration_seconds) == (0.5, 2.0)
+  assert found.utilisation == (2 + 4 + 3 + 5) / (2 * 4 + 2 * 5)
+  assert found.num_runs.tolist() == [2, 4, 3, 5]
+  assert found.num_accepted.shape == (4, 3)
+  assert trials.trial(visits, waits=False).utilisation == 1.0
