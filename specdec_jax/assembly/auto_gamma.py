@@ -40,7 +40,7 @@ def settled(decoder: Decoder, num_rows: int, num_devices: int = 1) -> Decoder:
       '{gamma} auto is measured where many texts are decoded whole, without '
       f'{{stop}}, and nothing was yet for batches of {num_rows}: give a number'
     )
-  return _at(decoder, choice.gamma)
+  return decoder_at(decoder, choice.gamma)
 
 
 def outputs(
@@ -52,7 +52,7 @@ def outputs(
   yield from first
   rest = batches[len(first) :]
   if rest:
-    decode = _compile(_at(decoder, choice.gamma), rest[0], settings)
+    decode = compile_parts(decoder_at(decoder, choice.gamma), rest[0], settings)
     yield from (decode(batch)[0] for batch in rest)
 
 
@@ -82,7 +82,7 @@ def choose(
     _log.info(choice.sentence)
     return choice, []
   decoders = {
-    gamma: _compile(_at(decoder, gamma), batches[0], settings, call)
+    gamma: compile_parts(decoder_at(decoder, gamma), batches[0], settings, call)
     for gamma in gammas
   }
   visits: dict[int, list[Visit]] = {gamma: [] for gamma in gammas}
@@ -99,14 +99,14 @@ def choose(
   return choice, found
 
 
-def _at(decoder: Decoder, gamma: int) -> Decoder:
+def decoder_at(decoder: Decoder, gamma: int) -> Decoder:
   """The decoder with a gamma, kept for what it has compiled."""
   if ('at', gamma) not in decoder.programs:
     decoder.programs['at', gamma] = decoder.at(gamma)
   return decoder.programs['at', gamma]
 
 
-def _compile(
+def compile_parts(
   decoder: Decoder,
   first: Batch,
   settings: Settings,

@@ -33,14 +33,14 @@ from specdec_jax.text.vocabularies import AnyVocabulary
 _GAMMA = 'drafted tokens per iteration, at most'
 # Measured on the first rows of a run; see docs/design.md.
 AUTO = 'auto'
-_number = number(
+gamma_number = number(
   int, lambda n: 1 <= n <= MAX_GAMMA, f'an integer from 1 to {MAX_GAMMA}'
 )
 
 
 def gamma_type(text: str) -> Any:
   """An argparse type: a number of tokens, or 'auto'."""
-  return AUTO if text == AUTO else _number(text)
+  return AUTO if text == AUTO else gamma_number(text)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -259,9 +259,6 @@ class SpecDrafter:
     return Drafting(drafter=drafter, model=self.model, config=config)
 
 
-_HEADS = ('with_heads', 'set of heads')
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockHeads:
   """Heads on the target's decoder; see `drafters.blockwise_heads`.
@@ -275,7 +272,7 @@ class BlockHeads:
   gamma: Any = option(None, _GAMMA, type=gamma_type)
 
   def make(self, target: Target) -> Drafting:
-    config = _drafter_config(self.model, *_HEADS)
+    config = _drafter_config(self.model, 'with_heads', 'set of heads')
     gamma = config.gamma if self.gamma is None else self.gamma
     if gamma > config.gamma:
       raise ChoiceError(
@@ -331,7 +328,7 @@ def auto_gammas(choice: Any) -> tuple[int, ...]:
   next, all plus 1."""
   widest = _WIDEST.get(type(choice), 7)
   if isinstance(choice, BlockHeads):
-    widest = _drafter_config(choice.model, *_HEADS).gamma
+    widest = _drafter_config(choice.model, 'with_heads', 'set of heads').gamma
   tried = {(widest + 1) // part - 1 for part in (1, 2, 4)}
   return (0, *sorted(tried - {0, -1}))
 

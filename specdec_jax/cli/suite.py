@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ('drafters', names, None,
      'prompt_lookup, ngram, uniform, none, or KIND=MODEL such as '
      'model=ende-nano (default: by target)'),
-    ('gammas', listed(drafting.gamma_type), [4, 8], 'of every drafter'),
+    ('gammas', listed(drafting.gamma_number), [4, 8], 'of every drafter'),
     ('temperatures', listed(options.temperature), [0.0], '0 is greedy'),
     ('batch_sizes', listed(positive_int), [1], 'rows decoded at once'),
     ('suite_prompts', positive_int, 5, 'the first ones of each category'),

@@ -10,14 +10,14 @@ from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.theory.choosing import Choice, Trial
 
 # Rows of each gamma that suffice.
-_NUM_ROWS = 8
+NUM_ROWS = 8
 # Of so many batches one may be of the measurement.
 _SHARE = 10
 
 
 def num_batches_needed(gammas: Sequence[int], batch_size: int) -> int:
   """Batches of a run that can use as many rows as suffice."""
-  return -(-_NUM_ROWS // batch_size) * _SHARE * len(gammas)
+  return -(-NUM_ROWS // batch_size) * _SHARE * len(gammas)
 
 
 def schedule(
@@ -31,7 +31,7 @@ def schedule(
     num_batches: of the run, or `num_batches_needed` if it has more.
   """
   num_rounds = min(
-    -(-_NUM_ROWS // batch_size), num_batches // (_SHARE * len(gammas))
+    -(-NUM_ROWS // batch_size), num_batches // (_SHARE * len(gammas))
   )
   # There and back again, so that a drift of the machine's speed cancels.
   turns = (tuple(gammas), tuple(reversed(gammas)))

@@ -1,0 +1,253 @@
+"""What `gamma='auto'` takes, against the best gamma that a search finds.
+
+  python -m experiments.corpora debian --out corpora/debian
+  python -m experiments.auto_gamma --corpus=corpora/debian
+
+Six settings, each by itself: gamma is measured `--repeats` times afresh, and
+then every gamma of the search decodes the same batches in turns. A setting that
+`results.json` has is not measured again: a run that was stopped goes on.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import specdec_jax
+from experiments import common
+from specdec_jax.assembly import auto_gamma, drafting, running
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.running import Settings
+from specdec_jax.files import replacing
+from specdec_jax.measure import stopwatch, trials
+from specdec_jax.text.prompts import Batch
+
+SEARCHED = (0, 1, 2, 3, 4, 5, 6, 8, 11, 15)
+PROMPTS = Path(__file__).parents[1] / 'prompts'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+  """What is decoded.
+
+  Attributes:
+    model: the target.
+    options: of `specdec_jax.load`, the drafter among them.
+    texts: a file of prompts, or a corpus of `experiments.corpora`.
+    field: the field of its lines.
+    prefix: what is put before every text.
+    num_characters: most of a text.
+    is_chat: applies the chat template.
+    batch_size: rows.
+    num_batches: that the search decodes in a turn.
+    max_new_tokens: per row.
+  """
+
+  model: str
+  options: Mapping[str, Any]
+  texts: str
+  field: str = 'inputs'
+  prefix: str = ''
+  num_characters: int = 400
+  is_chat: bool = False
+  batch_size: int = 1
+  num_batches: int = 24
+  max_new_tokens: int = 48
+
+
+ENDE = Setting(
+  model='ende-mini', options={'draft_model': 'ende-nano'}, texts='debian_ende'
+)
+COPY = Setting(
+  model='smollm2-135m',
+  options={'drafter': 'prompt_lookup'},
+  texts=str(PROMPTS / 'copy.jsonl'),
+  field='prompt',
+  num_characters=10**6,
+  is_chat=True,
+  num_batches=4,
+)
+SETTINGS = {
+  'ende-mini, batch 1': ENDE,
+  'ende-mini, batch 32': dataclasses.replace(
+    ENDE, batch_size=32, num_batches=2
+  ),
+  'lm-mini': Setting(
+    model='lm-mini',
+    options={'draft_model': 'lm-nano'},
+    texts='debian_lm',
+    field='text',
+    num_characters=60,
+  ),
+  'synopsis': dataclasses.replace(
+    ENDE,
+    texts='debian_synopsis',
+    prefix='summarize: ',
+    max_new_tokens=32,
+  ),
+  'SmolLM2, copy': COPY,
+  'SmolLM2, chat': dataclasses.replace(COPY, texts=str(PROMPTS / 'chat.jsonl')),
+}
+
+
+def texts_of(setting: Setting, corpus: Path) -> list[str]:
+  """As many texts as the search decodes, evenly from the file."""
+  path = Path(setting.texts)
+  if not path.suffix:
+    path = corpus / setting.texts / 'test.jsonl'
+  lines = path.read_text(encoding='utf-8').splitlines()
+  count = setting.batch_size * setting.num_batches
+  places = np.linspace(0, len(lines) - 1, min(count, len(lines))).astype(int)
+  texts = [json.loads(lines[i])[setting.field] for i in places]
+  return [setting.prefix + text[: setting.num_characters] for text in texts]
+
+
+def measure(setting: Setting, corpus: Path, repeats: int) -> dict[str, Any]:
+  """The choices and the search's speeds, in tokens per second."""
+  auto = specdec_jax.load(setting.model, gamma='auto', **setting.options)
+  batches = running.pack(
+    auto,
+    texts_of(setting, corpus),
+    max_new_tokens=setting.max_new_tokens,
+    batch_size=setting.batch_size,
+    is_chat=setting.is_chat,
+  )
+  settings = Settings(max_new_tokens=setting.max_new_tokens)
+  tried = drafting.auto_gammas(auto.choice)
+  # Of twice the shortest run that measures at all.
+  many = 2 * trials.num_batches_needed(tried, trials.NUM_ROWS)
+  choices = []
+  for _ in range(repeats):
+    auto.gammas.clear()
+    several = list(itertools.islice(itertools.cycle(batches), many))
+    choice, _ = auto_gamma.choose(auto, several, settings)
+    choices.append(choice)
+    print(f'  {choice.sentence}', file=sys.stderr, flush=True)
+  gammas = {gamma for gamma in SEARCHED if gamma <= max(tried)}
+  gammas |= {choice.gamma for choice in choices}
+  speeds = search(auto, sorted(gammas), batches, settings, repeats)
+  return {
+    'chosen': [choice.gamma for choice in choices],
+    'sentences': [choice.sentence for choice in choices],
+    'tried': tried,
+    'tokens_per_second': {str(gamma): each for gamma, each in speeds.items()},
+    **compared(speeds, tried, [choice.gamma for choice in choices]),
+  }
+
+
+def search(
+  auto: Decoder,
+  gammas: Sequence[int],
+  batches: Sequence[Batch],
+  settings: Settings,
+  repeats: int,
+) -> dict[int, float]:
+  """Tokens per second of every gamma, the median of `repeats` turns."""
+  decodes = {
+    gamma: auto_gamma.compile_parts(
+      auto_gamma.decoder_at(auto, gamma), batches[0], settings
+    )
+    for gamma in gammas
+  }
+  found: dict[int, list[float]] = {gamma: [] for gamma in gammas}
+  for _ in range(repeats):
+    for gamma, decode in decodes.items():
+      visits = [decode(batch)[1] for batch in batches]
+      tokens = sum(int(each.statistics.num_tokens.sum()) for each in visits)
+      seconds = sum(each.fill_seconds + each.loop_seconds for each in visits)
+      found[gamma].append(tokens / seconds)
+  return {gamma: float(np.median(each)) for gamma, each in found.items()}
+
+
+def compared(
+  speeds: Mapping[int, float], tried: Sequence[int], chosen: Sequence[int]
+) -> dict[str, Any]:
+  """The choices' speed over that of the best gamma and over plain decoding's,
+  medians; and over plain decoding's in the shortest run that is measured, a
+  tenth of whose tokens are decoded with what is tried, the least."""
+  best = max(speeds, key=speeds.__getitem__)
+  slow = np.mean([1 / speeds[gamma] for gamma in tried])
+  whole = [1 / (0.1 * slow + 0.9 / speeds[gamma]) for gamma in chosen]
+  median = lambda other: float(
+    np.median([speeds[gamma] / speeds[other] for gamma in chosen])
+  )
+  return {
+    'best': best,
+    'of_best': median(best),
+    'of_plain': median(0),
+    'of_plain_with_measuring': min(whole) / speeds[0],
+  }
+
+
+def table(results: Mapping[str, Any]) -> str:
+  """Markdown."""
+  lines = [
+    '| setting | chosen | best | plain | chosen, of the best | of plain | of '
+    'plain, measuring included |',
+    '|---|---|---|---|---|---|---|',
+  ]
+  for name, found in results['settings'].items():
+    speeds, best = found['tokens_per_second'], found['best']
+    chosen = ', '.join(map(str, found['chosen']))
+    ratios = ('of_best', 'of_plain', 'of_plain_with_measuring')
+    cells = [
+      name,
+      chosen,
+      f'{best} ({speeds[str(best)]:.1f} tokens/s)',
+      f'{speeds["0"]:.1f} tokens/s',
+      *(f'{found[ratio]:.3f}' for ratio in ratios),
+    ]
+    lines.append(f'| {" | ".join(cells)} |')
+  return '\n'.join([f'{results["device"]}, float32.', '', *lines]) + '\n'
+
+
+def run(args: argparse.Namespace) -> None:
+  """Measures what is missing, and writes everything."""
+  args.output.mkdir(parents=True, exist_ok=True)
+  path = args.output / 'results.json'
+  results = {'device': stopwatch.device_name(), 'settings': {}}
+  if path.exists():
+    results = json.loads(path.read_text(encoding='utf-8'))
+  for name in args.settings:
+    if name in results['settings']:
+      continue
+    started = time.perf_counter()
+    print(name, file=sys.stderr, flush=True)
+    found = measure(SETTINGS[name], args.corpus, args.repeats)
+    found['measured_seconds'] = time.perf_counter() - started
+    results['settings'][name] = found
+    for file, text in (
+      (path, json.dumps(results, indent=2) + '\n'),
+      (args.output / 'auto_gamma.md', table(results)),
+    ):
+      with replacing.file(file) as partial:
+        partial.write_text(text, encoding='utf-8')
+  print(table(results))
+
+
+def main() -> int:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--corpus', type=Path, default='corpora/debian')
+  parser.add_argument(
+    '--output', type=Path, default='experiments/auto_gamma/results'
+  )
+  parser.add_argument(
+    '--settings',
+    type=lambda text: text.split(';'),
+    default=[*SETTINGS],
+    help=f'of {"; ".join(SETTINGS)} (default: all)',
+  )
+  common.add_counts(parser, repeats=5)
+  args = parser.parse_args()
+  return common.finish('auto_gamma', lambda: run(args))
+
+
+if __name__ == '__main__':
+  sys.exit(main())
