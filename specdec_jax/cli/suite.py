@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_jax.assembly import drafting
-from specdec_jax.assembly.choices import flags_of
+from specdec_jax.assembly.choices import Sampling, flags_of, named_by_flags
 from specdec_jax.assembly.drafting import DRAFTERS
 from specdec_jax.cli import options, suite_cells, suite_report
 from specdec_jax.files import one_writer
@@ -90,6 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   )
 
 
+@named_by_flags('--{}')
 def check(args: argparse.Namespace) -> None:
   """Raises ValueError for options that do not fit `--suite`, or its absence."""
   given = lambda defaults: [
@@ -118,6 +119,8 @@ def check(args: argparse.Namespace) -> None:
       f'--batch_sizes {max(args.batch_sizes)} is more than the '
       f'{args.suite_prompts} prompts per category: raise --suite_prompts'
     )
+  limits = {name: getattr(args, name) for name in ('top_k', 'top_p', 'min_p')}
+  Sampling(temperature=max(args.temperatures), **limits).check_is_used()
   names = {name for target in args.suite for name in _drafters(args, target)}
   kinds = [DRAFTERS[name.partition('=')[0]] for name in names]
   used = {flag for kind in kinds for flag in flags_of(kind)} | {'gamma'}
@@ -130,6 +133,7 @@ def _drafters(args: argparse.Namespace, target: str) -> Sequence[str]:
   return args.drafters or _DRAFTERS.get(target, _OTHERS)
 
 
+@named_by_flags('--{}')
 def run(args: argparse.Namespace) -> int:
   """Measures what is missing, and writes the tables."""
   sets = suite_prompts.own()

@@ -1,7 +1,6 @@
 """The cells of the suite: what is decoded, in which ways, and what is kept."""
 
 import argparse
-import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -60,8 +59,8 @@ class Target:
     self, args: argparse.Namespace, name: str, drafters: Sequence[str]
   ):
     self.args, self.name, self.drafters = args, name, drafters
-    self.folder = local_path(args.out)
-    # The target by dtype, and what its drafters need, by name.
+    self.folder, self.key = local_path(args.out), jax.random.key(args.seed)
+    # The target by dtype, and the weights of draft models by name.
     self.plain = {
       dtype: decoder_lib.build(
         Model(checkpoint=name, dtype=dtype),
@@ -178,12 +177,7 @@ class Target:
       for gamma in [0] if DRAFTERS[kind] is NoDrafter else self.args.gammas:
         ways[model or kind, gamma] = self._way(kind, model, gamma, temperature)
     with progress.waiting(f'compiling for {self.name}', notice_after=30):
-      return Programs(
-        ways, jax.random.key(self.args.seed), prompt, self._max_len(prompt)
-      )
-
-  def _max_len(self, prompt: Prompt) -> int:
-    return prompt.decoder_tokens.shape[1] + self.args.suite_tokens
+      return Programs(ways, self.key, prompt, self._max_len(prompt))
 
   def _sampling(self, temperature: float) -> Sampling:
     limits = {
@@ -231,15 +225,15 @@ class Target:
     """The dtype in which plain decoding is fastest."""
     if len(self.plain) == 1:
       return self.args.dtype
-    key = jax.random.key(self.args.seed)
+    candidates = {}
     with progress.waiting(f'plain decoding of {self.name}', notice_after=30):
-      candidates = {}
       for dtype in self.plain:
         way = self._plain(dtype, temperature)
-        compiled = functools.partial(
-          sides.plain_side, way.params, key, [prompt]
+        rule: Row = {'target': way.target, 'max_len': self._max_len(prompt)}
+        candidates[dtype] = sides.plain_side(
+          way.params, self.key, [prompt], **rule, **way.rule
         )
-        candidates[dtype] = compiled(
-          target=way.target, max_len=self._max_len(prompt), **way.rule
-        )
-      return sides.fastest(candidates)[0]
+    return sides.fastest(candidates)[0]
+
+  def _max_len(self, prompt: Prompt) -> int:
+    return prompt.decoder_tokens.shape[1] + self.args.suite_tokens

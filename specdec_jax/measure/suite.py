@@ -57,20 +57,13 @@ class Way(NamedTuple):
     models: dict[str, Any] = {'target': self.target, 'drafter': self.drafter}
     return speculative.run(params, state, **models, **self.rule)
 
-  def full(self, state: DecodeState) -> 'Way':
+  def full(self) -> 'Way':
     """The same loop if each iteration scores gamma + 1 positions, and drafts
     cost nothing: see `stopwatch.always_full`."""
-    assert self.drafter is not None
-    draft, _ = jax.eval_shape(
-      functools.partial(speculative.propose, drafter=self.drafter),
-      *(self.params, state),
-    )
-    size = None if draft.probs is None else self.target.vocab_size
-    may_abstain = self.drafter.may_abstain
-    has_draft = jnp.bool_(True) if may_abstain else ()
+    may_abstain = bool(self.drafter and self.drafter.may_abstain)
     return self._replace(
-      params=Params(self.params.target, has_draft),
-      drafter=stopwatch.always_full(self.gamma, size, may_abstain=may_abstain),
+      params=Params(self.params.target, jnp.bool_(True) if may_abstain else ()),
+      drafter=stopwatch.always_full(self.gamma, may_abstain=may_abstain),
     )
 
 
@@ -142,7 +135,7 @@ class Programs:
     self._propose = {}
     for key, way in ways.items():
       if way.drafter and way.gamma:
-        self._ways['cost', key] = way.full(states[key])
+        self._ways['cost', key] = way.full()
         states['cost', key] = states[key]
         self._propose[key] = stopwatch.propose_programs(
           way.params, states[key], way.drafter, way.target

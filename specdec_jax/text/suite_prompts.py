@@ -5,7 +5,6 @@ An example has a "prompt" and may have a "text" that it is about.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -64,57 +63,35 @@ def spec_bench(folder: str) -> dict[str, list[Example]]:
   Raises:
     ValueError: if there is no such file, or a line is malformed.
   """
-  for part in ('', 'data/spec_bench'):
-    path = local_path(folder) / part / 'question.jsonl'
-    if path.is_file():
-      break
-  else:
-    raise ValueError(f'{folder} is no Spec-Bench: it has no question.jsonl')
-  return _by_category('Spec-Bench', text_lines.read_objects(path))
+  path = local_path(folder) / 'question.jsonl'
+  if not path.is_file():
+    path = path.parent / 'data' / 'spec_bench' / path.name
+  if not path.is_file():
+    raise ValueError(f'{folder} is no Spec-Bench: it has no {path.name}')
+  return _by_category('Spec-Bench', path)
 
 
 def speed_bench(folder: str) -> dict[str, list[Example]]:
   """SPEED-Bench's qualitative split, by category: the first turn of each.
 
   Args:
-    folder: where its preparation left qualitative.jsonl, or Parquet files in
-      a folder qualitative (https://huggingface.co/datasets/nvidia/SPEED-Bench).
+    folder: where qualitative.jsonl is, which the preparation for NeMo-Skills
+      writes (https://huggingface.co/datasets/nvidia/SPEED-Bench).
 
   Raises:
     ValueError: if there is no such file, a row is malformed, or its text was
       not fetched.
-    ImportError: if there are Parquet files and no pyarrow.
   """
   path = local_path(folder) / 'qualitative.jsonl'
-  tables = sorted(path.with_suffix('').glob('*.parquet'))
-  if path.is_file():
-    rows = list(text_lines.read_objects(path))
-  elif tables:
-    rows = [
-      (f'{table}, row {number}', row)
-      for table in tables
-      for number, row in enumerate(_parquet(table), start=1)
-    ]
-  else:
-    raise ValueError(
-      f'{folder} is no SPEED-Bench: it has neither qualitative.jsonl nor '
-      'qualitative/*.parquet'
-    )
-  return _by_category('SPEED-Bench', rows)
+  if not path.is_file():
+    raise ValueError(f'{folder} is no SPEED-Bench: it has no {path.name}')
+  return _by_category('SPEED-Bench', path)
 
 
-def _parquet(path: Path) -> list[dict[str, Any]]:
-  try:
-    from pyarrow import parquet
-  except ImportError as error:
-    raise ImportError(f'{path} needs pyarrow: pip install pyarrow') from error
-  return parquet.read_table(path).to_pylist()
-
-
-def _by_category(name: str, rows: Any) -> dict[str, list[Example]]:
+def _by_category(name: str, path: Path) -> dict[str, list[Example]]:
   """The first turn of every row, under the name of the set and its category."""
   found: dict[str, list[Example]] = {}
-  for place, row in rows:
+  for place, row in text_lines.read_objects(path):
     turns = row.get('turns') or row.get('messages')
     if not isinstance(turns, list) or not turns:
       raise ValueError(
