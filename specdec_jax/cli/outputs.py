@@ -22,11 +22,8 @@ def check(
 ) -> None:
   """Finds outputs that cannot be written before hours are spent on them.
 
-  Creates and empties nothing.
-
-  Args:
-    outputs: paths by option; None is an option that was not given.
-    inputs: paths that must not be overwritten, likewise.
+  Creates and empties nothing. Both are paths by option, None where an option
+  was not given; inputs must not be overwritten.
 
   Raises:
     ValueError: if a path cannot be written, or two options share one.

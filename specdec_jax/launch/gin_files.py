@@ -17,11 +17,7 @@ _SHIPPED = 'gin_configs'
 
 
 def shipped_folder(package: Path) -> Path:
-  """The gin files of a package: inside it in a wheel, beside it in a checkout.
-
-  Args:
-    package: the folder of `specdec_jax`.
-  """
+  """The gin files of a package: inside it in a wheel, else beside it."""
   inside = package / _SHIPPED
   return inside if inside.is_dir() else package.parent / _SHIPPED
 

@@ -101,7 +101,7 @@ def call(
     **arguments: go before what gin binds.
 
   Raises:
-    ValueError: if a file, a binding or a macro is missing or wrong.
+    ValueError: as `parse`, or if no file configures the function.
     ImportError: if gin-config is not installed.
   """
   parse(args)

@@ -17,12 +17,8 @@ _THREAD = 'specdec'
 
 
 class Bar(NamedTuple):
-  """A progress bar.
-
-  Attributes:
-    advance: `(amount)`, more is done.
-    hidden: a context in which other things can be printed.
-  """
+  """A progress bar: `advance(amount)` when more is done, and a context in which
+  it is hidden, so that other things can be printed."""
 
   advance: Callable[[float], None]
   hidden: Callable[[], AbstractContextManager[None]]
@@ -34,12 +30,7 @@ def is_watched() -> bool:
 
 
 def console(*, is_stderr: bool = False, color: str = 'auto') -> Any:
-  """A `rich` console.
-
-  Args:
-    is_stderr: writes to standard error instead of standard output.
-    color: 'auto', 'always' or 'never'.
-  """
+  """A `rich` console; `color` is 'auto', 'always' or 'never'."""
   from rich.console import Console
 
   settings: dict[str, Any] = {
