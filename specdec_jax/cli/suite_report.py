@@ -38,6 +38,7 @@ _COLUMNS = {
   'alpha': ('alpha', '{:.2f}'),
   'c': ('c', '{:.3f}'),
   'verify_cost_ratio': ('T(gamma+1)/T(1)', '{:.2f}'),
+  'plain': ('plain', '{}'),
   'plain_tokens_per_second': ('plain tokens/s', '{:.1f}'),
   'speculative_tokens_per_second': ('speculative tokens/s', '{:.1f}'),
   'speedup': ('speedup', '{:.2f}'),

@@ -148,7 +148,7 @@ def speedup_by_category(rows: Sequence[Mapping[str, Any]]) -> Any:
     speedups = [row['speedup'] for row in own]
     axes.plot(speedups, heights, marker='o', label=label, **shared)
     predicted = [row['predicted_speedup'] for row in own]
-    axes.plot(predicted, heights, marker='|', **shared)
+    axes.plot(predicted, heights, **shared | {'marker': '|', 'markersize': 9})
     for row, height in zip(own, heights, strict=True):
       if row['speedup_interval']:
         axes.hlines(height, *row['speedup_interval'], color=color)

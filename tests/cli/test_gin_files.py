@@ -72,6 +72,7 @@ def test_a_wheel_has_every_gin_file_and_the_parts_of_the_page(tmp_path):
   trace = tmp_path / 'specdec_jax' / 'trace'
   shown = {'page.html', 'page.css', 'page.js', 'svg.css'}
   assert shown <= {path.name for path in trace.iterdir()}
+  assert len([*(trace.parent / 'text' / 'suite').glob('*.jsonl')]) == 9
   # T5X leaves the search to gin, which looks in Python's packages.
   assert all((path.parent / '__init__.py').is_file() for path in found)
 
