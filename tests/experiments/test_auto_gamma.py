@@ -1,0 +1,39 @@
+"""What a choice is worth, beside a search."""
+
+import json
+
+import pytest
+
+from experiments.auto_gamma import __main__ as experiment
+
+SPEEDS = {0: 100.0, 2: 150.0, 4: 200.0, 5: 190.0, 11: 50.0}
+
+
+def test_choices_are_compared_with_the_best_and_with_plain_decoding():
+  found = experiment.compared(SPEEDS, (0, 2, 5, 11), [5, 4, 5, 5, 0])
+  assert found['best'] == 4
+  assert found['of_best'] == pytest.approx(190 / 200)
+  assert found['of_plain'] == pytest.approx(1.9)
+  # The last choice: a tenth of the tokens with each of the four in turn.
+  slow = (1 / 100 + 1 / 150 + 1 / 190 + 1 / 50) / 4
+  whole = 1 / (0.1 * slow + 0.9 / 100)
+  assert found['of_plain_with_measuring'] == pytest.approx(whole / 100)
+
+
+def test_a_setting_that_was_measured_is_not_measured_again(tmp_path, capsys):
+  speeds = {str(gamma): speed for gamma, speed in SPEEDS.items()}
+  ratios = experiment.compared(SPEEDS, (0, 2, 5, 11), [5])
+  settings = {'lm-mini': {'chosen': [5], 'tokens_per_second': speeds, **ratios}}
+  results = {'device': 'a device', 'settings': settings}
+  (tmp_path / 'results.json').write_text(json.dumps(results))
+  argv = [f'--output={tmp_path}', '--settings=lm-mini']
+  assert experiment.main(argv) == 0
+  line = '| lm-mini | 5 | 4 (200.0 tokens/s) | 100.0 tokens/s | 0.950 | 1.900 |'
+  assert line in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('name', ['SmolLM2, copy', 'SmolLM2, chat'])
+def test_prompts_are_spread_over_their_file(name, tmp_path):
+  setting = experiment.SETTINGS[name]
+  texts = experiment.texts_of(setting, tmp_path)
+  assert len({*texts}) == setting.num_batches == 4
