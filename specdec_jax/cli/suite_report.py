@@ -169,7 +169,9 @@ def table(
     for name, form in columns.values():
       is_text = form == '{}'
       tables[-1].add_column(
-        name, justify='left' if is_text else 'right', no_wrap=not is_text
+        name.replace(' (', '\n('),
+        justify='left' if is_text else 'right',
+        no_wrap=not is_text,
       )
     for cells in _cells([r for r in rows if r['target'] == target], columns):
       tables[-1].add_row(*cells)
