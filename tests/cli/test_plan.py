@@ -100,10 +100,35 @@ def test_the_plan_is_the_planner_s(run, folder):
   assert 'Speculation loses here' in plan['sentences'][0]
 
 
+def test_many_tokens_are_so_many_chip_hours(run, folder):
+  path = written(folder, batch_size=2, num_devices=4)
+  options = ('--costs', path, '--alpha', '0.8', '--tokens', '1e9')
+  record = json.loads(run('plan', *options, '--json', '-').out)
+  speedup = record['plans'][0]['best']['speedup']
+  assert speedup > 2
+  plain, drafted = record['fleet']
+  # Two rows take a second per token on four chips.
+  assert plain == {
+    'gamma': 0,
+    'tokens_per_second_per_chip': pytest.approx(0.5),
+    'chip_hours': pytest.approx(2e9 / 3600),
+    'cost_per_million_tokens': None,
+  }
+  assert drafted['gamma'] == record['plans'][0]['best']['gamma']
+  assert drafted['chip_hours'] == pytest.approx(2e9 / 3600 / speedup)
+  priced = run('plan', *options, '--price', '1.8').out
+  assert '1e+09 output tokens, predicted' in priced
+  # A chip's 2,000 seconds cost a dollar, and a million tokens take 2 million.
+  [line] = [line for line in priced.splitlines() if '│ plain │' in line]
+  assert line.split()[1::2] == ['plain', '0', '0.5', '555,555.6', '1,000.000']
+
+
 @pytest.mark.parametrize(
   ('options', 'words'),
   [
     ((), 'give --costs FILE'),
+    (('--costs', 'x', '--price', '2'), '--price 2 needs --tokens'),
+    (('--tokens', '0'), 'must be a number from 1 on, got 0'),
     (('--costs', 'none.json'), 'cannot read --costs none.json'),
     (('--target', 't5_1_1_xxl', '--draft', 't5_1_1_small'), '--topology'),
     (
@@ -148,6 +173,7 @@ def test_a_file_of_another_kind_and_a_gamma_beyond_it_are_refused(run, folder):
     ({'target_seconds': True}, 'target_seconds must be numbers, and is True'),
     ({'model': 3}, 'model must be a text, and is 3'),
     ({'profile': 0.5}, 'profile must be numbers, and is 0.5'),
+    ({'num_devices': '4'}, "num_devices must be a number, and is '4'"),
   ],
 )
 def test_a_file_with_a_wrong_figure_is_one_sentence(

@@ -20,7 +20,8 @@ from specdec_jax.cli.commands import calibrate
 from specdec_jax.files.local_path import local_path
 from specdec_jax.launch import progress
 from specdec_jax.models import presets
-from specdec_jax.theory import planner
+from specdec_jax.theory import fleet, planner
+from specdec_jax.theory.fleet import Prediction
 from specdec_jax.theory.planner import Choice, Costs, Plan
 from specdec_jax.tpu_costs import aot, parts, workload
 from specdec_jax.tpu_costs.chips import CHIPS
@@ -76,6 +77,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     type=options.positive_int,
     help='the largest gamma considered (default: 12, or as measured)',
   )
+  add(
+    '--tokens',
+    type=options.number(float, lambda n: 1 <= n < 1e18, 'a number from 1 on'),
+    help='output tokens in all, such as 1e9: predicts their chip-hours',
+  )
+  add(
+    '--price',
+    type=options.cost,
+    help='of one chip-hour: predicts the cost per million output tokens',
+  )
   options.add_report(parser, 'write the plan', shown='tables')
 
 
@@ -106,7 +117,20 @@ def run(args: argparse.Namespace) -> int:
       for alpha, plan in zip(alphas, plans, strict=True)
     ],
   }
-  return outputs.report(args, record, *_shown(record, costs, alphas, plans))
+  shown = _shown(record, costs, alphas, plans)
+  if args.tokens:
+    predicted = fleet.predict(
+      costs,
+      plans,
+      num_tokens=args.tokens,
+      num_chips=found.get('num_devices') or 1,
+      batch_size=found['batch_size'],
+      length=args.output_length,
+      price=args.price,
+    )
+    record['fleet'] = [each._asdict() for each in predicted]
+    shown.append(_fleet(args.tokens, alphas, predicted))
+  return outputs.report(args, record, *shown)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -121,6 +145,10 @@ def _check(args: argparse.Namespace) -> None:
     raise ValueError(
       'give --costs FILE of `specdec calibrate`, or --target, --draft and '
       '--topology to compile for'
+    )
+  if args.price is not None and not args.tokens:
+    raise ValueError(
+      f'--price {args.price:g} needs --tokens, such as --tokens 1e9'
     )
   if args.costs and args.batch_size:
     raise ValueError('--costs was measured for a batch size of its own')
@@ -138,8 +166,10 @@ def _read(args: argparse.Namespace) -> dict[str, Any]:
       f'--costs {args.costs} is not what `specdec calibrate --json` writes'
     )
   # Files of compiled costs know of no acceptance, and of one row no interval.
-  measured = [n for n in ('profile', 'alpha_interval') if found.get(n)]
-  for name, kind in (_NEEDED | dict.fromkeys(measured, 'numbers')).items():
+  others = {'num_devices': 'a number'}
+  others |= dict.fromkeys(('profile', 'alpha_interval'), 'numbers')
+  others = {name: others[name] for name in others if found.get(name)}
+  for name, kind in (_NEEDED | others).items():
     if not _is(kind, found.get(name)):
       shown = repr(found[name]) if name in found else 'missing'
       raise ValueError(
@@ -199,6 +229,7 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
     'drafter': args.draft,
     'dtype': args.dtype,
     'device': args.topology,
+    'num_devices': len(slice_.devices),
     'batch_size': batch_size,
     'input_length': args.input_length,
     'output_length': args.output_length,
@@ -269,6 +300,26 @@ def _shown(
   for alpha, plan in losing[-1:]:
     shown += [f'At alpha {alpha:.2f}: {text}' for text in plan.sentences]
   return shown
+
+
+def _fleet(
+  num_tokens: float, alphas: Sequence[Any], found: Sequence[Prediction]
+) -> Any:
+  """What --tokens take, plainly and at each rate."""
+  columns = ('alpha', 'gamma', 'tokens/s per chip', 'chip-hours', 'per million')
+  names = ['plain', *(f'{np.ravel(alpha)[0]:.2f}' for alpha in alphas)]
+  rows = [
+    (
+      name,
+      str(each.gamma),
+      f'{each.tokens_per_second_per_chip:,.1f}',
+      f'{each.chip_hours:,.1f}',
+      '-' if (cost := each.cost_per_million_tokens) is None else f'{cost:,.3f}',
+    )
+    for name, each in zip(names, found, strict=True)
+  ]
+  title = f'{num_tokens:g} output tokens, predicted'
+  return outputs.table(columns, rows, title=title)
 
 
 def _oracle(alpha: Any, costs: Costs) -> float | None:

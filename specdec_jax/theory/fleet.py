@@ -1,0 +1,55 @@
+"""Chip-hours and cost of many tokens, as plans predict them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from specdec_jax.theory.planner import Costs, Plan
+
+
+class Prediction(NamedTuple):
+  """What a way of decoding takes; `gamma` 0 is plain, a price may be None."""
+
+  gamma: int
+  tokens_per_second_per_chip: float
+  chip_hours: float
+  cost_per_million_tokens: float | None
+
+
+def predict(
+  costs: Costs,
+  plans: Sequence[Plan],
+  *,
+  num_tokens: float,
+  num_chips: int,
+  batch_size: int,
+  length: int,
+  price: float | None = None,
+) -> list[Prediction]:
+  """Plain decoding, then the best gamma of each plan.
+
+  Chips decode one full batch after the other, and nothing else: no prefill, no
+  encoder, no chip that waits.
+
+  Args:
+    costs: of the whole batch, on all its chips together.
+    plans: made of these costs.
+    num_tokens: output tokens in all.
+    num_chips: that decode a batch.
+    batch_size: rows of it.
+    length: output tokens per row.
+    price: of one chip-hour.
+  """
+  plain = costs.decode_seconds(0, length) * num_chips / (batch_size * length)
+  ways = [(0, plain)]
+  ways += [(plan.best.gamma, plain / plan.best.speedup) for plan in plans]
+  return [
+    Prediction(
+      gamma=gamma,
+      tokens_per_second_per_chip=1 / seconds,
+      chip_hours=num_tokens * seconds / 3600,
+      cost_per_million_tokens=None
+      if price is None
+      else price * seconds / 3600 * 1e6,
+    )
+    for gamma, seconds in ways
+  ]
