@@ -14,7 +14,7 @@ from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
 from specdec_jax.models import presets
 from specdec_jax.theory import planner
-from specdec_jax.tpu_costs import aot, hlo, parts, workload
+from specdec_jax.tpu_costs import aot, hlo, parts
 from specdec_jax.tpu_costs.chips import CHIPS
 from tests.tpu_costs import copies
 
@@ -27,11 +27,11 @@ needs_libtpu = pytest.mark.skipif(
 def task(topology: str, target: str, draft: str, **changes):
   slice_ = aot.find_slice(topology)
   sizes = {'batch_size': 1, 'input_length': 512, 'output_length': 128} | changes
-  return workload.Workload(
+  return parts.Workload(
     slice=slice_,
     target=presets.preset(target, dtype=jnp.bfloat16),
     draft=presets.preset(draft, dtype=jnp.bfloat16),
-    num_partitions=workload.default_num_partitions(slice_, sizes['batch_size']),
+    num_partitions=parts.default_num_partitions(slice_, sizes['batch_size']),
     **sizes,
   )
 
@@ -48,7 +48,7 @@ def test_a_decode_of_nothing_is_refused():
   nowhere = aot.Slice(name='v4:1x1x1', chip=CHIPS['v4'], devices=())
   for name in sizes:
     with pytest.raises(ValueError, match=f'{name} must be at least 1, got 0'):
-      workload.Workload(
+      parts.Workload(
         slice=nowhere,
         target=config,
         draft=config,
@@ -166,7 +166,7 @@ def test_the_whole_decode_keeps_to_the_chip():
   pair = task('v4:2x2x1', 't5_1_1_xxl', 't5_1_1_small')
   gamma = 3
   target, draft = (
-    workload.model_shapes(pair, config, gamma, [])
+    parts.model_shapes(pair, config, gamma, [])
     for config in (pair.target, pair.draft)
   )
   to_probs = logits.standardize(temperature=1.0)
@@ -182,7 +182,7 @@ def test_the_whole_decode_keeps_to_the_chip():
     eos_id=1,
   )
   params = Params(target.params, draft.params)
-  args = params, workload.key_shape(pair), target.prompt
+  args = params, parts.key_shape(pair), target.prompt
   job = aot.Job(generate, args, pair.mesh)
   [(program, _)] = aot.compile_all([job])
   text = program.as_text()

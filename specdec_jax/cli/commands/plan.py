@@ -23,7 +23,7 @@ from specdec_jax.models import presets
 from specdec_jax.theory import fleet, planner
 from specdec_jax.theory.fleet import Prediction
 from specdec_jax.theory.planner import Choice, Costs, Plan
-from specdec_jax.tpu_costs import aot, parts, workload
+from specdec_jax.tpu_costs import aot, parts
 from specdec_jax.tpu_costs.chips import CHIPS
 
 # What a file of costs must have.
@@ -209,7 +209,7 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
   if bool(target.num_encoder_layers) != bool(draft.num_encoder_layers):
     raise ValueError(f'just one of {args.target}, {args.draft} has an encoder')
   slice_ = aot.find_slice(args.topology)
-  task = workload.Workload(
+  task = parts.Workload(
     slice=slice_,
     target=target,
     draft=draft,
@@ -217,7 +217,7 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
     input_length=args.input_length,
     output_length=args.output_length,
     num_partitions=args.num_partitions
-    or workload.default_num_partitions(slice_, batch_size),
+    or parts.default_num_partitions(slice_, batch_size),
   )
   with progress.bar('compiling', parts.num_parts(max_gamma)) as bar:
     pair = parts.pair_costs(task, max_gamma=max_gamma, advance=bar.advance)
