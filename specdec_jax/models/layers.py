@@ -6,12 +6,13 @@ product accumulates in float32, whatever dtype the weights and activations have.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specdec_jax.base import Array
 
@@ -81,7 +82,7 @@ class Dense(nn.Module):
     kernel = parameter(
       self, 'kernel', self.kernel_init, (x.shape[-1], self.features)
     )
-    y = _matmul(*_of_one_dtype(self, x, kernel, 'kernel'))
+    y = _product(self, x, kernel, 'kernel')
     if self.use_bias:
       bias = parameter(
         self, 'bias', nn.initializers.zeros_init(), (self.features,)
@@ -90,6 +91,26 @@ class Dense(nn.Module):
         bias.astype(jnp.float32), tuple(range(y.ndim - 1))
       )
     return y.astype(self.dtype)
+
+
+def projections(
+  module: nn.Module, x: Array, features: Mapping[str, int], **options: Any
+) -> list[Array]:
+  """Several `Dense` of one input, by name the size of each result: multiplied
+  at once where `with_cpu_copies` has joined their kernels."""
+  joint = joint_name(features)
+  if not module.has_variable('params', joint):
+    return [
+      Dense(size, name=name, **options)(x) for name, size in features.items()
+    ]
+  sizes = list(features.values())
+  y = Dense(sum(sizes), name=joint, **options)(x)
+  return jnp.split(y, np.cumsum(sizes)[:-1], axis=-1)
+
+
+def joint_name(names: Iterable[str]) -> str:
+  """What the `Dense` is called that several were joined to."""
+  return '_'.join(names)
 
 
 class RMSNorm(nn.Module):
@@ -114,24 +135,28 @@ class RMSNorm(nn.Module):
     return x * scale.astype(self.dtype)
 
 
-# Copies beside the weights; see `with_cpu_copies`.
+# Projections of an attention.
+PROJECTIONS = ('query', 'key', 'value')
+# What reads one input, by module; see `with_cpu_copies`.
+_ONE_INPUT = {'self_attention': PROJECTIONS, 'mlp': ('wi_0', 'wi_1')}
+# Copies beside the weights, likewise.
 TRANSPOSED = 'transposed_embedding'
 _FLOAT32 = 'float32_'
 
 
-def _of_one_dtype(
-  module: nn.Module, x: Array, kernel: Array, name: str
-) -> tuple[Array, Array]:
-  """What `_matmul` takes: `x` rounded to the kernel's dtype, and the kernel, or
-  the float32 copies of both where there is a single row and such a copy."""
+def _product(module: nn.Module, x: Array, kernel: Array, name: str) -> Array:
+  """`_matmul`, with `x` rounded to the kernel's dtype; for a single row with
+  the kernel's float32 copy, if there is one."""
   copy = _FLOAT32 + name
   if x.size > x.shape[-1] or not module.has_variable('params', copy):
-    return x.astype(kernel.dtype), kernel
+    return _matmul(x.astype(kernel.dtype), kernel)
   # XLA would drop a cast there and back, and a row's logits would depend on
   # whether it is alone.
   info = jnp.finfo(kernel.dtype)
   x = jax.lax.reduce_precision(x.astype(jnp.float32), info.nexp, info.nmant)
-  return x, module.get_variable('params', copy)
+  single: Array = module.get_variable('params', copy)
+  is_transposed = single.shape[0] != x.shape[-1]
+  return _dot(x, single, (-1, 1)) if is_transposed else _matmul(x, single)
 
 
 class Embed(nn.Module):
@@ -159,16 +184,17 @@ class Embed(nn.Module):
     """`[B, T, embed]` to float32 logits `[B, T, V]`."""
     if self.has_variable('params', TRANSPOSED):
       kernel: Array = self.get_variable('params', TRANSPOSED)
-      return _matmul(*_of_one_dtype(self, x, kernel, TRANSPOSED))
+      return _product(self, x, kernel, TRANSPOSED)
     return _dot(x.astype(self.embedding.dtype), self.embedding, (-1, 1))
 
 
 def with_cpu_copies(params: Any, *, is_tied: bool) -> Any:
-  """The tree of a model, with copies of weights that CPUs multiply faster.
+  """The tree of a model as CPUs multiply it faster, but for its encoder.
 
-  Tied embeddings get a transpose, and kernels that are not in float32 a copy
-  that is, except the encoder's, which never see a single row; docs/design.md
-  has the reasons. Accelerators get the tree as it is.
+  Kernels of one input are joined. Tied embeddings get a transpose; for single
+  rows, kernels that are not in float32 get a copy that is, and those with more
+  inputs than outputs one that is also transposed. docs/design.md has the
+  reasons. Accelerators get the tree as it is.
 
   Args:
     params: a tree of `models`, in one dtype.
@@ -178,16 +204,32 @@ def with_cpu_copies(params: Any, *, is_tied: bool) -> Any:
     return params
   copied = {}
   for name, value in params.items():
-    if isinstance(value, dict):
-      is_encoder = name == 'encoder'
-      value = value if is_encoder else with_cpu_copies(value, is_tied=is_tied)
+    if isinstance(value, dict) and name != 'encoder':
+      if name in _ONE_INPUT:
+        value = _join(value, _ONE_INPUT[name])
+      value = with_cpu_copies(value, is_tied=is_tied)
     copied[name] = value
   if is_tied and 'embedding' in params:
     copied[TRANSPOSED] = params['embedding'].T
   for name in ('kernel', TRANSPOSED):
-    if name in copied and copied[name].dtype != jnp.float32:
-      copied[_FLOAT32 + name] = copied[name].astype(jnp.float32)
+    kernel = copied.get(name)
+    if kernel is None:
+      continue
+    is_tall = name == 'kernel' and kernel.shape[0] > kernel.shape[1]
+    if is_tall or kernel.dtype != jnp.float32:
+      single = kernel.astype(jnp.float32)
+      copied[_FLOAT32 + name] = single.T if is_tall else single
   return copied
+
+
+def _join(params: dict, names: Sequence[str]) -> dict:
+  """Parameters of a module, with those of several `Dense` as one's."""
+  if not all(name in params for name in names):
+    return params
+  parts = [params[name] for name in names]
+  joint = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, -1), *parts)
+  rest = {name: leaf for name, leaf in params.items() if name not in names}
+  return {joint_name(names): joint, **rest}
 
 
 def num_params(params: Any) -> int:
@@ -226,13 +268,16 @@ class Mlp(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array, *, is_training: bool = False) -> Array:
-    is_gated = len(self.activations) > 1
-    factors = []
-    for i, activation in enumerate(self.activations):
-      project = Dense(
-        self.mlp_dim, self.dtype, name=f'wi_{i}' if is_gated else 'wi'
-      )
-      factors.append(ACTIVATIONS[activation](project(x)))
+    names = [f'wi_{i}' for i in range(len(self.activations))]
+    if len(names) == 1:
+      names = ['wi']
+    projected = projections(
+      self, x, dict.fromkeys(names, self.mlp_dim), dtype=self.dtype
+    )
+    factors = [
+      ACTIVATIONS[activation](y)
+      for activation, y in zip(self.activations, projected, strict=True)
+    ]
     hidden = math.prod(factors[1:], start=factors[0])
     hidden = Dropout(self.dropout_rate)(hidden, is_training=is_training)
     return Dense(x.shape[-1], self.dtype, name='wo')(hidden)

@@ -16,7 +16,15 @@ from specdec_jax import arrays
 from specdec_jax.base import Array, LanguageModel, Prompt
 from specdec_jax.models import attention, kv_cache
 from specdec_jax.models.kv_cache import KVCache
-from specdec_jax.models.layers import Dense, Embed, Mlp, RMSNorm, applied
+from specdec_jax.models.layers import (
+  PROJECTIONS,
+  Dense,
+  Embed,
+  Mlp,
+  RMSNorm,
+  applied,
+  projections,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,29 +111,29 @@ class SelfAttention(nn.Module):
     config = self.config
     batch, num_tokens, _ = x.shape
 
-    def project(num_heads: int, name: str) -> Array:
-      y = Dense(
-        num_heads * config.head_dim,
-        config.dtype,
+    num_heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
+    queries, new_keys, new_values = (
+      y.reshape(batch, num_tokens, -1, config.head_dim).transpose(0, 2, 1, 3)
+      for y in projections(
+        self,
+        x,
+        {
+          name: count * config.head_dim
+          for name, count in zip(PROJECTIONS, num_heads, strict=True)
+        },
+        dtype=config.dtype,
         use_bias=config.has_attention_bias,
-        name=name,
-      )(x)
-      y = y.reshape(batch, num_tokens, num_heads, config.head_dim)
-      return y.transpose(0, 2, 1, 3)
-
+      )
+    )
     turn = functools.partial(
       rotate,
       positions=arrays.block_positions(lengths, num_tokens),
       base=config.rope_base,
     )
-    queries = turn(project(config.num_heads, 'query'))
-    new_keys = turn(project(config.num_kv_heads, 'key'))
-    keys = kv_cache.append(keys, new_keys, lengths)
-    values = kv_cache.append(
-      values, project(config.num_kv_heads, 'value'), lengths
-    )
+    keys = kv_cache.append(keys, turn(new_keys), lengths)
+    values = kv_cache.append(values, new_values, lengths)
     mixed = attention.attend(
-      queries,
+      turn(queries),
       keys,
       values,
       attention.causal_mask(lengths, num_tokens, keys.shape[2]),

@@ -10,7 +10,15 @@ import numpy as np
 
 from specdec_jax.base import Array
 from specdec_jax.models import attention, kv_cache
-from specdec_jax.models.layers import Dense, Dropout, Mlp, RMSNorm, parameter
+from specdec_jax.models.layers import (
+  PROJECTIONS,
+  Dense,
+  Dropout,
+  Mlp,
+  RMSNorm,
+  joint_name,
+  parameter,
+)
 from specdec_jax.sharding import rules
 
 
@@ -141,15 +149,30 @@ class Attention(nn.Module):
       1.0 / config.head_dim, 'fan_in', 'normal'
     )
     dense = functools.partial(Dense, dtype=config.dtype)
-    self.query = dense(width, kernel_init=query_init)
-    self.key = dense(width, kernel_init=kernel_init)
-    self.value = dense(width, kernel_init=kernel_init)
+    self.is_joined = self.has_variable('params', joint_name(PROJECTIONS))
+    if self.is_joined:
+      self.query_key_value = dense(3 * width)
+    else:
+      self.query = dense(width, kernel_init=query_init)
+      self.key = dense(width, kernel_init=kernel_init)
+      self.value = dense(width, kernel_init=kernel_init)
     self.out = dense(config.embed_dim, kernel_init=kernel_init)
     self.dropout = Dropout(config.dropout_rate)
 
   def keys_values(self, x: Array) -> tuple[Array, Array]:
     """Keys and values `[B, H, T, D]` of `[B, T, embed]`."""
-    return self._by_head(self.key(x)), self._by_head(self.value(x))
+    if self.is_joined:
+      _, keys, values = jnp.split(self.query_key_value(x), 3, axis=-1)
+    else:
+      keys, values = self.key(x), self.value(x)
+    return self._by_head(keys), self._by_head(values)
+
+  def _queries(self, x: Array) -> Array:
+    if not self.is_joined:
+      return self._by_head(self.query(x))
+    # The compiler finds the product that `keys_values` has made.
+    queries, _, _ = jnp.split(self.query_key_value(x), 3, axis=-1)
+    return self._by_head(queries)
 
   def __call__(
     self,
@@ -164,7 +187,7 @@ class Attention(nn.Module):
     """`[B, T, embed]` attends to `[B, H, S, D]`; see `attention.attend`."""
     dropout = functools.partial(self.dropout, is_training=is_training)
     mixed = attention.attend(
-      self._by_head(self.query(x)),
+      self._queries(x),
       keys,
       values,
       mask,

@@ -264,3 +264,32 @@ def test_a_transposed_embedding_gives_the_same_logits(name):
   embedder[layers.TRANSPOSED] = 2 * embedder[layers.TRANSPOSED]
   doubled, _ = model.extend(transposed, _tokens(3), cache)
   _close(doubled, 2 * expected)
+
+
+@pytest.mark.parametrize('name', ['llama, one head, tied, biased', 'T5 1.1'])
+@pytest.mark.parametrize('num_rows', [1, 2])
+def test_joined_kernels_give_the_same_logits(name, num_rows):
+  model, params, cache = _start(name)
+  cache = jax.tree.map(lambda leaf: leaf[:num_rows], cache)
+  tokens = _tokens(1)[:num_rows]
+  expected, _ = model.extend(params, tokens, cache)
+  joined = layers.with_cpu_copies(params, is_tied=False)
+  assert layers.num_params(joined) == layers.num_params(params)
+  actual, _ = model.extend(joined, tokens, cache)
+  _close(actual, expected)
+  # They are what is read; and for a single row the transpose, of `wo`.
+  layer = joined.get('decoder', joined)['layers_0']
+  assert 'query' not in layer['self_attention']
+  kernels = [
+    layer['self_attention']['query_key_value']['kernel'],
+    layer['mlp']['wi_0_wi_1']['kernel'],
+    layer['mlp']['wo']['float32_kernel' if num_rows == 1 else 'kernel'],
+  ]
+  for kernel in kernels:
+    swap = functools.partial(_zeroed, kernel)
+    changed, _ = model.extend(jax.tree.map(swap, joined), tokens, cache)
+    assert np.abs(changed - expected).max() > 1e-3
+
+
+def _zeroed(chosen, leaf):
+  return 0 * leaf if leaf is chosen else leaf
