@@ -139,16 +139,17 @@ def test_no_more_draft_steps_than_some_row_wants():
   num_calls = []
   for min_prob in (0.0, 1.0):
     drafter = adaptive(gamma=6, model=counted, min_prob=min_prob)
-    state = drafter.init(PARAMS.drafter, prompt, 12)
+    state = jax.jit(drafter.init, static_argnums=2)(PARAMS.drafter, prompt, 12)
     jax.effects_barrier()
     calls.clear()
-    draft, state = drafter.propose(PARAMS.drafter, keys, context, state)
+    propose = jax.jit(drafter.propose)
+    draft, state = propose(PARAMS.drafter, keys, context, state)
     jax.effects_barrier()
     num_calls.append(calls.copy())
     assert draft.lengths.tolist() == [1 if min_prob else 6] * 2
   assert num_calls == [[2, 1, 1, 1, 1, 1], [2]]
   # Nothing was committed since: both rows are finished.
-  draft, _ = drafter.propose(PARAMS.drafter, keys, context, state)
+  draft, _ = propose(PARAMS.drafter, keys, context, state)
   assert draft.lengths.tolist() == [0, 0]
 
 

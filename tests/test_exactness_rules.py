@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ def test_broken_rule_has_another_law(rule, record_property):
 @pytest.mark.parametrize('rule', RULES)
 @pytest.mark.parametrize('kind', ['full', 'zeros', 'silent'])
 def test_decision_flips_at_the_threshold(rule, kind):
-  decide = RULES[rule]
+  decide = jax.jit(RULES[rule])
   for tree in _trees(3, kind, count=3):
     paths = np.array([[0, 1, 2], [2, 2, 1], [1, 0, 0]], np.int32)
     lengths = np.full(len(paths), 3)

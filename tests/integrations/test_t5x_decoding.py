@@ -166,10 +166,8 @@ def test_plain_decoding_drafts_nothing(target):
   """Whatever gamma is."""
   params, _ = target
   speculation = decoding.Speculation(drafter='none', gamma=10**6)
-  output = decoding.decode(
-    params,
-    None,
-    toy.prompt([[0]] * 4, encoder_rows=ENCODER_ROWS),
+  decode = functools.partial(
+    decoding.decode,
     speculation=speculation,
     networks=decoding.networks(
       speculation, Network(Sizes()), None, Vocabulary()
@@ -177,6 +175,8 @@ def test_plain_decoding_drafts_nothing(target):
     max_len=LENGTH + 1,
     eos_id=-1,
   )
+  prompt = toy.prompt([[0]] * 4, encoder_rows=ENCODER_ROWS)
+  output = jax.jit(decode)(params, None, prompt)
   counts = decoding.counters(output)
   assert counts['num_tokens'].tolist() == [LENGTH] * 4
   assert counts['num_target_runs'].tolist() == [LENGTH] * 4

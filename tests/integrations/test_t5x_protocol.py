@@ -316,15 +316,15 @@ def test_a_draft_model_may_be_padded_further(target):
     (padded, 'model'),
     (networks(None, drafter='none'), 'none'),
   ):
-    output = decoding.decode(
-      params | ({'draft': draft} if drafter == 'model' else {}),
-      None,
-      prompt,
+    decode = functools.partial(
+      decoding.decode,
       speculation=decoding.Speculation(drafter=drafter, gamma=2),
       networks=nets,
       max_len=LENGTH,
       eos_id=EOS,
     )
+    weights = params | ({'draft': draft} if drafter == 'model' else {})
+    output = jax.jit(decode)(weights, None, prompt)
     tokens.append(np.asarray(output.tokens))
   np.testing.assert_array_equal(*tokens)
 
@@ -363,28 +363,30 @@ def test_continuations_are_moved_to_the_left():
     assert not np.asarray(moved)[row, len(new) :].any()
 
 
-@pytest.mark.parametrize('key_impl', ['threefry2x32', 'rbg', 'unsafe_rbg'])
-def test_samples_do_not_depend_on_the_kind_of_t5x_s_keys(target, key_impl):
-  """T5X hands raw keys over, of whatever kind JAX's default is."""
+@pytest.fixture(scope='module')
+def sampler(target):
+  """Rows sampled with a key."""
   params, _, prompt = target
-  speculation = decoding.Speculation(temperature=1.0)
-
-  def sampled(rng_key):
-    output = decoding.decode(
-      params,
-      rng_key,
-      prompt,
-      speculation=speculation,
+  decode = jax.jit(
+    functools.partial(
+      decoding.decode,
+      speculation=decoding.Speculation(temperature=1.0),
       networks=networks(None, drafter='prompt_lookup', temperature=1.0),
       max_len=LENGTH,
       eos_id=-1,
     )
-    return decoders.rows(output)
+  )
+  return lambda rng_key: decoders.rows(decode(params, rng_key, prompt))
 
+
+@pytest.mark.parametrize('key_impl', ['threefry2x32', 'rbg', 'unsafe_rbg'])
+def test_samples_do_not_depend_on_the_kind_of_t5x_s_keys(sampler, key_impl):
+  """T5X hands raw keys over, of whatever kind JAX's default is."""
   with jax.default_prng_impl(key_impl):
-    found = sampled(jax.random.PRNGKey(3))
-    assert sampled(None) == sampled(jax.random.key(0, impl='threefry2x32'))
-  assert found == sampled(jax.random.key(3, impl='threefry2x32'))
+    found = sampler(jax.random.PRNGKey(3))
+    without = sampler(None)
+  assert found == sampler(jax.random.key(3, impl='threefry2x32'))
+  assert without == sampler(jax.random.key(0, impl='threefry2x32'))
   assert len({tuple(row) for row in found}) == 3
 
 
