@@ -19,7 +19,9 @@ from tests import toy, toy_block
 
 VOCAB_SIZE = 5
 MODEL = toy.toy(VOCAB_SIZE)
-BLOCK_CONFIG = toy_block.config(VOCAB_SIZE)
+BLOCK_CONFIG = toy_block.config(
+  VOCAB_SIZE, num_encoder_layers=1, num_decoder_layers=1
+)
 LLAMA = toy.llama(VOCAB_SIZE, num_layers=1)
 
 

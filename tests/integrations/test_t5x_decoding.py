@@ -97,7 +97,9 @@ def own_settings(tmp_path_factory):
   """What each drafter needs besides its name."""
   folder = tmp_path_factory.mktemp('drafters')
   (folder / 'text').write_text('2 3 2 3 2 4')
-  block_model = toy_block.config(Sizes().vocab_size)
+  block_model = toy_block.config(
+    Sizes().vocab_size, num_encoder_layers=1, num_decoder_layers=1
+  )
   heads = BlockHeadsConfig(embed_dim=Sizes().emb_dim, gamma=4, mlp_dim=8)
   for name, config, params in (
     ('spec_drafter', block_model, toy_block.params(block_model, seed=3)),
