@@ -19,6 +19,7 @@ TITLES = {
   'prompts': 'SmolLM2-135M: prompt lookup',
   'peers': 'Other systems, side by side',
   'accelerator': 'What decoding costs',
+  'plain_step': "Where a plain step's time goes",
   'leviathan2023': 'Leviathan et al. 2023: speculative decoding',
   'sun2024': 'Sun et al. 2024: block verification',
   'xia2023': 'Xia et al. 2023: SpecDec',

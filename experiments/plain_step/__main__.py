@@ -1,0 +1,225 @@
+"""Where the time of a plain step goes on this device.
+
+    python -m experiments.plain_step
+
+Two tables: the operations of plain decoding by the profiler, and matrix
+products of the model's shapes by themselves, with kernels as they lie in memory
+and transposed.
+"""
+
+import argparse
+import collections
+import functools
+import gzip
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import common, report
+from experiments.report import Cells, Table
+from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly import running
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.drafting import NoDrafter
+from specdec_jax.assembly.models import Model
+from specdec_jax.measure import sides, stopwatch
+from specdec_jax.models import presets
+
+MODULE = 'experiments.plain_step'
+_PROMPT = 'Explain how a refrigerator keeps food cold.'
+# Of which shapes are told apart.
+_PRODUCT = 'dot'
+# What is read from memory at least, so that no cache holds it all.
+_NUM_BYTES = 2e8
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  argv = sys.argv[1:] if argv is None else argv
+  args = _parser().parse_args(argv)
+  return common.finish('plain_step', lambda: _run(args, argv))
+
+
+def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
+  model = Model(checkpoint=args.model, dtype=args.dtype)
+  decoder = decoder_lib.build(model, drafter=NoDrafter())
+  where = (MODULE, argv), Path(args.output)
+  name = f'{args.model}, {args.dtype}'
+  report.measure(
+    *where,
+    f'operations_{args.dtype}',
+    f'{name}: operations of a plain step',
+    functools.partial(operations, decoder, args.max_new_tokens, args.repeats),
+  )
+  report.measure(
+    *where,
+    f'products_{args.dtype}',
+    f'{name}: matrix products by themselves',
+    functools.partial(products, decoder, args.repeats),
+  )
+
+
+def operations(decoder: Decoder, num_new: int, repeats: int) -> Table:
+  """What the profiler sees in a plain decode, by kind and shape."""
+  [batch] = running.pack(
+    decoder, [_PROMPT], max_new_tokens=num_new, batch_size=1
+  )
+  side = sides.plain_side(
+    decoder.params,
+    jax.random.key(0),
+    [batch.prompt],
+    target=decoder.target,
+    logits_to_probs=decoder.logits_to_probs,
+    eos_id=(-1,),
+    max_len=running.max_length(batch, num_new),
+  )
+  seconds, _ = stopwatch.alternate({'plain': side.decode}, repeats)
+  with tempfile.TemporaryDirectory() as folder:
+    with jax.profiler.trace(folder):
+      jax.block_until_ready(side.decode())
+    [path] = Path(folder).rglob('*.trace.json.gz')
+    events = json.loads(gzip.decompress(path.read_bytes()))['traceEvents']
+  step = float(np.median(seconds['plain'])) / num_new
+  rows = summed(events, side.run.as_text(), num_new)
+  return Table(
+    rows=rows,
+    notes=[
+      f'{num_new / float(np.median(seconds["plain"])):.1f} tokens/s, '
+      f'{1e3 * step:.1f} ms per step without the profiler, the median of '
+      f'{repeats}. Operations that take less than a hundredth of the listed '
+      'time are left out. GB/s are of the second operand, the weights.',
+    ],
+  )
+
+
+def summed(
+  events: Iterable[dict[str, Any]], hlo: str, num_steps: int
+) -> list[Cells]:
+  """A row for each kind of operation, the longest first.
+
+  Args:
+    events: of a trace.
+    hlo: the compiled program, which names the operations and their shapes.
+    num_steps: steps in the trace.
+  """
+  results = dict(re.findall(r'%?([\w.\-]+) = (\w+\[[\d,]*\])', hlo))
+  operands = dict(
+    re.findall(rf'%?({_PRODUCT}[\w.\-]*) = \S+ {_PRODUCT}\(([^)]*)\)', hlo)
+  )
+  seconds: collections.Counter[tuple[str, str]] = collections.Counter()
+  counts: collections.Counter[tuple[str, str]] = collections.Counter()
+  for event in events:
+    if event.get('ph') != 'X' or event['name'] not in results:
+      continue
+    kind = re.sub(r'[.\d]+$', '', event['name'])
+    shape = ''
+    if inputs := operands.get(event['name']):
+      names = re.findall(r'%([\w.\-]+)', inputs)
+      shape = ' by '.join(results[each].split('[')[1][:-1] for each in names)
+    seconds[kind, shape] += event['dur'] * 1e-6
+    counts[kind, shape] += 1
+  total = sum(seconds.values())
+  return [
+    {
+      'operation': kind,
+      'shapes': shape,
+      'per step': f'{counts[kind, shape] / num_steps:.0f}',
+      'ms per step': f'{1e3 * spent / num_steps:.2f}',
+      'share': f'{spent / total:.0%}',
+      'GB/s': _rate(shape, spent / counts[kind, shape]),
+    }
+    for (kind, shape), spent in seconds.most_common()
+    if spent > total / 100
+  ]
+
+
+def _rate(shape: str, seconds: float) -> str:
+  """How fast float32 weights are read, empty without them."""
+  if not shape:
+    return ''
+  sizes = [int(size) for size in shape.split(' by ')[1].split(',')]
+  return f'{4 * float(np.prod(sizes)) / seconds / 1e9:.1f}'
+
+
+def products(decoder: Decoder, repeats: int) -> Table:
+  """Products of one and of nine rows by kernels of the model's shapes."""
+  leaves = jax.tree.leaves(decoder.params.target)
+  shapes = collections.Counter(leaf.shape for leaf in leaves if leaf.ndim == 2)
+  layered = [shape for shape, count in shapes.items() if count > 1]
+  dtype = jnp.dtype(decoder.model.dtype)
+  programs = {
+    (shape, num_rows, is_transposed): _product(
+      shape, num_rows, dtype, is_transposed=is_transposed
+    )
+    for shape in sorted(layered)
+    for num_rows in (1, 9)
+    for is_transposed in (False, True)
+  }
+  seconds, _ = stopwatch.alternate(
+    {key: call for key, (call, _) in programs.items()}, repeats
+  )
+  microseconds = lambda *key: (
+    1e6 * float(np.median(seconds[key])) / programs[key][1]
+  )
+  return Table(
+    rows=[
+      {
+        'kernel': ' by '.join(map(str, shape)),
+        'rows': num_rows,
+        'microseconds': f'{microseconds(shape, num_rows, False):.0f}',
+        'transposed': f'{microseconds(shape, num_rows, True):.0f}',
+      }
+      for shape in sorted(layered)
+      for num_rows in (1, 9)
+    ],
+    notes=['Many kernels of a shape one after the other, none in the caches.'],
+  )
+
+
+def _product(
+  shape: tuple[int, int], num_rows: int, dtype: Any, *, is_transposed: bool
+) -> tuple[Any, int]:
+  """A compiled loop of products, and how many it makes."""
+  num_kernels = int(_NUM_BYTES / np.prod(shape) / dtype.itemsize)
+  key, scale = jax.random.key(0), jnp.asarray(shape[0] ** -0.5, dtype)
+  size = shape[::-1] if is_transposed else shape
+  kernels = [
+    jax.random.normal(each, size, dtype) * scale
+    for each in jax.random.split(key, num_kernels)
+  ]
+
+  def run(rows: jax.Array, kernels: Sequence[jax.Array]) -> jax.Array:
+    for kernel in kernels:
+      axes = (1, 1) if is_transposed else (1, 0)
+      made = jnp.tensordot(
+        rows, kernel, axes, preferred_element_type=jnp.float32
+      )
+      # The next product waits for this one.
+      rows = rows + (1e-9 * made[:, :1]).astype(dtype)
+    return rows
+
+  rows = jnp.ones((num_rows, shape[0]), dtype)
+  compiled, _ = stopwatch.compile_seconds(run, rows, kernels)
+  return functools.partial(compiled, rows, kernels), num_kernels
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog=f'python -m {MODULE}', description=__doc__.splitlines()[0]
+  )
+  parser.add_argument('--model', default='smollm2-135m')
+  parser.add_argument('--dtype', choices=presets.DTYPES, default='float32')
+  parser.add_argument('--output', default='experiments/plain_step/results')
+  common.add_counts(parser, max_new_tokens=64, repeats=5)
+  return parser
+
+
+if __name__ == '__main__':
+  sys.exit(main())
