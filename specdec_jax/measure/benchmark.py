@@ -143,13 +143,8 @@ def _time(
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-  """Counters of all batches of one side.
-
-  Attributes:
-    statistics: of all rows.
-    iterations: of the loop, over all batches.
-    short_iterations: those of them that scored one position.
-  """
+  """Counters of all batches of one side: of their rows, of the loop's
+  iterations, and of those of them that scored one position."""
 
   statistics: Statistics
   iterations: int

@@ -1,8 +1,5 @@
-"""Rates of a finished decode, each under its own name.
-
-Three acceptance rates go by one name in the field. Here each has its own, and
-its denominator.
-"""
+"""Rates of a finished decode. Three acceptance rates go by one name in the
+field; here each has its own, and its denominator."""
 
 from typing import NamedTuple
 

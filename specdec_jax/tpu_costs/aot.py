@@ -124,14 +124,9 @@ def find_slice(name: str) -> Slice:
 
 
 class Job(NamedTuple):
-  """A function to compile, `mesh` being set while it is traced.
-
-  Attributes:
-    function: to be jitted.
-    args: trees of `jax.ShapeDtypeStruct`s whose shardings name the devices.
-    mesh: or None.
-    donated: the numbers of arguments that it may overwrite.
-  """
+  """A function to compile; `mesh` is set while it is traced. `args` are trees
+  of `jax.ShapeDtypeStruct`s whose shardings name the devices, `donated` the
+  numbers of those that it may overwrite."""
 
   function: Callable
   args: tuple[Any, ...]

@@ -43,12 +43,8 @@ PiecesFn = Callable[[Sequence[int]], list[str]]
 
 # How tokens are chosen, in a header that says nothing else.
 _SETTINGS: dict[str, Any] = {
-  'temperature': 1.0,
-  'top_k': None,
-  'top_p': None,
-  'lenience': 1.0,
-  'seed': None,
-  'dtype': None,
+  **{'temperature': 1.0, 'top_k': None, 'top_p': None},
+  **{'lenience': 1.0, 'seed': None, 'dtype': None},
 }
 # Enough tokens before an iteration to know how its first ones are written:
 # spaces, and characters spread over several tokens.
@@ -81,13 +77,8 @@ class StepValues:
 
 @dataclasses.dataclass(frozen=True)
 class TraceState:
-  """Where a trace stands.
-
-  Attributes:
-    row_ids: names the rows.
-    tails: the last committed tokens of each row.
-    iteration: how many iterations have been recorded.
-  """
+  """Where a trace stands: its rows' names and last committed tokens, and how
+  many iterations have been recorded."""
 
   row_ids: tuple[int, ...]
   tails: tuple[tuple[int, ...], ...]

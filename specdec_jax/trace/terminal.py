@@ -26,9 +26,7 @@ _STYLES = {
   'truncated': 'dim',
 }
 _MARKS = {
-  'rejected': ('[-', '-]'),
-  'discarded': ('[-', '-]'),
-  'truncated': ('[-', '-]'),
+  **dict.fromkeys(('rejected', 'discarded', 'truncated'), ('[-', '-]')),
   'correction': ('{+', '+}'),
 }
 
@@ -87,18 +85,9 @@ def show(
 def streamer(
   console: Any = None, *, hidden_ids: Collection[int] = ()
 ) -> Callable[[Record], None]:
-  """A function that prints iteration records of one row as they come.
-
-  On a terminal it prints what `show` prints with style 'flow'. Anything else
-  gets the committed text alone, as it is.
-
-  Args:
-    console: see `show`.
-    hidden_ids: tokens not to print, such as EOS.
-
-  Raises:
-    ImportError: if rich is not installed.
-  """
+  """A function that prints iteration records of one row as they come, but for
+  `hidden_ids`, such as EOS: on a terminal as `show` does with style 'flow',
+  elsewhere the committed text alone, as it is."""
   console = console or _console()
   has_marks = _needs_marks(console)
 
