@@ -8,6 +8,7 @@ Flags, gin files and `specdec_jax.generate` decode each of these cases, and
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 from typing import NamedTuple
@@ -22,11 +23,13 @@ pytest.importorskip('sentencepiece')
 pytest.importorskip('tensorstore')
 
 import specdec_jax
+from specdec_jax.assembly import drafting, running
 from specdec_jax.assembly.choices import flags_of
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DRAFTERS
 from specdec_jax.assembly.rules import RULES
 from specdec_jax.checkpoints import safetensors_model
+from specdec_jax.decoding import speculative
 from specdec_jax.models import families
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.text import vocabulary_files
@@ -321,6 +324,35 @@ def test_all_doors_decode_the_same_with_a_rule(name, doors, capfd):
     assert num_accepted(expected) > num_accepted(doors('python', strict, capfd))
   if temperature:
     assert [each.tokens for each in expected] != [each.tokens for each in plain]
+
+
+@pytest.mark.parametrize('name', sorted({*DRAFTERS} - {PLAIN}))
+def test_gamma_chooses_itself_with_every_drafter(name, doors):
+  """Each gamma that is tried can be decoded with, and gamma 0 has no drafter,
+  nor its weights."""
+  case = case_of_drafter(name)
+  options = tuple((dict(case.options) | {'gamma': 'auto'}).items())
+  auto = doors.load(case._replace(options=options))
+  gammas = drafting.auto_gammas(auto.choice)
+  assert auto.is_auto
+  assert auto.drafter.gamma == max(gammas) > 0
+  assert len(gammas) >= 3
+  assert not any((gammas[-1] + 1) % (gamma + 1) for gamma in gammas)
+  [batch] = running.pack(auto, TEXTS[:1], max_new_tokens=NUM_NEW, batch_size=1)
+  for gamma in gammas:
+    decoder = auto.at(gamma)
+    assert (decoder.drafter.gamma, decoder.is_auto) == (gamma, False)
+    assert gamma or decoder.params.drafter == ()
+    generate = functools.partial(
+      speculative.generate,
+      **decoder.networks,
+      **decoder.rule,
+      max_len=running.max_length(batch, NUM_NEW),
+    )
+    output = jax.eval_shape(
+      generate, decoder.params, jax.random.key(0), batch.prompt
+    )
+    assert output.statistics.num_tested.shape == (1, gamma)
 
 
 def test_a_door_that_drops_an_option_is_caught(doors, capfd, monkeypatch):
