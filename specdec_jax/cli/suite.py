@@ -4,19 +4,32 @@ sizes, in one process and one table."""
 import argparse
 import itertools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from specdec_jax.assembly import drafting
-from specdec_jax.assembly.choices import Sampling, flags_of, named_by_flags
-from specdec_jax.assembly.drafting import DRAFTERS
-from specdec_jax.cli import options, suite_cells, suite_report
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.assembly import choices, drafting, models
+from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly.choices import Sampling, named_by_flags
+from specdec_jax.assembly.drafting import DRAFTERS, NoDrafter
+from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.rules import RULES
+from specdec_jax.base import Params, Prompt
+from specdec_jax.cli import options
 from specdec_jax.files import one_writer
 from specdec_jax.files.local_path import local_path
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.launch.numbers import positive_int
-from specdec_jax.text import suite_prompts
+from specdec_jax.measure import suite, suite_report
+from specdec_jax.measure.suite import Programs, Way
+from specdec_jax.models import families
+from specdec_jax.text import prompts, suite_prompts
+from specdec_jax.text.suite_prompts import CONTROL, TRANSLATION
+
+_Ids = list[list[int]]
 
 _TARGETS = 'smollm2-135m,ende-mini'
 # Of the targets that come with a smaller model.
@@ -25,6 +38,10 @@ _DRAFTERS = {
   'lm-mini': ('model=lm-nano', 'prompt_lookup', 'none'),
 }
 _OTHERS = ('prompt_lookup', 'ngram', 'none')
+# What the n-gram drafter counts unless another text is given.
+_NGRAM_TEXT = 'ngram_text.txt'
+# A terminal with fewer columns of characters shows some of the table's.
+_WIDE = 200
 # Options of `bench` alone, and what the suite has for them.
 _REPLACED = {
   'model': '--suite MODEL',
@@ -83,10 +100,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help='measure all categories, drafters, gammas, temperatures and batch '
     f'sizes, for these targets ({_TARGETS} if none is named)',
   )
-  default = parser.get_default
   parser.set_defaults(
     own={action.dest: action.default for action in group._group_actions},
-    replaced={name: default(name) for name in _REPLACED},
+    replaced={name: parser.get_default(name) for name in _REPLACED},
   )
 
 
@@ -122,9 +138,9 @@ def check(args: argparse.Namespace) -> None:
   limits = {name: getattr(args, name) for name in ('top_k', 'top_p', 'min_p')}
   Sampling(temperature=max(args.temperatures), **limits).check_is_used()
   names = {name for target in args.suite for name in _drafters(args, target)}
-  kinds = [DRAFTERS[name.partition('=')[0]] for name in names]
-  used = {flag for kind in kinds for flag in flags_of(kind)} | {'gamma'}
-  for flag in {flag for kind in DRAFTERS.values() for flag in flags_of(kind)}:
+  kinds = {DRAFTERS[name.partition('=')[0]] for name in names}
+  used = {'gamma'}.union(*map(choices.flags_of, kinds))
+  for flag in set().union(*map(choices.flags_of, DRAFTERS.values())):
     if flag not in used and getattr(args, flag) is not None:
       raise ValueError(f'--{flag} is for none of {", ".join(sorted(names))}')
 
@@ -133,64 +149,248 @@ def _drafters(args: argparse.Namespace, target: str) -> Sequence[str]:
   return args.drafters or _DRAFTERS.get(target, _OTHERS)
 
 
+def _sampling(args: argparse.Namespace, temperature: float) -> Sampling:
+  """Of greedy decoding without the limits of what is sampled."""
+  names = ('top_k', 'top_p', 'min_p') if temperature else ()
+  limits = {name: getattr(args, name) for name in names}
+  return Sampling(temperature=temperature, **limits)
+
+
 @named_by_flags('--{}')
 def run(args: argparse.Namespace) -> int:
   """Measures what is missing, and writes the tables."""
   sets = suite_prompts.own()
-  for folder, read in (
-    (args.spec_bench, suite_prompts.spec_bench),
-    (args.speed_bench, suite_prompts.speed_bench),
-  ):
-    sets |= read(folder) if folder else {}
-  known = [*sets, suite_prompts.CONTROL]
+  for name in suite_prompts.PUBLIC:
+    if path := getattr(args, name.lower().replace('-', '_')):
+      sets |= suite_prompts.public(name, path)
+  known = [*sets, CONTROL]
   for name in args.categories or ():
     if name not in known:
       raise ValueError(f'--categories {name!r} is none of {", ".join(known)}')
   compilation_cache.enable()
-  folder, header = local_path(args.out), suite_report.header(args)
+  apart = ('out', 'color', 'command', 'run_command', 'own', 'replaced')
+  changed = {
+    name: value
+    for name, value in sorted(vars(args).items())
+    if name not in apart and value not in (None, False, args.replaced.get(name))
+  }
+  folder = local_path(args.out)
+  header = suite_report.header(args.dtype, changed)
   rows: list[dict[str, Any]] = []
   notes: list[str] = []
   with one_writer.one_writer(folder / '.lock', folder):
-    _begin(folder, header, sets)
+    suite_report.begin(folder, header)
+    texts = [
+      suite_prompts.shown(example, is_translator=False)
+      for name in suite_prompts.CATEGORIES[:-1]
+      for example in sets[name]
+    ]
+    suite_report.write_text(folder / _NGRAM_TEXT, '\n\n'.join(texts))
     for name in args.suite:
-      target = suite_cells.Target(args, name, _drafters(args, name))
+      target = _Target(args, name)
       found, left_out = target.prompts(sets)
       notes += left_out
       for setting in itertools.product(args.temperatures, args.batch_sizes):
         rows += target.measure(found, *setting)
     suite_report.write(folder, header, rows, notes)
   screen = progress.console(color=args.color)
-  screen.print(suite_report.table(header, rows, notes, screen.width))
+  screen.print(_table(header, rows, notes, screen.width))
   screen.print(f'All columns: {folder}/suite.md; the plot: suite.svg.')
   return 0
 
 
-def _begin(
-  folder: Path, header: Mapping[str, Any], sets: Mapping[str, Any]
-) -> None:
-  """Makes the folder, or finds one that was begun in the same way.
+def _table(
+  header: Mapping[str, Any], rows: Sequence[Any], notes: list[str], width: int
+) -> Any:
+  """What a terminal of a width shows, for `rich`."""
+  from rich.console import Group
+  from rich.table import Table
 
-  Raises:
-    ValueError: if it was begun in another.
-  """
-  (folder / 'cells').mkdir(parents=True, exist_ok=True)
-  path = folder / 'settings.json'
-  if path.exists():
-    flat = lambda settings: {**settings, **settings['flags'], 'flags': None}
-    before, now = (
-      flat(json.loads(path.read_text(encoding='utf-8'))),
-      flat(header),
-    )
-    for name in {**before, **now}:
-      if before.get(name) != now.get(name):
-        raise ValueError(
-          f'{folder} was begun with {name} {before.get(name)}, not '
-          f'{now.get(name)}: give another --out'
+  columns = suite_report.COLUMNS
+  if width < _WIDE:
+    columns = {name: columns[name] for name in suite_report.SHORT}
+  tables: list[Any] = []
+  for target, own in itertools.groupby(rows, lambda row: row['target']):
+    tables.append(Table(title=target, box=None, padding=(0, 1, 0, 0)))
+    for name, form in columns.values():
+      is_text = form == '{}'
+      tables[-1].add_column(
+        name.replace(' (', '\n('),
+        justify='left' if is_text else 'right',
+        no_wrap=not is_text,
+      )
+    for cells in suite_report.cells(list(own), columns):
+      tables[-1].add_row(*cells)
+  below = (*notes, suite_report.prediction(rows), *suite_report.NOTES)
+  return Group(*suite_report.above(header), *tables, *below)
+
+
+class _Target:
+  """A target, and what drafts for it as `--drafters` names it."""
+
+  def __init__(self, args: argparse.Namespace, name: str):
+    self.args, self.name, self.folder = args, name, local_path(args.out)
+    # The target by dtype, and the weights of draft models by name.
+    self.plain = {
+      dtype: decoder_lib.build(
+        Model(checkpoint=name, dtype=dtype),
+        drafter=NoDrafter(),
+        waiting=progress.waiting,
+      )
+      for dtype in sorted({*args.plain_dtypes, args.dtype})
+    }
+    self.weights: dict[str, Any] = {}
+    self.alone = self.plain[args.dtype]
+
+  def prompts(
+    self, sets: Mapping[str, Sequence[suite_prompts.Example]]
+  ) -> tuple[dict[str, _Ids], list[str]]:
+    """Token ids of each category that fits, and a sentence on the others."""
+    args, vocabulary = self.args, self.alone.vocabulary
+    is_translator = families.has_encoder(self.alone.config)
+    names = args.categories or [*sets, CONTROL]
+    found: dict[str, _Ids] = {}
+    for name in names:
+      if name == CONTROL:
+        ids = set(range(vocabulary.vocab_size)) - vocabulary.special_ids
+        rows = suite_prompts.random_tokens(sorted(ids), args.suite_prompts)
+      elif is_translator and name != TRANSLATION:
+        continue
+      else:
+        examples = sets[name][: args.suite_prompts]
+        rows = prompts.encode(
+          vocabulary,
+          [suite_prompts.shown(each, is_translator) for each in examples],
+          config=self.alone.config,
+          is_chat=vocabulary.chat_template is not None,
         )
-  suite_cells.write(path, json.dumps(header, indent=2))
-  texts = [
-    suite_prompts.shown(example, is_translator=False)
-    for name in suite_prompts.CATEGORIES[:-1]
-    for example in sets[name]
-  ]
-  suite_cells.write(folder / suite_cells.NGRAM_TEXT, '\n\n'.join(texts))
+      num_new = 0 if is_translator else args.suite_tokens
+      if max(map(len, rows)) + num_new <= self.alone.max_positions:
+        found[name] = rows
+    missing = ', '.join(name for name in names if name not in found)
+    note = f'Left out for {self.name}, which they do not fit: {missing}.'
+    return found, [note] if missing else []
+
+  def measure(
+    self, ids: Mapping[str, _Ids], temperature: float, batch_size: int
+  ) -> list[dict[str, Any]]:
+    """The rows of all categories; those that are in the folder are read."""
+    shapes = suite.widths({n: max(map(len, rows)) for n, rows in ids.items()})
+    ways, cells = self._ways(temperature), {}
+    for width in sorted(set(shapes.values())):
+      programs = None
+      for name in (name for name in ids if shapes[name] == width):
+        setting = {
+          'target': self.name,
+          'category': name,
+          'temperature': temperature,
+          'batch_size': batch_size,
+        }
+        file = re.sub(r'[^\w.-]+', '_', '-'.join(map(str, setting.values())))
+        path = self.folder / 'cells' / f'{file}.json'
+        if not path.exists():
+          batches = self._batches(ids[name], width, batch_size)
+          programs = programs or self._compile(ways, batches[0])
+          rows = self._rows(programs, batches, setting)
+          suite_report.write_text(path, json.dumps(rows, indent=1))
+        cells[name] = json.loads(path.read_text(encoding='utf-8'))
+      if programs:
+        ways = programs.ways
+    return [row for name in ids for row in cells[name]]
+
+  def _batches(self, ids: _Ids, width: int, batch_size: int) -> list[Prompt]:
+    return [
+      jax.tree.map(
+        jnp.asarray,
+        prompts.pack(
+          [*part, *[None] * (batch_size - len(part))],
+          config=self.alone.config,
+          width=width,
+          max_new_tokens=self.args.suite_tokens,
+          row_ids=range(start, start + batch_size),
+        ),
+      )
+      for start in range(0, len(ids), batch_size)
+      for part in [ids[start : start + batch_size]]
+    ]
+
+  def _compile(self, ways: Mapping[Any, Way], prompt: Prompt) -> Programs:
+    """All ways of decoding batches of the shape of one."""
+    with progress.waiting(f'compiling for {self.name}', notice_after=30):
+      return Programs(
+        ways,
+        jax.random.key(self.args.seed),
+        prompt,
+        plain=self.args.dtype,
+        max_len=prompt.decoder_tokens.shape[1] + self.args.suite_tokens,
+      )
+
+  def _rows(
+    self,
+    programs: Programs,
+    batches: Sequence[Prompt],
+    setting: Mapping[str, Any],
+  ) -> list[dict[str, Any]]:
+    """Measures a cell."""
+    title = f'{self.name}, {setting["category"]}'
+    with progress.bar(title, len(batches)) as bar:
+      found = programs.measure(
+        batches,
+        repeats=self.args.suite_repeats,
+        is_greedy=not setting['temperature'],
+        advance=bar.advance,
+      )
+    shared = {**setting, 'plain': programs.baseline}
+    return [
+      {**shared, 'drafter': drafter, 'gamma': gamma}
+      | figures
+      | {'compile_seconds': programs.compile_seconds}
+      for (drafter, gamma), figures in found.items()
+    ]
+
+  def _ways(self, temperature: float) -> dict[Any, Way]:
+    """All ways of decoding: plain ones by dtype, and others by drafter and
+    gamma."""
+    sampling, ways = _sampling(self.args, temperature), {}
+    for dtype, alone in self.plain.items():
+      ways[dtype] = Way(
+        params=alone.params,
+        target=alone.target,
+        rule={
+          'logits_to_probs': sampling.to_probs(alone.vocabulary.vocab_size),
+          'eos_id': alone.eos_id,
+        },
+        prefill='' if dtype == self.args.dtype else dtype,
+      )
+    for text in _drafters(self.args, self.name):
+      kind, _, model = text.partition('=')
+      for gamma in [0] if DRAFTERS[kind] is NoDrafter else self.args.gammas:
+        ways[model or kind, gamma] = self._way(kind, model, gamma, sampling)
+    return ways
+
+  def _way(self, kind: str, model: str, gamma: int, sampling: Sampling) -> Way:
+    """Speculative decoding by one drafter."""
+    args = self.args
+    given = {
+      flag: getattr(args, flag) for flag in choices.flags_of(DRAFTERS[kind])
+    }
+    fixed: dict[str, Any] = {}
+    if model:
+      dtype = args.draft_dtype or args.dtype
+      fixed['model'] = Model(checkpoint=model, dtype=dtype)
+    if kind == 'ngram':
+      fixed['text'] = args.ngram_text or str(self.folder / _NGRAM_TEXT)
+      fixed['is_sampled'] = not sampling.is_greedy
+    given['gamma'] = gamma
+    made = decoder_lib.outline(
+      self.alone.model,
+      drafter=choices.chosen('drafter', DRAFTERS, kind, given, **fixed),
+      rule=choices.chosen('verification', RULES, args.verification, vars(args)),
+      sampling=sampling,
+    )
+    drafted, target = made.drafting, self.alone.params.target
+    if drafted.config is not None and model not in self.weights:
+      with progress.waiting(f'loading {model}'):
+        self.weights[model] = models.read_params(fixed['model'], drafted.config)
+    own = drafted.join(target, self.weights.get(model, ()))
+    return Way(Params(target, own), made.target, made.rule, made.drafter, model)

@@ -6,6 +6,7 @@ timed.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -272,7 +273,7 @@ def sameness(
       num_divergent += bool(differs.any() or a.lengths[row] != b.lengths[row])
       if differs.any():
         position = int(differs.argmax())
-        logits = _logits_after(target, params, state, position)[row]
+        logits = _logits_after(target, params, state, np.int32(position))[row]
         ours, theirs = a.tokens[row, position], b.tokens[row, position]
         margins.append(float(logits[ours] - logits[theirs]))
   return {
@@ -284,18 +285,14 @@ def sameness(
   }
 
 
+@functools.partial(jax.jit, static_argnames='target')
 def _logits_after(
-  target: LanguageModel, params: Params, state: DecodeState, position: int
-) -> np.ndarray:
+  target: LanguageModel, params: Params, state: DecodeState, position: Array
+) -> Array:
   """Logits `[B, V]` of what follows the first `position` tokens, from the cache
   that plain decoding left."""
-
-  @jax.jit
-  def score(params: Params, state: DecodeState, position: Array) -> Array:
-    lengths = jnp.full_like(state.context.lengths, position)
-    last = arrays.read_block(state.context.tokens, lengths - 1, 1)
-    cache = target.rewind(state.target_cache, lengths - 1)
-    logits, _ = target.extend(params.target, last, cache)
-    return logits[:, 0]
-
-  return np.asarray(score(params, state, jnp.int32(position)))
+  lengths = jnp.full_like(state.context.lengths, position)
+  last = arrays.read_block(state.context.tokens, lengths - 1, 1)
+  cache = target.rewind(state.target_cache, lengths - 1)
+  logits, _ = target.extend(params.target, last, cache)
+  return logits[:, 0]

@@ -146,14 +146,16 @@ def without_drafts(full_width: Side) -> Side:
   return dataclasses.replace(full_width, params=params)
 
 
+def shorten(
+  state: DecodeState, num_tokens: int = _NUM_TIMED_TOKENS
+) -> DecodeState:
+  """A state that ends after a few tokens."""
+  limits = jnp.minimum(state.max_lengths, state.context.lengths + num_tokens)
+  return dataclasses.replace(state, max_lengths=limits)
+
+
 def shortened(side: Side, num_batches: int = 1) -> Side:
   """A side that decodes a few tokens of its first batches."""
-
-  def shorten(state: DecodeState) -> DecodeState:
-    limit = state.context.lengths + _NUM_TIMED_TOKENS
-    limits = jnp.minimum(state.max_lengths, limit)
-    return dataclasses.replace(state, max_lengths=limits)
-
   states = list(map(shorten, side.states[:num_batches]))
   return dataclasses.replace(side, states=states)
 

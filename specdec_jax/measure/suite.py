@@ -15,18 +15,28 @@ from specdec_jax.base import Array, Drafter, LanguageModel, Params, Prompt
 from specdec_jax.decoding import autoregressive, speculative, statistics
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.decoding.statistics import Statistics
-from specdec_jax.measure import benchmark, metrics, stopwatch
+from specdec_jax.measure import benchmark, metrics, sides, stopwatch
 from specdec_jax.theory import estimates
 
-# Keys of plain decoding: in the dtype that drafts are verified in, and in the
-# fastest one.
-PLAIN, BASELINE = 'plain', 'baseline'
 # What is decoded to time iterations at full width, or without a draft.
 _NUM_COST_TOKENS = 12
 # Positions whose conditional acceptance is reported.
 _NUM_ALPHAS = 3
 # A smaller logit margin is within the rounding of the dtype.
 _NEAR_TIES = {'float32': 1e-3, 'bfloat16': 0.25}
+# Prompts are padded to one of these, and to a single one up to the second: few
+# shapes are compiled.
+_WIDTHS = (64, 256, 1024, 4096)
+
+
+def widths(longest: Mapping[str, int]) -> dict[str, int]:
+  """What prompts are padded to, by category; from tokens of the longest."""
+  found = {
+    name: next(width for width in (*_WIDTHS, length) if width >= length)
+    for name, length in longest.items()
+  }
+  short = [width for width in found.values() if width <= _WIDTHS[1]]
+  return {n: max(short) if w in short else w for n, w in found.items()}
 
 
 class Way(NamedTuple):
@@ -90,16 +100,17 @@ class Timed:
     """Tokens of each batch, `[N]`."""
     return np.array([s.num_tokens.sum() for s in self.statistics])
 
-  def per_iteration(self) -> float:
-    """Seconds of an iteration."""
-    counts = benchmark.count(self.statistics)
-    return float(self.medians().sum() / counts.iterations)
+  def speed(self) -> float:
+    """Tokens per second."""
+    return float(self.tokens().sum() / self.medians().sum())
 
 
 class Programs:
   """Ways of decoding batches of one shape, compiled.
 
   Attributes:
+    ways: those that are timed.
+    baseline: the fastest plain way, known after `measure`.
     compile_seconds: of all of them.
   """
 
@@ -108,18 +119,22 @@ class Programs:
     ways: Mapping[Any, Way],
     rng_key: Array,
     prompt: Prompt,
+    *,
+    plain: str,
     max_len: int,
   ):
     """Compiles.
 
     Args:
-      ways: by key, `PLAIN` among them, and `BASELINE` if it is another.
+      ways: by key; plain ones by their dtypes.
       rng_key: as for `speculative.generate`.
       prompt: a batch of the shape.
+      plain: the dtype that drafts are verified in.
       max_len: as for `speculative.generate`.
     """
     started = time.perf_counter()
-    self._ways, self._is_warm = {**ways}, False
+    self.ways, self._plain, self._is_warm = {**ways}, plain, False
+    self.baseline = ''
     self._prefills: dict[str, Callable[[Prompt], DecodeState]] = {}
     # The widest draft needs the largest buffers.
     for way in sorted(ways.values(), key=lambda way: -way.gamma):
@@ -132,50 +147,54 @@ class Programs:
         init, _ = stopwatch.compile_seconds(init, *args, prompt)
         self._prefills[way.prefill] = functools.partial(init, *args)
     states = self._states(prompt)
-    self._propose = {}
-    for key, way in ways.items():
-      if way.drafter and way.gamma:
-        self._ways['cost', key] = way.full()
-        states['cost', key] = states[key]
-        self._propose[key] = stopwatch.propose_programs(
-          way.params, states[key], way.drafter, way.target
-        )
+    drafting: dict[Any, Any] = {
+      k: w for k, w in ways.items() if w.drafter and w.gamma
+    }
+    self._full = {key: way.full() for key, way in drafting.items()}
+    self._propose = {
+      key: stopwatch.propose_programs(
+        w.params, states[key], w.drafter, w.target
+      )
+      for key, w in drafting.items()
+    }
+    loops = {key: (way, states[key]) for key, way in ways.items()}
+    loops |= {('cost', k): (way, states[k]) for k, way in self._full.items()}
 
-    def compiled(key: Any) -> Any:
-      way = self._ways[key]
-      return stopwatch.compile_seconds(way.run, way.params, states[key])[0]
+    def compiled(way: Way, state: DecodeState) -> Any:
+      return stopwatch.compile_seconds(way.run, way.params, state)[0]
 
     self._runs = stopwatch.together(
-      {key: functools.partial(compiled, key) for key in self._ways}
+      {key: functools.partial(compiled, *loop) for key, loop in loops.items()}
     )
     self.compile_seconds = time.perf_counter() - started
 
   def _states(self, prompt: Prompt) -> dict[Any, DecodeState]:
     """What every way begins with."""
-    filled = {name: fill(prompt) for name, fill in self._prefills.items()}
+    names = {way.prefill for way in self.ways.values()}
+    filled = {name: self._prefills[name](prompt) for name in names}
     num_rows = prompt.decoder_lengths.size
     return {
       key: dataclasses.replace(
         filled[way.prefill], statistics=statistics.init(num_rows, way.gamma)
       )
-      for key, way in self._ways.items()
+      for key, way in self.ways.items()
     }
 
   def _calls(self, prompt: Prompt) -> dict[Any, Callable]:
-    """What is timed in turns, by key. Target calls at full width have `cost` in
-    theirs, those without a draft `without`, and drafts `draft`."""
-    calls: dict[Any, Callable] = {}
-    for key, state in self._states(prompt).items():
-      way = self._ways[key]
-      if key[0] == 'cost':
-        limits = state.context.lengths + _NUM_COST_TOKENS
-        limits = jnp.minimum(limits, state.max_lengths)
-        state = dataclasses.replace(state, max_lengths=limits)
-        if way.drafter and way.drafter.may_abstain:
-          params = Params(way.params.target, jnp.bool_(False))
-          run = functools.partial(self._runs[key], params, state)
-          calls['without', key[1]] = run
-      calls[key] = functools.partial(self._runs[key], way.params, state)
+    """What is timed in turns: ways by key, and by longer keys target calls at
+    full width (`cost`), those without a draft (`without`), and drafts."""
+    states, runs = self._states(prompt), self._runs
+    calls: dict[Any, Callable] = {
+      key: functools.partial(runs[key], way.params, states[key])
+      for key, way in self.ways.items()
+    }
+    for key, way in self._full.items():
+      state = sides.shorten(states[key], _NUM_COST_TOKENS)
+      run = runs['cost', key]
+      calls['cost', key] = functools.partial(run, way.params, state)
+      if way.drafter and way.drafter.may_abstain:
+        params = Params(way.params.target, jnp.bool_(False))
+        calls['without', key] = functools.partial(run, params, state)
     for key, made in self._propose.items():
       calls |= {('draft', key, i): call for i, call in enumerate(made)}
     return calls
@@ -187,9 +206,10 @@ class Programs:
     repeats: int,
     is_greedy: bool,
     advance: Callable[[int], None] = lambda num_done: None,
-  ) -> tuple[dict[Any, Timed], dict[Any, dict[str, Any]]]:
+  ) -> dict[Any, dict[str, Any]]:
     """Decodes every prompt in every way, in turns; all once before, the first
-    time.
+    time. Of the plain ways only the fastest on the first prompt, and the one
+    that drafts are compared with, are timed further.
 
     Args:
       prompts: batches.
@@ -198,41 +218,57 @@ class Programs:
       advance: progress, called with 1 after every batch.
 
     Returns:
-      What was measured of each way; and of each that drafts `c`,
-      `verify_cost_ratio` and, if it may abstain, `without_draft_cost_ratio`,
-      over T(1) in the same turns: medians over batches.
+      `figures` of each speculative way, by key.
 
     Raises:
       ValueError: if a model returned logits that are not numbers.
     """
-    plain = self._ways[PLAIN]
+    plain = self.ways[self._plain]
     timed = {
       key: Timed(margins=[] if is_greedy and way.drafter else None)
-      for key, way in self._ways.items()
-      if key[0] != 'cost'
+      for key, way in self.ways.items()
     }
     costs = []
     for prompt in prompts:
-      warm_up = () if self._is_warm else None
       seconds, finals = stopwatch.alternate(
-        self._calls(prompt), repeats, warm_up=warm_up
+        self._calls(prompt), repeats, warm_up=() if self._is_warm else None
       )
       self._is_warm = True
-      for key, found in timed.items():
-        if np.any(finals[key].has_nan):
+      for key in self.ways:
+        found, final = timed[key], finals[key]
+        if np.any(final.has_nan):
           raise ValueError('the logits were not numbers (NaN)')
         found.seconds.append(seconds[key])
-        found.statistics.append(jax.device_get(finals[key].statistics))
+        found.statistics.append(jax.device_get(final.statistics))
         if found.margins is not None:
           same = benchmark.sameness(
-            plain.target, plain.params, [finals[PLAIN]], [finals[key]]
+            plain.target, plain.params, [finals[self._plain]], [final]
           )
           margins = same['divergence_margins']
           num_ended = same['num_divergent_rows'] - len(margins)
           found.margins.extend([*margins, *[np.inf] * num_ended])
       costs.append(self._costs(seconds, finals))
+      if not self.baseline:
+        self._keep_fastest(timed)
       advance(1)
-    return timed, jax.tree.map(lambda *each: float(np.median(each)), *costs)
+    medians = jax.tree.map(lambda *each: float(np.median(each)), *costs)
+    return {
+      key: figures(
+        timed[key],
+        plain=timed[self._plain],
+        baseline=timed[self.baseline],
+        costs=medians.get(key, {}),
+        dtype=self._plain,
+      )
+      for key, way in self.ways.items()
+      if way.drafter
+    }
+
+  def _keep_fastest(self, timed: Mapping[Any, Timed]) -> None:
+    plain = [key for key, way in self.ways.items() if not way.drafter]
+    self.baseline = max(plain, key=lambda key: timed[key].speed())
+    for key in {*plain} - {self.baseline, self._plain}:
+      del self.ways[key]
 
   def _costs(
     self, seconds: Mapping[Any, np.ndarray], finals: Mapping[Any, Any]
@@ -243,14 +279,12 @@ class Programs:
       num_iterations = int(finals[key].statistics.num_target_runs.max())
       return float(np.median(seconds[key])) / num_iterations
 
-    one, found = iteration(PLAIN), {}
+    one, found = iteration(self._plain), {}
     for key, made in self._propose.items():
       turns = [seconds['draft', key, i] for i in range(len(made))]
-      draft = stopwatch.propose_seconds(made, turns) / self._ways[key].gamma
-      found[key] = {
-        'c': draft / one,
-        'verify_cost_ratio': iteration(('cost', key)) / one,
-      }
+      draft = stopwatch.propose_seconds(made, turns) / self.ways[key].gamma
+      full = iteration(('cost', key))
+      found[key] = {'c': draft / one, 'verify_cost_ratio': full / one}
       if ('without', key) in finals:
         without = iteration(('without', key))
         found[key]['without_draft_cost_ratio'] = without / one
@@ -258,62 +292,62 @@ class Programs:
 
 
 def figures(
-  timed: Mapping[Any, Timed], key: Any, costs: Mapping[str, Any], dtype: str
+  drafted: Timed,
+  *,
+  plain: Timed,
+  baseline: Timed,
+  costs: Mapping[str, Any],
+  dtype: str,
 ) -> dict[str, Any]:
-  """What the table says of a way.
+  """What the table says of a speculative way.
 
   Args:
-    timed: of `Programs.measure`.
-    key: of a way that is not plain.
-    costs: likewise; none for one that drafts nothing.
+    drafted: what was measured of it.
+    plain: the same of plain decoding in its dtype.
+    baseline: the same of the fastest plain decoding.
+    costs: `c`, `verify_cost_ratio` and, for a drafter that may abstain,
+      `without_draft_cost_ratio`, over T(1); none if nothing is drafted.
     dtype: whose rounding makes near ties.
 
   Returns:
     Figures by name. Rates are None where nothing was drafted, and the interval,
     over batches, with fewer than two of them.
   """
-  drafted, baseline = timed[key], timed.get(BASELINE, timed[PLAIN])
-  counts, margins = benchmark.count(drafted.statistics), drafted.margins
+  count = lambda timed: benchmark.count(timed.statistics)
+  counts, margins = count(drafted), drafted.margins
   of_rows = counts.statistics
   passed = zip(
     of_rows.num_accepted.sum(0), of_rows.num_tested.sum(0), strict=True
   )
-  alphas = [estimates.alpha(*of_position) for of_position in passed]
-  alphas = [*alphas, *[None] * _NUM_ALPHAS][:_NUM_ALPHAS]
+  alphas = [*(estimates.alpha(*each) for each in passed), *[None] * _NUM_ALPHAS]
   # Plain decoding's time for as many tokens.
   plain_seconds = baseline.medians() / baseline.tokens() * drafted.tokens()
   speedup, interval = estimates.ratio(plain_seconds, drafted.medians())
-  speed = lambda side: float(side.tokens().sum() / side.medians().sum())
-  rates, costs = (
-    metrics.rates(of_rows),
-    {'c': 0.0, 'verify_cost_ratio': 1.0, **costs},
-  )
+  iteration = lambda timed: timed.medians().sum() / count(timed).iterations
+  costs = {'c': 0.0, 'verify_cost_ratio': 1.0, **costs}
   num_rows = int(np.count_nonzero(of_rows.num_tokens))
-  compared: dict[str, int | None] = dict.fromkeys(
-    ('identical_rows', 'near_ties')
-  )
+  identical = near = None
   if margins is not None:
-    num_near = sum(margin < _NEAR_TIES[dtype] for margin in margins)
-    compared = {
-      'identical_rows': num_rows - len(margins),
-      'near_ties': num_near,
-    }
+    identical = num_rows - len(margins)
+    near = sum(margin < _NEAR_TIES[dtype] for margin in margins)
+  rates = metrics.rates(of_rows)
   return {
     'tokens_per_target_run': rates.block_efficiency,
-    **{f'alpha_{i}': alpha for i, alpha in enumerate(alphas, start=1)},
+    **{f'alpha_{i + 1}': alphas[i] for i in range(_NUM_ALPHAS)},
     'alpha': rates.alpha,
     **costs,
-    'plain_tokens_per_second': speed(baseline),
-    'speculative_tokens_per_second': speed(drafted),
+    'plain_tokens_per_second': baseline.speed(),
+    'speculative_tokens_per_second': drafted.speed(),
     'speedup': speedup,
     'speedup_interval': interval,
     'predicted_speedup': benchmark.predict_speedup(
-      benchmark.count(baseline.statistics),
+      count(baseline),
       counts,
       num_drafted=counts.iterations * of_rows.num_tested.shape[1],
-      baseline_cost=baseline.per_iteration() / timed[PLAIN].per_iteration(),
+      baseline_cost=iteration(baseline) / iteration(plain),
       **costs,
     ),
     'rows': num_rows,
-    **compared,
+    'identical_rows': identical,
+    'near_ties': near,
   }

@@ -27,6 +27,11 @@ _MT_BENCH = (
   *('writing', 'roleplay', 'reasoning', 'math', 'coding', 'extraction'),
   *('stem', 'humanities'),
 )
+# Files of public sets, qualitative ones alone, by where they may be.
+PUBLIC = {
+  'Spec-Bench': ('question.jsonl', 'data/spec_bench/question.jsonl'),
+  'SPEED-Bench': ('qualitative.jsonl',),
+}
 _PLACEHOLDER = 'FULL BENCHMARK DATA SHOULD BE FETCHED'
 
 
@@ -53,43 +58,24 @@ def random_tokens(ids: Sequence[int], num_rows: int) -> list[list[int]]:
   return rng.choice(ids, (num_rows, _CONTROL_LENGTH)).tolist()
 
 
-def spec_bench(folder: str) -> dict[str, list[Example]]:
-  """Spec-Bench by its tasks: the first turn of each question.
+def public(name: str, folder: str) -> dict[str, list[Example]]:
+  """A public set: the first turn of each question, under the names of the set
+  and of its category.
 
   Args:
-    folder: a clone of https://github.com/hemingkx/Spec-Bench, or the folder of
-      its question.jsonl.
+    name: one of `PUBLIC`.
+    folder: a clone of https://github.com/hemingkx/Spec-Bench, or where its
+      question.jsonl is; of https://huggingface.co/datasets/nvidia/SPEED-Bench,
+      where its preparation for NeMo-Skills wrote qualitative.jsonl.
 
   Raises:
-    ValueError: if there is no such file, or a line is malformed.
-  """
-  path = local_path(folder) / 'question.jsonl'
-  if not path.is_file():
-    path = path.parent / 'data' / 'spec_bench' / path.name
-  if not path.is_file():
-    raise ValueError(f'{folder} is no Spec-Bench: it has no {path.name}')
-  return _by_category('Spec-Bench', path)
-
-
-def speed_bench(folder: str) -> dict[str, list[Example]]:
-  """SPEED-Bench's qualitative split, by category: the first turn of each.
-
-  Args:
-    folder: where qualitative.jsonl is, which the preparation for NeMo-Skills
-      writes (https://huggingface.co/datasets/nvidia/SPEED-Bench).
-
-  Raises:
-    ValueError: if there is no such file, a row is malformed, or its text was
+    ValueError: if there is no such file, a line is malformed, or its text was
       not fetched.
   """
-  path = local_path(folder) / 'qualitative.jsonl'
-  if not path.is_file():
-    raise ValueError(f'{folder} is no SPEED-Bench: it has no {path.name}')
-  return _by_category('SPEED-Bench', path)
-
-
-def _by_category(name: str, path: Path) -> dict[str, list[Example]]:
-  """The first turn of every row, under the name of the set and its category."""
+  paths = [local_path(folder) / each for each in PUBLIC[name]]
+  path = next(filter(Path.is_file, paths), None)
+  if path is None:
+    raise ValueError(f'{folder} is no {name}: it has no {paths[0].name}')
   found: dict[str, list[Example]] = {}
   for place, row in text_lines.read_objects(path):
     turns = row.get('turns') or row.get('messages')

@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from specdec_jax.cli import suite_cells, suite_report
 from specdec_jax.decoding import statistics
-from specdec_jax.measure import suite
+from specdec_jax.measure import suite, suite_report
 from specdec_jax.text import suite_prompts
 from tests.cli.tiny import assert_refused
 
@@ -48,6 +47,11 @@ def test_a_suite_goes_on_where_it_stopped(run, make_model, tmp_path):
   assert (cells[0].read_bytes(), missing.exists()) == (kept, True)
   other = run(*argv, '--seed', '1')
   assert_refused(other, 'was begun with seed None, not 1: give another --out')
+  settings = tmp_path / 'settings.json'
+  begun = json.loads(settings.read_text()) | {'commit': 'abc123'}
+  settings.write_text(json.dumps(begun))
+  refused = 'begun at commit abc123', 'check out abc123 to go on, or give'
+  assert_refused(run(*argv), *refused)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +85,8 @@ def test_flags_that_do_not_fit_are_refused(run, options, message):
 def test_few_shapes_are_compiled():
   lengths = {'chat': 40, 'qa': 65, 'long': 700, 'endless': 5000}
   expected = {'chat': 256, 'qa': 256, 'long': 1024, 'endless': 5000}
-  assert suite_cells.widths(lengths) == expected
-  assert suite_cells.widths({'chat': 64}) == {'chat': 64}
+  assert suite.widths(lengths) == expected
+  assert suite.widths({'chat': 64}) == {'chat': 64}
 
 
 def test_a_row_is_what_was_timed():
@@ -100,12 +104,12 @@ def test_a_row_is_what_was_timed():
     )
     return suite.Timed([np.array([s]) for s in seconds], [one, one], margins)
 
-  sides = {
-    suite.PLAIN: timed([1.0, 1.0], 0, 12),
-    'drafted': timed([0.5, 1.0], 2, 4, margins=[1e-4]),
-  }
+  plain = timed([1.0, 1.0], 0, 12)
+  drafted = timed([0.5, 1.0], 2, 4, margins=[1e-4])
   costs = {'c': 0.1, 'verify_cost_ratio': 1.3, 'without_draft_cost_ratio': None}
-  row = suite.figures(sides, 'drafted', costs, 'float32')
+  row = suite.figures(
+    drafted, plain=plain, baseline=plain, costs=costs, dtype='float32'
+  )
   assert row['tokens_per_target_run'] == 3
   assert [row[f'alpha_{i}'] for i in (1, 2, 3)] == [0.5, 0.5, None]
   assert row['speedup'] == pytest.approx(2 / 1.5)
@@ -135,15 +139,15 @@ def test_public_sets_are_read_in_their_layouts(tmp_path):
   for category, name in (('rag', 'rag'), ('writing', 'multi-turn')):
     write(questions, question_id=1, category=category, turns=['One?', 'Two?'])
     expected = {f'Spec-Bench {name}': [{'prompt': 'One?'}]}
-    assert suite_prompts.spec_bench(tmp_path) == expected
+    assert suite_prompts.public('Spec-Bench', tmp_path) == expected
   path = tmp_path / 'qualitative.jsonl'
   write(path, category='qa', messages=[{'role': 'user', 'content': 'One?'}])
   expected = {'SPEED-Bench qa': [{'prompt': 'One?'}]}
-  assert suite_prompts.speed_bench(tmp_path) == expected
+  assert suite_prompts.public('SPEED-Bench', tmp_path) == expected
   text = 'FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE'
   write(path, category='qa', turns=[text])
   with pytest.raises(ValueError, match='line 1 has a placeholder for its text'):
-    suite_prompts.speed_bench(tmp_path)
-  for read in (suite_prompts.spec_bench, suite_prompts.speed_bench):
-    with pytest.raises(ValueError, match='none is no S'):
-      read('none')
+    suite_prompts.public('SPEED-Bench', tmp_path)
+  for name in suite_prompts.PUBLIC:
+    with pytest.raises(ValueError, match=f'none is no {name}: it has no '):
+      suite_prompts.public(name, 'none')

@@ -1,6 +1,5 @@
 """The suite's table: on the terminal, as Markdown, JSON and a plot."""
 
-import argparse
 import contextlib
 import importlib
 import json
@@ -21,10 +20,8 @@ from specdec_jax.measure import plots, stopwatch
 Row = dict[str, Any]
 
 _TITLE = 'Benchmark suite'
-# A terminal with fewer columns of characters shows `_SHORT` alone.
-_WIDE = 200
 # Names of columns by the keys of rows, and the form of their values.
-_COLUMNS = {
+COLUMNS = {
   'target': ('target', '{}'),
   'category': ('category', '{}'),
   'drafter': ('drafter', '{}'),
@@ -48,11 +45,12 @@ _COLUMNS = {
   'identical_rows': ('identical', '{}'),
   'near_ties': ('near ties', '{}'),
 }
-_SHORT = (
+# What a narrow terminal shows.
+SHORT = (
   *('category', 'drafter', 'gamma', 'tokens_per_target_run', 'speedup'),
   *('speedup_interval', 'predicted_speedup'),
 )
-_NOTES = (
+NOTES = (
   'Tokens per target run count the bonus token, or the correction. alpha_i is '
   'the acceptance of the i-th drafted token, given that those before it were '
   'accepted; alpha is accepted over tested tokens of all positions.',
@@ -65,21 +63,15 @@ _NOTES = (
 )
 
 
-def header(args: argparse.Namespace) -> dict[str, Any]:
+def header(dtype: str, flags: Mapping[str, Any]) -> dict[str, Any]:
   """What stands above the table, and what a run must share with one that it
   continues; flags are those that change what is measured."""
-  apart = ('out', 'color', 'command', 'run_command', 'own', 'replaced')
-  unset = lambda name: (None, False, args.replaced.get(name))
   packages = ('specdec_jax', 'jax', 'jaxlib', 'flax')
   return {
     'device': stopwatch.device_name(),
-    'bfloat16 in hardware': 'yes' if has_bfloat16() else 'no',
-    'dtype': args.dtype,
-    'flags': {
-      name: value
-      for name, value in sorted(vars(args).items())
-      if name not in apart and value not in unset(name)
-    },
+    'bfloat16 in hardware': 'yes' if _has_bfloat16() else 'no',
+    'dtype': dtype,
+    'flags': flags,
     'XLA_FLAGS': os.environ.get('XLA_FLAGS', ''),
     'versions': {'python': platform.python_version()}
     | {name: importlib.import_module(name).__version__ for name in packages},
@@ -87,7 +79,40 @@ def header(args: argparse.Namespace) -> dict[str, Any]:
   }
 
 
-def has_bfloat16() -> bool:
+def begin(folder: Path, header: Mapping[str, Any]) -> None:
+  """Makes the folder, or finds one that was begun in the same way.
+
+  Raises:
+    ValueError: if it was begun in another.
+  """
+  (folder / 'cells').mkdir(parents=True, exist_ok=True)
+  path = folder / 'settings.json'
+  if path.exists():
+    flat = lambda settings: {**settings, **settings['flags'], 'flags': None}
+    before = flat(json.loads(path.read_text(encoding='utf-8')))
+    now = flat(header)
+    for name in {**before, **now}:
+      old, new = before.get(name), now.get(name)
+      if old != new and name == 'commit':
+        raise ValueError(
+          f'{folder} was begun at commit {old} of specdec_jax, which is now at '
+          f'{new}, and figures of two versions do not mix: check out {old} to '
+          'go on, or give another --out'
+        )
+      if old != new:
+        raise ValueError(
+          f'{folder} was begun with {name} {old}, not {new}: give another --out'
+        )
+  write_text(path, json.dumps(header, indent=2))
+
+
+def write_text(path: Path, text: str) -> None:
+  """Writes a file that is whole or not there."""
+  with replacing.file(path) as begun:
+    begun.write_text(text + '\n', encoding='utf-8')
+
+
+def _has_bfloat16() -> bool:
   """Whether the device multiplies bfloat16 by itself, as far as it says so."""
   device = jax.devices()[0]
   if device.platform != 'cpu':  # Of GPUs, NVIDIA's from 8.0 on.
@@ -135,50 +160,21 @@ def write(
   """Writes suite.json, suite.md and, if matplotlib is there, suite.svg."""
   notes = [*notes, prediction(rows)]
   contents = {'title': _TITLE, **header, 'rows': rows, 'notes': notes}
-  columns = [name for name, _ in _COLUMNS.values()]
-  cells = [columns, ['---'] * len(columns), *_cells(rows, _COLUMNS)]
-  lines = [f'# {_TITLE}', '', *(f'- {line}' for line in _above(header)), '']
-  lines += [f'| {" | ".join(row)} |' for row in cells]
+  columns = [name for name, _ in COLUMNS.values()]
+  grid = [columns, ['---'] * len(columns), *cells(rows, COLUMNS)]
+  lines = [f'# {_TITLE}', '', *(f'- {line}' for line in above(header)), '']
+  lines += [f'| {" | ".join(row)} |' for row in grid]
   with contextlib.suppress(ImportError):
     figure = plots.speedup_by_category(rows)
     with replacing.file(folder / 'suite.svg') as begun:
       plots.save(figure, begun)
     lines += ['', f'![{_TITLE}](suite.svg)']
-  lines += [f'\n{note}' for note in (*notes, *_NOTES)]
-  for name, text in (
-    ('suite.json', json.dumps(contents, indent=1)),
-    ('suite.md', '\n'.join(lines)),
-  ):
-    with replacing.file(folder / name) as begun:
-      begun.write_text(text + '\n', encoding='utf-8')
+  lines += [f'\n{note}' for note in (*notes, *NOTES)]
+  write_text(folder / 'suite.json', json.dumps(contents, indent=1))
+  write_text(folder / 'suite.md', '\n'.join(lines))
 
 
-def table(
-  header: Mapping[str, Any], rows: Sequence[Row], notes: list[str], width: int
-) -> Any:
-  """What a terminal of a width shows, for `rich`."""
-  from rich.console import Group
-  from rich.table import Table
-
-  columns = _COLUMNS
-  if width < _WIDE:
-    columns = {name: _COLUMNS[name] for name in _SHORT}
-  tables = []
-  for target in dict.fromkeys(row['target'] for row in rows):
-    tables.append(Table(title=target, box=None, padding=(0, 1, 0, 0)))
-    for name, form in columns.values():
-      is_text = form == '{}'
-      tables[-1].add_column(
-        name.replace(' (', '\n('),
-        justify='left' if is_text else 'right',
-        no_wrap=not is_text,
-      )
-    for cells in _cells([r for r in rows if r['target'] == target], columns):
-      tables[-1].add_row(*cells)
-  return Group(*_above(header), *tables, *notes, prediction(rows), *_NOTES)
-
-
-def _above(header: Mapping[str, Any]) -> list[str]:
+def above(header: Mapping[str, Any]) -> list[str]:
   """The header as lines of text."""
   listed = lambda value: (
     ','.join(map(str, value)) if isinstance(value, list) else str(value)
@@ -193,9 +189,10 @@ def _above(header: Mapping[str, Any]) -> list[str]:
   ]
 
 
-def _cells(
+def cells(
   rows: Sequence[Row], columns: Mapping[str, tuple[str, str]]
 ) -> list[list[str]]:
+  """Rows as text."""
   return [
     [
       '-' if row[key] is None else form.format(row[key])
