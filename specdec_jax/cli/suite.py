@@ -31,6 +31,8 @@ from specdec_jax.text.suite_prompts import CONTROL, TRANSLATION
 
 _Ids = list[list[int]]
 
+# What a cell is measured for.
+_SETTING = ('target', 'category', 'temperature', 'batch_size')
 _TARGETS = 'smollm2-135m,ende-mini'
 # Of the targets that come with a smaller model.
 _DRAFTERS = {
@@ -276,20 +278,18 @@ class _Target:
   ) -> list[dict[str, Any]]:
     """The rows of all categories; those that are in the folder are read."""
     shapes = suite.widths({n: max(map(len, rows)) for n, rows in ids.items()})
-    ways, cells = self._ways(temperature), {}
+    ways: dict[Any, Way] = {}
+    cells: dict[str, list[dict[str, Any]]] = {}
     for width in sorted(set(shapes.values())):
       programs = None
       for name in (name for name in ids if shapes[name] == width):
-        setting = {
-          'target': self.name,
-          'category': name,
-          'temperature': temperature,
-          'batch_size': batch_size,
-        }
-        file = re.sub(r'[^\w.-]+', '_', '-'.join(map(str, setting.values())))
+        values = (self.name, name, temperature, batch_size)
+        setting = dict(zip(_SETTING, values, strict=True))
+        file = re.sub(r'[^\w.-]+', '_', '-'.join(map(str, values)))
         path = self.folder / 'cells' / f'{file}.json'
         if not path.exists():
           batches = self._batches(ids[name], width, batch_size)
+          ways = ways or self._ways(temperature)
           programs = programs or self._compile(ways, batches[0])
           rows = self._rows(programs, batches, setting)
           suite_report.write_text(path, json.dumps(rows, indent=1))

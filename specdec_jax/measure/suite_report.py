@@ -20,6 +20,8 @@ from specdec_jax.measure import plots, stopwatch
 Row = dict[str, Any]
 
 _TITLE = 'Benchmark suite'
+# After a commit.
+_CHANGED = ' with changes'
 # Names of columns by the keys of rows, and the form of their values.
 COLUMNS = {
   'target': ('target', '{}'),
@@ -93,16 +95,18 @@ def begin(folder: Path, header: Mapping[str, Any]) -> None:
     now = flat(header)
     for name in {**before, **now}:
       old, new = before.get(name), now.get(name)
-      if old != new and name == 'commit':
-        raise ValueError(
-          f'{folder} was begun at commit {old} of specdec_jax, which is now at '
-          f'{new}, and figures of two versions do not mix: check out {old} to '
-          'go on, or give another --out'
-        )
-      if old != new:
-        raise ValueError(
-          f'{folder} was begun with {name} {old}, not {new}: give another --out'
-        )
+      if old == new:
+        continue
+      reason = f'{folder} was begun with {name} {old}, not {new}'
+      if name != 'commit':
+        raise ValueError(f'{reason}: give another --out')
+      # What was never committed cannot be had again.
+      is_there = old and _CHANGED not in old
+      again = f'check out {old} to go on, or ' if is_there else ''
+      raise ValueError(
+        f'{reason}, and figures of two versions do not mix: {again}give '
+        'another --out'
+      )
   write_text(path, json.dumps(header, indent=2))
 
 
@@ -137,7 +141,7 @@ def _commit() -> str | None:
 
   with contextlib.suppress(OSError, subprocess.CalledProcessError):
     commit = git('log', '-1', '--format=%H')
-    return f'{commit} with changes' if git('diff', 'HEAD') else commit or None
+    return commit + _CHANGED if git('diff', 'HEAD') else commit or None
   return None
 
 

@@ -48,10 +48,13 @@ def test_a_suite_goes_on_where_it_stopped(run, make_model, tmp_path):
   other = run(*argv, '--seed', '1')
   assert_refused(other, 'was begun with seed None, not 1: give another --out')
   settings = tmp_path / 'settings.json'
-  begun = json.loads(settings.read_text()) | {'commit': 'abc123'}
-  settings.write_text(json.dumps(begun))
-  refused = 'begun at commit abc123', 'check out abc123 to go on, or give'
-  assert_refused(run(*argv), *refused)
+  for commit, advice in (
+    ('abc123', 'do not mix: check out abc123 to go on, or give another --out'),
+    ('abc123 with changes', 'do not mix: give another --out'),
+  ):
+    begun = json.loads(settings.read_text()) | {'commit': commit}
+    settings.write_text(json.dumps(begun))
+    assert_refused(run(*argv), f'begun with commit {commit}, not ', advice)
 
 
 @pytest.mark.parametrize(
