@@ -29,6 +29,10 @@ _INTERRUPTED = (
   '<p class="warn" role="note">The run did not reach its end: this is what was '
   'recorded before it stopped.</p>\n'
 )
+_HINT = (
+  '<p class="hint">Hover over a token, or press Tab and then the arrow keys, '
+  'for p, q and u.</p>\n'
+)
 
 
 def render(traced: Trace, *, title: str = 'Speculative decoding trace') -> str:
@@ -57,14 +61,13 @@ def render(traced: Trace, *, title: str = 'Speculative decoding trace') -> str:
 
 def _facts(header: Record) -> str:
   named = ('type', 'version', 'target', 'drafter')
+  text = lambda value: value if isinstance(value, str) else json.dumps(value)
   shown = {
-    name.replace('_', ' '): value
-    if isinstance(value, str)
-    else json.dumps(value)
+    _escape(name.replace('_', ' ')): _escape(text(value))
     for name, value in header.items()
     if name not in named and value is not None
   }
-  return _terms({_escape(k): _escape(v) for k, v in shown.items()})
+  return _terms(shown)
 
 
 def _tiles(summary: Summary) -> str:
@@ -147,10 +150,8 @@ def _table(traced: Trace) -> str:
       f'<td>{_rate(summary.alpha)}</td><td>{_sparkline(summary)}</td></tr>'
     )
   names = ('Row', 'Tokens', 'Target runs', 'Block efficiency', 'Alpha')
-  columns = ''.join(
-    f'<th scope="col">{name}</th>'
-    for name in (*names, 'Acceptance by position')
-  )
+  names += ('Acceptance by position',)
+  columns = ''.join(f'<th scope="col">{name}</th>' for name in names)
   return (
     '<div class="wide" tabindex="0" role="region" aria-label="By row">\n'
     f'<table><caption>By row</caption><thead><tr>{columns}</tr></thead>'
@@ -181,16 +182,12 @@ def _row(traced: Trace, row: int) -> str:
   is_open = len(traced.rows) <= _MAX_OPEN_ROWS or row == traced.rows[0]
   line = wording.summary_line(traced.summarize(row))
   items = [_iteration(row, each, each is records[0]) for each in records]
-  hint = (
-    '<p class="hint">Hover over a token, or press Tab and then the arrow keys, '
-    'for p, q and u.</p>\n'
-  )
   return (
     f'<details class="card row" id="{_row_id(row)}"{" open" * is_open}>'
     f'<summary><h2>{_row_name(row)}</h2><span>{_escape(line)}</span>'
     '</summary>\n'
     f'{_prompt(traced.prompts.get(row))}{_strip(row, records)}'
-    f'{hint if records else ""}<ol class="its">\n{"".join(items)}</ol>\n'
+    f'{_HINT * bool(records)}<ol class="its">\n{"".join(items)}</ol>\n'
     '</details>\n'
   )
 
@@ -198,12 +195,12 @@ def _row(traced: Trace, row: int) -> str:
 def _prompt(record: Record | None) -> str:
   if record is None:
     return ''
-  size = wording.prompt_size(record)
   is_open = len(record['text']) <= _LONG_PROMPT
   text = html.escape(wording.visible(record['text'], keep='\n\t'))
   return (
-    f'<details class="prompt"{" open" * is_open}><summary>Prompt, {size}'
-    f'</summary><pre dir="auto">{text}</pre></details>\n'
+    f'<details class="prompt"{" open" * is_open}><summary>Prompt, '
+    f'{wording.prompt_size(record)}</summary><pre dir="auto">{text}</pre>'
+    '</details>\n'
   )
 
 

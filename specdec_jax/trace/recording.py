@@ -10,10 +10,7 @@ A trace is a sequence of records, plain dicts that are one JSON object each:
   iteration of each row that was not finished;
 - `summary`: the totals, at the end of a complete run.
 
-Rows and iterations count from 0 in the records; what is shown of them counts
-from 1, as prompts and lines do (`wording.ordinal`).
-
-`storage` reads and writes them; `terminal`, `page` and `svg` show them.
+Rows and iterations count from 0 here, from 1 where shown (`wording.ordinal`).
 """
 
 import dataclasses
@@ -31,8 +28,8 @@ from specdec_jax.verification import decision
 
 VERSION = 1
 
-# What becomes of a drafted token. A discarded one follows the rejected one; a
-# truncated one lies beyond the EOS or the length limit that ended the row.
+# A discarded draft token follows the rejected one; a truncated one lies beyond
+# the EOS or the length limit that ended the row.
 DRAFT_VERDICTS = ('accepted', 'rejected', 'discarded', 'truncated')
 # What the target's own token is: in place of the rejected token, after a fully
 # accepted draft, or without any draft.
@@ -56,14 +53,10 @@ _REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
 class StepValues:
   """What a trace keeps of a `StepInfo`; nothing has a vocabulary axis.
 
-  Attributes:
-    draft: without its probabilities.
-    verification: what became of it.
-    p: float32 `[B, G]`, the target's probability of each drafted token.
-    q: float32 `[B, G]`, the drafter's; 1 from a deterministic one.
-    next_p: float32 `[B]`, the target's probability of the next token.
-    starts: int32 `[B]`.
-    counts: int32 `[B]`.
+  The draft is without its probabilities; p and q, float32 `[B, G]`, are the
+  target's and the drafter's of each drafted token (q is 1 from a deterministic
+  drafter); next_p, float32 `[B]`, is the target's of the next token; starts and
+  counts are int32 `[B]`.
   """
 
   draft: Draft
@@ -87,11 +80,8 @@ class TraceState:
 
 @jax.jit
 def gather(info: StepInfo) -> StepValues:
-  """Picks on the device what a trace needs; compiles once per shape.
-
-  Call it inside the jitted step, and the probabilities `[B, G+1, V]` never
-  leave it.
-  """
+  """Picks what a trace needs; called inside the jitted step, it keeps the
+  probabilities `[B, G+1, V]` from ever leaving it."""
   draft, verification = info.draft, info.verification
   gamma = draft.tokens.shape[1]
   next_probs = decision.probs_at(info.target_probs, verification.num_accepted)
@@ -110,11 +100,7 @@ def header(
   *, target: str, drafter: str, verification: str, gamma: int, **settings: Any
 ) -> Record:
   """The first record of a trace; `settings` are those of `_SETTINGS`, and
-  anything else that JSON can say.
-
-  Raises:
-    ValueError: if `settings` redefines `type` or `version`.
-  """
+  anything else that JSON can say but `type` and `version` (ValueError)."""
   if taken := sorted({'type', 'version'} & settings.keys()):
     raise ValueError(f'a header sets its own {" and ".join(taken)}')
   return {
@@ -145,28 +131,21 @@ def init(prompt: Prompt) -> TraceState:
 def prompt_records(
   prompt: Prompt, pieces: PiecesFn, texts: Sequence[str] | None = None
 ) -> list[Record]:
-  """One record per row.
+  """One record per row; ValueError if there is not one text per row.
 
-  Args:
-    prompt: the prompt of the decode.
-    pieces: the text of each of a list of token ids.
-    texts: what to show of each row; None joins its tokens, those of the encoder
-      where there are any.
-
-  Raises:
-    ValueError: if there is not one text per row.
+  `pieces` gives the text of each of a list of token ids. Without `texts`, the
+  row's tokens are joined, those of the encoder where there are any.
   """
   prompt = jax.device_get(prompt)
-  row_ids, encoder_tokens = prompt.row_ids, prompt.encoder_tokens
+  row_ids = prompt.row_ids.tolist()
   if texts is not None and len(texts) != len(row_ids):
     raise ValueError(f'{len(texts)} texts for {len(row_ids)} rows')
   records = []
-  for b, row_id in enumerate(row_ids.tolist()):
-    length = int(prompt.decoder_lengths[b])
-    shown = prompt.decoder_tokens[b, :length]
-    sizes = {'num_tokens': length}
-    if encoder_tokens is not None:
-      shown = encoder_tokens[b][encoder_tokens[b] != 0]
+  for b, row_id in enumerate(row_ids):
+    shown = prompt.decoder_tokens[b, : prompt.decoder_lengths[b]]
+    sizes = {'num_tokens': len(shown)}
+    if prompt.encoder_tokens is not None:
+      shown = prompt.encoder_tokens[b][prompt.encoder_tokens[b] != 0]
       sizes['num_encoder_tokens'] = len(shown)
     text = ''.join(pieces(shown.tolist())) if texts is None else texts[b]
     records.append({'type': 'prompt', 'row': row_id, 'text': text, **sizes})
@@ -179,15 +158,11 @@ def iteration_records(
   """One record for each row that committed something, and the next state.
 
   Joined, the texts of the committed tokens are the row's text; an unfinished
-  character belongs to the token that completes it.
-
-  Args:
-    info: what `speculative.step` says of the iteration, or `gather` of it.
-    state: `init(prompt)`, then what the last call returned.
-    pieces: the text of each of a list of token ids.
+  character belongs to the token that completes it. `info` is what
+  `speculative.step` says of the iteration, or `gather` of it; `state` is
+  `init(prompt)`, then what the last call returned.
   """
-  values = gather(info) if isinstance(info, StepInfo) else info
-  values = jax.device_get(values)
+  values = jax.device_get(gather(info) if isinstance(info, StepInfo) else info)
   records, tails = [], []
   for b, tail in enumerate(state.tails):
     row = jax.tree.map(lambda leaf, b=b: leaf[b], values)
@@ -207,7 +182,7 @@ def tokens(record: Record) -> list[Record]:
 
 
 def is_after_end(verdict: str) -> bool:
-  """Whether it is that of a drafted token beyond the iteration's last one."""
+  """Whether it is a drafted token's beyond the iteration's last one."""
   return verdict in ('discarded', 'truncated')
 
 
@@ -296,33 +271,32 @@ def _iteration_record(
   next_token = int(row.verification.next_token)
   added = drafted[:num_accepted] + [next_token] * is_whole
   texts, next_text = _texts(tail, drafted, added, is_whole, pieces)
-  uniforms = row.verification.uniforms
+  made = row.verification
   tokens = [
     {
       'token': token,
       'text': texts[i],
       'p': _number(row.p[i]),
       'q': _number(row.q[i]),
-      'u': None if uniforms is None else _number(uniforms[i]),
-      'accept_prob': _number(row.verification.accept_probs[i]),
+      'u': None if made.uniforms is None else _number(made.uniforms[i]),
+      'accept_prob': _number(made.accept_probs[i]),
       'verdict': verdicts[i],
     }
     for i, token in enumerate(drafted)
   ]
-  is_bonus = num_accepted == length
+  own = 'bonus' if num_accepted == length else 'correction'
   following = {
     'token': next_token,
     'text': next_text,
     'p': _number(row.next_p),
-    'verdict': ('bonus' if is_bonus else 'correction') if length else 'plain',
+    'verdict': own if length else 'plain',
   }
-  record = {
+  return {
     'start': int(row.starts),
     'drafted': tokens,
     'next': following if is_whole else None,
     'committed': count,
-  }
-  return record, (tail + tuple(added))[-_TAIL:]
+  }, (tail + tuple(added))[-_TAIL:]
 
 
 def _texts(
@@ -332,7 +306,7 @@ def _texts(
   is_whole: bool,
   pieces: PiecesFn,
 ) -> tuple[list[str], str]:
-  """Texts of the drafted tokens, and of the next one."""
+  """Of the drafted tokens, and of the next one."""
   texts = pieces([*tail, *added])[len(tail) :]
   # What a later token may still complete is left to it.
   texts[-1] = texts[-1].rstrip(_REPLACEMENT)

@@ -44,14 +44,10 @@ _KINDS = ('header', 'prompt', 'iteration', 'summary')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trace:
-  """A trace that was read.
+  """A trace that was read: its records, prompts and iterations by row.
 
-  Attributes:
-    header: the header record.
-    prompts: prompt records by row.
-    iterations: iteration records by row, each row's in order.
-    summary: the summary record; None from a run that did not reach its end.
-    is_truncated: whether the file ends within a record, which was left out.
+  The summary is None from a run that did not reach its end; `is_truncated`
+  says that the file ends within a record, which was left out.
   """
 
   header: Record
@@ -88,24 +84,20 @@ class Trace:
 
 
 def write_record(file: TextIO, record: Record) -> None:
-  """Appends one record to an open text file and flushes it.
-
-  Raises:
-    ValueError: if it holds a number that JSON lacks, such as NaN.
-  """
+  """Appends one record to an open text file and flushes it; ValueError if it
+  holds a number that JSON lacks, such as NaN."""
   file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + '\n')
   file.flush()
 
 
 def read(path: str | os.PathLike[str]) -> Trace:
-  """Reads a trace file, of an interrupted run too.
-
-  A last line that breaks off is left out and reported as `is_truncated`.
+  """Reads a trace file, of an interrupted run too: a last line that breaks off
+  is left out and reported as `is_truncated`.
 
   Raises:
     ValueError: if the file is no trace of a version this code knows, with the
       file, the line and the reason.
-    OSError: if the file is not there or cannot be opened.
+    OSError: if the file cannot be opened.
   """
   with open(path, 'rb') as file:
     # A complete file ends with a newline, and its last piece is empty.
@@ -151,7 +143,7 @@ def _is_cut(line: bytes) -> bool:
   except ValueError:
     return True
   except RecursionError:  # Whole or not, it is no record.
-    return False
+    pass
   return False
 
 
@@ -178,7 +170,7 @@ def _parse(line: bytes, *, is_first: bool) -> Record:
       f'trace version {record.get("version")!r}, this code reads version '
       f'{recording.VERSION}'
     )
-  _check_fields(record, kind)
+  _check_fields(record, kind, kind)
   if is_first and not 0 <= record['gamma'] <= MAX_GAMMA:
     raise ValueError(
       f'header has gamma {record["gamma"]}, expected 0 to {MAX_GAMMA}'
@@ -194,9 +186,10 @@ def _refuse(constant: str) -> None:
 
 def _check_tokens(record: Record) -> None:
   for i, token in enumerate(record['drafted'], start=1):
-    _check_token(token, 'drafted token', recording.DRAFT_VERDICTS, f' {i}')
+    name = f'drafted token {i}'
+    _check_token(token, 'drafted token', recording.DRAFT_VERDICTS, name)
   if record['next'] is not None:
-    _check_token(record['next'], 'next', recording.NEXT_VERDICTS)
+    _check_token(record['next'], 'next', recording.NEXT_VERDICTS, 'next')
   num_committed = len(recording.committed(record))
   if record['committed'] != num_committed:
     raise ValueError(
@@ -206,9 +199,8 @@ def _check_tokens(record: Record) -> None:
 
 
 def _check_token(
-  token: Any, kind: str, verdicts: tuple[str, ...], number: str = ''
+  token: Any, kind: str, verdicts: tuple[str, ...], name: str
 ) -> None:
-  name = kind + number
   if not isinstance(token, dict):
     raise ValueError(f'{name} is an object, got {type(token).__name__}')
   _check_fields(token, kind, name)
@@ -219,8 +211,7 @@ def _check_token(
     )
 
 
-def _check_fields(record: Record, kind: str, name: str | None = None) -> None:
-  name = name or kind
+def _check_fields(record: Record, kind: str, name: str) -> None:
   for field, types in _FIELDS[kind].items():
     is_optional, field = field.endswith('?'), field.removesuffix('?')
     if field not in record:

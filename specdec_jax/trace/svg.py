@@ -43,12 +43,8 @@ _RULE = _Part(
 
 
 def render(traced: Trace, *, max_iterations: int | None = None) -> str:
-  """The drawing as a string; write it as UTF-8.
-
-  Args:
-    traced: the trace; all its rows are drawn, one below the other.
-    max_iterations: how many to draw of each row; None draws all.
-  """
+  """The drawing of all rows as a string, to be written as UTF-8, with at most
+  `max_iterations` of each row."""
   parts = [*_head(traced)]
   for row in traced.rows:
     parts += _row(traced, row, max_iterations)
@@ -141,17 +137,15 @@ def _prompt(text: str) -> Iterator[_Part]:
 
 
 def _iteration(record: Record) -> Iterator[_Part]:
-  """Its number, what it tested and added, and how many tokens that were."""
   tokens = [
     (token['verdict'], wording.visible(token['text']) or wording.EMPTY)
     for token in recording.tokens(record)
     if token['verdict'] in _VERDICTS
   ]
-  lines = _wrapped(tokens, _NUM_COLUMNS)
   number = wording.ordinal(record['iteration'])
   beside = _sans(_NUMBERS, str(number), 'dim end')
   beside += _sans(_COUNTS, f'+{record["committed"]}', 'dim end')
-  for line in lines:
+  for line in _wrapped(tokens, _NUM_COLUMNS):
     yield _Part(_LINE, f'<g class="line">{beside}{_line(line)}</g>')
     beside = ''
 
@@ -185,7 +179,6 @@ def _both(left: str, right: str, kind: str) -> str:
 
 
 def _sans(x: float, text: str, kind: str) -> str:
-  """Text about the trace."""
   return f'<text class="sans {kind}" x="{x}" y="16">{html.escape(text)}</text>'
 
 
@@ -209,8 +202,7 @@ def _totals(summary: Summary) -> str:
 def _wrapped(
   tokens: Sequence[tuple[str, str]], num_columns: int
 ) -> list[list[tuple[str, str]]]:
-  """Verdicts and texts in lines that are wide enough for them; what is wider
-  than a line is cut."""
+  """Verdicts and texts in lines; what is wider than a line is cut."""
   lines: list[list[tuple[str, str]]] = [[]]
   room = num_columns
   for verdict, text in tokens:
@@ -234,13 +226,11 @@ def _cut(text: str, num_columns: int) -> list[str]:
 
 
 def _columns(text: str) -> int:
-  """How many cells of a grid a text takes: two for each wide character, none
-  for what is put on the one before."""
+  """Cells of a text: two for a wide character, none for a combining one."""
   wide = sum(unicodedata.east_asian_width(c) in 'WF' for c in text)
   marks = sum(unicodedata.category(c) in ('Mn', 'Me', 'Cf') for c in text)
   return max(len(text) + wide - marks, 1)
 
 
 def _shortened(text: str) -> str:
-  """As much as there is room for beside what stands on the right."""
   return text if len(text) <= _HEAD_SIZE else f'{text[: _HEAD_SIZE - 1]}…'

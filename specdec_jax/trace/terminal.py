@@ -46,11 +46,9 @@ def show(
       if that is a terminal and NO_COLOR is not set.
     style: 'lines' for one line per iteration with all that was drafted, 'flow'
       for running text with the first rejected token of each iteration.
-    row: the row to show, as the records count them; None shows all.
+    row: the row to show, from 0; None shows all.
 
-  Raises:
-    ImportError: if rich is not installed.
-    ValueError: if the style is unknown, or the trace lacks the row.
+  Raises ImportError without rich, ValueError for another style or row.
   """
   if style not in ('lines', 'flow'):
     raise ValueError(f"style must be 'lines' or 'flow', got {style!r}")
@@ -99,11 +97,10 @@ def streamer(
         if token['token'] not in hidden_ids
       )
       console.file.write(text)
-      console.file.flush()
-      return
-    text = _flow([record], has_marks, hidden_ids)
-    # Rich would wrap at the console's width, not knowing where the line began.
-    console.print(text, end='', soft_wrap=True)
+    else:
+      text = _flow([record], has_marks, hidden_ids)
+      # Rich would wrap at the console's width, not knowing where it began.
+      console.print(text, end='', soft_wrap=True)
     console.file.flush()
 
   return show_record
@@ -123,10 +120,9 @@ def legend(
 
 
 def _console() -> Any:
-  console = require(
-    'rich.console', extra='models', purpose='a trace in the terminal'
-  )
-  return console.Console(highlight=False)
+  purpose = 'a trace in the terminal'
+  rich_console = require('rich.console', extra='models', purpose=purpose)
+  return rich_console.Console(highlight=False)
 
 
 def _text(*args: Any, **kwargs: Any) -> Any:

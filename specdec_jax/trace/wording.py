@@ -9,10 +9,8 @@ from specdec_jax.trace.recording import Record, Summary
 NEWLINE = '⏎'
 TAB = '⇥'
 EMPTY = '▯'
-_PICTURES = {
-  **{chr(code): chr(0x2400 + code) for code in range(0x20)},
-  **{'\n': NEWLINE, '\t': TAB, '\x7f': '␡'},
-}
+_PICTURES = {chr(code): chr(0x2400 + code) for code in range(0x20)}
+_PICTURES |= {'\n': NEWLINE, '\t': TAB, '\x7f': '␡'}
 
 MEANINGS = {
   'accepted': 'drafted, and kept by the target',
@@ -44,16 +42,14 @@ def visible(text: str, *, keep: str = '') -> str:
 
 
 def ordinal(index: int) -> int:
-  """The number that a person is shown of a row or an iteration: they count from
-  1, as prompts and lines do, and from 0 in the records."""
+  """What a person is shown of a row's or an iteration's number."""
   return index + 1
 
 
 def prompt_size(record: Record) -> str:
   """The length of what was read: of an encoder's input, where there is one,
   since its decoder then begins with a start token alone."""
-  is_encoder = 'num_encoder_tokens' in record
-  size = record['num_encoder_tokens' if is_encoder else 'num_tokens']
+  size = record.get('num_encoder_tokens', record['num_tokens'])
   return count(size, 'token')
 
 

@@ -46,8 +46,8 @@ def block_loss(
   Args:
     config: of the drafter.
     gamma: k, masks of a block.
-    num_blocks: of every text, each after a prefix of its own, learned from in
-      one step; what depends on the source alone is computed once.
+    num_blocks: of every text in one step, each after a prefix of its own; what
+      depends on the source alone is computed once.
     label_smoothing: see `losses.cross_entropy`.
     has_random_prefix: False always learns the first block.
     is_glancing: False gives nothing away and saves the first pass.
@@ -82,7 +82,6 @@ def block_loss(
       return jax.tree.map(repeat, memory)
 
     def predict(memory, is_known: Array, key: Array | None) -> Array:
-      """Logits `[B, G, V]` of the block."""
       given = (text, is_known, starts, memory)
       return apply(key, *given, width=gamma, method=BlockDecoder.predict)
 
@@ -93,9 +92,8 @@ def block_loss(
       first_memory = memory if shares_dropout else encode(first_key)
       guess = predict(first_memory, is_known, first_key)
       is_correct = jnp.argmax(jax.lax.stop_gradient(guess), axis=-1) == gold
-      is_revealed = reveal(
-        glance_key, is_target, is_correct, repeat(batch[RATIO])
-      )
+      ratios = repeat(batch[RATIO])
+      is_revealed = reveal(glance_key, is_target, is_correct, ratios)
       is_known = arrays.write_block(
         is_known, is_revealed, starts, jnp.full_like(starts, gamma)
       )
@@ -123,14 +121,9 @@ def reveal(
 ) -> Array:
   """Which masks are given away: per row floor((masked - correct) r), at random.
 
-  Args:
-    key: one for all rows.
-    is_masked: bool `[B, G]`, masks that have a target.
-    is_correct: bool `[B, G]`, where the first pass guessed it.
-    ratios: float32 `[B]`, r.
-
-  Returns:
-    bool `[B, G]`, within `is_masked`, of right and of wrong guesses.
+  `is_masked` are the masks that have a target, `is_correct` where the first
+  pass guessed it, both bool `[B, G]`; `ratios` is r, float32 `[B]`. The result,
+  bool `[B, G]` within `is_masked`, is of right and of wrong guesses.
   """
   num_wrong = jnp.sum(is_masked & ~is_correct, axis=1, dtype=jnp.int32)
   num_revealed = jnp.floor(num_wrong.astype(jnp.float32) * ratios)
@@ -143,11 +136,8 @@ def reveal(
 def with_ratio(
   dataset: Dataset, *, first: float = 0.5, last: float = 0.3, train_steps: int
 ) -> Dataset:
-  """The batches with r, which goes from `first` to `last` in a straight line.
-
-  Raises:
-    ValueError: if r leaves [0, 1], or, at the batch, if rows are packed.
-  """
+  """The batches with r, which goes from `first` to `last` in a straight line;
+  ValueError if it leaves [0, 1], or, at the batch, if rows are packed."""
   if not (0 <= first <= 1 and 0 <= last <= 1):
     raise ValueError(
       f'glancing ratios must lie in [0, 1], got {first} and {last}'
@@ -175,10 +165,8 @@ def init_params(
   """Fresh parameters, with the encoder and the embeddings of the target's.
 
   `target_params` are a T5's, or None to draw everything. Of an encoder with
-  other layers, those that both have are taken, from the bottom.
-
-  Raises:
-    ValueError: if the target's sizes are not those of the drafter.
+  other layers, those that both have are taken, from the bottom; ValueError if
+  their sizes differ.
   """
   # One program instead of hundreds of small ones.
   params = jax.jit(block_decoder.init_params, static_argnums=0)(config, rng_key)
@@ -193,7 +181,6 @@ def init_params(
           f'the target does not fit the drafter: {part}/{name} is {shapes[1]} '
           f'there and {shapes[0]} here'
         )
-      params[part][name] = jax.tree.map(
-        lambda x: jnp.asarray(x, jnp.float32), theirs
-      )
+      in_float32 = lambda x: jnp.asarray(x, jnp.float32)
+      params[part][name] = jax.tree.map(in_float32, theirs)
   return params

@@ -63,8 +63,7 @@ def step(
     batch: `[B, ...]` features.
     loss_fn: sums; their gradient is divided by the batch's whole weight.
     optimizer: an optax `GradientTransformation`.
-    num_microbatches: parts of the batch that are computed one after the other,
-      for less memory; the result is the same.
+    num_microbatches: parts that the batch is computed in, for less memory.
 
   Returns:
     The next state, and float32 scalars: `loss`, `nats` and `accuracy` per
@@ -94,7 +93,6 @@ def step(
 def _summed_gradients(
   loss_fn: LossFn, params: Any, batch: Batch, key: Array, parts: int
 ) -> tuple[Any, LossSums]:
-  """Gradients of the sum of losses, and the sums."""
 
   def part_gradients(part: Batch, part_key: Array):
     def loss_of(params):
@@ -148,27 +146,19 @@ def train(
 
   A run that was killed goes on from its last checkpoint with the losses that it
   would have had. With a mesh set (`jax.set_mesh`), rows are split over `data`
-  and parameters over `model`; see `sharding.rules`.
+  and parameters over `model`; see `sharding.rules`. Arguments that are not
+  listed are those of `train.train`.
 
   Args:
-    config: the network.
-    dataset: its batches.
-    optimizer: an optax `GradientTransformation`.
     loss_fn: what is minimised, per target.
-    model_dir: as all that is not listed, see `train.train`.
     initial_params: where a new run begins; None draws those of a T5.
     report: told of every step.
     say: told, in a sentence each, what else a user should know: where a run
       goes on, that nothing is left to do, that a checkpoint is damaged.
 
-  Returns:
-    The parameters.
-
-  Raises:
-    ValueError: if the loss or the gradient is NaN or infinite; the last
-      checkpoint is from before that. Also if the folder is of another run, or
-      another process trains in it.
-    OSError: if the disk is full.
+  Returns the parameters. Raises ValueError if the loss or the gradient is NaN
+  or infinite (the last checkpoint is from before that), if the folder is of
+  another run, or if another process trains in it; OSError if the disk is full.
   """
   if not 1 <= average_last <= schedule.keep:
     raise ValueError(
@@ -181,14 +171,9 @@ def train(
       f'the data has token ids up to {dataset.num_ids - 1}, the network '
       f'{vocab_size} tokens'
     )
+  settings = {'optimizer': optimizer, 'num_microbatches': num_microbatches}
   step_fn = jax.jit(
-    functools.partial(
-      step,
-      loss_fn=loss_fn,
-      optimizer=optimizer,
-      num_microbatches=num_microbatches,
-    ),
-    donate_argnums=0,
+    functools.partial(step, loss_fn=loss_fn, **settings), donate_argnums=0
   )
   opened = run_checkpoints.open_run(model_dir, config, keep=schedule.keep)
   with opened as checkpoints:
@@ -215,7 +200,6 @@ def train(
 def _check_averaged(
   run: Run, schedule: Schedule, checkpoints: Checkpoints, average_last: int
 ) -> None:
-  """Raises ValueError if there will be fewer checkpoints than are averaged."""
   to_come = range(int(run.state.step) + 1, schedule.train_steps + 1)
   count = len(checkpoints.steps()) + sum(
     schedule.is_due(step, schedule.checkpoint_period) for step in to_come
@@ -260,7 +244,6 @@ def _train_from(
   report: Report,
   loss_fn: LossFn,
 ) -> Run:
-  """Steps until the end."""
   state, position = run.state, int(run.position)
   step = int(state.step)
   evaluate = jax.jit(lambda params, batch: loss_fn(params, batch, None))

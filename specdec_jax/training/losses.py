@@ -18,19 +18,12 @@ from specdec_jax.models.t5 import T5, T5Config
 
 @base.value
 class LossSums:
-  """Sums over the target tokens of a batch, float32 scalars.
+  """Sums over the target tokens of a batch, float32 scalars."""
 
-  Attributes:
-    loss: what is minimised.
-    nats: negative log-likelihood of the targets, without any regulariser.
-    num_correct: targets that were the likeliest token.
-    weight: the targets' weights: their number where weights are 0 or 1.
-  """
-
-  loss: Array
-  nats: Array
-  num_correct: Array
-  weight: Array
+  loss: Array  # What is minimised.
+  nats: Array  # Negative log-likelihood, without any regulariser.
+  num_correct: Array  # Targets that were the likeliest token.
+  weight: Array  # Their number, where weights are 0 or 1.
 
 
 Batch = Mapping[str, Any]
@@ -52,12 +45,8 @@ def cross_entropy(
   spread evenly over the other V - 1 tokens; its own entropy is subtracted, so
   that a perfect prediction has loss 0. The z-loss is `z_loss * log(Z)^2`.
 
-  Args:
-    logits: `[..., V]`.
-    targets: int32 `[...]`.
-    weights: float32 `[...]`, 0 where there is no target.
-    label_smoothing: 0 to 1.
-    z_loss: coefficient; T5X's own configurations take 1e-4.
+  Logits are `[..., V]`, targets int32 `[...]`, weights float32 `[...]` and 0
+  where there is no target. T5X's own configurations take a z_loss of 1e-4.
   """
   logits = logits.astype(jnp.float32)
   log_z = jax.nn.logsumexp(logits, axis=-1)
@@ -102,15 +91,11 @@ def teacher_forced(
   dropout_key: Array | None = None,
   **options: Any,
 ) -> Array:
-  """Logits, float32 `[B, T, V]`, for a batch of `data.training_batches`.
+  """Logits, float32 `[B, T, V]`, for a batch of `data.training_batches`, with
+  or without features of an encoder.
 
-  Args:
-    config: sizes; its dtype is that of the activations, and the float32
-      parameters are rounded to it.
-    params: float32 tree.
-    batch: features, with or without those of an encoder.
-    dropout_key: drops out when given.
-    **options: such as another `method` than the logits.
+  The float32 parameters are rounded to the config's dtype, that of the
+  activations. `options` may name another `method` than the logits.
   """
   params = jax.tree.map(lambda x: x.astype(config.dtype), params)
   return apply(
@@ -163,11 +148,7 @@ def divergence(
       `tvd`, half of the sum of |p - q|.
     beta: weight of p in `jsd`, in (0, 1).
 
-  Returns:
-    float32 `[...]`, 0 where p is q.
-
-  Raises:
-    ValueError: if `kind` or `beta` is not one of these.
+  Returns float32 `[...]`, 0 where p is q; ValueError for other kinds or betas.
   """
   if kind not in DIVERGENCES:
     raise ValueError(

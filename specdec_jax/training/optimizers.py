@@ -1,8 +1,4 @@
-"""Optimisers with T5's settings, and T5X's learning-rate schedules.
-
-They are optax's, which must be installed; this file only fixes their parameters
-and names.
-"""
+"""Optax's optimisers with T5's settings, and T5X's learning-rate schedules."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,11 +33,8 @@ def learning_rate(
     base_learning_rate: above 0.
     warmup_steps: at least 1, as are the other numbers of steps.
 
-  Returns:
-    From int32 steps to a float32 rate.
-
-  Raises:
-    ValueError: if a factor is not known, or one of these is out of range.
+  Returns a function from int32 steps to a float32 rate. Raises ValueError if a
+  factor is not known, or one of these is out of range.
   """
   _check_rate('base_learning_rate', base_learning_rate)
   # From s and the steps since warm-up.
@@ -87,7 +80,6 @@ def learning_rate(
 
 
 def _check_rate(name: str, rate: float | Schedule) -> None:
-  """Raises ValueError for a number that would learn nothing, or unlearn."""
   if not callable(rate) and not 0 < rate < float('inf'):
     raise ValueError(f'{name} must be a number greater than 0, got {rate}')
 
@@ -103,8 +95,7 @@ def adafactor(
 
   Second moments are factored where both sides have 128 entries, there is no
   momentum, and a step is relative to the parameter's own root mean square.
-
-  Raises ValueError if the learning rate is not positive.
+  ValueError if the learning rate is not positive.
   """
   _check_rate('learning_rate', learning_rate)
   optax = require('optax', extra='train', purpose='training')
@@ -128,12 +119,9 @@ def adamw(
   weight_decay: float = 0.0,
   max_grad_norm: float | None = 1.0,
 ) -> Any:
-  """AdamW (Loshchilov and Hutter, arXiv 1711.05101), gradients clipped.
-
-  The momenta are those of Vaswani et al. (arXiv 1706.03762, Sec. 5.3).
-
-  Raises ValueError if the learning rate is not positive.
-  """
+  """AdamW (Loshchilov and Hutter, arXiv 1711.05101), gradients clipped, with
+  the momenta of Vaswani et al. (arXiv 1706.03762, Sec. 5.3); ValueError if the
+  learning rate is not positive."""
   _check_rate('learning_rate', learning_rate)
   optax = require('optax', extra='train', purpose='training')
   steps = [

@@ -1,6 +1,5 @@
 """What gin binds to distil a drafter, or to train one that learns from a
-target: see `gin_configs/runs/distill.gin`, `train_spec_drafter.gin` and
-`train_block_heads.gin`."""
+target; see `gin_configs/runs/`."""
 
 import dataclasses
 import functools
@@ -51,12 +50,10 @@ def distillation_loss(
   Args:
     config: of the drafter.
     target: a model, as `--model` takes it; its parameters do not change.
-    kind: see `losses.divergence`.
-    beta: see `losses.divergence`.
+    kind: see `losses.divergence`, as for `beta`.
     target_dtype: None takes that of the drafter's activations.
 
-  Raises:
-    ValueError: if the vocabularies have different sizes.
+  Raises ValueError if the vocabularies have different sizes.
   """
   target_config, target_params = read_t5(target, target_dtype or config.dtype)
   if config.vocab_size != target_config.vocab_size:
@@ -114,17 +111,15 @@ def rewrite_targets(
     seed: of the draws: example i depends on it and on i alone.
     report: told after every batch how many examples it had.
 
-  Raises:
-    ValueError: if there are no inputs, the batch has no rows, or the model's
-      logits are NaN.
+  Raises ValueError if there are no inputs, the batch has no rows, or the
+  model's logits are NaN.
   """
   if batch_size < 1:
     raise ValueError(f'batch_size must be at least 1, got {batch_size}')
   if tokens.inputs is None or tokens.input_offsets is None:
     raise ValueError('these examples have no inputs to decode')
-  generate = _generate_fn(
-    config, max_new_tokens + 1, eos_id, temperature, vocab_size
-  )
+  max_len = max_new_tokens + 1
+  generate = _generate_fn(config, max_len, eos_id, temperature, vocab_size)
   params = jax.tree.map(lambda x: x.astype(config.dtype), params)
   order = np.argsort(np.diff(tokens.input_offsets), kind='stable')
   written: dict[int, Any] = {}
@@ -156,24 +151,19 @@ def rewrite_targets(
 
 @functools.lru_cache(maxsize=8)
 def _generate_fn(
-  config: T5Config,
-  max_len: int,
-  eos_id: int,
-  temperature: float,
-  vocab_size: int,
+  config: T5Config, max_len: int, eos_id: int, temperature: float, size: int
 ) -> Callable:
   """Plain decoding, compiled once for all texts."""
-  return jax.jit(
-    functools.partial(
-      autoregressive.generate,
-      target=families.language_model(config),
-      logits_to_probs=logits.standardize(
-        temperature=temperature, vocab_size=vocab_size
-      ),
-      max_len=max_len,
-      eos_id=eos_id,
-    )
+  generate = functools.partial(
+    autoregressive.generate,
+    target=families.language_model(config),
+    logits_to_probs=logits.standardize(
+      temperature=temperature, vocab_size=size
+    ),
+    max_len=max_len,
+    eos_id=eos_id,
   )
+  return jax.jit(generate)
 
 
 def drafter_texts(
@@ -247,11 +237,9 @@ def drafter_texts(
     )
 
   def batch(position: int) -> training_batches.Rows:
+    rows = current[position // refresh_period]
     return training_batches.batch(
-      current[position // refresh_period],
-      position,
-      batch_size=batch_size,
-      seed=seed,
+      rows, position, batch_size=batch_size, seed=seed
     )
 
   return Dataset(batch=batch, prepare=prepare)
@@ -269,8 +257,7 @@ def spec_drafter_params(
   config: BlockDecoderConfig, rng_key: Array, *, target: str | None = None
 ) -> Any:
   """Where a Spec-Drafter begins: with the encoder and the embeddings of
-  `target`, or with everything drawn. Raises as `read_t5` and
-  `glancing.init_params`."""
+  `target`, or with everything drawn."""
   params = None if target is None else read_t5(target, jnp.float32)[1]
   return glancing.init_params(config, rng_key, params)
 
@@ -299,11 +286,8 @@ def block_heads_loss(
   be packed; a guess beyond the end of its example does not count. Without a
   key, as in validation, it is the first head.
 
-  Args:
-    config: of the heads; its dropout rate is ignored, since the target's states
-      are those of decoding.
-    target: a model, as `--model` takes it.
-    label_smoothing: see `losses.cross_entropy`.
+  `target` is a model, as `--model` takes it. The config's dropout rate is
+  ignored, since the target's states are those of decoding.
   """
   target_config, target_params = read_t5(target, config.dtype)
 
@@ -341,8 +325,5 @@ def shift(
 
   segments = batch['decoder_segment_ids']
   is_same = segments == further(segments)
-  weights = further(batch['decoder_loss_weights'])
-  return (
-    further(batch['decoder_target_tokens']),
-    jnp.where(is_same, weights, 0.0),
-  )
+  weights = jnp.where(is_same, further(batch['decoder_loss_weights']), 0.0)
+  return further(batch['decoder_target_tokens']), weights

@@ -49,8 +49,8 @@ class Run:
 
 def place_run(run: Run, optimizer: Any) -> Run:
   """A run over the mesh that is set, if any: parameters as `sharding.rules`
-  says, the optimiser's arrays of the same shapes beside them, everything else
-  whole on every device."""
+  says, the optimiser's arrays of the same shapes beside them, the rest whole on
+  every device."""
   mesh = jax.sharding.get_mesh()
   if mesh.empty:
     return run
@@ -83,24 +83,18 @@ class Checkpoints:
     return sorted(self.manager.all_steps())
 
   def save(self, run: Run) -> None:
-    """Writes one for the run's step, complete or not at all.
-
-    Raises:
-      OSError: if the disk is full; earlier checkpoints are untouched.
-    """
+    """Writes one for the run's step, complete or not at all; OSError if the
+    disk is full, with earlier checkpoints untouched."""
     ocp = orbax.import_orbax()
-    step = int(run.state.step)
     tree = _as_tree(run)
     with full_disk.named(self.folder, tree):
-      self.manager.save(step, args=ocp.args.StandardSave(tree))
+      args = ocp.args.StandardSave(tree)
+      self.manager.save(int(run.state.step), args=args)
       self.manager.wait_until_finished()
 
   def restore(self, like: Run, step: int) -> Run:
-    """Reads one, laid out over the devices as `like` is.
-
-    Raises:
-      ValueError: if it does not hold what `like` does.
-    """
+    """Reads one, laid out over the devices as `like` is; ValueError if it does
+    not hold what `like` does."""
     expected = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
       _as_tree(like),
@@ -122,10 +116,8 @@ class Checkpoints:
     """Reads the newest that can be read; None if there is none at all.
 
     Newer ones are then damaged, and are moved out of the way, so that the run
-    can write those steps again; `say` is told of each.
-
-    Raises:
-      ValueError: if there are checkpoints and none of them can be read.
+    can write those steps again; `say` is told of each. ValueError if there are
+    checkpoints and none of them can be read.
     """
     unread: list[tuple[int, ValueError]] = []
     for step in reversed(self.steps()):
@@ -177,17 +169,12 @@ def open_run(
 ) -> Iterator[Checkpoints]:
   """The checkpoints of a new run, or of one that goes on.
 
-  Nobody else can open the run meanwhile, in this process or another.
+  Nobody else can open the run meanwhile, in this process or another. The folder
+  is made if need be; its `model.json` says what network is trained. The newest
+  `keep` checkpoints are kept.
 
-  Args:
-    model_dir: the run's folder, made if need be; `model.json` in it says what
-      network is trained, which must be `config`.
-    config: of the network.
-    keep: the newest so many are kept.
-
-  Raises:
-    ValueError: if the folder is of another network, or is open already.
-    ImportError: if the orbax-checkpoint package is not installed.
+  Raises ValueError if the folder is of another network than `config`, or is
+  open already; ImportError without the orbax-checkpoint package.
   """
   ocp = orbax.import_orbax()
   folder = local_path(model_dir).absolute()
@@ -235,10 +222,7 @@ def _as_tree(run: Run) -> dict[str, Any]:
 
 def average(checkpoints: Checkpoints, like: Run, *, last: int) -> Any:
   """The mean of the newest checkpoints' parameters (Vaswani et al., arXiv
-  1706.03762, Sec. 6.1, average the last 5).
-
-  `like` is any state of the run, which has as many checkpoints.
-  """
+  1706.03762, Sec. 6.1, average the last 5); `like` is any state of the run."""
   steps = checkpoints.steps()[-last:]
   restored = (checkpoints.restore(like, step).state.params for step in steps)
   add = functools.partial(jax.tree.map, operator.add)

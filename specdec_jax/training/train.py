@@ -71,8 +71,7 @@ def train(
       checkpoint ends it.
     keep: newest checkpoints that are kept.
     average_last: newest checkpoints whose mean is the model.
-    label_smoothing: see `losses.cross_entropy`.
-    z_loss: see `losses.cross_entropy`.
+    label_smoothing: see `losses.cross_entropy`, as for `z_loss`.
     dropout_rate: in training.
     dtype: 'float32' or 'bfloat16', of activations; parameters and the
       optimiser's state are float32.
@@ -150,7 +149,6 @@ def train(
 
 
 def _check_settings(*, dtype: str, **settings: float) -> None:
-  """Raises ValueError for settings with which nothing can be trained."""
   if dtype not in presets.DTYPES:
     raise ValueError(
       f'dtype is {dtype!r}, expected {" or ".join(presets.DTYPES)}'
@@ -172,11 +170,7 @@ def _check_settings(*, dtype: str, **settings: float) -> None:
 def _read_vocabulary(
   path: str | None, of_dataset: Path | None, config: T5Config | DrafterConfig
 ) -> AnyVocabulary | None:
-  """What is put beside the weights; None beside those of a drafter without.
-
-  A model without a vocabulary, with which nothing could decode it, is refused,
-  and so is one that does not fit.
-  """
+  """What is put beside the weights; None beside those of a drafter without."""
   if not families.of(config).has_vocabulary:
     if path is not None:
       raise ValueError('heads have no vocabulary of their own: give none')
@@ -214,7 +208,6 @@ def _reporting(
 
   A mean ends at a checkpoint too: a run that goes on from there writes the
   lines of one that was not killed. The second function prints sentences.
-  The first report says where the run starts, so the log is opened then.
   """
   with contextlib.ExitStack() as stack:
     bar: progress.Bar | None = None
@@ -238,10 +231,9 @@ def _reporting(
       nonlocal bar, write
       if bar is None:
         compiling.close()
-        bar = stack.enter_context(
-          progress.bar('training', schedule.train_steps)
-        )
-        bar.advance(step - 1)
+        begun = progress.bar('training', schedule.train_steps)
+        bar = stack.enter_context(begun)
+        bar.advance(step - 1)  # The first report says where the run starts.
         if jax.process_index() == 0:
           log = metrics_log.open_log(folder, step=step - 1)
           write = stack.enter_context(log)
@@ -266,7 +258,6 @@ def _reporting(
 
 
 def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-  """Means per target of several steps, their targets and their speed."""
   weight = sum(row['weight'] for row in rows)
   seconds = sum(row['seconds'] for row in rows)
   per_target = {
