@@ -24,15 +24,13 @@ class Dataset(NamedTuple):
   position alone, not on the mesh or the number of processes.
 
   Attributes:
-    batch: `(position) -> features`: an endless stream, of which a position is
-      the whole state. A run that starts again at a position sees the same.
-    validation: `() -> iterator of features`, each example once; None if there
-      is nothing to validate on.
+    batch: of a position, which is the whole state of an endless stream.
+    validation: each example once.
     prepare: `(position, params)`, called before the batch at a position is
-      read, for text that depends on what has been learned so far; or None. It
-      must do the same whether or not the run was interrupted in between.
-    num_ids: the network's vocabulary must have as many; None if not known.
-    vocabulary: the SentencePiece model of its ids; None if not known.
+      read, for text that depends on what has been learned so far. It must do
+      the same whether or not the run was interrupted in between.
+    num_ids: the network's vocabulary must have as many, if known.
+    vocabulary: the SentencePiece model of its ids, if known.
   """
 
   batch: Callable[[int], Features]
@@ -68,10 +66,9 @@ def from_token_files(
     max_examples: trains on the first so many of every folder; None on all.
     max_validation_rows: validates on the first so many rows; None on all.
 
-  Raises:
-    ValueError: if there are no such files, they were made with another
-      vocabulary, an example is too long, only some folders have inputs, or
-      there are fewer rows than a batch has.
+  Raises ValueError if there are no such files, they were made with another
+  vocabulary, an example is too long, only some folders have inputs, or there
+  are fewer rows than a batch has.
   """
   names = [folder] if isinstance(folder, str) else folder
   folders = [local_path(name) for name in names]
@@ -118,24 +115,19 @@ def from_task(
   Texts that are too long are trimmed, and end in EOS all the same, as after
   SeqIO's `append_eos_after_trim`. All of the task is encoded before the first
   step and stays in memory: 2 bytes per token, and 24 bytes per packed position.
+  Arguments that are not listed are those of `from_token_files`.
 
   Args:
     name: see `text.tasks.find`.
     vocabulary: a SentencePiece model.
-    batch_size: rows of a batch, over all devices.
-    lengths: columns of the rows, as `inputs` and `targets`.
     validation_name: the task to validate on; None is the same SeqIO task, and
       nothing for a file.
-    train_split: of a SeqIO task.
-    validation_split: of a SeqIO task.
+    train_split: of a SeqIO task, as `validation_split`.
     data_dir: where TFDS has its data sets.
     extra_ids: sentinels after the vocabulary's pieces; T5 has 100.
-    seed: of the packing and of every epoch's order.
-    max_validation_rows: validates on the first so many rows; None on all.
 
-  Raises:
-    ValueError: if there is no such task, or it has no targets.
-    ImportError: if seqio or sentencepiece is needed and not installed.
+  Raises ValueError if there is no such task, or it has no targets; ImportError
+  if seqio or sentencepiece is needed and not installed.
   """
   words = sentencepiece_vocabulary.load(vocabulary, extra_ids=extra_ids)
 
@@ -200,8 +192,7 @@ def _encode(
   """Token ids of a task's texts; without inputs if all of them are empty."""
 
   def ids_of(text: str, length: int) -> list[int]:
-    """The first tokens and the last one, which is EOS."""
-    ids = vocabulary.encode(text)
+    ids = vocabulary.encode(text)  # Of a long one, the first and EOS.
     return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
 
   inputs: list[list[int]] = []
@@ -228,12 +219,8 @@ def mix(
 
   DistillSpec mixes a data set's text with generated text this way. Which one a
   batch comes from depends on the seed and its position; its position in that
-  data set is the same.
-
-  Args:
-    datasets: validation and vocabulary are those of the first.
-    ratios: probabilities, one per data set; ValueError if they are none.
-    seed: of the draws.
+  data set is the same. Validation and vocabulary are those of the first.
+  ValueError if `ratios` are not one probability per data set.
   """
   if len(ratios) != len(datasets) or min(ratios, default=-1.0) < 0:
     raise ValueError(f'{len(datasets)} data sets with ratios {list(ratios)}')

@@ -36,9 +36,8 @@ def from_token_files(
     seed: of the orders.
     max_validation_examples: validates on the first so many; None on all.
 
-  Raises:
-    ValueError: if there are no such files, an example is longer than the last
-      limit, or a batch has not even one row.
+  Raises ValueError if there are no such files, an example is longer than the
+  last limit, or a batch has not even one row.
   """
   if list(limits) != sorted(set(limits)) or not limits or limits[0] < 1:
     raise ValueError(f'limits should ascend from 1, got {list(limits)}')
@@ -56,10 +55,9 @@ def from_token_files(
   def batch(position: int) -> Features:
     epoch, index = divmod(position, sum(counts))
     order = training_batches.generator(seed, epoch).permutation(sum(counts))
-    chosen = int(order[index])
-    ends = np.cumsum(counts)
-    bucket = int(np.searchsorted(ends, chosen, side='right'))
-    nth = chosen - (int(ends[bucket]) - counts[bucket])
+    nth, bucket = int(order[index]), 0
+    while nth >= counts[bucket]:
+      nth, bucket = nth - counts[bucket], bucket + 1
     return training_batches.batch(
       buckets[bucket],
       epoch * counts[bucket] + nth,

@@ -28,11 +28,9 @@ def estimate(
     order: 1 for unigrams, 2 for bigrams that back off to them.
     max_successors: K.
     discount: in [0, 1).
-    smoothing: added to each unigram count; positive, so that no token is
-      impossible.
+    smoothing: added to each unigram count, so that no token is impossible.
 
-  Raises:
-    ValueError: if the stream is empty, an id is out of range, or a setting is.
+  Raises ValueError if the stream is empty, or an id or a setting out of range.
   """
   tokens = np.asarray(tokens)
   if tokens.ndim != 1 or not tokens.size:
@@ -62,13 +60,19 @@ def estimate(
     )
   backoff = np.maximum(1.0 - successor_probs.sum(axis=1), 0.0)
   backoff = backoff.astype(np.float32)
-  most_likely = _most_likely(unigram, successors, successor_probs, backoff)
+  # Argmax of q(x | y) for each y: a seen successor, or the likeliest unigram.
+  mass = successor_probs + backoff[:, None] * unigram[successors]
+  mass = np.where(successor_probs > 0, mass, 0.0)
+  best_seen = mass.argmax(axis=1)
+  rows, favourite = np.arange(vocab_size), unigram.argmax()
+  use_seen = mass[rows, best_seen] >= backoff * unigram[favourite]
+  most_likely = np.where(use_seen, successors[rows, best_seen], favourite)
   return NGramTable(
     unigram=jnp.asarray(unigram),
     successors=jnp.asarray(successors),
     successor_probs=jnp.asarray(successor_probs),
     backoff=jnp.asarray(backoff),
-    most_likely=jnp.asarray(most_likely),
+    most_likely=jnp.asarray(most_likely, jnp.int32),
   )
 
 
@@ -94,23 +98,6 @@ def _successors(
   successors[previous, rank] = following
   probs[previous, rank] = (counts - discount) / totals[previous]
   return successors, probs
-
-
-def _most_likely(
-  unigram: np.ndarray,
-  successors: np.ndarray,
-  successor_probs: np.ndarray,
-  backoff: np.ndarray,
-) -> np.ndarray:
-  """Argmax of q(x | y) for each y, int32 `[V]`."""
-  mass = successor_probs + backoff[:, None] * unigram[successors]
-  mass = np.where(successor_probs > 0, mass, 0.0)
-  best_seen = mass.argmax(axis=1)
-  rows = np.arange(len(successors))
-  favourite = unigram.argmax()
-  use_seen = mass[rows, best_seen] >= backoff * unigram[favourite]
-  chosen = np.where(use_seen, successors[rows, best_seen], favourite)
-  return chosen.astype(np.int32)
 
 
 def tokens_of_file(path: str, vocabulary: AnyVocabulary) -> np.ndarray:

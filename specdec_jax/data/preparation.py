@@ -21,13 +21,9 @@ TooLong = Literal['drop', 'trim', 'split']
 class Lengths:
   """How long examples may be, in tokens with EOS, and what if they are longer.
 
-  Attributes:
-    inputs: most tokens of an input.
-    targets: most tokens of a target, or of a text.
-    too_long: 'drop' leaves the example out; 'trim' cuts what is too long, and
-      its last token is then EOS all the same for inputs, but not for targets,
-      which do not end there; 'split' makes several texts of one, where there
-      are no inputs.
+  'drop' leaves the example out; 'trim' cuts what is too long, and its last
+  token is then EOS all the same for inputs, but not for targets, which do not
+  end there; 'split' makes several texts of one, where there are no inputs.
   """
 
   inputs: int
@@ -52,10 +48,8 @@ def read(path: Path) -> Iterator[tuple[str | None, str]]:
   """Inputs, or None, and targets of a text file.
 
   A .jsonl has an object per line, with `inputs` and `targets`, or with `text`;
-  a .tsv has two columns; a .txt has a text per line.
-
-  Raises:
-    ValueError: if a line is something else, by number.
+  a .tsv has two columns; a .txt has a text per line. ValueError names the
+  first line that is something else.
   """
   if path.suffix == '.jsonl':
     for place, record in text_lines.read_objects(path):
@@ -90,8 +84,7 @@ def texts(paths: Sequence[Path]) -> Iterator[str]:
 def _encode(
   path: Path, vocabulary: SentencePieceVocabulary, lengths: Lengths, prefix: str
 ) -> tuple[TokenFile, dict[str, int]]:
-  """Token ids of a text file, and counts: of examples, tokens, and what was too
-  long."""
+  """Token ids, and counts of examples, tokens, and what was too long."""
   counts = Counter(read=0, dropped=0, trimmed=0, split=0)
   inputs: list[list[int]] = []
   targets: list[list[int]] = []
@@ -127,19 +120,10 @@ def prepare(
 ) -> dict[str, Any]:
   """Writes `{split}.npz` for each source, what they are, and the vocabulary.
 
-  Args:
-    folder: exists.
-    sources: text files by split.
-    vocabulary_path: a SentencePiece model.
-    lengths: the limits.
-    prefix: put before every input, as T5 names its tasks.
-
-  Returns:
-    What is written as JSON: the vocabulary's checksum, the limits, and counts.
-
-  Raises:
-    ValueError: if the vocabulary has no EOS, a line is malformed, only some
-      lines of a file have inputs, or no example of it is left.
+  `sources` are text files by split; `prefix` is put before every input, as T5
+  names its tasks. Returns what is written as JSON: the vocabulary's checksum,
+  the limits, and counts. Raises ValueError if the vocabulary has no EOS, a line
+  is malformed, only some lines of a file have inputs, or no example is left.
   """
   vocabulary = sentencepiece_vocabulary.load(vocabulary_path, extra_ids=0)
   if not vocabulary.eos_ids:

@@ -17,22 +17,16 @@ DESCRIPTION = 'tokens.json'
 # The SentencePiece model that the files were made with.
 VOCABULARY = 'spiece.model'
 
-
 Side = tuple[np.ndarray, np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class TokenFile:
   """Examples of one split, N of them, end to end.
 
   Example i is `inputs[input_offsets[i]:input_offsets[i + 1]]` and the same of
-  `targets`. Both end in EOS. A language model's examples have no inputs.
-
-  Attributes:
-    inputs: uint16 or int32 `[*]`, or None.
-    input_offsets: int64 `[N + 1]`, or None.
-    targets: uint16 or int32 `[*]`.
-    target_offsets: int64 `[N + 1]`.
+  `targets`. Both end in EOS. A language model's examples have no inputs. Tokens
+  are uint16 or int32 `[*]`, offsets int64 `[N + 1]`.
   """
 
   inputs: np.ndarray | None
@@ -65,9 +59,9 @@ def from_rows(
   if inputs is not None and len(inputs) != len(targets):
     raise ValueError(f'{len(inputs)} inputs and {len(targets)} targets')
   sides = {'target': _flatten(targets)}
-  return _of_sides(
-    sides if inputs is None else sides | {'input': _flatten(inputs)}
-  )
+  if inputs is not None:
+    sides['input'] = _flatten(inputs)
+  return _of_sides(sides)
 
 
 def take(tokens: TokenFile, chosen: Sequence[int] | np.ndarray) -> TokenFile:
@@ -150,12 +144,8 @@ def save_description(folder: Path, description: dict[str, Any]) -> None:
 
 def find_vocabulary(folders: Sequence[Path]) -> Path | None:
   """The SentencePiece model that token files were made with: that of the first
-  folder that has one, or None.
-
-  Raises:
-    ValueError: if the folders are of several vocabularies, or the model is
-      another than their descriptions say.
-  """
+  folder that has one, or None; ValueError if the folders are of several
+  vocabularies, or the model is another than their descriptions say."""
   of_digest: dict[str, Path] = {}
   found = None
   for folder in folders:
@@ -186,14 +176,7 @@ def check_vocabulary(description: dict[str, Any], sha256: str) -> None:
 
 
 def _of_sides(sides: dict[str, Side]) -> TokenFile:
-  inputs, input_offsets = sides.get('input', (None, None))
-  targets, target_offsets = sides['target']
-  return TokenFile(
-    inputs=inputs,
-    input_offsets=input_offsets,
-    targets=targets,
-    target_offsets=target_offsets,
-  )
+  return TokenFile(*sides.get('input', (None, None)), *sides['target'])
 
 
 def _row(side: Side, i: int) -> np.ndarray:
@@ -212,7 +195,6 @@ def _flatten(rows: Sequence[Sequence[int]]) -> Side:
 def _checked(
   path: Path, tokens: np.ndarray | None, offsets: np.ndarray | None
 ) -> Side:
-  """Both of them; raises ValueError unless the offsets divide the tokens."""
   if tokens is None or offsets is None or not offsets.size:
     raise ValueError(f'{path} is damaged: tokens or their offsets are missing')
   if offsets[0] or offsets[-1] != tokens.size or (np.diff(offsets) < 1).any():

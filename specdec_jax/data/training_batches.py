@@ -45,10 +45,7 @@ def pack(
     `encoder_segment_ids`, `encoder_positions` if there are inputs; int32
     `[R, T]` named `decoder_target_tokens`, `decoder_input_tokens`,
     `decoder_segment_ids`, `decoder_positions`; float32 `[R, T]` named
-    `decoder_loss_weights`.
-
-  Raises:
-    ValueError: if an example is longer than a row.
+    `decoder_loss_weights`. ValueError if an example is longer than a row.
   """
   sides = {'decoder_target': (tokens.sides['target'], target_length)}
   if 'input' in tokens.sides:
@@ -63,20 +60,17 @@ def pack(
     all_lengths.append(lengths)
     limits.append(limit)
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(tokens))
-  members = _assign(
-    np.stack(all_lengths, 1)[order], np.array(limits), max_examples
-  )
+  lengths = np.stack(all_lengths, 1)[order]
+  members = _assign(lengths, np.array(limits), max_examples)
   rows: dict[str, np.ndarray] = {}
   for name, ((flat, offsets), limit) in sides.items():
     rows |= _fill(name, flat, offsets, order, members, limit)
   targets = rows['decoder_target_tokens']
   shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
-  rows['decoder_input_tokens'] = np.where(
-    rows['decoder_positions'] > 0, shifted, 0
-  )
-  rows['decoder_loss_weights'] = (rows['decoder_segment_ids'] > 0).astype(
-    np.float32
-  )
+  is_first = rows['decoder_positions'] == 0
+  rows['decoder_input_tokens'] = np.where(is_first, 0, shifted)
+  is_text = rows['decoder_segment_ids'] > 0
+  rows['decoder_loss_weights'] = is_text.astype(np.float32)
   return rows
 
 
@@ -96,16 +90,9 @@ def batches_per_epoch(rows: Rows, batch_size: int) -> int:
 
 
 def batch(rows: Rows, position: int, *, batch_size: int, seed: int = 0) -> Rows:
-  """The batch at a position of an endless stream, which needs no other state.
-
-  Each epoch has an order of its own, from (seed, epoch).
-
-  Args:
-    rows: of `pack`.
-    position: batches before this one, over all epochs: what a checkpoint keeps.
-    batch_size: rows of the result.
-    seed: of the orders.
-  """
+  """The batch at a position of an endless stream, which needs no other state:
+  as many come before it, over all epochs. Each epoch has an order of its own,
+  from (seed, epoch)."""
   epoch, index = divmod(position, batches_per_epoch(rows, batch_size))
   order = _epoch_order(num_rows(rows), seed, epoch)
   chosen = order[index * batch_size :][:batch_size]

@@ -35,10 +35,8 @@ def read(prompt: str | None, path: str | None) -> list[str]:
   """The prompts of `--prompt` or `--prompts`.
 
   A file is JSONL if its name ends in .jsonl or its first line is a JSON object,
-  and otherwise has one prompt per line. Blank lines do not count.
-
-  Raises:
-    ValueError: if a prompt is empty, there is none, or the file is malformed.
+  and otherwise has one prompt per line. Blank lines do not count. ValueError if
+  a prompt is empty, there is none, or the file is malformed.
   """
   if prompt is not None:
     if not prompt.strip():
@@ -137,11 +135,8 @@ def batches(
   batch_size: int,
   max_new_tokens: int,
 ) -> list[Batch]:
-  """Packs all prompts into batches of one shape; see `pack`.
-
-  Row ids count through the whole list, so that a row's draws do not depend on
-  its batch.
-  """
+  """Packs all prompts into batches of one shape; see `pack`. Row ids count
+  through the whole list: a row's draws do not depend on its batch."""
   width = max(len(row) for row in rows)
   width += -width % _BUCKET
   result = []
@@ -174,8 +169,7 @@ def pack(
   they are an encoder's.
 
   Args:
-    rows: ids; None for a row that fills the batch and is finished before it
-      begins.
+    rows: ids; None for a row that only fills the batch.
     config: sizes of the target.
     max_new_tokens: limit of each row.
     width: room for the ids of a row; None takes the longest.
@@ -183,11 +177,8 @@ def pack(
 
   Returns:
     Numpy arrays, right-padded with 0; the decoder's tokens are
-    `[B, decoder_width(config, width)]`.
-
-  Raises:
-    ValueError: if there is no row, one exceeds `width`, or a decoder would have
-      no token to begin with.
+    `[B, decoder_width(config, width)]`. ValueError if there is no row, one
+    exceeds `width`, or a decoder would have no token to begin with.
   """
   if not rows:
     raise ValueError('no rows to pack')

@@ -29,16 +29,12 @@ _LONGEST_LINE = 16_384  # Bytes; longer lines would be left out, silently.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentencePieceVocabulary:
-  """A SentencePiece model, read as T5 reads it.
+  """A SentencePiece model, read as T5 reads it, with the interface of
+  `vocabularies.Vocabulary`.
 
-  It has the interface of `vocabularies.Vocabulary`.
-
-  Attributes:
-    processor: a `sentencepiece.SentencePieceProcessor`, extra ids included.
-    model: the serialised model, as its file holds it, without extra ids.
-    extra_ids: how many sentinels `<extra_id_0>`, ... follow the pieces.
-    eos_ids: ids that end a text.
-    chat_template: a Jinja template, or None.
+  `processor` is a `sentencepiece.SentencePieceProcessor` of the `model`, which
+  is as its file holds it, and of `extra_ids` sentinels `<extra_id_0>`, ... that
+  follow its pieces.
   """
 
   processor: Any
@@ -64,12 +60,9 @@ class SentencePieceVocabulary:
     return frozenset(filter(self.processor.is_control, range(self.vocab_size)))
 
   def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """Token ids of a text; sentinels written in it are recognised.
-
-    Args:
-      text: any string. Runs of white space count as one space.
-      add_special_tokens: whether to end with the end id, as T5's inputs do.
-    """
+    """Token ids of a text, with the end id last, as T5's inputs have it, if
+    special tokens are to be added. Sentinels written in the text are
+    recognised; runs of white space count as one space."""
     ids = self.processor.encode(text)
     return [*ids, *self.eos_ids[:1]] if add_special_tokens else ids
 
@@ -77,10 +70,8 @@ class SentencePieceVocabulary:
   pieces = vocabularies.text_pieces
 
   def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
-    """Text of token ids; ids beyond the vocabulary are unknown tokens.
-
-    Padding and end tokens have no text, or their names with `keep_special`.
-    """
+    """Text of token ids; ids beyond the vocabulary are unknown tokens. Padding
+    and end tokens have no text, or their names with `keep_special`."""
     unknown = self.processor.unk_id()
     ids = [int(i) if 0 <= i < self.vocab_size else unknown for i in ids]
     if not keep_special:
@@ -128,10 +119,8 @@ def load(
       `num_rows` and the pieces alone do, padded or not.
     num_rows: rows of the embeddings of the model that it is for, if known.
 
-  Raises:
-    ValueError: if the file is missing or no SentencePiece model, or there are
-      too many sentinels.
-    ImportError: if the sentencepiece package is not installed.
+  Raises ValueError if the file is missing or no SentencePiece model, or there
+  are too many sentinels; ImportError without the sentencepiece package.
   """
   try:
     model = Path(path).read_bytes()
@@ -175,15 +164,8 @@ def train(texts: Iterable[str], *, size: int) -> bytes:
   A unigram model (Kudo 2018, https://arxiv.org/abs/1804.10959) with T5's ids:
   pad 0, eos 1, unk 2, and no bos. Unlike T5's it does not normalise, and spells
   rare characters in bytes, so that every text comes back as it was, its blanks
-  apart. The same texts give the same vocabulary.
-
-  Args:
-    texts: what to train on, a line each.
-    size: V, all special ids included.
-
-  Raises:
-    ImportError: if sentencepiece is missing.
-    ValueError: if the text is too short for that many tokens.
+  apart. The same texts, a line each, give the same vocabulary. `size` is V, all
+  special ids included; ValueError if the texts are too short for it.
   """
   sentencepiece = require(
     'sentencepiece', extra='data', purpose='training a vocabulary'
@@ -229,11 +211,9 @@ def _usual_sentinels(num_pieces: int, num_rows: int | None) -> int:
 
 
 def _sentinels(extra_ids: int) -> bytes:
-  """Pieces to append to a serialised model, the last sentinel first.
-
-  As SeqIO adds them (https://github.com/google/seqio, vocabularies.py). A
-  repeated field of a protocol buffer may be continued behind its end.
-  """
+  """Pieces to append to a serialised model, as SeqIO adds them
+  (https://github.com/google/seqio, vocabularies.py), the last sentinel first. A
+  repeated field of a protocol buffer may be continued behind its end."""
   pieces = b''
   for i in reversed(range(extra_ids)):
     piece = _field(1, _sentinel(i).encode()) + b'\x15' + struct.pack('<f', 0.0)

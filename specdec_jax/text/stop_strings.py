@@ -50,24 +50,15 @@ def read_on(
   reading: Reading,
   tokens: Sequence[int],
 ) -> tuple[Reading, int | None]:
-  """Reads further tokens of a row, up to the one that completes a string.
-
-  Args:
-    vocabulary: whose tokens they are.
-    stops: the strings.
-    reading: `Reading()` at the start, then what the last call returned.
-    tokens: new token ids.
-
-  Returns:
-    The new reading, and how many tokens were read if a string is complete.
-  """
+  """Reads further tokens of a row, up to the one that completes a string: the
+  new reading, and how many tokens were read if a string is complete. `reading`
+  is `Reading()` at the start, then what the last call returned."""
   longest = max(map(len, stops))
   for i, token in enumerate(tokens):
     if token in vocabulary.eos_ids:
       continue
-    piece, stream = vocabularies.stream_text(
-      vocabulary, reading.stream, [token]
-    )
+    stream = reading.stream
+    piece, stream = vocabularies.stream_text(vocabulary, stream, [token])
     start = max(0, len(reading.text) - longest + 1)
     reading = Reading(reading.text + piece, stream)
     if any(stop in reading.text[start:] for stop in stops):
@@ -93,12 +84,9 @@ def text_of(
 def watch(
   vocabulary: AnyVocabulary, stops: Sequence[str], num_rows: int
 ) -> Watch:
-  """Follows the texts of a batch's rows, and ends those that are complete.
-
-  Returns:
-    A function of the statistics before an iteration, and of the state and the
-    values after it. Rows that go on are not touched.
-  """
+  """Follows the texts of a batch's rows, and ends those that are complete: a
+  function of the statistics before an iteration, and of the state and the
+  values after it. Rows that go on are not touched."""
   readings = [Reading()] * num_rows
 
   def end_rows(

@@ -26,13 +26,8 @@ MetricFn = Callable[[Sequence[str], Sequence[str]], Mapping[str, float]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Example:
-  """One example.
-
-  Attributes:
-    inputs: the text that the model reads.
-    targets: the reference, or None.
-    input_ids: its tokens, where the task fixes them.
-  """
+  """The text that a model reads, a reference, and the text's tokens where the
+  task fixes them."""
 
   inputs: str
   targets: str | None = None
@@ -48,13 +43,8 @@ class Example:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-  """A named source of examples.
-
-  Attributes:
-    name: as output files are named.
-    read: yields the examples, the same in the same order every time.
-    metric_fns: what the task is judged by.
-  """
+  """A named source of examples, which `read` yields in the same order every
+  time, and what it is judged by. Output files have its name."""
 
   name: str
   read: Callable[[], Iterator[Example]]
@@ -63,15 +53,9 @@ class Task:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Known:
-  """A data set of TFDS as a task.
-
-  Attributes:
-    tfds_name: with its version.
-    inputs: the feature to read; None for an unconditional language model.
-    targets: the feature to write.
-    prefix: before every input, as T5 was trained with.
-    metrics: names of the metrics that it is judged by.
-  """
+  """A data set of TFDS as a task: the features to read (None for an
+  unconditional language model) and to write, the prefix that T5 was trained
+  with, and names of metrics."""
 
   tfds_name: str
   inputs: str | None
@@ -128,17 +112,15 @@ def find(
     metric_fns: by name, for tasks that `KNOWN` says are judged by them; a file
       is judged by all.
 
-  Raises:
-    ValueError: if there is no such task, with the names that are near.
-    ImportError: if seqio is needed and not installed.
+  Raises ValueError if there is no such task, with the names that are near;
+  ImportError if seqio is needed and not installed.
   """
   if Path(name).suffix in SUFFIXES:
     path = local_path(name)
     if not path.is_file():
       raise ValueError(f'there is no file {path}')
-    read = functools.partial(
-      _read_file, path, inputs_field, targets_field, prefix
-    )
+    fields = inputs_field, targets_field
+    read = functools.partial(_read_file, path, *fields, prefix)
     judges = tuple((metric_fns or {}).values())
     return Task(name=path.stem, read=read, metric_fns=judges)
   return _seqio_task(name, split, data_dir, lengths, metric_fns or {})
@@ -209,12 +191,8 @@ def _register(seqio: Any, metric_fns: Mapping[str, MetricFn]) -> None:
   features are text and are not tokenised."""
   import tensorflow as tf
 
-  feature = seqio.Feature(
-    vocabulary=seqio.PassThroughVocabulary(size=1),
-    add_eos=False,
-    dtype=tf.string,
-    rank=0,
-  )
+  words = seqio.PassThroughVocabulary(size=1)
+  feature = seqio.Feature(words, add_eos=False, dtype=tf.string, rank=0)
   present = seqio.TaskRegistry.names()
   for name, known in KNOWN.items():
     if name in present:
@@ -229,7 +207,6 @@ def _register(seqio: Any, metric_fns: Mapping[str, MetricFn]) -> None:
 
 
 def _to_text(dataset: Any, *, known: Known) -> Any:
-  """The SeqIO preprocessor of a known data set."""
   import tensorflow as tf
 
   def convert(example: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,7 +246,6 @@ def _read_seqio(
 
 
 def _near(name: str, names: list[str]) -> str:
-  """Which names somebody may have meant, as the middle of a sentence."""
   near = difflib.get_close_matches(name, names, n=5, cutoff=0.4)
   return f'near are {", ".join(near)}' if near else f'known: {", ".join(names)}'
 

@@ -45,15 +45,8 @@ def text_pieces(vocabulary: AnyVocabulary, ids: Sequence[int]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-  """A tokenizer, the ids that end a text, and a chat template.
-
-  Attributes:
-    tokenizer: a `tokenizers.Tokenizer`.
-    eos_ids: ids that end a text; may be empty.
-    bos_token: what a chat template calls `bos_token`, or None.
-    eos_token: what a chat template calls `eos_token`, or None.
-    chat_template: a Jinja template as Hugging Face defines them, or None.
-  """
+  """A `tokenizers.Tokenizer`, the ids that end a text, and a Jinja chat
+  template as Hugging Face defines them, with the tokens that it may name."""
 
   tokenizer: Any
   eos_ids: tuple[int, ...] = ()
@@ -75,15 +68,11 @@ class Vocabulary:
     }
 
   def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """Token ids of a text; special tokens written in it are recognised.
+    """Token ids of a text, possibly none; special tokens in it are recognised.
 
-    Args:
-      text: any string; it may have no tokens.
-      add_special_tokens: whether to add what the tokenizer puts around every
-        text (Llama's begin-of-text). Rendered chats already have it.
-
-    Raises:
-      ValueError: if the tokenizer cannot say this text.
+    Added are those that the tokenizer puts around every text (Llama's
+    begin-of-text), which rendered chats already have. ValueError if the
+    tokenizer cannot say this text.
     """
     with package_errors('the tokenizer cannot encode this text'):
       return self.tokenizer.encode(
@@ -118,12 +107,8 @@ class Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class TextStream:
-  """Where a streamed text stands.
-
-  Attributes:
-    shown: the ids of the last text that was given out, for its spacing.
-    pending: ids whose text is still held back.
-  """
+  """Where a streamed text stands: the ids of the last text that was given out,
+  for its spacing, and those whose text is still held back."""
 
   shown: tuple[int, ...] = ()
   pending: tuple[int, ...] = ()
@@ -139,15 +124,8 @@ def stream_text(
   """The text that new tokens add, as far as later tokens cannot change it.
 
   Text that ends within a UTF-8 character is held back until it is complete.
-
-  Args:
-    vocabulary: whose tokens they are.
-    state: `TextStream()` at the start, then what the last call returned.
-    ids: new token ids, possibly none.
-    keep_special: whether special tokens are shown.
-
-  Returns:
-    The new text, possibly empty, and the state for the next call.
+  `state` is `TextStream()` at the start, then what the last call returned
+  behind the text, which may be empty.
   """
   pending = state.pending + tuple(int(i) for i in ids)
   state = TextStream(state.shown, pending)
@@ -182,16 +160,9 @@ def apply_chat_template(
   of Hugging Face's chat templates
   (https://huggingface.co/docs/transformers/chat_templating).
 
-  Args:
-    vocabulary: whose template is used.
-    messages: `{'role': ..., 'content': ...}` each, or one string for a single
-      message of the user.
-
-  Returns:
-    Text to encode with `add_special_tokens=False`.
-
-  Raises:
-    ValueError: if there is no template, or it refuses the messages.
+  Messages are `{'role': ..., 'content': ...}` each; a string is a single one of
+  the user. The text is to be encoded with `add_special_tokens=False`.
+  ValueError if there is no template, or it refuses the messages.
   """
   if vocabulary.chat_template is None:
     raise ValueError(
@@ -241,10 +212,8 @@ def check_same_vocabulary(target: AnyVocabulary, draft: AnyVocabulary) -> None:
 
 @contextlib.contextmanager
 def package_errors(what: str) -> Iterator[None]:
-  """Makes a ValueError of whatever the `tokenizers` package raises.
-
-  It raises bare exceptions, and where its Rust code panics a `BaseException`.
-  """
+  """Makes a ValueError of whatever the `tokenizers` package raises: bare
+  exceptions, and where its Rust code panics a `BaseException`."""
   try:
     yield
   except BaseException as error:

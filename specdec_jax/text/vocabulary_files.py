@@ -41,9 +41,8 @@ def read(
       `sentencepiece_vocabulary.load` finds.
     num_rows: rows of the embeddings of the model that it is for, if known.
 
-  Raises:
-    ValueError: if there is none, or it is broken.
-    ImportError: if the package that reads it is not installed.
+  Raises ValueError if there is none, or it is broken; ImportError if the
+  package that reads it is not installed.
   """
   path = local_path(path)
   if not path.is_dir():
