@@ -33,7 +33,6 @@ def from_token_files(
     folder: what `specdec data prepare` wrote, with inputs.
     batch_tokens: columns times rows of a batch, over all devices.
     limits: columns of each bucket's rows, ascending.
-    seed: of the orders.
     max_validation_examples: validates on the first so many; None on all.
 
   Raises ValueError if there are no such files, an example is longer than the

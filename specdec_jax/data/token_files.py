@@ -176,7 +176,8 @@ def check_vocabulary(description: dict[str, Any], sha256: str) -> None:
 
 
 def _of_sides(sides: dict[str, Side]) -> TokenFile:
-  return TokenFile(*sides.get('input', (None, None)), *sides['target'])
+  source: tuple[Any, Any] = sides.get('input', (None, None))
+  return TokenFile(*source, *sides['target'])
 
 
 def _row(side: Side, i: int) -> np.ndarray:

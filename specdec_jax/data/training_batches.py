@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from specdec_jax.data.token_files import TokenFile
+from specdec_jax.data.token_files import Side, TokenFile
 
 Rows = Mapping[str, np.ndarray]
 # Rows that are still open while examples are packed. More fill the rows better,
@@ -61,10 +61,11 @@ def pack(
     limits.append(limit)
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(tokens))
   lengths = np.stack(all_lengths, 1)[order]
-  members = _assign(lengths, np.array(limits), max_examples)
+  groups = _assign(lengths, np.array(limits), max_examples)
+  members = [order[group] for group in groups]
   rows: dict[str, np.ndarray] = {}
-  for name, ((flat, offsets), limit) in sides.items():
-    rows |= _fill(name, flat, offsets, order, members, limit)
+  for name, (side, limit) in sides.items():
+    rows |= _fill(name, side, members, limit)
   targets = rows['decoder_target_tokens']
   shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
   is_first = rows['decoder_positions'] == 0
@@ -146,27 +147,23 @@ def _assign(
 
 
 def _fill(
-  name: str,
-  flat: np.ndarray,
-  offsets: np.ndarray,
-  order: np.ndarray,
-  members: list[list[int]],
-  limit: int,
+  name: str, side: Side, members: list[np.ndarray], limit: int
 ) -> dict[str, np.ndarray]:
   """Tokens, segments and positions of one side."""
+  flat, offsets = side
   tokens, segments, positions = np.zeros((3, len(members), limit), np.int32)
   for row, examples in enumerate(members):
     start = 0
-    for segment, i in enumerate(order[examples], start=1):
+    for segment, i in enumerate(examples, start=1):
       ids = flat[offsets[i] : offsets[i + 1]]
       end = start + len(ids)
       tokens[row, start:end] = ids
       segments[row, start:end] = segment
       positions[row, start:end] = np.arange(len(ids))
       start = end
-  side = name.split('_')[0]
+  network = name.split('_')[0]
   return {
     f'{name}_tokens': tokens,
-    f'{side}_segment_ids': segments,
-    f'{side}_positions': positions,
+    f'{network}_segment_ids': segments,
+    f'{network}_positions': positions,
   }

@@ -77,20 +77,16 @@ class SentencePieceVocabulary:
     if not keep_special:
       return self.processor.decode(ids)
     text = ''
-    for is_control, run in itertools.groupby(ids, self.processor.is_control):
+    for is_control, group in itertools.groupby(ids, self.processor.is_control):
+      run = list(group)
+      pieces = self.processor.id_to_piece(run)
       if is_control:
-        text += ''.join(self.processor.id_to_piece(list(run)))
-      else:
-        text += self._text_of(list(run), is_first=not text)
+        text += ''.join(pieces)
+        continue
+      # In the middle of a text, pieces keep their first space.
+      space = ' ' * (bool(text) and pieces[0].startswith(_SPACE))
+      text += space + self.processor.decode(run)
     return text
-
-  def _text_of(self, ids: list[int], *, is_first: bool) -> str:
-    """Text of pieces in the middle of a text, which keep their first space."""
-    text = self.processor.decode(ids)
-    if is_first:
-      return text
-    starts_word = self.processor.id_to_piece(ids[0]).startswith(_SPACE)
-    return f' {text}' if starts_word else text
 
   def id_to_text(self, token_id: int) -> str:
     """A printable piece: the token's text, or its name if it has no text."""

@@ -193,9 +193,8 @@ def _register(seqio: Any, metric_fns: Mapping[str, MetricFn]) -> None:
 
   words = seqio.PassThroughVocabulary(size=1)
   feature = seqio.Feature(words, add_eos=False, dtype=tf.string, rank=0)
-  present = seqio.TaskRegistry.names()
   for name, known in KNOWN.items():
-    if name in present:
+    if name in seqio.TaskRegistry.names():
       continue
     seqio.TaskRegistry.add(
       name,

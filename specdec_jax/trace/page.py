@@ -17,9 +17,7 @@ from specdec_jax.trace.storage import Trace
 
 # Elements that say without style sheet or eyes what a verdict means.
 _ELEMENTS = {
-  'rejected': 'del',
-  'discarded': 'del',
-  'truncated': 'del',
+  **dict.fromkeys(('rejected', 'discarded', 'truncated'), 'del'),
   'correction': 'ins',
 }
 # With more rows than this, only the first one starts unfolded.
@@ -91,7 +89,6 @@ def _terms(named: dict[str, str]) -> str:
 
 
 def _acceptance_chart(summary: Summary) -> str:
-  """Bars of accepted / tested tokens by draft position."""
   rates = summary.alpha_by_position
   if not any(summary.num_tested):
     return ''
@@ -149,8 +146,8 @@ def _table(traced: Trace) -> str:
       f'<td>{_rate(summary.block_efficiency)}</td>'
       f'<td>{_rate(summary.alpha)}</td><td>{_sparkline(summary)}</td></tr>'
     )
-  names = ('Row', 'Tokens', 'Target runs', 'Block efficiency', 'Alpha')
-  names += ('Acceptance by position',)
+  names = ['Row', 'Tokens', 'Target runs', 'Block efficiency', 'Alpha']
+  names.append('Acceptance by position')
   columns = ''.join(f'<th scope="col">{name}</th>' for name in names)
   return (
     '<div class="wide" tabindex="0" role="region" aria-label="By row">\n'
@@ -195,11 +192,14 @@ def _row(traced: Trace, row: int) -> str:
 def _prompt(record: Record | None) -> str:
   if record is None:
     return ''
+  # Behind an encoder, the decoder begins with a start token alone.
+  is_encoder = 'num_encoder_tokens' in record
+  size = record['num_encoder_tokens' if is_encoder else 'num_tokens']
   is_open = len(record['text']) <= _LONG_PROMPT
   text = html.escape(wording.visible(record['text'], keep='\n\t'))
   return (
     f'<details class="prompt"{" open" * is_open}><summary>Prompt, '
-    f'{wording.prompt_size(record)}</summary><pre dir="auto">{text}</pre>'
+    f'{wording.count(size, "token")}</summary><pre dir="auto">{text}</pre>'
     '</details>\n'
   )
 
@@ -270,7 +270,6 @@ def _token(token: Record, has_tab_stop: bool) -> str:
 
 
 def _shown(text: str) -> str:
-  """Escaped text with its line breaks and tabs marked."""
   if not text:
     return f'<i class="w">{wording.EMPTY}</i>'
   shown = html.escape(wording.visible(text, keep='\n\t'))

@@ -270,7 +270,12 @@ def _iteration_record(
   drafted = row.draft.tokens[:length].tolist()
   next_token = int(row.verification.next_token)
   added = drafted[:num_accepted] + [next_token] * is_whole
-  texts, next_text = _texts(tail, drafted, added, is_whole, pieces)
+  texts = pieces([*tail, *added])[len(tail) :]
+  # What a later token may still complete is left to it.
+  texts[-1] = texts[-1].rstrip(_REPLACEMENT)
+  next_text = texts.pop() if is_whole else ''
+  if len(texts) < len(drafted):
+    texts += pieces([*tail, *drafted])[len(tail) + len(texts) :]
   made = row.verification
   tokens = [
     {
@@ -297,23 +302,6 @@ def _iteration_record(
     'next': following if is_whole else None,
     'committed': count,
   }, (tail + tuple(added))[-_TAIL:]
-
-
-def _texts(
-  tail: tuple[int, ...],
-  drafted: list[int],
-  added: list[int],
-  is_whole: bool,
-  pieces: PiecesFn,
-) -> tuple[list[str], str]:
-  """Of the drafted tokens, and of the next one."""
-  texts = pieces([*tail, *added])[len(tail) :]
-  # What a later token may still complete is left to it.
-  texts[-1] = texts[-1].rstrip(_REPLACEMENT)
-  next_text = texts.pop() if is_whole else ''
-  if len(texts) < len(drafted):
-    texts += pieces([*tail, *drafted])[len(tail) + len(texts) :]
-  return texts, next_text
 
 
 def _number(value: Any) -> float | None:

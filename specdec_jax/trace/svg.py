@@ -118,7 +118,6 @@ def _row(
 
 
 def _prompt(text: str) -> Iterator[_Part]:
-  """The first lines of the prompt."""
   pieces = re.findall(r'\s*\S+', wording.visible(text))
   lines = [
     ''.join(piece for _, piece in line)
@@ -151,7 +150,6 @@ def _iteration(record: Record) -> Iterator[_Part]:
 
 
 def _line(tokens: Sequence[tuple[str, str]], gap: int = 0) -> str:
-  """Verdicts and texts side by side."""
   x, drawn = float(_TOKENS), []
   for verdict, text in tokens:
     drawn.append(_token(verdict, text, x))

@@ -156,7 +156,6 @@ def _lines(records: list[Record], has_marks: bool) -> Any:
 def _flow(
   records: list[Record], has_marks: bool, hidden_ids: Collection[int] = ()
 ) -> Any:
-  """Running text, line breaks and all."""
   text = _text()
   for record in records:
     for token in recording.tokens(record):

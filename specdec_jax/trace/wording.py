@@ -46,13 +46,6 @@ def ordinal(index: int) -> int:
   return index + 1
 
 
-def prompt_size(record: Record) -> str:
-  """The length of what was read: of an encoder's input, where there is one,
-  since its decoder then begins with a start token alone."""
-  size = record.get('num_encoder_tokens', record['num_tokens'])
-  return count(size, 'token')
-
-
 def models_line(header: Record) -> str:
   """Such as 'small drafts for large'."""
   return visible(f'{header["drafter"]} drafts for {header["target"]}')

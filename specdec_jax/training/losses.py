@@ -140,14 +140,9 @@ def divergence(
   variation is 1 minus the probability that speculative sampling accepts a token
   drawn from q (Leviathan et al., arXiv 2211.17192, Def. 3.2).
 
-  Args:
-    target_logits: `[..., V]`, those of p.
-    draft_logits: `[..., V]`, those of q.
-    kind: `forward_kl`, KL(p | q); `reverse_kl`, KL(q | p); `jsd`, `beta`
-      KL(p | m) + (1 - `beta`) KL(q | m) with m the mixture of the same weights;
-      `tvd`, half of the sum of |p - q|.
-    beta: weight of p in `jsd`, in (0, 1).
-
+  Both logits are `[..., V]`. Kinds are `forward_kl`, KL(p | q); `reverse_kl`,
+  KL(q | p); `jsd`, `beta` KL(p | m) + (1 - `beta`) KL(q | m) with m the mixture
+  of the same weights, `beta` in (0, 1); `tvd`, half of the sum of |p - q|.
   Returns float32 `[...]`, 0 where p is q; ValueError for other kinds or betas.
   """
   if kind not in DIVERGENCES:

@@ -100,11 +100,9 @@ def rewrite_targets(
   sequence-level distillation (Kim and Rush, arXiv 1606.07947).
 
   Args:
-    config: of the model, an encoder-decoder.
-    params: its parameters.
+    config: of the model, an encoder-decoder, as are `params`.
     tokens: inputs; their targets are not read.
     max_new_tokens: of a target; one without an end by then stays without.
-    eos_id: ends a target.
     vocab_size: ids at or beyond it are padding, and never written.
     temperature: 0 is greedy.
     batch_size: rows decoded at once, of inputs of similar lengths.
@@ -195,7 +193,6 @@ def drafter_texts(
     lengths: columns of the rows, as `inputs` and `targets`.
     num_examples: of a text, the next of the shuffled inputs each time.
     refresh_period: batches from one text to the next.
-    eos_id: ends a target.
     temperature: of the draws; DistillSpec's is 1.
     seed: of the order of inputs and of the draws.
   """

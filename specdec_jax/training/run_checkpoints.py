@@ -121,13 +121,13 @@ class Checkpoints:
     """
     unread: list[tuple[int, ValueError]] = []
     for step in reversed(self.steps()):
+      run, error = None, ValueError('another process cannot read it')
       try:
-        run, error = self.restore(like, step), None
+        run = self.restore(like, step)
       except ValueError as raised:
-        run, error = None, raised
-      if _is_everywhere(error is None):
+        error = raised
+      if _is_everywhere(run is not None):
         break
-      error = error or ValueError('another process cannot read it')
       unread.append((step, error))
     else:
       if unread:

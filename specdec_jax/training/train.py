@@ -72,7 +72,6 @@ def train(
     keep: newest checkpoints that are kept.
     average_last: newest checkpoints whose mean is the model.
     label_smoothing: see `losses.cross_entropy`, as for `z_loss`.
-    dropout_rate: in training.
     dtype: 'float32' or 'bfloat16', of activations; parameters and the
       optimiser's state are float32.
     num_microbatches: parts that a batch is computed in, for less memory.
@@ -88,9 +87,8 @@ def train(
     seed: of the first parameters and of dropout.
     on_begin: called at once, when all arguments have been made.
 
-  Raises:
-    ValueError: if the arguments contradict each other or the folder's run, or
-      the loss is NaN or infinite.
+  Raises ValueError if the arguments contradict each other or the folder's run,
+  or the loss is NaN or infinite.
   """
   on_begin()
   _check_settings(
@@ -176,14 +174,14 @@ def _read_vocabulary(
       raise ValueError('heads have no vocabulary of their own: give none')
     return None
   found = of_dataset if path is None else Path(path)
-  if found is None:
-    if not families.only_drafts(config):
-      raise ValueError(
-        'the data comes without a vocabulary, and a model cannot be read '
-        'without one: name the SentencePiece model, '
-        '--gin.VOCABULARY=\'"FILE"\', or prepare the token files again'
-      )
+  if found is None and families.only_drafts(config):
     return None
+  if found is None:
+    raise ValueError(
+      'the data comes without a vocabulary, and a model cannot be read '
+      'without one: name the SentencePiece model, '
+      '--gin.VOCABULARY=\'"FILE"\', or prepare the token files again'
+    )
   words = vocabulary_files.read(found, extra_ids=0)
   loading.check_vocabulary(found, words, config)
   return words
