@@ -92,18 +92,26 @@ def _write_rows(buffer: Array, new: Array, lengths: Array) -> Array:
       buffer = write_row(row, buffer)
     return buffer
 
-  def write_in_loop(buffer, num_rows=batch_size):
-    return jax.lax.fori_loop(0, num_rows, write_row, buffer)
+  def write_in_scan(buffer):
+    # A loop that slices `new` itself is more than libtpu can compile.
+    def write(buffer, row):
+      index, update, length = row
+      start = (index, zero, length, zero)
+      return jax.lax.dynamic_update_slice(buffer, update[None], start), None
+
+    rows = jnp.arange(batch_size, dtype=lengths.dtype)
+    return jax.lax.scan(write, buffer, (rows, new, lengths))[0]
 
   def write_in_opaque_loop(buffer):
     # XLA's CPU compiler fuses a plain write into its reader, computes it twice,
     # and copies the whole cache four times to keep the two apart. A loop stops
     # it, unless its trip count is known to be one.
-    return write_in_loop(buffer, jnp.where(lengths[0] >= 0, batch_size, 0))
+    num_rows = jnp.where(lengths[0] >= 0, batch_size, 0)
+    return jax.lax.fori_loop(0, num_rows, write_row, buffer)
 
   is_small = batch_size <= _MAX_UNROLLED_ROWS
   return jax.lax.platform_dependent(
     buffer,
     cpu=write_in_opaque_loop,
-    default=write_unrolled if is_small else write_in_loop,
+    default=write_unrolled if is_small else write_in_scan,
   )

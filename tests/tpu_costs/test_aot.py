@@ -160,10 +160,17 @@ def test_parts_of_a_pair_move_their_weights_once():
 @pytest.mark.tpu
 @needs_libtpu
 @pytest.mark.slow
-def test_the_whole_decode_keeps_to_the_chip():
-  """T5-XXL with T5-small on four chips: neither host transfers nor copies of
-  caches in the loop."""
-  pair = task('v4:2x2x1', 't5_1_1_xxl', 't5_1_1_small')
+@pytest.mark.parametrize(
+  ('models', 'batch_size'),
+  [
+    (('v4:2x2x1', 't5_1_1_xxl', 't5_1_1_small'), 1),
+    # More rows than are written one by one.
+    (('v4:1x1x1', 'lm_mini', 'lm_nano'), 16),
+  ],
+)
+def test_the_whole_decode_keeps_to_the_chip(models, batch_size):
+  """Neither host transfers nor copies of caches in the loop."""
+  pair = task(*models, batch_size=batch_size)
   gamma = 3
   target, draft = (
     parts.model_shapes(pair, config, gamma, [])
@@ -190,5 +197,5 @@ def test_the_whole_decode_keeps_to_the_chip():
     assert word not in text, word
   capacity = 1 + pair.output_length + gamma + 1
   # The least of the caches: the draft model's, whole on every chip.
-  cache = pair.draft.num_heads * capacity * pair.draft.head_dim
+  cache = batch_size * pair.draft.num_heads * capacity * pair.draft.head_dim
   assert copies.in_loops(hlo.Program(text), cache) == []
