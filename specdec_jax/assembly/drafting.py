@@ -155,12 +155,13 @@ class NGram:
   Attributes:
     text: path of the file.
     gamma: tokens per iteration.
-    is_sampled: draws from the table; else takes the likeliest.
+    is_sampled: draws from the table; else takes the likeliest. None draws where
+      the target does.
   """
 
   text: str = option('', 'the text that ngram counts', flag='ngram_text')
   gamma: Any = option(4, _GAMMA, type=gamma_type)
-  is_sampled: bool = False
+  is_sampled: bool | None = None
 
   def __post_init__(self):
     if not self.text:
@@ -174,11 +175,12 @@ class NGram:
     except ValueError as error:
       raise ChoiceError(f'{{text}}: {error}') from error
     table = ngram_counts.estimate(tokens, vocab_size=target.config.vocab_size)
-    sampled = target.sampling.to_probs(target.vocab_size)
+    is_sampled = self.is_sampled
+    if is_sampled is None:
+      is_sampled = not target.sampling.is_greedy
+    to_probs = target.sampling.to_probs(target.vocab_size)
     drafter = drafters.ngram(
-      table,
-      gamma=self.gamma,
-      logits_to_probs=sampled if self.is_sampled else None,
+      table, gamma=self.gamma, logits_to_probs=to_probs if is_sampled else None
     )
     return Drafting(drafter=drafter)
 

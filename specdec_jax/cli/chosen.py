@@ -124,8 +124,6 @@ def _drafter(args: argparse.Namespace) -> DrafterChoice:
     if getattr(args, flag) and 'model' not in fixed:
       raise ValueError(f'--{flag} is for --drafter model, not {name}')
   fixed |= _schedule(args, name)
-  if name == 'ngram':
-    fixed['is_sampled'] = bool(args.temperature)
   if name in _GAMMA_OF_ALL and args.gamma is None:
     fixed['gamma'] = options.GAMMA
   return chosen('drafter', DRAFTERS, name, vars(args), **fixed)

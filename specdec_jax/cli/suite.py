@@ -380,7 +380,6 @@ class _Target:
       fixed['model'] = Model(checkpoint=model, dtype=dtype)
     if kind == 'ngram':
       fixed['text'] = args.ngram_text or str(self.folder / _NGRAM_TEXT)
-      fixed['is_sampled'] = not sampling.is_greedy
     given['gamma'] = gamma
     made = decoder_lib.outline(
       self.alone.model,

@@ -128,8 +128,6 @@ def networks(
   elif (checkpoint := speculation.drafter_checkpoint) is not None:
     dtype = jnp.dtype(target.dtype).name
     fixed['model'] = Model(checkpoint=checkpoint, dtype=dtype)
-  if name == 'ngram':
-    fixed['is_sampled'] = bool(speculation.temperature)
   # As `assembly` asks for one. No id is padding; SeqIO's preprocessors add EOS.
   adapted: Any = types.SimpleNamespace(
     vocab_size=target.vocab_size,

@@ -1,0 +1,37 @@
+"""The n-gram drafter draws where the target does, whichever door it is from."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from specdec_jax.assembly import drafting, models
+from specdec_jax.assembly.choices import Sampling
+from specdec_jax.assembly.models import Model
+from specdec_jax.base import Context
+
+pytest.importorskip('tokenizers')
+
+
+@pytest.mark.parametrize(
+  ('temperature', 'given', 'draws'),
+  [(0.0, None, False), (1.0, None, True), (1.0, False, False)],
+)
+def test_an_ngram_table_is_sampled_where_the_target_is(
+  tmp_path, temperature, given, draws
+):
+  (tmp_path / 'text.txt').write_text('one two three')
+  model = Model(checkpoint='random:lm_nano')
+  config = models.read_config(model)
+  target = drafting.Target(
+    name='target',
+    config=config,
+    vocabulary=models.read_vocabulary(model, config),
+    sampling=Sampling(temperature=temperature),
+  )
+  choice = drafting.NGram(text=str(tmp_path / 'text.txt'), is_sampled=given)
+  drafter = choice.make(target).drafter
+  context = Context(jnp.ones((1, 4), jnp.int32), jnp.array([2]))
+  draft, _ = jax.eval_shape(
+    drafter.propose, (), jax.random.split(jax.random.key(0), 1), context, ()
+  )
+  assert (draft.probs is not None) == draws
