@@ -1,8 +1,6 @@
-"""From flags to the choices that `assembly` makes a decoder of."""
+"""From flags to a decoder and the batches that it decodes."""
 
 import argparse
-import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from specdec_jax.assembly import decoder, drafting, running
@@ -10,11 +8,12 @@ from specdec_jax.assembly.choices import Sampling, chosen, named_by_flags
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.rules import RULES, Rule
-from specdec_jax.cli import options
+from specdec_jax.assembly.rules import RULES
+from specdec_jax.cli import options, outputs
 from specdec_jax.drafters import schedules
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.sharding import mesh
+from specdec_jax.text import prompts
 from specdec_jax.text.prompts import Batch
 
 _HUB = 'hf:'
@@ -24,22 +23,12 @@ _GAMMA_OF_ALL = ('prompt_lookup', 'ngram', 'uniform', 'model')
 _flags = named_by_flags('--{}')
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Choices:
-  """What flags have chosen, for `assembly.decoder`."""
-
-  model: Model
-  drafter: DrafterChoice
-  rule: Rule
-  sampling: Sampling
-
-
 @_flags
 def choices_of(
   args: argparse.Namespace, *, may_be_auto: bool = False
-) -> Choices:
-  """The choices that flags stand for; nothing is read yet. Only some commands
-  measure a gamma.
+) -> dict[str, Any]:
+  """What flags stand for, as `decoder.build` takes it; nothing is read yet.
+  Only some commands measure a gamma.
 
   Raises:
     ValueError: if flags contradict each other.
@@ -51,30 +40,26 @@ def choices_of(
       f'a batch of {args.batch_size} rows does not divide over '
       f'{args.num_devices} devices'
     )
-  sampling = Sampling(
-    temperature=args.temperature,
-    top_k=args.top_k,
-    top_p=args.top_p,
-    min_p=args.min_p,
-  )
-  found = Choices(
-    model=_model(args),
-    drafter=_drafter(args),
-    rule=chosen('verification', RULES, args.verification, vars(args)),
-    sampling=sampling,
-  )
-  if drafting.is_auto(found.drafter) and not may_be_auto:
+  names = ('temperature', 'top_k', 'top_p', 'min_p')
+  sampling = Sampling(**{name: getattr(args, name) for name in names})
+  model, drafter = _model(args), _drafter(args)
+  rule = chosen('verification', RULES, args.verification, vars(args))
+  if drafting.is_auto(drafter) and not may_be_auto:
     raise ValueError(
       '--gamma auto is measured by bench and infer, and in Python: give a '
       'number'
     )
   # Before anything is loaded.
-  found.rule.seen(sampling).check_is_used()
-  return found
+  rule.seen(sampling).check_is_used()
+  return {
+    'model': model,
+    'drafter': drafter,
+    'rule': rule,
+    'sampling': sampling,
+  }
 
 
 def _model(args: argparse.Namespace) -> Model:
-  """The target; a revision becomes part of its name."""
   name = args.model
   if args.revision is not None:
     if not name.startswith(_HUB):
@@ -96,7 +81,7 @@ def _model(args: argparse.Namespace) -> Model:
 
 
 def drafter_name(args: argparse.Namespace) -> str:
-  """What `--drafter` is, or stands for if it is not given."""
+  """`--drafter`, or what is meant without it."""
   return args.drafter or ('model' if args.draft_model else 'prompt_lookup')
 
 
@@ -106,7 +91,6 @@ def lenience(args: argparse.Namespace) -> float:
 
 
 def _drafter(args: argparse.Namespace) -> DrafterChoice:
-  """The drafter, with its model if it has one."""
   name = drafter_name(args)
   fixed: dict[str, Any] = {}
   if drafting.has_model(DRAFTERS[name]):
@@ -121,7 +105,7 @@ def _drafter(args: argparse.Namespace) -> DrafterChoice:
   elif args.draft_config and not args.draft_model:
     raise ValueError('--draft_config is for --draft_model, which is not given')
   for flag in ('draft_model', 'draft_dtype', 'draft_config'):
-    if getattr(args, flag) and 'model' not in fixed:
+    if getattr(args, flag) and not fixed:
       raise ValueError(f'--{flag} is for --drafter model, not {name}')
   fixed |= _schedule(args, name)
   if name in _GAMMA_OF_ALL and args.gamma is None:
@@ -130,11 +114,7 @@ def _drafter(args: argparse.Namespace) -> DrafterChoice:
 
 
 def _schedule(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
-  """The fields of a draft model whose gamma varies.
-
-  Raises:
-    ValueError: unless the flags of a gamma that varies fit.
-  """
+  """The fields of a draft model whose gamma varies."""
   name = args.adaptive
   if name is None:
     for flag in ('min_prob', 'draft_cost'):
@@ -162,39 +142,45 @@ def _schedule(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
 
 
 @_flags
-def decoder_of(args: argparse.Namespace, choices: Choices) -> Decoder:
-  """The decoder that was chosen, its models read.
+def prepared(
+  args: argparse.Namespace,
+  choices: dict[str, Any],
+  *,
+  trace: str | None = None,
+  num_samples: int | None = None,
+) -> tuple[Decoder, list[Batch]]:
+  """The decoder of `choices_of`, its models read, and the prompts in batches.
+
+  Args:
+    args: the flags of a command that decodes prompts.
+    choices: what they stand for.
+    trace: a file that is written besides that of --json.
+    num_samples: rows of each prompt, in batches of no more rows than there are;
+      None keeps one row, and the size of the batch.
 
   Raises:
-    ValueError: as `decoder.build`, or if there are fewer devices.
+    ValueError: as `decoder.build` and `running.pack`, if there are fewer
+      devices, or an output cannot be written.
   """
+  outputs.check(
+    {'--json': args.json, '--trace': trace},
+    {'--prompts': args.prompts, '--ngram_text': args.ngram_text},
+  )
+  texts = prompts.read(args.prompt, args.prompts)
   compilation_cache.enable()
   mesh.check_devices(args.num_devices)
-  return decoder.build(
-    choices.model,
-    drafter=choices.drafter,
-    rule=choices.rule,
-    sampling=choices.sampling,
-    waiting=progress.waiting,
-  )
-
-
-@_flags
-def batches_of(
-  args: argparse.Namespace,
-  made: Decoder,
-  texts: Sequence[str],
-  *,
-  batch_size: int | None = None,
-  num_samples: int = 1,
-) -> list[Batch]:
-  """Texts as batches; `running.pack` with the arguments of flags."""
-  return running.pack(
+  made = decoder.build(**choices, waiting=progress.waiting)
+  batch_size = args.batch_size
+  if num_samples is not None:
+    # No devices full of rows that are nobody's.
+    num_rows = len(texts) * num_samples
+    batch_size = min(batch_size, num_rows + -num_rows % args.num_devices)
+  return made, running.pack(
     made,
     texts,
     max_new_tokens=args.max_new_tokens,
-    batch_size=batch_size or args.batch_size,
+    batch_size=batch_size,
     is_chat=args.chat,
     system=args.system,
-    num_samples=num_samples,
+    num_samples=num_samples or 1,
   )

@@ -16,9 +16,8 @@ from specdec_jax.launch import gin_launch, memory, progress
 
 
 class Command(NamedTuple):
-  """A subcommand: a module of `cli.commands`, which is imported when it is
-  used, a line of help, and the names of the functions that add its options and
-  do its work."""
+  """A subcommand: a module of `cli.commands`, imported when it is used, a line
+  of help, and the functions that add its options and do its work."""
 
   module: str
   help: str
@@ -49,13 +48,9 @@ EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs one subcommand; the exit status.
-
-  0 is success, 2 bad input, with one sentence on standard error, 130 an
-  interrupt, after which everything written so far is in place, and 141, without
-  a word, output that nobody reads any more. 1 is a failed self-test, or a bug.
-  With SPECDEC_TRACEBACK=1 in the environment, errors keep their traceback.
-  """
+  """Runs one subcommand; the exit status: 0, 1 for a failed self-test or a bug,
+  2 for bad input, 130 for an interrupt, after which all that was written is in
+  place, and 141, without a word, for output that nobody reads any more."""
   try:
     status = _run(argv)
     if sys.stdout is not None:
@@ -82,7 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-  """Parses the options and runs the subcommand that they name."""
   for stream in (sys.stdout, sys.stderr):
     # A character that the terminal's encoding lacks must not end a decode.
     if isinstance(stream, io.TextIOWrapper) and (
@@ -113,9 +107,8 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
       name, help=command.help, formatter_class=options.HelpFormatter
     )
     if name == given:
-      module = importlib.import_module(
-        f'specdec_jax.cli.commands.{command.module}'
-      )
+      path = f'specdec_jax.cli.commands.{command.module}'
+      module = importlib.import_module(path)
       run = getattr(module, command.run)
       subparser.description = run.__doc__ or module.__doc__
       subparser.set_defaults(run_command=run)
@@ -142,11 +135,8 @@ def _complain(sentence: str) -> None:
 
 
 def _sentence(error: Exception) -> tuple[str, int]:
-  """An error in one line, and the exit status that goes with it.
-
-  Errors that this package raised on purpose speak for themselves. Of others it
-  says how to see where they came from.
-  """
+  """An error in one line, and the exit status that goes with it; how to see
+  where it came from, if this package did not raise it on purpose."""
   text = ' '.join(str(error).split())
   if isinstance(error, OSError):
     reason = error.strerror or text or type(error).__name__
@@ -159,17 +149,12 @@ def _sentence(error: Exception) -> tuple[str, int]:
       EXIT_BAD_INPUT,
     )
   is_expected = isinstance(error, (ValueError, ImportError))
-  if is_expected and _is_raised_here(error):
+  *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+  package = os.path.dirname(specdec_jax.__file__) + os.sep
+  if is_expected and frame.f_code.co_filename.startswith(package):
     return text, EXIT_BAD_INPUT
   return (
     f'unexpected {type(error).__name__}: {text} (SPECDEC_TRACEBACK=1 in the '
     'environment shows where)',
     EXIT_BAD_INPUT if is_expected else EXIT_BUG,
   )
-
-
-def _is_raised_here(error: Exception) -> bool:
-  """Whether a line of this package raised it."""
-  frames = list(traceback.walk_tb(error.__traceback__))
-  package = os.path.dirname(specdec_jax.__file__) + os.sep
-  return bool(frames) and frames[-1][0].f_code.co_filename.startswith(package)

@@ -51,7 +51,6 @@ share = number(float, lambda x: 0 <= x <= 1, 'a number in [0, 1]')
 
 
 def dtypes(text: str) -> list[str]:
-  """An argparse type: names of `DTYPES` with commas between."""
   names = text.split(',')
   for name in names:
     if name not in DTYPES:
@@ -62,7 +61,7 @@ def dtypes(text: str) -> list[str]:
 
 
 def add_timing(parser: argparse.ArgumentParser) -> Any:
-  """How often, and against what; returns the group."""
+  """How often, and against what; the group."""
   group = parser.add_argument_group('timing')
   group.add_argument(
     '--repeats', type=positive_int, default=5, help='timed runs of each'

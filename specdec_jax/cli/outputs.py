@@ -20,10 +20,8 @@ STANDARD_OUTPUT = '-'
 def check(
   outputs: Mapping[str, str | None], inputs: Mapping[str, str | None]
 ) -> None:
-  """Finds outputs that cannot be written before hours are spent on them.
-
-  Creates and empties nothing. Both are paths by option, None where an option
-  was not given; inputs must not be overwritten.
+  """Finds outputs that cannot be written before hours are spent on them, and
+  touches nothing. Both are paths by option, None if it was not given.
 
   Raises:
     ValueError: if a path cannot be written, or two options share one.
@@ -53,14 +51,11 @@ def _obstacle(path: str) -> str | None:
     return 'it is a folder'
   if not folder.is_dir():
     return f'there is no folder {folder}'
-  is_there = os.path.exists(path)
-  # A file appears in its folder, beside an old one first; a device is written.
-  is_made = not is_there or os.path.isfile(path)
-  if (is_there and not os.access(path, os.W_OK)) or (
-    is_made and not os.access(folder, os.W_OK)
-  ):
-    return 'permission denied'
-  return None
+  changed: list[str | Path] = [path if os.path.exists(path) else folder]
+  if os.path.isfile(path):  # It is made anew beside the old one.
+    changed.append(folder)
+  is_allowed = all(os.access(each, os.W_OK) for each in changed)
+  return None if is_allowed else 'permission denied'
 
 
 @contextlib.contextmanager
@@ -73,13 +68,7 @@ def json_lines(path: str | None) -> Iterator[Callable[[dict], None]]:
   with opened(path) as file:
     # What a terminal's encoding lacks, JSON can still say.
     is_ascii = not (file.encoding or '').lower().startswith('utf')
-
-    def write(record: dict[str, Any]) -> None:
-      line = json.dumps(record, ensure_ascii=is_ascii, allow_nan=False)
-      file.write(line + '\n')
-      file.flush()
-
-    yield write
+    yield lambda record: _write(file, record, ensure_ascii=is_ascii)
 
 
 def report(args: argparse.Namespace, figures: Any, *shown: Any) -> int:
@@ -111,8 +100,12 @@ def table(
 def write_json(path: str, value: Any) -> None:
   """Writes one value, indented."""
   with opened(path) as file:
-    file.write(json.dumps(value, indent=2, allow_nan=False) + '\n')
-    file.flush()
+    _write(file, value, indent=2)
+
+
+def _write(file: Any, value: Any, **form: Any) -> None:
+  file.write(json.dumps(value, allow_nan=False, **form) + '\n')
+  file.flush()
 
 
 @contextlib.contextmanager
@@ -120,31 +113,28 @@ def opened(path: str) -> Iterator[Any]:
   """A text file to write, or standard output.
 
   An old file of that name is replaced when the block ends well. Otherwise it
-  stays, and what was written is kept beside it, under a name that standard
-  error tells.
+  stays, and what was written is kept beside it, where standard error says.
 
   Raises:
     OSError: that names `path`, if it cannot be written.
     ValueError: if standard output is closed.
   """
+  if path == STANDARD_OUTPUT:
+    if sys.stdout is None:
+      raise ValueError('standard output is closed')
+    yield sys.stdout
+    return
 
   def say(begun: Path) -> None:
     if sys.stderr is not None:
-      print(
-        f'specdec: {path} is as it was; what this run wrote is in {begun}',
-        file=sys.stderr,
-      )
+      told = f'{path} is as it was; what this run wrote is in {begun}'
+      print(f'specdec: {told}', file=sys.stderr)
 
-  if path != STANDARD_OUTPUT:
-    kept: Any = contextlib.nullcontext(path)  # Nothing, a device or a pipe.
-    if os.path.isfile(path):
-      kept = replacing.file(path, on_failure=say)
-    with kept as begun, _written(begun, path) as file:
-      yield file
-  elif sys.stdout is None:
-    raise ValueError('standard output is closed')
-  else:
-    yield sys.stdout
+  kept: Any = contextlib.nullcontext(path)  # Nothing, a device or a pipe.
+  if os.path.isfile(path):
+    kept = replacing.file(path, on_failure=say)
+  with kept as begun, _written(begun, path) as file:
+    yield file
 
 
 @contextlib.contextmanager

@@ -7,11 +7,8 @@ import jax
 
 
 def enable() -> str | None:
-  """Keeps compiled programs across runs; where they are kept.
-
-  `JAX_COMPILATION_CACHE_DIR` names another place. Where the usual one cannot be
-  written, as in many containers, nothing is kept, and the result is None.
-  """
+  """Keeps compiled programs across runs, in `JAX_COMPILATION_CACHE_DIR` if that
+  is set; where they are kept, or None where nothing can be written."""
   if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
   if chosen := getattr(jax.config, 'jax_compilation_cache_dir', None):

@@ -40,10 +40,7 @@ def reader(
   folders: Sequence[str],
 ) -> Callable[[str], contextlib.AbstractContextManager[TextIO]]:
   """What opens by name the files of one configuration, included ones too.
-
-  Args:
-    folders: go before the files of this package, which include only each other
-      whatever lies in those folders.
+  `folders` go before the files of this package; those include only each other.
   """
   opened: list[Path] = []
 
@@ -52,30 +49,22 @@ def reader(
     is_shipped = bool(opened) and opened[-1].is_relative_to(SHIPPED)
     path = find(name, () if is_shipped else folders)
     if path in opened:
-      hint = f': that of this package is {_SHIPPED}/{name}'
-      is_one_too = (SHIPPED / name).is_file()
-      raise ValueError(f'{path} includes itself{hint if is_one_too else ""}')
+      hint = ''
+      if (SHIPPED / name).is_file():
+        hint = f': that of this package is {_SHIPPED}/{name}'
+      raise ValueError(f'{path} includes itself{hint}')
     opened.append(path)
-    yield _Renewed(path)
+    file = io.StringIO(old_names.renewed(path.read_text(encoding='utf-8')))
+    file.name = str(path)  # type: ignore[attr-defined]  # For gin's messages.
+    yield file
     opened.pop()
 
   return read
 
 
-class _Renewed(io.StringIO):
-  """A gin file with today's names; gin's messages want its own."""
-
-  def __init__(self, path: Path):
-    super().__init__(old_names.renewed(path.read_text(encoding='utf-8')))
-    self.name = str(path)
-
-
 def find(name: str, folders: Sequence[str]) -> Path:
-  """The file of a name in the first place that has it.
-
-  The places are these folders, the files of this package, which may also be
-  named with `gin_configs/` before, and Python's packages, as in
-  `t5x/configs/runs/infer.gin`.
+  """The file of a name in the first place that has it: these folders, the files
+  of this package (`gin_configs/` may stand before), and Python's packages.
 
   Raises:
     ValueError: if there is none, with the places and with names like it.

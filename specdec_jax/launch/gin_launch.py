@@ -24,13 +24,8 @@ _MACRO = re.compile(r'^([A-Z_]+) = (.*?)(?:  # (.*))?$', re.MULTILINE)
 def add_arguments(
   parser: argparse.ArgumentParser, files: Sequence[str] = ()
 ) -> None:
-  """Adds the flags.
-
-  Args:
-    parser: that they are added to.
-    files: of this package, whose macros the help lists with their comments; one
-      of several files is listed with the first.
-  """
+  """Adds the flags. The help lists the macros of `files`, which are of this
+  package, with their comments, each with the first file that has it."""
   add = parser.add_argument_group('gin').add_argument
   add(
     '--gin_file',
@@ -59,25 +54,21 @@ def add_arguments(
   for file in files:
     shown = parser.add_argument_group(f'macros of {file}, as --gin.NAME=VALUE')
     for name, value, comment in _MACRO.findall(gin_files.shipped_text(file)):
-      if name in listed:
-        continue
-      listed.add(name)
-      default = '' if value == _REQUIRED else f' (default: {value})'
-      # For the help alone: `expand` lets none of them through.
-      shown.add_argument(
-        f'{_BINDING}{name}',
-        metavar='VALUE',
-        default=argparse.SUPPRESS,
-        help=(comment + default).replace('%', '%%'),
-      )
+      if name not in listed:
+        default = '' if value == _REQUIRED else f' (default: {value})'
+        # For the help alone: `expand` lets none of them through.
+        shown.add_argument(
+          f'{_BINDING}{name}',
+          metavar='VALUE',
+          default=argparse.SUPPRESS,
+          help=(comment + default).replace('%', '%%'),
+        )
+        listed.add(name)
 
 
 def expand(argv: Sequence[str]) -> list[str]:
-  """`--gin.NAME=VALUE` as `--gin_bindings=NAME=VALUE`.
-
-  Raises:
-    ValueError: if a flag has no value.
-  """
+  """`--gin.NAME=VALUE` as `--gin_bindings=NAME=VALUE`; without a value it is a
+  ValueError."""
   expanded = []
   for flag in argv:
     if flag.startswith(_BINDING):
@@ -92,17 +83,11 @@ def expand(argv: Sequence[str]) -> list[str]:
 def call(
   function: Callable[..., Any], args: argparse.Namespace, **arguments: Any
 ) -> Any:
-  """Calls a function with the arguments that gin files and flags bind.
-
-  Args:
-    function: of this package; `module.function.argument = value` in a gin file
-      binds an argument.
-    args: with the flags of `add_arguments`.
-    **arguments: go before what gin binds.
+  """Calls a function with the arguments that gin files and flags bind, as
+  `module.function.argument = value`; `arguments` go before those.
 
   Raises:
     ValueError: as `parse`, or if no file configures the function.
-    ImportError: if gin-config is not installed.
   """
   parse(args)
   try:
@@ -119,12 +104,8 @@ def call(
 
 
 def parse(args: argparse.Namespace) -> None:
-  """Reads the gin files and bindings of the flags, in their order.
-
-  Raises:
-    ValueError: if a file, a binding or a macro is missing or wrong.
-    ImportError: if gin-config is not installed.
-  """
+  """Reads the gin files and bindings of the flags, in their order; a ValueError
+  if a file, a binding or a macro is missing or wrong."""
   gin = _import_gin()
   gin.clear_config(clear_constants=True)
   given = args.gin_bindings
@@ -159,12 +140,9 @@ def operative_config() -> str:
 
 
 def _check_values(given: Sequence[str]) -> None:
-  """Raises ValueError for a value that gin cannot read: a text without quotes,
-  most often, or without those that the shell leaves."""
-  for binding in given:
-    name, equals, value = (part.strip() for part in binding.partition('='))
-    if not equals:
-      continue
+  """Refuses a value that gin cannot read: most often a text without quotes."""
+  for binding in filter(lambda each: '=' in each, given):
+    name, value = (part.strip() for part in binding.split('=', 1))
     try:
       _import_gin().config.parse_value(value)
     except (SyntaxError, tokenize.TokenError) as error:
@@ -182,15 +160,12 @@ def _check_values(given: Sequence[str]) -> None:
 
 
 def _check_macros(bound: Mapping[str, str]) -> None:
-  """Raises ValueError for macros that are used and have no value, or that have
-  one and are not used."""
+  """Refuses macros that are used and have no value, and the reverse."""
   values = '\n'.join(bound.values())
   unquoted = re.sub(r"'[^'\n]*'|\"[^\"\n]*\"", '', values)
   used = set(re.findall(r'%(\w+)(?![\w.])', unquoted))
-  missing = sorted(
-    name for name in used if bound.get(name, _REQUIRED) == _REQUIRED
-  )
-  if missing:
+  has_none = lambda name: bound.get(name, _REQUIRED) == _REQUIRED
+  if missing := sorted(filter(has_none, used)):
     raise ValueError(
       f'gin: no value for {", ".join(missing)}: give {_BINDING}{missing[0]}='
       'VALUE'
@@ -212,12 +187,10 @@ def _check_macros(bound: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _found_by(read: Callable[[str], Any]) -> Iterator[None]:
-  """Has gin open files by `read` alone.
-
-  gin can be given readers and folders, but asks them only after its own search.
-  That fails on a folder of Python's path without `__init__.py`, such as the
-  `runs` that models are trained in; and they stay for whatever is parsed next.
-  """
+  """Has gin open files by `read` alone."""
+  # gin asks the readers and folders that it is given only after its own search,
+  # which fails on a folder of Python's path without `__init__.py`, such as the
+  # `runs` that models are trained in; and it keeps them for the next parse.
   config = _import_gin().config
   before = config._FILE_READERS
   config._FILE_READERS = [(read, lambda name: True)]

@@ -19,26 +19,18 @@ _SCALARS = {
 def check(
   bindings: Mapping[str, str], find: Callable[[str], Callable[..., Any]]
 ) -> None:
-  """Refuses values of a wrong type, such as a text for a number.
+  """Refuses `gin_launch.bindings` with a value of a wrong type, such as a text
+  for a number; `find` gives the function of a name.
 
   None is let through: it stands for what a file leaves open. So is all that is
   no plain value, such as a reference to a function.
-
-  Args:
-    bindings: values as they are written, by `scope/function.argument` or by
-      the name of a macro.
-    find: from the name of a function to the function.
-
-  Raises:
-    ValueError: for the first that is wrong, with its value.
   """
   for name, text in bindings.items():
     function, _, argument = name.rpartition('/')[2].rpartition('.')
     if not function:
       continue  # A macro has the type of what it is used for.
-    while text.startswith('%') and text[1:] in bindings:
-      name = text[1:]
-      text = bindings[name]
+    while text.startswith('%') and (macro := text[1:]) in bindings:
+      name, text = macro, bindings[macro]
     try:
       value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -63,20 +55,17 @@ def _fits(value: Any, annotation: Any) -> bool:
     return type(value) is annotation
   if origin is collections.abc.Callable:
     return False
+  all_fit = lambda items, kind: all(_fits(item, kind) for item in items)
   if origin is collections.abc.Sequence:
-    return isinstance(value, list | tuple) and all(
-      _fits(item, args[0]) for item in value
-    )
+    return isinstance(value, list | tuple) and all_fit(value, args[0])
   if origin is collections.abc.Mapping:
-    return isinstance(value, dict) and all(
-      _fits(key, args[0]) and _fits(item, args[1])
-      for key, item in value.items()
+    return isinstance(value, dict) and (
+      all_fit(value, args[0]) and all_fit(value.values(), args[1])
     )
   return True
 
 
 def _words(annotation: Any) -> str:
-  """A type that `_fits` knows, for people."""
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if origin in (types.UnionType, typing.Union):
     members = (member for member in args if member is not types.NoneType)

@@ -78,12 +78,8 @@ def renewed(text: str) -> str:
 
 
 def renewed_binding(text: str, bound: Mapping[str, str]) -> str:
-  """A binding of the command line likewise, where names may be short.
-
-  Args:
-    text: the binding.
-    bound: what the files bind: if that is a rule as a function, so does `text`.
-  """
+  """A binding of the command line likewise, where names may be short; if what
+  the files bind is a rule as a function, so does it."""
   rules = [bound[name] for name in bound if name.endswith(_VERIFY_FN)]
   known = _SELECTORS if any(rule != 'None' for rule in rules) else _ALL
   short = {old.rpartition('.')[2]: new for old, new in known.items()}

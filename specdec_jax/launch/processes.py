@@ -51,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _address(text: str) -> str:
-  """An argparse type: HOST:PORT."""
   host, colon, port = text.rpartition(':')
   if not (host and colon and port.isdecimal()):
     raise argparse.ArgumentTypeError(f'must be HOST:PORT, got {text}')
@@ -60,11 +59,8 @@ def _address(text: str) -> str:
 
 @contextlib.contextmanager
 def joined(args: argparse.Namespace) -> Iterator[None]:
-  """Connects this process with the others while the block runs.
-
-  Raises:
-    ValueError: if the flags do not fit together, or nobody answers.
-  """
+  """Connects this process with the others while the block runs; a ValueError if
+  the flags do not fit together, or nobody answers."""
   places = (args.coordinator_address, args.process_count, args.process_index)
   is_given = [place is not None for place in places]
   if not args.multiprocess and not any(is_given):
@@ -85,11 +81,9 @@ def joined(args: argparse.Namespace) -> Iterator[None]:
 
 
 def _join(address: str | None, count: int | None, index: int | None) -> None:
-  """Waits for all processes, for `_JOIN_SECONDS` at most.
-
-  When jax's own time is over, it ends the process with a stack of C++, and
-  until then it hears no interrupt.
-  """
+  """Waits for all processes, for `_JOIN_SECONDS` at most."""
+  # When jax's own time is over, it ends the process with a stack of C++, and
+  # until then it hears no interrupt.
   others = 'the other processes'
   if count is not None:
     others = f'{count - 1} other process{"es" if count > 2 else ""}'
@@ -116,7 +110,7 @@ def _join(address: str | None, count: int | None, index: int | None) -> None:
 
 
 def _check_free(port: int) -> None:
-  """Raises ValueError for a port on which somebody listens: jax crashes."""
+  """Refuses a port on which somebody listens: jax crashes."""
   try:
     socket.create_server(('::', port), family=socket.AF_INET6).close()
   except OSError as error:
@@ -143,23 +137,14 @@ def number_of_first(number: int) -> int:
 
 def ask_first(function: Callable[[], Any]) -> Any:
   """What a function gives, called in the first process alone; others learn
-  whether that is true.
-
-  Raises:
-    ValueError: in all processes, if it does in the first.
-  """
-  if jax.process_count() == 1:
-    return function()
+  whether that is true, and get a ValueError if the first does."""
   result, error = None, None
   if is_first():
     try:
       result = function()
     except (ValueError, OSError) as raised:
       error = raised
-  from jax.experimental import multihost_utils
-
-  answer = -1 if error else int(bool(result))
-  answer = int(multihost_utils.broadcast_one_to_all(np.int32(answer)))
+  answer = number_of_first(-1 if error else int(bool(result)))
   if error:
     raise error
   if answer < 0:

@@ -45,31 +45,26 @@ def console(*, is_stderr: bool = False, color: str = 'auto') -> Any:
 def waiting(
   message: str, *, notice_after: float | None = None
 ) -> Iterator[None]:
-  """Shows `message` and a spinner on a terminal while the block runs.
+  """Shows `message` and a spinner on a terminal while the block runs; elsewhere
+  standard error says it once after so many seconds, if that is not None."""
 
-  Args:
-    message: what is being done.
-    notice_after: seconds after which standard error says it once where it is
-      no terminal; None keeps silent.
-  """
+  def notice() -> None:
+    with contextlib.suppress(OSError):
+      print(f'specdec: {message} ...', file=sys.stderr, flush=True)
+
   if is_watched():
     with console(is_stderr=True).status(message):
       yield
   elif notice_after is None or sys.stderr is None:
     yield
   else:
-    timer = threading.Timer(notice_after, _notice, [message])
+    timer = threading.Timer(notice_after, notice)
     timer.daemon = True
     timer.start()
     try:
       yield
     finally:
       timer.cancel()
-
-
-def _notice(message: str) -> None:
-  with contextlib.suppress(OSError):
-    print(f'specdec: {message} ...', file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -109,11 +104,8 @@ def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
 def interruptible(
   function: Callable[[], _Result], *, seconds: float = math.inf
 ) -> _Result:
-  """Calls a function that computes for long without a word of Python.
-
-  Python sees an interrupt only between its own instructions, so a compilation
-  or a compiled decode would hold it up for as long as it takes. Here it runs in
-  a thread, and the interrupt reaches the caller at once.
+  """Calls a function that computes for long, in a thread: Python sees an
+  interrupt only between its own instructions, and so the caller does at once.
 
   Raises:
     TimeoutError: after `seconds`; it is still running then, see
@@ -136,10 +128,8 @@ def interruptible(
 
 
 def leave_unfinished_work(status: int) -> None:
-  """Ends the process if an `interruptible` call is still running.
-
-  Python would wait for it, or tear down what it uses.
-  """
+  """Ends the process if an `interruptible` call is still running: Python would
+  wait for it, or tear down what it uses."""
   if any(thread.name == _THREAD for thread in threading.enumerate()):
     for stream in (sys.stdout, sys.stderr):
       with contextlib.suppress(OSError, ValueError, AttributeError):

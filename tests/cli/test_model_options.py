@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip('sentencepiece')
 
+from specdec_jax.assembly.decoder import build
 from specdec_jax.checkpoints import model_file
 from specdec_jax.cli import chosen, options
 from specdec_jax.cli.commands import bench
@@ -61,7 +62,7 @@ def test_plain_decoding_is_of_the_same_files(bare, beside):
   options.add_sampling(parser)
   options.add_prompts(parser)
   args = parser.parse_args(['--model', str(bare), '--prompt', 'a', *beside])
-  decoder = chosen.decoder_of(args, chosen.choices_of(args))
+  decoder = build(**chosen.choices_of(args))
   loaded = bench.plain(decoder, 'bfloat16')
   assert isinstance(args, argparse.Namespace)
   assert loaded.config.dtype == 'bfloat16'

@@ -4,6 +4,7 @@ import jax
 import pytest
 
 from specdec_jax.assembly import decoder
+from specdec_jax.assembly.decoder import build
 from specdec_jax.cli import chosen, options
 from specdec_jax.drafters.prompt_lookup import default_min_ngram
 from tests.cli.tiny import assert_refused
@@ -211,14 +212,14 @@ def parsed(*given):
 def test_max_ngram_alone_lowers_min_ngram():
   for given, expected in (((), 2), (('--max_ngram', '1'), 1)):
     _, choices = parsed(*given)
-    assert choices.drafter.make(None).drafter.gamma == 8
-    assert choices.drafter.min_ngram is None
-    assert default_min_ngram(choices.drafter.max_ngram) == expected
+    assert choices['drafter'].make(None).drafter.gamma == 8
+    assert choices['drafter'].min_ngram is None
+    assert default_min_ngram(choices['drafter'].max_ngram) == expected
 
 
 def test_lenient_greedy_reads_the_probabilities_that_top_p_leaves():
   given = ('--verification', 'greedy', '--lenience', '0.5', '--top_p', '0.9')
-  assert parsed(*given)[1].sampling.top_p == 0.9
+  assert parsed(*given)[1]['sampling'].top_p == 0.9
 
 
 @pytest.mark.parametrize(
@@ -230,8 +231,8 @@ def test_lenient_greedy_reads_the_probabilities_that_top_p_leaves():
   ],
 )
 def test_the_draft_model_may_have_a_dtype_of_its_own(model, given, expected):
-  args, choices = parsed('--model', model, '--draft_model', model, *given)
-  params = chosen.decoder_of(args, choices).params
+  _, choices = parsed('--model', model, '--draft_model', model, *given)
+  params = build(**choices).params
   for side, dtype in zip(
     (params.target, params.drafter), expected, strict=True
   ):

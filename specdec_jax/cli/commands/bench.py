@@ -26,7 +26,6 @@ from specdec_jax.measure import benchmark, stopwatch, trials
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.sides import Side
 from specdec_jax.measure.simulated import simulated_acceptance
-from specdec_jax.text import prompts
 from specdec_jax.text.prompts import Batch
 from specdec_jax.theory.choosing import Choice
 
@@ -53,15 +52,12 @@ def run(args: argparse.Namespace) -> int:
   choices = chosen.choices_of(args, may_be_auto=True)
   if args.drafter == 'none':
     raise ValueError('bench compares with plain decoding: choose a drafter')
-  outputs.check(
-    {'--json': args.json},
-    {'--prompts': args.prompts, '--ngram_text': args.ngram_text},
-  )
-  texts = prompts.read(args.prompt, args.prompts)
-  decoder = chosen.decoder_of(args, choices)
-  batches = chosen.batches_of(args, decoder, texts)
-  if args.simulate_alpha is not None:
-    decoder = _simulate(decoder, args.simulate_alpha)
+  decoder, batches = chosen.prepared(args, choices)
+  is_simulated = args.simulate_alpha is not None
+  if is_simulated:
+    # By decree, and no row ends early.
+    accept = functools.partial(simulated_acceptance, alpha=args.simulate_alpha)
+    decoder = dataclasses.replace(decoder, verify_fn=accept, eos_id=(-1,))
   choice = None
   if decoder.is_auto:
     choice = _choose(args, decoder, batches)
@@ -74,24 +70,15 @@ def run(args: argparse.Namespace) -> int:
       return 0
   figures = _measure(args, decoder, batches) | configuration(args, decoder)
   figures['auto'] = choice and vars(choice)
-  figures['is_simulated'] = args.simulate_alpha is not None
-  if figures['is_simulated']:
+  figures['is_simulated'] = is_simulated
+  if is_simulated:
     simulated = {'verification': 'simulated', 'lenience': None}
     figures |= simulated | {'simulate_alpha': args.simulate_alpha}
-  figures['num_prompts'] = len(texts)
-  if args.temperature or args.simulate_alpha is not None:
+  figures['num_prompts'] = sum(len(batch.texts) for batch in batches)
+  if args.temperature or is_simulated:
     # Both sides draw from one distribution, not the same tokens; or from none.
     figures['identical'] = figures['first_divergence_margin'] = None
   return outputs.report(args, figures, _table(figures))
-
-
-def _simulate(decoder: Decoder, alpha: float) -> Decoder:
-  """The decoder with acceptance by decree, whose rows never end early."""
-  return dataclasses.replace(
-    decoder,
-    verify_fn=functools.partial(simulated_acceptance, alpha=alpha),
-    eos_id=(-1,),
-  )
 
 
 def _choose(
@@ -117,39 +104,28 @@ def _measure(
   args: argparse.Namespace, decoder: Decoder, batches: Sequence[Batch]
 ) -> dict[str, Any]:
   """Compiles both sides and times them; what `--json` writes."""
-  key = jax.random.key(args.seed)
-  place = functools.partial(running.place, num_devices=args.num_devices)
-  params = place(decoder.params, is_batch=False)
-  rows = [place(batch.prompt, is_batch=True) for batch in batches]
-  shared: dict[str, Any] = {
-    'target': decoder.target,
-    'max_len': running.max_length(batches[0], args.max_new_tokens),
-    'eos_id': decoder.eos_id,
-    'logits_to_probs': decoder.logits_to_probs,
-  }
+  params, key, rows, shared = placed(args, decoder, batches)
   drafted_rule = shared | {'verify_fn': decoder.verify_fn}
   with progress.waiting('compiling'):
     candidates = plain_sides(args, decoder, params, rows, shared)
     plain = candidates[args.dtype]
+    full = decoder.drafter
     drafted = sides_lib.speculative_side(
-      params, key, rows, drafter=decoder.drafter, **drafted_rule
+      params, key, rows, drafter=full, **drafted_rule
     )
+    drafts = {'gamma': full.gamma, 'may_abstain': full.may_abstain}
     full_width = sides_lib.full_width_side(
-      params,
-      key,
-      rows,
-      gamma=decoder.drafter.gamma,
-      may_abstain=decoder.drafter.may_abstain,
-      **drafted_rule,
+      params, key, rows, **(drafted_rule | drafts)
     )
     fastest, tokens_per_second = sides_lib.fastest(candidates)
     is_adaptive = args.adaptive is not None
-    drafter = decoder.drafter_of(decoder.drafter.gamma)
+    drafter = decoder.drafter_of(full.gamma)
     propose = sides_lib.propose_programs(
       drafted, drafter, decoder.target, is_adaptive
     )
-  num_sides = 3 + (fastest != args.dtype) + drafter.may_abstain
-  num_programs = num_sides + len(propose)
+  num_programs = (
+    3 + (fastest != args.dtype) + drafter.may_abstain + len(propose)
+  )
   with progress.bar('timing', num_programs * (args.repeats + 1)) as bar:
     figures = benchmark.compare(
       target=decoder.target,
@@ -173,6 +149,22 @@ def _measure(
   }
 
 
+def placed(
+  args: argparse.Namespace, decoder: Decoder, batches: Sequence[Batch]
+) -> tuple[Params, jax.Array, list[Prompt], dict[str, Any]]:
+  """Weights, key and prompts on their devices, and what all sides decode by."""
+  place = functools.partial(running.place, num_devices=args.num_devices)
+  rows = [place(batch.prompt, is_batch=True) for batch in batches]
+  rule = {
+    'target': decoder.target,
+    'max_len': running.max_length(batches[0], args.max_new_tokens),
+    'eos_id': decoder.eos_id,
+    'logits_to_probs': decoder.logits_to_probs,
+  }
+  key = jax.random.key(args.seed)
+  return place(decoder.params, is_batch=False), key, rows, rule
+
+
 def plain_sides(
   args: argparse.Namespace,
   decoder: Decoder,
@@ -181,15 +173,7 @@ def plain_sides(
   rule: dict[str, Any],
 ) -> dict[str, Side]:
   """Plain decoding in the target's own dtype and in every one of
-  --plain_dtypes, compiled.
-
-  Args:
-    args: the options.
-    decoder: the target.
-    params: its weights, on their devices.
-    rows: batches, likewise.
-    rule: of `sides_lib.plain_side`, but for how tokens are sampled.
-  """
+  --plain_dtypes, compiled; the last three arguments are those of `placed`."""
   sampling = decoder.sampling.to_probs(decoder.vocabulary.vocab_size)
   key, sides = jax.random.key(args.seed), {}
   for dtype in sorted({*args.plain_dtypes, args.dtype}):
@@ -236,11 +220,7 @@ def configuration(args: argparse.Namespace, decoder: Decoder) -> dict[str, Any]:
 
 
 def _table(figures: dict[str, Any]) -> Any:
-  """The figures as a `rich` table."""
-
-  def show(value: float | None, digits: int = 2) -> str:
-    return '-' if value is None else f'{value:.{digits}f}'
-
+  show = lambda x, digits=2: '-' if x is None else f'{x:.{digits}f}'
   dtypes = figures['dtype']
   if figures['draft_dtype'] != dtypes:
     dtypes += f' (drafts {figures["draft_dtype"]})'
@@ -281,7 +261,6 @@ def _table(figures: dict[str, Any]) -> Any:
 
 
 def _identical(figures: dict[str, Any]) -> str:
-  """The table's last line."""
   if figures['is_simulated']:
     return 'not compared: simulated'
   if figures['identical'] is None:

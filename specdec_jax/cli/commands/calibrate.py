@@ -4,13 +4,9 @@ iteration's parts on this device; `specdec plan --costs` reads the result.
 
 import argparse
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
-from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.cli import chosen, options, outputs
 from specdec_jax.cli.commands import bench
@@ -18,7 +14,6 @@ from specdec_jax.launch import progress
 from specdec_jax.measure import calibration, iteration_costs
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.models import layers
-from specdec_jax.text import prompts
 from specdec_jax.text.prompts import Batch
 from specdec_jax.theory.planner import Costs
 
@@ -42,33 +37,16 @@ def run(args: argparse.Namespace) -> int:
       'calibrate measures the costs of a gamma that does not vary: leave out '
       '--adaptive'
     )
-  outputs.check(
-    {'--json': args.json},
-    {'--prompts': args.prompts, '--ngram_text': args.ngram_text},
-  )
-  texts = prompts.read(args.prompt, args.prompts)
-  decoder = chosen.decoder_of(args, choices)
-  batches = chosen.batches_of(args, decoder, texts)
-  figures = measure(args, decoder, batches)
+  figures = _measure(args, *chosen.prepared(args, choices))
   return outputs.report(args, figures, _table(figures))
 
 
-def measure(
+def _measure(
   args: argparse.Namespace, decoder: Decoder, batches: Sequence[Batch]
 ) -> dict[str, Any]:
   """What `--json` writes."""
-  key, gamma = jax.random.key(args.seed), decoder.drafter.gamma
-  params = running.place(decoder.params, args.num_devices, is_batch=False)
-  place = functools.partial(
-    running.place, num_devices=args.num_devices, is_batch=True
-  )
-  rows = [place(batch.prompt) for batch in batches]
-  shared: dict[str, Any] = {
-    'target': decoder.target,
-    'logits_to_probs': decoder.logits_to_probs,
-    'max_len': running.max_length(batches[0], args.max_new_tokens),
-    'eos_id': decoder.eos_id,
-  }
+  params, key, rows, shared = bench.placed(args, decoder, batches)
+  gamma = decoder.drafter.gamma
   one_token = decoder.drafter_of(1)
   with progress.waiting('measuring acceptance'):
     [[found]] = calibration.overlaps(
@@ -120,7 +98,6 @@ def costs_of(figures: dict[str, Any]) -> Costs:
 
 
 def _table(figures: dict[str, Any]) -> Any:
-  """The figures as a `rich` table."""
   interval = figures['alpha_interval']
   shown = '-' if interval is None else '{:.3f} to {:.3f}'.format(*interval)
   lag = figures['autocorrelation'][0]

@@ -68,20 +68,19 @@ def run(args: argparse.Namespace) -> int:
     config = found.read_config(source, dtype, args.config)
     params = found.read_params(source, config, None)
     num_rows = getattr(config, 'vocab_size', None)
-    vocabulary = (
-      loading.read_vocabulary(source, num_rows=num_rows)
-      if args.vocabulary is None
-      else vocabulary_files.read(
+    if args.vocabulary is None:
+      vocabulary = loading.read_vocabulary(source, num_rows=num_rows)
+    else:
+      vocabulary = vocabulary_files.read(
         args.vocabulary, extra_ids=args.extra_ids, num_rows=num_rows
       )
-    )
   if vocabulary is not None:
     if not families.of(config).has_vocabulary:
       raise ValueError('heads have no vocabulary of their own: give none')
     loading.check_vocabulary(args.source, vocabulary, config)
   step = args.step
   if step is None:
-    step = 0 if found.read_step is None else found.read_step(source)
+    step = found.read_step(source) if found.read_step else 0
   with (
     progress.waiting(f'writing {destination}'),
     new_folder(destination, overwrite=args.overwrite) as folder,
@@ -102,11 +101,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_destination(
   source: Path, destination: Path, *, is_overwritten: bool
 ) -> None:
-  """Finds what forbids writing there, before anything is read.
-
-  Raises:
-    ValueError: if something does.
-  """
+  """Finds what forbids writing there, before anything is read."""
   inner, outer = source.resolve(), destination.resolve()
   if inner.is_relative_to(outer) or outer.is_relative_to(inner):
     raise ValueError(
@@ -124,8 +119,8 @@ def _check_destination(
 
 
 def _check_is_model(destination: Path) -> None:
-  """Raises ValueError unless all that is at a path is a model as this command
-  writes one: a folder given by mistake must not be lost."""
+  """Refuses a path where there is anything but a model as this command writes
+  one: a folder given by mistake must not be lost."""
   children = list(destination.iterdir()) if destination.is_dir() else []
   written = _written().values()
   marks = {each.files[0] for each in written}
@@ -136,10 +131,8 @@ def _check_is_model(destination: Path) -> None:
   names = {name for each in written for name in each.files}
   names.update(vocabulary_files.WRITTEN)
   known = lambda child: child.is_file() and child.name in names
-  others = sorted(
-    child.name for child in children if not (_is_part(child) or known(child))
-  )
-  if others:
+  is_other = lambda child: not (_is_part(child) or known(child))
+  if others := sorted(child.name for child in children if is_other(child)):
     raise ValueError(
       f'{destination} holds {stored_arrays.some(others)} besides a model, so '
       '--overwrite does not replace it: move that away, or name another folder'
@@ -148,10 +141,8 @@ def _check_is_model(destination: Path) -> None:
 
 def _is_part(child: Path) -> bool:
   """Whether a folder within a model's is one that this command makes."""
-  formats_written = _written().values()
-  return child.is_dir() and any(x.is_part(child) for x in formats_written)
+  return child.is_dir() and any(x.is_part(child) for x in _written().values())
 
 
 def _written() -> dict[str, formats.Format]:
-  """The formats that can be written, by name."""
   return {each.name: each for each in formats.FORMATS if each.write}

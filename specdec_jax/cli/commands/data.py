@@ -1,10 +1,11 @@
 """Vocabularies and token files."""
 
 import argparse
+import functools
 import hashlib
 import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -49,21 +50,17 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def _add_vocabulary(parser: argparse.ArgumentParser) -> None:
-  add = parser.add_argument
-  add(
+  needed = functools.partial(parser.add_argument, required=True)
+  needed(
     '--inputs',
     nargs='+',
-    required=True,
     metavar='PATH',
     help="text files, or corpora's folders, of which train.* is read",
   )
-  add(
-    '--out',
-    required=True,
-    metavar='MODEL',
-    help='the SentencePiece model to write',
+  needed('--out', metavar='MODEL', help='the SentencePiece model to write')
+  parser.add_argument(
+    '--size', type=options.positive_int, default=8192, help='number of ids'
   )
-  add('--size', type=options.positive_int, default=8192, help='number of ids')
 
 
 def _vocabulary(args: argparse.Namespace) -> int:
@@ -90,30 +87,34 @@ def _vocabulary(args: argparse.Namespace) -> int:
   return 0
 
 
+def _new_folder(args: argparse.Namespace) -> AbstractContextManager[Path]:
+  return replacing.folder(
+    Path(args.out), token_files.DESCRIPTION, overwrite=args.overwrite
+  )
+
+
 def _add_prepare(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
-  add(
+  needed = functools.partial(add, required=True)
+  needed(
     '--inputs',
     nargs='+',
-    required=True,
     metavar='PATH',
     help="a corpus's folder, or text files: .jsonl, .tsv, .txt",
   )
-  add(
+  needed(
     '--vocabulary',
-    required=True,
     metavar='MODEL',
     help='a SentencePiece model; it is copied beside the token files, from '
     'where specdec train takes it',
   )
-  add('--out', required=True, metavar='DIR', help='new folder')
+  needed('--out', metavar='DIR', help='new folder')
   lengths = parser.add_argument_group('lengths, in tokens with EOS')
-  for name, text in (
-    ('input', 'most of an input'),
-    ('target', 'most of a target, or of a text'),
-  ):
-    flag = f'--max_{name}_tokens'
-    lengths.add_argument(flag, type=options.positive_int, default=64, help=text)
+  number = functools.partial(
+    lengths.add_argument, type=options.positive_int, default=64
+  )
+  number('--max_input_tokens', help='most of an input')
+  number('--max_target_tokens', help='most of a target, or of a text')
   lengths.add_argument(
     '--too_long',
     choices=['drop', 'trim', 'split'],
@@ -136,42 +137,27 @@ def _prepare(args: argparse.Namespace) -> int:
     targets=args.max_target_tokens,
     too_long=args.too_long,
   )
-  with (
-    replacing.folder(
-      Path(args.out), token_files.DESCRIPTION, overwrite=args.overwrite
-    ) as folder,
-    progress.waiting('encoding'),
-  ):
+  with _new_folder(args) as folder, progress.waiting('encoding'):
     description = preparation.prepare(
       folder, sources, local_path(args.vocabulary), lengths, prefix=args.prefix
     )
   for split, counts in description['splits'].items():
-    print(f'{args.out}/{split}.npz: {_summary(counts)}')
-  return 0
-
-
-def _summary(counts: dict[str, Any]) -> str:
-  """Counts of a token file, in a line."""
-  lost = [name for name in ('dropped', 'trimmed', 'split') if counts[name]]
-  return ', '.join(
-    [
+    lost = [name for name in ('dropped', 'trimmed', 'split') if counts[name]]
+    figures = (
       f'{counts["examples"]:,} examples of {counts["read"]:,}',
       f'{counts["input_tokens"]:,} + {counts["target_tokens"]:,} tokens',
       *(f'{counts[name]:,} {name}' for name in lost),
-    ]
-  )
+    )
+    print(f'{args.out}/{split}.npz: {", ".join(figures)}')
+  return 0
 
 
 def _add_rewrite(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
-  add('--model', required=True, metavar='MODEL', help='a T5, as for generate')
-  add(
-    '--tokens',
-    required=True,
-    metavar='DIR',
-    help='what specdec data prepare wrote',
-  )
-  add('--out', required=True, metavar='DIR', help='new folder')
+  needed = functools.partial(add, required=True)
+  needed('--model', metavar='MODEL', help='a T5, as for generate')
+  needed('--tokens', metavar='DIR', help='what specdec data prepare wrote')
+  needed('--out', metavar='DIR', help='new folder')
   add(
     '--splits',
     nargs='+',
@@ -204,9 +190,7 @@ def _rewrite(args: argparse.Namespace) -> int:
   model = getattr(vocabulary, 'model', None)
   if isinstance(model, bytes):
     token_files.check_vocabulary(description, hashlib.sha256(model).hexdigest())
-  with replacing.folder(
-    Path(args.out), token_files.DESCRIPTION, overwrite=args.overwrite
-  ) as folder:
+  with _new_folder(args) as folder:
     if (source / token_files.VOCABULARY).is_file():
       shutil.copy(source / token_files.VOCABULARY, folder)
     for split, path in splits.items():

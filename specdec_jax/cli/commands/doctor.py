@@ -33,12 +33,11 @@ _PACKAGES = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-  del parser
+def add_arguments(_: argparse.ArgumentParser) -> None:
+  pass
 
 
-def run(args: argparse.Namespace) -> int:
-  del args
+def run(_: argparse.Namespace) -> int:
   print(f'specdec_jax {specdec_jax.__version__}')
   print(f'python      {platform.python_version()} ({sys.executable})')
   hints = _packages()
@@ -52,10 +51,8 @@ def run(args: argparse.Namespace) -> int:
   print(f'compiled    {folder or "not kept: no folder can be written"}')
   with progress.waiting('compiling a self-test', notice_after=_PATIENCE):
     is_sound = _self_test()
-  print(
-    'self-test   speculative greedy decoding '
-    + ('equals plain decoding' if is_sound else 'DIFFERS from plain decoding')
-  )
+  verdict = 'equals' if is_sound else 'DIFFERS from'
+  print(f'self-test   speculative greedy decoding {verdict} plain decoding')
   for hint in hints:
     print(f'hint        {hint}')
   return 0 if is_sound else 1
@@ -80,7 +77,6 @@ def _packages() -> list[str]:
 
 
 def _version(package: str) -> str | None:
-  """The version of a package that can be imported."""
   try:
     importlib.import_module(package)
     return importlib.metadata.version(package)
@@ -108,33 +104,22 @@ def _self_test() -> bool:
     row_ids=jnp.arange(2, dtype=jnp.int32),
   )
   greedy = logits.standardize(temperature=0.0)
+  shared: dict[str, Any] = {'target': target, 'logits_to_probs': greedy}
 
   def decode(generate: Callable, weights: Any = (), **rule: Any) -> jax.Array:
-    decoded = functools.partial(
-      generate,
-      target=target,
-      logits_to_probs=greedy,
-      max_len=48,
-      eos_id=-1,
-      **rule,
-    )
-    return jax.jit(decoded)(Params(params, weights), key, prompt).tokens
+    rule |= shared | {'max_len': 48, 'eos_id': -1}
+    decoded = jax.jit(functools.partial(generate, **rule))
+    return decoded(Params(params, weights), key, prompt).tokens
 
-  expected = decode(autoregressive.generate)
-  drafted = [
-    decode(
-      speculative.generate,
-      weights,
-      drafter=drafter,
-      verify_fn=verification.speculative_sampling,
-    )
-    for drafter, weights in (
-      (drafters.prompt_lookup(gamma=4), ()),
-      (drafters.uniform(gamma=3, vocab_size=target.vocab_size), ()),
-      (
-        drafters.autoregressive(target, gamma=3, logits_to_probs=greedy),
-        params,
-      ),
-    )
+  drafted = functools.partial(
+    decode, speculative.generate, verify_fn=verification.speculative_sampling
+  )
+  uniform = drafters.uniform(gamma=3, vocab_size=target.vocab_size)
+  itself = drafters.autoregressive(target, gamma=3, logits_to_probs=greedy)
+  found = [
+    drafted(drafter=drafters.prompt_lookup(gamma=4)),
+    drafted(drafter=uniform),
+    drafted(params, drafter=itself),
   ]
-  return all(np.array_equal(expected, found) for found in drafted)
+  expected = decode(autoregressive.generate)
+  return all(np.array_equal(expected, tokens) for tokens in found)

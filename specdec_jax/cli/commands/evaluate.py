@@ -5,6 +5,7 @@ A SeqIO task (--task) brings its own metrics.
 """
 
 import argparse
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,8 @@ def run(args: argparse.Namespace) -> int:
   metric_fns = _metric_fns(args)
   inputs = {f'predictions {path}': path for path in args.predictions}
   outputs.check({'--json': args.json}, {**inputs, '--targets': args.targets})
-  records = [
-    record for path in args.predictions for record in _read(local_path(path))
-  ]
+  paths = map(local_path, args.predictions)
+  records = list(itertools.chain.from_iterable(map(_read, paths)))
   targets = _targets(args, records)
   predictions = [record['prediction'] for record in records]
   figures: dict[str, Any] = {'examples': len(records)}
@@ -66,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _metric_fns(args: argparse.Namespace) -> list[Callable[..., Any]]:
-  """The metrics of --task or of --metrics."""
   if args.task:
     task = tasks.find(args.task, split=None, metric_fns=quality.METRICS)
     if not task.metric_fns:
@@ -95,7 +94,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
 def _targets(
   args: argparse.Namespace, records: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-  """The references, as many as predictions."""
   if not args.targets:
     inputs: list[Any] = [record.get('inputs') for record in records]
     is_there = lambda x: isinstance(x, dict) and isinstance(x.get(_TARGET), str)
@@ -109,9 +107,8 @@ def _targets(
       )
     return [x[_TARGET] for x in inputs]
   is_jsonl = local_path(args.targets).suffix == '.jsonl'
-  task = tasks.find(
-    args.targets, inputs_field='targets' if is_jsonl else 'inputs'
-  )
+  field = 'targets' if is_jsonl else 'inputs'
+  task = tasks.find(args.targets, inputs_field=field)
   found = [example.inputs for example in task.read()]
   if len(found) != len(records):
     raise ValueError(
@@ -122,17 +119,15 @@ def _targets(
 
 def _rates(aux: Sequence[Any]) -> dict[str, Any]:
   """Rates over all examples, where `infer` counted."""
-  if not all(
+  is_counted = lambda each: (
     isinstance(each, dict)
     and all(isinstance(each.get(name), int) for name in _COUNTERS)
-    for each in aux
-  ):
+  )
+  if not all(map(is_counted, aux)):
     return {}
   total = {name: sum(each[name] for each in aux) for name in _COUNTERS}
-  return {
-    **total,
-    'block_efficiency': estimates.block_efficiency(
-      total['tokens'], total['target_runs']
-    ),
-    'alpha': estimates.alpha(total['accepted'], total['tested']),
+  tokens, runs, _, tested, accepted = total.values()
+  return total | {
+    'block_efficiency': estimates.block_efficiency(tokens, runs),
+    'alpha': estimates.alpha(accepted, tested),
   }

@@ -6,6 +6,7 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -19,10 +20,14 @@ from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.launch import progress
 from specdec_jax.measure import metrics
-from specdec_jax.text import prompts, stop_strings
+from specdec_jax.text import stop_strings
 from specdec_jax.text.prompts import Batch
 from specdec_jax.trace import recording, storage, terminal, wording
 from specdec_jax.trace.recording import Record
+
+# Flags in the header of a trace.
+_SETTINGS = ('verification', 'temperature', 'top_k', 'top_p', 'seed', 'dtype')
+_IF_GIVEN = ('min_p', 'adaptive', 'stop')
 
 Write = Callable[[dict[str, Any]], None]
 
@@ -67,22 +72,8 @@ def run(args: argparse.Namespace) -> int:
     )
   if args.trace == outputs.STANDARD_OUTPUT:
     raise ValueError('--trace needs a file; --json can go to standard output')
-  outputs.check(
-    {'--json': args.json, '--trace': args.trace},
-    {'--prompts': args.prompts, '--ngram_text': args.ngram_text},
-  )
-  texts = prompts.read(args.prompt, args.prompts)
-  screen = progress.console(color=args.color)
-  decoder = chosen.decoder_of(args, choices)
-  # No devices full of rows that are nobody's.
-  num_rows = len(texts) * num_samples
-  needed = num_rows + -num_rows % args.num_devices
-  batches = chosen.batches_of(
-    args,
-    decoder,
-    texts,
-    batch_size=min(args.batch_size, needed),
-    num_samples=num_samples,
+  decoder, batches = chosen.prepared(
+    args, choices, trace=args.trace, num_samples=num_samples
   )
   stop_strings.check_vocabulary(args.stop or (), decoder.vocabulary)
   with contextlib.ExitStack() as stack:
@@ -90,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     write_trace = None
     if args.trace:
       write_trace = stack.enter_context(_trace_writer(args, decoder))
-    return _decode_all(args, decoder, batches, screen, write_json, write_trace)
+    return _decode_all(args, decoder, batches, write_json, write_trace)
 
 
 @contextlib.contextmanager
@@ -100,20 +91,14 @@ def _trace_writer(
   """Opens the trace; a run that ends well adds the totals."""
   iterations: list[Record] = []
   with outputs.opened(args.trace) as file:
+    flags = vars(args)
     header = recording.header(
       target=decoder.model.checkpoint,
       drafter=args.draft_model or chosen.drafter_name(args),
-      verification=args.verification,
       gamma=decoder.drafter.gamma,
-      temperature=args.temperature,
-      top_k=args.top_k,
-      top_p=args.top_p,
-      **({'min_p': args.min_p} if args.min_p else {}),
       lenience=chosen.lenience(args),
-      seed=args.seed,
-      dtype=args.dtype,
-      **({'adaptive': args.adaptive} if args.adaptive else {}),
-      **({'stop': args.stop} if args.stop else {}),
+      **{name: flags[name] for name in _SETTINGS},
+      **{name: flags[name] for name in _IF_GIVEN if flags[name]},
     )
     storage.write_record(file, header)
 
@@ -131,11 +116,10 @@ def _decode_all(
   args: argparse.Namespace,
   decoder: Decoder,
   batches: Sequence[Batch],
-  screen: Any,
   write_json: Write,
   write_trace: Write | None,
 ) -> int:
-  """Decodes batch after batch; the exit status."""
+  screen = progress.console(color=args.color)
   shows_text = args.json != outputs.STANDARD_OUTPUT
   is_colored = shows_text and screen.is_terminal
   num_prompts = sum(len(batch.texts) for batch in batches)
@@ -165,7 +149,9 @@ def _decode_all(
       records: list[Record] = []
       shows: list[Write] = [write_trace] if write_trace else []
       if write_trace:
-        for record in _prompt_records(decoder, batch):
+        rows = jax.tree.map(itemgetter(slice(len(batch.texts))), batch.prompt)
+        pieces = decoder.vocabulary.pieces
+        for record in recording.prompt_records(rows, pieces, batch.texts):
           write_trace(record)
       if is_live:
         if num_prompts > 1:
@@ -195,20 +181,9 @@ def _decode_all(
   return 2 if has_failed else 0
 
 
-def _prompt_records(decoder: Decoder, batch: Batch) -> list[Record]:
-  """The prompts of a batch, as a trace has them."""
-  num_rows = len(batch.texts)
-  rows = jax.tree.map(lambda leaf: leaf[:num_rows], batch.prompt)
-  return recording.prompt_records(rows, decoder.vocabulary.pieces, batch.texts)
-
-
 def _show_rows(
-  screen: Any,
-  batch: Batch,
-  records: Sequence[Record],
-  stream: Callable[[], Write],
+  screen: Any, batch: Batch, records: list[Record], stream: Callable[[], Write]
 ) -> None:
-  """Prints the rows of a batch that is done, each under its prompt."""
   row_ids = batch.prompt.row_ids.tolist()
   for row_id, prompt in zip(row_ids, batch.texts, strict=False):
     _show_prompt(screen, prompt)
@@ -220,7 +195,6 @@ def _show_rows(
 
 
 def _show_prompt(screen: Any, prompt: str) -> None:
-  """Prints the beginning of a prompt above its continuation."""
   from rich.text import Text
 
   text = Text(f'> {wording.visible(prompt)}', style='dim')
@@ -230,7 +204,6 @@ def _show_prompt(screen: Any, prompt: str) -> None:
 def _results(
   args: argparse.Namespace, decoder: Decoder, batch: Batch, output: DecodeOutput
 ) -> Iterator[dict[str, Any]]:
-  """What `--json` writes for each row of a batch."""
   vocabulary, num_samples = decoder.vocabulary, args.num_return_sequences
   for row, text in enumerate(batch.texts):
     start = int(batch.prompt.decoder_lengths[row])
@@ -257,10 +230,8 @@ def _results(
 
 
 def _note(statistics: Sequence[Statistics], seconds: float) -> str:
-  """All batches in one line."""
   total = jax.tree.map(lambda *rows: np.concatenate(rows), *statistics)
-  rates = metrics.rates(total)
-  num_tokens = int(total.num_tokens.sum())
+  rates, num_tokens = metrics.rates(total), int(total.num_tokens.sum())
   num_runs = int(total.num_target_runs.sum())
   parts = [f'{num_tokens} tokens in {num_runs} target runs']
   if num_runs:

@@ -68,19 +68,14 @@ def run(args: argparse.Namespace) -> int:
     return gin_launch.call(
       infer,
       args,
-      settings=_settings,
+      settings=lambda: {
+        name: value
+        for name, value in gin_launch.bindings().items()
+        if not name.endswith(_NO_SETTINGS)
+      },
       operative_config=gin_launch.operative_config,
       **{name: value for name, value in given.items() if value is not None},
     )
-
-
-def _settings() -> dict[str, str]:
-  """The gin bindings that results depend on."""
-  return {
-    name: value
-    for name, value in gin_launch.bindings().items()
-    if not name.endswith(_NO_SETTINGS)
-  }
 
 
 def add_merge_arguments(parser: argparse.ArgumentParser) -> None:

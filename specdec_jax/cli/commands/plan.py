@@ -29,13 +29,11 @@ from specdec_jax.tpu_costs.chips import CHIPS
 # What a file of costs must have.
 _NEEDED = {
   **dict.fromkeys(('widths', 'target_seconds'), 'numbers'),
-  **dict.fromkeys(
-    ('first_draft_seconds', 'draft_seconds', 'loop_seconds', 'c_hat'),
-    'a number',
-  ),
-  'batch_size': 'a number',
+  **dict.fromkeys(('first_draft_seconds', 'draft_seconds'), 'a number'),
+  **dict.fromkeys(('loop_seconds', 'c_hat', 'batch_size'), 'a number'),
   **dict.fromkeys(('source', 'model', 'drafter', 'dtype', 'device'), 'a text'),
 }
+_WORKLOAD = ('batch_size', 'input_length', 'output_length', 'num_partitions')
 # Shown where alpha is not known.
 _ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 # Columns that every table of gammas has.
@@ -134,7 +132,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-  """Raises ValueError unless the costs come from one place."""
   named = [args.target, args.draft, args.topology]
   if args.costs and any(named):
     raise ValueError(
@@ -168,9 +165,9 @@ def _read(args: argparse.Namespace) -> dict[str, Any]:
   # Files of compiled costs know of no acceptance, and of one row no interval.
   others = {'num_devices': 'a number'}
   others |= dict.fromkeys(('profile', 'alpha_interval'), 'numbers')
-  others = {name: others[name] for name in others if found.get(name)}
   for name, kind in (_NEEDED | others).items():
-    if not _is(kind, found.get(name)):
+    is_needed = name in _NEEDED or found.get(name)
+    if is_needed and not _is(kind, found.get(name)):
       shown = repr(found[name]) if name in found else 'missing'
       raise ValueError(
         f'--costs {args.costs}: {name} must be {kind}, and is {shown}'
@@ -196,7 +193,6 @@ def _is(kind: str, value: Any) -> bool:
 
 
 def _compile(args: argparse.Namespace) -> dict[str, Any]:
-  """The figures of parts compiled for a slice."""
   dtype = jnp.dtype(args.dtype)
   batch_size, max_gamma = args.batch_size or 1, args.max_gamma or 12
   target = presets.preset(args.target, dtype=dtype)
@@ -230,10 +226,7 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
     'dtype': args.dtype,
     'device': args.topology,
     'num_devices': len(slice_.devices),
-    'batch_size': batch_size,
-    'input_length': args.input_length,
-    'output_length': args.output_length,
-    'num_partitions': task.num_partitions,
+    **{name: getattr(task, name) for name in _WORKLOAD},
     'memory': pair.memory,
     'notes': list(pair.notes),
     'programs': {
@@ -250,33 +243,23 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
 def _alphas(
   args: argparse.Namespace, found: dict[str, Any], max_gamma: int
 ) -> tuple[list[Any], tuple[float, float] | None]:
-  """The acceptance rates to plan for, and an interval if one was measured.
-
-  A measured profile says more than alpha does: it knows of the runs in which
-  acceptances come.
-  """
+  """The acceptance rates to plan for, and an interval if one was measured."""
   if args.alpha is not None:
     return [args.alpha], None
   if not found.get('profile'):
     return list(_ALPHAS), None
   interval = found.get('alpha_interval')
+  # A profile says more than alpha: it knows of the runs in which acceptances come.
   return [found['profile'][:max_gamma]], interval and tuple(interval)
 
 
 def _shown(
-  found: dict[str, Any],
-  costs: Costs,
-  alphas: Sequence[Any],
-  plans: Sequence[Plan],
+  found: dict[str, Any], costs: Costs, alphas: list[Any], plans: list[Plan]
 ) -> list[Any]:
-  """Tables and sentences for a terminal."""
-  title = (
-    f'{found["model"]}, {found["drafter"]}, {found["dtype"]}, '
-    f'{found["device"]}, batch {found["batch_size"]} ({found["source"]})'
-  )
-  shown: list[Any] = [title]
+  names = ', '.join(found[x] for x in ('model', 'drafter', 'dtype', 'device'))
+  shown = [f'{names}, batch {found["batch_size"]} ({found["source"]})']
   if 'programs' in found:
-    shown += [_programs(found), _memory(found), *found['notes']]
+    shown += [*_compiled(found), *found['notes']]
   shown.append(
     f'c {found["c"]:.4f}, T({costs.widths[-1]}) / T(1) '
     f'{costs.verify_cost_ratio(costs.max_gamma):.3f}'
@@ -296,8 +279,7 @@ def _shown(
   ]
   shown.append(outputs.table(('alpha', 'gamma', *_FIGURES), rows))
   # What is to be said for the greatest of the rates that lose.
-  losing = [(alpha, plan) for alpha, plan in rates if plan.best.gamma == 0]
-  for alpha, plan in losing[-1:]:
+  for alpha, plan in [each for each in rates if not each[1].best.gamma][-1:]:
     shown += [f'At alpha {alpha:.2f}: {text}' for text in plan.sentences]
   return shown
 
@@ -305,7 +287,6 @@ def _shown(
 def _fleet(
   num_tokens: float, alphas: Sequence[Any], found: Sequence[Prediction]
 ) -> Any:
-  """What --tokens take, plainly and at each rate."""
   columns = ('alpha', 'gamma', 'tokens/s per chip', 'chip-hours', 'per million')
   names = ['plain', *(f'{np.ravel(alpha)[0]:.2f}' for alpha in alphas)]
   rows = [
@@ -323,12 +304,8 @@ def _fleet(
 
 
 def _oracle(alpha: Any, costs: Costs) -> float | None:
-  """What a gamma chosen with hindsight would gain, scoring being free of width:
-  a bound for `drafters.adaptive` at these costs.
-
-  None if there is no bound: all is accepted, and the drafter was too quick for
-  its time to be told from noise.
-  """
+  """What a gamma chosen with hindsight would gain, scoring being free of width;
+  None for no bound: a drafter that is always right and takes no time."""
   c = min(costs.first_draft_seconds, costs.draft_seconds) / costs.plain_seconds
   # Of a profile the first rate is that of all prefixes, and alpha itself.
   rate = np.ravel(alpha)[0]
@@ -336,8 +313,7 @@ def _oracle(alpha: Any, costs: Costs) -> float | None:
   return bound if np.isfinite(bound) else None
 
 
-def _programs(found: dict[str, Any]) -> Any:
-  """The compiled parts, one row each."""
+def _compiled(found: dict[str, Any]) -> tuple[Any, str]:
   columns = (
     *('', 'ms', 'bytes', 'flops', 'collectives'),
     *("compiler's ms", 'compiled in s'),
@@ -354,24 +330,14 @@ def _programs(found: dict[str, Any]) -> Any:
     )
     for name, cost in found['programs'].items()
   ]
-  return outputs.table(columns, rows)
-
-
-def _memory(found: dict[str, Any]) -> str:
-  memory = found['memory']
-  parts = ', '.join(
-    f'{name.replace("_", " ")} {size / 2**30:.2f}'
-    for name, size in memory.items()
-    if name not in ('total', 'available')
-  )
-  return (
-    f'GiB per chip: {parts}; {memory["total"] / 2**30:.2f} of '
-    f'{memory["available"] / 2**30:.2f}'
-  )
+  gib = {name: f'{size / 2**30:.2f}' for name, size in found['memory'].items()}
+  total, available = gib.pop('total'), gib.pop('available')
+  parts = ', '.join(f'{k.replace("_", " ")} {v}' for k, v in gib.items())
+  memory = f'GiB per chip: {parts}; {total} of {available}'
+  return outputs.table(columns, rows), memory
 
 
 def _choices(plan: Plan) -> Any:
-  """Every gamma, one row each."""
   rows = [
     (
       str(choice.gamma) + (' *' if choice is plan.best else ''),
@@ -384,6 +350,5 @@ def _choices(plan: Plan) -> Any:
 
 
 def _figures(choice: Choice) -> list[str]:
-  """Of `_FIGURES`."""
   found = (choice.expected_tokens, choice.speedup, choice.operations_factor)
   return [f'{figure:.2f}' for figure in found]

@@ -51,10 +51,11 @@ def run(args: argparse.Namespace) -> int:
     screen = progress.console(color=args.color)
     terminal.show(traced, screen, style=args.style, row=row)
     return 0
+  only = _only(traced, row)
   if args.html:
-    text = page.render(_only(traced, row))
+    text = page.render(only)
   else:
-    text = svg.render(_only(traced, row), max_iterations=args.max_iterations)
+    text = svg.render(only, max_iterations=args.max_iterations)
   with outputs.opened(path) as file:
     file.write(text)
   if path != outputs.STANDARD_OUTPUT:
@@ -63,7 +64,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find(traced: Trace, number: int | None) -> int | None:
-  """A row as the records name it, by the number that is shown of it."""
   if number is None:
     return None
   rows = {wording.ordinal(row): row for row in traced.rows}
@@ -75,10 +75,7 @@ def _find(traced: Trace, number: int | None) -> int | None:
 
 def _only(traced: Trace, row: int | None) -> Trace:
   """A trace of one of its rows; None keeps all."""
-  if row is None:
-    return traced
+  of = lambda records: {k: v for k, v in records.items() if row in (None, k)}
   return dataclasses.replace(
-    traced,
-    prompts={k: v for k, v in traced.prompts.items() if k == row},
-    iterations={k: v for k, v in traced.iterations.items() if k == row},
+    traced, prompts=of(traced.prompts), iterations=of(traced.iterations)
   )
