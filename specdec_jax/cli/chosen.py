@@ -27,12 +27,8 @@ _flags = named_by_flags('--{}')
 def choices_of(
   args: argparse.Namespace, *, may_be_auto: bool = False
 ) -> dict[str, Any]:
-  """What flags stand for, as `decoder.build` takes it; nothing is read yet.
-  Only some commands measure a gamma.
-
-  Raises:
-    ValueError: if flags contradict each other.
-  """
+  """What flags stand for, as `decoder.build` takes it; nothing is read yet. A
+  ValueError if they contradict each other, or a gamma is not to be measured."""
   if args.system is not None and not args.chat:
     raise ValueError('--system is for --chat, which is not given')
   if args.batch_size % args.num_devices:
@@ -141,6 +137,13 @@ def _schedule(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
   return {'schedule': limits[name](), 'min_prob': min_prob}
 
 
+def settings_of(args: argparse.Namespace) -> running.Settings:
+  """How a decode goes."""
+  names = ('max_new_tokens', 'seed', 'num_devices')
+  found = {name: getattr(args, name) for name in names}
+  return running.Settings(**found, stop=getattr(args, 'stop', None) or ())
+
+
 @_flags
 def prepared(
   args: argparse.Namespace,
@@ -151,12 +154,8 @@ def prepared(
 ) -> tuple[Decoder, list[Batch]]:
   """The decoder of `choices_of`, its models read, and the prompts in batches.
 
-  Args:
-    args: the flags of a command that decodes prompts.
-    choices: what they stand for.
-    trace: a file that is written besides that of --json.
-    num_samples: rows of each prompt, in batches of no more rows than there are;
-      None keeps one row, and the size of the batch.
+  With `num_samples`, rows per prompt, a batch has no more rows than there are;
+  without, it has as many as were asked for. `trace` is written like --json.
 
   Raises:
     ValueError: as `decoder.build` and `running.pack`, if there are fewer

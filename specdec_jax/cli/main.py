@@ -50,7 +50,8 @@ EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs one subcommand; the exit status: 0, 1 for a failed self-test or a bug,
   2 for bad input, 130 for an interrupt, after which all that was written is in
-  place, and 141, without a word, for output that nobody reads any more."""
+  place, and 141, without a word, for output that nobody reads any more. With
+  SPECDEC_TRACEBACK=1 in the environment, errors keep their traceback."""
   try:
     status = _run(argv)
     if sys.stdout is not None:
@@ -129,7 +130,6 @@ def _drop_output() -> bool:
 
 
 def _complain(sentence: str) -> None:
-  """Prints one line on standard error, if there is anybody to read it."""
   with contextlib.suppress(OSError):
     print(f'specdec: {sentence}', file=sys.stderr, flush=True)
 

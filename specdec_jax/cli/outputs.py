@@ -20,16 +20,10 @@ STANDARD_OUTPUT = '-'
 def check(
   outputs: Mapping[str, str | None], inputs: Mapping[str, str | None]
 ) -> None:
-  """Finds outputs that cannot be written before hours are spent on them, and
-  touches nothing. Both are paths by option, None if it was not given.
-
-  Raises:
-    ValueError: if a path cannot be written, or two options share one.
-  """
+  """Refuses outputs that cannot be written before hours are spent on them, and
+  two options with one path; touches nothing. None is an option not given."""
   files = lambda paths: [
-    (option, path)
-    for option, path in paths.items()
-    if path not in (None, STANDARD_OUTPUT)
+    each for each in paths.items() if each[1] not in (None, STANDARD_OUTPUT)
   ]
   for _, path in files({**outputs, **inputs}):
     local_path(path)
@@ -43,7 +37,6 @@ def check(
 
 
 def _obstacle(path: str) -> str | None:
-  """Why a file cannot be written, as far as can be known before."""
   if not path:
     return 'the path is empty'
   folder = Path(os.path.realpath(path)).parent
@@ -72,8 +65,7 @@ def json_lines(path: str | None) -> Iterator[Callable[[dict], None]]:
 
 
 def report(args: argparse.Namespace, figures: Any, *shown: Any) -> int:
-  """Writes figures to --json, and shows them unless that is standard output;
-  the exit status."""
+  """Writes --json, and shows the figures unless that is standard output; 0."""
   if args.json:
     write_json(args.json, figures)
   if args.json != STANDARD_OUTPUT:
@@ -110,14 +102,10 @@ def _write(file: Any, value: Any, **form: Any) -> None:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Any]:
-  """A text file to write, or standard output.
+  """A text file to write, or standard output; errors name `path`.
 
   An old file of that name is replaced when the block ends well. Otherwise it
   stays, and what was written is kept beside it, where standard error says.
-
-  Raises:
-    OSError: that names `path`, if it cannot be written.
-    ValueError: if standard output is closed.
   """
   if path == STANDARD_OUTPUT:
     if sys.stdout is None:

@@ -63,12 +63,8 @@ def reader(
 
 
 def find(name: str, folders: Sequence[str]) -> Path:
-  """The file of a name in the first place that has it: these folders, the files
-  of this package (`gin_configs/` may stand before), and Python's packages.
-
-  Raises:
-    ValueError: if there is none, with the places and with names like it.
-  """
+  """The file of a name in these folders, this package (`gin_configs/` may stand
+  before), or a Python package; a ValueError that names its like if in none."""
   path = local_path(name)
   places = [*dict.fromkeys(local_path(each).resolve() for each in folders)]
   is_prefixed = path.parts[:1] == (_SHIPPED,)
@@ -83,7 +79,6 @@ def find(name: str, folders: Sequence[str]) -> Path:
 
 
 def _in_packages(path: Path) -> Iterator[Path]:
-  """Where a file is if its folders are a Python package."""
   with contextlib.suppress(ImportError, ValueError):
     spec = importlib.util.find_spec('.'.join(path.parent.parts))
     for location in (spec and spec.submodule_search_locations) or ():

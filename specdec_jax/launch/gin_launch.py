@@ -1,8 +1,5 @@
-"""Launching a function from gin files, with the flags that T5X has.
-
-Gin files bind the arguments of plain functions; nothing outside this module and
-the files knows of gin (https://github.com/google/gin-config).
-"""
+"""Launching a function from gin files, with T5X's flags; nothing else knows of
+gin (https://github.com/google/gin-config)."""
 
 import argparse
 import contextlib
@@ -83,12 +80,8 @@ def expand(argv: Sequence[str]) -> list[str]:
 def call(
   function: Callable[..., Any], args: argparse.Namespace, **arguments: Any
 ) -> Any:
-  """Calls a function with the arguments that gin files and flags bind, as
-  `module.function.argument = value`; `arguments` go before those.
-
-  Raises:
-    ValueError: as `parse`, or if no file configures the function.
-  """
+  """Calls a function with `arguments`, and others as gin files and flags bind
+  them; a ValueError as in `parse`, or if no file configures it."""
   parse(args)
   try:
     configured = _import_gin().get_configurable(function)

@@ -20,10 +20,8 @@ def check(
   bindings: Mapping[str, str], find: Callable[[str], Callable[..., Any]]
 ) -> None:
   """Refuses `gin_launch.bindings` with a value of a wrong type, such as a text
-  for a number; `find` gives the function of a name.
-
-  None is let through: it stands for what a file leaves open. So is all that is
-  no plain value, such as a reference to a function.
+  for a number; `find` gives the function of a name. None passes, which stands
+  for what a file leaves open, and so does a reference to a function.
   """
   for name, text in bindings.items():
     function, _, argument = name.rpartition('/')[2].rpartition('.')

@@ -2,9 +2,11 @@
 
 
 def has_run_out(error: BaseException) -> bool:
-  """Whether an error of Python or of XLA says so."""
-  # XLA's for a CPU has no status of its own for it.
-  says_so = any(
-    x in str(error) for x in ('RESOURCE_EXHAUSTED', 'Out of memory')
+  """Whether an error of Python or of XLA says so; XLA's for a CPU has no status
+  of its own for it."""
+  text = str(error)
+  return (
+    isinstance(error, MemoryError)
+    or 'RESOURCE_EXHAUSTED' in text
+    or 'Out of memory' in text
   )
-  return says_so or isinstance(error, MemoryError)

@@ -1,8 +1,4 @@
-"""Names of earlier releases in gin files, bindings and the marks of runs.
-
-A user's gin file, or the `config.gin` of a run, may name modules and functions
-by where they were. `renewed` rewrites such text before gin reads it.
-"""
+"""Names of earlier releases in gin files, bindings and marks, made today's."""
 
 import re
 from collections.abc import Mapping

@@ -1,8 +1,5 @@
-"""Several processes that decode together, one per host, as on a pod slice.
-
-All of them read the task and run the same programs on global arrays; the first
-one writes, and what it finds in the output folder holds for all.
-"""
+"""Several processes that decode together, one per host, as on a pod slice: all
+read the task and run the same programs; the first one writes."""
 
 import argparse
 import contextlib

@@ -1,5 +1,4 @@
-"""What a person sees while waiting; silent when nobody is watching, but for a
-notice where the wait is long and unexpected."""
+"""What a person sees while waiting; nearly silent when nobody is watching."""
 
 import concurrent.futures
 import contextlib
@@ -106,10 +105,7 @@ def interruptible(
 ) -> _Result:
   """Calls a function that computes for long, in a thread: Python sees an
   interrupt only between its own instructions, and so the caller does at once.
-
-  Raises:
-    TimeoutError: after `seconds`; it is still running then, see
-      `leave_unfinished_work`.
+  A TimeoutError after `seconds`, when it goes on, see `leave_unfinished_work`.
   """
   future: concurrent.futures.Future[_Result] = concurrent.futures.Future()
 

@@ -86,24 +86,18 @@ def _choose(
 ) -> Choice:
   """What --gamma auto takes for these batches, be they ever so few: they are
   decoded again and again in any case."""
-  settings = running.Settings(
-    max_new_tokens=args.max_new_tokens,
-    seed=args.seed,
-    num_devices=args.num_devices,
-  )
+  settings = chosen.settings_of(args)
   gammas = drafting.auto_gammas(decoder.choice)
   needed = trials.num_batches_needed(gammas, args.batch_size)
   many = list(itertools.islice(itertools.cycle(batches), needed))
+  call = progress.interruptible
   with progress.waiting('measuring gamma'):
-    return auto_gamma.choose(
-      decoder, many, settings, call=progress.interruptible
-    )[0]
+    return auto_gamma.choose(decoder, many, settings, call=call)[0]
 
 
 def _measure(
   args: argparse.Namespace, decoder: Decoder, batches: Sequence[Batch]
 ) -> dict[str, Any]:
-  """Compiles both sides and times them; what `--json` writes."""
   params, key, rows, shared = placed(args, decoder, batches)
   drafted_rule = shared | {'verify_fn': decoder.verify_fn}
   with progress.waiting('compiling'):
@@ -205,14 +199,13 @@ def configuration(args: argparse.Namespace, decoder: Decoder) -> dict[str, Any]:
     *('adaptive', 'draft_cost', 'batch_size', 'num_devices'),
     *('max_new_tokens', 'repeats', 'dtype'),
   )
+  min_prob = getattr(decoder.choice, 'min_prob', None)
   return {name: getattr(args, name) for name in names} | {
     'model': decoder.model.checkpoint,
     'drafter': args.draft_model or chosen.drafter_name(args),
     'draft_dtype': args.draft_dtype or args.dtype,
     'gamma': decoder.drafter.gamma,
-    'min_prob': getattr(decoder.choice, 'min_prob', None)
-    if args.adaptive
-    else None,
+    'min_prob': min_prob if args.adaptive else None,
     'lenience': chosen.lenience(args),
     'device': stopwatch.device_name(),
     'jax_version': jax.__version__,

@@ -62,10 +62,9 @@ def run(args: argparse.Namespace) -> int:
   source = loading.locate(args.source)
   destination = local_path(args.destination)
   _check_destination(source, destination, is_overwritten=args.overwrite)
-  dtype = jnp.dtype(args.dtype).type
   with progress.waiting(f'reading {args.source}'):
     found = formats.find(source)
-    config = found.read_config(source, dtype, args.config)
+    config = found.read_config(source, jnp.dtype(args.dtype).type, args.config)
     params = found.read_params(source, config, None)
     num_rows = getattr(config, 'vocab_size', None)
     if args.vocabulary is None:
@@ -140,7 +139,6 @@ def _check_is_model(destination: Path) -> None:
 
 
 def _is_part(child: Path) -> bool:
-  """Whether a folder within a model's is one that this command makes."""
   return child.is_dir() and any(x.is_part(child) for x in _written().values())
 
 

@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   actions = parser.add_subparsers(
     dest='action', metavar='action', required=True
   )
-  for name, (function, text, add_options) in _ACTIONS.items():
+  for name, (add_options, function) in _ACTIONS.items():
+    text = function.__doc__ or ''
     action = actions.add_parser(
       name,
       help=text.partition(':')[0],
@@ -64,6 +65,7 @@ def _add_vocabulary(parser: argparse.ArgumentParser) -> None:
 
 
 def _vocabulary(args: argparse.Namespace) -> int:
+  """train a SentencePiece vocabulary: unigrams, pad 0, eos 1, unk 2"""
   outputs.check(
     {'--out': args.out}, {f'--inputs {path}': path for path in args.inputs}
   )
@@ -75,11 +77,8 @@ def _vocabulary(args: argparse.Namespace) -> int:
     files.append(sources['train'])
   with progress.waiting(f'training a vocabulary of {args.size}'):
     # The trainer answers an interrupt only when it is done.
-    model = progress.interruptible(
-      lambda: sentencepiece_vocabulary.train(
-        preparation.texts(files), size=args.size
-      )
-    )
+    texts, train = preparation.texts(files), sentencepiece_vocabulary.train
+    model = progress.interruptible(lambda: train(texts, size=args.size))
   with replacing.file(local_path(args.out)) as partial:
     partial.write_bytes(model)
   digest = hashlib.sha256(model).hexdigest()
@@ -126,6 +125,7 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def _prepare(args: argparse.Namespace) -> int:
+  """encode text into token files: training then needs numpy alone"""
   sources: dict[str, Path] = {}
   for path in args.inputs:
     for split, file in preparation.find(local_path(path)).items():
@@ -180,6 +180,8 @@ def _add_rewrite(parser: argparse.ArgumentParser) -> None:
 
 
 def _rewrite(args: argparse.Namespace) -> int:
+  """give token files the targets that a model writes: distillation needs
+  them"""
   source = local_path(args.tokens)
   description = token_files.load_description(source)
   splits = {path.stem: path for path in sorted(source.glob('*.npz'))}
@@ -224,20 +226,9 @@ def _rewrite(args: argparse.Namespace) -> int:
   return 0
 
 
+# The docstring of an action is its help.
 _ACTIONS = {
-  'vocabulary': (
-    _vocabulary,
-    'train a SentencePiece vocabulary: unigrams, pad 0, eos 1, unk 2',
-    _add_vocabulary,
-  ),
-  'prepare': (
-    _prepare,
-    'encode text into token files: training then needs numpy alone',
-    _add_prepare,
-  ),
-  'rewrite': (
-    _rewrite,
-    'give token files the targets that a model writes: distillation needs them',
-    _add_rewrite,
-  ),
+  'vocabulary': (_add_vocabulary, _vocabulary),
+  'prepare': (_add_prepare, _prepare),
+  'rewrite': (_add_rewrite, _rewrite),
 }

@@ -81,7 +81,6 @@ def _metric_fns(args: argparse.Namespace) -> list[Callable[..., Any]]:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-  """The objects of a JSONL file, each with a prediction."""
   records = []
   for place, record in text_lines.read_objects(path):
     text_lines.text_under(record, 'prediction', place)

@@ -14,7 +14,6 @@ import numpy as np
 
 from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.running import Settings
 from specdec_jax.cli import chosen, options, outputs
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.decoding.statistics import Statistics
@@ -128,16 +127,9 @@ def _decode_all(
   compile_decode = running.compile_whole
   if is_colored or write_trace or args.stop:
     compile_decode = running.compile_stepwise
-  settings = Settings(
-    max_new_tokens=args.max_new_tokens,
-    seed=args.seed,
-    stop=args.stop or (),
-    num_devices=args.num_devices,
-  )
+  settings, call = chosen.settings_of(args), progress.interruptible
   with progress.waiting('compiling'):
-    decode = compile_decode(
-      decoder, batches[0], settings, call=progress.interruptible
-    )
+    decode = compile_decode(decoder, batches[0], settings, call=call)
   # Shows the iterations of one row in colour, special tokens apart.
   stream = functools.partial(
     terminal.streamer, screen, hidden_ids=decoder.vocabulary.special_ids

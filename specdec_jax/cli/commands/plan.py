@@ -36,7 +36,6 @@ _NEEDED = {
 _WORKLOAD = ('batch_size', 'input_length', 'output_length', 'num_partitions')
 # Shown where alpha is not known.
 _ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
-# Columns that every table of gammas has.
 _FIGURES = ('tokens per target run', 'speedup', 'operations')
 
 
@@ -249,7 +248,7 @@ def _alphas(
   if not found.get('profile'):
     return list(_ALPHAS), None
   interval = found.get('alpha_interval')
-  # A profile says more than alpha: it knows of the runs in which acceptances come.
+  # A profile says more than alpha: it knows in which runs acceptances come.
   return [found['profile'][:max_gamma]], interval and tuple(interval)
 
 
