@@ -22,18 +22,13 @@ def from_token_files(
   seed: int = 0,
   max_validation_examples: int | None = None,
 ) -> Dataset:
-  """Batches of `train.npz` and `validation.npz` in a folder.
+  """Batches of `train.npz` and `validation.npz`, with inputs, in a folder.
 
   An example is in the first bucket whose limit neither its inputs nor its
-  targets exceed. A batch is of one bucket and has `batch_tokens / limit` rows;
-  in every epoch each full batch of each bucket comes once, in an order of
-  (seed, epoch). One step is compiled per bucket.
-
-  Args:
-    folder: what `specdec data prepare` wrote, with inputs.
-    batch_tokens: columns times rows of a batch, over all devices.
-    limits: columns of each bucket's rows, ascending.
-    max_validation_examples: validates on the first so many; None on all.
+  targets exceed. A batch is of one bucket and has `batch_tokens / limit` rows,
+  over all devices; in every epoch each full batch of each bucket comes once, in
+  an order of (seed, epoch). One step is compiled per bucket. The limits,
+  columns of the rows, ascend. `max_validation_examples` None validates on all.
 
   Raises ValueError if there are no such files, an example is longer than the
   last limit, or a batch has not even one row.

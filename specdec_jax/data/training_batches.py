@@ -125,8 +125,7 @@ def _epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
 def _assign(
   lengths: np.ndarray, limits: np.ndarray, max_examples: int | None
 ) -> list[list[int]]:
-  """Which examples `[N, sides]` share a row of `[sides]`: best fit among the
-  open rows. Indices of examples by row."""
+  """Indices of examples `[N, sides]` by row: best fit among the open rows."""
   room = np.tile(limits, (_NUM_OPEN_ROWS, 1))
   open_rows: list[list[int]] = [[] for _ in range(_NUM_OPEN_ROWS)]
   closed = []

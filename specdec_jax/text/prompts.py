@@ -170,8 +170,6 @@ def pack(
 
   Args:
     rows: ids; None for a row that only fills the batch.
-    config: sizes of the target.
-    max_new_tokens: limit of each row.
     width: room for the ids of a row; None takes the longest.
     row_ids: names of the rows' random streams; None counts from 0.
 

@@ -199,7 +199,6 @@ def train(texts: Iterable[str], *, size: int) -> bytes:
 
 
 def _usual_sentinels(num_pieces: int, num_rows: int | None) -> int:
-  """T5's sentinels, unless the embeddings leave no room for them."""
   if num_rows is None or num_pieces + _T5_SENTINELS <= num_rows:
     return _T5_SENTINELS
   padded = num_pieces + -num_pieces % _PADDING

@@ -104,8 +104,7 @@ def find(
       SeqIO's registry.
     split: of a SeqIO task; None if nothing is to be read.
     data_dir: where TFDS finds or puts the data sets of SeqIO tasks.
-    inputs_field: key of the inputs in a .jsonl.
-    targets_field: key of the targets in a .jsonl; lines without it have none.
+    inputs_field: key in a .jsonl, as `targets_field`, which a line may lack.
     prefix: put before every input of a file.
     lengths: most tokens of `inputs` and `targets`, told to the preprocessors of
       a SeqIO task; `append_eos_after_trim` is one that asks.

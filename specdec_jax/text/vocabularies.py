@@ -1,8 +1,4 @@
-"""Vocabularies: text to token ids and back.
-
-A `Vocabulary` wraps a `tokenizers.Tokenizer` with what decoding needs besides:
-which ids end a text, and how a conversation is rendered.
-"""
+"""Vocabularies: text to token ids and back."""
 
 import contextlib
 import dataclasses
@@ -185,8 +181,8 @@ def apply_chat_template(
 
 
 def check_same_vocabulary(target: AnyVocabulary, draft: AnyVocabulary) -> None:
-  """Raises ValueError unless every id means the same token to a target and to
-  its draft model, with the numbers of tokens and the first that differ."""
+  """Raises ValueError unless every id means the same token to both, with the
+  numbers of tokens and the first that differ."""
   ours, theirs = target.tokens(), draft.tokens()
   if ours == theirs:
     return

@@ -31,17 +31,12 @@ def read(
   extra_ids: int | None = None,
   num_rows: int | None = None,
 ) -> AnyVocabulary:
-  """Reads a vocabulary.
+  """Reads a SentencePiece model, or what a folder has in spiece.model or
+  tokenizer.json.
 
-  Args:
-    path: of a SentencePiece model, or of a folder with spiece.model or
-      tokenizer.json.
-    extra_ids: how many sentinels follow the pieces of a SentencePiece model;
-      None means what tokenizer_config.json says, else as
-      `sentencepiece_vocabulary.load` finds.
-    num_rows: rows of the embeddings of the model that it is for, if known.
-
-  Raises ValueError if there is none, or it is broken; ImportError if the
+  `extra_ids` and `num_rows` are those of `sentencepiece_vocabulary.load`, but
+  None first takes the extra ids that tokenizer_config.json states. Raises
+  ValueError if there is no vocabulary, or it is broken; ImportError if the
   package that reads it is not installed.
   """
   path = local_path(path)

@@ -205,7 +205,6 @@ def _prompt(record: Record | None) -> str:
 
 
 def _strip(row: int, records: list[Record]) -> str:
-  """Tokens of each iteration as thin bars that lead to it."""
   if len(records) < 2:
     return ''
   tallest = max(record['committed'] for record in records)

@@ -71,7 +71,6 @@ def render(traced: Trace, *, max_iterations: int | None = None) -> str:
 
 
 def _description(traced: Trace) -> str:
-  """What was written, for those who cannot see it."""
   return '\n'.join(
     wording.visible(
       ''.join(
@@ -224,7 +223,7 @@ def _cut(text: str, num_columns: int) -> list[str]:
 
 
 def _columns(text: str) -> int:
-  """Cells of a text: two for a wide character, none for a combining one."""
+  """Cells: two for a wide character, none for a combining one."""
   wide = sum(unicodedata.east_asian_width(c) in 'WF' for c in text)
   marks = sum(unicodedata.category(c) in ('Mn', 'Me', 'Cf') for c in text)
   return max(len(text) + wide - marks, 1)

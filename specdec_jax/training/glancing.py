@@ -44,7 +44,6 @@ def block_loss(
   validation, prefixes are always the same and nothing is given away.
 
   Args:
-    config: of the drafter.
     gamma: k, masks of a block.
     num_blocks: of every text in one step, each after a prefix of its own; what
       depends on the source alone is computed once.

@@ -58,7 +58,6 @@ def step(
   """Minimises the mean loss of a batch's targets a little.
 
   Args:
-    state: where training is.
     rng_key: of the whole run; the step's own key is folded in.
     batch: `[B, ...]` features.
     loss_fn: sums; their gradient is divided by the batch's whole weight.

@@ -47,13 +47,9 @@ def distillation_loss(
   the two have the same likeliest token: the probability that a greedy draft is
   accepted there.
 
-  Args:
-    config: of the drafter.
-    target: a model, as `--model` takes it; its parameters do not change.
-    kind: see `losses.divergence`, as for `beta`.
-    target_dtype: None takes that of the drafter's activations.
-
-  Raises ValueError if the vocabularies have different sizes.
+  The target is a model, as `--model` takes it, in `target_dtype` or in that of
+  the drafter's activations; its parameters do not change. `losses.divergence`
+  explains `kind` and `beta`. ValueError if the vocabularies differ in size.
   """
   target_config, target_params = read_t5(target, target_dtype or config.dtype)
   if config.vocab_size != target_config.vocab_size:
@@ -188,8 +184,6 @@ def drafter_texts(
     config: of the drafter.
     tokens: whose training inputs are given to it: a folder that `specdec data
       prepare` wrote, or several with one vocabulary.
-    folder: for the texts.
-    batch_size: rows of a batch.
     lengths: columns of the rows, as `inputs` and `targets`.
     num_examples: of a text, the next of the shuffled inputs each time.
     refresh_period: batches from one text to the next.

@@ -199,8 +199,7 @@ def open_run(
 
 
 def _check_network(folder: Path, config: T5Config | DrafterConfig) -> None:
-  """Writes the network's sizes, or compares them; rates and dtypes may change
-  from one start to the next."""
+  """Writes the network's sizes, or compares them but for rate and dtype."""
   if not (folder / model_file.NAME).exists():
     model_file.write(folder, config)
     return
