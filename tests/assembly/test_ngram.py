@@ -30,7 +30,7 @@ def test_an_ngram_table_is_sampled_where_the_target_is(
   )
   choice = drafting.NGram(text=str(tmp_path / 'text.txt'), is_sampled=given)
   drafter = choice.make(target).drafter
-  context = Context(jnp.ones((1, 4), jnp.int32), jnp.array([2]))
+  context = Context(tokens=jnp.ones((1, 4), jnp.int32), lengths=jnp.array([2]))
   draft, _ = jax.eval_shape(
     drafter.propose, (), jax.random.split(jax.random.key(0), 1), context, ()
   )
