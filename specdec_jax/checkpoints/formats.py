@@ -62,11 +62,7 @@ class Format(NamedTuple):
 
 
 def find(path: Path) -> Format:
-  """The format of a file or folder.
-
-  Raises:
-    ValueError: if it is of none.
-  """
+  """The format of a file or folder; raises ValueError if it is of none."""
   if found := find_if_any(path):
     return found
   names = [child.name for child in path.iterdir()] if path.is_dir() else []
@@ -122,9 +118,7 @@ def _in_slices(read: Callable[[Path, Any], Any]) -> _ReadParams:
   return read_params
 
 
-def _vocabulary_in(
-  folders: Callable[[Path], tuple[Path, ...]],
-) -> _ReadVocabulary:
+def _vocabulary_in(folders: Callable[[Path], Any]) -> _ReadVocabulary:
   """Reads the vocabulary of the first folder that has one."""
 
   def read_vocabulary(path: Path, num_rows: int | None) -> AnyVocabulary | None:
@@ -136,9 +130,7 @@ def _vocabulary_in(
   return read_vocabulary
 
 
-def _without_step(
-  save: Callable[[Path, Any, Any], None],
-) -> Callable[[Path, Any, Any, int], None]:
+def _without_step(save: Callable[..., None]) -> Callable[..., None]:
   """Writes a model whose format has no place for the training steps taken."""
   return lambda folder, config, params, step: save(folder, config, params)
 

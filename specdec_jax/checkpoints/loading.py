@@ -95,12 +95,8 @@ def load(
 
 
 def locate(name: str) -> Path:
-  """The file or folder of a model.
-
-  Raises:
-    ValueError: if a name is neither an alias nor a path that exists, or cannot
-      be downloaded.
-  """
+  """The file or folder of a model; raises ValueError if a name is neither an
+  alias nor a path that exists, or cannot be downloaded."""
   if name in pretrained.PACKAGED:
     return pretrained.packaged_file(name)
   if name in pretrained.names():
@@ -125,18 +121,11 @@ def read(
   config: Config | str | None = None,
   only_drafts: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
-  """Sizes and parameters of the model in a file or folder.
+  """Sizes and parameters of the model at a path of `locate`; arguments and
+  errors are those of `load`.
 
-  Args:
-    path: of `locate`.
-    dtype: as for `load`.
-    config: as for `load`.
-    only_drafts: whether it must be a network that only drafts, such as
-      `ende-spec-drafter`, instead of a whole model.
-
-  Raises:
-    ValueError: if the files are not those of a supported network.
-    ImportError: if a package that reads them is not installed.
+  With `only_drafts` it must be a network that only drafts, such as
+  `ende-spec-drafter`, else a whole model.
   """
   found = read_config(path, dtype=dtype, config=config, only_drafts=only_drafts)
   return found, formats.find(path).read_params(path, found, None)
@@ -170,16 +159,8 @@ def is_drafter(path: Path) -> bool:
 def read_vocabulary(
   path: Path, *, num_rows: int | None = None
 ) -> AnyVocabulary | None:
-  """The vocabulary of the model in a file or folder, or None without one.
-
-  Args:
-    path: of `locate`; also of a folder with a vocabulary and no model.
-    num_rows: as for `vocabulary_files.read`.
-
-  Raises:
-    ValueError: if it is broken.
-    ImportError: if the package that reads it is not installed.
-  """
+  """The vocabulary of the model in a file or folder, or None without one; also
+  of a folder with no model. See `vocabulary_files.read`."""
   if path.resolve().parent == pretrained.FOLDER:
     # The vocabulary that all models of this package share lies there.
     path = next(filter(vocabulary_files.is_in, (path, pretrained.FOLDER)), path)

@@ -33,15 +33,9 @@ def write(folder: Path, config: AnyConfig) -> None:
 
 
 def read(path: Path, *, dtype: jnp.dtype | None = None) -> Any:
-  """The sizes in a model.json, given its path or that of its folder.
-
-  `dtype` is that of the parameters, activations and cache; None means as
-  written.
-
-  Raises:
-    ValueError: if the file is missing or broken, or has fields that the
-      network has not.
-  """
+  """The sizes in a model.json, given its path or its folder's; `dtype` None
+  means as written. Raises ValueError if the file is missing or broken, or has
+  fields that the network has not."""
   if path.is_dir():
     path = path / NAME
   if not path.is_file():

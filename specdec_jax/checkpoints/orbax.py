@@ -26,14 +26,9 @@ PARAMS = 'params'
 
 
 def save(folder: Path, config: AnyConfig, params: Any) -> None:
-  """Writes a model that `restore` reads: sizes in JSON, params with Orbax.
-
-  The folder is made if it does not exist; arrays keep their dtypes.
-
-  Raises:
-    ValueError: if the folder already holds parameters.
-    ImportError: if the orbax-checkpoint package is not installed.
-  """
+  """Writes a model that `restore` reads: sizes in JSON, params with Orbax, in
+  their dtypes. Makes the folder; raises ValueError if it holds parameters, and
+  ImportError without the orbax-checkpoint package."""
   if (folder / PARAMS).exists():
     raise ValueError(f'{folder} already holds parameters')
   folder.mkdir(parents=True, exist_ok=True)
@@ -53,24 +48,17 @@ def restore(folder: Path, expected: Any) -> Any:
 
 
 def write_tree(folder: Path, tree: Any) -> None:
-  """Writes a tree of arrays; the folder appears when it is complete.
-
-  Raises:
-    OSError: if there is no space for it.
-  """
+  """Writes a tree of arrays; the folder appears when it is complete. Raises
+  OSError if there is no space for it."""
   checkpointer = import_orbax().PyTreeCheckpointer()
   with full_disk.named(folder, tree):
     checkpointer.save(folder.absolute(), tree)
 
 
 def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
-  """The stored arrays of a tree of Orbax by name, without reading them.
-
-  With a `prefix`, only those below it, and their names without it.
-
-  Raises:
-    ValueError: if the tree was not written to its end, or is damaged.
-  """
+  """The stored arrays of a tree of Orbax by name, without reading them; with a
+  `prefix`, those below it, and their names without it. Raises ValueError if the
+  tree was not written to its end, or is damaged."""
   path = folder / _METADATA
   if not path.is_file():
     raise ValueError(

@@ -40,10 +40,8 @@ class Parameter:
 
 
 def of(config: Config, name_of: Callable[[str], str]) -> tuple[Parameter, ...]:
-  """Every parameter of a network, those outside of its layers first.
-
-  `name_of` gives from a path in our tree the name in a file.
-  """
+  """Every parameter of a network, those outside of its layers first; `name_of`
+  gives from a path in our tree the name in a file."""
   leaves = stored_arrays.flatten(families.param_shapes(config))
   return tuple(
     Parameter(
@@ -54,13 +52,8 @@ def of(config: Config, name_of: Callable[[str], str]) -> tuple[Parameter, ...]:
 
 
 def renamed(path: str, names: Mapping[str, str], layer: str) -> str:
-  """The name of a parameter in a file that calls it weight or bias.
-
-  Args:
-    path: in a tree with branches `layers_0`, `layers_1` ...
-    names: of its other branches.
-    layer: of layer N, with `{}` in place of the N.
-  """
+  """The name in a file that calls it weight or bias. `names` are those of the
+  branches, `layer` that of `layers_N`, with `{}` in place of the N."""
   branch, leaf = path.rsplit('/', 1)
   prefix = ''
   if branch.startswith('layers_'):
@@ -74,10 +67,8 @@ def read_all(
   parameters: Sequence[Parameter],
   dtype: jnp.dtype,
 ) -> dict[str, Any]:
-  """Our tree of the tensors in a file, read and converted in a few threads.
-
-  `read` gives a parameter's float32 tensor `[file_shape]`.
-  """
+  """Our tree of the tensors in a file, converted in a few threads; `read` gives
+  a parameter's float32 tensor `[file_shape]`."""
 
   def to_device(parameter: Parameter) -> jax.Array:
     values = read(parameter)

@@ -24,10 +24,7 @@ _FLOATS = ('F64', 'F32', 'F16', 'BF16')
 def open_tensors(folder: Path, *, num_layers: int) -> dict[str, Any]:
   """The open file of every tensor name.
 
-  Args:
-    folder: with model.safetensors, or model.safetensors.index.json and the
-      files that it names.
-    num_layers: that config.json or model.json states, of all stacks.
+  `num_layers` is what config.json or model.json states, of all stacks.
 
   Raises:
     ValueError: if a file or a tensor of the index is missing, or a file is
@@ -137,13 +134,9 @@ def read_params(
 def write_params(
   folder: Path, params: dict[str, Any], parameters: Sequence[Parameter]
 ) -> str:
-  """Writes our tree as model.safetensors; returns the name of its dtype.
-
-  The folder is made if it does not exist, and arrays keep their dtypes.
-
-  Raises:
-    ValueError: if a parameter is missing or of another shape.
-  """
+  """Writes our tree as model.safetensors, in its own dtypes, and makes the
+  folder; returns the name of the dtype. Raises ValueError if a parameter is
+  missing or of another shape."""
   safetensors_numpy = require(
     'safetensors.numpy', extra='models', purpose='a safetensors file'
   )

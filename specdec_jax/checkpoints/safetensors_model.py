@@ -18,13 +18,8 @@ from specdec_jax.models.families import AnyConfig
 
 
 def save(folder: Path, config: AnyConfig, params: Any) -> None:
-  """Writes a model that `read_params` reads; arrays keep their dtypes.
-
-  The folder is made if it does not exist, and files in it are overwritten.
-
-  Raises:
-    ValueError: if a parameter is missing or of another shape.
-  """
+  """Writes a model that `read_params` reads, over what is in the folder; see
+  `safetensors_folder.write_params`."""
   safetensors_folder.write_params(folder, params, _parameters(config))
   model_file.write(folder, config)
 
@@ -36,11 +31,8 @@ def is_model(folder: Path) -> bool:
 
 
 def read_params(folder: Path, config: AnyConfig) -> dict[str, Any]:
-  """Reads the parameters that `save` wrote, in the config's dtype.
-
-  Raises:
-    ValueError: if the file is incomplete, or holds other arrays.
-  """
+  """Reads the parameters that `save` wrote, in the config's dtype; raises
+  ValueError if the file is incomplete, or holds other arrays."""
   # First: a model.json may state a thousand layers that are not there.
   tensors = safetensors_folder.open_tensors(
     folder, num_layers=sum(families.num_layers(config))

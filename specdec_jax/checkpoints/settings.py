@@ -78,13 +78,11 @@ class Settings:
 
   def flag(self, key: str, default: bool | None = None) -> bool:
     """True or false, not a string such as 'true'."""
-    is_flag = lambda value: type(value) is bool
-    return self._read(key, default, is_flag, 'true or false')
+    return self._read(key, default, lambda v: type(v) is bool, 'true or false')
 
   def text(self, key: str, default: str | None = None) -> str:
     """A string."""
-    is_text = lambda value: isinstance(value, str)
-    return self._read(key, default, is_text, 'a string')
+    return self._read(key, default, lambda v: isinstance(v, str), 'a string')
 
   def texts(self, key: str, default: list[str] | None = None) -> list[str]:
     """A list of strings."""
@@ -101,8 +99,7 @@ class Settings:
       values = value if isinstance(value, list) else [value]
       return all(type(v) is int and 0 <= v <= most for v in values)
 
-    expected = f'token ids from 0 to {most}'
-    value = self._read(key, [], is_ids, expected)
+    value = self._read(key, [], is_ids, f'token ids from 0 to {most}')
     return value if isinstance(value, list) else [value]
 
   def at(self, key: str) -> 'Settings':
@@ -131,11 +128,7 @@ class Settings:
 
 
 def read(path: Path) -> Settings:
-  """The JSON object in a file.
-
-  Raises:
-    ValueError: if there is no such file, or it holds no JSON object.
-  """
+  """The JSON object in a file; raises ValueError if there is none."""
   try:
     values = json.loads(path.read_text(encoding='utf-8'))
   except OSError as error:

@@ -37,11 +37,9 @@ def open_all(
 ) -> dict[str, Stored]:
   """Opens arrays, all at once, by name; reads none of their values.
 
-  `source` is what errors call the checkpoint, here and below.
-
-  Raises:
-    ValueError: if an array is not there or is not what its spec says.
-    ImportError: if the tensorstore package is not installed.
+  `source` is what errors call the checkpoint, here and below. Raises ValueError
+  if an array is not there or is not what its spec says, and ImportError without
+  the tensorstore package.
   """
   tensorstore = import_tensorstore()
   futures, arrays = {}, {}
@@ -59,11 +57,8 @@ def open_all(
 
 
 def _check_chunks(store: Stored) -> None:
-  """Raises ValueError if a chunk is larger than its array.
-
-  Memory is allocated for a whole chunk, however little of it is stored: 4 MB
-  of gzip could take 4 GB, and a chunk larger than memory ends the process.
-  """
+  """Raises ValueError if a chunk is larger than its array: it is allocated
+  whole, and 4 MB of gzip could take 4 GB."""
   shape, chunk = store.shape, store.chunk_layout.read_chunk.shape or ()
   if any(c > max(1, s) for c, s in zip(chunk, shape, strict=True)):
     sizes = ('x'.join(map(str, each)) for each in (chunk, shape))
@@ -97,13 +92,11 @@ def read_tree(
 
   Args:
     arrays: stored arrays by name, keys joined by '/'.
-    expected: a tree of dicts of `jax.ShapeDtypeStruct`. Where a leaf has a
-      sharding, this process reads the slices of its own devices, each once, and
-      no others. Floats are read of any width, integers of their own.
+    expected: a tree of dicts of `jax.ShapeDtypeStruct`; the result has arrays
+      in their places. Where a leaf has a sharding, this process reads the
+      slices of its own devices, each once, and no others. Floats are read of
+      any width, integers of their own.
     source: what the errors call the checkpoint.
-
-  Returns:
-    A tree like `expected`, of arrays.
 
   Raises:
     ValueError: if arrays are missing, unexpected, of other shapes or types, or
@@ -160,11 +153,8 @@ def _values(stored: Stored, index: tuple[slice, ...]) -> np.ndarray:
 
 
 def whole_number(stored: Stored, *, source: str, name: str) -> int:
-  """The value of a stored scalar, which the errors call `name`.
-
-  Raises:
-    ValueError: if it is no whole number, or cannot be read.
-  """
+  """The value of a stored scalar, which the errors call `name`; raises
+  ValueError if it is no whole number, or cannot be read."""
   shape, dtype = stored.shape, describe(stored).dtype
   if tuple(shape) or not np.issubdtype(dtype, np.integer):
     raise ValueError(

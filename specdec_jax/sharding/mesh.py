@@ -36,17 +36,12 @@ def make(
   model_parallel_submesh: Sequence[int] | None = None,
   devices: Sequence[Any] | None = None,
 ) -> Mesh:
-  """A mesh `(data, model)` over all devices.
+  """A mesh `(data, model)` over the devices, by default all.
 
-  Args:
-    num_partitions: devices that share one copy of the model, T5X's name.
-    model_parallel_submesh: the same as a box `(x, y, z, cores)` of the slice,
-      T5X's name; one of the two, or neither for a default by device kind: a
-      2x2 tile on a TPU (or all devices, if fewer), 1 elsewhere.
-    devices: those to use; all by default.
-
-  Raises:
-    ValueError: if both are given, or do not divide the devices.
+  `num_partitions` of them share one copy of the model, or, under T5X's name,
+  `model_parallel_submesh`, a box `(x, y, z, cores)` of the slice. The default
+  is by device kind: a 2x2 tile on a TPU (or all devices, if fewer), 1
+  elsewhere. Raises ValueError if both are given, or do not divide the devices.
   """
   devices = list(jax.devices() if devices is None else devices)
   if num_partitions is not None and model_parallel_submesh is not None:
@@ -63,9 +58,8 @@ def make(
     raise ValueError(
       f'{len(devices)} devices do not divide into replicas of {num_partitions}'
     )
-  shape = (len(devices) // num_partitions, num_partitions)
   return jax.make_mesh(
-    shape,
+    (len(devices) // num_partitions, num_partitions),
     (rules.DATA, rules.MODEL),
     axis_types=(AxisType.Auto,) * 2,
     devices=devices,
@@ -117,16 +111,8 @@ def _grid(devices: Sequence[Any]) -> np.ndarray:
 
 
 def check_divides(mesh: Mesh, params: Any, *, batch_size: int) -> None:
-  """Checks that parameters and batch can be split over the mesh.
-
-  Args:
-    mesh: of `make`.
-    params: a tree of arrays or shapes under T5X's names.
-    batch_size: rows of a decode.
-
-  Raises:
-    ValueError: if not, naming the first axes with both numbers.
-  """
+  """Raises ValueError, with both numbers, unless a tree of arrays or shapes
+  under T5X's names and a batch's rows can be split over the mesh."""
   sizes = dict(mesh.shape)
   if batch_size % sizes[rules.DATA]:
     raise ValueError(
@@ -167,15 +153,10 @@ def place_batch(batch: Mapping[str, np.ndarray]) -> dict[str, Array]:
   """A batch as global arrays, split over the `data` axis of the mesh that is
   set (`jax.set_mesh`), if any.
 
-  Every process gives the whole batch, and each of its devices takes the rows of
-  its own place on the mesh: devices that share a copy of the model take the
-  same rows, even where they belong to different processes.
-
-  Args:
-    batch: features of all rows, `[B, ...]`.
-
-  Raises:
-    ValueError: if the rows do not divide over the data-parallel devices.
+  Every process gives the features of all rows, `[B, ...]`, and each device
+  takes the rows of its own place on the mesh: devices that share a copy of the
+  model take the same rows, even where they belong to different processes.
+  Raises ValueError if the rows do not divide over the data-parallel devices.
   """
   mesh = jax.sharding.get_mesh()
   if mesh.empty:
@@ -203,14 +184,9 @@ def fetch(arrays: Any) -> Any:
 
 
 def state_shardings(mesh: Mesh, state: Any) -> Any:
-  """Where the state of a decode lies: rows over `data`, heads over `model`.
-
-  Args:
-    mesh: of `make`.
-    state: a tree of arrays or shapes, rows first in each. Those of four axes
-      are taken for caches `[B, H, S, D]`. An axis that does not divide stays
-      whole.
-  """
+  """Where a tree of arrays or shapes, rows first in each, lies: rows over
+  `data`, and heads over `model` in those of four axes, taken for caches
+  `[B, H, S, D]`. An axis that does not divide stays whole."""
 
   def place(leaf: Any) -> NamedSharding:
     axes: tuple[str | None, ...] = ('batch',) + (None,) * (leaf.ndim - 1)
@@ -251,22 +227,12 @@ def device_mesh(
   model_parallel_submesh: Sequence[int] | None = None,
   num_devices: int | None = None,
 ) -> Mesh:
-  """The devices that decode; see `make`.
-
-  Args:
-    num_partitions: devices that share one copy of the model; None for the
-      default of this kind of device.
-    model_parallel_submesh: the same as a box of a TPU slice.
-    num_devices: the first so many; None for all.
-
-  Raises:
-    ValueError: if there are not so many, or they do not divide.
-  """
+  """`make` of the first `num_devices` devices, None being all; raises
+  ValueError if there are not so many."""
   check_devices(1 if num_devices is None else num_devices)
+  has_submesh = model_parallel_submesh is not None
   return make(
-    num_partitions=None
-    if model_parallel_submesh is not None
-    else num_partitions,
+    num_partitions=None if has_submesh else num_partitions,
     model_parallel_submesh=model_parallel_submesh,
     devices=jax.devices()[:num_devices],
   )

@@ -38,26 +38,15 @@ _PARAMETER_AXES: dict[tuple[str, ...], tuple[str | None, ...]] = {
 
 
 def parameter_axes(path: Any, leaf: Any) -> tuple[str | None, ...]:
-  """The logical axes of a parameter; for `jax.tree_util.tree_map_with_path`.
-
-  Args:
-    path: keys of a tree under T5X's names.
-    leaf: the array, or its shape.
-
-  Returns:
-    A name for every axis; None where the table names nothing: such parameters,
-    norms among them, are kept whole on every device.
-  """
+  """The logical axes of a parameter at a path of `tree_map_with_path`; None for
+  those that the table does not name, such as norms, which are kept whole."""
   names = jax.tree_util.keystr(path, simple=True, separator='/').split('/')
   return _PARAMETER_AXES.get(tuple(names[-2:]), (None,) * len(leaf.shape))
 
 
 def partition_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
-  """The mesh axes of an array with these logical axes.
-
-  Raises:
-    ValueError: if the table does not know an axis.
-  """
+  """The mesh axes of an array with these logical axes; raises ValueError for an
+  axis that the table does not know."""
   for axis in axes:
     if axis is not None and axis not in MESH_AXIS:
       raise ValueError(
@@ -67,11 +56,8 @@ def partition_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
-  """Asks the compiler to lay `x` out by its logical axes.
-
-  An axis that its mesh axis does not divide stays whole: key-value heads that
-  are fewer than the devices are, for instance.
-  """
+  """Asks the compiler to lay `x` out by its logical axes; see `fitting_spec`:
+  key-value heads that are fewer than the devices stay whole, for instance."""
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return x
@@ -86,12 +72,8 @@ def map_shards(
   """`fn(*arrays)` on every device's own part of the arrays.
 
   For operations that index a split axis and need nothing from other devices,
-  which the compiler cannot know. Without a mesh it is a plain call.
-
-  Args:
-    fn: the result has the shape and axes of the first array.
-    arrays: its arguments.
-    axes: logical axes of each of them.
+  which the compiler cannot know. `axes` are the logical axes of each array; the
+  result has shape and axes of the first. Without a mesh it is a plain call.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:

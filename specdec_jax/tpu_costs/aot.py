@@ -23,8 +23,7 @@ from specdec_jax.files.require import require
 from specdec_jax.tpu_costs import hlo
 from specdec_jax.tpu_costs.chips import CHIPS, Chip
 
-# Between neighbours, whatever the size: an assumption, the one figure here that
-# nobody publishes.
+# Between neighbours: an assumption, the one figure that nobody publishes.
 _HOP_SECONDS = 1e-6
 # What the TPU compiler asks of a machine without TPUs.
 _ENVIRONMENT = {
@@ -57,14 +56,12 @@ class ProgramCost:
     num_instructions: that run one after the other.
     num_collectives: that run.
     seconds: the roofline: the larger of the next two, and those after them.
-    memory_seconds: for bytes.
-    flop_seconds: for arithmetic.
-    launch_seconds: for instructions as such.
-    collective_seconds: for collectives.
+    memory_seconds, flop_seconds: for bytes, and for arithmetic.
+    launch_seconds, collective_seconds: for instructions as such, and for
+      collectives.
     compiler_seconds: the compiler's own estimate of the cycles, as far as it
       made any; a second opinion.
-    argument_bytes: of parameters and caches.
-    temporary_bytes: that the program needs besides.
+    argument_bytes, temporary_bytes: of parameters and caches, and besides.
     compile_seconds: on this machine.
   """
 
@@ -84,12 +81,8 @@ class ProgramCost:
 
 
 def find_slice(name: str) -> Slice:
-  """The slice of a topology such as `v4:1x1x1`, `v5e:2x4` or `v6e:2x2`.
-
-  Raises:
-    ImportError: if libtpu is not installed.
-    ValueError: if there is no such topology.
-  """
+  """The slice of a topology such as `v4:1x1x1`, `v5e:2x4` or `v6e:2x2`; raises
+  ValueError if there is none, ImportError if libtpu is not installed."""
   match = re.fullmatch(r'([a-z0-9]+):(\d+(?:x\d+){0,2})', name)
   if not match or match[1] not in CHIPS:
     raise ValueError(
@@ -137,15 +130,9 @@ class Job(NamedTuple):
 def compile_all(
   jobs: Sequence[Job], advance: Callable[[int], None] = lambda num_done: None
 ) -> list[tuple[Any, float]]:
-  """Compiles for the devices that the jobs' shardings name, two at a time;
-  `advance` is called with 1 after each.
-
-  Returns:
-    The compiled programs, each with the seconds that its compilation took.
-
-  Raises:
-    ValueError: if one does not fit in the memory of its devices.
-  """
+  """The jobs compiled, two at a time, each with the seconds that it took;
+  `advance` is called with 1 after each. Raises ValueError if one does not fit
+  in the memory of its devices."""
 
   def finish(lowered: Any) -> tuple[Any, float]:
     started = time.perf_counter()
@@ -193,13 +180,8 @@ def price(
   chip: Chip,
   num_partitions: Sequence[int],
 ) -> list[ProgramCost]:
-  """The costs of programs that the TPU compiler made, on one scale.
-
-  Args:
-    programs: of `compile_all`.
-    chip: that they were compiled for.
-    num_partitions: of each, chips that take part in a collective.
-  """
+  """The costs of programs of `compile_all`, on one scale; `num_partitions` says
+  of each how many chips take part in its collectives."""
   costs = [hlo.Program(each.as_text()).cost() for each, _ in programs]
   # What the compiler expects of the least instructions, in any of them.
   small = [cycles for cost in costs for cycles in cost.small_cycles]

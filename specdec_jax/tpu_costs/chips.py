@@ -35,14 +35,12 @@ class Chip:
 
   Attributes:
     name: as in a topology, `v4:2x2x1`.
-    memory_bytes: of its main memory.
-    memory_bandwidth: bytes per second.
+    memory_bytes, memory_bandwidth: of its main memory, in bytes and per second.
     peak_flops: bfloat16 operations per second, a multiply-add being two.
-    link_bandwidth: bytes per second that it can send to its neighbours
-      together.
+    link_bandwidth: bytes per second that it can send to all its neighbours.
     num_matrix_units: of all its cores.
-    matrix_size: rows and columns of a matrix unit.
-    cell_rate: multiply-adds of each of its cells per cycle.
+    matrix_size, cell_rate: rows and columns of a matrix unit, and multiply-adds
+      of each of its cells per cycle.
     num_dimensions: of the torus that its slices are cut from.
   """
 

@@ -35,14 +35,10 @@ _TO_PROBS = logits.standardize(temperature=1.0)
 class Workload:
   """What is to be decoded, and on what; raises ValueError for a number below 1.
 
-  Attributes:
-    slice: the TPUs.
-    target: sizes of the target; its dtype is that of weights and caches.
-    draft: sizes of the draft model.
-    batch_size: rows decoded together.
-    input_length: tokens of the encoder, or of a decoder-only model's prompt.
-    output_length: new tokens per row.
-    num_partitions: chips that share a copy of the target.
+  The dtype of `target` is that of weights and caches. `input_length` counts
+  tokens of the encoder, or of a decoder-only model's prompt, `output_length`
+  new tokens per row, `num_partitions` the chips that share a copy of the
+  target.
   """
 
   slice: Slice
@@ -95,10 +91,7 @@ class Shapes:
 
 
 def model_shapes(
-  workload: Workload,
-  config: T5Config,
-  max_gamma: int,
-  notes: list[str],
+  workload: Workload, config: T5Config, max_gamma: int, notes: list[str]
 ) -> Shapes:
   """A model on the mesh; a draft model that does not divide is replicated, and
   `notes` get a sentence that says so."""
@@ -151,20 +144,12 @@ def _with_sharding(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
 def on_mesh(workload: Workload, tree: Any, *, is_split: bool = True) -> Any:
   """Rows over `data`, the heads of caches over `model`."""
   mesh = workload.mesh
-  sizes = dict(mesh.shape)
 
   def place(leaf: Any) -> jax.ShapeDtypeStruct:
-    names = ('batch', 'heads', None, None)[: len(leaf.shape)]
-    is_cache = len(leaf.shape) == 4 and is_split
-    axes = [
-      axis
-      if axis and size % sizes[axis] == 0 and (i == 0 or is_cache)
-      else None
-      for i, (axis, size) in enumerate(
-        zip(rules.partition_spec(names), leaf.shape, strict=False)
-      )
-    ]
-    return _with_sharding(leaf, NamedSharding(mesh, PartitionSpec(*axes)))
+    heads = 'heads' if leaf.ndim == 4 and is_split else None
+    axes = ('batch', heads, *[None] * leaf.ndim)[: leaf.ndim]
+    spec = rules.fitting_spec(mesh, leaf.shape, axes)
+    return _with_sharding(leaf, NamedSharding(mesh, spec))
 
   return jax.tree.map(place, tree)
 
@@ -214,15 +199,10 @@ def pair_costs(
 ) -> PairCosts:
   """Compiles the parts of an iteration and prices them.
 
-  Args:
-    workload: what is to be decoded.
-    max_gamma: the widest target call has one position more; a middle one is
-      compiled too.
-    advance: called with 1 after each of the `num_parts(max_gamma)` programs.
-
-  Raises:
-    ValueError: if the workload does not fit on the chips, in bytes, or cannot
-      be split over them.
+  The widest target call has `max_gamma + 1` positions; a middle one is compiled
+  too. `advance` is called with 1 after each of the `num_parts(max_gamma)`
+  programs. Raises ValueError if the workload does not fit on the chips, in
+  bytes, or cannot be split over them.
   """
   notes: list[str] = []
   target, draft = (

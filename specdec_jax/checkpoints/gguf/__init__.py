@@ -57,12 +57,9 @@ _LLAMA3_WORDS = (
 def read_config(path: Path, *, dtype: jnp.dtype = jnp.float32) -> LlamaConfig:
   """The sizes that a GGUF file's metadata and tensors state.
 
-  `dtype` is that of the parameters, activations and cache.
-
-  Raises:
-    ValueError: if the file is truncated or no GGUF file, if it is not a Llama,
-      or one with features that `models.llama` does not compute (experts, scaled
-      rotary positions, a sliding window).
+  Raises ValueError if the file is truncated or no GGUF file, if it is not a
+  Llama, or one with features that `models.llama` does not compute (experts,
+  scaled rotary positions, a sliding window).
   """
   file = container.open_gguf(path)
   values = Settings(path=file.path, values=file.metadata)
@@ -106,12 +103,9 @@ def read_config(path: Path, *, dtype: jnp.dtype = jnp.float32) -> LlamaConfig:
 
 
 def read_params(path: Path, config: LlamaConfig) -> dict[str, Any]:
-  """The tree of `models.llama.Llama` in a file, in the config's dtype.
-
-  Raises:
-    ValueError: if a tensor is missing, unexpected, of another shape, of a type
-      that cannot be dequantised, or not finite.
-  """
+  """The tree of `models.llama.Llama` in a file, in the config's dtype; raises
+  ValueError if a tensor is missing, unexpected, of another shape, of a type
+  that cannot be dequantised, or not finite."""
   if not isinstance(config, LlamaConfig):
     raise ValueError(f'{path} holds a Llama, not the sizes of a {config}')
   file = container.open_gguf(path)
@@ -155,10 +149,8 @@ def num_rotary_heads(config: LlamaConfig, parameter: Parameter) -> int:
 
 
 def split_rotary_halves(values: np.ndarray, num_heads: int) -> np.ndarray:
-  """Undoes the interleaving of llama.cpp's converter, in `[heads * D, ...]`.
-
-  Rows 2i and 2i + 1 of a head are a pair before, i and i + D/2 after it.
-  """
+  """Undoes the interleaving of llama.cpp's converter, in `[heads * D, ...]`:
+  rows 2i and 2i + 1 of a head are a pair before, i and i + D/2 after it."""
   by_pair = values.reshape(num_heads, -1, 2, *values.shape[1:])
   return by_pair.swapaxes(1, 2).reshape(values.shape)
 
@@ -192,8 +184,7 @@ def _check_supported(
   if 0 < window < max_positions:
     refuse(f'its attention slides over {window} of {max_positions} positions')
   for key in ('llama.attention.key_length', 'llama.attention.value_length'):
-    size = values.count(key, head_dim)
-    if size != head_dim:
+    if (size := values.count(key, head_dim)) != head_dim:
       refuse(f'{key} is {size}, rotary positions turn {head_dim}')
   has_length = values.has('llama.attention.key_length')
   if not has_length and head_dim * num_heads != embed_dim:
@@ -203,14 +194,9 @@ def _check_supported(
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-  """The vocabulary in a GGUF file: byte-level pairs, as GPT-2's.
-
-  Equal to Hugging Face's tokenizer of the same model.
-
-  Raises:
-    ValueError: if it has none, or one of another kind.
-    ImportError: if the tokenizers package is not installed.
-  """
+  """The vocabulary in a GGUF file: byte-level pairs, as GPT-2's, equal to
+  Hugging Face's tokenizer of the same model. Raises ValueError if it has none
+  or another kind, and ImportError without the tokenizers package."""
   file = container.open_gguf(path)
   values = Settings(path=file.path, values=file.metadata)
   tokens = values.texts(_TOKENS)

@@ -35,13 +35,8 @@ _BLOCKS_AT_A_TIME = 2048
 
 @dataclasses.dataclass(frozen=True)
 class TensorInfo:
-  """Where a tensor lies in the file.
-
-  Attributes:
-    shape: slowest axis first.
-    type_id: how it is quantised, a `gguf.GGMLQuantizationType`.
-    offset: in bytes, from the start of the file.
-  """
+  """Where a tensor lies: its shape, slowest axis first; how it is quantised, a
+  `gguf.GGMLQuantizationType`; its offset in bytes from the file's start."""
 
   shape: tuple[int, ...]
   type_id: int
@@ -50,14 +45,8 @@ class TensorInfo:
 
 @dataclasses.dataclass(frozen=True)
 class GgufFile:
-  """An open GGUF file.
-
-  Attributes:
-    path: where it is.
-    metadata: strings, numbers, lists of strings and arrays of numbers, by key.
-    tensors: what tensors it holds, by name.
-    data: uint8 `[bytes]`, the mapped file.
-  """
+  """An open GGUF file: strings, numbers, lists of strings and arrays of numbers
+  by key; tensors by name; and the mapped file, uint8 `[bytes]`."""
 
   path: str
   metadata: dict[str, Any]
@@ -107,12 +96,8 @@ class _Cursor:
 
 
 def open_gguf(path: Path) -> GgufFile:
-  """Maps a GGUF file and reads its header.
-
-  Raises:
-    ValueError: if it is no GGUF file, of another version, or truncated.
-    OSError: if it cannot be opened.
-  """
+  """Maps a GGUF file and reads its header; raises ValueError if it is no GGUF
+  file, of another version, or truncated, OSError if it cannot be opened."""
   with path.open('rb') as file:
     magic = file.read(len(_MAGIC))
   if magic != _MAGIC:
@@ -193,12 +178,8 @@ def _block_sizes(name: str, type_id: int) -> tuple[int, int]:
 
 
 def read_tensor(file: GgufFile, name: str) -> np.ndarray:
-  """One tensor, dequantised: float32 of its shape, in memory of its own.
-
-  Raises:
-    ValueError: if its type cannot be dequantised, or it holds a NaN or an
-      infinity.
-  """
+  """One tensor, dequantised: float32 of its shape, in memory of its own. Raises
+  ValueError if its type cannot be, or it holds a NaN or an infinity."""
   gguf = _import_gguf()
   info = file.tensors[name]
   quantization = gguf.GGMLQuantizationType(info.type_id)

@@ -26,15 +26,9 @@ _NETWORKS: dict[str, Any] = {'llama': llama, 't5': t5}
 
 
 def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> Config:
-  """The sizes that a folder's config.json states.
-
-  `dtype` is that of the parameters, activations and cache.
-
-  Raises:
-    ValueError: if config.json is missing or broken, describes a network that
-      `models.llama` and `models.t5` do not compute, or its weights are
-      quantised.
-  """
+  """The sizes that a folder's config.json states; raises ValueError if it is
+  missing or broken, describes a network that `models.llama` and `models.t5` do
+  not compute, or its weights are quantised."""
   values = settings.read(folder / CONFIG)
   kind = values.text('model_type')
   networks = {name: n for n in _NETWORKS.values() for name in n.MODEL_TYPES}
@@ -53,12 +47,8 @@ def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> Config:
 
 
 def read_params(folder: Path, config: Config) -> dict[str, Any]:
-  """The tree of our network in a folder's files, in the config's dtype.
-
-  Raises:
-    ValueError: if a file or a tensor is missing, or a tensor is unexpected, of
-      another shape, not floating point, or not finite.
-  """
+  """The tree of our network in a folder's files, in the config's dtype; see
+  `safetensors_folder` for the errors."""
   network = _network_of(config)
   tensors = safetensors_folder.open_tensors(
     folder, num_layers=sum(families.num_layers(config))
@@ -70,15 +60,9 @@ def read_params(folder: Path, config: Config) -> dict[str, Any]:
 
 
 def save(folder: Path, config: AnyConfig, params: dict[str, Any]) -> None:
-  """Writes a folder that this module and transformers read.
-
-  It is made if it does not exist, files in it are overwritten, and tensors keep
-  the dtype of `params`.
-
-  Raises:
-    ValueError: if a parameter is missing or of another shape, or the network
-      is one that transformers does not compute.
-  """
+  """Writes a folder that this module and transformers read, over what is in it;
+  tensors keep the dtype of `params`. Raises ValueError if a parameter is
+  missing or of another shape, or transformers has no such network."""
   network = _network_of(config)
   parameters = network.parameters_of(config)
   dtype = safetensors_folder.write_params(folder, params, parameters)
@@ -97,11 +81,8 @@ def read_vocabulary(folder: Path) -> Vocabulary:
   """The vocabulary of a folder: tokenizer.json and what stands beside it.
 
   End-of-text ids are those of `read_eos_ids`, else the tokenizer's own end
-  token.
-
-  Raises:
-    ValueError: if tokenizer.json is missing or broken.
-    ImportError: if the tokenizers package is not installed.
+  token. Raises ValueError if tokenizer.json is missing or broken, and
+  ImportError without the tokenizers package.
   """
   path = folder / 'tokenizer.json'
   if not path.is_file():
@@ -128,11 +109,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 
 
 def read_eos_ids(folder: Path) -> tuple[int, ...]:
-  """End-of-text ids that generation_config.json states, else config.json.
-
-  Raises:
-    ValueError: if one of them is broken.
-  """
+  """End-of-text ids that generation_config.json states, else config.json."""
   for name in ('generation_config.json', CONFIG):
     values = settings.read_if_any(folder / name)
     if ids := values.ids('eos_token_id'):
@@ -168,16 +145,10 @@ def _read_chat_template(folder: Path, values: Settings) -> str | None:
 
 
 def download(repository: str) -> Path:
-  """The folder of a model of the Hugging Face hub, downloaded unless cached.
-
-  Args:
-    repository: `organisation/name`, or `organisation/name@revision` with a
-      branch, tag or commit.
-
-  Raises:
-    ValueError: if the name is malformed or the download fails.
-    ImportError: if the huggingface_hub package is not installed.
-  """
+  """The folder of a model of the Hugging Face hub, downloaded unless cached:
+  `organisation/name`, or `organisation/name@revision` with a branch, tag or
+  commit. Raises ValueError if the name is malformed or the download fails, and
+  ImportError without the huggingface_hub package."""
   name, at, revision = repository.partition('@')
   is_name = name.count('/') == 1 and all(name.split('/'))
   if not is_name or bool(at) != bool(revision):

@@ -43,11 +43,8 @@ def read_config(values: Settings, dtype: Any) -> LlamaConfig:
   """The sizes that config.json states.
 
   Llama, Mistral and Qwen2 are one network: Mistral without its sliding window
-  is Llama, Qwen2 has biases on queries, keys and values.
-
-  Raises:
-    ValueError: if it describes a network with features that `models.llama` does
-      not compute.
+  is Llama, Qwen2 has biases on queries, keys and values. Raises ValueError for
+  features that `models.llama` does not compute.
   """
   kind = values.text('model_type')
   for reason in _unsupported(values):

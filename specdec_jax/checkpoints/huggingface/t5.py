@@ -56,12 +56,9 @@ _PROJECTIONS = {
 
 
 def read_config(values: Settings, dtype: Any) -> T5Config:
-  """The sizes that config.json states.
-
-  Raises:
-    ValueError: if it, or generation_config.json beside it, describes a network
-      that `models.t5` does not compute.
-  """
+  """The sizes that config.json states; raises ValueError if it, or
+  generation_config.json beside it, describes what `models.t5` does not
+  compute."""
   _check_supported(values)
   generation = Path(values.path).with_name('generation_config.json')
   _check_ids(settings.read_if_any(generation))
@@ -158,11 +155,8 @@ def needed(
 
 
 def parameters_of(config: T5Config) -> tuple[Parameter, ...]:
-  """Every parameter of a model of these sizes, by Hugging Face's name.
-
-  Raises:
-    ValueError: if transformers has no such T5.
-  """
+  """Every parameter of a model of these sizes, by Hugging Face's name; raises
+  ValueError if transformers has no such T5."""
   if not config.num_encoder_layers:
     raise ValueError('Hugging Face has no T5 without an encoder')
   _projection_of(config)

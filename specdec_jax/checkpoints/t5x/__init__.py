@@ -28,17 +28,9 @@ _STATE = 'state'
 
 
 def read_config(path: Path, *, sizes: Any, dtype: jnp.dtype) -> Config:
-  """The sizes of a checkpoint, which does not state them.
-
-  Args:
-    path: as for `find`.
-    sizes: a config, a name of `models.presets`, or the path of a model.json;
-      None for a model.json in one of `folders`.
-    dtype: of the parameters, activations and cache.
-
-  Raises:
-    ValueError: if the sizes are none of these, or there are none.
-  """
+  """The sizes of a checkpoint, which does not state them: `sizes` is a config,
+  a name of `models.presets`, the path of a model.json, or None for a model.json
+  in one of `folders`. Raises ValueError if it is none of these."""
   if isinstance(sizes, str):
     if sizes in presets.PRESETS:
       return presets.preset(sizes, dtype=dtype)
@@ -61,16 +53,9 @@ def read_config(path: Path, *, sizes: Any, dtype: jnp.dtype) -> Config:
 
 
 def read_target(path: Path | str, expected: Any) -> Any:
-  """Reads the parameters of a checkpoint, and never the optimizer's state.
-
-  `path` is as for `find`; `expected`, a tree of dicts of
-  `jax.ShapeDtypeStruct`, and the result are as for `stored_arrays.read_tree`.
-
-  Raises:
-    ValueError: if there is no finished checkpoint, if it is damaged, or if
-      its arrays have other names or shapes.
-    ImportError: if the tensorstore package is not installed.
-  """
+  """Reads the parameters of a checkpoint, and never the optimizer's state; see
+  `find` and `stored_arrays.read_tree`. Raises ImportError without the
+  tensorstore package."""
   folder = find(path)
   arrays = open_target(folder)
   return stored_arrays.read_tree(arrays, expected, source=str(folder))
@@ -87,11 +72,8 @@ def open_target(folder: Path) -> dict[str, Stored]:
 
 
 def read_step(path: Path | str) -> int:
-  """Training steps taken, as the checkpoint itself says.
-
-  Raises:
-    ValueError: if there is no finished checkpoint, or it is damaged.
-  """
+  """Training steps taken, as the checkpoint itself says; raises ValueError if
+  it is unfinished or damaged."""
   folder = find(path)
   if _layout(folder) == 'legacy':
     stored = legacy.open_step(folder)
@@ -108,14 +90,8 @@ def write_target(
   """Writes parameters as a checkpoint that T5X restores; returns its path.
 
   It holds no optimizer state: in T5X, restore it with
-  `restore_optimizer=False` or for inference. It appears under its name when
-  it is complete.
-
-  Args:
-    path: of the folder around `checkpoint_N`, made if it does not exist.
-    params: a tree of dicts of arrays; they keep their dtypes.
-    step: N, training steps taken.
-    format: T5X's own, or Orbax's.
+  `restore_optimizer=False` or for inference. It appears as `checkpoint_STEP` in
+  `path`, which is made, when it is complete. Arrays keep their dtypes.
 
   Raises:
     ValueError: if there already is a checkpoint of this step, or an array is
@@ -153,15 +129,8 @@ def folders(path: Path | str) -> tuple[Path, Path]:
 
 
 def find(path: Path | str) -> Path:
-  """The folder of a checkpoint: `path` itself, or the newest step in it.
-
-  Args:
-    path: of `checkpoint_N`, of the folder around it, or of the file
-      `checkpoint` in it.
-
-  Raises:
-    ValueError: if there is no finished checkpoint.
-  """
+  """The folder of a checkpoint: `path` itself, that of the file `checkpoint`,
+  or the newest step in it. Raises ValueError without a finished one."""
   folder = local_path(path)
   if folder.is_file() and folder.name == legacy.FILE:
     folder = folder.parent

@@ -77,11 +77,8 @@ def _shape(value: Any) -> list[int]:
 
 
 def open_step(folder: Path) -> Stored | None:
-  """Training steps taken, or None if the checkpoint does not say.
-
-  Raises:
-    ValueError: if the file is damaged, or they are no number.
-  """
+  """Training steps taken, or None if the checkpoint does not say; raises
+  ValueError if the file is damaged, or they are no number."""
   step = _read_index(folder).get('state', {}).get('step')
   if not isinstance(step, int | np.ndarray | None):
     raise ValueError(f'{folder / FILE}: step is {reprlib.repr(step)}')
@@ -92,11 +89,8 @@ def open_target(folder: Path) -> dict[str, Stored]:
   """The stored parameters of a checkpoint by name.
 
   Specs of other places, such as a bucket, are read from `folder`: T5X writes
-  paths that are relative to it.
-
-  Raises:
-    ValueError: if the file is damaged, or a parameter is neither an array nor
-      the spec of one in this folder.
+  paths that are relative to it. Raises ValueError if the file is damaged, or a
+  parameter is neither an array nor the spec of one in this folder.
   """
   target = _read_index(folder).get('target')
   if target is None:
@@ -124,10 +118,7 @@ def _leaves(tree: dict[str, Any], prefix: str = '', depth: int = 0) -> dict:
 
 
 def _local_spec(folder: Path, name: str, spec: Any) -> dict[str, Any]:
-  """A written spec as one of a local zarr, with what must hold of it.
-
-  tensorstore before 0.1.14 had the path beside the kvstore instead of in it.
-  """
+  """A written spec as one of a local zarr, with what must hold of it."""
   is_spec = (
     isinstance(spec, dict)
     and isinstance(spec.get('kvstore'), dict)
@@ -135,6 +126,7 @@ def _local_spec(folder: Path, name: str, spec: Any) -> dict[str, Any]:
   )
   if not is_spec or spec.get('driver') != 'zarr':
     raise ValueError(f'{folder}: array {name} is no zarr: {reprlib.repr(spec)}')
+  # tensorstore before 0.1.14 had the path beside the kvstore.
   path = spec['kvstore'].get('path', spec.get('path'))
   parts = Path(path).parts if isinstance(path, str) else ()
   if not parts or '..' in parts or path.strip('/') == '':
@@ -172,13 +164,10 @@ def write(folder: Path, params: Any, *, step: int) -> None:
   for future in pending:
     future.result()
   # Keys in the order in which T5X writes them.
+  target = traverse_util.unflatten_dict(dict(sorted(specs.items())), sep='/')
+  state = {'param_states': {}, 'step': np.int32(step)}
   contents = {
-    'optimizer': {
-      'state': {'param_states': {}, 'step': np.int32(step)},
-      'target': traverse_util.unflatten_dict(
-        dict(sorted(specs.items())), sep='/'
-      ),
-    },
+    'optimizer': {'state': state, 'target': target},
     'version': _VERSION,
   }
   (folder / FILE).write_bytes(serialization.msgpack_serialize(contents))

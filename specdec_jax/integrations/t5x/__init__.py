@@ -58,13 +58,9 @@ class _Speculative:
 
   def __init__(self, *args: Any, **kwargs: Any):
     """Takes the arguments of T5X's model, those of `Speculation`, and
-    `draft_module`, the T5X network of the draft model.
-
-    Raises:
-      ValueError: if a setting is out of range, a network is not known, or
-        attention in the inputs is bidirectional.
-      ImportError: if T5X cannot be imported.
-    """
+    `draft_module`, the T5X network of the draft model. Raises ValueError for a
+    setting out of range, an unknown network, or bidirectional attention in the
+    inputs, ImportError if T5X cannot be imported."""
     own, self.speculation, draft_module = _split(self.stock, args, kwargs)
     super().__init__(**own)
     contract.check_causal(self)
@@ -138,18 +134,14 @@ class SpeculativeEncoderDecoderModel(_Speculative, _EncoderDecoderModel):
       batch: `encoder_input_tokens` int32 `[B, E]` and `decoder_input_tokens`
         int32 `[B, L]`.
       rng: a key, or None for the seed 0.
-      decoder_params: may name `decode_rng` and `eos_id`.
+      decoder_params: may name `decode_rng` and `eos_id`; others are refused.
       return_all_decodes: adds an axis for the one decode of a row.
-      num_decodes: 1.
+      num_decodes: 1, or it is a ValueError.
       prompt_with_targets: whether predictions begin with the batch's targets;
         tokens after a gap in them are forced at their places.
 
     Returns:
       int32 `[B, L]`, and `decoding.counters`.
-
-    Raises:
-      ValueError: if more than one decode is asked for, or a parameter of
-        another decoder.
     """
     defaults = self._default_decoder_params
     asked = {
@@ -193,13 +185,8 @@ class SpeculativeDecoderOnlyModel(_Speculative, _DecoderOnlyModel):
 
     As in T5X's model, inputs are prompt for as many positions as they have
     tokens that are not 0, and what stands beyond, after gaps, is forced at its
-    place. All else is as in `SpeculativeEncoderDecoderModel`.
-
-    Returns:
-      int32 `[B, L]` without the inputs, and `decoding.counters`.
-
-    Raises:
-      ValueError: also if the batch has no inputs.
+    place. The result is int32 `[B, L]` without the inputs. All else is as in
+    `SpeculativeEncoderDecoderModel`.
     """
     if 'decoder_causal_attention' not in batch:
       raise ValueError(
@@ -294,8 +281,8 @@ def _split(
 ) -> tuple[dict[str, Any], decoding.Settings, Any]:
   """T5X's own arguments, the settings, and the draft model's network.
 
-  What gin binds for T5X's class counts for its subclass here, except where the
-  latter is given something else; `decode_fn` says how to sample.
+  What gin binds for T5X's class counts here where nothing else is given;
+  `decode_fn` says how to sample.
   """
   signature = inspect.signature(stock)
   settings = (*Speculation.__dataclass_fields__, 'draft_module')

@@ -24,12 +24,8 @@ def decoder_params_of(
   asked: Mapping[str, Any], vocabulary: Any
 ) -> tuple[Array | None, int]:
   """The key and the id of EOS of a prediction, which T5X's callers may pass in
-  `decoder_params` as well.
-
-  Raises:
-    ValueError: if more than one decode is asked for, two keys are given, or a
-      parameter of another decoder.
-  """
+  `decoder_params` as well. Raises ValueError if more than one decode is asked
+  for, or two keys or a parameter of another decoder are given."""
   check_num_decodes(asked['num_decodes'])
   given = dict(asked.get('decoder_params') or {})
   eos_id = given.pop('eos_id', vocabulary.eos_id or 1)
@@ -76,11 +72,8 @@ def check_causal(model: Any) -> None:
 
 
 def reach(tokens_to_logits: Any) -> tuple[Any, Any, Array | None]:
-  """T5X's model, its parameters and the encoder's tokens.
-
-  Raises:
-    ValueError: if the step is not the partial method that T5X passes, or the
-      model is not causal.
+  """T5X's model, its parameters and the encoder's tokens; raises ValueError if
+  the step is not the partial method that T5X passes, or the model not causal.
   """
   keywords = getattr(tokens_to_logits, 'keywords', {})
   model = getattr(getattr(tokens_to_logits, 'func', None), '__self__', None)
@@ -120,11 +113,8 @@ def sampling_of(decode_fn: Callable[..., Any] | None) -> dict[str, Any]:
 
   `decode_fn` is `temperature_sample` or `beam_search`, with arguments bound by
   gin or by `functools.partial`, or None for T5X's default. A beam search is
-  answered by greedy decoding, for one beam is all that is asked of it.
-
-  Raises:
-    ValueError: if it is another decoder, or has arguments that speculation has
-      no counterpart of.
+  answered by greedy decoding, for one beam is all that is asked of it. Raises
+  ValueError for another decoder, or arguments without a counterpart here.
   """
   if decode_fn is None:
     return {}
@@ -152,16 +142,14 @@ def sampling_of(decode_fn: Callable[..., Any] | None) -> dict[str, Any]:
     )
   if not is_sampler:
     return {}
-  values = {
-    name: given.get(name, parameters[name].default) for name in _SAMPLING
-  }
-  for value in values.values():
+  values = [given.get(name, parameters[name].default) for name in _SAMPLING]
+  for value in values:
     if not isinstance(value, numbers.Real):
       raise refusal(
         'temperature_sample has a temperature, topk or topp of type '
         f'{type(value).__name__}, and speculation takes numbers'
       )
-  temperature, topk, topp = values.values()
+  temperature, topk, topp = values
   if topk and topp:
     raise ValueError(
       f'temperature_sample has topk {topk} and topp {topp}, and T5X takes one '

@@ -105,12 +105,8 @@ def networks(
   speculation: Settings, module: Any, draft_module: Any | None, vocabulary: Any
 ) -> Networks:
   """Reads the sizes of T5X's networks and makes the drafter, with its text or
-  its checkpoint.
-
-  Raises:
-    ValueError: if the networks are not known or do not fit together, or what
-      the drafter needs is not given or cannot be read.
-  """
+  its checkpoint. Raises ValueError if the networks are not known or do not fit
+  together, or what the drafter needs is not given or cannot be read."""
   _check_given(speculation, draft_module)
   name = speculation.drafter
   fixed: dict[str, Any] = {}
@@ -169,10 +165,8 @@ def decode(
   keys are raw, as T5X has them, typed, or None for the seed 0. A row has at
   most `max_len` tokens, its start token included. `forced` tokens, int32
   `[B, <= max_len]`, stand where they are not 0, beyond the prompt as well.
-
-  Raises:
-    ValueError: if the parameters are not those of the networks, or gamma is
-      beyond what a row can hold.
+  Raises ValueError if the parameters are not those of the networks, or gamma is
+  beyond what a row can hold.
   """
   made = networks.drafting
   joined = _params(params, networks)
@@ -311,8 +305,7 @@ def _restore_eos(
 ) -> DecodeOutput:
   """What was decoded under `_force`, with the EOS tokens that it forced."""
   is_eos = arrays.is_within(output.lengths, tokens.shape[1])
-  is_eos &= tokens == eos_id
-  tokens = jnp.where(is_eos, eos_id, output.tokens)
+  tokens = jnp.where(is_eos & (tokens == eos_id), eos_id, output.tokens)
   return dataclasses.replace(output, tokens=tokens)
 
 
@@ -325,10 +318,8 @@ def _sure_of(logits: Array, tokens: Array, eos_id: int) -> Array:
 
 
 def _mesh_of_t5x() -> Any:
-  """Makes the mesh that T5X entered the one that `sharding.rules` sees.
-
-  T5X enters it in JAX's old way (`with mesh:`), which new code cannot see.
-  """
+  """Makes the mesh that T5X entered in JAX's old way (`with mesh:`) the one
+  that `sharding.rules` sees."""
   with warnings.catch_warnings():
     warnings.simplefilter('ignore', DeprecationWarning)
     from jax.interpreters import pxla

@@ -39,12 +39,8 @@ def refusal(sentence: str) -> ValueError:
 
 def config_of(module: Any) -> T5Config:
   """The sizes of a T5X network, `t5x.examples.t5.network.Transformer` or
-  `t5x.examples.decoder_only.network.DecoderWrapper`.
-
-  Raises:
-    ValueError: if it is another network, which this package's T5 would not
-      compute: one with scanned layers, for instance.
-  """
+  `t5x.examples.decoder_only.network.DecoderWrapper`; raises ValueError if it is
+  another, which our T5 would not compute, such as one with scanned layers."""
   name = f'{type(module).__module__}.{type(module).__qualname__}'
   if getattr(module, 'scan_layers', False):
     raise refusal(
@@ -125,16 +121,10 @@ def load_draft(
 ) -> dict[str, Any]:
   """Puts a draft model's checkpoint beside the target's, at `draft`.
 
-  One of `RestoreCheckpointConfig.state_transformation_fns`.
-
-  Args:
-    state_dict: the target's checkpoint, with the draft model's if T5X says that
-      it `is_resuming`.
-    target_state_dict: the state that is to be filled.
-    path: the draft model's checkpoint, in either of T5X's formats.
-
-  Raises:
-    ValueError: if `path` holds no checkpoint, or one of another network.
+  One of `RestoreCheckpointConfig.state_transformation_fns`: `state_dict` is the
+  target's checkpoint, with the draft model's if T5X says that it `is_resuming`,
+  `target_state_dict` the state to be filled, `path` of the draft model's
+  checkpoint. Raises ValueError if that holds none, or one of another network.
   """
   if is_resuming:
     return state_dict
@@ -148,8 +138,7 @@ def load_draft(
   )
   draft = t5x_checkpoints.read_target(path, expected)
   draft = jax.tree.map(np.asarray, draft)
-  target = {**state_dict['target'], DRAFT: draft}
-  return {**state_dict, 'target': target}
+  return {**state_dict, 'target': {**state_dict['target'], DRAFT: draft}}
 
 
 def restore_with_draft(restore_checkpoint_cfg: Any, *, path: str) -> Any:
