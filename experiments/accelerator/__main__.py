@@ -122,7 +122,7 @@ def _row(decoder: Decoder, batch_size: int, args: argparse.Namespace) -> Cells:
     decoder.params,
     key,
     prompt,
-    drafters={1: decoder.drafter_of(1), WIDTHS[-1] - 1: decoder.drafter},
+    drafters={1: decoder.at(1).drafter, WIDTHS[-1] - 1: decoder.drafter},
     widths=WIDTHS,
     repeats=args.repeats,
     plain=plain,
@@ -138,7 +138,7 @@ def _row(decoder: Decoder, batch_size: int, args: argparse.Namespace) -> Cells:
     decoder.params,
     key,
     [prompt],
-    drafter=decoder.drafter_of(gamma),
+    drafter=decoder.at(gamma).drafter,
     **drafted_rule,
   )
   seconds, states = stopwatch.alternate(

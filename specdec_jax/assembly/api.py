@@ -30,7 +30,6 @@ class Completion:
   """What was decoded for one prompt; `print` shows its text.
 
   Attributes:
-    prompt: the prompt.
     text: the continuation, without what ended it.
     tokens: its ids, EOS included.
     log_probs: the model's own log-probabilities of them.
@@ -92,7 +91,7 @@ def load(
     ImportError: if a package that reads a model is not installed.
   """
   drafter = drafter or ('model' if draft_model else 'prompt_lookup')
-  kinds = []
+  kinds, own = [], {}
   if isinstance(drafter, str):
     kinds.append(by_name('drafter', DRAFTERS, drafter))
     if drafting.has_model(kinds[0]) != (draft_model is not None):
@@ -105,7 +104,6 @@ def load(
   if isinstance(rule, str):
     kinds.append(by_name('rule', RULES, rule))
   _check_options(kinds, options)
-  own = {}
   if draft_model is not None:
     own['model'] = Model(
       checkpoint=draft_model, vocabulary=vocabulary, dtype=draft_dtype or dtype
@@ -128,9 +126,8 @@ def _made(
   """A choice by name, with those of the options that it has."""
   if not isinstance(choice, str):
     return choice
-  names = field_names(known[choice])
-  given = {name: options[name] for name in names if name in options}
-  return known[choice](**given, **own)
+  names = options.keys() & field_names(known[choice])
+  return known[choice](**{name: options[name] for name in names}, **own)
 
 
 def generate(
@@ -186,12 +183,7 @@ def generate(
   if settings.stop:
     decoder = auto_gamma.settled(decoder, batch_size, num_devices)
   batches = _batches(
-    decoder,
-    texts,
-    settings,
-    batch_size=batch_size,
-    chat=chat,
-    system=system,
+    decoder, texts, settings, batch_size=batch_size, chat=chat, system=system
   )
   return _completions(decoder, batches, settings)
 
@@ -274,21 +266,11 @@ def stream(
 ) -> Stream:
   """Continues one text, piece by piece: an iteration of the loop at a time.
 
-  Args:
-    decoder: of `load`.
-    text: the prompt.
-    max_new_tokens: at most.
-    chat: applies the model's chat template.
-    system: with `chat`, the message before the prompt.
-    seed: of all draws.
-    stop: strings that end the text; what could be the beginning of one is held
-      back until it is not.
+  Arguments and errors are those of `generate`; what could be the beginning of a
+  stop string is held back until it is not.
 
   Returns:
     What gives the pieces, and after the last of them `completion`.
-
-  Raises:
-    ValueError: as `generate`.
   """
   settings = Settings(
     max_new_tokens=max_new_tokens,
@@ -331,14 +313,12 @@ def stream(
 def _longest_beginning(text: str, stops: Sequence[str]) -> int:
   """How many characters at the end of a text may begin a stop string, or
   belong to one that is complete."""
-  longest = 0
+  lengths = [0]
   for stop in stops:
-    if (place := text.find(stop)) >= 0:
-      longest = max(longest, len(text) - place)
-    for length in range(1, len(stop)):
-      if text.endswith(stop[:length]):
-        longest = max(longest, length)
-  return longest
+    if stop in text:
+      lengths.append(len(text) - text.find(stop))
+    lengths += [n for n in range(1, len(stop)) if text.endswith(stop[:n])]
+  return max(lengths)
 
 
 def _check_options(kinds: Sequence[type], options: Mapping[str, Any]) -> None:
@@ -363,11 +343,7 @@ def _completion(
   row: int,
   stop: Sequence[str],
 ) -> Completion:
-  """What became of a row of a batch.
-
-  Raises:
-    ValueError: if logits were not numbers.
-  """
+  """What became of a row of a batch; ValueError if logits were not numbers."""
   start = int(batch.prompt.decoder_lengths[row])
   span = slice(start, int(output.lengths[row]))
   tokens = output.tokens[row, span].tolist()

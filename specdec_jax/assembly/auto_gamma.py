@@ -28,10 +28,7 @@ _log = logging.getLogger('specdec_jax')
 
 def settled(decoder: Decoder, num_rows: int, num_devices: int = 1) -> Decoder:
   """A decoder whose gamma is a number: itself, or what was measured for it.
-
-  Raises:
-    ChoiceError: if nothing was, for batches of so many rows.
-  """
+  Raises ChoiceError if nothing was, for batches of so many rows."""
   if not decoder.is_auto:
     return decoder
   choice = decoder.gammas.get((num_rows, num_devices))
@@ -63,14 +60,8 @@ def choose(
   call: Call = lambda f: f(),
 ) -> tuple[Choice, list[DecodeOutput]]:
   """The gamma for batches of this shape, and the outputs of those that were
-  decoded to find it: none if they are too few, or if it is known.
-
-  Args:
-    decoder: one with 'auto'; it keeps the choice.
-    batches: of one shape.
-    settings: of the decode.
-    call: as for `running.compile_whole`.
-  """
+  decoded to find it: none if they are too few, or if it is known. The decoder,
+  one with 'auto', keeps the choice."""
   batch_size = batches[0].prompt.row_ids.size
   key = (batch_size, settings.num_devices)
   if key in decoder.gammas:

@@ -92,13 +92,7 @@ class Sampling:
 
   def to_probs(self, vocab_size: int) -> LogitsToProbsFn:
     """From logits to probabilities, of ids below `vocab_size`."""
-    return logits.standardize(
-      temperature=self.temperature,
-      top_k=self.top_k,
-      top_p=self.top_p,
-      min_p=self.min_p,
-      vocab_size=vocab_size,
-    )
+    return logits.standardize(**vars(self), vocab_size=vocab_size)
 
   def check_is_used(self) -> None:
     """Raises ChoiceError for a limit that changes nothing at temperature 0."""
@@ -122,8 +116,7 @@ def chosen(
 
   Args:
     kind: what a door calls it, such as 'drafter'.
-    known: choices by name.
-    name: one of them.
+    known: choices by name, `name` one of them.
     given: by the names of flags, None where nothing is said; others ignored.
     **fixed: fields that are settled otherwise.
 
@@ -151,11 +144,7 @@ def chosen(
 
 
 def by_name(kind: str, known: Mapping[str, Callable], name: str) -> Any:
-  """A choice by its name.
-
-  Raises:
-    ValueError: if there is none, with the names that there are.
-  """
+  """A choice by its name; ValueError with all names if none is so called."""
   if name not in known:
     raise ValueError(f'{kind} {name!r} is none of {", ".join(known)}')
   return known[name]

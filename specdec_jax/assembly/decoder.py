@@ -22,8 +22,6 @@ from specdec_jax.models.families import Config
 from specdec_jax.text.vocabularies import AnyVocabulary
 from specdec_jax.theory.choosing import Choice
 
-_NO_LIMIT = 2**30
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Decoder:
@@ -33,11 +31,8 @@ class Decoder:
     model: the target by name.
     choice: the drafter as it was chosen. If its gamma is 'auto', the others are
       of the widest that will be tried; `at` gives the decoder of one gamma.
-    sampling: how the target is sampled.
+    sampling: how the target is sampled; `logits_to_probs`, as the rule sees it.
     seen: what the drafter knows of the target.
-    drafting: the drafter as it was made.
-    verify_fn: the rule.
-    logits_to_probs: the target's sampling, as the rule sees it.
     eos_id: ids that end a row.
     params: weights of both sides; `jax.ShapeDtypeStruct`s until `load`.
     programs: compiled decodes, by what they were compiled for.
@@ -60,7 +55,6 @@ class Decoder:
 
   @property
   def config(self) -> Config:
-    """Sizes of the target."""
     return self.seen.config
 
   @property
@@ -72,7 +66,6 @@ class Decoder:
 
   @functools.cached_property
   def target(self) -> LanguageModel:
-    """The target's functions."""
     return self.drafting.target or families.language_model(self.config)
 
   @property
@@ -86,8 +79,8 @@ class Decoder:
     return drafting.is_auto(self.choice)
 
   def at(self, gamma: int) -> 'Decoder':
-    """The decoder with a gamma that is given; 0 has no drafter, nor its
-    weights."""
+    """The decoder with a gamma that is given and does not vary; 0 has no
+    drafter, nor its weights."""
     choice = drafting.with_gamma(self.choice, gamma)
     return dataclasses.replace(
       self,
@@ -98,11 +91,6 @@ class Decoder:
       gammas={},
     )
 
-  def drafter_of(self, gamma: int) -> Drafter:
-    """The drafter with a gamma that is given and does not vary."""
-    choice = drafting.with_gamma(self.choice, gamma)
-    return choice.make(self.seen).drafter
-
   @property
   def max_positions(self) -> int:
     """The longest context of both models."""
@@ -111,7 +99,7 @@ class Decoder:
     if own is not None and not families.only_drafts(own):
       configs.append(own)
     limits = [families.of(each).max_positions(each) for each in configs]
-    return min(_NO_LIMIT if limit is None else limit for limit in limits)
+    return min((n for n in limits if n is not None), default=2**30)
 
   @property
   def networks(self) -> dict[str, Any]:
@@ -155,8 +143,8 @@ def outline(
   if drafting.is_auto(drafter):
     fixed = drafting.with_gamma(drafter, drafting.auto_gammas(drafter)[-1])
   made = fixed.make(seen)
-  own = models.param_shapes(made.config)
-  target = models.param_shapes(config)
+  own = () if made.config is None else families.param_shapes(made.config)
+  target = families.param_shapes(config)
   result = Decoder(
     model=model,
     choice=drafter,
@@ -183,18 +171,9 @@ def load(
   drafter_shardings: Shardings | None = None,
   waiting: Waiting = contextlib.nullcontext,
 ) -> Decoder:
-  """The decoder with its weights.
-
-  Args:
-    decoder: of `outline`.
-    target_shardings: where the target's weights are to be; see
-      `models.read_params`.
-    drafter_shardings: the same of the drafter's.
-    waiting: entered with a sentence while a model is read.
-
-  Raises:
-    ValueError: if a checkpoint has other arrays.
-  """
+  """The decoder with its weights, where `models.read_params` puts them;
+  `waiting` is entered with a sentence while a model is read. Raises ValueError
+  if a checkpoint has other arrays."""
   made = decoder.drafting
   own: Any = ()
   with waiting(f'loading {decoder.model.checkpoint}'):

@@ -45,14 +45,7 @@ def gamma_type(text: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-  """What a drafter may know of the target.
-
-  Attributes:
-    name: for messages.
-    config: sizes.
-    vocabulary: None in a dry run.
-    sampling: how tokens are drawn.
-  """
+  """What a drafter may know of the target; a dry run has no vocabulary."""
 
   name: str
   config: Config
@@ -78,8 +71,7 @@ class Drafting:
 
   Attributes:
     drafter: its functions.
-    model: where its weights are, if it has any.
-    config: their sizes.
+    model: where its weights are, of the sizes `config`, if it has any.
     target: the target's functions, where the drafter needs others than usual.
     join: from the target's weights and its own to the drafter's params.
   """
@@ -103,7 +95,6 @@ class NoDrafter:
   """Plain decoding, through the same loop."""
 
   def make(self, target: Target) -> Drafting:
-    del target
     return Drafting(drafter=drafters.none())
 
 
@@ -129,7 +120,6 @@ class PromptLookup:
       )
 
   def make(self, target: Target) -> Drafting:
-    del target
     return Drafting(drafter=drafters.prompt_lookup(**vars(self)))
 
 
@@ -150,13 +140,8 @@ class Uniform:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NGram:
-  """Counts a text file; see `drafters.ngram`.
-
-  Attributes:
-    text: path of the file.
-    gamma: tokens per iteration.
-    is_sampled: draws from the table; else takes the likeliest. None draws where
-      the target does.
+  """Counts a text file; see `drafters.ngram`. `is_sampled` draws from counts,
+  whose likeliest token is drafted otherwise; None draws where the target does.
   """
 
   text: str = option('', 'the text that ngram counts', flag='ngram_text')
@@ -187,15 +172,8 @@ class NGram:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftModel:
-  """A smaller model; see `drafters.autoregressive`.
-
-  Attributes:
-    model: the smaller one.
-    gamma: tokens per iteration.
-    schedule: with it, or with `min_prob`, gamma is the most that is drafted;
-      see `drafters.adaptive`.
-    min_prob: likewise.
-  """
+  """A smaller model; see `drafters.autoregressive`. With a `schedule`, or with
+  `min_prob`, gamma is the most that is drafted; see `drafters.adaptive`."""
 
   model: Model
   gamma: Any = option(4, _GAMMA, type=gamma_type)
@@ -235,12 +213,11 @@ class DraftModel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpecDrafter:
-  """A block of tokens in one pass; see `drafters.spec_drafter`.
+  """A block of k = gamma tokens in one pass; see `drafters.spec_drafter`.
 
   Attributes:
     model: the folder that `specdec train` wrote; in a dry run, `sizes` alone,
       a name of `presets.SPEC_DRAFTERS`, will do.
-    gamma: k, tokens per iteration.
   """
 
   model: Model
@@ -263,12 +240,8 @@ class SpecDrafter:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockHeads:
-  """Heads on the target's decoder; see `drafters.blockwise_heads`.
-
-  Attributes:
-    model: the folder that `specdec train` wrote.
-    gamma: heads that are used; None for all.
-  """
+  """Heads on the target's decoder, `gamma` of them, None for all, in a folder
+  that `specdec train` wrote; see `drafters.blockwise_heads`."""
 
   model: Model
   gamma: Any = option(None, _GAMMA, type=gamma_type)
@@ -314,11 +287,8 @@ _WIDEST = {PromptLookup: 15, DraftModel: 11, SpecDrafter: 23}
 
 
 def is_auto(choice: DrafterChoice) -> bool:
-  """Whether the gamma of a choice is yet to be measured.
-
-  Raises:
-    ChoiceError: if it is another word.
-  """
+  """Whether the gamma of a choice is yet to be measured; ChoiceError if it is
+  another word."""
   gamma = getattr(choice, 'gamma', None)
   if isinstance(gamma, str) and gamma != AUTO:
     raise ChoiceError(f'{{gamma}} {gamma!r} is neither a number nor {AUTO!r}')
@@ -378,11 +348,7 @@ def _check_fits(target: Target, model: Model, config: Config) -> None:
 
 
 def _drafter_config(model: Model, use: str, name: str) -> Any:
-  """The sizes of a network that only drafts.
-
-  Raises:
-    ValueError: if it is of another kind.
-  """
+  """Sizes of a network that only drafts; else ValueError."""
   dtype = jnp.dtype(model.dtype)
   config: DrafterConfig
   if isinstance(model.sizes, str):

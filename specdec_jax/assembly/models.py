@@ -62,11 +62,8 @@ class Model:
 
 
 def read_config(model: Model) -> Config:
-  """The sizes of a model; named ones without a look at its checkpoint.
-
-  Raises:
-    ValueError: if there is no such model, or it does not state its sizes.
-  """
+  """The sizes of a model; named ones without a look at its checkpoint. Raises
+  ValueError if there is no such model, or it does not state its sizes."""
   dtype = jnp.dtype(model.dtype)
   if model.is_random:
     name = model.checkpoint.removeprefix(_RANDOM)
@@ -80,11 +77,8 @@ def read_config(model: Model) -> Config:
 
 
 def read_vocabulary(model: Model, config: Config) -> AnyVocabulary:
-  """The vocabulary of a model.
-
-  Raises:
-    ValueError: if it has none, or one of another size.
-  """
+  """The vocabulary of a model; ValueError if it has none, or one of another
+  size."""
   if model.is_random:
     return _byte_vocabulary()
   path, num_rows = loading.locate(model.checkpoint), config.vocab_size
@@ -125,11 +119,8 @@ def read_params(
 
 
 def load(model: Model) -> LoadedModel:
-  """A model with its weights on the default device, for array-level functions.
-
-  Raises:
-    ValueError: if it cannot be had.
-  """
+  """A model with its weights on the default device, for array-level functions;
+  ValueError if it cannot be had."""
   if not model.is_random:
     return loading.load(
       model.checkpoint,
@@ -148,15 +139,9 @@ def load(model: Model) -> LoadedModel:
   )
 
 
-def param_shapes(config: Config | DrafterConfig | None) -> Any:
-  """The tree of weights as shapes; `()` without sizes."""
-  return () if config is None else families.param_shapes(config)
-
-
 def _draw_params(config: Config | DrafterConfig) -> dict:
   """Normal weights of the scale that keeps activations of one size."""
-  shapes = families.param_shapes(config)
-  leaves, structure = jax.tree.flatten(shapes)
+  leaves, structure = jax.tree.flatten(families.param_shapes(config))
 
   @jax.jit
   def draw_all(key: jax.Array):

@@ -104,12 +104,8 @@ class TopBeta:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Custom:
-  """A rule that is none of `RULES`, or one with arguments bound elsewhere.
-
-  Attributes:
-    function: the rule.
-    temperature: at which it sees the target, if not that of the sampling.
-  """
+  """A rule that is none of `RULES`, or one with arguments bound elsewhere. It
+  sees the target at `temperature`, if not at that of the sampling."""
 
   function: VerifyFn
   temperature: float | None = None
@@ -151,10 +147,8 @@ def _check_greedy(name: str, sampling: Sampling) -> None:
 
 def _relaxes(function: VerifyFn) -> bool:
   """Whether a rule accepts a token with just under half of the mass with a
-  greater chance than that, but never one without any.
-
-  It is asked, since only gin knows with which arguments it will be called.
-  """
+  greater chance than that, but never one without any: it is asked, since only
+  gin knows with which arguments it will be called."""
   below_half = 0.5 - 2.0**-20
   probs = jnp.array([[1 - below_half, below_half], [1.0, 0.0]], jnp.float32)
   draft = Draft(

@@ -28,17 +28,8 @@ Call = Callable[[Callable[[], Any]], Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """What a decode needs to know beside its decoder.
-
-  Attributes:
-    max_new_tokens: per row.
-    seed: of all draws.
-    stop: strings that end a text.
-    num_devices: devices that share the rows of a batch.
-
-  Raises:
-    ValueError: if a number is out of range, or a string is empty.
-  """
+  """What a decode needs to know beside its decoder; see `api.generate`. Raises
+  ValueError if a number is out of range, or a string is empty."""
 
   max_new_tokens: int
   seed: int = 0
@@ -71,12 +62,8 @@ def pack(
   system: str | None = None,
   num_samples: int = 1,
 ) -> list[Batch]:
-  """Texts as batches of one shape, checked to fit the context; `num_samples`
-  rows of each text stand one after another.
-
-  Raises:
-    ValueError: if a prompt is too long or has no tokens.
-  """
+  """Texts as batches of one shape, `num_samples` rows of each text in a row;
+  ValueError if a prompt is too long for the context or has no tokens."""
   rows = prompts.encode(
     decoder.vocabulary,
     texts,
@@ -84,21 +71,6 @@ def pack(
     is_chat=is_chat,
     system=system,
   )
-  check_lengths(decoder, rows, max_new_tokens)
-  repeat = lambda items: [x for x in items for _ in range(num_samples)]
-  return prompts.batches(
-    repeat(texts),
-    repeat(rows),
-    config=decoder.config,
-    batch_size=batch_size,
-    max_new_tokens=max_new_tokens,
-  )
-
-
-def check_lengths(
-  decoder: Decoder, rows: Sequence[Sequence[int]], max_new_tokens: int
-) -> None:
-  """Raises ValueError if a prompt and its continuation exceed the context."""
   limit = decoder.max_positions
   for i, row in enumerate(rows, start=1):
     if len(row) >= limit:
@@ -112,6 +84,14 @@ def check_lengths(
         f'exceeds the context of {limit}: lower {{max_new_tokens}} to '
         f'{limit - len(row)}'
       )
+  repeat = lambda items: [x for x in items for _ in range(num_samples)]
+  return prompts.batches(
+    repeat(texts),
+    repeat(rows),
+    config=decoder.config,
+    batch_size=batch_size,
+    max_new_tokens=max_new_tokens,
+  )
 
 
 def max_length(batch: Batch, max_new_tokens: int) -> int:
@@ -144,11 +124,8 @@ def kept(
   decoder: Decoder, kind: str, first: Batch, settings: Settings, make: Any
 ) -> Any:
   """What was compiled, kept with the decoder for batches of the same shape: it
-  depends on nothing else, neither on the seed nor on stop strings.
-
-  Raises:
-    ChoiceError: if its gamma is yet to be measured.
-  """
+  depends on nothing else, neither on the seed nor on stop strings. Raises
+  ChoiceError if its gamma is yet to be measured."""
   if decoder.is_auto:
     raise ChoiceError('{gamma} auto is not measured here: give a number')
   shapes = jax.tree.map(lambda leaf: leaf.shape, first.prompt)
@@ -182,7 +159,6 @@ def compile_whole(
   compiled = kept(decoder, 'whole', first, settings, compile_loop)
 
   def decode(batch: Batch, shows: Sequence[Show]) -> DecodeOutput:
-    del shows
     return call(
       lambda: jax.block_until_ready(compiled(params, key, placed(batch.prompt)))
     )

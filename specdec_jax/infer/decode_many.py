@@ -6,6 +6,7 @@ prompts in their place, and the loop goes on. All programs are compiled once.
 """
 
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,14 +46,11 @@ class Programs:
 
 @dataclasses.dataclass
 class Utilisation:
-  """How well rows were used; counts up while decoding goes on.
+  """How well the B rows were used; counts up while decoding goes on.
 
   Attributes:
     num_iterations: of the loop, each with a target run of the whole batch.
     num_row_runs: target runs that rows took part in.
-    num_rows: B.
-    fill_seconds: of prefills.
-    loop_seconds: of iterations.
   """
 
   num_rows: int
@@ -87,9 +85,7 @@ def compile_programs(
     prompt: any of N rows, or its shapes: as many as are refilled at once. More
       of them wait for more rows to finish, and fill them with fewer prefills; B
       waits for the whole batch.
-    target: as for `speculative.generate`, like the next two.
-    drafter: likewise.
-    max_len: likewise.
+    target: as for `speculative.generate`, like `drafter` and `max_len`.
     batch_size: B.
     state_shardings: from a state's shapes to its shardings; None leaves them to
       the compiler.
@@ -106,13 +102,11 @@ def compile_programs(
     )
 
   models: dict[str, Any] = {'target': target, 'drafter': drafter}
+  idle = functools.partial(refill.idle, num_rows=batch_size)
 
   def init(params: Params, seed: Any, prompt: Prompt) -> DecodeState:
     key = jax.random.key(seed)
     return speculative.init(params, key, prompt, **models, max_len=max_len)
-
-  def idle(fresh: DecodeState) -> DecodeState:
-    return refill.idle(fresh, batch_size)
 
   def run(params: Params, state: DecodeState, num_done: Any):
     state = speculative.run(params, state, num_done=num_done, **models, **rule)
@@ -149,7 +143,7 @@ def decode(
     programs: of `compile_programs`.
     params: weights of both sides.
     seed: of all draws.
-    examples: what to decode, read as rows become free.
+    examples: read as rows become free.
     pack: from N examples, None for a row that stays empty, to their prompt. The
       row ids should name the examples, so that results depend on no neighbour.
     utilisation: counts up.
@@ -194,8 +188,7 @@ def decode(
 def _put(group: list[Any], rows: list[Any]) -> np.ndarray:
   """Puts a group into free rows; int32 `[B]`, which of it each row takes."""
   sources = np.full(len(rows), -1, np.int32)
-  free = [row for row, example in enumerate(rows) if example is None]
-  for i, (row, example) in enumerate(zip(free, group, strict=False)):
-    rows[row] = example
-    sources[row] = i
+  for i, example in enumerate(group):
+    row = rows.index(None)
+    rows[row], sources[row] = example, i
   return sources

@@ -1,7 +1,8 @@
 """How `infer` decodes: from a gin file's choices to compiled programs."""
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly import rules
+from specdec_jax.assembly import drafting, rules
 from specdec_jax.assembly.choices import Sampling
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DrafterChoice, NoDrafter
@@ -18,7 +19,13 @@ from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.base import Params, Prompt, VerifyFn
 from specdec_jax.infer import decode_many
 from specdec_jax.infer.decode_many import Programs
+from specdec_jax.infer.examples import Row
+from specdec_jax.infer.report import Timed
+from specdec_jax.measure import trials
+from specdec_jax.measure.trials import Visit
 from specdec_jax.sharding import mesh as mesh_lib
+from specdec_jax.theory import choosing
+from specdec_jax.theory.choosing import Choice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,10 +35,7 @@ class Decoding:
   Attributes:
     make_drafter: gives the drafter, of `assembly.drafting`.
     make_rule: gives the acceptance rule, of `assembly.rules`.
-    temperature: of the sampling; 0 is greedy.
-    top_k: keeps the k likeliest tokens.
-    top_p: keeps the likeliest with this much mass.
-    min_p: keeps tokens with at least this share of the likeliest's probability.
+    temperature: and `top_k`, `top_p`, `min_p`: see `choices.Sampling`.
     seed: of all draws; each example has its own stream.
     batch_size: rows decoded at once, on all chips together.
     refill_size: rows that are refilled at once; None for a quarter. All of them
@@ -64,7 +68,6 @@ class Decoding:
 
   @property
   def sampling(self) -> Sampling:
-    """How tokens are drawn."""
     return Sampling(
       temperature=self.temperature,
       top_k=self.top_k,
@@ -73,7 +76,6 @@ class Decoding:
     )
 
   def rule(self) -> Rule:
-    """The acceptance rule."""
     if self.verify_fn is None:
       return self.make_rule()
     return rules.Custom(
@@ -83,13 +85,8 @@ class Decoding:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-  """Everything about a decode but its weights.
-
-  Attributes:
-    decoder: target, drafter and rule; its params are shapes.
-    decoding: the choices.
-    max_len: S, prompts included.
-  """
+  """Everything about a decode but its weights: the params of `decoder` are
+  shapes. `max_len` is S, prompts included."""
 
   decoder: Decoder
   decoding: Decoding
@@ -99,11 +96,8 @@ class Plan:
 def plan(
   model: Model, decoding: Decoding, *, max_len: int, is_dry_run: bool = False
 ) -> Plan:
-  """Puts target and drafter together; a dry run reads no vocabulary.
-
-  Raises:
-    ValueError: if they do not fit together.
-  """
+  """Puts target and drafter together; a dry run reads no vocabulary. Raises
+  ValueError if they do not fit together."""
   decoder = decoder_lib.outline(
     model,
     drafter=decoding.make_drafter(),
@@ -115,11 +109,8 @@ def plan(
 
 
 def load(plan: Plan, mesh: Mesh) -> Params:
-  """Reads the weights of both sides onto the mesh.
-
-  Raises:
-    ValueError: if they do not divide over it, or are of another shape.
-  """
+  """Reads the weights of both sides onto the mesh. Raises ValueError if they do
+  not divide over it, or are of another shape."""
   shapes, batch_size = plan.decoder.params, plan.decoding.batch_size
   mesh_lib.check_divides(mesh, shapes.target, batch_size=batch_size)
   loaded = decoder_lib.load(
@@ -166,3 +157,38 @@ def warm_up(programs: Programs, params: Params, prompt: Prompt) -> None:
   fresh = programs.init(params, np.uint32(0), prompt)
   state = programs.replace(programs.idle(fresh), fresh, nothing)
   jax.block_until_ready(programs.run(params, state, np.int32(1)))
+
+
+def schedule(
+  decoder: Decoder, rows: Iterator[Row], batch_size: int
+) -> tuple[Iterator[Row], tuple[int, ...], Choice | None]:
+  """The examples again; the gammas that their first batches try, none unless
+  gamma is 'auto'; and the choice where there are too few to try any."""
+  if not decoder.is_auto:
+    return rows, (), None
+  gammas = drafting.auto_gammas(decoder.choice)
+  needed = trials.num_batches_needed(gammas, batch_size)
+  first = list(itertools.islice(rows, needed * batch_size))
+  num_batches = len(first) // batch_size
+  turns = trials.schedule(gammas, batch_size, num_batches)
+  choice = None if turns else trials.too_short(gammas, num_batches)
+  return itertools.chain(first, rows), turns, choice
+
+
+def choose(
+  gammas: Sequence[int], parts: Sequence[Timed], batch_size: int
+) -> Choice:
+  """What batches show, each decoded with its gamma."""
+  visits: dict[int, list[Visit]] = {gamma: [] for gamma in gammas}
+  for gamma, part in zip(gammas, parts, strict=True):
+    visits[gamma].append(
+      Visit(
+        gamma=gamma,
+        statistics=part.statistics,
+        num_iterations=part.utilisation.num_iterations,
+        fill_seconds=part.utilisation.fill_seconds,
+        loop_seconds=part.utilisation.loop_seconds,
+      )
+    )
+  found = [trials.trial(each, waits=False) for each in visits.values()]
+  return choosing.choose(found, batch_size)

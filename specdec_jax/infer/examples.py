@@ -22,9 +22,7 @@ class Row:
 
   Attributes:
     index: of the example in its task; it names the row's random stream.
-    example: as the task gave it.
-    ids: its input tokens, cut to the feature's length.
-    num_cut: how many tokens were cut.
+    ids: its input tokens, without the last `num_cut` if they were too long.
   """
 
   index: int
@@ -35,14 +33,8 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-  """The sizes of prompts made of examples.
-
-  Attributes:
-    config: sizes of the target.
-    vocabulary: the target's.
-    inputs_length: most input tokens.
-    targets_length: most new tokens.
-  """
+  """The sizes of prompts made of examples: those of the target, and at most how
+  many input tokens and new tokens a row has."""
 
   config: Config
   vocabulary: AnyVocabulary
@@ -60,12 +52,8 @@ class Layout:
 
 
 def check_lengths(config: Config, lengths: Any) -> dict[str, int]:
-  """TASK_FEATURE_LENGTHS, checked.
-
-  Raises:
-    ValueError: if one is missing or not a positive integer, or both exceed the
-      model's context.
-  """
+  """TASK_FEATURE_LENGTHS. Raises ValueError if one is missing or not a positive
+  integer, or both exceed the model's context."""
   if not isinstance(lengths, Mapping) or set(lengths) != {'inputs', 'targets'}:
     raise ValueError(
       "TASK_FEATURE_LENGTHS should be {'inputs': N, 'targets': M}, got "
@@ -86,12 +74,8 @@ def check_lengths(config: Config, lengths: Any) -> dict[str, int]:
 def encode(
   task: Task, layout: Layout, shard_id: int, num_shards: int
 ) -> Iterator[Row]:
-  """The examples of one shard: those whose index is `shard_id` modulo
-  `num_shards`.
-
-  Raises:
-    ValueError: if an example has no tokens, or tokens unknown to the model.
-  """
+  """The examples whose index is `shard_id` modulo `num_shards`; ValueError if
+  one has no tokens, or tokens unknown to the model."""
   for index, example in enumerate(task.read()):
     if index % num_shards == shard_id:
       yield encode_one(index, example, layout)
@@ -101,12 +85,10 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
   """One example in tokens; raises as `encode` does."""
   ids = example.input_ids
   if ids is None:
-    family = families.of(layout.config)
-    encoded = layout.vocabulary.encode(
-      example.inputs,
-      add_special_tokens=family.adds_special_tokens(layout.config),
+    adds = families.of(layout.config).adds_special_tokens(layout.config)
+    ids = tuple(
+      layout.vocabulary.encode(example.inputs, add_special_tokens=adds)
     )
-    ids = tuple(encoded)
   elif not layout.is_encoder_decoder and ids[-1:] == layout.vocabulary.eos_ids:
     ids = ids[:-1]
   if ids and not 0 <= min(ids) <= max(ids) < layout.config.vocab_size:

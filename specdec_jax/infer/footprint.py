@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from specdec_jax.assembly import models
 from specdec_jax.decoding import speculative
 from specdec_jax.infer.decoding import Plan
 from specdec_jax.launch import memory
+from specdec_jax.models import families
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
 
@@ -26,7 +25,7 @@ def figures(
   Returns:
     By name: `devices`, `kind`, `mesh`, and, of `target`, `drafter` and `state`
     (caches, mostly): `values` and `bytes` in all, and `bytes_per_chip`; also
-    `chip_bytes`, if the device tells its memory.
+    `chip_bytes`, None if the device does not tell its memory.
 
   Raises:
     ValueError: if the model or the batch does not divide over the mesh.
@@ -58,7 +57,8 @@ def figures(
     'chip_bytes': (stats or {}).get('bytes_limit'),
   }
   # Heads read the target's own arrays.
-  own = models.param_shapes(plan.decoder.drafting.config)
+  config = plan.decoder.drafting.config
+  own = () if config is None else families.param_shapes(config)
   for name, tree, place in (
     ('target', shapes.target, mesh_lib.parameter_shardings),
     ('drafter', own, mesh_lib.drafter_shardings),
@@ -72,13 +72,10 @@ def _sizes(tree: Any, shardings: Any) -> dict[str, int]:
   sizes = {'values': 0, 'bytes': 0, 'bytes_per_chip': 0}
   pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
   for leaf, sharding in pairs:
-    itemsize = 8  # Of a random key.
-    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-      itemsize = leaf.dtype.itemsize
     sizes['values'] += leaf.size
-    sizes['bytes'] += leaf.size * itemsize
+    sizes['bytes'] += leaf.size * leaf.dtype.itemsize
     on_chip = math.prod(sharding.shard_shape(leaf.shape))
-    sizes['bytes_per_chip'] += on_chip * itemsize
+    sizes['bytes_per_chip'] += on_chip * leaf.dtype.itemsize
   return sizes
 
 
@@ -112,11 +109,8 @@ def table(found: dict[str, Any]) -> Any:
 def running_out_explained(
   plan: Plan, lengths: Mapping[str, int], mesh: Mesh
 ) -> Iterator[None]:
-  """Says, when memory runs out in the block, what takes how much of it.
-
-  Raises:
-    ValueError: if it does.
-  """
+  """Raises ValueError, when memory runs out in the block, with what takes how
+  much of it."""
   try:
     yield
   except Exception as error:

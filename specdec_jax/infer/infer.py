@@ -23,14 +23,7 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.base import Params
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.files.local_path import local_path
-from specdec_jax.infer import (
-  auto_gamma,
-  decode_many,
-  examples,
-  footprint,
-  output,
-  report,
-)
+from specdec_jax.infer import decode_many, examples, footprint, output, report
 from specdec_jax.infer import decoding as decoding_lib
 from specdec_jax.infer.decode_many import Programs, Utilisation
 from specdec_jax.infer.decoding import Decoding, Plan
@@ -130,18 +123,18 @@ def infer(
       mesh=mesh,
       chunk_size=checkpoint_period * decoding.batch_size,
       profile_dir=profile_dir,
+      metrics_dir=metrics_dir,
+      settings=dict(settings()),
+      operative_config=operative_config,
     )
-    used = dict(settings())
     with contextlib.ExitStack() as stack:
-      stack.enter_context(
-        footprint.running_out_explained(run.plan, lengths, mesh)
-      )
+      stack.enter_context(footprint.running_out_explained(plan, lengths, mesh))
       only_writer = output.only_writer(shard.path)
       processes.ask_first(lambda: stack.enter_context(only_writer))
-      if processes.ask_first(lambda: _is_complete(run, used)):
+      if processes.ask_first(lambda: _is_complete(run)):
         _say([f'{shard.path} is complete already'])
         return 0
-      return _decode_shard(run, used, metrics_dir, operative_config)
+      return _decode_shard(run)
 
 
 def _check_arguments(
@@ -178,6 +171,9 @@ class _Run:
   mesh: Mesh
   chunk_size: int
   profile_dir: str | None
+  metrics_dir: str | None
+  settings: Mapping[str, str]
+  operative_config: Callable[[], str] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,43 +189,37 @@ class _Loaded:
     return Params(target=self.params.target) if gamma == 0 else self.params
 
 
-def _is_complete(run: _Run, settings: Mapping[str, str]) -> bool:
+def _is_complete(run: _Run) -> bool:
   """Opens the shard; whether it is complete, and of the same examples."""
-  summary = output.begin(run.shard, settings)
-  if summary is None:
-    return False
-  digest = examples.digest(_rows(run))
-  output.check_examples(run.shard, summary, digest)
-  return True
+  summary = output.begin(run.shard, run.settings)
+  if summary is not None:
+    output.check_examples(run.shard, summary, examples.digest(_rows(run)))
+  return summary is not None
 
 
 def _rows(run: _Run) -> Iterator[Row]:
-  """The examples of the shard."""
   shard = run.shard
   return examples.encode(run.task, run.layout, shard.shard_id, shard.num_shards)
 
 
-def _decode_shard(
-  run: _Run,
-  settings: Mapping[str, str],
-  metrics_dir: str | None,
-  operative_config: Callable[[], str] | None,
-) -> int:
+def _decode_shard(run: _Run) -> int:
   """Decodes the chunks that are not there yet, and joins all of them."""
   loaded = None
   timed: list[Timed] = []
   total: collections.Counter[str] = collections.Counter()
   num_chunks = 0
   batch_size = run.plan.decoding.batch_size
-  rows, turns, choice = auto_gamma.schedule(
+  rows, turns, choice = decoding_lib.schedule(
     run.plan.decoder, _rows(run), batch_size
   )
   if choice is not None:
     _say([choice.sentence])
-  if not processes.is_first():
-    metrics_dir = None
+  # The first chunk has a batch for each of the gammas to try.
+  first = [len(turns) * batch_size] if turns else []
+  sizes = itertools.chain(first, itertools.repeat(run.chunk_size))
+  metrics_dir = run.metrics_dir if processes.is_first() else None
   with report.metric_writer(metrics_dir) as write_metrics:
-    while chunk := _next_chunk(run, rows, () if num_chunks else turns):
+    while chunk := tuple(itertools.islice(rows, next(sizes))):
       name = examples.digest(chunk)
       look = functools.partial(
         output.chunk_summary, run.shard, num_chunks, name
@@ -241,12 +231,12 @@ def _decode_shard(
       summary = processes.ask_first(look)
       if not summary:
         if loaded is None:
-          loaded = _load(run, gammas, operative_config)
+          loaded = _load(run, gammas)
         records, parts = _decode_chunk(run, loaded, chunk, gammas, not timed)
         timed.append(report.together(parts))
         summary = dict(report.counts(chunk, records))
         if is_trial:
-          found = auto_gamma.choose(turns, parts, batch_size)
+          found = decoding_lib.choose(turns, parts, batch_size)
           summary[output.GAMMA] = vars(found)
         if processes.is_first():
           mark = {**summary, 'examples_digest': name}
@@ -260,20 +250,12 @@ def _decode_shard(
       num_chunks += 1
   if processes.is_first():
     counts = {**report.counts((), ()), **total}
-    mark = {**counts, 'settings': dict(settings)}
+    mark = {**counts, 'settings': run.settings}
     if choice is not None:
       mark[output.GAMMA] = vars(choice)
     output.finish(run.shard, num_chunks, mark)
     _say(report.sentences(counts, timed, run.layout.inputs_length))
   return 2 if total['nan_examples'] else 0
-
-
-def _next_chunk(
-  run: _Run, rows: Iterator[Row], turns: Sequence[int]
-) -> tuple[Row, ...]:
-  """The examples of the next chunk: a batch for each of the gammas to try."""
-  size = len(turns) * run.plan.decoding.batch_size or run.chunk_size
-  return tuple(itertools.islice(rows, size))
 
 
 def _settle(run: _Run, summary: Any) -> Choice:
@@ -288,19 +270,15 @@ def _settle(run: _Run, summary: Any) -> Choice:
   return found
 
 
-def _load(
-  run: _Run,
-  gammas: Sequence[int | None],
-  operative_config: Callable[[], str] | None,
-) -> _Loaded:
+def _load(run: _Run, gammas: Sequence[int | None]) -> _Loaded:
   """Reads the weights and compiles; then `config.gin` can be written."""
   with progress.waiting(f'loading {run.plan.decoder.model.checkpoint}'):
     params = decoding_lib.load(run.plan, run.mesh)
   pack = examples.packer(run.layout)
   loaded = _Loaded(params=params, pack=pack, programs={})
   _compile(run, loaded, gammas)
-  if operative_config is not None and processes.is_first():
-    output.write_config(run.shard, operative_config())
+  if run.operative_config is not None and processes.is_first():
+    output.write_config(run.shard, run.operative_config())
   return loaded
 
 

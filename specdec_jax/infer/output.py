@@ -33,17 +33,7 @@ _SHARD = re.compile(r'(?P<stem>.+\.jsonl)-(?P<id>\d{5})-of-(?P<count>\d{5})')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shard:
-  """Where the results of one shard go.
-
-  Attributes:
-    folder: the output folder.
-    task: name of the task.
-    mode: 'predict'.
-    shard_id: of this shard, from 0.
-    num_shards: of all.
-    path: the final file.
-    chunk_folder: where its chunks are.
-  """
+  """Where the results of one shard go: `path` is the final file."""
 
   folder: Path
   task: str
@@ -69,11 +59,8 @@ class Shard:
 
 @contextlib.contextmanager
 def only_writer(path: Path) -> Iterator[None]:
-  """Runs the block as the only process that writes a shard's final file.
-
-  Raises:
-    ValueError: if another one does, or the folder cannot be written.
-  """
+  """Runs the block as the only process that writes a shard's final file. Raises
+  ValueError if another one does, or the folder cannot be written."""
   with contextlib.ExitStack() as stack:
     try:
       lock = path.with_name(f'{path.name}.lock')
@@ -89,12 +76,8 @@ def only_writer(path: Path) -> Iterator[None]:
 
 def begin(shard: Shard, settings: Mapping[str, str]) -> dict[str, Any] | None:
   """Opens a shard, new or begun; what `finish` said of it, if it is complete
-  already. `settings` are by name all that results depend on.
-
-  Raises:
-    ValueError: if the folder has results of other settings, or cannot be
-      written.
-  """
+  already. `settings` are by name all that results depend on. Raises ValueError
+  if the folder has results of other settings, or cannot be written."""
   if (summary := _read_mark(shard.path)) is not None:
     _check_settings(shard.path, summary.get('settings'), settings)
     _check_whole(shard.path, summary)
@@ -140,10 +123,8 @@ def check_examples(
 def _check_settings(
   place: Path, stored: Any, settings: Mapping[str, str]
 ) -> None:
-  stored = old_names.renewed_settings(
-    stored if isinstance(stored, dict) else {}
-  )
-  settings = old_names.renewed_settings(settings)
+  given = stored if isinstance(stored, dict) else {}
+  stored, settings = map(old_names.renewed_settings, (given, settings))
   if stored == settings:
     return
   differing = [
@@ -162,14 +143,11 @@ def _check_settings(
 def chunk_summary(
   shard: Shard, index: int, examples_digest: str
 ) -> dict[str, Any] | None:
-  """What `write_chunk` said of a chunk, or None if it is yet to be made.
-
-  Raises:
-    ValueError: if it was made of other examples.
-  """
+  """What `write_chunk` said of a chunk, or None if it is yet to be made. Raises
+  ValueError if it was made of other examples."""
   path = shard.chunk_path(index)
   summary = _read_mark(path)
-  if summary is None or not _is_whole(path, summary):
+  if summary is None or _num_lines(path) != summary['examples']:
     return None
   if summary.get(_DIGEST) != examples_digest:
     raise ValueError(
@@ -180,11 +158,7 @@ def chunk_summary(
 
 
 def choice_of(shard: Shard, summary: Mapping[str, Any]) -> Choice:
-  """The gamma that a run chose, as its first chunk says.
-
-  Raises:
-    ValueError: if it does not.
-  """
+  """The gamma that a run chose, as its first chunk says; else ValueError."""
   try:
     return Choice(**summary[GAMMA])
   except (KeyError, TypeError) as error:
@@ -220,10 +194,7 @@ def write_config(shard: Shard, text: str) -> None:
 def finish(shard: Shard, num_chunks: int, summary: Mapping[str, Any]) -> None:
   """Joins the chunks, all complete, to the final file, and removes them.
   `summary` has the sums of their counts, and `settings`, those of `begin`.
-
-  Raises:
-    ValueError: if a chunk does not have the lines that its mark says.
-  """
+  Raises ValueError if a chunk does not have the lines that its mark says."""
   digests = []
   with replacing.file(shard.path) as partial, partial.open('wb') as file:
     for index in range(num_chunks):
@@ -243,15 +214,10 @@ def add_digests(digests: Iterable[str]) -> str:
   return f'{sum(int(digest, 16) for digest in digests) % 2**256:064x}'
 
 
-def _is_whole(path: Path, mark: Mapping[str, Any]) -> bool:
-  """Whether a file has as many lines as its mark says."""
-  return path.is_file() and _num_lines(path) == mark['examples']
-
-
 def _check_whole(path: Path, mark: Mapping[str, Any]) -> None:
-  """Raises ValueError if `_is_whole` is false."""
-  if not _is_whole(path, mark):
-    lines = f'{_num_lines(path)} lines' if path.is_file() else 'no file'
+  """Raises ValueError unless a file has as many lines as its mark says."""
+  if (found := _num_lines(path)) != mark['examples']:
+    lines = 'no file' if found is None else f'{found} lines'
     raise ValueError(
       f'{path}: there should be {mark["examples"]} lines, as '
       f'{_mark_of(path).name} says, and there is {lines}: remove '
@@ -259,8 +225,8 @@ def _check_whole(path: Path, mark: Mapping[str, Any]) -> None:
     )
 
 
-def _num_lines(path: Path) -> int:
-  return path.read_bytes().count(b'\n')
+def _num_lines(path: Path) -> int | None:
+  return path.read_bytes().count(b'\n') if path.is_file() else None
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -293,13 +259,8 @@ def _read_mark(path: Path) -> dict[str, Any] | None:
 
 
 def merge(folder: Path) -> list[tuple[Path, int]]:
-  """Joins all shards of every task in a folder to `-00000-of-00001`.
-
-  Example i is line `i // N` of shard `i % N`, so the result is the file that
-  one unsharded run writes.
-
-  Returns:
-    The files, and how many lines each has.
+  """Joins all shards of every task in a folder to `-00000-of-00001`, the file
+  that one unsharded run writes; the files, and how many lines each has.
 
   Raises:
     ValueError: if there are no shards, or some are missing, unfinished or of

@@ -39,10 +39,7 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, Any]:
 
   T5 reports the median of bootstrap samples of the mean, which is random; this
   is the mean itself, which that estimates: `rouge1`, `rouge2`, `rougeLsum`.
-
-  Raises:
-    ValueError: if there are none, or not as many of both.
-    ImportError: if rouge-score is not installed.
+  Raises as `bleu`.
   """
   _check(targets, predictions)
   rouge_scorer = require(
@@ -62,11 +59,7 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, Any]:
 def exact_match(
   targets: Sequence[str], predictions: Sequence[str]
 ) -> dict[str, Any]:
-  """How many predictions are their targets, in percent.
-
-  Raises:
-    ValueError: if there are none, or not as many of both.
-  """
+  """How many predictions are their targets, in percent; raises as `bleu`."""
   _check(targets, predictions)
   hits = sum(a == b for a, b in zip(targets, predictions, strict=True))
   return {'exact_match': 100 * hits / len(targets)}

@@ -14,19 +14,11 @@ from specdec_jax.infer.decode_many import Utilisation
 from specdec_jax.infer.examples import Row
 from specdec_jax.measure import metrics
 
-# Fields of `Utilisation` that count.
-_ADDED = ('num_iterations', 'num_row_runs', 'fill_seconds', 'loop_seconds')
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timed:
-  """One chunk, or several together.
-
-  Attributes:
-    statistics: of every row.
-    utilisation: of the batch.
-    seconds: of decoding, without loading and compiling.
-  """
+  """One chunk, or several together: counters of every row, use of the batch,
+  and seconds of decoding, without loading and compiling."""
 
   statistics: Statistics
   utilisation: Utilisation
@@ -49,11 +41,12 @@ class Timed:
 
 def together(chunks: Sequence[Timed]) -> Timed:
   """Several chunks as one."""
-  utilisations = [dataclasses.asdict(chunk.utilisation) for chunk in chunks]
-  added = {name: sum(each[name] for each in utilisations) for name in _ADDED}
+  used = [vars(chunk.utilisation) for chunk in chunks]
+  added = {name: sum(each[name] for each in used) for name in used[0]}
+  added['num_rows'] = used[0]['num_rows']
   return Timed(
     statistics=joined([chunk.statistics for chunk in chunks]),
-    utilisation=dataclasses.replace(chunks[0].utilisation, **added),
+    utilisation=Utilisation(**added),
     seconds=sum(chunk.seconds for chunk in chunks),
   )
 
@@ -88,13 +81,8 @@ def counts(rows: Sequence[Row], records: Sequence[Mapping]) -> dict[str, int]:
 def sentences(
   total: Mapping[str, int], chunks: Sequence[Timed], inputs_length: int
 ) -> list[str]:
-  """The last lines of a run.
-
-  Args:
-    total: `counts` of all chunks.
-    chunks: those that this run decoded.
-    inputs_length: what inputs were trimmed to.
-  """
+  """The last lines of a run: of `counts` of all chunks, and those that this run
+  decoded."""
   lines = []
   if chunks:
     timed = together(chunks)
@@ -126,14 +114,8 @@ def sentences(
 
 @contextlib.contextmanager
 def metric_writer(folder: str | None) -> Iterator[Any]:
-  """Yields `(step, figures)`, which writes them for TensorBoard with clu.
-
-  Args:
-    folder: where; None writes nothing.
-
-  Raises:
-    ImportError: if clu or TensorFlow is not installed.
-  """
+  """Yields `(step, figures)`, which writes them for TensorBoard with clu, if
+  there is a folder; ImportError if clu or TensorFlow is not installed."""
   if folder is None:
     yield lambda step, figures: None
     return

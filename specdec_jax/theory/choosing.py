@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -38,11 +37,10 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-  """The gamma that was chosen, and why; JSON holds its fields.
+  """The gamma that was chosen, and why in a sentence; JSON holds its fields.
 
   Attributes:
     gamma: 0 is plain decoding.
-    sentence: what was chosen, and the figures.
     tokens_per_second: by gamma, as text, of those that were tried.
     alpha: accepted / tested drafted tokens; None if none was tested.
   """
@@ -77,18 +75,12 @@ def choose(trials: Sequence[Trial], batch_size: int) -> Choice:
   """The fastest gamma, or 0 if none is faster than plain decoding by a margin.
 
   How tokens per target run depend on gamma is that of the rows with the longest
-  drafts (`runs_with`), which are one set of texts for all; how many tokens are
-  accepted at all, that of all rows. So gammas between those tried are
-  considered as well, unless there are too few rows of each to tell whether this
-  holds. Where a trial contradicts it by more than the rows explain, each speaks
-  for itself.
+  drafts (`runs_with`); how many tokens are accepted at all, that of all rows.
+  docs/design.md tells why, and when each trial speaks for itself.
 
   Args:
-    trials: of different gammas, 0 among them.
+    trials: of different gammas; ValueError unless 0 is among them.
     batch_size: B, rows that an iteration serves.
-
-  Raises:
-    ValueError: if gamma 0 was not tried.
   """
   trials = sorted(trials, key=lambda trial: trial.gamma)
   plain, drafting = trials[0], trials[1:]
@@ -131,9 +123,21 @@ def choose(trials: Sequence[Trial], batch_size: int) -> Choice:
   )
   alpha = estimates.alpha(accepted, tested)
   num_rows = sum(trial.num_runs.size for trial in trials)
+  shown = [
+    f'{each:.1f} with gamma {gamma}' if gamma else f'plain {each:.1f}'
+    for gamma, each in measured.items()
+  ]
+  reasons = [
+    f'{", ".join(shown)} tokens/s in {num_rows} rows',
+    *([] if alpha is None else [f'alpha {alpha:.2f}']),
+    f'gamma {best} is expected to give {speeds[best]:.1f}'
+    if best
+    else f'no gamma is faster than plain by {MARGIN:.0%}',
+  ]
+  name = best or '0, plain decoding'
   return Choice(
     gamma=best,
-    sentence=_sentence(best, measured, speeds, alpha, num_rows),
+    sentence=f'gamma auto is {name}: {"; ".join(reasons)}',
     tokens_per_second={str(gamma): each for gamma, each in measured.items()},
     alpha=alpha,
   )
@@ -167,25 +171,3 @@ def _agree(trials: Sequence[Trial]) -> bool | None:
     if abs(found - promised) > np.hypot(found - its[0], promised - theirs[0]):
       return False
   return True
-
-
-def _sentence(
-  best: int,
-  measured: dict[int, float],
-  speeds: dict[int, float],
-  alpha: float | None,
-  num_rows: int,
-) -> str:
-  """What was chosen and why, in one line."""
-  shown: Any = [
-    f'{each:.1f} with gamma {gamma}' if gamma else f'plain {each:.1f}'
-    for gamma, each in measured.items()
-  ]
-  parts = [f'{", ".join(shown)} tokens/s in {num_rows} rows']
-  if alpha is not None:
-    parts.append(f'alpha {alpha:.2f}')
-  if not best:
-    parts.append(f'no gamma is faster than plain by {MARGIN:.0%}')
-    return f'gamma auto is 0, plain decoding: {"; ".join(parts)}'
-  parts.append(f'gamma {best} is expected to give {speeds[best]:.1f}')
-  return f'gamma auto is {best}: {"; ".join(parts)}'

@@ -37,11 +37,10 @@ class Costs:
     target_seconds: of a target call of each width; those between are
       interpolated, and beyond the last nothing is known.
     first_draft_seconds: of the first drafted token of an iteration, for which
-      the drafter also reads what was committed.
-    draft_seconds: of each further one.
+      the drafter also reads what was committed; `draft_seconds` of each other.
     loop_seconds: what an iteration costs beyond drafting and scoring.
-    launch_seconds: what a decode costs beyond its iterations.
-    plain_launch_seconds: the same of plain decoding.
+    launch_seconds: what a decode costs beyond its iterations, and
+      `plain_launch_seconds` plain decoding.
     c_hat: operations of the drafter per token over the target's.
   """
 
@@ -166,7 +165,7 @@ def expected_iterations(
   Args:
     profile: acceptance rate of each position `[G]`; G may be 0.
     length: tokens that each row decodes, at least 1.
-    batch_size: B, at least 1.
+    batch_size: B.
   """
   in_range('length', length, 1)
   in_range('batch_size', batch_size, 1)
@@ -205,8 +204,7 @@ def plan(
       choice depends on where in it alpha lies.
 
   Raises:
-    ValueError: if an argument is out of range, or `max_gamma` beyond what
-      `costs` were measured for.
+    ValueError: if an argument is out of range, or `max_gamma` not measured.
   """
   if max_gamma is None:
     max_gamma = costs.max_gamma
@@ -225,12 +223,12 @@ def plan(
   best = max(choices, key=lambda choice: choice.speedup)
   sentences = _verdict(choices, best, costs, batch_size, profile)
   if interval is not None:
-    low, high = (
+    best_of = lambda end: (
       plan(
         end, costs, max_gamma=max_gamma, batch_size=batch_size, length=length
       ).best
-      for end in interval
     )
+    low, high = map(best_of, interval)
     chosen = f'gamma lies between {low.gamma} and {high.gamma}'
     if low.gamma == best.gamma == high.gamma:
       chosen = f'gamma is {best.gamma} throughout'
@@ -252,9 +250,7 @@ def _choice(
   seconds = costs.iteration_seconds(gamma)
   # Tokens per run, as in a long decode; the slowest row stretches it.
   num_iterations = length / tokens * of_all / of_one
-  speedup = costs.decode_seconds(0, length) / costs.decode_seconds(
-    gamma, num_iterations
-  )
+  whole = costs.decode_seconds(gamma, num_iterations)
   # Where the expected tokens are worth as many plain steps.
   cost, break_even = seconds / costs.plain_seconds, None
   if 0 < gamma >= cost - 1:
@@ -262,7 +258,7 @@ def _choice(
   return Choice(
     gamma=gamma,
     expected_tokens=tokens,
-    speedup=speedup,
+    speedup=costs.decode_seconds(0, length) / whole,
     operations_factor=(gamma * costs.c_hat + gamma + 1) / tokens,
     row_utilisation=of_one / of_all,
     break_even_alpha=break_even,

@@ -113,7 +113,7 @@ def _measure(
     )
     fastest, tokens_per_second = sides_lib.fastest(candidates)
     is_adaptive = args.adaptive is not None
-    drafter = decoder.drafter_of(full.gamma)
+    drafter = decoder.at(full.gamma).drafter
     propose = sides_lib.propose_programs(
       drafted, drafter, decoder.target, is_adaptive
     )

@@ -47,7 +47,7 @@ def _measure(
   """What `--json` writes."""
   params, key, rows, shared = bench.placed(args, decoder, batches)
   gamma = decoder.drafter.gamma
-  one_token = decoder.drafter_of(1)
+  one_token = decoder.at(1).drafter
   with progress.waiting('measuring acceptance'):
     [[found]] = calibration.overlaps(
       params._replace(drafter=[params.drafter]),
