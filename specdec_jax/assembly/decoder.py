@@ -5,18 +5,13 @@ import dataclasses
 import functools
 from typing import Any
 
+from specdec_jax import base
 from specdec_jax.assembly import drafting, models
 from specdec_jax.assembly.choices import ChoiceError, Sampling
 from specdec_jax.assembly.drafting import DrafterChoice, Drafting, Target
 from specdec_jax.assembly.models import Model, Shardings, Waiting
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
-from specdec_jax.base import (
-  Drafter,
-  LanguageModel,
-  LogitsToProbsFn,
-  Params,
-  VerifyFn,
-)
+from specdec_jax.base import Params
 from specdec_jax.models import families
 from specdec_jax.models.families import Config
 from specdec_jax.text.vocabularies import AnyVocabulary
@@ -44,8 +39,8 @@ class Decoder:
   sampling: Sampling
   seen: Target
   drafting: Drafting
-  verify_fn: VerifyFn
-  logits_to_probs: LogitsToProbsFn
+  verify_fn: base.VerifyFn
+  logits_to_probs: base.LogitsToProbsFn
   eos_id: tuple[int, ...]
   params: Params
   programs: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
@@ -65,11 +60,11 @@ class Decoder:
     return self.seen.vocabulary
 
   @functools.cached_property
-  def target(self) -> LanguageModel:
+  def target(self) -> base.LanguageModel:
     return self.drafting.target or families.language_model(self.config)
 
   @property
-  def drafter(self) -> Drafter:
+  def drafter(self) -> base.Drafter:
     """The drafter's functions; with gamma 0 the loop decodes plainly."""
     return self.drafting.drafter
 
@@ -124,12 +119,8 @@ def outline(
   sampling: Sampling = Sampling(),
   is_dry_run: bool = False,
 ) -> Decoder:
-  """A decoder whose weights are not read yet, and in a dry run no vocabulary.
-
-  Raises:
-    ValueError: if the choices do not fit together, or a model cannot be had.
-    ImportError: if a package that reads it is not installed.
-  """
+  """A decoder whose weights are not read yet, and in a dry run no vocabulary;
+  raises as `api.load`."""
   shown = rule.seen(sampling)
   shown.check_is_used()
   config = models.read_config(model)

@@ -1,8 +1,5 @@
-"""Drafters as choices: for flags, gin files, T5X and Python alike.
-
-A drafter is a frozen dataclass whose `make` gives the array-level drafter for a
-target. A new drafter is one more of them, and a row of `DRAFTERS`.
-"""
+"""Drafters as choices: for flags, gin files, T5X and Python alike; a new one is
+a frozen dataclass like `DrafterChoice`, and a row of `DRAFTERS`."""
 
 import dataclasses
 from collections.abc import Callable

@@ -102,10 +102,7 @@ def read_params(
 ) -> Any:
   """The weights. `shardings` gives from their shapes where each is to be; None
   puts them on the default device, with the copies of `layers.with_cpu_copies`.
-
-  Raises:
-    ValueError: if the checkpoint has other arrays.
-  """
+  Raises ValueError if the checkpoint has other arrays."""
   if model.is_random:
     params = _draw_params(config)
   else:

@@ -1,9 +1,5 @@
-"""Acceptance rules as choices: for flags, gin files, T5X and Python alike.
-
-A rule is a frozen dataclass with two methods: `seen`, how the target is sampled
-for the rule to see, which also says what the rule does not go with, and
-`verify_fn`. A new rule is one more of them, and a row of `RULES`.
-"""
+"""Acceptance rules as choices: for flags, gin files, T5X and Python alike; a new
+one is a frozen dataclass with the methods of `Rule`, and a row of `RULES`."""
 
 import dataclasses
 import functools

@@ -19,6 +19,8 @@ from specdec_jax import base
 from specdec_jax.base import Params, Prompt
 from specdec_jax.decoding import refill, speculative
 from specdec_jax.decoding.state import DecodeOutput, DecodeState
+from specdec_jax.decoding.statistics import Statistics
+from specdec_jax.measure import metrics
 
 _Example = TypeVar('_Example')
 
@@ -66,6 +68,56 @@ class Utilisation:
     return self.num_row_runs / total if total else float('nan')
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timed:
+  """One chunk, or several together: counters of every row, use of the batch,
+  and seconds of decoding, without loading and compiling."""
+
+  statistics: Statistics
+  utilisation: Utilisation
+  seconds: float
+
+  def figures(self) -> dict[str, float]:
+    """Rates by name; those that are no number are left out."""
+    rates = metrics.rates(self.statistics)
+    num_rows = self.statistics.num_tokens.size
+    figures: dict[str, Any] = {
+      'tokens_per_second': self.statistics.num_tokens.sum() / self.seconds,
+      'examples_per_second': num_rows / self.seconds,
+      'tokens_per_target_run': rates.block_efficiency,
+      'alpha': rates.alpha,
+      'row_utilisation': self.utilisation.share,
+    }
+    known = {k: v for k, v in figures.items() if v is not None}
+    return {k: float(v) for k, v in known.items() if not np.isnan(v)}
+
+
+def together(chunks: Sequence[Timed]) -> Timed:
+  """Several chunks as one."""
+  used = [vars(chunk.utilisation) for chunk in chunks]
+  added = {name: sum(each[name] for each in used) for name in used[0]}
+  added['num_rows'] = used[0]['num_rows']
+  return Timed(
+    statistics=joined([chunk.statistics for chunk in chunks]),
+    utilisation=Utilisation(**added),
+    seconds=sum(chunk.seconds for chunk in chunks),
+  )
+
+
+def joined(statistics: Sequence[Statistics]) -> Statistics:
+  """Counters of all rows, those by position as wide as the longest drafts."""
+  gamma = max(each.num_tested.shape[1] for each in statistics)
+
+  def widen(values: np.ndarray) -> np.ndarray:
+    if values.ndim == 1:
+      return values
+    return np.pad(values, ((0, 0), (0, gamma - values.shape[1])))
+
+  return jax.tree.map(
+    lambda *rows: np.concatenate([widen(row) for row in rows]), *statistics
+  )
+
+
 def compile_programs(
   params: Params,
   prompt: Prompt,
@@ -86,14 +138,11 @@ def compile_programs(
       of them wait for more rows to finish, and fill them with fewer prefills; B
       waits for the whole batch.
     target: as for `speculative.generate`, like `drafter` and `max_len`.
-    batch_size: B.
+    batch_size: B, at least N, else ValueError.
     state_shardings: from a state's shapes to its shardings; None leaves them to
       the compiler.
     output_sharding: where results go, so that this process can read them.
     **rule: the other arguments of `speculative.step`.
-
-  Raises:
-    ValueError: if more rows are refilled than there are.
   """
   num_fresh = prompt.decoder_lengths.shape[0]
   if num_fresh > batch_size:

@@ -18,9 +18,8 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.base import Params, Prompt, VerifyFn
 from specdec_jax.infer import decode_many
-from specdec_jax.infer.decode_many import Programs
+from specdec_jax.infer.decode_many import Programs, Timed
 from specdec_jax.infer.examples import Row
-from specdec_jax.infer.report import Timed
 from specdec_jax.measure import trials
 from specdec_jax.measure.trials import Visit
 from specdec_jax.sharding import mesh as mesh_lib
@@ -113,12 +112,11 @@ def load(plan: Plan, mesh: Mesh) -> Params:
   not divide over it, or are of another shape."""
   shapes, batch_size = plan.decoder.params, plan.decoding.batch_size
   mesh_lib.check_divides(mesh, shapes.target, batch_size=batch_size)
-  loaded = decoder_lib.load(
+  return decoder_lib.load(
     plan.decoder,
     target_shardings=partial(mesh_lib.parameter_shardings, mesh),
     drafter_shardings=partial(mesh_lib.drafter_shardings, mesh),
-  )
-  return loaded.params
+  ).params
 
 
 def programs(

@@ -1,4 +1,4 @@
-"""From examples to prompts, and from decoded rows to lines of JSON."""
+"""From examples to prompts, and from decoded rows to JSON and to a report."""
 
 import dataclasses
 import hashlib
@@ -7,7 +7,8 @@ from typing import Any
 
 from specdec_jax.base import Prompt
 from specdec_jax.decoding.state import DecodeOutput
-from specdec_jax.infer import output
+from specdec_jax.infer import decode_many, output
+from specdec_jax.infer.decode_many import Timed
 from specdec_jax.measure import metrics
 from specdec_jax.models import families
 from specdec_jax.models.families import Config, has_encoder
@@ -160,3 +161,50 @@ def record(row: Row, output: DecodeOutput, layout: Layout) -> dict[str, Any]:
       'end': 'nan' if output.has_nan[0] else end,
     },
   }
+
+
+def counts(rows: Sequence[Row], records: Sequence[Mapping]) -> dict[str, int]:
+  """What a chunk's `.COMPLETED` says of it: the same in every run."""
+  aux = [record['aux'] for record in records]
+  return {
+    'examples': len(rows),
+    'trimmed_examples': sum(row.num_cut > 0 for row in rows),
+    'trimmed_tokens': sum(row.num_cut for row in rows),
+    'tokens': sum(each['tokens'] for each in aux),
+    'target_runs': sum(each['target_runs'] for each in aux),
+    'nan_examples': sum(each['end'] == 'nan' for each in aux),
+  }
+
+
+def sentences(
+  total: Mapping[str, int], chunks: Sequence[Timed], inputs_length: int
+) -> list[str]:
+  """The last lines of a run: of `counts` of all chunks, and those that this run
+  decoded."""
+  lines = []
+  if chunks:
+    timed = decode_many.together(chunks)
+    figures = timed.figures()
+    shown = {
+      'tokens_per_target_run': '{:.2f} tokens per target run',
+      'alpha': 'alpha {:.2f}',
+      'row_utilisation': 'rows used {:.0%}',
+    }
+    parts = [
+      f'{timed.statistics.num_tokens.size} examples decoded in '
+      f'{timed.seconds:.1f} s: {figures["tokens_per_second"]:.1f} tokens/s',
+      *(shown[name].format(figures[name]) for name in shown if name in figures),
+    ]
+    lines.append(', '.join(parts))
+  if total['trimmed_examples']:
+    lines.append(
+      f'{total["trimmed_examples"]} of {total["examples"]} inputs were longer '
+      f'than {inputs_length} tokens and were trimmed by '
+      f'{total["trimmed_tokens"]} tokens together'
+    )
+  if total['nan_examples']:
+    lines.append(
+      f'error: logits of {total["nan_examples"]} examples were not numbers '
+      '(NaN), and their decoding stopped; their "end" is "nan"'
+    )
+  return lines

@@ -25,10 +25,8 @@ def figures(
   Returns:
     By name: `devices`, `kind`, `mesh`, and, of `target`, `drafter` and `state`
     (caches, mostly): `values` and `bytes` in all, and `bytes_per_chip`; also
-    `chip_bytes`, None if the device does not tell its memory.
-
-  Raises:
-    ValueError: if the model or the batch does not divide over the mesh.
+    `chip_bytes`, None if the device does not tell its memory. Raises ValueError
+    if the model or the batch does not divide over the mesh.
   """
   batch_size = plan.decoding.batch_size
   shapes = plan.decoder.params

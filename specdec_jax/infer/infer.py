@@ -23,13 +23,12 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.base import Params
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.files.local_path import local_path
-from specdec_jax.infer import decode_many, examples, footprint, output, report
+from specdec_jax.infer import decode_many, examples, footprint, output
 from specdec_jax.infer import decoding as decoding_lib
-from specdec_jax.infer.decode_many import Programs, Utilisation
+from specdec_jax.infer.decode_many import Programs, Timed, Utilisation
 from specdec_jax.infer.decoding import Decoding, Plan
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.infer.output import Shard
-from specdec_jax.infer.report import Timed
 from specdec_jax.launch import processes, progress
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
@@ -61,17 +60,14 @@ def infer(
   """Decodes one shard of a task.
 
   Args:
-    model: the target.
-    output_dir: where results go; see `infer_output`.
+    output_dir: where results go; see `infer.output`.
     task_feature_lengths: most tokens of `inputs`, which are trimmed, and of
       `targets`, which are new.
     find_task: gives the task; see `text.tasks.find`.
     decoding: the drafter, the rule, the sampling and the batch.
-    make_mesh: gives the mesh.
-    mode: 'predict'.
     checkpoint_period: batches of a chunk, which a restart does not repeat.
-    shard_id: decodes the examples whose index is this, modulo `num_shards`.
-    num_shards: see `shard_id`; `specdec merge` joins them.
+    shard_id: decodes the examples whose index is this, modulo `num_shards`;
+      `specdec merge` joins them.
     tfds_data_dir: where TFDS has its data sets.
     metrics_dir: where clu writes metrics for TensorBoard.
     profile_dir: where the trace of one chunk goes.
@@ -218,7 +214,7 @@ def _decode_shard(run: _Run) -> int:
   first = [len(turns) * batch_size] if turns else []
   sizes = itertools.chain(first, itertools.repeat(run.chunk_size))
   metrics_dir = run.metrics_dir if processes.is_first() else None
-  with report.metric_writer(metrics_dir) as write_metrics:
+  with output.metric_writer(metrics_dir) as write_metrics:
     while chunk := tuple(itertools.islice(rows, next(sizes))):
       name = examples.digest(chunk)
       look = functools.partial(
@@ -233,8 +229,8 @@ def _decode_shard(run: _Run) -> int:
         if loaded is None:
           loaded = _load(run, gammas)
         records, parts = _decode_chunk(run, loaded, chunk, gammas, not timed)
-        timed.append(report.together(parts))
-        summary = dict(report.counts(chunk, records))
+        timed.append(decode_many.together(parts))
+        summary = dict(examples.counts(chunk, records))
         if is_trial:
           found = decoding_lib.choose(turns, parts, batch_size)
           summary[output.GAMMA] = vars(found)
@@ -249,12 +245,12 @@ def _decode_shard(run: _Run) -> int:
         total.update({k: v for k, v in summary.items() if isinstance(v, int)})
       num_chunks += 1
   if processes.is_first():
-    counts = {**report.counts((), ()), **total}
+    counts = {**examples.counts((), ()), **total}
     mark = {**counts, 'settings': run.settings}
     if choice is not None:
       mark[output.GAMMA] = vars(choice)
     output.finish(run.shard, num_chunks, mark)
-    _say(report.sentences(counts, timed, run.layout.inputs_length))
+    _say(examples.sentences(counts, timed, run.layout.inputs_length))
   return 2 if total['nan_examples'] else 0
 
 
@@ -329,7 +325,9 @@ def _decode_chunk(
         outputs[row.index] = found
         bar.advance(1)
       seconds = time.perf_counter() - started
-      counts = report.joined([outputs[row.index].statistics for row in part])
+      counts = decode_many.joined(
+        [outputs[row.index].statistics for row in part]
+      )
       parts.append(
         Timed(statistics=counts, utilisation=utilisation, seconds=seconds)
       )

@@ -3,8 +3,7 @@
 `OUT/{task}-{mode}.jsonl-SSSSS-of-NNNNN` is one shard, and beside it stands
 `.COMPLETED` once it is whole. Until then its chunks lie in `OUT/tmp-...`, each
 with a `.COMPLETED` of its own. Every file appears under its name only when it
-is complete, so a process may be killed at any moment, and a later one goes on
-from the last chunk. One process at a time writes a shard, see `only_writer`.
+is complete: a process may be killed at any moment, and a later one goes on.
 """
 
 import contextlib
@@ -19,6 +18,7 @@ from typing import Any
 
 from specdec_jax.files import replacing
 from specdec_jax.files.one_writer import one_writer
+from specdec_jax.files.require import require
 from specdec_jax.launch import old_names
 from specdec_jax.theory.choosing import Choice
 
@@ -256,6 +256,25 @@ def _read_mark(path: Path) -> dict[str, Any] | None:
     raise ValueError(
       f'{mark} is not what specdec writes: remove it, or choose another folder'
     ) from error
+
+
+@contextlib.contextmanager
+def metric_writer(folder: str | None) -> Iterator[Any]:
+  """Yields `(step, figures)`, which writes them for TensorBoard with clu, if
+  there is a folder; ImportError if clu or TensorFlow is not installed."""
+  if folder is None:
+    yield lambda step, figures: None
+    return
+  metric_writers = require(
+    'clu.metric_writers',
+    extra='infer,data',
+    purpose='writing metrics for TensorBoard',
+  )
+  writer = metric_writers.create_default_writer(folder, asynchronous=False)
+  try:
+    yield writer.write_scalars
+  finally:
+    writer.close()
 
 
 def merge(folder: Path) -> list[tuple[Path, int]]:

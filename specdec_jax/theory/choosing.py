@@ -16,8 +16,7 @@ class Trial:
 
   Attributes:
     gamma: drafted tokens per iteration; 0 is plain decoding.
-    num_tokens: `[R]`, of each row.
-    num_runs: `[R]`, its target runs.
+    num_tokens: `[R]`, of each row, in `num_runs` target runs.
     num_tested: `[R, gamma]`, how often its i-th drafted token was reached.
     num_accepted: `[R, gamma]`, how often it then passed.
     fill_seconds: of the prefill of a row.

@@ -196,15 +196,13 @@ def plan(
   Args:
     alpha: the acceptance rate, or one per position, `max_gamma` or more.
     costs: of the parts of an iteration, for all rows of the batch together.
-    max_gamma: the largest gamma considered; None for all whose scoring was
-      measured.
+    max_gamma: the largest considered; None for all whose scoring was measured.
     batch_size: rows decoded together; all wait for the slowest.
     length: tokens that each row decodes, for that wait.
     interval: of alpha, if it is an estimate; the sentences then say whether the
       choice depends on where in it alpha lies.
 
-  Raises:
-    ValueError: if an argument is out of range, or `max_gamma` not measured.
+  Raises ValueError if an argument is out of range, or `max_gamma` not measured.
   """
   if max_gamma is None:
     max_gamma = costs.max_gamma
