@@ -240,8 +240,8 @@ def _completions(
 
 
 class Stream:
-  """The text of one prompt as it is decoded: iterate over it. `completion` is all
-  of it, once the iteration has ended; until then None."""
+  """The text of one prompt as it is decoded: iterate over it. `completion` is
+  all of it, once the iteration has ended; until then None."""
 
   def __init__(self, pieces: Callable[['Stream'], Iterator[str]]):
     self.completion: Completion | None = None

@@ -65,7 +65,6 @@ class Decoder:
 
   @property
   def drafter(self) -> base.Drafter:
-    """The drafter's functions; with gamma 0 the loop decodes plainly."""
     return self.drafting.drafter
 
   @property

@@ -1,5 +1,6 @@
-"""Acceptance rules as choices: for flags, gin files, T5X and Python alike; a new
-one is a frozen dataclass with the methods of `Rule`, and a row of `RULES`."""
+"""Acceptance rules as choices: for flags, gin files, T5X and Python alike; a
+new one is a frozen dataclass with the methods of `Rule`, and a row of `RULES`.
+"""
 
 import dataclasses
 import functools

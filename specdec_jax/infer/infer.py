@@ -257,8 +257,7 @@ def _decode_shard(run: _Run) -> int:
 def _settle(run: _Run, summary: Any) -> Choice:
   """The choice in a summary, which only the first process has; others learn
   its gamma."""
-  look = functools.partial(output.choice_of, run.shard, summary)
-  found = processes.ask_first(look)
+  found = processes.ask_first(lambda: output.choice_of(run.shard, summary))
   if not processes.is_first():
     return Choice(gamma=processes.number_of_first(0), sentence='')
   _say([found.sentence])
