@@ -12,13 +12,7 @@ from specdec_jax.base import Array
 
 def causal_mask(lengths: Array, num_queries: int, capacity: int) -> Array:
   """Which cached positions each new query may see: bool `[B, T, S]`, true where
-  `s <= lengths[b] + t`.
-
-  Args:
-    lengths: int32 `[B]`, each row's length before the queries were appended.
-    num_queries: T; query t stands at position `lengths[b] + t`.
-    capacity: S, positions in the cache.
-  """
+  `s <= lengths[b] + t`; T queries were appended to int32 lengths `[B]`."""
   query_positions = arrays.block_positions(lengths, num_queries)
   key_positions = jnp.arange(capacity, dtype=lengths.dtype)
   return key_positions[None, None, :] <= query_positions[:, :, None]

@@ -27,23 +27,16 @@ from specdec_jax.sharding import rules
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockDecoderConfig:
-  """Sizes of a Spec-Drafter.
+  """Sizes of a Spec-Drafter, named as in `T5Config`.
 
   Attributes:
-    vocab_size: V, that of the target.
-    embed_dim: width of the residual stream.
+    vocab_size: that of the target.
     num_encoder_layers: cheap: the encoder runs once per decode.
     num_decoder_layers: costly: the decoder runs once per iteration.
-    num_heads: H, of every attention.
-    head_dim: D, size of a head.
-    mlp_dim: width of the feed-forward.
     max_positions: rows of the position tables, the limit of sources and of
       texts with their block.
-    mlp_activations: of the encoder, as in `T5Config`; the decoder's is GELU
-      without a gate.
-    relpos_num_buckets: as in `T5Config`, of the encoder.
-    relpos_max_distance: likewise.
-    dropout_rate: in training.
+    mlp_activations: of the encoder, as are relative positions; the decoder's is
+      GELU without a gate.
     dtype: of activations; norms, softmax and logits are float32.
   """
 
@@ -68,8 +61,8 @@ class BlockMemory:
 
   Attributes:
     copies: `[B, N, embed]`, what a mask at each position is embedded as.
-    cross_keys: one `[B, H, E, D]` array per layer, of the encoder's output.
-    cross_values: like `cross_keys`.
+    cross_keys: one `[B, H, E, D]` per layer, of the encoder's output, as
+      `cross_values`.
     source_mask: bool `[B, E]`, false for padding.
   """
 
@@ -183,8 +176,8 @@ class BlockDecoder(nn.Module):
       is_known: bool `[B, N]`: the prefix, and the revealed part of the block.
       starts: int32 `[B]`.
       memory: of `encode`, with room for N positions at least.
-      width: k, at most N.
-      is_training: whether to drop out; takes a random key named `dropout`.
+      width: at most N.
+      is_training: takes a random key named `dropout`.
 
     Returns:
       float32 logits `[B, width, V]`; ValueError if the memory has less room.

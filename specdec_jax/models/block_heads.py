@@ -19,15 +19,8 @@ from specdec_jax.models.t5 import T5, T5Cache, T5Config
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockHeadsConfig:
-  """Sizes of the heads.
-
-  Attributes:
-    embed_dim: of the target.
-    gamma: heads beside the target's own; k - 1 in the paper.
-    mlp_dim: width of each head's feed-forward.
-    dropout_rate: in training, of the target's decoder.
-    dtype: of activations.
-  """
+  """Sizes of the heads: `embed_dim` is the target's, `gamma` counts the heads
+  beside its own (k - 1 in the paper), and dropout is of its decoder."""
 
   embed_dim: int
   gamma: int

@@ -19,9 +19,8 @@ class KVCache:
 
   Attributes:
     keys: one `[B, H, S, D]` array per layer (H key-value heads, S capacity, D
-      head size). Heads come before positions, so that attention contracts the
-      cache as it lies.
-    values: like `keys`.
+      head size), as `values`. Heads come before positions, so that attention
+      contracts the cache as it lies.
     lengths: int32 `[B]`, how many positions of each row count.
   """
 
@@ -50,19 +49,12 @@ _MAX_UNROLLED_ROWS = 8
 
 
 def append(buffer: Array, new: Array, lengths: Array) -> Array:
-  """`buffer` with row b of `new` at its positions `lengths[b] + t`.
+  """`[B, H, S, D]` with row b of `[B, H, T, D]` at positions `lengths[b] + t`;
+  ValueError if T exceeds S.
 
   Rows are written by one `dynamic_update_slice` each, which unlike a scatter
   makes the TPU compiler insert no copies of the cache. It clamps its start, so
   callers keep spare capacity (invariant 3 of docs/design.md).
-
-  Args:
-    buffer: `[B, H, S, D]`.
-    new: `[B, H, T, D]`.
-    lengths: int32 `[B]`, where each row starts to write.
-
-  Raises:
-    ValueError: if T exceeds S.
   """
   capacity = buffer.shape[2]
   if new.shape[2] > capacity:

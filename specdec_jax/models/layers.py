@@ -22,11 +22,8 @@ _dot = functools.partial(jnp.tensordot, preferred_element_type=jnp.float32)
 
 @jax.custom_vjp
 def _matmul(x: Array, kernel: Array) -> Array:
-  """`x @ kernel` in float32, of `[..., in]` and `[in, out]` of one dtype.
-
-  The backward pass rounds cotangents to that dtype, too: products of float32
-  with bfloat16 take twice the time of bfloat16 alone.
-  """
+  """`x @ kernel` in float32, of one dtype. Cotangents are rounded to it, too:
+  products of float32 with bfloat16 take twice the time of bfloat16 alone."""
   return _dot(x, kernel, 1)
 
 
@@ -64,13 +61,7 @@ def parameter(
 
 
 class Dense(nn.Module):
-  """`x @ kernel`, from `[..., in]` to `[..., features]`.
-
-  Attributes:
-    features: size of the last axis of the result.
-    dtype: dtype of the result; the products accumulate in float32.
-    use_bias: adds a bias of `[features]`.
-  """
+  """`x @ kernel`, from `[..., in]` to `[..., features]`, rounded to `dtype`."""
 
   features: int
   dtype: jnp.dtype = jnp.float32
@@ -79,14 +70,12 @@ class Dense(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    kernel = parameter(
-      self, 'kernel', self.kernel_init, (x.shape[-1], self.features)
-    )
+    shape = x.shape[-1], self.features
+    kernel = parameter(self, 'kernel', self.kernel_init, shape)
     y = _product(self, x, kernel, 'kernel')
     if self.use_bias:
-      bias = parameter(
-        self, 'bias', nn.initializers.zeros_init(), (self.features,)
-      )
+      zeros = nn.initializers.zeros_init()
+      bias = parameter(self, 'bias', zeros, (self.features,))
       y = y + jnp.expand_dims(
         bias.astype(jnp.float32), tuple(range(y.ndim - 1))
       )
@@ -125,9 +114,8 @@ class RMSNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    scale = parameter(
-      self, 'scale', nn.initializers.ones_init(), (x.shape[-1],)
-    )
+    ones = nn.initializers.ones_init()
+    scale = parameter(self, 'scale', ones, (x.shape[-1],))
     x = x.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
     x = (x * jax.lax.rsqrt(mean_square + self.epsilon)).astype(self.dtype)
@@ -167,18 +155,14 @@ class Embed(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
-    self.embedding = parameter(
-      self,
-      'embedding',
-      nn.initializers.normal(stddev=1.0),
-      (self.vocab_size, self.embed_dim),
-    )
+    shape = self.vocab_size, self.embed_dim
+    init = nn.initializers.normal(stddev=1.0)
+    self.embedding = parameter(self, 'embedding', init, shape)
 
   def __call__(self, tokens: Array) -> Array:
     """int32 `[B, T]` to `[B, T, embed]`. Ids out of range clip."""
-    return jnp.take(self.embedding, tokens, axis=0, mode='clip').astype(
-      self.dtype
-    )
+    rows = jnp.take(self.embedding, tokens, axis=0, mode='clip')
+    return rows.astype(self.dtype)
 
   def attend(self, x: Array) -> Array:
     """`[B, T, embed]` to float32 logits `[B, T, V]`."""
@@ -189,16 +173,12 @@ class Embed(nn.Module):
 
 
 def with_cpu_copies(params: Any, *, is_tied: bool) -> Any:
-  """The tree of a model as CPUs multiply it faster, but for its encoder.
+  """The tree of a model, in one dtype, as CPUs multiply it faster, but for its
+  encoder; accelerators get it as it is. docs/design.md has the reasons.
 
-  Kernels of one input are joined. Tied embeddings get a transpose; for single
-  rows, kernels that are not in float32 get a copy that is, and those with more
-  inputs than outputs one that is also transposed. docs/design.md has the
-  reasons. Accelerators get the tree as it is.
-
-  Args:
-    params: a tree of `models`, in one dtype.
-    is_tied: whether the logits reuse the token embeddings.
+  Kernels of one input are joined. Embeddings that the logits reuse (`is_tied`)
+  get a transpose; for single rows, kernels that are not in float32 get a copy
+  that is, and those with more inputs than outputs one that is also transposed.
   """
   if jax.default_backend() != 'cpu':
     return params
@@ -252,13 +232,8 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 class Mlp(nn.Module):
   """The feed-forward: `wo(f(wi_0 x) * g(wi_1 x))`, or `wo(f(wi x))`.
 
-  Attributes:
-    mlp_dim: width of the hidden layer.
-    activations: one name for each input projection, whose results multiply:
-      ('gelu', 'linear') is T5 1.1's, ('silu', 'linear') Llama's, ('relu',) that
-      of T5 1.0.
-    dtype: of the activations.
-    dropout_rate: of the hidden layer, shared by all positions.
+  `activations` names f and g: ('gelu', 'linear') is T5 1.1's, ('silu',
+  'linear') Llama's, ('relu',) that of T5 1.0.
   """
 
   mlp_dim: int

@@ -32,15 +32,11 @@ class LlamaConfig:
   """Sizes of a Llama-type decoder.
 
   Attributes:
-    vocab_size: V.
     embed_dim: width of the residual stream.
-    num_layers: decoder layers.
     num_heads: query heads.
     num_kv_heads: key-value heads; divides `num_heads`.
-    head_dim: size of a head.
     mlp_dim: width of the gated feed-forward.
     rope_base: base of the rotary wavelengths.
-    norm_epsilon: of the root-mean-square norms.
     max_positions: longest context the model was trained for.
     is_tied: whether the logits reuse the token embeddings.
     has_attention_bias: biases on the query, key and value projections (Qwen2).
@@ -74,15 +70,11 @@ class LlamaConfig:
 
 
 def rotate(x: Array, positions: Array, *, base: float) -> Array:
-  """Rotates each head of `x` by its position (Su et al., arXiv 2104.09864).
+  """Rotates each head of `[B, H, T, D]` by its position, int32 `[B, T]`, with
+  angles in float32 (Su et al., arXiv 2104.09864; `base` is theta).
 
   Dimension i is paired with `i + D/2`, the layout of Hugging Face checkpoints;
   GGUF files interleave the pairs and are permuted when they are read.
-
-  Args:
-    x: `[B, H, T, D]`, D even; so is the result, with angles in float32.
-    positions: int32 `[B, T]`.
-    base: theta, the wavelength base (10,000 in Llama).
   """
   half = x.shape[-1] // 2
   exponents = jnp.arange(half, dtype=jnp.float32) / half
@@ -110,20 +102,15 @@ class SelfAttention(nn.Module):
   ) -> tuple[Array, Array, Array]:
     config = self.config
     batch, num_tokens, _ = x.shape
-
     num_heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
+    widths = {
+      name: count * config.head_dim
+      for name, count in zip(PROJECTIONS, num_heads, strict=True)
+    }
+    options = {'dtype': config.dtype, 'use_bias': config.has_attention_bias}
     queries, new_keys, new_values = (
       y.reshape(batch, num_tokens, -1, config.head_dim).transpose(0, 2, 1, 3)
-      for y in projections(
-        self,
-        x,
-        {
-          name: count * config.head_dim
-          for name, count in zip(PROJECTIONS, num_heads, strict=True)
-        },
-        dtype=config.dtype,
-        use_bias=config.has_attention_bias,
-      )
+      for y in projections(self, x, widths, **options)
     )
     turn = functools.partial(
       rotate,

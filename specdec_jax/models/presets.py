@@ -80,16 +80,8 @@ PRESETS: dict[str, T5Config] = {
 
 
 def preset(name: str, *, dtype: jnp.dtype = jnp.float32) -> T5Config:
-  """The sizes of a named model.
-
-  Args:
-    name: `t5_1_1_{small,base,large,xl,xxl}`, `t5_1_0_...`, `mt5_...`,
-      `gpt_97m`, `gpt_6m`, `{t5,lm}_{mini,nano}`.
-    dtype: of activations and cache.
-
-  Raises:
-    ValueError: if there is no such model.
-  """
+  """The sizes of a model in `PRESETS`, with that dtype of activations and
+  cache; ValueError if there is none of the name."""
   if name not in PRESETS:
     raise ValueError(
       f'no sizes are called {name!r}; there are {", ".join(PRESETS)}'
@@ -124,12 +116,13 @@ SPEC_DRAFTERS: dict[str, BlockDecoderConfig] = {
     max_positions=max_positions,
   )
   for name, target, encoder, decoder, max_positions in (
-    # T5 1.0 small has the sizes of Transformer-base, the targets of Xia et al.
+    # T5 1.0 small has the sizes of Transformer-base, the targets of Xia et al.,
+    # whose paper has 12 and 2 layers; 6 and 6 were released.
     ('xia_12_2', 't5_1_0_small', 12, 2, 512),
     ('xia_6_6', 't5_1_0_small', 6, 6, 512),
     ('mini_2_1', 't5_mini', 2, 1, 256),
     ('mini_2_2', 't5_mini', 2, 2, 256),
-    ('mini_1_1', 't5_mini', 1, 1, 256),
+    ('mini_1_1', 't5_mini', 1, 1, 256),  # Deliberately weak.
   )
 }
 
@@ -137,17 +130,8 @@ SPEC_DRAFTERS: dict[str, BlockDecoderConfig] = {
 def spec_drafter(
   name: str, *, dtype: jnp.dtype = jnp.float32
 ) -> BlockDecoderConfig:
-  """The sizes of a named Spec-Drafter, by its layers.
-
-  Args:
-    name: `xia_12_2`, as published, and `xia_6_6`, as released, for a target of
-      `t5_1_0_small`; `mini_2_1`, `mini_2_2`, and the deliberately weak
-      `mini_1_1`, for one of `t5_mini`.
-    dtype: of activations.
-
-  Raises:
-    ValueError: if there is no such drafter.
-  """
+  """The sizes of one of `SPEC_DRAFTERS`, with that dtype of activations;
+  ValueError if there is none of the name."""
   if name not in SPEC_DRAFTERS:
     raise ValueError(
       f'no Spec-Drafter is called {name!r}; there are '

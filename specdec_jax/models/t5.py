@@ -32,9 +32,8 @@ class T5Cache:
 
   Attributes:
     decoder: keys and values of the tokens so far.
-    cross_keys: one `[B, H, E, D]` array per layer, of the encoder's output;
-      empty for a decoder-only model.
-    cross_values: like `cross_keys`.
+    cross_keys: one `[B, H, E, D]` array per layer, of the encoder's output,
+      as `cross_values`; empty for a decoder-only model.
     encoder_mask: bool `[B, E]`, false for padding; None if decoder-only.
   """
 
@@ -71,13 +70,8 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-  """The decoder stack, from token ids to the input of `T5.project`.
-
-  Attributes:
-    config: sizes.
-    embed: the token embeddings; None for a decoder with its own, in a
-      decoder-only model.
-  """
+  """The decoder stack, from token ids to the input of `T5.project`; without an
+  encoder, which shares its `embed`, it has its own token embeddings."""
 
   config: T5Config
   embed: Embed | None = None
@@ -104,14 +98,9 @@ class Decoder(nn.Module):
     *,
     is_training: bool = False,
   ) -> tuple[Array, list[Array], list[Array]]:
-    """Reads further tokens.
-
-    Args:
-      tokens: int32 `[B, T]`.
-      mask: bool `[B, T, S]`.
-      crosses: what each layer, in turn, knows of the encoder.
-      past: of capacity S, is appended to; None if all S = T tokens are new.
-      is_training: whether to drop out.
+    """Reads int32 `[B, T]`, under a mask `[B, T, S]`, appending to `past`, of
+    capacity S; None if all S = T tokens are new. `crosses` is what each layer,
+    in turn, knows of the encoder.
 
     Returns:
       `[B, T, embed]`, the input of `project`, and the keys and values of each
@@ -230,7 +219,7 @@ class T5(nn.Module):
       encoder_segment_ids: int32 `[B, E]`, the example that each token belongs
         to, where several are packed into a row; None for one example per row.
       decoder_segment_ids: int32 `[B, T]`, the same ids.
-      is_training: whether to drop out; takes a random key named `dropout`.
+      is_training: takes a random key named `dropout`.
 
     Returns:
       `[B, T, embed]`, of what follows each decoder token.

@@ -31,16 +31,13 @@ class T5Config:
       32,128.
     embed_dim: width of the residual stream.
     num_encoder_layers: 0 for a decoder-only model.
-    num_decoder_layers: decoder layers.
-    num_heads: H, of every attention.
-    head_dim: D, size of a head.
+    num_heads: H, of every attention, each of `head_dim` D.
     mlp_dim: width of the feed-forward.
     mlp_activations: ('gelu', 'linear') in T5 1.1, ('relu',) in T5 1.0.
     is_tied: whether the logits reuse the embeddings, scaled by
       `1 / sqrt(embed_dim)`, as T5 1.0 does.
     relpos_num_buckets: columns of the relative-position table.
     relpos_max_distance: all distances from here on share a bucket.
-    dropout_rate: in training.
     dtype: of activations and cache; norms and logits are float32.
     has_float32_scores: whether attention's scores and softmax are float32, too.
       T5X computes them in `dtype` by default, and only the same rounding gives
