@@ -22,10 +22,6 @@ def named(path: str | os.PathLike[str], arrays: Any = ()) -> Iterator[None]:
   Orbax prints tracebacks of its threads besides: arrays that cannot fit are not
   begun.
 
-  Args:
-    path: what is written, and what the error names.
-    arrays: a tree of those that are about to be written, where it is known.
-
   Raises:
     OSError: ENOSPC, EDQUOT or EFBIG, with `path` as its file name.
   """
@@ -44,9 +40,7 @@ def named(path: str | os.PathLike[str], arrays: Any = ()) -> Iterator[None]:
     if isinstance(error, OSError):
       about = [number for number in _NUMBERS if number == error.errno]
     else:
-      about = [
-        number for number in _NUMBERS if os.strerror(number) in str(error)
-      ]
+      about = [n for n in _NUMBERS if os.strerror(n) in str(error)]
     if not about:
       raise
     reason = getattr(error, 'strerror', None) or os.strerror(about[0])

@@ -14,12 +14,8 @@ def one_writer(lock: str | os.PathLike[str], what: object) -> Iterator[None]:
   """Runs the block unless another process is in it.
 
   The lock is the kernel's (`flock`) on an open file: a process that is killed
-  leaves at most the file behind, and a file alone locks nobody out.
-
-  Args:
-    lock: path of the file that is locked. Folders above it are made; it is
-      removed at the end.
-    what: that which is written, for the message.
+  leaves at most the file behind, and a file alone locks nobody out. Folders
+  above it are made; it is removed at the end. Messages name `what` is written.
 
   Raises:
     ValueError: if another process writes it, with its number and host.

@@ -25,11 +25,8 @@ def file(
 
   It is flushed to the disk first. A link stays a link, and a file that is
   replaced hands on its mode. A killed process leaves `path.partial-*` behind.
-
-  Args:
-    path: the name.
-    on_failure: is told where that is which was written before the work failed;
-      without it, it is removed.
+  If the work fails, `on_failure` is told where that is which was written
+  before; without it, it is removed.
 
   Raises:
     ValueError: if the file cannot be written. With `on_failure` an OSError is
@@ -65,14 +62,10 @@ def new_folder(
 
   If the work fails or is interrupted, what was begun is removed and `final` is
   as before. A killed process leaves a folder `final.tmp-PID`, which T5X's and
-  our readers know for an unfinished one.
-
-  Args:
-    final: the name; folders above it are made.
-    overwrite: whether a folder of that name is replaced.
+  our readers know for an unfinished one. Folders above `final` are made.
 
   Raises:
-    ValueError: if there is one and it is not to be replaced.
+    ValueError: if there is a folder of that name, unless `overwrite`.
     OSError: that names `final`, if there is no space left for it.
   """
   final = local_path(final)
@@ -99,16 +92,8 @@ def new_folder(
 def folder(
   path: str | os.PathLike[str], mark: str, *, overwrite: bool
 ) -> Iterator[Path]:
-  """As `new_folder`, but replaces only what it wrote itself.
-
-  Args:
-    path: the name; an empty folder may have it.
-    mark: a file that a folder must have to be replaced.
-    overwrite: whether it may be.
-
-  Raises:
-    ValueError: if `path` is taken, or cannot be written.
-  """
+  """As `new_folder`, but replaces only an empty folder and, if `overwrite`, one
+  with a file `mark`; ValueError if `path` is taken, or cannot be written."""
   path = local_path(path)
   if path.exists():
     if not path.is_dir():

@@ -28,21 +28,14 @@ def read(path: Path) -> Iterator[tuple[str, str]]:
 
 def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
   """The objects of a JSONL file, each with its place; blank lines are none.
-
-  Raises:
-    ValueError: as `read` and `parse_object`.
-  """
+  ValueError as of `read` and `parse_object`."""
   for place, line in read(path):
     if line.strip():
       yield place, parse_object(line, place)
 
 
 def parse_object(line: str, place: str) -> dict[str, Any]:
-  """A line of JSON.
-
-  Raises:
-    ValueError: naming the place, if it is not JSON, or no object.
-  """
+  """A line of JSON; ValueError with the place if it is not, or no object."""
   try:
     record = json.loads(line)
   except json.JSONDecodeError as error:
@@ -56,12 +49,8 @@ def parse_object(line: str, place: str) -> dict[str, Any]:
 
 
 def text_under(record: dict[str, Any], key: str, place: str) -> str:
-  """The text that an object has under a key.
-
-  Raises:
-    ValueError: naming the place and the keys that there are, if there is none;
-      or as `check_encodable`.
-  """
+  """The text that an object has under a key; ValueError with the place and the
+  keys that there are, if there is none, or as of `check_encodable`."""
   text = record.get(key)
   if not isinstance(text, str):
     raise ValueError(f'{place} has no text under "{key}"; {keys_of(record)}')

@@ -44,7 +44,7 @@ def compare(
     plain: plain decoding in the drafted side's own configuration, whose T(1)
       the costs are relative to; may be the baseline.
     drafted: speculative decoding.
-    full_width: see `sides.full_width_side`; made with `may_abstain` where the
+    full_width: of `sides.full_width_side`, with `may_abstain` where the
       drafter may have no draft, and iterations without one are timed, too.
     drafter: the drafted side's; where its gamma varies, the same without.
     propose: what times it, see `sides.propose_programs`.
@@ -131,10 +131,8 @@ def _time(
   advance: Callable[[int], None],
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], float]:
   """Seconds and final states of each side, and seconds of a draft, in turns."""
-  programs: dict[Any, Callable[[], Any]] = {
-    **{name: side.decode for name, side in sides.items()},
-    **dict(enumerate(propose)),
-  }
+  programs: dict[Any, Callable] = {n: side.decode for n, side in sides.items()}
+  programs |= dict(enumerate(propose))
   seconds, outputs = stopwatch.alternate(programs, repeats, advance)
   drafting = stopwatch.propose_seconds(
     propose, [seconds.pop(i) for i in range(len(propose))]
@@ -175,16 +173,10 @@ def predict_speedup(
   """The speedup that these costs allow, of both sides' measured tokens per run:
   `theory.predicted_speedup`, with the price of iterations without a draft.
 
-  Args:
-    baseline: counters of the plain side.
-    drafted: counters of the speculative side.
-    num_drafted: steps of the drafter, in all iterations; None if not known,
-      and so the result.
-    c: a drafted token's cost; this and the others are relative to T(1).
-    verify_cost_ratio: of an iteration that scores gamma + 1 positions.
-    without_draft_cost_ratio: of one that scores one position for want of a
-      draft; None if the drafter always has one.
-    baseline_cost: of an iteration of the baseline.
+  Costs are relative to T(1): `c` of a drafted token, the others of iterations
+  that score gamma + 1 positions, that score one for want of a draft (None if
+  the drafter always has one), and of the baseline. `num_drafted` are the steps
+  of the drafter, in all iterations; None if not known, and so the result.
   """
   if num_drafted is None:
     return None
@@ -254,15 +246,9 @@ def sameness(
   """Whether both sides decoded the same tokens, and if not, how near the miss
   was: the logit margin of plain decoding's token at the first difference.
 
-  Args:
-    target: the target of both sides.
-    params: the plain side's.
-    expected: where plain decoding ended, one state per batch.
-    found: the same of the other side.
-
-  Returns:
-    Figures by name. Margins are None where there are none: a row that only ends
-    earlier than the other has no such token.
+  Given are the plain side's params, where it ended, one state per batch, and
+  where the other did. Margins are None where there are none: a row that only
+  ends earlier than the other has no such token.
   """
   margins, num_divergent = [], 0
   for state, other in zip(expected, found, strict=True):

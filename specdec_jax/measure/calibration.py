@@ -66,22 +66,15 @@ def passes_argmax(draft: Draft, p: Array, lenience: float = 1.0) -> Array:
 def observe(
   row_keys: Array, draft: Draft, target_probs: Array, *, is_argmax: bool = False
 ) -> Verification:
-  """A rule that accepts nothing: the text is the target's own, token by token
-  what plain decoding gives.
-
-  Args:
-    row_keys: keys `[B]`, consumed as any rule consumes them.
-    draft: one token per row, or none.
-    target_probs: float32 `[B, 2, V]`, or `[B, 1, V]` without a draft.
-    is_argmax: whether the text is the target's likeliest.
-  """
+  """A rule that accepts nothing: the text is the target's own, or with
+  `is_argmax` its likeliest, token by token what plain decoding gives. Target
+  probabilities are float32 `[B, 2, V]`, or `[B, 1, V]` without a draft."""
   _, next_keys = decision.split_by_purpose(row_keys)
   p = target_probs[:, 0]
-  next_token = (
-    jnp.argmax(p, axis=-1).astype(jnp.int32)
-    if is_argmax
-    else distributions.sample(next_keys, p)
-  )
+  if is_argmax:
+    next_token = jnp.argmax(p, axis=-1).astype(jnp.int32)
+  else:
+    next_token = distributions.sample(next_keys, p)
   return Verification(
     num_accepted=jnp.zeros_like(draft.lengths),
     next_token=next_token,
@@ -152,13 +145,9 @@ def _generate(
   is_argmax: bool = False,
   **rule: Any,
 ) -> tuple[Array, list[Array]]:
-  """A batch of `overlaps`.
-
-  Returns:
-    `has_nan` bool `[B]`, and what was seen at each token: the drafters' shares
-    float32 `[N, D, L, B]`, whether there was text bool `[N, B]`, and whether
-    there was a guess, too, bool `[N, D, B]`.
-  """
+  """A batch of `overlaps`: `has_nan` bool `[B]`, and by token the drafters'
+  shares float32 `[N, D, L, B]`, whether there was text bool `[N, B]`, and
+  whether there was a guess, too, bool `[N, D, B]`."""
   # Drafters are asked beside a loop that drafts nothing itself.
   models: dict[str, Any] = {'target': target, 'drafter': _NOTHING}
   verify_fn = functools.partial(observe, is_argmax=is_argmax)
@@ -213,17 +202,13 @@ def _generate(
 def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:
   """Alpha and what the assumption of independence leaves out of it.
 
-  Args:
-    found: of `overlaps`.
-    max_gamma: positions of the profile.
-
   Returns:
     `alpha` over the prefixes with a guess; `alpha_interval`, of
     `theory.estimates.ratio`; `num_prefixes`, `num_rows`;
     `abstained`, the share of prefixes without a guess; `autocorrelation` of
     neighbouring overlaps by lag, None where there are none; and `profile`, the
-    rate of each position of a draft that starts anywhere, no guess counting as
-    no overlap.
+    rate of each of `max_gamma` positions of a draft that starts anywhere, no
+    guess counting as no overlap.
 
   Raises:
     ValueError: if the drafter never had a guess.

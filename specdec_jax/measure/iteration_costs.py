@@ -47,12 +47,9 @@ def cost_programs(
   those of the longest draft.
 
   Args:
-    params: weights of both sides.
-    rng_key: as for `speculative.generate`.
-    prompt: the batch.
-    target: the target.
+    params: this, `rng_key`, `prompt` and `max_len` as for
+      `speculative.generate`.
     drafters: the same drafter by gamma, 1 and the largest among them.
-    max_len: as for `speculative.generate`.
     widths: of target calls to time, 1 and gamma + 1 among them; None means
       `planner.widths_to_time`.
     num_decodes: short decodes of each part in a turn, timed one by one; their

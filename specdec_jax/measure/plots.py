@@ -27,11 +27,8 @@ class Measured(NamedTuple):
 
 
 def new_figure(num_axes: int = 1) -> tuple[Any, Any]:
-  """A figure and its axes, one or a list, side by side.
-
-  Raises:
-    ImportError: if matplotlib is not installed.
-  """
+  """A figure and its axes, one or a list, side by side; ImportError if
+  matplotlib is not installed."""
   matplotlib = require('matplotlib.figure', extra='plot', purpose='a plot')
   width, height = _SIZE
   figure = matplotlib.Figure(
@@ -102,20 +99,15 @@ def speedup_by_gamma(
   """Predicted speedups as lines, measured ones as points with their range, both
   by name and gamma."""
   figure, axes = new_figure()
-  for (name, line), color in zip(
-    predicted.items(), itertools.cycle(_COLORS), strict=False
-  ):
+  colors = itertools.cycle(_COLORS)
+  for (name, line), color in zip(predicted.items(), colors, strict=False):
     axes.plot(list(line), list(line.values()), color=color, label=name)
     points = (measured or {}).get(name, {})
     if points:
       gammas = list(points)
       values, least, greatest = zip(*points.values(), strict=True)
-      axes.plot(
-        *(gammas, values, 'o'),
-        color=color,
-        markersize=4,
-        label=f'{name}, measured',
-      )
+      label = f'{name}, measured'
+      axes.plot(gammas, values, 'o', color=color, markersize=4, label=label)
       axes.vlines(gammas, least, greatest, color=color, linewidth=1.2)
   axes.axhline(1, color='#5d6572', linewidth=0.8, linestyle='--')
   axes.set(xlabel='gamma', ylabel='speedup over plain decoding')
@@ -133,9 +125,8 @@ def speedup_by_category(rows: Sequence[Mapping[str, Any]]) -> Any:
   ways = list(dict.fromkeys(tuple(row[n] for n in names) for row in rows))
   groups = list(dict.fromkeys(row['category'] for row in rows))
   figure.set_size_inches(9, 2 + 0.14 * len(rows))
-  for (i, way), color in zip(
-    enumerate(ways), itertools.cycle(_COLORS), strict=False
-  ):
+  colors = itertools.cycle(_COLORS)
+  for (i, way), color in zip(enumerate(ways), colors, strict=False):
     own = [row for row in rows if tuple(row[n] for n in names) == way]
     heights = [
       groups.index(row['category']) + 0.8 * (i + 0.5) / len(ways) for row in own

@@ -49,10 +49,9 @@ def _compile(
   prompts: Sequence[Prompt],
 ) -> Side:
   """Compiles prefill and loop for prompts of one shape, and prefills them."""
-  init, init_seconds = stopwatch.compile_seconds(
-    init, params, rng_key, prompts[0]
-  )
-  jax.block_until_ready(init(params, rng_key, prompts[0]))
+  first = params, rng_key, prompts[0]
+  init, init_seconds = stopwatch.compile_seconds(init, *first)
+  jax.block_until_ready(init(*first))
   states, prefill_seconds = stopwatch.run_seconds(
     lambda: [init(params, rng_key, prompt) for prompt in prompts]
   )
@@ -76,13 +75,9 @@ def plain_side(
   **rule: Any,
 ) -> Side:
   """Plain decoding, compiled; `rule` goes to `autoregressive.run`."""
-  return _compile(
-    functools.partial(autoregressive.init, target=target, max_len=max_len),
-    functools.partial(autoregressive.run, target=target, **rule),
-    params,
-    rng_key,
-    prompts,
-  )
+  init = functools.partial(autoregressive.init, target=target, max_len=max_len)
+  run = functools.partial(autoregressive.run, target=target, **rule)
+  return _compile(init, run, params, rng_key, prompts)
 
 
 def speculative_side(
@@ -183,11 +178,8 @@ def fastest(
   candidates: Mapping[str, Side], num_batches: int = 6, repeats: int = 3
 ) -> tuple[str, dict[str, float]]:
   """The fastest of several plain configurations, on the first batches, and the
-  tokens per second of each, by the median time of every batch.
-
-  Texts end at their EOS, so that what a configuration costs once per decode
-  counts.
-  """
+  tokens per second of each, by the median time of every batch. Texts end at
+  their EOS, so that what a configuration costs once per decode counts."""
   decodes = {
     (name, i): functools.partial(side.run, side.params, state)
     for name, side in candidates.items()

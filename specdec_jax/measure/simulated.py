@@ -15,19 +15,9 @@ from specdec_jax.verification.decision import Decision
 def simulated_acceptance(
   row_keys: Array, draft: Draft, target_probs: Array, *, alpha: float
 ) -> Verification:
-  """Accepts every drafted token with the same chance, whatever p and q are.
-
-  The token after them is drawn from p. Not lossless, and not meant to be.
-
-  Args:
-    row_keys: keys `[B]`, consumed.
-    draft: up to G tokens per row.
-    target_probs: float32 `[B, G+1, V]`.
-    alpha: the chance, in [0, 1].
-
-  Raises:
-    ValueError: if `alpha` is outside [0, 1].
-  """
+  """Accepts every drafted token with the chance `alpha`, whatever p and q are,
+  and draws the token after them from p, float32 `[B, G+1, V]`. Not lossless,
+  and not meant to be; ValueError if `alpha` is outside [0, 1]."""
   if not 0 <= alpha <= 1:
     raise ValueError(f'alpha must lie in [0, 1], got {alpha}')
 

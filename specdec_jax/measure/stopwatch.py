@@ -107,9 +107,8 @@ def always_full(
 
   def propose(params: Any, row_keys: jax.Array, context: Context, state: Any):
     del row_keys
-    last = jnp.take_along_axis(
-      context.tokens, context.lengths[:, None] - 1, axis=1
-    )
+    at = context.lengths[:, None] - 1
+    last = jnp.take_along_axis(context.tokens, at, axis=1)
     tokens = jnp.repeat(last, gamma, axis=1)
     lengths = jnp.full_like(context.lengths, gamma)
     draft = Draft(
@@ -126,12 +125,7 @@ def always_full(
 
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-  """A compiled loop of many calls, timed as a whole.
-
-  Attributes:
-    program: from a number of calls to an array.
-    num_calls: that many are made.
-  """
+  """A compiled loop, from a number of calls to an array, timed as a whole."""
 
   program: Callable[[int], Any]
   num_calls: int
@@ -148,16 +142,9 @@ def repeated(
   width: int = 1,
   drafter: Drafter | None = None,
 ) -> Repeated:
-  """Compiles a loop of drafts, of target calls over `width` positions, or of
-  both, that runs for about a tenth of a second.
-
-  Args:
-    params: weights of both sides.
-    state: a state that has not ended.
-    target: None for drafts alone.
-    width: positions of a target call.
-    drafter: None for target calls alone.
-  """
+  """Compiles a loop of drafts (`target` None), of target calls over `width`
+  positions (`drafter` None), or of both, from a state that has not ended; it
+  runs for about a tenth of a second."""
   calls = functools.partial(
     _repeat_calls, target=target, width=width, drafter=drafter
   )

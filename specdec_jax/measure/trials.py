@@ -23,13 +23,8 @@ def num_batches_needed(gammas: Sequence[int], batch_size: int) -> int:
 def schedule(
   gammas: Sequence[int], batch_size: int, num_batches: int
 ) -> tuple[int, ...]:
-  """The gammas of the first batches of a run: none if it is too short.
-
-  Args:
-    gammas: what to try, 0 among them.
-    batch_size: rows.
-    num_batches: of the run, or `num_batches_needed` if it has more.
-  """
+  """The gammas of the first batches of a run, of those to try, 0 among them:
+  none if it is too short. Batches beyond `num_batches_needed` do not matter."""
   num_rounds = min(
     -(-NUM_ROWS // batch_size), num_batches // (_SHARE * len(gammas))
   )
@@ -49,15 +44,8 @@ def too_short(gammas: Sequence[int], num_batches: int) -> Choice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Visit:
-  """One batch that was decoded with one gamma.
-
-  Attributes:
-    gamma: which.
-    statistics: of its rows.
-    num_iterations: of the loop.
-    fill_seconds: of its prefill.
-    loop_seconds: of its iterations.
-  """
+  """One batch that was decoded with one gamma: the counters of its rows, and
+  the seconds of its prefill and of its iterations."""
 
   gamma: int
   statistics: Statistics
@@ -67,13 +55,9 @@ class Visit:
 
 
 def trial(visits: Sequence[Visit], *, waits: bool) -> Trial:
-  """What the visits of one gamma show together.
-
-  Args:
-    visits: its batches. The quickest counts: what else a machine does slows
-      programs down.
-    waits: whether a batch waits for its slowest row; else rows are refilled.
-  """
+  """What the batches of one gamma show together. The quickest counts: what else
+  a machine does slows programs down. If a batch `waits` for its slowest row,
+  rows are not refilled."""
   counts = [jax.device_get(visit.statistics) for visit in visits]
   total = jax.tree.map(lambda *rows: np.concatenate(rows), *counts)
   num_slots = sum(

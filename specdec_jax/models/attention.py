@@ -12,7 +12,8 @@ from specdec_jax.base import Array
 
 def causal_mask(lengths: Array, num_queries: int, capacity: int) -> Array:
   """Which cached positions each new query may see: bool `[B, T, S]`, true where
-  `s <= lengths[b] + t`; T queries were appended to int32 lengths `[B]`."""
+  `s <= lengths[b] + t`. S is the cache's capacity; lengths, int32 `[B]`,
+  are those before the T queries were appended."""
   query_positions = arrays.block_positions(lengths, num_queries)
   key_positions = jnp.arange(capacity, dtype=lengths.dtype)
   return key_positions[None, None, :] <= query_positions[:, :, None]

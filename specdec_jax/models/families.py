@@ -40,9 +40,9 @@ class Family(NamedTuple):
       `layers_0`, `layers_1` ...; `''` is the tree itself.
     language_model: the functions that decoding calls; None for a network that
       only drafts.
-    block_model: likewise, of a network that `drafters.spec_drafter` can use.
-    with_heads: `(target config, config)` to the target and its heads, of a
-      network that `drafters.blockwise_heads` can use.
+    block_model: likewise, for `drafters.spec_drafter`.
+    with_heads: `(target config, config)` to the target and its heads, for
+      `drafters.blockwise_heads`.
     has_encoder: whether prompts go to an encoder.
     starts: tokens that the decoder begins with, before any prompt.
     adds_special_tokens: whether prompts are encoded with the vocabulary's
@@ -112,9 +112,9 @@ def of(config: Any) -> Family:
   for family in FAMILIES:
     if type(config) is family.config:
       return family
+  known = ', '.join(family.config.__name__ for family in FAMILIES)
   raise ValueError(
-    f'a {type(config).__name__} is of no family; there are '
-    f'{", ".join(family.config.__name__ for family in FAMILIES)}'
+    f'a {type(config).__name__} is of no family; there are {known}'
   )
 
 
@@ -137,8 +137,7 @@ def language_model(config: Any) -> LanguageModel:
 
 
 def block_model(config: Any) -> BlockModel:
-  """The functions that `drafters.spec_drafter` calls; ValueError if the network
-  is no Spec-Drafter."""
+  """The functions of a Spec-Drafter; ValueError if the network is none."""
   family = of(config)
   if family.block_model is None:
     raise ValueError(f'a {family.name} is no Spec-Drafter')

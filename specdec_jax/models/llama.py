@@ -79,10 +79,8 @@ def rotate(x: Array, positions: Array, *, base: float) -> Array:
   half = x.shape[-1] // 2
   exponents = jnp.arange(half, dtype=jnp.float32) / half
   frequencies = jnp.power(jnp.float32(base), -exponents)
-  angles = (
-    positions.astype(jnp.float32)[:, None, :, None]
-    * frequencies[None, None, None, :]
-  )
+  positions = positions.astype(jnp.float32)
+  angles = positions[:, None, :, None] * frequencies[None, None, None, :]
   sin, cos = jnp.sin(angles), jnp.cos(angles)
   first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   rotated = jnp.concatenate(
@@ -161,9 +159,8 @@ class Llama(nn.Module):
     self, tokens: Array, cache: KVCache, at: Array | None = None
   ) -> tuple[Array, KVCache]:
     config = self.config
-    embed = Embed(
-      config.vocab_size, config.embed_dim, config.dtype, name='token_embedder'
-    )
+    sizes = config.vocab_size, config.embed_dim
+    embed = Embed(*sizes, config.dtype, name='token_embedder')
     x = embed(tokens)
     keys, values = [], []
     for i in range(config.num_layers):
@@ -179,11 +176,8 @@ class Llama(nn.Module):
       logits = embed.attend(x)
     else:
       logits = Dense(config.vocab_size, name='logits_dense')(x)
-    cache = KVCache(
-      keys=tuple(keys),
-      values=tuple(values),
-      lengths=cache.lengths + tokens.shape[1],
-    )
+    lengths = cache.lengths + tokens.shape[1]
+    cache = KVCache(keys=tuple(keys), values=tuple(values), lengths=lengths)
     return logits, cache
 
 

@@ -183,9 +183,8 @@ class T5(nn.Module):
       pairs = zip(cache.cross_keys, cache.cross_values, strict=True)
       crosses = [(*pair, cross_mask) for pair in pairs]
     x, keys, values = self.decoder(tokens, mask, crosses, past)
-    decoder = KVCache(
-      keys=tuple(keys), values=tuple(values), lengths=past.lengths + num_tokens
-    )
+    lengths = past.lengths + num_tokens
+    decoder = KVCache(keys=tuple(keys), values=tuple(values), lengths=lengths)
     return x, dataclasses.replace(cache, decoder=decoder)
 
   def project(self, x: Array) -> Array:

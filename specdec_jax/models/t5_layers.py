@@ -213,9 +213,8 @@ class EncoderLayer(nn.Module):
     self, x: Array, mask: Array, bias: Array, *, is_training: bool
   ) -> Array:
     config = self.config
-    drop = functools.partial(
-      Dropout(config.dropout_rate), is_training=is_training
-    )
+    dropout = Dropout(config.dropout_rate)
+    drop = functools.partial(dropout, is_training=is_training)
     attend = Attention(config, name='attention')
     h = RMSNorm(dtype=config.dtype, name='pre_attention_layer_norm')(x)
     keys, values = attend.keys_values(h)
@@ -264,9 +263,8 @@ class DecoderLayer(nn.Module):
     if past is not None:
       keys = kv_cache.append(past[0], keys, past[2])
       values = kv_cache.append(past[1], values, past[2])
-    h = self.self_attention(
-      h, keys, values, mask, bias, is_training=is_training
-    )
+    mode = {'is_training': is_training}
+    h = self.self_attention(h, keys, values, mask, bias, **mode)
     x = x + drop(h)
     if cross is not None:
       h = self.pre_cross_attention_layer_norm(x)

@@ -27,11 +27,8 @@ _TOLERANCE = 1e-4
 def in_range(
   name: str, value: ArrayLike, low: float, high: float = np.inf
 ) -> np.ndarray:
-  """`value` as float64, once every entry is known to be in `[low, high]`.
-
-  Raises:
-    ValueError: naming the first entry outside, NaN included.
-  """
+  """`value` as float64; ValueError with the first entry outside `[low, high]`,
+  NaN included."""
   array = np.asarray(value, np.float64)
   is_outside = ~((array >= low) & (array <= high))
   if is_outside.any():
@@ -61,9 +58,9 @@ def _pair(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     if is_off.any():
       raise ValueError(f'{name} must sum to 1, got {totals[is_off][0]:g}')
     pair.append(array)
-  sizes = [array.shape[-1] for array in pair]
-  if sizes[0] != sizes[1]:
-    raise ValueError(f'p has a vocabulary of {sizes[0]}, q one of {sizes[1]}')
+  p_size, q_size = (array.shape[-1] for array in pair)
+  if p_size != q_size:
+    raise ValueError(f'p has a vocabulary of {p_size}, q one of {q_size}')
   return pair[0], pair[1]
 
 
@@ -133,12 +130,9 @@ def expected_tokens_of_profile(profile: ArrayLike) -> np.ndarray:
   """Mean tokens per target run when each position has its own rate.
 
   `1 + a_1 + a_1 a_2 + ...`: Equation 1 without the assumption that every `a_i`
-  is the same alpha, and exact for measured rates.
-
-  Args:
-    profile: conditional acceptance rates `[..., G]`: of the drafts whose
-      position i was tested (all before it were accepted), the share that
-      passed. NaN, a position never tested, ends the draft. G may be 0.
+  is the same alpha, and exact for measured rates `[..., G]`: of the drafts
+  whose position i was tested (all before it were accepted), the share that
+  passed. NaN, a position never tested, ends the draft. G may be 0.
   """
   profile = np.asarray(profile, np.float64)
   profile = in_range('profile', np.where(np.isnan(profile), 0, profile), 0, 1)
@@ -153,12 +147,9 @@ def expected_runs(rates: ArrayLike, gamma: int) -> float:
   A run begins where the last one ended, so that there are more of them where
   text is hard to guess: a mean over all prefixes, such as a profile, promises
   too much where hard tokens stand together. A text that ends within a draft
-  wastes the rest of it. Exact if each rate is 0 or 1.
-
-  Args:
-    rates: for each token of the text in turn, the chance that a draft of it
-      passes, `[N]`: `acceptance_rate` after the prefix before it.
-    gamma: drafted tokens per run, a whole number.
+  wastes the rest of it. Exact if each rate is 0 or 1. Rates are `[N]`, the
+  `acceptance_rate` of each token of the text after those before it; gamma is
+  whole.
   """
   rates = in_range('rates', rates, 0, 1)
   if rates.ndim != 1:
@@ -186,12 +177,8 @@ def alpha_from_block_efficiency(
 
   The third of the acceptance rates of `docs/notation.md`. It inverts Equation 1
   by bisection to float64 precision, and inherits its assumption of one
-  independent rate.
-
-  Args:
-    block_efficiency: tokens per target run, from 1 to `gamma + 1`; an excess
-      within 1e-9 of the range is rounding and is forgiven.
-    gamma: above 0, for gamma 0 says nothing of alpha.
+  independent rate. Tokens per target run are from 1 to `gamma + 1`, within
+  1e-9 for rounding; gamma is above 0, for gamma 0 says nothing of alpha.
   """
   tokens, gamma = np.broadcast_arrays(
     in_range('block_efficiency', block_efficiency, 1 - 1e-9),
@@ -234,12 +221,8 @@ def block_verification_accepted(
   context-free pair: every draft is visited, and the chance that the
   last accepted position is i or beyond is `1 - prod_{j >= i} (1 - h_j)`. Never
   less than `token_verification_accepted`; for P = (1/3, 2/3), Q = (2/3, 1/3)
-  and gamma 2 it is 11/9 against 10/9.
-
-  Args:
-    p: the target's distribution at every position, `[V]`.
-    q: the drafter's distribution at every position, `[V]`.
-    gamma: a whole number; `V**gamma` may be at most 1e6.
+  and gamma 2 it is 11/9 against 10/9. `p` and `q` are `[V]`, gamma is whole,
+  and `V**gamma` may be at most 1e6.
   """
   p, q = _check_toy(p, q, gamma)
   size = len(p)

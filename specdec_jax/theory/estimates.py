@@ -30,14 +30,8 @@ def ratio(
   variance is that of a ratio estimate, linearised (Cochran, Sampling
   Techniques, 3rd edition, chapter 6). The interval of the difference between
   two draft models is narrower than either's own: what makes a text easy for
-  both drops out.
-
-  Args:
-    sums: `[R]`, such as accepted tokens, or differences of two models' sums.
-    counts: `[R]`, such as tested tokens.
-
-  Returns:
-    The ratio, and its interval, None for fewer than two rows.
+  both drops out. Sums, such as accepted tokens, and counts, such as tested
+  ones, are `[R]`; the interval is None for fewer than two rows.
 
   Raises:
     ValueError: if nothing was counted.

@@ -28,16 +28,8 @@ def predict(
   """Plain decoding, then the best gamma of each plan.
 
   Chips decode one full batch after the other, and nothing else: no prefill, no
-  encoder, no chip that waits.
-
-  Args:
-    costs: of the whole batch, on all its chips together.
-    plans: made of these costs.
-    num_tokens: output tokens in all.
-    num_chips: that decode a batch.
-    batch_size: rows of it.
-    length: output tokens per row.
-    price: of one chip-hour.
+  encoder, no chip that waits. `costs` are of a whole batch, on all its chips
+  together, `length` is in output tokens per row, `price` of one chip-hour.
   """
   plain = costs.decode_seconds(0, length) * num_chips / (batch_size * length)
   ways = [(0, plain)]

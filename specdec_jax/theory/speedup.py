@@ -78,15 +78,12 @@ def minimal_improvement(alpha: ArrayLike, c: ArrayLike) -> np.ndarray:
 def best_gamma(
   alpha: ArrayLike, c: ArrayLike, max_gamma: int = 128
 ) -> int | np.ndarray:
-  """The gamma up to `max_gamma` with the greatest `walltime_improvement`.
+  """The gamma up to `max_gamma` with the greatest `walltime_improvement`, the
+  least of equally good ones: 0 if drafting does not pay. An `int` for scalars.
 
   Sec. 3.5 and Figure 3. The improvement rises and then falls with gamma, so a
   bound that is reached (always at `c` 0) means that the optimum lies at or
   beyond it.
-
-  Returns:
-    Whole numbers, the broadcast shape of `alpha` and `c`; an `int` for
-    scalars. The least of equally good ones: 0 if drafting does not pay.
   """
   check_whole('max_gamma', max_gamma)
   gammas = np.arange(int(max_gamma) + 1)
@@ -125,13 +122,10 @@ def predicted_speedup(
   assumptions lifted, that acceptances are independent and that scoring
   `gamma + 1` tokens costs no more than scoring one.
 
-  Args:
-    block_efficiency: tokens per target run, at least 1.
-    gamma: drafter steps per target run: the mean if it varies, 1 for a drafter
-      that guesses all its tokens in one pass.
-    c: see above.
-    verify_cost_ratio: time of the target's call on a whole draft over that of
-      a plain step, above 0.
+  Tokens per target run are at least 1. Gamma is in drafter steps per target
+  run: the mean if it varies, 1 for a drafter that guesses all its tokens in one
+  pass. `verify_cost_ratio`, above 0, is the time of the target's call on a
+  whole draft over that of a plain step.
   """
   tokens = in_range('block_efficiency', block_efficiency, 1)
   gamma, c = in_range('gamma', gamma, 0), in_range('c', c, 0)
