@@ -9,6 +9,7 @@ from specdec_jax.assembly.choices import Sampling
 from specdec_jax.assembly.drafting import DraftModel, Target
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Context
+from specdec_jax.models import families
 from specdec_jax.sharding import mesh
 from tests import toy
 from tests.cli import tiny
@@ -39,7 +40,7 @@ def test_a_draft_model_gets_logits_of_its_targets_size(make_model, is_dry):
 
   shape = jax.eval_shape(
     draft,
-    models.param_shapes(drafting.config),
+    families.param_shapes(drafting.config),
     jax.random.split(jax.random.key(0), 1),
     Context(tokens=jnp.zeros((1, 16), jnp.int32), lengths=jnp.full(1, 2)),
   )
