@@ -151,21 +151,27 @@ def search(
   settings: Settings,
   repeats: int,
 ) -> dict[int, float]:
-  """Tokens per second of every gamma, the median of `repeats` turns."""
+  """Tokens per second of every gamma: of each batch the median of `repeats`
+  turns, in which the gammas follow each other batch by batch."""
   compiled = lambda gamma: auto_gamma.compile_parts(
     auto_gamma.decoder_at(auto, gamma), batches[0], settings
   )
   decodes = stopwatch.together(
     {gamma: functools.partial(compiled, gamma) for gamma in gammas}
   )
-  found: dict[int, list[float]] = {gamma: [] for gamma in gammas}
-  for _ in range(repeats):
-    for gamma, decode in decodes.items():
-      visits = [decode(batch)[1] for batch in batches]
-      tokens = sum(int(each.statistics.num_tokens.sum()) for each in visits)
-      seconds = sum(each.fill_seconds + each.loop_seconds for each in visits)
-      found[gamma].append(tokens / seconds)
-  return {gamma: float(np.median(each)) for gamma, each in found.items()}
+  seconds = {gamma: np.zeros((repeats, len(batches))) for gamma in gammas}
+  tokens = dict.fromkeys(gammas, 0)
+  for turn in range(repeats):
+    for i, batch in enumerate(batches):
+      for gamma, decode in decodes.items():
+        visit = decode(batch)[1]
+        seconds[gamma][turn, i] = visit.fill_seconds + visit.loop_seconds
+        if not turn:
+          tokens[gamma] += int(visit.statistics.num_tokens.sum())
+  return {
+    gamma: tokens[gamma] / float(np.median(each, axis=0).sum())
+    for gamma, each in seconds.items()
+  }
 
 
 def compared(
@@ -173,10 +179,13 @@ def compared(
 ) -> dict[str, Any]:
   """The choices' speed over that of the best gamma and over plain decoding's,
   medians; and over plain decoding's in the shortest run that is measured, a
-  tenth of whose tokens are decoded with what is tried, the least."""
+  twentieth of whose tokens are decoded with what is tried, the least."""
   best = max(speeds, key=speeds.__getitem__)
   slow = np.mean([1 / speeds[gamma] for gamma in tried])
-  whole = [1 / (0.1 * slow + 0.9 / speeds[gamma]) for gamma in chosen]
+  share = 1 / trials.SHARE
+  whole = [
+    1 / (share * slow + (1 - share) / speeds[gamma]) for gamma in chosen
+  ]
   median = lambda other: float(
     np.median([speeds[gamma] / speeds[other] for gamma in chosen])
   )

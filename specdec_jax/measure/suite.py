@@ -24,6 +24,9 @@ _NUM_COST_TOKENS = 12
 _NUM_ALPHAS = 3
 # A smaller logit margin is within the rounding of the dtype.
 _NEAR_TIES = {'float32': 1e-3, 'bfloat16': 0.25}
+# Plain loops with this share of the fastest one's speed on the first prompt are
+# timed on.
+_CLOSE = 0.8
 # Prompts are padded to one of these, and to a single one up to the second: few
 # shapes are compiled.
 _WIDTHS = (64, 256, 1024, 4096)
@@ -110,7 +113,7 @@ class Programs:
 
   Attributes:
     ways: those that are timed.
-    baseline: the fastest plain way, known after `measure`.
+    baseline: the fastest plain way of the last `measure`.
     compile_seconds: of all of them.
   """
 
@@ -208,8 +211,8 @@ class Programs:
     advance: Callable[[int], None] = lambda num_done: None,
   ) -> dict[Any, dict[str, Any]]:
     """Decodes every prompt in every way, in turns; all once before, the first
-    time. Of the plain ways only the fastest on the first prompt, and the one
-    that drafts are compared with, are timed further.
+    time. Plain ways that are far from the fastest on the first prompt are not
+    timed further, but for the one that drafts are compared with.
 
     Args:
       prompts: batches.
@@ -248,9 +251,10 @@ class Programs:
           num_ended = same['num_divergent_rows'] - len(margins)
           found.margins.extend([*margins, *[np.inf] * num_ended])
       costs.append(self._costs(seconds, finals))
-      if not self.baseline:
-        self._keep_fastest(timed)
+      if not self.baseline and len(costs) == 1:
+        self._keep_fast(timed)
       advance(1)
+    self.baseline = max(self._plain_ways(), key=lambda key: timed[key].speed())
     medians = jax.tree.map(lambda *each: float(np.median(each)), *costs)
     return {
       key: figures(
@@ -264,11 +268,15 @@ class Programs:
       if way.drafter
     }
 
-  def _keep_fastest(self, timed: Mapping[Any, Timed]) -> None:
-    plain = [key for key, way in self.ways.items() if not way.drafter]
-    self.baseline = max(plain, key=lambda key: timed[key].speed())
-    for key in {*plain} - {self.baseline, self._plain}:
-      del self.ways[key]
+  def _plain_ways(self) -> list[Any]:
+    return [key for key, way in self.ways.items() if not way.drafter]
+
+  def _keep_fast(self, timed: Mapping[Any, Timed]) -> None:
+    """Drops plain ways that cannot be the fastest."""
+    speeds = {key: timed[key].speed() for key in self._plain_ways()}
+    for key, speed in speeds.items():
+      if key != self._plain and speed < _CLOSE * max(speeds.values()):
+        del self.ways[key]
 
   def _costs(
     self, seconds: Mapping[Any, np.ndarray], finals: Mapping[Any, Any]

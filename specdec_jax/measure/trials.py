@@ -12,12 +12,12 @@ from specdec_jax.theory.choosing import Choice, Trial
 # Rows of each gamma that suffice.
 NUM_ROWS = 8
 # Of so many batches one may be of the measurement.
-_SHARE = 10
+SHARE = 20
 
 
 def num_batches_needed(gammas: Sequence[int], batch_size: int) -> int:
   """Batches of a run that can use as many rows as suffice."""
-  return -(-NUM_ROWS // batch_size) * _SHARE * len(gammas)
+  return -(-NUM_ROWS // batch_size) * SHARE * len(gammas)
 
 
 def schedule(
@@ -26,7 +26,7 @@ def schedule(
   """The gammas of the first batches of a run, of those to try, 0 among them:
   none if it is too short. Batches beyond `num_batches_needed` do not matter."""
   num_rounds = min(
-    -(-NUM_ROWS // batch_size), num_batches // (_SHARE * len(gammas))
+    -(-NUM_ROWS // batch_size), num_batches // (SHARE * len(gammas))
   )
   # There and back again, so that a drift of the machine's speed cancels.
   turns = (tuple(gammas), tuple(reversed(gammas)))
@@ -38,7 +38,7 @@ def too_short(gammas: Sequence[int], num_batches: int) -> Choice:
   return Choice(
     gamma=0,
     sentence='gamma auto is 0, plain decoding: to measure takes '
-    f'{_SHARE * len(gammas)} batches, and there are {num_batches}',
+    f'{SHARE * len(gammas)} batches, and there are {num_batches}',
   )
 
 

@@ -114,8 +114,11 @@ def choose(trials: Sequence[Trial], batch_size: int) -> Choice:
     expected = _efficiencies(drafting, considered)
     speeds |= {gamma: speed(gamma, each) for gamma, each in expected.items()}
   best = max(speeds, key=speeds.__getitem__)
-  if speeds[best] <= (1 + MARGIN) * speeds[0]:
-    best = 0
+  # Times between those that were tried are interpolated, which is worth little
+  # where speeds hardly differ.
+  for surer in (max(measured, key=speeds.__getitem__), 0):
+    if speeds[best] <= (1 + MARGIN) * speeds[surer]:
+      best = surer
   accepted, tested = (
     sum(int(getattr(trial, name).sum()) for trial in drafting)
     for name in ('num_accepted', 'num_tested')

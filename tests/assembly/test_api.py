@@ -250,7 +250,7 @@ def test_auto_gamma_decodes_the_first_texts_with_several(folder, caplog):
     specdec_jax.load, folder, drafter='uniform', temperature=1.0
   )
   auto = load(gamma='auto')
-  texts = [TEXTS[i % 5] for i in range(82)]
+  texts = [TEXTS[i % 5] for i in range(162)]
   usual = {'max_new_tokens': 5, 'batch_size': 2}
   found = list(specdec_jax.generate(auto, texts, **usual))
   [choice] = auto.gammas.values()
@@ -286,7 +286,7 @@ def test_auto_gamma_of_few_texts_is_plain_decoding(folder, caplog):
   found = generate(auto, TEXTS)
   assert all(each.statistics['drafted'] == 0 for each in found)
   assert [each.statistics['target_runs'] for each in found] == [NUM_NEW] * 5
-  assert 'takes 40 batches, and there are 3' in caplog.text
+  assert 'takes 80 batches, and there are 3' in caplog.text
   assert not auto.gammas
   for call in (
     lambda: specdec_jax.stream(auto, TEXTS[0]),

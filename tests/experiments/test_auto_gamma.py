@@ -14,9 +14,9 @@ def test_choices_are_compared_with_the_best_and_with_plain_decoding():
   assert found['best'] == 4
   assert found['of_best'] == pytest.approx(190 / 200)
   assert found['of_plain'] == pytest.approx(1.9)
-  # The last choice: a tenth of the tokens with each of the four in turn.
+  # The last choice: a twentieth of the tokens with each of the four in turn.
   slow = (1 / 100 + 1 / 150 + 1 / 190 + 1 / 50) / 4
-  whole = 1 / (0.1 * slow + 0.9 / 100)
+  whole = 1 / (0.05 * slow + 0.95 / 100)
   assert found['of_plain_with_measuring'] == pytest.approx(whole / 100)
 
 

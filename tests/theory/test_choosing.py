@@ -76,6 +76,15 @@ def test_the_best_gamma_need_not_be_one_that_was_tried():
   assert all(part in found.sentence for part in parts)
 
 
+def test_what_was_tried_is_taken_where_others_are_hardly_faster():
+  """Gamma 4 would be 1% faster than gamma 5."""
+  pace = lambda gamma: (1 - 0.6 ** (gamma + 1)) / 0.4
+  seconds = {0: 1.0, 2: pace(2) / 1.4, 5: pace(5) / 1.5, 11: pace(11)}
+  between = seconds[2] + (seconds[5] - seconds[2]) * 2 / 3
+  assert 1.0 < pace(4) / between / 1.5 < 1.02
+  assert choose([0.6] * 4, list(seconds.values())).gamma == 5
+
+
 @pytest.mark.parametrize('speedup', [0.6, 1.0, 1.01, 1.035])
 def test_plain_decoding_unless_drafts_gain_by_a_margin(speedup):
   """Of the best gamma, with 0.1 plain steps per drafted token."""
