@@ -183,9 +183,7 @@ def compared(
   best = max(speeds, key=speeds.__getitem__)
   slow = np.mean([1 / speeds[gamma] for gamma in tried])
   share = 1 / trials.SHARE
-  whole = [
-    1 / (share * slow + (1 - share) / speeds[gamma]) for gamma in chosen
-  ]
+  whole = [1 / (share * slow + (1 - share) / speeds[gamma]) for gamma in chosen]
   median = lambda other: float(
     np.median([speeds[gamma] / speeds[other] for gamma in chosen])
   )

@@ -23,7 +23,9 @@ GAMMAS = (0, 2, 5, 11)
     (32, 120, 1),
   ],
 )
-def test_a_twentieth_of_the_batches_at_most(batch_size, num_batches, num_rounds):
+def test_a_twentieth_of_the_batches_at_most(
+  batch_size, num_batches, num_rounds
+):
   found = trials.schedule(GAMMAS, batch_size, num_batches)
   assert len(found) == num_rounds * 4 <= num_batches / 20
   assert found[:8] == (0, 2, 5, 11, 11, 5, 2, 0)[: len(found)]
