@@ -1,7 +1,7 @@
 """The gamma for a run, from a few of its rows decoded with several."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -125,24 +125,33 @@ def choose(trials: Sequence[Trial], batch_size: int) -> Choice:
   )
   alpha = estimates.alpha(accepted, tested)
   num_rows = sum(trial.num_runs.size for trial in trials)
+  return Choice(
+    gamma=best,
+    sentence=_sentence(best, measured, num_rows, alpha, speeds[best]),
+    tokens_per_second={str(gamma): each for gamma, each in measured.items()},
+    alpha=alpha,
+  )
+
+
+def _sentence(
+  gamma: int,
+  measured: Mapping[int, float],
+  num_rows: int,
+  alpha: float | None,
+  expected: float,
+) -> str:
   shown = [
-    f'{each:.1f} with gamma {gamma}' if gamma else f'plain {each:.1f}'
-    for gamma, each in measured.items()
+    f'{each:.1f} with gamma {tried}' if tried else f'plain {each:.1f}'
+    for tried, each in measured.items()
   ]
   reasons = [
     f'{", ".join(shown)} tokens/s in {num_rows} rows',
     *([] if alpha is None else [f'alpha {alpha:.2f}']),
-    f'gamma {best} is expected to give {speeds[best]:.1f}'
-    if best
+    f'gamma {gamma} is expected to give {expected:.1f}'
+    if gamma
     else f'no gamma is faster than plain by {MARGIN:.0%}',
   ]
-  name = best or '0, plain decoding'
-  return Choice(
-    gamma=best,
-    sentence=f'gamma auto is {name}: {"; ".join(reasons)}',
-    tokens_per_second={str(gamma): each for gamma, each in measured.items()},
-    alpha=alpha,
-  )
+  return f'gamma auto is {gamma or "0, plain decoding"}: {"; ".join(reasons)}'
 
 
 def _efficiencies(
