@@ -15,15 +15,16 @@ import jax.numpy as jnp
 from specdec_jax.base import Array, LanguageModel
 from specdec_jax.drafters.blockwise_heads import HeadsFn
 from specdec_jax.drafters.spec_drafter import BlockModel
-from specdec_jax.models import block_decoder, block_heads, llama, t5
+from specdec_jax.models import block_decoder, block_heads, eagle, llama, t5
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.block_heads import BlockHeadsConfig
+from specdec_jax.models.eagle import EagleConfig
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.t5 import T5Config
 
 # Sizes of a whole model, and of a network that only drafts.
 Config = LlamaConfig | T5Config
-DrafterConfig = BlockDecoderConfig | BlockHeadsConfig
+DrafterConfig = BlockDecoderConfig | BlockHeadsConfig | EagleConfig
 AnyConfig = Config | DrafterConfig
 
 
@@ -104,6 +105,13 @@ FAMILIES = (
     with_heads=block_heads.with_heads,
     has_vocabulary=False,
   ),
+  Family(
+    name='eagle',
+    config=EagleConfig,
+    init_params=eagle.init_params,
+    stacks={},
+    has_vocabulary=False,
+  ),
 )
 
 
@@ -152,7 +160,7 @@ def num_layers(config: Any) -> tuple[int, ...]:
 
 def param_shapes(config: Any, dtype: jnp.dtype | None = None) -> dict[str, Any]:
   """The tree of parameters as `jax.ShapeDtypeStruct`s of a dtype, by default
-  that of the config; nothing is computed."""
+  that of the config, but for integers; nothing is computed."""
   family = of(config)
   counts = {field: getattr(config, field) for field in family.stacks}
   # One layer of each stack is traced, the others being alike: tracing takes
@@ -167,7 +175,12 @@ def param_shapes(config: Any, dtype: jnp.dtype | None = None) -> dict[str, Any]:
       stack[f'layers_{i}'] = stack['layers_0']
   dtype = dtype or config.dtype
   return jax.tree.map(
-    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes
+    lambda leaf: (
+      jax.ShapeDtypeStruct(leaf.shape, dtype)
+      if jnp.issubdtype(leaf.dtype, jnp.floating)
+      else leaf
+    ),
+    shapes,
   )
 
 

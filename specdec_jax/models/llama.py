@@ -7,6 +7,7 @@ named as T5X names those of a decoder-only model.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -89,14 +90,29 @@ def rotate(x: Array, positions: Array, *, base: float) -> Array:
   return rotated.astype(x.dtype)
 
 
+# `(queries[B, Hq, T, D], keys[B, H, T, D], values) -> [B, T, Hq * D]`, of the T
+# positions alone, turned by their positions.
+MixFn = Callable[[Array, Array, Array], Array]
+
+
 class SelfAttention(nn.Module):
-  """Appends T positions to one layer's cache and attends to all of it."""
+  """Appends T positions to one layer's cache and attends to all of it.
+
+  With `mix`, which training may pass, that function attends instead: there is
+  no cache, the keys and values returned are those of the T positions, and
+  `lengths` says where they begin.
+  """
 
   config: LlamaConfig
 
   @nn.compact
   def __call__(
-    self, x: Array, keys: Array, values: Array, lengths: Array
+    self,
+    x: Array,
+    keys: Array,
+    values: Array,
+    lengths: Array,
+    mix: MixFn | None = None,
   ) -> tuple[Array, Array, Array]:
     config = self.config
     batch, num_tokens, _ = x.shape
@@ -115,6 +131,11 @@ class SelfAttention(nn.Module):
       positions=arrays.block_positions(lengths, num_tokens),
       base=config.rope_base,
     )
+    out = Dense(config.embed_dim, config.dtype, name='out')
+    if mix is not None:
+      new_keys = turn(new_keys)
+      mixed = mix(turn(queries), new_keys, new_values)
+      return out(mixed), new_keys, new_values
     keys = kv_cache.append(keys, turn(new_keys), lengths)
     values = kv_cache.append(values, new_values, lengths)
     mixed = attention.attend(
@@ -124,7 +145,7 @@ class SelfAttention(nn.Module):
       attention.causal_mask(lengths, num_tokens, keys.shape[2]),
       scale=config.head_dim**-0.5,
     )
-    return Dense(x.shape[-1], config.dtype, name='out')(mixed), keys, values
+    return out(mixed), keys, values
 
 
 class DecoderLayer(nn.Module):

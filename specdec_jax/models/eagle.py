@@ -1,0 +1,234 @@
+"""The network of an EAGLE-3 drafter (Li et al., arXiv 2503.01840).
+
+One decoder layer that drafts from the target's own computation. `join` makes a
+hidden state of several of the target's residual streams at a position. The
+layer takes it with the embedding of the token at the *next* position; what it
+gives is projected to the logits of the token after that, and is the hidden
+state of the next drafted position, where the target has computed nothing yet.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from specdec_jax.base import Array
+from specdec_jax.models.layers import Dense, Embed, Mlp, RMSNorm, parameter
+from specdec_jax.models.llama import LlamaConfig, MixFn, SelfAttention
+
+_NUM_DEFAULT_FEATURES = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EagleConfig:
+  """Sizes of an EAGLE-3 network, and where its norms are.
+
+  Attributes:
+    vocab_size: of the target.
+    draft_vocab_size: tokens that can be drafted.
+    embed_dim: width of the hidden state and of the token embeddings.
+    target_embed_dim: width of the target's residual stream.
+    feature_layers: the target's layers, counted from 0, whose *input* is read,
+      in ascending order; the number of layers stands for the last one's output.
+      Empty: layers 2, n // 2 and n - 3 of a target of n.
+    max_positions: longest context the network was trained for.
+    norm_before_residual: whether the layer's residual is the normed hidden
+      state, instead of the hidden state itself.
+    norm_before_fc: one norm over all features together, before they are joined.
+    fc_norm: a norm of each feature; not with `norm_before_fc`.
+    norm_before_logits: whether the last norm comes before the projection.
+    norm_before_next: whether the normed state is also that of the next drafted
+      position.
+    has_embedding: token embeddings of its own, instead of the target's.
+    dtype: of activations and cache; norms, softmax and logits are float32.
+  """
+
+  vocab_size: int
+  draft_vocab_size: int
+  embed_dim: int
+  target_embed_dim: int
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  mlp_dim: int
+  feature_layers: tuple[int, ...] = ()
+  rope_base: float = 10_000.0
+  norm_epsilon: float = 1e-5
+  max_positions: int = 2048
+  norm_before_residual: bool = False
+  norm_before_fc: bool = False
+  fc_norm: bool = False
+  norm_before_logits: bool = True
+  norm_before_next: bool = False
+  has_embedding: bool = False
+  dtype: jnp.dtype = jnp.float32
+
+  def __post_init__(self):
+    if not 1 <= self.draft_vocab_size <= self.vocab_size:
+      raise ValueError(
+        f'a draft vocabulary of {self.draft_vocab_size} tokens is no part of '
+        f'one of {self.vocab_size}'
+      )
+    if self.norm_before_fc and self.fc_norm:
+      raise ValueError('norm_before_fc and fc_norm exclude each other')
+    if self.norm_before_next and not self.norm_before_logits:
+      raise ValueError('norm_before_next needs norm_before_logits')
+    check_ascending(self.feature_layers)
+    self.layer()
+
+  @property
+  def num_features(self) -> int:
+    """How many residual streams `join` reads."""
+    return len(self.feature_layers) or _NUM_DEFAULT_FEATURES
+
+  def layer(self) -> LlamaConfig:
+    """The sizes of the layer, as a Llama's."""
+    names = {field.name for field in dataclasses.fields(LlamaConfig)}
+    shared = names & {field.name for field in dataclasses.fields(self)}
+    return LlamaConfig(
+      num_layers=1, **{name: getattr(self, name) for name in shared}
+    )
+
+
+def check_ascending(layers: tuple[int, ...]) -> None:
+  """Raises ValueError unless numbers of layers ascend."""
+  if any(a >= b for a, b in zip(layers, layers[1:], strict=False)):
+    raise ValueError(
+      f'feature layers must ascend, got {", ".join(map(str, layers))}'
+    )
+
+
+def feature_layers(config: EagleConfig, num_layers: int) -> tuple[int, ...]:
+  """The layers of a target of `num_layers` whose inputs are features; raises
+  ValueError if it has too few."""
+  layers = config.feature_layers
+  if not layers:
+    layers = (2, num_layers // 2, num_layers - 3)
+    check_ascending(layers)
+  if layers[-1] > num_layers:
+    raise ValueError(
+      f'the feature layers are {", ".join(map(str, layers))}, and the target '
+      f'has {num_layers}'
+    )
+  return layers
+
+
+class Eagle(nn.Module):
+  """The network; `init_params` makes its parameters.
+
+  They include `target_ids`, int32 `[V_draft]`: the target's token of each token
+  that can be drafted.
+  """
+
+  config: EagleConfig
+
+  def setup(self):
+    config = self.config
+    norm = functools.partial(RMSNorm, config.norm_epsilon, config.dtype)
+    if config.has_embedding:
+      self.token_embedder = Embed(
+        config.vocab_size, config.embed_dim, config.dtype
+      )
+    if config.norm_before_fc:
+      self.features_norm = norm()
+    if config.fc_norm:
+      self.feature_norms = [norm() for _ in range(config.num_features)]
+    self.features_dense = Dense(config.embed_dim, config.dtype)
+    self.embedding_layer_norm = norm()
+    self.hidden_layer_norm = norm()
+    self.self_attention = SelfAttention(config.layer())
+    self.pre_mlp_layer_norm = norm()
+    self.mlp = Mlp(config.mlp_dim, ('silu', 'linear'), config.dtype)
+    if config.norm_before_logits:
+      self.decoder_norm = norm()
+    self.logits_dense = Dense(config.draft_vocab_size)
+    self.target_ids = parameter(
+      self, 'target_ids', _first_ids, (config.draft_vocab_size,)
+    )
+
+  def embed(self, tokens: Array) -> Array:
+    """int32 `[B, T]` to the network's own embeddings `[B, T, embed]`; for one
+    that has them."""
+    return self.token_embedder(tokens)
+
+  def join(self, features: Array) -> Array:
+    """The target's streams `[B, T, k * target_embed]`, those of lower layers
+    first, to hidden states `[B, T, embed]`."""
+    config = self.config
+    if config.norm_before_fc:
+      features = self.features_norm(features)
+    if config.fc_norm:
+      parts = jnp.split(features, config.num_features, axis=-1)
+      normed = [
+        norm(part)
+        for norm, part in zip(self.feature_norms, parts, strict=True)
+      ]
+      features = jnp.concatenate(normed, axis=-1)
+    return self.features_dense(features)
+
+  def __call__(
+    self,
+    embeddings: Array,
+    hidden: Array,
+    keys: Array,
+    values: Array,
+    lengths: Array,
+    mix: MixFn | None = None,
+  ) -> tuple[Array, Array, Array]:
+    """Appends T positions to the cache and attends to all of it.
+
+    Args:
+      embeddings: `[B, T, embed]` of the token *after* each position.
+      hidden: `[B, T, embed]` of each position: of `join`, or of this function
+        one position before.
+      keys: `[B, KV, S, D]`, as `values`.
+      values: of the cache.
+      lengths: int32 `[B]`, positions in the cache before this call.
+      mix: attention of another kind, for training; see `SelfAttention`.
+
+    Returns:
+      the hidden states of the T positions that follow, `[B, T, embed]`, which
+      `project` takes; keys; values.
+    """
+    config = self.config
+    normed = self.hidden_layer_norm(hidden)
+    x = normed if config.norm_before_residual else hidden
+    both = jnp.concatenate([self.embedding_layer_norm(embeddings), normed], -1)
+    h, keys, values = self.self_attention(both, keys, values, lengths, mix)
+    x = x + h
+    x = x + self.mlp(self.pre_mlp_layer_norm(x))
+    if config.norm_before_next:
+      x = self.decoder_norm(x)
+    return x, keys, values
+
+  def project(self, hidden: Array) -> Array:
+    """Hidden states that the layer gave, `[B, T, embed]`, to float32 logits
+    `[B, T, V_draft]`: those of `target_ids`."""
+    config = self.config
+    if config.norm_before_logits and not config.norm_before_next:
+      hidden = self.decoder_norm(hidden)
+    return self.logits_dense(hidden)
+
+
+def _first_ids(rng_key: Array, shape: tuple[int, ...]) -> Array:
+  del rng_key
+  return jnp.arange(*shape, dtype=jnp.int32)
+
+
+def init_params(config: EagleConfig, rng_key: Array) -> Any:
+  """Fresh float32 parameters; the first tokens of the vocabulary are drafted."""
+
+  def use_all(network: Eagle) -> Array:
+    features = jnp.zeros((1, 1, config.num_features * config.target_embed_dim))
+    hidden = network.join(features)
+    embeddings = jnp.zeros((1, 1, config.embed_dim))
+    if config.has_embedding:
+      embeddings = network.embed(jnp.zeros((1, 1), jnp.int32))
+    cache = jnp.zeros((1, config.num_kv_heads, 1, config.head_dim))
+    lengths = jnp.zeros(1, jnp.int32)
+    hidden, *_ = network(embeddings, hidden, cache, cache, lengths)
+    return network.project(hidden)
+
+  return Eagle(config).init(rng_key, method=use_all)['params']
