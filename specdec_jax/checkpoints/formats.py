@@ -95,6 +95,7 @@ def _whole(read: Callable[[Path, Any], Any]) -> _ReadParams:
 
   def read_params(path: Path, config: Any, shardings: Shardings | None) -> Any:
     params = read(path, config)
+    _check(path, config, params)
     if shardings is None:
       return params
     return jax.device_put(params, shardings(params))
@@ -113,9 +114,19 @@ def _in_slices(read: Callable[[Path, Any], Any]) -> _ReadParams:
         expected,
         shardings(expected),
       )
-    return read(path, expected)
+    params = read(path, expected)
+    _check(path, config, params)
+    return params
 
   return read_params
+
+
+def _check(path: Path, config: Any, params: Any) -> None:
+  """Names the path in what is wrong with the values."""
+  try:
+    families.of(config).check_params(config, params)
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from error
 
 
 def _vocabulary_in(folders: Callable[[Path], Any]) -> _ReadVocabulary:

@@ -11,7 +11,7 @@ from flax import traverse_util
 
 from specdec_jax.checkpoints import stored_arrays
 from specdec_jax.models import families
-from specdec_jax.models.families import Config
+from specdec_jax.models.families import AnyConfig
 
 # Others store matrices as `[out, in]`, and positions as `[buckets, heads]`.
 _TRANSPOSED = ('/kernel', '/rel_embedding')
@@ -26,12 +26,14 @@ class Parameter:
     name: in the file.
     shape: in our tree.
     is_transposed: whether the file stores the transpose.
+    is_integer: whether the values are integers, in our tree int32.
   """
 
   path: str
   name: str
   shape: tuple[int, ...]
   is_transposed: bool = False
+  is_integer: bool = False
 
   @property
   def file_shape(self) -> tuple[int, ...]:
@@ -39,16 +41,27 @@ class Parameter:
     return self.shape[::-1] if self.is_transposed else self.shape
 
 
-def of(config: Config, name_of: Callable[[str], str]) -> tuple[Parameter, ...]:
+def of(
+  config: AnyConfig, name_of: Callable[[str], str]
+) -> tuple[Parameter, ...]:
   """Every parameter of a network, those outside of its layers first; `name_of`
   gives from a path in our tree the name in a file."""
   leaves = stored_arrays.flatten(families.param_shapes(config))
   return tuple(
     Parameter(
-      path, name_of(path), leaves[path].shape, path.endswith(_TRANSPOSED)
+      path,
+      name_of(path),
+      leaves[path].shape,
+      is_transposed=path.endswith(_TRANSPOSED),
+      is_integer=is_integer(leaves[path]),
     )
     for path in sorted(leaves, key=lambda path: path.count('/'))
   )
+
+
+def is_integer(leaf: jax.ShapeDtypeStruct) -> bool:
+  """Whether a parameter holds integers, such as token ids."""
+  return jnp.issubdtype(leaf.dtype, jnp.integer)
 
 
 def renamed(path: str, names: Mapping[str, str], layer: str) -> str:
@@ -68,13 +81,14 @@ def read_all(
   dtype: jnp.dtype,
 ) -> dict[str, Any]:
   """Our tree of the tensors in a file, converted in a few threads; `read` gives
-  a parameter's float32 tensor `[file_shape]`."""
+  a parameter's tensor `[file_shape]`, in float32 or int32."""
 
   def to_device(parameter: Parameter) -> jax.Array:
     values = read(parameter)
     if parameter.is_transposed:
       values = values.T
-    return jax.device_put(np.ascontiguousarray(values, dtype))
+    kind = np.int32 if parameter.is_integer else dtype
+    return jax.device_put(np.ascontiguousarray(values, kind))
 
   arrays = stored_arrays.in_threads(to_device, parameters)
   tree = {p.path: array for p, array in zip(parameters, arrays, strict=True)}

@@ -19,6 +19,7 @@ from specdec_jax.files.require import require
 SINGLE_FILE = 'model.safetensors'
 _INDEX = 'model.safetensors.index.json'
 _FLOATS = ('F64', 'F32', 'F16', 'BF16')
+_INTEGERS = ('I32', 'I64')
 
 
 def open_tensors(folder: Path, *, num_layers: int) -> dict[str, Any]:
@@ -71,7 +72,8 @@ def _names_of_file(folder: Path) -> dict[str, list[str]]:
   index_path = folder / _INDEX
   if not index_path.is_file():
     raise ValueError(
-      f'{folder} has no weights: expected {SINGLE_FILE} or {_INDEX}'
+      f'{folder} has no weights: expected {SINGLE_FILE} or {_INDEX}; what is in '
+      'a pytorch_model.bin has to be saved anew, by safetensors.torch.save_file'
     )
   index = settings.read(index_path)
   if not index.has('weight_map'):
@@ -100,8 +102,8 @@ def read_params(
   `folder` is for the errors.
 
   Raises:
-    ValueError: if a tensor is missing, unexpected, of another shape, not
-      floating point, or not finite.
+    ValueError: if a tensor is missing, unexpected, of another shape or type, or
+      not finite.
   """
   names = {parameter.name for parameter in parameters}
   _check_none(f'{folder} lacks tensors', names - set(handles))
@@ -115,15 +117,22 @@ def read_params(
         f'{folder}: tensor {parameter.name} is {tensor.get_shape()}, '
         f'expected {list(parameter.file_shape)}'
       )
-    if tensor.get_dtype() not in _FLOATS:
+    types = _INTEGERS if parameter.is_integer else _FLOATS
+    if tensor.get_dtype() not in types:
       raise ValueError(
         f'{folder}: tensor {parameter.name} is stored as '
-        f'{tensor.get_dtype()}, expected one of {", ".join(_FLOATS)}'
+        f'{tensor.get_dtype()}, expected one of {", ".join(types)}'
       )
 
   def read(parameter: Parameter) -> np.ndarray:
     name = parameter.name
-    values = handles[name].get_tensor(name).astype(np.float32)
+    values: np.ndarray = handles[name].get_tensor(name)
+    if parameter.is_integer:
+      narrow = values.astype(np.int32)
+      if not np.array_equal(narrow, values):
+        raise ValueError(f'{folder}: tensor {name} holds more than 32 bits')
+      return narrow
+    values = values.astype(np.float32)
     if not is_all_finite(values):
       raise ValueError(f'{folder}: tensor {name} holds a NaN or an infinity')
     return values
@@ -157,4 +166,5 @@ def write_params(
   safetensors_numpy.save_file(
     tensors, folder / SINGLE_FILE, metadata={'format': 'pt'}
   )
-  return tensors[parameters[0].name].dtype.name
+  floats = (p.name for p in parameters if not p.is_integer)
+  return tensors[next(floats)].dtype.name

@@ -12,7 +12,7 @@ from specdec_jax.checkpoints import (
   safetensors_folder,
   stored_arrays,
 )
-from specdec_jax.checkpoints.parameters import Parameter
+from specdec_jax.checkpoints.parameters import Parameter, is_integer
 from specdec_jax.models import families
 from specdec_jax.models.families import AnyConfig
 
@@ -45,4 +45,7 @@ def read_params(folder: Path, config: AnyConfig) -> dict[str, Any]:
 def _parameters(config: AnyConfig) -> tuple[Parameter, ...]:
   """Every parameter, called in the file as in our tree."""
   leaves = stored_arrays.flatten(families.param_shapes(config))
-  return tuple(Parameter(k, k, leaf.shape) for k, leaf in leaves.items())
+  return tuple(
+    Parameter(name, name, leaf.shape, is_integer=is_integer(leaf))
+    for name, leaf in leaves.items()
+  )

@@ -13,12 +13,15 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 
 from specdec_jax.base import Array
 from specdec_jax.models.layers import Dense, Embed, Mlp, RMSNorm, parameter
 from specdec_jax.models.llama import LlamaConfig, MixFn, SelfAttention
 
 _NUM_DEFAULT_FEATURES = 3
+# A norm is made for each; no drafter has as many.
+_MAX_FEATURES = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,12 @@ class EagleConfig:
       raise ValueError('norm_before_fc and fc_norm exclude each other')
     if self.norm_before_next and not self.norm_before_logits:
       raise ValueError('norm_before_next needs norm_before_logits')
-    check_ascending(self.feature_layers)
+    if len(self.feature_layers) > _MAX_FEATURES or 0 in self.feature_layers:
+      raise ValueError(
+        f'feature layers are up to {_MAX_FEATURES} and none is the first, whose '
+        f'input is the embedding, got {_listed(self.feature_layers)}'
+      )
+    _check_ascending(self.feature_layers)
     self.layer()
 
   @property
@@ -92,12 +100,13 @@ class EagleConfig:
     )
 
 
-def check_ascending(layers: tuple[int, ...]) -> None:
-  """Raises ValueError unless numbers of layers ascend."""
+def _check_ascending(layers: tuple[int, ...]) -> None:
   if any(a >= b for a, b in zip(layers, layers[1:], strict=False)):
-    raise ValueError(
-      f'feature layers must ascend, got {", ".join(map(str, layers))}'
-    )
+    raise ValueError(f'feature layers must ascend, got {_listed(layers)}')
+
+
+def _listed(layers: tuple[int, ...]) -> str:
+  return ', '.join(map(str, layers[: _MAX_FEATURES + 1]))
 
 
 def feature_layers(config: EagleConfig, num_layers: int) -> tuple[int, ...]:
@@ -106,11 +115,11 @@ def feature_layers(config: EagleConfig, num_layers: int) -> tuple[int, ...]:
   layers = config.feature_layers
   if not layers:
     layers = (2, num_layers // 2, num_layers - 3)
-    check_ascending(layers)
+    _check_ascending(layers)
   if layers[-1] > num_layers:
     raise ValueError(
-      f'the feature layers are {", ".join(map(str, layers))}, and the target '
-      f'has {num_layers}'
+      f'the feature layers are {_listed(layers)}, and the target has '
+      f'{num_layers}'
     )
   return layers
 
@@ -232,3 +241,19 @@ def init_params(config: EagleConfig, rng_key: Array) -> Any:
     return network.project(hidden)
 
   return Eagle(config).init(rng_key, method=use_all)['params']
+
+
+def check_params(config: EagleConfig, params: Any) -> None:
+  """Raises ValueError unless `target_ids` are different tokens of the target: a
+  token with two probabilities would not be drafted by either."""
+  ids = np.asarray(params['target_ids'])
+  if ids.min() < 0 or ids.max() >= config.vocab_size:
+    raise ValueError(
+      f'target_ids are from {ids.min()} to {ids.max()}, and the target has '
+      f'{config.vocab_size} tokens'
+    )
+  values, counts = np.unique(ids, return_counts=True)
+  if counts.max() > 1:
+    raise ValueError(
+      f'target_ids have token {values[counts.argmax()]} {counts.max()} times'
+    )

@@ -52,6 +52,8 @@ class Family(NamedTuple):
     has_vocabulary: whether there is an embedding for each token.
     has_spare_rows: whether any number of embeddings may have no token, instead
       of a little padding.
+    check_params: `(config, params)`; raises ValueError for values that no network
+      of these sizes has, such as token ids that are not there.
   """
 
   name: str
@@ -67,6 +69,7 @@ class Family(NamedTuple):
   max_positions: Callable[[Any], int | None] = lambda config: None
   has_vocabulary: bool = True
   has_spare_rows: bool = True
+  check_params: Callable[[Any, Any], None] = lambda config, params: None
 
 
 FAMILIES = (
@@ -111,6 +114,7 @@ FAMILIES = (
     init_params=eagle.init_params,
     stacks={},
     has_vocabulary=False,
+    check_params=eagle.check_params,
   ),
 )
 

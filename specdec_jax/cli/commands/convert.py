@@ -67,15 +67,19 @@ def run(args: argparse.Namespace) -> int:
     config = found.read_config(source, jnp.dtype(args.dtype).type, args.config)
     params = found.read_params(source, config, None)
     num_rows = getattr(config, 'vocab_size', None)
-    if args.vocabulary is None:
+    vocabulary = None
+    if not families.of(config).has_vocabulary:
+      if args.vocabulary is not None:
+        raise ValueError(
+          f'{args.source} has the vocabulary of its target: give none'
+        )
+    elif args.vocabulary is None:
       vocabulary = loading.read_vocabulary(source, num_rows=num_rows)
     else:
       vocabulary = vocabulary_files.read(
         args.vocabulary, extra_ids=args.extra_ids, num_rows=num_rows
       )
   if vocabulary is not None:
-    if not families.of(config).has_vocabulary:
-      raise ValueError('heads have no vocabulary of their own: give none')
     loading.check_vocabulary(args.source, vocabulary, config)
   step = args.step
   if step is None:
