@@ -77,6 +77,8 @@ def _read_field(stated: Settings, field: dataclasses.Field) -> Any:
     if not found or not set(found) <= set(layers.ACTIVATIONS):
       stated.refuse(name, f'a list of {", ".join(layers.ACTIVATIONS)}')
     return tuple(found)
+  if field.type == tuple[int, ...]:
+    return tuple(stated.counts(name))
   if field.type is bool:
     return stated.flag(name)
   if field.type is float:

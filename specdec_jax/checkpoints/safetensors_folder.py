@@ -72,8 +72,8 @@ def _names_of_file(folder: Path) -> dict[str, list[str]]:
   index_path = folder / _INDEX
   if not index_path.is_file():
     raise ValueError(
-      f'{folder} has no weights: expected {SINGLE_FILE} or {_INDEX}; what is in '
-      'a pytorch_model.bin has to be saved anew, by safetensors.torch.save_file'
+      f'{folder} has no weights: expected {SINGLE_FILE} or {_INDEX}; what is '
+      'in pytorch_model.bin has to be saved by safetensors.torch.save_file'
     )
   index = settings.read(index_path)
   if not index.has('weight_map'):

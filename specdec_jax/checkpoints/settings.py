@@ -91,6 +91,14 @@ class Settings:
     )
     return self._read(key, default, is_texts, 'a list of strings')
 
+  def counts(self, key: str, default: list[int] | None = None) -> list[int]:
+    """A list of integers from 0 on."""
+    is_counts = lambda value: (
+      isinstance(value, list)
+      and all(type(v) is int and 0 <= v <= MAX_COUNT for v in value)
+    )
+    return self._read(key, default, is_counts, 'a list of integers from 0 on')
+
   def ids(self, key: str, vocab_size: int | None = None) -> list[int]:
     """Token ids, as a list or a single number; empty if absent."""
     most = MAX_COUNT if vocab_size is None else vocab_size - 1

@@ -9,6 +9,7 @@ state of the next drafted position, where the target has computed nothing yet.
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import flax.linen as nn
@@ -17,7 +18,11 @@ import numpy as np
 
 from specdec_jax.base import Array
 from specdec_jax.models.layers import Dense, Embed, Mlp, RMSNorm, parameter
-from specdec_jax.models.llama import LlamaConfig, MixFn, SelfAttention
+from specdec_jax.models.llama import (
+  LlamaConfig,
+  MixFn,
+  SelfAttention,
+)
 
 _NUM_DEFAULT_FEATURES = 3
 # A norm is made for each; no drafter has as many.
@@ -80,7 +85,7 @@ class EagleConfig:
       raise ValueError('norm_before_next needs norm_before_logits')
     if len(self.feature_layers) > _MAX_FEATURES or 0 in self.feature_layers:
       raise ValueError(
-        f'feature layers are up to {_MAX_FEATURES} and none is the first, whose '
+        f'feature layers are up to {_MAX_FEATURES} and not the first, whose '
         f'input is the embedding, got {_listed(self.feature_layers)}'
       )
     _check_ascending(self.feature_layers)
@@ -101,7 +106,7 @@ class EagleConfig:
 
 
 def _check_ascending(layers: tuple[int, ...]) -> None:
-  if any(a >= b for a, b in zip(layers, layers[1:], strict=False)):
+  if any(a >= b for a, b in itertools.pairwise(layers)):
     raise ValueError(f'feature layers must ascend, got {_listed(layers)}')
 
 
@@ -171,8 +176,7 @@ class Eagle(nn.Module):
     if config.fc_norm:
       parts = jnp.split(features, config.num_features, axis=-1)
       normed = [
-        norm(part)
-        for norm, part in zip(self.feature_norms, parts, strict=True)
+        norm(part) for norm, part in zip(self.feature_norms, parts, strict=True)
       ]
       features = jnp.concatenate(normed, axis=-1)
     return self.features_dense(features)
@@ -223,11 +227,11 @@ class Eagle(nn.Module):
 
 def _first_ids(rng_key: Array, shape: tuple[int, ...]) -> Array:
   del rng_key
-  return jnp.arange(*shape, dtype=jnp.int32)
+  return jnp.arange(shape[0], dtype=jnp.int32)
 
 
 def init_params(config: EagleConfig, rng_key: Array) -> Any:
-  """Fresh float32 parameters; the first tokens of the vocabulary are drafted."""
+  """Fresh float32 parameters, of which the first tokens can be drafted."""
 
   def use_all(network: Eagle) -> Array:
     features = jnp.zeros((1, 1, config.num_features * config.target_embed_dim))

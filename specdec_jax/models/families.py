@@ -52,8 +52,8 @@ class Family(NamedTuple):
     has_vocabulary: whether there is an embedding for each token.
     has_spare_rows: whether any number of embeddings may have no token, instead
       of a little padding.
-    check_params: `(config, params)`; raises ValueError for values that no network
-      of these sizes has, such as token ids that are not there.
+    check_params: `(config, params)`; raises ValueError for values that no
+      network of these sizes has, such as token ids that are not there.
   """
 
   name: str

@@ -19,7 +19,7 @@ DATA, MODEL = 'data', 'model'
 
 MESH_AXIS = {
   'batch': DATA,
-  **dict.fromkeys(('vocab', 'mlp', 'heads', 'joined_kv'), MODEL),
+  **dict.fromkeys(('vocab', 'mlp', 'heads', 'joined_kv', 'features'), MODEL),
   **dict.fromkeys(('embed', 'kv', 'length', 'relpos_buckets'), None),
 }
 
@@ -30,6 +30,7 @@ _PARAMETER_AXES: dict[tuple[str, ...], tuple[str | None, ...]] = {
   **{(x, 'kernel'): ('embed', 'joined_kv') for x in ('query', 'key', 'value')},
   **{(x, 'bias'): ('joined_kv',) for x in ('query', 'key', 'value')},
   ('out', 'kernel'): ('joined_kv', 'embed'),
+  ('features_dense', 'kernel'): ('features', 'embed'),
   **{(x, 'kernel'): ('embed', 'mlp') for x in ('wi', 'wi_0', 'wi_1')},
   ('wo', 'kernel'): ('mlp', 'embed'),
   ('relpos_bias', 'rel_embedding'): ('heads', 'relpos_buckets'),

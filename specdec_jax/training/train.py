@@ -100,14 +100,12 @@ def train(
     z_loss=z_loss,
     seed=seed,
   )
-  config = dataclasses.replace(
-    config, dtype=jnp.dtype(dtype), dropout_rate=dropout_rate
-  )
+  config = _computed_in(config, dtype, dropout_rate)
   words = _read_vocabulary(vocabulary, dataset.vocabulary, config)
   loss = loss or functools.partial(
     losses.supervised_loss, label_smoothing=label_smoothing, z_loss=z_loss
   )
-  in_float32 = dataclasses.replace(config, dtype=jnp.dtype('float32'))
+  in_float32 = _computed_in(config, 'float32', 0.0)
   schedule = loop.Schedule(
     train_steps=train_steps,
     eval_period=eval_period,
@@ -140,10 +138,23 @@ def train(
       say=say,
     )
   with replacing.new_folder(folder / 'model', overwrite=True) as begun:
-    orbax.save(begun, dataclasses.replace(in_float32, dropout_rate=0.0), params)
+    orbax.save(begun, in_float32, params)
     if words is not None:
       vocabulary_files.write(begun, words)
   print(f'the model is in {folder / "model"}', flush=True)
+
+
+def _computed_in(config: Any, dtype: str, dropout_rate: float) -> Any:
+  """The sizes with a dtype and, where the network can, a rate of dropout."""
+  changed: dict[str, Any] = {'dtype': jnp.dtype(dtype)}
+  if hasattr(config, 'dropout_rate'):
+    changed['dropout_rate'] = dropout_rate
+  elif dropout_rate:
+    raise ValueError(
+      f'dropout_rate is {dropout_rate}, and a {families.of(config).name} '
+      'drops out nothing'
+    )
+  return dataclasses.replace(config, **changed)
 
 
 def _check_settings(*, dtype: str, **settings: float) -> None:

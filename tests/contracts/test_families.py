@@ -19,6 +19,7 @@ from specdec_jax.base import Array, Prompt
 from specdec_jax.checkpoints import loading, model_file, safetensors_model
 from specdec_jax.models import families, llama, presets
 from specdec_jax.models.block_heads import BlockHeadsConfig
+from specdec_jax.models.eagle import EagleConfig
 from specdec_jax.models.families import Family
 from specdec_jax.text import prompts
 from tests import toy, toy_t5
@@ -33,6 +34,19 @@ CONFIGS = {
     presets.spec_drafter('mini_2_2'), num_encoder_layers=3
   ),
   'block_heads': BlockHeadsConfig(embed_dim=8, gamma=3, mlp_dim=4),
+  'eagle': EagleConfig(
+    vocab_size=7,
+    draft_vocab_size=5,
+    embed_dim=8,
+    target_embed_dim=6,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=4,
+    mlp_dim=4,
+    feature_layers=(1, 3),
+    fc_norm=True,
+    has_embedding=True,
+  ),
 }
 
 
@@ -157,9 +171,10 @@ def test_shapes_are_those_that_are_drawn(name):
   assert jax.tree.map(lambda leaf: leaf.shape, shapes) == jax.tree.map(
     lambda leaf: leaf.shape, drawn
   )
-  assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {
-    jnp.dtype('bfloat16')
-  }
+  dtypes = {jnp.dtype('float32'): jnp.bfloat16, jnp.dtype('int32'): jnp.int32}
+  assert jax.tree.map(lambda leaf: leaf.dtype, shapes) == jax.tree.map(
+    lambda leaf: jnp.dtype(dtypes[leaf.dtype]), drawn
+  )
 
 
 @pytest.mark.parametrize('name', CONFIGS)
@@ -175,6 +190,7 @@ def test_layers_are_told_stack_by_stack():
     't5, decoder only': (1,),
     'block_decoder': (3, 2),
     'block_heads': (),
+    'eagle': (),
   }
 
 
