@@ -149,13 +149,14 @@ class Drafter(NamedTuple):
     may_abstain: whether `Draft.lengths` can be 0 before a row is finished. The
       loop then also compiles a one-position target call, and an iteration in
       which no row drafts costs no more than a plain one.
-    reads_target_cache: whether `propose` is given the target's cache in place
-      of a state of its own, to read what the last target call left there; the
-      state that it returns is not looked at.
+    reads_target_cache: whether both functions are given the target's cache as a
+      last argument. `init` gets it as the prefill left it, and returns
+      `(state, target_cache)`, the cache that the loop goes on with; `propose`
+      reads what the last target call left in it.
   """
 
   gamma: int
-  init: Callable[[Any, Prompt, int], Any]
-  propose: Callable[[Any, Array, Context, Any], tuple[Draft, Any]]
+  init: Callable[..., Any]
+  propose: Callable[..., tuple[Draft, Any]]
   may_abstain: bool = False
   reads_target_cache: bool = False

@@ -17,7 +17,7 @@ from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.models import kv_cache
-from tests import toy
+from tests import toy, toy_eagle
 
 pytestmark = pytest.mark.optimized
 
@@ -28,12 +28,23 @@ CONFIG = toy.llama_config(V, embed_dim=32, num_heads=6, num_kv_heads=3,
                           head_dim=64, mlp_dim=48)  # fmt: skip
 # One pending token, one drafted, and the same again for the other side.
 CAPACITY = MAX_LEN + GAMMA + 1
+EAGLE = toy_eagle.config(CONFIG)
+EAGLE_TARGET, NETWORK = toy_eagle.networks(CONFIG, EAGLE, gamma=GAMMA)
 
 DRAFTERS = {
   'prompt_lookup': drafters.prompt_lookup(gamma=GAMMA),
   'uniform': drafters.uniform(gamma=GAMMA, vocab_size=V),
   'autoregressive': drafters.autoregressive(
     toy.families.language_model(CONFIG), gamma=GAMMA, logits_to_probs=SAMPLED
+  ),
+  'eagle': drafters.autoregressive(
+    drafters.eagle(NETWORK), gamma=GAMMA, logits_to_probs=SAMPLED
+  ),
+  'lookup, then eagle': drafters.adaptive(
+    drafters.eagle(NETWORK),
+    gamma=GAMMA,
+    logits_to_probs=SAMPLED,
+    first=drafters.prompt_lookup(gamma=GAMMA),
   ),
 }
 RULES = {
@@ -46,6 +57,15 @@ RULES = {
 @functools.cache
 def weights():
   return toy.llama_params(CONFIG, seed=0)
+
+
+def with_target(drafter):
+  """The networks of a decode, and their params."""
+  if not drafter.reads_target_cache:
+    target = toy.families.language_model(CONFIG)
+    return {'target': target, 'drafter': drafter}, Params(weights(), weights())
+  own = toy_eagle.joined(weights(), toy_eagle.params(EAGLE, seed=1))
+  return {'target': EAGLE_TARGET, 'drafter': drafter}, Params(weights(), own)
 
 
 def prompt_of(batch_size: int):
@@ -70,8 +90,7 @@ def optimized_hlo(compiled, *args) -> str:
 
 def compiled_loop(drafter, rule, batch_size: int) -> str:
   """The optimised HLO of the loop alone, after the prefill."""
-  params = Params(weights(), weights())
-  models = {'target': toy.families.language_model(CONFIG), 'drafter': drafter}
+  models, params = with_target(drafter)
   state = jax.eval_shape(
     lambda params, prompt: speculative.init(
       params, jax.random.key(0), prompt, **models, max_len=MAX_LEN
@@ -139,7 +158,7 @@ def cache_size(batch_size: int) -> int:
 # loop however many; every rule.
 PROGRAMS = [
   *((name, 'speculative_sampling', size) for name in DRAFTERS
-    for size in (1, 12)),
+    for size in (1, 12) if (name, size) != ('lookup, then eagle', 12)),
   ('autoregressive', 'block_verification', 2),
   ('prompt_lookup', 'greedy', 2),
 ]  # fmt: skip
@@ -245,11 +264,10 @@ topology = topologies.get_topology_desc(
 device = jax.sharding.SingleDeviceSharding(topology.devices[0])
 on_device = lambda tree: jax.tree.map(
   lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=device), tree)
-params = on_device(t.Params(t.weights(), t.weights()))
 for name, drafter in t.DRAFTERS.items():
+  models, params = t.with_target(drafter)
+  params = on_device(params)
   for batch_size in (1, 4):
-    target = t.toy.families.language_model(t.CONFIG)
-    models = {'target': target, 'drafter': drafter}
     state = on_device(jax.eval_shape(
       lambda params, prompt: t.speculative.init(
         params, jax.random.key(0), prompt, **models, max_len=t.MAX_LEN),

@@ -8,7 +8,7 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.data import ngram_counts
-from tests import decoders, laws, toy, toy_t5, trial
+from tests import decoders, laws, toy, toy_eagle, toy_t5, trial
 from tests.proof_report import record
 
 VOCAB_SIZE = 4
@@ -276,19 +276,34 @@ def _real(family: str, num_layers: int):
   )
 
 
+def _eagle(target_params):
+  """A target that keeps features, and a drafter that lacks a token."""
+  config = toy.llama_config(VOCAB_SIZE, num_layers=2)
+  own = toy_eagle.config(config)
+  target, network = toy_eagle.networks(config, own, gamma=2)
+  drafter = drafters.autoregressive(
+    drafters.eagle(network), gamma=2, logits_to_probs=logits.standardize()
+  )
+  params = toy_eagle.params(own, seed=2)
+  return target, drafter, toy_eagle.joined(target_params, params)
+
+
 @pytest.mark.slow
 @pytest.mark.proof
 @pytest.mark.parametrize(
   ('family', 'rule', 'name'),
   [
     ('Llama', 'speculative_sampling', 'autoregressive'),
+    ('Llama', 'speculative_sampling', 'eagle'),
     ('T5', 'block', 'prompt_lookup'),
   ],
 )
 def test_the_real_networks(family, rule, name, record_property):
   """Ragged encoder and decoder rows, and EOS in mid-block."""
   target, params = _real(family, 2)
-  if name == 'autoregressive':
+  if name == 'eagle':
+    target, drafter, drafter_params = _eagle(params)
+  elif name == 'autoregressive':
     model, drafter_params = _real(family, 1)
     drafter = drafters.autoregressive(
       model, gamma=2, logits_to_probs=logits.standardize()

@@ -9,7 +9,7 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding import autoregressive, speculative
-from tests import toy
+from tests import toy, toy_eagle
 
 V, NUM_NEW, MAX_LEN, EOS = 12, 14, 24, 0
 CONFIG = toy.llama_config(V)
@@ -37,7 +37,11 @@ CASES = [
   ('prompt_lookup', 'block_verification', 'sampled'),
   ('autoregressive', 'speculative_sampling', 'greedy'),
   ('autoregressive', 'block_verification', 'sampled'),
+  ('eagle', 'speculative_sampling', 'sampled'),
 ]
+RAGGED = CASES[1:3] + CASES[4:]
+EAGLE = toy_eagle.config(CONFIG)
+EAGLE_TARGET, NETWORK = toy_eagle.networks(CONFIG, EAGLE, gamma=3)
 
 
 def make_drafter(name: str, way: str):
@@ -45,13 +49,19 @@ def make_drafter(name: str, way: str):
     return drafters.prompt_lookup(gamma=3, min_ngram=1)
   if name == 'uniform':
     return drafters.uniform(gamma=2, vocab_size=V)
-  return drafters.autoregressive(TARGET, gamma=3, logits_to_probs=WAYS[way])
+  model = drafters.eagle(NETWORK) if name == 'eagle' else TARGET
+  return drafters.autoregressive(model, gamma=3, logits_to_probs=WAYS[way])
 
 
 @functools.cache
-def weights() -> Params:
+def weights(name: str = 'autoregressive') -> Params:
   target = toy.llama_params(CONFIG, seed=1, scale=2.5)
-  return Params(target, toy.perturb(target, seed=2, scale=0.2))
+  if name == 'autoregressive':
+    return Params(target, toy.perturb(target, seed=2, scale=0.2))
+  own = toy_eagle.params(EAGLE, seed=2)
+  return Params(
+    target, toy_eagle.joined(target, own) if name == 'eagle' else ()
+  )
 
 
 def prompt_of(row_ids, width=None):
@@ -66,9 +76,7 @@ def prompt_of(row_ids, width=None):
 
 @functools.cache
 def generator(name: str, rule: str, way: str, max_len: int = MAX_LEN):
-  params = weights()
-  if name != 'autoregressive':
-    params = Params(params.target)
+  params = weights(name)
 
   @jax.jit
   def generate(params, prompt, rng_key):
@@ -76,7 +84,7 @@ def generator(name: str, rule: str, way: str, max_len: int = MAX_LEN):
       params,
       rng_key,
       prompt,
-      target=TARGET,
+      target=EAGLE_TARGET if name == 'eagle' else TARGET,
       drafter=make_drafter(name, way),
       verify_fn=RULES[rule],
       logits_to_probs=WAYS[way],
@@ -106,7 +114,7 @@ def expected(name: str, rule: str, way: str):
   return decoded(output), jax.device_get(output.statistics)
 
 
-@pytest.mark.parametrize('case', CASES[1:3], ids='-'.join)
+@pytest.mark.parametrize('case', RAGGED, ids='-'.join)
 def test_a_row_alone_is_the_row_in_its_batch(case):
   rows, statistics = expected(*case)
   # Rows differ, and so do the number of runs they take: the batch is ragged.
@@ -128,14 +136,14 @@ def test_order_of_the_batch_does_not_matter(case):
   assert decoded(output) == [rows[i] for i in order]
 
 
-@pytest.mark.parametrize('case', CASES[1:3], ids='-'.join)
+@pytest.mark.parametrize('case', RAGGED, ids='-'.join)
 def test_padding_and_buffers_do_not_matter(case):
   rows, _ = expected(*case)
   assert decoded(generator(*case)(prompt_of(range(8), width=9))) == rows
   assert decoded(generator(*case, 41)(prompt_of(range(8)))) == rows
 
 
-@pytest.mark.parametrize('case', CASES[1::2], ids='-'.join)
+@pytest.mark.parametrize('case', CASES[1::2] + CASES[4:], ids='-'.join)
 def test_eight_devices_give_the_tokens_of_one(case):
   rows, _ = expected(*case)
   assert len(jax.devices()) == 8
@@ -188,7 +196,7 @@ def test_plain_rows_do_not_depend_on_their_batch(way):
 
 
 @pytest.mark.parametrize('key_impl', ['rbg', 'unsafe_rbg'])
-@pytest.mark.parametrize('case', CASES[3:], ids='-'.join)
+@pytest.mark.parametrize('case', CASES[3:4], ids='-'.join)
 def test_rows_draw_apart_by_keys_of_every_kind(case, key_impl):
   """One prompt eight times, and a first row that is done from the start."""
   rng_key = jax.random.split(jax.random.key(7, impl=key_impl))[1]

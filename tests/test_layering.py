@@ -154,6 +154,7 @@ _ADDED = {
   'adaptive',
   'beam_search',
   'blockwise_heads',
+  'eagle',
   'refill',
   'schedules',
   'spec_drafter',
@@ -167,7 +168,7 @@ def test_the_core_is_small():
   num_lines = lambda paths: sum(len(p.read_text().splitlines()) for p in paths)
   kept = [p for p in core if p.stem not in _ADDED | {'__init__'}]
   assert num_lines(kept) <= 2000
-  assert num_lines(core) <= 2900
+  assert num_lines(core) <= 3100
 
 
 def test_import_is_light_and_quick():

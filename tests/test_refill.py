@@ -12,7 +12,7 @@ from specdec_jax.base import Params, Prompt
 from specdec_jax.decoding import refill
 from specdec_jax.infer import decode_many
 from specdec_jax.verification import speculative_sampling
-from tests import decoders, toy
+from tests import decoders, toy, toy_eagle
 
 NUM_EXAMPLES, BATCH_SIZE, NUM_FRESH = 13, 4, 2
 MAX_LEN, SEED = 24, 5
@@ -24,6 +24,20 @@ TARGET_PARAMS = toy.toy_params(8, seed=1)
 PARAMS = Params(
   target=TARGET_PARAMS, drafter=toy.perturb(TARGET_PARAMS, seed=2)
 )
+COUNTING = toy_eagle.counting(8, gamma=3, num_drafted=7)
+# Target and drafter: one with a cache of its own, one that also reads what the
+# target's last call left, and so what its prefill left in a refilled row.
+PAIRS = {
+  'draft model': (TARGET, DRAFTER),
+  'eagle': (
+    COUNTING.target,
+    drafters.autoregressive(
+      drafters.eagle(COUNTING.network),
+      gamma=3,
+      logits_to_probs=decoders.SAMPLED,
+    ),
+  ),
+}
 
 
 def make_prompt(indices) -> Prompt:
@@ -47,13 +61,19 @@ def make_prompt(indices) -> Prompt:
   )
 
 
+@pytest.fixture(scope='module', params=PAIRS)
+def pair(request):
+  return PAIRS[request.param]
+
+
 @pytest.fixture(scope='module')
-def whole():
+def whole(pair):
   """All examples in one batch."""
+  target, drafter = pair
   return decoders.speculate(
-    TARGET,
+    target,
     PARAMS,
-    DRAFTER,
+    drafter,
     jax.tree.map(jnp.asarray, make_prompt(range(NUM_EXAMPLES))),
     max_len=MAX_LEN,
     seed=SEED,
@@ -61,12 +81,13 @@ def whole():
 
 
 @pytest.fixture(scope='module')
-def programs():
+def programs(pair):
+  target, drafter = pair
   return decode_many.compile_programs(
     PARAMS,
     make_prompt([None] * NUM_FRESH),
-    target=TARGET,
-    drafter=DRAFTER,
+    target=target,
+    drafter=drafter,
     verify_fn=speculative_sampling,
     logits_to_probs=decoders.SAMPLED,
     eos_id=-1,
@@ -86,13 +107,10 @@ def test_examples_decode_as_in_one_batch(whole, programs, num_examples):
       iter(range(num_examples)),
       pack=make_prompt,
       utilisation=utilisation,
-      keep=lambda state, row: int(state.context.lengths[row]),
     )
   )
-  examples = [example for example, *_ in results]
-  assert sorted(examples) == list(range(num_examples))
-  for example, output, kept in results:
-    assert kept == output.lengths[0]
+  assert sorted(example for example, _ in results) == list(range(num_examples))
+  for example, output in results:
     expected = jax.tree.map(
       lambda leaf: np.asarray(leaf)[example : example + 1],  # noqa: B023
       whole,

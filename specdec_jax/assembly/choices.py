@@ -67,6 +67,12 @@ def flags_of(choice: type) -> Mapping[str, dataclasses.Field]:
   }
 
 
+def switches_of(choice: type) -> list[str]:
+  """Those of `flags_of` that are on or off."""
+  flags = flags_of(choice).items()
+  return [name for name, field in flags if isinstance(field.default, bool)]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
   """How tokens are drawn (`logits.standardize`).

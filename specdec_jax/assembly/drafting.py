@@ -5,8 +5,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import jax.numpy as jnp
-
 from specdec_jax import drafters
 from specdec_jax.assembly import models
 from specdec_jax.assembly.choices import (
@@ -17,14 +15,13 @@ from specdec_jax.assembly.choices import (
 )
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Drafter, LanguageModel
-from specdec_jax.checkpoints import loading
 from specdec_jax.data import ngram_counts
+from specdec_jax.drafters.autoregressive import Chain
 from specdec_jax.drafters.schedules import Schedule
 from specdec_jax.drafters.stateless import MAX_GAMMA
 from specdec_jax.launch.numbers import number, positive_int
-from specdec_jax.models import families, presets
+from specdec_jax.models import families
 from specdec_jax.models.families import Config, DrafterConfig
-from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import AnyVocabulary
 
 _GAMMA = 'drafted tokens per iteration, at most'
@@ -178,34 +175,65 @@ class DraftModel:
   min_prob: float = 0.0
 
   def __post_init__(self):
-    if self.gamma == AUTO and self.is_adaptive:
-      raise ChoiceError(
-        '{gamma} auto chooses one gamma for a run, and {adaptive} one for each '
-        'draft: give one of them'
-      )
-
-  @property
-  def is_adaptive(self) -> bool:
-    return self.schedule is not None or bool(self.min_prob)
+    _check_one_gamma(self)
 
   def make(self, target: Target) -> Drafting:
     config = models.read_config(self.model)
-    _check_fits(target, self.model, config)
+    models.check_draft_model(
+      self.model,
+      config,
+      target=target.name,
+      target_config=target.config,
+      vocabulary=target.vocabulary,
+    )
     model = families.with_logits_of(
       families.language_model(config), target.config.vocab_size
     )
-    rest: dict[str, Any] = {'is_argmax': target.sampling.is_greedy}
-    make: Any = drafters.autoregressive
-    if self.is_adaptive:
-      make = drafters.adaptive
-      rest = {'schedule': self.schedule, 'min_prob': self.min_prob}
-    drafter = make(
-      model,
-      gamma=self.gamma,
-      logits_to_probs=target.sampling.to_probs(target.vocab_size),
-      **rest,
-    )
+    drafter = _one_by_one(self, model, target)
     return Drafting(drafter=drafter, model=self.model, config=config)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle:
+  """An EAGLE-3 network that was trained for the target; see `drafters.eagle`.
+
+  With a `schedule`, or with `min_prob`, gamma is the most that is drafted, as
+  for `DraftModel`. With `lookup`, text that the context has already is copied
+  from it, as `PromptLookup` does.
+  """
+
+  model: Model
+  gamma: Any = option(4, _GAMMA, type=gamma_type)
+  lookup: bool = option(
+    False, 'copy where prompt_lookup finds something, let eagle draft elsewhere'
+  )
+  schedule: Schedule | None = None
+  min_prob: float = 0.0
+
+  def __post_init__(self):
+    _check_one_gamma(self)
+
+  def make(self, target: Target) -> Drafting:
+    config = models.read_drafter_config(
+      self.model, 'with_features', 'EAGLE-3 drafter'
+    )
+    with_features = families.of(config).with_features
+    assert with_features is not None
+    keeping, network = with_features(
+      target.config, config, width=self.gamma + 1
+    )
+    first = drafters.prompt_lookup(gamma=self.gamma) if self.lookup else None
+    return Drafting(
+      drafter=_one_by_one(self, drafters.eagle(network), target, first),
+      model=self.model,
+      config=config,
+      target=keeping,
+      join=lambda target, own: {
+        'eagle': own,
+        # The target's, unless it has its own.
+        'token_embedder': (target | own)['token_embedder'],
+      },
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,7 +249,9 @@ class SpecDrafter:
   gamma: Any = option(25, _GAMMA, type=gamma_type)
 
   def make(self, target: Target) -> Drafting:
-    config = _drafter_config(self.model, 'block_model', 'Spec-Drafter')
+    config = models.read_drafter_config(
+      self.model, 'block_model', 'Spec-Drafter'
+    )
     if config.vocab_size != target.config.vocab_size:
       raise ValueError(
         f'the target has {target.config.vocab_size} logits, the Spec-Drafter '
@@ -244,7 +274,9 @@ class BlockHeads:
   gamma: Any = option(None, _GAMMA, type=gamma_type)
 
   def make(self, target: Target) -> Drafting:
-    config = _drafter_config(self.model, 'with_heads', 'set of heads')
+    config = models.read_drafter_config(
+      self.model, 'with_heads', 'set of heads'
+    )
     gamma = config.gamma if self.gamma is None else self.gamma
     if gamma > config.gamma:
       raise ChoiceError(
@@ -273,6 +305,7 @@ DRAFTERS: dict[str, type] = {
   'ngram': NGram,
   'uniform': Uniform,
   'model': DraftModel,
+  'eagle': Eagle,
   'spec_drafter': SpecDrafter,
   'block_heads': BlockHeads,
   'none': NoDrafter,
@@ -297,7 +330,9 @@ def auto_gammas(choice: Any) -> tuple[int, ...]:
   next, all plus 1."""
   widest = _WIDEST.get(type(choice), 7)
   if isinstance(choice, BlockHeads):
-    widest = _drafter_config(choice.model, 'with_heads', 'set of heads').gamma
+    widest = models.read_drafter_config(
+      choice.model, 'with_heads', 'set of heads'
+    ).gamma
   tried = {(widest + 1) // part - 1 for part in (1, 2, 4)}
   return (0, *sorted(tried - {0, -1}))
 
@@ -307,52 +342,50 @@ def has_model(choice: type) -> bool:
   return 'model' in field_names(choice)
 
 
+def has_schedule(choice: type) -> bool:
+  """Whether a kind of drafter drafts one by one, so that gamma may vary."""
+  return 'schedule' in field_names(choice)
+
+
 def with_gamma(choice: Any, gamma: int) -> Any:
   """The same drafter with a gamma that is given and does not vary; none for
   gamma 0."""
   if not gamma:
     return NoDrafter()
   changed: dict[str, Any] = {'gamma': gamma}
-  if isinstance(choice, DraftModel):
+  if has_schedule(type(choice)):
     changed |= {'schedule': None, 'min_prob': 0.0}
   return dataclasses.replace(choice, **changed)
 
 
-def _check_fits(target: Target, model: Model, config: Config) -> None:
-  """Raises ValueError unless a draft model has the target's vocabulary, and an
-  encoder if the target has one."""
-  num_missing = config.vocab_size - target.config.vocab_size
-  # Whoever has the sizes at hand has compared the vocabularies.
-  is_named = isinstance(model.sizes, str | None)
-  if is_named and target.vocabulary is not None:
-    vocabularies.check_same_vocabulary(
-      target.vocabulary, models.read_vocabulary(model, config)
-    )
-  elif is_named and not loading.is_padding(num_missing):
-    raise ValueError(
-      f'the target has {target.config.vocab_size} logits, the draft model '
-      f'{config.vocab_size}'
-    )
-  kinds = [
-    'an encoder-decoder' if families.has_encoder(each) else 'decoder-only'
-    for each in (target.config, config)
-  ]
-  if kinds[0] != kinds[1]:
-    raise ValueError(
-      f'{target.name} is {kinds[0]} and {model.checkpoint} {kinds[1]}: a draft '
-      'model reads what its target reads'
+def _check_one_gamma(choice: Any) -> None:
+  """Raises ChoiceError for two ways of choosing gamma."""
+  if choice.gamma == AUTO and (choice.schedule or choice.min_prob):
+    raise ChoiceError(
+      '{gamma} auto chooses one gamma for a run, and {adaptive} one for each '
+      'draft: give one of them'
     )
 
 
-def _drafter_config(model: Model, use: str, name: str) -> Any:
-  """Sizes of a network that only drafts; else ValueError."""
-  dtype = jnp.dtype(model.dtype)
-  config: DrafterConfig
-  if isinstance(model.sizes, str):
-    config = presets.spec_drafter(model.sizes, dtype=dtype)
-  else:
-    path = loading.locate(model.checkpoint)
-    config = loading.read_config(path, dtype=dtype, only_drafts=True)
-  if getattr(families.of(config), use) is None:
-    raise ValueError(f'{model.checkpoint} is no {name}')
-  return config
+def _one_by_one(
+  choice: Any,
+  model: LanguageModel | Chain,
+  target: Target,
+  first: Drafter | None = None,
+) -> Drafter:
+  """The drafter of a model that drafts token after token, with a gamma that
+  varies if the choice says so or another drafter comes `first`."""
+  settings: dict[str, Any] = {
+    'gamma': choice.gamma,
+    'logits_to_probs': target.sampling.to_probs(target.vocab_size),
+    'is_argmax': target.sampling.is_greedy,
+  }
+  if not (first or choice.schedule or choice.min_prob):
+    return drafters.autoregressive(model, **settings)
+  return drafters.adaptive(
+    model,
+    schedule=choice.schedule,
+    min_prob=choice.min_prob,
+    first=first,
+    **settings,
+  )

@@ -76,6 +76,21 @@ def read_config(model: Model) -> Config:
   return loading.read_config(path, dtype=dtype, config=model.sizes)
 
 
+def read_drafter_config(model: Model, use: str, name: str) -> Any:
+  """The sizes of a network that only drafts, and is of `use`, a field of
+  `families.Family`; else ValueError, which calls it a `name`."""
+  dtype = jnp.dtype(model.dtype)
+  config: DrafterConfig
+  if isinstance(model.sizes, str):
+    config = presets.spec_drafter(model.sizes, dtype=dtype)
+  else:
+    path = loading.locate(model.checkpoint)
+    config = loading.read_config(path, dtype=dtype, only_drafts=True)
+  if getattr(families.of(config), use) is None:
+    raise ValueError(f'{model.checkpoint} is no {name}')
+  return config
+
+
 def read_vocabulary(model: Model, config: Config) -> AnyVocabulary:
   """The vocabulary of a model; ValueError if it has none, or one of another
   size."""
@@ -95,6 +110,39 @@ def read_vocabulary(model: Model, config: Config) -> AnyVocabulary:
   return vocabulary
 
 
+def check_draft_model(
+  model: Model,
+  config: Config,
+  *,
+  target: str,
+  target_config: Config,
+  vocabulary: AnyVocabulary | None,
+) -> None:
+  """Raises ValueError unless a draft model has the vocabulary of the target so
+  called, and an encoder if the target has one."""
+  num_missing = config.vocab_size - target_config.vocab_size
+  # Whoever has the sizes at hand has compared the vocabularies.
+  is_named = isinstance(model.sizes, str | None)
+  if is_named and vocabulary is not None:
+    vocabularies.check_same_vocabulary(
+      vocabulary, read_vocabulary(model, config)
+    )
+  elif is_named and not loading.is_padding(num_missing):
+    raise ValueError(
+      f'the target has {target_config.vocab_size} logits, the draft model '
+      f'{config.vocab_size}'
+    )
+  kinds = [
+    'an encoder-decoder' if families.has_encoder(each) else 'decoder-only'
+    for each in (target_config, config)
+  ]
+  if kinds[0] != kinds[1]:
+    raise ValueError(
+      f'{target} is {kinds[0]} and {model.checkpoint} {kinds[1]}: a draft '
+      'model reads what its target reads'
+    )
+
+
 def read_params(
   model: Model,
   config: Config | DrafterConfig,
@@ -110,7 +158,8 @@ def read_params(
     params = formats.find(path).read_params(path, config, shardings)
   if shardings is None:
     # A Spec-Drafter's logits reuse its embeddings, as those of its target do.
-    is_tied = getattr(config, 'is_tied', families.only_drafts(config))
+    is_block_model = families.of(config).block_model is not None
+    is_tied = getattr(config, 'is_tied', is_block_model)
     params = layers.with_cpu_copies(params, is_tied=is_tied)
   return params
 

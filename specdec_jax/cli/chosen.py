@@ -117,8 +117,11 @@ def _schedule(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
       if getattr(args, flag) is not None:
         raise ValueError(f'--{flag} is for --adaptive, which is not given')
     return {}
-  if drafter != 'model':
-    raise ValueError(f'--adaptive {name} is for --drafter model, not {drafter}')
+  if not drafting.has_schedule(DRAFTERS[drafter]):
+    kinds = [x for x in DRAFTERS if drafting.has_schedule(DRAFTERS[x])]
+    raise ValueError(
+      f'--adaptive {name} is for --drafter {" or ".join(kinds)}, not {drafter}'
+    )
   if name == 'estimate' and args.draft_cost is None:
     raise ValueError(
       '--adaptive estimate needs --draft_cost, which `specdec calibrate` '

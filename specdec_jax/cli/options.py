@@ -112,7 +112,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
   )
   add(
     '--draft_model',
-    help='the weights of the drafter: a smaller model, a Spec-Drafter or heads',
+    help='the weights of the drafter: a smaller model, an EAGLE-3 network, a '
+    'Spec-Drafter or heads',
   )
   add('--draft_config', metavar='SIZES', help='--config of the draft model')
   add('--dtype', **DTYPE, help='of weights and caches')
@@ -146,14 +147,19 @@ def _add_flags(
   for choice in choices:
     for name, field in flags_of(choice).items():
       if name not in added:
+        added.add(name)
         text, default = field.metadata['help'], field.default
+        if isinstance(default, bool):
+          group.add_argument(
+            f'--{name}', action='store_const', const=True, help=text
+          )
+          continue
         default = defaults.get(name, default)
         if default not in (None, ''):
           text += f' (default: {default:g})'
         kind = field.metadata['type'] or type(field.default)
         metavar = 'FILE' if kind is str else None
         group.add_argument(f'--{name}', type=kind, help=text, metavar=metavar)
-        added.add(name)
 
 
 def _add_adaptive(add: Callable) -> None:

@@ -18,7 +18,7 @@ from specdec_jax.assembly.drafting import DRAFTERS, NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import RULES
 from specdec_jax.base import Params, Prompt
-from specdec_jax.cli import options
+from specdec_jax.cli import options, outputs
 from specdec_jax.files import one_writer
 from specdec_jax.files.local_path import local_path
 from specdec_jax.launch import compilation_cache, progress
@@ -42,8 +42,6 @@ _DRAFTERS = {
 _OTHERS = ('prompt_lookup', 'ngram', 'none')
 # What the n-gram drafter counts unless another text is given.
 _NGRAM_TEXT = 'ngram_text.txt'
-# A terminal with fewer columns of characters shows some of the table's.
-_WIDE = 200
 # Options of `bench` alone, and what the suite has for them.
 _REPLACED = {
   'model': '--suite MODEL',
@@ -79,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
      f'of {known}, and of the public sets (default: what fits the target)'),
     ('drafters', names, None,
      'prompt_lookup, ngram, uniform, none, or KIND=MODEL such as '
-     'model=ende-nano (default: by target)'),
+     'model=ende-nano or eagle+lookup=HEAD (default: by target)'),
     ('gammas', listed(drafting.gamma_number), [4, 8], 'of every drafter'),
     ('temperatures', listed(options.temperature), [0.0], '0 is greedy'),
     ('batch_sizes', listed(positive_int), [1], 'rows decoded at once'),
@@ -124,11 +122,13 @@ def check(args: argparse.Namespace) -> None:
     hint = f': give {_REPLACED[name]}' if _REPLACED[name] else ''
     raise ValueError(f'--{name} does not fit --suite{hint}')
   for text in args.drafters or ():
-    kind, _, model = text.partition('=')
+    kind, switches, model = _parts(text)
     if kind not in DRAFTERS:
       raise ValueError(
         f'--drafters {text}: {kind!r} is none of {", ".join(DRAFTERS)}'
       )
+    if unknown := {*switches} - {*choices.switches_of(DRAFTERS[kind])}:
+      raise ValueError(f'--drafters {text}: {kind} has no {min(unknown)!r}')
     if drafting.has_model(DRAFTERS[kind]) != bool(model):
       form = 'takes no model' if model else 'is written KIND=MODEL'
       raise ValueError(f'--drafters {text}: {kind} {form}')
@@ -140,11 +140,18 @@ def check(args: argparse.Namespace) -> None:
   limits = {name: getattr(args, name) for name in ('top_k', 'top_p', 'min_p')}
   Sampling(temperature=max(args.temperatures), **limits).check_is_used()
   names = {name for target in args.suite for name in _drafters(args, target)}
-  kinds = {DRAFTERS[name.partition('=')[0]] for name in names}
+  kinds = {DRAFTERS[_parts(name)[0]] for name in names}
   used = {'gamma'}.union(*map(choices.flags_of, kinds))
   for flag in set().union(*map(choices.flags_of, DRAFTERS.values())):
     if flag not in used and getattr(args, flag) is not None:
       raise ValueError(f'--{flag} is for none of {", ".join(sorted(names))}')
+
+
+def _parts(text: str) -> tuple[str, list[str], str]:
+  """The kind of a drafter in `--drafters`, what is switched on, its model."""
+  kind, _, model = text.partition('=')
+  kind, *switches = kind.split('+')
+  return kind, switches, model
 
 
 def _drafters(args: argparse.Namespace, target: str) -> Sequence[str]:
@@ -196,35 +203,9 @@ def run(args: argparse.Namespace) -> int:
         rows += target.measure(found, *setting)
     suite_report.write(folder, header, rows, notes)
   screen = progress.console(color=args.color)
-  screen.print(_table(header, rows, notes, screen.width))
+  screen.print(outputs.suite_table(header, rows, notes, screen.width))
   screen.print(f'All columns: {folder}/suite.md; the plot: suite.svg.')
   return 0
-
-
-def _table(
-  header: Mapping[str, Any], rows: Sequence[Any], notes: list[str], width: int
-) -> Any:
-  """What a terminal of a width shows, for `rich`."""
-  from rich.console import Group
-  from rich.table import Table
-
-  columns = suite_report.COLUMNS
-  if width < _WIDE:
-    columns = {name: columns[name] for name in suite_report.SHORT}
-  tables: list[Any] = []
-  for target, own in itertools.groupby(rows, lambda row: row['target']):
-    tables.append(Table(title=target, box=None, padding=(0, 1, 0, 0)))
-    for name, form in columns.values():
-      is_text = form == '{}'
-      tables[-1].add_column(
-        name.replace(' (', '\n('),
-        justify='left' if is_text else 'right',
-        no_wrap=not is_text,
-      )
-    for cells in suite_report.cells(list(own), columns):
-      tables[-1].add_row(*cells)
-  below = (*notes, suite_report.prediction(rows), *suite_report.NOTES)
-  return Group(*suite_report.above(header), *tables, *below)
 
 
 class _Target:
@@ -363,14 +344,19 @@ class _Target:
         prefill='' if dtype == self.args.dtype else dtype,
       )
     for text in _drafters(self.args, self.name):
-      kind, _, model = text.partition('=')
+      kind, switches, model = _parts(text)
+      name = '+'.join([model or kind, *switches])
       for gamma in [0] if DRAFTERS[kind] is NoDrafter else self.args.gammas:
-        ways[model or kind, gamma] = self._way(kind, model, gamma, sampling)
+        way = self._way(text, gamma, sampling)
+        prefill = name if model else ''
+        if way.drafter and way.drafter.reads_target_cache:
+          prefill += f', gamma {gamma}'  # The target keeps so many features.
+        ways[name, gamma] = way._replace(prefill=prefill)
     return ways
 
-  def _way(self, kind: str, model: str, gamma: int, sampling: Sampling) -> Way:
-    """Speculative decoding by one drafter."""
-    args = self.args
+  def _way(self, text: str, gamma: int, sampling: Sampling) -> Way:
+    """Speculative decoding by one of `--drafters`."""
+    args, (kind, switches, model) = self.args, _parts(text)
     given = {
       flag: getattr(args, flag) for flag in choices.flags_of(DRAFTERS[kind])
     }
@@ -380,7 +366,7 @@ class _Target:
       fixed['model'] = Model(checkpoint=model, dtype=dtype)
     if kind == 'ngram':
       fixed['text'] = args.ngram_text or str(self.folder / _NGRAM_TEXT)
-    given['gamma'] = gamma
+    given |= {'gamma': gamma, **dict.fromkeys(switches, True)}
     made = decoder_lib.outline(
       self.alone.model,
       drafter=choices.chosen('drafter', DRAFTERS, kind, given, **fixed),
@@ -392,4 +378,4 @@ class _Target:
       with progress.waiting(f'loading {model}'):
         self.weights[model] = models.read_params(fixed['model'], drafted.config)
     own = drafted.join(target, self.weights.get(model, ()))
-    return Way(Params(target, own), made.target, made.rule, made.drafter, model)
+    return Way(Params(target, own), made.target, made.rule, made.drafter)

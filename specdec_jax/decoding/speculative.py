@@ -96,13 +96,14 @@ def init(
   # Blocks start before max_len and are up to gamma + 1 wide, and the last of
   # them may end beyond it.
   capacity = max_len + drafter.gamma + 1
+  cache: Any = target.init(params.target, prompt, capacity)
+  arguments = params.drafter, prompt, capacity
+  if drafter.reads_target_cache:
+    own, cache = drafter.init(*arguments, cache)
+  else:
+    own = drafter.init(*arguments)
   return state_lib.init(
-    rng_key,
-    prompt,
-    target.init(params.target, prompt, capacity),
-    drafter.init(params.drafter, prompt, capacity),
-    gamma=drafter.gamma,
-    max_len=max_len,
+    rng_key, prompt, cache, own, gamma=drafter.gamma, max_len=max_len
   )
 
 
@@ -197,14 +198,11 @@ def propose(
   """Asks the drafter; finished rows get an empty draft."""
   context = state.context
   draft_keys, _ = keys.iteration_keys(state.row_keys, context.lengths)
-  reads_target = drafter.reads_target_cache
-  own = state.target_cache if reads_target else state.drafter_state
+  seen = (state.target_cache,) if drafter.reads_target_cache else ()
   with jax.named_scope('draft'):
     draft, drafter_state = drafter.propose(
-      params.drafter, draft_keys, context, own
+      params.drafter, draft_keys, context, state.drafter_state, *seen
     )
-  if reads_target:
-    drafter_state = state.drafter_state
   if draft.tokens.shape[1] != drafter.gamma:
     raise ValueError(
       f'the drafter declares gamma {drafter.gamma} and proposes '

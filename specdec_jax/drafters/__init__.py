@@ -4,6 +4,7 @@ from specdec_jax.drafters import schedules
 from specdec_jax.drafters.adaptive import adaptive
 from specdec_jax.drafters.autoregressive import autoregressive
 from specdec_jax.drafters.blockwise_heads import HeadsFn, blockwise_heads
+from specdec_jax.drafters.eagle import EagleModel, eagle
 from specdec_jax.drafters.ngram import NGramTable, ngram
 from specdec_jax.drafters.none import none
 from specdec_jax.drafters.prompt_lookup import prompt_lookup
@@ -12,11 +13,13 @@ from specdec_jax.drafters.uniform import uniform
 
 __all__ = [
   'BlockModel',
+  'EagleModel',
   'HeadsFn',
   'NGramTable',
   'adaptive',
   'autoregressive',
   'blockwise_heads',
+  'eagle',
   'ngram',
   'none',
   'prompt_lookup',

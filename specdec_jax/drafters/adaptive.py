@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from specdec_jax import arrays, base, distributions, keys
 from specdec_jax.base import Array, Context, Draft, Drafter
 from specdec_jax.drafters import schedules
-from specdec_jax.drafters.autoregressive import catch_up
+from specdec_jax.drafters.autoregressive import Chain, as_chain
 from specdec_jax.drafters.stateless import check_gamma
 
 
@@ -18,22 +18,26 @@ class AdaptiveState:
   """The draft model's cache, the schedule's memory and the last draft.
 
   `lengths` int32 `[B]` is what was committed before it, 0 if there was none,
-  and `num_drafted` int32 `[B]` what it proposed.
+  and `num_drafted` int32 `[B]` what the model proposed. `first` is the state of
+  the drafter that is asked before the model.
   """
 
   cache: Any
   memory: Any
   lengths: Array
   num_drafted: Array
+  first: Any
 
 
 def adaptive(
-  model: base.LanguageModel,
+  model: base.LanguageModel | Chain,
   *,
   gamma: int,
   logits_to_probs: base.LogitsToProbsFn,
   schedule: schedules.Schedule | None = None,
   min_prob: float = 0.0,
+  is_argmax: bool = False,
+  first: Drafter | None = None,
 ) -> Drafter:
   """Drafts from `model` up to a limit that changes, one per row.
 
@@ -50,26 +54,44 @@ def adaptive(
     schedule: sets a row's limit before it drafts; None means gamma.
     min_prob: a token to which the model itself, at temperature 1, gives less
       is the last one of its draft.
+    is_argmax: as for `autoregressive`.
+    first: a deterministic drafter without weights, such as `prompt_lookup`. The
+      model drafts for rows in which it has no draft, and takes no step when
+      there are none.
 
   Raises:
-    ValueError: if `gamma` is less than 1 or `min_prob` outside [0, 1].
+    ValueError: if `gamma` is less than 1, `min_prob` outside [0, 1], or
+      `first` has another gamma.
   """
   check_gamma(gamma)
   if not 0 <= min_prob <= 1:
     raise ValueError(f'min_prob must lie in [0, 1], got {min_prob}')
-  schedule = schedule or schedules.fixed()
+  if first is not None and first.gamma != gamma:
+    raise ValueError(
+      f'both drafters need one gamma, got {gamma} and {first.gamma}'
+    )
+  schedule, chain = schedule or schedules.fixed(), as_chain(model)
 
-  def init(params: Any, prompt: base.Prompt, max_len: int) -> AdaptiveState:
+  def init(params: Any, prompt: base.Prompt, max_len: int, *target: Any) -> Any:
     batch_size = prompt.decoder_lengths.shape[0]
-    return AdaptiveState(
-      cache=model.init(params, prompt, max_len),
+    cache = chain.init(params, prompt, max_len, *target)
+    if target:
+      cache, *target = cache
+    state = AdaptiveState(
+      cache=cache,
       memory=schedule.init(batch_size),
       lengths=jnp.zeros(batch_size, jnp.int32),
       num_drafted=jnp.zeros(batch_size, jnp.int32),
+      first=first.init((), prompt, max_len) if first else (),
     )
+    return (state, *target) if target else state
 
   def propose(
-    params: Any, row_keys: Array, context: Context, state: AdaptiveState
+    params: Any,
+    row_keys: Array,
+    context: Context,
+    state: AdaptiveState,
+    *target: Any,
   ) -> tuple[Draft, AdaptiveState]:
     num_accepted = context.lengths - state.lengths - 1
     num_accepted = jnp.clip(num_accepted, 0, state.num_drafted)
@@ -78,38 +100,65 @@ def adaptive(
     )
     is_finished = context.lengths == state.lengths
     limits = jnp.where(is_finished, 0, jnp.clip(limits, 1, gamma))
-    logits, cache = catch_up(model, params, context, state.cache)
+    found, of_first = None, state.first
+    if first:
+      found, of_first = first.propose((), row_keys, context, state.first)
+      limits = jnp.where(found.lengths > 0, 0, limits)
+    logits, cache = chain.catch_up(params, context, state.cache, *target)
     draw_fn = functools.partial(
       _draw, logits_to_probs, min_prob, keys.split(row_keys, gamma)
     )
-    extend_fn = functools.partial(model.extend, params)
-    draft, cache = _draft(draw_fn, extend_fn, logits, cache, limits, gamma)
-    return draft, AdaptiveState(
+    extend_fn = functools.partial(chain.extend, params)
+    empty = _empty(logits, limits, gamma, is_argmax)
+    draft, cache = _draft(draw_fn, extend_fn, logits, cache, empty)
+    state = AdaptiveState(
       cache=cache,
       memory=memory,
       lengths=context.lengths,
       num_drafted=draft.lengths,
+      first=of_first,
     )
+    return draft if found is None else _first_if_any(found, draft), state
 
-  return Drafter(gamma, init, propose)
+  return Drafter(
+    gamma, init, propose, reads_target_cache=chain.reads_target_cache
+  )
 
 
 def _draw(logits_to_probs, min_prob, step_keys, i, logits, draft: Draft):
-  """The draft with its token i, drawn from `logits[B, V]`."""
+  """The draft with its token i, drawn from `logits[B, V]`; the likeliest one if
+  the draft has no probabilities."""
   probs = logits_to_probs(logits)
-  tokens = distributions.sample(step_keys[i], probs)
-  confidence = arrays.pick(jax.nn.softmax(logits), tokens)
   put = jax.lax.dynamic_update_index_in_dim
+  if draft.probs is None:
+    tokens, all_probs = arrays.argmax(probs), None
+  else:
+    tokens = distributions.sample(step_keys[i], probs)
+    all_probs = put(draft.probs, probs, i, axis=1)
+  confidence = arrays.pick(jax.nn.softmax(logits), tokens)
   return Draft(
     tokens=put(draft.tokens, tokens, i, axis=1),
-    probs=put(draft.probs, probs, i, axis=1),
+    probs=all_probs,
     lengths=jnp.where(
       confidence < min_prob, jnp.minimum(draft.lengths, i + 1), draft.lengths
     ),
   )
 
 
-def _draft(draw_fn, extend_fn, logits, cache, limits, gamma: int):
+def _empty(logits, limits, gamma: int, is_argmax: bool) -> Draft:
+  """A draft whose tokens are not drawn yet, and whose lengths are limits."""
+  batch_size, vocab_size = logits.shape
+  probs = None
+  if not is_argmax:
+    probs = jnp.zeros((batch_size, gamma, vocab_size), jnp.float32)
+  return Draft(
+    tokens=jnp.zeros((batch_size, gamma), jnp.int32),
+    probs=probs,
+    lengths=limits,
+  )
+
+
+def _draft(draw_fn, extend_fn, logits, cache, empty: Draft):
   """Draws a token a row, and more while some row is below its limit."""
 
   def is_due(carry):
@@ -122,13 +171,22 @@ def _draft(draw_fn, extend_fn, logits, cache, limits, gamma: int):
     logits, cache = extend_fn(last, cache)
     return i + 1, draw_fn(i, logits[:, 0], draft), cache
 
-  batch_size, vocab_size = logits.shape
-  empty = Draft(
-    tokens=jnp.zeros((batch_size, gamma), jnp.int32),
-    probs=jnp.zeros((batch_size, gamma, vocab_size), jnp.float32),
-    lengths=limits,
-  )
   first = jnp.zeros((), jnp.int32)
   carry = (first + 1, draw_fn(first, logits, empty), cache)
   _, draft, cache = jax.lax.while_loop(is_due, extend_and_draw, carry)
   return draft, cache
+
+
+def _first_if_any(first: Draft, second: Draft) -> Draft:
+  """Rows of `first`, which is one-hot, where it has a draft, else of
+  `second`."""
+  is_first = first.lengths > 0
+  probs = second.probs
+  if probs is not None:
+    one_hot = jax.nn.one_hot(first.tokens, probs.shape[-1], dtype=probs.dtype)
+    probs = jnp.where(is_first[:, None, None], one_hot, probs)
+  return Draft(
+    tokens=jnp.where(is_first[:, None], first.tokens, second.tokens),
+    probs=probs,
+    lengths=jnp.where(is_first, first.lengths, second.lengths),
+  )

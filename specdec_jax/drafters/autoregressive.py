@@ -1,6 +1,7 @@
 """A smaller language model as the drafter (Leviathan et al., Algorithm 1)."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,25 @@ from specdec_jax.base import Array, Context, Draft, Drafter
 from specdec_jax.drafters.stateless import check_gamma
 
 
+class Chain(NamedTuple):
+  """What drafts token after token, as three pure functions.
+
+  Attributes:
+    init: as of `Drafter`; its state is the cache.
+    catch_up: `(params, context, cache) -> (logits[B, V], cache)`: takes in what
+      was committed since, and says what follows all of it.
+    extend: `(params, tokens[B, 1], cache) -> (logits[B, 1, V], cache)`.
+    reads_target_cache: as of `Drafter`, for `init` and `catch_up`.
+  """
+
+  init: Callable[..., Any]
+  catch_up: Callable[..., tuple[Array, Any]]
+  extend: Callable[[Any, Array, Any], tuple[Array, Any]]
+  reads_target_cache: bool = False
+
+
 def autoregressive(
-  model: base.LanguageModel,
+  model: base.LanguageModel | Chain,
   *,
   gamma: int,
   logits_to_probs: base.LogitsToProbsFn,
@@ -20,7 +38,8 @@ def autoregressive(
   """Drafts gamma tokens one by one from `model`.
 
   Args:
-    model: the drafter's language model; its params are the drafter's params.
+    model: a language model, or another chain, such as `drafters.eagle`; its
+      params are the drafter's params.
     gamma: tokens per iteration.
     logits_to_probs: how the drafter is sampled. For the loop to accept well,
       the same standardisation as the target's; for it to be lossless, any.
@@ -31,14 +50,12 @@ def autoregressive(
     ValueError: if `gamma` is less than 1.
   """
   check_gamma(gamma)
-
-  def init(params: Any, prompt: base.Prompt, max_len: int) -> Any:
-    return model.init(params, prompt, max_len)
+  chain = as_chain(model)
 
   def propose(
-    params: Any, row_keys: Array, context: Context, cache: Any
+    params: Any, row_keys: Array, context: Context, cache: Any, *target: Any
   ) -> tuple[Draft, Any]:
-    logits, cache = catch_up(model, params, context, cache)
+    logits, cache = chain.catch_up(params, context, cache, *target)
     step_keys = keys.split(row_keys, gamma)
 
     def draw(logits, row_keys):
@@ -50,7 +67,7 @@ def autoregressive(
     def draw_and_extend(carry, row_keys):
       logits, cache = carry
       drawn = draw(logits, row_keys)
-      logits, cache = model.extend(params, drawn[0][:, None], cache)
+      logits, cache = chain.extend(params, drawn[0][:, None], cache)
       return (logits[:, 0], cache), drawn
 
     (logits, cache), most = jax.lax.scan(
@@ -63,20 +80,27 @@ def autoregressive(
     lengths = jnp.full_like(context.lengths, gamma)
     return Draft(tokens=tokens, probs=probs, lengths=lengths), cache
 
-  return Drafter(gamma, init, propose)
+  return Drafter(
+    gamma, chain.init, propose, reads_target_cache=chain.reads_target_cache
+  )
 
 
-def catch_up(
-  model: base.LanguageModel, params: Any, context: Context, cache: Any
-) -> tuple[Array, Any]:
-  """Feeds the last two committed tokens; logits `[B, V]` of what follows.
+def as_chain(model: base.LanguageModel | Chain) -> Chain:
+  """A language model as a chain, whose catch-up feeds the last two committed
+  tokens.
 
   After full acceptance the cache lacks the last drafted token and the bonus
   token, otherwise one; that two are fed always keeps one static shape.
   """
-  starts = jnp.maximum(context.lengths - 2, 0)
-  cache = model.rewind(cache, starts)
-  tokens = arrays.read_block(context.tokens, starts, 2)
-  last = context.lengths - 1 - starts
-  logits, cache = model.extend(params, tokens, cache, at=last)
-  return logits[:, 0], model.rewind(cache, context.lengths)
+  if isinstance(model, Chain):
+    return model
+
+  def catch_up(params: Any, context: Context, cache: Any) -> tuple[Array, Any]:
+    starts = jnp.maximum(context.lengths - 2, 0)
+    cache = model.rewind(cache, starts)
+    tokens = arrays.read_block(context.tokens, starts, 2)
+    last = context.lengths - 1 - starts
+    logits, cache = model.extend(params, tokens, cache, at=last)
+    return logits[:, 0], model.rewind(cache, context.lengths)
+
+  return Chain(model.init, catch_up, model.extend)

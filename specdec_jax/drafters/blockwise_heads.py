@@ -35,13 +35,19 @@ def blockwise_heads(heads_fn: HeadsFn, *, gamma: int) -> Drafter:
   """
   check_gamma(gamma)
 
-  def init(params: Any, prompt: base.Prompt, max_len: int) -> tuple[()]:
+  def init(
+    params: Any, prompt: base.Prompt, max_len: int, target_cache: Any
+  ) -> tuple[tuple[()], Any]:
     del params, prompt, max_len
-    return ()
+    return (), target_cache
 
   def propose(
-    params: Any, row_keys: Array, context: Context, target_cache: Any
-  ) -> tuple[Draft, Any]:
+    params: Any,
+    row_keys: Array,
+    context: Context,
+    state: tuple[()],
+    target_cache: Any,
+  ) -> tuple[Draft, tuple[()]]:
     del row_keys
     logits, is_ready = heads_fn(params, target_cache, context.lengths)
     draft = Draft(
@@ -49,7 +55,7 @@ def blockwise_heads(heads_fn: HeadsFn, *, gamma: int) -> Drafter:
       probs=None,
       lengths=jnp.where(is_ready, gamma, 0).astype(jnp.int32),
     )
-    return draft, target_cache
+    return draft, state
 
   return Drafter(
     gamma, init, propose, may_abstain=True, reads_target_cache=True

@@ -184,10 +184,9 @@ def decode(
   *,
   pack: Callable[[Sequence[_Example | None]], Prompt],
   utilisation: Utilisation,
-  keep: Callable[[DecodeState, int], Any] = lambda state, row: None,
-) -> Iterator[tuple[_Example, DecodeOutput, Any]]:
+) -> Iterator[tuple[_Example, DecodeOutput]]:
   """Decodes examples; they come as rows finish, not in order, each with its
-  output of one row, of numpy arrays, and what `keep` makes of it.
+  output of one row, of numpy arrays.
 
   Args:
     programs: of `compile_programs`.
@@ -197,8 +196,6 @@ def decode(
     pack: from N examples, None for a row that stays empty, to their prompt. The
       row ids should name the examples, so that results depend on no neighbour.
     utilisation: counts up.
-    keep: given the state, of all rows, and the number of a row that is done, to
-      read what is no part of the output.
   """
   waiting = iter(examples)
   is_exhausted = False
@@ -234,8 +231,7 @@ def decode(
     for row, example in enumerate(rows):
       if example is not None and output.done[row]:
         rows[row] = None
-        own = jax.tree.map(lambda leaf: leaf[row : row + 1], output)  # noqa: B023
-        yield example, own, keep(state, row)
+        yield example, jax.tree.map(lambda leaf: leaf[row : row + 1], output)  # noqa: B023
 
 
 def _put(group: list[Any], rows: list[Any]) -> np.ndarray:

@@ -184,10 +184,16 @@ def _generate(
     return i + 1, state, [after.drafter_state for _, after in asked], seen
 
   state = speculative.init(params, rng_key, prompt, **models, max_len=max_len)
-  own = [  # Buffers as of `speculative.init` for gamma 1.
-    drafter.init(weights, prompt, max_len + 2)
-    for drafter, weights in zip(drafters, params.drafter, strict=True)
-  ]
+  own, cache = [], state.target_cache
+  for drafter, weights in zip(drafters, params.drafter, strict=True):
+    # Buffers as of `speculative.init` for gamma 1.
+    arguments = weights, prompt, max_len + 2
+    if drafter.reads_target_cache:
+      its, cache = drafter.init(*arguments, state.target_cache)
+    else:
+      its = drafter.init(*arguments)
+    own.append(its)
+  state = dataclasses.replace(state, target_cache=cache)
   shape, num_rows = (num_tokens, len(drafters)), state.done.size
   seen = [
     jnp.zeros((*shape, len(leniences), num_rows), jnp.float32),

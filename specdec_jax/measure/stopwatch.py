@@ -171,7 +171,6 @@ def _repeat_calls(
   its last logits, so that no call can be left out or moved out of the loop.
   """
   lengths = state.context.lengths
-  reads_target = drafter is not None and drafter.reads_target_cache
 
   def propose(i: jax.Array, cache: Any, own: Any, last: jax.Array):
     assert drafter is not None
@@ -181,12 +180,13 @@ def _repeat_calls(
       params.drafter,
       draft_keys,
       dataclasses.replace(state.context, lengths=wavering),
-      cache if reads_target else own,
+      own,
+      *((cache,) if drafter.reads_target_cache else ()),
     )
     last = jnp.where(jnp.sum(draft.tokens, axis=1) < 0, 0, last)
     if draft.probs is not None:
       last = jnp.where(jnp.max(draft.probs, axis=(1, 2)) > 2, 0, last)
-    return (after, own, last) if reads_target else (cache, after, last)
+    return cache, after, last
 
   def body(i: jax.Array, carry: tuple[Any, Any, jax.Array]):
     if drafter is not None:

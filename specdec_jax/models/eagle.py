@@ -16,13 +16,20 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.base import Array
-from specdec_jax.models.layers import Dense, Embed, Mlp, RMSNorm, parameter
-from specdec_jax.models.llama import (
-  LlamaConfig,
-  MixFn,
-  SelfAttention,
+from specdec_jax import arrays
+from specdec_jax.base import Array, LanguageModel
+from specdec_jax.drafters.eagle import EagleModel
+from specdec_jax.models import kv_cache, llama
+from specdec_jax.models.kv_cache import KVCache
+from specdec_jax.models.layers import (
+  Dense,
+  Embed,
+  Mlp,
+  RMSNorm,
+  applied,
+  parameter,
 )
+from specdec_jax.models.llama import LlamaConfig, MixFn, SelfAttention
 
 _NUM_DEFAULT_FEATURES = 3
 # A norm is made for each; no drafter has as many.
@@ -261,3 +268,70 @@ def check_params(config: EagleConfig, params: Any) -> None:
     raise ValueError(
       f'target_ids have token {values[counts.argmax()]} {counts.max()} times'
     )
+
+
+def with_features(
+  target_config: LlamaConfig, config: EagleConfig, *, width: int
+) -> tuple[LanguageModel, EagleModel]:
+  """A target that keeps what the network reads, at the first `width` tokens of
+  a call, and the network, for `drafters.eagle`.
+
+  The target's params and tokens are those of `llama.language_model`. The
+  network's are `{'eagle': ..., 'token_embedder': ...}`: its own, and the
+  token embeddings, which may be the target's. Its logits are those of the
+  target's vocabulary: -inf for tokens that cannot be drafted.
+
+  Raises:
+    ValueError: if the target is of another kind, width or depth.
+  """
+  if not isinstance(target_config, LlamaConfig):
+    raise ValueError(
+      'an EAGLE-3 drafter is for a decoder-only target of the Llama type, and '
+      'the target is none'
+    )
+  dims = target_config.embed_dim, config.target_embed_dim
+  if dims[0] != dims[1]:
+    raise ValueError(
+      f'an EAGLE-3 drafter for targets of width {dims[1]} does not fit one of '
+      f'width {dims[0]}'
+    )
+  if not config.has_embedding and config.embed_dim != dims[0]:
+    raise ValueError(
+      f'an EAGLE-3 drafter of width {config.embed_dim} cannot read the '
+      f"target's token embeddings of width {dims[0]}, and has none of its own"
+    )
+  layers = feature_layers(config, target_config.num_layers)
+  apply = applied(Eagle(config))
+
+  def init(params: Any, batch_size: int, max_len: int) -> KVCache:
+    shape = batch_size, config.num_kv_heads, max_len, config.head_dim
+    return kv_cache.init(shape, num_layers=1, dtype=config.dtype)
+
+  def join(params: Any, features: Array) -> Array:
+    hidden: Array = apply(params['eagle'], features, method=Eagle.join)
+    return hidden
+
+  def extend(
+    params: Any, tokens: Array, hidden: Array, cache: KVCache, at: Array
+  ) -> tuple[Array, Array, KVCache]:
+    table = params['token_embedder']['embedding']
+    embeddings = jnp.take(table, tokens, axis=0, mode='clip')
+    hidden, keys, values = apply(
+      params['eagle'],
+      embeddings.astype(config.dtype),
+      hidden,
+      cache.keys[0],
+      cache.values[0],
+      cache.lengths,
+    )
+    hidden = arrays.read_block(hidden, at, 1)
+    drafted = apply(params['eagle'], hidden, method=Eagle.project)
+    shape = (*drafted.shape[:2], target_config.vocab_size)
+    logits = jnp.full(shape, -jnp.inf, drafted.dtype)
+    logits = logits.at[..., params['eagle']['target_ids']].set(drafted)
+    lengths = cache.lengths + tokens.shape[1]
+    cache = KVCache(keys=(keys,), values=(values,), lengths=lengths)
+    return logits, hidden, cache
+
+  target = llama.with_features(target_config, layers, width=width)
+  return target, EagleModel(init, join, extend, llama.rewind)

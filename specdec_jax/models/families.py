@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from specdec_jax.base import Array, LanguageModel
 from specdec_jax.drafters.blockwise_heads import HeadsFn
+from specdec_jax.drafters.eagle import EagleModel
 from specdec_jax.drafters.spec_drafter import BlockModel
 from specdec_jax.models import block_decoder, block_heads, eagle, llama, t5
 from specdec_jax.models.block_decoder import BlockDecoderConfig
@@ -44,6 +45,8 @@ class Family(NamedTuple):
     block_model: likewise, for `drafters.spec_drafter`.
     with_heads: `(target config, config)` to the target and its heads, for
       `drafters.blockwise_heads`.
+    with_features: `(target config, config, width=)` to a target that keeps its
+      features and the network that reads them, for `drafters.eagle`.
     has_encoder: whether prompts go to an encoder.
     starts: tokens that the decoder begins with, before any prompt.
     adds_special_tokens: whether prompts are encoded with the vocabulary's
@@ -63,6 +66,7 @@ class Family(NamedTuple):
   language_model: Callable[[Any], LanguageModel] | None = None
   block_model: Callable[[Any], BlockModel] | None = None
   with_heads: Callable[[Any, Any], tuple[LanguageModel, HeadsFn]] | None = None
+  with_features: Callable[..., tuple[LanguageModel, EagleModel]] | None = None
   has_encoder: Callable[[Any], bool] = lambda config: False
   starts: tuple[int, ...] = ()
   adds_special_tokens: Callable[[Any], bool] = lambda config: True
@@ -113,6 +117,7 @@ FAMILIES = (
     config=EagleConfig,
     init_params=eagle.init_params,
     stacks={},
+    with_features=eagle.with_features,
     has_vocabulary=False,
     check_params=eagle.check_params,
   ),

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from specdec_jax import arrays
 from specdec_jax.base import Array, LanguageModel, Prompt
+from specdec_jax.drafters.eagle import FeatureCache
 from specdec_jax.models import attention, kv_cache
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import (
@@ -169,6 +170,10 @@ class DecoderLayer(nn.Module):
     return x + h, keys, values
 
 
+# Where `Llama` sows the stream that enters a layer, or leaves the last one.
+_STREAMS, _STREAM = 'intermediates', 'stream_{}'
+
+
 class Llama(nn.Module):
   """The decoder: `(tokens[B, T], cache) -> (logits[B, T, V], cache)`, or the
   logits `[B, 1, V]` that follow the token `at[B]` of each row."""
@@ -185,11 +190,13 @@ class Llama(nn.Module):
     x = embed(tokens)
     keys, values = [], []
     for i in range(config.num_layers):
+      self.sow(_STREAMS, _STREAM.format(i), x)
       x, layer_keys, layer_values = DecoderLayer(config, name=f'layers_{i}')(
         x, cache.keys[i], cache.values[i], cache.lengths
       )
       keys.append(layer_keys)
       values.append(layer_values)
+    self.sow(_STREAMS, _STREAM.format(config.num_layers), x)
     if at is not None:
       x = arrays.read_block(x, at, 1)
     x = RMSNorm(config.norm_epsilon, config.dtype, name='decoder_norm')(x)
@@ -221,16 +228,92 @@ def language_model(config: LlamaConfig) -> LanguageModel:
   extend = applied(Llama(config))
 
   def init(params, prompt: Prompt, max_len: int) -> KVCache:
-    if prompt.encoder_tokens is not None:
-      raise ValueError('a decoder-only model takes no encoder tokens')
-    batch_size, prompt_len = prompt.decoder_tokens.shape
-    cache = _empty_cache(config, batch_size, max(max_len, prompt_len))
-    if prompt_len > 1:
+    cache, tokens = _before_prompt(config, prompt, max_len)
+    if tokens.shape[1]:
       # The logits of the prompt are never read, so the compiler drops them.
-      _, cache = extend(params, prompt.decoder_tokens[:, :-1], cache)
+      _, cache = extend(params, tokens, cache)
     return rewind(cache, prompt.decoder_lengths - 1)
 
-  def rewind(cache: KVCache, lengths: Array) -> KVCache:
-    return dataclasses.replace(cache, lengths=lengths.astype(jnp.int32))
-
   return LanguageModel(init, extend, rewind, config.vocab_size)
+
+
+def with_features(
+  config: LlamaConfig, layers: tuple[int, ...], *, width: int
+) -> LanguageModel:
+  """The same decoder, whose cache is a `FeatureCache`: it keeps the features of
+  `width` tokens, and those of the prompt.
+
+  Features are the residual streams that enter `layers`, one beside the other;
+  the number of layers stands for what leaves the last one.
+  """
+  apply = with_streams(config, layers)
+
+  def init(params, prompt: Prompt, max_len: int) -> FeatureCache:
+    cache, tokens = _before_prompt(config, prompt, max_len)
+    num_rows, num_tokens = tokens.shape
+    features = jnp.zeros(
+      (num_rows, max(num_tokens, 1), len(layers) * config.embed_dim),
+      config.dtype,
+    )
+    if num_tokens:
+      _, cache, features = apply(params, tokens, cache)
+    last = prompt.decoder_lengths - 2
+    kept = arrays.read_block(features, last, width)
+    has_any = (last >= 0)[:, None, None]
+    return FeatureCache(
+      target=rewind(cache, last + 1),
+      features=jnp.where(has_any, kept, jnp.zeros_like(kept)),
+      starts=last.astype(jnp.int32),
+      prompt=features,
+    )
+
+  def extend(
+    params, tokens: Array, cache: FeatureCache, at: Array | None = None
+  ) -> tuple[Array, FeatureCache]:
+    logits, target, features = apply(params, tokens, cache.target, at)
+    num_kept = cache.features.shape[1]
+    kept = features[:, :num_kept]
+    return logits, dataclasses.replace(
+      cache,
+      target=target,
+      features=jnp.pad(kept, ((0, 0), (0, num_kept - kept.shape[1]), (0, 0))),
+      starts=cache.lengths,
+    )
+
+  def rewind_target(cache: FeatureCache, lengths: Array) -> FeatureCache:
+    return dataclasses.replace(cache, target=rewind(cache.target, lengths))
+
+  return LanguageModel(init, extend, rewind_target, config.vocab_size)
+
+
+def with_streams(
+  config: LlamaConfig, layers: tuple[int, ...]
+) -> Callable[..., tuple[Array, KVCache, Array]]:
+  """`Llama` as a function `(params, tokens, cache, at=None) -> (logits, cache,
+  features[B, T, k * embed])`, with the features of `with_features`."""
+  network = Llama(config)
+
+  def apply(params, tokens: Array, cache: KVCache, at: Array | None = None):
+    (logits, cache), sown = network.apply(
+      {'params': params}, tokens, cache, at, mutable=_STREAMS
+    )
+    streams = [sown[_STREAMS][_STREAM.format(i)][0] for i in layers]
+    return logits, cache, jnp.concatenate(streams, axis=-1)
+
+  return apply
+
+
+def rewind(cache: KVCache, lengths: Array) -> KVCache:
+  """The cache with other lengths."""
+  return dataclasses.replace(cache, lengths=lengths.astype(jnp.int32))
+
+
+def _before_prompt(
+  config: LlamaConfig, prompt: Prompt, max_len: int
+) -> tuple[KVCache, Array]:
+  """An empty cache, and the tokens to prefill: all but each prompt's last."""
+  if prompt.encoder_tokens is not None:
+    raise ValueError('a decoder-only model takes no encoder tokens')
+  batch_size, prompt_len = prompt.decoder_tokens.shape
+  cache = _empty_cache(config, batch_size, max(max_len, prompt_len))
+  return cache, prompt.decoder_tokens[:, :-1]

@@ -51,6 +51,6 @@ def test_a_diff_is_of_three_files_at_most_and_as_they_are(diff):
 
 
 def test_a_line_that_has_changed_is_noticed():
-  first = DIFFS[0].replace("+  'block_heads'", "+  'heads'")
+  first = DIFFS[0].replace("+  'eagle': ", "+  'eagle3': ")
   assert first != DIFFS[0]
   assert len(absent(first)) == 1

@@ -68,7 +68,8 @@ def test_a_suite_goes_on_where_it_stopped(run, make_model, tmp_path):
     (('--prompt', 'a', '--gammas', '4'), '--gammas is for --suite'),
     ((), 'give --prompt, --prompts or --suite'),
     (('--suite', '--drafters', 'model'), 'model is written KIND=MODEL'),
-    (('--suite', '--drafters', 'eagle'), "'eagle' is none of prompt_lookup,"),
+    (('--suite', '--drafters', 'medusa'), "'medusa' is none of prompt_lookup"),
+    (('--suite', '--drafters', 'eagle+tree=x'), "eagle has no 'tree'"),
     (('--suite', '--batch_sizes', '8'), 'raise --suite_prompts'),
     (
       ('--suite', '--top_k', '5'),

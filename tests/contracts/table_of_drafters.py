@@ -1,7 +1,8 @@
 """Every drafter, a row each: the contract is checked for all of them.
 
 A new drafter adds its row here. Heads on the target's own states have none:
-without a target they draft nothing (tests/test_blockwise_heads.py).
+before the first call of a target they draft nothing
+(tests/test_blockwise_heads.py).
 """
 
 import functools
@@ -12,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import drafters, logits
-from specdec_jax.base import Drafter
+from specdec_jax.base import Drafter, Params
 from specdec_jax.data import ngram_counts
 from specdec_jax.models import families
-from tests import toy, toy_block
+from tests import toy, toy_block, toy_eagle
 
 VOCAB_SIZE = 5
 MODEL = toy.toy(VOCAB_SIZE)
@@ -23,6 +24,8 @@ BLOCK_CONFIG = toy_block.config(
   VOCAB_SIZE, num_encoder_layers=1, num_decoder_layers=1
 )
 LLAMA = toy.llama(VOCAB_SIZE, num_layers=1)
+TARGET_CONFIG = toy.llama_config(VOCAB_SIZE, num_layers=2)
+EAGLE_CONFIG = toy_eagle.config(TARGET_CONFIG)
 
 
 class Row(NamedTuple):
@@ -81,6 +84,33 @@ def _spec_drafter(gamma: int) -> Drafter:
   return drafter._replace(init=init)
 
 
+def _eagle(make=drafters.autoregressive, *, lookup=None, **options):
+  """With a target that scores what the contract's contexts have."""
+  to_probs = logits.standardize(top_k=3)
+
+  def made(gamma: int) -> Drafter:
+    more = {'first': lookup(gamma=gamma)} if lookup else {}
+    target, network = toy_eagle.networks(
+      TARGET_CONFIG, EAGLE_CONFIG, gamma=gamma
+    )
+    drafter = make(
+      drafters.eagle(network),
+      gamma=gamma,
+      logits_to_probs=to_probs,
+      **options,
+      **more,
+    )
+    return toy_eagle.looped(drafter, target)
+
+  return made
+
+
+def _eagle_params() -> Params:
+  target = toy.llama_params(TARGET_CONFIG, seed=4)
+  own = toy_eagle.params(EAGLE_CONFIG, seed=5)
+  return Params(target, toy_eagle.joined(target, own))
+
+
 _toy_params = lambda: toy.toy_params(VOCAB_SIZE, seed=3)
 ROWS = {
   'prompt_lookup': Row(
@@ -120,6 +150,18 @@ ROWS = {
     lambda: toy.llama_params(
       toy.llama_config(VOCAB_SIZE, num_layers=1), seed=4
     ),
+  ),
+  'eagle': Row(_eagle(), _eagle_params),
+  'eagle, greedy': Row(_eagle(is_argmax=True), _eagle_params, is_one_hot=True),
+  'eagle, adaptive': Row(
+    _eagle(drafters.adaptive, min_prob=0.4),
+    _eagle_params,
+    has_constant_length=False,
+  ),
+  'eagle, lookup first': Row(
+    _eagle(drafters.adaptive, lookup=drafters.prompt_lookup),
+    _eagle_params,
+    has_constant_length=False,
   ),
   'adaptive, threshold': Row(
     _adaptive(min_prob=0.4), _toy_params, has_constant_length=False

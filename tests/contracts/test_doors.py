@@ -33,7 +33,7 @@ from specdec_jax.decoding import speculative
 from specdec_jax.models import families
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.text import vocabulary_files
-from tests import toy_block, toy_t5
+from tests import toy, toy_block, toy_eagle, toy_t5
 from tests.checkpoints.tiny_t5 import T5X
 from tests.cli import infer_runs, tiny
 
@@ -52,6 +52,7 @@ DRAFTER_OPTIONS = {
   'ngram': {'gamma': 2, 'text': '{folder}/counted.txt'},
   'uniform': {'gamma': 2},
   'model': {'gamma': 3},
+  'eagle': {'gamma': 3, 'lookup': True},
   'spec_drafter': {'gamma': 3},
   'block_heads': {'gamma': 2},
   'none': {},
@@ -67,8 +68,9 @@ RULE_OPTIONS = {
 
 
 class Case(NamedTuple):
-  """Choices, in Python's names."""
+  """Choices, in Python's names, and the folder of the target."""
 
+  target: str = 'target'
   drafter: str = WEAK
   rule: str = LOSSLESS
   options: tuple[tuple[str, object], ...] = ()
@@ -95,7 +97,17 @@ def options_of(table, kind: str, name: str):
 
 def case_of_drafter(name: str, **changes) -> Case:
   options = options_of(DRAFTER_OPTIONS, 'drafter', name)
-  return Case(drafter=name, options=tuple(options.items()), **changes)
+  return Case(
+    target=target_of(name),
+    drafter=name,
+    options=tuple(options.items()),
+    **changes,
+  )
+
+
+def target_of(drafter: str) -> str:
+  """The folder of a target for which there is such a drafter."""
+  return 'llama' if drafter == 'eagle' else 'target'
 
 
 def case_of_rule(name: str, options, temperature: float) -> Case:
@@ -114,14 +126,19 @@ def folder(tmp_path_factory) -> pathlib.Path:
   block = toy_block.config(
     128, num_encoder_layers=1, num_decoder_layers=1, max_positions=80
   )
+  llama = toy.llama_config(128, max_positions=80)
+  of_llama = toy.llama_params(llama, seed=0)
+  eagle = toy_eagle.config(llama)
   for name, sizes, weights in (
     ('target', config, params),
+    ('llama', llama, of_llama),
+    ('eagle', eagle, toy_eagle.params(eagle, seed=1)),
     ('model', config, jax.tree.map(lambda x, y: x + 0.2 * y, params, noise)),
     ('spec_drafter', block, toy_block.params(block, seed=0)),
     ('block_heads', heads, random_params(heads)),
   ):
     safetensors_model.save(folder / name, sizes, weights)
-  for name in ('target', 'model'):
+  for name in ('target', 'model', 'llama'):
     path = folder / name / vocabulary_files.SENTENCEPIECE
     path.write_bytes((T5X / 'tiny_sp.model').read_bytes())
     path.with_name('tokenizer_config.json').write_text('{"extra_ids": 0}')
@@ -151,7 +168,7 @@ def fields_of(folder: pathlib.Path, case: Case) -> dict:
 def flags(folder: pathlib.Path, case: Case) -> list[str]:
   """The models, the drafter and the rule, as the command line names them."""
   given = {
-    '--model': folder / 'target',
+    '--model': folder / case.target,
     '--drafter': case.drafter,
     '--verification': case.rule,
     '--temperature': case.temperature,
@@ -167,7 +184,11 @@ def flags(folder: pathlib.Path, case: Case) -> list[str]:
     for flag, field in flags_of(choice).items():
       if field.name in options:
         given[f'--{flag}'] = options[field.name]
-  return [str(each) for item in given.items() for each in item]
+  return [
+    str(each)
+    for flag, value in given.items()
+    for each in ((flag,) if value is True else (flag, value))
+  ]
 
 
 class Doors:
@@ -216,7 +237,7 @@ class Doors:
           bindings[name] = options[field.name]
     out = self.folder / f'out_{len(self._found)}'
     argv = infer_runs.argv(
-      self.folder / 'target',
+      self.folder / case.target,
       self.folder / 'task.jsonl',
       out,
       infer_runs.gin_file(f'drafters/{case.drafter}.gin'),
@@ -255,7 +276,7 @@ class Doors:
     if case not in self._decoders:
       model = self.folder / case.drafter
       self._decoders[case] = specdec_jax.load(
-        str(self.folder / 'target'),
+        str(self.folder / case.target),
         drafter=case.drafter,
         draft_model=str(model) if model.exists() else None,
         rule=case.rule,
@@ -303,7 +324,8 @@ def test_all_doors_decode_the_same_with_a_drafter(name, doors, capfd):
   for door in ('flags', 'gin', *(['stream'] if name == STREAMED else [])):
     check_same(doors(door, case, capfd), expected)
   # Lossless: the tokens are those of plain decoding.
-  plain = doors('python', case_of_drafter(PLAIN), capfd)
+  plain = case_of_drafter(PLAIN)._replace(target=case.target)
+  plain = doors('python', plain, capfd)
   assert [each.tokens for each in expected] == [each.tokens for each in plain]
   assert bool(sum(each.num_drafted for each in expected)) == (name != PLAIN)
 
@@ -371,7 +393,7 @@ def test_a_door_that_drops_an_option_is_caught(doors, capfd, monkeypatch):
 
 
 @pytest.mark.parametrize('command', ['bench', 'calibrate'])
-@pytest.mark.parametrize('name', ['spec_drafter', 'block_heads'])
+@pytest.mark.parametrize('name', ['spec_drafter', 'block_heads', 'eagle'])
 def test_figures_of_drafters_with_weights(name, command, folder, capfd):
   case = case_of_drafter(name)
   more = ('--repeats', '1', '--plain_dtypes', 'float32')

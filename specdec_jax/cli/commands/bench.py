@@ -115,7 +115,7 @@ def _measure(
     is_adaptive = args.adaptive is not None
     drafter = decoder.at(full.gamma).drafter
     propose = sides_lib.propose_programs(
-      drafted, drafter, decoder.target, is_adaptive
+      drafted, drafter, decoder.target, is_adaptive and not args.lookup
     )
   num_programs = (
     3 + (fastest != args.dtype) + drafter.may_abstain + len(propose)

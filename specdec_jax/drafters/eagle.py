@@ -1,0 +1,129 @@
+"""EAGLE-3 (Li et al., arXiv 2503.01840): a drafter that reads features, hidden
+states of the target."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from specdec_jax import arrays, base
+from specdec_jax.base import Array, Context
+from specdec_jax.drafters.autoregressive import Chain
+
+
+@base.value
+class FeatureCache:
+  """A target's cache, and the features of its last call.
+
+  Attributes:
+    target: the target's own.
+    features: `[B, W, F]`, those of the call's first W tokens.
+    starts: int32 `[B]`, the position of the first of them. After the prefill it
+      is that of the last token that was read, -1 if there was none.
+    prompt: `[B, P-1, F]`, those of all tokens of the prefill; None once the
+      drafter has read them.
+  """
+
+  target: Any
+  features: Array
+  starts: Array
+  prompt: Array | None
+
+  @property
+  def lengths(self) -> Array:
+    lengths: Array = self.target.lengths
+    return lengths
+
+
+class EagleModel(NamedTuple):
+  """A network that drafts from features, as pure functions.
+
+  Position t of its cache belongs to token t: it has read that token's features,
+  the target's or its own guess of them, and token t + 1, and knows of t + 2.
+
+  Attributes:
+    init: `(params, batch_size, max_len) -> cache`, empty.
+    join: `(params, features[B, T, F]) -> hidden[B, T, D]`.
+    extend: `(params, tokens[B, T], hidden[B, T, D], cache, at[B]) ->
+      (logits[B, 1, V], hidden[B, 1, D], cache)`: appends T positions; `tokens`
+      are those after them, and the logits and the guess of the next features
+      are those at `at`.
+    rewind: `(cache, lengths[B]) -> cache`, as of a `LanguageModel`.
+  """
+
+  init: Callable[[Any, int, int], Any]
+  join: Callable[[Any, Array], Array]
+  extend: Callable[..., tuple[Array, Array, Any]]
+  rewind: Callable[[Any, Array], Any]
+
+
+@base.value
+class EagleState:
+  """A drafter's cache, and its guess `[B, 1, D]` of the features of the last
+  token that was fed."""
+
+  cache: Any
+  hidden: Array
+
+
+def eagle(model: EagleModel) -> Chain:
+  """A chain, for `autoregressive` or `adaptive`, that reads features.
+
+  https://arxiv.org/abs/2503.01840, drafting chains in place of trees. A
+  catch-up feeds all that the target's last call scored, in one call over true
+  features: keys and values that were made of guessed ones are overwritten. A
+  row whose prompt is one token has none before the first call; its first draft
+  is made of zeros.
+
+  Args:
+    model: of `models.families`, whose target must be the loop's; its params are
+      the drafter's.
+  """
+
+  def init(
+    params: Any, prompt: base.Prompt, max_len: int, target_cache: FeatureCache
+  ) -> tuple[EagleState, FeatureCache]:
+    batch_size, prompt_len = prompt.decoder_tokens.shape
+    # Room for a catch-up, whose width is the target's affair.
+    capacity = max_len + target_cache.features.shape[1]
+    cache = model.init(params, batch_size, capacity)
+    if prompt_len > 1 and target_cache.prompt is not None:
+      tokens = prompt.decoder_tokens[:, 1:]
+      hidden = model.join(params, target_cache.prompt)
+      first = jnp.zeros(batch_size, jnp.int32)
+      _, _, cache = model.extend(params, tokens, hidden, cache, first)
+    hidden = model.join(params, target_cache.features[:, :1])
+    state = EagleState(cache=cache, hidden=hidden)
+    return state, dataclasses.replace(target_cache, prompt=None)
+
+  def catch_up(
+    params: Any, context: Context, state: EagleState, target_cache: FeatureCache
+  ) -> tuple[Array, EagleState]:
+    starts = jnp.maximum(target_cache.starts, 0)
+    last, width = context.lengths - 1, target_cache.features.shape[1]
+    # Beyond the last token there is nothing to read, nor is it needed.
+    after = jnp.minimum(
+      arrays.block_positions(starts + 1, width), last[:, None]
+    )
+    tokens = jnp.take_along_axis(context.tokens, after, axis=1)
+    logits, hidden, cache = model.extend(
+      params,
+      tokens,
+      model.join(params, target_cache.features),
+      model.rewind(state.cache, starts),
+      jnp.clip(last - 1 - starts, 0, width - 1),
+    )
+    cache = model.rewind(cache, last)
+    return logits[:, 0], EagleState(cache=cache, hidden=hidden)
+
+  def extend(
+    params: Any, tokens: Array, state: EagleState
+  ) -> tuple[Array, EagleState]:
+    first = jnp.zeros(tokens.shape[0], jnp.int32)
+    logits, hidden, cache = model.extend(
+      params, tokens, state.hidden, state.cache, first
+    )
+    return logits, EagleState(cache=cache, hidden=hidden)
+
+  return Chain(init, catch_up, extend, reads_target_cache=True)
