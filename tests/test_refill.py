@@ -107,10 +107,13 @@ def test_examples_decode_as_in_one_batch(whole, programs, num_examples):
       iter(range(num_examples)),
       pack=make_prompt,
       utilisation=utilisation,
+      keep=lambda state, row: int(state.context.lengths[row]),
     )
   )
-  assert sorted(example for example, _ in results) == list(range(num_examples))
-  for example, output in results:
+  examples = [example for example, *_ in results]
+  assert sorted(examples) == list(range(num_examples))
+  for example, output, kept in results:
+    assert kept == output.lengths[0]
     expected = jax.tree.map(
       lambda leaf: np.asarray(leaf)[example : example + 1],  # noqa: B023
       whole,

@@ -184,9 +184,10 @@ def decode(
   *,
   pack: Callable[[Sequence[_Example | None]], Prompt],
   utilisation: Utilisation,
-) -> Iterator[tuple[_Example, DecodeOutput]]:
+  keep: Callable[[DecodeState, int], Any] = lambda state, row: None,
+) -> Iterator[tuple[_Example, DecodeOutput, Any]]:
   """Decodes examples; they come as rows finish, not in order, each with its
-  output of one row, of numpy arrays.
+  output of one row, of numpy arrays, and what `keep` makes of it.
 
   Args:
     programs: of `compile_programs`.
@@ -196,6 +197,8 @@ def decode(
     pack: from N examples, None for a row that stays empty, to their prompt. The
       row ids should name the examples, so that results depend on no neighbour.
     utilisation: counts up.
+    keep: given the state, of all rows, and the number of a row that is done, to
+      read what is no part of the output.
   """
   waiting = iter(examples)
   is_exhausted = False
@@ -231,7 +234,8 @@ def decode(
     for row, example in enumerate(rows):
       if example is not None and output.done[row]:
         rows[row] = None
-        yield example, jax.tree.map(lambda leaf: leaf[row : row + 1], output)  # noqa: B023
+        own = jax.tree.map(lambda leaf: leaf[row : row + 1], output)  # noqa: B023
+        yield example, own, keep(state, row)
 
 
 def _put(group: list[Any], rows: list[Any]) -> np.ndarray:

@@ -313,7 +313,7 @@ def _decode_chunk(
       part = rows[i * size : (i + 1) * size]
       utilisation = Utilisation(num_rows=run.plan.decoding.batch_size)
       started = time.perf_counter()
-      for row, found in decode_many.decode(
+      for row, found, _ in decode_many.decode(
         loaded.programs[gamma],
         loaded.params_of(gamma),
         run.plan.decoding.seed,

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
+from specdec_jax.assembly.models import Model
 from specdec_jax.checkpoints import loading
 from specdec_jax.cli import options, outputs
 from specdec_jax.data import preparation, token_files
 from specdec_jax.files import replacing
 from specdec_jax.files.local_path import local_path
-from specdec_jax.launch import progress
-from specdec_jax.text import sentencepiece_vocabulary
+from specdec_jax.infer import rewriting
+from specdec_jax.launch import compilation_cache, progress
+from specdec_jax.text import prompts, sentencepiece_vocabulary
 from specdec_jax.training import recipes
 
 
@@ -155,9 +157,41 @@ def _prepare(args: argparse.Namespace) -> int:
 def _add_rewrite(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   needed = functools.partial(add, required=True)
-  needed('--model', metavar='MODEL', help='a T5, as for generate')
-  needed('--tokens', metavar='DIR', help='what specdec data prepare wrote')
+  needed(
+    '--model',
+    metavar='MODEL',
+    help='as for generate: a T5 for --tokens, a decoder for --prompts',
+  )
+  source = parser.add_mutually_exclusive_group(required=True)
+  source.add_argument(
+    '--tokens',
+    metavar='DIR',
+    help='what specdec data prepare wrote: inputs, and targets to be replaced',
+  )
+  source.add_argument(
+    '--prompts',
+    metavar='FILE',
+    help='one prompt a line, or JSONL with a key "prompt": texts are written '
+    'after them, in parts; the same command goes on where it was stopped',
+  )
   needed('--out', metavar='DIR', help='new folder')
+  add(
+    '--temperature',
+    type=options.temperature,
+    nargs='+',
+    default=[0.0],
+    help='0 is greedy; with --prompts, parts take several in turn',
+  )
+  number = functools.partial(add, type=options.positive_int)
+  number('--batch_size', default=64, help='rows decoded at once')
+  add('--seed', type=options.seed, default=0, help='of draws')
+  add('--dtype', **options.DTYPE, help='of weights and caches')
+  _add_rewriting_of_tokens(parser)
+  _add_writing_after_prompts(parser)
+
+
+def _add_rewriting_of_tokens(parser: argparse.ArgumentParser) -> None:
+  add = parser.add_argument_group('with --tokens').add_argument
   add(
     '--splits',
     nargs='+',
@@ -165,23 +199,65 @@ def _add_rewrite(parser: argparse.ArgumentParser) -> None:
     metavar='SPLIT',
     help='to be rewritten; the others are copied',
   )
-  add(
-    '--temperature', type=options.temperature, default=0.0, help='0 is greedy'
-  )
-  add(
-    '--batch_size',
-    type=options.positive_int,
-    default=64,
-    help='rows decoded at once',
-  )
-  add('--seed', type=options.seed, default=0, help='of draws')
-  add('--dtype', **options.DTYPE, help='of weights and caches')
   add('--overwrite', action='store_true', help='replace an earlier folder')
 
 
+def _add_writing_after_prompts(parser: argparse.ArgumentParser) -> None:
+  add = parser.add_argument_group('with --prompts').add_argument
+  add('--chat', action='store_true', help="apply the model's chat template")
+  add(
+    '--system',
+    metavar='TEXT',
+    help='with --chat: the message of the system, before each prompt',
+  )
+  number = functools.partial(add, type=options.positive_int)
+  number('--max_new_tokens', default=256, help='per text')
+  number('--part_size', default=128, help='texts of a part')
+  add(
+    '--layers',
+    nargs='+',
+    type=options.positive_int,
+    metavar='N',
+    help='keep the residual streams that enter these layers, in bfloat16; the '
+    "number of layers names the last one's output",
+  )
+
+
 def _rewrite(args: argparse.Namespace) -> int:
-  """give token files the targets that a model writes: distillation needs
-  them"""
+  """give token files, or prompts, the texts that a model writes: distillation
+  and EAGLE heads need them"""
+  if args.prompts is not None:
+    return _write_after_prompts(args)
+  if len(args.temperature) != 1:
+    raise ValueError(
+      f'--tokens takes one --temperature, got {len(args.temperature)}'
+    )
+  return _rewrite_tokens(args)
+
+
+def _write_after_prompts(args: argparse.Namespace) -> int:
+  if args.system is not None and not args.chat:
+    raise ValueError('--system is a message of --chat')
+  compilation_cache.enable()
+  writing = rewriting.Writing(
+    prompts=prompts.read(None, args.prompts),
+    is_chat=args.chat,
+    system=args.system,
+    max_new_tokens=args.max_new_tokens,
+    temperatures=args.temperature,
+    layers=args.layers,
+    batch_size=args.batch_size,
+    part_size=args.part_size,
+    seed=args.seed,
+  )
+  model = Model(checkpoint=args.model, dtype=args.dtype)
+  rewriting.write(
+    model, writing, args.out, say=functools.partial(print, flush=True)
+  )
+  return 0
+
+
+def _rewrite_tokens(args: argparse.Namespace) -> int:
   source = local_path(args.tokens)
   description = token_files.load_description(source)
   splits = {path.stem: path for path in sorted(source.glob('*.npz'))}
@@ -208,7 +284,7 @@ def _rewrite(args: argparse.Namespace) -> int:
           max_new_tokens=description['lengths']['targets'],
           eos_id=description['vocabulary']['eos_id'],
           vocab_size=description['vocabulary']['size'],
-          temperature=args.temperature,
+          temperature=args.temperature[0],
           batch_size=args.batch_size,
           seed=args.seed,
           report=bar.advance,
@@ -219,7 +295,7 @@ def _rewrite(args: argparse.Namespace) -> int:
         'target_tokens': rewritten.targets.size,
         'sha256': checksum,
         'written_by': args.model,
-        'temperature': args.temperature,
+        'temperature': args.temperature[0],
       }
     token_files.save_description(folder, description)
   progress.console().print(f'{args.out}: targets of {", ".join(args.splits)}')

@@ -1,0 +1,231 @@
+"""Texts that a model wrote, with what it computed meanwhile, in parts on disk.
+
+A folder has a description and parts, `part-00000` and on, in which every array
+is a file of its own: they are mapped into memory, not read. A part appears when
+it is complete, so that a writer may be killed at any moment.
+"""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.files import replacing
+from specdec_jax.files.local_path import local_path
+
+DESCRIPTION = 'written.json'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WrittenTexts:
+  """M texts of N tokens together, end to end.
+
+  Attributes:
+    tokens: uint16 or int32 `[N]`, each text's prompt and what followed it.
+    offsets: int64 `[M + 1]`, where texts begin.
+    prompt_lengths: int32 `[M]`, tokens of a text that the model did not write.
+    log_probs: float32 `[N]`, of every written token under the model's own
+      softmax; 0 for a prompt's.
+    streams: bfloat16 `[N, F]`, residual streams at every token, one after
+      another; zeros at the last token of a text, which the model never read.
+      None if they were not kept.
+  """
+
+  tokens: np.ndarray
+  offsets: np.ndarray
+  prompt_lengths: np.ndarray
+  log_probs: np.ndarray
+  streams: np.ndarray | None = None
+
+  def __len__(self) -> int:
+    return len(self.prompt_lengths)
+
+  @property
+  def num_written(self) -> int:
+    """Tokens that the model wrote."""
+    return len(self.tokens) - int(self.prompt_lengths.sum())
+
+
+def join(
+  tokens: Sequence[np.ndarray],
+  prompt_lengths: Sequence[int],
+  log_probs: Sequence[np.ndarray],
+  streams: Sequence[np.ndarray] | None,
+) -> WrittenTexts:
+  """Texts end to end, from the arrays of each."""
+  flat = np.concatenate(tokens)
+  is_small = flat.max(initial=0) < 2**16
+  return WrittenTexts(
+    tokens=flat.astype(np.uint16 if is_small else np.int32),
+    offsets=np.cumsum([0, *map(len, tokens)], dtype=np.int64),
+    prompt_lengths=np.array(prompt_lengths, np.int32),
+    log_probs=np.concatenate(log_probs).astype(np.float32),
+    streams=None if streams is None else np.concatenate(streams),
+  )
+
+
+def part_path(folder: str | Path, index: int) -> Path:
+  """Where a part lies."""
+  return local_path(folder) / f'part-{index:05}'
+
+
+def save_part(folder: str | Path, index: int, texts: WrittenTexts) -> None:
+  """Writes a part, complete or not at all; equal texts give equal bytes."""
+  with replacing.new_folder(part_path(folder, index)) as begun:
+    for name, array in vars(texts).items():
+      if array is not None:
+        # numpy has no name for bfloat16 in its files.
+        bits = array.view(np.uint16) if name == 'streams' else array
+        np.save(begun / f'{name}.npy', bits)
+
+
+def load_part(folder: str | Path, index: int) -> WrittenTexts:
+  """A part, mapped into memory; ValueError if it is damaged."""
+  path = part_path(folder, index)
+  arrays: dict[str, Any] = {}
+  for field in dataclasses.fields(WrittenTexts):
+    file = path / f'{field.name}.npy'
+    if field.name == 'streams' and not file.is_file():
+      continue
+    try:
+      # A mapping holds no open file, of which a process may have few.
+      arrays[field.name] = np.load(file, mmap_mode='r', allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+      raise ValueError(f'{file} is missing or damaged: {error}') from error
+  if (streams := arrays.get('streams')) is not None:
+    if streams.dtype != np.uint16 or streams.ndim != 2:
+      raise ValueError(f'{path} is damaged: its streams are no matrix of bits')
+    arrays['streams'] = streams.view(jnp.bfloat16)
+  texts = WrittenTexts(**arrays)
+  _check(path, texts)
+  return texts
+
+
+def _check(path: Path, texts: WrittenTexts) -> None:
+  num_tokens, num_texts = texts.tokens.size, texts.prompt_lengths.size
+  shapes = {
+    'tokens': ((num_tokens,), 'iu'),
+    'offsets': ((num_texts + 1,), 'i'),
+    'prompt_lengths': ((num_texts,), 'i'),
+    'log_probs': ((num_tokens,), 'f'),
+  }
+  for name, (shape, kinds) in shapes.items():
+    array = getattr(texts, name)
+    if array.shape != shape or array.dtype.kind not in kinds:
+      raise ValueError(
+        f'{path} is damaged: {name} is {array.dtype} {list(array.shape)}, '
+        f'expected {list(shape)}'
+      )
+  lengths, offsets = np.diff(texts.offsets), texts.offsets
+  if offsets[0] or offsets[-1] != num_tokens:
+    raise ValueError(
+      f'{path} is damaged: its offsets do not divide {num_tokens} tokens'
+    )
+  if ((texts.prompt_lengths < 1) | (texts.prompt_lengths > lengths)).any():
+    raise ValueError(f'{path} is damaged: a prompt is longer than its text')
+  if texts.streams is not None and len(texts.streams) != num_tokens:
+    raise ValueError(
+      f'{path} is damaged: {len(texts.streams)} streams of {num_tokens} tokens'
+    )
+
+
+def part_indices(folder: str | Path) -> list[int]:
+  """The complete parts of a folder, in order."""
+  found = []
+  for path in local_path(folder).glob('part-*'):
+    with contextlib.suppress(ValueError):
+      index = int(path.name.removeprefix('part-'))
+      if path == part_path(folder, index):
+        found.append(index)
+  return sorted(found)
+
+
+def load_description(folder: str | Path) -> dict[str, Any]:
+  """What `specdec data rewrite` wrote about a folder; ValueError if it has no
+  such description, or a damaged one."""
+  path = local_path(folder) / DESCRIPTION
+  try:
+    return dict(json.loads(path.read_text(encoding='utf-8')))
+  except FileNotFoundError:
+    raise ValueError(
+      f'{folder} has no {DESCRIPTION}: specdec data rewrite --prompts writes '
+      'one'
+    ) from None
+  except (ValueError, TypeError) as error:
+    raise ValueError(f'{path} is damaged: {error}') from error
+
+
+def begin(folder: str | Path, description: Mapping[str, Any]) -> None:
+  """Opens a folder, new or begun; ValueError if it holds texts that were
+  written otherwise, or something else."""
+  path = local_path(folder)
+  if (path / DESCRIPTION).is_file():
+    before = load_description(path)
+    different = [
+      f'{name} was {before.get(name)}, now {description.get(name)}'
+      for name in sorted({*before, *description})
+      if before.get(name) != description.get(name)
+    ]
+    if different:
+      raise ValueError(
+        f'{folder} has texts of other settings: {"; ".join(different[:3])}; '
+        'choose another folder, or remove it'
+      )
+    return
+  if path.exists() and any(each.name != '.lock' for each in path.iterdir()):
+    raise ValueError(f'{folder} holds something else: choose another folder')
+  with replacing.file(path / DESCRIPTION) as partial:
+    text = json.dumps(dict(description), indent=2) + '\n'
+    partial.write_text(text, encoding='utf-8')
+
+
+def token_counts(
+  folder: str | Path, vocab_size: int, *, num_parts: int | None = None
+) -> np.ndarray:
+  """How often the model wrote each token, int64 `[V]`, in the first parts or in
+  all; ValueError if a token is none of V."""
+  counts = np.zeros(vocab_size, np.int64)
+  for texts in load_parts(folder, num_parts):
+    written = texts.tokens[is_written(texts)]
+    found = np.bincount(written, minlength=vocab_size)
+    if len(found) > vocab_size:
+      raise ValueError(
+        f'{folder} has token {len(found) - 1}, which is none of {vocab_size}'
+      )
+    counts += found
+  return counts
+
+
+def most_frequent(counts: np.ndarray, size: int) -> tuple[np.ndarray, float]:
+  """The ids of that many tokens, ascending, and their share of the counts; of
+  tokens that are equally frequent, the lower ids."""
+  order = np.lexsort((np.arange(len(counts)), -counts))
+  chosen = np.sort(order[:size])
+  return chosen, float(counts[chosen].sum() / max(counts.sum(), 1))
+
+
+def is_written(texts: WrittenTexts) -> np.ndarray:
+  """bool `[N]`: the tokens that are no prompt's."""
+  lengths = np.diff(texts.offsets)
+  places = np.arange(len(texts.tokens)) - np.repeat(texts.offsets[:-1], lengths)
+  return places >= np.repeat(texts.prompt_lengths, lengths)
+
+
+def load_parts(
+  folder: str | Path, num_parts: int | None = None
+) -> list[WrittenTexts]:
+  """The first parts, or all that are complete; ValueError if there are fewer,
+  or none."""
+  found = part_indices(folder)
+  wanted = list(range(num_parts)) if num_parts else found
+  if not wanted or not set(wanted) <= set(found):
+    raise ValueError(
+      f'{folder} has {len(found)} complete parts, {num_parts or 1} are needed: '
+      'go on with specdec data rewrite'
+    )
+  return [load_part(folder, index) for index in wanted]

@@ -1,0 +1,91 @@
+"""A Llama-type decoder that keeps its residual streams at all positions."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from specdec_jax import base
+from specdec_jax.base import Array, LanguageModel, Prompt
+from specdec_jax.models import kv_cache
+from specdec_jax.models.kv_cache import KVCache
+from specdec_jax.models.llama import Llama, LlamaConfig
+
+
+@base.value
+class RecordedCache:
+  """A decoder's cache, and what passed through it.
+
+  Attributes:
+    decoder: the decoder's own.
+    streams: `[B, 1, S, layers * embed]`, in the layout of a cache.
+  """
+
+  decoder: KVCache
+  streams: Array
+
+  @property
+  def lengths(self) -> Array:
+    return self.decoder.lengths
+
+
+def recording(config: LlamaConfig, layers: Sequence[int]) -> LanguageModel:
+  """The decoder with a `RecordedCache`; its params and tokens are those of
+  `llama.language_model`.
+
+  Args:
+    layers: whose inputs are kept, counted from 0; `num_layers` names the output
+      of the last layer. ValueError for one that is not there.
+  """
+  check_layers(config, layers)
+  network = Llama(config)
+  # What enters a layer is what left the one before.
+  names = [f'layers_{layer - 1}' for layer in layers]
+
+  def extend(
+    params, tokens: Array, cache: RecordedCache, at: Array | None = None
+  ) -> tuple[Array, RecordedCache]:
+    (logits, decoder), state = network.apply(
+      {'params': params},
+      tokens,
+      cache.decoder,
+      at,
+      capture_intermediates=lambda module, _: module.name in names,
+      mutable=['intermediates'],
+    )
+    found = state['intermediates']
+    new = jnp.concatenate([found[n]['__call__'][0][0] for n in names], axis=-1)
+    streams = kv_cache.append(cache.streams, new[:, None], cache.lengths)
+    return logits, RecordedCache(decoder=decoder, streams=streams)
+
+  def init(params, prompt: Prompt, max_len: int) -> RecordedCache:
+    batch_size, prompt_len = prompt.decoder_tokens.shape
+    shape = batch_size, config.num_kv_heads, max_len, config.head_dim
+    width = len(layers) * config.embed_dim
+    cache = RecordedCache(
+      decoder=kv_cache.init(
+        shape, num_layers=config.num_layers, dtype=config.dtype
+      ),
+      streams=jnp.zeros((batch_size, 1, max_len, width), config.dtype),
+    )
+    if prompt_len > 1:
+      _, cache = extend(params, prompt.decoder_tokens[:, :-1], cache)
+    return rewind(cache, prompt.decoder_lengths - 1)
+
+  def rewind(cache: RecordedCache, lengths: Array) -> RecordedCache:
+    decoder = dataclasses.replace(
+      cache.decoder, lengths=lengths.astype(jnp.int32)
+    )
+    return dataclasses.replace(cache, decoder=decoder)
+
+  return LanguageModel(init, extend, rewind, config.vocab_size)
+
+
+def check_layers(config: LlamaConfig, layers: Sequence[int]) -> None:
+  """Raises ValueError unless the decoder has these layers."""
+  for layer in layers:
+    if not 1 <= layer <= config.num_layers:
+      raise ValueError(
+        f'layer {layer} is not one of 1 to {config.num_layers}, whose residual '
+        'streams can be kept'
+      )

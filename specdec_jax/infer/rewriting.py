@@ -1,0 +1,292 @@
+"""Texts that a model writes after prompts, kept as `data.written_texts`."""
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly.choices import Sampling
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.drafting import NoDrafter
+from specdec_jax.assembly.models import Model
+from specdec_jax.base import Params
+from specdec_jax.data import written_texts
+from specdec_jax.data.written_texts import WrittenTexts
+from specdec_jax.decoding.state import DecodeState
+from specdec_jax.files.local_path import local_path
+from specdec_jax.files.one_writer import one_writer
+from specdec_jax.infer import decode_many, decoding, examples, recording
+from specdec_jax.infer.decode_many import Programs, Utilisation
+from specdec_jax.infer.examples import Layout, Row
+from specdec_jax.models import families
+from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.text import prompts
+from specdec_jax.text.tasks import Example
+
+# Columns of a part's prompts are a multiple of this: each width is compiled,
+# and a prompt is prefilled with the padding of its part.
+_WIDTH = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Writing:
+  """What the texts depend on.
+
+  Attributes:
+    prompts: in any order.
+    is_chat: applies the chat template to them, after the message of `system`,
+      if any.
+    max_new_tokens: of a text; one without an end by then stays without.
+    temperatures: part i is written at temperature i modulo their number.
+    layers: whose inputs are kept, see `recording.recording`; None for none.
+    batch_size: rows decoded at once.
+    part_size: texts of a part, at most, which a restart does not repeat.
+    seed: of the draws, and of the order of prompts.
+  """
+
+  prompts: Sequence[str]
+  is_chat: bool = True
+  system: str | None = None
+  max_new_tokens: int = 256
+  temperatures: Sequence[float] = (0.0,)
+  layers: Sequence[int] | None = None
+  batch_size: int = 16
+  part_size: int = 128
+  seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+  """Prompts of about one length, written at one temperature."""
+
+  rows: list[Row]
+  width: int
+  temperature: float
+
+
+def write(
+  model: Model,
+  writing: Writing,
+  folder: str,
+  say: Callable[[str], None] = lambda sentence: None,
+) -> None:
+  """Writes a text after each prompt, on one device; a folder that was begun is
+  gone on with, and gets the bytes that it would have had.
+
+  `say` is told of every part. Raises ValueError if the folder is of other
+  settings, a prompt is too long, or the model's logits are NaN.
+  """
+  decoder = decoder_lib.outline(model, drafter=NoDrafter())
+  _check(decoder, writing)
+  rows = _encode(decoder, writing)
+  parts = _parts(rows, writing)
+  path = local_path(folder)
+  loaded: Params | None = None
+  programs: dict[tuple[int, float], Programs] = {}
+  with one_writer(path / '.lock', path):
+    written_texts.begin(path, _description(decoder, writing, rows, len(parts)))
+    done = set(written_texts.part_indices(path))
+    for index, part in enumerate(parts):
+      if index in done:
+        continue
+      if loaded is None:
+        loaded = decoder_lib.load(decoder).params
+      key = part.width, part.temperature
+      if key not in programs:
+        programs[key] = _compile(decoder, writing, part, loaded)
+      used = Utilisation(num_rows=writing.batch_size)
+      started = time.perf_counter()
+      texts = _decode(decoder, writing, part, programs[key], loaded, used)
+      seconds = time.perf_counter() - started
+      written_texts.save_part(path, index, texts)
+      say(
+        f'part {index + 1} of {len(parts)}: {len(texts)} texts at temperature '
+        f'{part.temperature:g}, {texts.num_written:,} tokens written after '
+        f'{len(texts.tokens) - texts.num_written:,}, {seconds:.1f} s: '
+        f'{texts.num_written / seconds:.1f} tokens/s, rows used '
+        f'{used.share:.0%}'
+      )
+  if len(done) == len(parts):
+    say(f'{folder} is complete already')
+
+
+def _check(decoder: Decoder, writing: Writing) -> None:
+  """Raises ValueError for settings with which nothing can be written."""
+  for name in ('max_new_tokens', 'batch_size', 'part_size'):
+    if (value := getattr(writing, name)) < 1:
+      raise ValueError(f'{name} must be at least 1, got {value}')
+  if not writing.temperatures:
+    raise ValueError('no temperature is given')
+  if families.has_encoder(decoder.config):
+    raise ValueError(
+      f'{decoder.model.checkpoint} is an encoder-decoder, which continues no '
+      'prompts: rewrite token files with it, --tokens'
+    )
+  if writing.layers is not None:
+    if not isinstance(decoder.config, LlamaConfig):
+      raise ValueError(
+        f'{decoder.model.checkpoint} is no Llama-type decoder, whose residual '
+        'streams alone can be kept'
+      )
+    recording.check_layers(decoder.config, writing.layers)
+
+
+def _encode(decoder: Decoder, writing: Writing) -> list[Row]:
+  ids = prompts.encode(
+    decoder.vocabulary,
+    writing.prompts,
+    config=decoder.config,
+    is_chat=writing.is_chat,
+    system=writing.system,
+  )
+  rows = [
+    Row(index=i, example=Example(inputs=text), ids=tuple(row), num_cut=0)
+    for i, (text, row) in enumerate(zip(writing.prompts, ids, strict=True))
+  ]
+  longest = max(rows, key=lambda row: len(row.ids))
+  needed = len(longest.ids) + writing.max_new_tokens
+  if needed > decoder.max_positions:
+    raise ValueError(
+      f'prompt {longest.index + 1} has {len(longest.ids)} tokens and with '
+      f'{writing.max_new_tokens} new ones exceeds the context of '
+      f'{decoder.max_positions}: shorten it, or lower max_new_tokens'
+    )
+  return rows
+
+
+def _parts(rows: Sequence[Row], writing: Writing) -> list[_Part]:
+  """The prompts by width, each part of some from anywhere in the list, in an
+  order that is the same whatever is there already: the first parts are a sample
+  of all."""
+  generator = np.random.Generator(np.random.Philox(writing.seed))
+  by_width: dict[int, list[Row]] = {}
+  for i in generator.permutation(len(rows)):
+    width = -(-len(rows[i].ids) // _WIDTH) * _WIDTH
+    by_width.setdefault(width, []).append(rows[i])
+  groups = [
+    (width, members[first : first + writing.part_size])
+    for width, members in sorted(by_width.items())
+    for first in range(0, len(members), writing.part_size)
+  ]
+  order = generator.permutation(len(groups))
+  return [
+    _Part(
+      groups[at][1],
+      groups[at][0],
+      writing.temperatures[index % len(writing.temperatures)],
+    )
+    for index, at in enumerate(order)
+  ]
+
+
+def _description(
+  decoder: Decoder, writing: Writing, rows: Sequence[Row], num_parts: int
+) -> dict[str, Any]:
+  config, layers = decoder.config, writing.layers
+  text = json.dumps([row.ids for row in rows]).encode()
+  return {
+    'model': decoder.model.checkpoint,
+    'dtype': decoder.model.dtype,
+    'vocab_size': config.vocab_size,
+    'embed_dim': config.embed_dim,
+    'layers': None if layers is None else list(layers),
+    'prompts': len(rows),
+    'prompts_sha256': hashlib.sha256(text).hexdigest(),
+    'max_new_tokens': writing.max_new_tokens,
+    'temperatures': list(writing.temperatures),
+    'batch_size': writing.batch_size,
+    'part_size': writing.part_size,
+    'seed': writing.seed,
+    'parts': num_parts,
+  }
+
+
+def _compile(
+  decoder: Decoder, writing: Writing, part: _Part, params: Params
+) -> Programs:
+  """The loop for prompts of one width, at one temperature."""
+  target = decoder.target
+  if writing.layers is not None:
+    assert isinstance(decoder.config, LlamaConfig)
+    target = recording.recording(decoder.config, writing.layers)
+  sampling = Sampling(temperature=part.temperature)
+  width = prompts.decoder_width(decoder.config, part.width)
+  refill_size = -(-writing.batch_size // 4)
+  empty = _packer(decoder, writing, part)([None] * refill_size)
+  programs = decode_many.compile_programs(
+    params,
+    empty,
+    target=target,
+    drafter=decoder.drafter,
+    **decoder.rule
+    | {'logits_to_probs': sampling.to_probs(decoder.seen.vocab_size)},
+    max_len=width + writing.max_new_tokens,
+    batch_size=writing.batch_size,
+  )
+  decoding.warm_up(programs, params, empty)
+  return programs
+
+
+def _packer(decoder: Decoder, writing: Writing, part: _Part) -> Callable:
+  return examples.packer(
+    Layout(
+      config=decoder.config,
+      vocabulary=decoder.vocabulary,
+      inputs_length=part.width,
+      targets_length=writing.max_new_tokens,
+    )
+  )
+
+
+def _decode(
+  decoder: Decoder,
+  writing: Writing,
+  part: _Part,
+  programs: Programs,
+  params: Params,
+  utilisation: Utilisation,
+) -> WrittenTexts:
+  """A part's texts, in its order."""
+
+  def keep(state: DecodeState, row: int) -> Any:
+    return None if writing.layers is None else state.target_cache.streams[row]
+
+  tokens: dict[int, np.ndarray] = {}
+  log_probs: dict[int, np.ndarray] = {}
+  streams: dict[int, np.ndarray] = {}
+  for row, output, kept in decode_many.decode(
+    programs,
+    params,
+    writing.seed,
+    part.rows,
+    pack=_packer(decoder, writing, part),
+    utilisation=utilisation,
+    keep=keep,
+  ):
+    if output.has_nan[0]:
+      raise ValueError(
+        f'the logits of {decoder.model.checkpoint} after prompt '
+        f'{row.index + 1} are NaN'
+      )
+    length = int(output.lengths[0])
+    cut = lambda x: np.asarray(x[0, :length])  # noqa: B023
+    tokens[row.index] = cut(output.tokens)
+    log_probs[row.index] = cut(output.log_probs)
+    if kept is not None:
+      own = np.asarray(kept)[0, :length].astype(jnp.bfloat16)
+      own[-1] = 0  # Of the last token, which was never fed.
+      streams[row.index] = own
+  order = [row.index for row in part.rows]
+  starts = len(families.of(decoder.config).starts)
+  return written_texts.join(
+    tokens=[tokens[i] for i in order],
+    prompt_lengths=[starts + len(row.ids) for row in part.rows],
+    log_probs=[log_probs[i] for i in order],
+    streams=[streams[i] for i in order] if streams else None,
+  )
