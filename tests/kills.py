@@ -3,10 +3,12 @@ done, and compares what they leave with an undisturbed run's.
 
   python -m tests.kills infer --kills=100 [--temperature=1]
   python -m tests.kills train --kills=100
+  python -m tests.kills infer --kills=20 --bucket
 
 Each attempt is a process of its own, forked from this one before JAX starts, so
 that it need not import anything, and it finds its programs in a compilation
 cache. A run that gets done before the last kill is compared, and another begun.
+One in a bucket is compared with one on a disk.
 """
 
 import argparse
@@ -17,12 +19,13 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
@@ -35,6 +38,8 @@ import orbax.checkpoint as ocp
 
 from specdec_jax.cli import main
 from specdec_jax.training import metrics_log
+from tests.buckets import server as servers
+from tests.buckets.server import Server
 from tests.cli import infer_runs
 from tests.cli.infer_runs import gin_file
 from tests.training import tiny_runs
@@ -46,6 +51,48 @@ CHECKPOINT_PERIOD = 3
 # Most kills wait for something new, and then this long at most, in seconds.
 LAG = {'infer': 0.15, 'train': 0.5}
 SHARE_OF_EARLY_KILLS = 0.25
+# What Orbax writes last in a bucket.
+COMMITTED = 'commit_success.txt'
+
+
+class Disk:
+  """A folder on a disk."""
+
+  def __init__(self, path: pathlib.Path):
+    self.path = str(path)
+
+  def times(self) -> dict[str, float]:
+    """When each file below it was written, by its name."""
+    found = {}
+    for path in sorted(pathlib.Path(self.path).rglob('*')):
+      with contextlib.suppress(FileNotFoundError):  # It is being renamed.
+        if path.is_file():
+          name = path.relative_to(self.path).as_posix()
+          found[name] = path.stat().st_mtime
+    return found
+
+  def contents(self) -> dict[str, bytes]:
+    folder = pathlib.Path(self.path)
+    return {name: (folder / name).read_bytes() for name in self.times()}
+
+  def remove(self) -> None:
+    shutil.rmtree(self.path, ignore_errors=True)
+
+
+class Bucket:
+  """A folder in a bucket of a stand-in server."""
+
+  def __init__(self, server: Server, name: str):
+    self.server, self.path = server, f'{server.make_bucket(name)}/out'
+
+  def times(self) -> dict[str, float]:
+    return self.server.times(self.path)
+
+  def contents(self) -> dict[str, bytes]:
+    return self.server.objects(self.path)
+
+  def remove(self) -> None:
+    self.server.remove(self.path)
 
 
 class Campaign(NamedTuple):
@@ -61,7 +108,7 @@ class Campaign(NamedTuple):
   """
 
   argv: list[str]
-  out: pathlib.Path
+  out: Disk | Bucket
   progress: Callable[[], int]
   place: Callable[[float, bool], str]
   contents: Callable[[], dict[str, str]]
@@ -71,96 +118,101 @@ def digest(data: bytes) -> str:
   return hashlib.sha256(data).hexdigest()
 
 
-def files(folder: pathlib.Path) -> dict[str, str]:
-  """Every file below a folder, by its path."""
-  return {
-    str(path.relative_to(folder)): digest(path.read_bytes())
-    for path in sorted(folder.rglob('*'))
-    if path.is_file()
-  }
-
-
-def are_new(paths: Iterable[pathlib.Path], since: float) -> bool:
-  """Whether one of them was written since then, not by an earlier attempt."""
-  return any(path.stat().st_mtime >= since for path in paths)
-
-
-def of_infer(folder: pathlib.Path, temperature: float) -> Campaign:
+def of_infer(
+  folder: pathlib.Path, out: Disk | Bucket, temperature: float
+) -> Campaign:
   """T5X's tiny checkpoint, drafts that are mostly wrong, chunks of 8 rows."""
-  out, task = folder / 'out', folder / 'task.jsonl'
-  infer_runs.write_task(task, NUM_EXAMPLES)
-  final = infer_runs.result(out)
-  chunks = out / 'tmp-task-predict-00000-of-00001'
+  task = folder / 'task.jsonl'
+  if not task.exists():
+    infer_runs.write_task(task, NUM_EXAMPLES)
+    infer_runs.write_model(folder / 't5')
+  final = infer_runs.result('').name
+  is_mark = lambda name: name.endswith('.COMPLETED')
 
   def place(since: float, is_early: bool) -> str:
-    if final.with_name(f'{final.name}.COMPLETED').exists():
+    times = out.times()
+    if f'{final}.COMPLETED' in times:
       return 'the shard is complete, its chunks not removed'
-    if final.exists():
+    if final in times:
       return 'the final file is there, its mark is not'
-    if are_new(out.rglob('*.partial-*'), since):
+    if any('.partial-' in k and times[k] >= since for k in times):
       return 'a file is half written'
-    if any(
-      not path.with_name(f'{path.name}.COMPLETED').exists()
-      for path in chunks.glob('*-chunk?????')
-    ):
+    chunks = [name for name in times if re.search(r'-chunk\d{5}$', name)]
+    if any(f'{name}.COMPLETED' not in times for name in chunks):
       return 'a chunk is there, its mark is not'
     return 'start-up, no chunk since' if is_early else 'between two chunks'
 
+  def contents() -> dict[str, str]:
+    # config.gin has the folder's name in it, and breaks its line.
+    found = out.contents()
+    found['config.gin'] = b''.join(
+      found['config.gin'].replace(out.path.encode(), b'OUT').split()
+    )
+    return {name: digest(data) for name, data in found.items()}
+
   return Campaign(
     argv=infer_runs.argv(
-      infer_runs.write_model(folder / 't5'),
+      folder / 't5',
       task,
-      out,
+      out.path,
       gin_file('drafters/uniform.gin'),
       Decoding__temperature=temperature,
     ),
     out=out,
-    progress=lambda: len(list(chunks.glob('*-chunk*.COMPLETED'))),
+    progress=lambda: sum('-chunk' in k and is_mark(k) for k in out.times()),
     place=place,
-    contents=lambda: files(out),
+    contents=contents,
   )
 
 
-def of_train(folder: pathlib.Path) -> Campaign:
+def of_train(folder: pathlib.Path, out: Disk | Bucket) -> Campaign:
   """A tiny T5 with AdamW, a checkpoint every few steps."""
-  out = folder / 'run'
-  tiny_runs.write_tokens(folder / 'tokens', train=120, validation=12)
-  (folder / 'train.gin').write_text(GIN.format(base='train'))
+  if not (folder / 'train.gin').exists():
+    tiny_runs.write_tokens(folder / 'tokens', train=120, validation=12)
+    (folder / 'train.gin').write_text(GIN.format(base='train'))
+  # On a disk, what is not complete has another name.
+  mark = '_CHECKPOINT_METADATA' if isinstance(out, Disk) else COMMITTED
 
   def steps() -> list[int]:
-    found = (path.name for path in (out / 'checkpoints').glob('*'))
-    return sorted(int(name) for name in found if name.isdecimal())
+    pattern = re.compile(rf'checkpoints/(\d+)/{mark}')
+    return sorted(int(m[1]) for m in map(pattern.fullmatch, out.times()) if m)
 
   def place(since: float, is_early: bool) -> str:
-    if are_new((out / 'checkpoints').glob('*tmp*'), since):
+    times = out.times()
+    new = [name for name in times if times[name] >= since]
+    parts = {name.split('/')[1] for name in new if 'checkpoints/' in name}
+    done = {*map(str, steps())}
+    if parts - done:
       return 'a checkpoint is half written'
-    if are_new(out.glob('model.tmp-*'), since):
+    if any('model.tmp-' in name for name in new) or (
+      any(name.startswith('model/') for name in new)
+      and 'model/model.json' not in times
+    ):
       return 'the model is half written'
-    if (out / 'model').exists():
+    if 'model/model.json' in times:
       return 'the model is there'
-    if are_new(out.glob('*.partial-*'), since):
+    if any('.partial-' in name for name in new):
       return 'the log is half written'
     return 'start-up, no step since' if is_early else 'between checkpoints'
 
   def contents() -> dict[str, str]:
-    lines = metrics_log.read_log(out / metrics_log.NAME)
+    text = out.contents()[metrics_log.NAME].decode()
+    lines = [json.loads(line) for line in text.splitlines()]
     for line in lines:
       line.pop('targets_per_second', None)
     found = {metrics_log.NAME: json.dumps(lines)}
+    restore = ocp.StandardCheckpointer().restore
     for step in steps():
-      tree = ocp.StandardCheckpointer().restore(
-        out / 'checkpoints' / str(step) / 'default'
-      )
+      tree = restore(f'{out.path}/checkpoints/{step}/default')
       found |= arrays(f'checkpoints/{step}', tree)
-    params = ocp.StandardCheckpointer().restore(out / 'model' / 'params')
-    return found | arrays('model', params)
+    return found | arrays('model', restore(f'{out.path}/model/params'))
 
   return Campaign(
     argv=[
       'train',
       f'--gin_file={folder / "train.gin"}',
       f'--gin.TOKENS="{folder / "tokens"}"',
-      f'--gin.MODEL_DIR="{out}"',
+      f'--gin.MODEL_DIR="{out.path}"',
       f'--gin.TRAIN_STEPS={TRAIN_STEPS}',
       f'--gin.CHECKPOINT_PERIOD={CHECKPOINT_PERIOD}',
     ],
@@ -238,12 +290,15 @@ def contents(campaign: Campaign, folder: pathlib.Path) -> dict[str, str]:
   return json.loads(found.read_text())
 
 
-def run(campaign: Campaign, folder: pathlib.Path, kills: int, seed: int) -> int:
-  """The campaign; the exit status."""
+def run(
+  campaigns: list[Campaign], folder: pathlib.Path, kills: int, seed: int
+) -> int:
+  """Kills the last campaign, and compares it with what the first one leaves
+  undisturbed; the exit status."""
   rng, said = random.Random(seed), folder / 'said'
 
-  def undisturbed() -> float:
-    shutil.rmtree(campaign.out, ignore_errors=True)
+  def undisturbed(campaign: Campaign) -> float:
+    campaign.out.remove()
     started = time.monotonic()
     pid = forked(lambda: main.main(campaign.argv), said)
     while campaign.progress() == 0 and time.monotonic() < started + 300:
@@ -252,10 +307,11 @@ def run(campaign: Campaign, folder: pathlib.Path, kills: int, seed: int) -> int:
     finish(pid, said)
     return startup
 
-  undisturbed()  # Compiles.
-  startup = undisturbed()
-  expected = contents(campaign, folder)
-  shutil.rmtree(campaign.out)
+  undisturbed(campaigns[0])  # Compiles.
+  expected = contents(campaigns[0], folder)
+  campaign = campaigns[-1]
+  startup = undisturbed(campaign)
+  campaign.out.remove()
   places: collections.Counter[str] = collections.Counter()
   num_runs = num_different = in_a_row = 0
   started = time.monotonic()
@@ -278,7 +334,7 @@ def run(campaign: Campaign, folder: pathlib.Path, kills: int, seed: int) -> int:
       f'{len(different)} different {different[:3] or ""}',
       flush=True,
     )
-    shutil.rmtree(campaign.out)
+    campaign.out.remove()
     in_a_row = 0
   print(
     f'{places.total()} kills in {num_runs} runs, '
@@ -303,15 +359,21 @@ if __name__ == '__main__':
   parser.add_argument('--kills', type=int, default=100)
   parser.add_argument('--temperature', type=float, default=0.0)
   parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument(
+    '--bucket', action='store_true', help='write to a stand-in for gs://'
+  )
   args = parser.parse_args()
-  with workplace() as place:
-    sys.exit(
-      run(
-        of_train(place)
-        if args.command == 'train'
-        else of_infer(place, args.temperature),
-        place,
-        args.kills,
-        args.seed,
-      )
-    )
+  with contextlib.ExitStack() as stack:
+    place = stack.enter_context(workplace())
+    outs: list[Disk | Bucket] = [Disk(place / 'out')]
+    if args.bucket:
+      server = stack.enter_context(servers.running())
+      os.environ.update(servers.environment(server.port))
+      outs.append(Bucket(server, 'kills'))
+    campaigns = [
+      of_train(place, out)
+      if args.command == 'train'
+      else of_infer(place, out, args.temperature)
+      for out in outs
+    ]
+    sys.exit(run(campaigns, place, args.kills, args.seed))

@@ -52,6 +52,8 @@ RESTRICTED = {
   'tokenizers': ({'text', 'checkpoints'}, True),
   'rich': ({'cli', 'launch', 'trace', 'infer'}, True),
   'matplotlib': ({'measure'}, True),
+  'gcsfs': ({'files'}, False),
+  'fsspec': ({'files'}, False),
 }
 
 
@@ -174,7 +176,8 @@ def test_the_core_is_small():
 def test_import_is_light_and_quick():
   program = (
     'import sys, time, specdec_jax;'
-    'heavy = {"flax.linen", "tensorflow", "seqio", "gin", "gguf", "rich"};'
+    'heavy = {"flax.linen", "tensorflow", "seqio", "gin", "gguf", "rich",'
+    ' "gcsfs"};'
     # Its own time, whatever else the machine is doing.
     'print(time.process_time(), sorted(heavy & set(sys.modules)))'
   )

@@ -17,7 +17,7 @@ from typing import Any
 
 from experiments.corpora import archive, debian, storage
 from specdec_jax.files import replacing
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import local_path
 from specdec_jax.launch import progress
 
 

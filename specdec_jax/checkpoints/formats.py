@@ -41,8 +41,8 @@ class Format(NamedTuple):
       dtype; `shardings` may be None.
     read_vocabulary: `(path, number of embeddings or None)` to the vocabulary,
       or to None if the checkpoint has none.
-    write: `(folder, config, params, step)`, into a folder that is there; None
-      for a format that is only read.
+    write: `(folder, config, params, step)`, into a folder that is there, that
+      by which `matches` knows it last; None for a format that is only read.
     files: names of the files that `write` writes. Every folder of this format
       has the first of them.
     is_part: `(folder)` to whether a folder within one of this format was made
@@ -152,8 +152,8 @@ def _t5x(layout: Any) -> Format:
   def write(folder: Path, config: Any, params: Any, step: int) -> None:
     if families.of(config).name != 't5':
       raise ValueError('T5X has no network of this kind: it takes T5s alone')
-    t5x.write_target(folder, params, step=step, format=layout)
     model_file.write(folder, config)
+    t5x.write_target(folder, params, step=step, format=layout)
 
   is_checkpoint = lambda path: t5x.layout_of(path) == layout
   return Format(

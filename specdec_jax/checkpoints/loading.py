@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.checkpoints import formats, huggingface, pretrained
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import user_path
 from specdec_jax.models import families, layers
 from specdec_jax.models.families import Config
 from specdec_jax.text import vocabulary_files
@@ -103,7 +103,7 @@ def locate(name: str) -> Path:
     return pretrained.FOLDER / name
   if name.startswith('hf:'):
     return huggingface.download(name.removeprefix('hf:'))
-  path = local_path(name)
+  path = user_path(name)
   if not name or not (path.is_dir() or formats.find_if_any(path)):
     names = ', '.join([*pretrained.PACKAGED, *pretrained.names()])
     raise ValueError(

@@ -52,7 +52,7 @@ def write_tree(folder: Path, tree: Any) -> None:
   OSError if there is no space for it."""
   checkpointer = import_orbax().PyTreeCheckpointer()
   with full_disk.named(folder, tree):
-    checkpointer.save(folder.absolute(), tree)
+    checkpointer.save(str(folder.absolute()), tree)
 
 
 def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
@@ -79,9 +79,9 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
     values = Settings(path=str(path), values=entry).at('value_metadata')
     if values.flag('skip_deserialize', False):
       continue  # An empty branch of the tree.
-    kvstore: dict[str, Any] = stored_arrays.file_kvstore(folder / file_name)
+    kvstore: dict[str, Any] = stored_arrays.kvstore(folder / file_name)
     if is_ocdbt:
-      base = stored_arrays.file_kvstore(folder)
+      base = stored_arrays.kvstore(folder)
       kvstore = {'driver': 'ocdbt', 'base': base, 'path': f'{file_name}/'}
     specs[name.removeprefix(prefix)] = {'driver': driver, 'kvstore': kvstore}
   return stored_arrays.open_all(specs, source=str(folder))

@@ -14,6 +14,9 @@ from specdec_jax.checkpoints.parameters import (
   is_all_finite,
   read_all,
 )
+from specdec_jax.checkpoints.safetensors_ranges import RemoteFile
+from specdec_jax.files import replacing
+from specdec_jax.files.paths import is_in_bucket
 from specdec_jax.files.require import require
 
 SINGLE_FILE = 'model.safetensors'
@@ -39,14 +42,19 @@ def open_tensors(folder: Path, *, num_layers: int) -> dict[str, Any]:
   for file_name, names in _names_of_file(folder).items():
     path = folder / file_name
     # Unlike Path.is_file, it accepts names that no file can have.
-    if not os.path.isfile(path):
+    if not (path.is_file() if is_in_bucket(path) else os.path.isfile(path)):
       raise ValueError(
         f'{folder} lacks {file_name}, which {_INDEX} names for '
         f'{len(names)} tensors'
       )
     try:
-      handle = safetensors.safe_open(path, framework='np')
-    except (safetensors.SafetensorError, OSError) as error:
+      if is_in_bucket(path):
+        handle: Any = RemoteFile(path)
+      else:
+        handle = safetensors.safe_open(path, framework='np')
+    except (safetensors.SafetensorError, ValueError, OSError) as error:
+      if is_in_bucket(path) and isinstance(error, OSError):
+        raise  # It says nothing of the file.
       raise ValueError(
         f'{path} is no complete safetensors file: {error}'
       ) from error
@@ -163,8 +171,7 @@ def write_params(
       values.T if parameter.is_transposed else values
     )
   folder.mkdir(parents=True, exist_ok=True)
-  safetensors_numpy.save_file(
-    tensors, folder / SINGLE_FILE, metadata={'format': 'pt'}
-  )
+  with replacing.local_file(folder / SINGLE_FILE) as path:
+    safetensors_numpy.save_file(tensors, path, metadata={'format': 'pt'})
   floats = (p.name for p in parameters if not p.is_integer)
   return tensors[next(floats)].dtype.name

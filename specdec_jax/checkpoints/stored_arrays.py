@@ -6,6 +6,7 @@ have a shape and are sliced alike; the first reads from disk on request.
 
 import concurrent.futures
 import contextlib
+import errno
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,18 +18,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.base import Array
+from specdec_jax.files.paths import is_in_bucket
 from specdec_jax.files.require import require
 
 import_tensorstore = functools.partial(
   require, 'tensorstore', extra='models', purpose='a T5X or Orbax checkpoint'
 )
 Stored = Any
+# What tensorstore calls failures of a server and of permissions.
+_REFUSED = (
+  'DEADLINE_EXCEEDED', 'PERMISSION_DENIED', 'RESOURCE_EXHAUSTED',
+  'UNAUTHENTICATED', 'UNAVAILABLE',
+)  # fmt: skip
 _SHOWN = 4
 _Result = TypeVar('_Result')
 
 
-def file_kvstore(folder: Path) -> dict[str, str]:
-  """Where tensorstore finds what lies in a local folder."""
+def kvstore(folder: Path) -> dict[str, str]:
+  """Where tensorstore finds what lies in a folder, on a disk or in a bucket."""
+  if is_in_bucket(folder):
+    bucket, _, key = str(folder).removeprefix('gs://').partition('/')
+    return {'driver': 'gcs', 'bucket': bucket, 'path': f'{key}/'}
   return {'driver': 'file', 'path': f'{folder.absolute()}/'}
 
 
@@ -67,12 +77,19 @@ def _check_chunks(store: Stored) -> None:
 
 @contextlib.contextmanager
 def _damage(source: str, name: str, action: str) -> Iterator[None]:
-  """Adds the array and the checkpoint to what tensorstore raises."""
+  """Adds the array and the checkpoint to what tensorstore raises: OSError if
+  a bucket did not answer or refused, which says nothing of the checkpoint."""
   try:
     yield
-  except ValueError as error:
+  except Exception as error:
     # Its first sentence: it may go on for pages.
     reason = str(error).split(' [')[0].split('; reading')[0]
+    is_asked = is_in_bucket(source)
+    if is_asked and any(status in str(error) for status in _REFUSED):
+      reason = f'array {name} cannot be {action}: {reason}'
+      raise OSError(errno.EIO, reason, source) from error
+    if not isinstance(error, ValueError):
+      raise
     raise ValueError(
       f'{source} is incomplete or damaged: array {name} cannot be {action} '
       f'({reason})'

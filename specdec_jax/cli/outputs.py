@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_jax.files import replacing
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import is_in_bucket, user_path
 from specdec_jax.launch import progress
 from specdec_jax.measure import suite_report
 
@@ -29,20 +29,27 @@ def check(
   files = lambda paths: [
     each for each in paths.items() if each[1] not in (None, STANDARD_OUTPUT)
   ]
-  for _, path in files({**outputs, **inputs}):
-    local_path(path)
-  taken = {os.path.realpath(path): option for option, path in files(inputs)}
+  taken = {_real(path): option for option, path in files(inputs)}
   for option, path in files(outputs):
+    real = _real(path)
     if reason := _obstacle(path):
       raise ValueError(f'cannot write {option} {path}: {reason}')
-    other = taken.setdefault(os.path.realpath(path), option)
+    other = taken.setdefault(real, option)
     if other != option:
       raise ValueError(f'{other} and {option} are both {path}')
+
+
+def _real(path: str) -> str:
+  """A path's only name."""
+  found = user_path(path)
+  return str(found) if is_in_bucket(found) else os.path.realpath(path)
 
 
 def _obstacle(path: str) -> str | None:
   if not path:
     return 'the path is empty'
+  if is_in_bucket(path):
+    return 'it is a folder' if user_path(path).is_dir() else None
   folder = Path(os.path.realpath(path)).parent
   if os.path.isdir(path):
     return 'it is a folder'
@@ -123,7 +130,7 @@ def opened(path: str) -> Iterator[Any]:
       print(f'specdec: {told}', file=sys.stderr)
 
   kept: Any = contextlib.nullcontext(path)  # Nothing, a device or a pipe.
-  if os.path.isfile(path):
+  if is_in_bucket(path) or os.path.isfile(path):
     kept = replacing.file(path, on_failure=say)
   with kept as begun, _written(begun, path) as file:
     yield file

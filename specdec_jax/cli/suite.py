@@ -20,7 +20,7 @@ from specdec_jax.assembly.rules import RULES
 from specdec_jax.base import Params, Prompt
 from specdec_jax.cli import options, outputs
 from specdec_jax.files import one_writer
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import local_path
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.launch.numbers import positive_int
 from specdec_jax.measure import suite, suite_report

@@ -10,7 +10,7 @@ import numpy as np
 
 from specdec_jax.data import token_files, training_batches
 from specdec_jax.data.token_files import TokenFile
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import user_path
 from specdec_jax.text import sentencepiece_vocabulary, tasks
 
 Features = Mapping[str, np.ndarray]
@@ -71,9 +71,9 @@ def from_token_files(
   are fewer rows than a batch has.
   """
   names = [folder] if isinstance(folder, str) else folder
-  folders = [local_path(name) for name in names]
+  folders = [user_path(name) for name in names]
   if vocabulary is not None:
-    sha256 = hashlib.sha256(local_path(vocabulary).read_bytes()).hexdigest()
+    sha256 = hashlib.sha256(user_path(vocabulary).read_bytes()).hexdigest()
     for path in folders:
       token_files.check_vocabulary(token_files.load_description(path), sha256)
   found = token_files.find_vocabulary(folders)
@@ -93,7 +93,7 @@ def from_token_files(
     seed=seed,
     max_examples_per_row=max_examples_per_row,
     max_validation_rows=max_validation_rows,
-  )._replace(vocabulary=Path(vocabulary) if vocabulary else found)
+  )._replace(vocabulary=user_path(vocabulary) if vocabulary else found)
 
 
 def from_task(
@@ -144,7 +144,7 @@ def from_task(
     lengths=lengths,
     seed=seed,
     max_validation_rows=max_validation_rows,
-  )._replace(vocabulary=Path(vocabulary))
+  )._replace(vocabulary=user_path(vocabulary))
 
 
 def from_tokens(

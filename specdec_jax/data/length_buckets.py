@@ -11,7 +11,7 @@ import numpy as np
 
 from specdec_jax.data import token_files, training_batches
 from specdec_jax.data.datasets import Dataset, Features
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import user_path
 
 
 def from_token_files(
@@ -38,7 +38,7 @@ def from_token_files(
   sizes = [batch_tokens // limit for limit in limits]
   if min(sizes) < 1:
     raise ValueError(f'{batch_tokens} tokens are no row of {limits[-1]}')
-  buckets = _read(local_path(folder) / 'train.npz', limits, seed)
+  buckets = _read(user_path(folder) / 'train.npz', limits, seed)
   counts = [
     training_batches.num_rows(rows) // size
     for rows, size in zip(buckets, sizes, strict=True)
@@ -64,7 +64,7 @@ def from_token_files(
     for rows, size in zip(held_out, sizes, strict=True):
       yield from training_batches.in_order(rows, batch_size=size)
 
-  path = local_path(folder) / 'validation.npz'
+  path = user_path(folder) / 'validation.npz'
   ids = [
     int(rows[name].max(initial=0))
     for rows in buckets
@@ -74,7 +74,7 @@ def from_token_files(
     batch=batch,
     validation=validation if path.is_file() else None,
     num_ids=1 + max(ids),
-    vocabulary=token_files.find_vocabulary([Path(folder)]),
+    vocabulary=token_files.find_vocabulary([user_path(folder)]),
   )
 
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.drafters.ngram import NGramTable
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import user_path
 from specdec_jax.text.vocabularies import AnyVocabulary
 
 
@@ -104,7 +104,7 @@ def tokens_of_file(path: str, vocabulary: AnyVocabulary) -> np.ndarray:
   """The token stream of a text file; ValueError if it cannot be read, or holds
   no text."""
   try:
-    text = local_path(path).read_text(encoding='utf-8')
+    text = user_path(path).read_text(encoding='utf-8')
   except UnicodeDecodeError as error:
     raise ValueError(f'{path} is not UTF-8 text') from error
   except OSError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import user_path
 
 DESCRIPTION = 'tokens.json'
 # The SentencePiece model that the files were made with.
@@ -99,7 +99,7 @@ def save(path: Path, tokens: TokenFile) -> None:
 def load(path: str | Path) -> TokenFile:
   """Reads and checks an .npz of `save`; ValueError if it is not a token file,
   or is damaged."""
-  path = local_path(path)
+  path = user_path(path)
   try:
     with path.open('rb') as file, np.load(file, allow_pickle=False) as stored:
       arrays = {name: stored[name] for name in stored.files}
@@ -125,7 +125,7 @@ def load(path: str | Path) -> TokenFile:
 def load_description(folder: str | Path) -> dict[str, Any]:
   """What `specdec data prepare` wrote about the files of a folder; ValueError
   if it has no such description, or a damaged one."""
-  path = local_path(folder) / DESCRIPTION
+  path = user_path(folder) / DESCRIPTION
   try:
     return json.loads(path.read_text(encoding='utf-8'))
   except FileNotFoundError:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.files import replacing
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import local_path
 
 DESCRIPTION = 'written.json'
 

@@ -1,1 +1,1 @@
-"""Local files: paths, lines of JSON, folders that are whole or absent."""
+"""Files on disks and in buckets: paths, lines, folders whole or absent."""

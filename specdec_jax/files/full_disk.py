@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 
+from specdec_jax.files.paths import is_in_bucket
+
 # A full device, a quota, a limit on the size of files.
 _NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -20,11 +22,18 @@ def named(path: str | os.PathLike[str], arrays: Any = ()) -> Iterator[None]:
 
   tensorstore, Orbax and safetensors have exceptions of their own for it, and
   Orbax prints tracebacks of its threads besides: arrays that cannot fit are not
-  begun.
+  begun. A bucket is never full; what fails there is an OSError as well.
 
   Raises:
-    OSError: ENOSPC, EDQUOT or EFBIG, with `path` as its file name.
+    OSError: ENOSPC, EDQUOT or EFBIG, with `path` as its file name; or as of
+      `buckets.explained`.
   """
+  if is_in_bucket(path):
+    from specdec_jax.files import buckets
+
+    with buckets.explained(path):
+      yield
+    return
   amounts = ''
   sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(arrays)]
   if needed := sum(sizes):

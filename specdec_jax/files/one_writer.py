@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import is_in_bucket, user_path
 
 
 @contextlib.contextmanager
@@ -17,11 +17,18 @@ def one_writer(lock: str | os.PathLike[str], what: object) -> Iterator[None]:
   leaves at most the file behind, and a file alone locks nobody out. Folders
   above it are made; it is removed at the end. Messages name `what` is written.
 
+  A bucket has no locks that die with a process, and the block runs at once. Two
+  processes that write the same there do the work twice: what they write has to
+  be the same, and every object of it is whole.
+
   Raises:
     ValueError: if another process writes it, with its number and host.
     OSError: if the file cannot be made, or its file system has no locks.
   """
-  lock = local_path(lock)
+  lock = user_path(lock)
+  if is_in_bucket(lock):
+    yield
+    return
   lock.parent.mkdir(parents=True, exist_ok=True)
   with _locked(lock, what) as file:
     file.write(f'process {os.getpid()} on {os.uname().nodename}')

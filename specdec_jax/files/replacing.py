@@ -1,14 +1,22 @@
-"""Files and folders that take their place only when they are complete."""
+"""Files and folders that take their place only when they are complete.
+
+Local ones are written beside their place, and renamed. A bucket has no rename
+of folders, and its objects appear when they are complete: files are uploaded in
+one call, and folders are written in their place, what says that they are whole
+last.
+"""
 
 import contextlib
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from specdec_jax.files import full_disk
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import is_in_bucket, remove_tree, user_path
 
 # In the name of a file that is not complete. Processes of several hosts may
 # have the same number.
@@ -21,37 +29,68 @@ def file(
   *,
   on_failure: Callable[[Path], None] | None = None,
 ) -> Iterator[Path]:
-  """Yields where to write a file, which gets the name `path` at the end.
+  """Yields where to write a file, on a local disk, which gets the name `path`
+  at the end.
 
   It is flushed to the disk first. A link stays a link, and a file that is
-  replaced hands on its mode. A killed process leaves `path.partial-*` behind.
-  If the work fails, `on_failure` is told where that is which was written
-  before; without it, it is removed.
+  replaced hands on its mode. A killed process leaves `path.partial-*` behind,
+  or, for one of a bucket, a temporary folder. If the work fails, `on_failure`
+  is told where that is which was written before; without it, it is removed.
 
   Raises:
     ValueError: if the file cannot be written. With `on_failure` an OSError is
       not changed, since who keeps parts of a file writes elsewhere meanwhile.
   """
-  final = Path(os.path.realpath(local_path(path)))
-  unique = f'{os.getpid()}-{uuid.uuid4().hex[:8]}'
-  begun = final.with_name(f'{final.name}{PARTIAL}{unique}')
+  path = user_path(path)
+  if is_in_bucket(path):
+    final, folder = path, tempfile.mkdtemp(prefix='specdec-')
+    begun = Path(folder) / path.name
+    refused: Path = path
+  else:
+    final, folder = Path(os.path.realpath(path)), None
+    unique = f'{os.getpid()}-{uuid.uuid4().hex[:8]}'
+    begun = final.with_name(f'{final.name}{PARTIAL}{unique}')
+    refused = begun
   explained = (
-    contextlib.nullcontext() if on_failure else _explained(path, begun)
+    contextlib.nullcontext() if on_failure else _explained(path, refused)
   )
   with explained:
     try:
       yield begun
-      with begun.open('r+b') as written:
-        os.fsync(written.fileno())
-      if final.exists():
-        shutil.copymode(final, begun)
-      begun.replace(final)
+      _put(begun, final)
     except BaseException:
       if on_failure and begun.exists() and begun.stat().st_size:
         on_failure(begun)
+        folder = None
       else:
         begun.unlink(missing_ok=True)
       raise
+    finally:
+      if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _put(begun: Path, final: Any) -> None:
+  """Gives a file that is complete its place."""
+  if is_in_bucket(final):
+    final.upload(begun)
+    return
+  with begun.open('r+b') as written:
+    os.fsync(written.fileno())
+  if final.exists():
+    shutil.copymode(final, begun)
+  begun.replace(final)
+
+
+@contextlib.contextmanager
+def local_file(path: Path) -> Iterator[Path]:
+  """Yields where a package that knows no buckets writes `path`, within a folder
+  of `new_folder`: there, or in a temporary file that is uploaded."""
+  if is_in_bucket(path):
+    with file(path) as begun:
+      yield begun
+  else:
+    yield path
 
 
 @contextlib.contextmanager
@@ -64,13 +103,21 @@ def new_folder(
   as before. A killed process leaves a folder `final.tmp-PID`, which T5X's and
   our readers know for an unfinished one. Folders above `final` are made.
 
+  In a bucket it yields `final` itself, after what was there is removed: the
+  block has to write last that by which readers know a whole one.
+
   Raises:
     ValueError: if there is a folder of that name, unless `overwrite`.
-    OSError: that names `final`, if there is no space left for it.
+    OSError: that names `final`, if there is no space left for it, or the bucket
+      cannot be written.
   """
-  final = local_path(final)
+  final = user_path(final)
   if final.exists() and not overwrite:
     raise ValueError(f'{final} already exists')
+  if is_in_bucket(final):
+    with full_disk.named(final), _in_place(final):
+      yield final
+    return
   begun = final.with_name(f'{final.name}.tmp-{os.getpid()}')
   replaced = final.with_name(f'{final.name}.tmp-{os.getpid()}-replaced')
   shutil.rmtree(begun, ignore_errors=True)
@@ -89,12 +136,26 @@ def new_folder(
 
 
 @contextlib.contextmanager
+def _in_place(final: Path) -> Iterator[None]:
+  """Runs the block in an empty folder of a bucket; if it fails, removes what it
+  wrote."""
+  remove_tree(final)
+  try:
+    yield
+  except BaseException:
+    with contextlib.suppress(OSError):  # Which the first one explains.
+      remove_tree(final)
+    raise
+
+
+@contextlib.contextmanager
 def folder(
   path: str | os.PathLike[str], mark: str, *, overwrite: bool
 ) -> Iterator[Path]:
   """As `new_folder`, but replaces only an empty folder and, if `overwrite`, one
-  with a file `mark`; ValueError if `path` is taken, or cannot be written."""
-  path = local_path(path)
+  with a file `mark`; ValueError if `path` is taken, or cannot be written. One
+  of a bucket is written in a temporary folder, and uploaded, `mark` last."""
+  path = user_path(path)
   if path.exists():
     if not path.is_dir():
       raise ValueError(f'{path} is not a folder')
@@ -103,9 +164,18 @@ def folder(
         raise ValueError(f'{path} holds something else: choose another folder')
       if not overwrite:
         raise ValueError(f'{path} exists: add --overwrite to replace it')
+  if is_in_bucket(path):
+    bucket_path: Any = path
+    with tempfile.TemporaryDirectory(prefix='specdec-') as name:
+      yield Path(name)
+      remove_tree(path)
+      begun = [each for each in Path(name).iterdir() if each.name != mark]
+      for each in (*begun, Path(name, mark)):
+        (bucket_path / each.name).upload(each)
+    return
   final = path.absolute()
-  with _explained(path, final), new_folder(final, overwrite=True) as begun:
-    yield begun
+  with _explained(path, final), new_folder(final, overwrite=True) as new:
+    yield new
 
 
 @contextlib.contextmanager

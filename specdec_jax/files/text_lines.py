@@ -1,5 +1,6 @@
 """Lines of text files, and JSON objects of one line each."""
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,9 @@ def read(path: Path) -> Iterator[tuple[str, str]]:
     ValueError: if the file cannot be read, or is not UTF-8.
   """
   try:
-    with path.open(encoding='utf-8-sig', newline='\n') as file:
+    with io.TextIOWrapper(
+      path.open('rb'), encoding='utf-8-sig', newline='\n'
+    ) as file:
       for number, line in enumerate(file, start=1):
         if line := line.rstrip('\r\n'):
           yield f'{path}, line {number}', line

@@ -22,7 +22,7 @@ from specdec_jax.assembly import models
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Params
 from specdec_jax.decoding.state import DecodeOutput
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import local_path, user_path
 from specdec_jax.infer import decode_many, examples, footprint, output
 from specdec_jax.infer import decoding as decoding_lib
 from specdec_jax.infer.decode_many import Programs, Timed, Utilisation
@@ -98,7 +98,7 @@ def infer(
     folders = {'data_dir': tfds_data_dir} if tfds_data_dir else {}
     task = find_task(lengths=lengths, **folders)
     shard = Shard(
-      folder=local_path(output_dir),
+      folder=user_path(output_dir),
       task=task.name,
       mode=mode,
       shard_id=shard_id,
@@ -236,7 +236,7 @@ def _decode_shard(run: _Run) -> int:
           summary[output.GAMMA] = vars(found)
         if processes.is_first():
           mark = {**summary, 'examples_digest': name}
-          output.write_chunk(run.shard, num_chunks, records, mark)
+          summary = output.write_chunk(run.shard, num_chunks, records, mark)
         step = total['examples'] + len(chunk)
         write_metrics(step, timed[-1].figures())
       if is_trial:

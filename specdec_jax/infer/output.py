@@ -3,7 +3,8 @@
 `OUT/{task}-{mode}.jsonl-SSSSS-of-NNNNN` is one shard, and beside it stands
 `.COMPLETED` once it is whole. Until then its chunks lie in `OUT/tmp-...`, each
 with a `.COMPLETED` of its own. Every file appears under its name only when it
-is complete: a process may be killed at any moment, and a later one goes on.
+is complete: a process may be killed at any moment, and a later one goes on; in
+a bucket, on any host.
 """
 
 import contextlib
@@ -11,13 +12,13 @@ import dataclasses
 import glob
 import json
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specdec_jax.files import replacing
 from specdec_jax.files.one_writer import one_writer
+from specdec_jax.files.paths import is_in_bucket, remove_tree
 from specdec_jax.files.require import require
 from specdec_jax.launch import old_names
 from specdec_jax.theory.choosing import Choice
@@ -81,7 +82,7 @@ def begin(shard: Shard, settings: Mapping[str, str]) -> dict[str, Any] | None:
   if (summary := _read_mark(shard.path)) is not None:
     _check_settings(shard.path, summary.get('settings'), settings)
     _check_whole(shard.path, summary)
-    shutil.rmtree(shard.chunk_folder, ignore_errors=True)
+    remove_tree(shard.chunk_folder)
     return summary
   stored = shard.chunk_folder / _SETTINGS
   try:
@@ -174,21 +175,31 @@ def write_chunk(
   index: int,
   records: Iterable[Mapping[str, Any]],
   summary: Mapping[str, Any],
-) -> None:
+) -> Mapping[str, Any]:
   """Writes one object per line, and then that it is complete. `summary` has
   `examples`, how many they are, other counts, and `examples_digest`, see
-  `add_digests`."""
+  `add_digests`. Returns the summary that stands: in a bucket that of whoever
+  was first, since another gamma may have been the fastest there."""
   path = shard.chunk_path(index)
   write_whole(path, ''.join(json.dumps(record) + '\n' for record in records))
-  _write_mark(path, summary)
+  if is_in_bucket(path):
+    mark: Any = _mark_of(path)
+    if not mark.create(_mark_text(summary)):
+      return _read_mark(path) or summary
+  else:
+    _write_mark(path, summary)
+  return summary
 
 
 def write_config(shard: Shard, text: str) -> None:
   """Writes `config.gin`, which is the same for all shards, whichever they are
   and whenever they write it."""
-  begun = shard.chunk_folder / CONFIG_FILE
-  write_whole(begun, text)
-  begun.replace(shard.folder / CONFIG_FILE)
+  final, begun = shard.folder / CONFIG_FILE, shard.chunk_folder / CONFIG_FILE
+  if is_in_bucket(final):
+    write_whole(final, text)
+  else:
+    write_whole(begun, text)
+    begun.replace(final)
 
 
 def finish(shard: Shard, num_chunks: int, summary: Mapping[str, Any]) -> None:
@@ -205,7 +216,7 @@ def finish(shard: Shard, num_chunks: int, summary: Mapping[str, Any]) -> None:
       digests.append(mark[_DIGEST])
       file.write(path.read_bytes())
   _write_mark(shard.path, {**summary, _DIGEST: add_digests(digests)})
-  shutil.rmtree(shard.chunk_folder)
+  remove_tree(shard.chunk_folder, ignore_errors=False)
 
 
 def add_digests(digests: Iterable[str]) -> str:
@@ -240,7 +251,11 @@ def _mark_of(path: Path) -> Path:
 
 
 def _write_mark(path: Path, summary: Mapping[str, Any]) -> None:
-  write_whole(_mark_of(path), json.dumps(dict(summary), indent=2) + '\n')
+  write_whole(_mark_of(path), _mark_text(summary))
+
+
+def _mark_text(summary: Mapping[str, Any]) -> str:
+  return json.dumps(dict(summary), indent=2) + '\n'
 
 
 def _read_mark(path: Path) -> dict[str, Any] | None:

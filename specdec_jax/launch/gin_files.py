@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 import specdec_jax
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import is_in_bucket, user_path
 from specdec_jax.launch import old_names
 
 _SHIPPED = 'gin_configs'
@@ -65,11 +65,13 @@ def reader(
 def find(name: str, folders: Sequence[str]) -> Path:
   """The file of a name in these folders, this package (`gin_configs/` may stand
   before), or a Python package; a ValueError that names its like if in none."""
-  path = local_path(name)
-  places = [*dict.fromkeys(local_path(each).resolve() for each in folders)]
+  path = user_path(name)
+  places = [*dict.fromkeys(user_path(each).resolve() for each in folders)]
   is_prefixed = path.parts[:1] == (_SHIPPED,)
   shipped = path.relative_to(_SHIPPED) if is_prefixed else path
   candidates = [place / path for place in places] + [SHIPPED / shipped]
+  if is_in_bucket(path):
+    candidates = [path]
   for candidate in itertools.chain(candidates, _in_packages(path)):
     if candidate.is_file():
       return candidate.resolve()

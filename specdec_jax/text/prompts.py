@@ -12,7 +12,7 @@ import numpy as np
 
 from specdec_jax.base import Prompt
 from specdec_jax.files import text_lines
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import user_path
 from specdec_jax.models import families
 from specdec_jax.models.families import Config, has_encoder
 from specdec_jax.text.vocabularies import AnyVocabulary
@@ -60,7 +60,7 @@ def _text_of(path: str) -> str:
   """A file's text, with `\\n` for every line break and no byte order mark."""
   try:
     if path != '-':
-      data = local_path(path).read_bytes()
+      data = user_path(path).read_bytes()
     elif sys.stdin is None:
       raise ValueError('standard input is closed, and --prompts - reads it')
     else:

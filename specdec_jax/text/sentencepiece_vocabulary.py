@@ -7,9 +7,9 @@ import itertools
 import os
 import struct
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
+from specdec_jax.files.paths import user_path
 from specdec_jax.files.require import require
 from specdec_jax.text import vocabularies
 
@@ -119,7 +119,7 @@ def load(
   are too many sentinels; ImportError without the sentencepiece package.
   """
   try:
-    model = Path(path).read_bytes()
+    model = user_path(path).read_bytes()
   except OSError as error:
     raise ValueError(f'cannot read {path}: {error.strerror}') from error
   sentencepiece = require(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from specdec_jax.files import text_lines
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import user_path
 
 Example = Mapping[str, str]
 
@@ -72,8 +72,8 @@ def public(name: str, folder: str) -> dict[str, list[Example]]:
     ValueError: if there is no such file, a line is malformed, or its text was
       not fetched.
   """
-  paths = [local_path(folder) / each for each in PUBLIC[name]]
-  path = next(filter(Path.is_file, paths), None)
+  paths = [user_path(folder) / each for each in PUBLIC[name]]
+  path = next((each for each in paths if each.is_file()), None)
   if path is None:
     raise ValueError(f'{folder} is no {name}: it has no {paths[0].name}')
   found: dict[str, list[Example]] = {}

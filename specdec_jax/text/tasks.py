@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_jax.files import text_lines
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import user_path
 from specdec_jax.files.require import require
 
 SUFFIXES = ('.jsonl', '.tsv', '.txt')
@@ -115,7 +115,7 @@ def find(
   ImportError if seqio is needed and not installed.
   """
   if Path(name).suffix in SUFFIXES:
-    path = local_path(name)
+    path = user_path(name)
     if not path.is_file():
       raise ValueError(f'there is no file {path}')
     fields = inputs_field, targets_field

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_jax.checkpoints import huggingface, settings
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import user_path
 from specdec_jax.text import sentencepiece_vocabulary
 from specdec_jax.text.sentencepiece_vocabulary import SentencePieceVocabulary
 from specdec_jax.text.vocabularies import AnyVocabulary
@@ -22,7 +22,8 @@ WRITTEN = (SENTENCEPIECE, TOKENIZER, _SETTINGS, _GENERATION)
 
 def is_in(folder: str | os.PathLike[str]) -> bool:
   """Whether a folder has a vocabulary."""
-  return any((Path(folder) / n).is_file() for n in (SENTENCEPIECE, TOKENIZER))
+  names = (SENTENCEPIECE, TOKENIZER)
+  return any((user_path(folder) / name).is_file() for name in names)
 
 
 def read(
@@ -39,7 +40,7 @@ def read(
   ValueError if there is no vocabulary, or it is broken; ImportError if the
   package that reads it is not installed.
   """
-  path = local_path(path)
+  path = user_path(path)
   if not path.is_dir():
     return _read_sentencepiece(path, extra_ids, num_rows)
   if (path / SENTENCEPIECE).is_file():
@@ -83,7 +84,7 @@ def _with_eos_ids(
 
 def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:
   """Writes a vocabulary into a folder, from which `read` reads it."""
-  folder = Path(folder)
+  folder = user_path(folder)
   settings: dict[str, Any]
   if isinstance(vocabulary, SentencePieceVocabulary):
     (folder / SENTENCEPIECE).write_bytes(vocabulary.model)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from specdec_jax.drafters.stateless import MAX_GAMMA
+from specdec_jax.files.paths import user_path
 from specdec_jax.trace import recording
 from specdec_jax.trace.recording import Record
 
@@ -99,7 +100,7 @@ def read(path: str | os.PathLike[str]) -> Trace:
       file, the line and the reason.
     OSError: if the file cannot be opened.
   """
-  with open(path, 'rb') as file:
+  with user_path(path).open('rb') as file:
     # A complete file ends with a newline, and its last piece is empty.
     *lines, unfinished = file.read().split(b'\n')
   is_truncated = _is_cut(unfinished)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_jax.files import replacing
+from specdec_jax.files.paths import is_in_bucket
 
 NAME = 'metrics.jsonl'
 
@@ -19,23 +20,24 @@ def open_log(
 
   Lines of later steps are those of a run that was killed, which takes these
   steps again: they stay until a line of their step, or of a later one, replaces
-  them. `tensorboard --logdir` reads the files beside it, which are written
-  where the clu package and the TensorFlow that it needs are installed. The
-  folder is made if need be.
+  them. `tensorboard --logdir` reads the files beside it, which are written to a
+  local disk where the clu package and the TensorFlow that it needs are
+  installed. The folder is made if need be.
   """
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / NAME
   lines = read_log(path)
   kept = [line for line in lines if line['step'] <= step]
   outdated = [line for line in lines if line['step'] > step]
-  # The file can also end in half a line.
-  is_clean = not path.is_file()
-  try:
-    from clu import metric_writers
-  except ImportError:
-    writer = None
-  else:
-    writer = metric_writers.SummaryWriter(str(folder))
+  # The file can also end in half a line, and an object of a bucket cannot grow.
+  in_bucket = is_in_bucket(path)
+  is_clean = not in_bucket and not path.is_file()
+  writer = None
+  if not in_bucket:
+    with contextlib.suppress(ImportError):
+      from clu import metric_writers
+
+      writer = metric_writers.SummaryWriter(str(folder))
 
   def write(step: int, metrics: Mapping[str, float]) -> None:
     nonlocal is_clean, outdated
@@ -50,7 +52,7 @@ def open_log(
       with replacing.file(path) as partial:
         texts = [json.dumps(each) + '\n' for each in (*kept, *outdated)]
         partial.write_text(''.join(texts), encoding='utf-8')
-      is_clean = not outdated
+      is_clean = not in_bucket and not outdated
     if writer is not None:
       writer.write_scalars(step, dict(metrics))
 

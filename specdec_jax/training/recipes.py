@@ -4,7 +4,6 @@ target; see `gin_configs/runs/`."""
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from specdec_jax.data.datasets import Dataset
 from specdec_jax.data.token_files import TokenFile
 from specdec_jax.decoding import autoregressive
 from specdec_jax.files import replacing
+from specdec_jax.files.paths import user_path
 from specdec_jax.models import block_heads, families
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.block_heads import BlockHeads, BlockHeadsConfig
@@ -192,7 +192,7 @@ def drafter_texts(
   """
   folders = [tokens] if isinstance(tokens, str) else tokens
   inputs = token_files.concatenate(
-    [token_files.load(Path(f) / 'train.npz') for f in folders]
+    [token_files.load(user_path(f) / 'train.npz') for f in folders]
   )
   vocabulary = token_files.load_description(folders[0])['vocabulary']
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
@@ -202,7 +202,7 @@ def drafter_texts(
     text = position // refresh_period
     if text in current:
       return
-    path = Path(folder) / f'drafter_text_{text}.npz'
+    path = user_path(folder) / f'drafter_text_{text}.npz'
     if not path.is_file():
       path.parent.mkdir(parents=True, exist_ok=True)
       first = text * num_examples

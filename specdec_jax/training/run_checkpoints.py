@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import operator
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from specdec_jax import base
 from specdec_jax.base import Array
 from specdec_jax.checkpoints import model_file, orbax, stored_arrays
 from specdec_jax.files import full_disk
-from specdec_jax.files.local_path import local_path
 from specdec_jax.files.one_writer import one_writer
+from specdec_jax.files.paths import remove_tree, user_path
 from specdec_jax.models.families import DrafterConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.sharding import mesh as meshes
@@ -136,7 +135,7 @@ class Checkpoints:
     for newer, error in unread:
       aside = self.folder / f'damaged_checkpoint_{newer}'
       if jax.process_index() == 0:
-        shutil.rmtree(aside, ignore_errors=True)
+        remove_tree(aside)
         self._folder(newer).rename(aside)
       say(
         f'{self.folder}: the checkpoint of step {newer} cannot be read and is '
@@ -177,7 +176,7 @@ def open_run(
   open already; ImportError without the orbax-checkpoint package.
   """
   ocp = orbax.import_orbax()
-  folder = local_path(model_dir).absolute()
+  folder = user_path(model_dir).absolute()
   folder.mkdir(parents=True, exist_ok=True)
   options = ocp.CheckpointManagerOptions(
     max_to_keep=keep,
@@ -189,7 +188,7 @@ def open_run(
       stack.enter_context(one_writer(folder / '.lock', folder))
     _check_network(folder, config)
     manager = stack.enter_context(
-      ocp.CheckpointManager(folder / _FOLDER, options=options)
+      ocp.CheckpointManager(str(folder / _FOLDER), options=options)
     )
     checkpoints = Checkpoints(folder, manager)
     yield checkpoints

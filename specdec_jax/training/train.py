@@ -15,7 +15,7 @@ from specdec_jax.base import Array
 from specdec_jax.checkpoints import formats, loading, orbax
 from specdec_jax.data.datasets import Dataset
 from specdec_jax.files import replacing
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import user_path
 from specdec_jax.launch import gin_launch, progress
 from specdec_jax.models import families, presets
 from specdec_jax.models.families import DrafterConfig
@@ -112,7 +112,7 @@ def train(
     checkpoint_period=checkpoint_period,
     keep=keep,
   )
-  folder = local_path(model_dir)
+  folder = user_path(model_dir)
   with (
     _mesh(num_partitions, model_parallel_submesh),
     _reporting(folder, schedule, log_period) as (report, say),
@@ -138,9 +138,9 @@ def train(
       say=say,
     )
   with replacing.new_folder(folder / 'model', overwrite=True) as begun:
-    orbax.save(begun, in_float32, params)
     if words is not None:
       vocabulary_files.write(begun, words)
+    orbax.save(begun, in_float32, params)
   print(f'the model is in {folder / "model"}', flush=True)
 
 
@@ -184,7 +184,7 @@ def _read_vocabulary(
     if path is not None:
       raise ValueError('heads have no vocabulary of their own: give none')
     return None
-  found = of_dataset if path is None else Path(path)
+  found = of_dataset if path is None else user_path(path)
   if found is None and families.only_drafts(config):
     return None
   if found is None:

@@ -452,7 +452,7 @@ def test_folders_that_are_no_checkpoint(tmp_path, legacy):
     with pytest.raises(ValueError, match=message):
       t5x.find(path)
 
-  refused('gs://bucket/checkpoint_7', 'not on a local disk')
+  refused('s3://bucket/checkpoint_7', 'neither on a local disk')
   refused(tmp_path / 'none', 'there is no folder')
   for name in ('checkpoint_7.tmp-123', 'checkpoint_7.orbax-checkpoint-tmp-1'):
     copy = tmp_path / 'unfinished' / name

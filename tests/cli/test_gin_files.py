@@ -160,8 +160,8 @@ def test_a_model_of_ones_own_by_its_name(run, elsewhere):
       'runs/infer.gin? In file "{elsewhere}/mine.gin", line 1',
     ),
     (
-      ['--gin_file=gs://bucket/x.gin'],
-      'gs://bucket/x.gin is not on a local disk',
+      ['--gin_file=s3://bucket/x.gin'],
+      's3://bucket/x.gin is neither on a local disk',
     ),
     (
       ['--gin_file=runs/leviathan2023.gin'],

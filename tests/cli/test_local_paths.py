@@ -1,4 +1,4 @@
-"""Every door refuses the path of a bucket, before it makes a folder `gs:`."""
+"""Every door refuses the paths of other systems, before it makes a folder."""
 
 import pytest
 
@@ -8,27 +8,25 @@ pytest.importorskip('tensorstore')
 
 from specdec_jax.checkpoints import loading, t5x
 from specdec_jax.files import replacing
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import user_path
 from specdec_jax.training import run_checkpoints
 from tests.checkpoints.tiny_t5 import make_config
 from tests.cli.infer_runs import ROOT, argv
 from tests.cli.tiny import assert_refused
 
-BUCKET = 'gs://bucket/name'
+BUCKET = 's3://bucket/name'
 
 
-@pytest.mark.parametrize(
-  'path', [BUCKET, 's3://bucket/name', 'https://host/name', 'file:///name']
-)
+@pytest.mark.parametrize('path', [BUCKET, 'https://host/name', 'file:///name'])
 def test_a_path_that_is_not_local(path):
   for each in (path, path.replace('//', '/')):
-    with pytest.raises(ValueError, match='is not on a local disk'):
-      local_path(each)
+    with pytest.raises(ValueError, match='is neither on a local disk'):
+      user_path(each)
 
 
 def test_a_local_path():
-  assert str(local_path('a:b/c')) == 'a:b/c'
-  assert local_path('~/a').is_absolute()
+  assert str(user_path('a:b/c')) == 'a:b/c'
+  assert user_path('~/a').is_absolute()
 
 
 INFER = {
@@ -55,7 +53,7 @@ def test_infer(run, tmp_path, monkeypatch, bindings):
   if bindings.get('CHECKPOINT_PATH') == 'ende-mini':
     bindings = {**bindings, 'MODEL': None}
   command += [f'--gin.{name}={value!r}' for name, value in bindings.items()]
-  assert_refused(run(*command), BUCKET, 'is not on a local disk')
+  assert_refused(run(*command), BUCKET, 'is neither on a local disk')
   assert [path.name for path in tmp_path.iterdir()] == ['task.txt']
 
 
@@ -88,7 +86,7 @@ COMMANDS = {
 @pytest.mark.parametrize('command', COMMANDS.values(), ids=COMMANDS)
 def test_commands(run, tmp_path, monkeypatch, command):
   monkeypatch.chdir(tmp_path)
-  assert_refused(run(*command), BUCKET, 'is not on a local disk')
+  assert_refused(run(*command), BUCKET, 'is neither on a local disk')
   assert not list(tmp_path.iterdir())
 
 
@@ -97,9 +95,9 @@ def test_the_library(tmp_path, monkeypatch):
   runs = lambda: run_checkpoints.open_run(BUCKET, make_config(), keep=1)
   folders = lambda: replacing.new_folder(BUCKET)
   for door in (loading.locate, t5x.find):
-    with pytest.raises(ValueError, match='is not on a local disk'):
+    with pytest.raises(ValueError, match='is neither on a local disk'):
       door(BUCKET)
   for context in (runs, folders):
-    with pytest.raises(ValueError, match='local disk'), context():
+    with pytest.raises(ValueError, match='neither on a local disk'), context():
       pass
   assert not list(tmp_path.iterdir())

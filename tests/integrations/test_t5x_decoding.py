@@ -265,10 +265,10 @@ def test_a_draft_model_joins_the_users_own_transformations(is_resuming):
     assert jax.tree.map(np.shape, found) == jax.tree.map(np.shape, draft)
 
 
-def test_draft_models_in_buckets_are_refused():
-  with pytest.raises(ValueError, match=r'gs://bucket/small is not on a local'):
+def test_draft_models_elsewhere_are_refused():
+  with pytest.raises(ValueError, match=r's3://bucket/small is neither on'):
     t5x.load_draft(
       {'target': {}},
       {'target': {'draft': {'w': np.zeros(2)}}},
-      path='gs://bucket/small',
+      path='s3://bucket/small',
     )

@@ -340,8 +340,8 @@ def test_ngram_text_is_counted(tmp_path):
   assert draft.tokens.tolist() == [[3, 2, 3, 2]]
   with pytest.raises(ValueError, match=r'ngram_text: cannot read .*nowhere'):
     networks(None, drafter='ngram', ngram_text=str(tmp_path / 'nowhere'))
-  with pytest.raises(ValueError, match=r'gs://bucket/text is not on a local'):
-    networks(None, drafter='ngram', ngram_text='gs://bucket/text')
+  with pytest.raises(ValueError, match=r's3://bucket/text is neither on'):
+    networks(None, drafter='ngram', ngram_text='s3://bucket/text')
 
 
 def test_continuations_are_moved_to_the_left():

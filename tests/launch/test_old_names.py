@@ -195,7 +195,7 @@ def test_a_half_finished_folder_is_resumed(half_finished, capfd, monkeypatch):
 
   def write(shard, index, *rest):
     written.append(index)
-    write_chunk(shard, index, *rest)
+    return write_chunk(shard, index, *rest)
 
   monkeypatch.setattr(output, 'write_chunk', write)
   result = resume(capfd, half_finished)

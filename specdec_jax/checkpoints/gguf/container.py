@@ -17,6 +17,7 @@ import numpy as np
 
 from specdec_jax.checkpoints import parameters
 from specdec_jax.files import require as packages
+from specdec_jax.files.paths import mapped
 
 _MAGIC = b'GGUF'
 _VERSIONS = (2, 3)
@@ -31,6 +32,8 @@ _import_gguf = functools.partial(
 )
 # Blocks that are dequantised at a time: the temporaries then stay in cache.
 _BLOCKS_AT_A_TIME = 2048
+# Of an object in a bucket, for its header.
+_FIRST_BYTES = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +49,12 @@ class TensorInfo:
 @dataclasses.dataclass(frozen=True)
 class GgufFile:
   """An open GGUF file: strings, numbers, lists of strings and arrays of numbers
-  by key; tensors by name; and the mapped file, uint8 `[bytes]`."""
+  by key; tensors by name; and its bytes, of `paths.mapped`."""
 
   path: str
   metadata: dict[str, Any]
   tensors: dict[str, TensorInfo]
-  data: np.ndarray
+  data: Any
 
 
 class _Cursor:
@@ -98,35 +101,52 @@ class _Cursor:
 def open_gguf(path: Path) -> GgufFile:
   """Maps a GGUF file and reads its header; raises ValueError if it is no GGUF
   file, of another version, or truncated, OSError if it cannot be opened."""
-  with path.open('rb') as file:
-    magic = file.read(len(_MAGIC))
+  data = mapped(path)
+  magic = bytes(data[: len(_MAGIC)])
   if magic != _MAGIC:
     raise ValueError(
       f'{path} is not a GGUF file: it starts with {magic!r}, not {_MAGIC!r}'
     )
-  data = np.memmap(path, dtype=np.uint8, mode='r')
-  cursor = _Cursor(data, len(_MAGIC))
   try:
-    version = cursor.number('I')
-    if version not in _VERSIONS:
-      raise ValueError(
-        f'it is GGUF version {version} (or big-endian), and little-endian '
-        f'versions {" and ".join(map(str, _VERSIONS))} are supported'
-      )
-    num_tensors, num_keys = cursor.number('Q'), cursor.number('Q')
-    metadata = {}
-    for _ in range(num_keys):
-      key = cursor.string()
-      if key in metadata:
-        raise ValueError(f'metadata {key} occurs twice')
-      metadata[key] = cursor.value(cursor.number('I'))
-    tensors = _read_tensor_infos(cursor, num_tensors, metadata)
+    metadata, tensors = _read_header(data)
     _check_extents(tensors, data.size)
   except EOFError as error:
     raise ValueError(f'{path} is truncated: {error}') from error
   except ValueError as error:
     raise ValueError(f'{path} cannot be read: {error}') from error
   return GgufFile(str(path), metadata, tensors, data)
+
+
+def _read_header(data: Any) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+  """The metadata, and where tensors lie. The header does not say how long it
+  is: that of an object in a bucket is read again, larger, until it is whole."""
+  num_bytes = data.size if isinstance(data, np.ndarray) else _FIRST_BYTES
+  while True:
+    try:
+      return _parse_header(_Cursor(data[:num_bytes], len(_MAGIC)))
+    except EOFError:
+      if num_bytes >= data.size:
+        raise
+      num_bytes *= 4
+
+
+def _parse_header(
+  cursor: _Cursor,
+) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+  version = cursor.number('I')
+  if version not in _VERSIONS:
+    raise ValueError(
+      f'it is GGUF version {version} (or big-endian), and little-endian '
+      f'versions {" and ".join(map(str, _VERSIONS))} are supported'
+    )
+  num_tensors, num_keys = cursor.number('Q'), cursor.number('Q')
+  metadata: dict[str, Any] = {}
+  for _ in range(num_keys):
+    key = cursor.string()
+    if key in metadata:
+      raise ValueError(f'metadata {key} occurs twice')
+    metadata[key] = cursor.value(cursor.number('I'))
+  return metadata, _read_tensor_infos(cursor, num_tensors, metadata)
 
 
 def _read_tensor_infos(

@@ -89,7 +89,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     raise ValueError(f'{folder} has no tokenizer.json')
   tokenizers = vocabularies.import_tokenizers()
   with vocabularies.package_errors(f'{path} cannot be read'):
-    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    tokenizer = tokenizers.Tokenizer.from_buffer(path.read_bytes())
     # One saved during training would cut and pad texts as it did there.
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -17,7 +17,7 @@ import numpy as np
 from specdec_jax.checkpoints import model_file, orbax, stored_arrays
 from specdec_jax.checkpoints.stored_arrays import Stored
 from specdec_jax.checkpoints.t5x import legacy
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import user_path
 from specdec_jax.files.replacing import new_folder
 from specdec_jax.models import presets
 from specdec_jax.models.families import Config
@@ -34,12 +34,12 @@ def read_config(path: Path, *, sizes: Any, dtype: jnp.dtype) -> Config:
   if isinstance(sizes, str):
     if sizes in presets.PRESETS:
       return presets.preset(sizes, dtype=dtype)
-    if not local_path(sizes).exists():
+    if not user_path(sizes).exists():
       raise ValueError(
         f'{sizes!r} is neither a file nor the name of sizes; names are '
         f'{", ".join(presets.PRESETS)}'
       )
-    return model_file.read(local_path(sizes), dtype=dtype)
+    return model_file.read(user_path(sizes), dtype=dtype)
   if sizes is not None:
     return dataclasses.replace(sizes, dtype=dtype)
   checkpoint, _ = places = folders(path)
@@ -98,7 +98,7 @@ def write_target(
       spread over several processes.
     ImportError: if tensorstore, or orbax-checkpoint, is not installed.
   """
-  final = local_path(path) / f'checkpoint_{step}'
+  final = user_path(path) / f'checkpoint_{step}'
   for name, leaf in stored_arrays.flatten(params).items():
     if not getattr(leaf, 'is_fully_addressable', True):
       raise ValueError(
@@ -131,7 +131,7 @@ def folders(path: Path | str) -> tuple[Path, Path]:
 def find(path: Path | str) -> Path:
   """The folder of a checkpoint: `path` itself, that of the file `checkpoint`,
   or the newest step in it. Raises ValueError without a finished one."""
-  folder = local_path(path)
+  folder = user_path(path)
   if folder.is_file() and folder.name == legacy.FILE:
     folder = folder.parent
   if '.tmp-' in folder.name or 'orbax-checkpoint-tmp' in folder.name:

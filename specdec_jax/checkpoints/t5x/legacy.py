@@ -131,7 +131,7 @@ def _local_spec(folder: Path, name: str, spec: Any) -> dict[str, Any]:
   parts = Path(path).parts if isinstance(path, str) else ()
   if not parts or '..' in parts or path.strip('/') == '':
     raise ValueError(f'{folder}: array {name} has no valid path: {path!r}')
-  kvstore = stored_arrays.file_kvstore(folder / path.strip('/'))
+  kvstore = stored_arrays.kvstore(folder / path.strip('/'))
   local: dict[str, Any] = {'driver': 'zarr', 'kvstore': kvstore}
   if 'shape' in spec.get('metadata', {}):
     try:
@@ -158,7 +158,7 @@ def write(folder: Path, params: Any, *, step: int) -> None:
         'shape': list(values.shape),
       },
     }
-    kvstore = stored_arrays.file_kvstore(folder / path)
+    kvstore = stored_arrays.kvstore(folder / path)
     store = tensorstore.open({**specs[name], 'kvstore': kvstore}, create=True)
     pending.append(store.result().write(values))
   for future in pending:

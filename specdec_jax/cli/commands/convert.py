@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from specdec_jax.checkpoints import formats, loading, stored_arrays
 from specdec_jax.cli import options
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import is_in_bucket, user_path
 from specdec_jax.files.replacing import new_folder
 from specdec_jax.launch import numbers, progress
 from specdec_jax.models import families
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
   if args.step is not None and written.read_step is None:
     raise ValueError(f'--step is for checkpoints of T5X, not --to {args.to}')
   source = loading.locate(args.source)
-  destination = local_path(args.destination)
+  destination = user_path(args.destination)
   _check_destination(source, destination, is_overwritten=args.overwrite)
   with progress.waiting(f'reading {args.source}'):
     found = formats.find(source)
@@ -88,9 +88,9 @@ def run(args: argparse.Namespace) -> int:
     progress.waiting(f'writing {destination}'),
     new_folder(destination, overwrite=args.overwrite) as folder,
   ):
-    written.write(folder, config, params, step)
     if vocabulary is not None:
       vocabulary_files.write(folder, vocabulary)
+    written.write(folder, config, params, step)
   leaves = jax.tree.leaves(params)
   print(
     f'wrote {destination} ({args.to}): {len(leaves)} arrays, '
@@ -111,7 +111,8 @@ def _check_destination(
       f'cannot write {destination}: it is the source {source}, holds it, or '
       'lies in it'
     )
-  if not destination.parent.is_dir():
+  # In a bucket, a folder is there when something lies in it.
+  if not is_in_bucket(destination) and not destination.parent.is_dir():
     raise ValueError(
       f'cannot write {destination}: there is no folder {destination.parent}'
     )

@@ -3,7 +3,6 @@
 import argparse
 import functools
 import hashlib
-import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from specdec_jax.checkpoints import loading
 from specdec_jax.cli import options, outputs
 from specdec_jax.data import preparation, token_files
 from specdec_jax.files import replacing
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import user_path
 from specdec_jax.infer import rewriting
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.text import prompts, sentencepiece_vocabulary
@@ -72,7 +71,7 @@ def _vocabulary(args: argparse.Namespace) -> int:
     {'--out': args.out}, {f'--inputs {path}': path for path in args.inputs}
   )
   files = []
-  for path in map(local_path, args.inputs):
+  for path in map(user_path, args.inputs):
     sources = preparation.find(path) if path.is_dir() else {'train': path}
     if 'train' not in sources:
       raise ValueError(f'{path} has no train split')
@@ -81,7 +80,7 @@ def _vocabulary(args: argparse.Namespace) -> int:
     # The trainer answers an interrupt only when it is done.
     texts, train = preparation.texts(files), sentencepiece_vocabulary.train
     model = progress.interruptible(lambda: train(texts, size=args.size))
-  with replacing.file(local_path(args.out)) as partial:
+  with replacing.file(user_path(args.out)) as partial:
     partial.write_bytes(model)
   digest = hashlib.sha256(model).hexdigest()
   print(f'{args.out}: {args.size} ids, SHA-256 {digest}')
@@ -90,7 +89,7 @@ def _vocabulary(args: argparse.Namespace) -> int:
 
 def _new_folder(args: argparse.Namespace) -> AbstractContextManager[Path]:
   return replacing.folder(
-    Path(args.out), token_files.DESCRIPTION, overwrite=args.overwrite
+    user_path(args.out), token_files.DESCRIPTION, overwrite=args.overwrite
   )
 
 
@@ -130,7 +129,7 @@ def _prepare(args: argparse.Namespace) -> int:
   """encode text into token files: training then needs numpy alone"""
   sources: dict[str, Path] = {}
   for path in args.inputs:
-    for split, file in preparation.find(local_path(path)).items():
+    for split, file in preparation.find(user_path(path)).items():
       if split in sources:
         raise ValueError(f'{sources[split]} and {file} are both {split}')
       sources[split] = file
@@ -141,7 +140,7 @@ def _prepare(args: argparse.Namespace) -> int:
   )
   with _new_folder(args) as folder, progress.waiting('encoding'):
     description = preparation.prepare(
-      folder, sources, local_path(args.vocabulary), lengths, prefix=args.prefix
+      folder, sources, user_path(args.vocabulary), lengths, prefix=args.prefix
     )
   for split, counts in description['splits'].items():
     lost = [name for name in ('dropped', 'trimmed', 'split') if counts[name]]
@@ -258,7 +257,7 @@ def _write_after_prompts(args: argparse.Namespace) -> int:
 
 
 def _rewrite_tokens(args: argparse.Namespace) -> int:
-  source = local_path(args.tokens)
+  source = user_path(args.tokens)
   description = token_files.load_description(source)
   splits = {path.stem: path for path in sorted(source.glob('*.npz'))}
   if missing := sorted(set(args.splits) - set(splits)):
@@ -269,11 +268,12 @@ def _rewrite_tokens(args: argparse.Namespace) -> int:
   if isinstance(model, bytes):
     token_files.check_vocabulary(description, hashlib.sha256(model).hexdigest())
   with _new_folder(args) as folder:
-    if (source / token_files.VOCABULARY).is_file():
-      shutil.copy(source / token_files.VOCABULARY, folder)
+    words = source / token_files.VOCABULARY
+    if words.is_file():
+      (folder / words.name).write_bytes(words.read_bytes())
     for split, path in splits.items():
       if split not in args.splits:
-        shutil.copy(path, folder / path.name)
+        (folder / path.name).write_bytes(path.read_bytes())
         continue
       tokens = token_files.load(path)
       with progress.bar(f'rewriting {split}', len(tokens)) as bar:

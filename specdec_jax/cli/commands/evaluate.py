@@ -12,7 +12,7 @@ from typing import Any
 
 from specdec_jax.cli import options, outputs
 from specdec_jax.files import text_lines
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import user_path
 from specdec_jax.infer import quality
 from specdec_jax.launch import progress
 from specdec_jax.text import tasks
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
   metric_fns = _metric_fns(args)
   inputs = {f'predictions {path}': path for path in args.predictions}
   outputs.check({'--json': args.json}, {**inputs, '--targets': args.targets})
-  paths = map(local_path, args.predictions)
+  paths = map(user_path, args.predictions)
   records = list(itertools.chain.from_iterable(map(_read, paths)))
   targets = _targets(args, records)
   predictions = [record['prediction'] for record in records]
@@ -105,7 +105,7 @@ def _targets(
         f'"{_TARGET}" under "inputs", {shown}: give --targets'
       )
     return [x[_TARGET] for x in inputs]
-  is_jsonl = local_path(args.targets).suffix == '.jsonl'
+  is_jsonl = user_path(args.targets).suffix == '.jsonl'
   field = 'targets' if is_jsonl else 'inputs'
   task = tasks.find(args.targets, inputs_field=field)
   found = [example.inputs for example in task.read()]

@@ -7,7 +7,7 @@ where it was when it is started again, and gives the same bytes.
 
 import argparse
 
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import user_path
 from specdec_jax.infer import output
 from specdec_jax.infer.infer import infer
 from specdec_jax.launch import (
@@ -84,7 +84,7 @@ def add_merge_arguments(parser: argparse.ArgumentParser) -> None:
 
 def merge(args: argparse.Namespace) -> int:
   """Joins the shards that several `infer --shard_id` runs wrote to one file."""
-  folder = local_path(args.folder)
+  folder = user_path(args.folder)
   if not folder.is_dir():
     raise ValueError(f'there is no folder {folder}')
   for path, num_lines in output.merge(folder):

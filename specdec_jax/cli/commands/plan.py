@@ -17,7 +17,7 @@ import numpy as np
 from specdec_jax import theory
 from specdec_jax.cli import options, outputs
 from specdec_jax.cli.commands import calibrate
-from specdec_jax.files.local_path import local_path
+from specdec_jax.files.paths import user_path
 from specdec_jax.launch import progress
 from specdec_jax.models import presets
 from specdec_jax.theory import fleet, planner
@@ -153,7 +153,7 @@ def _check(args: argparse.Namespace) -> None:
 def _read(args: argparse.Namespace) -> dict[str, Any]:
   """The figures of a file that `specdec calibrate` wrote, checked."""
   try:
-    found = json.loads(local_path(args.costs).read_text(encoding='utf-8'))
+    found = json.loads(user_path(args.costs).read_text(encoding='utf-8'))
   except (OSError, ValueError) as error:
     reason = getattr(error, 'strerror', None) or 'it is not JSON'
     raise ValueError(f'cannot read --costs {args.costs}: {reason}') from error

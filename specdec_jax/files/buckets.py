@@ -1,0 +1,279 @@
+"""Paths of Google Cloud Storage: etils' epath, over gcsfs.
+
+Imported when the first such path is met (`paths.user_path`). An object appears
+when it is complete, is seen at once by everybody, and is replaced whole: what
+is written here in one call needs no partial file and no rename. Folders are
+prefixes of names, which are there as long as an object is below them.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fnmatch
+import functools
+import io
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Self
+
+import numpy as np
+
+# Else epath takes TensorFlow where that is installed, which need not know gs://.
+os.environ.setdefault('EPATH_USE_TF', 'false')
+
+import aiohttp
+import fsspec
+import google.auth.exceptions
+import requests
+from etils import epath
+from gcsfs.retry import HttpError
+
+# Other hosts write, too: what is there is asked every time.
+for _protocol in ('gs', 'gcs'):
+  _settings = fsspec.config.conf.setdefault(_protocol, {})
+  _settings.setdefault('use_listings_cache', False)
+if 'GCSFS_DEBUG' not in os.environ:
+  # It prints the stack of what it raises.
+  logging.getLogger('gcsfs').setLevel(logging.CRITICAL)
+
+_EPath: Any = type(epath.Path('gs://bucket'))
+_UNANSWERED = (
+  aiohttp.ClientError,
+  asyncio.TimeoutError,
+  ConnectionError,
+  requests.exceptions.RequestException,
+)
+# In what gcsfs and tensorstore say.
+_FORBIDDEN = ('Forbidden', 'PERMISSION_DENIED', 'UNAUTHENTICATED')
+_ABSENT = ('DEADLINE_EXCEEDED', 'UNAVAILABLE')
+
+
+class BucketPath(_EPath):
+  """A path that begins with `gs://`, with the methods of `pathlib.Path` that
+  this package calls.
+
+  gcsfs repeats a request that fails, six times in about half a minute. The
+  first call for a bucket asks whether it is there. Whatever is raised is an
+  OSError that names the path: FileNotFoundError also for a missing bucket,
+  PermissionError, and ConnectionError if the server does not answer.
+  """
+
+  @property
+  def bucket(self) -> str:
+    return self.parts[2]
+
+  @property
+  def key(self) -> str:
+    """The name in the bucket; empty for the bucket itself."""
+    return '/'.join(self.parts[3:])
+
+  def resolve(self, strict: bool = False) -> Self:
+    return self
+
+  def absolute(self) -> Self:
+    return self
+
+  def expanduser(self) -> Self:
+    return self
+
+  def exists(self) -> bool:
+    return self._kind() is not None
+
+  def is_file(self) -> bool:
+    return self._kind() == 'file'
+
+  def is_dir(self) -> bool:
+    """Whether an object is below it; a bucket always is a folder."""
+    return self._kind() == 'directory'
+
+  def _kind(self) -> str | None:
+    with _asking(self) as files:
+      if not self.key:
+        return 'directory'
+      try:
+        return files.info(str(self))['type']
+      except FileNotFoundError:
+        return None
+
+  def iterdir(self) -> Iterator[Self]:
+    """What lies in it; nothing if there is no such folder."""
+    with _asking(self) as files:
+      try:
+        names = files.ls(str(self), detail=False)
+      except FileNotFoundError:
+        names = []
+    found = [type(self)(f'gs://{name}') for name in names]
+    # An object whose name ends in a slash can stand for the folder itself.
+    yield from (path for path in found if path != self)
+
+  def glob(self, pattern: str) -> Iterator[Self]:
+    """What lies in it and has a name of this pattern."""
+    if '/' in pattern:
+      raise NotImplementedError(f'{pattern} of more than a name')
+    for path in self.iterdir():
+      if fnmatch.fnmatchcase(path.name, pattern):
+        yield path
+
+  def read_bytes(self) -> bytes:
+    with _asking(self) as files:
+      return files.cat_file(str(self))
+
+  def read_text(self, encoding: str | None = None) -> str:
+    return self.open('r', encoding).read()
+
+  def open(
+    self,
+    mode: str = 'r',
+    encoding: str | None = None,
+    newline: str | None = None,
+  ) -> IO[Any]:
+    """A copy of all that it holds, to read; `write_bytes` replaces it."""
+    if mode not in ('r', 'rb'):
+      raise NotImplementedError(f'{self} cannot be opened with {mode!r}')
+    data = io.BytesIO(self.read_bytes())
+    if mode == 'rb':
+      return data
+    return io.TextIOWrapper(data, encoding=encoding or 'utf-8', newline=newline)
+
+  def write_bytes(self, data: bytes) -> int:
+    with _asking(self) as files:
+      files.pipe_file(str(self), data)
+    return len(data)
+
+  def write_text(
+    self,
+    data: str,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+  ) -> int:
+    return self.write_bytes(
+      data.encode(encoding or 'utf-8', errors or 'strict')
+    )
+
+  def create(self, text: str) -> bool:
+    """Writes a text unless somebody else has written one; whether it did."""
+    try:
+      with _asking(self) as files:
+        files.pipe_file(str(self), text.encode(), mode='create')
+    except FileExistsError:
+      return False
+    return True
+
+  def upload(self, source: Path) -> None:
+    """Writes what a local file holds."""
+    with _asking(self) as files:
+      files.put_file(str(source), str(self))
+
+  def mkdir(
+    self,
+    mode: int | None = None,
+    parents: bool = False,
+    exist_ok: bool = False,
+  ) -> None:
+    """Makes nothing, and in particular no bucket."""
+    with _asking(self):
+      pass
+
+  def unlink(self, missing_ok: bool = False) -> None:
+    with _asking(self) as files:
+      try:
+        files.rm_file(str(self))
+      except FileNotFoundError:
+        if not missing_ok:
+          raise
+
+  def rmtree(self, missing_ok: bool = False) -> None:
+    """Removes all below it."""
+    if not self.key:
+      raise ValueError(f'{self} is a whole bucket, which is not removed')
+    with _asking(self) as files:
+      try:
+        files.rm(str(self), recursive=True)
+      except FileNotFoundError:
+        if not missing_ok:
+          raise
+
+  def rename(self, target: Any) -> Self:
+    """Moves every object below it, one after another."""
+    with _asking(self) as files:
+      files.mv(str(self), str(target), recursive=True)
+    return type(self)(target)
+
+
+class Ranges:
+  """The bytes of an object by `[start:stop]`, uint8, each read on request."""
+
+  def __init__(self, path: BucketPath):
+    self.path = path
+    with _asking(path) as files:
+      self.size = int(files.info(str(path))['size'])
+
+  def __getitem__(self, part: slice) -> np.ndarray:
+    start, stop, _ = part.indices(self.size)
+    with _asking(self.path) as files:
+      data = files.cat_file(str(self.path), start=start, end=max(start, stop))
+    return np.frombuffer(data, np.uint8)
+
+
+@contextlib.contextmanager
+def _asking(path: BucketPath) -> Iterator[Any]:
+  """Yields gcsfs' file system, if it has the path's bucket."""
+  with explained(path):
+    _find_bucket(path.bucket)
+    yield fsspec.filesystem('gcs')
+
+
+@functools.cache
+def _find_bucket(bucket: str) -> None:
+  """Raises FileNotFoundError if there is no such bucket; asks once for it."""
+  try:
+    fsspec.filesystem('gcs').ls(f'gs://{bucket}', detail=False, max_results=1)
+  except FileNotFoundError as error:
+    raise FileNotFoundError(
+      errno.ENOENT, 'there is no bucket of this name', f'gs://{bucket}'
+    ) from error
+
+
+@contextlib.contextmanager
+def explained(path: Any) -> Iterator[None]:
+  """Makes an OSError with a sentence and the path of what gcsfs, Orbax and
+  tensorstore raise in the block because of a server; leaves all else."""
+  try:
+    yield
+  except Exception as error:
+    if isinstance(error, OSError) and error.filename:
+      raise
+    if (found := _sentence(error, str(path))) is None:
+      raise
+    raise found from error
+
+
+def _sentence(error: Exception, path: str) -> OSError | None:
+  if isinstance(error, FileExistsError):
+    return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+  if isinstance(error, FileNotFoundError):
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+  # Its first sentence: tensorstore's go on for pages.
+  reason = ' '.join(str(error).split(' [')[0].split()) or type(error).__name__
+  if (
+    str(getattr(error, 'code', '')) in ('401', '403')
+    or any(word in reason for word in _FORBIDDEN)
+    or isinstance(error, google.auth.exceptions.GoogleAuthError)
+  ):
+    message = (
+      'no permission: give this account a role of the bucket, or sign in with '
+      f'another (gcloud auth application-default login); {reason}'
+    )
+    return PermissionError(errno.EACCES, message, path)
+  if isinstance(error, _UNANSWERED) or any(x in reason for x in _ABSENT):
+    message = (
+      'the server of the bucket does not answer, asked several times: give the '
+      f'command again when it does ({reason})'
+    )
+    return ConnectionError(errno.EHOSTUNREACH, message, path)
+  if isinstance(error, OSError | HttpError):
+    return OSError(errno.EIO, f'the server says {reason}', path)
+  return None

@@ -1,0 +1,86 @@
+"""The door that every path of a user passes."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.files.require import require
+
+# As a text, and as what `Path` makes of it.
+_BUCKET = re.compile(r'gs:/+')
+_ELSEWHERE = re.compile(r'[a-z][a-z0-9+.-]+:/')
+
+
+def user_path(path: str | os.PathLike[str]) -> Path:
+  """A path of this machine's file systems, with `~` expanded, or, for one that
+  begins with `gs://`, of a bucket: `buckets.BucketPath`, which has the methods
+  of `pathlib.Path` that this package calls. Asks no server.
+
+  Raises:
+    ValueError: if it is the URL of something else, which as a path would be a
+      local folder such as `s3:`, or names no bucket.
+    ImportError: if it is of a bucket, and the packages for it are missing.
+  """
+  text = str(path)
+  if found := _BUCKET.match(text):
+    return _bucket_path(f'gs://{text[found.end() :]}')
+  if _ELSEWHERE.match(text):
+    raise ValueError(
+      f'{path} is neither on a local disk nor in a bucket of gs://: copy it to '
+      'one of them'
+    )
+  return Path(path).expanduser()
+
+
+def _bucket_path(text: str) -> Any:
+  if text.rstrip('/') == 'gs:':
+    raise ValueError('gs:// names no bucket: write gs://BUCKET/FOLDER')
+  require('etils.epath', extra='gcs', purpose=text)
+  require('gcsfs', extra='gcs', purpose=text)
+  # A second and a half, which local paths do not cost.
+  from specdec_jax.files import buckets
+
+  return buckets.BucketPath(text)
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+  """As `user_path`, for what others write or read who know no buckets;
+  ValueError if it is of one."""
+  if is_in_bucket(path) or _BUCKET.match(str(path)):
+    raise ValueError(
+      f'{path} is not on a local disk: give a local path, and copy from it or '
+      'to it (gcloud storage cp -r)'
+    )
+  return user_path(path)
+
+
+def is_in_bucket(path: str | os.PathLike[str]) -> bool:
+  """Whether a path of `user_path` is of a bucket."""
+  return str(path).startswith('gs://')
+
+
+def remove_tree(folder: Path, *, ignore_errors: bool = True) -> None:
+  """Removes a folder and all below it, if it is there; OSError if it cannot be
+  removed and is in a bucket, or errors are not ignored."""
+  bucket_path: Any = folder
+  if is_in_bucket(folder):
+    bucket_path.rmtree(missing_ok=True)
+  else:
+    shutil.rmtree(folder, ignore_errors=ignore_errors)
+
+
+def mapped(path: Path) -> Any:
+  """The bytes of a file, uint8, which `[start:stop]` reads as far as needed: a
+  mapped array, or, in a bucket, `buckets.Ranges`, which has a `size` as well.
+  OSError if the file cannot be read."""
+  if is_in_bucket(path):
+    from specdec_jax.files import buckets
+
+    return buckets.Ranges(path)
+  if not path.stat().st_size:  # Which cannot be mapped.
+    return np.empty(0, np.uint8)
+  return np.memmap(path, dtype=np.uint8, mode='r')

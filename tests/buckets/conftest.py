@@ -1,0 +1,34 @@
+"""A server for this folder's tests, which gcsfs and tensorstore talk to."""
+
+import itertools
+import os
+
+import pytest
+
+# Before gcsfs is imported: it would ask a server that there is not.
+os.environ.setdefault('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')
+
+pytest.importorskip('tensorstore')
+pytest.importorskip('gcsfs')
+
+import fsspec
+
+from tests.buckets import server as servers
+
+if servers.binary() is None:
+  pytest.skip('needs the server of the extra dev', allow_module_level=True)
+
+
+@pytest.fixture(scope='session')
+def server():
+  with servers.running() as found:
+    # For this process, and for those that tests start.
+    os.environ.update(servers.environment(found.port))
+    fsspec.config.conf.setdefault('gcs', {})['token'] = 'anon'
+    yield found
+
+
+@pytest.fixture
+def bucket(server, _names=itertools.count()):
+  """The path of a bucket of its own."""
+  return server.make_bucket(f'bucket-{next(_names)}')

@@ -1,0 +1,135 @@
+"""The commands with everything in a bucket, and with nothing there."""
+
+import json
+import re
+
+import pytest
+
+pytest.importorskip('gin')
+pytest.importorskip('sentencepiece')
+pytest.importorskip('rouge_score')
+pytest.importorskip('sacrebleu')
+
+from specdec_jax.cli.main import main
+from tests.cli import infer_runs
+from tests.cli.infer_runs import argv
+
+NUM_EXAMPLES = 40
+NAME = 'task-predict.jsonl'
+
+
+def run(capfd, *command) -> str:
+  """The command, which should end well; what it printed."""
+  status = main([str(each) for each in command])
+  out, err = capfd.readouterr()
+  assert status == 0, err
+  return out
+
+
+@pytest.fixture(scope='module')
+def inputs(tmp_path_factory):
+  """A model, a task and a gin file."""
+  folder = tmp_path_factory.mktemp('inputs')
+  infer_runs.write_model(folder / 't5')
+  infer_runs.write_task(folder / 'task.jsonl', NUM_EXAMPLES)
+  (folder / 'own.gin').write_text(
+    "include 'gin_configs/drafters/uniform.gin'\ninclude 'more.gin'\n"
+  )
+  (folder / 'more.gin').write_text('drafting.Uniform.gamma = 3\n')
+  return folder
+
+
+def infer(inputs, out, **bindings):
+  return argv(
+    f'{inputs}/t5',
+    f'{inputs}/task.jsonl',
+    out,
+    '--gin_file=own.gin',
+    f'--gin_search_paths={inputs}',
+    **bindings,
+  )
+
+
+def test_infer_merge_and_eval(server, bucket, inputs, tmp_path, capfd):
+  """Sharded, from a bucket and to one: every file but for the paths in it is
+  that of a run from a disk to a disk."""
+  there = server.upload(inputs, f'{bucket}/inputs')
+  local, out = tmp_path / 'out', f'{bucket}/results/out'
+  for shard in (0, 1):
+    for source, target in ((inputs, local), (there, out)):
+      command = infer(source, target, infer__num_shards=2)
+      run(capfd, *command, f'--shard_id={shard}')
+  for target in (local, out):
+    printed = run(capfd, 'merge', target)
+    assert f'{target}/{NAME}-00000-of-00001: {NUM_EXAMPLES} examples' in (
+      ' '.join(printed.split())
+    ).replace(f'{target}/ ', f'{target}/')
+  objects = server.objects(out)
+  files = {path.name: path.read_bytes() for path in local.iterdir()}
+  renamed = {
+    name: data.replace(there.encode(), str(inputs).encode()).replace(
+      out.encode(), str(local).encode()
+    )
+    for name, data in objects.items()
+  }
+  assert set(renamed) == set(files)
+  for name, data in files.items():
+    assert re.sub(rb'\s+', b'', renamed[name]) == re.sub(rb'\s+', b'', data)
+    if '.jsonl-' in name and not name.endswith('.COMPLETED'):
+      assert objects[name] == data
+  figures = []
+  for target in (local, out):
+    json_path = f'{target}-eval.json'
+    run(capfd, 'eval', f'{target}/{NAME}-00000-of-00001', '--json', json_path)
+    figures.append(run(capfd, 'eval', f'{target}/{NAME}-00000-of-00001',
+                       '--json', '-'))  # fmt: skip
+  assert json.loads(figures[0]) == json.loads(figures[1])
+  stored = server.objects(f'{bucket}/results')['out-eval.json']
+  assert stored == (tmp_path / 'out-eval.json').read_bytes()
+  # Once more: all is there already.
+  assert main(infer(there, out, infer__num_shards=2)) == 0
+  assert f'{out}/{NAME}-00000-of-00002 is complete already' in (
+    capfd.readouterr().err
+  )
+
+
+def test_traces_and_prompts(server, bucket, tmp_path, capfd):
+  prompts = tmp_path / 'prompts.txt'
+  prompts.write_text('Open the file.\n')
+  there = server.upload(prompts, f'{bucket}/prompts.txt')
+  command = ('generate', '--model=ende-nano', '--drafter=uniform',
+             '--max_new_tokens=8', '--gamma=2')  # fmt: skip
+  shown = []
+  for source, trace in (
+    (prompts, tmp_path / 'trace.jsonl'),
+    (there, f'{bucket}/trace.jsonl'),
+  ):
+    run(capfd, *command, '--prompts', source, '--trace', trace)
+    shown.append(run(capfd, 'trace', trace))
+    run(capfd, 'trace', trace, '--html', f'{trace}.html')
+  assert shown[0] == shown[1]
+  objects = server.objects(bucket)
+  assert set(objects) == {'prompts.txt', 'trace.jsonl', 'trace.jsonl.html'}
+  local = (tmp_path / 'trace.jsonl').read_bytes()
+  assert objects['trace.jsonl'].count(b'\n') == local.count(b'\n')
+
+
+def test_data_in_a_bucket(server, bucket, tmp_path, capfd):
+  """A vocabulary and token files: those that are made on a disk."""
+  text = tmp_path / 'text.jsonl'
+  infer_runs.write_task(text, 200)
+  there = server.upload(text, f'{bucket}/text.jsonl')
+  for source, target in ((text, tmp_path), (there, bucket)):
+    words = f'{target}/words.model'
+    run(capfd, 'data', 'vocabulary', '--inputs', source, '--size', '64',
+        '--out', words)  # fmt: skip
+    run(capfd, 'data', 'prepare', '--inputs', source, '--vocabulary', words,
+        '--out', f'{target}/tokens')  # fmt: skip
+  files = {p.name: p.read_bytes() for p in (tmp_path / 'tokens').iterdir()}
+  assert server.objects(f'{bucket}/tokens') == files
+
+
+def test_a_gin_file_that_is_not_there(server, bucket, inputs, capfd):
+  there = server.upload(inputs, f'{bucket}/inputs')
+  assert main(['infer', f'--gin_file={there}/owm.gin']) == 2
+  assert f'no file {there}/owm.gin' in capfd.readouterr().err

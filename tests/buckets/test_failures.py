@@ -1,0 +1,192 @@
+"""What users are told when a bucket, or the way to it, is not as it should."""
+
+import builtins
+import subprocess
+import sys
+
+import aiohttp
+import gcsfs
+import google.auth.exceptions
+import pytest
+from gcsfs.retry import HttpError
+
+from specdec_jax.checkpoints import loading, t5x
+from specdec_jax.cli.main import main
+from specdec_jax.files import buckets, full_disk
+from specdec_jax.files.paths import user_path
+from tests import children
+from tests.buckets import server as servers
+from tests.checkpoints.tiny_t5 import make_config, make_params
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+  """gcsfs asks again at once."""
+
+  async def no_time(seconds):
+    del seconds
+
+  monkeypatch.setattr('gcsfs.retry.asyncio.sleep', no_time)
+
+
+def told(capfd, *command) -> str:
+  """The one line of a command that is refused."""
+  status = main([str(each) for each in command])
+  err = capfd.readouterr().err
+  assert status == 2, err
+  assert err.count('\n') == 1, err
+  return err.removeprefix('specdec: error: ').strip()
+
+
+NOWHERE = 'gs://there-is-none/name'
+COMMANDS = {
+  'generate --model': ('generate', '--prompt=a', '--model', NOWHERE),
+  'generate --prompts': (
+    *('generate', '--model=ende-nano', '--prompts', NOWHERE),
+  ),
+  'generate --json': (
+    *('generate', '--model=ende-nano', '--prompt=a', '--json', NOWHERE),
+  ),
+  'convert from': ('convert', NOWHERE, 'out', '--to=safetensors'),
+  'convert to': ('convert', 'ende-nano', NOWHERE, '--to=safetensors'),
+  'eval': ('eval', NOWHERE),
+  'merge': ('merge', NOWHERE),
+  'plan': ('plan', '--costs', NOWHERE, '--alpha=0.5'),
+  'trace': ('trace', NOWHERE),
+  'gin file': ('infer', f'--gin_file={NOWHERE}.gin'),
+}
+
+
+@pytest.mark.parametrize('command', COMMANDS.values(), ids=COMMANDS)
+def test_no_such_bucket(server, command, tmp_path, monkeypatch, capfd):
+  monkeypatch.chdir(tmp_path)
+  found = told(capfd, *command)
+  assert found.endswith('there is no bucket of this name')
+  assert 'gs://there-is-none' in found
+  assert not list(tmp_path.iterdir())
+
+
+def test_nothing_in_the_bucket(bucket, capfd):
+  assert told(
+    capfd, 'generate', '--prompt=a', '--model', f'{bucket}/t5'
+  ).startswith(f"no model is called '{bucket}/t5': give ")
+  assert told(capfd, 'trace', f'{bucket}/t') == (
+    f'{bucket}/t: No such file or directory'
+  )
+  assert told(capfd, 'merge', f'{bucket}/out') == (
+    f'there is no folder {bucket}/out'
+  )
+
+
+def test_no_server(server, impatient, monkeypatch, capfd):
+  """Nobody listens: asked several times, then said."""
+  buckets._find_bucket.cache_clear()
+  asked = []
+  request = aiohttp.ClientSession.request
+
+  def counted(self, *args, **kwargs):
+    asked.append(args)
+    return request(self, *args, **kwargs)
+
+  monkeypatch.setattr(aiohttp.ClientSession, 'request', counted)
+  address = f'http://127.0.0.1:{servers.free_port()}'
+  monkeypatch.setenv('STORAGE_EMULATOR_HOST', address)
+  found = told(capfd, 'generate', '--prompt=a', '--model', 'gs://absent/t5')
+  assert found.startswith(
+    'gs://absent/t5: the server of the bucket does not answer, asked several '
+    'times: give the command again when it does (Cannot connect to host '
+  )
+  assert len(asked) == gcsfs.GCSFileSystem.retries
+
+
+REFUSALS = {
+  'forbidden': (
+    OSError('Forbidden: b/x\nx does not have storage.objects.get access'),
+    PermissionError,
+    'no permission: .* does not have storage.objects.get access',
+  ),
+  'unknown': (
+    HttpError({'code': 401, 'message': 'Anonymous caller'}),
+    PermissionError,
+    'gcloud auth application-default login.*; Anonymous caller, 401',
+  ),
+  'no credentials': (
+    google.auth.exceptions.RefreshError('expired'),
+    PermissionError,
+    'no permission: .*expired',
+  ),
+  'tensorstore': (
+    ValueError('PERMISSION_DENIED: Error reading "x": HTTP 403 [a=1]'),
+    PermissionError,
+    'no permission: .*; PERMISSION_DENIED: Error reading "x": HTTP 403$',
+  ),
+  'silence': (TimeoutError(), ConnectionError, 'does not answer'),
+  'overload': (
+    HttpError({'code': 503, 'message': 'busy'}),
+    OSError,
+    'the server says busy, 503',
+  ),
+}
+
+
+@pytest.mark.parametrize(
+  ('error', 'kind', 'sentence'), REFUSALS.values(), ids=REFUSALS
+)
+def test_refusals(server, error, kind, sentence):
+  with pytest.raises(kind, match=sentence) as raised, full_disk.named('gs://a'):
+    raise error
+  assert raised.value.filename == 'gs://a'
+
+
+def test_our_own_errors_stay(server):
+  with pytest.raises(ValueError, match='mine'), full_disk.named('gs://a/b'):
+    raise ValueError('mine')
+
+
+def test_no_extra(server, monkeypatch, capfd):
+  load = builtins.__import__
+
+  def without(name, *args, **kwargs):
+    if name == 'gcsfs':
+      raise ImportError(name)
+    return load(name, *args, **kwargs)
+
+  monkeypatch.setattr(builtins, '__import__', without)
+  monkeypatch.delitem(sys.modules, 'gcsfs')
+  monkeypatch.setattr('importlib.import_module', without)
+  assert told(capfd, 'merge', 'gs://bucket/out') == (
+    'gs://bucket/out needs gcsfs: pip install specdec_jax[gcs]'
+  )
+
+
+def test_an_array_that_the_server_refuses(server, bucket, monkeypatch):
+  """It is not called damaged."""
+  config = make_config()
+  path = t5x.write_target(bucket, make_params(config), step=1)
+  monkeypatch.setattr(
+    loading.formats.t5x.stored_arrays,
+    '_values',
+    lambda *_: (_ for _ in ()).throw(ValueError('UNAVAILABLE: CURL error')),
+  )
+  with pytest.raises(OSError, match='cannot be read: UNAVAILABLE') as raised:
+    loading.read(path, config=config)
+  assert raised.value.filename == f'{bucket}/checkpoint_1'
+
+
+def test_a_server_that_is_away_for_a_while(server, bucket, tmp_path):
+  """A command waits for it, and ends well."""
+  user_path(
+    bucket,
+  ).joinpath('task.txt').write_text('a\n')
+  command = [
+    *(sys.executable, '-m', 'specdec_jax', 'convert', 'ende-nano'),
+    *(f'{bucket}/out', '--to=t5x_legacy'),
+  ]
+  process = subprocess.Popen(
+    command, env=children.environment(), stderr=subprocess.PIPE, text=True
+  )
+  with server.hanging(), pytest.raises(subprocess.TimeoutExpired):
+    process.wait(timeout=8)
+  _, err = process.communicate(timeout=60)
+  assert process.returncode == 0, err
+  assert 'checkpoint_0/checkpoint' in server.objects(f'{bucket}/out')

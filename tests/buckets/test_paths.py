@@ -1,0 +1,149 @@
+"""What a path of a bucket does, and that a local path does the same."""
+
+import pathlib
+
+import pytest
+
+from specdec_jax.files import paths, replacing
+from specdec_jax.files.one_writer import one_writer
+from specdec_jax.files.paths import is_in_bucket, local_path, user_path
+
+
+@pytest.fixture(params=['local', 'bucket'])
+def root(request, tmp_path):
+  if request.param == 'local':
+    return tmp_path
+  return user_path(request.getfixturevalue('bucket')) / 'root'
+
+
+def write(path, data: bytes):
+  """A file in a folder that may be new."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_bytes(data)
+  return path
+
+
+def fail_in(context, *name: str) -> None:
+  """Writes what a context yields, or a file in it, and fails."""
+  with context as begun:
+    begun.joinpath(*name).write_text('new')
+    raise KeyError
+
+
+def test_what_is_there(root):
+  path = write(root / 'a' / 'b.txt', b'text')
+  assert (path.exists(), path.is_file(), path.is_dir()) == (True, True, False)
+  for folder in (root, root / 'a'):
+    assert (folder.exists(), folder.is_file(), folder.is_dir()) == (
+      (True, False, True)
+    )
+  for absent in (root / 'a' / 'b', root / 'a' / 'b.txt' / 'c', root / 'x'):
+    assert not absent.exists()
+    assert not absent.is_file()
+    assert not absent.is_dir()
+
+
+def test_names_and_contents(root):
+  path = write(root / 'a' / 'b [1].txt', 'ä\r\nb'.encode())
+  write(root / 'a' / 'c.gin', b'')
+  write(root / 'a' / 'sub' / 'd.txt', b'')
+  assert (path.name, path.stem, path.suffix) == ('b [1].txt', 'b [1]', '.txt')
+  assert path.parent == root / 'a'
+  assert path.with_name('e') == root / 'a' / 'e'
+  assert user_path(str(path)) == path
+  assert user_path(path) == path
+  assert {each.name for each in (root / 'a').iterdir()} == (
+    {'b [1].txt', 'c.gin', 'sub'}
+  )
+  assert [*(root / 'a').glob('*.txt')] == [path]
+  assert [*(root / 'nowhere').glob('*')] == []
+  assert path.read_bytes() == 'ä\r\nb'.encode()
+  assert path.read_text(encoding='utf-8') == 'ä\nb'
+  with path.open(encoding='utf-8', newline='\n') as file:
+    assert file.read() == 'ä\r\nb'
+  assert bytes(paths.mapped(path)[1:3]) == 'ä\r\nb'.encode()[1:3]
+  assert paths.mapped(path).size == 5
+  assert bytes(paths.mapped(root / 'a' / 'c.gin')[:4]) == b''
+  with pytest.raises(FileNotFoundError) as raised:
+    (root / 'nowhere').read_bytes()
+  assert raised.value.filename == str(root / 'nowhere')
+
+
+def test_removal(root):
+  first = write(root / 'a' / 'b', b'')
+  write(root / 'a' / 'sub' / 'c', b'')
+  other = write(root / 'ab', b'')
+  first.unlink()
+  first.unlink(missing_ok=True)
+  with pytest.raises(FileNotFoundError):
+    first.unlink()
+  for _ in range(2):
+    paths.remove_tree(root / 'a')
+    assert not (root / 'a').exists()
+  assert other.exists()
+
+
+def test_a_file_appears_when_it_is_complete(root):
+  root.mkdir(parents=True, exist_ok=True)
+  path = root / 'a'
+  with replacing.file(path) as begun:
+    begun.write_text('old')
+    assert not path.exists()
+  with pytest.raises(KeyError):
+    fail_in(replacing.file(path))
+  assert path.read_text() == 'old'
+  kept: list[pathlib.Path] = []
+  with pytest.raises(KeyError):
+    fail_in(replacing.file(path, on_failure=kept.append))
+  assert [each.read_text() for each in kept] == ['new']
+  assert path.read_text() == 'old'
+
+
+def test_a_folder_is_replaced(root):
+  root.mkdir(parents=True, exist_ok=True)
+  folder = root / 'a'
+  with replacing.new_folder(folder) as begun:
+    (begun / 'b').write_text('old')
+  with pytest.raises(ValueError, match='already exists'):
+    replacing.new_folder(folder).__enter__()
+  with replacing.new_folder(folder, overwrite=True) as begun:
+    (begun / 'c').write_text('new')
+  assert [each.name for each in folder.iterdir()] == ['c']
+  with pytest.raises(KeyError):
+    fail_in(replacing.new_folder(root / 'other'), 'c')
+  assert not (root / 'other').exists()
+
+
+def test_a_folder_with_a_mark(root):
+  root.mkdir(parents=True, exist_ok=True)
+  folder = root / 'a'
+  with replacing.folder(folder, 'mark', overwrite=False) as begun:
+    for name in ('mark', 'other'):
+      (begun / name).write_text(name)
+    assert not (folder / 'mark').exists()
+  assert {each.name for each in folder.iterdir()} == {'mark', 'other'}
+  with pytest.raises(ValueError, match='add --overwrite'):
+    replacing.folder(folder, 'mark', overwrite=False).__enter__()
+  with replacing.folder(folder, 'mark', overwrite=True) as begun:
+    (begun / 'mark').write_text('new')
+  assert [each.read_text() for each in folder.iterdir()] == ['new']
+
+
+def test_a_bucket_has_no_locks(bucket):
+  lock = user_path(bucket) / 'lock'
+  with one_writer(lock, 'out'), one_writer(lock, 'out'):
+    pass
+  assert not lock.exists()
+
+
+def test_a_bucket_itself(bucket):
+  path = user_path(bucket)
+  assert path.is_dir()
+  assert [*path.iterdir()] == []
+  write(path / 'a', b'')
+  assert [*path.iterdir()] == [path / 'a']
+  with pytest.raises(ValueError, match='is a whole bucket'):
+    paths.remove_tree(path)
+  with pytest.raises(ValueError, match='is not on a local disk'):
+    local_path(path)
+  assert is_in_bucket(user_path(pathlib.Path(bucket)))

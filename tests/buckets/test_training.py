@@ -1,0 +1,90 @@
+"""A run whose token files and whose folder are in a bucket."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip('gin')
+pytest.importorskip('sentencepiece')
+
+from specdec_jax.checkpoints import loading
+from specdec_jax.cli.main import main
+from specdec_jax.files.paths import user_path
+from specdec_jax.training import metrics_log, run_checkpoints
+from tests.training import tiny_runs
+from tests.training.test_command import GIN
+
+
+@pytest.fixture(scope='module')
+def inputs(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('inputs')
+  tiny_runs.write_tokens(folder / 'tokens', train=120, validation=12)
+  (folder / 'train.gin').write_text(GIN.format(base='train'))
+  return folder
+
+
+def train(inputs, out, steps: int) -> int:
+  return main(
+    [
+      'train',
+      f'--gin_file={inputs}/train.gin',
+      f'--gin.TOKENS="{inputs}/tokens"',
+      f'--gin.MODEL_DIR="{out}"',
+      f'--gin.TRAIN_STEPS={steps}',
+    ]
+  )
+
+
+def contents(folder) -> dict:
+  """The metrics but for the speed, and every array of the model."""
+  folder = user_path(folder)
+  lines = metrics_log.read_log(folder / metrics_log.NAME)
+  for line in lines:
+    line.pop('targets_per_second', None)
+  _, params = loading.read(folder / 'model')
+  return {
+    'lines': lines,
+    'steps': sorted(each.name for each in (folder / 'checkpoints').iterdir()),
+    'params': jax.tree.map(lambda x: np.asarray(x).tobytes(), params),
+    'vocabulary': loading.read_vocabulary(folder / 'model').tokens(),
+  }
+
+
+def test_train(server, bucket, inputs, tmp_path, capfd):
+  """To a disk at once, to a bucket in two parts, of which the second begins
+  with a damaged checkpoint and a half written one."""
+  there = server.upload(inputs, f'{bucket}/inputs')
+  out = f'{bucket}/runs/first'
+  assert train(inputs, tmp_path / 'out', 6) == 0
+  assert train(there, out, 4) == 0
+  for name in list(server.objects(f'{out}/checkpoints/4')):
+    if '/d/' in name:
+      (user_path(out) / 'checkpoints' / '4' / name).unlink()
+  source = user_path(out) / 'checkpoints' / '2'
+  (source.with_name('5') / 'default' / '_METADATA').write_bytes(
+    (source / 'default' / '_METADATA').read_bytes()
+  )
+  capfd.readouterr()
+  assert train(there, out, 6) == 0
+  said = capfd.readouterr().out
+  assert 'the checkpoint of step 4 cannot be read' in said
+  assert contents(out) == contents(tmp_path / 'out')
+  aside = server.objects(f'{out}/damaged_checkpoint_4')
+  assert 'default/_METADATA' in aside
+  assert json.loads(server.objects(out)['model.json'])['network'] == 't5'
+
+
+def test_a_server_that_fails_is_no_damage(server, bucket, inputs, monkeypatch):
+  """A checkpoint that cannot be read for another reason stays in its place."""
+  out = f'{bucket}/run'
+  assert train(inputs, out, 2) == 0
+  before = server.objects(f'{out}/checkpoints')
+
+  def refuse(*args, **kwargs):
+    raise ValueError('PERMISSION_DENIED: Error reading "gs://...": HTTP 403')
+
+  monkeypatch.setattr(run_checkpoints.stored_arrays, '_values', refuse)
+  assert train(inputs, out, 4) == 2
+  assert server.objects(f'{out}/checkpoints') == before
