@@ -21,6 +21,8 @@ from specdec_jax.files.paths import is_in_bucket, remove_tree, user_path
 # In the name of a file that is not complete. Processes of several hosts may
 # have the same number.
 PARTIAL = '.partial-'
+# In a folder of a bucket that is not complete.
+_BEGUN = 'specdec-begun'
 
 
 @contextlib.contextmanager
@@ -104,7 +106,8 @@ def new_folder(
   our readers know for an unfinished one. Folders above `final` are made.
 
   In a bucket it yields `final` itself, after what was there is removed: the
-  block has to write last that by which readers know a whole one.
+  block has to write last that by which readers know a whole one. A killed
+  process leaves a folder that `is_begun`, and that is replaced.
 
   Raises:
     ValueError: if there is a folder of that name, unless `overwrite`.
@@ -112,7 +115,7 @@ def new_folder(
       cannot be written.
   """
   final = user_path(final)
-  if final.exists() and not overwrite:
+  if final.exists() and not overwrite and not is_begun(final):
     raise ValueError(f'{final} already exists')
   if is_in_bucket(final):
     with full_disk.named(final), _in_place(final):
@@ -135,13 +138,25 @@ def new_folder(
     shutil.rmtree(replaced, ignore_errors=True)
 
 
+def is_begun(folder: Path) -> bool:
+  """Whether it is a folder of a bucket that a killed process was writing."""
+  return is_in_bucket(folder) and (folder / _BEGUN).is_file()
+
+
 @contextlib.contextmanager
 def _in_place(final: Path) -> Iterator[None]:
-  """Runs the block in an empty folder of a bucket; if it fails, removes what it
-  wrote."""
-  remove_tree(final)
+  """Runs the block in a folder of a bucket, empty but for what says that it is
+  begun; if it fails, removes what it wrote."""
+  begun = final / _BEGUN
+  begun.write_bytes(b'')
   try:
+    for child in final.iterdir():
+      if child.is_dir():
+        remove_tree(child)
+      elif child != begun:
+        child.unlink()
     yield
+    begun.unlink()
   except BaseException:
     with contextlib.suppress(OSError):  # Which the first one explains.
       remove_tree(final)

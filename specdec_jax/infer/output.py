@@ -325,20 +325,23 @@ def _merge_shards(final: Path, count: int, paths: Mapping[int, Path]) -> int:
       f'{final.parent}: of {count} shards of {final.name.split(".jsonl")[0]}, '
       f'{len(missing)} are not complete: {", ".join(map(str, missing[:8]))}'
     )
-  if final.exists() or _mark_of(final).exists():
-    raise ValueError(f'{final} already exists')
   settings = marks[0].get('settings', {})
   for i, path in paths.items():
     _check_settings(path, marks[i].get('settings'), settings)
     _check_whole(path, marks[i])
   lines = list(_interleave([paths[i].read_bytes() for i in range(count)]))
+  merged = b''.join(lines)
+  # What a process that was killed has left is the same, and has no mark.
+  is_other = final.exists() and final.read_bytes() != merged
+  if is_other or _mark_of(final).exists():
+    raise ValueError(f'{final} already exists')
   summary = {
     name: sum(mark.get(name, 0) for mark in marks.values())
     for name, value in marks[0].items()
     if isinstance(value, int)
   }
   digest = add_digests(mark[_DIGEST] for mark in marks.values())
-  write_whole(final, b''.join(lines).decode('utf-8'))
+  write_whole(final, merged.decode('utf-8'))
   _write_mark(final, {**summary, _DIGEST: digest, 'settings': settings})
   return len(lines)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from specdec_jax.checkpoints import formats, loading, stored_arrays
 from specdec_jax.cli import options
 from specdec_jax.files.paths import is_in_bucket, user_path
-from specdec_jax.files.replacing import new_folder
+from specdec_jax.files.replacing import is_begun, new_folder
 from specdec_jax.launch import numbers, progress
 from specdec_jax.models import families
 from specdec_jax.text import vocabulary_files
@@ -116,7 +116,7 @@ def _check_destination(
     raise ValueError(
       f'cannot write {destination}: there is no folder {destination.parent}'
     )
-  if destination.exists():
+  if destination.exists() and not is_begun(destination):
     if not is_overwritten:
       raise ValueError(f'{destination} already exists; --overwrite replaces it')
     _check_is_model(destination)
