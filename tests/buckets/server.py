@@ -24,7 +24,7 @@ def binary() -> pathlib.Path | None:
   here."""
   with contextlib.suppress(importlib.metadata.PackageNotFoundError):
     for file in importlib.metadata.files(PACKAGE) or ():
-      if file.name == 'fake-gcs-server':
+      if file.name == 'fake-gcs-server-linux-amd64':
         return pathlib.Path(file.locate())
   return None
 
