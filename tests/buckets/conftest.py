@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import warnings
 
 import pytest
 
@@ -32,3 +33,9 @@ def server():
 def bucket(server, _names=itertools.count()):
   """The path of a bucket of its own."""
   return server.make_bucket(f'bucket-{next(_names)}')
+
+
+@pytest.fixture(autouse=True)
+def _large_bodies():
+  """gcsfs hands bytes to aiohttp, which would like to have a file."""
+  warnings.filterwarnings('ignore', 'Sending a large body')

@@ -11,6 +11,7 @@ pytest.importorskip('rouge_score')
 pytest.importorskip('sacrebleu')
 
 from specdec_jax.cli.main import main
+from tests.checkpoints.tiny_t5 import T5X
 from tests.cli import infer_runs
 from tests.cli.infer_runs import argv
 
@@ -61,9 +62,7 @@ def test_infer_merge_and_eval(server, bucket, inputs, tmp_path, capfd):
       run(capfd, *command, f'--shard_id={shard}')
   for target in (local, out):
     printed = run(capfd, 'merge', target)
-    assert f'{target}/{NAME}-00000-of-00001: {NUM_EXAMPLES} examples' in (
-      ' '.join(printed.split())
-    ).replace(f'{target}/ ', f'{target}/')
+    assert f'{NAME}-00000-of-00001:{NUM_EXAMPLES}ex' in ''.join(printed.split())
   objects = server.objects(out)
   files = {path.name: path.read_bytes() for path in local.iterdir()}
   renamed = {
@@ -115,16 +114,17 @@ def test_traces_and_prompts(server, bucket, tmp_path, capfd):
 
 
 def test_data_in_a_bucket(server, bucket, tmp_path, capfd):
-  """A vocabulary and token files: those that are made on a disk."""
-  text = tmp_path / 'text.jsonl'
-  infer_runs.write_task(text, 200)
+  """Token files are those that are made on a disk."""
+  text, words = tmp_path / 'text.jsonl', T5X / 'tiny_sp.model'
+  infer_runs.write_task(text, 40)
   there = server.upload(text, f'{bucket}/text.jsonl')
-  for source, target in ((text, tmp_path), (there, bucket)):
-    words = f'{target}/words.model'
-    run(capfd, 'data', 'vocabulary', '--inputs', source, '--size', '64',
-        '--out', words)  # fmt: skip
-    run(capfd, 'data', 'prepare', '--inputs', source, '--vocabulary', words,
-        '--out', f'{target}/tokens')  # fmt: skip
+  words_there = server.upload(words, f'{bucket}/words.model')
+  for inputs, vocabulary, target in (
+    (text, words, tmp_path),
+    (there, words_there, bucket),
+  ):
+    run(capfd, 'data', 'prepare', '--inputs', inputs, '--vocabulary',
+        vocabulary, '--out', f'{target}/tokens')  # fmt: skip
   files = {p.name: p.read_bytes() for p in (tmp_path / 'tokens').iterdir()}
   assert server.objects(f'{bucket}/tokens') == files
 
