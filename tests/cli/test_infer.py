@@ -171,7 +171,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
       written.clear()
       raise KeyboardInterrupt
     written.append(index)
-    write_chunk(shard, index, *rest)
+    return write_chunk(shard, index, *rest)
 
   monkeypatch.setattr(output, 'write_chunk', write)
   assert run(*argv(t5, task, tmp_path)).status == 130
