@@ -73,7 +73,7 @@ def remove_tree(folder: Path, *, ignore_errors: bool = True) -> None:
     shutil.rmtree(folder, ignore_errors=ignore_errors)
 
 
-def mapped(path: Path) -> Any:
+def mapped(path: Any) -> Any:
   """The bytes of a file, uint8, which `[start:stop]` reads as far as needed: a
   mapped array, or, in a bucket, `buckets.Ranges`, which has a `size` as well.
   OSError if the file cannot be read."""

@@ -19,8 +19,8 @@ from specdec_jax.base import Params
 from specdec_jax.data import written_texts
 from specdec_jax.data.written_texts import WrittenTexts
 from specdec_jax.decoding.state import DecodeState
-from specdec_jax.files.paths import local_path
 from specdec_jax.files.one_writer import one_writer
+from specdec_jax.files.paths import local_path
 from specdec_jax.infer import decode_many, decoding, examples, recording
 from specdec_jax.infer.decode_many import Programs, Utilisation
 from specdec_jax.infer.examples import Layout, Row
