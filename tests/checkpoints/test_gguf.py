@@ -21,6 +21,8 @@ from tiny_models import (
 
 from specdec_jax.checkpoints import gguf
 from specdec_jax.checkpoints.gguf import container
+from specdec_jax.models import llama
+from specdec_jax.models.llama import RopeScaling
 
 gguf_package = pytest.importorskip('gguf')
 pytest.importorskip('tokenizers')
@@ -44,6 +46,42 @@ def test_round_trip(tmp_path, is_tied, has_attention_bias, dtype):
   assert vocabulary.eos_ids == (2,)
   assert vocabulary.bos_token == '<|im_start|>'
   assert vocabulary.chat_template == CHAT_TEMPLATE
+
+
+@pytest.mark.parametrize(
+  ('architecture', 'changes', 'stated'),
+  [
+    ('llama', {'rope_scaling': RopeScaling(factor=32.0)}, {}),
+    ('llama', {'windows': (64,)}, {'attention.sliding_window': 64}),
+    ('llama', {}, {'attention.sliding_window': 128, 'vocab_size': 265}),
+    ('qwen2', {'has_attention_bias': True}, {}),
+    (
+      'qwen3',
+      {'has_qk_norm': True, 'head_dim': 16},
+      {'attention.key_length': 16, 'attention.value_length': 16},
+    ),
+  ],
+)
+def test_round_trip_of_each_network(tmp_path, architecture, changes, stated):
+  config, extra = make_config(**changes), {}
+  if config.rope_scaling is not None:
+    extra['rope_freqs.weight'] = llama.rope_divisors(
+      config.rope_scaling, base=config.rope_base, head_dim=config.head_dim
+    )
+  params = make_params(config)
+  path = tmp_path / 'tiny.gguf'
+  metadata = {f'{architecture}.{key}': value for key, value in stated.items()}
+  write_gguf(
+    path,
+    config,
+    params,
+    architecture=architecture,
+    metadata=metadata,
+    extra=extra,
+  )
+  loaded, loaded_params, _ = load(gguf, path)
+  assert loaded == config
+  assert_trees_equal(loaded_params, params)
 
 
 @pytest.mark.parametrize(
@@ -140,22 +178,36 @@ def test_noise_in_the_header_never_escapes_as_another_error(tmp_path):
 @pytest.mark.parametrize(
   ('metadata', 'message'),
   [
-    ({'general.architecture': 'qwen2'}, "architecture of 'qwen2'.*'llama'"),
+    (
+      {'general.architecture': 'gpt2'},
+      "general.architecture is 'gpt2', expected llama or qwen2 or qwen3",
+    ),
     ({'llama.block_count': None}, 'has no llama.block_count: expected'),
     (
       {'llama.attention.head_count_kv': [2, 1]},
       r'head_count_kv is \[2, 1\], expected an integer',
     ),
-    ({'llama.expert_count': 8}, '8 experts'),
-    ({'llama.rope.scaling.type': 'yarn'}, 'scaled.*yarn'),
-    ({'llama.rope.scaling.factor': 4.0}, 'scaled.*4.0'),
-    ({'llama.rope.dimension_count': 4}, 'turn 4 of a head of 8'),
-    ({'llama.attention.key_length': 16}, 'key_length is 16'),
-    ({'llama.attention.sliding_window': 64}, 'slides over 64 of 128'),
+    ({'llama.expert_count': 8}, 'llama.expert_count is 8, expected 0'),
+    (
+      {'llama.rope.scaling.type': 'yarn'},
+      "llama.rope.scaling.type is 'yarn', expected none",
+    ),
+    (
+      {'llama.rope.scaling.factor': 4.0},
+      'llama.rope.scaling.factor is 4.0, expected 1',
+    ),
+    (
+      {'llama.rope.dimension_count': 4},
+      'llama.rope.dimension_count is 4, expected 8',
+    ),
+    ({'llama.attention.key_length': 16}, 'dimension_count is 8, expected 16'),
+    ({'llama.attention.value_length': 16}, 'value_length is 16, expected 8'),
+    ({'llama.attention.causal': False}, 'causal is False, expected true'),
+    ({'llama.logit_scale': 0.5}, 'llama.logit_scale is 0.5, a key that is not'),
     ({'llama.block_count': 10**9}, 'is 1000000000, expected an integer from 1'),
     ({'llama.block_count': 900}, 'too few for 900 layers'),
     ({'llama.attention.head_count': 0}, 'head_count is 0, expected an integer'),
-    ({'llama.attention.head_count': 3}, 'rotary positions turn 8'),
+    ({'llama.attention.head_count': 3}, 'dimension_count is 8, expected 10'),
     ({'llama.feed_forward_length': 48}, r'ffn_gate.weight is \[64, 32\]'),
     ({'llama.block_count': 3}, 'no tensor blk.2'),
     ({'llama.block_count': 1}, 'tensors that a Llama has not: blk.1'),
@@ -265,7 +317,7 @@ def test_metadata_twice_and_tensors_without_axes_are_refused(tmp_path):
     container.open_gguf(path)
 
 
-def test_scaled_rotary_frequencies_are_refused(tmp_path):
+def test_otherwise_scaled_rotary_frequencies_are_refused(tmp_path):
   config = make_config()
   params = make_params(config)
   path = tmp_path / 'tiny.gguf'
@@ -330,6 +382,7 @@ def test_large_finite_weights_are_accepted(tmp_path):
     ('gpt-2', ' the  12', ['Ġthe', 'Ġ', 'Ġ', '12']),
     ('llama-bpe', ' the  12', ['Ġthe', 'Ġ', 'Ġ', '12']),
     ('llama-bpe', "I'LL IN in", None),
+    ('qwen2', ' the  12', ['Ġthe', 'Ġ', 'Ġ', '1', '2']),
   ],
 )
 def test_words_are_split_as_the_file_says(tmp_path, splitting, text, expected):

@@ -1,4 +1,5 @@
-"""Llama-type models in GGUF files, llama.cpp's format."""
+"""Llama-type models in GGUF files, llama.cpp's format: Llama up to 3.2,
+Mistral, Qwen2 and Qwen3."""
 
 import collections
 from pathlib import Path
@@ -12,10 +13,16 @@ from specdec_jax.checkpoints.gguf import container
 from specdec_jax.checkpoints.gguf.container import GgufFile
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
-from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.models import llama
+from specdec_jax.models.llama import LlamaConfig, RopeScaling
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import Vocabulary
 
+_ARCHITECTURES = ('llama', 'qwen2', 'qwen3')
+# Whose queries and keys llama.cpp's converter interleaves; Mistral's are one.
+_INTERLEAVED = 'llama'
+# Keys of an architecture that change nothing that is computed.
+_WITHOUT_EFFECT = ('vocab_size', 'expert_used_count', 'tensor_data_layout')
 _EMBEDDING = 'token_embd.weight'
 _ROPE_FACTORS = 'rope_freqs.weight'
 # Of our branches; those of layer N are below `blk.N`.
@@ -27,6 +34,8 @@ _NAMES = {
   'self_attention/query': 'attn_q',
   'self_attention/key': 'attn_k',
   'self_attention/value': 'attn_v',
+  'self_attention/query_norm': 'attn_q_norm',
+  'self_attention/key_norm': 'attn_k_norm',
   'self_attention/out': 'attn_output',
   'pre_mlp_layer_norm': 'ffn_norm',
   'mlp/wi_0': 'ffn_gate',
@@ -41,65 +50,91 @@ _TEMPLATE = 'tokenizer.chat_template'
 # What llama.cpp calls Llama 3's way of splitting words.
 _LLAMA3_NAMES = ('llama3', 'llama-v3', 'llama-bpe')
 
-# Splits words as Llama 3 does: contractions, words with one leading sign, up to
-# three digits, runs of signs, line ends, spaces.
-_LLAMA3_WORDS = (
+# Splits words as Llama 3 and Qwen2 do: contractions, words with one leading
+# sign, so many digits, runs of signs, line ends, spaces.
+_WORDS = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
   r'|[^\r\n\p{L}\p{N}]?\p{L}+'
-  r'|\p{N}{1,3}'
+  r'|\p{N}DIGITS'
   r'| ?[^\s\p{L}\p{N}]+[\r\n]*'
   r'|\s*[\r\n]+'
   r'|\s+(?!\S)'
   r'|\s+'
 )
+_LLAMA3_WORDS = _WORDS.replace('DIGITS', '{1,3}')
+_QWEN2_WORDS = _WORDS.replace('DIGITS', '')
 
 
 def read_config(path: Path, *, dtype: jnp.dtype = jnp.float32) -> LlamaConfig:
   """The sizes that a GGUF file's metadata and tensors state.
 
-  Raises ValueError if the file is truncated or no GGUF file, if it is not a
-  Llama, or one with features that `models.llama` does not compute (experts,
-  scaled rotary positions, a sliding window).
+  Raises ValueError if the file is truncated or no GGUF file, if its
+  architecture is another, or if it has features that `models.llama` does not
+  compute (experts, rotary positions scaled otherwise than Llama 3.1's) or keys
+  that are not known.
   """
   file = container.open_gguf(path)
-  values = Settings(path=file.path, values=file.metadata)
-  architecture = values.text('general.architecture')
-  if architecture != 'llama':
-    raise ValueError(
-      f"{file.path} holds an architecture of {architecture!r}, expected 'llama'"
-    )
-  embed_dim = values.count('llama.embedding_length')
-  num_heads = values.count('llama.attention.head_count')
-  head_dim = values.count('llama.rope.dimension_count', embed_dim // num_heads)
-  num_layers = values.count('llama.block_count', most=settings.MAX_LAYERS)
+  values = _settings(file)
+  architecture = _architecture(file)
+  embed_dim = values.count('embedding_length')
+  num_heads = values.count('attention.head_count')
+  head_dim = values.count('attention.key_length', embed_dim // num_heads)
+  num_layers = values.count('block_count', most=settings.MAX_LAYERS)
   if num_layers > len(file.tensors):
     raise ValueError(
       f'{file.path} has {len(file.tensors)} tensors, too few for '
       f'{num_layers} layers'
     )
-  max_positions = values.count('llama.context_length')
-  _check_supported(file, values, embed_dim, num_heads, head_dim)
-  epsilon = values.number('llama.attention.layer_norm_rms_epsilon')
+  max_positions = values.count('context_length')
+  _check_supported(values, head_dim)
+  epsilon = values.number('attention.layer_norm_rms_epsilon')
+  rope_base = values.number('rope.freq_base', 10_000.0)
+  window = values.count('attention.sliding_window', 0, least=0)
   embedding = file.tensors.get(_EMBEDDING)
   if embedding is None:
     raise ValueError(f'{file.path} has no tensor {_EMBEDDING}')
-  return values.build(
+  config = values.build(
     LlamaConfig,
     vocab_size=embedding.shape[0],
     embed_dim=embed_dim,
     num_layers=num_layers,
     num_heads=num_heads,
-    num_kv_heads=values.count('llama.attention.head_count_kv', num_heads),
+    num_kv_heads=values.count('attention.head_count_kv', num_heads),
     head_dim=head_dim,
-    mlp_dim=values.count('llama.feed_forward_length'),
-    rope_base=values.number('llama.rope.freq_base', 10_000.0),
+    mlp_dim=values.count('feed_forward_length'),
+    rope_base=rope_base,
+    rope_scaling=_rope_scaling(file, rope_base, head_dim),
     # The shortest decimal of a stored float32: 1e-5, not 9.99...e-6.
     norm_epsilon=float(str(np.float32(epsilon))),
     max_positions=max_positions,
     is_tied='output.weight' not in file.tensors,
     has_attention_bias='blk.0.attn_q.bias' in file.tensors,
+    has_qk_norm=architecture == 'qwen3',
+    windows=(window,) if 0 < window < max_positions else (),
     dtype=dtype,
   )
+  values.refuse_others(_WITHOUT_EFFECT)
+  return config
+
+
+def _architecture(file: GgufFile) -> str:
+  values = Settings(path=file.path, values=file.metadata)
+  key = 'general.architecture'
+  found = values.text(key)
+  if found not in _ARCHITECTURES:
+    values.refuse(key, ' or '.join(_ARCHITECTURES))
+  return found
+
+
+def _settings(file: GgufFile) -> Settings:
+  """What the file states of its architecture, by keys without its name."""
+  section = f'{_architecture(file)}.'
+  values = {
+    key.removeprefix(section): value
+    for key, value in file.metadata.items()
+    if key.startswith(section)
+  }
+  return Settings(path=file.path, values=values, section=section)
 
 
 def read_params(path: Path, config: LlamaConfig) -> dict[str, Any]:
@@ -109,6 +144,7 @@ def read_params(path: Path, config: LlamaConfig) -> dict[str, Any]:
   if not isinstance(config, LlamaConfig):
     raise ValueError(f'{path} holds a Llama, not the sizes of a {config}')
   file = container.open_gguf(path)
+  is_interleaved = _architecture(file) == _INTERLEAVED
   wanted = parameters_of(config)
   known = {_ROPE_FACTORS, *(parameter.name for parameter in wanted)}
   if unexpected := set(file.tensors) - known:
@@ -128,7 +164,8 @@ def read_params(path: Path, config: LlamaConfig) -> dict[str, Any]:
 
   def read(parameter: Parameter) -> np.ndarray:
     values = container.read_tensor(file, parameter.name)
-    if num_heads := num_rotary_heads(config, parameter):
+    num_heads = num_rotary_heads(config, parameter)
+    if num_heads and is_interleaved:
       values = split_rotary_halves(values, num_heads)
     return values
 
@@ -142,8 +179,8 @@ def parameters_of(config: LlamaConfig) -> tuple[Parameter, ...]:
 
 
 def num_rotary_heads(config: LlamaConfig, parameter: Parameter) -> int:
-  """Heads in a tensor of which GGUF interleaves the halves that rotary
-  positions pair; 0 for a tensor without any."""
+  """Heads in a tensor of which a Llama's GGUF interleaves the halves that
+  rotary positions pair; 0 for a tensor without any."""
   heads = {'attn_q': config.num_heads, 'attn_k': config.num_kv_heads}
   return heads.get(parameter.name.split('.')[-2], 0)
 
@@ -155,42 +192,44 @@ def split_rotary_halves(values: np.ndarray, num_heads: int) -> np.ndarray:
   return by_pair.swapaxes(1, 2).reshape(values.shape)
 
 
-def _check_supported(
-  file: GgufFile,
-  values: Settings,
-  embed_dim: int,
-  num_heads: int,
-  head_dim: int,
-) -> None:
+def _check_supported(values: Settings, head_dim: int) -> None:
   """Raises ValueError for what would load and compute something else."""
+  if values.count('expert_count', 0, least=0):
+    values.refuse('expert_count', '0: experts are not supported')
+  if values.text('rope.scaling.type', 'none') != 'none':
+    values.refuse('rope.scaling.type', 'none')
+  for key in ('rope.scaling.factor', 'rope.scale_linear'):
+    if values.number(key, 1.0) not in (0.0, 1.0):
+      values.refuse(key, '1: such scaling of rotary positions is not supported')
+  for key in ('attention.value_length', 'rope.dimension_count'):
+    if values.count(key, head_dim) != head_dim:
+      values.refuse(key, f'{head_dim}, the size of a head')
+  if not values.flag('attention.causal', True):
+    values.refuse('attention.causal', 'true')
 
-  def refuse(reason: str) -> None:
-    raise ValueError(f'{file.path} is a Llama that is not supported: {reason}')
 
-  if num_experts := values.count('llama.expert_count', 0, least=0):
-    refuse(f'it has {num_experts} experts')
-  scaling = values.text('llama.rope.scaling.type', 'none')
-  factor = values.number(
-    'llama.rope.scaling.factor', values.number('llama.rope.scale_linear', 1.0)
+def _rope_scaling(
+  file: GgufFile, base: float, head_dim: int
+) -> RopeScaling | None:
+  """How rotary positions are stretched. A file has only what divides each of
+  the frequencies, and the public models have the same constants but for the
+  factor; raises ValueError if a file has others."""
+  if _ROPE_FACTORS not in file.tensors:
+    return None
+  stored = container.read_tensor(file, _ROPE_FACTORS)
+  if np.all(stored == 1.0):
+    return None
+  factor = float(stored.max()) if stored.size else np.nan
+  if stored.shape == (head_dim // 2,) and 1 < factor < np.inf:
+    scaling = RopeScaling(factor=factor)
+    with np.errstate(all='ignore'):
+      found = llama.rope_divisors(scaling, base=base, head_dim=head_dim)
+    if np.allclose(stored, found, rtol=1e-4):
+      return scaling
+  raise ValueError(
+    f'{file.path} is a Llama that is not supported: its rotary frequencies are '
+    f'scaled otherwise than those of Llama 3.1 (tensor {_ROPE_FACTORS})'
   )
-  if scaling != 'none' or factor not in (0.0, 1.0):
-    refuse(f'its rotary positions are scaled ({scaling}, factor {factor})')
-  if _ROPE_FACTORS in file.tensors and np.any(
-    container.read_tensor(file, _ROPE_FACTORS) != 1.0
-  ):
-    refuse(f'its rotary frequencies are scaled (tensor {_ROPE_FACTORS})')
-  max_positions = values.count('llama.context_length')
-  window = values.count('llama.attention.sliding_window', 0, least=0)
-  if 0 < window < max_positions:
-    refuse(f'its attention slides over {window} of {max_positions} positions')
-  for key in ('llama.attention.key_length', 'llama.attention.value_length'):
-    if (size := values.count(key, head_dim)) != head_dim:
-      refuse(f'{key} is {size}, rotary positions turn {head_dim}')
-  has_length = values.has('llama.attention.key_length')
-  if not has_length and head_dim * num_heads != embed_dim:
-    refuse(
-      f'rotary positions turn {head_dim} of a head of {embed_dim // num_heads}'
-    )
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
@@ -247,6 +286,8 @@ def _build_tokenizer(
       )
     )
     tokenizer.pre_tokenizer = pre_tokenizer
+    if splitting == 'qwen2':
+      tokenizer.normalizer = tokenizers.normalizers.NFC()
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     if adds_bos and bos_token:
       tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
@@ -286,10 +327,12 @@ def _pre_tokenizer(values: Settings, splitting: str) -> Any:
     return pre.Sequence([digits, pre.ByteLevel(False)])
   if splitting == 'gpt-2':
     return pre.ByteLevel(False)
-  if splitting in _LLAMA3_NAMES:
-    words = pre.Split(tokenizers.Regex(_LLAMA3_WORDS), 'isolated')
+  if splitting == 'qwen2' or splitting in _LLAMA3_NAMES:
+    regex = _QWEN2_WORDS if splitting == 'qwen2' else _LLAMA3_WORDS
+    words = pre.Split(tokenizers.Regex(regex), 'isolated')
     return pre.Sequence([words, pre.ByteLevel(False, use_regex=False)])
   raise ValueError(
     f'{values.path} splits words as {splitting!r}; supported are '
-    "'smollm', 'gpt-2' and 'llama-bpe'. Load the model's Hugging Face folder"
+    "'smollm', 'gpt-2', 'llama-bpe' and 'qwen2'. Load the model's Hugging Face "
+    'folder'
   )
