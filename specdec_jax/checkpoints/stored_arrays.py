@@ -192,16 +192,8 @@ def _check_names(present: set[str], wanted: set[str], source: str) -> None:
     parts.append(
       f'has {len(unexpected)} that this network has not ({some(unexpected)})'
     )
-  if not parts:
-    return
-  message = f'{source} {" and ".join(parts)}'
-  stacked = ('encoder/encoder/', 'decoder/decoder/')
-  if any(name.startswith(stacked) for name in present):
-    message += (
-      '; its layers are stacked (scan_layers of scalable_t5) and have relative '
-      'positions of their own, which this network has not'
-    )
-  raise ValueError(message)
+  if parts:
+    raise ValueError(f'{source} {" and ".join(parts)}')
 
 
 def _check_arrays(

@@ -57,14 +57,17 @@ class Encoder(nn.Module):
     """`mask` is bool `[B or 1, E or 1, E]`."""
     config = self.config
     drop = Dropout(config.dropout_rate)
-    positions = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
-    bias = RelativePositionBias(
-      config, is_bidirectional=True, name='relpos_bias'
-    )(positions, positions)
+    positions = (jnp.arange(x.shape[1], dtype=jnp.int32)[None],) * 2
+    bias = None
+    if not config.has_layer_relpos:
+      table = RelativePositionBias(
+        config, is_bidirectional=True, name='relpos_bias'
+      )
+      bias = table(*positions)
     x = drop(x, is_training=is_training)
     for i in range(config.num_encoder_layers):
       layer = t5_layers.EncoderLayer(config, name=f'layers_{i}')
-      x = layer(x, mask, bias, is_training=is_training)
+      x = layer(x, mask, bias, positions, is_training=is_training)
     x = RMSNorm(dtype=config.dtype, name='encoder_norm')(x)
     return drop(x, is_training=is_training)
 
@@ -80,7 +83,8 @@ class Decoder(nn.Module):
     config = self.config
     if self.embed is None:
       self.token_embedder = _embed(config)
-    self.relpos_bias = RelativePositionBias(config, is_bidirectional=False)
+    if not config.has_layer_relpos:
+      self.relpos_bias = RelativePositionBias(config, is_bidirectional=False)
     self.layers = [
       t5_layers.DecoderLayer(config) for _ in range(config.num_decoder_layers)
     ]
@@ -110,7 +114,9 @@ class Decoder(nn.Module):
     query_positions = key_positions
     if past is not None:
       query_positions = arrays.block_positions(past.lengths, tokens.shape[1])
-    bias = self.relpos_bias(query_positions, key_positions)
+    positions = query_positions, key_positions
+    is_shared = not self.config.has_layer_relpos
+    bias = self.relpos_bias(*positions) if is_shared else None
     x = (self.embed or self.token_embedder)(tokens)
     x = rules.constrain(x, 'batch', 'length', 'embed')
     x = self.dropout(x, is_training=is_training)
@@ -121,6 +127,7 @@ class Decoder(nn.Module):
         None if past is None else (past.keys[i], past.values[i], past.lengths),
         mask,
         bias,
+        positions,
         cross,
         is_training=is_training,
       )

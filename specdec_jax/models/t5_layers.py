@@ -38,6 +38,8 @@ class T5Config:
       `1 / sqrt(embed_dim)`, as T5 1.0 does.
     relpos_num_buckets: columns of the relative-position table.
     relpos_max_distance: all distances from here on share a bucket.
+    has_layer_relpos: whether each layer has such a table of its own, as in
+      T5X's scalable_t5 and in umT5.
     dtype: of activations and cache; norms and logits are float32.
     has_float32_scores: whether attention's scores and softmax are float32, too.
       T5X computes them in `dtype` by default, and only the same rounding gives
@@ -55,6 +57,7 @@ class T5Config:
   is_tied: bool = False
   relpos_num_buckets: int = 32
   relpos_max_distance: int = 128
+  has_layer_relpos: bool = False
   dropout_rate: float = 0.0
   dtype: jnp.dtype = jnp.float32
   has_float32_scores: bool = True
@@ -103,7 +106,8 @@ def buckets_by_distance(
 
 
 class RelativePositionBias(nn.Module):
-  """Biases of attention scores by head and distance, shared by the layers."""
+  """Biases of attention scores by head and distance, which the layers share
+  unless each has its own."""
 
   config: T5Config
   is_bidirectional: bool
@@ -210,9 +214,22 @@ class EncoderLayer(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: Array, mask: Array, bias: Array, *, is_training: bool
+    self,
+    x: Array,
+    mask: Array,
+    bias: Array | None,
+    positions: tuple[Array, Array],
+    *,
+    is_training: bool,
   ) -> Array:
+    """`positions` of queries and keys are for a layer whose `bias` is its own,
+    which is None then."""
     config = self.config
+    if bias is None:
+      table = RelativePositionBias(
+        config, is_bidirectional=True, name='relpos_bias'
+      )
+      bias = table(*positions)
     dropout = Dropout(config.dropout_rate)
     drop = functools.partial(dropout, is_training=is_training)
     attend = Attention(config, name='attention')
@@ -232,6 +249,8 @@ class DecoderLayer(nn.Module):
   def setup(self):
     config = self.config
     norm = functools.partial(RMSNorm, dtype=config.dtype)
+    if config.has_layer_relpos:
+      self.relpos_bias = RelativePositionBias(config, is_bidirectional=False)
     self.pre_self_attention_layer_norm = norm()
     self.self_attention = Attention(config)
     if config.num_encoder_layers:
@@ -246,7 +265,8 @@ class DecoderLayer(nn.Module):
     x: Array,
     past: tuple[Array, Array, Array] | None,
     mask: Array,
-    bias: Array,
+    bias: Array | None,
+    positions: tuple[Array, Array],
     cross: tuple[Array, Array, Array] | None,
     *,
     is_training: bool = False,
@@ -255,8 +275,12 @@ class DecoderLayer(nn.Module):
 
     New keys and values are appended to `past`: cached ones `[B, H, S, D]` and
     the rows' lengths `[B]`; without it, S is T. The mask is `[B, T, S]`, the
-    bias `[B or 1, H, T, S]`; `cross` are the encoder's keys, values and mask.
+    bias `[B or 1, H, T, S]`; None for a layer that has its own, of the
+    `positions` of queries and keys. `cross` are the encoder's keys, values and
+    mask.
     """
+    if bias is None:
+      bias = self.relpos_bias(*positions)
     drop = functools.partial(self.dropout, is_training=is_training)
     h = self.pre_self_attention_layer_norm(x)
     keys, values = self.self_attention.keys_values(h)

@@ -16,6 +16,7 @@ SENTENCEPIECE = 'spiece.model'
 TOKENIZER = 'tokenizer.json'
 _SETTINGS = 'tokenizer_config.json'
 _GENERATION = 'generation_config.json'
+_T5_EOS_IDS = (1,)
 # All files that `write` may write.
 WRITTEN = (SENTENCEPIECE, TOKENIZER, _SETTINGS, _GENERATION)
 
@@ -93,6 +94,14 @@ def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:
       'extra_ids': vocabulary.extra_ids,
       'eos_token': vocabulary.eos_token,
     }
+    if vocabulary.eos_ids not in ((), _T5_EOS_IDS):
+      # MADLAD-400's, say; else what config.json says of T5 is right.
+      stated = {
+        'eos_token_id': list(vocabulary.eos_ids),
+        'decoder_start_token_id': 0,
+        'pad_token_id': 0,
+      }
+      _write_json(folder / _GENERATION, stated)
   else:
     text = vocabulary.tokenizer.to_str()
     (folder / TOKENIZER).write_text(text, encoding='utf-8')

@@ -1,5 +1,6 @@
 """T5s in Hugging Face folders are read as written; bad ones are refused."""
 
+import io
 import json
 
 import jax.numpy as jnp
@@ -8,7 +9,9 @@ import pytest
 from tiny_models import assert_trees_equal
 from tiny_t5 import make_config, make_params
 
-from specdec_jax.checkpoints import huggingface
+from specdec_jax.checkpoints import huggingface, loading
+from specdec_jax.cli.main import main
+from specdec_jax.text import prompts, vocabulary_files
 
 pytest.importorskip('safetensors')
 
@@ -144,7 +147,7 @@ def test_copies_are_ignored_and_other_logits_are_not(tmp_path):
     ({'decoder_start_token_id': 2}, 'decoder_start_token_id is 2, expected 0'),
     ({'pad_token_id': 5}, 'pad_token_id is 5, expected 0'),
     ({'is_encoder_decoder': False}, 'is_encoder_decoder is False, .* true'),
-    ({'quantization_config': {'bits': 8}}, 'its weights are quantised'),
+    ({'quantization_config': {'bits': 8}}, 'quantised weights are not'),
     ({'dense_act_fn': 'relu'}, "dense_act_fn is 'relu', expected gelu_new"),
     ({'is_gated_act': False}, 'is_gated_act is False, expected true'),
     ({'d_ff': 48}, r'wi_0.weight is \[24, 16\], expected \[48, 16\]'),
@@ -190,3 +193,47 @@ def test_what_no_folder_can_hold_is_refused(tmp_path):
   with pytest.raises(ValueError, match=r"activations are \('gelu',\)"):
     huggingface.save(tmp_path, config, make_params(config))
   assert list(tmp_path.iterdir()) == []
+
+
+def madlad_vocabulary() -> bytes:
+  """A SentencePiece model with MADLAD-400's ids: unknown 0, padding 1, end 2,
+  and languages to translate into."""
+  sentencepiece = pytest.importorskip('sentencepiece')
+  model = io.BytesIO()
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(['the quick brown fox jumps over the lazy dog'] * 9),
+    model_writer=model,
+    model_type='char',
+    vocab_size=40,
+    hard_vocab_limit=False,
+    unk_id=0,
+    bos_id=1,
+    eos_id=2,
+    user_defined_symbols=['<2de>', '<2fr>'],
+    num_threads=1,
+    minloglevel=2,
+  )
+  return model.getvalue()
+
+
+def test_ids_of_madlad(tmp_path):
+  """Also through a folder that is written here."""
+  folder, copy = tmp_path / 'madlad', tmp_path / 'copy'
+  folder.mkdir()
+  (folder / 'spiece.model').write_bytes(madlad_vocabulary())
+  vocabulary = vocabulary_files.read(folder, extra_ids=0)
+  config = make_config(vocab_size=vocabulary.vocab_size)
+  huggingface.save(folder, config, make_params(config))
+  change_json(folder / 'config.json', pad_token_id=1, eos_token_id=2)
+  stated = {'decoder_start_token_id': 0, 'pad_token_id': 1, 'eos_token_id': 2}
+  (folder / 'generation_config.json').write_text(json.dumps(stated))
+  command = ['convert', str(folder), str(copy), '--to', 'huggingface']
+  assert main(command) == 0
+  for path in (folder, copy):
+    model = loading.load(str(path))
+    assert model.config == config
+    ids = model.vocabulary.encode('<2fr> the dog')
+    assert '<2fr>' in map(model.vocabulary.id_to_text, ids)
+    assert ids[-1:] == [2] == list(model.vocabulary.eos_ids)
+    prompt = prompts.pack([ids], config=config, max_new_tokens=4)
+    assert prompt.decoder_tokens.tolist() == [[0]]

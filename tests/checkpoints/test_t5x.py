@@ -1,5 +1,6 @@
 """T5X's checkpoints are read and written as T5X does; bad ones are refused."""
 
+import dataclasses
 import gzip
 import json
 import resource
@@ -13,11 +14,19 @@ import pytest
 from flax import serialization, traverse_util
 from jax.sharding import NamedSharding, PartitionSpec
 from tiny_models import assert_trees_equal
-from tiny_t5 import T5X, T5X_CONFIG, make_config, make_params
+from tiny_t5 import (
+  SCANNED_CONFIG,
+  T5X,
+  T5X_CONFIG,
+  make_config,
+  make_params,
+)
 
 from specdec_jax.checkpoints import orbax, stored_arrays, t5x
 from specdec_jax.checkpoints.t5x import legacy as t5x_legacy
+from specdec_jax.checkpoints.t5x import scanned
 from specdec_jax.models import families
+from specdec_jax.sharding import mesh as mesh_lib
 
 FORMATS = ('legacy', 'orbax')
 KERNEL = 'decoder/layers_0/mlp/wi_0/kernel'
@@ -291,10 +300,83 @@ def test_shapes_that_differ_are_listed(checkpoint, shapes):
     t5x.read_target(checkpoint, with_leaf(shapes, KERNEL, wrong))
 
 
-def test_stacked_layers_are_refused_with_the_reason():
-  arrays = {'decoder/decoder/mlp/wo/kernel': np.zeros((4, 2, 4))}
-  with pytest.raises(ValueError, match=r'layers are stacked \(scan_layers'):
-    stored_arrays.read_tree(arrays, {'x': jnp.zeros(1)}, source='it')
+SCANNED_KERNEL = 'encoder/encoder/attention/query/kernel'
+
+
+def test_scanned_layers_are_stored_as_t5x_stores_them(tmp_path):
+  original = T5X / 't5x_scanned'
+  params = t5x.read_target(original, families.param_shapes(SCANNED_CONFIG))
+  path = t5x.write_target(tmp_path, params, step=3)
+  assert described(path) == described(original)
+  for file in (original / 'checkpoint_3').glob('*/*'):
+    written = path / file.relative_to(original / 'checkpoint_3')
+    assert written.read_bytes() == file.read_bytes(), file.parent.name
+
+
+@pytest.mark.parametrize('format', FORMATS)
+def test_scanned_layers_are_written_and_read(tmp_path, format):
+  config = make_config(has_layer_relpos=True)
+  params = make_params(config)
+  path = t5x.write_target(tmp_path, params, step=1, format=format)
+  assert described(path)[SCANNED_KERNEL].shape == (16, 2, 2, 4)
+  assert described(path)['decoder/decoder/self_attention/out/kernel'].shape == (
+    2, 1, 4, 16,
+  )  # fmt: skip
+  shapes = families.param_shapes(config)
+  assert_trees_equal(t5x.read_target(path, shapes), params)
+
+
+def mesh_of(num_partitions: int):
+  return jax.make_mesh(
+    (8 // num_partitions, num_partitions),
+    ('data', 'model'),
+    axis_types=(jax.sharding.AxisType.Auto,) * 2,
+  )
+
+
+@pytest.mark.parametrize(('num_partitions', 'heads'), [(2, 'model'), (8, None)])
+def test_heads_that_do_not_divide_are_read_whole(num_partitions, heads):
+  sharding = NamedSharding(
+    mesh_of(num_partitions), PartitionSpec(None, 'model')
+  )
+  shapes = {
+    'encoder/layers_0/attention/query/kernel': jax.ShapeDtypeStruct(
+      (16, 8), jnp.float32, sharding=sharding
+    ),
+    'encoder/layers_0/relpos_bias/rel_embedding': jax.ShapeDtypeStruct(
+      (2, 32), jnp.float32
+    ),
+  }
+  stored = scanned.stacked_shapes(shapes)[SCANNED_KERNEL]
+  assert stored.shape == (16, 1, 2, 4)
+  assert stored.sharding.spec == PartitionSpec(None, None, heads, None)
+
+
+def test_scanned_layers_are_read_in_slices():
+  shapes = families.param_shapes(SCANNED_CONFIG)
+  shardings = mesh_lib.parameter_shardings(mesh_of(2), shapes)
+  expected = jax.tree.map(
+    lambda leaf, sharding: leaf.update(sharding=sharding), shapes, shardings
+  )
+  sharded = t5x.read_target(T5X / 't5x_scanned', expected)
+  whole = t5x.read_target(T5X / 't5x_scanned', shapes)
+  assert_trees_equal(sharded, whole)
+  jax.tree.map(
+    lambda leaf, sharding: (
+      sharding.is_equivalent_to(leaf.sharding, leaf.ndim)
+      or pytest.fail(str(leaf.sharding))
+    ),
+    sharded,
+    shardings,
+  )
+
+
+def test_scanned_layers_need_sizes_with_positions_of_their_own():
+  config = dataclasses.replace(SCANNED_CONFIG, has_layer_relpos=False)
+  with pytest.raises(
+    ValueError, match=r'checkpoint_3: layers are stacked.* has_layer_relpos'
+  ):
+    t5x.read_target(T5X / 't5x_scanned', families.param_shapes(config))
 
 
 def test_integers_are_refused():

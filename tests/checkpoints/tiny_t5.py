@@ -22,6 +22,17 @@ T5X_CONFIG = T5Config(
   head_dim=16,
   mlp_dim=128,
 )
+# What is in the checkpoint whose layers it scans.
+SCANNED_CONFIG = T5Config(
+  vocab_size=48,
+  embed_dim=16,
+  num_encoder_layers=3,
+  num_decoder_layers=2,
+  num_heads=2,
+  head_dim=4,
+  mlp_dim=24,
+  has_layer_relpos=True,
+)
 
 
 def make_config(**changes) -> T5Config:

@@ -12,7 +12,8 @@ outputs:
 - `tiny_t5_1_0`: ReLU, tied embeddings;
 - `tiny_t5_1_1`: gated GELU, untied, stacks of different depth, few buckets;
 - `tiny_flan_t5`: the same in bfloat16, in several files with an index;
-- `tiny_mt5`: an mT5.
+- `tiny_mt5`: an mT5;
+- `tiny_madlad`: the same with MADLAD-400's ids: padding 1, end 2.
 """
 
 import argparse
@@ -150,6 +151,12 @@ def main() -> None:
     output / 'tiny_mt5',
     mt5(transformers.MT5Config(**sizes, **gated)),
     4,
+  )
+  madlad = {'pad_token_id': 1, 'eos_token_id': 2}
+  make(
+    output / 'tiny_madlad',
+    t5(transformers.T5Config(**{**sizes, **gated, **madlad})),
+    5,
   )
 
 

@@ -16,7 +16,18 @@ from specdec_jax.models import families
 from specdec_jax.models.t5 import T5, T5Config
 
 GOLDEN = pathlib.Path(__file__).parent
-TINY = ('tiny_t5_1_0', 'tiny_t5_1_1', 'tiny_flan_t5', 'tiny_mt5')
+TINY = ('tiny_t5_1_0', 'tiny_t5_1_1', 'tiny_flan_t5', 'tiny_mt5', 'tiny_madlad')
+# Of `make_t5x_scanned.py`.
+SCANNED = T5Config(
+  vocab_size=48,
+  embed_dim=16,
+  num_encoder_layers=3,
+  num_decoder_layers=2,
+  num_heads=2,
+  head_dim=4,
+  mlp_dim=24,
+  has_layer_relpos=True,
+)
 
 
 def teacher_forced(config, params, encoder_tokens, decoder_tokens):
@@ -30,10 +41,10 @@ def teacher_forced(config, params, encoder_tokens, decoder_tokens):
   )
 
 
-def check_greedy(logits, greedy) -> None:
+def check_greedy(logits, greedy, eos_id: int) -> None:
   """The argmax after each token of `[B, T]` is the next, up to the end."""
   for row, tokens in zip(logits, greedy, strict=True):
-    (ends,) = np.nonzero(tokens[1:] == 1)
+    (ends,) = np.nonzero(tokens[1:] == eos_id)
     length = ends[0] + 1 if ends.size else len(tokens) - 1
     np.testing.assert_array_equal(
       row.argmax(axis=-1)[:length], tokens[1 : length + 1]
@@ -62,7 +73,9 @@ def test_logits_and_greedy_tokens_of_transformers(name):
   assert np.abs(expected).max() > 1
   teacher, own = np.split(logits, 2)
   np.testing.assert_allclose(teacher, expected, rtol=0, atol=1e-4)
-  check_greedy(own, greedy)
+  (eos_id,) = huggingface.read_eos_ids(folder)
+  assert eos_id == (2 if name == 'tiny_madlad' else 1)
+  check_greedy(own, greedy, eos_id)
 
 
 def test_logits_of_t5x():
@@ -91,3 +104,16 @@ def test_logits_of_t5x():
   np.testing.assert_allclose(
     logits[is_weighted], batch['logits'][is_weighted], rtol=0, atol=1e-4
   )
+
+
+def test_logits_of_t5x_with_scanned_layers():
+  params = t5x.read_target(
+    GOLDEN / 't5x' / 't5x_scanned', families.param_shapes(SCANNED)
+  )
+  with np.load(GOLDEN / 't5x' / 'golden_scanned.npz') as golden:
+    expected = golden['logits']
+    logits = teacher_forced(
+      SCANNED, params, golden['encoder_tokens'], golden['decoder_tokens']
+    )
+  assert np.abs(expected).max() > 1
+  np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)

@@ -1,4 +1,4 @@
-"""T5 1.0, T5 1.1, FLAN-T5 and mT5."""
+"""T5 1.0, T5 1.1, FLAN-T5, mT5 and MADLAD-400."""
 
 import dataclasses
 from pathlib import Path
@@ -100,6 +100,8 @@ def _check_supported(values: Settings) -> None:
     values.refuse('layer_norm_epsilon', str(_EPSILON))
   for key, expected in (
     ('is_encoder_decoder', True),
+    ('is_decoder', False),
+    ('tie_encoder_decoder', False),
     ('is_gated_act', projection.startswith('gated')),
   ):
     if values.flag(key, expected) != expected:
@@ -110,10 +112,12 @@ def _check_supported(values: Settings) -> None:
 
 
 def _check_ids(values: Settings) -> None:
-  """Raises ValueError unless decoders start with 0, and 0 is padding."""
-  for key in ('decoder_start_token_id', 'pad_token_id'):
-    if values.count(key, 0, least=0):
-      values.refuse(key, '0, as T5 has it')
+  """Raises ValueError unless decoders start with 0, and padding is 0 or, as in
+  MADLAD-400, 1: our rows are padded with 0, which both were trained with."""
+  if values.count('decoder_start_token_id', 0, least=0):
+    values.refuse('decoder_start_token_id', '0, as T5 has it')
+  if values.count('pad_token_id', 0, least=0) > 1:
+    values.refuse('pad_token_id', '0, as T5 has it, or 1, as MADLAD-400')
 
 
 def _is_scaled(values: Settings) -> bool:
@@ -123,10 +127,9 @@ def _is_scaled(values: Settings) -> bool:
   of T5 1.1 and FLAN-T5 have as false. From 5 on that is always true, and
   scale_decoder_outputs says it. No mT5 scales.
   """
-  if values.text('model_type') == 'mt5':
-    return False
   is_tied = values.flag('tie_word_embeddings', True)
-  return values.flag('scale_decoder_outputs', is_tied)
+  is_scaled = values.flag('scale_decoder_outputs', is_tied)
+  return is_scaled and values.text('model_type') != 'mt5'
 
 
 def needed(
@@ -159,6 +162,11 @@ def parameters_of(config: T5Config) -> tuple[Parameter, ...]:
   ValueError if transformers has no such T5."""
   if not config.num_encoder_layers:
     raise ValueError('Hugging Face has no T5 without an encoder')
+  if config.has_layer_relpos:
+    raise ValueError(
+      'a T5 of Hugging Face shares its relative positions among the layers, '
+      'and these have their own (has_layer_relpos)'
+    )
   _projection_of(config)
   return parameters.of(config, _name_of)
 

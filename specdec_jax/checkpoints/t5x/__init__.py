@@ -16,7 +16,7 @@ import numpy as np
 
 from specdec_jax.checkpoints import model_file, orbax, stored_arrays
 from specdec_jax.checkpoints.stored_arrays import Stored
-from specdec_jax.checkpoints.t5x import legacy
+from specdec_jax.checkpoints.t5x import legacy, scanned
 from specdec_jax.files.paths import user_path
 from specdec_jax.files.replacing import new_folder
 from specdec_jax.models import presets
@@ -54,11 +54,21 @@ def read_config(path: Path, *, sizes: Any, dtype: jnp.dtype) -> Config:
 
 def read_target(path: Path | str, expected: Any) -> Any:
   """Reads the parameters of a checkpoint, and never the optimizer's state; see
-  `find` and `stored_arrays.read_tree`. Raises ImportError without the
-  tensorstore package."""
+  `find` and `stored_arrays.read_tree`. Layers may be stored as one array each,
+  see `scanned`. Raises ImportError without the tensorstore package."""
   folder = find(path)
   arrays = open_target(folder)
-  return stored_arrays.read_tree(arrays, expected, source=str(folder))
+  leaves = stored_arrays.flatten(expected)
+  if not scanned.is_scanned(arrays) or scanned.is_scanned(leaves):
+    return stored_arrays.read_tree(arrays, expected, source=str(folder))
+  try:
+    shapes = scanned.stacked_shapes(leaves)
+  except ValueError as error:
+    raise ValueError(f'{folder}: {error}') from error
+  # A flat tree is a tree, too; no other reference is kept to its arrays.
+  return scanned.unstack(
+    stored_arrays.read_tree(arrays, shapes, source=str(folder)), leaves
+  )
 
 
 def open_target(folder: Path) -> dict[str, Stored]:
@@ -91,7 +101,8 @@ def write_target(
 
   It holds no optimizer state: in T5X, restore it with
   `restore_optimizer=False` or for inference. It appears as `checkpoint_STEP` in
-  `path`, which is made, when it is complete. Arrays keep their dtypes.
+  `path`, which is made, when it is complete. Arrays keep their dtypes. Layers
+  with relative positions of their own are one array each, as `scanned` tells.
 
   Raises:
     ValueError: if there already is a checkpoint of this step, or an array is
@@ -105,6 +116,8 @@ def write_target(
         f'{name} is spread over several processes; gather it first'
       )
   params = jax.tree.map(np.asarray, params)
+  if scanned.has_tables(stored_arrays.flatten(params)):
+    params = scanned.stack(params)
   with new_folder(final) as folder:
     if format == 'legacy':
       legacy.write(folder, params, step=step)

@@ -1,0 +1,144 @@
+"""Layers in one array each, as T5X's scalable_t5 keeps them (`scan_layers`).
+
+`encoder/encoder` and `decoder/decoder` hold what our `layers_0`, `layers_1` ...
+of a stack do. Axis 1 counts layers, and the axis of an attention's kernels that
+joins heads and their features is two: `[embed, layers, heads, kv]`, for `out`
+`[heads, layers, kv, embed]`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import traverse_util
+from jax.sharding import NamedSharding, PartitionSpec
+
+from specdec_jax.checkpoints import stored_arrays
+
+_LAYER = re.compile(r'(encoder|decoder)/layers_(\d+)/(.+)')
+_STACKS = ('encoder/encoder/', 'decoder/decoder/')
+# Which axis of a layer's kernel joins heads and their features.
+_JOINED = {'query': 1, 'key': 1, 'value': 1, 'out': 0}
+
+
+def is_scanned(names: Iterable[str]) -> bool:
+  """Whether names of arrays are of stacks whose layers are joined."""
+  return any(name.startswith(_STACKS) for name in names)
+
+
+def has_tables(names: Iterable[str]) -> bool:
+  """Whether names of our tree are of layers with relative positions of their
+  own, which T5X has in stacks alone."""
+  return any('/layers_0/relpos_bias/' in name for name in names)
+
+
+def stacked_shapes(expected: Mapping[str, Any]) -> dict[str, Any]:
+  """What is stored for leaves with the names of our tree: shapes, with the
+  shardings of one layer's. Raises ValueError for a stack without tables of
+  relative positions, which tell the number of heads."""
+  shapes = {}
+  for name, leaves in _grouped(expected).items():
+    leaf = next(iter(leaves.values()))
+    if not name.startswith(_STACKS):
+      shapes[name] = leaf
+      continue
+    axes = [[size] for size in leaf.shape]
+    spec: tuple = ()
+    if sharding := getattr(leaf, 'sharding', None):
+      spec = tuple(sharding.spec)
+    spec_axes = [[name] for name in (*spec, *[None] * leaf.ndim)[: leaf.ndim]]
+    joined = _joined_axis(name)
+    if joined is not None:
+      heads = _num_heads(expected, name)
+      axes[joined] = [heads, leaf.shape[joined] // heads]
+      spec_axes[joined].append(None)
+    shape = _with_layers(axes, len(leaves))
+    if sharding is not None:
+      sizes = dict(sharding.mesh.shape)
+      kept = [
+        axis if axis is None or size % sizes[axis] == 0 else None
+        for axis, size in zip(_with_layers(spec_axes, None), shape, strict=True)
+      ]
+      sharding = NamedSharding(sharding.mesh, PartitionSpec(*kept))
+    shapes[name] = jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
+  return shapes
+
+
+def _with_layers(axes: list[list], layers: Any) -> tuple:
+  """Axes in order, with that of the layers second."""
+  first, *rest = (each for group in axes for each in group)
+  return first, layers, *rest
+
+
+def unstack(stacked: dict[str, Any], expected: Mapping[str, Any]) -> Any:
+  """Our tree of stored arrays, each of which is dropped when it is taken apart;
+  arguments as for, and of, `stacked_shapes`."""
+  found = {}
+  for name, leaves in _grouped(expected).items():
+    array = stacked.pop(name)
+    if not name.startswith(_STACKS):
+      found[name] = array
+      continue
+    shardings = [getattr(leaf, 'sharding', None) for leaf in leaves.values()]
+    shape = next(iter(leaves.values())).shape
+    take = jax.jit(
+      lambda array, shape=shape, count=len(leaves): [
+        array[:, i].reshape(shape) for i in range(count)
+      ],
+      out_shardings=None if None in shardings else shardings,
+    )
+    found |= dict(zip(leaves, take(array), strict=True))
+  return traverse_util.unflatten_dict(found, sep='/')
+
+
+def stack(params: Any) -> Any:
+  """A tree of numpy arrays as T5X's scalable_t5 has it; raises ValueError as
+  `stacked_shapes`."""
+  leaves = stored_arrays.flatten(params)
+  shapes, found = stacked_shapes(leaves), {}
+  for name, layers in _grouped(leaves).items():
+    values = list(layers.values())
+    if name.startswith(_STACKS):
+      first, _, *rest = shapes[name].shape
+      each = [np.asarray(value).reshape(first, *rest) for value in values]
+      found[name] = np.stack(each, axis=1)
+    else:
+      (found[name],) = values
+  return traverse_util.unflatten_dict(found, sep='/')
+
+
+def _grouped(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """Leaves by their own names below those of what is stored, layers in
+  order."""
+  groups: dict[str, dict[str, Any]] = {}
+  by_layer = sorted(leaves, key=lambda name: (_layer_of(name), name))
+  for name in by_layer:
+    stored = name
+    if match := _LAYER.fullmatch(name):
+      stored = f'{match[1]}/{match[1]}/{match[3]}'
+    groups.setdefault(stored, {})[name] = leaves[name]
+  return groups
+
+
+def _layer_of(name: str) -> int:
+  match = _LAYER.fullmatch(name)
+  return int(match[2]) if match else 0
+
+
+def _joined_axis(name: str) -> int | None:
+  *_, branch, leaf = name.split('/')
+  return _JOINED.get(branch) if leaf == 'kernel' else None
+
+
+def _num_heads(leaves: Mapping[str, Any], name: str) -> int:
+  stack_name = name.split('/')[0]
+  table = leaves.get(f'{stack_name}/layers_0/relpos_bias/rel_embedding')
+  if table is None:
+    raise ValueError(
+      'layers are stacked (scan_layers of scalable_t5) and have relative '
+      'positions of their own: give sizes that have them, too, such as '
+      'scalable_t5_1_1_small, or has_layer_relpos in model.json'
+    )
+  return table.shape[0]
