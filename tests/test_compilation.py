@@ -25,7 +25,8 @@ V, MAX_LEN, GAMMA = 16, 250, 3
 SAMPLED = logits.standardize(temperature=1.0, top_p=0.9)
 # Wide enough heads for attention to be compiled as it is in a real model.
 CONFIG = toy.llama_config(V, embed_dim=32, num_heads=6, num_kv_heads=3,
-                          head_dim=64, mlp_dim=48)  # fmt: skip
+                          head_dim=64, mlp_dim=48, has_qk_norm=True,
+                          windows=(64, 0))  # fmt: skip
 # One pending token, one drafted, and the same again for the other side.
 CAPACITY = MAX_LEN + GAMMA + 1
 EAGLE = toy_eagle.config(CONFIG)

@@ -267,8 +267,9 @@ def test_64_bit_types(record_property):
 
 def _real(family: str, num_layers: int):
   """A network in miniature, with its params: the target has two layers."""
-  if family == 'Llama':
-    config = toy.llama_config(VOCAB_SIZE, num_layers=num_layers)
+  if family.startswith('Llama'):
+    later = toy.LATER_LLAMA if family == 'Llama, later' else {}
+    config = toy.llama_config(VOCAB_SIZE, num_layers=num_layers, **later)
     return toy.families.language_model(config), toy.llama_params(config, seed=1)
   config = toy_t5.config(VOCAB_SIZE, num_layers=num_layers)
   return toy.families.language_model(config), toy_t5.params(
@@ -295,6 +296,7 @@ def _eagle(target_params):
   [
     ('Llama', 'speculative_sampling', 'autoregressive'),
     ('Llama', 'speculative_sampling', 'eagle'),
+    ('Llama, later', 'block', 'autoregressive'),
     ('T5', 'block', 'prompt_lookup'),
   ],
 )

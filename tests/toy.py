@@ -12,7 +12,7 @@ import numpy as np
 from specdec_jax import arrays
 from specdec_jax.base import Array, LanguageModel, Prompt, value
 from specdec_jax.models import families
-from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.models.llama import LlamaConfig, RopeScaling
 
 
 @value
@@ -68,6 +68,15 @@ def perturb(params, *, seed: int, scale: float = 0.8):
   return jax.tree.map(
     lambda a: a + jnp.asarray(scale * rng.normal(size=a.shape), a.dtype), params
   )
+
+
+# What later models of the kind add: scaled rotary positions, norms of queries
+# and keys, and windows, which short texts outgrow, in layers in turn.
+LATER_LLAMA = {
+  'rope_scaling': RopeScaling(factor=8.0, original_max_positions=16),
+  'has_qk_norm': True,
+  'windows': (2, 0),
+}
 
 
 def llama_config(vocab_size: int, *, num_layers: int = 2, **sizes):

@@ -149,9 +149,17 @@ def _without_step(save: Callable[..., None]) -> Callable[..., None]:
 def _t5x(layout: Any) -> Format:
   """T5X's own format, or Orbax's as T5X uses it."""
 
+  def check(config: Any) -> None:
+    if (name := families.of(config).name) != 't5':
+      raise ValueError(f'T5X has no {name}: it takes T5s alone')
+
+  def read_config(path: Path, dtype: Any, sizes: Any) -> Any:
+    config = t5x.read_config(path, sizes=sizes, dtype=dtype)
+    check(config)
+    return config
+
   def write(folder: Path, config: Any, params: Any, step: int) -> None:
-    if families.of(config).name != 't5':
-      raise ValueError('T5X has no network of this kind: it takes T5s alone')
+    check(config)
     model_file.write(folder, config)
     t5x.write_target(folder, params, step=step, format=layout)
 
@@ -159,9 +167,7 @@ def _t5x(layout: Any) -> Format:
   return Format(
     name=f't5x_{layout}',
     matches=is_checkpoint,
-    read_config=lambda path, dtype, sizes: t5x.read_config(
-      path, sizes=sizes, dtype=dtype
-    ),
+    read_config=read_config,
     read_params=_in_slices(t5x.read_target),
     read_vocabulary=_vocabulary_in(t5x.folders),
     write=write,

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax.numpy as jnp
 
@@ -45,24 +45,29 @@ def read(path: Path, *, dtype: jnp.dtype | None = None) -> Any:
   classes = {family.name: family.config for family in families.FAMILIES}
   if kind not in classes:
     contents.refuse('network', ' or '.join(classes))
-  fields = {field.name: field for field in dataclasses.fields(classes[kind])}
+  values = _read_fields(stated, classes[kind], kind)
+  if dtype is not None:
+    values['dtype'] = dtype
+  return contents.build(classes[kind], **values)
+
+
+def _read_fields(stated: Settings, cls: type, kind: str) -> dict[str, Any]:
+  """The stated fields of a dataclass, which a message calls `kind`."""
+  fields = {field.name: field for field in dataclasses.fields(cls)}
   if unknown := sorted(set(stated.values) - set(fields)):
-    raise ValueError(f'{path}: a {kind} has no {", ".join(unknown)}')
+    raise ValueError(f'{stated.path}: a {kind} has no {", ".join(unknown)}')
   missing = [
     name
     for name, field in fields.items()
     if not stated.has(name) and field.default is dataclasses.MISSING
   ]
   if missing:
-    raise ValueError(f'{path} lacks {", ".join(missing)}')
-  values = {
+    raise ValueError(f'{stated.path} lacks {", ".join(missing)}')
+  return {
     name: _read_field(stated, field)
     for name, field in fields.items()
     if stated.has(name)
   }
-  if dtype is not None:
-    values['dtype'] = dtype
-  return contents.build(classes[kind], **values)
 
 
 def _read_field(stated: Settings, field: dataclasses.Field) -> Any:
@@ -77,6 +82,10 @@ def _read_field(stated: Settings, field: dataclasses.Field) -> Any:
     if not found or not set(found) <= set(layers.ACTIVATIONS):
       stated.refuse(name, f'a list of {", ".join(layers.ACTIVATIONS)}')
     return tuple(found)
+  cls: Any
+  for cls in filter(dataclasses.is_dataclass, get_args(field.type)):
+    within = stated.at(name)
+    return within.build(cls, **_read_fields(within, cls, name))
   if field.type == tuple[int, ...]:
     return tuple(stated.counts(name))
   if field.type is bool:

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import reprlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,11 +32,13 @@ class Settings:
     path: of the file.
     values: what it states.
     section: where in the file, such as `rope_scaling.`; empty at its top.
+    asked: keys that were read so far, with their sections.
   """
 
   path: str
   values: Mapping[str, Any]
   section: str = ''
+  asked: set[str] = dataclasses.field(default_factory=set, repr=False)
 
   def refuse(self, key: str, expected: str) -> NoReturn:
     """Raises the ValueError for the value of a key."""
@@ -48,6 +50,22 @@ class Settings:
     raise ValueError(
       f'{self.path}: {name} is {_short.repr(value)}, expected {expected}'
     )
+
+  def refuse_others(self, without_effect: Collection[str]) -> None:
+    """Raises ValueError for a key, of any section, that was never read and is
+    not one of `without_effect`: it may describe what nobody computes."""
+    for key, value in self.values.items():
+      name = f'{self.section}{key}'
+      if value is None or key in without_effect:
+        continue
+      if name not in self.asked:
+        raise ValueError(
+          f'{self.path}: {name} is {_short.repr(value)}, a key that is not '
+          'known here; remove it if it does not change what the network '
+          'computes'
+        )
+      if isinstance(value, dict):
+        self.at(key).refuse_others(without_effect)
 
   def has(self, key: str) -> bool:
     """Whether a key is there, and not null."""
@@ -114,7 +132,10 @@ class Settings:
     """The object at a key, read likewise; empty if absent."""
     value = self._read(key, {}, lambda v: isinstance(v, dict), 'an object')
     return Settings(
-      path=self.path, values=value, section=f'{self.section}{key}.'
+      path=self.path,
+      values=value,
+      section=f'{self.section}{key}.',
+      asked=self.asked,
     )
 
   def build(self, make: Callable[..., Any], **fields: Any) -> Any:
@@ -127,6 +148,7 @@ class Settings:
   def _read(
     self, key: str, default: Any, is_right: Callable[[Any], bool], expected: str
   ) -> Any:
+    self.asked.add(f'{self.section}{key}')
     value = self.values.get(key)
     if value is None and default is not None:
       return default

@@ -10,13 +10,26 @@ from specdec_jax import arrays
 from specdec_jax.base import Array
 
 
-def causal_mask(lengths: Array, num_queries: int, capacity: int) -> Array:
+def causal_mask(
+  lengths: Array, num_queries: int, capacity: int, *, window: int = 0
+) -> Array:
   """Which cached positions each new query may see: bool `[B, T, S]`, true where
-  `s <= lengths[b] + t`. S is the cache's capacity; lengths, int32 `[B]`,
-  are those before the T queries were appended."""
-  query_positions = arrays.block_positions(lengths, num_queries)
-  key_positions = jnp.arange(capacity, dtype=lengths.dtype)
-  return key_positions[None, None, :] <= query_positions[:, :, None]
+  `s <= lengths[b] + t` and, with a window, `s > lengths[b] + t - window`, so
+  that a query sees itself and `window - 1` positions before it; 0 for no
+  window. S is the cache's capacity; lengths, int32 `[B]`, are those before the
+  T queries were appended."""
+  query_positions = arrays.block_positions(lengths, num_queries)[:, :, None]
+  key_positions = jnp.arange(capacity, dtype=lengths.dtype)[None, None, :]
+  mask = key_positions <= query_positions
+  if window:
+    mask = mask & (key_positions > query_positions - window)
+  return mask
+
+
+def window_of(windows: tuple[int, ...], layer: int) -> int:
+  """The window of a layer, 0 for none: `windows` are those of the first layers,
+  and repeat; empty if no layer has one."""
+  return windows[layer % len(windows)] if windows else 0
 
 
 def attend(

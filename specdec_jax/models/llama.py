@@ -1,4 +1,5 @@
-"""Llama-type decoders (Touvron et al., arXiv 2302.13971), SmolLM2 among them.
+"""Llama-type decoders (Touvron et al., arXiv 2302.13971): Llama up to 3.2 and
+SmolLM2, Mistral, Qwen2 and Qwen3.
 
 Pre-norm layers of grouped-query attention with rotary positions and a gated
 SiLU feed-forward. The cache is an explicit argument and result. Parameters are
@@ -12,6 +13,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 
 from specdec_jax import arrays
 from specdec_jax.base import Array, LanguageModel, Prompt
@@ -30,6 +32,33 @@ from specdec_jax.models.layers import (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+  """How Llama 3.1 stretches rotary positions to longer contexts.
+
+  Wavelengths from `original_max_positions / low_freq_factor` on are `factor`
+  times longer, those up to `original_max_positions / high_freq_factor` as they
+  were, and frequencies between the two are interpolated.
+  """
+
+  factor: float
+  low_freq_factor: float = 1.0
+  high_freq_factor: float = 4.0
+  original_max_positions: int = 8192
+
+  def __post_init__(self):
+    if self.factor < 1 or self.original_max_positions < 1:
+      raise ValueError(
+        'rotary positions are stretched by a factor of at least 1 from at '
+        f'least 1 position, got {self.factor} and {self.original_max_positions}'
+      )
+    if not 0 < self.low_freq_factor < self.high_freq_factor:
+      raise ValueError(
+        f'low_freq_factor {self.low_freq_factor} must be more than 0 and less '
+        f'than high_freq_factor {self.high_freq_factor}'
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LlamaConfig:
   """Sizes of a Llama-type decoder.
 
@@ -39,9 +68,13 @@ class LlamaConfig:
     num_kv_heads: key-value heads; divides `num_heads`.
     mlp_dim: width of the gated feed-forward.
     rope_base: base of the rotary wavelengths.
+    rope_scaling: how they are stretched, or None.
     max_positions: longest context the model was trained for.
     is_tied: whether the logits reuse the token embeddings.
     has_attention_bias: biases on the query, key and value projections (Qwen2).
+    has_qk_norm: a norm over each head of queries and keys (Qwen3).
+    windows: how many positions each layer attends to, the last ones, 0 for all:
+      those of the first layers, which repeat (Mistral: one number).
     dtype: of activations and cache; norms, softmax and logits are float32.
   """
 
@@ -53,10 +86,13 @@ class LlamaConfig:
   head_dim: int
   mlp_dim: int
   rope_base: float = 10_000.0
+  rope_scaling: RopeScaling | None = None
   norm_epsilon: float = 1e-5
   max_positions: int = 2048
   is_tied: bool = False
   has_attention_bias: bool = False
+  has_qk_norm: bool = False
+  windows: tuple[int, ...] = ()
   dtype: jnp.dtype = jnp.float32
 
   def __post_init__(self):
@@ -69,9 +105,31 @@ class LlamaConfig:
       raise ValueError(
         f'rotary positions need an even head_dim, got {self.head_dim}'
       )
+    if min(self.windows, default=0) < 0:
+      raise ValueError(
+        f'windows count positions, 0 for all, got {list(self.windows)}'
+      )
 
 
-def rotate(x: Array, positions: Array, *, base: float) -> Array:
+def rope_divisors(
+  scaling: RopeScaling, *, base: float, head_dim: int
+) -> np.ndarray:
+  """What scaling divides each rotary frequency by, float32 `[D / 2]`, highest
+  frequency first."""
+  frequencies = base ** -(np.arange(head_dim // 2) / (head_dim // 2))
+  turns = scaling.original_max_positions * frequencies / (2 * np.pi)
+  low, high = scaling.low_freq_factor, scaling.high_freq_factor
+  kept = np.clip((turns - low) / (high - low), 0, 1)
+  return (1 / (kept + (1 - kept) / scaling.factor)).astype(np.float32)
+
+
+def rotate(
+  x: Array,
+  positions: Array,
+  *,
+  base: float,
+  scaling: RopeScaling | None = None,
+) -> Array:
   """Rotates each head of `[B, H, T, D]` by its position, int32 `[B, T]`, with
   angles in float32 (Su et al., arXiv 2104.09864; `base` is theta).
 
@@ -81,6 +139,8 @@ def rotate(x: Array, positions: Array, *, base: float) -> Array:
   half = x.shape[-1] // 2
   exponents = jnp.arange(half, dtype=jnp.float32) / half
   frequencies = jnp.power(jnp.float32(base), -exponents)
+  if scaling is not None:
+    frequencies /= rope_divisors(scaling, base=base, head_dim=2 * half)
   positions = positions.astype(jnp.float32)
   angles = positions[:, None, :, None] * frequencies[None, None, None, :]
   sin, cos = jnp.sin(angles), jnp.cos(angles)
@@ -97,7 +157,8 @@ MixFn = Callable[[Array, Array, Array], Array]
 
 
 class SelfAttention(nn.Module):
-  """Appends T positions to one layer's cache and attends to all of it.
+  """Appends T positions to one layer's cache and attends to all of it, or to a
+  `window`.
 
   With `mix`, which training may pass, that function attends instead: there is
   no cache, the keys and values returned are those of the T positions, and
@@ -105,6 +166,7 @@ class SelfAttention(nn.Module):
   """
 
   config: LlamaConfig
+  window: int = 0
 
   @nn.compact
   def __call__(
@@ -127,10 +189,15 @@ class SelfAttention(nn.Module):
       y.reshape(batch, num_tokens, -1, config.head_dim).transpose(0, 2, 1, 3)
       for y in projections(self, x, widths, **options)
     )
+    if config.has_qk_norm:
+      norm = functools.partial(RMSNorm, config.norm_epsilon, config.dtype)
+      queries = norm(name='query_norm')(queries)
+      new_keys = norm(name='key_norm')(new_keys)
     turn = functools.partial(
       rotate,
       positions=arrays.block_positions(lengths, num_tokens),
       base=config.rope_base,
+      scaling=config.rope_scaling,
     )
     out = Dense(config.embed_dim, config.dtype, name='out')
     if mix is not None:
@@ -139,11 +206,14 @@ class SelfAttention(nn.Module):
       return out(mixed), new_keys, new_values
     keys = kv_cache.append(keys, turn(new_keys), lengths)
     values = kv_cache.append(values, new_values, lengths)
+    mask = attention.causal_mask(
+      lengths, num_tokens, keys.shape[2], window=self.window
+    )
     mixed = attention.attend(
       turn(queries),
       keys,
       values,
-      attention.causal_mask(lengths, num_tokens, keys.shape[2]),
+      mask,
       scale=config.head_dim**-0.5,
     )
     return out(mixed), keys, values
@@ -153,6 +223,7 @@ class DecoderLayer(nn.Module):
   """One pre-norm layer."""
 
   config: LlamaConfig
+  window: int = 0
 
   @nn.compact
   def __call__(
@@ -161,7 +232,7 @@ class DecoderLayer(nn.Module):
     config = self.config
     norm = functools.partial(RMSNorm, config.norm_epsilon, config.dtype)
     h = norm(name='pre_self_attention_layer_norm')(x)
-    h, keys, values = SelfAttention(config, name='self_attention')(
+    h, keys, values = SelfAttention(config, self.window, name='self_attention')(
       h, keys, values, lengths
     )
     x = x + h
@@ -191,7 +262,9 @@ class Llama(nn.Module):
     keys, values = [], []
     for i in range(config.num_layers):
       self.sow(_STREAMS, _STREAM.format(i), x)
-      x, layer_keys, layer_values = DecoderLayer(config, name=f'layers_{i}')(
+      window = attention.window_of(config.windows, i)
+      layer = DecoderLayer(config, window, name=f'layers_{i}')
+      x, layer_keys, layer_values = layer(
         x, cache.keys[i], cache.values[i], cache.lengths
       )
       keys.append(layer_keys)

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from specdec_jax.models.block_decoder import BlockDecoderConfig
+from specdec_jax.models.llama import LlamaConfig, RopeScaling
 from specdec_jax.models.t5 import T5Config
 
 # Dtypes of weights, activations and caches.
@@ -59,15 +60,86 @@ _gpt = functools.partial(
 )
 _laptop = functools.partial(_t5, vocab_size=8_192, is_tied=True)
 
-PRESETS: dict[str, T5Config] = {
-  **{f't5_1_1_{name}': _t5(*sizes) for name, sizes in _T5_1_1_SIZES.items()},
+
+def _llama(
+  embed_dim: int,
+  num_layers: int,
+  num_heads: int,
+  num_kv_heads: int,
+  mlp_dim: int,
+  **others: Any,
+) -> LlamaConfig:
+  return LlamaConfig(
+    embed_dim=embed_dim,
+    num_layers=num_layers,
+    num_heads=num_heads,
+    num_kv_heads=num_kv_heads,
+    mlp_dim=mlp_dim,
+    **{'head_dim': embed_dim // num_heads} | others,
+  )
+
+
+_llama_3 = functools.partial(
+  _llama, vocab_size=128_256, rope_base=500_000.0, max_positions=131_072
+)
+_llama_3_1 = functools.partial(_llama_3, rope_scaling=RopeScaling(factor=8.0))
+_llama_3_2 = functools.partial(
+  _llama_3, rope_scaling=RopeScaling(factor=32.0), is_tied=True
+)
+_smollm2 = functools.partial(
+  _llama,
+  vocab_size=49_152,
+  rope_base=100_000.0,
+  max_positions=8192,
+  is_tied=True,
+)
+_mistral_7b = functools.partial(
+  _llama, 4096, 32, 32, 8, 14_336, max_positions=32_768
+)
+# Logits of the sizes from 7B on are padded further.
+_qwen2_5 = functools.partial(
+  _llama,
+  vocab_size=152_064,
+  rope_base=1e6,
+  norm_epsilon=1e-6,
+  max_positions=131_072,
+  has_attention_bias=True,
+)
+_qwen2_5_small = functools.partial(_qwen2_5, vocab_size=151_936, is_tied=True)
+_qwen3 = functools.partial(
+  _llama,
+  vocab_size=151_936,
+  head_dim=128,
+  rope_base=1e6,
+  norm_epsilon=1e-6,
+  max_positions=40_960,
+  has_qk_norm=True,
+)
+
+# T5 1.1's sizes, with the vocabularies of the models that have them.
+_GATED_T5S: dict[str, T5Config] = {
+  f'{model}_{name}': _t5(*sizes, vocab_size=vocab_size)
+  for model, vocab_size in (
+    ('t5_1_1', _T5_VOCAB_SIZE),
+    ('mt5', 250_112),
+    ('umt5', 256_384),
+  )
+  for name, sizes in _T5_1_1_SIZES.items()
+}
+# As T5X's examples/scalable_t5 trains them, umT5 among them.
+_SCALABLE_T5S: dict[str, T5Config] = {
+  name if 'umt5' in name else f'scalable_{name}': dataclasses.replace(
+    config, has_layer_relpos=True
+  )
+  for name, config in _GATED_T5S.items()
+}
+_T5S: dict[str, T5Config] = {
   **{
     f't5_1_0_{name}': _t5_1_0(*sizes) for name, sizes in _T5_1_0_SIZES.items()
   },
-  **{
-    f'mt5_{name}': _t5(*sizes, vocab_size=250_112)
-    for name, sizes in _T5_1_1_SIZES.items()
-  },
+  **_GATED_T5S,
+  **_SCALABLE_T5S,
+  'madlad400_3b': _t5(1024, 16, 32, 128, 8192, vocab_size=256_000),
   'gpt_97m': _gpt(768, 12, 12, 64, 3072),
   'gpt_6m': _gpt(256, 4, 2, 64, 1024),
   # For training on a laptop: 8,192 pieces, tied embeddings, and drafters that
@@ -77,9 +149,35 @@ PRESETS: dict[str, T5Config] = {
   'lm_mini': _laptop(192, 3, 4, 64, 512, num_encoder_layers=0),
   'lm_nano': _laptop(48, 2, 1, 24, 96, num_encoder_layers=0),
 }
+_LLAMAS: dict[str, LlamaConfig] = {
+  'llama_3_1_8b': _llama_3_1(4096, 32, 32, 8, 14_336),
+  'llama_3_1_70b': _llama_3_1(8192, 80, 64, 8, 28_672),
+  'llama_3_2_1b': _llama_3_2(2048, 16, 32, 8, 8192),
+  'llama_3_2_3b': _llama_3_2(3072, 28, 24, 8, 8192),
+  'smollm2_135m': _smollm2(576, 30, 9, 3, 1536),
+  'smollm2_360m': _smollm2(960, 32, 15, 5, 2560),
+  'mistral_7b_v0_1': _mistral_7b(vocab_size=32_000, windows=(4096,)),
+  'mistral_7b_v0_3': _mistral_7b(vocab_size=32_768, rope_base=1e6),
+  'qwen2_5_0_5b': _qwen2_5_small(896, 24, 14, 2, 4864, max_positions=32_768),
+  'qwen2_5_1_5b': _qwen2_5_small(1536, 28, 12, 2, 8960),
+  'qwen2_5_3b': _qwen2_5_small(2048, 36, 16, 2, 11_008, max_positions=32_768),
+  'qwen2_5_7b': _qwen2_5(3584, 28, 28, 4, 18_944),
+  'qwen2_5_14b': _qwen2_5(5120, 48, 40, 8, 13_824),
+  'qwen2_5_32b': _qwen2_5(5120, 64, 40, 8, 27_648),
+  'qwen2_5_72b': _qwen2_5(8192, 80, 64, 8, 29_568),
+  'qwen3_0_6b': _qwen3(1024, 28, 16, 8, 3072, is_tied=True),
+  'qwen3_1_7b': _qwen3(2048, 28, 16, 8, 6144, is_tied=True),
+  'qwen3_4b': _qwen3(2560, 36, 32, 8, 9728, is_tied=True),
+  'qwen3_8b': _qwen3(4096, 36, 32, 8, 12_288),
+  'qwen3_14b': _qwen3(5120, 40, 40, 8, 17_408),
+  'qwen3_32b': _qwen3(5120, 64, 64, 8, 25_600),
+}
+PRESETS: dict[str, LlamaConfig | T5Config] = {**_T5S, **_LLAMAS}
 
 
-def preset(name: str, *, dtype: jnp.dtype = jnp.float32) -> T5Config:
+def preset(
+  name: str, *, dtype: jnp.dtype = jnp.float32
+) -> LlamaConfig | T5Config:
   """The sizes of a model in `PRESETS`, with that dtype of activations and
   cache; ValueError if there is none of the name."""
   if name not in PRESETS:
@@ -110,7 +208,7 @@ def spec_drafter_of(
 
 SPEC_DRAFTERS: dict[str, BlockDecoderConfig] = {
   name: spec_drafter_of(
-    PRESETS[target],
+    _T5S[target],
     num_encoder_layers=encoder,
     num_decoder_layers=decoder,
     max_positions=max_positions,

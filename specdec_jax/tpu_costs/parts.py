@@ -20,7 +20,7 @@ from specdec_jax.base import LanguageModel, Params, Prompt
 from specdec_jax.decoding import speculative
 from specdec_jax.measure import stopwatch
 from specdec_jax.models import families
-from specdec_jax.models.t5 import T5Config
+from specdec_jax.models.families import Config
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.sharding import rules
 from specdec_jax.theory import planner
@@ -42,8 +42,8 @@ class Workload:
   """
 
   slice: Slice
-  target: T5Config
-  draft: T5Config
+  target: Config
+  draft: Config
   batch_size: int
   input_length: int
   output_length: int
@@ -54,11 +54,20 @@ class Workload:
     for name in numbers:
       if (value := getattr(self, name)) < 1:
         raise ValueError(f'{name} must be at least 1, got {value}')
+    length = max(self.input_length, self.max_len)
+    for config in (self.target, self.draft):
+      limit = families.of(config).max_positions(config)
+      if limit is not None and length > limit:
+        raise ValueError(
+          f'input_length {self.input_length} and output_length '
+          f'{self.output_length} make {length} positions; a '
+          f'{families.of(config).name} of these sizes has {limit}'
+        )
 
   @property
   def max_len(self) -> int:
     """The longest that a row can be."""
-    is_encoder = bool(self.target.num_encoder_layers)
+    is_encoder = families.has_encoder(self.target)
     return (1 if is_encoder else self.input_length) + self.output_length
 
   @property
@@ -91,7 +100,7 @@ class Shapes:
 
 
 def model_shapes(
-  workload: Workload, config: T5Config, max_gamma: int, notes: list[str]
+  workload: Workload, config: Config, max_gamma: int, notes: list[str]
 ) -> Shapes:
   """A model on the mesh; a draft model that does not divide is replicated, and
   `notes` get a sentence that says so."""
@@ -107,7 +116,9 @@ def model_shapes(
     is_split, whole = False, NamedSharding(mesh, PartitionSpec())
     shardings = jax.tree.map(lambda leaf: whole, params)
   params = jax.tree.map(_with_sharding, params, shardings)
-  model = families.language_model(config)
+  model = families.with_logits_of(
+    families.language_model(config), workload.target.vocab_size
+  )
   prompt = _prompt_shapes(workload, config)
   capacity = workload.max_len + max_gamma + 1
   cache = jax.eval_shape(
@@ -122,12 +133,12 @@ def model_shapes(
   )
 
 
-def _prompt_shapes(workload: Workload, config: T5Config) -> Prompt:
+def _prompt_shapes(workload: Workload, config: Config) -> Prompt:
   """A prompt's shapes; every row has its input length."""
   # A shape stands for an array wherever one is traced.
   array: Any = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
   batch_size, length = workload.batch_size, workload.input_length
-  is_encoder = bool(config.num_encoder_layers)
+  is_encoder = families.has_encoder(config)
   prompt = Prompt(
     encoder_tokens=array(batch_size, length) if is_encoder else None,
     decoder_tokens=array(batch_size, 1 if is_encoder else length),

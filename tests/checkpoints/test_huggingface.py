@@ -16,6 +16,7 @@ from tiny_models import (
 )
 
 from specdec_jax.checkpoints import huggingface, safetensors_folder
+from specdec_jax.models.llama import RopeScaling
 
 pytest.importorskip('safetensors')
 tokenizers = pytest.importorskip('tokenizers')
@@ -89,6 +90,46 @@ def test_round_trip(tmp_path, is_tied, has_attention_bias, dtype):
   assert loaded == config
   assert_trees_equal(loaded_params, params)
   assert vocabulary.tokens() == byte_tokens()
+
+
+@pytest.mark.parametrize(
+  ('changes', 'kind'),
+  [
+    ({'rope_scaling': RopeScaling(factor=32.0)}, 'llama'),
+    ({'windows': (64,)}, 'mistral'),
+    ({'windows': (64, 0), 'has_attention_bias': True}, 'qwen2'),
+    ({'windows': (0, 64), 'has_qk_norm': True}, 'qwen3'),
+    ({'has_qk_norm': True, 'head_dim': 16, 'is_tied': False}, 'qwen3'),
+  ],
+)
+def test_round_trip_of_each_network(tmp_path, changes, kind):
+  config = make_config(**changes)
+  params = make_params(config)
+  save(tmp_path, config, params)
+  loaded, loaded_params, _ = load(huggingface, tmp_path)
+  assert loaded == config
+  assert_trees_equal(loaded_params, params)
+  stated = json.loads((tmp_path / 'config.json').read_text())
+  assert stated['model_type'] == kind
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    (
+      {'has_qk_norm': True, 'has_attention_bias': True},
+      'no network with norms of queries and keys and biases',
+    ),
+    ({'windows': (64, 0)}, r'no mistral whose layers have windows of \[64, 0'),
+    (
+      {'windows': (64, 32), 'has_qk_norm': True},
+      r'no qwen3 whose layers have windows of \[64, 32',
+    ),
+  ],
+)
+def test_networks_that_transformers_has_not_are_not_written(changes, message):
+  with pytest.raises(ValueError, match=message):
+    huggingface.llama.config_json(make_config(**changes), 'float32')
 
 
 def test_shards_equal_the_single_file(folder):
@@ -210,33 +251,90 @@ def test_truncated_weights_are_refused(folder, size):
     huggingface.read_params(folder, config)
 
 
+# What stretches rotary positions in Llama 3.1's config.json.
+LLAMA3 = {
+  'rope_type': 'llama3',
+  'factor': 8.0,
+  'low_freq_factor': 1.0,
+  'high_freq_factor': 4.0,
+  'original_max_position_embeddings': 64,
+}
+
+
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
     (
       {'model_type': 'gpt2'},
-      "type 'gpt2'; supported are llama, mistral, qwen2, t5, mt5",
+      "type 'gpt2'; supported are llama, mistral, qwen2, qwen3, t5, mt5",
     ),
-    ({'rope_scaling': {'type': 'linear', 'factor': 2.0}}, 'scaled .linear'),
-    ({'rope_parameters': {'rope_type': 'llama3'}}, 'scaled .llama3'),
-    ({'partial_rotary_factor': 0.5}, 'a part of each head'),
-    ({'rope_interleaved': True}, 'neighbouring'),
-    ({'hidden_act': 'gelu'}, 'activation is gelu'),
-    ({'attention_bias': True}, 'attention has biases'),
-    ({'mlp_bias': True}, 'feed-forward layers have biases'),
-    ({'quantization_config': {'bits': 4}}, 'quantised'),
-    ({'model_type': 'mistral', 'sliding_window': 64}, 'slides over 64 of 128'),
     (
-      {'model_type': 'qwen2', 'use_sliding_window': True, 'sliding_window': 64},
-      'slides over 64 of 128',
+      {'rope_scaling': {'type': 'linear', 'factor': 2.0}},
+      r"rope_scaling\.type is 'linear', expected default or llama3",
     ),
-    ({'layer_types': ['full_attention', 'x']}, 'layers of x'),
+    (
+      {'rope_parameters': {'rope_type': 'llama3'}},
+      r'has no rope_parameters\.factor: expected a number',
+    ),
+    (
+      {'rope_scaling': LLAMA3 | {'factor': 0.5}},
+      r'config\.json: rotary positions are stretched by .* got 0\.5 and 64',
+    ),
+    (
+      {'rope_scaling': LLAMA3 | {'high_freq_factor': 1.0}},
+      'low_freq_factor 1.0 must be .* less than high_freq_factor 1.0',
+    ),
+    (
+      {'rope_scaling': LLAMA3 | {'beta_fast': 32}},
+      r'rope_scaling\.beta_fast is 32, a key that is not known',
+    ),
+    (
+      {'partial_rotary_factor': 0.5},
+      'partial_rotary_factor is 0.5, expected 1',
+    ),
+    ({'rope_interleaved': True}, 'rope_interleaved is True, expected false'),
+    ({'hidden_act': 'gelu'}, "hidden_act is 'gelu', expected silu"),
+    ({'attention_bias': True}, 'attention_bias is True, expected false'),
+    ({'mlp_bias': True}, 'mlp_bias is True, expected false'),
+    (
+      {'model_type': 'qwen3', 'attention_bias': True},
+      'attention_bias is True, expected false',
+    ),
+    (
+      {'quantization_config': {'bits': 4}},
+      'quantization_config is .*bits.*quantised weights are not supported',
+    ),
+    ({'compression_config': {}}, 'compression_config is {}, expected null'),
+    ({'sliding_window': 64}, 'sliding_window is 64, expected null: a llama'),
+    (
+      {'model_type': 'qwen2', 'use_sliding_window': True},
+      'has no sliding_window: expected an integer, as use_sliding_window',
+    ),
+    (
+      {'layer_types': ['full_attention', 'x']},
+      r"layer_types is \['full_attention', 'x'\], expected 2 of full_attention",
+    ),
+    (
+      {'model_type': 'qwen2', 'layer_types': ['full_attention'] * 3},
+      'expected 2 of full_attention',
+    ),
+    (
+      {
+        'model_type': 'mistral',
+        'sliding_window': None,
+        'layer_types': ['sliding_attention'] * 2,
+      },
+      "layer_types is .*'sliding_attention'.*, expected 2 of full_attention",
+    ),
+    ({'logit_scale': 0.5}, 'logit_scale is 0.5, a key that is not known'),
     ({'hidden_size': None}, 'has no hidden_size: expected an integer'),
     ({'num_hidden_layers': 900}, 'too few for 900 layers'),
-    ({'rope_scaling': {'factor': 4.0}}, 'scaled .by a factor'),
-    ({'is_encoder_decoder': True}, 'is an encoder-decoder'),
-    ({'is_causal': False}, 'looks both ways'),
-    ({'compression_config': {}}, 'quantised .compression_config'),
+    (
+      {'rope_scaling': {'factor': 4.0}},
+      r'rope_scaling\.factor is 4.0, expected a rope_type beside it',
+    ),
+    ({'is_encoder_decoder': True}, 'is_encoder_decoder is True, expected'),
+    ({'is_causal': False}, 'is_causal is False, expected true'),
     ({'num_key_value_heads': 3}, r'config\.json: 4 query heads do not divide'),
   ],
 )
@@ -298,6 +396,70 @@ def test_settings_of_a_section_are_named(folder):
 def test_equal_networks_are_accepted(folder, changes):
   change_json(folder / 'config.json', **changes)
   assert huggingface.read_config(folder) == make_config()
+
+
+FULL, SLIDING = 'full_attention', 'sliding_attention'
+
+
+@pytest.mark.parametrize(
+  ('changes', 'windows'),
+  [
+    ({'model_type': 'mistral', 'sliding_window': 64}, (64,)),
+    ({'model_type': 'qwen2', 'sliding_window': 64}, ()),
+    (
+      {
+        'model_type': 'qwen2',
+        'use_sliding_window': True,
+        'sliding_window': 64,
+        'max_window_layers': 1,
+      },
+      (0, 64),
+    ),
+    (
+      {
+        'model_type': 'qwen3',
+        'use_sliding_window': True,
+        'sliding_window': 64,
+        'layer_types': [SLIDING, FULL],
+      },
+      (64, 0),
+    ),
+    (
+      {
+        'model_type': 'qwen3',
+        'use_sliding_window': True,
+        'sliding_window': 64,
+      },
+      (),
+    ),
+  ],
+)
+def test_windows_are_those_of_each_layer(folder, changes, windows):
+  change_json(folder / 'config.json', **changes)
+  assert huggingface.read_config(folder).windows == windows
+
+
+def test_a_mistral_has_the_window_of_transformers_by_default(folder):
+  """It is not in config.json then."""
+  change_json(
+    folder / 'config.json', model_type='mistral', max_position_embeddings=8192
+  )
+  assert huggingface.read_config(folder).windows == (4096,)
+
+
+@pytest.mark.parametrize(
+  'rope',
+  [
+    {'rope_scaling': LLAMA3},
+    {'rope_parameters': {**LLAMA3, 'rope_theta': 5e4}, 'rope_theta': None},
+  ],
+)
+def test_rotary_scaling_of_both_transformers(folder, rope):
+  change_json(folder / 'config.json', **rope)
+  expected = make_config(
+    rope_scaling=RopeScaling(factor=8.0, original_max_positions=64)
+  )
+  assert huggingface.read_config(folder) == expected
 
 
 def test_rotary_base_of_transformers_5(folder):

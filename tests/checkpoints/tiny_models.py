@@ -83,6 +83,7 @@ def write_gguf(
   config: LlamaConfig,
   params: dict,
   *,
+  architecture: str = 'llama',
   quantization: str = 'F32',
   metadata: dict | None = None,
   omit: tuple[str, ...] = (),
@@ -94,6 +95,7 @@ def write_gguf(
     path: of the file.
     config: sizes.
     params: the tree of `models.llama.Llama`.
+    architecture: of the network; a Llama's queries and keys are interleaved.
     quantization: of the matrices.
     metadata: keys to set after the usual ones; None leaves one out.
     omit: tensors to leave out.
@@ -101,7 +103,7 @@ def write_gguf(
   """
   gguf = pytest.importorskip('gguf')
   kind = gguf.GGMLQuantizationType[quantization]
-  values = _metadata(config) | (metadata or {})
+  values = _metadata(config, architecture) | (metadata or {})
   architecture = values.pop('general.architecture')
   writer = gguf.GGUFWriter(path, architecture)
   for key, value in values.items():
@@ -110,7 +112,8 @@ def write_gguf(
   for parameter in gguf_files.parameters_of(config):
     tensor = np.asarray(leaves[parameter.path], np.float32)
     tensor = tensor.T if parameter.is_transposed else tensor
-    if num_heads := gguf_files.num_rotary_heads(config, parameter):
+    num_heads = gguf_files.num_rotary_heads(config, parameter)
+    if num_heads and architecture == 'llama':
       tensor = interleave_rotary_halves(tensor, num_heads)
     tensors[parameter.name] = np.ascontiguousarray(tensor)
   for name, tensor in (tensors | (extra or {})).items():
@@ -128,19 +131,19 @@ def write_gguf(
   writer.close()
 
 
-def _metadata(config: LlamaConfig) -> dict:
+def _metadata(config: LlamaConfig, architecture: str) -> dict:
   tokens = byte_tokens()
   return {
-    'general.architecture': 'llama',
-    'llama.block_count': config.num_layers,
-    'llama.context_length': config.max_positions,
-    'llama.embedding_length': config.embed_dim,
-    'llama.feed_forward_length': config.mlp_dim,
-    'llama.attention.head_count': config.num_heads,
-    'llama.attention.head_count_kv': config.num_kv_heads,
-    'llama.rope.freq_base': config.rope_base,
-    'llama.rope.dimension_count': config.head_dim,
-    'llama.attention.layer_norm_rms_epsilon': config.norm_epsilon,
+    'general.architecture': architecture,
+    f'{architecture}.block_count': config.num_layers,
+    f'{architecture}.context_length': config.max_positions,
+    f'{architecture}.embedding_length': config.embed_dim,
+    f'{architecture}.feed_forward_length': config.mlp_dim,
+    f'{architecture}.attention.head_count': config.num_heads,
+    f'{architecture}.attention.head_count_kv': config.num_kv_heads,
+    f'{architecture}.rope.freq_base': config.rope_base,
+    f'{architecture}.rope.dimension_count': config.head_dim,
+    f'{architecture}.attention.layer_norm_rms_epsilon': config.norm_epsilon,
     'tokenizer.ggml.model': 'gpt2',
     'tokenizer.ggml.pre': 'smollm',
     'tokenizer.ggml.tokens': tokens,

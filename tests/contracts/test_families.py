@@ -28,7 +28,9 @@ from tests.cli import tiny
 PACKAGE = pathlib.Path(families.__file__).parent.parent
 CONFIGS = {
   'llama': toy.llama_config(7, num_layers=3, has_attention_bias=True),
+  'llama, later': toy.llama_config(7, **toy.LATER_LLAMA),
   't5': toy_t5.config(7, num_layers=2),
+  't5, scalable': toy_t5.config(7, num_layers=2, has_layer_relpos=True),
   't5, decoder only': toy_t5.config(7, num_encoder_layers=0, is_tied=True),
   'block_decoder': dataclasses.replace(
     presets.spec_drafter('mini_2_2'), num_encoder_layers=3
@@ -186,7 +188,9 @@ def test_sizes_are_written_and_read(name, tmp_path):
 def test_layers_are_told_stack_by_stack():
   assert {name: families.num_layers(c) for name, c in CONFIGS.items()} == {
     'llama': (3,),
+    'llama, later': (2,),
     't5': (2, 2),
+    't5, scalable': (2, 2),
     't5, decoder only': (1,),
     'block_decoder': (3, 2),
     'block_heads': (),

@@ -22,6 +22,7 @@ T5_SIZES = {
   'T5 1.1': {'num_layers': 2},
   'T5 1.0': {'mlp_activations': ('relu',), 'is_tied': True},
   'T5, decoder only': {'num_encoder_layers': 0},
+  'T5, scalable': {'num_layers': 2, 'has_layer_relpos': True},
 }
 ROWS = {
   'toy': (
@@ -43,6 +44,16 @@ ROWS = {
     ),
     lambda: _tied_params(),
   ),
+  'llama, later': (
+    toy.llama(VOCAB_SIZE, **toy.LATER_LLAMA),
+    lambda: toy.llama_params(
+      toy.llama_config(VOCAB_SIZE, **toy.LATER_LLAMA), seed=8
+    ),
+  ),
+  'llama, a window': (
+    toy.llama(VOCAB_SIZE, windows=(3,)),
+    lambda: toy.llama_params(toy.llama_config(VOCAB_SIZE), seed=4),
+  ),
 } | {
   name: (
     toy_t5.model(VOCAB_SIZE, **sizes),
@@ -52,7 +63,7 @@ ROWS = {
   )
   for name, sizes in T5_SIZES.items()
 }
-HAS_ENCODER = {'T5 1.1', 'T5 1.0'}
+HAS_ENCODER = {'T5 1.1', 'T5 1.0', 'T5, scalable'}
 
 
 def _tied_params():
@@ -231,6 +242,18 @@ def test_logits_do_not_look_ahead(name):
   other, _ = model.extend(params, changed, cache)
   np.testing.assert_array_equal(logits[:, :2], other[:, :2])
   assert (np.abs(logits[:, 2:] - other[:, 2:]).max((1, 2)) > 1e-3).all()
+
+
+def test_a_window_hides_what_is_before_it():
+  """Two layers of three positions see five tokens, and not the sixth."""
+  model, params = _compiled('llama, a window')
+  tokens = _tokens(8, batch_size=1)
+  changed = tokens.at[:, 2].set((tokens[:, 2] + 1) % VOCAB_SIZE)
+  _, _, cache = _start('llama, a window', [[1]])
+  logits, _ = model.extend(params, tokens, cache)
+  other, _ = model.extend(params, changed, cache)
+  differs = np.abs(logits - other).max(axis=-1)[0] > 1e-4
+  assert differs.tolist() == [False] * 2 + [True] * 5 + [False]
 
 
 @pytest.mark.parametrize('name', sorted(HAS_ENCODER))

@@ -11,8 +11,10 @@ Writes
 
 - `smollm2_greedy.json`: greedy continuations in float32, prompts included, and
   at every generated position by how much the first logit led the second;
-- `tiny_llama/`, `tiny_llama_untied/` and `tiny_qwen2/`: random two-layer models
-  as `save_pretrained` writes them, with token ids and logits in `golden.npz`;
+- random two-layer models as `save_pretrained` writes them, with token ids and
+  logits in `golden.npz`: `tiny_llama/`, `tiny_llama_untied/`, `tiny_qwen2/`;
+  `tiny_llama_3_1/`, whose rotary positions are scaled; `tiny_mistral/`, with a
+  window; `tiny_qwen2_window/`, with one in its second layer; `tiny_qwen3/`;
 
 and prints how fast transformers decodes greedily on this machine.
 """
@@ -192,10 +194,43 @@ def make_tiny_models(output: pathlib.Path) -> None:
   biased = transformers.Qwen2Config(
     **sizes, rope_theta=1e6, tie_word_embeddings=True
   )
+  scaled = transformers.LlamaConfig(
+    **sizes,
+    tie_word_embeddings=True,
+    rope_parameters={
+      'rope_type': 'llama3',
+      'rope_theta': 100.0,
+      'factor': 8.0,
+      'low_freq_factor': 1.0,
+      'high_freq_factor': 4.0,
+      'original_max_position_embeddings': 32,
+    },
+  )
+  window = transformers.MistralConfig(
+    **sizes, sliding_window=7, tie_word_embeddings=False
+  )
+  second = transformers.Qwen2Config(
+    **sizes,
+    use_sliding_window=True,
+    sliding_window=5,
+    max_window_layers=1,
+    tie_word_embeddings=True,
+  )
+  normed = transformers.Qwen3Config(
+    **sizes, head_dim=12, rope_theta=1e6, tie_word_embeddings=False
+  )
   llama, qwen2 = transformers.LlamaForCausalLM, transformers.Qwen2ForCausalLM
-  make_tiny(output / 'tiny_llama', llama(tied), 1)
-  make_tiny(output / 'tiny_llama_untied', llama(untied), 2)
-  make_tiny(output / 'tiny_qwen2', qwen2(biased), 3)
+  models = {
+    'tiny_llama': (llama, tied),
+    'tiny_llama_untied': (llama, untied),
+    'tiny_qwen2': (qwen2, biased),
+    'tiny_llama_3_1': (llama, scaled),
+    'tiny_mistral': (transformers.MistralForCausalLM, window),
+    'tiny_qwen2_window': (qwen2, second),
+    'tiny_qwen3': (transformers.Qwen3ForCausalLM, normed),
+  }
+  for seed, (name, (model, config)) in enumerate(models.items(), start=1):
+    make_tiny(output / name, model(config), seed)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 `make_huggingface.py` makes the files; they are never edited by hand.
 """
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -14,7 +15,9 @@ import pytest
 
 from specdec_jax.checkpoints import huggingface, loading
 from specdec_jax.models import families, kv_cache
+from specdec_jax.models.llama import RopeScaling
 from specdec_jax.text import vocabularies
+from tests import toy
 
 GOLDEN = pathlib.Path(__file__).parent
 RECORDS = json.loads(
@@ -36,23 +39,78 @@ def compiled_extend(config):
   return jax.jit(families.language_model(config).extend)
 
 
-@pytest.mark.parametrize(
-  'name', ['tiny_llama', 'tiny_llama_untied', 'tiny_qwen2']
-)
-def test_logits_of_tiny_models(name):
+# What makes each network another one.
+TINY = {
+  'tiny_llama': {},
+  'tiny_llama_untied': {'is_tied': False},
+  'tiny_llama_3_1': {
+    'rope_scaling': RopeScaling(factor=8.0, original_max_positions=32)
+  },
+  'tiny_mistral': {'is_tied': False, 'windows': (7,)},
+  'tiny_qwen2': {'has_attention_bias': True},
+  'tiny_qwen2_window': {'has_attention_bias': True, 'windows': (0, 5)},
+  'tiny_qwen3': {'is_tied': False, 'has_qk_norm': True, 'head_dim': 12},
+}
+
+
+def read_tiny(name: str) -> tuple:
+  """Sizes and parameters of a tiny model; ids `[B, T]` and their logits."""
   pytest.importorskip('safetensors')
   folder = GOLDEN / name
   config = huggingface.read_config(folder)
-  assert config.is_tied == (name != 'tiny_llama_untied')
-  assert config.has_attention_bias == (name == 'tiny_qwen2')
-  assert config.num_kv_heads < config.num_heads
   params = huggingface.read_params(folder, config)
   with np.load(folder / 'golden.npz') as golden:
     ids = golden['ids'].astype(np.int32)
     expected = golden['logits']
-  logits = teacher_forced_logits(config, params, ids)
   assert np.abs(expected).max() > 1
+  return config, params, ids, expected
+
+
+@pytest.mark.parametrize('name', TINY)
+def test_logits_of_tiny_models(name):
+  config, params, ids, expected = read_tiny(name)
+  assert config == dataclasses.replace(
+    config,
+    **{
+      'is_tied': True,
+      'head_dim': 8,
+      'rope_scaling': None,
+      'has_attention_bias': False,
+      'has_qk_norm': False,
+      'windows': (),
+    }
+    | TINY[name],
+  )
+  assert config.num_kv_heads < config.num_heads
+  logits = teacher_forced_logits(config, params, ids)
   np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize('name', TINY)
+def test_logits_of_ragged_rows_that_are_rewound(name):
+  """Rows of different lengths get three tokens at a time, one of which is taken
+  back, with other tokens in its place before."""
+  config, params, ids, expected = read_tiny(name)
+  model = toy.compiled(families.language_model(config))
+  lengths = np.array([9, 2, 13])
+  rows = [row[:n].tolist() for row, n in zip(ids, lengths, strict=True)]
+  cache = model.init(params, toy.prompt(rows), 24)
+  block = np.arange(3)
+  for _ in range(4):
+    positions = lengths[:, None] - 1 + block
+    wrong = jnp.asarray((np.take_along_axis(ids, positions, 1) + 1) % 64)
+    _, cache = model.extend(params, wrong, cache)
+    cache = model.rewind(cache, jnp.asarray(lengths - 1))
+    tokens = jnp.asarray(np.take_along_axis(ids, positions, 1))
+    logits, cache = model.extend(params, tokens, cache)
+    np.testing.assert_allclose(
+      logits,
+      np.take_along_axis(expected, positions[..., None], 1),
+      rtol=0,
+      atol=1e-4,
+    )
+    cache = model.rewind(cache, cache.lengths - 1)
+    lengths += 2
 
 
 @functools.cache

@@ -23,12 +23,36 @@ _DOWNLOADED = ['*.json', '*.safetensors', '*.jinja', 'spiece.model']
 # config.json and a dtype to the sizes; `config_json`, back; `parameters_of`,
 # every parameter under both names; and `needed`, those to read.
 _NETWORKS: dict[str, Any] = {'llama': llama, 't5': t5}
+# Keys of config.json that change nothing that a network computes: how files
+# were made, how to train, what to generate by default, and how to run. Readers
+# ask for all others that they know.
+WITHOUT_EFFECT = frozenset((
+  'architectures', 'dtype', 'torch_dtype', 'transformers_version',
+  'transformers.js_config', 'name_or_path', '_name_or_path', '_commit_hash',
+  'is_llama_config', 'attention_dropout', 'classifier_dropout',
+  'initializer_factor', 'initializer_range', 'gradient_checkpointing',
+  'finetuning_task', 'id2label', 'label2id', 'num_labels', 'problem_type',
+  'prefix', 'task_specific_params', 'tokenizer_class', 'bos_token_id',
+  'eos_token_id', 'pad_token_id', 'sep_token_id', 'forced_bos_token_id',
+  'forced_eos_token_id', 'bad_words_ids', 'begin_suppress_tokens',
+  'diversity_penalty', 'do_sample', 'early_stopping',
+  'encoder_no_repeat_ngram_size', 'exponential_decay_length_penalty',
+  'length_penalty', 'max_length', 'min_length', 'no_repeat_ngram_size',
+  'num_beam_groups', 'num_beams', 'num_return_sequences',
+  'remove_invalid_values', 'repetition_penalty', 'suppress_tokens',
+  'temperature', 'top_k', 'top_p', 'typical_p', '_attn_implementation',
+  '_attn_implementation_autoset', '_flash_attn_2_enabled',
+  'chunk_size_feed_forward', 'n_positions', 'output_attentions',
+  'output_hidden_states', 'output_past', 'output_scores', 'pretraining_tp',
+  'return_dict', 'return_dict_in_generate', 'tf_legacy_loss', 'torchscript',
+  'use_bfloat16', 'use_cache',
+))  # fmt: skip
 
 
 def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> Config:
   """The sizes that a folder's config.json states; raises ValueError if it is
-  missing or broken, describes a network that `models.llama` and `models.t5` do
-  not compute, or its weights are quantised."""
+  missing or broken, has a key that is not known or describes a network that
+  `models` does not compute, or its weights are quantised."""
   values = settings.read(folder / CONFIG)
   kind = values.text('model_type')
   networks = {name: n for n in _NETWORKS.values() for name in n.MODEL_TYPES}
@@ -39,11 +63,10 @@ def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> Config:
     )
   for key in ('quantization_config', 'compression_config'):
     if values.has(key):
-      raise ValueError(
-        f'{values.path} describes a {kind} not supported: its weights are '
-        f'quantised ({key})'
-      )
-  return networks[kind].read_config(values, dtype)
+      values.refuse(key, 'null: quantised weights are not supported')
+  config = networks[kind].read_config(values, dtype)
+  values.refuse_others(WITHOUT_EFFECT)
+  return config
 
 
 def read_params(folder: Path, config: Config) -> dict[str, Any]:

@@ -1,15 +1,16 @@
-"""Llama, Mistral and Qwen2: the networks that `models.llama` computes."""
+"""Llama, Mistral, Qwen2 and Qwen3, which `models.llama` computes."""
 
-from collections.abc import Iterator
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from specdec_jax.checkpoints import parameters, settings
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
-from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.models import attention
+from specdec_jax.models.llama import LlamaConfig, RopeScaling
 
-MODEL_TYPES = ('llama', 'mistral', 'qwen2')
+MODEL_TYPES = ('llama', 'mistral', 'qwen2', 'qwen3')
 # Of our branches; those of layer N are below `model.layers.N`.
 _NAMES = {
   'token_embedder': 'model.embed_tokens',
@@ -19,57 +20,83 @@ _NAMES = {
   'self_attention/query': 'self_attn.q_proj',
   'self_attention/key': 'self_attn.k_proj',
   'self_attention/value': 'self_attn.v_proj',
+  'self_attention/query_norm': 'self_attn.q_norm',
+  'self_attention/key_norm': 'self_attn.k_norm',
   'self_attention/out': 'self_attn.o_proj',
   'pre_mlp_layer_norm': 'post_attention_layernorm',
   'mlp/wi_0': 'mlp.gate_proj',
   'mlp/wi_1': 'mlp.up_proj',
   'mlp/wo': 'mlp.down_proj',
 }
-# What `models.llama` does not compute: the value that it needs, and the reason.
+# What `models.llama` computes, where a configuration could say otherwise.
 _FLAGS = {
-  'attention_bias': (False, 'its attention has biases'),
-  'mlp_bias': (False, 'its feed-forward layers have biases'),
-  'rope_interleaved': (
-    False,
-    'its rotary positions pair neighbouring dimensions',
-  ),
-  'is_encoder_decoder': (False, 'it is an encoder-decoder'),
-  'add_cross_attention': (False, 'it attends to an encoder'),
-  'is_causal': (True, 'its attention looks both ways'),
+  'mlp_bias': False,
+  'rope_interleaved': False,
+  'use_mrope': False,
+  'is_encoder_decoder': False,
+  'add_cross_attention': False,
+  'is_causal': True,
 }
+_FULL, _SLIDING = 'full_attention', 'sliding_attention'
+# Of transformers, where config.json does not have them.
+_MISTRAL_WINDOW, _QWEN_FULL_LAYERS = 4096, 28
 
 
 def read_config(values: Settings, dtype: Any) -> LlamaConfig:
   """The sizes that config.json states.
 
-  Llama, Mistral and Qwen2 are one network: Mistral without its sliding window
-  is Llama, Qwen2 has biases on queries, keys and values. Raises ValueError for
-  features that `models.llama` does not compute.
+  Llama, Mistral, Qwen2 and Qwen3 are one network: Mistral is Llama with a
+  sliding window, Qwen2 has biases on queries, keys and values, and Qwen3 norms
+  of queries and keys. Raises ValueError for features that `models.llama` does
+  not compute.
   """
   kind = values.text('model_type')
-  for reason in _unsupported(values):
-    raise ValueError(
-      f'{values.path} describes a {kind} not supported: {reason}'
-    )
+  _check_supported(values, kind)
   num_heads = values.count('num_attention_heads')
   embed_dim = values.count('hidden_size')
+  num_layers = values.count('num_hidden_layers', most=settings.MAX_LAYERS)
+  max_positions = values.count('max_position_embeddings')
   rope = _rope(values, 'rope_theta', is_spread=True)
   return values.build(
     LlamaConfig,
     vocab_size=values.count('vocab_size'),
     embed_dim=embed_dim,
-    num_layers=values.count('num_hidden_layers', most=settings.MAX_LAYERS),
+    num_layers=num_layers,
     num_heads=num_heads,
-    num_kv_heads=values.count('num_key_value_heads', num_heads),
-    head_dim=values.count('head_dim', embed_dim // num_heads),
+    num_kv_heads=values.count(
+      'num_key_value_heads', num_heads if kind == 'llama' else None
+    ),
+    head_dim=values.count(
+      'head_dim', None if kind == 'qwen3' else embed_dim // num_heads
+    ),
     mlp_dim=values.count('intermediate_size'),
     rope_base=rope.number('rope_theta', 10_000.0),
+    rope_scaling=_rope_scaling(values),
     norm_epsilon=values.number('rms_norm_eps', 1e-6),
-    max_positions=values.count('max_position_embeddings'),
+    max_positions=max_positions,
     is_tied=values.flag('tie_word_embeddings', False),
     has_attention_bias=kind == 'qwen2',
+    has_qk_norm=kind == 'qwen3',
+    windows=_windows(values, kind, num_layers, max_positions),
     dtype=dtype,
   )
+
+
+def _check_supported(values: Settings, kind: str) -> None:
+  """Raises ValueError for what would load and then compute something else."""
+  for key, expected in _FLAGS.items():
+    if values.flag(key, expected) != expected:
+      values.refuse(key, str(expected).lower())
+  # Qwen2 has biases whatever this says, and Mistral none.
+  has_bias = values.flag('attention_bias', False)
+  if has_bias and kind in ('llama', 'qwen3'):
+    values.refuse('attention_bias', 'false')
+  if values.text('hidden_act', 'silu') != 'silu':
+    values.refuse('hidden_act', 'silu')
+  key = 'partial_rotary_factor'
+  rope = _rope(values, key, is_spread=True)
+  if rope.number(key, 1.0) != 1.0:
+    rope.refuse(key, '1: rotary positions turn whole heads')
 
 
 def _rope(values: Settings, key: str, *, is_spread: bool = False) -> Settings:
@@ -81,35 +108,63 @@ def _rope(values: Settings, key: str, *, is_spread: bool = False) -> Settings:
   return next((place for place in places if place.has(key)), places[-1])
 
 
-def _unsupported(values: Settings) -> Iterator[str]:
-  """Reasons why the network would not be computed as it was trained."""
-  kind = values.text('model_type')
-  # A factor without a type is a mistake, or scales in an early version.
-  is_scaled = _rope(values, 'factor').number('factor', 1.0) != 1.0
-  scaling = 'by a factor' if is_scaled else 'default'
+def _rope_scaling(values: Settings) -> RopeScaling | None:
+  """How rotary positions are stretched; raises ValueError if in another way
+  than Llama 3.1's."""
+  kind, place = '', _rope(values, 'factor')
   for key in ('type', 'rope_type'):
-    scaling = _rope(values, key).text(key, scaling)
-  if scaling != 'default':
-    yield f'its rotary positions are scaled ({scaling})'
-  key = 'partial_rotary_factor'
-  if _rope(values, key, is_spread=True).number(key, 1.0) != 1.0:
-    yield 'its rotary positions turn a part of each head'
-  activation = values.text('hidden_act', 'silu')
-  if activation != 'silu':
-    yield f'its activation is {activation}, expected silu'
-  for key, (expected, reason) in _FLAGS.items():
-    # Qwen2 has biases whatever this says, and Mistral none.
-    is_ignored = key == 'attention_bias' and kind != 'llama'
-    if values.flag(key, expected) != expected and not is_ignored:
-      yield reason
-  has_window = kind != 'qwen2' or values.flag('use_sliding_window', False)
-  if has_window and values.has('sliding_window'):
-    window = values.count('sliding_window')
-    max_positions = values.count('max_position_embeddings')
-    if window < max_positions:
-      yield f'its attention slides over {window} of {max_positions} positions'
-  if others := set(values.texts('layer_types', [])) - {'full_attention'}:
-    yield f'it has layers of {", ".join(sorted(others))}'
+    stating = _rope(values, key)
+    if stating.has(key):
+      kind, place = stating.text(key), stating
+      if kind not in ('default', 'llama3'):
+        place.refuse(key, 'default or llama3')
+  if kind != 'llama3':
+    # A factor without a type is a mistake, or scales in an early version.
+    if place.number('factor', 1.0) != 1.0 and not kind:
+      place.refuse('factor', 'a rope_type beside it')
+    return None
+  return place.build(
+    RopeScaling,
+    factor=place.number('factor'),
+    low_freq_factor=place.number('low_freq_factor'),
+    high_freq_factor=place.number('high_freq_factor'),
+    original_max_positions=place.count('original_max_position_embeddings'),
+  )
+
+
+def _windows(
+  values: Settings, kind: str, num_layers: int, max_positions: int
+) -> tuple[int, ...]:
+  """The window of each layer, as `LlamaConfig` has them; one that no context
+  outgrows is none."""
+  key, first, window = 'sliding_window', 0, 0
+  if values.has(key):
+    window = values.count(key)
+  elif kind == 'mistral' and key not in values.values:
+    window = _MISTRAL_WINDOW
+  if kind.startswith('qwen'):
+    first = values.count('max_window_layers', _QWEN_FULL_LAYERS, least=0)
+    if not values.flag('use_sliding_window', False):
+      window = 0
+    elif not window:
+      values.refuse(key, 'an integer, as use_sliding_window is true')
+  elif kind == 'llama' and 0 < window < max_positions:
+    values.refuse(key, 'null: a llama has no window')
+  own = [
+    _SLIDING if window and i >= first else _FULL for i in range(num_layers)
+  ]
+  types = values.texts('layer_types', own)
+  allowed = {_FULL, _SLIDING} if window else {_FULL}
+  is_other = types != own and not kind.startswith('qwen')
+  if is_other or len(types) != num_layers or set(types) - allowed:
+    values.refuse(
+      'layer_types', f'{num_layers} of {" or ".join(sorted(allowed))}'
+    )
+  if window >= max_positions or _SLIDING not in types:
+    return ()
+  if _FULL not in types:
+    return (window,)
+  return tuple(window if each == _SLIDING else 0 for each in types)
 
 
 def needed(
@@ -132,8 +187,10 @@ def parameters_of(config: LlamaConfig) -> tuple[Parameter, ...]:
 
 
 def config_json(config: LlamaConfig, dtype: str) -> dict[str, Any]:
-  """What config.json says of a model; biases make it a Qwen2."""
-  kind = 'qwen2' if config.has_attention_bias else 'llama'
+  """What config.json says of a model; raises ValueError if transformers has no
+  such network."""
+  kind = _kind(config)
+  scaling = config.rope_scaling
   return {
     'architectures': [f'{kind.capitalize()}ForCausalLM'],
     'model_type': kind,
@@ -148,7 +205,55 @@ def config_json(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     'hidden_act': 'silu',
     'rms_norm_eps': config.norm_epsilon,
     'rope_theta': config.rope_base,
-    'rope_scaling': None,
+    'rope_scaling': None if scaling is None else _rope_scaling_json(scaling),
     'max_position_embeddings': config.max_positions,
     'tie_word_embeddings': config.is_tied,
+    **_windows_json(config, kind),
   }
+
+
+def _kind(config: LlamaConfig) -> str:
+  """The `model_type` of a network."""
+  if config.has_qk_norm and config.has_attention_bias:
+    raise ValueError(
+      'Hugging Face has no network with norms of queries and keys and biases '
+      'on them, too (has_qk_norm, has_attention_bias)'
+    )
+  if config.has_qk_norm:
+    return 'qwen3'
+  if config.has_attention_bias:
+    return 'qwen2'
+  return 'mistral' if any(_layer_windows(config)) else 'llama'
+
+
+def _layer_windows(config: LlamaConfig) -> list[int]:
+  layers = range(config.num_layers)
+  return [attention.window_of(config.windows, i) for i in layers]
+
+
+def _rope_scaling_json(scaling: RopeScaling) -> dict[str, Any]:
+  stated = dataclasses.asdict(scaling)
+  original = stated.pop('original_max_positions')
+  key = 'original_max_position_embeddings'
+  return {'rope_type': 'llama3', **stated, key: original}
+
+
+def _windows_json(config: LlamaConfig, kind: str) -> dict[str, Any]:
+  windows = _layer_windows(config)
+  if not any(windows):
+    return {}
+  sizes = set(windows) - {0}
+  is_mixed = 0 in windows
+  if len(sizes) > 1 or (is_mixed and kind == 'mistral'):
+    raise ValueError(
+      f'Hugging Face has no {kind} whose layers have windows of {windows}'
+    )
+  stated: dict[str, Any] = {'sliding_window': max(sizes)}
+  if kind != 'mistral':
+    types = [_SLIDING if window else _FULL for window in windows]
+    stated |= {
+      'use_sliding_window': True,
+      'max_window_layers': types.index(_SLIDING),
+      'layer_types': types,
+    }
+  return stated

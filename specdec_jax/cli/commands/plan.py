@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import theory
+from specdec_jax.checkpoints import loading
 from specdec_jax.cli import options, outputs
 from specdec_jax.cli.commands import calibrate
 from specdec_jax.files.paths import user_path
 from specdec_jax.launch import progress
-from specdec_jax.models import presets
+from specdec_jax.models import families, presets
 from specdec_jax.theory import fleet, planner
 from specdec_jax.theory.fleet import Prediction
 from specdec_jax.theory.planner import Choice, Costs, Plan
@@ -196,12 +197,12 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
   batch_size, max_gamma = args.batch_size or 1, args.max_gamma or 12
   target = presets.preset(args.target, dtype=dtype)
   draft = presets.preset(args.draft, dtype=dtype)
-  if target.vocab_size != draft.vocab_size:
+  if not loading.is_padding(target.vocab_size - draft.vocab_size):
     raise ValueError(
       f'{args.target} has {target.vocab_size} token ids, {args.draft} '
       f'{draft.vocab_size}'
     )
-  if bool(target.num_encoder_layers) != bool(draft.num_encoder_layers):
+  if families.has_encoder(target) != families.has_encoder(draft):
     raise ValueError(f'just one of {args.target}, {args.draft} has an encoder')
   slice_ = aot.find_slice(args.topology)
   task = parts.Workload(

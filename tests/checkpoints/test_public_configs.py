@@ -1,0 +1,101 @@
+"""Every key of public models' config.json counts, is known to change nothing,
+or is refused with its value.
+
+`public_configs.json` has the keys and values of these files.
+"""
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+
+from specdec_jax.checkpoints import huggingface
+from specdec_jax.models import presets
+
+CONFIGS = json.loads(
+  pathlib.Path(__file__).with_name('public_configs.json').read_text()
+)
+# What transformers ignores where other keys are as they are.
+_BESIDE = {
+  'max_window_layers': lambda contents: not contents['use_sliding_window'],
+  'sliding_window': lambda contents: not contents.get('use_sliding_window', 1),
+  # A window that no context outgrows.
+  'use_sliding_window': lambda contents: (
+    contents['sliding_window'] == contents['max_position_embeddings']
+  ),
+  'tie_word_embeddings': lambda contents: contents['model_type'] == 'mt5',
+}
+
+
+def read(folder, contents):
+  (folder / 'config.json').write_text(json.dumps(contents))
+  return huggingface.read_config(folder)
+
+
+def refusal(folder, contents):
+  """The message with which a file is refused, or else its sizes."""
+  try:
+    return read(folder, contents)
+  except ValueError as error:
+    return str(error)
+
+
+def changed(value):
+  """Another value of the same type; an object in place of null."""
+  match value:
+    case None:
+      return {'other': 1}
+    case bool():
+      return not value
+    case int() | float():
+      return 2 * value or 1
+    case str():
+      return 'other'
+    case list():
+      return ['other']
+    case _:
+      return value | {'other': 1}
+
+
+def walk(contents):
+  """Each key with its path, and the contents with it changed."""
+  for key, value in contents.items():
+    yield key, contents | {key: changed(value)}
+    if isinstance(value, dict):
+      for name, each in walk(value):
+        yield f'{key}.{name}', contents | {key: each}
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_a_public_config_has_the_sizes_of_its_preset(name, tmp_path):
+  found = read(tmp_path, CONFIGS[name])
+  if 'flan' in name:  # T5 1.1's sizes.
+    name = name.replace('flan_t5', 't5_1_1')
+  expected = presets.preset(name)
+  if hasattr(expected, 'dropout_rate'):
+    found = dataclasses.replace(found, dropout_rate=0.0)
+  assert found == expected
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_no_key_is_ignored_silently(name, tmp_path):
+  contents = CONFIGS[name]
+  expected = read(tmp_path, contents)
+  for path, other in walk(contents):
+    key = path.split('.')[-1]
+    found = refusal(tmp_path, other)
+    if isinstance(found, str):
+      named = (f'{key} is', f'{key}.other is 1', repr(other.get(key, key)))
+      assert any(each in found for each in named), path
+      continue
+    is_known = path.startswith(tuple(huggingface.WITHOUT_EFFECT))
+    is_beside = path in _BESIDE and _BESIDE[path](contents)
+    assert (found == expected) == bool(is_known or is_beside), path
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_an_unknown_key_is_refused(name, tmp_path):
+  with pytest.raises(ValueError, match=r'config\.json: twist is 0\.5, a key'):
+    read(tmp_path, CONFIGS[name] | {'twist': 0.5})
+  read(tmp_path, CONFIGS[name] | {'twist': None})
