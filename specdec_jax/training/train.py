@@ -102,10 +102,7 @@ def train(
   )
   config = _computed_in(config, dtype, dropout_rate)
   if loss is None and (name := families.of(config).name) != 't5':
-    raise ValueError(
-      f'without a loss of its own a T5 alone is trained, and the config is of a '
-      f'{name}'
-    )
+    raise ValueError(f'a {name} needs a loss: the usual one is for a T5')
   words = _read_vocabulary(vocabulary, dataset.vocabulary, config)
   loss = loss or functools.partial(
     losses.supervised_loss, label_smoothing=label_smoothing, z_loss=z_loss
