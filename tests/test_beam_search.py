@@ -1,4 +1,5 @@
-"""Beam search against T5X's own, enumeration, and a plain reference."""
+"""Beam search against T5X's own, enumeration, and a plain reference; scores of
+given tokens against T5X's own and a plain decode."""
 
 import functools
 import itertools
@@ -9,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specdec_jax import arrays as arrays_lib
 from specdec_jax.base import Params, Prompt
 from specdec_jax.checkpoints import t5x
-from specdec_jax.decoding import beam_search
+from specdec_jax.decoding import beam_search, scoring
 from specdec_jax.models import families, t5
 from tests import decoders, toy, toy_t5
 
@@ -165,12 +167,12 @@ def test_all_beams_are_all_sequences(alpha):
 
 
 @pytest.mark.parametrize('num_beams', [1, 3, 81])
-def test_padding_ids_are_impossible_and_change_nothing(num_beams):
-  """They are likely ids of the model, and none of the vocabulary."""
+def test_padding_ids_are_impossible_and_keep_their_share(num_beams):
+  """They are likely ids of the model, and none of the vocabulary; what they
+  would have is nobody's, as in T5X."""
   params = toy.toy_params(VOCAB_SIZE, seed=11)
   prompt = toy.prompt(PROMPTS, max_lengths=LIMITS)
   sizes = {'num_beams': num_beams, 'max_len': 6}
-  expected = search(toy.toy(VOCAB_SIZE), params, prompt, **sizes)
   table = np.full((VOCAB_SIZE + 4, VOCAB_SIZE + 3, VOCAB_SIZE + 3), 3.0)
   real = np.r_[:VOCAB_SIZE, -1]
   table[real, :VOCAB_SIZE, :VOCAB_SIZE] = params['table']
@@ -178,9 +180,19 @@ def test_padding_ids_are_impossible_and_change_nothing(num_beams):
   model = toy.toy(VOCAB_SIZE + 3)
   assert search(model, padded, prompt, **sizes).tokens.max() >= VOCAB_SIZE
   output = search(model, padded, prompt, **sizes, vocab_size=VOCAB_SIZE)
-  np.testing.assert_array_equal(output.tokens, expected.tokens)
-  np.testing.assert_array_equal(output.lengths, expected.lengths)
-  np.testing.assert_allclose(output.scores, expected.scores, atol=1e-5)
+  law = Law(padded, 0.6)
+  law.log_probs = law.log_probs[real][:, :VOCAB_SIZE, :VOCAB_SIZE]
+  for row, (start, limit) in enumerate(zip(PROMPTS, LIMITS, strict=True)):
+    expected = reference(law, start, limit, num_beams)
+    assert output.is_finished[row].sum() == len(expected)
+    if not expected:
+      continue
+    assert [tokens for _, tokens in found(output, row)] == expected
+    np.testing.assert_allclose(
+      [score for score, _ in found(output, row)],
+      [law.score(tokens, start) for tokens in expected],
+      atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize('num_beams', [2, 3])
@@ -293,3 +305,51 @@ def test_bad_input_is_one_sentence():
   nothing = jax.tree.map(lambda rows: rows[:0], prompt)
   with pytest.raises(ValueError, match='a batch of 0 rows'):
     search(model, params, nothing, num_beams=2, max_len=5)
+
+
+def test_scores_are_those_of_t5x(golden):
+  """T5X's `score_batch`, and its teacher-forced logits, of the golden batch."""
+  model, params, prompt, arrays = golden
+  targets = jnp.asarray(arrays['decoder_target_tokens'])
+  weights = arrays['decoder_loss_weights']
+  score = jax.jit(functools.partial(scoring.score, target=model))
+  output = score(
+    Params(target=params),
+    prompt,
+    targets,
+    jnp.asarray(weights.sum(axis=1), jnp.int32),
+  )
+  np.testing.assert_allclose(
+    output.scores, arrays['score'], rtol=1e-6, atol=2e-5
+  )
+  direct = arrays['logits'] - log_sum_exp(arrays['logits'])
+  direct = np.take_along_axis(direct, targets[:, :, None], axis=2)[:, :, 0]
+  np.testing.assert_allclose(
+    output.scores, (direct * weights).sum(axis=1), rtol=1e-6, atol=2e-5
+  )
+
+
+def log_sum_exp(logits):
+  top = logits.max(axis=-1, keepdims=True)
+  return top + np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+
+
+def test_the_score_of_what_was_decoded():
+  """Behind prompts of different lengths, and of some of the tokens alone."""
+  model, params = toy.toy(7), toy.toy_params(7, seed=3)
+  prompt = toy.prompt([[2, 3, 1], [4], [5, 6]], max_lengths=[10, 9, 10])
+  decoded = decoders.plain(
+    model, Params(params), prompt, to_probs=decoders.GREEDY, max_len=10
+  )
+  starts = prompt.decoder_lengths
+  tokens = arrays_lib.read_block(decoded.tokens, starts, 9)
+  log_probs = arrays_lib.read_block(decoded.log_probs, starts, 9)
+  score = jax.jit(functools.partial(scoring.score, target=model))
+  for cut in (0, 2):
+    lengths = decoded.lengths - starts - cut
+    output = score(Params(params), prompt, tokens, lengths)
+    expected = jnp.where(arrays_lib.is_within(lengths, 9), log_probs, 0).sum(
+      axis=1
+    )
+    np.testing.assert_allclose(output.scores, expected, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(output.statistics.num_tokens, lengths)

@@ -159,6 +159,7 @@ _ADDED = {
   'eagle',
   'refill',
   'schedules',
+  'scoring',
   'spec_drafter',
   'top_beta',
 }

@@ -15,7 +15,9 @@ import jax.numpy as jnp
 from specdec_jax import arrays, base
 from specdec_jax.base import Array, Params
 from specdec_jax.decoding import state as state_lib
+from specdec_jax.decoding import statistics
 from specdec_jax.decoding.state import EosId
+from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.logits import mask_padding
 
 # The log-probability of a beam that does not exist, T5X's number for it.
@@ -35,6 +37,8 @@ class BeamOutput:
     is_finished: bool `[B, K]`, whether the sequence ends with EOS.
     has_nan: bool `[B]`: the model returned logits that are not numbers, and the
       row was stopped.
+    statistics: counters, of which `num_tokens`, of the best sequence, and
+      `num_target_runs` count.
   """
 
   tokens: Array
@@ -42,6 +46,7 @@ class BeamOutput:
   scores: Array
   is_finished: Array
   has_nan: Array
+  statistics: Statistics
 
 
 @base.value
@@ -91,7 +96,7 @@ def generate(
     alpha: of the brevity penalty; 0 compares plain log-probabilities.
     max_len: S, the most tokens per row can have, prompt included.
     eos_id: ends a sequence; a tuple lists several, -1 or () none.
-    vocab_size: ids at or beyond it have probability zero; None: there are none.
+    vocab_size: ids at or beyond it are never chosen; None: there are none.
 
   Raises:
     ValueError: if `num_beams`, `alpha` or `vocab_size` is out of range, or the
@@ -109,13 +114,14 @@ def generate(
     eos_ids=(eos_id,) if isinstance(eos_id, int) else eos_id or (-1,),
     vocab_size=target.vocab_size if vocab_size is None else vocab_size,
   )
-  state = _init(
-    params.target, prompt, target=target, num_beams=num_beams, max_len=max_len
+  prompt = state_lib.checked(prompt, max_len)
+  state = init(
+    params, prompt, target=target, num_beams=num_beams, max_len=max_len
   )
   state = jax.lax.while_loop(
     lambda state: jnp.any(state.is_active), step, state
   )
-  return _output(state)
+  return _output(state, prompt.decoder_lengths)
 
 
 def brevity_penalty(alpha: float, lengths: Array) -> Array:
@@ -123,16 +129,15 @@ def brevity_penalty(alpha: float, lengths: Array) -> Array:
   return ((5.0 + lengths.astype(jnp.float32)) / 6.0) ** alpha
 
 
-def _init(
-  params: Any,
+def init(
+  params: Params,
   prompt: base.Prompt,
   *,
   target: base.LanguageModel,
   num_beams: int,
   max_len: int,
 ) -> _State:
-  """One live beam a row, which holds the prompt."""
-  prompt = state_lib.checked(prompt, max_len)
+  """One live beam a row, which holds the prompt, in int32."""
   batch_size, prompt_len = prompt.decoder_tokens.shape
   lengths = prompt.decoder_lengths
   max_lengths = jnp.full_like(lengths, max_len)
@@ -141,7 +146,7 @@ def _init(
   tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, max_len - prompt_len)))
   live = jnp.repeat(tokens[:, None], num_beams, axis=1)
   nothing = jnp.full((batch_size, num_beams), NOTHING, jnp.float32)
-  cache = target.init(params, prompt, max_len + 1)
+  cache = target.init(params.target, prompt, max_len + 1)
   return _State(
     live=live,
     live_log_probs=nothing.at[:, -1].set(0.0),
@@ -216,7 +221,8 @@ def _extend(
     1,
   )
   logits, cache = target.extend(params, last, state.cache)
-  log_probs = jax.nn.log_softmax(mask_padding(vocab_size)(logits[:, 0]))
+  # Padding keeps its share, as in T5X, so that scores are the model's own.
+  log_probs = mask_padding(vocab_size)(jax.nn.log_softmax(logits[:, 0]))
   log_probs = log_probs.reshape(batch_size, num_beams, -1)
   return state.live_log_probs[:, :, None] + log_probs, cache
 
@@ -268,7 +274,7 @@ def _can_improve(state: _State, alpha: float) -> Array:
   return (state.lengths < state.max_lengths) & ~is_settled
 
 
-def _output(state: _State) -> BeamOutput:
+def _output(state: _State, starts: Array) -> BeamOutput:
   """Finished sequences, or the live ones of rows that have none."""
   is_finished = state.finished_lengths > 0
   use_live = ~jnp.any(is_finished, axis=1)[:, None]
@@ -282,6 +288,11 @@ def _output(state: _State) -> BeamOutput:
     scores=jnp.where(use_live, state.live_log_probs, state.finished_scores),
     is_finished=is_finished,
     has_nan=state.has_nan,
+    statistics=dataclasses.replace(
+      statistics.init(starts.size, 0),
+      num_tokens=lengths[:, -1] - starts,
+      num_target_runs=state.lengths - starts,
+    ),
   )
 
 

@@ -238,6 +238,28 @@ def decode(
         yield example, own, keep(state, row)
 
 
+def decode_whole(
+  compute: Callable[[Sequence[_Example | None]], Any],
+  examples: Iterable[_Example],
+  *,
+  batch_size: int,
+  utilisation: Utilisation,
+) -> Iterator[tuple[_Example, Any]]:
+  """Examples in batches that begin and end together, in order, each with its
+  output of one row; `compute` gives the output of B of them, in numpy, None
+  being a row that stays empty. Otherwise as `decode`."""
+  waiting = iter(examples)
+  while group := list(itertools.islice(waiting, batch_size)):
+    started = time.perf_counter()
+    output = compute([*group, *[None] * (batch_size - len(group))])
+    utilisation.loop_seconds += time.perf_counter() - started
+    runs = output.statistics.num_target_runs[: len(group)]
+    utilisation.num_iterations += int(runs.max())
+    utilisation.num_row_runs += int(runs.sum())
+    for row, example in enumerate(group):
+      yield example, jax.tree.map(lambda leaf: leaf[row : row + 1], output)  # noqa: B023
+
+
 def _put(group: list[Any], rows: list[Any]) -> np.ndarray:
   """Puts a group into free rows; int32 `[B]`, which of it each row takes."""
   sources = np.full(len(rows), -1, np.int32)

@@ -26,6 +26,9 @@ from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.theory import choosing
 from specdec_jax.theory.choosing import Choice
 
+# Of T5X's modes, the one that decodes nothing.
+SCORE = 'score'
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoding:
@@ -39,6 +42,12 @@ class Decoding:
     batch_size: rows decoded at once, on all chips together.
     refill_size: rows that are refilled at once; None for a quarter. All of them
       makes every batch wait for its slowest row.
+    num_samples: decodes of each example, each with a random stream of its own.
+    num_decodes: beams, if any, of beam search (`decoding.beam_search`), which
+      takes the place of the loop and has no drafter; T5X's name.
+    alpha: of the brevity penalty of beam search.
+    return_all_decodes: whether all beams are written, the best last, or the
+      best alone.
     verify_fn: a rule of your own, in place of `make_rule`.
     rule_temperature: of the target's distributions that `verify_fn` sees, if
       another than that of the sampling.
@@ -53,17 +62,52 @@ class Decoding:
   seed: int = 0
   batch_size: int = 32
   refill_size: int | None = None
+  num_samples: int = 1
+  num_decodes: int | None = None
+  alpha: float = 0.6
+  return_all_decodes: bool = False
   verify_fn: VerifyFn | None = None
   rule_temperature: float | None = None
 
   def __post_init__(self):
-    for field in ('batch_size', 'refill_size'):
+    for field in ('batch_size', 'refill_size', 'num_samples', 'num_decodes'):
       size = getattr(self, field)
       if size is not None and (type(size) is not int or size < 1):
         raise ValueError(f'{field} should be a positive integer, got {size!r}')
     if not 0 <= self.seed < 2**32:
       raise ValueError(f'seed should be from 0 to 2**32 - 1, got {self.seed}')
+    self._check_decodes()
     self.rule().seen(self.sampling).check_is_used()
+
+  def _check_decodes(self) -> None:
+    if self.num_samples > 1 and not self.temperature:
+      raise ValueError(
+        f'num_samples {self.num_samples} at temperature 0, which is greedy, '
+        'are all the same: give a temperature above 0, or num_decodes for the '
+        'beams of a beam search'
+      )
+    if self.num_decodes is None:
+      if self.return_all_decodes:
+        raise ValueError(
+          'return_all_decodes is of beam search: give num_decodes as well; '
+          'num_samples are always all written'
+        )
+      return
+    if self.temperature or self.num_samples > 1:
+      raise ValueError(
+        f'num_decodes {self.num_decodes} is of beam search, which draws '
+        f'nothing, and temperature is {self.temperature:g} and num_samples '
+        f'{self.num_samples}: leave out num_decodes, or these two'
+      )
+    if not 0 <= self.alpha < float('inf'):
+      raise ValueError(
+        f'alpha should be finite and at least 0, got {self.alpha}'
+      )
+
+  @property
+  def batch_examples(self) -> int:
+    """How many examples fill a batch with their samples."""
+    return -(-self.batch_size // self.num_samples)
 
   @property
   def sampling(self) -> Sampling:
@@ -85,26 +129,40 @@ class Decoding:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
   """Everything about a decode but its weights: the params of `decoder` are
-  shapes. `max_len` is S, prompts included."""
+  shapes. `max_len` is S, prompts included; `mode` is T5X's."""
 
   decoder: Decoder
   decoding: Decoding
   max_len: int
+  mode: str
 
 
 def plan(
-  model: Model, decoding: Decoding, *, max_len: int, is_dry_run: bool = False
+  model: Model,
+  decoding: Decoding,
+  *,
+  max_len: int,
+  mode: str,
+  is_dry_run: bool = False,
 ) -> Plan:
   """Puts target and drafter together; a dry run reads no vocabulary. Raises
   ValueError if they do not fit together."""
+  drafter = decoding.make_drafter()
+  is_score = mode == SCORE
+  if (is_score or decoding.num_decodes) and not isinstance(drafter, NoDrafter):
+    what = 'to score targets' if is_score else 'beam search'
+    raise ValueError(
+      f'{what} takes no drafter, and {type(drafter).__name__} is bound: leave '
+      'out the file of drafters/'
+    )
   decoder = decoder_lib.outline(
     model,
-    drafter=decoding.make_drafter(),
+    drafter=drafter,
     rule=decoding.rule(),
     sampling=decoding.sampling,
     is_dry_run=is_dry_run,
   )
-  return Plan(decoder=decoder, decoding=decoding, max_len=max_len)
+  return Plan(decoder=decoder, decoding=decoding, max_len=max_len, mode=mode)
 
 
 def load(plan: Plan, mesh: Mesh) -> Params:

@@ -1,15 +1,15 @@
-"""From examples to prompts, and from decoded rows to JSON and to a report."""
+"""From examples to prompts, and the last lines of a report."""
 
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from specdec_jax.base import Prompt
-from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.infer import decode_many, output
 from specdec_jax.infer.decode_many import Timed
-from specdec_jax.measure import metrics
 from specdec_jax.models import families
 from specdec_jax.models.families import Config, has_encoder
 from specdec_jax.text import prompts
@@ -24,23 +24,27 @@ class Row:
   Attributes:
     index: of the example in its task; it names the row's random stream.
     ids: its input tokens, without the last `num_cut` if they were too long.
+    targets: the tokens to be scored, none unless the layout says so.
   """
 
   index: int
   example: Example
   ids: tuple[int, ...]
   num_cut: int
+  targets: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
   """The sizes of prompts made of examples: those of the target, and at most how
-  many input tokens and new tokens a row has."""
+  many input tokens and new tokens a row has; and whether the new ones are the
+  example's own targets, to be scored."""
 
   config: Config
   vocabulary: AnyVocabulary
   inputs_length: int
   targets_length: int
+  is_scored: bool = False
 
   @property
   def is_encoder_decoder(self) -> bool:
@@ -84,34 +88,75 @@ def encode(
 
 def encode_one(index: int, example: Example, layout: Layout) -> Row:
   """One example in tokens; raises as `encode` does."""
-  ids = example.input_ids
+  ids, eos_ids = example.input_ids, layout.vocabulary.eos_ids
   if ids is None:
     adds = families.of(layout.config).adds_special_tokens(layout.config)
     ids = tuple(
       layout.vocabulary.encode(example.inputs, add_special_tokens=adds)
     )
-  elif not layout.is_encoder_decoder and ids[-1:] == layout.vocabulary.eos_ids:
+  elif not layout.is_encoder_decoder and ids[-1:] == eos_ids:
     ids = ids[:-1]
+  _check_known(index, ids, layout)
+  if not ids and not layout.starts:
+    raise ValueError(f'example {index + 1} is empty: it has no tokens')
+  is_text = example.input_ids is None
+  keeps_end = is_text and layout.is_encoder_decoder
+  return Row(
+    index=index,
+    example=example,
+    ids=_trimmed(ids, layout.inputs_length, eos_ids if keeps_end else ()),
+    num_cut=max(0, len(ids) - layout.inputs_length),
+    targets=_target_ids(index, example, layout) if layout.is_scored else (),
+  )
+
+
+def _target_ids(
+  index: int, example: Example, layout: Layout
+) -> tuple[int, ...]:
+  """The targets of an example, with the EOS that a text of them ends with."""
+  ids, eos_ids = example.target_ids, layout.vocabulary.eos_ids
+  if ids is None and example.targets is None:
+    raise ValueError(
+      f"example {index + 1} has no targets, and infer.mode 'score' is of them"
+    )
+  if ids is None:
+    found = layout.vocabulary.encode(example.targets, add_special_tokens=False)
+    ids = (*found, *eos_ids[:1])
+  _check_known(index, ids, layout)
+  keeps_end = example.target_ids is None
+  return _trimmed(ids, layout.targets_length, eos_ids if keeps_end else ())
+
+
+def _check_known(index: int, ids: tuple[int, ...], layout: Layout) -> None:
   if ids and not 0 <= min(ids) <= max(ids) < layout.config.vocab_size:
     raise ValueError(
       f'example {index + 1} has token {max(ids)}, the model '
       f'{layout.config.vocab_size}: the task has another vocabulary'
     )
-  if not ids and not layout.starts:
-    raise ValueError(f'example {index + 1} is empty: it has no tokens')
-  num_cut = max(0, len(ids) - layout.inputs_length)
-  if num_cut:
-    # Texts keep their EOS when they are trimmed, as with the
-    # `append_eos_after_trim` of T5's own tasks. Of a task that brings tokens,
-    # preprocessors decide on EOS, and T5X trims whatever they leave.
-    keeps_end = (
-      example.input_ids is None
-      and layout.is_encoder_decoder
-      and ids[-1:] == layout.vocabulary.eos_ids
-    )
-    end = ids[-1:] if keeps_end else ()
-    ids = ids[: layout.inputs_length - len(end)] + end
-  return Row(index=index, example=example, ids=ids, num_cut=num_cut)
+
+
+def _trimmed(
+  ids: tuple[int, ...], limit: int, ends: tuple[int, ...]
+) -> tuple[int, ...]:
+  """The first `limit` tokens, of which the last stays if it is one of `ends`.
+
+  Texts keep their EOS when they are trimmed, as with the
+  `append_eos_after_trim` of T5's own tasks. Of a task that brings tokens,
+  preprocessors decide on EOS, and T5X trims whatever they leave.
+  """
+  if len(ids) <= limit:
+    return ids
+  end = ids[-1:] if ids[-1] in ends else ()
+  return ids[: limit - len(end)] + end
+
+
+def sampled(rows: Sequence[Row], num_samples: int) -> list[Row]:
+  """Each row so many times, by the number of its own random stream."""
+  return [
+    dataclasses.replace(row, index=row.index * num_samples + i)
+    for row in rows
+    for i in range(num_samples)
+  ]
 
 
 def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
@@ -125,59 +170,34 @@ def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
   )
 
 
+def pack_targets(
+  rows: Sequence[Row | None], layout: Layout
+) -> tuple[np.ndarray, np.ndarray]:
+  """The targets of rows, int32 `[B, T]` and 0 beyond their lengths `[B]`."""
+  targets = [() if row is None else row.targets for row in rows]
+  tokens = np.zeros((len(rows), layout.targets_length), np.int32)
+  for row, ids in zip(tokens, targets, strict=True):
+    row[: len(ids)] = ids
+  return tokens, np.array([len(ids) for ids in targets], np.int32)
+
+
 def digest(rows: Iterable[Row]) -> str:
   """A digest of what the model reads of rows, and of what is written of them;
   see `output.add_digests`."""
-  return output.add_digests(
-    hashlib.sha256(
-      repr((row.index, row.ids, row.example.fields())).encode()
-    ).hexdigest()
-    for row in rows
-  )
 
+  def one(row: Row) -> str:
+    read = (row.index, row.ids, row.example.fields())
+    read += (row.targets,) if row.targets else ()
+    return hashlib.sha256(repr(read).encode()).hexdigest()
 
-def record(row: Row, output: DecodeOutput, layout: Layout) -> dict[str, Any]:
-  """A line of the results, as T5X writes it, of an output of one row:
-  `inputs`, the texts of the example; `prediction`; and `aux`: the counters and
-  rates of `measure.metrics.row_summary`, `log_prob` of all new tokens together,
-  to four decimals, and how the row ended: `'eos'`, `'length'` or `'nan'`.
-  """
-  start = len(layout.starts)
-  if not layout.is_encoder_decoder:
-    start += len(row.ids)
-  span = slice(start, int(output.lengths[0]))
-  tokens = output.tokens[0, span].tolist()
-  eos_ids = layout.vocabulary.eos_ids
-  end = 'eos' if tokens and tokens[-1] in eos_ids else 'length'
-  return {
-    'inputs': row.example.fields(),
-    'prediction': layout.vocabulary.decode(
-      [token for token in tokens if token not in eos_ids]
-    ),
-    'aux': {
-      **metrics.row_summary(output.statistics, 0),
-      # Neighbouring rows can change the last bits, but not these digits.
-      'log_prob': round(float(output.log_probs[0, span].sum()), 4),
-      'end': 'nan' if output.has_nan[0] else end,
-    },
-  }
-
-
-def counts(rows: Sequence[Row], records: Sequence[Mapping]) -> dict[str, int]:
-  """What a chunk's `.COMPLETED` says of it: the same in every run."""
-  aux = [record['aux'] for record in records]
-  return {
-    'examples': len(rows),
-    'trimmed_examples': sum(row.num_cut > 0 for row in rows),
-    'trimmed_tokens': sum(row.num_cut for row in rows),
-    'tokens': sum(each['tokens'] for each in aux),
-    'target_runs': sum(each['target_runs'] for each in aux),
-    'nan_examples': sum(each['end'] == 'nan' for each in aux),
-  }
+  return output.add_digests(map(one, rows))
 
 
 def sentences(
-  total: Mapping[str, int], chunks: Sequence[Timed], inputs_length: int
+  total: Mapping[str, int],
+  chunks: Sequence[Timed],
+  inputs_length: int,
+  num_samples: int,
 ) -> list[str]:
   """The last lines of a run: of `counts` of all chunks, and those that this run
   decoded."""
@@ -191,7 +211,7 @@ def sentences(
       'row_utilisation': 'rows used {:.0%}',
     }
     parts = [
-      f'{timed.statistics.num_tokens.size} examples decoded in '
+      f'{timed.statistics.num_tokens.size // num_samples} examples decoded in '
       f'{timed.seconds:.1f} s: {figures["tokens_per_second"]:.1f} tokens/s',
       *(shown[name].format(figures[name]) for name in shown if name in figures),
     ]

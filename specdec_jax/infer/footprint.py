@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from specdec_jax.decoding import speculative
+from specdec_jax.infer import ways
 from specdec_jax.infer.decoding import Plan
 from specdec_jax.launch import memory
 from specdec_jax.models import families
@@ -40,10 +40,8 @@ def figures(
       max_new_tokens=lengths['targets'],
     ),
   )
-  init = functools.partial(
-    speculative.init, **plan.decoder.networks, max_len=plan.max_len
-  )
-  state = jax.eval_shape(init, shapes, jax.random.key(0), prompt)
+  init = functools.partial(ways.of(plan).init, plan=plan)
+  state = jax.eval_shape(init, shapes, prompt)
   device = mesh.devices.flat[0]
   stats = device.memory_stats() if device.platform != 'cpu' else None
   result = {

@@ -21,21 +21,28 @@ from jax.sharding import Mesh
 from specdec_jax.assembly import models
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Params
-from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.files.paths import local_path, user_path
-from specdec_jax.infer import decode_many, examples, footprint, output
+from specdec_jax.infer import (
+  decode_many,
+  examples,
+  footprint,
+  output,
+  records,
+  ways,
+)
 from specdec_jax.infer import decoding as decoding_lib
-from specdec_jax.infer.decode_many import Programs, Timed, Utilisation
+from specdec_jax.infer.decode_many import Timed, Utilisation
 from specdec_jax.infer.decoding import Decoding, Plan
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.infer.output import Shard
+from specdec_jax.infer.ways import Compiled
 from specdec_jax.launch import processes, progress
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
 from specdec_jax.text.tasks import Task
 from specdec_jax.theory.choosing import Choice
 
-_MODE = 'predict'
+_MODES = ('predict', 'predict_with_aux', decoding_lib.SCORE)
 
 
 def infer(
@@ -46,7 +53,7 @@ def infer(
   find_task: Callable[..., Task],
   decoding: Decoding,
   make_mesh: Callable[[], Mesh] = mesh_lib.device_mesh,
-  mode: str = _MODE,
+  mode: str = _MODES[0],
   checkpoint_period: int = 100,
   shard_id: int = 0,
   num_shards: int = 1,
@@ -65,6 +72,8 @@ def infer(
       `targets`, which are new.
     find_task: gives the task; see `text.tasks.find`.
     decoding: the drafter, the rule, the sampling and the batch.
+    mode: one of T5X's: `predict`, `predict_with_aux`, which adds `scores`, or
+      `score`, log-probabilities of the targets; see `infer.records`.
     checkpoint_period: batches of a chunk, which a restart does not repeat.
     shard_id: decodes the examples whose index is this, modulo `num_shards`;
       `specdec merge` joins them.
@@ -88,7 +97,11 @@ def infer(
   mesh = make_mesh()
   with jax.set_mesh(mesh):
     make_plan = functools.partial(
-      decoding_lib.plan, model, decoding, max_len=width + lengths['targets']
+      decoding_lib.plan,
+      model,
+      decoding,
+      max_len=width + lengths['targets'],
+      mode=mode,
     )
     if dry_run:
       found = footprint.figures(make_plan(is_dry_run=True), lengths, mesh)
@@ -110,6 +123,7 @@ def infer(
       vocabulary=plan.decoder.vocabulary,
       inputs_length=lengths['inputs'],
       targets_length=lengths['targets'],
+      is_scored=mode == decoding_lib.SCORE,
     )
     run = _Run(
       shard=shard,
@@ -117,7 +131,7 @@ def infer(
       layout=layout,
       plan=plan,
       mesh=mesh,
-      chunk_size=checkpoint_period * decoding.batch_size,
+      chunk_size=checkpoint_period * decoding.batch_examples,
       profile_dir=profile_dir,
       metrics_dir=metrics_dir,
       settings=dict(settings()),
@@ -141,8 +155,8 @@ def _check_arguments(
   profile_dir: str | None,
 ) -> None:
   """Raises ValueError for arguments that nothing can be done with."""
-  if mode != _MODE:
-    raise ValueError(f'infer.mode is {mode!r}; there is {_MODE!r}')
+  if mode not in _MODES:
+    raise ValueError(f'infer.mode is {mode!r}; there are {", ".join(_MODES)}')
   if checkpoint_period < 1:
     raise ValueError(
       f'infer.checkpoint_period should be at least 1, got {checkpoint_period}'
@@ -177,8 +191,7 @@ class _Loaded:
   """The weights, and compiled programs by gamma; None is that of the plan."""
 
   params: Params
-  pack: Callable[[Sequence[Row | None]], Any]
-  programs: dict[int | None, Programs]
+  programs: dict[int | None, Compiled]
 
   def params_of(self, gamma: int | None) -> Params:
     """What programs take: plain decoding is without the drafter's weights."""
@@ -204,14 +217,14 @@ def _decode_shard(run: _Run) -> int:
   timed: list[Timed] = []
   total: collections.Counter[str] = collections.Counter()
   num_chunks = 0
-  batch_size = run.plan.decoding.batch_size
+  per_batch = run.plan.decoding.batch_examples
   rows, turns, choice = decoding_lib.schedule(
-    run.plan.decoder, _rows(run), batch_size
+    run.plan.decoder, _rows(run), per_batch
   )
   if choice is not None:
     _say([choice.sentence])
   # The first chunk has a batch for each of the gammas to try.
-  first = [len(turns) * batch_size] if turns else []
+  first = [len(turns) * per_batch] if turns else []
   sizes = itertools.chain(first, itertools.repeat(run.chunk_size))
   metrics_dir = run.metrics_dir if processes.is_first() else None
   with output.metric_writer(metrics_dir) as write_metrics:
@@ -228,15 +241,16 @@ def _decode_shard(run: _Run) -> int:
       if not summary:
         if loaded is None:
           loaded = _load(run, gammas)
-        records, parts = _decode_chunk(run, loaded, chunk, gammas, not timed)
+        lines, parts = _decode_chunk(run, loaded, chunk, gammas, not timed)
         timed.append(decode_many.together(parts))
-        summary = dict(examples.counts(chunk, records))
+        summary = dict(records.counts(chunk, lines))
         if is_trial:
-          found = decoding_lib.choose(turns, parts, batch_size)
+          num_rows = run.plan.decoding.batch_size
+          found = decoding_lib.choose(turns, parts, num_rows)
           summary[output.GAMMA] = vars(found)
         if processes.is_first():
           mark = {**summary, 'examples_digest': name}
-          summary = output.write_chunk(run.shard, num_chunks, records, mark)
+          summary = output.write_chunk(run.shard, num_chunks, lines, mark)
         step = total['examples'] + len(chunk)
         write_metrics(step, timed[-1].figures())
       if is_trial:
@@ -245,12 +259,19 @@ def _decode_shard(run: _Run) -> int:
         total.update({k: v for k, v in summary.items() if isinstance(v, int)})
       num_chunks += 1
   if processes.is_first():
-    counts = {**examples.counts((), ()), **total}
+    counts = {**records.counts((), ()), **total}
     mark = {**counts, 'settings': run.settings}
     if choice is not None:
       mark[output.GAMMA] = vars(choice)
     output.finish(run.shard, num_chunks, mark)
-    _say(examples.sentences(counts, timed, run.layout.inputs_length))
+    _say(
+      examples.sentences(
+        counts,
+        timed,
+        run.layout.inputs_length,
+        run.plan.decoding.num_samples,
+      )
+    )
   return 2 if total['nan_examples'] else 0
 
 
@@ -269,8 +290,7 @@ def _load(run: _Run, gammas: Sequence[int | None]) -> _Loaded:
   """Reads the weights and compiles; then `config.gin` can be written."""
   with progress.waiting(f'loading {run.plan.decoder.model.checkpoint}'):
     params = decoding_lib.load(run.plan, run.mesh)
-  pack = examples.packer(run.layout)
-  loaded = _Loaded(params=params, pack=pack, programs={})
+  loaded = _Loaded(params=params, programs={})
   _compile(run, loaded, gammas)
   if run.operative_config is not None and processes.is_first():
     output.write_config(run.shard, run.operative_config())
@@ -281,15 +301,14 @@ def _compile(run: _Run, loaded: _Loaded, gammas: Sequence[int | None]) -> None:
   """Compiles programs of these gammas, and keeps no others."""
   for gamma in [gamma for gamma in loaded.programs if gamma not in gammas]:
     del loaded.programs[gamma]
-  empty = loaded.pack([None] * decoding_lib.refill_size(run.plan, run.mesh))
   with progress.waiting('compiling'):
     for gamma in {*gammas} - {*loaded.programs}:
       plan, params = run.plan, loaded.params_of(gamma)
       if gamma is not None:
         plan = dataclasses.replace(plan, decoder=plan.decoder.at(gamma))
-      programs = decoding_lib.programs(plan, params, empty, run.mesh)
-      decoding_lib.warm_up(programs, params, empty)
-      loaded.programs[gamma] = programs
+      compiled = ways.of(plan).compile(plan, params, run.layout, run.mesh)
+      compiled.warm_up()
+      loaded.programs[gamma] = compiled
 
 
 def _decode_chunk(
@@ -299,28 +318,23 @@ def _decode_chunk(
   gammas: Sequence[int | None],
   is_first: bool,
 ) -> tuple[list[dict[str, Any]], list[Timed]]:
-  """Decodes some examples, one part of them with each gamma; their records in
+  """Decodes some examples, one part of them with each gamma; their lines in
   order, and the time of each part."""
   _compile(run, loaded, gammas)
-  outputs: dict[int, DecodeOutput] = {}
+  outputs: dict[int, Any] = {}
   parts = []
   size = -(-len(rows) // len(gammas))
+  num_samples = run.plan.decoding.num_samples
   with contextlib.ExitStack() as stack:
     if run.profile_dir is not None and is_first:
       stack.enter_context(jax.profiler.trace(run.profile_dir))
-    bar = stack.enter_context(progress.bar('decoding', len(rows)))
+    bar = stack.enter_context(progress.bar('decoding', len(rows) * num_samples))
     for i, gamma in enumerate(gammas):
-      part = rows[i * size : (i + 1) * size]
+      part = examples.sampled(rows[i * size : (i + 1) * size], num_samples)
       utilisation = Utilisation(num_rows=run.plan.decoding.batch_size)
       started = time.perf_counter()
-      for row, found, _ in decode_many.decode(
-        loaded.programs[gamma],
-        loaded.params_of(gamma),
-        run.plan.decoding.seed,
-        part,
-        pack=loaded.pack,
-        utilisation=utilisation,
-      ):
+      decode = loaded.programs[gamma].decode
+      for row, found in decode(part, utilisation=utilisation):
         outputs[row.index] = found
         bar.advance(1)
       seconds = time.perf_counter() - started
@@ -330,10 +344,14 @@ def _decode_chunk(
       parts.append(
         Timed(statistics=counts, utilisation=utilisation, seconds=seconds)
       )
-  records = [
-    examples.record(row, outputs[row.index], run.layout) for row in rows
+  of_row = lambda row: [
+    outputs[each.index] for each in examples.sampled([row], num_samples)
   ]
-  return records, parts
+  lines = [
+    ways.of(run.plan).record(row, of_row(row), run.layout, run.plan)
+    for row in rows
+  ]
+  return lines, parts
 
 
 def _say(lines: Sequence[str]) -> None:

@@ -26,12 +26,13 @@ MetricFn = Callable[[Sequence[str], Sequence[str]], Mapping[str, float]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Example:
-  """The text that a model reads, a reference, and the text's tokens where the
-  task fixes them."""
+  """The text that a model reads, a reference, and the tokens of either where
+  the task fixes them."""
 
   inputs: str
   targets: str | None = None
   input_ids: tuple[int, ...] | None = None
+  target_ids: tuple[int, ...] | None = None
 
   def fields(self) -> dict[str, str]:
     """The texts by name, as T5X writes them beside a prediction."""
@@ -231,15 +232,18 @@ def _read_seqio(
   for record in dataset.as_numpy_iterator():
     # Features are text, or tokens of a text.
     texts: dict[str, str | None] = {}
+    ids: dict[str, tuple[int, ...] | None] = {}
     for name in ('inputs', 'targets'):
       value = record.get(name + _PRETOKENIZED, record.get(name))
       texts[name] = value.decode() if isinstance(value, bytes) else None
-    features = record.get('inputs')
-    is_text = features is None or isinstance(features, bytes)
+      feature = record.get(name)
+      is_list = getattr(feature, 'ndim', 0) == 1
+      ids[name] = tuple(map(int, feature)) if is_list else None
     yield Example(
       inputs=texts['inputs'] or '',
       targets=texts['targets'],
-      input_ids=None if is_text else tuple(map(int, features)),
+      input_ids=ids['inputs'],
+      target_ids=ids['targets'],
     )
 
 

@@ -121,3 +121,17 @@ def test_bad_input(run, predictions, tmp_path):
   )
   assert_refused(run('eval', predictions, '--metrics=meteor'), "'meteor'")
   assert_refused(run('eval', tmp_path / 'none'), 'cannot read')
+
+
+def test_of_several_decodes_the_last_is_judged(run, predictions, tmp_path):
+  several = tmp_path / 'several.jsonl'
+  with several.open('w') as file:
+    for line in predictions.read_text().splitlines():
+      record = json.loads(line)
+      record['prediction'] = ['worse', record['prediction']]
+      file.write(json.dumps(record) + '\n')
+  found, expected = (
+    json.loads(run('eval', path, '--metrics=bleu', '--json=-').out)
+    for path in (several, predictions)
+  )
+  assert found == expected

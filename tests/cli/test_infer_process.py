@@ -221,15 +221,16 @@ def test_two_processes_on_one_shard(start, run, t5, task, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('more', [{}, {'Decoding__num_decodes': 2}])
 def test_two_processes_of_four_devices_decode_what_one_does(
-  start, t5, tmp_path
+  start, t5, tmp_path, more
 ):
   """Data and model axes of 4 x 2, each across both processes in part; the first
   process writes."""
   task = tmp_path / 'task.jsonl'
   infer_runs.write_task(task, 5 * infer_runs.BATCH_SIZE)
   one, two = tmp_path / 'one', tmp_path / 'two'
-  whole = {'infer__checkpoint_period': 100}
+  whole = {'infer__checkpoint_period': 100} | more
   finish(start(*argv(t5, task, one, **whole)))
   with socket.socket() as free:
     free.bind(('localhost', 0))

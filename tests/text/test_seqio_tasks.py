@@ -108,7 +108,10 @@ def test_a_task_of_ones_own_brings_its_tokens(tmp_path):
   (example,) = tasks.find('own_task').read()
   ids = (*vocabulary.encode('two dogs'), 1)
   assert example == Example(
-    inputs='two dogs', targets='five cats', input_ids=ids
+    inputs='two dogs',
+    targets='five cats',
+    input_ids=ids,
+    target_ids=(*vocabulary.encode('five cats'), 1),
   )
   with pytest.raises(ValueError, match='near are own_task'):
     tasks.find('own_tusk')

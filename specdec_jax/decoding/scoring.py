@@ -1,0 +1,71 @@
+"""Log-probabilities of given tokens, by one call of the target."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import arrays, base
+from specdec_jax.base import Array, Params
+from specdec_jax.decoding import state as state_lib
+from specdec_jax.decoding import statistics
+from specdec_jax.decoding.statistics import Statistics
+
+
+@base.value
+class ScoreOutput:
+  """What the target makes of given tokens.
+
+  Attributes:
+    scores: float32 `[B]`, the sum of their log-probabilities; NaN where logits
+      are not numbers.
+    statistics: counters, of which `num_tokens` and `num_target_runs` count.
+  """
+
+  scores: Array
+  statistics: Statistics
+
+
+def score(
+  params: Params,
+  prompt: base.Prompt,
+  tokens: Array,
+  lengths: Array,
+  *,
+  target: base.LanguageModel,
+) -> ScoreOutput:
+  """Scores tokens as what follows the prompt, teacher-forced, in one call.
+
+  As T5X's `score_batch`: float32 log-softmax of the model's own logits, before
+  temperature, top-k and top-p, and of padding ids too.
+
+  Args:
+    params: weights; only `params.target` is read.
+    prompt: what the tokens follow; rows may have different lengths.
+    tokens: int32 `[B, T]`, EOS included where it is to count.
+    lengths: int32 `[B]`, how many of them count, 0 for none.
+    target: the model.
+  """
+  num_rows, width = tokens.shape
+  tokens, lengths = (jnp.asarray(x, jnp.int32) for x in (tokens, lengths))
+  max_len = prompt.decoder_tokens.shape[1] + width
+  prompt = state_lib.checked(prompt, max_len)
+  pending = arrays.read_block(
+    prompt.decoder_tokens, prompt.decoder_lengths - 1, 1
+  )
+  logits, _ = target.extend(
+    params.target,
+    jnp.concatenate([pending, tokens[:, :-1]], axis=1),
+    target.init(params.target, prompt, max_len),
+  )
+  normalizer = jax.nn.logsumexp(logits, axis=-1)
+  log_probs = arrays.pick(logits, tokens) - normalizer
+  is_counted = arrays.is_within(lengths, width)
+  return ScoreOutput(
+    scores=jnp.sum(jnp.where(is_counted, log_probs, 0.0), axis=1),
+    statistics=dataclasses.replace(
+      statistics.init(num_rows, 0),
+      num_tokens=lengths,
+      num_target_runs=(lengths > 0).astype(jnp.int32),
+    ),
+  )

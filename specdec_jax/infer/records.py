@@ -1,0 +1,141 @@
+"""Lines of the results, as T5X writes them: from decoded rows to JSON.
+
+A line has the texts of the example under `inputs`, the text under `prediction`
+(or, of given targets, their `score`), and counters and rates under `aux`.
+Neighbouring rows can change the last bits of a log-probability, but not the
+four decimals that are written.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.decoding.beam_search import BeamOutput
+from specdec_jax.decoding.scoring import ScoreOutput
+from specdec_jax.decoding.state import DecodeOutput
+from specdec_jax.infer.examples import Layout, Row
+from specdec_jax.measure import metrics
+
+_DIGITS = 4
+_WITH_SCORES = 'predict_with_aux'
+
+
+def of_samples(
+  row: Row, outputs: Sequence[DecodeOutput], layout: Layout, mode: str
+) -> dict[str, Any]:
+  """A line of an example's decodes, outputs of one row each.
+
+  `aux` has the counters and rates of `measure.metrics.row_summary`, `log_prob`
+  of all new tokens together, and how the row ended: `'eos'`, `'length'` or
+  `'nan'`. Of several decodes `prediction` and all that is in `aux` are lists,
+  the likeliest last; then, and in T5X's mode `predict_with_aux`, `scores` are
+  the log-probabilities under T5X's name.
+  """
+  found = [_of_sample(row, output, layout) for output in outputs]
+  found.sort(key=lambda each: each['aux']['log_prob'])
+  if len(found) > 1 or mode == _WITH_SCORES:
+    for each in found:
+      each['aux']['scores'] = each['aux']['log_prob']
+  if len(found) == 1:
+    return found[0]
+  aux = [each['aux'] for each in found]
+  return {
+    'inputs': row.example.fields(),
+    'prediction': [each['prediction'] for each in found],
+    'aux': {name: [each[name] for each in aux] for name in aux[0]},
+  }
+
+
+def _of_sample(
+  row: Row, output: DecodeOutput, layout: Layout
+) -> dict[str, Any]:
+  span = slice(_start(row, layout), int(output.lengths[0]))
+  text, end = _text(output.tokens[0, span], layout)
+  return {
+    'inputs': row.example.fields(),
+    'prediction': text,
+    'aux': {
+      **metrics.row_summary(output.statistics, 0),
+      'log_prob': round(float(output.log_probs[0, span].sum()), _DIGITS),
+      'end': 'nan' if output.has_nan[0] else end,
+    },
+  }
+
+
+def of_beams(
+  row: Row, output: BeamOutput, layout: Layout, is_all: bool
+) -> dict[str, Any]:
+  """A line of an example's beams, all of them, the best last, or the best
+  alone: `aux` has `tokens`, `target_runs`, T5X's `scores`, and `end`, which is
+  `'none'` for a beam that is missing, as fewer sequences finished."""
+  lines = []
+  for k in range(output.scores.shape[1]):
+    length = int(output.lengths[0, k])
+    text, end = _text(output.tokens[0, k, _start(row, layout) : length], layout)
+    lines.append(
+      {
+        'prediction': text,
+        'tokens': max(0, length - _start(row, layout)),
+        'scores': round(float(output.scores[0, k]), _DIGITS),
+        'end': 'nan' if output.has_nan[0] else end if length else 'none',
+      }
+    )
+  shown = lines[-1]
+  if is_all:
+    shown = {name: [line[name] for line in lines] for name in shown}
+  runs = int(output.statistics.num_target_runs[0])
+  return {
+    'inputs': row.example.fields(),
+    'prediction': shown.pop('prediction'),
+    'aux': {**shown, 'target_runs': runs},
+  }
+
+
+def of_score(row: Row, output: ScoreOutput, layout: Layout) -> dict[str, Any]:
+  """A line of an example's targets: `score`, None where logits were not
+  numbers; `aux` has `tokens`, `target_runs` and `end`."""
+  score = float(output.scores[0])
+  is_nan = math.isnan(score)
+  return {
+    'inputs': row.example.fields(),
+    'score': None if is_nan else round(score, _DIGITS),
+    'aux': {
+      'tokens': len(row.targets),
+      'target_runs': 1,
+      'end': 'nan' if is_nan else _end(row.targets, layout),
+    },
+  }
+
+
+def counts(rows: Sequence[Row], records: Sequence[Mapping]) -> dict[str, int]:
+  """What a chunk's `.COMPLETED` says of it: the same in every run."""
+  aux = [record['aux'] for record in records]
+  total = lambda name: sum(int(np.sum(each[name])) for each in aux)
+  return {
+    'examples': len(rows),
+    'trimmed_examples': sum(row.num_cut > 0 for row in rows),
+    'trimmed_tokens': sum(row.num_cut for row in rows),
+    'tokens': total('tokens'),
+    'target_runs': total('target_runs'),
+    'nan_examples': sum('nan' in np.atleast_1d(each['end']) for each in aux),
+  }
+
+
+def _start(row: Row, layout: Layout) -> int:
+  """Where new tokens begin."""
+  num_inputs = 0 if layout.is_encoder_decoder else len(row.ids)
+  return len(layout.starts) + num_inputs
+
+
+def _text(tokens: np.ndarray, layout: Layout) -> tuple[str, str]:
+  """The text of new tokens, and how they end."""
+  ids, eos_ids = tokens.tolist(), layout.vocabulary.eos_ids
+  text = layout.vocabulary.decode([i for i in ids if i not in eos_ids])
+  return text, _end(ids, layout)
+
+
+def _end(ids: Sequence[int], layout: Layout) -> str:
+  has_ended = bool(ids) and ids[-1] in layout.vocabulary.eos_ids
+  return 'eos' if has_ended else 'length'
