@@ -8,6 +8,7 @@ from specdec_jax import logits
 from specdec_jax.assembly.choices import flags_of
 from specdec_jax.assembly.drafting import DRAFTERS
 from specdec_jax.assembly.rules import RULES
+from specdec_jax.launch import t5x_names
 from specdec_jax.launch.numbers import cost, fraction, number, positive_int
 from specdec_jax.models.presets import DTYPES
 
@@ -27,6 +28,9 @@ class Parser(argparse.ArgumentParser):
   def error(self, message: str) -> NoReturn:
     if message == 'argument --prompt: expected one argument':
       message += '; write --prompt=TEXT if it begins with a dash'
+    flag = message.removeprefix('unrecognized arguments: ').split(' ')[0]
+    if hint := t5x_names.flag_hint(flag):
+      message = f'{flag} is not known here: {hint}'
     self.exit(
       2, f'{self.prog}: error: {message} ({self.prog} --help lists all)\n'
     )

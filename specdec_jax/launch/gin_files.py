@@ -11,7 +11,7 @@ from typing import TextIO
 
 import specdec_jax
 from specdec_jax.files.paths import is_in_bucket, user_path
-from specdec_jax.launch import old_names
+from specdec_jax.launch import old_names, t5x_names
 
 _SHIPPED = 'gin_configs'
 
@@ -47,14 +47,18 @@ def reader(
   @contextlib.contextmanager
   def read(name: str) -> Iterator[TextIO]:
     is_shipped = bool(opened) and opened[-1].is_relative_to(SHIPPED)
-    path = find(name, () if is_shipped else folders)
+    text = t5x_names.text_of(name)
+    path = SHIPPED / 't5x' / Path(name).name
+    if text is None:
+      path = find(name, () if is_shipped else folders)
     if path in opened:
       hint = ''
       if (SHIPPED / name).is_file():
         hint = f': that of this package is {_SHIPPED}/{name}'
       raise ValueError(f'{path} includes itself{hint}')
     opened.append(path)
-    file = io.StringIO(old_names.renewed(path.read_text(encoding='utf-8')))
+    text = path.read_text(encoding='utf-8') if text is None else text
+    file = io.StringIO(t5x_names.renewed_file(old_names.renewed(text)))
     file.name = str(path)  # type: ignore[attr-defined]  # For gin's messages.
     yield file
     opened.pop()

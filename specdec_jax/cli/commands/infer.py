@@ -15,6 +15,7 @@ from specdec_jax.launch import (
   gin_launch,
   processes,
   progress,
+  t5x_names,
 )
 
 # Gin files whose macros --help lists.
@@ -63,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     'dry_run': args.dry_run or None,
     'profile_dir': args.profile,
   }
+  args.gin_bindings = t5x_names.renewed(args.gin_bindings)
   compilation_cache.enable()
   with processes.joined(args):
     return gin_launch.call(

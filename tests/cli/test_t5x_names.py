@@ -1,0 +1,259 @@
+"""What `t5x.infer` is told runs here, or is refused with what to write."""
+
+import json
+
+import pytest
+
+pytest.importorskip('gin')
+pytest.importorskip('sentencepiece')
+pytest.importorskip('tensorstore')
+
+from specdec_jax.checkpoints import model_file
+from specdec_jax.launch import t5x_names
+from specdec_jax.text import vocabulary_files
+from tests.cli import infer_runs, tiny
+
+# Everything that `t5x/configs/runs/infer.gin` binds, and what T5X's users bind
+# beside it: the binding here, None for one that changes nothing.
+BINDINGS = {
+  'BATCH_SIZE = 4': 'BATCH_SIZE = 4',
+  'DROPOUT_RATE = 0.0': None,
+  'LABEL_SMOOTHING = 0.0': None,
+  'LOSS_NORMALIZING_FACTOR = None': None,
+  'MIXTURE_OR_TASK_MODULE = None': None,
+  'MIXTURE_OR_TASK_MODULE = "json.decoder"': 'import json.decoder',
+  'MIXTURE_OR_TASK_NAME = "t"': 'MIXTURE_OR_TASK_NAME = "t"',
+  'OPTIMIZER = @adafactor.Adafactor()': None,
+  'VOCABULARY = @seqio.SentencePieceVocabulary()': None,
+  'Z_LOSS = 0.0': None,
+  'adafactor.Adafactor.decay_rate = 0.8': None,
+  'decoding.beam_search.alpha = 1.0': 'decoding.Decoding.alpha = 1.0',
+  'infer.checkpoint_ds_iter = False': None,
+  'infer.checkpoint_period = 3': 'infer.checkpoint_period = 3',
+  'infer.merge_chunked_results = True': None,
+  'infer.mode = "score"': 'infer.mode = "score"',
+  'infer.num_shards = 2': 'infer.num_shards = 2',
+  'infer.shard_id = 1': 'infer.shard_id = 1',
+  'infer.use_orbax = False': None,
+  'models.EncoderDecoderModel.decode_fn = @decoding.temperature_sample': None,
+  'models.EncoderDecoderModel.predict_batch_with_aux.num_decodes = 4': (
+    'decoding.Decoding.num_decodes = 4'
+  ),
+  'network.T5Config.dropout_rate = 0.1': None,
+  'network.T5Config.dtype = "float32"': 'DTYPE = "float32"',
+  'partitioning.PjitPartitioner.num_partitions = 2': (
+    'mesh.device_mesh.num_partitions = 2'
+  ),
+  'partitioning.PjitPartitioner.logical_axis_rules = '
+  '@partitioning.standard_logical_axis_rules()': None,
+  'PjitPartitioner.model_parallel_submesh = (2, 2, 1, 1)': (
+    'mesh.device_mesh.model_parallel_submesh = (2, 2, 1, 1)'
+  ),
+  'predict_batch_with_aux.return_all_decodes = True': (
+    'decoding.Decoding.return_all_decodes = True'
+  ),
+  'seqio.SentencePieceVocabulary.sentencepiece_model_file = "a"': (
+    'VOCABULARY = "a"'
+  ),
+  'temperature_sample.temperature = 0.5': (
+    'decoding.Decoding.temperature = 0.5'
+  ),
+  'temperature_sample.topk = 0': 'decoding.Decoding.top_k = None',
+  'temperature_sample.topk = 40': 'decoding.Decoding.top_k = 40',
+  'temperature_sample.topp = 0.9': 'decoding.Decoding.top_p = 0.9',
+  'utils.DatasetConfig.batch_size = 4': 'decoding.Decoding.batch_size = 4',
+  'utils.DatasetConfig.mixture_or_task_name = "t"': (
+    'MIXTURE_OR_TASK_NAME = "t"'
+  ),
+  'utils.DatasetConfig.module = None': None,
+  'utils.DatasetConfig.pack = False': None,
+  'utils.DatasetConfig.seed = 0': None,
+  'utils.DatasetConfig.shuffle = False': None,
+  'utils.DatasetConfig.split = "dev"': 'tasks.find.split = "dev"',
+  "utils.DatasetConfig.task_feature_lengths = {'inputs': 4}": (
+    "TASK_FEATURE_LENGTHS = {'inputs': 4}"
+  ),
+  'utils.DatasetConfig.use_cached = False': None,
+  'utils.RestoreCheckpointConfig.dtype = "float32"': 'DTYPE = "float32"',
+  'utils.RestoreCheckpointConfig.mode = "specific"': None,
+  'utils.RestoreCheckpointConfig.path = "c"': 'CHECKPOINT_PATH = "c"',
+  'utils.RestoreCheckpointConfig.strict = False': None,
+}
+# And a word of the sentence about each of the others.
+REFUSED = {
+  'FEATURE_LENGTHS = {}': 'jsonl',
+  'TF_EXAMPLE_FILE_PATHS = ["a"]': 'jsonl',
+  'TF_EXAMPLE_FILE_TYPE = "tfrecord"': 'jsonl',
+  'create_task_from_tfexample_file.inputs_key = "x"': 'jsonl',
+  'decoding.beam_search.max_decode_len = 5': 'num_decodes',
+  'infer.dataset_cfg = @utils.DatasetConfig()': 'find.split',
+  'infer.fallback_init_rng = 0': 'leave it out',
+  'infer.file_extension = "json"': 'leave it out',
+  'infer.keep_aux_as_numpy = True': 'leave it out',
+  'infer.merge_chunked_results = False': 'leave it out',
+  'infer.merge_fn = @f': 'leave it out',
+  'infer.output_vocab_feature_name = "inputs"': 'leave it out',
+  'infer.partitioner = @PjitPartitioner()': 'num_partitions',
+  'infer.restore_checkpoint_cfg = @f()': 'CHECKPOINT_PATH',
+  'infer.summarize_config_fn = @f': 'leave it out',
+  'infer.train_state_initializer_cls = @f': 'leave it out',
+  'infer.verify_matching_vocabs_fn = None': 'leave it out',
+  'infer.write_fn = @f': 'leave it out',
+  'models.DecoderOnlyModel.vocabulary = %VOCABULARY': 'MODEL',
+  'models.EncoderDecoderModel.decode_fn = @decoding.beam_search': 'num_decodes',
+  'network.T5Config.emb_dim = 64': 'model.json',
+  'network.TransformerConfig.emb_dim = 64': 'model.json',
+  'partitioning.PjitPartitioner.params_on_devices = False': 'device_mesh',
+  'predict_batch_with_aux.prompt_with_targets = True': 'plug-in',
+  'temperature_sample.max_decode_steps = 5': 'num_samples',
+  'utils.DatasetConfig.shuffle = True': 'in order',
+  'utils.DatasetConfig.use_cached = True': 'from their source',
+  'utils.RestoreCheckpointConfig.mode = "latest"': 'CHECKPOINT_PATH',
+  'utils.RestoreCheckpointConfig.assignment_map = ()': 'CHECKPOINT_PATH',
+}
+FLAGS = {
+  '--alsologtostderr': 'standard error',
+  '--verbosity=1': 'standard error',
+  '--jax_platforms=cpu': 'JAX_PLATFORMS=cpu',
+  '--fdl_config=x': 'gin files',
+  '--run_with_pdb': 'SPECDEC_TRACEBACK',
+  '--run_with_profiling': '--profile=DIR',
+  '--undefok=x': '--dry_run',
+  '--multiprocess_gpu': '--multiprocess',
+}
+OWN = """\
+from __gin__ import dynamic_registration
+
+import __main__ as infer_script
+import seqio
+from t5x import partitioning
+from t5x import utils
+
+include 't5x/examples/t5/t5_1_1/small.gin'
+include 't5x/configs/runs/infer.gin'
+
+seqio.SentencePieceVocabulary.sentencepiece_model_file = '{vocabulary}'
+MODEL = '{sizes}'
+DROPOUT_RATE = 0.0
+TASK_FEATURE_LENGTHS = {{
+    'inputs': 12,
+    'targets': 16,
+}}
+infer_script.infer.checkpoint_period = 1
+partitioning.PjitPartitioner:
+  num_partitions = 1
+utils.DatasetConfig:
+  batch_size = 4
+  split = 'test'
+utils.RestoreCheckpointConfig.dtype = 'float32'
+"""
+
+
+@pytest.mark.parametrize('binding', BINDINGS)
+def test_a_binding_of_t5x(binding):
+  here = BINDINGS[binding]
+  found = t5x_names.renewed([binding])
+  assert found == ([] if here is None else [here])
+
+
+@pytest.mark.parametrize('binding', REFUSED)
+def test_a_binding_without_a_counterpart(binding):
+  with pytest.raises(ValueError, match=REFUSED[binding]) as raised:
+    t5x_names.renewed([binding])
+  assert str(raised.value).startswith(f'gin: {binding}: ')
+
+
+@pytest.mark.parametrize('flag', FLAGS)
+def test_a_flag_of_t5x_s_libraries(run, tmp_path, flag):
+  refused = run(*infer_runs.argv('m', 't.txt', tmp_path, flag))
+  tiny.assert_refused(refused, flag, FLAGS[flag])
+
+
+def command(tmp_path, *files, **bindings) -> list[str]:
+  """As for `t5x.infer`, with its program's name changed."""
+  clone = '--gin_search_paths=/home/me/t5x'
+  return [
+    *('infer', clone, *(f'--gin_file={file}' for file in files)),
+    f'--gin.INFER_OUTPUT_DIR="{tmp_path / "out"}"',
+    *(f'--gin.{k.replace("__", ".")}={v}' for k, v in bindings.items()),
+  ]
+
+
+def test_t5x_s_own_files_name_their_sizes(run, tmp_path):
+  flags = command(
+    tmp_path,
+    't5x/examples/t5/mt5/small.gin',
+    '/home/me/t5x/t5x/configs/runs/infer.gin',
+    MIXTURE_OR_TASK_NAME='"my_task"',
+    TASK_FEATURE_LENGTHS="{'inputs': 8, 'targets': 8}",
+    CHECKPOINT_PATH='"checkpoint_1000000"',
+    DROPOUT_RATE=0.0,
+    utils__DatasetConfig__batch_size=8,
+    PjitPartitioner__num_partitions=1,
+    infer__mode='"predict_with_aux"',
+  )
+  done = run(*flags, '--shard_id=0', '--tfds_data_dir=d', '--dry_run')
+  assert done.status == 0, done
+  assert 'batch 8' in done.out
+  # https://arxiv.org/abs/2010.11934 says 300M, rows of padding apart.
+  assert '300,' in done.out
+
+
+@pytest.mark.parametrize(
+  ('file', 'parts'),
+  [
+    ('t5x/examples/t5/byt5/base.gin', ['T5X itself', 'model.json']),
+    ('t5x/examples/t5/t5_1_1/tiny.gin', ["'t5_1_1_tiny'", 't5_1_1_small']),
+    ('t5x/examples/decoder_only/models/base.gin', ['model.json']),
+    ('t5x/configs/runs/infer_from_tfexample_file.gin', ['.jsonl']),
+    ('t5x/configs/runs/pretrain.gin', ['runs/train_task.gin']),
+  ],
+)
+def test_files_of_t5x_that_nothing_stands_for(run, tmp_path, file, parts):
+  flags = command(
+    tmp_path,
+    file,
+    't5x/configs/runs/infer.gin',
+    MIXTURE_OR_TASK_NAME='"my_task"',
+    TASK_FEATURE_LENGTHS="{'inputs': 8, 'targets': 8}",
+    CHECKPOINT_PATH='"checkpoint_1000000"',
+  )
+  tiny.assert_refused(run(*flags, '--dry_run'), *parts)
+
+
+def test_a_file_that_configures_t5x(run, tmp_path):
+  """A T5X user's own file and command, and the same in our own words."""
+  folder = infer_runs.write_model(tmp_path / 'model')
+  task = tmp_path / 'task.jsonl'
+  infer_runs.write_task(task, 6)
+  own = tmp_path / 'own.gin'
+  sizes = folder / model_file.NAME
+  own.write_text(
+    OWN.format(vocabulary=folder / vocabulary_files.SENTENCEPIECE, sizes=sizes),
+    'utf-8',
+  )
+  theirs = command(
+    tmp_path,
+    own,
+    MIXTURE_OR_TASK_NAME=f'"{task}"',
+    CHECKPOINT_PATH=f'"{folder / "checkpoint_7"}"',
+    infer__mode='"predict_with_aux"',
+    predict_batch_with_aux__num_decodes=2,
+    predict_batch_with_aux__return_all_decodes='True',
+  )
+  done = run(*theirs, '--gin.device_mesh.num_devices=1')
+  assert done.status == 0, done
+  ours = infer_runs.argv(
+    *(folder, task, tmp_path / 'ours'),
+    infer__mode='"predict_with_aux"',
+    Decoding__num_decodes=2,
+    Decoding__return_all_decodes=True,
+    Decoding__batch_size=4,
+  )
+  assert run(*ours).status == 0
+  found, expected = (
+    (tmp_path / name / 'task-predict_with_aux.jsonl-00000-of-00001').read_text()
+    for name in ('out', 'ours')
+  )
+  assert found == expected
+  assert len(json.loads(found.splitlines()[0])['prediction']) == 2
