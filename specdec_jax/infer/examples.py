@@ -115,11 +115,11 @@ def _target_ids(
 ) -> tuple[int, ...]:
   """The targets of an example, with the EOS that a text of them ends with."""
   ids, eos_ids = example.target_ids, layout.vocabulary.eos_ids
-  if ids is None and example.targets is None:
-    raise ValueError(
-      f"example {index + 1} has no targets, and infer.mode 'score' is of them"
-    )
   if ids is None:
+    if example.targets is None:
+      raise ValueError(
+        f"example {index + 1} has no targets, and infer.mode 'score' is of them"
+      )
     found = layout.vocabulary.encode(example.targets, add_special_tokens=False)
     ids = (*found, *eos_ids[:1])
   _check_known(index, ids, layout)
@@ -186,7 +186,7 @@ def digest(rows: Iterable[Row]) -> str:
   see `output.add_digests`."""
 
   def one(row: Row) -> str:
-    read = (row.index, row.ids, row.example.fields())
+    read: tuple[Any, ...] = (row.index, row.ids, row.example.fields())
     read += (row.targets,) if row.targets else ()
     return hashlib.sha256(repr(read).encode()).hexdigest()
 

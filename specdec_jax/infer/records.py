@@ -129,7 +129,7 @@ def _start(row: Row, layout: Layout) -> int:
   return len(layout.starts) + num_inputs
 
 
-def _text(tokens: np.ndarray, layout: Layout) -> tuple[str, str]:
+def _text(tokens: Any, layout: Layout) -> tuple[str, str]:
   """The text of new tokens, and how they end."""
   ids, eos_ids = tokens.tolist(), layout.vocabulary.eos_ids
   text = layout.vocabulary.decode([i for i in ids if i not in eos_ids])

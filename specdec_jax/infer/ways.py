@@ -27,7 +27,7 @@ class Compiled(NamedTuple):
   """
 
   warm_up: Callable[[], None]
-  decode: Callable[..., Iterator[tuple[Row, Any]]]
+  decode: Callable[..., Iterator[tuple[Any, Any]]]
 
 
 class Way(NamedTuple):
@@ -80,7 +80,7 @@ def _compile_beams(
   generate = functools.partial(
     beam_search.generate,
     target=plan.decoder.target,
-    num_beams=plan.decoding.num_decodes,
+    num_beams=plan.decoding.num_decodes or 1,
     alpha=plan.decoding.alpha,
     max_len=plan.max_len,
     eos_id=plan.decoder.eos_id,

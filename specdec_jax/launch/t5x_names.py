@@ -178,8 +178,7 @@ def text_of(name: str) -> str | None:
     vocabulary = f'gs://t5-data/vocabs/{_VOCABULARIES[parts[3]]}'
     presets.preset(name)  # Raises for sizes that are not known.
     return (
-      f"MODEL = '{name}'\n"
-      f"VOCABULARY = '{vocabulary}/sentencepiece.model'\n"
+      f"MODEL = '{name}'\nVOCABULARY = '{vocabulary}/sentencepiece.model'\n"
     )
   hint = _RUNS if 'runs' in parts else _SIZES
   if stem == 'infer_from_tfexample_file':
@@ -199,7 +198,7 @@ def _lines(text: str) -> Iterator[str]:
   """The statements of a file, each on a line, with names of this package."""
   parser = require('gin.config_parser', extra='infer', purpose='a gin file')
 
-  class AsWritten(parser.ParserDelegate):
+  class AsWritten(parser.ParserDelegate):  # type: ignore[name-defined]
     def configurable_reference(self, name: str, evaluate: bool) -> Any:
       return _Reference(f'@{name}{"()" * evaluate}')
 

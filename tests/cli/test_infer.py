@@ -448,7 +448,6 @@ def test_dry_run_needs_no_checkpoint(run, tmp_path, monkeypatch):
     ((), {'Decoding.top_k': 4}, ['top_k 4 changes nothing']),
     ((), {'TEMPERATURE': 1.0}, ['uses TEMPERATURE', 'Decoding.temperature']),
     ((), {'Decoding.refill_size': 9}, ['9 rows', 'batch of 8']),
-    ((), {'infer.mode': "'score'"}, ["'score'"]),
     (['--shard_id=2'], {'infer.num_shards': 2}, ['shard_id 2', '2 shards']),
     ((), {'CHECKPOINT_PATH': "'nowhere'"}, ["'nowhere'"]),
     ((), {'MODEL': "'t5_1_1_small'"}, ['85', '32128']),
