@@ -130,7 +130,7 @@ def test_a_restart_and_shards_give_the_same_bytes(
     if written:
       raise KeyboardInterrupt
     written.append(index)
-    write_chunk(shard, index, *rest)
+    return write_chunk(shard, index, *rest)
 
   with monkeypatch.context() as patch:
     patch.setattr(output, 'write_chunk', write)
