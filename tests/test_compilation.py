@@ -17,16 +17,26 @@ from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.models import kv_cache
-from tests import toy, toy_eagle
+from tests import toy, toy_eagle, toy_gemma
 
 pytestmark = pytest.mark.optimized
 
 V, MAX_LEN, GAMMA = 16, 250, 3
 SAMPLED = logits.standardize(temperature=1.0, top_p=0.9)
 # Wide enough heads for attention to be compiled as it is in a real model.
-CONFIG = toy.llama_config(V, embed_dim=32, num_heads=6, num_kv_heads=3,
-                          head_dim=64, mlp_dim=48, has_qk_norm=True,
-                          windows=(64, 0))  # fmt: skip
+SIZES = {
+  'embed_dim': 32,
+  'num_heads': 6,
+  'num_kv_heads': 3,
+  'head_dim': 64,
+  'mlp_dim': 48,
+}
+CONFIG = toy.llama_config(V, has_qk_norm=True, windows=(64, 0), **SIZES)
+# Networks that draft for themselves.
+GEMMAS = {
+  'gemma': toy_gemma.decoder(V, **SIZES),
+  't5gemma': toy_gemma.encoder_decoder(V, **SIZES),
+}
 # One pending token, one drafted, and the same again for the other side.
 CAPACITY = MAX_LEN + GAMMA + 1
 EAGLE = toy_eagle.config(CONFIG)
@@ -47,6 +57,12 @@ DRAFTERS = {
     logits_to_probs=SAMPLED,
     first=drafters.prompt_lookup(gamma=GAMMA),
   ),
+  **{
+    name: drafters.autoregressive(
+      toy_gemma.model(config), gamma=GAMMA, logits_to_probs=SAMPLED
+    )
+    for name, config in GEMMAS.items()
+  },
 }
 RULES = {
   'speculative_sampling': verification.speculative_sampling,
@@ -60,8 +76,13 @@ def weights():
   return toy.llama_params(CONFIG, seed=0)
 
 
-def with_target(drafter):
-  """The networks of a decode, and their params."""
+def with_target(name: str):
+  """The networks of a decode with a drafter, and their params."""
+  drafter = DRAFTERS[name]
+  if config := GEMMAS.get(name):
+    own = toy_gemma.params(config, seed=0)
+    target = toy_gemma.model(config)
+    return {'target': target, 'drafter': drafter}, Params(own, own)
   if not drafter.reads_target_cache:
     target = toy.families.language_model(CONFIG)
     return {'target': target, 'drafter': drafter}, Params(weights(), weights())
@@ -69,8 +90,9 @@ def with_target(drafter):
   return {'target': EAGLE_TARGET, 'drafter': drafter}, Params(weights(), own)
 
 
-def prompt_of(batch_size: int):
-  return toy.prompt([[1, 2, 3]] * batch_size)
+def prompt_of(batch_size: int, name: str = ''):
+  encoder_rows = [[3, 2, 1]] * batch_size if name == 't5gemma' else None
+  return toy.prompt([[1, 2, 3]] * batch_size, encoder_rows=encoder_rows)
 
 
 WITHOUT_LLVM = {
@@ -89,16 +111,22 @@ def optimized_hlo(compiled, *args) -> str:
   return lowered.compile(compiler_options=WITHOUT_LLVM).as_text()
 
 
-def compiled_loop(drafter, rule, batch_size: int) -> str:
-  """The optimised HLO of the loop alone, after the prefill."""
-  models, params = with_target(drafter)
+def loop_of(name: str, batch_size: int):
+  """The networks of a decode, their params, and the state to begin with."""
+  models, params = with_target(name)
   state = jax.eval_shape(
     lambda params, prompt: speculative.init(
       params, jax.random.key(0), prompt, **models, max_len=MAX_LEN
     ),
     params,
-    prompt_of(batch_size),
+    prompt_of(batch_size, name),
   )
+  return models, params, state
+
+
+def compiled_loop(name: str, rule, batch_size: int) -> str:
+  """The optimised HLO of the loop alone, after the prefill."""
+  models, params, state = loop_of(name, batch_size)
   run = functools.partial(
     speculative.run,
     **models,
@@ -167,7 +195,7 @@ PROGRAMS = [
 
 @pytest.mark.parametrize(('name', 'rule', 'batch_size'), PROGRAMS)
 def test_no_host_and_no_copied_cache_in_the_loop(name, rule, batch_size):
-  hlo = compiled_loop(DRAFTERS[name], RULES[rule], batch_size)
+  hlo = compiled_loop(name, RULES[rule], batch_size)
   lines = in_loops(hlo)
   assert sum('dynamic-update-slice' in line for line in lines) >= 4
   assert cache_copies(lines, cache_size(batch_size)) == []
@@ -185,9 +213,7 @@ def test_a_copied_cache_is_seen(monkeypatch):
     return jax.lax.dynamic_update_slice(buffer, block, start)
 
   monkeypatch.setattr(kv_cache, 'append', write)
-  hlo = compiled_loop(
-    DRAFTERS['prompt_lookup'], verification.speculative_sampling, 1
-  )
+  hlo = compiled_loop('prompt_lookup', verification.speculative_sampling, 1)
   assert cache_copies(in_loops(hlo), cache_size(1))
 
 
@@ -196,7 +222,7 @@ def test_a_callback_is_seen():
     jax.debug.callback(lambda x: None, target_probs)
     return verification.greedy(row_keys, draft, target_probs)
 
-  hlo = compiled_loop(DRAFTERS['uniform'], rule, 2)
+  hlo = compiled_loop('uniform', rule, 2)
   assert 'callback' in hlo
 
 
@@ -265,14 +291,10 @@ topology = topologies.get_topology_desc(
 device = jax.sharding.SingleDeviceSharding(topology.devices[0])
 on_device = lambda tree: jax.tree.map(
   lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=device), tree)
-for name, drafter in t.DRAFTERS.items():
-  models, params = t.with_target(drafter)
-  params = on_device(params)
+for name in t.DRAFTERS:
   for batch_size in (1, 4):
-    state = on_device(jax.eval_shape(
-      lambda params, prompt: t.speculative.init(
-        params, jax.random.key(0), prompt, **models, max_len=t.MAX_LEN),
-      params, t.prompt_of(batch_size)))
+    models, *arguments = t.loop_of(name, batch_size)
+    params, state = on_device(arguments)
     hlo = jax.jit(lambda params, state: t.speculative.run(
       params, state, **models, verify_fn=t.verification.speculative_sampling,
       logits_to_probs=t.SAMPLED, eos_id=0)).lower(params, state).compile()

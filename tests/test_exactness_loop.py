@@ -8,7 +8,7 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.data import ngram_counts
-from tests import decoders, laws, toy, toy_eagle, toy_t5, trial
+from tests import decoders, laws, toy, toy_eagle, toy_gemma, toy_t5, trial
 from tests.proof_report import record
 
 VOCAB_SIZE = 4
@@ -271,6 +271,11 @@ def _real(family: str, num_layers: int):
     later = toy.LATER_LLAMA if family == 'Llama, later' else {}
     config = toy.llama_config(VOCAB_SIZE, num_layers=num_layers, **later)
     return toy.families.language_model(config), toy.llama_params(config, seed=1)
+  if 'Gemma' in family:
+    is_decoder = family == 'Gemma 3'
+    make = toy_gemma.decoder if is_decoder else toy_gemma.encoder_decoder
+    config = make(VOCAB_SIZE, num_layers=num_layers)
+    return toy_gemma.model(config), toy_gemma.params(config, seed=1)
   config = toy_t5.config(VOCAB_SIZE, num_layers=num_layers)
   return toy.families.language_model(config), toy_t5.params(
     config, seed=1, scale=2.5
@@ -298,6 +303,8 @@ def _eagle(target_params):
     ('Llama', 'speculative_sampling', 'eagle'),
     ('Llama, later', 'block', 'autoregressive'),
     ('T5', 'block', 'prompt_lookup'),
+    ('Gemma 3', 'block', 'autoregressive'),
+    ('T5Gemma', 'speculative_sampling', 'autoregressive'),
   ],
 )
 def test_the_real_networks(family, rule, name, record_property):
@@ -312,7 +319,7 @@ def test_the_real_networks(family, rule, name, record_property):
     )
   else:
     drafter, drafter_params = _drafter(name, 2)
-  has_encoder = family == 'T5'
+  has_encoder = family.startswith('T5')
   result = check(
     record_property,
     f'{family}, {name}, {rule}, gamma 2',

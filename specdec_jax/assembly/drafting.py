@@ -51,7 +51,8 @@ class Target:
     """Ids with a token; the others are padding."""
     if self.vocabulary is None:
       return self.config.vocab_size
-    return self.vocabulary.vocab_size
+    # A tokenizer may have tokens of other models of its family.
+    return min(self.vocabulary.vocab_size, self.config.vocab_size)
 
   @property
   def eos_id(self) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ from specdec_jax.checkpoints import formats, loading
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.models import families, layers, presets
 from specdec_jax.models.families import Config, DrafterConfig
-from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import vocabularies, vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary, Vocabulary
 
@@ -41,7 +40,7 @@ class Model:
   """
 
   checkpoint: str
-  sizes: str | T5Config | None = None
+  sizes: str | Config | None = None
   vocabulary: str | None = None
   dtype: str = 'bfloat16'
 

@@ -78,11 +78,12 @@ def pack(
         f'prompt {i} has {len(row)} tokens, and the context is {limit}: '
         'shorten it'
       )
-    if len(row) + max_new_tokens > limit:
+    needed = prompts.num_positions(decoder.config, len(row), max_new_tokens)
+    if needed > limit:
       raise ChoiceError(
         f'prompt {i} has {len(row)} tokens and with {max_new_tokens} new ones '
         f'exceeds the context of {limit}: lower {{max_new_tokens}} to '
-        f'{limit - len(row)}'
+        f'{max_new_tokens - (needed - limit)}'
       )
   repeat = lambda items: [x for x in items for _ in range(num_samples)]
   return prompts.batches(

@@ -178,10 +178,15 @@ def check_vocabulary(
   path: Path | str, vocabulary: AnyVocabulary, config: Any
 ) -> None:
   """Raises ValueError unless every token has an embedding and, in families
-  without spare rows, all embeddings but some padding have a token."""
+  without spare rows, all embeddings but some padding have a token. In the
+  others special tokens behind the embeddings may have none: the tokenizer of
+  Gemma 3 has one for images, and its small models have no embedding for it."""
   num_padding = config.vocab_size - vocabulary.vocab_size
-  may_differ = families.of(config).has_spare_rows or is_padding(num_padding)
-  if num_padding >= 0 and may_differ:
+  has_spare_rows = families.of(config).has_spare_rows
+  if num_padding >= 0 and (has_spare_rows or is_padding(num_padding)):
+    return
+  behind = set(range(config.vocab_size, vocabulary.vocab_size))
+  if behind and has_spare_rows and behind <= vocabulary.special_ids:
     return
   message = (
     f'{path} has a vocabulary of {vocabulary.vocab_size} tokens and embeddings '

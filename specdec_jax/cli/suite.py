@@ -248,7 +248,9 @@ class _Target:
           is_chat=vocabulary.chat_template is not None,
         )
       num_new = 0 if is_translator else args.suite_tokens
-      if max(map(len, rows)) + num_new <= self.alone.max_positions:
+      longest = max(map(len, rows))
+      needed = prompts.num_positions(self.alone.config, longest, num_new)
+      if needed <= self.alone.max_positions:
         found[name] = rows
     missing = ', '.join(name for name in names if name not in found)
     note = f'Left out for {self.name}, which they do not fit: {missing}.'

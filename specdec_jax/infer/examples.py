@@ -68,7 +68,8 @@ def check_lengths(config: Config, lengths: Any) -> dict[str, int]:
     if type(length) is not int or length < 1:
       raise ValueError(f'TASK_FEATURE_LENGTHS: {name} is {length!r}')
   limit = families.of(config).max_positions(config)
-  if limit is not None and sum(lengths.values()) > limit:
+  needed = prompts.num_positions(config, lengths['inputs'], lengths['targets'])
+  if limit is not None and needed > limit:
     raise ValueError(
       f'{lengths["inputs"]} input and {lengths["targets"]} target tokens '
       f'exceed the context of {limit}'

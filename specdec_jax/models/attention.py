@@ -32,6 +32,12 @@ def window_of(windows: tuple[int, ...], layer: int) -> int:
   return windows[layer % len(windows)] if windows else 0
 
 
+def softcapped(x: Array, bound: float) -> Array:
+  """`x` bounded to `(-bound, bound)` by tanh, and nearly itself near 0 (Bello
+  et al., arXiv 1611.09940, as Gemma 2 has it)."""
+  return bound * jnp.tanh(x / bound)
+
+
 def attend(
   queries: Array,
   keys: Array,
@@ -39,6 +45,7 @@ def attend(
   mask: Array,
   *,
   scale: float,
+  softcap: float = 0.0,
   bias: Array | None = None,
   dropout: Callable[[Array], Array] | None = None,
   score_dtype: jnp.dtype = jnp.float32,
@@ -56,6 +63,7 @@ def attend(
     mask: bool `[B, T or 1, S]`, true where a query may look. One that may look
       nowhere averages all values; its result is meaningless but finite.
     scale: multiplies the products of queries and keys.
+    softcap: bounds the scaled products, see `softcapped`; 0 does not.
     bias: float32 `[B or 1, Hq, T, S]` added to the scaled products, or None.
     dropout: applied to the weights `[B, Hq, T, S]` in training, or None.
     score_dtype: of scores and softmax; anything but float32 gives up precision
@@ -73,6 +81,8 @@ def attend(
   )
   scores = product('bhqd,bhsd->bhqs', queries_by_head.astype(keys.dtype), keys)
   scores = scores.reshape(batch, num_heads, group, num_queries, capacity)
+  if softcap:
+    scores = softcapped(scores, softcap)
   if bias is not None:
     bias = bias.astype(score_dtype)
     scores = scores + bias.reshape(bias.shape[0], *scores.shape[1:])

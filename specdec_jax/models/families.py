@@ -20,11 +20,15 @@ from specdec_jax.models import block_decoder, block_heads, eagle, llama, t5
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.models.eagle import EagleConfig
+from specdec_jax.models.gemma import decoder as gemma
+from specdec_jax.models.gemma import t5gemma
+from specdec_jax.models.gemma.layers import GemmaConfig
+from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.t5 import T5Config
 
 # Sizes of a whole model, and of a network that only drafts.
-Config = LlamaConfig | T5Config
+Config = LlamaConfig | T5Config | GemmaConfig | T5GemmaConfig
 DrafterConfig = BlockDecoderConfig | BlockHeadsConfig | EagleConfig
 AnyConfig = Config | DrafterConfig
 
@@ -51,7 +55,8 @@ class Family(NamedTuple):
     starts: tokens that the decoder begins with, before any prompt.
     adds_special_tokens: whether prompts are encoded with the vocabulary's
       special tokens, such as the end of text that an encoder expects.
-    max_positions: the longest context; None if there is no limit.
+    max_positions: the longest context, of each stack; None if there is no
+      limit.
     has_vocabulary: whether there is an embedding for each token.
     has_spare_rows: whether any number of embeddings may have no token, instead
       of a little padding.
@@ -95,6 +100,24 @@ FAMILIES = (
     starts=(0,),
     adds_special_tokens=lambda config: config.num_encoder_layers > 0,
     has_spare_rows=False,
+  ),
+  Family(
+    name='gemma',
+    config=GemmaConfig,
+    init_params=gemma.init_params,
+    stacks={'num_layers': ''},
+    language_model=gemma.language_model,
+    max_positions=lambda config: config.max_positions,
+  ),
+  Family(
+    name='t5gemma',
+    config=T5GemmaConfig,
+    init_params=t5gemma.init_params,
+    stacks={'num_encoder_layers': 'encoder', 'num_decoder_layers': 'decoder'},
+    language_model=t5gemma.language_model,
+    has_encoder=lambda config: True,
+    starts=(2,),
+    max_positions=lambda config: config.max_positions,
   ),
   Family(
     name='block_decoder',

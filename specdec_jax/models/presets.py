@@ -7,6 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from specdec_jax.models.block_decoder import BlockDecoderConfig
+from specdec_jax.models.families import Config
+from specdec_jax.models.gemma import sizes as gemma
 from specdec_jax.models.llama import LlamaConfig, RopeScaling
 from specdec_jax.models.t5 import T5Config
 
@@ -172,12 +174,10 @@ _LLAMAS: dict[str, LlamaConfig] = {
   'qwen3_14b': _qwen3(5120, 40, 40, 8, 17_408),
   'qwen3_32b': _qwen3(5120, 64, 64, 8, 25_600),
 }
-PRESETS: dict[str, LlamaConfig | T5Config] = {**_T5S, **_LLAMAS}
+PRESETS: dict[str, Config] = {**_T5S, **_LLAMAS, **gemma.SIZES}
 
 
-def preset(
-  name: str, *, dtype: jnp.dtype = jnp.float32
-) -> LlamaConfig | T5Config:
+def preset(name: str, *, dtype: jnp.dtype = jnp.float32) -> Config:
   """The sizes of a model in `PRESETS`, with that dtype of activations and
   cache; ValueError if there is none of the name."""
   if name not in PRESETS:

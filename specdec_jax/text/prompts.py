@@ -109,7 +109,8 @@ def encode(
   system: str | None = None,
 ) -> list[list[int]]:
   """Token ids of each prompt, with special tokens if the family expects them;
-  ValueError if a prompt has no tokens, or the model has no chat template."""
+  ValueError if a prompt has no tokens or one without an embedding, or the model
+  has no chat template."""
   if is_chat:
     begin = [] if system is None else [{'role': 'system', 'content': system}]
     rows = [
@@ -124,6 +125,11 @@ def encode(
   for i, row in enumerate(rows, start=1):
     if not row:
       raise ValueError(f'prompt {i} is empty: it has no tokens')
+    if max(row) >= config.vocab_size:
+      token = vocabulary.id_to_text(max(row))
+      raise ValueError(
+        f'prompt {i} has token {token!r}, for which the model has no embedding'
+      )
   return rows
 
 
@@ -211,6 +217,15 @@ def pack(
     row_ids=ids_of_rows,
     max_lengths=max_lengths,
   )
+
+
+def num_positions(config: Config, num_ids: int, max_new_tokens: int) -> int:
+  """Positions of the longer stack of a model, for a row of so many ids and new
+  tokens; `families.max_positions` is held against it."""
+  num_starts = len(families.of(config).starts)
+  if has_encoder(config):
+    return max(num_ids, num_starts + max_new_tokens)
+  return num_starts + num_ids + max_new_tokens
 
 
 def decoder_width(config: Config, width: int) -> int:

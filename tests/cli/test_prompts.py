@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from specdec_jax.text import prompts
+from tests.cli import tiny
 from tests.cli.tiny import assert_refused
 
 
@@ -85,3 +86,15 @@ def test_an_unreadable_file_is_refused(run, tmp_path):
   for path in (tmp_path / 'none.txt', tmp_path):
     result = run('generate', '--prompts', path)
     assert_refused(result, f'cannot read the prompts file {path}: ')
+
+
+def test_a_special_token_without_an_embedding(run, make_model):
+  """Small models of a family can have the tokenizer of one that also sees."""
+  tokenizer = tiny.make_tokenizer()
+  tokenizer.add_special_tokens(['<image>'])
+  model = make_model('without_images', tokenizer=tokenizer)
+  command = ('generate', '--model', model, '--max_new_tokens', '4', '--prompt')
+  assert run(*command, 'a b').status == 0
+  assert_refused(
+    run(*command, 'a <image> b'), "prompt 1 has token '<image>', for which the"
+  )

@@ -22,7 +22,7 @@ from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.models.eagle import EagleConfig
 from specdec_jax.models.families import Family
 from specdec_jax.text import prompts
-from tests import toy, toy_t5
+from tests import toy, toy_gemma, toy_t5
 from tests.cli import tiny
 
 PACKAGE = pathlib.Path(families.__file__).parent.parent
@@ -32,6 +32,8 @@ CONFIGS = {
   't5': toy_t5.config(7, num_layers=2),
   't5, scalable': toy_t5.config(7, num_layers=2, has_layer_relpos=True),
   't5, decoder only': toy_t5.config(7, num_encoder_layers=0, is_tied=True),
+  'gemma': toy_gemma.decoder(7, num_layers=3),
+  't5gemma': toy_gemma.encoder_decoder(7, num_encoder_layers=3),
   'block_decoder': dataclasses.replace(
     presets.spec_drafter('mini_2_2'), num_encoder_layers=3
   ),
@@ -192,6 +194,8 @@ def test_layers_are_told_stack_by_stack():
     't5': (2, 2),
     't5, scalable': (2, 2),
     't5, decoder only': (1,),
+    'gemma': (3,),
+    't5gemma': (3, 2),
     'block_decoder': (3, 2),
     'block_heads': (),
     'eagle': (),

@@ -9,7 +9,7 @@ import pytest
 
 from specdec_jax.base import LanguageModel
 from specdec_jax.models import layers
-from tests import toy, toy_t5
+from tests import toy, toy_gemma, toy_t5
 
 VOCAB_SIZE = 7
 CAPACITY = 16
@@ -18,6 +18,10 @@ PREFIXES = [[1, 2, 3, 1, 2], [2], [4, 4], [0, 3, 0, 3, 0, 3], [1, 0, 2, 1]]
 # What an encoder reads beside each of them.
 ENCODER_ROWS = [[5, 1], [3, 3, 6, 2, 1], [1], [4, 2, 1], [6, 5, 4, 3, 2, 1]]
 ENCODER_WIDTH = 8
+GEMMAS = {
+  'Gemma 3': toy_gemma.decoder(VOCAB_SIZE),
+  'T5Gemma': toy_gemma.encoder_decoder(VOCAB_SIZE),
+}
 T5_SIZES = {
   'T5 1.1': {'num_layers': 2},
   'T5 1.0': {'mlp_activations': ('relu',), 'is_tied': True},
@@ -62,8 +66,14 @@ ROWS = {
     ),
   )
   for name, sizes in T5_SIZES.items()
+} | {
+  name: (
+    toy_gemma.model(config),
+    functools.partial(toy_gemma.params, config, seed=8),
+  )
+  for name, config in GEMMAS.items()
 }
-HAS_ENCODER = {'T5 1.1', 'T5 1.0', 'T5, scalable'}
+HAS_ENCODER = {'T5 1.1', 'T5 1.0', 'T5, scalable', 'T5Gemma'}
 
 
 def _tied_params():
@@ -274,7 +284,9 @@ def test_a_prompt_of_the_wrong_kind_is_refused():
     without.init(params, _prompt('T5 1.1'), CAPACITY)
 
 
-@pytest.mark.parametrize('name', ['llama, one head, tied, biased', 'T5 1.0'])
+@pytest.mark.parametrize(
+  'name', ['llama, one head, tied, biased', 'T5 1.0', 'Gemma 3']
+)
 def test_a_transposed_embedding_gives_the_same_logits(name):
   model, params, cache = _start(name)
   expected, _ = model.extend(params, _tokens(3), cache)
@@ -289,7 +301,9 @@ def test_a_transposed_embedding_gives_the_same_logits(name):
   _close(doubled, 2 * expected)
 
 
-@pytest.mark.parametrize('name', ['llama, one head, tied, biased', 'T5 1.1'])
+@pytest.mark.parametrize(
+  'name', ['llama, one head, tied, biased', 'T5 1.1', 'T5Gemma']
+)
 @pytest.mark.parametrize('num_rows', [1, 2])
 def test_joined_kernels_give_the_same_logits(name, num_rows):
   model, params, cache = _start(name)

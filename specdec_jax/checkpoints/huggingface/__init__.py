@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from specdec_jax.checkpoints import safetensors_folder, settings
-from specdec_jax.checkpoints.huggingface import llama, t5
+from specdec_jax.checkpoints.huggingface import gemma, llama, t5, t5gemma
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.files.require import require
 from specdec_jax.models import families
@@ -21,8 +21,14 @@ _DOWNLOADED = ['*.json', '*.safetensors', '*.jinja', 'spiece.model']
 # Networks by the names that model.json has for them. Each module has
 # MODEL_TYPES, values of `model_type` in config.json; `read_config`, from
 # config.json and a dtype to the sizes; `config_json`, back; `parameters_of`,
-# every parameter under both names; and `needed`, those to read.
-_NETWORKS: dict[str, Any] = {'llama': llama, 't5': t5}
+# every parameter under both names; and `needed`, those to read. One may have
+# WITHOUT_EFFECT, further keys of config.json that change nothing in it.
+_NETWORKS: dict[str, Any] = {
+  'llama': llama,
+  't5': t5,
+  'gemma': gemma,
+  't5gemma': t5gemma,
+}
 # Keys of config.json that change nothing that a network computes: how files
 # were made, how to train, what to generate by default, and how to run. Readers
 # ask for all others that they know.
@@ -65,7 +71,8 @@ def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> Config:
     if values.has(key):
       values.refuse(key, 'null: quantised weights are not supported')
   config = networks[kind].read_config(values, dtype)
-  values.refuse_others(WITHOUT_EFFECT)
+  own = getattr(networks[kind], 'WITHOUT_EFFECT', frozenset())
+  values.refuse_others(WITHOUT_EFFECT | own)
   return config
 
 
@@ -137,6 +144,10 @@ def read_eos_ids(folder: Path) -> tuple[int, ...]:
     values = settings.read_if_any(folder / name)
     if ids := values.ids('eos_token_id'):
       return tuple(ids)
+    # Of an encoder-decoder or of a model that also sees.
+    for section in ('decoder', 'text_config'):
+      if ids := values.at(section).ids('eos_token_id'):
+        return tuple(ids)
   return ()
 
 

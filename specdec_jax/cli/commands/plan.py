@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument_group('costs').add_argument
   number = functools.partial(add, type=options.positive_int)
   add('--costs', metavar='FILE', help='what `specdec calibrate --json` wrote')
-  add('--target', metavar='PRESET', help='such as t5_1_1_xxl')
+  add('--target', metavar='PRESET', help='such as t5_1_1_xxl or t5gemma_9b')
   add('--draft', metavar='PRESET', help='such as t5_1_1_small')
   add(
     '--topology',

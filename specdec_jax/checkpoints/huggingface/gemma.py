@@ -1,0 +1,339 @@
+"""Gemma 2 and Gemma 3 (text): the networks of `models.gemma.decoder`.
+
+Keys and defaults are those of transformers 4 and 5.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.checkpoints import parameters, settings
+from specdec_jax.checkpoints.parameters import Parameter
+from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.models import attention
+from specdec_jax.models.gemma.layers import GemmaConfig
+
+_TEXT = 'gemma3_text'
+MODEL_TYPES = ('gemma2', _TEXT, 'gemma3')
+# Of our branches; those of layer N are below `model.layers.N`.
+_NAMES = {
+  'token_embedder': 'model.embed_tokens',
+  'decoder_norm': 'model.norm',
+  'pre_self_attention_layer_norm': 'input_layernorm',
+  'self_attention/query': 'self_attn.q_proj',
+  'self_attention/key': 'self_attn.k_proj',
+  'self_attention/value': 'self_attn.v_proj',
+  'self_attention/query_norm': 'self_attn.q_norm',
+  'self_attention/key_norm': 'self_attn.k_norm',
+  'self_attention/out': 'self_attn.o_proj',
+  'post_self_attention_layer_norm': 'post_attention_layernorm',
+  'pre_mlp_layer_norm': 'pre_feedforward_layernorm',
+  'mlp/wi_0': 'mlp.gate_proj',
+  'mlp/wi_1': 'mlp.up_proj',
+  'mlp/wo': 'mlp.down_proj',
+  'post_mlp_layer_norm': 'post_feedforward_layernorm',
+}
+_EMBEDDINGS, _LOGITS = 'model.embed_tokens.weight', 'lm_head.weight'
+# Of a Gemma 3 that also sees: where its text's tensors are, by transformers 4
+# and 5, and what is left out.
+_TEXT_BRANCHES = {
+  'language_model.model.': 'language_model.lm_head.weight',
+  'model.language_model.': _LOGITS,
+}
+_VISION = ('vision_tower', 'multi_modal_projector')
+# Keys of the images that a Gemma 3 may see, and of how it was made.
+WITHOUT_EFFECT = frozenset(
+  (
+    *('vision_config', 'mm_tokens_per_image', 'boi_token_index'),
+    *('eoi_token_index', 'image_token_index'),
+    *('cache_implementation', 'model_name', 'unsloth_fixed'),
+    *('unsloth_version', 'is_decoder'),
+  )
+)
+_FULL, _SLIDING = 'full_attention', 'sliding_attention'
+_GELU = 'gelu_pytorch_tanh'
+# What transformers takes where a configuration says nothing.
+_HEADS, _KV_HEADS, _HEAD_DIM, _WINDOW = 8, 4, 256, 4096
+_GEMMA_3 = {
+  'vocab_size': 262_208,
+  'max_position_embeddings': 131_072,
+  'pattern': 6,
+  'attention_softcap': 0.0,
+  'logits_softcap': 0.0,
+}
+_GEMMA_2 = {
+  'vocab_size': 256_000,
+  'max_position_embeddings': 8192,
+  'pattern': 2,
+  'attention_softcap': 50.0,
+  'logits_softcap': 30.0,
+}
+
+
+def read_config(values: Settings, dtype: Any) -> GemmaConfig:
+  """The sizes that config.json states, of the text alone if it also sees;
+  raises ValueError for a key that is not known or says what
+  `models.gemma.decoder` does not compute."""
+  is_gemma_3 = values.text('model_type') != 'gemma2'
+  text = values.at('text_config') if values.has('text_config') else values
+  if text is not values and text.text('model_type', _TEXT) != _TEXT:
+    text.refuse('model_type', _TEXT)
+  for place in (values, text):
+    if not place.flag('tie_word_embeddings', True):
+      place.refuse('tie_word_embeddings', 'true, as Gemmas are')
+  return values.build(
+    GemmaConfig, **stack_fields(text, is_gemma_3=is_gemma_3), dtype=dtype
+  )
+
+
+def stack_fields(values: Settings, *, is_gemma_3: bool) -> dict[str, Any]:
+  """The fields of `GemmaConfig` that describe one stack, as an object of a
+  configuration has it; raises ValueError as `read_config` does."""
+  defaults: dict[str, Any] = _GEMMA_3 if is_gemma_3 else _GEMMA_2
+  for key in ('attention_bias', 'use_bidirectional_attention'):
+    if values.flag(key, False):
+      values.refuse(key, 'false')
+  for key in ('hidden_activation', 'hidden_act'):
+    if values.text(key, _GELU) != _GELU:
+      values.refuse(key, _GELU)
+  num_layers = values.count('num_hidden_layers', most=settings.MAX_LAYERS)
+  cap = 'attn_logit_softcapping'
+  attention_softcap = _softcap(values, cap, defaults['attention_softcap'])
+  if is_gemma_3 and attention_softcap:
+    values.refuse(cap, 'null: a Gemma 3 bounds no scores')
+  return {
+    'vocab_size': values.count('vocab_size', defaults['vocab_size']),
+    'embed_dim': values.count('hidden_size'),
+    'num_layers': num_layers,
+    'num_heads': values.count('num_attention_heads', _HEADS),
+    'num_kv_heads': values.count('num_key_value_heads', _KV_HEADS),
+    'head_dim': values.count('head_dim', _HEAD_DIM),
+    'mlp_dim': values.count('intermediate_size'),
+    'query_pre_attn_scalar': values.count('query_pre_attn_scalar', 256),
+    'windows': _windows(values, num_layers, defaults['pattern']),
+    'attention_softcap': attention_softcap,
+    'logits_softcap': _softcap(
+      values, 'final_logit_softcapping', defaults['logits_softcap']
+    ),
+    'has_qk_norm': is_gemma_3,
+    'norm_epsilon': values.number('rms_norm_eps', 1e-6),
+    'max_positions': values.count(
+      'max_position_embeddings', defaults['max_position_embeddings']
+    ),
+    **(_rope_by_layer(values) if is_gemma_3 else _rope(values)),
+  }
+
+
+def _softcap(values: Settings, key: str, default: float) -> float:
+  """A bound; 0, as null is, for none."""
+  if key in values.values and not values.has(key):
+    return 0.0
+  bound = values.number(key, default)
+  if bound < 0 or (values.has(key) and not bound):
+    values.refuse(key, 'a number above 0, or null')
+  return bound
+
+
+def _windows(
+  values: Settings, num_layers: int, pattern: int
+) -> tuple[int, ...]:
+  """The window of each layer, up to where they repeat."""
+  window = values.count('sliding_window', _WINDOW)
+  if values.count('sliding_window_size', window) != window:
+    values.refuse('sliding_window_size', f'{window}, as sliding_window is')
+  for key in ('sliding_window_pattern', '_sliding_window_pattern'):
+    pattern = values.count(key, pattern)
+  own = [_SLIDING if (i + 1) % pattern else _FULL for i in range(num_layers)]
+  types = values.texts('layer_types', own)
+  if len(types) != num_layers or set(types) - {_FULL, _SLIDING}:
+    values.refuse('layer_types', f'{num_layers} of {_FULL} or {_SLIDING}')
+  windows = [window if each == _SLIDING else 0 for each in types]
+  return tuple(windows[: _period(windows)])
+
+
+def _period(windows: list[int]) -> int:
+  """After how many layers windows repeat."""
+  repeats = lambda n: all(
+    window == windows[i % n] for i, window in enumerate(windows)
+  )
+  return next(n for n in range(1, len(windows) + 1) if repeats(n))
+
+
+def _rope(values: Settings) -> dict[str, float]:
+  """Rotary positions that are alike in all layers: Gemma 2's."""
+  stated = values.at('rope_parameters')
+  for place in (stated, values.at('rope_scaling')):
+    if _rope_factor(place) != 1.0:
+      place.refuse('factor', 'none: the positions of a Gemma 2 are not scaled')
+  place = stated if stated.has('rope_theta') else values
+  base = place.number('rope_theta', 10_000.0)
+  return {'rope_base': base, 'local_rope_base': base}
+
+
+def _rope_by_layer(values: Settings) -> dict[str, float]:
+  """Rotary positions of full and of sliding layers: Gemma 3's."""
+  full, local = (
+    values.at('rope_parameters').at(key) for key in (_FULL, _SLIDING)
+  )
+  base, local_base = (
+    (place if place.has('rope_theta') else values).number(
+      'rope_theta' if place.has('rope_theta') else key, default
+    )
+    for place, key, default in (
+      (full, 'rope_theta', 1e6),
+      (local, 'rope_local_base_freq', 1e4),
+    )
+  )
+  if _rope_factor(local) != 1.0:
+    local.refuse('factor', 'none: positions within a window are not scaled')
+  factor = _rope_factor(values.at('rope_scaling')) * _rope_factor(full)
+  return {
+    'rope_base': base,
+    'rope_factor': factor,
+    'local_rope_base': local_base,
+  }
+
+
+def _rope_factor(place: Settings) -> float:
+  """By what positions are divided; ValueError if they are scaled otherwise."""
+  key = 'rope_type' if place.has('rope_type') else 'type'
+  kind = place.text(key, 'default')
+  if kind == 'linear':
+    return place.number('factor')
+  if kind != 'default':
+    place.refuse(key, 'default or linear')
+  if place.number('factor', 1.0) != 1.0:
+    place.refuse('factor', 'rope_type linear beside it')
+  return 1.0
+
+
+def needed(
+  folder: Path, config: GemmaConfig, tensors: dict[str, Any]
+) -> tuple[dict[str, Any], tuple[Parameter, ...]]:
+  """The tensors of a folder that the network needs, and its parameters."""
+  wanted, logits, branch = parameters_of(config), _LOGITS, 'model.'
+  for prefix, name in _TEXT_BRANCHES.items():
+    if any(each.startswith(prefix) for each in tensors):
+      branch, logits = prefix, name
+  wanted = tuple(
+    dataclasses.replace(p, name=branch + p.name.removeprefix('model.'))
+    for p in wanted
+  )
+  embeddings = branch + _EMBEDDINGS.removeprefix('model.')
+  kept = without_copy(folder, tensors, logits, of=embeddings)
+  return {
+    name: tensor
+    for name, tensor in kept.items()
+    if branch == 'model.' or not _is_of_images(name)
+  }, wanted
+
+
+def _is_of_images(name: str) -> bool:
+  return name.removeprefix('model.').split('.')[0] in _VISION
+
+
+def without_copy(
+  folder: Path, tensors: dict[str, Any], name: str, *, of: str
+) -> dict[str, Any]:
+  """The tensors without the one that is a copy, if it is there; ValueError if
+  it is none."""
+  kept = dict(tensors)
+  copy = kept.pop(name, None)
+  # Whoever reads the embeddings says that they are missing.
+  if copy is None or of not in kept:
+    return kept
+  if not np.array_equal(kept[of].get_tensor(of), copy.get_tensor(name)):
+    raise ValueError(
+      f'{folder}: {name} differs from {of}, and the logits of a Gemma are tied'
+    )
+  return kept
+
+
+def parameters_of(config: GemmaConfig) -> tuple[Parameter, ...]:
+  """Every parameter of a model of these sizes, by Hugging Face's name."""
+  name_of = lambda path: parameters.renamed(path, _NAMES, 'model.layers.{}')
+  return parameters.of(config, name_of)
+
+
+def config_json(config: GemmaConfig, dtype: str) -> dict[str, Any]:
+  """What config.json says of a model; raises ValueError if transformers has no
+  such network."""
+  kind = _TEXT if config.has_qk_norm else 'gemma2'
+  name = 'Gemma3' if config.has_qk_norm else 'Gemma2'
+  stated = {
+    'architectures': [f'{name}ForCausalLM'],
+    'model_type': kind,
+    'torch_dtype': dtype,
+    **stack_json(config),
+    **_rope_json(config),
+    'tie_word_embeddings': True,
+    'pad_token_id': 0,
+    'eos_token_id': 1,
+    'bos_token_id': 2,
+  }
+  check_written(
+    config, read_config(Settings(path=kind, values=stated), config.dtype)
+  )
+  return stated
+
+
+def _rope_json(config: GemmaConfig) -> dict[str, Any]:
+  stated: dict[str, Any] = {'rope_theta': config.rope_base}
+  if config.has_qk_norm:
+    stated['rope_local_base_freq'] = config.local_rope_base
+    if config.rope_factor != 1.0:
+      factor = {'rope_type': 'linear', 'factor': config.rope_factor}
+      stated['rope_scaling'] = factor
+  return stated
+
+
+def stack_json(config: GemmaConfig) -> dict[str, Any]:
+  """What config.json says of one stack, its rotary positions apart; raises
+  ValueError if its windows differ."""
+  windows = layer_windows(config)
+  sizes = set(windows) - {0}
+  if len(sizes) > 1:
+    raise ValueError(
+      f'Hugging Face has no Gemma whose layers have windows of {windows}'
+    )
+  return {
+    'vocab_size': config.vocab_size,
+    'hidden_size': config.embed_dim,
+    'intermediate_size': config.mlp_dim,
+    'num_hidden_layers': config.num_layers,
+    'num_attention_heads': config.num_heads,
+    'num_key_value_heads': config.num_kv_heads,
+    'head_dim': config.head_dim,
+    'hidden_activation': _GELU,
+    'attention_bias': False,
+    'query_pre_attn_scalar': config.query_pre_attn_scalar,
+    'sliding_window': max(sizes, default=_WINDOW),
+    'layer_types': [_SLIDING if each else _FULL for each in windows],
+    'attn_logit_softcapping': config.attention_softcap or None,
+    'final_logit_softcapping': config.logits_softcap or None,
+    'rms_norm_eps': config.norm_epsilon,
+    'max_position_embeddings': config.max_positions,
+  }
+
+
+def layer_windows(config: GemmaConfig) -> list[int]:
+  """The window of each layer."""
+  layers = range(config.num_layers)
+  return [attention.window_of(config.windows, i) for i in layers]
+
+
+def check_written(config: Any, found: Any) -> None:
+  """Raises ValueError unless what is read of a written configuration is what
+  was to be written; windows are compared elsewhere."""
+  differing = [
+    f'{field.name} {getattr(config, field.name)}'
+    for field in dataclasses.fields(config)
+    if field.name != 'windows'
+    and getattr(config, field.name) != getattr(found, field.name)
+  ]
+  if differing:
+    raise ValueError(
+      f'Hugging Face has no such Gemma with {", ".join(differing)}'
+    )

@@ -1,0 +1,177 @@
+"""T5Gemma: an encoder and a decoder that are described as Gemma 2's."""
+
+from pathlib import Path
+from typing import Any
+
+from specdec_jax.checkpoints import parameters, settings
+from specdec_jax.checkpoints.huggingface import gemma
+from specdec_jax.checkpoints.parameters import Parameter
+from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.models.gemma import t5gemma
+from specdec_jax.models.gemma.layers import GemmaConfig
+from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
+
+MODEL_TYPES = ('t5gemma',)
+_EMBEDDINGS = 'model.decoder.embed_tokens.weight'
+_LOGITS = 'lm_head.out_proj.weight'
+# Of our branches in `encoder` and `decoder`; those of layer N are below
+# `layers.N`.
+_NAMES = {
+  'token_embedder': 'embed_tokens',
+  'encoder_norm': 'norm',
+  'decoder_norm': 'norm',
+  'pre_self_attention_layer_norm': 'pre_self_attn_layernorm',
+  'post_self_attention_layer_norm': 'post_self_attn_layernorm',
+  'pre_cross_attention_layer_norm': 'pre_cross_attn_layernorm',
+  'post_cross_attention_layer_norm': 'post_cross_attn_layernorm',
+  'pre_mlp_layer_norm': 'pre_feedforward_layernorm',
+  'post_mlp_layer_norm': 'post_feedforward_layernorm',
+  'mlp/wi_0': 'mlp.gate_proj',
+  'mlp/wi_1': 'mlp.up_proj',
+  'mlp/wo': 'mlp.down_proj',
+  **{
+    f'{ours}/{part}': f'{theirs}.{letter}_proj'
+    for ours, theirs in (
+      ('self_attention', 'self_attn'),
+      ('encoder_decoder_attention', 'cross_attn'),
+    )
+    for part, letter in (
+      *(('query', 'q'), ('key', 'k')),
+      *(('value', 'v'), ('out', 'o')),
+    )
+  },
+}
+# Keys of training.
+WITHOUT_EFFECT = frozenset(
+  ('dropout_rate', 'classifier_dropout_rate', 'is_decoder')
+)
+_START, _PADDING = 2, 0
+_STACK = 't5_gemma_module'
+# Fields that both stacks share, by the keys that state them.
+_SHARED = {
+  'vocab_size': 'vocab_size',
+  'head_dim': 'head_dim',
+  'query_pre_attn_scalar': 'query_pre_attn_scalar',
+  'attention_softcap': 'attn_logit_softcapping',
+  'rope_base': 'rope_theta',
+  'norm_epsilon': 'rms_norm_eps',
+  'max_positions': 'max_position_embeddings',
+}
+_OF_EACH = ('embed_dim', 'num_heads', 'num_kv_heads', 'mlp_dim')
+
+
+def read_config(values: Settings, dtype: Any) -> T5GemmaConfig:
+  """The sizes that config.json states; raises ValueError for a key that is not
+  known, or says, as generation_config.json beside it might, what
+  `models.gemma.t5gemma` does not compute."""
+  path = Path(values.path).with_name('generation_config.json')
+  generation = settings.read_if_any(path)
+  for place in (values, values.at('encoder'), values.at('decoder'), generation):
+    _check_ids(place)
+  return _config_of(values, dtype)
+
+
+def _config_of(values: Settings, dtype: Any) -> T5GemmaConfig:
+  encoder, decoder = values.at('encoder'), values.at('decoder')
+  for stack in (encoder, decoder):
+    if stack.text('model_type', _STACK) != _STACK:
+      stack.refuse('model_type', _STACK)
+  for place in (values, encoder, decoder):
+    if not place.flag('tie_word_embeddings', True):
+      place.refuse('tie_word_embeddings', 'true, as Gemmas are')
+  if not values.flag('is_encoder_decoder', True):
+    values.refuse('is_encoder_decoder', 'true')
+  of_encoder, of_decoder = (
+    gemma.stack_fields(stack, is_gemma_3=False) for stack in (encoder, decoder)
+  )
+  for field, key in _SHARED.items():
+    if of_encoder[field] != of_decoder[field]:
+      encoder.refuse(key, f'{of_decoder[field]}, that of the decoder')
+  window, key = max(of_decoder['windows']), 'sliding_window'
+  if max(of_encoder['windows']) != window:
+    encoder.refuse(key, f'{window}, that of the decoder')
+  for stack, key, expected in (
+    (values, 'vocab_size', of_decoder['vocab_size']),
+    (decoder, 'cross_attention_hidden_size', of_encoder['embed_dim']),
+  ):
+    if stack.count(key, expected) != expected:
+      stack.refuse(key, str(expected))
+  config = values.build(
+    T5GemmaConfig,
+    **{f'encoder_{name}': of_encoder[name] for name in _OF_EACH},
+    **{name: of_decoder[name] for name in (*_OF_EACH, *_SHARED)},
+    num_encoder_layers=of_encoder['num_layers'],
+    num_decoder_layers=of_decoder['num_layers'],
+    windows=max(of_decoder['windows'], of_encoder['windows'], key=len),
+    logits_softcap=of_decoder['logits_softcap'],
+    dtype=dtype,
+  )
+  for stack, found, made in (
+    (encoder, of_encoder, t5gemma.encoder_of(config)),
+    (decoder, of_decoder, t5gemma.decoder_of(config)),
+  ):
+    own = values.build(GemmaConfig, **found)
+    if gemma.layer_windows(own) != gemma.layer_windows(made):
+      stack.refuse('layer_types', 'the order of the other stack')
+  return config
+
+
+def _check_ids(place: Settings) -> None:
+  """Raises ValueError unless decoders start with 2, and 0 is padding."""
+  if place.count('pad_token_id', _PADDING, least=0) != _PADDING:
+    place.refuse('pad_token_id', f'{_PADDING}, as T5Gemma has it')
+  for key in ('bos_token_id', 'decoder_start_token_id'):
+    if place.count(key, _START, least=0) != _START:
+      place.refuse(key, f'{_START}, as T5Gemma has it')
+
+
+def needed(
+  folder: Path, config: T5GemmaConfig, tensors: dict[str, Any]
+) -> tuple[dict[str, Any], tuple[Parameter, ...]]:
+  """The tensors of a folder that the network needs, and its parameters."""
+  kept = gemma.without_copy(folder, tensors, _LOGITS, of=_EMBEDDINGS)
+  return kept, parameters_of(config)
+
+
+def parameters_of(config: T5GemmaConfig) -> tuple[Parameter, ...]:
+  """Every parameter of a model of these sizes, by Hugging Face's name."""
+
+  def name_of(path: str) -> str:
+    stack, rest = path.split('/', 1)
+    return f'model.{stack}.{parameters.renamed(rest, _NAMES, "layers.{}")}'
+
+  return parameters.of(config, name_of)
+
+
+def config_json(config: T5GemmaConfig, dtype: str) -> dict[str, Any]:
+  """What config.json says of a model; raises ValueError if transformers has no
+  such network."""
+  encoder = _stack_json(t5gemma.encoder_of(config), dtype)
+  decoder = _stack_json(t5gemma.decoder_of(config), dtype)
+  decoder['is_decoder'] = True
+  decoder['cross_attention_hidden_size'] = config.encoder_embed_dim
+  stated = {
+    'architectures': ['T5GemmaForConditionalGeneration'],
+    'model_type': 't5gemma',
+    'torch_dtype': dtype,
+    'encoder': encoder,
+    'decoder': decoder,
+    'is_encoder_decoder': True,
+    'tie_word_embeddings': True,
+    'vocab_size': config.vocab_size,
+    'pad_token_id': _PADDING,
+    'eos_token_id': 1,
+    'bos_token_id': _START,
+  }
+  place = Settings(path='t5gemma', values=stated)
+  gemma.check_written(config, _config_of(place, config.dtype))
+  return stated
+
+
+def _stack_json(stack: GemmaConfig, dtype: str) -> dict[str, Any]:
+  return {
+    'model_type': _STACK,
+    'torch_dtype': dtype,
+    **gemma.stack_json(stack),
+    'rope_theta': stack.rope_base,
+  }

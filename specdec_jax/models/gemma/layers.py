@@ -1,0 +1,257 @@
+"""The layers of Gemma 2, Gemma 3 and T5Gemma, and their sizes.
+
+Gemma Team, arXiv 2408.00118 and 2503.19786; Zhang et al., arXiv 2504.06225. All
+parts of a layer have a norm before and one after, feed-forwards are gated by
+GELU, and some layers attend to a window of the text alone.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.base import Array
+from specdec_jax.models import attention, kv_cache, llama
+from specdec_jax.models.layers import (
+  PROJECTIONS,
+  Dense,
+  Embed,
+  Mlp,
+  parameter,
+  projections,
+)
+from specdec_jax.sharding import rules
+
+# Keys and values `[B, H, S, D]` and the lengths of the rows `[B]`.
+Past = tuple[Array, Array, Array]
+# Keys, values and mask `[B, T or 1, E]` of an encoder.
+Cross = tuple[Array, Array, Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GemmaConfig:
+  """Sizes of a Gemma 2 or 3, or of one stack of a T5Gemma.
+
+  Attributes:
+    embed_dim: width of the residual stream.
+    num_heads: query heads.
+    num_kv_heads: key-value heads; divides `num_heads`.
+    mlp_dim: width of the gated feed-forward.
+    query_pre_attn_scalar: attention's scores are divided by its square root.
+    attention_softcap: bounds scores, see `attention.softcapped`; 0 for none.
+    logits_softcap: likewise of the logits.
+    windows: how many positions each layer attends to, the last ones, 0 for all:
+      those of the first layers, which repeat.
+    rope_base: base of the rotary wavelengths in layers without a window.
+    rope_factor: by which positions are divided in these.
+    local_rope_base: base of the wavelengths in layers with a window.
+    has_qk_norm: a norm over each head of queries and keys (Gemma 3).
+    max_positions: longest context the model was trained for.
+    is_tied: that the logits reuse the token embeddings, as all Gemmas do.
+    dtype: of activations and cache; norms, softmax and logits are float32.
+  """
+
+  vocab_size: int
+  embed_dim: int
+  num_layers: int
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  mlp_dim: int
+  query_pre_attn_scalar: int
+  windows: tuple[int, ...]
+  attention_softcap: float = 0.0
+  logits_softcap: float = 0.0
+  rope_base: float = 10_000.0
+  rope_factor: float = 1.0
+  local_rope_base: float = 10_000.0
+  has_qk_norm: bool = False
+  norm_epsilon: float = 1e-6
+  max_positions: int = 8192
+  is_tied: bool = True
+  dtype: jnp.dtype = jnp.float32
+
+  def __post_init__(self):
+    if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+      raise ValueError(
+        f'{self.num_heads} query heads do not divide into '
+        f'{self.num_kv_heads} key-value heads'
+      )
+    if self.head_dim % 2:
+      raise ValueError(
+        f'rotary positions need an even head_dim, got {self.head_dim}'
+      )
+    if min(self.windows, default=0) < 0:
+      raise ValueError(
+        f'windows count positions, 0 for all, got {list(self.windows)}'
+      )
+    if not self.is_tied:
+      raise ValueError('the logits of a Gemma reuse its embeddings')
+    if self.rope_factor <= 0:
+      raise ValueError(f'rope_factor divides positions, got {self.rope_factor}')
+
+
+class Norm(nn.Module):
+  """Root-mean-square norm in float32, times `1 + scale`, and rounded then."""
+
+  epsilon: float
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    zeros = nn.initializers.zeros_init()
+    scale = parameter(self, 'scale', zeros, (x.shape[-1],)).astype(jnp.float32)
+    x = x.astype(jnp.float32)
+    mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+    x = x * jax.lax.rsqrt(mean_square + self.epsilon)
+    scale = jnp.expand_dims(1.0 + scale, tuple(range(x.ndim - 1)))
+    return (x * scale).astype(self.dtype)
+
+
+def norm(config: GemmaConfig, **name: Any) -> Norm:
+  return Norm(config.norm_epsilon, config.dtype, **name)
+
+
+def embed(config: GemmaConfig, **name: Any) -> Embed:
+  return Embed(config.vocab_size, config.embed_dim, config.dtype, **name)
+
+
+def scaled(config: GemmaConfig, embedded: Array) -> Array:
+  """Embeddings `[B, T, embed]` times the root of their width, which is rounded
+  to their dtype as in training."""
+  scale = jnp.asarray(config.embed_dim**0.5, config.dtype)
+  return rules.constrain(embedded * scale, 'batch', 'length', 'embed')
+
+
+class SelfAttention(nn.Module):
+  """Attention of a layer to its own text, with rotary positions."""
+
+  config: GemmaConfig
+  window: int
+
+  @nn.compact
+  def __call__(
+    self, x: Array, past: Past | None, positions: Array, mask: Array
+  ) -> tuple[Array, Array, Array]:
+    """`[B, T, embed]` at int32 positions `[B or 1, T]`, and the keys and values
+    attended to; see `Layer`."""
+    config = self.config
+    num_heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
+    widths = {
+      name: count * config.head_dim
+      for name, count in zip(PROJECTIONS, num_heads, strict=True)
+    }
+    queries, keys, values = (
+      _by_head(config, y)
+      for y in projections(self, x, widths, dtype=config.dtype)
+    )
+    if config.has_qk_norm:
+      queries = norm(config, name='query_norm')(queries)
+      keys = norm(config, name='key_norm')(keys)
+    base = config.local_rope_base if self.window else config.rope_base
+    if not self.window:
+      positions = positions.astype(jnp.float32) / config.rope_factor
+    turn = functools.partial(llama.rotate, positions=positions, base=base)
+    queries, keys = turn(queries), turn(keys)
+    if past is not None:
+      keys = kv_cache.append(past[0], keys, past[2])
+      values = kv_cache.append(past[1], values, past[2])
+    mixed = _attend(config, queries, keys, values, mask)
+    return Dense(x.shape[-1], config.dtype, name='out')(mixed), keys, values
+
+
+class CrossAttention(nn.Module):
+  """Attention of a decoder's layer to an encoder, without positions."""
+
+  config: GemmaConfig
+
+  def setup(self):
+    config = self.config
+    dense = functools.partial(Dense, dtype=config.dtype)
+    self.query = dense(config.num_heads * config.head_dim)
+    self.key = dense(config.num_kv_heads * config.head_dim)
+    self.value = dense(config.num_kv_heads * config.head_dim)
+    self.out = dense(config.embed_dim)
+
+  def keys_values(self, encoded: Array) -> tuple[Array, Array]:
+    """Keys and values `[B, H, E, D]` of `[B, E, encoder's embed]`."""
+    keys, values = self.key(encoded), self.value(encoded)
+    return _by_head(self.config, keys), _by_head(self.config, values)
+
+  def __call__(
+    self, x: Array, keys: Array, values: Array, mask: Array
+  ) -> Array:
+    queries = _by_head(self.config, self.query(x))
+    return self.out(_attend(self.config, queries, keys, values, mask))
+
+
+class Layer(nn.Module):
+  """One layer; every part adds to the stream between two norms.
+
+  Attributes:
+    window: the positions that it attends to, 0 for all.
+    has_cross: whether it attends to an encoder, too.
+  """
+
+  config: GemmaConfig
+  window: int
+  has_cross: bool = False
+
+  def setup(self):
+    config = self.config
+    self.pre_self_attention_layer_norm = norm(config)
+    self.self_attention = SelfAttention(config, self.window)
+    self.post_self_attention_layer_norm = norm(config)
+    if self.has_cross:
+      self.pre_cross_attention_layer_norm = norm(config)
+      self.encoder_decoder_attention = CrossAttention(config)
+      self.post_cross_attention_layer_norm = norm(config)
+    self.pre_mlp_layer_norm = norm(config)
+    self.mlp = Mlp(config.mlp_dim, ('gelu', 'linear'), config.dtype)
+    self.post_mlp_layer_norm = norm(config)
+
+  def __call__(
+    self,
+    x: Array,
+    past: Past | None,
+    positions: Array,
+    mask: Array,
+    cross: Cross | None = None,
+  ) -> tuple[Array, Array, Array]:
+    """`[B, T, embed]` to the same, and the keys and values attended to.
+
+    New keys and values are appended to `past`; without it, S is T. Positions
+    are int32 `[B or 1, T]`, the mask is bool `[B, T or 1, S]`.
+    """
+    h = self.pre_self_attention_layer_norm(x)
+    h, keys, values = self.self_attention(h, past, positions, mask)
+    x = x + self.post_self_attention_layer_norm(h)
+    if cross is not None:
+      h = self.pre_cross_attention_layer_norm(x)
+      h = self.encoder_decoder_attention(h, *cross)
+      x = x + self.post_cross_attention_layer_norm(h)
+    h = self.mlp(self.pre_mlp_layer_norm(x))
+    x = x + self.post_mlp_layer_norm(h)
+    return rules.constrain(x, 'batch', 'length', 'embed'), keys, values
+
+
+def _by_head(config: GemmaConfig, x: Array) -> Array:
+  """`[B, T, H * D]` to `[B, H, T, D]`."""
+  by_head = x.reshape(*x.shape[:2], -1, config.head_dim).transpose(0, 2, 1, 3)
+  return rules.constrain(by_head, 'batch', 'heads', 'length', 'kv')
+
+
+def _attend(
+  config: GemmaConfig, queries: Array, keys: Array, values: Array, mask: Array
+) -> Array:
+  return attention.attend(
+    queries,
+    keys,
+    values,
+    mask,
+    scale=config.query_pre_attn_scalar**-0.5,
+    softcap=config.attention_softcap,
+  )

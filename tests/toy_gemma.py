@@ -1,0 +1,74 @@
+"""Gemmas in miniature: random weights whose laws are worth sampling from.
+
+Windows are shorter than the texts of the tests.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.models import families
+from specdec_jax.models.gemma.layers import GemmaConfig
+from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
+
+_SIZES = {
+  'embed_dim': 8,
+  'num_heads': 4,
+  'num_kv_heads': 2,
+  'head_dim': 4,
+  'mlp_dim': 12,
+  'query_pre_attn_scalar': 3,
+  'windows': (3, 0),
+}
+
+
+def decoder(vocab_size: int, *, num_layers: int = 2, **sizes) -> GemmaConfig:
+  """A Gemma 3: norms of queries and keys, and two kinds of positions."""
+  defaults = {
+    'has_qk_norm': True,
+    'rope_base': 1e6,
+    'rope_factor': 8.0,
+    'num_layers': num_layers,
+  }
+  return GemmaConfig(vocab_size=vocab_size, **(_SIZES | defaults | sizes))
+
+
+def encoder_decoder(
+  vocab_size: int, *, num_layers: int = 2, **sizes
+) -> T5GemmaConfig:
+  """A T5Gemma whose encoder is narrower than its decoder."""
+  defaults = {
+    'encoder_embed_dim': 6,
+    'num_encoder_layers': num_layers,
+    'encoder_num_heads': 2,
+    'encoder_num_kv_heads': 1,
+    'encoder_mlp_dim': 10,
+    'num_decoder_layers': num_layers,
+    'attention_softcap': 3.0,
+    'logits_softcap': 9.0,
+  }
+  return T5GemmaConfig(vocab_size=vocab_size, **(_SIZES | defaults | sizes))
+
+
+def params(config, *, seed: int, scale: float = 1.5):
+  """Random weights; logits are of the scale."""
+  rng = np.random.default_rng(seed)
+
+  def draw(path, leaf):
+    name = jax.tree_util.keystr(path)
+    values = rng.normal(size=leaf.shape)
+    if 'scale' in name:
+      # What layers add outweighs the last token, which the logits reuse.
+      values = 0.3 * values + 2.0 * ('post' in name)
+    elif 'embedding' in name:
+      values = scale * values / np.sqrt(leaf.shape[1])
+    else:
+      values = values / np.sqrt(leaf.shape[0])
+    return jnp.asarray(values, leaf.dtype)
+
+  return jax.tree_util.tree_map_with_path(draw, families.param_shapes(config))
+
+
+def model(config):
+  """The language model; its params are `params`."""
+  return families.language_model(config)
