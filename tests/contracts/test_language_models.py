@@ -28,51 +28,55 @@ T5_SIZES = {
   'T5, decoder only': {'num_encoder_layers': 0},
   'T5, scalable': {'num_layers': 2, 'has_layer_relpos': True},
 }
-ROWS = {
-  'toy': (
-    toy.toy(VOCAB_SIZE),
-    lambda: toy.toy_params(VOCAB_SIZE, seed=3),
-  ),
-  'llama': (
-    toy.llama(VOCAB_SIZE),
-    lambda: toy.llama_params(toy.llama_config(VOCAB_SIZE), seed=4),
-  ),
-  'llama, one head, tied, biased': (
-    toy.llama(
-      VOCAB_SIZE,
-      num_layers=1,
-      num_heads=1,
-      num_kv_heads=1,
-      is_tied=True,
-      has_attention_bias=True,
+ROWS = (
+  {
+    'toy': (
+      toy.toy(VOCAB_SIZE),
+      lambda: toy.toy_params(VOCAB_SIZE, seed=3),
     ),
-    lambda: _tied_params(),
-  ),
-  'llama, later': (
-    toy.llama(VOCAB_SIZE, **toy.LATER_LLAMA),
-    lambda: toy.llama_params(
-      toy.llama_config(VOCAB_SIZE, **toy.LATER_LLAMA), seed=8
+    'llama': (
+      toy.llama(VOCAB_SIZE),
+      lambda: toy.llama_params(toy.llama_config(VOCAB_SIZE), seed=4),
     ),
-  ),
-  'llama, a window': (
-    toy.llama(VOCAB_SIZE, windows=(3,)),
-    lambda: toy.llama_params(toy.llama_config(VOCAB_SIZE), seed=4),
-  ),
-} | {
-  name: (
-    toy_t5.model(VOCAB_SIZE, **sizes),
-    functools.partial(
-      toy_t5.params, toy_t5.config(VOCAB_SIZE, **sizes), seed=7
+    'llama, one head, tied, biased': (
+      toy.llama(
+        VOCAB_SIZE,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        is_tied=True,
+        has_attention_bias=True,
+      ),
+      lambda: _tied_params(),
     ),
-  )
-  for name, sizes in T5_SIZES.items()
-} | {
-  name: (
-    toy_gemma.model(config),
-    functools.partial(toy_gemma.params, config, seed=8),
-  )
-  for name, config in GEMMAS.items()
-}
+    'llama, later': (
+      toy.llama(VOCAB_SIZE, **toy.LATER_LLAMA),
+      lambda: toy.llama_params(
+        toy.llama_config(VOCAB_SIZE, **toy.LATER_LLAMA), seed=8
+      ),
+    ),
+    'llama, a window': (
+      toy.llama(VOCAB_SIZE, windows=(3,)),
+      lambda: toy.llama_params(toy.llama_config(VOCAB_SIZE), seed=4),
+    ),
+  }
+  | {
+    name: (
+      toy_t5.model(VOCAB_SIZE, **sizes),
+      functools.partial(
+        toy_t5.params, toy_t5.config(VOCAB_SIZE, **sizes), seed=7
+      ),
+    )
+    for name, sizes in T5_SIZES.items()
+  }
+  | {
+    name: (
+      toy_gemma.model(config),
+      functools.partial(toy_gemma.params, config, seed=8),
+    )
+    for name, config in GEMMAS.items()
+  }
+)
 HAS_ENCODER = {'T5 1.1', 'T5 1.0', 'T5, scalable', 'T5Gemma'}
 
 
