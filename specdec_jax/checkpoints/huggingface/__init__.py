@@ -71,7 +71,7 @@ def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> Config:
     if values.has(key):
       values.refuse(key, 'null: quantised weights are not supported')
   config = networks[kind].read_config(values, dtype)
-  own = getattr(networks[kind], 'WITHOUT_EFFECT', frozenset())
+  own: frozenset[str] = getattr(networks[kind], 'WITHOUT_EFFECT', frozenset())
   values.refuse_others(WITHOUT_EFFECT | own)
   return config
 
