@@ -111,7 +111,8 @@ def parse(args: argparse.Namespace) -> None:
       given = [old_names.renewed_binding(each, bindings()) for each in given]
       gin.parse_config(given)
   except OSError as error:
-    raise ValueError(f'gin: {error}') from error
+    reason = error.strerror or error
+    raise ValueError(f'gin: {error.filename}: {reason}') from error
   except Exception as error:
     _check_values(given)
     reason = ' '.join(str(error).split())

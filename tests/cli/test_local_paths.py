@@ -1,5 +1,7 @@
 """Every door refuses the paths of other systems, before it makes a folder."""
 
+import sys
+
 import pytest
 
 pytest.importorskip('gin')
@@ -101,3 +103,11 @@ def test_the_library(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match='neither on a local disk'), context():
       pass
   assert not list(tmp_path.iterdir())
+
+
+def test_buckets_need_their_extra(run, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'gcsfs', None)
+  assert_refused(
+    run('merge', 'gs://bucket/out'),
+    'gs://bucket/out needs gcsfs: pip install specdec_jax[gcs]',
+  )
