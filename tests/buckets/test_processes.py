@@ -1,10 +1,9 @@
 """Runs to a bucket that are killed, and pods whose hosts change."""
 
-import re
+import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -16,7 +15,29 @@ from tests import children
 from tests.cli import infer_runs
 from tests.cli.infer_runs import argv
 
-NUM_CHUNKS = 8
+# The command, killed when it would write another object than the first N.
+KILLED = """
+import os, signal, sys
+from specdec_jax.cli import main
+from specdec_jax.files import buckets
+
+left = int(sys.argv[1])
+
+def counted(write):
+  def call(*args):
+    global left
+    left -= 1
+    if left < 0:
+      os.kill(os.getpid(), signal.SIGKILL)
+    return write(*args)
+  return call
+
+for name in ('upload', 'create'):
+  write = getattr(buckets.BucketPath, name)
+  setattr(buckets.BucketPath, name, counted(write))
+sys.exit(main.main(sys.argv[2:]))
+"""
+NUM_CHUNKS = 5
 
 
 @pytest.fixture(scope='module')
@@ -30,13 +51,13 @@ def inputs(tmp_path_factory):
 
 @pytest.fixture
 def start():
-  """Starts a command with some devices; what still runs in the end is
-  killed."""
+  """Starts a command that can write so many objects; what still runs in the end
+  is killed."""
   started = []
 
-  def call(*flags, num_devices=1):
+  def call(num_writes, *flags, num_devices=1):
     process = subprocess.Popen(
-      [sys.executable, '-m', 'specdec_jax', *flags],
+      [sys.executable, '-c', KILLED, str(num_writes), *flags],
       env=children.environment(num_devices),
       stdin=subprocess.DEVNULL,
       stdout=subprocess.DEVNULL,
@@ -54,7 +75,7 @@ def start():
 
 
 def flags(inputs, out, *more, **bindings):
-  """One of two shards, eight chunks."""
+  """The second of two shards, in chunks of a batch."""
   return argv(
     inputs / 't5',
     inputs / 'task.jsonl',
@@ -66,18 +87,9 @@ def flags(inputs, out, *more, **bindings):
   )
 
 
-def wait_for_chunks(server, out, count: int, processes) -> None:
-  """Until so many are complete."""
-  until = time.monotonic() + 120
-  while True:
-    names = server.times(out)
-    found = [name for name in names if re.search(r'chunk\d+\.COMPLETED$', name)]
-    if len(found) >= count:
-      return
-    for process in processes:
-      assert process.poll() is None, process.communicate()
-    assert time.monotonic() < until
-    time.sleep(0.002)
+def assert_killed(process) -> None:
+  said = process.communicate(timeout=240)[1]
+  assert process.returncode == -signal.SIGKILL, said
 
 
 def assert_same_results(server, out, folder) -> None:
@@ -88,28 +100,33 @@ def assert_same_results(server, out, folder) -> None:
   assert set(found) == {'config.gin'}
 
 
+def chunks(server, out) -> list[str]:
+  """What there is of the chunks: `0` of the first, `0.COMPLETED` its mark."""
+  names = [name for name in server.times(out) if '-chunk' in name]
+  return sorted(name.rpartition('-chunk0000')[2] for name in names)
+
+
 @pytest.mark.slow
-def test_a_killed_run_goes_on(server, bucket, start, inputs, tmp_path):
-  """Killed twice in the middle of its chunks."""
+def test_a_killed_run_goes_on(server, bucket, start, inputs, tmp_path, capfd):
+  """Killed before the mark of a chunk, and before the last mark of all."""
   assert main(flags(inputs, tmp_path)) == 0
   out = f'{bucket}/out'
-  for count in (2, 5):
-    process = start(*flags(inputs, out))
-    wait_for_chunks(server, out, count, [process])
-    process.kill()
-    process.wait()
-  process = start(*flags(inputs, out))
-  said = process.communicate(timeout=120)[1]
-  assert process.returncode == 0, said
-  decoded = re.search(r'(\d+) examples decoded', said)
-  assert decoded is None or int(decoded[1]) < NUM_CHUNKS * infer_runs.BATCH_SIZE
+  # Settings, config.gin, a chunk and its mark, a chunk.
+  assert_killed(start(5, *flags(inputs, out)))
+  assert chunks(server, out) == ['0', '0.COMPLETED', '1']
+  # config.gin, four chunks and their marks, the whole.
+  assert_killed(start(10, *flags(inputs, out)))
+  assert infer_runs.result('', shard='00001-of-00002').name in server.times(out)
+  capfd.readouterr()
+  assert main(flags(inputs, out)) == 0
+  assert 'examples decoded' not in capfd.readouterr().err
   assert_same_results(server, out, tmp_path)
 
 
 @pytest.mark.slow
 def test_a_pod_that_loses_a_host(server, bucket, start, inputs, tmp_path):
-  """Two hosts of four devices; one is lost, the other ended. They begin again
-  with their places changed, so that another one writes."""
+  """Two hosts of four devices. The one that writes is lost, the other one is
+  ended; then both begin again."""
   mesh = {
     'device_mesh__num_devices': 'None',
     'device_mesh__num_partitions': 2,
@@ -117,34 +134,28 @@ def test_a_pod_that_loses_a_host(server, bucket, start, inputs, tmp_path):
   assert main(flags(inputs, tmp_path, **mesh)) == 0
   out = f'{bucket}/out'
 
-  def pod():
+  def pod(num_writes):
     with socket.socket() as free:
       free.bind(('localhost', 0))
       port = free.getsockname()[1]
+    places = [
+      *('--multiprocess', f'--coordinator_address=localhost:{port}'),
+      '--process_count=2',
+    ]
     return [
       start(
-        *flags(
-          inputs,
-          out,
-          '--multiprocess',
-          f'--coordinator_address=localhost:{port}',
-          '--process_count=2',
-          f'--process_index={index}',
-          **mesh,
-        ),
+        num_writes,
+        *flags(inputs, out, *places, f'--process_index={index}', **mesh),
         num_devices=4,
       )
       for index in range(2)
     ]
 
-  hosts = pod()
-  wait_for_chunks(server, out, 3, hosts)
-  for host in reversed(hosts):
-    host.kill()
-    host.wait()
-  before = server.times(out)
-  for host in pod():
-    said = host.communicate(timeout=180)[1]
+  first, second = pod(7)
+  assert_killed(first)
+  second.kill()
+  assert chunks(server, out) == ['0', '0.COMPLETED', '1', '1.COMPLETED', '2']
+  for host in pod(100):
+    said = host.communicate(timeout=240)[1]
     assert host.returncode == 0, said
-  assert any('chunk' in name for name in before)
   assert_same_results(server, out, tmp_path)
