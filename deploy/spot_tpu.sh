@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Runs a command on all hosts of a queued spot TPU slice, and again on the next
+# slice whenever one is taken away, until the command is done or fails by itself:
+#
+#   ZONE=us-central2-b ACCELERATOR_TYPE=v4-32 RUNTIME_VERSION=tpu-ubuntu2204-base \
+#     deploy/spot_tpu.sh NAME SETUP COMMAND
+#
+# SETUP prepares a new machine. In the environment: TIER is --spot unless it says
+# otherwise, empty for a slice on demand; POLL_SECONDS is the time between looks.
+set -euo pipefail
+name=$1 setup=$2 command=$3
+poll=${POLL_SECONDS:-30}
+
+queue() { gcloud compute tpus queued-resources "$@" --zone="$ZONE" --quiet; }
+state() { queue describe "$name" --format='value(state.state)'; }
+drop() { queue delete "$name" --force; }
+on_all() {
+  gcloud compute tpus tpu-vm ssh "$name" --zone="$ZONE" --worker=all --quiet \
+    --command="$1"
+}
+# Whether the slice is still there some time after its last command; what is
+# taken away stops answering before it says so.
+is_there() {
+  for _ in 1 2 3 4; do
+    sleep "$poll"
+    [ "$(state)" = ACTIVE ] || return 1
+  done
+}
+
+while true; do
+  queue create "$name" --node-id="$name" ${TIER---spot} \
+    --accelerator-type="$ACCELERATOR_TYPE" --runtime-version="$RUNTIME_VERSION"
+  until now=$(state); [ "$now" = ACTIVE ]; do
+    case $now in
+      FAILED) echo "the request for $name has failed" >&2; drop; exit 1 ;;
+      SUSPEND*) break ;;
+    esac
+    sleep "$poll"
+  done
+  if [ "$now" = ACTIVE ]; then
+    if on_all "$setup" && on_all "$command"; then
+      drop
+      exit 0
+    elif is_there; then
+      echo "the command has failed, and $name is still there: delete it" >&2
+      exit 1
+    fi
+  fi
+  echo "$name was taken away: waiting for the next" >&2
+  drop
+done
