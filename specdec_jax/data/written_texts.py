@@ -179,6 +179,7 @@ def begin(folder: str | Path, description: Mapping[str, Any]) -> None:
     return
   if path.exists() and any(each.name != '.lock' for each in path.iterdir()):
     raise ValueError(f'{folder} holds something else: choose another folder')
+  path.mkdir(parents=True, exist_ok=True)
   with replacing.file(path / DESCRIPTION) as partial:
     text = json.dumps(dict(description), indent=2) + '\n'
     partial.write_text(text, encoding='utf-8')

@@ -1,5 +1,6 @@
 """The training step, and the loop around it: data, validation, checkpoints."""
 
+import collections
 import dataclasses
 import functools
 import math
@@ -66,7 +67,7 @@ def step(
 
   Returns:
     The next state, and float32 scalars: `loss`, `nats` and `accuracy` per
-    target, `weight` of the targets, `grad_norm`.
+    target, `weight` of the targets, `grad_norm`, and the loss's own figures.
   """
   key = jax.random.fold_in(rng_key, state.step)
   grads, sums = _summed_gradients(
@@ -74,9 +75,11 @@ def step(
   )
   scale = 1.0 / jnp.maximum(sums.weight, 1.0)
   grads = jax.tree.map(lambda g: g * scale, grads)
+  trained, fixed = run_checkpoints.divide(state.params)
   with jax.numpy_dtype_promotion('standard'):  # optax counts on it.
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-  params = jax.tree.map(lambda p, u: p + u, state.params, updates)
+    updates, opt_state = optimizer.update(grads, state.opt_state, trained)
+  trained = jax.tree.map(lambda p, u: p + u, trained, updates)
+  params = run_checkpoints.unite(trained, fixed)
   squares = [jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)]
   metrics = {
     'loss': sums.loss * scale,
@@ -84,6 +87,7 @@ def step(
     'accuracy': sums.num_correct * scale,
     'weight': sums.weight,
     'grad_norm': jnp.sqrt(jnp.stack(squares).sum()),
+    **sums.means(),
   }
   state = TrainState(step=state.step + 1, params=params, opt_state=opt_state)
   return state, metrics
@@ -93,12 +97,15 @@ def _summed_gradients(
   loss_fn: LossFn, params: Any, batch: Batch, key: Array, parts: int
 ) -> tuple[Any, LossSums]:
 
+  trained, fixed = run_checkpoints.divide(params)
+
   def part_gradients(part: Batch, part_key: Array):
-    def loss_of(params):
+    def loss_of(trained):
+      params = run_checkpoints.unite(trained, fixed)
       sums = loss_fn(params, part, part_key)
       return sums.loss, sums
 
-    return jax.grad(loss_of, has_aux=True)(params)
+    return jax.grad(loss_of, has_aux=True)(trained)
 
   if parts == 1:
     return part_gradients(batch, jax.random.fold_in(key, 0))
@@ -229,7 +236,7 @@ def new_run(
     step=jnp.zeros((), jnp.int32),
     # A copy: steps overwrite what they are given.
     params=jax.tree.map(jnp.copy, params),
-    opt_state=optimizer.init(params),
+    opt_state=optimizer.init(run_checkpoints.divide(params)[0]),
   )
   return Run(state=state, position=jnp.zeros((), jnp.int32), rng_key=rng_key)
 
@@ -282,15 +289,26 @@ def _train_from(
 def validate(
   evaluate: Callable, params: Any, dataset: Dataset
 ) -> dict[str, float]:
-  """Negative log-likelihood and accuracy per target over the whole split."""
+  """Negative log-likelihood and accuracy per target over the whole split, and
+  the loss's own figures."""
   nats = num_correct = weight = 0.0
+  figures: dict[str, float] = collections.defaultdict(float)
+  weights: dict[str, float] = collections.defaultdict(float)
   assert dataset.validation is not None
   for batch in dataset.validation():
     sums = evaluate(params, meshes.place_batch(batch))
     nats += float(sums.nats)
     num_correct += float(sums.num_correct)
     weight += float(sums.weight)
+    for name, pair in sums.figures.items():
+      figures[name] += float(pair[0])
+      weights[name] += float(pair[1])
+  own = {
+    f'validation_{name}': total / max(weights[name], 1.0)
+    for name, total in figures.items()
+  }
   return {
     'validation_nats': nats / max(weight, 1.0),
     'validation_accuracy': num_correct / max(weight, 1.0),
+    **own,
   }

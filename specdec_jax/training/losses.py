@@ -4,6 +4,7 @@ All losses are sums over target tokens, together with the weight that they are
 to be divided by. Sums of parts add up: over microbatches, devices and batches.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,15 @@ class LossSums:
   nats: Array  # Negative log-likelihood, without any regulariser.
   num_correct: Array  # Targets that were the likeliest token.
   weight: Array  # Their number, where weights are 0 or 1.
+  # Further sums by name, each with the weight it is to be divided by: `[2]`.
+  figures: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+
+  def means(self) -> dict[str, Array]:
+    """The further figures."""
+    return {
+      name: pair[0] / jnp.maximum(pair[1], 1.0)
+      for name, pair in self.figures.items()
+    }
 
 
 Batch = Mapping[str, Any]

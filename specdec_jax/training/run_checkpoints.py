@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -46,6 +47,25 @@ class Run:
   rng_key: Array
 
 
+def divide(params: Any) -> tuple[Any, Any]:
+  """The parameters that are trained, and those that are not: integers, such as
+  the ids of a draft vocabulary. Each tree has None for what is in the other."""
+  is_trained = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+  trained = jax.tree.map(lambda x: x if is_trained(x) else None, params)
+  fixed = jax.tree.map(lambda x: None if is_trained(x) else x, params)
+  return trained, fixed
+
+
+def unite(trained: Any, fixed: Any) -> Any:
+  """The parameters that were divided."""
+  return jax.tree.map(
+    lambda x, y: y if x is None else x,
+    trained,
+    fixed,
+    is_leaf=lambda x: x is None,
+  )
+
+
 def place_run(run: Run, optimizer: Any) -> Run:
   """A run over the mesh that is set, if any: parameters as `sharding.rules`
   says, the optimiser's arrays of the same shapes beside them, the rest whole on
@@ -58,12 +78,13 @@ def place_run(run: Run, optimizer: Any) -> Run:
   params = run.state.params
   shardings = meshes.parameter_shardings(mesh, params)
   whole: Any = NamedSharding(mesh, PartitionSpec())
+  trained, _ = divide(params)
   opt_state = optax.tree_utils.tree_map_params(
     optimizer,
     lambda x, param, sharding: sharding if x.shape == param.shape else whole,
     run.state.opt_state,
-    params,
-    shardings,
+    trained,
+    meshes.parameter_shardings(mesh, trained),
     transform_non_params=lambda x: whole,
   )
   state = TrainState(step=whole, params=shardings, opt_state=opt_state)
@@ -225,4 +246,4 @@ def average(checkpoints: Checkpoints, like: Run, *, last: int) -> Any:
   restored = (checkpoints.restore(like, step).state.params for step in steps)
   add = functools.partial(jax.tree.map, operator.add)
   total = functools.reduce(add, restored)
-  return jax.tree.map(lambda x: x / last, total)
+  return jax.tree.map(lambda x: (x / last).astype(x.dtype), total)

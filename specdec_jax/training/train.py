@@ -271,9 +271,14 @@ def _reporting(
 def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
   weight = sum(row['weight'] for row in rows)
   seconds = sum(row['seconds'] for row in rows)
+  first, others = (
+    ('loss', 'nats', 'accuracy'),
+    ('grad_norm', 'weight', 'seconds'),
+  )
+  own = sorted(rows[0].keys() - {*first, *others})
   per_target = {
     name: sum(row[name] * row['weight'] for row in rows) / max(weight, 1.0)
-    for name in ('loss', 'nats', 'accuracy')
+    for name in (*first, *own)
   }
   return {
     **per_target,

@@ -13,6 +13,7 @@ _SHOWN = (
   'runs/distill.gin',
   'runs/train_spec_drafter.gin',
   'runs/train_block_heads.gin',
+  'runs/train_eagle.gin',
 )
 
 

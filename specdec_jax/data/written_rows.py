@@ -1,0 +1,133 @@
+"""Batches of texts that a model wrote, with its residual streams."""
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.data import token_files, training_batches, written_texts
+from specdec_jax.data.datasets import Dataset, Features
+from specdec_jax.data.token_files import TokenFile
+from specdec_jax.data.written_texts import WrittenTexts
+
+
+def from_written_texts(
+  folder: str,
+  *,
+  batch_size: int,
+  length: int = 512,
+  num_parts: int | None = None,
+  held_out: int = 64,
+  seed: int = 0,
+  max_validation_rows: int | None = None,
+) -> Dataset:
+  """Packed batches of a folder of `specdec data rewrite --prompts --layers`.
+
+  Features are `decoder_target_tokens`, `decoder_segment_ids`, and
+  `decoder_loss_weights`, 1 for tokens that the model wrote, as in
+  `training_batches`; `log_probs`, float32 `[B, T]`; `streams`, bfloat16
+  `[B, T, F]`. Streams are read from the files when a batch is made.
+
+  Args:
+    batch_size: rows of a batch, over all devices.
+    length: columns of a row; longer texts are cut.
+    num_parts: trains on the first so many parts; None on all that are complete.
+    held_out: one of so many texts of a part is for validation.
+    seed: of the packing and of every epoch's order.
+    max_validation_rows: validates on the first so many rows; None on all.
+
+  Raises ValueError if there are no texts, they have no streams, or there are
+  fewer rows than a batch has.
+  """
+  parts = written_texts.load_parts(folder, num_parts)
+  if any(texts.streams is None for texts in parts):
+    raise ValueError(
+      f'{folder} has no residual streams: give specdec data rewrite --layers'
+    )
+  texts = _Texts(parts)
+  pack = functools.partial(
+    training_batches.pack, input_length=0, target_length=length, seed=seed
+  )
+  rows = pack(texts.places(held_out, length, is_held_out=False))
+  training_batches.batches_per_epoch(rows, batch_size)
+  validation_rows = {
+    name: x[:max_validation_rows]
+    for name, x in pack(
+      texts.places(held_out, length, is_held_out=True)
+    ).items()
+  }
+
+  def batch(position: int) -> Features:
+    return texts.read(
+      training_batches.batch(rows, position, batch_size=batch_size, seed=seed)
+    )
+
+  def validation() -> Iterator[Features]:
+    in_order = training_batches.in_order(validation_rows, batch_size=batch_size)
+    return map(texts.read, in_order)
+
+  return Dataset(
+    batch=batch, validation=validation, num_ids=1 + int(texts.tokens.max())
+  )
+
+
+class _Texts:
+  """The parts of a folder end to end; rows are packed of places in them."""
+
+  def __init__(self, parts: Sequence[WrittenTexts]):
+    self.parts = parts
+    self.starts = np.cumsum([0, *(len(texts.tokens) for texts in parts)])
+    self.tokens = np.concatenate([texts.tokens for texts in parts])
+    self.log_probs = np.concatenate([texts.log_probs for texts in parts])
+    self.is_written = np.concatenate(
+      [written_texts.is_written(texts) for texts in parts]
+    )
+
+  def places(
+    self, held_out: int, length: int, *, is_held_out: bool
+  ) -> TokenFile:
+    """Where the tokens of each text are, instead of tokens."""
+    spans: list[Any] = [
+      np.arange(begin + start, begin + min(end, start + length))
+      for begin, texts in zip(self.starts, self.parts, strict=False)
+      for i, (start, end) in enumerate(itertools.pairwise(texts.offsets))
+      if (i % held_out == 0) == is_held_out
+    ]
+    return token_files.from_rows(None, spans)
+
+  def read(self, rows: Features) -> Features:
+    """What stands at the places of packed rows."""
+    places = rows['decoder_target_tokens']
+    segments = rows['decoder_segment_ids']
+    at = lambda x, dtype: np.where(segments > 0, x[places], 0).astype(dtype)
+    return {
+      'decoder_segment_ids': segments,
+      'decoder_target_tokens': at(self.tokens, np.int32),
+      'decoder_loss_weights': at(self.is_written, np.float32),
+      'log_probs': at(self.log_probs, np.float32),
+      'streams': _streams(self.parts, self.starts, places, segments),
+    }
+
+
+def _streams(
+  parts: Sequence[WrittenTexts],
+  starts: np.ndarray,
+  places: np.ndarray,
+  segments: np.ndarray,
+) -> np.ndarray:
+  """The streams `[B, T, F]` at places of the parts, text by text."""
+  first = parts[0].streams
+  assert first is not None
+  streams = np.zeros((*places.shape, first.shape[1]), first.dtype)
+  for row in range(len(places)):
+    for segment in range(1, segments[row].max(initial=0) + 1):
+      columns = np.flatnonzero(segments[row] == segment)
+      at = places[row, columns[0]]
+      part = int(np.searchsorted(starts, at, side='right')) - 1
+      start = at - starts[part]
+      own = parts[part].streams
+      assert own is not None
+      streams[row, columns] = own[start : start + len(columns)]
+  return streams

@@ -1,0 +1,332 @@
+"""How an EAGLE-3 network learns to draft (Li et al., arXiv 2503.01840).
+
+It learns from texts that its target wrote, and from what the target computed
+meanwhile (`data.written_rows`). A step of training takes the steps of drafting:
+the network reads its own hidden states, but the true tokens, since drafts after
+a wrong token are rejected anyway.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import base
+from specdec_jax.base import Array
+from specdec_jax.checkpoints import loading
+from specdec_jax.data import written_texts
+from specdec_jax.models import eagle
+from specdec_jax.models.eagle import Eagle, EagleConfig
+from specdec_jax.models.layers import RMSNorm, applied
+from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.training.losses import Batch, LossFn, LossSums
+
+
+@base.value
+class TargetHead:
+  """What is needed of a target whose streams are known.
+
+  Attributes:
+    embedding: `[V, embed]`, of its tokens.
+    rows: `[V, embed]`, of its logits; the embedding where they are tied.
+    norm: `[embed]`, the scale of its last norm.
+  """
+
+  embedding: Array
+  rows: Array
+  norm: Array
+
+
+def read_head(target: str, dtype: Any) -> tuple[LlamaConfig, TargetHead]:
+  """Sizes and head of a Llama-type target, as `--model` takes it; ValueError
+  for another model."""
+  config, params = loading.read(loading.locate(target), dtype=jnp.dtype(dtype))
+  if not isinstance(config, LlamaConfig):
+    raise ValueError(f'{target} is no Llama-type decoder')
+  embedding = params['token_embedder']['embedding']
+  rows = embedding if config.is_tied else params['logits_dense']['kernel'].T
+  norm = params['decoder_norm']['scale']
+  return config, TargetHead(embedding=embedding, rows=rows, norm=norm)
+
+
+class UnrolledAttention:
+  """The attention of an unrolled step, for `Eagle`'s `mix`.
+
+  Drafting from position t, step i, counted from 0, reads true features up to t
+  and what steps 1 to i drafted. Here all t are drafted from at once: a query
+  sees the keys of step 0 up to its own position, in its text, and of each later
+  step the one at its own place. Called once per step, in their order.
+  """
+
+  def __init__(self, mask: Array, scale: float):
+    """`mask` is bool `[B, T, T]`: which keys of step 0 each position sees."""
+    self.mask = mask
+    self.scale = scale
+    self.steps: list[tuple[Array, Array]] = []
+
+  def __call__(self, queries: Array, keys: Array, values: Array) -> Array:
+    self.steps.append((keys, values))
+    batch, num_heads, length, head_dim = queries.shape
+    by_group = (batch, keys.shape[1], -1, length, head_dim)
+    scaled = queries * jnp.asarray(self.scale, queries.dtype)
+    scaled = scaled.reshape(by_group)
+    (first_keys, first_values), *later = self.steps
+    scores = _product('bhgqd,bhsd->bhgqs', scaled, first_keys)
+    lowest = jnp.finfo(scores.dtype).min
+    scores = jnp.where(self.mask[:, None, None], scores, lowest)
+    own = [_product('bhgqd,bhqd->bhgq', scaled, k)[..., None] for k, _ in later]
+    weights = jax.nn.softmax(jnp.concatenate([scores, *own], -1), axis=-1)
+    weights = weights.astype(values.dtype)
+    mixed = _product('bhgqs,bhsd->bhgqd', weights[..., :length], first_values)
+    for i, (_, own_values) in enumerate(later):
+      share = weights[..., length + i]
+      mixed += _product('bhgq,bhqd->bhgqd', share, own_values)
+    mixed = mixed.reshape(batch, num_heads, length, head_dim)
+    mixed = mixed.transpose(0, 2, 1, 3).astype(queries.dtype)
+    return mixed.reshape(batch, length, num_heads * head_dim)
+
+
+def _product(equation: str, *operands: Array) -> Array:
+  return jnp.einsum(equation, *operands, preferred_element_type=jnp.float32)
+
+
+def ahead(x: Array, distance: int) -> Array:
+  """`[B, T, ...]` with what stands `distance` further on in its row; zeros
+  beyond the end."""
+  padding = [(0, 0), (0, distance)] + [(0, 0)] * (x.ndim - 2)
+  return jnp.pad(x, padding)[:, distance:]
+
+
+def unroll(
+  config: EagleConfig,
+  params: Any,
+  embedding: Array,
+  batch: Batch,
+  features: Array,
+  *,
+  num_steps: int,
+) -> list[Array]:
+  """The logits, float32 `[B, T, V_draft]`, of every step of drafting from every
+  position: at step i, counted from 0, and position t, of what follows token
+  t + i + 1.
+
+  Args:
+    params: of the network, in the config's dtype.
+    embedding: `[V, embed]`, of the target's tokens.
+    batch: of `data.written_rows`.
+    features: `[B, T, k * target_embed]`.
+    num_steps: of drafting.
+  """
+  tokens, segments = (
+    batch['decoder_target_tokens'],
+    batch['decoder_segment_ids'],
+  )
+  positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+  mask = segments[:, :, None] == segments[:, None, :]
+  mask &= (positions[:, None] >= positions[None, :])[None]
+  mix = UnrolledAttention(mask, config.head_dim**-0.5)
+  apply = applied(Eagle(config))
+  hidden = apply(params, features, method=Eagle.join)
+  logits = []
+  nothing = jnp.zeros(0, config.dtype)  # There is no cache.
+  for i in range(num_steps):
+    next_tokens = ahead(tokens, i + 1)
+    rows = jnp.take(embedding, next_tokens, axis=0, mode='clip')
+    begin = jnp.full(tokens.shape[0], i, jnp.int32)
+    hidden, *_ = apply(
+      params, rows.astype(config.dtype), hidden, nothing, nothing, begin, mix
+    )
+    logits.append(apply(params, hidden, method=Eagle.project))
+  return logits
+
+
+def target_log_probs(
+  head: TargetHead,
+  target_ids: Array,
+  last: Array,
+  batch: Batch,
+  *,
+  epsilon: float,
+) -> Array:
+  """The target's log-probabilities of the tokens that can be drafted, float32
+  `[B, T, V_draft]`, of what follows each position; meaningless where a prompt's
+  token follows.
+
+  `last` is what left the target's last layer, `[B, T, embed]`. The normaliser
+  over all tokens is known from the one that was written next: its logit is
+  computed here, and its log-probability was recorded.
+  """
+  norm = RMSNorm(epsilon, head.rows.dtype)
+  x: Any = norm.apply({'params': {'scale': head.norm}}, last)
+  rows = jnp.take(head.rows, target_ids, axis=0)
+  next_rows = jnp.take(head.rows, ahead(batch['decoder_target_tokens'], 1), 0)
+  next_logits = _product('btd,btd->bt', x, next_rows)
+  normalizer = next_logits - ahead(batch['log_probs'], 1)
+  # At most 0 but for rounding; meaningless ones would overflow.
+  logits = _product('btd,vd->btv', x, rows)
+  return jnp.minimum(logits - normalizer[..., None], 0.0)
+
+
+def lk_loss(
+  log_p: Array, logits: Array, *, sharpness: float = 3.0
+) -> tuple[Array, Array, Array]:
+  """The LK loss (arXiv 2602.23881), the divergence in it, and alpha.
+
+  alpha = sum min(p, q): a token drawn from q is accepted with that probability.
+  The loss is lambda KL(p | q) + (1 - lambda) (1 - alpha), and lambda, which is
+  exp(-sharpness alpha), counts as a constant: the divergence teaches where
+  little is accepted, alpha's own gradient where much is. Sums run over the
+  tokens that can be drafted; p is not renormalised onto them, and its mass
+  elsewhere is lost to alpha whatever q is.
+
+  `log_p` and `logits` are `[..., V_draft]`; the results float32 `[...]`.
+  """
+  log_q = jax.nn.log_softmax(logits)
+  p, q = jnp.exp(log_p), jnp.exp(log_q)
+  alpha = jnp.minimum(p, q).sum(-1)
+  kl = (p * (log_p - log_q)).sum(-1)
+  share = jax.lax.stop_gradient(jnp.exp(-sharpness * alpha))
+  return share * kl + (1 - share) * (1 - alpha), kl, alpha
+
+
+def eagle_loss(
+  config: EagleConfig,
+  *,
+  target: str,
+  num_steps: int = 4,
+  decay: float = 0.8,
+  sharpness: float = 3.0,
+) -> LossFn:
+  """The sum over unrolled steps of `decay`^i times `lk_loss`, per position of a
+  text that can be drafted from.
+
+  What it reports: `nats`, the divergence at the first step; `accuracy`, how
+  often the likeliest token of the first step is the one that was written;
+  `alpha_1` to `alpha_N`, the mean alpha of each step; `coverage`, the target's
+  mass on the tokens that can be drafted.
+
+  Args:
+    target: whose texts these are, as `--model` takes it.
+    num_steps: of drafting.
+  """
+  target_config, head = read_head(target, config.dtype)
+
+  def loss_fn(params, batch: Batch, key: Array | None) -> LossSums:
+    del key
+    ids = params['target_ids']
+    rounded = jax.tree.map(lambda x: x.astype(config.dtype), params)
+    rounded['target_ids'] = ids
+    streams = batch['streams']
+    begin = streams.shape[-1] - target_config.embed_dim
+    features, last = jnp.split(streams, [begin], axis=-1)
+    log_p = target_log_probs(
+      head, ids, last, batch, epsilon=target_config.norm_epsilon
+    )
+    all_logits = unroll(
+      config, rounded, head.embedding, batch, features, num_steps=num_steps
+    )
+    segments, weights = (
+      batch['decoder_segment_ids'],
+      batch['decoder_loss_weights'],
+    )
+    # Drafting begins behind the last token but one of a prompt.
+    is_first = (ahead(weights, 2) > 0) & (ahead(segments, 2) == segments)
+    total = jnp.zeros((), jnp.float32)
+    figures = {}
+    first: dict[str, Array] = {}
+    for i, logits in enumerate(all_logits):
+      is_same = ahead(segments, i + 2) == segments
+      counted = (is_first & is_same).astype(jnp.float32)
+      own_log_p = ahead(log_p, i + 1)
+      loss, kl, alpha = lk_loss(own_log_p, logits, sharpness=sharpness)
+      total += decay**i * (loss * counted).sum()
+      sums = (alpha * counted).sum(), counted.sum()
+      figures[f'alpha_{i + 1}'] = jnp.stack(sums)
+      if not i:
+        mass = jnp.exp(own_log_p).sum(-1)
+        likeliest = jnp.take(ids, logits.argmax(-1))
+        written = ahead(batch['decoder_target_tokens'], 2)
+        figures['coverage'] = jnp.stack(((mass * counted).sum(), sums[1]))
+        first = {
+          'nats': (kl * counted).sum(),
+          'num_correct': jnp.where(likeliest == written, counted, 0.0).sum(),
+          'weight': counted.sum(),
+        }
+    return LossSums(loss=total, figures=figures, **first)
+
+  return loss_fn
+
+
+def eagle_config(
+  *,
+  target: str,
+  texts: str,
+  draft_vocab_size: int = 8192,
+  mlp_dim: int | None = None,
+  num_heads: int | None = None,
+  num_kv_heads: int | None = None,
+) -> EagleConfig:
+  """Sizes of a network that fits a target, whose own layers' sizes are the
+  default.
+
+  It reads the streams that were kept in `texts`, a folder of `specdec data
+  rewrite --prompts`, but the last of them, which is the target's output.
+  Features are normed one by one, and the normed state is that of the next
+  drafted position. ValueError if the last stream is another.
+  """
+  config, _ = read_head(target, jnp.float32)
+  layers: Any = written_texts.load_description(texts)['layers'] or ()
+  if len(layers) < 2 or layers[-1] != config.num_layers:
+    raise ValueError(
+      f'{texts} has the streams of layers {list(layers)}; an EAGLE-3 drafter '
+      f'needs some and the last output: give specdec data rewrite --layers, '
+      f'and {config.num_layers} as the last of them'
+    )
+  return EagleConfig(
+    vocab_size=config.vocab_size,
+    draft_vocab_size=draft_vocab_size,
+    embed_dim=config.embed_dim,
+    target_embed_dim=config.embed_dim,
+    feature_layers=tuple(layers[:-1]),
+    num_heads=num_heads or config.num_heads,
+    num_kv_heads=num_kv_heads or config.num_kv_heads,
+    head_dim=config.head_dim,
+    mlp_dim=mlp_dim or config.mlp_dim,
+    rope_base=config.rope_base,
+    norm_epsilon=config.norm_epsilon,
+    max_positions=config.max_positions,
+    fc_norm=True,
+    norm_before_next=True,
+  )
+
+
+def eagle_params(
+  config: EagleConfig,
+  rng_key: Array,
+  *,
+  target: str,
+  texts: str,
+  num_parts: int | None = None,
+) -> Any:
+  """Where a network begins: all drawn but its head.
+
+  The tokens that can be drafted are those that the target wrote most often in
+  `texts`, a folder of `specdec data rewrite --prompts`; how much of its output
+  they cover is printed. Their logits, and the norm before them, begin as the
+  target's.
+  """
+  counts = written_texts.token_counts(
+    texts, config.vocab_size, num_parts=num_parts
+  )
+  ids, coverage = written_texts.most_frequent(counts, config.draft_vocab_size)
+  print(
+    f'{len(ids):,} of {config.vocab_size:,} tokens can be drafted: '
+    f'{coverage:.2%} of {counts.sum():,} that {target} wrote',
+    flush=True,
+  )
+  _, head = read_head(target, jnp.float32)
+  params = jax.jit(eagle.init_params, static_argnums=0)(config, rng_key)
+  params['target_ids'] = jnp.asarray(ids, jnp.int32)
+  params['logits_dense'] = {'kernel': head.rows[jnp.asarray(ids)].T}
+  params['decoder_norm'] = {'scale': head.norm}
+  return params

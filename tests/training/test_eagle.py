@@ -1,0 +1,272 @@
+"""EAGLE-3 drafters in training: the loss, the unrolled steps, whole runs."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax.checkpoints import loading
+from specdec_jax.cli import main as cli
+from specdec_jax.data import written_rows, written_texts
+from specdec_jax.models import eagle as network
+from specdec_jax.models import families
+from specdec_jax.models.eagle import Eagle, EagleConfig
+from specdec_jax.training import eagle, metrics_log
+from specdec_jax.training.eagle import TargetHead
+from tests.cli import tiny
+
+CONFIG = EagleConfig(
+  vocab_size=11,
+  draft_vocab_size=6,
+  embed_dim=8,
+  target_embed_dim=8,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=4,
+  mlp_dim=16,
+  feature_layers=(1, 2),
+  fc_norm=True,
+  norm_before_next=True,
+)
+STEPS = 4
+
+
+def softmax(x):
+  x = np.exp(x - x.max(axis=-1, keepdims=True))
+  return x / x.sum(axis=-1, keepdims=True)
+
+
+def test_the_loss_and_its_gradient():
+  """In numpy, with p that has mass outside of what can be drafted."""
+  rng = np.random.default_rng(0)
+  p = softmax(rng.normal(size=(5, 9)))[:, :7]
+  logits = rng.normal(size=(5, 7))
+  q = softmax(logits)
+  alpha = np.minimum(p, q).sum(-1)
+  kl = (p * np.log(p / q)).sum(-1)
+  share = np.exp(-3 * alpha)
+  loss, *others = eagle.lk_loss(
+    jnp.asarray(np.log(p), jnp.float32), jnp.asarray(logits, jnp.float32)
+  )
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+  close(loss, share * kl + (1 - share) * (1 - alpha))
+  close(others[0], kl)
+  close(others[1], alpha)
+  gradient = jax.grad(
+    lambda x: eagle.lk_loss(jnp.asarray(np.log(p), jnp.float32), x)[0].sum()
+  )(jnp.asarray(logits, jnp.float32))
+  is_less = q < p
+  of_kl = p.sum(-1, keepdims=True) * q - p
+  of_alpha = q * (is_less - (q * is_less).sum(-1, keepdims=True))
+  close(gradient, share[:, None] * of_kl - (1 - share[:, None]) * of_alpha)
+
+
+def test_the_targets_distribution_is_that_of_all_its_tokens():
+  """Its normaliser comes from the log-probability of the token that follows."""
+  rng = np.random.default_rng(1)
+  head = TargetHead(
+    embedding=jnp.zeros((11, 8), jnp.float32),
+    rows=jnp.asarray(rng.normal(size=(11, 8)), jnp.float32),
+    norm=jnp.asarray(rng.normal(size=8), jnp.float32),
+  )
+  last = rng.normal(size=(2, 5, 8)).astype(np.float32)
+  tokens = rng.integers(0, 11, (2, 5))
+  x = last / np.sqrt((last**2).mean(-1, keepdims=True) + 1e-5)
+  expected = np.log(
+    softmax(x * np.asarray(head.norm) @ np.asarray(head.rows).T)
+  )
+  recorded = np.zeros((2, 5), np.float32)
+  for row in range(2):
+    for t in range(4):
+      recorded[row, t + 1] = expected[row, t, tokens[row, t + 1]]
+  ids = jnp.asarray([1, 4, 5, 9])
+  found = eagle.target_log_probs(
+    head,
+    ids,
+    jnp.asarray(last),
+    {
+      'decoder_target_tokens': jnp.asarray(tokens, jnp.int32),
+      'log_probs': jnp.asarray(recorded),
+    },
+    epsilon=1e-5,
+  )
+  np.testing.assert_allclose(
+    found[:, :4], expected[:, :4][..., np.asarray(ids)], rtol=1e-4, atol=1e-5
+  )
+
+
+def test_unrolled_steps_are_those_of_drafting():
+  """From every position of two packed texts, step by step with a cache."""
+  rng = np.random.default_rng(2)
+  draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  params = network.init_params(CONFIG, jax.random.key(0))
+  params = jax.tree.map(
+    lambda x: x + 0.3 * draw(*x.shape) if x.dtype == jnp.float32 else x, params
+  )
+  embedding = draw(11, 8)
+  lengths = 9, 12
+  segments = np.repeat([1, 2, 0], (*lengths, 3))[None]
+  tokens = jnp.asarray(rng.integers(0, 11, segments.shape), jnp.int32)
+  features = draw(*segments.shape, 16)
+  batch = {
+    'decoder_target_tokens': tokens,
+    'decoder_segment_ids': jnp.asarray(segments, jnp.int32),
+  }
+  found = jax.jit(
+    functools.partial(eagle.unroll, CONFIG, num_steps=STEPS),
+  )(params, embedding, batch, features)
+
+  @jax.jit
+  def draft(tokens, features, start):
+    """From true features up to `start`, all later tokens being known."""
+    apply = functools.partial(Eagle(CONFIG).apply, {'params': params})
+    size = tokens.shape[1]
+    cache = jnp.zeros((1, 2, size + STEPS, 4))
+    hidden = apply(features, method=Eagle.join)
+    rows = jnp.take(embedding, jnp.roll(tokens, -1, axis=1), axis=0)
+    hidden, keys, values = apply(
+      rows, hidden, cache, cache, jnp.zeros(1, jnp.int32)
+    )
+    hidden = hidden[:, start][:, None]
+    logits = [apply(hidden, method=Eagle.project)]
+    for i in range(1, STEPS):
+      row = jnp.take(embedding, tokens[:, start + i + 1], axis=0)
+      hidden, keys, values = apply(
+        row[:, None], hidden, keys, values, jnp.full(1, start + i, jnp.int32)
+      )
+      logits.append(apply(hidden, method=Eagle.project))
+    return jnp.concatenate(logits, axis=1)[0]
+
+  begin = 0
+  for length in lengths:
+    span = slice(begin, begin + length)
+    for start in range(length - 1 - STEPS):
+      expected = draft(tokens[:, span], features[:, span], start)
+      own = np.stack([logits[0, begin + start] for logits in found])
+      np.testing.assert_allclose(own, expected, rtol=2e-4, atol=2e-5)
+    begin += length
+
+
+@pytest.fixture(scope='module')
+def texts(tmp_path_factory):
+  """A tiny model's texts after forty prompts, and the model."""
+  folder = tmp_path_factory.mktemp('eagle')
+  model = tiny.write_model(folder / 'model', num_layers=3)
+  prompts = [f'{"the in " * (i % 5)}ab{i}' for i in range(40)]
+  (folder / 'prompts.txt').write_text('\n'.join(prompts))
+  status = cli.main(
+    [
+      *('data', 'rewrite', '--model', model, '--chat'),
+      *('--prompts', str(folder / 'prompts.txt')),
+      *('--out', str(folder / 'texts'), '--layers', '1', '2', '3'),
+      *('--max_new_tokens', '16', '--batch_size', '8', '--part_size', '16'),
+      *('--temperature', '0', '1'),
+    ]
+  )
+  assert status == 0
+  return folder
+
+
+def train(folder, name, steps, *bindings) -> int:
+  return cli.main(
+    [
+      'train',
+      '--gin_file=runs/train_eagle.gin',
+      f'--gin.TARGET="{folder / "model"}"',
+      f'--gin.TEXTS="{folder / "texts"}"',
+      f'--gin.MODEL_DIR="{folder / name}"',
+      f'--gin.TRAIN_STEPS={steps}',
+      '--gin.DRAFT_VOCAB_SIZE=64',
+      '--gin.BATCH_SIZE=8',
+      '--gin.LENGTH=64',
+      '--gin.NUM_STEPS=2',
+      '--gin.EVAL_PERIOD=4',
+      '--gin.CHECKPOINT_PERIOD=2',
+      '--gin.train.train.log_period=2',
+      *bindings,
+    ]
+  )
+
+
+def test_a_run_that_was_stopped_goes_on(texts, capsys):
+  """Bit by bit; the network that it leaves can be read."""
+  whole = texts / 'whole'
+  assert train(texts, 'whole', 4) == 0
+  assert '64 of 264 tokens can be drafted: ' in capsys.readouterr().out
+  # The rate depends on where a run ends.
+  rate = '--gin.optimizers.learning_rate.steps_per_cycle=4'
+  for steps in (2, 4):
+    assert train(texts, 'halves', steps, rate) == 0
+  config, params = loading.read(whole / 'model', only_drafts=True)
+  assert config.feature_layers == (1, 2)
+  assert families.only_drafts(config)
+  _, again = loading.read(texts / 'halves' / 'model', only_drafts=True)
+  jax.tree.map(np.testing.assert_array_equal, params, again)
+
+  def lines(name):
+    found = metrics_log.read_log(texts / name / metrics_log.NAME)
+    for line in found:
+      line.pop('targets_per_second', None)
+    return found
+
+  assert [line['step'] for line in lines('whole')] == [2, 4, 4]
+  assert lines('whole')[:2] == [
+    line for line in lines('halves') if 'validation_nats' not in line
+  ]
+  for line in lines('whole')[:2]:
+    assert 0 < line['alpha_1'] <= line['coverage'] <= 1.001
+    assert 0 < line['alpha_2'] < 1
+  assert 0 < lines('whole')[2]['validation_alpha_1'] < 1
+
+
+def test_what_can_be_drafted_is_what_was_written_most(texts):
+  counts = written_texts.token_counts(texts / 'texts', 264)
+  found = np.zeros(264, np.int64)
+  for index in range(3):
+    part = written_texts.load_part(texts / 'texts', index)
+    for i, given in enumerate(part.prompt_lengths):
+      for token in part.tokens[part.offsets[i] + given : part.offsets[i + 1]]:
+        found[token] += 1
+  np.testing.assert_array_equal(counts, found)
+  ids, coverage = written_texts.most_frequent(np.array([3, 0, 5, 5, 0]), 3)
+  assert (ids.tolist(), coverage) == ([0, 2, 3], 1.0)
+  ids, coverage = written_texts.most_frequent(np.array([3, 0, 5, 5, 0]), 1)
+  assert (ids.tolist(), coverage) == ([2], 5 / 13)
+
+
+def test_batches_hold_every_text_once_with_its_streams(texts):
+  dataset = written_rows.from_written_texts(
+    str(texts / 'texts'), batch_size=1, length=64, held_out=5
+  )
+  expected = {}
+  for index in range(3):
+    part = written_texts.load_part(texts / 'texts', index)
+    for i in range(len(part)):
+      span = slice(part.offsets[i], part.offsets[i + 1])
+      tokens = tuple(part.tokens[span][:64].tolist())
+      expected[tokens] = part.streams[span][:64], i % 5 == 0
+  found = {}
+  rows = [(dataset.batch(i), False) for i in range(40)]
+  rows += [(batch, True) for batch in dataset.validation()]
+  for row, is_held_out in rows:
+    segments = row['decoder_segment_ids'][0]
+    for segment in range(1, segments.max() + 1):
+      chosen = segments == segment
+      tokens = tuple(row['decoder_target_tokens'][0, chosen].tolist())
+      streams, is_expected = expected[tokens]
+      assert is_held_out == is_expected
+      np.testing.assert_array_equal(row['streams'][0, chosen], streams)
+      found[tokens] = True
+  assert found.keys() == expected.keys()
+
+
+def test_texts_without_the_last_stream_are_refused(texts, tmp_path):
+  written_texts.begin(tmp_path / 'other', {'layers': [1, 2]})
+  with pytest.raises(ValueError, match=r'layers \[1, 2\].*and 3 as the last'):
+    eagle.eagle_config(
+      target=str(texts / 'model'), texts=str(tmp_path / 'other')
+    )
+  with pytest.raises(ValueError, match='0 complete parts, 1 are needed'):
+    written_rows.from_written_texts(str(tmp_path / 'other'), batch_size=1)
