@@ -29,7 +29,12 @@ from specdec_jax.models.layers import (
   applied,
   parameter,
 )
-from specdec_jax.models.llama import LlamaConfig, MixFn, SelfAttention
+from specdec_jax.models.llama import (
+  LlamaConfig,
+  MixFn,
+  RopeScaling,
+  SelfAttention,
+)
 
 _NUM_DEFAULT_FEATURES = 3
 # A norm is made for each; no drafter has as many.
@@ -48,7 +53,9 @@ class EagleConfig:
     feature_layers: the target's layers, counted from 0, whose *input* is read,
       in ascending order; the number of layers stands for the last one's output.
       Empty: layers 2, n // 2 and n - 3 of a target of n.
+    rope_scaling: how rotary positions are stretched, or None.
     max_positions: longest context the network was trained for.
+    has_qk_norm: a norm over each head of queries and keys (Qwen3).
     norm_before_residual: whether the layer's residual is the normed hidden
       state, instead of the hidden state itself.
     norm_before_fc: one norm over all features together, before they are joined.
@@ -70,8 +77,10 @@ class EagleConfig:
   mlp_dim: int
   feature_layers: tuple[int, ...] = ()
   rope_base: float = 10_000.0
+  rope_scaling: RopeScaling | None = None
   norm_epsilon: float = 1e-5
   max_positions: int = 2048
+  has_qk_norm: bool = False
   norm_before_residual: bool = False
   norm_before_fc: bool = False
   fc_norm: bool = False

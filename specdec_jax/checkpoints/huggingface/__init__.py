@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from specdec_jax.checkpoints import safetensors_folder, settings
-from specdec_jax.checkpoints.huggingface import gemma, llama, t5, t5gemma
+from specdec_jax.checkpoints.huggingface import eagle, gemma, llama, t5, t5gemma
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.files.require import require
 from specdec_jax.models import families
@@ -28,6 +28,7 @@ _NETWORKS: dict[str, Any] = {
   't5': t5,
   'gemma': gemma,
   't5gemma': t5gemma,
+  'eagle': eagle,
 }
 # Keys of config.json that change nothing that a network computes: how files
 # were made, how to train, what to generate by default, and how to run. Readers
@@ -60,6 +61,20 @@ def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> Config:
   missing or broken, has a key that is not known or describes a network that
   `models` does not compute, or its weights are quantised."""
   values = settings.read(folder / CONFIG)
+  network = _network_stated(values)
+  for key in ('quantization_config', 'compression_config'):
+    if values.has(key):
+      values.refuse(key, 'null: quantised weights are not supported')
+  config = network.read_config(values, dtype)
+  own: frozenset[str] = getattr(network, 'WITHOUT_EFFECT', frozenset())
+  values.refuse_others(WITHOUT_EFFECT | own)
+  return config
+
+
+def _network_stated(values: Settings) -> Any:
+  """The network that config.json says it is of."""
+  if eagle.is_stated(values):
+    return eagle
   kind = values.text('model_type')
   networks = {name: n for n in _NETWORKS.values() for name in n.MODEL_TYPES}
   if kind not in networks:
@@ -67,13 +82,7 @@ def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> Config:
       f'{values.path} describes a model of type {kind!r}; supported are '
       f'{", ".join(networks)}'
     )
-  for key in ('quantization_config', 'compression_config'):
-    if values.has(key):
-      values.refuse(key, 'null: quantised weights are not supported')
-  config = networks[kind].read_config(values, dtype)
-  own: frozenset[str] = getattr(networks[kind], 'WITHOUT_EFFECT', frozenset())
-  values.refuse_others(WITHOUT_EFFECT | own)
-  return config
+  return networks[kind]
 
 
 def read_params(folder: Path, config: Config) -> dict[str, Any]:
@@ -84,9 +93,10 @@ def read_params(folder: Path, config: Config) -> dict[str, Any]:
     folder, num_layers=sum(families.num_layers(config))
   )
   needed, parameters = network.needed(folder, config, tensors)
-  return safetensors_folder.read_params(
+  params = safetensors_folder.read_params(
     folder, needed, parameters, dtype=config.dtype
   )
+  return network.from_file(config, params) if network is eagle else params
 
 
 def save(folder: Path, config: AnyConfig, params: dict[str, Any]) -> None:
@@ -95,6 +105,8 @@ def save(folder: Path, config: AnyConfig, params: dict[str, Any]) -> None:
   missing or of another shape, or transformers has no such network."""
   network = _network_of(config)
   parameters = network.parameters_of(config)
+  if network is eagle:
+    params = network.to_file(config, params)
   dtype = safetensors_folder.write_params(folder, params, parameters)
   text = json.dumps(network.config_json(config, dtype), indent=2) + '\n'
   (folder / CONFIG).write_text(text, encoding='utf-8')

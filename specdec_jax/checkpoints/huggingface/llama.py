@@ -51,12 +51,12 @@ def read_config(values: Settings, dtype: Any) -> LlamaConfig:
   not compute.
   """
   kind = values.text('model_type')
-  _check_supported(values, kind)
+  check_supported(values, kind)
   num_heads = values.count('num_attention_heads')
   embed_dim = values.count('hidden_size')
   num_layers = values.count('num_hidden_layers', most=settings.MAX_LAYERS)
   max_positions = values.count('max_position_embeddings')
-  rope = _rope(values, 'rope_theta', is_spread=True)
+  rope = rope_place(values, 'rope_theta', is_spread=True)
   return values.build(
     LlamaConfig,
     vocab_size=values.count('vocab_size'),
@@ -71,7 +71,7 @@ def read_config(values: Settings, dtype: Any) -> LlamaConfig:
     ),
     mlp_dim=values.count('intermediate_size'),
     rope_base=rope.number('rope_theta', 10_000.0),
-    rope_scaling=_rope_scaling(values),
+    rope_scaling=rope_scaling(values),
     norm_epsilon=values.number('rms_norm_eps', 1e-6),
     max_positions=max_positions,
     is_tied=values.flag('tie_word_embeddings', False),
@@ -82,7 +82,7 @@ def read_config(values: Settings, dtype: Any) -> LlamaConfig:
   )
 
 
-def _check_supported(values: Settings, kind: str) -> None:
+def check_supported(values: Settings, kind: str) -> None:
   """Raises ValueError for what would load and then compute something else."""
   for key, expected in _FLAGS.items():
     if values.flag(key, expected) != expected:
@@ -94,12 +94,14 @@ def _check_supported(values: Settings, kind: str) -> None:
   if values.text('hidden_act', 'silu') != 'silu':
     values.refuse('hidden_act', 'silu')
   key = 'partial_rotary_factor'
-  rope = _rope(values, key, is_spread=True)
+  rope = rope_place(values, key, is_spread=True)
   if rope.number(key, 1.0) != 1.0:
     rope.refuse(key, '1: rotary positions turn whole heads')
 
 
-def _rope(values: Settings, key: str, *, is_spread: bool = False) -> Settings:
+def rope_place(
+  values: Settings, key: str, *, is_spread: bool = False
+) -> Settings:
   """Where a rotary setting is: transformers 4 has some at the top of the file,
   transformers 5 all in rope_parameters."""
   places = [values.at('rope_parameters'), values.at('rope_scaling')]
@@ -108,12 +110,12 @@ def _rope(values: Settings, key: str, *, is_spread: bool = False) -> Settings:
   return next((place for place in places if place.has(key)), places[-1])
 
 
-def _rope_scaling(values: Settings) -> RopeScaling | None:
+def rope_scaling(values: Settings) -> RopeScaling | None:
   """How rotary positions are stretched; raises ValueError if in another way
   than Llama 3.1's."""
-  kind, place = '', _rope(values, 'factor')
+  kind, place = '', rope_place(values, 'factor')
   for key in ('type', 'rope_type'):
-    stating = _rope(values, key)
+    stating = rope_place(values, key)
     if stating.has(key):
       kind, place = stating.text(key), stating
       if kind not in ('default', 'llama3'):
@@ -190,7 +192,6 @@ def config_json(config: LlamaConfig, dtype: str) -> dict[str, Any]:
   """What config.json says of a model; raises ValueError if transformers has no
   such network."""
   kind = _kind(config)
-  scaling = config.rope_scaling
   return {
     'architectures': [f'{kind.capitalize()}ForCausalLM'],
     'model_type': kind,
@@ -205,7 +206,7 @@ def config_json(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     'hidden_act': 'silu',
     'rms_norm_eps': config.norm_epsilon,
     'rope_theta': config.rope_base,
-    'rope_scaling': None if scaling is None else _rope_scaling_json(scaling),
+    'rope_scaling': rope_scaling_json(config.rope_scaling),
     'max_position_embeddings': config.max_positions,
     'tie_word_embeddings': config.is_tied,
     **_windows_json(config, kind),
@@ -231,7 +232,10 @@ def _layer_windows(config: LlamaConfig) -> list[int]:
   return [attention.window_of(config.windows, i) for i in layers]
 
 
-def _rope_scaling_json(scaling: RopeScaling) -> dict[str, Any]:
+def rope_scaling_json(scaling: RopeScaling | None) -> dict[str, Any] | None:
+  """What config.json says of the stretch."""
+  if scaling is None:
+    return None
   stated = dataclasses.asdict(scaling)
   original = stated.pop('original_max_positions')
   key = 'original_max_position_embeddings'

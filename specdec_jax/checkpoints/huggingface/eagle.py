@@ -1,0 +1,387 @@
+"""EAGLE-3 drafters in the spellings in which they are published.
+
+SafeAILab's, in which SpecForge, SGLang and ModelOpt write theirs, too, calls
+the layer `midlayer`; the package speculators calls it `layers.0` and has its
+sizes in `transformer_layer_config`; NVIDIA NeMo calls it `model.layers.0`.
+"""
+
+import dataclasses
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.checkpoints import parameters, safetensors_folder
+from specdec_jax.checkpoints.huggingface import llama
+from specdec_jax.checkpoints.parameters import Parameter
+from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.models.eagle import EagleConfig
+
+MODEL_TYPES = ()  # See `is_stated`.
+WITHOUT_EFFECT = frozenset((
+  'attn_implementation', 'target_model_type', 'embed_requires_grad',
+  'speculators_version', 'proposal_methods', 'default_proposal_method',
+  'verifier',
+))  # fmt: skip
+_SAFEAILAB, _NEMO = 'LlamaForCausalLMEagle3', 'LlamaEagle3DraftModel'
+_SPECULATORS = 'Eagle3DraftModel'
+_ARCHITECTURES = (
+  _SAFEAILAB,
+  'Eagle3LlamaForCausalLM',  # vLLM's name for both.
+  _SPECULATORS,
+  'Eagle3Speculator',  # Of its first releases.
+  _NEMO,
+)
+_LAYER, _LAYER_OF_SPECULATORS = 'midlayer.', 'layers.0.'
+# Of our branches, as SafeAILab calls them.
+_NAMES = {
+  'token_embedder': 'embed_tokens',
+  'features_norm': 'input_norm',
+  'features_dense': 'fc',
+  'embedding_layer_norm': f'{_LAYER}input_layernorm',
+  'hidden_layer_norm': f'{_LAYER}hidden_norm',
+  'self_attention/query': f'{_LAYER}self_attn.q_proj',
+  'self_attention/key': f'{_LAYER}self_attn.k_proj',
+  'self_attention/value': f'{_LAYER}self_attn.v_proj',
+  'self_attention/query_norm': f'{_LAYER}self_attn.q_norm',
+  'self_attention/key_norm': f'{_LAYER}self_attn.k_norm',
+  'self_attention/out': f'{_LAYER}self_attn.o_proj',
+  'pre_mlp_layer_norm': f'{_LAYER}post_attention_layernorm',
+  'mlp/wi_0': f'{_LAYER}mlp.gate_proj',
+  'mlp/wi_1': f'{_LAYER}mlp.up_proj',
+  'mlp/wo': f'{_LAYER}mlp.down_proj',
+  'decoder_norm': 'norm',
+  'logits_dense': 'lm_head',
+}
+_FEATURE_NORM = 'feature_norms_'
+_IDS, _OFFSETS, _IS_DRAFTED = 'target_ids', 'd2t', 't2d'
+_EMBEDDINGS, _LOGITS, _LAST_NORM = (
+  f'{name}.weight' for name in ('embed_tokens', 'lm_head', 'norm')
+)
+# What `models.eagle` computes, where a configuration could say otherwise.
+_FLAGS = {
+  'bias': False,
+  'parallel_drafting': False,
+  'use_aux_hidden_state': True,
+  'use_input_layernorm_in_first_layer': True,
+  'use_last_layernorm': True,
+  'use_mtp_layernorm': False,
+  'next_layer_regular': True,
+  'use_sliding_window': False,
+}
+_NESTED, _LAYER_IDS = 'eagle_config', 'eagle_aux_hidden_state_layer_ids'
+_NUM_USUAL_FEATURES = 3
+# Of transformers: files of speculators leave them out.
+_LLAMA_DEFAULTS = {
+  'vocab_size': 32_000,
+  'hidden_size': 4096,
+  'intermediate_size': 11_008,
+  'num_attention_heads': 32,
+  'max_position_embeddings': 2048,
+}
+_QWEN3_DEFAULTS = {
+  'vocab_size': 151_936,
+  'intermediate_size': 22_016,
+  'num_key_value_heads': 32,
+  'head_dim': 128,
+  'max_position_embeddings': 32_768,
+}
+_DEFAULTS = {
+  'llama': _LLAMA_DEFAULTS,
+  'qwen3': _LLAMA_DEFAULTS | _QWEN3_DEFAULTS,
+}
+
+
+def is_stated(values: Settings) -> bool:
+  """Whether config.json is that of an EAGLE-3 drafter. SafeAILab's own name the
+  architecture of a Llama, from which `draft_vocab_size` tells them."""
+  return (
+    any('Eagle3' in name for name in values.texts('architectures', []))
+    or values.has('speculators_model_type')
+    or values.has('draft_vocab_size')
+  )
+
+
+def read_config(values: Settings, dtype: Any) -> EagleConfig:
+  """The sizes that config.json and the names of the tensors state; raises
+  ValueError for what `models.eagle` does not compute."""
+  is_nested = values.has('speculators_model_type')
+  inner = values.at('transformer_layer_config') if is_nested else values
+  # The others have one network, whatever they say of the target.
+  stated = inner.text('model_type', None if is_nested else 'llama')
+  kind = stated if is_nested else 'llama'
+  if kind not in _DEFAULTS:
+    inner.refuse('model_type', ' or '.join(_DEFAULTS))
+  _check_supported(values, inner, kind)
+  folder = Path(values.path).parent
+  names = safetensors_folder.open_tensors(folder, num_layers=0)
+  defaults = _DEFAULTS[kind] if is_nested else {}
+  size = lambda key, default=None: inner.count(key, defaults.get(key, default))
+  embed_dim, num_heads = size('hidden_size'), size('num_attention_heads')
+  vocab_size = size('vocab_size')
+  rope = llama.rope_place(inner, 'rope_theta', is_spread=True)
+  return values.build(
+    EagleConfig,
+    vocab_size=vocab_size,
+    draft_vocab_size=values.count('draft_vocab_size', vocab_size),
+    embed_dim=embed_dim,
+    target_embed_dim=values.count('target_hidden_size', embed_dim),
+    num_heads=num_heads,
+    num_kv_heads=size('num_key_value_heads', num_heads),
+    head_dim=size('head_dim', embed_dim // num_heads),
+    mlp_dim=size('intermediate_size'),
+    feature_layers=_feature_layers(values),
+    rope_base=rope.number('rope_theta', 10_000.0),
+    rope_scaling=llama.rope_scaling(inner),
+    norm_epsilon=inner.number('rms_norm_eps', 1e-6),
+    max_positions=size('max_position_embeddings', 2048),
+    has_qk_norm=kind == 'qwen3',
+    norm_before_residual=values.flag('norm_before_residual', False),
+    norm_before_fc=values.flag('norm_before_fc', False),
+    fc_norm=values.flag('fc_norm', False),
+    has_embedding=_EMBEDDINGS in map(_usual_name, names),
+    **_last_norm(values, names),
+    dtype=dtype,
+  )
+
+
+def _check_supported(values: Settings, inner: Settings, kind: str) -> None:
+  """Raises ValueError for what would load and then compute something else."""
+  if values.text('speculators_model_type', 'eagle3') != 'eagle3':
+    values.refuse('speculators_model_type', 'eagle3')
+  speculators = values.at('speculators_config')
+  if speculators.text('algorithm', 'eagle3') != 'eagle3':
+    speculators.refuse('algorithm', 'eagle3')
+  architectures = values.texts('architectures', [])
+  named = {name for name in architectures if 'Eagle3' in name}
+  if named - set(_ARCHITECTURES):
+    values.refuse('architectures', f'one of {", ".join(_ARCHITECTURES)}')
+  llama.check_supported(inner, kind)
+  nested = values.at(_NESTED)
+  values.flag('tie_word_embeddings', False)
+  inner.flag('tie_word_embeddings', False)
+  for place in (values, nested, inner):
+    for key, expected in _FLAGS.items():
+      if place.flag(key, expected) != expected:
+        place.refuse(key, str(expected).lower())
+  # Of heads that are not there with one step.
+  nested.count('parallel_draft_heads_num_layers', 0, least=0)
+  if nested.count('parallel_draft_step', 1) != 1:
+    nested.refuse('parallel_draft_step', '1')
+  # NeMo keeps the number of the target's layers, and has one itself.
+  if inner.count('num_hidden_layers', 1) != 1 and _NEMO not in named:
+    inner.refuse('num_hidden_layers', '1')
+  inner.count('max_window_layers', 0, least=0)
+  window = inner.count('sliding_window', 0, least=0)
+  if window and not inner.has('use_sliding_window'):
+    inner.refuse('sliding_window', 'null, or use_sliding_window as false')
+  if set(inner.texts('layer_types', [])) - {'full_attention'}:
+    inner.refuse('layer_types', 'full_attention alone')
+
+
+def _feature_layers(values: Settings) -> tuple[int, ...]:
+  """The target's layers whose inputs are read; empty for the usual three.
+
+  SGLang's `eagle_config` names layers by their outputs, and the output of layer
+  N is the input of layer N + 1; vLLM's key at the top names them by inputs.
+  """
+  nested = values.at(_NESTED)
+  layers = [i + 1 for i in nested.counts(_LAYER_IDS, [])]
+  by_input = values.counts(_LAYER_IDS, layers)
+  if layers and by_input != layers:
+    values.refuse(_LAYER_IDS, f'{layers}, 1 more than {nested.section}...')
+  number = len(by_input) or _NUM_USUAL_FEATURES
+  if values.count('num_aux_hidden_states', number) != number:
+    values.refuse('num_aux_hidden_states', str(number))
+  return tuple(by_input)
+
+
+def _last_norm(values: Settings, names: Collection[str]) -> dict[str, bool]:
+  """What `norm_output` means: to SpecForge, for which it is true by default, a
+  norm before the logits; to vLLM, that the normed state is fed back."""
+  if any(name.startswith(_LAYER) for name in names):
+    return {'norm_before_logits': values.flag('norm_output', True)}
+  return {'norm_before_next': values.flag('norm_output', False)}
+
+
+def _usual_name(name: str) -> str:
+  """What SafeAILab calls a tensor of any spelling."""
+  name = name.removeprefix('model.')
+  if name.startswith(_LAYER_OF_SPECULATORS):
+    return _LAYER + name.removeprefix(_LAYER_OF_SPECULATORS)
+  return name
+
+
+def needed(
+  folder: Path, config: EagleConfig, tensors: dict[str, Any]
+) -> tuple[dict[str, Any], tuple[Parameter, ...]]:
+  """The tensors of a folder that the network needs, and its parameters, by
+  their names in the file; raises ValueError where the rest is the target's."""
+  found: dict[str, str] = {}
+  for name in tensors:
+    usual = _usual_name(name)
+    is_unused = usual == _LAST_NORM and not config.norm_before_logits
+    if is_unused or usual == _IS_DRAFTED or usual.endswith('.inv_freq'):
+      continue
+    if usual in found:
+      raise ValueError(f'{folder} has both {found[usual]} and {name}')
+    found[usual] = name
+  wanted = _parameters(config)
+  if _OFFSETS not in found:
+    if not _is_whole(config):
+      raise ValueError(
+        f'{folder} has no tensor {_OFFSETS}, which says what the '
+        f'{config.draft_vocab_size} drafted tokens of {config.vocab_size} are'
+      )
+    wanted = tuple(p for p in wanted if p.path != _IDS)
+  if _LOGITS not in found:
+    if not (_is_whole(config) and config.has_embedding):
+      raise ValueError(
+        f'{folder} has no tensor {_LOGITS}: put the rows of the drafted tokens '
+        "in its target's there"
+      )
+    found[_LOGITS] = found[_EMBEDDINGS]
+  kept = {name: tensors[name] for name in found.values()}
+  return kept, tuple(
+    dataclasses.replace(p, name=found.get(p.name, p.name)) for p in wanted
+  )
+
+
+def _parameters(config: EagleConfig) -> tuple[Parameter, ...]:
+  """Every parameter, by SafeAILab's name."""
+  return parameters.of(config, _name_of)
+
+
+def _name_of(path: str) -> str:
+  if path == _IDS:
+    return _OFFSETS
+  branch = path.rpartition('/')[0]
+  if branch.startswith(_FEATURE_NORM):
+    return f'fc_norm.{branch.removeprefix(_FEATURE_NORM)}.weight'
+  return f'{_NAMES[branch]}.weight'
+
+
+def from_file(config: EagleConfig, params: dict[str, Any]) -> dict[str, Any]:
+  """Our tree of one with the values of a file, which has how far each token is
+  from its place in the draft vocabulary, or nothing if none is."""
+  ids = jnp.arange(config.draft_vocab_size, dtype=jnp.int32)
+  return params | {_IDS: ids + params.get(_IDS, 0)}
+
+
+def to_file(config: EagleConfig, params: dict[str, Any]) -> dict[str, Any]:
+  """The reverse of `from_file`, and which tokens of the target are drafted; of
+  a drafter of all tokens, logits in their order, as no reader has both."""
+  ids = np.asarray(params[_IDS], np.int64)
+  if _is_whole(config):
+    kernel = np.asarray(params['logits_dense']['kernel'])
+    in_order = {'kernel': kernel[:, np.argsort(ids)]}
+    return params | {'logits_dense': in_order}
+  is_drafted = np.zeros(config.vocab_size, bool)
+  is_drafted[ids] = True
+  offsets = ids - np.arange(config.draft_vocab_size)
+  return params | {_IDS: offsets, _IS_DRAFTED: is_drafted}
+
+
+def parameters_of(config: EagleConfig) -> tuple[Parameter, ...]:
+  """What `to_file` gives, in the spelling of `config_json`."""
+  written = _parameters(config)
+  if _is_whole(config):
+    written = tuple(p for p in written if p.path != _IDS)
+  else:
+    shape = (config.vocab_size,)
+    is_drafted = Parameter(_IS_DRAFTED, _IS_DRAFTED, shape, is_integer=True)
+    written = (*written, is_drafted)
+  if not _is_of_speculators(config):
+    return written
+  renamed = lambda name: name.replace(_LAYER, _LAYER_OF_SPECULATORS)
+  return tuple(dataclasses.replace(p, name=renamed(p.name)) for p in written)
+
+
+def _is_whole(config: EagleConfig) -> bool:
+  """Whether every token can be drafted."""
+  return config.draft_vocab_size == config.vocab_size
+
+
+def _is_of_speculators(config: EagleConfig) -> bool:
+  """Whether a network is none that SafeAILab's spelling can state."""
+  return (
+    config.norm_before_residual
+    or config.norm_before_fc
+    or config.norm_before_next
+    or config.has_qk_norm
+  )
+
+
+def config_json(config: EagleConfig, dtype: str) -> dict[str, Any]:
+  """What config.json says of a drafter: as SafeAILab's code, SpecForge and
+  SGLang read it, or else as speculators and vLLM do; raises ValueError if
+  neither has such a network."""
+  sizes = _sizes_json(config)
+  common = {
+    'torch_dtype': dtype,
+    'draft_vocab_size': config.draft_vocab_size,
+    'tie_word_embeddings': False,
+  }
+  if config.target_embed_dim != config.embed_dim:
+    common['target_hidden_size'] = config.target_embed_dim
+  if config.fc_norm:
+    common['fc_norm'] = True
+  if _is_of_speculators(config):
+    return common | _speculators_json(config, sizes)
+  if not config.norm_before_logits:
+    common['norm_output'] = False
+  if config.feature_layers:
+    by_output = [i - 1 for i in config.feature_layers]
+    common[_NESTED] = {'use_aux_hidden_state': True, _LAYER_IDS: by_output}
+  return {'architectures': [_SAFEAILAB], **sizes, **common}
+
+
+def _sizes_json(config: EagleConfig) -> dict[str, Any]:
+  """The sizes of the layer, as transformers has them."""
+  return {
+    'model_type': 'qwen3' if config.has_qk_norm else 'llama',
+    'vocab_size': config.vocab_size,
+    'hidden_size': config.embed_dim,
+    'intermediate_size': config.mlp_dim,
+    'num_hidden_layers': 1,
+    'num_attention_heads': config.num_heads,
+    'num_key_value_heads': config.num_kv_heads,
+    'head_dim': config.head_dim,
+    'hidden_act': 'silu',
+    'rms_norm_eps': config.norm_epsilon,
+    'rope_theta': config.rope_base,
+    'rope_scaling': llama.rope_scaling_json(config.rope_scaling),
+    'max_position_embeddings': config.max_positions,
+  }
+
+
+def _speculators_json(
+  config: EagleConfig, sizes: dict[str, Any]
+) -> dict[str, Any]:
+  """What speculators has beyond the common keys."""
+  if not config.norm_before_logits:
+    raise ValueError(
+      'no spelling of EAGLE-3 has norms that only speculators has and none '
+      'before the logits: convert it to safetensors'
+    )
+  stated: dict[str, Any] = {
+    'architectures': [_SPECULATORS],
+    'speculators_model_type': 'eagle3',
+    'speculators_config': {
+      'algorithm': 'eagle3',
+      'default_proposal_method': 'greedy',
+      'proposal_methods': [
+        {'proposal_type': 'greedy', 'speculative_tokens': 3}
+      ],
+      'verifier': {'name_or_path': None, 'architectures': []},
+    },
+    'norm_before_residual': config.norm_before_residual,
+    'norm_before_fc': config.norm_before_fc,
+    'norm_output': config.norm_before_next,
+    'transformer_layer_config': sizes,
+  }
+  if config.feature_layers:
+    stated[_LAYER_IDS] = list(config.feature_layers)
+  return stated
