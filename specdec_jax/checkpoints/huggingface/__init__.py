@@ -115,7 +115,7 @@ def save(folder: Path, config: AnyConfig, params: dict[str, Any]) -> None:
 def _network_of(config: AnyConfig) -> Any:
   network = _NETWORKS.get(families.of(config).name)
   if network is None:
-    raise ValueError('Hugging Face has no network that only drafts')
+    raise ValueError(f'Hugging Face has no {families.of(config).name}')
   return network
 
 
