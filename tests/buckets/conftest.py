@@ -6,22 +6,20 @@ import warnings
 
 import pytest
 
-# Before gcsfs is imported: it would ask a server that there is not.
-os.environ.setdefault('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')
-
-pytest.importorskip('tensorstore')
-pytest.importorskip('gcsfs')
-
-import fsspec
-
 from tests.buckets import server as servers
 
-if servers.binary() is None:
-  pytest.skip('needs the server of the extra dev', allow_module_level=True)
+# Before gcsfs is imported: it would ask a server that there is not.
+os.environ.setdefault('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')
 
 
 @pytest.fixture(scope='session')
 def server():
+  for package in ('tensorstore', 'gcsfs'):
+    pytest.importorskip(package)
+  if servers.binary() is None:
+    pytest.skip('needs the server of the extra dev, which is for linux-amd64')
+  import fsspec
+
   with servers.running() as found:
     # For this process, and for those that tests start.
     os.environ.update(servers.environment(found.port))

@@ -3,10 +3,13 @@
 import subprocess
 import sys
 
+import pytest
+
+pytest.importorskip('gcsfs')
+
 import aiohttp
 import gcsfs
 import google.auth.exceptions
-import pytest
 from gcsfs.retry import HttpError
 
 from specdec_jax.checkpoints import loading, t5x

@@ -88,7 +88,7 @@ def flags(inputs, out, *more, **bindings):
 
 
 def assert_killed(process) -> None:
-  said = process.communicate(timeout=240)[1]
+  said = process.communicate(timeout=480)[1]
   assert process.returncode == -signal.SIGKILL, said
 
 
@@ -156,6 +156,6 @@ def test_a_pod_that_loses_a_host(server, bucket, start, inputs, tmp_path):
   second.kill()
   assert chunks(server, out) == ['0', '0.COMPLETED', '1', '1.COMPLETED', '2']
   for host in pod(100):
-    said = host.communicate(timeout=240)[1]
+    said = host.communicate(timeout=480)[1]
     assert host.returncode == 0, said
   assert_same_results(server, out, tmp_path)
