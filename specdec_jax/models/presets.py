@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from specdec_jax.models.block_decoder import BlockDecoderConfig
+from specdec_jax.models.eagle import EagleConfig
 from specdec_jax.models.families import Config
 from specdec_jax.models.gemma import sizes as gemma
 from specdec_jax.models.llama import LlamaConfig, RopeScaling
@@ -236,3 +237,34 @@ def spec_drafter(
       f'{", ".join(SPEC_DRAFTERS)}'
     )
   return dataclasses.replace(SPEC_DRAFTERS[name], dtype=dtype)
+
+
+# Tokens that EAGLE-3 networks of these sizes can draft; all else is that of a
+# layer of their target.
+EAGLES = {
+  'eagle3_4k': 4096,
+  'eagle3_8k': 8192,
+  'eagle3_16k': 16_384,
+  'eagle3_32k': 32_768,
+}
+
+
+def eagle(name: str, target: Any, *, dtype: jnp.dtype) -> EagleConfig:
+  """The sizes of one of `EAGLES` for a target of the Llama type, with that
+  dtype of activations and cache; ValueError if there is none of the name."""
+  if name not in EAGLES:
+    raise ValueError(
+      f'no EAGLE-3 sizes are called {name!r}; there are {", ".join(EAGLES)}'
+    )
+  if not isinstance(target, LlamaConfig):
+    raise ValueError(f'{name} is for a decoder-only target of the Llama type')
+  names = {field.name for field in dataclasses.fields(EagleConfig)}
+  shared = names & {field.name for field in dataclasses.fields(target)}
+  sizes = {field: getattr(target, field) for field in shared} | {
+    'target_embed_dim': target.embed_dim,
+    'draft_vocab_size': min(EAGLES[name], target.vocab_size),
+    'fc_norm': True,
+    'norm_before_next': True,
+    'dtype': dtype,
+  }
+  return EagleConfig(**sizes)

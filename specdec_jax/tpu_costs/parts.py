@@ -18,8 +18,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from specdec_jax import distributions, drafters, logits, verification
 from specdec_jax.base import LanguageModel, Params, Prompt
 from specdec_jax.decoding import speculative
+from specdec_jax.decoding.state import DecodeState
+from specdec_jax.drafters.autoregressive import Chain, as_chain
 from specdec_jax.measure import stopwatch
 from specdec_jax.models import families
+from specdec_jax.models.eagle import EagleConfig
 from specdec_jax.models.families import Config
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.sharding import rules
@@ -43,7 +46,7 @@ class Workload:
 
   slice: Slice
   target: Config
-  draft: Config
+  draft: Config | EagleConfig
   batch_size: int
   input_length: int
   output_length: int
@@ -95,17 +98,31 @@ class Shapes:
   model: LanguageModel
   params: Any
   prompt: Prompt
-  cache: Any
   mesh: Mesh | None
 
 
 def model_shapes(
-  workload: Workload, config: Config, max_gamma: int, notes: list[str]
+  workload: Workload,
+  config: Config,
+  notes: list[str],
+  model: LanguageModel | None = None,
 ) -> Shapes:
-  """A model on the mesh; a draft model that does not divide is replicated, and
-  `notes` get a sentence that says so."""
-  mesh, is_split = workload.mesh, True
-  params = families.param_shapes(config)
+  """A model on the mesh, with its usual functions or with others; a draft model
+  that does not divide is replicated, and `notes` get a sentence that says so.
+  """
+  params, mesh = _placed_params(workload, config, notes)
+  model = model or families.with_logits_of(
+    families.language_model(config), workload.target.vocab_size
+  )
+  prompt = _prompt_shapes(workload, config)
+  return Shapes(model=model, params=params, prompt=prompt, mesh=mesh)
+
+
+def _placed_params(
+  workload: Workload, config: Any, notes: list[str]
+) -> tuple[Any, Mesh | None]:
+  """Parameters on the mesh, or whole on every chip and no mesh."""
+  mesh, params = workload.mesh, families.param_shapes(config)
   try:
     mesh_lib.check_divides(mesh, params, batch_size=workload.batch_size)
     shardings = mesh_lib.parameter_shardings(mesh, params)
@@ -113,23 +130,61 @@ def model_shapes(
     if config is not workload.draft:
       raise
     notes.append(f'Every chip has the whole draft model, since {error}.')
-    is_split, whole = False, NamedSharding(mesh, PartitionSpec())
-    shardings = jax.tree.map(lambda leaf: whole, params)
-  params = jax.tree.map(_with_sharding, params, shardings)
-  model = families.with_logits_of(
-    families.language_model(config), workload.target.vocab_size
+    whole = NamedSharding(mesh, PartitionSpec())
+    params = jax.tree.map(lambda leaf: _with_sharding(leaf, whole), params)
+    return params, None
+  return jax.tree.map(_with_sharding, params, shardings), mesh
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drafts:
+  """A drafter's arguments as shapes with shardings: its own parameters, those
+  that it has in the loop, and the loop's state after the prefill."""
+
+  chain: Chain
+  own: Any
+  params: Any
+  state: DecodeState
+  mesh: Mesh | None
+
+
+def pair_shapes(
+  workload: Workload, max_gamma: int, notes: list[str]
+) -> tuple[Shapes, Drafts]:
+  """Target and drafter: a draft model, or one that reads features."""
+  with_features = families.of(workload.draft).with_features
+  own, mesh = _placed_params(workload, workload.draft, notes)
+  args = workload, workload.target, notes
+  if with_features is None:
+    target, params = model_shapes(*args), own
+    model = families.with_logits_of(
+      families.language_model(workload.draft), workload.target.vocab_size
+    )
+    chain = as_chain(model)
+  else:
+    keeping, network = with_features(
+      workload.target, workload.draft, width=max_gamma + 1
+    )
+    target, chain = model_shapes(*args, keeping), drafters.eagle(network)
+    embedder = target.params['token_embedder']
+    params = {'eagle': own, 'token_embedder': embedder}
+  drafter = drafters.autoregressive(
+    chain, gamma=max_gamma, logits_to_probs=_TO_PROBS
   )
-  prompt = _prompt_shapes(workload, config)
-  capacity = workload.max_len + max_gamma + 1
-  cache = jax.eval_shape(
-    lambda params, prompt: model.init(params, prompt, capacity), params, prompt
+  state = _first_state(
+    workload,
+    target,
+    Params(target.params, params),
+    target=target.model,
+    drafter=drafter,
   )
-  return Shapes(
-    model=model,
+  cache = on_mesh(workload, state.drafter_state, is_split=mesh is not None)
+  return target, Drafts(
+    chain=chain,
+    own=own,
     params=params,
-    prompt=prompt,
-    cache=on_mesh(workload, cache, is_split=is_split),
-    mesh=mesh if is_split else None,
+    state=dataclasses.replace(state, drafter_state=cache),
+    mesh=mesh,
   )
 
 
@@ -216,21 +271,17 @@ def pair_costs(
   bytes, or cannot be split over them.
   """
   notes: list[str] = []
-  target, draft = (
-    model_shapes(workload, config, max_gamma, notes)
-    for config in (workload.target, workload.draft)
-  )
+  target, draft = pair_shapes(workload, max_gamma, notes)
+  caches = draft.state.target_cache, draft.state.drafter_state
   memory = {
     'target_params': aot.tree_bytes(target.params),
-    'draft_params': aot.tree_bytes(draft.params),
-    'caches': aot.tree_bytes((target.cache, draft.cache)),
+    'draft_params': aot.tree_bytes(draft.own),
+    'caches': aot.tree_bytes(caches),
   }
   memory['total'] = sum(memory.values())
   memory['available'] = int(workload.slice.chip.memory_bytes)
   _check_fits(workload, memory)
-  widths = planner.widths_to_time(max_gamma)
-  jobs = [_target_step(workload, target, width) for width in widths]
-  jobs += [_first_draft(workload, draft), _further_draft(workload, draft)]
+  jobs = part_jobs(workload, target, draft, max_gamma)
   costs = aot.price(
     aot.compile_all(jobs, advance),
     workload.slice.chip,
@@ -241,13 +292,22 @@ def pair_costs(
   _check_fits(workload, memory)
   *on_target, first, further = costs
   return PairCosts(
-    widths=widths,
+    widths=planner.widths_to_time(max_gamma),
     target=tuple(on_target),
     first_draft=first,
     further_draft=further,
     memory=memory,
     notes=tuple(notes),
   )
+
+
+def part_jobs(
+  workload: Workload, target: Shapes, draft: Drafts, max_gamma: int
+) -> list[Job]:
+  """The programs of `pair_costs`: target calls by width, then drafts."""
+  widths = planner.widths_to_time(max_gamma)
+  jobs = [_target_step(workload, target, width) for width in widths]
+  return [*jobs, _first_draft(draft), _further_draft(workload, draft)]
 
 
 def num_parts(max_gamma: int) -> int:
@@ -276,21 +336,20 @@ def _target_step(workload: Workload, target: Shapes, width: int) -> Job:
   return Job(step, (target.params, state), target.mesh, donated=(1,))
 
 
-def _first_draft(workload: Workload, draft: Shapes) -> Job:
+def _first_draft(draft: Drafts) -> Job:
   """The drafter's catch-up call and the token drawn after it."""
   drafter = drafters.autoregressive(
-    draft.model, gamma=1, logits_to_probs=_TO_PROBS
+    draft.chain, gamma=1, logits_to_probs=_TO_PROBS
   )
 
-  def step(params, cache, keys, context):
-    return drafter.propose(params, keys, context, cache)
+  def step(params, cache, keys, context, *seen):
+    return drafter.propose(params, keys, context, cache, *seen)
 
-  params = Params(draft.params, draft.params)
-  state = _first_state(
-    workload, draft, params, target=draft.model, drafter=drafter
-  )
-  args = draft.params, draft.cache, state.row_keys, state.context
-  return Job(step, args, draft.mesh, donated=(1,))
+  state = draft.state
+  args = [draft.params, state.drafter_state, state.row_keys, state.context]
+  if drafter.reads_target_cache:
+    args.append(state.target_cache)
+  return Job(step, tuple(args), draft.mesh, donated=(1,))
 
 
 def _first_state(
@@ -306,11 +365,11 @@ def _first_state(
   return on_mesh(workload, state)
 
 
-def _further_draft(workload: Workload, draft: Shapes) -> Job:
+def _further_draft(workload: Workload, draft: Drafts) -> Job:
   """One call for one position, and a token drawn after it."""
 
   def step(params, cache, keys, tokens):
-    raw, cache = draft.model.extend(params, tokens[:, None], cache)
+    raw, cache = draft.chain.extend(params, tokens[:, None], cache)
     probs = _TO_PROBS(raw[:, 0])
     return (distributions.sample(keys, probs), probs), cache
 
@@ -319,7 +378,7 @@ def _further_draft(workload: Workload, draft: Shapes) -> Job:
     lambda: jax.random.split(jax.random.key(0), workload.batch_size)
   )
   beside = on_mesh(workload, (keys, tokens))
-  args = draft.params, draft.cache, *beside
+  args = draft.params, draft.state.drafter_state, *beside
   return Job(step, args, draft.mesh, donated=(1,))
 
 

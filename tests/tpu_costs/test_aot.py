@@ -16,6 +16,7 @@ from specdec_jax.models import presets
 from specdec_jax.theory import planner
 from specdec_jax.tpu_costs import aot, hlo, parts
 from specdec_jax.tpu_costs.chips import CHIPS
+from tests import toy
 from tests.tpu_costs import copies
 
 needs_libtpu = pytest.mark.skipif(
@@ -157,6 +158,35 @@ def test_parts_of_a_pair_move_their_weights_once():
   assert planner.plan(0.7, pair.costs(), max_gamma=2).best.gamma in (0, 1, 2)
 
 
+@pytest.mark.parametrize('draft', ['eagle', 'llama'])
+def test_parts_of_a_drafter_fit_together(draft):
+  """Whether it reads the target's features or not; they are not compiled."""
+  target = toy.llama_config(40, num_layers=8)
+  chip = aot.Slice(name='one', chip=CHIPS['v5e'], devices=jax.devices()[:1])
+  own = toy.llama_config(32, num_layers=1)
+  if draft == 'eagle':
+    own = presets.eagle('eagle3_4k', target, dtype=jnp.bfloat16)
+  decode = parts.Workload(
+    slice=chip,
+    target=target,
+    draft=own,
+    batch_size=2,
+    input_length=9,
+    output_length=5,
+    num_partitions=1,
+  )
+  made = parts.pair_shapes(decode, 3, [])
+  for job in parts.part_jobs(decode, *made, 3):
+    outputs = jax.eval_shape(job.function, *job.args)
+    # What is donated comes back in the same shapes.
+    shapes = lambda tree: sorted(
+      (leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(tree)
+    )
+    [donated] = job.donated
+    found = shapes(outputs)
+    assert all(each in found for each in shapes(job.args[donated]))
+
+
 @pytest.mark.tpu
 @needs_libtpu
 @pytest.mark.slow
@@ -173,8 +203,7 @@ def test_the_whole_decode_keeps_to_the_chip(models, batch_size):
   pair = task(*models, batch_size=batch_size)
   gamma = 3
   target, draft = (
-    parts.model_shapes(pair, config, gamma, [])
-    for config in (pair.target, pair.draft)
+    parts.model_shapes(pair, config, []) for config in (pair.target, pair.draft)
   )
   to_probs = logits.standardize(temperature=1.0)
   generate = functools.partial(

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   number = functools.partial(add, type=options.positive_int)
   add('--costs', metavar='FILE', help='what `specdec calibrate --json` wrote')
   add('--target', metavar='PRESET', help='such as t5_1_1_xxl or t5gemma_9b')
-  add('--draft', metavar='PRESET', help='such as t5_1_1_small')
+  add('--draft', metavar='PRESET', help='such as t5_1_1_small, or eagle3_8k')
   add(
     '--topology',
     help=f'the slice to compile for, such as v4:2x2x1; {", ".join(CHIPS)}',
@@ -196,7 +196,11 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
   dtype = jnp.dtype(args.dtype)
   batch_size, max_gamma = args.batch_size or 1, args.max_gamma or 12
   target = presets.preset(args.target, dtype=dtype)
-  draft = presets.preset(args.draft, dtype=dtype)
+  draft: Any
+  if args.draft in presets.EAGLES:
+    draft = presets.eagle(args.draft, target, dtype=dtype)
+  else:
+    draft = presets.preset(args.draft, dtype=dtype)
   if not loading.is_padding(target.vocab_size - draft.vocab_size):
     raise ValueError(
       f'{args.target} has {target.vocab_size} token ids, {args.draft} '
