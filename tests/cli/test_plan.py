@@ -143,6 +143,15 @@ def test_many_tokens_are_so_many_chip_hours(run, folder):
       ('--target', 't5_mini', '--draft', 't5_nano', '--topology', 'v9:1x1'),
       "no topology is called 'v9:1x1'",
     ),
+    # Logits of one vocabulary may be padded differently, by a little.
+    (
+      ('--target', 'qwen2_5_7b', '--draft', 'qwen2_5_0_5b', '--topology', 'v9'),
+      "no topology is called 'v9'",
+    ),
+    (
+      ('--target', 'qwen3_8b', '--draft', 'llama_3_2_1b', '--topology', 'v9'),
+      'qwen3_8b has 151936 token ids, llama_3_2_1b 128256',
+    ),
     (('--costs', 'x', '--target', 't5_mini'), 'give one or the other'),
     (('--costs', 'x', '--batch_size', '2'), 'a batch size of its own'),
     (('--alpha', '2'), 'must be a number in [0, 1]'),

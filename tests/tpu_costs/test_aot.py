@@ -57,6 +57,18 @@ def test_a_decode_of_nothing_is_refused():
       )
 
 
+def test_more_positions_than_a_model_has_are_refused():
+  nowhere = aot.Slice(name='v4:1x1x1', chip=CHIPS['v4'], devices=())
+  sizes = {'batch_size': 1, 'output_length': 128, 'num_partitions': 1}
+  names = {'target': 'llama_3_1_8b', 'draft': 'smollm2_135m'}
+  configs = {name: presets.preset(size) for name, size in names.items()}
+  with pytest.raises(
+    ValueError, match=r'input_length 8100 .* make 8228 positions; .* has 8192'
+  ):
+    parts.Workload(slice=nowhere, **configs, **sizes, input_length=8100)
+  parts.Workload(slice=nowhere, **configs, **sizes, input_length=8064)
+
+
 def test_without_libtpu_the_extra_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'libtpu', None)
   with pytest.raises(ImportError, match=r'specdec_jax\[tpu\]'):
