@@ -18,12 +18,8 @@ def server():
     pytest.importorskip(package)
   if servers.binary() is None:
     pytest.skip('needs the server of the extra dev, which is for linux-amd64')
-  import fsspec
-
   with servers.running() as found:
-    # For this process, and for those that tests start.
-    os.environ.update(servers.environment(found.port))
-    fsspec.config.conf.setdefault('gcs', {})['token'] = 'anon'
+    servers.use(found.port)
     yield found
 
 

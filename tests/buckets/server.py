@@ -5,6 +5,7 @@ import datetime
 import functools
 import importlib.metadata
 import json
+import os
 import pathlib
 import signal
 import socket
@@ -40,6 +41,15 @@ def environment(port: int) -> dict[str, str]:
     'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',
     'FSSPEC_GCS_TOKEN': 'anon',
   }
+
+
+def use(port: int) -> None:
+  """Has this process, and those that it starts, take that server."""
+  os.environ.update(environment(port))
+  import fsspec
+
+  # It has read the environment, if somebody imported it before.
+  fsspec.config.conf.setdefault('gcs', {})['token'] = 'anon'
 
 
 class Server:
