@@ -108,3 +108,14 @@ def test_convert(server, bucket, tmp_path, to, capsys):
   assert main(again) == 2
   assert f'{there} already exists' in capsys.readouterr().err
   assert main([*again, '--overwrite']) == 0
+
+
+def test_what_stands_beside_config_json(server, bucket, tmp_path):
+  """generation_config.json is found in the bucket, and refused."""
+  shutil.copytree(GOLDEN / 'tiny_t5_1_1', tmp_path / 't5')
+  (tmp_path / 't5' / 'generation_config.json').write_text(
+    '{"decoder_start_token_id": 7}'
+  )
+  there = server.upload(tmp_path / 't5', f'{bucket}/t5')
+  with pytest.raises(ValueError, match=f'{there}/generation_config.json'):
+    loading.read_config(loading.locate(there))

@@ -17,6 +17,7 @@ from specdec_jax.checkpoints import parameters, safetensors_folder
 from specdec_jax.checkpoints.huggingface import llama
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.files.paths import user_path
 from specdec_jax.models.eagle import EagleConfig
 
 MODEL_TYPES = ()  # See `is_stated`.
@@ -115,7 +116,7 @@ def read_config(values: Settings, dtype: Any) -> EagleConfig:
   if kind not in _DEFAULTS:
     inner.refuse('model_type', ' or '.join(_DEFAULTS))
   _check_supported(values, inner, kind)
-  folder = Path(values.path).parent
+  folder = user_path(values.path).parent
   names = safetensors_folder.open_tensors(folder, num_layers=0)
   defaults = _DEFAULTS[kind] if is_nested else {}
   size = lambda key, default=None: inner.count(key, defaults.get(key, default))

@@ -9,6 +9,7 @@ import numpy as np
 from specdec_jax.checkpoints import parameters, settings
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.files.paths import user_path
 from specdec_jax.models.t5 import T5Config
 
 MODEL_TYPES = ('t5', 'mt5')
@@ -60,7 +61,7 @@ def read_config(values: Settings, dtype: Any) -> T5Config:
   generation_config.json beside it, describes what `models.t5` does not
   compute."""
   _check_supported(values)
-  generation = Path(values.path).with_name('generation_config.json')
+  generation = user_path(values.path).with_name('generation_config.json')
   _check_ids(settings.read_if_any(generation))
   num_layers = values.count('num_layers', most=settings.MAX_LAYERS)
   return values.build(

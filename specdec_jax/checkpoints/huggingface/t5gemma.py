@@ -7,6 +7,7 @@ from specdec_jax.checkpoints import parameters, settings
 from specdec_jax.checkpoints.huggingface import gemma
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.files.paths import user_path
 from specdec_jax.models.gemma import t5gemma
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
@@ -64,7 +65,7 @@ def read_config(values: Settings, dtype: Any) -> T5GemmaConfig:
   """The sizes that config.json states; raises ValueError for a key that is not
   known, or says, as generation_config.json beside it might, what
   `models.gemma.t5gemma` does not compute."""
-  path = Path(values.path).with_name('generation_config.json')
+  path = user_path(values.path).with_name('generation_config.json')
   generation = settings.read_if_any(path)
   for place in (values, values.at('encoder'), values.at('decoder'), generation):
     _check_ids(place)
