@@ -9,7 +9,7 @@ from specdec_jax.assembly.choices import Sampling
 from specdec_jax.assembly.drafting import DraftModel, Target
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Context
-from specdec_jax.models import families
+from specdec_jax.models import families, presets
 from specdec_jax.sharding import mesh
 from tests import toy
 from tests.cli import tiny
@@ -51,6 +51,20 @@ def test_a_dry_run_knows_padding_from_another_vocabulary():
   target = target_of(Model(checkpoint='', sizes='t5_1_1_small'), is_dry=True)
   with pytest.raises(ValueError, match='32128 logits, the draft model 250112'):
     DraftModel(model=Model(checkpoint='', sizes='mt5_small')).make(target)
+
+
+@pytest.mark.parametrize(
+  ('target', 'draft'),
+  [
+    ('qwen2_5_7b', 'qwen2_5_0_5b'),
+    ('qwen3_8b', 'qwen3_0_6b'),
+    ('llama_3_1_8b', 'llama_3_2_1b'),
+  ],
+)
+def test_public_sizes_draft_for_each_other(target, draft):
+  seen = target_of(Model(checkpoint='', sizes=target), is_dry=True)
+  drafting = DraftModel(model=Model(checkpoint='', sizes=draft)).make(seen)
+  assert drafting.config == presets.preset(draft, dtype=jnp.bfloat16)
 
 
 @pytest.mark.parametrize('num_devices', [0, -1, '1'])
