@@ -136,6 +136,13 @@ def test_a_bucket_has_no_locks(bucket):
   assert not lock.exists()
 
 
+def test_the_first_one_stands(bucket):
+  path = user_path(bucket) / 'a'
+  assert path.create('first')
+  assert not path.create('second')
+  assert path.read_text() == 'first'
+
+
 def test_a_bucket_itself(bucket):
   path = user_path(bucket)
   assert path.is_dir()
