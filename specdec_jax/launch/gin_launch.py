@@ -165,8 +165,8 @@ def _check_macros(bound: Mapping[str, str]) -> None:
       'VALUE'
     )
   for name in sorted(set(filter(str.isidentifier, bound)) - used):
-    near = difflib.get_close_matches(name, used, n=3, cutoff=0.7)
-    near += [each for each in bound if each.endswith(f'.{name.lower()}')]
+    same = [each for each in bound if each.endswith(f'.{name.lower()}')]
+    near = difflib.get_close_matches(name, used, n=3, cutoff=0.7) + same
     hint = f'; did you mean {" or ".join(near)}?' if near else ''
     users = [
       file
@@ -174,7 +174,7 @@ def _check_macros(bound: Mapping[str, str]) -> None:
       for file in gin_files.shipped_names(folder)
       if re.search(rf'%{name}\b', gin_files.shipped_text(file))
     ][:3]
-    if users:
+    if users and not same:
       hint = f'; {" and ".join(users)} would: add --gin_file={users[0]}'
     raise ValueError(f'gin: no file that was given uses {name}{hint}')
 

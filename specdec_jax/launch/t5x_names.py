@@ -80,6 +80,7 @@ _IDLE = {
   'RestoreCheckpointConfig.strict': '',
   'T5Config.dropout_rate': '',
   'TransformerConfig.dropout_rate': '',
+  'USE_CACHED_TASKS': 'False',
   'VOCABULARY': '@seqio.SentencePieceVocabulary',
   'Z_LOSS': '',
   'decode_fn': '@decoding.temperature_sample',
@@ -238,6 +239,8 @@ def _renewed(binding: str) -> str:
   # Narrow names come before those that stand for many.
   names = [*ends, *(f'{end.partition(".")[0]}.' for end in ends)]
   plain = value.strip('\'"')
+  if plain.startswith('@models.'):
+    raise ValueError(f'gin: {name} = {value}: {_SIZES}')
   for end in names:
     if end in _IDLE and plain.startswith(_IDLE[end]):
       return ''

@@ -25,6 +25,7 @@ BINDINGS = {
   'MIXTURE_OR_TASK_NAME = "t"': 'MIXTURE_OR_TASK_NAME = "t"',
   'OPTIMIZER = @adafactor.Adafactor()': None,
   'VOCABULARY = @seqio.SentencePieceVocabulary()': None,
+  'USE_CACHED_TASKS = False': None,
   'Z_LOSS = 0.0': None,
   'adafactor.Adafactor.decay_rate = 0.8': None,
   'decoding.beam_search.alpha = 1.0': 'decoding.Decoding.alpha = 1.0',
@@ -81,6 +82,7 @@ BINDINGS = {
 }
 # And a word of the sentence about each of the others.
 REFUSED = {
+  'MODEL = @models.EncoderDecoderModel()': 'model.json',
   'FEATURE_LENGTHS = {}': 'jsonl',
   'TF_EXAMPLE_FILE_PATHS = ["a"]': 'jsonl',
   'TF_EXAMPLE_FILE_TYPE = "tfrecord"': 'jsonl',
