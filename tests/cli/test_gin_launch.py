@@ -37,6 +37,11 @@ def parse(*bindings, files=('models/as_stored.gin', 'runs/infer.gin')) -> None:
       'decoding.Decoding.temperature?',
     ),
     (
+      'BATCH_SIZE=4',
+      'no file that was given uses BATCH_SIZE; did you mean '
+      'decoding.Decoding.batch_size?',
+    ),
+    (
       "CHECKPOINTPATH='model'",
       'no file that was given uses CHECKPOINTPATH; did you mean '
       'CHECKPOINT_PATH?',
