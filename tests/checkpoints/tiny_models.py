@@ -9,6 +9,7 @@ import pytest
 from specdec_jax.checkpoints import gguf as gguf_files
 from specdec_jax.checkpoints import stored_arrays
 from specdec_jax.models import families
+from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.llama import LlamaConfig
 
 # As GPT-2 writes bytes; the merges build 'Ġthe', 'in', two spaces and '12'.
@@ -80,7 +81,7 @@ def assert_trees_equal(tree, expected) -> None:
 
 def write_gguf(
   path,
-  config: LlamaConfig,
+  config: LlamaConfig | GemmaConfig,
   params: dict,
   *,
   architecture: str = 'llama',
@@ -95,7 +96,8 @@ def write_gguf(
     path: of the file.
     config: sizes.
     params: the tree of `models.llama.Llama`.
-    architecture: of the network; a Llama's queries and keys are interleaved.
+    architecture: of the network; a Llama's queries and keys are interleaved,
+      and a Gemma's norms are 1 larger.
     quantization: of the matrices.
     metadata: keys to set after the usual ones; None leaves one out.
     omit: tensors to leave out.
@@ -115,6 +117,8 @@ def write_gguf(
     num_heads = gguf_files.num_rotary_heads(config, parameter)
     if num_heads and architecture == 'llama':
       tensor = interleave_rotary_halves(tensor, num_heads)
+    if architecture.startswith('gemma') and parameter.path.endswith('scale'):
+      tensor = tensor + 1
     tensors[parameter.name] = np.ascontiguousarray(tensor)
   for name, tensor in (tensors | (extra or {})).items():
     if name in omit:
@@ -131,7 +135,7 @@ def write_gguf(
   writer.close()
 
 
-def _metadata(config: LlamaConfig, architecture: str) -> dict:
+def _metadata(config: LlamaConfig | GemmaConfig, architecture: str) -> dict:
   tokens = byte_tokens()
   return {
     'general.architecture': architecture,

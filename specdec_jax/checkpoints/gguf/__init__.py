@@ -1,5 +1,5 @@
-"""Llama-type models in GGUF files, llama.cpp's format: Llama up to 3.2,
-Mistral, Qwen2 and Qwen3."""
+"""Models in GGUF files, llama.cpp's format: Llama up to 3.2, Mistral, Qwen2,
+Qwen3, Gemma 2 and Gemma 3."""
 
 import collections
 from pathlib import Path
@@ -9,16 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.checkpoints import parameters, settings
-from specdec_jax.checkpoints.gguf import container
+from specdec_jax.checkpoints.gguf import container, gemma
 from specdec_jax.checkpoints.gguf.container import GgufFile
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.models import llama
+from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.llama import LlamaConfig, RopeScaling
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import Vocabulary
 
-_ARCHITECTURES = ('llama', 'qwen2', 'qwen3')
+_ARCHITECTURES = ('llama', 'qwen2', 'qwen3', *gemma.ARCHITECTURES)
 # Whose queries and keys llama.cpp's converter interleaves; Mistral's are one.
 _INTERLEAVED = 'llama'
 # Keys of an architecture that change nothing that is computed.
@@ -65,37 +66,41 @@ _LLAMA3_WORDS = _WORDS.replace('DIGITS', '{1,3}')
 _QWEN2_WORDS = _WORDS.replace('DIGITS', '')
 
 
-def read_config(path: Path, *, dtype: jnp.dtype = jnp.float32) -> LlamaConfig:
+def read_config(
+  path: Path, *, dtype: jnp.dtype = jnp.float32
+) -> LlamaConfig | GemmaConfig:
   """The sizes that a GGUF file's metadata and tensors state.
 
   Raises ValueError if the file is truncated or no GGUF file, if its
-  architecture is another, or if it has features that `models.llama` does not
+  architecture is another, or if it has features that its network does not
   compute (experts, rotary positions scaled otherwise than Llama 3.1's) or keys
   that are not known.
   """
   file = container.open_gguf(path)
   values = _settings(file)
   architecture = _architecture(file)
-  embed_dim = values.count('embedding_length')
-  num_heads = values.count('attention.head_count')
-  head_dim = values.count('attention.key_length', embed_dim // num_heads)
   num_layers = values.count('block_count', most=settings.MAX_LAYERS)
   if num_layers > len(file.tensors):
     raise ValueError(
       f'{file.path} has {len(file.tensors)} tensors, too few for '
       f'{num_layers} layers'
     )
+  vocab_size = _vocab_size(file)
+  if architecture in gemma.ARCHITECTURES:
+    found = gemma.read_config(values, architecture, vocab_size, dtype)
+    values.refuse_others(_WITHOUT_EFFECT)
+    return found
+  embed_dim = values.count('embedding_length')
+  num_heads = values.count('attention.head_count')
+  head_dim = values.count('attention.key_length', embed_dim // num_heads)
   max_positions = values.count('context_length')
   _check_supported(values, head_dim)
   epsilon = values.number('attention.layer_norm_rms_epsilon')
   rope_base = values.number('rope.freq_base', 10_000.0)
   window = values.count('attention.sliding_window', 0, least=0)
-  embedding = file.tensors.get(_EMBEDDING)
-  if embedding is None:
-    raise ValueError(f'{file.path} has no tensor {_EMBEDDING}')
   config = values.build(
     LlamaConfig,
-    vocab_size=embedding.shape[0],
+    vocab_size=vocab_size,
     embed_dim=embed_dim,
     num_layers=num_layers,
     num_heads=num_heads,
@@ -115,6 +120,13 @@ def read_config(path: Path, *, dtype: jnp.dtype = jnp.float32) -> LlamaConfig:
   )
   values.refuse_others(_WITHOUT_EFFECT)
   return config
+
+
+def _vocab_size(file: GgufFile) -> int:
+  embedding = file.tensors.get(_EMBEDDING)
+  if embedding is None:
+    raise ValueError(f'{file.path} has no tensor {_EMBEDDING}')
+  return embedding.shape[0]
 
 
 def _architecture(file: GgufFile) -> str:
@@ -137,19 +149,23 @@ def _settings(file: GgufFile) -> Settings:
   return Settings(path=file.path, values=values, section=section)
 
 
-def read_params(path: Path, config: LlamaConfig) -> dict[str, Any]:
-  """The tree of `models.llama.Llama` in a file, in the config's dtype; raises
+def read_params(
+  path: Path, config: LlamaConfig | GemmaConfig
+) -> dict[str, Any]:
+  """The tree of the network in a file, in the config's dtype; raises
   ValueError if a tensor is missing, unexpected, of another shape, of a type
   that cannot be dequantised, or not finite."""
-  if not isinstance(config, LlamaConfig):
-    raise ValueError(f'{path} holds a Llama, not the sizes of a {config}')
   file = container.open_gguf(path)
-  is_interleaved = _architecture(file) == _INTERLEAVED
+  architecture = _architecture(file)
+  is_gemma = architecture in gemma.ARCHITECTURES
+  kind = 'Gemma' if is_gemma else 'Llama'
+  if not isinstance(config, GemmaConfig if is_gemma else LlamaConfig):
+    raise ValueError(f'{path} holds a {kind}, not the sizes of a {config}')
   wanted = parameters_of(config)
   known = {_ROPE_FACTORS, *(parameter.name for parameter in wanted)}
   if unexpected := set(file.tensors) - known:
     raise ValueError(
-      f'{file.path} has tensors that a Llama has not: '
+      f'{file.path} has tensors that a {kind} has not: '
       f'{", ".join(sorted(unexpected)[:4])}'
     )
   for parameter in wanted:
@@ -165,20 +181,24 @@ def read_params(path: Path, config: LlamaConfig) -> dict[str, Any]:
   def read(parameter: Parameter) -> np.ndarray:
     values = container.read_tensor(file, parameter.name)
     num_heads = num_rotary_heads(config, parameter)
-    if num_heads and is_interleaved:
-      values = split_rotary_halves(values, num_heads)
-    return values
+    if num_heads and architecture == _INTERLEAVED:
+      return split_rotary_halves(values, num_heads)
+    is_scale = parameter.path.endswith('/scale')
+    return values - 1 if is_gemma and is_scale else values
 
   return parameters.read_all(read, wanted, config.dtype)
 
 
-def parameters_of(config: LlamaConfig) -> tuple[Parameter, ...]:
+def parameters_of(config: LlamaConfig | GemmaConfig) -> tuple[Parameter, ...]:
   """Every parameter of a model of these sizes, by its name in a GGUF file."""
-  name_of = lambda path: parameters.renamed(path, _NAMES, 'blk.{}')
+  names = gemma.NAMES if isinstance(config, GemmaConfig) else _NAMES
+  name_of = lambda path: parameters.renamed(path, names, 'blk.{}')
   return parameters.of(config, name_of)
 
 
-def num_rotary_heads(config: LlamaConfig, parameter: Parameter) -> int:
+def num_rotary_heads(
+  config: LlamaConfig | GemmaConfig, parameter: Parameter
+) -> int:
   """Heads in a tensor of which a Llama's GGUF interleaves the halves that
   rotary positions pair; 0 for a tensor without any."""
   heads = {'attn_q': config.num_heads, 'attn_k': config.num_kv_heads}
