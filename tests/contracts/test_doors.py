@@ -28,7 +28,7 @@ from specdec_jax.assembly.choices import flags_of
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DRAFTERS
 from specdec_jax.assembly.rules import RULES
-from specdec_jax.checkpoints import safetensors_model
+from specdec_jax.checkpoints import huggingface, safetensors_model
 from specdec_jax.decoding import speculative
 from specdec_jax.models import families
 from specdec_jax.models.block_heads import BlockHeadsConfig
@@ -140,7 +140,9 @@ def folder(tmp_path_factory) -> pathlib.Path:
     ('spec_drafter', block, toy_block.params(block, seed=0)),
     ('block_heads', heads, random_params(heads)),
   ):
-    safetensors_model.save(folder / name, sizes, weights)
+    # Published drafters of this kind are in Hugging Face's folders.
+    package = huggingface if name == 'eagle' else safetensors_model
+    package.save(folder / name, sizes, weights)
   for name in ('target', 'model', 'llama'):
     path = folder / name / vocabulary_files.SENTENCEPIECE
     path.write_bytes((T5X / 'tiny_sp.model').read_bytes())

@@ -61,6 +61,10 @@ def _read_model(name: str, folder: Path) -> None:
   _use(loaded.vocabulary, folder)
 
 
+def _read_drafter(folder: Path) -> None:
+  loading.read(folder, only_drafts=True)
+
+
 def _read_vocabulary(folder: Path) -> None:
   _use(vocabulary_files.read(folder), folder)
 
@@ -111,6 +115,9 @@ READERS = {
   'index': Reader('llama', '*.index.json', _model, _JSON),
   'config_llama': Reader('llama', 'config.json', _model, _JSON),
   'config_t5': Reader('t5', '*config.json', _model, _JSON),
+  'eagle': Reader(
+    'eagle', 'config.json model.safetensors', _read_drafter, _JSON
+  ),
   'tokenizer': Reader('llama', 'tokenizer.json', _read_vocabulary, _JSON),
   'tokenizer_config': Reader(
     'llama', '*[nr]_config.json', _read_vocabulary, _JSON

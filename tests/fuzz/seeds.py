@@ -23,6 +23,7 @@ from specdec_jax.checkpoints import (
   t5x,
 )
 from specdec_jax.models import families
+from specdec_jax.models.eagle import EagleConfig
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import sentencepiece_vocabulary
@@ -69,6 +70,7 @@ def build(folder: Path) -> None:
   _write_gguf(folder / 'gguf')
   _write_llama(folder / 'llama')
   _write_t5(folder / 't5', model, t5)
+  _write_eagle(folder / 'eagle')
   _write_ours(folder / 'ours', model, decoder)
   _write_t5x(folder / 't5x')
   orbax.write_tree(folder / 'orbax' / 'params', _arrays())
@@ -207,6 +209,25 @@ def _write_t5(folder: Path, model: bytes, config: T5Config) -> None:
   _write_sentencepiece(folder, model)
 
 
+def _write_eagle(folder: Path) -> None:
+  """In the spelling with most sections."""
+  config = EagleConfig(
+    vocab_size=12,
+    draft_vocab_size=5,
+    embed_dim=4,
+    target_embed_dim=4,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=2,
+    mlp_dim=4,
+    feature_layers=(1, 3),
+    fc_norm=True,
+    norm_before_next=True,
+  )
+  ids = np.array([0, 2, 3, 7, 11], np.int32)
+  huggingface.save(folder, config, _params(config) | {'target_ids': ids})
+
+
 def _write_ours(folder: Path, model: bytes, config: T5Config) -> None:
   safetensors_model.save(folder, config, _params(config))
   _write_sentencepiece(folder, model)
@@ -277,7 +298,7 @@ def _write_trace(folder: Path) -> None:
       storage.write_record(file, record)
 
 
-def _params(config: LlamaConfig | T5Config) -> dict[str, Any]:
+def _params(config: LlamaConfig | T5Config | EagleConfig) -> dict[str, Any]:
   rng = np.random.default_rng(0)
   return jax.tree.map(
     lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32),
