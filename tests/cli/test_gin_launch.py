@@ -49,8 +49,8 @@ def parse(*bindings, files=('models/as_stored.gin', 'runs/infer.gin')) -> None:
     (
       "DRAFTER_CHECKPOINT_PATH='model'",
       'no file that was given uses DRAFTER_CHECKPOINT_PATH; '
-      'drafters/block_heads.gin and drafters/model.gin and '
-      'drafters/spec_drafter.gin would: add --gin_file=drafters/block_heads',
+      'drafters/block_heads.gin and drafters/eagle.gin and drafters/model.gin '
+      'would: add --gin_file=drafters/block_heads',
     ),
   ],
 )
