@@ -136,6 +136,18 @@ def test_a_bucket_has_no_locks(bucket):
   assert not lock.exists()
 
 
+def test_a_folder_that_a_killed_process_was_writing(bucket):
+  """It says so, and the next one begins it anew."""
+  folder = user_path(bucket) / 'model'
+  killed = replacing.new_folder(folder)
+  write(killed.__enter__() / 'a' / 'part', b'')
+  assert replacing.is_begun(folder)
+  with replacing.new_folder(folder) as begun:
+    write(begun / 'b', b'')
+  assert [path.name for path in folder.iterdir()] == ['b']
+  assert not replacing.is_begun(folder)
+
+
 def test_the_first_one_stands(bucket):
   path = user_path(bucket) / 'a'
   assert path.create('first')

@@ -116,3 +116,24 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
   assert path.read_text() == 'old'
   output.write_whole(path, 'new')
   assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_merge_that_was_killed_is_given_again(tmp_path):
+  """The merged file is there, its mark is not; another file stays."""
+  for i in range(2):
+    shard = Shard(
+      folder=tmp_path, task='task', mode='predict', shard_id=i, num_shards=2
+    )
+    write_two_chunks(shard)
+    finish(shard)
+  ((final, num_lines),) = output.merge(tmp_path)
+  merged, mark = final.read_bytes(), output._mark_of(final)
+  assert num_lines == 8
+  mark.unlink()
+  assert output.merge(tmp_path) == [(final, 8)]
+  assert final.read_bytes() == merged
+  mark.unlink()
+  final.write_text('other\n')
+  with pytest.raises(ValueError, match='already exists'):
+    output.merge(tmp_path)
+  assert final.read_text() == 'other\n'
