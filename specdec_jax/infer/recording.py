@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from specdec_jax import base
 from specdec_jax.base import Array, LanguageModel, Prompt
-from specdec_jax.models import kv_cache
+from specdec_jax.models import kv_cache, llama
 from specdec_jax.models.kv_cache import KVCache
-from specdec_jax.models.llama import Llama, LlamaConfig
+from specdec_jax.models.llama import LlamaConfig
 
 
 @base.value
@@ -38,23 +38,12 @@ def recording(config: LlamaConfig, layers: Sequence[int]) -> LanguageModel:
       of the last layer. ValueError for one that is not there.
   """
   check_layers(config, layers)
-  network = Llama(config)
-  # What enters a layer is what left the one before.
-  names = [f'layers_{layer - 1}' for layer in layers]
+  apply = llama.with_streams(config, tuple(layers))
 
   def extend(
     params, tokens: Array, cache: RecordedCache, at: Array | None = None
   ) -> tuple[Array, RecordedCache]:
-    (logits, decoder), state = network.apply(
-      {'params': params},
-      tokens,
-      cache.decoder,
-      at,
-      capture_intermediates=lambda module, _: module.name in names,
-      mutable=['intermediates'],
-    )
-    found = state['intermediates']
-    new = jnp.concatenate([found[n]['__call__'][0][0] for n in names], axis=-1)
+    logits, decoder, new = apply(params, tokens, cache.decoder, at)
     streams = kv_cache.append(cache.streams, new[:, None], cache.lengths)
     return logits, RecordedCache(decoder=decoder, streams=streams)
 
@@ -73,10 +62,9 @@ def recording(config: LlamaConfig, layers: Sequence[int]) -> LanguageModel:
     return rewind(cache, prompt.decoder_lengths - 1)
 
   def rewind(cache: RecordedCache, lengths: Array) -> RecordedCache:
-    decoder = dataclasses.replace(
-      cache.decoder, lengths=lengths.astype(jnp.int32)
+    return dataclasses.replace(
+      cache, decoder=llama.rewind(cache.decoder, lengths)
     )
-    return dataclasses.replace(cache, decoder=decoder)
 
   return LanguageModel(init, extend, rewind, config.vocab_size)
 

@@ -12,20 +12,24 @@ from specdec_jax.cli import main as cli
 from specdec_jax.data import written_rows, written_texts
 from specdec_jax.models import eagle as network
 from specdec_jax.models import families
-from specdec_jax.models.eagle import Eagle, EagleConfig
+from specdec_jax.models.eagle import EagleConfig
+from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.training import eagle, metrics_log
 from specdec_jax.training.eagle import TargetHead
 from tests.cli import tiny
 
+SIZES = {
+  'vocab_size': 11,
+  'embed_dim': 8,
+  'num_heads': 4,
+  'num_kv_heads': 2,
+  'head_dim': 4,
+  'mlp_dim': 16,
+}
 CONFIG = EagleConfig(
-  vocab_size=11,
+  **SIZES,
   draft_vocab_size=6,
-  embed_dim=8,
   target_embed_dim=8,
-  num_heads=4,
-  num_kv_heads=2,
-  head_dim=4,
-  mlp_dim=16,
   feature_layers=(1, 2),
   fc_norm=True,
   norm_before_next=True,
@@ -118,32 +122,37 @@ def test_unrolled_steps_are_those_of_drafting():
     functools.partial(eagle.unroll, CONFIG, num_steps=STEPS),
   )(params, embedding, batch, features)
 
+  target = LlamaConfig(num_layers=2, **SIZES)
+  _, model = network.with_features(target, CONFIG, width=STEPS)
+  weights = {'eagle': params, 'token_embedder': {'embedding': embedding}}
+
   @jax.jit
   def draft(tokens, features, start):
-    """From true features up to `start`, all later tokens being known."""
-    apply = functools.partial(Eagle(CONFIG).apply, {'params': params})
+    """As the drafter does: true features up to `start`, then its own."""
     size = tokens.shape[1]
-    cache = jnp.zeros((1, 2, size + STEPS, 4))
-    hidden = apply(features, method=Eagle.join)
-    rows = jnp.take(embedding, jnp.roll(tokens, -1, axis=1), axis=0)
-    hidden, keys, values = apply(
-      rows, hidden, cache, cache, jnp.zeros(1, jnp.int32)
+    cache = model.init(weights, 1, size + STEPS)
+    hidden = model.join(weights, features)
+    after = jnp.roll(tokens, -1, axis=1)
+    logits, hidden, cache = model.extend(
+      weights, after, hidden, cache, start[None]
     )
-    hidden = hidden[:, start][:, None]
-    logits = [apply(hidden, method=Eagle.project)]
+    cache = model.rewind(cache, start[None] + 1)
+    found = [logits]
     for i in range(1, STEPS):
-      row = jnp.take(embedding, tokens[:, start + i + 1], axis=0)
-      hidden, keys, values = apply(
-        row[:, None], hidden, keys, values, jnp.full(1, start + i, jnp.int32)
+      token = jax.lax.dynamic_slice_in_dim(tokens, start + i + 1, 1, axis=1)
+      logits, hidden, cache = model.extend(
+        weights, token, hidden, cache, jnp.zeros(1, jnp.int32)
       )
-      logits.append(apply(hidden, method=Eagle.project))
-    return jnp.concatenate(logits, axis=1)[0]
+      found.append(logits)
+    logits = jnp.concatenate(found, axis=1)[0]
+    return jnp.take(logits, params['target_ids'], axis=1)
 
   begin = 0
   for length in lengths:
     span = slice(begin, begin + length)
     for start in range(length - 1 - STEPS):
-      expected = draft(tokens[:, span], features[:, span], start)
+      at = jnp.asarray(start, jnp.int32)
+      expected = draft(tokens[:, span], features[:, span], at)
       own = np.stack([logits[0, begin + start] for logits in found])
       np.testing.assert_allclose(own, expected, rtol=2e-4, atol=2e-5)
     begin += length
