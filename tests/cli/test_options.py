@@ -66,7 +66,7 @@ COMPLAINTS = {
   'idle text to count': (('--ngram_text', 'x'), 'not prompt_lookup'),
   'adaptive without a draft model': (
     ('--adaptive', 'heuristic'),
-    '--adaptive heuristic is for --drafter model, not prompt_lookup',
+    '--adaptive heuristic is for --drafter model or eagle, not prompt_lookup',
   ),
   'unknown schedule': (('--adaptive', 'often'), '--adaptive', "'often'"),
   'an estimate of nothing': (
