@@ -7,6 +7,8 @@ from typing import Any
 from experiments.leviathan2023 import paper
 from experiments.report import Cells
 
+_SUITE = 'suite/suite.json'
+_AUTO = 'auto_gamma/results/results.json'
 _TEXT = """\
 Speed is against the fastest plain decoding on the same machine: batch 1, greedy
 and after the prefill unless stated otherwise.
@@ -16,6 +18,12 @@ and after the prefill unless stated otherwise.
 - **Typical: {ende:.2f} and {synopsis:.2f}.** `ende-mini` with `ende-nano`,
   translating and summarising at the planned gamma ({here}, target in bfloat16);
   {ende_warm:.2f} and {synopsis_warm:.2f} at temperature 1.
+- **By kind of prompt:** SmolLM2-135M with prompt lookup at gamma {suite_gamma}
+  gains {gains} of the [suite](../experiments/suite/suite.md) ({suite_on},
+  {suite_dtype}, {suite_tokens} tokens per prompt). {prediction}
+- **A gamma that chooses itself** reaches {of_best} of the best gamma that a
+  search finds in [six settings](../experiments/auto_gamma/results/auto_gamma.md),
+  and is at most {measuring} slower than plain decoding, measuring included.
 - **A loss: {lm:.2f}.** `lm-mini` with `lm-nano` on the same machine. With
   everything in float32 ({elsewhere}), all three pairs lose: {losses}.
 - **Worst: {worst:.2f}.** The Spec-Drafter at batch {worst_batch} ({worst_way},
@@ -55,7 +63,7 @@ def lines(root: Path) -> str:
     *('xia2023/main', 'xia2023/float32/batch'),
   )
   paths = {name: root / _file(name) for name in names}
-  if not all(path.exists() for path in paths.values()):
+  if not all(p.exists() for p in (*paths.values(), root / _SUITE, root / _AUTO)):
     return ''
   tables = {name: json.loads(path.read_text()) for name, path in paths.items()}
   rows = {name: table['rows'] for name, table in tables.items()}
@@ -87,6 +95,8 @@ def lines(root: Path) -> str:
     synopsis_alpha=speed['debian_synopsis', 0]['alpha'],
     ende_alphas=_range(speed['debian_ende', 0], 1),
     synopsis_alphas=_range(speed['debian_synopsis', 0], 1),
+    **_suite(json.loads((root / _SUITE).read_text())),
+    **_auto(json.loads((root / _AUTO).read_text())),
     **_theory(rows['leviathan2023/table_4']),
     **_gains(rows['sun2024/tokens_per_run']),
     **_xia(rows['xia2023/main']),
@@ -119,6 +129,36 @@ def _range(row: Cells, place: int) -> str:
     if name.startswith('paper: ')
   ]
   return f'{min(values):g} to {max(values):g}'
+
+
+def _suite(suite: dict[str, Any]) -> Cells:
+  rows = suite['rows']
+  gamma = max(row['gamma'] for row in rows)
+  speeds = {
+    row['category']: row['speedup']
+    for row in rows
+    if (row['target'], row['drafter'], row['gamma'])
+    == ('smollm2-135m', 'prompt_lookup', gamma)
+  }
+  ordered = sorted(speeds, key=lambda name: -speeds[name])
+  return {
+    'suite_gamma': gamma,
+    'gains': _listed(f'{speeds[name]:.2f} on {name}' for name in ordered),
+    'prediction': suite['notes'][-1],
+    'suite_on': suite['device'],
+    'suite_dtype': suite['dtype'],
+    'suite_tokens': suite['flags']['suite_tokens'],
+  }
+
+
+def _auto(results: dict[str, Any]) -> Cells:
+  found = results['settings'].values()
+  ratios = [each['of_best'] for each in found]
+  slowest = min(each['of_plain_with_measuring'] for each in found)
+  return {
+    'of_best': f'{min(ratios):.2f} to {max(ratios):.2f}',
+    'measuring': f'{1 - slowest:.0%}',
+  }
 
 
 def _theory(rows: list[Cells]) -> Cells:
