@@ -19,8 +19,8 @@ and after the prefill unless stated otherwise.
   translating and summarising at the planned gamma ({here}, target in bfloat16);
   {ende_warm:.2f} and {synopsis_warm:.2f} at temperature 1.
 - **By kind of prompt:** SmolLM2-135M with prompt lookup at gamma {suite_gamma}
-  gains {gains} of the [suite](../experiments/suite/suite.md) ({suite_on},
-  {suite_dtype}, {suite_tokens} tokens per prompt). {prediction}
+  ({suite_on}, {suite_dtype}, {suite_tokens} tokens per prompt): {gains}. The
+  [suite](../experiments/suite/suite.md) has more. {prediction}
 - **A gamma that chooses itself** reaches {of_best} of the best gamma that a
   search finds in [six settings](../experiments/auto_gamma/results/auto_gamma.md),
   and is at most {measuring} slower than plain decoding, measuring included.
