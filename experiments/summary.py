@@ -22,8 +22,8 @@ and after the prefill unless stated otherwise.
   ({suite_on}, {suite_dtype}, {suite_tokens} tokens per prompt): {gains}. The
   [suite](../experiments/suite/suite.md) has more. {prediction}
 - **A gamma that chooses itself** reaches {of_best} of the best gamma that a
-  search finds in [six settings](../experiments/auto_gamma/results/auto_gamma.md),
-  and is at most {measuring} slower than plain decoding, measuring included.
+  search finds in
+  [six settings](../experiments/auto_gamma/results/auto_gamma.md), and is at most {measuring} slower than plain decoding, measuring included.
 - **A loss: {lm:.2f}.** `lm-mini` with `lm-nano` on the same machine. With
   everything in float32 ({elsewhere}), all three pairs lose: {losses}.
 - **Worst: {worst:.2f}.** The Spec-Drafter at batch {worst_batch} ({worst_way},
@@ -63,7 +63,9 @@ def lines(root: Path) -> str:
     *('xia2023/main', 'xia2023/float32/batch'),
   )
   paths = {name: root / _file(name) for name in names}
-  if not all(p.exists() for p in (*paths.values(), root / _SUITE, root / _AUTO)):
+  if not all(
+    p.exists() for p in (*paths.values(), root / _SUITE, root / _AUTO)
+  ):
     return ''
   tables = {name: json.loads(path.read_text()) for name, path in paths.items()}
   rows = {name: table['rows'] for name, table in tables.items()}

@@ -8,7 +8,7 @@ import pytest
 from specdec_jax import drafters, logits, theory, verification
 from specdec_jax.base import Context, Params
 from specdec_jax.drafters import schedules
-from tests import decoders, test_compilation, toy, trial
+from tests import decoders, toy, trial
 from tests.test_exactness_loop import LOSSLESS
 
 V = 4
@@ -151,20 +151,6 @@ def test_no_more_draft_steps_than_some_row_wants():
   # Nothing was committed since: both rows are finished.
   draft, _ = propose(PARAMS.drafter, keys, context, state)
   assert draft.lengths.tolist() == [0, 0]
-
-
-def test_no_cache_is_copied_in_the_loop():
-  model = toy.families.language_model(test_compilation.CONFIG)
-  hlo = test_compilation.compiled_loop(
-    adaptive(model=model, schedule=SCHEDULES['running alpha'], min_prob=0.3),
-    verification.speculative_sampling,
-    2,
-  )
-  lines = test_compilation.in_loops(hlo)
-  assert sum('dynamic-update-slice' in line for line in lines) >= 4
-  assert (
-    test_compilation.cache_copies(lines, test_compilation.cache_size(2)) == []
-  )
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.drafters import schedules
 from specdec_jax.models import kv_cache
 from tests import toy, toy_eagle, toy_gemma
 
@@ -47,6 +48,13 @@ DRAFTERS = {
   'uniform': drafters.uniform(gamma=GAMMA, vocab_size=V),
   'autoregressive': drafters.autoregressive(
     toy.families.language_model(CONFIG), gamma=GAMMA, logits_to_probs=SAMPLED
+  ),
+  'adaptive': drafters.adaptive(
+    toy.families.language_model(CONFIG),
+    gamma=GAMMA,
+    logits_to_probs=SAMPLED,
+    schedule=schedules.heuristic(),
+    min_prob=0.3,
   ),
   'eagle': drafters.autoregressive(
     drafters.eagle(NETWORK), gamma=GAMMA, logits_to_probs=SAMPLED
@@ -183,11 +191,12 @@ def cache_size(batch_size: int) -> int:
   return batch_size * heads * CAPACITY * CONFIG.head_dim
 
 
+ONCE = ('adaptive', 12), ('lookup, then eagle', 12)
 # Drafter, rule and batch size: one row, and several, which a CPU writes in one
 # loop however many; every rule.
 PROGRAMS = [
   *((name, 'speculative_sampling', size) for name in DRAFTERS
-    for size in (1, 12) if (name, size) != ('lookup, then eagle', 12)),
+    for size in (1, 12) if (name, size) not in ONCE),
   ('autoregressive', 'block_verification', 2),
   ('prompt_lookup', 'greedy', 2),
 ]  # fmt: skip

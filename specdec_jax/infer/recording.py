@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -9,7 +10,6 @@ from specdec_jax import base
 from specdec_jax.base import Array, LanguageModel, Prompt
 from specdec_jax.models import kv_cache, llama
 from specdec_jax.models.kv_cache import KVCache
-from specdec_jax.models.llama import LlamaConfig
 
 
 @base.value
@@ -29,11 +29,12 @@ class RecordedCache:
     return self.decoder.lengths
 
 
-def recording(config: LlamaConfig, layers: Sequence[int]) -> LanguageModel:
+def recording(config: Any, layers: Sequence[int]) -> LanguageModel:
   """The decoder with a `RecordedCache`; its params and tokens are those of
   `llama.language_model`.
 
   Args:
+    config: sizes of a family that `keeps_streams`.
     layers: whose inputs are kept, counted from 0; `num_layers` names the output
       of the last layer. ValueError for one that is not there.
   """
@@ -69,7 +70,7 @@ def recording(config: LlamaConfig, layers: Sequence[int]) -> LanguageModel:
   return LanguageModel(init, extend, rewind, config.vocab_size)
 
 
-def check_layers(config: LlamaConfig, layers: Sequence[int]) -> None:
+def check_layers(config: Any, layers: Sequence[int]) -> None:
   """Raises ValueError unless the decoder has these layers."""
   for layer in layers:
     if not 1 <= layer <= config.num_layers:

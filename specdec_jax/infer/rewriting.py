@@ -25,7 +25,6 @@ from specdec_jax.infer import decode_many, decoding, examples, recording
 from specdec_jax.infer.decode_many import Programs, Utilisation
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.models import families
-from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.text import prompts
 from specdec_jax.text.tasks import Example
 
@@ -129,7 +128,7 @@ def _check(decoder: Decoder, writing: Writing) -> None:
       'prompts: rewrite token files with it, --tokens'
     )
   if writing.layers is not None:
-    if not isinstance(decoder.config, LlamaConfig):
+    if not families.of(decoder.config).keeps_streams:
       raise ValueError(
         f'{decoder.model.checkpoint} is no Llama-type decoder, whose residual '
         'streams alone can be kept'
@@ -213,7 +212,6 @@ def _compile(
   """The loop for prompts of one width, at one temperature."""
   target = decoder.target
   if writing.layers is not None:
-    assert isinstance(decoder.config, LlamaConfig)
     target = recording.recording(decoder.config, writing.layers)
   sampling = Sampling(temperature=part.temperature)
   width = prompts.decoder_width(decoder.config, part.width)

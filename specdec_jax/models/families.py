@@ -51,6 +51,7 @@ class Family(NamedTuple):
       `drafters.blockwise_heads`.
     with_features: `(target config, config, width=)` to a target that keeps its
       features and the network that reads them, for `drafters.eagle`.
+    keeps_streams: whether `infer.recording` can keep its residual streams.
     has_encoder: whether prompts go to an encoder.
     starts: tokens that the decoder begins with, before any prompt.
     adds_special_tokens: whether prompts are encoded with the vocabulary's
@@ -72,6 +73,7 @@ class Family(NamedTuple):
   block_model: Callable[[Any], BlockModel] | None = None
   with_heads: Callable[[Any, Any], tuple[LanguageModel, HeadsFn]] | None = None
   with_features: Callable[..., tuple[LanguageModel, EagleModel]] | None = None
+  keeps_streams: bool = False
   has_encoder: Callable[[Any], bool] = lambda config: False
   starts: tuple[int, ...] = ()
   adds_special_tokens: Callable[[Any], bool] = lambda config: True
@@ -88,6 +90,7 @@ FAMILIES = (
     init_params=llama.init_params,
     stacks={'num_layers': ''},
     language_model=llama.language_model,
+    keeps_streams=True,
     max_positions=lambda config: config.max_positions,
   ),
   Family(

@@ -83,7 +83,7 @@ def test_there_and_back(run, tmp_path, name):
 
 def test_formats_that_have_no_such_network(run, tmp_path):
   for name, words in (
-    ('spec_drafter', 'no network that only drafts'),
+    ('spec_drafter', 'Hugging Face has no block_decoder'),
     ('decoder_only', 'no T5 without an encoder'),
   ):
     source = tmp_path / name

@@ -528,7 +528,7 @@ def test_every_gin_file_can_be_read(name):
   required = [
     f"{macro} = 'b'"
     for macro in ('DRAFTER_CHECKPOINT_PATH', 'DRAFTER_TEXT')
-    if macro in text
+    if macro in text and not name.startswith('models/')
   ]
   flags = argparse.Namespace(
     gin_file=[

@@ -212,7 +212,11 @@ def test_what_only_drafts_is_no_language_model():
 
 
 # A file format and a training recipe that are for one network.
-_OF_ONE_NETWORK = {'checkpoints/gguf/__init__.py', 'training/recipes.py'}
+_OF_ONE_NETWORK = {
+  'checkpoints/gguf/__init__.py',
+  'training/eagle.py',
+  'training/recipes.py',
+}
 
 
 def test_networks_are_not_told_apart_by_type():

@@ -15,7 +15,7 @@ from specdec_jax.integrations import t5x
 from specdec_jax.integrations.t5x import decoding, t5_networks
 from specdec_jax.models import families
 from specdec_jax.models.block_heads import BlockHeadsConfig
-from tests import toy, toy_block, toy_t5
+from tests import toy, toy_block, toy_eagle, toy_t5
 from tests.integrations.test_t5x_protocol import (
   GOLDEN,
   LENGTH,
@@ -148,7 +148,7 @@ def _decoded(target, **settings):
 
 
 @pytest.mark.parametrize('verification', RULES)
-@pytest.mark.parametrize('drafter', DRAFTERS)
+@pytest.mark.parametrize('drafter', [d for d in DRAFTERS if d != 'eagle'])
 def test_every_drafter_goes_with_every_rule(
   target, plain, own_settings, drafter, verification
 ):
@@ -162,6 +162,15 @@ def test_every_drafter_goes_with_every_rule(
   )
   np.testing.assert_array_equal(tokens, plain[0])
   assert (counts['num_drafted'].sum() > 0) == (drafter != 'none')
+
+
+def test_eagle_is_for_no_t5(target, tmp_path):
+  config = toy_eagle.config(toy.llama_config(Sizes().vocab_size))
+  orbax.save(tmp_path, config, toy_eagle.params(config, seed=0))
+  with pytest.raises(
+    ValueError, match='for a decoder-only target of the Llama'
+  ):
+    _decoded(target, drafter='eagle', drafter_checkpoint=str(tmp_path))
 
 
 def test_plain_decoding_drafts_nothing(target):
