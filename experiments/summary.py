@@ -23,7 +23,8 @@ and after the prefill unless stated otherwise.
   [suite](../experiments/suite/suite.md) has more. {prediction}
 - **A gamma that chooses itself** reaches {of_best} of the best gamma that a
   search finds in
-  [six settings](../experiments/auto_gamma/results/auto_gamma.md), and is at most {measuring} slower than plain decoding, measuring included.
+  [six settings](../experiments/auto_gamma/results/auto_gamma.md). It is at most
+  {measuring} slower than plain decoding, measuring included.
 - **A loss: {lm:.2f}.** `lm-mini` with `lm-nano` on the same machine. With
   everything in float32 ({elsewhere}), all three pairs lose: {losses}.
 - **Worst: {worst:.2f}.** The Spec-Drafter at batch {worst_batch} ({worst_way},
