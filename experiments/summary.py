@@ -9,6 +9,12 @@ from experiments.report import Cells
 
 _SUITE = 'suite/suite.json'
 _AUTO = 'auto_gamma/results/results.json'
+_AUTO_TEXT = """\
+- **A gamma that chooses itself** reaches {of_best} of the best gamma that a
+  search finds in
+  [six settings](../experiments/auto_gamma/results/auto_gamma.md). It is at most
+  {measuring} slower than plain decoding, measuring included.
+"""
 _TEXT = """\
 Speed is against the fastest plain decoding on the same machine: batch 1, greedy
 and after the prefill unless stated otherwise.
@@ -21,11 +27,7 @@ and after the prefill unless stated otherwise.
 - **By kind of prompt:** SmolLM2-135M with prompt lookup at gamma {suite_gamma}
   ({suite_on}, {suite_dtype}, {suite_tokens} tokens per prompt): {gains}. The
   [suite](../experiments/suite/suite.md) has more. {prediction}
-- **A gamma that chooses itself** reaches {of_best} of the best gamma that a
-  search finds in
-  [six settings](../experiments/auto_gamma/results/auto_gamma.md). It is at most
-  {measuring} slower than plain decoding, measuring included.
-- **A loss: {lm:.2f}.** `lm-mini` with `lm-nano` on the same machine. With
+{auto}- **A loss: {lm:.2f}.** `lm-mini` with `lm-nano` on the same machine. With
   everything in float32 ({elsewhere}), all three pairs lose: {losses}.
 - **Worst: {worst:.2f}.** The Spec-Drafter at batch {worst_batch} ({worst_way},
   float32, {elsewhere}).
@@ -64,9 +66,7 @@ def lines(root: Path) -> str:
     *('xia2023/main', 'xia2023/float32/batch'),
   )
   paths = {name: root / _file(name) for name in names}
-  if not all(
-    p.exists() for p in (*paths.values(), root / _SUITE, root / _AUTO)
-  ):
+  if not all(path.exists() for path in (*paths.values(), root / _SUITE)):
     return ''
   tables = {name: json.loads(path.read_text()) for name, path in paths.items()}
   rows = {name: table['rows'] for name, table in tables.items()}
@@ -99,7 +99,7 @@ def lines(root: Path) -> str:
     ende_alphas=_range(speed['debian_ende', 0], 1),
     synopsis_alphas=_range(speed['debian_synopsis', 0], 1),
     **_suite(json.loads((root / _SUITE).read_text())),
-    **_auto(json.loads((root / _AUTO).read_text())),
+    auto=_auto(root / _AUTO),
     **_theory(rows['leviathan2023/table_4']),
     **_gains(rows['sun2024/tokens_per_run']),
     **_xia(rows['xia2023/main']),
@@ -154,14 +154,17 @@ def _suite(suite: dict[str, Any]) -> Cells:
   }
 
 
-def _auto(results: dict[str, Any]) -> Cells:
-  found = results['settings'].values()
+def _auto(path: Path) -> str:
+  """The line on `gamma='auto'`, if that was measured."""
+  if not path.exists():
+    return ''
+  found = json.loads(path.read_text())['settings'].values()
   ratios = [each['of_best'] for each in found]
   slowest = min(each['of_plain_with_measuring'] for each in found)
-  return {
-    'of_best': f'{min(ratios):.2f} to {max(ratios):.2f}',
-    'measuring': f'{1 - slowest:.0%}',
-  }
+  return _AUTO_TEXT.replace('\n  ', ' ').format(
+    of_best=f'{min(ratios):.2f} to {max(ratios):.2f}',
+    measuring=f'{1 - slowest:.0%}',
+  )
 
 
 def _theory(rows: list[Cells]) -> Cells:

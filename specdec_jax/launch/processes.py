@@ -70,6 +70,9 @@ def joined(args: argparse.Namespace) -> Iterator[None]:
     )
   if getattr(jax.config, 'jax_platforms', None) == 'cpu':
     jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+    # Programs that were kept do not keep the order of their collectives, and
+    # processes wait for each other forever.
+    jax.config.update('jax_enable_compilation_cache', False)
   _join(*places)
   try:
     yield
