@@ -1,9 +1,12 @@
 """Processes that tests start: they compile as quickly as the tests do, and
 read what these have compiled."""
 
+import contextlib
 import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import jax
 
@@ -24,3 +27,28 @@ def environment(num_devices: int = 1) -> dict[str, str]:
     'JAX_COMPILATION_CACHE_DIR': jax.config.jax_compilation_cache_dir or '',
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
   }
+
+
+@contextlib.contextmanager
+def starter():
+  """Yields a function that starts Python with arguments, and what it may write
+  to standard error in a pipe; what still runs in the end is killed."""
+  started = []
+
+  def call(*arguments, num_devices=1):
+    process = subprocess.Popen(
+      [sys.executable, *arguments],
+      env=environment(num_devices),
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+    started.append(process)
+    return process
+
+  yield call
+  for process in started:
+    process.kill()
+    process.wait()
+    process.stderr.close()

@@ -2,8 +2,6 @@
 
 import signal
 import socket
-import subprocess
-import sys
 
 import pytest
 
@@ -53,25 +51,13 @@ def inputs(tmp_path_factory):
 def start():
   """Starts a command that can write so many objects; what still runs in the end
   is killed."""
-  started = []
+  with children.starter() as start_python:
 
-  def call(num_writes, *flags, num_devices=1):
-    process = subprocess.Popen(
-      [sys.executable, '-c', KILLED, str(num_writes), *flags],
-      env=children.environment(num_devices),
-      stdin=subprocess.DEVNULL,
-      stdout=subprocess.DEVNULL,
-      stderr=subprocess.PIPE,
-      text=True,
-    )
-    started.append(process)
-    return process
+    def call(num_writes, *flags, num_devices=1):
+      arguments = '-c', KILLED, str(num_writes), *flags
+      return start_python(*arguments, num_devices=num_devices)
 
-  yield call
-  for process in started:
-    process.kill()
-    process.wait()
-    process.stderr.close()
+    yield call
 
 
 def flags(inputs, out, *more, **bindings):

@@ -1,5 +1,6 @@
 """`specdec infer` as processes: killed and restarted, and two together."""
 
+import functools
 import json
 import pathlib
 import random
@@ -37,25 +38,8 @@ def t5(tmp_path_factory):
 @pytest.fixture
 def start():
   """Starts the command; what is still running at the end is killed."""
-  started = []
-
-  def call(*flags, num_devices=1):
-    process = subprocess.Popen(
-      [sys.executable, '-m', 'specdec_jax', *flags],
-      env=children.environment(num_devices),
-      stdin=subprocess.DEVNULL,
-      stdout=subprocess.DEVNULL,
-      stderr=subprocess.PIPE,
-      text=True,
-    )
-    started.append(process)
-    return process
-
-  yield call
-  for process in started:
-    process.kill()
-    process.wait()
-    process.stderr.close()
+  with children.starter() as start_python:
+    yield functools.partial(start_python, '-m', 'specdec_jax')
 
 
 def finish(process) -> str:
