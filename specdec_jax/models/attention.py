@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -100,3 +101,21 @@ def attend(
   mixed = mixed.reshape(batch, num_query_heads, num_queries, head_dim)
   mixed = mixed.transpose(0, 2, 1, 3).astype(queries.dtype)
   return mixed.reshape(batch, num_queries, num_query_heads * head_dim)
+
+
+def check_sizes(config: Any) -> None:
+  """Raises ValueError for a configuration whose `num_heads`, `num_kv_heads`,
+  `head_dim` and `windows` no attention with rotary positions can have."""
+  if config.num_kv_heads < 1 or config.num_heads % config.num_kv_heads:
+    raise ValueError(
+      f'{config.num_heads} query heads do not divide into '
+      f'{config.num_kv_heads} key-value heads'
+    )
+  if config.head_dim % 2:
+    raise ValueError(
+      f'rotary positions need an even head_dim, got {config.head_dim}'
+    )
+  if min(config.windows, default=0) < 0:
+    raise ValueError(
+      f'windows count positions, 0 for all, got {list(config.windows)}'
+    )

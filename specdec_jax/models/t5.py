@@ -304,12 +304,14 @@ def language_model(config: T5Config) -> LanguageModel:
       x = arrays.read_block(x, at, 1)
     return apply(params, x, method=T5.project), cache
 
-  def rewind(cache: T5Cache, lengths: Array) -> T5Cache:
-    lengths = lengths.astype(jnp.int32)
-    decoder = dataclasses.replace(cache.decoder, lengths=lengths)
-    return dataclasses.replace(cache, decoder=decoder)
-
   return LanguageModel(init, extend, rewind, config.vocab_size)
+
+
+def rewind(cache: T5Cache, lengths: Array) -> T5Cache:
+  """The cache with other lengths of the decoder, int32 `[B]`."""
+  lengths = lengths.astype(jnp.int32)
+  decoder = dataclasses.replace(cache.decoder, lengths=lengths)
+  return dataclasses.replace(cache, decoder=decoder)
 
 
 def _embed(config: T5Config) -> Embed:

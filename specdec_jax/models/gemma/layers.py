@@ -75,19 +75,7 @@ class GemmaConfig:
   dtype: jnp.dtype = jnp.float32
 
   def __post_init__(self):
-    if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
-      raise ValueError(
-        f'{self.num_heads} query heads do not divide into '
-        f'{self.num_kv_heads} key-value heads'
-      )
-    if self.head_dim % 2:
-      raise ValueError(
-        f'rotary positions need an even head_dim, got {self.head_dim}'
-      )
-    if min(self.windows, default=0) < 0:
-      raise ValueError(
-        f'windows count positions, 0 for all, got {list(self.windows)}'
-      )
+    attention.check_sizes(self)
     if not self.is_tied:
       raise ValueError('the logits of a Gemma reuse its embeddings')
     if self.rope_factor <= 0:

@@ -18,7 +18,7 @@ from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.decoder import Decoder, empty_cache
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.layers import applied
-from specdec_jax.models.t5 import T5Cache
+from specdec_jax.models.t5 import T5Cache, rewind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,10 +190,5 @@ def language_model(config: T5GemmaConfig) -> LanguageModel:
     if at is not None:
       x = arrays.read_block(x, at, 1)
     return apply(params, x, method=T5Gemma.project), cache
-
-  def rewind(cache: T5Cache, lengths: Array) -> T5Cache:
-    lengths = lengths.astype(jnp.int32)
-    decoder = dataclasses.replace(cache.decoder, lengths=lengths)
-    return dataclasses.replace(cache, decoder=decoder)
 
   return LanguageModel(init, extend, rewind, config.vocab_size)
