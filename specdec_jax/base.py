@@ -68,11 +68,13 @@ class Draft:
   """What a drafter guesses to come next.
 
   Attributes:
-    tokens: int32 `[B, G]`.
+    tokens: int32 `[B, G]`; of a tree, those of its nodes 1 .. N, and G is N.
     probs: float32 `[B, G, V]`, the very array that each token was drawn from;
       None for a deterministic drafter, whose distribution is one-hot and is
-      never materialised.
-    lengths: int32 `[B]`, 0 to G: tokens beyond it are not proposed.
+      never materialised. Of a tree's siblings, drawn without replacement, each
+      has what was left after those before it.
+    lengths: int32 `[B]`, 0 to G: tokens beyond it are not proposed. A tree is
+      proposed whole or not at all.
   """
 
   tokens: Array
@@ -91,12 +93,51 @@ class Verification:
     accept_probs: float32 `[B, G]`: the threshold that each drafted token's
       uniform draw was held against, 0 beyond `draft.lengths`.
     uniforms: float32 `[B, G]`, those draws; None from a rule that draws none.
+    path: int32 `[B, D]`, of a tree of depth D: the node at each depth of the
+      accepted path, 0 beyond it. None for a chain.
   """
 
   num_accepted: Array
   next_token: Array
   accept_probs: Array
   uniforms: Array | None = None
+  path: Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+  """The shape of a draft that branches, static; `trees` has its arithmetic.
+
+  Node 0 is the root, the pending token; nodes 1 .. N are drafted. Nodes are in
+  breadth-first order, so that the nodes of a depth stand together, and children
+  of one node are in the order of their rank, the likeliest first.
+
+  Attributes:
+    parents: of nodes 1 .. N: `parents[i]` is the parent of node i + 1. A chain
+      of G tokens is `tuple(range(G))`.
+  """
+
+  parents: tuple[int, ...]
+
+
+@value
+class Placement:
+  """Where the tokens of a call stand and what they see, unless they are a run
+  of text behind all that the cache holds.
+
+  They are written at `cache.lengths + t` all the same.
+
+  Attributes:
+    positions: int32 `[B, T]`, of the tokens, for rotary or relative positions.
+    key_positions: int32 `[B, S]`, of all entries of the cache, the T new ones
+      included.
+    mask: bool `[B, T, S]`, true where a token may look; a layer's window comes
+      on top, by these positions.
+  """
+
+  positions: Array
+  key_positions: Array
+  mask: Array
 
 
 class Params(NamedTuple):
@@ -122,25 +163,30 @@ class LanguageModel(NamedTuple):
   Attributes:
     init: `(params, prompt, max_len) -> cache`: encoder pass and prefill of all
       of the prompt but its last token, with room for `max_len` positions.
-    extend: `(params, tokens[B, T], cache, at=None) -> (logits, cache)`: float32
-      `[B, T, V]`, of what follows each appended token, or `[B, 1, V]`, of the
-      one at `at[B]`: the projection to V is most of a small model.
+    extend: `(params, tokens[B, T], cache, at=None, placement=None) -> (logits,
+      cache)`: float32 `[B, T, V]`, of what follows each appended token, or
+      `[B, 1, V]`, of the one at `at[B]`: the projection to V is most of a small
+      model. A `Placement` is for tokens that are no run of text.
     rewind: `(cache, lengths[B]) -> cache`: sets how many positions of each row
       count; nothing is erased.
     vocab_size: V, the last axis of the logits.
+    gather: `(cache, starts[B], offsets[B, D]) -> cache`: what lies at `starts +
+      offsets[:, i]` moves to `starts + i`; offsets grow, so that none is less
+      than i. None: the model takes no placements.
   """
 
   init: Callable[[Any, Prompt, int], Any]
   extend: Callable[..., tuple[Array, Any]]
   rewind: Callable[[Any, Array], Any]
   vocab_size: int
+  gather: Callable[[Any, Array, Array], Any] | None = None
 
 
 class Drafter(NamedTuple):
   """A source of guesses, as a pair of pure functions.
 
   Attributes:
-    gamma: the most tokens a call proposes, static.
+    gamma: the most tokens a call proposes, static; of a tree, its nodes.
     init: `(params, prompt, max_len) -> state`; no context will be longer than
       `max_len`.
     propose: `(params, row_keys[B], context, state) -> (Draft, state)`. The keys
@@ -153,6 +199,7 @@ class Drafter(NamedTuple):
       last argument. `init` gets it as the prefill left it, and returns
       `(state, target_cache)`, the cache that the loop goes on with; `propose`
       reads what the last target call left in it.
+    tree: the shape of every draft; None for a chain.
   """
 
   gamma: int
@@ -160,3 +207,4 @@ class Drafter(NamedTuple):
   propose: Callable[..., tuple[Draft, Any]]
   may_abstain: bool = False
   reads_target_cache: bool = False
+  tree: Tree | None = None

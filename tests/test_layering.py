@@ -18,6 +18,7 @@ LAYERS = {
   'verification': 1,
   'logits': 1,
   'arrays': 1,
+  'trees': 1,
   'distributions': 1,
   'keys': 1,
   'decoding': 2,

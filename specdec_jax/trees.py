@@ -1,0 +1,109 @@
+"""The arithmetic of draft trees: depths, levels, ancestors, and what each node
+sees of a cache.
+
+A `base.Tree` is static, so all but `placement` and `path_of` is numpy.
+"""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.base import Array, Placement, Tree
+
+
+def check(tree: Tree) -> None:
+  """Raises ValueError unless nodes are breadth-first and parents come first."""
+  parents = tree.parents
+  if not parents:
+    raise ValueError('a draft tree needs at least one node')
+  if any(not 0 <= parent <= i for i, parent in enumerate(parents)):
+    raise ValueError(
+      f'in a draft tree every parent comes before its child: {list(parents)}'
+    )
+  if any(a > b for a, b in itertools.pairwise(parents)):
+    raise ValueError(
+      'the nodes of a draft tree are in breadth-first order, so that parents '
+      f'never decrease: {list(parents)}'
+    )
+
+
+def depths(tree: Tree) -> np.ndarray:
+  """int32 `[N + 1]`: how far each node is from the root, which has 0."""
+  found = [0]
+  for parent in tree.parents:
+    found.append(found[parent] + 1)
+  return np.array(found, np.int32)
+
+
+def depth(tree: Tree) -> int:
+  """D: the most tokens that one target call can accept."""
+  return int(depths(tree)[-1])
+
+
+def levels(tree: Tree) -> list[range]:
+  """The nodes of each depth, 1 to D."""
+  by_depth = depths(tree)
+  edges = np.searchsorted(by_depth, np.arange(1, by_depth[-1] + 2))
+  return [range(a, b) for a, b in itertools.pairwise(edges)]
+
+
+def ranks(tree: Tree) -> np.ndarray:
+  """int32 `[N + 1]`: how many siblings stand before each node, the root too."""
+  seen: dict[int, int] = {}
+  found = [0]
+  for parent in tree.parents:
+    found.append(seen.get(parent, 0))
+    seen[parent] = found[-1] + 1
+  return np.array(found, np.int32)
+
+
+def ancestors(tree: Tree) -> np.ndarray:
+  """bool `[N + 1, N + 1]`: whether node j is node i or one above it."""
+  num_nodes = len(tree.parents) + 1
+  found = np.eye(num_nodes, dtype=bool)
+  for i, parent in enumerate(tree.parents, start=1):
+    found[i] |= found[parent]
+  return found
+
+
+def placement(
+  tree: Tree, nodes: range, starts: Array, capacity: int
+) -> Placement:
+  """Of consecutive nodes, in a cache whose entry `starts[b]` is the root's and
+  which holds the nodes before them.
+
+  Args:
+    tree: the tree.
+    nodes: the T nodes of the call, which are written at `starts + nodes`.
+    starts: int32 `[B]`, the root's entry and its position.
+    capacity: S, of the cache.
+  """
+  by_depth = jnp.asarray(depths(tree))
+  entries = jnp.arange(capacity, dtype=jnp.int32)[None, :]
+  # The node that an entry holds: below 0 it is text before the root.
+  held = entries - starts[:, None]
+  is_node = (held >= 0) & (held < nodes.stop)
+  held = jnp.clip(held, 0, nodes.stop - 1)
+  key_positions = jnp.where(
+    is_node, starts[:, None] + jnp.take(by_depth, held), entries
+  )
+  sees = jnp.asarray(ancestors(tree)[nodes.start : nodes.stop, : nodes.stop])
+  is_above = jnp.moveaxis(jnp.take(sees, held, axis=1), 0, 1)
+  is_text = (entries < starts[:, None])[:, None, :]
+  return Placement(
+    positions=starts[:, None] + by_depth[None, nodes.start : nodes.stop],
+    key_positions=key_positions,
+    mask=is_text | (is_node[:, None, :] & is_above),
+  )
+
+
+def path_of(tree: Tree, nodes: Array) -> Array:
+  """The path from the root to int32 `[B]` nodes: int32 `[B, D]`, the node at
+  depths 1 to D, 0 beyond the node itself."""
+  by_depth = depths(tree)
+  table = np.zeros((len(by_depth), int(by_depth[-1])), np.int32)
+  for i, parent in enumerate(tree.parents, start=1):
+    table[i] = table[parent]
+    table[i, by_depth[i] - 1] = i
+  return jnp.take(jnp.asarray(table), nodes, axis=0)
