@@ -31,7 +31,7 @@ from specdec_jax.measure import stopwatch, trials
 from specdec_jax.text.prompts import Batch
 
 # Beside what is tried, and up to half as much again.
-SEARCHED = (1, 2, 3, 4, 6, 8, 15, 23)
+SEARCHED = (1, 2, 3, 4, 6, 8, 15, 23, 31)
 PROMPTS = Path(__file__).parents[1] / 'prompts'
 
 
@@ -123,8 +123,12 @@ def measure(setting: Setting, corpus: Path, repeats: int) -> dict[str, Any]:
   )
   settings = Settings(max_new_tokens=setting.max_new_tokens)
   tried = drafting.auto_gammas(auto.choice)
-  # Of twice the shortest run that measures at all.
-  many = 2 * trials.num_batches_needed(tried, trials.NUM_ROWS)
+  # The shortest run in which as many rows are tried as suffice, and no less
+  # than twice the shortest that measures at all.
+  many = max(
+    trials.num_batches_needed(tried, setting.batch_size),
+    2 * trials.num_batches_needed(tried, trials.NUM_ROWS),
+  )
   choices = []
   for _ in range(repeats):
     auto.gammas.clear()

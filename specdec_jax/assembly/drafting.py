@@ -314,7 +314,7 @@ DRAFTERS: dict[str, type] = {
 
 
 # The largest gamma that 'auto' considers; heads have all of theirs.
-_WIDEST = {PromptLookup: 15, DraftModel: 11, SpecDrafter: 23}
+_WIDEST = {PromptLookup: 23, DraftModel: 11, SpecDrafter: 23}
 
 
 def is_auto(choice: DrafterChoice) -> bool:
