@@ -71,7 +71,8 @@ def runs_with(trial: Trial, gamma: int) -> np.ndarray:
 
 
 def choose(trials: Sequence[Trial], batch_size: int) -> Choice:
-  """The fastest gamma, or 0 if none is faster than plain decoding by a margin.
+  """The fastest gamma, or 0 if none is faster than plain decoding by a margin:
+  the planner's, or the standard error of what the texts have shown.
 
   How tokens per target run depend on gamma is that of the rows with the longest
   drafts (`runs_with`); how many tokens are accepted at all, that of all rows.
@@ -115,9 +116,12 @@ def choose(trials: Sequence[Trial], batch_size: int) -> Choice:
     speeds |= {gamma: speed(gamma, each) for gamma, each in expected.items()}
   best = max(speeds, key=speeds.__getitem__)
   # Times between those that were tried are interpolated, which is worth little
-  # where speeds hardly differ.
-  for surer in (max(measured, key=speeds.__getitem__), 0):
-    if speeds[best] <= (1 + MARGIN) * speeds[surer]:
+  # where speeds hardly differ; and other texts will be less or more easily
+  # drafted than these few.
+  margins = {max(measured, key=speeds.__getitem__): MARGIN}
+  margins[0] = max(MARGIN, _error(drafting))
+  for surer, margin in margins.items():
+    if speeds[best] <= (1 + margin) * speeds[surer]:
       best = surer
   accepted, tested = (
     sum(int(getattr(trial, name).sum()) for trial in drafting)
@@ -127,7 +131,9 @@ def choose(trials: Sequence[Trial], batch_size: int) -> Choice:
   num_rows = sum(trial.num_runs.size for trial in trials)
   return Choice(
     gamma=best,
-    sentence=_sentence(best, measured, num_rows, alpha, speeds[best]),
+    sentence=_sentence(
+      best, measured, num_rows, alpha, speeds[best], margins[0]
+    ),
     tokens_per_second={str(gamma): each for gamma, each in measured.items()},
     alpha=alpha,
   )
@@ -139,6 +145,7 @@ def _sentence(
   num_rows: int,
   alpha: float | None,
   expected: float,
+  margin: float,
 ) -> str:
   shown = [
     f'{each:.1f} with gamma {tried}' if tried else f'plain {each:.1f}'
@@ -149,7 +156,8 @@ def _sentence(
     *([] if alpha is None else [f'alpha {alpha:.2f}']),
     f'gamma {gamma} is expected to give {expected:.1f}'
     if gamma
-    else f'no gamma is faster than plain by {MARGIN:.0%}',
+    else f'no gamma is faster than plain by {margin:.0%}'
+    + (', the error of so few rows' if margin > MARGIN else ''),
   ]
   return f'gamma auto is {gamma or "0, plain decoding"}: {"; ".join(reasons)}'
 
@@ -166,6 +174,16 @@ def _efficiencies(
   promised = sum(int(t.num_runs.sum()) * (shape(t.gamma) - 1) for t in trials)
   level = accepted / promised if promised else 1.0
   return {gamma: 1 + level * (shape(gamma) - 1) for gamma in gammas}
+
+
+def _error(trials: Sequence[Trial]) -> float:
+  """The standard error of tokens per target run, as a share of them, over all
+  texts that were drafted for; 0 if it is not known."""
+  narrowest = trials[0].gamma
+  tokens = np.concatenate([trial.num_tokens for trial in trials])
+  runs = np.concatenate([runs_with(trial, narrowest) for trial in trials])
+  error = estimates.standard_error(tokens, runs) or 0.0
+  return float(error * runs.sum() / tokens.sum())
 
 
 def _agree(trials: Sequence[Trial]) -> bool | None:

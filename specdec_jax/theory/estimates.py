@@ -39,11 +39,19 @@ def ratio(
   if not counts.sum():
     raise ValueError(f'nothing was counted in {len(counts)} rows')
   value = float(sums.sum() / counts.sum())
+  error = standard_error(sums, counts)
+  if error is None:
+    return value, None
+  half = _NORMAL_QUANTILE * error
+  return value, [value - half, value + half]
+
+
+def standard_error(sums: np.ndarray, counts: np.ndarray) -> float | None:
+  """Of a `ratio`; None for fewer than two rows."""
   is_counted = counts > 0
   num_rows = int(is_counted.sum())
   if num_rows < 2:
-    return value, None
-  excess = (sums - value * counts)[is_counted]
+    return None
+  excess = (sums - sums.sum() / counts.sum() * counts)[is_counted]
   deviation = np.sqrt((excess**2).sum() * num_rows / (num_rows - 1))
-  half = float(_NORMAL_QUANTILE * deviation / counts.sum())
-  return value, [value - half, value + half]
+  return float(deviation / counts.sum())

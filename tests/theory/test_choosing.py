@@ -97,6 +97,21 @@ def test_plain_decoding_unless_drafts_gain_by_a_margin(speedup):
     assert 'no gamma is faster than plain by 2%' in found.sentence
 
 
+@pytest.mark.parametrize(
+  ('num_tokens', 'gamma'), [(12, 0), (600, 5)], ids=['few', 'many']
+)
+def test_few_short_texts_do_not_show_a_small_gain(num_tokens, gamma):
+  """Gamma 5 gains 8%; eight texts of 12 tokens have an error above that."""
+  rows = {'num_rows': 8, 'num_tokens': num_tokens}
+  tokens = trial(0.6, 5, 1.0, seed=2, **rows)
+  pace = tokens.num_tokens.sum() / tokens.num_runs.sum()
+  seconds = [1.0, 10.0, pace / 1.08, 10.0]
+  found = choose([0.6] * 4, seconds, **rows)
+  assert found.gamma == gamma
+  if not gamma:
+    assert 'the error of so few rows' in found.sentence
+
+
 def test_what_is_tried_speaks_for_itself_where_the_longest_drafts_mislead():
   """As with drafts that are worse the longer they are. The promise of gamma 11
   for gamma 2 would be one token a run."""
