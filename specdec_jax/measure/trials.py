@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from specdec_jax.decoding.statistics import Statistics
+from specdec_jax.theory import estimates
 from specdec_jax.theory.choosing import Choice, Trial
 
 # Rows of each gamma that suffice.
@@ -55,28 +56,28 @@ class Visit:
 
 
 def trial(visits: Sequence[Visit], *, waits: bool) -> Trial:
-  """What the batches of one gamma show together. The quickest counts: what else
-  a machine does slows programs down. If a batch `waits` for its slowest row,
-  rows are not refilled."""
+  """What the batches of one gamma show together. If a batch `waits` for its
+  slowest row, rows are not refilled."""
   counts = [jax.device_get(visit.statistics) for visit in visits]
   total = jax.tree.map(lambda *rows: np.concatenate(rows), *counts)
   num_slots = sum(
     v.num_iterations * c.num_tokens.size
     for v, c in zip(visits, counts, strict=True)
   )
+  seconds = np.array([visit.loop_seconds for visit in visits])
+  iterations = np.array([visit.num_iterations for visit in visits])
+  iteration_seconds = float(seconds.sum() / iterations.sum())
+  error = estimates.standard_error(seconds, iterations) or 0.0
   return Trial(
     gamma=visits[0].gamma,
     num_tokens=total.num_tokens,
     num_runs=total.num_target_runs,
     num_tested=total.num_tested,
     num_accepted=total.num_accepted,
-    fill_seconds=min(
-      visit.fill_seconds / each.num_tokens.size
-      for visit, each in zip(visits, counts, strict=True)
-    ),
-    iteration_seconds=min(
-      visit.loop_seconds / visit.num_iterations for visit in visits
-    ),
+    fill_seconds=sum(visit.fill_seconds for visit in visits)
+    / total.num_tokens.size,
+    iteration_seconds=iteration_seconds,
+    iteration_error=error / iteration_seconds,
     utilisation=float(total.num_target_runs.sum() / num_slots)
     if waits
     else 1.0,

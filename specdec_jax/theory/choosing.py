@@ -21,6 +21,7 @@ class Trial:
     num_accepted: `[R, gamma]`, how often it then passed.
     fill_seconds: of the prefill of a row.
     iteration_seconds: of the loop, for all rows of a batch.
+    iteration_error: standard error of the latter, as a share of them.
     utilisation: mean share of a batch's rows that an iteration serves.
   """
 
@@ -31,6 +32,7 @@ class Trial:
   num_accepted: np.ndarray
   fill_seconds: float
   iteration_seconds: float
+  iteration_error: float = 0.0
   utilisation: float = 1.0
 
 
@@ -72,7 +74,7 @@ def runs_with(trial: Trial, gamma: int) -> np.ndarray:
 
 def choose(trials: Sequence[Trial], batch_size: int) -> Choice:
   """The fastest gamma, or 0 if none is faster than plain decoding by a margin:
-  the planner's, or the standard error of what the texts have shown.
+  the planner's, or the standard error of what the trials have shown.
 
   How tokens per target run depend on gamma is that of the rows with the longest
   drafts (`runs_with`); how many tokens are accepted at all, that of all rows.
@@ -119,7 +121,7 @@ def choose(trials: Sequence[Trial], batch_size: int) -> Choice:
   # where speeds hardly differ; and other texts will be less or more easily
   # drafted than these few.
   margins = {max(measured, key=speeds.__getitem__): MARGIN}
-  margins[0] = max(MARGIN, _error(drafting))
+  margins[0] = max(MARGIN, _error(trials))
   for surer, margin in margins.items():
     if speeds[best] <= (1 + margin) * speeds[surer]:
       best = surer
@@ -177,13 +179,21 @@ def _efficiencies(
 
 
 def _error(trials: Sequence[Trial]) -> float:
-  """The standard error of tokens per target run, as a share of them, over all
-  texts that were drafted for; 0 if it is not known."""
-  narrowest = trials[0].gamma
-  tokens = np.concatenate([trial.num_tokens for trial in trials])
-  runs = np.concatenate([runs_with(trial, narrowest) for trial in trials])
+  """The standard error of a speed over plain decoding's, as a share of it: that
+  of tokens per target run over all texts that were drafted for, and those of
+  the times, of drafts on average; 0 where there is but one of each."""
+  plain, drafting = trials[0], trials[1:]
+  tokens = np.concatenate([trial.num_tokens for trial in drafting])
+  runs = np.concatenate(
+    [runs_with(trial, drafting[0].gamma) for trial in drafting]
+  )
   error = estimates.standard_error(tokens, runs) or 0.0
-  return float(error * runs.sum() / tokens.sum())
+  errors = (
+    error * runs.sum() / tokens.sum(),
+    plain.iteration_error,
+    np.mean([trial.iteration_error for trial in drafting]),
+  )
+  return float(np.linalg.norm(errors))
 
 
 def _agree(trials: Sequence[Trial]) -> bool | None:

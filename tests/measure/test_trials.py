@@ -54,10 +54,14 @@ def visit(fill_seconds, loop_seconds, num_runs):
   )
 
 
-def test_the_quickest_visit_counts():
-  visits = [visit(3.0, 8.0, [2, 4]), visit(1.0, 15.0, [3, 5])]
+def test_all_visits_of_a_gamma_count():
+  visits = [visit(3.0, 8.0, [2, 4]), visit(1.0, 15.5, [3, 5])]
   found = trials.trial(visits, waits=True)
-  assert (found.fill_seconds, found.iteration_seconds) == (0.5, 2.0)
+  assert (found.fill_seconds, found.iteration_seconds) == (1.0, 23.5 / 9)
+  # Two visits are equally far from what both say together.
+  far = abs(8.0 - 4 * 23.5 / 9)
+  assert found.iteration_error == pytest.approx(2 * far / 23.5)
+  assert trials.trial(visits[:1], waits=True).iteration_error == 0
   assert found.utilisation == (2 + 4 + 3 + 5) / (2 * 4 + 2 * 5)
   assert found.num_runs.tolist() == [2, 4, 3, 5]
   assert found.num_accepted.shape == (4, 3)

@@ -112,6 +112,14 @@ def test_few_short_texts_do_not_show_a_small_gain(num_tokens, gamma):
     assert 'the error of so few rows' in found.sentence
 
 
+@pytest.mark.parametrize(('error', 'gamma'), [(0.04, 5), (0.1, 0)])
+def test_a_gain_less_than_the_error_of_the_times_is_none(error, gamma):
+  pace = (1 - 0.6**6) / 0.4
+  seconds = [1.0, 10.0, pace / 1.1, 10.0]
+  found = choose([0.6] * 4, seconds, iteration_error=error)
+  assert found.gamma == gamma
+
+
 def test_what_is_tried_speaks_for_itself_where_the_longest_drafts_mislead():
   """As with drafts that are worse the longer they are. The promise of gamma 11
   for gamma 2 would be one token a run."""
