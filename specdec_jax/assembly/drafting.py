@@ -313,8 +313,12 @@ DRAFTERS: dict[str, type] = {
 }
 
 
-# The largest gamma that 'auto' considers; heads have all of theirs.
-_WIDEST = {PromptLookup: 23, DraftModel: 11, SpecDrafter: 23}
+# What 'auto' tries; each plus 1 divides the next plus 1. Heads have a gamma.
+_TRIED = {
+  PromptLookup: (3, 11, 23),
+  DraftModel: (2, 5, 11),
+  SpecDrafter: (5, 11, 23),
+}
 
 
 def is_auto(choice: DrafterChoice) -> bool:
@@ -329,11 +333,11 @@ def is_auto(choice: DrafterChoice) -> bool:
 def auto_gammas(choice: Any) -> tuple[int, ...]:
   """What 'auto' tries, ascending: 0, and up to three of which each divides the
   next, all plus 1."""
-  widest = _WIDEST.get(type(choice), 7)
-  if isinstance(choice, BlockHeads):
-    widest = models.read_drafter_config(
-      choice.model, 'with_heads', 'set of heads'
-    ).gamma
+  if not isinstance(choice, BlockHeads):
+    return (0, *_TRIED.get(type(choice), (1, 3, 7)))
+  widest = models.read_drafter_config(
+    choice.model, 'with_heads', 'set of heads'
+  ).gamma
   tried = {(widest + 1) // part - 1 for part in (1, 2, 4)}
   return (0, *sorted(tried - {0, -1}))
 
