@@ -129,10 +129,10 @@ class Placement:
 
   Attributes:
     positions: int32 `[B, T]`, of the tokens, for rotary or relative positions.
-    key_positions: int32 `[B, S]`, of all entries of the cache, the T new ones
-      included.
-    mask: bool `[B, T, S]`, true where a token may look; a layer's window comes
-      on top, by these positions.
+    key_positions: int32 `[B or 1, S]`, of all entries of the cache, the T new
+      ones included.
+    mask: bool `[B, T, S]`, true where a token may look, itself included; a
+      layer's window comes on top, by these positions.
   """
 
   positions: Array
@@ -158,7 +158,7 @@ target's distributions after the context and after each drafted token."""
 
 
 class LanguageModel(NamedTuple):
-  """A language model with a cache, as three pure functions.
+  """A language model with a cache, as pure functions.
 
   Attributes:
     init: `(params, prompt, max_len) -> cache`: encoder pass and prefill of all
@@ -166,13 +166,19 @@ class LanguageModel(NamedTuple):
     extend: `(params, tokens[B, T], cache, at=None, placement=None) -> (logits,
       cache)`: float32 `[B, T, V]`, of what follows each appended token, or
       `[B, 1, V]`, of the one at `at[B]`: the projection to V is most of a small
-      model. A `Placement` is for tokens that are no run of text.
+      model. A `placement`, by keyword, is for tokens that are no run of text.
     rewind: `(cache, lengths[B]) -> cache`: sets how many positions of each row
       count; nothing is erased.
     vocab_size: V, the last axis of the logits.
-    gather: `(cache, starts[B], offsets[B, D]) -> cache`: what lies at `starts +
-      offsets[:, i]` moves to `starts + i`; offsets grow, so that none is less
-      than i. None: the model takes no placements.
+    gather: `(cache, starts[B], offsets[B, D]) -> cache`: what lies at entries
+      `starts + offsets[:, i]` moves to `starts + i`, all of it read before any
+      is written; lengths stay. A path of a tree becomes a run of text so:
+      `starts` is the entry after the root's, one more than `lengths` before the
+      call, and `offsets` are the path's nodes less 1; beyond the path they may
+      be anything, since the caller then rewinds to what it keeps. What else a
+      cache has of each token of the last call, as features, moves along, and
+      the root's stays in front. None: the model takes no placements; with it, a
+      cache has `capacity`, the S of a placement.
   """
 
   init: Callable[[Any, Prompt, int], Any]

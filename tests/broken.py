@@ -198,3 +198,49 @@ TARGETS = {
   'cache never rewound': never_rewound,
   'cache rewound one too far': rewound_too_far,
 }
+
+
+def positions_by_index(model: LanguageModel) -> LanguageModel:
+  """The nodes of a tree stand one behind the other, siblings too."""
+
+  def extend(params, tokens, cache, at=None, placement=None):
+    if placement is not None:
+      entries = jnp.arange(placement.mask.shape[2], dtype=jnp.int32)
+      placement = placement.replace(
+        positions=arrays.block_positions(cache.lengths, tokens.shape[1]),
+        key_positions=entries[None],
+      )
+    return model.extend(params, tokens, cache, at, placement=placement)
+
+  return model._replace(extend=extend)
+
+
+def siblings_seen(model: LanguageModel) -> LanguageModel:
+  """A node sees all that was written before it, as a token of a text does."""
+
+  def extend(params, tokens, cache, at=None, placement=None):
+    if placement is not None:
+      entries = arrays.block_positions(cache.lengths, tokens.shape[1])
+      every = jnp.arange(placement.mask.shape[2], dtype=jnp.int32)
+      mask = every[None, None] <= entries[:, :, None]
+      placement = placement.replace(mask=mask)
+    return model.extend(params, tokens, cache, at, placement=placement)
+
+  return model._replace(extend=extend)
+
+
+def gathered_off_by_one(model: LanguageModel) -> LanguageModel:
+  """Every entry of the accepted path comes from the node after it."""
+  return model._replace(
+    gather=lambda cache, starts, offsets: model.gather(
+      cache, starts, offsets + 1
+    )
+  )
+
+
+# Models that are right as long as drafts are chains.
+WITH_TREES = {
+  'positions by index': positions_by_index,
+  'siblings seen': siblings_seen,
+  'gather off by one': gathered_off_by_one,
+}

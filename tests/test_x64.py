@@ -16,7 +16,7 @@ from specdec_jax.base import Params, Prompt
 from specdec_jax.decoding import autoregressive, beam_search, speculative
 from tests import toy, toy_t5
 from tests.contracts import table_of_drafters as table
-from tests.contracts.test_language_models import ROWS as MODELS
+from tests.contracts.table_of_models import ROWS as MODELS
 from tests.contracts.test_verifiers import ROWS as RULES
 
 SAMPLED = logits.standardize(temperature=0.9, top_k=3, top_p=0.9)

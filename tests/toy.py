@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import arrays
-from specdec_jax.base import Array, LanguageModel, Prompt, value
+from specdec_jax.base import Array, LanguageModel, Placement, Prompt, value
 from specdec_jax.models import families
 from specdec_jax.models.llama import LlamaConfig, RopeScaling
 
@@ -21,6 +21,10 @@ class ToyCache:
 
   tokens: Array
   lengths: Array
+
+  @property
+  def capacity(self) -> int:
+    return self.tokens.shape[1]
 
 
 def toy(vocab_size: int) -> LanguageModel:
@@ -35,24 +39,43 @@ def toy(vocab_size: int) -> LanguageModel:
     _, cache = extend(params, prompt.decoder_tokens[:, :-1], cache)
     return rewind(cache, prompt.decoder_lengths - 1)
 
-  def extend(params, tokens: Array, cache: ToyCache, at=None):
+  def extend(params, tokens: Array, cache: ToyCache, at=None, placement=None):
     rows = jnp.arange(tokens.shape[0])[:, None]
-    steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)
-    positions = cache.lengths[:, None] + steps[None, :]
+    positions = arrays.block_positions(cache.lengths, tokens.shape[1])
     buffer = cache.tokens.at[rows, positions].set(tokens, mode='drop')
-    last = buffer.at[rows, positions].get(mode='clip')
-    before = buffer.at[rows, jnp.maximum(positions - 1, 0)].get(mode='clip')
-    before = jnp.where(positions > 0, before, vocab_size)
+    if placement is None:
+      last = buffer.at[rows, positions].get(mode='clip')
+      before = buffer.at[rows, jnp.maximum(positions - 1, 0)].get(mode='clip')
+      before = jnp.where(positions > 0, before, vocab_size)
+    else:
+      last = seen(buffer, placement, 0)
+      before = seen(buffer, placement, 1)
     cache = ToyCache(tokens=buffer, lengths=cache.lengths + tokens.shape[1])
     logits = params['table'][before, last]
     if at is not None:
       logits = arrays.read_block(logits, at, 1)
     return logits, cache
 
+  def seen(buffer: Array, placement: Placement, distance: int) -> Array:
+    """The first visible token so far before each, or V if there is none."""
+    wanted = placement.positions[:, :, None] - distance
+    is_it = placement.mask & (placement.key_positions[:, None, :] == wanted)
+    entries = jnp.argmax(is_it, axis=-1)
+    found = jnp.take_along_axis(buffer, entries, axis=1)
+    return jnp.where(jnp.any(is_it, axis=-1), found, vocab_size)
+
   def rewind(cache: ToyCache, lengths: Array) -> ToyCache:
     return cache.replace(lengths=lengths)
 
-  return LanguageModel(init, extend, rewind, vocab_size)
+  def gather(cache: ToyCache, starts: Array, offsets: Array) -> ToyCache:
+    rows = jnp.arange(starts.size)[:, None]
+    entries = starts[:, None] + offsets
+    taken = cache.tokens.at[rows, entries].get(mode='clip')
+    places = arrays.block_positions(starts, offsets.shape[1])
+    tokens = cache.tokens.at[rows, places].set(taken, mode='drop')
+    return cache.replace(tokens=tokens)
+
+  return LanguageModel(init, extend, rewind, vocab_size, gather)
 
 
 def toy_params(vocab_size: int, *, seed: int, scale: float = 1.5) -> dict:

@@ -18,7 +18,8 @@ class FeatureCache:
 
   Attributes:
     target: the target's own.
-    features: `[B, W, F]`, those of the call's first W tokens.
+    features: `[B, W, F]`, those of the call's first W tokens; of all of its
+      tokens if these were placed, until `gather_features` leaves W of them.
     starts: int32 `[B]`, the position of the first of them. After the prefill it
       is that of the last token that was read, -1 if there was none.
     prompt: `[B, P-1, F]`, those of all tokens of the prefill; None once the
@@ -35,6 +36,26 @@ class FeatureCache:
     lengths: Array = self.target.lengths
     return lengths
 
+  @property
+  def capacity(self) -> int:
+    capacity: int = self.target.capacity
+    return capacity
+
+
+def gather_features(
+  cache: FeatureCache, starts: Array, offsets: Array, *, width: int
+) -> FeatureCache:
+  """The cache with the features of the W entries from `cache.starts` on, in the
+  order in which `LanguageModel.gather` leaves the entries."""
+  first = starts - cache.starts
+  kept = arrays.block_positions(jnp.zeros_like(starts), width)
+  num_moved = jnp.full_like(starts, offsets.shape[1])
+  sources = arrays.write_block(kept, first[:, None] + offsets, first, num_moved)
+  features = jnp.take_along_axis(
+    cache.features, sources[..., None], axis=1, mode='clip'
+  )
+  return dataclasses.replace(cache, features=features)
+
 
 class EagleModel(NamedTuple):
   """A network that drafts from features, as pure functions.
@@ -45,10 +66,11 @@ class EagleModel(NamedTuple):
   Attributes:
     init: `(params, batch_size, max_len) -> cache`, empty.
     join: `(params, features[B, T, F]) -> hidden[B, T, D]`.
-    extend: `(params, tokens[B, T], hidden[B, T, D], cache, at[B]) ->
-      (logits[B, 1, V], hidden[B, 1, D], cache)`: appends T positions; `tokens`
-      are those after them, and the logits and the guess of the next features
-      are those at `at`.
+    extend: `(params, tokens[B, T], hidden[B, T, D], cache, at=None,
+      placement=None) -> (logits[B, T, V], hidden[B, T, D], cache)`: appends T
+      positions; `tokens` are those after them, and the logits and the guesses
+      of the next features are those of each, or `[B, 1, V]` and `[B, 1, D]`, of
+      the one at `at[B]`. A `Placement` is as of a `LanguageModel`.
     rewind: `(cache, lengths[B]) -> cache`, as of a `LanguageModel`.
   """
 

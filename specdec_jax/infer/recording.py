@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from specdec_jax import base
-from specdec_jax.base import Array, LanguageModel, Prompt
+from specdec_jax.base import Array, LanguageModel, Placement, Prompt
 from specdec_jax.models import kv_cache, llama
 from specdec_jax.models.kv_cache import KVCache
 
@@ -28,6 +28,10 @@ class RecordedCache:
   def lengths(self) -> Array:
     return self.decoder.lengths
 
+  @property
+  def capacity(self) -> int:
+    return self.decoder.capacity
+
 
 def recording(config: Any, layers: Sequence[int]) -> LanguageModel:
   """The decoder with a `RecordedCache`; its params and tokens are those of
@@ -42,9 +46,13 @@ def recording(config: Any, layers: Sequence[int]) -> LanguageModel:
   apply = llama.with_streams(config, tuple(layers))
 
   def extend(
-    params, tokens: Array, cache: RecordedCache, at: Array | None = None
+    params,
+    tokens: Array,
+    cache: RecordedCache,
+    at: Array | None = None,
+    placement: Placement | None = None,
   ) -> tuple[Array, RecordedCache]:
-    logits, decoder, new = apply(params, tokens, cache.decoder, at)
+    logits, decoder, new = apply(params, tokens, cache.decoder, at, placement)
     streams = kv_cache.append(cache.streams, new[:, None], cache.lengths)
     return logits, RecordedCache(decoder=decoder, streams=streams)
 
@@ -64,10 +72,18 @@ def recording(config: Any, layers: Sequence[int]) -> LanguageModel:
 
   def rewind(cache: RecordedCache, lengths: Array) -> RecordedCache:
     return dataclasses.replace(
-      cache, decoder=llama.rewind(cache.decoder, lengths)
+      cache, decoder=kv_cache.rewind(cache.decoder, lengths)
     )
 
-  return LanguageModel(init, extend, rewind, config.vocab_size)
+  def gather(
+    cache: RecordedCache, starts: Array, offsets: Array
+  ) -> RecordedCache:
+    return RecordedCache(
+      decoder=kv_cache.gather_all(cache.decoder, starts, offsets),
+      streams=kv_cache.gather(cache.streams, starts, offsets),
+    )
+
+  return LanguageModel(init, extend, rewind, config.vocab_size, gather)
 
 
 def check_layers(config: Any, layers: Sequence[int]) -> None:

@@ -1,5 +1,6 @@
 """Attention over a cache whose rows have different lengths."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -8,23 +9,51 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.base import Array
+from specdec_jax.base import Array, Placement
 
 
-def causal_mask(
-  lengths: Array, num_queries: int, capacity: int, *, window: int = 0
-) -> Array:
-  """Which cached positions each new query may see: bool `[B, T, S]`, true where
-  `s <= lengths[b] + t` and, with a window, `s > lengths[b] + t - window`, so
-  that a query sees itself and `window - 1` positions before it; 0 for no
-  window. S is the cache's capacity; lengths, int32 `[B]`, are those before the
-  T queries were appended."""
-  query_positions = arrays.block_positions(lengths, num_queries)[:, :, None]
-  key_positions = jnp.arange(capacity, dtype=lengths.dtype)[None, None, :]
-  mask = key_positions <= query_positions
-  if window:
-    mask = mask & (key_positions > query_positions - window)
-  return mask
+def placed(
+  lengths: Array,
+  num_tokens: int,
+  capacity: int,
+  placement: Placement | None = None,
+) -> Placement:
+  """Where the T tokens of a call stand: as `placement` says, or else as a run
+  of text behind the entries that each row has, of which a token sees itself and
+  all before it, `s <= lengths[b] + t`.
+
+  Args:
+    lengths: int32 `[B]`, of the rows before the T tokens are appended.
+    num_tokens: T.
+    capacity: S, of the cache.
+    placement: of tokens that are no run of text; ValueError if it is for
+      another number of tokens or a cache of another capacity.
+  """
+  if placement is not None:
+    sizes = placement.mask.shape[1:]
+    if sizes != (num_tokens, capacity):
+      raise ValueError(
+        f'a placement of {sizes[0]} tokens in a cache of {sizes[1]} positions '
+        f'does not fit {num_tokens} tokens in one of {capacity}'
+      )
+    return placement
+  positions = arrays.block_positions(lengths, num_tokens)
+  key_positions = jnp.arange(capacity, dtype=lengths.dtype)[None]
+  return Placement(
+    positions=positions,
+    key_positions=key_positions,
+    mask=key_positions[:, None, :] <= positions[:, :, None],
+  )
+
+
+def within(placement: Placement, window: int) -> Placement:
+  """The placement in a layer with a window, 0 for none: a token sees no further
+  back than `window - 1` positions."""
+  if not window:
+    return placement
+  last_unseen = placement.positions[:, :, None] - window
+  is_near = placement.key_positions[:, None, :] > last_unseen
+  return dataclasses.replace(placement, mask=placement.mask & is_near)
 
 
 def window_of(windows: tuple[int, ...], layer: int) -> int:
@@ -61,8 +90,8 @@ def attend(
       `g*Hq/H .. (g+1)*Hq/H - 1` share key-value head g.
     keys: `[B, H, S, D]`.
     values: like `keys`.
-    mask: bool `[B, T or 1, S]`, true where a query may look. One that may look
-      nowhere averages all values; its result is meaningless but finite.
+    mask: bool `[B or 1, T or 1, S]`, true where a query may look. One that may
+      look nowhere averages all values; its result is meaningless but finite.
     scale: multiplies the products of queries and keys.
     softcap: bounds the scaled products, see `softcapped`; 0 does not.
     bias: float32 `[B or 1, Hq, T, S]` added to the scaled products, or None.

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import arrays
-from specdec_jax.base import Array, LanguageModel
+from specdec_jax.base import Array, LanguageModel, Placement
 from specdec_jax.drafters.eagle import EagleModel
-from specdec_jax.models import kv_cache, llama
+from specdec_jax.models import attention, kv_cache, llama
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import (
   Dense,
@@ -205,6 +205,7 @@ class Eagle(nn.Module):
     values: Array,
     lengths: Array,
     mix: MixFn | None = None,
+    placement: Placement | None = None,
   ) -> tuple[Array, Array, Array]:
     """Appends T positions to the cache and attends to all of it.
 
@@ -216,6 +217,7 @@ class Eagle(nn.Module):
       values: of the cache.
       lengths: int32 `[B]`, positions in the cache before this call.
       mix: attention of another kind, for training; see `SelfAttention`.
+      placement: of positions that are no run of text, as those of a tree.
 
     Returns:
       the hidden states of the T positions that follow, `[B, T, embed]`, which
@@ -225,7 +227,12 @@ class Eagle(nn.Module):
     normed = self.hidden_layer_norm(hidden)
     x = normed if config.norm_before_residual else hidden
     both = jnp.concatenate([self.embedding_layer_norm(embeddings), normed], -1)
-    h, keys, values = self.self_attention(both, keys, values, lengths, mix)
+    placement = attention.placed(
+      lengths, hidden.shape[1], keys.shape[2], placement
+    )
+    h, keys, values = self.self_attention(
+      both, keys, values, lengths, placement, mix
+    )
     x = x + h
     x = x + self.mlp(self.pre_mlp_layer_norm(x))
     if config.norm_before_next:
@@ -321,7 +328,12 @@ def with_features(
     return hidden
 
   def extend(
-    params: Any, tokens: Array, hidden: Array, cache: KVCache, at: Array
+    params: Any,
+    tokens: Array,
+    hidden: Array,
+    cache: KVCache,
+    at: Array | None = None,
+    placement: Placement | None = None,
   ) -> tuple[Array, Array, KVCache]:
     table = params['token_embedder']['embedding']
     embeddings = jnp.take(table, tokens, axis=0, mode='clip')
@@ -332,8 +344,10 @@ def with_features(
       cache.keys[0],
       cache.values[0],
       cache.lengths,
+      placement=placement,
     )
-    hidden = arrays.read_block(hidden, at, 1)
+    if at is not None:
+      hidden = arrays.read_block(hidden, at, 1)
     drafted = apply(params['eagle'], hidden, method=Eagle.project)
     shape = (*drafted.shape[:2], target_config.vocab_size)
     logits = jnp.full(shape, -jnp.inf, drafted.dtype)
@@ -343,4 +357,4 @@ def with_features(
     return logits, hidden, cache
 
   target = llama.with_features(target_config, layers, width=width)
-  return target, EagleModel(init, join, extend, llama.rewind)
+  return target, EagleModel(init, join, extend, kv_cache.rewind)

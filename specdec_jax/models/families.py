@@ -227,10 +227,8 @@ def with_logits_of(model: LanguageModel, vocab_size: int) -> LanguageModel:
   if not num_missing:
     return model
 
-  def extend(
-    params, tokens: Array, cache: Any, at: Array | None = None
-  ) -> tuple[Array, Any]:
-    logits, cache = model.extend(params, tokens, cache, at)
+  def extend(params, *args: Any, **options: Any) -> tuple[Array, Any]:
+    logits, cache = model.extend(params, *args, **options)
     if num_missing < 0:
       return logits[..., :vocab_size], cache
     padding = ((0, 0), (0, 0), (0, num_missing))

@@ -5,6 +5,8 @@ never seen and are overwritten by the next append, so nothing is ever copied or
 erased.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -67,6 +69,41 @@ def append(buffer: Array, new: Array, lengths: Array) -> Array:
     (buffer, new.astype(buffer.dtype), lengths),
     (by_head, by_head, ('batch',)),
   )
+
+
+def gather(buffer: Array, starts: Array, offsets: Array) -> Array:
+  """`[B, H, S, D]` whose entries `starts[b] + offsets[b, i]` have moved to
+  `starts[b] + i`; `starts` is int32 `[B]`, `offsets` int32 `[B, N]`.
+
+  All N entries of a row are read before the first is written, by one
+  `dynamic_update_slice` a row, as in `append`, which clamps likewise.
+  """
+  by_head = ('batch', 'heads', 'length', 'kv')
+  return rules.map_shards(
+    _move_rows,
+    (buffer, starts, offsets),
+    (by_head, ('batch',), ('batch', None)),
+  )
+
+
+def rewind(cache: KVCache, lengths: Array) -> KVCache:
+  """The cache with other lengths, int32 `[B]`."""
+  return dataclasses.replace(cache, lengths=lengths.astype(jnp.int32))
+
+
+def gather_all(cache: KVCache, starts: Array, offsets: Array) -> KVCache:
+  """`gather` in the keys and values of all layers; lengths stay."""
+  move = lambda buffers: tuple(gather(x, starts, offsets) for x in buffers)
+  return dataclasses.replace(
+    cache, keys=move(cache.keys), values=move(cache.values)
+  )
+
+
+def _move_rows(buffer: Array, starts: Array, offsets: Array) -> Array:
+  """`gather` on the rows and heads of one device."""
+  sources = (starts[:, None] + offsets)[:, None, :, None]
+  moved = jnp.take_along_axis(buffer, sources, axis=2, mode='clip')
+  return _write_rows(buffer, moved, starts)
 
 
 def _write_rows(buffer: Array, new: Array, lengths: Array) -> Array:

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import arrays
-from specdec_jax.base import Array, LanguageModel, Prompt
-from specdec_jax.drafters.eagle import FeatureCache
+from specdec_jax.base import Array, LanguageModel, Placement, Prompt
+from specdec_jax.drafters.eagle import FeatureCache, gather_features
 from specdec_jax.models import attention, kv_cache
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import (
@@ -145,16 +145,13 @@ MixFn = Callable[[Array, Array, Array], Array]
 
 
 class SelfAttention(nn.Module):
-  """Appends T positions to one layer's cache and attends to all of it, or to a
-  `window`.
+  """Appends T positions to one layer's cache and attends as `placement` says.
 
   With `mix`, which training may pass, that function attends instead: there is
-  no cache, the keys and values returned are those of the T positions, and
-  `lengths` says where they begin.
+  no cache, and the keys and values returned are those of the T positions.
   """
 
   config: LlamaConfig
-  window: int = 0
 
   @nn.compact
   def __call__(
@@ -163,6 +160,7 @@ class SelfAttention(nn.Module):
     keys: Array,
     values: Array,
     lengths: Array,
+    placement: Placement,
     mix: MixFn | None = None,
   ) -> tuple[Array, Array, Array]:
     config = self.config
@@ -183,7 +181,7 @@ class SelfAttention(nn.Module):
       new_keys = norm(name='key_norm')(new_keys)
     turn = functools.partial(
       rotate,
-      positions=arrays.block_positions(lengths, num_tokens),
+      positions=placement.positions,
       base=config.rope_base,
       scaling=config.rope_scaling,
     )
@@ -194,15 +192,8 @@ class SelfAttention(nn.Module):
       return out(mixed), new_keys, new_values
     keys = kv_cache.append(keys, turn(new_keys), lengths)
     values = kv_cache.append(values, new_values, lengths)
-    mask = attention.causal_mask(
-      lengths, num_tokens, keys.shape[2], window=self.window
-    )
     mixed = attention.attend(
-      turn(queries),
-      keys,
-      values,
-      mask,
-      scale=config.head_dim**-0.5,
+      turn(queries), keys, values, placement.mask, scale=config.head_dim**-0.5
     )
     return out(mixed), keys, values
 
@@ -211,17 +202,21 @@ class DecoderLayer(nn.Module):
   """One pre-norm layer."""
 
   config: LlamaConfig
-  window: int = 0
 
   @nn.compact
   def __call__(
-    self, x: Array, keys: Array, values: Array, lengths: Array
+    self,
+    x: Array,
+    keys: Array,
+    values: Array,
+    lengths: Array,
+    placement: Placement,
   ) -> tuple[Array, Array, Array]:
     config = self.config
     norm = functools.partial(RMSNorm, config.norm_epsilon, config.dtype)
     h = norm(name='pre_self_attention_layer_norm')(x)
-    h, keys, values = SelfAttention(config, self.window, name='self_attention')(
-      h, keys, values, lengths
+    h, keys, values = SelfAttention(config, name='self_attention')(
+      h, keys, values, lengths, placement
     )
     x = x + h
     h = norm(name='pre_mlp_layer_norm')(x)
@@ -235,25 +230,37 @@ _STREAMS, _STREAM = 'intermediates', 'stream_{}'
 
 class Llama(nn.Module):
   """The decoder: `(tokens[B, T], cache) -> (logits[B, T, V], cache)`, or the
-  logits `[B, 1, V]` that follow the token `at[B]` of each row."""
+  logits `[B, 1, V]` that follow the token `at[B]` of each row. Tokens are a run
+  of text unless a `placement` says otherwise."""
 
   config: LlamaConfig
 
   @nn.compact
   def __call__(
-    self, tokens: Array, cache: KVCache, at: Array | None = None
+    self,
+    tokens: Array,
+    cache: KVCache,
+    at: Array | None = None,
+    placement: Placement | None = None,
   ) -> tuple[Array, KVCache]:
     config = self.config
     sizes = config.vocab_size, config.embed_dim
     embed = Embed(*sizes, config.dtype, name='token_embedder')
     x = embed(tokens)
+    placement = attention.placed(
+      cache.lengths, tokens.shape[1], cache.capacity, placement
+    )
     keys, values = [], []
     for i in range(config.num_layers):
       self.sow(_STREAMS, _STREAM.format(i), x)
       window = attention.window_of(config.windows, i)
-      layer = DecoderLayer(config, window, name=f'layers_{i}')
+      layer = DecoderLayer(config, name=f'layers_{i}')
       x, layer_keys, layer_values = layer(
-        x, cache.keys[i], cache.values[i], cache.lengths
+        x,
+        cache.keys[i],
+        cache.values[i],
+        cache.lengths,
+        attention.within(placement, window),
       )
       keys.append(layer_keys)
       values.append(layer_values)
@@ -293,9 +300,11 @@ def language_model(config: LlamaConfig) -> LanguageModel:
     if tokens.shape[1]:
       # The logits of the prompt are never read, so the compiler drops them.
       _, cache = extend(params, tokens, cache)
-    return rewind(cache, prompt.decoder_lengths - 1)
+    return kv_cache.rewind(cache, prompt.decoder_lengths - 1)
 
-  return LanguageModel(init, extend, rewind, config.vocab_size)
+  return LanguageModel(
+    init, extend, kv_cache.rewind, config.vocab_size, kv_cache.gather_all
+  )
 
 
 def with_features(
@@ -305,7 +314,8 @@ def with_features(
   `width` tokens, and those of the prompt.
 
   Features are the residual streams that enter `layers`, one beside the other;
-  the number of layers stands for what leaves the last one.
+  the number of layers stands for what leaves the last one. Those of tokens with
+  a placement are all kept, until `gather` leaves `width` of them.
   """
   apply = with_streams(config, layers)
 
@@ -322,51 +332,60 @@ def with_features(
     kept = arrays.read_block(features, last, width)
     has_any = (last >= 0)[:, None, None]
     return FeatureCache(
-      target=rewind(cache, last + 1),
+      target=kv_cache.rewind(cache, last + 1),
       features=jnp.where(has_any, kept, jnp.zeros_like(kept)),
       starts=last.astype(jnp.int32),
       prompt=features,
     )
 
   def extend(
-    params, tokens: Array, cache: FeatureCache, at: Array | None = None
+    params,
+    tokens: Array,
+    cache: FeatureCache,
+    at: Array | None = None,
+    placement: Placement | None = None,
   ) -> tuple[Array, FeatureCache]:
-    logits, target, features = apply(params, tokens, cache.target, at)
-    num_kept = cache.features.shape[1]
-    kept = features[:, :num_kept]
+    logits, target, features = apply(
+      params, tokens, cache.target, at, placement
+    )
+    if placement is None:
+      features = features[:, :width]
+      missing = width - features.shape[1]
+      features = jnp.pad(features, ((0, 0), (0, missing), (0, 0)))
     return logits, dataclasses.replace(
-      cache,
-      target=target,
-      features=jnp.pad(kept, ((0, 0), (0, num_kept - kept.shape[1]), (0, 0))),
-      starts=cache.lengths,
+      cache, target=target, features=features, starts=cache.lengths
     )
 
-  def rewind_target(cache: FeatureCache, lengths: Array) -> FeatureCache:
-    return dataclasses.replace(cache, target=rewind(cache.target, lengths))
+  def rewind(cache: FeatureCache, lengths: Array) -> FeatureCache:
+    target = kv_cache.rewind(cache.target, lengths)
+    return dataclasses.replace(cache, target=target)
 
-  return LanguageModel(init, extend, rewind_target, config.vocab_size)
+  def gather(
+    cache: FeatureCache, starts: Array, offsets: Array
+  ) -> FeatureCache:
+    cache = gather_features(cache, starts, offsets, width=width)
+    target = kv_cache.gather_all(cache.target, starts, offsets)
+    return dataclasses.replace(cache, target=target)
+
+  return LanguageModel(init, extend, rewind, config.vocab_size, gather)
 
 
 def with_streams(
   config: LlamaConfig, layers: tuple[int, ...]
 ) -> Callable[..., tuple[Array, KVCache, Array]]:
-  """`Llama` as a function `(params, tokens, cache, at=None) -> (logits, cache,
-  features[B, T, k * embed])`, with the features of `with_features`."""
+  """`Llama` as a function `(params, tokens, cache, at=None, placement=None) ->
+  (logits, cache, features[B, T, k * embed])`, with the features of
+  `with_features`."""
   network = Llama(config)
 
-  def apply(params, tokens: Array, cache: KVCache, at: Array | None = None):
+  def apply(params, *args: Any):
     (logits, cache), sown = network.apply(
-      {'params': params}, tokens, cache, at, mutable=_STREAMS
+      {'params': params}, *args, mutable=_STREAMS
     )
     streams = [sown[_STREAMS][_STREAM.format(i)][0] for i in layers]
     return logits, cache, jnp.concatenate(streams, axis=-1)
 
   return apply
-
-
-def rewind(cache: KVCache, lengths: Array) -> KVCache:
-  """The cache with other lengths."""
-  return dataclasses.replace(cache, lengths=lengths.astype(jnp.int32))
 
 
 def _before_prompt(

@@ -15,7 +15,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from specdec_jax import arrays, base
-from specdec_jax.base import Array, LanguageModel, Prompt
+from specdec_jax.base import Array, LanguageModel, Placement, Prompt
 from specdec_jax.models import attention, kv_cache, layers, t5_layers
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import Dropout, Embed, RMSNorm
@@ -45,6 +45,10 @@ class T5Cache:
   @property
   def lengths(self) -> Array:
     return self.decoder.lengths
+
+  @property
+  def capacity(self) -> int:
+    return self.decoder.capacity
 
 
 class Encoder(nn.Module):
@@ -96,27 +100,23 @@ class Decoder(nn.Module):
   def __call__(
     self,
     tokens: Array,
-    mask: Array,
+    placement: Placement,
     crosses: Iterable[Cross],
     past: KVCache | None = None,
     *,
     is_training: bool = False,
   ) -> tuple[Array, list[Array], list[Array]]:
-    """Reads int32 `[B, T]`, under a mask `[B, T, S]`, appending to `past`, of
-    capacity S; None if all S = T tokens are new. `crosses` is what each layer,
-    in turn, knows of the encoder.
+    """Reads int32 `[B, T]`, appending to `past`, of capacity S; None if all S =
+    T tokens are new. `placement` says where they stand, and `crosses` is what
+    each layer, in turn, knows of the encoder.
 
     Returns:
       `[B, T, embed]`, the input of `project`, and the keys and values of each
       layer `[B, H, S, D]`.
     """
-    key_positions = jnp.arange(mask.shape[2], dtype=jnp.int32)[None]
-    query_positions = key_positions
-    if past is not None:
-      query_positions = arrays.block_positions(past.lengths, tokens.shape[1])
-    positions = query_positions, key_positions
-    is_shared = not self.config.has_layer_relpos
-    bias = self.relpos_bias(*positions) if is_shared else None
+    bias = None
+    if not self.config.has_layer_relpos:
+      bias = self.relpos_bias(placement.positions, placement.key_positions)
     x = (self.embed or self.token_embedder)(tokens)
     x = rules.constrain(x, 'batch', 'length', 'embed')
     x = self.dropout(x, is_training=is_training)
@@ -125,9 +125,8 @@ class Decoder(nn.Module):
       x, layer_keys, layer_values = layer(
         x,
         None if past is None else (past.keys[i], past.values[i], past.lengths),
-        mask,
+        placement,
         bias,
-        positions,
         cross,
         is_training=is_training,
       )
@@ -179,17 +178,21 @@ class T5(nn.Module):
       for layer in self.decoder.layers
     ]
 
-  def extend(self, tokens: Array, cache: T5Cache) -> tuple[Array, T5Cache]:
+  def extend(
+    self, tokens: Array, cache: T5Cache, placement: Placement | None = None
+  ) -> tuple[Array, T5Cache]:
     """Appends int32 `[B, T]`; the input `[B, T, embed]` of `project`, and the
     cache."""
     past, num_tokens = cache.decoder, tokens.shape[1]
-    mask = attention.causal_mask(past.lengths, num_tokens, past.capacity)
+    placement = attention.placed(
+      past.lengths, num_tokens, past.capacity, placement
+    )
     crosses: list[Cross] = [None] * len(past.keys)
     if cache.encoder_mask is not None:
       cross_mask = cache.encoder_mask[:, None]
       pairs = zip(cache.cross_keys, cache.cross_values, strict=True)
       crosses = [(*pair, cross_mask) for pair in pairs]
-    x, keys, values = self.decoder(tokens, mask, crosses, past)
+    x, keys, values = self.decoder(tokens, placement, crosses, past)
     lengths = past.lengths + num_tokens
     decoder = KVCache(keys=tuple(keys), values=tuple(values), lengths=lengths)
     return x, dataclasses.replace(cache, decoder=decoder)
@@ -231,10 +234,12 @@ class T5(nn.Module):
       `[B, T, embed]`, of what follows each decoder token.
     """
     num_tokens, ids = decoder_tokens.shape[1], decoder_segment_ids
-    starts = jnp.zeros(decoder_tokens.shape[0], jnp.int32)
-    mask = attention.causal_mask(starts, num_tokens, num_tokens)
+    # All rows stand alike.
+    start = jnp.zeros(1, jnp.int32)
+    placement = attention.placed(start, num_tokens, num_tokens)
     if ids is not None:
-      mask = mask & (ids[:, :, None] == ids[:, None, :])
+      mask = placement.mask & (ids[:, :, None] == ids[:, None, :])
+      placement = dataclasses.replace(placement, mask=mask)
     crosses: Iterable[Cross] = [None] * self.config.num_decoder_layers
     if encoder_tokens is not None:
       encoded = self.encode(
@@ -249,7 +254,7 @@ class T5(nn.Module):
         for layer in self.decoder.layers
       )
     x, _, _ = self.decoder(
-      decoder_tokens, mask, crosses, is_training=is_training
+      decoder_tokens, placement, crosses, is_training=is_training
     )
     return x
 
@@ -297,20 +302,29 @@ def language_model(config: T5Config) -> LanguageModel:
     return rewind(cache, prompt.decoder_lengths - 1)
 
   def extend(
-    params, tokens: Array, cache: T5Cache, at: Array | None = None
+    params,
+    tokens: Array,
+    cache: T5Cache,
+    at: Array | None = None,
+    placement: Placement | None = None,
   ) -> tuple[Array, T5Cache]:
-    x, cache = apply(params, tokens, cache, method=T5.extend)
+    x, cache = apply(params, tokens, cache, placement, method=T5.extend)
     if at is not None:
       x = arrays.read_block(x, at, 1)
     return apply(params, x, method=T5.project), cache
 
-  return LanguageModel(init, extend, rewind, config.vocab_size)
+  return LanguageModel(init, extend, rewind, config.vocab_size, gather)
 
 
 def rewind(cache: T5Cache, lengths: Array) -> T5Cache:
   """The cache with other lengths of the decoder, int32 `[B]`."""
-  lengths = lengths.astype(jnp.int32)
-  decoder = dataclasses.replace(cache.decoder, lengths=lengths)
+  decoder = kv_cache.rewind(cache.decoder, lengths)
+  return dataclasses.replace(cache, decoder=decoder)
+
+
+def gather(cache: T5Cache, starts: Array, offsets: Array) -> T5Cache:
+  """The cache with entries of the decoder moved, as in `LanguageModel`."""
+  decoder = kv_cache.gather_all(cache.decoder, starts, offsets)
   return dataclasses.replace(cache, decoder=decoder)
 
 

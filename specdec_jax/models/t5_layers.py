@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.base import Array
+from specdec_jax.base import Array, Placement
 from specdec_jax.models import attention, kv_cache
 from specdec_jax.models.layers import (
   PROJECTIONS,
@@ -264,9 +264,8 @@ class DecoderLayer(nn.Module):
     self,
     x: Array,
     past: tuple[Array, Array, Array] | None,
-    mask: Array,
+    placement: Placement,
     bias: Array | None,
-    positions: tuple[Array, Array],
     cross: tuple[Array, Array, Array] | None,
     *,
     is_training: bool = False,
@@ -274,21 +273,21 @@ class DecoderLayer(nn.Module):
     """`[B, T, embed]` to the same, and the keys and values attended to.
 
     New keys and values are appended to `past`: cached ones `[B, H, S, D]` and
-    the rows' lengths `[B]`; without it, S is T. The mask is `[B, T, S]`, the
-    bias `[B or 1, H, T, S]`; None for a layer that has its own, of the
-    `positions` of queries and keys. `cross` are the encoder's keys, values and
-    mask.
+    the rows' lengths `[B]`; without it, S is T. The bias is `[B or 1, H, T,
+    S]`; None for a layer that has its own, of the positions of `placement`.
+    `cross` are the encoder's keys, values and mask.
     """
     if bias is None:
-      bias = self.relpos_bias(*positions)
+      bias = self.relpos_bias(placement.positions, placement.key_positions)
     drop = functools.partial(self.dropout, is_training=is_training)
     h = self.pre_self_attention_layer_norm(x)
     keys, values = self.self_attention.keys_values(h)
     if past is not None:
       keys = kv_cache.append(past[0], keys, past[2])
       values = kv_cache.append(past[1], values, past[2])
-    mode = {'is_training': is_training}
-    h = self.self_attention(h, keys, values, mask, bias, **mode)
+    h = self.self_attention(
+      h, keys, values, placement.mask, bias, is_training=is_training
+    )
     x = x + drop(h)
     if cross is not None:
       h = self.pre_cross_attention_layer_norm(x)

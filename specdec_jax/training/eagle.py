@@ -128,7 +128,7 @@ def unroll(
   apply = applied(Eagle(config))
   hidden = apply(params, features, method=Eagle.join)
   logits = []
-  nothing = jnp.zeros(0, config.dtype)  # There is no cache.
+  nothing = jnp.zeros((0, 0, 0, 0), config.dtype)  # There is no cache.
   for i in range(num_steps):
     next_tokens = ahead(tokens, i + 1)
     rows = jnp.take(embedding, next_tokens, axis=0, mode='clip')

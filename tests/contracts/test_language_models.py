@@ -9,140 +9,30 @@ import pytest
 
 from specdec_jax.base import LanguageModel
 from specdec_jax.models import layers
-from tests import toy, toy_gemma, toy_t5
-
-VOCAB_SIZE = 7
-CAPACITY = 16
-TOLERANCE = 2e-5
-PREFIXES = [[1, 2, 3, 1, 2], [2], [4, 4], [0, 3, 0, 3, 0, 3], [1, 0, 2, 1]]
-# What an encoder reads beside each of them.
-ENCODER_ROWS = [[5, 1], [3, 3, 6, 2, 1], [1], [4, 2, 1], [6, 5, 4, 3, 2, 1]]
-ENCODER_WIDTH = 8
-GEMMAS = {
-  'Gemma 3': toy_gemma.decoder(VOCAB_SIZE),
-  'T5Gemma': toy_gemma.encoder_decoder(VOCAB_SIZE),
-}
-T5_SIZES = {
-  'T5 1.1': {'num_layers': 2},
-  'T5 1.0': {'mlp_activations': ('relu',), 'is_tied': True},
-  'T5, decoder only': {'num_encoder_layers': 0},
-  'T5, scalable': {'num_layers': 2, 'has_layer_relpos': True},
-}
-ROWS = (
-  {
-    'toy': (
-      toy.toy(VOCAB_SIZE),
-      lambda: toy.toy_params(VOCAB_SIZE, seed=3),
-    ),
-    'llama': (
-      toy.llama(VOCAB_SIZE),
-      lambda: toy.llama_params(toy.llama_config(VOCAB_SIZE), seed=4),
-    ),
-    'llama, one head, tied, biased': (
-      toy.llama(
-        VOCAB_SIZE,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        is_tied=True,
-        has_attention_bias=True,
-      ),
-      lambda: _tied_params(),
-    ),
-    'llama, later': (
-      toy.llama(VOCAB_SIZE, **toy.LATER_LLAMA),
-      lambda: toy.llama_params(
-        toy.llama_config(VOCAB_SIZE, **toy.LATER_LLAMA), seed=8
-      ),
-    ),
-    'llama, a window': (
-      toy.llama(VOCAB_SIZE, windows=(3,)),
-      lambda: toy.llama_params(toy.llama_config(VOCAB_SIZE), seed=4),
-    ),
-  }
-  | {
-    name: (
-      toy_t5.model(VOCAB_SIZE, **sizes),
-      functools.partial(
-        toy_t5.params, toy_t5.config(VOCAB_SIZE, **sizes), seed=7
-      ),
-    )
-    for name, sizes in T5_SIZES.items()
-  }
-  | {
-    name: (
-      toy_gemma.model(config),
-      functools.partial(toy_gemma.params, config, seed=8),
-    )
-    for name, config in GEMMAS.items()
-  }
+from tests import toy
+from tests.contracts.table_of_models import (
+  CAPACITY,
+  HAS_ENCODER,
+  PREFIXES,
+  ROWS,
+  VOCAB_SIZE,
+  close,
+  compiled,
+  lengths_of,
+  prompt_of,
+  start,
+  tokens_of,
 )
-HAS_ENCODER = {'T5 1.1', 'T5 1.0', 'T5, scalable', 'T5Gemma'}
-
-
-def _tied_params():
-  config = toy.llama_config(
-    VOCAB_SIZE,
-    num_layers=1,
-    num_heads=1,
-    num_kv_heads=1,
-    has_attention_bias=True,
-  )
-  params = toy.llama_params(config, seed=5)
-  del params['logits_dense']
-  return toy.perturb(params, seed=6, scale=0.3)
-
-
-@functools.cache
-def _compiled(name: str):
-  """The model, each of its functions jitted, and its params."""
-  model, make_params = ROWS[name]
-  compiled = model._replace(
-    init=jax.jit(model.init, static_argnums=2), extend=jax.jit(model.extend)
-  )
-  return compiled, make_params()
-
-
-def _prompt(name: str, rows=None, *, first: int = 0, width: int = 12, **fields):
-  """Decoder rows, with the encoder rows from number `first` on."""
-  rows = rows or PREFIXES
-  if name in HAS_ENCODER:
-    encoder_rows = [ENCODER_ROWS[(first + i) % 5] for i in range(len(rows))]
-    fields = {
-      'encoder_width': ENCODER_WIDTH,
-      'encoder_rows': encoder_rows,
-    } | fields
-  return toy.prompt(rows, width=width, **fields)
-
-
-def _start(name: str, rows=None, *, first: int = 0):
-  model, params = _compiled(name)
-  cache = model.init(params, _prompt(name, rows, first=first), CAPACITY)
-  return model, params, cache
-
-
-def _tokens(count: int, batch_size: int = 5, seed: int = 0):
-  rng = np.random.default_rng(seed)
-  tokens = rng.integers(0, VOCAB_SIZE, (batch_size, count))
-  return jnp.asarray(tokens, jnp.int32)
-
-
-def _lengths(rows) -> jnp.ndarray:
-  return jnp.asarray([len(row) for row in rows], jnp.int32)
-
-
-def _close(actual, expected):
-  np.testing.assert_allclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize('name', ROWS)
 @pytest.mark.parametrize('batch_size', [1, 5])
 def test_extend_is_well_formed(name, batch_size):
   rows = PREFIXES[:batch_size]
-  model, params, cache = _start(name, rows)
+  model, params, cache = start(name, rows)
   assert isinstance(model, LanguageModel)
   assert model.vocab_size == VOCAB_SIZE
-  logits, after = model.extend(params, _tokens(3, batch_size), cache)
+  logits, after = model.extend(params, tokens_of(3, batch_size), cache)
   assert logits.shape == (batch_size, 3, VOCAB_SIZE)
   assert logits.dtype == jnp.float32
   assert np.isfinite(logits).all()
@@ -152,54 +42,58 @@ def test_extend_is_well_formed(name, batch_size):
 
 @pytest.mark.parametrize('name', ROWS)
 def test_extend_is_pure_and_compiles(name):
-  model, params, cache = _start(name)
-  first, _ = model.extend(params, _tokens(3), cache)
-  again, _ = model.extend(params, _tokens(3), cache)
+  model, params, cache = start(name)
+  first, _ = model.extend(params, tokens_of(3), cache)
+  again, _ = model.extend(params, tokens_of(3), cache)
   np.testing.assert_array_equal(first, again)
-  eager, _ = ROWS[name][0].extend(params, _tokens(3), cache)
-  _close(eager, first)
+  eager, _ = ROWS[name][0].extend(params, tokens_of(3), cache)
+  close(eager, first)
 
 
 @pytest.mark.parametrize('name', ROWS)
 def test_extend_by_many_is_extend_by_one_many_times(name):
-  model, params, cache = _start(name)
-  tokens = _tokens(6)
+  model, params, cache = start(name)
+  tokens = tokens_of(6)
   together, _ = model.extend(params, tokens, cache)
   for t in range(6):
     logits, cache = model.extend(params, tokens[:, t : t + 1], cache)
-    _close(logits[:, 0], together[:, t])
+    close(logits[:, 0], together[:, t])
 
 
 @pytest.mark.parametrize('name', ROWS)
 def test_extend_at_one_token_gives_its_logits_alone(name):
-  model, params, cache = _start(name)
-  tokens, at = _tokens(3), jnp.array([0, 2, 1, 2, 0], jnp.int32)
+  model, params, cache = start(name)
+  tokens, at = tokens_of(3), jnp.array([0, 2, 1, 2, 0], jnp.int32)
   every, expected_cache = model.extend(params, tokens, cache)
   alone, found_cache = model.extend(params, tokens, cache, at)
   assert alone.shape == (len(PREFIXES), 1, VOCAB_SIZE)
-  _close(alone[:, 0], every[jnp.arange(len(PREFIXES)), at])
-  jax.tree.map(_close, found_cache, expected_cache)
+  close(alone[:, 0], every[jnp.arange(len(PREFIXES)), at])
+  jax.tree.map(close, found_cache, expected_cache)
 
 
 @pytest.mark.parametrize('name', ROWS)
 def test_init_is_the_prompt_fed_token_by_token(name):
-  model, params, cache = _start(name)
-  tokens = _tokens(2)
+  model, params, cache = start(name)
+  tokens = tokens_of(2)
   together, _ = model.extend(params, tokens, cache)
   for row, prefix in enumerate(PREFIXES):
-    _, _, own = _start(name, [prefix[:1]], first=row)
+    _, _, own = start(name, [prefix[:1]], first=row)
     fed = prefix[:-1] + tokens[row].tolist()
     for token in fed:
       logits, own = model.extend(params, jnp.array([[token]], jnp.int32), own)
-    _close(logits[0, 0], together[row, 1])
+    close(logits[0, 0], together[row, 1])
 
 
 @pytest.mark.parametrize('name', ROWS)
 def test_append_rewind_append_is_append(name):
-  model, params, cache = _start(name)
-  kept, wasted, tokens = _tokens(5, seed=1), _tokens(4, seed=2), _tokens(3)
+  model, params, cache = start(name)
+  kept, wasted, tokens = (
+    tokens_of(5, seed=1),
+    tokens_of(4, seed=2),
+    tokens_of(3),
+  )
   counts = jnp.array([0, 1, 2, 4, 5], jnp.int32)
-  lengths = _lengths(PREFIXES) - 1 + counts
+  lengths = lengths_of(PREFIXES) - 1 + counts
 
   _, used = model.extend(params, kept, cache)
   _, used = model.extend(params, wasted, used)
@@ -208,14 +102,14 @@ def test_append_rewind_append_is_append(name):
 
   for row, prefix in enumerate(PREFIXES):
     context = prefix[:-1] + kept[row, : counts[row]].tolist() + [0]
-    _, _, own = _start(name, [context], first=row)
+    _, _, own = start(name, [context], first=row)
     expected, _ = model.extend(params, tokens[row : row + 1], own)
-    _close(logits[row], expected[0])
+    close(logits[row], expected[0])
 
 
 @pytest.mark.parametrize('name', ROWS)
 def test_rewind_changes_lengths_and_nothing_else(name):
-  model, _, cache = _start(name)
+  model, _, cache = start(name)
   lengths = jnp.array([3, 0, 1, 2, 0], jnp.int32)
   rewound = model.rewind(cache, lengths)
   np.testing.assert_array_equal(rewound.lengths, lengths)
@@ -228,29 +122,29 @@ def test_rewind_changes_lengths_and_nothing_else(name):
 
 @pytest.mark.parametrize('name', ROWS)
 def test_row_alone_reads_as_in_a_batch(name):
-  model, params, cache = _start(name)
-  together, _ = model.extend(params, _tokens(3), cache)
+  model, params, cache = start(name)
+  together, _ = model.extend(params, tokens_of(3), cache)
   for row, prefix in enumerate(PREFIXES):
-    _, _, own = _start(name, [prefix], first=row)
-    alone, _ = model.extend(params, _tokens(3)[row : row + 1], own)
-    _close(alone[0], together[row])
+    _, _, own = start(name, [prefix], first=row)
+    alone, _ = model.extend(params, tokens_of(3)[row : row + 1], own)
+    close(alone[0], together[row])
 
 
 @pytest.mark.parametrize('name', ROWS)
 def test_padding_and_capacity_do_not_matter(name):
-  model, params, cache = _start(name)
-  logits, _ = model.extend(params, _tokens(3), cache)
+  model, params, cache = start(name)
+  logits, _ = model.extend(params, tokens_of(3), cache)
   encoder = {'encoder_width': 11} if name in HAS_ENCODER else {}
-  prompt = _prompt(name, width=15, **encoder)
+  prompt = prompt_of(name, width=15, **encoder)
   wide = model.init(params, prompt, CAPACITY + 9)
-  other, _ = model.extend(params, _tokens(3), wide)
-  _close(other, logits)
+  other, _ = model.extend(params, tokens_of(3), wide)
+  close(other, logits)
 
 
 @pytest.mark.parametrize('name', ROWS)
 def test_logits_do_not_look_ahead(name):
-  model, params, cache = _start(name)
-  tokens = _tokens(4)
+  model, params, cache = start(name)
+  tokens = tokens_of(4)
   logits, _ = model.extend(params, tokens, cache)
   changed = tokens.at[:, 2].set((tokens[:, 2] + 1) % VOCAB_SIZE)
   other, _ = model.extend(params, changed, cache)
@@ -260,10 +154,10 @@ def test_logits_do_not_look_ahead(name):
 
 def test_a_window_hides_what_is_before_it():
   """Two layers of three positions see five tokens, and not the sixth."""
-  model, params = _compiled('llama, a window')
-  tokens = _tokens(8, batch_size=1)
+  model, params = compiled('llama, a window')
+  tokens = tokens_of(8, batch_size=1)
   changed = tokens.at[:, 2].set((tokens[:, 2] + 1) % VOCAB_SIZE)
-  _, _, cache = _start('llama, a window', [[1]])
+  _, _, cache = start('llama, a window', [[1]])
   logits, _ = model.extend(params, tokens, cache)
   other, _ = model.extend(params, changed, cache)
   differs = np.abs(logits - other).max(axis=-1)[0] > 1e-4
@@ -272,37 +166,37 @@ def test_a_window_hides_what_is_before_it():
 
 @pytest.mark.parametrize('name', sorted(HAS_ENCODER))
 def test_the_encoder_is_read(name):
-  model, params, cache = _start(name)
-  logits, _ = model.extend(params, _tokens(2), cache)
-  _, _, other = _start(name, first=1)
-  changed, _ = model.extend(params, _tokens(2), other)
+  model, params, cache = start(name)
+  logits, _ = model.extend(params, tokens_of(2), cache)
+  _, _, other = start(name, first=1)
+  changed, _ = model.extend(params, tokens_of(2), other)
   assert (np.abs(logits - changed).max((1, 2)) > 1e-3).all()
 
 
 def test_a_prompt_of_the_wrong_kind_is_refused():
-  with_encoder, params, _ = _start('T5 1.1')
+  with_encoder, params, _ = start('T5 1.1')
   with pytest.raises(ValueError, match='needs encoder tokens'):
     with_encoder.init(params, toy.prompt(PREFIXES), CAPACITY)
-  without, params, _ = _start('T5, decoder only')
+  without, params, _ = start('T5, decoder only')
   with pytest.raises(ValueError, match='takes no encoder tokens'):
-    without.init(params, _prompt('T5 1.1'), CAPACITY)
+    without.init(params, prompt_of('T5 1.1'), CAPACITY)
 
 
 @pytest.mark.parametrize(
   'name', ['llama, one head, tied, biased', 'T5 1.0', 'Gemma 3']
 )
 def test_a_transposed_embedding_gives_the_same_logits(name):
-  model, params, cache = _start(name)
-  expected, _ = model.extend(params, _tokens(3), cache)
+  model, params, cache = start(name)
+  expected, _ = model.extend(params, tokens_of(3), cache)
   transposed = layers.with_cpu_copies(params, is_tied=True)
   assert layers.num_params(transposed) == layers.num_params(params) > 0
-  actual, _ = model.extend(transposed, _tokens(3), cache)
-  _close(actual, expected)
+  actual, _ = model.extend(transposed, tokens_of(3), cache)
+  close(actual, expected)
   # It is what is read.
   embedder = transposed['token_embedder']
   embedder[layers.TRANSPOSED] = 2 * embedder[layers.TRANSPOSED]
-  doubled, _ = model.extend(transposed, _tokens(3), cache)
-  _close(doubled, 2 * expected)
+  doubled, _ = model.extend(transposed, tokens_of(3), cache)
+  close(doubled, 2 * expected)
 
 
 @pytest.mark.parametrize(
@@ -310,14 +204,14 @@ def test_a_transposed_embedding_gives_the_same_logits(name):
 )
 @pytest.mark.parametrize('num_rows', [1, 2])
 def test_joined_kernels_give_the_same_logits(name, num_rows):
-  model, params, cache = _start(name)
+  model, params, cache = start(name)
   cache = jax.tree.map(lambda leaf: leaf[:num_rows], cache)
-  tokens = _tokens(1)[:num_rows]
+  tokens = tokens_of(1)[:num_rows]
   expected, _ = model.extend(params, tokens, cache)
   joined = layers.with_cpu_copies(params, is_tied=False)
   assert layers.num_params(joined) == layers.num_params(params)
   actual, _ = model.extend(joined, tokens, cache)
-  _close(actual, expected)
+  close(actual, expected)
   # They are what is read; and for a single row the transpose, of `wo`.
   layer = joined.get('decoder', joined)['layers_0']
   assert 'query' not in layer['self_attention']

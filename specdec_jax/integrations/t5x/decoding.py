@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import types
 import warnings
 from typing import Any
@@ -286,13 +287,14 @@ def _force(
   # Beyond the last position nothing is forced, as in this column.
   tokens = jnp.pad(tokens, ((0, 0), (0, 1)))
 
-  def extend(params, appended: Array, cache, at: Array | None = None):
-    starts, width = cache.lengths, appended.shape[1]
-    is_eos = arrays.read_block(tokens, starts, width) == eos_id
-    following = arrays.read_block(tokens, starts + 1, width)
-    logits, cache = model.extend(
-      params, jnp.where(is_eos, eos_id, appended), cache, at
-    )
+  def extend(params, appended: Array, cache, at=None, **options: Any):
+    positions = arrays.block_positions(cache.lengths, appended.shape[1])
+    if (placement := options.get('placement')) is not None:
+      positions = placement.positions
+    of = functools.partial(jnp.take_along_axis, tokens, axis=1, mode='clip')
+    appended = jnp.where(of(positions) == eos_id, eos_id, appended)
+    following = of(positions + 1)
+    logits, cache = model.extend(params, appended, cache, at, **options)
     if at is not None:
       following = arrays.read_block(following, at, 1)
     return _sure_of(logits, following, eos_id), cache

@@ -5,7 +5,6 @@ explicit argument and result. It keeps all positions, those that a window has
 left behind too, so that rolling it back is an assignment to its lengths.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.base import Array, LanguageModel, Prompt
+from specdec_jax.base import Array, LanguageModel, Placement, Prompt
 from specdec_jax.models import attention, kv_cache
 from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.layers import Cross, GemmaConfig
@@ -41,26 +40,27 @@ class Decoder(nn.Module):
     self.decoder_norm = layers.norm(config)
 
   def __call__(
-    self, tokens: Array, past: KVCache, crosses: Sequence[Cross] = ()
+    self,
+    tokens: Array,
+    past: KVCache,
+    crosses: Sequence[Cross] = (),
+    placement: Placement | None = None,
   ) -> tuple[Array, KVCache]:
     """Appends int32 `[B, T]`: the input `[B, T, embed]` of `project`, and the
-    cache. `crosses` is what each layer knows of an encoder."""
+    cache. `crosses` is what each layer knows of an encoder; tokens are a run of
+    text unless they are placed otherwise."""
     num_tokens = tokens.shape[1]
-    positions = arrays.block_positions(past.lengths, num_tokens)
-    masks = {
-      window: attention.causal_mask(
-        past.lengths, num_tokens, past.capacity, window=window
-      )
-      for window in {layer.window for layer in self.layers}
-    }
+    placement = attention.placed(
+      past.lengths, num_tokens, past.capacity, placement
+    )
     x = layers.scaled(self.config, self.token_embedder(tokens))
     keys, values = [], []
     for i, layer in enumerate(self.layers):
       x, layer_keys, layer_values = layer(
         x,
         (past.keys[i], past.values[i], past.lengths),
-        positions,
-        masks[layer.window],
+        placement.positions,
+        attention.within(placement, layer.window).mask,
         crosses[i] if crosses else None,
       )
       keys.append(layer_keys)
@@ -102,17 +102,20 @@ def language_model(config: GemmaConfig) -> LanguageModel:
     cache = empty_cache(config, batch_size, max(max_len, prompt_len))
     if prompt_len > 1:
       _, cache = apply(params, prompt.decoder_tokens[:, :-1], cache)
-    return rewind(cache, prompt.decoder_lengths - 1)
+    return kv_cache.rewind(cache, prompt.decoder_lengths - 1)
 
   def extend(
-    params, tokens: Array, cache: KVCache, at: Array | None = None
+    params,
+    tokens: Array,
+    cache: KVCache,
+    at: Array | None = None,
+    placement: Placement | None = None,
   ) -> tuple[Array, KVCache]:
-    x, cache = apply(params, tokens, cache)
+    x, cache = apply(params, tokens, cache, placement=placement)
     if at is not None:
       x = arrays.read_block(x, at, 1)
     return apply(params, x, method=Decoder.project), cache
 
-  def rewind(cache: KVCache, lengths: Array) -> KVCache:
-    return dataclasses.replace(cache, lengths=lengths.astype(jnp.int32))
-
-  return LanguageModel(init, extend, rewind, config.vocab_size)
+  return LanguageModel(
+    init, extend, kv_cache.rewind, config.vocab_size, kv_cache.gather_all
+  )

@@ -12,13 +12,13 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.base import Array, LanguageModel, Prompt
+from specdec_jax.base import Array, LanguageModel, Placement, Prompt
 from specdec_jax.models import attention
 from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.decoder import Decoder, empty_cache
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.layers import applied
-from specdec_jax.models.t5 import T5Cache, rewind
+from specdec_jax.models.t5 import T5Cache, gather, rewind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,14 +123,16 @@ class T5Gemma(nn.Module):
       for layer in self.decoder.layers
     ]
 
-  def extend(self, tokens: Array, cache: T5Cache) -> tuple[Array, T5Cache]:
+  def extend(
+    self, tokens: Array, cache: T5Cache, placement: Placement | None = None
+  ) -> tuple[Array, T5Cache]:
     """Appends int32 `[B, T]`; the input `[B, T, embed]` of `project`, and the
     cache."""
     assert cache.encoder_mask is not None
     mask = cache.encoder_mask[:, None]
     pairs = zip(cache.cross_keys, cache.cross_values, strict=True)
     crosses = [(*pair, mask) for pair in pairs]
-    x, decoder = self.decoder(tokens, cache.decoder, crosses)
+    x, decoder = self.decoder(tokens, cache.decoder, crosses, placement)
     return x, dataclasses.replace(cache, decoder=decoder)
 
   def project(self, x: Array) -> Array:
@@ -184,11 +186,15 @@ def language_model(config: T5GemmaConfig) -> LanguageModel:
     return rewind(cache, prompt.decoder_lengths - 1)
 
   def extend(
-    params, tokens: Array, cache: T5Cache, at: Array | None = None
+    params,
+    tokens: Array,
+    cache: T5Cache,
+    at: Array | None = None,
+    placement: Placement | None = None,
   ) -> tuple[Array, T5Cache]:
-    x, cache = apply(params, tokens, cache, method=T5Gemma.extend)
+    x, cache = apply(params, tokens, cache, placement, method=T5Gemma.extend)
     if at is not None:
       x = arrays.read_block(x, at, 1)
     return apply(params, x, method=T5Gemma.project), cache
 
-  return LanguageModel(init, extend, rewind, config.vocab_size)
+  return LanguageModel(init, extend, rewind, config.vocab_size, gather)

@@ -1,0 +1,136 @@
+"""Every language model, a row each: the contract is checked for all of them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests import toy, toy_gemma, toy_t5
+
+VOCAB_SIZE = 7
+CAPACITY = 16
+TOLERANCE = 2e-5
+PREFIXES = [[1, 2, 3, 1, 2], [2], [4, 4], [0, 3, 0, 3, 0, 3], [1, 0, 2, 1]]
+# What an encoder reads beside each of them.
+ENCODER_ROWS = [[5, 1], [3, 3, 6, 2, 1], [1], [4, 2, 1], [6, 5, 4, 3, 2, 1]]
+ENCODER_WIDTH = 8
+GEMMAS = {
+  'Gemma 3': toy_gemma.decoder(VOCAB_SIZE),
+  'T5Gemma': toy_gemma.encoder_decoder(VOCAB_SIZE),
+}
+T5_SIZES = {
+  'T5 1.1': {'num_layers': 2},
+  'T5 1.0': {'mlp_activations': ('relu',), 'is_tied': True},
+  'T5, decoder only': {'num_encoder_layers': 0},
+  'T5, scalable': {'num_layers': 2, 'has_layer_relpos': True},
+}
+ROWS = (
+  {
+    'toy': (
+      toy.toy(VOCAB_SIZE),
+      lambda: toy.toy_params(VOCAB_SIZE, seed=3),
+    ),
+    'llama': (
+      toy.llama(VOCAB_SIZE),
+      lambda: toy.llama_params(toy.llama_config(VOCAB_SIZE), seed=4),
+    ),
+    'llama, one head, tied, biased': (
+      toy.llama(
+        VOCAB_SIZE,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        is_tied=True,
+        has_attention_bias=True,
+      ),
+      lambda: _tied_params(),
+    ),
+    'llama, later': (
+      toy.llama(VOCAB_SIZE, **toy.LATER_LLAMA),
+      lambda: toy.llama_params(
+        toy.llama_config(VOCAB_SIZE, **toy.LATER_LLAMA), seed=8
+      ),
+    ),
+    'llama, a window': (
+      toy.llama(VOCAB_SIZE, windows=(3,)),
+      lambda: toy.llama_params(toy.llama_config(VOCAB_SIZE), seed=4),
+    ),
+  }
+  | {
+    name: (
+      toy_t5.model(VOCAB_SIZE, **sizes),
+      functools.partial(
+        toy_t5.params, toy_t5.config(VOCAB_SIZE, **sizes), seed=7
+      ),
+    )
+    for name, sizes in T5_SIZES.items()
+  }
+  | {
+    name: (
+      toy_gemma.model(config),
+      functools.partial(toy_gemma.params, config, seed=8),
+    )
+    for name, config in GEMMAS.items()
+  }
+)
+HAS_ENCODER = {'T5 1.1', 'T5 1.0', 'T5, scalable', 'T5Gemma'}
+
+
+def _tied_params():
+  config = toy.llama_config(
+    VOCAB_SIZE,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    has_attention_bias=True,
+  )
+  params = toy.llama_params(config, seed=5)
+  del params['logits_dense']
+  return toy.perturb(params, seed=6, scale=0.3)
+
+
+@functools.cache
+def compiled(name: str):
+  """The model, each of its functions jitted, and its params."""
+  model, make_params = ROWS[name]
+  jitted = model._replace(
+    init=jax.jit(model.init, static_argnums=2),
+    extend=jax.jit(model.extend),
+    gather=jax.jit(model.gather),
+  )
+  return jitted, make_params()
+
+
+def prompt_of(
+  name: str, rows=None, *, first: int = 0, width: int = 12, **fields
+):
+  """Decoder rows, with the encoder rows from number `first` on."""
+  rows = rows or PREFIXES
+  if name in HAS_ENCODER:
+    encoder_rows = [ENCODER_ROWS[(first + i) % 5] for i in range(len(rows))]
+    fields = {
+      'encoder_width': ENCODER_WIDTH,
+      'encoder_rows': encoder_rows,
+    } | fields
+  return toy.prompt(rows, width=width, **fields)
+
+
+def start(name: str, rows=None, *, first: int = 0):
+  model, params = compiled(name)
+  cache = model.init(params, prompt_of(name, rows, first=first), CAPACITY)
+  return model, params, cache
+
+
+def tokens_of(count: int, batch_size: int = 5, seed: int = 0):
+  rng = np.random.default_rng(seed)
+  tokens = rng.integers(0, VOCAB_SIZE, (batch_size, count))
+  return jnp.asarray(tokens, jnp.int32)
+
+
+def lengths_of(rows) -> jnp.ndarray:
+  return jnp.asarray([len(row) for row in rows], jnp.int32)
+
+
+def close(actual, expected):
+  np.testing.assert_allclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE)
