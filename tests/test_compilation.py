@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import drafters, logits, verification
+from specdec_jax import arrays, base, drafters, logits, trees, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.drafters import schedules
 from specdec_jax.models import kv_cache
-from tests import toy, toy_eagle, toy_gemma
+from tests import toy, toy_eagle, toy_gemma, toy_t5
 
 pytestmark = pytest.mark.optimized
 
@@ -99,7 +99,8 @@ def with_target(name: str):
 
 
 def prompt_of(batch_size: int, name: str = ''):
-  encoder_rows = [[3, 2, 1]] * batch_size if name == 't5gemma' else None
+  has_encoder = name in ('t5', 't5gemma')
+  encoder_rows = [[3, 2, 1]] * batch_size if has_encoder else None
   return toy.prompt([[1, 2, 3]] * batch_size, encoder_rows=encoder_rows)
 
 
@@ -290,6 +291,57 @@ def test_plain_loop_copies_no_cache():
   assert cache_copies(in_loops(hlo), size) == []
 
 
+TREE = base.Tree((0, 0, 1, 1, 2, 4))
+NETWORKS = {
+  'llama': CONFIG,
+  't5': toy_t5.config(
+    V, num_layers=2, embed_dim=32, num_heads=3, head_dim=64, mlp_dim=48
+  ),
+  't5gemma': GEMMAS['t5gemma'],
+}
+
+
+def tree_loop_of(name: str, batch_size: int):
+  """A loop that scores trees and keeps a path of each, and its arguments."""
+  model = toy.families.language_model(NETWORKS[name])
+  params = toy.families.param_shapes(NETWORKS[name])
+  cache = jax.eval_shape(
+    lambda params, prompt: model.init(params, prompt, CAPACITY),
+    params,
+    prompt_of(batch_size, name),
+  )
+  nodes = range(len(TREE.parents) + 1)
+  tokens = jax.ShapeDtypeStruct((batch_size, len(nodes)), jnp.int32)
+
+  def step(params, tokens, cache):
+    starts = cache.lengths
+    placement = trees.placement(TREE, nodes, starts, cache.capacity)
+    logits, cache = model.extend(params, tokens, cache, placement=placement)
+    best = arrays.argmax(logits)
+    path = trees.path_of(TREE, best[:, 0] % len(nodes))
+    cache = model.gather(cache, starts + 1, path - 1)
+    num_kept = 1 + jnp.sum(path > 0, axis=1, dtype=jnp.int32)
+    return best, model.rewind(cache, starts + num_kept)
+
+  def run(params, tokens, cache):
+    return jax.lax.while_loop(
+      lambda carry: jnp.all(carry[1].lengths < MAX_LEN),
+      lambda carry: step(params, *carry),
+      (tokens, cache),
+    )
+
+  return run, params, tokens, cache
+
+
+@pytest.mark.parametrize('name', NETWORKS)
+@pytest.mark.parametrize('batch_size', [1, 2])
+def test_a_path_is_kept_without_a_copied_cache(name, batch_size):
+  run, *arguments = tree_loop_of(name, batch_size)
+  lines = in_loops(optimized_hlo(jax.jit(run), *arguments))
+  assert sum('dynamic-update-slice' in line for line in lines) >= 8
+  assert cache_copies(lines, cache_size(batch_size)) == []
+
+
 _TPU_PROGRAM = """
 import jax
 from jax.experimental import topologies
@@ -300,18 +352,24 @@ topology = topologies.get_topology_desc(
 device = jax.sharding.SingleDeviceSharding(topology.devices[0])
 on_device = lambda tree: jax.tree.map(
   lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=device), tree)
-for name in t.DRAFTERS:
-  for batch_size in (1, 4):
+
+def check(name, batch_size, run, arguments):
+  hlo = jax.jit(run).lower(*on_device(arguments)).compile()
+  lines = t.in_loops(hlo.as_text())
+  assert any('dynamic-update-slice' in line for line in lines)
+  copies = t.cache_copies(lines, t.cache_size(batch_size))
+  print(name, batch_size, 'cache copies in the loop:', len(copies))
+  assert not copies, copies
+
+for batch_size in (1, 4):
+  for name in t.DRAFTERS:
     models, *arguments = t.loop_of(name, batch_size)
-    params, state = on_device(arguments)
-    hlo = jax.jit(lambda params, state: t.speculative.run(
+    check(name, batch_size, lambda params, state: t.speculative.run(
       params, state, **models, verify_fn=t.verification.speculative_sampling,
-      logits_to_probs=t.SAMPLED, eos_id=0)).lower(params, state).compile()
-    lines = t.in_loops(hlo.as_text())
-    assert any('dynamic-update-slice' in line for line in lines)
-    copies = t.cache_copies(lines, t.cache_size(batch_size))
-    print(name, batch_size, 'cache copies in the loop:', len(copies))
-    assert not copies, copies
+      logits_to_probs=t.SAMPLED, eos_id=0), arguments)
+  for name in t.NETWORKS:
+    run, *arguments = t.tree_loop_of(name, batch_size)
+    check('tree, ' + name, batch_size, run, arguments)
 """
 
 
@@ -335,4 +393,4 @@ def test_the_tpu_compiler_accepts_the_loop_and_copies_no_cache():
     check=False,
   )
   assert result.returncode == 0, result.stderr[-3000:]
-  assert result.stdout.count('loop: 0') == 2 * len(DRAFTERS)
+  assert result.stdout.count('loop: 0') == 2 * (len(DRAFTERS) + len(NETWORKS))
