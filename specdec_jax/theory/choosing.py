@@ -198,7 +198,7 @@ def _error(trials: Sequence[Trial]) -> float:
     plain.iteration_error,
     np.mean([trial.iteration_error for trial in drafting]),
   )
-  return float(np.linalg.norm(errors))
+  return float(np.linalg.norm(np.asarray(errors)))
 
 
 def _agree(trials: Sequence[Trial]) -> bool | None:
