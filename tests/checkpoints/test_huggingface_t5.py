@@ -54,6 +54,20 @@ def test_round_trip(tmp_path, is_tied, activations, dtype):
   assert_trees_equal(huggingface.read_params(tmp_path, config), params)
 
 
+def test_a_umt5_is_written_and_read(tmp_path):
+  """Its layers have relative positions of their own."""
+  config = make_config(has_layer_relpos=True)
+  params = make_params(config)
+  huggingface.save(tmp_path, config, params)
+  stated = json.loads((tmp_path / 'config.json').read_text())
+  assert stated['model_type'] == 'umt5'
+  assert huggingface.read_config(tmp_path) == config
+  assert_trees_equal(huggingface.read_params(tmp_path, config), params)
+  change_json(tmp_path / 'config.json', scalable_attention=False)
+  with pytest.raises(ValueError, match=r'attention is False, expected true'):
+    huggingface.read_config(tmp_path)
+
+
 def test_every_tensor_is_transposed_but_embeddings(folder):
   from safetensors.numpy import load_file
 
@@ -86,6 +100,7 @@ def test_every_tensor_is_transposed_but_embeddings(folder):
     ({'scale_decoder_outputs': True, 'tie_word_embeddings': True}, True),
     ({'scale_decoder_outputs': False, 'tie_word_embeddings': True}, False),
     ({'model_type': 'mt5', 'scale_decoder_outputs': ABSENT}, False),
+    ({'model_type': 'umt5', 'tie_word_embeddings': True}, False),
   ],
 )  # fmt: skip
 def test_whether_logits_are_scaled(folder, changes, is_tied):
@@ -132,7 +147,7 @@ def test_copies_are_ignored_and_other_logits_are_not(tmp_path):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'model_type': 'umt5'}, "type 'umt5'; supported are llama, .*, t5, mt5"),
+    ({'model_type': 'longt5'}, "type 'longt5'; supported are .* t5, mt5, umt5"),
     ({'feed_forward_proj': 'gelu'}, "feed_forward_proj is 'gelu'"),
     ({'layer_norm_epsilon': 1e-5}, 'layer_norm_epsilon is 1e-05'),
     ({'d_model': None}, 'has no d_model: expected an integer'),
@@ -150,6 +165,8 @@ def test_copies_are_ignored_and_other_logits_are_not(tmp_path):
     ({'quantization_config': {'bits': 8}}, 'quantised weights are not'),
     ({'dense_act_fn': 'relu'}, "dense_act_fn is 'relu', expected gelu_new"),
     ({'is_gated_act': False}, 'is_gated_act is False, expected true'),
+    ({'scalable_attention': True}, 'scalable_attention is True, .* false'),
+    ({'model_type': 'umt5'}, r'lacks tensors: .*block.1.*relative_attention'),
     ({'d_ff': 48}, r'wi_0.weight is \[24, 16\], expected \[48, 16\]'),
     ({'vocab_size': 64}, r'shared.weight is \[32, 16\], expected \[64, 16\]'),
     ({'num_layers': 3}, r'lacks tensors: encoder.block.2'),
@@ -191,6 +208,9 @@ def test_what_no_folder_can_hold_is_refused(tmp_path):
     huggingface.save(tmp_path, config, make_params(config))
   config = make_config(mlp_activations=('gelu',))
   with pytest.raises(ValueError, match=r"activations are \('gelu',\)"):
+    huggingface.save(tmp_path, config, make_params(config))
+  config = make_config(has_layer_relpos=True, is_tied=True)
+  with pytest.raises(ValueError, match=r'positions of .* reuse the embeddings'):
     huggingface.save(tmp_path, config, make_params(config))
   assert list(tmp_path.iterdir()) == []
 

@@ -13,7 +13,8 @@ outputs:
 - `tiny_t5_1_1`: gated GELU, untied, stacks of different depth, few buckets;
 - `tiny_flan_t5`: the same in bfloat16, in several files with an index;
 - `tiny_mt5`: an mT5;
-- `tiny_madlad`: the same with MADLAD-400's ids: padding 1, end 2.
+- `tiny_umt5`: a umT5, each of whose layers has its own relative positions;
+- `tiny_madlad`: a T5 1.1 with MADLAD-400's ids: padding 1, end 2.
 """
 
 import argparse
@@ -85,6 +86,10 @@ def make(folder: pathlib.Path, model, seed: int, **how) -> None:
   )
   (folder / 'generation_config.json').unlink()
   model = type(model).from_pretrained(folder, dtype=torch.float32).eval()
+  if model.config.model_type == 'umt5':
+    # transformers 5 reads it as true whatever the file says, and then scales
+    # the logits, which earlier ones and T5X do not.
+    model.config.tie_word_embeddings = False
   ids, mask = encoder_batch()
   decoder_ids = torch.randint(2, VOCAB_SIZE, (4, 18))
   decoder_ids[:, 0] = 0
@@ -157,6 +162,14 @@ def main() -> None:
     output / 'tiny_madlad',
     t5(transformers.T5Config(**{**sizes, **gated, **madlad})),
     5,
+  )
+  umt5 = {'scalable_attention': True}  # As google/umt5-small has it.
+  make(
+    output / 'tiny_umt5',
+    transformers.UMT5ForConditionalGeneration(
+      transformers.UMT5Config(**sizes, **gated, **umt5)
+    ),
+    6,
   )
 
 

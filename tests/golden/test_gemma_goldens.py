@@ -1,6 +1,8 @@
-"""Gemmas equal to what Hugging Face transformers computed, in ragged pieces.
+"""Gemmas and T5s equal to what Hugging Face transformers computed, in ragged
+pieces.
 
-`make_huggingface_gemma.py` makes the files; they are never edited by hand.
+`make_huggingface_gemma.py` and `make_huggingface_t5.py` make the files; these
+are never edited by hand.
 """
 
 import dataclasses
@@ -14,6 +16,7 @@ import pytest
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.models import families
 from tests import toy
+from tests.golden.test_t5_goldens import TINY as T5S
 
 GOLDEN = pathlib.Path(__file__).parent
 TINY = ('tiny_gemma2', 'tiny_gemma3', 'tiny_t5gemma')
@@ -55,7 +58,7 @@ def test_logits_of_whole_rows(name):
   np.testing.assert_allclose(logits, arrays['logits'], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize('name', TINY)
+@pytest.mark.parametrize('name', [*TINY, *T5S])
 def test_logits_of_ragged_rows_after_rollback(name):
   """Rows go on from different lengths, some tokens per call, each call after
   one with other tokens that is rolled back. Windows are shorter than rows."""

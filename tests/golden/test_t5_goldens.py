@@ -1,6 +1,6 @@
 """T5s equal to what Hugging Face transformers and T5X computed.
 
-`make_huggingface.py` makes the first; `t5x/README.md` tells of the second.
+`make_huggingface_t5.py` makes the first; `t5x/README.md` tells of the second.
 Neither is ever edited by hand.
 """
 
@@ -16,7 +16,14 @@ from specdec_jax.models import families
 from specdec_jax.models.t5 import T5, T5Config
 
 GOLDEN = pathlib.Path(__file__).parent
-TINY = ('tiny_t5_1_0', 'tiny_t5_1_1', 'tiny_flan_t5', 'tiny_mt5', 'tiny_madlad')
+TINY = (
+  'tiny_t5_1_0',
+  'tiny_t5_1_1',
+  'tiny_flan_t5',
+  'tiny_mt5',
+  'tiny_umt5',
+  'tiny_madlad',
+)
 # Of `make_t5x_scanned.py`.
 SCANNED = T5Config(
   vocab_size=48,
@@ -60,6 +67,7 @@ def test_logits_and_greedy_tokens_of_transformers(name):
   assert (config.num_encoder_layers != config.num_decoder_layers) == (
     name == 'tiny_t5_1_1'
   )
+  assert config.has_layer_relpos == (name == 'tiny_umt5')
   params = huggingface.read_params(folder, config)
   with np.load(folder / 'golden.npz') as golden:
     rows = np.concatenate([golden['encoder_tokens']] * 2)

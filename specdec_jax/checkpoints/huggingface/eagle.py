@@ -24,7 +24,7 @@ MODEL_TYPES = ()  # See `is_stated`.
 WITHOUT_EFFECT = frozenset((
   'attn_implementation', 'target_model_type', 'embed_requires_grad',
   'speculators_version', 'proposal_methods', 'default_proposal_method',
-  'verifier',
+  'verifier', 'auto_map', 'has_no_defaults_at_init', 'base_model_ep_plan',
 ))  # fmt: skip
 _SAFEAILAB, _NEMO = 'LlamaForCausalLMEagle3', 'LlamaEagle3DraftModel'
 _SPECULATORS = 'Eagle3DraftModel'

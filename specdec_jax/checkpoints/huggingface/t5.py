@@ -1,4 +1,4 @@
-"""T5 1.0, T5 1.1, FLAN-T5, mT5 and MADLAD-400."""
+"""T5 1.0, T5 1.1, FLAN-T5, mT5, umT5 and MADLAD-400."""
 
 import dataclasses
 from pathlib import Path
@@ -12,7 +12,7 @@ from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.files.paths import user_path
 from specdec_jax.models.t5 import T5Config
 
-MODEL_TYPES = ('t5', 'mt5')
+MODEL_TYPES = ('t5', 'mt5', 'umt5')
 _EPSILON = 1e-6
 _EMBEDDINGS, _LOGITS = 'shared.weight', 'lm_head.weight'
 # In files, but copies of others or, as in T5 1.0's cross-attention, unused.
@@ -28,16 +28,19 @@ _NAMES = {
   'encoder/encoder_norm': 'encoder.final_layer_norm',
   'decoder/decoder_norm': 'decoder.final_layer_norm',
 }
+_RELPOS = 'layer.0.SelfAttention.relative_attention_bias'
 _IN_LAYER = {
   'encoder': {
     'pre_attention_layer_norm': 'layer.0.layer_norm',
     'attention': 'layer.0.SelfAttention',
+    'relpos_bias': _RELPOS,
     'pre_mlp_layer_norm': 'layer.1.layer_norm',
     'mlp': 'layer.1.DenseReluDense',
   },
   'decoder': {
     'pre_self_attention_layer_norm': 'layer.0.layer_norm',
     'self_attention': 'layer.0.SelfAttention',
+    'relpos_bias': _RELPOS,
     'pre_cross_attention_layer_norm': 'layer.1.layer_norm',
     'encoder_decoder_attention': 'layer.1.EncDecAttention',
     'pre_mlp_layer_norm': 'layer.2.layer_norm',
@@ -81,14 +84,19 @@ def read_config(values: Settings, dtype: Any) -> T5Config:
     relpos_max_distance=values.count(
       'relative_attention_max_distance', 128, most=settings.MAX_DISTANCE
     ),
+    has_layer_relpos=_has_layer_relpos(values),
     dropout_rate=values.number('dropout_rate', 0.0),
     dtype=dtype,
   )
 
 
 def _feed_forward(values: Settings) -> str:
-  is_mt5 = values.text('model_type') == 'mt5'
-  return values.text('feed_forward_proj', 'gated-gelu' if is_mt5 else 'relu')
+  is_t5 = values.text('model_type') == 't5'
+  return values.text('feed_forward_proj', 'relu' if is_t5 else 'gated-gelu')
+
+
+def _has_layer_relpos(values: Settings) -> bool:
+  return values.text('model_type') == 'umt5'
 
 
 def _check_supported(values: Settings) -> None:
@@ -104,6 +112,7 @@ def _check_supported(values: Settings) -> None:
     ('is_decoder', False),
     ('tie_encoder_decoder', False),
     ('is_gated_act', projection.startswith('gated')),
+    ('scalable_attention', _has_layer_relpos(values)),
   ):
     if values.flag(key, expected) != expected:
       values.refuse(key, str(expected).lower())
@@ -126,11 +135,12 @@ def _is_scaled(values: Settings) -> bool:
 
   transformers before 5 said so with tie_word_embeddings, which official files
   of T5 1.1 and FLAN-T5 have as false. From 5 on that is always true, and
-  scale_decoder_outputs says it. No mT5 scales.
+  scale_decoder_outputs says it. No mT5 and no umT5 scales: transformers 5 does
+  so for umT5, but neither do earlier ones nor T5X, which trained it.
   """
   is_tied = values.flag('tie_word_embeddings', True)
   is_scaled = values.flag('scale_decoder_outputs', is_tied)
-  return is_scaled and values.text('model_type') != 'mt5'
+  return is_scaled and values.text('model_type') == 't5'
 
 
 def needed(
@@ -163,10 +173,10 @@ def parameters_of(config: T5Config) -> tuple[Parameter, ...]:
   ValueError if transformers has no such T5."""
   if not config.num_encoder_layers:
     raise ValueError('Hugging Face has no T5 without an encoder')
-  if config.has_layer_relpos:
+  if config.has_layer_relpos and config.is_tied:
     raise ValueError(
-      'a T5 of Hugging Face shares its relative positions among the layers, '
-      'and these have their own (has_layer_relpos)'
+      'Hugging Face has no T5 whose layers have relative positions of their '
+      'own (has_layer_relpos) and whose logits reuse the embeddings (is_tied)'
     )
   _projection_of(config)
   return parameters.of(config, _name_of)
@@ -177,10 +187,8 @@ def _name_of(path: str) -> str:
   if branch in _NAMES:
     return f'{_NAMES[branch]}.weight'
   stack, part, *keys = branch.split('/')
-  if part == 'relpos_bias':
-    return (
-      f'{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight'
-    )
+  if part == 'relpos_bias':  # Where it is shared, the first layer has it.
+    part, keys = 'layers_0', [part]
   number = part.removeprefix('layers_')
   names = [_IN_LAYER[stack][keys[0]], *(_ATTENTION.get(k, k) for k in keys[1:])]
   return f'{stack}.block.{number}.{".".join(names)}.weight'
@@ -198,9 +206,10 @@ def _projection_of(config: T5Config) -> str:
 
 def config_json(config: T5Config, dtype: str) -> dict[str, Any]:
   """What config.json says of a model."""
+  kind = 'umt5' if config.has_layer_relpos else 't5'
   return {
-    'architectures': ['T5ForConditionalGeneration'],
-    'model_type': 't5',
+    'architectures': [f'{kind.upper()}ForConditionalGeneration'],
+    'model_type': kind,
     'torch_dtype': dtype,
     'vocab_size': config.vocab_size,
     'd_model': config.embed_dim,
