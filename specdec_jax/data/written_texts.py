@@ -15,6 +15,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.checkpoints import settings
+from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import local_path
 
@@ -94,44 +96,46 @@ def load_part(folder: str | Path, index: int) -> WrittenTexts:
       continue
     try:
       # A mapping holds no open file, of which a process may have few.
-      arrays[field.name] = np.load(file, mmap_mode='r', allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+      arrays[field.name] = np.lib.format.open_memmap(file, mode='r')
+    except Exception as error:  # Also what parsing a header raises.
       raise ValueError(f'{file} is missing or damaged: {error}') from error
-  if (streams := arrays.get('streams')) is not None:
-    if streams.dtype != np.uint16 or streams.ndim != 2:
-      raise ValueError(f'{path} is damaged: its streams are no matrix of bits')
-    arrays['streams'] = streams.view(jnp.bfloat16)
-  texts = WrittenTexts(**arrays)
-  _check(path, texts)
-  return texts
+  _check(path, arrays)
+  if 'streams' in arrays:
+    arrays['streams'] = arrays['streams'].view(jnp.bfloat16)
+  return WrittenTexts(**arrays)
 
 
-def _check(path: Path, texts: WrittenTexts) -> None:
-  num_tokens, num_texts = texts.tokens.size, texts.prompt_lengths.size
-  shapes = {
-    'tokens': ((num_tokens,), 'iu'),
-    'offsets': ((num_texts + 1,), 'i'),
-    'prompt_lengths': ((num_texts,), 'i'),
-    'log_probs': ((num_tokens,), 'f'),
+def _check(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+  """Raises ValueError for arrays that no writer left; streams are bits."""
+  num_tokens = arrays['tokens'].size
+  num_texts = arrays['prompt_lengths'].size
+  expected: dict[str, tuple[tuple[int, ...], tuple[type, ...]]] = {
+    'tokens': ((num_tokens,), (np.uint16, np.int32)),
+    'offsets': ((num_texts + 1,), (np.int64,)),
+    'prompt_lengths': ((num_texts,), (np.int32,)),
+    'log_probs': ((num_tokens,), (np.float32,)),
   }
-  for name, (shape, kinds) in shapes.items():
-    array = getattr(texts, name)
-    if array.shape != shape or array.dtype.kind not in kinds:
+  if 'streams' in arrays:
+    width = arrays['streams'].shape[-1:]
+    expected['streams'] = ((num_tokens, *width), (np.uint16,))
+  for name, (shape, dtypes) in expected.items():
+    array = arrays[name]
+    if array.shape != shape or array.dtype not in dtypes:
       raise ValueError(
         f'{path} is damaged: {name} is {array.dtype} {list(array.shape)}, '
-        f'expected {list(shape)}'
+        f'expected {" or ".join(d.__name__ for d in dtypes)} {list(shape)}'
       )
-  lengths, offsets = np.diff(texts.offsets), texts.offsets
-  if offsets[0] or offsets[-1] != num_tokens:
+  offsets, tokens = arrays['offsets'], arrays['tokens']
+  is_within = offsets.min() >= 0 and offsets.max() <= num_tokens
+  if offsets[0] or offsets[-1] != num_tokens or not is_within:
     raise ValueError(
       f'{path} is damaged: its offsets do not divide {num_tokens} tokens'
     )
-  if ((texts.prompt_lengths < 1) | (texts.prompt_lengths > lengths)).any():
+  prompt_lengths = arrays['prompt_lengths']
+  if ((prompt_lengths < 1) | (prompt_lengths > np.diff(offsets))).any():
     raise ValueError(f'{path} is damaged: a prompt is longer than its text')
-  if texts.streams is not None and len(texts.streams) != num_tokens:
-    raise ValueError(
-      f'{path} is damaged: {len(texts.streams)} streams of {num_tokens} tokens'
-    )
+  if tokens.min(initial=0) < 0:
+    raise ValueError(f'{path} is damaged: it has token {tokens.min()}')
 
 
 def part_indices(folder: str | Path) -> list[int]:
@@ -145,19 +149,16 @@ def part_indices(folder: str | Path) -> list[int]:
   return sorted(found)
 
 
-def load_description(folder: str | Path) -> dict[str, Any]:
-  """What `specdec data rewrite` wrote about a folder; ValueError if it has no
-  such description, or a damaged one."""
+def load_description(folder: str | Path) -> Settings:
+  """What `specdec data rewrite` wrote about a folder, to be read key by key;
+  ValueError if it has no such description, or a damaged one."""
   path = local_path(folder) / DESCRIPTION
-  try:
-    return dict(json.loads(path.read_text(encoding='utf-8')))
-  except FileNotFoundError:
+  if not path.is_file():
     raise ValueError(
       f'{folder} has no {DESCRIPTION}: specdec data rewrite --prompts writes '
       'one'
-    ) from None
-  except (ValueError, TypeError) as error:
-    raise ValueError(f'{path} is damaged: {error}') from error
+    )
+  return settings.read(path)
 
 
 def begin(folder: str | Path, description: Mapping[str, Any]) -> None:
@@ -165,7 +166,7 @@ def begin(folder: str | Path, description: Mapping[str, Any]) -> None:
   written otherwise, or something else."""
   path = local_path(folder)
   if (path / DESCRIPTION).is_file():
-    before = load_description(path)
+    before = load_description(path).values
     different = [
       f'{name} was {before.get(name)}, now {description.get(name)}'
       for name in sorted({*before, *description})
@@ -193,12 +194,11 @@ def token_counts(
   counts = np.zeros(vocab_size, np.int64)
   for texts in load_parts(folder, num_parts):
     written = texts.tokens[is_written(texts)]
-    found = np.bincount(written, minlength=vocab_size)
-    if len(found) > vocab_size:
+    if (largest := int(written.max(initial=0))) >= vocab_size:
       raise ValueError(
-        f'{folder} has token {len(found) - 1}, which is none of {vocab_size}'
+        f'{folder} has token {largest}, which is none of {vocab_size}'
       )
-    counts += found
+    counts += np.bincount(written, minlength=vocab_size)
   return counts
 
 

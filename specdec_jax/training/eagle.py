@@ -275,10 +275,10 @@ def eagle_config(
   drafted position. ValueError if the last stream is another.
   """
   config, _ = read_head(target, jnp.float32)
-  layers: Any = written_texts.load_description(texts)['layers'] or ()
+  layers = written_texts.load_description(texts).counts('layers', [])
   if len(layers) < 2 or layers[-1] != config.num_layers:
     raise ValueError(
-      f'{texts} has the streams of layers {list(layers)}; an EAGLE-3 drafter '
+      f'{texts} has the streams of layers {layers}; an EAGLE-3 drafter '
       f'needs some and the last output: give specdec data rewrite --layers, '
       f'and {config.num_layers} as the last of them'
     )

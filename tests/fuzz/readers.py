@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from specdec_jax.checkpoints import loading, orbax, t5x
+from specdec_jax.data import written_rows, written_texts
 from specdec_jax.text import vocabulary_files
 from specdec_jax.trace import page, storage
 from tests.fuzz import formats, mutations
@@ -61,6 +62,14 @@ def _read_model(name: str, folder: Path) -> None:
   _use(loaded.vocabulary, folder)
 
 
+def _read_network(folder: Path) -> None:
+  loading.read(folder)
+
+
+def _read_gguf_gemma(folder: Path) -> None:
+  loading.read(folder / 'model.gguf')
+
+
 def _read_drafter(folder: Path) -> None:
   loading.read(folder, only_drafts=True)
 
@@ -106,6 +115,15 @@ def _read_trace(folder: Path) -> None:
   page.render(storage.read(folder / 'trace.jsonl'))
 
 
+def _read_written(folder: Path) -> None:
+  written_texts.load_description(folder).counts('layers', [])
+  written_texts.token_counts(folder, 12)
+  texts = written_rows.from_written_texts(
+    str(folder), batch_size=1, length=8, held_out=2
+  )
+  texts.batch(0)
+
+
 _gguf = functools.partial(_read_model, 'model.gguf')
 _model = functools.partial(_read_model, '')
 
@@ -118,6 +136,9 @@ READERS = {
   'eagle': Reader(
     'eagle', 'config.json model.safetensors', _read_drafter, _JSON
   ),
+  'config_gemma': Reader('gemma', 'config.json', _read_network, _JSON),
+  'config_t5gemma': Reader('t5gemma', 'config.json', _read_network, _JSON),
+  'gguf_gemma': Reader('gguf_gemma', 'model.gguf', _read_gguf_gemma, _GGUF),
   'tokenizer': Reader('llama', 'tokenizer.json', _read_vocabulary, _JSON),
   'tokenizer_config': Reader(
     'llama', '*[nr]_config.json', _read_vocabulary, _JSON
@@ -134,6 +155,8 @@ READERS = {
   'orbax_zarr': Reader('orbax_files', 'params/*/.zarray', _read_orbax, _JSON),
   'orbax_chunk': Reader('orbax_files', 'params/*/0*', _read_orbax),
   'trace': Reader('trace', 'trace.jsonl', _read_trace, _LINES),
+  'written': Reader('written', 'part-00000/*.npy', _read_written),
+  'written_json': Reader('written', 'written.json', _read_written, _JSON),
 }
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.checkpoints import (
@@ -22,12 +23,15 @@ from specdec_jax.checkpoints import (
   safetensors_model,
   t5x,
 )
+from specdec_jax.data import written_texts
 from specdec_jax.models import families
 from specdec_jax.models.eagle import EagleConfig
+from specdec_jax.models.families import AnyConfig
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import sentencepiece_vocabulary
 from specdec_jax.trace import storage
+from tests import toy_gemma
 from tests.checkpoints import tiny_models
 from tests.trace import written_traces
 
@@ -71,11 +75,13 @@ def build(folder: Path) -> None:
   _write_llama(folder / 'llama')
   _write_t5(folder / 't5', model, t5)
   _write_eagle(folder / 'eagle')
+  _write_gemmas(folder)
   _write_ours(folder / 'ours', model, decoder)
   _write_t5x(folder / 't5x')
   orbax.write_tree(folder / 'orbax' / 'params', _arrays())
   _write_orbax_files(folder / 'orbax_files')
   _write_trace(folder / 'trace')
+  _write_written(folder / 'written')
 
 
 def main() -> None:
@@ -228,6 +234,31 @@ def _write_eagle(folder: Path) -> None:
   huggingface.save(folder, config, _params(config) | {'target_ids': ids})
 
 
+def _write_gemmas(folder: Path) -> None:
+  """A Gemma 3 in both formats, and a T5Gemma."""
+  sizes = {'embed_dim': 4, 'num_heads': 2, 'num_kv_heads': 1, 'head_dim': 2}
+  gemma = toy_gemma.decoder(len(_TOKENS), num_layers=1, mlp_dim=4, **sizes)
+  gemma = dataclasses.replace(gemma, windows=(3,), query_pre_attn_scalar=2)
+  huggingface.save(folder / 'gemma', gemma, _params(gemma))
+  t5gemma = toy_gemma.encoder_decoder(5, num_layers=1, mlp_dim=4, **sizes)
+  huggingface.save(folder / 't5gemma', t5gemma, _params(t5gemma))
+  (folder / 'gguf_gemma').mkdir()
+  own = {
+    'attention.key_length': 2,
+    'attention.sliding_window': 3,
+    'rope.scaling.type': 'linear',
+    'rope.scaling.factor': 8.0,
+  }
+  stated = {f'gemma3.{key}': value for key, value in own.items()}
+  tiny_models.write_gguf(
+    folder / 'gguf_gemma' / 'model.gguf',
+    gemma,
+    _params(gemma),
+    architecture='gemma3',
+    metadata=stated | {'tokenizer.ggml.tokens': _TOKENS},
+  )
+
+
 def _write_ours(folder: Path, model: bytes, config: T5Config) -> None:
   safetensors_model.save(folder, config, _params(config))
   _write_sentencepiece(folder, model)
@@ -298,7 +329,19 @@ def _write_trace(folder: Path) -> None:
       storage.write_record(file, record)
 
 
-def _params(config: LlamaConfig | T5Config | EagleConfig) -> dict[str, Any]:
+def _write_written(folder: Path) -> None:
+  rows = [np.array(row) for row in ([3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8])]
+  texts = written_texts.join(
+    rows,
+    [2, 1, 3],
+    [np.full(len(row), -0.5, np.float32) for row in rows],
+    [np.ones((len(row), 2), jnp.bfloat16) for row in rows],
+  )
+  written_texts.begin(folder, {'model': 'a', 'layers': [1, 2], 'parts': 1})
+  written_texts.save_part(folder, 0, texts)
+
+
+def _params(config: AnyConfig) -> dict[str, Any]:
   rng = np.random.default_rng(0)
   return jax.tree.map(
     lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32),
