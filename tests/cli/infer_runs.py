@@ -82,3 +82,14 @@ def records(path: pathlib.Path) -> list[dict]:
 
 def predictions(path: pathlib.Path) -> list[str]:
   return [record['prediction'] for record in records(path)]
+
+
+def dry_run_rows(text: str) -> dict[str, list[int]]:
+  """Values, bytes and bytes per chip of each row of a dry run's table."""
+  return {
+    line.split('│')[1].strip(): [
+      int(cell.replace(',', '')) for cell in line.split('│')[2:5]
+    ]
+    for line in text.splitlines()
+    if line.startswith('│')
+  }

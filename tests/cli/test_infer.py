@@ -403,13 +403,7 @@ def test_dry_run_needs_no_checkpoint(run, tmp_path, monkeypatch):
   )
   assert done.status == 0, done
   assert 'data 2 x model 4, batch 32' in done.out
-  rows = {
-    line.split('│')[1].strip(): [
-      int(cell.replace(',', '')) for cell in line.split('│')[2:5]
-    ]
-    for line in done.out.splitlines()
-    if line.startswith('│')
-  }
+  rows = infer_runs.dry_run_rows(done.out)
   values, size, per_chip = rows['target parameters']
   # T5 1.1 XXL has 11,135,332,352 parameters; norms are on every chip.
   assert (values, size) == (11_135_332_352, 2 * 11_135_332_352)

@@ -12,7 +12,7 @@ from specdec_jax.base import Context
 from specdec_jax.models import families, presets
 from specdec_jax.sharding import mesh
 from tests import toy
-from tests.cli import tiny
+from tests.cli import infer_runs, tiny
 
 
 def target_of(model: Model, *, is_dry: bool = False) -> Target:
@@ -51,6 +51,41 @@ def test_a_dry_run_knows_padding_from_another_vocabulary():
   target = target_of(Model(checkpoint='', sizes='t5_1_1_small'), is_dry=True)
   with pytest.raises(ValueError, match='32128 logits, the draft model 250112'):
     DraftModel(model=Model(checkpoint='', sizes='mt5_small')).make(target)
+
+
+def test_a_dry_run_of_a_t5gemma(capfd, monkeypatch, tmp_path):
+  """The file of 9B, with the sizes of S, which drafts for itself."""
+  monkeypatch.setenv('COLUMNS', '200')
+  pytest.importorskip('gin')
+  done = tiny.run(
+    capfd,
+    'infer',
+    infer_runs.gin_file('models/t5gemma_9b.gin'),
+    infer_runs.gin_file('runs/infer.gin'),
+    infer_runs.gin_file('drafters/model.gin'),
+    "--gin.MODEL='t5gemma_s'",
+    "--gin.CHECKPOINT_PATH='nowhere'",
+    "--gin.DRAFTER_CHECKPOINT_PATH='nowhere'",
+    "--gin.DRAFTER_MODEL='t5gemma_s'",
+    "--gin.MIXTURE_OR_TASK_NAME='task.jsonl'",
+    "--gin.TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 128}",
+    f"--gin.INFER_OUTPUT_DIR='{tmp_path}'",
+    '--gin.device_mesh.num_devices=1',
+    '--dry_run',
+  )
+  assert done.status == 0, done
+  rows = infer_runs.dry_run_rows(done.out)
+  config = presets.preset('t5gemma_s')
+  leaves = jax.tree.leaves(families.param_shapes(config))
+  size = sum(leaf.size for leaf in leaves)
+  for name in ('target parameters', 'drafter parameters'):
+    assert rows[name] == [size, 2 * size, 2 * size]
+  # Keys and values of both, in bfloat16: 1 + 128 + 4 + 1 of the decoder, and
+  # 512 of the encoder.
+  width = config.num_kv_heads * config.head_dim * config.num_decoder_layers
+  caches = 2 * 2 * 2 * width * (512 + 134) * 32
+  assert caches < rows['caches and state'][1] < 1.01 * caches
+  assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
