@@ -42,6 +42,8 @@ _NAMES = {
   'mlp/wi_0': 'ffn_gate',
   'mlp/wi_1': 'ffn_up',
   'mlp/wo': 'ffn_down',
+  'post_self_attention_layer_norm': 'post_attention_norm',
+  'post_mlp_layer_norm': 'post_ffw_norm',
 }
 # Values of tokenizer.ggml.token_type.
 _CONTROL, _USER_DEFINED = 3, 4
@@ -191,8 +193,7 @@ def read_params(
 
 def parameters_of(config: LlamaConfig | GemmaConfig) -> tuple[Parameter, ...]:
   """Every parameter of a model of these sizes, by its name in a GGUF file."""
-  names = gemma.NAMES if isinstance(config, GemmaConfig) else _NAMES
-  name_of = lambda path: parameters.renamed(path, names, 'blk.{}')
+  name_of = lambda path: parameters.renamed(path, _NAMES, 'blk.{}')
   return parameters.of(config, name_of)
 
 

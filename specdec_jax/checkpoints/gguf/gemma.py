@@ -13,24 +13,6 @@ from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.models.gemma.layers import GemmaConfig
 
 ARCHITECTURES = ('gemma2', 'gemma3')
-# Of our branches; those of layer N are below `blk.N`.
-NAMES = {
-  'token_embedder': 'token_embd',
-  'decoder_norm': 'output_norm',
-  'pre_self_attention_layer_norm': 'attn_norm',
-  'self_attention/query': 'attn_q',
-  'self_attention/key': 'attn_k',
-  'self_attention/value': 'attn_v',
-  'self_attention/query_norm': 'attn_q_norm',
-  'self_attention/key_norm': 'attn_k_norm',
-  'self_attention/out': 'attn_output',
-  'post_self_attention_layer_norm': 'post_attention_norm',
-  'pre_mlp_layer_norm': 'ffn_norm',
-  'mlp/wi_0': 'ffn_gate',
-  'mlp/wi_1': 'ffn_up',
-  'mlp/wo': 'ffn_down',
-  'post_mlp_layer_norm': 'post_ffw_norm',
-}
 # Layers of the largest of each, whose scores alone are not divided by the root
 # of a head's size. Files do not state it; llama.cpp knows them by this number.
 _NUM_LAYERS_27B = {'gemma2': 46, 'gemma3': 62}

@@ -37,22 +37,12 @@ _ARCHITECTURES = (
 )
 _LAYER, _LAYER_OF_SPECULATORS = 'midlayer.', 'layers.0.'
 # Of our branches, as SafeAILab calls them.
-_NAMES = {
+_NAMES = {ours: _LAYER + theirs for ours, theirs in llama.NAMES.items()} | {
   'token_embedder': 'embed_tokens',
   'features_norm': 'input_norm',
   'features_dense': 'fc',
   'embedding_layer_norm': f'{_LAYER}input_layernorm',
   'hidden_layer_norm': f'{_LAYER}hidden_norm',
-  'self_attention/query': f'{_LAYER}self_attn.q_proj',
-  'self_attention/key': f'{_LAYER}self_attn.k_proj',
-  'self_attention/value': f'{_LAYER}self_attn.v_proj',
-  'self_attention/query_norm': f'{_LAYER}self_attn.q_norm',
-  'self_attention/key_norm': f'{_LAYER}self_attn.k_norm',
-  'self_attention/out': f'{_LAYER}self_attn.o_proj',
-  'pre_mlp_layer_norm': f'{_LAYER}post_attention_layernorm',
-  'mlp/wi_0': f'{_LAYER}mlp.gate_proj',
-  'mlp/wi_1': f'{_LAYER}mlp.up_proj',
-  'mlp/wo': f'{_LAYER}mlp.down_proj',
   'decoder_norm': 'norm',
   'logits_dense': 'lm_head',
 }

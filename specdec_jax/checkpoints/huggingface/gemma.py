@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from specdec_jax.checkpoints import parameters, settings
+from specdec_jax.checkpoints.huggingface import llama
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.models import attention
@@ -18,21 +19,9 @@ from specdec_jax.models.gemma.layers import GemmaConfig
 _TEXT = 'gemma3_text'
 MODEL_TYPES = ('gemma2', _TEXT, 'gemma3')
 # Of our branches; those of layer N are below `model.layers.N`.
-_NAMES = {
-  'token_embedder': 'model.embed_tokens',
-  'decoder_norm': 'model.norm',
-  'pre_self_attention_layer_norm': 'input_layernorm',
-  'self_attention/query': 'self_attn.q_proj',
-  'self_attention/key': 'self_attn.k_proj',
-  'self_attention/value': 'self_attn.v_proj',
-  'self_attention/query_norm': 'self_attn.q_norm',
-  'self_attention/key_norm': 'self_attn.k_norm',
-  'self_attention/out': 'self_attn.o_proj',
+NAMES = llama.NAMES | {
   'post_self_attention_layer_norm': 'post_attention_layernorm',
   'pre_mlp_layer_norm': 'pre_feedforward_layernorm',
-  'mlp/wi_0': 'mlp.gate_proj',
-  'mlp/wi_1': 'mlp.up_proj',
-  'mlp/wo': 'mlp.down_proj',
   'post_mlp_layer_norm': 'post_feedforward_layernorm',
 }
 _EMBEDDINGS, _LOGITS = 'model.embed_tokens.weight', 'lm_head.weight'
@@ -253,7 +242,7 @@ def without_copy(
 
 def parameters_of(config: GemmaConfig) -> tuple[Parameter, ...]:
   """Every parameter of a model of these sizes, by Hugging Face's name."""
-  name_of = lambda path: parameters.renamed(path, _NAMES, 'model.layers.{}')
+  name_of = lambda path: parameters.renamed(path, NAMES, 'model.layers.{}')
   return parameters.of(config, name_of)
 
 

@@ -12,7 +12,7 @@ from specdec_jax.models.llama import LlamaConfig, RopeScaling
 
 MODEL_TYPES = ('llama', 'mistral', 'qwen2', 'qwen3')
 # Of our branches; those of layer N are below `model.layers.N`.
-_NAMES = {
+NAMES = {
   'token_embedder': 'model.embed_tokens',
   'decoder_norm': 'model.norm',
   'logits_dense': 'lm_head',
@@ -184,7 +184,7 @@ def needed(
 
 def parameters_of(config: LlamaConfig) -> tuple[Parameter, ...]:
   """Every parameter of a model of these sizes, by Hugging Face's name."""
-  name_of = lambda path: parameters.renamed(path, _NAMES, 'model.layers.{}')
+  name_of = lambda path: parameters.renamed(path, NAMES, 'model.layers.{}')
   return parameters.of(config, name_of)
 
 

@@ -17,30 +17,18 @@ _EMBEDDINGS = 'model.decoder.embed_tokens.weight'
 _LOGITS = 'lm_head.out_proj.weight'
 # Of our branches in `encoder` and `decoder`; those of layer N are below
 # `layers.N`.
-_NAMES = {
+_NAMES = gemma.NAMES | {
   'token_embedder': 'embed_tokens',
   'encoder_norm': 'norm',
   'decoder_norm': 'norm',
   'pre_self_attention_layer_norm': 'pre_self_attn_layernorm',
   'post_self_attention_layer_norm': 'post_self_attn_layernorm',
   'pre_cross_attention_layer_norm': 'pre_cross_attn_layernorm',
+  'encoder_decoder_attention/query': 'cross_attn.q_proj',
+  'encoder_decoder_attention/key': 'cross_attn.k_proj',
+  'encoder_decoder_attention/value': 'cross_attn.v_proj',
+  'encoder_decoder_attention/out': 'cross_attn.o_proj',
   'post_cross_attention_layer_norm': 'post_cross_attn_layernorm',
-  'pre_mlp_layer_norm': 'pre_feedforward_layernorm',
-  'post_mlp_layer_norm': 'post_feedforward_layernorm',
-  'mlp/wi_0': 'mlp.gate_proj',
-  'mlp/wi_1': 'mlp.up_proj',
-  'mlp/wo': 'mlp.down_proj',
-  **{
-    f'{ours}/{part}': f'{theirs}.{letter}_proj'
-    for ours, theirs in (
-      ('self_attention', 'self_attn'),
-      ('encoder_decoder_attention', 'cross_attn'),
-    )
-    for part, letter in (
-      *(('query', 'q'), ('key', 'k')),
-      *(('value', 'v'), ('out', 'o')),
-    )
-  },
 }
 # Keys of training.
 WITHOUT_EFFECT = frozenset(
