@@ -72,7 +72,8 @@ class Draft:
     probs: float32 `[B, G, V]`, the very array that each token was drawn from;
       None for a deterministic drafter, whose distribution is one-hot and is
       never materialised. Of a tree's siblings, drawn without replacement, each
-      has what was left after those before it.
+      has what was left after those before it, zeros where nothing was: such a
+      node is never accepted.
     lengths: int32 `[B]`, 0 to G: tokens beyond it are not proposed. A tree is
       proposed whole or not at all.
   """
@@ -87,7 +88,7 @@ class Verification:
   """What the target makes of a draft.
 
   Attributes:
-    num_accepted: int32 `[B]`, 0 to `draft.lengths`.
+    num_accepted: int32 `[B]`, 0 to `draft.lengths`; of a tree 0 to D.
     next_token: int32 `[B]`: the correction, or the bonus token when the whole
       draft was accepted.
     accept_probs: float32 `[B, G]`: the threshold that each drafted token's
@@ -154,7 +155,12 @@ float32 probabilities `[..., V]` that are drawn from."""
 VerifyFn = Callable[[Array, Draft, Array], Verification]
 """`(row_keys[B], draft, target_probs[B, G+1, V]) -> Verification`: accepts a
 prefix of each row's draft and draws the token after it. `target_probs` are the
-target's distributions after the context and after each drafted token."""
+target's distributions after the context and after each drafted token.
+
+The rule for a tree of depth D takes keys `[D+1, B]`: those of the committed
+lengths from the context's to D more, so that it can draw at each depth what
+plain decoding draws there. Its `target_probs` are `[B, N+1, V]`, after each
+node, and with empty drafts `[B, 1, V]`."""
 
 
 class LanguageModel(NamedTuple):

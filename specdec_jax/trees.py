@@ -101,9 +101,29 @@ def placement(
 def path_of(tree: Tree, nodes: Array) -> Array:
   """The path from the root to int32 `[B]` nodes: int32 `[B, D]`, the node at
   depths 1 to D, 0 beyond the node itself."""
+  return jnp.take(jnp.asarray(_paths(tree)), nodes, axis=0)
+
+
+def line_of(tree: Tree, nodes: Array) -> Array:
+  """`path_of`, prolonged by first children as far as there are any: the chain
+  that stands for a tree of which one path was taken."""
+  first: dict[int, int] = {}
+  for i, parent in enumerate(tree.parents, start=1):
+    first.setdefault(parent, i)
+  table, by_depth = _paths(tree), depths(tree)
+  for end in range(len(by_depth)):
+    node = end
+    while node in first:
+      node = first[node]
+      table[end, by_depth[node] - 1] = node
+  return jnp.take(jnp.asarray(table), nodes, axis=0)
+
+
+def _paths(tree: Tree) -> np.ndarray:
+  """int32 `[N + 1, D]`, the path to each node; see `path_of`."""
   by_depth = depths(tree)
   table = np.zeros((len(by_depth), int(by_depth[-1])), np.int32)
   for i, parent in enumerate(tree.parents, start=1):
     table[i] = table[parent]
     table[i, by_depth[i] - 1] = i
-  return jnp.take(jnp.asarray(table), nodes, axis=0)
+  return table

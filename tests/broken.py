@@ -3,23 +3,33 @@
 The tests of exactness must reject every one of them, or they prove nothing.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays, distributions, logits
-from specdec_jax.base import Draft, Drafter, LanguageModel, Verification
+from specdec_jax.base import Draft, Drafter, LanguageModel, Tree, Verification
 from specdec_jax.verification import decision
 from specdec_jax.verification.block import decide as decide_block
 from specdec_jax.verification.decision import Decision
 from specdec_jax.verification.speculative_sampling import decide as decide_token
+from specdec_jax.verification.traversal import decide as decide_tree
 
 
 def as_verify_fn(decide) -> Callable:
   """A rule as the loop takes it."""
   return lambda row_keys, draft, target_probs: decision.verify(
     decide, row_keys, draft, target_probs
+  )
+
+
+def as_tree_rule(decide, tree: Tree) -> Callable:
+  """A rule for trees as the loop takes it."""
+  decide = functools.partial(decide, tree=tree)
+  return lambda row_keys, draft, target_probs: decision.verify(
+    decide, row_keys[0], draft, target_probs
   )
 
 
@@ -84,6 +94,21 @@ RULES = {
   'block stops at the first failure': block_stops_early,
   'block residual not scaled': block_unscaled_residual,
 }
+
+
+def traversal_without_norm(
+  uniforms, draft: Draft, target_probs, *, tree: Tree
+) -> Decision:
+  """Later siblings are judged by what was left for them, not brought to sum to
+  one."""
+  left: dict = {}
+  probs = []
+  for i, parent in enumerate(tree.parents):
+    mass = left.get(parent, jnp.ones_like(target_probs[:, 0, 0]))
+    probs.append(draft.probs[:, i] * mass[:, None])
+    left[parent] = mass - arrays.pick(probs[-1], draft.tokens[:, i])
+  changed = draft.replace(probs=jnp.stack(probs, axis=1))
+  return decide_tree(uniforms, changed, target_probs, tree=tree)
 
 
 def reused_draw(row_keys, draft: Draft, target_probs) -> Verification:

@@ -31,12 +31,12 @@ def speculate(
   eos_id=-1,
   seed=0,
 ):
-  """A speculative decode, compiled whole."""
+  """A speculative decode, compiled whole; the rule is a name or a function."""
   generate = _compiled(
     speculative.generate,
     target=target,
     drafter=drafter,
-    verify_fn=RULES[rule],
+    verify_fn=RULES.get(rule, rule),
     logits_to_probs=to_probs,
     max_len=max_len,
     eos_id=eos_id,

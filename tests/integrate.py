@@ -158,11 +158,11 @@ def integrate(decide, tree: Tree, *, length_fn=None) -> Law:
     prefixes = paths[is_n, :n] @ vocab_size ** np.arange(n)[::-1]
     emitted = np.zeros((vocab_size**n, vocab_size))
     np.add.at(emitted, prefixes, weights[is_n, None] * emitted_probs[is_n])
-    joint += _complete(emitted.reshape((vocab_size,) * (n + 1)), tree.p)
+    joint += complete(emitted.reshape((vocab_size,) * (n + 1)), tree.p)
   return Law(joint, float(weights @ num_accepted))
 
 
-def _complete(emitted: np.ndarray, p: list[np.ndarray]) -> np.ndarray:
+def complete(emitted: np.ndarray, p: list[np.ndarray]) -> np.ndarray:
   """The law of G+1 tokens whose first ones have the law `emitted`."""
   for table in p[emitted.ndim :]:
     emitted = emitted[..., None] * table.astype(np.float64)
@@ -171,7 +171,7 @@ def _complete(emitted: np.ndarray, p: list[np.ndarray]) -> np.ndarray:
 
 def target_law(tree: Tree) -> np.ndarray:
   """The target's own law of the next G+1 tokens, float64 `[V]*(G+1)`."""
-  return _complete(tree.p[0].astype(np.float64), tree.p)
+  return complete(tree.p[0].astype(np.float64), tree.p)
 
 
 def error(law: Law, tree: Tree) -> float:

@@ -5,7 +5,7 @@ import pytest
 
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
-from tests import broken, laws, toy, trial
+from tests import broken, laws, toy, toy_tree, trial
 from tests.proof_report import record
 
 VOCAB_SIZE = 4
@@ -70,6 +70,32 @@ def test_broken_drafter_is_rejected(variant, rule, record_property):
 @pytest.mark.parametrize('variant', broken.TARGETS)
 def test_broken_cache_is_rejected(variant, record_property):
   broken_trial = _trial(target=broken.TARGETS[variant](TARGET))
+  _check_rejected(record_property, variant, broken_trial)
+
+
+_TREE = toy_tree.BENT
+_BROKEN_TREES = {
+  **{
+    name: {'target': change(TARGET)}
+    for name, change in broken.WITH_TREES.items()
+  },
+  'random children deduplicated': {
+    'drafter': toy_tree.drafter(_TREE, is_sampled=True, reports_first=True)
+  },
+  'q not renormalised after a rejection': {
+    'verify_fn': broken.as_tree_rule(broken.traversal_without_norm, _TREE)
+  },
+}
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize('variant', _BROKEN_TREES)
+def test_broken_tree_is_rejected(variant, record_property):
+  right = _trial(
+    drafter=toy_tree.drafter(_TREE, is_sampled=True),
+    verify_fn=toy_tree.rule('traversal', _TREE),
+  )
+  broken_trial = right._replace(**_BROKEN_TREES[variant])
   _check_rejected(record_property, variant, broken_trial)
 
 

@@ -8,7 +8,16 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.data import ngram_counts
-from tests import decoders, laws, toy, toy_eagle, toy_gemma, toy_t5, trial
+from tests import (
+  decoders,
+  laws,
+  toy,
+  toy_eagle,
+  toy_gemma,
+  toy_t5,
+  toy_tree,
+  trial,
+)
 from tests.proof_report import record
 
 VOCAB_SIZE = 4
@@ -120,6 +129,38 @@ def test_every_drafter_and_rule(name, gamma, rule, record_property):
   accepted = np.sum(result.statistics.num_accepted)
   tested = np.sum(result.statistics.num_tested)
   assert 0 < accepted < tested
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+  ('rule', 'is_sampled', 'ends'),
+  [
+    ('target_sample_walk', False, {}),
+    ('traversal', True, {}),
+    ('traversal', False, {'eos_id': 3, 'num_new': (4, 2, 3)}),
+    ('target_sample_walk', True, {'eos_id': 3, 'num_new': (4, 1, 3)}),
+  ],
+)
+def test_trees(rule, is_sampled, ends, record_property):
+  """Siblings drawn without replacement, and the likeliest; the last two of
+  these abstain from time to time, and end in mid-block."""
+  tree = toy_tree.BENT
+  result = check(
+    record_property,
+    f'tree of {len(tree.parents)} nodes, {rule}, '
+    + ('sampled' if is_sampled else 'likeliest')
+    + (', EOS and ragged limits' if ends else ''),
+    target=TARGET,
+    params=Params(TARGET_PARAMS, DRAFTER_PARAMS),
+    drafter=toy_tree.drafter(
+      tree, is_sampled=is_sampled, may_abstain=bool(ends)
+    ),
+    verify_fn=toy_tree.rule(rule, tree),
+    **ends,
+  )
+  by_depth = np.sum(result.statistics.num_accepted, axis=0)
+  assert (by_depth > 0).all()
+  assert (by_depth < np.sum(result.statistics.num_tested, axis=0)).any()
 
 
 _MIXED = 'T 0.7, top-k 3, top-p 0.9'

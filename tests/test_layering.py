@@ -162,7 +162,10 @@ _ADDED = {
   'schedules',
   'scoring',
   'spec_drafter',
+  'target_walk',
   'top_beta',
+  'traversal',
+  'tree_drafts',
   'trees',
 }
 

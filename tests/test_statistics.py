@@ -11,7 +11,7 @@ from specdec_jax import drafters, verification
 from specdec_jax.base import Draft, Params, Verification
 from specdec_jax.decoding import speculative, statistics
 from specdec_jax.measure import metrics
-from tests import decoders, toy
+from tests import decoders, toy, toy_tree
 
 VOCAB_SIZE, GAMMA = 5, 3
 TARGET = toy.toy(VOCAB_SIZE)
@@ -75,7 +75,9 @@ def test_run_of_one_position_is_short():
   assert counters.num_tested == [0, 0, 0]
 
 
-@pytest.mark.parametrize('name', ['uniform', 'prompt_lookup', 'autoregressive'])
+@pytest.mark.parametrize(
+  'name', ['uniform', 'prompt_lookup', 'autoregressive', 'tree']
+)
 def test_counters_are_the_sum_of_the_steps(name):
   drafter = {
     'uniform': lambda: drafters.uniform(gamma=GAMMA, vocab_size=VOCAB_SIZE),
@@ -83,7 +85,11 @@ def test_counters_are_the_sum_of_the_steps(name):
     'autoregressive': lambda: drafters.autoregressive(
       TARGET, gamma=GAMMA, logits_to_probs=decoders.SAMPLED
     ),
+    'tree': lambda: toy_tree.drafter(toy_tree.BENT, is_sampled=True),
   }[name]()
+  rule = verification.speculative_sampling
+  if name == 'tree':
+    rule = toy_tree.rule('traversal', toy_tree.BENT)
   params = Params(TARGET_PARAMS, toy.perturb(TARGET_PARAMS, seed=1))
   models = {'target': TARGET, 'drafter': drafter}
   limits = [len(prefix) + i for i, prefix in enumerate(PREFIXES)]
@@ -98,7 +104,7 @@ def test_counters_are_the_sum_of_the_steps(name):
     functools.partial(
       speculative.step,
       **models,
-      verify_fn=verification.speculative_sampling,
+      verify_fn=rule,
       logits_to_probs=decoders.SAMPLED,
       eos_id=3,
     )
@@ -119,7 +125,10 @@ def test_counters_are_the_sum_of_the_steps(name):
       reached = passed if is_cut else min(passed + 1, proposed)
       tokens[row] += count
       runs[row] += 1
-      drafted[row] += min(proposed, count) if is_cut else proposed
+      if name == 'tree':
+        drafted[row] += drafter.gamma
+      else:
+        drafted[row] += min(proposed, count) if is_cut else proposed
       tested[row, :reached] += 1
       accepted[row, :passed] += 1
       prob[row] += np.sum(info.verification.accept_probs[row, :reached])
@@ -137,12 +146,18 @@ def test_counters_are_the_sum_of_the_steps(name):
     assert np.sum(counters.num_short_runs) == 0
 
 
-def test_acceptance_probability_has_the_expectation_of_acceptance():
+@pytest.mark.parametrize('name', ['uniform', 'tree'])
+def test_acceptance_probability_has_the_expectation_of_acceptance(name):
   """With 8,000 rows, alpha by counting and by probabilities agree."""
   drafter = drafters.uniform(gamma=2, vocab_size=VOCAB_SIZE)
+  rule = verification.speculative_sampling
+  if name == 'tree':
+    drafter = toy_tree.drafter(toy_tree.BENT, is_sampled=False)
+    rule = toy_tree.rule('target_sample_walk', toy_tree.BENT)
   rows = [[i % VOCAB_SIZE] for i in range(8000)]
+  params = Params(TARGET_PARAMS, toy.perturb(TARGET_PARAMS, seed=1))
   output = decoders.speculate(
-    TARGET, Params(TARGET_PARAMS), drafter, toy.prompt(rows), max_len=9
+    TARGET, params, drafter, toy.prompt(rows), rule=rule, max_len=9
   )
   rates = metrics.rates(output.statistics)
   tested = int(np.sum(output.statistics.num_tested))

@@ -14,7 +14,7 @@ import pytest
 from specdec_jax import logits, verification
 from specdec_jax.base import Params, Prompt
 from specdec_jax.decoding import autoregressive, beam_search, speculative
-from tests import toy, toy_t5
+from tests import toy, toy_t5, toy_tree
 from tests.contracts import table_of_drafters as table
 from tests.contracts.table_of_models import ROWS as MODELS
 from tests.contracts.test_verifiers import ROWS as RULES
@@ -100,3 +100,13 @@ def test_what_an_encoder_reads():
   )
   start = prompt(encoder_rows=[[3, 2, 1], [4, 1]])
   check(generate, Params(toy_t5.params(config, seed=0)), start, key=KEY)
+
+
+@pytest.mark.parametrize('rule', ['target_sample_walk', 'traversal'])
+def test_trees_of_drafts(rule):
+  drafter = toy_tree.drafter(
+    toy_tree.BENT, is_sampled=rule == 'traversal', may_abstain=True
+  )
+  params = Params(toy_params(table.VOCAB_SIZE), toy_params(table.VOCAB_SIZE))
+  verify_fn = toy_tree.rule(rule, toy_tree.BENT)
+  check(speculate(drafter, verify_fn=verify_fn), params, prompt(), key=KEY)

@@ -13,16 +13,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base, keys
+from specdec_jax import arrays, base, keys, trees
 from specdec_jax.base import Array, Draft, Drafter, Params, Verification
 from specdec_jax.decoding import state as state_lib
-from specdec_jax.decoding import statistics
+from specdec_jax.decoding import statistics, tree_drafts
 from specdec_jax.decoding.state import DecodeOutput, DecodeState, EosId, output
 
 
 @base.value
 class StepInfo:
-  """What a researcher wants to see of one iteration.
+  """What a researcher wants to see of one iteration; of trees, whose depth is
+  then G, along the chain of `tree_drafts.along_line`.
 
   Attributes:
     draft: what was proposed.
@@ -66,8 +67,8 @@ def generate(
     eos_id: ends a row once committed; a tuple lists several, -1 none.
 
   Raises:
-    ValueError: if the prompt has no rows or exceeds `max_len`, or shapes
-      disagree.
+    ValueError: if the prompt has no rows or exceeds `max_len`, shapes disagree,
+      or the drafter proposes trees and the target or the rule takes none.
   """
   models: dict[str, Any] = {'target': target, 'drafter': drafter}
   state = init(params, rng_key, prompt, **models, max_len=max_len)
@@ -93,6 +94,7 @@ def init(
 ) -> DecodeState:
   """Encoder pass and prefill of both models; see `generate`."""
   prompt = state_lib.checked(prompt, max_len)
+  tree_drafts.check(target, drafter)
   # Blocks start before max_len and are up to gamma + 1 wide, and the last of
   # them may end beyond it.
   capacity = max_len + drafter.gamma + 1
@@ -103,7 +105,12 @@ def init(
   else:
     own = drafter.init(*arguments)
   return state_lib.init(
-    rng_key, prompt, cache, own, gamma=drafter.gamma, max_len=max_len
+    rng_key,
+    prompt,
+    cache,
+    own,
+    gamma=drafter.gamma if drafter.tree is None else trees.depth(drafter.tree),
+    max_len=max_len,
   )
 
 
@@ -142,6 +149,32 @@ def step(
 ) -> tuple[DecodeState, StepInfo]:
   """One iteration of `run`, with what happened in it."""
   draft, state = propose(params, state, drafter)
+  tree = drafter.tree
+  starts, size = state.context.lengths, target.vocab_size
+  if draft.probs is not None and draft.probs.shape[-1] != size:
+    raise ValueError(
+      f'the drafter has {draft.probs.shape[-1]} token ids, the target {size}'
+    )
+  probs = jnp.zeros((starts.size, drafter.gamma + 1, size), jnp.float32)
+  shapes = jax.eval_shape(
+    lambda: verify_fn(_verify_keys(state, tree), draft, probs)
+  )
+  if tree is not None and shapes.path is None:
+    raise ValueError(
+      f'the drafter proposes trees of {drafter.gamma} nodes, and the rule '
+      'accepts prefixes of chains: it gives no path'
+    )
+  nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+  shown: tuple[Any, ...] = draft, nothing, probs
+  if tree is not None:
+    shown = tree_drafts.along_line(tree, *shown)
+  no_info = StepInfo(
+    draft=shown[0],
+    verification=shown[1],
+    target_probs=shown[2],
+    starts=starts,
+    counts=starts,
+  )
 
   def judge(width: int, carry):
     state, info = _judge(
@@ -149,26 +182,14 @@ def step(
       carry[0],
       _narrow(draft, width),
       target=target,
+      drafter=drafter,
       verify_fn=verify_fn,
       logits_to_probs=logits_to_probs,
       eos_id=eos_id,
     )
-    return state, _widen(info, draft)
+    is_shown = tree is not None and width > 0
+    return state, info if is_shown else _widen(info, no_info)
 
-  starts, size = state.context.lengths, target.vocab_size
-  if draft.probs is not None and draft.probs.shape[-1] != size:
-    raise ValueError(
-      f'the drafter has {draft.probs.shape[-1]} token ids, the target {size}'
-    )
-  probs = jnp.zeros((starts.size, drafter.gamma + 1, size), jnp.float32)
-  shapes = jax.eval_shape(verify_fn, state.row_keys, draft, probs)
-  no_info = StepInfo(
-    draft=draft,
-    verification=jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes),
-    target_probs=probs,
-    starts=starts,
-    counts=starts,
-  )
   return _judge_at_width(drafter, draft, judge, (state, no_info))
 
 
@@ -220,47 +241,70 @@ def _judge(
   draft: Draft,
   *,
   target: base.LanguageModel,
+  drafter: Drafter,
   verify_fn: base.VerifyFn,
   logits_to_probs: base.LogitsToProbsFn,
   eos_id: EosId,
 ) -> tuple[DecodeState, StepInfo]:
   """Scores a draft of any width, verifies it and commits what passed."""
   starts = state.context.lengths
+  # The pending token alone is a chain, whatever would have followed it.
+  tree = drafter.tree if draft.tokens.shape[1] else None
   with jax.named_scope('verify'):
     pending = arrays.read_block(state.context.tokens, starts - 1, 1)
+    tokens = jnp.concatenate([pending, draft.tokens], axis=1)
+    placed: dict[str, Any] = {}
+    if tree is not None:
+      room = state.target_cache.capacity
+      nodes = range(tokens.shape[1])
+      placed['placement'] = trees.placement(tree, nodes, starts - 1, room)
     logits, cache = target.extend(
-      params.target,
-      jnp.concatenate([pending, draft.tokens], axis=1),
-      state.target_cache,
+      params.target, tokens, state.target_cache, **placed
     )
     target_probs = logits_to_probs(logits)
-    _, verify_keys = keys.iteration_keys(state.row_keys, starts)
+    verify_keys = _verify_keys(state, drafter.tree)
     verification = verify_fn(verify_keys, draft, target_probs)
+    # What is committed and counted: all of a chain, the path of a tree.
+    line: tuple[Any, ...] = draft, verification, target_probs, logits
+    if tree is not None:
+      assert verification.path is not None
+      cache = tree_drafts.keep_path(target, cache, starts, verification.path)
+      line = tree_drafts.along_line(tree, *line)
+    made, verdict, line_probs, line_logits = line
 
   with jax.named_scope('commit'):
     state, counts = state_lib.commit(
       state,
-      _block(draft, verification),
-      logits,
-      verification.num_accepted + 1,
+      _block(made, verdict),
+      line_logits,
+      verdict.num_accepted + 1,
       _is_bad(draft),
       eos_id=eos_id,
     )
+    num_nodes = None if tree is None else drafter.gamma
     state = dataclasses.replace(
       state,
       target_cache=target.rewind(cache, state.context.lengths - 1),
       statistics=statistics.count(
-        state.statistics, draft, verification, counts
+        state.statistics, made, verdict, counts, num_nodes=num_nodes
       ),
     )
   info = StepInfo(
-    draft=draft,
-    verification=verification,
-    target_probs=target_probs,
+    draft=made,
+    verification=verdict,
+    target_probs=line_probs,
     starts=starts,
     counts=counts,
   )
   return state, info
+
+
+def _verify_keys(state: DecodeState, tree: base.Tree | None) -> Array:
+  """Keys `[B]` for the rule, or those `[D+1, B]` of a rule for trees."""
+  lengths = state.context.lengths
+  if tree is None:
+    return keys.iteration_keys(state.row_keys, lengths)[1]
+  return keys.verify_keys_by_depth(state.row_keys, lengths, trees.depth(tree))
 
 
 def _block(draft: Draft, verification: Verification) -> Array:
@@ -291,14 +335,14 @@ def _narrow(draft: Draft, width: int) -> Draft:
   )
 
 
-def _widen(info: StepInfo, draft: Draft) -> StepInfo:
-  """The info of an iteration that scored fewer positions, in full shapes."""
-  missing = draft.tokens.shape[1] - info.draft.tokens.shape[1]
+def _widen(info: StepInfo, like: StepInfo) -> StepInfo:
+  """The info of an iteration that scored fewer positions, in the shapes of
+  `like`, whose draft it has."""
 
-  def pad(values: Array) -> Array:
+  def pad(values: Array, full: Array) -> Array:
     if values.ndim == 1:
       return values
-    widths = [(0, 0), (0, missing)] + [(0, 0)] * (values.ndim - 2)
-    return jnp.pad(values, widths)
+    sizes = zip(values.shape, full.shape, strict=True)
+    return jnp.pad(values, [(0, wide - narrow) for narrow, wide in sizes])
 
-  return dataclasses.replace(jax.tree.map(pad, info), draft=draft)
+  return dataclasses.replace(jax.tree.map(pad, info, like), draft=like.draft)

@@ -19,10 +19,10 @@ class Statistics:
     num_target_runs: `[B]`, target calls in which the row took part.
     num_short_runs: `[B]`, those of them that scored one position, because no
       row of the batch had drafted anything.
-    num_drafted: `[B]`, tokens proposed.
-    num_tested: `[B, G]`, how often the target reached the i-th drafted token:
-      those before it had passed.
-    num_accepted: `[B, G]`, how often it then passed.
+    num_drafted: `[B]`, tokens proposed; of a tree all nodes, whatever cut it.
+    num_tested: `[B, G]`, of trees `[B, D]`: how often the target reached the
+      i-th drafted token, or the i-th depth: those before it had passed.
+    num_accepted: like `num_tested`, how often it then passed.
     accept_prob: float32 `[B]`, acceptance probabilities of the tested tokens,
       summed.
   """
@@ -52,9 +52,15 @@ def init(batch_size: int, gamma: int) -> Statistics:
 
 
 def count(
-  before: Statistics, draft: Draft, verification: Verification, counts: Array
+  before: Statistics,
+  draft: Draft,
+  verification: Verification,
+  counts: Array,
+  *,
+  num_nodes: int | None = None,
 ) -> Statistics:
-  """The counters after an iteration that committed `counts[B]` tokens."""
+  """The counters after an iteration that committed `counts[B]` tokens; for a
+  tree of `num_nodes`, `draft` is the chain that stands for it."""
   gamma, width = before.num_tested.shape[1], draft.tokens.shape[1]
   was_active = (counts > 0).astype(jnp.int32)
   num_accepted = jnp.minimum(verification.num_accepted, counts)
@@ -65,6 +71,8 @@ def count(
   num_drafted = jnp.where(
     is_whole, draft.lengths, jnp.minimum(draft.lengths, counts)
   )
+  if num_nodes is not None:
+    num_drafted = jnp.where(draft.lengths > 0, num_nodes, 0)
   is_tested = arrays.is_within(num_tested, width)
   accept_probs = jnp.where(is_tested, verification.accept_probs, 0.0)
   reach = lambda lengths: arrays.is_within(lengths, gamma).astype(jnp.int32)

@@ -119,6 +119,11 @@ def _end(
   """The state with just `values.counts` tokens of its last iteration."""
   counts = values.counts
   counted = statistics.count(before, values.draft, values.verification, counts)
+  if values.verification.path is not None:
+    # Of a tree, whose nodes the values do not count.
+    counted = dataclasses.replace(
+      counted, num_drafted=state.statistics.num_drafted
+    )
   ended = dataclasses.replace(
     state,
     done=state.done | has_ended,

@@ -10,6 +10,9 @@ A trace is a sequence of records, plain dicts that are one JSON object each:
   iteration of each row that was not finished;
 - `summary`: the totals, at the end of a complete run.
 
+A tree of drafts is recorded as the chain that stands for it: the accepted path,
+and first children below it (`decoding.tree_drafts.along_line`).
+
 Rows and iterations count from 0 here, from 1 where shown (`wording.ordinal`).
 """
 
@@ -200,7 +203,8 @@ def committed(record: Record) -> list[Record]:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Summary:
   """Totals of a trace, counted as `decoding.statistics` counts; `num_rows` are
-  those with an iteration, `num_tested` and `num_accepted` by draft position."""
+  those with an iteration, `num_tested` and `num_accepted` by draft position;
+  `num_drafted` are the tokens shown, of a tree fewer than its nodes."""
 
   num_rows: int
   num_tokens: int

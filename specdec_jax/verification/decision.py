@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from specdec_jax import arrays, base, distributions, keys
-from specdec_jax.base import Array, Draft, Verification
+from specdec_jax.base import Array, Draft, Tree, Verification
 
 
 @base.value
@@ -21,11 +21,13 @@ class Decision:
     num_accepted: int32 `[B]`.
     next_probs: float32 `[B, V]`, the distribution of the token that follows.
     accept_probs: float32 `[B, G]`, see `Verification`.
+    path: int32 `[B, D]`, see `Verification`; None for a chain.
   """
 
   num_accepted: Array
   next_probs: Array
   accept_probs: Array
+  path: Array | None = None
 
 
 DecideFn = Callable[[Array, Draft, Array], Decision]
@@ -52,6 +54,7 @@ def verify(
     next_token=distributions.sample(next_keys, decision.next_probs),
     accept_probs=decision.accept_probs,
     uniforms=uniforms,
+    path=decision.path,
   )
 
 
@@ -59,6 +62,15 @@ def split_by_purpose(row_keys: Array) -> tuple[Array, Array]:
   """Keys `[B]` for the acceptance draws, and keys `[B]` for the next token."""
   accept_keys, next_keys = keys.split(row_keys, 2)
   return accept_keys, next_keys
+
+
+def check_nodes(draft: Draft, tree: Tree) -> None:
+  """Raises ValueError unless a draft has all of a tree's nodes, or none."""
+  if draft.tokens.shape[1] not in (0, len(tree.parents)):
+    raise ValueError(
+      f'a draft of {draft.tokens.shape[1]} tokens, and the rule is for a tree '
+      f'of {len(tree.parents)} nodes'
+    )
 
 
 def probs_at(probs: Array, positions: Array) -> Array:

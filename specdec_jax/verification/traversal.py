@@ -1,0 +1,127 @@
+"""Traversal verification of a draft tree (Weng et al., arXiv 2505.12398)."""
+
+import functools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from specdec_jax import arrays, distributions, trees
+from specdec_jax.base import Array, Draft, Tree, Verification
+from specdec_jax.verification import decision
+from specdec_jax.verification.decision import Decision
+
+
+def traversal(
+  row_keys: Array, draft: Draft, target_probs: Array, *, tree: Tree
+) -> Verification:
+  """Accepts the path to the first node that passes, leaves before their
+  parents, so that a path is judged as a whole.
+
+  https://arxiv.org/abs/2505.12398: lossless for siblings drawn without
+  replacement, each from what those before it left, and also with it; longer in
+  expectation than rejecting from the root downwards, and the same as
+  `block_verification` on a chain. It takes passes over V for each node.
+
+  Args:
+    row_keys: keys `[D+1, B]`, consumed, of which those of the committed length
+      alone are used; see `base.VerifyFn`.
+    draft: the tree's tokens, with the probabilities they were drawn from.
+    target_probs: float32 `[B, N+1, V]`.
+    tree: its shape.
+
+  Raises:
+    ValueError: if the draft has another number of nodes.
+  """
+  decide_fn = functools.partial(decide, tree=tree)
+  return decision.verify(decide_fn, row_keys[0], draft, target_probs)
+
+
+def decide(
+  uniforms: Array, draft: Draft, target_probs: Array, *, tree: Tree
+) -> Decision:
+  """The rule for given uniform draws `[B, N]`, one for each node."""
+  decision.check_nodes(draft, tree)
+  accepted = jnp.zeros_like(draft.lengths)
+  next_probs = target_probs[:, 0]
+  accept_probs = jnp.zeros(draft.tokens.shape, jnp.float32)
+  if draft.tokens.shape[1]:
+    is_drafted = draft.lengths > 0
+    tests = _tests(draft, target_probs, tree)
+    root = tests.pop(0)
+    next_probs = jnp.where(is_drafted[:, None], root.probs, next_probs)
+    # From the last test to the first, so that the first that passes stays.
+    for node, test in reversed(tests.items()):
+      passes = is_drafted & test.passes(uniforms[:, node - 1])
+      accepted = jnp.where(passes, node, accepted)
+      next_probs = jnp.where(passes[:, None], test.probs, next_probs)
+    thresholds = [tests[node].threshold() for node in sorted(tests)]
+    accept_probs = jnp.where(
+      is_drafted[:, None], jnp.stack(thresholds, axis=1), 0.0
+    )
+  path = trees.path_of(tree, accepted)
+  return Decision(
+    num_accepted=jnp.sum((path > 0).astype(jnp.int32), axis=1, dtype=jnp.int32),
+    next_probs=next_probs,
+    accept_probs=accept_probs,
+    path=path,
+  )
+
+
+class _Test(NamedTuple):
+  """What decides on a node once all below it failed: the draw below which it
+  passes, as numerator and denominator `[B]`, and the distribution `[B, V]` of
+  the token that follows it."""
+
+  numerator: Array
+  denominator: Array
+  probs: Array
+
+  def passes(self, uniforms: Array) -> Array:
+    # A zero denominator means that p covers q and the node is certain: accept.
+    return (uniforms * self.denominator < self.numerator) | (
+      self.denominator == 0
+    )
+
+  def threshold(self) -> Array:
+    is_certain = self.denominator == 0
+    divisor = jnp.where(is_certain, 1.0, self.denominator)
+    return jnp.where(is_certain, 1.0, self.numerator / divisor)
+
+
+def _tests(draft: Draft, target_probs: Array, tree: Tree) -> dict[int, _Test]:
+  """The tests of all nodes, in the order in which they are made: depth-first,
+  children before their parents."""
+  drafted = decision.drafted_probs(draft)
+  children: dict[int, list[int]] = {}
+  for node, parent in enumerate(tree.parents, start=1):
+    children.setdefault(parent, []).append(node)
+  tests: dict[int, _Test] = {}
+
+  def visit(node: int, weight: Array) -> None:
+    """Of a node that is accepted with chance `weight[B]` as things stand."""
+    probs = target_probs[:, node]
+    numerator, denominator = weight, jnp.ones_like(weight)
+    for child in children.get(node, []):
+      q = drafted[:, child - 1]
+      ratio = arrays.pick(probs, draft.tokens[:, child - 1])
+      ratio = jnp.where(q == 0, 0.0, ratio / jnp.where(q == 0, 1.0, q))
+      visit(child, jnp.minimum(weight * ratio, 1.0))
+      # What is left of the node after all under this child failed.
+      left = _without(weight[:, None] * probs, draft, child)
+      numerator = jnp.sum(left, axis=-1)
+      denominator = numerator + (1.0 - weight)
+      probs = distributions.normalize(left, probs)
+      weight = _Test(numerator, denominator, probs).threshold()
+    tests[node] = _Test(numerator, denominator, probs)
+
+  visit(0, jnp.ones(target_probs.shape[0], jnp.float32))
+  return {node: tests[node] for node in (0, *tests)}
+
+
+def _without(weights: Array, draft: Draft, node: int) -> Array:
+  """max(0, weights - q), q being the distribution of a node's token; see
+  `decision.subtract_draft`, which has another one for each row."""
+  if draft.probs is not None:
+    return jnp.maximum(weights - draft.probs[:, node - 1], 0.0)
+  ids = jnp.arange(weights.shape[-1], dtype=jnp.int32)[None, :]
+  return jnp.where(ids == draft.tokens[:, node - 1 : node], 0.0, weights)
