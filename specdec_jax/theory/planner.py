@@ -106,33 +106,38 @@ class Costs:
     seconds = np.interp(gamma + 1, self.widths, self.target_seconds)
     return float(seconds) / self.plain_seconds
 
-  def iteration_seconds(self, gamma: int) -> float:
-    """One iteration; with gamma 0 a plain step. Raises as `check_gamma`."""
+  def iteration_seconds(self, gamma: int, depth: int | None = None) -> float:
+    """One iteration; with gamma 0 a plain step, with a `depth` that of a tree
+    of gamma nodes, each depth of which is drafted in the time of a token.
+    Raises as `check_gamma`."""
     if gamma == 0:
       return self.plain_seconds
     verify = self.verify_cost_ratio(gamma) * self.plain_seconds
-    return self.drafting_seconds(gamma) + verify + self.loop_seconds
+    drafting = self.drafting_seconds(depth or gamma)
+    return drafting + verify + self.loop_seconds
 
-  def decode_seconds(self, gamma: int, num_iterations: float) -> float:
-    """A whole decode after its prefill; with gamma 0 a plain one. Raises as
-    `check_gamma`."""
+  def decode_seconds(
+    self, gamma: int, num_iterations: float, depth: int | None = None
+  ) -> float:
+    """A whole decode after its prefill; as `iteration_seconds`."""
     launch = self.launch_seconds if gamma else self.plain_launch_seconds
-    return num_iterations * self.iteration_seconds(gamma) + launch
+    return num_iterations * self.iteration_seconds(gamma, depth) + launch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-  """What a gamma is expected to give.
+  """What a gamma, or a tree, is expected to give.
 
   Attributes:
-    gamma: drafted tokens per iteration; 0 is plain decoding.
+    gamma: drafted tokens per iteration, nodes of a tree; 0 is plain decoding.
     expected_tokens: per target run and row.
     speedup: over plain decoding; see `plan` for the batch.
     operations_factor: arithmetic per token over plain decoding's.
     row_utilisation: mean iterations of a row over those of the slowest; 1 for
       one row.
     break_even_alpha: the acceptance rate at which it neither gains nor loses,
-      rows apart; None if none does.
+      rows apart; None if none does, and of a tree.
+    tree: its `parents`, see `theory.trees`; None for a chain.
   """
 
   gamma: int
@@ -141,6 +146,7 @@ class Choice:
   operations_factor: float
   row_utilisation: float
   break_even_alpha: float | None
+  tree: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -215,7 +221,7 @@ def plan(
       f'{profile.size} rates do not say what gamma {max_gamma} gives'
     )
   choices = tuple(
-    _choice(profile[:gamma], costs, batch_size, length)
+    choice_of(profile[:gamma], costs, batch_size, length)
     for gamma in range(max_gamma + 1)
   )
   best = max(choices, key=lambda choice: choice.speedup)
@@ -238,20 +244,26 @@ def plan(
   return Plan(choices=choices, best=best, sentences=tuple(sentences))
 
 
-def _choice(
-  profile: np.ndarray, costs: Costs, batch_size: int, length: int
+def choice_of(
+  profile: np.ndarray,
+  costs: Costs,
+  batch_size: int,
+  length: int,
+  tree: tuple[int, ...] | None = None,
 ) -> Choice:
-  gamma = len(profile)
+  """Of a chain with the rates of its positions, or of a tree with those of its
+  depths."""
+  gamma, depth = len(tree or profile), len(profile)
   tokens = float(expected_tokens_of_profile(profile))
   of_one = expected_iterations(profile, length, 1)
   of_all = expected_iterations(profile, length, batch_size)
-  seconds = costs.iteration_seconds(gamma)
+  seconds = costs.iteration_seconds(gamma, depth)
   # Tokens per run, as in a long decode; the slowest row stretches it.
   num_iterations = length / tokens * of_all / of_one
-  whole = costs.decode_seconds(gamma, num_iterations)
+  whole = costs.decode_seconds(gamma, num_iterations, depth)
   # Where the expected tokens are worth as many plain steps.
   cost, break_even = seconds / costs.plain_seconds, None
-  if 0 < gamma >= cost - 1:
+  if 0 < gamma >= cost - 1 and tree is None:
     break_even = float(alpha_from_block_efficiency(max(cost, 1.0), gamma))
   return Choice(
     gamma=gamma,
@@ -260,6 +272,7 @@ def _choice(
     operations_factor=(gamma * costs.c_hat + gamma + 1) / tokens,
     row_utilisation=of_one / of_all,
     break_even_alpha=break_even,
+    tree=tree,
   )
 
 

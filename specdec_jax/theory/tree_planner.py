@@ -1,0 +1,97 @@
+"""Whether a tree of drafts beats a chain, from rank rates and costs.
+
+A tree is drafted depth by depth, each in the time of one token of a chain, and
+scored as a chain of as many nodes is: what a memory-bound accelerator makes of
+it. The gain over the chain is for the scoring of more positions to be cheap.
+"""
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from specdec_jax.theory import planner, trees
+from specdec_jax.theory.planner import Choice, Costs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TreePlan:
+  """The fastest tree that is no chain, and a sentence on it."""
+
+  choice: Choice
+  depth: int
+  is_faster: bool
+  sentence: str
+
+
+def plan(
+  rates: ArrayLike,
+  costs: Costs,
+  chain: Choice,
+  *,
+  max_nodes: int | None = None,
+  batch_size: int = 1,
+  length: int = 128,
+) -> TreePlan:
+  """The best number of nodes and depth, against the best chain.
+
+  Args:
+    rates: of ranks, as of `theory.trees`.
+    costs: of the parts of an iteration.
+    chain: of `planner.plan`, its `best`.
+    max_nodes: the most considered, at least 2; None for all whose scoring was
+      measured.
+    batch_size: rows decoded together; all wait for the slowest.
+    length: tokens that each row decodes, for that wait.
+
+  Raises ValueError if an argument is out of range, or `max_nodes` not measured.
+  """
+  if max_nodes is None:
+    max_nodes = costs.max_gamma
+  costs.check_gamma(max_nodes)
+  planner.in_range('max_nodes', max_nodes, 2)
+  tree = _fastest(rates, costs, max_nodes)
+  choice = planner.choice_of(
+    trees.profile(tree, rates), costs, batch_size, length, tree
+  )
+  is_faster = choice.speedup > chain.speedup * (1 + planner.MARGIN)
+  depth = max(trees.depths(tree))
+  found = (
+    f'{choice.gamma} nodes in {depth} depths give {choice.expected_tokens:.2f} '
+    f'tokens per target run and {choice.speedup:.2f} times the speed of plain '
+    'decoding'
+  )
+  if is_faster:
+    rest = 'where every chain loses'
+    if chain.gamma:
+      gain = choice.speedup / chain.speedup
+      rest = f'{gain:.2f} times that of the best chain'
+    sentence = f'A tree is faster: {found}, {rest}.'
+  else:
+    sentence = (
+      f'No tree is faster: {found}, since scoring {choice.gamma + 1} positions '
+      f'of {batch_size} rows costs {costs.verify_cost_ratio(choice.gamma):.2f} '
+      'plain steps.'
+    )
+  return TreePlan(
+    choice=choice, depth=depth, is_faster=is_faster, sentence=sentence
+  )
+
+
+def _fastest(rates: ArrayLike, costs: Costs, max_nodes: int) -> tuple[int, ...]:
+  """The tree with the most tokens per second, of one row, and with fewer depths
+  than nodes; its `parents`."""
+  pace = 0.0
+  best: tuple[int, ...] = ()
+  for depth in range(1, max_nodes):
+    # The best tree of fewer nodes is the beginning of that of more.
+    order = trees.best_paths(rates, max_nodes, depth)
+    tokens = 1 + np.cumsum([value for value, _ in order])
+    for num_nodes in range(depth + 1, len(order) + 1):
+      seconds = costs.iteration_seconds(num_nodes, depth)
+      if (found := float(tokens[num_nodes - 1]) / seconds) > pace:
+        pace = found
+        best = trees.parents_of([path for _, path in order[:num_nodes]])
+  if not best:
+    raise ValueError('one rank makes chains, no trees: give rates of several')
+  return best

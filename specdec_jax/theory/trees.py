@@ -1,0 +1,212 @@
+"""What a tree of drafts gives, and the best one of so many nodes.
+
+Sequoia (Chen et al., https://arxiv.org/abs/2402.12374), Sec. 4.1: once a node
+is reached, its r-th child is accepted with a chance that depends on r, its
+*rank rate* a_r. A node is then reached with the product of the rates along its
+path, its *value*, and the expected tokens of a target run are 1 and the values
+of all nodes.
+
+Trees are given by their `parents`, as in `base.Tree`: nodes 1 .. N stand
+breadth-first, siblings in the order of their ranks, and `parents[i]` is the
+parent of node i + 1, 0 the root. Rates are float `[K]`, of ranks 1 .. K, or
+`[D, K]`, a row for each depth, the last of which holds beyond it; ranks beyond
+K have rate 0. None is more than that of the rank before it, and they sum to at
+most 1; else ValueError.
+"""
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from specdec_jax.theory.acceptance import in_range
+
+# Shapes the trees of which nothing but their size is asked for.
+DEFAULT_ALPHA = 0.6
+NUM_RANKS = 8
+# How fast the chance to reject r children falls where it is not measured.
+POWER = 0.5
+_TOLERANCE = 1e-6
+
+
+def assumed_rates(
+  profile: ArrayLike,
+  rank_rates: ArrayLike | None = None,
+  *,
+  power: float = POWER,
+) -> np.ndarray:
+  """Rank rates where only those of first children are known.
+
+  Where the first child is rejected, the others are accepted as they were where
+  `rank_rates` were measured; or else all of the first r children are rejected
+  with chance `(1 - alpha) r^-power`, since Sequoia finds a power of r (Sec.
+  4.1).
+
+  Args:
+    profile: alpha, or the rate of each position of a chain `[D]`.
+    rank_rates: as measured anywhere, `[K]`.
+    power: at least 0; not used where rates were measured.
+
+  Returns:
+    float64 `[D, K]`.
+  """
+  first = np.atleast_1d(in_range('profile', profile, 0, 1))
+  exponent = -float(in_range('power', power, 0))
+  shares = -np.diff(np.arange(1.0, NUM_RANKS + 1) ** exponent)
+  if rank_rates is not None:
+    measured = checked_rates(rank_rates)[0]
+    shares = measured[1:] / max(1 - measured[0], _TOLERANCE)
+  rates = np.concatenate(
+    [first[:, None], (1 - first)[:, None] * shares], axis=1
+  )
+  return np.minimum.accumulate(rates, axis=1)
+
+
+def checked_rates(rates: ArrayLike) -> np.ndarray:
+  """Rank rates as float64 `[D, K]`, one row if they have one axis; ValueError
+  unless they are as the module says."""
+  found = np.atleast_2d(in_range('rank rates', rates, 0, 1))
+  if found.ndim > 2 or not found.size:
+    raise ValueError(f'rank rates have one axis or two, got {found.shape}')
+  steps = np.diff(found, axis=1)
+  if (steps > 0).any():
+    row, column = np.argwhere(steps > 0)[0]
+    before, after = found[row, column : column + 2]
+    raise ValueError(
+      f'rank rates must not increase, and rank {column + 2} has {after:g} '
+      f'after {before:g}'
+    )
+  if (found.sum(axis=1) > 1 + _TOLERANCE).any():
+    raise ValueError(
+      f'rank rates sum to at most 1, got {found.sum(axis=1).max():g}'
+    )
+  return found
+
+
+def values(parents: Sequence[int], rates: ArrayLike) -> np.ndarray:
+  """The chance to reach each of the nodes 1 .. N, float64 `[N]`."""
+  rates = checked_rates(rates)
+  num_children = [0] * (len(parents) + 1)
+  found = [1.0]
+  for parent, depth in zip(parents, depths(parents), strict=True):
+    rank = num_children[parent]
+    num_children[parent] += 1
+    found.append(found[parent] * _rate(rates, depth, rank))
+  return np.array(found[1:])
+
+
+def _rate(rates: np.ndarray, depth: int, rank: int) -> float:
+  """Of `checked_rates`, for a depth from 1 and a rank from 0."""
+  if rank >= rates.shape[1]:
+    return 0.0
+  return float(rates[min(depth, len(rates)) - 1, rank])
+
+
+def expected_tokens_of_tree(parents: Sequence[int], rates: ArrayLike) -> float:
+  """Tokens per target run, the one after the accepted path included."""
+  return 1 + float(values(parents, rates).sum())
+
+
+def profile(parents: Sequence[int], rates: ArrayLike) -> np.ndarray:
+  """The chance that the accepted path reaches each depth, once it reached the
+  one above: float64 `[D]`; of a chain, the rates of its positions."""
+  depth, of_nodes = np.array(depths(parents)), values(parents, rates)
+  reached = np.bincount(depth, of_nodes)
+  reached[0] = 1.0
+  before = reached[:-1]
+  is_reached = before > 0
+  return np.where(
+    is_reached, reached[1:] / np.where(is_reached, before, 1.0), 0.0
+  )
+
+
+def best_tree(
+  rates: ArrayLike, num_nodes: int, max_depth: int
+) -> tuple[int, ...]:
+  """The tree with the most expected tokens, of so many nodes and at most so
+  deep.
+
+  Args:
+    rates: of ranks, see above.
+    num_nodes: N, at least 1.
+    max_depth: D, at least 1.
+
+  Raises:
+    ValueError: if an argument is out of range, or no tree that is no deeper has
+      so many nodes.
+  """
+  order = best_paths(rates, num_nodes, max_depth)
+  if len(order) < num_nodes:
+    raise ValueError(
+      f'a tree of depth {max_depth} with {checked_rates(rates).shape[1]} ranks '
+      f'has at most {len(order)} nodes, and {num_nodes} are asked for'
+    )
+  return parents_of([path for _, path in order])
+
+
+def best_paths(
+  rates: ArrayLike, num_nodes: int, max_depth: int
+) -> list[tuple[float, tuple[int, ...]]]:
+  """The nodes with the greatest values: each with the ranks along its path,
+  from 0, in the order in which they are worth adding; fewer if there are not as
+  many.
+
+  A child's value is at most its parent's, and that of a sibling at most that of
+  the one before it. The first n nodes therefore are a tree for every n, and no
+  tree of n nodes has more expected tokens: it is what Sequoia's dynamic
+  programme finds. Of equal values the one of less depth comes first, then the
+  one of lower ranks. Arguments are those of `best_tree`.
+  """
+  rates = checked_rates(rates)
+  in_range('num_nodes', num_nodes, 1)
+  in_range('max_depth', max_depth, 1)
+  # Value, negative; depth; path; the parent's value.
+  waiting: list[tuple[float, int, tuple[int, ...], float]] = []
+
+  def wait(path: tuple[int, ...], above: float) -> None:
+    depth, rank = len(path), path[-1]
+    if depth <= max_depth and rank < rates.shape[1]:
+      value = above * _rate(rates, depth, rank)
+      heapq.heappush(waiting, (-value, depth, path, above))
+
+  wait((0,), 1.0)
+  found: list[tuple[float, tuple[int, ...]]] = []
+  while waiting and len(found) < num_nodes:
+    value, _, path, above = heapq.heappop(waiting)
+    found.append((-value, path))
+    wait((*path[:-1], path[-1] + 1), above)
+    wait((*path, 0), -value)
+  return found
+
+
+def parents_of(paths: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+  """The tree whose nodes have these ranks along their paths, from 0, in any
+  order.
+
+  Raises:
+    ValueError: if a path is there twice, or lacks its parent or the sibling
+      before it.
+  """
+  index: dict[tuple[int, ...], int] = {(): 0}
+  found = []
+  for path in sorted(paths, key=lambda path: (len(path), path)):
+    if path in index:
+      raise ValueError(f'the tree has the path {list(path)} twice')
+    *above, rank = path
+    needed = (*above, rank - 1) if rank else tuple(above)
+    if needed not in index:
+      raise ValueError(
+        f'the tree has the path {list(path)} without {list(needed)}'
+      )
+    found.append(index[tuple(above)])
+    index[path] = len(index)
+  return tuple(found)
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+  """How far each of the nodes 1 .. N is from the root."""
+  found = [0]
+  for parent in parents:
+    found.append(found[parent] + 1)
+  return found[1:]
