@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from specdec_jax.checkpoints import settings
 from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.files import replacing
 from specdec_jax.models import families, layers
 from specdec_jax.models.families import AnyConfig
 
@@ -24,12 +25,13 @@ _MOST = {
 
 
 def write(folder: Path, config: AnyConfig) -> None:
-  """Writes the sizes into a folder's model.json."""
+  """Writes the sizes into a folder's model.json, whole or not at all."""
   fields = dataclasses.asdict(config)
   fields['dtype'] = jnp.dtype(config.dtype).name
   contents = {'network': families.of(config).name, 'config': fields}
   text = json.dumps(contents, indent=2) + '\n'
-  (folder / NAME).write_text(text, encoding='utf-8')
+  with replacing.file(folder / NAME) as begun:
+    begun.write_text(text, encoding='utf-8')
 
 
 def read(path: Path, *, dtype: jnp.dtype | None = None) -> Any:

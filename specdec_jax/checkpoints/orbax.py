@@ -13,6 +13,7 @@ from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.checkpoints.stored_arrays import Stored
 from specdec_jax.files import full_disk
 from specdec_jax.files.require import require
+from specdec_jax.launch import processes
 from specdec_jax.models.families import AnyConfig
 
 import_orbax = functools.partial(
@@ -27,13 +28,19 @@ PARAMS = 'params'
 
 def save(folder: Path, config: AnyConfig, params: Any) -> None:
   """Writes a model that `restore` reads: sizes in JSON, params with Orbax, in
-  their dtypes. Makes the folder; raises ValueError if it holds parameters, and
-  ImportError without the orbax-checkpoint package."""
+  their dtypes. Several processes write it together. Makes the folder; raises
+  ValueError if it holds parameters, and ImportError without the
+  orbax-checkpoint package."""
+  processes.ask_first(lambda: _make_empty(folder))
+  write_tree(folder / PARAMS, params)
+  if processes.is_first():
+    model_file.write(folder, config)
+
+
+def _make_empty(folder: Path) -> None:
   if (folder / PARAMS).exists():
     raise ValueError(f'{folder} already holds parameters')
   folder.mkdir(parents=True, exist_ok=True)
-  write_tree(folder / PARAMS, params)
-  model_file.write(folder, config)
 
 
 def is_checkpoint(folder: Path) -> bool:

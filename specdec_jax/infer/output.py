@@ -331,18 +331,20 @@ def _merge_shards(final: Path, count: int, paths: Mapping[int, Path]) -> int:
     _check_whole(path, marks[i])
   lines = list(_interleave([paths[i].read_bytes() for i in range(count)]))
   merged = b''.join(lines)
-  # What a process that was killed has left is the same, and has no mark.
-  is_other = final.exists() and final.read_bytes() != merged
-  if is_other or _mark_of(final).exists():
-    raise ValueError(f'{final} already exists')
-  summary = {
+  counts = {
     name: sum(mark.get(name, 0) for mark in marks.values())
     for name, value in marks[0].items()
     if isinstance(value, int)
   }
   digest = add_digests(mark[_DIGEST] for mark in marks.values())
+  summary: dict[str, Any]
+  summary = {**counts, _DIGEST: digest, 'settings': settings}
+  # What a process that was killed has left is the same, wherever it was.
+  is_other = final.exists() and final.read_bytes() != merged
+  if is_other or _read_mark(final) not in (None, summary):
+    raise ValueError(f'{final} already exists, of other results: move it away')
   write_whole(final, merged.decode('utf-8'))
-  _write_mark(final, {**summary, _DIGEST: digest, 'settings': settings})
+  _write_mark(final, summary)
   return len(lines)
 
 

@@ -1,5 +1,6 @@
-"""Several processes that decode together, one per host, as on a pod slice: all
-read the task and run the same programs; the first one writes."""
+"""Several processes that decode or train together, one per host, as on a pod
+slice: all read the data and run the same programs; the first one writes, and of
+arrays that are spread over them each its own part."""
 
 import argparse
 import contextlib
@@ -7,11 +8,13 @@ import errno
 import functools
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from specdec_jax.files.paths import user_path
 from specdec_jax.launch import numbers, progress
 
 # For all processes to start, and until standard error says who is waited for.
@@ -150,3 +153,35 @@ def ask_first(function: Callable[[], Any]) -> Any:
   if answer < 0:
     raise ValueError('the first process stopped; its own message says why')
   return result if is_first() else bool(answer)
+
+
+@contextlib.contextmanager
+def entered_by_first(
+  context: contextlib.AbstractContextManager[Path],
+) -> Iterator[Path]:
+  """A context that gives a path, which the first process alone enters and
+  leaves: all get the path, and go on when all are done and it is left."""
+  with contextlib.ExitStack() as stack:
+    path: Path | None = None
+
+    def enter() -> None:
+      nonlocal path
+      path = stack.enter_context(context)
+
+    ask_first(enter)
+    yield user_path(_text_of_first(str(path)))
+    number_of_first(0)  # All have written.
+    ask_first(stack.close)
+
+
+def _text_of_first(text: str) -> str:
+  """The first process's text, in all processes."""
+  if jax.process_count() == 1:
+    return text
+  from jax.experimental import multihost_utils
+
+  data = np.frombuffer(text.encode(), np.uint8)
+  size = number_of_first(data.size)
+  if not is_first():
+    data = np.zeros(size, np.uint8)
+  return bytes(multihost_utils.broadcast_one_to_all(data)).decode()

@@ -20,6 +20,7 @@ from specdec_jax.checkpoints import model_file, orbax, stored_arrays
 from specdec_jax.files import full_disk
 from specdec_jax.files.one_writer import one_writer
 from specdec_jax.files.paths import remove_tree, user_path
+from specdec_jax.launch import processes
 from specdec_jax.models.families import DrafterConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.sharding import mesh as meshes
@@ -155,7 +156,7 @@ class Checkpoints:
       return None
     for newer, error in unread:
       aside = self.folder / f'damaged_checkpoint_{newer}'
-      if jax.process_index() == 0:
+      if processes.is_first():
         remove_tree(aside)
         self._folder(newer).rename(aside)
       say(
@@ -205,9 +206,9 @@ def open_run(
     cleanup_tmp_directories=True,
   )
   with contextlib.ExitStack() as stack:
-    if jax.process_index() == 0:
-      stack.enter_context(one_writer(folder / '.lock', folder))
-    _check_network(folder, config)
+    lock = one_writer(folder / '.lock', folder)
+    processes.ask_first(lambda: stack.enter_context(lock))
+    processes.ask_first(lambda: _check_network(folder, config))
     manager = stack.enter_context(
       ocp.CheckpointManager(str(folder / _FOLDER), options=options)
     )

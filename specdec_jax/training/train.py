@@ -16,7 +16,7 @@ from specdec_jax.checkpoints import formats, loading, orbax
 from specdec_jax.data.datasets import Dataset
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import user_path
-from specdec_jax.launch import gin_launch, progress
+from specdec_jax.launch import gin_launch, processes, progress
 from specdec_jax.models import families, presets
 from specdec_jax.models.families import DrafterConfig
 from specdec_jax.models.t5 import T5Config
@@ -139,11 +139,13 @@ def train(
       report=report,
       say=say,
     )
-  with replacing.new_folder(folder / 'model', overwrite=True) as begun:
-    if words is not None:
+  new = replacing.new_folder(folder / 'model', overwrite=True)
+  with processes.entered_by_first(new) as begun:
+    if words is not None and processes.is_first():
       vocabulary_files.write(begun, words)
     orbax.save(begun, in_float32, params)
-  print(f'the model is in {folder / "model"}', flush=True)
+  if processes.is_first():
+    print(f'the model is in {folder / "model"}', flush=True)
 
 
 def _computed_in(config: Any, dtype: str, dropout_rate: float) -> Any:
@@ -218,7 +220,8 @@ def _reporting(
   """Metrics to the log, the screen and a bar; means over `log_period` steps.
 
   A mean ends at a checkpoint too: a run that goes on from there writes the
-  lines of one that was not killed. The second function prints sentences.
+  lines of one that was not killed. The second function prints sentences. Of
+  several processes the first one does all of it.
   """
   with contextlib.ExitStack() as stack:
     bar: progress.Bar | None = None
@@ -230,6 +233,8 @@ def _reporting(
       compiling.enter_context(waiting('preparing and compiling the first step'))
 
     def say(sentence: str) -> None:
+      if not processes.is_first():
+        return
       if bar is not None:
         with bar.hidden():
           print(sentence, flush=True)
@@ -242,10 +247,12 @@ def _reporting(
       nonlocal bar, write
       if bar is None:
         compiling.close()
-        begun = progress.bar('training', schedule.train_steps)
+        begun = progress.bar(
+          'training', schedule.train_steps, is_shown=processes.is_first()
+        )
         bar = stack.enter_context(begun)
         bar.advance(step - 1)  # The first report says where the run starts.
-        if jax.process_index() == 0:
+        if processes.is_first():
           log = metrics_log.open_log(folder, step=step - 1)
           write = stack.enter_context(log)
           # Every binding that the run uses, defaults included.

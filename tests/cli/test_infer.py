@@ -225,6 +225,8 @@ def test_two_shards_merged_are_one_run(once, run, t5, task, tmp_path):
   assert result(tmp_path).read_bytes() == result(once[0]).read_bytes()
   mark = json.loads((tmp_path / f'{result("").name}.COMPLETED').read_text())
   assert mark['examples'] == NUM_EXAMPLES
+  assert run('merge', tmp_path).out == merged.out
+  result(tmp_path).write_text('{}\n')
   assert_refused(run('merge', tmp_path), 'already exists')
 
 

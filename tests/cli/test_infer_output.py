@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
 
 
 def test_a_merge_that_was_killed_is_given_again(tmp_path):
-  """The merged file is there, its mark is not; another file stays."""
+  """The merged file is there, with its mark or without; another one stays."""
   for i in range(2):
     shard = Shard(
       folder=tmp_path, task='task', mode='predict', shard_id=i, num_shards=2
@@ -129,9 +129,11 @@ def test_a_merge_that_was_killed_is_given_again(tmp_path):
   ((final, num_lines),) = output.merge(tmp_path)
   merged, mark = final.read_bytes(), output._mark_of(final)
   assert num_lines == 8
-  mark.unlink()
-  assert output.merge(tmp_path) == [(final, 8)]
-  assert final.read_bytes() == merged
+  for is_marked in (True, False):
+    if not is_marked:
+      mark.unlink()
+    assert output.merge(tmp_path) == [(final, 8)]
+    assert final.read_bytes() == merged
   mark.unlink()
   final.write_text('other\n')
   with pytest.raises(ValueError, match='already exists'):

@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 
-from specdec_jax.launch import gin_launch
+from specdec_jax.launch import gin_launch, processes
 from specdec_jax.training import train as training
 
 # Gin files whose macros --help lists.
@@ -19,10 +19,11 @@ _SHOWN = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   gin_launch.add_arguments(parser, _SHOWN)
+  processes.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-  with contextlib.ExitStack() as reading:
+  with processes.joined(args), contextlib.ExitStack() as reading:
     reading.enter_context(training.waiting('reading the training data'))
     # gin reads the data while it makes the arguments.
     gin_launch.call(training.train, args, on_begin=reading.close)
