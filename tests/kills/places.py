@@ -1,0 +1,55 @@
+"""Where a campaign's command writes: a folder on a disk, or in a bucket."""
+
+import contextlib
+import pathlib
+import shutil
+
+from tests.buckets.server import Server
+
+
+class Disk:
+  """A folder on a disk."""
+
+  def __init__(self, path: pathlib.Path):
+    self.path = str(path)
+
+  def times(self) -> dict[str, float]:
+    """When each file below it was written, by its name, in seconds since the
+    epoch."""
+    found = {}
+    for path in sorted(pathlib.Path(self.path).rglob('*')):
+      with contextlib.suppress(FileNotFoundError):  # It is being renamed.
+        if path.is_file():
+          name = path.relative_to(self.path).as_posix()
+          found[name] = path.stat().st_mtime
+    return found
+
+  def contents(self) -> dict[str, bytes]:
+    folder = pathlib.Path(self.path)
+    return {name: (folder / name).read_bytes() for name in self.times()}
+
+  def put(self, source: pathlib.Path) -> None:
+    """Copies what lies in a folder."""
+    shutil.copytree(source, self.path, dirs_exist_ok=True)
+
+  def remove(self) -> None:
+    shutil.rmtree(self.path, ignore_errors=True)
+
+
+class Bucket:
+  """A folder in a bucket of a stand-in server."""
+
+  def __init__(self, server: Server, path: str):
+    self.server, self.path = server, path
+
+  def times(self) -> dict[str, float]:
+    return self.server.times(self.path)
+
+  def contents(self) -> dict[str, bytes]:
+    return self.server.objects(self.path)
+
+  def put(self, source: pathlib.Path) -> None:
+    self.server.upload(source, self.path)
+
+  def remove(self) -> None:
+    self.server.remove(self.path)
