@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 
+from tests.buckets import door as doors
 from tests.buckets import server as servers
 
 # Before gcsfs is imported: it would ask a server that there is not.
@@ -33,3 +34,12 @@ def bucket(server, _names=itertools.count()):
 def _large_bodies():
   """gcsfs hands bytes to aiohttp, which would like to have a file."""
   warnings.filterwarnings('ignore', 'Sending a large body')
+
+
+@pytest.fixture
+def door(server, monkeypatch):
+  """Before the server, which is reached through it alone."""
+  with doors.opened(server.port) as found:
+    for name, value in servers.environment(found.port).items():
+      monkeypatch.setenv(name, value)
+    yield found

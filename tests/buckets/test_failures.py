@@ -17,8 +17,10 @@ from specdec_jax.cli.main import main
 from specdec_jax.files import buckets, full_disk
 from specdec_jax.files.paths import user_path
 from tests import children
+from tests.buckets import door as doors
 from tests.buckets import server as servers
 from tests.checkpoints.tiny_t5 import make_config, make_params
+from tests.cli import infer_runs
 
 
 @pytest.fixture
@@ -176,3 +178,63 @@ def test_a_server_that_is_away_for_a_while(server, bucket, tmp_path):
   _, err = process.communicate(timeout=60)
   assert process.returncode == 0, err
   assert 'checkpoint_0/checkpoint' in server.objects(f'{bucket}/out')
+
+
+def test_a_busy_server_is_asked_again(door, bucket, impatient, tmp_path):
+  """By gcsfs and by tensorstore; what they write is that of a local folder."""
+  left = {True: 2, False: 2}
+
+  def busy(method, path, body):
+    is_tensorstore = 'uploadType=media' in path
+    if method != 'POST' or not left[is_tensorstore]:
+      return None
+    left[is_tensorstore] -= 1
+    return 503
+
+  door.refusal = busy
+  command = ['convert', 'ende-nano', '--to=t5x_legacy']
+  assert main([*command, str(tmp_path / 'out')]) == 0
+  assert door.num_refused == 0
+  assert main([*command, f'{bucket}/out']) == 0
+  assert door.num_refused == 4
+  door.refusal = lambda *_: None
+  main(['convert', f'{bucket}/out', str(tmp_path / 'back'), '--to=t5x_legacy'])
+  assert files(tmp_path / 'back') == files(tmp_path / 'out')
+
+
+def files(folder) -> dict:
+  return {
+    path.relative_to(folder): path.read_bytes()
+    for path in folder.rglob('*')
+    if path.is_file()
+  }
+
+
+def test_infer_loses_nothing(door, server, bucket, impatient, tmp_path, capfd):
+  """Refused its second chunk, then hung up on at its third; the rest is decoded
+  through a door that is slow."""
+  pytest.importorskip('gin')
+  pytest.importorskip('sentencepiece')
+  infer_runs.write_model(tmp_path / 'in' / 't5')
+  task = tmp_path / 'in' / 'task.jsonl'
+  infer_runs.write_task(task, 4 * infer_runs.BATCH_SIZE)
+  assert main(infer_runs.argv(tmp_path / 'in/t5', task, tmp_path / 'out')) == 0
+  inputs = server.upload(tmp_path / 'in', f'{bucket}/in')
+  out = f'{bucket}/out'
+  command = infer_runs.argv(f'{inputs}/t5', f'{inputs}/task.jsonl', out)
+  capfd.readouterr()
+  for index, status, reason in (
+    (1, 403, 'no permission: '),
+    (2, 0, 'the server'),
+  ):
+    door.refusal = doors.writes_of(f'chunk0000{index}', status)
+    place = f'{out}/tmp-task-predict-00000-of-00001/'
+    place += f'task-predict.jsonl-00000-of-00001-chunk0000{index}'
+    assert told(capfd, *command).startswith(f'cannot write {place}: {reason}')
+    marks = [name for name in server.times(out) if '.COMPLETED' in name]
+    assert len(marks) == index
+  assert door.num_refused == 1 + gcsfs.GCSFileSystem.retries
+  door.refusal, door.seconds = lambda *_: None, 0.002
+  assert main(command) == 0
+  name = infer_runs.result('').name
+  assert server.objects(out)[name] == (tmp_path / 'out' / name).read_bytes()

@@ -1,7 +1,6 @@
 """Runs to a bucket that are killed, and pods whose hosts change."""
 
 import signal
-import socket
 
 import pytest
 
@@ -10,6 +9,8 @@ pytest.importorskip('sentencepiece')
 
 from specdec_jax.cli.main import main
 from tests import children
+from tests.buckets import server as servers
+from tests.buckets import test_training
 from tests.cli import infer_runs
 from tests.cli.infer_runs import argv
 
@@ -86,6 +87,24 @@ def assert_same_results(server, out, folder) -> None:
   assert set(found) == {'config.gin'}
 
 
+def pod(start, num_writes, command) -> list:
+  """Two hosts of four devices."""
+  places = [
+    f'--coordinator_address=localhost:{servers.free_port()}',
+    '--process_count=2',
+  ]
+  return [
+    start(num_writes, *command, *places, f'--process_index={i}', num_devices=4)
+    for i in range(2)
+  ]
+
+
+def assert_done(processes) -> None:
+  for process in processes:
+    said = process.communicate(timeout=480)[1]
+    assert process.returncode == 0, said
+
+
 def chunks(server, out) -> list[str]:
   """What there is of the chunks: `0` of the first, `0.COMPLETED` its mark."""
   names = [name for name in server.times(out) if '-chunk' in name]
@@ -120,28 +139,30 @@ def test_a_pod_that_loses_a_host(server, bucket, start, inputs, tmp_path):
   assert main(flags(inputs, tmp_path, **mesh)) == 0
   out = f'{bucket}/out'
 
-  def pod(num_writes):
-    with socket.socket() as free:
-      free.bind(('localhost', 0))
-      port = free.getsockname()[1]
-    places = [
-      *('--multiprocess', f'--coordinator_address=localhost:{port}'),
-      '--process_count=2',
-    ]
-    return [
-      start(
-        num_writes,
-        *flags(inputs, out, *places, f'--process_index={index}', **mesh),
-        num_devices=4,
-      )
-      for index in range(2)
-    ]
-
-  first, second = pod(7)
+  first, second = pod(start, 7, flags(inputs, out, **mesh))
   assert_killed(first)
   second.kill()
   assert chunks(server, out) == ['0', '0.COMPLETED', '1', '1.COMPLETED', '2']
-  for host in pod(100):
-    said = host.communicate(timeout=480)[1]
-    assert host.returncode == 0, said
+  assert_done(pod(start, 100, flags(inputs, out, **mesh)))
   assert_same_results(server, out, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_pod_that_trains_loses_a_host(server, bucket, start, tmp_path):
+  """Two hosts of four devices; the one that writes is lost between two
+  checkpoints. A pod with a disk leaves the same bytes."""
+  test_training.write_inputs(tmp_path)
+  there = server.upload(tmp_path, f'{bucket}/inputs')
+  out = f'{bucket}/run'
+  assert_done(
+    pod(start, 100, test_training.argv(tmp_path, tmp_path / 'run', 4))
+  )
+  # The sizes, the lines of two steps; then those of two more.
+  first, second = pod(start, 2, test_training.argv(there, out, 4))
+  assert_killed(first)
+  second.kill()
+  second.wait()
+  assert not server.objects(f'{out}/model')
+  assert 'commit_success.txt' in server.objects(f'{out}/checkpoints/2')
+  assert_done(pod(start, 100, test_training.argv(there, out, 4)))
+  assert test_training.contents(out) == test_training.contents(tmp_path / 'run')

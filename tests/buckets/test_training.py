@@ -12,7 +12,8 @@ pytest.importorskip('sentencepiece')
 from specdec_jax.checkpoints import loading
 from specdec_jax.cli.main import main
 from specdec_jax.files.paths import user_path
-from specdec_jax.training import metrics_log, run_checkpoints
+from specdec_jax.training import metrics_log
+from tests.buckets import door as doors
 from tests.training import tiny_runs
 from tests.training.test_command import GIN
 
@@ -20,21 +21,27 @@ from tests.training.test_command import GIN
 @pytest.fixture(scope='module')
 def inputs(tmp_path_factory):
   folder = tmp_path_factory.mktemp('inputs')
-  tiny_runs.write_tokens(folder / 'tokens', train=120, validation=12)
-  (folder / 'train.gin').write_text(GIN.format(base='train'))
+  write_inputs(folder)
   return folder
 
 
+def write_inputs(folder) -> None:
+  tiny_runs.write_tokens(folder / 'tokens', train=120, validation=12)
+  (folder / 'train.gin').write_text(GIN.format(base='train'))
+
+
+def argv(inputs, out, steps: int) -> list[str]:
+  return [
+    'train',
+    f'--gin_file={inputs}/train.gin',
+    f'--gin.TOKENS="{inputs}/tokens"',
+    f'--gin.MODEL_DIR="{out}"',
+    f'--gin.TRAIN_STEPS={steps}',
+  ]
+
+
 def train(inputs, out, steps: int) -> int:
-  return main(
-    [
-      'train',
-      f'--gin_file={inputs}/train.gin',
-      f'--gin.TOKENS="{inputs}/tokens"',
-      f'--gin.MODEL_DIR="{out}"',
-      f'--gin.TRAIN_STEPS={steps}',
-    ]
-  )
+  return main(argv(inputs, out, steps))
 
 
 def contents(folder) -> dict:
@@ -52,12 +59,19 @@ def contents(folder) -> dict:
   }
 
 
-def test_train(server, bucket, inputs, tmp_path, capfd):
-  """To a disk at once, to a bucket in two parts, of which the second begins
-  with a damaged checkpoint and a half written one."""
+@pytest.fixture(scope='module')
+def whole(inputs, tmp_path_factory):
+  """What six steps leave on a disk."""
+  out = tmp_path_factory.mktemp('whole')
+  assert train(inputs, out, 6) == 0
+  return contents(out)
+
+
+def test_train(server, bucket, inputs, whole, capfd):
+  """In two parts, of which the second begins with a damaged checkpoint and a
+  half written one."""
   there = server.upload(inputs, f'{bucket}/inputs')
   out = f'{bucket}/runs/first'
-  assert train(inputs, tmp_path / 'out', 6) == 0
   assert train(there, out, 4) == 0
   for name in list(server.objects(f'{out}/checkpoints/4')):
     if '/d/' in name:
@@ -70,21 +84,32 @@ def test_train(server, bucket, inputs, tmp_path, capfd):
   assert train(there, out, 6) == 0
   said = capfd.readouterr().out
   assert 'the checkpoint of step 4 cannot be read' in said
-  assert contents(out) == contents(tmp_path / 'out')
+  assert contents(out) == whole
   aside = server.objects(f'{out}/damaged_checkpoint_4')
   assert 'default/_METADATA' in aside
   assert json.loads(server.objects(out)['model.json'])['network'] == 't5'
 
 
-def test_a_server_that_fails_is_no_damage(server, bucket, inputs, monkeypatch):
-  """A checkpoint that cannot be read for another reason stays in its place."""
+def test_a_server_that_refuses_is_no_damage(
+  server, door, bucket, inputs, whole, capfd
+):
+  """A checkpoint that cannot be read for another reason stays in its place, and
+  so do all when the next one cannot be written."""
   out = f'{bucket}/run'
   assert train(inputs, out, 4) == 0
   before = server.objects(f'{out}/checkpoints')
-
-  def refuse(*args, **kwargs):
-    raise ValueError('PERMISSION_DENIED: Error reading "gs://...": HTTP 403')
-
-  monkeypatch.setattr(run_checkpoints.stored_arrays, '_values', refuse)
-  assert train(inputs, out, 6) == 2
-  assert server.objects(f'{out}/checkpoints') == before
+  for refusal in (
+    doors.reads_of('checkpoints/4/default/d/', 403),
+    doors.writes_of('checkpoints/6/', 403),
+  ):
+    door.refusal = refusal
+    capfd.readouterr()
+    assert train(inputs, out, 6) == 2
+    said = capfd.readouterr().err
+    assert 'no permission' in said
+    assert 'Traceback' not in said
+    found = server.objects(f'{out}/checkpoints')
+    assert {name: found[name] for name in before} == before
+  door.refusal = lambda *_: None
+  assert train(inputs, out, 6) == 0
+  assert contents(out) == whole
