@@ -67,6 +67,7 @@ _MODULES = ('DatasetConfig.module', 'MIXTURE_OR_TASK_MODULE')
 # Bindings that change nothing here: whatever they say, or if they say this.
 _IDLE = {
   'Adafactor.': '',
+  'CheckpointConfig.': '',
   'DROPOUT_RATE': '',
   'DatasetConfig.pack': 'False',
   'DatasetConfig.seed': '',
@@ -78,14 +79,23 @@ _IDLE = {
   'PjitPartitioner.logical_axis_rules': '@partitioning.standard_logical_axis_r',
   'RestoreCheckpointConfig.mode': 'specific',
   'RestoreCheckpointConfig.strict': '',
+  'SaveCheckpointConfig.': '',
+  'SentencePieceVocabulary.extra_ids': '100',
   'T5Config.dropout_rate': '',
+  'Trainer.': '',
   'TransformerConfig.dropout_rate': '',
   'USE_CACHED_TASKS': 'False',
   'VOCABULARY': '@seqio.SentencePieceVocabulary',
   'Z_LOSS': '',
+  'create_learning_rate_scheduler.': '',
   'decode_fn': '@decoding.temperature_sample',
   'infer.checkpoint_ds_iter': '',
+  'infer.dataset_cfg': '@utils.DatasetConfig()',
   'infer.merge_chunked_results': 'True',
+  'infer.model': '%MODEL',
+  'infer.output_dir': '%INFER_OUTPUT_DIR',
+  'infer.partitioner': '@partitioning.PjitPartitioner()',
+  'infer.restore_checkpoint_cfg': '@utils.RestoreCheckpointConfig()',
   'infer.use_orbax': '',
   **dict.fromkeys(_MODULES, 'None'),
 }
@@ -102,6 +112,14 @@ _BEAMS = (
   'beam search has Decoding.num_decodes, Decoding.alpha and '
   'Decoding.return_all_decodes'
 )
+_AXES = (
+  "arrays are split by T5X's standard rules over device_mesh: leave it out"
+)
+_WORDS = (
+  'a vocabulary is a file: name the SentencePiece model in VOCABULARY, and its '
+  'sentinels, if they are not 100, in a tokenizer_config.json beside it, as '
+  '{"extra_ids": N}'
+)
 _SAMPLING = 'sampling has Decoding.temperature, top_k, top_p and num_samples'
 _FIELDS = 'leave it out, and bind what is to be changed: '
 # What to do instead of the others.
@@ -109,15 +127,16 @@ _INSTEAD = {
   'DatasetConfig.': 'tasks are read from their source, in order, an example a '
   'row: leave it out',
   'DecoderOnlyModel.': _SIZES,
+  'DecoderWrapper.': _SIZES,
   'EncoderDecoderModel.': _SIZES,
   'FEATURE_LENGTHS': _AS_TEXT,
-  'PjitPartitioner.': "arrays are split by T5X's standard rules over "
-  'device_mesh: leave it out',
+  'PjitPartitioner.': _AXES,
   'RestoreCheckpointConfig.': 'one checkpoint is read, under the names that it '
   'has: name it in CHECKPOINT_PATH, and leave this out',
   'T5Config.': _SIZES,
   'TF_EXAMPLE_FILE_PATHS': _AS_TEXT,
   'TF_EXAMPLE_FILE_TYPE': _AS_TEXT,
+  'Transformer.': _SIZES,
   'TransformerConfig.': _SIZES,
   'beam_search.': _BEAMS,
   'create_task_from_tfexample_file.': _AS_TEXT,
@@ -126,6 +145,8 @@ _INSTEAD = {
   'infer.partitioner': f'{_FIELDS}device_mesh.num_partitions',
   'infer.restore_checkpoint_cfg': f'{_FIELDS}CHECKPOINT_PATH, DTYPE',
   'predict_batch_with_aux.': f'{_BEAMS}; the plug-in for T5X has the rest',
+  'seqio.': _WORDS,
+  'standard_logical_axis_rules.': _AXES,
   'temperature_sample.': _SAMPLING,
   **dict.fromkeys(
     [
@@ -141,11 +162,13 @@ _INSTEAD = {
     'it out',
   ),
 }
+# What references name that nothing here stands for.
+_FOREIGN_VALUES = {'@models.': _SIZES, '@seqio.': _WORDS}
+_SAID = 'all that is said goes to standard error: leave it out'
 # Flags of absl, jax and fiddle, which T5X's scripts have as well.
 _FLAGS = {
-  r'--(also)?logtostderr|--(verbosity|stderrthreshold|log_dir|logger_levels)': (
-    'all that is said goes to standard error: leave it out'
-  ),
+  r'--(no)?(also)?logtostderr|--(v|verbosity|log_dir|logger_levels)': _SAID,
+  r'--stderrthreshold': _SAID,
   r'--jax_\w+': (
     "jax's options are variables of the environment, such as JAX_PLATFORMS=cpu"
   ),
@@ -161,6 +184,12 @@ _FLAGS = {
   r'--(flagfile|undefok|only_check_args)': (
     'write the flags themselves; --dry_run checks them'
   ),
+  r'--run_mode': 'the command says it, as in specdec infer: leave it out',
+  r'--seqio_additional_cache_dirs': (
+    'tasks are read from their source: leave it out'
+  ),
+  r'--help(full|short|xml)': 'write --help',
+  r'-\w\w+': 'write two dashes, --NAME',
   r'--multiprocess_gpu': 'write --multiprocess',
 }
 
@@ -192,7 +221,9 @@ def renewed_file(text: str) -> str:
   `renewed`."""
   if not re.search(r'^(from|import) (t5x|__main__)\b', text, re.MULTILINE):
     return text
-  return _HEADER + ''.join(f'{line}\n' for line in _lines(text))
+  # Such a file states all that T5X's own one does.
+  run = _INFER if re.search(r'\bdataset_cfg\b', text) else ''
+  return _HEADER + run + ''.join(f'{line}\n' for line in _lines(text))
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -237,20 +268,23 @@ def _renewed(binding: str) -> str:
   parts = name.rpartition('/')[2].split('.')
   ends = ['.'.join(parts[i:]) for i in range(len(parts))]
   # Narrow names come before those that stand for many.
-  names = [*ends, *(f'{end.partition(".")[0]}.' for end in ends)]
+  names = [*ends, *(f'{part}.' for part in reversed(parts))]
   plain = value.strip('\'"')
-  if plain.startswith('@models.'):
-    raise ValueError(f'gin: {name} = {value}: {_SIZES}')
   for end in names:
     if end in _IDLE and plain.startswith(_IDLE[end]):
       return ''
     if end in _MODULES:
-      return f'import {plain}'
+      return '' if plain.startswith('%') else f'import {plain}'
     if end in _RENAMED:
+      if value == f'%{_RENAMED[end]}':
+        return ''
       is_no_limit = '.top' in end and value in ('0', '0.0')
       return f'{_RENAMED[end]} = {None if is_no_limit else value}'
     if end in _INSTEAD:
       raise ValueError(f'gin: {name} = {value}: {_INSTEAD[end]}')
+  for start, hint in _FOREIGN_VALUES.items():
+    if plain.startswith(start):
+      raise ValueError(f'gin: {name} = {value}: {hint}')
   return re.sub(r'^infer_script\b', 'infer', binding)
 
 

@@ -79,6 +79,17 @@ BINDINGS = {
   'utils.RestoreCheckpointConfig.mode = "specific"': None,
   'utils.RestoreCheckpointConfig.path = "c"': 'CHECKPOINT_PATH = "c"',
   'utils.RestoreCheckpointConfig.strict = False': None,
+  # What a file states that takes the place of T5X's `infer.gin`.
+  'infer_script.infer.model = %MODEL': None,
+  'infer_script.infer.dataset_cfg = @utils.DatasetConfig()': None,
+  'infer_script.infer.output_dir = %INFER_OUTPUT_DIR': None,
+  'utils.DatasetConfig.module = %MIXTURE_OR_TASK_MODULE': None,
+  'utils.DatasetConfig.mixture_or_task_name = %MIXTURE_OR_TASK_NAME': None,
+  'utils.RestoreCheckpointConfig.path = %CHECKPOINT_PATH': None,
+  # And what one for training as well has.
+  'seqio.SentencePieceVocabulary.extra_ids = 100': None,
+  'trainer.Trainer.num_microbatches = 4': None,
+  'utils.SaveCheckpointConfig.period = 100': None,
 }
 # And a word of the sentence about each of the others.
 REFUSED = {
@@ -88,7 +99,7 @@ REFUSED = {
   'TF_EXAMPLE_FILE_TYPE = "tfrecord"': 'jsonl',
   'create_task_from_tfexample_file.inputs_key = "x"': 'jsonl',
   'decoding.beam_search.max_decode_len = 5': 'num_decodes',
-  'infer.dataset_cfg = @utils.DatasetConfig()': 'find.split',
+  'infer.dataset_cfg = @mine.DatasetConfig()': 'find.split',
   'infer.fallback_init_rng = 0': 'leave it out',
   'infer.file_extension = "json"': 'leave it out',
   'infer.keep_aux_as_numpy = True': 'leave it out',
@@ -105,8 +116,16 @@ REFUSED = {
   'models.EncoderDecoderModel.decode_fn = @decoding.beam_search': 'num_decodes',
   'network.T5Config.emb_dim = 64': 'model.json',
   'network.TransformerConfig.emb_dim = 64': 'model.json',
+  'VOCABULARY = @seqio.ByteVocabulary()': 'SentencePiece model',
+  'network.Transformer.config = @network.T5Config()': 'model.json',
   'partitioning.PjitPartitioner.params_on_devices = False': 'device_mesh',
-  'predict_batch_with_aux.prompt_with_targets = True': 'plug-in',
+  'partitioning.standard_logical_axis_rules.activation_partitioning_dims = 2': (
+    'device_mesh'
+  ),
+  'models.EncoderDecoderModel.predict_batch_with_aux.prompt_with_targets = 1': (
+    'plug-in'
+  ),
+  'seqio.SentencePieceVocabulary.extra_ids = 300': 'tokenizer_config.json',
   'temperature_sample.max_decode_steps = 5': 'num_samples',
   'utils.DatasetConfig.shuffle = True': 'in order',
   'utils.DatasetConfig.use_cached = True': 'from their source',
@@ -115,6 +134,11 @@ REFUSED = {
 }
 FLAGS = {
   '--alsologtostderr': 'standard error',
+  '--nologtostderr': 'standard error',
+  '-gin_file=a.gin': 'two dashes',
+  '--helpfull': '--help',
+  '--run_mode=infer': 'leave it out',
+  '--seqio_additional_cache_dirs=d': 'their source',
   '--verbosity=1': 'standard error',
   '--jax_platforms=cpu': 'JAX_PLATFORMS=cpu',
   '--fdl_config=x': 'gin files',
@@ -132,7 +156,6 @@ from t5x import partitioning
 from t5x import utils
 
 include 't5x/examples/t5/t5_1_1/small.gin'
-include 't5x/configs/runs/infer.gin'
 
 seqio.SentencePieceVocabulary.sentencepiece_model_file = '{vocabulary}'
 MODEL = '{sizes}'
@@ -141,13 +164,30 @@ TASK_FEATURE_LENGTHS = {{
     'inputs': 12,
     'targets': 16,
 }}
-infer_script.infer.checkpoint_period = 1
+MIXTURE_OR_TASK_NAME = %gin.REQUIRED
+CHECKPOINT_PATH = %gin.REQUIRED
+INFER_OUTPUT_DIR = %gin.REQUIRED
+MIXTURE_OR_TASK_MODULE = None
+infer_script.infer:
+  mode = 'predict'
+  model = %MODEL
+  output_dir = %INFER_OUTPUT_DIR
+  dataset_cfg = @utils.DatasetConfig()
+  partitioner = @partitioning.PjitPartitioner()
+  restore_checkpoint_cfg = @utils.RestoreCheckpointConfig()
+  checkpoint_period = 1
 partitioning.PjitPartitioner:
   num_partitions = 1
 utils.DatasetConfig:
+  mixture_or_task_name = %MIXTURE_OR_TASK_NAME
+  module = %MIXTURE_OR_TASK_MODULE
+  task_feature_lengths = %TASK_FEATURE_LENGTHS
   batch_size = 4
   split = 'test'
-utils.RestoreCheckpointConfig.dtype = 'float32'
+utils.RestoreCheckpointConfig:
+  path = %CHECKPOINT_PATH
+  mode = 'specific'
+  dtype = 'float32'
 """
 
 
@@ -224,7 +264,8 @@ def test_files_of_t5x_that_nothing_stands_for(run, tmp_path, file, parts):
 
 
 def test_a_file_that_configures_t5x(run, tmp_path):
-  """A T5X user's own file and command, and the same in our own words."""
+  """A T5X user's own file, in the place of `infer.gin`, and command; and the
+  same in our own words."""
   folder = infer_runs.write_model(tmp_path / 'model')
   task = tmp_path / 'task.jsonl'
   infer_runs.write_task(task, 6)
