@@ -108,9 +108,10 @@ def test_the_command_of_the_job_can_be_run(job, capfd):
   pytest.importorskip('orbax.checkpoint')
   (replicated,) = job['spec']['replicatedJobs']
   pod = replicated['template']['spec']['template']['spec']
-  args = pod['containers'][0]['args']
-  args.remove('--multiprocess')
-  assert main([*args, '--dry_run']) == 0
+  command = 'infer', '--multiprocess', '--gin_file=gs://BUCKET/run.gin'
+  assert pod['containers'][0]['args'] == [*command]
+  local = f'--gin_file={DEPLOY / "run.gin"}'
+  assert main([command[0], local, '--dry_run']) == 0
   assert 'model 4' in capfd.readouterr().out
 
 

@@ -69,7 +69,7 @@ class BucketPath(_EPath):
     """The name in the bucket; empty for the bucket itself."""
     return '/'.join(self.parts[3:])
 
-  def resolve(self, strict: bool = False) -> Self:
+  def resolve(self) -> Self:
     return self
 
   def absolute(self) -> Self:
@@ -142,16 +142,8 @@ class BucketPath(_EPath):
       files.pipe_file(str(self), data)
     return len(data)
 
-  def write_text(
-    self,
-    data: str,
-    encoding: str | None = None,
-    errors: str | None = None,
-    newline: str | None = None,
-  ) -> int:
-    return self.write_bytes(
-      data.encode(encoding or 'utf-8', errors or 'strict')
-    )
+  def write_text(self, data: str, encoding: str | None = None) -> int:
+    return self.write_bytes(data.encode(encoding or 'utf-8'))
 
   def create(self, text: str) -> bool:
     """Writes a text unless somebody else has written one; whether it did."""
@@ -167,12 +159,7 @@ class BucketPath(_EPath):
     with _asking(self) as files:
       files.put_file(str(source), str(self))
 
-  def mkdir(
-    self,
-    mode: int | None = None,
-    parents: bool = False,
-    exist_ok: bool = False,
-  ) -> None:
+  def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
     """Makes nothing, and in particular no bucket."""
     with _asking(self):
       pass

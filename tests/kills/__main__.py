@@ -41,7 +41,6 @@ from tests.kills.campaigns import COMMANDS, Campaign
 from tests.kills.places import Bucket, Disk
 
 NUM_DEVICES = 4  # Of each process, if there are several.
-SHARE_OF_EARLY_KILLS = 0.25
 # Some attempts are to end.
 LONGER = 1.25
 
@@ -160,7 +159,7 @@ class Killer(NamedTuple):
     campaign = self.campaign
     before, epoch = campaign.progress(), time.time()
     started = time.monotonic()
-    is_early = rng.random() < SHARE_OF_EARLY_KILLS
+    is_early = rng.random() < campaign.share_early
     wait = usual.startup if is_early else usual.writing / campaign.kills_per_run
     wait = rng.uniform(0, LONGER * wait)
     since = started if is_early else None
@@ -170,7 +169,7 @@ class Killer(NamedTuple):
         return None
       if since is None and campaign.progress() != before:
         since = time.monotonic()
-      time.sleep(0.001 if isinstance(campaign.place, Disk) else 0.02)
+      time.sleep(0.001 if isinstance(campaign.place, Disk) else 0.01)
     if not job.kill(rng):
       return None
     return campaign.stage(epoch, campaign.progress() == before)

@@ -43,6 +43,7 @@ class Campaign(NamedTuple):
       that is counts.
     contents: what a finished run left, by name, to be compared.
     kills_per_run: about so many times a run is killed while it writes.
+    share_early: of the kills that fall anywhere, not soon after a write.
   """
 
   argv: list[str]
@@ -51,6 +52,7 @@ class Campaign(NamedTuple):
   stages: Mapping[str, IsThere]
   contents: Callable[[], dict[str, str]]
   kills_per_run: int = 1
+  share_early: float = 0.25
 
   def stage(self, since: float, is_early: bool) -> str:
     """Where a kill fell, of an attempt that began at a time, in seconds since
@@ -249,6 +251,7 @@ def merge(place: Disk | Bucket) -> Campaign:
       'a file is half written': is_new('.partial-'),
     },
     contents=functools.partial(files, place),
+    share_early=0.75,
   )
 
 
@@ -271,6 +274,7 @@ def evaluate(place: Disk | Bucket) -> Campaign:
       'the figures are there': is_new('figures.json'),
     },
     contents=functools.partial(files, place, but=r'\.partial-'),
+    share_early=0.75,
   )
 
 
