@@ -108,6 +108,9 @@ _AS_TEXT = (
   'write the examples to a .jsonl file and name it in MIXTURE_OR_TASK_NAME, '
   'with --gin_file=runs/infer.gin'
 )
+_AS_THEY_ARE = (
+  'tasks are read from their source, in order, an example a row: leave it out'
+)
 _BEAMS = (
   'beam search has Decoding.num_decodes, Decoding.alpha and '
   'Decoding.return_all_decodes'
@@ -124,8 +127,7 @@ _SAMPLING = 'sampling has Decoding.temperature, top_k, top_p and num_samples'
 _FIELDS = 'leave it out, and bind what is to be changed: '
 # What to do instead of the others.
 _INSTEAD = {
-  'DatasetConfig.': 'tasks are read from their source, in order, an example a '
-  'row: leave it out',
+  'DatasetConfig.': _AS_THEY_ARE,
   'DecoderOnlyModel.': _SIZES,
   'DecoderWrapper.': _SIZES,
   'EncoderDecoderModel.': _SIZES,
@@ -138,6 +140,7 @@ _INSTEAD = {
   'TF_EXAMPLE_FILE_TYPE': _AS_TEXT,
   'Transformer.': _SIZES,
   'TransformerConfig.': _SIZES,
+  'USE_CACHED_TASKS': _AS_THEY_ARE,
   'beam_search.': _BEAMS,
   'create_task_from_tfexample_file.': _AS_TEXT,
   'decode_fn': f'{_BEAMS}; {_SAMPLING}',

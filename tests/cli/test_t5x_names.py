@@ -116,6 +116,7 @@ REFUSED = {
   'models.EncoderDecoderModel.decode_fn = @decoding.beam_search': 'num_decodes',
   'network.T5Config.emb_dim = 64': 'model.json',
   'network.TransformerConfig.emb_dim = 64': 'model.json',
+  'USE_CACHED_TASKS = True': 'from their source',
   'VOCABULARY = @seqio.ByteVocabulary()': 'SentencePiece model',
   'network.Transformer.config = @network.T5Config()': 'model.json',
   'partitioning.PjitPartitioner.params_on_devices = False': 'device_mesh',
