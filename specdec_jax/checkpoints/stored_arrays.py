@@ -6,7 +6,6 @@ have a shape and are sliced alike; the first reads from disk on request.
 
 import concurrent.futures
 import contextlib
-import errno
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,11 +24,6 @@ import_tensorstore = functools.partial(
   require, 'tensorstore', extra='models', purpose='a T5X or Orbax checkpoint'
 )
 Stored = Any
-# What tensorstore calls failures of a server and of permissions.
-_REFUSED = (
-  'DEADLINE_EXCEEDED', 'PERMISSION_DENIED', 'RESOURCE_EXHAUSTED',
-  'UNAUTHENTICATED', 'UNAVAILABLE',
-)  # fmt: skip
 _SHOWN = 4
 _Result = TypeVar('_Result')
 
@@ -84,10 +78,11 @@ def _damage(source: str, name: str, action: str) -> Iterator[None]:
   except Exception as error:
     # Its first sentence: it may go on for pages.
     reason = str(error).split(' [')[0].split('; reading')[0]
-    is_asked = is_in_bucket(source)
-    if is_asked and any(status in str(error) for status in _REFUSED):
-      reason = f'array {name} cannot be {action}: {reason}'
-      raise OSError(errno.EIO, reason, source) from error
+    if is_in_bucket(source):
+      from specdec_jax.files import buckets
+
+      if found := buckets.refusal(error, source):
+        raise found from error
     if not isinstance(error, ValueError):
       raise
     raise ValueError(

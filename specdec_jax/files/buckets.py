@@ -226,19 +226,20 @@ def _find_bucket(bucket: str) -> None:
 
 @contextlib.contextmanager
 def explained(path: Any) -> Iterator[None]:
-  """Makes an OSError with a sentence and the path of what gcsfs, Orbax and
-  tensorstore raise in the block because of a server; leaves all else."""
+  """Makes `refusal`s of what the block raises; leaves all else."""
   try:
     yield
   except Exception as error:
     if isinstance(error, OSError) and error.filename:
       raise
-    if (found := _sentence(error, str(path))) is None:
+    if (found := refusal(error, str(path))) is None:
       raise
     raise found from error
 
 
-def _sentence(error: Exception, path: str) -> OSError | None:
+def refusal(error: Exception, path: str) -> OSError | None:
+  """What gcsfs, Orbax or tensorstore raise because of a server, as an OSError
+  with a sentence and the path; None for all else."""
   if isinstance(error, FileExistsError):
     return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
   if isinstance(error, FileNotFoundError):
