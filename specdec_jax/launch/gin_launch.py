@@ -196,8 +196,10 @@ def _found_by(read: Callable[[str], Any]) -> Iterator[None]:
 
 def _original(error: Exception) -> Exception:
   """The error that gin has wrapped, once for every function on its way."""
+  # Its class has the name of the one it is made of, unlike PermissionError.
   while (inner := error.__context__) is not None and (
     type(error).__mro__[1] is type(inner)
+    and type(error).__name__ == type(inner).__name__
   ):
     assert isinstance(inner, Exception)
     error = inner

@@ -35,6 +35,9 @@ class Door(http.server.ThreadingHTTPServer):
     self.seconds = 0.0
     self.num_refused = 0
 
+  def handle_error(self, request, client_address) -> None:
+    """Says nothing: a client may hang up as well."""
+
   @property
   def port(self) -> int:
     return self.server_address[1]

@@ -217,7 +217,7 @@ def test_infer_loses_nothing(door, server, bucket, impatient, tmp_path, capfd):
   pytest.importorskip('sentencepiece')
   infer_runs.write_model(tmp_path / 'in' / 't5')
   task = tmp_path / 'in' / 'task.jsonl'
-  infer_runs.write_task(task, 4 * infer_runs.BATCH_SIZE)
+  infer_runs.write_task(task, 3 * infer_runs.BATCH_SIZE)
   assert main(infer_runs.argv(tmp_path / 'in/t5', task, tmp_path / 'out')) == 0
   inputs = server.upload(tmp_path / 'in', f'{bucket}/in')
   out = f'{bucket}/out'
@@ -234,7 +234,7 @@ def test_infer_loses_nothing(door, server, bucket, impatient, tmp_path, capfd):
     marks = [name for name in server.times(out) if '.COMPLETED' in name]
     assert len(marks) == index
   assert door.num_refused == 1 + gcsfs.GCSFileSystem.retries
-  door.refusal, door.seconds = lambda *_: None, 0.002
+  door.refusal, door.seconds = lambda *_: None, 0.001
   assert main(command) == 0
   name = infer_runs.result('').name
   assert server.objects(out)[name] == (tmp_path / 'out' / name).read_bytes()
