@@ -90,9 +90,9 @@ def test_a_row_copies_or_drafts():
   target, chain = counting()
   calls = []
 
-  def extend(params, tokens, state):
+  def extend(params, tokens, left, state):
     jax.debug.callback(lambda: calls.append(tokens.shape))
-    return chain.extend(params, tokens, state)
+    return chain.extend(params, tokens, left, state)
 
   def drafts_of(rows, **options):
     drafter = toy_eagle.looped(

@@ -157,6 +157,8 @@ _ADDED = {
   'adaptive',
   'beam_search',
   'blockwise_heads',
+  'branching',
+  'continuations',
   'eagle',
   'refill',
   'schedules',

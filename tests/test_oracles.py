@@ -11,7 +11,7 @@ import pytest
 from specdec_jax import drafters, verification
 from specdec_jax.base import Draft, Params
 from specdec_jax.decoding import speculative
-from tests import decoders, toy
+from tests import decoders, toy, toy_tree
 from tests.contracts.table_of_drafters import ROWS, VOCAB_SIZE
 from tests.decoders import GREEDY, SAMPLED, plain, rows, silent, speculate
 
@@ -80,8 +80,11 @@ def test_greedy_speculation_is_plain_greedy(name, rule):
   if rule != 'greedy' and name not in ('prompt_lookup', 'autoregressive'):
     pytest.skip('at temperature 0 the rules are one; two drafters will do')
   params = Params(TARGET_PARAMS, ROWS[name].make_params())
+  drafter = ROWS[name].make(3)
+  if ROWS[name].is_tree:
+    rule = toy_tree.rule('greedy_walk', drafter.tree)
   output = speculate(
-    TARGET, params, ROWS[name].make(3), _prompt(), rule=rule, to_probs=GREEDY
+    TARGET, params, drafter, _prompt(), rule=rule, to_probs=GREEDY
   )
   expected = _plain_rows('toy', 'greedy')
   assert rows(output) == rows(expected)

@@ -122,3 +122,65 @@ def test_suffix_length_is_bounded_from_below():
 def test_bad_suffix_lengths_are_refused(max_ngram, min_ngram):
   with pytest.raises(ValueError, match='1 <= min_ngram <= max_ngram'):
     drafters.prompt_lookup(gamma=2, max_ngram=max_ngram, min_ngram=min_ngram)
+
+
+def several(tokens, gamma: int, count: int, max_ngram: int, min_ngram: int):
+  """The continuations that the stated rule takes, each of gamma tokens."""
+  length, found = len(tokens), []
+
+  def order(end: int):
+    sizes = range(min(max_ngram, end), min_ngram - 1, -1)
+    size = next(
+      (n for n in sizes if tokens[end - n : end] == tokens[length - n :]), 0
+    )
+    return size, min(length - end, gamma), end
+
+  for size, _, end in sorted(map(order, range(1, length)), reverse=True):
+    if size and tokens[end] not in [first for first, *_ in found]:
+      found.append((np.resize(tokens[end:], gamma)).tolist())
+  return (found + found[:1] * count)[:count]
+
+
+@pytest.mark.parametrize(
+  ('gamma', 'count', 'max_ngram', 'min_ngram'),
+  [(1, 4, 3, 1), (4, 2, 1, 1), (5, 3, 3, 2), (30, 2, 2, 1)],
+)
+def test_several_continuations_begin_differently(
+  gamma, count, max_ngram, min_ngram
+):
+  rng = np.random.default_rng(gamma)
+  rows = [rng.integers(0, 4, rng.integers(1, 30)).tolist() for _ in range(200)]
+  drafter = drafters.continuations(
+    gamma=gamma,
+    max_ngram=max_ngram,
+    min_ngram=min_ngram,
+    num_continuations=count,
+  )
+  assert drafter.gamma == gamma * count == len(drafter.tree.parents)
+  tokens = np.stack([np.resize(row, 30) for row in rows])
+  context = Context(
+    tokens=jnp.asarray(tokens, jnp.int32),
+    lengths=jnp.asarray([len(row) for row in rows], jnp.int32),
+  )
+  draft, _ = drafter.propose((), None, context, ())
+  expected = [several(row, gamma, count, max_ngram, min_ngram) for row in rows]
+  assert {len(each) for each in expected} == {0, count}
+  lengths = [gamma * count if each else 0 for each in expected]
+  assert draft.lengths.tolist() == lengths
+  # Node by node, from the root down each chain.
+  chains = [
+    [1 + i + count * depth for depth in range(gamma)] for i in range(count)
+  ]
+  for nodes in chains:
+    assert [drafter.tree.parents[n - 1] for n in nodes] == [0, *nodes[:-1]]
+  for row, each in zip(np.asarray(draft.tokens), expected, strict=True):
+    if each:
+      assert [[row[n - 1] for n in nodes] for nodes in chains] == each
+  alone = _propose(rows, gamma, max_ngram, min_ngram)
+  for first, each in zip(alone, expected, strict=True):
+    assert first == (each[0][: len(first)] if each else [])
+
+
+def test_no_continuation_is_none():
+  with pytest.raises(ValueError, match='num_continuations must be at least 1'):
+    drafters.continuations(gamma=2, num_continuations=0)

@@ -58,8 +58,11 @@ def speculate(drafter, *, verify_fn=verification.speculative_sampling):
 def test_every_drafter(name):
   row = table.ROWS[name]
   params = Params(toy_params(table.VOCAB_SIZE), row.make_params())
-  generate = speculate(row.make(3))
-  check(generate, params, prompt(), key=KEY)
+  drafter, rule = row.make(3), {}
+  if row.is_tree:
+    name = 'target_sample_walk' if row.is_one_hot else 'traversal'
+    rule['verify_fn'] = toy_tree.rule(name, drafter.tree)
+  check(speculate(drafter, **rule), params, prompt(), key=KEY)
 
 
 @pytest.mark.parametrize('name', RULES)

@@ -81,7 +81,9 @@ def looped(drafter: Drafter, target: LanguageModel) -> Drafter:
     draft, own = drafter.propose(params.drafter, row_keys, context, own, cache)
     return draft, (own, cache, context.lengths)
 
-  return Drafter(drafter.gamma, init, propose, drafter.may_abstain)
+  return Drafter(
+    drafter.gamma, init, propose, drafter.may_abstain, tree=drafter.tree
+  )
 
 
 class Counting(NamedTuple):
@@ -190,7 +192,7 @@ def stale(network: EagleModel) -> Chain:
   true features are read."""
   chain = drafters.eagle(network)
 
-  def catch_up(params, context, state, target_cache):
+  def catch_up(params, context, cache, target_cache):
     last = context.lengths - 1
     at = jnp.maximum(last - 1 - jnp.maximum(target_cache.starts, 0), 0)
     features = arrays.read_block(target_cache.features, at, 1)
@@ -198,11 +200,10 @@ def stale(network: EagleModel) -> Chain:
       params,
       arrays.read_block(context.tokens, last, 1),
       network.join(params, features),
-      network.rewind(state.cache, jnp.maximum(last - 1, 0)),
+      network.rewind(cache, jnp.maximum(last - 1, 0)),
       jnp.zeros_like(last),
     )
-    cache = network.rewind(cache, last)
-    return logits[:, 0], state.replace(cache=cache, hidden=hidden)
+    return logits[:, 0], hidden, network.rewind(cache, last)
 
   return chain._replace(catch_up=catch_up)
 

@@ -4,6 +4,8 @@ from specdec_jax.drafters import schedules
 from specdec_jax.drafters.adaptive import adaptive
 from specdec_jax.drafters.autoregressive import autoregressive
 from specdec_jax.drafters.blockwise_heads import HeadsFn, blockwise_heads
+from specdec_jax.drafters.branching import branching
+from specdec_jax.drafters.continuations import continuations
 from specdec_jax.drafters.eagle import EagleModel, eagle
 from specdec_jax.drafters.ngram import NGramTable, ngram
 from specdec_jax.drafters.none import none
@@ -19,6 +21,8 @@ __all__ = [
   'adaptive',
   'autoregressive',
   'blockwise_heads',
+  'branching',
+  'continuations',
   'eagle',
   'ngram',
   'none',

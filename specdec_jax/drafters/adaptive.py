@@ -104,13 +104,13 @@ def adaptive(
     if first:
       found, of_first = first.propose((), row_keys, context, state.first)
       limits = jnp.where(found.lengths > 0, 0, limits)
-    logits, cache = chain.catch_up(params, context, state.cache, *target)
+    logits, left, cache = chain.catch_up(params, context, state.cache, *target)
     draw_fn = functools.partial(
       _draw, logits_to_probs, min_prob, keys.split(row_keys, gamma)
     )
     extend_fn = functools.partial(chain.extend, params)
     empty = _empty(logits, limits, gamma, is_argmax)
-    draft, cache = _draft(draw_fn, extend_fn, logits, cache, empty)
+    draft, cache = _draft(draw_fn, extend_fn, logits, left, cache, empty)
     state = AdaptiveState(
       cache=cache,
       memory=memory,
@@ -158,22 +158,22 @@ def _empty(logits, limits, gamma: int, is_argmax: bool) -> Draft:
   )
 
 
-def _draft(draw_fn, extend_fn, logits, cache, empty: Draft):
+def _draft(draw_fn, extend_fn, logits, left, cache, empty: Draft):
   """Draws a token a row, and more while some row is below its limit."""
 
   def is_due(carry):
-    i, draft, _ = carry
+    i, draft, *_ = carry
     return jnp.any(i < draft.lengths)
 
   def extend_and_draw(carry):
-    i, draft, cache = carry
+    i, draft, left, cache = carry
     last = jax.lax.dynamic_slice_in_dim(draft.tokens, i - 1, 1, axis=1)
-    logits, cache = extend_fn(last, cache)
-    return i + 1, draw_fn(i, logits[:, 0], draft), cache
+    logits, left, cache = extend_fn(last, left, cache)
+    return i + 1, draw_fn(i, logits[:, 0], draft), left, cache
 
   first = jnp.zeros((), jnp.int32)
-  carry = (first + 1, draw_fn(first, logits, empty), cache)
-  _, draft, cache = jax.lax.while_loop(is_due, extend_and_draw, carry)
+  carry = (first + 1, draw_fn(first, logits, empty), left, cache)
+  _, draft, _, cache = jax.lax.while_loop(is_due, extend_and_draw, carry)
   return draft, cache
 
 

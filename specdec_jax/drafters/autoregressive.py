@@ -7,25 +7,35 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays, base, distributions, keys
-from specdec_jax.base import Array, Context, Draft, Drafter
+from specdec_jax.base import Array, Context, Draft, Drafter, Placement
 from specdec_jax.drafters.stateless import check_gamma
 
 
 class Chain(NamedTuple):
   """What drafts token after token, as three pure functions.
 
+  What a token's successors need beside the cache is handed from call to call:
+  `left`, arrays `[B, T, ...]` of the T tokens of a call.
+
   Attributes:
     init: as of `Drafter`; its state is the cache.
-    catch_up: `(params, context, cache) -> (logits[B, V], cache)`: takes in what
-      was committed since, and says what follows all of it.
-    extend: `(params, tokens[B, 1], cache) -> (logits[B, 1, V], cache)`.
+    catch_up: `(params, context, cache) -> (logits[B, V], left, cache)`: takes
+      in what was committed since, and says what follows all of it; `left` is of
+      the last token alone.
+    extend: `(params, tokens[B, T], left, cache, placement=None) -> (logits[B,
+      T, V], left, cache)`: appends tokens; the `left` that it takes is that of
+      the token before each, or of its parent, with a `Placement`. The cache
+      then has `capacity`.
     reads_target_cache: as of `Drafter`, for `init` and `catch_up`.
+    lag: how many positions a token's entry of the cache is before its place in
+      the text.
   """
 
   init: Callable[..., Any]
-  catch_up: Callable[..., tuple[Array, Any]]
-  extend: Callable[[Any, Array, Any], tuple[Array, Any]]
+  catch_up: Callable[..., tuple[Array, Any, Any]]
+  extend: Callable[..., tuple[Array, Any, Any]]
   reads_target_cache: bool = False
+  lag: int = 0
 
 
 def autoregressive(
@@ -55,7 +65,7 @@ def autoregressive(
   def propose(
     params: Any, row_keys: Array, context: Context, cache: Any, *target: Any
   ) -> tuple[Draft, Any]:
-    logits, cache = chain.catch_up(params, context, cache, *target)
+    logits, left, cache = chain.catch_up(params, context, cache, *target)
     step_keys = keys.split(row_keys, gamma)
 
     def draw(logits, row_keys):
@@ -65,13 +75,13 @@ def autoregressive(
       return distributions.sample(row_keys, probs), probs
 
     def draw_and_extend(carry, row_keys):
-      logits, cache = carry
+      logits, left, cache = carry
       drawn = draw(logits, row_keys)
-      logits, cache = chain.extend(params, drawn[0][:, None], cache)
-      return (logits[:, 0], cache), drawn
+      logits, left, cache = chain.extend(params, drawn[0][:, None], left, cache)
+      return (logits[:, 0], left, cache), drawn
 
-    (logits, cache), most = jax.lax.scan(
-      draw_and_extend, (logits, cache), step_keys[:-1]
+    (logits, _, cache), most = jax.lax.scan(
+      draw_and_extend, (logits, left, cache), step_keys[:-1]
     )
     # The last token is drawn but not fed: the next catch-up feeds it.
     last = draw(logits, step_keys[-1])
@@ -85,22 +95,40 @@ def autoregressive(
   )
 
 
-def as_chain(model: base.LanguageModel | Chain) -> Chain:
-  """A language model as a chain, whose catch-up feeds the last two committed
-  tokens.
+def as_chain(
+  model: base.LanguageModel | Chain, *, num_unread: int = 2
+) -> Chain:
+  """A language model as a chain, whose catch-up feeds the last `num_unread`
+  committed tokens.
 
-  After full acceptance the cache lacks the last drafted token and the bonus
-  token, otherwise one; that two are fed always keeps one static shape.
+  After full acceptance of a chain the cache lacks the last drafted token and
+  the bonus token, otherwise one; that two are fed always keeps one static
+  shape. Of a tree of depth D it may lack D + 1: what it holds lies in the order
+  of the tree.
   """
   if isinstance(model, Chain):
     return model
 
-  def catch_up(params: Any, context: Context, cache: Any) -> tuple[Array, Any]:
-    starts = jnp.maximum(context.lengths - 2, 0)
+  def catch_up(
+    params: Any, context: Context, cache: Any
+  ) -> tuple[Array, tuple[()], Any]:
+    starts = jnp.maximum(context.lengths - num_unread, 0)
     cache = model.rewind(cache, starts)
-    tokens = arrays.read_block(context.tokens, starts, 2)
+    tokens = arrays.read_block(context.tokens, starts, num_unread)
     last = context.lengths - 1 - starts
     logits, cache = model.extend(params, tokens, cache, at=last)
-    return logits[:, 0], model.rewind(cache, context.lengths)
+    return logits[:, 0], (), model.rewind(cache, context.lengths)
 
-  return Chain(model.init, catch_up, model.extend)
+  def extend(
+    params: Any,
+    tokens: Array,
+    left: tuple[()],
+    cache: Any,
+    placement: Placement | None = None,
+  ) -> tuple[Array, tuple[()], Any]:
+    # Models without `gather` know of no placement.
+    more = {} if placement is None else {'placement': placement}
+    logits, cache = model.extend(params, tokens, cache, **more)
+    return logits, left, cache
+
+  return Chain(model.init, catch_up, extend)

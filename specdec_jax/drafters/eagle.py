@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax import arrays, base
-from specdec_jax.base import Array, Context
+from specdec_jax.base import Array, Context, Placement
 from specdec_jax.drafters.autoregressive import Chain
 
 
@@ -80,20 +80,13 @@ class EagleModel(NamedTuple):
   rewind: Callable[[Any, Array], Any]
 
 
-@base.value
-class EagleState:
-  """A drafter's cache, and its guess `[B, 1, D]` of the features of the last
-  token that was fed."""
-
-  cache: Any
-  hidden: Array
-
-
 def eagle(model: EagleModel) -> Chain:
-  """A chain, for `autoregressive` or `adaptive`, that reads features.
+  """A chain, for `autoregressive`, `adaptive` or `branching`, that reads
+  features.
 
-  https://arxiv.org/abs/2503.01840, drafting chains in place of trees. A
-  catch-up feeds all that the target's last call scored, in one call over true
+  https://arxiv.org/abs/2503.01840. What is left of a token is the guess `[B, T,
+  D]` of the next one's features. A catch-up feeds all that the target's last
+  call scored, or of a tree the path that was accepted, in one call over true
   features: keys and values that were made of guessed ones are overwritten. A
   row whose prompt is one token has none before the first call; its first draft
   is made of zeros.
@@ -105,7 +98,7 @@ def eagle(model: EagleModel) -> Chain:
 
   def init(
     params: Any, prompt: base.Prompt, max_len: int, target_cache: FeatureCache
-  ) -> tuple[EagleState, FeatureCache]:
+  ) -> tuple[Any, FeatureCache]:
     batch_size, prompt_len = prompt.decoder_tokens.shape
     # Room for a catch-up, whose width is the target's affair.
     capacity = max_len + target_cache.features.shape[1]
@@ -115,13 +108,11 @@ def eagle(model: EagleModel) -> Chain:
       hidden = model.join(params, target_cache.prompt)
       first = jnp.zeros(batch_size, jnp.int32)
       _, _, cache = model.extend(params, tokens, hidden, cache, first)
-    hidden = model.join(params, target_cache.features[:, :1])
-    state = EagleState(cache=cache, hidden=hidden)
-    return state, dataclasses.replace(target_cache, prompt=None)
+    return cache, dataclasses.replace(target_cache, prompt=None)
 
   def catch_up(
-    params: Any, context: Context, state: EagleState, target_cache: FeatureCache
-  ) -> tuple[Array, EagleState]:
+    params: Any, context: Context, cache: Any, target_cache: FeatureCache
+  ) -> tuple[Array, Array, Any]:
     starts = jnp.maximum(target_cache.starts, 0)
     last, width = context.lengths - 1, target_cache.features.shape[1]
     # Beyond the last token there is nothing to read, nor is it needed.
@@ -133,19 +124,18 @@ def eagle(model: EagleModel) -> Chain:
       params,
       tokens,
       model.join(params, target_cache.features),
-      model.rewind(state.cache, starts),
+      model.rewind(cache, starts),
       jnp.clip(last - 1 - starts, 0, width - 1),
     )
-    cache = model.rewind(cache, last)
-    return logits[:, 0], EagleState(cache=cache, hidden=hidden)
+    return logits[:, 0], hidden, model.rewind(cache, last)
 
   def extend(
-    params: Any, tokens: Array, state: EagleState
-  ) -> tuple[Array, EagleState]:
-    first = jnp.zeros(tokens.shape[0], jnp.int32)
-    logits, hidden, cache = model.extend(
-      params, tokens, state.hidden, state.cache, first
-    )
-    return logits, EagleState(cache=cache, hidden=hidden)
+    params: Any,
+    tokens: Array,
+    hidden: Array,
+    cache: Any,
+    placement: Placement | None = None,
+  ) -> tuple[Array, Array, Any]:
+    return model.extend(params, tokens, hidden, cache, placement=placement)
 
-  return Chain(init, catch_up, extend, reads_target_cache=True)
+  return Chain(init, catch_up, extend, reads_target_cache=True, lag=1)

@@ -16,6 +16,18 @@ def default_min_ngram(max_ngram: int) -> int:
   return min(2, max_ngram)
 
 
+def checked_min_ngram(max_ngram: int, min_ngram: int | None) -> int:
+  """`min_ngram`, or the default; ValueError unless the lengths fit together."""
+  if min_ngram is None:
+    min_ngram = default_min_ngram(max_ngram)
+  if not 1 <= min_ngram <= max_ngram:
+    raise ValueError(
+      'n-gram lengths must satisfy 1 <= min_ngram <= max_ngram, got '
+      f'{min_ngram} and {max_ngram}'
+    )
+  return min_ngram
+
+
 def prompt_lookup(
   *, gamma: int, max_ngram: int = 3, min_ngram: int | None = None
 ) -> Drafter:
@@ -40,13 +52,7 @@ def prompt_lookup(
       `min_ngram` exceeds `max_ngram`.
   """
   check_gamma(gamma)
-  if min_ngram is None:
-    min_ngram = default_min_ngram(max_ngram)
-  if not 1 <= min_ngram <= max_ngram:
-    raise ValueError(
-      'n-gram lengths must satisfy 1 <= min_ngram <= max_ngram, got '
-      f'{min_ngram} and {max_ngram}'
-    )
+  min_ngram = checked_min_ngram(max_ngram, min_ngram)
 
   def init(params: Any, prompt: Prompt, max_len: int) -> tuple[Array, ...]:
     return () if prompt.encoder_tokens is None else (prompt.encoder_tokens,)
@@ -54,9 +60,9 @@ def prompt_lookup(
   def propose(
     params: Any, row_keys: Array, context: Context, source: tuple[Array, ...]
   ) -> tuple[Draft, tuple[Array, ...]]:
-    text = _after(source[0], context) if source else context
-    sizes = _match_sizes(text, max_ngram)
-    starts, is_found = _best_match(sizes, text.lengths, gamma, min_ngram)
+    text = after(source[0], context) if source else context
+    sizes = match_sizes(text, max_ngram)
+    starts, is_found = best_match(sizes, text.lengths, gamma, min_ngram)
     available = jnp.where(is_found, text.lengths - starts, 0)
     draft = Draft(
       tokens=arrays.read_block(text.tokens, starts, gamma),
@@ -68,7 +74,7 @@ def prompt_lookup(
   return Drafter(gamma, init, propose, may_abstain=True)
 
 
-def _after(source: Array, context: Context) -> Context:
+def after(source: Array, context: Context) -> Context:
   """The context behind the encoder's tokens `[B, E]`, whose padding is id 0."""
   starts = jnp.sum(source != 0, axis=1, dtype=jnp.int32)
   buffer = jnp.pad(source, ((0, 0), (0, context.tokens.shape[1])))
@@ -78,7 +84,7 @@ def _after(source: Array, context: Context) -> Context:
   )
 
 
-def _match_sizes(context: Context, max_ngram: int) -> Array:
+def match_sizes(context: Context, max_ngram: int) -> Array:
   """How many tokens up to and including each position equal the context's last.
 
   Returns:
@@ -109,7 +115,7 @@ def _match_sizes(context: Context, max_ngram: int) -> Array:
   return sizes
 
 
-def _best_match(
+def best_match(
   sizes: Array, lengths: Array, gamma: int, min_ngram: int
 ) -> tuple[Array, Array]:
   """Where the continuation of the best match starts, int32 `[B]`, and whether

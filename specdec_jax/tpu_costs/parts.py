@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specdec_jax import distributions, drafters, logits, verification
-from specdec_jax.base import LanguageModel, Params, Prompt
+from specdec_jax.base import LanguageModel, Params, Prompt, Tree, VerifyFn
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.drafters.autoregressive import Chain, as_chain
@@ -306,7 +306,7 @@ def part_jobs(
 ) -> list[Job]:
   """The programs of `pair_costs`: target calls by width, then drafts."""
   widths = planner.widths_to_time(max_gamma)
-  jobs = [_target_step(workload, target, width) for width in widths]
+  jobs = [target_step(workload, target, width) for width in widths]
   return [*jobs, _first_draft(draft), _further_draft(workload, draft)]
 
 
@@ -315,19 +315,23 @@ def num_parts(max_gamma: int) -> int:
   return len(planner.widths_to_time(max_gamma)) + 2
 
 
-def _target_step(workload: Workload, target: Shapes, width: int) -> Job:
-  """A step of the loop on drafts that cost nothing; at width 1 a plain one."""
-  models: dict[str, Any] = {
-    'target': target.model,
-    'drafter': stopwatch.always_full(width - 1),
-  }
+def target_step(
+  workload: Workload, target: Shapes, width: int, tree: Tree | None = None
+) -> Job:
+  """A step of the loop on drafts that cost nothing, chains or trees; at width 1
+  a plain one."""
+  drafter = stopwatch.always_full(width - 1, tree=tree)
+  models: dict[str, Any] = {'target': target.model, 'drafter': drafter}
+  verify_fn: VerifyFn = verification.speculative_sampling
+  if tree is not None:
+    verify_fn = functools.partial(verification.target_sample_walk, tree=tree)
 
   def step(params, state):
     return speculative.step(
       Params(params),
       state,
       **models,
-      verify_fn=verification.speculative_sampling,
+      verify_fn=verify_fn,
       logits_to_probs=_TO_PROBS,
       eos_id=1,
     )[0]
@@ -347,8 +351,7 @@ def _first_draft(draft: Drafts) -> Job:
 
   state = draft.state
   args = [draft.params, state.drafter_state, state.row_keys, state.context]
-  if drafter.reads_target_cache:
-    args.append(state.target_cache)
+  args += [state.target_cache] * drafter.reads_target_cache
   return Job(step, tuple(args), draft.mesh, donated=(1,))
 
 
@@ -367,18 +370,19 @@ def _first_state(
 
 def _further_draft(workload: Workload, draft: Drafts) -> Job:
   """One call for one position, and a token drawn after it."""
+  chain, state = draft.chain, draft.state
 
-  def step(params, cache, keys, tokens):
-    raw, cache = draft.chain.extend(params, tokens[:, None], cache)
+  def step(params, cache, keys, tokens, left):
+    raw, left, cache = chain.extend(params, tokens[:, None], left, cache)
     probs = _TO_PROBS(raw[:, 0])
-    return (distributions.sample(keys, probs), probs), cache
+    return (distributions.sample(keys, probs), probs, left), cache
 
   tokens = jax.ShapeDtypeStruct((workload.batch_size,), jnp.int32)
-  keys = jax.eval_shape(
-    lambda: jax.random.split(jax.random.key(0), workload.batch_size)
-  )
-  beside = on_mesh(workload, (keys, tokens))
-  args = draft.params, draft.state.drafter_state, *beside
+  seen = (state.target_cache,) if chain.reads_target_cache else ()
+  caught_up = draft.params, state.context, state.drafter_state, *seen
+  _, left, _ = jax.eval_shape(chain.catch_up, *caught_up)
+  beside = state.row_keys, *on_mesh(workload, (tokens, left))
+  args = draft.params, state.drafter_state, *beside
   return Job(step, args, draft.mesh, donated=(1,))
 
 

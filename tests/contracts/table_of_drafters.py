@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import drafters, logits
-from specdec_jax.base import Drafter, Params
+from specdec_jax.base import Drafter, Params, Tree
 from specdec_jax.data import ngram_counts
 from specdec_jax.models import families
 from tests import toy, toy_block, toy_eagle
@@ -37,6 +37,7 @@ class Row(NamedTuple):
     is_one_hot: whether it hands over no probabilities.
     has_constant_length: whether it always proposes gamma tokens.
     has_memory: whether its lengths depend on what became of earlier drafts.
+    is_tree: whether its drafts are trees of gamma nodes.
   """
 
   make: Callable[[int], Drafter]
@@ -44,6 +45,7 @@ class Row(NamedTuple):
   is_one_hot: bool = False
   has_constant_length: bool = True
   has_memory: bool = False
+  is_tree: bool = False
 
 
 def _ngram(order: int, is_sampled: bool):
@@ -61,6 +63,19 @@ def _autoregressive(model, *, is_argmax: bool = False, **sampling):
   to_probs = logits.standardize(**sampling)
   return lambda gamma: drafters.autoregressive(
     model, gamma=gamma, logits_to_probs=to_probs, is_argmax=is_argmax
+  )
+
+
+def _branching(model, *, gamma: int, **options) -> Drafter:
+  """A tree of gamma nodes, of which the first has a child first."""
+  tree = Tree(parents=(0, 0, *range(1, gamma))[:gamma])
+  return drafters.branching(model, tree=tree, **options)
+
+
+def _tree(model, **options):
+  to_probs = logits.standardize()
+  return lambda gamma: _branching(
+    model, gamma=gamma, logits_to_probs=to_probs, **options
   )
 
 
@@ -127,6 +142,14 @@ ROWS = {
   'bigram': Row(_ngram(2, False), is_one_hot=True),
   'unigram, sampled': Row(_ngram(1, True)),
   'bigram, sampled': Row(_ngram(2, True)),
+  'continuations': Row(
+    lambda gamma: drafters.continuations(
+      gamma=1, min_ngram=1, num_continuations=gamma
+    ),
+    is_one_hot=True,
+    has_constant_length=False,
+    is_tree=True,
+  ),
   'uniform': Row(
     lambda gamma: drafters.uniform(gamma=gamma, vocab_size=VOCAB_SIZE)
   ),
@@ -151,7 +174,24 @@ ROWS = {
       toy.llama_config(VOCAB_SIZE, num_layers=1), seed=4
     ),
   ),
+  'branching': Row(_tree(MODEL), _toy_params, is_tree=True),
+  'branching, ranked': Row(
+    _tree(MODEL, is_ranked=True), _toy_params, is_one_hot=True, is_tree=True
+  ),
+  'branching, Llama': Row(
+    _tree(LLAMA),
+    lambda: toy.llama_params(
+      toy.llama_config(VOCAB_SIZE, num_layers=1), seed=4
+    ),
+    is_tree=True,
+  ),
   'eagle': Row(_eagle(), _eagle_params),
+  'eagle, branching': Row(
+    _eagle(_branching, is_ranked=True),
+    _eagle_params,
+    is_one_hot=True,
+    is_tree=True,
+  ),
   'eagle, greedy': Row(_eagle(is_argmax=True), _eagle_params, is_one_hot=True),
   'eagle, adaptive': Row(
     _eagle(drafters.adaptive, min_prob=0.4),

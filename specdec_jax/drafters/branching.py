@@ -1,0 +1,138 @@
+"""Trees of drafts from a model: several tokens that may come next, and several
+after each (Miao et al., SpecInfer, arXiv 2305.09781)."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import base, distributions, keys, trees
+from specdec_jax.base import Array, Context, Draft, Drafter, Tree
+from specdec_jax.drafters.autoregressive import Chain, as_chain
+from specdec_jax.drafters.stateless import check_gamma
+
+
+def branching(
+  model: base.LanguageModel | Chain,
+  *,
+  tree: Tree,
+  logits_to_probs: base.LogitsToProbsFn,
+  is_ranked: bool = False,
+) -> Drafter:
+  """Drafts a tree of tokens from `model`, all nodes of a depth in one call.
+
+  The nodes of the greatest depth are not fed. What the cache holds after a
+  proposal lies in the order of the tree, so that the next one feeds again all
+  that was committed since, true tokens in their places.
+
+  Args:
+    model: as for `autoregressive`; it takes placements.
+    tree: its shape.
+    logits_to_probs: how the drafter is sampled.
+    is_ranked: children are the likeliest tokens of that distribution, which is
+      not handed over, the likeliest first: for `target_sample_walk`. Else they
+      are drawn from it without replacement, for `traversal`: of siblings each
+      is drawn from what those before it left.
+
+  Raises:
+    ValueError: if the tree is none, is too large, or `model` is a language
+      model that takes no placements.
+  """
+  trees.check(tree)
+  num_nodes = len(tree.parents)
+  check_gamma(num_nodes)
+  if isinstance(model, base.LanguageModel) and model.gather is None:
+    raise ValueError('this language model takes no placements: draft a chain')
+  chain = as_chain(model, num_unread=trees.depth(tree) + 1)
+  levels, ranks = trees.levels(tree), trees.ranks(tree)
+
+  def propose(
+    params: Any, row_keys: Array, context: Context, cache: Any, *target: Any
+  ) -> tuple[Draft, Any]:
+    logits, left, cache = chain.catch_up(params, context, cache, *target)
+    logits, starts = logits[:, None], context.lengths - 1 - chain.lag
+    node_keys = keys.split(row_keys, num_nodes)
+    drawn: list[tuple[Array, Array | None]] = []
+    above = range(1)
+    for nodes in levels:
+      own = slice(nodes.start - 1, nodes.stop - 1)
+      parents = np.array(tree.parents[own]) - above.start
+      drawn.append(
+        _children(
+          node_keys[own],
+          logits_to_probs(logits),
+          parents,
+          ranks[nodes.start : nodes.stop],
+          is_ranked=is_ranked,
+        )
+      )
+      above = nodes
+      if nodes is not levels[-1]:
+        logits, left, cache = chain.extend(
+          params,
+          drawn[-1][0],
+          jax.tree.map(
+            functools.partial(jnp.take, indices=parents, axis=1), left
+          ),
+          cache,
+          trees.placement(tree, nodes, starts, cache.capacity),
+        )
+    tokens, probs = jax.tree.map(
+      lambda *of_levels: jnp.concatenate(of_levels, axis=1), *drawn
+    )
+    lengths = jnp.full_like(context.lengths, num_nodes)
+    return Draft(tokens=tokens, probs=probs, lengths=lengths), cache
+
+  return Drafter(
+    num_nodes,
+    chain.init,
+    propose,
+    reads_target_cache=chain.reads_target_cache,
+    tree=tree,
+  )
+
+
+def _children(
+  node_keys: Array,
+  probs: Array,
+  parents: np.ndarray,
+  ranks: np.ndarray,
+  *,
+  is_ranked: bool,
+) -> tuple[Array, Array | None]:
+  """The T nodes of a depth.
+
+  Args:
+    node_keys: `[T, B]`, of the nodes.
+    probs: float32 `[B, P, V]`, what follows each of the nodes above them.
+    parents: int `[T]`, which of the P is the parent of each.
+    ranks: int `[T]`, how many siblings stand before each.
+    is_ranked: as for `branching`.
+
+  Returns:
+    Tokens int32 `[B, T]`, and float32 `[B, T, V]`, what each was drawn from;
+    None where they are ranked.
+  """
+  if is_ranked:
+    _, likeliest = jax.lax.top_k(probs, int(ranks.max()) + 1)
+    return likeliest[:, parents, ranks].astype(jnp.int32), None
+  ids = jnp.arange(probs.shape[-1], dtype=jnp.int32)
+  sample = jax.vmap(distributions.sample, in_axes=(0, 1), out_axes=1)
+  # Nodes of one rank are drawn together: all of them have another parent.
+  by_rank = [np.flatnonzero(ranks == i) for i in range(ranks.max() + 1)]
+  own, rest, found = np.arange(probs.shape[1]), probs, []
+  for nodes in by_rank:
+    has_more = np.flatnonzero(np.isin(own, parents[nodes]))
+    own, law = own[has_more], rest[:, has_more]
+    tokens = sample(node_keys[nodes], law)
+    found.append((tokens, law))
+    rest = jnp.where(ids[None, None] == tokens[..., None], 0.0, law)
+    # Zeros where nothing is left: such a node is never accepted.
+    rest = distributions.normalize(rest, jnp.zeros_like(rest))
+  order = np.argsort(np.concatenate(by_rank))
+  tokens, laws = (
+    jnp.concatenate(each, axis=1)[:, order] for each in zip(*found, strict=True)
+  )
+  return tokens, laws

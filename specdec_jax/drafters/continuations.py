@@ -1,0 +1,85 @@
+"""Several copies from the context at once, as a tree: prompt lookup where text
+went on in more than one way."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from specdec_jax import arrays
+from specdec_jax.base import Array, Context, Draft, Drafter, Prompt, Tree
+from specdec_jax.drafters.prompt_lookup import (
+  after,
+  best_match,
+  checked_min_ngram,
+  match_sizes,
+)
+from specdec_jax.drafters.stateless import check_gamma
+
+
+def continuations(
+  *,
+  gamma: int,
+  num_continuations: int,
+  max_ngram: int = 3,
+  min_ngram: int | None = None,
+) -> Drafter:
+  """Proposes chains of gamma tokens from the root, each a copy.
+
+  The first follows the match that `prompt_lookup` would follow, the next one
+  the best of those that go on with another token, and so on; where there are
+  fewer, the first is repeated. A copy that comes to the end of the text goes on
+  with what it has copied, so that all are of one length. A row in which nothing
+  matches has no draft.
+
+  Args:
+    gamma: tokens of each continuation.
+    num_continuations: how many there are; the tree has `gamma` times as many
+      nodes.
+    max_ngram: as for `prompt_lookup`.
+    min_ngram: as for `prompt_lookup`.
+
+  Raises:
+    ValueError: as `prompt_lookup`, and if `num_continuations` is less than 1.
+  """
+  check_gamma(gamma)
+  if num_continuations < 1:
+    raise ValueError(
+      f'num_continuations must be at least 1, got {num_continuations}'
+    )
+  num_nodes = gamma * num_continuations
+  check_gamma(num_nodes)
+  shortest = checked_min_ngram(max_ngram, min_ngram)
+  firsts = (0,) * num_continuations
+  tree = Tree(parents=(*firsts, *range(1, num_nodes - num_continuations + 1)))
+
+  def init(params: Any, prompt: Prompt, max_len: int) -> tuple[Array, ...]:
+    return () if prompt.encoder_tokens is None else (prompt.encoder_tokens,)
+
+  def propose(
+    params: Any, row_keys: Array, context: Context, source: tuple[Array, ...]
+  ) -> tuple[Draft, tuple[Array, ...]]:
+    text = after(source[0], context) if source else context
+    tokens, lengths = text.tokens, text.lengths
+    following = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
+    sizes = match_sizes(text, max_ngram)
+    best, has_match = best_match(sizes, lengths, gamma, shortest)
+    found = [best]
+    for _ in range(num_continuations - 1):
+      first = arrays.read_block(tokens, found[-1], 1)
+      sizes = jnp.where(following == first, 0, sizes)
+      starts, is_found = best_match(sizes, lengths, gamma, shortest)
+      found.append(jnp.where(is_found, starts, best))
+    all_starts = jnp.stack(found, axis=1)
+    period = lengths[:, None] - all_starts
+    steps = jnp.arange(gamma, dtype=jnp.int32)
+    copied = all_starts[:, None] + steps[None, :, None] % period[:, None]
+    # Depth by depth, as the nodes of a tree are.
+    copied = copied.reshape(lengths.size, num_nodes)
+    draft = Draft(
+      tokens=jnp.take_along_axis(tokens, copied, axis=1),
+      probs=None,
+      lengths=jnp.where(has_match, num_nodes, 0).astype(jnp.int32),
+    )
+    return draft, source
+
+  return Drafter(num_nodes, init, propose, may_abstain=True, tree=tree)
