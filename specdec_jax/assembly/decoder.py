@@ -5,8 +5,8 @@ import dataclasses
 import functools
 from typing import Any
 
-from specdec_jax import base
-from specdec_jax.assembly import drafting, models
+from specdec_jax import base, trees
+from specdec_jax.assembly import drafting, models, rules
 from specdec_jax.assembly.choices import ChoiceError, Sampling
 from specdec_jax.assembly.drafting import DrafterChoice, Drafting, Target
 from specdec_jax.assembly.models import Model, Shardings, Waiting
@@ -66,6 +66,12 @@ class Decoder:
   @property
   def drafter(self) -> base.Drafter:
     return self.drafting.drafter
+
+  @property
+  def depth(self) -> int:
+    """The most drafted tokens of which an iteration can accept all."""
+    tree = self.drafter.tree
+    return self.drafter.gamma if tree is None else trees.depth(tree)
 
   @property
   def is_auto(self) -> bool:
@@ -141,7 +147,7 @@ def outline(
     sampling=sampling,
     seen=seen,
     drafting=made,
-    verify_fn=rule.verify_fn(),
+    verify_fn=rules.for_drafts(rule, made.drafter.tree),
     logits_to_probs=shown.to_probs(seen.vocab_size),
     eos_id=seen.eos_id,
     params=Params(target=target, drafter=made.join(target, own)),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from specdec_jax import drafters
-from specdec_jax.assembly import models
+from specdec_jax.assembly import models, one_by_one
 from specdec_jax.assembly.choices import (
   ChoiceError,
   Sampling,
@@ -16,7 +16,6 @@ from specdec_jax.assembly.choices import (
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Drafter, LanguageModel
 from specdec_jax.data import ngram_counts
-from specdec_jax.drafters.autoregressive import Chain
 from specdec_jax.drafters.schedules import Schedule
 from specdec_jax.drafters.stateless import MAX_GAMMA
 from specdec_jax.launch.numbers import number, positive_int
@@ -95,7 +94,8 @@ class NoDrafter:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptLookup:
-  """Copies from the context; see `drafters.prompt_lookup`."""
+  """Copies from the context; see `drafters.prompt_lookup`, and for several
+  copies at once `drafters.continuations`."""
 
   gamma: Any = option(8, _GAMMA, type=gamma_type)
   max_ngram: int = option(
@@ -107,15 +107,27 @@ class PromptLookup:
     'that is less)',
     type=positive_int,
   )
+  num_continuations: int = option(
+    1,
+    'several continuations, each of gamma tokens, as a tree',
+    type=positive_int,
+  )
 
   def __post_init__(self):
+    if self.gamma == AUTO and self.num_continuations > 1:
+      raise ChoiceError(
+        '{gamma} auto measures chains: leave out {num_continuations}'
+      )
     if self.min_ngram is not None and self.min_ngram > self.max_ngram:
       raise ChoiceError(
         f'{{min_ngram}} {self.min_ngram} exceeds {{max_ngram}} {self.max_ngram}'
       )
 
   def make(self, target: Target) -> Drafting:
-    return Drafting(drafter=drafters.prompt_lookup(**vars(self)))
+    options = dict(vars(self))
+    if options.pop('num_continuations') == 1:
+      return Drafting(drafter=drafters.prompt_lookup(**options))
+    return Drafting(drafter=drafters.continuations(**vars(self)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,15 +180,17 @@ class NGram:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftModel:
   """A smaller model; see `drafters.autoregressive`. With a `schedule`, or with
-  `min_prob`, gamma is the most that is drafted; see `drafters.adaptive`."""
+  `min_prob`, gamma is the most that is drafted; see `drafters.adaptive`. With a
+  `tree` it is the depth; see `drafters.branching` and `one_by_one.tree_of`."""
 
   model: Model
   gamma: Any = option(4, _GAMMA, type=gamma_type)
+  tree: Any = option(None, one_by_one.TREE, type=one_by_one.tree_type)
   schedule: Schedule | None = None
   min_prob: float = 0.0
 
   def __post_init__(self):
-    _check_one_gamma(self)
+    one_by_one.check(self)
 
   def make(self, target: Target) -> Drafting:
     config = models.read_config(self.model)
@@ -190,7 +204,9 @@ class DraftModel:
     model = families.with_logits_of(
       families.language_model(config), target.config.vocab_size
     )
-    drafter = _one_by_one(self, model, target)
+    drafter = one_by_one.drafter(
+      self, model, target.sampling, target.vocab_size
+    )
     return Drafting(drafter=drafter, model=self.model, config=config)
 
 
@@ -198,13 +214,14 @@ class DraftModel:
 class Eagle:
   """An EAGLE-3 network that was trained for the target; see `drafters.eagle`.
 
-  With a `schedule`, or with `min_prob`, gamma is the most that is drafted, as
-  for `DraftModel`. With `lookup`, text that the context has already is copied
-  from it, as `PromptLookup` does.
+  With a `schedule`, `min_prob` or a `tree`, gamma is as for `DraftModel`. With
+  `lookup`, text that the context has already is copied from it, as
+  `PromptLookup` does.
   """
 
   model: Model
   gamma: Any = option(4, _GAMMA, type=gamma_type)
+  tree: Any = option(None, one_by_one.TREE, type=one_by_one.tree_type)
   lookup: bool = option(
     False, 'copy where prompt_lookup finds something, let eagle draft elsewhere'
   )
@@ -212,7 +229,7 @@ class Eagle:
   min_prob: float = 0.0
 
   def __post_init__(self):
-    _check_one_gamma(self)
+    one_by_one.check(self)
 
   def make(self, target: Target) -> Drafting:
     config = models.read_drafter_config(
@@ -221,11 +238,12 @@ class Eagle:
     with_features = families.of(config).with_features
     assert with_features is not None
     keeping, network = with_features(
-      target.config, config, width=self.gamma + 1
+      target.config, config, width=one_by_one.depth(self) + 1
     )
     first = drafters.prompt_lookup(gamma=self.gamma) if self.lookup else None
+    drawn = target.sampling, target.vocab_size, first
     return Drafting(
-      drafter=_one_by_one(self, drafters.eagle(network), target, first),
+      drafter=one_by_one.drafter(self, drafters.eagle(network), *drawn),
       model=self.model,
       config=config,
       target=keeping,
@@ -363,34 +381,15 @@ def with_gamma(choice: Any, gamma: int) -> Any:
   return dataclasses.replace(choice, **changed)
 
 
-def _check_one_gamma(choice: Any) -> None:
-  """Raises ChoiceError for two ways of choosing gamma."""
-  if choice.gamma == AUTO and (choice.schedule or choice.min_prob):
-    raise ChoiceError(
-      '{gamma} auto chooses one gamma for a run, and {adaptive} one for each '
-      'draft: give one of them'
-    )
-
-
-def _one_by_one(
-  choice: Any,
-  model: LanguageModel | Chain,
-  target: Target,
-  first: Drafter | None = None,
-) -> Drafter:
-  """The drafter of a model that drafts token after token, with a gamma that
-  varies if the choice says so or another drafter comes `first`."""
-  settings: dict[str, Any] = {
-    'gamma': choice.gamma,
-    'logits_to_probs': target.sampling.to_probs(target.vocab_size),
-    'is_argmax': target.sampling.is_greedy,
+def ranked(choice: Any, target: Target, num_children: int) -> Drafter:
+  """A drafter that can draft trees, with its likeliest tokens as children of
+  the root and nothing below."""
+  options = {
+    **{'tree': (0,) * num_children, 'num_continuations': num_children},
+    **{'schedule': None, 'min_prob': 0.0, 'lookup': False, 'gamma': 1},
   }
-  if not (first or choice.schedule or choice.min_prob):
-    return drafters.autoregressive(model, **settings)
-  return drafters.adaptive(
-    model,
-    schedule=choice.schedule,
-    min_prob=choice.min_prob,
-    first=first,
-    **settings,
-  )
+  names = field_names(type(choice))
+  changed = {name: options[name] for name in options if name in names}
+  target = dataclasses.replace(target, sampling=Sampling())
+  made: Drafting = dataclasses.replace(choice, **changed).make(target)
+  return made.drafter

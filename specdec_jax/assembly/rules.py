@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from specdec_jax import verification
 from specdec_jax.assembly.choices import ChoiceError, Sampling, option
-from specdec_jax.base import Draft, VerifyFn
+from specdec_jax.base import Array, Draft, Tree, Verification, VerifyFn
 from specdec_jax.launch.numbers import cost, fraction, positive_int
 
 _LENIENCE = 'below 1, accepts more and is no longer lossless'
@@ -124,6 +124,38 @@ class Custom:
 
   def verify_fn(self) -> VerifyFn:
     return self.function
+
+
+def check_judges_trees(rule: Rule) -> None:
+  """Raises ChoiceError for a rule that judges chains alone."""
+  if rule not in (SpeculativeSampling(), Greedy()):
+    names = {choice: name for name, choice in RULES.items()}
+    raise ChoiceError(
+      f'{{rule}} {names.get(type(rule), rule)}, with its options, judges '
+      'chains: leave it out where drafts are trees'
+    )
+
+
+def for_drafts(rule: Rule, tree: Tree | None) -> VerifyFn:
+  """The rule for chains, `tree` None, or the lossless one for trees of a shape:
+  a walk along what the target says, and traversal verification where the
+  drafter hands over what its tokens were drawn from. Raises as
+  `check_judges_trees`."""
+  if tree is None:
+    return rule.verify_fn()
+  check_judges_trees(rule)
+  if rule == Greedy():
+    return functools.partial(verification.greedy_walk, tree=tree)
+
+  def verify(
+    row_keys: Array, draft: Draft, target_probs: Array
+  ) -> Verification:
+    of_tree = verification.traversal
+    if draft.probs is None:
+      of_tree = verification.target_sample_walk
+    return of_tree(row_keys, draft, target_probs, tree=tree)
+
+  return verify
 
 
 RULES: dict[str, type] = {

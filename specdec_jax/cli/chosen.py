@@ -3,7 +3,13 @@
 import argparse
 from typing import Any
 
-from specdec_jax.assembly import decoder, drafting, running
+from specdec_jax.assembly import (
+  decoder,
+  drafting,
+  one_by_one,
+  rules,
+  running,
+)
 from specdec_jax.assembly.choices import Sampling, chosen, named_by_flags
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DRAFTERS, DrafterChoice
@@ -46,6 +52,8 @@ def choices_of(
       'number'
     )
   # Before anything is loaded.
+  if one_by_one.has_tree(drafter):
+    rules.check_judges_trees(rule)
   rule.seen(sampling).check_is_used()
   return {
     'model': model,
@@ -104,7 +112,7 @@ def _drafter(args: argparse.Namespace) -> DrafterChoice:
     if getattr(args, flag) and not fixed:
       raise ValueError(f'--{flag} is for --drafter model, not {name}')
   fixed |= _schedule(args, name)
-  if name in _GAMMA_OF_ALL and args.gamma is None:
+  if name in _GAMMA_OF_ALL and args.gamma is None and args.tree is None:
     fixed['gamma'] = options.GAMMA
   return chosen('drafter', DRAFTERS, name, vars(args), **fixed)
 

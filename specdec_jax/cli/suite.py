@@ -56,7 +56,8 @@ _REPLACED = {
   **dict.fromkeys(('prompt', 'prompts'), '--categories'),
   **dict.fromkeys(
     ('config', 'draft_config', 'vocabulary', 'revision', 'adaptive', 'chat',
-     'min_prob', 'draft_cost', 'system', 'num_devices', 'simulate_alpha')
+     'min_prob', 'draft_cost', 'system', 'num_devices', 'simulate_alpha',
+     'tree', 'num_continuations')
   ),
 }  # fmt: skip
 

@@ -1,7 +1,9 @@
-"""Types of options that are numbers."""
+"""Types of options that are numbers, or other plain values."""
 
 import argparse
+import ast
 from collections.abc import Callable
+from typing import Any
 
 
 def number(
@@ -17,6 +19,20 @@ def number(
     if value is None or not is_valid(value):
       raise argparse.ArgumentTypeError(f'must be {expected}, got {text}')
     return value
+
+  return parse
+
+
+def literal(expected: str) -> Callable[[str], Any]:
+  """An argparse type: a value as Python writes it, without any names."""
+
+  def parse(text: str) -> Any:
+    try:
+      return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+      raise argparse.ArgumentTypeError(
+        f'must be {expected}, got {text}'
+      ) from None
 
   return parse
 

@@ -87,7 +87,7 @@ def compare(
   one_position = per_iteration('plain')
   full = per_iteration('full_width')
   figures = _speeds(seconds, counts, sides)
-  figures |= _rates(counts['speculative'].statistics, drafter.gamma)
+  figures |= _rates(counts['speculative'].statistics, drafter)
   num_drafted: int | None = counts['speculative'].iterations * drafter.gamma
   if is_adaptive:
     num_drafted = None
@@ -115,7 +115,7 @@ def compare(
     'theory_speedup': None,
     'compared_tokens': _num_tokens(counts['plain']),
   }
-  if figures['alpha'] is not None and not is_adaptive:
+  if figures['alpha'] is not None and not (is_adaptive or drafter.tree):
     figures['theory_speedup'] = float(
       theory.walltime_improvement(figures['alpha'], drafter.gamma, costs['c'])
     )
@@ -226,12 +226,14 @@ def _speeds(
   }
 
 
-def _rates(statistics: Statistics, gamma: int) -> dict[str, float | None]:
+def _rates(statistics: Statistics, drafter: Drafter) -> dict[str, float | None]:
   """Acceptance rates, and the alpha that independent acceptances would need for
-  the same block efficiency; None where nothing was drafted."""
+  the same block efficiency; None where nothing was drafted, and of trees, which
+  have no gamma."""
   found, implied = metrics.rates(statistics), None
   efficiency = found.block_efficiency
-  if efficiency is not None and np.any(statistics.num_drafted):
+  is_chain, gamma = drafter.tree is None, drafter.gamma
+  if efficiency is not None and is_chain and np.any(statistics.num_drafted):
     efficiency = np.clip(efficiency, 1, gamma + 1)
     implied = float(theory.alpha_from_block_efficiency(efficiency, gamma))
   return {**found._asdict(), 'alpha_from_block_efficiency': implied}

@@ -6,7 +6,7 @@ one decode tells much more than its acceptances would.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -88,6 +88,8 @@ def overlaps(
   prompts: Sequence[Prompt],
   *,
   drafters: Sequence[Drafter],
+  leniences: Sequence[float] = (1.0,),
+  is_argmax: bool = False,
   **options: Any,
 ) -> list[list[Overlaps]]:
   """Lets the target generate, and asks every drafter before every token.
@@ -97,11 +99,12 @@ def overlaps(
     rng_key: as for `speculative.generate`.
     prompts: of one shape.
     drafters: D of them, with gamma 1.
+    leniences: each in (0, 1].
+    is_argmax: for greedy text and for `passes_argmax` in place of
+      `shared_mass`, `logits_to_probs` being what the rule reads before the
+      argmax.
     **options: `target`, `logits_to_probs`, `max_len` and `eos_id`, as for
-      `speculative.generate`; `num_tokens`, new ones per row at most;
-      `leniences`, each in (0, 1]; `is_argmax` for greedy text and for
-      `passes_argmax` in place of `shared_mass`, `logits_to_probs` being what
-      the rule reads before the argmax.
+      `speculative.generate`; `num_tokens`, new ones per row at most.
 
   Returns:
     Of every drafter what each of the leniences would accept, all along one and
@@ -113,10 +116,71 @@ def overlaps(
   for drafter in drafters:
     if drafter.gamma != 1:
       raise ValueError(f'one token at a time is asked for, got {drafter.gamma}')
-  generate = jax.jit(functools.partial(_generate, drafters=drafters, **options))
+  share_fn = passes_argmax if is_argmax else shared_mass
+  share_fns = [functools.partial(share_fn, lenience=x) for x in leniences]
+  generate = functools.partial(
+    _generate,
+    drafters=drafters,
+    share_fns=share_fns,
+    is_argmax=is_argmax,
+    **options,
+  )
+  return _overlaps(generate, params, rng_key, prompts)
+
+
+def rank_rates(
+  params: Params,
+  rng_key: Array,
+  prompts: Sequence[Prompt],
+  *,
+  drafter: Drafter,
+  **options: Any,
+) -> np.ndarray:
+  """How often the target says what a drafter ranks first, second, and so on:
+  float64 `[K]`, over all prefixes of text that the target generates.
+
+  Args:
+    params: weights of both sides.
+    rng_key: this and `prompts` as for `overlaps`.
+    prompts: of one shape.
+    drafter: of trees with K children of the root and nothing below, with no
+      probabilities; where it repeats a token, the first one counts.
+    **options: as for `overlaps`, without `leniences` and `is_argmax`.
+
+  Raises:
+    ValueError: if logits are not numbers.
+  """
+
+  def share_fn(rank: int, draft: Draft, p: Array) -> Array:
+    token = draft.tokens[:, rank, None]
+    is_repeated = jnp.any(draft.tokens[:, :rank] == token, axis=1)
+    return jnp.where(is_repeated, 0.0, arrays.pick(p, token[:, 0]))
+
+  generate = functools.partial(
+    _generate,
+    drafters=[drafter],
+    share_fns=[
+      functools.partial(share_fn, rank) for rank in range(drafter.gamma)
+    ],
+    **options,
+  )
+  params = params._replace(drafter=[params.drafter])
+  [found] = _overlaps(generate, params, rng_key, prompts)
+  return np.array([each.values.sum() / each.is_text.sum() for each in found])
+
+
+def _overlaps(
+  generate: Callable[..., Any],
+  params: Params,
+  rng_key: Array,
+  prompts: Sequence[Prompt],
+) -> list[list[Overlaps]]:
+  """What `generate`, of `_generate`, saw on all batches: by drafter, and by
+  function of drafts."""
+  compiled = jax.jit(generate)
   parts = []
   for prompt in prompts:
-    has_nan, seen = jax.device_get(generate(params, rng_key, prompt))
+    has_nan, seen = jax.device_get(compiled(params, rng_key, prompt))
     if has_nan.any():
       raise ValueError('the logits were not numbers (NaN): nothing to measure')
     parts.append([np.moveaxis(each, 0, -1) for each in seen])
@@ -141,17 +205,16 @@ def _generate(
   drafters: Sequence[Drafter],
   max_len: int,
   num_tokens: int,
-  leniences: Sequence[float] = (1.0,),
+  share_fns: Sequence[Callable[[Draft, Array], Array]],
   is_argmax: bool = False,
   **rule: Any,
 ) -> tuple[Array, list[Array]]:
-  """A batch of `overlaps`: `has_nan` bool `[B]`, and by token the drafters'
-  shares float32 `[N, D, L, B]`, whether there was text bool `[N, B]`, and
-  whether there was a guess, too, bool `[N, D, B]`."""
+  """A batch of `_overlaps`: `has_nan` bool `[B]`, and by token what `share_fns`
+  make of the drafts, float32 `[N, D, L, B]`, whether there was text, bool `[N,
+  B]`, and whether there was a guess, too, bool `[N, D, B]`."""
   # Drafters are asked beside a loop that drafts nothing itself.
   models: dict[str, Any] = {'target': target, 'drafter': _NOTHING}
   verify_fn = functools.partial(observe, is_argmax=is_argmax)
-  share_fn = passes_argmax if is_argmax else shared_mass
 
   def is_going(carry: tuple[Array, DecodeState, Any, Any]):
     i, state, _, _ = carry
@@ -174,10 +237,7 @@ def _generate(
     )
     is_text = info.counts > 0
     p = info.target_probs[:, 0]
-    shares = [
-      [share_fn(draft, p, lenience) for lenience in leniences]
-      for draft, _ in asked
-    ]
+    shares = [[share(draft, p) for share in share_fns] for draft, _ in asked]
     has_guess = jnp.array([draft.lengths > 0 for draft, _ in asked])
     now = jnp.array(shares), is_text, is_text[None] & has_guess
     seen = [each.at[i].set(one) for each, one in zip(seen, now, strict=True)]
@@ -196,7 +256,7 @@ def _generate(
   state = dataclasses.replace(state, target_cache=cache)
   shape, num_rows = (num_tokens, len(drafters)), state.done.size
   seen = [
-    jnp.zeros((*shape, len(leniences), num_rows), jnp.float32),
+    jnp.zeros((*shape, len(share_fns), num_rows), jnp.float32),
     jnp.zeros((num_tokens, num_rows), bool),
     jnp.zeros((*shape, num_rows), bool),
   ]

@@ -9,7 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.base import Array, Drafter, LanguageModel, Params, Prompt
+from specdec_jax.base import (
+  Array,
+  Drafter,
+  LanguageModel,
+  Params,
+  Prompt,
+  Tree,
+)
 from specdec_jax.decoding import autoregressive, speculative, statistics
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.measure import stopwatch
@@ -121,15 +128,18 @@ def full_width_side(
   gamma: int,
   vocab_size: int | None = None,
   may_abstain: bool = False,
+  tree: Tree | None = None,
   **rest,
 ) -> Side:
   """A few iterations that all score gamma + 1 positions, on one batch;
-  `vocab_size` and `may_abstain` as for `stopwatch.always_full`."""
+  `vocab_size`, `may_abstain` and `tree` as for `stopwatch.always_full`."""
   side = speculative_side(
     Params(params.target, jnp.bool_(True)) if may_abstain else params,
     rng_key,
     prompts[:1],
-    drafter=stopwatch.always_full(gamma, vocab_size, may_abstain=may_abstain),
+    drafter=stopwatch.always_full(
+      gamma, vocab_size, may_abstain=may_abstain, tree=tree
+    ),
     **rest,
   )
   return shortened(side)

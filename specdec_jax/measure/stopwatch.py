@@ -20,7 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import arrays, keys
-from specdec_jax.base import Context, Draft, Drafter, LanguageModel, Params
+from specdec_jax.base import (
+  Context,
+  Draft,
+  Drafter,
+  LanguageModel,
+  Params,
+  Tree,
+)
 from specdec_jax.decoding.state import DecodeState
 
 Name = TypeVar('Name', bound=Hashable)
@@ -90,7 +97,11 @@ def device_name() -> str:
 
 
 def always_full(
-  gamma: int, vocab_size: int | None = None, *, may_abstain: bool = False
+  gamma: int,
+  vocab_size: int | None = None,
+  *,
+  may_abstain: bool = False,
+  tree: Tree | None = None,
 ) -> Drafter:
   """Proposes gamma copies of the last token, at no cost: with it an iteration
   of the loop costs one target call over gamma + 1 positions. With gamma 0 it is
@@ -103,6 +114,7 @@ def always_full(
     may_abstain: compiles the loop as for a drafter that may have no draft. Its
       params, a bool scalar, say whether this one has any: both kinds of
       iteration are timed in one program.
+    tree: if drafts are to be trees of gamma nodes.
   """
 
   def propose(params: Any, row_keys: jax.Array, context: Context, state: Any):
@@ -119,7 +131,7 @@ def always_full(
     return draft, state
 
   return Drafter(
-    gamma, lambda params, prompt, max_len: (), propose, may_abstain
+    gamma, lambda params, prompt, max_len: (), propose, may_abstain, tree=tree
   )
 
 

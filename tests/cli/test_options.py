@@ -81,6 +81,55 @@ COMPLAINTS = {
     ('--draft_model', 'x', '--adaptive', 'heuristic', '--gamma', 'auto'),
     '--gamma auto chooses one gamma for a run, and --adaptive one for each',
   ),
+  'a tree for copies': (
+    ('--tree', '4'),
+    '--tree is for --drafter model or eagle, not prompt_lookup',
+  ),
+  'a tree that is none': (
+    ('--draft_model', 'x', '--tree', '0,0,9'),
+    '--tree: in a draft tree every parent comes before its child: [0, 0, 9]',
+  ),
+  'a tree in words': (
+    ('--draft_model', 'x', '--tree', 'wide'),
+    'argument --tree: must be a number of nodes, the parents of nodes',
+    'got wide',
+  ),
+  'a path without its parent': (
+    ('--draft_model', 'x', '--tree', '[(0,), (1, 0)]'),
+    '--tree: the tree has the path [1, 0] without [1]',
+  ),
+  'too many nodes': (
+    ('--draft_model', 'x', '--tree', '9999'),
+    '--tree: a tree has 1 to 1024 nodes, got 9999',
+  ),
+  'a tree deeper than gamma': (
+    ('--draft_model', 'x', '--tree', '0,1,2', '--gamma', '2'),
+    '--tree is 3 deep, and --gamma, the most that is accepted at once, is 2',
+  ),
+  'a tree that varies': (
+    ('--draft_model', 'x', '--tree', '4', '--adaptive', 'heuristic'),
+    '--tree has one shape for all drafts, and --adaptive a gamma for each',
+  ),
+  'a tree to be measured': (
+    ('--draft_model', 'x', '--tree', '4', '--gamma', 'auto'),
+    '--gamma auto measures chains, and --tree is none',
+  ),
+  'a tree after copies': (
+    ('--drafter', 'eagle', '--draft_model', 'x', '--tree', '4', '--lookup'),
+    '--lookup copies chains, and --tree is none',
+  ),
+  'a tree judged as a chain': (
+    ('--draft_model', 'x', '--tree', '4', '--verification', 'block'),
+    '--verification block, with its options, judges chains',
+  ),
+  'continuations judged leniently': (
+    ('--num_continuations', '2', '--temperature', '1', '--lenience', '0.5'),
+    '--verification speculative_sampling, with its options, judges chains',
+  ),
+  'continuations to be measured': (
+    ('--num_continuations', '2', '--gamma', 'auto'),
+    '--gamma auto measures chains: leave out --num_continuations',
+  ),
   'negative cost': (('--draft_cost=-1',), '--draft_cost', 'at least 0, got -1'),
   'idle threshold': (
     ('--draft_model', 'x', '--min_prob', '0.5'),
@@ -168,6 +217,16 @@ def test_bench_needs_a_drafter_and_known_dtypes(run, no_model):
 def test_calibrate_measures_no_gamma_that_varies(run, no_model):
   options = ('--draft_model', 'x', '--adaptive', 'heuristic')
   assert_refused(run('calibrate', *PROMPT, *options), 'leave out --adaptive')
+
+
+def test_trees_are_not_for_all_that_chains_are_for(run, no_model):
+  tree = ('--draft_model', 'x', '--tree', '4')
+  result = run('calibrate', *PROMPT, *tree)
+  assert_refused(result, 'calibrate measures the drafts of a chain')
+  result = run('bench', *PROMPT, *tree, '--simulate_alpha', '0.5')
+  assert_refused(result, '--simulate_alpha accepts tokens of chains')
+  result = run('bench', '--suite', '--num_continuations', '2')
+  assert_refused(result, '--num_continuations does not fit --suite')
 
 
 @pytest.mark.parametrize('command', ['generate', 'calibrate'])

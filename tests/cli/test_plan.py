@@ -100,6 +100,32 @@ def test_the_plan_is_the_planner_s(run, folder):
   assert 'Speculation loses here' in plan['sentences'][0]
 
 
+def test_a_plan_says_whether_a_tree_beats_a_chain(run, folder):
+  ranks = {'rank_rates': [0.6, 0.15, 0.05, 0.02], 'alpha_interval': None}
+  cheap = written(folder, profile=[0.6] * 6, **ranks)
+  record = json.loads(run('plan', '--costs', cheap, '--json', '-').out)
+  tree = record['plans'][0]['tree']
+  assert tree['is_faster']
+  assert tree['choice']['speedup'] > record['plans'][0]['best']['speedup'] > 1
+  shown = ' '.join(
+    run('plan', '--costs', cheap, '--color', 'never').out.split()
+  )
+  assert f'{tree["choice"]["gamma"]} nodes, {tree["depth"]} deep' in shown
+  assert f'A tree is faster: {tree["choice"]["gamma"]} nodes in ' in shown
+  several = run('plan', '--costs', cheap, '--alpha', '0.6').out
+  assert 'A tree is faster' in ' '.join(several.split())
+  dear = written(folder, target_seconds=[1.0, 2.5, 4.0], **ranks)
+  shown = ' '.join(run('plan', '--costs', dear).out.split())
+  assert 'No tree is faster: ' in shown
+  # Drafters that draft chains alone were measured without ranks.
+  result = run('plan', '--costs', written(folder), '--json', '-')
+  assert json.loads(result.out)['plans'][0]['tree'] is None
+  path = written(folder, rank_rates='many')
+  assert_refused(run('plan', '--costs', path), 'rank_rates must be numbers')
+  path = written(folder, rank_rates=[0.9, 0.8])
+  assert_refused(run('plan', '--costs', path), 'rank rates sum to at most 1')
+
+
 def test_many_tokens_are_so_many_chip_hours(run, folder):
   path = written(folder, batch_size=2, num_devices=4)
   options = ('--costs', path, '--alpha', '0.8', '--tokens', '1e9')

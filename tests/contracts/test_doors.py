@@ -57,6 +57,12 @@ DRAFTER_OPTIONS = {
   'block_heads': {'gamma': 2},
   'none': {},
 }
+# Of drafters whose drafts can be trees.
+TREE_OPTIONS = {
+  'prompt_lookup': {'gamma': 2, 'num_continuations': 3, 'min_ngram': 1},
+  'model': {'gamma': 3, 'tree': (0, 0, 0, 1, 1, 4)},
+  'eagle': {'gamma': 2, 'tree': 5},
+}
 # Of a rule: options with which it is lossless, others to pass through every
 # door, and the temperature for that. One for each row of RULES.
 RULE_OPTIONS = {
@@ -95,8 +101,8 @@ def options_of(table, kind: str, name: str):
   return table[name]
 
 
-def case_of_drafter(name: str, **changes) -> Case:
-  options = options_of(DRAFTER_OPTIONS, 'drafter', name)
+def case_of_drafter(name: str, table=None, **changes) -> Case:
+  options = options_of(table or DRAFTER_OPTIONS, 'drafter', name)
   return Case(
     target=target_of(name),
     drafter=name,
@@ -341,6 +347,22 @@ def test_all_doors_decode_the_same_with_a_drafter(name, doors, capfd):
   assert bool(sum(each.num_drafted for each in expected)) == (name != PLAIN)
 
 
+@pytest.mark.parametrize('name', TREE_OPTIONS)
+def test_all_doors_draft_the_same_trees(name, doors, capfd):
+  case = case_of_drafter(name, TREE_OPTIONS)
+  expected = doors('python', case, capfd)
+  for door in ('flags', 'gin'):
+    check_same(doors(door, case, capfd), expected)
+  plain = case_of_drafter(PLAIN)._replace(target=case.target)
+  plain = doors('python', plain, capfd)
+  assert [each.tokens for each in expected] == [each.tokens for each in plain]
+  num_nodes = doors.load(case).drafter.gamma
+  for each in expected:
+    assert not each.num_drafted % num_nodes
+  assert sum(each.num_drafted for each in expected)
+  assert num_accepted(expected)
+
+
 @pytest.mark.parametrize('name', RULES)
 def test_all_doors_decode_the_same_with_a_rule(name, doors, capfd):
   lossless, options, temperature = options_of(RULE_OPTIONS, 'rule', name)
@@ -417,3 +439,17 @@ def test_figures_of_drafters_with_weights(name, command, folder, capfd):
   assert 0 <= figures['alpha'] <= 1
   if command == 'bench':
     assert figures['identical'] is True
+
+
+@pytest.mark.parametrize('name', ['model', 'eagle'])
+def test_figures_of_a_tree(name, folder, capfd):
+  case = case_of_drafter(name, TREE_OPTIONS)
+  more = ('--repeats', '1', '--plain_dtypes', 'float32')
+  result = tiny.run(capfd, 'bench', *flags(folder, case), *more)
+  assert result.status == 0, result.err
+  figures = json.loads(result.out)
+  assert figures['identical'] is True
+  assert len(figures['tree']) == figures['gamma'] > 4
+  assert figures['alpha_from_block_efficiency'] is None
+  assert figures['theory_speedup'] is None
+  assert figures['block_efficiency'] > 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import drafters, logits, theory
-from specdec_jax.base import Params
+from specdec_jax.base import Params, Tree
 from specdec_jax.decoding import autoregressive
 from specdec_jax.measure import calibration
 from specdec_jax.measure.calibration import Overlaps
@@ -214,3 +214,38 @@ def test_runs_of_acceptance_lengthen_the_blocks():
   assert figures['autocorrelation'][0] > 0.7
   assert figures['profile'][0] == pytest.approx(0.5)
   assert min(figures['profile'][1:]) > 0.85
+
+
+def test_rank_rates_are_p_of_what_the_drafter_ranks(texts):
+  ranked = drafters.branching(
+    TARGET,
+    tree=Tree(parents=(0,) * 3),
+    logits_to_probs=TO_PROBS,
+    is_ranked=True,
+  )
+  copies = drafters.continuations(gamma=1, min_ngram=1, num_continuations=3)
+  found = {
+    name: calibration.rank_rates(
+      PARAMS,
+      jax.random.key(0),
+      [prompt_of(0), prompt_of(2)],
+      target=TARGET,
+      drafter=drafter,
+      logits_to_probs=TO_PROBS,
+      max_len=PROMPT + NUM_NEW,
+      num_tokens=NUM_NEW,
+      eos_id=-1,
+    )
+    for name, drafter in (('model', ranked), ('copies', copies))
+  }
+  p, q = (
+    np.concatenate([law(side, tokens[1:-1]) for tokens in texts])
+    for side in PARAMS
+  )
+  expected = np.take_along_axis(p, np.argsort(-q, axis=1), axis=1).mean(0)
+  np.testing.assert_allclose(found['model'], expected[:3], atol=1e-5)
+  # The first copy is that of a lone one, and repeated ones are no guesses.
+  lone = measure('prompt_lookup')
+  first = lone.values.sum() / lone.is_text.sum()
+  np.testing.assert_allclose(found['copies'][0], first, atol=1e-6)
+  assert 0 < found['copies'][1:].sum() < 1 - first

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from specdec_jax.assembly import auto_gamma, drafting, running
+from specdec_jax.assembly import auto_gamma, drafting, one_by_one, running
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import NoDrafter
@@ -52,8 +52,13 @@ def run(args: argparse.Namespace) -> int:
   choices = chosen.choices_of(args, may_be_auto=True)
   if args.drafter == 'none':
     raise ValueError('bench compares with plain decoding: choose a drafter')
-  decoder, batches = chosen.prepared(args, choices)
   is_simulated = args.simulate_alpha is not None
+  if is_simulated and one_by_one.has_tree(choices['drafter']):
+    raise ValueError(
+      '--simulate_alpha accepts tokens of chains: leave out --tree and '
+      '--num_continuations'
+    )
+  decoder, batches = chosen.prepared(args, choices)
   if is_simulated:
     # By decree, and no row ends early.
     accept = functools.partial(simulated_acceptance, alpha=args.simulate_alpha)
@@ -107,13 +112,14 @@ def _measure(
     drafted = sides_lib.speculative_side(
       params, key, rows, drafter=full, **drafted_rule
     )
-    drafts = {'gamma': full.gamma, 'may_abstain': full.may_abstain}
+    shape = {'gamma': full.gamma, 'tree': full.tree}
+    drafts = shape | {'may_abstain': full.may_abstain}
     full_width = sides_lib.full_width_side(
       params, key, rows, **(drafted_rule | drafts)
     )
     fastest, tokens_per_second = sides_lib.fastest(candidates)
     is_adaptive = args.adaptive is not None
-    drafter = decoder.at(full.gamma).drafter
+    drafter = full if full.tree else decoder.at(full.gamma).drafter
     propose = sides_lib.propose_programs(
       drafted, drafter, decoder.target, is_adaptive and not args.lookup
     )
@@ -205,6 +211,7 @@ def configuration(args: argparse.Namespace, decoder: Decoder) -> dict[str, Any]:
     'drafter': args.draft_model or chosen.drafter_name(args),
     'draft_dtype': args.draft_dtype or args.dtype,
     'gamma': decoder.drafter.gamma,
+    'tree': decoder.drafter.tree and decoder.drafter.tree.parents,
     'min_prob': min_prob if args.adaptive else None,
     'lenience': chosen.lenience(args),
     'device': stopwatch.device_name(),
@@ -224,6 +231,8 @@ def _table(figures: dict[str, Any]) -> Any:
   gamma = f'gamma {figures["gamma"]}'
   if figures['adaptive']:
     gamma = f'{figures["adaptive"]} {gamma} at most'
+  if figures['tree']:
+    gamma = f'a tree of {figures["gamma"]}'
   columns = ('', f'plain ({plain_dtype})', f'{figures["drafter"]}, {gamma}')
   count = lambda name: str(figures[name])
   speed = lambda side: show(figures[f'{side}_tokens_per_second'], 1)

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from specdec_jax.assembly import drafting, one_by_one
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.cli import chosen, options, outputs
 from specdec_jax.cli.commands import bench
@@ -15,6 +16,7 @@ from specdec_jax.measure import calibration, iteration_costs
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.models import layers
 from specdec_jax.text.prompts import Batch
+from specdec_jax.theory import trees
 from specdec_jax.theory.planner import Costs
 
 KIND = 'specdec costs'
@@ -32,6 +34,11 @@ def run(args: argparse.Namespace) -> int:
   choices = chosen.choices_of(args)
   if args.drafter == 'none':
     raise ValueError('there is nothing to calibrate: choose a drafter')
+  if one_by_one.has_tree(choices['drafter']):
+    raise ValueError(
+      'calibrate measures the drafts of a chain, from which `plan` says what a '
+      'tree would give: leave out --tree and --num_continuations'
+    )
   if args.adaptive:
     raise ValueError(
       'calibrate measures the costs of a gamma that does not vary: leave out '
@@ -58,6 +65,17 @@ def _measure(
       **shared,
     )
     figures = calibration.acceptance(found, max_gamma=gamma)
+    figures['rank_rates'] = None
+    # Trees of copies have one shape.
+    if hasattr(decoder.choice, 'tree'):
+      figures['rank_rates'] = calibration.rank_rates(
+        params,
+        key,
+        rows,
+        drafter=drafting.ranked(decoder.choice, decoder.seen, trees.NUM_RANKS),
+        num_tokens=args.max_new_tokens,
+        **shared,
+      ).tolist()
   with progress.waiting('measuring times'):
     candidates = bench.plain_sides(args, decoder, params, rows[:1], shared)
     fastest, _ = sides_lib.fastest(candidates)
@@ -101,12 +119,17 @@ def _table(figures: dict[str, Any]) -> Any:
   lag = figures['autocorrelation'][0]
   ms = lambda seconds: f'{1e3 * seconds:.3f} ms'
   plain, *_, scoring = figures['target_seconds']
+  ranks = []
+  if figures['rank_rates']:
+    rates = ', '.join(f'{rate:.3f}' for rate in figures['rank_rates'][:4])
+    ranks = [('  by rank', rates)]
   widest = figures['widths'][-1]
   rows = [
     ('alpha', f'{figures["alpha"]:.3f}'),
     ('  95% interval, by rows', shown),
     ('  prefixes, rows', f'{figures["num_prefixes"]}, {figures["num_rows"]}'),
     ('  prefixes without a guess', f'{figures["abstained"]:.1%}'),
+    *ranks,
     ('  correlation of neighbours', '-' if lag is None else f'{lag:.2f}'),
     (f'T(1), a plain step in {figures["plain_dtype"]}', ms(plain)),
     (f'T({widest})', ms(scoring)),

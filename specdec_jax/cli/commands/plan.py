@@ -8,7 +8,6 @@ import argparse
 import dataclasses
 import functools
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,14 +15,14 @@ import numpy as np
 
 from specdec_jax import theory
 from specdec_jax.checkpoints import loading
-from specdec_jax.cli import options, outputs
+from specdec_jax.cli import options, outputs, plan_tables
 from specdec_jax.cli.commands import calibrate
 from specdec_jax.files.paths import user_path
 from specdec_jax.launch import progress
 from specdec_jax.models import families, presets
-from specdec_jax.theory import fleet, planner
-from specdec_jax.theory.fleet import Prediction
-from specdec_jax.theory.planner import Choice, Costs, Plan
+from specdec_jax.theory import fleet, planner, tree_planner, trees
+from specdec_jax.theory.planner import Costs, Plan
+from specdec_jax.theory.tree_planner import TreePlan
 from specdec_jax.tpu_costs import aot, parts
 from specdec_jax.tpu_costs.chips import CHIPS
 
@@ -34,10 +33,10 @@ _NEEDED = {
   **dict.fromkeys(('loop_seconds', 'c_hat', 'batch_size'), 'a number'),
   **dict.fromkeys(('source', 'model', 'drafter', 'dtype', 'device'), 'a text'),
 }
+_MEASURED = ('profile', 'alpha_interval', 'rank_rates')
 _WORKLOAD = ('batch_size', 'input_length', 'output_length', 'num_partitions')
 # Shown where alpha is not known.
 _ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
-_FIGURES = ('tokens per target run', 'speedup', 'operations')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add(
     '--max_gamma',
     type=options.positive_int,
-    help='the largest gamma considered (default: 12, or as measured)',
+    help='the largest gamma considered, and the most nodes of a tree (default: '
+    '12, or as measured)',
   )
   add(
     '--tokens',
@@ -106,16 +106,24 @@ def run(args: argparse.Namespace) -> int:
     )
     for alpha in alphas
   ]
+  trees_of = [
+    _tree(found, costs, alpha, plan, max_gamma, args.output_length)
+    for alpha, plan in zip(alphas, plans, strict=True)
+  ]
   record = found | {
     'kind': 'specdec plan',
     'c': costs.c(costs.max_gamma),
     'oracle_speedups': [_oracle(alpha, costs) for alpha in alphas],
     'plans': [
-      {'alpha': alpha, **dataclasses.asdict(plan)}
-      for alpha, plan in zip(alphas, plans, strict=True)
+      {
+        'alpha': alpha,
+        **dataclasses.asdict(plan),
+        'tree': tree and dataclasses.asdict(tree),
+      }
+      for alpha, plan, tree in zip(alphas, plans, trees_of, strict=True)
     ],
   }
-  shown = _shown(record, costs, alphas, plans)
+  shown = plan_tables.tables(record, costs, alphas, plans, trees_of)
   if args.tokens:
     predicted = fleet.predict(
       costs,
@@ -127,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
       price=args.price,
     )
     record['fleet'] = [each._asdict() for each in predicted]
-    shown.append(_fleet(args.tokens, alphas, predicted))
+    shown.append(plan_tables.fleet(args.tokens, alphas, predicted))
   return outputs.report(args, record, *shown)
 
 
@@ -164,7 +172,7 @@ def _read(args: argparse.Namespace) -> dict[str, Any]:
     )
   # Files of compiled costs know of no acceptance, and of one row no interval.
   others = {'num_devices': 'a number'}
-  others |= dict.fromkeys(('profile', 'alpha_interval'), 'numbers')
+  others |= dict.fromkeys(_MEASURED, 'numbers')
   for name, kind in (_NEEDED | others).items():
     is_needed = name in _NEEDED or found.get(name)
     if is_needed and not _is(kind, found.get(name)):
@@ -257,54 +265,29 @@ def _alphas(
   return [found['profile'][:max_gamma]], interval and tuple(interval)
 
 
-def _shown(
-  found: dict[str, Any], costs: Costs, alphas: list[Any], plans: list[Plan]
-) -> list[Any]:
-  names = ', '.join(found[x] for x in ('model', 'drafter', 'dtype', 'device'))
-  shown = [f'{names}, batch {found["batch_size"]} ({found["source"]})']
-  if 'programs' in found:
-    shown += [*_compiled(found), *found['notes']]
-  shown.append(
-    f'c {found["c"]:.4f}, T({costs.widths[-1]}) / T(1) '
-    f'{costs.verify_cost_ratio(costs.max_gamma):.3f}'
+def _tree(
+  found: dict[str, Any],
+  costs: Costs,
+  alpha: Any,
+  plan: Plan,
+  max_nodes: int,
+  length: int,
+) -> TreePlan | None:
+  """The best tree; None for drafters that draft none, or no room for one."""
+  ranks = found.get('rank_rates')
+  if max_nodes < 2 or (found['source'] == 'measured' and not ranks):
+    return None
+  if ranks:
+    # Of few prefixes, a rank may be ahead of the one before it.
+    ranks = np.minimum.accumulate(ranks)
+  return tree_planner.plan(
+    trees.assumed_rates(alpha, ranks),
+    costs,
+    plan.best,
+    max_nodes=max_nodes,
+    batch_size=found['batch_size'],
+    length=length,
   )
-  if len(plans) == 1:
-    shown += [_choices(plans[0]), *plans[0].sentences]
-    if (bound := found['oracle_speedups'][0]) is not None:
-      shown.append(
-        f'No schedule that varies gamma gains more than {bound:.2f} times: '
-        'that is an oracle, which drafts just what is accepted.'
-      )
-    return shown
-  rates = list(zip(alphas, plans, strict=True))
-  rows = [
-    (f'{alpha:.2f}', str(plan.best.gamma), *_figures(plan.best))
-    for alpha, plan in rates
-  ]
-  shown.append(outputs.table(('alpha', 'gamma', *_FIGURES), rows))
-  # What is to be said for the greatest of the rates that lose.
-  for alpha, plan in [each for each in rates if not each[1].best.gamma][-1:]:
-    shown += [f'At alpha {alpha:.2f}: {text}' for text in plan.sentences]
-  return shown
-
-
-def _fleet(
-  num_tokens: float, alphas: Sequence[Any], found: Sequence[Prediction]
-) -> Any:
-  columns = ('alpha', 'gamma', 'tokens/s per chip', 'chip-hours', 'per million')
-  names = ['plain', *(f'{np.ravel(alpha)[0]:.2f}' for alpha in alphas)]
-  rows = [
-    (
-      name,
-      str(each.gamma),
-      f'{each.tokens_per_second_per_chip:,.1f}',
-      f'{each.chip_hours:,.1f}',
-      '-' if (cost := each.cost_per_million_tokens) is None else f'{cost:,.3f}',
-    )
-    for name, each in zip(names, found, strict=True)
-  ]
-  title = f'{num_tokens:g} output tokens, predicted'
-  return outputs.table(columns, rows, title=title)
 
 
 def _oracle(alpha: Any, costs: Costs) -> float | None:
@@ -315,44 +298,3 @@ def _oracle(alpha: Any, costs: Costs) -> float | None:
   rate = np.ravel(alpha)[0]
   bound = float(theory.oracle_walltime_improvement(rate, c))
   return bound if np.isfinite(bound) else None
-
-
-def _compiled(found: dict[str, Any]) -> tuple[Any, str]:
-  columns = (
-    *('', 'ms', 'bytes', 'flops', 'collectives'),
-    *("compiler's ms", 'compiled in s'),
-  )
-  rows = [
-    (
-      name,
-      f'{1e3 * cost["seconds"]:.3f}',
-      f'{cost["memory_bytes"]:.3g}',
-      f'{cost["flops"]:.3g}',
-      str(cost['num_collectives']),
-      f'{1e3 * cost["compiler_seconds"]:.3f}',
-      f'{cost["compile_seconds"]:.0f}',
-    )
-    for name, cost in found['programs'].items()
-  ]
-  gib = {name: f'{size / 2**30:.2f}' for name, size in found['memory'].items()}
-  total, available = gib.pop('total'), gib.pop('available')
-  parts = ', '.join(f'{k.replace("_", " ")} {v}' for k, v in gib.items())
-  memory = f'GiB per chip: {parts}; {total} of {available}'
-  return outputs.table(columns, rows), memory
-
-
-def _choices(plan: Plan) -> Any:
-  rows = [
-    (
-      str(choice.gamma) + (' *' if choice is plan.best else ''),
-      *_figures(choice),
-      '-' if (even := choice.break_even_alpha) is None else f'{even:.2f}',
-    )
-    for choice in plan.choices
-  ]
-  return outputs.table(('gamma', *_FIGURES, 'break-even alpha'), rows)
-
-
-def _figures(choice: Choice) -> list[str]:
-  found = (choice.expected_tokens, choice.speedup, choice.operations_factor)
-  return [f'{figure:.2f}' for figure in found]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.assembly import choices, drafting, models
+from specdec_jax.assembly import choices, drafting, models, rules
 from specdec_jax.assembly.drafting import DRAFTERS, Drafting, Target
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import RULES, Rule
@@ -179,7 +179,8 @@ def decode(
   shown, arguments = speculation.sampling, {}
   if speculation.drafter != 'none':
     rule = speculation.rule
-    arguments = {'drafter': made.drafter, 'verify_fn': rule.verify_fn()}
+    verify_fn = rules.for_drafts(rule, made.drafter.tree)
+    arguments = {'drafter': made.drafter, 'verify_fn': verify_fn}
     generate, shown = speculative.generate, rule.seen(speculation.sampling)
     if made.drafter.gamma > max_len - 1:
       raise refusal(

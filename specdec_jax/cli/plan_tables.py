@@ -1,0 +1,140 @@
+"""What `specdec plan` shows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.cli import outputs
+from specdec_jax.theory.fleet import Prediction
+from specdec_jax.theory.planner import Choice, Costs, Plan
+from specdec_jax.theory.tree_planner import TreePlan
+
+_FIGURES = ('tokens per target run', 'speedup', 'operations')
+
+
+def tables(
+  found: dict[str, Any],
+  costs: Costs,
+  alphas: list[Any],
+  plans: list[Plan],
+  trees_of: list[TreePlan | None],
+) -> list[Any]:
+  """Tables and sentences, of what is written as JSON and of its parts: plans,
+  and the best trees, by alpha."""
+  names = ', '.join(found[x] for x in ('model', 'drafter', 'dtype', 'device'))
+  shown = [f'{names}, batch {found["batch_size"]} ({found["source"]})']
+  if 'programs' in found:
+    shown += [*_compiled(found), *found['notes']]
+  shown.append(
+    f'c {found["c"]:.4f}, T({costs.widths[-1]}) / T(1) '
+    f'{costs.verify_cost_ratio(costs.max_gamma):.3f}'
+  )
+  if len(plans) == 1:
+    shown += [_choices(plans[0], trees_of[0]), *plans[0].sentences]
+    shown += [tree.sentence for tree in trees_of if tree]
+    if (bound := found['oracle_speedups'][0]) is not None:
+      shown.append(
+        f'No schedule that varies gamma gains more than {bound:.2f} times: '
+        'that is an oracle, which drafts just what is accepted.'
+      )
+    return shown
+  rates = list(zip(alphas, plans, strict=True))
+  rows = [
+    (
+      f'{alpha:.2f}',
+      str(plan.best.gamma),
+      *_figures(plan.best),
+      *((_shape(tree), f'{tree.choice.speedup:.2f}') if tree else ('-', '-')),
+    )
+    for (alpha, plan), tree in zip(rates, trees_of, strict=True)
+  ]
+  columns = ('alpha', 'gamma', *_FIGURES, 'best tree', 'its speedup')
+  shown.append(outputs.table(columns, rows))
+  # What is to be said for the greatest of the rates that lose.
+  for alpha, plan in [each for each in rates if not each[1].best.gamma][-1:]:
+    shown += [f'At alpha {alpha:.2f}: {text}' for text in plan.sentences]
+  return shown + _on_trees(alphas, trees_of)
+
+
+def _on_trees(
+  alphas: Sequence[float], trees_of: Sequence[TreePlan | None]
+) -> list[str]:
+  """Where trees beat chains."""
+  pairs = zip(alphas, trees_of, strict=True)
+  found = [(alpha, tree) for alpha, tree in pairs if tree]
+  faster = [f'{alpha:.2f}' for alpha, tree in found if tree.is_faster]
+  if faster:
+    return [
+      f'A tree is faster than the best chain at alpha {", ".join(faster)}.'
+    ]
+  return [
+    f'At alpha {alpha:.2f}: {tree.sentence}' for alpha, tree in found[-1:]
+  ]
+
+
+def fleet(
+  num_tokens: float, alphas: Sequence[Any], found: Sequence[Prediction]
+) -> Any:
+  """The table of chip-hours, of plain decoding and of each alpha."""
+  columns = ('alpha', 'gamma', 'tokens/s per chip', 'chip-hours', 'per million')
+  names = ['plain', *(f'{np.ravel(alpha)[0]:.2f}' for alpha in alphas)]
+  rows = [
+    (
+      name,
+      str(each.gamma),
+      f'{each.tokens_per_second_per_chip:,.1f}',
+      f'{each.chip_hours:,.1f}',
+      '-' if (cost := each.cost_per_million_tokens) is None else f'{cost:,.3f}',
+    )
+    for name, each in zip(names, found, strict=True)
+  ]
+  title = f'{num_tokens:g} output tokens, predicted'
+  return outputs.table(columns, rows, title=title)
+
+
+def _compiled(found: dict[str, Any]) -> tuple[Any, str]:
+  columns = (
+    *('', 'ms', 'bytes', 'flops', 'collectives'),
+    *("compiler's ms", 'compiled in s'),
+  )
+  rows = [
+    (
+      name,
+      f'{1e3 * cost["seconds"]:.3f}',
+      f'{cost["memory_bytes"]:.3g}',
+      f'{cost["flops"]:.3g}',
+      str(cost['num_collectives']),
+      f'{1e3 * cost["compiler_seconds"]:.3f}',
+      f'{cost["compile_seconds"]:.0f}',
+    )
+    for name, cost in found['programs'].items()
+  ]
+  gib = {name: f'{size / 2**30:.2f}' for name, size in found['memory'].items()}
+  total, available = gib.pop('total'), gib.pop('available')
+  parts = ', '.join(f'{k.replace("_", " ")} {v}' for k, v in gib.items())
+  memory = f'GiB per chip: {parts}; {total} of {available}'
+  return outputs.table(columns, rows), memory
+
+
+def _shape(tree: TreePlan) -> str:
+  return f'{tree.choice.gamma} nodes, {tree.depth} deep'
+
+
+def _choices(plan: Plan, tree: TreePlan | None) -> Any:
+  rows = [
+    (
+      str(choice.gamma) + (' *' if choice is plan.best else ''),
+      *_figures(choice),
+      '-' if (even := choice.break_even_alpha) is None else f'{even:.2f}',
+    )
+    for choice in plan.choices
+  ]
+  if tree:
+    rows.append((_shape(tree), *_figures(tree.choice), '-'))
+  return outputs.table(('gamma', *_FIGURES, 'break-even alpha'), rows)
+
+
+def _figures(choice: Choice) -> list[str]:
+  found = (choice.expected_tokens, choice.speedup, choice.operations_factor)
+  return [f'{figure:.2f}' for figure in found]
