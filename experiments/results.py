@@ -20,6 +20,7 @@ TITLES = {
   'peers': 'Other systems, side by side',
   'accelerator': 'What decoding costs',
   'plain_step': "Where a plain step's time goes",
+  'trees': 'Trees of drafts beside chains',
   'leviathan2023': 'Leviathan et al. 2023: speculative decoding',
   'sun2024': 'Sun et al. 2024: block verification',
   'xia2023': 'Xia et al. 2023: SpecDec',
@@ -30,6 +31,7 @@ _ORDER = {
     *(f'table_{number}' for number in range(1, 6)),
     *('predictions', 'adaptive', 'figures'),
   ),
+  'trees': ('ranks', 'speed', 'accelerators'),
   'xia2023': ('main', 'block_size', 'drafters', 'verification'),
 }
 _HEAD = '# Results\n'
