@@ -80,7 +80,7 @@ _BROKEN_TREES = {
     for name, change in broken.WITH_TREES.items()
   },
   'random children deduplicated': {
-    'drafter': toy_tree.drafter(_TREE, is_sampled=True, reports_first=True)
+    'drafter': toy_tree.drafter(_TREE, is_sampled=True, deduplicates=True)
   },
   'q not renormalised after a rejection': {
     'verify_fn': broken.as_tree_rule(broken.traversal_without_norm, _TREE)

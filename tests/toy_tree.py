@@ -30,7 +30,7 @@ def drafter(
   is_sampled: bool,
   logits_to_probs=logits.standardize(),
   may_abstain: bool = False,
-  reports_first: bool = False,
+  deduplicates: bool = False,
 ) -> Drafter:
   """Drafts from a table of `toy.toy_params`, which are the drafter's params.
 
@@ -40,8 +40,8 @@ def drafter(
       likeliest tokens, and no probabilities are handed over.
     logits_to_probs: what is drawn from.
     may_abstain: no draft at every third committed length.
-    reports_first: hands over each sibling's distribution as if it were the
-      first one, which is wrong.
+    deduplicates: draws siblings with replacement, and puts the likeliest other
+      token in the place of one that is there already, which is wrong.
   """
 
   def propose(params, row_keys, context, state):
@@ -58,11 +58,15 @@ def drafter(
         whole[parent] = left[parent]
       if is_sampled:
         keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, node)
-        drawn = distributions.sample(keys, left[parent])
+        law = (whole if deduplicates else left)[parent]
+        drawn = distributions.sample(keys, law)
+        if deduplicates:
+          is_new = arrays.pick(left[parent], drawn) > 0
+          drawn = jnp.where(is_new, drawn, arrays.argmax(left[parent]))
       else:
         drawn = arrays.argmax(left[parent])
       tokens.append(drawn)
-      probs.append((whole if reports_first else left)[parent])
+      probs.append((whole if deduplicates else left)[parent])
       left[parent] = without(left[parent], drawn)
       seen[node] = (seen[parent][1], drawn)
     lengths = jnp.full_like(context.lengths, len(tokens))
