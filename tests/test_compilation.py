@@ -1,6 +1,7 @@
 """What the compiler makes of the loop: one trace a shape, no host in it, and no
 copy of a cache (invariant 11)."""
 
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -17,7 +18,7 @@ from specdec_jax import arrays, base, drafters, logits, trees, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.drafters import schedules
-from specdec_jax.models import kv_cache
+from specdec_jax.models import families, kv_cache
 from tests import toy, toy_eagle, toy_gemma, toy_t5
 
 pytestmark = pytest.mark.optimized
@@ -33,10 +34,16 @@ SIZES = {
   'mlp_dim': 48,
 }
 CONFIG = toy.llama_config(V, has_qk_norm=True, windows=(64, 0), **SIZES)
-# Networks that draft for themselves.
-GEMMAS = {
-  'gemma': toy_gemma.decoder(V, **SIZES),
+T5_SIZES = {'num_layers': 2, 'num_heads': 3, 'head_dim': 64}
+# Models that draft for themselves; one of other logits drafts for `CONFIG`.
+MODELS = {
+  'mistral': toy.llama_config(V, windows=(64,), **SIZES),
+  'padded': dataclasses.replace(CONFIG, vocab_size=V + 8),
+  'gemma 2': toy_gemma.gemma_2(V, **SIZES),
+  'gemma 3': toy_gemma.decoder(V, **SIZES),
   't5gemma': toy_gemma.encoder_decoder(V, **SIZES),
+  't5': toy_t5.config(V, **T5_SIZES),
+  'umt5': toy_t5.config(V, has_layer_relpos=True, **T5_SIZES),
 }
 # One pending token, one drafted, and the same again for the other side.
 CAPACITY = MAX_LEN + GAMMA + 1
@@ -47,10 +54,10 @@ DRAFTERS = {
   'prompt_lookup': drafters.prompt_lookup(gamma=GAMMA),
   'uniform': drafters.uniform(gamma=GAMMA, vocab_size=V),
   'autoregressive': drafters.autoregressive(
-    toy.families.language_model(CONFIG), gamma=GAMMA, logits_to_probs=SAMPLED
+    families.language_model(CONFIG), gamma=GAMMA, logits_to_probs=SAMPLED
   ),
   'adaptive': drafters.adaptive(
-    toy.families.language_model(CONFIG),
+    families.language_model(CONFIG),
     gamma=GAMMA,
     logits_to_probs=SAMPLED,
     schedule=schedules.heuristic(),
@@ -67,9 +74,11 @@ DRAFTERS = {
   ),
   **{
     name: drafters.autoregressive(
-      toy_gemma.model(config), gamma=GAMMA, logits_to_probs=SAMPLED
+      families.with_logits_of(families.language_model(config), V),
+      gamma=GAMMA,
+      logits_to_probs=SAMPLED,
     )
-    for name, config in GEMMAS.items()
+    for name, config in MODELS.items()
   },
 }
 RULES = {
@@ -79,29 +88,26 @@ RULES = {
 }
 
 
-@functools.cache
-def weights():
-  return toy.llama_params(CONFIG, seed=0)
-
-
 def with_target(name: str):
-  """The networks of a decode with a drafter, and their params."""
-  drafter = DRAFTERS[name]
-  if config := GEMMAS.get(name):
-    own = toy_gemma.params(config, seed=0)
-    target = toy_gemma.model(config)
-    return {'target': target, 'drafter': drafter}, Params(own, own)
-  if not drafter.reads_target_cache:
-    target = toy.families.language_model(CONFIG)
-    return {'target': target, 'drafter': drafter}, Params(weights(), weights())
-  own = toy_eagle.joined(weights(), toy_eagle.params(EAGLE, seed=1))
-  return {'target': EAGLE_TARGET, 'drafter': drafter}, Params(weights(), own)
+  """The networks of a decode with a drafter, and the shapes of their params."""
+  drafter, config = DRAFTERS[name], MODELS.get(name, CONFIG)
+  own = families.param_shapes(config)
+  config = config if config.vocab_size == V else CONFIG
+  target = families.language_model(config)
+  params = families.param_shapes(config)
+  if drafter.reads_target_cache:
+    target = EAGLE_TARGET
+    own = toy_eagle.joined(params, families.param_shapes(EAGLE))
+  return {'target': target, 'drafter': drafter}, Params(params, own)
 
 
 def prompt_of(batch_size: int, name: str = ''):
-  has_encoder = name in ('t5', 't5gemma')
-  encoder_rows = [[3, 2, 1]] * batch_size if has_encoder else None
-  return toy.prompt([[1, 2, 3]] * batch_size, encoder_rows=encoder_rows)
+  """An encoder's rows are as wide as the decoder's caches."""
+  config = MODELS.get(name, CONFIG)
+  rows = [[3, 2, 1]] * batch_size if families.has_encoder(config) else None
+  return toy.prompt(
+    [[1, 2, 3]] * batch_size, encoder_rows=rows, encoder_width=CAPACITY
+  )
 
 
 WITHOUT_LLVM = {
@@ -192,15 +198,19 @@ def cache_size(batch_size: int) -> int:
   return batch_size * heads * CAPACITY * CONFIG.head_dim
 
 
-ONCE = ('adaptive', 12), ('lookup, then eagle', 12)
 # Drafter, rule and batch size: one row, and several, which a CPU writes in one
-# loop however many; every rule.
+# loop however many; every rule. What is not compiled twice writes caches in the
+# same place as others do.
+ONCE = {*MODELS, 'adaptive', 'lookup, then eagle'} - {'t5gemma', 'umt5'}
 PROGRAMS = [
-  *((name, 'speculative_sampling', size) for name in DRAFTERS
-    for size in (1, 12) if (name, size) not in ONCE),
+  *((name, 'speculative_sampling', 1) for name in DRAFTERS),
+  *((name, 'speculative_sampling', 12)
+    for name in DRAFTERS if name not in ONCE),
   ('autoregressive', 'block_verification', 2),
   ('prompt_lookup', 'greedy', 2),
 ]  # fmt: skip
+TPU_PROGRAMS = [(name, 4) for name in DRAFTERS]
+TPU_PROGRAMS += [(name, 1) for name in DRAFTERS if name not in MODELS]
 
 
 @pytest.mark.parametrize(('name', 'rule', 'batch_size'), PROGRAMS)
@@ -274,8 +284,8 @@ def test_instructions_are_those_that_users_run():
 
 
 def test_plain_loop_copies_no_cache():
-  target = toy.families.language_model(CONFIG)
-  params = Params(weights())
+  target = families.language_model(CONFIG)
+  params = Params(families.param_shapes(CONFIG))
   state = jax.eval_shape(
     lambda params, prompt: autoregressive.init(
       params, jax.random.key(0), prompt, target=target, max_len=MAX_LEN
@@ -292,19 +302,14 @@ def test_plain_loop_copies_no_cache():
 
 
 TREE = base.Tree((0, 0, 1, 1, 2, 4))
-NETWORKS = {
-  'llama': CONFIG,
-  't5': toy_t5.config(
-    V, num_layers=2, embed_dim=32, num_heads=3, head_dim=64, mlp_dim=48
-  ),
-  't5gemma': GEMMAS['t5gemma'],
-}
+TREE_PROGRAMS = [(n, b) for n in ('llama', 't5', 't5gemma') for b in (1, 2)]
 
 
 def tree_loop_of(name: str, batch_size: int):
   """A loop that scores trees and keeps a path of each, and its arguments."""
-  model = toy.families.language_model(NETWORKS[name])
-  params = toy.families.param_shapes(NETWORKS[name])
+  config = MODELS.get(name, CONFIG)
+  model = families.language_model(config)
+  params = families.param_shapes(config)
   cache = jax.eval_shape(
     lambda params, prompt: model.init(params, prompt, CAPACITY),
     params,
@@ -333,8 +338,7 @@ def tree_loop_of(name: str, batch_size: int):
   return run, params, tokens, cache
 
 
-@pytest.mark.parametrize('name', NETWORKS)
-@pytest.mark.parametrize('batch_size', [1, 2])
+@pytest.mark.parametrize(('name', 'batch_size'), TREE_PROGRAMS)
 def test_a_path_is_kept_without_a_copied_cache(name, batch_size):
   run, *arguments = tree_loop_of(name, batch_size)
   lines = in_loops(optimized_hlo(jax.jit(run), *arguments))
@@ -361,15 +365,14 @@ def check(name, batch_size, run, arguments):
   print(name, batch_size, 'cache copies in the loop:', len(copies))
   assert not copies, copies
 
-for batch_size in (1, 4):
-  for name in t.DRAFTERS:
-    models, *arguments = t.loop_of(name, batch_size)
-    check(name, batch_size, lambda params, state: t.speculative.run(
-      params, state, **models, verify_fn=t.verification.speculative_sampling,
-      logits_to_probs=t.SAMPLED, eos_id=0), arguments)
-  for name in t.NETWORKS:
-    run, *arguments = t.tree_loop_of(name, batch_size)
-    check('tree, ' + name, batch_size, run, arguments)
+for name, batch_size in t.TPU_PROGRAMS:
+  models, *arguments = t.loop_of(name, batch_size)
+  check(name, batch_size, lambda params, state: t.speculative.run(
+    params, state, **models, verify_fn=t.verification.speculative_sampling,
+    logits_to_probs=t.SAMPLED, eos_id=0), arguments)
+for name, batch_size in t.TREE_PROGRAMS:
+  run, *arguments = t.tree_loop_of(name, batch_size)
+  check('tree, ' + name, batch_size, run, arguments)
 """
 
 
@@ -393,4 +396,4 @@ def test_the_tpu_compiler_accepts_the_loop_and_copies_no_cache():
     check=False,
   )
   assert result.returncode == 0, result.stderr[-3000:]
-  assert result.stdout.count('loop: 0') == 2 * (len(DRAFTERS) + len(NETWORKS))
+  assert result.stdout.count('loop: 0') == len(TPU_PROGRAMS + TREE_PROGRAMS)

@@ -13,8 +13,7 @@ from tests import (
   laws,
   toy,
   toy_eagle,
-  toy_gemma,
-  toy_t5,
+  toy_families,
   toy_tree,
   trial,
 )
@@ -306,23 +305,6 @@ def test_64_bit_types(record_property):
     )
 
 
-def _real(family: str, num_layers: int):
-  """A network in miniature, with its params: the target has two layers."""
-  if family.startswith('Llama'):
-    later = toy.LATER_LLAMA if family == 'Llama, later' else {}
-    config = toy.llama_config(VOCAB_SIZE, num_layers=num_layers, **later)
-    return toy.families.language_model(config), toy.llama_params(config, seed=1)
-  if 'Gemma' in family:
-    is_decoder = family == 'Gemma 3'
-    make = toy_gemma.decoder if is_decoder else toy_gemma.encoder_decoder
-    config = make(VOCAB_SIZE, num_layers=num_layers)
-    return toy_gemma.model(config), toy_gemma.params(config, seed=1)
-  config = toy_t5.config(VOCAB_SIZE, num_layers=num_layers)
-  return toy.families.language_model(config), toy_t5.params(
-    config, seed=1, scale=2.5
-  )
-
-
 def _eagle(target_params):
   """A target that keeps features, and a drafter that lacks a token."""
   config = toy.llama_config(VOCAB_SIZE, num_layers=2)
@@ -344,23 +326,25 @@ def _eagle(target_params):
     ('Llama', 'speculative_sampling', 'eagle'),
     ('Llama, later', 'block', 'autoregressive'),
     ('T5', 'block', 'prompt_lookup'),
+    ('umT5', 'speculative_sampling', 'autoregressive'),
+    ('Gemma 2', 'speculative_sampling', 'autoregressive'),
     ('Gemma 3', 'block', 'autoregressive'),
     ('T5Gemma', 'speculative_sampling', 'autoregressive'),
   ],
 )
 def test_the_real_networks(family, rule, name, record_property):
   """Ragged encoder and decoder rows, and EOS in mid-block."""
-  target, params = _real(family, 2)
+  target, params = toy_families.make(family, VOCAB_SIZE, num_layers=2)
   if name == 'eagle':
     target, drafter, drafter_params = _eagle(params)
   elif name == 'autoregressive':
-    model, drafter_params = _real(family, 1)
+    model, drafter_params = toy_families.make(family, VOCAB_SIZE, num_layers=1)
     drafter = drafters.autoregressive(
       model, gamma=2, logits_to_probs=logits.standardize()
     )
   else:
     drafter, drafter_params = _drafter(name, 2)
-  has_encoder = family.startswith('T5')
+  has_encoder = toy_families.has_encoder(family)
   result = check(
     record_property,
     f'{family}, {name}, {rule}, gamma 2',

@@ -33,6 +33,18 @@ def decoder(vocab_size: int, *, num_layers: int = 2, **sizes) -> GemmaConfig:
   return GemmaConfig(vocab_size=vocab_size, **(_SIZES | defaults | sizes))
 
 
+def gemma_2(vocab_size: int, **sizes) -> GemmaConfig:
+  """A Gemma 2: bounded scores and logits, and one kind of positions."""
+  defaults = {
+    'has_qk_norm': False,
+    'rope_base': 1e4,
+    'rope_factor': 1.0,
+    'attention_softcap': 3.0,
+    'logits_softcap': 9.0,
+  }
+  return decoder(vocab_size, **(defaults | sizes))
+
+
 def encoder_decoder(
   vocab_size: int, *, num_layers: int = 2, **sizes
 ) -> T5GemmaConfig:

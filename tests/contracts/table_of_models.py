@@ -16,6 +16,7 @@ PREFIXES = [[1, 2, 3, 1, 2], [2], [4, 4], [0, 3, 0, 3, 0, 3], [1, 0, 2, 1]]
 ENCODER_ROWS = [[5, 1], [3, 3, 6, 2, 1], [1], [4, 2, 1], [6, 5, 4, 3, 2, 1]]
 ENCODER_WIDTH = 8
 GEMMAS = {
+  'Gemma 2': toy_gemma.gemma_2(VOCAB_SIZE),
   'Gemma 3': toy_gemma.decoder(VOCAB_SIZE),
   'T5Gemma': toy_gemma.encoder_decoder(VOCAB_SIZE),
 }
