@@ -14,8 +14,8 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base
-from specdec_jax.base import Array, LanguageModel, Placement, Prompt
+from specdec_jax import base
+from specdec_jax.base import Array, LanguageModel, Placement
 from specdec_jax.models import attention, kv_cache, layers, t5_layers
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import Dropout, Embed, RMSNorm
@@ -38,9 +38,9 @@ class T5Cache:
   """
 
   decoder: KVCache
-  cross_keys: tuple[Array, ...]
-  cross_values: tuple[Array, ...]
-  encoder_mask: Array | None
+  cross_keys: tuple[Array, ...] = ()
+  cross_values: tuple[Array, ...] = ()
+  encoder_mask: Array | None = None
 
   @property
   def lengths(self) -> Array:
@@ -49,6 +49,15 @@ class T5Cache:
   @property
   def capacity(self) -> int:
     return self.decoder.capacity
+
+  @property
+  def crosses(self) -> list[Cross]:
+    """What each layer knows of the encoder."""
+    if self.encoder_mask is None:
+      return [None] * len(self.decoder.keys)
+    mask = self.encoder_mask[:, None]
+    pairs = zip(self.cross_keys, self.cross_values, strict=True)
+    return [(*pair, mask) for pair in pairs]
 
 
 class Encoder(nn.Module):
@@ -167,16 +176,20 @@ class T5(nn.Module):
     x = self.token_embedder(encoder_tokens)
     return self.encoder(x, mask, is_training=is_training)
 
-  def cross_keys_values(
-    self, encoder_tokens: Array
-  ) -> list[tuple[Array, Array]]:
-    """Keys and values of the encoder's output, `[B, H, E, D]` for each layer of
-    the decoder."""
+  def empty_cache(
+    self, batch_size: int, capacity: int, encoder_tokens: Array | None = None
+  ) -> T5Cache:
+    """No tokens, after an encoder's int32 `[B, E]`, if there is one."""
+    config = self.config
+    decoder = kv_cache.init(
+      (batch_size, config.num_heads, capacity, config.head_dim),
+      num_layers=config.num_decoder_layers,
+      dtype=config.dtype,
+    )
+    if encoder_tokens is None:
+      return T5Cache(decoder=decoder)
     encoded = self.encode(encoder_tokens)
-    return [
-      layer.encoder_decoder_attention.keys_values(encoded)
-      for layer in self.decoder.layers
-    ]
+    return crossed(decoder, self.decoder.layers, encoded, encoder_tokens > 0)
 
   def extend(
     self, tokens: Array, cache: T5Cache, placement: Placement | None = None
@@ -187,12 +200,7 @@ class T5(nn.Module):
     placement = attention.placed(
       past.lengths, num_tokens, past.capacity, placement
     )
-    crosses: list[Cross] = [None] * len(past.keys)
-    if cache.encoder_mask is not None:
-      cross_mask = cache.encoder_mask[:, None]
-      pairs = zip(cache.cross_keys, cache.cross_values, strict=True)
-      crosses = [(*pair, cross_mask) for pair in pairs]
-    x, keys, values = self.decoder(tokens, placement, crosses, past)
+    x, keys, values = self.decoder(tokens, placement, cache.crosses, past)
     lengths = past.lengths + num_tokens
     decoder = KVCache(keys=tuple(keys), values=tuple(values), lengths=lengths)
     return x, dataclasses.replace(cache, decoder=decoder)
@@ -272,48 +280,29 @@ def language_model(config: T5Config) -> LanguageModel:
   The encoder's padding is id 0. A decoder-only model takes its whole prompt as
   decoder tokens, an encoder-decoder its start token (0 in T5).
   """
-  apply = layers.applied(T5(config))
+  return layers.as_language_model(
+    T5(config),
+    config.vocab_size,
+    has_encoder=config.num_encoder_layers > 0,
+    rewind=rewind,
+    gather=gather,
+  )
 
-  def init(params, prompt: Prompt, max_len: int) -> T5Cache:
-    encoder_tokens = prompt.encoder_tokens
-    if (encoder_tokens is None) == bool(config.num_encoder_layers):
-      raise ValueError(
-        'an encoder-decoder needs encoder tokens'
-        if config.num_encoder_layers
-        else 'a decoder-only model takes no encoder tokens'
-      )
-    batch_size, prompt_len = prompt.decoder_tokens.shape
-    capacity = max(max_len, prompt_len)
-    pairs = []
-    if encoder_tokens is not None:
-      pairs = apply(params, encoder_tokens, method=T5.cross_keys_values)
-    cache = T5Cache(
-      decoder=kv_cache.init(
-        (batch_size, config.num_heads, capacity, config.head_dim),
-        num_layers=config.num_decoder_layers,
-        dtype=config.dtype,
-      ),
-      cross_keys=tuple(keys for keys, _ in pairs),
-      cross_values=tuple(values for _, values in pairs),
-      encoder_mask=None if encoder_tokens is None else encoder_tokens > 0,
-    )
-    if prompt_len > 1:
-      _, cache = extend(params, prompt.decoder_tokens[:, :-1], cache)
-    return rewind(cache, prompt.decoder_lengths - 1)
 
-  def extend(
-    params,
-    tokens: Array,
-    cache: T5Cache,
-    at: Array | None = None,
-    placement: Placement | None = None,
-  ) -> tuple[Array, T5Cache]:
-    x, cache = apply(params, tokens, cache, placement, method=T5.extend)
-    if at is not None:
-      x = arrays.read_block(x, at, 1)
-    return apply(params, x, method=T5.project), cache
-
-  return LanguageModel(init, extend, rewind, config.vocab_size, gather)
+def crossed(
+  decoder: KVCache, stack: Iterable[Any], encoded: Array, mask: Array
+) -> T5Cache:
+  """A decoder's cache with the keys and values that each layer of its stack has
+  of an encoder's output, `[B, E, embed]`, and its mask, bool `[B, E]`."""
+  pairs = [
+    layer.encoder_decoder_attention.keys_values(encoded) for layer in stack
+  ]
+  return T5Cache(
+    decoder=decoder,
+    cross_keys=tuple(keys for keys, _ in pairs),
+    cross_values=tuple(values for _, values in pairs),
+    encoder_mask=mask,
+  )
 
 
 def rewind(cache: T5Cache, lengths: Array) -> T5Cache:

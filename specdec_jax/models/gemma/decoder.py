@@ -11,13 +11,12 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from specdec_jax import arrays
-from specdec_jax.base import Array, LanguageModel, Placement, Prompt
+from specdec_jax.base import Array, LanguageModel, Placement
 from specdec_jax.models import attention, kv_cache
 from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.layers import Cross, GemmaConfig
 from specdec_jax.models.kv_cache import KVCache
-from specdec_jax.models.layers import applied
+from specdec_jax.models.layers import as_language_model
 from specdec_jax.sharding import rules
 
 
@@ -39,12 +38,12 @@ class Decoder(nn.Module):
     ]
     self.decoder_norm = layers.norm(config)
 
-  def __call__(
+  def extend(
     self,
     tokens: Array,
     past: KVCache,
-    crosses: Sequence[Cross] = (),
     placement: Placement | None = None,
+    crosses: Sequence[Cross | None] = (),
   ) -> tuple[Array, KVCache]:
     """Appends int32 `[B, T]`: the input `[B, T, embed]` of `project`, and the
     cache. `crosses` is what each layer knows of an encoder; tokens are a run of
@@ -76,46 +75,26 @@ class Decoder(nn.Module):
       logits = attention.softcapped(logits, self.config.logits_softcap)
     return rules.constrain(logits, 'batch', 'length', 'vocab')
 
+  def empty_cache(self, batch_size: int, capacity: int) -> KVCache:
+    """No tokens, with room for so many in each row."""
+    config = self.config
+    return kv_cache.init(
+      (batch_size, config.num_kv_heads, capacity, config.head_dim),
+      num_layers=config.num_layers,
+      dtype=config.dtype,
+    )
 
-def empty_cache(config: GemmaConfig, batch_size: int, capacity: int) -> KVCache:
-  """An empty cache for `Decoder`."""
-  shape = batch_size, config.num_kv_heads, capacity, config.head_dim
-  return kv_cache.init(shape, num_layers=config.num_layers, dtype=config.dtype)
+  def __call__(self, tokens: Array) -> Array:
+    """Logits of what follows each of int32 `[B, T]`."""
+    x, _ = self.extend(tokens, self.empty_cache(*tokens.shape))
+    return self.project(x)
 
 
 def init_params(config: GemmaConfig, rng_key: Array) -> Any:
   """Fresh float32 parameters."""
-  tokens = jnp.zeros((1, 1), jnp.int32)
-  return Decoder(config).init(rng_key, tokens, empty_cache(config, 1, 1))[
-    'params'
-  ]
+  return Decoder(config).init(rng_key, jnp.zeros((1, 1), jnp.int32))['params']
 
 
 def language_model(config: GemmaConfig) -> LanguageModel:
   """A Gemma 2 or 3; its params are `{'token_embedder': ..., ...}`."""
-  apply = applied(Decoder(config))
-
-  def init(params, prompt: Prompt, max_len: int) -> KVCache:
-    if prompt.encoder_tokens is not None:
-      raise ValueError('a decoder-only model takes no encoder tokens')
-    batch_size, prompt_len = prompt.decoder_tokens.shape
-    cache = empty_cache(config, batch_size, max(max_len, prompt_len))
-    if prompt_len > 1:
-      _, cache = apply(params, prompt.decoder_tokens[:, :-1], cache)
-    return kv_cache.rewind(cache, prompt.decoder_lengths - 1)
-
-  def extend(
-    params,
-    tokens: Array,
-    cache: KVCache,
-    at: Array | None = None,
-    placement: Placement | None = None,
-  ) -> tuple[Array, KVCache]:
-    x, cache = apply(params, tokens, cache, placement=placement)
-    if at is not None:
-      x = arrays.read_block(x, at, 1)
-    return apply(params, x, method=Decoder.project), cache
-
-  return LanguageModel(
-    init, extend, kv_cache.rewind, config.vocab_size, kv_cache.gather_all
-  )
+  return as_language_model(Decoder(config), config.vocab_size)

@@ -11,14 +11,13 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from specdec_jax import arrays
-from specdec_jax.base import Array, LanguageModel, Placement, Prompt
+from specdec_jax.base import Array, LanguageModel, Placement
 from specdec_jax.models import attention
 from specdec_jax.models.gemma import layers
-from specdec_jax.models.gemma.decoder import Decoder, empty_cache
+from specdec_jax.models.gemma.decoder import Decoder
 from specdec_jax.models.gemma.layers import GemmaConfig
-from specdec_jax.models.layers import applied
-from specdec_jax.models.t5 import T5Cache, gather, rewind
+from specdec_jax.models.layers import as_language_model
+from specdec_jax.models.t5 import T5Cache, crossed, gather, rewind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,27 +111,25 @@ class T5Gemma(nn.Module):
     self.encoder = Encoder(encoder_of(self.config))
     self.decoder = Decoder(decoder_of(self.config), has_cross=True)
 
-  def cross_keys_values(
-    self, encoder_tokens: Array
-  ) -> list[tuple[Array, Array]]:
-    """Keys and values of the encoder's output, `[B, H, E, D]` for each layer of
-    the decoder."""
-    encoded = self.encoder(encoder_tokens)
-    return [
-      layer.encoder_decoder_attention.keys_values(encoded)
-      for layer in self.decoder.layers
-    ]
+  def empty_cache(
+    self, batch_size: int, capacity: int, encoder_tokens: Array
+  ) -> T5Cache:
+    """No tokens after an encoder's int32 `[B, E]`."""
+    return crossed(
+      self.decoder.empty_cache(batch_size, capacity),
+      self.decoder.layers,
+      self.encoder(encoder_tokens),
+      encoder_tokens > 0,
+    )
 
   def extend(
     self, tokens: Array, cache: T5Cache, placement: Placement | None = None
   ) -> tuple[Array, T5Cache]:
     """Appends int32 `[B, T]`; the input `[B, T, embed]` of `project`, and the
     cache."""
-    assert cache.encoder_mask is not None
-    mask = cache.encoder_mask[:, None]
-    pairs = zip(cache.cross_keys, cache.cross_values, strict=True)
-    crosses = [(*pair, mask) for pair in pairs]
-    x, decoder = self.decoder(tokens, cache.decoder, crosses, placement)
+    x, decoder = self.decoder.extend(
+      tokens, cache.decoder, placement, cache.crosses
+    )
     return x, dataclasses.replace(cache, decoder=decoder)
 
   def project(self, x: Array) -> Array:
@@ -141,20 +138,10 @@ class T5Gemma(nn.Module):
 
   def __call__(self, encoder_tokens: Array, tokens: Array) -> Array:
     """Logits of int32 `[B, T]` after an encoder's `[B, E]`."""
-    cache = self.empty_cache(encoder_tokens, tokens.shape[1])
+    batch_size, num_tokens = tokens.shape
+    cache = self.empty_cache(batch_size, num_tokens, encoder_tokens)
     x, _ = self.extend(tokens, cache)
     return self.project(x)
-
-  def empty_cache(self, encoder_tokens: Array, capacity: int) -> T5Cache:
-    """No tokens after an encoder's int32 `[B, E]`."""
-    pairs = self.cross_keys_values(encoder_tokens)
-    batch_size = encoder_tokens.shape[0]
-    return T5Cache(
-      decoder=empty_cache(decoder_of(self.config), batch_size, capacity),
-      cross_keys=tuple(keys for keys, _ in pairs),
-      cross_values=tuple(values for _, values in pairs),
-      encoder_mask=encoder_tokens > 0,
-    )
 
 
 def init_params(config: T5GemmaConfig, rng_key: Array) -> Any:
@@ -168,33 +155,10 @@ def language_model(config: T5GemmaConfig) -> LanguageModel:
 
   The encoder's padding is id 0; the decoder begins with the start of text, 2.
   """
-  apply = applied(T5Gemma(config))
-
-  def init(params, prompt: Prompt, max_len: int) -> T5Cache:
-    if prompt.encoder_tokens is None:
-      raise ValueError('an encoder-decoder needs encoder tokens')
-    prompt_len = prompt.decoder_tokens.shape[1]
-    cache = apply(
-      params,
-      prompt.encoder_tokens,
-      max(max_len, prompt_len),
-      method=T5Gemma.empty_cache,
-    )
-    if prompt_len > 1:
-      tokens = prompt.decoder_tokens[:, :-1]
-      _, cache = apply(params, tokens, cache, method=T5Gemma.extend)
-    return rewind(cache, prompt.decoder_lengths - 1)
-
-  def extend(
-    params,
-    tokens: Array,
-    cache: T5Cache,
-    at: Array | None = None,
-    placement: Placement | None = None,
-  ) -> tuple[Array, T5Cache]:
-    x, cache = apply(params, tokens, cache, placement, method=T5Gemma.extend)
-    if at is not None:
-      x = arrays.read_block(x, at, 1)
-    return apply(params, x, method=T5Gemma.project), cache
-
-  return LanguageModel(init, extend, rewind, config.vocab_size, gather)
+  return as_language_model(
+    T5Gemma(config),
+    config.vocab_size,
+    has_encoder=True,
+    rewind=rewind,
+    gather=gather,
+  )
