@@ -56,10 +56,11 @@ def within(placement: Placement, window: int) -> Placement:
   return dataclasses.replace(placement, mask=placement.mask & is_near)
 
 
-def window_of(windows: tuple[int, ...], layer: int) -> int:
-  """The window of a layer, 0 for none: `windows` are those of the first layers,
-  and repeat; empty if no layer has one."""
-  return windows[layer % len(windows)] if windows else 0
+def layer_windows(config: Any) -> list[int]:
+  """The window of each of `num_layers`, 0 for none: `windows` are those of the
+  first layers, and repeat; empty if no layer has one."""
+  windows = config.windows or (0,)
+  return [windows[i % len(windows)] for i in range(config.num_layers)]
 
 
 def softcapped(x: Array, bound: float) -> Array:

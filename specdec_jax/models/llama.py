@@ -251,9 +251,8 @@ class Llama(nn.Module):
       cache.lengths, tokens.shape[1], cache.capacity, placement
     )
     keys, values = [], []
-    for i in range(config.num_layers):
+    for i, window in enumerate(attention.layer_windows(config)):
       self.sow(_STREAMS, _STREAM.format(i), x)
-      window = attention.window_of(config.windows, i)
       layer = DecoderLayer(config, name=f'layers_{i}')
       x, layer_keys, layer_values = layer(
         x,

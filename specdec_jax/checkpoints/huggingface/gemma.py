@@ -281,7 +281,7 @@ def _rope_json(config: GemmaConfig) -> dict[str, Any]:
 def stack_json(config: GemmaConfig) -> dict[str, Any]:
   """What config.json says of one stack, its rotary positions apart; raises
   ValueError if its windows differ."""
-  windows = layer_windows(config)
+  windows = attention.layer_windows(config)
   sizes = set(windows) - {0}
   if len(sizes) > 1:
     raise ValueError(
@@ -305,12 +305,6 @@ def stack_json(config: GemmaConfig) -> dict[str, Any]:
     'rms_norm_eps': config.norm_epsilon,
     'max_position_embeddings': config.max_positions,
   }
-
-
-def layer_windows(config: GemmaConfig) -> list[int]:
-  """The window of each layer."""
-  layers = range(config.num_layers)
-  return [attention.window_of(config.windows, i) for i in layers]
 
 
 def check_written(config: Any, found: Any) -> None:

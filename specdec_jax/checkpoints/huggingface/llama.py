@@ -224,12 +224,7 @@ def _kind(config: LlamaConfig) -> str:
     return 'qwen3'
   if config.has_attention_bias:
     return 'qwen2'
-  return 'mistral' if any(_layer_windows(config)) else 'llama'
-
-
-def _layer_windows(config: LlamaConfig) -> list[int]:
-  layers = range(config.num_layers)
-  return [attention.window_of(config.windows, i) for i in layers]
+  return 'mistral' if any(attention.layer_windows(config)) else 'llama'
 
 
 def rope_scaling_json(scaling: RopeScaling | None) -> dict[str, Any] | None:
@@ -243,7 +238,7 @@ def rope_scaling_json(scaling: RopeScaling | None) -> dict[str, Any] | None:
 
 
 def _windows_json(config: LlamaConfig, kind: str) -> dict[str, Any]:
-  windows = _layer_windows(config)
+  windows = attention.layer_windows(config)
   if not any(windows):
     return {}
   sizes = set(windows) - {0}

@@ -8,6 +8,7 @@ from specdec_jax.checkpoints.huggingface import gemma
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.files.paths import user_path
+from specdec_jax.models import attention
 from specdec_jax.models.gemma import t5gemma
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
@@ -100,7 +101,7 @@ def _config_of(values: Settings, dtype: Any) -> T5GemmaConfig:
     (decoder, of_decoder, t5gemma.decoder_of(config)),
   ):
     own = values.build(GemmaConfig, **found)
-    if gemma.layer_windows(own) != gemma.layer_windows(made):
+    if attention.layer_windows(own) != attention.layer_windows(made):
       stack.refuse('layer_types', 'the order of the other stack')
   return config
 

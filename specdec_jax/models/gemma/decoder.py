@@ -31,10 +31,8 @@ class Decoder(nn.Module):
     config = self.config
     self.token_embedder = layers.embed(config)
     self.layers = [
-      layers.Layer(
-        config, attention.window_of(config.windows, i), self.has_cross
-      )
-      for i in range(config.num_layers)
+      layers.Layer(config, window, self.has_cross)
+      for window in attention.layer_windows(config)
     ]
     self.decoder_norm = layers.norm(config)
 

@@ -94,8 +94,7 @@ class Encoder(nn.Module):
     positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     distances = jnp.abs(positions[:, :, None] - positions[:, None, :])
     is_token = (tokens > 0)[:, None, :]
-    for i in range(config.num_layers):
-      window = attention.window_of(config.windows, i)
+    for i, window in enumerate(attention.layer_windows(config)):
       mask = is_token & (distances <= window) if window else is_token
       layer = layers.Layer(config, window, name=f'layers_{i}')
       x, _, _ = layer(x, None, positions, mask)
