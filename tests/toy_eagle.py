@@ -154,7 +154,8 @@ def counting(vocab_size: int, *, gamma: int, num_drafted: int) -> Counting:
   def rewind(cache: FeatureCache, lengths: Array) -> FeatureCache:
     return cache.replace(target=cache.target.replace(lengths=lengths))
 
-  def draft(params, tokens, hidden, cache: _Seen, at):
+  def draft(params, tokens, hidden, cache: _Seen, at=None, placement=None):
+    assert placement is None
     starts = cache.lengths
     cache = append(cache, arrays.argmax(hidden))
     logits = logits_of(params, jnp.cumsum(cache.tokens, 1), starts, tokens)
@@ -162,6 +163,8 @@ def counting(vocab_size: int, *, gamma: int, num_drafted: int) -> Counting:
     logits = jnp.where(can_be_drafted[None, None], logits, -jnp.inf)
     guesses = (tokens + tokens % 2) % vocab_size
     following = jax.nn.one_hot(guesses, vocab_size, dtype=jnp.float32)
+    if at is None:
+      return logits, following, cache
     one = lambda x: arrays.read_block(x, at, 1)
     return one(logits), one(following), cache
 
