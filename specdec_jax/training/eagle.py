@@ -6,12 +6,14 @@ the network reads its own hidden states, but the true tokens, since drafts after
 a wrong token are rejected anyway.
 """
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import base
+from specdec_jax import arrays, base
 from specdec_jax.base import Array
 from specdec_jax.checkpoints import loading
 from specdec_jax.data import written_texts
@@ -19,7 +21,11 @@ from specdec_jax.models import eagle
 from specdec_jax.models.eagle import Eagle, EagleConfig
 from specdec_jax.models.layers import RMSNorm, applied
 from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.training import chunked
 from specdec_jax.training.losses import Batch, LossFn, LossSums
+
+# What `Eagle.project` reads.
+_PROJECTION = ('decoder_norm', 'logits_dense')
 
 
 @base.value
@@ -97,6 +103,12 @@ def ahead(x: Array, distance: int) -> Array:
   return jnp.pad(x, padding)[:, distance:]
 
 
+def behind(x: Array, distance: int) -> Array:
+  """The reverse of `ahead`; zeros before the beginning."""
+  padding = [(0, 0), (distance, 0)] + [(0, 0)] * (x.ndim - 2)
+  return jnp.pad(x, padding)[:, : x.shape[1]]
+
+
 def unroll(
   config: EagleConfig,
   params: Any,
@@ -106,9 +118,9 @@ def unroll(
   *,
   num_steps: int,
 ) -> list[Array]:
-  """The logits, float32 `[B, T, V_draft]`, of every step of drafting from every
-  position: at step i, counted from 0, and position t, of what follows token
-  t + i + 1.
+  """The hidden states, `[B, T, embed]`, of every step of drafting from every
+  position, which `Eagle.project` takes: at step i, counted from 0, and position
+  t, the logits are those of what follows token t + i + 1.
 
   Args:
     params: of the network, in the config's dtype.
@@ -126,44 +138,48 @@ def unroll(
   mask &= (positions[:, None] >= positions[None, :])[None]
   mix = UnrolledAttention(mask, config.head_dim**-0.5)
   apply = applied(Eagle(config))
-  hidden = apply(params, features, method=Eagle.join)
-  logits = []
+  hidden = [apply(params, features, method=Eagle.join)]
   nothing = jnp.zeros((0, 0, 0, 0), config.dtype)  # There is no cache.
   for i in range(num_steps):
     next_tokens = ahead(tokens, i + 1)
     rows = jnp.take(embedding, next_tokens, axis=0, mode='clip')
     begin = jnp.full(tokens.shape[0], i, jnp.int32)
-    hidden, *_ = apply(
-      params, rows.astype(config.dtype), hidden, nothing, nothing, begin, mix
+    after, *_ = apply(
+      params,
+      rows.astype(config.dtype),
+      hidden[-1],
+      nothing,
+      nothing,
+      begin,
+      mix,
     )
-    logits.append(apply(params, hidden, method=Eagle.project))
-  return logits
+    hidden.append(after)
+  return hidden[1:]
 
 
-def target_log_probs(
-  head: TargetHead,
-  target_ids: Array,
-  last: Array,
-  batch: Batch,
-  *,
-  epsilon: float,
-) -> Array:
-  """The target's log-probabilities of the tokens that can be drafted, float32
-  `[B, T, V_draft]`, of what follows each position; meaningless where a prompt's
-  token follows.
+def target_states(
+  head: TargetHead, last: Array, batch: Batch, *, epsilon: float
+) -> tuple[Array, Array]:
+  """The target's states before its logits, `[B, T, embed]`, and the float32
+  normaliser `[B, T]` of the logits, over all tokens.
 
   `last` is what left the target's last layer, `[B, T, embed]`. The normaliser
-  over all tokens is known from the one that was written next: its logit is
-  computed here, and its log-probability was recorded.
+  is known from the token that was written next: its logit is computed here, and
+  its log-probability was recorded. It is meaningless where a prompt's token
+  follows.
   """
   norm = RMSNorm(epsilon, head.rows.dtype)
   x: Any = norm.apply({'params': {'scale': head.norm}}, last)
-  rows = jnp.take(head.rows, target_ids, axis=0)
   next_rows = jnp.take(head.rows, ahead(batch['decoder_target_tokens'], 1), 0)
   next_logits = _product('btd,btd->bt', x, next_rows)
-  normalizer = next_logits - ahead(batch['log_probs'], 1)
+  return x, next_logits - ahead(batch['log_probs'], 1)
+
+
+def target_log_probs(rows: Array, x: Array, normalizer: Array) -> Array:
+  """The target's log-probabilities of the tokens whose `rows` these are,
+  float32 `[..., V_draft]`; the others of `target_states`."""
   # At most 0 but for rounding; meaningless ones would overflow.
-  logits = _product('btd,vd->btv', x, rows)
+  logits = _product('...d,vd->...v', x, rows)
   return jnp.minimum(logits - normalizer[..., None], 0.0)
 
 
@@ -210,6 +226,9 @@ def eagle_loss(
     num_steps: of drafting.
   """
   target_config, head = read_head(target, config.dtype)
+  sums_of = functools.partial(
+    _loss_sums, config, decay=decay, sharpness=sharpness
+  )
 
   def loss_fn(params, batch: Batch, key: Array | None) -> LossSums:
     del key
@@ -219,42 +238,84 @@ def eagle_loss(
     streams = batch['streams']
     begin = streams.shape[-1] - target_config.embed_dim
     features, last = jnp.split(streams, [begin], axis=-1)
-    log_p = target_log_probs(
-      head, ids, last, batch, epsilon=target_config.norm_epsilon
+    x, normalizer = target_states(
+      head, last, batch, epsilon=target_config.norm_epsilon
     )
-    all_logits = unroll(
+    hidden = unroll(
       config, rounded, head.embedding, batch, features, num_steps=num_steps
     )
-    segments, weights = (
-      batch['decoder_segment_ids'],
-      batch['decoder_loss_weights'],
+    # Step i from position t stands where the target says what follows token
+    # t + i + 1: one distribution for all steps.
+    counted = jnp.stack(
+      [behind(_is_counted(batch, i), i + 1) for i in range(num_steps)], axis=2
     )
-    # Drafting begins behind the last token but one of a prompt.
-    is_first = (ahead(weights, 2) > 0) & (ahead(segments, 2) == segments)
-    total = jnp.zeros((), jnp.float32)
-    figures = {}
-    first: dict[str, Array] = {}
-    for i, logits in enumerate(all_logits):
-      is_same = ahead(segments, i + 2) == segments
-      counted = (is_first & is_same).astype(jnp.float32)
-      own_log_p = ahead(log_p, i + 1)
-      loss, kl, alpha = lk_loss(own_log_p, logits, sharpness=sharpness)
-      total += decay**i * (loss * counted).sum()
-      sums = (alpha * counted).sum(), counted.sum()
-      figures[f'alpha_{i + 1}'] = jnp.stack(sums)
-      if not i:
-        mass = jnp.exp(own_log_p).sum(-1)
-        likeliest = jnp.take(ids, logits.argmax(-1))
-        written = ahead(batch['decoder_target_tokens'], 2)
-        figures['coverage'] = jnp.stack(((mass * counted).sum(), sums[1]))
-        first = {
-          'nats': (kl * counted).sum(),
-          'num_correct': jnp.where(likeliest == written, counted, 0.0).sum(),
-          'weight': counted.sum(),
-        }
-    return LossSums(loss=total, figures=figures, **first)
+    hidden_there = jnp.stack(
+      [behind(each, i + 1) for i, each in enumerate(hidden)], axis=2
+    )
+    flat = lambda x: x.reshape(-1, *x.shape[2:])
+    return chunked.summed(
+      sums_of,
+      {name: rounded[name] for name in _PROJECTION if name in rounded},
+      flat(hidden_there),
+      {
+        'x': flat(x),
+        'normalizer': flat(normalizer),
+        'counted': flat(counted),
+        'written': flat(ahead(batch['decoder_target_tokens'], 1)),
+      },
+      {'rows': jnp.take(head.rows, ids, axis=0), 'target_ids': ids},
+      is_needed=flat(counted).any(-1),
+    )
 
   return loss_fn
+
+
+def _is_counted(batch: Batch, step: int) -> Array:
+  """bool `[B, T]`: whether a step of drafting from a position has a loss. That
+  begins behind the last token but one of a prompt."""
+  segments, weights = (
+    batch['decoder_segment_ids'],
+    batch['decoder_loss_weights'],
+  )
+  is_first = (ahead(weights, 2) > 0) & (ahead(segments, 2) == segments)
+  return is_first & (ahead(segments, step + 2) == segments)
+
+
+def _loss_sums(
+  config: EagleConfig,
+  projection: Any,
+  hidden: Array,
+  target: Mapping[str, Array],
+  shared: Mapping[str, Array],
+  *,
+  decay: float,
+  sharpness: float,
+) -> LossSums:
+  """The sums of `eagle_loss` over N positions, each with the hidden states of n
+  steps, `[N, n, embed]`."""
+  ids, counted = shared['target_ids'], target['counted'].astype(jnp.float32)
+  log_p = target_log_probs(shared['rows'], target['x'], target['normalizer'])
+  params = {**projection, 'target_ids': ids}
+  logits = applied(Eagle(config))(params, hidden, method=Eagle.project)
+  loss, kl, alpha = lk_loss(log_p[:, None], logits, sharpness=sharpness)
+  num_steps = hidden.shape[1]
+  decays = jnp.asarray([decay**i for i in range(num_steps)], jnp.float32)
+  first, weights = counted[:, 0], counted.sum(0)
+  alphas = (alpha * counted).sum(0)
+  mass = (jnp.exp(log_p).sum(-1) * first).sum()
+  likeliest = jnp.take(ids, arrays.argmax(logits[:, 0]))
+  is_correct = likeliest == target['written']
+  figures = {
+    f'alpha_{i + 1}': jnp.stack((alphas[i], weights[i]))
+    for i in range(num_steps)
+  }
+  return LossSums(
+    loss=(loss * counted * decays).sum(),
+    nats=(kl[:, 0] * first).sum(),
+    num_correct=jnp.where(is_correct, first, 0.0).sum(),
+    weight=weights[0],
+    figures=figures | {'coverage': jnp.stack((mass, weights[0]))},
+  )
 
 
 def eagle_config(

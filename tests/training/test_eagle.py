@@ -1,6 +1,7 @@
 """EAGLE-3 drafters in training: the loss, the unrolled steps, whole runs."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,9 @@ from specdec_jax.models import eagle as network
 from specdec_jax.models import families
 from specdec_jax.models.eagle import EagleConfig
 from specdec_jax.models.llama import LlamaConfig
-from specdec_jax.training import eagle, metrics_log
+from specdec_jax.training import chunked, eagle, metrics_log
 from specdec_jax.training.eagle import TargetHead
+from specdec_jax.training.losses import LossSums
 from tests.cli import tiny
 
 SIZES = {
@@ -40,6 +42,13 @@ STEPS = 4
 def softmax(x):
   x = np.exp(x - x.max(axis=-1, keepdims=True))
   return x / x.sum(axis=-1, keepdims=True)
+
+
+def project(config, params, hidden):
+  """Logits of hidden states."""
+  return network.Eagle(config).apply(
+    {'params': params}, hidden, method=network.Eagle.project
+  )
 
 
 def test_the_loss_and_its_gradient():
@@ -86,19 +95,55 @@ def test_the_targets_distribution_is_that_of_all_its_tokens():
     for t in range(4):
       recorded[row, t + 1] = expected[row, t, tokens[row, t + 1]]
   ids = jnp.asarray([1, 4, 5, 9])
-  found = eagle.target_log_probs(
-    head,
-    ids,
-    jnp.asarray(last),
-    {
-      'decoder_target_tokens': jnp.asarray(tokens, jnp.int32),
-      'log_probs': jnp.asarray(recorded),
-    },
-    epsilon=1e-5,
-  )
+  batch = {
+    'decoder_target_tokens': jnp.asarray(tokens, jnp.int32),
+    'log_probs': jnp.asarray(recorded),
+  }
+  states = eagle.target_states(head, jnp.asarray(last), batch, epsilon=1e-5)
+  found = eagle.target_log_probs(head.rows[ids], *states)
   np.testing.assert_allclose(
     found[:, :4], expected[:, :4][..., np.asarray(ids)], rtol=1e-4, atol=1e-5
   )
+
+
+def test_positions_without_a_loss_are_not_computed():
+  """The sums and the gradient of the others are those of one part."""
+  rng = np.random.default_rng(3)
+  draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  is_needed = jnp.asarray([1, 0, 0, 1, 0, 1, 1, 0, 0, 1, 0], bool)
+  # Of eleven positions, two parts of four are taken: the last three that are
+  # not needed are never read.
+  skipped = np.flatnonzero(~is_needed)[-3:]
+  w, x = draw(3, 7), draw(11, 3)
+  constants = {'weight': is_needed.astype(jnp.float32) * jnp.abs(draw(11))}
+
+  def sums(w, x, constants, shared):
+    y = jnp.tanh(x @ w + shared) @ jnp.ones(7)
+    loss = (y**2 * constants['weight']).sum()
+    ones = constants['weight'].sum()
+    figures = {'mean': jnp.stack(((y * constants['weight']).sum(), ones))}
+    return LossSums(
+      loss=loss, nats=2 * loss, num_correct=ones, weight=ones, figures=figures
+    )
+
+  def in_parts(w, x):
+    found = chunked.summed(
+      sums, w, x, constants, shift, is_needed=is_needed, size=4
+    )
+    return 3 * found.loss, found
+
+  shift = draw(7)
+  whole = lambda w, x: (
+    3 * (found := sums(w, x, constants, shift)).loss,
+    found,
+  )
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+  differentiated = lambda f: jax.jit(jax.grad(f, (0, 1), has_aux=True))
+  expected = differentiated(whole)(w, x)
+  with_nan = x.at[skipped].set(jnp.nan)
+  found = differentiated(in_parts)(w, with_nan)
+  jax.tree.map(close, found, expected)
+  jax.tree.map(close, jax.jit(in_parts)(w, with_nan)[1], expected[1])
 
 
 def test_unrolled_steps_are_those_of_drafting():
@@ -118,9 +163,15 @@ def test_unrolled_steps_are_those_of_drafting():
     'decoder_target_tokens': tokens,
     'decoder_segment_ids': jnp.asarray(segments, jnp.int32),
   }
-  found = jax.jit(
-    functools.partial(eagle.unroll, CONFIG, num_steps=STEPS),
-  )(params, embedding, batch, features)
+
+  @jax.jit
+  def unrolled(params):
+    hidden = eagle.unroll(
+      CONFIG, params, embedding, batch, features, num_steps=STEPS
+    )
+    return [project(CONFIG, params, each) for each in hidden]
+
+  found = unrolled(params)
 
   target = LlamaConfig(num_layers=2, **SIZES)
   _, model = network.with_features(target, CONFIG, width=STEPS)
@@ -228,6 +279,60 @@ def test_a_run_that_was_stopped_goes_on(texts, capsys):
     assert 0 < line['alpha_1'] <= line['coverage'] <= 1.001
     assert 0 < line['alpha_2'] < 1
   assert 0 < lines('whole')[2]['validation_alpha_1'] < 1
+
+
+def test_the_loss_of_a_batch_is_that_of_its_positions(texts):
+  """One by one: where drafting may begin, how far it stays in its text, and
+  what the target says there."""
+  target = str(texts / 'model')
+  found_config, head = eagle.read_head(target, jnp.float32)
+  config = eagle.eagle_config(
+    target=target, texts=str(texts / 'texts'), draft_vocab_size=64
+  )
+  params = eagle.eagle_params(
+    config, jax.random.key(0), target=target, texts=str(texts / 'texts')
+  )
+  dataset = written_rows.from_written_texts(
+    str(texts / 'texts'), batch_size=2, length=64
+  )
+  batch = jax.tree.map(jnp.asarray, dataset.batch(0))
+  batch['streams'] = batch['streams'].astype(jnp.float32)
+  loss_fn = eagle.eagle_loss(config, target=target, num_steps=2, decay=0.5)
+  sums = jax.jit(lambda params: loss_fn(params, batch, None))(params)
+
+  @jax.jit
+  def parts(params):
+    features, last = jnp.split(batch['streams'], [32], axis=-1)
+    hidden = eagle.unroll(
+      config, params, head.embedding, batch, features, num_steps=2
+    )
+    states = eagle.target_states(
+      head, last, batch, epsilon=found_config.norm_epsilon
+    )
+    log_p = eagle.target_log_probs(head.rows[params['target_ids']], *states)
+    return log_p, [project(config, params, each) for each in hidden]
+
+  log_p, logits = parts(params)
+  segments, weights = (
+    np.asarray(batch[f'decoder_{name}'])
+    for name in ('segment_ids', 'loss_weights')
+  )
+  loss, counts, alphas = 0.0, [0, 0], [0.0, 0.0]
+  for row, t, i in itertools.product(range(2), range(62), range(2)):
+    # Behind t come the token that is known, and i that were drafted.
+    span = segments[row, t : t + i + 3]
+    is_same = len(span) == i + 3 and (span == span[0]).all()
+    if is_same and weights[row, t + 2]:
+      own = eagle.lk_loss(log_p[row, t + i + 1], logits[i][row, t])
+      loss += 0.5**i * float(own[0])
+      alphas[i] += float(own[2])
+      counts[i] += 1
+  assert counts[0] > counts[1] > 10
+  np.testing.assert_allclose(sums.loss, loss, rtol=1e-4)
+  for i in range(2):
+    np.testing.assert_allclose(
+      sums.figures[f'alpha_{i + 1}'], [alphas[i], counts[i]], rtol=1e-4
+    )
 
 
 def test_what_can_be_drafted_is_what_was_written_most(texts):

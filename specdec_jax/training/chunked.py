@@ -1,0 +1,134 @@
+"""Losses that are summed over positions a few at a time.
+
+What is computed of a position, such as logits, can be much larger than what it
+is computed of, and many positions have no loss.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.base import Array
+from specdec_jax.training.losses import LossSums
+
+# `(params, inputs, constants, shared) -> LossSums`; see `summed`.
+SumsFn = Callable[[Any, Any, Any, Any], LossSums]
+
+
+def summed(
+  fn: SumsFn,
+  params: Any,
+  inputs: Any,
+  constants: Any,
+  shared: Any,
+  *,
+  is_needed: Array,
+  size: int = 128,
+) -> LossSums:
+  """The sums of `fn` over the positions that are needed, `size` at a time.
+
+  The gradient is computed along with them, so that nothing of a part is kept.
+  On a mesh all positions are one part, which stays on its devices.
+
+  Args:
+    fn: sums over any number of positions, 0 for one that is not needed.
+    params: what the loss is differentiated by, and
+    inputs: of each position, arrays `[N, ...]`.
+    constants: further arrays `[N, ...]`.
+    shared: arrays that all positions read.
+    is_needed: bool `[N]`.
+    size: positions at a time.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if not mesh.empty and mesh.size > 1:
+    return fn(params, inputs, constants, shared)
+  order = jnp.argsort(~is_needed, stable=True)
+
+  def needed_first(x: Array) -> Array:
+    rest = [(0, 0)] * (x.ndim - 1)
+    x = jnp.take(x, order, axis=0, mode='clip')
+    return jnp.pad(x, [(0, -is_needed.size % size), *rest])
+
+  inputs, constants = jax.tree.map(needed_first, (inputs, constants))
+  num_parts = -(-jnp.sum(is_needed, dtype=jnp.int32) // size)
+  return _summed(fn, size, params, inputs, constants, shared, num_parts)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _summed(
+  fn: SumsFn,
+  size: int,
+  params: Any,
+  inputs: Any,
+  constants: Any,
+  shared: Any,
+  num_parts: Array,
+) -> LossSums:
+  def add(i: Array, sums: LossSums) -> LossSums:
+    found = fn(params, *_part((inputs, constants), i, size), shared)
+    return jax.tree.map(jnp.add, sums, found)
+
+  first = _part((inputs, constants), 0, size)
+  zeros = _zeros(jax.eval_shape(fn, params, *first, shared))
+  return jax.lax.fori_loop(0, num_parts, add, zeros)
+
+
+def _forward(
+  fn: SumsFn,
+  size: int,
+  params: Any,
+  inputs: Any,
+  constants: Any,
+  shared: Any,
+  num_parts: Array,
+) -> tuple[LossSums, Any]:
+  """The sums, and the gradients of the loss."""
+
+  def differentiated(i: Any) -> tuple[Any, LossSums]:
+    own_inputs, own_constants = _part((inputs, constants), i, size)
+
+    def loss_of(params: Any, inputs: Any) -> tuple[Array, LossSums]:
+      sums = fn(params, inputs, own_constants, shared)
+      return sums.loss, sums
+
+    return jax.grad(loss_of, (0, 1), has_aux=True)(params, own_inputs)
+
+  def add(i: Array, carry: Any) -> Any:
+    sums, to_params, to_inputs = carry
+    (by_params, by_inputs), found = differentiated(i)
+    put = lambda whole, part: jax.lax.dynamic_update_slice_in_dim(
+      whole, part, i * size, axis=0
+    )
+    return (
+      jax.tree.map(jnp.add, sums, found),
+      jax.tree.map(lambda x, y: x + y.astype(x.dtype), to_params, by_params),
+      jax.tree.map(put, to_inputs, by_inputs),
+    )
+
+  _, shapes = jax.eval_shape(differentiated, 0)
+  totals = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
+  carry = _zeros(shapes), totals, _zeros(inputs)
+  sums, totals, to_inputs = jax.lax.fori_loop(0, num_parts, add, carry)
+  to_params = jax.tree.map(lambda x, y: x.astype(y.dtype), totals, params)
+  return sums, (to_params, to_inputs)
+
+
+def _backward(fn: SumsFn, size: int, gradients: Any, cotangent: Any) -> Any:
+  del fn, size
+  scaled = lambda x: x * cotangent.loss.astype(x.dtype)
+  return *jax.tree.map(scaled, gradients), None, None, None
+
+
+_summed.defvjp(_forward, _backward)
+
+
+def _part(arrays: Any, index: Any, size: int) -> Any:
+  take = lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size, axis=0)
+  return jax.tree.map(take, arrays)
+
+
+def _zeros(shapes: Any) -> Any:
+  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
