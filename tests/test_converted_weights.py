@@ -5,6 +5,7 @@ but not before a loop in it that may not run: iterations without a draft.
 """
 
 import functools
+import itertools
 import re
 
 import jax
@@ -16,7 +17,7 @@ from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
 from specdec_jax.models import families, layers
-from tests import toy, toy_t5
+from tests import toy, toy_eagle, toy_t5
 from tests.test_compilation import in_loops, optimized_hlo
 
 pytestmark = pytest.mark.optimized
@@ -24,26 +25,43 @@ pytestmark = pytest.mark.optimized
 V, MAX_LEN, GAMMA = 40, 32, 4
 SIZES = {'dtype': jnp.bfloat16, 'embed_dim': 48, 'mlp_dim': 96}
 LLAMA = toy.llama_config(V, num_layers=1, is_tied=True, **SIZES)
+EAGLE = toy_eagle.config(LLAMA)
 T5 = toy_t5.config(V, num_layers=1, num_heads=4, **SIZES)
 MODELS = {
   'llama': (LLAMA, functools.partial(toy.llama_params, LLAMA)),
   'encoder-decoder': (T5, functools.partial(toy_t5.params, T5)),
 }
 GREEDY = logits.standardize(temperature=0)
+
+
+def autoregressive(model):
+  return drafters.autoregressive(
+    model, gamma=GAMMA, logits_to_probs=GREEDY, is_argmax=True
+  )
+
+
 DRAFTERS = {
   'prompt_lookup': lambda model: drafters.prompt_lookup(gamma=GAMMA),
-  'autoregressive': lambda model: drafters.autoregressive(
-    model, gamma=GAMMA, logits_to_probs=GREEDY, is_argmax=True
-  ),
+  'autoregressive': autoregressive,
   'adaptive': lambda model: drafters.adaptive(
     model, gamma=GAMMA, logits_to_probs=GREEDY, min_prob=0.1
   ),
 }
+CASES = [*itertools.product(MODELS, DRAFTERS), ('llama', 'eagle')]
+
+
+def in_bfloat16(params):
+  """A tree of weights, and the integers that are among them."""
+  return jax.tree.map(
+    lambda a: (
+      a.astype(jnp.bfloat16) if jnp.issubdtype(a.dtype, jnp.floating) else a
+    ),
+    params,
+  )
 
 
 def bfloat16_params(name: str):
-  params = MODELS[name][1](seed=0)
-  return jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
+  return in_bfloat16(MODELS[name][1](seed=0))
 
 
 def prompt_of(name: str):
@@ -54,11 +72,24 @@ def prompt_of(name: str):
   )
 
 
+def loop_of(name: str, drafter: str, params):
+  """The networks of a loop, and the params of both."""
+  model = families.language_model(MODELS[name][0])
+  if drafter == 'eagle':
+    model, network = toy_eagle.networks(LLAMA, EAGLE, gamma=GAMMA)
+    made = autoregressive(drafters.eagle(network))
+    own = in_bfloat16(toy_eagle.params(EAGLE, seed=1))
+    own = layers.with_cpu_copies(own, is_tied=False)
+    both = Params(params, toy_eagle.joined(params, own))
+  else:
+    made = DRAFTERS[drafter](model)
+    both = Params(params, () if drafter == 'prompt_lookup' else params)
+  return {'target': model, 'drafter': made}, both
+
+
 def converted_weights(name: str, drafter: str, params) -> list[str]:
   """Conversions to float32 in the compiled loop, of a weight's shape."""
-  model = families.language_model(MODELS[name][0])
-  models = {'target': model, 'drafter': DRAFTERS[drafter](model)}
-  both = Params(params, () if drafter == 'prompt_lookup' else params)
+  models, both = loop_of(name, drafter, params)
   state = jax.eval_shape(
     lambda params, prompt: speculative.init(
       params, jax.random.key(0), prompt, **models, max_len=MAX_LEN
@@ -77,7 +108,7 @@ def converted_weights(name: str, drafter: str, params) -> list[str]:
   # A lookup converts the rows that it takes, in the fusion that takes them.
   kernels = {
     leaf.shape
-    for path, leaf in jax.tree.leaves_with_path(params)
+    for path, leaf in jax.tree.leaves_with_path(both)
     if path[-1].key in ('kernel', layers.TRANSPOSED)
   }
   found = []
@@ -88,8 +119,7 @@ def converted_weights(name: str, drafter: str, params) -> list[str]:
   return found
 
 
-@pytest.mark.parametrize('drafter', DRAFTERS)
-@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize(('name', 'drafter'), CASES)
 def test_no_weight_is_converted_in_the_loop(name, drafter):
   is_tied = MODELS[name][0].is_tied
   params = layers.with_cpu_copies(bfloat16_params(name), is_tied=is_tied)

@@ -5,17 +5,21 @@
     python -m experiments.pretrained measure --target=ende-mini \
       --drafter=ende-nano --plain_drafter=runs/ende_nano/model \
       --task=corpora/debian_ende/test.jsonl --metric=bleu
+    python -m experiments.pretrained suite --name=smollm2-135m-eagle \
+      --suite=out/suite/suite.json
 
 The first makes the folder `specdec_jax/pretrained/NAME` of a finished run, with
 what is known of its training in card.json. The second decodes the whole test
 split and puts what it finds into card.json of all shipped models among those
-given. Both write README.md, the card, from card.json.
+given. The third does so with what `specdec bench --suite` measured of a
+drafter. All write README.md, the card, from card.json.
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from experiments import common
 from experiments.pretrained import card, shipping
@@ -37,6 +41,8 @@ def _ship(args: argparse.Namespace) -> None:
     manifest=args.manifest,
     device=args.device,
     note=args.note,
+    limits=args.limits,
+    license=args.license,
     overwrite=args.overwrite,
   )
   card.write(args.name)
@@ -51,6 +57,12 @@ def _measure(args: argparse.Namespace) -> None:
       card.update(name, figures)
       card.write(name)
       print(f'{pretrained.FOLDER / name / card.NAME}', file=sys.stderr)
+
+
+def _suite(args: argparse.Namespace) -> None:
+  found = card.read_suite(Path(args.suite), args.name)
+  card.update(args.name, {'suite': found})
+  print(card.write(args.name), file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,10 +80,18 @@ def _parser() -> argparse.ArgumentParser:
     'the last is shipped',
   )
   ship.add_argument('--name', required=True, help='such as ende-mini')
-  ship.add_argument('--manifest', required=True, help='of the corpora')
+  ship.add_argument(
+    '--manifest', help='of the corpora, unless texts of a target were learned'
+  )
   ship.add_argument('--device', required=True, help='that trained it, in words')
   ship.add_argument('--note', help='what the settings of the runs do not say')
+  ship.add_argument('--limits', help='what it is bad at')
+  ship.add_argument('--license', help='of the weights, and why')
   ship.add_argument('--overwrite', action='store_true')
+  suite = commands.add_parser('suite', help='state what a suite measured')
+  suite.set_defaults(run_command=_suite)
+  suite.add_argument('--name', required=True, help='of the shipped drafter')
+  suite.add_argument('--suite', required=True, help='a suite.json')
   add = commands.add_parser('measure', help='decode the test split')
   add.set_defaults(run_command=_measure)
   add.add_argument('--target', required=True)

@@ -1,9 +1,11 @@
 """The card of a shipped model: card.json, and README.md made of it."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+from experiments.pretrained import curve
 from specdec_jax.checkpoints import pretrained
 
 NAME = 'README.md'
@@ -14,6 +16,7 @@ _KINDS = {
   't5': 'T5 1.1',
   'block_decoder': 'Spec-Drafter',
   'llama': 'Llama',
+  'eagle': 'EAGLE-3 drafter',
 }
 
 
@@ -58,6 +61,12 @@ def render(card: dict[str, Any]) -> str:
   parts += [
     _drafting(task, found) for task, found in card.get('drafting', {}).items()
   ]
+  parts += [
+    _suite(target, found) for target, found in card.get('suite', {}).items()
+  ]
+  for name in ('limits', 'license'):
+    if text := card.get(name):
+      parts.append([f'## {name.capitalize()}', '', text])
   return '\n'.join('\n'.join(part) + '\n' for part in parts)
 
 
@@ -67,21 +76,37 @@ def _head(card: dict[str, Any]) -> list[str]:
   if not sizes['num_encoder_layers']:
     layers = f'{sizes["num_decoder_layers"]}'
   kind = _KINDS.get(card['network'], card['network'])
-  if not sizes['num_encoder_layers']:
+  is_eagle = card['network'] == 'eagle'
+  if is_eagle:
+    target = card['training'][-1]['settings']['TARGET']
+    kind += f' for `{target}`'
+  elif not sizes['num_encoder_layers']:
     kind += ', decoder-only'
   lines = [
     f'# {card["name"]}',
     '',
-    f'{kind}: {card["parameters"]:,} parameters, {layers} layers, '
+    f'{kind}: {card["parameters"]:,} parameters, {layers} layer'
+    f'{"s" * (layers != "1")}, '
     f'width {sizes["embed_dim"]}, {sizes["num_heads"]} heads, feed-forward '
     f'{sizes["mlp_dim"]}. {card["bytes"]:,} bytes in bfloat16.',
     '',
   ]
-  if card['network'] == 'block_decoder':
+  if is_eagle:
+    lines += [
+      f"It can draft {sizes['draft_vocab_size']:,} of the target's "
+      f'{sizes["vocab_size"]:,} tokens, and has the embeddings of the target.',
+      '',
+      f'`specdec generate --model {target} --drafter eagle --draft_model '
+      f'{card["name"]} --chat --prompt TEXT`; with `--lookup` it copies what '
+      'repeats.',
+      '',
+      'The files are those of an Eagle3DraftModel of the package speculators.',
+    ]
+  elif card['network'] == 'block_decoder':
     lines += ['It only drafts: see `gin_configs/drafters/spec_drafter.gin`.']
   else:
     lines += [f'`specdec generate --model {card["name"]} --prompt TEXT`']
-  if card['format'] == 'huggingface':
+  if card['format'] == 'huggingface' and not is_eagle:
     lines += [
       '',
       'The files are those of `transformers.T5ForConditionalGeneration`; the '
@@ -91,14 +116,14 @@ def _head(card: dict[str, Any]) -> list[str]:
 
 
 def _training(card: dict[str, Any]) -> list[str]:
-  release = card['corpora']['release']
-  lines = [
-    '## Training',
-    '',
-    f'Text of Debian {release["version"]} ({release["codename"]}), by `python '
-    f'-m experiments.corpora debian`; SHA-256 of its manifest '
-    f'`{card["corpora"]["manifest_sha256"]}`. Device: {card["device"]}.',
-  ]
+  lines = ['## Training', '', f'Device: {card["device"]}.']
+  if corpora := card['corpora']:
+    release = corpora['release']
+    lines[-1] = (
+      f'Text of Debian {release["version"]} ({release["codename"]}), by '
+      '`python -m experiments.corpora debian`; SHA-256 of its manifest '
+      f'`{corpora["manifest_sha256"]}`. {lines[-1]}'
+    )
   if card.get('note'):
     lines += ['', card['note']]
   for stage in card['training']:
@@ -110,29 +135,43 @@ def _training(card: dict[str, Any]) -> list[str]:
       f'{stage["steps"]:,} steps, {stage["target_tokens"]:,} target tokens, '
       f'{stage["hours"]} hours. {settings}.',
       '',
-      *(
-        f'- `{t["name"]}`: {t["examples"]:,} examples, {t["target_tokens"]:,} '
-        f'target tokens, SHA-256 `{t["sha256"]}`'
-        for t in stage['tokens']
-      ),
+      *(_tokens(each) for each in stage['tokens']),
     ]
     if stage['curve']:
       lines += ['', *_curve(stage['curve'])]
+  if card['network'] == 'eagle':
+    lines += ['', f'![The learning curve]({curve.NAME})']
   return lines
 
 
-def _curve(curve: list[dict[str, Any]]) -> list[str]:
-  lines = [
-    '| step | hours | training nats | validation nats | accuracy |',
-    '|---|---|---|---|---|',
-  ]
-  for point in curve:
+def _tokens(found: dict[str, Any]) -> str:
+  """What a stage of training read."""
+  if 'writer' not in found:
+    return (
+      f'- `{found["name"]}`: {found["examples"]:,} examples, '
+      f'{found["target_tokens"]:,} target tokens, SHA-256 `{found["sha256"]}`'
+    )
+  temperatures = ', '.join(f'{x:g}' for x in found['temperatures'])
+  return (
+    f'- `{found["name"]}`: {found["examples"]:,} texts by {found["writer"]}, '
+    f'temperatures {temperatures} in turn, {found["target_tokens"]:,} tokens '
+    f'written; SHA-256 of the prompts `{found["sha256"]}`'
+  )
+
+
+def _curve(points: list[dict[str, Any]]) -> list[str]:
+  num_alphas = max(len(point.get('alphas', ())) for point in points)
+  names = ['step', 'hours', 'training nats', 'validation nats', 'accuracy']
+  names += [f'alpha_{i + 1}' for i in range(num_alphas)]
+  lines = [f'| {" | ".join(names)} |', '|---' * len(names) + '|']
+  for point in points:
     nats = point['nats']
+    alphas = ''.join(f' {alpha:.3f} |' for alpha in point.get('alphas', ()))
     lines.append(
       f'| {point["step"]:,} | {point["hours"]} '
       f'| {"" if nats is None else f"{nats:.3f}"} '
       f'| {point["validation_nats"]:.3f} '
-      f'| {point["validation_accuracy"]:.3f} |'
+      f'| {point["validation_accuracy"]:.3f} |{alphas}'
     )
   return lines
 
@@ -234,3 +273,75 @@ def _interval(found: dict[str, Any] | None, *, signed: bool = False) -> str:
     low, high = found['interval']
     text += f' ({low:{sign}.3f} to {high:{sign}.3f})'
   return text
+
+
+# Columns of the suite's table, by key, and the form of their values.
+_OF_SUITE = {
+  'category': ('category', '{}'),
+  'drafter': ('drafter', '{}'),
+  'gamma': ('gamma', '{}'),
+  'temperature': ('T', '{:g}'),
+  'batch_size': ('batch', '{}'),
+  'tokens_per_target_run': ('tokens/run (with bonus)', '{:.2f}'),
+  **{f'alpha_{i}': (f'alpha_{i}', '{:.2f}') for i in (1, 2, 3)},
+  'speedup': ('speedup', '{:.2f}'),
+  'speedup_interval': ('95%', '{0[0]:.2f} to {0[1]:.2f}'),
+  'predicted_speedup': ('predicted', '{:.2f}'),
+}
+
+
+def read_suite(path: Path, name: str) -> dict[str, dict[str, Any]]:
+  """What a suite measured of a drafter, by target, as `update` takes it, with
+  copying from the prompt beside it.
+
+  Args:
+    path: the suite.json of `specdec bench --suite`.
+    name: of the drafter, as `--drafters` had it.
+
+  Raises:
+    ValueError: if the suite has nothing of it.
+  """
+  try:
+    text = path.read_bytes()
+    suite = json.loads(text)
+    rows = suite['rows']
+  except (OSError, ValueError, KeyError) as error:
+    raise ValueError(f'{path} is no suite.json') from error
+  is_own = lambda row: row['drafter'].split('+')[0] == name
+  targets = {row['target'] for row in rows if is_own(row)}
+  if not targets:
+    raise ValueError(f'{path} has no row of the drafter {name}')
+  about = {key: suite.get(key) for key in ('device', 'dtype', 'commit')}
+  about['sha256'] = hashlib.sha256(text).hexdigest()
+  return {
+    target: about
+    | {
+      'rows': [
+        {key: row[key] for key in _OF_SUITE}
+        for row in rows
+        if row['target'] == target
+        and (is_own(row) or row['drafter'] == 'prompt_lookup')
+      ]
+    }
+    for target in sorted(targets)
+  }
+
+
+def _suite(target: str, found: dict[str, Any]) -> list[str]:
+  lines = [
+    f'## The benchmark suite with {target}',
+    '',
+    f'By `specdec bench --suite` in {found["dtype"]} on {found["device"]}; '
+    f'SHA-256 of its suite.json `{found["sha256"]}`. Speed is of decoding, '
+    'against the fastest plain loop.',
+    '',
+    f'| {" | ".join(name for name, _ in _OF_SUITE.values())} |',
+    '|---' * len(_OF_SUITE) + '|',
+  ]
+  for row in found['rows']:
+    cells = [
+      '' if row[key] is None else form.format(row[key])
+      for key, (_, form) in _OF_SUITE.items()
+    ]
+    lines.append(f'| {" | ".join(cells)} |')
+  return lines

@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 
-from experiments.pretrained import card
+from experiments.pretrained import card, curve
 from specdec_jax.checkpoints import loading, model_file, pretrained
 from specdec_jax.cli import main as cli
-from specdec_jax.data import token_files
+from specdec_jax.data import token_files, written_texts
 from specdec_jax.models import families
 from specdec_jax.text import vocabulary_files
 from specdec_jax.training import metrics_log
@@ -30,24 +30,31 @@ def ship(
   runs: Sequence[str],
   name: str,
   *,
-  manifest: str,
+  manifest: str | None,
   device: str,
   note: str | None = None,
+  limits: str | None = None,
+  license: str | None = None,
   overwrite: bool = False,
 ) -> None:
   """Makes `specdec_jax/pretrained/NAME`: the weights in bfloat16, and what is
   known of their training in card.json.
 
-  An encoder-decoder is put into Hugging Face's format, which transformers reads
-  too; other networks into ours. The vocabulary lies once above all folders.
+  Encoder-decoders and EAGLE-3 drafters are put into Hugging Face's format,
+  which other packages read too; other networks into ours. The vocabulary lies
+  once above all folders; an EAGLE-3 drafter has that of its target, and a
+  picture of its learning curve.
 
   Args:
     runs: folders of `specdec train`, each of which began from the one before;
       the last has the model.
     name: of the folder.
-    manifest: of the corpora, by `python -m experiments.corpora`.
+    manifest: of the corpora, by `python -m experiments.corpora`; None for a
+      drafter that learned from texts of its target alone.
     device: that trained it.
     note: what the settings do not say.
+    limits: what it is bad at.
+    license: of the weights, and why.
     overwrite: whether an earlier folder is replaced.
 
   Raises:
@@ -55,13 +62,18 @@ def ship(
       was shipped before, or there is no manifest.
   """
   records = [_training(Path(run)) for run in runs]
-  corpora = _corpora(Path(manifest))
   source, folder = Path(runs[-1]) / 'model', pretrained.FOLDER / name
   only_drafts = loading.is_drafter(source)
   config = loading.read_config(source, only_drafts=only_drafts)
-  is_huggingface = families.has_encoder(config)
+  is_eagle = families.of(config).with_features is not None
+  if manifest is None and not is_eagle:
+    raise ValueError(f'{runs[-1]} learned from corpora: give --manifest')
+  corpora = None if manifest is None else _corpora(Path(manifest))
   _check_vocabulary(source)
   pretrained.FOLDER.mkdir(exist_ok=True)
+  for own in (card.NAME, card.DATA, curve.NAME) if overwrite else ():
+    (folder / own).unlink(missing_ok=True)
+  is_huggingface = families.has_encoder(config) or is_eagle
   to = 'huggingface' if is_huggingface else 'safetensors'
   command = ['convert', str(source), str(folder), '--to', to]
   command += ['--dtype', 'bfloat16', *(['--overwrite'] if overwrite else [])]
@@ -72,6 +84,9 @@ def ship(
       shutil.move(folder / file, pretrained.FOLDER / file)
   # It was made for its owner alone.
   (folder / 'model.safetensors').chmod(0o644)
+  if is_eagle:
+    lines = metrics_log.read_log(Path(runs[-1]) / metrics_log.NAME)
+    curve.draw(lines, folder / curve.NAME)
   shapes = jax.tree.leaves(families.param_shapes(config))
   contents = {
     'name': name,
@@ -83,6 +98,8 @@ def ship(
     'corpora': corpora,
     'device': device,
     'note': note,
+    'limits': limits,
+    'license': license,
     'training': records,
   }
   card.save(name, contents)
@@ -117,8 +134,16 @@ def _check_vocabulary(source: Path) -> None:
 
 
 def _sizes(config: Any) -> dict[str, Any]:
-  names = ('num_encoder_layers', 'num_decoder_layers', 'embed_dim', 'num_heads')
-  return {name: getattr(config, name) for name in (*names, 'mlp_dim')}
+  names = ('embed_dim', 'num_heads', 'mlp_dim')
+  # An EAGLE-3 drafter is one layer.
+  sizes = {
+    'num_encoder_layers': getattr(config, 'num_encoder_layers', 0),
+    'num_decoder_layers': getattr(config, 'num_decoder_layers', 1),
+    **{name: getattr(config, name) for name in names},
+  }
+  own = ('vocab_size', 'draft_vocab_size')
+  is_eagle = families.of(config).with_features is not None
+  return sizes | ({x: getattr(config, x) for x in own} if is_eagle else {})
 
 
 def _training(run: Path) -> dict[str, Any]:
@@ -134,9 +159,12 @@ def _training(run: Path) -> dict[str, Any]:
     'target_tokens': int(sum(line['targets'] for line in steps)),
     'hours': round(_hours(steps), 2),
     'tokens': [
-      _tokens(Path(folder))
-      for name in ('TOKENS', 'TARGET_TOKENS')
-      for folder in _folders(macros.get(name, ()))
+      *(
+        _tokens(Path(folder))
+        for name in ('TOKENS', 'TARGET_TOKENS')
+        for folder in _folders(macros.get(name, ()))
+      ),
+      *_texts(macros),
     ],
     'settings': {
       name: _shown(value)
@@ -184,6 +212,24 @@ def _tokens(folder: Path) -> dict[str, Any]:
   return {'name': folder.name} | {name: split.get(name) for name in names}
 
 
+def _texts(macros: dict[str, Any]) -> list[dict[str, Any]]:
+  """The texts that a target wrote for the run, if it learned from such."""
+  if (folder := macros.get('TEXTS')) is None:
+    return []
+  description = written_texts.load_description(folder)
+  parts = written_texts.load_parts(folder, macros.get('NUM_PARTS'))
+  return [
+    {
+      'name': Path(folder).name,
+      'examples': sum(len(part) for part in parts),
+      'target_tokens': sum(part.num_written for part in parts),
+      'sha256': description['prompts_sha256'],
+      'writer': f'{description["model"]} in {description["dtype"]}',
+      'temperatures': description['temperatures'],
+    }
+  ]
+
+
 def _curve(
   lines: Sequence[dict[str, float]], steps: Sequence[dict[str, float]]
 ) -> list[dict[str, float]]:
@@ -194,17 +240,18 @@ def _curve(
     round(i * (len(found) - 1) / max(_NUM_POINTS - 1, 1))
     for i in range(_NUM_POINTS)
   }
-  curve = []
+  points = []
   for i in sorted(chosen) if found else ():
     step = found[i]['step']
     before = [line for line in steps if line['step'] <= step]
-    curve.append(
+    points.append(
       {
         'step': step,
         'hours': round(_hours(before), 2),
         'nats': before[-1]['nats'] if before else None,
         'validation_nats': found[i]['validation_nats'],
         'validation_accuracy': found[i]['validation_accuracy'],
+        'alphas': curve.alphas(found[i]),
       }
     )
-  return curve
+  return points

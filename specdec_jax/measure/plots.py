@@ -15,7 +15,7 @@ from specdec_jax.files.require import require
 
 _SIZE = (6.0, 4.0)
 # Legible in print and to those who see no red or no green.
-_COLORS = ('#2458c5', '#d9730d', '#2e8b4f', '#8b3fb0', '#5d6572', '#b3201c')
+COLORS = ('#2458c5', '#d9730d', '#2e8b4f', '#8b3fb0', '#5d6572', '#b3201c')
 
 
 class Measured(NamedTuple):
@@ -39,7 +39,7 @@ def new_figure(num_axes: int = 1) -> tuple[Any, Any]:
     each.grid(color='#dde1e7', linewidth=0.8)
     each.set_axisbelow(True)
     each.spines[['top', 'right']].set_visible(False)
-    each.set_prop_cycle(color=_COLORS)
+    each.set_prop_cycle(color=COLORS)
   return figure, axes[0] if num_axes == 1 else list(axes)
 
 
@@ -99,7 +99,7 @@ def speedup_by_gamma(
   """Predicted speedups as lines, measured ones as points with their range, both
   by name and gamma."""
   figure, axes = new_figure()
-  colors = itertools.cycle(_COLORS)
+  colors = itertools.cycle(COLORS)
   for (name, line), color in zip(predicted.items(), colors, strict=False):
     axes.plot(list(line), list(line.values()), color=color, label=name)
     points = (measured or {}).get(name, {})
@@ -125,7 +125,7 @@ def speedup_by_category(rows: Sequence[Mapping[str, Any]]) -> Any:
   ways = list(dict.fromkeys(tuple(row[n] for n in names) for row in rows))
   groups = list(dict.fromkeys(row['category'] for row in rows))
   figure.set_size_inches(9, 2 + 0.14 * len(rows))
-  colors = itertools.cycle(_COLORS)
+  colors = itertools.cycle(COLORS)
   for (i, way), color in zip(enumerate(ways), colors, strict=False):
     own = [row for row in rows if tuple(row[n] for n in names) == way]
     heights = [

@@ -13,7 +13,7 @@ pytest.importorskip('sentencepiece')
 
 from specdec_jax.checkpoints import loading, pretrained
 
-MAX_BYTES = 40_000_000
+MAX_BYTES = 60_000_000
 NAMES = pretrained.names()
 
 
@@ -47,14 +47,15 @@ def test_weights_and_cards_agree(name, monkeypatch):
   assert weights.stat().st_size == card['bytes']
   with safetensors.safe_open(weights, framework='np') as file:
     dtypes = {file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
-  assert dtypes == {'BF16'}
+  # Which tokens an EAGLE-3 drafter can draft.
+  assert dtypes - {'I64', 'BOOL'} == {'BF16'}
   # As they were rounded: nothing is lost when they are read into float32.
   for leaf in leaves:
-    np.testing.assert_array_equal(
-      leaf, leaf.astype(jnp.bfloat16).astype(jnp.float32)
-    )
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+      rounded = leaf.astype(jnp.bfloat16).astype(jnp.float32)
+      np.testing.assert_array_equal(leaf, rounded)
   assert {'training', 'device'} <= set(card)
-  sections = [card.get(name, {}) for name in ('test', 'drafting')]
+  sections = [card.get(name, {}) for name in ('test', 'drafting', 'suite')]
   measured = [found for tasks in sections for found in tasks.values()]
   assert measured
   assert all('sha256' in figures for figures in measured)

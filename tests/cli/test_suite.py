@@ -5,9 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from specdec_jax.checkpoints import huggingface
 from specdec_jax.decoding import statistics
 from specdec_jax.measure import suite, suite_report
 from specdec_jax.text import suite_prompts
+from tests import toy_eagle
+from tests.cli import tiny
 from tests.cli.tiny import assert_refused
 
 pytest.importorskip('matplotlib')
@@ -20,9 +23,13 @@ USUAL = (
 
 def test_a_suite_goes_on_where_it_stopped(run, make_model, tmp_path):
   model = make_model('suite', max_positions=512)
+  sizes = toy_eagle.config(tiny.make_config(max_positions=512))
+  head = tmp_path / 'eagle'
+  huggingface.save(head, sizes, toy_eagle.params(sizes, seed=1))
   argv = (
     *('bench', '--suite', model, '--out', tmp_path, *USUAL),
-    *('--drafters', f'model={model},ngram,none'),
+    '--drafters',
+    f'model={model},ngram,none,eagle={head},eagle+lookup={head}',
     *('--categories', 'maths,random tokens,long input'),
   )
   result = run(*argv)
@@ -30,12 +37,19 @@ def test_a_suite_goes_on_where_it_stopped(run, make_model, tmp_path):
   figures = json.loads((tmp_path / 'suite.json').read_text())
   assert 'do not fit: long input' in figures['notes'][0]
   rows = {(row['category'], row['drafter']): row for row in figures['rows']}
-  assert len(rows) == len(figures['rows']) == 2 * 3
+  assert len(rows) == len(figures['rows']) == 2 * 5
   own = rows['maths', model]
   # Two drafted tokens and the bonus token; the third position has none.
   assert (own['tokens_per_target_run'], own['alpha_2']) == (3.0, 1.0)
   assert (own['alpha_3'], own['identical_rows'], own['rows']) == (None, 2, 2)
   assert rows['random tokens', 'none']['tokens_per_target_run'] == 1.0
+  # The target keeps features for both, and what it says stays the same.
+  for name in (str(head), f'{head}+lookup'):
+    row = rows['maths', name]
+    assert (row['identical_rows'], row['rows']) == (2, 2)
+    assert row['tokens_per_target_run'] >= 1
+    assert row['c'] >= 0
+    assert row['predicted_speedup'] > 0
   page = (tmp_path / 'suite.md').read_text()
   for part in ('bfloat16 in hardware', 'commit', '(with bonus)', 'suite.svg'):
     assert part in page

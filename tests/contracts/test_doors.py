@@ -28,7 +28,7 @@ from specdec_jax.assembly.choices import flags_of
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DRAFTERS
 from specdec_jax.assembly.rules import RULES
-from specdec_jax.checkpoints import huggingface, safetensors_model
+from specdec_jax.checkpoints import huggingface, loading, safetensors_model
 from specdec_jax.decoding import speculative
 from specdec_jax.models import families
 from specdec_jax.models.block_heads import BlockHeadsConfig
@@ -408,6 +408,31 @@ def test_gamma_chooses_itself_with_every_drafter(name, doors):
       generate, decoder.params, jax.random.key(0), batch.prompt
     )
     assert output.statistics.num_tested.shape == (1, gamma)
+
+
+@pytest.mark.parametrize('name', ['model', 'eagle', 'spec_drafter'])
+def test_a_dry_run_counts_a_drafter(name, folder, capfd, monkeypatch):
+  """Its weights, and the state that it has in the loop."""
+  monkeypatch.setenv('COLUMNS', '200')
+  result = tiny.run(
+    capfd,
+    *infer_runs.argv(
+      folder / target_of(name),
+      folder / 'task.jsonl',
+      folder / f'dry_{name}',
+      infer_runs.gin_file(f'drafters/{name}.gin'),
+      '--dry_run',
+      DRAFTER_CHECKPOINT_PATH=repr(str(folder / name)),
+    ),
+  )
+  assert result.status == 0, result
+  [row] = [x for x in result.out.splitlines() if 'drafter parameters' in x]
+  found = int(row.split('│')[2].strip().replace(',', ''))
+  path = folder / name
+  config = loading.read_config(path, only_drafts=loading.is_drafter(path))
+  shapes = jax.tree.leaves(families.param_shapes(config))
+  assert found == sum(leaf.size for leaf in shapes)
+  assert not (folder / f'dry_{name}').exists()
 
 
 def test_a_door_that_drops_an_option_is_caught(doors, capfd, monkeypatch):

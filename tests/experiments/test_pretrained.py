@@ -14,16 +14,19 @@ pytest.importorskip('orbax.checkpoint')
 pytest.importorskip('sentencepiece')
 pytest.importorskip('sacrebleu')
 
+import specdec_jax
 from experiments.pretrained import card, measurement, measuring
 from experiments.pretrained.__main__ import main
 from specdec_jax import logits
 from specdec_jax.assembly.rules import Greedy
 from specdec_jax.base import Params
 from specdec_jax.checkpoints import loading, orbax, pretrained
+from specdec_jax.data import written_texts
 from specdec_jax.decoding import autoregressive
 from specdec_jax.launch import compilation_cache
 from specdec_jax.text import vocabulary_files
-from tests import toy, toy_block, toy_t5
+from tests import toy, toy_block, toy_eagle, toy_t5
+from tests.cli import tiny
 
 # Wider than the vocabulary of the goldens, which has 85 pieces.
 V = 128
@@ -227,6 +230,101 @@ def test_other_networks_are_shipped_in_our_format(
   assert drafter.max_positions == 80
   card_text = (shipped / 'draft-toy' / 'README.md').read_text()
   assert 'It only drafts' in card_text
+
+
+def write_eagle_run(folder, target):
+  """A drafter for the target, and a run that says it learned from its texts."""
+  texts = folder / 'texts'
+  folder.mkdir()
+  about = {'model': 'tiny', 'dtype': 'bfloat16', 'prompts_sha256': 'f00'}
+  written_texts.begin(texts, about | {'temperatures': [0.0, 0.7]})
+  tokens = [np.arange(5), np.arange(7)]
+  part = written_texts.join(
+    tokens, [2, 3], [np.zeros(len(text)) for text in tokens], None
+  )
+  written_texts.save_part(texts, 0, part)
+  sizes = toy_eagle.config(
+    tiny.make_config(num_layers=2), norm_before_next=True
+  )
+  orbax.save(folder / 'model', sizes, toy_eagle.params(sizes, seed=1))
+  lines = [
+    {'step': 10, 'nats': 4.5, 'alpha_1': 0.25, 'alpha_2': 0.125}
+    | {'targets': 7200.0, 'targets_per_second': 2.0},
+    {'step': 10, 'validation_nats': 5.0, 'validation_accuracy': 0.5}
+    | {'validation_alpha_2': 0.0625, 'validation_alpha_1': 0.375},
+  ]
+  (folder / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, lines)))
+  gin = f"TARGET = '{target}'\nTEXTS = '{texts}'\nTRAIN_STEPS = 10\n"
+  (folder / 'config.gin').write_text(gin)
+
+
+def test_an_eagle_drafter_is_shipped_and_drafts_by_its_name(
+  shipped, tmp_path, capfd
+):
+  pytest.importorskip('matplotlib')
+  model = tiny.write_model(tmp_path / 'model', num_layers=2)
+  write_eagle_run(tmp_path / 'run', model)
+  command = (
+    *('ship', f'--run={tmp_path / "run"}', '--name=toy-eagle'),
+    *('--device=an abacus', '--limits=Poems.', '--license=As its target.'),
+  )
+  assert main(command) == 0
+  # Once more, over its own card.
+  assert main([*command, '--overwrite']) == 0
+  assert sorted(path.name for path in (shipped / 'toy-eagle').iterdir()) == [
+    *('README.md', 'card.json', 'config.json', 'curve.svg'),
+    'model.safetensors',
+  ]
+  rows = [
+    {**dict.fromkeys(card._OF_SUITE), 'target': 'tiny', 'drafter': drafter}
+    | {'category': 'chat', 'tokens_per_target_run': 1.75, 'speedup': 1.25}
+    for drafter in ('toy-eagle', 'toy-eagle+lookup', 'prompt_lookup', 'ngram')
+  ]
+  suite = {'device': 'an abacus', 'dtype': 'float32', 'rows': rows}
+  (tmp_path / 'suite.json').write_text(json.dumps(suite))
+  command = ['suite', f'--suite={tmp_path / "suite.json"}']
+  assert main([*command, '--name=toy-eagle']) == 0
+  capfd.readouterr()
+  assert main([*command, '--name=other']) == 2
+  assert 'has no row of the drafter other' in capfd.readouterr().err
+  text = (shipped / 'toy-eagle' / 'README.md').read_text()
+  for words in (
+    'EAGLE-3 drafter for ',
+    "It can draft 263 of the target's 264 tokens",
+    'temperatures 0, 0.7 in turn, 7 tokens written; SHA-256 of the prompts',
+    '| 10 | 1.0 | 4.500 | 5.000 | 0.500 | 0.375 | 0.062 |',
+    '![The learning curve](curve.svg)',
+    '## The benchmark suite with tiny',
+    '| chat | toy-eagle+lookup |',
+    '| chat | prompt_lookup |',
+    '## Limits\n\nPoems.\n',
+    '## License\n\nAs its target.\n',
+  ):
+    assert words in text, words
+  assert str(tmp_path) not in text
+  assert 'ngram' not in text
+
+  found = {}
+  for name, more in (
+    ('plain', ('--drafter', 'none')),
+    ('eagle', ('--drafter', 'eagle', '--draft_model', 'toy-eagle')),
+  ):
+    result = tiny.run(
+      capfd,
+      *('generate', '--model', model, '--prompt', 'the in the in', *more),
+      *('--gamma', 2, '--max_new_tokens', 12, '--json', '-'),
+    )
+    assert result.status == 0, result
+    [found[name]] = result.records()
+  assert found['eagle']['tokens'] == found['plain']['tokens']
+  assert found['eagle']['statistics']['drafted'] > 0
+  decoder = specdec_jax.load(
+    model, drafter='eagle', draft_model='toy-eagle', gamma=2
+  )
+  [completion] = specdec_jax.generate(
+    decoder, ['the in the in'], max_new_tokens=12
+  )
+  assert list(completion.tokens) == found['plain']['tokens']
 
 
 @pytest.mark.parametrize('temperature', [0.0, 0.9])
