@@ -3,11 +3,13 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from specdec_jax.assembly.choices import ChoiceError
 from specdec_jax.checkpoints import formats, loading
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.models import families, layers, presets
@@ -20,6 +22,12 @@ from specdec_jax.text.vocabularies import AnyVocabulary, Vocabulary
 _RANDOM = 'random:'
 # From a tree of shapes to one of shardings.
 Shardings = Callable[[Any], Any]
+# Kinds of drafters, by the field of `families.Family` that their networks have.
+_KINDS = {
+  'with_features': 'eagle',
+  'block_model': 'spec_drafter',
+  'with_heads': 'block_heads',
+}
 # Runs while the weights of a model are read.
 Waiting = Callable[[str], contextlib.AbstractContextManager]
 
@@ -72,7 +80,24 @@ def read_config(model: Model) -> Config:
   if model.sizes in presets.PRESETS:
     return presets.preset(model.sizes, dtype=dtype)
   path = loading.locate(model.checkpoint)
-  return loading.read_config(path, dtype=dtype, config=model.sizes)
+  try:
+    return loading.read_config(path, dtype=dtype, config=model.sizes)
+  except ValueError as error:
+    if (kind := _kind_of_drafter(path)) is None:
+      raise
+    raise ChoiceError(
+      f'{error}: give it as {{draft_model}}, with {{drafter}} {kind}'
+    ) from error
+
+
+def _kind_of_drafter(path: Path) -> str | None:
+  """How the network at a path drafts, as `assembly.drafting` calls it, if that
+  is all it does."""
+  with contextlib.suppress(ValueError):
+    config = loading.read_config(path, only_drafts=True)
+    family = families.of(config)
+    return next(k for use, k in _KINDS.items() if getattr(family, use))
+  return None
 
 
 def read_drafter_config(model: Model, use: str, name: str) -> Any:
