@@ -310,7 +310,7 @@ def _loss_sums(
     for i in range(num_steps)
   }
   return LossSums(
-    loss=(loss * counted * decays).sum(),
+    loss=(loss * counted * decays[None]).sum(),
     nats=(kl[:, 0] * first).sum(),
     num_correct=jnp.where(is_correct, first, 0.0).sum(),
     weight=weights[0],

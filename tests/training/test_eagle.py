@@ -118,7 +118,7 @@ def test_positions_without_a_loss_are_not_computed():
   constants = {'weight': is_needed.astype(jnp.float32) * jnp.abs(draw(11))}
 
   def sums(w, x, constants, shared):
-    y = jnp.tanh(x @ w + shared) @ jnp.ones(7)
+    y = jnp.tanh(x @ w + shared[None]) @ jnp.ones(7)
     loss = (y**2 * constants['weight']).sum()
     ones = constants['weight'].sum()
     figures = {'mean': jnp.stack(((y * constants['weight']).sum(), ones))}
