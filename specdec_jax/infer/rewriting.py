@@ -277,7 +277,7 @@ def _decode(
     tokens[row.index] = cut(output.tokens)
     log_probs[row.index] = cut(output.log_probs)
     if kept is not None:
-      own = np.asarray(kept)[0, :length].astype(jnp.bfloat16)
+      own = np.array(kept)[0, :length].view(jnp.bfloat16)
       own[-1] = 0  # Of the last token, which was never fed.
       streams[row.index] = own
   order = [row.index for row in part.rows]

@@ -111,14 +111,14 @@ def _write_rows(buffer: Array, new: Array, lengths: Array) -> Array:
   batch_size = buffer.shape[0]
   zero = jnp.zeros((), lengths.dtype)
 
-  def write_row(row, buffer):
+  def write_row(row, buffer, new):
     update = jax.lax.dynamic_slice_in_dim(new, row, 1, axis=0)
     start = (jnp.asarray(row, lengths.dtype), zero, lengths[row], zero)
     return jax.lax.dynamic_update_slice(buffer, update, start)
 
   def write_unrolled(buffer):
     for row in range(batch_size):
-      buffer = write_row(row, buffer)
+      buffer = write_row(row, buffer, new)
     return buffer
 
   def write_in_scan(buffer):
@@ -136,7 +136,20 @@ def _write_rows(buffer: Array, new: Array, lengths: Array) -> Array:
     # and copies the whole cache four times to keep the two apart. A loop stops
     # it, unless its trip count is known to be one.
     num_rows = jnp.where(lengths[0] >= 0, batch_size, 0)
-    return jax.lax.fori_loop(0, num_rows, write_row, buffer)
+    # It writes bfloat16 by way of float32, all of the buffer for every row, and
+    # bits as they are.
+    is_half = buffer.dtype.itemsize == 2
+    as_bits = lambda x, dtype: (
+      jax.lax.bitcast_convert_type(x, dtype) if is_half else x
+    )
+    bits = as_bits(new, jnp.uint16)
+    written = jax.lax.fori_loop(
+      0,
+      num_rows,
+      lambda row, buffer: write_row(row, buffer, bits),
+      as_bits(buffer, jnp.uint16),
+    )
+    return as_bits(written, buffer.dtype)
 
   is_small = batch_size <= _MAX_UNROLLED_ROWS
   return jax.lax.platform_dependent(
