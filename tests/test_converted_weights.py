@@ -1,4 +1,4 @@
-"""bfloat16 on a CPU: no weight is converted inside a decoding loop.
+"""bfloat16 on a CPU: no weight is converted inside a decoding loop, nor a cache.
 
 XLA multiplies a single row in float32. It converts weights before a plain loop,
 but not before a loop in it that may not run: iterations without a draft.
@@ -88,7 +88,8 @@ def loop_of(name: str, drafter: str, params):
 
 
 def converted_weights(name: str, drafter: str, params) -> list[str]:
-  """Conversions to float32 in the compiled loop, of a weight's shape."""
+  """Conversions to float32 in the compiled loop, of a weight's or a cache's
+  shape."""
   models, both = loop_of(name, drafter, params)
   state = jax.eval_shape(
     lambda params, prompt: speculative.init(
@@ -111,6 +112,10 @@ def converted_weights(name: str, drafter: str, params) -> list[str]:
     for path, leaf in jax.tree.leaves_with_path(both)
     if path[-1].key in ('kernel', layers.TRANSPOSED)
   }
+  # Where a head has one query, as in a T5, it is multiplied in float32.
+  caches = jax.tree.leaves((state.target_cache, state.drafter_state))
+  if name == 'llama':
+    kernels |= {leaf.shape for leaf in caches if leaf.ndim == 4}
   found = []
   for line in in_loops(hlo):
     match = re.search(r'= f32\[([\d,]+)\]\S* convert\(', line)
