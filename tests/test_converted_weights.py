@@ -1,4 +1,4 @@
-"""bfloat16 on a CPU: no weight is converted inside a decoding loop, nor a cache.
+"""bfloat16 on CPUs: no weight is converted in a decoding loop, nor a cache.
 
 XLA multiplies a single row in float32. It converts weights before a plain loop,
 but not before a loop in it that may not run: iterations without a draft.
