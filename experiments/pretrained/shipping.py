@@ -223,9 +223,9 @@ def _texts(macros: dict[str, Any]) -> list[dict[str, Any]]:
       'name': Path(folder).name,
       'examples': sum(len(part) for part in parts),
       'target_tokens': sum(part.num_written for part in parts),
-      'sha256': description['prompts_sha256'],
-      'writer': f'{description["model"]} in {description["dtype"]}',
-      'temperatures': description['temperatures'],
+      'sha256': description.text('prompts_sha256'),
+      'writer': f'{description.text("model")} in {description.text("dtype")}',
+      'temperatures': description.values['temperatures'],
     }
   ]
 
