@@ -4,7 +4,6 @@ What is computed of a position, such as logits, can be much larger than what it
 is computed of, and many positions have no loss.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -57,8 +56,7 @@ def summed(
   return _summed(fn, size, params, inputs, constants, shared, num_parts)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _summed(
+def _primal(
   fn: SumsFn,
   size: int,
   params: Any,
@@ -85,7 +83,7 @@ def _forward(
   shared: Any,
   num_parts: Array,
 ) -> tuple[LossSums, Any]:
-  """The sums, and the gradients of the loss."""
+  """The sums of `_primal`, and the gradients of the loss."""
 
   def differentiated(i: Any) -> tuple[Any, LossSums]:
     own_inputs, own_constants = _part((inputs, constants), i, size)
@@ -122,6 +120,7 @@ def _backward(fn: SumsFn, size: int, gradients: Any, cotangent: Any) -> Any:
   return *jax.tree.map(scaled, gradients), None, None, None
 
 
+_summed: Any = jax.custom_vjp(_primal, nondiff_argnums=(0, 1))
 _summed.defvjp(_forward, _backward)
 
 
