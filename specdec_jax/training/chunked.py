@@ -66,8 +66,8 @@ def _primal(
   num_parts: Array,
 ) -> LossSums:
   def add(i: Array, sums: LossSums) -> LossSums:
-    found = fn(params, *_part((inputs, constants), i, size), shared)
-    return jax.tree.map(jnp.add, sums, found)
+    own, other = _part((inputs, constants), i, size)
+    return jax.tree.map(jnp.add, sums, fn(params, own, other, shared))
 
   first = _part((inputs, constants), 0, size)
   zeros = _zeros(jax.eval_shape(fn, params, *first, shared))
