@@ -82,7 +82,7 @@ def test_the_table_names_what_was_compared(run):
     'identical': True,
     'without_draft_cost_ratio': None,
   }
-  for name in ('model', 'drafter', 'device', 'adaptive'):
+  for name in ('model', 'drafter', 'device', 'adaptive', 'tree'):
     figures[name] = None
   for name in ('autoregressive_target_runs', 'short_target_runs'):
     figures[name] = 1
