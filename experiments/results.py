@@ -24,6 +24,7 @@ TITLES = {
   'leviathan2023': 'Leviathan et al. 2023: speculative decoding',
   'sun2024': 'Sun et al. 2024: block verification',
   'xia2023': 'Xia et al. 2023: SpecDec',
+  'beams': 'Speculative beam search',
 }
 # Of a folder, in this order; others follow by name.
 _ORDER = {

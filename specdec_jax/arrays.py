@@ -64,3 +64,10 @@ def argmax(values: Array) -> Array:
 def pick(values: Array, indices: Array) -> Array:
   """The element that int32 `[...]` names on the last axis of `[..., V]`."""
   return jnp.take_along_axis(values, indices[..., None], axis=-1)[..., 0]
+
+
+def take(values: Array, indices: Array) -> Array:
+  """`values[b, indices[b, m]]`: `[B, N, ...]` and int32 `[B, M]` to
+  `[B, M, ...]`."""
+  shape = indices.shape + (1,) * (values.ndim - 2)
+  return jnp.take_along_axis(values, indices.reshape(shape), axis=1)

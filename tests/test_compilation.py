@@ -16,8 +16,13 @@ import pytest
 
 from specdec_jax import arrays, base, drafters, logits, trees, verification
 from specdec_jax.base import Params
-from specdec_jax.decoding import autoregressive, speculative
-from specdec_jax.drafters import schedules
+from specdec_jax.decoding import (
+  autoregressive,
+  beam_search,
+  speculative,
+  speculative_beams,
+)
+from specdec_jax.drafters import beams, schedules
 from specdec_jax.models import families, kv_cache
 from tests import toy, toy_eagle, toy_gemma, toy_t5
 
@@ -80,6 +85,13 @@ DRAFTERS = {
     )
     for name, config in MODELS.items()
   },
+}
+BEAMS = {
+  'no beams drafted': beams.none(4),
+  'drafted beams': beams.of_model(
+    toy.families.language_model(CONFIG), gamma=GAMMA, width=8, eos_id=0
+  ),
+  'copied beams': beams.copied(4, gamma=GAMMA),
 }
 RULES = {
   'speculative_sampling': verification.speculative_sampling,
@@ -198,6 +210,27 @@ def cache_size(batch_size: int) -> int:
   return batch_size * heads * CAPACITY * CONFIG.head_dim
 
 
+def beams_of(name: str, batch_size: int):
+  """A speculative beam search with four beams: the function of params and of
+  the state to begin with, and both of them."""
+  target = toy.families.language_model(CONFIG)
+  networks = {'target': target, 'drafter': BEAMS[name]}
+  params = Params(weights(), weights())
+  sizes = {'num_beams': 4, 'max_len': MAX_LEN // 4}
+  state = jax.eval_shape(
+    lambda params, prompt: speculative_beams.init(
+      params, prompt, **networks, **sizes
+    ),
+    params,
+    prompt_of(batch_size),
+  )
+  rules = beam_search.checked_rules(target, 4, 0.6, 0, None)
+  run = functools.partial(speculative_beams.run, **networks, rules=rules)
+  return run, params, state
+
+
+BEAM_PROGRAMS = [(name, size) for name in BEAMS for size in (1, 4)]
+
 # Drafter, rule and batch size: one row, and several, which a CPU writes in one
 # loop however many; every rule. What is not compiled twice writes caches in the
 # same place as others do.
@@ -221,6 +254,16 @@ def test_no_host_and_no_copied_cache_in_the_loop(name, rule, batch_size):
   assert cache_copies(lines, cache_size(batch_size)) == []
   for word in ('callback', 'outfeed', 'infeed', ' send(', ' recv(', 'ToHost'):
     assert word not in hlo, word
+
+
+@pytest.mark.parametrize(
+  ('name', 'batch_size'), [('drafted beams', 1), ('copied beams', 2)]
+)
+def test_no_copied_cache_in_a_beam_search(name, batch_size):
+  run, *arguments = beams_of(name, batch_size)
+  lines = in_loops(optimized_hlo(jax.jit(run), *arguments))
+  assert sum('dynamic-update-slice' in line for line in lines) >= 4
+  assert cache_copies(lines, cache_size(batch_size)) == []
 
 
 def test_a_copied_cache_is_seen(monkeypatch):
@@ -373,6 +416,9 @@ for name, batch_size in t.TPU_PROGRAMS:
 for name, batch_size in t.TREE_PROGRAMS:
   run, *arguments = t.tree_loop_of(name, batch_size)
   check('tree, ' + name, batch_size, run, arguments)
+for name, batch_size in t.BEAM_PROGRAMS:
+  run, *arguments = t.beams_of(name, batch_size)
+  check(name, batch_size, run, arguments)
 """
 
 
@@ -396,4 +442,5 @@ def test_the_tpu_compiler_accepts_the_loop_and_copies_no_cache():
     check=False,
   )
   assert result.returncode == 0, result.stderr[-3000:]
-  assert result.stdout.count('loop: 0') == len(TPU_PROGRAMS + TREE_PROGRAMS)
+  num_programs = len(TPU_PROGRAMS + TREE_PROGRAMS + BEAM_PROGRAMS)
+  assert result.stdout.count('loop: 0') == num_programs

@@ -1,7 +1,9 @@
 """Beam search with T5X's semantics, the baseline of many seq2seq results.
 
 Length normalisation is that of Wu et al. (https://arxiv.org/abs/1609.08144,
-Eq. 14); finished and live sequences are kept apart, as in T5X.
+Eq. 14); finished and live sequences are kept apart, as in T5X. `advance` is the
+search's decision, whoever computed the logits: here one target call per step,
+in `speculative_beams` one for several.
 """
 
 import dataclasses
@@ -38,7 +40,8 @@ class BeamOutput:
     has_nan: bool `[B]`: the model returned logits that are not numbers, and the
       row was stopped.
     statistics: counters, of which `num_tokens`, of the best sequence, and
-      `num_target_runs` count.
+      `num_target_runs` count; of a speculative search those of drafts as well,
+      a level of the draft being a token.
   """
 
   tokens: Array
@@ -49,13 +52,23 @@ class BeamOutput:
   statistics: Statistics
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rules:
+  """What a search goes by, static; see `generate`."""
+
+  num_beams: int
+  alpha: float
+  eos_ids: tuple[int, ...]
+  vocab_size: int
+
+
 @base.value
-class _State:
-  """What an iteration needs; live sequences have one length a row.
+class Search:
+  """Where a search stands; live sequences have one length a row.
 
   `live` is `[B, K, S]` tokens and `live_log_probs` `[B, K]`, `lengths`,
   `max_lengths`, `is_active` and `has_nan` are `[B]`, `finished*` as in
-  `BeamOutput`, and the cache has `B * K` rows.
+  `BeamOutput`.
   """
 
   live: Array
@@ -67,6 +80,13 @@ class _State:
   max_lengths: Array
   is_active: Array
   has_nan: Array
+
+
+@base.value
+class _State:
+  """What an iteration needs: the search, and a cache of `B * K` rows."""
+
+  search: Search
   cache: Any
 
 
@@ -102,26 +122,42 @@ def generate(
     ValueError: if `num_beams`, `alpha` or `vocab_size` is out of range, or the
       prompt has no rows or exceeds `max_len`.
   """
-  if num_beams < 1:
-    raise ValueError(f'num_beams must be at least 1, got {num_beams}')
-  if not 0 <= alpha < float('inf'):
-    raise ValueError(f'alpha must be finite and at least 0, got {alpha}')
-  step = functools.partial(
-    _step,
-    params.target,
-    target=target,
-    alpha=alpha,
-    eos_ids=(eos_id,) if isinstance(eos_id, int) else eos_id or (-1,),
-    vocab_size=target.vocab_size if vocab_size is None else vocab_size,
-  )
+  rules = checked_rules(target, num_beams, alpha, eos_id, vocab_size)
   prompt = state_lib.checked(prompt, max_len)
   state = init(
     params, prompt, target=target, num_beams=num_beams, max_len=max_len
   )
   state = jax.lax.while_loop(
-    lambda state: jnp.any(state.is_active), step, state
+    lambda state: jnp.any(state.search.is_active),
+    functools.partial(step, params.target, target=target, rules=rules),
+    state,
   )
-  return _output(state, prompt.decoder_lengths)
+  starts = prompt.decoder_lengths
+  counts = dataclasses.replace(
+    statistics.init(starts.size, 0),
+    num_target_runs=state.search.lengths - starts,
+  )
+  return output(state.search, starts, counts)
+
+
+def checked_rules(
+  target: base.LanguageModel,
+  num_beams: int,
+  alpha: float,
+  eos_id: EosId,
+  vocab_size: int | None,
+) -> Rules:
+  """The rules of a search; raises as `generate`."""
+  if num_beams < 1:
+    raise ValueError(f'num_beams must be at least 1, got {num_beams}')
+  if not 0 <= alpha < float('inf'):
+    raise ValueError(f'alpha must be finite and at least 0, got {alpha}')
+  return Rules(
+    num_beams=num_beams,
+    alpha=alpha,
+    eos_ids=(eos_id,) if isinstance(eos_id, int) else eos_id or (-1,),
+    vocab_size=target.vocab_size if vocab_size is None else vocab_size,
+  )
 
 
 def brevity_penalty(alpha: float, lengths: Array) -> Array:
@@ -137,6 +173,15 @@ def init(
   num_beams: int,
   max_len: int,
 ) -> _State:
+  """Prefill once a row, and its cache for each beam; see `generate`."""
+  cache = target.init(params.target, prompt, max_len + 1)
+  return _State(
+    search=start(prompt, num_beams=num_beams, max_len=max_len),
+    cache=jax.tree.map(lambda x: jnp.repeat(x, num_beams, axis=0), cache),
+  )
+
+
+def start(prompt: base.Prompt, *, num_beams: int, max_len: int) -> Search:
   """One live beam a row, which holds the prompt, in int32."""
   batch_size, prompt_len = prompt.decoder_tokens.shape
   lengths = prompt.decoder_lengths
@@ -146,8 +191,7 @@ def init(
   tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, max_len - prompt_len)))
   live = jnp.repeat(tokens[:, None], num_beams, axis=1)
   nothing = jnp.full((batch_size, num_beams), NOTHING, jnp.float32)
-  cache = target.init(params.target, prompt, max_len + 1)
-  return _State(
+  return Search(
     live=live,
     live_log_probs=nothing.at[:, -1].set(0.0),
     lengths=lengths,
@@ -157,142 +201,149 @@ def init(
     max_lengths=max_lengths,
     is_active=lengths < max_lengths,
     has_nan=jnp.zeros(batch_size, jnp.bool_),
-    cache=jax.tree.map(lambda x: jnp.repeat(x, num_beams, axis=0), cache),
   )
 
 
-def _step(
-  params: Any,
-  state: _State,
-  *,
-  target: base.LanguageModel,
-  alpha: float,
-  eos_ids: tuple[int, ...],
-  vocab_size: int,
+def last_tokens(sequences: Array, lengths: Array) -> Array:
+  """The last of each live sequence: `[B, K, S]` and int32 `[B]` to `[B, K]`."""
+  last = jnp.broadcast_to(lengths[:, None] - 1, sequences.shape[:2])
+  return arrays.pick(sequences, last)
+
+
+def step(
+  params: Any, state: _State, *, target: base.LanguageModel, rules: Rules
 ) -> _State:
   """Every live sequence by one token; rows that are not active stay put."""
-  num_beams, num_ids = state.live.shape[1], target.vocab_size
-  log_probs, cache = _extend(params, state, target, vocab_size)
-  has_nan = jnp.any(jnp.isnan(log_probs), axis=(1, 2)) & state.is_active
-  # Of the best, as many can have ended as there are beams and ids of EOS.
-  num_candidates = num_beams * min(1 + len(eos_ids), num_ids, vocab_size)
-  log_probs, flat = jax.lax.top_k(
-    log_probs.reshape(-1, num_beams * num_ids), num_candidates
-  )
-  parents, tokens = flat // num_ids, flat % num_ids
-  candidates = _append(_pick(state.live, parents), tokens, state.lengths)
-  is_eos = functools.reduce(operator.or_, [tokens == i for i in eos_ids])
-
-  open_log_probs = jnp.where(is_eos, NOTHING, log_probs)
-  live_log_probs, chosen = _best_last(open_log_probs, num_beams)
-  parents = _pick(parents, chosen)
-
-  lengths = jnp.broadcast_to(state.lengths[:, None] + 1, tokens.shape)
-  scores = log_probs / brevity_penalty(alpha, lengths - 1)
-  # Half of nothing is still far below any sequence's log-probability.
-  has_ended = is_eos & (log_probs > NOTHING / 2)
-  join = lambda old, new: jnp.concatenate([old, new], axis=1)
-  scores = join(state.finished_scores, jnp.where(has_ended, scores, NOTHING))
-  finished_scores, kept = _best_last(scores, num_beams)
-  finished_lengths = _pick(
-    join(state.finished_lengths, jnp.where(has_ended, lengths, 0)), kept
-  )
-  new = dataclasses.replace(
-    state,
-    live=_pick(candidates, chosen),
-    live_log_probs=live_log_probs,
-    lengths=state.lengths + 1,
-    finished=_pick(join(state.finished, candidates), kept),
-    finished_lengths=finished_lengths,
-    finished_scores=finished_scores,
-  )
-  new = dataclasses.replace(new, is_active=_can_improve(new, alpha))
-  return _advance(state, new, has_nan, parents, cache, target)
-
-
-def _extend(
-  params: Any, state: _State, target: base.LanguageModel, vocab_size: int
-) -> tuple[Array, Any]:
-  """Log-probabilities `[B, K, V]` of every continuation, and the new cache."""
-  batch_size, num_beams, width = state.live.shape
-  last = arrays.read_block(
-    state.live.reshape(batch_size * num_beams, width),
-    jnp.repeat(state.lengths - 1, num_beams),
-    1,
-  )
-  logits, cache = target.extend(params, last, state.cache)
-  # Padding keeps its share, as in T5X, so that scores are the model's own.
-  log_probs = mask_padding(vocab_size)(jax.nn.log_softmax(logits[:, 0]))
-  log_probs = log_probs.reshape(batch_size, num_beams, -1)
-  return state.live_log_probs[:, :, None] + log_probs, cache
-
-
-def _advance(
-  state: _State,
-  new: _State,
-  has_nan: Array,
-  parents: Array,
-  cache: Any,
-  target: base.LanguageModel,
-) -> _State:
-  """`new` in rows that were active and met no NaN, with their beams' caches."""
-  batch_size, num_beams = parents.shape
+  search, num_beams = state.search, rules.num_beams
+  last = last_tokens(search.live, search.lengths)
+  logits, cache = target.extend(params, last.reshape(-1, 1), state.cache)
+  logits = logits.reshape(*last.shape, -1)
+  search, parents, _ = advance(search, logits, search.is_active, rules)
 
   def reorder(old: Array, new: Array) -> Array:
     # What `extend` hands on untouched, as it does the encoder's keys, is the
     # same for all beams of a row.
     if new is old:
       return new
-    by_beam = new.reshape(batch_size, num_beams, *new.shape[1:])
-    return _pick(by_beam, parents).reshape(new.shape)
-
-  def choose(old: Array, new: Array) -> Array:
-    is_taken = state.is_active & ~has_nan
-    shape = (batch_size,) + (1,) * (new.ndim - 1)
-    return jnp.where(is_taken.reshape(shape), new, old)
+    by_beam = new.reshape(-1, num_beams, *new.shape[1:])
+    return arrays.take(by_beam, parents).reshape(new.shape)
 
   cache = jax.tree.map(reorder, state.cache, cache)
-  without_cache = lambda state: dataclasses.replace(state, cache=None)
-  new = jax.tree.map(choose, without_cache(state), without_cache(new))
-  return dataclasses.replace(
-    new,
-    is_active=new.is_active & ~has_nan,
-    has_nan=state.has_nan | has_nan,
-    cache=target.rewind(cache, jnp.repeat(new.lengths - 1, num_beams)),
+  lengths = jnp.repeat(search.lengths - 1, num_beams)
+  return _State(search=search, cache=target.rewind(cache, lengths))
+
+
+def advance(
+  search: Search, logits: Array, is_due: Array, rules: Rules
+) -> tuple[Search, Array, Array]:
+  """The search's decision: every live sequence by one token.
+
+  Args:
+    search: before it.
+    logits: float32 `[B, K, V]`, of what follows each live sequence.
+    is_due: bool `[B]`: the active rows that decide; others stay as they are.
+    rules: what it goes by.
+
+  Returns:
+    The search after it; int32 `[B, K]`, which sequence each live one continues;
+    and bool `[B]`, the rows that decided: those that are due and met no NaN.
+  """
+  # Padding keeps its share, as in T5X, so that scores are the model's own.
+  log_probs = mask_padding(rules.vocab_size)(jax.nn.log_softmax(logits))
+  log_probs = search.live_log_probs[:, :, None] + log_probs
+  has_nan = jnp.any(jnp.isnan(log_probs), axis=(1, 2)) & is_due
+  decided, parents = _decide(search, log_probs, rules)
+  is_taken = is_due & ~has_nan
+
+  def choose(old: Array, new: Array) -> Array:
+    shape = (-1,) + (1,) * (new.ndim - 1)
+    return jnp.where(is_taken.reshape(shape), new, old)
+
+  search = jax.tree.map(choose, search, decided)
+  search = dataclasses.replace(
+    search,
+    is_active=search.is_active & ~has_nan,
+    has_nan=search.has_nan | has_nan,
   )
+  return search, parents, is_taken
 
 
-def _can_improve(state: _State, alpha: float) -> Array:
+def _decide(
+  search: Search, log_probs: Array, rules: Rules
+) -> tuple[Search, Array]:
+  """What the best of `log_probs[B, K, V]`, of whole sequences, make of it, and
+  the parents of the new live sequences."""
+  num_beams, num_ids = log_probs.shape[1:]
+  # Of the best, as many can have ended as there are beams and ids of EOS.
+  num_candidates = num_beams * min(
+    1 + len(rules.eos_ids), num_ids, rules.vocab_size
+  )
+  log_probs, flat = jax.lax.top_k(
+    log_probs.reshape(-1, num_beams * num_ids), num_candidates
+  )
+  parents, tokens = flat // num_ids, flat % num_ids
+  candidates = _append(
+    arrays.take(search.live, parents), tokens, search.lengths
+  )
+  is_eos = functools.reduce(operator.or_, [tokens == i for i in rules.eos_ids])
+
+  open_log_probs = jnp.where(is_eos, NOTHING, log_probs)
+  live_log_probs, chosen = _best_last(open_log_probs, num_beams)
+
+  lengths = jnp.broadcast_to(search.lengths[:, None] + 1, tokens.shape)
+  scores = log_probs / brevity_penalty(rules.alpha, lengths - 1)
+  # Half of nothing is still far below any sequence's log-probability.
+  has_ended = is_eos & (log_probs > NOTHING / 2)
+  join = lambda old, new: jnp.concatenate([old, new], axis=1)
+  scores = join(search.finished_scores, jnp.where(has_ended, scores, NOTHING))
+  finished_scores, kept = _best_last(scores, num_beams)
+  finished_lengths = arrays.take(
+    join(search.finished_lengths, jnp.where(has_ended, lengths, 0)), kept
+  )
+  new = dataclasses.replace(
+    search,
+    live=arrays.take(candidates, chosen),
+    live_log_probs=live_log_probs,
+    lengths=search.lengths + 1,
+    finished=arrays.take(join(search.finished, candidates), kept),
+    finished_lengths=finished_lengths,
+    finished_scores=finished_scores,
+  )
+  is_active = _can_improve(new, rules.alpha)
+  new = dataclasses.replace(new, is_active=is_active)
+  return new, arrays.take(parents, chosen)
+
+
+def _can_improve(search: Search, alpha: float) -> Array:
   """bool `[B]`: whether a row has room, and a live sequence that could yet beat
   the worst finished one."""
   # Penalties grow with length, so no descendant can score above this.
-  bound = state.live_log_probs[:, -1] / brevity_penalty(
-    alpha, state.max_lengths
+  bound = search.live_log_probs[:, -1] / brevity_penalty(
+    alpha, search.max_lengths
   )
-  worst = jnp.min(state.finished_scores, axis=1)
-  is_settled = jnp.all(state.finished_lengths > 0, axis=1) & (worst > bound)
-  return (state.lengths < state.max_lengths) & ~is_settled
+  worst = jnp.min(search.finished_scores, axis=1)
+  is_settled = jnp.all(search.finished_lengths > 0, axis=1) & (worst > bound)
+  return (search.lengths < search.max_lengths) & ~is_settled
 
 
-def _output(state: _State, starts: Array) -> BeamOutput:
-  """Finished sequences, or the live ones of rows that have none."""
-  is_finished = state.finished_lengths > 0
+def output(search: Search, starts: Array, counts: Statistics) -> BeamOutput:
+  """Finished sequences, or the live ones of rows that have none; `counts`,
+  without tokens, and with those of the best sequence behind `starts`."""
+  is_finished = search.finished_lengths > 0
   use_live = ~jnp.any(is_finished, axis=1)[:, None]
-  lengths = jnp.where(use_live, state.lengths[:, None], state.finished_lengths)
-  tokens = jnp.where(use_live[:, :, None], state.live, state.finished)
+  lengths = jnp.where(
+    use_live, search.lengths[:, None], search.finished_lengths
+  )
+  tokens = jnp.where(use_live[:, :, None], search.live, search.finished)
   positions = jnp.arange(tokens.shape[2], dtype=jnp.int32)
   is_committed = positions[None, None, :] < lengths[:, :, None]
   return BeamOutput(
     tokens=jnp.where(is_committed, tokens, 0),
     lengths=lengths,
-    scores=jnp.where(use_live, state.live_log_probs, state.finished_scores),
+    scores=jnp.where(use_live, search.live_log_probs, search.finished_scores),
     is_finished=is_finished,
-    has_nan=state.has_nan,
-    statistics=dataclasses.replace(
-      statistics.init(starts.size, 0),
-      num_tokens=lengths[:, -1] - starts,
-      num_target_runs=state.lengths - starts,
-    ),
+    has_nan=search.has_nan,
+    statistics=dataclasses.replace(counts, num_tokens=lengths[:, -1] - starts),
   )
 
 
@@ -307,9 +358,3 @@ def _best_last(scores: Array, count: int) -> tuple[Array, Array]:
   """The `count` best of `[B, N]` and where they stand, ascending."""
   best, indices = jax.lax.top_k(scores, count)
   return best[:, ::-1], indices[:, ::-1]
-
-
-def _pick(values: Array, indices: Array) -> Array:
-  """`values[b, indices[b, n]]`: `[B, N, ...]` and int32 `[B, M]`."""
-  shape = indices.shape + (1,) * (values.ndim - 2)
-  return jnp.take_along_axis(values, indices.reshape(shape), axis=1)

@@ -7,6 +7,7 @@ program; `init`, `step`, `run` and `output` are its pieces.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -198,19 +199,25 @@ def _judge_at_width(
 ) -> Any:
   """Judges all positions, or just the pending one if no row drafted anything.
 
-  The choice is two loops of at most one trip each, since `lax.cond` would copy
-  the target's cache on its way in and out; a loop updates it in place.
+  Both programs are there, and the choice is at run time, by `run_if`.
   """
   if not drafter.may_abstain or not drafter.gamma:
     return judge(drafter.gamma, carry)
   has_draft = jnp.any(draft.lengths > 0)
 
-  def judge_if(is_taken: Array, width: int, carry: Any) -> Any:
-    take = lambda loop: (jnp.zeros_like(is_taken), judge(width, loop[1]))
-    return jax.lax.while_loop(lambda loop: loop[0], take, (is_taken, carry))[1]
+  judge_at = lambda width: functools.partial(judge, width)
+  carry = run_if(has_draft, judge_at(drafter.gamma), carry)
+  return run_if(~has_draft, judge_at(0), carry)
 
-  carry = judge_if(has_draft, drafter.gamma, carry)
-  return judge_if(~has_draft, 0, carry)
+
+def run_if(is_taken: Array, step: Callable[[Any], Any], carry: Any) -> Any:
+  """`step(carry)` if a bool `[]` is set, else `carry`.
+
+  It is a loop of at most one trip, since `lax.cond` would copy the caches in
+  `carry` on their way in and out; a loop updates them in place.
+  """
+  take = lambda loop: (jnp.zeros_like(is_taken), step(loop[1]))
+  return jax.lax.while_loop(lambda loop: loop[0], take, (is_taken, carry))[1]
 
 
 def propose(

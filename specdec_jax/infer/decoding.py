@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from specdec_jax.assembly import beam_drafting, drafting, rules
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly import drafting, rules
 from specdec_jax.assembly.choices import Sampling
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DrafterChoice, NoDrafter
@@ -28,6 +28,10 @@ from specdec_jax.theory.choosing import Choice
 
 # Of T5X's modes, the one that decodes nothing.
 SCORE = 'score'
+_SIZES = (
+  *('batch_size', 'refill_size', 'num_samples'),
+  *('num_decodes', 'draft_width'),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +48,9 @@ class Decoding:
       makes every batch wait for its slowest row.
     num_samples: decodes of each example, each with a random stream of its own.
     num_decodes: beams, if any, of beam search (`decoding.beam_search`), which
-      takes the place of the loop and has no drafter; T5X's name.
+      takes the place of the loop; T5X's name.
+    draft_width: nodes of a level that a draft model drafts for a beam search;
+      None for twice `num_decodes`.
     alpha: of the brevity penalty of beam search.
     return_all_decodes: whether all beams are written, the best last, or the
       best alone.
@@ -64,13 +70,14 @@ class Decoding:
   refill_size: int | None = None
   num_samples: int = 1
   num_decodes: int | None = None
+  draft_width: int | None = None
   alpha: float = 0.6
   return_all_decodes: bool = False
   verify_fn: VerifyFn | None = None
   rule_temperature: float | None = None
 
   def __post_init__(self):
-    for field in ('batch_size', 'refill_size', 'num_samples', 'num_decodes'):
+    for field in _SIZES:
       size = getattr(self, field)
       if size is not None and (type(size) is not int or size < 1):
         raise ValueError(f'{field} should be a positive integer, got {size!r}')
@@ -91,6 +98,11 @@ class Decoding:
         raise ValueError(
           'return_all_decodes is of beam search: give num_decodes as well; '
           'num_samples are always all written'
+        )
+      if self.draft_width is not None:
+        raise ValueError(
+          f'draft_width {self.draft_width} is of beam search: give num_decodes '
+          'as well'
         )
       return
     if self.temperature or self.num_samples > 1:
@@ -149,11 +161,10 @@ def plan(
   ValueError if they do not fit together."""
   drafter = decoding.make_drafter()
   is_score = mode == SCORE
-  if (is_score or decoding.num_decodes) and not isinstance(drafter, NoDrafter):
-    what = 'to score targets' if is_score else 'beam search'
+  if is_score and not isinstance(drafter, NoDrafter):
     raise ValueError(
-      f'{what} takes no drafter, and {type(drafter).__name__} is bound: leave '
-      'out the file of drafters/'
+      f'to score targets takes no drafter, and {type(drafter).__name__} is '
+      'bound: leave out the file of drafters/'
     )
   decoder = decoder_lib.outline(
     model,
@@ -162,6 +173,9 @@ def plan(
     sampling=decoding.sampling,
     is_dry_run=is_dry_run,
   )
+  if decoding.num_decodes and not is_score:
+    # It says what does not go together, before anything is loaded.
+    beam_drafting.drafter(decoder, decoding.num_decodes, decoding.draft_width)
   return Plan(decoder=decoder, decoding=decoding, max_len=max_len, mode=mode)
 
 

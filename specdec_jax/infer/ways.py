@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from specdec_jax.assembly import beam_drafting
 from specdec_jax.base import Params
-from specdec_jax.decoding import beam_search, scoring, speculative
+from specdec_jax.decoding import scoring, speculative, speculative_beams
 from specdec_jax.infer import decode_many, examples, records
 from specdec_jax.infer import decoding as decoding_lib
 from specdec_jax.infer.decoding import SCORE, Plan
@@ -78,11 +79,9 @@ def _compile_beams(
   plan: Plan, params: Params, layout: Layout, mesh: Mesh
 ) -> Compiled:
   generate = functools.partial(
-    beam_search.generate,
-    target=plan.decoder.target,
-    num_beams=plan.decoding.num_decodes or 1,
+    speculative_beams.generate,
+    **_trie(plan, layout.targets_length),
     alpha=plan.decoding.alpha,
-    max_len=plan.max_len,
     eos_id=plan.decoder.eos_id,
     vocab_size=plan.decoder.seen.vocab_size,
   )
@@ -90,6 +89,23 @@ def _compile_beams(
   return _compile_whole(
     plan, params, lambda rows: (pack(rows),), generate, mesh
   )
+
+
+def _trie(plan: Plan, max_new_tokens: int) -> dict[str, Any]:
+  """Arguments of `speculative_beams.init`; without a drafter it is plain beam
+  search, of which no cache is reordered."""
+  num_beams = plan.decoding.num_decodes or 1
+  drafter = beam_drafting.drafter(
+    plan.decoder, num_beams, plan.decoding.draft_width
+  )
+  return {
+    'target': plan.decoder.target,
+    # One width always, as in `decoding.programs`.
+    'drafter': drafter._replace(may_abstain=False),
+    'num_beams': num_beams,
+    'max_len': plan.max_len,
+    'max_new_tokens': max_new_tokens,
+  }
 
 
 def _compile_score(
@@ -146,12 +162,10 @@ _LOOP = Way(
   ),
 )
 _BEAMS = Way(
-  init=lambda params, prompt, *, plan: beam_search.init(
+  init=lambda params, prompt, *, plan: speculative_beams.init(
     params,
     prompt,
-    target=plan.decoder.target,
-    num_beams=plan.decoding.num_decodes,
-    max_len=plan.max_len,
+    **_trie(plan, plan.max_len - prompt.decoder_tokens.shape[1]),
   ),
   compile=_compile_beams,
   record=lambda row, outputs, layout, plan: records.of_beams(

@@ -89,6 +89,24 @@ def test_beams_and_their_scores_are_those_of_t5x(infer, golden):
   ]
 
 
+def test_a_drafter_changes_no_beam_and_saves_target_runs(infer, t5):
+  """The target drafts for itself, and what it reads is copied."""
+  own = {'DRAFTER_CHECKPOINT_PATH': repr(str(t5))}
+  plain = records(infer(**BEAMS))
+  width = {'Decoding__draft_width': 4}
+  drafted = records(
+    infer(gin_file('drafters/model.gin'), **BEAMS, **own, **width)
+  )
+  copied = records(infer(gin_file('drafters/prompt_lookup.gin'), **BEAMS))
+  runs = [
+    [line['aux'].pop('target_runs') for line in lines]
+    for lines in (plain, drafted, copied)
+  ]
+  assert drafted == copied == plain
+  assert runs[1] == [-(-count // 5) for count in runs[0]]
+  assert all(a <= b for a, b in zip(runs[2], runs[0], strict=True))
+
+
 def test_scores_of_targets_are_those_of_t5x(infer, golden):
   path = infer(**SCORE)
   assert path.name == 'task-score.jsonl-00000-of-00001'
@@ -202,6 +220,13 @@ def test_decoded_targets_score_what_decoding_said(run, model, tmp_path):
     ((), BEAMS | {'Decoding__alpha': -1.0}, ['alpha', '-1.0']),
     ((), {'Decoding__return_all_decodes': True}, ['give num_decodes']),
     ((gin_file('drafters/uniform.gin'),), BEAMS, ['beam search', 'Uniform']),
+    ((), {'Decoding__draft_width': 8}, ['draft_width 8', 'num_decodes']),
+    ((), BEAMS | {'Decoding__draft_width': 8}, ['draft_width 8', 'NoDrafter']),
+    (
+      (gin_file('drafters/prompt_lookup.gin'),),
+      BEAMS | {'drafting.PromptLookup__gamma': "'auto'"},
+      ['gamma auto', 'beams'],
+    ),
     ((gin_file('drafters/uniform.gin'),), SCORE, ['score', 'Uniform']),
   ],
 )

@@ -1,0 +1,70 @@
+"""Drafters of beam search: of the choices that other decoding has."""
+
+from typing import Any
+
+from specdec_jax.assembly import drafting
+from specdec_jax.assembly.choices import ChoiceError
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.drafting import DraftModel, NoDrafter, PromptLookup
+from specdec_jax.decoding.beam_trie import BeamDrafter
+from specdec_jax.drafters import beams
+from specdec_jax.models import families
+
+
+def drafter(
+  decoder: Decoder, num_beams: int, width: int | None = None
+) -> BeamDrafter:
+  """What drafts for a beam search, of the decoder's choice of a drafter.
+
+  Args:
+    decoder: its weights need not be there.
+    num_beams: K.
+    width: nodes of a level that a draft model drafts; None for twice K.
+
+  Raises:
+    ChoiceError: if the choice drafts no beams, or not so many.
+  """
+  choice: Any = decoder.choice
+  _check(choice, num_beams, width)
+  if isinstance(choice, NoDrafter):
+    return beams.none(num_beams)
+  if isinstance(choice, PromptLookup):
+    return beams.copied(num_beams, **vars(choice))
+  model = families.language_model(decoder.drafting.config)
+  return beams.of_model(
+    families.with_logits_of(model, decoder.config.vocab_size),
+    gamma=choice.gamma,
+    width=2 * num_beams if width is None else width,
+    eos_id=decoder.eos_id,
+    vocab_size=decoder.seen.vocab_size,
+  )
+
+
+def _check(choice: Any, num_beams: int, width: int | None) -> None:
+  if not isinstance(choice, NoDrafter | PromptLookup | DraftModel):
+    raise ChoiceError(
+      f'beam search takes drafts of a model or of prompt_lookup, and '
+      f'{type(choice).__name__} drafts one sequence: leave it out'
+    )
+  if drafting.is_auto(choice):
+    raise ChoiceError(
+      f'{{gamma}} {drafting.AUTO} is measured where tokens are drafted, not '
+      'beams: give a number'
+    )
+  if isinstance(choice, DraftModel) and (choice.schedule or choice.min_prob):
+    raise ChoiceError(
+      'a draft of beams always has {gamma} levels: leave out schedule and '
+      'min_prob'
+    )
+  if width is None:
+    return
+  if not isinstance(choice, DraftModel):
+    raise ChoiceError(
+      f'draft_width {width} is of a draft model, and the drafter is '
+      f'{type(choice).__name__}: leave it out'
+    )
+  if width < num_beams:
+    raise ChoiceError(
+      f'draft_width {width} is less than num_decodes {num_beams}: no level '
+      'could be followed'
+    )

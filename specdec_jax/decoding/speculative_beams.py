@@ -1,0 +1,354 @@
+"""Speculative beam search: the sequences of beam search in fewer target calls.
+
+Leviathan et al. sketch it (https://arxiv.org/abs/2211.17192, A.4). Here a trie
+is drafted below all live sequences, one target call scores them and all nodes,
+and the search's own decision (`beam_search.advance`) is replayed level by level
+for as long as every live sequence is a node. What was replayed is plain beam
+search, whatever was drafted, up to the rounding of calls of another width.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import arrays, base
+from specdec_jax.base import Array, Params
+from specdec_jax.decoding import beam_search, beam_trie, speculative, statistics
+from specdec_jax.decoding import state as state_lib
+from specdec_jax.decoding.beam_search import BeamOutput, Rules, Search
+from specdec_jax.decoding.beam_trie import BeamDraft, BeamDrafter, Beams
+from specdec_jax.decoding.state import EosId
+from specdec_jax.decoding.statistics import Statistics
+
+
+@base.value
+class State:
+  """All that the next iteration needs.
+
+  Attributes:
+    search: where it stands.
+    num_prompt: int32 `[B]`, see `beam_trie.Beams`.
+    sees: bool `[B, K, C]`, likewise.
+    cache: the target's, one row per row of the search.
+    drafter_state: the drafter's own.
+    statistics: counters so far.
+  """
+
+  search: Search
+  num_prompt: Array
+  sees: Array
+  cache: Any
+  drafter_state: Any
+  statistics: Statistics
+
+  @property
+  def beams(self) -> Beams:
+    return Beams(
+      tokens=self.search.live,
+      log_probs=self.search.live_log_probs,
+      lengths=self.search.lengths,
+      num_prompt=self.num_prompt,
+      sees=self.sees,
+    )
+
+
+@base.value
+class _Replay:
+  """The search after some of the decisions of a call.
+
+  Attributes:
+    search: so far.
+    sees: bool `[B, K, C]`, entries of the live sequences as they will lie.
+    depth: int32, the decisions so far, and the level of the next.
+    is_due: bool `[B]`, rows whose live sequences are all nodes of that level.
+    nodes: int32 `[B, K]`, these nodes; on level 0, the sequences.
+    kept: int32 `[B, G, K]`, of each drafted level, ascending.
+  """
+
+  search: Search
+  sees: Array
+  depth: Array
+  is_due: Array
+  nodes: Array
+  kept: Array
+
+
+def generate(
+  params: Params,
+  prompt: base.Prompt,
+  *,
+  target: base.LanguageModel,
+  drafter: BeamDrafter,
+  num_beams: int,
+  alpha: float = 0.6,
+  max_len: int,
+  eos_id: EosId,
+  vocab_size: int | None = None,
+  max_new_tokens: int | None = None,
+) -> BeamOutput:
+  """What `beam_search.generate` gives, in fewer target calls; jit it whole.
+
+  Args:
+    params: weights of target and drafter.
+    prompt: as there.
+    target: a model that takes placements.
+    drafter: of `drafters.beams`; it changes the speed, not the result. With
+      `none` it is plain beam search that reorders no cache.
+    num_beams: as there, like `alpha`, `max_len`, `eos_id` and `vocab_size`.
+    max_new_tokens: the most that any row may get; with it, caches take less
+      memory where prompts are long.
+
+  Raises:
+    ValueError: as there; if `target` takes no placements, or a level of the
+      draft has fewer nodes than there are beams.
+  """
+  rules = beam_search.checked_rules(
+    target, num_beams, alpha, eos_id, vocab_size
+  )
+  prompt = state_lib.checked(prompt, max_len)
+  networks: dict[str, Any] = {'target': target, 'drafter': drafter}
+  state = init(
+    params,
+    prompt,
+    **networks,
+    num_beams=num_beams,
+    max_len=max_len,
+    max_new_tokens=max_new_tokens,
+  )
+  state = run(params, state, **networks, rules=rules)
+  return beam_search.output(
+    state.search, prompt.decoder_lengths, state.statistics
+  )
+
+
+def init(
+  params: Params,
+  prompt: base.Prompt,
+  *,
+  target: base.LanguageModel,
+  drafter: BeamDrafter,
+  num_beams: int,
+  max_len: int,
+  max_new_tokens: int | None = None,
+) -> State:
+  """Encoder pass and prefill of both models; see `generate`."""
+  if target.gather is None:
+    raise ValueError('the target of a speculative beam search takes placements')
+  if drafter.width < num_beams:
+    raise ValueError(
+      f'levels of {drafter.width} nodes cannot hold {num_beams} beams: draft '
+      'at least as many'
+    )
+  limits = prompt.max_lengths
+  if max_new_tokens is not None:
+    limits = jnp.minimum(
+      jnp.full_like(prompt.decoder_lengths, max_len)
+      if limits is None
+      else limits,
+      prompt.decoder_lengths + max_new_tokens,
+    )
+  prompt = dataclasses.replace(prompt, max_lengths=limits)
+  batch_size, prompt_len = prompt.decoder_tokens.shape
+  capacity = beam_trie.capacity(
+    num_beams,
+    drafter,
+    max_len=max_len,
+    prompt_len=prompt_len,
+    max_new_tokens=max_new_tokens,
+  )
+  num_prompt = prompt.decoder_lengths - 1
+  sees = arrays.is_within(num_prompt, capacity)[:, None]
+  return State(
+    search=beam_search.start(prompt, num_beams=num_beams, max_len=max_len),
+    num_prompt=num_prompt,
+    sees=jnp.repeat(sees, num_beams, axis=1),
+    cache=target.init(params.target, prompt, capacity),
+    drafter_state=drafter.init(params.drafter, prompt, capacity),
+    statistics=statistics.init(batch_size, drafter.gamma),
+  )
+
+
+def run(
+  params: Params,
+  state: State,
+  *,
+  target: base.LanguageModel,
+  drafter: BeamDrafter,
+  rules: Rules,
+) -> State:
+  """Drafts, scores and replays until no row is active, in one
+  `lax.while_loop`."""
+
+  def iterate(state: State) -> State:
+    with jax.named_scope('draft'):
+      draft, own = drafter.propose(
+        params.drafter, state.beams, state.drafter_state
+      )
+    is_active = state.search.is_active[:, None, None]
+    draft = dataclasses.replace(
+      draft, parents=jnp.where(is_active, draft.parents, -1)
+    )
+    state = dataclasses.replace(state, drafter_state=own)
+
+    def judge(gamma: int, state: State) -> State:
+      return _judge(
+        params.target,
+        state,
+        jax.tree.map(lambda levels: levels[:, :gamma], draft),
+        target=target,
+        drafter=drafter,
+        rules=rules,
+      )
+
+    if not drafter.may_abstain:
+      return judge(drafter.gamma, state)
+    has_draft = jnp.any(draft.parents >= 0)
+    state = speculative.run_if(
+      has_draft, lambda s: judge(drafter.gamma, s), state
+    )
+    return speculative.run_if(~has_draft, lambda s: judge(0, s), state)
+
+  return jax.lax.while_loop(
+    lambda state: jnp.any(state.search.is_active), iterate, state
+  )
+
+
+def _judge(
+  params: Any,
+  state: State,
+  draft: BeamDraft,
+  *,
+  target: base.LanguageModel,
+  drafter: BeamDrafter,
+  rules: Rules,
+) -> State:
+  """Scores a draft of any depth, decides what it can, and keeps the entries of
+  the sequences that were live."""
+  beams = state.beams
+  with jax.named_scope('verify'):
+    tokens, placement = beam_trie.laid_out(beams, draft)
+    logits, cache = target.extend(
+      params, tokens, state.cache, placement=placement
+    )
+    replay = _replayed(state.search, beams, draft, logits, rules)
+  new = dataclasses.replace(
+    state,
+    search=replay.search,
+    sees=replay.sees,
+    statistics=_count(state.statistics, state.search, replay.search, draft),
+  )
+  with jax.named_scope('commit'):
+    own, num_entries = state.drafter_state, new.beams.num_entries
+    batch_size, gamma, width = draft.tokens.shape
+    if gamma and target.gather is not None:
+      starts = beams.num_entries + rules.num_beams
+      levels = width * jnp.arange(gamma, dtype=jnp.int32)
+      offsets = (levels[None, :, None] + replay.kept).reshape(batch_size, -1)
+      cache = target.gather(cache, starts, offsets)
+      own = drafter.keep(own, starts, offsets, num_entries)
+    cache = target.rewind(cache, num_entries)
+  return dataclasses.replace(new, cache=cache, drafter_state=own)
+
+
+def _replayed(
+  search: Search, beams: Beams, draft: BeamDraft, logits: Array, rules: Rules
+) -> _Replay:
+  """The search's decisions on `logits[B, K + G * U, V]`: one at least, and on
+  while every live sequence is a node."""
+  batch_size, gamma, width = draft.tokens.shape
+  num_beams, capacity = beams.sees.shape[1:]
+  order = jnp.arange(num_beams, dtype=jnp.int32)
+  starts = beams.num_entries
+
+  def decide(replay: _Replay) -> _Replay:
+    depth, nodes = replay.depth, replay.nodes
+    first = jnp.where(depth > 0, num_beams + (depth - 1) * width, 0)
+    search, parents, is_taken = beam_search.advance(
+      replay.search, arrays.take(logits, first + nodes), replay.is_due, rules
+    )
+    # Nodes of a level are kept in the order in which they lie.
+    is_before = nodes[:, None, :] < nodes[:, :, None]
+    places = depth * num_beams + jnp.sum(is_before, axis=2, dtype=jnp.int32)
+    own = beam_trie.is_at(starts[:, None] + places, capacity)
+    sees = arrays.take(replay.sees | own, parents)
+    tokens = beam_search.last_tokens(search.live, search.lengths)
+    found, is_node = _find(draft, depth, arrays.take(nodes, parents), tokens)
+    is_due = is_taken & search.is_active & is_node
+    is_level = jnp.arange(gamma, dtype=jnp.int32)[None, :, None] == depth
+    return _Replay(
+      search=search,
+      sees=jnp.where(is_taken[:, None, None], sees, replay.sees),
+      depth=depth + 1,
+      is_due=is_due,
+      nodes=found,
+      kept=jnp.where(
+        is_due[:, None, None] & is_level,
+        jnp.sort(found, axis=1)[:, None, :],
+        replay.kept,
+      ),
+    )
+
+  return jax.lax.while_loop(
+    lambda replay: jnp.any(replay.is_due),
+    decide,
+    _Replay(
+      search=search,
+      sees=beams.sees,
+      depth=jnp.zeros((), jnp.int32),
+      is_due=search.is_active,
+      nodes=jnp.broadcast_to(order, (batch_size, num_beams)),
+      kept=jnp.broadcast_to(order, (batch_size, gamma, num_beams)),
+    ),
+  )
+
+
+def _find(
+  draft: BeamDraft, depth: Array, parents: Array, tokens: Array
+) -> tuple[Array, Array]:
+  """Which node each live sequence is, of the level below `depth`.
+
+  Args:
+    draft: all levels; there is none below the last.
+    depth: int32, 0 for the sequences that were drafted below.
+    parents: int32 `[B, K]`, what each sequence was on level `depth`.
+    tokens: int32 `[B, K]`, what it has been continued with.
+
+  Returns:
+    int32 `[B, K]`, and bool `[B]`, whether all of a row are nodes.
+  """
+
+  def level(values: Array) -> Array:
+    ended = jnp.pad(values, ((0, 0), (0, 1), (0, 0)), constant_values=-1)
+    return jax.lax.dynamic_index_in_dim(ended, depth, 1)  # [B, 1, U]
+
+  is_node = (level(draft.parents) == parents[:, :, None]) & (
+    level(draft.tokens) == tokens[:, :, None]
+  )
+  found = arrays.argmax(is_node.astype(jnp.int32))
+  return found, jnp.all(jnp.any(is_node, axis=2), axis=1)
+
+
+def _count(
+  before: Statistics, search: Search, new: Search, draft: BeamDraft
+) -> Statistics:
+  """The counters after a call; a level of the draft counts as a token."""
+  gamma = before.num_tested.shape[1]
+  num_steps = new.lengths - search.lengths
+  num_accepted = jnp.maximum(num_steps - 1, 0)
+  num_drafted = arrays.count_leading(jnp.any(draft.parents >= 0, axis=2))
+  # A level that fails is tested, unless the search ended before it.
+  fails = new.is_active & (num_accepted < num_drafted)
+  num_tested = num_accepted + fails.astype(jnp.int32)
+  reach = lambda lengths: arrays.is_within(lengths, gamma).astype(jnp.int32)
+  return dataclasses.replace(
+    before,
+    num_target_runs=before.num_target_runs + (num_steps > 0).astype(jnp.int32),
+    num_short_runs=before.num_short_runs
+    + ((num_steps > 0) & (draft.tokens.shape[1] < gamma)).astype(jnp.int32),
+    num_drafted=before.num_drafted
+    + jnp.where(fails, num_drafted, num_accepted),
+    num_tested=before.num_tested + reach(num_tested),
+    num_accepted=before.num_accepted + reach(num_accepted),
+  )

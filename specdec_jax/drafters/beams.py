@@ -1,0 +1,171 @@
+"""Drafts for beam search: tries below all live sequences of a row (Leviathan et
+al., https://arxiv.org/abs/2211.17192, A.4)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import arrays, base
+from specdec_jax.base import Array, Context
+from specdec_jax.decoding import beam_trie
+from specdec_jax.decoding.beam_trie import BeamDraft, BeamDrafter, Beams
+from specdec_jax.decoding.state import EosId
+from specdec_jax.drafters.prompt_lookup import prompt_lookup
+from specdec_jax.drafters.stateless import check_gamma
+from specdec_jax.logits import mask_padding
+
+
+def none(num_beams: int) -> BeamDrafter:
+  """Drafts nothing: plain beam search, in one cache row for all beams."""
+
+  def propose(params: Any, beams: Beams, state: Any) -> tuple[BeamDraft, Any]:
+    nothing = jnp.zeros((beams.lengths.size, 0, num_beams), jnp.int32)
+    return BeamDraft(tokens=nothing, parents=nothing), state
+
+  return _without_cache(0, num_beams, lambda params, prompt: (), propose)
+
+
+def copied(
+  num_beams: int,
+  *,
+  gamma: int,
+  max_ngram: int = 3,
+  min_ngram: int | None = None,
+) -> BeamDrafter:
+  """Continues each live sequence as `drafters.prompt_lookup` would, from the
+  sequence itself and from what an encoder reads.
+
+  A level has one node per sequence, so that it is followed only if no sequence
+  has two children among the live ones. Raises ValueError as that function.
+  """
+  lookup = prompt_lookup(gamma=gamma, max_ngram=max_ngram, min_ngram=min_ngram)
+
+  def init(params: Any, prompt: base.Prompt) -> Any:
+    source = lookup.init(params, prompt, 0)
+    return jax.tree.map(lambda x: jnp.repeat(x, num_beams, axis=0), source)
+
+  def propose(params: Any, beams: Beams, state: Any) -> tuple[BeamDraft, Any]:
+    batch_size, _, size = beams.tokens.shape
+    context = Context(
+      tokens=beams.tokens.reshape(batch_size * num_beams, size),
+      lengths=jnp.repeat(beams.lengths, num_beams),
+    )
+    draft, state = lookup.propose(params, None, context, state)
+    chains = jnp.arange(batch_size * num_beams, dtype=jnp.int32) % num_beams
+    is_drafted = arrays.is_within(draft.lengths, gamma)
+
+    def by_level(values: Array) -> Array:
+      return values.reshape(batch_size, num_beams, gamma).swapaxes(1, 2)
+
+    levels = BeamDraft(
+      tokens=by_level(draft.tokens),
+      parents=by_level(jnp.where(is_drafted, chains[:, None], -1)),
+    )
+    return levels, state
+
+  made = _without_cache(gamma, num_beams, init, propose)
+  return made._replace(may_abstain=True)
+
+
+def of_model(
+  model: base.LanguageModel,
+  *,
+  gamma: int,
+  width: int,
+  eos_id: EosId,
+  vocab_size: int | None = None,
+) -> BeamDrafter:
+  """Beams of a smaller model, `width` on each of `gamma` levels: the likeliest
+  continuations of all live sequences together, none of them ended.
+
+  Scores begin with those of the target, as the search's own will. All levels
+  are fed to the model, the last one as well, so that its cache has an entry
+  wherever the target's has one: whatever is kept there is kept here, and the
+  next draft begins with the same pending tokens.
+
+  Args:
+    model: it takes placements; its params are the drafter's params.
+    gamma: levels.
+    width: U, nodes of a level. A level is followed only if all live sequences
+      are among its nodes: twice as many as there are beams are a good start.
+    eos_id: as of the search; ids that are never drafted.
+    vocab_size: as of the search.
+
+  Raises:
+    ValueError: if `gamma` or `width` is less than 1, or the model takes no
+      placements.
+  """
+  check_gamma(gamma)
+  if width < 1:
+    raise ValueError(f'a level needs at least one node, got width {width}')
+  if model.gather is None:
+    raise ValueError('the model that drafts for a beam search takes placements')
+  gather = model.gather
+  is_open = ~np.isin(np.arange(model.vocab_size), eos_id)
+  mask = mask_padding(model.vocab_size if vocab_size is None else vocab_size)
+
+  def grown(logits: Array, scores: Array) -> tuple[Array, Array, Array]:
+    """Tokens, parents and scores of the best children."""
+    log_probs = mask(jax.nn.log_softmax(logits))
+    log_probs = jnp.where(is_open[None, None, :], log_probs, -jnp.inf)
+    log_probs = scores[:, :, None] + log_probs
+    flat = log_probs.reshape(scores.shape[0], -1)
+    if width > flat.shape[1]:
+      raise ValueError(
+        f'{width} nodes of a level are more than the {flat.shape[1]} '
+        'continuations that there are'
+      )
+    scores, best = jax.lax.top_k(flat, width)
+    return best % model.vocab_size, best // model.vocab_size, scores
+
+  def propose(params: Any, beams: Beams, cache: Any) -> tuple[BeamDraft, Any]:
+    num_beams, starts = beams.log_probs.shape[1], beams.num_entries
+    first = lambda depth: starts + num_beams + (depth - 1) * width
+
+    def feed(tokens, sees, depth, cache, at=None):
+      placement = beam_trie.placement(beams, sees, depth, width)
+      return model.extend(params, tokens, cache, at, placement=placement)
+
+    def deepen(carry, depth):
+      tokens, scores, sees, cache = carry
+      logits, cache = feed(tokens, sees, depth - 1, cache)
+      tokens, parents, scores = grown(logits, scores)
+      sees = beam_trie.below(sees, parents, first(depth))
+      return (tokens, scores, sees, cache), (tokens, parents)
+
+    sees = beam_trie.with_own(beams.sees, starts)
+    carry = (beams.pending, beams.log_probs, sees, cache)
+    carry, top = deepen(carry, 1)
+    depths = jnp.arange(2, gamma + 1, dtype=jnp.int32)
+    (last, _, sees, cache), rest = jax.lax.scan(deepen, carry, depths)
+    # For the entries alone: of one row the logits are computed, and not read.
+    nowhere = jnp.zeros_like(beams.lengths)
+    _, cache = feed(last, sees, gamma, cache, nowhere)
+    join = lambda a, b: jnp.moveaxis(jnp.concatenate([a[None], b]), 0, 1)
+    tokens, parents = jax.tree.map(join, top, rest)
+    return BeamDraft(tokens=tokens, parents=parents), cache
+
+  return BeamDrafter(
+    gamma=gamma,
+    width=width,
+    init=model.init,
+    propose=propose,
+    keep=lambda cache, starts, offsets, lengths: model.rewind(
+      gather(cache, starts, offsets), lengths
+    ),
+  )
+
+
+def _without_cache(
+  gamma: int, width: int, init: Any, propose: Any
+) -> BeamDrafter:
+  """A drafter whose state does not grow; `init` takes no capacity."""
+  return BeamDrafter(
+    gamma=gamma,
+    width=width,
+    init=lambda params, prompt, capacity: init(params, prompt),
+    propose=propose,
+    keep=lambda state, starts, offsets, lengths: state,
+  )
