@@ -39,7 +39,8 @@ class Progress:
   """Lines that were measured, in a file that a restart reads."""
 
   def __init__(self, path: Path):
-    self.path, self.lines = path, []
+    self.path = path
+    self.lines: list[dict[str, Any]] = []
     if path.exists():
       text = path.read_text(encoding='utf-8')
       self.lines = [json.loads(line) for line in text.splitlines()]

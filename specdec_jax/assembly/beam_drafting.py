@@ -29,7 +29,12 @@ def drafter(
   if isinstance(choice, NoDrafter):
     return beams.none(num_beams)
   if isinstance(choice, PromptLookup):
-    return beams.copied(num_beams, **vars(choice))
+    return beams.copied(
+      num_beams,
+      gamma=choice.gamma,
+      max_ngram=choice.max_ngram,
+      min_ngram=choice.min_ngram,
+    )
   model = families.language_model(decoder.drafting.config)
   return beams.of_model(
     families.with_logits_of(model, decoder.config.vocab_size),
