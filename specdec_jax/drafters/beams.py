@@ -140,11 +140,16 @@ def of_model(
     carry, top = deepen(carry, 1)
     depths = jnp.arange(2, gamma + 1, dtype=jnp.int32)
     (last, _, sees, cache), rest = jax.lax.scan(deepen, carry, depths)
-    # For the entries alone: of one row the logits are computed, and not read.
-    nowhere = jnp.zeros_like(beams.lengths)
-    _, cache = feed(last, sees, gamma, cache, nowhere)
+    # For the entries alone, but that no draft is made of what is no number. So
+    # whoever moves entries later waits for this call, which reads them: else
+    # the compiler would keep a copy for it.
+    logits, cache = feed(
+      last, sees, gamma, cache, jnp.zeros_like(beams.lengths)
+    )
+    has_nan = jnp.any(jnp.isnan(logits), axis=(1, 2))
     join = lambda a, b: jnp.moveaxis(jnp.concatenate([a[None], b]), 0, 1)
     tokens, parents = jax.tree.map(join, top, rest)
+    parents = jnp.where(has_nan[:, None, None], -1, parents)
     return BeamDraft(tokens=tokens, parents=parents), cache
 
   return BeamDrafter(

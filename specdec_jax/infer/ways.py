@@ -9,8 +9,13 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specdec_jax.assembly import beam_drafting
-from specdec_jax.base import Params
-from specdec_jax.decoding import scoring, speculative, speculative_beams
+from specdec_jax.base import Params, Prompt
+from specdec_jax.decoding import (
+  beam_search,
+  scoring,
+  speculative,
+  speculative_beams,
+)
 from specdec_jax.infer import decode_many, examples, records
 from specdec_jax.infer import decoding as decoding_lib
 from specdec_jax.infer.decoding import SCORE, Plan
@@ -78,9 +83,10 @@ def _compile_loop(
 def _compile_beams(
   plan: Plan, params: Params, layout: Layout, mesh: Mesh
 ) -> Compiled:
+  search, settings = _search(plan, layout.targets_length)
   generate = functools.partial(
-    speculative_beams.generate,
-    **_trie(plan, layout.targets_length),
+    search.generate,
+    **settings,
     alpha=plan.decoding.alpha,
     eos_id=plan.decoder.eos_id,
     vocab_size=plan.decoder.seen.vocab_size,
@@ -91,21 +97,34 @@ def _compile_beams(
   )
 
 
-def _trie(plan: Plan, max_new_tokens: int) -> dict[str, Any]:
-  """Arguments of `speculative_beams.init`; without a drafter it is plain beam
-  search, of which no cache is reordered."""
-  num_beams = plan.decoding.num_decodes or 1
+def _search(plan: Plan, max_new_tokens: int) -> tuple[Any, dict[str, Any]]:
+  """The module of a beam search, and arguments of its `init`.
+
+  Without a draft too the beams of an example share a row of the cache, which is
+  never reordered, unless the model takes no placements.
+  """
+  num_beams, target = plan.decoding.num_decodes or 1, plan.decoder.target
+  settings = {
+    'target': target,
+    'num_beams': num_beams,
+    'max_len': plan.max_len,
+  }
   drafter = beam_drafting.drafter(
     plan.decoder, num_beams, plan.decoding.draft_width
   )
-  return {
-    'target': plan.decoder.target,
+  if target.gather is None and not drafter.gamma:
+    return beam_search, settings
+  return speculative_beams, settings | {
     # One width always, as in `decoding.programs`.
     'drafter': drafter._replace(may_abstain=False),
-    'num_beams': num_beams,
-    'max_len': plan.max_len,
     'max_new_tokens': max_new_tokens,
   }
+
+
+def _init_beams(params: Params, prompt: Prompt, *, plan: Plan) -> Any:
+  max_new_tokens = plan.max_len - prompt.decoder_tokens.shape[1]
+  search, settings = _search(plan, max_new_tokens)
+  return search.init(params, prompt, **settings)
 
 
 def _compile_score(
@@ -162,11 +181,7 @@ _LOOP = Way(
   ),
 )
 _BEAMS = Way(
-  init=lambda params, prompt, *, plan: speculative_beams.init(
-    params,
-    prompt,
-    **_trie(plan, plan.max_len - prompt.decoder_tokens.shape[1]),
-  ),
+  init=_init_beams,
   compile=_compile_beams,
   record=lambda row, outputs, layout, plan: records.of_beams(
     row, outputs[0], layout, plan.decoding.return_all_decodes
