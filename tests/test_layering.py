@@ -156,6 +156,8 @@ def test_files_and_functions_are_short(path):
 _ADDED = {
   'adaptive',
   'beam_search',
+  'beam_trie',
+  'beams',
   'blockwise_heads',
   'branching',
   'continuations',
@@ -164,6 +166,7 @@ _ADDED = {
   'schedules',
   'scoring',
   'spec_drafter',
+  'speculative_beams',
   'target_walk',
   'top_beta',
   'traversal',
@@ -178,7 +181,7 @@ def test_the_core_is_small():
   num_lines = lambda paths: sum(len(p.read_text().splitlines()) for p in paths)
   kept = [p for p in core if p.stem not in _ADDED | {'__init__'}]
   assert num_lines(kept) <= 2200
-  assert num_lines(core) <= 4500
+  assert num_lines(core) <= 5000
 
 
 def test_import_is_light_and_quick():
