@@ -14,7 +14,6 @@ from specdec_jax.decoding.beam_trie import BeamDraft, BeamDrafter, Beams
 from specdec_jax.decoding.state import EosId
 from specdec_jax.drafters.prompt_lookup import prompt_lookup
 from specdec_jax.drafters.stateless import check_gamma
-from specdec_jax.logits import mask_padding
 
 
 def none(num_beams: int) -> BeamDrafter:
@@ -103,22 +102,10 @@ def of_model(
   if model.gather is None:
     raise ValueError('the model that drafts for a beam search takes placements')
   gather = model.gather
-  is_open = ~np.isin(np.arange(model.vocab_size), eos_id)
-  mask = mask_padding(model.vocab_size if vocab_size is None else vocab_size)
-
-  def grown(logits: Array, scores: Array) -> tuple[Array, Array, Array]:
-    """Tokens, parents and scores of the best children."""
-    log_probs = mask(jax.nn.log_softmax(logits))
-    log_probs = jnp.where(is_open[None, None, :], log_probs, -jnp.inf)
-    log_probs = scores[:, :, None] + log_probs
-    flat = log_probs.reshape(scores.shape[0], -1)
-    if width > flat.shape[1]:
-      raise ValueError(
-        f'{width} nodes of a level are more than the {flat.shape[1]} '
-        'continuations that there are'
-      )
-    scores, best = jax.lax.top_k(flat, width)
-    return best % model.vocab_size, best // model.vocab_size, scores
+  ids = np.arange(model.vocab_size)
+  is_open = ~np.isin(ids, eos_id)
+  if vocab_size is not None:
+    is_open &= ids < vocab_size
 
   def propose(params: Any, beams: Beams, cache: Any) -> tuple[BeamDraft, Any]:
     num_beams, starts = beams.log_probs.shape[1], beams.num_entries
@@ -131,7 +118,7 @@ def of_model(
     def deepen(carry, depth):
       tokens, scores, sees, cache = carry
       logits, cache = feed(tokens, sees, depth - 1, cache)
-      tokens, parents, scores = grown(logits, scores)
+      tokens, parents, scores = _children(logits, scores, is_open, width)
       sees = beam_trie.below(sees, parents, first(depth))
       return (tokens, scores, sees, cache), (tokens, parents)
 
@@ -161,6 +148,33 @@ def of_model(
       gather(cache, starts, offsets), lengths
     ),
   )
+
+
+def _children(
+  logits: Array, scores: Array, is_open: np.ndarray, width: int
+) -> tuple[Array, Array, Array]:
+  """The best continuations of M sequences together.
+
+  Args:
+    logits: float32 `[B, M, V]`.
+    scores: float32 `[B, M]`, log-probabilities of the sequences.
+    is_open: bool `[V]`, ids that may continue one.
+    width: how many.
+
+  Returns:
+    Tokens int32 `[B, width]`, whom they continue, and scores.
+  """
+  log_probs = scores[:, :, None] + jnp.where(
+    is_open[None, None, :], jax.nn.log_softmax(logits), -jnp.inf
+  )
+  flat = log_probs.reshape(scores.shape[0], -1)
+  if width > flat.shape[1]:
+    raise ValueError(
+      f'{width} nodes of a level are more than the {flat.shape[1]} '
+      'continuations that there are'
+    )
+  scores, best = jax.lax.top_k(flat, width)
+  return best % is_open.size, best // is_open.size, scores
 
 
 def _without_cache(
