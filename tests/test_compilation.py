@@ -89,7 +89,7 @@ DRAFTERS = {
 BEAMS = {
   'no beams drafted': beams.none(4),
   'drafted beams': beams.of_model(
-    toy.families.language_model(CONFIG), gamma=GAMMA, width=8, eos_id=0
+    families.language_model(CONFIG), gamma=GAMMA, width=8, eos_id=0
   ),
   'copied beams': beams.copied(4, gamma=GAMMA),
 }
@@ -213,9 +213,10 @@ def cache_size(batch_size: int) -> int:
 def beams_of(name: str, batch_size: int):
   """A speculative beam search with four beams: the function of params and of
   the state to begin with, and both of them."""
-  target = toy.families.language_model(CONFIG)
+  target = families.language_model(CONFIG)
   networks = {'target': target, 'drafter': BEAMS[name]}
-  params = Params(weights(), weights())
+  shapes = families.param_shapes(CONFIG)
+  params = Params(shapes, shapes)
   sizes = {'num_beams': 4, 'max_len': MAX_LEN // 4}
   state = jax.eval_shape(
     lambda params, prompt: speculative_beams.init(

@@ -56,10 +56,16 @@ def _check(choice: Any, num_beams: int, width: int | None) -> None:
       f'{{gamma}} {drafting.AUTO} is measured where tokens are drafted, not '
       'beams: give a number'
     )
-  if isinstance(choice, DraftModel) and (choice.schedule or choice.min_prob):
+  for name, alone in (('schedule', None), ('min_prob', 0.0), ('tree', None)):
+    if getattr(choice, name, alone) != alone:
+      raise ChoiceError(
+        f'a draft of beams always has {{gamma}} levels of one width: leave out '
+        f'{{{name}}}'
+      )
+  if getattr(choice, 'num_continuations', 1) > 1:
     raise ChoiceError(
-      'a draft of beams always has {gamma} levels: leave out schedule and '
-      'min_prob'
+      f'{{num_continuations}} {choice.num_continuations}: each of the beams is '
+      'continued once, leave it out'
     )
   if width is None:
     return
