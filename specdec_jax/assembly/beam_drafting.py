@@ -62,7 +62,7 @@ def _check(choice: Any, num_beams: int, width: int | None) -> None:
         f'a draft of beams always has {{gamma}} levels of one width: leave out '
         f'{{{name}}}'
       )
-  if getattr(choice, 'num_continuations', 1) > 1:
+  if isinstance(choice, PromptLookup) and choice.num_continuations > 1:
     raise ChoiceError(
       f'{{num_continuations}} {choice.num_continuations}: each of the beams is '
       'continued once, leave it out'
