@@ -79,22 +79,31 @@ def placement(
     starts: int32 `[B]`, the root's entry and its position.
     capacity: S, of the cache.
   """
-  by_depth = jnp.asarray(depths(tree))
+  by_depth = depths(tree)
   entries = jnp.arange(capacity, dtype=jnp.int32)[None, :]
-  # The node that an entry holds: below 0 it is text before the root.
+  # The node that an entry holds: below 0 it is text before the root. What is
+  # known of a node is computed: a TPU looks up one entry after the other.
   held = entries - starts[:, None]
-  is_node = (held >= 0) & (held < nodes.stop)
-  held = jnp.clip(held, 0, nodes.stop - 1)
-  key_positions = jnp.where(
-    is_node, starts[:, None] + jnp.take(by_depth, held), entries
+  begins = np.array([level.start for level in levels(tree)], np.int32)
+  depth_held = jnp.sum(
+    held[:, :, None] >= begins[None, None], axis=2, dtype=jnp.int32
   )
-  sees = jnp.asarray(ancestors(tree)[nodes.start : nodes.stop, : nodes.stop])
-  is_above = jnp.moveaxis(jnp.take(sees, held, axis=1), 0, 1)
-  is_text = (entries < starts[:, None])[:, None, :]
+  is_node = (held >= 0) & (held < nodes.stop)
+  sees = ancestors(tree)[nodes.start : nodes.stop, : nodes.stop]
+  mask = (held < 0)[:, None, :]
+  for first in range(0, nodes.stop, 32):
+    # Bit i of a row is whether it sees node `first + i`.
+    seen = sees[:, first : first + 32]
+    bits = seen @ (1 << np.arange(seen.shape[1], dtype=np.uint64))
+    bit = held - first
+    shifts = jnp.clip(bit, 0, 31).astype(jnp.uint32)[:, None, :]
+    shifted = bits.astype(np.uint32)[None, :, None] >> shifts
+    is_here = ((bit >= 0) & (bit < 32))[:, None, :]
+    mask = mask | (is_here & (shifted & 1 == 1))
   return Placement(
     positions=starts[:, None] + by_depth[None, nodes.start : nodes.stop],
-    key_positions=key_positions,
-    mask=is_text | (is_node[:, None, :] & is_above),
+    key_positions=jnp.where(is_node, starts[:, None] + depth_held, entries),
+    mask=mask,
   )
 
 
