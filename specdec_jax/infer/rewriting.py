@@ -215,7 +215,8 @@ def _compile(
     target = recording.recording(decoder.config, writing.layers)
   sampling = Sampling(temperature=part.temperature)
   width = prompts.decoder_width(decoder.config, part.width)
-  refill_size = -(-writing.batch_size // 4)
+  # Fewer than elsewhere: prompts are short, and texts of many lengths.
+  refill_size = -(-writing.batch_size // 8)
   empty = _packer(decoder, writing, part)([None] * refill_size)
   programs = decode_many.compile_programs(
     params,

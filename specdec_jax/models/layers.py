@@ -13,6 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import layout
 
 from specdec_jax import arrays
 from specdec_jax.base import Array, LanguageModel, Placement, Prompt
@@ -34,8 +35,25 @@ def _matmul_backward(saved: Any, cotangent: Array) -> tuple[Array, Array]:
   cotangent = cotangent.astype(kernel.dtype)
   rows = tuple(range(x.ndim - 1))
   to_x = _dot(cotangent, kernel, (-1, 1))
-  to_kernel = _dot(x, cotangent, (rows, rows))
+  if _is_cpu_alone() and kernel.dtype == jnp.bfloat16:
+    flat = lambda a: a.reshape(-1, a.shape[-1])
+    to_kernel = _dot(_row_major(flat(x).T), flat(cotangent), 1)
+  else:
+    to_kernel = _dot(x, cotangent, (rows, rows))
   return to_x.astype(x.dtype), to_kernel.astype(kernel.dtype)
+
+
+def _is_cpu_alone() -> bool:
+  """Whether there is one CPU device to compute on."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return jax.default_backend() == 'cpu' and (mesh.empty or mesh.size == 1)
+
+
+def _row_major(x: Array) -> Array:
+  """A matrix as it is, and so in memory. XLA:CPU multiplies bfloat16 in float32
+  if a product contracts the first axis of its first operand, and takes two to
+  three times as long; a transpose alone is folded into the product."""
+  return layout.with_layout_constraint(x, layout.Layout((0, 1)))
 
 
 _matmul.defvjp(

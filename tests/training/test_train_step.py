@@ -147,3 +147,25 @@ def test_dropout_depends_on_the_step_alone(run, batch):
     for i in (1, 1, 2)
   ]
   assert values[0] == values[1] != values[2]
+
+
+@pytest.mark.parametrize('is_compiled', [True, False])
+def test_gradients_of_bfloat16_kernels(is_compiled):
+  """Whatever way leads to them, their products are right."""
+  rng = np.random.default_rng(0)
+  draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
+  x, kernel, towards = draw(4, 128, 256), draw(256, 512), draw(4, 128, 512)
+
+  def gradient(x, kernel):
+    network = layers.Dense(512)
+    loss = lambda kernel: (
+      network.apply({'params': {'kernel': kernel}}, x)
+      * towards.astype(jnp.float32)
+    ).sum()
+    return jax.grad(loss)(kernel)
+
+  gradient = jax.jit(gradient) if is_compiled else gradient
+  expected = np.einsum('btd,btf->df', *(np.float32(a) for a in (x, towards)))
+  np.testing.assert_allclose(
+    np.float32(gradient(x, kernel)), expected, rtol=1e-2, atol=0.1
+  )
