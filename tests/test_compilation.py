@@ -24,7 +24,7 @@ from specdec_jax.decoding import (
 )
 from specdec_jax.drafters import beams, schedules
 from specdec_jax.models import families, kv_cache
-from tests import toy, toy_eagle, toy_gemma, toy_t5
+from tests import toy, toy_eagle, toy_gemma, toy_t5, toy_tree
 
 pytestmark = pytest.mark.optimized
 
@@ -55,6 +55,17 @@ CAPACITY = MAX_LEN + GAMMA + 1
 EAGLE = toy_eagle.config(CONFIG)
 EAGLE_TARGET, NETWORK = toy_eagle.networks(CONFIG, EAGLE, gamma=GAMMA)
 
+
+def tree_drafter():
+  """Trees of six nodes from a table, which is part of the program."""
+  drafter = toy_tree.drafter(toy_tree.BENT, is_sampled=True, may_abstain=True)
+  table = {'table': np.zeros((V + 1, V, V), np.float32)}
+  propose = lambda params, *args: drafter.propose(
+    jax.tree.map(jnp.asarray, table), *args
+  )
+  return drafter._replace(propose=propose)
+
+
 DRAFTERS = {
   'prompt_lookup': drafters.prompt_lookup(gamma=GAMMA),
   'uniform': drafters.uniform(gamma=GAMMA, vocab_size=V),
@@ -68,6 +79,7 @@ DRAFTERS = {
     schedule=schedules.heuristic(),
     min_prob=0.3,
   ),
+  'tree': tree_drafter(),
   'eagle': drafters.autoregressive(
     drafters.eagle(NETWORK), gamma=GAMMA, logits_to_probs=SAMPLED
   ),
@@ -97,7 +109,13 @@ RULES = {
   'speculative_sampling': verification.speculative_sampling,
   'block_verification': verification.block_verification,
   'greedy': verification.greedy,
+  'traversal': toy_tree.rule('traversal', toy_tree.BENT),
 }
+
+
+def lossless(name: str) -> str:
+  """The rule for a drafter's proposals, by its name."""
+  return 'traversal' if DRAFTERS[name].tree else 'speculative_sampling'
 
 
 def with_target(name: str):
@@ -237,8 +255,8 @@ BEAM_PROGRAMS = [(name, size) for name in BEAMS for size in (1, 4)]
 # same place as others do.
 ONCE = {*MODELS, 'adaptive', 'lookup, then eagle'} - {'t5gemma', 'umt5'}
 PROGRAMS = [
-  *((name, 'speculative_sampling', 1) for name in DRAFTERS),
-  *((name, 'speculative_sampling', 12)
+  *((name, lossless(name), 1) for name in DRAFTERS),
+  *((name, lossless(name), 12)
     for name in DRAFTERS if name not in ONCE),
   ('autoregressive', 'block_verification', 2),
   ('prompt_lookup', 'greedy', 2),
@@ -414,7 +432,7 @@ def check(name, batch_size, run, arguments):
 for name, batch_size in t.TPU_PROGRAMS:
   models, *arguments = t.loop_of(name, batch_size)
   check(name, batch_size, lambda params, state: t.speculative.run(
-    params, state, **models, verify_fn=t.verification.speculative_sampling,
+    params, state, **models, verify_fn=t.RULES[t.lossless(name)],
     logits_to_probs=t.SAMPLED, eos_id=0), arguments)
 for name, batch_size in t.TREE_PROGRAMS:
   run, *arguments = t.tree_loop_of(name, batch_size)
