@@ -56,9 +56,11 @@ EAGLE = toy_eagle.config(CONFIG)
 EAGLE_TARGET, NETWORK = toy_eagle.networks(CONFIG, EAGLE, gamma=GAMMA)
 
 
-def tree_drafter():
+def tree_drafter(*, may_abstain: bool):
   """Trees of six nodes from a table, which is part of the program."""
-  drafter = toy_tree.drafter(toy_tree.BENT, is_sampled=True, may_abstain=True)
+  drafter = toy_tree.drafter(
+    toy_tree.BENT, is_sampled=True, may_abstain=may_abstain
+  )
   table = {'table': np.zeros((V + 1, V, V), np.float32)}
   propose = lambda params, *args: drafter.propose(
     jax.tree.map(jnp.asarray, table), *args
@@ -79,7 +81,8 @@ DRAFTERS = {
     schedule=schedules.heuristic(),
     min_prob=0.3,
   ),
-  'tree': tree_drafter(),
+  'tree': tree_drafter(may_abstain=False),
+  'tree that abstains': tree_drafter(may_abstain=True),
   'eagle': drafters.autoregressive(
     drafters.eagle(NETWORK), gamma=GAMMA, logits_to_probs=SAMPLED
   ),
@@ -261,7 +264,8 @@ PROGRAMS = [
   ('autoregressive', 'block_verification', 2),
   ('prompt_lookup', 'greedy', 2),
 ]  # fmt: skip
-TPU_PROGRAMS = [(name, 4) for name in DRAFTERS]
+# A TPU copies caches for trees that abstain, in batches: see docs/design.md.
+TPU_PROGRAMS = [(name, 4) for name in DRAFTERS if name != 'tree that abstains']
 TPU_PROGRAMS += [(name, 1) for name in DRAFTERS if name not in MODELS]
 
 
