@@ -1,6 +1,7 @@
 """Where a campaign's command writes: a folder on a disk, or in a bucket."""
 
 import contextlib
+import os
 import pathlib
 import shutil
 
@@ -17,11 +18,11 @@ class Disk:
     """When each file below it was written, by its name, in seconds since the
     epoch."""
     found = {}
-    for path in sorted(pathlib.Path(self.path).rglob('*')):
-      with contextlib.suppress(FileNotFoundError):  # It is being renamed.
-        if path.is_file():
-          name = path.relative_to(self.path).as_posix()
-          found[name] = path.stat().st_mtime
+    # What is renamed meanwhile is passed over, by `walk` as well.
+    for folder, _, names in os.walk(self.path):
+      for path in (pathlib.Path(folder, name) for name in names):
+        with contextlib.suppress(FileNotFoundError):
+          found[path.relative_to(self.path).as_posix()] = path.stat().st_mtime
     return found
 
   def contents(self) -> dict[str, bytes]:
