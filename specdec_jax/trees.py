@@ -1,7 +1,7 @@
 """The arithmetic of draft trees: depths, levels, ancestors, and what each node
 sees of a cache.
 
-A `base.Tree` is static, so all but `placement` and `path_of` is numpy.
+A `base.Tree` is static: all but `placement`, `path_of` and `line_of` is numpy.
 """
 
 import itertools

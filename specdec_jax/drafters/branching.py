@@ -125,14 +125,14 @@ def _children(
   own, rest, found = np.arange(probs.shape[1]), probs, []
   for nodes in by_rank:
     has_more = np.flatnonzero(np.isin(own, parents[nodes]))
-    own, law = own[has_more], rest[:, has_more]
-    tokens = sample(node_keys[nodes], law)
-    found.append((tokens, law))
-    rest = jnp.where(ids[None, None] == tokens[..., None], 0.0, law)
+    own, drawn_from = own[has_more], rest[:, has_more]
+    tokens = sample(node_keys[nodes], drawn_from)
+    found.append((tokens, drawn_from))
+    rest = jnp.where(ids[None, None] == tokens[..., None], 0.0, drawn_from)
     # Zeros where nothing is left: such a node is never accepted.
     rest = distributions.normalize(rest, jnp.zeros_like(rest))
   order = np.argsort(np.concatenate(by_rank))
-  tokens, laws = (
+  tokens, own_probs = (
     jnp.concatenate(each, axis=1)[:, order] for each in zip(*found, strict=True)
   )
-  return tokens, laws
+  return tokens, own_probs
