@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments.pretrained import curve
 from specdec_jax.checkpoints import pretrained
+from specdec_jax.measure import suite_report
 
 NAME = 'README.md'
 DATA = 'card.json'
@@ -275,18 +276,14 @@ def _interval(found: dict[str, Any] | None, *, signed: bool = False) -> str:
   return text
 
 
-# Columns of the suite's table, by key, and the form of their values.
+# Columns of the suite's table that a card shows.
 _OF_SUITE = {
-  'category': ('category', '{}'),
-  'drafter': ('drafter', '{}'),
-  'gamma': ('gamma', '{}'),
-  'temperature': ('T', '{:g}'),
-  'batch_size': ('batch', '{}'),
-  'tokens_per_target_run': ('tokens/run (with bonus)', '{:.2f}'),
-  **{f'alpha_{i}': (f'alpha_{i}', '{:.2f}') for i in (1, 2, 3)},
-  'speedup': ('speedup', '{:.2f}'),
-  'speedup_interval': ('95%', '{0[0]:.2f} to {0[1]:.2f}'),
-  'predicted_speedup': ('predicted', '{:.2f}'),
+  key: suite_report.COLUMNS[key]
+  for key in (
+    *('category', 'drafter', 'gamma', 'temperature', 'batch_size'),
+    *('tokens_per_target_run', 'alpha_1', 'alpha_2', 'alpha_3'),
+    *('speedup', 'speedup_interval', 'predicted_speedup'),
+  )
 }
 
 

@@ -11,18 +11,9 @@ from experiments.beams import ways
 from experiments.leviathan2023 import pairs
 from specdec_jax.launch import compilation_cache
 from specdec_jax.models import presets
-from specdec_jax.models.t5 import T5Config
+from tests.experiments.tiny import TINY
 
 pytest.importorskip('tokenizers')
-TINY = T5Config(
-  vocab_size=512,
-  embed_dim=8,
-  num_encoder_layers=1,
-  num_decoder_layers=1,
-  num_heads=1,
-  head_dim=8,
-  mlp_dim=8,
-)
 
 
 @pytest.fixture

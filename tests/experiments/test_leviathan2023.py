@@ -28,19 +28,10 @@ from specdec_jax.assembly import rules
 from specdec_jax.launch import compilation_cache
 from specdec_jax.measure import plots
 from specdec_jax.models import presets
-from specdec_jax.models.t5 import T5Config
 from specdec_jax.theory.planner import Costs
+from tests.experiments.tiny import TINY
 
 pytest.importorskip('tokenizers')
-TINY = T5Config(
-  vocab_size=512,
-  embed_dim=8,
-  num_encoder_layers=1,
-  num_decoder_layers=1,
-  num_heads=1,
-  head_dim=8,
-  mlp_dim=8,
-)
 SETTINGS = Settings(
   num_alpha=3, num_timed=2, repeats=1, max_gamma=4, batch_size=3
 )

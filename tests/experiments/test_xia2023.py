@@ -21,21 +21,12 @@ from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout
 from specdec_jax.models import block_heads, presets
 from specdec_jax.models.block_heads import BlockHeadsConfig
-from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import tasks
+from tests.experiments.tiny import TINY
 
 pytest.importorskip('orbax.checkpoint')
 pytest.importorskip('tokenizers')
 pytest.importorskip('sacrebleu')
-TINY = T5Config(
-  vocab_size=512,
-  embed_dim=8,
-  num_encoder_layers=1,
-  num_decoder_layers=1,
-  num_heads=1,
-  head_dim=8,
-  mlp_dim=8,
-)
 SETTINGS = Settings(
   gamma=3, gammas=[2], batch_sizes=[1, 2], num_timed=2, repeats=1, batch_size=2
 )
