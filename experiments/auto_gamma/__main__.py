@@ -15,7 +15,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ COPY = Setting(
   field='prompt',
   num_characters=10**6,
   is_chat=True,
-  num_batches=4,
+  num_batches=8,
 )
 SETTINGS = {
   'ende-mini, batch 1': ENDE,
@@ -130,9 +130,9 @@ def measure(setting: Setting, corpus: Path, repeats: int) -> dict[str, Any]:
     2 * trials.num_batches_needed(tried, trials.NUM_ROWS),
   )
   choices = []
-  for _ in range(repeats):
+  for repeat in range(repeats):
     auto.gammas.clear()
-    several = list(itertools.islice(itertools.cycle(batches), many))
+    several = list(itertools.islice(shuffled(batches, repeat), many))
     choice, _ = auto_gamma.choose(auto, several, settings)
     choices.append(choice)
     print(f'  {choice.sentence}', file=sys.stderr, flush=True)
@@ -146,6 +146,14 @@ def measure(setting: Setting, corpus: Path, repeats: int) -> dict[str, Any]:
     'tokens_per_second': {str(gamma): each for gamma, each in speeds.items()},
     **compared(speeds, tried, [choice.gamma for choice in choices]),
   }
+
+
+def shuffled(batches: Sequence[Batch], seed: int) -> Iterator[Batch]:
+  """The batches without an end, each time in another order, so that no gamma
+  always gets the same of them."""
+  rng = np.random.default_rng(seed)
+  while True:
+    yield from (batches[i] for i in rng.permutation(len(batches)))
 
 
 def search(
