@@ -52,7 +52,7 @@ def resample_from_p(uniforms, draft: Draft, target_probs) -> Decision:
 
 
 def residual_after_acceptance(uniforms, draft: Draft, target_probs) -> Decision:
-  """The residual follows an accepted draft too, in place of the bonus law."""
+  """The residual follows an accepted draft too, in place of p."""
   made = decide_token(uniforms, draft, target_probs)
   p = decision.probs_at(target_probs, made.num_accepted)
   q = decision.probs_at(draft.probs, made.num_accepted)
@@ -153,13 +153,13 @@ def drafter(
   reported=None,
   num_fed: int = 2,
 ) -> Drafter:
-  """Drafts from one law and reports another; right if they are the same.
+  """Drafts from one distribution and reports another; right if both are one.
 
   Args:
     model: the drafter's model.
-    gamma: tokens an iteration.
-    drawn_from: logits to the law that tokens are drawn from; None: softmax.
-    reported: logits to the law that is handed over as q; None: softmax.
+    gamma: tokens per iteration.
+    drawn_from: logits to the distribution of tokens; None: softmax.
+    reported: logits to what is handed over as q; None: softmax.
     num_fed: committed tokens that are fed again; 1 leaves a hole in the cache
       after a draft that was accepted whole.
   """

@@ -1,4 +1,4 @@
-"""A verification rule's law, integrated exactly over its draft and draws.
+"""What a verification rule emits, integrated exactly over draft and draws.
 
 A rule is its `decide(uniforms, draft, target_probs)`. For a drafted block, the
 i-th token passes if its uniform draw lies below the threshold that
@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.base import Draft
-from tests import laws
+from tests import goodness_of_fit
 
 
 class Tree(NamedTuple):
-  """Laws after every sequence of up to G tokens.
+  """Distributions after every sequence of up to G tokens.
 
   Attributes:
     p: float32 `[V]*(i+1)` for i = 0 .. G: the target's, after i tokens.
@@ -38,11 +38,11 @@ class Tree(NamedTuple):
     return self.p[0].shape[0]
 
 
-class Law(NamedTuple):
+class Integrated(NamedTuple):
   """What a rule does to a tree.
 
   Attributes:
-    joint: float64 `[V]*(G+1)`, the law of the next G+1 tokens, those that the
+    joint: float64 `[V]*(G+1)`, of the next G+1 tokens, those that the
       iteration did not emit being drawn from the target.
     num_accepted: expected accepted tokens.
   """
@@ -52,7 +52,7 @@ class Law(NamedTuple):
 
 
 def random_tree(rng, *, gamma: int, vocab_size: int = 3, kind: str = 'full'):
-  """A random tree; `kind` shapes the laws.
+  """A random tree; `kind` shapes the goodness_of_fit.
 
   full: no zeros. zeros: some tokens impossible in p, others in q. disjoint: no
   token is possible in both. equal: q is p. near: q is p up to rounding.
@@ -92,7 +92,7 @@ def _normalize(weights: np.ndarray) -> np.ndarray:
 
 
 def along(tables: list[np.ndarray], paths: np.ndarray) -> np.ndarray:
-  """The laws met on `paths[N, W]`: float32 `[N, len(tables), V]`."""
+  """The distributions met on `paths[N, W]`: float32 `[N, len(tables), V]`."""
   met = [tables[i][tuple(paths[:, :i].T)] for i in range(len(tables))]
   met = [np.broadcast_to(a, (len(paths), a.shape[-1])) for a in met]
   return np.stack(met, axis=1)
@@ -116,17 +116,17 @@ def make_draft(tree: Tree, paths: np.ndarray, lengths: np.ndarray) -> Draft:
   )
 
 
-def integrate(decide, tree: Tree, *, length_fn=None) -> Law:
-  """The law that `decide` gives to the next G+1 tokens.
+def integrate(decide, tree: Tree, *, length_fn=None) -> Integrated:
+  """The distribution that `decide` gives to the next G+1 tokens.
 
   Args:
     decide: the rule.
-    tree: the laws of target and drafter.
+    tree: the distributions of target and drafter.
     length_fn: paths `[N, G]` to how many of each are proposed `[N]`. It may
       look at a token only to stop after it. None proposes all.
   """
   gamma, vocab_size = tree.gamma, tree.vocab_size
-  paths = laws.sequences(vocab_size, gamma)
+  paths = goodness_of_fit.sequences(vocab_size, gamma)
   lengths = np.full(len(paths), gamma)
   if length_fn is not None:
     lengths = length_fn(paths)
@@ -136,7 +136,7 @@ def integrate(decide, tree: Tree, *, length_fn=None) -> Law:
   weights = drawn.prod(1)
   decide = jax.jit(decide)
 
-  every_pass = laws.sequences(2, gamma).astype(bool)
+  every_pass = goodness_of_fit.sequences(2, gamma).astype(bool)
   passes = np.repeat(every_pass, len(paths), axis=0)
   paths, lengths, weights = (
     np.concatenate([a] * len(every_pass)) for a in (paths, lengths, weights)
@@ -159,21 +159,21 @@ def integrate(decide, tree: Tree, *, length_fn=None) -> Law:
     emitted = np.zeros((vocab_size**n, vocab_size))
     np.add.at(emitted, prefixes, weights[is_n, None] * emitted_probs[is_n])
     joint += complete(emitted.reshape((vocab_size,) * (n + 1)), tree.p)
-  return Law(joint, float(weights @ num_accepted))
+  return Integrated(joint, float(weights @ num_accepted))
 
 
 def complete(emitted: np.ndarray, p: list[np.ndarray]) -> np.ndarray:
-  """The law of G+1 tokens whose first ones have the law `emitted`."""
+  """The distribution of G+1 tokens whose first ones follow `emitted`."""
   for table in p[emitted.ndim :]:
     emitted = emitted[..., None] * table.astype(np.float64)
   return emitted
 
 
-def target_law(tree: Tree) -> np.ndarray:
-  """The target's own law of the next G+1 tokens, float64 `[V]*(G+1)`."""
+def target_distribution(tree: Tree) -> np.ndarray:
+  """The target's distribution of the next G+1 tokens, float64 `[V]*(G+1)`."""
   return complete(tree.p[0].astype(np.float64), tree.p)
 
 
-def error(law: Law, tree: Tree) -> float:
-  """Summed absolute difference from the target's law."""
-  return float(np.abs(law.joint - target_law(tree)).sum())
+def error(found: Integrated, tree: Tree) -> float:
+  """Summed absolute difference from the target's distribution."""
+  return float(np.abs(found.joint - target_distribution(tree)).sum())

@@ -10,7 +10,7 @@ import numpy as np
 
 from specdec_jax import base, trees
 from specdec_jax.base import Draft
-from tests import integrate, laws
+from tests import goodness_of_fit, integrate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ def drafts(
 ) -> Drafts:
   """Siblings are drawn without replacement, or else are the likeliest."""
   vocab_size, parents = tables.vocab_size, (-1, *shape.parents)
-  tokens = laws.sequences(vocab_size, len(shape.parents))
+  tokens = goodness_of_fit.sequences(vocab_size, len(shape.parents))
   rows = np.arange(len(tokens))
   prefixes: dict[int, tuple] = {0: ()}
   left: dict[int, np.ndarray] = {}
@@ -47,19 +47,19 @@ def drafts(
     if node:
       drawn = tokens[:, node - 1]
       prefix = prefixes[parent]
-      law = left.get(parent)
-      if law is None:
-        law = at(tables.q[len(prefix)], prefix)
-      chances = law[rows, drawn].astype(np.float64)
+      probs = left.get(parent)
+      if probs is None:
+        probs = at(tables.q[len(prefix)], prefix)
+      chances = probs[rows, drawn].astype(np.float64)
       if not is_sampled:
-        chances = (law.argmax(-1) == drawn).astype(np.float64)
+        chances = (probs.argmax(-1) == drawn).astype(np.float64)
       # Where nothing is left the token is 0, and its node is none.
-      weights = weights * np.where(law.any(-1), chances, drawn == 0)
-      q.append(law)
-      rest = law.copy()
+      weights = weights * np.where(probs.any(-1), chances, drawn == 0)
+      q.append(probs)
+      rest = probs.copy()
       rest[rows, drawn] = 0
       mass = rest.sum(-1, keepdims=True)
-      left[parent] = (rest / np.where(mass == 0, 1, mass)).astype(law.dtype)
+      left[parent] = (rest / np.where(mass == 0, 1, mass)).astype(probs.dtype)
       prefixes[node] = (*prefix, drawn)
     p.append(at(tables.p[len(prefixes[node])], prefixes[node]))
   kept = weights > 0
@@ -69,7 +69,7 @@ def drafts(
 
 def integrate_rule(
   decide, shape: base.Tree, tables: integrate.Tree, *, is_sampled: bool = True
-) -> integrate.Law:
+) -> integrate.Integrated:
   """What `decide(uniforms, draft, target_probs)` makes of the next D+1 tokens.
 
   Each node's test passes or fails; every combination is fed to the rule, and
@@ -77,7 +77,7 @@ def integrate_rule(
   """
   made = drafts(shape, tables, is_sampled=is_sampled)
   num_nodes = len(shape.parents)
-  every_pass = laws.sequences(2, num_nodes).astype(bool)
+  every_pass = goodness_of_fit.sequences(2, num_nodes).astype(bool)
   passes = np.repeat(every_pass, len(made.tokens), axis=0)
   copies = lambda array: np.concatenate([array] * len(every_pass))
   tokens, weights = copies(made.tokens), copies(made.weights)
@@ -94,7 +94,7 @@ def integrate_rule(
   draws = np.minimum(draws, 1 - 1e-7).astype(np.float32)
   decision = decide(jnp.asarray(draws), draft, p)
   paths = np.asarray(decision.path)
-  return _law(
+  return _integrated(
     tables,
     np.take_along_axis(tokens, np.maximum(paths - 1, 0), axis=1),
     np.asarray(decision.num_accepted),
@@ -103,7 +103,9 @@ def integrate_rule(
   )
 
 
-def _law(tables, along, num_accepted, next_probs, weights) -> integrate.Law:
+def _integrated(
+  tables, along, num_accepted, next_probs, weights
+) -> integrate.Integrated:
   """Of rows that accept so many of the tokens `along[A, D]`."""
   vocab_size, depth = tables.vocab_size, tables.gamma
   joint = np.zeros((vocab_size,) * (depth + 1))
@@ -115,7 +117,7 @@ def _law(tables, along, num_accepted, next_probs, weights) -> integrate.Law:
     joint += integrate.complete(
       emitted.reshape((vocab_size,) * (n + 1)), tables.p
     )
-  return integrate.Law(joint, float(weights @ num_accepted))
+  return integrate.Integrated(joint, float(weights @ num_accepted))
 
 
 Outcome = tuple[int, float, np.ndarray]
@@ -160,38 +162,38 @@ def recursive_rejection(parents, tokens, p, q) -> Iterator[Outcome]:
   stops where all are rejected."""
 
   def visit(node: int, chance: float) -> Iterator[Outcome]:
-    law = np.array(p[node], np.float64)
+    probs = np.array(p[node], np.float64)
     for child, parent in enumerate(parents, start=1):
       if parent != node:
         continue
       token, drawn_from = tokens[child - 1], q[child - 1]
-      passes = min(1.0, law[token] / drawn_from[token])
+      passes = min(1.0, probs[token] / drawn_from[token])
       yield from visit(child, chance * passes)
       chance *= 1 - passes
-      residual = np.maximum(law - drawn_from, 0)
+      residual = np.maximum(probs - drawn_from, 0)
       if residual.sum() > 0:
-        law = residual / residual.sum()
-    yield node, chance, law
+        probs = residual / residual.sum()
+    yield node, chance, probs
 
   return visit(0, 1.0)
 
 
 def integrate_reference(
   rule, shape: base.Tree, tables: integrate.Tree
-) -> integrate.Law:
+) -> integrate.Integrated:
   """The same for one of the two rules above."""
   made = drafts(shape, tables)
   depths = trees.depths(shape)
   ends, chances, next_probs, rows = [], [], [], []
   for row in range(len(made.tokens)):
     outcomes = rule(shape.parents, made.tokens[row], made.p[row], made.q[row])
-    for node, chance, law in outcomes:
+    for node, chance, probs in outcomes:
       ends.append(node)
       chances.append(made.weights[row] * chance)
-      next_probs.append(law)
+      next_probs.append(probs)
       rows.append(row)
   paths = np.asarray(trees.path_of(shape, jnp.asarray(ends, jnp.int32)))
-  return _law(
+  return _integrated(
     tables,
     np.take_along_axis(made.tokens[rows], np.maximum(paths - 1, 0), axis=1),
     depths[ends],

@@ -38,9 +38,9 @@ def decode(
     log_probs = next_log_probs(text + block)
     verdict = []
     for i, token in enumerate(block):
-      law = log_probs[len(text) - 1 + i]
-      likeliest = sorted(range(len(law)), key=lambda t: (-law[t], t))[:beta]
-      if token not in likeliest or law.max() - law[token] > tau:
+      row = log_probs[len(text) - 1 + i]
+      likeliest = sorted(range(len(row)), key=lambda t: (-row[t], t))[:beta]
+      if token not in likeliest or row.max() - row[token] > tau:
         break
       verdict.append(token)
     # The correction, or what follows a block that passed whole.

@@ -1,4 +1,4 @@
-"""Gamma that varies: the limits themselves, and the law of what is decoded."""
+"""Gamma that varies: the limits themselves, and exact decodes with them."""
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +66,7 @@ def test_the_running_alpha_finds_the_best_gamma():
     ('threshold', 'block'),
   ],
 )
-def test_decodes_have_the_target_s_law(name, rule):
+def test_decodes_have_the_target_s_distribution(name, rule):
   options = (
     {'min_prob': 0.4}
     if name == 'threshold'

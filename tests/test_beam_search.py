@@ -46,7 +46,7 @@ def found(output, row: int) -> list[tuple[float, tuple[int, ...]]]:
   ]
 
 
-class Law:
+class Chain:
   """A toy chain's log-probabilities, and a sequence's score."""
 
   def __init__(self, params, alpha: float):
@@ -74,16 +74,16 @@ def every_sequence(prompt, limit: int):
       yield (*prompt, *middle, EOS)
 
 
-def reference(law: Law, prompt, limit: int, num_beams: int):
+def reference(chain: Chain, prompt, limit: int, num_beams: int):
   """Beam search without early stopping, one row, in Python."""
   live, finished = [tuple(prompt)], []
   for _ in range(limit - len(prompt)):
     grown = [(*beam, i) for beam in live for i in range(VOCAB_SIZE)]
-    grown.sort(key=lambda tokens: -law.log_prob(tokens, prompt))
+    grown.sort(key=lambda tokens: -chain.log_prob(tokens, prompt))
     grown = grown[: 2 * num_beams]
     finished += [tokens for tokens in grown if tokens[-1] == EOS]
     live = [tokens for tokens in grown if tokens[-1] != EOS][:num_beams]
-  finished.sort(key=lambda tokens: -law.score(tokens, prompt))
+  finished.sort(key=lambda tokens: -chain.score(tokens, prompt))
   return finished[:num_beams]
 
 
@@ -152,10 +152,10 @@ def test_all_beams_are_all_sequences(alpha):
   output = search(
     toy.toy(VOCAB_SIZE), params, prompt, num_beams=81, max_len=6, alpha=alpha
   )
-  law = Law(params, alpha)
+  chain = Chain(params, alpha)
   for row, (start, limit) in enumerate(zip(PROMPTS, LIMITS, strict=True)):
     expected = sorted(
-      ((law.score(s, start), s) for s in every_sequence(start, limit)),
+      ((chain.score(s, start), s) for s in every_sequence(start, limit)),
       reverse=True,
     )
     assert [s for _, s in found(output, row)] == [s for _, s in expected]
@@ -180,17 +180,17 @@ def test_padding_ids_are_impossible_and_keep_their_share(num_beams):
   model = toy.toy(VOCAB_SIZE + 3)
   assert search(model, padded, prompt, **sizes).tokens.max() >= VOCAB_SIZE
   output = search(model, padded, prompt, **sizes, vocab_size=VOCAB_SIZE)
-  law = Law(padded, 0.6)
-  law.log_probs = law.log_probs[real][:, :VOCAB_SIZE, :VOCAB_SIZE]
+  chain = Chain(padded, 0.6)
+  chain.log_probs = chain.log_probs[real][:, :VOCAB_SIZE, :VOCAB_SIZE]
   for row, (start, limit) in enumerate(zip(PROMPTS, LIMITS, strict=True)):
-    expected = reference(law, start, limit, num_beams)
+    expected = reference(chain, start, limit, num_beams)
     assert output.is_finished[row].sum() == len(expected)
     if not expected:
       continue
     assert [tokens for _, tokens in found(output, row)] == expected
     np.testing.assert_allclose(
       [score for score, _ in found(output, row)],
-      [law.score(tokens, start) for tokens in expected],
+      [chain.score(tokens, start) for tokens in expected],
       atol=1e-5,
     )
 
@@ -210,13 +210,13 @@ def test_few_beams_are_the_reference_s(num_beams):
   differ = 0
   for seed in range(20):
     params = toy.toy_params(VOCAB_SIZE, seed=seed)
-    law = Law(params, 0.6)
+    chain = Chain(params, 0.6)
     output = jax.tree.map(np.asarray, run(Params(params), prompt))
     for row, (start, limit) in enumerate(zip(PROMPTS, LIMITS, strict=True)):
-      expected = reference(law, start, limit, num_beams)
+      expected = reference(chain, start, limit, num_beams)
       assert [tokens for _, tokens in found(output, row)] == expected
       best = sorted(
-        every_sequence(start, limit), key=lambda s: -law.score(s, start)
+        every_sequence(start, limit), key=lambda s: -chain.score(s, start)
       )
       differ += best[:num_beams] != expected
   assert differ  # Or pruning was never put to the test.
@@ -286,9 +286,9 @@ def test_several_ids_can_end_a_sequence():
     max_len=3,
     eos_id=(1, 3),
   )
-  law, ends = Law(params, 0.6), (1, 3)
+  chain, ends = Chain(params, 0.6), (1, 3)
   expected = [(0, i) for i in ends] + [(0, j, i) for j in (0, 2) for i in ends]
-  expected.sort(key=lambda tokens: -law.score(tokens, [0]))
+  expected.sort(key=lambda tokens: -chain.score(tokens, [0]))
   assert [tokens for _, tokens in found(output, 0)] == expected
 
 

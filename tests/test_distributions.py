@@ -1,4 +1,4 @@
-"""Laws over the vocabulary against their definitions."""
+"""Distributions over the vocabulary against their definitions."""
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +8,14 @@ import pytest
 from specdec_jax import distributions
 
 
-def _laws(seed: int, count: int = 50, size: int = 6):
+def _pairs(seed: int, count: int = 50, size: int = 6):
   rng = np.random.default_rng(seed)
   p, q = rng.dirichlet(np.full(size, 0.4), (2, count)).astype(np.float32)
   return p, q
 
 
 def test_residual_is_the_normalised_excess():
-  p, q = _laws(0)
+  p, q = _pairs(0)
   excess = np.maximum(p.astype(np.float64) - q, 0)
   expected = excess / excess.sum(-1, keepdims=True)
   np.testing.assert_allclose(
@@ -24,7 +24,7 @@ def test_residual_is_the_normalised_excess():
 
 
 def test_residual_without_mass_is_p():
-  p, q = _laws(1)
+  p, q = _pairs(1)
   q[0] = p[0]
   q[1] = p[1] + np.float32(1e-3)
   residual = distributions.residual(jnp.asarray(p), jnp.asarray(q))
@@ -34,13 +34,13 @@ def test_residual_without_mass_is_p():
 
 
 def test_nan_stays_nan():
-  p, q = _laws(2)
+  p, q = _pairs(2)
   p[0, 0] = np.nan
   assert np.isnan(distributions.residual(jnp.asarray(p), q)[0]).all()
 
 
 def test_overlap_is_what_total_variation_leaves():
-  p, q = _laws(3)
+  p, q = _pairs(3)
   overlap = distributions.overlap(p, q)
   np.testing.assert_allclose(overlap, np.minimum(p, q).sum(-1), rtol=1e-6)
   distance = 0.5 * np.abs(p - q).sum(-1)
@@ -48,36 +48,36 @@ def test_overlap_is_what_total_variation_leaves():
   np.testing.assert_allclose(distributions.overlap(p, p), 1, atol=1e-6)
 
 
-def test_sample_has_the_law_and_never_the_impossible():
-  law = np.array([0.5, 0.0, 0.3, 0.2, 0.0], np.float32)
+def test_sample_follows_the_distribution_and_never_the_impossible():
+  probs = np.array([0.5, 0.0, 0.3, 0.2, 0.0], np.float32)
   count = 50_000
   tokens = distributions.sample(
-    jax.random.split(jax.random.key(0), count), jnp.tile(law, (count, 1))
+    jax.random.split(jax.random.key(0), count), jnp.tile(probs, (count, 1))
   )
   assert tokens.dtype == jnp.int32
   counts = np.bincount(tokens, minlength=5)
-  assert (counts[law == 0] == 0).all()
-  deviation = np.sqrt(count * law * (1 - law))
-  assert (np.abs(counts - count * law) <= 5 * deviation).all()
+  assert (counts[probs == 0] == 0).all()
+  deviation = np.sqrt(count * probs * (1 - probs))
+  assert (np.abs(counts - count * probs) <= 5 * deviation).all()
 
 
 @pytest.mark.parametrize('size', [127, 128, 300])
-def test_sample_has_the_law_of_many_tokens(size):
+def test_sample_follows_a_distribution_of_many_tokens(size):
   """More tokens than one block holds, whole blocks of them impossible."""
   rng = np.random.default_rng(size)
-  law = rng.dirichlet(np.full(size, 0.3)).astype(np.float32)
-  law[rng.random(size) < 0.3] = 0
-  law[128:256] = 0
-  law /= law.sum()
+  probs = rng.dirichlet(np.full(size, 0.3)).astype(np.float32)
+  probs[rng.random(size) < 0.3] = 0
+  probs[128:256] = 0
+  probs /= probs.sum()
   count = 50_000
   tokens = distributions.sample(
-    jax.random.split(jax.random.key(3), count), jnp.tile(law, (count, 1))
+    jax.random.split(jax.random.key(3), count), jnp.tile(probs, (count, 1))
   )
   counts = np.bincount(tokens, minlength=size)
   assert counts.size == size
-  assert (counts[law == 0] == 0).all()
-  deviation = np.sqrt(count * law * (1 - law))
-  assert (np.abs(counts - count * law) <= 5 * deviation + 1).all()
+  assert (counts[probs == 0] == 0).all()
+  deviation = np.sqrt(count * probs * (1 - probs))
+  assert (np.abs(counts - count * probs) <= 5 * deviation + 1).all()
 
 
 @pytest.mark.parametrize('draw', [0.0, 0.5, 1 - 2**-24])
@@ -100,11 +100,11 @@ def test_extreme_draws_take_possible_tokens(draw):
 @pytest.mark.parametrize('function', ['sample', 'uniforms'])
 def test_each_row_draws_by_its_own_key(function):
   keys = jax.random.split(jax.random.key(1), 64)
-  law = jnp.full((64, 7), 1 / 7)
+  probs = jnp.full((64, 7), 1 / 7)
 
   def draw(keys):
     if function == 'sample':
-      return np.asarray(distributions.sample(keys, law[: len(keys)]))
+      return np.asarray(distributions.sample(keys, probs[: len(keys)]))
     return np.asarray(distributions.uniforms(keys, 3))
 
   together = draw(keys)

@@ -12,7 +12,7 @@ from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Context, Params
 from specdec_jax.decoding import speculative
 from specdec_jax.models import eagle, families, llama
-from tests import decoders, laws, toy, toy_eagle, trial
+from tests import decoders, goodness_of_fit, toy, toy_eagle, trial
 
 V, GAMMA = 4, 3
 PARAMS = toy.toy_params(V, seed=1)
@@ -158,7 +158,7 @@ def check(*, chain=drafters.eagle, renormalised=False, sampling, make=None):
   )
 
 
-TOP_3 = laws.Sampling(top_k=3)
+TOP_3 = goodness_of_fit.Sampling(top_k=3)
 
 
 @pytest.mark.parametrize(

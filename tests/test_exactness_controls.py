@@ -5,7 +5,7 @@ import pytest
 
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
-from tests import broken, laws, toy, toy_tree, trial
+from tests import broken, goodness_of_fit, toy, toy_tree, trial
 from tests.proof_report import record
 
 VOCAB_SIZE = 4
@@ -131,32 +131,34 @@ def test_missing_catch_up_shows_in_self_drafting(num_fed, record_property):
 
 def test_g_test_knows_a_small_error():
   rng = np.random.default_rng(0)
-  law = np.array([[0.5, 0.25, 0.125, 0.125, 0.0]])
-  fair = rng.multinomial(100_000, law[0])[None]
-  assert not laws.g_test(fair, law).is_rejected
-  tilted = law[0] + np.array([0.02, -0.02, 0, 0, 0])
-  assert laws.g_test(rng.multinomial(100_000, tilted)[None], law).is_rejected
+  probs = np.array([[0.5, 0.25, 0.125, 0.125, 0.0]])
+  fair = rng.multinomial(100_000, probs[0])[None]
+  assert not goodness_of_fit.g_test(fair, probs).is_rejected
+  tilted = probs[0] + np.array([0.02, -0.02, 0, 0, 0])
+  assert goodness_of_fit.g_test(
+    rng.multinomial(100_000, tilted)[None], probs
+  ).is_rejected
   impossible = fair + np.array([[-1, 0, 0, 0, 1]])
-  assert laws.g_test(impossible, law).is_rejected
+  assert goodness_of_fit.g_test(impossible, probs).is_rejected
 
 
-def test_exact_law_of_a_chain_known_by_hand():
+def test_exact_distribution_of_a_chain_known_by_hand():
   params = {'table': np.zeros((3, 2, 2), np.float32)}
   params['table'][..., 1] = np.log(3)
-  law = laws.exact_law(
+  found = goodness_of_fit.exact_distribution(
     toy.toy(2),
     params,
     [0],
-    sampling=laws.Sampling(),
+    sampling=goodness_of_fit.Sampling(),
     num_new=2,
     width=2,
     eos_id=1,
   )
-  code = lambda *tokens: laws.encode(
+  code = lambda *tokens: goodness_of_fit.encode(
     np.array([tokens]), np.array([tokens.index(2) if 2 in tokens else 2]), 2
   )[0]
   expected = np.zeros(9)
   expected[code(1, 2)] = 3 / 4
   expected[code(0, 0)] = 1 / 16
   expected[code(0, 1)] = 3 / 16
-  np.testing.assert_allclose(law, expected)
+  np.testing.assert_allclose(found, expected)

@@ -1,4 +1,4 @@
-"""The compiled loop, drafter and all, against the target's exact law."""
+"""The compiled loop, drafter and all, against the target's distribution."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from specdec_jax.base import Params
 from specdec_jax.data import ngram_counts
 from tests import (
   decoders,
-  laws,
+  goodness_of_fit,
   toy,
   toy_eagle,
   toy_families,
@@ -28,13 +28,13 @@ LOSSLESS = {
   'block': verification.block_verification,
 }
 SAMPLINGS = {
-  'T 1': laws.Sampling(),
-  'T 0.7': laws.Sampling(temperature=0.7),
-  'T 1.5': laws.Sampling(temperature=1.5),
-  'top-k 2': laws.Sampling(top_k=2),
-  'top-p 0.8': laws.Sampling(top_p=0.8),
-  'min-p 0.4': laws.Sampling(min_p=0.4),
-  'T 0.7, top-k 3, top-p 0.9': laws.Sampling(0.7, 3, 0.9),
+  'T 1': goodness_of_fit.Sampling(),
+  'T 0.7': goodness_of_fit.Sampling(temperature=0.7),
+  'T 1.5': goodness_of_fit.Sampling(temperature=1.5),
+  'top-k 2': goodness_of_fit.Sampling(top_k=2),
+  'top-p 0.8': goodness_of_fit.Sampling(top_p=0.8),
+  'min-p 0.4': goodness_of_fit.Sampling(min_p=0.4),
+  'T 0.7, top-k 3, top-p 0.9': goodness_of_fit.Sampling(0.7, 3, 0.9),
 }
 
 
@@ -45,7 +45,7 @@ def _table(order: int):
   )
 
 
-def _drafter(name: str, gamma: int, sampling=laws.Sampling()):
+def _drafter(name: str, gamma: int, sampling=goodness_of_fit.Sampling()):
   """A drafter and its params."""
   to_probs = logits.standardize(**sampling._asdict())
   if name.endswith('autoregressive'):
@@ -71,21 +71,22 @@ def _drafter(name: str, gamma: int, sampling=laws.Sampling()):
 
 
 def check(record_property, configuration: str, **fields) -> trial.Result:
-  """Runs a trial and asserts that its law is the target's."""
+  """Runs a trial and asserts that its output follows the target's
+  distribution."""
   result = trial.run(
     trial.Trial(**fields), num_decodes=100_800, batch_size=25_200
   )
   test = result.test
   record(
     record_property,
-    'Decodes of the compiled loop against the exact law, false alarm rate 1e-9',
+    'The compiled loop against the exact distribution, false alarm rate 1e-9',
     configuration=configuration,
     decodes=int(test.num_samples),
     G=test.statistic,
     degrees=test.degrees,
     threshold=test.threshold,
     p=test.p_value,
-    verdict='REJECTED' if test.is_rejected else 'same law',
+    verdict='REJECTED' if test.is_rejected else 'same distribution',
   )
   assert not test.is_rejected
   assert test.num_samples >= 100_000

@@ -43,16 +43,18 @@ def _stop_after_zero(paths: np.ndarray) -> np.ndarray:
 @pytest.mark.proof
 @pytest.mark.parametrize('gamma', [1, 2, 3])
 @pytest.mark.parametrize('rule', RULES)
-def test_lossless_rule_has_the_targets_law(rule, gamma, record_property):
+def test_lossless_rule_has_the_targets_distribution(
+  rule, gamma, record_property
+):
   largest, num_trees = 0.0, 0
   for kind in KINDS:
     for tree in _trees(gamma, kind):
-      law = integrate.integrate(RULES[rule], tree)
-      largest = max(largest, integrate.error(law, tree))
+      found = integrate.integrate(RULES[rule], tree)
+      largest = max(largest, integrate.error(found, tree))
       num_trees += 1
   record(
     record_property,
-    'Rules integrated exactly: error of the law of the next gamma + 1 tokens',
+    'Rules integrated exactly: error over the next gamma + 1 tokens',
     rule=rule,
     gamma=gamma,
     trees=num_trees,
@@ -65,25 +67,25 @@ def test_lossless_rule_has_the_targets_law(rule, gamma, record_property):
 
 @pytest.mark.parametrize('rule', RULES)
 @pytest.mark.parametrize('kind', ['full', 'zeros', 'silent'])
-def test_ragged_drafts_have_the_targets_law(rule, kind):
+def test_ragged_drafts_have_the_targets_distribution(rule, kind):
   for length in range(4):
     constant = lambda paths, length=length: np.full(len(paths), length)
     for tree in _trees(3, kind, count=4):
-      law = integrate.integrate(RULES[rule], tree, length_fn=constant)
-      assert integrate.error(law, tree) < ERROR_BOUND
-      assert law.num_accepted <= length
+      found = integrate.integrate(RULES[rule], tree, length_fn=constant)
+      assert integrate.error(found, tree) < ERROR_BOUND
+      assert found.num_accepted <= length
 
 
 @pytest.mark.parametrize('rule', RULES)
-def test_drafts_that_end_themselves_have_the_targets_law(rule):
+def test_drafts_that_end_themselves_have_the_targets_distribution(rule):
   for tree in _trees(3, 'full'):
-    law = integrate.integrate(RULES[rule], tree, length_fn=_stop_after_zero)
-    assert integrate.error(law, tree) < ERROR_BOUND
+    found = integrate.integrate(RULES[rule], tree, length_fn=_stop_after_zero)
+    assert integrate.error(found, tree) < ERROR_BOUND
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize('rule', broken.RULES)
-def test_broken_rule_has_another_law(rule, record_property):
+def test_broken_rule_has_another_distribution(rule, record_property):
   errors = [
     integrate.error(integrate.integrate(broken.RULES[rule], tree), tree)
     for tree in _trees(2, 'full')
@@ -145,11 +147,11 @@ def test_impossible_token_never_passes_even_at_a_draw_of_zero(rule):
 def test_silent_and_spoken_one_hot_drafts_are_one(rule):
   for tree in _trees(3, 'silent', count=4):
     spoken = tree._replace(is_one_hot=False)
-    silent_law = integrate.integrate(RULES[rule], tree)
-    spoken_law = integrate.integrate(RULES[rule], spoken)
-    np.testing.assert_allclose(silent_law.joint, spoken_law.joint, atol=1e-7)
-    assert silent_law.num_accepted == pytest.approx(
-      spoken_law.num_accepted, abs=1e-6
+    of_silent = integrate.integrate(RULES[rule], tree)
+    of_spoken = integrate.integrate(RULES[rule], spoken)
+    np.testing.assert_allclose(of_silent.joint, of_spoken.joint, atol=1e-7)
+    assert of_silent.num_accepted == pytest.approx(
+      of_spoken.num_accepted, abs=1e-6
     )
 
 
@@ -163,19 +165,19 @@ def test_lenience_bounds_every_token_by_p_over_lenience(lenience, kind):
     assert joint.sum() == pytest.approx(1, abs=1e-6)
     prefix = np.ones(())
     for table in tree.p:
-      law = joint.sum(tuple(range(table.ndim, joint.ndim)))
+      marginal = joint.sum(tuple(range(table.ndim, joint.ndim)))
       bound = prefix[..., None] * table / lenience
-      assert (law <= bound + 1e-6).all()
-      excess.append((law - lenience * bound).max())
-      prefix = law
+      assert (marginal <= bound + 1e-6).all()
+      excess.append((marginal - lenience * bound).max())
+      prefix = marginal
   # The bound is not kept by being exact.
   assert max(excess) > 0.01
 
 
 def _toy_tree(gamma: int) -> integrate.Tree:
   """Sun et al.'s example: P = (1/3, 2/3), Q = (2/3, 1/3) at every step."""
-  tables = lambda law, count: [
-    np.broadcast_to(np.float32(law), (2,) * (i + 1)) for i in range(count)
+  tables = lambda probs, count: [
+    np.broadcast_to(np.float32(probs), (2,) * (i + 1)) for i in range(count)
   ]
   return integrate.Tree(
     tables([1 / 3, 2 / 3], gamma + 1), tables([2 / 3, 1 / 3], gamma)
@@ -189,15 +191,15 @@ def _toy_tree(gamma: int) -> integrate.Tree:
 def test_accepted_tokens_of_the_block_papers_example(
   rule, expected, record_property
 ):
-  law = integrate.integrate(RULES[rule], _toy_tree(2))
+  found = integrate.integrate(RULES[rule], _toy_tree(2))
   record(
     record_property,
     'Accepted tokens, P = (1/3, 2/3), Q = (2/3, 1/3), gamma 2 (Sun et al.)',
     rule=rule,
     paper=expected,
-    here=law.num_accepted,
+    here=found.num_accepted,
   )
-  assert law.num_accepted == pytest.approx(expected, abs=1e-6)
+  assert found.num_accepted == pytest.approx(expected, abs=1e-6)
 
 
 def test_block_accepts_no_fewer_tokens():

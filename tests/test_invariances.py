@@ -228,7 +228,7 @@ def test_rows_draw_apart_by_keys_of_every_kind(case, key_impl):
 
 @pytest.mark.parametrize('key_impl', ['rbg', 'unsafe_rbg'])
 def test_draws_go_on_after_the_first_row_is_done(key_impl):
-  """From one flat law, again and again."""
+  """From one flat distribution, again and again."""
   flat = {'table': np.zeros((V + 1, V, V), np.float32)}
   generate = functools.partial(
     autoregressive.generate,

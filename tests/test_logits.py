@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from specdec_jax import logits
-from tests import laws
+from tests import goodness_of_fit
 
 SETTINGS = [
-  laws.Sampling(*values)
+  goodness_of_fit.Sampling(*values)
   for values in itertools.product(
     (0.0, 0.3, 1.0, 2.0), (None, 1, 3, 50), (None, 0.3, 0.9, 1.0)
   )
 ] + [
-  laws.Sampling(temperature, *values)
+  goodness_of_fit.Sampling(temperature, *values)
   for temperature in (0.0, 0.7, 2.0)
   for values in ((None, None, 0.1), (None, None, 0.6), (3, 0.9, 0.2))
 ]
@@ -28,7 +28,7 @@ def test_standardize_against_numpy(sampling):
   scores = np.random.default_rng(0).normal(size=(3, 20, 9)) * 3
   scores = scores.astype(np.float32)
   probs = logits.standardize(**sampling._asdict())(jnp.asarray(scores))
-  expected = laws.reference_probs(scores, sampling)
+  expected = goodness_of_fit.reference_probs(scores, sampling)
   np.testing.assert_allclose(probs, expected, atol=2e-6)
   # What is ruled out has probability zero, not almost zero.
   np.testing.assert_array_equal(np.asarray(probs) == 0, expected == 0)
@@ -37,8 +37,8 @@ def test_standardize_against_numpy(sampling):
 
 def test_reference_itself_on_a_law_known_by_hand():
   scores = np.log([0.5, 0.25, 0.15, 0.1])
-  reference = lambda *settings: laws.reference_probs(
-    scores, laws.Sampling(*settings)
+  reference = lambda *settings: goodness_of_fit.reference_probs(
+    scores, goodness_of_fit.Sampling(*settings)
   )
   np.testing.assert_allclose(reference(), [0.5, 0.25, 0.15, 0.1])
   np.testing.assert_allclose(reference(0), [1, 0, 0, 0])

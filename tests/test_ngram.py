@@ -111,7 +111,7 @@ def test_sampled_draft_hands_over_the_law_it_draws_from():
   before = np.concatenate([last[:, None], draft.tokens[:, :-1]], axis=1)
   np.testing.assert_allclose(draft.probs, sharpened[before], atol=1e-5)
   for i in range(3):
-    # Counts of drawn tokens against the sum of the laws they were drawn from.
+    # Counts of drawn tokens against the sum of the probs they were drawn from.
     counts = np.bincount(draft.tokens[:, i], minlength=VOCAB_SIZE)
     expected = np.asarray(draft.probs[:, i], np.float64).sum(0)
     assert (np.abs(counts - expected) < 5 * np.sqrt(expected) + 1).all()

@@ -111,7 +111,7 @@ def test_greedy_decoding_is_the_targets_own(vocab_size):
 
 @pytest.mark.parametrize('vocab_size', DRAFTER_VS)
 def test_samples_are_those_of_a_drafter_with_the_targets_padding(vocab_size):
-  """Whose exactness other tests show: drafts and their laws are the same."""
+  """Whose exactness other tests show: drafts and their probs are the same."""
   rule = verification.block_verification
   found = decode(vocab_size, temperature=0.9, rule=rule)
   expected = decode(TARGET_V, temperature=0.9, rule=rule)

@@ -126,11 +126,11 @@ def test_rule_is_the_definition(beta, tau):
   seen = set()
   for row in range(300):
     count = 0
-    for token, law in zip(tokens[row, : lengths[row]], p[row], strict=False):
-      best = np.argsort(-law, kind='stable')[:beta]
+    for token, probs in zip(tokens[row, : lengths[row]], p[row], strict=False):
+      best = np.argsort(-probs, kind='stable')[:beta]
       with np.errstate(divide='ignore'):
-        gap = np.log(law.max()) - np.log(law[token])
-      if token not in best or law[token] == 0 or gap > tau + 1e-6:
+        gap = np.log(probs.max()) - np.log(probs[token])
+      if token not in best or probs[token] == 0 or gap > tau + 1e-6:
         break
       count += 1
     assert made.num_accepted[row] == count
@@ -247,11 +247,11 @@ def test_every_token_is_within_beta_and_tau(setting):
   )
   log_probs = np.asarray(log_probs)
   relaxed = 0
-  for row, laws in zip(rows, log_probs, strict=True):
-    for token, law in zip(row[1:], laws, strict=False):
-      assert (law > law[token] + 1e-5).sum() < beta
-      assert law.max() - law[token] <= tau + 1e-5
-      relaxed += token != law.argmax()
+  for row, after in zip(rows, log_probs, strict=True):
+    for token, scores in zip(row[1:], after, strict=False):
+      assert (scores > scores[token] + 1e-5).sum() < beta
+      assert scores.max() - scores[token] <= tau + 1e-5
+      relaxed += token != scores.argmax()
   assert relaxed > 20
 
 
@@ -284,7 +284,7 @@ def test_each_correction_is_the_likeliest():
     )
   rows = decoders.rows(speculative.output(state))
   assert rows == decoded(setting)[0]
-  laws = np.asarray(
+  log_probs = np.asarray(
     _teacher_forced(
       weights().target, _padded(sources(), 9), _padded(rows, MAX_LEN)
     )
@@ -293,7 +293,7 @@ def test_each_correction_is_the_likeliest():
   for positions in corrections:
     for i, position in enumerate(positions):
       if position >= 0:
-        assert rows[i][position] == laws[i, position - 1].argmax()
+        assert rows[i][position] == log_probs[i, position - 1].argmax()
         checked += 1
   assert checked > NUM_ROWS
 
@@ -301,15 +301,15 @@ def test_each_correction_is_the_likeliest():
 def test_a_laxer_rule_is_caught():
   """The control: top-5 decodes break the promise of top-3."""
   rows = decoded((5, 3.0))[0]
-  laws = np.asarray(
+  log_probs = np.asarray(
     _teacher_forced(
       weights().target, _padded(sources(), 9), _padded(rows, MAX_LEN)
     )
   )
   ranks = [
-    (law > law[token]).sum()
-    for row, row_laws in zip(rows, laws, strict=True)
-    for token, law in zip(row[1:], row_laws, strict=False)
+    (scores > scores[token]).sum()
+    for row, after in zip(rows, log_probs, strict=True)
+    for token, scores in zip(row[1:], after, strict=False)
   ]
   assert max(ranks) >= 3
 

@@ -46,18 +46,18 @@ def _tables(shape: Tree, kind: str, count: int) -> list[integrate.Tree]:
 
 @pytest.mark.proof
 @pytest.mark.parametrize('name', SHAPES)
-def test_traversal_has_the_targets_law(name, record_property):
+def test_traversal_has_the_targets_distribution(name, record_property):
   shape, largest, num_tables = SHAPES[name], 0.0, 0
   for kind in KINDS:
     for tables in _tables(shape, kind, 3):
-      law = integrate_trees.integrate_rule(
+      found = integrate_trees.integrate_rule(
         _decide(shape), shape, tables, is_sampled=kind != 'silent'
       )
-      largest = max(largest, integrate.error(law, tables))
+      largest = max(largest, integrate.error(found, tables))
       num_tables += 1
   record(
     record_property,
-    'Traversal integrated exactly: error of the law of the next D + 1 tokens',
+    'Traversal integrated exactly: error over the next D + 1 tokens',
     shape=name,
     nodes=len(shape.parents),
     tables=num_tables,
@@ -71,26 +71,26 @@ def test_traversal_has_the_targets_law(name, record_property):
 @pytest.mark.proof
 @pytest.mark.parametrize('name', SHAPES)
 def test_traversal_is_the_papers_algorithm(name, record_property):
-  """Step by step in float64: the same law, and the same mean length, which is
+  """Step by step in float64: the same distribution and mean length, which is
   that of the recursive rule or more."""
   shape, accepted = SHAPES[name], []
   for tables in _tables(shape, 'full', 2):
     made = integrate_trees.integrate_rule(_decide(shape), shape, tables)
     exact = tables._replace(
-      p=[_in_float64(law) for law in tables.p],
-      q=[_in_float64(law) for law in tables.q],
+      p=[_in_float64(probs) for probs in tables.p],
+      q=[_in_float64(probs) for probs in tables.q],
     )
-    law, other = (
+    found, other = (
       integrate_trees.integrate_reference(rule, shape, exact)
       for rule in (
         integrate_trees.traversal,
         integrate_trees.recursive_rejection,
       )
     )
-    for reference in (law, other):
+    for reference in (found, other):
       assert integrate.error(reference, exact) < 1e-12
-    assert made.num_accepted == pytest.approx(law.num_accepted, abs=1e-5)
-    accepted.append((law.num_accepted, other.num_accepted))
+    assert made.num_accepted == pytest.approx(found.num_accepted, abs=1e-5)
+    accepted.append((found.num_accepted, other.num_accepted))
   record(
     record_property,
     'Accepted tokens of trees, mean of random p and q over 3 tokens',
@@ -104,13 +104,13 @@ def test_traversal_is_the_papers_algorithm(name, record_property):
     assert max(gains) > 1e-3
 
 
-def _in_float64(law: np.ndarray) -> np.ndarray:
-  law = law.astype(np.float64)
-  return law / law.sum(-1, keepdims=True)
+def _in_float64(probs: np.ndarray) -> np.ndarray:
+  probs = probs.astype(np.float64)
+  return probs / probs.sum(-1, keepdims=True)
 
 
 @pytest.mark.proof
-def test_broken_traversal_has_another_law(record_property):
+def test_broken_traversal_has_another_distribution(record_property):
   shape = SHAPES['(2, 1)']
   decide = functools.partial(broken.traversal_without_norm, tree=shape)
   errors = [

@@ -1,8 +1,8 @@
-"""Tiny language models whose laws can be written down in full.
+"""Tiny language models whose distributions can be written down in full.
 
 `toy` looks its logits up in a table by the last two tokens, which it reads back
 from a ragged buffer: an entry that is stale, missing or in the wrong place
-changes the law. `llama` is the real decoder in miniature.
+changes the distribution. `llama` is the real decoder in miniature.
 """
 
 import jax
@@ -117,7 +117,7 @@ def llama_config(vocab_size: int, *, num_layers: int = 2, **sizes):
 
 
 def llama_params(config: LlamaConfig, *, seed: int, scale: float = 1.5):
-  """Random weights, the last projection scaled to peaked laws."""
+  """Random weights, the last projection scaled to peaked distributions."""
   rng = np.random.default_rng(seed)
 
   def draw(path, leaf):

@@ -1,4 +1,5 @@
-"""Gemmas in miniature: random weights whose laws are worth sampling from.
+"""Gemmas in miniature: random weights whose distributions are worth
+sampling from.
 
 Windows are shorter than the texts of the tests.
 """

@@ -1,4 +1,5 @@
-"""T5 in miniature: random weights whose laws are worth sampling from."""
+"""T5 in miniature: random weights whose distributions are worth
+sampling from."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ def config(vocab_size: int, *, num_layers: int = 1, **sizes) -> T5Config:
 
 
 def params(config: T5Config, *, seed: int, scale: float = 2.0):
-  """Random weights, the last projection scaled to peaked laws."""
+  """Random weights, the last projection scaled to peaked distributions."""
   rng = np.random.default_rng(seed)
 
   def draw(path, leaf):

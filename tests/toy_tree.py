@@ -58,8 +58,8 @@ def drafter(
         whole[parent] = left[parent]
       if is_sampled:
         keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, node)
-        law = (whole if deduplicates else left)[parent]
-        drawn = distributions.sample(keys, law)
+        q = (whole if deduplicates else left)[parent]
+        drawn = distributions.sample(keys, q)
         if deduplicates:
           is_new = arrays.pick(left[parent], drawn) > 0
           drawn = jnp.where(is_new, drawn, arrays.argmax(left[parent]))

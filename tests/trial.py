@@ -10,13 +10,13 @@ from specdec_jax import logits
 from specdec_jax.base import Drafter, LanguageModel, Params, VerifyFn
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.statistics import Statistics
-from tests import laws, toy
+from tests import goodness_of_fit, toy
 
 NUM_DECODES = 2**17
 
 
 class Trial(NamedTuple):
-  """A way of decoding, whose output should have the target's law.
+  """A way of decoding, whose output should follow the target's distribution.
 
   Attributes:
     target: the model.
@@ -35,7 +35,7 @@ class Trial(NamedTuple):
   params: Params
   drafter: Drafter
   verify_fn: VerifyFn
-  sampling: laws.Sampling = laws.Sampling()
+  sampling: goodness_of_fit.Sampling = goodness_of_fit.Sampling()
   prompts: tuple[tuple[int, ...], ...] = ((1,), (0, 2), (2, 1, 0))
   num_new: tuple[int, ...] = (4, 4, 4)
   eos_id: int = -1
@@ -50,7 +50,7 @@ class Trial(NamedTuple):
 class Result(NamedTuple):
   """The test of a trial's output, and the counters of its decodes."""
 
-  test: laws.GTest
+  test: goodness_of_fit.GTest
   statistics: Statistics
 
 
@@ -61,7 +61,8 @@ def run(
   batch_size: int = 2**15,
   seed: int = 0,
 ) -> Result:
-  """Tests `num_decodes` decodes through the compiled loop against the law."""
+  """Tests `num_decodes` decodes through the compiled loop against the exact
+  distribution."""
   num_prompts = len(trial.prompts)
   which = np.arange(batch_size) % num_prompts
   limits = [
@@ -95,9 +96,9 @@ def run(
     output = decode(trial.params, rng_key, prompts.replace(row_ids=row_ids))
     counts += _count(trial, which, output)
     per_batch.append(jax.tree.map(np.asarray, output.statistics))
-  exact = np.stack([_law(trial, i) for i in range(num_prompts)])
+  exact = np.stack([_exact(trial, i) for i in range(num_prompts)])
   statistics = jax.tree.map(lambda *a: np.concatenate(a), *per_batch)
-  return Result(laws.g_test(counts, exact), statistics)
+  return Result(goodness_of_fit.g_test(counts, exact), statistics)
 
 
 def _count(trial: Trial, which: np.ndarray, output: Any) -> np.ndarray:
@@ -107,15 +108,15 @@ def _count(trial: Trial, which: np.ndarray, output: Any) -> np.ndarray:
   positions = starts[:, None] + np.arange(trial.width)
   positions = np.minimum(positions, tokens.shape[1] - 1)
   new = np.take_along_axis(tokens, positions, axis=1)
-  codes = laws.encode(new, lengths - starts, trial.target.vocab_size)
+  codes = goodness_of_fit.encode(new, lengths - starts, trial.target.vocab_size)
   size = (trial.target.vocab_size + 1) ** trial.width
   num_codes = len(trial.prompts) * size
   flat = np.bincount(which * size + codes, minlength=num_codes)
   return flat.reshape(-1, size)
 
 
-def _law(trial: Trial, i: int) -> np.ndarray:
-  """The exact law of what follows prompt i; remembered, as trials share it."""
+def _exact(trial: Trial, i: int) -> np.ndarray:
+  """The exact distribution after prompt i; kept, as trials share it."""
   settings = {
     'sampling': trial.sampling,
     'num_new': trial.num_new[i],
@@ -130,13 +131,13 @@ def _law(trial: Trial, i: int) -> np.ndarray:
     trial.prompts[i],
     *settings.values(),
   )
-  if key not in _LAWS:
-    law = laws.exact_law(
+  if key not in _EXACT:
+    probs = goodness_of_fit.exact_distribution(
       trial.target, params, list(trial.prompts[i]), **settings
     )
     # What the ids name must outlive them.
-    _LAWS[key] = (law, trial.target, params)
-  return _LAWS[key][0]
+    _EXACT[key] = (probs, trial.target, params)
+  return _EXACT[key][0]
 
 
-_LAWS: dict[tuple, tuple] = {}
+_EXACT: dict[tuple, tuple] = {}

@@ -140,7 +140,7 @@ def test_first_token_is_drawn_from_the_law_that_is_handed_over(name):
   counts = np.bincount(draft.tokens[:, 0], minlength=VOCAB_SIZE)
   deviation = np.sqrt(1000 * q * (1 - q)) + 1e-3
   assert (np.abs(counts - 1000 * q) <= 5 * deviation + 1e-3).all()
-  # Rows of one context have one law, whatever their keys drew before.
+  # Rows of one context have one distribution, whatever their keys drew before.
   np.testing.assert_allclose(
     draft.probs[:, 0], np.tile(q, (1000, 1)), atol=1e-6
   )

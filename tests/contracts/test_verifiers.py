@@ -31,7 +31,7 @@ def _keys(count: int):
 
 
 def _case(batch_size: int, gamma: int, *, is_one_hot: bool, seed: int = 0):
-  """A random draft of ragged lengths, and the target's laws."""
+  """A random draft of ragged lengths, and the target's distributions."""
   rng = np.random.default_rng(seed)
   draw = lambda count: rng.dirichlet(
     np.full(VOCAB_SIZE, 0.5), (batch_size, count)

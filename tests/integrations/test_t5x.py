@@ -17,7 +17,7 @@ import pytest
 
 from specdec_jax.checkpoints import t5x as t5x_checkpoints
 from specdec_jax.models import families, t5
-from tests import laws, toy, toy_t5
+from tests import goodness_of_fit, toy, toy_t5
 from tests.integrations.t5x_gins import gin_files
 
 
@@ -292,7 +292,7 @@ def test_samples_follow_the_law_of_t5x_s_own_sampler(tmp_path, kind):
       'rbg': base | {'settings': MODEL | settings, 'key_impl': 'rbg'},
       'unsafe_rbg': base
       | {'settings': LOOKUP | settings, 'key_impl': 'unsafe_rbg'},
-      # A law that must be told apart.
+      # A distribution that must be told apart.
       'warm': base | {'settings': MODEL | settings | {'temperature': 1.2}},
     },
     tmp_path,
@@ -303,11 +303,11 @@ def test_samples_follow_the_law_of_t5x_s_own_sampler(tmp_path, kind):
     num_decoder_layers=1,
     **TINY,
   )
-  law = laws.exact_law(
+  exact = goodness_of_fit.exact_distribution(
     toy_t5.families.language_model(sizes),
     toy_t5.params(sizes, seed=1),
     [0],
-    sampling=laws.Sampling(),
+    sampling=goodness_of_fit.Sampling(),
     num_new=3,
     width=3,
     eos_id=1,
@@ -318,9 +318,9 @@ def test_samples_follow_the_law_of_t5x_s_own_sampler(tmp_path, kind):
     tokens = np.load(f'{path}.npy')
     is_eos = tokens == 1
     counts = np.where(is_eos.any(1), is_eos.argmax(1) + 1, 3)
-    codes = laws.encode(tokens, counts, 5)
-    observed = np.bincount(codes, minlength=len(law))
-    verdicts[name] = laws.g_test(observed[None], law[None])
+    codes = goodness_of_fit.encode(tokens, counts, 5)
+    observed = np.bincount(codes, minlength=len(exact))
+    verdicts[name] = goodness_of_fit.g_test(observed[None], exact[None])
   print({name: verdict.p_value for name, verdict in verdicts.items()})
   for name in verdicts.keys() - {'warm'}:
     assert not verdicts[name].is_rejected, (name, verdicts[name])

@@ -56,7 +56,7 @@ def overlaps_of_all(all_drafters, **options) -> list[list[Overlaps]]:
   )
 
 
-def law(params, tokens: np.ndarray) -> np.ndarray:
+def next_probs(params, tokens: np.ndarray) -> np.ndarray:
   """What follows each pair of tokens, `[N, V]`."""
   raw = np.asarray(params['table'])[tokens[:-1], tokens[1:]]
   return np.asarray(TO_PROBS(jnp.asarray(raw)))
@@ -88,7 +88,7 @@ def test_overlaps_are_those_of_both_laws_along_the_target_s_own_text(texts):
   assert found.is_text.sum(1).tolist() == [12, 8, 12, 8]
   np.testing.assert_array_equal(found.is_text, found.is_drafted)
   for row, tokens in enumerate(texts):
-    p, q = (law(side, tokens[1:-1]) for side in PARAMS)
+    p, q = (next_probs(side, tokens[1:-1]) for side in PARAMS)
     np.testing.assert_allclose(
       found.values[row][found.is_text[row]],
       np.minimum(p, q).sum(1),
@@ -102,7 +102,7 @@ def test_a_drafter_without_probabilities_overlaps_by_its_token(texts):
   for row, tokens in enumerate(texts):
     for i in np.flatnonzero(found.is_drafted[row]):
       before = tokens[: PROMPT + i]
-      p = law(PARAMS.target, before[-2:])[0]
+      p = next_probs(PARAMS.target, before[-2:])[0]
       # What followed the last token's latest earlier occurrence, or that of a
       # longer suffix: a token of the text before.
       assert any(
@@ -115,7 +115,7 @@ def test_leniences_are_those_of_theory_along_one_text(texts):
   found = overlaps_of(DRAFTERS['model'], leniences=leniences)
   for lenience, each in zip(leniences, found, strict=True):
     for row, tokens in enumerate(texts):
-      p, q = (law(side, tokens[1:-1]) for side in PARAMS)
+      p, q = (next_probs(side, tokens[1:-1]) for side in PARAMS)
       expected = theory.acceptance_rate(p, q, lenience)
       values = each.values[row, : len(tokens) - PROMPT]
       np.testing.assert_allclose(values, expected, atol=1e-5)
@@ -138,9 +138,9 @@ def test_argmax_leniences_follow_greedy_text():
   tokens = [1, 2, 3]
   for _ in range(NUM_NEW):
     tokens.append(
-      int(law(PARAMS.target, np.array(tokens[-2:] + [0]))[0].argmax())
+      int(next_probs(PARAMS.target, np.array(tokens[-2:] + [0]))[0].argmax())
     )
-  p, q = (law(side, np.array(tokens[1:])) for side in PARAMS)
+  p, q = (next_probs(side, np.array(tokens[1:])) for side in PARAMS)
   for lenience, each in zip(leniences, found, strict=True):
     expected = theory.argmax_acceptance(p, q, lenience)[:NUM_NEW]
     np.testing.assert_array_equal(each.values[0], expected)
@@ -239,7 +239,7 @@ def test_rank_rates_are_p_of_what_the_drafter_ranks(texts):
     for name, drafter in (('model', ranked), ('copies', copies))
   }
   p, q = (
-    np.concatenate([law(side, tokens[1:-1]) for tokens in texts])
+    np.concatenate([next_probs(side, tokens[1:-1]) for tokens in texts])
     for side in PARAMS
   )
   expected = np.take_along_axis(p, np.argsort(-q, axis=1), axis=1).mean(0)

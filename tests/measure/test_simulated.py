@@ -13,9 +13,9 @@ from specdec_jax.measure.simulated import simulated_acceptance
 NUM_ROWS, GAMMA, V = 20_000, 3, 4
 
 
-def test_every_token_passes_with_the_chance_whatever_the_laws_say():
+def test_every_token_passes_with_the_chance_whatever_the_models_say():
   alpha = 0.7
-  law = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
+  p = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
   lengths = jnp.arange(NUM_ROWS, dtype=jnp.int32) % (GAMMA + 1)
   # q has nothing in common with p, and still they pass.
   one_hot = jnp.zeros((NUM_ROWS, GAMMA, V)).at[..., 0].set(1.0)
@@ -28,7 +28,7 @@ def test_every_token_passes_with_the_chance_whatever_the_laws_say():
   found = rule(
     jax.random.split(jax.random.key(0), NUM_ROWS),
     draft,
-    jnp.broadcast_to(jnp.asarray(law), (NUM_ROWS, GAMMA + 1, V)),
+    jnp.broadcast_to(jnp.asarray(p), (NUM_ROWS, GAMMA + 1, V)),
   )
   assert (found.num_accepted <= lengths).all()
   whole = np.asarray(found.num_accepted)[np.asarray(lengths) == GAMMA]
@@ -38,7 +38,7 @@ def test_every_token_passes_with_the_chance_whatever_the_laws_say():
     assert abs((whole == count).mean() - chance) < 5 * deviation
   # The token after them is the target's.
   counts = np.bincount(found.next_token, minlength=V) / NUM_ROWS
-  assert (abs(counts - law) < 5 * np.sqrt(law * (1 - law) / NUM_ROWS)).all()
+  assert (abs(counts - p) < 5 * np.sqrt(p * (1 - p) / NUM_ROWS)).all()
 
 
 def test_a_chance_that_is_none_is_refused():

@@ -9,7 +9,7 @@ from specdec_jax import theory
 from specdec_jax.theory import planner
 
 
-def _random_laws(rows: int, size: int, seed: int) -> tuple[np.ndarray, ...]:
+def _random_pairs(rows: int, size: int, seed: int) -> tuple[np.ndarray, ...]:
   rng = np.random.default_rng(seed)
   return tuple(rng.dirichlet(np.full(size, 0.5), rows) for _ in range(2))
 
@@ -92,13 +92,13 @@ def test_alpha_from_block_efficiency_at_the_ends():
   assert theory.alpha_from_block_efficiency(np.inf, np.inf) == 1
 
 
-def test_acceptance_rate_of_equal_and_disjoint_laws():
+def test_acceptance_rate_of_equal_and_disjoint_distributions():
   assert theory.acceptance_rate([0.25, 0.75], [0.25, 0.75]) == 1
   assert theory.acceptance_rate([0.0, 1.0], [1.0, 0.0]) == 0
 
 
 def test_acceptance_rate_is_one_minus_divergence():
-  p, q = _random_laws(50, 9, 1)
+  p, q = _random_pairs(50, 9, 1)
   np.testing.assert_allclose(
     theory.acceptance_rate(p, q), 1 - theory.divergence(p, q)
   )
@@ -108,8 +108,8 @@ def test_acceptance_rate_is_one_minus_divergence():
 
 
 def test_divergence_is_a_metric():
-  p, q = _random_laws(50, 5, 2)
-  r, _ = _random_laws(50, 5, 3)
+  p, q = _random_pairs(50, 5, 2)
+  r, _ = _random_pairs(50, 5, 3)
   assert (theory.divergence(p, p) == 0).all()
   np.testing.assert_allclose(theory.divergence(p, q), theory.divergence(q, p))
   detour = theory.divergence(p, r) + theory.divergence(r, q)
@@ -117,7 +117,7 @@ def test_divergence_is_a_metric():
 
 
 def test_acceptance_rate_against_chance():
-  p, q = (laws[0] for laws in _random_laws(1, 6, 4))
+  p, q = (rows[0] for rows in _random_pairs(1, 6, 4))
   rng = np.random.default_rng(5)
   drafted = rng.choice(6, 200_000, p=q)
   for lenience in (1.0, 0.5):
@@ -128,7 +128,7 @@ def test_acceptance_rate_against_chance():
 
 
 def test_lenience_accepts_more():
-  p, q = _random_laws(20, 7, 6)
+  p, q = _random_pairs(20, 7, 6)
   rates = theory.acceptance_rate(
     p[:, None], q[:, None], np.array([1, 0.5, 0.3, 0.1])
   )
@@ -156,8 +156,8 @@ def test_block_verification_toy_of_sun_et_al():
 @pytest.mark.parametrize('gamma', [0, 1, 2, 4])
 def test_block_verification_is_optimal(gamma):
   # Sun et al. show that position i is reached with probability E_Q[p_i].
-  laws = _random_laws(10, 3, 10)
-  for p, q in zip(*laws, strict=True):
+  pairs = _random_pairs(10, 3, 10)
+  for p, q in zip(*pairs, strict=True):
     best = 0.0
     for length in range(1, gamma + 1):
       for draft in itertools.product(range(3), repeat=length):
@@ -173,7 +173,7 @@ def test_block_verification_is_optimal(gamma):
       assert block == pytest.approx(tokens, abs=1e-12)
 
 
-def test_block_verification_of_equal_and_of_one_hot_laws():
+def test_block_verification_of_equal_and_of_one_hot_distributions():
   p = [0.2, 0.3, 0.5]
   assert theory.block_verification_accepted(p, p, 4) == pytest.approx(4)
   one_hot = [0.0, 1.0, 0.0]

@@ -258,7 +258,7 @@ def _info(
 ):
   gamma, batch_size = 4, len(drafted)
   tokens = [[*row, *[0] * (gamma - len(row))] for row in drafted]
-  laws = jax.random.uniform(
+  weights = jax.random.uniform(
     jax.random.key(0), (batch_size, gamma + 1, vocab_size)
   )
   return StepInfo(
@@ -272,7 +272,7 @@ def _info(
       next_token=jnp.array(next_token, jnp.int32),
       accept_probs=jnp.ones((batch_size, gamma), jnp.float32),
     ),
-    target_probs=laws / laws.sum(-1, keepdims=True),
+    target_probs=weights / weights.sum(-1, keepdims=True),
     starts=jnp.array(starts, jnp.int32),
     counts=jnp.array(counts, jnp.int32),
   )

@@ -143,8 +143,8 @@ def test_loss_counts_masks_that_have_a_target_and_stay_masked(monkeypatch):
     revealed += given.sum()
     for position in range(start, end):
       if not given[position]:
-        law = jax.nn.log_softmax(logits[row, position - start])
-        nats -= float(law[gold[row, position]])
+        log_probs = jax.nn.log_softmax(logits[row, position - start])
+        nats -= float(log_probs[gold[row, position]])
         counted += 1
   assert revealed > 5
   assert float(sums.weight) == counted

@@ -37,15 +37,15 @@ def test_cross_entropy(batch):
   assert float(sums.weight) == weights.sum()
 
 
-def test_label_smoothing_is_a_divergence_from_the_smoothed_law(batch):
+def test_label_smoothing_is_a_divergence_from_the_smoothed_labels(batch):
   logits, targets, weights = batch
   smoothing = 0.1
   sums = losses.cross_entropy(
     *map(jnp.asarray, batch), label_smoothing=smoothing
   )
-  law = np.full((*targets.shape, V), smoothing / (V - 1))
-  np.put_along_axis(law, targets[..., None], 1 - smoothing, -1)
-  divergence = (law * (np.log(law) - log_softmax(logits))).sum(-1)
+  labels = np.full((*targets.shape, V), smoothing / (V - 1))
+  np.put_along_axis(labels, targets[..., None], 1 - smoothing, -1)
+  divergence = (labels * (np.log(labels) - log_softmax(logits))).sum(-1)
   np.testing.assert_allclose(sums.loss, (divergence * weights).sum(), rtol=1e-5)
 
 
@@ -85,13 +85,13 @@ def test_divergences(batch, kind, beta):
 
 
 @pytest.mark.parametrize('kind', losses.DIVERGENCES)
-def test_equal_laws_have_no_divergence_and_no_gradient(batch, kind):
+def test_equal_distributions_have_no_divergence_and_no_gradient(batch, kind):
   target = jnp.asarray(batch[0])
 
   def total(draft):
     return losses.divergence(target, draft, kind=kind).sum()
 
-  # The same law from other logits.
+  # The same distribution from other logits.
   value, gradient = jax.value_and_grad(total)(target + 1.0)
   np.testing.assert_allclose(value, 0, atol=1e-5)
   if kind != 'tvd':  # Which has a kink there.

@@ -1,4 +1,4 @@
-"""Exact laws by enumeration, and the test that holds a sample against them."""
+"""Exact distributions by enumeration, and the G-test of counts against one."""
 
 import itertools
 from typing import NamedTuple
@@ -62,7 +62,7 @@ def encode(tokens: np.ndarray, counts: np.ndarray, vocab_size: int):
   return digits @ (vocab_size + 1) ** np.arange(width)
 
 
-def exact_law(
+def exact_distribution(
   model: LanguageModel,
   params,
   prompt: list[int],
@@ -73,7 +73,7 @@ def exact_law(
   eos_id: int,
   encoder_row: tuple[int, ...] | None = None,
 ) -> np.ndarray:
-  """The law of what follows `prompt`, by teacher-forcing every sequence.
+  """The distribution of what follows `prompt`: teacher-forces every sequence.
 
   Returns:
     float64 `[(V+1)**width]`, indexed by `encode`: at most `num_new` tokens, cut
@@ -104,13 +104,13 @@ def exact_law(
 
 
 class GTest(NamedTuple):
-  """A likelihood-ratio test of counts against a law.
+  """A likelihood-ratio test of counts against a distribution.
 
   Attributes:
     statistic: 2 sum O ln(O / E); infinite if the impossible was seen.
     degrees: degrees of freedom.
-    threshold: the statistic beyond which the law is rejected.
-    p_value: chance of a larger statistic under the law.
+    threshold: the statistic beyond which the distribution is rejected.
+    p_value: chance of a larger statistic under the distribution.
     num_samples: how many decodes.
   """
 
@@ -126,19 +126,19 @@ class GTest(NamedTuple):
 
 
 def g_test(
-  counts: np.ndarray, laws: np.ndarray, *, min_expected: float = 5.0
+  counts: np.ndarray, probs: np.ndarray, *, min_expected: float = 5.0
 ) -> GTest:
-  """Tests counts `[R, K]` against laws `[R, K]`, one a row.
+  """Tests counts `[R, K]` against distributions `[R, K]`, row by row.
 
   Outcomes that are expected fewer than `min_expected` times are pooled, row by
   row; a pool that is itself rare joins the row's likeliest outcome.
   """
   statistic, degrees = 0.0, 0
-  for observed, law in zip(counts, laws, strict=True):
-    if observed[law == 0].any():
+  for observed, p in zip(counts, probs, strict=True):
+    if observed[p == 0].any():
       statistic = np.inf
-    observed, law = observed[law > 0], law[law > 0]
-    expected = law / law.sum() * observed.sum()
+    observed, p = observed[p > 0], p[p > 0]
+    expected = p / p.sum() * observed.sum()
     is_rare = expected < min_expected
     pool = np.array([expected[is_rare].sum(), observed[is_rare].sum()])
     expected, observed = expected[~is_rare], observed[~is_rare].astype(float)
