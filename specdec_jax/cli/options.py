@@ -93,8 +93,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     '--model',
     default=DEFAULT_MODEL,
     help=f'the target: {DEFAULT_MODEL}, a model of this package such as '
-    'ende-mini, a .gguf file, a folder of Hugging Face (Llama, Qwen2, Mistral, '
-    'T5), T5X or specdec convert, hf:organisation/name, or random:t5_1_1_small '
+    'ende-mini, a .gguf file, a Hugging Face folder, what T5X or specdec '
+    'convert wrote, hf:organisation/name, or random:t5_1_1_small '
     'for random weights of named sizes',
   )
   add(
@@ -217,7 +217,7 @@ def add_prompts(
   source.add_argument(
     '--prompts',
     metavar='FILE',
-    help='one prompt a line, or JSONL with a key "prompt"; - reads standard '
+    help='one prompt per line, or JSONL with a key "prompt"; - reads standard '
     'input',
   )
   add('--chat', action='store_true', help="apply the model's chat template")

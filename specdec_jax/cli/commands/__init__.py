@@ -1,1 +1,1 @@
-"""The subcommands of `specdec`, a file each."""
+"""The subcommands of `specdec`, one per file."""

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add(
     'source',
-    help='a T5X checkpoint, a Hugging Face folder (Llama, Qwen2, Mistral, T5), '
+    help='a T5X checkpoint, a Hugging Face folder, '
     'a .gguf file, what train or convert wrote, or hf:organisation/name, also '
     'with @revision',
   )

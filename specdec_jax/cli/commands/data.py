@@ -170,7 +170,7 @@ def _add_rewrite(parser: argparse.ArgumentParser) -> None:
   source.add_argument(
     '--prompts',
     metavar='FILE',
-    help='one prompt a line, or JSONL with a key "prompt": texts are written '
+    help='one prompt per line, or JSONL with a key "prompt": texts are written '
     'after them, in parts; the same command goes on where it was stopped',
   )
   needed('--out', metavar='DIR', help='new folder')
