@@ -1,1 +1,1 @@
-"""From choices to a decoder, for every door."""
+"""From choices to a decoder, for every entry point."""

@@ -1,4 +1,4 @@
-"""What every door says of sampling, and how choices complain."""
+"""What every entry point has of sampling, and the errors of choices."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ class ChoiceError(ValueError):
   """Choices that contradict each other.
 
   `{name}` in the text stands for a choice by its name in Python and gin files;
-  `named_by_flags` has other doors show theirs.
+  `named_by_flags` shows those of other entry points.
   """
 
   flag: str | None = None
@@ -121,7 +121,7 @@ def chosen(
   """A choice by its name, of the options that are given.
 
   Args:
-    kind: what a door calls it, such as 'drafter'.
+    kind: what an entry point calls it, such as 'drafter'.
     known: choices by name, `name` one of them.
     given: by the names of flags, None where nothing is said; others ignored.
     **fixed: fields that are settled otherwise.

@@ -1,4 +1,4 @@
-"""From choices to a decoder: the one way, whatever door they came through."""
+"""From choices to a decoder: the one way, for every entry point."""
 
 import contextlib
 import dataclasses

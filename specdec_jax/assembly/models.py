@@ -1,4 +1,4 @@
-"""Models by name, from whatever door the name comes."""
+"""Models by name, for every entry point."""
 
 import contextlib
 import dataclasses

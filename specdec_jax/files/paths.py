@@ -1,4 +1,4 @@
-"""The door that every path of a user passes."""
+"""What every path of a user goes through."""
 
 import os
 import re
