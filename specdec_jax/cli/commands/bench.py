@@ -89,8 +89,8 @@ def run(args: argparse.Namespace) -> int:
 def _choose(
   args: argparse.Namespace, decoder: Decoder, batches: Sequence[Batch]
 ) -> Choice:
-  """What --gamma auto takes for these batches, be they ever so few: they are
-  decoded again and again in any case."""
+  """What --gamma auto chooses for these batches, however few: they are
+  decoded several times in any case."""
   settings = chosen.settings_of(args)
   gammas = drafting.auto_gammas(decoder.choice)
   needed = trials.num_batches_needed(gammas, args.batch_size)
