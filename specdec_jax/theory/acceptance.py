@@ -154,7 +154,7 @@ def expected_runs(rates: ArrayLike, gamma: int) -> float:
   rates = in_range('rates', rates, 0, 1)
   if rates.ndim != 1:
     raise ValueError(f'rates must be those of one text, got {rates.shape}')
-  check_whole('gamma', gamma)
+  gamma = whole('gamma', gamma)
   # `runs[i]`: from token i on; beyond the end there is nothing to do.
   runs = np.zeros(len(rates) + gamma + 2)
   for i in reversed(range(len(rates))):
@@ -208,7 +208,7 @@ def token_verification_accepted(
   `beta + beta^2 + ... + beta^gamma`; the correction is not counted. Arguments
   and errors are those of `block_verification_accepted`.
   """
-  _check_toy(p, q, gamma)
+  p, q, gamma = _toy(p, q, gamma)
   return float(expected_tokens(acceptance_rate(p, q), gamma) - 1)
 
 
@@ -224,7 +224,7 @@ def block_verification_accepted(
   and gamma 2 it is 11/9 against 10/9. `p` and `q` are `[V]`, gamma is whole,
   and `V**gamma` may be at most 1e6.
   """
-  p, q = _check_toy(p, q, gamma)
+  p, q, gamma = _toy(p, q, gamma)
   size = len(p)
   if size**gamma > _MAX_DRAFTS:
     raise ValueError(
@@ -248,20 +248,20 @@ def block_verification_accepted(
   return mean
 
 
-def _check_toy(
-  p: ArrayLike, q: ArrayLike, gamma: int
-) -> tuple[np.ndarray, np.ndarray]:
-  """Both distributions, once known to be vectors, and gamma to be whole."""
+def _toy(
+  p: ArrayLike, q: ArrayLike, gamma: float
+) -> tuple[np.ndarray, np.ndarray, int]:
+  """All three, once known to be two vectors and a whole number."""
   p, q = _pair(p, q)
   if p.ndim != 1 or q.ndim != 1:
     raise ValueError(f'p and q must be vectors, got {p.shape} and {q.shape}')
-  check_whole('gamma', gamma)
-  return p, q
+  return p, q, whole('gamma', gamma)
 
 
-def check_whole(name: str, value: float) -> None:
-  """Raises ValueError unless `value` is a whole number of at least 0."""
-  if value != int(value) or value < 0:
+def whole(name: str, value: float) -> int:
+  """`value` as an int; ValueError unless it is a whole number of at least 0."""
+  if value < 0 or not float(value).is_integer():
     raise ValueError(
       f'{name} must be a whole number of at least 0, got {value}'
     )
+  return int(value)

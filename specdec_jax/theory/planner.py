@@ -62,10 +62,8 @@ class Costs:
         f'{widths.size} widths need as many times, got '
         f'{len(self.target_seconds)}'
       )
-    if not min(self.target_seconds) > 0:
-      raise ValueError(
-        f'times of the target must be above 0, got {min(self.target_seconds)}'
-      )
+    if not (least := np.min(self.target_seconds)) > 0:  # NaN included.
+      raise ValueError(f'times of the target must be above 0, got {least}')
     for field in dataclasses.fields(self)[2:]:
       in_range(field.name, getattr(self, field.name), 0)
 

@@ -17,9 +17,9 @@ from numpy.typing import ArrayLike
 
 from specdec_jax.theory.acceptance import (
   above_zero,
-  check_whole,
   expected_tokens,
   in_range,
+  whole,
 )
 
 
@@ -85,8 +85,7 @@ def best_gamma(
   bound that is reached (always at `c` 0) means that the optimum lies at or
   beyond it.
   """
-  check_whole('max_gamma', max_gamma)
-  gammas = np.arange(int(max_gamma) + 1)
+  gammas = np.arange(whole('max_gamma', max_gamma) + 1)
   factors = walltime_improvement(
     np.asarray(alpha)[..., None], gammas, np.asarray(c)[..., None]
   )

@@ -215,6 +215,7 @@ def test_runs_of_a_text_with_one_rate_are_those_of_the_planner():
     expected = planner.expected_iterations(np.full(gamma, 0.7), 30, 1)
     assert theory.expected_runs(rates, gamma) == pytest.approx(expected)
   assert theory.expected_runs([], 3) == 0
+  assert theory.expected_runs([1.0] * 5, 2.0) == 2
 
 
 def test_runs_are_many_where_hard_tokens_stand_together():
@@ -247,6 +248,8 @@ def test_runs_are_what_drawing_the_acceptances_gives():
     ([0.5, 1.5], 2, 'rates must lie in'),
     ([[0.5]], 2, 'rates must be those of one text'),
     ([0.5], -1, 'gamma must be a whole number'),
+    ([0.5], np.inf, 'gamma must be a whole number of at least 0, got inf'),
+    ([0.5], np.nan, 'gamma must be a whole number of at least 0, got nan'),
   ],
 )
 def test_runs_of_nonsense_are_refused(rates, gamma, words):

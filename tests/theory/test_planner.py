@@ -200,3 +200,8 @@ def test_an_interval_of_alpha_is_an_interval_of_gamma():
 def test_bad_costs_are_refused(change, message):
   with pytest.raises(ValueError, match=message):
     costs(**change)
+
+
+def test_a_time_that_is_no_number_is_refused_wherever_it_stands():
+  with pytest.raises(ValueError, match='above 0, got nan'):
+    dataclasses.replace(costs(), target_seconds=[1, np.nan, 2])
