@@ -38,8 +38,7 @@ class Settings:
 
   def __post_init__(self):
     check_count('max_new_tokens', self.max_new_tokens)
-    if type(self.seed) is not int or not 0 <= self.seed < 2**32:
-      raise ValueError(f'seed should be from 0 to 2**32 - 1, got {self.seed!r}')
+    check_seed(self.seed)
     if isinstance(self.stop, str):
       raise ValueError('stop is a string: give a list of them')
     if '' in self.stop:
@@ -47,9 +46,15 @@ class Settings:
 
 
 def check_count(name: str, value: int) -> None:
-  """Raises ValueError unless a number can be that of things."""
+  """Raises ValueError unless `value` is an integer of at least 1."""
   if type(value) is not int or value < 1:
     raise ValueError(f'{name} should be a positive integer, got {value!r}')
+
+
+def check_seed(seed: int) -> None:
+  """Raises ValueError unless `seed` is an integer from 0 to 2**32 - 1."""
+  if type(seed) is not int or not 0 <= seed < 2**32:
+    raise ValueError(f'seed should be from 0 to 2**32 - 1, got {seed!r}')
 
 
 def pack(

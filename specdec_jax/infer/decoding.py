@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specdec_jax.assembly import beam_drafting, drafting, rules
+from specdec_jax.assembly import beam_drafting, drafting, rules, running
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.choices import Sampling
 from specdec_jax.assembly.decoder import Decoder
@@ -78,11 +78,9 @@ class Decoding:
 
   def __post_init__(self):
     for field in _SIZES:
-      size = getattr(self, field)
-      if size is not None and (type(size) is not int or size < 1):
-        raise ValueError(f'{field} should be a positive integer, got {size!r}')
-    if not 0 <= self.seed < 2**32:
-      raise ValueError(f'seed should be from 0 to 2**32 - 1, got {self.seed}')
+      if (size := getattr(self, field)) is not None:
+        running.check_count(field, size)
+    running.check_seed(self.seed)
     self._check_decodes()
     self.rule().seen(self.sampling).check_is_used()
 

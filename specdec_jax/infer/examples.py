@@ -95,7 +95,7 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
     ids = tuple(
       layout.vocabulary.encode(example.inputs, add_special_tokens=adds)
     )
-  elif not layout.is_encoder_decoder and ids[-1:] == eos_ids:
+  elif not layout.is_encoder_decoder and ids and ids[-1] in eos_ids:
     ids = ids[:-1]
   _check_known(index, ids, layout)
   if not ids and not layout.starts:
@@ -129,10 +129,11 @@ def _target_ids(
 
 
 def _check_known(index: int, ids: tuple[int, ...], layout: Layout) -> None:
-  if ids and not 0 <= min(ids) <= max(ids) < layout.config.vocab_size:
+  vocab_size = layout.config.vocab_size
+  if unknown := [i for i in ids if not 0 <= i < vocab_size]:
     raise ValueError(
-      f'example {index + 1} has token {max(ids)}, the model '
-      f'{layout.config.vocab_size}: the task has another vocabulary'
+      f'example {index + 1} has token {unknown[0]}, and the model has ids from '
+      f'0 to {vocab_size - 1}: the task has another vocabulary'
     )
 
 

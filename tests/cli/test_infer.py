@@ -3,6 +3,7 @@
 import argparse
 import functools
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,10 @@ from specdec_jax.base import Params
 from specdec_jax.checkpoints import loading, orbax
 from specdec_jax.decoding import autoregressive
 from specdec_jax.infer import examples, output
+from specdec_jax.infer.decoding import Decoding
 from specdec_jax.infer.examples import Layout
 from specdec_jax.launch import gin_launch
-from specdec_jax.models import families
+from specdec_jax.models import families, presets
 from specdec_jax.text import tasks
 from tests.checkpoints.tiny_t5 import make_config, make_params
 from tests.cli import infer_runs, tiny
@@ -129,6 +131,29 @@ def test_inputs_of_their_own_tokens_are_trimmed_as_t5x_does(t5):
   (tokens,) = records_of('', (5, 6, 7, 8, 9, 1), layout)
   assert tokens.ids == (5, 6, 7, 8)
   assert tokens.num_cut == 2
+
+
+@pytest.mark.parametrize('end', [(), (1,), (3,)])
+def test_a_prompt_of_tokens_loses_whichever_eos_it_ends_with(end):
+  layout = decoder_only_layout(eos_ids=(1, 3))
+  (row,) = records_of('', (5, 3, 6, *end), layout)
+  assert row.ids == (5, 3, 6)
+
+
+@pytest.mark.parametrize('unknown', [-2, 8192])
+def test_a_token_that_the_model_has_not_is_named(unknown):
+  layout = decoder_only_layout(eos_ids=(1,))
+  with pytest.raises(ValueError, match=f'token {unknown}, .* 0 to 8191'):
+    list(records_of('', (5, unknown, 7), layout))
+
+
+def decoder_only_layout(eos_ids):
+  return Layout(
+    config=presets.preset('lm_nano'),
+    vocabulary=types.SimpleNamespace(eos_ids=eos_ids),
+    inputs_length=8,
+    targets_length=4,
+  )
 
 
 def records_of(inputs, input_ids, layout):
@@ -483,6 +508,12 @@ def test_bad_input_is_one_sentence(
   command += [f'--gin.{name}={value}' for name, value in bindings.items()]
   assert_refused(run(*command), *parts)
   assert not list((tmp_path / 'out').glob('*.jsonl*'))
+
+
+@pytest.mark.parametrize('seed', [-1, 2**32, 1.5, True])
+def test_a_seed_is_an_integer_of_32_bits(seed):
+  with pytest.raises(ValueError, match=f'seed should be .* got {seed}'):
+    Decoding(seed=seed)
 
 
 @pytest.mark.parametrize('rule', ['lenient_greedy', 'top_beta'])
