@@ -1,1 +1,1 @@
-"""Text in and out: vocabularies."""
+"""Token files and texts that models wrote, and batches of them for training."""

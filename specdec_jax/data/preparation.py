@@ -32,8 +32,8 @@ class Lengths:
 
 
 def find(path: Path) -> dict[str, Path]:
-  """Text files by split: of a folder, or one file as the split 'train';
-  ValueError if there is none."""
+  """Text files by split, which is their name without its ending: those of a
+  folder, or one file; ValueError if there is none."""
   suffixes = ', '.join(tasks.SUFFIXES)
   files = sorted(path.iterdir()) if path.is_dir() else [path]
   found = {p.stem: p for p in files if p.suffix in tasks.SUFFIXES}
@@ -88,9 +88,11 @@ def _encode(
   counts = Counter(read=0, dropped=0, trimmed=0, split=0)
   inputs: list[list[int]] = []
   targets: list[list[int]] = []
+  kinds = set()
   for source, target in read(path):
     counts['read'] += 1
-    if (source is None) != (not inputs) and targets:
+    kinds.add(source is None)
+    if len(kinds) > 1:
       raise ValueError(f'{path} has lines with inputs and lines without')
     ids = None if source is None else vocabulary.encode(prefix + source)
     for kept in _fit(ids, vocabulary.encode(target), lengths, counts):

@@ -81,6 +81,12 @@ def test_too_little_text_for_a_vocabulary(corpus, tmp_path, capfd):
   assert not list(tmp_path.iterdir())
 
 
+def test_a_vocabulary_of_a_file_of_no_text(tmp_path, capfd):
+  (tmp_path / 'a.md').write_text('text')
+  assert train(tmp_path / 'a.md', tmp_path / 'spm.model') == 2
+  assert 'should end in one of .jsonl, .tsv, .txt' in capfd.readouterr().err
+
+
 def test_examples_come_back(corpus, model, tmp_path):
   for name in ('out', 'again'):
     assert prepare(corpus, model, tmp_path / name) == 0
@@ -181,6 +187,11 @@ def test_tables_and_prefixes(model, tmp_path):
     ),
     ('a.jsonl', '{"text": "x"\n', 'a.jsonl, line 1 is not JSON'),
     ('a.jsonl', '{"text": "x"}\n{"inputs": "x", "targets": "y"}\n', 'lines wi'),
+    (
+      'a.jsonl',
+      f'{{"inputs": "{"tool " * 99}", "targets": "y"}}\n{{"text": "x"}}\n',
+      'lines with inputs and lines without',
+    ),
     ('a.txt', 'tool ' * 99, 'no example left of 1: 1 exceed 64 input or 64'),
     ('a.txt', b'\xff\n', 'is not UTF-8 text'),
     ('a.jsonl', '{"text": "\\ud800"}\n', 'line 1 is not valid Unicode'),

@@ -72,10 +72,10 @@ def _vocabulary(args: argparse.Namespace) -> int:
   )
   files = []
   for path in map(user_path, args.inputs):
-    sources = preparation.find(path) if path.is_dir() else {'train': path}
-    if 'train' not in sources:
+    sources = preparation.find(path)
+    if path.is_dir() and 'train' not in sources:
       raise ValueError(f'{path} has no train split')
-    files.append(sources['train'])
+    files.append(sources['train'] if path.is_dir() else path)
   with progress.waiting(f'training a vocabulary of {args.size}'):
     # The trainer answers an interrupt only when it is done.
     texts, train = preparation.texts(files), sentencepiece_vocabulary.train
