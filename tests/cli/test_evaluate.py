@@ -101,6 +101,7 @@ def test_bad_input(run, predictions, tmp_path):
       """line 1 has no text under "prediction"; its keys: 'inputs', 'text'""",
     ),
     ('{"prediction": "\\ud800"}', 'line 1 is not valid Unicode text'),
+    ('{"prediction": []}', 'line 1 has no text under "prediction"'),
     ('{"prediction": "a"}', 'the first has no object under "inputs"'),
     (
       '{"inputs": "a", "prediction": "a"}',

@@ -83,9 +83,9 @@ def _metric_fns(args: argparse.Namespace) -> list[Callable[..., Any]]:
 def _read(path: Path) -> list[dict[str, Any]]:
   records = []
   for place, record in text_lines.read_objects(path):
-    if isinstance(record.get('prediction'), list):
-      # Several decodes, of which the best is last.
-      record['prediction'] = record['prediction'][-1]
+    decodes = record.get('prediction')
+    if isinstance(decodes, list) and decodes:
+      record['prediction'] = decodes[-1]  # The best is last.
     text_lines.text_under(record, 'prediction', place)
     records.append(record)
   if not records:
