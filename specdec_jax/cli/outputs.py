@@ -31,10 +31,9 @@ def check(
   ]
   taken = {_real(path): option for option, path in files(inputs)}
   for option, path in files(outputs):
-    real = _real(path)
     if reason := _obstacle(path):
       raise ValueError(f'cannot write {option} {path}: {reason}')
-    other = taken.setdefault(real, option)
+    other = taken.setdefault(_real(path), option)
     if other != option:
       raise ValueError(f'{other} and {option} are both {path}')
 
@@ -42,21 +41,22 @@ def check(
 def _real(path: str) -> str:
   """A path's only name."""
   found = user_path(path)
-  return str(found) if is_in_bucket(found) else os.path.realpath(path)
+  return str(found) if is_in_bucket(found) else os.path.realpath(found)
 
 
 def _obstacle(path: str) -> str | None:
   if not path:
     return 'the path is empty'
-  if is_in_bucket(path):
-    return 'it is a folder' if user_path(path).is_dir() else None
-  folder = Path(os.path.realpath(path)).parent
-  if os.path.isdir(path):
+  found = user_path(path)
+  if is_in_bucket(found):
+    return 'it is a folder' if found.is_dir() else None
+  folder = Path(os.path.realpath(found)).parent
+  if os.path.isdir(found):
     return 'it is a folder'
   if not folder.is_dir():
     return f'there is no folder {folder}'
-  changed: list[str | Path] = [path if os.path.exists(path) else folder]
-  if os.path.isfile(path):  # It is made anew beside the old one.
+  changed = [found if os.path.exists(found) else folder]
+  if os.path.isfile(found):  # It is made anew beside the old one.
     changed.append(folder)
   is_allowed = all(os.access(each, os.W_OK) for each in changed)
   return None if is_allowed else 'permission denied'
@@ -129,15 +129,16 @@ def opened(path: str) -> Iterator[Any]:
       told = f'{path} is as it was; what this run wrote is in {begun}'
       print(f'specdec: {told}', file=sys.stderr)
 
-  kept: Any = contextlib.nullcontext(path)  # Nothing, a device or a pipe.
-  if is_in_bucket(path) or os.path.isfile(path):
-    kept = replacing.file(path, on_failure=say)
+  place = user_path(path)
+  kept: Any = contextlib.nullcontext(place)  # Nothing, a device or a pipe.
+  if is_in_bucket(place) or os.path.isfile(place):
+    kept = replacing.file(place, on_failure=say)
   with kept as begun, _written(begun, path) as file:
     yield file
 
 
 @contextlib.contextmanager
-def _written(begun: str | Path, path: str) -> Iterator[Any]:
+def _written(begun: Path, path: str) -> Iterator[Any]:
   """The open file `begun`, whose errors name `path`."""
   # Half of a surrogate pair, which UTF-8 cannot say, becomes its JSON escape.
   file = open(  # noqa: SIM115 - its closing is handled below

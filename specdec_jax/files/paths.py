@@ -22,7 +22,8 @@ def user_path(path: str | os.PathLike[str]) -> Path:
 
   Raises:
     ValueError: if it is the URL of something else, which as a path would be a
-      local folder such as `s3:`, or names no bucket.
+      local folder such as `s3:`, if it names no bucket, or begins with a home
+      folder that is not known.
     ImportError: if it is of a bucket, and the packages for it are missing.
   """
   text = str(path)
@@ -33,7 +34,13 @@ def user_path(path: str | os.PathLike[str]) -> Path:
       f'{path} is neither on a local disk nor in a bucket of gs://: copy it to '
       'one of them'
     )
-  return Path(path).expanduser()
+  try:
+    return Path(path).expanduser()
+  except RuntimeError as error:
+    raise ValueError(
+      f'{path}: no home folder of that name is known; give the whole path of a '
+      'file that is called so'
+    ) from error
 
 
 def _bucket_path(text: str) -> Any:

@@ -9,6 +9,7 @@ pytest.importorskip('sentencepiece')
 pytest.importorskip('tensorstore')
 
 from specdec_jax.checkpoints import loading, t5x
+from specdec_jax.cli import outputs
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import user_path
 from specdec_jax.training import run_checkpoints
@@ -29,6 +30,19 @@ def test_a_path_that_is_not_local(path):
 def test_a_local_path():
   assert str(user_path('a:b/c')) == 'a:b/c'
   assert user_path('~/a').is_absolute()
+  with pytest.raises(ValueError, match='~no-one/a: no home folder of'):
+    user_path('~no-one/a')
+
+
+def test_an_output_below_home(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  path = tmp_path / 'a.json'
+  for number in range(2):  # A new file, and one that is replaced.
+    outputs.check({'--json': '~/a.json'}, {})
+    outputs.write_json('~/a.json', number)
+    assert path.read_text() == f'{number}\n'
+  with pytest.raises(ValueError, match='--costs and --json are both'):
+    outputs.check({'--json': '~/a.json'}, {'--costs': str(path)})
 
 
 INFER = {
