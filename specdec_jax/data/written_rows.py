@@ -34,13 +34,18 @@ def from_written_texts(
     batch_size: rows of a batch, over all devices.
     length: columns of a row; longer texts are cut.
     num_parts: trains on the first so many parts; None on all that are complete.
-    held_out: one of so many texts of a part is for validation.
+    held_out: one of so many texts of a part is for validation; at least 2.
     seed: of the packing and of every epoch's order.
     max_validation_rows: validates on the first so many rows; None on all.
 
-  Raises ValueError if there are no texts, they have no streams, or there are
-  fewer rows than a batch has.
+  Raises ValueError if there are no texts, they have no streams, there are fewer
+  rows than a batch has, or `held_out` is out of range.
   """
+  if held_out < 2:
+    raise ValueError(
+      f'held_out is {held_out}: one of so many texts is for validation, and of '
+      'fewer than 2 none would be left to train on'
+    )
   parts = written_texts.load_parts(folder, num_parts)
   if any(texts.streams is None for texts in parts):
     raise ValueError(

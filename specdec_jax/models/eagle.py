@@ -99,12 +99,13 @@ class EagleConfig:
       raise ValueError('norm_before_fc and fc_norm exclude each other')
     if self.norm_before_next and not self.norm_before_logits:
       raise ValueError('norm_before_next needs norm_before_logits')
-    if len(self.feature_layers) > _MAX_FEATURES or 0 in self.feature_layers:
+    layers = self.feature_layers
+    if len(layers) > _MAX_FEATURES or min(layers, default=1) < 1:
       raise ValueError(
         f'feature layers are up to {_MAX_FEATURES} and not the first, whose '
-        f'input is the embedding, got {_listed(self.feature_layers)}'
+        f'input is the embedding, got {_listed(layers)}'
       )
-    _check_ascending(self.feature_layers)
+    _check_ascending(layers)
     self.layer()
 
   @property

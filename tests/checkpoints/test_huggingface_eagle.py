@@ -437,3 +437,5 @@ def test_features_are_of_three_layers_unless_they_are_named():
     feature_layers(named, 4)
   with pytest.raises(ValueError, match='must ascend, got 2, 2, 1'):
     feature_layers(make_config(), 4)
+  with pytest.raises(ValueError, match=r'not the first, .* got -1, 2'):
+    make_config(feature_layers=(-1, 2))

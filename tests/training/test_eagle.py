@@ -384,3 +384,10 @@ def test_texts_without_the_last_stream_are_refused(texts, tmp_path):
     )
   with pytest.raises(ValueError, match='0 complete parts, 1 are needed'):
     written_rows.from_written_texts(str(tmp_path / 'other'), batch_size=1)
+
+
+@pytest.mark.parametrize('held_out', [0, 1, -3])
+def test_some_texts_are_left_to_train_on(texts, held_out):
+  folder = str(texts / 'texts')
+  with pytest.raises(ValueError, match=f'held_out is {held_out}'):
+    written_rows.from_written_texts(folder, batch_size=1, held_out=held_out)
