@@ -6,12 +6,13 @@ from typing import Any
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.base import Array, Context, Draft, Drafter, Prompt, Tree
+from specdec_jax.base import Array, Context, Draft, Drafter, Tree
 from specdec_jax.drafters.prompt_lookup import (
-  after,
   best_match,
   checked_min_ngram,
   match_sizes,
+  source_of,
+  text_of,
 )
 from specdec_jax.drafters.stateless import check_gamma
 
@@ -52,13 +53,10 @@ def continuations(
   firsts = (0,) * num_continuations
   tree = Tree(parents=(*firsts, *range(1, num_nodes - num_continuations + 1)))
 
-  def init(params: Any, prompt: Prompt, max_len: int) -> tuple[Array, ...]:
-    return () if prompt.encoder_tokens is None else (prompt.encoder_tokens,)
-
   def propose(
     params: Any, row_keys: Array, context: Context, source: tuple[Array, ...]
   ) -> tuple[Draft, tuple[Array, ...]]:
-    text = after(source[0], context) if source else context
+    text = text_of(source, context)
     tokens, lengths = text.tokens, text.lengths
     following = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
     sizes = match_sizes(text, max_ngram)
@@ -82,4 +80,4 @@ def continuations(
     )
     return draft, source
 
-  return Drafter(num_nodes, init, propose, may_abstain=True, tree=tree)
+  return Drafter(num_nodes, source_of, propose, may_abstain=True, tree=tree)

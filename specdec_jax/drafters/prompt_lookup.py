@@ -54,13 +54,10 @@ def prompt_lookup(
   check_gamma(gamma)
   min_ngram = checked_min_ngram(max_ngram, min_ngram)
 
-  def init(params: Any, prompt: Prompt, max_len: int) -> tuple[Array, ...]:
-    return () if prompt.encoder_tokens is None else (prompt.encoder_tokens,)
-
   def propose(
     params: Any, row_keys: Array, context: Context, source: tuple[Array, ...]
   ) -> tuple[Draft, tuple[Array, ...]]:
-    text = after(source[0], context) if source else context
+    text = text_of(source, context)
     sizes = match_sizes(text, max_ngram)
     starts, is_found = best_match(sizes, text.lengths, gamma, min_ngram)
     available = jnp.where(is_found, text.lengths - starts, 0)
@@ -71,13 +68,20 @@ def prompt_lookup(
     )
     return draft, source
 
-  return Drafter(gamma, init, propose, may_abstain=True)
+  return Drafter(gamma, source_of, propose, may_abstain=True)
 
 
-def after(source: Array, context: Context) -> Context:
-  """The context behind the encoder's tokens `[B, E]`, whose padding is id 0."""
-  starts = jnp.sum(source != 0, axis=1, dtype=jnp.int32)
-  buffer = jnp.pad(source, ((0, 0), (0, context.tokens.shape[1])))
+def source_of(params: Any, prompt: Prompt, max_len: int) -> tuple[Array, ...]:
+  """As `Drafter.init`: the encoder's tokens, `[B, E]`, if there are any."""
+  return () if prompt.encoder_tokens is None else (prompt.encoder_tokens,)
+
+
+def text_of(source: tuple[Array, ...], context: Context) -> Context:
+  """The context, behind what `source_of` gave, whose padding is id 0."""
+  if not source:
+    return context
+  starts = jnp.sum(source[0] != 0, axis=1, dtype=jnp.int32)
+  buffer = jnp.pad(source[0], ((0, 0), (0, context.tokens.shape[1])))
   return Context(
     tokens=arrays.write_block(buffer, context.tokens, starts, context.lengths),
     lengths=starts + context.lengths,
