@@ -98,23 +98,9 @@ def together(chunks: Sequence[Timed]) -> Timed:
   added = {name: sum(each[name] for each in used) for name in used[0]}
   added['num_rows'] = used[0]['num_rows']
   return Timed(
-    statistics=joined([chunk.statistics for chunk in chunks]),
+    statistics=metrics.joined([chunk.statistics for chunk in chunks]),
     utilisation=Utilisation(**added),
     seconds=sum(chunk.seconds for chunk in chunks),
-  )
-
-
-def joined(statistics: Sequence[Statistics]) -> Statistics:
-  """Counters of all rows, those by position as wide as the longest drafts."""
-  gamma = max(each.num_tested.shape[1] for each in statistics)
-
-  def widen(values: np.ndarray) -> np.ndarray:
-    if values.ndim == 1:
-      return values
-    return np.pad(values, ((0, 0), (0, gamma - values.shape[1])))
-
-  return jax.tree.map(
-    lambda *rows: np.concatenate([widen(row) for row in rows]), *statistics
   )
 
 

@@ -37,6 +37,7 @@ from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.infer.output import Shard
 from specdec_jax.infer.ways import Compiled
 from specdec_jax.launch import processes, progress
+from specdec_jax.measure import metrics
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
 from specdec_jax.text.tasks import Task
@@ -338,9 +339,7 @@ def _decode_chunk(
         outputs[row.index] = found
         bar.advance(1)
       seconds = time.perf_counter() - started
-      counts = decode_many.joined(
-        [outputs[row.index].statistics for row in part]
-      )
+      counts = metrics.joined([outputs[row.index].statistics for row in part])
       parts.append(
         Timed(statistics=counts, utilisation=utilisation, seconds=seconds)
       )

@@ -152,11 +152,11 @@ class Counts:
 
 def count(statistics: Sequence[Statistics]) -> Counts:
   """The counters of batches, together."""
-  per_batch = [jax.device_get(each) for each in statistics]
+  batches = jax.device_get(list(statistics))
   return Counts(
-    statistics=jax.tree.map(lambda *rows: np.concatenate(rows), *per_batch),
-    iterations=sum(int(s.num_target_runs.max()) for s in per_batch),
-    short_iterations=sum(int(s.num_short_runs.max()) for s in per_batch),
+    statistics=metrics.joined(batches),
+    iterations=sum(int(s.num_target_runs.max()) for s in batches),
+    short_iterations=sum(int(s.num_short_runs.max()) for s in batches),
   )
 
 

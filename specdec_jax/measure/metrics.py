@@ -1,6 +1,7 @@
 """Rates of a finished decode. Three acceptance rates go by one name in the
 field; here each has its own, and its denominator."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -28,6 +29,22 @@ class Rates(NamedTuple):
   block_efficiency: float | None
   mean_accept_prob: float | None
   row_utilisation: float | None
+
+
+def joined(statistics: Sequence[Statistics]) -> Statistics:
+  """The counters of several batches as those of one, in numpy; those by
+  position are as wide as the longest drafts."""
+  batches = jax.device_get(list(statistics))
+  gamma = max(batch.num_tested.shape[1] for batch in batches)
+
+  def widen(values: np.ndarray) -> np.ndarray:
+    if values.ndim == 1:
+      return values
+    return np.pad(values, ((0, 0), (0, gamma - values.shape[1])))
+
+  return jax.tree.map(
+    lambda *values: np.concatenate(list(map(widen, values))), *batches
+  )
 
 
 def rates(statistics: Statistics) -> Rates:

@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
-import jax
 import numpy as np
 
 from specdec_jax.decoding.statistics import Statistics
+from specdec_jax.measure import metrics
 from specdec_jax.theory import estimates
 from specdec_jax.theory.choosing import Choice, Trial
 
@@ -58,11 +59,9 @@ class Visit:
 def trial(visits: Sequence[Visit], *, waits: bool) -> Trial:
   """What the batches of one gamma show together. If a batch `waits` for its
   slowest row, rows are not refilled."""
-  counts = [jax.device_get(visit.statistics) for visit in visits]
-  total = jax.tree.map(lambda *rows: np.concatenate(rows), *counts)
+  total: Any = metrics.joined([visit.statistics for visit in visits])
   num_slots = sum(
-    v.num_iterations * c.num_tokens.size
-    for v, c in zip(visits, counts, strict=True)
+    v.num_iterations * v.statistics.num_tokens.size for v in visits
   )
   seconds = np.array([visit.loop_seconds for visit in visits])
   iterations = np.array([visit.num_iterations for visit in visits])

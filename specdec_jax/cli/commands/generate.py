@@ -10,7 +10,6 @@ from operator import itemgetter
 from typing import Any
 
 import jax
-import numpy as np
 
 from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
@@ -222,7 +221,7 @@ def _results(
 
 
 def _note(statistics: Sequence[Statistics], seconds: float) -> str:
-  total = jax.tree.map(lambda *rows: np.concatenate(rows), *statistics)
+  total = metrics.joined(statistics)
   rates, num_tokens = metrics.rates(total), int(total.num_tokens.sum())
   num_runs = int(total.num_target_runs.sum())
   parts = [f'{num_tokens} tokens in {num_runs} target runs']
