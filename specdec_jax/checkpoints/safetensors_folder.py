@@ -148,6 +148,21 @@ def read_params(
   return read_all(read, parameters, dtype)
 
 
+def without_copy(
+  folder: Path, handles: dict[str, Any], name: str, *, of: str, reason: str
+) -> dict[str, Any]:
+  """`handles` without a tensor that is a copy of another, if it is there;
+  ValueError, with the reason that it should be one, if it is none."""
+  kept = dict(handles)
+  copy = kept.pop(name, None)
+  # Whoever reads the other says if it is missing.
+  if copy is None or of not in kept:
+    return kept
+  if not np.array_equal(kept[of].get_tensor(of), copy.get_tensor(name)):
+    raise ValueError(f'{folder}: {name} differs from {of}, and {reason}')
+  return kept
+
+
 def write_params(
   folder: Path, params: dict[str, Any], parameters: Sequence[Parameter]
 ) -> str:

@@ -7,9 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from specdec_jax.checkpoints import parameters, settings
+from specdec_jax.checkpoints import parameters, safetensors_folder, settings
 from specdec_jax.checkpoints.huggingface import llama
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
@@ -25,6 +23,8 @@ NAMES = llama.NAMES | {
   'post_mlp_layer_norm': 'post_feedforward_layernorm',
 }
 _EMBEDDINGS, _LOGITS = 'model.embed_tokens.weight', 'lm_head.weight'
+# Why their logits have no tensor of their own.
+REASON = 'the logits of a Gemma are tied'
 # Of a Gemma 3 that also sees: where its text's tensors are, by transformers 4
 # and 5, and what is left out.
 _TEXT_BRANCHES = {
@@ -211,7 +211,9 @@ def needed(
     for p in wanted
   )
   embeddings = branch + _EMBEDDINGS.removeprefix('model.')
-  kept = without_copy(folder, tensors, logits, of=embeddings)
+  kept = safetensors_folder.without_copy(
+    folder, tensors, logits, of=embeddings, reason=REASON
+  )
   return {
     name: tensor
     for name, tensor in kept.items()
@@ -221,23 +223,6 @@ def needed(
 
 def _is_of_images(name: str) -> bool:
   return name.removeprefix('model.').split('.')[0] in _VISION
-
-
-def without_copy(
-  folder: Path, tensors: dict[str, Any], name: str, *, of: str
-) -> dict[str, Any]:
-  """The tensors without the one that is a copy, if it is there; ValueError if
-  it is none."""
-  kept = dict(tensors)
-  copy = kept.pop(name, None)
-  # Whoever reads the embeddings says that they are missing.
-  if copy is None or of not in kept:
-    return kept
-  if not np.array_equal(kept[of].get_tensor(of), copy.get_tensor(name)):
-    raise ValueError(
-      f'{folder}: {name} differs from {of}, and the logits of a Gemma are tied'
-    )
-  return kept
 
 
 def parameters_of(config: GemmaConfig) -> tuple[Parameter, ...]:

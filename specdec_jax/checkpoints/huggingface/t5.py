@@ -4,9 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from specdec_jax.checkpoints import parameters, settings
+from specdec_jax.checkpoints import parameters, safetensors_folder, settings
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.files.paths import user_path
@@ -149,16 +147,14 @@ def needed(
   """The tensors of a folder that the network needs, and its parameters."""
   kept = {k: v for k, v in tensors.items() if k not in _SUPERFLUOUS}
   wanted = parameters_of(config)
-  if config.is_tied and _LOGITS in kept:
-    logits = kept.pop(_LOGITS).get_tensor(_LOGITS)
-    # Whoever reads the embeddings says that they are missing.
-    if _EMBEDDINGS in kept and not np.array_equal(
-      kept[_EMBEDDINGS].get_tensor(_EMBEDDINGS), logits
-    ):
-      raise ValueError(
-        f'{folder}: logits are scaled, as with tied embeddings, but '
-        f'{_EMBEDDINGS} and {_LOGITS} differ'
-      )
+  if config.is_tied:
+    kept = safetensors_folder.without_copy(
+      folder,
+      kept,
+      _LOGITS,
+      of=_EMBEDDINGS,
+      reason='logits are scaled, as with tied embeddings',
+    )
   if _LOGITS not in kept:
     # Tied but not scaled: the logits have a kernel with the same values.
     wanted = tuple(

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from specdec_jax.checkpoints import parameters, settings
+from specdec_jax.checkpoints import parameters, safetensors_folder, settings
 from specdec_jax.checkpoints.huggingface import gemma
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
@@ -119,7 +119,9 @@ def needed(
   folder: Path, config: T5GemmaConfig, tensors: dict[str, Any]
 ) -> tuple[dict[str, Any], tuple[Parameter, ...]]:
   """The tensors of a folder that the network needs, and its parameters."""
-  kept = gemma.without_copy(folder, tensors, _LOGITS, of=_EMBEDDINGS)
+  kept = safetensors_folder.without_copy(
+    folder, tensors, _LOGITS, of=_EMBEDDINGS, reason=gemma.REASON
+  )
   return kept, parameters_of(config)
 
 
