@@ -54,8 +54,9 @@ def count_leading(is_set: Array) -> Array:
 
 
 def argmax(values: Array) -> Array:
-  """The first greatest of the last axis, its last beside a NaN: `[..., V]` to
-  int32 `[...]`. XLA's own takes a CPU five times as long."""
+  """The index of the first maximum of the last axis, or of its last element
+  where there is a NaN: `[..., V]` to int32 `[...]`. On a CPU it takes a fifth
+  of the time of `jnp.argmax`."""
   ids = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
   is_greatest = values == jnp.max(values, axis=-1, keepdims=True)
   return jnp.min(jnp.where(is_greatest, ids, values.shape[-1] - 1), axis=-1)

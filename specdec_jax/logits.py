@@ -117,7 +117,8 @@ def mask_padding(vocab_size: int) -> LogitsTransform:
 
 
 def one_hot_of_best(logits: Array) -> Array:
-  """All on the first argmax, as a softmax `[..., V]` at temperature 0."""
+  """The softmax at temperature 0: 1 at the first maximum of logits `[..., V]`,
+  0 elsewhere, float32."""
   best = arrays.argmax(logits)[..., None]
   ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
   return (ids == best).astype(jnp.float32)

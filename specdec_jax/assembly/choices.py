@@ -54,7 +54,7 @@ def option(
 
 
 def field_names(choice: type) -> list[str]:
-  """What a choice may be given, in Python."""
+  """The names of a choice's parameters in Python."""
   return [field.name for field in dataclasses.fields(choice)]
 
 
@@ -68,7 +68,7 @@ def flags_of(choice: type) -> Mapping[str, dataclasses.Field]:
 
 
 def switches_of(choice: type) -> list[str]:
-  """Those of `flags_of` that are on or off."""
+  """The names in `flags_of` of flags that are on or off."""
   flags = flags_of(choice).items()
   return [name for name, field in flags if isinstance(field.default, bool)]
 

@@ -54,7 +54,7 @@ class Decoder:
 
   @property
   def vocabulary(self) -> AnyVocabulary:
-    """Of both models."""
+    """Both models'; ValueError for a dry run, which has none."""
     if self.seen.vocabulary is None:
       raise ValueError('a dry run has no vocabulary')
     return self.seen.vocabulary

@@ -91,8 +91,8 @@ def read_config(model: Model) -> Config:
 
 
 def _kind_of_drafter(path: Path) -> str | None:
-  """How the network at a path drafts, as `assembly.drafting` calls it, if that
-  is all it does."""
+  """The `{drafter}` that the network at a path is for, if drafting is all that
+  it is for."""
   with contextlib.suppress(ValueError):
     config = loading.read_config(path, only_drafts=True)
     family = families.of(config)

@@ -122,7 +122,7 @@ def sharding(num_devices: int, *, is_batch: bool) -> jax.sharding.Sharding:
 
 
 def place(tree: Any, num_devices: int, *, is_batch: bool) -> Any:
-  """Puts arrays there."""
+  """A tree of arrays, put on the devices that `sharding` names."""
   return jax.device_put(tree, sharding(num_devices, is_batch=is_batch))
 
 

@@ -122,7 +122,7 @@ def _in_slices(read: Callable[[Path, Any], Any]) -> _ReadParams:
 
 
 def _check(path: Path, config: Any, params: Any) -> None:
-  """Names the path in what is wrong with the values."""
+  """`families.Family.check_params`, whose ValueError then names the path."""
   try:
     families.of(config).check_params(config, params)
   except ValueError as error:

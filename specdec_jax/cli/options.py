@@ -65,7 +65,7 @@ def dtypes(text: str) -> list[str]:
 
 
 def add_timing(parser: argparse.ArgumentParser) -> Any:
-  """How often, and against what; the group."""
+  """Flags for how often to time, and against what; returns the group."""
   group = parser.add_argument_group('timing')
   group.add_argument(
     '--repeats', type=positive_int, default=5, help='timed runs of each'

@@ -76,7 +76,7 @@ def pack(
 
 
 def num_rows(rows: Rows) -> int:
-  """R."""
+  """How many rows are packed, R."""
   return len(rows['decoder_target_tokens'])
 
 

@@ -72,7 +72,7 @@ def join(
 
 
 def part_path(folder: str | Path, index: int) -> Path:
-  """Where a part lies."""
+  """The folder of a part."""
   return local_path(folder) / f'part-{index:05}'
 
 

@@ -5,8 +5,12 @@ from typing import Any
 
 
 def require(module: str, *, extra: str, purpose: str) -> Any:
-  """Imports a module of a package that may not be installed; an extra of
-  specdec_jax has it, and the purpose is the subject of a sentence.
+  """Imports a module that may not be installed.
+
+  Args:
+    module: its full name.
+    extra: the extra of specdec_jax that installs it.
+    purpose: what needs it, the subject of the message.
 
   Raises:
     ImportError: with the command that installs it.

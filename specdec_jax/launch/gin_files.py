@@ -32,14 +32,14 @@ def shipped_names(folder: str = '') -> list[str]:
 
 
 def shipped_text(name: str) -> str:
-  """What is in one of these files."""
+  """The text of one of these files."""
   return (SHIPPED / name).read_text(encoding='utf-8')
 
 
 def reader(
   folders: Sequence[str],
 ) -> Callable[[str], contextlib.AbstractContextManager[TextIO]]:
-  """What opens by name the files of one configuration, included ones too.
+  """Opens, by name, the files of one configuration, included ones too.
   `folders` go before the files of this package; those include only each other.
   """
   opened: list[Path] = []

@@ -25,8 +25,9 @@ _dot = functools.partial(jnp.tensordot, preferred_element_type=jnp.float32)
 
 @jax.custom_vjp
 def _matmul(x: Array, kernel: Array) -> Array:
-  """`x @ kernel` in float32, of one dtype. Cotangents are rounded to it, too:
-  products of float32 with bfloat16 take twice the time of bfloat16 alone."""
+  """`x @ kernel` in float32; both have one dtype. Cotangents are rounded to it
+  too: products of float32 with bfloat16 take twice the time of bfloat16
+  alone."""
   return _dot(x, kernel, 1)
 
 
@@ -50,9 +51,9 @@ def _is_cpu_alone() -> bool:
 
 
 def _row_major(x: Array) -> Array:
-  """A matrix as it is, and so in memory. XLA:CPU multiplies bfloat16 in float32
-  if a product contracts the first axis of its first operand, and takes two to
-  three times as long; a transpose alone is folded into the product."""
+  """A matrix, laid out in memory row by row. XLA:CPU multiplies bfloat16 in
+  float32 if a product contracts the first axis of its first operand, and takes
+  two to three times as long; a transpose alone is folded into the product."""
   return layout.with_layout_constraint(x, layout.Layout((0, 1)))
 
 
@@ -157,8 +158,8 @@ class Dense(nn.Module):
 def projections(
   module: nn.Module, x: Array, features: Mapping[str, int], **options: Any
 ) -> list[Array]:
-  """Several `Dense` of one input, by name the size of each result: multiplied
-  at once where `with_cpu_copies` has joined their kernels."""
+  """The results of several `Dense` of one input, given each one's name and
+  size; one product where `with_cpu_copies` has joined their kernels."""
   joint = joint_name(features)
   if not module.has_variable('params', joint):
     return [
@@ -170,7 +171,7 @@ def projections(
 
 
 def joint_name(names: Iterable[str]) -> str:
-  """What the `Dense` is called that several were joined to."""
+  """The name of the `Dense` that several were joined to."""
   return '_'.join(names)
 
 
@@ -245,8 +246,9 @@ class Embed(nn.Module):
 
 
 def with_cpu_copies(params: Any, *, is_tied: bool) -> Any:
-  """The tree of a model, in one dtype, as CPUs multiply it faster, but for its
-  encoder; accelerators get it as it is. docs/design.md has the reasons.
+  """A model's parameters, in one dtype, with copies that a CPU multiplies
+  faster, its encoder's apart; unchanged on accelerators. docs/design.md has the
+  reasons.
 
   Kernels of one input are joined. Embeddings that the logits reuse (`is_tied`)
   get a transpose; for single rows, kernels that are not in float32 get a copy

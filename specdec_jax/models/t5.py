@@ -52,7 +52,7 @@ class T5Cache:
 
   @property
   def crosses(self) -> list[Cross]:
-    """What each layer knows of the encoder."""
+    """Each layer's keys and values of the encoder, and their mask."""
     if self.encoder_mask is None:
       return [None] * len(self.decoder.keys)
     mask = self.encoder_mask[:, None]

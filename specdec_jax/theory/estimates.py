@@ -47,7 +47,7 @@ def ratio(
 
 
 def standard_error(sums: np.ndarray, counts: np.ndarray) -> float | None:
-  """Of a `ratio`; None for fewer than two rows."""
+  """The standard error of a `ratio`; None for fewer than two rows."""
   is_counted = counts > 0
   num_rows = int(is_counted.sum())
   if num_rows < 2:

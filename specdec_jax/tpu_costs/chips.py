@@ -56,7 +56,7 @@ class Chip:
 
   @property
   def multiply_adds(self) -> int:
-    """Of all matrix units, per cycle."""
+    """Multiply-adds per cycle of all matrix units."""
     return self.num_matrix_units * self.matrix_size**2 * self.cell_rate
 
   @property

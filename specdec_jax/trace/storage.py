@@ -69,7 +69,7 @@ class Trace:
 
   @functools.cached_property
   def verdicts(self) -> set[str]:
-    """Those of all tokens."""
+    """The verdicts that occur, over all tokens."""
     return {
       token['verdict']
       for records in self.iterations.values()

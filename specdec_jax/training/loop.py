@@ -56,7 +56,7 @@ def step(
   optimizer: Any,
   num_microbatches: int = 1,
 ) -> tuple[TrainState, dict[str, Array]]:
-  """Minimises the mean loss of a batch's targets a little.
+  """One optimizer step on the mean loss of a batch's targets.
 
   Args:
     rng_key: of the whole run; the step's own key is folded in.
@@ -96,7 +96,7 @@ def step(
 def _summed_gradients(
   loss_fn: LossFn, params: Any, batch: Batch, key: Array, parts: int
 ) -> tuple[Any, LossSums]:
-
+  """The gradients and the sums of a batch, added up over its `parts`."""
   trained, fixed = run_checkpoints.divide(params)
 
   def part_gradients(part: Batch, part_key: Array):

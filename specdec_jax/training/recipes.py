@@ -247,8 +247,8 @@ def read_t5(name: str, dtype: Any) -> tuple[T5Config, Any]:
 def spec_drafter_params(
   config: BlockDecoderConfig, rng_key: Array, *, target: str | None = None
 ) -> Any:
-  """Where a Spec-Drafter begins: with the encoder and the embeddings of
-  `target`, or with everything drawn."""
+  """The parameters that a Spec-Drafter's training starts from: the encoder and
+  the embeddings of `target`, if there is one, and the rest fresh."""
   params = None if target is None else read_t5(target, jnp.float32)[1]
   return glancing.init_params(config, rng_key, params)
 
@@ -256,13 +256,13 @@ def spec_drafter_params(
 def block_heads_config(
   *, target: str, gamma: int, mlp_dim: int
 ) -> BlockHeadsConfig:
-  """Sizes of heads that fit a target."""
+  """The sizes of heads for a target."""
   embed_dim = read_t5(target, jnp.float32)[0].embed_dim
   return BlockHeadsConfig(embed_dim=embed_dim, gamma=gamma, mlp_dim=mlp_dim)
 
 
 def block_heads_params(config: BlockHeadsConfig, rng_key: Array) -> Any:
-  """Where heads begin: all drawn."""
+  """Fresh parameters of heads."""
   return block_heads.init_params(config, rng_key)
 
 

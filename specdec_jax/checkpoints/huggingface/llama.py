@@ -228,7 +228,7 @@ def _kind(config: LlamaConfig) -> str:
 
 
 def rope_scaling_json(scaling: RopeScaling | None) -> dict[str, Any] | None:
-  """What config.json says of the stretch."""
+  """`rope_scaling` as in config.json."""
   if scaling is None:
     return None
   stated = dataclasses.asdict(scaling)

@@ -201,7 +201,7 @@ def _projection_of(config: T5Config) -> str:
 
 
 def config_json(config: T5Config, dtype: str) -> dict[str, Any]:
-  """What config.json says of a model."""
+  """The keys of a model's config.json."""
   kind = 'umt5' if config.has_layer_relpos else 't5'
   return {
     'architectures': [f'{kind.upper()}ForConditionalGeneration'],

@@ -199,7 +199,7 @@ def plain(decoder: Decoder, dtype: str) -> Decoder:
 
 
 def configuration(args: argparse.Namespace, decoder: Decoder) -> dict[str, Any]:
-  """What was asked for, and on what."""
+  """The settings of a run, for its report."""
   names = (
     *('verification', 'temperature', 'top_k', 'top_p', 'min_p', 'seed'),
     *('adaptive', 'draft_cost', 'batch_size', 'num_devices'),

@@ -33,7 +33,7 @@ DRAFT = 'draft'
 
 
 def refusal(sentence: str) -> ValueError:
-  """The error that says it, and where to read more."""
+  """The error with this sentence, and the page to read."""
   return ValueError(f'{sentence}; see docs/t5x.md')
 
 
