@@ -220,12 +220,7 @@ def add_prompts(
     help='one prompt per line, or JSONL with a key "prompt"; - reads standard '
     'input',
   )
-  add('--chat', action='store_true', help="apply the model's chat template")
-  add(
-    '--system',
-    metavar='TEXT',
-    help='with --chat: the message of the system, before each prompt',
-  )
+  add_chat(add)
   add('--max_new_tokens', type=positive_int, default=128, help='per row')
   add('--batch_size', type=positive_int, default=1, help='rows decoded at once')
   add(
@@ -235,6 +230,16 @@ def add_prompts(
     help='devices that share the rows of a batch',
   )
   return group
+
+
+def add_chat(add: Callable) -> None:
+  """How a prompt becomes a message to the model."""
+  add('--chat', action='store_true', help="apply the model's chat template")
+  add(
+    '--system',
+    metavar='TEXT',
+    help='with --chat: the message of the system, before each prompt',
+  )
 
 
 def add_report(

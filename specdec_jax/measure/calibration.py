@@ -72,7 +72,7 @@ def observe(
   _, next_keys = decision.split_by_purpose(row_keys)
   p = target_probs[:, 0]
   if is_argmax:
-    next_token = jnp.argmax(p, axis=-1).astype(jnp.int32)
+    next_token = arrays.argmax(p)
   else:
     next_token = distributions.sample(next_keys, p)
   return Verification(

@@ -203,12 +203,7 @@ def _add_rewriting_of_tokens(parser: argparse.ArgumentParser) -> None:
 
 def _add_writing_after_prompts(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument_group('with --prompts').add_argument
-  add('--chat', action='store_true', help="apply the model's chat template")
-  add(
-    '--system',
-    metavar='TEXT',
-    help='with --chat: the message of the system, before each prompt',
-  )
+  options.add_chat(add)
   number = functools.partial(add, type=options.positive_int)
   number('--max_new_tokens', default=256, help='per text')
   number('--part_size', default=128, help='texts of a part')
@@ -236,7 +231,7 @@ def _rewrite(args: argparse.Namespace) -> int:
 
 def _write_after_prompts(args: argparse.Namespace) -> int:
   if args.system is not None and not args.chat:
-    raise ValueError('--system is a message of --chat')
+    raise ValueError('--system is for --chat, which is not given')
   compilation_cache.enable()
   writing = rewriting.Writing(
     prompts=prompts.read(None, args.prompts),
