@@ -164,6 +164,19 @@ def test_every_drafter_goes_with_every_rule(
   assert (counts['num_drafted'].sum() > 0) == (drafter != 'none')
 
 
+@pytest.mark.parametrize(
+  ('drafter', 'options'),
+  [
+    ('model', {'tree': (0, 0, 1)}),
+    ('prompt_lookup', {'num_continuations': 2, 'min_ngram': 1}),
+  ],
+)
+def test_drafts_may_be_trees(target, plain, drafter, options):
+  tokens, counts = _decoded(target, drafter=drafter, gamma=2, **options)
+  np.testing.assert_array_equal(tokens, plain[0])
+  assert counts['num_drafted'].sum() > 0
+
+
 def test_eagle_is_for_no_t5(target, tmp_path):
   config = toy_eagle.config(toy.llama_config(Sizes().vocab_size))
   orbax.save(tmp_path, config, toy_eagle.params(config, seed=0))
