@@ -296,7 +296,7 @@ def _is_whole(config: EagleConfig) -> bool:
 
 
 def _is_of_speculators(config: EagleConfig) -> bool:
-  """Whether a network is none that SafeAILab's spelling can state."""
+  """Whether only the spelling of speculators can state a network."""
   return (
     config.norm_before_residual
     or config.norm_before_fc
@@ -309,7 +309,9 @@ def config_json(config: EagleConfig, dtype: str) -> dict[str, Any]:
   """What config.json says of a drafter: as SafeAILab's code, SpecForge and
   SGLang read it, or else as speculators and vLLM do; raises ValueError if
   neither has such a network."""
-  sizes = _sizes_json(config)
+  # The network of transformers that has such layers.
+  kind = 'qwen3' if config.has_qk_norm else 'llama'
+  sizes = {'model_type': kind} | llama.sizes_json(config, 1)
   common = {
     'torch_dtype': dtype,
     'draft_vocab_size': config.draft_vocab_size,
@@ -327,25 +329,6 @@ def config_json(config: EagleConfig, dtype: str) -> dict[str, Any]:
     by_output = [i - 1 for i in config.feature_layers]
     common[_NESTED] = {'use_aux_hidden_state': True, _LAYER_IDS: by_output}
   return {'architectures': [_SAFEAILAB], **sizes, **common}
-
-
-def _sizes_json(config: EagleConfig) -> dict[str, Any]:
-  """The sizes of the layer, as transformers has them."""
-  return {
-    'model_type': 'qwen3' if config.has_qk_norm else 'llama',
-    'vocab_size': config.vocab_size,
-    'hidden_size': config.embed_dim,
-    'intermediate_size': config.mlp_dim,
-    'num_hidden_layers': 1,
-    'num_attention_heads': config.num_heads,
-    'num_key_value_heads': config.num_kv_heads,
-    'head_dim': config.head_dim,
-    'hidden_act': 'silu',
-    'rms_norm_eps': config.norm_epsilon,
-    'rope_theta': config.rope_base,
-    'rope_scaling': llama.rope_scaling_json(config.rope_scaling),
-    'max_position_embeddings': config.max_positions,
-  }
 
 
 def _speculators_json(

@@ -196,10 +196,19 @@ def config_json(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     'architectures': [f'{kind.capitalize()}ForCausalLM'],
     'model_type': kind,
     'torch_dtype': dtype,
+    **sizes_json(config, config.num_layers),
+    'tie_word_embeddings': config.is_tied,
+    **_windows_json(config, kind),
+  }
+
+
+def sizes_json(config: Any, num_layers: int) -> dict[str, Any]:
+  """The sizes of so many layers of a Llama, or of one like it."""
+  return {
     'vocab_size': config.vocab_size,
     'hidden_size': config.embed_dim,
     'intermediate_size': config.mlp_dim,
-    'num_hidden_layers': config.num_layers,
+    'num_hidden_layers': num_layers,
     'num_attention_heads': config.num_heads,
     'num_key_value_heads': config.num_kv_heads,
     'head_dim': config.head_dim,
@@ -208,8 +217,6 @@ def config_json(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     'rope_theta': config.rope_base,
     'rope_scaling': rope_scaling_json(config.rope_scaling),
     'max_position_embeddings': config.max_positions,
-    'tie_word_embeddings': config.is_tied,
-    **_windows_json(config, kind),
   }
 
 
