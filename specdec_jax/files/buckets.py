@@ -47,7 +47,7 @@ _UNANSWERED = (
 )
 # In what gcsfs and tensorstore say.
 _FORBIDDEN = ('Forbidden', 'PERMISSION_DENIED', 'UNAUTHENTICATED')
-_ABSENT = ('DEADLINE_EXCEEDED', 'UNAVAILABLE')
+_ABSENT = ('DEADLINE_EXCEEDED', 'UNAVAILABLE', 'retry attempts failed')
 
 
 class BucketPath(_EPath):

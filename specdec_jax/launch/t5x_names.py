@@ -17,10 +17,14 @@ _FILE = re.compile(
   r'(?:.*/)?(t5x/(?:configs|contrib|examples)/(?:\w+/)*)(\w+)\.gin'
 )
 _CC_ALL = 'cc_all.32000.100extra'
-_VOCABULARIES = {
-  't5_1_0': _CC_ALL,
-  't5_1_1': _CC_ALL,
-  'mt5': 'mc4.250000.100extra',
+_MC4 = 'mc4.250000.100extra'
+# Folders of its sizes: how ours are called, and their vocabulary.
+_FAMILIES = {
+  't5x/examples/t5/t5_1_0/': ('t5_1_0', _CC_ALL),
+  't5x/examples/t5/t5_1_1/': ('t5_1_1', _CC_ALL),
+  't5x/examples/t5/mt5/': ('mt5', _MC4),
+  't5x/examples/scalable_t5/t5_1_1/': ('scalable_t5_1_1', _CC_ALL),
+  't5x/examples/scalable_t5/mt5/': ('scalable_mt5', _MC4),
 }
 # What a gin file imports that configures T5X, and what it then needs of ours.
 _FOREIGN = ('__gin__', '__main__', 't5x', 'seqio', 'flaxformer')
@@ -104,6 +108,16 @@ _SIZES = (
   'give --model=as_stored and --gin.MODEL=\'"DIR/model.json"\''
 )
 _RUNS = 'there are runs/infer.gin for infer and runs/train_task.gin for train'
+_JUDGED = 'decode with runs/infer.gin, and give specdec eval what it writes'
+_EXPORTED = 'no SavedModel is written; specdec convert writes checkpoints'
+_COMPILED = (
+  'programs are compiled when a run begins, and kept for the next; specdec '
+  'plan --topology compiles without the chips'
+)
+_UMT5 = (
+  'its sizes are umt5_small to umt5_xxl: give --model=as_stored, '
+  '--gin.MODEL=\'"umt5_base"\' and its SentencePiece model as VOCABULARY'
+)
 _AS_TEXT = (
   'write the examples to a .jsonl file and name it in MIXTURE_OR_TASK_NAME, '
   'with --gin_file=runs/infer.gin'
@@ -125,6 +139,14 @@ _WORDS = (
 )
 _SAMPLING = 'sampling has Decoding.temperature, top_k, top_p and num_samples'
 _FIELDS = 'leave it out, and bind what is to be changed: '
+# What to do instead of T5X's other runs.
+_INSTEAD_OF_RUNS = {
+  'eval': _JUDGED,
+  'export': _EXPORTED,
+  'export_seqio': _EXPORTED,
+  'infer_from_tfexample_file': _AS_TEXT,
+  'precompile': _COMPILED,
+}
 # What to do instead of the others.
 _INSTEAD = {
   'DatasetConfig.': _AS_THEY_ARE,
@@ -144,6 +166,7 @@ _INSTEAD = {
   'beam_search.': _BEAMS,
   'create_task_from_tfexample_file.': _AS_TEXT,
   'decode_fn': f'{_BEAMS}; {_SAMPLING}',
+  'evaluate.': _JUDGED,
   'infer.dataset_cfg': f'{_FIELDS}find.split, Decoding.batch_size',
   'infer.partitioner': f'{_FIELDS}device_mesh.num_partitions',
   'infer.restore_checkpoint_cfg': f'{_FIELDS}CHECKPOINT_PATH, DTYPE',
@@ -151,6 +174,7 @@ _INSTEAD = {
   'seqio.': _WORDS,
   'standard_logical_axis_rules.': _AXES,
   'temperature_sample.': _SAMPLING,
+  'train.': _RUNS,
   **dict.fromkeys(
     [
       f'infer.{name}'
@@ -198,25 +222,26 @@ _FLAGS = {
 
 
 def text_of(name: str) -> str | None:
-  """What stands for a gin file of T5X, None if it is none of those; ValueError
-  for one that nothing stands for."""
+  """What stands for a gin file of T5X, None if it is none of those, or can be
+  read as a user's; ValueError for one that nothing stands for."""
   if not (found := _FILE.fullmatch(name)):
     return None
   folder, stem = found.groups()
-  parts = folder.split('/')
   if (folder, stem) == ('t5x/configs/runs/', 'infer'):
     return _INFER
-  if folder.startswith('t5x/examples/t5/') and parts[3] in _VOCABULARIES:
-    name = f'{parts[3]}_{stem.lower()}'
-    vocabulary = f'gs://t5-data/vocabs/{_VOCABULARIES[parts[3]]}'
+  if folder in _FAMILIES:
+    family, vocabulary = _FAMILIES[folder]
+    name = f'{family}_{stem.lower()}'
     presets.preset(name)  # Raises for sizes that are not known.
-    return (
-      f"MODEL = '{name}'\nVOCABULARY = '{vocabulary}/sentencepiece.model'\n"
-    )
-  hint = _RUNS if 'runs' in parts else _SIZES
-  if stem == 'infer_from_tfexample_file':
-    hint = _AS_TEXT
-  raise ValueError(f'{name} configures T5X itself: {hint}')
+    path = f'gs://t5-data/vocabs/{vocabulary}/sentencepiece.model'
+    return f"MODEL = '{name}'\nVOCABULARY = '{path}'\n"
+  if folder.endswith('/examples/'):
+    return None  # A run that includes some of the others.
+  hint = _RUNS if '/runs/' in folder else _SIZES
+  hint = _UMT5 if '/umt5/' in folder else hint
+  raise ValueError(
+    f'{name} configures T5X itself: {_INSTEAD_OF_RUNS.get(stem, hint)}'
+  )
 
 
 def renewed_file(text: str) -> str:

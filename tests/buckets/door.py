@@ -150,3 +150,16 @@ def reads_of(part: str, status: int) -> Refusal:
     return status if is_read and part in urllib.parse.unquote(path) else None
 
   return refusal
+
+
+def everything_after(part: str) -> Refusal:
+  """Hangs up on everybody from the first request on whose path has this part:
+  a server that went away then."""
+  is_gone = False
+
+  def refusal(method: str, path: str, body: bytes) -> int | None:
+    nonlocal is_gone
+    is_gone = is_gone or part in urllib.parse.unquote(path)
+    return 0 if is_gone else None
+
+  return refusal

@@ -1,5 +1,6 @@
 """What users are told when a bucket, or the way to it, is not as it should."""
 
+import re
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ import gcsfs
 import google.auth.exceptions
 from gcsfs.retry import HttpError
 
-from specdec_jax.checkpoints import loading, t5x
+from specdec_jax.checkpoints import loading, stored_arrays, t5x
 from specdec_jax.cli.main import main
 from specdec_jax.files import buckets, full_disk
 from specdec_jax.files.paths import user_path
@@ -125,6 +126,11 @@ REFUSALS = {
     r"no permission: .*; PERMISSION_DENIED: Error reading \"x\": HTTP 403: 'gs",
   ),
   'silence': (TimeoutError(), ConnectionError, 'does not answer'),
+  'silence, of tensorstore': (
+    ValueError('ABORTED: All 32 retry attempts failed: CURL error[7] [a=1]'),
+    ConnectionError,
+    r'does not answer.*All 32 retry attempts failed: CURL error\[7\]\)',
+  ),
   'overload': (
     HttpError({'code': 503, 'message': 'busy'}),
     OSError,
@@ -178,6 +184,60 @@ def test_a_server_that_is_away_for_a_while(server, bucket, tmp_path):
   _, err = process.communicate(timeout=60)
   assert process.returncode == 0, err
   assert 'checkpoint_0/checkpoint' in server.objects(f'{bucket}/out')
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+  """tensorstore asks three times, in no time: its `gcs_request_retries`, in
+  the specs of this package, and in the context of Orbax."""
+  tensorstore_utils = pytest.importorskip(
+    'orbax.checkpoint._src.serialization.tensorstore_utils'
+  )
+  few = {
+    'gcs_request_retries': {
+      'max_retries': 3,
+      'initial_delay': '1ms',
+      'max_delay': '2ms',
+    }
+  }
+  kvstore = stored_arrays.kvstore
+
+  def with_few(folder):
+    found = kvstore(folder)
+    return found | few if found['driver'] == 'gcs' else found
+
+  monkeypatch.setattr(stored_arrays, 'kvstore', with_few)
+  monkeypatch.setattr(
+    tensorstore_utils,
+    '_DEFAULT_OCDBT_TS_CONTEXT',
+    tensorstore_utils._DEFAULT_OCDBT_TS_CONTEXT | few,
+  )
+
+
+@pytest.mark.parametrize(
+  ('to', 'array'), [('t5x_legacy', '/target.'), ('orbax', 'ocdbt')]
+)
+def test_a_server_that_stays_away(
+  door, server, bucket, impatient, hasty, tmp_path, capfd, to, array
+):
+  """It answers nobody any more from the first array on, while a checkpoint is
+  written and while it is read: said of the checkpoint, and not that it is
+  damaged. Later the same commands end as on a disk."""
+  there = f'{bucket}/model'
+  local, back = tmp_path / 'local', tmp_path / 'back'
+  assert main(['convert', 'ende-nano', str(local), '--to=safetensors']) == 0
+  for command in (
+    ['convert', 'ende-nano', there, f'--to={to}'],
+    ['convert', there, str(back), '--to=safetensors'],
+  ):
+    door.refusal = doors.everything_after(array)
+    found = told(capfd, *command)
+    assert re.match(rf'(cannot write )?{there}\S*: the server', found), found
+    assert 'does not answer, asked several times: give the command' in found
+    assert not back.exists()
+    door.refusal = lambda *_: None
+    assert main(command) == 0
+  assert files(back) == files(local)
 
 
 def test_a_busy_server_is_asked_again(door, bucket, impatient, tmp_path):

@@ -99,6 +99,7 @@ REFUSED = {
   'TF_EXAMPLE_FILE_TYPE = "tfrecord"': 'jsonl',
   'create_task_from_tfexample_file.inputs_key = "x"': 'jsonl',
   'decoding.beam_search.max_decode_len = 5': 'num_decodes',
+  'eval_script.evaluate.output_dir = %EVAL_OUTPUT_DIR': 'specdec eval',
   'infer.dataset_cfg = @mine.DatasetConfig()': 'find.split',
   'infer.fallback_init_rng = 0': 'leave it out',
   'infer.file_extension = "json"': 'leave it out',
@@ -128,6 +129,7 @@ REFUSED = {
   ),
   'seqio.SentencePieceVocabulary.extra_ids = 300': 'tokenizer_config.json',
   'temperature_sample.max_decode_steps = 5': 'num_samples',
+  'train_script.train.eval_period = 500': 'runs/train_task.gin',
   'utils.DatasetConfig.shuffle = True': 'in order',
   'utils.DatasetConfig.use_cached = True': 'from their source',
   'utils.RestoreCheckpointConfig.mode = "latest"': 'CHECKPOINT_PATH',
@@ -191,6 +193,26 @@ utils.RestoreCheckpointConfig:
   dtype = 'float32'
 """
 
+EXAMPLE = """\
+from __gin__ import dynamic_registration
+
+import __main__ as infer_script
+from json import decoder
+from t5x import partitioning
+from t5x import utils
+
+include "t5x/examples/scalable_t5/t5_1_1/small.gin"
+include "t5x/configs/runs/infer.gin"
+
+DROPOUT_RATE = 0.0
+MIXTURE_OR_TASK_NAME = "my_task"
+TASK_FEATURE_LENGTHS = {"inputs": 8, "targets": 8}
+partitioning.PjitPartitioner.num_partitions = 1
+utils.DatasetConfig:
+  split = "test"
+  batch_size = 5
+"""
+
 
 @pytest.mark.parametrize('binding', BINDINGS)
 def test_a_binding_of_t5x(binding):
@@ -250,6 +272,10 @@ def test_t5x_s_own_files_name_their_sizes(run, tmp_path):
     ('t5x/examples/decoder_only/models/base.gin', ['model.json']),
     ('t5x/configs/runs/infer_from_tfexample_file.gin', ['.jsonl']),
     ('t5x/configs/runs/pretrain.gin', ['runs/train_task.gin']),
+    ('t5x/configs/runs/eval.gin', ['give specdec eval']),
+    ('t5x/configs/runs/export.gin', ['specdec convert']),
+    ('t5x/configs/runs/precompile.gin', ['plan --topology']),
+    ('t5x/examples/scalable_t5/umt5/vocab.gin', ['umt5_base']),
   ],
 )
 def test_files_of_t5x_that_nothing_stands_for(run, tmp_path, file, parts):
@@ -262,6 +288,26 @@ def test_files_of_t5x_that_nothing_stands_for(run, tmp_path, file, parts):
     CHECKPOINT_PATH='"checkpoint_1000000"',
   )
   tiny.assert_refused(run(*flags, '--dry_run'), *parts)
+
+
+def test_sizes_with_scanned_layers_are_ours():
+  name = '/home/me/t5x/t5x/examples/scalable_t5/mt5/XL.gin'
+  text = t5x_names.text_of(name)
+  assert text.startswith("MODEL = 'scalable_mt5_xl'\n")
+  assert 'gs://t5-data/vocabs/mc4.' in text
+
+
+def test_a_run_among_the_examples_of_t5x(run, tmp_path):
+  """It includes T5X's own files, and is found where the user has T5X."""
+  name = 't5x/examples/t5/t5_1_1/examples/my_infer.gin'
+  file = tmp_path / 'clone' / name
+  file.parent.mkdir(parents=True)
+  file.write_text(EXAMPLE, 'utf-8')
+  flags = command(tmp_path, name, CHECKPOINT_PATH='"checkpoint_1000000"')
+  flags += [f'--gin_search_paths={tmp_path / "clone"}', '--dry_run']
+  done = run(*flags)
+  assert done.status == 0, done
+  assert 'batch 5' in done.out
 
 
 def test_a_file_that_configures_t5x(run, tmp_path):
