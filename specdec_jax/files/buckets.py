@@ -37,6 +37,10 @@ for _protocol in ('gs', 'gcs'):
 if 'GCSFS_DEBUG' not in os.environ:
   # It prints the stack of what it raises.
   logging.getLogger('gcsfs').setLevel(logging.CRITICAL)
+  # And so do the threads of Orbax.
+  logging.getLogger('absl').addFilter(
+    lambda record: '_SignalingThread.run()' not in str(record.msg)
+  )
 
 _EPath: Any = type(epath.Path('gs://bucket'))
 _UNANSWERED = (

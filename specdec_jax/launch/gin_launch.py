@@ -115,7 +115,9 @@ def parse(args: argparse.Namespace) -> None:
     raise ValueError(f'gin: {error.filename}: {reason}') from error
   except Exception as error:
     _check_values(given)
-    reason = ' '.join(str(error).split())
+    reason = ' '.join(str(error).split()).removeprefix('gin: ')
+    if isinstance(error, ImportError):
+      reason += ': install it, or leave the import out'
     raise ValueError(f'gin: {reason}') from error
   _check_macros(bindings())
   gin_types.check(bindings(), gin.get_configurable)

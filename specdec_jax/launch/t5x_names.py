@@ -102,11 +102,24 @@ _IDLE = {
   'infer.restore_checkpoint_cfg': '@utils.RestoreCheckpointConfig()',
   'infer.use_orbax': '',
   **dict.fromkeys(_MODULES, 'None'),
+  **dict.fromkeys(
+    [
+      f'{model}.{name}'
+      for model in ('DecoderOnlyModel', 'EncoderDecoderModel')
+      for name in (
+        *('label_smoothing', 'loss_normalizing_factor', 'optimizer_def'),
+        'z_loss',
+      )
+    ],
+    '',
+  ),
 }
 _SIZES = (
   'sizes are those that MODEL names, of models/presets.py or a model.json: '
   'give --model=as_stored and --gin.MODEL=\'"DIR/model.json"\''
 )
+# Scopes of T5X's runs that train.
+_TRAINING = ('train', 'train_eval', 'infer_eval')
 _RUNS = 'there are runs/infer.gin for infer and runs/train_task.gin for train'
 _JUDGED = 'decode with runs/infer.gin, and give specdec eval what it writes'
 _EXPORTED = 'no SavedModel is written; specdec convert writes checkpoints'
@@ -293,7 +306,10 @@ def renewed(bindings: Sequence[str]) -> list[str]:
 def _renewed(binding: str) -> str:
   """One binding; empty if it changes nothing here."""
   name, _, value = (part.strip() for part in binding.partition('='))
-  parts = name.rpartition('/')[2].split('.')
+  scope, _, selector = name.rpartition('/')
+  if scope in _TRAINING:
+    raise ValueError(f'gin: {name} = {value}: {_RUNS}')
+  parts = selector.split('.')
   ends = ['.'.join(parts[i:]) for i in range(len(parts))]
   # Narrow names come before those that stand for many.
   names = [*ends, *(f'{part}.' for part in reversed(parts))]

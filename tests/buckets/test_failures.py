@@ -37,7 +37,9 @@ def impatient(monkeypatch):
 def told(capfd, *command) -> str:
   """The one line of a command that is refused."""
   status = main([str(each) for each in command])
-  err = capfd.readouterr().err
+  lines = capfd.readouterr().err.splitlines(keepends=True)
+  # tensorstore says once where it has the test's token from.
+  err = ''.join(each for each in lines if 'auth_provider' not in each)
   assert status == 2, err
   assert err.count('\n') == 1, err
   return err.removeprefix('specdec: error: ').strip()
@@ -214,6 +216,8 @@ def hasty(monkeypatch):
   )
 
 
+# Orbax closes the loop in which it waits for all arrays when the first fails.
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 @pytest.mark.parametrize(
   ('to', 'array'), [('t5x_legacy', '/target.'), ('orbax', 'ocdbt')]
 )

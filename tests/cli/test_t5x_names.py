@@ -210,7 +210,7 @@ TASK_FEATURE_LENGTHS = {"inputs": 8, "targets": 8}
 partitioning.PjitPartitioner.num_partitions = 1
 utils.DatasetConfig:
   split = "test"
-  batch_size = 5
+  batch_size = 16
 """
 
 
@@ -307,7 +307,7 @@ def test_a_run_among_the_examples_of_t5x(run, tmp_path):
   flags += [f'--gin_search_paths={tmp_path / "clone"}', '--dry_run']
   done = run(*flags)
   assert done.status == 0, done
-  assert 'batch 5' in done.out
+  assert 'batch 16' in done.out
 
 
 def test_a_file_that_configures_t5x(run, tmp_path):
