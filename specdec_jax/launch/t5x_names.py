@@ -228,6 +228,7 @@ _FLAGS = {
   r'--seqio_additional_cache_dirs': (
     'tasks are read from their source: leave it out'
   ),
+  r'--gin_(file|bindings|search_paths)': 'gin files are for infer and train',
   r'--help(full|short|xml)': 'write --help',
   r'-\w\w+': 'write two dashes, --NAME',
   r'--multiprocess_gpu': 'write --multiprocess',

@@ -160,6 +160,11 @@ def test_a_model_of_ones_own_by_its_name(run, elsewhere):
       'runs/infer.gin? In file "{elsewhere}/mine.gin", line 1',
     ),
     (
+      ['--gin_file=runs/infer.gin', '--gin.MIXTURE_OR_TASK_MODULE="not.there"'],
+      "No module named 'not' In bindings string line 1 import not.there: "
+      'install it, or leave the import out',
+    ),
+    (
       ['--gin_file=s3://bucket/x.gin'],
       's3://bucket/x.gin is neither on a local disk',
     ),

@@ -40,6 +40,7 @@ BINDINGS = {
   'models.EncoderDecoderModel.predict_batch_with_aux.num_decodes = 4': (
     'decoding.Decoding.num_decodes = 4'
   ),
+  'models.EncoderDecoderModel.z_loss = 0.0': None,
   'network.T5Config.dropout_rate = 0.1': None,
   'network.T5Config.dtype = "float32"': 'DTYPE = "float32"',
   'partitioning.PjitPartitioner.num_partitions = 2': (
@@ -129,6 +130,7 @@ REFUSED = {
   ),
   'seqio.SentencePieceVocabulary.extra_ids = 300': 'tokenizer_config.json',
   'temperature_sample.max_decode_steps = 5': 'num_samples',
+  'train/utils.DatasetConfig.pack = True': 'runs/train_task.gin',
   'train_script.train.eval_period = 500': 'runs/train_task.gin',
   'utils.DatasetConfig.shuffle = True': 'in order',
   'utils.DatasetConfig.use_cached = True': 'from their source',
@@ -232,6 +234,11 @@ def test_a_binding_without_a_counterpart(binding):
 def test_a_flag_of_t5x_s_libraries(run, tmp_path, flag):
   refused = run(*infer_runs.argv('m', 't.txt', tmp_path, flag))
   tiny.assert_refused(refused, flag, FLAGS[flag])
+
+
+def test_the_flags_of_gin_elsewhere(run):
+  refused = run('eval', 'out.jsonl', '--gin_file=t5x/configs/runs/eval.gin')
+  tiny.assert_refused(refused, '--gin_file', 'infer and train')
 
 
 def command(tmp_path, *files, **bindings) -> list[str]:
