@@ -25,6 +25,13 @@ MIN_PROB = 0.4
 class Parser(argparse.ArgumentParser):
   """Answers a wrong option with one line instead of the whole usage."""
 
+  def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    """Refuses the rest at once, so that a subcommand names itself."""
+    found, rest = super().parse_known_args(args, namespace)
+    if rest:
+      self.error(f'unrecognized arguments: {" ".join(rest)}')
+    return found, rest
+
   def error(self, message: str) -> NoReturn:
     if message == 'argument --prompt: expected one argument':
       message += '; write --prompt=TEXT if it begins with a dash'

@@ -198,6 +198,17 @@ def test_a_command_is_needed(run):
   assert_refused(run('generat'), "'generat'", 'generate')
 
 
+@pytest.mark.parametrize('command', ['generate', 'eval', 'data prepare'])
+def test_an_unknown_option_points_to_the_help_of_its_command(run, command):
+  needed = {
+    'generate': PROMPT,
+    'eval': ('x',),
+    'data prepare': ('--inputs', 'x', '--vocabulary', 'x', '--out', 'x'),
+  }
+  result = run(*command.split(), *needed[command], '--unknown')
+  assert_refused(result, ': --unknown', f'specdec {command} --help')
+
+
 def test_greedy_samples_would_all_be_one(run, no_model):
   result = run('generate', *PROMPT, '--num_return_sequences', '4')
   assert_refused(result, '--num_return_sequences 4 at --temperature 0')

@@ -151,7 +151,7 @@ def assert_refused(result: Result, *parts: str) -> None:
   assert result.status == 2, result
   assert result.out == ''
   assert 'Traceback' not in result.err
-  assert re.fullmatch(r'specdec( \w+)?: error: [^\n]+\n', result.err), result
+  assert re.fullmatch(r'specdec( \w+)*: error: [^\n]+\n', result.err), result
   assert 'unexpected' not in result.err
   for part in parts:
     assert part in result.err, result.err
