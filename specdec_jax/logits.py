@@ -7,6 +7,7 @@ then drawn is drawn from the very array that verification reads.
 """
 
 import math
+import numbers
 from collections.abc import Callable
 
 import jax
@@ -40,10 +41,10 @@ def keep_top_k(k: int) -> LogitsTransform:
   """Keeps the k largest logits; ties with the k-th are all kept.
 
   Raises:
-    ValueError: if `k` is less than 1.
+    ValueError: if `k` is no integer, or less than 1.
   """
-  if k < 1:
-    raise ValueError(f'top_k must be at least 1, got {k}')
+  if not isinstance(k, numbers.Integral) or k < 1:
+    raise ValueError(f'top_k must be an integer of at least 1, got {k}')
 
   def apply(logits: Array) -> Array:
     if k >= logits.shape[-1]:

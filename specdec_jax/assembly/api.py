@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,10 +51,10 @@ class Completion:
 
 
 def load(
-  model: str,
+  model: str | os.PathLike[str],
   *,
   drafter: str | DrafterChoice | None = None,
-  draft_model: str | None = None,
+  draft_model: str | os.PathLike[str] | None = None,
   rule: str | Rule = 'speculative_sampling',
   temperature: float = 0.0,
   top_k: int | None = None,
@@ -62,7 +63,7 @@ def load(
   dtype: str = 'float32',
   draft_dtype: str | None = None,
   sizes: str | None = None,
-  vocabulary: str | None = None,
+  vocabulary: str | os.PathLike[str] | None = None,
   **options: Any,
 ) -> Decoder:
   """Loads a target, a drafter and a rule.
@@ -92,6 +93,7 @@ def load(
   """
   drafter = drafter or ('model' if draft_model else 'prompt_lookup')
   kinds, own = [], {}
+  words = None if vocabulary is None else os.fspath(vocabulary)
   if isinstance(drafter, str):
     kinds.append(by_name('drafter', DRAFTERS, drafter))
     if drafting.has_model(kinds[0]) != (draft_model is not None):
@@ -106,12 +108,16 @@ def load(
   _check_options(kinds, options)
   if draft_model is not None:
     own['model'] = Model(
-      checkpoint=draft_model, vocabulary=vocabulary, dtype=draft_dtype or dtype
+      checkpoint=os.fspath(draft_model),
+      vocabulary=words,
+      dtype=draft_dtype or dtype,
     )
   elif draft_dtype is not None:
     raise ValueError('draft_dtype is for a draft_model, which is not given')
   return decoder_lib.build(
-    Model(checkpoint=model, sizes=sizes, vocabulary=vocabulary, dtype=dtype),
+    Model(
+      checkpoint=os.fspath(model), sizes=sizes, vocabulary=words, dtype=dtype
+    ),
     drafter=_made(DRAFTERS, drafter, options, **own),
     rule=_made(RULES, rule, options),
     sampling=Sampling(

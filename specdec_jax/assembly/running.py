@@ -43,6 +43,9 @@ class Settings:
       raise ValueError('stop is a string: give a list of them')
     if '' in self.stop:
       raise ValueError('a stop string is empty, which every text holds')
+    for stop in self.stop:
+      if not isinstance(stop, str):
+        raise ValueError(f'a stop string is no string: {stop!r}')
 
 
 def check_count(name: str, value: int) -> None:

@@ -205,7 +205,7 @@ def check_devices(num_devices: int) -> None:
     raise ValueError(f'JAX has no device: {error}') from error
   if type(num_devices) is not int or not 1 <= num_devices <= len(devices):
     raise ValueError(
-      f'--num_devices {num_devices!r}: there are {len(devices)} '
+      f'num_devices {num_devices!r}: there are {len(devices)} '
       f'({devices[0].platform})'
     )
 

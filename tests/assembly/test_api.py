@@ -1,6 +1,7 @@
 """`specdec_jax.load`, `generate` and `stream`, as a user calls them."""
 
 import functools
+from pathlib import Path
 
 import pytest
 
@@ -144,6 +145,7 @@ def test_a_character_of_several_tokens_is_shown_whole():
     (['ab'], {'seed': -1}, 'seed .* got -1'),
     (['ab'], {'stop': 'ab'}, 'stop is a string: give a list of them'),
     (['ab'], {'stop': ['']}, 'a stop string is empty'),
+    (['ab'], {'stop': ['a', None]}, 'a stop string is no string: None'),
     (['ab'], {'stop': ['<|im_end|>']}, r"'<\|im_end\|>' is a special token"),
     (['ab'], {'num_devices': 99}, '99: there are'),
     (['ab'] * 3, {'num_devices': 2, 'batch_size': 3}, '3 rows .* 2 devices'),
@@ -225,7 +227,7 @@ def test_choices_may_be_objects(folder, completions):
   [found] = generate(decoder, TEXTS[:1])
   assert found.tokens == completions[0].tokens
   assert found.statistics['alpha'] == 1.0
-  named = specdec_jax.load(folder, draft_model=folder, gamma=3)
+  named = specdec_jax.load(Path(folder), draft_model=folder, gamma=3)
   assert isinstance(named.choice, drafting.DraftModel)
   # The weights are those of the target, read once.
   leaves = [named.params.target, named.params.drafter]

@@ -199,7 +199,7 @@ def test_bidirectional_inputs_are_refused():
       'beta is for verification top_beta, not speculative_sampling',
     ),
     ({'gamma': 0}, 'gamma must be an integer of at least 1, got 0'),
-    ({'top_k': 0}, 'top_k must be at least 1'),
+    ({'top_k': 0}, 'top_k must be an integer of at least 1'),
   ],
 )
 def test_bad_settings_are_one_sentence(target, kwargs, message):
