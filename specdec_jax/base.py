@@ -176,22 +176,24 @@ class LanguageModel(NamedTuple):
     rewind: `(cache, lengths[B]) -> cache`: sets how many positions of each row
       count; nothing is erased.
     vocab_size: V, the last axis of the logits.
-    gather: `(cache, starts[B], offsets[B, D]) -> cache`: what lies at entries
-      `starts + offsets[:, i]` moves to `starts + i`, all of it read before any
-      is written; lengths stay. A path of a tree becomes a run of text so:
-      `starts` is the entry after the root's, one more than `lengths` before the
-      call, and `offsets` are the path's nodes less 1; beyond the path they may
-      be anything, since the caller then rewinds to what it keeps. What else a
-      cache has of each token of the last call, as features, moves along, and
-      the root's stays in front. None: the model takes no placements; with it, a
-      cache has `capacity`, the S of a placement.
+    gather: `(cache, starts[B], offsets[B, D], span) -> cache`: what lies at
+      entries `starts + offsets[:, i]` moves to `starts + i`, all of it read
+      before any is written; lengths stay. `span`, static, is the number of
+      entries among which they lie: of a tree, its nodes. A path becomes a run
+      of text so: `starts` is the entry after the root's, one more than
+      `lengths` before the call, and `offsets` are the path's nodes less 1;
+      beyond the path they may be anything, since the caller then rewinds to
+      what it keeps. What else a cache has of each token of the last call, as
+      features, moves along, and the root's stays in front. None: the model
+      takes no placements; with it, a cache has `capacity`, the S of a
+      placement.
   """
 
   init: Callable[[Any, Prompt, int], Any]
   extend: Callable[..., tuple[Array, Any]]
   rewind: Callable[[Any, Array], Any]
   vocab_size: int
-  gather: Callable[[Any, Array, Array], Any] | None = None
+  gather: Callable[[Any, Array, Array, int], Any] | None = None
 
 
 class Drafter(NamedTuple):

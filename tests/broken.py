@@ -257,8 +257,8 @@ def siblings_seen(model: LanguageModel) -> LanguageModel:
 def gathered_off_by_one(model: LanguageModel) -> LanguageModel:
   """Every entry of the accepted path comes from the node after it."""
   return model._replace(
-    gather=lambda cache, starts, offsets: model.gather(
-      cache, starts, offsets + 1
+    gather=lambda cache, starts, offsets, span: model.gather(
+      cache, starts, offsets + 1, span
     )
   )
 

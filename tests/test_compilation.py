@@ -251,13 +251,7 @@ def beams_of(name: str, batch_size: int):
   return run, params, state
 
 
-# With a draft of a model, or several rows of copies, the TPU compiler does copy
-# caches when entries move: docs/design.md.
-BEAM_PROGRAMS = [
-  ('no beams drafted', 1),
-  ('no beams drafted', 4),
-  ('copied beams', 1),
-]
+BEAM_PROGRAMS = [(name, batch_size) for name in BEAMS for batch_size in (1, 4)]
 
 # Drafter, rule and batch size: one row, and several, which a CPU writes in one
 # loop however many; every rule. What is not compiled twice writes caches in the
@@ -270,8 +264,8 @@ PROGRAMS = [
   ('autoregressive', 'block_verification', 2),
   ('prompt_lookup', 'greedy', 2),
 ]  # fmt: skip
-# A TPU copies caches for trees that abstain, in batches: see docs/design.md.
-TPU_PROGRAMS = [(name, 4) for name in DRAFTERS if name != 'tree that abstains']
+# On a TPU, more than eight rows are written in a loop.
+TPU_PROGRAMS = [(name, 4) for name in DRAFTERS] + [('tree that abstains', 12)]
 TPU_PROGRAMS += [(name, 1) for name in DRAFTERS if name not in MODELS]
 
 
@@ -396,7 +390,7 @@ def tree_loop_of(name: str, batch_size: int):
     logits, cache = model.extend(params, tokens, cache, placement=placement)
     best = arrays.argmax(logits)
     path = trees.path_of(TREE, best[:, 0] % len(nodes))
-    cache = model.gather(cache, starts + 1, path - 1)
+    cache = model.gather(cache, starts + 1, path - 1, len(TREE.parents))
     num_kept = 1 + jnp.sum(path > 0, axis=1, dtype=jnp.int32)
     return best, model.rewind(cache, starts + num_kept)
 

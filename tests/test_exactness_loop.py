@@ -1,5 +1,7 @@
 """The compiled loop, drafter and all, against the target's distribution."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -161,6 +163,37 @@ def test_trees(rule, is_sampled, ends, record_property):
   by_depth = np.sum(result.statistics.num_accepted, axis=0)
   assert (by_depth > 0).all()
   assert (by_depth < np.sum(result.statistics.num_tested, axis=0)).any()
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+  ('name', 'rule'),
+  [('continuations', 'target_sample_walk'), ('branching', 'traversal')],
+)
+def test_drafters_of_trees(name, rule, record_property):
+  """Several copies, which abstain where nothing repeats, and a model's tokens
+  drawn without replacement."""
+  if name == 'continuations':
+    params: Any = ()
+    drafter = drafters.continuations(gamma=2, num_continuations=2, min_ngram=1)
+  else:
+    params = DRAFTER_PARAMS
+    drafter = drafters.branching(
+      TARGET, tree=toy_tree.BENT, logits_to_probs=logits.standardize()
+    )
+  result = check(
+    record_property,
+    f'{name}, {rule}, tree of {drafter.gamma} nodes',
+    target=TARGET,
+    params=Params(TARGET_PARAMS, params),
+    drafter=drafter,
+    verify_fn=toy_tree.rule(rule, drafter.tree),
+    prompts=((1, 2, 1, 3, 1), (0, 2), (2, 1, 0)),
+  )
+  assert (np.sum(result.statistics.num_accepted, axis=0) > 0).all()
+  num_trees = np.sum(result.statistics.num_drafted) / drafter.gamma
+  has_abstained = num_trees < np.sum(result.statistics.num_target_runs)
+  assert has_abstained == (name == 'continuations')
 
 
 _MIXED = 'T 0.7, top-k 3, top-p 0.9'

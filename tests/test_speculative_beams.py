@@ -333,9 +333,9 @@ def test_what_cannot_be_drafted_is_one_sentence():
   with pytest.raises(ValueError, match='levels of 3 nodes cannot hold 4 beams'):
     run(of_model(4, width=3))
   without = TOY._replace(gather=None)
-  with pytest.raises(ValueError, match='takes placements'):
+  with pytest.raises(ValueError, match='takes no placements'):
     run(none(4), model=without)
-  with pytest.raises(ValueError, match='takes placements'):
+  with pytest.raises(ValueError, match='takes no placements'):
     beams.of_model(without, gamma=1, width=4, eos_id=EOS)
   with pytest.raises(ValueError, match='at least one node, got width 0'):
     beams.of_model(TOY, gamma=1, width=0, eos_id=EOS)

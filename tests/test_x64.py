@@ -13,7 +13,13 @@ import pytest
 
 from specdec_jax import logits, verification
 from specdec_jax.base import Params, Prompt
-from specdec_jax.decoding import autoregressive, beam_search, speculative
+from specdec_jax.decoding import (
+  autoregressive,
+  beam_search,
+  speculative,
+  speculative_beams,
+)
+from specdec_jax.drafters import beams
 from tests import toy, toy_t5, toy_tree
 from tests.contracts import table_of_drafters as table
 from tests.contracts.table_of_models import ROWS as MODELS
@@ -85,10 +91,10 @@ def test_every_model_in_plain_decoding_and_beam_search(name):
     autoregressive.generate, target=model, logits_to_probs=SAMPLED, **ENDS
   )
   check(plain, params, start, key=KEY)
-  beams = functools.partial(
+  search = functools.partial(
     beam_search.generate, target=model, num_beams=2, vocab_size=6, **ENDS
   )
-  check(beams, params, start)
+  check(search, params, start)
 
 
 def test_what_an_encoder_reads():
@@ -113,3 +119,25 @@ def test_trees_of_drafts(rule):
   params = Params(toy_params(table.VOCAB_SIZE), toy_params(table.VOCAB_SIZE))
   verify_fn = toy_tree.rule(rule, toy_tree.BENT)
   check(speculate(drafter, verify_fn=verify_fn), params, prompt(), key=KEY)
+
+
+@pytest.mark.parametrize('kind', ['none', 'copied', 'model'])
+def test_speculative_beams(kind):
+  """With a network that reads positions and masks."""
+  drafter = {
+    'none': lambda: beams.none(2),
+    'copied': lambda: beams.copied(2, gamma=2),
+    'model': lambda: beams.of_model(
+      table.LLAMA, gamma=2, width=3, eos_id=ENDS['eos_id']
+    ),
+  }[kind]()
+  params = table.ROWS['autoregressive, Llama'].make_params()
+  generate = functools.partial(
+    speculative_beams.generate,
+    target=table.LLAMA,
+    drafter=drafter,
+    num_beams=2,
+    vocab_size=4,
+    **ENDS,
+  )
+  check(generate, Params(params, params), prompt())

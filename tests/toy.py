@@ -67,7 +67,10 @@ def toy(vocab_size: int) -> LanguageModel:
   def rewind(cache: ToyCache, lengths: Array) -> ToyCache:
     return cache.replace(lengths=lengths)
 
-  def gather(cache: ToyCache, starts: Array, offsets: Array) -> ToyCache:
+  def gather(
+    cache: ToyCache, starts: Array, offsets: Array, span: int
+  ) -> ToyCache:
+    del span
     rows = jnp.arange(starts.size)[:, None]
     entries = starts[:, None] + offsets
     taken = cache.tokens.at[rows, entries].get(mode='clip')

@@ -36,7 +36,7 @@ from specdec_jax.models import presets
 from specdec_jax.text import suite_prompts
 from specdec_jax.text.prompts import Batch
 from specdec_jax.theory import trees
-from specdec_jax.tpu_costs import aot, parts
+from specdec_jax.tpu_costs import aot, parts, workloads
 
 MODULE = 'experiments.trees'
 # Of all drafts that are timed: trees have more nodes, and are no deeper.
@@ -292,14 +292,14 @@ def _priced(
   tree of each size."""
   slice_ = aot.find_slice(topology)
   config = presets.preset(name, dtype=jnp.dtype('bfloat16'))
-  workload = parts.Workload(
+  workload = workloads.Workload(
     slice=slice_,
     target=config,
     draft=config,
     batch_size=batch,
     input_length=512,
     output_length=128,
-    num_partitions=parts.default_num_partitions(slice_, batch),
+    num_partitions=workloads.default_num_partitions(slice_, batch),
   )
   target = parts.model_shapes(workload, config, [])
   step = functools.partial(parts.target_step, workload, target)

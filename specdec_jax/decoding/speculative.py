@@ -275,7 +275,9 @@ def _judge(
     line: tuple[Any, ...] = draft, verification, target_probs, logits
     if tree is not None:
       assert verification.path is not None
-      cache = tree_drafts.keep_path(target, cache, starts, verification.path)
+      cache = tree_drafts.keep_path(
+        target, cache, starts, verification.path, drafter.gamma
+      )
       line = tree_drafts.along_line(tree, *line)
     made, verdict, line_probs, line_logits = line
 

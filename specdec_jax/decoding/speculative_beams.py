@@ -135,7 +135,10 @@ def init(
 ) -> State:
   """Encoder pass and prefill of both models; see `generate`."""
   if target.gather is None:
-    raise ValueError('the target of a speculative beam search takes placements')
+    raise ValueError(
+      'this target takes no placements, so that nothing can be drafted for its '
+      'beams: search without a drafter, by beam_search'
+    )
   if drafter.width < num_beams:
     raise ValueError(
       f'levels of {drafter.width} nodes cannot hold {num_beams} beams: draft '
@@ -246,7 +249,7 @@ def _judge(
       starts = beams.num_entries + rules.num_beams
       levels = width * jnp.arange(gamma, dtype=jnp.int32)
       offsets = (levels[None, :, None] + replay.kept).reshape(batch_size, -1)
-      cache = target.gather(cache, starts, offsets)
+      cache = target.gather(cache, starts, offsets, gamma * width)
       own = drafter.keep(own, starts, offsets, num_entries)
     cache = target.rewind(cache, num_entries)
   return dataclasses.replace(new, cache=cache, drafter_state=own)

@@ -37,13 +37,15 @@ def check(target: LanguageModel, drafter: Drafter) -> None:
 
 
 def keep_path(
-  target: LanguageModel, cache: Any, starts: Array, path: Array
+  target: LanguageModel, cache: Any, starts: Array, path: Array, num_nodes: int
 ) -> Any:
   """The cache with the accepted path's entries in a row from `starts[b]` on,
-  the entry of the first drafted node; `path` is `Verification.path`."""
+  the entry of the first of the `num_nodes` drafted; `path` is
+  `Verification.path`."""
   assert target.gather is not None  # `check` says so.
   in_place = jnp.arange(path.shape[1], dtype=path.dtype)[None, :]
-  return target.gather(cache, starts, jnp.where(path > 0, path - 1, in_place))
+  offsets = jnp.where(path > 0, path - 1, in_place)
+  return target.gather(cache, starts, offsets, num_nodes)
 
 
 def along_line(

@@ -100,7 +100,9 @@ def of_model(
   if width < 1:
     raise ValueError(f'a level needs at least one node, got width {width}')
   if model.gather is None:
-    raise ValueError('the model that drafts for a beam search takes placements')
+    raise ValueError(
+      'this draft model takes no placements, and cannot draft for a beam search'
+    )
   gather = model.gather
   ids = np.arange(model.vocab_size)
   is_open = ~np.isin(ids, eos_id)
@@ -145,7 +147,7 @@ def of_model(
     init=model.init,
     propose=propose,
     keep=lambda cache, starts, offsets, lengths: model.rewind(
-      gather(cache, starts, offsets), lengths
+      gather(cache, starts, offsets, gamma * width), lengths
     ),
   )
 

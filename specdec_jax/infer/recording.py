@@ -79,11 +79,11 @@ def recording(config: Any, layers: Sequence[int]) -> LanguageModel:
     )
 
   def gather(
-    cache: RecordedCache, starts: Array, offsets: Array
+    cache: RecordedCache, starts: Array, offsets: Array, span: int
   ) -> RecordedCache:
     return RecordedCache(
-      decoder=kv_cache.gather_all(cache.decoder, starts, offsets),
-      streams=kv_cache.gather(cache.streams, starts, offsets),
+      decoder=kv_cache.gather_all(cache.decoder, starts, offsets, span),
+      streams=kv_cache.gather(cache.streams, starts, offsets, span),
     )
 
   return LanguageModel(init, extend, rewind, config.vocab_size, gather)

@@ -6,9 +6,11 @@ erased.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import layout
 
 from specdec_jax import base
 from specdec_jax.base import Array
@@ -71,16 +73,18 @@ def append(buffer: Array, new: Array, lengths: Array) -> Array:
   )
 
 
-def gather(buffer: Array, starts: Array, offsets: Array) -> Array:
+def gather(buffer: Array, starts: Array, offsets: Array, span: int) -> Array:
   """`[B, H, S, D]` whose entries `starts[b] + offsets[b, i]` have moved to
-  `starts[b] + i`; `starts` is int32 `[B]`, `offsets` int32 `[B, N]`.
+  `starts[b] + i`; `starts` is int32 `[B]`, `offsets` int32 `[B, N]` from 0 to
+  `span - 1`. What others would move there means nothing.
 
-  All N entries of a row are read before the first is written, by one
-  `dynamic_update_slice` a row, as in `append`, which clamps likewise.
+  All `span` entries of a row are read before one is written, by one
+  `dynamic_slice` a row, and N of them written by one `dynamic_update_slice`, as
+  in `append`, which clamps likewise.
   """
   by_head = ('batch', 'heads', 'length', 'kv')
   return rules.map_shards(
-    _move_rows,
+    functools.partial(_move_rows, span=span),
     (buffer, starts, offsets),
     (by_head, ('batch',), ('batch', None)),
   )
@@ -91,40 +95,79 @@ def rewind(cache: KVCache, lengths: Array) -> KVCache:
   return dataclasses.replace(cache, lengths=lengths.astype(jnp.int32))
 
 
-def gather_all(cache: KVCache, starts: Array, offsets: Array) -> KVCache:
+def gather_all(
+  cache: KVCache, starts: Array, offsets: Array, span: int
+) -> KVCache:
   """`gather` in the keys and values of all layers; lengths stay."""
-  move = lambda buffers: tuple(gather(x, starts, offsets) for x in buffers)
+  move = lambda buffers: tuple(
+    gather(x, starts, offsets, span) for x in buffers
+  )
   return dataclasses.replace(
     cache, keys=move(cache.keys), values=move(cache.values)
   )
 
 
-def _move_rows(buffer: Array, starts: Array, offsets: Array) -> Array:
+def _move_rows(
+  buffer: Array, starts: Array, offsets: Array, *, span: int
+) -> Array:
   """`gather` on the rows and heads of one device."""
-  moved = _read_rows(buffer, starts[:, None] + offsets)
+  moved = jax.lax.platform_dependent(
+    _read_rows(buffer, starts, span), offsets, cpu=_looked_up, default=_selected
+  )
   return _write_rows(buffer, moved, starts)
 
 
-def _read_rows(buffer: Array, entries: Array) -> Array:
-  """`[B, H, N, D]`, the entries int32 `[B, N]` of each row, one by one.
+def _read_rows(buffer: Array, starts: Array, span: int) -> Array:
+  """`[B, H, span, D]`, from `starts[b]` on.
 
-  A gather, like a scatter, makes the TPU compiler insert copies of the cache,
-  and of reads unrolled over rows it makes minutes of work.
+  A gather, like a scatter, makes the TPU compiler insert copies of the cache.
+  So does whatever lays out a cache in one of two loops that share it, and not
+  in the other: a slice lies as its source does, so that the order of axes in
+  which it is wanted would be the cache's. Hence few rows are read without a
+  loop, and lie as the compiler lays out caches that are only written.
   """
-  batch_size, num_heads, _, head_dim = buffer.shape
-  zero = jnp.zeros((), entries.dtype)
+  batch_size, num_heads, capacity, head_dim = buffer.shape
+  zero = jnp.zeros((), starts.dtype)
 
-  def read(row: Array, of_row: Array) -> Array:
-    found = [
-      jax.lax.dynamic_slice(
-        buffer, (row, zero, of_row[i], zero), (1, num_heads, 1, head_dim)
-      )
-      for i in range(entries.shape[1])
-    ]
-    return jnp.concatenate(found, axis=2)[0]
+  def read(row: Array | int) -> Array:
+    start = (jnp.asarray(row, starts.dtype), zero, starts[row], zero)
+    size = (1, num_heads, span, head_dim)
+    return jax.lax.dynamic_slice(buffer, start, size)
 
-  rows = jnp.arange(batch_size, dtype=entries.dtype)
-  return jax.lax.map(lambda row: read(*row), (rows, entries))
+  if batch_size > _MAX_UNROLLED_ROWS:
+    rows = jnp.arange(batch_size, dtype=starts.dtype)
+    return jax.lax.map(lambda row: read(row)[0], rows)
+  order = _axes_on_tpus(capacity, head_dim)
+  lay_out = lambda row: layout.with_layout_constraint(row, order)
+  found = [
+    jax.lax.platform_dependent(read(row), tpu=lay_out, default=lambda row: row)
+    for row in range(batch_size)
+  ]
+  return jnp.concatenate(found)
+
+
+def _axes_on_tpus(capacity: int, head_dim: int) -> layout.Layout:
+  """Of a cache, where they take the least room: the last axis is padded to 128
+  entries and the one before to 8."""
+  padded = lambda last, before: -(-last // 128) * 128 * (-(-before // 8) * 8)
+  if padded(capacity, head_dim) < padded(head_dim, capacity):
+    return layout.Layout((0, 1, 3, 2))
+  return layout.Layout((0, 1, 2, 3))
+
+
+def _looked_up(block: Array, offsets: Array) -> Array:
+  """`[B, H, N, D]`, of `[B, H, span, D]`."""
+  places = offsets[:, None, :, None]
+  return jnp.take_along_axis(block, places, axis=2, mode='clip')
+
+
+def _selected(block: Array, offsets: Array) -> Array:
+  """The same for TPUs, which look up one entry after the other; a product would
+  make NaN of what a sibling has left."""
+  every = jnp.arange(block.shape[2], dtype=offsets.dtype)[None, None, :]
+  is_it = offsets[:, :, None] == every
+  chosen = jnp.where(is_it[:, None, :, :, None], block[:, :, None], 0)
+  return jnp.sum(chosen, axis=3, dtype=block.dtype)
 
 
 def _write_rows(buffer: Array, new: Array, lengths: Array) -> Array:

@@ -75,7 +75,7 @@ def as_language_model(
   *,
   has_encoder: bool = False,
   rewind: Callable[[Any, Array], Any] = kv_cache.rewind,
-  gather: Callable[[Any, Array, Array], Any] = kv_cache.gather_all,
+  gather: Callable[[Any, Array, Array, int], Any] = kv_cache.gather_all,
 ) -> LanguageModel:
   """The functions that decoding calls, of a network with three methods.
 

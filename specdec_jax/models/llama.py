@@ -360,10 +360,10 @@ def with_features(
     return dataclasses.replace(cache, target=target)
 
   def gather(
-    cache: FeatureCache, starts: Array, offsets: Array
+    cache: FeatureCache, starts: Array, offsets: Array, span: int
   ) -> FeatureCache:
     cache = gather_features(cache, starts, offsets, width=width)
-    target = kv_cache.gather_all(cache.target, starts, offsets)
+    target = kv_cache.gather_all(cache.target, starts, offsets, span)
     return dataclasses.replace(cache, target=target)
 
   return LanguageModel(init, extend, rewind, config.vocab_size, gather)

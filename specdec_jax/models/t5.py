@@ -311,9 +311,9 @@ def rewind(cache: T5Cache, lengths: Array) -> T5Cache:
   return dataclasses.replace(cache, decoder=decoder)
 
 
-def gather(cache: T5Cache, starts: Array, offsets: Array) -> T5Cache:
+def gather(cache: T5Cache, starts: Array, offsets: Array, span: int) -> T5Cache:
   """The cache with entries of the decoder moved, as in `LanguageModel`."""
-  decoder = kv_cache.gather_all(cache.decoder, starts, offsets)
+  decoder = kv_cache.gather_all(cache.decoder, starts, offsets, span)
   return dataclasses.replace(cache, decoder=decoder)
 
 

@@ -104,22 +104,17 @@ class Costs:
     seconds = np.interp(gamma + 1, self.widths, self.target_seconds)
     return float(seconds) / self.plain_seconds
 
-  def iteration_seconds(self, gamma: int, depth: int | None = None) -> float:
-    """One iteration; with gamma 0 a plain step, with a `depth` that of a tree
-    of gamma nodes, each depth of which is drafted in the time of a token.
-    Raises as `check_gamma`."""
+  def iteration_seconds(self, gamma: int) -> float:
+    """One iteration; with gamma 0 a plain step. Raises as `check_gamma`."""
     if gamma == 0:
       return self.plain_seconds
     verify = self.verify_cost_ratio(gamma) * self.plain_seconds
-    drafting = self.drafting_seconds(depth or gamma)
-    return drafting + verify + self.loop_seconds
+    return self.drafting_seconds(gamma) + verify + self.loop_seconds
 
-  def decode_seconds(
-    self, gamma: int, num_iterations: float, depth: int | None = None
-  ) -> float:
+  def decode_seconds(self, gamma: int, num_iterations: float) -> float:
     """A whole decode after its prefill; as `iteration_seconds`."""
     launch = self.launch_seconds if gamma else self.plain_launch_seconds
-    return num_iterations * self.iteration_seconds(gamma, depth) + launch
+    return num_iterations * self.iteration_seconds(gamma) + launch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -247,18 +242,22 @@ def choice_of(
   costs: Costs,
   batch_size: int,
   length: int,
+  *,
   tree: tuple[int, ...] | None = None,
+  seconds: float | None = None,
 ) -> Choice:
-  """Of a chain with the rates of its positions, or of a tree with those of its
-  depths."""
-  gamma, depth = len(tree or profile), len(profile)
+  """Of a chain with the rates of its positions; or of a tree with those of its
+  depths, and the seconds of an iteration."""
+  gamma = len(tree or profile)
   tokens = float(expected_tokens_of_profile(profile))
   of_one = expected_iterations(profile, length, 1)
   of_all = expected_iterations(profile, length, batch_size)
-  seconds = costs.iteration_seconds(gamma, depth)
+  if seconds is None:
+    seconds = costs.iteration_seconds(gamma)
   # Tokens per run, as in a long decode; the slowest row stretches it.
   num_iterations = length / tokens * of_all / of_one
-  whole = costs.decode_seconds(gamma, num_iterations, depth)
+  launch = costs.launch_seconds if gamma else costs.plain_launch_seconds
+  whole = num_iterations * seconds + launch
   # Where the expected tokens are worth as many plain steps.
   cost, break_even = seconds / costs.plain_seconds, None
   if 0 < gamma >= cost - 1 and tree is None:

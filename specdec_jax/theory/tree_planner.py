@@ -1,17 +1,55 @@
 """Whether a tree of drafts beats a chain, from rank rates and costs.
 
-A tree is drafted depth by depth, each in the time of one token of a chain, and
-scored as a chain of as many nodes is: what a memory-bound accelerator makes of
-it. The gain over the chain is for the scoring of more positions to be cheap.
+A tree is drafted depth by depth and scored in one call. What that takes is
+known where trees themselves were compiled (`TreeCosts`). Elsewhere a depth is
+taken to cost what a token of a chain does, and scoring what a chain of as many
+tokens does: the least that it can cost, and the plan says so.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from specdec_jax.theory import planner, trees
 from specdec_jax.theory.planner import Choice, Costs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TreeCosts:
+  """Times of the parts of iterations with trees, in the unit of `Costs`.
+
+  Attributes:
+    tree_nodes: of the trees that were priced, ascending. Between them is
+      interpolated, and a smaller tree costs as much as the first.
+    tree_seconds: of the iteration that scores each, walks it and moves its path
+      in the caches, without the drafting.
+    level_seconds: of drafting a depth of each, on average.
+  """
+
+  tree_nodes: Sequence[int]
+  tree_seconds: Sequence[float]
+  level_seconds: Sequence[float]
+
+  def __post_init__(self):
+    sizes = [len(values) for values in dataclasses.astuple(self)]
+    if sizes != sizes[:1] * 3 or (np.diff(self.tree_nodes) <= 0).any():
+      raise ValueError(
+        f'trees of ascending size need two times each, got {sizes[1]} and '
+        f'{sizes[2]} for tree_nodes {list(self.tree_nodes)}'
+      )
+    for name in ('tree_seconds', 'level_seconds'):
+      planner.in_range(name, getattr(self, name), 0)
+
+  def scoring_seconds(self, num_nodes: int) -> float:
+    """An iteration without its drafting."""
+    return float(np.interp(num_nodes, self.tree_nodes, self.tree_seconds))
+
+  def drafting_seconds(self, num_nodes: int, depth: int) -> float:
+    """All depths of a draft."""
+    level = np.interp(num_nodes, self.tree_nodes, self.level_seconds)
+    return depth * float(level)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +67,7 @@ def plan(
   costs: Costs,
   chain: Choice,
   *,
+  tree_costs: TreeCosts | None = None,
   max_nodes: int | None = None,
   batch_size: int = 1,
   length: int = 128,
@@ -39,6 +78,7 @@ def plan(
     rates: of ranks, as of `theory.trees`.
     costs: of the parts of an iteration.
     chain: of `planner.plan`, its `best`.
+    tree_costs: of trees themselves; None takes those of chains.
     max_nodes: the most considered, at least 2; None for all whose scoring was
       measured.
     batch_size: rows decoded together; all wait for the slowest.
@@ -50,14 +90,20 @@ def plan(
     max_nodes = costs.max_gamma
   costs.check_gamma(max_nodes)
   planner.in_range('max_nodes', max_nodes, 2)
-  tree = _fastest(rates, costs, max_nodes)
+  tree = _fastest(rates, costs, tree_costs, max_nodes)
+  num_nodes, depth = len(tree), max(trees.depths(tree))
+  seconds = _iteration_seconds(costs, tree_costs, num_nodes, depth)
   choice = planner.choice_of(
-    trees.profile(tree, rates), costs, batch_size, length, tree
+    trees.profile(tree, rates),
+    costs,
+    batch_size,
+    length,
+    tree=tree,
+    seconds=seconds,
   )
   is_faster = choice.speedup > chain.speedup * (1 + planner.MARGIN)
-  depth = max(trees.depths(tree))
   found = (
-    f'{choice.gamma} nodes in {depth} depths give {choice.expected_tokens:.2f} '
+    f'{num_nodes} nodes in {depth} depths give {choice.expected_tokens:.2f} '
     f'tokens per target run and {choice.speedup:.2f} times the speed of plain '
     'decoding'
   )
@@ -67,18 +113,27 @@ def plan(
       gain = choice.speedup / chain.speedup
       rest = f'{gain:.2f} times that of the best chain'
     sentence = f'A tree is faster: {found}, {rest}.'
+    if tree_costs is None:
+      sentence += (
+        ' That is the most it can be: its scoring is taken to cost what a '
+        "chain's of as many tokens does."
+      )
   else:
+    scoring = _scoring_seconds(costs, tree_costs, num_nodes)
     sentence = (
-      f'No tree is faster: {found}, since scoring {choice.gamma + 1} positions '
-      f'of {batch_size} rows costs {costs.verify_cost_ratio(choice.gamma):.2f} '
-      'plain steps.'
+      f'No tree is faster: {found}, since its iteration costs '
+      f'{seconds / costs.plain_seconds:.2f} plain steps, of which scoring '
+      f'{num_nodes + 1} positions of {batch_size} rows is '
+      f'{scoring / costs.plain_seconds:.2f}.'
     )
   return TreePlan(
     choice=choice, depth=depth, is_faster=is_faster, sentence=sentence
   )
 
 
-def _fastest(rates: ArrayLike, costs: Costs, max_nodes: int) -> tuple[int, ...]:
+def _fastest(
+  rates: ArrayLike, costs: Costs, tree_costs: TreeCosts | None, max_nodes: int
+) -> tuple[int, ...]:
   """The tree with the most tokens per second, of one row, and with fewer depths
   than nodes; its `parents`."""
   pace = 0.0
@@ -88,10 +143,30 @@ def _fastest(rates: ArrayLike, costs: Costs, max_nodes: int) -> tuple[int, ...]:
     order = trees.best_paths(rates, max_nodes, depth)
     tokens = 1 + np.cumsum([value for value, _ in order])
     for num_nodes in range(depth + 1, len(order) + 1):
-      seconds = costs.iteration_seconds(num_nodes, depth)
+      seconds = _iteration_seconds(costs, tree_costs, num_nodes, depth)
       if (found := float(tokens[num_nodes - 1]) / seconds) > pace:
         pace = found
         best = trees.parents_of([path for _, path in order[:num_nodes]])
   if not best:
     raise ValueError('one rank makes chains, no trees: give rates of several')
   return best
+
+
+def _iteration_seconds(
+  costs: Costs, tree_costs: TreeCosts | None, num_nodes: int, depth: int
+) -> float:
+  """One iteration with a tree."""
+  if tree_costs is None:
+    drafting = costs.drafting_seconds(depth)
+  else:
+    drafting = tree_costs.drafting_seconds(num_nodes, depth)
+  scoring = _scoring_seconds(costs, tree_costs, num_nodes)
+  return drafting + scoring + costs.loop_seconds
+
+
+def _scoring_seconds(
+  costs: Costs, tree_costs: TreeCosts | None, num_nodes: int
+) -> float:
+  if tree_costs is None:
+    return costs.verify_cost_ratio(num_nodes) * costs.plain_seconds
+  return tree_costs.scoring_seconds(num_nodes)

@@ -31,11 +31,13 @@ _SMALL_BYTES = 16_384
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-  """An array: its bytes, and whether it lies on the chip."""
+  """An array: its bytes, whether it lies on the chip, and the order of its axes
+  in memory, the fastest first."""
 
   num_bytes: float
   is_on_chip: bool
   num_elements: int
+  order: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,4 +268,5 @@ def _shapes(text: str) -> Iterator[Shape]:
     count = math.prod(int(n) for n in sizes.split(',') if n)
     digits = re.search(r'\d+', kind)
     bits = _BITS.get(kind, int(digits[0]) if digits else 0)
-    yield Shape(count * bits / 8, 'S(' in layout, count)
+    order = tuple(re.findall(r'\d+', layout.partition(':')[0]))
+    yield Shape(count * bits / 8, 'S(' in layout, count, order)

@@ -2,8 +2,9 @@
 
 The parts of an iteration are compiled apart, of shapes that lie where the
 project's sharding rules put them: a plain step, the loop's step for some widths
-without the drafting, and the drafter's steps. Their memory is held against the
-chip's before and after.
+without the drafting, and the drafter's steps; then the loop's step and the
+whole draft of trees of as many nodes. Their memory is held against the chip's
+before and after.
 """
 
 import dataclasses
@@ -15,79 +16,36 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specdec_jax import distributions, drafters, logits, verification
-from specdec_jax.base import LanguageModel, Params, Prompt, Tree, VerifyFn
+from specdec_jax import distributions, drafters, logits, trees, verification
+from specdec_jax.base import (
+  Drafter,
+  LanguageModel,
+  Params,
+  Prompt,
+  Tree,
+  VerifyFn,
+)
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.drafters.autoregressive import Chain, as_chain
 from specdec_jax.measure import stopwatch
 from specdec_jax.models import families
-from specdec_jax.models.eagle import EagleConfig
 from specdec_jax.models.families import Config
 from specdec_jax.sharding import mesh as mesh_lib
-from specdec_jax.sharding import rules
 from specdec_jax.theory import planner
+from specdec_jax.theory import trees as tree_theory
 from specdec_jax.theory.planner import Costs
+from specdec_jax.theory.tree_planner import TreeCosts
 from specdec_jax.tpu_costs import aot
-from specdec_jax.tpu_costs.aot import Job, ProgramCost, Slice
+from specdec_jax.tpu_costs.aot import Job, ProgramCost
+from specdec_jax.tpu_costs.workloads import (
+  Workload,
+  key_shape,
+  on_mesh,
+  with_sharding,
+)
 
 _TO_PROBS = logits.standardize(temperature=1.0)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Workload:
-  """What is to be decoded, and on what; raises ValueError for a number below 1.
-
-  The dtype of `target` is that of weights and caches. `input_length` counts
-  tokens of the encoder, or of a decoder-only model's prompt, `output_length`
-  new tokens per row, `num_partitions` the chips that share a copy of the
-  target.
-  """
-
-  slice: Slice
-  target: Config
-  draft: Config | EagleConfig
-  batch_size: int
-  input_length: int
-  output_length: int
-  num_partitions: int
-
-  def __post_init__(self):
-    numbers = ('batch_size', 'input_length', 'output_length', 'num_partitions')
-    for name in numbers:
-      if (value := getattr(self, name)) < 1:
-        raise ValueError(f'{name} must be at least 1, got {value}')
-    length = max(self.input_length, self.max_len)
-    for config in (self.target, self.draft):
-      limit = families.of(config).max_positions(config)
-      if limit is not None and length > limit:
-        raise ValueError(
-          f'input_length {self.input_length} and output_length '
-          f'{self.output_length} make {length} positions; a '
-          f'{families.of(config).name} of these sizes has {limit}'
-        )
-
-  @property
-  def max_len(self) -> int:
-    """The longest that a row can be."""
-    is_encoder = families.has_encoder(self.target)
-    return (1 if is_encoder else self.input_length) + self.output_length
-
-  @property
-  def mesh(self) -> Mesh:
-    return mesh_lib.make(
-      num_partitions=self.num_partitions, devices=self.slice.devices
-    )
-
-
-def default_num_partitions(slice_: Slice, batch_size: int) -> int:
-  """The mesh's default, or more chips per copy where the batch has too few
-  rows to go round."""
-  size = len(slice_.devices)
-  partitions = mesh_lib.make(devices=slice_.devices).shape[rules.MODEL]
-  while batch_size % (size // partitions) and partitions < size:
-    partitions *= 2
-  return partitions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,9 +89,9 @@ def _placed_params(
       raise
     notes.append(f'Every chip has the whole draft model, since {error}.')
     whole = NamedSharding(mesh, PartitionSpec())
-    params = jax.tree.map(lambda leaf: _with_sharding(leaf, whole), params)
+    params = jax.tree.map(lambda leaf: with_sharding(leaf, whole), params)
     return params, None
-  return jax.tree.map(_with_sharding, params, shardings), mesh
+  return jax.tree.map(with_sharding, params, shardings), mesh
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,6 +99,7 @@ class Drafts:
   """A drafter's arguments as shapes with shardings: its own parameters, those
   that it has in the loop, and the loop's state after the prefill."""
 
+  drafter: Drafter
   chain: Chain
   own: Any
   params: Any
@@ -149,28 +108,35 @@ class Drafts:
 
 
 def pair_shapes(
-  workload: Workload, max_gamma: int, notes: list[str]
+  workload: Workload,
+  max_gamma: int,
+  notes: list[str],
+  tree: Tree | None = None,
 ) -> tuple[Shapes, Drafts]:
-  """Target and drafter: a draft model, or one that reads features."""
+  """Target and drafter: a draft model, or one that reads features. It drafts
+  `max_gamma` tokens, or a `tree` of its likeliest."""
   with_features = families.of(workload.draft).with_features
   own, mesh = _placed_params(workload, workload.draft, notes)
   args = workload, workload.target, notes
+  model: Any
   if with_features is None:
     target, params = model_shapes(*args), own
     model = families.with_logits_of(
       families.language_model(workload.draft), workload.target.vocab_size
     )
-    chain = as_chain(model)
   else:
+    depth = max_gamma if tree is None else trees.depth(tree)
     keeping, network = with_features(
-      workload.target, workload.draft, width=max_gamma + 1
+      workload.target, workload.draft, width=depth + 1
     )
-    target, chain = model_shapes(*args, keeping), drafters.eagle(network)
+    target, model = model_shapes(*args, keeping), drafters.eagle(network)
     embedder = target.params['token_embedder']
     params = {'eagle': own, 'token_embedder': embedder}
-  drafter = drafters.autoregressive(
-    chain, gamma=max_gamma, logits_to_probs=_TO_PROBS
-  )
+  made: dict[str, Any] = {'logits_to_probs': _TO_PROBS}
+  if tree is None:
+    drafter = drafters.autoregressive(model, gamma=max_gamma, **made)
+  else:
+    drafter = drafters.branching(model, tree=tree, is_ranked=True, **made)
   state = _first_state(
     workload,
     target,
@@ -180,7 +146,8 @@ def pair_shapes(
   )
   cache = on_mesh(workload, state.drafter_state, is_split=mesh is not None)
   return target, Drafts(
-    chain=chain,
+    drafter=drafter,
+    chain=as_chain(model),
     own=own,
     params=params,
     state=dataclasses.replace(state, drafter_state=cache),
@@ -203,26 +170,14 @@ def _prompt_shapes(workload: Workload, config: Config) -> Prompt:
   return on_mesh(workload, prompt)
 
 
-def _with_sharding(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TreePart:
+  """What a tree costs on each chip: the iteration that scores it, walks it and
+  moves its path, and all of its drafting."""
 
-
-def on_mesh(workload: Workload, tree: Any, *, is_split: bool = True) -> Any:
-  """Rows over `data`, the heads of caches over `model`."""
-  mesh = workload.mesh
-
-  def place(leaf: Any) -> jax.ShapeDtypeStruct:
-    heads = 'heads' if leaf.ndim == 4 and is_split else None
-    axes = ('batch', heads, *[None] * leaf.ndim)[: leaf.ndim]
-    spec = rules.fitting_spec(mesh, leaf.shape, axes)
-    return _with_sharding(leaf, NamedSharding(mesh, spec))
-
-  return jax.tree.map(place, tree)
-
-
-def key_shape(workload: Workload) -> Any:
-  """A random key's."""
-  return on_mesh(workload, jax.eval_shape(lambda: jax.random.key(0)))
+  tree: Tree
+  target: ProgramCost
+  draft: ProgramCost
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -234,6 +189,7 @@ class PairCosts:
     target: cost of each.
     first_draft: of an iteration's first drafted token.
     further_draft: of each other one.
+    trees: those of `tree_shapes`.
     memory: bytes on each chip by name; temporaries are those of the part that
       needs most.
     notes: what was decided on the way, in sentences.
@@ -243,6 +199,7 @@ class PairCosts:
   target: tuple[ProgramCost, ...]
   first_draft: ProgramCost
   further_draft: ProgramCost
+  trees: tuple[TreePart, ...]
   memory: dict[str, int]
   notes: tuple[str, ...]
 
@@ -254,6 +211,16 @@ class PairCosts:
       first_draft_seconds=self.first_draft.seconds,
       draft_seconds=self.further_draft.seconds,
       c_hat=self.further_draft.flops / self.target[0].flops,
+    )
+
+  def tree_costs(self) -> TreeCosts:
+    """As the planner of trees takes them; none for a gamma below 2."""
+    return TreeCosts(
+      tree_nodes=[len(part.tree.parents) for part in self.trees],
+      tree_seconds=[part.target.seconds for part in self.trees],
+      level_seconds=[
+        part.draft.seconds / trees.depth(part.tree) for part in self.trees
+      ],
     )
 
 
@@ -290,12 +257,15 @@ def pair_costs(
   memory['temporaries'] = max(cost.temporary_bytes for cost in costs)
   memory['total'] += memory['temporaries']
   _check_fits(workload, memory)
-  *on_target, first, further = costs
+  widths, shapes = planner.widths_to_time(max_gamma), tree_shapes(max_gamma)
+  first, further, *of_trees = costs[len(widths) :]
+  parts = zip(shapes, of_trees[::2], of_trees[1::2], strict=True)
   return PairCosts(
-    widths=planner.widths_to_time(max_gamma),
-    target=tuple(on_target),
+    widths=widths,
+    target=tuple(costs[: len(widths)]),
     first_draft=first,
     further_draft=further,
+    trees=tuple(TreePart(tree=t, target=a, draft=b) for t, a, b in parts),
     memory=memory,
     notes=tuple(notes),
   )
@@ -304,15 +274,34 @@ def pair_costs(
 def part_jobs(
   workload: Workload, target: Shapes, draft: Drafts, max_gamma: int
 ) -> list[Job]:
-  """The programs of `pair_costs`: target calls by width, then drafts."""
+  """The programs of `pair_costs`: target calls by width, drafts, and target
+  call and draft of each tree."""
   widths = planner.widths_to_time(max_gamma)
   jobs = [target_step(workload, target, width) for width in widths]
-  return [*jobs, _first_draft(draft), _further_draft(workload, draft)]
+  first = drafters.autoregressive(
+    draft.chain, gamma=1, logits_to_probs=_TO_PROBS
+  )
+  jobs += [_draft(draft, first), _further_draft(workload, draft)]
+  for tree in tree_shapes(max_gamma):
+    num_nodes = len(tree.parents)
+    own_target, own = pair_shapes(workload, num_nodes, [], tree)
+    jobs.append(target_step(workload, own_target, num_nodes + 1, tree))
+    jobs.append(_draft(own, own.drafter))
+  return jobs
 
 
 def num_parts(max_gamma: int) -> int:
   """How many programs `pair_costs` compiles."""
-  return len(planner.widths_to_time(max_gamma)) + 2
+  num_widths = len(planner.widths_to_time(max_gamma))
+  return num_widths + 2 + 2 * len(tree_shapes(max_gamma))
+
+
+def tree_shapes(max_gamma: int) -> list[Tree]:
+  """The trees that are compiled: for each width beyond 1 the best of as many
+  nodes where only a typical alpha is known."""
+  rates = tree_theory.assumed_rates(tree_theory.DEFAULT_ALPHA)
+  sizes = [width - 1 for width in planner.widths_to_time(max_gamma)]
+  return [Tree(tree_theory.best_tree(rates, n, n)) for n in sizes if n > 1]
 
 
 def target_step(
@@ -340,11 +329,8 @@ def target_step(
   return Job(step, (target.params, state), target.mesh, donated=(1,))
 
 
-def _first_draft(draft: Drafts) -> Job:
-  """The drafter's catch-up call and the token drawn after it."""
-  drafter = drafters.autoregressive(
-    draft.chain, gamma=1, logits_to_probs=_TO_PROBS
-  )
+def _draft(draft: Drafts, drafter: Drafter) -> Job:
+  """A draft: the call that catches up, and all that is drawn after it."""
 
   def step(params, cache, keys, context, *seen):
     return drafter.propose(params, keys, context, cache, *seen)

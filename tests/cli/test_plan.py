@@ -112,11 +112,23 @@ def test_a_plan_says_whether_a_tree_beats_a_chain(run, folder):
   )
   assert f'{tree["choice"]["gamma"]} nodes, {tree["depth"]} deep' in shown
   assert f'A tree is faster: {tree["choice"]["gamma"]} nodes in ' in shown
+  assert 'That is the most it can be' in shown
   several = run('plan', '--costs', cheap, '--alpha', '0.6').out
   assert 'A tree is faster' in ' '.join(several.split())
   dear = written(folder, target_seconds=[1.0, 2.5, 4.0], **ranks)
   shown = ' '.join(run('plan', '--costs', dear).out.split())
   assert 'No tree is faster: ' in shown
+  # Where trees themselves were compiled, their own prices count.
+  prices = {'tree_nodes': [3, 6], 'level_seconds': [0.05, 0.05]}
+  for seconds, words in ((1.0, 'A tree is faster: '), (2.0, 'No tree is')):
+    path = written(
+      folder, profile=[0.6] * 6, tree_seconds=[seconds] * 2, **ranks, **prices
+    )
+    shown = ' '.join(run('plan', '--costs', path).out.split())
+    assert words in shown
+    assert 'That is the most it can be' not in shown
+  path = written(folder, tree_seconds=[1.0], **ranks, **prices)
+  assert_refused(run('plan', '--costs', path), 'two times each, got 1 and 2')
   # Drafters that draft chains alone were measured without ranks.
   result = run('plan', '--costs', written(folder), '--json', '-')
   assert json.loads(result.out)['plans'][0]['tree'] is None

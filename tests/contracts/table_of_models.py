@@ -98,7 +98,7 @@ def compiled(name: str):
   jitted = model._replace(
     init=jax.jit(model.init, static_argnums=2),
     extend=jax.jit(model.extend),
-    gather=jax.jit(model.gather),
+    gather=jax.jit(model.gather, static_argnums=3),
   )
   return jitted, make_params()
 

@@ -7,6 +7,7 @@ last token: nothing outside of this file knows of it.
 import ast
 import dataclasses
 import functools
+import json
 import pathlib
 
 import flax.linen as nn
@@ -23,7 +24,7 @@ from specdec_jax.models.eagle import EagleConfig
 from specdec_jax.models.families import Family
 from specdec_jax.text import prompts
 from tests import toy, toy_gemma, toy_t5
-from tests.cli import tiny
+from tests.cli import infer_runs, tiny
 
 PACKAGE = pathlib.Path(families.__file__).parent.parent
 CONFIGS = {
@@ -165,6 +166,43 @@ def test_an_added_family_is_had_from_the_command_line(
     token = int(np.argmax(model.params['table'][token]))
     expected.append(token)
   assert record['text'] == model.vocabulary.decode(expected)
+
+
+def test_beams_of_an_added_family_have_a_row_each(
+  capfd, table_folder, tmp_path
+):
+  """It takes no placements: `infer` searches all the same, without a draft."""
+  pytest.importorskip('gin')
+  task = tmp_path / 'task.jsonl'
+  task.write_text(json.dumps({'inputs': 'ab', 'targets': 'ab'}) + '\n')
+  infer = functools.partial(
+    infer_runs.argv,
+    table_folder,
+    task,
+    Decoding__num_decodes=2,
+    Decoding__return_all_decodes=True,
+    TASK_FEATURE_LENGTHS="{'inputs': 12, 'targets': 8}",
+  )
+  result = tiny.run(capfd, *infer(tmp_path / 'out'))
+  assert result.status == 0, result.err
+  [record] = infer_runs.records(infer_runs.result(tmp_path / 'out'))
+  model = loading.load(table_folder)
+  log_probs = np.asarray(jax.nn.log_softmax(model.params['table']))
+  start = model.vocabulary.encode('ab')[-1]
+  beams = [(0.0, [start])]
+  for _ in range(8):
+    longer = [
+      (score + log_prob, [*ids, i])
+      for score, ids in beams
+      for i, log_prob in enumerate(log_probs[ids[-1]].tolist())
+    ]
+    beams = sorted(longer)[-2:]
+  texts = [model.vocabulary.decode(ids[1:]) for _, ids in beams]
+  assert record['prediction'] == texts
+  lookup = infer_runs.gin_file('drafters/prompt_lookup.gin')
+  result = tiny.run(capfd, *infer(tmp_path / 'other', lookup))
+  assert result.status == 2
+  assert 'takes no placements' in result.err
 
 
 @pytest.mark.parametrize('name', CONFIGS)

@@ -8,6 +8,7 @@ import pytest
 from specdec_jax import theory
 from specdec_jax.theory import planner, tree_planner, trees
 from specdec_jax.theory.planner import Costs
+from specdec_jax.theory.tree_planner import TreeCosts
 
 
 def all_trees(num_nodes: int):
@@ -144,6 +145,12 @@ def costs(*, c: float, slope: float) -> Costs:
   )
 
 
+def of_chain(parts: Costs, num_nodes: int, depth: int) -> float:
+  """An iteration whose tree costs what tokens of a chain do."""
+  scoring = parts.verify_cost_ratio(num_nodes) * parts.plain_seconds
+  return parts.drafting_seconds(depth) + scoring + parts.loop_seconds
+
+
 @pytest.mark.parametrize('batch_size', [1, 4])
 @pytest.mark.parametrize(
   ('slope', 'is_faster'), [(0.001, True), (0.01, True), (0.3, False)]
@@ -161,15 +168,60 @@ def test_trees_win_where_scoring_is_cheap(slope, is_faster, batch_size):
   )
   if batch_size == 1:
     # Times are those of the iteration, and no other tree's are better.
-    seconds = parts.iteration_seconds(choice.gamma, found.depth)
+    seconds = of_chain(parts, choice.gamma, found.depth)
     assert choice.speedup == pytest.approx(choice.expected_tokens / seconds)
     for depth in (2, 3, 5):
       for num_nodes in (depth + 1, 8, 16, 32):
         rival = trees.best_tree(rates, num_nodes, depth)
         pace = trees.expected_tokens_of_tree(rival, rates) / (
-          parts.iteration_seconds(num_nodes, depth)
+          of_chain(parts, num_nodes, depth)
         )
         assert pace <= choice.speedup + 1e-9
+
+
+def test_prices_of_trees_take_the_place_of_those_of_chains():
+  """Interpolated between the trees that were priced, and of smaller ones those
+  of the first."""
+  parts, rates = costs(c=0.05, slope=0.001), trees.assumed_rates(0.6)
+  chain = planner.plan(0.6, parts).best
+  cheap = tree_planner.plan(rates, parts, chain)
+  assert cheap.is_faster
+  assert cheap.sentence.endswith("a chain's of as many tokens does.")
+  for overhead, is_faster in ((0.0, True), (1.5, False)):
+    priced = TreeCosts(
+      tree_nodes=(16, 32),
+      tree_seconds=(1.0 + overhead, 1.2 + overhead),
+      level_seconds=(0.05, 0.07),
+    )
+    found = tree_planner.plan(rates, parts, chain, tree_costs=priced)
+    assert found.is_faster == is_faster
+    assert 'That is the most' not in found.sentence
+    num_nodes, depth = found.choice.gamma, found.depth
+    beyond = max(num_nodes - 16, 0) / 16
+    seconds = 1 + overhead + 0.2 * beyond + depth * (0.05 + 0.02 * beyond)
+    assert found.choice.speedup == pytest.approx(
+      found.choice.expected_tokens / seconds
+    )
+  assert f'costs {seconds:.2f} plain steps, of which scoring' in found.sentence
+  assert f'of 1 rows is {1 + overhead + 0.2 * beyond:.2f}.' in found.sentence
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'tree_seconds': (1.0,)}, 'two times each, got 1 and 2'),
+    ({'tree_nodes': (8, 8)}, r'ascending size .* tree_nodes \[8, 8\]'),
+    ({'level_seconds': (0.1, -1.0)}, 'level_seconds must lie'),
+  ],
+)
+def test_prices_of_trees_that_are_none(changes, message):
+  values = {
+    'tree_nodes': (6, 12),
+    'tree_seconds': (1.0, 2.0),
+    'level_seconds': (0.1, 0.1),
+  }
+  with pytest.raises(ValueError, match=message):
+    TreeCosts(**values | changes)
 
 
 def test_a_tree_wants_two_nodes_and_known_costs():

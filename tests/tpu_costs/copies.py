@@ -5,10 +5,10 @@ from specdec_jax.tpu_costs.hlo import Instruction, Program
 
 def in_loops(program: Program, num_elements: int) -> list[str]:
   """Names of instructions in loops that copy or transpose at least so many
-  elements from main memory to main memory.
+  elements, on the chip too, where small caches lie.
 
   What a fusion does to an operand on its way to another operation is no copy,
-  and neither is moving an array onto the chip and back.
+  and neither is moving an array onto the chip and back as it lies.
   """
   bodies = program.computations
   pending = [
@@ -37,14 +37,17 @@ def _is_copy(
 ) -> bool:
   if not (instruction.outputs and instruction.operands):
     return False
-  moved = instruction.outputs[0]
-  if moved.is_on_chip or moved.num_elements < num_elements:
+  moved, kind = instruction.outputs[0], instruction.opcode
+  if moved.num_elements < num_elements:
     return False
-  source = program.computations[within].get(instruction.operands[0])
-  if source and all(shape.is_on_chip for shape in source.outputs):
-    return False
-  kind = instruction.opcode
   if kind == 'fusion':
     body = program.computations[instruction.called[0]]
     kind = next(each.opcode for each in body.values() if each.is_root)
-  return kind in ('copy', 'copy-start', 'transpose')
+  if kind not in ('copy', 'copy-start', 'transpose'):
+    return False
+  source = program.computations[within].get(instruction.operands[0])
+  if kind == 'transpose' or not (source and source.outputs):
+    return True
+  before = source.outputs[0]
+  is_moved = before.is_on_chip != moved.is_on_chip
+  return before.order != moved.order or not is_moved

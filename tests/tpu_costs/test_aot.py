@@ -14,7 +14,7 @@ from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
 from specdec_jax.models import presets
 from specdec_jax.theory import planner
-from specdec_jax.tpu_costs import aot, hlo, parts
+from specdec_jax.tpu_costs import aot, hlo, parts, workloads
 from specdec_jax.tpu_costs.chips import CHIPS
 from tests import toy
 from tests.tpu_costs import copies
@@ -28,11 +28,13 @@ needs_libtpu = pytest.mark.skipif(
 def task(topology: str, target: str, draft: str, **changes):
   slice_ = aot.find_slice(topology)
   sizes = {'batch_size': 1, 'input_length': 512, 'output_length': 128} | changes
-  return parts.Workload(
+  return workloads.Workload(
     slice=slice_,
     target=presets.preset(target, dtype=jnp.bfloat16),
     draft=presets.preset(draft, dtype=jnp.bfloat16),
-    num_partitions=parts.default_num_partitions(slice_, sizes['batch_size']),
+    num_partitions=workloads.default_num_partitions(
+      slice_, sizes['batch_size']
+    ),
     **sizes,
   )
 
@@ -49,7 +51,7 @@ def test_a_decode_of_nothing_is_refused():
   nowhere = aot.Slice(name='v4:1x1x1', chip=CHIPS['v4'], devices=())
   for name in sizes:
     with pytest.raises(ValueError, match=f'{name} must be at least 1, got 0'):
-      parts.Workload(
+      workloads.Workload(
         slice=nowhere,
         target=config,
         draft=config,
@@ -65,8 +67,8 @@ def test_more_positions_than_a_model_has_are_refused():
   with pytest.raises(
     ValueError, match=r'input_length 8100 .* make 8228 positions; .* has 8192'
   ):
-    parts.Workload(slice=nowhere, **configs, **sizes, input_length=8100)
-  parts.Workload(slice=nowhere, **configs, **sizes, input_length=8064)
+    workloads.Workload(slice=nowhere, **configs, **sizes, input_length=8100)
+  workloads.Workload(slice=nowhere, **configs, **sizes, input_length=8064)
 
 
 def test_without_libtpu_the_extra_is_named(monkeypatch):
@@ -159,6 +161,14 @@ def test_parts_of_a_pair_move_their_weights_once():
     assert cost.num_collectives >= 3 * 12
     assert cost.seconds > cost.memory_seconds + cost.collective_seconds
   assert pair.further_draft.num_collectives == 0
+  # A tree moves what a chain moves, and what it is drafted with.
+  [part] = pair.trees
+  assert part.tree.parents == (0, 1)
+  assert part.target.memory_bytes == pytest.approx(
+    pair.target[-1].memory_bytes, rel=0.1
+  )
+  assert part.draft.seconds > pair.further_draft.seconds
+  assert pair.tree_costs().tree_nodes == [2]
   ratio = pair.costs().verify_cost_ratio(2)
   assert 0.9 < ratio < 1.2
   memory = pair.memory
@@ -178,7 +188,7 @@ def test_parts_of_a_drafter_fit_together(draft):
   own = toy.llama_config(32, num_layers=1)
   if draft == 'eagle':
     own = presets.eagle('eagle3_4k', target, dtype=jnp.bfloat16)
-  decode = parts.Workload(
+  decode = workloads.Workload(
     slice=chip,
     target=target,
     draft=own,
@@ -230,7 +240,7 @@ def test_the_whole_decode_keeps_to_the_chip(models, batch_size):
     eos_id=1,
   )
   params = Params(target.params, draft.params)
-  args = params, parts.key_shape(pair), target.prompt
+  args = params, workloads.key_shape(pair), target.prompt
   job = aot.Job(generate, args, pair.mesh)
   [(program, _)] = aot.compile_all([job])
   text = program.as_text()

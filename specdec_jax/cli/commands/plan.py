@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import theory
+from specdec_jax import trees as core_trees
 from specdec_jax.checkpoints import loading
 from specdec_jax.cli import options, outputs, plan_tables
 from specdec_jax.cli.commands import calibrate
@@ -22,8 +23,8 @@ from specdec_jax.launch import progress
 from specdec_jax.models import families, presets
 from specdec_jax.theory import fleet, planner, tree_planner, trees
 from specdec_jax.theory.planner import Costs, Plan
-from specdec_jax.theory.tree_planner import TreePlan
-from specdec_jax.tpu_costs import aot, parts
+from specdec_jax.theory.tree_planner import TreeCosts, TreePlan
+from specdec_jax.tpu_costs import aot, parts, workloads
 from specdec_jax.tpu_costs.chips import CHIPS
 
 # What a file of costs must have.
@@ -34,6 +35,7 @@ _NEEDED = {
   **dict.fromkeys(('source', 'model', 'drafter', 'dtype', 'device'), 'a text'),
 }
 _MEASURED = ('profile', 'alpha_interval', 'rank_rates')
+_OF_TREES = tuple(field.name for field in dataclasses.fields(TreeCosts))
 _WORKLOAD = ('batch_size', 'input_length', 'output_length', 'num_partitions')
 # Shown where alpha is not known.
 _ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -172,7 +174,7 @@ def _read(args: argparse.Namespace) -> dict[str, Any]:
     )
   # Files of compiled costs know of no acceptance, and of one row no interval.
   others = {'num_devices': 'a number'}
-  others |= dict.fromkeys(_MEASURED, 'numbers')
+  others |= dict.fromkeys((*_MEASURED, *_OF_TREES), 'numbers')
   for name, kind in (_NEEDED | others).items():
     is_needed = name in _NEEDED or found.get(name)
     if is_needed and not _is(kind, found.get(name)):
@@ -217,7 +219,7 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
   if families.has_encoder(target) != families.has_encoder(draft):
     raise ValueError(f'just one of {args.target}, {args.draft} has an encoder')
   slice_ = aot.find_slice(args.topology)
-  task = parts.Workload(
+  task = workloads.Workload(
     slice=slice_,
     target=target,
     draft=draft,
@@ -225,7 +227,7 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
     input_length=args.input_length,
     output_length=args.output_length,
     num_partitions=args.num_partitions
-    or parts.default_num_partitions(slice_, batch_size),
+    or workloads.default_num_partitions(slice_, batch_size),
   )
   with progress.bar('compiling', parts.num_parts(max_gamma)) as bar:
     pair = parts.pair_costs(task, max_gamma=max_gamma, advance=bar.advance)
@@ -233,6 +235,7 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
     'kind': calibrate.KIND,
     'source': 'compiled',
     **dataclasses.asdict(pair.costs()),
+    **dataclasses.asdict(pair.tree_costs()),
     'model': args.target,
     'drafter': args.draft,
     'dtype': args.dtype,
@@ -248,8 +251,19 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
       },
       'drafter, first token': dataclasses.asdict(pair.first_draft),
       'drafter, further token': dataclasses.asdict(pair.further_draft),
+      **_programs_of_trees(pair),
     },
   }
+
+
+def _programs_of_trees(pair: parts.PairCosts) -> dict[str, Any]:
+  found = {}
+  for part in pair.trees:
+    name = f'tree of {len(part.tree.parents)} nodes'
+    depth = core_trees.depth(part.tree)
+    found[f'target, {name}'] = dataclasses.asdict(part.target)
+    found[f'drafter, {name}, {depth} deep'] = dataclasses.asdict(part.draft)
+  return found
 
 
 def _alphas(
@@ -280,10 +294,12 @@ def _tree(
   if ranks:
     # Of few prefixes, a rank may be ahead of the one before it.
     ranks = np.minimum.accumulate(ranks)
+  of_trees = {name: found.get(name) or () for name in _OF_TREES}
   return tree_planner.plan(
     trees.assumed_rates(alpha, ranks),
     costs,
     plan.best,
+    tree_costs=TreeCosts(**of_trees) if of_trees['tree_nodes'] else None,
     max_nodes=max_nodes,
     batch_size=found['batch_size'],
     length=length,
