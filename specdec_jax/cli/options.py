@@ -44,11 +44,14 @@ class Parser(argparse.ArgumentParser):
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-  """Appends each default but None to its help."""
+  """Appends each default to its help, unless it says that nothing is given."""
 
   def _get_help_string(self, action: argparse.Action) -> str | None:
-    if action.default is None or action.default is False:
+    default = action.default
+    if default is None or default is False or default == '':
       return action.help
+    if isinstance(default, list):
+      return f'{action.help} (default: {" ".join(map(str, default))})'
     return super()._get_help_string(action)
 
 

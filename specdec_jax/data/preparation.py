@@ -94,11 +94,15 @@ def _encode(
     kinds.add(source is None)
     if len(kinds) > 1:
       raise ValueError(f'{path} has lines with inputs and lines without')
+    if source is None and prefix:
+      raise ValueError(f'{path} has no inputs to put {prefix!r} before')
     ids = None if source is None else vocabulary.encode(prefix + source)
     for kept in _fit(ids, vocabulary.encode(target), lengths, counts):
       if kept[0] is not None:
         inputs.append(kept[0])
       targets.append(kept[1])
+  if not counts['read']:
+    raise ValueError(f'{path} holds no example')
   if not targets:
     raise ValueError(
       f'{path} has no example left of {counts["read"]}: {counts["dropped"]} '

@@ -270,6 +270,13 @@ def test_help_names_the_options(run, command):
     assert '(default: 8)' in result.out
 
 
+def test_help_shows_defaults_as_they_are_typed(run):
+  shown = ' '.join(run('data', 'rewrite', '--help').out.split())
+  assert '(default: 0.0)' in shown
+  assert '(default: train)' in shown
+  assert '(default: )' not in run('data', 'prepare', '--help').out
+
+
 def parsed(*given):
   parser = options.Parser()
   options.add_models(parser)

@@ -166,7 +166,7 @@ def test_long_texts_in_parts(model, tmp_path):
   assert [vocabulary.decode(row) for row in rows] == texts
 
 
-def test_tables_and_prefixes(model, tmp_path):
+def test_tables_and_prefixes(model, tmp_path, capfd):
   (tmp_path / 'a.tsv').write_text('tool\tpackage\nof\tlibrary\n')
   inputs = tmp_path / 'a.tsv'
   assert prepare(inputs, model, tmp_path / 'out', '--prefix', 'of: ') == 0
@@ -174,6 +174,10 @@ def test_tables_and_prefixes(model, tmp_path):
   vocabulary = sentencepiece_vocabulary.load(model, extra_ids=0)
   assert vocabulary.decode(tokens.example(1)[0]) == 'of: of'
   assert vocabulary.decode(tokens.example(1)[1]) == 'library'
+  (tmp_path / 'b.txt').write_text('tool\n')
+  options = ['--prefix', 'of: ']
+  assert prepare(tmp_path / 'b.txt', model, tmp_path / 'no', *options) == 2
+  assert "b.txt has no inputs to put 'of: ' before" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -193,6 +197,7 @@ def test_tables_and_prefixes(model, tmp_path):
       'lines with inputs and lines without',
     ),
     ('a.txt', 'tool ' * 99, 'no example left of 1: 1 exceed 64 input or 64'),
+    ('a.txt', '', 'a.txt holds no example'),
     ('a.txt', b'\xff\n', 'is not UTF-8 text'),
     ('a.jsonl', '{"text": "\\ud800"}\n', 'line 1 is not valid Unicode'),
     ('a.md', 'text', 'should end in one of .jsonl, .tsv, .txt'),

@@ -131,7 +131,9 @@ def _prepare(args: argparse.Namespace) -> int:
   for path in args.inputs:
     for split, file in preparation.find(user_path(path)).items():
       if split in sources:
-        raise ValueError(f'{sources[split]} and {file} are both {split}')
+        raise ValueError(
+          f'{sources[split]} and {file} would both be the token file {split}'
+        )
       sources[split] = file
   lengths = preparation.Lengths(
     inputs=args.max_input_tokens,
