@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from specdec_jax import arrays, distributions
 from specdec_jax.base import Array, Draft, Verification
 from specdec_jax.verification import decision
-from specdec_jax.verification.decision import Decision
+from specdec_jax.verification.decision import Decision, Threshold
 
 
 def block_verification(
@@ -40,12 +40,8 @@ def decide(uniforms: Array, draft: Draft, target_probs: Array) -> Decision:
   drafted = decision.drafted_probs(draft)
   ratios = ratios / jnp.where(drafted == 0, 1.0, drafted)
   prefix_probs = _prefix_probs(ratios)
-  numerators, denominators = _thresholds(
-    prefix_probs[:, 1:], draft, target_probs
-  )
-  # A zero denominator means that p covers q and the prefix is certain: accept.
-  passes = (uniforms * denominators < numerators) | (denominators == 0)
-  passes = passes & is_drafted
+  thresholds = _thresholds(prefix_probs[:, 1:], draft, target_probs)
+  passes = thresholds.passes(uniforms) & is_drafted
   positions = jnp.arange(1, gamma + 1, dtype=jnp.int32)[None, :]
   num_accepted = jnp.max(jnp.where(passes, positions, 0), axis=1)
 
@@ -56,15 +52,10 @@ def decide(uniforms: Array, draft: Draft, target_probs: Array) -> Decision:
     p_next,
   )
   is_rejected = num_accepted < draft.lengths
-  accept_probs = jnp.where(
-    denominators == 0,
-    1.0,
-    numerators / jnp.where(denominators == 0, 1.0, denominators),
-  )
   return Decision(
     num_accepted=num_accepted,
     next_probs=jnp.where(is_rejected[:, None], residual, p_next),
-    accept_probs=jnp.where(is_drafted, accept_probs, 0.0),
+    accept_probs=jnp.where(is_drafted, thresholds.value(), 0.0),
   )
 
 
@@ -79,8 +70,8 @@ def _prefix_probs(ratios: Array) -> Array:
 
 def _thresholds(
   prefix_probs: Array, draft: Draft, target_probs: Array
-) -> tuple[Array, Array]:
-  """h_1 .. h_G as numerators and denominators, float32 `[B, G]` each.
+) -> Threshold:
+  """h_1 .. h_G, float32 `[B, G]`.
 
   h_i = Z_i / (Z_i + 1 - p_i), Z_i = sum_x max(p_i P(x) - Q(x), 0) over what
   can follow i tokens; for the last drafted token, which no further draft
@@ -101,6 +92,7 @@ def _thresholds(
   mass = jnp.pad(mass, ((0, 0), (0, 1)))
   positions = jnp.arange(1, gamma + 1, dtype=jnp.int32)[None, :]
   is_last = positions == draft.lengths[:, None]
-  numerators = jnp.where(is_last, prefix_probs, mass)
-  denominators = jnp.where(is_last, 1.0, mass + (1.0 - prefix_probs))
-  return numerators, denominators
+  return Threshold(
+    numerator=jnp.where(is_last, prefix_probs, mass),
+    denominator=jnp.where(is_last, 1.0, mass + (1.0 - prefix_probs)),
+  )

@@ -6,6 +6,7 @@ ones.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
@@ -31,6 +32,23 @@ class Decision:
 
 
 DecideFn = Callable[[Array, Draft, Array], Decision]
+
+
+class Threshold(NamedTuple):
+  """The uniform draw below which a token is accepted, as a fraction. It is 1
+  where both parts are 0: p covers q there, and acceptance is certain."""
+
+  numerator: Array
+  denominator: Array
+
+  def passes(self, uniforms: Array) -> Array:
+    is_below = uniforms * self.denominator < self.numerator
+    return is_below | (self.denominator == 0)
+
+  def value(self) -> Array:
+    is_certain = self.denominator == 0
+    divisor = jnp.where(is_certain, 1.0, self.denominator)
+    return jnp.where(is_certain, 1.0, self.numerator / divisor)
 
 
 def verify(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from specdec_jax import arrays, distributions, trees
 from specdec_jax.base import Array, Draft, Tree, Verification
 from specdec_jax.verification import decision
-from specdec_jax.verification.decision import Decision
+from specdec_jax.verification.decision import Decision, Threshold
 
 
 def traversal(
@@ -51,10 +51,10 @@ def decide(
     next_probs = jnp.where(is_drafted[:, None], root.probs, next_probs)
     # From the last test to the first, so that the first that passes stays.
     for node, test in reversed(tests.items()):
-      passes = is_drafted & test.passes(uniforms[:, node - 1])
+      passes = is_drafted & test.threshold.passes(uniforms[:, node - 1])
       accepted = jnp.where(passes, node, accepted)
       next_probs = jnp.where(passes[:, None], test.probs, next_probs)
-    thresholds = [tests[node].threshold() for node in sorted(tests)]
+    thresholds = [tests[node].threshold.value() for node in sorted(tests)]
     accept_probs = jnp.where(
       is_drafted[:, None], jnp.stack(thresholds, axis=1), 0.0
     )
@@ -68,24 +68,11 @@ def decide(
 
 
 class _Test(NamedTuple):
-  """What decides on a node once all below it failed: the draw below which it
-  passes, as numerator and denominator `[B]`, and the distribution `[B, V]` of
-  the token that follows it."""
+  """What decides on a node once all below it failed, of `[B]` draws, and the
+  distribution `[B, V]` of the token that follows it if it passes."""
 
-  numerator: Array
-  denominator: Array
+  threshold: Threshold
   probs: Array
-
-  def passes(self, uniforms: Array) -> Array:
-    # A zero denominator means that p covers q and the node is certain: accept.
-    return (uniforms * self.denominator < self.numerator) | (
-      self.denominator == 0
-    )
-
-  def threshold(self) -> Array:
-    is_certain = self.denominator == 0
-    divisor = jnp.where(is_certain, 1.0, self.denominator)
-    return jnp.where(is_certain, 1.0, self.numerator / divisor)
 
 
 def _tests(draft: Draft, target_probs: Array, tree: Tree) -> dict[int, _Test]:
@@ -100,7 +87,7 @@ def _tests(draft: Draft, target_probs: Array, tree: Tree) -> dict[int, _Test]:
   def visit(node: int, weight: Array) -> None:
     """Of a node that is accepted with chance `weight[B]` as things stand."""
     probs = target_probs[:, node]
-    numerator, denominator = weight, jnp.ones_like(weight)
+    threshold = Threshold(weight, jnp.ones_like(weight))
     for child in children.get(node, []):
       q = drafted[:, child - 1]
       ratio = arrays.pick(probs, draft.tokens[:, child - 1])
@@ -108,11 +95,11 @@ def _tests(draft: Draft, target_probs: Array, tree: Tree) -> dict[int, _Test]:
       visit(child, jnp.minimum(weight * ratio, 1.0))
       # What is left of the node after all under this child failed.
       left = _without(weight[:, None] * probs, draft, child)
-      numerator = jnp.sum(left, axis=-1)
-      denominator = numerator + (1.0 - weight)
+      mass = jnp.sum(left, axis=-1)
+      threshold = Threshold(mass, mass + (1.0 - weight))
       probs = distributions.normalize(left, probs)
-      weight = _Test(numerator, denominator, probs).threshold()
-    tests[node] = _Test(numerator, denominator, probs)
+      weight = threshold.value()
+    tests[node] = _Test(threshold, probs)
 
   visit(0, jnp.ones(target_probs.shape[0], jnp.float32))
   return {node: tests[node] for node in (0, *tests)}
