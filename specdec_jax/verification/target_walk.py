@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays, distributions, trees
+from specdec_jax import arrays, distributions, logits, trees
 from specdec_jax.base import Array, Draft, Tree, Verification
 from specdec_jax.verification import decision
 
@@ -49,18 +49,16 @@ def greedy_walk(
   """`target_sample_walk` along the target's argmax: its own greedy decoding,
   token for token. Nothing is drawn, and keys are not read."""
   del row_keys
-  # Each node's likeliest token, as a distribution: chances are then 0 or 1.
-  best = arrays.argmax(target_probs)[..., None]
-  ids = jnp.arange(target_probs.shape[-1], dtype=jnp.int32)
-  one_hot = (ids[None, None, :] == best).astype(jnp.float32)
   draw = lambda depth, probs: arrays.argmax(probs)
-  return decide(draw, draft, one_hot, tree=tree)
+  # With one-hot distributions the chances are 0 or 1.
+  probs = logits.one_hot_of_best(target_probs)
+  return decide(draw, draft, probs, tree=tree)
 
 
 def decide(
   draw: DrawFn, draft: Draft, target_probs: Array, *, tree: Tree
 ) -> Verification:
-  """The walk for given draws."""
+  """`target_sample_walk` for given draws."""
   decision.check_nodes(draft, tree)
   node = jnp.zeros_like(draft.lengths)
   num_accepted = jnp.zeros_like(draft.lengths)
