@@ -129,6 +129,7 @@ def test_parts_take_temperatures_in_turn(rewrite, tmp_path):
     (('--layers', '1'), {'--model': 'lm-nano'}, ('lm-nano', 'Llama')),
     ((), {'--max_new_tokens': 500}, ('prompt 8', '500', '128')),
     (('--system', 'a'), {}, ('--system', '--chat')),
+    (('--overwrite',), {}, ('--overwrite is for --tokens, not for --prompts',)),
   ],
 )
 def test_what_cannot_be_written(rewrite, tmp_path, options, changes, parts):

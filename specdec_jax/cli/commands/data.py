@@ -5,6 +5,7 @@ import functools
 import hashlib
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -155,6 +156,17 @@ def _prepare(args: argparse.Namespace) -> int:
   return 0
 
 
+# Options of `rewrite` that one source alone takes, with their defaults.
+_WITH_TOKENS: dict[str, Any] = {'splits': ['train'], 'overwrite': False}
+_WITH_PROMPTS: dict[str, Any] = {
+  'chat': False,
+  'system': None,
+  'max_new_tokens': 256,
+  'part_size': 128,
+  'layers': None,
+}
+
+
 def _add_rewrite(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   needed = functools.partial(add, required=True)
@@ -196,7 +208,7 @@ def _add_rewriting_of_tokens(parser: argparse.ArgumentParser) -> None:
   add(
     '--splits',
     nargs='+',
-    default=['train'],
+    default=_WITH_TOKENS['splits'],
     metavar='SPLIT',
     help='to be rewritten; the others are copied',
   )
@@ -207,8 +219,11 @@ def _add_writing_after_prompts(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument_group('with --prompts').add_argument
   options.add_chat(add)
   number = functools.partial(add, type=options.positive_int)
-  number('--max_new_tokens', default=256, help='per text')
-  number('--part_size', default=128, help='texts of a part')
+  defaults = _WITH_PROMPTS
+  number(
+    '--max_new_tokens', default=defaults['max_new_tokens'], help='per text'
+  )
+  number('--part_size', default=defaults['part_size'], help='texts of a part')
   add(
     '--layers',
     nargs='+',
@@ -222,6 +237,7 @@ def _add_writing_after_prompts(parser: argparse.ArgumentParser) -> None:
 def _rewrite(args: argparse.Namespace) -> int:
   """give token files, or prompts, the texts that a model writes: distillation
   and EAGLE heads need them"""
+  _check_source(args)
   if args.prompts is not None:
     return _write_after_prompts(args)
   if len(args.temperature) != 1:
@@ -229,6 +245,16 @@ def _rewrite(args: argparse.Namespace) -> int:
       f'--tokens takes one --temperature, got {len(args.temperature)}'
     )
   return _rewrite_tokens(args)
+
+
+def _check_source(args: argparse.Namespace) -> None:
+  """Raises ValueError for an option of the other source."""
+  given, other, foreign = 'tokens', 'prompts', _WITH_PROMPTS
+  if args.prompts is not None:
+    given, other, foreign = 'prompts', 'tokens', _WITH_TOKENS
+  for name, default in foreign.items():
+    if getattr(args, name) != default:
+      raise ValueError(f'--{name} is for --{other}, not for --{given}')
 
 
 def _write_after_prompts(args: argparse.Namespace) -> int:
