@@ -121,6 +121,8 @@ def test_bad_input(run, predictions, tmp_path):
     run('eval', predictions, '--targets', short), '1 targets for 3 predictions'
   )
   assert_refused(run('eval', predictions, '--metrics=meteor'), "'meteor'")
+  result = run('eval', predictions, '--metrics=bleu', '--task=any')
+  assert_refused(result, '--task: not allowed with argument --metrics')
   assert_refused(run('eval', tmp_path / 'none'), 'cannot read')
 
 

@@ -25,13 +25,16 @@ _COUNTERS = ('tokens', 'target_runs', 'drafted', 'tested', 'accepted')
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add('predictions', nargs='+', help='JSONL files of `infer` or of t5x.infer')
-  add(
+  judged_by = parser.add_mutually_exclusive_group()
+  judged_by.add_argument(
     '--metrics',
     default='bleu,rouge',
     metavar='NAME,...',
     help=f'of {", ".join(quality.METRICS)}',
   )
-  add('--task', help='a SeqIO task, whose metrics are taken instead')
+  judged_by.add_argument(
+    '--task', help='a SeqIO task, whose metrics are taken instead'
+  )
   add(
     '--targets',
     metavar='FILE',
@@ -69,7 +72,9 @@ def _metric_fns(args: argparse.Namespace) -> list[Callable[..., Any]]:
   if args.task:
     task = tasks.find(args.task, split=None, metric_fns=quality.METRICS)
     if not task.metric_fns:
-      raise ValueError(f'task {args.task} has no metrics: give --metrics')
+      raise ValueError(
+        f'task {args.task} has no metrics: give --metrics instead'
+      )
     return list(task.metric_fns)
   names = args.metrics.split(',')
   for name in names:
