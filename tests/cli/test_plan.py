@@ -191,7 +191,8 @@ def test_many_tokens_are_so_many_chip_hours(run, folder):
       'qwen3_8b has 151936 token ids, llama_3_2_1b 128256',
     ),
     (('--costs', 'x', '--target', 't5_mini'), 'give one or the other'),
-    (('--costs', 'x', '--batch_size', '2'), 'a batch size of its own'),
+    (('--costs', 'x', '--batch_size', '2'), '--costs has its own'),
+    (('--costs', 'x', '--dtype', 'float32'), '--dtype is for costs that'),
     (('--alpha', '2'), 'must be a number in [0, 1]'),
   ],
 )
@@ -221,6 +222,9 @@ def test_a_file_of_another_kind_and_a_gamma_beyond_it_are_refused(run, folder):
     ({'model': 3}, 'model must be a text, and is 3'),
     ({'profile': 0.5}, 'profile must be numbers, and is 0.5'),
     ({'num_devices': '4'}, "num_devices must be a number, and is '4'"),
+    ({'alpha_interval': [0.5]}, 'alpha_interval must be two numbers'),
+    ({'draft_seconds': float('inf')}, 'draft_seconds must be a number, and'),
+    ({'c_hat': 10**400}, 'c_hat must be a number, and is 1000'),
   ],
 )
 def test_a_file_with_a_wrong_figure_is_one_sentence(

@@ -34,9 +34,16 @@ _NEEDED = {
   **dict.fromkeys(('loop_seconds', 'c_hat', 'batch_size'), 'a number'),
   **dict.fromkeys(('source', 'model', 'drafter', 'dtype', 'device'), 'a text'),
 }
-_MEASURED = ('profile', 'alpha_interval', 'rank_rates')
+_MEASURED = {
+  'profile': 'numbers',
+  'alpha_interval': 'two numbers',
+  'rank_rates': 'numbers',
+  'num_devices': 'a number',
+}
 _OF_TREES = tuple(field.name for field in dataclasses.fields(TreeCosts))
 _WORKLOAD = ('batch_size', 'input_length', 'output_length', 'num_partitions')
+# No time, count or rate is as large.
+_HUGE = 1e300
 # Shown where alpha is not known.
 _ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -54,8 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   number('--batch_size', help='rows (default: 1)')
   number(
     '--input_length',
-    default=512,
-    help='tokens of the encoder, or of the prompt',
+    help='tokens of the encoder, or of the prompt (default: 512)',
   )
   number('--output_length', default=128, help='new tokens per row')
   number(
@@ -63,7 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help='chips that share a copy of the target (default: as the batch allows)',
   )
   add(
-    '--dtype', choices=presets.DTYPES, default='bfloat16', help='of the weights'
+    '--dtype',
+    choices=presets.DTYPES,
+    help='of the weights (default: bfloat16)',
   )
   add = parser.add_argument_group('planning').add_argument
   add(
@@ -157,8 +165,11 @@ def _check(args: argparse.Namespace) -> None:
     raise ValueError(
       f'--price {args.price:g} needs --tokens, such as --tokens 1e9'
     )
-  if args.costs and args.batch_size:
-    raise ValueError('--costs was measured for a batch size of its own')
+  for name in ('batch_size', 'input_length', 'num_partitions', 'dtype'):
+    if args.costs and getattr(args, name):
+      raise ValueError(
+        f'--{name} is for costs that are compiled: --costs has its own'
+      )
 
 
 def _read(args: argparse.Namespace) -> dict[str, Any]:
@@ -173,8 +184,7 @@ def _read(args: argparse.Namespace) -> dict[str, Any]:
       f'--costs {args.costs} is not what `specdec calibrate --json` writes'
     )
   # Files of compiled costs know of no acceptance, and of one row no interval.
-  others = {'num_devices': 'a number'}
-  others |= dict.fromkeys((*_MEASURED, *_OF_TREES), 'numbers')
+  others = _MEASURED | dict.fromkeys(_OF_TREES, 'numbers')
   for name, kind in (_NEEDED | others).items():
     is_needed = name in _NEEDED or found.get(name)
     if is_needed and not _is(kind, found.get(name)):
@@ -196,14 +206,17 @@ def _read(args: argparse.Namespace) -> dict[str, Any]:
 def _is(kind: str, value: Any) -> bool:
   if kind == 'a text':
     return isinstance(value, str)
+  if kind == 'two numbers':
+    return _is('numbers', value) and len(value) == 2
   if kind == 'numbers':
     return isinstance(value, list) and all(_is('a number', v) for v in value)
-  # JSON's true is an int to Python.
-  return isinstance(value, int | float) and not isinstance(value, bool)
+  # JSON's true is an int to Python, and Infinity and NaN are floats.
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  return is_number and abs(value) < _HUGE
 
 
 def _compile(args: argparse.Namespace) -> dict[str, Any]:
-  dtype = jnp.dtype(args.dtype)
+  dtype = jnp.dtype(args.dtype or 'bfloat16')
   batch_size, max_gamma = args.batch_size or 1, args.max_gamma or 12
   target = presets.preset(args.target, dtype=dtype)
   draft: Any
@@ -224,7 +237,7 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
     target=target,
     draft=draft,
     batch_size=batch_size,
-    input_length=args.input_length,
+    input_length=args.input_length or 512,
     output_length=args.output_length,
     num_partitions=args.num_partitions
     or workloads.default_num_partitions(slice_, batch_size),
@@ -238,7 +251,7 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
     **dataclasses.asdict(pair.tree_costs()),
     'model': args.target,
     'drafter': args.draft,
-    'dtype': args.dtype,
+    'dtype': dtype.name,
     'device': args.topology,
     'num_devices': len(slice_.devices),
     **{name: getattr(task, name) for name in _WORKLOAD},
