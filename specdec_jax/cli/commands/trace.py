@@ -42,6 +42,10 @@ def run(args: argparse.Namespace) -> int:
       f'--max_iterations {args.max_iterations} needs --svg; the terminal and '
       'the page show all iterations'
     )
+  if args.style != 'lines' and (args.html or args.svg):
+    raise ValueError(
+      f'--style {args.style} is for the terminal, not for --html or --svg'
+    )
   written = {'--html': args.html, '--svg': args.svg}
   outputs.check(written, {'the trace': args.trace})
   traced = storage.read(args.trace)
