@@ -84,7 +84,7 @@ def _entry(name: str, value: Any, begin: int, size: int) -> Entry:
     shape = [int(number) for number in value['shape']]
     start, stop = begin + int(first), begin + int(last)
     found = Entry(str(value['dtype']), shape, start, stop)
-  except (KeyError, TypeError, ValueError) as error:
+  except (KeyError, OverflowError, TypeError, ValueError) as error:
     raise ValueError(f'its header does not say what {name} is') from error
   item = np.dtype(_DTYPES.get(found.dtype, np.uint8)).itemsize
   is_known = found.dtype in _DTYPES

@@ -8,7 +8,12 @@ import pytest
 import tiny_t5
 from flax import traverse_util
 
-from specdec_jax.checkpoints import formats, loading, stored_arrays
+from specdec_jax.checkpoints import (
+  formats,
+  loading,
+  safetensors_ranges,
+  stored_arrays,
+)
 from specdec_jax.cli.main import main
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import vocabulary_files
@@ -87,3 +92,30 @@ def test_the_first_format_that_matches_is_taken(tmp_path):
     assert formats.find(tiny_t5.T5X / name) is named[name]
   with pytest.raises(ValueError, match=r'no config\.json of Hugging Face, no'):
     formats.find(tmp_path / 'none')
+
+
+def read_header(path, header):
+  """A safetensors file of two numbers, read in ranges, as from a bucket."""
+  text = json.dumps(header).encode()
+  numbers = np.float32([1, 2]).tobytes()
+  path.write_bytes(len(text).to_bytes(8, 'little') + text + numbers)
+  return safetensors_ranges.RemoteFile(path)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'shape': None}, 'its header does not say what x is'),
+    ({'shape': [float('inf')]}, 'its header does not say what x is'),
+    ({'data_offsets': [0]}, 'its header does not say what x is'),
+    ({'shape': [3]}, r'tensor x does not lie in its \d+ bytes'),
+    ({'data_offsets': [4, 12]}, r'tensor x does not lie in its \d+ bytes'),
+  ],
+)
+def test_a_damaged_header_of_safetensors(tmp_path, changes, message):
+  entry = {'dtype': 'F32', 'shape': [2], 'data_offsets': [0, 8]}
+  path = tmp_path / 'model.safetensors'
+  found = read_header(path, {'x': entry}).get_tensor('x')
+  np.testing.assert_array_equal(found, np.float32([1, 2]))
+  with pytest.raises(ValueError, match=message):
+    read_header(path, {'x': entry | changes})
