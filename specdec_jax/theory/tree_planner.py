@@ -25,7 +25,8 @@ class TreeCosts:
       interpolated, and a smaller tree costs as much as the first.
     tree_seconds: of the iteration that scores each, walks it and moves its path
       in the caches, without the drafting.
-    level_seconds: of drafting a depth of each, on average.
+    level_seconds: of drafting a depth of each, on average; a depth costs a
+      token of a chain at the least.
   """
 
   tree_nodes: Sequence[int]
@@ -156,10 +157,11 @@ def _iteration_seconds(
   costs: Costs, tree_costs: TreeCosts | None, num_nodes: int, depth: int
 ) -> float:
   """One iteration with a tree."""
-  if tree_costs is None:
-    drafting = costs.drafting_seconds(depth)
-  else:
-    drafting = tree_costs.drafting_seconds(num_nodes, depth)
+  drafting = costs.drafting_seconds(depth)
+  if tree_costs is not None:
+    # A chain's parts are compiled apart: weights that one program keeps on the
+    # chip from depth to depth would be a gain of trees alone.
+    drafting = max(drafting, tree_costs.drafting_seconds(num_nodes, depth))
   scoring = _scoring_seconds(costs, tree_costs, num_nodes)
   return drafting + scoring + costs.loop_seconds
 

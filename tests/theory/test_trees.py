@@ -1,5 +1,6 @@
 """What trees give, and the best of them, against all that there are."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -204,6 +205,14 @@ def test_prices_of_trees_take_the_place_of_those_of_chains():
     )
   assert f'costs {seconds:.2f} plain steps, of which scoring' in found.sentence
   assert f'of 1 rows is {1 + overhead + 0.2 * beyond:.2f}.' in found.sentence
+  # No depth is drafted in less time than a token is.
+  free = dataclasses.replace(priced, level_seconds=(0.0, 0.0))
+  found = tree_planner.plan(rates, parts, chain, tree_costs=free)
+  beyond = max(found.choice.gamma - 16, 0) / 16
+  seconds = 1 + overhead + 0.2 * beyond + 0.05 * found.depth
+  assert found.choice.speedup == pytest.approx(
+    found.choice.expected_tokens / seconds
+  )
 
 
 @pytest.mark.parametrize(
