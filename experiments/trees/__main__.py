@@ -275,7 +275,8 @@ def accelerators(topologies: Sequence[str], name: str, batch: int) -> Table:
         }
       )
   notes = (
-    'Predictions: iterations without drafting are compiled for the slice and '
+    'Predictions: iterations without drafting are compiled for the slice, the '
+    'tree with its ancestor mask, the walk and the moving of its path, and '
     'priced by a roofline; nothing was run. The chain has as many tokens as '
     'the tree has nodes.',
     f'Tokens per target run are expected ones at alpha {trees.DEFAULT_ALPHA}, '
