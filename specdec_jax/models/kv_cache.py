@@ -121,29 +121,28 @@ def _read_rows(buffer: Array, starts: Array, span: int) -> Array:
   """`[B, H, span, D]`, from `starts[b]` on.
 
   A gather, like a scatter, makes the TPU compiler insert copies of the cache.
-  So does whatever lays out a cache in one of two loops that share it, and not
-  in the other: a slice lies as its source does, so that the order of axes in
-  which it is wanted would be the cache's. Hence few rows are read without a
-  loop, and lie as the compiler lays out caches that are only written.
+  So does whatever lays out a cache in one of two programs that share it, and
+  not in the other: a slice lies as its source does, so that the order of axes
+  in which it is wanted would be the cache's. Hence it is told the order in
+  which the compiler lays out caches that are only written.
   """
   batch_size, num_heads, capacity, head_dim = buffer.shape
   zero = jnp.zeros((), starts.dtype)
+  order = _axes_on_tpus(capacity, head_dim)
 
   def read(row: Array | int) -> Array:
     start = (jnp.asarray(row, starts.dtype), zero, starts[row], zero)
     size = (1, num_heads, span, head_dim)
-    return jax.lax.dynamic_slice(buffer, start, size)
+    return jax.lax.platform_dependent(
+      jax.lax.dynamic_slice(buffer, start, size),
+      tpu=lambda found: layout.with_layout_constraint(found, order),
+      default=lambda found: found,
+    )
 
-  if batch_size > _MAX_UNROLLED_ROWS:
-    rows = jnp.arange(batch_size, dtype=starts.dtype)
-    return jax.lax.map(lambda row: read(row)[0], rows)
-  order = _axes_on_tpus(capacity, head_dim)
-  lay_out = lambda row: layout.with_layout_constraint(row, order)
-  found = [
-    jax.lax.platform_dependent(read(row), tpu=lay_out, default=lambda row: row)
-    for row in range(batch_size)
-  ]
-  return jnp.concatenate(found)
+  if batch_size <= _MAX_UNROLLED_ROWS:
+    return jnp.concatenate([read(row) for row in range(batch_size)])
+  rows = jnp.arange(batch_size, dtype=starts.dtype)
+  return jax.lax.map(lambda row: read(row)[0], rows)
 
 
 def _axes_on_tpus(capacity: int, head_dim: int) -> layout.Layout:
