@@ -39,7 +39,7 @@ _HEAD = '# Results\n'
 _READING = """\
 ## How to read this page
 
-`make tables` runs the commands below (but for the first chapter's) and then
+`make tables` runs the commands of the three papers below and then
 `python -m experiments.results`, which writes this page. Values from a paper are
 marked (P) if they were read in the paper or in its authors' code, and (S) if in
 another source. Times are from the machine that is named with each table. A
