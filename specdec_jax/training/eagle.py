@@ -16,8 +16,6 @@ import jax.numpy as jnp
 from specdec_jax import arrays, base
 from specdec_jax.base import Array
 from specdec_jax.checkpoints import loading
-from specdec_jax.data import written_texts
-from specdec_jax.models import eagle
 from specdec_jax.models.eagle import Eagle, EagleConfig
 from specdec_jax.models.layers import RMSNorm, applied
 from specdec_jax.models.llama import LlamaConfig
@@ -46,13 +44,24 @@ class TargetHead:
 def read_head(target: str, dtype: Any) -> tuple[LlamaConfig, TargetHead]:
   """Sizes and head of a Llama-type target, as `--model` takes it; ValueError
   for another model."""
+  config, params = read_target(target, dtype)
+  return config, head_of(config, params)
+
+
+def read_target(target: str, dtype: Any) -> tuple[LlamaConfig, Any]:
+  """Sizes and params of a Llama-type target; as `read_head`."""
   config, params = loading.read(loading.locate(target), dtype=jnp.dtype(dtype))
   if not isinstance(config, LlamaConfig):
     raise ValueError(f'{target} is no Llama-type decoder')
+  return config, params
+
+
+def head_of(config: LlamaConfig, params: Any) -> TargetHead:
+  """The head of a Llama-type target, from its params."""
   embedding = params['token_embedder']['embedding']
   rows = embedding if config.is_tied else params['logits_dense']['kernel'].T
   norm = params['decoder_norm']['scale']
-  return config, TargetHead(embedding=embedding, rows=rows, norm=norm)
+  return TargetHead(embedding=embedding, rows=rows, norm=norm)
 
 
 class UnrolledAttention:
@@ -316,78 +325,3 @@ def _loss_sums(
     weight=weights[0],
     figures=figures | {'coverage': jnp.stack((mass, weights[0]))},
   )
-
-
-def eagle_config(
-  *,
-  target: str,
-  texts: str,
-  draft_vocab_size: int = 8192,
-  mlp_dim: int | None = None,
-  num_heads: int | None = None,
-  num_kv_heads: int | None = None,
-) -> EagleConfig:
-  """Sizes of a network that fits a target, whose own layers' sizes are the
-  default.
-
-  It reads the streams that were kept in `texts`, a folder of `specdec data
-  rewrite --prompts`, but the last of them, which is the target's output.
-  Features are normed one by one, and the normed state is that of the next
-  drafted position. ValueError if the last stream is another.
-  """
-  config, _ = read_head(target, jnp.float32)
-  layers = written_texts.load_description(texts).counts('layers', [])
-  if len(layers) < 2 or layers[-1] != config.num_layers:
-    raise ValueError(
-      f'{texts} has the streams of layers {layers}; an EAGLE-3 drafter '
-      f'needs some and the last output: give specdec data rewrite --layers, '
-      f'and {config.num_layers} as the last of them'
-    )
-  return EagleConfig(
-    vocab_size=config.vocab_size,
-    draft_vocab_size=draft_vocab_size,
-    embed_dim=config.embed_dim,
-    target_embed_dim=config.embed_dim,
-    feature_layers=tuple(layers[:-1]),
-    num_heads=num_heads or config.num_heads,
-    num_kv_heads=num_kv_heads or config.num_kv_heads,
-    head_dim=config.head_dim,
-    mlp_dim=mlp_dim or config.mlp_dim,
-    rope_base=config.rope_base,
-    norm_epsilon=config.norm_epsilon,
-    max_positions=config.max_positions,
-    fc_norm=True,
-    norm_before_next=True,
-  )
-
-
-def eagle_params(
-  config: EagleConfig,
-  rng_key: Array,
-  *,
-  target: str,
-  texts: str,
-  num_parts: int | None = None,
-) -> Any:
-  """Where a network begins: all drawn but its head.
-
-  The tokens that can be drafted are those that the target wrote most often in
-  `texts`, a folder of `specdec data rewrite --prompts`; how much of its output
-  they cover is printed. Their logits, and the norm before them, begin as the
-  target's.
-  """
-  counts = written_texts.token_counts(
-    texts, config.vocab_size, num_parts=num_parts
-  )
-  ids, coverage = written_texts.most_frequent(counts, config.draft_vocab_size)
-  print(
-    f'{len(ids):,} of {config.vocab_size:,} tokens can be drafted: '
-    f'{coverage:.2%} of {counts.sum():,} that {target} wrote',
-    flush=True,
-  )
-  _, head = read_head(target, jnp.float32)
-  params = jax.jit(eagle.init_params, static_argnums=0)(config, rng_key)
-  params['target_ids'] = jnp.asarray(ids, jnp.int32)
-  params['logits_dense'] = {'kernel': head.rows[jnp.asarray(ids)].T}
-  params['decoder_norm'] = {'scale': head.norm}
-  return params

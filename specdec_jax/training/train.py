@@ -81,7 +81,7 @@ def train(
     loss: from the config to what is minimised, such as `@glancing.block_loss`;
       None is cross entropy, with the smoothing and z-loss above.
     initial_params: from the config and a key to where a new run begins, such as
-      `@recipes.spec_drafter_params`; None draws a T5.
+      `@recipes.spec_drafter_params`, unless a path is given; None draws a T5.
     vocabulary: the SentencePiece model, to be put beside the weights; None
       takes the one that the data set brings.
     seed: of the first parameters and of dropout.
@@ -120,11 +120,11 @@ def train(
     _reporting(folder, schedule, log_period) as (report, say),
   ):
     first = None
-    if initial_params is not None:
-      first = initial_params(config, jax.random.key(seed))
-    elif initial_checkpoint_path is not None:
+    if initial_checkpoint_path is not None:
       found = loading.locate(initial_checkpoint_path)
       first = formats.find(found).read_params(found, in_float32, None)
+    elif initial_params is not None:
+      first = initial_params(config, jax.random.key(seed))
     params = loop.train(
       config=config,
       dataset=dataset,

@@ -15,7 +15,7 @@ from specdec_jax.models import eagle as network
 from specdec_jax.models import families
 from specdec_jax.models.eagle import EagleConfig
 from specdec_jax.models.llama import LlamaConfig
-from specdec_jax.training import chunked, eagle, metrics_log
+from specdec_jax.training import chunked, eagle, eagle_start, metrics_log
 from specdec_jax.training.eagle import TargetHead
 from specdec_jax.training.losses import LossSums
 from tests.cli import tiny
@@ -281,15 +281,54 @@ def test_a_run_that_was_stopped_goes_on(texts, capsys):
   assert 0 < lines('whole')[2]['validation_alpha_1'] < 1
 
 
+def test_a_run_begins_from_another(texts):
+  """And not from the target, which it begins from without."""
+  assert train(texts, 'first', 2) == 0
+  first = texts / 'first' / 'model'
+  still = '--gin.LEARNING_RATE=1e-30'
+  path = f'--gin.INITIAL_CHECKPOINT_PATH="{first}"'
+  assert train(texts, 'second', 2, still, path) == 0
+  _, expected = loading.read(first, only_drafts=True)
+  _, found = loading.read(texts / 'second' / 'model', only_drafts=True)
+  jax.tree.map(np.testing.assert_array_equal, expected, found)
+
+
+def test_a_network_begins_near_its_target(texts):
+  """Its hidden state as the last feature, though that is normed by a scale."""
+  target = str(texts / 'model')
+  config = eagle_start.eagle_config(
+    target=target, texts=str(texts / 'texts'), draft_vocab_size=64
+  )
+  scale = jnp.linspace(-2.0, 3.0, config.embed_dim)
+  found, read = loading.read(loading.locate(target))
+  read['layers_2']['pre_self_attention_layer_norm']['scale'] = scale
+  params = eagle_start.begun(
+    config, jax.random.key(0), found, read, target_ids=jnp.arange(64)
+  )
+  features = jax.random.normal(jax.random.key(1), (1, 9, 2, config.embed_dim))
+  hidden = network.Eagle(config).apply(
+    {'params': params},
+    features.reshape(1, 9, -1),
+    method=network.Eagle.join,
+  )
+  last = features[:, :, 1]
+  cosine = lambda a, b: (
+    jnp.sum(a * b, -1)
+    / (jnp.linalg.norm(a, axis=-1) * jnp.linalg.norm(b, axis=-1))
+  )
+  assert cosine(hidden, last).min() > 0.95
+  assert cosine(hidden, last * scale).max() < 0.8
+
+
 def test_the_loss_of_a_batch_is_that_of_its_positions(texts):
   """One by one: where drafting may begin, how far it stays in its text, and
   what the target says there."""
   target = str(texts / 'model')
   found_config, head = eagle.read_head(target, jnp.float32)
-  config = eagle.eagle_config(
+  config = eagle_start.eagle_config(
     target=target, texts=str(texts / 'texts'), draft_vocab_size=64
   )
-  params = eagle.eagle_params(
+  params = eagle_start.eagle_params(
     config, jax.random.key(0), target=target, texts=str(texts / 'texts')
   )
   dataset = written_rows.from_written_texts(
@@ -379,7 +418,7 @@ def test_batches_hold_every_text_once_with_its_streams(texts):
 def test_texts_without_the_last_stream_are_refused(texts, tmp_path):
   written_texts.begin(tmp_path / 'other', {'layers': [1, 2]})
   with pytest.raises(ValueError, match=r'layers \[1, 2\].*and 3 as the last'):
-    eagle.eagle_config(
+    eagle_start.eagle_config(
       target=str(texts / 'model'), texts=str(tmp_path / 'other')
     )
   with pytest.raises(ValueError, match='0 complete parts, 1 are needed'):

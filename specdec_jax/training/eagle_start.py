@@ -1,0 +1,138 @@
+"""Where an EAGLE-3 network begins: sizes that fit a target, and parameters."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.base import Array
+from specdec_jax.data import written_texts
+from specdec_jax.models import eagle
+from specdec_jax.models.eagle import EagleConfig
+from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.training.eagle import head_of, read_head, read_target
+
+# Of a norm's scale that is undone, and of the drawn weights of all features but
+# the last.
+_LEAST_SCALE = 0.01
+_SHARE_OF_OTHERS = 0.1
+
+
+def eagle_config(
+  *,
+  target: str,
+  texts: str,
+  draft_vocab_size: int = 8192,
+  mlp_dim: int | None = None,
+  num_heads: int | None = None,
+  num_kv_heads: int | None = None,
+) -> EagleConfig:
+  """Sizes of a network that fits a target, whose own layers' sizes are the
+  default.
+
+  It reads the streams that were kept in `texts`, a folder of `specdec data
+  rewrite --prompts`, but the last of them, which is the target's output.
+  Features are normed one by one, and the normed state is that of the next
+  drafted position. ValueError if the last stream is another.
+  """
+  config, _ = read_head(target, jnp.float32)
+  layers = written_texts.load_description(texts).counts('layers', [])
+  if len(layers) < 2 or layers[-1] != config.num_layers:
+    raise ValueError(
+      f'{texts} has the streams of layers {layers}; an EAGLE-3 drafter '
+      f'needs some and the last output: give specdec data rewrite --layers, '
+      f'and {config.num_layers} as the last of them'
+    )
+  return EagleConfig(
+    vocab_size=config.vocab_size,
+    draft_vocab_size=draft_vocab_size,
+    embed_dim=config.embed_dim,
+    target_embed_dim=config.embed_dim,
+    feature_layers=tuple(layers[:-1]),
+    num_heads=num_heads or config.num_heads,
+    num_kv_heads=num_kv_heads or config.num_kv_heads,
+    head_dim=config.head_dim,
+    mlp_dim=mlp_dim or config.mlp_dim,
+    rope_base=config.rope_base,
+    norm_epsilon=config.norm_epsilon,
+    max_positions=config.max_positions,
+    fc_norm=True,
+    norm_before_next=True,
+  )
+
+
+def eagle_params(
+  config: EagleConfig,
+  rng_key: Array,
+  *,
+  target: str,
+  texts: str,
+  num_parts: int | None = None,
+) -> Any:
+  """Where a network begins: near the target, but for its layer, which is drawn.
+
+  The tokens that can be drafted are those that the target wrote most often in
+  `texts`, a folder of `specdec data rewrite --prompts`; how much of its output
+  they cover is printed. Their logits, and the norm before them, begin as the
+  target's. Norms of features and of embeddings begin as those of the target's
+  layers that read the same, which hold the few outlying dimensions of a stream
+  down; and the hidden state begins as the last feature, so that the layer adds
+  to a stream from which those logits can be read.
+  """
+  counts = written_texts.token_counts(
+    texts, config.vocab_size, num_parts=num_parts
+  )
+  ids, coverage = written_texts.most_frequent(counts, config.draft_vocab_size)
+  print(
+    f'{len(ids):,} of {config.vocab_size:,} tokens can be drafted: '
+    f'{coverage:.2%} of {counts.sum():,} that {target} wrote',
+    flush=True,
+  )
+  found, params = read_target(target, jnp.float32)
+  return begun(config, rng_key, found, params, jnp.asarray(ids, jnp.int32))
+
+
+def begun(
+  config: EagleConfig,
+  rng_key: Array,
+  target_config: LlamaConfig,
+  target_params: Any,
+  target_ids: Array,
+) -> Any:
+  """As `eagle_params`, for a target that is read and `target_ids` `[V_draft]`,
+  the tokens that can be drafted."""
+  head = head_of(target_config, target_params)
+  scale_of = functools.partial(_norm_scale, target_config, target_params)
+  params = jax.jit(eagle.init_params, static_argnums=0)(config, rng_key)
+  params['target_ids'] = target_ids
+  params['logits_dense'] = {'kernel': head.rows[target_ids].T}
+  params['decoder_norm'] = {'scale': head.norm}
+  params['embedding_layer_norm'] = {'scale': scale_of(0)}
+  for i, layer in enumerate(config.feature_layers):
+    params[f'feature_norms_{i}'] = {'scale': scale_of(layer)}
+  kernel = params['features_dense']['kernel']
+  last = scale_of(config.feature_layers[-1])
+  params['features_dense'] = {'kernel': _passing_the_last(kernel, last)}
+  return params
+
+
+def _norm_scale(config: LlamaConfig, params: Any, layer: int) -> Array:
+  """The scale `[embed]` of the norm by which a target reads the input of a
+  layer, or its own output; of root mean square 1."""
+  if layer == config.num_layers:
+    scale = params['decoder_norm']['scale']
+  else:
+    norms = params[f'layers_{layer}']
+    scale = norms['pre_self_attention_layer_norm']['scale']
+  return scale / jnp.sqrt(jnp.mean(scale**2))
+
+
+def _passing_the_last(kernel: Array, scale: Array) -> Array:
+  """The kernel `[features, embed]` of joined features, of which the last, that
+  was normed with `scale`, passes as it was before that scale; of the others
+  little."""
+  dim = scale.size
+  undone = jnp.sign(scale) / jnp.maximum(jnp.abs(scale), _LEAST_SCALE)
+  others = _SHARE_OF_OTHERS * kernel[:-dim]
+  return jnp.concatenate([others, jnp.diag(undone)])
