@@ -16,9 +16,18 @@ def alphas(line: Mapping[str, Any], prefix: str = _VALIDATED) -> list[float]:
   return [found[name] for name in sorted(found, key=lambda x: (len(x), x))]
 
 
+def joined(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+  """The lines of runs that each began from the one before; steps count on."""
+  found: list[dict[str, Any]] = []
+  for lines in runs:
+    before = found[-1]['step'] if found else 0
+    found += [{**line, 'step': before + line['step']} for line in lines]
+  return found
+
+
 def draw(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
   """Writes it, from the lines of metrics.jsonl: training as lines, validation
-  as points."""
+  as points. Lines may have fewer alphas than others."""
   figure, (left, right) = plots.new_figure(2)
   trained = [line for line in lines if alphas(line, _TRAINED)]
   validated = [line for line in lines if alphas(line)]
@@ -28,9 +37,12 @@ def draw(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
   ):
     left.set_prop_cycle(None)
     left.set_prop_cycle(color=plots.COLORS)
-    steps = [line['step'] for line in points]
-    columns = zip(*(alphas(line, prefix) for line in points), strict=True)
-    for i, values in enumerate(columns):
+    for i in range(
+      max((len(alphas(line, prefix)) for line in points), default=0)
+    ):
+      name = f'{prefix}{i + 1}'
+      steps = [line['step'] for line in points if name in line]
+      values = [line[name] for line in points if name in line]
       label = f'alpha_{i + 1}' if prefix == _TRAINED else None
       left.plot(steps, values, style, markersize=4, label=label)
   left.set(xlabel='step', ylabel='mean alpha; points: validation')

@@ -85,8 +85,8 @@ def ship(
   # It was made for its owner alone.
   (folder / 'model.safetensors').chmod(0o644)
   if is_eagle:
-    lines = metrics_log.read_log(Path(runs[-1]) / metrics_log.NAME)
-    curve.draw(lines, folder / curve.NAME)
+    logs = [metrics_log.read_log(Path(run) / metrics_log.NAME) for run in runs]
+    curve.draw(curve.joined(logs), folder / curve.NAME)
   shapes = jax.tree.leaves(families.param_shapes(config))
   contents = {
     'name': name,
