@@ -74,7 +74,7 @@ COPY = Setting(
   field='prompt',
   num_characters=10**6,
   is_chat=True,
-  num_batches=8,
+  num_batches=6,
 )
 SETTINGS = {
   'ende-mini, batch 1': ENDE,
