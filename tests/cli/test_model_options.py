@@ -74,8 +74,6 @@ def test_all_three_commands_have_the_flags(run, command):
   out = run(command, '--help').out
   for flag in ('config', 'vocabulary', 'revision', 'draft_config', 'system'):
     assert f'--{flag} ' in out
-  for network in ('Llama', 'Qwen2', 'Mistral', 'T5'):
-    assert network in out
 
 
 def test_random_weights_have_sizes_of_their_own(run):

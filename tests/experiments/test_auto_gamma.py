@@ -10,8 +10,7 @@ SPEEDS = {0: 100.0, 2: 150.0, 4: 200.0, 5: 190.0, 11: 50.0}
 
 
 def test_choices_are_compared_with_the_best_and_with_plain_decoding():
-  found = experiment.compared(SPEEDS, (0, 2, 5, 11), [5, 4, 5, 5, 0])
-  assert found['best'] == 4
+  found = experiment.compared(SPEEDS, 4, (0, 2, 5, 11), [5, 4, 5, 5, 0])
   assert found['of_best'] == pytest.approx(190 / 200)
   assert found['of_plain'] == pytest.approx(1.9)
   # The last choice: a twentieth of the tokens with each of the four in turn.
@@ -22,8 +21,9 @@ def test_choices_are_compared_with_the_best_and_with_plain_decoding():
 
 def test_a_setting_that_was_measured_is_not_measured_again(tmp_path, capsys):
   speeds = {str(gamma): speed for gamma, speed in SPEEDS.items()}
-  ratios = experiment.compared(SPEEDS, (0, 2, 5, 11), [5])
-  settings = {'lm-mini': {'chosen': [5], 'tokens_per_second': speeds, **ratios}}
+  found = {'chosen': [5], 'best': 4, 'measured_again': speeds}
+  found |= experiment.compared(SPEEDS, 4, (0, 2, 5, 11), [5])
+  settings = {'lm-mini': found}
   results = {'device': 'a device', 'settings': settings}
   (tmp_path / 'results.json').write_text(json.dumps(results))
   argv = [f'--output={tmp_path}', '--settings=lm-mini']
@@ -36,4 +36,4 @@ def test_a_setting_that_was_measured_is_not_measured_again(tmp_path, capsys):
 def test_prompts_are_spread_over_their_file(name, tmp_path):
   setting = experiment.SETTINGS[name]
   texts = experiment.texts_of(setting, tmp_path)
-  assert len({*texts}) == setting.num_batches == 4
+  assert len({*texts}) == setting.num_batches == 6
