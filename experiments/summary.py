@@ -15,6 +15,21 @@ _AUTO_TEXT = """\
   [six settings](../experiments/auto_gamma/results/auto_gamma.md). It is at most
   {measuring} slower than plain decoding, measuring included.
 """
+_BEAMS = 'beams/results'
+_BEAMS_TEXT = """\
+- **Speculative beam search is exact, and drafts slow it down here:**
+  {num_different} of {num_examples} searches with {beams} beams, drafted and
+  not, end otherwise than plain beam search. One cache row per example, without drafts, has {row} times beam
+  search's speed; with drafts it is at most {drafted:.2f}, though they save
+  {saved} of the target's calls.
+"""
+_TREES = 'trees/results/speed.json'
+_TREES_TEXT = """\
+- **Trees of drafts lose on CPUs:** `ende-nano` gives {tree:.2f} tokens per
+  target run with 16 nodes and {chain:.2f} with a chain of 4, at
+  {tree_speed:.2f} and {chain_speed:.2f} times plain decoding's speed. Several
+  continuations of prompt lookup give at most {copies:.2f} tokens more than one.
+"""
 _TEXT = """\
 Speed is against the fastest plain decoding on the same machine: batch 1, greedy
 and after the prefill unless stated otherwise.
@@ -31,8 +46,8 @@ and after the prefill unless stated otherwise.
   everything in float32 ({elsewhere}), all three pairs lose: {losses}.
 - **Worst: {worst:.2f}.** The Spec-Drafter at batch {worst_batch} ({worst_way},
   float32, {elsewhere}).
-- **Theory is reproduced.** Leviathan's Table 1 to the printed digits, the
-  expected speeds of Table 4 within {table_4:.2f}.
+{trees}{beams}- **Theory is reproduced.** Leviathan's Table 1 to the printed
+  digits, the expected speeds of Table 4 within {table_4:.2f}.
 - **Leviathan's speeds are not reproduced:** {ende:.2f} where the paper has
   {ende_theirs}, and {synopsis:.2f} where it has {synopsis_theirs}. Acceptance
   is similar: alpha is {ende_alpha:.2f} (paper: {ende_alphas}) and
@@ -100,6 +115,8 @@ def lines(root: Path) -> str:
     synopsis_alphas=_range(speed['debian_synopsis', 0], 1),
     **_suite(json.loads((root / _SUITE).read_text())),
     auto=_auto(root / _AUTO),
+    trees=_trees(root / _TREES),
+    beams=_beams(root / _BEAMS),
     **_theory(rows['leviathan2023/table_4']),
     **_gains(rows['sun2024/tokens_per_run']),
     **_xia(rows['xia2023/main']),
@@ -164,6 +181,55 @@ def _auto(path: Path) -> str:
   return _AUTO_TEXT.replace('\n  ', ' ').format(
     of_best=f'{min(ratios):.2f} to {max(ratios):.2f}',
     measuring=f'{1 - slowest:.0%}',
+  )
+
+
+def _trees(path: Path) -> str:
+  """The line on trees of drafts, if they were measured."""
+  if not path.exists():
+    return ''
+  rows = json.loads(path.read_text())['rows']
+  own = {r['draft']: r for r in rows if r['drafter'] == 'ende-nano'}
+  copied = [row for row in rows if row['drafter'] == 'prompt_lookup']
+  runs = {
+    (row['category'], row['draft']): row['tokens per run'] for row in copied
+  }
+  chain, tree = own['chain of 4'], own['tree of 16']
+  return _TREES_TEXT.replace('\n  ', ' ').format(
+    tree=tree['tokens per run'],
+    tree_speed=tree['speed'],
+    chain=chain['tokens per run'],
+    chain_speed=chain['speed'],
+    copies=max(
+      tokens - runs[category, 'chain of 4']
+      for (category, _), tokens in runs.items()
+    ),
+  )
+
+
+def _beams(folder: Path) -> str:
+  """The line on speculative beam search, if it was measured."""
+  paths = [folder / f'{name}.json' for name in ('equality', 'speed')]
+  if not all(path.exists() for path in paths):
+    return ''
+  equal, timed = (json.loads(path.read_text())['rows'] for path in paths)
+  speeds = lambda is_drafted: [
+    row['speed over beam search']
+    for row in timed
+    if row['drafter'] != 'plain' and (row['gamma'] > 0) == is_drafted
+  ]
+  saved = [
+    1 - row['target calls'] / row['target calls of beam search']
+    for row in equal
+    if row['drafter'] == 'ende-nano'
+  ]
+  return _BEAMS_TEXT.replace('\n  ', ' ').format(
+    num_different=sum(row['examples with a difference'] for row in equal),
+    num_examples=f'{sum(row["examples"] for row in equal):,}',
+    beams=_listed(sorted({str(row['beams']) for row in equal})),
+    row=_listed(f'{speed:.2f}' for speed in speeds(False)),
+    drafted=max(speeds(True)),
+    saved=f'{min(saved):.0%} to {max(saved):.0%}',
   )
 
 
