@@ -19,9 +19,9 @@ _BEAMS = 'beams/results'
 _BEAMS_TEXT = """\
 - **Speculative beam search is exact, and drafts slow it down here:**
   {num_different} of {num_examples} searches with {beams} beams, drafted and
-  not, end otherwise than plain beam search. One cache row per example, without drafts, has {row} times beam
-  search's speed; with drafts it is at most {drafted:.2f}, though they save
-  {saved} of the target's calls.
+  not, end otherwise than plain beam search. One cache row per example, without
+  drafts, has {row} times beam search's speed; with drafts it is at most
+  {drafted:.2f}, though they save {saved} of the target's calls.
 """
 _TREES = 'trees/results/speed.json'
 _TREES_TEXT = """\
