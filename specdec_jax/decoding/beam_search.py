@@ -155,7 +155,7 @@ def checked_rules(
   return Rules(
     num_beams=num_beams,
     alpha=alpha,
-    eos_ids=(eos_id,) if isinstance(eos_id, int) else eos_id or (-1,),
+    eos_ids=state_lib.eos_ids(eos_id) or (-1,),
     vocab_size=target.vocab_size if vocab_size is None else vocab_size,
   )
 
@@ -185,9 +185,7 @@ def start(prompt: base.Prompt, *, num_beams: int, max_len: int) -> Search:
   """One live beam a row, which holds the prompt, in int32."""
   batch_size, prompt_len = prompt.decoder_tokens.shape
   lengths = prompt.decoder_lengths
-  max_lengths = jnp.full_like(lengths, max_len)
-  if prompt.max_lengths is not None:
-    max_lengths = jnp.minimum(prompt.max_lengths, max_len)
+  max_lengths = state_lib.limits(prompt, max_len)
   tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, max_len - prompt_len)))
   live = jnp.repeat(tokens[:, None], num_beams, axis=1)
   nothing = jnp.full((batch_size, num_beams), NOTHING, jnp.float32)

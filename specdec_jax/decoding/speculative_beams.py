@@ -144,14 +144,7 @@ def init(
       f'levels of {drafter.width} nodes cannot hold {num_beams} beams: draft '
       'at least as many'
     )
-  limits = prompt.max_lengths
-  if max_new_tokens is not None:
-    limits = jnp.minimum(
-      jnp.full_like(prompt.decoder_lengths, max_len)
-      if limits is None
-      else limits,
-      prompt.decoder_lengths + max_new_tokens,
-    )
+  limits = state_lib.limits(prompt, max_len, max_new_tokens)
   prompt = dataclasses.replace(prompt, max_lengths=limits)
   batch_size, prompt_len = prompt.decoder_tokens.shape
   capacity = beam_trie.capacity(

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specdec_jax import arrays, base, keys
 from specdec_jax.base import Array, Context, Prompt
@@ -95,10 +96,7 @@ def init(
   """
   batch_size, prompt_len = prompt.decoder_tokens.shape
   tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, max_len - prompt_len)))
-  lengths = prompt.decoder_lengths
-  max_lengths = jnp.full_like(lengths, max_len)
-  if prompt.max_lengths is not None:
-    max_lengths = jnp.minimum(prompt.max_lengths, max_len)
+  lengths, max_lengths = prompt.decoder_lengths, limits(prompt, max_len)
   return DecodeState(
     context=Context(tokens=tokens, lengths=lengths),
     log_probs=jnp.zeros((batch_size, max_len), jnp.float32),
@@ -110,6 +108,24 @@ def init(
     drafter_state=drafter_state,
     statistics=statistics.init(batch_size, gamma),
   )
+
+
+def limits(
+  prompt: Prompt, max_len: int, max_new_tokens: int | None = None
+) -> Array:
+  """The length, int32 `[B]`, at which each row is done: of its own limit,
+  `max_len`, and `max_new_tokens` behind its prompt, the least."""
+  least = jnp.full_like(prompt.decoder_lengths, max_len)
+  if prompt.max_lengths is not None:
+    least = jnp.minimum(prompt.max_lengths, least)
+  if max_new_tokens is not None:
+    least = jnp.minimum(prompt.decoder_lengths + max_new_tokens, least)
+  return least
+
+
+def eos_ids(eos_id: EosId) -> tuple[int, ...]:
+  """The ids that end a sequence; see `commit`."""
+  return tuple(np.atleast_1d(eos_id).tolist())
 
 
 def commit(
@@ -142,8 +158,7 @@ def commit(
   has_nan = state.has_nan | (is_bad & ~state.done)
 
   lengths = state.context.lengths
-  eos_ids = (eos_id,) if isinstance(eos_id, int) else eos_id
-  is_eos = jnp.isin(tokens, jnp.array(eos_ids, jnp.int32))
+  is_eos = jnp.isin(tokens, jnp.array(eos_ids(eos_id), jnp.int32))
   counts = jnp.minimum(counts, state.max_lengths - lengths)
   counts = jnp.minimum(counts, arrays.count_leading(~is_eos) + 1)
   counts = jnp.where(state.done | has_nan, 0, counts)
