@@ -86,13 +86,17 @@ def choose(trials: Sequence[Trial], batch_size: int) -> Choice:
   docs/design.md tells why, and when each trial speaks for itself.
 
   Args:
-    trials: of different gammas; ValueError unless 0 is among them.
+    trials: of different gammas; ValueError unless 0 and another are among them.
     batch_size: B, rows that an iteration serves.
   """
   trials = sorted(trials, key=lambda trial: trial.gamma)
   plain, drafting = trials[0], trials[1:]
   if plain.gamma:
     raise ValueError('gamma 0 was not tried')
+  if not drafting:
+    raise ValueError(
+      'no gamma but 0 was tried: there is nothing to choose from'
+    )
   costs = Costs(
     widths=[trial.gamma + 1 for trial in trials],
     target_seconds=[trial.iteration_seconds for trial in trials],

@@ -329,12 +329,14 @@ def _reason(
   drafting = costs.drafting_seconds(gamma) / costs.plain_seconds
   loop = costs.loop_seconds / costs.plain_seconds
   drafted = f'drafting {gamma} token' + 's' * (gamma > 1)
+  rows = f'{batch_size} row' + 's' * (batch_size > 1)
   if tokens < 1.25:
     return f'only {profile[0]:.0%} of the drafted tokens are accepted'
   reasons = {
     f'{drafted} costs {drafting:.2f} plain steps': drafting,
-    f'scoring {gamma + 1} positions of {batch_size} rows costs {ratio:.2f} '
-    'plain steps': ratio - 1,
+    f'scoring {gamma + 1} positions of {rows} costs {ratio:.2f} plain steps': (
+      ratio - 1
+    ),
     f'the loop itself costs {loop:.2f} plain steps per iteration': loop,
   }
   return max(reasons, key=lambda reason: reasons[reason])

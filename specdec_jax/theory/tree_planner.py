@@ -121,10 +121,11 @@ def plan(
       )
   else:
     scoring = _scoring_seconds(costs, tree_costs, num_nodes)
+    rows = f'{batch_size} row' + 's' * (batch_size > 1)
     sentence = (
       f'No tree is faster: {found}, since its iteration costs '
       f'{seconds / costs.plain_seconds:.2f} plain steps, of which scoring '
-      f'{num_nodes + 1} positions of {batch_size} rows is '
+      f'{num_nodes + 1} positions of {rows} is '
       f'{scoring / costs.plain_seconds:.2f}.'
     )
   return TreePlan(

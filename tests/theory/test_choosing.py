@@ -157,6 +157,8 @@ def test_prefills_and_idle_rows_count():
   assert choosing.choose(trials, 4).gamma == 5
 
 
-def test_gamma_0_must_be_tried():
+def test_gamma_0_and_another_must_be_tried():
   with pytest.raises(ValueError, match='gamma 0 was not tried'):
     choosing.choose([trial(0.5, 2, 1.0)], 1)
+  with pytest.raises(ValueError, match='no gamma but 0 was tried'):
+    choosing.choose([trial(0.5, 0, 1.0)], 1)

@@ -204,7 +204,7 @@ def test_prices_of_trees_take_the_place_of_those_of_chains():
       found.choice.expected_tokens / seconds
     )
   assert f'costs {seconds:.2f} plain steps, of which scoring' in found.sentence
-  assert f'of 1 rows is {1 + overhead + 0.2 * beyond:.2f}.' in found.sentence
+  assert f'of 1 row is {1 + overhead + 0.2 * beyond:.2f}.' in found.sentence
   # No depth is drafted in less time than a token is.
   free = dataclasses.replace(priced, level_seconds=(0.0, 0.0))
   found = tree_planner.plan(rates, parts, chain, tree_costs=free)
