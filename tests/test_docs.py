@@ -1,5 +1,7 @@
 """The pages keep their word: Python runs, links agree, figures are measured."""
 
+import importlib
+import inspect
 import re
 import runpy
 from pathlib import Path
@@ -8,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from specdec_jax.checkpoints import model_file, pretrained
+from specdec_jax.launch import gin_files
 
 _ROOT = Path(__file__).parent.parent
 _DOCS = _ROOT / 'docs'
@@ -56,6 +59,50 @@ def test_the_sizes_in_docs_can_be_read(tmp_path):
   (block,) = re.findall(r'^```json\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)
   (tmp_path / 'model.json').write_text(block)
   assert model_file.read(tmp_path).embed_dim == 384
+
+
+def bound_in_docs():
+  """Names with a dot that pages and notebooks bind, `[module.]function.name`;
+  docs/t5x.md binds those of T5X."""
+  pages = [
+    path
+    for pattern in ('*.md', 'docs/*.md', 'experiments/**/*.md')
+    for path in _ROOT.glob(pattern)
+    if path.name != 't5x.md'
+  ]
+  pages += (_ROOT / 'notebooks').glob('*.ipynb')
+  return {
+    name
+    for page in pages
+    for name in re.findall(r'--gin\.([\w.]+\.\w+)=', page.read_text('utf-8'))
+  }
+
+
+def configurables():
+  """`{module: what gin files take from it}`, of the files of this package."""
+  texts = map(gin_files.shipped_text, gin_files.shipped_names())
+  imported = re.findall(
+    r'^from (specdec_jax[\w.]*) import (\w+)', ''.join(texts), re.MULTILINE
+  )
+  return {
+    name: importlib.import_module(f'{package}.{name}')
+    for package, name in imported
+  }
+
+
+def test_what_pages_bind_is_there():
+  names, modules = bound_in_docs(), configurables()
+  assert len(names) > 8
+  for name in names:
+    *module, function, argument = name.split('.')
+    places = [modules[each] for each in module] or modules.values()
+    takers = [
+      getattr(place, function) for place in places if hasattr(place, function)
+    ]
+    assert takers, name
+    assert all(
+      argument in inspect.signature(each).parameters for each in takers
+    ), name
 
 
 def test_links_to_the_repository_agree():
