@@ -43,15 +43,18 @@ _COMMANDS = {
 }
 
 EXIT_OK, EXIT_BUG, EXIT_BAD_INPUT = 0, 1, 2
+# EX_TEMPFAIL of sysexits.h.
+EXIT_TRY_AGAIN = 75
 # As shells report SIGINT and SIGPIPE.
 EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs one subcommand; the exit status: 0, 1 for a failed self-test or a bug,
-  2 for bad input, 130 for an interrupt, after which all that was written is in
-  place, and 141, without a word, for output that nobody reads any more. With
-  SPECDEC_TRACEBACK=1 in the environment, errors keep their traceback."""
+  2 for bad input, 75 for a server that does not answer, 130 for an interrupt,
+  after which all that was written is in place, and 141, without a word, for
+  output that nobody reads any more. With SPECDEC_TRACEBACK=1 in the
+  environment, errors keep their traceback."""
   try:
     status = _run(argv)
     if sys.stdout is not None:
@@ -141,7 +144,8 @@ def _sentence(error: Exception) -> tuple[str, int]:
   if isinstance(error, OSError):
     reason = error.strerror or text or type(error).__name__
     place = f'{error.filename}: ' if error.filename else ''
-    return place + reason, EXIT_BAD_INPUT
+    is_away = isinstance(error, ConnectionError)
+    return place + reason, EXIT_TRY_AGAIN if is_away else EXIT_BAD_INPUT
   if memory.has_run_out(error):
     return (
       'out of memory; lower --batch_size, --max_new_tokens or --gamma, or take '

@@ -34,13 +34,13 @@ def impatient(monkeypatch):
   monkeypatch.setattr('gcsfs.retry.asyncio.sleep', no_time)
 
 
-def told(capfd, *command) -> str:
+def told(capfd, *command, status=2) -> str:
   """The one line of a command that is refused."""
-  status = main([str(each) for each in command])
+  found = main([str(each) for each in command])
   lines = capfd.readouterr().err.splitlines(keepends=True)
   # tensorstore says once where it has the test's token from.
   err = ''.join(each for each in lines if 'auth_provider' not in each)
-  assert status == 2, err
+  assert found == status, err
   assert err.count('\n') == 1, err
   return err.removeprefix('specdec: error: ').strip()
 
@@ -98,7 +98,8 @@ def test_no_server(server, impatient, monkeypatch, capfd):
   monkeypatch.setattr(aiohttp.ClientSession, 'request', counted)
   address = f'http://127.0.0.1:{servers.free_port()}'
   monkeypatch.setenv('STORAGE_EMULATOR_HOST', address)
-  found = told(capfd, 'generate', '--prompt=a', '--model', 'gs://absent/t5')
+  command = 'generate', '--prompt=a', '--model', 'gs://absent/t5'
+  found = told(capfd, *command, status=75)
   assert found.startswith(
     'gs://absent/t5: the server of the bucket does not answer, asked several '
     'times: give the command again when it does (Cannot connect to host '
@@ -235,7 +236,7 @@ def test_a_server_that_stays_away(
     ['convert', there, str(back), '--to=safetensors'],
   ):
     door.refusal = doors.everything_after(array)
-    found = told(capfd, *command)
+    found = told(capfd, *command, status=75)
     assert re.match(rf'(cannot write )?{there}\S*: the server', found), found
     assert 'does not answer, asked several times: give the command' in found
     assert not back.exists()
