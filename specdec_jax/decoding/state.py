@@ -113,8 +113,7 @@ def init(
 def limits(
   prompt: Prompt, max_len: int, max_new_tokens: int | None = None
 ) -> Array:
-  """The length, int32 `[B]`, at which each row is done: of its own limit,
-  `max_len`, and `max_new_tokens` behind its prompt, the least."""
+  """The length, int32 `[B]`, at which each row is done: its least limit."""
   least = jnp.full_like(prompt.decoder_lengths, max_len)
   if prompt.max_lengths is not None:
     least = jnp.minimum(prompt.max_lengths, least)
