@@ -23,6 +23,14 @@ _BEAMS_TEXT = """\
   drafts, has {row} times beam search's speed; with drafts it is at most
   {drafted:.2f}, though they save {saved} of the target's calls.
 """
+_EAGLE = 'eagle/suite/suite.json'
+_EAGLE_TEXT = """\
+- **An EAGLE-3 drafter, trained here on two cores:** with `{drafter}` at gamma
+  {gamma}, SmolLM2-135M gives {tokens} tokens per target run, at {speeds} times
+  plain decoding's speed, on {categories} ({on}, {dtype}). Prompt lookup has
+  {copied} tokens and speeds of {copied_speeds}; both in turns, {both} and
+  {both_speeds}. The [suite](../experiments/eagle/suite/suite.md) has more.
+"""
 _TREES = 'trees/results/speed.json'
 _TREES_TEXT = """\
 - **Trees of drafts lose on CPUs:** `ende-nano` gives {tree:.2f} tokens per
@@ -42,7 +50,7 @@ and after the prefill unless stated otherwise.
 - **By kind of prompt:** SmolLM2-135M with prompt lookup at gamma {suite_gamma}
   ({suite_on}, {suite_dtype}, {suite_tokens} tokens per prompt): {gains}. The
   [suite](../experiments/suite/suite.md) has more. {prediction}
-{auto}- **A loss: {lm:.2f}.** `lm-mini` with `lm-nano` on the same machine. With
+{eagle}{auto}- **A loss: {lm:.2f}.** `lm-mini` with `lm-nano` on the same machine. With
   everything in float32 ({elsewhere}), all three pairs lose: {losses}.
 - **Worst: {worst:.2f}.** The Spec-Drafter at batch {worst_batch} ({worst_way},
   float32, {elsewhere}).
@@ -114,6 +122,7 @@ def lines(root: Path) -> str:
     ende_alphas=_range(speed['debian_ende', 0], 1),
     synopsis_alphas=_range(speed['debian_synopsis', 0], 1),
     **_suite(json.loads((root / _SUITE).read_text())),
+    eagle=_eagle(root / _EAGLE),
     auto=_auto(root / _AUTO),
     trees=_trees(root / _TREES),
     beams=_beams(root / _BEAMS),
@@ -169,6 +178,36 @@ def _suite(suite: dict[str, Any]) -> Cells:
     'suite_dtype': suite['dtype'],
     'suite_tokens': suite['flags']['suite_tokens'],
   }
+
+
+def _eagle(path: Path) -> str:
+  """The line on the EAGLE-3 drafter, if it was measured: alone, against copying
+  and with it, on the categories that it was trained for."""
+  if not path.exists():
+    return ''
+  suite = json.loads(path.read_text())
+  categories = 'chat', 'coding', 'summarisation'
+  by_drafter: dict[str, dict[str, Cells]] = {}
+  for row in suite['rows']:
+    by_drafter.setdefault(row['drafter'], {})[row['category']] = row
+  drafter = next(name for name in by_drafter if name.endswith('-eagle'))
+  shown = lambda name, column: _listed(
+    f'{by_drafter[name][category][column]:.2f}' for category in categories
+  )
+  tokens, speed = 'tokens_per_target_run', 'speedup'
+  return _EAGLE_TEXT.replace('\n  ', ' ').format(
+    drafter=drafter,
+    gamma=suite['rows'][0]['gamma'],
+    categories=_listed(categories),
+    on=suite['device'],
+    dtype=suite['dtype'],
+    tokens=shown(drafter, tokens),
+    speeds=shown(drafter, speed),
+    copied=shown('prompt_lookup', tokens),
+    copied_speeds=shown('prompt_lookup', speed),
+    both=shown(f'{drafter}+lookup', tokens),
+    both_speeds=shown(f'{drafter}+lookup', speed),
+  )
 
 
 def _auto(path: Path) -> str:

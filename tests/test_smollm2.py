@@ -13,12 +13,13 @@ import jax
 import numpy as np
 import pytest
 
+import specdec_jax
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.checkpoints import loading
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.models import families
-from specdec_jax.text import prompts
+from specdec_jax.text import prompts, suite_prompts
 
 pytestmark = [
   pytest.mark.smollm2,
@@ -147,3 +148,29 @@ def test_a_batch_gives_row_by_row_what_batch_one_gives():
     np.testing.assert_array_equal(new_tokens(output, together, i), expected)
     texts.add(tuple(expected))
   assert len(texts) == 4
+
+
+def test_the_shipped_eagle_changes_no_token_of_the_suite():
+  """Of two prompts of each category that is not long; and it is of use."""
+  model()
+  examples = suite_prompts.own()
+  del examples['long input']
+  texts = [
+    suite_prompts.shown(example, False)
+    for category in examples.values()
+    for example in category[:2]
+  ]
+  found = {}
+  for drafter, options in {
+    'none': {},
+    'eagle': {'draft_model': 'smollm2-135m-eagle', 'gamma': 3},
+  }.items():
+    decoder = specdec_jax.load('smollm2-135m', drafter=drafter, **options)
+    found[drafter] = specdec_jax.generate(
+      decoder, texts, max_new_tokens=24, chat=True, batch_size=len(texts) // 2
+    )
+  pairs = list(zip(*found.values(), strict=True))
+  for plain, drafted in pairs:
+    assert plain.tokens == drafted.tokens
+  total = lambda name: sum(drafted.statistics[name] for _, drafted in pairs)
+  assert total('tokens') > 1.5 * total('target_runs')
