@@ -50,8 +50,9 @@ and after the prefill unless stated otherwise.
 - **By kind of prompt:** SmolLM2-135M with prompt lookup at gamma {suite_gamma}
   ({suite_on}, {suite_dtype}, {suite_tokens} tokens per prompt): {gains}. The
   [suite](../experiments/suite/suite.md) has more. {prediction}
-{eagle}{auto}- **A loss: {lm:.2f}.** `lm-mini` with `lm-nano` on the same machine. With
-  everything in float32 ({elsewhere}), all three pairs lose: {losses}.
+{eagle}{auto}- **A loss: {lm:.2f}.** `lm-mini` with `lm-nano` on the same
+  machine. With everything in float32 ({elsewhere}), all three pairs lose:
+  {losses}.
 - **Worst: {worst:.2f}.** The Spec-Drafter at batch {worst_batch} ({worst_way},
   float32, {elsewhere}).
 {trees}{beams}- **Theory is reproduced.** Leviathan's Table 1 to the printed
