@@ -29,6 +29,7 @@ _SHOWN = (
   'experiments/**/*.svg',
   'notebooks/*.ipynb',
   'specdec_jax/pretrained/*/*.md',
+  'specdec_jax/pretrained/*/*.svg',
 )
 _NO_HEADING = """\
     options:
