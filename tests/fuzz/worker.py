@@ -20,6 +20,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import specdec_jax
 from specdec_jax.models import families
 from tests.fuzz.readers import Inputs
 
@@ -44,6 +45,8 @@ LOG = 'worker.log'
 _LOG_BYTES = 2**20
 _KEPT_PER_KIND = 2
 _IN_OPEN = 0x20
+# A clone's folder can have the package's name, too.
+_PACKAGE = f'{Path(specdec_jax.__file__).parent}/'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,7 +262,7 @@ def _note(error: BaseException | None) -> str:
   frames = [
     frame
     for frame in traceback.extract_tb(error.__traceback__)
-    if 'specdec_jax' in frame.filename
+    if frame.filename.startswith(_PACKAGE)
   ]
   last = frames[-1] if frames else None
   place = f' at {Path(last.filename).name}:{last.lineno}' if last else ''
