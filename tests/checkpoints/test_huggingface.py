@@ -138,7 +138,7 @@ def test_shards_equal_the_single_file(folder):
   assert_trees_equal(huggingface.read_params(folder, config), params)
 
 
-def test_a_tied_head_in_the_file_is_ignored(folder):
+def test_a_tied_head_in_the_file_is_the_embeddings(folder):
   config, params, _ = load(huggingface, folder)
   rewrite(
     folder,
@@ -148,6 +148,9 @@ def test_a_tied_head_in_the_file_is_ignored(folder):
     }),
   )  # fmt: skip
   assert_trees_equal(huggingface.read_params(folder, config), params)
+  rewrite(folder, lambda t: t.update({'lm_head.weight': -t['lm_head.weight']}))
+  with pytest.raises(ValueError, match=r'lm_head\.weight differs from'):
+    huggingface.read_params(folder, config)
 
 
 def test_missing_files_are_named(folder):
@@ -287,6 +290,10 @@ LLAMA3 = {
     (
       {'rope_scaling': LLAMA3 | {'beta_fast': 32}},
       r'rope_scaling\.beta_fast is 32, a key that is not known',
+    ),
+    (  # Where there is a rope_scaling, transformers takes nothing from here.
+      {'rope_scaling': LLAMA3, 'rope_parameters': {'rope_theta': 1e6}},
+      'rope_parameters is .*not known',
     ),
     (
       {'partial_rotary_factor': 0.5},

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from specdec_jax.checkpoints import parameters, settings
+from specdec_jax.checkpoints import parameters, safetensors_folder, settings
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.models import attention
@@ -103,11 +103,10 @@ def rope_place(
   values: Settings, key: str, *, is_spread: bool = False
 ) -> Settings:
   """Where a rotary setting is: transformers 4 has some at the top of the file,
-  transformers 5 all in rope_parameters."""
-  places = [values.at('rope_parameters'), values.at('rope_scaling')]
-  if is_spread:
-    places.append(values)
-  return next((place for place in places if place.has(key)), places[-1])
+  transformers 5 all in rope_parameters, unless there is a rope_scaling."""
+  scaling = values.at('rope_scaling')
+  place = scaling if scaling.values else values.at('rope_parameters')
+  return values if is_spread and not place.has(key) else place
 
 
 def rope_scaling(values: Settings) -> RopeScaling | None:
@@ -173,12 +172,15 @@ def needed(
   folder: Path, config: LlamaConfig, tensors: dict[str, Any]
 ) -> tuple[dict[str, Any], tuple[Parameter, ...]]:
   """The tensors of a folder that the network needs, and its parameters."""
-  copy = 'lm_head.weight' if config.is_tied else ''
-  kept = {
-    name: tensor
-    for name, tensor in tensors.items()
-    if not (name.endswith('.inv_freq') or name == copy)
-  }
+  kept = {k: v for k, v in tensors.items() if not k.endswith('.inv_freq')}
+  if config.is_tied:
+    kept = safetensors_folder.without_copy(
+      folder,
+      kept,
+      'lm_head.weight',
+      of='model.embed_tokens.weight',
+      reason='tie_word_embeddings is true',
+    )
   return kept, parameters_of(config)
 
 
