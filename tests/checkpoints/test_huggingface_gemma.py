@@ -167,6 +167,33 @@ def test_what_is_not_computed_is_refused(
     huggingface.read_config(tmp_path)
 
 
+@pytest.mark.parametrize(
+  ('factors', 'expected'),
+  [
+    ((4.0, None), 4.0),
+    ((None, 8.0), 8.0),
+    ((4.0, 8.0), 8.0),
+    ((4.0, 0.0), 1.0),
+  ],
+)
+def test_rope_scaling_overrides_rope_parameters(tmp_path, factors, expected):
+  """As transformers 5.23 reads them; the factors are those of `full_attention`,
+  0 for the type `default`."""
+  write(tmp_path, 'gemma3_text')
+  full, scaling = (
+    {'rope_type': 'linear', 'factor': each}
+    if each
+    else {'rope_type': 'default'}
+    for each in factors
+  )
+  change(
+    tmp_path,
+    rope_parameters={'full_attention': full},
+    rope_scaling=None if factors[1] is None else scaling,
+  )
+  assert huggingface.read_config(tmp_path).rope_factor == expected
+
+
 def test_a_decoder_that_starts_otherwise_is_refused(tmp_path):
   write(tmp_path, 't5gemma')
   (tmp_path / 'generation_config.json').write_text(

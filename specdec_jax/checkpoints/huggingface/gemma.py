@@ -152,11 +152,10 @@ def _period(windows: list[int]) -> int:
 
 def _rope(values: Settings) -> dict[str, float]:
   """Rotary positions that are alike in all layers: Gemma 2's."""
-  stated = values.at('rope_parameters')
-  for place in (stated, values.at('rope_scaling')):
+  for place in (values.at('rope_parameters'), values.at('rope_scaling')):
     if _rope_factor(place) != 1.0:
       place.refuse('factor', 'none: the positions of a Gemma 2 are not scaled')
-  place = stated if stated.has('rope_theta') else values
+  place = llama.rope_place(values, 'rope_theta', is_spread=True)
   base = place.number('rope_theta', 10_000.0)
   return {'rope_base': base, 'local_rope_base': base}
 
@@ -177,7 +176,10 @@ def _rope_by_layer(values: Settings) -> dict[str, float]:
   )
   if _rope_factor(local) != 1.0:
     local.refuse('factor', 'none: positions within a window are not scaled')
-  factor = _rope_factor(values.at('rope_scaling')) * _rope_factor(full)
+  # As in transformers, rope_scaling overrides what rope_parameters states.
+  factor, scaling = _rope_factor(full), values.at('rope_scaling')
+  if scaling.values:
+    factor = _rope_factor(scaling)
   return {
     'rope_base': base,
     'rope_factor': factor,
