@@ -5,7 +5,8 @@
 # make test    all tests          make check   lint, format, types
 # make modes   the exactness tests with random keys of other kinds and 64 bits
 # make fuzz    damaged files for every reader: INPUTS=1000000 SEED=0 SECONDS=inf
-# make notebooks  runs the notebooks, each from a clean kernel; keeps outputs
+# make notebooks  runs the notebooks, each from a clean kernel, into
+#              out/notebooks; KEEP=1 writes over those of notebooks/
 # make docs    the documentation as a site in site/, which opens from disk
 #
 # PYTHON chooses the interpreter (3.11 or later); each has its own environment
@@ -26,7 +27,7 @@ SENTENCE := Open the file in a text editor and save the changes before you \
   close the window.
 
 .PHONY: demo pictures proof tables test modes fuzz notebooks docs check \
-  format clean
+  environment format clean
 
 demo: $(VENV)/demo.done
 	@mkdir -p $(OUT)
@@ -115,12 +116,15 @@ fuzz: $(VENV)/dev.done
 
 # They measure times, so nothing else runs beside them.
 notebooks: $(VENV)/dev.done
-	$(BIN)/python -m notebooks.execute
+	$(BIN)/python -m notebooks.execute $(if $(KEEP),--keep)
 
 # Warnings are errors, but for the theme's advertisement of its successor.
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(VENV)/docs.done
 	$(BIN)/mkdocs build --strict
+
+# What tests and checks run in.
+environment: $(VENV)/dev.done
 
 check: $(VENV)/dev.done
 	$(BIN)/ruff check .

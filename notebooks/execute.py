@@ -1,13 +1,15 @@
-"""Executes the notebooks in clean kernels and keeps their outputs.
+"""Executes the notebooks in clean kernels.
 
-    python -m notebooks.execute [NAME ...]
+    python -m notebooks.execute [--keep] [NAME ...]
+
+They are written to out/notebooks, or, with --keep, over those of this folder.
 
 What differs from run to run without being measured is not kept: the times of
 execution, the state of widgets, and what a cell writes to stderr.
 """
 
+import argparse
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -95,11 +97,19 @@ def _kept(
 
 
 def main() -> None:
-  for name in sys.argv[1:] or names():
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('names', nargs='*', metavar='NAME')
+  parser.add_argument('--keep', action='store_true')
+  args = parser.parse_args()
+  written = FOLDER if args.keep else _ROOT / 'out' / 'notebooks'
+  written.mkdir(parents=True, exist_ok=True)
+  for name in args.names or names():
     with tempfile.TemporaryDirectory() as folder:
       book = run(name, Path(folder))
-    nbformat.write(book, FOLDER / f'{name}.ipynb')
-    print(f'executed {name}')
+    nbformat.write(book, path := written / f'{name}.ipynb')
+    print(f'executed {path}')
 
 
 if __name__ == '__main__':

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 
@@ -50,6 +51,22 @@ def test_runs_from_a_clean_kernel(name, tmp_path):
   # Raises if a cell fails or warns, or if the slider does not move its picture.
   book = execute.run(name, tmp_path)
   assert len(pictures(book)) == len(pictures(execute.read(name)))
+
+
+@pytest.mark.parametrize('option', [[], ['--keep']])
+def test_a_run_changes_no_notebook_unless_asked(option, tmp_path, monkeypatch):
+  monkeypatch.setattr(execute, 'FOLDER', tmp_path / 'notebooks')
+  monkeypatch.setattr(execute, '_ROOT', tmp_path)
+  monkeypatch.setattr(sys, 'argv', ['execute', *option])
+  cell = nbformat.v4.new_code_cell('print(6 * 7)')
+  tracked = tmp_path / 'notebooks' / 'short.ipynb'
+  tracked.parent.mkdir()
+  nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tracked)
+  before = tracked.read_text()
+  execute.main()
+  written = tracked if option else tmp_path / 'out/notebooks/short.ipynb'
+  assert nbformat.read(written, as_version=4).cells[0].outputs[0].text == '42\n'
+  assert (tracked.read_text() == before) == (not option)
 
 
 @pytest.mark.parametrize('name', NAMES)
