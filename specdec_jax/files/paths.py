@@ -12,7 +12,7 @@ from specdec_jax.files.require import require
 
 # As a text, and as what `Path` makes of it.
 _BUCKET = re.compile(r'gs:/+')
-_ELSEWHERE = re.compile(r'[a-z][a-z0-9+.-]+:/')
+_ELSEWHERE = re.compile(r'[a-z][a-z0-9+.-]+:/', re.IGNORECASE)
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:
@@ -31,8 +31,8 @@ def user_path(path: str | os.PathLike[str]) -> Path:
     return _bucket_path(f'gs://{text[found.end() :]}')
   if _ELSEWHERE.match(text):
     raise ValueError(
-      f'{path} is neither on a local disk nor in a bucket of gs://: copy it to '
-      'one of them'
+      f'{path} is neither on a local disk nor in a bucket of gs://, in small '
+      'letters: copy it to one of them'
     )
   try:
     return Path(path).expanduser()

@@ -20,7 +20,10 @@ from tests.cli.tiny import assert_refused
 BUCKET = 's3://bucket/name'
 
 
-@pytest.mark.parametrize('path', [BUCKET, 'https://host/name', 'file:///name'])
+@pytest.mark.parametrize(
+  'path',
+  [BUCKET, 'https://host/name', 'file:///name', 'GS://bk/name', 'S3://bk/name'],
+)
 def test_a_path_that_is_not_local(path):
   for each in (path, path.replace('//', '/')):
     with pytest.raises(ValueError, match='is neither on a local disk'):
