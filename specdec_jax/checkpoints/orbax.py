@@ -5,6 +5,7 @@ reads the slices it needs, on whatever topology the tree was written.
 """
 
 import functools
+import glob
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,21 @@ def restore(folder: Path, expected: Any) -> Any:
 
 def write_tree(folder: Path, tree: Any) -> None:
   """Writes a tree of arrays; the folder appears when it is complete. Raises
-  OSError if there is no space for it."""
+  OSError if there is no space for it, and ValueError as `text_of`."""
   checkpointer = import_orbax().PyTreeCheckpointer()
   with full_disk.named(folder, tree):
-    checkpointer.save(str(folder.absolute()), tree)
+    checkpointer.save(text_of(folder.absolute()), tree)
+
+
+def text_of(folder: Path) -> str:
+  """A folder in which Orbax is to write; ValueError for a name in which it sees
+  a pattern: it finds its own files by it, or not, or those of others."""
+  if glob.has_magic(str(folder)):
+    raise ValueError(
+      f'{folder}: Orbax takes a name with *, ? or [ for a pattern: choose '
+      'another folder'
+    )
+  return str(folder)
 
 
 def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:

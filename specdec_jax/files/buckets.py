@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fnmatch
 import functools
+import glob
 import io
 import logging
 import os
@@ -182,7 +183,8 @@ class BucketPath(_EPath):
       raise ValueError(f'{self} is a whole bucket, which is not removed')
     with _asking(self) as files:
       try:
-        files.rm(str(self), recursive=True)
+        # It takes names for patterns.
+        files.rm(glob.escape(str(self)), recursive=True)
       except FileNotFoundError:
         if not missing_ok:
           raise
@@ -190,7 +192,10 @@ class BucketPath(_EPath):
   def rename(self, target: Any) -> Self:
     """Moves every object below it, one after another."""
     with _asking(self) as files:
-      files.mv(str(self), str(target), recursive=True)
+      for name in files.find(str(self)):
+        rest = f'gs://{name}'.removeprefix(str(self))
+        files.cp_file(f'gs://{name}', f'{target}{rest}')
+    self.rmtree()
     return type(self)(target)
 
 

@@ -194,11 +194,13 @@ def open_run(
   is made if need be; its `model.json` says what network is trained. The newest
   `keep` checkpoints are kept.
 
-  Raises ValueError if the folder is of another network than `config`, or is
-  open already; ImportError without the orbax-checkpoint package.
+  Raises ValueError if the folder is of another network than `config`, is open
+  already, or as `orbax.text_of`; ImportError without the orbax-checkpoint
+  package.
   """
   ocp = orbax.import_orbax()
   folder = user_path(model_dir).absolute()
+  managed = orbax.text_of(folder / _FOLDER)
   folder.mkdir(parents=True, exist_ok=True)
   options = ocp.CheckpointManagerOptions(
     max_to_keep=keep,
@@ -210,7 +212,7 @@ def open_run(
     processes.ask_first(lambda: stack.enter_context(lock))
     processes.ask_first(lambda: _check_network(folder, config))
     manager = stack.enter_context(
-      ocp.CheckpointManager(str(folder / _FOLDER), options=options)
+      ocp.CheckpointManager(managed, options=options)
     )
     checkpoints = Checkpoints(folder, manager)
     yield checkpoints

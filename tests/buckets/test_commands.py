@@ -11,6 +11,7 @@ pytest.importorskip('rouge_score')
 pytest.importorskip('sacrebleu')
 
 from specdec_jax.cli.main import main
+from specdec_jax.files.paths import user_path
 from tests.checkpoints.tiny_t5 import T5X
 from tests.cli import infer_runs
 from tests.cli.infer_runs import argv
@@ -58,9 +59,11 @@ def unwrapped(data: bytes) -> bytes:
 
 def test_infer_merge_and_eval(server, bucket, inputs, tmp_path, capfd):
   """Sharded, from a bucket and to one: every file but for the paths in it is
-  that of a run from a disk to a disk."""
+  that of a run from a disk to a disk. Names are no patterns of others."""
   there = server.upload(inputs, f'{bucket}/inputs')
-  local, out = tmp_path / 'out', f'{bucket}/results/out'
+  local, out = tmp_path / 'out[1]', f'{bucket}/results/out[1]'
+  other = f'tmp-{NAME.removesuffix(".jsonl")}-00000-of-00002/chunk'
+  server.upload(inputs / 'task.jsonl', f'{bucket}/results/out1/{other}')
   for shard in (0, 1):
     for source, target in ((inputs, local), (there, out)):
       command = infer(source, target, infer__num_shards=2)
@@ -88,8 +91,9 @@ def test_infer_merge_and_eval(server, bucket, inputs, tmp_path, capfd):
     figures.append(run(capfd, 'eval', f'{target}/{NAME}-00000-of-00001',
                        '--json', '-'))  # fmt: skip
   assert json.loads(figures[0]) == json.loads(figures[1])
-  stored = server.objects(f'{bucket}/results')['out-eval.json']
-  assert stored == (tmp_path / 'out-eval.json').read_bytes()
+  stored = server.objects(f'{bucket}/results')['out[1]-eval.json']
+  assert stored == (tmp_path / 'out[1]-eval.json').read_bytes()
+  assert set(server.objects(f'{bucket}/results/out1')) == {other}
   # Once more: all is there already.
   assert main(infer(there, out, infer__num_shards=2)) == 0
   assert f'{out}/{NAME}-00000-of-00002 is complete already' in (
@@ -119,19 +123,21 @@ def test_traces_and_prompts(server, bucket, tmp_path, capfd):
 
 
 def test_data_in_a_bucket(server, bucket, tmp_path, capfd):
-  """Token files are those that are made on a disk."""
+  """Token files are those that are made on a disk, and no others go."""
   text, words = tmp_path / 'text.jsonl', T5X / 'tiny_sp.model'
   infer_runs.write_task(text, 40)
   there = server.upload(text, f'{bucket}/text.jsonl')
   words_there = server.upload(words, f'{bucket}/words.model')
+  other = server.upload(text, f'{bucket}/tokens1/a')
   for inputs, vocabulary, target in (
     (text, words, tmp_path),
     (there, words_there, bucket),
   ):
     run(capfd, 'data', 'prepare', '--inputs', inputs, '--vocabulary',
-        vocabulary, '--out', f'{target}/tokens')  # fmt: skip
-  files = {p.name: p.read_bytes() for p in (tmp_path / 'tokens').iterdir()}
-  assert server.objects(f'{bucket}/tokens') == files
+        vocabulary, '--out', f'{target}/tokens[1]')  # fmt: skip
+  files = {p.name: p.read_bytes() for p in (tmp_path / 'tokens[1]').iterdir()}
+  assert server.objects(f'{bucket}/tokens[1]') == files
+  assert user_path(other).is_file()
 
 
 def test_a_gin_file_that_is_not_there(server, bucket, inputs, capfd):

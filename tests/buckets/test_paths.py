@@ -83,6 +83,22 @@ def test_removal(root):
   assert other.exists()
 
 
+@pytest.mark.parametrize('name', ['a[bc]', 'a*', 'a?', 'a[!x]', 'a[', 'a**'])
+def test_names_are_no_patterns(root, name):
+  """What is removed or moved, and nothing that its name would match."""
+  others = [write(root / other / 'd' / 'e', b'') for other in ('ab', 'ac', 'a')]
+  for is_moved in (True, False):
+    path = write(root / name / 'd' / '[e]', b'text')
+    assert not [*(root / name).glob('e*')]
+    if is_moved:
+      (root / name).rename(root / 'new[1]')
+      assert (root / 'new[1]' / 'd' / '[e]').read_bytes() == b'text'
+    else:
+      paths.remove_tree(root / name)
+    assert not path.exists()
+    assert all(other.exists() for other in others)
+
+
 def test_a_file_appears_when_it_is_complete(root):
   root.mkdir(parents=True, exist_ok=True)
   path = root / 'a'

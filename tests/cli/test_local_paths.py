@@ -119,6 +119,9 @@ def test_the_library(tmp_path, monkeypatch):
   for context in (runs, folders):
     with pytest.raises(ValueError, match='neither on a local disk'), context():
       pass
+  patterns = run_checkpoints.open_run('run[1]', make_config(), keep=1)
+  with pytest.raises(ValueError, match='for a pattern'):
+    patterns.__enter__()
   assert not list(tmp_path.iterdir())
 
 
