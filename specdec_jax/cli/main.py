@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import specdec_jax
-from specdec_jax.cli import options
+from specdec_jax.cli import options, outputs
 from specdec_jax.launch import gin_launch, memory, progress
 
 
@@ -57,8 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   environment, errors keep their traceback."""
   try:
     status = _run(argv)
-    if sys.stdout is not None:
-      sys.stdout.flush()
+    sys.stdout.flush()
     return status
   except KeyboardInterrupt:
     _complain('interrupted')
@@ -81,6 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+  if sys.stdout is None:
+    raise ValueError(
+      'standard output is closed; /dev/null takes what nobody is to read'
+    )
   for stream in (sys.stdout, sys.stderr):
     # A character that the terminal's encoding lacks must not end a decode.
     if isinstance(stream, io.TextIOWrapper) and (
@@ -92,7 +95,8 @@ def _run(argv: Sequence[str] | None) -> int:
     args = _parser(argv).parse_args(argv)
   except SystemExit as done:  # After --help or a wrong option.
     return int(done.code or 0)
-  return args.run_command(args) or EXIT_OK
+  with outputs.reserved(getattr(args, 'json', None)):
+    return args.run_command(args) or EXIT_OK
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:

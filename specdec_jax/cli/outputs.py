@@ -8,10 +8,12 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from specdec_jax.files import replacing
+from specdec_jax.files.one_writer import one_writer
 from specdec_jax.files.paths import is_in_bucket, user_path
 from specdec_jax.launch import progress
 from specdec_jax.measure import suite_report
@@ -62,10 +64,27 @@ def _obstacle(path: str) -> str | None:
   return None if is_allowed else 'permission denied'
 
 
+def _is_device(place: Path) -> bool:
+  """Whether it is there and no file, but a device or a pipe."""
+  return place.exists() and not place.is_file()
+
+
+def reserved(path: str | None) -> AbstractContextManager[None]:
+  """Lets no other process write a local file of results while the block runs;
+  ValueError if one does. What cannot be written is left to `check`."""
+  if path in (None, STANDARD_OUTPUT) or _obstacle(path):
+    return contextlib.nullcontext()
+  place = user_path(path)
+  if is_in_bucket(place) or _is_device(place):
+    return contextlib.nullcontext()
+  final = Path(os.path.realpath(place))
+  return one_writer(final.with_name(f'.{final.name}.lock'), path)
+
+
 @contextlib.contextmanager
 def json_lines(path: str | None) -> Iterator[Callable[[dict], None]]:
   """Yields what writes an object as one line, at once, so that an interrupt
-  keeps it; if `path` is None, it does nothing."""
+  keeps it, beside `path`; if that is None, it does nothing."""
   if path is None:
     yield lambda record: None
     return
@@ -115,12 +134,10 @@ def _write(file: Any, value: Any, **form: Any) -> None:
 def opened(path: str) -> Iterator[Any]:
   """A text file to write, or standard output; errors name `path`.
 
-  An old file of that name is replaced when the block ends well. Otherwise it
-  stays, and what was written is kept beside it, where standard error says.
+  The file has this name when the block ends well. Otherwise an old one stays,
+  and what was written is kept beside it, where standard error says.
   """
   if path == STANDARD_OUTPUT:
-    if sys.stdout is None:
-      raise ValueError('standard output is closed')
     yield sys.stdout
     return
 
@@ -130,8 +147,8 @@ def opened(path: str) -> Iterator[Any]:
       print(f'specdec: {told}', file=sys.stderr)
 
   place = user_path(path)
-  kept: Any = contextlib.nullcontext(place)  # Nothing, a device or a pipe.
-  if is_in_bucket(place) or os.path.isfile(place):
+  kept: Any = contextlib.nullcontext(place)
+  if not _is_device(place):
     kept = replacing.file(place, on_failure=say)
   with kept as begun, _written(begun, path) as file:
     yield file

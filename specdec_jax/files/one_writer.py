@@ -54,7 +54,7 @@ def _locked(lock: Path, what: object) -> IO[str]:
         owner = file.read() or 'another process'
         raise ValueError(
           f'{owner} is writing {what}: wait for it, stop it, or choose another '
-          'folder'
+          'place'
         ) from error
       # Between opening and locking it, its owner may have removed it, and
       # somebody made another.

@@ -203,6 +203,12 @@ def check_devices(num_devices: int) -> None:
     devices = jax.devices()
   except RuntimeError as error:
     raise ValueError(f'JAX has no device: {error}') from error
+  except AssertionError as error:  # Without a plug-in it says no more.
+    platforms = getattr(jax.config, 'jax_platforms', None)
+    raise ValueError(
+      f'JAX has no device of JAX_PLATFORMS={platforms}: install jax for it, '
+      'such as jax[cuda13], or unset JAX_PLATFORMS'
+    ) from error
   if type(num_devices) is not int or not 1 <= num_devices <= len(devices):
     raise ValueError(
       f'num_devices {num_devices!r}: there are {len(devices)} '

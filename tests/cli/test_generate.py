@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from specdec_jax.cli import outputs
 from specdec_jax.trace import recording, storage
 from tests.cli import tiny
 
@@ -340,10 +341,10 @@ def test_rows_decoded_before_an_error_are_kept(
   )  # fmt: skip
   assert result.status == 2
   assert 'the third batch is cursed' in result.err
-  lines = path.read_text().splitlines()
+  lines = tiny.begun(path).read_text().splitlines()
   assert len(lines) == 4
   assert result.out == ''.join(json.loads(x)['text'] + '\n' for x in lines)
-  traced = storage.read(tmp_path / 'trace')
+  traced = storage.read(tiny.begun(tmp_path / 'trace'))
   assert traced.summary is None
   assert set(range(4)) <= set(traced.rows)
 
@@ -410,5 +411,17 @@ def test_an_interrupt_keeps_what_is_written(
     'generate', '--model', model, '--prompts', prompts_file,
     '--max_new_tokens', '4', '--json', path,
   )  # fmt: skip
-  assert (result.status, result.err) == (130, 'specdec: interrupted\n')
-  assert len(path.read_text().splitlines()) == 2
+  assert result.status == 130
+  assert result.err.endswith('specdec: interrupted\n')
+  assert len(tiny.begun(path).read_text().splitlines()) == 2
+
+
+def test_a_file_has_one_writer(run, model, tmp_path):
+  path = tmp_path / 'out.json'
+  usual = ('--model', model, '--prompt', 'ab', '--max_new_tokens', '8')
+  with outputs.reserved(str(path)):
+    for command in ('generate', 'bench', 'calibrate'):
+      result = run(command, *usual, '--json', path)
+      tiny.assert_refused(result, 'is writing', str(path))
+    assert run('generate', *usual, '--json', '/dev/null').status == 0
+  assert list(tmp_path.iterdir()) == []

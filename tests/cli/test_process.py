@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 
 import pytest
 
 from specdec_jax.trace import storage
 from tests import children
-from tests.cli.tiny import without_styles
+from tests.cli.tiny import begun, without_styles
 
 
 @pytest.fixture
@@ -32,9 +33,10 @@ def start(environment):
   signal.signal(signal.SIGINT, signal.default_int_handler)
   started = []
 
-  def call(*argv, **streams):
+  def call(*argv, within=(), **streams):
     streams = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE} | streams
-    command = [sys.executable, '-m', 'specdec_jax', *map(str, argv)]
+    python = (*within, sys.executable)
+    command = [*python, '-m', 'specdec_jax', *map(str, argv)]
     process = subprocess.Popen(
       command, env=environment, stdin=subprocess.DEVNULL, **streams
     )
@@ -83,12 +85,15 @@ def test_an_interrupt_leaves_whole_lines(start, model, many_prompts, tmp_path):
   process.send_signal(signal.SIGINT)
   _, err = process.communicate(timeout=30)
   assert process.returncode == 130
-  assert err == b'specdec: interrupted\n'
-  text = json_path.read_text()
+  said = err.decode().splitlines()
+  assert said[-1] == 'specdec: interrupted'
+  for line, path in zip(said, (trace_path, json_path), strict=False):
+    assert line.endswith(f'is in {begun(path)}')
+  text = begun(json_path).read_text()
   assert text.endswith('\n')
   records = [json.loads(line) for line in text.splitlines()]
   assert 3 <= len(records) < 5000
-  traced = storage.read(trace_path)
+  traced = storage.read(begun(trace_path))
   assert traced.summary is None
   assert not traced.is_truncated
   assert len(traced.rows) >= len(records)
@@ -121,6 +126,29 @@ def test_a_reader_that_leaves(start, model, many_prompts):
   process.stdout.close()
   assert process.wait(timeout=60) == 141
   assert process.stderr.read() == b''
+
+
+def test_a_closed_standard_output(start, model):
+  """Else its text would be lost, and the next open file take its number."""
+  process = start(
+    *('generate', '--model', model, '--prompt', 'a'),
+    within=('sh', '-c', 'exec "$@" >&-', 'sh'),
+  )
+  _, err = process.communicate(timeout=60)
+  assert process.returncode == 2
+  assert b'standard output is closed' in err
+
+
+@pytest.mark.parametrize('command', ['doctor', 'convert'])
+def test_a_platform_without_its_plug_in(start, environment, tmp_path, command):
+  if any('cuda' in each.name for each in metadata.distributions()):
+    pytest.skip('it is installed')
+  environment['JAX_PLATFORMS'] = 'cuda'
+  convert = ('lm-nano', tmp_path / 'out', '--to', 'huggingface')
+  process = start(command, *(convert if command == 'convert' else ()))
+  _, err = process.communicate(timeout=60)
+  assert process.returncode == 2
+  assert b'no device of JAX_PLATFORMS=cuda' in err
 
 
 def test_an_encoding_that_lacks_characters(start, environment, model):

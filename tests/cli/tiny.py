@@ -157,6 +157,13 @@ def assert_refused(result: Result, *parts: str) -> None:
     assert part in result.err, result.err
 
 
+def begun(path: Path) -> Path:
+  """What an interrupted run wrote of a file that then is not there."""
+  assert not path.exists()
+  (found,) = path.parent.glob(f'{path.name}.partial-*')
+  return found
+
+
 def without_styles(text: str) -> str:
   """Text without a terminal's control sequences."""
   return re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', text)

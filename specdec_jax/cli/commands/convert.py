@@ -12,6 +12,7 @@ from specdec_jax.files.paths import is_in_bucket, user_path
 from specdec_jax.files.replacing import is_begun, new_folder
 from specdec_jax.launch import numbers, progress
 from specdec_jax.models import families
+from specdec_jax.sharding import mesh
 from specdec_jax.text import vocabulary_files
 
 
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
   source = loading.locate(args.source)
   destination = user_path(args.destination)
   _check_destination(source, destination, is_overwritten=args.overwrite)
+  mesh.check_devices(1)
   with progress.waiting(f'reading {args.source}'):
     found = formats.find(source)
     config = found.read_config(source, jnp.dtype(args.dtype).type, args.config)
