@@ -237,6 +237,31 @@ def plan(
   return Plan(choices=choices, best=best, sentences=tuple(sentences))
 
 
+def oracle_speedup(
+  alpha: float | ArrayLike, costs: Costs, length: int = 128
+) -> float:
+  """What no schedule that varies gamma exceeds, a fixed gamma included: an
+  oracle drafts just what is accepted, and scores at the least price measured.
+
+  Rates are those of `plan`; positions beyond them have the last one. Infinite
+  for a drafter that is always right and takes no time, unless launching does.
+  """
+  rates = np.atleast_1d(in_range('alpha', alpha, 0, 1))
+  reached = rates.cumprod()
+  with np.errstate(divide='ignore', invalid='ignore'):
+    beyond = np.nan_to_num(
+      reached[-1] * rates[-1] / (1 - rates[-1]), posinf=np.inf
+    )
+    accepted = reached.sum() + beyond
+    drafting = min(costs.first_draft_seconds, costs.draft_seconds)
+    scoring = min(costs.target_seconds)
+    # Per token; of endless acceptance the drafter's own pace remains.
+    share = 1 / (1 + accepted)
+    seconds = share * scoring + (1 - share) * drafting
+    whole = length * seconds + costs.launch_seconds
+    return float(max(costs.decode_seconds(0, length) / whole, 1.0))
+
+
 def choice_of(
   profile: np.ndarray,
   costs: Costs,

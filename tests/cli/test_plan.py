@@ -100,6 +100,15 @@ def test_the_plan_is_the_planner_s(run, folder):
   assert 'Speculation loses here' in plan['sentences'][0]
 
 
+def test_no_schedule_s_bound_is_below_a_gamma_s_own_speed(run, folder):
+  path = written(folder, profile=[0.55, *[0.93] * 7], widths=[1, 5, 9])
+  record = json.loads(run('plan', '--costs', path, '--json', '-').out)
+  [bound], [plan] = record['oracle_speedups'], record['plans']
+  accepted = 0.55 / (1 - 0.93)
+  assert bound == pytest.approx((accepted + 1) / (accepted * 0.05 + 1))
+  assert bound > plan['best']['speedup'] > 2.5
+
+
 def test_a_plan_says_whether_a_tree_beats_a_chain(run, folder):
   ranks = {'rank_rates': [0.6, 0.15, 0.05, 0.02], 'alpha_interval': None}
   cheap = written(folder, profile=[0.6] * 6, **ranks)

@@ -37,6 +37,29 @@ def test_with_the_paper_s_assumptions_it_is_the_paper_s_theorem(alpha, c):
   assert plan.best.gamma == theory.best_gamma(alpha, c, max_gamma=12)
 
 
+@pytest.mark.parametrize('seed', range(20))
+def test_no_gamma_gains_more_than_the_oracle(seed):
+  rng = np.random.default_rng(seed)
+  profile = rng.uniform(0, 1, 8)
+  parts = Costs(
+    widths=(1, 5, 9),
+    target_seconds=rng.uniform(0.8, 2, 3),
+    first_draft_seconds=rng.uniform(0, 0.5),
+    draft_seconds=rng.uniform(0, 0.5),
+    loop_seconds=rng.uniform(0, 0.1),
+    launch_seconds=rng.uniform(0, 3),
+    plain_launch_seconds=rng.uniform(0, 3),
+  )
+  plan = planner.plan(profile, parts, length=40, batch_size=1 + seed % 3)
+  bound = planner.oracle_speedup(profile, parts, 40)
+  assert bound >= plan.best.speedup - 1e-12
+  assert planner.oracle_speedup(0.7, costs(c=0.1)) == pytest.approx(
+    theory.oracle_walltime_improvement(0.7, 0.1)
+  )
+  assert planner.oracle_speedup([0.9, 1.0], costs(c=0.25)) == 4
+  assert planner.oracle_speedup([0.9, 0.0], costs(c=1.5)) == 1
+
+
 def test_the_first_drafted_token_has_its_own_cost():
   parts = Costs(
     widths=(1, 3),

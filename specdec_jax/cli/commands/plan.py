@@ -13,7 +13,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import theory
 from specdec_jax import trees as core_trees
 from specdec_jax.checkpoints import loading
 from specdec_jax.cli import options, outputs, plan_tables
@@ -123,7 +122,10 @@ def run(args: argparse.Namespace) -> int:
   record = found | {
     'kind': 'specdec plan',
     'c': costs.c(costs.max_gamma),
-    'oracle_speedups': [_oracle(alpha, costs) for alpha in alphas],
+    'oracle_speedups': [
+      outputs.finite(planner.oracle_speedup(alpha, costs, args.output_length))
+      for alpha in alphas
+    ],
     'plans': [
       {
         'alpha': alpha,
@@ -317,13 +319,3 @@ def _tree(
     batch_size=found['batch_size'],
     length=length,
   )
-
-
-def _oracle(alpha: Any, costs: Costs) -> float | None:
-  """What a gamma chosen with hindsight would gain, scoring being free of width;
-  None for no bound: a drafter that is always right and takes no time."""
-  c = min(costs.first_draft_seconds, costs.draft_seconds) / costs.plain_seconds
-  # Of a profile the first rate is that of all prefixes, and alpha itself.
-  rate = np.ravel(alpha)[0]
-  bound = float(theory.oracle_walltime_improvement(rate, c))
-  return bound if np.isfinite(bound) else None
