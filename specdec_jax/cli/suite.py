@@ -202,10 +202,10 @@ def run(args: argparse.Namespace) -> int:
       notes += left_out
       for setting in itertools.product(args.temperatures, args.batch_sizes):
         rows += target.measure(found, *setting)
-    suite_report.write(folder, header, rows, notes)
+    plot = suite_report.write(folder, header, rows, notes)
   screen = progress.console(color=args.color)
   screen.print(outputs.suite_table(header, rows, notes, screen.width))
-  screen.print(f'All columns: {folder}/suite.md; the plot: suite.svg.')
+  screen.print(f'All columns: {folder}/suite.md; the plot: {plot}.')
   return 0
 
 
@@ -351,7 +351,10 @@ class _Target:
       name = '+'.join([model or kind, *switches])
       for gamma in [0] if DRAFTERS[kind] is NoDrafter else self.args.gammas:
         way = self._way(text, gamma, sampling)
-        prefill = name if model else ''
+        # States of drafters are their own; without an encoder or a model they
+        # are empty.
+        is_own = model or families.has_encoder(self.alone.config)
+        prefill = name if is_own else ''
         if way.drafter and way.drafter.reads_target_cache:
           prefill += f', gamma {gamma}'  # The target keeps so many features.
         ways[name, gamma] = way._replace(prefill=prefill)

@@ -160,22 +160,27 @@ def prediction(rows: Sequence[Row]) -> str:
 
 def write(
   folder: Path, header: Mapping[str, Any], rows: Sequence[Row], notes: list[str]
-) -> None:
-  """Writes suite.json, suite.md and, if matplotlib is there, suite.svg."""
+) -> str:
+  """Writes suite.json, suite.md and, if matplotlib is there, suite.svg; returns
+  the plot's name, or why there is none."""
   notes = [*notes, prediction(rows)]
   contents = {'title': _TITLE, **header, 'rows': rows, 'notes': notes}
   columns = [name for name, _ in COLUMNS.values()]
   grid = [columns, ['---'] * len(columns), *cells(rows, COLUMNS)]
   lines = [f'# {_TITLE}', '', *(f'- {line}' for line in above(header)), '']
   lines += [f'| {" | ".join(row)} |' for row in grid]
-  with contextlib.suppress(ImportError):
+  plot = 'suite.svg'
+  try:
     figure = plots.speedup_by_category(rows)
-    with replacing.file(folder / 'suite.svg') as begun:
+    with replacing.file(folder / plot) as begun:
       plots.save(figure, begun)
-    lines += ['', f'![{_TITLE}](suite.svg)']
+    lines += ['', f'![{_TITLE}]({plot})']
+  except ImportError as error:
+    plot = f'none, since {error}'
   lines += [f'\n{note}' for note in (*notes, *NOTES)]
   write_text(folder / 'suite.json', json.dumps(contents, indent=1))
   write_text(folder / 'suite.md', '\n'.join(lines))
+  return plot
 
 
 def above(header: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
 """`specdec bench --suite`: one table, which an interrupted run completes."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -69,6 +70,31 @@ def test_a_suite_goes_on_where_it_stopped(run, make_model, tmp_path):
     begun = json.loads(settings.read_text()) | {'commit': commit}
     settings.write_text(json.dumps(begun))
     assert_refused(run(*argv), f'begun with commit {commit}, not ', advice)
+
+
+def test_drafters_of_an_encoder_decoder_have_their_own_states(
+  run, tmp_path, monkeypatch
+):
+  """What comes first leaves prompt lookup the source text, from which names are
+  copied; and without matplotlib no plot is promised."""
+  monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
+  text = 'The package libxml-simple-perl needs python3-zope.interface.'
+  own = {suite_prompts.TRANSLATION: [{'text': text, 'prompt': text}]}
+  monkeypatch.setattr(suite_prompts, 'own', lambda: own)
+  monkeypatch.setattr(suite_prompts, 'CATEGORIES', (*own, 'random tokens'))
+  result = run(
+    *('bench', '--suite', 'ende-mini', '--out', tmp_path, *USUAL),
+    *('--drafters', 'uniform,prompt_lookup', '--suite_tokens', '12'),
+    *('--categories', suite_prompts.TRANSLATION),
+  )
+  assert result.status == 0, result
+  rows = json.loads((tmp_path / 'suite.json').read_text())['rows']
+  [alpha] = [r['alpha'] for r in rows if r['drafter'] == 'prompt_lookup']
+  assert alpha is not None
+  assert alpha > 0.5
+  shown = ' '.join(result.out.split())
+  assert 'the plot: none, since a plot needs matplotlib' in shown
+  assert not (tmp_path / 'suite.svg').exists()
 
 
 @pytest.mark.parametrize(
