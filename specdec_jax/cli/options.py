@@ -51,7 +51,9 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     if default is None or default is False or default == '':
       return action.help
     if isinstance(default, list):
-      return f'{action.help} (default: {" ".join(map(str, default))})'
+      # As it is typed: one argument with commas, or several.
+      between = ' ' if action.nargs else ','
+      return f'{action.help} (default: {between.join(map(str, default))})'
     return super()._get_help_string(action)
 
 

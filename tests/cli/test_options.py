@@ -281,6 +281,7 @@ def test_help_shows_defaults_as_they_are_typed(run):
   assert '(default: 0.0)' in shown
   assert '(default: train)' in shown
   assert '(default: )' not in run('data', 'prepare', '--help').out
+  assert 'of every drafter (default: 4,8)' in run('bench', '--help').out
 
 
 def parsed(*given):

@@ -69,10 +69,11 @@ def run(args: argparse.Namespace) -> int:
     decoder = decoder.at(choice.gamma)
     print(f'specdec: {choice.sentence}', file=sys.stderr)
     if not choice.gamma:
-      if args.json:
-        found = configuration(args, decoder) | {'auto': vars(choice)}
-        outputs.write_json(args.json, found)
-      return 0
+      found = configuration(args, decoder) | {'auto': vars(choice)}
+      speeds = choice.tokens_per_second.items()
+      tried = [(gamma, f'{speed:.1f}') for gamma, speed in speeds]
+      columns = ('gamma', 'tokens/s with the prefill')
+      return outputs.report(args, found, outputs.table(columns, tried))
   figures = _measure(args, decoder, batches) | configuration(args, decoder)
   figures['auto'] = choice and vars(choice)
   figures['is_simulated'] = is_simulated
