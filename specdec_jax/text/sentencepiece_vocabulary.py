@@ -7,13 +7,13 @@ import itertools
 import os
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from specdec_jax.files.paths import user_path
 from specdec_jax.files.require import require
 from specdec_jax.text import vocabularies
 
-_SPACE = '\N{LOWER ONE EIGHTH BLOCK}'
+SPACE = '\N{LOWER ONE EIGHTH BLOCK}'
 _USER_DEFINED = 4  # Of the enumeration ModelProto.SentencePiece.Type.
 _T5_SENTINELS = 100
 _PADDING = 128  # Of which T5X's embeddings have a multiple of rows.
@@ -42,7 +42,6 @@ class SentencePieceVocabulary:
   extra_ids: int = 0
   eos_ids: tuple[int, ...] = (1,)
   chat_template: str | None = None
-  bos_token: ClassVar[None] = None  # T5's texts begin with nothing.
 
   @property
   def vocab_size(self) -> int:
@@ -50,9 +49,11 @@ class SentencePieceVocabulary:
     return self.processor.get_piece_size()
 
   @property
-  def eos_token(self) -> str | None:
-    """The piece that ends a text, such as `</s>`."""
-    return self.processor.id_to_piece(self.eos_ids[0]) if self.eos_ids else None
+  def roles(self) -> dict[str, str]:
+    """The piece that ends a text, such as `</s>`, as `eos_token`."""
+    if not self.eos_ids:
+      return {}
+    return {'eos_token': self.processor.id_to_piece(self.eos_ids[0])}
 
   @functools.cached_property
   def special_ids(self) -> frozenset[int]:
@@ -84,7 +85,7 @@ class SentencePieceVocabulary:
         text += ''.join(pieces)
         continue
       # In the middle of a text, pieces keep their first space.
-      space = ' ' * (bool(text) and pieces[0].startswith(_SPACE))
+      space = ' ' * (bool(text) and pieces[0].startswith(SPACE))
       text += space + self.processor.decode(run)
     return text
 
@@ -92,7 +93,7 @@ class SentencePieceVocabulary:
     """A printable piece: the token's text, or its name if it has no text."""
     if not 0 <= token_id < self.vocab_size:
       return f'<id {int(token_id)}>'
-    return self.processor.id_to_piece(int(token_id)).replace(_SPACE, ' ')
+    return self.processor.id_to_piece(int(token_id)).replace(SPACE, ' ')
 
   def tokens(self) -> list[str]:
     """The piece of every id below `vocab_size`."""
@@ -217,7 +218,7 @@ def _sentinels(extra_ids: int) -> bytes:
 
 
 def _sentinel(i: int) -> str:
-  return f'{_SPACE}<extra_id_{i}>'
+  return f'{SPACE}{vocabularies.SENTINEL}{i}>'
 
 
 def _field(number: int, value: bytes) -> bytes:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # Both have one interface.
 AnyVocabulary = Union['Vocabulary', 'SentencePieceVocabulary']
 
+SENTINEL = '<extra_id_'
 _REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
 
 
@@ -42,12 +43,12 @@ def text_pieces(vocabulary: AnyVocabulary, ids: Sequence[int]) -> list[str]:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Vocabulary:
   """A `tokenizers.Tokenizer`, the ids that end a text, and a Jinja chat
-  template as Hugging Face defines them, with the tokens that it may name."""
+  template as Hugging Face defines them, with the tokens that it may name by
+  `roles` such as `bos_token`."""
 
   tokenizer: Any
   eos_ids: tuple[int, ...] = ()
-  bos_token: str | None = None
-  eos_token: str | None = None
+  roles: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
   chat_template: str | None = None
 
   @functools.cached_property
@@ -171,8 +172,7 @@ def apply_chat_template(
     return _compile_template(vocabulary.chat_template).render(
       messages=[dict(message) for message in messages],
       add_generation_prompt=True,
-      bos_token=vocabulary.bos_token or '',
-      eos_token=vocabulary.eos_token or '',
+      **{'bos_token': '', 'eos_token': '', **vocabulary.roles},
       tools=None,
       documents=None,
     )
@@ -183,7 +183,14 @@ def apply_chat_template(
 def check_same_vocabulary(target: AnyVocabulary, draft: AnyVocabulary) -> None:
   """Raises ValueError unless every id means the same token to both, with the
   numbers of tokens and the first that differ."""
-  ours, theirs = target.tokens(), draft.tokens()
+  # SentencePiece has a space in the names of sentinels, and transformers none.
+  ours, theirs = (
+    [
+      t[t.startswith(f'\N{LOWER ONE EIGHTH BLOCK}{SENTINEL}') :]
+      for t in each.tokens()
+    ]
+    for each in (target, draft)
+  )
   if ours == theirs:
     return
   pairs = enumerate(zip(ours, theirs, strict=False))

@@ -9,8 +9,11 @@ from typing import Any
 from specdec_jax.checkpoints import huggingface, settings
 from specdec_jax.files.paths import user_path
 from specdec_jax.text import sentencepiece_vocabulary
-from specdec_jax.text.sentencepiece_vocabulary import SentencePieceVocabulary
-from specdec_jax.text.vocabularies import AnyVocabulary
+from specdec_jax.text.sentencepiece_vocabulary import (
+  SPACE,
+  SentencePieceVocabulary,
+)
+from specdec_jax.text.vocabularies import SENTINEL, AnyVocabulary
 
 SENTENCEPIECE = 'spiece.model'
 TOKENIZER = 'tokenizer.json'
@@ -33,8 +36,8 @@ def read(
   extra_ids: int | None = None,
   num_rows: int | None = None,
 ) -> AnyVocabulary:
-  """Reads a SentencePiece model, or what a folder has in spiece.model or
-  tokenizer.json.
+  """Reads a SentencePiece model, or what a folder has in tokenizer.json or else
+  in spiece.model.
 
   `extra_ids` and `num_rows` are those of `sentencepiece_vocabulary.load`, but
   None first takes the extra ids that tokenizer_config.json states. Raises
@@ -44,15 +47,17 @@ def read(
   path = user_path(path)
   if not path.is_dir():
     return _read_sentencepiece(path, extra_ids, num_rows)
-  if (path / SENTENCEPIECE).is_file():
-    found = _read_sentencepiece(path / SENTENCEPIECE, extra_ids, num_rows)
-    return _with_eos_ids(path, found)
-  if not (path / TOKENIZER).is_file():
+  # As in transformers: tokens may have been added that only the former has.
+  if (path / TOKENIZER).is_file():
+    return huggingface.read_vocabulary(path)
+  if not (path / SENTENCEPIECE).is_file():
     raise ValueError(
-      f'{path} has no vocabulary: expected {SENTENCEPIECE} or {TOKENIZER} in '
+      f'{path} has no vocabulary: expected {TOKENIZER} or {SENTENCEPIECE} in '
       'it, or the path of another (--vocabulary)'
     )
-  return huggingface.read_vocabulary(path)
+  found = _read_sentencepiece(path / SENTENCEPIECE, extra_ids, num_rows)
+  _check_added(path, found)
+  return _with_eos_ids(path, found)
 
 
 def _read_sentencepiece(
@@ -65,6 +70,20 @@ def _read_sentencepiece(
   return sentencepiece_vocabulary.load(
     model, extra_ids=extra_ids, num_rows=num_rows
   )
+
+
+def _check_added(folder: Path, vocabulary: SentencePieceVocabulary) -> None:
+  """Raises ValueError for added tokens: SentencePiece would split them."""
+  added = huggingface.added_tokens(
+    folder, huggingface.tokenizer_settings(folder)
+  )
+  pieces = {piece.lstrip(SPACE) for piece in vocabulary.tokens()}
+  for text in added:
+    if text not in pieces and not text.startswith(SENTINEL):
+      raise ValueError(
+        f'{folder} has an added token {text!r} that {SENTENCEPIECE} has not: '
+        f'write {TOKENIZER} by save_pretrained of the tokenizer in transformers'
+      )
 
 
 def _with_eos_ids(
@@ -92,7 +111,7 @@ def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:
     settings = {
       'tokenizer_class': 'T5Tokenizer',
       'extra_ids': vocabulary.extra_ids,
-      'eos_token': vocabulary.eos_token,
+      **vocabulary.roles,
     }
     if vocabulary.eos_ids not in ((), _T5_EOS_IDS):
       # MADLAD-400's, say; else what config.json says of T5 is right.
@@ -105,8 +124,8 @@ def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:
   else:
     text = vocabulary.tokenizer.to_str()
     (folder / TOKENIZER).write_text(text, encoding='utf-8')
-    names = 'bos_token', 'eos_token', 'chat_template'
-    settings = {name: getattr(vocabulary, name) for name in names}
+    template = vocabulary.chat_template
+    settings = {**vocabulary.roles, 'chat_template': template}
     eos_ids = list(vocabulary.eos_ids)
     _write_json(folder / _GENERATION, {'eos_token_id': eos_ids})
   _write_json(folder / _SETTINGS, settings)

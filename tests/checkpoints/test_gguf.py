@@ -44,7 +44,7 @@ def test_round_trip(tmp_path, is_tied, has_attention_bias, dtype):
   assert_trees_equal(loaded_params, params)
   assert vocabulary.vocab_size == config.vocab_size
   assert vocabulary.eos_ids == (2,)
-  assert vocabulary.bos_token == '<|im_start|>'
+  assert vocabulary.roles['bos_token'] == '<|im_start|>'
   assert vocabulary.chat_template == CHAT_TEMPLATE
 
 

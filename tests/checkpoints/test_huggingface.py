@@ -550,7 +550,7 @@ def test_where_the_chat_template_comes_from(folder):
   )
   vocabulary = huggingface.read_vocabulary(folder)
   assert vocabulary.chat_template == CHAT_TEMPLATE
-  assert vocabulary.bos_token == '<|im_start|>'
+  assert vocabulary.roles['bos_token'] == '<|im_start|>'
   (folder / 'chat_template.jinja').write_text('file')
   assert read() == 'file'
 

@@ -27,7 +27,7 @@ def test_sizes_and_special_ids(plain, t5):
   for vocabulary in (plain, t5):
     assert vocabulary.tokens()[:3] == ['<pad>', '</s>', '<unk>']
     assert vocabulary.eos_ids == (1,)
-    assert vocabulary.eos_token == '</s>'
+    assert vocabulary.roles == {'eos_token': '</s>'}
     assert vocabulary.special_ids == {0, 1}
     assert len(vocabulary.tokens()) == vocabulary.vocab_size
 

@@ -215,7 +215,8 @@ assistant:
 def chatty():
   pytest.importorskip('jinja2')
   return make_vocabulary(
-    chat_template=TEMPLATE, bos_token='<|im_start|>', eos_token='<|im_end|>'
+    chat_template=TEMPLATE,
+    roles={'bos_token': '<|im_start|>', 'eos_token': '<|im_end|>'},
   )
 
 

@@ -273,8 +273,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
   return Vocabulary(
     tokenizer=_build_tokenizer(values, tokens, first.get('bos')),
     eos_ids=tuple(sorted({*ids['eos'], *ids['eot']})),
-    bos_token=first.get('bos'),
-    eos_token=first.get('eos'),
+    roles={f'{name}_token': token for name, token in first.items()},
     chat_template=values.text(_TEMPLATE) if values.has(_TEMPLATE) else None,
   )
 

@@ -55,6 +55,13 @@ WITHOUT_EFFECT = frozenset((
   'use_bfloat16', 'use_cache',
 ))  # fmt: skip
 
+_ADDED = 'added_tokens_decoder'
+# Of tokens, in the order in which transformers adds them.
+_ROLES = (
+  'bos_token', 'eos_token', 'unk_token', 'sep_token', 'pad_token', 'cls_token',
+  'mask_token',
+)  # fmt: skip
+
 
 def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> Config:
   """The sizes that a folder's config.json states; raises ValueError if it is
@@ -120,7 +127,8 @@ def _network_of(config: AnyConfig) -> Any:
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
-  """The vocabulary of a folder: tokenizer.json and what stands beside it.
+  """The vocabulary of a folder: tokenizer.json and what stands beside it, with
+  the token ids of transformers.
 
   End-of-text ids are those of `read_eos_ids`, else the tokenizer's own end
   token. Raises ValueError if tokenizer.json is missing or broken, and
@@ -135,17 +143,23 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     # One saved during training would cut and pad texts as it did there.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-  values = settings.read_if_any(folder / 'tokenizer_config.json')
-  eos_token = _token_text(values, 'eos_token')
+  values = tokenizer_settings(folder)
+  added = added_tokens(folder, values)
+  with vocabularies.package_errors(f'the added tokens of {folder}'):
+    there = {t.content for t in tokenizer.get_added_tokens_decoder().values()}
+    new = [token for text, token in added.items() if text not in there]
+    # All in one call, as each takes time.
+    tokenizer.add_tokens([tokenizers.AddedToken(**token) for token in new])
+  places = _places_of_roles(values)
+  roles = {role: _token(*place)['content'] for role, place in places.items()}
   eos_ids = read_eos_ids(folder)
-  if not eos_ids and eos_token is not None:
-    eos_id = tokenizer.token_to_id(eos_token)
+  if not eos_ids and 'eos_token' in roles:
+    eos_id = tokenizer.token_to_id(roles['eos_token'])
     eos_ids = () if eos_id is None else (eos_id,)
   return Vocabulary(
     tokenizer=tokenizer,
     eos_ids=eos_ids,
-    bos_token=_token_text(values, 'bos_token'),
-    eos_token=eos_token,
+    roles=roles,
     chat_template=_read_chat_template(folder, values),
   )
 
@@ -163,11 +177,71 @@ def read_eos_ids(folder: Path) -> tuple[int, ...]:
   return ()
 
 
-def _token_text(values: Settings, key: str) -> str | None:
-  """A token that is written as its text, or as an object that has it."""
+def tokenizer_settings(folder: Path) -> Settings:
+  """tokenizer_config.json, under what special_tokens_map.json has in folders
+  of earlier transformers: those whose added tokens are not in the former."""
+  values = settings.read_if_any(folder / 'tokenizer_config.json')
+  special = settings.read_if_any(folder / 'special_tokens_map.json')
+  if values.has(_ADDED) or not special.values:
+    return values
+  both = {**values.values, **special.values}
+  return Settings(path=f'{values.path} or {special.path}', values=both)
+
+
+def added_tokens(folder: Path, values: Settings) -> dict[str, dict[str, Any]]:
+  """Arguments of `tokenizers.AddedToken` for the tokens that
+  `tokenizer_settings` and added_tokens.json state, by their texts, in the order
+  in which transformers adds those that tokenizer.json lacks; the order alone
+  decides their ids."""
+  by_id: dict[int, dict[str, Any]] = {}
+  if values.has(_ADDED):
+    stated = values.at(_ADDED)
+    for key in stated.values:
+      if not (key.isdecimal() and len(key) < 10):
+        stated.refuse(key, 'token ids as keys')
+      by_id[int(key)] = _token(stated, key)
+  else:
+    old = settings.read_if_any(folder / 'added_tokens.json')
+    by_id = {old.count(key, least=0): {'content': key} for key in old.values}
+  found = {token['content']: token for _, token in sorted(by_id.items())}
+  for place in _places_of_roles(values).values():
+    token = _token(*place)
+    found.setdefault(token['content'], token)['special'] = True
+  # Transformers 5 has the first name, under which there can be roles, too.
+  for key in ('extra_special_tokens', 'additional_special_tokens'):
+    listed = values.values.get(key)
+    if not (isinstance(listed, list) and listed):
+      continue
+    by_index = {str(i): token for i, token in enumerate(listed)}
+    listing = Settings(path=values.path, values=by_index, section=f'{key}.')
+    for token in (_token(listing, i) for i in by_index):
+      found.setdefault(token['content'], token).setdefault('special', True)
+    break
+  return found
+
+
+def _places_of_roles(values: Settings) -> dict[str, tuple[Settings, str]]:
+  """Where tokens stand by the names that chat templates have for them."""
+  places = {role: (values, role) for role in _ROLES if values.has(role)}
+  for key, value in values.values.items():
+    if key.endswith('_token') and isinstance(value, str):
+      places.setdefault(key, (values, key))
+  key = 'extra_special_tokens'
   if isinstance(values.values.get(key), dict):
-    values, key = values.at(key), 'content'
-  return values.text(key) if values.has(key) else None
+    named = values.at(key)
+    places |= {role: (named, role) for role in named.values}
+  return places
+
+
+def _token(values: Settings, key: str) -> dict[str, Any]:
+  """A token that is written as its text, or as an object that has it."""
+  if not isinstance(values.values.get(key), dict):
+    return {'content': values.text(key)}
+  values = values.at(key)
+  flags = ('single_word', 'lstrip', 'rstrip', 'normalized', 'special')
+  return {'content': values.text('content')} | {
+    flag: values.flag(flag) for flag in flags if values.has(flag)
+  }
 
 
 def _read_chat_template(folder: Path, values: Settings) -> str | None:
