@@ -55,7 +55,8 @@ class Model:
   def __post_init__(self):
     if self.dtype not in presets.DTYPES:
       raise ValueError(
-        f'dtype is {self.dtype!r}, expected {" or ".join(presets.DTYPES)}'
+        f'dtype is {self.dtype!r}, expected the name '
+        f'{" or ".join(map(repr, presets.DTYPES))}'
       )
     if self.is_random and (self.sizes or self.vocabulary):
       raise ValueError(

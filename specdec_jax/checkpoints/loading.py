@@ -142,10 +142,13 @@ def read_config(
   found = formats.find(path).read_config(path, dtype, config)
   name = families.of(found).name
   if families.only_drafts(found) and not only_drafts:
-    raise ValueError(f'{path} is a {name}, which only drafts for a model')
+    raise ValueError(
+      f'{path} is of the kind {name}, which only drafts for a model'
+    )
   if only_drafts and not families.only_drafts(found):
     raise ValueError(
-      f'{path} is a whole model, a {name}; expected a network that only drafts'
+      f'{path} is a whole model, of the kind {name}; expected a network that '
+      'only drafts'
     )
   return found
 

@@ -152,8 +152,8 @@ def _sentence(error: Exception) -> tuple[str, int]:
     return place + reason, EXIT_TRY_AGAIN if is_away else EXIT_BAD_INPUT
   if memory.has_run_out(error):
     return (
-      'out of memory; lower --batch_size, --max_new_tokens or --gamma, or take '
-      '--dtype bfloat16',
+      'out of memory; shorten the longest prompt, lower --batch_size, '
+      '--max_new_tokens or --gamma, or take --dtype bfloat16',
       EXIT_BAD_INPUT,
     )
   is_expected = isinstance(error, (ValueError, ImportError))

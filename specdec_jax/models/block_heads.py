@@ -99,7 +99,9 @@ def with_heads(
     ValueError: if the target is no T5, or the widths differ.
   """
   if not isinstance(target_config, T5Config):
-    raise ValueError('heads are for a T5, and the target is none')
+    raise ValueError(
+      f'heads are for a T5; the target has a {type(target_config).__name__}'
+    )
   if target_config.embed_dim != config.embed_dim:
     raise ValueError(
       f'heads of width {config.embed_dim} do not fit a target of width '

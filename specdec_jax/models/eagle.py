@@ -304,7 +304,7 @@ def with_features(
   if not isinstance(target_config, LlamaConfig):
     raise ValueError(
       'an EAGLE-3 drafter is for a decoder-only target of the Llama type, and '
-      'the target is none'
+      f'the target has a {type(target_config).__name__}'
     )
   dims = target_config.embed_dim, config.target_embed_dim
   if dims[0] != dims[1]:

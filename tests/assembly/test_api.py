@@ -3,6 +3,7 @@
 import functools
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 
 pytest.importorskip('safetensors')
@@ -191,7 +192,9 @@ def test_a_stream_is_of_one_text(decoder):
       'draft_model is for a drafter by name',
     ),
     ({'drafter': drafting.NoDrafter(), 'gamma': 2}, "called 'gamma'; they"),
-    ({'dtype': 'float16'}, "dtype is 'float16', expected float32 or bfloat16"),
+    ({'dtype': 'float16'}, "dtype is 'float16', expected the name 'float32'"),
+    ({'dtype': jnp.bfloat16}, "the name 'float32' or 'bfloat16'"),
+    ({'temperature': 'hot'}, "temperature must be a number, got 'hot'"),
     (
       {'lenience': 0.5},
       'lenience 0.5 changes nothing at temperature 0, .* give rule greedy',

@@ -153,7 +153,7 @@ def test_no_spelling_has_every_network(tmp_path):
 
 def test_a_drafter_is_no_whole_model_and_has_its_targets_vocabulary(folder):
   eagle = folder('nemo')
-  with pytest.raises(ValueError, match='is a eagle, which only drafts'):
+  with pytest.raises(ValueError, match='of the kind eagle, which only drafts'):
     loading.read_config(eagle)
   words = ['--vocabulary', str(eagle)]
   target = str(eagle.parent / 'target')

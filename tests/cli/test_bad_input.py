@@ -157,7 +157,7 @@ def test_a_platform_that_is_not_there(generate, monkeypatch):
   [
     (KeyError('layers'), 1, "unexpected KeyError: 'layers' (SPECDEC_TRACEBACK"),
     (ValueError('odd\nshape'), 2, 'unexpected ValueError: odd shape (SPECDEC'),
-    (MemoryError(), 2, 'out of memory; lower --batch_size'),
+    (MemoryError(), 2, 'out of memory; shorten the longest prompt'),
     (RuntimeError('RESOURCE_EXHAUSTED: 9 GB'), 2, 'out of memory'),
     (RuntimeError('INTERNAL: Out of memory allocating 9'), 2, 'out of memory'),
   ],

@@ -141,7 +141,7 @@ def test_shipped_models_have_names_and_share_a_vocabulary(
   )
   with pytest.raises(ValueError, match='which only drafts for a model'):
     loading.load('draft-tiny')
-  with pytest.raises(ValueError, match='a whole model, a t5'):
+  with pytest.raises(ValueError, match='a whole model, of the kind t5'):
     loading.read(loading.locate('lm-tiny'), only_drafts=True)
   with pytest.raises(ValueError, match='give smollm2-135m, draft-tiny, lm-t'):
     loading.load('lm-tini')
