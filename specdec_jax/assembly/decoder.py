@@ -12,6 +12,8 @@ from specdec_jax.assembly.drafting import DrafterChoice, Drafting, Target
 from specdec_jax.assembly.models import Model, Shardings, Waiting
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.base import Params
+from specdec_jax.checkpoints import formats, loading
+from specdec_jax.launch import agreement
 from specdec_jax.models import families
 from specdec_jax.models.families import Config
 from specdec_jax.text.vocabularies import AnyVocabulary
@@ -100,6 +102,17 @@ class Decoder:
       configs.append(own)
     limits = [families.of(each).max_positions(each) for each in configs]
     return min((n for n in limits if n is not None), default=2**30)
+
+  def digests(self) -> dict[str, str]:
+    """By whose they are, digests of the weights on disk, see `agreement`."""
+    sides = {'target': self.model, 'drafter': self.drafting.model}
+    return {
+      f"digest of the {side}'s weights": agreement.of_files(
+        formats.parts(loading.locate(model.checkpoint))
+      )
+      for side, model in sides.items()
+      if model is not None and not model.is_random
+    }
 
   @property
   def networks(self) -> dict[str, Any]:

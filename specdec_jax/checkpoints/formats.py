@@ -79,6 +79,23 @@ def find_if_any(path: Path) -> Format | None:
   return next((each for each in FORMATS if each.matches(path)), None)
 
 
+def parts(path: Path) -> list[Path]:
+  """The files and folders that the sizes and the parameters of a model are in;
+  raises ValueError if it is of no format."""
+  found = find(path)
+  if found.is_part(path):
+    return [t5x.find(path)]
+  if path.is_file():
+    return [path]
+  return [
+    child
+    for child in path.iterdir()
+    if child.name in found.files
+    or child.suffix == '.safetensors'
+    or found.is_part(child)
+  ]
+
+
 def _stated(read: Callable[..., Any]) -> Callable[[Path, Any, Any], Any]:
   """Reads sizes that files state, and refuses any that a user gives."""
 

@@ -102,6 +102,13 @@ class BucketPath(_EPath):
       except FileNotFoundError:
         return None
 
+  def checksums(self) -> dict[str, str]:
+    """What the server says of the bytes of each object here and below, by its
+    name."""
+    with _asking(self) as files:
+      found = files.find(str(self), detail=True)
+    return {name: info['crc32c'] for name, info in found.items()}
+
   def iterdir(self) -> Iterator[Self]:
     """What lies in it; nothing if there is no such folder."""
     with _asking(self) as files:

@@ -36,7 +36,7 @@ from specdec_jax.infer.decoding import Decoding, Plan
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.infer.output import Shard
 from specdec_jax.infer.ways import Compiled
-from specdec_jax.launch import processes, progress
+from specdec_jax.launch import agreement, processes, progress
 from specdec_jax.measure import metrics
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
@@ -135,7 +135,7 @@ def infer(
       chunk_size=checkpoint_period * decoding.batch_examples,
       profile_dir=profile_dir,
       metrics_dir=metrics_dir,
-      settings=dict(settings()),
+      settings=_agreed({**settings(), **plan.decoder.digests()}),
       operative_config=operative_config,
     )
     with contextlib.ExitStack() as stack:
@@ -146,6 +146,12 @@ def infer(
         _say([f'{shard.path} is complete already'])
         return 0
       return _decode_shard(run)
+
+
+def _agreed(settings: Mapping[str, str]) -> Mapping[str, str]:
+  """These; ValueError unless all processes have the same."""
+  agreement.check_everywhere(settings)
+  return settings
 
 
 def _check_arguments(
@@ -217,7 +223,6 @@ def _decode_shard(run: _Run) -> int:
   loaded = None
   timed: list[Timed] = []
   total: collections.Counter[str] = collections.Counter()
-  num_chunks = 0
   per_batch = run.plan.decoding.batch_examples
   rows, turns, choice = decoding_lib.schedule(
     run.plan.decoder, _rows(run), per_batch
@@ -229,8 +234,10 @@ def _decode_shard(run: _Run) -> int:
   sizes = itertools.chain(first, itertools.repeat(run.chunk_size))
   metrics_dir = run.metrics_dir if processes.is_first() else None
   with output.metric_writer(metrics_dir) as write_metrics:
-    while chunk := tuple(itertools.islice(rows, next(sizes))):
-      name = examples.digest(chunk)
+    for num_chunks in itertools.count():
+      chunk, name = _next_chunk(rows, next(sizes), num_chunks)
+      if not chunk:
+        break
       look = functools.partial(
         output.chunk_summary, run.shard, num_chunks, name
       )
@@ -250,30 +257,50 @@ def _decode_shard(run: _Run) -> int:
           found = decoding_lib.choose(turns, parts, num_rows)
           summary[output.GAMMA] = vars(found)
         if processes.is_first():
-          mark = {**summary, 'examples_digest': name}
-          summary = output.write_chunk(run.shard, num_chunks, lines, mark)
+          summary = output.write_chunk(
+            run.shard,
+            num_chunks,
+            lines,
+            {**summary, 'examples_digest': name},
+            run.settings,
+          )
         step = total['examples'] + len(chunk)
         write_metrics(step, timed[-1].figures())
       if is_trial:
         choice = _settle(run, summary)
       if processes.is_first():
         total.update({k: v for k, v in summary.items() if isinstance(v, int)})
-      num_chunks += 1
   if processes.is_first():
-    counts = {**records.counts((), ()), **total}
-    mark = {**counts, 'settings': run.settings}
-    if choice is not None:
-      mark[output.GAMMA] = vars(choice)
-    output.finish(run.shard, num_chunks, mark)
-    _say(
-      examples.sentences(
-        counts,
-        timed,
-        run.layout.inputs_length,
-        run.plan.decoding.num_samples,
-      )
-    )
+    _finish(run, num_chunks, total, timed, choice)
   return 2 if total['nan_examples'] else 0
+
+
+def _next_chunk(
+  rows: Iterator[Row], size: int, index: int
+) -> tuple[tuple[Row, ...], str]:
+  """So many of the rows that are left, and their digest; ValueError unless all
+  processes have the same."""
+  chunk = tuple(itertools.islice(rows, size))
+  name = examples.digest(chunk)
+  agreement.check_everywhere({f'digest of the examples in chunk {index}': name})
+  return chunk, name
+
+
+def _finish(
+  run: _Run,
+  num_chunks: int,
+  total: Mapping[str, int],
+  timed: Sequence[Timed],
+  choice: Choice | None,
+) -> None:
+  """Joins the chunks, and says what was done."""
+  counts = {**records.counts((), ()), **total}
+  mark = {**counts, 'settings': run.settings}
+  if choice is not None:
+    mark[output.GAMMA] = vars(choice)
+  output.finish(run.shard, num_chunks, mark)
+  length, num_samples = run.layout.inputs_length, run.plan.decoding.num_samples
+  _say(examples.sentences(counts, timed, length, num_samples))
 
 
 def _settle(run: _Run, summary: Any) -> Choice:

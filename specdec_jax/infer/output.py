@@ -20,7 +20,7 @@ from specdec_jax.files import replacing
 from specdec_jax.files.one_writer import one_writer
 from specdec_jax.files.paths import is_in_bucket, remove_tree
 from specdec_jax.files.require import require
-from specdec_jax.launch import old_names
+from specdec_jax.launch import agreement, old_names
 from specdec_jax.theory.choosing import Choice
 
 CONFIG_FILE = 'config.gin'
@@ -29,6 +29,9 @@ GAMMA = 'gamma'
 _COMPLETED = '.COMPLETED'
 _DIGEST = 'examples_digest'
 _SETTINGS = 'settings.json'
+_SETTINGS_DIGEST = 'settings_digest'
+# Begins names of settings that earlier releases did not know.
+_WEIGHTS = 'digest of '
 _SHARD = re.compile(r'(?P<stem>.+\.jsonl)-(?P<id>\d{5})-of-(?P<count>\d{5})')
 
 
@@ -87,14 +90,14 @@ def begin(shard: Shard, settings: Mapping[str, str]) -> dict[str, Any] | None:
   stored = shard.chunk_folder / _SETTINGS
   try:
     shard.chunk_folder.mkdir(parents=True, exist_ok=True)
-    if not any(shard.chunk_folder.glob(f'*-chunk*{_COMPLETED}')):
-      # A run that failed before its first result binds nobody.
-      write_whole(stored, json.dumps(dict(settings), indent=2) + '\n')
+    has_results = any(shard.chunk_folder.glob(f'*-chunk*{_COMPLETED}'))
+    if not has_results and not is_in_bucket(stored):
+      # A run that failed before its first result binds nobody. In a bucket it
+      # may be about to write it.
+      stored.unlink(missing_ok=True)
     elif stored.exists():
-      _check_settings(
-        shard.chunk_folder, json.loads(stored.read_text('utf-8')), settings
-      )
-    else:
+      _check_stored(shard, settings)
+    elif has_results:
       raise ValueError(
         f'{shard.chunk_folder} has results, but no {_SETTINGS} that says of '
         'what: remove it, or choose another folder'
@@ -121,24 +124,46 @@ def check_examples(
     )
 
 
+def _claim(shard: Shard, settings: Mapping[str, str]) -> str:
+  """Has the folder of chunks say of what settings they are, unless it does; the
+  digest of what it says. Raises ValueError if it says others, or the final file
+  is of others: of two runs that begin together, one is the first here."""
+  if (summary := _read_mark(shard.path)) is not None:
+    _check_settings(shard.path, summary.get('settings'), settings)
+  stored: Any = shard.chunk_folder / _SETTINGS
+  if not stored.exists():
+    text = json.dumps(dict(settings), indent=2) + '\n'
+    if is_in_bucket(stored):
+      stored.create(text)
+    else:
+      write_whole(stored, text)
+  return agreement.of_settings(_check_stored(shard, settings))
+
+
+def _check_stored(shard: Shard, settings: Mapping[str, str]) -> dict[str, Any]:
+  """The settings that the folder of chunks has, if they are these."""
+  stored = shard.chunk_folder / _SETTINGS
+  found = json.loads(stored.read_text('utf-8'))
+  _check_settings(shard.chunk_folder, found, settings)
+  return found
+
+
 def _check_settings(
   place: Path, stored: Any, settings: Mapping[str, str]
 ) -> None:
   given = stored if isinstance(stored, dict) else {}
   stored, settings = map(old_names.renewed_settings, (given, settings))
-  if stored == settings:
-    return
-  differing = [
-    f'{name} was {stored.get(name, "not given")}, now '
-    f'{settings.get(name, "not given")}'
-    for name in sorted({*stored, *settings})
-    if stored.get(name) != settings.get(name)
-  ]
-  more = f' and {len(differing) - 3} more' if len(differing) > 3 else ''
-  raise ValueError(
-    f'{place} has results of other settings: {"; ".join(differing[:3])}{more}; '
-    'choose another folder, or remove it'
-  )
+  is_old = lambda each: not any(name.startswith(_WEIGHTS) for name in each)
+  if is_old(stored) or is_old(settings):
+    stored, settings = (
+      {k: v for k, v in each.items() if not k.startswith(_WEIGHTS)}
+      for each in (stored, settings)
+    )
+  if found := agreement.differences(stored, settings, '{} was {}, now {}'):
+    raise ValueError(
+      f'{place} has results of other settings: {found}; choose another folder, '
+      'or remove it'
+    )
 
 
 def chunk_summary(
@@ -175,12 +200,15 @@ def write_chunk(
   index: int,
   records: Iterable[Mapping[str, Any]],
   summary: Mapping[str, Any],
+  settings: Mapping[str, str],
 ) -> Mapping[str, Any]:
   """Writes one object per line, and then that it is complete. `summary` has
   `examples`, how many they are, other counts, and `examples_digest`, see
   `add_digests`. Returns the summary that stands: in a bucket that of whoever
-  was first, since another gamma may have been the fastest there."""
+  was first, since another gamma may have been the fastest there. Raises
+  ValueError if a run of other `settings` than those of `begin` was first."""
   path = shard.chunk_path(index)
+  summary = {**summary, _SETTINGS_DIGEST: _claim(shard, settings)}
   write_whole(path, ''.join(json.dumps(record) + '\n' for record in records))
   if is_in_bucket(path):
     mark: Any = _mark_of(path)
@@ -205,7 +233,9 @@ def write_config(shard: Shard, text: str) -> None:
 def finish(shard: Shard, num_chunks: int, summary: Mapping[str, Any]) -> None:
   """Joins the chunks, all complete, to the final file, and removes them.
   `summary` has the sums of their counts, and `settings`, those of `begin`.
-  Raises ValueError if a chunk does not have the lines that its mark says."""
+  Raises ValueError if a chunk does not have the lines that its mark says, or is
+  of other settings."""
+  own = _claim(shard, summary['settings'])
   digests = []
   with replacing.file(shard.path) as partial, partial.open('wb') as file:
     for index in range(num_chunks):
@@ -213,6 +243,11 @@ def finish(shard: Shard, num_chunks: int, summary: Mapping[str, Any]) -> None:
       if (mark := _read_mark(path)) is None:
         raise ValueError(f'{path} has vanished: give the command again')
       _check_whole(path, mark)
+      if mark.get(_SETTINGS_DIGEST, own) != own:
+        raise ValueError(
+          f'{path} is of other settings: remove {shard.chunk_folder}, and give '
+          'the command again'
+        )
       digests.append(mark[_DIGEST])
       file.write(path.read_bytes())
   _write_mark(shard.path, {**summary, _DIGEST: add_digests(digests)})

@@ -3,6 +3,7 @@
 import argparse
 import functools
 import json
+import shutil
 import types
 
 import jax
@@ -15,7 +16,7 @@ pytest.importorskip('tensorstore')
 
 from specdec_jax import logits
 from specdec_jax.base import Params
-from specdec_jax.checkpoints import loading, orbax
+from specdec_jax.checkpoints import loading, orbax, t5x
 from specdec_jax.decoding import autoregressive
 from specdec_jax.infer import examples, output
 from specdec_jax.infer.decoding import Decoding
@@ -23,7 +24,7 @@ from specdec_jax.infer.examples import Layout
 from specdec_jax.launch import gin_launch
 from specdec_jax.models import families, presets
 from specdec_jax.text import tasks
-from tests.checkpoints.tiny_t5 import make_config, make_params
+from tests.checkpoints.tiny_t5 import T5X_CONFIG, make_config, make_params
 from tests.cli import infer_runs, tiny
 from tests.cli.infer_runs import argv, gin_file, predictions, records, result
 from tests.cli.tiny import assert_refused
@@ -211,6 +212,16 @@ def test_an_interrupted_run_goes_on_where_it_was(
     assert_refused(refused, 'chunk00000', 'other examples')
   finally:
     task.write_text(''.join(lines))
+
+  weights, before = t5 / 'checkpoint_7', tmp_path / 'before'
+  weights.rename(before)
+  t5x.write_target(t5, make_params(T5X_CONFIG), step=7)
+  try:
+    refused = run(*argv(t5, task, tmp_path))
+    assert_refused(refused, "digest of the target's weights was ")
+  finally:
+    shutil.rmtree(weights)
+    before.rename(weights)
 
   # The folder may be another one by now.
   moved = tmp_path.rename(tmp_path.with_name('moved'))

@@ -102,9 +102,10 @@ def test_a_killed_run_keeps_the_gamma_that_it_chose(
   )  # fmt: skip
   chunks = tmp_path / 'auto' / 'tmp-task-predict-00000-of-00001'
   chosen = []
-  for name in ('settings.json', f'{result("").name}-chunk00004.COMPLETED'):
+  chunk = chunks / f'{result("").name}-chunk00004.COMPLETED'
+  for path in (tmp_path / 'auto' / 'config.gin', chunk):
     process = start(*auto)
-    wait_for(chunks / name, process)
+    wait_for(path, process)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     mark = chunks / f'{result("").name}-chunk00000.COMPLETED'

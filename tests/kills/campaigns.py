@@ -235,7 +235,7 @@ def write_shards(folder: Path) -> None:
     counts = {'examples': len(lines)}
     output.begin(shard, settings)
     mark = {**counts, 'examples_digest': f'{i:064x}'}
-    output.write_chunk(shard, 0, lines, mark)
+    output.write_chunk(shard, 0, lines, mark, settings)
     output.finish(shard, 1, {**counts, 'settings': settings})
 
 

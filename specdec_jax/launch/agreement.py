@@ -1,0 +1,100 @@
+"""What processes of one job, and runs in one folder, have to agree on: settings
+by name, told apart by digests."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from specdec_jax.files.paths import is_in_bucket
+
+# Of files larger than all of them together, about so many blocks are read, each
+# of so many bytes.
+_NUM_BLOCKS = 4096
+_BLOCK = 4096
+
+
+def of_settings(settings: Mapping[str, str]) -> str:
+  """The digest of settings."""
+  return hashlib.sha256(_text(settings)).hexdigest()
+
+
+def of_files(paths: Iterable[Path]) -> str:
+  """The digest of files, and of all files in folders: of names, sizes and
+  blocks at equal distances, on any host the same. Files of 16 MiB together are
+  read whole; in a bucket none is, since the server keeps checksums."""
+  files: dict[str, Path] = {}
+  digest = hashlib.sha256()
+  for path in sorted(paths):
+    if is_in_bucket(path):
+      bucket_path: Any = path
+      digest.update(_text(bucket_path.checksums()))
+    else:
+      found = path.rglob('*') if path.is_dir() else [path]
+      names = {str(each.relative_to(path.parent)): each for each in found}
+      files |= {name: each for name, each in names.items() if each.is_file()}
+  sizes = {name: path.stat().st_size for name, path in sorted(files.items())}
+  digest.update(_text(sizes))
+  step = max(_BLOCK, sum(sizes.values()) // _NUM_BLOCKS)
+  for name, size in sizes.items():
+    with files[name].open('rb', buffering=0) as file:
+      for at in (*range(0, size, step), max(0, size - _BLOCK)):
+        file.seek(at)
+        digest.update(file.read(_BLOCK))
+  return digest.hexdigest()[:16]
+
+
+def of_arrays(tree: Any) -> str:
+  """The digest of the numpy arrays of a tree."""
+  digest = hashlib.sha256()
+  for leaf in jax.tree.leaves(tree):
+    digest.update(np.ascontiguousarray(leaf).data)
+  return digest.hexdigest()[:16]
+
+
+def differences(
+  one: Mapping[str, str], other: Mapping[str, str], wording: str
+) -> str:
+  """The first three settings that differ, each in a wording such as '{} was {},
+  now {}'; empty if none does."""
+  pairs = {
+    name: [each.get(name, 'not given') for each in (one, other)]
+    for name in sorted({*one, *other})
+  }
+  said = [wording.format(k, *v) for k, v in pairs.items() if v[0] != v[1]]
+  more = f' and {len(said) - 3} more' if len(said) > 3 else ''
+  return '; '.join(said[:3]) + more
+
+
+def check_everywhere(settings: Mapping[str, str]) -> None:
+  """Raises ValueError, in all processes, unless settings are the same in all of
+  them; it says which are not. All have to call it, and wait here."""
+  if jax.process_count() == 1:
+    return
+  from jax.experimental import multihost_utils
+
+  gather = multihost_utils.process_allgather
+  text = _text(settings)
+  digests = gather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
+  if (digests == digests[0]).all():
+    return
+  width = int(gather(np.int32(len(text))).max())
+  # Blanks at the end of JSON say nothing.
+  texts = gather(np.frombuffer(text.ljust(width), np.uint8))
+  first, *others = (json.loads(bytes(row)) for row in texts)
+  index, other = next(
+    (i, each) for i, each in enumerate(others, start=1) if each != first
+  )
+  wording = f'{{}} is {{}} in process 0 and {{}} in process {index}'
+  raise ValueError(
+    'the processes of a job need the same settings and files: '
+    + differences(first, other, wording)
+  )
+
+
+def _text(settings: Mapping[str, Any]) -> bytes:
+  return json.dumps(dict(settings), sort_keys=True).encode()
