@@ -126,9 +126,14 @@ class Custom:
     return self.function
 
 
+def judges_trees(rule: Rule) -> bool:
+  """Whether a rule has a form for trees; each of them is lossless."""
+  return rule in (SpeculativeSampling(), Greedy())
+
+
 def check_judges_trees(rule: Rule) -> None:
   """Raises ChoiceError for a rule that judges chains alone."""
-  if rule not in (SpeculativeSampling(), Greedy()):
+  if not judges_trees(rule):
     names = {choice: name for name, choice in RULES.items()}
     raise ChoiceError(
       f'{{rule}} {names.get(type(rule), rule)}, with its options, judges '

@@ -22,6 +22,7 @@ from specdec_jax.base import (
   Params,
   Prompt,
   Verification,
+  VerifyFn,
 )
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.state import DecodeState
@@ -82,6 +83,32 @@ def observe(
   )
 
 
+def follow(
+  row_keys: Array,
+  draft: Draft,
+  target_probs: Array,
+  *,
+  verify_fn: VerifyFn,
+  drafted: Draft,
+) -> Verification:
+  """As `observe`, beside a draft of one token: the text is that of a rule, the
+  drafted token where it accepts it and its correction elsewhere."""
+  verdict = verify_fn(row_keys, drafted, jnp.repeat(target_probs[:, :1], 2, 1))
+  is_accepted = verdict.num_accepted > 0
+  return Verification(
+    num_accepted=jnp.zeros_like(draft.lengths),
+    next_token=jnp.where(is_accepted, drafted.tokens[:, 0], verdict.next_token),
+    accept_probs=jnp.zeros(draft.tokens.shape, target_probs.dtype),
+  )
+
+
+def passes_rule(draft: Draft, p: Array, verify_fn: VerifyFn) -> Array:
+  """The chance that a rule accepts the guess, `[B]`, which no draw changes."""
+  row_keys = jax.random.split(jax.random.key(0), len(p))
+  verdict = verify_fn(row_keys, draft, jnp.stack([p, p], axis=1))
+  return verdict.accept_probs[:, 0]
+
+
 def overlaps(
   params: Params,
   rng_key: Array,
@@ -90,6 +117,7 @@ def overlaps(
   drafters: Sequence[Drafter],
   leniences: Sequence[float] = (1.0,),
   is_argmax: bool = False,
+  verify_fn: VerifyFn | None = None,
   **options: Any,
 ) -> list[list[Overlaps]]:
   """Lets the target generate, and asks every drafter before every token.
@@ -103,6 +131,8 @@ def overlaps(
     is_argmax: for greedy text and for `passes_argmax` in place of
       `shared_mass`, `logits_to_probs` being what the rule reads before the
       argmax.
+    verify_fn: for the text and the acceptances of a rule that changes the text,
+      token by token; of one drafter, without leniences.
     **options: `target`, `logits_to_probs`, `max_len` and `eos_id`, as for
       `speculative.generate`; `num_tokens`, new ones per row at most.
 
@@ -118,11 +148,14 @@ def overlaps(
       raise ValueError(f'one token at a time is asked for, got {drafter.gamma}')
   share_fn = passes_argmax if is_argmax else shared_mass
   share_fns = [functools.partial(share_fn, lenience=x) for x in leniences]
+  if verify_fn is not None:
+    share_fns = [functools.partial(passes_rule, verify_fn=verify_fn)]
   generate = functools.partial(
     _generate,
     drafters=drafters,
     share_fns=share_fns,
     is_argmax=is_argmax,
+    verify_fn=verify_fn,
     **options,
   )
   return _overlaps(generate, params, rng_key, prompts)
@@ -207,6 +240,7 @@ def _generate(
   num_tokens: int,
   share_fns: Sequence[Callable[[Draft, Array], Array]],
   is_argmax: bool = False,
+  verify_fn: VerifyFn | None = None,
   **rule: Any,
 ) -> tuple[Array, list[Array]]:
   """A batch of `_overlaps`: `has_nan` bool `[B]`, and by token what `share_fns`
@@ -214,7 +248,7 @@ def _generate(
   B]`, and whether there was a guess, too, bool `[N, D, B]`."""
   # Drafters are asked beside a loop that drafts nothing itself.
   models: dict[str, Any] = {'target': target, 'drafter': _NOTHING}
-  verify_fn = functools.partial(observe, is_argmax=is_argmax)
+  judge: VerifyFn = functools.partial(observe, is_argmax=is_argmax)
 
   def is_going(carry: tuple[Array, DecodeState, Any, Any]):
     i, state, _, _ = carry
@@ -232,8 +266,12 @@ def _generate(
         drafters, params.drafter, own, strict=True
       )
     ]
+    seeing = judge
+    if verify_fn is not None:
+      [(drafted, _)] = asked
+      seeing = functools.partial(follow, verify_fn=verify_fn, drafted=drafted)
     state, info = speculative.step(
-      params, state, **models, verify_fn=verify_fn, **rule
+      params, state, **models, verify_fn=seeing, **rule
     )
     is_text = info.counts > 0
     p = info.target_probs[:, 0]

@@ -69,6 +69,24 @@ def test_a_calibration_is_planned_with(run, model, prompts_file, tmp_path):
   assert plan['sentences'][0] in ' '.join(result.out.split())
 
 
+def test_a_calibration_is_of_the_rule_that_was_given(run, model, prompts_file):
+  """Guesses of every kind pass a rule that takes all, and no tree can use it;
+  block verification accepts no token by itself."""
+  usual = (
+    *('calibrate', '--model', model, '--draft_model', model, '--json', '-'),
+    *('--prompts', prompts_file, '--max_new_tokens', '6', '--gamma', '1'),
+    *('--batch_size', '8', '--repeats', '1', '--plain_dtypes', 'float32'),
+  )
+  result = run(
+    *usual, '--verification', 'top_beta', '--beta', '1000', '--tau', '99'
+  )
+  assert (result.status, result.err) == (0, '')
+  figures = json.loads(result.out)
+  assert (figures['verification'], figures['beta']) == ('top_beta', 1000)
+  assert (figures['alpha'], figures['rank_rates']) == (1, None)
+  assert_refused(run(*usual, '--verification', 'block'), 'judges whole drafts')
+
+
 def test_a_perfect_drafter_at_no_measured_cost_has_no_bound(run, folder):
   path = written(
     folder, alpha=1, alpha_interval=[1, 1], profile=[1] * 8, draft_seconds=0

@@ -1,14 +1,16 @@
 """Alpha by its definition, and what is said of it."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import drafters, logits, theory
+from specdec_jax import drafters, logits, theory, verification
 from specdec_jax.base import Params, Tree
-from specdec_jax.decoding import autoregressive
-from specdec_jax.measure import calibration
+from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.measure import calibration, metrics
 from specdec_jax.measure.calibration import Overlaps
 from tests import toy
 
@@ -145,6 +147,55 @@ def test_argmax_leniences_follow_greedy_text():
     expected = theory.argmax_acceptance(p, q, lenience)[:NUM_NEW]
     np.testing.assert_array_equal(each.values[0], expected)
   assert found[0].values.sum() < found[1].values.sum()
+
+
+RULES = {
+  'lenient': functools.partial(verification.speculative_sampling, lenience=0.3),
+  'greedy': functools.partial(verification.greedy, lenience=0.3),
+  'top_beta': functools.partial(verification.top_beta, beta=2, tau=1.0),
+}
+
+
+@pytest.mark.parametrize('name', RULES)
+def test_a_relaxed_rule_is_measured_along_its_own_text(name):
+  """Against what speculative decoding counts, after all texts of two tokens."""
+  warm = name == 'lenient'
+  of_drafter = TO_PROBS if warm else logits.standardize(temperature=0)
+  drafter = functools.partial(
+    drafters.autoregressive, TARGET, logits_to_probs=of_drafter
+  )
+  rows = [[1, a, b] for a in range(V) for b in range(V)] * (16 if warm else 1)
+  prompt = toy.prompt(rows, row_ids=np.arange(len(rows)))
+  shared = {
+    'target': TARGET,
+    'logits_to_probs': TO_PROBS,
+    'max_len': PROMPT + 40,
+    'eos_id': -1,
+  }
+  decode = functools.partial(
+    speculative.generate,
+    drafter=drafter(gamma=6),
+    verify_fn=RULES[name],
+    **shared,
+  )
+  output = jax.jit(decode)(PARAMS, jax.random.key(1), prompt)
+  expected = metrics.rates(output.statistics).alpha
+  params = PARAMS._replace(drafter=[PARAMS.drafter])
+
+  def alpha(**options):
+    [[found]] = calibration.overlaps(
+      params,
+      jax.random.key(0),
+      [prompt],
+      drafters=[drafter(gamma=1)],
+      num_tokens=40,
+      **shared,
+      **options,
+    )
+    return calibration.acceptance(found, max_gamma=1)['alpha']
+
+  assert alpha(verify_fn=RULES[name]) == pytest.approx(expected, abs=0.03)
+  assert alpha() < expected - 0.05
 
 
 def test_more_than_one_token_at_a_time_is_refused():

@@ -207,6 +207,7 @@ def configuration(args: argparse.Namespace, decoder: Decoder) -> dict[str, Any]:
     *('max_new_tokens', 'repeats', 'dtype'),
   )
   min_prob = getattr(decoder.choice, 'min_prob', None)
+  of_rule = getattr(decoder.verify_fn, 'keywords', {})
   return {name: getattr(args, name) for name in names} | {
     'model': decoder.model.checkpoint,
     'drafter': args.draft_model or chosen.drafter_name(args),
@@ -215,6 +216,7 @@ def configuration(args: argparse.Namespace, decoder: Decoder) -> dict[str, Any]:
     'tree': decoder.drafter.tree and decoder.drafter.tree.parents,
     'min_prob': min_prob if args.adaptive else None,
     'lenience': chosen.lenience(args),
+    **{name: of_rule.get(name) for name in ('beta', 'tau')},
     'device': stopwatch.device_name(),
     'jax_version': jax.__version__,
   }

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from specdec_jax.assembly import drafting, one_by_one
+from specdec_jax.assembly import drafting, one_by_one, rules
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.cli import chosen, options, outputs
 from specdec_jax.cli.commands import bench
@@ -44,17 +44,28 @@ def run(args: argparse.Namespace) -> int:
       'calibrate measures the costs of a gamma that does not vary: leave out '
       '--adaptive'
     )
-  figures = _measure(args, *chosen.prepared(args, choices))
+  rule = choices['rule']
+  if isinstance(rule, rules.Block):
+    raise ValueError(
+      'calibrate measures how often a token is accepted, and --verification '
+      'block judges whole drafts: leave it out, since block accepts as many '
+      'tokens or more'
+    )
+  figures = _measure(args, rule, *chosen.prepared(args, choices))
   return outputs.report(args, figures, _table(figures))
 
 
 def _measure(
-  args: argparse.Namespace, decoder: Decoder, batches: Sequence[Batch]
+  args: argparse.Namespace,
+  rule: rules.Rule,
+  decoder: Decoder,
+  batches: Sequence[Batch],
 ) -> dict[str, Any]:
   """What `--json` writes."""
   params, key, rows, shared = bench.placed(args, decoder, batches)
   gamma = decoder.drafter.gamma
   one_token = decoder.at(1).drafter
+  is_lossless = rules.judges_trees(rule)
   with progress.waiting('measuring acceptance'):
     [[found]] = calibration.overlaps(
       params._replace(drafter=[params.drafter]),
@@ -62,12 +73,13 @@ def _measure(
       rows,
       drafters=[one_token],
       num_tokens=args.max_new_tokens,
+      verify_fn=None if is_lossless else decoder.verify_fn,
       **shared,
     )
     figures = calibration.acceptance(found, max_gamma=gamma)
     figures['rank_rates'] = None
-    # Trees of copies have one shape.
-    if hasattr(decoder.choice, 'tree'):
+    # Trees of copies have one shape, and rules for trees are lossless.
+    if is_lossless and hasattr(decoder.choice, 'tree'):
       figures['rank_rates'] = calibration.rank_rates(
         params,
         key,
