@@ -77,9 +77,13 @@ def _check_added(folder: Path, vocabulary: SentencePieceVocabulary) -> None:
   added = huggingface.added_tokens(
     folder, huggingface.tokenizer_settings(folder)
   )
-  pieces = {piece.lstrip(SPACE) for piece in vocabulary.tokens()}
+  processor = vocabulary.processor
   for text in added:
-    if text not in pieces and not text.startswith(SENTINEL):
+    names = text, f'{SPACE}{text}'
+    is_known = text == '<unk>' or any(
+      processor.piece_to_id(name) != processor.unk_id() for name in names
+    )
+    if not (is_known or text.startswith(SENTINEL)):
       raise ValueError(
         f'{folder} has an added token {text!r} that {SENTENCEPIECE} has not: '
         f'write {TOKENIZER} by save_pretrained of the tokenizer in transformers'
