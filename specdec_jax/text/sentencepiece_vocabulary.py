@@ -141,7 +141,8 @@ def load(
       processor.LoadFromSerializedProto(model + _sentinels(extra_ids))
     else:
       extra_ids = 0
-  # The second if its own message has a piece that is no text.
+    processor.id_to_piece(list(range(processor.get_piece_size())))
+  # The second if a piece, or one in its own message, is no text.
   except (RuntimeError, UnicodeDecodeError) as error:
     raise ValueError(
       f'{path} is no SentencePiece model, or is truncated'

@@ -123,9 +123,10 @@ def test_there_is_no_chat_template(t5):
 def test_files_that_are_no_model(tmp_path):
   path = tmp_path / 'bad.model'
   content = MODEL.read_bytes()
-  # A piece that is no UTF-8, twice, and the error names it.
+  # A piece that is no UTF-8; twice, the library's own error names it.
   piece = b'\x0a\x09\x0a\x02\xc0\xc1\x15' + bytes(4)
-  for text in (b'', b'abc', content[:1000], content + piece * 2):
+  bad = content + piece, content + piece * 2
+  for text in (b'', b'abc', content[:1000], *bad):
     path.write_bytes(text)
     with pytest.raises(ValueError, match='is no SentencePiece model, or'):
       sentencepiece_vocabulary.load(path)
