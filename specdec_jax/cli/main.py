@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import specdec_jax
 from specdec_jax.cli import options, outputs
-from specdec_jax.launch import gin_launch, memory, progress
+from specdec_jax.launch import gin_launch, memory, platforms, progress
 
 
 class Command(NamedTuple):
@@ -90,6 +90,7 @@ def _run(argv: Sequence[str] | None) -> int:
       not stream.encoding.lower().startswith('utf')
     ):
       stream.reconfigure(errors='replace')
+  platforms.hush_libtpu()
   argv = gin_launch.expand(sys.argv[1:] if argv is None else argv)
   try:
     args = _parser(argv).parse_args(argv)

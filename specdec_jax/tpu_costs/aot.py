@@ -8,7 +8,6 @@ instruction costs however little it does, plus collectives. Nothing is run.
 import contextlib
 import dataclasses
 import math
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,19 +19,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from specdec_jax.files.require import require
+from specdec_jax.launch import platforms
 from specdec_jax.tpu_costs import hlo
 from specdec_jax.tpu_costs.chips import CHIPS, Chip
 
 # Between neighbours: an assumption, the one figure that nobody publishes.
 _HOP_SECONDS = 1e-6
-# What the TPU compiler asks of a machine without TPUs.
-_ENVIRONMENT = {
-  'TPU_SKIP_MDS_QUERY': '1',
-  'TPU_WORKER_HOSTNAMES': 'localhost',
-  'TPU_ACCELERATOR_TYPE': 'v4-8',
-  # One that only compiles takes no chip from another process.
-  'ALLOW_MULTIPLE_LIBTPU_LOAD': 'true',
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,8 +89,7 @@ def find_slice(name: str) -> Slice:
       f'{chip.num_dimensions}'
     )
   require('libtpu', extra='tpu', purpose='the TPU compiler')
-  for variable, value in _ENVIRONMENT.items():
-    os.environ.setdefault(variable, value)
+  platforms.answer_libtpu()
   from jax.experimental import topologies
 
   options: dict[str, Any] = {}

@@ -151,6 +151,16 @@ def test_a_platform_without_its_plug_in(start, environment, tmp_path, command):
   assert b'no device of JAX_PLATFORMS=cuda' in err
 
 
+@pytest.mark.tpu
+def test_libtpu_is_silent_on_a_machine_without_tpus(start, environment, model):
+  pytest.importorskip('libtpu')
+  environment['JAX_PLATFORMS'] = ''
+  process = start('generate', '--model', model, '--prompt', 'a',
+                  '--max_new_tokens', '4')  # fmt: skip
+  _, err = process.communicate(timeout=120)
+  assert (process.returncode, err) == (0, b'')
+
+
 def test_an_encoding_that_lacks_characters(start, environment, model):
   environment['PYTHONIOENCODING'] = 'ascii'
   usual = ('--model', model, '--prompt', 'é', '--max_new_tokens', '8')
