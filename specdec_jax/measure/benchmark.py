@@ -7,6 +7,7 @@ timed.
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,11 @@ from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.measure import metrics, stopwatch
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.sides import Side
+
+# What rounding and a quiet machine explain.
+_SLACK = 0.03
+# Of turns, the longest over the shortest, beyond which a machine is busy.
+_SPREAD = 0.15
 
 
 def compare(
@@ -57,7 +63,7 @@ def compare(
     Figures by name; times in seconds, costs relative to one plain iteration.
     The tokens of `plain`, `compared_tokens` of them, are those that the drafted
     side's are compared with: the baseline's can be others. Rates of drafts are
-    None where nothing was drafted.
+    None where nothing was drafted; `doubts` are sentences.
 
   Raises:
     ValueError: if a model returned logits that are not numbers.
@@ -115,6 +121,10 @@ def compare(
     'theory_speedup': None,
     'compared_tokens': _num_tokens(counts['plain']),
   }
+  pace = lambda side: _num_tokens(counts[side]) / counts[side].iterations
+  figures['most_speedup'] = pace('speculative') / pace('baseline')
+  turns = {'plain': seconds['baseline'], 'speculative': seconds['speculative']}
+  figures['doubts'] = doubts(figures, turns)
   if figures['alpha'] is not None and not (is_adaptive or drafter.tree):
     figures['theory_speedup'] = float(
       theory.walltime_improvement(figures['alpha'], drafter.gamma, costs['c'])
@@ -204,15 +214,20 @@ def _speeds(
   counts: Mapping[str, Counts],
   sides: Mapping[str, Side],
 ) -> dict[str, Any]:
-  """Tokens per second of both sides, and their ratio pair by pair."""
-  plain = _num_tokens(counts['baseline']) / seconds['baseline']
-  drafted = _num_tokens(counts['speculative']) / seconds['speculative']
-  ratios = drafted / plain
-  whole = lambda name: seconds[name] + sides[name].prefill_seconds
+  """Tokens per second of both sides by their median turns, as all other times
+  are, and their ratio; its range is that of the turns pair by pair."""
+  speed = lambda name, took: float(_num_tokens(counts[name]) / took)
+  median = lambda name: float(np.median(seconds[name]))
+  plain = speed('baseline', median('baseline'))
+  drafted = speed('speculative', median('speculative'))
+  num_tokens = (_num_tokens(counts[x]) for x in ('speculative', 'baseline'))
+  by_turn = seconds['baseline'] / seconds['speculative']
+  ratios = by_turn * np.divide(*num_tokens)
+  whole = lambda name: median(name) + sides[name].prefill_seconds
   return {
-    'autoregressive_tokens_per_second': float(np.median(plain)),
-    'speculative_tokens_per_second': float(np.median(drafted)),
-    'speedup': float(np.median(ratios)),
+    'autoregressive_tokens_per_second': plain,
+    'speculative_tokens_per_second': drafted,
+    'speedup': drafted / plain,
     'speedup_range': [float(ratios.min()), float(ratios.max())],
     'tokens': _num_tokens(counts['speculative']),
     'autoregressive_tokens': _num_tokens(counts['baseline']),
@@ -220,10 +235,39 @@ def _speeds(
     'short_target_runs': counts['speculative'].short_iterations,
     'autoregressive_target_runs': counts['baseline'].iterations,
     'prefill_seconds': sides['speculative'].prefill_seconds,
-    'end_to_end_speedup': float(
-      np.median(whole('baseline') / whole('speculative'))
-    ),
+    'end_to_end_speedup': whole('baseline') / whole('speculative'),
   }
+
+
+def doubts(figures: Mapping[str, Any], seconds: Mapping[str, Any]) -> list[str]:
+  """Sentences on figures that cannot be, and on a machine with other work.
+
+  Figures have the names of `compare`, or of the suite; seconds are those of
+  turns, by name.
+  """
+  ratio, found = figures['verify_cost_ratio'], []
+  if ratio < 1 - _SLACK:
+    found.append(
+      f'scoring a whole draft is timed at {ratio:.2f} of a plain step, and '
+      'cannot cost less than one'
+    )
+  most = figures['most_speedup']
+  if figures['speedup'] > most * (1 + _SLACK):
+    found.append(
+      f'the speed of {figures["speedup"]:.2f} is beyond the {most:.2f} tokens '
+      'that a target run gives for each of plain decoding'
+    )
+  for name, turns in seconds.items():
+    if max(turns) > (1 + _SPREAD) * min(turns):
+      found.append(
+        f'{name} decoding took {min(turns):.3g} to {max(turns):.3g} s for the '
+        'same work'
+      )
+  if hasattr(os, 'getloadavg'):  # Not everywhere.
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores + 1:
+      found.append(f'the load is {load:.1f} on {cores} cores')
+  return found
 
 
 def _rates(statistics: Statistics, drafter: Drafter) -> dict[str, float | None]:

@@ -81,6 +81,7 @@ def test_the_table_names_what_was_compared(run):
     'is_simulated': False,
     'identical': True,
     'without_draft_cost_ratio': None,
+    'speedup_range': [0.9, 1.1],
   }
   for name in ('model', 'drafter', 'device', 'adaptive', 'tree'):
     figures[name] = None
@@ -95,6 +96,7 @@ def test_the_table_names_what_was_compared(run):
     console.print(bench_command._table(figures))
   table = shown.get()
   assert '162' in line_of(table, '│ tokens ')
+  assert '0.90 to 1.10' in table
   compared = line_of(table, 'identical to plain bfloat16')
   assert '162' not in compared
   assert 'yes, 163 tokens' in compared

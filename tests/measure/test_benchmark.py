@@ -71,3 +71,54 @@ def test_the_promised_speed_is_of_what_the_iterations_cost():
   # The fastest plain decoding is another than T(1) was measured in.
   assert promised(num_drafted=18, baseline_cost=0.8) == pytest.approx(32 / cost)
   assert promised(num_drafted=None) is None
+
+
+def test_all_speeds_are_of_the_median_turn():
+  """The turn that something else held up decides nothing."""
+  counts = {
+    name: benchmark.Counts(
+      statistics=dataclasses.replace(
+        statistics.init(1, 3), num_tokens=np.array([tokens])
+      ),
+      iterations=20,
+      short_iterations=0,
+    )
+    for name, tokens in (('baseline', 40), ('speculative', 60))
+  }
+  seconds = {
+    'baseline': np.array([1.0, 4.0, 1.0, 2.0, 4.0]),
+    'speculative': np.array([4.0, 2.0, 2.0, 1.0, 1.0]),
+  }
+  some = sides.Side(
+    run=lambda params, state: state,
+    params=Params(()),
+    states=(),
+    compile_seconds=0.0,
+    prefill_seconds=2.0,
+  )
+  found = benchmark._speeds(seconds, counts, dict.fromkeys(counts, some))
+  plain, drafted = (
+    found[f'{side}_tokens_per_second']
+    for side in ('autoregressive', 'speculative')
+  )
+  assert (plain, drafted) == (20, 30)
+  assert found['speedup'] == drafted / plain
+  assert found['end_to_end_speedup'] == 1
+  assert found['speedup_range'] == pytest.approx([1.5 / 4, 6])
+
+
+def test_figures_that_cannot_be_are_doubted():
+  quiet = {'plain': [1.0, 1.05], 'speculative': [0.9, 0.9]}
+
+  def doubts(turns=quiet, **changes):
+    sound = {'verify_cost_ratio': 1.2, 'speedup': 1.4, 'most_speedup': 1.4}
+    found = benchmark.doubts(sound | changes, turns)
+    return [each for each in found if not each.startswith('the load')]
+
+  assert doubts() == []
+  [told] = doubts(verify_cost_ratio=0.69)
+  assert '0.69 of a plain step' in told
+  [told] = doubts(speedup=1.81, most_speedup=1.44)
+  assert 'beyond the 1.44' in told
+  [told] = doubts(quiet | {'plain': [1.0, 1.0, 1.3]})
+  assert 'plain decoding took 1 to 1.3 s' in told

@@ -84,7 +84,15 @@ def run(args: argparse.Namespace) -> int:
   if args.temperature or is_simulated:
     # Both sides draw from one distribution, not the same tokens; or from none.
     figures['identical'] = figures['first_divergence_margin'] = None
-  return outputs.report(args, figures, _table(figures))
+  return outputs.report(args, figures, _table(figures), *_warnings(figures))
+
+
+def _warnings(figures: dict[str, Any]) -> list[str]:
+  """What stands below the table of figures that are in doubt."""
+  if not figures['doubts']:
+    return []
+  told = '; '.join(figures['doubts'])
+  return [f'These times are in doubt: {told}. Repeat on a quiet machine.']
 
 
 def _choose(
@@ -252,6 +260,9 @@ def _table(figures: dict[str, Any]) -> Any:
     '  without a draft / T(1)': show(figures['without_draft_cost_ratio']),
     'predicted speedup': show(figures['predicted_speedup']),
     'measured speedup': show(figures['speedup']),
+    '  least and greatest turn': '{:.2f} to {:.2f}'.format(
+      *figures['speedup_range']
+    ),
     '  with the prefill': show(figures['end_to_end_speedup']),
   }
   rows = [
