@@ -35,10 +35,11 @@ def starter():
   to standard error in a pipe; what still runs in the end is killed."""
   started = []
 
-  def call(*arguments, num_devices=1):
+  def call(*arguments, num_devices=1, cwd=None):
     process = subprocess.Popen(
       [sys.executable, *arguments],
       env=environment(num_devices),
+      cwd=cwd,
       stdin=subprocess.DEVNULL,
       stdout=subprocess.DEVNULL,
       stderr=subprocess.PIPE,

@@ -31,6 +31,7 @@ class Dataset(NamedTuple):
       the same whether or not the run was interrupted in between.
     num_ids: the network's vocabulary must have as many, if known.
     vocabulary: the SentencePiece model of its ids, if known.
+    contents: a tree of the arrays that all else is made of.
   """
 
   batch: Callable[[int], Features]
@@ -38,6 +39,7 @@ class Dataset(NamedTuple):
   prepare: Callable[[int, Any], None] | None = None
   num_ids: int | None = None
   vocabulary: Path | None = None
+  contents: Any = ()
 
 
 def from_token_files(
@@ -181,6 +183,7 @@ def from_tokens(
     ),
     validation=in_order if held_out else None,
     num_ids=1 + max(int(x.max()) for n, x in rows.items() if 'tokens' in n),
+    contents=(rows, held_out),
   )
 
 
@@ -243,4 +246,5 @@ def mix(
     prepare=prepare,
     num_ids=max(dataset.num_ids or 0 for dataset in datasets),
     vocabulary=datasets[0].vocabulary,
+    contents=[dataset.contents for dataset in datasets],
   )

@@ -75,6 +75,7 @@ def from_token_files(
     validation=validation if path.is_file() else None,
     num_ids=1 + max(ids),
     vocabulary=token_files.find_vocabulary([user_path(folder)]),
+    contents=buckets,
   )
 
 

@@ -74,7 +74,10 @@ def from_written_texts(
     return map(texts.read, in_order)
 
   return Dataset(
-    batch=batch, validation=validation, num_ids=1 + int(texts.tokens.max())
+    batch=batch,
+    validation=validation,
+    num_ids=1 + int(texts.tokens.max()),
+    contents=(texts.tokens, texts.log_probs),
   )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from specdec_jax.files.require import require
-from specdec_jax.launch import gin_files, gin_types, old_names
+from specdec_jax.launch import agreement, gin_files, gin_types, old_names
 
 _BINDING = '--gin.'
 _REQUIRED = '%gin.REQUIRED'
@@ -78,11 +78,25 @@ def expand(argv: Sequence[str]) -> list[str]:
 
 
 def call(
-  function: Callable[..., Any], args: argparse.Namespace, **arguments: Any
+  function: Callable[..., Any],
+  args: argparse.Namespace,
+  *,
+  may_differ: tuple[str, ...] = (),
+  **arguments: Any,
 ) -> Any:
   """Calls a function with `arguments`, and others as gin files and flags bind
-  them; a ValueError as in `parse`, or if no file configures it."""
+  them; a ValueError as in `parse`, if no file configures it, or if processes
+  have other bindings or values than each other, but for names that end in
+  `may_differ`."""
   parse(args)
+  values = {k: repr(v) for k, v in arguments.items() if not callable(v)}
+  agreement.check_everywhere(
+    {
+      name: value
+      for name, value in {**bindings(), **values}.items()
+      if not name.endswith(may_differ)
+    }
+  )
   try:
     configured = _import_gin().get_configurable(function)
   except ValueError as error:

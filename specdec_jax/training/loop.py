@@ -181,7 +181,9 @@ def train(
   step_fn = jax.jit(
     functools.partial(step, loss_fn=loss_fn, **settings), donate_argnums=0
   )
-  opened = run_checkpoints.open_run(model_dir, config, keep=schedule.keep)
+  opened = run_checkpoints.open_run(
+    model_dir, config, vocabulary=dataset.vocabulary, keep=schedule.keep
+  )
   with opened as checkpoints:
     run = new_run(config, optimizer, seed=seed, params=initial_params)
     run = run_checkpoints.place_run(run, optimizer)

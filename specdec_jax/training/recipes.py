@@ -233,7 +233,7 @@ def drafter_texts(
       rows, position, batch_size=batch_size, seed=seed
     )
 
-  return Dataset(batch=batch, prepare=prepare)
+  return Dataset(batch=batch, prepare=prepare, contents=vars(inputs))
 
 
 def read_t5(name: str, dtype: Any) -> tuple[T5Config, Any]:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import operator
 import os
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from specdec_jax import base
 from specdec_jax.base import Array
 from specdec_jax.checkpoints import model_file, orbax, stored_arrays
-from specdec_jax.files import full_disk
+from specdec_jax.files import full_disk, replacing
 from specdec_jax.files.one_writer import one_writer
 from specdec_jax.files.paths import remove_tree, user_path
 from specdec_jax.launch import processes
@@ -186,17 +187,19 @@ def open_run(
   model_dir: str | os.PathLike[str],
   config: T5Config | DrafterConfig,
   *,
+  vocabulary: Path | None = None,
   keep: int = 3,
 ) -> Iterator[Checkpoints]:
   """The checkpoints of a new run, or of one that goes on.
 
   Nobody else can open the run meanwhile, in this process or another. The folder
-  is made if need be; its `model.json` says what network is trained. The newest
-  `keep` checkpoints are kept.
+  is made if need be; its `model.json` says what network is trained, and its
+  `vocabulary.sha256` with what SentencePiece model, if that is known. The
+  newest `keep` checkpoints are kept.
 
-  Raises ValueError if the folder is of another network than `config`, is open
-  already, or as `orbax.text_of`; ImportError without the orbax-checkpoint
-  package.
+  Raises ValueError if the folder is of another network than `config` or of
+  another vocabulary, is open already, or as `orbax.text_of`; ImportError
+  without the orbax-checkpoint package.
   """
   ocp = orbax.import_orbax()
   folder = user_path(model_dir).absolute()
@@ -211,6 +214,7 @@ def open_run(
     lock = one_writer(folder / '.lock', folder)
     processes.ask_first(lambda: stack.enter_context(lock))
     processes.ask_first(lambda: _check_network(folder, config))
+    processes.ask_first(lambda: _check_vocabulary(folder, vocabulary))
     manager = stack.enter_context(
       ocp.CheckpointManager(managed, options=options)
     )
@@ -235,6 +239,22 @@ def _check_network(folder: Path, config: T5Config | DrafterConfig) -> None:
   ]
   if different:
     raise ValueError(f'{folder} is of another network: {", ".join(different)}')
+
+
+def _check_vocabulary(folder: Path, vocabulary: Path | None) -> None:
+  """Writes the vocabulary's digest, or compares it."""
+  if vocabulary is None:
+    return
+  digest = hashlib.sha256(vocabulary.read_bytes()).hexdigest()
+  path = folder / 'vocabulary.sha256'
+  if not path.exists():
+    with replacing.file(path) as begun:
+      begun.write_text(f'{digest}\n', encoding='utf-8')
+  elif (before := path.read_text(encoding='utf-8').strip()) != digest:
+    raise ValueError(
+      f'{folder} is of another vocabulary: {before[:12]} there and '
+      f'{digest[:12]} here'
+    )
 
 
 def _as_tree(run: Run) -> dict[str, Any]:

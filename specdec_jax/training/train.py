@@ -16,7 +16,7 @@ from specdec_jax.checkpoints import formats, loading, orbax
 from specdec_jax.data.datasets import Dataset
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import user_path
-from specdec_jax.launch import gin_launch, processes, progress
+from specdec_jax.launch import agreement, gin_launch, processes, progress
 from specdec_jax.models import families, presets
 from specdec_jax.models.families import DrafterConfig
 from specdec_jax.models.t5 import T5Config
@@ -104,6 +104,9 @@ def train(
   if loss is None and (name := families.of(config).name) != 't5':
     raise ValueError(f'a {name} needs a loss: the usual one is for a T5')
   words = _read_vocabulary(vocabulary, dataset.vocabulary, config)
+  if vocabulary is not None:
+    dataset = dataset._replace(vocabulary=user_path(vocabulary))
+  _check_processes(dataset, initial_checkpoint_path)
   loss = loss or functools.partial(
     losses.supervised_loss, label_smoothing=label_smoothing, z_loss=z_loss
   )
@@ -178,6 +181,18 @@ def _check_settings(*, dtype: str, **settings: float) -> None:
   }.items():
     if not is_possible(settings[name]):
       raise ValueError(f'{name} must be {wanted}, got {settings[name]}')
+
+
+def _check_processes(dataset: Dataset, checkpoint: str | None) -> None:
+  """Raises ValueError unless all processes have the same data, and begin from
+  the same weights."""
+  if jax.process_count() == 1:
+    return
+  found = {'digest of the data': agreement.of_arrays(dataset.contents)}
+  if checkpoint is not None:
+    parts = formats.parts(loading.locate(checkpoint))
+    found['digest of the first weights'] = agreement.of_files(parts)
+  agreement.check_everywhere(found)
 
 
 def _read_vocabulary(

@@ -4,6 +4,7 @@ import functools
 import json
 import pathlib
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +20,8 @@ pytest.importorskip('tensorstore')
 from tests import children
 from tests.cli import infer_runs, tiny
 from tests.cli.infer_runs import argv, predictions, result
+from tests.training import tiny_runs
+from tests.training.test_command import GIN
 
 NUM_EXAMPLES = 160
 
@@ -205,6 +208,50 @@ def test_two_processes_on_one_shard(start, run, t5, task, tmp_path):
   assert not list(tmp_path.glob('*.lock'))
 
 
+def together(start, places, *command, **options) -> list[tuple[int, str]]:
+  """Exit status and standard error of a process in each of two folders."""
+  with socket.socket() as free:
+    free.bind(('localhost', 0))
+    port = free.getsockname()[1]
+  processes = [
+    start(
+      *(each[i] if isinstance(each, tuple) else each for each in command),
+      f'--coordinator_address=localhost:{port}',
+      '--process_count=2',
+      f'--process_index={i}',
+      cwd=place,
+      **options,
+    )
+    for i, place in enumerate(places)
+  ]
+  said = [process.communicate(timeout=180)[1] for process in processes]
+  return [(p.returncode, s) for p, s in zip(processes, said, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'name', ['Decoding.temperature', 'the examples in chunk 0', 'the data']
+)
+def test_processes_that_disagree_are_refused(start, tmp_path, name):
+  """Both, before anything is decoded or trained."""
+  places = [tmp_path / str(i) for i in range(2)]
+  command = argv('t5', 'task.jsonl', 'out')
+  if name == 'the data':
+    command = ['train', '--gin_file=train.gin', '--gin.TOKENS="tokens"']
+    command += ['--gin.MODEL_DIR="out"', '--gin.TRAIN_STEPS=2']
+  elif name == 'Decoding.temperature':
+    command += [tuple(f'--gin.{name}={value}' for value in (0.0, 1.0))]
+  for i, place in enumerate(places):
+    infer_runs.write_model(place / 't5')
+    infer_runs.write_task(place / 'task.jsonl', 9, seed=i * ('exa' in name))
+    tiny_runs.write_tokens(place / 'tokens', train=90 + i)
+    (place / 'train.gin').write_text(GIN.format(base='train'))
+  for status, said in together(start, places, *command):
+    assert status == 2, said
+    assert re.search(rf'{name} is .* in process 0 and .* in process 1', said)
+  assert not [*tmp_path.rglob('out/checkpoints'), *tmp_path.rglob('*chunk*')]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('more', [{}, {'Decoding__num_decodes': 2}])
 def test_two_processes_of_four_devices_decode_what_one_does(
@@ -217,26 +264,12 @@ def test_two_processes_of_four_devices_decode_what_one_does(
   one, two = tmp_path / 'one', tmp_path / 'two'
   whole = {'infer__checkpoint_period': 100} | more
   finish(start(*argv(t5, task, one, **whole)))
-  with socket.socket() as free:
-    free.bind(('localhost', 0))
-    port = free.getsockname()[1]
-  together = [
-    start(
-      *argv(
-        t5,
-        task,
-        two,
-        f'--coordinator_address=localhost:{port}',
-        '--process_count=2',
-        f'--process_index={index}',
-        **whole,
-        device_mesh__num_devices='None',
-        device_mesh__num_partitions=2,
-      ),
-      num_devices=4,
-    )
-    for index in range(2)
-  ]
-  said = [finish(process) for process in together]
-  assert ['examples decoded' in text for text in said] == [True, False]
+  mesh = {
+    'device_mesh__num_devices': 'None',
+    'device_mesh__num_partitions': 2,
+  }
+  command = argv(t5, task, two, **whole, **mesh)
+  found = together(start, [tmp_path] * 2, *command, num_devices=4)
+  assert [status for status, _ in found] == [0, 0], found
+  assert ['examples decoded' in text for _, text in found] == [True, False]
   assert predictions(result(two)) == predictions(result(one))

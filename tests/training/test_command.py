@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import hashlib
 import importlib
 import itertools
 import shutil
@@ -295,6 +296,15 @@ def test_bad_input_is_one_sentence(folder, capsys):
   )
   other = complaint('--gin.t5_layers.T5Config.mlp_dim=96')
   assert 'is of another network: mlp_dim 64 there and 96 here' in other
+  tokens, words = folder / 'tokens', tiny_runs.vocabulary('lmnopqrstuvw')
+  text = (shutil.copytree(tokens, folder / 'words') / 'tokens.json').read_text()
+  digests = [
+    hashlib.sha256(each).hexdigest() for each in (tiny_runs.vocabulary(), words)
+  ]
+  (folder / 'words/tokens.json').write_text(text.replace(*digests))
+  (folder / 'words/spiece.model').write_bytes(words)
+  other = complaint(f'--gin.TOKENS="{folder / "words"}"')
+  assert f'is of another vocabulary: {digests[0][:12]} there' in other
   few = complaint('--gin.t5_layers.T5Config.vocab_size=8', name='new')
   assert 'a vocabulary of 16 tokens and embeddings of 8' in few
   (folder / 'other.model').write_bytes(b'another')

@@ -37,13 +37,13 @@ def examples(count: int, *, seed: int = 0) -> token_files.TokenFile:
 
 
 @functools.cache
-def vocabulary() -> bytes:
+def vocabulary(letters: str = 'abcdefghijkl') -> bytes:
   """A SentencePiece model of 16 ids: three special ones, 12 letters, blank."""
   import sentencepiece
 
   model = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(['abcdefghijkl']),
+    sentence_iterator=iter([letters]),
     model_writer=model,
     model_type='char',
     vocab_size=CONFIG.vocab_size,

@@ -26,12 +26,11 @@ _SHOWN = (
   'drafters/adaptive.gin',
   'drafters/ngram.gin',
 )
+# Of these folders, that of the first process counts.
+_FOLDERS = ('INFER_OUTPUT_DIR', 'output_dir', 'metrics_dir', 'profile_dir')
 # Bindings that change where results go, or what is said of them.
 _NO_SETTINGS = (
-  'INFER_OUTPUT_DIR',
-  'infer.output_dir',
-  'infer.metrics_dir',
-  'infer.profile_dir',
+  *_FOLDERS,
   'infer.dry_run',
   'infer.shard_id',
   'infer.num_shards',
@@ -70,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     return gin_launch.call(
       infer,
       args,
+      may_differ=_FOLDERS,
       settings=lambda: {
         name: value
         for name, value in gin_launch.bindings().items()
