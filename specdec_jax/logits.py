@@ -9,7 +9,6 @@ then drawn is drawn from the very array that verification reads.
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +28,6 @@ def scale_by_temperature(temperature: float) -> LogitsTransform:
   Raises:
     ValueError: if `temperature` is not finite or below `MIN_TEMPERATURE`.
   """
-  _check_number('temperature', temperature)
   if not MIN_TEMPERATURE <= temperature < float('inf'):
     raise ValueError(
       f'temperature must be finite and at least {MIN_TEMPERATURE:g}, since '
@@ -37,11 +35,6 @@ def scale_by_temperature(temperature: float) -> LogitsTransform:
       f'standardize: got {temperature}'
     )
   return lambda logits: logits / temperature
-
-
-def _check_number(name: str, value: Any) -> None:
-  if isinstance(value, str):  # As of a configuration.
-    raise ValueError(f'{name} must be a number, got {value!r}')
 
 
 def keep_top_k(k: int) -> LogitsTransform:
@@ -71,7 +64,6 @@ def keep_top_p(p: float) -> LogitsTransform:
   Raises:
     ValueError: if `p` is outside (0, 1].
   """
-  _check_number('top_p', p)
   if not 0 < p <= 1:
     raise ValueError(f'top_p must lie in (0, 1], got {p}')
 
@@ -99,7 +91,6 @@ def keep_min_p(p: float) -> LogitsTransform:
   Raises:
     ValueError: if `p` is outside [0, 1].
   """
-  _check_number('min_p', p)
   if not 0 <= p <= 1:
     raise ValueError(f'min_p must lie in [0, 1], got {p}')
 

@@ -90,6 +90,9 @@ class Sampling:
   min_p: float | None = None
 
   def __post_init__(self):
+    for name, value in vars(self).items():
+      if isinstance(value, str):
+        raise ChoiceError(f'{{{name}}} must be a number, got {value!r}')
     self.to_probs(1)  # Raises where a value is out of range.
 
   @property

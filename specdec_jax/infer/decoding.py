@@ -119,6 +119,15 @@ class Decoding:
     """How many examples fill a batch with their samples."""
     return -(-self.batch_size // self.num_samples)
 
+  def within(self, num_rows: int) -> 'Decoding':
+    """With a batch of at most so many rows."""
+    refill_size = self.refill_size and min(self.refill_size, num_rows)
+    return dataclasses.replace(
+      self,
+      batch_size=min(self.batch_size, num_rows),
+      refill_size=refill_size,
+    )
+
   @property
   def sampling(self) -> Sampling:
     return Sampling(

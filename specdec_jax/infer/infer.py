@@ -238,6 +238,8 @@ def _decode_shard(run: _Run) -> int:
       chunk, name = _next_chunk(rows, next(sizes), num_chunks)
       if not chunk:
         break
+      if not num_chunks and not turns:
+        run = _fitted(run, len(chunk))
       look = functools.partial(
         output.chunk_summary, run.shard, num_chunks, name
       )
@@ -273,6 +275,16 @@ def _decode_shard(run: _Run) -> int:
   if processes.is_first():
     _finish(run, num_chunks, total, timed, choice)
   return 2 if total['nan_examples'] else 0
+
+
+def _fitted(run: _Run, num_examples: int) -> _Run:
+  """With no more rows in a batch than so many examples have samples."""
+  plan, parts = run.plan, run.mesh.shape[mesh_lib.rules.DATA]
+  num_rows = num_examples * plan.decoding.num_samples
+  decoding = plan.decoding.within(num_rows + -num_rows % parts)
+  return dataclasses.replace(
+    run, plan=dataclasses.replace(plan, decoding=decoding)
+  )
 
 
 def _next_chunk(

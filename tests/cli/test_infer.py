@@ -289,6 +289,20 @@ def test_refilled_rows_decode_what_fixed_batches_do(
   assert share(refilled) > 1.3 * share(fixed)
 
 
+@pytest.mark.parametrize('sizes', [{}, {'refill_size': 32}, {'num_devices': 2}])
+def test_a_batch_has_no_more_rows_than_there_are(
+  once, run, t5, tmp_path, sizes
+):
+  path = tmp_path / 'task.jsonl'
+  infer_runs.write_task(path, NUM_EXAMPLES)
+  path.write_text(''.join(path.read_text().splitlines(True)[:2]))
+  places = {'refill_size': 'Decoding__', 'num_devices': 'device_mesh__'}
+  bound = {f'{places[name]}{name}': size for name, size in sizes.items()}
+  done = run(*argv(t5, path, tmp_path, Decoding__batch_size=32, **bound))
+  assert predictions(result(tmp_path)) == predictions(result(once[0]))[:2]
+  assert int(done.err.split('rows used ')[1].split('%')[0]) > 50
+
+
 def test_a_drafter_changes_the_target_runs_alone(once, run, t5, task, tmp_path):
   done = run(
     *argv(
