@@ -199,7 +199,9 @@ def test_two_processes_on_one_shard(start, run, t5, task, tmp_path):
   flags = argv(t5, task, tmp_path)
   process = start(*flags)
   wait_for(tmp_path / 'tmp-task-predict-00000-of-00001', process)
+  process.send_signal(signal.SIGSTOP)  # So that it is not done too soon.
   tiny.assert_refused(run(*flags), f'process {process.pid} on ', 'is writing')
+  process.send_signal(signal.SIGCONT)
   finish(process)
   assert [line['inputs'] for line in infer_runs.records(result(tmp_path))] == [
     {f'{name}_pretokenized': text for name, text in example.items()}

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import resource
 import select
 import signal
 import subprocess
@@ -58,7 +59,8 @@ def many_prompts(tmp_path):
 
 
 def test_help_and_errors_answer_soon(start):
-  started = time.perf_counter()
+  seconds = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+  before = seconds()
   shown = start('--help')
   out, err = shown.communicate(timeout=60)
   assert (shown.returncode, err) == (0, b'')
@@ -69,8 +71,8 @@ def test_help_and_errors_answer_soon(start):
   assert (refused.returncode, out) == (2, b'')
   assert err.count(b'\n') == 1
   assert b'Traceback' not in err
-  # Two interpreters and two imports of jax, on a machine that does other work.
-  assert time.perf_counter() - started < 20
+  # Of the processor: two interpreters and two imports of jax.
+  assert seconds() - before < 20
 
 
 def test_an_interrupt_leaves_whole_lines(start, model, many_prompts, tmp_path):
@@ -104,19 +106,24 @@ def test_an_interrupt_does_not_wait_for_a_compiled_decode(
 ):
   """The loop of one batch would run for minutes without a word of Python."""
   model = make_model('long', max_positions=2**20, eos_token=None)
+  err, err_end = pty.openpty()
   process = start(
     'generate',
     *('--model', model, '--prompt', 'ab', '--max_new_tokens', '200000'),
     *('--gamma', '1', '--drafter', 'uniform'),
+    stderr=err_end,
   )
+  os.close(err_end)
+  said = b''
+  while b'decoding' not in said:  # Which begins when it is compiled.
+    said += os.read(err, 65536)
   with pytest.raises(subprocess.TimeoutExpired):
-    process.communicate(timeout=5)
+    process.wait(timeout=1)
   process.send_signal(signal.SIGINT)
   started = time.perf_counter()
-  _, err = process.communicate(timeout=60)
+  assert process.wait(timeout=60) == 130
   assert time.perf_counter() - started < 5
-  assert process.returncode == 130
-  assert err == b'specdec: interrupted\n'
+  assert read_all([err])[0].endswith('specdec: interrupted\r\n')
 
 
 def test_a_reader_that_leaves(start, model, many_prompts):
