@@ -235,6 +235,7 @@ class Eagle:
     config = models.read_drafter_config(
       self.model, 'with_features', 'EAGLE-3 drafter'
     )
+    models.check_head(self.model, config, target.config, target.vocabulary)
     with_features = families.of(config).with_features
     assert with_features is not None
     keeping, network = with_features(

@@ -145,18 +145,14 @@ def check_draft_model(
 ) -> None:
   """Raises ValueError unless a draft model has the vocabulary of the target so
   called, and an encoder if the target has one."""
-  num_missing = config.vocab_size - target_config.vocab_size
   # Whoever has the sizes at hand has compared the vocabularies.
   is_named = isinstance(model.sizes, str | None)
   if is_named and vocabulary is not None:
     vocabularies.check_same_vocabulary(
       vocabulary, read_vocabulary(model, config)
     )
-  elif is_named and not loading.is_padding(num_missing):
-    raise ValueError(
-      f'the target has {target_config.vocab_size} logits, the draft model '
-      f'{config.vocab_size}'
-    )
+  elif is_named:
+    _check_num_logits(config, target_config)
   kinds = [
     'an encoder-decoder' if families.has_encoder(each) else 'decoder-only'
     for each in (target_config, config)
@@ -165,6 +161,30 @@ def check_draft_model(
     raise ValueError(
       f'{target} is {kinds[0]} and {model.checkpoint} {kinds[1]}: a draft '
       'model reads what its target reads'
+    )
+
+
+def check_head(
+  model: Model,
+  config: Any,
+  target_config: Config,
+  vocabulary: AnyVocabulary | None,
+) -> None:
+  """Raises ValueError unless a network that only drafts has the logits of the
+  target but for padding, and the target's vocabulary, if any lies beside it."""
+  _check_num_logits(config, target_config)
+  if vocabulary is None or not isinstance(model.sizes, str | None):
+    return
+  path = loading.locate(model.checkpoint)
+  if vocabulary_files.is_in(path):
+    vocabularies.check_same_vocabulary(vocabulary, vocabulary_files.read(path))
+
+
+def _check_num_logits(config: Any, target_config: Config) -> None:
+  if not loading.is_padding(config.vocab_size - target_config.vocab_size):
+    raise ValueError(
+      f'the target has {target_config.vocab_size} logits, the draft model '
+      f'{config.vocab_size}'
     )
 
 

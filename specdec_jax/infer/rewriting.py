@@ -27,6 +27,7 @@ from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.models import families
 from specdec_jax.text import prompts
 from specdec_jax.text.tasks import Example
+from specdec_jax.training import eagle
 
 # Columns of a part's prompts are a multiple of this: each width is compiled,
 # and a prompt is prefilled with the padding of its part.
@@ -86,16 +87,18 @@ def write(
   rows = _encode(decoder, writing)
   parts = _parts(rows, writing)
   path = local_path(folder)
-  loaded: Params | None = None
+  loaded = decoder_lib.load(decoder).params
   programs: dict[tuple[int, float], Programs] = {}
   with one_writer(path / '.lock', path):
-    written_texts.begin(path, _description(decoder, writing, rows, len(parts)))
+    description = _description(decoder, writing, rows, len(parts))
+    if writing.layers is not None:
+      head = eagle.head_of(decoder.config, loaded.target)
+      description[eagle.HEAD_DIGEST] = eagle.head_digest(head)
+    written_texts.begin(path, description)
     done = set(written_texts.part_indices(path))
     for index, part in enumerate(parts):
       if index in done:
         continue
-      if loaded is None:
-        loaded = decoder_lib.load(decoder).params
       key = part.width, part.temperature
       if key not in programs:
         programs[key] = _compile(decoder, writing, part, loaded)

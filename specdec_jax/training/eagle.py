@@ -7,11 +7,13 @@ a wrong token are rejected anyway.
 """
 
 import functools
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specdec_jax import arrays, base
 from specdec_jax.base import Array
@@ -22,6 +24,8 @@ from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.training import chunked
 from specdec_jax.training.losses import Batch, LossFn, LossSums
 
+# Under which the description of written texts has `head_digest`.
+HEAD_DIGEST = 'head_sha256'
 # What `Eagle.project` reads.
 _PROJECTION = ('decoder_norm', 'logits_dense')
 
@@ -62,6 +66,15 @@ def head_of(config: LlamaConfig, params: Any) -> TargetHead:
   rows = embedding if config.is_tied else params['logits_dense']['kernel'].T
   norm = params['decoder_norm']['scale']
   return TargetHead(embedding=embedding, rows=rows, norm=norm)
+
+
+def head_digest(head: TargetHead) -> str:
+  """By which texts name the target that wrote them: of its logits' rows and its
+  last norm, as bfloat16, so that it is the same in every dtype."""
+  digest = hashlib.sha256()
+  for array in (head.norm, head.rows):
+    digest.update(np.asarray(array.astype(jnp.bfloat16)).tobytes())
+  return digest.hexdigest()
 
 
 class UnrolledAttention:

@@ -11,7 +11,13 @@ from specdec_jax.data import written_texts
 from specdec_jax.models import eagle
 from specdec_jax.models.eagle import EagleConfig
 from specdec_jax.models.llama import LlamaConfig
-from specdec_jax.training.eagle import head_of, read_head, read_target
+from specdec_jax.training.eagle import (
+  HEAD_DIGEST,
+  head_digest,
+  head_of,
+  read_head,
+  read_target,
+)
 
 # Of a norm's scale that is undone, and of the drawn weights of all features but
 # the last.
@@ -34,15 +40,24 @@ def eagle_config(
   It reads the streams that were kept in `texts`, a folder of `specdec data
   rewrite --prompts`, but the last of them, which is the target's output.
   Features are normed one by one, and the normed state is that of the next
-  drafted position. ValueError if the last stream is another.
+  drafted position. ValueError if the last stream is another, or another target
+  wrote the texts.
   """
-  config, _ = read_head(target, jnp.float32)
-  layers = written_texts.load_description(texts).counts('layers', [])
+  config, head = read_head(target, jnp.float32)
+  description = written_texts.load_description(texts)
+  layers = description.counts('layers', [])
   if len(layers) < 2 or layers[-1] != config.num_layers:
     raise ValueError(
       f'{texts} has the streams of layers {layers}; an EAGLE-3 drafter '
       f'needs some and the last output: give specdec data rewrite --layers, '
       f'and {config.num_layers} as the last of them'
+    )
+  own = head_digest(head)
+  # Earlier versions wrote none.
+  if description.text(HEAD_DIGEST, own) != own:
+    raise ValueError(
+      f'{texts} was written by another model than {target}: by '
+      f'{description.text("model", "one")}, with other logits'
     )
   return EagleConfig(
     vocab_size=config.vocab_size,

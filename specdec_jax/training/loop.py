@@ -27,6 +27,9 @@ from specdec_jax.training.run_checkpoints import Checkpoints, Run, TrainState
 # after every validation.
 Report = Callable[[int, Mapping[str, float]], None]
 
+# Of a probability that is rounded.
+_MOST_COVERAGE = 1.1
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
@@ -270,6 +273,11 @@ def _train_from(
     step, position = step + 1, position + 1
     checked = {name: metrics[name] for name in ('loss', 'grad_norm')}
     wrong = [f'{k} {x}' for k, x in checked.items() if not math.isfinite(x)]
+    if metrics.get('coverage', 0.0) > _MOST_COVERAGE:
+      wrong.append(
+        f'coverage {metrics["coverage"]:.2f}, a probability: another model '
+        'than the target wrote these texts'
+      )
     if wrong:  # Before its state is written.
       kept = checkpoints.steps()
       newest = f'the checkpoint of step {kept[-1]}' if kept else 'no checkpoint'

@@ -1,6 +1,7 @@
 """`specdec_jax.load`, `generate` and `stream`, as a user calls them."""
 
 import functools
+import shutil
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -12,8 +13,10 @@ pytest.importorskip('tokenizers')
 import specdec_jax
 from specdec_jax.assembly import drafting, rules
 from specdec_jax.assembly.models import Model
+from specdec_jax.checkpoints import huggingface
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import TextStream
+from tests import toy_eagle
 from tests.cli import tiny
 
 TEXTS = ['the in ab', 'ab', 'in the the', 'the ab ab ab', 'in']
@@ -217,6 +220,31 @@ def test_choices_that_are_refused(folder, options, message):
   }
   with pytest.raises(ValueError, match=message):
     specdec_jax.load(folder, **given)
+
+
+def test_an_eagle_head_of_another_vocabulary_is_refused(
+  folder, completions, tmp_path
+):
+  def head(num_more: int) -> str:
+    size = tiny.make_config().vocab_size + num_more
+    sizes = toy_eagle.config(
+      tiny.make_config(), vocab_size=size, draft_vocab_size=size
+    )
+    path = tmp_path / str(num_more)
+    huggingface.save(path, sizes, toy_eagle.params(sizes, seed=1))
+    return str(path)
+
+  load = functools.partial(specdec_jax.load, folder, drafter='eagle')
+  with pytest.raises(ValueError, match='the target has 264 logits'):
+    load(draft_model=head(2000))
+  padded = head(8)
+  shutil.copy(f'{folder}/tokenizer.json', padded)
+  [found] = generate(load(draft_model=padded), TEXTS[:1])
+  assert found.tokens == completions[0].tokens
+  path = Path(padded) / 'tokenizer.json'
+  path.write_text(path.read_text().replace('<|im_start|>', '<|start|>'))
+  with pytest.raises(ValueError, match=r"'<\|start\|>' to the draft model"):
+    load(draft_model=padded)
 
 
 def test_choices_may_be_objects(folder, completions):

@@ -2,6 +2,9 @@
 
 import functools
 import itertools
+import json
+import re
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -291,6 +294,23 @@ def test_a_run_begins_from_another(texts):
   _, expected = loading.read(first, only_drafts=True)
   _, found = loading.read(texts / 'second' / 'model', only_drafts=True)
   jax.tree.map(np.testing.assert_array_equal, expected, found)
+
+
+def test_texts_of_another_target_are_refused(texts, tmp_path, capsys):
+  other = tiny.write_model(tmp_path / 'other', num_layers=3, seed=1)
+  binding = f'--gin.TARGET="{other}"'
+  assert train(texts, 'none', 2, binding) == 2
+  assert 'written by another model' in capsys.readouterr().err
+  # Texts of earlier versions do not say which.
+  shutil.copytree(texts / 'texts', tmp_path / 'texts')
+  path = tmp_path / 'texts' / 'written.json'
+  stated = json.loads(path.read_text())
+  assert stated.pop('head_sha256')
+  path.write_text(json.dumps(stated))
+  bindings = binding, f'--gin.TEXTS="{tmp_path / "texts"}"'
+  assert train(texts, 'none', 2, *bindings) == 2
+  err = capsys.readouterr().err
+  assert re.search(r'coverage \d+\.\d+, a probability', err), err
 
 
 def test_a_network_begins_near_its_target(texts):
