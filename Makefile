@@ -2,6 +2,7 @@
 # make pictures  draws the two traces in docs/images
 # make proof   the statistical proof that decoding is lossless, as a report
 # make tables  the tables and figures of the papers, on the shipped models
+# make figures  the speeds that README.md quotes, some 15 minutes, all cores quiet
 # make test    all tests          make check   lint, format, types
 # make modes   the exactness tests with random keys of other kinds and 64 bits
 # make fuzz    damaged files for every reader: INPUTS=1000000 SEED=0 SECONDS=inf
@@ -26,7 +27,7 @@ TRANSLATE := --model ende-mini --draft_model ende-nano --dtype float32 \
 SENTENCE := Open the file in a text editor and save the changes before you \
   close the window.
 
-.PHONY: demo pictures proof tables test modes fuzz notebooks docs check \
+.PHONY: demo pictures proof tables figures test modes fuzz notebooks docs check \
   environment format clean
 
 demo: $(VENV)/demo.done
@@ -79,6 +80,9 @@ tables: $(VENV)/tables.done $(CORPUS)/manifest.json
 	  --num_examples=96 --num_timed=16 --gammas=10,15,20 --batch_sizes=1,8,32 \
 	  --tables=main,block_size,drafters,verification,batch,behaviour
 	$(BIN)/python -m experiments.results
+
+figures: $(VENV)/demo.done
+	$(BIN)/python -m experiments.quoted
 
 $(CORPUS)/manifest.json: | $(VENV)/tables.done
 	$(BIN)/python -m experiments.corpora debian --out $(CORPUS)

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from specdec_jax.measure import stopwatch
+from specdec_jax.measure import provenance, stopwatch
 
 Cells = dict[str, Any]
 
@@ -48,7 +48,27 @@ def header(module: str, argv: Sequence[str], started: float) -> dict[str, str]:
     **({'XLA_FLAGS': flags} if flags else {}),
     'date': day(started),
     'time': f'{seconds:.0f} s',
+    **of_code(),
   }
+
+
+def of_code() -> dict[str, str]:
+  """The commit that is measured, and the digest of the code."""
+  return {'commit': provenance.commit() or '-', 'code': provenance.code()}
+
+
+def age(contents: Mapping[str, Any]) -> str | None:
+  """Which code has changed since results were measured; None if none has."""
+  changed = provenance.changed_since(contents.get('code'))
+  if changed == []:
+    return None
+  if changed is None:
+    return 'of an earlier version, before results named their code'
+  commit = contents['commit'].partition(' ')
+  return (
+    f'measured at {commit[0][:10]}{commit[1]}{commit[2]}, before later changes '
+    f'of {", ".join(changed)}'
+  )
 
 
 def day(started: float) -> str:
@@ -116,7 +136,7 @@ def markdown(
     level: of the heading.
     folder: where the figures are, seen from the page.
   """
-  apart = ('title', 'rows', 'figures', 'notes')
+  apart = ('title', 'rows', 'figures', 'notes', 'code')
   lines = [f'{"#" * level} {contents["title"]}', '']
   lines += [
     f'- {name}: {f"`{value}`" if name == "command" else value}'

@@ -1,13 +1,17 @@
 """Collects what the experiments wrote in docs/results.md.
 
-    python -m experiments.results
+    python -m experiments.results [--check]
 
-Every table of `experiments/*/results/*.json` is shown with the command that
-made it, the device and the date; nothing is measured here. A folder beneath
-`results` has tables of another device or setting, and a chapter of its own.
+It also writes the speeds of README.md. `--check` writes nothing, and says which
+quoted figures are older than the code that they measure. Every table of
+`experiments/*/results/*.json` is shown with the command that made it, the
+device and the date; nothing is measured here. A folder beneath `results` has
+tables of another device or setting, and a chapter of its own.
 """
 
+import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +19,12 @@ from experiments import report, summary
 
 ROOT = Path(__file__).resolve().parent
 PAGE = ROOT.parent / 'docs' / 'results.md'
+FRONT = ROOT.parent / 'README.md'
+_BEGIN, _END = '<!-- speeds -->', '<!-- end of speeds -->'
+_MEASURE = 'run python -m experiments.quoted on a quiet machine'
+_WRITE = 'run python -m experiments.results'
 TITLES = {
-  'prompts': 'SmolLM2-135M: prompt lookup',
+  'quoted': 'What the first pages quote',
   'peers': 'Other systems, side by side',
   'accelerator': 'What decoding costs',
   'plain_step': "Where a plain step's time goes",
@@ -42,15 +50,48 @@ _READING = """\
 `make tables` runs the commands of the three papers below and then
 `python -m experiments.results`, which writes this page. Values from a paper are
 marked (P) if they were read in the paper or in its authors' code, and (S) if in
-another source. Times are from the machine that is named with each table. A
+another source. A table whose code has changed since it was measured has a line
+"age". Times are from the machine that is named with each table. A
 chapter whose title ends with a setting is a run of its own, on another machine.
 """
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+  parser = argparse.ArgumentParser(prog='python -m experiments.results')
+  parser.add_argument('--check', action='store_true', help='write nothing')
+  if parser.parse_args(argv).check:
+    found = check(ROOT, FRONT.read_text('utf-8'), PAGE.read_text('utf-8'))
+    print('\n'.join(found) or 'all that is quoted is of this code')
+    return min(len(found), 1)
   PAGE.write_text(page(ROOT), encoding='utf-8')
-  print(f'wrote {PAGE.name}')
+  FRONT.write_text(front(ROOT, FRONT.read_text('utf-8')), encoding='utf-8')
+  print(f'wrote {PAGE.name} and {FRONT.name}')
   return 0
+
+
+def check(root: Path, front_page: str, results_page: str) -> list[str]:
+  """Sentences on what is quoted and is not of the code as it is."""
+  found = []
+  path = root / summary.QUOTED
+  if not path.exists():
+    found.append(f'{summary.QUOTED} is missing: {_MEASURE}')
+  elif age := report.age(json.loads(path.read_text('utf-8'))):
+    found.append(f'{summary.QUOTED} is {age}: {_MEASURE}')
+  if front(root, front_page) != front_page:
+    found.append(f'the speeds of {FRONT.name} are not its: {_WRITE}')
+  quoted = results_page.partition(_READING)[0]
+  if quoted != page(root).partition(_READING)[0]:
+    found.append(f'the first lines of {PAGE.name} are not of it: {_WRITE}')
+  return found
+
+
+def front(root: Path, text: str) -> str:
+  """README.md with its speeds between two comments."""
+  before, begin, rest = text.partition(_BEGIN)
+  _, end, after = rest.partition(_END)
+  if not end:
+    raise ValueError(f'{FRONT.name} has no {_BEGIN} and {_END}')
+  return f'{before}{begin}\n{summary.front(root)}{end}{after}'
 
 
 def page(root: Path) -> str:
@@ -76,7 +117,11 @@ def _tables(folder: Path, order: tuple[str, ...]) -> list[dict[str, Any]]:
     return order.index(path.stem) if known else len(order), path.stem
 
   paths = sorted(folder.glob('*.json'), key=place)
-  return [json.loads(path.read_text(encoding='utf-8')) for path in paths]
+  found = [json.loads(path.read_text(encoding='utf-8')) for path in paths]
+  return [
+    contents | {'age': age} if (age := report.age(contents)) else contents
+    for contents in found
+  ]
 
 
 if __name__ == '__main__':

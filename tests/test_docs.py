@@ -131,23 +131,3 @@ def test_the_front_page_is_short_and_begins_with_eight_lines():
   assert len(first.splitlines()) <= 8
   compile(first, 'README.md', 'exec')
   assert first in (_DOCS / 'python.md').read_text(encoding='utf-8')
-
-
-def test_speeds_on_the_front_page_are_those_of_the_results():
-  text = (_ROOT / 'README.md').read_text(encoding='utf-8')
-  results = (_DOCS / 'results.md').read_text(encoding='utf-8')
-  commands = re.search(r'^1  specdec.*?(?=^```$)', text, re.M | re.S)[0]
-  commands = re.sub(r' \\\n +', ' ', commands)
-  commands = dict(line.split('  ', 1) for line in commands.splitlines())
-  rows = re.findall(r'^\| (.*) \| \*\*(.*)\*\*.* \| (\d) \|$', text, re.M)
-  assert len(rows) >= 5
-  for cells, speed, number in rows:
-    heading = f'- command: `{commands[number]}`\n'
-    assert heading in results
-    target = re.match(r'`?([\w-]+)', cells)[1]
-    # Of one of the tables under that command, in a row of that target.
-    assert any(
-      f'| {speed} |' in line and (target in line or 'SmolLM2' in target)
-      for table in results.split(heading)[1:]
-      for line in table.split('\n### ')[0].splitlines()
-    ), (cells, speed)

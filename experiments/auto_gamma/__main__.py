@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import specdec_jax
-from experiments import common
+from experiments import common, report
 from specdec_jax.assembly import auto_gamma, drafting, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.running import Settings
@@ -245,6 +245,7 @@ def run(args: argparse.Namespace) -> None:
   args.output.mkdir(parents=True, exist_ok=True)
   path = args.output / 'results.json'
   results = {'device': stopwatch.device_name(), 'settings': {}}
+  results |= report.of_code()
   if path.exists():
     results = json.loads(path.read_text(encoding='utf-8'))
   for name in args.settings:

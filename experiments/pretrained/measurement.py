@@ -398,4 +398,5 @@ def provenance(task: str, started: float) -> tuple[str, Figures]:
     'device': f'{stopwatch.device_name()}, jax {jax.__version__}, {DTYPE}',
     'date': report.day(started),
     'seconds': round(time.time() - started),
+    **report.of_code(),
   }

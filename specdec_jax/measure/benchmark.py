@@ -63,7 +63,7 @@ def compare(
     Figures by name; times in seconds, costs relative to one plain iteration.
     The tokens of `plain`, `compared_tokens` of them, are those that the drafted
     side's are compared with: the baseline's can be others. Rates of drafts are
-    None where nothing was drafted; `doubts` are sentences.
+    None where nothing was drafted.
 
   Raises:
     ValueError: if a model returned logits that are not numbers.
@@ -121,10 +121,6 @@ def compare(
     'theory_speedup': None,
     'compared_tokens': _num_tokens(counts['plain']),
   }
-  pace = lambda side: _num_tokens(counts[side]) / counts[side].iterations
-  figures['most_speedup'] = pace('speculative') / pace('baseline')
-  turns = {'plain': seconds['baseline'], 'speculative': seconds['speculative']}
-  figures['doubts'] = doubts(figures, turns)
   if figures['alpha'] is not None and not (is_adaptive or drafter.tree):
     figures['theory_speedup'] = float(
       theory.walltime_improvement(figures['alpha'], drafter.gamma, costs['c'])
@@ -220,15 +216,21 @@ def _speeds(
   median = lambda name: float(np.median(seconds[name]))
   plain = speed('baseline', median('baseline'))
   drafted = speed('speculative', median('speculative'))
-  num_tokens = (_num_tokens(counts[x]) for x in ('speculative', 'baseline'))
-  by_turn = seconds['baseline'] / seconds['speculative']
-  ratios = by_turn * np.divide(*num_tokens)
+  ratios = (seconds['baseline'] / seconds['speculative']) * (
+    _num_tokens(counts['speculative']) / _num_tokens(counts['baseline'])
+  )
+  pace = lambda name: _num_tokens(counts[name]) / counts[name].iterations
   whole = lambda name: median(name) + sides[name].prefill_seconds
   return {
     'autoregressive_tokens_per_second': plain,
     'speculative_tokens_per_second': drafted,
     'speedup': drafted / plain,
     'speedup_range': [float(ratios.min()), float(ratios.max())],
+    'most_speedup': pace('speculative') / pace('baseline'),
+    'turn_seconds': {
+      'plain': seconds['baseline'].tolist(),
+      'speculative': seconds['speculative'].tolist(),
+    },
     'tokens': _num_tokens(counts['speculative']),
     'autoregressive_tokens': _num_tokens(counts['baseline']),
     'target_runs': counts['speculative'].iterations,
@@ -239,12 +241,9 @@ def _speeds(
   }
 
 
-def doubts(figures: Mapping[str, Any], seconds: Mapping[str, Any]) -> list[str]:
-  """Sentences on figures that cannot be, and on a machine with other work.
-
-  Figures have the names of `compare`, or of the suite; seconds are those of
-  turns, by name.
-  """
+def doubts(figures: Mapping[str, Any]) -> list[str]:
+  """Sentences on figures of `compare` that cannot be, and on a machine with
+  other work."""
   ratio, found = figures['verify_cost_ratio'], []
   if ratio < 1 - _SLACK:
     found.append(
@@ -257,7 +256,7 @@ def doubts(figures: Mapping[str, Any], seconds: Mapping[str, Any]) -> list[str]:
       f'the speed of {figures["speedup"]:.2f} is beyond the {most:.2f} tokens '
       'that a target run gives for each of plain decoding'
     )
-  for name, turns in seconds.items():
+  for name, turns in figures['turn_seconds'].items():
     if max(turns) > (1 + _SPREAD) * min(turns):
       found.append(
         f'{name} decoding took {min(turns):.3g} to {max(turns):.3g} s for the '

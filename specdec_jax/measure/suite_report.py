@@ -1,11 +1,9 @@
 """The suite's table: on the terminal, as Markdown, JSON and a plot."""
 
-import contextlib
 import importlib
 import json
 import os
 import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,15 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
-import specdec_jax
 from specdec_jax.files import replacing
-from specdec_jax.measure import plots, stopwatch
+from specdec_jax.measure import plots, provenance, stopwatch
 
 Row = dict[str, Any]
 
 _TITLE = 'Benchmark suite'
-# After a commit.
-_CHANGED = ' with changes'
 # Names of columns by the keys of rows, and the form of their values.
 COLUMNS = {
   'target': ('target', '{}'),
@@ -77,7 +72,8 @@ def header(dtype: str, flags: Mapping[str, Any]) -> dict[str, Any]:
     'XLA_FLAGS': os.environ.get('XLA_FLAGS', ''),
     'versions': {'python': platform.python_version()}
     | {name: importlib.import_module(name).__version__ for name in packages},
-    'commit': _commit(),
+    'commit': provenance.commit(),
+    'code': provenance.code(),
   }
 
 
@@ -101,7 +97,7 @@ def begin(folder: Path, header: Mapping[str, Any]) -> None:
       if name != 'commit':
         raise ValueError(f'{reason}: give another --out')
       # What was never committed cannot be had again.
-      is_there = old and _CHANGED not in old
+      is_there = old and provenance.CHANGED not in old
       again = f'check out {old} to go on, or ' if is_there else ''
       raise ValueError(
         f'{reason}, and figures of two versions do not mix: {again}give '
@@ -124,25 +120,6 @@ def _has_bfloat16() -> bool:
   cpuinfo = Path('/proc/cpuinfo')
   words = cpuinfo.read_text().split() if cpuinfo.is_file() else ()
   return not {'avx512_bf16', 'amx_bf16', 'bf16'}.isdisjoint(words)
-
-
-def _commit() -> str | None:
-  """The last commit of the package, and whether it was changed since; None if
-  it is in no repository."""
-
-  def git(*command: str) -> str:
-    return subprocess.run(
-      ['git', *command, '--', '.'],
-      cwd=Path(specdec_jax.__file__).parent,
-      capture_output=True,
-      text=True,
-      check=True,
-    ).stdout.strip()
-
-  with contextlib.suppress(OSError, subprocess.CalledProcessError):
-    commit = git('log', '-1', '--format=%H')
-    return commit + _CHANGED if git('diff', 'HEAD') else commit or None
-  return None
 
 
 def prediction(rows: Sequence[Row]) -> str:
@@ -194,7 +171,7 @@ def above(header: Mapping[str, Any]) -> list[str]:
     if isinstance(value, dict)
     else f'{name}: {listed(value)}'
     for name, value in header.items()
-    if value
+    if value and name != 'code'
   ]
 
 

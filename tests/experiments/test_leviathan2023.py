@@ -329,7 +329,3 @@ def test_a_timeline_lays_segments_end_to_end():
   [axes] = figures.timeline(lanes).axes
   boxes = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
   np.testing.assert_allclose(boxes, [(0, 2), (2, 2), (0, 1), (1, 0.5)])
-
-
-def test_the_page_of_results_is_what_the_tables_say():
-  assert results.PAGE.read_text() == results.page(results.ROOT)

@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
       return outputs.report(args, found, outputs.table(columns, tried))
   figures = _measure(args, decoder, batches) | configuration(args, decoder)
   figures['auto'] = choice and vars(choice)
+  figures['doubts'] = benchmark.doubts(figures)
   figures['is_simulated'] = is_simulated
   if is_simulated:
     simulated = {'verification': 'simulated', 'lenience': None}

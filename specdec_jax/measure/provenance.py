@@ -1,0 +1,119 @@
+"""Which code a figure is of: its commit, and a digest of what was timed."""
+
+import ast
+import contextlib
+import functools
+import hashlib
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import specdec_jax
+
+# After a commit.
+CHANGED = ' with changes'
+_PACKAGE = Path(specdec_jax.__file__).parent
+# Parts of the package whose changes make a figure one of earlier code. Results
+# are of no Gemma, and what only shows figures changes none.
+_PARTS = {
+  'decoding': (
+    *('decoding', 'arrays.py', 'base.py', 'distributions.py', 'keys.py'),
+    *('logits.py', 'trees.py'),
+  ),
+  'drafters': ('drafters',),
+  'measure': ('measure',),
+  'models': ('models',),
+  'verification': ('verification',),
+}
+_APART = (
+  *('measure/plots.py', 'measure/provenance.py', 'measure/suite_report.py'),
+  *('models/gemma', 'models/presets.py'),
+)
+
+
+def commit() -> str | None:
+  """The last commit of the package, and whether it was changed since; None if
+  it is in no repository."""
+
+  def git(*command: str) -> str:
+    return subprocess.run(
+      ['git', *command, '--', '.'],
+      cwd=_PACKAGE,
+      capture_output=True,
+      text=True,
+      check=True,
+    ).stdout.strip()
+
+  with contextlib.suppress(OSError, subprocess.CalledProcessError):
+    found = git('log', '-1', '--format=%H')
+    return found + CHANGED if git('diff', 'HEAD') else found or None
+  return None
+
+
+@functools.cache
+def code() -> str:
+  """The digest of each part of the code that is measured, by name, in a line
+  that results keep."""
+  return ', '.join(
+    f'{name} {digest(_sources(paths))}' for name, paths in _PARTS.items()
+  )
+
+
+def changed_since(measured: str | None) -> list[str] | None:
+  """The parts that have another digest than in a line of `code`; None without
+  such a line."""
+  if not measured:
+    return None
+  before = dict(part.split(' ') for part in measured.split(', '))
+  now = dict(part.split(' ') for part in code().split(', '))
+  return [name for name in now if now[name] != before.get(name)]
+
+
+def digest(sources: Mapping[str, str]) -> str:
+  """Of Python files by name, without their comments, docstrings and the words
+  of errors: prose makes no figure old."""
+  parts = [
+    repr((name, _plain(ast.parse(text))))
+    for name, text in sorted(sources.items())
+  ]
+  return hashlib.sha256('\n'.join(parts).encode()).hexdigest()[:10]
+
+
+def _sources(paths: tuple[str, ...]) -> dict[str, str]:
+  apart = [_PACKAGE / path for path in _APART]
+  found = {}
+  for path in paths:
+    place = _PACKAGE / path
+    files = place.rglob('*.py') if place.is_dir() else [place]
+    for file in files:
+      if not any(file.is_relative_to(each) for each in apart):
+        name = file.relative_to(_PACKAGE).as_posix()
+        found[name] = file.read_text(encoding='utf-8')
+  return found
+
+
+def _plain(node: Any) -> Any:
+  """A syntax tree as lists, the same from every version of Python."""
+  if isinstance(node, list):
+    kept = [each for each in node if not _is_text(each)]
+    return [_plain(each) for each in kept]
+  if not isinstance(node, ast.AST):
+    return node
+  if isinstance(node, ast.Raise):
+    return ['Raise']
+  fields = [
+    (name, _plain(value))
+    for name, value in ast.iter_fields(node)
+    if value not in (None, []) and name != 'ctx'
+  ]
+  return [type(node).__name__, *fields]
+
+
+def _is_text(node: Any) -> bool:
+  """Whether a statement is a lone text, as docstrings are."""
+  return (
+    isinstance(node, ast.Expr)
+    and isinstance(node.value, ast.Constant)
+    and isinstance(node.value.value, str)
+  )
