@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
     flag = message.removeprefix('unrecognized arguments: ').split(' ')[0]
     if hint := t5x_names.flag_hint(flag):
       message = f'{flag} is not known here: {hint}'
-    elif flag != message:
+    elif message.startswith('unrecognized'):
       near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
       message += ''.join(f', did you mean {name}?' for name in near)
     self.exit(

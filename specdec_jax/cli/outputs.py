@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -101,20 +102,29 @@ def report(args: argparse.Namespace, figures: Any, *shown: Any) -> int:
   if args.json != STANDARD_OUTPUT:
     screen = progress.console(color=args.color)
     for part in shown:
-      screen.print(part, highlight=False)
+      screen.print(part, highlight=False, crop=False)
   return 0
 
 
 def table(
   columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = ''
 ) -> Any:
-  """A `rich` table of figures; with a title, its first column has names."""
+  """A `rich` table of figures; with a title, its first column has names.
+  Titles of columns break between words, and figures nowhere."""
   from rich.table import Table
 
-  made = Table(title=title or None)
-  for i, column in enumerate(columns):
-    made.add_column(column, justify='left' if title and not i else 'right')
-  for row in rows:
+  cells = [*map(tuple, rows)]
+  widths = [
+    max(map(len, (*column.split(), *(row[i] for row in cells))), default=0)
+    for i, column in enumerate(columns)
+  ]
+  whole = sum(map(max, widths, map(len, columns))) + 3 * len(columns)
+  is_wide = whole >= shutil.get_terminal_size().columns
+  made = Table(title=title or None, padding=(0, 0 if is_wide else 1))
+  for i, (column, width) in enumerate(zip(columns, widths, strict=True)):
+    justify: Any = 'left' if title and not i else 'right'
+    made.add_column(column, justify=justify, min_width=width)
+  for row in cells:
     made.add_row(*row)
   return made
 

@@ -264,3 +264,13 @@ def test_a_file_that_lacks_a_figure_is_one_sentence(run, folder):
   path = folder / 'short.json'
   path.write_text(json.dumps({'kind': calibrate.KIND}))
   assert_refused(run('plan', '--costs', path), 'widths must be numbers, and is')
+
+
+@pytest.mark.parametrize('width', ['50', '80'])
+def test_no_figure_is_cut_on_a_narrow_terminal(run, folder, monkeypatch, width):
+  monkeypatch.setenv('COLUMNS', width)
+  options = ('--tokens', '1e12', '--price', '3')
+  shown = run('plan', '--costs', written(folder), *options).out
+  for word in ('operations', 'break-even', 'chip-hours', '277,777,777.8'):
+    assert word in shown
+  assert '\u2026' not in shown
