@@ -39,6 +39,7 @@ CASES = [
   ('autoregressive', 'speculative_sampling', 'greedy'),
   ('autoregressive', 'block_verification', 'sampled'),
   ('eagle', 'speculative_sampling', 'sampled'),
+  ('lookup first', 'block_verification', 'sampled'),
   ('tree', 'traversal', 'sampled'),
 ]
 RAGGED = CASES[1:3] + CASES[4:]
@@ -55,6 +56,13 @@ def make_drafter(name: str, way: str):
     return toy_tree.drafter(
       toy_tree.BENT, is_sampled=True, logits_to_probs=WAYS[way]
     )
+  if name == 'lookup first':
+    return drafters.adaptive(
+      TARGET,
+      gamma=3,
+      logits_to_probs=WAYS[way],
+      first=drafters.prompt_lookup(gamma=3, min_ngram=1),
+    )
   model = drafters.eagle(NETWORK) if name == 'eagle' else TARGET
   return drafters.autoregressive(model, gamma=3, logits_to_probs=WAYS[way])
 
@@ -62,7 +70,7 @@ def make_drafter(name: str, way: str):
 @functools.cache
 def weights(name: str = 'autoregressive') -> Params:
   target = toy.llama_params(CONFIG, seed=1, scale=2.5)
-  if name == 'autoregressive':
+  if name in ('autoregressive', 'lookup first'):
     return Params(target, toy.perturb(target, seed=2, scale=0.2))
   if name == 'tree':
     return Params(target, toy.toy_params(V, seed=2))

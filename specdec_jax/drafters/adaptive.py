@@ -70,7 +70,9 @@ def adaptive(
     raise ValueError(
       f'both drafters need one gamma, got {gamma} and {first.gamma}'
     )
-  schedule, chain = schedule or schedules.fixed(), as_chain(model)
+  schedule = schedule or schedules.fixed()
+  # Of what `first` drafts, the model's cache has nothing.
+  chain = as_chain(model, num_unread=gamma + 1 if first else 2)
 
   def init(params: Any, prompt: base.Prompt, max_len: int, *target: Any) -> Any:
     batch_size = prompt.decoder_lengths.shape[0]

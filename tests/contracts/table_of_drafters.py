@@ -212,6 +212,18 @@ ROWS = {
     has_constant_length=False,
     has_memory=True,
   ),
+  'adaptive, lookup first': Row(
+    lambda gamma: drafters.adaptive(
+      LLAMA,
+      gamma=gamma,
+      logits_to_probs=logits.standardize(),
+      first=drafters.prompt_lookup(gamma=gamma),
+    ),
+    lambda: toy.llama_params(
+      toy.llama_config(VOCAB_SIZE, num_layers=1), seed=4
+    ),
+    has_constant_length=False,
+  ),
   'adaptive, running alpha': Row(
     _adaptive(schedule=drafters.schedules.running_alpha(c=0.1)),
     _toy_params,
