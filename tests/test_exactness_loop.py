@@ -290,6 +290,39 @@ def test_drafts_of_ragged_lengths(rule, record_property):
   )
 
 
+@pytest.mark.parametrize(
+  ('name', 'rule'),
+  [
+    ('uniform', 'speculative_sampling'),
+    ('uniform', 'block'),
+    ('argmax autoregressive', 'block'),
+    ('tree', 'traversal'),
+    ('likeliest tree', 'traversal'),
+    ('tree', 'target_sample_walk'),
+  ],
+)
+def test_a_target_that_is_not_a_number(name, rule, record_property):
+  """What comes before is committed with the chances of plain decoding, which
+  stops there as it would at an EOS."""
+  if 'tree' in name:
+    drafter = toy_tree.drafter(toy_tree.BENT, is_sampled=name == 'tree')
+    verify_fn, params = toy_tree.rule(rule, toy_tree.BENT), DRAFTER_PARAMS
+  else:
+    drafter, params = _drafter(name, 2)
+    verify_fn = LOSSLESS[rule]
+  check(
+    record_property,
+    f'NaN after a token, {name}, {rule}',
+    target=TARGET,
+    params=Params(TARGET_PARAMS, params),
+    drafter=drafter,
+    verify_fn=verify_fn,
+    num_new=(4, 2, 3),
+    eos_id=3,
+    is_nan_after_eos=True,
+  )
+
+
 def test_plain_decoding(record_property):
   """Without drafts; `test_oracles` shows that it is plain decoding exactly."""
   check(

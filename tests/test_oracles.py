@@ -319,7 +319,7 @@ def _poison(table, where):
 
 
 @pytest.mark.parametrize('name', ['prompt_lookup', 'uniform', 'autoregressive'])
-def test_nan_in_the_target_stops_the_row_and_commits_nothing(name):
+def test_nan_in_the_target_stops_the_row_there(name):
   """After tokens 2, 1 the target returns NaN, for one next token even."""
   params = Params(TARGET_PARAMS, ROWS[name].make_params())
   drafter = ROWS[name].make(3)
@@ -332,14 +332,37 @@ def test_nan_in_the_target_stops_the_row_and_commits_nothing(name):
   for found, expected, has_nan in pairs:
     # What was committed before is untouched; whoever saw no NaN is as ever.
     assert found == (expected[: len(found)] if has_nan else expected)
-    follows = [i for i in range(2, len(found)) if found[i - 2 : i] == [2, 1]]
-    assert follows == [] or follows == [len(found)]
+    follows = [i for i in range(2, 24) if found[i - 2 : i] == [2, 1]]
+    assert follows == [len(found)] * bool(has_nan)
   assert np.isfinite(output.log_probs).all()
   assert np.isfinite(output.statistics.accept_prob).all()
   _check_counters(output, PREFIXES * 4)
 
 
-def test_nan_in_the_drafter_stops_the_row_and_commits_nothing():
+@pytest.mark.parametrize('rule', [*decoders.RULES, 'top_beta', 'lenient'])
+@pytest.mark.parametrize('name', ['prompt_lookup', 'uniform', 'autoregressive'])
+def test_nan_stops_the_rows_that_it_stops_in_plain_decoding(name, rule):
+  """Not where it follows an EOS, or what would exceed a row's limit."""
+  rule = {
+    'top_beta': functools.partial(verification.top_beta, beta=1),
+    'lenient': functools.partial(verification.greedy, lenience=1 - 1e-6),
+  }.get(rule, rule)
+  rng = np.random.default_rng(0)
+  limits = [len(prefix) + rng.integers(0, 15) for prefix in PREFIXES * 4]
+  bad = Params(_poison(TARGET_PARAMS, (slice(None), 3)))
+  bad = Params(_poison(bad.target, (2, 1)), ROWS[name].make_params())
+  ends = {'prompt': _prompt(max_lengths=limits), 'to_probs': GREEDY}
+  for eos_id in (3, -1):
+    expected = plain(TARGET, bad, eos_id=eos_id, **ends)
+    output = speculate(
+      TARGET, bad, ROWS[name].make(3), rule=rule, eos_id=eos_id, **ends
+    )
+    assert rows(output) == rows(expected)
+    np.testing.assert_array_equal(output.has_nan, expected.has_nan)
+    assert 0 < output.has_nan.sum() < 20
+
+
+def test_nan_in_the_drafter_stops_the_row_there():
   drafter = ROWS['autoregressive'].make(3)
   params = Params(TARGET_PARAMS, toy.toy_params(VOCAB_SIZE, seed=3))
   healthy = speculate(TARGET, params, drafter, _prompt())
@@ -350,7 +373,18 @@ def test_nan_in_the_drafter_stops_the_row_and_commits_nothing():
   pairs = zip(rows(output), rows(healthy), output.has_nan, strict=True)
   for found, expected, has_nan in pairs:
     assert found == (expected[: len(found)] if has_nan else expected)
+    assert found[-2:] == [2, 1] or not has_nan
   _check_counters(output, PREFIXES * 4)
+
+
+@pytest.mark.parametrize('rule', ['speculative_sampling', 'block'])
+def test_nan_in_the_drafter_beyond_an_eos_stops_nothing(rule):
+  drafter = ROWS['autoregressive'].make(3)
+  table = _poison(toy.toy_params(VOCAB_SIZE, seed=3), (slice(None), 3))
+  params = Params(TARGET_PARAMS, table)
+  output = speculate(TARGET, params, drafter, _prompt(), rule=rule, eos_id=3)
+  is_first = [prefix[-1] == 3 for prefix in PREFIXES * 4]
+  np.testing.assert_array_equal(output.has_nan, is_first)
 
 
 def test_nan_everywhere_commits_nothing_at_all():

@@ -29,6 +29,8 @@ class Trial(NamedTuple):
     eos_id: ends a row; -1 none.
     encoder_rows: what the encoder reads, one for each prompt; or None.
     key_impl: the kind of the random key; None for JAX's default.
+    is_nan_after_eos: whether what ends a row is not the id, but that the
+      target, a toy, is not a number after it.
   """
 
   target: LanguageModel
@@ -41,6 +43,7 @@ class Trial(NamedTuple):
   eos_id: int = -1
   encoder_rows: tuple[tuple[int, ...], ...] | None = None
   key_impl: str | None = None
+  is_nan_after_eos: bool = False
 
   @property
   def width(self) -> int:
@@ -77,9 +80,13 @@ def run(
       verify_fn=trial.verify_fn,
       logits_to_probs=logits.standardize(**trial.sampling._asdict()),
       max_len=max(limits),
-      eos_id=trial.eos_id,
+      eos_id=-1 if trial.is_nan_after_eos else trial.eos_id,
     )
   )
+  params = trial.params
+  if trial.is_nan_after_eos:
+    table = params.target['table'].at[:, trial.eos_id].set(np.nan)
+    params = params._replace(target={'table': table})
   rng_key = jax.random.key(seed, impl=trial.key_impl)
   if trial.key_impl is not None:
     # A fresh one holds threefry's words twice; one that was split does not.
@@ -93,7 +100,7 @@ def run(
   prompts = jax.tree.map(lambda x: np.asarray(x)[which], once)
   for start in range(0, num_decodes, batch_size):
     row_ids = np.arange(start, start + batch_size, dtype=np.int32)
-    output = decode(trial.params, rng_key, prompts.replace(row_ids=row_ids))
+    output = decode(params, rng_key, prompts.replace(row_ids=row_ids))
     counts += _count(trial, which, output)
     per_batch.append(jax.tree.map(np.asarray, output.statistics))
   exact = np.stack([_exact(trial, i) for i in range(num_prompts)])

@@ -74,7 +74,7 @@ def run(
       tokens[:, None],
       logits,
       jnp.ones_like(lengths),
-      jnp.zeros_like(state.done),
+      jnp.zeros_like(state.done)[:, None],
       eos_id=eos_id,
     )
     before = state.statistics

@@ -287,7 +287,7 @@ def _judge(
       _block(made, verdict),
       line_logits,
       verdict.num_accepted + 1,
-      _is_bad(draft),
+      _is_bad(made),
       eos_id=eos_id,
     )
     num_nodes = None if tree is None else drafter.gamma
@@ -327,12 +327,13 @@ def _block(draft: Draft, verification: Verification) -> Array:
 
 
 def _is_bad(draft: Draft) -> Array:
-  """bool `[B]`: rows with a drafted token whose probability is not a number."""
+  """bool `[B, W+1]`: drafted tokens whose probability is not a number, and the
+  next token, which is none of them."""
+  is_drafted = arrays.is_within(draft.lengths, draft.tokens.shape[1] + 1)
   if draft.probs is None or not draft.tokens.shape[1]:
-    return jnp.zeros(draft.lengths.shape, jnp.bool_)
+    return jnp.zeros_like(is_drafted)
   is_nan = jnp.isnan(arrays.pick(draft.probs, draft.tokens))
-  is_drafted = arrays.is_within(draft.lengths, draft.tokens.shape[1])
-  return jnp.any(is_nan & is_drafted, axis=1)
+  return is_drafted & jnp.pad(is_nan, ((0, 0), (0, 1)))
 
 
 def _narrow(draft: Draft, width: int) -> Draft:

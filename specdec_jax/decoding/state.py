@@ -27,8 +27,8 @@ class DecodeState:
     log_probs: float32 `[B, S]`, of each committed token under the target's own
       softmax, before temperature, top-k and top-p; 0 for the prompt.
     done: bool `[B]`.
-    has_nan: bool `[B]`: a model returned logits that are not numbers, and the
-      row was stopped; nothing of that iteration is committed.
+    has_nan: bool `[B]`: the row was stopped where a model returned logits that
+      are not numbers; all before is committed.
     row_keys: threefry keys `[B]`.
     max_lengths: int32 `[B]`, the committed length at which a row is done.
     target_cache: the target's; it holds all of the context but its last token.
@@ -136,31 +136,34 @@ def commit(
   *,
   eos_id: EosId,
 ) -> tuple[DecodeState, Array]:
-  """Appends up to `counts` tokens per row, cut at EOS and at the row's limit.
+  """Appends up to `counts` tokens per row, cut at EOS, at the row's limit, and
+  before what is made of logits that are not numbers.
 
   Args:
     state: the rows so far; caches and counters are left as they are.
     tokens: int32 `[B, W]`, what the iteration decided on.
     logits: float32 `[B, W, V]`, the target's, that predict each of them.
     counts: int32 `[B]`, 1 to W, how many of the tokens are meant.
-    is_bad: bool `[B]`, rows whose draft came from logits that are not numbers.
+    is_bad: bool `[B, W]`, tokens that a draft has from logits that are not
+      numbers.
     eos_id: ends a row once committed; a tuple lists several, -1 none.
 
   Returns:
     The new state, and int32 `[B]`, how many tokens each row committed: 0 for
-    rows that were done or met a NaN.
+    rows that were done.
   """
   width = tokens.shape[1]
-  normalizer = jax.nn.logsumexp(logits, axis=-1)
-  is_nan = ~jnp.isfinite(normalizer) & arrays.is_within(counts, width)
-  is_bad = is_bad | jnp.any(is_nan, axis=1)
-  has_nan = state.has_nan | (is_bad & ~state.done)
-
   lengths = state.context.lengths
   is_eos = jnp.isin(tokens, jnp.array(eos_ids(eos_id), jnp.int32))
   counts = jnp.minimum(counts, state.max_lengths - lengths)
   counts = jnp.minimum(counts, arrays.count_leading(~is_eos) + 1)
-  counts = jnp.where(state.done | has_nan, 0, counts)
+  counts = jnp.where(state.done, 0, counts)
+
+  # Plain decoding never sees what lies beyond an end: only now NaN counts.
+  normalizer = jax.nn.logsumexp(logits, axis=-1)
+  num_good = arrays.count_leading(jnp.isfinite(normalizer) & ~is_bad)
+  has_nan = state.has_nan | (num_good < counts)
+  counts = jnp.minimum(counts, num_good)
   has_ended = jnp.any(is_eos & arrays.is_within(counts, width), axis=1)
 
   log_probs = arrays.pick(logits, tokens) - normalizer

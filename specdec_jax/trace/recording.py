@@ -32,7 +32,7 @@ from specdec_jax.verification import decision
 VERSION = 1
 
 # A discarded draft token follows the rejected one; a truncated one lies beyond
-# the EOS or the length limit that ended the row.
+# the EOS, the length limit or the NaN that ended the row.
 DRAFT_VERDICTS = ('accepted', 'rejected', 'discarded', 'truncated')
 # What the target's own token is: in place of the rejected token, after a fully
 # accepted draft, or without any draft.

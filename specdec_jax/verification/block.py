@@ -1,5 +1,7 @@
 """Block verification (Sun et al., arXiv 2403.10444)."""
 
+import dataclasses
+
 import jax.numpy as jnp
 
 from specdec_jax import arrays, distributions
@@ -35,10 +37,13 @@ def decide(uniforms: Array, draft: Draft, target_probs: Array) -> Decision:
       next_probs=target_probs[:, 0],
       accept_probs=jnp.zeros((target_probs.shape[0], 0), jnp.float32),
     )
-  is_drafted = arrays.is_within(draft.lengths, gamma)
   ratios = arrays.pick(target_probs[:, :gamma], draft.tokens)
   drafted = decision.drafted_probs(draft)
   ratios = ratios / jnp.where(drafted == 0, 1.0, drafted)
+  # A draft ends where P or Q is not a number; what precedes is judged alone.
+  lengths = jnp.minimum(draft.lengths, arrays.count_leading(~jnp.isnan(ratios)))
+  draft = dataclasses.replace(draft, lengths=lengths)
+  is_drafted = arrays.is_within(lengths, gamma)
   prefix_probs = _prefix_probs(ratios)
   thresholds = _thresholds(prefix_probs[:, 1:], draft, target_probs)
   passes = thresholds.passes(uniforms) & is_drafted

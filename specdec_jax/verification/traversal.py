@@ -88,15 +88,22 @@ def _tests(draft: Draft, target_probs: Array, tree: Tree) -> dict[int, _Test]:
     """Of a node that is accepted with chance `weight[B]` as things stand."""
     probs = target_probs[:, node]
     threshold = Threshold(weight, jnp.ones_like(weight))
+    is_nan = jnp.zeros(weight.shape, jnp.bool_)
     for child in children.get(node, []):
+      p = arrays.pick(probs, draft.tokens[:, child - 1])
       q = drafted[:, child - 1]
-      ratio = arrays.pick(probs, draft.tokens[:, child - 1])
-      ratio = jnp.where(q == 0, 0.0, ratio / jnp.where(q == 0, 1.0, q))
+      # A path ends where P or Q is not a number; what precedes is judged alone.
+      is_nan = is_nan | jnp.isnan(p) | jnp.isnan(q)
+      ratio = jnp.where(q == 0, 0.0, p / jnp.where(q == 0, 1.0, q))
+      ratio = jnp.where(is_nan, 0.0, ratio)
       visit(child, jnp.minimum(weight * ratio, 1.0))
       # What is left of the node after all under this child failed.
       left = _without(weight[:, None] * probs, draft, child)
       mass = jnp.sum(left, axis=-1)
-      threshold = Threshold(mass, mass + (1.0 - weight))
+      threshold = Threshold(
+        jnp.where(is_nan, threshold.numerator, mass),
+        jnp.where(is_nan, threshold.denominator, mass + (1.0 - weight)),
+      )
       probs = distributions.normalize(left, probs)
       weight = threshold.value()
     tests[node] = _Test(threshold, probs)
