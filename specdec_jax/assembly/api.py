@@ -20,9 +20,9 @@ from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.files import text_lines
 from specdec_jax.measure import metrics
 from specdec_jax.sharding import mesh
-from specdec_jax.text import stop_strings, vocabularies
-from specdec_jax.text.prompts import Batch
-from specdec_jax.text.vocabularies import TextStream
+from specdec_jax.text import prompts, stop_strings, vocabularies
+from specdec_jax.text.prompts import Batch, Conversation, Text
+from specdec_jax.text.vocabularies import Messages, TextStream
 from specdec_jax.trace import recording
 
 
@@ -138,11 +138,12 @@ def _made(
 
 def generate(
   decoder: Decoder,
-  texts: Iterable[str],
+  texts: Iterable[str | Messages],
   *,
   max_new_tokens: int = 128,
   chat: bool = False,
   system: str | None = None,
+  tools: Sequence[Mapping[str, Any]] | None = None,
   batch_size: int = 1,
   seed: int = 0,
   stop: Sequence[str] = (),
@@ -152,10 +153,12 @@ def generate(
 
   Args:
     decoder: of `load`.
-    texts: the prompts.
+    texts: the prompts; each a string, or a conversation: a list of messages
+      such as `{'role': 'user', 'content': ...}`.
     max_new_tokens: per text, at most.
-    chat: applies the model's chat template.
+    chat: applies the model's chat template to strings, too.
     system: with `chat`, the message before each prompt.
+    tools: with a chat template, functions that may be called, as JSON schemas.
     batch_size: texts decoded at once.
     seed: of all draws; each text has draws of its own.
     stop: strings that end a text.
@@ -171,7 +174,7 @@ def generate(
   """
   if isinstance(texts, str):
     raise ValueError('texts is a string: give a list of them')
-  texts = list(texts)
+  texts = _with_tools(list(texts), tools, chat)
   settings = Settings(
     max_new_tokens=max_new_tokens,
     seed=seed,
@@ -194,9 +197,23 @@ def generate(
   return _completions(decoder, batches, settings)
 
 
+def _with_tools(texts: Sequence[Any], tools: Any, chat: bool) -> list[Any]:
+  """Lists of messages as conversations, and texts that tools go with."""
+  found = []
+  for i, text in enumerate(texts, start=1):
+    if chat and tools is not None and isinstance(text, str):
+      text = [{'role': 'user', 'content': text}]
+    if isinstance(text, list | tuple):
+      text = prompts.conversation(text, tools, f'text {i}')
+    elif tools is not None:
+      raise ValueError(f'tools are for chat, and text {i} is none')
+    found.append(text)
+  return found
+
+
 def _batches(
   decoder: Decoder,
-  texts: Sequence[str],
+  texts: Sequence[Text],
   settings: Settings,
   *,
   batch_size: int,
@@ -207,6 +224,8 @@ def _batches(
   if system is not None and not chat:
     raise ValueError('system is for chat, which is False')
   for i, text in enumerate(texts, start=1):
+    if isinstance(text, Conversation):
+      continue
     if not isinstance(text, str):
       raise ValueError(f'text {i} is no string: {text!r}')
     if not text.strip():

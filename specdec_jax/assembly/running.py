@@ -13,7 +13,7 @@ from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.state import DecodeOutput, DecodeState
 from specdec_jax.text import prompts, stop_strings
-from specdec_jax.text.prompts import Batch
+from specdec_jax.text.prompts import Batch, Text
 from specdec_jax.trace import recording
 from specdec_jax.trace.recording import Record
 
@@ -62,7 +62,7 @@ def check_seed(seed: int) -> None:
 
 def pack(
   decoder: Decoder,
-  texts: Sequence[str],
+  texts: Sequence[Text],
   *,
   max_new_tokens: int,
   batch_size: int,

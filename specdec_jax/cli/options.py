@@ -250,8 +250,8 @@ def add_prompts(
   source.add_argument(
     '--prompts',
     metavar='FILE',
-    help='one prompt per line, or JSONL with a key "prompt"; - reads standard '
-    'input',
+    help='one prompt per line, or JSONL with "prompt", or with "messages" and '
+    'perhaps "tools" for the chat template; - reads standard input',
   )
   add_chat(add)
   add('--max_new_tokens', type=positive_int, default=128, help='per row')

@@ -26,6 +26,7 @@ from specdec_jax.infer.decode_many import Programs, Utilisation
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.models import families
 from specdec_jax.text import prompts
+from specdec_jax.text.prompts import Text
 from specdec_jax.text.tasks import Example
 from specdec_jax.training import eagle
 
@@ -50,7 +51,7 @@ class Writing:
     seed: of the draws, and of the order of prompts.
   """
 
-  prompts: Sequence[str]
+  prompts: Sequence[Text]
   is_chat: bool = True
   system: str | None = None
   max_new_tokens: int = 256
@@ -92,7 +93,8 @@ def write(
   with one_writer(path / '.lock', path):
     description = _description(decoder, writing, rows, len(parts))
     if writing.layers is not None:
-      head = eagle.head_of(decoder.config, loaded.target)
+      config: Any = decoder.config  # A Llama's, as `_check` has seen.
+      head = eagle.head_of(config, loaded.target)
       description[eagle.HEAD_DIGEST] = eagle.head_digest(head)
     written_texts.begin(path, description)
     done = set(written_texts.part_indices(path))
@@ -148,7 +150,7 @@ def _encode(decoder: Decoder, writing: Writing) -> list[Row]:
     system=writing.system,
   )
   rows = [
-    Row(index=i, example=Example(inputs=text), ids=tuple(row), num_cut=0)
+    Row(index=i, example=Example(inputs=str(text)), ids=tuple(row), num_cut=0)
     for i, (text, row) in enumerate(zip(writing.prompts, ids, strict=True))
   ]
   longest = max(rows, key=lambda row: len(row.ids))

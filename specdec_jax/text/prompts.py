@@ -3,8 +3,8 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Union
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,13 @@ from specdec_jax.files import text_lines
 from specdec_jax.files.paths import user_path
 from specdec_jax.models import families
 from specdec_jax.models.families import Config, has_encoder
-from specdec_jax.text.vocabularies import AnyVocabulary
+from specdec_jax.text.vocabularies import AnyVocabulary, Messages
 
 # Prompt buffers are padded to a multiple of this, so that similar prompts share
 # compiled programs.
 _BUCKET = 64
+# What is to be continued, or answered.
+Text = Union[str, 'Conversation']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,11 +33,44 @@ class Batch:
   texts: tuple[str, ...]
 
 
-def read(prompt: str | None, path: str | None) -> list[str]:
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+  """Messages for the chat template, of which the last is to be answered, and
+  tools that the answer may call, as JSON schemas; see
+  `vocabularies.apply_chat_template`. Shown as its last message."""
+
+  messages: Messages
+  tools: Sequence[Mapping[str, Any]] | None = None
+
+  def __str__(self) -> str:
+    content = self.messages[-1].get('content')
+    return content if isinstance(content, str) else json.dumps(content)
+
+
+def conversation(messages: Any, tools: Any, place: str) -> Conversation:
+  """Messages and tools as they were given; ValueError with the place if they
+  are no list of objects, or a message has no role."""
+  for name, given in (('messages', messages), ('tools', tools or [{}])):
+    is_list = isinstance(given, list | tuple) and given
+    if not is_list or not all(isinstance(each, Mapping) for each in given):
+      raise ValueError(f'{place}: {name} should be a list of objects')
+  for message in messages:
+    if not isinstance(message.get('role'), str):
+      raise ValueError(f'{place}: a message has no "role": {message!r:.80}')
+  try:
+    text = json.dumps([messages, tools], ensure_ascii=False)
+  except (TypeError, ValueError) as error:
+    raise ValueError(f'{place}: {error}') from error
+  text_lines.check_encodable(text, place)
+  return Conversation(messages, tools)
+
+
+def read(prompt: str | None, path: str | None) -> list[Text]:
   """The prompts of `--prompt` or `--prompts`.
 
   A file is JSONL if its name ends in .jsonl or its first line is a JSON object,
-  and otherwise has one prompt per line. Blank lines do not count. ValueError if
+  with "prompt", or with "messages" and "tools"; otherwise it has one prompt per
+  line. Blank lines do not count. ValueError if
   a prompt is empty, there is none, or the file is malformed.
   """
   if prompt is not None:
@@ -85,8 +120,8 @@ def _is_object(line: str) -> bool:
     return False
 
 
-def _prompt_of(line: str, place: str) -> str:
-  """The key "prompt" of a line of JSON."""
+def _prompt_of(line: str, place: str) -> Text:
+  """The key "prompt" of a line of JSON, or else "messages" and "tools"."""
   try:
     record = text_lines.parse_object(line, place)
   except ValueError as error:
@@ -94,6 +129,8 @@ def _prompt_of(line: str, place: str) -> str:
       f'{error}, as the file is JSONL by its name or its first line: write '
       '{"prompt": "..."} on each line; text prompts go into a .txt file'
     ) from error
+  if 'messages' in record and 'prompt' not in record:
+    return conversation(record['messages'], record.get('tools'), place)
   prompt = text_lines.text_under(record, 'prompt', place)
   if not prompt.strip():
     raise ValueError(f'{place}: the prompt is empty')
@@ -102,26 +139,26 @@ def _prompt_of(line: str, place: str) -> str:
 
 def encode(
   vocabulary: AnyVocabulary,
-  texts: Sequence[str],
+  texts: Sequence[Text],
   *,
   config: Config,
   is_chat: bool,
   system: str | None = None,
 ) -> list[list[int]]:
   """Token ids of each prompt, with special tokens if the family expects them;
-  ValueError if a prompt has no tokens or one without an embedding, or the model
-  has no chat template."""
-  if is_chat:
-    begin = [] if system is None else [{'role': 'system', 'content': system}]
-    rows = [
-      vocabulary.encode_chat([*begin, {'role': 'user', 'content': text}])
-      for text in texts
-    ]
-  else:
-    add_special = families.of(config).adds_special_tokens(config)
-    rows = [
-      vocabulary.encode(text, add_special_tokens=add_special) for text in texts
-    ]
+  conversations always go through the chat template. ValueError if a prompt has
+  no tokens or one without an embedding, or the model has no chat template."""
+  begin = [] if system is None else [{'role': 'system', 'content': system}]
+  add_special = families.of(config).adds_special_tokens(config)
+  rows = []
+  for text in texts:
+    if is_chat and isinstance(text, str):
+      text = Conversation([{'role': 'user', 'content': text}])
+    if isinstance(text, str):
+      rows.append(vocabulary.encode(text, add_special_tokens=add_special))
+    else:
+      messages = [*begin, *text.messages]
+      rows.append(vocabulary.encode_chat(messages, text.tools))
   for i, row in enumerate(rows, start=1):
     if not row:
       raise ValueError(f'prompt {i} is empty: it has no tokens')
@@ -134,7 +171,7 @@ def encode(
 
 
 def batches(
-  texts: Sequence[str],
+  texts: Sequence[Text],
   rows: Sequence[Sequence[int]],
   *,
   config: Config,
@@ -156,7 +193,7 @@ def batches(
       row_ids=range(start, start + batch_size),
     )
     prompt = jax.tree.map(jnp.asarray, prompt)
-    names = tuple(texts[start : start + batch_size])
+    names = tuple(map(str, texts[start : start + batch_size]))
     result.append(Batch(prompt=prompt, texts=names))
   return result
 

@@ -42,6 +42,7 @@ class SentencePieceVocabulary:
   extra_ids: int = 0
   eos_ids: tuple[int, ...] = (1,)
   chat_template: str | None = None
+  tool_template: str | None = None
 
   @property
   def vocab_size(self) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import datetime
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,16 +15,18 @@ if TYPE_CHECKING:
 
 # Both have one interface.
 AnyVocabulary = Union['Vocabulary', 'SentencePieceVocabulary']
+# Of a conversation; each has a role, and mostly content.
+Messages = Sequence[Mapping[str, Any]]
 
 SENTINEL = '<extra_id_'
 _REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
 
 
 def encode_chat(
-  vocabulary: AnyVocabulary, messages: str | Sequence[Mapping[str, str]]
+  vocabulary: AnyVocabulary, messages: str | Messages, tools: Any = None
 ) -> list[int]:
   """Token ids of a conversation that the model is to continue."""
-  text = apply_chat_template(vocabulary, messages)
+  text = apply_chat_template(vocabulary, messages, tools)
   return vocabulary.encode(text, add_special_tokens=False)
 
 
@@ -50,6 +53,7 @@ class Vocabulary:
   eos_ids: tuple[int, ...] = ()
   roles: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
   chat_template: str | None = None
+  tool_template: str | None = None
 
   @functools.cached_property
   def vocab_size(self) -> int:
@@ -147,8 +151,7 @@ def flush_text(
 
 
 def apply_chat_template(
-  vocabulary: AnyVocabulary,
-  messages: str | Sequence[Mapping[str, str]],
+  vocabulary: AnyVocabulary, messages: str | Messages, tools: Any = None
 ) -> str:
   """A conversation as the text that the model was trained on, up to the turn
   of the assistant, which it opens.
@@ -158,7 +161,8 @@ def apply_chat_template(
   (https://huggingface.co/docs/transformers/chat_templating).
 
   Messages are `{'role': ..., 'content': ...}` each; a string is a single one of
-  the user. The text is to be encoded with `add_special_tokens=False`.
+  the user. Tools are JSON schemas of functions; a model may have a template of
+  its own for them. The text is to be encoded with `add_special_tokens=False`.
   ValueError if there is no template, or it refuses the messages.
   """
   if vocabulary.chat_template is None:
@@ -168,12 +172,19 @@ def apply_chat_template(
   if isinstance(messages, str):
     messages = [{'role': 'user', 'content': messages}]
   require('jinja2', extra='models', purpose='a chat template')
+  template = vocabulary.chat_template
+  if tools is not None and vocabulary.tool_template is not None:
+    template = vocabulary.tool_template
   try:
-    return _compile_template(vocabulary.chat_template).render(
-      messages=[dict(message) for message in messages],
+    return _compile_template(template).render(
+      # As transformers does: null is a key that is not there.
+      messages=[
+        {key: value for key, value in message.items() if value is not None}
+        for message in messages
+      ],
       add_generation_prompt=True,
       **{'bos_token': '', 'eos_token': '', **vocabulary.roles},
-      tools=None,
+      tools=tools,
       documents=None,
     )
   except Exception as error:  # A template is a program: it can raise anything.
@@ -233,18 +244,46 @@ def import_tokenizers() -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _compile_template(template: str) -> Any:
+  import jinja2.ext
   import jinja2.sandbox
 
   def raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
+  def tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+  ) -> str:
+    return json.dumps(
+      value,
+      ensure_ascii=ensure_ascii,
+      indent=indent,
+      separators=separators,
+      sort_keys=sort_keys,
+    )
+
+  class Generation(jinja2.ext.Extension):
+    """What stands between {% generation %} and {% endgeneration %}, as it is:
+    only training asks where the assistant speaks."""
+
+    tags = {'generation'}
+
+    def parse(self, parser: Any) -> Any:
+      line = next(parser.stream).lineno
+      body = parser.parse_statements(('name:endgeneration',), drop_needle=True)
+      return jinja2.nodes.Scope(body, lineno=line)
+
   environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True,
     lstrip_blocks=True,
-    extensions=['jinja2.ext.loopcontrols'],
+    extensions=[Generation, 'jinja2.ext.loopcontrols'],
   )
-  environment.filters['tojson'] = lambda value, indent=None: json.dumps(
-    value, ensure_ascii=False, indent=indent
-  )
+  environment.filters['tojson'] = tojson
   environment.globals['raise_exception'] = raise_exception
+  environment.globals['strftime_now'] = lambda form: (
+    datetime.datetime.now().strftime(form)
+  )
   return environment.from_string(template)

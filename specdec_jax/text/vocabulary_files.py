@@ -128,7 +128,10 @@ def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:
   else:
     text = vocabulary.tokenizer.to_str()
     (folder / TOKENIZER).write_text(text, encoding='utf-8')
-    template = vocabulary.chat_template
+    template: Any = vocabulary.chat_template
+    if vocabulary.tool_template is not None:
+      named = {'default': template, 'tool_use': vocabulary.tool_template}
+      template = [{'name': k, 'template': v} for k, v in named.items() if v]
     settings = {**vocabulary.roles, 'chat_template': template}
     eos_ids = list(vocabulary.eos_ids)
     _write_json(folder / _GENERATION, {'eos_token_id': eos_ids})

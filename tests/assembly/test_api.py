@@ -154,6 +154,10 @@ def test_a_character_of_several_tokens_is_shown_whole():
     (['ab'], {'num_devices': 99}, '99: there are'),
     (['ab'] * 3, {'num_devices': 2, 'batch_size': 3}, '3 rows .* 2 devices'),
     (['ab'], {'system': 'ab'}, 'system is for chat'),
+    (['ab'], {'tools': [{}]}, 'tools are for chat, and text 1'),
+    ([[]], {}, 'text 1: messages should be a list'),
+    (['ab', [{'content': 'ab'}]], {}, 'text 2: a message has no "role"'),
+    ([[{'role': 'user', 'content': {1}}]], {}, 'text 1: .*serializable'),
   ],
 )
 def test_what_cannot_be_decoded_is_said_at_once(
@@ -162,6 +166,19 @@ def test_what_cannot_be_decoded_is_said_at_once(
   usual = {'max_new_tokens': NUM_NEW, 'batch_size': 2}
   with pytest.raises(ValueError, match=message):
     specdec_jax.generate(decoder, texts, **usual | options)  # Not iterated.
+
+
+def test_a_conversation_is_a_text(decoder):
+  [chat] = generate(decoder, ['ab'], chat=True, system='in')
+  turns = [
+    {'role': 'system', 'content': 'in'},
+    {'role': 'user', 'content': 'ab'},
+    {'role': 'assistant', 'content': 'the'},
+  ]
+  found, longer = generate(decoder, [turns[:2], turns], tools=[{}])
+  assert (found.tokens, found.prompt) == (chat.tokens, 'ab')
+  assert longer.tokens != chat.tokens
+  assert longer.prompt == 'the'
 
 
 def test_no_texts_are_no_completions(decoder):

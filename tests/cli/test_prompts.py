@@ -60,7 +60,23 @@ def test_a_closed_standard_input_is_refused(run, monkeypatch):
   assert_refused(result, 'standard input is closed, and --prompts - reads it')
 
 
+def test_a_file_may_hold_conversations(run, model, tmp_path):
+  path = tmp_path / 'a.jsonl'
+  turns = [{'role': 'user', 'content': 'ab'}]
+  path.write_text(
+    json.dumps({'messages': turns, 'tools': None}) + '\n{"prompt": "ab"}'
+  )
+  command = ('generate', '--model', model, '--max_new_tokens=4', '--json=-')
+  chat = run(*command, '--prompt', 'ab', '--chat').records()[0]
+  found, plain = run(*command, '--prompts', path).records()
+  assert (found['prompt'], found['tokens']) == ('ab', chat['tokens'])
+  assert plain['tokens'] != chat['tokens']
+
+
 COMPLAINTS = {
+  'no list': ('a.jsonl', b'{"messages": "a"}', 'line 1', 'list of objects'),
+  'no role': ('a.jsonl', b'{"messages": [{"content": 1}]}', 'line 1', 'role'),
+  'half': ('a.jsonl', rb'{"messages": [{"role": "\ud800"}]}', 'Unicode'),
   'wrong key': ('a.jsonl', b'{"prompt": "a"}\n{"text": 1}', 'line 2', "'text'"),
   'no text': ('a.txt', b'{"prompt": 3}', 'line 1', 'no text under "prompt"'),
   'blank': ('a.jsonl', b'{"prompt": " "}', 'line 1', 'empty'),

@@ -248,6 +248,64 @@ def test_a_template_can_refuse(chatty):
     apply_chat_template(chatty, [{'role': 'tool', 'content': ''}])
 
 
+WEATHER = {
+  'type': 'function',
+  'function': {
+    'name': 'weather',
+    'description': 'today’s <weather>',
+    'parameters': {'type': 'object', 'properties': {'b': {}, 'a': {}}},
+  },
+}
+TURNS = [
+  {'role': 'user', 'content': 'Zürich?'},
+  {
+    'role': 'assistant',
+    'content': None,
+    'tool_calls': [{'name': 'weather', 'arguments': {'a': 'Zürich'}}],
+  },
+  {'role': 'tool', 'content': '{"sky": "blue"}'},
+]
+# Templates, and what transformers 5.23 makes of TURNS and WEATHER with them.
+OF_TRANSFORMERS = {
+  '{{ tools | tojson(indent=2) }}{{ pad_token }}': json.dumps(
+    [WEATHER], ensure_ascii=False, indent=2
+  )
+  + '<|endoftext|>',
+  '{% for m in messages %}{% generation %}\n{% set x = m.role %}{{ x }}'
+  '{% endgeneration %}\n{{ x }};{% endfor %}': 'user;assistant;tool;',
+  "{{ tools[0].function | tojson(separators=(',', ':'), sort_keys=True) }}"
+  "{{ 'ü' | tojson(ensure_ascii=True) }}": '{"description":'
+  '"today’s <weather>","name":"weather",'
+  '"parameters":{"properties":{"a":{},"b":{}},"type":"object"}}"\\u00fc"',
+  "{% for m in messages %}{{ 'content' in m }}"
+  '{% for c in m.tool_calls %}{{ c.arguments | tojson }}{% endfor %}'
+  '{% endfor %}{{ unk_token is defined }}': 'TrueFalse{"a": "Zürich"}TrueFalse',
+}
+
+
+@pytest.mark.parametrize('template', OF_TRANSFORMERS)
+def test_templates_render_as_in_transformers(chatty, template):
+  vocabulary = dataclasses.replace(
+    chatty,
+    chat_template=template,
+    roles={**chatty.roles, 'pad_token': '<|endoftext|>'},
+  )
+  found = apply_chat_template(vocabulary, TURNS, [WEATHER])
+  assert found == OF_TRANSFORMERS[template]
+
+
+def test_a_template_knows_the_date(chatty):
+  now = '{% if strftime_now is defined %}{{ strftime_now("%Y") }}{% endif %}'
+  vocabulary = dataclasses.replace(chatty, chat_template=now)
+  assert int(apply_chat_template(vocabulary, 'in')) >= 2026
+
+
+def test_tools_have_a_template_of_their_own(chatty):
+  vocabulary = dataclasses.replace(chatty, tool_template='tools')
+  assert apply_chat_template(vocabulary, TURNS, [WEATHER]) == 'tools'
+  assert apply_chat_template(vocabulary, 'in') != 'tools'
+
+
 @pytest.mark.parametrize(
   'template',
   [

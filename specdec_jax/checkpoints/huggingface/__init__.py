@@ -152,6 +152,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     tokenizer.add_tokens([tokenizers.AddedToken(**token) for token in new])
   places = _places_of_roles(values)
   roles = {role: _token(*place)['content'] for role, place in places.items()}
+  templates = _read_chat_templates(folder, values)
   eos_ids = read_eos_ids(folder)
   if not eos_ids and 'eos_token' in roles:
     eos_id = tokenizer.token_to_id(roles['eos_token'])
@@ -160,7 +161,8 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     tokenizer=tokenizer,
     eos_ids=eos_ids,
     roles=roles,
-    chat_template=_read_chat_template(folder, values),
+    chat_template=templates.get('default'),
+    tool_template=templates.get('tool_use'),
   )
 
 
@@ -244,24 +246,26 @@ def _token(values: Settings, key: str) -> dict[str, Any]:
   }
 
 
-def _read_chat_template(folder: Path, values: Settings) -> str | None:
+def _read_chat_templates(folder: Path, values: Settings) -> dict[str, str]:
+  """Chat templates by name: `default`, and others such as `tool_use`."""
   path = folder / 'chat_template.jinja'
   if path.is_file():
     try:
-      return path.read_text(encoding='utf-8')
+      return {'default': path.read_text(encoding='utf-8')}
     except ValueError as error:
       raise ValueError(f'{path} is not UTF-8 text') from error
   key = 'chat_template'
   templates = values.values.get(key)
   if not isinstance(templates, list):
-    return values.text(key) if values.has(key) else None
+    return {'default': values.text(key)} if values.has(key) else {}
+  found = {}
   for item in templates:
     if not isinstance(item, dict):
       values.refuse(key, 'a string or a list of objects')
     named = Settings(path=values.path, values=item, section=f'{key}.')
-    if named.text('name') == 'default':
-      return named.text('template')
-  return None
+    name = named.text('name')
+    found[name] = named.text('template')
+  return found
 
 
 def download(repository: str) -> Path:
