@@ -14,6 +14,7 @@ import nbconvert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 _ROOT = Path(__file__).parent.parent.parent
 _PACKAGE = _ROOT / 'specdec_jax'
@@ -38,6 +39,11 @@ _NO_HEADING = """\
 _FENCE_IN_LIST = re.compile(r'^( {2,3})```.*?^\1```$', re.MULTILINE | re.DOTALL)
 _NOTEBOOK_LINK = re.compile(r'(\]\((?!\w+:)[^)#]+)\.ipynb\b')
 _REMOTE_IMAGE = re.compile(r'!\[([^]]*)\]\(https?:[^)]*\)')
+# Pictures of the state of a repository, which say nothing as words.
+_BADGE = re.compile(
+  r'\[!\[[^]]*\]\(https://(?:img\.shields\.io|github\.com)/[^)]*\)\]\([^)]*\)\n?'
+)
+_FILE_LINK = re.compile(r'\[[\w/]+\.md\]\((?!\w+:)([\w./]+\.md)(#[\w-]+)?\)')
 _REMOTE = re.compile(
   r'<(?:img|script|link|iframe|source)\b[^>]*\s(?:src|href)=.?(?:https?:)?//[^>]*'
 )
@@ -70,11 +76,22 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     files.append(File.generated(config, f'api/{page}.md', content=content))
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
-  """Links lead to the rendered notebooks; no image is on another host."""
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+  """Links lead to the rendered notebooks, and read as the title of a page and
+  not as its file; no image is on another host, and no badge is left."""
   # GitHub takes code in a list at the text's column, Python-Markdown at four.
   four = lambda code: textwrap.indent(code[0], ' ' * (4 - len(code[1])))
-  markdown = _FENCE_IN_LIST.sub(four, markdown)
+  markdown = _BADGE.sub('', _FENCE_IN_LIST.sub(four, markdown))
+  folder = (_ROOT / page.file.src_uri).parent
+
+  def titled(link: re.Match) -> str:
+    path = folder / link[1]
+    if not path.is_file():  # One that is made here.
+      return link[0]
+    title = path.read_text(encoding='utf-8').partition('\n')[0]
+    return f'[{title.lstrip("# ").split(":")[0]}]({link[1]}{link[2] or ""})'
+
+  markdown = _FILE_LINK.sub(titled, markdown)
   return _REMOTE_IMAGE.sub(r'\1', _NOTEBOOK_LINK.sub(r'\1.md', markdown))
 
 

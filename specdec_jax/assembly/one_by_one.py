@@ -13,8 +13,9 @@ from specdec_jax.launch.numbers import literal
 from specdec_jax.theory import trees as theory
 
 TREE = (
-  'draft a tree: a number of nodes, in the best shape that is at most gamma '
-  'deep, or the parents of nodes 1, 2, ..., such as 0,0,1'
+  'draft a tree of candidates rather than a chain, which pays on accelerators '
+  'with few rows and loses on CPUs: a number of nodes, in the best shape that '
+  'is at most gamma deep, or the parents of nodes 1, 2, ..., such as 0,0,1'
 )
 _EXPECTED = (
   'a number of nodes, the parents of nodes 1, 2, ..., such as 0,0,1, or their '

@@ -133,8 +133,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
   add(
     '--config',
     metavar='SIZES',
-    help='sizes of a T5X checkpoint without a model.json: a name such as '
-    't5_1_1_small, or the path of a model.json',
+    help='sizes (no options) of a T5X checkpoint without a model.json: a name '
+    'such as t5_1_1_small, or the path of a model.json',
   )
   add(
     '--vocabulary',
@@ -152,7 +152,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     help='the weights of the drafter: a smaller model, an EAGLE-3 network, a '
     'Spec-Drafter or heads',
   )
-  add('--draft_config', metavar='SIZES', help='--config of the draft model')
+  add('--draft_config', metavar='SIZES', help='sizes of the draft model')
   add('--dtype', **DTYPE, help='of weights and caches')
   add(
     '--draft_dtype',
