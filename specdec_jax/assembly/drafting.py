@@ -340,7 +340,7 @@ _TRIED = {
 }
 
 
-def is_auto(choice: DrafterChoice) -> bool:
+def is_auto(choice: Any) -> bool:
   """Whether the gamma of a choice is yet to be measured; ChoiceError if it is
   another word."""
   gamma = getattr(choice, 'gamma', None)

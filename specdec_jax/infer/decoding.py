@@ -51,7 +51,7 @@ class Decoding:
       takes the place of the loop; T5X's name.
     draft_width: nodes of a level that a draft model drafts for a beam search;
       None for twice `num_decodes`.
-    alpha: of the brevity penalty of beam search.
+    alpha: of the brevity penalty of beam search; None for 0.6.
     return_all_decodes: whether all beams are written, the best last, or the
       best alone.
     verify_fn: a rule of your own, in place of `make_rule`.
@@ -71,7 +71,7 @@ class Decoding:
   num_samples: int = 1
   num_decodes: int | None = None
   draft_width: int | None = None
-  alpha: float = 0.6
+  alpha: float | None = None
   return_all_decodes: bool = False
   verify_fn: VerifyFn | None = None
   rule_temperature: float | None = None
@@ -91,17 +91,16 @@ class Decoding:
         'are all the same: give a temperature above 0, or num_decodes for the '
         'beams of a beam search'
       )
+    if self.verify_fn is None:
+      self.refuse('rule_temperature', reason='is of verify_fn: give that, too')
+    else:
+      self.refuse('make_rule', reason='stands beside verify_fn: give only one')
     if self.num_decodes is None:
-      if self.return_all_decodes:
-        raise ValueError(
-          'return_all_decodes is of beam search: give num_decodes as well; '
-          'num_samples are always all written'
-        )
-      if self.draft_width is not None:
-        raise ValueError(
-          f'draft_width {self.draft_width} is of beam search: give num_decodes '
-          'as well'
-        )
+      self.refuse(
+        *('return_all_decodes', 'draft_width', 'alpha'),
+        reason='is of beam search: give num_decodes as well; num_samples are '
+        'always all written',
+      )
       return
     if self.temperature or self.num_samples > 1:
       raise ValueError(
@@ -109,10 +108,24 @@ class Decoding:
         f'nothing, and temperature is {self.temperature:g} and num_samples '
         f'{self.num_samples}: leave out num_decodes, or these two'
       )
-    if not 0 <= self.alpha < float('inf'):
+    self.refuse(
+      *('make_rule', 'verify_fn', 'refill_size'),
+      reason=f'changes nothing in a beam search, num_decodes '
+      f'{self.num_decodes}: leave it out',
+    )
+    if self.alpha is not None and not 0 <= self.alpha < float('inf'):
       raise ValueError(
         f'alpha should be finite and at least 0, got {self.alpha}'
       )
+
+  def refuse(self, *names: str, reason: str) -> None:
+    """Raises ValueError for a field of these that is not at its default."""
+    for name in names:
+      value, default = getattr(self, name), getattr(type(self), name)
+      if name.startswith('make_'):
+        value, default = value(), default()
+      if value != default:
+        raise ValueError(f'{name} {getattr(value, "__name__", value)} {reason}')
 
   @property
   def batch_examples(self) -> int:
@@ -166,16 +179,17 @@ def plan(
 ) -> Plan:
   """Puts target and drafter together; a dry run reads no vocabulary. Raises
   ValueError if they do not fit together."""
-  drafter = decoding.make_drafter()
   is_score = mode == SCORE
-  if is_score and not isinstance(drafter, NoDrafter):
-    raise ValueError(
-      f'to score targets takes no drafter, and {type(drafter).__name__} is '
-      'bound: leave out the file of drafters/'
+  if is_score:
+    decoding.refuse(
+      *('make_drafter', 'make_rule', 'verify_fn', 'temperature', 'num_samples'),
+      *('num_decodes', 'refill_size'),
+      reason='changes nothing in the mode score, which decodes nothing: leave '
+      'it out',
     )
   decoder = decoder_lib.outline(
     model,
-    drafter=drafter,
+    drafter=decoding.make_drafter(),
     rule=decoding.rule(),
     sampling=decoding.sampling,
     is_dry_run=is_dry_run,

@@ -22,6 +22,9 @@ from specdec_jax.infer.decoding import SCORE, Plan
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.sharding import mesh as mesh_lib
 
+# T5X's brevity penalty.
+_ALPHA = 0.6
+
 
 class Compiled(NamedTuple):
   """Compiled programs, with their weights.
@@ -84,10 +87,11 @@ def _compile_beams(
   plan: Plan, params: Params, layout: Layout, mesh: Mesh
 ) -> Compiled:
   search, settings = _search(plan, layout.targets_length)
+  alpha = plan.decoding.alpha
   generate = functools.partial(
     search.generate,
     **settings,
-    alpha=plan.decoding.alpha,
+    alpha=_ALPHA if alpha is None else alpha,
     eos_id=plan.decoder.eos_id,
     vocab_size=plan.decoder.seen.vocab_size,
   )

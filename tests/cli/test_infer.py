@@ -14,7 +14,8 @@ pytest.importorskip('gin')
 pytest.importorskip('sentencepiece')
 pytest.importorskip('tensorstore')
 
-from specdec_jax import logits
+from specdec_jax import logits, verification
+from specdec_jax.assembly import rules
 from specdec_jax.base import Params
 from specdec_jax.checkpoints import loading, orbax, t5x
 from specdec_jax.decoding import autoregressive
@@ -539,6 +540,11 @@ def test_bad_input_is_one_sentence(
 def test_a_seed_is_an_integer_of_32_bits(seed):
   with pytest.raises(ValueError, match=f'seed should be .* got {seed}'):
     Decoding(seed=seed)
+
+
+def test_there_is_one_rule():
+  with pytest.raises(ValueError, match=r'make_rule Greedy.*beside verify_fn'):
+    Decoding(make_rule=rules.Greedy, verify_fn=verification.greedy)
 
 
 @pytest.mark.parametrize('rule', ['lenient_greedy', 'top_beta'])

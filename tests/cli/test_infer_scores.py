@@ -18,6 +18,7 @@ from tests.cli.tiny import assert_refused
 
 LENGTHS = {'TASK_FEATURE_LENGTHS': "{'inputs': 16, 'targets': 16}"}
 SAMPLES = {'Decoding__temperature': 1.0, 'Decoding__num_samples': 3}
+RULE = gin_file('verification/top_beta.gin')
 BEAMS = {'Decoding__num_decodes': 4, 'Decoding__return_all_decodes': True}
 SCORE = {'infer__mode': "'score'"}
 WAYS = {'samples': SAMPLES, 'beams': BEAMS, 'score': SCORE}
@@ -224,6 +225,13 @@ def test_decoded_targets_score_what_decoding_said(run, model, tmp_path):
     ((gin_file('drafters/uniform.gin'),), BEAMS, ['beam search', 'Uniform']),
     ((), {'Decoding__draft_width': 8}, ['draft_width 8', 'num_decodes']),
     ((), BEAMS | {'Decoding__draft_width': 8}, ['draft_width 8', 'NoDrafter']),
+    ((), {'Decoding__alpha': 0.7}, ['alpha 0.7', 'num_decodes']),
+    ((), {'Decoding__rule_temperature': 1.0}, ['rule_temperature 1.0']),
+    ((), BEAMS | {'Decoding__refill_size': 2}, ['refill_size 2', 'beam']),
+    ((RULE,), BEAMS, ['make_rule TopBeta', 'beam']),
+    ((RULE,), SCORE, ['make_rule TopBeta', 'score']),
+    ((), SCORE | {'Decoding__temperature': 1.0}, ['temperature 1.0', 'score']),
+    ((), SCORE | BEAMS, ['num_decodes 4', 'score']),
     (
       (gin_file('drafters/prompt_lookup.gin'),),
       BEAMS | {'drafting.PromptLookup__gamma': "'auto'"},

@@ -155,9 +155,10 @@ def sampling_of(decode_fn: Callable[..., Any] | None) -> dict[str, Any]:
       f'temperature_sample has topk {topk} and topp {topp}, and T5X takes one '
       'of them: bind topk = 0, for its default is 1, or topp = 0.0'
     )
-  is_warm = temperature > float(decoding.MIN_TEMPERATURE)
+  if temperature <= float(decoding.MIN_TEMPERATURE):
+    return {'temperature': 0.0}
   return {
-    'temperature': float(temperature) if is_warm else 0.0,
+    'temperature': float(temperature),
     'top_k': topk or None,
     'top_p': topp or None,
   }

@@ -54,12 +54,18 @@ class Settings:
   @choices.named_by_flags('{}')
   def __post_init__(self):
     choices.by_name('drafter', DRAFTERS, self.drafter)
-    if self.gamma == drafting.AUTO:
+    if drafting.is_auto(self):
       raise choices.ChoiceError(
         '{gamma} auto measures the first rows of a run, and T5X hands over one '
         'batch, inside of a program of its own: give a number'
       )
-    self.rule.seen(self.sampling)
+    lossless = rules.SpeculativeSampling(), rules.Greedy(), rules.Block()
+    if self.drafter == 'none' and self.rule not in lossless:
+      raise choices.ChoiceError(
+        f'{{rule}} {self.verification} with its options changes nothing with '
+        '{drafter} none, which drafts nothing: leave it out'
+      )
+    self.rule.seen(self.sampling).check_is_used()
 
   @property
   def sampling(self) -> choices.Sampling:
