@@ -142,6 +142,12 @@ class Repeated:
   program: Callable[[int], Any]
   num_calls: int
 
+  @property
+  def launch(self) -> 'Repeated':
+    """The same without a call: what a program does once, such as converting
+    weights, which a decode pays once for all of its iterations."""
+    return Repeated(self.program, 0)
+
   def __call__(self) -> Any:
     return self.program(self.num_calls)
 
@@ -226,14 +232,17 @@ def propose_programs(
 
   A drafter with weights is timed between target calls, of which as many are
   timed without it: a small draft model alone would find its weights in the
-  processor's caches. `calls` are target calls by width, compiled already.
+  processor's caches. Before each stands its launch. `calls` are target calls by
+  width, compiled already.
   """
   compiled = functools.partial(repeated, params, state)
   if not jax.tree.leaves(params.drafter):
-    return (compiled(target=None, drafter=drafter),)
+    own = compiled(target=None, drafter=drafter)
+    return own.launch, own
   width = drafter.gamma + 1
   alone = (calls or {}).get(width) or compiled(target=target, width=width)
-  return alone, compiled(target=target, width=width, drafter=drafter)
+  both = compiled(target=target, width=width, drafter=drafter)
+  return alone.launch, alone, both.launch, both
 
 
 def propose_seconds(
@@ -241,6 +250,9 @@ def propose_seconds(
 ) -> float:
   """Median seconds of one `propose`, from the seconds of the runs of
   `propose_programs`, which took turns: float64 `[repeats]` each."""
-  each = [s / p.num_calls for p, s in zip(programs, seconds, strict=True)]
+  each = [
+    (seconds[i + 1] - seconds[i]) / programs[i + 1].num_calls
+    for i in range(0, len(programs), 2)
+  ]
   added = each[-1] if len(each) == 1 else each[1] - each[0]
   return max(float(np.median(added)), 0.0)

@@ -3,9 +3,15 @@
 import functools
 import threading
 
+import jax
+import numpy as np
 import pytest
 
+from specdec_jax import drafters, logits
+from specdec_jax.base import Params
+from specdec_jax.decoding import speculative
 from specdec_jax.measure import stopwatch
+from tests import toy
 
 
 @pytest.mark.parametrize(
@@ -53,3 +59,27 @@ def test_a_cpu_is_named_with_its_cores(monkeypatch):
   monkeypatch.setattr(stopwatch.Path, 'is_file', lambda path: False)
   monkeypatch.setattr(stopwatch.platform, 'machine', lambda: 'x86_64')
   assert stopwatch.device_name() == 'x86_64 CPU, 7 cores'
+
+
+def test_what_a_program_does_once_is_no_part_of_a_draft():
+  """Weights are converted once per decode, not once per iteration."""
+  target, weights = toy.toy(5), toy.toy_params(5, seed=1)
+  drafter = drafters.autoregressive(
+    target, gamma=2, logits_to_probs=logits.standardize(temperature=0)
+  )
+  params = Params(weights, weights)
+  state = speculative.init(
+    params,
+    jax.random.key(0),
+    toy.prompt([[1, 2, 3]]),
+    target=target,
+    drafter=drafter,
+    max_len=12,
+  )
+  made = stopwatch.propose_programs(params, state, drafter, target)
+  # By hand: 20 and 50 s at the start; a target call takes 2 s, a draft 0.5.
+  seconds = []
+  for i, program in enumerate(made):
+    start, call = (20, 2.0) if i < len(made) / 2 else (50, 2.5)
+    seconds.append(np.array([start + call * program.num_calls] * 3))
+  assert stopwatch.propose_seconds(made, seconds) == pytest.approx(0.5)
