@@ -1,6 +1,7 @@
 """Exact distributions by enumeration, and the G-test of counts against one."""
 
 import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -72,6 +73,7 @@ def exact_distribution(
   width: int,
   eos_id: int,
   encoder_row: tuple[int, ...] | None = None,
+  forward: Callable[..., np.ndarray] | None = None,
 ) -> np.ndarray:
   """The distribution of what follows `prompt`: teacher-forces every sequence.
 
@@ -84,11 +86,14 @@ def exact_distribution(
   fed = np.concatenate(
     [np.tile(np.array(prompt, np.int32), (len(every), 1)), every], axis=1
   )
-  encoder_rows = encoder_row and [list(encoder_row)] * len(every)
-  start = toy.prompt([prompt[:1]] * len(every), encoder_rows=encoder_rows)
-  model = toy.compiled(model)
-  cache = model.init(params, start, fed.shape[1])
-  logits, _ = model.extend(params, jnp.asarray(fed[:, :-1]), cache)
+  if forward is not None:
+    logits = forward(params, fed[:, :-1])
+  else:
+    encoder_rows = encoder_row and [list(encoder_row)] * len(every)
+    start = toy.prompt([prompt[:1]] * len(every), encoder_rows=encoder_rows)
+    model = toy.compiled(model)
+    cache = model.init(params, start, fed.shape[1])
+    logits, _ = model.extend(params, jnp.asarray(fed[:, :-1]), cache)
   probs = reference_probs(logits, sampling)[:, len(prompt) - 1 :]
   probs = np.take_along_axis(probs, every[..., None], axis=-1)[..., 0]
   is_eos = every == eos_id

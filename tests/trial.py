@@ -1,6 +1,7 @@
 """Decoding the same prompts many times, and counting what comes out."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +32,8 @@ class Trial(NamedTuple):
     key_impl: the kind of the random key; None for JAX's default.
     is_nan_after_eos: whether what ends a row is not the id, but that the
       target, a toy, is not a number after it.
+    forward: the target's logits `[N, T, V]` of ids `[N, T]`, from its params,
+      for the exact distribution; None asks the target itself.
   """
 
   target: LanguageModel
@@ -44,6 +47,7 @@ class Trial(NamedTuple):
   encoder_rows: tuple[tuple[int, ...], ...] | None = None
   key_impl: str | None = None
   is_nan_after_eos: bool = False
+  forward: Callable[..., np.ndarray] | None = None
 
   @property
   def width(self) -> int:
@@ -130,6 +134,7 @@ def _exact(trial: Trial, i: int) -> np.ndarray:
     'width': trial.width,
     'eos_id': trial.eos_id,
     'encoder_row': trial.encoder_rows and trial.encoder_rows[i],
+    'forward': trial.forward,
   }
   params = trial.params.target
   key = (
