@@ -142,6 +142,8 @@ def outline(
   shown = rule.seen(sampling)
   shown.check_is_used()
   config = models.read_config(model)
+  if not (is_dry_run or model.is_random):
+    loading.warn_of(loading.locate(model.checkpoint))
   seen = Target(
     name=model.checkpoint,
     config=config,

@@ -1,6 +1,8 @@
 """Models by name: an alias, a file, a folder, or a repository."""
 
 import dataclasses
+import functools
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +172,13 @@ def read_vocabulary(
   if found := formats.find_if_any(path):
     return found.read_vocabulary(path, num_rows)
   return vocabulary_files.read(path, num_rows=num_rows)
+
+
+@functools.cache
+def warn_of(path: Path) -> None:
+  """Logs, once, what the files at a path state of texts and is not honoured."""
+  if path.is_dir() and (sentence := huggingface.not_honoured(path)):
+    logging.getLogger('specdec_jax').warning(sentence)
 
 
 def is_padding(num_rows: int) -> bool:

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import importlib
 import io
+import logging
 import os
 import sys
 import traceback
@@ -42,6 +43,7 @@ _COMMANDS = {
   'doctor': Command('doctor', 'check this installation'),
 }
 
+_log = logging.getLogger('specdec_jax')
 EXIT_OK, EXIT_BUG, EXIT_BAD_INPUT = 0, 1, 2
 # EX_TEMPFAIL of sysexits.h.
 EXIT_TRY_AGAIN = 75
@@ -91,6 +93,8 @@ def _run(argv: Sequence[str] | None) -> int:
     ):
       stream.reconfigure(errors='replace')
   platforms.hush_libtpu()
+  if not _log.handlers:
+    _log.addHandler(_Complaints(logging.WARNING))
   argv = gin_launch.expand(sys.argv[1:] if argv is None else argv)
   try:
     args = _parser(argv).parse_args(argv)
@@ -140,6 +144,13 @@ def _drop_output() -> bool:
 def _complain(sentence: str) -> None:
   with contextlib.suppress(OSError):
     print(f'specdec: {sentence}', file=sys.stderr, flush=True)
+
+
+class _Complaints(logging.Handler):
+  """Says what the library warns of, as this command says things."""
+
+  def emit(self, record: logging.LogRecord) -> None:
+    _complain(record.getMessage())
 
 
 def _sentence(error: Exception) -> tuple[str, int]:

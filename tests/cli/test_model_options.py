@@ -1,6 +1,7 @@
 """Which models, and what is told of them beside their folders."""
 
 import argparse
+import json
 import pathlib
 import shutil
 
@@ -109,3 +110,38 @@ def test_a_revision_of_a_repository(
   assert 'hf:some/one@v3' in texts('--model', 'hf:some/one@v3')
   result = run('generate', '--model', 'hf:some/one@', '--prompt', 'ab')
   assert_refused(result, 'or hf:organisation/name@revision')
+
+
+@pytest.mark.parametrize(
+  ('name', 'stated', 'said'),
+  [
+    (
+      'generation_config.json',
+      {'repetition_penalty': 1.3, 'suppress_tokens': [*range(99)]},
+      'repetition_penalty 1.3, suppress_tokens [0, 1, 2, 3, 4, 5, ...]: ',
+    ),
+    ('config.json', {'no_repeat_ngram_size': 3}, 'no_repeat_ngram_size 3: '),
+    ('generation_config.json', {'repetition_penalty': 1.0, 'top_k': 5}, None),
+  ],
+)
+def test_what_is_not_honoured_is_named_once(
+  run, make_model, name, stated, said
+):
+  model = make_model(f'with_{name}_{said is None}')
+  path = pathlib.Path(model, name)
+  before = json.loads(path.read_text()) if path.exists() else {}
+  path.write_text(json.dumps(before | stated))
+  told = run('generate', '--model', model, '--max_new_tokens=2', '--prompt=ab')
+  assert told.status == 0
+  if said is None:
+    assert told.err == ''
+  else:
+    assert told.err.startswith(f'specdec: {path} has {said}')
+    assert told.err.count('\n') == 1
+
+
+def test_what_a_conversion_drops_is_named(run, make_model, tmp_path):
+  model = make_model('to_convert')
+  pathlib.Path(model, 'generation_config.json').write_text('{"min_length": 3}')
+  told = run('convert', model, tmp_path / 'out', '--to', 'safetensors')
+  assert (told.status, told.err.count('min_length 3')) == (0, 1)

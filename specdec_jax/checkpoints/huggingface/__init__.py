@@ -1,6 +1,7 @@
 """Models in folders as Hugging Face lays them out, and its hub."""
 
 import json
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import Vocabulary
 
 CONFIG = 'config.json'
+_GENERATION = 'generation_config.json'
 # What is downloaded of a repository.
 _DOWNLOADED = ['*.json', '*.safetensors', '*.jinja', 'spiece.model']
 # Networks by the names that model.json has for them. Each module has
@@ -30,29 +32,47 @@ _NETWORKS: dict[str, Any] = {
   't5gemma': t5gemma,
   'eagle': eagle,
 }
+# What generation_config.json, or config.json without one, can state that
+# changes even the greedy text of transformers and nothing here, and the values
+# that do not. Loading names the others.
+NOT_HONOURED: dict[str, Any] = {
+  'bad_words_ids': None,
+  'begin_suppress_tokens': None,
+  'encoder_no_repeat_ngram_size': 0,
+  'encoder_repetition_penalty': 1.0,
+  'exponential_decay_length_penalty': None,
+  'forced_bos_token_id': None,
+  'forced_eos_token_id': None,
+  'guidance_scale': 1.0,
+  'min_length': 0,
+  'min_new_tokens': 0,
+  'no_repeat_ngram_size': 0,
+  'penalty_alpha': 0.0,
+  'repetition_penalty': 1.0,
+  'sequence_bias': None,
+  'stop_strings': None,
+  'suppress_tokens': None,
+  'watermarking_config': None,
+}
 # Keys of config.json that change nothing that a network computes: how files
 # were made, how to train, what to generate by default, and how to run. Readers
 # ask for all others that they know.
-WITHOUT_EFFECT = frozenset((
+WITHOUT_EFFECT = frozenset(NOT_HONOURED) | frozenset((
   'architectures', 'dtype', 'torch_dtype', 'transformers_version',
   'transformers.js_config', 'name_or_path', '_name_or_path', '_commit_hash',
   'is_llama_config', 'attention_dropout', 'classifier_dropout',
   'initializer_factor', 'initializer_range', 'gradient_checkpointing',
   'finetuning_task', 'id2label', 'label2id', 'num_labels', 'problem_type',
   'prefix', 'task_specific_params', 'tokenizer_class', 'bos_token_id',
-  'eos_token_id', 'pad_token_id', 'sep_token_id', 'forced_bos_token_id',
-  'forced_eos_token_id', 'bad_words_ids', 'begin_suppress_tokens',
-  'diversity_penalty', 'do_sample', 'early_stopping',
-  'encoder_no_repeat_ngram_size', 'exponential_decay_length_penalty',
-  'length_penalty', 'max_length', 'min_length', 'no_repeat_ngram_size',
+  'eos_token_id', 'pad_token_id', 'sep_token_id', 'diversity_penalty',
+  'do_sample', 'early_stopping', 'length_penalty', 'max_length',
   'num_beam_groups', 'num_beams', 'num_return_sequences',
-  'remove_invalid_values', 'repetition_penalty', 'suppress_tokens',
-  'temperature', 'top_k', 'top_p', 'typical_p', '_attn_implementation',
-  '_attn_implementation_autoset', '_flash_attn_2_enabled',
-  'chunk_size_feed_forward', 'n_positions', 'output_attentions',
-  'output_hidden_states', 'output_past', 'output_scores', 'pretraining_tp',
-  'return_dict', 'return_dict_in_generate', 'tf_legacy_loss', 'torchscript',
-  'use_bfloat16', 'use_cache',
+  'remove_invalid_values', 'temperature', 'top_k', 'top_p', 'typical_p',
+  '_attn_implementation', '_attn_implementation_autoset',
+  '_flash_attn_2_enabled', 'chunk_size_feed_forward', 'n_positions',
+  'output_attentions', 'output_hidden_states', 'output_past', 'output_scores',
+  'pretraining_tp', 'return_dict', 'return_dict_in_generate', 'tf_legacy_loss',
+  'torchscript', 'use_bfloat16', 'use_cache',
 ))  # fmt: skip
 
 _ADDED = 'added_tokens_decoder'
@@ -168,7 +188,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 
 def read_eos_ids(folder: Path) -> tuple[int, ...]:
   """End-of-text ids that generation_config.json states, else config.json."""
-  for name in ('generation_config.json', CONFIG):
+  for name in (_GENERATION, CONFIG):
     values = settings.read_if_any(folder / name)
     if ids := values.ids('eos_token_id'):
       return tuple(ids)
@@ -177,6 +197,28 @@ def read_eos_ids(folder: Path) -> tuple[int, ...]:
       if ids := values.at(section).ids('eos_token_id'):
         return tuple(ids)
   return ()
+
+
+def not_honoured(folder: Path) -> str | None:
+  """What a folder states and `NOT_HONOURED` lists, in a sentence; None if
+  nothing does."""
+  values = settings.read_if_any(folder / _GENERATION)
+  places = [values]
+  if not values.values:
+    values = settings.read_if_any(folder / CONFIG)
+    places = [values, values.at('decoder'), values.at('text_config')]
+  found = {
+    f'{key} {reprlib.repr(place.values[key])}'
+    for place in places
+    for key, neutral in NOT_HONOURED.items()
+    if place.values.get(key) not in (None, neutral, [], {})
+  }
+  if not found:
+    return None
+  return (
+    f'{values.path} has {", ".join(sorted(found))}: transformers heeds that, '
+    'and here it changes nothing'
+  )
 
 
 def tokenizer_settings(folder: Path) -> Settings:

@@ -286,8 +286,10 @@ def _rewrite_tokens(args: argparse.Namespace) -> int:
   if missing := sorted(set(args.splits) - set(splits)):
     raise ValueError(f'{source} has no {", ".join(missing)}')
   config, params = recipes.read_t5(args.model, jnp.dtype(args.dtype))
-  vocabulary = loading.read_vocabulary(loading.locate(args.model))
-  model = getattr(vocabulary, 'model', None)
+  path = loading.locate(args.model)
+  vocabulary = loading.read_vocabulary(path)
+  own = path / token_files.VOCABULARY  # Also where tokenizer.json is read.
+  model = getattr(vocabulary, 'model', own.is_file() and own.read_bytes())
   if isinstance(model, bytes):
     token_files.check_vocabulary(description, hashlib.sha256(model).hexdigest())
   with _new_folder(args) as folder:
