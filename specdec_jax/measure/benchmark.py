@@ -72,14 +72,13 @@ def compare(
     'baseline': baseline,
     'speculative': drafted,
     'full_width': full_width,
+    'launch': sides_lib.finished(full_width),
   }
   if plain is not baseline:
     sides['plain'] = plain
   if drafter.may_abstain:
     sides['without_draft'] = sides_lib.without_drafts(full_width)
   seconds, outputs, propose_seconds = _time(sides, propose, repeats, advance)
-  if any(np.any(s.has_nan) for states in outputs.values() for s in states):
-    raise ValueError('the logits were not numbers (NaN): nothing to time')
   for found in (seconds, outputs):
     found.setdefault('plain', found['baseline'])
   counts = {
@@ -87,8 +86,8 @@ def compare(
     for name, states in outputs.items()
   }
 
-  per_iteration = lambda name: float(
-    np.median(seconds[name]) / counts[name].iterations
+  per_iteration = functools.partial(
+    _iteration, seconds, counts, len(drafted.states)
   )
   one_position = per_iteration('plain')
   full = per_iteration('full_width')
@@ -140,10 +139,29 @@ def _time(
   programs: dict[Any, Callable] = {n: side.decode for n, side in sides.items()}
   programs |= dict(enumerate(propose))
   seconds, outputs = stopwatch.alternate(programs, repeats, advance)
+  outputs = {name: outputs[name] for name in sides}
+  if any(np.any(s.has_nan) for states in outputs.values() for s in states):
+    raise ValueError('the logits were not numbers (NaN): nothing to time')
   drafting = stopwatch.propose_seconds(
     propose, [seconds.pop(i) for i in range(len(propose))]
   )
-  return seconds, {name: outputs[name] for name in sides}, drafting
+  return seconds, outputs, drafting
+
+
+def _iteration(
+  seconds: Mapping[str, np.ndarray],
+  counts: Mapping[str, 'Counts'],
+  num_batches: int,
+  name: str,
+) -> float:
+  """Seconds of an iteration. A short decode that is only there for its time
+  begins as often per iteration as the drafted one of `num_batches`."""
+  total, iterations = float(np.median(seconds[name])), counts[name].iterations
+  if name not in ('full_width', 'without_draft'):
+    return total / iterations
+  launch = min(float(np.median(seconds['launch'])), total)
+  share = num_batches / counts['speculative'].iterations
+  return (total - launch) / iterations + launch * share
 
 
 @dataclasses.dataclass(frozen=True)

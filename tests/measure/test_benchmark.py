@@ -122,3 +122,21 @@ def test_figures_that_cannot_be_are_doubted():
   assert 'beyond the 1.44' in told
   [told] = doubts(quiet | {'plain': [1.0, 1.0, 1.3]})
   assert 'plain decoding took 1 to 1.3 s' in told
+
+
+def test_a_short_decode_begins_no_more_often_than_the_drafted_one():
+  """An iteration takes a second, and a decode 6 s to begin."""
+  counts = {
+    name: benchmark.Counts(statistics.init(1, 3), iterations, 0)
+    for name, iterations in (
+      *(('full_width', 4), ('speculative', 60), ('plain', 120)),
+    )
+  }
+  seconds = {
+    name: np.array([6.0 + each.iterations] * 3) for name, each in counts.items()
+  }
+  seconds['launch'] = np.array([6.0, 6.0, 9.0])
+  iteration = functools.partial(benchmark._iteration, seconds, counts, 1)
+  for name, expected in (('full_width', 1.1), ('speculative', 1.1)):
+    assert iteration(name) == pytest.approx(expected)
+  assert iteration('plain') == pytest.approx(126 / 120)

@@ -134,7 +134,7 @@ def _measure(
       drafted, drafter, decoder.target, is_adaptive and not args.lookup
     )
   num_programs = (
-    3 + (fastest != args.dtype) + drafter.may_abstain + len(propose)
+    4 + (fastest != args.dtype) + drafter.may_abstain + len(propose)
   )
   with progress.bar('timing', num_programs * (args.repeats + 1)) as bar:
     figures = benchmark.compare(
