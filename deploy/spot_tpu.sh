@@ -12,25 +12,42 @@ name=$1 setup=$2 command=$3
 poll=${POLL_SECONDS:-30}
 
 queue() { gcloud compute tpus queued-resources "$@" --zone="$ZONE" --quiet; }
-state() { queue describe "$name" --format='value(state.state)'; }
 drop() { queue delete "$name" --force; }
 on_all() {
   gcloud compute tpus tpu-vm ssh "$name" --zone="$ZONE" --worker=all --quiet \
     --command="$1"
+}
+# Sets `now` to the state of the request; ends if nobody says it for long.
+look() {
+  for _ in {1..20}; do
+    now=$(queue describe "$name" --format='value(state.state)') && return
+    sleep "$poll"
+  done
+  echo "gcloud does not say what became of $name: look for it, delete it" >&2
+  exit 1
+}
+# Waits for ssh, which comes up later than the slice.
+reach() {
+  for _ in {1..10}; do
+    on_all true && return
+    sleep "$poll"
+  done
+  return 1
 }
 # Whether the slice is still there some time after its last command; what is
 # taken away stops answering before it says so.
 is_there() {
   for _ in 1 2 3 4; do
     sleep "$poll"
-    [ "$(state)" = ACTIVE ] || return 1
+    look
+    [ "$now" = ACTIVE ] || return 1
   done
 }
 
 while true; do
   queue create "$name" --node-id="$name" ${TIER---spot} \
     --accelerator-type="$ACCELERATOR_TYPE" --runtime-version="$RUNTIME_VERSION"
-  until now=$(state); [ "$now" = ACTIVE ]; do
+  while look; [ "$now" != ACTIVE ]; do
     case $now in
       FAILED) echo "the request for $name has failed" >&2; drop; exit 1 ;;
       SUSPEND*) break ;;
@@ -38,7 +55,7 @@ while true; do
     sleep "$poll"
   done
   if [ "$now" = ACTIVE ]; then
-    if on_all "$setup" && on_all "$command"; then
+    if reach && on_all "$setup" && on_all "$command"; then
       drop
       exit 0
     elif is_there; then

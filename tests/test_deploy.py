@@ -13,7 +13,8 @@ from specdec_jax.cli.main import main
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / 'deploy'
 # Stands in for gcloud: $STATES holds what `describe` answers, one word a look,
-# the last of them for good; $RUNS the exit statuses of the commands.
+# the last of them for good, and FAILS if it gets none; $RUNS the exit statuses
+# of the commands, $REACHED of those that do nothing.
 GCLOUD = r"""#!/usr/bin/env bash
 echo "$@" >> "$CALLS"
 next() {
@@ -21,7 +22,8 @@ next() {
   [ "$(wc -l < "$1")" = 1 ] || sed -i 1d "$1"
 }
 case "$*" in
-  *describe*) next "$STATES" ;;
+  *describe*) next "$STATES" | grep -v FAILS ;;
+  *--command=true) exit "$(next "$REACHED")" ;;
   *ssh*) exit "$(next "$RUNS")" ;;
 esac
 """
@@ -35,9 +37,10 @@ def launch(tmp_path):
   gcloud.write_text(GCLOUD)
   gcloud.chmod(0o755)
 
-  def call(states: str, runs: str) -> tuple[int, list[str]]:
-    files = {name: tmp_path / name for name in ('CALLS', 'STATES', 'RUNS')}
-    for name, words in (('STATES', states), ('RUNS', runs), ('CALLS', '')):
+  def call(states: str, runs: str, reached='0') -> tuple[int, list[str]]:
+    texts = {'STATES': states, 'RUNS': runs, 'REACHED': reached, 'CALLS': ''}
+    files = {name: tmp_path / name for name in texts}
+    for name, words in texts.items():
       files[name].write_text(''.join(f'{word}\n' for word in words.split()))
     done = subprocess.run(
       [DEPLOY / 'spot_tpu.sh', 'slice', 'set up', 'specdec infer'],
@@ -79,6 +82,19 @@ def test_a_command_that_fails_by_itself_is_not_repeated(launch):
 
 def test_a_request_that_fails_is_withdrawn(launch):
   assert launch('CREATING FAILED', '0') == (1, ['create', 'delete'])
+
+
+def test_a_queue_that_does_not_answer_is_asked_again(launch):
+  """For a while: at first, and whether a slice is still there."""
+  done = [*BEGIN, 'delete']
+  assert launch('FAILS FAILS ACTIVE', '0') == (0, done)
+  assert launch('ACTIVE FAILS ACTIVE', '0 1') == (1, BEGIN)
+  assert launch('FAILS', '0') == (1, ['create'])
+
+
+def test_a_slice_is_used_when_it_can_be_reached(launch):
+  assert launch('ACTIVE', '0', reached='255 255 0') == (0, [*BEGIN, 'delete'])
+  assert launch('ACTIVE', '0', reached='255') == (1, ['create'])
 
 
 @pytest.fixture(scope='module')
