@@ -7,13 +7,12 @@ import io
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import specdec_jax
 from specdec_jax.cli import options, outputs
-from specdec_jax.launch import gin_launch, memory, platforms, progress
+from specdec_jax.launch import failures, gin_launch, platforms, progress
 
 
 class Command(NamedTuple):
@@ -44,11 +43,8 @@ _COMMANDS = {
 }
 
 _log = logging.getLogger('specdec_jax')
-EXIT_OK, EXIT_BUG, EXIT_BAD_INPUT = 0, 1, 2
-# EX_TEMPFAIL of sysexits.h.
-EXIT_TRY_AGAIN = 75
-# As shells report SIGINT and SIGPIPE.
-EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
+# As shells report SIGPIPE.
+EXIT_OK, EXIT_BROKEN_PIPE = 0, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
   except KeyboardInterrupt:
     _complain('interrupted')
-    progress.leave_unfinished_work(EXIT_INTERRUPTED)
-    return EXIT_INTERRUPTED
+    progress.leave_unfinished_work(failures.EXIT_INTERRUPTED)
+    return failures.EXIT_INTERRUPTED
   except SystemExit:  # So rich answers a broken pipe.
     return EXIT_BROKEN_PIPE
   except BrokenPipeError:
@@ -73,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   except Exception as error:
     if os.environ.get('SPECDEC_TRACEBACK'):
       raise
-    sentence, status = _sentence(error)
+    sentence, status = failures.explain(error)
     if _drop_output() and not getattr(error, 'filename', None):
       sentence = f'standard output: {sentence}'
     _complain(f'error: {sentence}')
@@ -151,30 +147,3 @@ class _Complaints(logging.Handler):
 
   def emit(self, record: logging.LogRecord) -> None:
     _complain(record.getMessage())
-
-
-def _sentence(error: Exception) -> tuple[str, int]:
-  """An error in one line, and the exit status that goes with it; how to see
-  where it came from, if this package did not raise it on purpose."""
-  text = ' '.join(str(error).split())
-  if isinstance(error, OSError):
-    reason = error.strerror or text or type(error).__name__
-    place = f'{error.filename}: ' if error.filename else ''
-    is_away = isinstance(error, ConnectionError)
-    return place + reason, EXIT_TRY_AGAIN if is_away else EXIT_BAD_INPUT
-  if memory.has_run_out(error):
-    return (
-      'out of memory; shorten the longest prompt, lower --batch_size, '
-      '--max_new_tokens or --gamma, or take --dtype bfloat16',
-      EXIT_BAD_INPUT,
-    )
-  is_expected = isinstance(error, (ValueError, ImportError))
-  *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-  package = os.path.dirname(specdec_jax.__file__) + os.sep
-  if is_expected and frame.f_code.co_filename.startswith(package):
-    return text, EXIT_BAD_INPUT
-  return (
-    f'unexpected {type(error).__name__}: {text} (SPECDEC_TRACEBACK=1 in the '
-    'environment shows where)',
-    EXIT_BAD_INPUT if is_expected else EXIT_BUG,
-  )

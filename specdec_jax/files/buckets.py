@@ -50,6 +50,8 @@ _UNANSWERED = (
   ConnectionError,
   requests.exceptions.RequestException,
 )
+# Statuses that gcsfs repeats a request for.
+_BUSY = ('408', '429', '500', '501', '502', '503', '504')
 # In what gcsfs and tensorstore say.
 _FORBIDDEN = ('Forbidden', 'PERMISSION_DENIED', 'UNAUTHENTICATED')
 _ABSENT = ('DEADLINE_EXCEEDED', 'UNAVAILABLE', 'retry attempts failed')
@@ -62,7 +64,8 @@ class BucketPath(_EPath):
   gcsfs repeats a request that fails, six times in about half a minute. The
   first call for a bucket asks whether it is there. Whatever is raised is an
   OSError that names the path: FileNotFoundError also for a missing bucket,
-  PermissionError, and ConnectionError if the server does not answer.
+  PermissionError, and ConnectionError if the server does not answer, or only
+  that it is busy.
   """
 
   @property
@@ -262,8 +265,9 @@ def refusal(error: Exception, path: str) -> OSError | None:
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
   # Its first sentence: tensorstore's go on for pages.
   reason = ' '.join(str(error).split(' [')[0].split()) or type(error).__name__
+  code = str(getattr(error, 'code', ''))
   if (
-    str(getattr(error, 'code', '')) in ('401', '403')
+    code in ('401', '403')
     or any(word in reason for word in _FORBIDDEN)
     or isinstance(error, google.auth.exceptions.GoogleAuthError)
   ):
@@ -272,7 +276,11 @@ def refusal(error: Exception, path: str) -> OSError | None:
       f'another (gcloud auth application-default login); {reason}'
     )
     return PermissionError(errno.EACCES, message, path)
-  if isinstance(error, _UNANSWERED) or any(x in reason for x in _ABSENT):
+  if (
+    isinstance(error, _UNANSWERED)
+    or code in _BUSY
+    or any(word in reason for word in _ABSENT)
+  ):
     message = (
       'the server of the bucket does not answer, asked several times: give the '
       f'command again when it does ({reason})'

@@ -107,7 +107,8 @@ def call(
   try:
     return configured(**arguments)
   except Exception as error:
-    raise _original(error) from None
+    original = _original(error)
+    raise original from original.__cause__
 
 
 def parse(args: argparse.Namespace) -> None:

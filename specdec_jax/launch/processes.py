@@ -6,20 +6,29 @@ import argparse
 import contextlib
 import errno
 import functools
+import os
 import socket
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src import distributed
 
 from specdec_jax.files.paths import user_path
-from specdec_jax.launch import numbers, progress
+from specdec_jax.launch import failures, numbers, progress
 
 # For all processes to start, and until standard error says who is waited for.
 _JOIN_SECONDS = 120
 _NOTICE_SECONDS = 5
+# How often each looks whether another has failed, how long the one that has
+# waits until they know, and what it tells them by.
+_LOOK_SECONDS = 2
+_LEAVE_SECONDS = 10
+_FAILED = 'specdec/failed'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +69,8 @@ def _address(text: str) -> str:
 @contextlib.contextmanager
 def joined(args: argparse.Namespace) -> Iterator[None]:
   """Connects this process with the others while the block runs; a ValueError if
-  the flags do not fit together, or nobody answers."""
+  the flags do not fit together, or nobody answers. If the block fails, all end
+  with the exit status of the one that was first."""
   places = (args.coordinator_address, args.process_count, args.process_index)
   is_given = [place is not None for place in places]
   if not args.multiprocess and not any(is_given):
@@ -77,9 +87,56 @@ def joined(args: argparse.Namespace) -> Iterator[None]:
     # processes wait for each other forever.
     jax.config.update('jax_enable_compilation_cache', False)
   _join(*places)
+  ending, is_over = threading.Lock(), threading.Event()
+  # While it lives, `progress.leave_unfinished_work` ends a process that failed:
+  # what it computes together with others may never be done.
+  watch = threading.Thread(
+    target=_follow, args=(ending, is_over), name=progress.THREAD, daemon=True
+  )
+  watch.start()
   try:
     yield
-  finally:
+  except BaseException as error:
+    if not ending.acquire(blocking=False):
+      threading.Event().wait()  # Until `_follow` has ended the process.
+    _, status = failures.explain(error)
+    _leave(f'{jax.process_index()} {status}')
+    raise
+  is_over.set()
+  watch.join()
+  jax.distributed.shutdown()
+
+
+def _follow(ending: threading.Lock, is_over: threading.Event) -> None:
+  """Ends this process, whatever it waits for, when another one has failed."""
+  client: Any = distributed.global_state.client
+  while not is_over.wait(_LOOK_SECONDS):
+    try:
+      index, status = client.key_value_try_get(_FAILED).split()
+    except RuntimeError:  # None has.
+      continue
+    if not ending.acquire(blocking=False):
+      threading.Event().wait()
+    with contextlib.suppress(OSError):
+      print(
+        f'specdec: process {index} of this job has failed, and its own message '
+        'says why',
+        file=sys.stderr,
+        flush=True,
+      )
+    _leave()
+    os._exit(int(status))
+
+
+def _leave(failure: str | None = None) -> None:
+  """Tells the other processes of a failure, and waits until all that are alive
+  know, for `_LEAVE_SECONDS` at most: jax aborts those that lose the first."""
+  client: Any = distributed.global_state.client
+  with contextlib.suppress(RuntimeError):  # Another one was first.
+    if failure:
+      client.key_value_set(_FAILED, failure)
+  with contextlib.suppress(RuntimeError):  # One was killed.
+    client.wait_at_barrier(_FAILED, _LEAVE_SECONDS * 1000)
     jax.distributed.shutdown()
 
 
@@ -140,18 +197,21 @@ def number_of_first(number: int) -> int:
 
 def ask_first(function: Callable[[], Any]) -> Any:
   """What a function gives, called in the first process alone; others learn
-  whether that is true, and get a ValueError if the first does."""
+  whether that is true, and get a ValueError if the first does, or an OSError,
+  and a ConnectionError if a server did not answer it."""
   result, error = None, None
   if is_first():
     try:
       result = function()
     except (ValueError, OSError) as raised:
       error = raised
-  answer = number_of_first(-1 if error else int(bool(result)))
+  failed = -2 if failures.is_away(error) else -1
+  answer = number_of_first(failed if error else int(bool(result)))
   if error:
     raise error
   if answer < 0:
-    raise ValueError('the first process stopped; its own message says why')
+    kind = ValueError if answer == -1 else ConnectionError
+    raise kind('the first process stopped; its own message says why')
   return result if is_first() else bool(answer)
 
 

@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
 _Result = TypeVar('_Result')
-_THREAD = 'specdec'
+# The name of threads that a process which fails does not wait for.
+THREAD = 'specdec'
 
 
 class Bar(NamedTuple):
@@ -115,7 +116,7 @@ def interruptible(
     except BaseException as error:  # The caller's to handle.
       future.set_exception(error)
 
-  threading.Thread(target=work, daemon=True, name=_THREAD).start()
+  threading.Thread(target=work, daemon=True, name=THREAD).start()
   deadline = time.monotonic() + seconds
   while not concurrent.futures.wait([future], min(0.5, seconds)).done:
     if time.monotonic() > deadline:
@@ -126,7 +127,7 @@ def interruptible(
 def leave_unfinished_work(status: int) -> None:
   """Ends the process if an `interruptible` call is still running: Python would
   wait for it, or tear down what it uses."""
-  if any(thread.name == _THREAD for thread in threading.enumerate()):
+  if any(thread.name == THREAD for thread in threading.enumerate()):
     for stream in (sys.stdout, sys.stderr):
       with contextlib.suppress(OSError, ValueError, AttributeError):
         stream.flush()

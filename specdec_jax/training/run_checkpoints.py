@@ -126,6 +126,9 @@ class Checkpoints:
       stored = orbax.open_tree(folder / 'default')
       tree = stored_arrays.read_tree(stored, expected, source=str(folder))
     except ValueError as error:
+      cause = error.__cause__
+      if isinstance(cause, PermissionError | ConnectionError):
+        raise cause from None  # It says nothing of the checkpoint.
       raise ValueError(
         f'{self.folder}: the checkpoint of step {step} is of another '
         f'configuration or optimiser, or is damaged: {error}'

@@ -1,6 +1,7 @@
 """Runs to a bucket that are killed, and pods whose hosts change."""
 
 import signal
+import time
 
 import pytest
 
@@ -9,6 +10,7 @@ pytest.importorskip('sentencepiece')
 
 from specdec_jax.cli.main import main
 from tests import children
+from tests.buckets import door as doors
 from tests.buckets import server as servers
 from tests.buckets import test_training
 from tests.cli import infer_runs
@@ -103,6 +105,57 @@ def assert_done(processes) -> None:
   for process in processes:
     said = process.communicate(timeout=480)[1]
     assert process.returncode == 0, said
+
+
+# The command, with a gcsfs that asks again at once.
+HASTY = """
+import asyncio, sys
+import gcsfs.retry
+from specdec_jax.cli import main
+
+async def no_time(seconds):
+  pass
+
+gcsfs.retry.asyncio.sleep = no_time
+sys.exit(main.main(sys.argv[1:]))
+"""
+AWAY = {
+  'at the start': (doors.writes_of('settings.json', 0), 2),
+  'busy, in mid-run': (doors.writes_of('chunk00001', 503), 2),
+  'for the second alone': (doors.everything_after(''), 1),
+}
+
+
+@pytest.mark.parametrize(('refusal', 'num_refused'), AWAY.values(), ids=AWAY)
+def test_a_process_that_fails_ends_the_others(
+  door, server, bucket, inputs, monkeypatch, refusal, num_refused
+):
+  """With its own status, although they wait for it."""
+  door.refusal = refusal
+  ports = [server.port] * (2 - num_refused) + [door.port] * num_refused
+  there = server.upload(inputs, f'{bucket}/in')
+  command = argv(
+    f'{inputs}/t5',
+    f'{there}/task.jsonl',
+    f'{bucket}/out',
+    device_mesh__num_devices='None',
+    device_mesh__num_partitions=2,
+  )
+  with children.starter() as start_python:
+
+    def start(_, *arguments, num_devices):
+      environment = servers.environment(ports.pop(0))
+      for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+      return start_python('-c', HASTY, *arguments, num_devices=num_devices)
+
+    processes = pod(start, None, command)
+    while not door.num_refused:
+      assert [each.poll() for each in processes] == [None] * 2
+      time.sleep(0.1)
+    said = [each.communicate(timeout=30)[1] for each in processes]
+  assert [each.returncode for each in processes] == [75] * 2, said
+  assert any('does not answer' in each for each in said), said
 
 
 def chunks(server, out) -> list[str]:

@@ -100,6 +100,7 @@ def test_a_server_that_refuses_is_no_damage(
   before = server.objects(f'{out}/checkpoints')
   for refusal in (
     doors.reads_of('checkpoints/4/default/d/', 403),
+    doors.reads_of('checkpoints/4/default/_METADATA', 403),
     doors.writes_of('checkpoints/6/', 403),
   ):
     door.refusal = refusal

@@ -1,0 +1,49 @@
+"""What an error is to users: a sentence, and an exit status."""
+
+import os
+import traceback
+
+import specdec_jax
+from specdec_jax.launch import memory
+
+EXIT_BUG, EXIT_BAD_INPUT = 1, 2
+# EX_TEMPFAIL of sysexits.h.
+EXIT_TRY_AGAIN = 75
+# As shells report SIGINT.
+EXIT_INTERRUPTED = 130
+
+
+def explain(error: BaseException) -> tuple[str, int]:
+  """An error in one line, and the exit status that goes with it; how to see
+  where it came from, if this package did not raise it on purpose."""
+  if isinstance(error, KeyboardInterrupt):
+    return 'interrupted', EXIT_INTERRUPTED
+  status = EXIT_TRY_AGAIN if is_away(error) else EXIT_BAD_INPUT
+  text = ' '.join(str(error).split())
+  if isinstance(error, OSError):
+    reason = error.strerror or text or type(error).__name__
+    place = f'{error.filename}: ' if error.filename else ''
+    return place + reason, status
+  if memory.has_run_out(error):
+    return (
+      'out of memory; shorten the longest prompt, lower --batch_size, '
+      '--max_new_tokens or --gamma, or take --dtype bfloat16',
+      EXIT_BAD_INPUT,
+    )
+  is_expected = isinstance(error, (ValueError, ImportError))
+  *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+  package = os.path.dirname(specdec_jax.__file__) + os.sep
+  if is_expected and frame.f_code.co_filename.startswith(package):
+    return text, status
+  return (
+    f'unexpected {type(error).__name__}: {text} (SPECDEC_TRACEBACK=1 in the '
+    'environment shows where)',
+    status if is_expected or is_away(error) else EXIT_BUG,
+  )
+
+
+def is_away(error: BaseException | None) -> bool:
+  """Whether it comes from a server that does not answer."""
+  while error is not None and not isinstance(error, ConnectionError):
+    error = error.__cause__
+  return error is not None
