@@ -5,6 +5,7 @@ import difflib
 import importlib.util
 import io
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -37,10 +38,12 @@ def shipped_text(name: str) -> str:
 
 
 def reader(
-  folders: Sequence[str],
+  folders: Sequence[str], remote_imports: bool
 ) -> Callable[[str], contextlib.AbstractContextManager[TextIO]]:
   """Opens, by name, the files of one configuration, included ones too.
   `folders` go before the files of this package; those include only each other.
+  A file in a bucket that imports a module, by which it can call any function,
+  is a ValueError unless `remote_imports`.
   """
   opened: list[Path] = []
 
@@ -58,6 +61,12 @@ def reader(
       raise ValueError(f'{path} includes itself{hint}')
     opened.append(path)
     text = path.read_text(encoding='utf-8') if text is None else text
+    is_trusted = remote_imports or not is_in_bucket(path)
+    if not is_trusted and re.search(r'^\s*(import|from)\b', text, re.MULTILINE):
+      raise ValueError(
+        f'{path} imports modules, so that whoever can write there could run '
+        'code here: copy it to a disk, or add --gin_remote_imports'
+      )
     file = io.StringIO(t5x_names.renewed_file(old_names.renewed(text)))
     file.name = str(path)  # type: ignore[attr-defined]  # For gin's messages.
     yield file

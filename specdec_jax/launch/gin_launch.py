@@ -30,7 +30,13 @@ def add_arguments(
     default=[],
     metavar='FILE',
     help='a path, or the name of a file of this package, such as '
-    'runs/infer.gin; may be repeated; later files override earlier ones',
+    'runs/infer.gin; may be repeated; later files override earlier ones. It '
+    'can import and call any code, with --dry_run too',
+  )
+  add(
+    '--gin_remote_imports',
+    action='store_true',
+    help='let gin files in buckets import modules',
   )
   add(
     '--gin_bindings',
@@ -119,7 +125,7 @@ def parse(args: argparse.Namespace) -> None:
   given = args.gin_bindings
   folders = ['.', *args.gin_search_paths.split(',')]
   try:
-    with _found_by(gin_files.reader(folders)):
+    with _found_by(gin_files.reader(folders, args.gin_remote_imports)):
       gin.parse_config_files_and_bindings(
         args.gin_file, None, finalize_config=False
       )

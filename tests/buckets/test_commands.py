@@ -157,3 +157,31 @@ def test_a_gin_file_that_is_not_there(server, bucket, inputs, capfd):
   there = server.upload(inputs, f'{bucket}/inputs')
   assert main(['infer', f'--gin_file={there}/owm.gin']) == 2
   assert f'no file {there}/owm.gin' in capfd.readouterr().err
+
+
+@pytest.mark.parametrize('flag', ['', '--gin_remote_imports'])
+def test_a_gin_file_in_a_bucket_runs_code_if_asked(
+  server, bucket, tmp_path, capfd, flag
+):
+  """Also in a dry run, and through a module of this package."""
+  ran = tmp_path / 'ran'
+  gin = tmp_path / 'evil.gin'
+  gin.write_text(
+    'from __gin__ import dynamic_registration\n'
+    'from specdec_jax.launch import progress\n'
+    "include 'runs/infer.gin'\n"
+    f"progress.os.system.command = 'touch {ran}'\n"
+    'MODEL = @progress.os.system()\n'
+  )
+  there = server.upload(gin, f'{bucket}/evil.gin')
+  own = tmp_path / 'own.gin'
+  own.write_text(f"include '{there}'\n")
+  command = infer_runs.argv(
+    'ende-nano', 'task.jsonl', 'out', '--dry_run', flag, VOCABULARY="'a'"
+  )
+  command = [each for each in command if each and 'as_stored' not in each]
+  for name in (there, own):
+    assert main([*command, f'--gin_file={name}']) == 2
+    said = capfd.readouterr().err
+    assert ('--gin_remote_imports' in said) == (not flag)
+    assert ran.exists() == bool(flag)

@@ -34,6 +34,7 @@ def argv(inputs, out, steps: int) -> list[str]:
   return [
     'train',
     f'--gin_file={inputs}/train.gin',
+    '--gin_remote_imports',
     f'--gin.TOKENS="{inputs}/tokens"',
     f'--gin.MODEL_DIR="{out}"',
     f'--gin.TRAIN_STEPS={steps}',

@@ -24,6 +24,7 @@ def parse(*bindings, files=('models/as_stored.gin', 'runs/infer.gin')) -> None:
     gin_file=files,
     gin_bindings=[*BINDINGS, *bindings],
     gin_search_paths='.',
+    gin_remote_imports=False,
   )
   gin_launch.parse(flags)
 

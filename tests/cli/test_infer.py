@@ -601,6 +601,7 @@ def test_every_gin_file_can_be_read(name):
       *required,
     ],
     gin_search_paths='.',
+    gin_remote_imports=False,
   )
   gin_launch.parse(flags)
   assert 'infer.infer.output_dir' in gin_launch.bindings()

@@ -177,6 +177,7 @@ def train(place: Disk | Bucket) -> Campaign:
     argv=[
       'train',
       f'--gin_file={place.path}/train.gin',
+      '--gin_remote_imports',
       f'--gin.TOKENS="{place.path}/tokens"',
       f'--gin.MODEL_DIR="{place.path}/run"',
       f'--gin.TRAIN_STEPS={TRAIN_STEPS}',
