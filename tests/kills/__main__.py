@@ -4,13 +4,16 @@ compares what it leaves with an undisturbed run's.
   python -m tests.kills infer --kills=100 [--temperature=1]
   python -m tests.kills train --kills=100
   python -m tests.kills convert --kills=20 --bucket
-  python -m tests.kills infer --kills=20 --bucket --processes=2
+  python -m tests.kills infer --kills=20 --bucket --processes=2 --fault=one
+  python -m tests.kills infer --kills=5 --bucket --processes=2 --fault=503
 
 Each attempt is a process of its own, forked from this one before JAX starts, so
 that it need not import anything, and it finds its programs in a compilation
 cache. A run that gets done before the last kill is compared, and another begun.
 One in a bucket is compared with one on a disk. Several processes, of four
-devices each, compile every time: one of them is killed, and then the others.
+devices each, compile every time: one of them is killed, and then the others, or
+these are left to end by themselves in mid-decode, as all are of a server that
+has begun to answer with a fault; how they ended, and when, is printed.
 """
 
 import argparse
@@ -36,13 +39,18 @@ os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 import jax
 
 from specdec_jax.cli import main
+from tests.buckets import door as doors
 from tests.buckets import server as servers
 from tests.kills.campaigns import COMMANDS, Campaign
 from tests.kills.places import Bucket, Disk
 
+ALL, ONE = 'all', 'one'
 NUM_DEVICES = 4  # Of each process, if there are several.
 # Some attempts are to end.
 LONGER = 1.25
+# What is left alone ends within one of these, in seconds.
+LIMITS = (5, 15, 30, 60, 90, 120, 240)
+ENDS_SECONDS = LIMITS[-1]
 
 
 class Durations(NamedTuple):
@@ -81,14 +89,14 @@ class Job:
     (self.folder / 'modules').write_text('\n'.join(sys.modules))
     return status
 
-  def running(self) -> list[int]:
+  def running(self, *, may_fail: bool = False) -> list[int]:
     """The processes that have not ended; exits if one has failed."""
     for index, pid in enumerate(self.pids):
       if pid not in self.statuses:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
-          self.statuses[pid] = status
-          if status:
+          self.statuses[pid] = os.waitstatus_to_exitcode(status)
+          if status and not may_fail:
             said = self._said(index).read_text()
             sys.exit(f'an attempt failed with status {status}:\n{said}')
     return [pid for pid in self.pids if pid not in self.statuses]
@@ -101,6 +109,21 @@ class Job:
       # So that those that are forked later need not import it.
       with contextlib.suppress(Exception):
         importlib.import_module(name)
+
+  def outlive(self) -> str:
+    """Waits until all have ended by themselves; how, and within which time."""
+    started = time.monotonic()
+    while victims := self.running(may_fail=True):
+      if time.monotonic() > started + ENDS_SECONDS:
+        said = [self._said(i).read_text() for i in range(len(self.pids))]
+        for pid in victims:
+          os.kill(pid, signal.SIGKILL)
+        sys.exit(f'{len(victims)} did not end in {ENDS_SECONDS} s:\n{said}')
+      time.sleep(0.1)
+    seconds = time.monotonic() - started
+    limit = next(limit for limit in LIMITS if seconds <= limit)
+    statuses = [self.statuses[pid] for pid in self.pids]
+    return f'ended with {statuses} within {limit} s'
 
   def kill(self, rng: random.Random) -> bool:
     """Kills a process, and the others a moment later; whether one was left."""
@@ -134,6 +157,9 @@ class Killer(NamedTuple):
   num_processes: int
   inputs: pathlib.Path
   folder: pathlib.Path
+  fault: str
+  door: doors.Door | None
+  ends: collections.Counter[str]
 
   def start(self) -> Job:
     return Job(self.campaign.argv, self.num_processes, self.folder)
@@ -170,9 +196,27 @@ class Killer(NamedTuple):
       if since is None and campaign.progress() != before:
         since = time.monotonic()
       time.sleep(0.001 if isinstance(campaign.place, Disk) else 0.01)
-    if not job.kill(rng):
+    if not self.strike(job, rng):
       return None
     return campaign.stage(epoch, campaign.progress() == before)
+
+  def strike(self, job: Job, rng: random.Random) -> bool:
+    """Does to the processes what is asked for; whether one did not get done."""
+    if self.fault == ALL:
+      return job.kill(rng)
+    if self.fault == ONE:
+      if victims := job.running():
+        os.kill(rng.choice(victims), signal.SIGKILL)
+    elif self.door is not None:
+      status = int(self.fault)
+      self.door.refusal = lambda method, path, body: status
+    end = job.outlive()
+    if self.door is not None:
+      self.door.refusal = lambda method, path, body: None
+    if not any(job.statuses.values()):
+      return False
+    self.ends[end] += 1
+    return True
 
   def contents(self) -> dict[str, str]:
     """What a finished run left, read in a process of its own."""
@@ -227,7 +271,7 @@ def run(reference: Killer, killer: Killer, kills: int, seed: int) -> int:
     f'{places.total()} kills in {num_runs} runs, '
     f'{time.monotonic() - started:.0f} s; {num_different} runs were different'
   )
-  for place, count in places.most_common():
+  for place, count in (*places.most_common(), *killer.ends.most_common()):
     print(f'  {count:4} {place}')
   return 1 if num_different else 0
 
@@ -254,7 +298,17 @@ def arguments() -> argparse.Namespace:
   parser.add_argument(
     '--processes', type=int, default=1, help='of infer and train'
   )
+  parser.add_argument(
+    '--fault',
+    choices=(ALL, ONE, *map(str, doors.REASONS)),
+    default=ALL,
+    help='kill all processes, or one of several; or what the server answers',
+  )
   args = parser.parse_args()
+  if args.fault.isdigit() and not args.bucket:
+    parser.error(f'--fault={args.fault} is of a --bucket')
+  if args.fault == ONE and args.processes == 1:
+    parser.error(f'--fault={ONE} is of several --processes')
   if args.processes > 1 and args.command not in ('infer', 'train'):
     parser.error(f'{args.command} is of one process')
   return args
@@ -276,12 +330,21 @@ if __name__ == '__main__':
     (folder / 'inputs').mkdir()
     write(folder / 'inputs')
     places: list[Disk | Bucket] = [Disk(folder / 'place')]
+    door = None
     if args.bucket:
       server = stack.enter_context(servers.running())
-      servers.use(server.port)
+      port = server.port
+      if args.fault.isdigit():
+        door = stack.enter_context(doors.opened(port))
+        port = door.port
+      servers.use(port)
       places.append(Bucket(server, f'{server.make_bucket("kills")}/place'))
     killers = [
-      Killer(make(place), args.processes, folder / 'inputs', folder)
-      for place in places
+      Killer(
+        campaign if args.fault == ALL else campaign._replace(share_early=0),
+        *(args.processes, folder / 'inputs', folder),
+        *(args.fault, door, collections.Counter()),
+      )
+      for campaign in map(make, places)
     ]
     sys.exit(run(killers[0], killers[-1], args.kills, args.seed))
