@@ -174,7 +174,8 @@ class LanguageModel(NamedTuple):
       `[B, 1, V]`, of the one at `at[B]`: the projection to V is most of a small
       model. A `placement`, by keyword, is for tokens that are no run of text.
     rewind: `(cache, lengths[B]) -> cache`: sets how many positions of each row
-      count; nothing is erased.
+      count; nothing is erased. A cache with an attribute `lengths` has them
+      there: a draft model of a lone row then catches up faster on a CPU.
     vocab_size: V, the last axis of the logits.
     gather: `(cache, starts[B], offsets[B, D], span) -> cache`: what lies at
       entries `starts + offsets[:, i]` moves to `starts + i`, all of it read

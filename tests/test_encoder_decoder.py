@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 from specdec_jax import drafters, logits, verification
-from specdec_jax.base import Params
+from specdec_jax.assembly import one_by_one
+from specdec_jax.assembly.choices import Sampling
+from specdec_jax.assembly.drafting import DraftModel
+from specdec_jax.assembly.models import Model
+from specdec_jax.base import Context, Params
 from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.drafters.autoregressive import as_chain
 from specdec_jax.sharding import mesh as mesh_lib
 from tests import toy, toy_t5
 
@@ -134,6 +139,38 @@ def test_greedy_is_plain_greedy():
   prompt = prompt_of(range(32))
   plain = jax.jit(generate)(weights(), jax.random.key(0), prompt)
   assert decoded(plain) == expected('greedy')
+
+
+@pytest.mark.parametrize('num_unread', [1, 2, 3])
+def test_lone_row_is_fed_what_its_cache_lacks(num_unread):
+  model = toy.compiled(toy_t5.model(V, num_layers=1, **SIZES))
+  params, rows = weights().drafter, {'encoder_rows': [[4, 2, EOS]]}
+  prompt = toy.prompt([[0, 5, 7, 3, 9, 2]], **rows)
+  tokens, lengths = prompt.decoder_tokens, prompt.decoder_lengths
+  empty = model.init(params, toy.prompt([[0]], **rows), MAX_LEN)
+  logits_of_all, _ = model.extend(params, tokens, empty)
+  _, cache = model.extend(params, tokens[:, :-num_unread], empty)
+  found, _, cache = jax.jit(as_chain(model).catch_up)(
+    params, Context(tokens=tokens, lengths=lengths), cache
+  )
+  np.testing.assert_allclose(found, logits_of_all[:, -1], atol=1e-5)
+  np.testing.assert_array_equal(cache.lengths, lengths)
+
+
+def test_greedy_draft_looks_for_one_maximum():
+  choice = DraftModel(model=Model(checkpoint='not read'), gamma=1)
+  made = one_by_one.drafter(choice, toy.toy(V), Sampling(), V - 1)
+  params, prompt = toy.toy_params(V, seed=1), toy.prompt([[1, 2]])
+  context = Context(
+    tokens=prompt.decoder_tokens, lengths=prompt.decoder_lengths
+  )
+  keys, cache = (
+    jax.random.split(jax.random.key(0), 1),
+    made.init(params, prompt, 4),
+  )
+  program = jax.make_jaxpr(made.propose)(params, keys, context, cache)
+  # In the loop over further tokens, and of the last one.
+  assert str(program).count('reduce_max') == 2
 
 
 @pytest.mark.parametrize(

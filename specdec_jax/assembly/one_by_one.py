@@ -4,7 +4,7 @@ many as seem right, or a tree."""
 from collections.abc import Sequence
 from typing import Any
 
-from specdec_jax import drafters, trees
+from specdec_jax import drafters, logits, trees
 from specdec_jax.assembly.choices import ChoiceError, Sampling
 from specdec_jax.base import Drafter, LanguageModel, Tree
 from specdec_jax.drafters.autoregressive import Chain
@@ -130,6 +130,10 @@ def drafter(
       logits_to_probs=to_probs,
       is_ranked=sampling.is_greedy,
     )
+  if sampling.is_greedy:
+    # What is likeliest is asked of the logits: one-hot probabilities would be
+    # made of their argmax, to be searched for it again.
+    to_probs = logits.mask_padding(vocab_size)
   settings: dict[str, Any] = {
     'gamma': choice.gamma,
     'logits_to_probs': to_probs,

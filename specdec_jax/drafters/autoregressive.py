@@ -54,7 +54,8 @@ def autoregressive(
     logits_to_probs: how the drafter is sampled. For the loop to accept well,
       the same standardisation as the target's; for it to be lossless, any.
     is_argmax: drafts the likeliest token of that distribution, which is not
-      handed over: for greedy decoding, in which q is one-hot.
+      handed over: for greedy decoding, in which q is one-hot. Any function of
+      the same argmax will do for `logits_to_probs` then.
 
   Raises:
     ValueError: if `gamma` is less than 1.
@@ -103,13 +104,43 @@ def as_chain(
 
   After full acceptance of a chain the cache lacks the last drafted token and
   the bonus token, otherwise one; that two are fed always keeps one static
-  shape. Of a tree of depth D it may lack D + 1: what it holds lies in the order
-  of the tree.
+  shape. A lone row on a CPU is fed what lies beyond `cache.lengths` instead,
+  token by token. Of a tree of depth D it may lack D + 1: what it holds lies in
+  the order of the tree.
   """
   if isinstance(model, Chain):
     return model
 
   def catch_up(
+    params: Any, context: Context, cache: Any
+  ) -> tuple[Array, tuple[()], Any]:
+    is_known = hasattr(cache, 'lengths')
+    if context.lengths.size > 1 or num_unread > 2 or not is_known:
+      return together(params, context, cache)
+    return jax.lax.platform_dependent(
+      params, context, cache, cpu=one_by_one, default=together
+    )
+
+  def one_by_one(
+    params: Any, context: Context, cache: Any
+  ) -> tuple[Array, tuple[()], Any]:
+    # Mostly one token is missing, and small kernels over one row are faster on
+    # a CPU than over two.
+    last = context.lengths[0] - 1
+
+    def feed(position: Array, carry: tuple[Array, Any]) -> tuple[Array, Any]:
+      starts = position[None]
+      cache = model.rewind(carry[1], starts)
+      tokens = arrays.read_block(context.tokens, starts, 1)
+      logits, cache = model.extend(params, tokens, cache)
+      return logits[:, 0], cache
+
+    nothing = jnp.zeros((1, model.vocab_size), jnp.float32)
+    start = jnp.minimum(cache.lengths[0], last)
+    fed = jax.lax.fori_loop(start, last + 1, feed, (nothing, cache))
+    return fed[0], (), fed[1]
+
+  def together(
     params: Any, context: Context, cache: Any
   ) -> tuple[Array, tuple[()], Any]:
     starts = jnp.maximum(context.lengths - num_unread, 0)
