@@ -61,12 +61,14 @@ class BlockMemory:
 
   Attributes:
     copies: `[B, N, embed]`, what a mask at each position is embedded as.
+    copy_keys_values: `[B, H, N, D]` each, of masks in the first layer.
     cross_keys: one `[B, H, E, D]` per layer, of the encoder's output, as
       `cross_values`.
     source_mask: bool `[B, E]`, false for padding.
   """
 
   copies: Array
+  copy_keys_values: tuple[Array, Array]
   cross_keys: tuple[Array, ...]
   cross_values: tuple[Array, ...]
   source_mask: Array
@@ -91,20 +93,26 @@ class BlockLayer(nn.Module):
   def __call__(
     self,
     queries: Array,
-    text: Array,
+    keys: Array,
+    values: Array,
     mask: Array,
     cross: tuple[Array, Array, Array],
     *,
     is_training: bool,
   ) -> Array:
-    """`[B, T, embed]` attends to `[B, N, embed]` under a mask `[B, 1, N]`, and
-    to the source's keys and values under a mask `[B, 1, E]`."""
+    """`[R, T, embed]` attends to `[R, H, S, D]` under a mask `[R, 1 or T, S]`,
+    and to the source's keys and values under a mask `[B, 1, E]`; R is a
+    multiple of B."""
     drop = functools.partial(self.dropout, is_training=is_training)
-    attend = functools.partial(self.self_attention, is_training=is_training)
-    h = attend(queries, *self.self_attention.keys_values(text), mask)
+    h = self.self_attention(
+      queries, keys, values, mask, is_training=is_training
+    )
     x = self.self_attention_layer_norm(queries + drop(h))
-    h = self.encoder_decoder_attention(x, *cross, is_training=is_training)
-    x = self.cross_attention_layer_norm(x + drop(h))
+    by_source = x.reshape(len(cross[0]), -1, x.shape[-1])
+    h = self.encoder_decoder_attention(
+      by_source, *cross, is_training=is_training
+    )
+    x = self.cross_attention_layer_norm(x + drop(h.reshape(x.shape)))
     h = self.mlp(x, is_training=is_training)
     return self.mlp_layer_norm(x + drop(h))
 
@@ -152,8 +160,11 @@ class BlockDecoder(nn.Module):
       layer.encoder_decoder_attention.keys_values(encoded)
       for layer in self.layers
     ]
+    copies = self._copies(embedded, source_mask, num_positions)
+    copies = self.dropout(copies, is_training=is_training)
     return BlockMemory(
-      copies=self._copies(embedded, source_mask, num_positions),
+      copies=copies,
+      copy_keys_values=self._text_keys_values(copies),
       cross_keys=tuple(keys for keys, _ in pairs),
       cross_values=tuple(values for _, values in pairs),
       source_mask=source_mask,
@@ -169,42 +180,99 @@ class BlockDecoder(nn.Module):
     width: int,
     is_training: bool = False,
   ) -> Array:
-    """Fills the block of positions `starts[b]` to `starts[b] + width - 1`.
+    """Fills the block of positions `starts[b]` to `starts[b] + width - 1`:
+    float32 logits `[B, width, V]`. Arguments are those of `hidden`, for one
+    block of each text: bool `[B, N]` and int32 `[B]`."""
+    x = self.hidden(
+      tokens,
+      is_known[:, None],
+      starts[:, None],
+      memory,
+      width=width,
+      is_training=is_training,
+    )
+    return self.project(x[:, 0])
+
+  def hidden(
+    self,
+    tokens: Array,
+    is_known: Array,
+    starts: Array,
+    memory: BlockMemory,
+    *,
+    width: int,
+    is_training: bool = False,
+  ) -> Array:
+    """What `project` takes, of C blocks of each text, which know nothing of
+    each other: positions `starts[b, c]` to `starts[b, c] + width - 1`.
 
     Args:
       tokens: int32 `[B, N]`; only known ones are read.
-      is_known: bool `[B, N]`: the prefix, and the revealed part of the block.
-      starts: int32 `[B]`.
+      is_known: bool `[B, C, N]`: the prefix, and the revealed part of a block.
+      starts: int32 `[B, C]`.
       memory: of `encode`, with room for N positions at least.
       width: at most N.
-      is_training: takes a random key named `dropout`.
+      is_training: takes a random key named `dropout`: that of `encode`, for the
+        same dropout of tokens and masks.
 
     Returns:
-      float32 logits `[B, width, V]`; ValueError if the memory has less room.
+      `[B, C, width, embed]`; ValueError if the memory has less room.
     """
-    num_positions, room = tokens.shape[1], memory.copies.shape[1]
+    (num_texts, num_blocks), num_positions = starts.shape, tokens.shape[1]
+    room = memory.copies.shape[1]
     if num_positions > room:
       raise ValueError(
         f'a text of {num_positions} positions, its block included, does not '
         f'fit in the {room} that the drafter was given'
       )
-    block = arrays.block_positions(starts, width)
-    is_visible = is_known | arrays.is_within(starts + width, num_positions)
-    text_mask, source_mask = is_visible[:, None], memory.source_mask[:, None]
-    positions = self.decoder_positions(_ids(num_positions))
+    by_text = lambda x: x.reshape(num_texts, -1, x.shape[-1])
+    by_block = lambda x: x.reshape(num_texts * num_blocks, -1, x.shape[-1])
+    block = arrays.block_positions(starts.reshape(-1), width)
+    ends = starts.reshape(-1) + width
+    is_masked = arrays.is_within(ends, num_positions).reshape(is_known.shape)
+    is_masked &= ~is_known
+    embedded = self.token_embedder(tokens)
+    embedded = self.dropout(embedded, is_training=is_training)
     copies = memory.copies[:, :num_positions]
-    x = jnp.where(is_known[..., None], self.token_embedder(tokens), copies)
-    x = self.dropout(x, is_training=is_training)
+    positions = self.decoder_positions(_ids(num_positions))
+    x = jnp.where(is_known[..., None], embedded[:, None], copies[:, None])
+    x = by_block(x)
     for i, layer in enumerate(self.layers):
       x = queries = x + positions
       if i + 1 == len(self.layers):
         # The last layer's outputs at the prefix are unused.
         queries = jnp.take_along_axis(x, block[..., None], axis=1, mode='clip')
+      if i == 0:
+        # Of tokens and of masks at all positions, for all blocks of a text.
+        keys, values = (
+          jnp.concatenate([known, masked[:, :, :num_positions]], axis=2)
+          for known, masked in zip(
+            self._text_keys_values(embedded),
+            memory.copy_keys_values,
+            strict=True,
+          )
+        )
+        mask = jnp.concatenate([is_known, is_masked], axis=-1)
+        mask = jnp.repeat(mask, queries.shape[1], axis=1)
+        queries = by_text(queries)
+      else:
+        keys, values = layer.self_attention.keys_values(x)
+        mask = by_block(is_known | is_masked)
+      source_mask = memory.source_mask[:, None]
       cross = memory.cross_keys[i], memory.cross_values[i], source_mask
-      x = layer(queries, x, text_mask, cross, is_training=is_training)
-      x = rules.constrain(x, 'batch', 'length', 'embed')
+      x = layer(queries, keys, values, mask, cross, is_training=is_training)
+      x = rules.constrain(by_block(x), 'batch', 'length', 'embed')
+    return x.reshape(num_texts, num_blocks, width, -1)
+
+  def project(self, x: Array) -> Array:
+    """Hidden states `[B, T, embed]` to float32 logits `[B, T, V]`."""
     logits = self.token_embedder.attend(x) * self.config.embed_dim**-0.5
     return rules.constrain(logits, 'batch', 'length', 'vocab')
+
+  def _text_keys_values(self, x: Array) -> tuple[Array, Array]:
+    """Keys and values of the first layer, of embeddings `[B, N, embed]`."""
+    x = x + self.decoder_positions(_ids(x.shape[1]))
+    return self.layers[0].self_attention.keys_values(x)
 
   def __call__(
     self,

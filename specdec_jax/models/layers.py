@@ -242,7 +242,7 @@ class Embed(nn.Module):
     if self.has_variable('params', TRANSPOSED):
       kernel: Array = self.get_variable('params', TRANSPOSED)
       return _product(self, x, kernel, TRANSPOSED)
-    return _dot(x.astype(self.embedding.dtype), self.embedding, (-1, 1))
+    return _matmul(x.astype(self.embedding.dtype), self.embedding.T)
 
 
 def with_cpu_copies(params: Any, *, is_tied: bool) -> Any:
@@ -274,6 +274,15 @@ def with_cpu_copies(params: Any, *, is_tied: bool) -> Any:
       single = kernel.astype(jnp.float32)
       copied[_FLOAT32 + name] = single.T if is_tall else single
   return copied
+
+
+def to_attend(params: Any) -> Any:
+  """The parameters of an `Embed` for many calls of `attend` in training: on a
+  CPU with a transpose, whose gradient needs no transposed copy per call."""
+  embedding = params['embedding']
+  if not _is_cpu_alone() or embedding.dtype != jnp.bfloat16:
+    return params
+  return {**params, TRANSPOSED: _row_major(embedding.T)}
 
 
 def _join(params: dict, names: Sequence[str]) -> dict:

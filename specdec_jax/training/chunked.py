@@ -41,19 +41,53 @@ def summed(
     is_needed: bool `[N]`.
     size: positions at a time.
   """
-  mesh = jax.sharding.get_abstract_mesh()
-  if not mesh.empty and mesh.size > 1:
+  if _is_on_mesh():
     return fn(params, inputs, constants, shared)
   order = jnp.argsort(~is_needed, stable=True)
+  inputs, constants = _padded((inputs, constants), order, size)
+  num_parts = _num_parts(is_needed, size)
+  return _summed(fn, size, params, inputs, constants, shared, num_parts)
 
-  def needed_first(x: Array) -> Array:
+
+def each(
+  fn: Callable[[Any], Array], inputs: Any, *, is_needed: Array, size: int = 128
+) -> Array:
+  """`fn` of the positions that are needed, `[N]`, and no matter what at the
+  others; as `summed`, without gradients."""
+  inputs = jax.lax.stop_gradient(inputs)
+  if _is_on_mesh():
+    return fn(inputs)
+  order = jnp.argsort(~is_needed, stable=True)
+  inputs = _padded(inputs, order, size)
+
+  def put(i: Array, made: Array) -> Array:
+    part = fn(_part(inputs, i, size))
+    return jax.lax.dynamic_update_slice_in_dim(made, part, i * size, axis=0)
+
+  made = _zeros(jax.eval_shape(fn, inputs))
+  made = jax.lax.fori_loop(0, _num_parts(is_needed, size), put, made)
+  made = made[: is_needed.size]
+  return jnp.zeros_like(made).at[order].set(made, unique_indices=True)
+
+
+def _is_on_mesh() -> bool:
+  mesh = jax.sharding.get_abstract_mesh()
+  return not mesh.empty and mesh.size > 1
+
+
+def _num_parts(is_needed: Array, size: int) -> Array:
+  return -(-jnp.sum(is_needed, dtype=jnp.int32) // size)
+
+
+def _padded(inputs: Any, order: Array, size: int) -> Any:
+  """Arrays `[N, ...]` in another order, N rounded up to parts."""
+
+  def padded(x: Array) -> Array:
     rest = [(0, 0)] * (x.ndim - 1)
     x = jnp.take(x, order, axis=0, mode='clip')
-    return jnp.pad(x, [(0, -is_needed.size % size), *rest])
+    return jnp.pad(x, [(0, -order.size % size), *rest])
 
-  inputs, constants = jax.tree.map(needed_first, (inputs, constants))
-  num_parts = -(-jnp.sum(is_needed, dtype=jnp.int32) // size)
-  return _summed(fn, size, params, inputs, constants, shared, num_parts)
+  return jax.tree.map(padded, inputs)
 
 
 def _primal(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import base
+from specdec_jax import arrays, base
 from specdec_jax.base import Array
 from specdec_jax.models.t5 import T5, T5Config
 
@@ -72,7 +72,7 @@ def cross_entropy(
     loss = log_z - on * target_logits[..., 0] - off * rest - entropy
   if z_loss:
     loss = loss + z_loss * jnp.square(log_z)
-  is_correct = (logits.argmax(-1) == targets).astype(jnp.float32)
+  is_correct = (arrays.argmax(logits) == targets).astype(jnp.float32)
   return LossSums(
     loss=(loss * weights).sum(),
     nats=(nats * weights).sum(),
