@@ -19,10 +19,10 @@ TARGET_PARAMS = toy.toy_params(VOCAB_SIZE, seed=11)
 PREFIXES = [[1, 2, 3, 1, 2], [2], [4, 4], [0, 3, 0, 3, 0, 3], [1, 0, 2, 1]] * 4
 
 
-def _count(draft_len, accepted, committed, thresholds, width=GAMMA):
+def _count(draft_len, accepted, committed, thresholds, is_short=False):
   """Counters of one row after one iteration."""
   draft = Draft(
-    tokens=jnp.zeros((1, width), jnp.int32),
+    tokens=jnp.zeros((1, GAMMA), jnp.int32),
     probs=None,
     lengths=jnp.array([draft_len], jnp.int32),
   )
@@ -32,7 +32,11 @@ def _count(draft_len, accepted, committed, thresholds, width=GAMMA):
     accept_probs=jnp.array([thresholds], jnp.float32),
   )
   counters = statistics.count(
-    statistics.init(1, GAMMA), draft, verdict, jnp.array([committed], jnp.int32)
+    statistics.init(1, GAMMA),
+    draft,
+    verdict,
+    jnp.array([committed], jnp.int32),
+    is_short=jnp.array(is_short),
   )
   return jax.tree.map(lambda a: np.asarray(a)[0].tolist(), counters)
 
@@ -70,7 +74,7 @@ def test_one_iteration(
 
 
 def test_run_of_one_position_is_short():
-  counters = _count(0, 0, 1, [], width=0)
+  counters = _count(0, 0, 1, [0.0] * GAMMA, is_short=True)
   assert counters.num_short_runs == counters.num_target_runs == 1
   assert counters.num_tested == [0, 0, 0]
 

@@ -29,7 +29,8 @@ class StepInfo:
   Attributes:
     draft: what was proposed.
     verification: what became of it.
-    target_probs: float32 `[B, G+1, V]`, p; beyond the first 0 if none drafts.
+    target_probs: float32 `[B, G+1, V]`, p; beyond the first not the target's if
+      no row drafts.
     starts: int32 `[B]`, committed lengths before the iteration.
     counts: int32 `[B]`, how many tokens each row committed.
   """
@@ -148,66 +149,107 @@ def step(
   logits_to_probs: base.LogitsToProbsFn,
   eos_id: EosId,
 ) -> tuple[DecodeState, StepInfo]:
-  """One iteration of `run`, with what happened in it."""
-  draft, state = propose(params, state, drafter)
-  tree = drafter.tree
-  starts, size = state.context.lengths, target.vocab_size
-  if draft.probs is not None and draft.probs.shape[-1] != size:
-    raise ValueError(
-      f'the drafter has {draft.probs.shape[-1]} token ids, the target {size}'
-    )
-  probs = jnp.zeros((starts.size, drafter.gamma + 1, size), jnp.float32)
-  shapes = jax.eval_shape(
-    lambda: verify_fn(_verify_keys(state, tree), draft, probs)
-  )
-  if tree is not None and shapes.path is None:
-    raise ValueError(
-      f'the drafter proposes trees of {drafter.gamma} nodes, and the rule '
-      'accepts prefixes of chains: it gives no path'
-    )
-  nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-  shown: tuple[Any, ...] = draft, nothing, probs
-  if tree is not None:
-    shown = tree_drafts.along_line(tree, *shown)
-  no_info = StepInfo(
-    draft=shown[0],
-    verification=shown[1],
-    target_probs=shown[2],
-    starts=starts,
-    counts=starts,
-  )
+  """One iteration of `run`, with what happened in it.
 
-  def judge(width: int, carry):
-    state, info = _judge(
-      params,
-      carry[0],
-      _narrow(draft, width),
-      target=target,
-      drafter=drafter,
-      verify_fn=verify_fn,
-      logits_to_probs=logits_to_probs,
+  The target's call alone is narrower where no row drafted; all rows are judged
+  at one width, those without a draft by their pending token.
+  """
+  draft, state = propose(params, state, drafter)
+  tree, starts = drafter.tree, state.context.lengths
+  if draft.probs is not None and draft.probs.shape[-1] != target.vocab_size:
+    raise ValueError(
+      f'the drafter has {draft.probs.shape[-1]} token ids, the target '
+      f'{target.vocab_size}'
+    )
+  with jax.named_scope('verify'):
+    logits, cache, is_short = _score(
+      params.target, state, draft, drafter, target
+    )
+    target_probs = logits_to_probs(logits)
+    verification = verify_fn(_verify_keys(state, tree), draft, target_probs)
+    # What is committed and counted: all of a chain, the path of a tree.
+    of_nodes = target_probs, logits, _is_bad(draft)
+    line: tuple[Any, ...] = draft, verification, *of_nodes
+    if tree is not None:
+      if verification.path is None:
+        raise ValueError(
+          f'the drafter proposes trees of {drafter.gamma} nodes, and the rule '
+          'accepts prefixes of chains: it gives no path'
+        )
+      cache = tree_drafts.keep_path(
+        target, cache, starts, verification.path, drafter.gamma
+      )
+      line = tree_drafts.along_line(tree, *line)
+    made, verdict, line_probs, line_logits, is_bad = line
+
+  with jax.named_scope('commit'):
+    state, counts = state_lib.commit(
+      state,
+      _block(made, verdict),
+      line_logits,
+      verdict.num_accepted + 1,
+      jnp.pad(is_bad[:, 1:, 0], ((0, 0), (0, 1))),
       eos_id=eos_id,
     )
-    is_shown = tree is not None and width > 0
-    return state, info if is_shown else _widen(info, no_info)
+    num_nodes = None if tree is None else drafter.gamma
+    counted = statistics.count(
+      state.statistics,
+      made,
+      verdict,
+      counts,
+      is_short=is_short,
+      num_nodes=num_nodes,
+    )
+    state = dataclasses.replace(
+      state,
+      target_cache=target.rewind(cache, state.context.lengths - 1),
+      statistics=counted,
+    )
+  return state, StepInfo(
+    draft=made,
+    verification=verdict,
+    target_probs=line_probs,
+    starts=starts,
+    counts=counts,
+  )
 
-  return _judge_at_width(drafter, draft, judge, (state, no_info))
 
+def _score(
+  params: Any,
+  state: DecodeState,
+  draft: Draft,
+  drafter: Drafter,
+  target: base.LanguageModel,
+) -> tuple[Array, Any, Array]:
+  """The target's call: logits `[B, G+1, V]` of what follows the pending token
+  and each drafted one; the cache; and bool `[]`, whether no row drafted, so
+  that only the pending token was scored and 0 stands for the rest.
 
-def _judge_at_width(
-  drafter: Drafter, draft: Draft, judge: Callable[[int, Any], Any], carry: Any
-) -> Any:
-  """Judges all positions, or just the pending one if no row drafted anything.
-
-  Both programs are there, and the choice is at run time, by `run_if`.
+  Both calls are compiled, and the choice is at run time, by `run_if`.
   """
-  if not drafter.may_abstain or not drafter.gamma:
-    return judge(drafter.gamma, carry)
-  has_draft = jnp.any(draft.lengths > 0)
+  starts, gamma = state.context.lengths, drafter.gamma
+  pending = arrays.read_block(state.context.tokens, starts - 1, 1)
+  tokens = jnp.concatenate([pending, draft.tokens], axis=1)
 
-  judge_at = lambda width: functools.partial(judge, width)
-  carry = run_if(has_draft, judge_at(drafter.gamma), carry)
-  return run_if(~has_draft, judge_at(0), carry)
+  def score(width: int, carry: tuple[Array, Any]) -> tuple[Array, Any]:
+    cache, placed = carry[1], {}
+    # The pending token alone is a chain, whatever would have followed it.
+    if drafter.tree is not None and width:
+      placed['placement'] = trees.placement(
+        drafter.tree, range(width + 1), starts - 1, cache.capacity
+      )
+    logits, cache = target.extend(
+      params, tokens[:, : width + 1], cache, **placed
+    )
+    return jnp.pad(logits, ((0, 0), (0, gamma - width), (0, 0))), cache
+
+  shape = starts.size, gamma + 1, target.vocab_size
+  carry = jnp.zeros(shape, jnp.float32), state.target_cache
+  if not drafter.may_abstain or not gamma:
+    return *score(gamma, carry), jnp.zeros((), jnp.bool_)
+  has_draft = jnp.any(draft.lengths > 0)
+  carry = run_if(has_draft, functools.partial(score, gamma), carry)
+  return *run_if(~has_draft, functools.partial(score, 0), carry), ~has_draft
 
 
 def run_if(is_taken: Array, step: Callable[[Any], Any], carry: Any) -> Any:
@@ -242,72 +284,6 @@ def propose(
   return draft, dataclasses.replace(state, drafter_state=drafter_state)
 
 
-def _judge(
-  params: Params,
-  state: DecodeState,
-  draft: Draft,
-  *,
-  target: base.LanguageModel,
-  drafter: Drafter,
-  verify_fn: base.VerifyFn,
-  logits_to_probs: base.LogitsToProbsFn,
-  eos_id: EosId,
-) -> tuple[DecodeState, StepInfo]:
-  """Scores a draft of any width, verifies it and commits what passed."""
-  starts = state.context.lengths
-  # The pending token alone is a chain, whatever would have followed it.
-  tree = drafter.tree if draft.tokens.shape[1] else None
-  with jax.named_scope('verify'):
-    pending = arrays.read_block(state.context.tokens, starts - 1, 1)
-    tokens = jnp.concatenate([pending, draft.tokens], axis=1)
-    placed: dict[str, Any] = {}
-    if tree is not None:
-      room = state.target_cache.capacity
-      nodes = range(tokens.shape[1])
-      placed['placement'] = trees.placement(tree, nodes, starts - 1, room)
-    logits, cache = target.extend(
-      params.target, tokens, state.target_cache, **placed
-    )
-    target_probs = logits_to_probs(logits)
-    verify_keys = _verify_keys(state, drafter.tree)
-    verification = verify_fn(verify_keys, draft, target_probs)
-    # What is committed and counted: all of a chain, the path of a tree.
-    line: tuple[Any, ...] = draft, verification, target_probs, logits
-    if tree is not None:
-      assert verification.path is not None
-      cache = tree_drafts.keep_path(
-        target, cache, starts, verification.path, drafter.gamma
-      )
-      line = tree_drafts.along_line(tree, *line)
-    made, verdict, line_probs, line_logits = line
-
-  with jax.named_scope('commit'):
-    state, counts = state_lib.commit(
-      state,
-      _block(made, verdict),
-      line_logits,
-      verdict.num_accepted + 1,
-      _is_bad(made),
-      eos_id=eos_id,
-    )
-    num_nodes = None if tree is None else drafter.gamma
-    state = dataclasses.replace(
-      state,
-      target_cache=target.rewind(cache, state.context.lengths - 1),
-      statistics=statistics.count(
-        state.statistics, made, verdict, counts, num_nodes=num_nodes
-      ),
-    )
-  info = StepInfo(
-    draft=made,
-    verification=verdict,
-    target_probs=line_probs,
-    starts=starts,
-    counts=counts,
-  )
-  return state, info
-
-
 def _verify_keys(state: DecodeState, tree: base.Tree | None) -> Array:
   """Keys `[B]` for the rule, or those `[D+1, B]` of a rule for trees."""
   lengths = state.context.lengths
@@ -327,32 +303,12 @@ def _block(draft: Draft, verification: Verification) -> Array:
 
 
 def _is_bad(draft: Draft) -> Array:
-  """bool `[B, W+1]`: drafted tokens whose probability is not a number, and the
-  next token, which is none of them."""
-  is_drafted = arrays.is_within(draft.lengths, draft.tokens.shape[1] + 1)
-  if draft.probs is None or not draft.tokens.shape[1]:
-    return jnp.zeros_like(is_drafted)
-  is_nan = jnp.isnan(arrays.pick(draft.probs, draft.tokens))
-  return is_drafted & jnp.pad(is_nan, ((0, 0), (0, 1)))
-
-
-def _narrow(draft: Draft, width: int) -> Draft:
-  """The first `width` positions of a draft that has no more than them."""
-  return Draft(
-    tokens=draft.tokens[:, :width],
-    probs=None if draft.probs is None else draft.probs[:, :width],
-    lengths=jnp.minimum(draft.lengths, width),
-  )
-
-
-def _widen(info: StepInfo, like: StepInfo) -> StepInfo:
-  """The info of an iteration that scored fewer positions, in the shapes of
-  `like`, whose draft it has."""
-
-  def pad(values: Array, full: Array) -> Array:
-    if values.ndim == 1:
-      return values
-    sizes = zip(values.shape, full.shape, strict=True)
-    return jnp.pad(values, [(0, wide - narrow) for narrow, wide in sizes])
-
-  return dataclasses.replace(jax.tree.map(pad, info, like), draft=like.draft)
+  """bool `[B, W+1, 1]`: whether the probability of a drafted token is not a
+  number; the pending token stands before them."""
+  num_drafted = draft.tokens.shape[1]
+  is_bad = arrays.is_within(draft.lengths, num_drafted)
+  if draft.probs is None or not num_drafted:
+    is_bad = jnp.zeros_like(is_bad)
+  else:
+    is_bad = is_bad & jnp.isnan(arrays.pick(draft.probs, draft.tokens))
+  return jnp.pad(is_bad, ((0, 0), (1, 0)))[..., None]

@@ -57,10 +57,12 @@ def count(
   verification: Verification,
   counts: Array,
   *,
+  is_short: Array | bool = False,
   num_nodes: int | None = None,
 ) -> Statistics:
   """The counters after an iteration that committed `counts[B]` tokens; for a
-  tree of `num_nodes`, `draft` is the chain that stands for it."""
+  tree of `num_nodes`, `draft` is the chain that stands for it. `is_short`, of
+  all rows, says that one position was scored."""
   gamma, width = before.num_tested.shape[1], draft.tokens.shape[1]
   was_active = (counts > 0).astype(jnp.int32)
   num_accepted = jnp.minimum(verification.num_accepted, counts)
@@ -79,7 +81,7 @@ def count(
   return Statistics(
     num_tokens=before.num_tokens + counts,
     num_target_runs=before.num_target_runs + was_active,
-    num_short_runs=before.num_short_runs + was_active * int(width < gamma),
+    num_short_runs=before.num_short_runs + jnp.where(is_short, was_active, 0),
     num_drafted=before.num_drafted + num_drafted * was_active,
     num_tested=before.num_tested + reach(num_tested),
     num_accepted=before.num_accepted + reach(num_accepted),
