@@ -20,7 +20,7 @@ from specdec_jax.files import replacing
 from specdec_jax.files.one_writer import one_writer
 from specdec_jax.files.paths import is_in_bucket, remove_tree
 from specdec_jax.files.require import require
-from specdec_jax.launch import agreement, old_names
+from specdec_jax.launch import agreement
 from specdec_jax.theory.choosing import Choice
 
 CONFIG_FILE = 'config.gin'
@@ -30,8 +30,6 @@ _COMPLETED = '.COMPLETED'
 _DIGEST = 'examples_digest'
 _SETTINGS = 'settings.json'
 _SETTINGS_DIGEST = 'settings_digest'
-# Begins names of settings that earlier releases did not know.
-_WEIGHTS = 'digest of '
 _SHARD = re.compile(r'(?P<stem>.+\.jsonl)-(?P<id>\d{5})-of-(?P<count>\d{5})')
 
 
@@ -151,14 +149,7 @@ def _check_stored(shard: Shard, settings: Mapping[str, str]) -> dict[str, Any]:
 def _check_settings(
   place: Path, stored: Any, settings: Mapping[str, str]
 ) -> None:
-  given = stored if isinstance(stored, dict) else {}
-  stored, settings = map(old_names.renewed_settings, (given, settings))
-  is_old = lambda each: not any(name.startswith(_WEIGHTS) for name in each)
-  if is_old(stored) or is_old(settings):
-    stored, settings = (
-      {k: v for k, v in each.items() if not k.startswith(_WEIGHTS)}
-      for each in (stored, settings)
-    )
+  stored = stored if isinstance(stored, dict) else {}
   if found := agreement.differences(stored, settings, '{} was {}, now {}'):
     raise ValueError(
       f'{place} has results of other settings: {found}; choose another folder, '

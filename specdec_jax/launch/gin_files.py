@@ -12,7 +12,7 @@ from typing import TextIO
 
 import specdec_jax
 from specdec_jax.files.paths import is_in_bucket, user_path
-from specdec_jax.launch import old_names, t5x_names
+from specdec_jax.launch import t5x_names
 
 _SHIPPED = 'gin_configs'
 
@@ -67,7 +67,7 @@ def reader(
         f'{path} imports modules, so that whoever can write there could run '
         'code here: copy it to a disk, or add --gin_remote_imports'
       )
-    file = io.StringIO(t5x_names.renewed_file(old_names.renewed(text)))
+    file = io.StringIO(t5x_names.renewed_file(text))
     file.name = str(path)  # type: ignore[attr-defined]  # For gin's messages.
     yield file
     opened.pop()

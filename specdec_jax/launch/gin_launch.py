@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from specdec_jax.files.require import require
-from specdec_jax.launch import agreement, gin_files, gin_types, old_names
+from specdec_jax.launch import agreement, gin_files, gin_types
 
 _BINDING = '--gin.'
 _REQUIRED = '%gin.REQUIRED'
@@ -127,10 +127,8 @@ def parse(args: argparse.Namespace) -> None:
   try:
     with _found_by(gin_files.reader(folders, args.gin_remote_imports)):
       gin.parse_config_files_and_bindings(
-        args.gin_file, None, finalize_config=False
+        args.gin_file, given, finalize_config=False
       )
-      given = [old_names.renewed_binding(each, bindings()) for each in given]
-      gin.parse_config(given)
   except OSError as error:
     reason = error.strerror or error
     raise ValueError(f'gin: {error.filename}: {reason}') from error
