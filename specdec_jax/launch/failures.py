@@ -1,5 +1,6 @@
 """What an error is to users: a sentence, and an exit status."""
 
+import errno
 import os
 import traceback
 
@@ -11,6 +12,8 @@ EXIT_BUG, EXIT_BAD_INPUT = 1, 2
 EXIT_TRY_AGAIN = 75
 # As shells report SIGINT.
 EXIT_INTERRUPTED = 130
+# What `files.buckets` says of such a server.
+AWAY = errno.EHOSTUNREACH
 
 
 def explain(error: BaseException) -> tuple[str, int]:
@@ -43,7 +46,8 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 
 def is_away(error: BaseException | None) -> bool:
-  """Whether it comes from a server that does not answer."""
-  while error is not None and not isinstance(error, ConnectionError):
+  """Whether it comes from the server of a bucket that does not answer."""
+  # Others raise ConnectionError as well, for a hub without a network.
+  while error is not None and getattr(error, 'errno', None) != AWAY:
     error = error.__cause__
   return error is not None

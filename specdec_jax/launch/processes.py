@@ -210,8 +210,10 @@ def ask_first(function: Callable[[], Any]) -> Any:
   if error:
     raise error
   if answer < 0:
-    kind = ValueError if answer == -1 else ConnectionError
-    raise kind('the first process stopped; its own message says why')
+    reason = 'the first process stopped; its own message says why'
+    if answer == -1:
+      raise ValueError(reason)
+    raise ConnectionError(failures.AWAY, reason)
   return result if is_first() else bool(answer)
 
 
