@@ -288,7 +288,7 @@ def test_a_target_that_does_not_fit_is_refused(target, changes, message):
 
 def test_drafters_that_take_turns_need_one_gamma():
   _, chain = counting()
-  with pytest.raises(ValueError, match='one gamma, got 3 and 2'):
+  with pytest.raises(ValueError, match='one gamma'):
     drafters.adaptive(
       chain,
       gamma=3,

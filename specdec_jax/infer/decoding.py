@@ -134,7 +134,9 @@ class Decoding:
 
   def within(self, num_rows: int) -> 'Decoding':
     """With a batch of at most so many rows."""
-    refill_size = self.refill_size and min(self.refill_size, num_rows)
+    refill_size = self.refill_size
+    if refill_size is not None and refill_size <= self.batch_size:
+      refill_size = min(refill_size, num_rows)
     return dataclasses.replace(
       self,
       batch_size=min(self.batch_size, num_rows),

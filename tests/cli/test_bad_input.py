@@ -217,5 +217,11 @@ def test_one_row_of_no_numbers_leaves_the_others_alone(
   records = result.records()
   assert [len(record['tokens']) for record in records] == [8, 0, 8]
   assert ['error' in record for record in records] == [False, True, False]
-  # Alone, one after another, they fare the same.
-  assert generate(*options).records() == records
+  # Alone, one after another, they fare the same; sums over other shapes of
+  # batches may round otherwise.
+  alone = generate(*options).records()
+  take = lambda lines: [line.pop('log_probs', []) for line in lines]
+  of_alone, of_batch = take(alone), take(records)
+  assert alone == records
+  for one, other in zip(of_alone, of_batch, strict=True):
+    assert one == pytest.approx(other, rel=1e-6)

@@ -333,7 +333,7 @@ def test_a_gamma_that_varies_is_a_row_s_own(once, run, t5, task, tmp_path):
       gin_file('drafters/adaptive.gin'),
       gin_file('verification/greedy.gin'),
       DRAFTER_CHECKPOINT_PATH=repr(str(t5)),
-      infer_models__draft_model__min_prob=0.0,
+      drafting__DraftModel__min_prob=0.0,
       infer__checkpoint_period=100,
     )
   )
@@ -483,11 +483,10 @@ def test_dry_run_needs_no_checkpoint(run, tmp_path, monkeypatch):
     ((), {'Decoding.batch_size': 0}, ['batch_size', '0']),
     (
       (),
-      {'Decoding.batch_size': 10**12},
+      {'TASK_FEATURE_LENGTHS': "{'inputs': 12, 'targets': 1000000000}"},
       [
         'out of memory',
         'the weights take 856,064',
-        'Decoding.batch_size 1,000,000,000,000 take 30,910,000,000,000,000',
         'lower Decoding.batch_size or TASK_FEATURE_LENGTHS',
       ],
     ),
@@ -517,7 +516,7 @@ def test_dry_run_needs_no_checkpoint(run, tmp_path, monkeypatch):
     ((), {'Decoding.temperature': 1e-38}, ['at least 1e-06', '1e-38']),
     (
       [gin_file('verification/speculative_sampling.gin')],
-      {'verification.speculative_sampling.lenience': 0.5},
+      {'rules.SpeculativeSampling.lenience': 0.5},
       ['error: lenience 0.5 changes nothing', 'give rule greedy'],
     ),
     (['--gin_file=nowhere.gin'], {}, ['nowhere.gin']),
@@ -556,13 +555,13 @@ def test_relaxed_rules_are_taken_as_shipped(run, t5, task, tmp_path, rule):
 def test_a_rule_is_asked_again_when_it_is_bound_otherwise(
   run, t5, task, tmp_path
 ):
-  """As files of earlier releases bind rules: as functions."""
+  """A rule may be bound as a function."""
   own = tmp_path / 'own.gin'
   own.write_text(
     'from __gin__ import dynamic_registration\n'
     'from specdec_jax import verification\n'
-    'from specdec_jax.cli import infer_decoding\n'
-    'infer_decoding.Decoding.verify_fn = @verification.greedy\n'
+    'from specdec_jax.infer import decoding\n'
+    'decoding.Decoding.verify_fn = @verification.greedy\n'
     'verification.greedy.lenience = %LENIENCE\n'
   )
   command = argv(t5, task, tmp_path, f'--gin_file={own}', '--dry_run')

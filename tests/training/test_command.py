@@ -22,9 +22,9 @@ from tests.training import tiny_runs
 
 GIN = """
 from __gin__ import dynamic_registration
-from specdec_jax.cli import train
 from specdec_jax.models import t5_layers
 from specdec_jax.training import optimizers
+from specdec_jax.training import train
 
 include 'gin_configs/runs/{base}.gin'
 
@@ -219,8 +219,8 @@ def test_a_drafter_is_distilled(folder):
   (folder / 'distill.gin').write_text(
     GIN.format(base='distill').replace(
       'train.train:',
-      'from specdec_jax.cli import train_distilled\n'
-      'train_distilled.drafter_texts.config = @t5_layers.T5Config()\n'
+      'from specdec_jax.training import recipes\n'
+      'recipes.drafter_texts.config = @t5_layers.T5Config()\n'
       'train.train:',
     )
   )

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 TARGET = dataclasses.replace(tiny_runs.CONFIG, relpos_max_distance=20)
 GIN = """
 from __gin__ import dynamic_registration
-from specdec_jax.cli import train
+from specdec_jax.training import train
 from specdec_jax.models import block_decoder
 
 include 'gin_configs/runs/train_spec_drafter.gin'
