@@ -44,7 +44,7 @@ QUOTES = {
   'copy': Quote(
     'SmolLM2-135M, prompt lookup, gamma 8',
     'prompts that ask for a copy',
-    f'{_SMOLLM2} {_LOOKUP} --prompts {_PROMPTS}/copy.jsonl',
+    f'{_SMOLLM2} {_LOOKUP} --repeats 3 --prompts {_PROMPTS}/copy.jsonl',
   ),
   'chat': Quote(
     'SmolLM2-135M, prompt lookup, gamma 8',
