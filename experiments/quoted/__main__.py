@@ -2,7 +2,7 @@
 
     python -m experiments.quoted
 
-Each speed is one `specdec bench`, in a process of its own, some 15 minutes for
+Each speed is one `specdec bench`, in a process of its own, some 10 minutes for
 all on two cores that do nothing else. The results go to
 experiments/quoted/results, and from there to README.md and docs/results.md.
 """
@@ -25,7 +25,7 @@ MODULE = 'experiments.quoted'
 FOLDER = results.ROOT / Path(QUOTED).parent
 _PROMPTS = 'experiments/prompts'
 _SMOLLM2 = '--model smollm2-135m --chat'
-_LOOKUP = '--drafter prompt_lookup --gamma 8 --max_new_tokens 96'
+_LOOKUP = '--drafter prompt_lookup --gamma 8 --max_new_tokens 48'
 _EAGLE = '--drafter eagle --draft_model smollm2-135m-eagle --gamma 3'
 _ENDE = '--model ende-mini --draft_model ende-nano --gamma 4'
 _LM = '--model lm-mini --draft_model lm-nano --gamma 1'
@@ -54,7 +54,7 @@ QUOTES = {
   'eagle': Quote(
     'SmolLM2-135M, its EAGLE-3 drafter, gamma 3',
     'chat',
-    f'{_SMOLLM2} {_EAGLE} --max_new_tokens 96 --repeats 3 '
+    f'{_SMOLLM2} {_EAGLE} --max_new_tokens 48 --repeats 3 '
     f'--prompts {_PROMPTS}/chat.jsonl',
   ),
   'translation': Quote(
