@@ -157,6 +157,10 @@ def _in_place(final: Path) -> Iterator[None]:
         child.unlink()
     yield
     begun.unlink()
+  except (
+    GeneratorExit
+  ):  # Collected, maybe in the client's own loop: no request.
+    raise
   except BaseException:
     with contextlib.suppress(OSError):  # Which the first one explains.
       remove_tree(final)
