@@ -41,9 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     '--only',
     nargs='+',
     choices=list(debian.CORPORA),
-    default=list(debian.CORPORA),
+    default=list(debian.DEFAULT),
     metavar='CORPUS',
-    help=f'some of {", ".join(debian.CORPORA)}',
+    help=f'some of {", ".join(debian.CORPORA)}; all but the last if not given',
   )
   origin = parser.add_mutually_exclusive_group()
   origin.add_argument(

@@ -76,6 +76,23 @@ def obstacle(english: str, german: str) -> str | None:
   return None
 
 
+def sentences(text: str) -> list[str]:
+  """The sentences of a paragraph."""
+  return _SENTENCE_END.split(text)
+
+
+def is_english(text: str, fewest_words: int, most_words: int) -> bool:
+  """Whether a text is an English sentence of so many words, rather than code,
+  numbers or another language: nine characters in ten are letters or blanks."""
+  num_letters = sum(c.isalpha() or c == ' ' for c in text)
+  return (
+    fewest_words <= num_words(text) <= most_words
+    and num_letters >= 0.9 * len(text)
+    and text.isascii()
+    and not _is_of(text, _GERMAN, _ENGLISH)
+  )
+
+
 def aligned_sentences(english: str, german: str) -> list[tuple[str, str]]:
   """Sentence pairs of a pair of paragraphs; the paragraphs themselves if their
   sentences do not agree in number."""

@@ -5,6 +5,8 @@
   where the two sides have equally many.
 - `debian_synopsis`: a package's long description, and its synopsis as summary.
 - `debian_lm`: English descriptions as plain text.
+- `debian_en`: English sentences without a translation, of descriptions and of
+  manuals, for a target to translate (`specdec data rewrite`).
 """
 
 import dataclasses
@@ -18,6 +20,7 @@ from experiments.corpora import (
   cleaning,
   deb,
   descriptions,
+  documents,
   help_pages,
   splitting,
 )
@@ -33,6 +36,25 @@ _L10N = 'libreoffice-l10n-de'
 # What catalogues call the program, and the program calls itself.
 _PRODUCT = '%PRODUCTNAME', 'LibreOffice'
 _FEWEST_DOCUMENT_WORDS = 8
+# English manuals in HTML.
+_MANUALS = (
+  'apache2-doc',
+  'bind9-doc',
+  'cmake-doc',
+  'debian-reference-en',
+  'developers-reference',
+  'git-doc',
+  'lilypond-doc-html',
+  'linux-doc-6.1',
+  'octave-doc',
+  'postgresql-doc-15',
+  'python-django-doc',
+  'python-sqlalchemy-doc',
+  'python3.11-doc',
+  'qtbase5-doc-html',
+  'sqlite3-doc',
+)
+_SENTENCE_WORDS = 3, 60
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +72,10 @@ class Corpus:
 
 def packages(corpora: Iterable[str]) -> tuple[str, ...]:
   """The packages, besides the indices, that some corpora need."""
-  return archive.PACKAGES if 'debian_ende' in corpora else ()
+  corpora = set(corpora)
+  manuals = _MANUALS if 'debian_en' in corpora else ()
+  needs_pairs = corpora & {'debian_ende', 'debian_en'}
+  return (*(archive.PACKAGES if needs_pairs else ()), *manuals)
 
 
 def translation(files: Archive) -> Corpus:
@@ -131,11 +156,51 @@ def plain_text(files: Archive) -> Corpus:
   return _corpus(splits, candidates, removed, repeated)
 
 
+def untranslated(files: Archive) -> Corpus:
+  """`debian_en`: field `inputs`, and the same as `targets`, to be replaced.
+
+  A sentence that is in `debian_ende`, in whatever split, is left out.
+  """
+  removed: Counter[str] = Counter()
+  candidates: Counter[str] = Counter()
+  pairs = translation(files).splits.values()
+  seen = {example['inputs'] for split in pairs for example in split}
+
+  def texts() -> Iterator[tuple[str, str, str]]:
+    for description in _descriptions(files, 'en'):
+      group = files.group(description.package)
+      for entries in ((description.synopsis,), *description.paragraphs):
+        yield from (('descriptions', group, text) for text in entries)
+    for package in _MANUALS:
+      for path, content in deb.files(files.debs[package], '.html'):
+        page = content.decode('utf-8', errors='replace')
+        for text in documents.paragraphs(page):
+          yield package, f'{package}/{path}', text
+
+  def examples() -> Iterator[Example]:
+    for origin, group, text in texts():
+      for sentence in cleaning.sentences(cleaning.normalise(text)):
+        candidates[origin] += 1
+        if sentence in seen:
+          removed['repeated'] += 1
+        elif not cleaning.is_english(sentence, *_SENTENCE_WORDS):
+          removed['no English sentence'] += 1
+        else:
+          seen.add(sentence)
+          yield {'inputs': sentence, 'targets': sentence, 'group': group}
+
+  splits, repeated = splitting.divide(examples(), key='inputs')
+  return _corpus(splits, candidates, removed, repeated)
+
+
 CORPORA: Mapping[str, Callable[[Archive], Corpus]] = {
   'debian_ende': translation,
   'debian_synopsis': summary,
   'debian_lm': plain_text,
+  'debian_en': untranslated,
 }
+# Built unless told otherwise: manuals are 150 MB to download.
+DEFAULT = ('debian_ende', 'debian_synopsis', 'debian_lm')
 
 
 def _corpus(

@@ -11,13 +11,14 @@ from experiments.corpora import (
   archive,
   cleaning,
   debian,
+  documents,
   splitting,
 )
 from tests.experiments import miniature_archive
 
 pytest.importorskip('rich')
 
-CORPORA = tuple(debian.CORPORA)
+CORPORA = debian.DEFAULT
 
 
 @pytest.fixture(scope='module')
@@ -333,3 +334,25 @@ def test_sentences_are_paired_only_if_they_agree():
     ('It runs.', 'Es läuft.'),
   ]
   assert len(cleaning.aligned_sentences(english, 'Es läuft.')) == 1
+
+
+def test_paragraphs_of_manuals_are_english_sentences():
+  page = """<head><title>No text.</title></head><body><h1>No text</h1>
+    <p>The <code>open</code> call reads a file. It may fail.<pre>x = 1</pre>
+    <div>No text</div><ul><li>An entry of a list</ul>
+    <table><tr><td><p>No text either</td></tr></table><p>Das ist die Datei."""
+  found = [cleaning.normalise(x) for x in documents.paragraphs(page)]
+  assert found == [
+    'The open call reads a file. It may fail.',
+    'An entry of a list',
+    'Das ist die Datei.',
+  ]
+  first, _ = cleaning.sentences(found[0])
+  assert cleaning.is_english(first, 3, 60)
+  for text in (
+    'Only two',
+    'f(x) = {y: [1, 2, 3]} for all of it',
+    'Das ist die Datei, die von dem Programm gelesen wird',
+  ):
+    assert not cleaning.is_english(text, 3, 60)
+  assert not cleaning.is_english(first, 3, 5)
