@@ -19,7 +19,6 @@ from tests import (
   toy_tree,
   trial,
 )
-from tests.proof_report import record
 
 VOCAB_SIZE = 4
 TARGET = toy.toy(VOCAB_SIZE)
@@ -73,26 +72,14 @@ def _drafter(name: str, gamma: int, sampling=goodness_of_fit.Sampling()):
 
 
 def check(record_property, configuration: str, **fields) -> trial.Result:
-  """Runs a trial and asserts that its output follows the target's
-  distribution."""
-  result = trial.run(
-    trial.Trial(**fields), num_decodes=100_800, batch_size=25_200
-  )
-  test = result.test
-  record(
+  """Checks a trial of the fields against the exact distribution."""
+  return trial.check(
+    trial.Trial(**fields),
     record_property,
     'The compiled loop against the exact distribution, false alarm rate 1e-9',
-    configuration=configuration,
-    decodes=int(test.num_samples),
-    G=test.statistic,
-    degrees=test.degrees,
-    threshold=test.threshold,
-    p=test.p_value,
-    verdict='REJECTED' if test.is_rejected else 'same distribution',
+    configuration,
+    num_decodes=100_800,
   )
-  assert not test.is_rejected
-  assert test.num_samples >= 100_000
-  return result
 
 
 # Drafter, gamma and rule; both rules where drafts are sampled from a model, and

@@ -12,6 +12,7 @@ from specdec_jax.base import Drafter, LanguageModel, Params, VerifyFn
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.statistics import Statistics
 from tests import goodness_of_fit, toy
+from tests.proof_report import record
 
 NUM_DECODES = 2**17
 
@@ -110,6 +111,34 @@ def run(
   exact = np.stack([_exact(trial, i) for i in range(num_prompts)])
   statistics = jax.tree.map(lambda *a: np.concatenate(a), *per_batch)
   return Result(goodness_of_fit.g_test(counts, exact), statistics)
+
+
+def check(
+  trial: Trial,
+  record_property: Any,
+  table: str,
+  configuration: str,
+  *,
+  num_decodes: int,
+) -> Result:
+  """Runs a trial, reports it as a row of a table of the proof, and asserts that
+  its output follows the target's distribution."""
+  result = run(trial, num_decodes=num_decodes, batch_size=25_200)
+  test = result.test
+  record(
+    record_property,
+    table,
+    configuration=configuration,
+    decodes=int(test.num_samples),
+    G=test.statistic,
+    degrees=test.degrees,
+    threshold=test.threshold,
+    p=test.p_value,
+    verdict='REJECTED' if test.is_rejected else 'same distribution',
+  )
+  assert not test.is_rejected
+  assert test.num_samples >= num_decodes
+  return result
 
 
 def _count(trial: Trial, which: np.ndarray, output: Any) -> np.ndarray:
