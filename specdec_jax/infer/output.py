@@ -234,7 +234,7 @@ def finish(shard: Shard, num_chunks: int, summary: Mapping[str, Any]) -> None:
       if (mark := _read_mark(path)) is None:
         raise ValueError(f'{path} has vanished: give the command again')
       _check_whole(path, mark)
-      if mark.get(_SETTINGS_DIGEST, own) != own:
+      if mark.get(_SETTINGS_DIGEST) != own:
         raise ValueError(
           f'{path} is of other settings: remove {shard.chunk_folder}, and give '
           'the command again'
