@@ -90,7 +90,7 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     (MODULE, argv),
     args.output,
     Path(QUOTED).stem,
-    'What the first pages quote',
+    'Speeds',
     lambda: _table(args),
   )
   if args.output == FOLDER:

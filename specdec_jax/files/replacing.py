@@ -157,10 +157,8 @@ def _in_place(final: Path) -> Iterator[None]:
         child.unlink()
     yield
     begun.unlink()
-  except (
-    GeneratorExit
-  ):  # Collected, maybe in the client's own loop: no request.
-    raise
+  except GeneratorExit:
+    raise  # Collected, maybe in the client's own loop: it gets no request.
   except BaseException:
     with contextlib.suppress(OSError):  # Which the first one explains.
       remove_tree(final)
