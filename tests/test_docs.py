@@ -66,7 +66,7 @@ def bound_in_docs():
   docs/t5x.md binds those of T5X."""
   pages = [
     path
-    for pattern in ('*.md', 'docs/*.md', 'experiments/**/*.md')
+    for pattern in ('*.md', 'docs/**/*.md', 'experiments/**/*.md')
     for path in _ROOT.glob(pattern)
     if path.name != 't5x.md'
   ]

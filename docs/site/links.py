@@ -10,7 +10,12 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ('README.md', 'CONTRIBUTING.md', 'docs/*.md', 'notebooks/*.ipynb')
+PAGES = (
+  'README.md',
+  'CONTRIBUTING.md',
+  'docs/**/*.md',
+  'notebooks/*.ipynb',
+)
 _HOST = 'https://github.com/'
 # What comes before OWNER/NAME in each kind of link to this repository.
 _LINKS = re.compile(

@@ -25,6 +25,7 @@ _SHOWN = (
   'CITATION.cff',
   'LICENSE',
   'docs/*.md',
+  'docs/design/*.md',
   'docs/**/*.svg',
   'experiments/**/*.md',
   'experiments/**/*.svg',
