@@ -156,14 +156,14 @@ def test_no_more_draft_steps_than_some_row_wants():
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
-    ({'min_prob': 1.5}, 'min_prob must lie in'),
-    ({'gamma': 0}, 'gamma must be an integer'),
+    ({'min_prob': 1.5}, 'min_prob'),
+    ({'gamma': 0}, 'gamma must be'),
   ],
 )
 def test_bad_settings_are_refused(options, message):
   with pytest.raises(ValueError, match=message):
     adaptive(**options)
-  with pytest.raises(ValueError, match='discount must lie in'):
+  with pytest.raises(ValueError, match='discount'):
     schedules.running_alpha(c=0.1, discount=0.0)
-  with pytest.raises(ValueError, match='weight must be above 0'):
+  with pytest.raises(ValueError, match=r'weight.*above 0'):
     schedules.running_alpha(c=0.1, weight=0.0)

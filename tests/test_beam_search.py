@@ -296,14 +296,14 @@ def test_bad_input_is_one_sentence():
   model, params = toy.toy(3), toy.toy_params(3, seed=0)
   prompt = toy.prompt([[0, 1, 2]])
   run = functools.partial(search, model, params, prompt)
-  with pytest.raises(ValueError, match='num_beams must be at least 1, got 0'):
+  with pytest.raises(ValueError, match=r'num_beams.*got 0'):
     run(num_beams=0, max_len=5)
-  with pytest.raises(ValueError, match=r'alpha .* at least 0, got -1'):
+  with pytest.raises(ValueError, match=r'alpha.*got -1'):
     run(num_beams=2, max_len=5, alpha=-1)
-  with pytest.raises(ValueError, match='3 tokens does not fit in max_len 2'):
+  with pytest.raises(ValueError, match=r'3 tokens.*max_len 2'):
     run(num_beams=2, max_len=2)
   nothing = jax.tree.map(lambda rows: rows[:0], prompt)
-  with pytest.raises(ValueError, match='a batch of 0 rows'):
+  with pytest.raises(ValueError, match='0 rows'):
     search(model, params, nothing, num_beams=2, max_len=5)
 
 

@@ -147,7 +147,7 @@ def test_an_iteration_is_one_call_of_the_target():
 
 
 def test_widths_must_agree():
-  with pytest.raises(ValueError, match='heads of width 4'):
+  with pytest.raises(ValueError, match='width 4'):
     block_heads.with_heads(
       CONFIG, BlockHeadsConfig(embed_dim=4, gamma=2, mlp_dim=3)
     )

@@ -57,7 +57,7 @@ def test_rows_split_and_draw_by_their_own_keys(impl):
 
 @pytest.mark.parametrize('shape', [(3,), (2, 1), ()])
 def test_what_is_no_key_is_refused(shape):
-  with pytest.raises(ValueError, match='2 or 4 words of uint32, got uint32'):
+  with pytest.raises(ValueError, match='2 or 4 words'):
     keys.threefry(jnp.zeros(shape, jnp.uint32))
   with pytest.raises(ValueError, match='got int32'):
     keys.threefry(jnp.zeros(2, jnp.int32))
@@ -65,5 +65,5 @@ def test_what_is_no_key_is_refused(shape):
 
 def test_several_keys_are_refused_where_one_is_due():
   ids = jnp.arange(2, dtype=jnp.int32)
-  with pytest.raises(ValueError, match=r'one random key, got \[2\]'):
+  with pytest.raises(ValueError, match=r'random key, got \[2\]'):
     keys.row_keys(jax.random.split(key(0)), ids)

@@ -123,17 +123,17 @@ def test_nan_is_not_hidden():
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'temperature': -0.1}, 'temperature must be finite and at least 1e-06'),
-    ({'temperature': 1e-38}, 'at least 1e-06, .* or 0, .*: got 1e-38'),
-    ({'temperature': float('inf')}, 'temperature must be finite'),
-    ({'temperature': float('nan')}, 'temperature must be finite'),
-    ({'top_k': 0}, 'top_k must be an integer of at least 1, got 0'),
-    ({'top_k': 2.5}, 'top_k must be an integer of at least 1, got 2.5'),
-    ({'top_p': 0.0}, r'top_p must lie in \(0, 1\], got 0.0'),
-    ({'top_p': 1.1}, 'top_p must lie in'),
-    ({'min_p': 1.5}, r'min_p must lie in \[0, 1\], got 1.5'),
-    ({'min_p': float('nan')}, 'min_p must lie in'),
-    ({'vocab_size': 0}, 'vocab_size must be at least 1'),
+    ({'temperature': -0.1}, 'temperature.*at least 1e-06'),
+    ({'temperature': 1e-38}, '1e-06.*got 1e-38'),
+    ({'temperature': float('inf')}, 'temperature.*finite'),
+    ({'temperature': float('nan')}, 'temperature.*finite'),
+    ({'top_k': 0}, 'top_k.*got 0'),
+    ({'top_k': 2.5}, 'top_k.*got 2.5'),
+    ({'top_p': 0.0}, 'top_p.*got 0.0'),
+    ({'top_p': 1.1}, 'top_p must'),
+    ({'min_p': 1.5}, 'min_p.*got 1.5'),
+    ({'min_p': float('nan')}, 'min_p must'),
+    ({'vocab_size': 0}, 'vocab_size must'),
   ],
 )
 def test_bad_settings_are_refused(settings, message):

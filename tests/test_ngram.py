@@ -120,14 +120,14 @@ def test_sampled_draft_hands_over_the_law_it_draws_from():
 @pytest.mark.parametrize(
   ('tokens', 'settings', 'message'),
   [
-    ([], {}, 'needs a stream of tokens'),
-    ([[1, 2]], {}, 'needs a stream of tokens'),
-    ([1, 6], {}, 'ids 1 to 6 do not fit a vocabulary of 6'),
-    ([-1, 2], {}, 'ids -1 to 2 do not fit'),
-    ([1, 2], {'order': 3}, 'order must be 1 or 2, got 3'),
-    ([1, 2], {'discount': 1.0}, 'discount must be in'),
+    ([], {}, 'stream of tokens'),
+    ([[1, 2]], {}, 'stream of tokens'),
+    ([1, 6], {}, 'ids 1 to 6'),
+    ([-1, 2], {}, 'ids -1 to 2'),
+    ([1, 2], {'order': 3}, 'order.*got 3'),
+    ([1, 2], {'discount': 1.0}, 'discount'),
     ([1, 2], {'smoothing': 0.0}, 'smoothing positive'),
-    ([1, 2], {'max_successors': 0}, 'max_successors at least 1'),
+    ([1, 2], {'max_successors': 0}, 'max_successors'),
   ],
 )
 def test_bad_settings_are_refused(tokens, settings, message):

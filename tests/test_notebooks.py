@@ -125,7 +125,7 @@ def test_paths_warnings_and_widgets_are_not_kept():
   kept = execute._kept(outputs, ('/tmp/x',))
   assert [each.get('text') for each in kept] == ['ab', None, 'c']
   assert kept[1].data == {'image/png': 'A'}
-  with pytest.raises(ValueError, match='a cell shows /tmp/x'):
+  with pytest.raises(ValueError, match='shows /tmp/x'):
     execute._kept([stream('stdout', 'in /tmp/x/y')], ('/tmp/x',))
   with pytest.raises(ValueError, match='a cell warns'):
     execute._kept([stream('stderr', 'UserWarning: so')], ())

@@ -447,11 +447,11 @@ def _fails(message: str, *, max_len=24, drafter=None, prompt=None):
 
 def test_static_mistakes_are_named_with_their_numbers():
   _fails('prompt of 6 tokens does not fit in max_len 5', max_len=5)
-  with pytest.raises(ValueError, match='6 tokens does not fit in max_len 5'):
+  with pytest.raises(ValueError, match=r'6 tokens.*max_len 5'):
     plain(TARGET, Params(TARGET_PARAMS), _prompt(1), to_probs=GREEDY, max_len=5)
   nothing = jax.tree.map(lambda rows: rows[:0], _prompt(1))
   _fails('a batch of 0 rows', prompt=nothing)
-  with pytest.raises(ValueError, match='a batch of 0 rows'):
+  with pytest.raises(ValueError, match='0 rows'):
     plain(TARGET, Params(TARGET_PARAMS), nothing, to_probs=GREEDY)
   _fails(
     'drafter has 6 token ids, the target 5',
@@ -467,7 +467,7 @@ def test_decoder_only_model_refuses_encoder_tokens():
   prompt = dataclasses.replace(
     _prompt(1), encoder_tokens=jnp.ones((5, 3), jnp.int32)
   )
-  with pytest.raises(ValueError, match='takes no encoder tokens'):
+  with pytest.raises(ValueError, match='no encoder'):
     LLAMA.init(LLAMA_PARAMS, prompt, 24)
 
 

@@ -156,7 +156,7 @@ def test_rows_of_another_shape_are_refused(programs):
 
 
 def test_more_fresh_rows_than_rows_are_refused():
-  with pytest.raises(ValueError, match=r'3 rows .* batch of 2'):
+  with pytest.raises(ValueError, match=r'3 rows.*batch of 2'):
     decode_many.compile_programs(
       PARAMS,
       make_prompt([None] * 3),

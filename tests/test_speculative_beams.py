@@ -330,16 +330,16 @@ def test_models_that_are_wrong_about_tries_are_seen(name):
 def test_what_cannot_be_drafted_is_one_sentence():
   prompt, params = toy.prompt([[0]]), toy.toy_params(V, seed=0)
   run = functools.partial(fast, Params(params, params), prompt, num_beams=4)
-  with pytest.raises(ValueError, match='levels of 3 nodes cannot hold 4 beams'):
+  with pytest.raises(ValueError, match=r'3 nodes.*4 beams'):
     run(of_model(4, width=3))
   without = TOY._replace(gather=None)
   with pytest.raises(ValueError, match='takes no placements'):
     run(none(4), model=without)
   with pytest.raises(ValueError, match='takes no placements'):
     beams.of_model(without, gamma=1, width=4, eos_id=EOS)
-  with pytest.raises(ValueError, match='at least one node, got width 0'):
+  with pytest.raises(ValueError, match='got width 0'):
     beams.of_model(TOY, gamma=1, width=0, eos_id=EOS)
-  with pytest.raises(ValueError, match='33 nodes of a level are more than'):
+  with pytest.raises(ValueError, match='33 nodes'):
     run(beams.of_model(TOY, gamma=1, width=33, eos_id=EOS))
-  with pytest.raises(ValueError, match='alpha must be finite'):
+  with pytest.raises(ValueError, match=r'alpha.*finite'):
     run(none(4), alpha=-1.0)

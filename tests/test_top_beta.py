@@ -141,13 +141,13 @@ def test_rule_is_the_definition(beta, tau):
 
 @pytest.mark.parametrize('beta', [0, -1, True, 1.0])
 def test_bad_beta_is_refused(beta):
-  with pytest.raises(ValueError, match='beta must be an integer'):
+  with pytest.raises(ValueError, match=r'beta.*integer'):
     verification.top_beta(None, None, None, beta=beta, tau=1.0)
 
 
 @pytest.mark.parametrize('tau', [-0.1, math.nan])
 def test_bad_tau_is_refused(tau):
-  with pytest.raises(ValueError, match='tau must be at least 0'):
+  with pytest.raises(ValueError, match=r'tau.*at least 0'):
     verification.top_beta(None, None, None, beta=2, tau=tau)
 
 

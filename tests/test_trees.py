@@ -205,9 +205,9 @@ def test_nan_of_a_sibling_that_was_drafted_is_seen():
 @pytest.mark.parametrize(
   ('changes', 'walk', 'message'),
   [
-    ({'gamma': 5}, 'greedy_walk', 'declares gamma 5, and its tree has 6 nodes'),
+    ({'gamma': 5}, 'greedy_walk', 'gamma 5.*6 nodes'),
     ({'tree': Tree((0, 1, 0))}, 'greedy_walk', 'breadth-first'),
-    ({}, 'greedy', 'trees of 6 nodes, and the rule accepts prefixes'),
+    ({}, 'greedy', '6 nodes.*prefixes'),
   ],
 )
 def test_what_does_not_fit_is_refused(changes, walk, message):
@@ -219,7 +219,7 @@ def test_what_does_not_fit_is_refused(changes, walk, message):
 
 def test_a_target_for_chains_alone_is_refused():
   target = TARGET._replace(gather=None)
-  with pytest.raises(ValueError, match=r'trees of 6 nodes, .* no gather'):
+  with pytest.raises(ValueError, match=r'6 nodes.*no gather'):
     speculate(
       target,
       PARAMS,

@@ -135,28 +135,28 @@ def test_a_character_of_several_tokens_is_shown_whole():
 @pytest.mark.parametrize(
   ('texts', 'options', 'message'),
   [
-    ('a text', {}, 'texts is a string: give a list of them'),
-    ([b'ab'], {}, "text 1 is no string: b'ab'"),
-    (['ab', ' \n'], {}, 'text 2 is empty'),
+    ('a text', {}, 'texts is a string'),
+    ([b'ab'], {}, "text 1.*b'ab'"),
+    (['ab', ' \n'], {}, 'text 2.*empty'),
     (
       ['ab', 'ab' * 200],
       {},
-      r'prompt 2 has \d+ tokens, and the context is 128',
+      r'prompt 2.*\d+ tokens',
     ),
     (['ab' * 60], {'max_new_tokens': 100}, 'lower max_new_tokens to'),
     (['ab'], {'max_new_tokens': 0}, 'max_new_tokens .* got 0'),
     (['ab'], {'batch_size': 0}, 'batch_size .* got 0'),
     (['ab'], {'seed': -1}, 'seed .* got -1'),
-    (['ab'], {'stop': 'ab'}, 'stop is a string: give a list of them'),
-    (['ab'], {'stop': ['']}, 'a stop string is empty'),
-    (['ab'], {'stop': ['a', None]}, 'a stop string is no string: None'),
-    (['ab'], {'stop': ['<|im_end|>']}, r"'<\|im_end\|>' is a special token"),
+    (['ab'], {'stop': 'ab'}, 'stop is a string'),
+    (['ab'], {'stop': ['']}, 'stop.*empty'),
+    (['ab'], {'stop': ['a', None]}, 'stop.*None'),
+    (['ab'], {'stop': ['<|im_end|>']}, r"'<\|im_end\|>'"),
     (['ab'], {'num_devices': 99}, '99: there are'),
-    (['ab'] * 3, {'num_devices': 2, 'batch_size': 3}, '3 rows .* 2 devices'),
-    (['ab'], {'system': 'ab'}, 'system is for chat'),
-    (['ab'], {'tools': [{}]}, 'tools are for chat, and text 1'),
-    ([[]], {}, 'text 1: messages should be a list'),
-    (['ab', [{'content': 'ab'}]], {}, 'text 2: a message has no "role"'),
+    (['ab'] * 3, {'num_devices': 2, 'batch_size': 3}, '3 rows.*2 devices'),
+    (['ab'], {'system': 'ab'}, 'system.*chat'),
+    (['ab'], {'tools': [{}]}, 'tools.*text 1'),
+    ([[]], {}, 'text 1.*messages'),
+    (['ab', [{'content': 'ab'}]], {}, 'text 2.*"role"'),
     ([[{'role': 'user', 'content': {1}}]], {}, 'text 1: .*serializable'),
   ],
 )
@@ -186,7 +186,7 @@ def test_no_texts_are_no_completions(decoder):
 
 
 def test_a_stream_is_of_one_text(decoder):
-  with pytest.raises(ValueError, match='text 1 is no string'):
+  with pytest.raises(ValueError, match=r'text 1.*string'):
     specdec_jax.stream(decoder, ['ab'])
   with pytest.raises(ValueError, match='stop is a string'):
     specdec_jax.stream(decoder, 'ab', stop='ab')
@@ -197,37 +197,37 @@ def test_a_stream_is_of_one_text(decoder):
   [
     (
       {'max_ngrm': 2},
-      "no option .* is called 'max_ngrm', did you mean 'max_ngram'; they have",
+      "'max_ngrm'.*'max_ngram'",
     ),
-    ({'drafter': 'modle'}, "drafter 'modle' is none of prompt_lookup, ngram"),
-    ({'rule': 'gready'}, "rule 'gready' is none of speculative_sampling, gr"),
-    ({'drafter': 'model'}, "the drafter 'model' needs a draft_model"),
+    ({'drafter': 'modle'}, "'modle'.*prompt_lookup"),
+    ({'rule': 'gready'}, "'gready'.*speculative_sampling"),
+    ({'drafter': 'model'}, "'model' needs.*draft_model"),
     (
       {'drafter': 'uniform', 'draft_model': '{folder}'},
-      "the drafter 'uniform' takes no draft_model",
+      "'uniform' takes no",
     ),
-    ({'draft_dtype': 'bfloat16'}, 'draft_dtype is for a draft_model'),
+    ({'draft_dtype': 'bfloat16'}, 'draft_dtype.*draft_model'),
     (
       {'drafter': drafting.NoDrafter(), 'draft_model': '{folder}'},
-      'draft_model is for a drafter by name',
+      'draft_model.*by name',
     ),
     ({'drafter': drafting.NoDrafter(), 'gamma': 2}, "called 'gamma'; they"),
-    ({'dtype': 'float16'}, "dtype is 'float16', expected the name 'float32'"),
-    ({'dtype': jnp.bfloat16}, "the name 'float32' or 'bfloat16'"),
-    ({'temperature': 'hot'}, "temperature must be a number, got 'hot'"),
+    ({'dtype': 'float16'}, "is 'float16'.*'float32'"),
+    ({'dtype': jnp.bfloat16}, "'float32'.*'bfloat16'"),
+    ({'temperature': 'hot'}, "temperature.*'hot'"),
     (
       {'lenience': 0.5},
-      'lenience 0.5 changes nothing at temperature 0, .* give rule greedy',
+      'lenience 0.5 .*rule greedy',
     ),
     (
       {'rule': 'greedy', 'temperature': 1.0},
-      'rule greedy decodes the argmax: it needs temperature 0, got 1.0',
+      'greedy.*temperature 0, got 1.0',
     ),
-    ({'drafter': 'ngram'}, 'drafter ngram needs text, the file to count'),
-    ({'drafter': 'ngram', 'text': 'nowhere'}, '^text: cannot read nowhere'),
-    ({'top_k': 3}, 'top_k 3 changes nothing at temperature 0'),
-    ({'gamma': 'atuo'}, "gamma 'atuo' is neither a number nor 'auto'"),
-    ({'gamma': 500}, 'gamma 500 is too large for a context of 128'),
+    ({'drafter': 'ngram'}, 'ngram needs text'),
+    ({'drafter': 'ngram', 'text': 'nowhere'}, 'text.*nowhere'),
+    ({'top_k': 3}, 'top_k 3 .*temperature 0'),
+    ({'gamma': 'atuo'}, "'atuo'.*'auto'"),
+    ({'gamma': 500}, 'gamma 500.*128'),
   ],
 )
 def test_choices_that_are_refused(folder, options, message):
@@ -252,7 +252,7 @@ def test_an_eagle_head_of_another_vocabulary_is_refused(
     return str(path)
 
   load = functools.partial(specdec_jax.load, folder, drafter='eagle')
-  with pytest.raises(ValueError, match='the target has 264 logits'):
+  with pytest.raises(ValueError, match='264 logits'):
     load(draft_model=head(2000))
   padded = head(8)
   shutil.copy(f'{folder}/tokenizer.json', padded)
@@ -260,7 +260,7 @@ def test_an_eagle_head_of_another_vocabulary_is_refused(
   assert found.tokens == completions[0].tokens
   path = Path(padded) / 'tokenizer.json'
   path.write_text(path.read_text().replace('<|im_start|>', '<|start|>'))
-  with pytest.raises(ValueError, match=r"'<\|start\|>' to the draft model"):
+  with pytest.raises(ValueError, match=r"'<\|start\|>'"):
     load(draft_model=padded)
 
 
@@ -287,7 +287,7 @@ def test_logits_that_are_no_numbers_are_said(tmp_path):
   decoder = specdec_jax.load(broken, drafter='none')
   with pytest.raises(
     ValueError,
-    match=r'text 1: after 0 new tokens the logits were not numbers \(NaN\)',
+    match=r'text 1.*0 new.*\(NaN\)',
   ):
     generate(decoder, ['ab'])
 
@@ -342,5 +342,5 @@ def test_auto_gamma_of_few_texts_is_plain_decoding(folder, caplog):
     lambda: specdec_jax.stream(auto, TEXTS[0]),
     lambda: specdec_jax.generate(auto, TEXTS, stop=['x']),
   ):
-    with pytest.raises(ValueError, match='gamma auto is measured where many'):
+    with pytest.raises(ValueError, match='gamma auto'):
       call()

@@ -76,9 +76,7 @@ def test_a_new_format_is_one_row(tmp_path, monkeypatch, capsys):
   again = ['convert', back, npz, '--to', 'npz']
   assert main([*again, '--overwrite']) == 0
   assert main([*again, '--overwrite', '--step', '1']) == 2
-  assert '--step is for checkpoints of T5X, not --to npz' in (
-    capsys.readouterr().err
-  )
+  assert '--step' in (capsys.readouterr().err)
 
 
 def test_the_first_format_that_matches_is_taken(tmp_path):
@@ -90,7 +88,7 @@ def test_the_first_format_that_matches_is_taken(tmp_path):
   assert formats.find(tmp_path) is named['safetensors']
   for name in ('t5x_legacy', 't5x_orbax'):
     assert formats.find(tiny_t5.T5X / name) is named[name]
-  with pytest.raises(ValueError, match=r'no config\.json of Hugging Face, no'):
+  with pytest.raises(ValueError, match=r'no config\.json'):
     formats.find(tmp_path / 'none')
 
 
@@ -105,11 +103,11 @@ def read_header(path, header):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'shape': None}, 'its header does not say what x is'),
-    ({'shape': [float('inf')]}, 'its header does not say what x is'),
-    ({'data_offsets': [0]}, 'its header does not say what x is'),
-    ({'shape': [3]}, r'tensor x does not lie in its \d+ bytes'),
-    ({'data_offsets': [4, 12]}, r'tensor x does not lie in its \d+ bytes'),
+    ({'shape': None}, 'header.* x '),
+    ({'shape': [float('inf')]}, 'header.* x '),
+    ({'data_offsets': [0]}, 'header.* x '),
+    ({'shape': [3]}, r'tensor x .*\d+ bytes'),
+    ({'data_offsets': [4, 12]}, r'tensor x .*\d+ bytes'),
   ],
 )
 def test_a_damaged_header_of_safetensors(tmp_path, changes, message):

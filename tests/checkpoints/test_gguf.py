@@ -148,7 +148,7 @@ def test_every_truncation_is_refused(tmp_path):
 def test_other_files_are_refused(tmp_path, content):
   path = tmp_path / 'other.gguf'
   path.write_bytes(content)
-  with pytest.raises(ValueError, match='is not a GGUF file'):
+  with pytest.raises(ValueError, match='not a GGUF'):
     load(gguf, path)
 
 
@@ -180,46 +180,46 @@ def test_noise_in_the_header_never_escapes_as_another_error(tmp_path):
   [
     (
       {'general.architecture': 'gpt2'},
-      "general.architecture is 'gpt2', expected llama or qwen2 or qwen3",
+      "general.architecture is 'gpt2'.*qwen2",
     ),
-    ({'llama.block_count': None}, 'has no llama.block_count: expected'),
+    ({'llama.block_count': None}, 'no llama.block_count'),
     (
       {'llama.attention.head_count_kv': [2, 1]},
-      r'head_count_kv is \[2, 1\], expected an integer',
+      r'head_count_kv is \[2, 1\]',
     ),
-    ({'llama.expert_count': 8}, 'llama.expert_count is 8, expected 0'),
+    ({'llama.expert_count': 8}, 'llama.expert_count is 8'),
     (
       {'llama.rope.scaling.type': 'yarn'},
-      "llama.rope.scaling.type is 'yarn', expected none",
+      "llama.rope.scaling.type is 'yarn'",
     ),
     (
       {'llama.rope.scaling.factor': 4.0},
-      'llama.rope.scaling.factor is 4.0, expected 1',
+      'llama.rope.scaling.factor is 4.0',
     ),
     (
       {'llama.rope.dimension_count': 4},
-      'llama.rope.dimension_count is 4, expected 8',
+      'llama.rope.dimension_count is 4',
     ),
-    ({'llama.attention.key_length': 16}, 'dimension_count is 8, expected 16'),
-    ({'llama.attention.value_length': 16}, 'value_length is 16, expected 8'),
-    ({'llama.attention.causal': False}, 'causal is False, expected true'),
-    ({'llama.logit_scale': 0.5}, 'llama.logit_scale is 0.5, a key that is not'),
-    ({'llama.block_count': 10**9}, 'is 1000000000, expected an integer from 1'),
-    ({'llama.block_count': 900}, 'too few for 900 layers'),
-    ({'llama.attention.head_count': 0}, 'head_count is 0, expected an integer'),
-    ({'llama.attention.head_count': 3}, 'dimension_count is 8, expected 10'),
+    ({'llama.attention.key_length': 16}, 'dimension_count is 8'),
+    ({'llama.attention.value_length': 16}, 'value_length is 16'),
+    ({'llama.attention.causal': False}, 'causal.*False'),
+    ({'llama.logit_scale': 0.5}, 'llama.logit_scale is 0.5'),
+    ({'llama.block_count': 10**9}, 'is 1000000000'),
+    ({'llama.block_count': 900}, 'too few.*900'),
+    ({'llama.attention.head_count': 0}, 'head_count is 0'),
+    ({'llama.attention.head_count': 3}, 'dimension_count is 8'),
     ({'llama.feed_forward_length': 48}, r'ffn_gate.weight is \[64, 32\]'),
     ({'llama.block_count': 3}, 'no tensor blk.2'),
-    ({'llama.block_count': 1}, 'tensors that a Llama has not: blk.1'),
-    ({'tokenizer.ggml.model': 'llama'}, "tokenizer of kind 'llama'"),
+    ({'llama.block_count': 1}, 'has not.*blk.1'),
+    ({'tokenizer.ggml.model': 'llama'}, "kind 'llama'"),
     ({'tokenizer.ggml.model': None}, 'has no tokenizer.ggml.model'),
-    ({'tokenizer.ggml.pre': 'tekken'}, "splits words as 'tekken'"),
-    ({'tokenizer.ggml.tokens': ['a']}, 'bos_token_id is 1, .*from 0 to 0'),
+    ({'tokenizer.ggml.pre': 'tekken'}, "as 'tekken'"),
+    ({'tokenizer.ggml.tokens': ['a']}, 'bos_token_id is 1.*to 0'),
     ({'tokenizer.ggml.merges': ['q zz']}, 'inconsistent tokenizer'),
     ({'tokenizer.ggml.merges': ['nospace']}, 'inconsistent tokenizer'),
     (
       {'tokenizer.ggml.eos_token_id': 5000},
-      'eos_token_id is 5000, .*from 0 to 264',
+      'eos_token_id is 5000.*to 264',
     ),
   ],
 )
@@ -279,7 +279,7 @@ def test_a_panic_of_the_tokenizers_package_is_a_sentence(tmp_path):
   path = tmp_path / 'tiny.gguf'
   config = make_config()
   write_gguf(path, config, make_params(config), metadata=metadata)
-  with pytest.raises(ValueError, match=r'tiny\.gguf has an inconsistent tok'):
+  with pytest.raises(ValueError, match='inconsistent tok'):
     load(gguf, path)
 
 
@@ -289,7 +289,7 @@ def test_arrays_of_arrays_are_refused(tmp_path):
   header = b'GGUF' + struct.pack('<IQQ', 3, 0, 1)
   key = struct.pack('<Q', 1) + b'a' + struct.pack('<I', 9)
   path.write_bytes(header + key + array * 3000)
-  with pytest.raises(ValueError, match='an array of arrays'):
+  with pytest.raises(ValueError, match='array of arrays'):
     container.open_gguf(path)
 
 
@@ -309,11 +309,11 @@ def test_metadata_twice_and_tensors_without_axes_are_refused(tmp_path):
   path = tmp_path / 'odd.gguf'
   key = struct.pack('<Q', 1) + b'a' + struct.pack('<II', 4, 7)
   path.write_bytes(b'GGUF' + struct.pack('<IQQ', 3, 0, 2) + key + key)
-  with pytest.raises(ValueError, match=r'odd\.gguf .* metadata a occurs twice'):
+  with pytest.raises(ValueError, match=r'odd\.gguf.*metadata a .*twice'):
     container.open_gguf(path)
   tensor = struct.pack('<Q', 1) + b't' + struct.pack('<IIQ', 0, 0, 0)
   path.write_bytes(b'GGUF' + struct.pack('<IQQ', 3, 1, 0) + tensor)
-  with pytest.raises(ValueError, match=r'odd\.gguf .* tensor t has 0 axes'):
+  with pytest.raises(ValueError, match=r'odd\.gguf.*tensor t .*0 axes'):
     container.open_gguf(path)
 
 
@@ -361,7 +361,7 @@ def test_weights_that_are_not_finite_are_named(tmp_path, bad, quantization):
   params['layers_1']['mlp']['wo']['kernel'] = kernel.at[3, 5].set(bad)
   path = tmp_path / 'tiny.gguf'
   write_gguf(path, config, params, quantization=quantization)
-  with pytest.raises(ValueError, match=r'blk\.1\.ffn_down\.weight holds a NaN'):
+  with pytest.raises(ValueError, match=r'blk\.1\.ffn_down\.weight.*NaN'):
     load(gguf, path)
 
 

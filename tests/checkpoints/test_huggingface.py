@@ -118,12 +118,12 @@ def test_round_trip_of_each_network(tmp_path, changes, kind):
   [
     (
       {'has_qk_norm': True, 'has_attention_bias': True},
-      'no network with norms of queries and keys and biases',
+      'norms.*biases',
     ),
-    ({'windows': (64, 0)}, r'no mistral whose layers have windows of \[64, 0'),
+    ({'windows': (64, 0)}, r'mistral.*\[64, 0'),
     (
       {'windows': (64, 32), 'has_qk_norm': True},
-      r'no qwen3 whose layers have windows of \[64, 32',
+      r'qwen3.*\[64, 32',
     ),
   ],
 )
@@ -160,7 +160,7 @@ def test_missing_files_are_named(folder):
   with pytest.raises(ValueError, match='lacks model-00002-of-00002'):
     huggingface.read_params(folder, config)
   (folder / 'model.safetensors.index.json').unlink()
-  with pytest.raises(ValueError, match='has no weights: expected model'):
+  with pytest.raises(ValueError, match='no weights'):
     huggingface.read_params(folder, config)
   (folder / 'tokenizer.json').unlink()
   with pytest.raises(ValueError, match=r'no tokenizer\.json'):
@@ -188,10 +188,10 @@ def test_an_index_that_names_absent_tensors_is_refused(folder):
 @pytest.mark.parametrize(
   ('file_name', 'message'),
   [
-    ('../other/model.safetensors', "is '../other/.*', expected a file in this"),
-    ('/etc/passwd', r"norm\.weight is '/etc/passwd', expected a file in this"),
-    (5, r'weight_map\.model\.norm\.weight is 5, expected a string'),
-    (['a'], r"is \['a'\], expected a string"),
+    ('../other/model.safetensors', "is '../other/"),
+    ('/etc/passwd', r"norm\.weight is '/etc/passwd'"),
+    (5, r'weight_map\.model\.norm\.weight is 5'),
+    (['a'], r"is \['a'\]"),
     ('a' * 300, 'lacks aaaa'),
     ('\0', 'lacks \0'),
   ],
@@ -212,7 +212,7 @@ def test_an_index_without_a_map_is_refused(folder):
   (folder / 'model.safetensors').unlink()
   path = folder / 'model.safetensors.index.json'
   change_json(path, weight_map='all')
-  with pytest.raises(ValueError, match="weight_map is 'all', expected an obj"):
+  with pytest.raises(ValueError, match="weight_map is 'all'"):
     safetensors_folder.open_tensors(folder, num_layers=0)
 
 
@@ -230,11 +230,9 @@ def test_bad_tensors_are_named(folder):
   refused(lambda t: t.pop(name), f'lacks tensors: {name}')
   refused(
     lambda t: t.update({name: t[name][1:]}),
-    rf'{name} is \[63, 32\], expected \[64, 32\]',
+    rf'{name} is \[63, 32\]',
   )
-  refused(
-    lambda t: t.update({name: t[name].astype(np.int8)}), 'is stored as I8'
-  )
+  refused(lambda t: t.update({name: t[name].astype(np.int8)}), 'as I8')
   refused(
     lambda t: t.update({name: t[name] * np.float32(np.nan)}),
     f'{name} holds a NaN',
@@ -250,7 +248,7 @@ def test_truncated_weights_are_refused(folder, size):
   config = huggingface.read_config(folder)
   path = folder / 'model.safetensors'
   path.write_bytes(path.read_bytes()[:size])
-  with pytest.raises(ValueError, match='no complete safetensors file'):
+  with pytest.raises(ValueError, match='no complete'):
     huggingface.read_params(folder, config)
 
 
@@ -269,61 +267,61 @@ LLAMA3 = {
   [
     (
       {'model_type': 'gpt2'},
-      "type 'gpt2'; supported are llama, mistral, qwen2, qwen3, t5, mt5",
+      "type 'gpt2'.*t5, mt5",
     ),
     (
       {'rope_scaling': {'type': 'linear', 'factor': 2.0}},
-      r"rope_scaling\.type is 'linear', expected default or llama3",
+      r"rope_scaling\.type is 'linear'.*llama3",
     ),
     (
       {'rope_parameters': {'rope_type': 'llama3'}},
-      r'has no rope_parameters\.factor: expected a number',
+      r'rope_parameters\.factor',
     ),
     (
       {'rope_scaling': LLAMA3 | {'factor': 0.5}},
-      r'config\.json: rotary positions are stretched by .* got 0\.5 and 64',
+      r'rotary.*0\.5 and 64',
     ),
     (
       {'rope_scaling': LLAMA3 | {'high_freq_factor': 1.0}},
-      'low_freq_factor 1.0 must be .* less than high_freq_factor 1.0',
+      'low_freq_factor 1.0.*less than',
     ),
     (
       {'rope_scaling': LLAMA3 | {'beta_fast': 32}},
-      r'rope_scaling\.beta_fast is 32, a key that is not known',
+      r'rope_scaling\.beta_fast is 32',
     ),
     (  # Where there is a rope_scaling, transformers takes nothing from here.
       {'rope_scaling': LLAMA3, 'rope_parameters': {'rope_theta': 1e6}},
-      'rope_parameters is .*not known',
+      'rope_parameters',
     ),
     (
       {'partial_rotary_factor': 0.5},
-      'partial_rotary_factor is 0.5, expected 1',
+      'partial_rotary_factor is 0.5',
     ),
-    ({'rope_interleaved': True}, 'rope_interleaved is True, expected false'),
-    ({'hidden_act': 'gelu'}, "hidden_act is 'gelu', expected silu"),
-    ({'attention_bias': True}, 'attention_bias is True, expected false'),
-    ({'mlp_bias': True}, 'mlp_bias is True, expected false'),
+    ({'rope_interleaved': True}, 'rope_interleaved is True'),
+    ({'hidden_act': 'gelu'}, "hidden_act is 'gelu'"),
+    ({'attention_bias': True}, 'attention_bias is True'),
+    ({'mlp_bias': True}, 'mlp_bias is True'),
     (
       {'model_type': 'qwen3', 'attention_bias': True},
-      'attention_bias is True, expected false',
+      'attention_bias is True',
     ),
     (
       {'quantization_config': {'bits': 4}},
-      'quantization_config is .*bits.*quantised weights are not supported',
+      'quantization_config.*bits',
     ),
-    ({'compression_config': {}}, 'compression_config is {}, expected null'),
-    ({'sliding_window': 64}, 'sliding_window is 64, expected null: a llama'),
+    ({'compression_config': {}}, 'compression_config is {}'),
+    ({'sliding_window': 64}, 'sliding_window is 64'),
     (
       {'model_type': 'qwen2', 'use_sliding_window': True},
-      'has no sliding_window: expected an integer, as use_sliding_window',
+      'no sliding_window.*use_sliding_window',
     ),
     (
       {'layer_types': ['full_attention', 'x']},
-      r"layer_types is \['full_attention', 'x'\], expected 2 of full_attention",
+      r"layer_types is \['full_attention', 'x'\]",
     ),
     (
       {'model_type': 'qwen2', 'layer_types': ['full_attention'] * 3},
-      'expected 2 of full_attention',
+      'expected 2 of full',
     ),
     (
       {
@@ -331,18 +329,18 @@ LLAMA3 = {
         'sliding_window': None,
         'layer_types': ['sliding_attention'] * 2,
       },
-      "layer_types is .*'sliding_attention'.*, expected 2 of full_attention",
+      'layer_types.*expected 2 of full',
     ),
-    ({'logit_scale': 0.5}, 'logit_scale is 0.5, a key that is not known'),
-    ({'hidden_size': None}, 'has no hidden_size: expected an integer'),
-    ({'num_hidden_layers': 900}, 'too few for 900 layers'),
+    ({'logit_scale': 0.5}, 'logit_scale is 0.5'),
+    ({'hidden_size': None}, 'no hidden_size'),
+    ({'num_hidden_layers': 900}, 'too few.*900'),
     (
       {'rope_scaling': {'factor': 4.0}},
-      r'rope_scaling\.factor is 4.0, expected a rope_type beside it',
+      r'rope_scaling\.factor is 4.0.*rope_type',
     ),
-    ({'is_encoder_decoder': True}, 'is_encoder_decoder is True, expected'),
-    ({'is_causal': False}, 'is_causal is False, expected true'),
-    ({'num_key_value_heads': 3}, r'config\.json: 4 query heads do not divide'),
+    ({'is_encoder_decoder': True}, 'is_encoder_decoder is True'),
+    ({'is_causal': False}, 'is_causal is False'),
+    ({'num_key_value_heads': 3}, '4 query heads'),
   ],
 )
 def test_unsupported_networks_are_refused(folder, changes, message):
@@ -385,7 +383,7 @@ def test_settings_of_another_type_are_named(folder, key, value, message):
 
 def test_settings_of_a_section_are_named(folder):
   change_json(folder / 'config.json', rope_scaling={'type': 5})
-  with pytest.raises(ValueError, match=r'rope_scaling\.type is 5, expected'):
+  with pytest.raises(ValueError, match=r'rope_scaling\.type is 5'):
     load(huggingface, folder)
 
 
@@ -482,13 +480,13 @@ def test_rotary_base_of_transformers_5(folder):
 def test_broken_json_is_refused(folder, text):
   content = text if isinstance(text, bytes) else text.encode()
   (folder / 'config.json').write_bytes(content)
-  with pytest.raises(ValueError, match=r'config\.json (is|holds) no JSON'):
+  with pytest.raises(ValueError, match=r'config\.json.*no JSON'):
     load(huggingface, folder)
 
 
 def test_a_broken_tokenizer_is_refused(folder):
   (folder / 'tokenizer.json').write_text('{}')
-  with pytest.raises(ValueError, match=r'tokenizer\.json cannot be read'):
+  with pytest.raises(ValueError, match=r'tokenizer\.json cannot'):
     huggingface.read_vocabulary(folder)
 
 
@@ -578,7 +576,7 @@ def test_downloads(monkeypatch, tmp_path):
     raise OSError('no route to host')
 
   monkeypatch.setattr(hub, 'snapshot_download', fail)
-  with pytest.raises(ValueError, match=r'hf:some/model could not.*no route'):
+  with pytest.raises(ValueError, match=r'hf:some/model.*no route'):
     huggingface.download('some/model')
   for name in ('model', '/model', 'a/b/c', ''):
     with pytest.raises(ValueError, match='write hf:organisation/name'):

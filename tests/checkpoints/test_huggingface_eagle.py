@@ -147,13 +147,13 @@ def test_a_drafter_of_all_tokens_has_them_in_order(tmp_path):
 
 def test_no_spelling_has_every_network(tmp_path):
   config = make_config(norm_before_residual=True, norm_before_logits=False)
-  with pytest.raises(ValueError, match='no spelling of EAGLE-3 has'):
+  with pytest.raises(ValueError, match='no spelling'):
     huggingface.save(tmp_path, config, make_params(config))
 
 
 def test_a_drafter_is_no_whole_model_and_has_its_targets_vocabulary(folder):
   eagle = folder('nemo')
-  with pytest.raises(ValueError, match='of the kind eagle, which only drafts'):
+  with pytest.raises(ValueError, match=r'eagle.*only drafts'):
     loading.read_config(eagle)
   words = ['--vocabulary', str(eagle)]
   target = str(eagle.parent / 'target')
@@ -184,91 +184,91 @@ def test_defaults_of_transformers_are_those_of_speculators(folder):
     (
       'specforge',
       {'architectures': ['Eagle3DeepseekV2ForCausalLM']},
-      'architectures is .*DeepseekV2.*, expected one of LlamaForCausalLMEagle3',
+      'DeepseekV2.*LlamaForCausalLMEagle3',
     ),
     (
       'safeailab',
       {'hidden_act': 'gelu'},
-      "hidden_act is 'gelu', expected silu",
+      "hidden_act is 'gelu'",
     ),
-    ('safeailab', {'num_hidden_layers': 2}, 'num_hidden_layers is 2, .* 1'),
-    ('safeailab', {'attention_bias': True}, 'attention_bias is True, .* false'),
-    ('safeailab', {'bias': True}, 'bias is True, expected false'),
+    ('safeailab', {'num_hidden_layers': 2}, 'num_hidden_layers is 2'),
+    ('safeailab', {'attention_bias': True}, 'attention_bias is True'),
+    ('safeailab', {'bias': True}, 'bias is True'),
     (
       'safeailab',
       {'draft_vocab_size': 41},
-      '41 tokens is no part of one of 40',
+      '41 tokens.*40',
     ),
     (
       'safeailab',
       {'sliding_window': 64},
-      'sliding_window is 64, expected null',
+      'sliding_window is 64',
     ),
     (
       'safeailab',
       {'use_sliding_window': True},
-      'use_sliding_window is True, expected false',
+      'use_sliding_window is True',
     ),
     (
       'safeailab',
       {'rope_scaling': {'type': 'dynamic', 'factor': 2.0}},
-      r"rope_scaling\.type is 'dynamic', expected default or llama3",
+      r"rope_scaling\.type is 'dynamic'.*llama3",
     ),
     (
       'safeailab',
       {'quantization_config': {'bits': 4}},
-      'quantised weights are not supported',
+      'quantised',
     ),
-    ('safeailab', {'num_medusa_heads': 3}, 'num_medusa_heads is 3, a key that'),
+    ('safeailab', {'num_medusa_heads': 3}, 'num_medusa_heads is 3'),
     (
       'safeailab',
       {'num_aux_hidden_states': 1},
-      'num_aux_hidden_states is 1, expected 3',
+      'num_aux_hidden_states is 1',
     ),
     (
       'specforge',
       {'eagle_config': {'use_aux_hidden_state': False}},
-      r'eagle_config\.use_aux_hidden_state is False, expected true',
+      r'eagle_config\.use_aux_hidden_state is False',
     ),
     (
       'specforge',
       {'eagle_config': {'parallel_draft_step': 4}},
-      r'eagle_config\.parallel_draft_step is 4, expected 1',
+      r'eagle_config\.parallel_draft_step is 4',
     ),
     (
       'specforge',
       {'eagle_config': {'depth': 7}},
-      r'eagle_config\.depth is 7, a key that is not known',
+      r'eagle_config\.depth is 7',
     ),
     (
       'specforge',
       {'eagle_aux_hidden_state_layer_ids': [1, 4, 8]},
-      r'layer_ids is \[1, 4, 8\], expected \[2, 5, 9\], 1 more than',
+      r'layer_ids is \[1, 4, 8\].*\[2, 5, 9\], 1 more',
     ),
     (
       'speculators',
       {'eagle_aux_hidden_state_layer_ids': [1, 5, 3, 8]},
-      r'config\.json: feature layers must ascend, got 1, 5, 3, 8',
+      'ascend.*1, 5, 3, 8',
     ),
     (
       'speculators',
       {'eagle_aux_hidden_state_layer_ids': [0, 1, 5, 8]},
-      'not the first, whose input is the embedding, got 0, 1, 5, 8',
+      'first.*0, 1, 5, 8',
     ),
     (
       'speculators',
       {'speculators_model_type': 'peagle'},
-      "speculators_model_type is 'peagle', expected eagle3",
+      "speculators_model_type is 'peagle'.*eagle3",
     ),
     (
       'speculators',
       {'speculators_config': {'algorithm': 'dflash'}},
-      r"speculators_config\.algorithm is 'dflash', expected eagle3",
+      r"speculators_config\.algorithm is 'dflash'.*eagle3",
     ),
     (
       'speculators',
       {'transformer_layer_config': {'model_type': 'gemma'}},
-      r"layer_config\.model_type is 'gemma', expected llama or qwen3",
+      r"layer_config\.model_type is 'gemma'.*qwen3",
     ),
     (
       'speculators',
@@ -278,7 +278,7 @@ def test_defaults_of_transformers_are_those_of_speculators(folder):
           'layer_types': ['sliding_attention'],
         }
       },
-      r"layer_config\.layer_types is \['sliding_attention'\], expected full",
+      r"layer_config\.layer_types is \['sliding_attention'\]",
     ),
     (
       'speculators',
@@ -288,12 +288,12 @@ def test_defaults_of_transformers_are_those_of_speculators(folder):
           'num_hidden_layers': 2,
         }
       },
-      r'layer_config\.num_hidden_layers is 2, expected 1',
+      r'layer_config\.num_hidden_layers is 2',
     ),
-    ('speculators', {'fc_norm': True}, 'norm_before_fc and fc_norm exclude'),
+    ('speculators', {'fc_norm': True}, 'norm_before_fc.*fc_norm'),
     ('nemo', {'parallel_drafting': True}, 'parallel_drafting is True'),
-    ('nemo', {'fc_norm': 'yes'}, "fc_norm is 'yes', expected true or false"),
-    ('nemo', {'hidden_size': None}, 'has no hidden_size: expected an integer'),
+    ('nemo', {'fc_norm': 'yes'}, "fc_norm is 'yes'"),
+    ('nemo', {'hidden_size': None}, 'no hidden_size'),
   ],
 )
 def test_what_is_not_computed_is_refused(folder, spelling, changes, message):
@@ -358,8 +358,8 @@ def test_bad_tensors_are_named(folder):
     (eagle / 'model.safetensors').write_bytes(original)
 
   name = 'layers.0.self_attn.q_proj.weight'
-  refused(lambda t: t.pop('d2t'), 'no tensor d2t, which says what the 12 draf')
-  refused(lambda t: t.pop('lm_head.weight'), 'no tensor lm_head.weight: put')
+  refused(lambda t: t.pop('d2t'), 'no tensor d2t')
+  refused(lambda t: t.pop('lm_head.weight'), 'no tensor lm_head.weight')
   refused(lambda t: t.pop(name), 'lacks tensors: midlayer.self_attn.q_proj')
   refused(
     lambda t: t.update({'layers.0.self_attn.q_proj.bias': t[name][0]}),
@@ -367,26 +367,24 @@ def test_bad_tensors_are_named(folder):
   )
   refused(
     lambda t: t.update({f'model.{name}': t[name]}),
-    f'has both {name} and model.{name}|has both model.{name} and {name}',
+    f'both (model.)?{name} and',
   )
   refused(
     lambda t: t.update({'fc.weight': t['fc.weight'][:, :-16]}),
-    r'fc.weight is \[16, 48\], expected \[16, 64\]',
+    r'fc.weight is \[16, 48\]',
   )
   refused(
     lambda t: t.update({'d2t': t['d2t'].astype(np.float32)}),
-    'd2t is stored as F32, expected one of I32, I64',
+    'd2t is stored as F32',
   )
-  refused(
-    lambda t: t.update({'d2t': t['d2t'] + 2**40}), 'd2t holds more than 32 bits'
-  )
+  refused(lambda t: t.update({'d2t': t['d2t'] + 2**40}), 'more than 32 bits')
   refused(
     lambda t: t.update({'d2t': t['d2t'] + 40}),
-    'target_ids are from 4. to 7., and the target has 40 tokens',
+    'target_ids are from 4. to 7.',
   )
   refused(
     lambda t: t.update({'d2t': -np.arange(12)}),
-    'target_ids have token 0 12 times',
+    'token 0 12 times',
   )
 
 
@@ -395,7 +393,7 @@ def test_own_formats_refuse_the_same_ids(tmp_path):
   params = make_params(config)
   ids = params['target_ids'].at[3].set(params['target_ids'][5])
   safetensors_model.save(tmp_path, config, params | {'target_ids': ids})
-  with pytest.raises(ValueError, match=r'target_ids have token \d+ 2 times'):
+  with pytest.raises(ValueError, match=r'target_ids.*\d+ 2 times'):
     read(tmp_path)
 
 
@@ -412,9 +410,7 @@ def test_a_head_that_is_the_embedding(folder):
 def test_weights_of_torch_are_refused_with_the_way_out(folder):
   eagle = folder('safeailab')
   (eagle / 'model.safetensors').rename(eagle / 'pytorch_model.bin')
-  with pytest.raises(
-    ValueError, match=r'in pytorch_model\.bin has to be saved'
-  ):
+  with pytest.raises(ValueError, match=r'pytorch_model\.bin.*saved'):
     read(eagle)
 
 
@@ -433,9 +429,9 @@ def test_features_are_of_three_layers_unless_they_are_named():
   assert feature_layers(make_config(), 30) == (2, 15, 27)
   named = make_config(feature_layers=(4, 5))
   assert feature_layers(named, 5) == (4, 5)
-  with pytest.raises(ValueError, match='are 4, 5, and the target has 4'):
+  with pytest.raises(ValueError, match=r'4, 5,.* has 4'):
     feature_layers(named, 4)
-  with pytest.raises(ValueError, match='must ascend, got 2, 2, 1'):
+  with pytest.raises(ValueError, match=r'ascend.*2, 2, 1'):
     feature_layers(make_config(), 4)
-  with pytest.raises(ValueError, match=r'not the first, .* got -1, 2'):
+  with pytest.raises(ValueError, match=r'first.*-1, 2'):
     make_config(feature_layers=(-1, 2))

@@ -199,7 +199,7 @@ def test_a_decoder_that_starts_otherwise_is_refused(tmp_path):
   (tmp_path / 'generation_config.json').write_text(
     '{"decoder_start_token_id": 5}'
   )
-  with pytest.raises(ValueError, match='decoder_start_token_id is 5, expec'):
+  with pytest.raises(ValueError, match='decoder_start_token_id is 5'):
     huggingface.read_config(tmp_path)
 
 
@@ -213,9 +213,9 @@ def test_the_end_of_text_of_a_decoder(tmp_path):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'windows': (3, 4)}, r'no Gemma whose layers have windows of \[3, 4\]'),
-    (GEMMA_2 | {'local_rope_base': 5.0}, 'no such Gemma with local_rope_base'),
-    ({'attention_softcap': 9.0}, 'expected null: a Gemma 3 bounds no scores'),
+    ({'windows': (3, 4)}, r'windows.*\[3, 4\]'),
+    (GEMMA_2 | {'local_rope_base': 5.0}, 'local_rope_base'),
+    ({'attention_softcap': 9.0}, 'expected null.*scores'),
   ],
 )
 def test_what_transformers_has_not_is_not_written(tmp_path, changes, message):

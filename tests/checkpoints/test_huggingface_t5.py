@@ -64,7 +64,7 @@ def test_a_umt5_is_written_and_read(tmp_path):
   assert huggingface.read_config(tmp_path) == config
   assert_trees_equal(huggingface.read_params(tmp_path, config), params)
   change_json(tmp_path / 'config.json', scalable_attention=False)
-  with pytest.raises(ValueError, match=r'attention is False, expected true'):
+  with pytest.raises(ValueError, match='attention is False'):
     huggingface.read_config(tmp_path)
 
 
@@ -140,37 +140,37 @@ def test_copies_are_ignored_and_other_logits_are_not(tmp_path):
   rewrite(
     tmp_path, lambda t: t.update({'lm_head.weight': t['shared.weight'] + 1})
   )
-  with pytest.raises(ValueError, match=r'lm_head\.weight differs from shared'):
+  with pytest.raises(ValueError, match=r'lm_head\.weight.*shared'):
     huggingface.read_params(tmp_path, config)
 
 
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'model_type': 'longt5'}, "type 'longt5'; supported are .* t5, mt5, umt5"),
+    ({'model_type': 'longt5'}, "type 'longt5'.*umt5"),
     ({'feed_forward_proj': 'gelu'}, "feed_forward_proj is 'gelu'"),
     ({'layer_norm_epsilon': 1e-5}, 'layer_norm_epsilon is 1e-05'),
-    ({'d_model': None}, 'has no d_model: expected an integer'),
-    ({'num_decoder_layers': 0}, 'num_decoder_layers is 0, expected'),
-    ({'num_layers': 10**6}, 'num_layers is 1000000, .* from 1 to 1000'),
+    ({'d_model': None}, 'no d_model'),
+    ({'num_decoder_layers': 0}, 'num_decoder_layers is 0'),
+    ({'num_layers': 10**6}, 'num_layers is 1000000'),
     ({'num_layers': 900}, 'too few for'),
-    ({'num_heads': '2'}, "num_heads is '2', expected an integer"),
-    ({'dropout_rate': 'low'}, "dropout_rate is 'low', expected a number"),
-    ({'tie_word_embeddings': 'no'}, "tie_word_embeddings is 'no', expected"),
-    ({'scale_decoder_outputs': 1}, 'scale_decoder_outputs is 1, expected'),
-    ({'feed_forward_proj': 5}, 'feed_forward_proj is 5, expected a string'),
-    ({'decoder_start_token_id': 2}, 'decoder_start_token_id is 2, expected 0'),
-    ({'pad_token_id': 5}, 'pad_token_id is 5, expected 0'),
-    ({'is_encoder_decoder': False}, 'is_encoder_decoder is False, .* true'),
-    ({'quantization_config': {'bits': 8}}, 'quantised weights are not'),
-    ({'dense_act_fn': 'relu'}, "dense_act_fn is 'relu', expected gelu_new"),
-    ({'is_gated_act': False}, 'is_gated_act is False, expected true'),
-    ({'scalable_attention': True}, 'scalable_attention is True, .* false'),
-    ({'model_type': 'umt5'}, r'lacks tensors: .*block.1.*relative_attention'),
-    ({'d_ff': 48}, r'wi_0.weight is \[24, 16\], expected \[48, 16\]'),
-    ({'vocab_size': 64}, r'shared.weight is \[32, 16\], expected \[64, 16\]'),
+    ({'num_heads': '2'}, "num_heads is '2'"),
+    ({'dropout_rate': 'low'}, "dropout_rate is 'low'"),
+    ({'tie_word_embeddings': 'no'}, "tie_word_embeddings is 'no'"),
+    ({'scale_decoder_outputs': 1}, 'scale_decoder_outputs is 1'),
+    ({'feed_forward_proj': 5}, 'feed_forward_proj is 5'),
+    ({'decoder_start_token_id': 2}, 'decoder_start_token_id is 2'),
+    ({'pad_token_id': 5}, 'pad_token_id is 5'),
+    ({'is_encoder_decoder': False}, 'is_encoder_decoder is False'),
+    ({'quantization_config': {'bits': 8}}, 'quantised'),
+    ({'dense_act_fn': 'relu'}, "dense_act_fn is 'relu'.*gelu_new"),
+    ({'is_gated_act': False}, 'is_gated_act is False'),
+    ({'scalable_attention': True}, 'scalable_attention is True'),
+    ({'model_type': 'umt5'}, 'block.1.*relative_attention'),
+    ({'d_ff': 48}, r'wi_0.weight is \[24, 16\].*\[48, 16\]'),
+    ({'vocab_size': 64}, r'shared.weight is \[32, 16\].*\[64, 16\]'),
     ({'num_layers': 3}, r'lacks tensors: encoder.block.2'),
-    ({'num_layers': 1}, r'tensors that this network has not: encoder.block.1'),
+    ({'num_layers': 1}, 'has not.*encoder.block.1'),
     ({'feed_forward_proj': 'relu'}, r'lacks tensors: .*DenseReluDense.wi.w'),
   ],
 )
@@ -185,32 +185,32 @@ def test_a_generation_config_with_another_start_is_refused(folder):
   path.write_text(json.dumps({'decoder_start_token_id': 0, 'pad_token_id': 0}))
   assert huggingface.read_config(folder) == make_config()
   path.write_text(json.dumps({'decoder_start_token_id': 2}))
-  with pytest.raises(ValueError, match=r'generation_config.*is 2, expected 0'):
+  with pytest.raises(ValueError, match=r'generation_config.*is 2'):
     huggingface.read_config(folder)
 
 
 def test_sizes_that_make_no_network_name_the_file(folder):
   change_json(folder / 'config.json', relative_attention_num_buckets=2)
-  with pytest.raises(ValueError, match=r'config\.json: 2 buckets of relative'):
+  with pytest.raises(ValueError, match=r'config\.json.*2 buckets'):
     huggingface.read_config(folder)
 
 
 def test_too_few_buckets_are_refused():
-  with pytest.raises(ValueError, match='2 buckets of relative positions do no'):
+  with pytest.raises(ValueError, match='2 buckets'):
     make_config(relpos_num_buckets=2)
-  with pytest.raises(ValueError, match='do not fit distances up to 16'):
+  with pytest.raises(ValueError, match='up to 16'):
     make_config(relpos_num_buckets=32, relpos_max_distance=16)
 
 
 def test_what_no_folder_can_hold_is_refused(tmp_path):
   config = make_config(num_encoder_layers=0)
-  with pytest.raises(ValueError, match='no T5 without an encoder'):
+  with pytest.raises(ValueError, match='without an encoder'):
     huggingface.save(tmp_path, config, make_params(config))
   config = make_config(mlp_activations=('gelu',))
   with pytest.raises(ValueError, match=r"activations are \('gelu',\)"):
     huggingface.save(tmp_path, config, make_params(config))
   config = make_config(has_layer_relpos=True, is_tied=True)
-  with pytest.raises(ValueError, match=r'positions of .* reuse the embeddings'):
+  with pytest.raises(ValueError, match=r'positions.*reuse'):
     huggingface.save(tmp_path, config, make_params(config))
   assert list(tmp_path.iterdir()) == []
 

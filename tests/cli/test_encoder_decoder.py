@@ -52,7 +52,7 @@ def test_simulated_figures_say_so_everywhere(run, model, tmp_path):
 def test_an_encoder_decoder_needs_a_drafter_of_its_kind(run):
   result = run('generate', *T5, 'float32', '--draft_model', 'random:lm_nano')
   assert result.status == 2
-  assert 'is an encoder-decoder and random:lm_nano decoder-only' in result.err
+  assert 'random:lm_nano decoder-only' in result.err
 
 
 def write_t5gemma(folder, *, seed: int, width: int, **sizes) -> str:

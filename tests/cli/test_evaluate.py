@@ -117,12 +117,10 @@ def test_bad_input(run, predictions, tmp_path):
     assert_refused(run('eval', path), part)
   short = tmp_path / 'short.txt'
   short.write_text('a\n')
-  assert_refused(
-    run('eval', predictions, '--targets', short), '1 targets for 3 predictions'
-  )
+  assert_refused(run('eval', predictions, '--targets', short), '3 predictions')
   assert_refused(run('eval', predictions, '--metrics=meteor'), "'meteor'")
   result = run('eval', predictions, '--metrics=bleu', '--task=any')
-  assert_refused(result, '--task: not allowed with argument --metrics')
+  assert_refused(result, '--task', '--metrics')
   assert_refused(run('eval', tmp_path / 'none'), 'cannot read')
 
 

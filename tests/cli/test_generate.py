@@ -340,7 +340,7 @@ def test_rows_decoded_before_an_error_are_kept(
     '--trace', tmp_path / 'trace',
   )  # fmt: skip
   assert result.status == 2
-  assert 'the third batch is cursed' in result.err
+  assert 'cursed' in result.err
   lines = tiny.begun(path).read_text().splitlines()
   assert len(lines) == 4
   assert result.out == ''.join(json.loads(x)['text'] + '\n' for x in lines)

@@ -75,7 +75,7 @@ def test_a_text_without_quotes(value):
 
 
 def test_a_bracket_without_its_other():
-  with pytest.raises(ValueError, match='close its brackets and quotes'):
+  with pytest.raises(ValueError, match='brackets'):
     parse("TASK_FEATURE_LENGTHS={'inputs': 3")
 
 

@@ -49,7 +49,7 @@ def test_a_draft_model_gets_logits_of_its_targets_size(make_model, is_dry):
 
 def test_a_dry_run_knows_padding_from_another_vocabulary():
   target = target_of(Model(checkpoint='', sizes='t5_1_1_small'), is_dry=True)
-  with pytest.raises(ValueError, match='32128 logits, the draft model 250112'):
+  with pytest.raises(ValueError, match=r'32128 .*250112'):
     DraftModel(model=Model(checkpoint='', sizes='mt5_small')).make(target)
 
 

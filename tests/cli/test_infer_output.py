@@ -48,7 +48,7 @@ def test_a_chunk_of_0_bytes_is_not_complete(shard):
 def test_lines_are_compared_with_the_mark(shard):
   chunk = write_two_chunks(shard)
   chunk.write_text('{}\n')
-  with pytest.raises(ValueError, match=r'2 lines, .*COMPLETED says.* 1 lines'):
+  with pytest.raises(ValueError, match=r'2 lines.*COMPLETED.*1 lines'):
     finish(shard)
   assert not shard.path.exists()
 
@@ -58,7 +58,7 @@ def test_a_finished_shard_that_lost_lines_is_not_complete(shard):
   finish(shard)
   assert output.begin(shard, SETTINGS)['examples'] == 4
   shard.path.write_text('{}\n')
-  with pytest.raises(ValueError, match=r'should be 4 lines'):
+  with pytest.raises(ValueError, match='4 lines'):
     output.begin(shard, SETTINGS)
 
 
@@ -98,7 +98,7 @@ def test_a_chunk_of_other_settings_is_not_joined(shard):
   mark = output._mark_of(chunk)
   written = json.loads(mark.read_text())
   mark.write_text(json.dumps({**written, 'settings_digest': 'another'}))
-  with pytest.raises(ValueError, match='chunk00001 is of other settings'):
+  with pytest.raises(ValueError, match=r'chunk00001.*other settings'):
     finish(shard)
   assert not shard.path.exists()
 
@@ -147,7 +147,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
       begun.write_text('half')
       raise OSError(errno.ENOSPC, 'No space left on device')
 
-  with pytest.raises(ValueError, match=r'cannot write .*file: No space left'):
+  with pytest.raises(ValueError, match=r'cannot write.*No space'):
     fail()
   assert [other.name for other in tmp_path.iterdir()] == ['file']
   assert path.read_text() == 'old'

@@ -218,7 +218,7 @@ def test_decoded_targets_score_what_decoding_said(run, model, tmp_path):
   [
     ((), {'infer__mode': "'predict_all'"}, ['predict_all', 'score']),
     ((), {'Decoding__num_samples': 0}, ['num_samples', 'got 0']),
-    ((), {'Decoding__num_samples': 2}, ['num_samples 2 at temperature 0']),
+    ((), {'Decoding__num_samples': 2}, ['num_samples 2', 'temperature 0']),
     ((), BEAMS | {'Decoding__temperature': 1.0}, ['num_decodes 4', 'is 1']),
     ((), BEAMS | {'Decoding__alpha': -1.0}, ['alpha', '-1.0']),
     ((), {'Decoding__return_all_decodes': True}, ['give num_decodes']),
@@ -251,7 +251,7 @@ def test_targets_have_to_be_there(run, t5, tmp_path):
   task = tmp_path / 'task.txt'
   task.write_text('two dogs\n')
   refused = run(*argv(t5, task, tmp_path / 'out', **LENGTHS | SCORE))
-  assert_refused(refused, "example 1 has no targets, and infer.mode 'score'")
+  assert_refused(refused, 'example 1 has no targets', "mode 'score'")
 
 
 def test_a_dry_run_counts_the_caches_of_beams(run, t5, task, tmp_path):

@@ -26,14 +26,14 @@ BUCKET = 's3://bucket/name'
 )
 def test_a_path_that_is_not_local(path):
   for each in (path, path.replace('//', '/')):
-    with pytest.raises(ValueError, match='is neither on a local disk'):
+    with pytest.raises(ValueError, match='local disk'):
       user_path(each)
 
 
 def test_a_local_path():
   assert str(user_path('a:b/c')) == 'a:b/c'
   assert user_path('~/a').is_absolute()
-  with pytest.raises(ValueError, match='~no-one/a: no home folder of'):
+  with pytest.raises(ValueError, match=r'~no-one/a.*home'):
     user_path('~no-one/a')
 
 
@@ -44,7 +44,7 @@ def test_an_output_below_home(tmp_path, monkeypatch):
     outputs.check({'--json': '~/a.json'}, {})
     outputs.write_json('~/a.json', number)
     assert path.read_text() == f'{number}\n'
-  with pytest.raises(ValueError, match='--costs and --json are both'):
+  with pytest.raises(ValueError, match=r'--costs.*--json.*both'):
     outputs.check({'--json': '~/a.json'}, {'--costs': str(path)})
 
 
@@ -72,7 +72,7 @@ def test_infer(run, tmp_path, monkeypatch, bindings):
   if bindings.get('CHECKPOINT_PATH') == 'ende-mini':
     bindings = {**bindings, 'MODEL': None}
   command += [f'--gin.{name}={value!r}' for name, value in bindings.items()]
-  assert_refused(run(*command), BUCKET, 'is neither on a local disk')
+  assert_refused(run(*command), BUCKET, 'local disk')
   assert [path.name for path in tmp_path.iterdir()] == ['task.txt']
 
 
@@ -105,7 +105,7 @@ COMMANDS = {
 @pytest.mark.parametrize('command', COMMANDS.values(), ids=COMMANDS)
 def test_commands(run, tmp_path, monkeypatch, command):
   monkeypatch.chdir(tmp_path)
-  assert_refused(run(*command), BUCKET, 'is neither on a local disk')
+  assert_refused(run(*command), BUCKET, 'local disk')
   assert not list(tmp_path.iterdir())
 
 
@@ -114,10 +114,10 @@ def test_the_library(tmp_path, monkeypatch):
   runs = lambda: run_checkpoints.open_run(BUCKET, make_config(), keep=1)
   folders = lambda: replacing.new_folder(BUCKET)
   for door in (loading.locate, t5x.find):
-    with pytest.raises(ValueError, match='is neither on a local disk'):
+    with pytest.raises(ValueError, match='local disk'):
       door(BUCKET)
   for context in (runs, folders):
-    with pytest.raises(ValueError, match='neither on a local disk'), context():
+    with pytest.raises(ValueError, match='local disk'), context():
       pass
   patterns = run_checkpoints.open_run('run[1]', make_config(), keep=1)
   with pytest.raises(ValueError, match='for a pattern'):
@@ -129,5 +129,6 @@ def test_buckets_need_their_extra(run, monkeypatch):
   monkeypatch.setitem(sys.modules, 'gcsfs', None)
   assert_refused(
     run('merge', 'gs://bucket/out'),
-    'gs://bucket/out needs gcsfs: pip install specdec_jax[gcs]',
+    'gs://bucket/out',
+    'specdec_jax[gcs]',
   )

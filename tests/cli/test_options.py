@@ -192,7 +192,7 @@ def test_a_wrong_option_gets_one_sentence(run, no_model, command, case):
 def test_no_prompt_at_all(run, no_model):
   assert_refused(run('generate'), '--prompt', '--prompts', 'required')
   mistyped = run('generate', '--promt', 'a')
-  assert_refused(mistyped, '--promt', 'did you mean --prompt?')
+  assert_refused(mistyped, '--promt', 'mean --prompt?')
 
 
 def test_a_command_is_needed(run):
@@ -213,7 +213,7 @@ def test_an_unknown_option_points_to_the_help_of_its_command(run, command):
 
 def test_greedy_samples_would_all_be_one(run, no_model):
   result = run('generate', *PROMPT, '--num_return_sequences', '4')
-  assert_refused(result, '--num_return_sequences 4 at --temperature 0')
+  assert_refused(result, '--num_return_sequences 4', '--temperature 0')
 
 
 def test_an_empty_stop_is_refused(run, no_model):
@@ -235,24 +235,24 @@ def test_calibrate_measures_no_gamma_that_varies(run, no_model):
 def test_trees_are_not_for_all_that_chains_are_for(run, no_model):
   tree = ('--draft_model', 'x', '--tree', '4')
   result = run('calibrate', *PROMPT, *tree)
-  assert_refused(result, 'calibrate measures the drafts of a chain')
+  assert_refused(result, 'calibrate', 'chain')
   result = run('bench', *PROMPT, *tree, '--simulate_alpha', '0.5')
-  assert_refused(result, '--simulate_alpha accepts tokens of chains')
+  assert_refused(result, '--simulate_alpha', 'chains')
   result = run('bench', '--suite', '--num_continuations', '2')
-  assert_refused(result, '--num_continuations does not fit --suite')
+  assert_refused(result, '--num_continuations', '--suite')
 
 
 @pytest.mark.parametrize('command', ['generate', 'calibrate'])
 def test_auto_gamma_is_not_for_all_commands(run, no_model, command):
   result = run(command, *PROMPT, '--gamma', 'auto')
-  assert_refused(result, '--gamma auto is measured by bench and infer')
+  assert_refused(result, '--gamma auto', 'bench')
 
 
 def test_more_devices_than_there_are(run, no_model):
   result = run(
     'generate', *PROMPT, '--num_devices', '512', '--batch_size', '512'
   )
-  assert_refused(result, 'num_devices 512: there are ')
+  assert_refused(result, 'num_devices 512: ')
 
 
 @pytest.mark.parametrize('command', ['generate', 'bench', 'trace', 'doctor'])
@@ -275,7 +275,7 @@ def test_help_names_the_options(run, command):
 def test_rewriting_tokens_takes_no_option_of_prompts(run):
   usual = ('data', 'rewrite', '--model', 'x', '--tokens', 'x', '--out', 'x')
   result = run(*usual, '--max_new_tokens', '9')
-  assert_refused(result, '--max_new_tokens is for --prompts, not for --tokens')
+  assert_refused(result, '--max_new_tokens', '--prompts')
 
 
 def test_help_shows_defaults_as_they_are_typed(run):

@@ -155,14 +155,14 @@ def test_a_plan_says_whether_a_tree_beats_a_chain(run, folder):
     assert words in shown
     assert 'That is the most it can be' not in shown
   path = written(folder, tree_seconds=[1.0], **ranks, **prices)
-  assert_refused(run('plan', '--costs', path), 'two times each, got 1 and 2')
+  assert_refused(run('plan', '--costs', path), 'got 1 and 2')
   # Drafters that draft chains alone were measured without ranks.
   result = run('plan', '--costs', written(folder), '--json', '-')
   assert json.loads(result.out)['plans'][0]['tree'] is None
   path = written(folder, rank_rates='many')
-  assert_refused(run('plan', '--costs', path), 'rank_rates must be numbers')
+  assert_refused(run('plan', '--costs', path), 'rank_rates')
   path = written(folder, rank_rates=[0.9, 0.8])
-  assert_refused(run('plan', '--costs', path), 'rank rates sum to at most 1')
+  assert_refused(run('plan', '--costs', path), 'sum to at most 1')
 
 
 def test_many_tokens_are_so_many_chip_hours(run, folder):
@@ -192,35 +192,35 @@ def test_many_tokens_are_so_many_chip_hours(run, folder):
   ('options', 'words'),
   [
     ((), 'give --costs FILE'),
-    (('--costs', 'x', '--price', '2'), '--price 2 needs --tokens'),
-    (('--tokens', '0'), 'must be a number from 1 on, got 0'),
-    (('--costs', 'none.json'), 'cannot read --costs none.json'),
+    (('--costs', 'x', '--price', '2'), '--price 2 needs'),
+    (('--tokens', '0'), 'from 1 on, got 0'),
+    (('--costs', 'none.json'), '--costs none.json'),
     (('--target', 't5_1_1_xxl', '--draft', 't5_1_1_small'), '--topology'),
     (
       ('--target', 'nobody', '--draft', 'gpt_6m', '--topology', 'v4:1x1x1'),
-      "no sizes are called 'nobody'",
+      "called 'nobody'",
     ),
     (
       ('--target', 't5_mini', '--draft', 'lm_nano', '--topology', 'v4:1x1x1'),
-      'just one of t5_mini, lm_nano has an encoder',
+      'just one of t5_mini, lm_nano',
     ),
     (
       ('--target', 't5_mini', '--draft', 't5_nano', '--topology', 'v9:1x1'),
-      "no topology is called 'v9:1x1'",
+      "'v9:1x1'",
     ),
     # Logits of one vocabulary may be padded differently, by a little.
     (
       ('--target', 'qwen2_5_7b', '--draft', 'qwen2_5_0_5b', '--topology', 'v9'),
-      "no topology is called 'v9'",
+      "topology is called 'v9'",
     ),
     (
       ('--target', 'qwen3_8b', '--draft', 'llama_3_2_1b', '--topology', 'v9'),
-      'qwen3_8b has 151936 token ids, llama_3_2_1b 128256',
+      '151936 token ids',
     ),
-    (('--costs', 'x', '--target', 't5_mini'), 'give one or the other'),
-    (('--costs', 'x', '--batch_size', '2'), '--costs has its own'),
-    (('--costs', 'x', '--dtype', 'float32'), '--dtype is for costs that'),
-    (('--alpha', '2'), 'must be a number in [0, 1]'),
+    (('--costs', 'x', '--target', 't5_mini'), 'one or the other'),
+    (('--costs', 'x', '--batch_size', '2'), '--costs has'),
+    (('--costs', 'x', '--dtype', 'float32'), '--dtype is for'),
+    (('--alpha', '2'), 'in [0, 1]'),
   ],
 )
 def test_bad_input_is_one_sentence(run, options, words):
@@ -233,24 +233,24 @@ def test_a_file_of_another_kind_and_a_gamma_beyond_it_are_refused(run, folder):
   path = written(folder)
   assert_refused(
     run('plan', '--costs', path, '--max_gamma', '7'),
-    'is beyond gamma 6',
-    'calibrate with --gamma 7',
+    'beyond gamma 6',
+    '--gamma 7',
   )
 
 
 @pytest.mark.parametrize(
   ('changes', 'words'),
   [
-    ({'batch_size': 0}, 'batch_size must lie in [1, inf], got 0'),
+    ({'batch_size': 0}, '[1, inf], got 0'),
     ({'batch_size': None}, 'batch_size must be a number, and is None'),
-    ({'widths': [1], 'target_seconds': [1.0]}, 'T(2) is not known'),
+    ({'widths': [1], 'target_seconds': [1.0]}, 'T(2)'),
     ({'widths': ['1', 4]}, "widths must be numbers, and is ['1', 4]"),
     ({'target_seconds': True}, 'target_seconds must be numbers, and is True'),
     ({'model': 3}, 'model must be a text, and is 3'),
     ({'profile': 0.5}, 'profile must be numbers, and is 0.5'),
     ({'num_devices': '4'}, "num_devices must be a number, and is '4'"),
-    ({'alpha_interval': [0.5]}, 'alpha_interval must be two numbers'),
-    ({'draft_seconds': float('inf')}, 'draft_seconds must be a number, and'),
+    ({'alpha_interval': [0.5]}, 'alpha_interval must be two'),
+    ({'draft_seconds': float('inf')}, 'draft_seconds must be'),
     ({'c_hat': 10**400}, 'c_hat must be a number, and is 1000'),
   ],
 )
@@ -263,7 +263,7 @@ def test_a_file_with_a_wrong_figure_is_one_sentence(
 def test_a_file_that_lacks_a_figure_is_one_sentence(run, folder):
   path = folder / 'short.json'
   path.write_text(json.dumps({'kind': calibrate.KIND}))
-  assert_refused(run('plan', '--costs', path), 'widths must be numbers, and is')
+  assert_refused(run('plan', '--costs', path), 'widths must be numbers')
 
 
 @pytest.mark.parametrize('width', ['50', '80'])

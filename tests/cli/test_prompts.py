@@ -57,7 +57,7 @@ def test_standard_input_is_utf8_whatever_the_locale(monkeypatch):
 def test_a_closed_standard_input_is_refused(run, monkeypatch):
   monkeypatch.setattr(sys, 'stdin', None)
   result = run('generate', '--prompts', '-')
-  assert_refused(result, 'standard input is closed, and --prompts - reads it')
+  assert_refused(result, 'standard input', '--prompts -')
 
 
 def test_a_file_may_hold_conversations(run, model, tmp_path):
@@ -111,6 +111,4 @@ def test_a_special_token_without_an_embedding(run, make_model):
   model = make_model('without_images', tokenizer=tokenizer)
   command = ('generate', '--model', model, '--max_new_tokens', '4', '--prompt')
   assert run(*command, 'a b').status == 0
-  assert_refused(
-    run(*command, 'a <image> b'), "prompt 1 has token '<image>', for which the"
-  )
+  assert_refused(run(*command, 'a <image> b'), "prompt 1 has token '<image>'")

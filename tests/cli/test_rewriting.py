@@ -99,7 +99,7 @@ def test_texts_are_those_of_generate(
   assert again.out == f'{out} is complete already\n'
   tiny.assert_refused(
     rewrite(out, '--chat', '--layers', '1', '1', '--seed=3'),
-    'seed was 0, now 3',
+    'seed was 0',
     str(out),
   )
 
@@ -129,7 +129,7 @@ def test_parts_take_temperatures_in_turn(rewrite, tmp_path):
     (('--layers', '1'), {'--model': 'lm-nano'}, ('lm-nano', 'Llama')),
     ((), {'--max_new_tokens': 500}, ('prompt 8', '500', '128')),
     (('--system', 'a'), {}, ('--system', '--chat')),
-    (('--overwrite',), {}, ('--overwrite is for --tokens, not for --prompts',)),
+    (('--overwrite',), {}, ('--overwrite', '--tokens')),
   ],
 )
 def test_what_cannot_be_written(rewrite, tmp_path, options, changes, parts):
@@ -144,8 +144,8 @@ def test_damage_is_named(rewrite, tmp_path):
   path = written_texts.part_path(out, 0)
   tokens = np.load(path / 'tokens.npy')
   np.save(path / 'tokens.npy', tokens[:-1])
-  with pytest.raises(ValueError, match='part-00000 is damaged: log_probs'):
+  with pytest.raises(ValueError, match=r'part-00000.*log_probs'):
     written_texts.load_part(out, 0)
   (path / 'tokens.npy').write_bytes(b'')
-  with pytest.raises(ValueError, match=r'tokens\.npy is missing or damaged'):
+  with pytest.raises(ValueError, match=r'tokens\.npy.*missing'):
     written_texts.load_part(out, 0)

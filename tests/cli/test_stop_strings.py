@@ -153,4 +153,4 @@ def test_colours_end_there_too(run, model, generate):
 def test_a_special_token_is_no_stop(run, model):
   result = run('generate', '--model', model, '--prompt', 'ab',
                '--max_new_tokens', '4', '--stop', '<|im_end|>')  # fmt: skip
-  tiny.assert_refused(result, "the stop string '<|im_end|>' is a special token")
+  tiny.assert_refused(result, "'<|im_end|>' is a special")

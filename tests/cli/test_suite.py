@@ -61,7 +61,7 @@ def test_a_suite_goes_on_where_it_stopped(run, make_model, tmp_path):
   assert run(*argv).status == 0
   assert (cells[0].read_bytes(), missing.exists()) == (kept, True)
   other = run(*argv, '--seed', '1')
-  assert_refused(other, 'was begun with seed None, not 1: give another --out')
+  assert_refused(other, 'seed None, not 1', '--out')
   settings = tmp_path / 'settings.json'
   for commit, advice in (
     ('abc123', 'do not mix: check out abc123 to go on, or give another --out'),
@@ -102,23 +102,23 @@ def test_drafters_of_an_encoder_decoder_have_their_own_states(
   [
     (
       ('--suite', '--gamma', '4'),
-      '--gamma does not fit --suite: give --gammas',
+      '--gamma does',
     ),
-    (('--suite', '--prompt', 'a'), '--prompt does not fit --suite'),
-    (('--prompt', 'a', '--gammas', '4'), '--gammas is for --suite'),
-    ((), 'give --prompt, --prompts or --suite'),
-    (('--suite', '--drafters', 'model'), 'model is written KIND=MODEL'),
-    (('--suite', '--drafters', 'medusa'), "'medusa' is none of prompt_lookup"),
-    (('--suite', '--drafters', 'eagle+tree=x'), "eagle has no 'tree'"),
+    (('--suite', '--prompt', 'a'), '--prompt does'),
+    (('--prompt', 'a', '--gammas', '4'), '--gammas'),
+    ((), '--prompt, --prompts or --suite'),
+    (('--suite', '--drafters', 'model'), 'KIND=MODEL'),
+    (('--suite', '--drafters', 'medusa'), "'medusa' is none"),
+    (('--suite', '--drafters', 'eagle+tree=x'), "no 'tree'"),
     (('--suite', '--batch_sizes', '8'), 'raise --suite_prompts'),
     (
       ('--suite', '--top_k', '5'),
-      '--top_k 5 changes nothing at --temperature 0',
+      '--top_k 5',
     ),
-    (('--suite', '--categories', 'poems'), "'poems' is none of chat,"),
+    (('--suite', '--categories', 'poems'), "'poems' is none"),
     (
       ('--suite', '--drafters', 'none', '--max_ngram', '2'),
-      '--max_ngram is for none of none',
+      '--max_ngram is for',
     ),
   ],
 )
@@ -190,7 +190,7 @@ def test_public_sets_are_read_in_their_layouts(tmp_path):
   assert suite_prompts.public('SPEED-Bench', tmp_path) == expected
   text = 'FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE'
   write(path, category='qa', turns=[text])
-  with pytest.raises(ValueError, match='line 1 has a placeholder for its text'):
+  with pytest.raises(ValueError, match=r'line 1.*placeholder'):
     suite_prompts.public('SPEED-Bench', tmp_path)
   for name in suite_prompts.PUBLIC:
     with pytest.raises(ValueError, match=f'none is no {name}: it has no '):

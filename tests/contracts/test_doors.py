@@ -442,7 +442,7 @@ def test_a_drafter_says_what_kind_it_is(name, folder, capfd):
   tiny.assert_refused(
     tiny.run(capfd, 'generate', *models, '--prompt', 'a'),
     path,
-    f'only drafts for a model: give it as --draft_model, with --drafter {name}',
+    f'--draft_model, with --drafter {name}',
   )
   with pytest.raises(ValueError, match=f'draft_model, with drafter {name}$'):
     specdec_jax.load(target, draft_model=path)

@@ -244,11 +244,11 @@ def test_layers_are_told_stack_by_stack():
 
 
 def test_what_only_drafts_is_no_language_model():
-  with pytest.raises(ValueError, match='a block_heads only drafts'):
+  with pytest.raises(ValueError, match='block_heads only'):
     families.language_model(CONFIGS['block_heads'])
-  with pytest.raises(ValueError, match='a t5 is no Spec-Drafter'):
+  with pytest.raises(ValueError, match=r't5.*Spec-Drafter'):
     families.block_model(CONFIGS['t5'])
-  with pytest.raises(ValueError, match='a TableConfig is of no family'):
+  with pytest.raises(ValueError, match='TableConfig'):
     families.of(TableConfig(vocab_size=4))
 
 

@@ -84,7 +84,7 @@ def test_too_little_text_for_a_vocabulary(corpus, tmp_path, capfd):
 def test_a_vocabulary_of_a_file_of_no_text(tmp_path, capfd):
   (tmp_path / 'a.md').write_text('text')
   assert train(tmp_path / 'a.md', tmp_path / 'spm.model') == 2
-  assert 'should end in one of .jsonl, .tsv, .txt' in capfd.readouterr().err
+  assert '.jsonl, .tsv, .txt' in capfd.readouterr().err
 
 
 def test_examples_come_back(corpus, model, tmp_path):
@@ -177,7 +177,7 @@ def test_tables_and_prefixes(model, tmp_path, capfd):
   (tmp_path / 'b.txt').write_text('tool\n')
   options = ['--prefix', 'of: ']
   assert prepare(tmp_path / 'b.txt', model, tmp_path / 'no', *options) == 2
-  assert "b.txt has no inputs to put 'of: ' before" in capfd.readouterr().err
+  assert 'b.txt has no inputs' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_malformed_text(model, tmp_path, capfd, name, text, reason):
 def test_a_file_that_is_no_vocabulary(corpus, tmp_path, capfd):
   (tmp_path / 'bad.model').write_bytes(b'no model')
   assert prepare(corpus, tmp_path / 'bad.model', tmp_path / 'out') == 2
-  assert 'is no SentencePiece model' in capfd.readouterr().err
+  assert 'no SentencePiece' in capfd.readouterr().err
 
 
 def test_damaged_token_files(tmp_path):
@@ -227,10 +227,10 @@ def test_damaged_token_files(tmp_path):
   content = path.read_bytes()
   for damaged in (content[:-60], content[:90], b'', b'text'):
     path.write_bytes(damaged)
-    with pytest.raises(ValueError, match='not a token file, or is damaged'):
+    with pytest.raises(ValueError, match='not a token file'):
       token_files.load(path)
   np.savez(path, targets=tokens.targets, target_offsets=np.array([0, 3]))
-  with pytest.raises(ValueError, match='offsets do not divide 5 tokens'):
+  with pytest.raises(ValueError, match=r'offsets.*5 tokens'):
     token_files.load(path)
   np.savez(path, other=tokens.targets)
   with pytest.raises(ValueError, match=r"it has \['other'\]"):

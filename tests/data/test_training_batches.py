@@ -69,9 +69,7 @@ def test_a_language_model_has_no_encoder(tokens):
 
 
 def test_examples_longer_than_a_row(tokens):
-  with pytest.raises(
-    ValueError, match=r'23 encoder_input tokens, .* room for 9'
-  ):
+  with pytest.raises(ValueError, match=r'23 encoder_input.*for 9'):
     training_batches.pack(tokens, input_length=9, target_length=16)
 
 
@@ -114,5 +112,5 @@ def test_evaluation_sees_every_row_once(tokens, rows):
 
 
 def test_too_few_rows(rows):
-  with pytest.raises(ValueError, match='a batch of 5000 rows cannot be had of'):
+  with pytest.raises(ValueError, match='5000 rows'):
     training_batches.batch(rows, 0, batch_size=5000)

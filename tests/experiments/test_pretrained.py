@@ -199,13 +199,13 @@ def test_what_cannot_be_shipped(folder, shipped, tmp_path, capsys):
   shutil.copytree(folder / 'target', copy)
   shutil.rmtree(copy / 'model')
   assert ship(tmp_path, 'toy-mini', 'run') == 2
-  assert 'is no finished run' in capsys.readouterr().err
+  assert 'no finished run' in capsys.readouterr().err
   assert ship(folder, 'toy-mini', 'target') == 0
   assert ship(folder, 'toy-mini', 'target') == 2
   assert '--overwrite replaces it' in capsys.readouterr().err
   (shipped / 'spiece.model').write_bytes(b'another')
   assert ship(folder, 'toy-nano', 'near') == 2
-  assert 'is not the vocabulary of' in capsys.readouterr().err
+  assert 'not the vocabulary' in capsys.readouterr().err
   assert pretrained.names() == ('toy-mini',)
 
 
@@ -219,7 +219,7 @@ def test_other_networks_are_shipped_in_our_format(
   weights = toy_t5.params(config, seed=3)
   write_run(tmp_path / 'lm', config, weights, folder / 'tokens', words)
   assert ship(tmp_path, 'lm-toy', 'lm') == 2
-  assert 'is no manifest of corpora' in capsys.readouterr().err
+  assert 'no manifest' in capsys.readouterr().err
   assert pretrained.names() == ()
   shutil.copy(folder / 'manifest.json', tmp_path)
   assert ship(tmp_path, 'lm-toy', 'lm') == 0
@@ -286,7 +286,7 @@ def test_an_eagle_drafter_is_shipped_and_drafts_by_its_name(
   assert main([*command, '--name=toy-eagle']) == 0
   capfd.readouterr()
   assert main([*command, '--name=other']) == 2
-  assert 'has no row of the drafter other' in capfd.readouterr().err
+  assert 'drafter other' in capfd.readouterr().err
   text = (shipped / 'toy-eagle' / 'README.md').read_text()
   for words in (
     'EAGLE-3 drafter for ',

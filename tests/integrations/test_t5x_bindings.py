@@ -185,7 +185,7 @@ def test_the_default_of_t5_s_files_is_greedy(parse):
     ),
     (
       ['decode_fn = @warm/decoding.temperature_sample'],
-      'decode_fn is in a scope of gin',
+      'decode_fn.*scope',
     ),
     (['decode_fn = @models.remove_prefix'], 'decode_fn .*remove_prefix'),
     (
@@ -193,7 +193,7 @@ def test_the_default_of_t5_s_files_is_greedy(parse):
         'decode_fn = @decoding.temperature_sample',
         'decoding.temperature_sample.topp = 0.5',
       ],
-      'topk 1 and topp 0.5',
+      'topk 1.*topp 0.5',
     ),
   ],
 )
@@ -239,7 +239,5 @@ def test_other_arguments_of_the_users_model_are_honoured(parse, kind):
 @pytest.mark.parametrize('kind', KINDS)
 def test_misspelt_arguments_are_named(parse, kind):
   value = parse(kind, f'{PLUGIN[kind]}.temprature = 0.5')
-  with pytest.raises(
-    ValueError, match=r"'temprature'.* did you mean 'temperature'"
-  ):
+  with pytest.raises(ValueError, match=r"'temprature'.*'temperature'"):
     value('MODEL')

@@ -120,10 +120,10 @@ def own_settings(tmp_path_factory):
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'gamma': 'auto'}, 'gamma auto measures the first rows'),
-    ({'gamma': 'x'}, "gamma 'x' is neither a number"),
-    ({'top_k': 3}, 'top_k 3 changes nothing at temperature 0'),
-    ({'min_p': 0.1}, r'min_p 0\.1 changes nothing at temperature 0'),
+    ({'gamma': 'auto'}, 'gamma auto'),
+    ({'gamma': 'x'}, "gamma 'x'"),
+    ({'top_k': 3}, 'top_k 3 .*temperature 0'),
+    ({'min_p': 0.1}, r'min_p 0\.1 .*temperature 0'),
     ({'drafter': 'none', 'verification': 'top_beta'}, 'top_beta.* nothing'),
   ],
 )
@@ -197,9 +197,7 @@ def test_drafts_may_be_trees(target, plain, drafter, options):
 def test_eagle_is_for_no_t5(target, tmp_path):
   config = toy_eagle.config(toy.llama_config(Sizes().vocab_size))
   orbax.save(tmp_path, config, toy_eagle.params(config, seed=0))
-  with pytest.raises(
-    ValueError, match='for a decoder-only target of the Llama'
-  ):
+  with pytest.raises(ValueError, match='decoder-only target'):
     _decoded(target, drafter='eagle', drafter_checkpoint=str(tmp_path))
 
 
@@ -228,8 +226,8 @@ def test_plain_decoding_drafts_nothing(target):
 @pytest.mark.parametrize(
   ('gamma', 'message'),
   [
-    (LENGTH + 1, r'gamma is 9, .* room for 8 tokens: set gamma to 8 or less'),
-    (10**6, 'gamma must be at most .*, got 1000000'),
+    (LENGTH + 1, 'gamma is 9.*8 tokens'),
+    (10**6, 'gamma.*got 1000000'),
   ],
 )
 def test_drafts_longer_than_a_row_are_refused(target, gamma, message):
@@ -246,7 +244,7 @@ def test_misspelt_arguments_of_the_decode_fn_are_named(target, name, near):
   params, _ = target
   with pytest.raises(
     ValueError,
-    match=f"no argument '{name}', did you mean '{near}'.* It takes beta, ",
+    match=f"'{name}'.*'{near}'.*beta, ",
   ):
     decode(params, INPUTS, **{name: 1})
 
@@ -305,7 +303,7 @@ def test_a_draft_model_joins_the_users_own_transformations(is_resuming):
 
 
 def test_draft_models_elsewhere_are_refused():
-  with pytest.raises(ValueError, match=r's3://bucket/small is neither on'):
+  with pytest.raises(ValueError, match='s3://bucket/small is neither'):
     t5x.load_draft(
       {'target': {}},
       {'target': {'draft': {'w': np.zeros(2)}}},

@@ -148,11 +148,11 @@ def test_decode_fn_gives_the_greedy_tokens(target):
 @pytest.mark.parametrize(
   ('step', 'message'),
   [
-    (lambda state: state, 'not a functools.partial .* no module'),
+    (lambda state: state, 'functools.partial.*no module'),
     (step_of(max_decode_length=3), r"arguments \['max_decode_length'\]"),
     (
       step_of(params={}, max_decode_length=3, soft_prompt=0),
-      "'soft_prompt'.* This T5X is not",
+      "'soft_prompt'.*This T5X",
     ),
   ],
 )
@@ -164,7 +164,7 @@ def test_another_contract_is_refused(step, message):
 def test_bidirectional_inputs_are_refused():
   model = Model(DecoderOnlySizes())
   model._inputs_bidirectional_attention = True
-  with pytest.raises(ValueError, match='decodes causal models only'):
+  with pytest.raises(ValueError, match='causal models'):
     t5x.speculative_decode(
       jnp.zeros((1, 4), jnp.int32), {}, model.step({}, None), EOS
     )
@@ -175,31 +175,31 @@ def test_bidirectional_inputs_are_refused():
   [
     ({'num_decodes': 4}, 'num_decodes is 4'),
     ({'cache_offset': 1}, 'scans its layers'),
-    ({'drafter': 'model'}, 'a decode_fn has no draft model'),
-    ({'drafter': 'oracle'}, "'oracle' is none of prompt_lookup"),
-    ({'verification': 'best'}, "'best' is none of speculative_sampling"),
+    ({'drafter': 'model'}, 'decode_fn.*no draft'),
+    ({'drafter': 'oracle'}, "'oracle'.*prompt_lookup"),
+    ({'verification': 'best'}, "'best'.*speculative_sampling"),
     (
       {'verification': 'greedy', 'temperature': 0.5},
-      'verification greedy decodes the argmax: it needs temperature 0, got 0.5',
+      'greedy.*temperature 0, got 0.5',
     ),
-    ({'temperature': 1e-38}, 'at least 1e-06, .*: got 1e-38'),
-    ({'drafter': 'ngram'}, 'drafter ngram needs ngram_text, the file to count'),
-    ({'ngram_text': 'x'}, 'ngram_text is for drafter ngram, not prompt_lookup'),
+    ({'temperature': 1e-38}, '1e-06.*got 1e-38'),
+    ({'drafter': 'ngram'}, 'ngram needs ngram_text'),
+    ({'ngram_text': 'x'}, 'ngram_text is for.*prompt_lookup'),
     (
       {'drafter': 'block_heads'},
-      "'block_heads' needs a drafter_checkpoint; see",
+      "'block_heads' needs.*drafter_checkpoint",
     ),
     (
       {'drafter_checkpoint': 'x'},
-      "'prompt_lookup' takes no drafter_checkpoint",
+      "'prompt_lookup' takes.*drafter_checkpoint",
     ),
-    ({'lenience': 0.5}, 'lenience 0.5 changes nothing at temperature 0'),
+    ({'lenience': 0.5}, 'lenience 0.5 .*temperature 0'),
     (
       {'beta': 2},
-      'beta is for verification top_beta, not speculative_sampling',
+      'beta is for.*top_beta',
     ),
-    ({'gamma': 0}, 'gamma must be an integer of at least 1, got 0'),
-    ({'top_k': 0}, 'top_k must be an integer of at least 1'),
+    ({'gamma': 0}, 'gamma.*got 0'),
+    ({'top_k': 0}, 'top_k.*at least 1'),
   ],
 )
 def test_bad_settings_are_one_sentence(target, kwargs, message):
@@ -224,10 +224,10 @@ class SizesOfTomorrow(Sizes):
   [
     (Network(Sizes(), scan_layers=True), 'scans its layers'),
     (Network(SizesOfTomorrow()), r"has \['num_experts'\] besides"),
-    (Network(None), 'is not a network that speculation knows'),
+    (Network(None), 'not a network'),
     (
       Network(Sizes(mlp_activations=('swish', 'linear'))),
-      r"\['swish'\] are none of gelu",
+      r"\['swish'\] are none",
     ),
   ],
 )
@@ -263,11 +263,11 @@ def test_other_parameters_are_refused(target):
   params, config, _ = target
   check = functools.partial(t5_networks.params_of, config=config, role='target')
   wider = dataclasses.replace(config, mlp_dim=13)
-  with pytest.raises(ValueError, match=r'mlp/wi_0/kernel of the target has sh'):
+  with pytest.raises(ValueError, match=r'mlp/wi_0/kernel.*has sh'):
     t5_networks.params_of(params, wider, role='target')
-  with pytest.raises(ValueError, match=r'extra .* expects no such parameter'):
+  with pytest.raises(ValueError, match=r'extra .*no such'):
     check(params | {'extra': jnp.zeros(1)})
-  with pytest.raises(ValueError, match='none: it is missing'):
+  with pytest.raises(ValueError, match=r'none: .*missing'):
     check({k: v for k, v in params.items() if k != 'encoder'})
 
 
@@ -282,20 +282,16 @@ def networks(draft, *, module=None, **settings):
 
 
 def test_draft_models_that_do_not_fit_are_refused(target):
-  with pytest.raises(ValueError, match='7 token ids, the draft model 6 and'):
+  with pytest.raises(ValueError, match=r'7 token ids.*6'):
     networks(Network(Sizes(vocab_size=6)))
-  with pytest.raises(
-    ValueError, match='encoder-decoder and draft_module decoder-o'
-  ):
+  with pytest.raises(ValueError, match='draft_module decoder-o'):
     networks(Network(DecoderOnlySizes()))
-  with pytest.raises(
-    ValueError, match="'model' needs a draft_module; see docs"
-  ):
+  with pytest.raises(ValueError, match=r"'model' needs.*draft_module"):
     networks(None)
   with pytest.raises(ValueError, match="'prompt_lookup' takes no draft_module"):
     networks(Network(Sizes()), drafter='prompt_lookup')
   params, _, prompt = target
-  with pytest.raises(ValueError, match=r'no parameters of the draft model'):
+  with pytest.raises(ValueError, match='no parameters'):
     decoding.decode(
       params,
       None,
@@ -338,9 +334,9 @@ def test_ngram_text_is_counted(tmp_path):
     (), jax.random.split(jax.random.key(0), 1), context, ()
   )
   assert draft.tokens.tolist() == [[3, 2, 3, 2]]
-  with pytest.raises(ValueError, match=r'ngram_text: cannot read .*nowhere'):
+  with pytest.raises(ValueError, match=r'ngram_text.*nowhere'):
     networks(None, drafter='ngram', ngram_text=str(tmp_path / 'nowhere'))
-  with pytest.raises(ValueError, match=r's3://bucket/text is neither on'):
+  with pytest.raises(ValueError, match='s3://bucket/text is neither'):
     networks(None, drafter='ngram', ngram_text='s3://bucket/text')
 
 
@@ -418,7 +414,7 @@ def test_load_draft_reads_both_formats(folder):
   )
   assert 'draft' not in restored['target']
   assert t5x.load_draft(restored, {}, path=path, is_resuming=True) is restored
-  with pytest.raises(ValueError, match='has no draft model to load'):
+  with pytest.raises(ValueError, match='no draft model'):
     t5x.load_draft(restored, {'target': {}}, path=path)
 
 
@@ -430,5 +426,5 @@ def test_load_draft_reads_both_formats(folder):
   'make', [t5x.SpeculativeEncoderDecoderModel, t5x.SpeculativeDecoderOnlyModel]
 )
 def test_without_t5x_models_say_what_to_install(make):
-  with pytest.raises(ImportError, match=r'install it from .*docs/t5x.md'):
+  with pytest.raises(ImportError, match=r'install.*docs/t5x.md'):
     make(None, drafter='prompt_lookup')

@@ -42,5 +42,5 @@ def test_every_token_passes_with_the_chance_whatever_the_models_say():
 
 
 def test_a_chance_that_is_none_is_refused():
-  with pytest.raises(ValueError, match=r'alpha must lie in \[0, 1\], got 1.5'):
+  with pytest.raises(ValueError, match=r'alpha.*got 1.5'):
     simulated_acceptance(None, None, None, alpha=1.5)

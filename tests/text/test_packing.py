@@ -53,8 +53,8 @@ def test_the_longest_row_is_the_width():
   ('rows', 'width', 'message'),
   [
     ([], None, 'no rows'),
-    ([[1], []], None, 'row 2 is empty'),
-    ([[1], [1, 2, 3]], 2, 'row 2 has 3 tokens, the buffer has room for 2'),
+    ([[1], []], None, 'row 2.*empty'),
+    ([[1], [1, 2, 3]], 2, 'row 2 .*3 tokens'),
   ],
 )
 def test_the_row_at_fault_is_named(rows, width, message):

@@ -71,7 +71,7 @@ def test_sentinels_are_those_that_fit_the_embeddings(num_rows, vocab_size):
 
 
 def test_too_many_sentinels_are_refused():
-  with pytest.raises(ValueError, match='1000000000 sentinels cannot follow'):
+  with pytest.raises(ValueError, match='1000000000 sentinels'):
     sentencepiece_vocabulary.load(MODEL, extra_ids=10**9)
 
 
@@ -111,7 +111,7 @@ def test_streaming_gives_the_whole_text(t5):
 
 def test_vocabularies_of_two_models_are_compared(plain, t5):
   vocabularies.check_same_vocabulary(plain, plain)
-  with pytest.raises(ValueError, match='only the draft model has id 85'):
+  with pytest.raises(ValueError, match=r'draft model.*id 85'):
     vocabularies.check_same_vocabulary(plain, t5)
 
 
@@ -128,7 +128,7 @@ def test_files_that_are_no_model(tmp_path):
   bad = content + piece, content + piece * 2
   for text in (b'', b'abc', content[:1000], *bad):
     path.write_bytes(text)
-    with pytest.raises(ValueError, match='is no SentencePiece model, or'):
+    with pytest.raises(ValueError, match='no SentencePiece'):
       sentencepiece_vocabulary.load(path)
   path.unlink()
   with pytest.raises(ValueError, match='No such file'):

@@ -52,10 +52,10 @@ def test_text_and_tsv(tmp_path):
   [
     (b'', 'holds no example'),
     (b'\xff', 'not UTF-8'),
-    (b'{"inputs": "a"}\n{', 'line 2 is not JSON'),
-    (b'[1]', 'line 1 is no JSON object'),
-    (b'{"text": "a"}', 'no text under "inputs"; its keys: \'text\''),
-    (b'{"inputs": "a", "targets": 1}', 'no text under "targets"; its keys'),
+    (b'{"inputs": "a"}\n{', 'line 2.*JSON'),
+    (b'[1]', 'line 1.*object'),
+    (b'{"text": "a"}', '"inputs".*\'text\''),
+    (b'{"inputs": "a", "targets": 1}', 'no text.*"targets"'),
     (b'{"inputs": "\\ud800"}', 'not valid Unicode'),
   ],
 )
@@ -67,7 +67,7 @@ def test_bad_files(tmp_path, content, part):
 
 
 def test_unknown_tasks():
-  with pytest.raises(ValueError, match=r'there is no file .*none\.jsonl'):
+  with pytest.raises(ValueError, match=r'none\.jsonl'):
     tasks.find('none.jsonl')
   with pytest.raises(ValueError, match='near are wmt_t2t_ende_v003'):
     tasks.find('wmt_t2t_ende')

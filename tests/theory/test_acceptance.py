@@ -184,18 +184,18 @@ def test_block_verification_of_equal_and_of_one_hot_distributions():
 @pytest.mark.parametrize(
   ('function', 'arguments', 'message'),
   [
-    (theory.expected_tokens, (1.2, 3), r'alpha .* \[0, 1\], got 1.2'),
+    (theory.expected_tokens, (1.2, 3), 'alpha.*got 1.2'),
     (theory.expected_tokens, (0.5, -1), 'gamma .* got -1'),
     (theory.expected_tokens, (np.nan, 3), 'alpha .* got nan'),
     (theory.expected_tokens_of_profile, ([0.5, 2.0],), 'profile .* got 2'),
     (theory.expected_tokens_of_profile, (0.5,), 'axis of positions'),
     (theory.oracle_tokens, (-0.1,), 'alpha .* got -0.1'),
-    (theory.alpha_from_block_efficiency, (4.5, 3), '4.5 is above .* 4'),
+    (theory.alpha_from_block_efficiency, (4.5, 3), '4.5.*4'),
     (theory.alpha_from_block_efficiency, (0.5, 3), 'block_efficiency'),
-    (theory.alpha_from_block_efficiency, (1.0, 0), 'gamma must be above 0'),
-    (theory.acceptance_rate, ([0.5, 0.4], [0.5, 0.5]), 'p must sum to 1'),
+    (theory.alpha_from_block_efficiency, (1.0, 0), 'gamma.*above 0'),
+    (theory.acceptance_rate, ([0.5, 0.4], [0.5, 0.5]), 'p must sum'),
     (theory.acceptance_rate, ([0.5, 0.5], [1.5, -0.5]), 'q must lie'),
-    (theory.acceptance_rate, ([1.0], [0.5, 0.5]), 'vocabulary of 1, q one'),
+    (theory.acceptance_rate, ([1.0], [0.5, 0.5]), 'vocabulary of 1'),
     (theory.acceptance_rate, (1.0, 1.0), 'vocabulary axis'),
     (theory.acceptance_rate, ([1.0], [1.0], 0), 'lenience .* above 0'),
     (theory.acceptance_rate, ([1.0], [1.0], 1.5), 'lenience .* got 1.5'),
@@ -245,11 +245,11 @@ def test_runs_are_what_drawing_the_acceptances_gives():
 @pytest.mark.parametrize(
   ('rates', 'gamma', 'words'),
   [
-    ([0.5, 1.5], 2, 'rates must lie in'),
-    ([[0.5]], 2, 'rates must be those of one text'),
-    ([0.5], -1, 'gamma must be a whole number'),
-    ([0.5], np.inf, 'gamma must be a whole number of at least 0, got inf'),
-    ([0.5], np.nan, 'gamma must be a whole number of at least 0, got nan'),
+    ([0.5, 1.5], 2, 'rates must lie'),
+    ([[0.5]], 2, 'rates.*one text'),
+    ([0.5], -1, 'gamma.*got -1'),
+    ([0.5], np.inf, 'gamma.*got inf'),
+    ([0.5], np.nan, 'gamma.*got nan'),
   ],
 )
 def test_runs_of_nonsense_are_refused(rates, gamma, words):

@@ -158,7 +158,7 @@ def test_prefills_and_idle_rows_count():
 
 
 def test_gamma_0_and_another_must_be_tried():
-  with pytest.raises(ValueError, match='gamma 0 was not tried'):
+  with pytest.raises(ValueError, match='gamma 0 was'):
     choosing.choose([trial(0.5, 2, 1.0)], 1)
-  with pytest.raises(ValueError, match='no gamma but 0 was tried'):
+  with pytest.raises(ValueError, match='but 0 was'):
     choosing.choose([trial(0.5, 0, 1.0)], 1)

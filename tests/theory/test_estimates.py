@@ -35,5 +35,5 @@ def test_intervals_are_of_rows():
 def test_one_row_has_no_interval_and_none_no_ratio():
   one = np.ones(1)
   assert estimates.ratio(0.5 * one, one) == (0.5, None)
-  with pytest.raises(ValueError, match='nothing was counted in 3 rows'):
+  with pytest.raises(ValueError, match=r'counted.*3 rows'):
     estimates.ratio(np.zeros(3), np.zeros(3))

@@ -100,7 +100,7 @@ def test_a_rate_a_position():
       theory.expected_tokens_of_profile(profile[: choice.gamma])
     )
   assert planner.plan(profile, costs(c=0), max_gamma=4).best.gamma == 4
-  with pytest.raises(ValueError, match='4 rates do not say what gamma 5'):
+  with pytest.raises(ValueError, match=r'4 rates.*gamma 5'):
     planner.plan(profile, costs(), max_gamma=5)
 
 
@@ -121,7 +121,7 @@ def test_nothing_is_planned_beyond_the_measured_widths():
   plan = planner.plan(0.9, parts)
   assert [choice.gamma for choice in plan.choices] == [0, 1, 2, 3, 4]
   assert plan.best.gamma == 0
-  with pytest.raises(ValueError, match=r'gamma must lie in \[1, inf\], got 0'):
+  with pytest.raises(ValueError, match=r'gamma.*got 0'):
     parts.c(0)
 
 
@@ -214,10 +214,10 @@ def test_an_interval_of_alpha_is_an_interval_of_gamma():
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'widths': (2, 3)}, 'widths must ascend from 1'),
-    ({'widths': (1, 3, 3)}, 'widths must ascend from 1'),
-    ({'c': -0.1}, 'first_draft_seconds must lie in'),
-    ({'slope': -0.5}, 'times of the target must be above 0'),
+    ({'widths': (2, 3)}, 'widths must ascend'),
+    ({'widths': (1, 3, 3)}, 'widths must ascend'),
+    ({'c': -0.1}, 'first_draft_seconds'),
+    ({'slope': -0.5}, 'target.*above 0'),
   ],
 )
 def test_bad_costs_are_refused(change, message):

@@ -72,7 +72,7 @@ def test_no_tree_is_better_than_the_best(num_nodes, seed):
       if max(trees.depths(parents)) <= max_depth
     ]
     if num_nodes > 3 and max_depth == 1:
-      with pytest.raises(ValueError, match='with 3 ranks has at most 3 nodes'):
+      with pytest.raises(ValueError, match=r'3 ranks.*3 nodes'):
         trees.best_tree(rates, num_nodes, max_depth)
       continue
     best = trees.best_tree(rates, num_nodes, max_depth)
@@ -112,11 +112,11 @@ def test_trees_by_their_paths():
 @pytest.mark.parametrize(
   ('rates', 'message'),
   [
-    ([0.5, 0.6], 'must not increase, and rank 2 has 0.6 after 0.5'),
-    ([0.7, 0.4], 'sum to at most 1, got 1.1'),
-    ([1.5], r'rank rates must lie in \[0, 1\], got 1.5'),
-    ([], 'one axis or two'),
-    ([[[0.5]]], 'one axis or two'),
+    ([0.5, 0.6], 'rank 2.*0.6 after 0.5'),
+    ([0.7, 0.4], 'sum.*got 1.1'),
+    ([1.5], 'rank rates.*got 1.5'),
+    ([], 'one axis'),
+    ([[[0.5]]], 'one axis'),
   ],
 )
 def test_rates_that_are_none(rates, message):
@@ -218,8 +218,8 @@ def test_prices_of_trees_take_the_place_of_those_of_chains():
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'tree_seconds': (1.0,)}, 'two times each, got 1 and 2'),
-    ({'tree_nodes': (8, 8)}, r'ascending size .* tree_nodes \[8, 8\]'),
+    ({'tree_seconds': (1.0,)}, 'got 1 and 2'),
+    ({'tree_nodes': (8, 8)}, r'tree_nodes \[8, 8\]'),
     ({'level_seconds': (0.1, -1.0)}, 'level_seconds must lie'),
   ],
 )
@@ -236,11 +236,11 @@ def test_prices_of_trees_that_are_none(changes, message):
 def test_a_tree_wants_two_nodes_and_known_costs():
   parts = costs(c=0.05, slope=0.01)
   chain = planner.plan(0.6, parts).best
-  with pytest.raises(ValueError, match='one rank makes chains'):
+  with pytest.raises(ValueError, match='one rank'):
     tree_planner.plan([0.6], parts, chain)
   with pytest.raises(ValueError, match='max_nodes must lie'):
     tree_planner.plan([0.6], parts, chain, max_nodes=1)
-  with pytest.raises(ValueError, match=r'T\(41\) is not known'):
+  with pytest.raises(ValueError, match=r'T\(41\)'):
     tree_planner.plan([0.6], parts, chain, max_nodes=40)
 
 

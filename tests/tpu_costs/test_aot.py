@@ -64,9 +64,7 @@ def test_more_positions_than_a_model_has_are_refused():
   sizes = {'batch_size': 1, 'output_length': 128, 'num_partitions': 1}
   names = {'target': 'llama_3_1_8b', 'draft': 'smollm2_135m'}
   configs = {name: presets.preset(size) for name, size in names.items()}
-  with pytest.raises(
-    ValueError, match=r'input_length 8100 .* make 8228 positions; .* has 8192'
-  ):
+  with pytest.raises(ValueError, match=r'input_length 8100.*8228.*8192'):
     workloads.Workload(slice=nowhere, **configs, **sizes, input_length=8100)
   workloads.Workload(slice=nowhere, **configs, **sizes, input_length=8064)
 
@@ -136,7 +134,7 @@ def test_what_does_not_fit_is_refused_with_the_bytes():
 @needs_libtpu
 def test_a_model_axis_that_does_not_divide_the_heads_is_refused():
   uneven = task('v5e:2x4', 't5_1_1_base', 't5_1_1_small')
-  with pytest.raises(ValueError, match=r'model axis of 8 .* heads of 12'):
+  with pytest.raises(ValueError, match=r'axis of 8 .*12'):
     parts.pair_costs(uneven, max_gamma=4)
 
 

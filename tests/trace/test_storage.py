@@ -125,28 +125,28 @@ def _change_token(**fields):
 
 # Which line is changed, how, and what the error says.
 _ERRORS = [
-  (1, _change(type='prompt'), 'the first record is the header'),
-  (1, _change(version=2), 'version 2, this code reads version 1'),
+  (1, _change(type='prompt'), 'first record'),
+  (1, _change(version=2), 'version 2.*version 1'),
   (1, _drop('version'), 'version None'),
   (1, _drop('gamma'), "header lacks 'gamma'"),
-  (1, _change(gamma=10**9), 'gamma 1000000000, expected 0 to 1024'),
-  (1, _change(gamma=-1), 'gamma -1, expected 0 to'),
-  (1, _change(temperature='1'), "header has 'temperature' = '1'"),
+  (1, _change(gamma=10**9), 'gamma 1000000000'),
+  (1, _change(gamma=-1), 'gamma -1'),
+  (1, _change(temperature='1'), "'temperature' = '1'"),
   (2, _change(type='header'), 'second header'),
-  (2, _change(type='note'), "unknown record type 'note'"),
-  (2, _drop('type'), 'unknown record type None'),
-  (2, _change(type=[]), r'unknown record type \[\]'),
-  (2, _change(row='a'), "prompt has 'row' = 'a'"),
-  (2, _change(row=True), "prompt has 'row' = True"),
-  (2, _change(num_encoder_tokens='3'), "prompt has 'num_encoder_tokens' = '3'"),
-  (2, lambda record: [record], 'a record is an object, got list'),
+  (2, _change(type='note'), "type 'note'"),
+  (2, _drop('type'), 'type None'),
+  (2, _change(type=[]), r'type \[\]'),
+  (2, _change(row='a'), "'row' = 'a'"),
+  (2, _change(row=True), "'row' = True"),
+  (2, _change(num_encoder_tokens='3'), "'num_encoder_tokens' = '3'"),
+  (2, lambda record: [record], 'object, got list'),
   (4, _drop('next'), "iteration lacks 'next'"),
   (4, _change(committed=99), 'committed is 99'),
-  (4, _change(drafted=[3]), 'drafted token 1 is an object'),
+  (4, _change(drafted=[3]), 'token 1.*object'),
   (4, _change_token(verdict='maybe'), "verdict 'maybe'"),
-  (4, _change_token(p='high'), "drafted token 1 has 'p' = 'high'"),
-  (4, _change_token(p=float('nan')), 'NaN is no JSON number'),
-  (4, _change_token(p=10**400), "drafted token 1 has 'p' = 1000"),
+  (4, _change_token(p='high'), "token 1.*'p' = 'high'"),
+  (4, _change_token(p=float('nan')), 'NaN'),
+  (4, _change_token(p=10**400), "token 1.*'p' = 1000"),
 ]
 
 
@@ -183,7 +183,7 @@ def test_corruption_before_the_end_is_an_error(path, junk, reason):
 
 def test_a_last_line_that_is_nested_too_deeply_is_not_cut(path):
   path.write_bytes(path.read_bytes() + b'[' * 200_000 + b']' * 200_000)
-  with pytest.raises(ValueError, match='its lists are nested too deeply'):
+  with pytest.raises(ValueError, match='nested'):
     storage.read(path)
 
 

@@ -92,7 +92,7 @@ def test_rows():
   one = _show(traced, row=5)
   assert 'row 1\n' not in one
   assert 'all rows' not in one
-  with pytest.raises(ValueError, match=r'no row 3; the trace has rows \[0, 5'):
+  with pytest.raises(ValueError, match=r'row 3.*\[0, 5'):
     _show(traced, row=3)
 
 

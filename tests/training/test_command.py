@@ -263,7 +263,7 @@ def test_rewriting_is_decoding_row_by_row(folder):
   )
   np.testing.assert_array_equal(wide.targets, narrow.targets)
   np.testing.assert_array_equal(wide.target_offsets, narrow.target_offsets)
-  with pytest.raises(ValueError, match='batch_size must be at least 1, got 0'):
+  with pytest.raises(ValueError, match=r'batch_size.*got 0'):
     recipes.rewrite_targets(config, params, tokens, batch_size=0, **settings)
   assert (np.diff(wide.target_offsets) <= 16).all()
   assert params['decoder']['logits_dense']['kernel'].dtype == jnp.float32

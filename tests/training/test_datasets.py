@@ -27,9 +27,9 @@ def test_a_mixture_has_its_ratios_and_forgets_nothing():
 
 
 def test_wrong_ratios_are_refused():
-  with pytest.raises(ValueError, match='1 data sets with ratios'):
+  with pytest.raises(ValueError, match='1 data sets'):
     datasets.mix([constant(0)], [0.5, 0.5])
-  with pytest.raises(ValueError, match=r'sum 0\.5, not 1'):
+  with pytest.raises(ValueError, match=r'sum 0\.5'):
     datasets.mix([constant(0)], [0.5])
 
 
@@ -72,7 +72,7 @@ def test_folders_of_several_tasks_are_mixed(tmp_path):
   # Those of one task without inputs cannot be mixed in.
   plain = token_files.from_rows(None, [[5, 1]])
   token_files.save(tmp_path / 'b' / 'train.npz', plain)
-  with pytest.raises(ValueError, match='all have inputs, or all have none'):
+  with pytest.raises(ValueError, match='all have inputs'):
     datasets.from_token_files(folders, **settings)
 
 
@@ -88,7 +88,7 @@ def test_the_vocabulary_comes_with_the_token_files(tmp_path):
   description = folders[1] / token_files.DESCRIPTION
   digest = token_files.load_description(folders[1])['vocabulary']['sha256']
   description.write_text(description.read_text().replace(digest, '0123456789'))
-  with pytest.raises(ValueError, match='with vocabulary 0123456789, not'):
+  with pytest.raises(ValueError, match='vocabulary 0123456789'):
     token_files.find_vocabulary(folders[1:])
   with pytest.raises(ValueError, match=r'several vocabularies: .* 0123456789'):
     datasets.from_token_files(names, **settings)
@@ -120,5 +120,5 @@ def test_a_file_of_text_is_a_task(tmp_path):
   assert counts.tolist() == [12, 12]
   assert found.batch(0)['decoder_target_tokens'].shape == (2, 8)
   path.write_text('{"inputs": "the house"}\n')
-  with pytest.raises(ValueError, match='example 1 of pairs has no targets'):
+  with pytest.raises(ValueError, match=r'example 1.*no targets'):
     datasets.from_task(str(path), **settings)

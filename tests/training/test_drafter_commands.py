@@ -115,9 +115,9 @@ def test_a_drafter_is_no_model(folder, capsys):
     BlockHeadsConfig(embed_dim=4, gamma=1, mlp_dim=2),
     {'wi': jnp.zeros((1, 4, 2)), 'wo': jnp.zeros((1, 2, 4))},
   )
-  with pytest.raises(ValueError, match='kind block_heads, which only drafts'):
+  with pytest.raises(ValueError, match=r'block_heads.*only drafts'):
     loading.read(folder / 'lone')
-  with pytest.raises(ValueError, match='a whole model, of the kind t5'):
+  with pytest.raises(ValueError, match=r'whole model.*t5'):
     loading.read(folder / 'target', only_drafts=True)
   binding = f'--gin.TARGET="{folder / "lone"}"'
   assert train(folder, folder / 'spec_drafter.gin', 'none', binding) == 2

@@ -248,7 +248,7 @@ def test_ratio_falls_in_a_straight_line():
 
 def test_packed_rows_and_bad_ratios_are_refused():
   packed = Dataset(functools.partial(_packed, segments=2))
-  with pytest.raises(ValueError, match='a row holds 2 examples'):
+  with pytest.raises(ValueError, match='2 examples'):
     glancing.with_ratio(packed, train_steps=2).batch(0)
   with pytest.raises(ValueError, match='must lie in'):
     glancing.with_ratio(Dataset(_packed), first=1.5, train_steps=2)
@@ -269,7 +269,7 @@ def test_encoder_begins_as_the_targets():
   assert not same(params['encoder']['layers_1'], other['encoder']['layers_1'])
   assert not same(params['layers_0'], other['layers_0'])
   wide = toy_t5.params(toy_t5.config(V, embed_dim=16), seed=3)
-  with pytest.raises(ValueError, match='does not fit the drafter'):
+  with pytest.raises(ValueError, match='fit the drafter'):
     jax.eval_shape(
       functools.partial(glancing.init_params, config), jax.random.key(0), wide
     )

@@ -74,9 +74,9 @@ def test_validation_has_each_example_once(folder):
 
 
 def test_what_does_not_fit_is_refused(folder):
-  with pytest.raises(ValueError, match='an example of 16 tokens'):
+  with pytest.raises(ValueError, match='16 tokens'):
     length_buckets.from_token_files(str(folder), batch_tokens=32, limits=(4, 8))
   with pytest.raises(ValueError, match='should ascend'):
     length_buckets.from_token_files(str(folder), batch_tokens=32, limits=(8, 4))
-  with pytest.raises(ValueError, match='no row of 16'):
+  with pytest.raises(ValueError, match='row of 16'):
     length_buckets.from_token_files(str(folder), batch_tokens=15, limits=LIMITS)

@@ -123,9 +123,9 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
       features['decoder_loss_weights'] = np.full_like(weights, np.nan)
     return features
 
-  with pytest.raises(ValueError, match='stopped at step 5, batch 4') as error:
+  with pytest.raises(ValueError, match='step 5, batch 4') as error:
     train(tmp_path, steps=10, dataset=Dataset(batch))
-  assert 'the checkpoint of step 3' in str(error.value)
+  assert 'checkpoint of step 3' in str(error.value)
   with run_checkpoints.open_run(tmp_path, CONFIG) as checkpoints:
     assert checkpoints.steps() == [3]
     run = checkpoints.restore(loop.new_run(CONFIG, OPTIMIZER, seed=0), 3)
@@ -140,13 +140,13 @@ def test_a_gradient_that_is_no_number_stops_the_run(tmp_path):
     one = jnp.ones(())
     return LossSums(loss=zero, nats=zero, num_correct=zero, weight=one)
 
-  with pytest.raises(ValueError, match='step 1, batch 0: grad_norm nan; no'):
+  with pytest.raises(ValueError, match=r'batch 0.*grad_norm nan'):
     train(tmp_path, steps=10, loss_fn=kinked)
 
 
 def test_ids_that_the_network_has_not_are_refused(tmp_path):
   dataset = tiny_runs.dataset()._replace(num_ids=17)
-  with pytest.raises(ValueError, match='up to 16, the network 16 tokens'):
+  with pytest.raises(ValueError, match=r'up to 16.*network 16'):
     train(tmp_path, steps=1, dataset=dataset)
 
 
@@ -155,7 +155,7 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path):
     pass
   wider = dataclasses.replace(CONFIG, mlp_dim=96)
   with (
-    pytest.raises(ValueError, match='mlp_dim 64 there and 96 here'),
+    pytest.raises(ValueError, match=r'mlp_dim 64.*96'),
     run_checkpoints.open_run(tmp_path, wider),
   ):
     pass
@@ -166,7 +166,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
   other = loop.new_run(CONFIG, optimizers.adafactor(0.1), seed=0)
   with (
     run_checkpoints.open_run(tmp_path, CONFIG) as checkpoints,
-    pytest.raises(ValueError, match='another configuration or optimiser'),
+    pytest.raises(ValueError, match='another configuration'),
   ):
     checkpoints.restore(other, 3)
 
@@ -200,7 +200,7 @@ def test_a_run_with_no_sound_checkpoint_is_left_alone(tmp_path):
   train(tmp_path, steps=6)
   for step in (3, 6):
     damage(tmp_path / f'checkpoints/{step}')
-  with pytest.raises(ValueError, match='of step 6 is of another configur'):
+  with pytest.raises(ValueError, match=r'step 6.*another configur'):
     train(tmp_path, steps=10)
   with run_checkpoints.open_run(tmp_path, CONFIG) as checkpoints:
     assert checkpoints.steps() == [3, 6]
@@ -221,7 +221,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
   train(tmp_path, steps=3)
   usage = collections.namedtuple('usage', 'total used free')
   monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage(1, 1, 1000))
-  with pytest.raises(OSError, match=r'bytes to write, 1,000 free\)') as error:
+  with pytest.raises(OSError, match='1,000 free') as error:
     train(tmp_path, steps=6)
   assert error.value.errno == errno.ENOSPC
   with run_checkpoints.open_run(tmp_path, CONFIG) as checkpoints:

@@ -122,7 +122,7 @@ def test_divergences_have_the_gradients_of_their_definitions(batch, kind):
 
 def test_wrong_divergences_are_refused(batch):
   logits = jnp.asarray(batch[0])
-  with pytest.raises(ValueError, match="'kl' is no divergence"):
+  with pytest.raises(ValueError, match="'kl'"):
     losses.divergence(logits, logits, kind='kl')
-  with pytest.raises(ValueError, match='between 0 and 1, got 1'):
+  with pytest.raises(ValueError, match='0 and 1, got 1'):
     losses.divergence(logits, logits, kind='jsd', beta=1)

@@ -92,7 +92,7 @@ def test_a_batch_that_a_mesh_cannot_split_is_refused(batch):
   few = {name: x[:6] for name, x in batch.items()}
   with (
     jax.set_mesh(meshes.make(num_partitions=2)),
-    pytest.raises(ValueError, match='6 rows does not divide over the 4 data'),
+    pytest.raises(ValueError, match=r'6 rows.*4 data'),
   ):
     meshes.place_batch(few)
 
