@@ -342,6 +342,21 @@ def test_missing_tensors_are_named(tmp_path, name):
     load(gguf, path)
 
 
+def test_an_embedding_without_rows_is_refused(tmp_path):
+  config = make_config()
+  path = tmp_path / 'tiny.gguf'
+  write_gguf(path, config, make_params(config))
+  # The name is followed by the number of axes, 32 bits, and by their sizes, 64
+  # bits each, of which the number of rows is the last.
+  name, content = b'token_embd.weight', bytearray(path.read_bytes())
+  at = content.index(name) + len(name) + 4 + 8
+  assert struct.unpack_from('<Q', content, at) == (config.vocab_size,)
+  struct.pack_into('<Q', content, at, 0)
+  path.write_bytes(content)
+  with pytest.raises(ValueError, match=r'token_embd\.weight'):
+    gguf.read_params(path, gguf.read_config(path))
+
+
 def test_unexpected_tensors_are_named(tmp_path):
   config = make_config()
   path = tmp_path / 'tiny.gguf'

@@ -128,6 +128,8 @@ def _vocab_size(file: GgufFile) -> int:
   embedding = file.tensors.get(_EMBEDDING)
   if embedding is None:
     raise ValueError(f'{file.path} has no tensor {_EMBEDDING}')
+  if not embedding.shape[0]:
+    raise ValueError(f'{file.path}: {_EMBEDDING} has no rows')
   return embedding.shape[0]
 
 
