@@ -1,6 +1,6 @@
 """Draft-then-verify decoding in JAX: the whole loop as one compiled program."""
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 
 from typing import TYPE_CHECKING, Any
 
