@@ -3,7 +3,8 @@
 # make proof   the statistical proof that decoding is lossless, as a report
 # make tables  the tables and figures of the papers, on the shipped models
 # make figures  the speeds that README.md quotes, some 15 minutes, all cores quiet
-# make test    all tests          make check   lint, format, types
+# make test    each promise once  make check   lint, format, types
+# make test-all  besides, what is slow: long campaigns, variations, real models
 # make modes   the exactness tests with random keys of other kinds and 64 bits
 # make fuzz    damaged files for every reader: INPUTS=1000000 SEED=0 SECONDS=inf
 # make notebooks  runs the notebooks, each from a clean kernel, into
@@ -27,8 +28,8 @@ TRANSLATE := --model ende-mini --draft_model ende-nano --dtype float32 \
 SENTENCE := Open the file in a text editor and save the changes before you \
   close the window.
 
-.PHONY: demo pictures proof tables figures test modes fuzz notebooks docs check \
-  environment format clean
+.PHONY: demo pictures proof tables figures test test-all modes fuzz notebooks \
+  docs check environment format clean
 
 demo: $(VENV)/demo.done
 	@mkdir -p $(OUT)
@@ -88,16 +89,19 @@ $(CORPUS)/manifest.json: | $(VENV)/tables.done
 	$(BIN)/python -m experiments.corpora debian --out $(CORPUS)
 
 # Compiling is most of the work. What looks at the compiled program, or runs
-# long, is compiled as users compile; all else as quickly as can be.
-# FEWER='not slow' leaves out what is marked slow.
+# long, is compiled as users compile; all else as quickly as can be. What is
+# marked slow is in test-all only, which runs nothing twice.
 TWO := -n 2 --dist worksteal
 OPTIMIZED = $(shell grep -rl 'mark\.optimized' tests --include='test_*.py')
+TESTS = $(BIN)/python -m pytest $(TWO) --quick \
+  -m 'not notebooks and not optimized and $(1)' && \
+  $(BIN)/python -m pytest $(TWO) -m 'optimized and $(1)' $(OPTIMIZED)
 
 test: $(VENV)/dev.done
-	$(BIN)/python -m pytest $(TWO) --quick \
-	  -m 'not notebooks and not optimized$(if $(FEWER), and $(FEWER))'
-	$(BIN)/python -m pytest $(TWO) -m 'optimized$(if $(FEWER), and $(FEWER))' \
-	  $(OPTIMIZED)
+	$(call TESTS,not slow)
+
+test-all: test
+	$(call TESTS,slow)
 
 # What users may set for a whole process.
 EXACTNESS := tests/test_exactness_rules.py tests/test_exactness_controls.py \
