@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly.choices import Sampling
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DrafterChoice, Target
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params, Prompt
 from specdec_jax.cli import options
 from specdec_jax.infer import examples

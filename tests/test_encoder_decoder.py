@@ -9,9 +9,9 @@ import pytest
 
 from specdec_jax import drafters, logits, verification
 from specdec_jax.assembly import one_by_one
-from specdec_jax.assembly.choices import Sampling
 from specdec_jax.assembly.drafting import DraftModel
 from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Context, Params
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.drafters.autoregressive import as_chain

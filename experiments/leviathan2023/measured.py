@@ -216,7 +216,7 @@ def _cost_programs(
     drafters={gamma: make(gamma=gamma) for gamma in (1, last)},
     widths=widths and sorted(widths),
     num_decodes=4,
-    verify_fn=RULE.verify_fn(),
+    verify_fn=RULE.verify_fn(None),
     plain=_plain_side(
       pair,
       _fastest_plain(pair, settings),
@@ -356,7 +356,7 @@ def _time(
     None: _plain_side(pair, dtype, temperature, settings)
   }
   make = functools.partial(
-    sides_lib.speculative_side, *args, verify_fn=RULE.verify_fn(), **shared
+    sides_lib.speculative_side, *args, verify_fn=RULE.verify_fn(None), **shared
   )
   # The longest first: its prefill and its buffers are those of all like it.
   kinds = {

@@ -12,11 +12,11 @@ import numpy as np
 from experiments import common
 from specdec_jax import drafters
 from specdec_jax.assembly import drafting, models, rules
-from specdec_jax.assembly.choices import Sampling
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DrafterChoice, Drafting, Target
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel, Params
 from specdec_jax.decoding import autoregressive, beam_search, speculative
 from specdec_jax.infer.examples import Layout, Row

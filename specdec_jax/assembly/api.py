@@ -10,12 +10,13 @@ import jax
 
 from specdec_jax.assembly import auto_gamma, drafting, running
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly.choices import Sampling, by_name, field_names
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.option_fields import by_name, field_names
 from specdec_jax.assembly.rules import RULES, Rule
 from specdec_jax.assembly.running import Settings
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.files import text_lines
 from specdec_jax.measure import metrics
@@ -55,7 +56,7 @@ def load(
   *,
   drafter: str | DrafterChoice | None = None,
   draft_model: str | os.PathLike[str] | None = None,
-  rule: str | Rule = 'speculative_sampling',
+  verification: str | Rule = 'speculative_sampling',
   temperature: float = 0.0,
   top_k: int | None = None,
   top_p: float | None = None,
@@ -74,7 +75,7 @@ def load(
     drafter: a name of `assembly.drafting.DRAFTERS`, or a choice of that module;
       None for 'model' if there is a `draft_model`, else 'prompt_lookup'.
     draft_model: the drafter's weights, named like `model`.
-    rule: a name of `assembly.rules.RULES`, or a choice of that module.
+    verification: a name of `assembly.rules.RULES`, or a choice of that module.
     temperature: 0 is greedy.
     top_k: keeps the k likeliest tokens.
     top_p: keeps the likeliest with this much mass.
@@ -103,8 +104,8 @@ def load(
     raise ValueError(
       'draft_model is for a drafter by name: this one has its own'
     )
-  if isinstance(rule, str):
-    kinds.append(by_name('rule', RULES, rule))
+  if isinstance(verification, str):
+    kinds.append(by_name('verification', RULES, verification))
   _check_options(kinds, options)
   if draft_model is not None:
     own['model'] = Model(
@@ -119,7 +120,7 @@ def load(
       checkpoint=os.fspath(model), sizes=sizes, vocabulary=words, dtype=dtype
     ),
     drafter=_made(DRAFTERS, drafter, options, **own),
-    rule=_made(RULES, rule, options),
+    rule=_made(RULES, verification, options),
     sampling=Sampling(
       temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     ),

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 
 from specdec_jax.assembly import drafting, running
-from specdec_jax.assembly.choices import ChoiceError
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.running import Call, Settings
 from specdec_jax.base import Prompt
@@ -28,14 +27,14 @@ _log = logging.getLogger('specdec_jax')
 
 def settled(decoder: Decoder, num_rows: int, num_devices: int = 1) -> Decoder:
   """A decoder whose gamma is a number: itself, or what was measured for it.
-  Raises ChoiceError if nothing was, for batches of so many rows."""
+  Raises ValueError if nothing was, for batches of so many rows."""
   if not decoder.is_auto:
     return decoder
   choice = decoder.gammas.get((num_rows, num_devices))
   if choice is None:
-    raise ChoiceError(
-      '{gamma} auto is measured where many texts are decoded whole, without '
-      f'{{stop}}, and nothing was yet for batches of {num_rows}: give a number'
+    raise ValueError(
+      'gamma auto is measured where many texts are decoded whole, without '
+      f'stop, and nothing was yet for batches of {num_rows}: give a number'
     )
   return decoder_at(decoder, choice.gamma)
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 from specdec_jax.assembly import drafting
-from specdec_jax.assembly.choices import ChoiceError
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DraftModel, NoDrafter, PromptLookup
 from specdec_jax.decoding.beam_trie import BeamDrafter
@@ -22,7 +21,7 @@ def drafter(
     width: nodes of a level that a draft model drafts; None for twice K.
 
   Raises:
-    ChoiceError: if the choice drafts no beams, or not so many.
+    ValueError: if the choice drafts no beams, or not so many.
   """
   choice: Any = decoder.choice
   _check(choice, num_beams, width)
@@ -47,35 +46,35 @@ def drafter(
 
 def _check(choice: Any, num_beams: int, width: int | None) -> None:
   if not isinstance(choice, NoDrafter | PromptLookup | DraftModel):
-    raise ChoiceError(
+    raise ValueError(
       f'beam search takes drafts of a model or of prompt_lookup, and '
       f'{type(choice).__name__} drafts one sequence: leave it out'
     )
   if drafting.is_auto(choice):
-    raise ChoiceError(
-      f'{{gamma}} {drafting.AUTO} is measured where tokens are drafted, not '
+    raise ValueError(
+      f'gamma {drafting.AUTO} is measured where tokens are drafted, not '
       'beams: give a number'
     )
   for name, alone in (('schedule', None), ('min_prob', 0.0), ('tree', None)):
     if getattr(choice, name, alone) != alone:
-      raise ChoiceError(
-        f'a draft of beams always has {{gamma}} levels of one width: leave out '
-        f'{{{name}}}'
+      raise ValueError(
+        f'a draft of beams always has gamma levels of one width: leave out '
+        f'{name}'
       )
   if isinstance(choice, PromptLookup) and choice.num_continuations > 1:
-    raise ChoiceError(
-      f'{{num_continuations}} {choice.num_continuations}: each of the beams is '
+    raise ValueError(
+      f'num_continuations {choice.num_continuations}: each of the beams is '
       'continued once, leave it out'
     )
   if width is None:
     return
   if not isinstance(choice, DraftModel):
-    raise ChoiceError(
+    raise ValueError(
       f'draft_width {width} is of a draft model, and the drafter is '
       f'{type(choice).__name__}: leave it out'
     )
   if width < num_beams:
-    raise ChoiceError(
+    raise ValueError(
       f'draft_width {width} is less than num_decodes {num_beams}: no level '
       'could be followed'
     )

@@ -7,10 +7,10 @@ from typing import Any
 
 from specdec_jax import base, trees
 from specdec_jax.assembly import drafting, models, rules
-from specdec_jax.assembly.choices import ChoiceError, Sampling
 from specdec_jax.assembly.drafting import DrafterChoice, Drafting, Target
 from specdec_jax.assembly.models import Model, Shardings, Waiting
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params
 from specdec_jax.checkpoints import formats, loading
 from specdec_jax.launch import agreement
@@ -162,16 +162,14 @@ def outline(
     sampling=sampling,
     seen=seen,
     drafting=made,
-    verify_fn=rules.for_drafts(rule, made.drafter.tree),
+    verify_fn=rules.fitting(rule, made.drafter.tree),
     logits_to_probs=shown.to_probs(seen.vocab_size),
     eos_id=seen.eos_id,
     params=Params(target=target, drafter=made.join(target, own)),
   )
   gamma, limit = result.drafter.gamma, result.max_positions
   if gamma >= limit:
-    raise ChoiceError(
-      f'{{gamma}} {gamma} is too large for a context of {limit}'
-    )
+    raise ValueError(f'gamma {gamma} is too large for a context of {limit}')
   return result
 
 

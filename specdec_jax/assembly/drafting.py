@@ -7,13 +7,9 @@ from typing import Any, Protocol
 
 from specdec_jax import drafters
 from specdec_jax.assembly import models, one_by_one
-from specdec_jax.assembly.choices import (
-  ChoiceError,
-  Sampling,
-  field_names,
-  option,
-)
 from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.option_fields import field_names, option
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel
 from specdec_jax.data import ngram_counts
 from specdec_jax.drafters.schedules import Schedule
@@ -115,12 +111,12 @@ class PromptLookup:
 
   def __post_init__(self):
     if self.gamma == AUTO and self.num_continuations > 1:
-      raise ChoiceError(
-        '{gamma} auto measures chains: leave out {num_continuations}'
+      raise ValueError(
+        'gamma auto measures chains: leave out num_continuations'
       )
     if self.min_ngram is not None and self.min_ngram > self.max_ngram:
-      raise ChoiceError(
-        f'{{min_ngram}} {self.min_ngram} exceeds {{max_ngram}} {self.max_ngram}'
+      raise ValueError(
+        f'min_ngram {self.min_ngram} exceeds max_ngram {self.max_ngram}'
       )
 
   def make(self, target: Target) -> Drafting:
@@ -151,21 +147,21 @@ class NGram:
   whose likeliest token is drafted otherwise; None draws where the target does.
   """
 
-  text: str = option('', 'the text that ngram counts', flag='ngram_text')
+  ngram_text: str = option('', 'the text file that ngram counts')
   gamma: Any = option(4, _GAMMA, type=gamma_type)
   is_sampled: bool | None = None
 
   def __post_init__(self):
-    if not self.text:
-      raise ChoiceError('{drafter} ngram needs {text}, the file to count')
+    if not self.ngram_text:
+      raise ValueError('drafter ngram needs ngram_text, the file to count')
 
   def make(self, target: Target) -> Drafting:
     if target.vocabulary is None:
       raise ValueError('a dry run counts no text: leave the n-gram drafter out')
     try:
-      tokens = ngram_counts.tokens_of_file(self.text, target.vocabulary)
+      tokens = ngram_counts.tokens_of_file(self.ngram_text, target.vocabulary)
     except ValueError as error:
-      raise ChoiceError(f'{{text}}: {error}') from error
+      raise ValueError(f'ngram_text: {error}') from error
     table = ngram_counts.estimate(tokens, vocab_size=target.config.vocab_size)
     is_sampled = self.is_sampled
     if is_sampled is None:
@@ -299,8 +295,8 @@ class BlockHeads:
     )
     gamma = config.gamma if self.gamma is None else self.gamma
     if gamma > config.gamma:
-      raise ChoiceError(
-        f'{{gamma}} {gamma} is more than the {config.gamma} heads of '
+      raise ValueError(
+        f'gamma {gamma} is more than the {config.gamma} heads of '
         f'{self.model.checkpoint}'
       )
     with_heads = families.of(config).with_heads
@@ -341,11 +337,11 @@ _TRIED = {
 
 
 def is_auto(choice: Any) -> bool:
-  """Whether the gamma of a choice is yet to be measured; ChoiceError if it is
+  """Whether the gamma of a choice is yet to be measured; ValueError if it is
   another word."""
   gamma = getattr(choice, 'gamma', None)
   if isinstance(gamma, str) and gamma != AUTO:
-    raise ChoiceError(f'{{gamma}} {gamma!r} is neither a number nor {AUTO!r}')
+    raise ValueError(f'gamma {gamma!r} is neither a number nor {AUTO!r}')
   return gamma == AUTO
 
 

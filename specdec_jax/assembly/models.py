@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.assembly.choices import ChoiceError
 from specdec_jax.checkpoints import formats, loading
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.models import families, layers, presets
@@ -86,8 +85,8 @@ def read_config(model: Model) -> Config:
   except ValueError as error:
     if (kind := _kind_of_drafter(path)) is None:
       raise
-    raise ChoiceError(
-      f'{error}: give it as {{draft_model}}, with {{drafter}} {kind}'
+    raise ValueError(
+      f'{error}: give it as draft_model, with drafter {kind}'
     ) from error
 
 

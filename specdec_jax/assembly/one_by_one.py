@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specdec_jax import drafters, logits, trees
-from specdec_jax.assembly.choices import ChoiceError, Sampling
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel, Tree
 from specdec_jax.drafters.autoregressive import Chain
 from specdec_jax.drafters.stateless import MAX_GAMMA, check_gamma
@@ -33,7 +33,7 @@ def tree_of(shape: Any, *, gamma: int) -> Tree:
       their paths, as in Medusa's and vLLM's settings.
 
   Raises:
-    ChoiceError: if it is none of these, or deeper.
+    ValueError: if it is none of these, or deeper.
   """
   is_number = lambda value: type(value) is int and value >= 0
   try:
@@ -50,40 +50,38 @@ def tree_of(shape: Any, *, gamma: int) -> Tree:
       tree = Tree(theory.parents_of([tuple(path) for path in shape]))
     trees.check(tree)
   except (TypeError, ValueError) as error:
-    raise ChoiceError(f'{{tree}}: {error}') from error
+    raise ValueError(f'tree: {error}') from error
   depth = trees.depth(tree)
   if depth > gamma:
-    raise ChoiceError(
-      f'{{tree}} is {depth} deep, and {{gamma}}, the most that is accepted at '
+    raise ValueError(
+      f'tree is {depth} deep, and gamma, the most that is accepted at '
       f'once, is {gamma}: raise it, or give another tree'
     )
   return tree
 
 
 def check(choice: Any) -> None:
-  """Raises ChoiceError for two ways of choosing what is drafted."""
+  """Raises ValueError for two ways of choosing what is drafted."""
   is_auto = choice.gamma == 'auto'
   if choice.schedule or choice.min_prob:
     if is_auto:
-      raise ChoiceError(
-        '{gamma} auto chooses one gamma for a run, and {adaptive} one for each '
+      raise ValueError(
+        'gamma auto chooses one gamma for a run, and adaptive one for each '
         'draft: give one of them'
       )
     if choice.tree is not None:
-      raise ChoiceError(
-        '{tree} has one shape for all drafts, and {adaptive} a gamma for each: '
+      raise ValueError(
+        'tree has one shape for all drafts, and adaptive a gamma for each: '
         'give one of them'
       )
   if choice.tree is None:
     return
   if is_auto:
-    raise ChoiceError(
-      '{gamma} auto measures chains, and {tree} is none: give one of them'
+    raise ValueError(
+      'gamma auto measures chains, and tree is none: give one of them'
     )
   if getattr(choice, 'lookup', False):
-    raise ChoiceError(
-      '{lookup} copies chains, and {tree} is none: give one of them'
-    )
+    raise ValueError('lookup copies chains, and tree is none: give one of them')
   check_gamma(choice.gamma)
   tree_of(choice.tree, gamma=choice.gamma)
 

@@ -1,5 +1,5 @@
 """Acceptance rules as choices: for flags, gin files, T5X and Python alike; a
-new one is a frozen dataclass with the methods of `Rule`, and a row of `RULES`.
+new one is a frozen dataclass with the members of `Rule`, and a row of `RULES`.
 """
 
 import dataclasses
@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import verification
-from specdec_jax.assembly.choices import ChoiceError, Sampling, option
+from specdec_jax.assembly.option_fields import option
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Array, Draft, Tree, Verification, VerifyFn
 from specdec_jax.launch.numbers import cost, fraction, positive_int
 
@@ -18,52 +19,75 @@ _LENIENCE = 'below 1, accepts more and is no longer lossless'
 
 
 class Rule(Protocol):
-  """What every rule has: the target's sampling as it sees it, or ChoiceError if
-  the rule does not go with it, and the rule itself."""
+  """What every rule has.
+
+  Attributes:
+    is_lossless: whether the target's distribution is kept with its options.
+    seen: the target's sampling as the rule sees it; ValueError if the rule does
+      not go with it.
+    verify_fn: the function that judges drafts which are trees of a shape, or
+      chains, `tree` None; None if the rule does not judge such drafts.
+  """
+
+  @property
+  def is_lossless(self) -> bool: ...
 
   def seen(self, sampling: Sampling) -> Sampling: ...
 
-  def verify_fn(self) -> VerifyFn: ...
+  def verify_fn(self, tree: Tree | None) -> VerifyFn | None: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpeculativeSampling:
-  """`verification.speculative_sampling`, lossless with lenience 1."""
+  """`verification.speculative_sampling`, lossless with lenience 1. For trees it
+  is `verification.traversal` where the drafter hands over what its tokens were
+  drawn from, and otherwise `verification.target_sample_walk`."""
 
   lenience: float = option(1.0, _LENIENCE, type=fraction)
 
+  @property
+  def is_lossless(self) -> bool:
+    return self.lenience == 1
+
   def seen(self, sampling: Sampling) -> Sampling:
     if self.lenience < 1 and sampling.is_greedy:
-      raise ChoiceError(
-        f'{{lenience}} {self.lenience:g} changes nothing at {{temperature}} 0, '
+      raise ValueError(
+        f'lenience {self.lenience:g} changes nothing at temperature 0, '
         'where speculative sampling accepts the likeliest token alone: give '
-        '{rule} greedy, which accepts tokens nearly as likely'
+        'verification greedy, which accepts tokens nearly as likely'
       )
     return sampling
 
-  def verify_fn(self) -> VerifyFn:
-    return functools.partial(
-      verification.speculative_sampling, lenience=self.lenience
-    )
+  def verify_fn(self, tree: Tree | None) -> VerifyFn | None:
+    if tree is None:
+      return functools.partial(
+        verification.speculative_sampling, lenience=self.lenience
+      )
+    if not self.is_lossless:
+      return None
 
+    def verify(
+      row_keys: Array, draft: Draft, target_probs: Array
+    ) -> Verification:
+      of_tree = verification.traversal
+      if draft.probs is None:
+        of_tree = verification.target_sample_walk
+      return of_tree(row_keys, draft, target_probs, tree=tree)
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Block:
-  """`verification.block_verification`, lossless."""
-
-  def seen(self, sampling: Sampling) -> Sampling:
-    return sampling
-
-  def verify_fn(self) -> VerifyFn:
-    return verification.block_verification
+    return verify
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Greedy:
   """`verification.greedy`: the argmax, or with a lenience below 1 tokens nearly
-  as likely, for which it reads the target's distributions at temperature 1."""
+  as likely, for which it reads the target's distributions at temperature 1. For
+  trees it is `verification.greedy_walk`."""
 
   lenience: float = option(1.0, _LENIENCE, type=fraction)
+
+  @property
+  def is_lossless(self) -> bool:
+    return self.lenience == 1
 
   def seen(self, sampling: Sampling) -> Sampling:
     _check_greedy('greedy', sampling)
@@ -71,8 +95,25 @@ class Greedy:
       return dataclasses.replace(sampling, temperature=1.0)
     return sampling
 
-  def verify_fn(self) -> VerifyFn:
-    return functools.partial(verification.greedy, lenience=self.lenience)
+  def verify_fn(self, tree: Tree | None) -> VerifyFn | None:
+    if tree is None:
+      return functools.partial(verification.greedy, lenience=self.lenience)
+    if not self.is_lossless:
+      return None
+    return functools.partial(verification.greedy_walk, tree=tree)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+  """`verification.block_verification`."""
+
+  is_lossless = True
+
+  def seen(self, sampling: Sampling) -> Sampling:
+    return sampling
+
+  def verify_fn(self, tree: Tree | None) -> VerifyFn | None:
+    return verification.block_verification if tree is None else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,23 +130,59 @@ class TopBeta:
     type=cost,
   )
 
+  is_lossless = False
+
   def seen(self, sampling: Sampling) -> Sampling:
     _check_greedy('top_beta', sampling)
     return dataclasses.replace(sampling, temperature=1.0)
 
-  def verify_fn(self) -> VerifyFn:
+  def verify_fn(self, tree: Tree | None) -> VerifyFn | None:
+    if tree is not None:
+      return None
     return functools.partial(
       verification.top_beta, beta=self.beta, tau=self.tau
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Traversal:
+  """`verification.traversal`, for trees alone."""
+
+  is_lossless = True
+
+  def seen(self, sampling: Sampling) -> Sampling:
+    return sampling
+
+  def verify_fn(self, tree: Tree | None) -> VerifyFn | None:
+    return tree and functools.partial(verification.traversal, tree=tree)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TargetSampleWalk:
+  """`verification.target_sample_walk`, for trees alone."""
+
+  is_lossless = True
+
+  def seen(self, sampling: Sampling) -> Sampling:
+    return sampling
+
+  def verify_fn(self, tree: Tree | None) -> VerifyFn | None:
+    return tree and functools.partial(
+      verification.target_sample_walk, tree=tree
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Custom:
-  """A rule that is none of `RULES`, or one with arguments bound elsewhere. It
-  sees the target at `temperature`, if not at that of the sampling."""
+  """A rule that is none of `RULES`, or one with arguments bound elsewhere; for
+  chains. It sees the target at `temperature`, if not at that of the sampling.
+  """
 
   function: VerifyFn
   temperature: float | None = None
+
+  # Nobody knows.
+  is_lossless = False
 
   def seen(self, sampling: Sampling) -> Sampling:
     name = getattr(self.function, '__name__', 'the rule')
@@ -122,59 +199,37 @@ class Custom:
       )
     return sampling
 
-  def verify_fn(self) -> VerifyFn:
-    return self.function
+  def verify_fn(self, tree: Tree | None) -> VerifyFn | None:
+    return self.function if tree is None else None
 
 
-def judges_trees(rule: Rule) -> bool:
-  """Whether a rule has a form for trees; each of them is lossless."""
-  return rule in (SpeculativeSampling(), Greedy())
-
-
-def check_judges_trees(rule: Rule) -> None:
-  """Raises ChoiceError for a rule that judges chains alone."""
-  if not judges_trees(rule):
-    names = {choice: name for name, choice in RULES.items()}
-    raise ChoiceError(
-      f'{{rule}} {names.get(type(rule), rule)}, with its options, judges '
-      'chains: leave it out where drafts are trees'
-    )
-
-
-def for_drafts(rule: Rule, tree: Tree | None) -> VerifyFn:
-  """The rule for chains, `tree` None, or the lossless one for trees of a shape:
-  a walk along what the target says, and traversal verification where the
-  drafter hands over what its tokens were drawn from. Raises as
-  `check_judges_trees`."""
-  if tree is None:
-    return rule.verify_fn()
-  check_judges_trees(rule)
-  if rule == Greedy():
-    return functools.partial(verification.greedy_walk, tree=tree)
-
-  def verify(
-    row_keys: Array, draft: Draft, target_probs: Array
-  ) -> Verification:
-    of_tree = verification.traversal
-    if draft.probs is None:
-      of_tree = verification.target_sample_walk
-    return of_tree(row_keys, draft, target_probs, tree=tree)
-
-  return verify
-
-
-RULES: dict[str, type] = {
+RULES: dict[str, type[Rule]] = {
   'speculative_sampling': SpeculativeSampling,
   'greedy': Greedy,
   'block': Block,
   'top_beta': TopBeta,
+  'traversal': Traversal,
+  'target_sample_walk': TargetSampleWalk,
 }
+
+
+def fitting(rule: Rule, tree: Tree | None) -> VerifyFn:
+  """Returns `rule.verify_fn`; ValueError if it does not judge such drafts."""
+  found = rule.verify_fn(tree)
+  if found is None:
+    names = {choice: name for name, choice in RULES.items()}
+    shapes = ('trees', 'chains') if tree is None else ('chains', 'trees')
+    raise ValueError(
+      f'verification {names.get(type(rule), rule)}, with its options, judges '
+      f'{shapes[0]}, and the drafts are {shapes[1]}: leave it out'
+    )
+  return found
 
 
 def _check_greedy(name: str, sampling: Sampling) -> None:
   if not sampling.is_greedy:
-    raise ChoiceError(
-      f'{{rule}} {name} decodes the argmax: it needs {{temperature}} '
+    raise ValueError(
+      f'verification {name} decodes the argmax: it needs temperature '
       f'0, got {sampling.temperature}'
     )
 

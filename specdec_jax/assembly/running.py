@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from specdec_jax.assembly.choices import ChoiceError
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.state import DecodeOutput, DecodeState
@@ -88,9 +87,9 @@ def pack(
       )
     needed = prompts.num_positions(decoder.config, len(row), max_new_tokens)
     if needed > limit:
-      raise ChoiceError(
+      raise ValueError(
         f'prompt {i} has {len(row)} tokens and with {max_new_tokens} new ones '
-        f'exceeds the context of {limit}: lower {{max_new_tokens}} to '
+        f'exceeds the context of {limit}: lower max_new_tokens to '
         f'{max_new_tokens - (needed - limit)}'
       )
   repeat = lambda items: [x for x in items for _ in range(num_samples)]
@@ -134,9 +133,9 @@ def kept(
 ) -> Any:
   """What was compiled, kept with the decoder for batches of the same shape: it
   depends on nothing else, neither on the seed nor on stop strings. Raises
-  ChoiceError if its gamma is yet to be measured."""
+  ValueError if its gamma is yet to be measured."""
   if decoder.is_auto:
-    raise ChoiceError('{gamma} auto is not measured here: give a number')
+    raise ValueError('gamma auto is not measured here: give a number')
   shapes = jax.tree.map(lambda leaf: leaf.shape, first.prompt)
   key = (kind, str(shapes), settings.max_new_tokens, settings.num_devices)
   if key not in decoder.programs:

@@ -10,11 +10,13 @@ from specdec_jax.assembly import (
   rules,
   running,
 )
-from specdec_jax.assembly.choices import Sampling, chosen, named_by_flags
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.option_fields import chosen
 from specdec_jax.assembly.rules import RULES
+from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.base import Tree
 from specdec_jax.cli import options, outputs
 from specdec_jax.drafters import schedules
 from specdec_jax.launch import compilation_cache, progress
@@ -26,10 +28,8 @@ _HUB = 'hf:'
 # Drafters whose gamma is that of `--gamma` if nothing is said; the others know
 # their own.
 _GAMMA_OF_ALL = ('prompt_lookup', 'ngram', 'uniform', 'model')
-_flags = named_by_flags('--{}')
 
 
-@_flags
 def choices_of(
   args: argparse.Namespace, *, may_be_auto: bool = False
 ) -> dict[str, Any]:
@@ -52,8 +52,7 @@ def choices_of(
       'number'
     )
   # Before anything is loaded.
-  if one_by_one.has_tree(drafter):
-    rules.check_judges_trees(rule)
+  rules.fitting(rule, Tree((0,)) if one_by_one.has_tree(drafter) else None)
   rule.seen(sampling).check_is_used()
   return {
     'model': model,
@@ -155,7 +154,6 @@ def settings_of(args: argparse.Namespace) -> running.Settings:
   return running.Settings(**found, stop=getattr(args, 'stop', None) or ())
 
 
-@_flags
 def prepared(
   args: argparse.Namespace,
   choices: dict[str, Any],

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from specdec_jax import logits
-from specdec_jax.assembly.choices import flags_of
 from specdec_jax.assembly.drafting import DRAFTERS
+from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.assembly.rules import RULES
 from specdec_jax.launch import t5x_names
 from specdec_jax.launch.numbers import cost, fraction, number, positive_int
@@ -182,7 +182,7 @@ def _add_flags(
   """The flags that any of some choices has, each once."""
   added = set()
   for choice in choices:
-    for name, field in flags_of(choice).items():
+    for name, field in options_of(choice).items():
       if name not in added:
         added.add(name)
         text, default = field.metadata['help'], field.default

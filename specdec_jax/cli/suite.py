@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.assembly import choices, drafting, models
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly.choices import Sampling, named_by_flags
+from specdec_jax.assembly import drafting, models, option_fields
 from specdec_jax.assembly.drafting import DRAFTERS, NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import RULES
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params, Prompt
 from specdec_jax.cli import options, outputs
 from specdec_jax.files import one_writer
@@ -107,7 +107,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   )
 
 
-@named_by_flags('--{}')
 def check(args: argparse.Namespace) -> None:
   """Raises ValueError for options that do not fit `--suite`, or its absence."""
   given = lambda defaults: [
@@ -128,7 +127,7 @@ def check(args: argparse.Namespace) -> None:
       raise ValueError(
         f'--drafters {text}: {kind!r} is none of {", ".join(DRAFTERS)}'
       )
-    if unknown := {*switches} - {*choices.switches_of(DRAFTERS[kind])}:
+    if unknown := {*switches} - {*option_fields.switches_of(DRAFTERS[kind])}:
       raise ValueError(f'--drafters {text}: {kind} has no {min(unknown)!r}')
     if drafting.has_model(DRAFTERS[kind]) != bool(model):
       form = 'takes no model' if model else 'is written KIND=MODEL'
@@ -142,8 +141,8 @@ def check(args: argparse.Namespace) -> None:
   Sampling(temperature=max(args.temperatures), **limits).check_is_used()
   names = {name for target in args.suite for name in _drafters(args, target)}
   kinds = {DRAFTERS[_parts(name)[0]] for name in names}
-  used = {'gamma'}.union(*map(choices.flags_of, kinds))
-  for flag in set().union(*map(choices.flags_of, DRAFTERS.values())):
+  used = {'gamma'}.union(*map(option_fields.options_of, kinds))
+  for flag in set().union(*map(option_fields.options_of, DRAFTERS.values())):
     if flag not in used and getattr(args, flag) is not None:
       raise ValueError(f'--{flag} is for none of {", ".join(sorted(names))}')
 
@@ -166,7 +165,6 @@ def _sampling(args: argparse.Namespace, temperature: float) -> Sampling:
   return Sampling(temperature=temperature, **limits)
 
 
-@named_by_flags('--{}')
 def run(args: argparse.Namespace) -> int:
   """Measures what is missing, and writes the tables."""
   sets = suite_prompts.own()
@@ -364,19 +362,22 @@ class _Target:
     """Speculative decoding by one of `--drafters`."""
     args, (kind, switches, model) = self.args, _parts(text)
     given = {
-      flag: getattr(args, flag) for flag in choices.flags_of(DRAFTERS[kind])
+      flag: getattr(args, flag)
+      for flag in option_fields.options_of(DRAFTERS[kind])
     }
     fixed: dict[str, Any] = {}
     if model:
       dtype = args.draft_dtype or args.dtype
       fixed['model'] = Model(checkpoint=model, dtype=dtype)
     if kind == 'ngram':
-      fixed['text'] = args.ngram_text or str(self.folder / _NGRAM_TEXT)
+      fixed['ngram_text'] = args.ngram_text or str(self.folder / _NGRAM_TEXT)
     given |= {'gamma': gamma, **dict.fromkeys(switches, True)}
     made = decoder_lib.outline(
       self.alone.model,
-      drafter=choices.chosen('drafter', DRAFTERS, kind, given, **fixed),
-      rule=choices.chosen('verification', RULES, args.verification, vars(args)),
+      drafter=option_fields.chosen('drafter', DRAFTERS, kind, given, **fixed),
+      rule=option_fields.chosen(
+        'verification', RULES, args.verification, vars(args)
+      ),
       sampling=sampling,
     )
     drafted, target = made.drafting, self.alone.params.target

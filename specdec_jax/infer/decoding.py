@@ -11,11 +11,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specdec_jax.assembly import beam_drafting, drafting, rules, running
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly.choices import Sampling
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DrafterChoice, NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params, Prompt, VerifyFn
 from specdec_jax.infer import decode_many
 from specdec_jax.infer.decode_many import Programs, Timed
@@ -41,7 +41,7 @@ class Decoding:
   Attributes:
     make_drafter: gives the drafter, of `assembly.drafting`.
     make_rule: gives the acceptance rule, of `assembly.rules`.
-    temperature: and `top_k`, `top_p`, `min_p`: see `choices.Sampling`.
+    temperature: and `top_k`, `top_p`, `min_p`: see `assembly.sampling`.
     seed: of all draws; each example has its own stream.
     batch_size: rows decoded at once, on all chips together.
     refill_size: rows that are refilled at once; None for a quarter. All of them

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly.choices import Sampling
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import NoDrafter
 from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params
 from specdec_jax.data import written_texts
 from specdec_jax.data.written_texts import WrittenTexts

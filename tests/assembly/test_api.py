@@ -200,7 +200,7 @@ def test_a_stream_is_of_one_text(decoder):
       "'max_ngrm'.*'max_ngram'",
     ),
     ({'drafter': 'modle'}, "'modle'.*prompt_lookup"),
-    ({'rule': 'gready'}, "'gready'.*speculative_sampling"),
+    ({'verification': 'gready'}, "'gready'.*speculative_sampling"),
     ({'drafter': 'model'}, "'model' needs.*draft_model"),
     (
       {'drafter': 'uniform', 'draft_model': '{folder}'},
@@ -217,14 +217,14 @@ def test_a_stream_is_of_one_text(decoder):
     ({'temperature': 'hot'}, "temperature.*'hot'"),
     (
       {'lenience': 0.5},
-      'lenience 0.5 .*rule greedy',
+      'lenience 0.5 .*verification greedy',
     ),
     (
-      {'rule': 'greedy', 'temperature': 1.0},
+      {'verification': 'greedy', 'temperature': 1.0},
       'greedy.*temperature 0, got 1.0',
     ),
-    ({'drafter': 'ngram'}, 'ngram needs text'),
-    ({'drafter': 'ngram', 'text': 'nowhere'}, 'text.*nowhere'),
+    ({'drafter': 'ngram'}, 'ngram needs ngram_text'),
+    ({'drafter': 'ngram', 'ngram_text': 'nowhere'}, 'text.*nowhere'),
     ({'top_k': 3}, 'top_k 3 .*temperature 0'),
     ({'gamma': 'atuo'}, "'atuo'.*'auto'"),
     ({'gamma': 500}, 'gamma 500.*128'),
@@ -270,7 +270,7 @@ def test_choices_may_be_objects(folder, completions):
     drafter=drafting.DraftModel(
       model=Model(checkpoint=folder, dtype='float32'), gamma=3
     ),
-    rule=rules.Greedy(),
+    verification=rules.Greedy(),
   )
   [found] = generate(decoder, TEXTS[:1])
   assert found.tokens == completions[0].tokens

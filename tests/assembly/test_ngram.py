@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from specdec_jax.assembly import drafting, models
-from specdec_jax.assembly.choices import Sampling
 from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Context
 
 pytest.importorskip('tokenizers')
@@ -28,7 +28,9 @@ def test_an_ngram_table_is_sampled_where_the_target_is(
     vocabulary=models.read_vocabulary(model, config),
     sampling=Sampling(temperature=temperature),
   )
-  choice = drafting.NGram(text=str(tmp_path / 'text.txt'), is_sampled=given)
+  choice = drafting.NGram(
+    ngram_text=str(tmp_path / 'text.txt'), is_sampled=given
+  )
   drafter = choice.make(target).drafter
   context = Context(tokens=jnp.ones((1, 4), jnp.int32), lengths=jnp.array([2]))
   draft, _ = jax.eval_shape(

@@ -66,9 +66,9 @@ def test_differing_vocabularies_name_the_first_ids(generate, make_model):
 
 
 def test_lengths_beyond_the_context(generate):
-  assert_refused(generate('--gamma', '128'), '--gamma 128', 'context of 128')
+  assert_refused(generate('--gamma', '128'), 'gamma 128', 'context of 128')
   assert_refused(generate(prompt=' the' * 200), '200 tokens', '128')
-  assert_refused(generate('--max_new_tokens', '124'), '--max_new_tokens to 12')
+  assert_refused(generate('--max_new_tokens', '124'), 'max_new_tokens to 12')
   assert_refused(generate('--max_new_tokens', '999999999999'), '128')
   result = generate('--drafter', 'none', '--gamma', '128')
   assert (result.status, result.err) == (0, '')

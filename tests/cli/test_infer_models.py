@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 from specdec_jax.assembly import models
-from specdec_jax.assembly.choices import Sampling
 from specdec_jax.assembly.drafting import DraftModel, Target
 from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Context
 from specdec_jax.models import families, presets
 from specdec_jax.sharding import mesh

@@ -31,15 +31,15 @@ COMPLAINTS = {
   'min_p above 1': (('--min_p', '1.01'), '--min_p', '[0, 1], got 1.01'),
   'idle min_p': (
     ('--min_p', '0.1'),
-    '--min_p 0.1 changes nothing at --temperature 0',
+    'min_p 0.1 changes nothing at temperature 0',
   ),
   'idle top_p': (
     ('--top_p', '0.9'),
-    '--top_p 0.9 changes nothing at --temperature 0',
+    'top_p 0.9 changes nothing at temperature 0',
   ),
   'idle top_k': (
     ('--top_k', '4'),
-    '--top_k 4 changes nothing at --temperature 0',
+    'top_k 4 changes nothing at temperature 0',
   ),
   'top_k 0': (('--top_k', '0'), '--top_k', 'at least 1'),
   'lenience 0': (('--lenience', '0'), '--lenience', '(0, 1]'),
@@ -48,7 +48,7 @@ COMPLAINTS = {
   'batch 0': (('--batch_size', '0'), '--batch_size'),
   'shrinking n-grams': (
     ('--max_ngram', '2', '--min_ngram', '3'),
-    '--min_ngram 3 exceeds --max_ngram 2',
+    'min_ngram 3 exceeds max_ngram 2',
   ),
   'no draft model': (('--drafter', 'model'), 'needs --draft_model'),
   'idle draft model': (
@@ -61,7 +61,7 @@ COMPLAINTS = {
   ),
   'no text to count': (
     ('--drafter', 'ngram'),
-    '--drafter ngram needs --ngram_text',
+    'drafter ngram needs ngram_text',
   ),
   'idle text to count': (('--ngram_text', 'x'), 'not prompt_lookup'),
   'adaptive without a draft model': (
@@ -79,15 +79,15 @@ COMPLAINTS = {
   ),
   'two ways to vary': (
     ('--draft_model', 'x', '--adaptive', 'heuristic', '--gamma', 'auto'),
-    '--gamma auto chooses one gamma for a run, and --adaptive one for each',
+    'gamma auto chooses one gamma for a run, and adaptive one for each',
   ),
   'a tree for copies': (
     ('--tree', '4'),
-    '--tree is for --drafter model or eagle, not prompt_lookup',
+    'tree is for drafter model or eagle, not prompt_lookup',
   ),
   'a tree that is none': (
     ('--draft_model', 'x', '--tree', '0,0,9'),
-    '--tree: in a draft tree every parent comes before its child: [0, 0, 9]',
+    'tree: in a draft tree every parent comes before its child: [0, 0, 9]',
   ),
   'a tree in words': (
     ('--draft_model', 'x', '--tree', 'wide'),
@@ -96,39 +96,43 @@ COMPLAINTS = {
   ),
   'a path without its parent': (
     ('--draft_model', 'x', '--tree', '[(0,), (1, 0)]'),
-    '--tree: the tree has the path [1, 0] without [1]',
+    'tree: the tree has the path [1, 0] without [1]',
   ),
   'too many nodes': (
     ('--draft_model', 'x', '--tree', '9999'),
-    '--tree: a tree has 1 to 1024 nodes, got 9999',
+    'tree: a tree has 1 to 1024 nodes, got 9999',
   ),
   'a tree deeper than gamma': (
     ('--draft_model', 'x', '--tree', '0,1,2', '--gamma', '2'),
-    '--tree is 3 deep, and --gamma, the most that is accepted at once, is 2',
+    'tree is 3 deep, and gamma, the most that is accepted at once, is 2',
   ),
   'a tree that varies': (
     ('--draft_model', 'x', '--tree', '4', '--adaptive', 'heuristic'),
-    '--tree has one shape for all drafts, and --adaptive a gamma for each',
+    'tree has one shape for all drafts, and adaptive a gamma for each',
   ),
   'a tree to be measured': (
     ('--draft_model', 'x', '--tree', '4', '--gamma', 'auto'),
-    '--gamma auto measures chains, and --tree is none',
+    'gamma auto measures chains, and tree is none',
   ),
   'a tree after copies': (
     ('--drafter', 'eagle', '--draft_model', 'x', '--tree', '4', '--lookup'),
-    '--lookup copies chains, and --tree is none',
+    'lookup copies chains, and tree is none',
   ),
   'a tree judged as a chain': (
     ('--draft_model', 'x', '--tree', '4', '--verification', 'block'),
-    '--verification block, with its options, judges chains',
+    'verification block, with its options, judges chains',
   ),
   'continuations judged leniently': (
     ('--num_continuations', '2', '--temperature', '1', '--lenience', '0.5'),
-    '--verification speculative_sampling, with its options, judges chains',
+    'verification speculative_sampling, with its options, judges chains',
+  ),
+  'a chain judged as a tree': (
+    ('--verification', 'traversal'),
+    'verification traversal, with its options, judges trees',
   ),
   'continuations to be measured': (
     ('--num_continuations', '2', '--gamma', 'auto'),
-    '--gamma auto measures chains: leave out --num_continuations',
+    'gamma auto measures chains: leave out num_continuations',
   ),
   'negative cost': (('--draft_cost=-1',), '--draft_cost', 'at least 0, got -1'),
   'idle threshold': (
@@ -138,17 +142,17 @@ COMPLAINTS = {
   'threshold of two': (('--min_prob', '2'), '--min_prob', '[0, 1], got 2'),
   'greedy, sampled': (
     ('--verification', 'greedy', '--temperature', '1'),
-    '--verification greedy decodes the argmax',
-    'it needs --temperature 0, got 1.0',
+    'verification greedy decodes the argmax',
+    'it needs temperature 0, got 1.0',
   ),
   'lenience that nothing follows from': (
     ('--lenience', '0.05'),
-    '--lenience 0.05 changes nothing at --temperature 0',
-    '--verification greedy',
+    'lenience 0.05 changes nothing at temperature 0',
+    'verification greedy',
   ),
   'lenient block': (
     ('--verification', 'block', '--lenience', '0.9'),
-    '--lenience is for --verification speculative_sampling or greedy, not',
+    'lenience is for verification speculative_sampling or greedy, not',
   ),
   'uneven mesh': (
     ('--batch_size', '3', '--num_devices', '2'),

@@ -113,7 +113,7 @@ def test_drafters_of_an_encoder_decoder_have_their_own_states(
     (('--suite', '--batch_sizes', '8'), 'raise --suite_prompts'),
     (
       ('--suite', '--top_k', '5'),
-      '--top_k 5',
+      'top_k 5',
     ),
     (('--suite', '--categories', 'poems'), "'poems' is none"),
     (

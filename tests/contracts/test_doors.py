@@ -24,9 +24,9 @@ pytest.importorskip('tensorstore')
 
 import specdec_jax
 from specdec_jax.assembly import drafting, running
-from specdec_jax.assembly.choices import flags_of
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafting import DRAFTERS
+from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.assembly.rules import RULES
 from specdec_jax.checkpoints import huggingface, loading, safetensors_model
 from specdec_jax.decoding import speculative
@@ -49,7 +49,7 @@ PLAIN, LOSSLESS, WEAK, STREAMED = 'none', 'greedy', 'uniform', 'model'
 # models are. One for each row of DRAFTERS.
 DRAFTER_OPTIONS = {
   'prompt_lookup': {'gamma': 3, 'max_ngram': 2, 'min_ngram': 1},
-  'ngram': {'gamma': 2, 'text': '{folder}/counted.txt'},
+  'ngram': {'gamma': 2, 'ngram_text': '{folder}/counted.txt'},
   'uniform': {'gamma': 2},
   'model': {'gamma': 3},
   'eagle': {'gamma': 3, 'lookup': True},
@@ -63,8 +63,10 @@ TREE_OPTIONS = {
   'model': {'gamma': 3, 'tree': (0, 0, 0, 1, 1, 4)},
   'eagle': {'gamma': 2, 'tree': 5},
 }
+# Rules for trees alone.
+TREE_RULES = 'traversal', 'target_sample_walk'
 # Of a rule: options with which it is lossless, others to pass through every
-# door, and the temperature for that. One for each row of RULES.
+# door, and the temperature for that. One for each other row of RULES.
 RULE_OPTIONS = {
   'speculative_sampling': ({}, {'lenience': 0.01}, 1.0),
   'greedy': ({}, {'lenience': 0.001}, 0.0),
@@ -94,7 +96,7 @@ class Found(NamedTuple):
   tokens: tuple[int, ...] | None = None
 
 
-def options_of(table, kind: str, name: str):
+def row_of(table, kind: str, name: str):
   """A row of the tables above; fails for a new drafter or rule without one."""
   if name not in table:
     pytest.fail(f'the {kind} {name} has no options in {__file__}: give it some')
@@ -102,7 +104,7 @@ def options_of(table, kind: str, name: str):
 
 
 def case_of_drafter(name: str, table=None, **changes) -> Case:
-  options = options_of(table or DRAFTER_OPTIONS, 'drafter', name)
+  options = row_of(table or DRAFTER_OPTIONS, 'drafter', name)
   return Case(
     target=target_of(name),
     drafter=name,
@@ -198,9 +200,9 @@ def flags(folder: pathlib.Path, case: Case) -> list[str]:
     given['--draft_model'] = folder / case.drafter
   options = fields_of(folder, case)
   for choice in (DRAFTERS[case.drafter], RULES[case.rule]):
-    for flag, field in flags_of(choice).items():
-      if field.name in options:
-        given[f'--{flag}'] = options[field.name]
+    for name in options_of(choice):
+      if name in options:
+        given[f'--{name}'] = options[name]
   return [
     str(each)
     for flag, value in given.items()
@@ -239,8 +241,8 @@ class Doors:
       'Decoding.batch_size': len(TEXTS),
       'Decoding.temperature': case.temperature,
     }
-    if 'text' in options:
-      bindings['DRAFTER_TEXT'] = repr(options['text'])
+    if 'ngram_text' in options:
+      bindings['DRAFTER_TEXT'] = repr(options['ngram_text'])
     if (self.folder / case.drafter).exists():
       model = self.folder / case.drafter
       bindings['DRAFTER_CHECKPOINT_PATH'] = repr(str(model))
@@ -249,7 +251,7 @@ class Doors:
       ('rules', RULES[case.rule]),
     ):
       for field in dataclasses.fields(choice):
-        if field.name in options and field.name != 'text':
+        if field.name in options and field.name != 'ngram_text':
           name = f'{module}.{choice.__name__}.{field.name}'
           bindings[name] = options[field.name]
     out = self.folder / f'out_{len(self._found)}'
@@ -296,7 +298,7 @@ class Doors:
         str(self.folder / case.target),
         drafter=case.drafter,
         draft_model=str(model) if model.exists() else None,
-        rule=case.rule,
+        verification=case.rule,
         temperature=case.temperature,
         **fields_of(self.folder, case),
       )
@@ -363,9 +365,20 @@ def test_all_doors_draft_the_same_trees(name, doors, capfd):
   assert num_accepted(expected)
 
 
-@pytest.mark.parametrize('name', RULES)
+@pytest.mark.parametrize('name', TREE_RULES)
+def test_all_doors_judge_trees_by_a_named_rule(name, doors, capfd):
+  case = case_of_drafter('model', TREE_OPTIONS, rule=name)
+  expected = doors('python', case, capfd)
+  for door in ('flags', 'gin'):
+    check_same(doors(door, case, capfd), expected)
+  plain = doors('python', case_of_drafter(PLAIN), capfd)
+  assert [each.tokens for each in expected] == [each.tokens for each in plain]
+  assert num_accepted(expected)
+
+
+@pytest.mark.parametrize('name', sorted({*RULES} - {*TREE_RULES}))
 def test_all_doors_decode_the_same_with_a_rule(name, doors, capfd):
-  lossless, options, temperature = options_of(RULE_OPTIONS, 'rule', name)
+  lossless, options, temperature = row_of(RULE_OPTIONS, 'rule', name)
   strict = doors('python', case_of_rule(name, lossless, 0.0), capfd)
   plain = doors('python', case_of_drafter(PLAIN), capfd)
   assert [each.tokens for each in strict] == [each.tokens for each in plain]
@@ -442,7 +455,7 @@ def test_a_drafter_says_what_kind_it_is(name, folder, capfd):
   tiny.assert_refused(
     tiny.run(capfd, 'generate', *models, '--prompt', 'a'),
     path,
-    f'--draft_model, with --drafter {name}',
+    f'draft_model, with drafter {name}',
   )
   with pytest.raises(ValueError, match=f'draft_model, with drafter {name}$'):
     specdec_jax.load(target, draft_model=path)

@@ -65,7 +65,7 @@ def _measure(
   params, key, rows, shared = bench.placed(args, decoder, batches)
   gamma = decoder.drafter.gamma
   one_token = decoder.at(1).drafter
-  is_lossless = rules.judges_trees(rule)
+  is_lossless = rule.is_lossless
   with progress.waiting('measuring acceptance'):
     [[found]] = calibration.overlaps(
       params._replace(drafter=[params.drafter]),

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.assembly import choices, drafting, models, rules
+from specdec_jax.assembly import drafting, models, option_fields, rules
 from specdec_jax.assembly.drafting import DRAFTERS, Drafting, Target
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import RULES, Rule
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Array, LanguageModel, Params, Prompt
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.state import DecodeOutput
@@ -39,7 +40,7 @@ class Settings:
       compiled decode, and a copy is on every device.
     gamma: tokens drafted per target run, at most.
     verification: a name of `assembly.rules.RULES`.
-    temperature: as all below, of `assembly.choices.Sampling`.
+    temperature: as all below, of `assembly.sampling.Sampling`.
   """
 
   drafter: str = 'prompt_lookup'
@@ -51,38 +52,38 @@ class Settings:
   top_p: float | None = None
   min_p: float | None = None
 
-  @choices.named_by_flags('{}')
   def __post_init__(self):
-    choices.by_name('drafter', DRAFTERS, self.drafter)
+    option_fields.by_name('drafter', DRAFTERS, self.drafter)
     if drafting.is_auto(self):
-      raise choices.ChoiceError(
-        '{gamma} auto measures the first rows of a run, and T5X hands over one '
+      raise ValueError(
+        'gamma auto measures the first rows of a run, and T5X hands over one '
         'batch, inside of a program of its own: give a number'
       )
-    lossless = rules.SpeculativeSampling(), rules.Greedy(), rules.Block()
-    if self.drafter == 'none' and self.rule not in lossless:
-      raise choices.ChoiceError(
-        f'{{rule}} {self.verification} with its options changes nothing with '
-        '{drafter} none, which drafts nothing: leave it out'
+    if self.drafter == 'none' and not self.rule.is_lossless:
+      raise ValueError(
+        f'verification {self.verification} with its options changes nothing '
+        'with drafter none, which drafts nothing: leave it out'
       )
     self.rule.seen(self.sampling).check_is_used()
 
   @property
-  def sampling(self) -> choices.Sampling:
+  def sampling(self) -> Sampling:
     """How the target is sampled."""
-    names = [field.name for field in dataclasses.fields(choices.Sampling)]
-    return choices.Sampling(**{name: getattr(self, name) for name in names})
+    names = [field.name for field in dataclasses.fields(Sampling)]
+    return Sampling(**{name: getattr(self, name) for name in names})
 
   @property
   def rule(self) -> Rule:
     """The acceptance rule."""
-    return choices.chosen('verification', RULES, self.verification, vars(self))
+    return option_fields.chosen(
+      'verification', RULES, self.verification, vars(self)
+    )
 
 
 _OPTIONS = {
   name
   for choice in (*DRAFTERS.values(), *RULES.values())
-  for name in choices.flags_of(choice)
+  for name in option_fields.options_of(choice)
 }
 # `Settings` and the options of all drafters and rules, None for their own
 # defaults: every field is a gin parameter of the T5X models.
@@ -107,7 +108,6 @@ class Networks:
   weights: Any = ()
 
 
-@choices.named_by_flags('{}')
 def networks(
   speculation: Settings, module: Any, draft_module: Any | None, vocabulary: Any
 ) -> Networks:
@@ -146,7 +146,7 @@ def networks(
   weights: Any = ()
   # T5X is tracing when it calls a decode_fn.
   with jax.ensure_compile_time_eval():
-    choice = choices.chosen(
+    choice = option_fields.chosen(
       'drafter', DRAFTERS, name, vars(speculation), **fixed
     )
     made = choice.make(seen)
@@ -185,7 +185,7 @@ def decode(
   shown, arguments = speculation.sampling, {}
   if speculation.drafter != 'none':
     rule = speculation.rule
-    verify_fn = rules.for_drafts(rule, made.drafter.tree)
+    verify_fn = rules.fitting(rule, made.drafter.tree)
     arguments = {'drafter': made.drafter, 'verify_fn': verify_fn}
     generate, shown = speculative.generate, rule.seen(speculation.sampling)
     if made.drafter.gamma > max_len - 1:

@@ -1,0 +1,77 @@
+"""Dataclass fields that are options of a user: a flag of the command line, a
+keyword argument of `specdec_jax.load`, and a gin parameter, all of one name."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+Row = TypeVar('Row')
+Choice = TypeVar('Choice')
+
+
+def option(
+  default: Any, help: str, *, type: Callable[[str], Any] | None = None
+) -> Any:
+  """Makes a dataclass field that is also a flag; `type` converts the flag's
+  text to a value, None to the type of the default."""
+  metadata = {'help': help, 'type': type}
+  return dataclasses.field(default=default, metadata=metadata)
+
+
+def field_names(choice: type) -> list[str]:
+  """Lists the parameters of a choice in Python, those without a flag too."""
+  return [field.name for field in dataclasses.fields(choice)]
+
+
+def options_of(choice: type) -> dict[str, dataclasses.Field]:
+  """Returns the fields that `option` made, by name."""
+  fields = dataclasses.fields(choice)
+  return {field.name: field for field in fields if 'help' in field.metadata}
+
+
+def switches_of(choice: type) -> list[str]:
+  """Lists the options that are on or off."""
+  options = options_of(choice).items()
+  return [name for name, field in options if isinstance(field.default, bool)]
+
+
+def chosen(
+  kind: str,
+  known: Mapping[str, type[Choice]],
+  name: str,
+  given: Mapping[str, Any],
+  **fixed: Any,
+) -> Choice:
+  """Makes the choice of a name from the options that are given.
+
+  Args:
+    kind: what users call it, such as 'drafter'.
+    known: choices by name.
+    name: one of them.
+    given: values by option, None where nothing is said; other keys are ignored.
+    **fixed: fields that are settled otherwise.
+
+  Raises:
+    ValueError: if there is no such choice, or an option of another is given.
+  """
+  own = options_of(by_name(kind, known, name))
+  owners: dict[str, list[str]] = {}
+  for other, choice in known.items():
+    for option_name, field in options_of(choice).items():
+      if given.get(option_name) not in (None, field.default):
+        owners.setdefault(option_name, []).append(other)
+  for option_name, others in owners.items():
+    # Everybody may say how much is drafted.
+    if option_name not in (*own, 'gamma'):
+      raise ValueError(
+        f'{option_name} is for {kind} {" or ".join(others)}, not {name}'
+      )
+  values = {key: given[key] for key in own if given.get(key) is not None}
+  return known[name](**(values | fixed))
+
+
+def by_name(kind: str, known: Mapping[str, Row], name: str) -> Row:
+  """Looks up a row of a table; ValueError with all names if there is none."""
+  if name not in known:
+    raise ValueError(f'{kind} {name!r} is none of {", ".join(known)}')
+  return known[name]

@@ -1,0 +1,47 @@
+"""How tokens are drawn, as every entry point says it."""
+
+import dataclasses
+
+from specdec_jax import logits
+from specdec_jax.base import LogitsToProbsFn
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+  """How tokens are drawn (`logits.standardize`).
+
+  Attributes:
+    temperature: 0 is greedy.
+    top_k: keeps the k likeliest tokens.
+    top_p: keeps the likeliest with this much mass.
+    min_p: keeps tokens with at least this share of the likeliest's probability.
+  """
+
+  temperature: float = 0.0
+  top_k: int | None = None
+  top_p: float | None = None
+  min_p: float | None = None
+
+  def __post_init__(self):
+    for name, value in vars(self).items():
+      if isinstance(value, str):
+        raise ValueError(f'{name} must be a number, got {value!r}')
+    self.to_probs(1)  # Raises where a value is out of range.
+
+  @property
+  def is_greedy(self) -> bool:
+    return not self.temperature
+
+  def to_probs(self, vocab_size: int) -> LogitsToProbsFn:
+    """From logits to probabilities, of ids below `vocab_size`."""
+    return logits.standardize(**vars(self), vocab_size=vocab_size)
+
+  def check_is_used(self) -> None:
+    """Raises ValueError for a limit that changes nothing at temperature 0."""
+    for name in ('top_k', 'top_p', 'min_p'):
+      value = getattr(self, name)
+      if self.is_greedy and value is not None:
+        raise ValueError(
+          f'{name} {value:g} changes nothing at temperature 0, which is '
+          'greedy: give a temperature above 0, or leave it out'
+        )
