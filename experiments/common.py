@@ -15,7 +15,7 @@ import numpy as np
 
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafting import DrafterChoice, Target
+from specdec_jax.assembly.drafters import DrafterChoice, Target
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from specdec_jax import drafters, logits, verification
-from specdec_jax.assembly import one_by_one
-from specdec_jax.assembly.drafting import DraftModel
-from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.drafters import Target, one_by_one
+from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Context, Params
 from specdec_jax.decoding import autoregressive, speculative
@@ -158,8 +157,10 @@ def test_lone_row_is_fed_what_its_cache_lacks(num_unread):
 
 
 def test_greedy_draft_looks_for_one_maximum():
-  choice = DraftModel(model=Model(checkpoint='not read'), gamma=1)
-  made = one_by_one.drafter(choice, toy.toy(V), Sampling(), V - 1)
+  target = Target(
+    name='', config=toy_t5.config(V), vocabulary=None, sampling=Sampling()
+  )
+  made = one_by_one.drafter(toy.toy(V), target, Fixed(1))
   params, prompt = toy.toy_params(V, seed=1), toy.prompt([[1, 2]])
   context = Context(
     tokens=prompt.decoder_tokens, lengths=prompt.decoder_lengths

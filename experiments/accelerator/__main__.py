@@ -24,7 +24,7 @@ from experiments.report import Cells, Table
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafting import DraftModel, PromptLookup
+from specdec_jax.assembly.drafters import DraftModel, PromptLookup
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Prompt
 from specdec_jax.cli import options

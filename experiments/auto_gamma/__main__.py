@@ -25,7 +25,7 @@ import numpy as np
 
 import specdec_jax
 from experiments import common, report
-from specdec_jax.assembly import auto_gamma, drafting, running
+from specdec_jax.assembly import auto_gamma, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.running import Settings
 from specdec_jax.files import replacing
@@ -124,7 +124,7 @@ def measure(setting: Setting, corpus: Path, repeats: int) -> dict[str, Any]:
     is_chat=setting.is_chat,
   )
   settings = Settings(max_new_tokens=setting.max_new_tokens)
-  tried = drafting.auto_gammas(auto.choice)
+  tried = auto.tried_gammas
   # The shortest run in which as many rows are tried as suffice, and no less
   # than twice the shortest that measures at all.
   many = max(

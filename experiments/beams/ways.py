@@ -12,7 +12,7 @@ import numpy as np
 from experiments import common
 from experiments.leviathan2023.pairs import Pair
 from specdec_jax.assembly import beam_drafting
-from specdec_jax.assembly.drafting import (
+from specdec_jax.assembly.drafters import (
   DrafterChoice,
   NoDrafter,
   PromptLookup,

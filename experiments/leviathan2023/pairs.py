@@ -14,7 +14,7 @@ from experiments.leviathan2023 import paper
 from specdec_jax import drafters
 from specdec_jax.assembly import models
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafting import DraftModel, Target
+from specdec_jax.assembly.drafters import DraftModel, Target
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.base import Drafter, LanguageModel, Params, Prompt
@@ -279,18 +279,18 @@ def _check(target: LoadedModel, draft: DraftModel, kind: Kind) -> None:
   if families.has_encoder(target.config) == kind.is_text:
     needed = 'a decoder-only model' if kind.is_text else 'an encoder-decoder'
     raise ValueError(f'{target.name}: {kind.corpus} needs {needed}')
-  draft.make(common.seen(target, 0.0))
+  draft.make(common.seen(target, 0.0), draft.length)
 
 
 def drafter(
   pair: Pair, name: str, gamma: int, temperature: float, **schedule: Any
 ) -> Drafter:
   """A drafter of `DRAFTERS`; the trained one's draft may end earlier by a
-  `schedule` or `min_prob` of `drafting.DraftModel`."""
+  `schedule` or `min_prob` of `drafters.DraftModel`."""
   target = pair.seen(temperature)
   if name == TRAINED:
     choice = dataclasses.replace(pair.draft, gamma=gamma, **schedule)
-    return choice.make(target).drafter
+    return choice.make(target, choice.length).drafter
   sampled = target.sampling.to_probs(target.vocab_size)
   return drafters.ngram(
     ngram_table(pair, 1 if name == UNIGRAM else 2),

@@ -28,7 +28,7 @@ from experiments.report import Cells, Table
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafting import NoDrafter
+from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.measure import sides, stopwatch
 from specdec_jax.models import presets

@@ -14,8 +14,8 @@ import numpy as np
 
 from experiments import common, report
 from specdec_jax import distributions
-from specdec_jax.assembly import drafting, models
-from specdec_jax.assembly.drafting import DraftModel, SpecDrafter
+from specdec_jax.assembly import models
+from specdec_jax.assembly.drafters import DraftModel, SpecDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import SpeculativeSampling
 from specdec_jax.base import (
@@ -162,7 +162,9 @@ def read_draft(name: str, setting: Setting) -> Draft:
   """
   kind = SpecDrafter if loading.is_drafter(loading.locate(name)) else DraftModel
   choice = kind(model=Model(checkpoint=name, dtype=DTYPE))
-  config: Any = choice.make(common.seen(setting.target, 0.0)).config
+  config: Any = choice.make(
+    common.seen(setting.target, 0.0), choice.length
+  ).config
   params = models.read_params(choice.model, config)
   model = None if kind is SpecDrafter else families.language_model(config)
   return Draft(choice=choice, params=params, model=model)
@@ -183,7 +185,7 @@ def speculatively(setting: Setting, draft: Draft, gamma: int) -> Decoded:
   """Greedy texts with a drafter."""
   decoder = common.decoder(
     setting.chosen,
-    drafting.with_gamma(draft.choice, gamma),
+    dataclasses.replace(draft.choice, gamma=gamma),
     Params(setting.target.params, draft.params),
     rule=RULE,
   )

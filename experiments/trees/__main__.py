@@ -25,10 +25,10 @@ import specdec_jax
 from experiments import common, report
 from experiments.report import Cells, Table
 from specdec_jax import theory
-from specdec_jax.assembly import auto_gamma, drafting, running
+from specdec_jax.assembly import auto_gamma, running
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafting import NoDrafter, PromptLookup
+from specdec_jax.assembly.drafters import NoDrafter, PromptLookup
 from specdec_jax.assembly.running import Settings
 from specdec_jax.base import Params, Tree
 from specdec_jax.measure import calibration
@@ -120,7 +120,7 @@ class Prepared:
       decoder.params,
       jax.random.key(0),
       [batch.prompt for batch in batches],
-      drafter=drafting.ranked(decoder.choice, decoder.seen, trees.NUM_RANKS),
+      drafter=decoder.ranked_drafter(trees.NUM_RANKS),
       target=decoder.target,
       logits_to_probs=decoder.logits_to_probs,
       max_len=running.max_length(batches[0], num_new),

@@ -22,7 +22,7 @@ from experiments.xia2023 import paper, ways
 from experiments.xia2023.tables import EXACT, FULL, TABLES, Settings
 from experiments.xia2023.ways import HEADS, Loaded, Pair
 from specdec_jax.assembly import models
-from specdec_jax.assembly.drafting import BlockHeads, SpecDrafter
+from specdec_jax.assembly.drafters import BlockHeads, SpecDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout

@@ -11,9 +11,10 @@ import numpy as np
 
 from experiments import common
 from specdec_jax import drafters
-from specdec_jax.assembly import drafting, models, rules
+from specdec_jax.assembly import lengths, models, rules
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafting import DrafterChoice, Drafting, Target
+from specdec_jax.assembly.drafters import DrafterChoice, Drafting, Target
+from specdec_jax.assembly.lengths import Fixed, Length
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule
 from specdec_jax.assembly.sampling import Sampling
@@ -39,15 +40,19 @@ Loaded = tuple[DrafterChoice, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Untrained:
-  """A Spec-Drafter that no file has; see `drafting.SpecDrafter`."""
+  """A Spec-Drafter that no file has; see `drafters.SpecDrafter`."""
 
   config: Any
   gamma: int = 1
 
-  def make(self, target: Target) -> Drafting:
+  @property
+  def length(self) -> Length:
+    return Fixed(self.gamma)
+
+  def make(self, target: Target, length: Length) -> Drafting:
     drafter = drafters.spec_drafter(
       families.block_model(self.config),
-      gamma=self.gamma,
+      gamma=lengths.fixed(length),
       vocab_size=target.vocab_size,
     )
     return Drafting(drafter=drafter, config=self.config)
@@ -65,7 +70,7 @@ def load(choice: Any, target: Any) -> Loaded:
   Raises:
     ValueError: if they do not fit it.
   """
-  config: Any = choice.make(common.seen(target, 0.0)).config
+  config: Any = choice.make(common.seen(target, 0.0), choice.length).config
   params = models.read_params(choice.model, config)
   if families.of(config).block_model is not None:
     params = layers.with_cpu_copies(params, is_tied=True)
@@ -235,7 +240,7 @@ def decoder(pair: Pair, name: str, gamma: int | None, rule: Rule) -> Decoder:
   has heads for."""
   choice, params = pair.drafters[name]
   if gamma is not None:
-    choice = drafting.with_gamma(choice, gamma)
+    choice = dataclasses.replace(choice, gamma=gamma)
   params = Params(pair.target, params)
   return common.decoder(pair.chosen, choice, params, rule=rule)
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 
-from specdec_jax.assembly import auto_gamma, drafting, running
+from specdec_jax.assembly import auto_gamma, running
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafting import DRAFTERS, DrafterChoice
+from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
+from specdec_jax.assembly.drafters.choice import has_model
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import by_name, field_names
 from specdec_jax.assembly.rules import RULES, Rule
@@ -72,7 +73,7 @@ def load(
   Args:
     model: a name such as 'smollm2-135m' or 'ende-mini', a path, or
       'hf:organisation/name'; see `checkpoints.loading.load`.
-    drafter: a name of `assembly.drafting.DRAFTERS`, or a choice of that module;
+    drafter: a name of `assembly.drafters.DRAFTERS`, or a choice of that module;
       None for 'model' if there is a `draft_model`, else 'prompt_lookup'.
     draft_model: the drafter's weights, named like `model`.
     verification: a name of `assembly.rules.RULES`, or a choice of that module.
@@ -97,7 +98,7 @@ def load(
   words = None if vocabulary is None else os.fspath(vocabulary)
   if isinstance(drafter, str):
     kinds.append(by_name('drafter', DRAFTERS, drafter))
-    if drafting.has_model(kinds[0]) != (draft_model is not None):
+    if has_model(kinds[0]) != (draft_model is not None):
       needed = 'needs a' if draft_model is None else 'takes no'
       raise ValueError(f'the drafter {drafter!r} {needed} draft_model')
   elif draft_model is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from specdec_jax.assembly import drafting, running
+from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.running import Call, Settings
 from specdec_jax.base import Prompt
@@ -65,7 +65,7 @@ def choose(
   key = (batch_size, settings.num_devices)
   if key in decoder.gammas:
     return decoder.gammas[key], []
-  gammas = drafting.auto_gammas(decoder.choice)
+  gammas = decoder.tried_gammas
   turns = trials.schedule(gammas, batch_size, len(batches))
   if not turns:
     choice = trials.too_short(gammas, len(batches))

@@ -1,10 +1,8 @@
 """Drafters of beam search: of the choices that other decoding has."""
 
-from typing import Any
-
-from specdec_jax.assembly import drafting
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafting import DraftModel, NoDrafter, PromptLookup
+from specdec_jax.assembly.drafters import DraftModel, NoDrafter, PromptLookup
+from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.decoding.beam_trie import BeamDrafter
 from specdec_jax.drafters import beams
 from specdec_jax.models import families
@@ -13,7 +11,7 @@ from specdec_jax.models import families
 def drafter(
   decoder: Decoder, num_beams: int, width: int | None = None
 ) -> BeamDrafter:
-  """What drafts for a beam search, of the decoder's choice of a drafter.
+  """Makes what drafts for a beam search from the decoder's choice of a drafter.
 
   Args:
     decoder: its weights need not be there.
@@ -23,51 +21,39 @@ def drafter(
   Raises:
     ValueError: if the choice drafts no beams, or not so many.
   """
-  choice: Any = decoder.choice
-  _check(choice, num_beams, width)
+  choice, length = decoder.choice, decoder.length
+  if not isinstance(choice, NoDrafter | PromptLookup | DraftModel):
+    raise ValueError(
+      f'beam search takes drafts of a model or of prompt_lookup, and '
+      f'{type(choice).__name__} drafts one sequence: leave it out'
+    )
+  if not isinstance(length, Fixed):
+    raise ValueError(
+      'a draft of beams always has gamma levels of one width: give gamma as a '
+      'number, and leave out tree, num_continuations, schedule and min_prob'
+    )
+  if width is not None:
+    _check_width(choice, num_beams, width)
   if isinstance(choice, NoDrafter):
     return beams.none(num_beams)
   if isinstance(choice, PromptLookup):
     return beams.copied(
       num_beams,
-      gamma=choice.gamma,
+      gamma=length.gamma,
       max_ngram=choice.max_ngram,
       min_ngram=choice.min_ngram,
     )
   model = families.language_model(decoder.drafting.config)
   return beams.of_model(
     families.with_logits_of(model, decoder.config.vocab_size),
-    gamma=choice.gamma,
+    gamma=length.gamma,
     width=2 * num_beams if width is None else width,
     eos_id=decoder.eos_id,
     vocab_size=decoder.seen.vocab_size,
   )
 
 
-def _check(choice: Any, num_beams: int, width: int | None) -> None:
-  if not isinstance(choice, NoDrafter | PromptLookup | DraftModel):
-    raise ValueError(
-      f'beam search takes drafts of a model or of prompt_lookup, and '
-      f'{type(choice).__name__} drafts one sequence: leave it out'
-    )
-  if drafting.is_auto(choice):
-    raise ValueError(
-      f'gamma {drafting.AUTO} is measured where tokens are drafted, not '
-      'beams: give a number'
-    )
-  for name, alone in (('schedule', None), ('min_prob', 0.0), ('tree', None)):
-    if getattr(choice, name, alone) != alone:
-      raise ValueError(
-        f'a draft of beams always has gamma levels of one width: leave out '
-        f'{name}'
-      )
-  if isinstance(choice, PromptLookup) and choice.num_continuations > 1:
-    raise ValueError(
-      f'num_continuations {choice.num_continuations}: each of the beams is '
-      'continued once, leave it out'
-    )
-  if width is None:
-    return
+def _check_width(choice: object, num_beams: int, width: int) -> None:
   if not isinstance(choice, DraftModel):
     raise ValueError(
       f'draft_width {width} is of a draft model, and the drafter is '

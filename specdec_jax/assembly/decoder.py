@@ -6,12 +6,18 @@ import functools
 from typing import Any
 
 from specdec_jax import base, trees
-from specdec_jax.assembly import drafting, models, rules
-from specdec_jax.assembly.drafting import DrafterChoice, Drafting, Target
+from specdec_jax.assembly import models, rules
+from specdec_jax.assembly.drafters import (
+  DrafterChoice,
+  Drafting,
+  NoDrafter,
+  Target,
+)
+from specdec_jax.assembly.lengths import Auto, Fixed, Length
 from specdec_jax.assembly.models import Model, Shardings, Waiting
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling
-from specdec_jax.base import Params
+from specdec_jax.base import Params, Tree
 from specdec_jax.checkpoints import formats, loading
 from specdec_jax.launch import agreement
 from specdec_jax.models import families
@@ -26,8 +32,9 @@ class Decoder:
 
   Attributes:
     model: the target by name.
-    choice: the drafter as it was chosen. If its gamma is 'auto', the others are
-      of the widest that will be tried; `at` gives the decoder of one gamma.
+    choice: the drafter as it was chosen.
+    length: how much it drafts. If that is `Auto`, all else is of the widest
+      gamma that will be tried; `at` gives the decoder of one.
     sampling: how the target is sampled; `logits_to_probs`, as the rule sees it.
     seen: what the drafter knows of the target.
     eos_id: ids that end a row.
@@ -38,6 +45,7 @@ class Decoder:
 
   model: Model
   choice: DrafterChoice
+  length: Length
   sampling: Sampling
   seen: Target
   drafting: Drafting
@@ -78,20 +86,33 @@ class Decoder:
   @property
   def is_auto(self) -> bool:
     """Whether gamma is yet to be measured."""
-    return drafting.is_auto(self.choice)
+    return isinstance(self.length, Auto)
+
+  @property
+  def tried_gammas(self) -> tuple[int, ...]:
+    """What `Auto` tries, ascending, 0 among them; empty if gamma is given."""
+    return self.length.gammas if isinstance(self.length, Auto) else ()
 
   def at(self, gamma: int) -> 'Decoder':
     """The decoder with a gamma that is given and does not vary; 0 has no
     drafter, nor its weights."""
-    choice = drafting.with_gamma(self.choice, gamma)
+    choice = self.choice if gamma else NoDrafter()
+    length = Fixed(gamma)
     return dataclasses.replace(
       self,
       choice=choice,
-      drafting=choice.make(self.seen),
+      length=length,
+      drafting=choice.make(self.seen, length),
       params=self.params if gamma else Params(target=self.params.target),
       programs={},
       gammas={},
     )
+
+  def ranked_drafter(self, num_children: int) -> base.Drafter:
+    """A drafter of trees, with its likeliest tokens as children of the root and
+    nothing below; ValueError if its choice drafts none."""
+    greedy = dataclasses.replace(self.seen, sampling=Sampling())
+    return self.choice.make(greedy, Tree((0,) * num_children)).drafter
 
   @property
   def max_positions(self) -> int:
@@ -139,7 +160,7 @@ def outline(
 ) -> Decoder:
   """A decoder whose weights are not read yet, and in a dry run no vocabulary;
   raises as `api.load`."""
-  shown = rule.seen(sampling)
+  length, shown = drafter.length, rule.seen(sampling)
   shown.check_is_used()
   config = models.read_config(model)
   if not (is_dry_run or model.is_random):
@@ -150,15 +171,15 @@ def outline(
     vocabulary=None if is_dry_run else models.read_vocabulary(model, config),
     sampling=sampling,
   )
-  fixed = drafter
-  if drafting.is_auto(drafter):
-    fixed = drafting.with_gamma(drafter, drafting.auto_gammas(drafter)[-1])
-  made = fixed.make(seen)
+  made = drafter.make(
+    seen, Fixed(length.gammas[-1]) if isinstance(length, Auto) else length
+  )
   own = () if made.config is None else families.param_shapes(made.config)
   target = families.param_shapes(config)
   result = Decoder(
     model=model,
     choice=drafter,
+    length=length,
     sampling=sampling,
     seen=seen,
     drafting=made,

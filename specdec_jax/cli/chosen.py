@@ -3,15 +3,11 @@
 import argparse
 from typing import Any
 
-from specdec_jax.assembly import (
-  decoder,
-  drafting,
-  one_by_one,
-  rules,
-  running,
-)
+from specdec_jax.assembly import decoder, rules, running
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafting import DRAFTERS, DrafterChoice
+from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
+from specdec_jax.assembly.drafters.choice import has_model, has_schedule
+from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import chosen
 from specdec_jax.assembly.rules import RULES
@@ -46,13 +42,14 @@ def choices_of(
   sampling = Sampling(**{name: getattr(args, name) for name in names})
   model, drafter = _model(args), _drafter(args)
   rule = chosen('verification', RULES, args.verification, vars(args))
-  if drafting.is_auto(drafter) and not may_be_auto:
+  length = drafter.length
+  if isinstance(length, Auto) and not may_be_auto:
     raise ValueError(
       '--gamma auto is measured by bench and infer, and in Python: give a '
       'number'
     )
   # Before anything is loaded.
-  rules.fitting(rule, Tree((0,)) if one_by_one.has_tree(drafter) else None)
+  rules.fitting(rule, length if isinstance(length, Tree) else None)
   rule.seen(sampling).check_is_used()
   return {
     'model': model,
@@ -96,7 +93,7 @@ def lenience(args: argparse.Namespace) -> float:
 def _drafter(args: argparse.Namespace) -> DrafterChoice:
   name = drafter_name(args)
   fixed: dict[str, Any] = {}
-  if drafting.has_model(DRAFTERS[name]):
+  if has_model(DRAFTERS[name]):
     if not args.draft_model:
       raise ValueError(f'--drafter {name} needs --draft_model')
     fixed['model'] = Model(
@@ -124,8 +121,8 @@ def _schedule(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
       if getattr(args, flag) is not None:
         raise ValueError(f'--{flag} is for --adaptive, which is not given')
     return {}
-  if not drafting.has_schedule(DRAFTERS[drafter]):
-    kinds = [x for x in DRAFTERS if drafting.has_schedule(DRAFTERS[x])]
+  if not has_schedule(DRAFTERS[drafter]):
+    kinds = [x for x in DRAFTERS if has_schedule(DRAFTERS[x])]
     raise ValueError(
       f'--adaptive {name} is for --drafter {" or ".join(kinds)}, not {drafter}'
     )

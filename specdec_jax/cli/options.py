@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from specdec_jax import logits
-from specdec_jax.assembly.drafting import DRAFTERS
+from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.assembly.rules import RULES
 from specdec_jax.launch import t5x_names

@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly import drafting, models, option_fields
-from specdec_jax.assembly.drafting import DRAFTERS, NoDrafter
+from specdec_jax.assembly import models, option_fields
+from specdec_jax.assembly.drafters import DRAFTERS, NoDrafter
+from specdec_jax.assembly.drafters.choice import has_model
+from specdec_jax.assembly.lengths import gamma_number
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import RULES
 from specdec_jax.assembly.sampling import Sampling
@@ -79,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ('drafters', names, None,
      'prompt_lookup, ngram, uniform, none, or KIND=MODEL such as '
      'model=ende-nano or eagle+lookup=HEAD (default: by target)'),
-    ('gammas', listed(drafting.gamma_number), [4, 8], 'of every drafter'),
+    ('gammas', listed(gamma_number), [4, 8], 'of every drafter'),
     ('temperatures', listed(options.temperature), [0.0], '0 is greedy'),
     ('batch_sizes', listed(positive_int), [1], 'rows decoded at once'),
     ('suite_prompts', positive_int, 5, 'the first ones of each category'),
@@ -129,7 +131,7 @@ def check(args: argparse.Namespace) -> None:
       )
     if unknown := {*switches} - {*option_fields.switches_of(DRAFTERS[kind])}:
       raise ValueError(f'--drafters {text}: {kind} has no {min(unknown)!r}')
-    if drafting.has_model(DRAFTERS[kind]) != bool(model):
+    if has_model(DRAFTERS[kind]) != bool(model):
       form = 'takes no model' if model else 'is written KIND=MODEL'
       raise ValueError(f'--drafters {text}: {kind} {form}')
   if max(args.batch_sizes) > args.suite_prompts:

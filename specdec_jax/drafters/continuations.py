@@ -17,6 +17,23 @@ from specdec_jax.drafters.prompt_lookup import (
 from specdec_jax.drafters.stateless import check_gamma
 
 
+def tree_of_copies(gamma: int, num_continuations: int) -> Tree:
+  """Returns the tree of chains from the root; ValueError as `continuations`.
+
+  Depth by depth, three chains of two nodes are nodes 1, 2, 3 and then 4, 5, 6,
+  whose parents are 1, 2, 3.
+  """
+  check_gamma(gamma)
+  if num_continuations < 1:
+    raise ValueError(
+      f'num_continuations must be at least 1, got {num_continuations}'
+    )
+  num_nodes = gamma * num_continuations
+  check_gamma(num_nodes)
+  firsts = (0,) * num_continuations
+  return Tree(parents=(*firsts, *range(1, num_nodes - num_continuations + 1)))
+
+
 def continuations(
   *,
   gamma: int,
@@ -42,16 +59,9 @@ def continuations(
   Raises:
     ValueError: as `prompt_lookup`, and if `num_continuations` is less than 1.
   """
-  check_gamma(gamma)
-  if num_continuations < 1:
-    raise ValueError(
-      f'num_continuations must be at least 1, got {num_continuations}'
-    )
-  num_nodes = gamma * num_continuations
-  check_gamma(num_nodes)
+  tree = tree_of_copies(gamma, num_continuations)
+  num_nodes = len(tree.parents)
   shortest = checked_min_ngram(max_ngram, min_ngram)
-  firsts = (0,) * num_continuations
-  tree = Tree(parents=(*firsts, *range(1, num_nodes - num_continuations + 1)))
 
   def propose(
     params: Any, row_keys: Array, context: Context, source: tuple[Array, ...]

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specdec_jax.assembly import beam_drafting, drafting, rules, running
+from specdec_jax.assembly import beam_drafting, rules, running
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafting import DrafterChoice, NoDrafter
+from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling
@@ -39,7 +39,7 @@ class Decoding:
   """How to decode; gin binds the fields.
 
   Attributes:
-    make_drafter: gives the drafter, of `assembly.drafting`.
+    make_drafter: gives the drafter, of `assembly.drafters`.
     make_rule: gives the acceptance rule, of `assembly.rules`.
     temperature: and `top_k`, `top_p`, `min_p`: see `assembly.sampling`.
     seed: of all draws; each example has its own stream.
@@ -259,7 +259,7 @@ def schedule(
   gamma is 'auto'; and the choice where there are too few to try any."""
   if not decoder.is_auto:
     return rows, (), None
-  gammas = drafting.auto_gammas(decoder.choice)
+  gammas = decoder.tried_gammas
   needed = trials.num_batches_needed(gammas, batch_size)
   first = list(itertools.islice(rows, needed * batch_size))
   num_batches = len(first) // batch_size

@@ -12,7 +12,7 @@ import numpy as np
 
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafting import NoDrafter
+from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params

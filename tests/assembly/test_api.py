@@ -11,7 +11,7 @@ pytest.importorskip('safetensors')
 pytest.importorskip('tokenizers')
 
 import specdec_jax
-from specdec_jax.assembly import drafting, rules
+from specdec_jax.assembly import drafters, rules
 from specdec_jax.assembly.models import Model
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.text import vocabularies
@@ -208,10 +208,10 @@ def test_a_stream_is_of_one_text(decoder):
     ),
     ({'draft_dtype': 'bfloat16'}, 'draft_dtype.*draft_model'),
     (
-      {'drafter': drafting.NoDrafter(), 'draft_model': '{folder}'},
+      {'drafter': drafters.NoDrafter(), 'draft_model': '{folder}'},
       'draft_model.*by name',
     ),
-    ({'drafter': drafting.NoDrafter(), 'gamma': 2}, "called 'gamma'; they"),
+    ({'drafter': drafters.NoDrafter(), 'gamma': 2}, "called 'gamma'; they"),
     ({'dtype': 'float16'}, "is 'float16'.*'float32'"),
     ({'dtype': jnp.bfloat16}, "'float32'.*'bfloat16'"),
     ({'temperature': 'hot'}, "temperature.*'hot'"),
@@ -267,7 +267,7 @@ def test_an_eagle_head_of_another_vocabulary_is_refused(
 def test_choices_may_be_objects(folder, completions):
   decoder = specdec_jax.load(
     folder,
-    drafter=drafting.DraftModel(
+    drafter=drafters.DraftModel(
       model=Model(checkpoint=folder, dtype='float32'), gamma=3
     ),
     verification=rules.Greedy(),
@@ -276,7 +276,7 @@ def test_choices_may_be_objects(folder, completions):
   assert found.tokens == completions[0].tokens
   assert found.statistics['alpha'] == 1.0
   named = specdec_jax.load(Path(folder), draft_model=folder, gamma=3)
-  assert isinstance(named.choice, drafting.DraftModel)
+  assert isinstance(named.choice, drafters.DraftModel)
   # The weights are those of the target, read once.
   leaves = [named.params.target, named.params.drafter]
   assert leaves[0] is leaves[1]

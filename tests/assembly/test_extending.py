@@ -43,9 +43,12 @@ def test_there_is_a_diff_of_each_kind():
 
 
 @pytest.mark.parametrize('diff', DIFFS, ids=range(len(DIFFS)))
-def test_a_diff_is_of_three_files_at_most_and_as_they_are(diff):
-  paths = [path for path, _ in parts_of(diff)]
-  assert len({*paths}) == len(paths) <= 3
+def test_a_diff_is_of_few_files_and_as_they_are(diff):
+  parts = parts_of(diff)
+  paths = [path for path, _ in parts]
+  # Besides files that are new as a whole.
+  assert 1 <= len([path for path, hunks in parts if hunks]) <= 2
+  assert len({*paths}) == len(paths) <= 4
   assert all((ROOT / path).is_file() for path in paths)
   assert not absent(diff)
 

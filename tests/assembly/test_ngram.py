@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specdec_jax.assembly import drafting, models
+from specdec_jax.assembly import drafters, models
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Context
@@ -22,16 +22,16 @@ def test_an_ngram_table_is_sampled_where_the_target_is(
   (tmp_path / 'text.txt').write_text('one two three')
   model = Model(checkpoint='random:lm_nano')
   config = models.read_config(model)
-  target = drafting.Target(
+  target = drafters.Target(
     name='target',
     config=config,
     vocabulary=models.read_vocabulary(model, config),
     sampling=Sampling(temperature=temperature),
   )
-  choice = drafting.NGram(
+  choice = drafters.NGram(
     ngram_text=str(tmp_path / 'text.txt'), is_sampled=given
   )
-  drafter = choice.make(target).drafter
+  drafter = choice.make(target, choice.length).drafter
   context = Context(tokens=jnp.ones((1, 4), jnp.int32), lengths=jnp.array([2]))
   draft, _ = jax.eval_shape(
     drafter.propose, (), jax.random.split(jax.random.key(0), 1), context, ()

@@ -38,7 +38,7 @@ def inputs(tmp_path_factory):
   (folder / 'own.gin').write_text(
     "include 'gin_configs/drafters/uniform.gin'\ninclude 'more.gin'\n"
   )
-  (folder / 'more.gin').write_text('drafting.Uniform.gamma = 3\n')
+  (folder / 'more.gin').write_text('drafters.Uniform.gamma = 3\n')
   return folder
 
 

@@ -331,7 +331,7 @@ def test_a_gamma_that_varies_is_a_row_s_own(once, run, t5, task, tmp_path):
       gin_file('drafters/adaptive.gin'),
       gin_file('verification/greedy.gin'),
       DRAFTER_CHECKPOINT_PATH=repr(str(t5)),
-      drafting__DraftModel__min_prob=0.0,
+      drafters__DraftModel__min_prob=0.0,
       infer__checkpoint_period=100,
     )
   )

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from specdec_jax.assembly import models
-from specdec_jax.assembly.drafting import DraftModel, Target
+from specdec_jax.assembly.drafters import DraftModel, Target
+from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Context
@@ -31,7 +32,7 @@ def test_a_draft_model_gets_logits_of_its_targets_size(make_model, is_dry):
   wide = make_model('wide', vocab_size=num_tokens + 7)
   wider = make_model('wider', vocab_size=num_tokens + 9)
   target = target_of(Model(checkpoint=wide), is_dry=is_dry)
-  drafting = DraftModel(model=Model(checkpoint=wider)).make(target)
+  drafting = DraftModel(model=Model(checkpoint=wider)).make(target, Fixed(4))
   assert drafting.config.vocab_size == num_tokens + 9
 
   def draft(params, keys, context):
@@ -50,7 +51,9 @@ def test_a_draft_model_gets_logits_of_its_targets_size(make_model, is_dry):
 def test_a_dry_run_knows_padding_from_another_vocabulary():
   target = target_of(Model(checkpoint='', sizes='t5_1_1_small'), is_dry=True)
   with pytest.raises(ValueError, match=r'32128 .*250112'):
-    DraftModel(model=Model(checkpoint='', sizes='mt5_small')).make(target)
+    DraftModel(model=Model(checkpoint='', sizes='mt5_small')).make(
+      target, Fixed(4)
+    )
 
 
 def test_a_dry_run_of_a_t5gemma(capfd, monkeypatch, tmp_path):
@@ -98,7 +101,9 @@ def test_a_dry_run_of_a_t5gemma(capfd, monkeypatch, tmp_path):
 )
 def test_public_sizes_draft_for_each_other(target, draft):
   seen = target_of(Model(checkpoint='', sizes=target), is_dry=True)
-  drafting = DraftModel(model=Model(checkpoint='', sizes=draft)).make(seen)
+  drafting = DraftModel(model=Model(checkpoint='', sizes=draft)).make(
+    seen, Fixed(4)
+  )
   assert drafting.config == presets.preset(draft, dtype=jnp.bfloat16)
 
 

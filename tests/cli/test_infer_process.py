@@ -100,7 +100,7 @@ def test_a_killed_run_keeps_the_gamma_that_it_chose(
     return argv(t5, task, tmp_path / out, drafter, **usual | more)
 
   auto = flags(
-    'auto', 'uniform', drafting__Uniform__gamma="'auto'",
+    'auto', 'uniform', drafters__Uniform__gamma="'auto'",
     infer__checkpoint_period=2,
   )  # fmt: skip
   chunks = tmp_path / 'auto' / 'tmp-task-predict-00000-of-00001'
@@ -127,7 +127,7 @@ def test_a_killed_run_keeps_the_gamma_that_it_chose(
   gammas += [mark['gamma']['gamma']] * (NUM_EXAMPLES - len(gammas))
   expected = {}
   for gamma in {*gammas}:
-    more = {'drafting__Uniform__gamma': gamma} if gamma else {}
+    more = {'drafters__Uniform__gamma': gamma} if gamma else {}
     name = 'uniform' if gamma else 'none'
     assert run(*flags(f'given{gamma}', name, **more)).status == 0
     lines = result(tmp_path / f'given{gamma}').read_text().splitlines()

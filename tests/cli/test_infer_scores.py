@@ -234,7 +234,7 @@ def test_decoded_targets_score_what_decoding_said(run, model, tmp_path):
     ((), SCORE | BEAMS, ['num_decodes 4', 'score']),
     (
       (gin_file('drafters/prompt_lookup.gin'),),
-      BEAMS | {'drafting.PromptLookup__gamma': "'auto'"},
+      BEAMS | {'drafters.PromptLookup__gamma': "'auto'"},
       ['gamma auto', 'beams'],
     ),
     ((gin_file('drafters/uniform.gin'),), SCORE, ['score', 'Uniform']),

@@ -5,6 +5,7 @@ import pytest
 
 from specdec_jax.assembly import decoder
 from specdec_jax.assembly.decoder import build
+from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.cli import chosen, options
 from specdec_jax.drafters.prompt_lookup import default_min_ngram
 from tests.cli.tiny import assert_refused
@@ -79,7 +80,7 @@ COMPLAINTS = {
   ),
   'two ways to vary': (
     ('--draft_model', 'x', '--adaptive', 'heuristic', '--gamma', 'auto'),
-    'gamma auto chooses one gamma for a run, and adaptive one for each',
+    'gamma auto and adaptive (schedule, min_prob) each say how much',
   ),
   'a tree for copies': (
     ('--tree', '4'),
@@ -108,11 +109,11 @@ COMPLAINTS = {
   ),
   'a tree that varies': (
     ('--draft_model', 'x', '--tree', '4', '--adaptive', 'heuristic'),
-    'tree has one shape for all drafts, and adaptive a gamma for each',
+    'tree and adaptive (schedule, min_prob) each say how much',
   ),
   'a tree to be measured': (
     ('--draft_model', 'x', '--tree', '4', '--gamma', 'auto'),
-    'gamma auto measures chains, and tree is none',
+    'gamma auto and tree each say how much',
   ),
   'a tree after copies': (
     ('--drafter', 'eagle', '--draft_model', 'x', '--tree', '4', '--lookup'),
@@ -132,7 +133,7 @@ COMPLAINTS = {
   ),
   'continuations to be measured': (
     ('--num_continuations', '2', '--gamma', 'auto'),
-    'gamma auto measures chains: leave out num_continuations',
+    'gamma auto and num_continuations each say how much',
   ),
   'negative cost': (('--draft_cost=-1',), '--draft_cost', 'at least 0, got -1'),
   'idle threshold': (
@@ -302,7 +303,7 @@ def parsed(*given):
 def test_max_ngram_alone_lowers_min_ngram():
   for given, expected in (((), 2), (('--max_ngram', '1'), 1)):
     _, choices = parsed(*given)
-    assert choices['drafter'].make(None).drafter.gamma == 8
+    assert choices['drafter'].length == Fixed(8)
     assert choices['drafter'].min_ngram is None
     assert default_min_ngram(choices['drafter'].max_ngram) == expected
 

@@ -23,9 +23,9 @@ pytest.importorskip('sentencepiece')
 pytest.importorskip('tensorstore')
 
 import specdec_jax
-from specdec_jax.assembly import drafting, running
+from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafting import DRAFTERS
+from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.assembly.rules import RULES
 from specdec_jax.checkpoints import huggingface, loading, safetensors_model
@@ -247,7 +247,7 @@ class Doors:
       model = self.folder / case.drafter
       bindings['DRAFTER_CHECKPOINT_PATH'] = repr(str(model))
     for module, choice in (
-      ('drafting', DRAFTERS[case.drafter]),
+      ('drafters', DRAFTERS[case.drafter]),
       ('rules', RULES[case.rule]),
     ):
       for field in dataclasses.fields(choice):
@@ -401,7 +401,7 @@ def test_gamma_chooses_itself_with_every_drafter(name, doors):
   case = case_of_drafter(name)
   options = tuple((dict(case.options) | {'gamma': 'auto'}).items())
   auto = doors.load(case._replace(options=options))
-  gammas = drafting.auto_gammas(auto.choice)
+  gammas = auto.tried_gammas
   assert auto.is_auto
   assert auto.drafter.gamma == max(gammas) > 0
   assert len(gammas) >= 3

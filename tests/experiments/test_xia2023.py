@@ -13,7 +13,7 @@ from experiments.xia2023 import tables, ways
 from experiments.xia2023.tables import BEAM, FULL, GREEDY, Settings
 from experiments.xia2023.ways import HEADS
 from specdec_jax.assembly import models
-from specdec_jax.assembly.drafting import BlockHeads
+from specdec_jax.assembly.drafters import BlockHeads
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import TopBeta
 from specdec_jax.checkpoints import orbax

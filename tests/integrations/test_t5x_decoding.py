@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.assembly.drafting import DRAFTERS
+from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.rules import RULES
 from specdec_jax.checkpoints import orbax
 from specdec_jax.integrations import t5x

@@ -15,11 +15,11 @@ from typing import Any
 
 import jax
 
-from specdec_jax.assembly import auto_gamma, drafting, one_by_one, running
+from specdec_jax.assembly import auto_gamma, running
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafting import NoDrafter
-from specdec_jax.base import Params, Prompt
+from specdec_jax.assembly.drafters import NoDrafter
+from specdec_jax.base import Params, Prompt, Tree
 from specdec_jax.cli import chosen, options, outputs, suite
 from specdec_jax.launch import progress
 from specdec_jax.measure import benchmark, stopwatch, trials
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
   if args.drafter == 'none':
     raise ValueError('bench compares with plain decoding: choose a drafter')
   is_simulated = args.simulate_alpha is not None
-  if is_simulated and one_by_one.has_tree(choices['drafter']):
+  if is_simulated and isinstance(choices['drafter'].length, Tree):
     raise ValueError(
       '--simulate_alpha accepts tokens of chains: leave out --tree and '
       '--num_continuations'
@@ -102,7 +102,7 @@ def _choose(
   """What --gamma auto chooses for these batches, however few: they are
   decoded several times in any case."""
   settings = chosen.settings_of(args)
-  gammas = drafting.auto_gammas(decoder.choice)
+  gammas = decoder.tried_gammas
   needed = trials.num_batches_needed(gammas, args.batch_size)
   many = list(itertools.islice(itertools.cycle(batches), needed))
   call = progress.interruptible

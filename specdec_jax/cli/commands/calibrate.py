@@ -7,8 +7,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from specdec_jax.assembly import drafting, one_by_one, rules
+from specdec_jax.assembly import rules
 from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.base import Tree
 from specdec_jax.cli import chosen, options, outputs
 from specdec_jax.cli.commands import bench
 from specdec_jax.launch import progress
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
   choices = chosen.choices_of(args)
   if args.drafter == 'none':
     raise ValueError('there is nothing to calibrate: choose a drafter')
-  if one_by_one.has_tree(choices['drafter']):
+  if isinstance(choices['drafter'].length, Tree):
     raise ValueError(
       'calibrate measures the drafts of a chain, from which `plan` says what a '
       'tree would give: leave out --tree and --num_continuations'
@@ -84,7 +85,7 @@ def _measure(
         params,
         key,
         rows,
-        drafter=drafting.ranked(decoder.choice, decoder.seen, trees.NUM_RANKS),
+        drafter=decoder.ranked_drafter(trees.NUM_RANKS),
         num_tokens=args.max_new_tokens,
         **shared,
       ).tolist()

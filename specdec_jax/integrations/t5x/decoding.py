@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.assembly import drafting, models, option_fields, rules
-from specdec_jax.assembly.drafting import DRAFTERS, Drafting, Target
+from specdec_jax.assembly import models, option_fields, rules
+from specdec_jax.assembly.drafters import DRAFTERS, Drafting, Target
+from specdec_jax.assembly.drafters.choice import has_model
+from specdec_jax.assembly.lengths import AUTO
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import RULES, Rule
 from specdec_jax.assembly.sampling import Sampling
@@ -33,7 +35,7 @@ class Settings:
   """How to speculate, but for the options of single drafters and rules.
 
   Attributes:
-    drafter: a name of `assembly.drafting.DRAFTERS`. The parameters of 'model'
+    drafter: a name of `assembly.drafters.DRAFTERS`. The parameters of 'model'
       are at `params['draft']`.
     drafter_checkpoint: the weights of 'spec_drafter' or of 'block_heads': a
       folder, or a name such as 'ende-spec-drafter'. They are constants of the
@@ -54,7 +56,7 @@ class Settings:
 
   def __post_init__(self):
     option_fields.by_name('drafter', DRAFTERS, self.drafter)
-    if drafting.is_auto(self):
+    if self.gamma == AUTO:
       raise ValueError(
         'gamma auto measures the first rows of a run, and T5X hands over one '
         'batch, inside of a program of its own: give a number'
@@ -149,7 +151,7 @@ def networks(
     choice = option_fields.chosen(
       'drafter', DRAFTERS, name, vars(speculation), **fixed
     )
-    made = choice.make(seen)
+    made = choice.make(seen, choice.length)
     if made.model and made.config and draft is None:
       weights = jax.device_get(models.read_params(made.model, made.config))
   return Networks(target=target, drafting=made, draft=draft, weights=weights)
@@ -254,7 +256,7 @@ def _check_given(speculation: Settings, draft_module: Any | None) -> None:
   """Raises ValueError unless a drafter with weights is told where they are, and
   no other."""
   name, needed = speculation.drafter, ''
-  if drafting.has_model(DRAFTERS[name]):
+  if has_model(DRAFTERS[name]):
     needed = 'draft_module' if name == 'model' else 'drafter_checkpoint'
   for each, value in (
     ('draft_module', draft_module),

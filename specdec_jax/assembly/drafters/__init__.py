@@ -1,0 +1,38 @@
+"""Drafters as choices, for flags, gin files, T5X and Python alike: one file per
+choice, and the table of their names."""
+
+from specdec_jax.assembly.drafters.block_heads import BlockHeads
+from specdec_jax.assembly.drafters.choice import DrafterChoice, Drafting, Target
+from specdec_jax.assembly.drafters.draft_model import DraftModel
+from specdec_jax.assembly.drafters.eagle import Eagle
+from specdec_jax.assembly.drafters.ngram import NGram
+from specdec_jax.assembly.drafters.none import NoDrafter
+from specdec_jax.assembly.drafters.prompt_lookup import PromptLookup
+from specdec_jax.assembly.drafters.spec_drafter import SpecDrafter
+from specdec_jax.assembly.drafters.uniform import Uniform
+
+DRAFTERS: dict[str, type[DrafterChoice]] = {
+  'prompt_lookup': PromptLookup,
+  'ngram': NGram,
+  'uniform': Uniform,
+  'model': DraftModel,
+  'eagle': Eagle,
+  'spec_drafter': SpecDrafter,
+  'block_heads': BlockHeads,
+  'none': NoDrafter,
+}
+
+__all__ = [
+  'DRAFTERS',
+  'BlockHeads',
+  'DraftModel',
+  'DrafterChoice',
+  'Drafting',
+  'Eagle',
+  'NGram',
+  'NoDrafter',
+  'PromptLookup',
+  'SpecDrafter',
+  'Target',
+  'Uniform',
+]

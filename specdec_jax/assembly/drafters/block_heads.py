@@ -1,0 +1,59 @@
+"""Heads on the target's decoder, as a choice."""
+
+import dataclasses
+
+from specdec_jax import drafters
+from specdec_jax.assembly import lengths, models
+from specdec_jax.assembly.drafters.choice import Drafting, Target
+from specdec_jax.assembly.lengths import GAMMA, Gamma, Length, gamma_type
+from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.option_fields import option
+from specdec_jax.models import families
+from specdec_jax.models.block_heads import BlockHeadsConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockHeads:
+  """Heads on the target's decoder, `gamma` of them, None for all, in a folder
+  that `specdec train` wrote; see `drafters.blockwise_heads`."""
+
+  model: Model
+  gamma: Gamma | None = option(None, GAMMA, type=gamma_type)
+
+  @property
+  def length(self) -> Length:
+    """Reads the number of heads from the folder, where gamma does not say."""
+    if isinstance(self.gamma, int):
+      return lengths.of(gamma=self.gamma)
+    num_heads = self._config().gamma
+    if self.gamma is None:
+      return lengths.of(gamma=num_heads)
+    # All heads, a half and a quarter: each count plus 1 divides the next.
+    tried = {(num_heads + 1) // part - 1 for part in (1, 2, 4)}
+    return lengths.of(gamma=self.gamma, tried=sorted(tried - {0, -1}))
+
+  def _config(self) -> BlockHeadsConfig:
+    return models.read_drafter_config(self.model, 'with_heads', 'set of heads')
+
+  def make(self, target: Target, length: Length) -> Drafting:
+    config, gamma = self._config(), lengths.fixed(length)
+    if gamma > config.gamma:
+      raise ValueError(
+        f'gamma {gamma} is more than the {config.gamma} heads of '
+        f'{self.model.checkpoint}'
+      )
+    with_heads = families.of(config).with_heads
+    assert with_heads is not None
+    model, heads = with_heads(target.config, config)
+
+    def first_heads(params, cache, lengths):
+      logits, is_ready = heads(params, cache, lengths)
+      return logits[:, :gamma], is_ready
+
+    return Drafting(
+      drafter=drafters.blockwise_heads(first_heads, gamma=gamma),
+      model=self.model,
+      config=config,
+      target=model,
+      join=lambda target, own: {'heads': own, 'target': target},
+    )

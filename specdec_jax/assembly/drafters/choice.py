@@ -1,0 +1,79 @@
+"""What every choice of a drafter has, and what a drafter is made for."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from specdec_jax.assembly.lengths import Length
+from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.option_fields import field_names
+from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.base import Drafter, LanguageModel
+from specdec_jax.models.families import Config, DrafterConfig
+from specdec_jax.text.vocabularies import AnyVocabulary
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+  """What a drafter may know of the target; a dry run has no vocabulary."""
+
+  name: str
+  config: Config
+  vocabulary: AnyVocabulary | None
+  sampling: Sampling
+
+  @property
+  def vocab_size(self) -> int:
+    """Ids with a token; the others are padding."""
+    if self.vocabulary is None:
+      return self.config.vocab_size
+    # A tokenizer may have tokens of other models of its family.
+    return min(self.vocabulary.vocab_size, self.config.vocab_size)
+
+  @property
+  def eos_id(self) -> tuple[int, ...]:
+    """Ids that end a row."""
+    return (self.vocabulary and self.vocabulary.eos_ids) or (-1,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drafting:
+  """A drafter made for a target.
+
+  Attributes:
+    drafter: its functions.
+    model: where its weights are, of the sizes `config`, if it has any.
+    target: the target's functions, where the drafter needs others than usual.
+    join: from the target's weights and its own to the drafter's params.
+  """
+
+  drafter: Drafter
+  model: Model | None = None
+  config: Config | DrafterConfig | None = None
+  target: LanguageModel | None = None
+  join: Callable[[Any, Any], Any] = lambda target, own: own
+
+
+class DrafterChoice(Protocol):
+  """A drafter as users choose it.
+
+  Attributes:
+    length: how much is drafted.
+    make: the drafter for a target and a length, which is `length` unless that
+      is `Auto`; ValueError if they do not go together.
+  """
+
+  @property
+  def length(self) -> Length: ...
+
+  def make(self, target: Target, length: Length) -> Drafting: ...
+
+
+def has_model(choice: type) -> bool:
+  """Whether a kind of drafter has weights, which a model names."""
+  return 'model' in field_names(choice)
+
+
+def has_schedule(choice: type) -> bool:
+  """Whether a kind of drafter drafts one by one, so that gamma may vary."""
+  return 'schedule' in field_names(choice)

@@ -1,0 +1,58 @@
+"""A smaller language model, as a choice."""
+
+import dataclasses
+
+from specdec_jax.assembly import lengths, models
+from specdec_jax.assembly.drafters import one_by_one
+from specdec_jax.assembly.drafters.choice import Drafting, Target
+from specdec_jax.assembly.lengths import (
+  GAMMA,
+  TREE,
+  Gamma,
+  Length,
+  Shape,
+  gamma_type,
+  tree_type,
+)
+from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.option_fields import option
+from specdec_jax.drafters.schedules import Schedule
+from specdec_jax.models import families
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftModel:
+  """A smaller model; see `drafters.autoregressive`. With a `schedule`, or with
+  `min_prob`, gamma is the most that is drafted; see `drafters.adaptive`. With a
+  `tree` it is the depth; see `drafters.branching` and `lengths.of`."""
+
+  model: Model
+  gamma: Gamma = option(4, GAMMA, type=gamma_type)
+  tree: Shape | None = option(None, TREE, type=tree_type)
+  schedule: Schedule | None = None
+  min_prob: float = 0.0
+
+  @property
+  def length(self) -> Length:
+    return lengths.of(
+      gamma=self.gamma,
+      tree=self.tree,
+      schedule=self.schedule,
+      min_prob=self.min_prob,
+      tried=(2, 5, 11),
+    )
+
+  def make(self, target: Target, length: Length) -> Drafting:
+    config = models.read_config(self.model)
+    models.check_draft_model(
+      self.model,
+      config,
+      target=target.name,
+      target_config=target.config,
+      vocabulary=target.vocabulary,
+    )
+    model = families.with_logits_of(
+      families.language_model(config), target.config.vocab_size
+    )
+    drafter = one_by_one.drafter(model, target, length)
+    return Drafting(drafter=drafter, model=self.model, config=config)

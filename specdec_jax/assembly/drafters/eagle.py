@@ -1,0 +1,80 @@
+"""An EAGLE-3 network, as a choice."""
+
+import dataclasses
+
+from specdec_jax import drafters
+from specdec_jax.assembly import lengths, models
+from specdec_jax.assembly.drafters import one_by_one
+from specdec_jax.assembly.drafters.choice import Drafting, Target
+from specdec_jax.assembly.lengths import (
+  GAMMA,
+  TREE,
+  Gamma,
+  Length,
+  Shape,
+  gamma_type,
+  tree_type,
+)
+from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.option_fields import option
+from specdec_jax.base import Tree
+from specdec_jax.drafters.schedules import Schedule
+from specdec_jax.models import families
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle:
+  """An EAGLE-3 network that was trained for the target; see `drafters.eagle`.
+
+  With a `schedule`, `min_prob` or a `tree`, gamma is as for `DraftModel`. With
+  `lookup`, text that the context has already is copied from it, as
+  `PromptLookup` does.
+  """
+
+  model: Model
+  gamma: Gamma = option(4, GAMMA, type=gamma_type)
+  tree: Shape | None = option(None, TREE, type=tree_type)
+  lookup: bool = option(
+    False, 'copy where prompt_lookup finds something, let eagle draft elsewhere'
+  )
+  schedule: Schedule | None = None
+  min_prob: float = 0.0
+
+  @property
+  def length(self) -> Length:
+    if self.lookup and self.tree is not None:
+      raise ValueError(
+        'lookup copies chains, and tree is none: give one of them'
+      )
+    return lengths.of(
+      gamma=self.gamma,
+      tree=self.tree,
+      schedule=self.schedule,
+      min_prob=self.min_prob,
+    )
+
+  def make(self, target: Target, length: Length) -> Drafting:
+    config = models.read_drafter_config(
+      self.model, 'with_features', 'EAGLE-3 drafter'
+    )
+    models.check_head(self.model, config, target.config, target.vocabulary)
+    with_features = families.of(config).with_features
+    assert with_features is not None
+    width = lengths.depth(length) + 1
+    keeping, network = with_features(target.config, config, width=width)
+    first = None
+    if self.lookup and not isinstance(length, Tree):
+      first = drafters.prompt_lookup(gamma=lengths.depth(length))
+    return Drafting(
+      drafter=one_by_one.drafter(
+        drafters.eagle(network), target, length, first=first
+      ),
+      model=self.model,
+      config=config,
+      target=keeping,
+      join=lambda target, own: {
+        'eagle': own,
+        # The target's, unless it has its own.
+        'token_embedder': (target | own)['token_embedder'],
+      },
+    )

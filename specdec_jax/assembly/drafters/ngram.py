@@ -1,0 +1,47 @@
+"""Counts of a text, as a choice."""
+
+import dataclasses
+
+from specdec_jax import drafters
+from specdec_jax.assembly import lengths
+from specdec_jax.assembly.drafters.choice import Drafting, Target
+from specdec_jax.assembly.lengths import GAMMA, Gamma, Length, gamma_type
+from specdec_jax.assembly.option_fields import option
+from specdec_jax.data import ngram_counts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NGram:
+  """Counts a text file; see `drafters.ngram`. `is_sampled` draws from counts,
+  whose likeliest token is drafted otherwise; None draws where the target does.
+  """
+
+  ngram_text: str = option('', 'the text file that ngram counts')
+  gamma: Gamma = option(4, GAMMA, type=gamma_type)
+  is_sampled: bool | None = None
+
+  def __post_init__(self):
+    if not self.ngram_text:
+      raise ValueError('drafter ngram needs ngram_text, the file to count')
+
+  @property
+  def length(self) -> Length:
+    return lengths.of(gamma=self.gamma)
+
+  def make(self, target: Target, length: Length) -> Drafting:
+    if target.vocabulary is None:
+      raise ValueError('a dry run counts no text: leave the n-gram drafter out')
+    try:
+      tokens = ngram_counts.tokens_of_file(self.ngram_text, target.vocabulary)
+    except ValueError as error:
+      raise ValueError(f'ngram_text: {error}') from error
+    is_sampled = self.is_sampled
+    if is_sampled is None:
+      is_sampled = not target.sampling.is_greedy
+    to_probs = target.sampling.to_probs(target.vocab_size)
+    drafter = drafters.ngram(
+      ngram_counts.estimate(tokens, vocab_size=target.config.vocab_size),
+      gamma=lengths.fixed(length),
+      logits_to_probs=to_probs if is_sampled else None,
+    )
+    return Drafting(drafter=drafter)

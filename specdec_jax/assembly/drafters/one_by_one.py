@@ -1,0 +1,61 @@
+"""Drafters of networks that draft token after token, of any length."""
+
+from specdec_jax import drafters, logits
+from specdec_jax.assembly import lengths
+from specdec_jax.assembly.drafters.choice import Target
+from specdec_jax.assembly.lengths import Adaptive, Length
+from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.base import Drafter, LanguageModel, Tree
+from specdec_jax.drafters.autoregressive import Chain
+
+
+def drafter(
+  model: LanguageModel | Chain,
+  target: Target,
+  length: Length,
+  *,
+  first: Drafter | None = None,
+) -> Drafter:
+  """Makes the drafter of a network.
+
+  Args:
+    model: as for `drafters.autoregressive`.
+    target: whose sampling it shares.
+    length: how much it drafts.
+    first: a drafter of the same gamma that is asked before the model, for a
+      length that is no tree.
+  """
+  sampling, vocab_size = target.sampling, target.vocab_size
+  to_probs = sampling.to_probs(vocab_size)
+  if isinstance(length, Tree):
+    if sampling.is_greedy:
+      # Ranks need more than which token is the likeliest.
+      to_probs = Sampling(temperature=1.0).to_probs(vocab_size)
+    return drafters.branching(
+      model,
+      tree=length,
+      logits_to_probs=to_probs,
+      is_ranked=sampling.is_greedy,
+    )
+  if sampling.is_greedy:
+    # What is likeliest is asked of the logits: one-hot probabilities would be
+    # made of their argmax, to be searched for it again.
+    to_probs = logits.mask_padding(vocab_size)
+  if not isinstance(length, Adaptive):
+    length = lengths.Adaptive(lengths.fixed(length))
+    if first is None:
+      return drafters.autoregressive(
+        model,
+        gamma=length.gamma,
+        logits_to_probs=to_probs,
+        is_argmax=sampling.is_greedy,
+      )
+  return drafters.adaptive(
+    model,
+    gamma=length.gamma,
+    logits_to_probs=to_probs,
+    is_argmax=sampling.is_greedy,
+    schedule=length.schedule,
+    min_prob=length.min_prob,
+    first=first,
+  )

@@ -1,0 +1,44 @@
+"""A Spec-Drafter, as a choice."""
+
+import dataclasses
+
+from specdec_jax import drafters
+from specdec_jax.assembly import lengths, models
+from specdec_jax.assembly.drafters.choice import Drafting, Target
+from specdec_jax.assembly.lengths import GAMMA, Gamma, Length, gamma_type
+from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.option_fields import option
+from specdec_jax.models import families
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpecDrafter:
+  """A block of k = gamma tokens in one pass; see `drafters.spec_drafter`.
+
+  Attributes:
+    model: the folder that `specdec train` wrote; in a dry run, `sizes` alone,
+      a name of `presets.SPEC_DRAFTERS`, will do.
+  """
+
+  model: Model
+  gamma: Gamma = option(25, GAMMA, type=gamma_type)
+
+  @property
+  def length(self) -> Length:
+    return lengths.of(gamma=self.gamma, tried=(5, 11, 23))
+
+  def make(self, target: Target, length: Length) -> Drafting:
+    config = models.read_drafter_config(
+      self.model, 'block_model', 'Spec-Drafter'
+    )
+    if config.vocab_size != target.config.vocab_size:
+      raise ValueError(
+        f'the target has {target.config.vocab_size} logits, the Spec-Drafter '
+        f'{config.vocab_size}'
+      )
+    drafter = drafters.spec_drafter(
+      families.block_model(config),
+      gamma=lengths.fixed(length),
+      vocab_size=target.vocab_size,
+    )
+    return Drafting(drafter=drafter, model=self.model, config=config)

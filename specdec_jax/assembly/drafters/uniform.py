@@ -1,0 +1,28 @@
+"""Guesses at random, as a choice."""
+
+import dataclasses
+
+from specdec_jax import drafters
+from specdec_jax.assembly import lengths
+from specdec_jax.assembly.drafters.choice import Drafting, Target
+from specdec_jax.assembly.lengths import GAMMA, Gamma, Length, gamma_type
+from specdec_jax.assembly.option_fields import option
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Uniform:
+  """Guesses at random; see `drafters.uniform`."""
+
+  gamma: Gamma = option(4, GAMMA, type=gamma_type)
+
+  @property
+  def length(self) -> Length:
+    return lengths.of(gamma=self.gamma)
+
+  def make(self, target: Target, length: Length) -> Drafting:
+    drafter = drafters.uniform(
+      gamma=lengths.fixed(length),
+      vocab_size=target.vocab_size,
+      padded_vocab_size=target.config.vocab_size,
+    )
+    return Drafting(drafter=drafter)

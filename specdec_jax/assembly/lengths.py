@@ -1,0 +1,166 @@
+"""How much is drafted per iteration: one value for every entry point.
+
+Users say it in options that exclude each other (`gamma`, `tree`,
+`num_continuations`, `schedule` with `min_prob`); `of` makes the value of them
+and refuses contradictions. The package knows the value alone.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from specdec_jax import trees
+from specdec_jax.base import Tree
+from specdec_jax.drafters.continuations import tree_of_copies
+from specdec_jax.drafters.schedules import Schedule
+from specdec_jax.drafters.stateless import MAX_GAMMA, check_gamma
+from specdec_jax.launch.numbers import literal, number
+from specdec_jax.theory import trees as theory
+
+AUTO = 'auto'
+GAMMA = 'drafted tokens per iteration, at most'
+TREE = (
+  'draft a tree of candidates rather than a chain, which pays on accelerators '
+  'with few rows and loses on CPUs: a number of nodes, in the best shape that '
+  'is at most gamma deep, or the parents of nodes 1, 2, ..., such as 0,0,1'
+)
+_TREES = (
+  'a number of nodes, the parents of nodes 1, 2, ..., such as 0,0,1, or their '
+  'paths, such as [(0,), (1,), (0, 0)]'
+)
+# As users write them: `Gamma` a number or 'auto', `Shape` as `_TREES` says.
+Gamma = int | str
+Shape = int | Sequence[int] | Sequence[Sequence[int]]
+
+gamma_number = number(
+  int, lambda n: 1 <= n <= MAX_GAMMA, f'an integer from 1 to {MAX_GAMMA}'
+)
+tree_type = literal(_TREES)
+
+
+def gamma_type(text: str) -> Gamma:
+  """Converts the argument of `--gamma`, for argparse."""
+  return AUTO if text == AUTO else int(gamma_number(text))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+  """Up to `gamma` tokens in every draft; 0 for plain decoding."""
+
+  gamma: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptive:
+  """Up to `gamma` tokens, fewer where `schedule` or the model's own probability
+  of a token says so; see `drafters.adaptive`."""
+
+  gamma: int
+  schedule: Schedule | None = None
+  min_prob: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Auto:
+  """A fixed gamma that is measured on the first batches of a run.
+
+  Attributes:
+    gammas: what is tried, ascending: 0, and others of which each divides the
+      next, all plus 1.
+  """
+
+  gammas: tuple[int, ...]
+
+
+Length = Fixed | Adaptive | Tree | Auto
+
+
+def of(
+  *,
+  gamma: Gamma,
+  tree: Shape | None = None,
+  num_continuations: int = 1,
+  schedule: Schedule | None = None,
+  min_prob: float = 0.0,
+  tried: Sequence[int] = (1, 3, 7),
+) -> Length:
+  """Makes the value from what a user says.
+
+  Args:
+    gamma: the most tokens of a draft, or 'auto'; of a tree, its depth.
+    tree: a number of nodes, in the best shape where only a typical alpha is
+      known; the parents of nodes 1, 2, ...; or the nodes by the ranks along
+      their paths, as in Medusa's and vLLM's settings.
+    num_continuations: chains from the root of a tree, each of gamma nodes.
+    schedule: a limit per row that varies, up to gamma.
+    min_prob: the probability below which a token is the last of its draft.
+    tried: the gammas that 'auto' tries beside 0.
+
+  Raises:
+    ValueError: if two of them contradict each other, or one is out of range.
+  """
+  said = {
+    'gamma auto': gamma == AUTO,
+    'tree': tree is not None,
+    'num_continuations': num_continuations != 1,
+    'adaptive (schedule, min_prob)': schedule is not None or min_prob != 0,
+  }
+  given = [name for name, is_given in said.items() if is_given]
+  if len(given) > 1:
+    raise ValueError(
+      f'{" and ".join(given)} each say how much is drafted: give one of them'
+    )
+  if gamma == AUTO:
+    return Auto((0, *tried))
+  if isinstance(gamma, str):
+    raise ValueError(f'gamma {gamma!r} is neither a number nor {AUTO!r}')
+  check_gamma(gamma)
+  if tree is not None:
+    return _tree(tree, gamma)
+  if num_continuations != 1:
+    return tree_of_copies(gamma, num_continuations)
+  if schedule is not None or min_prob:
+    return Adaptive(gamma, schedule, min_prob)
+  return Fixed(gamma)
+
+
+def depth(length: Length) -> int:
+  """Returns the most drafted tokens that an iteration can accept."""
+  if isinstance(length, Tree):
+    return trees.depth(length)
+  return max(length.gammas) if isinstance(length, Auto) else length.gamma
+
+
+def fixed(length: Length) -> int:
+  """Returns gamma for a drafter of chains whose gamma cannot vary; ValueError
+  for any other length."""
+  if not isinstance(length, Fixed):
+    raise ValueError(
+      f'this drafter drafts chains of a given gamma, not {length}'
+    )
+  return length.gamma
+
+
+def _tree(shape: Any, gamma: int) -> Tree:
+  is_number = lambda value: type(value) is int and value >= 0
+  try:
+    if is_number(shape):
+      if not 1 <= shape <= MAX_GAMMA:
+        raise ValueError(f'a tree has 1 to {MAX_GAMMA} nodes, got {shape}')
+      rates = theory.assumed_rates(theory.DEFAULT_ALPHA)
+      return Tree(theory.best_tree(rates, shape, gamma))
+    if isinstance(shape, str) or not isinstance(shape, Sequence):
+      raise ValueError(f'{shape!r} is not {_TREES}')
+    if all(map(is_number, shape)):
+      tree = Tree(tuple(shape))
+    else:
+      tree = Tree(theory.parents_of([tuple(path) for path in shape]))
+    trees.check(tree)
+  except (TypeError, ValueError) as error:
+    raise ValueError(f'tree: {error}') from error
+  if trees.depth(tree) > gamma:
+    raise ValueError(
+      f'tree is {trees.depth(tree)} deep, and gamma, the most that is accepted '
+      f'at once, is {gamma}: raise it, or give another tree'
+    )
+  return tree
