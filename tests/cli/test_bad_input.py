@@ -88,7 +88,7 @@ def test_a_model_without_a_chat_template(generate, make_model):
 def test_a_text_that_cannot_be_counted(generate, tmp_path):
   path = tmp_path / 'text'
   ngram = ('--drafter', 'ngram', '--ngram_text', path)
-  assert_refused(generate(*ngram), '--ngram_text', 'No such file')
+  assert_refused(generate(*ngram), 'ngram_text', 'No such file')
   path.write_bytes(b'')
   assert_refused(generate(*ngram), 'holds no text')
   path.write_bytes(b'\xff')

@@ -235,7 +235,7 @@ def test_decoded_targets_score_what_decoding_said(run, model, tmp_path):
     (
       (gin_file('drafters/prompt_lookup.gin'),),
       BEAMS | {'drafters.PromptLookup__gamma': "'auto'"},
-      ['gamma auto', 'beams'],
+      ['gamma as a number', 'beams'],
     ),
     ((gin_file('drafters/uniform.gin'),), SCORE, ['score', 'Uniform']),
   ],
