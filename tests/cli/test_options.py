@@ -4,9 +4,8 @@ import jax
 import pytest
 
 from specdec_jax.assembly import decoder
-from specdec_jax.assembly.decoder import build
 from specdec_jax.assembly.lengths import Fixed
-from specdec_jax.cli import chosen, options
+from specdec_jax.cli import from_flags, options
 from specdec_jax.drafters.prompt_lookup import default_min_ngram
 from tests.cli.tiny import assert_refused
 
@@ -58,7 +57,7 @@ COMPLAINTS = {
   ),
   'dtype of no draft model': (
     ('--draft_dtype', 'float32'),
-    '--draft_dtype is for --drafter model, not prompt_lookup',
+    '--draft_dtype is for drafters with weights, not prompt_lookup',
   ),
   'no text to count': (
     ('--drafter', 'ngram'),
@@ -67,7 +66,7 @@ COMPLAINTS = {
   'idle text to count': (('--ngram_text', 'x'), 'not prompt_lookup'),
   'adaptive without a draft model': (
     ('--adaptive', 'heuristic'),
-    '--adaptive heuristic is for --drafter model or eagle, not prompt_lookup',
+    '--adaptive is for --drafter model or eagle, not prompt_lookup',
   ),
   'unknown schedule': (('--adaptive', 'often'), '--adaptive', "'often'"),
   'an estimate of nothing': (
@@ -76,7 +75,7 @@ COMPLAINTS = {
   ),
   'idle cost': (
     ('--draft_model', 'x', '--adaptive', 'threshold', '--draft_cost', '0.1'),
-    '--draft_cost is for --adaptive estimate, not threshold',
+    '--draft_cost is for --adaptive estimate',
   ),
   'two ways to vary': (
     ('--draft_model', 'x', '--adaptive', 'heuristic', '--gamma', 'auto'),
@@ -161,7 +160,7 @@ COMPLAINTS = {
   ),
   'sizes of no draft model': (
     ('--draft_config', 't5_1_1_small'),
-    '--draft_config is for --draft_model',
+    '--draft_config is for drafters with weights',
   ),
   'revision of a folder': (
     ('--model', 'folder', '--revision', 'main'),
@@ -297,20 +296,20 @@ def parsed(*given):
   options.add_sampling(parser)
   options.add_prompts(parser)
   args = parser.parse_args([*PROMPT, *given])
-  return args, chosen.choices_of(args)
+  return args, from_flags.choices(args)
 
 
 def test_max_ngram_alone_lowers_min_ngram():
   for given, expected in (((), 2), (('--max_ngram', '1'), 1)):
     _, choices = parsed(*given)
-    assert choices['drafter'].length == Fixed(8)
-    assert choices['drafter'].min_ngram is None
-    assert default_min_ngram(choices['drafter'].max_ngram) == expected
+    assert choices.drafter.length == Fixed(8)
+    assert choices.drafter.min_ngram is None
+    assert default_min_ngram(choices.drafter.max_ngram) == expected
 
 
 def test_lenient_greedy_reads_the_probabilities_that_top_p_leaves():
   given = ('--verification', 'greedy', '--lenience', '0.5', '--top_p', '0.9')
-  assert parsed(*given)[1]['sampling'].top_p == 0.9
+  assert parsed(*given)[1].sampling.top_p == 0.9
 
 
 @pytest.mark.parametrize(
@@ -323,7 +322,7 @@ def test_lenient_greedy_reads_the_probabilities_that_top_p_leaves():
 )
 def test_the_draft_model_may_have_a_dtype_of_its_own(model, given, expected):
   _, choices = parsed('--model', model, '--draft_model', model, *given)
-  params = build(**choices).params
+  params = choices.build().params
   for side, dtype in zip(
     (params.target, params.drafter), expected, strict=True
   ):

@@ -20,7 +20,7 @@ from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.base import Params, Prompt, Tree
-from specdec_jax.cli import chosen, options, outputs, suite
+from specdec_jax.cli import from_flags, options, outputs, suite
 from specdec_jax.launch import progress
 from specdec_jax.measure import benchmark, stopwatch, trials
 from specdec_jax.measure import sides as sides_lib
@@ -49,16 +49,16 @@ def run(args: argparse.Namespace) -> int:
   suite.check(args)
   if args.suite is not None:
     return suite.run(args)
-  choices = chosen.choices_of(args, may_be_auto=True)
+  choices = from_flags.choices(args, may_be_auto=True)
   if args.drafter == 'none':
     raise ValueError('bench compares with plain decoding: choose a drafter')
   is_simulated = args.simulate_alpha is not None
-  if is_simulated and isinstance(choices['drafter'].length, Tree):
+  if is_simulated and isinstance(choices.drafter.length, Tree):
     raise ValueError(
       '--simulate_alpha accepts tokens of chains: leave out --tree and '
       '--num_continuations'
     )
-  decoder, batches = chosen.prepared(args, choices)
+  decoder, batches = from_flags.prepared(args, choices)
   if is_simulated:
     # By decree, and no row ends early.
     accept = functools.partial(simulated_acceptance, alpha=args.simulate_alpha)
@@ -101,7 +101,7 @@ def _choose(
 ) -> Choice:
   """What --gamma auto chooses for these batches, however few: they are
   decoded several times in any case."""
-  settings = chosen.settings_of(args)
+  settings = from_flags.settings(args)
   gammas = decoder.tried_gammas
   needed = trials.num_batches_needed(gammas, args.batch_size)
   many = list(itertools.islice(itertools.cycle(batches), needed))
@@ -219,12 +219,12 @@ def configuration(args: argparse.Namespace, decoder: Decoder) -> dict[str, Any]:
   of_rule = getattr(decoder.verify_fn, 'keywords', {})
   return {name: getattr(args, name) for name in names} | {
     'model': decoder.model.checkpoint,
-    'drafter': args.draft_model or chosen.drafter_name(args),
+    'drafter': args.draft_model or from_flags.drafter_name(args),
     'draft_dtype': args.draft_dtype or args.dtype,
     'gamma': decoder.drafter.gamma,
     'tree': decoder.drafter.tree and decoder.drafter.tree.parents,
     'min_prob': min_prob if args.adaptive else None,
-    'lenience': chosen.lenience(args),
+    'lenience': from_flags.lenience(args),
     **{name: of_rule.get(name) for name in ('beta', 'tau')},
     'device': stopwatch.device_name(),
     'jax_version': jax.__version__,

@@ -10,7 +10,7 @@ from typing import Any
 from specdec_jax.assembly import rules
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.base import Tree
-from specdec_jax.cli import chosen, options, outputs
+from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.cli.commands import bench
 from specdec_jax.launch import progress
 from specdec_jax.measure import calibration, iteration_costs
@@ -32,10 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  choices = chosen.choices_of(args)
+  choices = from_flags.choices(args)
   if args.drafter == 'none':
     raise ValueError('there is nothing to calibrate: choose a drafter')
-  if isinstance(choices['drafter'].length, Tree):
+  if isinstance(choices.drafter.length, Tree):
     raise ValueError(
       'calibrate measures the drafts of a chain, from which `plan` says what a '
       'tree would give: leave out --tree and --num_continuations'
@@ -45,14 +45,14 @@ def run(args: argparse.Namespace) -> int:
       'calibrate measures the costs of a gamma that does not vary: leave out '
       '--adaptive'
     )
-  rule = choices['rule']
+  rule = choices.rule
   if isinstance(rule, rules.Block):
     raise ValueError(
       'calibrate measures how often a token is accepted, and --verification '
       'block judges whole drafts: leave it out, since block accepts as many '
       'tokens or more'
     )
-  figures = _measure(args, rule, *chosen.prepared(args, choices))
+  figures = _measure(args, rule, *from_flags.prepared(args, choices))
   return outputs.report(args, figures, _table(figures))
 
 

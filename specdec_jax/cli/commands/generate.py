@@ -13,7 +13,7 @@ import jax
 
 from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.cli import chosen, options, outputs
+from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.launch import progress
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  choices = chosen.choices_of(args)
+  choices = from_flags.choices(args)
   if '' in (args.stop or ()):
     raise ValueError('--stop is empty, which every text holds: give a text')
   num_samples = args.num_return_sequences
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     )
   if args.trace == outputs.STANDARD_OUTPUT:
     raise ValueError('--trace needs a file; --json can go to standard output')
-  decoder, batches = chosen.prepared(
+  decoder, batches = from_flags.prepared(
     args, choices, trace=args.trace, num_samples=num_samples
   )
   stop_strings.check_vocabulary(args.stop or (), decoder.vocabulary)
@@ -92,9 +92,9 @@ def _trace_writer(
     flags = vars(args)
     header = recording.header(
       target=decoder.model.checkpoint,
-      drafter=args.draft_model or chosen.drafter_name(args),
+      drafter=args.draft_model or from_flags.drafter_name(args),
       gamma=decoder.depth,
-      lenience=chosen.lenience(args),
+      lenience=from_flags.lenience(args),
       **{name: flags[name] for name in _SETTINGS},
       **{name: flags[name] for name in _IF_GIVEN if flags[name]},
     )
@@ -126,7 +126,7 @@ def _decode_all(
   compile_decode = running.compile_whole
   if is_colored or write_trace or args.stop:
     compile_decode = running.compile_stepwise
-  settings, call = chosen.settings_of(args), progress.interruptible
+  settings, call = from_flags.settings(args), progress.interruptible
   with progress.waiting('compiling'):
     decode = compile_decode(decoder, batches[0], settings, call=call)
   # Shows the iterations of one row in colour, special tokens apart.

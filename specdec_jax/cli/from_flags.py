@@ -1,6 +1,7 @@
 """From flags to a decoder and the batches that it decodes."""
 
 import argparse
+import dataclasses
 from typing import Any
 
 from specdec_jax.assembly import decoder, rules, running
@@ -10,7 +11,7 @@ from specdec_jax.assembly.drafters.choice import has_model, has_schedule
 from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import chosen
-from specdec_jax.assembly.rules import RULES
+from specdec_jax.assembly.rules import RULES, Rule
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Tree
 from specdec_jax.cli import options, outputs
@@ -26,11 +27,29 @@ _HUB = 'hf:'
 _GAMMA_OF_ALL = ('prompt_lookup', 'ngram', 'uniform', 'model')
 
 
-def choices_of(
-  args: argparse.Namespace, *, may_be_auto: bool = False
-) -> dict[str, Any]:
-  """What flags stand for, as `decoder.build` takes it; nothing is read yet. A
-  ValueError if they contradict each other, or a gamma is not to be measured."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choices:
+  """What flags stand for; nothing is read yet."""
+
+  model: Model
+  drafter: DrafterChoice
+  rule: Rule
+  sampling: Sampling
+
+  def build(self) -> Decoder:
+    """Reads the models; see `decoder.build`."""
+    return decoder.build(
+      self.model,
+      drafter=self.drafter,
+      rule=self.rule,
+      sampling=self.sampling,
+      waiting=progress.waiting,
+    )
+
+
+def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
+  """Makes the choices; ValueError if flags contradict each other, or gamma is
+  'auto' and that is not to be measured."""
   if args.system is not None and not args.chat:
     raise ValueError('--system is for --chat, which is not given')
   if args.batch_size % args.num_devices:
@@ -38,25 +57,27 @@ def choices_of(
       f'a batch of {args.batch_size} rows does not divide over '
       f'{args.num_devices} devices'
     )
-  names = ('temperature', 'top_k', 'top_p', 'min_p')
-  sampling = Sampling(**{name: getattr(args, name) for name in names})
-  model, drafter = _model(args), _drafter(args)
-  rule = chosen('verification', RULES, args.verification, vars(args))
-  length = drafter.length
+  found = Choices(
+    model=_model(args),
+    drafter=_drafter(args),
+    rule=chosen('verification', RULES, args.verification, vars(args)),
+    sampling=Sampling(
+      temperature=args.temperature,
+      top_k=args.top_k,
+      top_p=args.top_p,
+      min_p=args.min_p,
+    ),
+  )
+  length = found.drafter.length
   if isinstance(length, Auto) and not may_be_auto:
     raise ValueError(
       '--gamma auto is measured by bench and infer, and in Python: give a '
       'number'
     )
   # Before anything is loaded.
-  rules.fitting(rule, length if isinstance(length, Tree) else None)
-  rule.seen(sampling).check_is_used()
-  return {
-    'model': model,
-    'drafter': drafter,
-    'rule': rule,
-    'sampling': sampling,
-  }
+  rules.fitting(found.rule, length if isinstance(length, Tree) else None)
+  found.rule.seen(found.sampling).check_is_used()
+  return found
 
 
 def _model(args: argparse.Namespace) -> Model:
@@ -81,18 +102,18 @@ def _model(args: argparse.Namespace) -> Model:
 
 
 def drafter_name(args: argparse.Namespace) -> str:
-  """`--drafter`, or what is meant without it."""
+  """Returns `--drafter`, or what is meant without it."""
   return args.drafter or ('model' if args.draft_model else 'prompt_lookup')
 
 
 def lenience(args: argparse.Namespace) -> float:
-  """What `--lenience` is, or 1, with which nothing is relaxed."""
+  """Returns `--lenience`, or 1, with which nothing is relaxed."""
   return 1.0 if args.lenience is None else args.lenience
 
 
 def _drafter(args: argparse.Namespace) -> DrafterChoice:
   name = drafter_name(args)
-  fixed: dict[str, Any] = {}
+  fixed: dict[str, Any] = _adaptive(args, name)
   if has_model(DRAFTERS[name]):
     if not args.draft_model:
       raise ValueError(f'--drafter {name} needs --draft_model')
@@ -102,37 +123,36 @@ def _drafter(args: argparse.Namespace) -> DrafterChoice:
       vocabulary=args.vocabulary,
       dtype=args.draft_dtype or args.dtype,
     )
-  elif args.draft_config and not args.draft_model:
-    raise ValueError('--draft_config is for --draft_model, which is not given')
-  for flag in ('draft_model', 'draft_dtype', 'draft_config'):
-    if getattr(args, flag) and not fixed:
-      raise ValueError(f'--{flag} is for --drafter model, not {name}')
-  fixed |= _schedule(args, name)
+  else:
+    for flag in ('draft_model', 'draft_dtype', 'draft_config'):
+      if getattr(args, flag):
+        raise ValueError(f'--{flag} is for drafters with weights, not {name}')
   if name in _GAMMA_OF_ALL and args.gamma is None and args.tree is None:
     fixed['gamma'] = options.GAMMA
   return chosen('drafter', DRAFTERS, name, vars(args), **fixed)
 
 
-def _schedule(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
-  """The fields of a draft model whose gamma varies."""
+def _adaptive(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
+  """Makes the fields of a drafter whose gamma varies."""
   name = args.adaptive
+  for flag, users in (
+    ('min_prob', options.ADAPTIVE),
+    ('draft_cost', ('estimate',)),
+  ):
+    if getattr(args, flag) is not None and name not in users:
+      raise ValueError(f'--{flag} is for --adaptive {" or ".join(users)}')
   if name is None:
-    for flag in ('min_prob', 'draft_cost'):
-      if getattr(args, flag) is not None:
-        raise ValueError(f'--{flag} is for --adaptive, which is not given')
     return {}
-  if not has_schedule(DRAFTERS[drafter]):
-    kinds = [x for x in DRAFTERS if has_schedule(DRAFTERS[x])]
+  kinds = [kind for kind, choice in DRAFTERS.items() if has_schedule(choice)]
+  if drafter not in kinds:
     raise ValueError(
-      f'--adaptive {name} is for --drafter {" or ".join(kinds)}, not {drafter}'
+      f'--adaptive is for --drafter {" or ".join(kinds)}, not {drafter}'
     )
   if name == 'estimate' and args.draft_cost is None:
     raise ValueError(
       '--adaptive estimate needs --draft_cost, which `specdec calibrate` '
       'measures as c'
     )
-  if name != 'estimate' and args.draft_cost is not None:
-    raise ValueError(f'--draft_cost is for --adaptive estimate, not {name}')
   min_prob = args.min_prob
   if min_prob is None:
     min_prob = options.MIN_PROB if name == 'threshold' else 0.0
@@ -144,21 +164,24 @@ def _schedule(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
   return {'schedule': limits[name](), 'min_prob': min_prob}
 
 
-def settings_of(args: argparse.Namespace) -> running.Settings:
+def settings(args: argparse.Namespace) -> running.Settings:
   """How a decode goes."""
-  names = ('max_new_tokens', 'seed', 'num_devices')
-  found = {name: getattr(args, name) for name in names}
-  return running.Settings(**found, stop=getattr(args, 'stop', None) or ())
+  return running.Settings(
+    max_new_tokens=args.max_new_tokens,
+    seed=args.seed,
+    num_devices=args.num_devices,
+    stop=getattr(args, 'stop', None) or (),
+  )
 
 
 def prepared(
   args: argparse.Namespace,
-  choices: dict[str, Any],
+  chosen: Choices,
   *,
   trace: str | None = None,
   num_samples: int | None = None,
 ) -> tuple[Decoder, list[Batch]]:
-  """The decoder of `choices_of`, its models read, and the prompts in batches.
+  """Reads the models and the prompts, and packs these in batches.
 
   With `num_samples`, rows per prompt, a batch has no more rows than there are;
   without, it has as many as were asked for. `trace` is written like --json.
@@ -174,7 +197,7 @@ def prepared(
   texts = prompts.read(args.prompt, args.prompts)
   compilation_cache.enable()
   mesh.check_devices(args.num_devices)
-  made = decoder.build(**choices, waiting=progress.waiting)
+  made = chosen.build()
   batch_size = args.batch_size
   if num_samples is not None:
     # No devices full of rows that are nobody's.
