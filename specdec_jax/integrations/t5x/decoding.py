@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.assembly import models, option_fields, rules
+from specdec_jax.assembly import lengths, models, option_fields, rules
 from specdec_jax.assembly.drafters import DRAFTERS, Drafting, Target
 from specdec_jax.assembly.drafters.choice import has_model
-from specdec_jax.assembly.lengths import AUTO
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import RULES, Rule
 from specdec_jax.assembly.sampling import Sampling
@@ -56,7 +55,7 @@ class Settings:
 
   def __post_init__(self):
     option_fields.by_name('drafter', DRAFTERS, self.drafter)
-    if self.gamma == AUTO:
+    if isinstance(lengths.of(gamma=self.gamma), lengths.Auto):
       raise ValueError(
         'gamma auto measures the first rows of a run, and T5X hands over one '
         'batch, inside of a program of its own: give a number'
