@@ -5,8 +5,8 @@
 #   ZONE=us-central2-b ACCELERATOR_TYPE=v4-32 RUNTIME_VERSION=tpu-ubuntu2204-base \
 #     deploy/spot_tpu.sh NAME SETUP COMMAND
 #
-# SETUP prepares a new machine. In the environment: TIER is --spot unless it says
-# otherwise, empty for a slice on demand; POLL_SECONDS is the time between looks.
+# SETUP prepares a new machine. Environment: TIER defaults to --spot; empty, it asks
+# for a slice on demand. POLL_SECONDS is the time between polls, 30 by default.
 set -euo pipefail
 name=$1 setup=$2 command=$3
 poll=${POLL_SECONDS:-30}
@@ -17,7 +17,7 @@ on_all() {
   gcloud compute tpus tpu-vm ssh "$name" --zone="$ZONE" --worker=all --quiet \
     --command="$1"
 }
-# Sets `now` to the state of the request; ends if nobody says it for long.
+# Sets `now` to the state of the request; exits after 20 polls without an answer.
 look() {
   for _ in {1..20}; do
     now=$(queue describe "$name" --format='value(state.state)') && return
@@ -26,7 +26,7 @@ look() {
   echo "gcloud does not say what became of $name: look for it, delete it" >&2
   exit 1
 }
-# Waits for ssh, which comes up later than the slice.
+# Waits for ssh, which is up later than the slice.
 reach() {
   for _ in {1..10}; do
     on_all true && return
@@ -34,8 +34,8 @@ reach() {
   done
   return 1
 }
-# Whether the slice is still there some time after its last command; what is
-# taken away stops answering before it says so.
+# Succeeds if the slice is still there some time after its last command: a slice
+# that is taken away stops answering before its state says so.
 is_there() {
   for _ in 1 2 3 4; do
     sleep "$poll"
