@@ -3,15 +3,15 @@
 
 Accepted tokens are green, the rejected one red and struck, the target's own
 blue. What was drafted beyond the rejected token is left out. Colours follow the
-reader's light or dark theme.
+reader's light or dark theme. Needs rich, which knows how wide characters are.
 """
 
 import html
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from specdec_jax.files.require import require
 from specdec_jax.trace import recording, wording
 from specdec_jax.trace.recording import Record, Summary
 from specdec_jax.trace.storage import Trace
@@ -43,8 +43,9 @@ _RULE = _Part(
 
 
 def render(traced: Trace, *, max_iterations: int | None = None) -> str:
-  """The drawing of all rows as a string, to be written as UTF-8, with at most
-  `max_iterations` of each row."""
+  """Draws all rows, with at most `max_iterations` of each; a string to be
+  written as UTF-8. Raises ImportError without rich."""
+  require('rich.cells', extra='models', purpose='a picture of a trace')
   parts = [*_head(traced)]
   for row in traced.rows:
     parts += _row(traced, row, max_iterations)
@@ -136,7 +137,7 @@ def _prompt(text: str) -> Iterator[_Part]:
 
 def _iteration(record: Record) -> Iterator[_Part]:
   tokens = [
-    (token['verdict'], wording.visible(token['text']) or wording.EMPTY)
+    (token['verdict'], wording.shown(token['text']))
     for token in recording.tokens(record)
     if token['verdict'] in _VERDICTS
   ]
@@ -199,11 +200,13 @@ def _totals(summary: Summary) -> str:
 def _wrapped(
   tokens: Sequence[tuple[str, str]], num_columns: int
 ) -> list[list[tuple[str, str]]]:
-  """Verdicts and texts in lines; what is wider than a line is cut."""
+  """Puts verdicts and texts in lines; what is wider than a line is cut."""
+  from rich import cells
+
   lines: list[list[tuple[str, str]]] = [[]]
   room = num_columns
   for verdict, text in tokens:
-    for piece in _cut(text, num_columns):
+    for piece in cells.chop_cells(text, num_columns):
       size = _columns(piece)
       if size > room and lines[-1]:
         lines.append([])
@@ -213,20 +216,11 @@ def _wrapped(
   return lines
 
 
-def _cut(text: str, num_columns: int) -> list[str]:
-  pieces = ['']
-  for character in text:
-    if _columns(pieces[-1] + character) > num_columns:
-      pieces.append('')
-    pieces[-1] += character
-  return pieces
-
-
 def _columns(text: str) -> int:
-  """Cells: two for a wide character, none for a combining one."""
-  wide = sum(unicodedata.east_asian_width(c) in 'WF' for c in text)
-  marks = sum(unicodedata.category(c) in ('Mn', 'Me', 'Cf') for c in text)
-  return max(len(text) + wide - marks, 1)
+  """Cells of the grid: two for a wide character, none for a combining one."""
+  from rich import cells
+
+  return max(cells.cell_len(text), 1)
 
 
 def _shortened(text: str) -> str:

@@ -146,8 +146,7 @@ def _lines(records: list[Record], has_marks: bool) -> Any:
   for record in records:
     line = _text()
     for token in recording.as_read(record):
-      shown = wording.visible(token['text']) or wording.EMPTY
-      _append(line, shown, token['verdict'], has_marks)
+      _append(line, wording.shown(token['text']), token['verdict'], has_marks)
     number = wording.ordinal(record['iteration'])
     table.add_row(str(number), f'+{record["committed"]}', line)
   return table
@@ -163,7 +162,7 @@ def _flow(
       if recording.is_after_end(verdict) or token['token'] in hidden_ids:
         continue
       if verdict == 'rejected':
-        shown = wording.visible(token['text']) or wording.EMPTY
+        shown = wording.shown(token['text'])
       else:
         shown = wording.visible(token['text'], keep='\n\t')
       _append(text, shown, verdict, has_marks)

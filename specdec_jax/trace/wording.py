@@ -41,6 +41,11 @@ def visible(text: str, *, keep: str = '') -> str:
   return ''.join(c if c in keep else _visible_character(c) for c in text)
 
 
+def shown(text: str) -> str:
+  """A token's text on one line, `visible`, and never empty."""
+  return visible(text) or EMPTY
+
+
 def ordinal(index: int) -> int:
   """What a person is shown of a row's or an iteration's number."""
   return index + 1
