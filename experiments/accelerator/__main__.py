@@ -33,7 +33,7 @@ from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.simulated import simulated_acceptance
 from specdec_jax.models import presets
 from specdec_jax.theory import planner
-from specdec_jax.theory.planner import Costs
+from specdec_jax.theory.costs import Costs
 
 MODULE = 'experiments.accelerator'
 # A target, and after a slash its draft model; without one, prompt lookup.
@@ -128,8 +128,7 @@ def _row(decoder: Decoder, batch_size: int, args: argparse.Namespace) -> Cells:
     plain=plain,
     **drafted_rule,
   )
-  names = {field.name for field in dataclasses.fields(Costs)}
-  costs = Costs(**{k: v for k, v in figures.items() if k in names})
+  costs = Costs.among(figures)
   choices = planner.plan(
     args.alpha, costs, batch_size=batch_size, length=args.max_new_tokens
   ).choices

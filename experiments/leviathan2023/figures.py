@@ -21,7 +21,7 @@ from specdec_jax.measure import plots, stopwatch
 from specdec_jax.measure.plots import Measured
 from specdec_jax.text.prompts import Batch
 from specdec_jax.text.tasks import Example
-from specdec_jax.theory.planner import Costs
+from specdec_jax.theory.costs import Costs
 from specdec_jax.trace import recording, storage, svg, wording
 from specdec_jax.trace.recording import Record
 from specdec_jax.trace.storage import Trace

@@ -20,7 +20,7 @@ from specdec_jax.measure import calibration, iteration_costs, stopwatch
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.sides import Side
 from specdec_jax.models import families, layers
-from specdec_jax.theory.planner import Costs
+from specdec_jax.theory.costs import Costs
 
 RULE = SpeculativeSampling()
 # Under which the draft model's own probability ends a draft.
@@ -261,9 +261,8 @@ def _plain_side(
 
 
 def _as_costs(pair: Pair, found: dict[str, Any]) -> Costs:
-  del found['extend_seconds']
   target, drafter = map(layers.num_params, pair.params)
-  return Costs(**found, c_hat=drafter / target)
+  return Costs.among(found | {'c_hat': drafter / target})
 
 
 @functools.cache

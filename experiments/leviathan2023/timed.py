@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from specdec_jax.theory import estimates
-from specdec_jax.theory.planner import Costs
+from specdec_jax.theory.costs import Costs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

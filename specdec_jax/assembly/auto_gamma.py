@@ -17,8 +17,8 @@ from specdec_jax.decoding.state import DecodeOutput, DecodeState
 from specdec_jax.measure import stopwatch, trials
 from specdec_jax.measure.trials import Visit
 from specdec_jax.text.prompts import Batch
-from specdec_jax.theory import choosing
-from specdec_jax.theory.choosing import Choice
+from specdec_jax.theory import gamma_trials
+from specdec_jax.theory.gamma_trials import ChosenGamma
 
 # Tokens of the decode that warms programs up.
 _NUM_WARM = 4
@@ -57,7 +57,7 @@ def choose(
   batches: Sequence[Batch],
   settings: Settings,
   call: Call = lambda f: f(),
-) -> tuple[Choice, list[DecodeOutput]]:
+) -> tuple[ChosenGamma, list[DecodeOutput]]:
   """The gamma for batches of this shape, and the outputs of those that were
   decoded to find it: none if they are too few, or if it is known. The decoder,
   one with 'auto', keeps the choice."""
@@ -81,7 +81,7 @@ def choose(
     output, visit = call(functools.partial(decoders[gamma], batch))
     visits[gamma].append(visit)
     found.append(output)
-  choice = choosing.choose(
+  choice = gamma_trials.choose(
     [trials.trial(each, waits=True) for each in visits.values()], batch_size
   )
   decoder.gammas[key] = choice

@@ -23,7 +23,7 @@ from specdec_jax.launch import agreement
 from specdec_jax.models import families
 from specdec_jax.models.families import Config
 from specdec_jax.text.vocabularies import AnyVocabulary
-from specdec_jax.theory.choosing import Choice
+from specdec_jax.theory.gamma_trials import ChosenGamma
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,7 +54,7 @@ class Decoder:
   eos_id: tuple[int, ...]
   params: Params
   programs: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
-  gammas: dict[tuple[int, int], Choice] = dataclasses.field(
+  gammas: dict[tuple[int, int], ChosenGamma] = dataclasses.field(
     default_factory=dict, repr=False
   )
 

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from specdec_jax.cli import outputs
+from specdec_jax.theory.costs import Costs
 from specdec_jax.theory.fleet import Prediction
-from specdec_jax.theory.planner import Choice, Costs, Plan
+from specdec_jax.theory.planner import Forecast, GammaPlan
 from specdec_jax.theory.tree_planner import TreePlan
 
 _FIGURES = ('tokens per target run', 'speedup', 'operations')
@@ -17,7 +18,7 @@ def tables(
   found: dict[str, Any],
   costs: Costs,
   alphas: list[Any],
-  plans: list[Plan],
+  plans: list[GammaPlan],
   trees_of: list[TreePlan | None],
 ) -> list[Any]:
   """Tables and sentences, of what is written as JSON and of its parts: plans,
@@ -121,7 +122,7 @@ def _shape(tree: TreePlan) -> str:
   return f'{tree.choice.gamma} nodes, {tree.depth} deep'
 
 
-def _choices(plan: Plan, tree: TreePlan | None) -> Any:
+def _choices(plan: GammaPlan, tree: TreePlan | None) -> Any:
   rows = [
     (
       str(choice.gamma) + (' *' if choice is plan.best else ''),
@@ -135,6 +136,6 @@ def _choices(plan: Plan, tree: TreePlan | None) -> Any:
   return outputs.table(('gamma', *_FIGURES, 'break-even alpha'), rows)
 
 
-def _figures(choice: Choice) -> list[str]:
+def _figures(choice: Forecast) -> list[str]:
   found = (choice.expected_tokens, choice.speedup, choice.operations_factor)
   return [f'{figure:.2f}' for figure in found]

@@ -23,8 +23,8 @@ from specdec_jax.infer.examples import Row
 from specdec_jax.measure import trials
 from specdec_jax.measure.trials import Visit
 from specdec_jax.sharding import mesh as mesh_lib
-from specdec_jax.theory import choosing
-from specdec_jax.theory.choosing import Choice
+from specdec_jax.theory import gamma_trials
+from specdec_jax.theory.gamma_trials import ChosenGamma
 
 # Of T5X's modes, the one that decodes nothing.
 SCORE = 'score'
@@ -254,7 +254,7 @@ def warm_up(programs: Programs, params: Params, prompt: Prompt) -> None:
 
 def schedule(
   decoder: Decoder, rows: Iterator[Row], batch_size: int
-) -> tuple[Iterator[Row], tuple[int, ...], Choice | None]:
+) -> tuple[Iterator[Row], tuple[int, ...], ChosenGamma | None]:
   """The examples again; the gammas that their first batches try, none unless
   gamma is 'auto'; and the choice where there are too few to try any."""
   if not decoder.is_auto:
@@ -270,7 +270,7 @@ def schedule(
 
 def choose(
   gammas: Sequence[int], parts: Sequence[Timed], batch_size: int
-) -> Choice:
+) -> ChosenGamma:
   """What batches show, each decoded with its gamma."""
   visits: dict[int, list[Visit]] = {gamma: [] for gamma in gammas}
   for gamma, part in zip(gammas, parts, strict=True):
@@ -284,4 +284,4 @@ def choose(
       )
     )
   found = [trials.trial(each, waits=False) for each in visits.values()]
-  return choosing.choose(found, batch_size)
+  return gamma_trials.choose(found, batch_size)

@@ -41,7 +41,7 @@ from specdec_jax.measure import metrics
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
 from specdec_jax.text.tasks import Task
-from specdec_jax.theory.choosing import Choice
+from specdec_jax.theory.gamma_trials import ChosenGamma
 
 _MODES = ('predict', 'predict_with_aux', decoding_lib.SCORE)
 
@@ -303,7 +303,7 @@ def _finish(
   num_chunks: int,
   total: Mapping[str, int],
   timed: Sequence[Timed],
-  choice: Choice | None,
+  choice: ChosenGamma | None,
 ) -> None:
   """Joins the chunks, and says what was done."""
   counts = {**records.counts((), ()), **total}
@@ -315,12 +315,12 @@ def _finish(
   _say(examples.sentences(counts, timed, length, num_samples))
 
 
-def _settle(run: _Run, summary: Any) -> Choice:
+def _settle(run: _Run, summary: Any) -> ChosenGamma:
   """The choice in a summary, which only the first process has; others learn
   its gamma."""
   found = processes.ask_first(lambda: output.choice_of(run.shard, summary))
   if not processes.is_first():
-    return Choice(gamma=processes.number_of_first(0), sentence='')
+    return ChosenGamma(gamma=processes.number_of_first(0), sentence='')
   _say([found.sentence])
   processes.number_of_first(found.gamma)
   return found

@@ -21,7 +21,7 @@ from specdec_jax.files.one_writer import one_writer
 from specdec_jax.files.paths import is_in_bucket, remove_tree
 from specdec_jax.files.require import require
 from specdec_jax.launch import agreement
-from specdec_jax.theory.choosing import Choice
+from specdec_jax.theory.gamma_trials import ChosenGamma
 
 CONFIG_FILE = 'config.gin'
 # What a mark calls the choice of gamma 'auto'.
@@ -174,10 +174,10 @@ def chunk_summary(
   return summary
 
 
-def choice_of(shard: Shard, summary: Mapping[str, Any]) -> Choice:
+def choice_of(shard: Shard, summary: Mapping[str, Any]) -> ChosenGamma:
   """The gamma that a run chose, as its first chunk says; else ValueError."""
   try:
-    return Choice(**summary[GAMMA])
+    return ChosenGamma(**summary[GAMMA])
   except (KeyError, TypeError) as error:
     mark = _mark_of(shard.chunk_path(0))
     raise ValueError(

@@ -12,7 +12,7 @@ from specdec_jax.decoding import speculative
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure import stopwatch
 from specdec_jax.measure.sides import Side
-from specdec_jax.theory import planner
+from specdec_jax.theory.costs import widths_to_time
 
 
 class CostPrograms(NamedTuple):
@@ -51,7 +51,7 @@ def cost_programs(
       `speculative.generate`.
     drafters: the same drafter by gamma, 1 and the largest among them.
     widths: of target calls to time, 1 and gamma + 1 among them; None means
-      `planner.widths_to_time`.
+      `costs.widths_to_time`.
     num_decodes: short decodes of each part in a turn, timed one by one; their
       median ignores the first, which finds cold caches.
     plain: plain decoding of the same batch, which may be faster in another
@@ -59,12 +59,12 @@ def cost_programs(
     **rule: `verify_fn`, `logits_to_probs` and `eos_id`.
 
   Returns:
-    Programs, and a function to the fields of `theory.planner.Costs` but
+    Programs, and a function to the fields of `theory.costs.Costs` but
     `c_hat`, in seconds, and `extend_seconds` of the widest target call by
     itself: its `target_seconds` are with sampling, verification and the loop.
   """
   max_gamma = max(drafters)
-  widths = sorted(widths or planner.widths_to_time(max_gamma))
+  widths = sorted(widths or widths_to_time(max_gamma))
   shared: dict[str, Any] = {'target': target, 'max_len': max_len, **rule}
   if plain is None:
     plain_rule = {k: v for k, v in shared.items() if k != 'verify_fn'}

@@ -9,7 +9,7 @@ import numpy as np
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.measure import metrics
 from specdec_jax.theory import estimates
-from specdec_jax.theory.choosing import Choice, Trial
+from specdec_jax.theory.gamma_trials import ChosenGamma, Trial
 
 # Rows of each gamma that suffice.
 NUM_ROWS = 8
@@ -35,9 +35,9 @@ def schedule(
   return tuple(gamma for i in range(num_rounds) for gamma in turns[i % 2])
 
 
-def too_short(gammas: Sequence[int], num_batches: int) -> Choice:
+def too_short(gammas: Sequence[int], num_batches: int) -> ChosenGamma:
   """The choice for a run without a schedule."""
-  return Choice(
+  return ChosenGamma(
     gamma=0,
     sentence='gamma auto is 0, plain decoding: to measure takes '
     f'{SHARE * len(gammas)} batches, and there are {num_batches}',

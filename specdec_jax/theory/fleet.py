@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specdec_jax.theory.planner import Costs, Plan
+from specdec_jax.theory.costs import Costs
+from specdec_jax.theory.planner import GammaPlan
 
 
 class Prediction(NamedTuple):
@@ -17,7 +18,7 @@ class Prediction(NamedTuple):
 
 def predict(
   costs: Costs,
-  plans: Sequence[Plan],
+  plans: Sequence[GammaPlan],
   *,
   num_tokens: float,
   num_chips: int,

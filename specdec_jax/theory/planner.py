@@ -17,108 +17,14 @@ from specdec_jax.theory.acceptance import (
   expected_tokens_of_profile,
   in_range,
 )
+from specdec_jax.theory.costs import Costs
 
 # Smaller gains and losses count as neither.
 MARGIN = 0.02
 
 
-def widths_to_time(max_gamma: int) -> tuple[int, ...]:
-  """Positions of the target calls that suffice for `Costs` up to `max_gamma`:
-  one, the widest, and one between."""
-  return tuple(sorted({1, 1 + -(-max_gamma // 2), max_gamma + 1}))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Costs:
-  """Times of the parts of an iteration, in seconds or any one unit.
-
-  Attributes:
-    widths: positions of a target call, ascending, the first of them 1.
-    target_seconds: of a target call of each width; those between are
-      interpolated, and beyond the last nothing is known.
-    first_draft_seconds: of the first drafted token of an iteration, for which
-      the drafter also reads what was committed; `draft_seconds` of each other.
-    loop_seconds: what an iteration costs beyond drafting and scoring.
-    launch_seconds: what a decode costs beyond its iterations, and
-      `plain_launch_seconds` plain decoding.
-    c_hat: operations of the drafter per token over the target's.
-  """
-
-  widths: Sequence[int]
-  target_seconds: Sequence[float]
-  first_draft_seconds: float
-  draft_seconds: float
-  loop_seconds: float = 0.0
-  launch_seconds: float = 0.0
-  plain_launch_seconds: float = 0.0
-  c_hat: float = 0.0
-
-  def __post_init__(self):
-    widths = np.asarray(self.widths)
-    if widths.size == 0 or widths[0] != 1 or (np.diff(widths) <= 0).any():
-      raise ValueError(f'widths must ascend from 1, got {widths.tolist()}')
-    if len(self.target_seconds) != widths.size:
-      raise ValueError(
-        f'{widths.size} widths need as many times, got '
-        f'{len(self.target_seconds)}'
-      )
-    if not (least := np.min(self.target_seconds)) > 0:  # NaN included.
-      raise ValueError(f'times of the target must be above 0, got {least}')
-    for field in dataclasses.fields(self)[2:]:
-      in_range(field.name, getattr(self, field.name), 0)
-
-  @property
-  def plain_seconds(self) -> float:
-    """T(1), a plain step."""
-    return float(self.target_seconds[0])
-
-  @property
-  def max_gamma(self) -> int:
-    """The largest gamma whose scoring is known."""
-    return int(self.widths[-1]) - 1
-
-  def check_gamma(self, gamma: int) -> None:
-    """Raises ValueError if scoring the drafts of `gamma` was not measured."""
-    in_range('gamma', gamma, 0)
-    if gamma > self.max_gamma:
-      raise ValueError(
-        f'T({gamma + 1}) is not known: target calls were measured up to '
-        f'T({self.max_gamma + 1}), gamma {self.max_gamma}'
-      )
-
-  def drafting_seconds(self, gamma: int) -> float:
-    """Drafting `gamma` tokens."""
-    if gamma == 0:
-      return 0.0
-    return self.first_draft_seconds + (gamma - 1) * self.draft_seconds
-
-  def c(self, gamma: int) -> float:
-    """The mean drafted token of `gamma`, at least 1, over a plain step
-    (Definition 3.7)."""
-    in_range('gamma', gamma, 1)
-    return self.drafting_seconds(gamma) / gamma / self.plain_seconds
-
-  def verify_cost_ratio(self, gamma: int) -> float:
-    """T(gamma + 1) / T(1). Raises as `check_gamma`."""
-    self.check_gamma(gamma)
-    seconds = np.interp(gamma + 1, self.widths, self.target_seconds)
-    return float(seconds) / self.plain_seconds
-
-  def iteration_seconds(self, gamma: int) -> float:
-    """One iteration; with gamma 0 a plain step. Raises as `check_gamma`."""
-    if gamma == 0:
-      return self.plain_seconds
-    verify = self.verify_cost_ratio(gamma) * self.plain_seconds
-    return self.drafting_seconds(gamma) + verify + self.loop_seconds
-
-  def decode_seconds(self, gamma: int, num_iterations: float) -> float:
-    """A whole decode after its prefill; as `iteration_seconds`."""
-    launch = self.launch_seconds if gamma else self.plain_launch_seconds
-    return num_iterations * self.iteration_seconds(gamma) + launch
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Choice:
+class Forecast:
   """What a gamma, or a tree, is expected to give.
 
   Attributes:
@@ -143,12 +49,12 @@ class Choice:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class GammaPlan:
   """The choice among gammas: 0 to the largest considered, the fastest of them,
   and what there is to say about it, above all where it loses."""
 
-  choices: tuple[Choice, ...]
-  best: Choice
+  choices: tuple[Forecast, ...]
+  best: Forecast
   sentences: tuple[str, ...]
 
 
@@ -189,7 +95,7 @@ def plan(
   batch_size: int = 1,
   length: int = 128,
   interval: tuple[float, float] | None = None,
-) -> Plan:
+) -> GammaPlan:
   """The gamma to take, what it should give, and words where it loses.
 
   Args:
@@ -214,7 +120,7 @@ def plan(
       f'{profile.size} rates do not say what gamma {max_gamma} gives'
     )
   choices = tuple(
-    choice_of(profile[:gamma], costs, batch_size, length)
+    forecast(profile[:gamma], costs, batch_size, length)
     for gamma in range(max_gamma + 1)
   )
   best = max(choices, key=lambda choice: choice.speedup)
@@ -234,7 +140,7 @@ def plan(
       f'{chosen}, and the speedup between {low.speedup:.2f} and '
       f'{high.speedup:.2f}.'
     )
-  return Plan(choices=choices, best=best, sentences=tuple(sentences))
+  return GammaPlan(choices=choices, best=best, sentences=tuple(sentences))
 
 
 def oracle_speedup(
@@ -262,23 +168,21 @@ def oracle_speedup(
     return float(max(costs.decode_seconds(0, length) / whole, 1.0))
 
 
-def choice_of(
+def forecast(
   profile: np.ndarray,
   costs: Costs,
   batch_size: int,
   length: int,
   *,
   tree: tuple[int, ...] | None = None,
-  seconds: float | None = None,
-) -> Choice:
-  """Of a chain with the rates of its positions; or of a tree with those of its
-  depths, and the seconds of an iteration."""
+) -> Forecast:
+  """What to expect of a chain, from the rates of its positions, or of a tree,
+  from those of its depths."""
   gamma = len(tree or profile)
   tokens = float(expected_tokens_of_profile(profile))
   of_one = expected_iterations(profile, length, 1)
   of_all = expected_iterations(profile, length, batch_size)
-  if seconds is None:
-    seconds = costs.iteration_seconds(gamma)
+  seconds = costs.iteration_seconds(gamma, tree and len(profile))
   # Tokens per run, as in a long decode; the slowest row stretches it.
   num_iterations = length / tokens * of_all / of_one
   launch = costs.launch_seconds if gamma else costs.plain_launch_seconds
@@ -287,7 +191,7 @@ def choice_of(
   cost, break_even = seconds / costs.plain_seconds, None
   if 0 < gamma >= cost - 1 and tree is None:
     break_even = float(alpha_from_block_efficiency(max(cost, 1.0), gamma))
-  return Choice(
+  return Forecast(
     gamma=gamma,
     expected_tokens=tokens,
     speedup=costs.decode_seconds(0, length) / whole,
@@ -299,8 +203,8 @@ def choice_of(
 
 
 def _verdict(
-  choices: Sequence[Choice],
-  best: Choice,
+  choices: Sequence[Forecast],
+  best: Forecast,
   costs: Costs,
   batch_size: int,
   profile: np.ndarray,
@@ -346,7 +250,7 @@ def _verdict(
 
 
 def _reason(
-  choice: Choice, costs: Costs, batch_size: int, profile: np.ndarray
+  choice: Forecast, costs: Costs, batch_size: int, profile: np.ndarray
 ) -> str:
   """Which of the costs is to blame: the one without which it would gain."""
   gamma, tokens = choice.gamma, choice.expected_tokens

@@ -32,10 +32,8 @@ from specdec_jax.measure import stopwatch
 from specdec_jax.models import families
 from specdec_jax.models.families import Config
 from specdec_jax.sharding import mesh as mesh_lib
-from specdec_jax.theory import planner
 from specdec_jax.theory import trees as tree_theory
-from specdec_jax.theory.planner import Costs
-from specdec_jax.theory.tree_planner import TreeCosts
+from specdec_jax.theory.costs import Costs, widths_to_time
 from specdec_jax.tpu_costs import aot
 from specdec_jax.tpu_costs.aot import Job, ProgramCost
 from specdec_jax.tpu_costs.workloads import (
@@ -211,11 +209,6 @@ class PairCosts:
       first_draft_seconds=self.first_draft.seconds,
       draft_seconds=self.further_draft.seconds,
       c_hat=self.further_draft.flops / self.target[0].flops,
-    )
-
-  def tree_costs(self) -> TreeCosts:
-    """As the planner of trees takes them; none for a gamma below 2."""
-    return TreeCosts(
       tree_nodes=[len(part.tree.parents) for part in self.trees],
       tree_seconds=[part.target.seconds for part in self.trees],
       level_seconds=[
@@ -257,7 +250,7 @@ def pair_costs(
   memory['temporaries'] = max(cost.temporary_bytes for cost in costs)
   memory['total'] += memory['temporaries']
   _check_fits(workload, memory)
-  widths, shapes = planner.widths_to_time(max_gamma), tree_shapes(max_gamma)
+  widths, shapes = widths_to_time(max_gamma), tree_shapes(max_gamma)
   first, further, *of_trees = costs[len(widths) :]
   parts = zip(shapes, of_trees[::2], of_trees[1::2], strict=True)
   return PairCosts(
@@ -276,7 +269,7 @@ def part_jobs(
 ) -> list[Job]:
   """The programs of `pair_costs`: target calls by width, drafts, and target
   call and draft of each tree."""
-  widths = planner.widths_to_time(max_gamma)
+  widths = widths_to_time(max_gamma)
   jobs = [target_step(workload, target, width) for width in widths]
   first = drafters.autoregressive(
     draft.chain, gamma=1, logits_to_probs=_TO_PROBS
@@ -292,7 +285,7 @@ def part_jobs(
 
 def num_parts(max_gamma: int) -> int:
   """How many programs `pair_costs` compiles."""
-  num_widths = len(planner.widths_to_time(max_gamma))
+  num_widths = len(widths_to_time(max_gamma))
   return num_widths + 2 + 2 * len(tree_shapes(max_gamma))
 
 
@@ -300,7 +293,7 @@ def tree_shapes(max_gamma: int) -> list[Tree]:
   """The trees that are compiled: for each width beyond 1 the best of as many
   nodes where only a typical alpha is known."""
   rates = tree_theory.assumed_rates(tree_theory.DEFAULT_ALPHA)
-  sizes = [width - 1 for width in planner.widths_to_time(max_gamma)]
+  sizes = [width - 1 for width in widths_to_time(max_gamma)]
   return [Tree(tree_theory.best_tree(rates, n, n)) for n in sizes if n > 1]
 
 

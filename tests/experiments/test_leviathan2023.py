@@ -28,7 +28,7 @@ from specdec_jax.assembly import rules
 from specdec_jax.launch import compilation_cache
 from specdec_jax.measure import plots
 from specdec_jax.models import presets
-from specdec_jax.theory.planner import Costs
+from specdec_jax.theory.costs import Costs
 from tests.experiments.tiny import TINY
 
 pytest.importorskip('tokenizers')

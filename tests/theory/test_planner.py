@@ -7,7 +7,7 @@ import pytest
 
 from specdec_jax import theory
 from specdec_jax.theory import planner
-from specdec_jax.theory.planner import Costs
+from specdec_jax.theory.costs import Costs
 
 
 def costs(*, c=0.05, slope=0.0, loop=0.0, widths=(1, 7, 13)):

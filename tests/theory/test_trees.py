@@ -8,8 +8,7 @@ import pytest
 
 from specdec_jax import theory
 from specdec_jax.theory import planner, tree_planner, trees
-from specdec_jax.theory.planner import Costs
-from specdec_jax.theory.tree_planner import TreeCosts
+from specdec_jax.theory.costs import Costs
 
 
 def all_trees(num_nodes: int):
@@ -189,12 +188,13 @@ def test_prices_of_trees_take_the_place_of_those_of_chains():
   assert cheap.is_faster
   assert cheap.sentence.endswith("a chain's of as many tokens does.")
   for overhead, is_faster in ((0.0, True), (1.5, False)):
-    priced = TreeCosts(
+    priced = dataclasses.replace(
+      parts,
       tree_nodes=(16, 32),
       tree_seconds=(1.0 + overhead, 1.2 + overhead),
       level_seconds=(0.05, 0.07),
     )
-    found = tree_planner.plan(rates, parts, chain, tree_costs=priced)
+    found = tree_planner.plan(rates, priced, chain)
     assert found.is_faster == is_faster
     assert 'That is the most' not in found.sentence
     num_nodes, depth = found.choice.gamma, found.depth
@@ -207,7 +207,7 @@ def test_prices_of_trees_take_the_place_of_those_of_chains():
   assert f'of 1 row is {1 + overhead + 0.2 * beyond:.2f}.' in found.sentence
   # No depth is drafted in less time than a token is.
   free = dataclasses.replace(priced, level_seconds=(0.0, 0.0))
-  found = tree_planner.plan(rates, parts, chain, tree_costs=free)
+  found = tree_planner.plan(rates, free, chain)
   beyond = max(found.choice.gamma - 16, 0) / 16
   seconds = 1 + overhead + 0.2 * beyond + 0.05 * found.depth
   assert found.choice.speedup == pytest.approx(
@@ -230,7 +230,7 @@ def test_prices_of_trees_that_are_none(changes, message):
     'level_seconds': (0.1, 0.1),
   }
   with pytest.raises(ValueError, match=message):
-    TreeCosts(**values | changes)
+    dataclasses.replace(costs(c=0.1, slope=0.1), **values | changes)
 
 
 def test_a_tree_wants_two_nodes_and_known_costs():

@@ -27,7 +27,7 @@ from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.sides import Side
 from specdec_jax.measure.simulated import simulated_acceptance
 from specdec_jax.text.prompts import Batch
-from specdec_jax.theory.choosing import Choice
+from specdec_jax.theory.gamma_trials import ChosenGamma
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +98,7 @@ def _warnings(figures: dict[str, Any]) -> list[str]:
 
 def _choose(
   args: argparse.Namespace, decoder: Decoder, batches: Sequence[Batch]
-) -> Choice:
+) -> ChosenGamma:
   """What --gamma auto chooses for these batches, however few: they are
   decoded several times in any case."""
   settings = from_flags.settings(args)

@@ -3,7 +3,6 @@ iteration's parts on this device; `specdec plan --costs` reads the result.
 """
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from specdec_jax.measure import sides as sides_lib
 from specdec_jax.models import layers
 from specdec_jax.text.prompts import Batch
 from specdec_jax.theory import trees
-from specdec_jax.theory.planner import Costs
+from specdec_jax.theory.costs import Costs
 
 KIND = 'specdec costs'
 
@@ -104,7 +103,7 @@ def _measure(
     )
   target, drafter = map(layers.num_params, decoder.params)
   figures |= times | {'c_hat': drafter / target}
-  costs = costs_of(figures)
+  costs = Costs.among(figures)
   return {
     'kind': KIND,
     'source': 'measured',
@@ -114,16 +113,6 @@ def _measure(
     'plain_dtype': fastest,
     **bench.configuration(args, decoder),
   }
-
-
-def costs_of(figures: dict[str, Any]) -> Costs:
-  """The planner's costs among the figures of a file."""
-  names = [field.name for field in dataclasses.fields(Costs)]
-  # Files of earlier versions say nothing of launching.
-  late = {name for name in names if name.endswith('launch_seconds')}
-  return Costs(
-    **{x: figures[x] for x in names if x in figures or x not in late}
-  )
 
 
 def _table(figures: dict[str, Any]) -> Any:

@@ -21,8 +21,9 @@ from specdec_jax.files.paths import user_path
 from specdec_jax.launch import progress
 from specdec_jax.models import families, presets
 from specdec_jax.theory import fleet, planner, tree_planner, trees
-from specdec_jax.theory.planner import Costs, Plan
-from specdec_jax.theory.tree_planner import TreeCosts, TreePlan
+from specdec_jax.theory.costs import Costs
+from specdec_jax.theory.planner import GammaPlan
+from specdec_jax.theory.tree_planner import TreePlan
 from specdec_jax.tpu_costs import aot, parts, workloads
 from specdec_jax.tpu_costs.chips import CHIPS
 
@@ -39,7 +40,7 @@ _MEASURED = {
   'rank_rates': 'numbers',
   'num_devices': 'a number',
 }
-_OF_TREES = tuple(field.name for field in dataclasses.fields(TreeCosts))
+_OF_TREES = 'tree_nodes', 'tree_seconds', 'level_seconds'
 _WORKLOAD = ('batch_size', 'input_length', 'output_length', 'num_partitions')
 # No time, count or rate is as large.
 _HUGE = 1e300
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
   _check(args)
   outputs.check({'--json': args.json}, {'--costs': args.costs})
   found = _read(args) if args.costs else _compile(args)
-  costs = calibrate.costs_of(found)
+  costs = Costs.among(found)
   max_gamma = args.max_gamma or costs.max_gamma
   alphas, interval = _alphas(args, found, max_gamma)
   plans = [
@@ -194,7 +195,7 @@ def _read(args: argparse.Namespace) -> dict[str, Any]:
       raise ValueError(
         f'--costs {args.costs}: {name} must be {kind}, and is {shown}'
       )
-  costs = calibrate.costs_of(found)
+  costs = Costs.among(found)
   costs.check_gamma(1)
   if args.max_gamma and args.max_gamma > costs.max_gamma:
     raise ValueError(
@@ -250,7 +251,6 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
     'kind': calibrate.KIND,
     'source': 'compiled',
     **dataclasses.asdict(pair.costs()),
-    **dataclasses.asdict(pair.tree_costs()),
     'model': args.target,
     'drafter': args.draft,
     'dtype': dtype.name,
@@ -298,7 +298,7 @@ def _tree(
   found: dict[str, Any],
   costs: Costs,
   alpha: Any,
-  plan: Plan,
+  plan: GammaPlan,
   max_nodes: int,
   length: int,
 ) -> TreePlan | None:
@@ -309,12 +309,10 @@ def _tree(
   if ranks:
     # Of few prefixes, a rank may be ahead of the one before it.
     ranks = np.minimum.accumulate(ranks)
-  of_trees = {name: found.get(name) or () for name in _OF_TREES}
   return tree_planner.plan(
     trees.assumed_rates(alpha, ranks),
     costs,
     plan.best,
-    tree_costs=TreeCosts(**of_trees) if of_trees['tree_nodes'] else None,
     max_nodes=max_nodes,
     batch_size=found['batch_size'],
     length=length,

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from specdec_jax.theory import choosing
-from specdec_jax.theory.choosing import Trial
+from specdec_jax.theory import gamma_trials
+from specdec_jax.theory.gamma_trials import Trial
 
 GAMMAS = (0, 2, 5, 11)
 
@@ -46,9 +46,11 @@ def test_long_drafts_say_what_shorter_ones_need(alpha):
   longest = trial(alpha, 11, 1.0)
   for gamma in (0, 1, 2, 3, 5, 11):
     expected = trial(alpha, gamma, 1.0).num_runs
-    np.testing.assert_array_equal(choosing.runs_with(longest, gamma), expected)
+    np.testing.assert_array_equal(
+      gamma_trials.runs_with(longest, gamma), expected
+    )
   for gamma in (4, 7, 8, 10):
-    found = choosing.runs_with(longest, gamma).sum()
+    found = gamma_trials.runs_with(longest, gamma).sum()
     expected = trial(alpha, gamma, 1.0).num_runs.sum()
     assert found == pytest.approx(expected, rel=0.03), gamma
 
@@ -60,7 +62,7 @@ def choose(alphas, seconds, batch_size=1, **more):
       zip(GAMMAS, alphas, seconds, strict=True)
     )
   ]
-  return choosing.choose(trials, batch_size)
+  return gamma_trials.choose(trials, batch_size)
 
 
 def test_the_best_gamma_need_not_be_one_that_was_tried():
@@ -114,7 +116,7 @@ def test_a_gain_that_other_texts_might_not_have_is_none(alphas, gamma):
     trials.append(dataclasses.replace(halves[0], **rows))
   pace = trials[2].num_tokens.sum() / trials[2].num_runs.sum()
   trials[2] = dataclasses.replace(trials[2], iteration_seconds=pace / 1.07)
-  found = choosing.choose(trials, 1)
+  found = gamma_trials.choose(trials, 1)
   assert found.tokens_per_second['5'] == pytest.approx(1.07)
   assert found.gamma == gamma
   assert ('with the errors of so few rows' in found.sentence) == (not gamma)
@@ -153,12 +155,12 @@ def test_prefills_and_idle_rows_count():
   trials = [trial(0.8, gamma, 1.0, seed=gamma) for gamma in (0, 5)]
   for changed in ({'fill_seconds': 601.0}, {'utilisation': 0.2}):
     slow = trial(0.8, 5, 1.0, seed=5, **changed)
-    assert choosing.choose([trials[0], slow], 4).gamma == 0, changed
-  assert choosing.choose(trials, 4).gamma == 5
+    assert gamma_trials.choose([trials[0], slow], 4).gamma == 0, changed
+  assert gamma_trials.choose(trials, 4).gamma == 5
 
 
 def test_gamma_0_and_another_must_be_tried():
   with pytest.raises(ValueError, match='gamma 0 was'):
-    choosing.choose([trial(0.5, 2, 1.0)], 1)
+    gamma_trials.choose([trial(0.5, 2, 1.0)], 1)
   with pytest.raises(ValueError, match='but 0 was'):
-    choosing.choose([trial(0.5, 0, 1.0)], 1)
+    gamma_trials.choose([trial(0.5, 0, 1.0)], 1)

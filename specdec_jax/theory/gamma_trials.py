@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from specdec_jax.theory import estimates
-from specdec_jax.theory.planner import MARGIN, Costs
+from specdec_jax.theory.costs import Costs
+from specdec_jax.theory.planner import MARGIN
 from specdec_jax.theory.speedup import predicted_speedup
 
 # A loss, as a share of plain decoding's speed, that is to be improbable: it is
@@ -42,7 +43,7 @@ class Trial:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Choice:
+class ChosenGamma:
   """The gamma that was chosen, and why in a sentence; JSON holds its fields.
 
   Attributes:
@@ -77,7 +78,7 @@ def runs_with(trial: Trial, gamma: int) -> np.ndarray:
   return ended @ needed
 
 
-def choose(trials: Sequence[Trial], batch_size: int) -> Choice:
+def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
   """The fastest gamma, or 0 if none is faster than plain decoding by a margin:
   the planner's, or as much as excludes a loss of 5%.
 
@@ -140,7 +141,7 @@ def choose(trials: Sequence[Trial], batch_size: int) -> Choice:
   )
   alpha = estimates.alpha(accepted, tested)
   num_rows = sum(trial.num_runs.size for trial in trials)
-  return Choice(
+  return ChosenGamma(
     gamma=best,
     sentence=_sentence(
       best, measured, num_rows, alpha, speeds[best], margins[0]
