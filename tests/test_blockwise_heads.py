@@ -11,7 +11,7 @@ from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.checkpoints import orbax
 from specdec_jax.decoding import autoregressive, speculative
-from specdec_jax.models import block_heads, families
+from specdec_jax.models import families
 from specdec_jax.models.block_heads import BlockHeads, BlockHeadsConfig
 from specdec_jax.models.t5 import T5
 from specdec_jax.training import recipes
@@ -20,10 +20,10 @@ from tests import decoders, toy, toy_t5
 V, MAX_LEN, GAMMA, EOS, NUM_ROWS = 12, 18, 3, 1, 24
 CONFIG = toy_t5.config(V)
 HEADS = BlockHeadsConfig(embed_dim=8, gamma=GAMMA, mlp_dim=12)
-TARGET, HEADS_FN = block_heads.with_heads(CONFIG, HEADS)
+BOUND = families.bind(CONFIG, HEADS, width=GAMMA + 1)
 MODELS = {
-  'target': TARGET,
-  'drafter': drafters.blockwise_heads(HEADS_FN, gamma=GAMMA),
+  'target': BOUND.target,
+  'drafter': drafters.blockwise_heads(BOUND.model, gamma=GAMMA),
 }
 
 
@@ -147,10 +147,9 @@ def test_an_iteration_is_one_call_of_the_target():
 
 
 def test_widths_must_agree():
+  sizes = BlockHeadsConfig(embed_dim=4, gamma=2, mlp_dim=3)
   with pytest.raises(ValueError, match='width 4'):
-    block_heads.with_heads(
-      CONFIG, BlockHeadsConfig(embed_dim=4, gamma=2, mlp_dim=3)
-    )
+    families.bind(CONFIG, sizes, width=3)
 
 
 def test_targets_are_further_on_in_the_same_example():

@@ -2,7 +2,6 @@
 
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Context, Params
 from specdec_jax.decoding import speculative
-from specdec_jax.models import eagle, families, llama
+from specdec_jax.models import families
 from tests import decoders, goodness_of_fit, toy, toy_eagle, trial
 
 V, GAMMA = 4, 3
@@ -200,37 +199,6 @@ def weights() -> Params:
   return Params(target, toy_eagle.joined(target, own))
 
 
-def test_features_are_the_streams_that_enter_the_layers():
-  """That of layer 0 is the embedding, and logits are made of the last one."""
-  tokens = jnp.asarray([[3, 1, 4, 1], [5, 9, 2, 6]])
-  params = weights().target
-  cache = families.language_model(LLAMA).init(params, toy.prompt([[0], [0]]), 8)
-  apply = llama.with_streams(LLAMA, (0, 2, 3))
-  found, _, features = apply(params, tokens, cache)
-  expected, _ = families.language_model(LLAMA).extend(params, tokens, cache)
-  np.testing.assert_array_equal(found, expected)
-  first, _, last = np.split(features, 3, axis=-1)
-  table = params['token_embedder']['embedding']
-  np.testing.assert_array_equal(first, table[tokens])
-  normed = last / np.sqrt((last**2).mean(-1, keepdims=True) + 1e-5)
-  np.testing.assert_allclose(
-    normed @ params['logits_dense']['kernel'], expected, rtol=1e-4, atol=1e-4
-  )
-
-
-def test_features_cost_nothing_when_nobody_asks(monkeypatch):
-  def program() -> str:
-    model = families.language_model(LLAMA)
-    params = weights().target  # Not traced: they are kept.
-    cache = jax.eval_shape(lambda: model.init(params, toy.prompt([[0]]), 8))
-    extend = jax.make_jaxpr(model.extend)
-    return str(extend(params, jnp.zeros((1, 4), jnp.int32), cache))
-
-  found = program()
-  monkeypatch.setattr(nn.Module, 'sow', lambda *args, **options: None)
-  assert program() == found
-
-
 def test_the_loop_carries_no_features_of_the_prompt():
   target, network = toy_eagle.networks(LLAMA, EAGLE, gamma=GAMMA)
   drafter = drafters.autoregressive(
@@ -283,7 +251,7 @@ def test_a_target_that_does_not_fit_is_refused(target, changes, message):
   config = toy_eagle.config(LLAMA, feature_layers=(1, 2, 3), **changes)
   sizes = {'num_layers': 3} | target
   with pytest.raises(ValueError, match=message):
-    eagle.with_features(toy.llama_config(12, **sizes), config, width=2)
+    families.bind(toy.llama_config(12, **sizes), config, width=2)
 
 
 def test_drafters_that_take_turns_need_one_gamma():

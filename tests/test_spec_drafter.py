@@ -120,7 +120,7 @@ def test_a_mask_sees_the_masks_after_it():
 @pytest.mark.parametrize('max_positions', [4, 10])
 def test_too_few_positions_are_an_error(max_positions):
   config = toy_block.config(V, max_positions=max_positions)
-  drafter = drafters.spec_drafter(families.block_model(config), gamma=3)
+  drafter = drafters.spec_drafter(block_decoder.block_model(config), gamma=3)
   with pytest.raises(ValueError, match='positions'):
     speculate(drafter, toy_block.params(config, seed=0))
 
@@ -151,7 +151,7 @@ def test_padding_of_the_vocabulary_is_never_drafted():
 
   def draft(vocab_size):
     drafter = drafters.spec_drafter(
-      families.block_model(CONFIG), gamma=3, vocab_size=vocab_size
+      block_decoder.block_model(CONFIG), gamma=3, vocab_size=vocab_size
     )
 
     @jax.jit
@@ -188,7 +188,7 @@ def test_no_cache_is_copied_in_the_loop(batch_size):
   models = {
     'target': families.language_model(config),
     'drafter': drafters.spec_drafter(
-      families.block_model(block_config), gamma=3
+      block_decoder.block_model(block_config), gamma=3
     ),
   }
   params = Params(

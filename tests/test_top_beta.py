@@ -12,7 +12,7 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Draft, Params
 from specdec_jax.decoding import autoregressive, speculative
-from specdec_jax.models import families
+from specdec_jax.models import block_decoder, families
 from specdec_jax.models.block_decoder import BlockDecoder
 from specdec_jax.models.t5 import T5
 from tests import decoders, specdec_loop, toy, toy_block, toy_t5
@@ -21,7 +21,9 @@ V, MAX_LEN, GAMMA, EOS, NUM_ROWS = 12, 18, 4, 1, 100
 CONFIG = toy_t5.config(V)
 BLOCK_CONFIG = toy_block.config(V)
 TARGET = families.language_model(CONFIG)
-DRAFTER = drafters.spec_drafter(families.block_model(BLOCK_CONFIG), gamma=GAMMA)
+DRAFTER = drafters.spec_drafter(
+  block_decoder.block_model(BLOCK_CONFIG), gamma=GAMMA
+)
 RAW = logits.standardize()
 # An untrained drafter is right by chance; these rules accept by different
 # chances.

@@ -10,8 +10,9 @@ import numpy as np
 from specdec_jax import arrays, drafters
 from specdec_jax.base import Array, Drafter, LanguageModel, value
 from specdec_jax.drafters.autoregressive import Chain
-from specdec_jax.drafters.eagle import EagleModel, FeatureCache
-from specdec_jax.models import eagle
+from specdec_jax.drafters.eagle import EagleModel
+from specdec_jax.drafters.features import FeatureCache
+from specdec_jax.models import families
 from specdec_jax.models.eagle import EagleConfig
 from specdec_jax.models.llama import LlamaConfig
 from tests import toy
@@ -48,7 +49,8 @@ def joined(target_params, own):
 
 def networks(target: LlamaConfig, sizes: EagleConfig, *, gamma: int):
   """The target that keeps features, and the network."""
-  return eagle.with_features(target, sizes, width=gamma + 1)
+  bound = families.bind(target, sizes, width=gamma + 1)
+  return bound.target, bound.model
 
 
 def looped(drafter: Drafter, target: LanguageModel) -> Drafter:

@@ -65,7 +65,7 @@ def ship(
   source, folder = Path(runs[-1]) / 'model', pretrained.FOLDER / name
   only_drafts = loading.is_drafter(source)
   config = loading.read_config(source, only_drafts=only_drafts)
-  is_eagle = families.of(config).with_features is not None
+  is_eagle = families.drafts_for(config) == 'eagle'
   if manifest is None and not is_eagle:
     raise ValueError(f'{runs[-1]} learned from corpora: give --manifest')
   corpora = None if manifest is None else _corpora(Path(manifest))
@@ -142,7 +142,7 @@ def _sizes(config: Any) -> dict[str, Any]:
     **{name: getattr(config, name) for name in names},
   }
   own = ('vocab_size', 'draft_vocab_size')
-  is_eagle = families.of(config).with_features is not None
+  is_eagle = families.drafts_for(config) == 'eagle'
   return sizes | ({x: getattr(config, x) for x in own} if is_eagle else {})
 
 

@@ -22,7 +22,7 @@ from specdec_jax.base import Drafter, LanguageModel, Params
 from specdec_jax.decoding import autoregressive, beam_search, speculative
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.measure import stopwatch
-from specdec_jax.models import families, layers
+from specdec_jax.models import block_decoder, families, layers
 from specdec_jax.theory import estimates
 from specdec_jax.training import glancing
 
@@ -51,7 +51,7 @@ class Untrained:
 
   def make(self, target: Target, length: Length) -> Drafting:
     drafter = drafters.spec_drafter(
-      families.block_model(self.config),
+      block_decoder.block_model(self.config),
       gamma=lengths.fixed(length),
       vocab_size=target.vocab_size,
     )
@@ -72,7 +72,7 @@ def load(choice: Any, target: Any) -> Loaded:
   """
   config: Any = choice.make(common.seen(target, 0.0), choice.length).config
   params = models.read_params(choice.model, config)
-  if families.of(config).block_model is not None:
+  if families.drafts_for(config) == 'spec_drafter':
     params = layers.with_cpu_copies(params, is_tied=True)
   return choice, params
 

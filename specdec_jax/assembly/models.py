@@ -21,12 +21,6 @@ from specdec_jax.text.vocabularies import AnyVocabulary, Vocabulary
 _RANDOM = 'random:'
 # From a tree of shapes to one of shardings.
 Shardings = Callable[[Any], Any]
-# Kinds of drafters, by the field of `families.Family` that their networks have.
-_KINDS = {
-  'with_features': 'eagle',
-  'block_model': 'spec_drafter',
-  'with_heads': 'block_heads',
-}
 # Runs while the weights of a model are read.
 Waiting = Callable[[str], contextlib.AbstractContextManager]
 
@@ -95,14 +89,12 @@ def _kind_of_drafter(path: Path) -> str | None:
   it is for."""
   with contextlib.suppress(ValueError):
     config = loading.read_config(path, only_drafts=True)
-    family = families.of(config)
-    return next(k for use, k in _KINDS.items() if getattr(family, use))
+    return families.drafts_for(config)
   return None
 
 
-def read_drafter_config(model: Model, use: str, name: str) -> Any:
-  """The sizes of a network that only drafts, and is of `use`, a field of
-  `families.Family`; else ValueError, which calls it a `name`."""
+def read_drafter_config(model: Model, kind: str) -> Any:
+  """The sizes of a network that is for the drafter `kind`; else ValueError."""
   dtype = jnp.dtype(model.dtype)
   config: DrafterConfig
   if isinstance(model.sizes, str):
@@ -110,8 +102,9 @@ def read_drafter_config(model: Model, use: str, name: str) -> Any:
   else:
     path = loading.locate(model.checkpoint)
     config = loading.read_config(path, dtype=dtype, only_drafts=True)
-  if getattr(families.of(config), use) is None:
-    raise ValueError(f'{model.checkpoint} is no {name}')
+  found = families.drafts_for(config)
+  if found != kind:
+    raise ValueError(f'{model.checkpoint} is for drafter {found}, not {kind}')
   return config
 
 
@@ -201,9 +194,7 @@ def read_params(
     path = loading.locate(model.checkpoint)
     params = formats.find(path).read_params(path, config, shardings)
   if shardings is None:
-    # A Spec-Drafter's logits reuse its embeddings, as those of its target do.
-    is_block_model = families.of(config).block_model is not None
-    is_tied = getattr(config, 'is_tied', is_block_model)
+    is_tied = getattr(config, 'is_tied', False)
     params = layers.with_cpu_copies(params, is_tied=is_tied)
   return params
 

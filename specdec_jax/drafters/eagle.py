@@ -10,51 +10,7 @@ import jax.numpy as jnp
 from specdec_jax import arrays, base
 from specdec_jax.base import Array, Context, Placement
 from specdec_jax.drafters.autoregressive import Chain
-
-
-@base.value
-class FeatureCache:
-  """A target's cache, and the features of its last call.
-
-  Attributes:
-    target: the target's own.
-    features: `[B, W, F]`, those of the call's first W tokens; of all of its
-      tokens if these were placed, until `gather_features` leaves W of them.
-    starts: int32 `[B]`, the position of the first of them. After the prefill it
-      is that of the last token that was read, -1 if there was none.
-    prompt: `[B, P-1, F]`, those of all tokens of the prefill; None once the
-      drafter has read them.
-  """
-
-  target: Any
-  features: Array
-  starts: Array
-  prompt: Array | None
-
-  @property
-  def lengths(self) -> Array:
-    lengths: Array = self.target.lengths
-    return lengths
-
-  @property
-  def capacity(self) -> int:
-    capacity: int = self.target.capacity
-    return capacity
-
-
-def gather_features(
-  cache: FeatureCache, starts: Array, offsets: Array, *, width: int
-) -> FeatureCache:
-  """The cache with the features of the W entries from `cache.starts` on, in the
-  order in which `LanguageModel.gather` leaves the entries."""
-  first = starts - cache.starts
-  kept = arrays.block_positions(jnp.zeros_like(starts), width)
-  num_moved = jnp.full_like(starts, offsets.shape[1])
-  sources = arrays.write_block(kept, first[:, None] + offsets, first, num_moved)
-  features = jnp.take_along_axis(
-    cache.features, sources[..., None], axis=1, mode='clip'
-  )
-  return dataclasses.replace(cache, features=features)
+from specdec_jax.drafters.features import FeatureCache
 
 
 class EagleModel(NamedTuple):

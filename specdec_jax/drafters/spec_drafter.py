@@ -45,7 +45,7 @@ def spec_drafter(
   materialised.
 
   Args:
-    model: `models.families.block_model`; its params are the drafter's.
+    model: `models.block_decoder.block_model`; its params are the drafter's.
     gamma: k, tokens per iteration, whatever the network was trained with.
     vocab_size: ids at or beyond it are padding and never drafted; None: there
       are none.

@@ -20,6 +20,7 @@ from specdec_jax import arrays, base
 from specdec_jax.base import Array
 from specdec_jax.drafters.spec_drafter import BlockModel
 from specdec_jax.models.layers import Dense, Dropout, Embed, Mlp, applied
+from specdec_jax.models.networks import Bound, Network
 from specdec_jax.models.t5 import Encoder
 from specdec_jax.models.t5_layers import Attention, T5Config
 from specdec_jax.sharding import rules
@@ -53,6 +54,11 @@ class BlockDecoderConfig:
   relpos_max_distance: int = 128
   dropout_rate: float = 0.0
   dtype: jnp.dtype = jnp.float32
+
+  @property
+  def is_tied(self) -> bool:
+    """Its logits reuse its embeddings, as those of its target do."""
+    return True
 
 
 @base.value
@@ -344,3 +350,11 @@ def block_model(config: BlockDecoderConfig) -> BlockModel:
     return apply(*args, width=width, method=BlockDecoder.predict)
 
   return BlockModel(init, predict, config.vocab_size)
+
+
+def bind(
+  network: Network | None, config: BlockDecoderConfig, *, width: int
+) -> Bound:
+  """The network, for `drafters.spec_drafter`; it reads nothing of a target."""
+  del network, width
+  return Bound(model=block_model(config))

@@ -1,5 +1,5 @@
-"""Heads on a T5's decoder that predict further ahead (Stern et al., arXiv
-1811.03115), and the T5 that keeps the hidden states that they read."""
+"""Heads on a target's decoder that predict further ahead (Stern et al., arXiv
+1811.03115)."""
 
 import dataclasses
 import functools
@@ -9,12 +9,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base
-from specdec_jax.base import Array, LanguageModel, Prompt
-from specdec_jax.drafters.blockwise_heads import HeadsFn
-from specdec_jax.models import t5
+from specdec_jax import arrays
+from specdec_jax.base import Array, Prompt
+from specdec_jax.drafters.features import FeatureCache
+from specdec_jax.models import networks, taps
 from specdec_jax.models.layers import applied
-from specdec_jax.models.t5 import T5, T5Cache, T5Config
+from specdec_jax.models.networks import Bound, Network
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,26 +27,6 @@ class BlockHeadsConfig:
   mlp_dim: int
   dropout_rate: float = 0.0
   dtype: jnp.dtype = jnp.float32
-
-
-@base.value
-class HeadsCache:
-  """A T5's cache, and the hidden states of its last call.
-
-  Attributes:
-    t5: the T5's own.
-    hidden: `[B, G+1, embed]`, the inputs of the last projection at that call's
-      first tokens.
-    starts: int32 `[B]`, the position of the first of them; -1 before a call.
-  """
-
-  t5: T5Cache
-  hidden: Array
-  starts: Array
-
-  @property
-  def lengths(self) -> Array:
-    return self.t5.lengths
 
 
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
@@ -86,61 +66,44 @@ def init_params(config: BlockHeadsConfig, rng_key: Array) -> Any:
   return BlockHeads(config).init(rng_key, x)['params']
 
 
-def with_heads(
-  target_config: T5Config, config: BlockHeadsConfig
-) -> tuple[LanguageModel, HeadsFn]:
-  """A T5 as a target that keeps what its heads read, and the heads.
+def bind(
+  network: Network | None, config: BlockHeadsConfig, *, width: int
+) -> Bound:
+  """A target that keeps what its heads read, at the first `width` tokens of a
+  call, and the first `width - 1` heads, for `drafters.blockwise_heads`.
 
-  The target's params and tokens are those of `t5.language_model`. The heads'
-  params are `{'heads': ..., 'target': ...}`, their own and the target's, whose
-  projection they share.
-
-  Raises:
-    ValueError: if the target is no T5, or the widths differ.
+  The heads' params are `{'heads': ..., 'target': ...}`, their own and the
+  target's, whose projection they share. Raises ValueError if the target keeps
+  no streams, or the widths differ.
   """
-  if not isinstance(target_config, T5Config):
-    raise ValueError(
-      f'heads are for a T5; the target has a {type(target_config).__name__}'
-    )
-  if target_config.embed_dim != config.embed_dim:
+  target = networks.tapped(network)
+  if target.config.embed_dim != config.embed_dim:
     raise ValueError(
       f'heads of width {config.embed_dim} do not fit a target of width '
-      f'{target_config.embed_dim}'
+      f'{target.config.embed_dim}'
     )
-  apply, plain = applied(T5(target_config)), t5.language_model(target_config)
-  width = config.gamma + 1
+  keeping = taps.last_call(target, (taps.LAST,), width=width)
 
-  def init(params, prompt: Prompt, max_len: int) -> HeadsCache:
-    num_rows = prompt.decoder_tokens.shape[0]
-    shape = (num_rows, width, target_config.embed_dim)
-    return HeadsCache(
-      t5=plain.init(params, prompt, max_len),
-      hidden=jnp.zeros(shape, target_config.dtype),
-      starts=jnp.full(num_rows, -1, jnp.int32),
-    )
+  def init(params: Any, prompt: Prompt, max_len: int) -> FeatureCache:
+    # What the prefill left is not read: the first draft is empty.
+    cache = keeping.init(params, prompt, max_len)
+    nothing = jnp.full_like(cache.starts, -1)
+    return dataclasses.replace(cache, starts=nothing, prompt=None)
 
-  def extend(
-    params, tokens: Array, cache: HeadsCache, at: Array | None = None
-  ) -> tuple[Array, HeadsCache]:
-    hidden, t5_cache = apply(params, tokens, cache.t5, method=T5.extend)
-    kept = hidden[:, :width]
-    kept = jnp.pad(kept, ((0, 0), (0, width - kept.shape[1]), (0, 0)))
-    new = HeadsCache(t5=t5_cache, hidden=kept, starts=cache.lengths)
-    if at is not None:
-      hidden = arrays.read_block(hidden, at, 1)
-    return apply(params, hidden, method=T5.project), new
-
-  def rewind(cache: HeadsCache, lengths: Array) -> HeadsCache:
-    return dataclasses.replace(cache, t5=plain.rewind(cache.t5, lengths))
-
-  def heads(params, cache: HeadsCache, lengths: Array) -> tuple[Array, Array]:
+  def heads(
+    params: Any, cache: FeatureCache, lengths: Array
+  ) -> tuple[Array, Array]:
     # The last token was not fed yet. The one before it was, and the target's
     # own head made the last token of it.
     offsets = lengths - 2 - cache.starts
     is_ready = (cache.starts >= 0) & (offsets >= 0) & (offsets < width)
-    x = arrays.read_block(cache.hidden, offsets, 1)[:, 0]
+    x = arrays.read_block(cache.features, offsets, 1)[:, 0]
     ahead = applied(BlockHeads(config))(params['heads'], x)
-    return apply(params['target'], ahead, method=T5.project), is_ready
+    logits = target.project(params['target'], ahead)
+    return logits[:, : width - 1], is_ready
 
-  target = LanguageModel(init, extend, rewind, plain.vocab_size)
-  return target, heads
+  return Bound(
+    model=heads,
+    target=keeping._replace(init=init),
+    join=lambda params, own: {'heads': own, 'target': params},
+  )

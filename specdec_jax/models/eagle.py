@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import arrays
-from specdec_jax.base import Array, LanguageModel, Placement
+from specdec_jax.base import Array, Placement
 from specdec_jax.drafters.eagle import EagleModel
-from specdec_jax.models import attention, kv_cache, llama
+from specdec_jax.models import attention, kv_cache, networks, taps
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import (
   Dense,
@@ -35,6 +35,7 @@ from specdec_jax.models.llama import (
   RopeScaling,
   SelfAttention,
 )
+from specdec_jax.models.networks import Bound, Network
 
 _NUM_DEFAULT_FEATURES = 3
 # A norm is made for each; no drafter has as many.
@@ -287,37 +288,47 @@ def check_params(config: EagleConfig, params: Any) -> None:
     )
 
 
-def with_features(
-  target_config: LlamaConfig, config: EagleConfig, *, width: int
-) -> tuple[LanguageModel, EagleModel]:
+def bind(network: Network | None, config: EagleConfig, *, width: int) -> Bound:
   """A target that keeps what the network reads, at the first `width` tokens of
   a call, and the network, for `drafters.eagle`.
 
-  The target's params and tokens are those of `llama.language_model`. The
-  network's are `{'eagle': ..., 'token_embedder': ...}`: its own, and the
-  token embeddings, which may be the target's. Its logits are those of the
-  target's vocabulary: -inf for tokens that cannot be drafted.
+  The network's params are `{'eagle': ..., 'token_embedder': ...}`: its own, and
+  the token embeddings, which are the target's unless it has its own. Its logits
+  are those of the target's vocabulary: -inf for tokens that cannot be drafted.
 
   Raises:
-    ValueError: if the target is of another kind, width or depth.
+    ValueError: if the target keeps no streams, or is of another width or depth.
   """
-  if not isinstance(target_config, LlamaConfig):
+  target = networks.tapped(network)
+  _check_widths(config, target.config.embed_dim)
+  layers = feature_layers(config, target.num_layers)
+  return Bound(
+    model=_model(config, target.config.vocab_size),
+    target=taps.last_call(target, layers, width=width),
+    join=lambda params, own: {
+      'eagle': own,
+      'token_embedder': (
+        own.get('token_embedder') or target.token_embedder(params)
+      ),
+    },
+  )
+
+
+def _check_widths(config: EagleConfig, width: int) -> None:
+  if width != config.target_embed_dim:
     raise ValueError(
-      'an EAGLE-3 drafter is for a decoder-only target of the Llama type, and '
-      f'the target has a {type(target_config).__name__}'
+      f'an EAGLE-3 drafter for targets of width {config.target_embed_dim} does '
+      f'not fit one of width {width}'
     )
-  dims = target_config.embed_dim, config.target_embed_dim
-  if dims[0] != dims[1]:
-    raise ValueError(
-      f'an EAGLE-3 drafter for targets of width {dims[1]} does not fit one of '
-      f'width {dims[0]}'
-    )
-  if not config.has_embedding and config.embed_dim != dims[0]:
+  if not config.has_embedding and config.embed_dim != width:
     raise ValueError(
       f'an EAGLE-3 drafter of width {config.embed_dim} cannot read the '
-      f"target's token embeddings of width {dims[0]}, and has none of its own"
+      f"target's token embeddings of width {width}, and has none of its own"
     )
-  layers = feature_layers(config, target_config.num_layers)
+
+
+def _model(config: EagleConfig, vocab_size: int) -> EagleModel:
+  """The network as functions, with logits of `vocab_size` tokens."""
   apply = applied(Eagle(config))
 
   def init(params: Any, batch_size: int, max_len: int) -> KVCache:
@@ -350,12 +361,13 @@ def with_features(
     if at is not None:
       hidden = arrays.read_block(hidden, at, 1)
     drafted = apply(params['eagle'], hidden, method=Eagle.project)
-    shape = (*drafted.shape[:2], target_config.vocab_size)
+    # Drafted token i is the target's `target_ids[i]`: with ids `[0, 3]`, logits
+    # `[a, b]` are `[a, -inf, -inf, b]` of the target's four tokens.
+    shape = (*drafted.shape[:2], vocab_size)
     logits = jnp.full(shape, -jnp.inf, drafted.dtype)
     logits = logits.at[..., params['eagle']['target_ids']].set(drafted)
     lengths = cache.lengths + tokens.shape[1]
     cache = KVCache(keys=(keys,), values=(values,), lengths=lengths)
     return logits, hidden, cache
 
-  target = llama.with_features(target_config, layers, width=width)
-  return target, EagleModel(init, join, extend, kv_cache.rewind)
+  return EagleModel(init, join, extend, kv_cache.rewind)

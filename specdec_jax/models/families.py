@@ -13,10 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.base import Array, LanguageModel
-from specdec_jax.drafters.blockwise_heads import HeadsFn
-from specdec_jax.drafters.eagle import EagleModel
-from specdec_jax.drafters.spec_drafter import BlockModel
-from specdec_jax.models import block_decoder, block_heads, eagle, llama, t5
+from specdec_jax.models import (
+  block_decoder,
+  block_heads,
+  eagle,
+  llama,
+  networks,
+  t5,
+)
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.models.eagle import EagleConfig
@@ -25,12 +29,27 @@ from specdec_jax.models.gemma import t5gemma
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
 from specdec_jax.models.llama import LlamaConfig
+from specdec_jax.models.networks import Bound, Network
 from specdec_jax.models.t5 import T5Config
 
 # Sizes of a whole model, and of a network that only drafts.
 Config = LlamaConfig | T5Config | GemmaConfig | T5GemmaConfig
 DrafterConfig = BlockDecoderConfig | BlockHeadsConfig | EagleConfig
 AnyConfig = Config | DrafterConfig
+
+
+class Drafts(NamedTuple):
+  """What a network that only drafts is for.
+
+  Attributes:
+    kind: the drafter that it is for, by its name among `assembly`'s choices.
+    bind: `(target, config, width=)` to the network bound to a target, which
+      keeps what is read at the first `width` tokens of a call. `target` is that
+      of the target's family: None if it has none.
+  """
+
+  kind: str
+  bind: Callable[..., Bound]
 
 
 class Family(NamedTuple):
@@ -44,14 +63,11 @@ class Family(NamedTuple):
     stacks: the fields of `config` that count layers, the encoder's first, each
       with the branch of the parameters in which these layers lie, as
       `layers_0`, `layers_1` ...; `''` is the tree itself.
-    language_model: the functions that decoding calls; None for a network that
-      only drafts.
-    block_model: likewise, for `drafters.spec_drafter`.
-    with_heads: `(target config, config)` to the target and its heads, for
-      `drafters.blockwise_heads`.
-    with_features: `(target config, config, width=)` to a target that keeps its
-      features and the network that reads them, for `drafters.eagle`.
-    keeps_streams: whether `infer.recording` can keep its residual streams.
+    language_model: the functions that decoding calls; None for those of
+      `network`.
+    network: the network that `language_model` is made of; None for a model
+      that is made of none, whose streams cannot be kept.
+    drafts: what a network that only drafts is for; None for a whole model.
     has_encoder: whether prompts go to an encoder.
     starts: tokens that the decoder begins with, before any prompt.
     adds_special_tokens: whether prompts are encoded with the vocabulary's
@@ -70,10 +86,8 @@ class Family(NamedTuple):
   init_params: Callable[[Any, Array], Any]
   stacks: Mapping[str, str]
   language_model: Callable[[Any], LanguageModel] | None = None
-  block_model: Callable[[Any], BlockModel] | None = None
-  with_heads: Callable[[Any, Any], tuple[LanguageModel, HeadsFn]] | None = None
-  with_features: Callable[..., tuple[LanguageModel, EagleModel]] | None = None
-  keeps_streams: bool = False
+  network: Callable[[Any], Network] | None = None
+  drafts: Drafts | None = None
   has_encoder: Callable[[Any], bool] = lambda config: False
   starts: tuple[int, ...] = ()
   adds_special_tokens: Callable[[Any], bool] = lambda config: True
@@ -89,8 +103,7 @@ FAMILIES = (
     config=LlamaConfig,
     init_params=llama.init_params,
     stacks={'num_layers': ''},
-    language_model=llama.language_model,
-    keeps_streams=True,
+    network=llama.network,
     max_positions=lambda config: config.max_positions,
   ),
   Family(
@@ -98,7 +111,7 @@ FAMILIES = (
     config=T5Config,
     init_params=t5.init_params,
     stacks={'num_encoder_layers': 'encoder', 'num_decoder_layers': 'decoder'},
-    language_model=t5.language_model,
+    network=t5.network,
     has_encoder=lambda config: config.num_encoder_layers > 0,
     starts=(0,),
     adds_special_tokens=lambda config: config.num_encoder_layers > 0,
@@ -109,7 +122,7 @@ FAMILIES = (
     config=GemmaConfig,
     init_params=gemma.init_params,
     stacks={'num_layers': ''},
-    language_model=gemma.language_model,
+    network=gemma.network,
     max_positions=lambda config: config.max_positions,
   ),
   Family(
@@ -117,7 +130,7 @@ FAMILIES = (
     config=T5GemmaConfig,
     init_params=t5gemma.init_params,
     stacks={'num_encoder_layers': 'encoder', 'num_decoder_layers': 'decoder'},
-    language_model=t5gemma.language_model,
+    network=t5gemma.network,
     has_encoder=lambda config: True,
     starts=(2,),
     max_positions=lambda config: config.max_positions,
@@ -127,7 +140,7 @@ FAMILIES = (
     config=BlockDecoderConfig,
     init_params=block_decoder.init_params,
     stacks={'num_encoder_layers': 'encoder', 'num_decoder_layers': ''},
-    block_model=block_decoder.block_model,
+    drafts=Drafts('spec_drafter', block_decoder.bind),
     max_positions=lambda config: config.max_positions,
   ),
   Family(
@@ -135,7 +148,7 @@ FAMILIES = (
     config=BlockHeadsConfig,
     init_params=block_heads.init_params,
     stacks={},
-    with_heads=block_heads.with_heads,
+    drafts=Drafts('block_heads', block_heads.bind),
     has_vocabulary=False,
   ),
   Family(
@@ -143,7 +156,7 @@ FAMILIES = (
     config=EagleConfig,
     init_params=eagle.init_params,
     stacks={},
-    with_features=eagle.with_features,
+    drafts=Drafts('eagle', eagle.bind),
     has_vocabulary=False,
     check_params=eagle.check_params,
   ),
@@ -166,25 +179,39 @@ def has_encoder(config: Any) -> bool:
   return of(config).has_encoder(config)
 
 
-def only_drafts(config: Any) -> bool:
-  """Whether a network is no model by itself."""
-  return of(config).language_model is None
+def drafts_for(config: Any) -> str | None:
+  """The drafter that a network is for, by name; None for a whole model."""
+  drafts = of(config).drafts
+  return drafts and drafts.kind
 
 
 def language_model(config: Any) -> LanguageModel:
   """The functions that decoding calls; ValueError if a network only drafts."""
   family = of(config)
-  if family.language_model is None:
-    raise ValueError(f'a {family.name} only drafts: it is no language model')
-  return family.language_model(config)
+  if family.language_model is not None:
+    return family.language_model(config)
+  return networks.language_model(network(config))
 
 
-def block_model(config: Any) -> BlockModel:
-  """The functions of a Spec-Drafter; ValueError if the network is none."""
+def network(config: Any) -> Network:
+  """A model's network; ValueError if its family has none."""
   family = of(config)
-  if family.block_model is None:
-    raise ValueError(f'a {family.name} is no Spec-Drafter')
-  return family.block_model(config)
+  if family.network is None:
+    raise ValueError(f'a {family.name} only drafts: it is no language model')
+  return family.network(config)
+
+
+def bind(target: Any, config: Any, *, width: int) -> Bound:
+  """A network that only drafts for a target of these sizes, which keeps what
+  is read at the first `width` tokens of a call; ValueError if it does not fit.
+  """
+  family, drafts = of(target), of(config).drafts
+  if drafts is None:
+    raise ValueError(
+      f'a {of(config).name} is a whole model: it reads no target'
+    )
+  network = family.network and family.network(target)
+  return drafts.bind(network, config, width=width)
 
 
 def num_layers(config: Any) -> tuple[int, ...]:

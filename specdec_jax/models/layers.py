@@ -15,9 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import layout
 
-from specdec_jax import arrays
-from specdec_jax.base import Array, LanguageModel, Placement, Prompt
-from specdec_jax.models import kv_cache
+from specdec_jax.base import Array
 
 # Products accumulate in float32.
 _dot = functools.partial(jnp.tensordot, preferred_element_type=jnp.float32)
@@ -69,56 +67,14 @@ def applied(network: nn.Module) -> Callable[..., Any]:
   )
 
 
-def as_language_model(
-  network: nn.Module,
-  vocab_size: int,
-  *,
-  has_encoder: bool = False,
-  rewind: Callable[[Any, Array], Any] = kv_cache.rewind,
-  gather: Callable[[Any, Array, Array, int], Any] = kv_cache.gather_all,
-) -> LanguageModel:
-  """The functions that decoding calls, of a network with three methods.
+# Where networks offer their residual streams, and by which names.
+TAPS, TAP = 'intermediates', 'stream_{}'
 
-  Args:
-    network: `empty_cache(batch_size, capacity)`, with a third argument, int32
-      `[B, E]`, if it has an encoder; `extend(tokens, cache, placement)`, to the
-      last hidden states `[B, T, embed]` and the cache; and `project`, from such
-      states to logits.
-    vocab_size: V, the last axis of the logits.
-    has_encoder: whether prompts need encoder tokens; else they may have none.
-    rewind: of `base.LanguageModel`, for the network's cache, as `gather`.
-  """
-  apply = applied(network)
 
-  def init(params: Any, prompt: Prompt, max_len: int) -> Any:
-    if (prompt.encoder_tokens is None) == has_encoder:
-      raise ValueError(
-        'an encoder-decoder needs encoder tokens'
-        if has_encoder
-        else 'a decoder-only model takes no encoder tokens'
-      )
-    batch_size, prompt_len = prompt.decoder_tokens.shape
-    sizes = batch_size, max(max_len, prompt_len)
-    inputs = (prompt.encoder_tokens,) if has_encoder else ()
-    cache = apply(params, *sizes, *inputs, method='empty_cache')
-    if prompt_len > 1:
-      tokens = prompt.decoder_tokens[:, :-1]
-      _, cache = apply(params, tokens, cache, method='extend')
-    return rewind(cache, prompt.decoder_lengths - 1)
-
-  def extend(
-    params: Any,
-    tokens: Array,
-    cache: Any,
-    at: Array | None = None,
-    placement: Placement | None = None,
-  ) -> tuple[Array, Any]:
-    x, cache = apply(params, tokens, cache, placement, method='extend')
-    if at is not None:
-      x = arrays.read_block(x, at, 1)
-    return apply(params, x, method='project'), cache
-
-  return LanguageModel(init, extend, rewind, vocab_size, gather)
+def tap(module: nn.Module, layer: int, x: Array) -> None:
+  """Offers the stream that enters a layer, or leaves the last one, to
+  `models.taps`; nothing where nobody asks."""
+  module.sow(TAPS, TAP.format(layer), x)
 
 
 def parameter(

@@ -15,9 +15,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays
-from specdec_jax.base import Array, LanguageModel, Placement, Prompt
-from specdec_jax.drafters.eagle import FeatureCache, gather_features
+from specdec_jax.base import Array, Placement
 from specdec_jax.models import attention, kv_cache
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import (
@@ -26,9 +24,10 @@ from specdec_jax.models.layers import (
   Embed,
   Mlp,
   RMSNorm,
-  applied,
   projections,
+  tap,
 )
+from specdec_jax.models.networks import Network
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,37 +223,42 @@ class DecoderLayer(nn.Module):
     return x + h, keys, values
 
 
-# Where `Llama` sows the stream that enters a layer, or leaves the last one.
-_STREAMS, _STREAM = 'intermediates', 'stream_{}'
-
-
 class Llama(nn.Module):
-  """The decoder: `(tokens[B, T], cache) -> (logits[B, T, V], cache)`, or the
-  logits `[B, 1, V]` that follow the token `at[B]` of each row. Tokens are a run
-  of text unless a `placement` says otherwise."""
+  """The decoder; its methods are the steps of decoding."""
 
   config: LlamaConfig
 
-  @nn.compact
-  def __call__(
-    self,
-    tokens: Array,
-    cache: KVCache,
-    at: Array | None = None,
-    placement: Placement | None = None,
-  ) -> tuple[Array, KVCache]:
+  def setup(self):
     config = self.config
     sizes = config.vocab_size, config.embed_dim
-    embed = Embed(*sizes, config.dtype, name='token_embedder')
-    x = embed(tokens)
+    self.token_embedder = Embed(*sizes, config.dtype)
+    self.layers = [DecoderLayer(config) for _ in range(config.num_layers)]
+    self.decoder_norm = RMSNorm(config.norm_epsilon, config.dtype)
+    if not config.is_tied:
+      self.logits_dense = Dense(config.vocab_size)
+
+  def empty_cache(self, batch_size: int, capacity: int) -> KVCache:
+    """No tokens, with room for so many in each row."""
+    config = self.config
+    return kv_cache.init(
+      (batch_size, config.num_kv_heads, capacity, config.head_dim),
+      num_layers=config.num_layers,
+      dtype=config.dtype,
+    )
+
+  def extend(
+    self, tokens: Array, cache: KVCache, placement: Placement | None = None
+  ) -> tuple[Array, KVCache]:
+    """Appends int32 `[B, T]`, a run of text unless placed otherwise; the input
+    `[B, T, embed]` of `project`, and the cache."""
+    x = self.token_embedder(tokens)
     placement = attention.placed(
       cache.lengths, tokens.shape[1], cache.capacity, placement
     )
     keys, values = [], []
-    for i, window in enumerate(attention.layer_windows(config)):
-      self.sow(_STREAMS, _STREAM.format(i), x)
-      layer = DecoderLayer(config, name=f'layers_{i}')
-      x, layer_keys, layer_values = layer(
+    for i, window in enumerate(attention.layer_windows(self.config)):
+      tap(self, i, x)
+      x, layer_keys, layer_values = self.layers[i](
         x,
         cache.keys[i],
         cache.values[i],
@@ -263,136 +267,35 @@ class Llama(nn.Module):
       )
       keys.append(layer_keys)
       values.append(layer_values)
-    self.sow(_STREAMS, _STREAM.format(config.num_layers), x)
-    if at is not None:
-      x = arrays.read_block(x, at, 1)
-    x = RMSNorm(config.norm_epsilon, config.dtype, name='decoder_norm')(x)
-    if config.is_tied:
-      logits = embed.attend(x)
-    else:
-      logits = Dense(config.vocab_size, name='logits_dense')(x)
+    tap(self, self.config.num_layers, x)
     lengths = cache.lengths + tokens.shape[1]
-    cache = KVCache(keys=tuple(keys), values=tuple(values), lengths=lengths)
-    return logits, cache
+    return x, KVCache(keys=tuple(keys), values=tuple(values), lengths=lengths)
+
+  def project(self, x: Array) -> Array:
+    """What left the last layer, `[B, T, embed]`, to float32 logits `[B, T,
+    V]`."""
+    x = self.decoder_norm(x)
+    if self.config.is_tied:
+      return self.token_embedder.attend(x)
+    logits: Array = self.logits_dense(x)
+    return logits
+
+  def __call__(
+    self, tokens: Array, cache: KVCache | None = None
+  ) -> tuple[Array, KVCache]:
+    """Logits of what follows each of int32 `[B, T]`, and the cache; without
+    one, the tokens begin a text."""
+    x, cache = self.extend(tokens, cache or self.empty_cache(*tokens.shape))
+    return self.project(x), cache
 
 
 def init_params(config: LlamaConfig, rng_key: Array) -> Any:
   """Fresh float32 parameters."""
-  tokens = jnp.zeros((1, 1), jnp.int32)
-  cache = _empty_cache(config, 1, 1)
-  return Llama(config).init(rng_key, tokens, cache)['params']
+  return Llama(config).init(rng_key, jnp.zeros((1, 1), jnp.int32))['params']
 
 
-def _empty_cache(
-  config: LlamaConfig, batch_size: int, capacity: int
-) -> KVCache:
-  shape = batch_size, config.num_kv_heads, capacity, config.head_dim
-  return kv_cache.init(shape, num_layers=config.num_layers, dtype=config.dtype)
-
-
-def language_model(config: LlamaConfig) -> LanguageModel:
+def network(config: LlamaConfig) -> Network:
   """A Llama-type decoder; its params are `{'token_embedder': ..., ...}`."""
-  extend = applied(Llama(config))
-
-  def init(params, prompt: Prompt, max_len: int) -> KVCache:
-    cache, tokens = _before_prompt(config, prompt, max_len)
-    if tokens.shape[1]:
-      # The logits of the prompt are never read, so the compiler drops them.
-      _, cache = extend(params, tokens, cache)
-    return kv_cache.rewind(cache, prompt.decoder_lengths - 1)
-
-  return LanguageModel(
-    init, extend, kv_cache.rewind, config.vocab_size, kv_cache.gather_all
+  return Network(
+    module=Llama(config), config=config, num_layers=config.num_layers
   )
-
-
-def with_features(
-  config: LlamaConfig, layers: tuple[int, ...], *, width: int
-) -> LanguageModel:
-  """The same decoder, whose cache is a `FeatureCache`: it keeps the features of
-  `width` tokens, and those of the prompt.
-
-  Features are the residual streams that enter `layers`, one beside the other;
-  the number of layers stands for what leaves the last one. Those of tokens with
-  a placement are all kept, until `gather` leaves `width` of them.
-  """
-  apply = with_streams(config, layers)
-
-  def init(params, prompt: Prompt, max_len: int) -> FeatureCache:
-    cache, tokens = _before_prompt(config, prompt, max_len)
-    num_rows, num_tokens = tokens.shape
-    features = jnp.zeros(
-      (num_rows, max(num_tokens, 1), len(layers) * config.embed_dim),
-      config.dtype,
-    )
-    if num_tokens:
-      _, cache, features = apply(params, tokens, cache)
-    last = prompt.decoder_lengths - 2
-    kept = arrays.read_block(features, last, width)
-    has_any = (last >= 0)[:, None, None]
-    return FeatureCache(
-      target=kv_cache.rewind(cache, last + 1),
-      features=jnp.where(has_any, kept, jnp.zeros_like(kept)),
-      starts=last.astype(jnp.int32),
-      prompt=features,
-    )
-
-  def extend(
-    params,
-    tokens: Array,
-    cache: FeatureCache,
-    at: Array | None = None,
-    placement: Placement | None = None,
-  ) -> tuple[Array, FeatureCache]:
-    logits, target, features = apply(
-      params, tokens, cache.target, at, placement
-    )
-    if placement is None:
-      features = features[:, :width]
-      missing = width - features.shape[1]
-      features = jnp.pad(features, ((0, 0), (0, missing), (0, 0)))
-    return logits, dataclasses.replace(
-      cache, target=target, features=features, starts=cache.lengths
-    )
-
-  def rewind(cache: FeatureCache, lengths: Array) -> FeatureCache:
-    target = kv_cache.rewind(cache.target, lengths)
-    return dataclasses.replace(cache, target=target)
-
-  def gather(
-    cache: FeatureCache, starts: Array, offsets: Array, span: int
-  ) -> FeatureCache:
-    cache = gather_features(cache, starts, offsets, width=width)
-    target = kv_cache.gather_all(cache.target, starts, offsets, span)
-    return dataclasses.replace(cache, target=target)
-
-  return LanguageModel(init, extend, rewind, config.vocab_size, gather)
-
-
-def with_streams(
-  config: LlamaConfig, layers: tuple[int, ...]
-) -> Callable[..., tuple[Array, KVCache, Array]]:
-  """`Llama` as a function `(params, tokens, cache, at=None, placement=None) ->
-  (logits, cache, features[B, T, k * embed])`, with the features of
-  `with_features`."""
-  network = Llama(config)
-
-  def apply(params, *args: Any):
-    (logits, cache), sown = network.apply(
-      {'params': params}, *args, mutable=_STREAMS
-    )
-    streams = [sown[_STREAMS][_STREAM.format(i)][0] for i in layers]
-    return logits, cache, jnp.concatenate(streams, axis=-1)
-
-  return apply
-
-
-def _before_prompt(
-  config: LlamaConfig, prompt: Prompt, max_len: int
-) -> tuple[KVCache, Array]:
-  """An empty cache, and the tokens to prefill: all but each prompt's last."""
-  if prompt.encoder_tokens is not None:
-    raise ValueError('a decoder-only model takes no encoder tokens')
-  batch_size, prompt_len = prompt.decoder_tokens.shape
-  cache = _empty_cache(config, batch_size, max(max_len, prompt_len))
-  return cache, prompt.decoder_tokens[:, :-1]

@@ -15,10 +15,11 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from specdec_jax import base
-from specdec_jax.base import Array, LanguageModel, Placement
+from specdec_jax.base import Array, Placement
 from specdec_jax.models import attention, kv_cache, layers, t5_layers
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import Dropout, Embed, RMSNorm
+from specdec_jax.models.networks import Network
 from specdec_jax.models.t5_layers import RelativePositionBias, T5Config
 from specdec_jax.sharding import rules
 
@@ -131,6 +132,7 @@ class Decoder(nn.Module):
     x = self.dropout(x, is_training=is_training)
     keys, values = [], []
     for i, (layer, cross) in enumerate(zip(self.layers, crosses, strict=True)):
+      layers.tap(self, i, x)
       x, layer_keys, layer_values = layer(
         x,
         None if past is None else (past.keys[i], past.values[i], past.lengths),
@@ -141,6 +143,7 @@ class Decoder(nn.Module):
       )
       keys.append(layer_keys)
       values.append(layer_values)
+    layers.tap(self, len(self.layers), x)
     x = self.dropout(self.decoder_norm(x), is_training=is_training)
     return x, keys, values
 
@@ -274,18 +277,32 @@ def init_params(config: T5Config, rng_key: Array) -> Any:
   return T5(config).init(rng_key, encoder_tokens, tokens)['params']
 
 
-def language_model(config: T5Config) -> LanguageModel:
+def network(config: T5Config) -> Network:
   """A T5, with or without an encoder; its params are T5X's tree.
 
   The encoder's padding is id 0. A decoder-only model takes its whole prompt as
   decoder tokens, an encoder-decoder its start token (0 in T5).
   """
-  return layers.as_language_model(
+  has_encoder = config.num_encoder_layers > 0
+  # An encoder's embeddings are the decoder's, too.
+  branch = () if has_encoder else ('decoder',)
+  return encoder_decoder(
     T5(config),
-    config.vocab_size,
-    has_encoder=config.num_encoder_layers > 0,
+    config,
+    has_encoder=has_encoder,
+    embedder=(*branch, 'token_embedder'),
+  )
+
+
+def encoder_decoder(module: nn.Module, config: Any, **options: Any) -> Network:
+  """A network with a `T5Cache`; `options` are fields of `Network`."""
+  return Network(
+    module=module,
+    config=config,
+    num_layers=config.num_decoder_layers,
     rewind=rewind,
     gather=gather,
+    **{'has_encoder': True} | options,
   )
 
 

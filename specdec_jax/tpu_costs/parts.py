@@ -113,23 +113,19 @@ def pair_shapes(
 ) -> tuple[Shapes, Drafts]:
   """Target and drafter: a draft model, or one that reads features. It drafts
   `max_gamma` tokens, or a `tree` of its likeliest."""
-  with_features = families.of(workload.draft).with_features
   own, mesh = _placed_params(workload, workload.draft, notes)
   args = workload, workload.target, notes
   model: Any
-  if with_features is None:
+  if families.drafts_for(workload.draft) is None:
     target, params = model_shapes(*args), own
     model = families.with_logits_of(
       families.language_model(workload.draft), workload.target.vocab_size
     )
   else:
     depth = max_gamma if tree is None else trees.depth(tree)
-    keeping, network = with_features(
-      workload.target, workload.draft, width=depth + 1
-    )
-    target, model = model_shapes(*args, keeping), drafters.eagle(network)
-    embedder = target.params['token_embedder']
-    params = {'eagle': own, 'token_embedder': embedder}
+    bound = families.bind(workload.target, workload.draft, width=depth + 1)
+    target = model_shapes(*args, bound.target)
+    model, params = drafters.eagle(bound.model), bound.join(target.params, own)
   made: dict[str, Any] = {'logits_to_probs': _TO_PROBS}
   if tree is None:
     drafter = drafters.autoregressive(model, gamma=max_gamma, **made)

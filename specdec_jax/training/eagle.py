@@ -55,9 +55,14 @@ def read_head(target: str, dtype: Any) -> tuple[LlamaConfig, TargetHead]:
 def read_target(target: str, dtype: Any) -> tuple[LlamaConfig, Any]:
   """Sizes and params of a Llama-type target; as `read_head`."""
   config, params = loading.read(loading.locate(target), dtype=jnp.dtype(dtype))
+  check_target(target, config)
+  return config, params
+
+
+def check_target(target: str, config: Any) -> None:
+  """Raises ValueError unless the target so called has a `TargetHead`."""
   if not isinstance(config, LlamaConfig):
     raise ValueError(f'{target} is no Llama-type decoder')
-  return config, params
 
 
 def head_of(config: LlamaConfig, params: Any) -> TargetHead:

@@ -15,7 +15,7 @@ import numpy as np
 from specdec_jax import drafters, logits
 from specdec_jax.base import Drafter, Params, Tree
 from specdec_jax.data import ngram_counts
-from specdec_jax.models import families
+from specdec_jax.models import block_decoder
 from tests import toy, toy_block, toy_eagle
 
 VOCAB_SIZE = 5
@@ -88,7 +88,7 @@ def _adaptive(**options):
 def _spec_drafter(gamma: int) -> Drafter:
   """The same source for every row, since the contract's prompts have none."""
   drafter = drafters.spec_drafter(
-    families.block_model(BLOCK_CONFIG), gamma=gamma
+    block_decoder.block_model(BLOCK_CONFIG), gamma=gamma
   )
 
   def init(params, prompt, max_len: int):

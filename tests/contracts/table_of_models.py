@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.models import families
 from tests import toy, toy_gemma, toy_t5
 
 VOCAB_SIZE = 7
@@ -15,80 +16,60 @@ PREFIXES = [[1, 2, 3, 1, 2], [2], [4, 4], [0, 3, 0, 3, 0, 3], [1, 0, 2, 1]]
 # What an encoder reads beside each of them.
 ENCODER_ROWS = [[5, 1], [3, 3, 6, 2, 1], [1], [4, 2, 1], [6, 5, 4, 3, 2, 1]]
 ENCODER_WIDTH = 8
-GEMMAS = {
-  'Gemma 2': toy_gemma.gemma_2(VOCAB_SIZE),
-  'Gemma 3': toy_gemma.decoder(VOCAB_SIZE),
-  'T5Gemma': toy_gemma.encoder_decoder(VOCAB_SIZE),
-}
-T5_SIZES = {
-  'T5 1.1': {'num_layers': 2},
-  'T5 1.0': {'mlp_activations': ('relu',), 'is_tied': True},
-  'T5, decoder only': {'num_encoder_layers': 0},
-  'T5, scalable': {'num_layers': 2, 'has_layer_relpos': True},
-}
-ROWS = (
-  {
-    'toy': (
-      toy.toy(VOCAB_SIZE),
-      lambda: toy.toy_params(VOCAB_SIZE, seed=3),
+# Sizes and parameters of every network.
+NETWORKS = {
+  name: (
+    toy.llama_config(VOCAB_SIZE, **sizes),
+    functools.partial(
+      toy.llama_params, toy.llama_config(VOCAB_SIZE, **sizes), seed=seed
     ),
-    'llama': (
-      toy.llama(VOCAB_SIZE),
-      lambda: toy.llama_params(toy.llama_config(VOCAB_SIZE), seed=4),
-    ),
-    'llama, one head, tied, biased': (
-      toy.llama(
-        VOCAB_SIZE,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        is_tied=True,
-        has_attention_bias=True,
-      ),
-      lambda: _tied_params(),
-    ),
-    'llama, later': (
-      toy.llama(VOCAB_SIZE, **toy.LATER_LLAMA),
-      lambda: toy.llama_params(
-        toy.llama_config(VOCAB_SIZE, **toy.LATER_LLAMA), seed=8
-      ),
-    ),
-    'llama, a window': (
-      toy.llama(VOCAB_SIZE, windows=(3,)),
-      lambda: toy.llama_params(toy.llama_config(VOCAB_SIZE), seed=4),
-    ),
-  }
-  | {
-    name: (
-      toy_t5.model(VOCAB_SIZE, **sizes),
-      functools.partial(
-        toy_t5.params, toy_t5.config(VOCAB_SIZE, **sizes), seed=7
-      ),
-    )
-    for name, sizes in T5_SIZES.items()
-  }
-  | {
-    name: (
-      toy_gemma.model(config),
-      functools.partial(toy_gemma.params, config, seed=8),
-    )
-    for name, config in GEMMAS.items()
-  }
-)
-HAS_ENCODER = {'T5 1.1', 'T5 1.0', 'T5, scalable', 'T5Gemma'}
-
-
-def _tied_params():
-  config = toy.llama_config(
-    VOCAB_SIZE,
-    num_layers=1,
-    num_heads=1,
-    num_kv_heads=1,
-    has_attention_bias=True,
   )
-  params = toy.llama_params(config, seed=5)
-  del params['logits_dense']
-  return toy.perturb(params, seed=6, scale=0.3)
+  for name, sizes, seed in (
+    ('llama', {}, 4),
+    ('llama, later', toy.LATER_LLAMA, 8),
+    ('llama, a window', {'windows': (3,)}, 4),
+  )
+}
+_ONE_HEAD = toy.llama_config(
+  VOCAB_SIZE,
+  num_layers=1,
+  num_heads=1,
+  num_kv_heads=1,
+  is_tied=True,
+  has_attention_bias=True,
+)
+NETWORKS['llama, one head, tied, biased'] = (
+  _ONE_HEAD,
+  lambda: toy.perturb(toy.llama_params(_ONE_HEAD, seed=5), seed=6, scale=0.3),
+)
+NETWORKS |= {
+  name: (config, functools.partial(toy_t5.params, config, seed=7))
+  for name, config in {
+    'T5 1.1': toy_t5.config(VOCAB_SIZE, num_layers=2),
+    'T5 1.0': toy_t5.config(
+      VOCAB_SIZE, mlp_activations=('relu',), is_tied=True
+    ),
+    'T5, decoder only': toy_t5.config(VOCAB_SIZE, num_encoder_layers=0),
+    'T5, scalable': toy_t5.config(
+      VOCAB_SIZE, num_layers=2, has_layer_relpos=True
+    ),
+  }.items()
+}
+NETWORKS |= {
+  name: (config, functools.partial(toy_gemma.params, config, seed=8))
+  for name, config in {
+    'Gemma 2': toy_gemma.gemma_2(VOCAB_SIZE),
+    'Gemma 3': toy_gemma.decoder(VOCAB_SIZE),
+    'T5Gemma': toy_gemma.encoder_decoder(VOCAB_SIZE),
+  }.items()
+}
+ROWS = {
+  'toy': (toy.toy(VOCAB_SIZE), lambda: toy.toy_params(VOCAB_SIZE, seed=3))
+} | {
+  name: (families.language_model(config), make_params)
+  for name, (config, make_params) in NETWORKS.items()
+}
+HAS_ENCODER = {'T5 1.1', 'T5 1.0', 'T5, scalable', 'T5Gemma'}
 
 
 @functools.cache

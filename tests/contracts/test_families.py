@@ -18,7 +18,7 @@ import pytest
 
 from specdec_jax.base import Array, Prompt
 from specdec_jax.checkpoints import loading, model_file, safetensors_model
-from specdec_jax.models import families, llama, presets
+from specdec_jax.models import families, presets
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.models.eagle import EagleConfig
 from specdec_jax.models.families import Family
@@ -81,7 +81,7 @@ def _init_table(config: TableConfig, rng_key: Array):
 
 def _table_model(config: TableConfig):
   """The cache is the lengths, in the smallest Llama's."""
-  plain = llama.language_model(toy.llama_config(config.vocab_size))
+  plain = toy.llama(config.vocab_size)
 
   def init(params, prompt: Prompt, max_len: int):
     del params, max_len
@@ -246,8 +246,10 @@ def test_layers_are_told_stack_by_stack():
 def test_what_only_drafts_is_no_language_model():
   with pytest.raises(ValueError, match='block_heads only'):
     families.language_model(CONFIGS['block_heads'])
-  with pytest.raises(ValueError, match=r't5.*Spec-Drafter'):
-    families.block_model(CONFIGS['t5'])
+  with pytest.raises(ValueError, match='whole model'):
+    families.bind(CONFIGS['llama'], CONFIGS['t5'], width=2)
+  with pytest.raises(ValueError, match='no streams'):
+    families.bind(CONFIGS['eagle'], CONFIGS['eagle'], width=2)
   with pytest.raises(ValueError, match='TableConfig'):
     families.of(TableConfig(vocab_size=4))
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from specdec_jax import base, trees
-from specdec_jax.drafters.eagle import FeatureCache
-from specdec_jax.infer import recording
+from specdec_jax.drafters.features import FeatureCache
 from specdec_jax.integrations.t5x import decoding
-from specdec_jax.models import families, kv_cache, llama
+from specdec_jax.models import families, kv_cache, taps
 from specdec_jax.sharding import mesh as mesh_lib
 from tests import broken, toy, toy_eagle
 from tests.contracts.table_of_models import (
@@ -213,8 +212,8 @@ def features_of(cache, row: int, begin: int, end: int) -> np.ndarray:
 @pytest.mark.parametrize(
   'model',
   [
-    llama.with_features(LLAMA, (1, 3), width=DEPTH + 1),
-    recording.recording(LLAMA, (1, 3)),
+    taps.last_call(families.network(LLAMA), (1, 3), width=DEPTH + 1),
+    taps.all_positions(families.network(LLAMA), (1, 3)),
   ],
   ids=['features', 'streams'],
 )

@@ -180,7 +180,7 @@ def test_unrolled_steps_are_those_of_drafting():
   found = unrolled(params)
 
   target = LlamaConfig(num_layers=2, **SIZES)
-  _, model = network.with_features(target, CONFIG, width=STEPS)
+  model = families.bind(target, CONFIG, width=STEPS).model
   weights = {'eagle': params, 'token_embedder': {'embedding': embedding}}
 
   @jax.jit

@@ -33,7 +33,7 @@ class BlockHeads:
     return lengths.of(gamma=self.gamma, tried=sorted(tried - {0, -1}))
 
   def _config(self) -> BlockHeadsConfig:
-    return models.read_drafter_config(self.model, 'with_heads', 'set of heads')
+    return models.read_drafter_config(self.model, 'block_heads')
 
   def make(self, target: Target, length: Length) -> Drafting:
     config, gamma = self._config(), lengths.fixed(length)
@@ -42,18 +42,11 @@ class BlockHeads:
         f'gamma {gamma} is more than the {config.gamma} heads of '
         f'{self.model.checkpoint}'
       )
-    with_heads = families.of(config).with_heads
-    assert with_heads is not None
-    model, heads = with_heads(target.config, config)
-
-    def first_heads(params, cache, lengths):
-      logits, is_ready = heads(params, cache, lengths)
-      return logits[:, :gamma], is_ready
-
+    bound = families.bind(target.config, config, width=gamma + 1)
     return Drafting(
-      drafter=drafters.blockwise_heads(first_heads, gamma=gamma),
+      drafter=drafters.blockwise_heads(bound.model, gamma=gamma),
       model=self.model,
       config=config,
-      target=model,
-      join=lambda target, own: {'heads': own, 'target': target},
+      target=bound.target,
+      join=bound.join,
     )

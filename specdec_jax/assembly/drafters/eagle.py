@@ -54,27 +54,19 @@ class Eagle:
     )
 
   def make(self, target: Target, length: Length) -> Drafting:
-    config = models.read_drafter_config(
-      self.model, 'with_features', 'EAGLE-3 drafter'
-    )
+    config = models.read_drafter_config(self.model, 'eagle')
     models.check_head(self.model, config, target.config, target.vocabulary)
-    with_features = families.of(config).with_features
-    assert with_features is not None
     width = lengths.depth(length) + 1
-    keeping, network = with_features(target.config, config, width=width)
+    bound = families.bind(target.config, config, width=width)
     first = None
     if self.lookup and not isinstance(length, Tree):
       first = drafters.prompt_lookup(gamma=lengths.depth(length))
     return Drafting(
       drafter=one_by_one.drafter(
-        drafters.eagle(network), target, length, first=first
+        drafters.eagle(bound.model), target, length, first=first
       ),
       model=self.model,
       config=config,
-      target=keeping,
-      join=lambda target, own: {
-        'eagle': own,
-        # The target's, unless it has its own.
-        'token_embedder': (target | own)['token_embedder'],
-      },
+      target=bound.target,
+      join=bound.join,
     )

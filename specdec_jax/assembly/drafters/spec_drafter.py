@@ -28,17 +28,16 @@ class SpecDrafter:
     return lengths.of(gamma=self.gamma, tried=(5, 11, 23))
 
   def make(self, target: Target, length: Length) -> Drafting:
-    config = models.read_drafter_config(
-      self.model, 'block_model', 'Spec-Drafter'
-    )
+    config = models.read_drafter_config(self.model, 'spec_drafter')
+    gamma = lengths.fixed(length)
     if config.vocab_size != target.config.vocab_size:
       raise ValueError(
         f'the target has {target.config.vocab_size} logits, the Spec-Drafter '
         f'{config.vocab_size}'
       )
     drafter = drafters.spec_drafter(
-      families.block_model(config),
-      gamma=lengths.fixed(length),
+      families.bind(target.config, config, width=gamma + 1).model,
+      gamma=gamma,
       vocab_size=target.vocab_size,
     )
     return Drafting(drafter=drafter, model=self.model, config=config)

@@ -11,12 +11,13 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from specdec_jax.base import Array, LanguageModel, Placement
+from specdec_jax.base import Array, Placement
 from specdec_jax.models import attention, kv_cache
 from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.layers import Cross, GemmaConfig
 from specdec_jax.models.kv_cache import KVCache
-from specdec_jax.models.layers import as_language_model
+from specdec_jax.models.layers import tap
+from specdec_jax.models.networks import Network
 from specdec_jax.sharding import rules
 
 
@@ -53,6 +54,7 @@ class Decoder(nn.Module):
     x = layers.scaled(self.config, self.token_embedder(tokens))
     keys, values = [], []
     for i, layer in enumerate(self.layers):
+      tap(self, i, x)
       x, layer_keys, layer_values = layer(
         x,
         (past.keys[i], past.values[i], past.lengths),
@@ -62,6 +64,7 @@ class Decoder(nn.Module):
       )
       keys.append(layer_keys)
       values.append(layer_values)
+    tap(self, self.config.num_layers, x)
     lengths = past.lengths + num_tokens
     cache = KVCache(keys=tuple(keys), values=tuple(values), lengths=lengths)
     return self.decoder_norm(x), cache
@@ -93,6 +96,8 @@ def init_params(config: GemmaConfig, rng_key: Array) -> Any:
   return Decoder(config).init(rng_key, jnp.zeros((1, 1), jnp.int32))['params']
 
 
-def language_model(config: GemmaConfig) -> LanguageModel:
+def network(config: GemmaConfig) -> Network:
   """A Gemma 2 or 3; its params are `{'token_embedder': ..., ...}`."""
-  return as_language_model(Decoder(config), config.vocab_size)
+  return Network(
+    module=Decoder(config), config=config, num_layers=config.num_layers
+  )

@@ -11,13 +11,13 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from specdec_jax.base import Array, LanguageModel, Placement
-from specdec_jax.models import attention
+from specdec_jax.base import Array, Placement
+from specdec_jax.models import attention, t5
 from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.decoder import Decoder
 from specdec_jax.models.gemma.layers import GemmaConfig
-from specdec_jax.models.layers import as_language_model
-from specdec_jax.models.t5 import T5Cache, crossed, gather, rewind
+from specdec_jax.models.networks import Network
+from specdec_jax.models.t5 import T5Cache, crossed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,15 +149,11 @@ def init_params(config: T5GemmaConfig, rng_key: Array) -> Any:
   return T5Gemma(config).init(rng_key, tokens, tokens)['params']
 
 
-def language_model(config: T5GemmaConfig) -> LanguageModel:
+def network(config: T5GemmaConfig) -> Network:
   """A T5Gemma; its params are `{'encoder': ..., 'decoder': ...}`.
 
   The encoder's padding is id 0; the decoder begins with the start of text, 2.
   """
-  return as_language_model(
-    T5Gemma(config),
-    config.vocab_size,
-    has_encoder=True,
-    rewind=rewind,
-    gather=gather,
+  return t5.encoder_decoder(
+    T5Gemma(config), config, embedder=('decoder', 'token_embedder')
   )

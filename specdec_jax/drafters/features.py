@@ -1,0 +1,58 @@
+"""What a target's last call leaves in its cache for drafters that read it."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from specdec_jax import arrays, base
+from specdec_jax.base import Array
+
+
+@base.value
+class FeatureCache:
+  """A target's cache, and the features of its last call.
+
+  Attributes:
+    target: the target's own.
+    features: `[B, W, F]`, those of the call's first W tokens; of all of its
+      tokens if these were placed, until `gather` leaves W of them.
+    starts: int32 `[B]`, the position of the first of them. After the prefill it
+      is that of the last token that was read, -1 if there was none.
+    prompt: `[B, P-1, F]`, those of all tokens of the prefill; None once the
+      drafter has read them.
+  """
+
+  target: Any
+  features: Array
+  starts: Array
+  prompt: Array | None
+
+  @property
+  def lengths(self) -> Array:
+    lengths: Array = self.target.lengths
+    return lengths
+
+  @property
+  def capacity(self) -> int:
+    capacity: int = self.target.capacity
+    return capacity
+
+
+def gather(
+  cache: FeatureCache, starts: Array, offsets: Array, *, width: int
+) -> FeatureCache:
+  """Returns the cache with the features of the W entries from `cache.starts`
+  on, in the order in which `LanguageModel.gather` leaves the entries.
+
+  With the root's features at entry 7, so that `starts` is 8, and a path whose
+  `offsets` are `[1, 4]`, features 0, 2 and 5 become those of entries 7, 8, 9.
+  """
+  first = starts - cache.starts
+  kept = arrays.block_positions(jnp.zeros_like(starts), width)
+  num_moved = jnp.full_like(starts, offsets.shape[1])
+  sources = arrays.write_block(kept, first[:, None] + offsets, first, num_moved)
+  features = jnp.take_along_axis(
+    cache.features, sources[..., None], axis=1, mode='clip'
+  )
+  return dataclasses.replace(cache, features=features)

@@ -1,0 +1,117 @@
+"""Networks as the functions that decoding calls."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+
+from specdec_jax import arrays
+from specdec_jax.base import Array, LanguageModel, Placement, Prompt
+from specdec_jax.models import kv_cache
+from specdec_jax.models.layers import applied
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Network:
+  """A network of decoder layers, with what decoding needs to know of it.
+
+  Attributes:
+    module: a network with three methods: `empty_cache(batch_size, capacity)`,
+      with a third argument, int32 `[B, E]`, if it has an encoder;
+      `extend(tokens, cache, placement)`, to the last hidden states `[B, T,
+      embed]` and the cache; and `project`, from such states to logits. If
+      `extend` calls `layers.tap`, its streams can be kept (`models.taps`).
+    config: its sizes, of which `vocab_size`, `embed_dim` and `dtype` are read.
+    num_layers: of the decoder.
+    has_encoder: whether prompts need encoder tokens; else they may have none.
+    embedder: where the decoder's token embeddings lie among the parameters.
+    rewind: of `base.LanguageModel`, for the network's cache, as `gather`.
+  """
+
+  module: nn.Module
+  config: Any
+  num_layers: int
+  has_encoder: bool = False
+  embedder: tuple[str, ...] = ('token_embedder',)
+  rewind: Callable[[Any, Array], Any] = kv_cache.rewind
+  gather: Callable[[Any, Array, Array, int], Any] = kv_cache.gather_all
+
+  def token_embedder(self, params: Any) -> Any:
+    """The parameters of the decoder's token embeddings."""
+    for name in self.embedder:
+      params = params[name]
+    return params
+
+  def before_prompt(
+    self, params: Any, prompt: Prompt, max_len: int
+  ) -> tuple[Any, Array]:
+    """An empty cache with room for `max_len` positions, after the encoder, and
+    the tokens to prefill: all but each prompt's last. ValueError if the prompt
+    is for another kind of network."""
+    if (prompt.encoder_tokens is None) == self.has_encoder:
+      raise ValueError(
+        'an encoder-decoder needs encoder tokens'
+        if self.has_encoder
+        else 'a decoder-only model takes no encoder tokens'
+      )
+    batch_size, prompt_len = prompt.decoder_tokens.shape
+    inputs = (prompt.encoder_tokens,) if self.has_encoder else ()
+    sizes = batch_size, max(max_len, prompt_len)
+    cache = applied(self.module)(params, *sizes, *inputs, method='empty_cache')
+    return cache, prompt.decoder_tokens[:, :-1]
+
+  def project(self, params: Any, x: Array, at: Array | None = None) -> Array:
+    """Logits of hidden states `[B, T, embed]`, or of those at `at[B]`."""
+    if at is not None:
+      x = arrays.read_block(x, at, 1)
+    logits: Array = applied(self.module)(params, x, method='project')
+    return logits
+
+
+def tapped(network: Network | None) -> Network:
+  """A target's network, whose streams a drafter reads; ValueError for None, of
+  a family without one."""
+  if network is None:
+    raise ValueError('the target keeps no streams that a drafter could read')
+  return network
+
+
+class Bound(NamedTuple):
+  """A network that only drafts, bound to the target that it drafts for.
+
+  Attributes:
+    model: what its drafter takes, such as `drafters.eagle.EagleModel`.
+    target: the target's functions, where the network reads more of it than
+      tokens; None for the usual ones.
+    join: from the target's params and its own to the drafter's params.
+  """
+
+  model: Any
+  target: LanguageModel | None = None
+  join: Callable[[Any, Any], Any] = lambda target, own: own
+
+
+def language_model(network: Network) -> LanguageModel:
+  """The functions that decoding calls."""
+  apply = applied(network.module)
+
+  def init(params: Any, prompt: Prompt, max_len: int) -> Any:
+    cache, tokens = network.before_prompt(params, prompt, max_len)
+    if tokens.shape[1]:
+      _, cache = apply(params, tokens, cache, method='extend')
+    return network.rewind(cache, prompt.decoder_lengths - 1)
+
+  def extend(
+    params: Any,
+    tokens: Array,
+    cache: Any,
+    at: Array | None = None,
+    placement: Placement | None = None,
+  ) -> tuple[Array, Any]:
+    x, cache = apply(params, tokens, cache, placement, method='extend')
+    return network.project(params, x, at), cache
+
+  return LanguageModel(
+    init, extend, network.rewind, network.config.vocab_size, network.gather
+  )
