@@ -179,6 +179,11 @@ def has_encoder(config: Any) -> bool:
   return of(config).has_encoder(config)
 
 
+def only_drafts(config: Any) -> bool:
+  """Whether a network is no model by itself."""
+  return of(config).drafts is not None
+
+
 def drafts_for(config: Any) -> str | None:
   """The drafter that a network is for, by name; None for a whole model."""
   drafts = of(config).drafts

@@ -249,22 +249,23 @@ EAGLES = {
 }
 
 
-def eagle(name: str, target: Any, *, dtype: jnp.dtype) -> EagleConfig:
-  """The sizes of one of `EAGLES` for a target of the Llama type, with that
-  dtype of activations and cache; ValueError if there is none of the name."""
+def eagle(name: str, target: Config, *, dtype: jnp.dtype) -> EagleConfig:
+  """The sizes of one of `EAGLES` for a target, with that dtype of activations
+  and cache; ValueError if there is none of the name."""
   if name not in EAGLES:
     raise ValueError(
       f'no EAGLE-3 sizes are called {name!r}; there are {", ".join(EAGLES)}'
     )
-  if not isinstance(target, LlamaConfig):
-    raise ValueError(f'{name} is for a decoder-only target of the Llama type')
-  names = {field.name for field in dataclasses.fields(EagleConfig)}
-  shared = names & {field.name for field in dataclasses.fields(target)}
-  sizes = {field: getattr(target, field) for field in shared} | {
+  fields = {field.name for field in dataclasses.fields(EagleConfig)}
+  sizes: dict[str, Any] = {
+    field: value for field, value in vars(target).items() if field in fields
+  }
+  own = {
     'target_embed_dim': target.embed_dim,
     'draft_vocab_size': min(EAGLES[name], target.vocab_size),
     'fc_norm': True,
     'norm_before_next': True,
     'dtype': dtype,
   }
-  return EagleConfig(**sizes)
+  # A T5 has no number of key-value heads: every head has its own.
+  return EagleConfig(**{'num_kv_heads': target.num_heads} | sizes | own)
