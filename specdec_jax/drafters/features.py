@@ -39,6 +39,16 @@ class FeatureCache:
     return capacity
 
 
+def of_last_read(cache: FeatureCache, lengths: Array) -> tuple[Array, Array]:
+  """Features `[B, F]` of the token before the pending one, the last that the
+  target read, and whether they are there, bool `[B]`; `lengths` are those of
+  the context."""
+  offsets = lengths - 2 - cache.starts
+  is_within = (offsets >= 0) & (offsets < cache.features.shape[1])
+  found = arrays.read_block(cache.features, offsets, 1)[:, 0]
+  return found, (cache.starts >= 0) & is_within
+
+
 def gather(
   cache: FeatureCache, starts: Array, offsets: Array, *, width: int
 ) -> FeatureCache:

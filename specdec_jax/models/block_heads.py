@@ -9,8 +9,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays
 from specdec_jax.base import Array, Prompt
+from specdec_jax.drafters import features
 from specdec_jax.drafters.features import FeatureCache
 from specdec_jax.models import networks, taps
 from specdec_jax.models.layers import applied
@@ -93,11 +93,8 @@ def bind(
   def heads(
     params: Any, cache: FeatureCache, lengths: Array
   ) -> tuple[Array, Array]:
-    # The last token was not fed yet. The one before it was, and the target's
-    # own head made the last token of it.
-    offsets = lengths - 2 - cache.starts
-    is_ready = (cache.starts >= 0) & (offsets >= 0) & (offsets < width)
-    x = arrays.read_block(cache.features, offsets, 1)[:, 0]
+    # The target's own head made the pending token of the same features.
+    x, is_ready = features.of_last_read(cache, lengths)
     ahead = applied(BlockHeads(config))(params['heads'], x)
     logits = target.project(params['target'], ahead)
     return logits[:, : width - 1], is_ready

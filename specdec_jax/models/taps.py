@@ -45,52 +45,36 @@ def last_call(
   tokens with a placement are all kept, until `gather` leaves `width` of them.
   Raises ValueError for a layer that is not there.
   """
-  run = _with_streams(network, chosen)
 
-  def init(params: Any, prompt: Prompt, max_len: int) -> FeatureCache:
-    cache, tokens = network.before_prompt(params, prompt, max_len)
-    if tokens.shape[1]:
-      _, cache, streams = run(params, tokens, cache)
-    else:
-      streams = _empty(network, chosen, len(tokens), 1)
-    last = prompt.decoder_lengths - 2
+  def begin(target: Any, streams: Array, lengths: Array) -> FeatureCache:
+    last = lengths - 1
+    if not streams.shape[1]:
+      streams = jnp.pad(streams, ((0, 0), (0, 1), (0, 0)))
     kept = arrays.read_block(streams, last, width)
     has_any = (last >= 0)[:, None, None]
     return FeatureCache(
-      target=network.rewind(cache, last + 1),
+      target=target,
       features=jnp.where(has_any, kept, jnp.zeros_like(kept)),
       starts=last.astype(jnp.int32),
       prompt=streams,
     )
 
-  def extend(
-    params: Any,
-    tokens: Array,
-    cache: FeatureCache,
-    at: Array | None = None,
-    placement: Placement | None = None,
-  ) -> tuple[Array, FeatureCache]:
-    x, target, streams = run(params, tokens, cache.target, placement)
+  def keep(
+    cache: FeatureCache, streams: Array, placement: Placement | None
+  ) -> FeatureCache:
     if placement is None:
       streams = streams[:, :width]
       missing = width - streams.shape[1]
       streams = jnp.pad(streams, ((0, 0), (0, missing), (0, 0)))
-    return network.project(params, x, at), dataclasses.replace(
-      cache, target=target, features=streams, starts=cache.lengths
-    )
+    return dataclasses.replace(cache, features=streams, starts=cache.lengths)
 
-  def rewind(cache: FeatureCache, lengths: Array) -> FeatureCache:
-    target = network.rewind(cache.target, lengths)
-    return dataclasses.replace(cache, target=target)
-
-  def gather(
+  def move(
     cache: FeatureCache, starts: Array, offsets: Array, span: int
   ) -> FeatureCache:
-    cache = features.gather(cache, starts, offsets, width=width)
-    target = network.gather(cache.target, starts, offsets, span)
-    return dataclasses.replace(cache, target=target)
+    del span
+    return features.gather(cache, starts, offsets, width=width)
 
-  return LanguageModel(init, extend, rewind, network.config.vocab_size, gather)
+  return _tapped(network, chosen, begin, keep, move)
 
 
 @base.value
@@ -119,49 +103,78 @@ class StreamsCache:
 def all_positions(network: Network, chosen: Sequence[int]) -> LanguageModel:
   """The language model with a `StreamsCache`: it keeps the streams of every
   position. Raises ValueError for a layer that is not there."""
-  run = _with_streams(network, chosen)
 
-  def append(cache: StreamsCache, target: Any, streams: Array) -> StreamsCache:
+  def begin(target: Any, streams: Array, lengths: Array) -> StreamsCache:
+    batch_size, num_tokens, width = streams.shape
+    shape = batch_size, 1, target.capacity, width
+    cache = StreamsCache(
+      target=network.rewind(target, jnp.zeros_like(lengths)),
+      streams=jnp.zeros(shape, jnp.uint16),
+    )
+    return keep(cache, streams, None) if num_tokens else cache
+
+  def keep(
+    cache: StreamsCache, streams: Array, placement: Placement | None
+  ) -> StreamsCache:
+    del placement
     bits = jax.lax.bitcast_convert_type(
       streams.astype(jnp.bfloat16), jnp.uint16
     )
-    return StreamsCache(
-      target=target,
-      streams=kv_cache.append(cache.streams, bits[:, None], cache.lengths),
-    )
+    written = kv_cache.append(cache.streams, bits[:, None], cache.lengths)
+    return dataclasses.replace(cache, streams=written)
 
-  def init(params: Any, prompt: Prompt, max_len: int) -> StreamsCache:
+  def move(
+    cache: StreamsCache, starts: Array, offsets: Array, span: int
+  ) -> StreamsCache:
+    moved = kv_cache.gather(cache.streams, starts, offsets, span)
+    return dataclasses.replace(cache, streams=moved)
+
+  return _tapped(network, chosen, begin, keep, move)
+
+
+def _tapped(
+  network: Network,
+  chosen: Sequence[int],
+  begin: Callable[[Any, Array, Array], Any],
+  keep: Callable[[Any, Array, Placement | None], Any],
+  move: Callable[[Any, Array, Array, int], Any],
+) -> LanguageModel:
+  """The language model with a cache that has the network's as `target`.
+
+  `begin` makes it of the network's after the prefill, the prompt's streams and
+  its lengths; `keep` takes in the streams of a call, before the network's is
+  replaced; `move` gathers what is kept.
+  """
+  run = _with_streams(network, chosen)
+
+  def init(params: Any, prompt: Prompt, max_len: int) -> Any:
     target, tokens = network.before_prompt(params, prompt, max_len)
-    empty = _empty(network, chosen, len(tokens), target.capacity)
-    cache = StreamsCache(
-      target=target, streams=empty[:, None].astype(jnp.uint16)
-    )
+    shape = *tokens.shape, len(chosen) * network.config.embed_dim
+    streams = jnp.zeros(shape, network.config.dtype)
     if tokens.shape[1]:
       _, target, streams = run(params, tokens, target)
-      cache = append(cache, target, streams)
-    return rewind(cache, prompt.decoder_lengths - 1)
+    lengths = prompt.decoder_lengths - 1
+    return rewind(begin(target, streams, lengths), lengths)
 
   def extend(
     params: Any,
     tokens: Array,
-    cache: StreamsCache,
+    cache: Any,
     at: Array | None = None,
     placement: Placement | None = None,
-  ) -> tuple[Array, StreamsCache]:
+  ) -> tuple[Array, Any]:
     x, target, streams = run(params, tokens, cache.target, placement)
-    return network.project(params, x, at), append(cache, target, streams)
+    cache = dataclasses.replace(keep(cache, streams, placement), target=target)
+    return network.project(params, x, at), cache
 
-  def rewind(cache: StreamsCache, lengths: Array) -> StreamsCache:
+  def rewind(cache: Any, lengths: Array) -> Any:
     target = network.rewind(cache.target, lengths)
     return dataclasses.replace(cache, target=target)
 
-  def gather(
-    cache: StreamsCache, starts: Array, offsets: Array, span: int
-  ) -> StreamsCache:
-    return StreamsCache(
-      target=network.gather(cache.target, starts, offsets, span),
-      streams=kv_cache.gather(cache.streams, starts, offsets, span),
-    )
+  def gather(cache: Any, starts: Array, offsets: Array, span: int) -> Any:
+    target = network.gather(cache.target, starts, offsets, span)
+    moved = move(cache, starts, offsets, span)
+    return dataclasses.replace(moved, target=target)
 
   return LanguageModel(init, extend, rewind, network.config.vocab_size, gather)
 
@@ -177,22 +190,12 @@ def _with_streams(
     (x, cache), sown = network.module.apply(
       {'params': params}, *args, method='extend', mutable=layers.TAPS
     )
-    # Of a stack within the network, names are `decoder`, `stream_3`, 0.
+    # Paths end in the name and a number: `decoder`, `stream_3`, 0.
     by_name: dict[str, Array] = {
-      path[-2].key: stream
-      for path, stream in jax.tree.leaves_with_path(sown[layers.TAPS])
+      path[-2].key: stream for path, stream in jax.tree.leaves_with_path(sown)
     }
-    streams = [
-      x if i == LAST else by_name[layers.TAP.format(i)] for i in chosen
-    ]
+    names = {i: layers.TAP.format(i) for i in chosen}
+    streams = [x if i == LAST else by_name[names[i]] for i in chosen]
     return x, cache, jnp.concatenate(streams, axis=-1)
 
   return run
-
-
-def _empty(
-  network: Network, chosen: Sequence[int], batch_size: int, num_tokens: int
-) -> Array:
-  config = network.config
-  shape = batch_size, num_tokens, len(chosen) * config.embed_dim
-  return jnp.zeros(shape, config.dtype)
