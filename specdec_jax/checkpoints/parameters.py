@@ -59,6 +59,13 @@ def of(
   )
 
 
+def named(
+  config: AnyConfig, names: Mapping[str, str], layer: str
+) -> tuple[Parameter, ...]:
+  """Every parameter of a network, by `renamed`."""
+  return of(config, lambda path: renamed(path, names, layer))
+
+
 def is_integer(leaf: jax.ShapeDtypeStruct) -> bool:
   """Whether a parameter holds integers, such as token ids."""
   return jnp.issubdtype(leaf.dtype, jnp.integer)

@@ -128,6 +128,23 @@ class Settings:
     value = self._read(key, [], is_ids, f'token ids from 0 to {most}')
     return value if isinstance(value, list) else [value]
 
+  def expect(
+    self, key: str, expected: bool | int | float | str, why: str = ''
+  ) -> None:
+    """Raises ValueError unless a key has this value, or is absent; `why` goes
+    on with the sentence."""
+    found: bool | int | float | str
+    if isinstance(expected, bool):
+      found, shown = self.flag(key, expected), str(expected).lower()
+    elif isinstance(expected, int):
+      found, shown = self.count(key, expected, least=0), str(expected)
+    elif isinstance(expected, float):
+      found, shown = self.number(key, expected), f'{expected:g}'
+    else:
+      found, shown = self.text(key, expected), expected
+    if found != expected:
+      self.refuse(key, f'{shown}{why}')
+
   def at(self, key: str) -> 'Settings':
     """The object at a key, read likewise; empty if absent."""
     value = self._read(key, {}, lambda v: isinstance(v, dict), 'an object')

@@ -195,8 +195,7 @@ def read_params(
 
 def parameters_of(config: LlamaConfig | GemmaConfig) -> tuple[Parameter, ...]:
   """Every parameter of a model of these sizes, by its name in a GGUF file."""
-  name_of = lambda path: parameters.renamed(path, _NAMES, 'blk.{}')
-  return parameters.of(config, name_of)
+  return parameters.named(config, _NAMES, 'blk.{}')
 
 
 def num_rotary_heads(
@@ -217,18 +216,14 @@ def split_rotary_halves(values: np.ndarray, num_heads: int) -> np.ndarray:
 
 def _check_supported(values: Settings, head_dim: int) -> None:
   """Raises ValueError for what would load and compute something else."""
-  if values.count('expert_count', 0, least=0):
-    values.refuse('expert_count', '0: experts are not supported')
-  if values.text('rope.scaling.type', 'none') != 'none':
-    values.refuse('rope.scaling.type', 'none')
+  values.expect('expert_count', 0, ': experts are not supported')
+  values.expect('rope.scaling.type', 'none')
   for key in ('rope.scaling.factor', 'rope.scale_linear'):
     if values.number(key, 1.0) not in (0.0, 1.0):
       values.refuse(key, '1: such scaling of rotary positions is not supported')
   for key in ('attention.value_length', 'rope.dimension_count'):
-    if values.count(key, head_dim) != head_dim:
-      values.refuse(key, f'{head_dim}, the size of a head')
-  if not values.flag('attention.causal', True):
-    values.refuse('attention.causal', 'true')
+    values.expect(key, head_dim, ', the size of a head')
+  values.expect('attention.causal', True)
 
 
 def _rope_scaling(

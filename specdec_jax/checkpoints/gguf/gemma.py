@@ -31,15 +31,12 @@ def read_config(
     count('attention.head_count'),
   )
   head_dim = count('attention.key_length')
-  if not values.flag('attention.causal', True):
-    values.refuse('attention.causal', 'true')
+  values.expect('attention.causal', True)
   for name in ('attention.value_length', 'rope.dimension_count'):
-    if count(name, head_dim) != head_dim:
-      values.refuse(name, f'{head_dim}, the length of a key')
+    values.expect(name, head_dim, ', the length of a key')
   base = number('rope.freq_base', 1e6 if is_gemma_3 else 1e4)
   period, window = 6 if is_gemma_3 else 2, count('attention.sliding_window')
-  if count('attention.sliding_window_pattern', period) != period:
-    values.refuse('attention.sliding_window_pattern', str(period))
+  values.expect('attention.sliding_window_pattern', period)
   is_27b = num_layers == _NUM_LAYERS_27B[kind]
   return values.build(
     GemmaConfig,

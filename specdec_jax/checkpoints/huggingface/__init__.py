@@ -2,13 +2,15 @@
 
 import json
 import reprlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 
 from specdec_jax.checkpoints import safetensors_folder, settings
 from specdec_jax.checkpoints.huggingface import eagle, gemma, llama, t5, t5gemma
+from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.files.require import require
 from specdec_jax.models import families
@@ -20,17 +22,52 @@ CONFIG = 'config.json'
 _GENERATION = 'generation_config.json'
 # What is downloaded of a repository.
 _DOWNLOADED = ['*.json', '*.safetensors', '*.jinja', 'spiece.model']
-# Networks by the names that model.json has for them. Each module has
-# MODEL_TYPES, values of `model_type` in config.json; `read_config`, from
-# config.json and a dtype to the sizes; `config_json`, back; `parameters_of`,
-# every parameter under both names; and `needed`, those to read. One may have
-# WITHOUT_EFFECT, further keys of config.json that change nothing in it.
-_NETWORKS: dict[str, Any] = {
-  'llama': llama,
-  't5': t5,
-  'gemma': gemma,
-  't5gemma': t5gemma,
-  'eagle': eagle,
+
+
+class _Module(Protocol):
+  """What the modules of this folder have, one per network.
+
+  MODEL_TYPES are values of `model_type` in config.json, and WITHOUT_EFFECT
+  further keys there that change nothing in the network.
+  """
+
+  MODEL_TYPES: tuple[str, ...]
+  WITHOUT_EFFECT: frozenset[str]
+
+  def read_config(self, values: Settings, dtype: Any) -> AnyConfig:
+    """From config.json to the sizes."""
+
+  def config_json(self, config: Any, dtype: str) -> dict[str, Any]:
+    """And back."""
+
+  def parameters_of(self, config: Any) -> tuple[Parameter, ...]:
+    """Every parameter under both names."""
+
+  def needed(
+    self, folder: Path, config: Any, tensors: dict[str, Any]
+  ) -> tuple[dict[str, Any], tuple[Parameter, ...]]:
+    """The tensors to read, and their parameters."""
+
+
+_Convert = Callable[[Any, dict[str, Any]], dict[str, Any]]
+
+
+class _Network(NamedTuple):
+  """A network in these folders; `from_file` and `to_file` convert parameters
+  whose values differ in files, given the sizes."""
+
+  module: _Module
+  from_file: _Convert = lambda config, params: params
+  to_file: _Convert = lambda config, params: params
+
+
+# By the names that model.json has for them.
+_NETWORKS = {
+  'llama': _Network(llama),
+  't5': _Network(t5),
+  'gemma': _Network(gemma),
+  't5gemma': _Network(t5gemma),
+  'eagle': _Network(eagle, eagle.from_file, eagle.to_file),
 }
 # What generation_config.json, or config.json without one, can state that
 # changes even the greedy text of transformers and nothing here, and the values
@@ -93,17 +130,17 @@ def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> Config:
     if values.has(key):
       values.refuse(key, 'null: quantised weights are not supported')
   config = network.read_config(values, dtype)
-  own: frozenset[str] = getattr(network, 'WITHOUT_EFFECT', frozenset())
-  values.refuse_others(WITHOUT_EFFECT | own)
+  values.refuse_others(WITHOUT_EFFECT | network.WITHOUT_EFFECT)
   return config
 
 
-def _network_stated(values: Settings) -> Any:
+def _network_stated(values: Settings) -> _Module:
   """The network that config.json says it is of."""
   if eagle.is_stated(values):
     return eagle
   kind = values.text('model_type')
-  networks = {name: n for n in _NETWORKS.values() for name in n.MODEL_TYPES}
+  modules = [network.module for network in _NETWORKS.values()]
+  networks = {name: each for each in modules for name in each.MODEL_TYPES}
   if kind not in networks:
     raise ValueError(
       f'{values.path} describes a model of type {kind!r}; supported are '
@@ -119,11 +156,11 @@ def read_params(folder: Path, config: Config) -> dict[str, Any]:
   tensors = safetensors_folder.open_tensors(
     folder, num_layers=sum(families.num_layers(config))
   )
-  needed, parameters = network.needed(folder, config, tensors)
+  needed, parameters = network.module.needed(folder, config, tensors)
   params = safetensors_folder.read_params(
     folder, needed, parameters, dtype=config.dtype
   )
-  return network.from_file(config, params) if network is eagle else params
+  return network.from_file(config, params)
 
 
 def save(folder: Path, config: AnyConfig, params: dict[str, Any]) -> None:
@@ -131,15 +168,17 @@ def save(folder: Path, config: AnyConfig, params: dict[str, Any]) -> None:
   tensors keep the dtype of `params`. Raises ValueError if a parameter is
   missing or of another shape, or transformers has no such network."""
   network = _network_of(config)
-  parameters = network.parameters_of(config)
-  if network is eagle:
-    params = network.to_file(config, params)
-  dtype = safetensors_folder.write_params(folder, params, parameters)
-  text = json.dumps(network.config_json(config, dtype), indent=2) + '\n'
+  dtype = safetensors_folder.write_params(
+    folder,
+    network.to_file(config, params),
+    network.module.parameters_of(config),
+  )
+  stated = network.module.config_json(config, dtype)
+  text = json.dumps(stated, indent=2) + '\n'
   (folder / CONFIG).write_text(text, encoding='utf-8')
 
 
-def _network_of(config: AnyConfig) -> Any:
+def _network_of(config: AnyConfig) -> _Network:
   network = _NETWORKS.get(families.of(config).name)
   if network is None:
     raise ValueError(f'Hugging Face has no {families.of(config).name}')

@@ -20,7 +20,7 @@ from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.files.paths import user_path
 from specdec_jax.models.eagle import EagleConfig
 
-MODEL_TYPES = ()  # See `is_stated`.
+MODEL_TYPES: tuple[str, ...] = ()  # See `is_stated`.
 WITHOUT_EFFECT = frozenset((
   'attn_implementation', 'target_model_type', 'embed_requires_grad',
   'speculators_version', 'proposal_methods', 'default_proposal_method',
@@ -109,25 +109,17 @@ def read_config(values: Settings, dtype: Any) -> EagleConfig:
   folder = user_path(values.path).parent
   names = safetensors_folder.open_tensors(folder, num_layers=0)
   defaults = _DEFAULTS[kind] if is_nested else {}
-  size = lambda key, default=None: inner.count(key, defaults.get(key, default))
-  embed_dim, num_heads = size('hidden_size'), size('num_attention_heads')
-  vocab_size = size('vocab_size')
+  sizes = llama.counts(inner, {'max_position_embeddings': 2048} | defaults)
   rope = llama.rope_place(inner, 'rope_theta', is_spread=True)
   return values.build(
     EagleConfig,
-    vocab_size=vocab_size,
-    draft_vocab_size=values.count('draft_vocab_size', vocab_size),
-    embed_dim=embed_dim,
-    target_embed_dim=values.count('target_hidden_size', embed_dim),
-    num_heads=num_heads,
-    num_kv_heads=size('num_key_value_heads', num_heads),
-    head_dim=size('head_dim', embed_dim // num_heads),
-    mlp_dim=size('intermediate_size'),
+    **sizes,
+    draft_vocab_size=values.count('draft_vocab_size', sizes['vocab_size']),
+    target_embed_dim=values.count('target_hidden_size', sizes['embed_dim']),
     feature_layers=_feature_layers(values),
     rope_base=rope.number('rope_theta', 10_000.0),
     rope_scaling=llama.rope_scaling(inner),
     norm_epsilon=inner.number('rms_norm_eps', 1e-6),
-    max_positions=size('max_position_embeddings', 2048),
     has_qk_norm=kind == 'qwen3',
     norm_before_residual=values.flag('norm_before_residual', False),
     norm_before_fc=values.flag('norm_before_fc', False),
@@ -140,11 +132,8 @@ def read_config(values: Settings, dtype: Any) -> EagleConfig:
 
 def _check_supported(values: Settings, inner: Settings, kind: str) -> None:
   """Raises ValueError for what would load and then compute something else."""
-  if values.text('speculators_model_type', 'eagle3') != 'eagle3':
-    values.refuse('speculators_model_type', 'eagle3')
-  speculators = values.at('speculators_config')
-  if speculators.text('algorithm', 'eagle3') != 'eagle3':
-    speculators.refuse('algorithm', 'eagle3')
+  values.expect('speculators_model_type', 'eagle3')
+  values.at('speculators_config').expect('algorithm', 'eagle3')
   architectures = values.texts('architectures', [])
   named = {name for name in architectures if 'Eagle3' in name}
   if named - set(_ARCHITECTURES):
@@ -155,15 +144,14 @@ def _check_supported(values: Settings, inner: Settings, kind: str) -> None:
   inner.flag('tie_word_embeddings', False)
   for place in (values, nested, inner):
     for key, expected in _FLAGS.items():
-      if place.flag(key, expected) != expected:
-        place.refuse(key, str(expected).lower())
+      place.expect(key, expected)
   # Of heads that are not there with one step.
   nested.count('parallel_draft_heads_num_layers', 0, least=0)
-  if nested.count('parallel_draft_step', 1) != 1:
-    nested.refuse('parallel_draft_step', '1')
+  nested.expect('parallel_draft_step', 1)
   # NeMo keeps the number of the target's layers, and has one itself.
-  if inner.count('num_hidden_layers', 1) != 1 and _NEMO not in named:
-    inner.refuse('num_hidden_layers', '1')
+  inner.count('num_hidden_layers', 1)
+  if _NEMO not in named:
+    inner.expect('num_hidden_layers', 1)
   inner.count('max_window_layers', 0, least=0)
   window = inner.count('sliding_window', 0, least=0)
   if window and not inner.has('use_sliding_window'):
@@ -184,8 +172,7 @@ def _feature_layers(values: Settings) -> tuple[int, ...]:
   if layers and by_input != layers:
     values.refuse(_LAYER_IDS, f'{layers}, 1 more than {nested.section}...')
   number = len(by_input) or _NUM_USUAL_FEATURES
-  if values.count('num_aux_hidden_states', number) != number:
-    values.refuse('num_aux_hidden_states', str(number))
+  values.expect('num_aux_hidden_states', number)
   return tuple(by_input)
 
 
@@ -255,8 +242,8 @@ def _name_of(path: str) -> str:
 
 
 def from_file(config: EagleConfig, params: dict[str, Any]) -> dict[str, Any]:
-  """Our tree of one with the values of a file, which has how far each token is
-  from its place in the draft vocabulary, or nothing if none is."""
+  """Converts the offsets of a file to ids: `target_ids[i] = i + d2t[i]`; the
+  identity without them."""
   ids = jnp.arange(config.draft_vocab_size, dtype=jnp.int32)
   return params | {_IDS: ids + params.get(_IDS, 0)}
 

@@ -44,15 +44,20 @@ WITHOUT_EFFECT = frozenset(
 _FULL, _SLIDING = 'full_attention', 'sliding_attention'
 _GELU = 'gelu_pytorch_tanh'
 # What transformers takes where a configuration says nothing.
-_HEADS, _KV_HEADS, _HEAD_DIM, _WINDOW = 8, 4, 256, 4096
-_GEMMA_3 = {
+_WINDOW = 4096
+_GEMMA = {
+  'num_attention_heads': 8,
+  'num_key_value_heads': 4,
+  'head_dim': 256,
+}
+_GEMMA_3 = _GEMMA | {
   'vocab_size': 262_208,
   'max_position_embeddings': 131_072,
   'pattern': 6,
   'attention_softcap': 0.0,
   'logits_softcap': 0.0,
 }
-_GEMMA_2 = {
+_GEMMA_2 = _GEMMA | {
   'vocab_size': 256_000,
   'max_position_embeddings': 8192,
   'pattern': 2,
@@ -67,11 +72,10 @@ def read_config(values: Settings, dtype: Any) -> GemmaConfig:
   `models.gemma.decoder` does not compute."""
   is_gemma_3 = values.text('model_type') != 'gemma2'
   text = values.at('text_config') if values.has('text_config') else values
-  if text is not values and text.text('model_type', _TEXT) != _TEXT:
-    text.refuse('model_type', _TEXT)
+  if text is not values:
+    text.expect('model_type', _TEXT)
   for place in (values, text):
-    if not place.flag('tie_word_embeddings', True):
-      place.refuse('tie_word_embeddings', 'true, as Gemmas are')
+    place.expect('tie_word_embeddings', True, ', as Gemmas are')
   return values.build(
     GemmaConfig, **stack_fields(text, is_gemma_3=is_gemma_3), dtype=dtype
   )
@@ -82,24 +86,17 @@ def stack_fields(values: Settings, *, is_gemma_3: bool) -> dict[str, Any]:
   configuration has it; raises ValueError as `read_config` does."""
   defaults: dict[str, Any] = _GEMMA_3 if is_gemma_3 else _GEMMA_2
   for key in ('attention_bias', 'use_bidirectional_attention'):
-    if values.flag(key, False):
-      values.refuse(key, 'false')
+    values.expect(key, False)
   for key in ('hidden_activation', 'hidden_act'):
-    if values.text(key, _GELU) != _GELU:
-      values.refuse(key, _GELU)
+    values.expect(key, _GELU)
   num_layers = values.count('num_hidden_layers', most=settings.MAX_LAYERS)
   cap = 'attn_logit_softcapping'
   attention_softcap = _softcap(values, cap, defaults['attention_softcap'])
   if is_gemma_3 and attention_softcap:
     values.refuse(cap, 'null: a Gemma 3 bounds no scores')
   return {
-    'vocab_size': values.count('vocab_size', defaults['vocab_size']),
-    'embed_dim': values.count('hidden_size'),
+    **llama.counts(values, defaults, may_lack=()),
     'num_layers': num_layers,
-    'num_heads': values.count('num_attention_heads', _HEADS),
-    'num_kv_heads': values.count('num_key_value_heads', _KV_HEADS),
-    'head_dim': values.count('head_dim', _HEAD_DIM),
-    'mlp_dim': values.count('intermediate_size'),
     'query_pre_attn_scalar': values.count('query_pre_attn_scalar', 256),
     'windows': _windows(values, num_layers, defaults['pattern']),
     'attention_softcap': attention_softcap,
@@ -108,9 +105,6 @@ def stack_fields(values: Settings, *, is_gemma_3: bool) -> dict[str, Any]:
     ),
     'has_qk_norm': is_gemma_3,
     'norm_epsilon': values.number('rms_norm_eps', 1e-6),
-    'max_positions': values.count(
-      'max_position_embeddings', defaults['max_position_embeddings']
-    ),
     **(_rope_by_layer(values) if is_gemma_3 else _rope(values)),
   }
 
@@ -130,8 +124,7 @@ def _windows(
 ) -> tuple[int, ...]:
   """The window of each layer, up to where they repeat."""
   window = values.count('sliding_window', _WINDOW)
-  if values.count('sliding_window_size', window) != window:
-    values.refuse('sliding_window_size', f'{window}, as sliding_window is')
+  values.expect('sliding_window_size', window, ', as sliding_window is')
   for key in ('sliding_window_pattern', '_sliding_window_pattern'):
     pattern = values.count(key, pattern)
   own = [_SLIDING if (i + 1) % pattern else _FULL for i in range(num_layers)]
@@ -229,8 +222,7 @@ def _is_of_images(name: str) -> bool:
 
 def parameters_of(config: GemmaConfig) -> tuple[Parameter, ...]:
   """Every parameter of a model of these sizes, by Hugging Face's name."""
-  name_of = lambda path: parameters.renamed(path, NAMES, 'model.layers.{}')
-  return parameters.of(config, name_of)
+  return parameters.named(config, NAMES, 'model.layers.{}')
 
 
 def config_json(config: GemmaConfig, dtype: str) -> dict[str, Any]:
@@ -275,13 +267,7 @@ def stack_json(config: GemmaConfig) -> dict[str, Any]:
       f'Hugging Face has no Gemma whose layers have windows of {windows}'
     )
   return {
-    'vocab_size': config.vocab_size,
-    'hidden_size': config.embed_dim,
-    'intermediate_size': config.mlp_dim,
-    'num_hidden_layers': config.num_layers,
-    'num_attention_heads': config.num_heads,
-    'num_key_value_heads': config.num_kv_heads,
-    'head_dim': config.head_dim,
+    **llama.counts_json(config, config.num_layers),
     'hidden_activation': _GELU,
     'attention_bias': False,
     'query_pre_attn_scalar': config.query_pre_attn_scalar,
@@ -289,8 +275,6 @@ def stack_json(config: GemmaConfig) -> dict[str, Any]:
     'layer_types': [_SLIDING if each else _FULL for each in windows],
     'attn_logit_softcapping': config.attention_softcap or None,
     'final_logit_softcapping': config.logits_softcap or None,
-    'rms_norm_eps': config.norm_epsilon,
-    'max_position_embeddings': config.max_positions,
   }
 
 

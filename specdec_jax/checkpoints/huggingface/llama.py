@@ -1,6 +1,7 @@
 """Llama, Mistral, Qwen2 and Qwen3, which `models.llama` computes."""
 
 import dataclasses
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from specdec_jax.models import attention
 from specdec_jax.models.llama import LlamaConfig, RopeScaling
 
 MODEL_TYPES = ('llama', 'mistral', 'qwen2', 'qwen3')
+WITHOUT_EFFECT: frozenset[str] = frozenset()
 # Of our branches; those of layer N are below `model.layers.N`.
 NAMES = {
   'token_embedder': 'model.embed_tokens',
@@ -27,6 +29,16 @@ NAMES = {
   'mlp/wi_0': 'mlp.gate_proj',
   'mlp/wi_1': 'mlp.up_proj',
   'mlp/wo': 'mlp.down_proj',
+}
+# Fields that count, by the keys of config.json.
+_COUNTS = {
+  'vocab_size': 'vocab_size',
+  'embed_dim': 'hidden_size',
+  'mlp_dim': 'intermediate_size',
+  'num_heads': 'num_attention_heads',
+  'num_kv_heads': 'num_key_value_heads',
+  'head_dim': 'head_dim',
+  'max_positions': 'max_position_embeddings',
 }
 # What `models.llama` computes, where a configuration could say otherwise.
 _FLAGS = {
@@ -52,51 +64,63 @@ def read_config(values: Settings, dtype: Any) -> LlamaConfig:
   """
   kind = values.text('model_type')
   check_supported(values, kind)
-  num_heads = values.count('num_attention_heads')
-  embed_dim = values.count('hidden_size')
   num_layers = values.count('num_hidden_layers', most=settings.MAX_LAYERS)
-  max_positions = values.count('max_position_embeddings')
+  left_out = {'num_kv_heads': kind == 'llama', 'head_dim': kind != 'qwen3'}
+  sizes = counts(values, may_lack=[x for x, may in left_out.items() if may])
   rope = rope_place(values, 'rope_theta', is_spread=True)
   return values.build(
     LlamaConfig,
-    vocab_size=values.count('vocab_size'),
-    embed_dim=embed_dim,
+    **sizes,
     num_layers=num_layers,
-    num_heads=num_heads,
-    num_kv_heads=values.count(
-      'num_key_value_heads', num_heads if kind == 'llama' else None
-    ),
-    head_dim=values.count(
-      'head_dim', None if kind == 'qwen3' else embed_dim // num_heads
-    ),
-    mlp_dim=values.count('intermediate_size'),
     rope_base=rope.number('rope_theta', 10_000.0),
     rope_scaling=rope_scaling(values),
     norm_epsilon=values.number('rms_norm_eps', 1e-6),
-    max_positions=max_positions,
     is_tied=values.flag('tie_word_embeddings', False),
     has_attention_bias=kind == 'qwen2',
     has_qk_norm=kind == 'qwen3',
-    windows=_windows(values, kind, num_layers, max_positions),
+    windows=_windows(values, kind, num_layers, sizes['max_positions']),
     dtype=dtype,
   )
+
+
+def counts(
+  values: Settings,
+  defaults: Mapping[str, int] | None = None,
+  *,
+  may_lack: Collection[str] = ('num_kv_heads', 'head_dim'),
+) -> dict[str, int]:
+  """The fields of `_COUNTS`, with defaults by key. Of those that a file
+  `may_lack`, each head has its own keys and an equal share of the width."""
+  known = defaults or {}
+  found = {
+    field: values.count(key, known.get(key))
+    for field, key in _COUNTS.items()
+    if field not in may_lack
+  }
+  derived = {
+    'num_kv_heads': found['num_heads'],
+    'head_dim': found['embed_dim'] // found['num_heads'],
+  }
+  return found | {
+    field: values.count(
+      _COUNTS[field], known.get(_COUNTS[field], derived[field])
+    )
+    for field in may_lack
+  }
 
 
 def check_supported(values: Settings, kind: str) -> None:
   """Raises ValueError for what would load and then compute something else."""
   for key, expected in _FLAGS.items():
-    if values.flag(key, expected) != expected:
-      values.refuse(key, str(expected).lower())
+    values.expect(key, expected)
   # Qwen2 has biases whatever this says, and Mistral none.
-  has_bias = values.flag('attention_bias', False)
-  if has_bias and kind in ('llama', 'qwen3'):
-    values.refuse('attention_bias', 'false')
-  if values.text('hidden_act', 'silu') != 'silu':
-    values.refuse('hidden_act', 'silu')
+  values.flag('attention_bias', False)
+  if kind in ('llama', 'qwen3'):
+    values.expect('attention_bias', False)
+  values.expect('hidden_act', 'silu')
   key = 'partial_rotary_factor'
   rope = rope_place(values, key, is_spread=True)
-  if rope.number(key, 1.0) != 1.0:
-    rope.refuse(key, '1: rotary positions turn whole heads')
+  rope.expect(key, 1.0, ': rotary positions turn whole heads')
 
 
 def rope_place(
@@ -186,8 +210,7 @@ def needed(
 
 def parameters_of(config: LlamaConfig) -> tuple[Parameter, ...]:
   """Every parameter of a model of these sizes, by Hugging Face's name."""
-  name_of = lambda path: parameters.renamed(path, NAMES, 'model.layers.{}')
-  return parameters.of(config, name_of)
+  return parameters.named(config, NAMES, 'model.layers.{}')
 
 
 def config_json(config: LlamaConfig, dtype: str) -> dict[str, Any]:
@@ -207,18 +230,19 @@ def config_json(config: LlamaConfig, dtype: str) -> dict[str, Any]:
 def sizes_json(config: Any, num_layers: int) -> dict[str, Any]:
   """The sizes of so many layers of a Llama, or of one like it."""
   return {
-    'vocab_size': config.vocab_size,
-    'hidden_size': config.embed_dim,
-    'intermediate_size': config.mlp_dim,
-    'num_hidden_layers': num_layers,
-    'num_attention_heads': config.num_heads,
-    'num_key_value_heads': config.num_kv_heads,
-    'head_dim': config.head_dim,
+    **counts_json(config, num_layers),
     'hidden_act': 'silu',
-    'rms_norm_eps': config.norm_epsilon,
     'rope_theta': config.rope_base,
     'rope_scaling': rope_scaling_json(config.rope_scaling),
-    'max_position_embeddings': config.max_positions,
+  }
+
+
+def counts_json(config: Any, num_layers: int) -> dict[str, Any]:
+  """The reverse of `counts`, and what else all stacks of layers have."""
+  return {
+    **{key: getattr(config, field) for field, key in _COUNTS.items()},
+    'num_hidden_layers': num_layers,
+    'rms_norm_eps': config.norm_epsilon,
   }
 
 

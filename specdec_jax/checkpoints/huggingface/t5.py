@@ -11,6 +11,7 @@ from specdec_jax.files.paths import user_path
 from specdec_jax.models.t5 import T5Config
 
 MODEL_TYPES = ('t5', 'mt5', 'umt5')
+WITHOUT_EFFECT: frozenset[str] = frozenset()
 _EPSILON = 1e-6
 _EMBEDDINGS, _LOGITS = 'shared.weight', 'lm_head.weight'
 # In files, but copies of others or, as in T5 1.0's cross-attention, unused.
@@ -103,8 +104,7 @@ def _check_supported(values: Settings) -> None:
   projection = _feed_forward(values)
   if projection not in _PROJECTIONS:
     values.refuse('feed_forward_proj', f'one of {", ".join(_PROJECTIONS)}')
-  if values.number('layer_norm_epsilon', _EPSILON) != _EPSILON:
-    values.refuse('layer_norm_epsilon', str(_EPSILON))
+  values.expect('layer_norm_epsilon', _EPSILON)
   for key, expected in (
     ('is_encoder_decoder', True),
     ('is_decoder', False),
@@ -112,18 +112,15 @@ def _check_supported(values: Settings) -> None:
     ('is_gated_act', projection.startswith('gated')),
     ('scalable_attention', _has_layer_relpos(values)),
   ):
-    if values.flag(key, expected) != expected:
-      values.refuse(key, str(expected).lower())
+    values.expect(key, expected)
   dense = _PROJECTIONS[projection][1]
-  if values.text('dense_act_fn', dense) != dense:
-    values.refuse('dense_act_fn', f'{dense}, that of {projection}')
+  values.expect('dense_act_fn', dense, f', that of {projection}')
 
 
 def _check_ids(values: Settings) -> None:
   """Raises ValueError unless decoders start with 0, and padding is 0 or, as in
   MADLAD-400, 1: our rows are padded with 0, which both were trained with."""
-  if values.count('decoder_start_token_id', 0, least=0):
-    values.refuse('decoder_start_token_id', '0, as T5 has it')
+  values.expect('decoder_start_token_id', 0, ', as T5 has it')
   if values.count('pad_token_id', 0, least=0) > 1:
     values.refuse('pad_token_id', '0, as T5 has it, or 1, as MADLAD-400')
 

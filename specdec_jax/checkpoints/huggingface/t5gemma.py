@@ -64,13 +64,10 @@ def read_config(values: Settings, dtype: Any) -> T5GemmaConfig:
 def _config_of(values: Settings, dtype: Any) -> T5GemmaConfig:
   encoder, decoder = values.at('encoder'), values.at('decoder')
   for stack in (encoder, decoder):
-    if stack.text('model_type', _STACK) != _STACK:
-      stack.refuse('model_type', _STACK)
+    stack.expect('model_type', _STACK)
   for place in (values, encoder, decoder):
-    if not place.flag('tie_word_embeddings', True):
-      place.refuse('tie_word_embeddings', 'true, as Gemmas are')
-  if not values.flag('is_encoder_decoder', True):
-    values.refuse('is_encoder_decoder', 'true')
+    place.expect('tie_word_embeddings', True, ', as Gemmas are')
+  values.expect('is_encoder_decoder', True)
   of_encoder, of_decoder = (
     gemma.stack_fields(stack, is_gemma_3=False) for stack in (encoder, decoder)
   )
@@ -80,12 +77,8 @@ def _config_of(values: Settings, dtype: Any) -> T5GemmaConfig:
   window, key = max(of_decoder['windows']), 'sliding_window'
   if max(of_encoder['windows']) != window:
     encoder.refuse(key, f'{window}, that of the decoder')
-  for stack, key, expected in (
-    (values, 'vocab_size', of_decoder['vocab_size']),
-    (decoder, 'cross_attention_hidden_size', of_encoder['embed_dim']),
-  ):
-    if stack.count(key, expected) != expected:
-      stack.refuse(key, str(expected))
+  values.expect('vocab_size', of_decoder['vocab_size'])
+  decoder.expect('cross_attention_hidden_size', of_encoder['embed_dim'])
   config = values.build(
     T5GemmaConfig,
     **{f'encoder_{name}': of_encoder[name] for name in _OF_EACH},
@@ -108,11 +101,9 @@ def _config_of(values: Settings, dtype: Any) -> T5GemmaConfig:
 
 def _check_ids(place: Settings) -> None:
   """Raises ValueError unless decoders start with 2, and 0 is padding."""
-  if place.count('pad_token_id', _PADDING, least=0) != _PADDING:
-    place.refuse('pad_token_id', f'{_PADDING}, as T5Gemma has it')
+  place.expect('pad_token_id', _PADDING, ', as T5Gemma has it')
   for key in ('bos_token_id', 'decoder_start_token_id'):
-    if place.count(key, _START, least=0) != _START:
-      place.refuse(key, f'{_START}, as T5Gemma has it')
+    place.expect(key, _START, ', as T5Gemma has it')
 
 
 def needed(
