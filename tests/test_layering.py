@@ -162,6 +162,7 @@ _ADDED = {
   'branching',
   'continuations',
   'eagle',
+  'features',
   'refill',
   'schedules',
   'scoring',
