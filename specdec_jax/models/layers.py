@@ -203,8 +203,8 @@ class Embed(nn.Module):
 
 def with_cpu_copies(params: Any, *, is_tied: bool) -> Any:
   """A model's parameters, in one dtype, with copies that a CPU multiplies
-  faster, its encoder's apart; unchanged on accelerators. docs/design.md has the
-  reasons.
+  faster, its encoder's apart; unchanged on accelerators. docs/design/cpu.md has
+  the reasons.
 
   Kernels of one input are joined. Embeddings that the logits reuse (`is_tied`)
   get a transpose; for single rows, kernels that are not in float32 get a copy

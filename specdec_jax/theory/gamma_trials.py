@@ -84,7 +84,7 @@ def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
 
   How tokens per target run depend on gamma is that of the rows with the longest
   drafts (`runs_with`); how many tokens are accepted at all, that of all rows.
-  docs/design.md tells why, and when each trial speaks for itself.
+  docs/design/measuring.md tells why, and when each trial speaks for itself.
 
   Args:
     trials: of different gammas; ValueError unless 0 and another are among them.

@@ -24,7 +24,8 @@ import specdec_jax
 from specdec_jax.models import families
 from tests.fuzz.readers import Inputs
 
-# All that a reader raises because of what a file contains; see docs/design.md.
+# All that a reader raises because of what a file contains; see
+# docs/design/values.md.
 DOCUMENTED = (ValueError,)
 OUTCOMES = (
   'read', 'refused', 'unnamed', 'error', 'panic', 'outside', 'memory', 'hang',
