@@ -13,6 +13,7 @@ from specdec_jax.data import ngram_counts
 from tests import (
   decoders,
   goodness_of_fit,
+  slow,
   toy,
   toy_eagle,
   toy_families,
@@ -121,13 +122,17 @@ def test_every_drafter_and_rule(name, gamma, rule, record_property):
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize(
+@slow.parametrize(
   ('rule', 'is_sampled', 'ends'),
   [
     ('target_sample_walk', False, {}),
     ('traversal', True, {}),
     ('traversal', False, {'eos_id': 3, 'num_new': (4, 2, 3)}),
     ('target_sample_walk', True, {'eos_id': 3, 'num_new': (4, 1, 3)}),
+  ],
+  now=[
+    ('target_sample_walk', False, {}),
+    ('traversal', True, {}),
   ],
 )
 def test_trees(rule, is_sampled, ends, record_property):
@@ -186,7 +191,7 @@ def test_drafters_of_trees(name, rule, record_property):
 _MIXED = 'T 0.7, top-k 3, top-p 0.9'
 
 
-@pytest.mark.parametrize(
+@slow.parametrize(
   ('rule', 'settings'),
   [
     ('speculative_sampling', 'T 0.7'),
@@ -197,6 +202,7 @@ _MIXED = 'T 0.7, top-k 3, top-p 0.9'
     pytest.param('speculative_sampling', _MIXED, marks=pytest.mark.proof),
     pytest.param('block', _MIXED, marks=pytest.mark.proof),
   ],
+  now=[('speculative_sampling', 'min-p 0.4'), ('block', _MIXED)],
 )
 def test_every_way_of_sampling(rule, settings, record_property):
   drafter, params = _drafter('autoregressive', 2, SAMPLINGS[settings])
@@ -277,7 +283,7 @@ def test_drafts_of_ragged_lengths(rule, record_property):
   )
 
 
-@pytest.mark.parametrize(
+@slow.parametrize(
   ('name', 'rule'),
   [
     ('uniform', 'speculative_sampling'),
@@ -287,6 +293,7 @@ def test_drafts_of_ragged_lengths(rule, record_property):
     ('likeliest tree', 'traversal'),
     ('tree', 'target_sample_walk'),
   ],
+  now=[('uniform', 'block'), ('tree', 'traversal')],
 )
 def test_a_target_that_is_not_a_number(name, rule, record_property):
   """What comes before is committed with the chances of plain decoding, which

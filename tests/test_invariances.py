@@ -9,7 +9,7 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding import autoregressive, speculative
-from tests import toy, toy_eagle, toy_tree
+from tests import slow, toy, toy_eagle, toy_tree
 
 V, NUM_NEW, MAX_LEN, EOS = 12, 14, 24, 0
 CONFIG = toy.llama_config(V)
@@ -130,7 +130,7 @@ def expected(name: str, rule: str, way: str):
   return decoded(output), jax.device_get(output.statistics)
 
 
-@pytest.mark.parametrize('case', RAGGED, ids='-'.join)
+@slow.parametrize('case', RAGGED, ids='-'.join, now=CASES[1:3])
 def test_a_row_alone_is_the_row_in_its_batch(case):
   rows, statistics = expected(*case)
   # Rows differ, and so do the number of runs they take: the batch is ragged.
@@ -152,14 +152,15 @@ def test_order_of_the_batch_does_not_matter(case):
   assert decoded(output) == [rows[i] for i in order]
 
 
-@pytest.mark.parametrize('case', RAGGED, ids='-'.join)
+@slow.parametrize('case', RAGGED, ids='-'.join, now=CASES[1:3])
 def test_padding_and_buffers_do_not_matter(case):
   rows, _ = expected(*case)
-  assert decoded(generator(*case)(prompt_of(range(8), width=9))) == rows
-  assert decoded(generator(*case, 41)(prompt_of(range(8)))) == rows
+  assert decoded(generator(*case, 41)(prompt_of(range(8), width=9))) == rows
 
 
-@pytest.mark.parametrize('case', CASES[1:4:2] + CASES[4:], ids='-'.join)
+@slow.parametrize(
+  'case', CASES[1:4:2] + CASES[4:], ids='-'.join, now=[CASES[1]]
+)
 def test_eight_devices_give_the_tokens_of_one(case):
   rows, _ = expected(*case)
   assert len(jax.devices()) == 8
@@ -211,7 +212,7 @@ def test_plain_rows_do_not_depend_on_their_batch(way):
   assert rows[0] != rows[1]
 
 
-@pytest.mark.parametrize('key_impl', ['rbg', 'unsafe_rbg'])
+@slow.parametrize('key_impl', ['rbg', 'unsafe_rbg'], now=['unsafe_rbg'])
 @pytest.mark.parametrize('case', CASES[3:4], ids='-'.join)
 def test_rows_draw_apart_by_keys_of_every_kind(case, key_impl):
   """One prompt eight times, and a first row that is done from the start."""

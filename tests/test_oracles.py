@@ -11,8 +11,8 @@ import pytest
 from specdec_jax import drafters, verification
 from specdec_jax.base import Draft, Params
 from specdec_jax.decoding import speculative
-from tests import decoders, toy, toy_families, toy_tree
-from tests.contracts.table_of_drafters import ROWS, VOCAB_SIZE
+from tests import decoders, slow, toy, toy_families, toy_tree
+from tests.contracts.table_of_drafters import ROWS, VOCAB_SIZE, every_drafter
 from tests.decoders import GREEDY, SAMPLED, plain, rows, silent, speculate
 
 TARGET = toy.toy(VOCAB_SIZE)
@@ -75,7 +75,7 @@ def test_without_a_draft_it_is_plain_decoding(drafter, rule):
 
 
 @pytest.mark.parametrize('rule', decoders.RULES)
-@pytest.mark.parametrize('name', ROWS)
+@every_drafter
 def test_greedy_speculation_is_plain_greedy(name, rule):
   if rule != 'greedy' and name not in ('prompt_lookup', 'autoregressive'):
     pytest.skip('at temperature 0 the rules are one; two drafters will do')
@@ -98,7 +98,7 @@ def test_greedy_speculation_is_plain_greedy(name, rule):
   assert runs < tokens
 
 
-@pytest.mark.parametrize('family', toy_families.NAMES)
+@slow.parametrize('family', toy_families.NAMES, now=['Llama, later', 'T5'])
 def test_greedy_speculation_is_plain_greedy_in_every_family(family):
   """Ragged rows, on both sides of an encoder-decoder, in any order; windows are
   shorter."""
@@ -339,8 +339,16 @@ def test_nan_in_the_target_stops_the_row_there(name):
   _check_counters(output, PREFIXES * 4)
 
 
-@pytest.mark.parametrize('rule', [*decoders.RULES, 'top_beta', 'lenient'])
-@pytest.mark.parametrize('name', ['prompt_lookup', 'uniform', 'autoregressive'])
+@slow.parametrize(
+  'rule',
+  [*decoders.RULES, 'top_beta', 'lenient'],
+  now=['speculative_sampling', 'block'],
+)
+@slow.parametrize(
+  'name',
+  ['prompt_lookup', 'uniform', 'autoregressive'],
+  now=['prompt_lookup', 'autoregressive'],
+)
 def test_nan_stops_the_rows_that_it_stops_in_plain_decoding(name, rule):
   """Not where it follows an EOS, or what would exceed a row's limit."""
   rule = {

@@ -5,13 +5,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.models import families
-from tests import toy
+from tests import slow, toy
 
 # Ids with a token; the target pads them to 16, the drafter to fewer or more.
 V, TARGET_V, GAMMA, MAX_LEN, EOS = 11, 16, 3, 24, 1
@@ -67,7 +66,7 @@ def prompt():
   return toy.prompt([[3, 4, 5], [2], [7, 9], [10, 4, 4]], width=3)
 
 
-@pytest.mark.parametrize('vocab_size', DRAFTER_VS)
+@slow.parametrize('vocab_size', DRAFTER_VS, now=[13])
 def test_logits_are_cut_or_filled_beyond_the_vocabulary(vocab_size):
   def extend(vocab_size):
     model = families.with_logits_of(toy.llama(vocab_size), TARGET_V)
@@ -100,7 +99,7 @@ def plain_tokens():
   return np.asarray(output.tokens)
 
 
-@pytest.mark.parametrize('vocab_size', DRAFTER_VS)
+@slow.parametrize('vocab_size', DRAFTER_VS, now=[13])
 def test_greedy_decoding_is_the_targets_own(vocab_size):
   found = decode(vocab_size, temperature=0.0, rule=verification.greedy)
   np.testing.assert_array_equal(found.tokens, plain_tokens())
@@ -109,7 +108,7 @@ def test_greedy_decoding_is_the_targets_own(vocab_size):
   assert np.max(found.tokens) < V
 
 
-@pytest.mark.parametrize('vocab_size', DRAFTER_VS)
+@slow.parametrize('vocab_size', DRAFTER_VS, now=[13])
 def test_samples_are_those_of_a_drafter_with_the_targets_padding(vocab_size):
   """Whose exactness other tests show: drafts and their probs are the same."""
   rule = verification.block_verification

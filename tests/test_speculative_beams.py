@@ -11,7 +11,7 @@ from specdec_jax.base import Params
 from specdec_jax.decoding import beam_search, beam_trie, speculative_beams
 from specdec_jax.decoding.beam_trie import BeamDraft, BeamDrafter
 from specdec_jax.drafters import beams
-from tests import broken, toy
+from tests import broken, slow, toy
 from tests.contracts import table_of_models as models
 
 V, MAX_LEN, EOS = 8, 13, 1
@@ -105,7 +105,7 @@ def assert_same(found, expected):
   assert (counts.num_accepted <= counts.num_tested).all()
 
 
-@pytest.mark.parametrize(('num_beams', 'alpha', 'eos_id'), SEARCHES)
+@slow.parametrize(('num_beams', 'alpha', 'eos_id'), SEARCHES, now=[SEARCHES[2]])
 @pytest.mark.parametrize('kind', ['none', 'model', 'copied', 'scattered'])
 def test_every_draft_gives_the_beams_of_beam_search(
   kind, num_beams, alpha, eos_id
@@ -211,7 +211,7 @@ def test_not_a_number_stops_its_row_at_the_same_step(num_beams):
 NETWORKS = ['llama, later', 'T5 1.1', 'T5Gemma']
 
 
-@pytest.mark.parametrize('name', NETWORKS)
+@slow.parametrize('name', NETWORKS, now=['llama, later'])
 def test_every_network(name):
   """With real attention: entries of the prompt, of steps and of drafts."""
   model, make_params = models.ROWS[name]

@@ -10,7 +10,7 @@ from specdec_jax import drafters
 from specdec_jax.base import Params, Tree
 from specdec_jax.decoding import speculative
 from specdec_jax.trace import recording
-from tests import decoders, toy, toy_gemma, toy_t5, toy_tree
+from tests import decoders, slow, toy, toy_gemma, toy_t5, toy_tree
 from tests.decoders import GREEDY, SAMPLED, plain, rows, speculate
 from tests.toy_tree import BENT, rule
 
@@ -56,7 +56,7 @@ def _stepped(name: str, walk: str):
   return init(PARAMS, jax.random.key(0), _prompt()), step
 
 
-@pytest.mark.parametrize('name', DRAFTERS)
+@slow.parametrize('name', DRAFTERS, now=['likeliest', 'sampled'])
 @pytest.mark.parametrize('way', ['greedy', 'sampled'])
 def test_the_walk_gives_the_tokens_of_plain_decoding(name, way):
   """Sampled ones too, by the same seed, through EOS and limits."""
@@ -259,7 +259,7 @@ def _family(name: str):
   return toy_gemma.model(config), toy_gemma.params(config, seed=1)
 
 
-@pytest.mark.parametrize(
+@slow.parametrize(
   ('name', 'way'),
   [
     ('Llama', 'greedy'),
@@ -268,6 +268,7 @@ def _family(name: str):
     ('Gemma 3', 'sampled'),
     ('T5Gemma', 'greedy'),
   ],
+  now=[('Llama, later', 'sampled')],
 )
 def test_the_walk_gives_plain_tokens_in_the_real_networks(name, way):
   """Ragged rows of the encoder and of the decoder; windows that are outgrown,

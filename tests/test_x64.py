@@ -20,7 +20,7 @@ from specdec_jax.decoding import (
   speculative_beams,
 )
 from specdec_jax.drafters import beams
-from tests import toy, toy_t5, toy_tree
+from tests import slow, toy, toy_t5, toy_tree
 from tests.contracts import table_of_drafters as table
 from tests.contracts.table_of_models import ROWS as MODELS
 from tests.contracts.test_verifiers import ROWS as RULES
@@ -60,7 +60,9 @@ def speculate(drafter, *, verify_fn=verification.speculative_sampling):
   )
 
 
-@pytest.mark.parametrize('name', table.ROWS)
+@slow.parametrize(
+  'name', table.ROWS, now=['prompt_lookup', 'eagle', 'adaptive, heuristic']
+)
 def test_every_drafter(name):
   row = table.ROWS[name]
   params = Params(toy_params(table.VOCAB_SIZE), row.make_params())
@@ -79,7 +81,7 @@ def test_every_rule(name):
   check(generate, params, prompt(), key=KEY)
 
 
-@pytest.mark.parametrize('name', MODELS)
+@slow.parametrize('name', MODELS, now=['llama, later', 'T5 1.1'])
 def test_every_model_in_plain_decoding_and_beam_search(name):
   model, make_params = MODELS[name]
   encoder_rows = [[3, 2, 1], [4, 1]] if name.startswith('T5') else None
@@ -121,7 +123,7 @@ def test_trees_of_drafts(rule):
   check(speculate(drafter, verify_fn=verify_fn), params, prompt(), key=KEY)
 
 
-@pytest.mark.parametrize('kind', ['none', 'copied', 'model'])
+@slow.parametrize('kind', ['none', 'copied', 'model'], now=['model'])
 def test_speculative_beams(kind):
   """With a network that reads positions and masks."""
   drafter = {

@@ -126,6 +126,7 @@ AWAY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('refusal', 'num_refused'), AWAY.values(), ids=AWAY)
 def test_a_process_that_fails_ends_the_others(
   door, server, bucket, inputs, monkeypatch, refusal, num_refused

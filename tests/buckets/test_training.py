@@ -91,6 +91,7 @@ def test_train(server, bucket, inputs, whole, capfd):
   assert json.loads(server.objects(out)['model.json'])['network'] == 't5'
 
 
+@pytest.mark.slow
 def test_a_server_that_refuses_is_no_damage(
   server, door, bucket, inputs, whole, capfd
 ):

@@ -11,6 +11,7 @@ pytest.importorskip('tensorstore')
 
 from specdec_jax.infer import output
 from specdec_jax.text import vocabulary_files
+from tests import slow
 from tests.checkpoints.tiny_t5 import T5X
 from tests.cli import infer_runs
 from tests.cli.infer_runs import argv, gin_file, records
@@ -139,7 +140,7 @@ def test_samples_are_rows_of_their_own(infer):
   assert single[0]['aux']['scores'] == single[0]['aux']['log_prob']
 
 
-@pytest.mark.parametrize('way', WAYS)
+@slow.parametrize('way', WAYS, now=['beams'])
 def test_a_restart_and_shards_give_the_same_bytes(
   way, infer, run, t5, task, tmp_path, monkeypatch
 ):
@@ -175,7 +176,7 @@ def test_a_restart_and_shards_give_the_same_bytes(
   assert merged.read_bytes() == whole.read_bytes()
 
 
-@pytest.mark.parametrize('way', ['beams', 'score'])
+@slow.parametrize('way', ['beams', 'score'], now=['beams'])
 def test_a_mesh_changes_nothing(way, infer):
   mesh = {'device_mesh__num_devices': 'None', 'device_mesh__num_partitions': 2}
   split, alone = (records(infer(**WAYS[way], **more)) for more in (mesh, {}))

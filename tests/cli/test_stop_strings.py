@@ -9,6 +9,7 @@ pytest.importorskip('sentencepiece')
 from specdec_jax.text import sentencepiece_vocabulary, stop_strings
 from specdec_jax.text.vocabularies import Vocabulary
 from specdec_jax.trace import recording, storage
+from tests import slow
 from tests.cli import tiny
 
 NUM_TOKENS = 24
@@ -87,7 +88,7 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize('drafter', DRAFTERS)
+@slow.parametrize('drafter', DRAFTERS, now=['model'])
 def test_a_row_ends_with_the_string(generate, model, tmp_path, drafter):
   options = [each.format(model=model) for each in DRAFTERS[drafter]]
   whole = generate('--batch_size', '8', *options)

@@ -22,6 +22,7 @@ USUAL = (
 )
 
 
+@pytest.mark.slow
 def test_a_suite_goes_on_where_it_stopped(run, make_model, tmp_path):
   model = make_model('suite', max_positions=512)
   sizes = toy_eagle.config(tiny.make_config(max_positions=512))

@@ -16,7 +16,7 @@ from specdec_jax import drafters, logits
 from specdec_jax.base import Drafter, Params, Tree
 from specdec_jax.data import ngram_counts
 from specdec_jax.models import block_decoder
-from tests import toy, toy_block, toy_eagle
+from tests import slow, toy, toy_block, toy_eagle
 
 VOCAB_SIZE = 5
 MODEL = toy.toy(VOCAB_SIZE)
@@ -236,3 +236,19 @@ ROWS = {
   name: row._replace(make=functools.cache(row.make))
   for name, row in ROWS.items()
 }
+# A test of each: one of every kind now, the others in `make test-all`.
+every_drafter = slow.parametrize(
+  'name',
+  ROWS,
+  now=[
+    'prompt_lookup',
+    'bigram, sampled',
+    'continuations',
+    'uniform',
+    'spec_drafter',
+    'autoregressive',
+    'branching',
+    'eagle',
+    'adaptive, heuristic',
+  ],
+)

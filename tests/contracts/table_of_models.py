@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.models import families
-from tests import toy, toy_gemma, toy_t5
+from tests import slow, toy, toy_gemma, toy_t5
 
 VOCAB_SIZE = 7
 CAPACITY = 16
@@ -69,6 +69,10 @@ ROWS = {
   name: (families.language_model(config), make_params)
   for name, (config, make_params) in NETWORKS.items()
 }
+# A test of each: one of every family now, the others in `make test-all`.
+every_model = slow.parametrize(
+  'name', ROWS, now=['toy', 'llama, later', 'T5 1.1', 'Gemma 3']
+)
 HAS_ENCODER = {'T5 1.1', 'T5 1.0', 'T5, scalable', 'T5Gemma'}
 
 

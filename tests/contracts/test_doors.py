@@ -33,7 +33,7 @@ from specdec_jax.decoding import speculative
 from specdec_jax.models import families
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from specdec_jax.text import vocabulary_files
-from tests import toy, toy_block, toy_eagle, toy_t5
+from tests import slow, toy, toy_block, toy_eagle, toy_t5
 from tests.checkpoints.tiny_t5 import T5X
 from tests.cli import infer_runs, tiny
 
@@ -349,7 +349,7 @@ def test_all_doors_decode_the_same_with_a_drafter(name, doors, capfd):
   assert bool(sum(each.num_drafted for each in expected)) == (name != PLAIN)
 
 
-@pytest.mark.parametrize('name', TREE_OPTIONS)
+@slow.parametrize('name', TREE_OPTIONS, now=['model'])
 def test_all_doors_draft_the_same_trees(name, doors, capfd):
   case = case_of_drafter(name, TREE_OPTIONS)
   expected = doors('python', case, capfd)
@@ -394,7 +394,9 @@ def test_all_doors_decode_the_same_with_a_rule(name, doors, capfd):
     assert [each.tokens for each in expected] != [each.tokens for each in plain]
 
 
-@pytest.mark.parametrize('name', sorted({*DRAFTERS} - {PLAIN}))
+@slow.parametrize(
+  'name', sorted({*DRAFTERS} - {PLAIN}), now=['prompt_lookup', 'eagle']
+)
 def test_gamma_chooses_itself_with_every_drafter(name, doors):
   """Each gamma that is tried can be decoded with, and gamma 0 has no drafter,
   nor its weights."""
@@ -477,8 +479,8 @@ def test_a_door_that_drops_an_option_is_caught(doors, capfd, monkeypatch):
 
 
 @pytest.mark.parametrize('command', ['bench', 'calibrate'])
-@pytest.mark.parametrize(
-  'name', ['model', 'spec_drafter', 'block_heads', 'eagle']
+@slow.parametrize(
+  'name', ['model', 'spec_drafter', 'block_heads', 'eagle'], now=['model']
 )
 def test_figures_of_drafters_with_weights(name, command, folder, capfd):
   case = case_of_drafter(name)
@@ -492,7 +494,7 @@ def test_figures_of_drafters_with_weights(name, command, folder, capfd):
     assert figures['identical'] is True
 
 
-@pytest.mark.parametrize('name', ['model', 'eagle'])
+@slow.parametrize('name', ['model', 'eagle'], now=['model'])
 def test_figures_of_a_tree(name, folder, capfd):
   case = case_of_drafter(name, TREE_OPTIONS)
   more = ('--repeats', '1', '--plain_dtypes', 'float32')

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from specdec_jax.base import Context, Drafter, Tree
-from tests import toy
-from tests.contracts.table_of_drafters import ROWS, VOCAB_SIZE
+from tests import slow, toy
+from tests.contracts.table_of_drafters import ROWS, VOCAB_SIZE, every_drafter
 
 CAPACITY, WIDTH = 24, 20
 PREFIXES = [[1, 2, 3, 1, 2], [2], [4, 4], [0, 3, 0, 3, 0, 3], [1, 0, 2, 1]]
@@ -68,8 +68,10 @@ def _assert_equal(first, second, *, up_to=None):
   )
 
 
-@pytest.mark.parametrize('name', ROWS)
-@pytest.mark.parametrize(('gamma', 'batch_size'), [(1, 5), (3, 1), (3, 5)])
+@every_drafter
+@slow.parametrize(
+  ('gamma', 'batch_size'), [(1, 5), (3, 1), (3, 5)], now=[(3, 5)]
+)
 def test_draft_is_well_formed(name, gamma, batch_size):
   rows = PREFIXES[:batch_size]
   drafter, params, state = _start(name, gamma, rows)
@@ -146,7 +148,7 @@ def test_first_token_is_drawn_from_the_law_that_is_handed_over(name):
   )
 
 
-@pytest.mark.parametrize('name', ROWS)
+@every_drafter
 def test_propose_is_pure_and_compiles(name):
   drafter, params, state = _start(name, 3, PREFIXES)
   context = _context(PREFIXES)
@@ -157,7 +159,7 @@ def test_propose_is_pure_and_compiles(name):
   _assert_equal(first, eager, up_to=1e-6)
 
 
-@pytest.mark.parametrize('name', ROWS)
+@every_drafter
 def test_row_alone_drafts_as_in_a_batch(name):
   drafter, params, state = _start(name, 3, PREFIXES)
   keys = _keys(5)
@@ -171,7 +173,7 @@ def test_row_alone_drafts_as_in_a_batch(name):
     _assert_equal(alone, jax.tree.map(one, together), up_to=1e-6)
 
 
-@pytest.mark.parametrize('name', ROWS)
+@every_drafter
 def test_drafter_that_was_rolled_back_is_as_good_as_fresh(name):
   """Invariants 4 and 5: after any accepted prefix of its draft and another
   token, and from a one-token prompt too, it drafts as if it had begun there."""

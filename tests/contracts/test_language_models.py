@@ -18,6 +18,7 @@ from tests.contracts.table_of_models import (
   VOCAB_SIZE,
   close,
   compiled,
+  every_model,
   lengths_of,
   prompt_of,
   start,
@@ -25,7 +26,7 @@ from tests.contracts.table_of_models import (
 )
 
 
-@pytest.mark.parametrize('name', ROWS)
+@every_model
 @pytest.mark.parametrize('batch_size', [1, 5])
 def test_extend_is_well_formed(name, batch_size):
   rows = PREFIXES[:batch_size]
@@ -40,7 +41,7 @@ def test_extend_is_well_formed(name, batch_size):
   assert shapes(after) == shapes(cache)
 
 
-@pytest.mark.parametrize('name', ROWS)
+@every_model
 def test_extend_is_pure_and_compiles(name):
   model, params, cache = start(name)
   first, _ = model.extend(params, tokens_of(3), cache)
@@ -50,7 +51,7 @@ def test_extend_is_pure_and_compiles(name):
   close(eager, first)
 
 
-@pytest.mark.parametrize('name', ROWS)
+@every_model
 def test_extend_by_many_is_extend_by_one_many_times(name):
   model, params, cache = start(name)
   tokens = tokens_of(6)
@@ -60,7 +61,7 @@ def test_extend_by_many_is_extend_by_one_many_times(name):
     close(logits[:, 0], together[:, t])
 
 
-@pytest.mark.parametrize('name', ROWS)
+@every_model
 def test_extend_at_one_token_gives_its_logits_alone(name):
   model, params, cache = start(name)
   tokens, at = tokens_of(3), jnp.array([0, 2, 1, 2, 0], jnp.int32)
@@ -71,7 +72,7 @@ def test_extend_at_one_token_gives_its_logits_alone(name):
   jax.tree.map(close, found_cache, expected_cache)
 
 
-@pytest.mark.parametrize('name', ROWS)
+@every_model
 def test_init_is_the_prompt_fed_token_by_token(name):
   model, params, cache = start(name)
   tokens = tokens_of(2)
@@ -84,7 +85,7 @@ def test_init_is_the_prompt_fed_token_by_token(name):
     close(logits[0, 0], together[row, 1])
 
 
-@pytest.mark.parametrize('name', ROWS)
+@every_model
 def test_append_rewind_append_is_append(name):
   model, params, cache = start(name)
   kept, wasted, tokens = (
@@ -107,7 +108,7 @@ def test_append_rewind_append_is_append(name):
     close(logits[row], expected[0])
 
 
-@pytest.mark.parametrize('name', ROWS)
+@every_model
 def test_rewind_changes_lengths_and_nothing_else(name):
   model, _, cache = start(name)
   lengths = jnp.array([3, 0, 1, 2, 0], jnp.int32)
@@ -120,7 +121,7 @@ def test_rewind_changes_lengths_and_nothing_else(name):
       np.testing.assert_array_equal(old, new)
 
 
-@pytest.mark.parametrize('name', ROWS)
+@every_model
 def test_row_alone_reads_as_in_a_batch(name):
   model, params, cache = start(name)
   together, _ = model.extend(params, tokens_of(3), cache)
@@ -130,7 +131,7 @@ def test_row_alone_reads_as_in_a_batch(name):
     close(alone[0], together[row])
 
 
-@pytest.mark.parametrize('name', ROWS)
+@every_model
 def test_padding_and_capacity_do_not_matter(name):
   model, params, cache = start(name)
   logits, _ = model.extend(params, tokens_of(3), cache)
@@ -141,7 +142,7 @@ def test_padding_and_capacity_do_not_matter(name):
   close(other, logits)
 
 
-@pytest.mark.parametrize('name', ROWS)
+@every_model
 def test_logits_do_not_look_ahead(name):
   model, params, cache = start(name)
   tokens = tokens_of(4)

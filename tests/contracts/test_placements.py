@@ -14,12 +14,12 @@ from specdec_jax.drafters.features import FeatureCache
 from specdec_jax.integrations.t5x import decoding
 from specdec_jax.models import families, kv_cache, taps
 from specdec_jax.sharding import mesh as mesh_lib
-from tests import broken, toy, toy_eagle
+from tests import broken, slow, toy, toy_eagle
 from tests.contracts.table_of_models import (
   CAPACITY,
   PREFIXES,
-  ROWS,
   VOCAB_SIZE,
+  every_model,
   start,
   tokens_of,
 )
@@ -121,7 +121,7 @@ def following(model, params, cache) -> np.ndarray:
   return np.asarray(logits)
 
 
-@pytest.mark.parametrize('name', ROWS)
+@every_model
 def test_nodes_have_the_logits_of_their_paths(name):
   expected = as_text(*started(name))
   at_once, cache = as_tree(*started(name))
@@ -131,7 +131,7 @@ def test_nodes_have_the_logits_of_their_paths(name):
   jax.tree.map(assert_close, again, cache)
 
 
-@pytest.mark.parametrize('name', ROWS)
+@every_model
 def test_a_path_that_was_kept_is_a_text(name):
   model, params, cache = started(name)
   expected = following(model, params, fed(model, params, cache))
@@ -146,8 +146,10 @@ def test_a_path_that_was_kept_is_a_text(name):
     assert is_other.tolist() == [True, True, False]
 
 
-@pytest.mark.parametrize('name', ROWS)
-@pytest.mark.parametrize('wrong', ['positions by index', 'siblings seen'])
+@every_model
+@slow.parametrize(
+  'wrong', ['positions by index', 'siblings seen'], now=['siblings seen']
+)
 def test_a_wrong_placement_is_seen(name, wrong):
   model, params, cache = started(name)
   expected = as_text(model, params, cache)

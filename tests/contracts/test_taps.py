@@ -13,7 +13,7 @@ from specdec_jax import drafters
 from specdec_jax.base import Params
 from specdec_jax.models import families, taps
 from specdec_jax.models.block_heads import BlockHeadsConfig
-from tests import decoders, toy, toy_eagle
+from tests import decoders, slow, toy, toy_eagle
 from tests.contracts.table_of_models import (
   CAPACITY,
   NETWORKS,
@@ -68,7 +68,7 @@ def first_layers_output(name: str, tokens) -> np.ndarray:
   return found
 
 
-@pytest.mark.parametrize('name', FAMILIES)
+@slow.parametrize('name', FAMILIES, now=['llama, later', 'T5 1.1', 'Gemma 3'])
 def test_features_are_those_of_a_plain_call(name):
   network, tokens = network_of(name), tokens_of(4)
   streams = (1, network.num_layers, taps.LAST)
@@ -84,7 +84,7 @@ def test_features_are_those_of_a_plain_call(name):
   np.testing.assert_array_equal(cache.starts, plain_cache.lengths)
 
 
-@pytest.mark.parametrize('name', FAMILIES)
+@slow.parametrize('name', FAMILIES, now=['llama, later', 'T5 1.1', 'Gemma 3'])
 def test_a_text_has_its_features_however_it_is_cut_into_calls(name):
   """Streams of all positions, of the prompt, and of the last call."""
   network = network_of(name)
@@ -149,7 +149,7 @@ def heads_pair(name: str) -> tuple:
 
 
 @pytest.mark.parametrize('pair', [eagle_pair, heads_pair])
-@pytest.mark.parametrize('name', FAMILIES)
+@slow.parametrize('name', FAMILIES, now=['llama, later', 'T5 1.1'])
 def test_speculative_tokens_are_those_of_plain_decoding(name, pair):
   target, drafter, params = pair(name)
   settings = {'to_probs': decoders.GREEDY, 'max_len': CAPACITY - GAMMA - 1}

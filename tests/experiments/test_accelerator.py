@@ -10,6 +10,7 @@ from experiments.accelerator import __main__ as accelerator
 pytest.importorskip('tokenizers')
 
 
+@pytest.mark.slow
 def test_a_pair_becomes_a_chapter_named_after_the_device(
   tmp_path, monkeypatch, capsys
 ):

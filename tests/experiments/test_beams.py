@@ -39,6 +39,7 @@ def argv(tmp_path, monkeypatch):
   jax.config.update('jax_disable_most_optimizations', before)
 
 
+@pytest.mark.slow
 def test_one_model_twice_saves_calls_and_changes_no_beam(
   argv, tmp_path, capsys, monkeypatch
 ):

@@ -7,6 +7,7 @@ import pytest
 
 from specdec_jax.theory import gamma_trials
 from specdec_jax.theory.gamma_trials import Trial
+from tests import slow
 
 GAMMAS = (0, 2, 5, 11)
 
@@ -41,7 +42,7 @@ def trial(alpha, gamma, seconds, num_rows=40, num_tokens=600, seed=0, **more):
   )
 
 
-@pytest.mark.parametrize('alpha', [0.0, 0.4, 0.8, 0.97])
+@slow.parametrize('alpha', [0.0, 0.4, 0.8, 0.97], now=[0.8])
 def test_long_drafts_say_what_shorter_ones_need(alpha):
   longest = trial(alpha, 11, 1.0)
   for gamma in (0, 1, 2, 3, 5, 11):

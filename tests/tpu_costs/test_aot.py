@@ -178,6 +178,7 @@ def test_parts_of_a_pair_move_their_weights_once():
   assert planner.plan(0.7, pair.costs(), max_gamma=2).best.gamma in (0, 1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('draft', ['eagle', 'llama'])
 def test_parts_of_a_drafter_fit_together(draft):
   """Whether it reads the target's features or not; they are not compiled."""

@@ -12,6 +12,7 @@ from specdec_jax import verification
 from specdec_jax.base import Draft, Prompt, Verification
 from specdec_jax.decoding.speculative import StepInfo
 from specdec_jax.trace import recording
+from tests import slow
 
 _CASES = {
   'model': ('model', verification.speculative_sampling, 1.0),
@@ -43,7 +44,7 @@ def _decodes(name):
   return decodes
 
 
-@pytest.mark.parametrize('name', _CASES)
+@slow.parametrize('name', _CASES, now=['lookup', 'block'])
 def test_committed_tokens_are_the_output(name):
   for _, output, records in _decodes(name):
     for b, row_id in enumerate(tiny.prompt().row_ids.tolist()):

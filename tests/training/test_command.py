@@ -158,6 +158,7 @@ def test_a_resumed_log_loses_no_line_before_it_has_another(tmp_path):
   assert losses() == [(2, 2.0), (4, 0.5), (8, 0.25), (10, 0.125)]
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_the_lines_of_one_that_was_not(folder, monkeypatch):
   """Killed before a validation at a checkpoint, and between checkpoints."""
   settings = [

@@ -76,6 +76,7 @@ def losses_of(folder, name):
   return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_spec_drafter_is_trained_and_averaged(folder):
   assert train(folder, folder / 'spec_drafter.gin', 'drafter') == 0
   config, params = loading.read(folder / 'drafter' / 'model', only_drafts=True)

@@ -256,6 +256,7 @@ def train(folder, name, steps, *bindings) -> int:
   )
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(texts, capsys):
   """Bit by bit; the network that it leaves can be read."""
   whole = texts / 'whole'
@@ -287,6 +288,7 @@ def test_a_run_that_was_stopped_goes_on(texts, capsys):
   assert 0 < lines('whole')[2]['validation_alpha_1'] < 1
 
 
+@pytest.mark.slow
 def test_a_run_begins_from_another(texts):
   """And not from the target, which it begins from without."""
   assert train(texts, 'first', 2) == 0

@@ -19,6 +19,7 @@ from specdec_jax.training import (
   run_checkpoints,
 )
 from specdec_jax.training.losses import LossSums
+from tests import slow
 from tests.training import tiny_runs
 
 CONFIG = dataclasses.replace(tiny_runs.CONFIG, dropout_rate=0.1)
@@ -90,7 +91,7 @@ def unbroken(tmp_path_factory):
   return train(tmp_path_factory.mktemp('unbroken'), steps=10)
 
 
-@pytest.mark.parametrize('kill_at', [2, 5, 9])
+@slow.parametrize('kill_at', [2, 5, 9], now=[5])
 def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, unbroken, kill_at):
   before, _ = train(tmp_path, steps=10, kill_at=kill_at)
   after, params = train(tmp_path, steps=10)
@@ -161,6 +162,7 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path):
     pass
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
   train(tmp_path, steps=3)
   other = loop.new_run(CONFIG, optimizers.adafactor(0.1), seed=0)

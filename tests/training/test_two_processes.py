@@ -7,6 +7,7 @@ import sys
 
 import jax
 import numpy as np
+import pytest
 
 from specdec_jax.data import datasets
 from specdec_jax.sharding import mesh as meshes
@@ -63,6 +64,7 @@ def reports(folder):
   return found
 
 
+@pytest.mark.slow
 def test_two_processes_take_the_steps_of_one(tmp_path):
   """Whether they share the rows of a batch or, with a model axis that spans
   both, each need all of them."""
