@@ -26,16 +26,20 @@ _PLOT = ['matplotlib>=3.8']
 _INFER = [*_MODELS, 'clu>=0.0.12', 'gin-config>=0.5']
 _EVAL = ['rich>=13', 'rouge-score>=0.1.2', 'sacrebleu>=2.4']
 _DATA = ['rich>=13', 'seqio>=0.0.19', 'sentencepiece>=0.2']
+_GRAIN = ['grain>=0.2.10']
 # Colab has a kernel, and an older ipywidgets that will do.
 _NOTEBOOKS = [
   *_MODELS,
   *_EVAL,
+  *_GRAIN,
   *_PLOT,
   'gin-config>=0.5',
   'ipywidgets>=7.7',
 ]
 # What is trained is also decoded, and begins with a vocabulary.
-_TRAIN = [*_INFER, 'optax>=0.2.4']
+_TRAIN = [*_INFER, *_GRAIN, 'optax>=0.2.4']
+# For experiments/corpora and experiments/pretrained alone.
+_EXPERIMENTS = ['huggingface_hub>=0.30', 'polib>=1.2', 'python-debian>=1.0']
 # Paths of gs://; arrays there are read and written by tensorstore.
 _GCS = ['etils[epath]>=1.9', 'gcsfs>=2025.3', 'tensorstore>=0.1.70']
 # A stand-in for the server, which there is for this system alone.
@@ -86,6 +90,7 @@ setup(
     'eval': _EVAL,
     'data': _DATA,
     'train': _TRAIN,
+    'experiments': [*_TRAIN, *_EVAL, *_PLOT, *_EXPERIMENTS],
     'tpu': ['jax[tpu]>=0.10.2'],
     'gcs': _GCS,
     'plot': _PLOT,
@@ -99,6 +104,7 @@ setup(
     ],
     'dev': [
       *_NOTEBOOKS,
+      *_EXPERIMENTS,
       *_BUCKETS,
       'build>=1.2',
       'ipykernel>=6.29',

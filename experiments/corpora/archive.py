@@ -10,8 +10,10 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from debian import deb822
 
 from experiments.corpora import descriptions
 
@@ -37,7 +39,7 @@ Dir::State::Lists "{folder}/lists";
 Dir::Cache "{folder}/cache";
 """
 _VERSION_NUMBER = re.compile(r'-?\d[\d.]*(?=-|$)')
-_SUM = re.compile(r' ([0-9a-f]{64}) +\d+ (\S+)')
+_GERMAN = '*_dists_*_main_i18n_Translation-de'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,16 +72,10 @@ class Archive:
 
 
 def download(folder: Path, packages: Sequence[str] = PACKAGES) -> None:
-  """Has apt fetch indices and packages into a folder.
+  """Has apt fetch indices and packages, if any, into a folder.
 
-  The host's own sources are used; its state is not touched.
-
-  Args:
-    folder: created if missing.
-    packages: to fetch; may be none.
-
-  Raises:
-    ValueError: if the host has no apt, or apt fails, with apt's reason.
+  The host's own sources are used; its state is not touched. ValueError if the
+  host has no apt, or apt fails, with apt's reason.
   """
   if shutil.which('apt-get') is None:
     raise ValueError(
@@ -101,7 +97,7 @@ def download(folder: Path, packages: Sequence[str] = PACKAGES) -> None:
   )
   complaint = _run_apt(config, folder, 'update')
   # An index that cannot be had is no error to apt.
-  if not _german_indices(folder / 'lists'):
+  if not list((folder / 'lists').glob(_GERMAN)):
     raise ValueError(
       'apt-get update brought no German index of a Debian release: '
       f'{complaint or "the sources of this host have none"}'
@@ -114,11 +110,8 @@ def download(folder: Path, packages: Sequence[str] = PACKAGES) -> None:
 
 
 def _run_apt(config: Path, folder: Path, *command: str) -> str:
-  """Runs apt-get there; its first complaint, or ''.
-
-  Raises:
-    ValueError: with that complaint, if apt fails.
-  """
+  """Runs apt-get there and returns its first complaint, or ''; ValueError with
+  that complaint if it fails."""
   done = subprocess.run(
     ['apt-get', '-q', '-y', '-c', str(config), *command],
     cwd=folder,
@@ -142,12 +135,8 @@ def _run_apt(config: Path, folder: Path, *command: str) -> str:
 def read(folder: Path, packages: Sequence[str] = PACKAGES) -> Archive:
   """Finds and checks what `download` left, here or on another host.
 
-  Args:
-    folder: with `lists/` and `packages/`.
-    packages: those that are needed.
-
-  Raises:
-    ValueError: if a file is missing, or its checksum is not the archive's.
+  `folder` has `lists/` and `packages/`, of which those of `packages` are
+  needed. ValueError if a file is missing, or its checksum is not the archive's.
   """
   lists = folder / 'lists'
   if not lists.is_dir():
@@ -155,39 +144,39 @@ def read(folder: Path, packages: Sequence[str] = PACKAGES) -> Archive:
       f"{folder} has no folder 'lists' of apt's indices: is it what "
       '--keep_downloads left?'
     )
-  german = _german_index(lists)
-  base, _, release_path = german.name.partition('_dists_')
-  suite = release_path.removesuffix('_main_i18n_Translation-de')
-  release, sums = _read_release(lists, f'{base}_dists_{suite}')
+  # Updates and security have none in German: one index is that of the release.
+  german = _one(lists, _GERMAN)
+  prefix = german.name.removesuffix('_main_i18n_Translation-de')
+  suite = prefix.rpartition('_dists_')[2]
+  release = _read_release(lists, prefix)
+  # Where a host has several architectures, any will do.
+  binaries = _found(lists, f'{prefix}_main_binary-*_Packages')[0]
+  translations = {
+    language: german.with_name(f'{prefix}_main_i18n_Translation-{language}')
+    for language in LANGUAGES
+  }
+  sums = {each['name']: each['sha256'] for each in release.get('SHA256', ())}
   sha256 = {}
-  translations = {}
-  for language in LANGUAGES:
-    path = german.with_name(german.name.removesuffix('de') + language)
-    name = f'main/i18n/Translation-{language}'
+  for path in (*translations.values(), binaries):
+    # Apt has `_` for `/`: bookworm_main_i18n_Translation-de.
+    name = path.name.removeprefix(f'{prefix}_').replace('_', '/')
     sha256[f'{suite}/{name}'] = _checked(path, sums.get(name))
-    translations[language] = path
-  binaries = _binary_index(lists, f'{base}_dists_{suite}_main')
-  name = f'main/{binaries.name.rpartition("_main_")[2].replace("_", "/")}'
-  sha256[f'{suite}/{name}'] = _checked(binaries, sums.get(name))
-  source_packages, known = _read_packages(binaries, packages)
-  for other in sorted(lists.glob('*_Packages')):
-    if other != binaries:  # A newer version, from updates or from security.
-      for package, versions in _read_packages(other, packages)[1].items():
-        known[package] = known.get(package, {}) | versions
   debs, versions = {}, {}
+  source_packages, known = _read_packages(lists, binaries, packages)
   for package in packages:
-    path = _deb(folder / 'packages', package)
+    path = _one(folder / 'packages', f'{package}_*.deb')
     digest = _sha256(path)
-    if digest not in known.get(package, {}):
+    if (package, digest) not in known:
       raise ValueError(
         f"{path} is not what the archive's index describes: the download is "
         'incomplete or damaged'
       )
     debs[package] = path
-    versions[package] = known[package][digest]
+    versions[package] = known[package, digest]
     sha256[f'{package} {versions[package]}'] = digest
+  names = 'Origin', 'Codename', 'Version', 'Date'
   return Archive(
-    release=release,
+    release={name.lower(): release[name] for name in names if name in release},
     translations=translations,
     source_packages=source_packages,
     debs=debs,
@@ -196,48 +185,26 @@ def read(folder: Path, packages: Sequence[str] = PACKAGES) -> Archive:
   )
 
 
-def _german_index(lists: Path) -> Path:
-  """The release's Translation-de; updates and security have none."""
-  found = _german_indices(lists)
+def _found(folder: Path, pattern: str) -> list[Path]:
+  """Files of a folder; ValueError if there is none."""
+  if found := sorted(folder.glob(pattern)):
+    return found
+  raise ValueError(f'{folder} has no {pattern}: the download is incomplete')
+
+
+def _one(folder: Path, pattern: str) -> Path:
+  """The one such file of a folder; ValueError if there are more, or none."""
+  found = _found(folder, pattern)
   if len(found) == 1:
     return found[0]
-  if found:
-    raise ValueError(
-      f'{lists} has indices of {len(found)} releases, '
-      f'{", ".join(path.name for path in found)}: leave one'
-    )
-  raise ValueError(f'{lists} has no Translation-de: the download is incomplete')
+  raise ValueError(
+    f'{folder} has {len(found)} files {pattern}, '
+    f'{", ".join(path.name for path in found)}: leave one'
+  )
 
 
-def _german_indices(lists: Path) -> list[Path]:
-  return sorted(lists.glob('*_dists_*_main_i18n_Translation-de'))
-
-
-def _binary_index(lists: Path, prefix: str) -> Path:
-  """The release's Packages of one architecture."""
-  found = sorted(lists.glob(f'{prefix}_binary-*_Packages'))
-  if not found:
-    raise ValueError(
-      f'{lists} has no {prefix}_binary-*_Packages: the download is incomplete'
-    )
-  return found[0]
-
-
-def _deb(folder: Path, package: str) -> Path:
-  """The file of a package."""
-  found = sorted(folder.glob(f'{package}_*.deb'))
-  if len(found) != 1:
-    raise ValueError(
-      f'{folder} has {len(found)} files {package}_*.deb, and one is needed'
-    )
-  return found[0]
-
-
-def _read_release(
-  lists: Path, prefix: str
-) -> tuple[dict[str, str], dict[str, str]]:
-  """Fields of a release file, and SHA-256 by path."""
-  # Signed within, as archives have it, or apart.
+def _read_release(lists: Path, prefix: str) -> deb822.Release:
+  """A release file; it is signed within, as archives have it, or apart."""
   path = lists / f'{prefix}_InRelease'
   if not path.exists():
     path = lists / f'{prefix}_Release'
@@ -245,41 +212,31 @@ def _read_release(
     raise ValueError(
       f'{lists} has no {prefix}_InRelease: the download is incomplete'
     )
-  text = path.read_text(encoding='utf-8', errors='replace')
-  fields = {
-    name.lower(): found[1]
-    for name in ('Origin', 'Codename', 'Version', 'Date')
-    if (found := re.search(rf'^{name}: (.+)$', text, re.MULTILINE))
-  }
-  if fields.get('origin') != 'Debian':
+  release = deb822.Release(path.read_bytes())
+  if (origin := release.get('Origin')) != 'Debian':
     raise ValueError(
-      f'{path.name} is of {fields.get("origin", "nobody")}: the corpora are '
-      "made from Debian's archive"
+      f"{path.name} is of {origin}: the corpora are made from Debian's archive"
     )
-  sums = text.partition('\nSHA256:\n')[2]
-  return fields, {name: digest for digest, name in _SUM.findall(sums)}
+  return release
 
 
 def _read_packages(
-  path: Path, packages: Sequence[str]
-) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-  """Source packages, and versions by SHA-256 of some packages."""
+  lists: Path, binaries: Path, packages: Sequence[str]
+) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
+  """Source packages of the release, where the names differ, and versions of
+  some packages by package and SHA-256."""
   sources: dict[str, str] = {}
-  known: dict[str, dict[str, str]] = {}
-  fields = ('Package', 'Source', 'Version', 'SHA256')
-  for stanza in descriptions.stanzas(_lines(path), fields):
-    package = stanza.get('Package', [''])[0]
-    if 'Source' in stanza:  # "name (version)" where the versions differ.
-      sources[package] = stanza['Source'][0].split(' ')[0]
-    if package in packages and 'SHA256' in stanza and 'Version' in stanza:
-      versions = known.setdefault(package, {})
-      versions[stanza['SHA256'][0]] = stanza['Version'][0]
+  known: dict[tuple[str, str], str] = {}
+  fields = 'Package', 'Source', 'Version', 'SHA256'
+  # The others have newer versions, from updates or from security.
+  for path in _found(lists, '*_Packages'):
+    for stanza in descriptions.stanzas(path, fields):
+      package = stanza['Package']
+      if path == binaries and 'Source' in stanza:
+        sources[package] = stanza.source
+      if package in packages:
+        known[package, stanza['SHA256']] = stanza['Version']
   return sources, known
-
-
-def _lines(path: Path) -> Iterator[str]:
-  with path.open(encoding='utf-8', errors='replace', newline='\n') as file:
-    yield from file
 
 
 def _checked(path: Path, expected: str | None) -> str:

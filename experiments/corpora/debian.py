@@ -221,17 +221,15 @@ def _corpus(
 
 
 def _descriptions(files: Archive, language: str) -> Iterator[Description]:
-  """Descriptions of an index; each text once, under its first package."""
-  path = files.translations[language]
+  """Yields the descriptions of an index; each text once, under its first
+  package."""
   seen = set()
-  try:
-    with path.open(encoding='utf-8', newline='\n') as lines:
-      for description in descriptions.descriptions(lines, language):
-        if description.md5 not in seen:
-          seen.add(description.md5)
-          yield description
-  except UnicodeDecodeError as error:
-    raise ValueError(f'{path} is damaged: {error}') from error
+  for found in descriptions.descriptions(
+    files.translations[language], language
+  ):
+    if found.md5 not in seen:
+      seen.add(found.md5)
+      yield found
 
 
 def _description_pairs(files: Archive) -> Iterator[tuple[str, str, str]]:

@@ -2,7 +2,10 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from debian import deb822
 
 _BULLET = re.compile(r'[*+o-]\s+(?=\S)')
 
@@ -25,57 +28,31 @@ class Description:
   paragraphs: tuple[tuple[str, ...], ...]
 
 
-def stanzas(
-  lines: Iterable[str], fields: Iterable[str]
-) -> Iterator[dict[str, list[str]]]:
-  """Stanzas of an index, deb822(5), with some of their fields.
-
-  Args:
-    lines: of the index.
-    fields: the fields that are wanted.
-
-  Yields:
-    Lines by field: the one with the name first, without the name.
-  """
-  fields = frozenset(fields)
-  stanza: dict[str, list[str]] = {}
-  current: list[str] | None = None
-  for line in lines:
-    line = line.rstrip('\n')
-    if not line:
-      if stanza:
-        yield stanza
-      stanza, current = {}, None
-    elif line[0] == ' ':
-      if current is not None:
-        current.append(line[1:])
-    else:
-      name, _, value = line.partition(':')
-      current = None
-      if name in fields:
-        stanza[name] = current = [value.strip()]
-  if stanza:
-    yield stanza
-
-
-def descriptions(lines: Iterable[str], language: str) -> Iterator[Description]:
-  """Descriptions of a Translation index, in its order.
-
-  Args:
-    lines: of the index.
-    language: of the index, such as 'de'.
-  """
+def descriptions(path: Path, language: str) -> Iterator[Description]:
+  """Yields the descriptions of a Translation index, in its order; `language` is
+  the index's, such as 'de'. ValueError if it is not UTF-8."""
   text_field = f'Description-{language}'
-  fields = ('Package', 'Description-md5', text_field)
-  for stanza in stanzas(lines, fields):
-    if all(field in stanza for field in fields):
-      synopsis, *rest = stanza[text_field]
+  for stanza in stanzas(path, ('Package', 'Description-md5', text_field)):
+    if len(stanza) == 3:
+      synopsis, *rest = stanza[text_field].split('\n')
       yield Description(
-        package=stanza['Package'][0],
-        md5=stanza['Description-md5'][0],
+        package=stanza['Package'],
+        md5=stanza['Description-md5'],
         synopsis=synopsis,
         paragraphs=tuple(_paragraphs(rest)),
       )
+
+
+def stanzas(path: Path, fields: Sequence[str]) -> Iterator[deb822.Packages]:
+  """Yields the stanzas of an index with some of their fields."""
+  try:
+    with path.open('rb') as file:
+      # Without the package python-apt, which belongs to the system's Python.
+      yield from deb822.Packages.iter_paragraphs(
+        file, fields=fields, use_apt_pkg=False
+      )
+  except UnicodeDecodeError as error:
+    raise ValueError(f'{path} is damaged: {error}') from error
 
 
 def text_pairs(

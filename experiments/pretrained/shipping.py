@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from experiments.pretrained import card, curve
-from specdec_jax.checkpoints import loading, model_file, pretrained
-from specdec_jax.cli import main as cli
+from specdec_jax.checkpoints import formats, loading, model_file, pretrained
 from specdec_jax.data import token_files, written_texts
+from specdec_jax.files import replacing
 from specdec_jax.models import families
 from specdec_jax.text import vocabulary_files
 from specdec_jax.training import metrics_log
@@ -43,7 +44,8 @@ def ship(
   Encoder-decoders and EAGLE-3 drafters are put into Hugging Face's format,
   which other packages read too; other networks into ours. The vocabulary lies
   once above all folders; an EAGLE-3 drafter has that of its target, and a
-  picture of its learning curve.
+  picture of its learning curve. ValueError if a run is not finished, or has
+  another vocabulary than what was shipped before, or there is no manifest.
 
   Args:
     runs: folders of `specdec train`, each of which began from the one before;
@@ -56,10 +58,6 @@ def ship(
     limits: what it is bad at.
     license: of the weights, and why.
     overwrite: whether an earlier folder is replaced.
-
-  Raises:
-    ValueError: if a run is not finished, or has another vocabulary than what
-      was shipped before, or there is no manifest.
   """
   records = [_training(Path(run)) for run in runs]
   source, folder = Path(runs[-1]) / 'model', pretrained.FOLDER / name
@@ -71,14 +69,10 @@ def ship(
   corpora = None if manifest is None else _corpora(Path(manifest))
   _check_vocabulary(source)
   pretrained.FOLDER.mkdir(exist_ok=True)
-  for own in (card.NAME, card.DATA, curve.NAME) if overwrite else ():
-    (folder / own).unlink(missing_ok=True)
   is_huggingface = families.has_encoder(config) or is_eagle
   to = 'huggingface' if is_huggingface else 'safetensors'
-  command = ['convert', str(source), str(folder), '--to', to]
-  command += ['--dtype', 'bfloat16', *(['--overwrite'] if overwrite else [])]
-  if cli.main(command):
-    raise ValueError(f'{source} could not be converted')
+  with replacing.new_folder(folder, overwrite=overwrite) as begun:
+    _convert(source, begun, to)
   for file in _VOCABULARY:
     if (folder / file).is_file():
       shutil.move(folder / file, pretrained.FOLDER / file)
@@ -103,6 +97,20 @@ def ship(
     'training': records,
   }
   card.save(name, contents)
+
+
+def _convert(source: Path, folder: Path, to: str) -> None:
+  """Writes a model in bfloat16, in the format of that name."""
+  found = formats.find(source)
+  config = found.read_config(source, jnp.bfloat16, None)
+  params = found.read_params(source, config, None)
+  if families.of(config).has_vocabulary:
+    words = loading.read_vocabulary(source, num_rows=config.vocab_size)
+    if words is not None:
+      vocabulary_files.write(folder, words)
+  [written] = (each for each in formats.FORMATS if each.name == to)
+  assert written.write is not None
+  written.write(folder, config, params, 0)
 
 
 def total_bytes() -> int:
@@ -206,8 +214,7 @@ def _macros(path: Path) -> dict[str, Any]:
 
 def _tokens(folder: Path) -> dict[str, Any]:
   """The training split of token files."""
-  description = token_files.load_description(folder)
-  split = description['splits']['train']
+  split = token_files.load_description(folder).at('splits').at('train').values
   names = ('examples', 'target_tokens', 'sha256')
   return {'name': folder.name} | {name: split.get(name) for name in names}
 

@@ -64,7 +64,7 @@ def _batches(args: argparse.Namespace) -> tuple[dict, dict]:
     train_steps=1,
   )
   sides = token_files.load(f'{args.tokens}/train.npz').sides.values()
-  longest = np.max([np.diff(offsets) for _, offsets in sides], axis=0)
+  longest = np.max([side.lengths for side in sides], axis=0)
   buckets = np.searchsorted(args.lengths, longest)
   counts = {
     length: np.sum(buckets == i) / (args.batch_tokens // length)

@@ -202,7 +202,7 @@ def test_what_cannot_be_shipped(folder, shipped, tmp_path, capsys):
   assert 'no finished run' in capsys.readouterr().err
   assert ship(folder, 'toy-mini', 'target') == 0
   assert ship(folder, 'toy-mini', 'target') == 2
-  assert '--overwrite replaces it' in capsys.readouterr().err
+  assert 'already exists' in capsys.readouterr().err
   (shipped / 'spiece.model').write_bytes(b'another')
   assert ship(folder, 'toy-nano', 'near') == 2
   assert 'not the vocabulary' in capsys.readouterr().err
