@@ -1,7 +1,6 @@
 """Where batches come from, as functions of their position."""
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ import numpy as np
 
 from specdec_jax.data import token_files, training_batches
 from specdec_jax.data.token_files import TokenFile
+from specdec_jax.data.training_batches import Group
 from specdec_jax.files.paths import user_path
 from specdec_jax.text import sentencepiece_vocabulary, tasks
 
@@ -75,9 +75,9 @@ def from_token_files(
   names = [folder] if isinstance(folder, str) else folder
   folders = [user_path(name) for name in names]
   if vocabulary is not None:
-    sha256 = hashlib.sha256(user_path(vocabulary).read_bytes()).hexdigest()
+    model = user_path(vocabulary).read_bytes()
     for path in folders:
-      token_files.check_vocabulary(token_files.load_description(path), sha256)
+      token_files.check_vocabulary(path, model)
   found = token_files.find_vocabulary(folders)
   train = [token_files.load(path / 'train.npz') for path in folders]
   if max_examples is not None:
@@ -89,7 +89,7 @@ def from_token_files(
   validation = [token_files.load(path) for path in held_out if path.is_file()]
   return from_tokens(
     token_files.concatenate(train),
-    token_files.concatenate(validation) if validation else None,
+    [token_files.concatenate(validation)] if validation else (),
     batch_size=batch_size,
     lengths=lengths,
     seed=seed,
@@ -141,7 +141,7 @@ def from_task(
     validation_name = name
   return from_tokens(
     read(name, train_split),
-    read(validation_name, validation_split) if validation_name else None,
+    [read(validation_name, validation_split)] if validation_name else (),
     batch_size=batch_size,
     lengths=lengths,
     seed=seed,
@@ -151,7 +151,7 @@ def from_task(
 
 def from_tokens(
   train: TokenFile,
-  validation: TokenFile | None = None,
+  validation: Sequence[TokenFile] = (),
   *,
   batch_size: int,
   lengths: Mapping[str, int],
@@ -161,29 +161,36 @@ def from_tokens(
 ) -> Dataset:
   """Packed batches of examples in memory; see `from_token_files`."""
 
-  def packed(tokens: TokenFile) -> Features:
-    return training_batches.pack(
+  def group(tokens: TokenFile, count: int | None = None) -> Group:
+    rows = training_batches.pack(
       tokens,
       input_length=lengths.get('inputs', 0),
       target_length=lengths['targets'],
       seed=seed,
       max_examples=max_examples_per_row,
     )
+    return Group({name: x[:count] for name, x in rows.items()}, batch_size)
 
-  rows = packed(train)
-  training_batches.batches_per_epoch(rows, batch_size)
-  held_out = {} if validation is None else packed(validation)
-  held_out = {name: x[:max_validation_rows] for name, x in held_out.items()}
-  in_order = functools.partial(
-    training_batches.in_order, held_out, batch_size=batch_size
-  )
+  held_out = [group(each, max_validation_rows) for each in validation]
+  return of_groups([group(train)], held_out, seed=seed)
+
+
+def of_groups(
+  train: Sequence[Group], held_out: Sequence[Group] = (), *, seed: int = 0
+) -> Dataset:
+  """Makes a data set of packed rows; see `training_batches.epochs`."""
+  validate = functools.partial(training_batches.in_order, held_out)
   return Dataset(
-    batch=functools.partial(
-      training_batches.batch, rows, batch_size=batch_size, seed=seed
+    batch=training_batches.epochs(train, seed=seed).__getitem__,
+    validation=validate if held_out else None,
+    num_ids=1
+    + max(
+      int(array.max(initial=0))
+      for rows, _ in train
+      for name, array in rows.items()
+      if name.endswith('_tokens')
     ),
-    validation=in_order if held_out else None,
-    num_ids=1 + max(int(x.max()) for n, x in rows.items() if 'tokens' in n),
-    contents=(rows, held_out),
+    contents=(train, held_out),
   )
 
 
@@ -231,8 +238,8 @@ def mix(
     raise ValueError(f'ratios {list(ratios)} have the sum {sum(ratios)}, not 1')
 
   def batch(position: int) -> Features:
-    generator = training_batches.generator(seed, position)
-    chosen = generator.choice(len(datasets), p=np.asarray(ratios))
+    draws = np.random.Philox(np.random.SeedSequence([seed, position]))
+    chosen = np.random.Generator(draws).choice(len(datasets), p=ratios)
     return datasets[chosen].batch(position)
 
   def prepare(position: int, params: Any) -> None:

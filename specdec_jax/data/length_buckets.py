@@ -4,13 +4,14 @@ A Spec-Drafter's block follows a prefix of its own in every row, so that no
 other example can share the row, as they do in packed batches.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from specdec_jax.data import token_files, training_batches
-from specdec_jax.data.datasets import Dataset, Features
+from specdec_jax.data import datasets, token_files, training_batches
+from specdec_jax.data.datasets import Dataset
+from specdec_jax.data.training_batches import Group, Rows
 from specdec_jax.files.paths import user_path
 
 
@@ -35,58 +36,30 @@ def from_token_files(
   """
   if list(limits) != sorted(set(limits)) or not limits or limits[0] < 1:
     raise ValueError(f'limits should ascend from 1, got {list(limits)}')
-  sizes = [batch_tokens // limit for limit in limits]
-  if min(sizes) < 1:
+  if batch_tokens < limits[-1]:
     raise ValueError(f'{batch_tokens} tokens are no row of {limits[-1]}')
-  buckets = _read(user_path(folder) / 'train.npz', limits, seed)
-  counts = [
-    training_batches.num_rows(rows) // size
-    for rows, size in zip(buckets, sizes, strict=True)
-  ]
-  if not sum(counts):
-    raise ValueError(f'{folder} has no full batch of {batch_tokens} tokens')
+  sizes = [batch_tokens // limit for limit in limits]
 
-  def batch(position: int) -> Features:
-    epoch, index = divmod(position, sum(counts))
-    order = training_batches.generator(seed, epoch).permutation(sum(counts))
-    nth, bucket = int(order[index]), 0
-    while nth >= counts[bucket]:
-      nth, bucket = nth - counts[bucket], bucket + 1
-    return training_batches.batch(
-      buckets[bucket],
-      epoch * counts[bucket] + nth,
-      batch_size=sizes[bucket],
-      seed=seed,
-    )
+  def groups(path: Path, count: int | None = None) -> list[Group]:
+    return list(map(Group, _read(path, limits, seed, count), sizes))
 
-  def validation() -> Iterator[Features]:
-    held_out = _read(path, limits, seed, max_validation_examples)
-    for rows, size in zip(held_out, sizes, strict=True):
-      yield from training_batches.in_order(rows, batch_size=size)
-
-  path = user_path(folder) / 'validation.npz'
-  ids = [
-    int(rows[name].max(initial=0))
-    for rows in buckets
-    for name in ('encoder_input_tokens', 'decoder_target_tokens')
-  ]
-  return Dataset(
-    batch=batch,
-    validation=validation if path.is_file() else None,
-    num_ids=1 + max(ids),
-    vocabulary=token_files.find_vocabulary([user_path(folder)]),
-    contents=buckets,
-  )
+  path = user_path(folder)
+  held_out = path / 'validation.npz'
+  return datasets.of_groups(
+    groups(path / 'train.npz'),
+    groups(held_out, max_validation_examples) if held_out.is_file() else (),
+    seed=seed,
+  )._replace(vocabulary=token_files.find_vocabulary([path]))
 
 
 def _read(
   path: Path, limits: Sequence[int], seed: int, count: int | None = None
-) -> list[Features]:
+) -> list[Rows]:
   """The rows of every bucket, possibly none."""
   tokens = token_files.load(path)
   if tokens.inputs is None:
     raise ValueError(f'{path} has no inputs to be read by an encoder')
-  sides = [np.diff(offsets) for _, offsets in tokens.sides.values()]
+  sides = [side.lengths for side in tokens.sides.values()]
   lengths = np.max(sides, axis=0)[:count]
   if (longest := lengths.max(initial=0)) > limits[-1]:
     raise ValueError(

@@ -1,7 +1,6 @@
 """From text to token files."""
 
 import dataclasses
-import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -111,8 +110,8 @@ def _encode(
   tokens = token_files.from_rows(inputs or None, targets)
   return tokens, counts | {
     'examples': len(tokens),
-    'input_tokens': 0 if tokens.inputs is None else tokens.inputs.size,
-    'target_tokens': tokens.targets.size,
+    'input_tokens': sum(map(len, inputs)),
+    'target_tokens': sum(map(len, targets)),
   }
 
 
@@ -139,11 +138,11 @@ def prepare(
     tokens, counts = _encode(path, vocabulary, lengths, prefix)
     file = folder / f'{split}.npz'
     token_files.save(file, tokens)
-    checksum = hashlib.sha256(file.read_bytes()).hexdigest()
+    checksum = token_files.sha256_of(file.read_bytes())
     splits[split] = counts | {'sha256': checksum}
   description = {
     'vocabulary': {
-      'sha256': hashlib.sha256(vocabulary.model).hexdigest(),
+      'sha256': token_files.sha256_of(vocabulary.model),
       'size': vocabulary.vocab_size,
       'eos_id': vocabulary.eos_ids[0],
     },

@@ -7,16 +7,20 @@ its target shifted right within the segment, from 0.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec_jax.data.token_files import Side, TokenFile
+from specdec_jax.data.token_files import Texts, TokenFile
+from specdec_jax.files.require import require
 
 Rows = Mapping[str, np.ndarray]
 # Rows that are still open while examples are packed. More fill the rows better,
 # and take longer: 64 leave a few hundredths of a row empty.
 _NUM_OPEN_ROWS = 64
+# By side, how T5X's names of its features begin.
+_FEATURES = {'inputs': 'encoder_input', 'targets': 'decoder_target'}
 
 
 def pack(
@@ -47,25 +51,21 @@ def pack(
     `decoder_segment_ids`, `decoder_positions`; float32 `[R, T]` named
     `decoder_loss_weights`. ValueError if an example is longer than a row.
   """
-  sides = {'decoder_target': (tokens.sides['target'], target_length)}
-  if 'input' in tokens.sides:
-    sides['encoder_input'] = (tokens.sides['input'], input_length)
-  all_lengths, limits = [], []
-  for name, ((_, offsets), limit) in sides.items():
-    lengths = np.diff(offsets)
-    if (longest := lengths.max(initial=0)) > limit:
+  limits = {'inputs': input_length, 'targets': target_length}
+  sides = tokens.sides
+  for name, side in sides.items():
+    if (longest := side.lengths.max(initial=0)) > limits[name]:
       raise ValueError(
-        f'an example has {longest} {name} tokens, a row has room for {limit}'
+        f'an example has {longest} {name} tokens, a row has room for '
+        f'{limits[name]}'
       )
-    all_lengths.append(lengths)
-    limits.append(limit)
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(tokens))
-  lengths = np.stack(all_lengths, 1)[order]
-  groups = _assign(lengths, np.array(limits), max_examples)
-  members = [order[group] for group in groups]
+  lengths = np.stack([side.lengths for side in sides.values()], 1)[order]
+  room = np.array([limits[name] for name in sides])
+  members = [order[group] for group in _assign(lengths, room, max_examples)]
   rows: dict[str, np.ndarray] = {}
-  for name, (side, limit) in sides.items():
-    rows |= _fill(name, side, members, limit)
+  for name, side in sides.items():
+    rows |= _fill(_FEATURES[name], side, members, limits[name])
   targets = rows['decoder_target_tokens']
   shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
   is_first = rows['decoder_positions'] == 0
@@ -80,52 +80,63 @@ def num_rows(rows: Rows) -> int:
   return len(rows['decoder_target_tokens'])
 
 
-def batches_per_epoch(rows: Rows, batch_size: int) -> int:
-  """Full batches, or ValueError if there is none; what is left over differs
-  from epoch to epoch."""
-  if not 1 <= batch_size <= num_rows(rows):
+class Group(NamedTuple):
+  """Rows of one shape, and how many of them a batch has, over all devices."""
+
+  rows: Rows
+  batch_size: int
+
+
+def epochs(groups: Sequence[Group], *, seed: int = 0) -> Any:
+  """Makes an endless stream of batches, a `grain.MapDataset`: its item at a
+  position needs no other state.
+
+  A batch is of one group. Each epoch has an order of its own and every row at
+  most once; those that fill no batch differ from epoch to epoch. ValueError if
+  there is not one full batch.
+  """
+  grain = require('grain', extra='train', purpose='training')
+  one_epoch = [
+    grain.MapDataset.range(num_rows(rows))
+    .shuffle(seed)
+    .batch(batch_size, drop_remainder=True)
+    .map(functools.partial(_take, rows))
+    for rows, batch_size in groups
+    if num_rows(rows) >= batch_size
+  ]
+  if not one_epoch:
     raise ValueError(
-      f'a batch of {batch_size} rows cannot be had of {num_rows(rows)}'
+      'not one full batch: '
+      + ', '.join(f'{num_rows(rows)} rows of {n}' for rows, n in groups)
     )
-  return num_rows(rows) // batch_size
+  return grain.MapDataset.concatenate(one_epoch).shuffle(seed).repeat()
 
 
-def batch(rows: Rows, position: int, *, batch_size: int, seed: int = 0) -> Rows:
-  """The batch at a position of an endless stream, which needs no other state:
-  as many come before it, over all epochs. Each epoch has an order of its own,
-  from (seed, epoch)."""
-  epoch, index = divmod(position, batches_per_epoch(rows, batch_size))
-  order = _epoch_order(num_rows(rows), seed, epoch)
-  chosen = order[index * batch_size :][:batch_size]
+def in_order(groups: Sequence[Group]) -> Iterator[Rows]:
+  """Yields every row once, for evaluation; the last batch of a group is filled
+  with empty rows, which have no loss weight."""
+  for rows, batch_size in groups:
+    for first in range(0, num_rows(rows), batch_size):
+      missing = max(first + batch_size - num_rows(rows), 0)
+      yield {
+        name: np.pad(array[first:][:batch_size], ((0, missing), (0, 0)))
+        for name, array in rows.items()
+      }
+
+
+def _take(rows: Rows, chosen: Any) -> Rows:
   return {name: array[chosen] for name, array in rows.items()}
-
-
-def in_order(rows: Rows, *, batch_size: int) -> Iterator[Rows]:
-  """Every row once, for evaluation; the last batch is filled with empty rows,
-  which have no loss weight."""
-  for first in range(0, num_rows(rows), batch_size):
-    missing = max(first + batch_size - num_rows(rows), 0)
-    yield {
-      name: np.pad(array[first:][:batch_size], ((0, missing), (0, 0)))
-      for name, array in rows.items()
-    }
-
-
-def generator(seed: int, index: int) -> np.random.Generator:
-  """Draws of their own for each epoch, or each batch, of a stream."""
-  sequence = np.random.SeedSequence([seed, index])
-  return np.random.Generator(np.random.Philox(sequence))
-
-
-@functools.lru_cache(maxsize=4)
-def _epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
-  return generator(seed, epoch).permutation(count)
 
 
 def _assign(
   lengths: np.ndarray, limits: np.ndarray, max_examples: int | None
 ) -> list[list[int]]:
-  """Indices of examples `[N, sides]` by row: best fit among the open rows."""
+  """Assigns examples to rows; the indices of each row's.
+
+  An example goes into the open row that it leaves the least room in, on the
+  side that is fullest. Where it fits none, the fullest row is closed. grain has
+  such packers, of another `experimental` API, which take five times as long.
+  """
   room = np.tile(limits, (_NUM_OPEN_ROWS, 1))
   open_rows: list[list[int]] = [[] for _ in range(_NUM_OPEN_ROWS)]
   closed = []
@@ -146,15 +157,16 @@ def _assign(
 
 
 def _fill(
-  name: str, side: Side, members: list[np.ndarray], limit: int
+  name: str, side: Texts, members: list[np.ndarray], limit: int
 ) -> dict[str, np.ndarray]:
-  """Tokens, segments and positions of one side."""
-  flat, offsets = side
+  """Fills rows of one side: of texts [5, 6, 1] and [7, 1] in a row of 6, tokens
+  are [5, 6, 1, 7, 1, 0], segments [1, 1, 1, 2, 2, 0] and positions
+  [0, 1, 2, 0, 1, 0]."""
   tokens, segments, positions = np.zeros((3, len(members), limit), np.int32)
   for row, examples in enumerate(members):
     start = 0
     for segment, i in enumerate(examples, start=1):
-      ids = flat[offsets[i] : offsets[i + 1]]
+      ids = side[i]
       end = start + len(ids)
       tokens[row, start:end] = ids
       segments[row, start:end] = segment

@@ -1,15 +1,20 @@
 """Batches of texts that a model wrote, with its residual streams."""
 
-import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from specdec_jax.data import token_files, training_batches, written_texts
+from specdec_jax.data import (
+  datasets,
+  token_files,
+  training_batches,
+  written_texts,
+)
 from specdec_jax.data.datasets import Dataset, Features
 from specdec_jax.data.token_files import TokenFile
+from specdec_jax.data.training_batches import Group
 from specdec_jax.data.written_texts import WrittenTexts
 
 
@@ -23,7 +28,7 @@ def from_written_texts(
   seed: int = 0,
   max_validation_rows: int | None = None,
 ) -> Dataset:
-  """Packed batches of a folder of `specdec data rewrite --prompts --layers`.
+  """Packed batches of a folder of `specdec data write --prompts --layers`.
 
   Features are `decoder_target_tokens`, `decoder_segment_ids`, and
   `decoder_loss_weights`, 1 for tokens that the model wrote, as in
@@ -49,33 +54,24 @@ def from_written_texts(
   parts = written_texts.load_parts(folder, num_parts)
   if any(texts.streams is None for texts in parts):
     raise ValueError(
-      f'{folder} has no residual streams: give specdec data rewrite --layers'
+      f'{folder} has no residual streams: give specdec data write --layers'
     )
   texts = _Texts(parts)
-  pack = functools.partial(
-    training_batches.pack, input_length=0, target_length=length, seed=seed
-  )
-  rows = pack(texts.places(held_out, length, is_held_out=False))
-  training_batches.batches_per_epoch(rows, batch_size)
-  validation_rows = {
-    name: x[:max_validation_rows]
-    for name, x in pack(
-      texts.places(held_out, length, is_held_out=True)
-    ).items()
-  }
 
-  def batch(position: int) -> Features:
-    return texts.read(
-      training_batches.batch(rows, position, batch_size=batch_size, seed=seed)
+  def group(is_held_out: bool, count: int | None = None) -> Group:
+    rows = training_batches.pack(
+      texts.places(held_out, length, is_held_out=is_held_out),
+      input_length=0,
+      target_length=length,
+      seed=seed,
     )
+    return Group({name: x[:count] for name, x in rows.items()}, batch_size)
 
-  def validation() -> Iterator[Features]:
-    in_order = training_batches.in_order(validation_rows, batch_size=batch_size)
-    return map(texts.read, in_order)
-
+  validation = [group(True, max_validation_rows)]
+  rows = datasets.of_groups([group(False)], seed=seed)
   return Dataset(
-    batch=batch,
-    validation=validation,
+    batch=lambda position: texts.read(rows.batch(position)),
+    validation=lambda: map(texts.read, training_batches.in_order(validation)),
     num_ids=1 + int(texts.tokens.max()),
     contents=(texts.tokens, texts.log_probs),
   )

@@ -150,13 +150,12 @@ def part_indices(folder: str | Path) -> list[int]:
 
 
 def load_description(folder: str | Path) -> Settings:
-  """What `specdec data rewrite` wrote about a folder, to be read key by key;
+  """What `specdec data write` wrote about a folder, to be read key by key;
   ValueError if it has no such description, or a damaged one."""
   path = local_path(folder) / DESCRIPTION
   if not path.is_file():
     raise ValueError(
-      f'{folder} has no {DESCRIPTION}: specdec data rewrite --prompts writes '
-      'one'
+      f'{folder} has no {DESCRIPTION}: specdec data write --prompts writes one'
     )
   return settings.read(path)
 
@@ -227,6 +226,6 @@ def load_parts(
   if not wanted or not set(wanted) <= set(found):
     raise ValueError(
       f'{folder} has {len(found)} complete parts, {num_parts or 1} are needed: '
-      'go on with specdec data rewrite'
+      'go on with specdec data write'
     )
   return [load_part(folder, index) for index in wanted]

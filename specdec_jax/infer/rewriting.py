@@ -130,7 +130,7 @@ def _check(decoder: Decoder, writing: Writing) -> None:
   if families.has_encoder(decoder.config):
     raise ValueError(
       f'{decoder.model.checkpoint} is an encoder-decoder, which continues no '
-      'prompts: rewrite token files with it, --tokens'
+      'prompts: specdec data rewrite is for it'
     )
   if writing.layers is not None:
     eagle.check_target(decoder.model.checkpoint, decoder.config)

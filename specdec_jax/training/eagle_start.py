@@ -38,7 +38,7 @@ def eagle_config(
   default.
 
   It reads the streams that were kept in `texts`, a folder of `specdec data
-  rewrite --prompts`, but the last of them, which is the target's output.
+  write --prompts`, but the last of them, which is the target's output.
   Features are normed one by one, and the normed state is that of the next
   drafted position. ValueError if the last stream is another, or another target
   wrote the texts.
@@ -49,7 +49,7 @@ def eagle_config(
   if len(layers) < 2 or layers[-1] != config.num_layers:
     raise ValueError(
       f'{texts} has the streams of layers {layers}; an EAGLE-3 drafter '
-      f'needs some and the last output: give specdec data rewrite --layers, '
+      f'needs some and the last output: give specdec data write --layers, '
       f'and {config.num_layers} as the last of them'
     )
   own = head_digest(head)
@@ -88,7 +88,7 @@ def eagle_params(
   """Where a network begins: near the target, but for its layer, which is drawn.
 
   The tokens that can be drafted are those that the target wrote most often in
-  `texts`, a folder of `specdec data rewrite --prompts`; how much of its output
+  `texts`, a folder of `specdec data write --prompts`; how much of its output
   they cover is printed. Their logits, and the norm before them, begin as the
   target's. Norms of features and of embeddings begin as those of the target's
   layers that read the same, which hold the few outlying dimensions of a stream

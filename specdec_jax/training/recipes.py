@@ -13,8 +13,8 @@ import numpy as np
 from specdec_jax import base, logits
 from specdec_jax.base import Array
 from specdec_jax.checkpoints import loading
-from specdec_jax.data import token_files, training_batches
-from specdec_jax.data.datasets import Dataset
+from specdec_jax.data import datasets, token_files
+from specdec_jax.data.datasets import Dataset, Features
 from specdec_jax.data.token_files import TokenFile
 from specdec_jax.decoding import autoregressive
 from specdec_jax.files import replacing
@@ -110,18 +110,18 @@ def rewrite_targets(
   """
   if batch_size < 1:
     raise ValueError(f'batch_size must be at least 1, got {batch_size}')
-  if tokens.inputs is None or tokens.input_offsets is None:
+  if tokens.inputs is None:
     raise ValueError('these examples have no inputs to decode')
   max_len = max_new_tokens + 1
   generate = _generate_fn(config, max_len, eos_id, temperature, vocab_size)
   params = jax.tree.map(lambda x: x.astype(config.dtype), params)
-  order = np.argsort(np.diff(tokens.input_offsets), kind='stable')
+  order = np.argsort(tokens.inputs.lengths, kind='stable')
   written: dict[int, Any] = {}
   for first in range(0, len(tokens), batch_size):
     chosen = order[first : first + batch_size]
     # Rows beyond the last example repeat it, so that one program serves all.
     padded = np.pad(chosen, (0, batch_size - len(chosen)), mode='edge')
-    sources: list[Any] = [tokens.example(i)[0] for i in padded]
+    sources = [tokens.inputs[i].tolist() for i in padded]
     width = -(-max(len(source) for source in sources) // _WIDTH) * _WIDTH
     prompt = prompts.pack(
       sources,
@@ -137,10 +137,8 @@ def rewrite_targets(
     for row, i in enumerate(chosen):
       written[int(i)] = rows[row, 1 : lengths[row]]
     report(len(chosen))
-  flat = token_files.from_rows(None, [written[i] for i in range(len(tokens))])
-  return dataclasses.replace(
-    tokens, targets=flat.targets, target_offsets=flat.target_offsets
-  )
+  rows = [written[i] for i in range(len(tokens))]
+  return dataclasses.replace(tokens, targets=token_files.texts(rows))
 
 
 @functools.lru_cache(maxsize=8)
@@ -194,9 +192,10 @@ def drafter_texts(
   inputs = token_files.concatenate(
     [token_files.load(user_path(f) / 'train.npz') for f in folders]
   )
-  vocabulary = token_files.load_description(folders[0])['vocabulary']
+  vocabulary = token_files.load_description(folders[0]).at('vocabulary')
+  vocab_size = vocabulary.count('size')
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
-  current: dict[int, training_batches.Rows] = {}
+  current: dict[int, Dataset] = {}  # The one text that is read now.
 
   def prepare(position: int, params: Any) -> None:
     text = position // refresh_period
@@ -213,27 +212,25 @@ def drafter_texts(
         token_files.take(inputs, chosen),
         max_new_tokens=lengths['targets'],
         eos_id=eos_id,
-        vocab_size=vocabulary['size'],
+        vocab_size=vocab_size,
         temperature=temperature,
         seed=seed + text,
       )
       with replacing.file(path) as partial:
         token_files.save(partial, written)
     current.clear()
-    current[text] = training_batches.pack(
-      token_files.load(path),
-      input_length=lengths['inputs'],
-      target_length=lengths['targets'],
-      seed=seed,
+    current[text] = datasets.from_tokens(
+      token_files.load(path), batch_size=batch_size, lengths=lengths, seed=seed
     )
 
-  def batch(position: int) -> training_batches.Rows:
-    rows = current[position // refresh_period]
-    return training_batches.batch(
-      rows, position, batch_size=batch_size, seed=seed
-    )
+  def batch(position: int) -> Features:
+    return current[position // refresh_period].batch(position)
 
-  return Dataset(batch=batch, prepare=prepare, contents=vars(inputs))
+  return Dataset(
+    batch=batch,
+    prepare=prepare,
+    contents=[vars(side) for side in inputs.sides.values()],
+  )
 
 
 def read_t5(name: str, dtype: Any) -> tuple[T5Config, Any]:

@@ -276,12 +276,6 @@ def test_help_names_the_options(run, command):
     assert '(default: 8)' in result.out
 
 
-def test_rewriting_tokens_takes_no_option_of_prompts(run):
-  usual = ('data', 'rewrite', '--model', 'x', '--tokens', 'x', '--out', 'x')
-  result = run(*usual, '--max_new_tokens', '9')
-  assert_refused(result, '--max_new_tokens', '--prompts')
-
-
 def test_help_shows_defaults_as_they_are_typed(run):
   shown = ' '.join(run('data', 'rewrite', '--help').out.split())
   assert '(default: 0.0)' in shown

@@ -1,4 +1,4 @@
-"""`specdec data rewrite --prompts`: texts by a model, with what it computed."""
+"""`specdec data write --prompts`: texts by a model, with what it computed."""
 
 import shutil
 
@@ -27,7 +27,7 @@ def rewrite(run, model, prompts_file):
       '--part_size': 3,
     } | changes
     arguments = (each for item in usual.items() for each in item)
-    return run('data', 'rewrite', *arguments, *options)
+    return run('data', 'write', *arguments, *options)
 
   return call
 
@@ -129,7 +129,6 @@ def test_parts_take_temperatures_in_turn(rewrite, tmp_path):
     (('--layers', '1'), {'--model': 'lm-nano'}, ('lm-nano', 'Llama')),
     ((), {'--max_new_tokens': 500}, ('prompt 8', '500', '128')),
     (('--system', 'a'), {}, ('--system', '--chat')),
-    (('--overwrite',), {}, ('--overwrite', '--tokens')),
   ],
 )
 def test_what_cannot_be_written(rewrite, tmp_path, options, changes, parts):

@@ -43,15 +43,19 @@ def examples(rows):
 
 
 def test_every_example_is_in_one_row(tokens, rows):
-  expected = [tuple(map(tuple, tokens.example(i))) for i in range(len(tokens))]
+  expected = [
+    (tuple(tokens.inputs[i]), tuple(tokens.targets[i]))
+    for i in range(len(tokens))
+  ]
   assert sorted(examples(rows)) == sorted(expected)
   weights = rows['decoder_loss_weights']
-  assert weights.sum() == tokens.targets.size
+  assert weights.sum() == tokens.targets.tokens.size
   assert ((rows['decoder_target_tokens'] > 0) == (weights > 0)).all()
 
 
 def test_rows_are_well_filled(tokens, rows):
-  fewest = max(tokens.inputs.size / 64, tokens.targets.size / 48)
+  sizes = tokens.inputs.tokens.size, tokens.targets.tokens.size
+  fewest = max(sizes[0] / 64, sizes[1] / 48)
   assert training_batches.num_rows(rows) < 1.1 * fewest
   alone = training_batches.pack(tokens, **SHAPE, max_examples=1)
   assert training_batches.num_rows(alone) == len(tokens)
@@ -69,7 +73,7 @@ def test_a_language_model_has_no_encoder(tokens):
 
 
 def test_examples_longer_than_a_row(tokens):
-  with pytest.raises(ValueError, match=r'23 encoder_input.*for 9'):
+  with pytest.raises(ValueError, match=r'23 inputs tokens, .* room for 9'):
     training_batches.pack(tokens, input_length=9, target_length=16)
 
 
@@ -77,40 +81,41 @@ def same(a, b):
   return all((a[name] == b[name]).all() for name in a)
 
 
+def epochs(rows, batch_size=8, **options):
+  group = training_batches.Group(rows, batch_size)
+  return training_batches.epochs([group], **options)
+
+
 def test_an_epoch_has_every_row_at_most_once(rows):
-  count = training_batches.batches_per_epoch(rows, 8)
+  stream = epochs(rows)
+  count = training_batches.num_rows(rows) // 8
   for epoch in range(2):
     seen = []
     for position in range(epoch * count, (epoch + 1) * count):
-      seen += examples(training_batches.batch(rows, position, batch_size=8))
+      seen += examples(stream[position])
     assert len(set(seen)) == len(seen)
     left_over = training_batches.num_rows(rows) - 8 * count
     assert len(seen) >= 500 - left_over * 48
-  first, second = (
-    training_batches.batch(rows, p, batch_size=8) for p in (0, count)
-  )
-  assert not same(first, second)
+  assert not same(stream[0], stream[count])
 
 
 def test_the_stream_resumes_at_a_position(tokens, rows):
   again = training_batches.pack(tokens, **SHAPE)
   assert same(rows, again)
+  before, after = epochs(rows, seed=5), epochs(again, seed=5)
   for position in (3, 17, 1_000_003):
-    before = training_batches.batch(rows, position, batch_size=8, seed=5)
-    training_batches._epoch_order.cache_clear()
-    after = training_batches.batch(again, position, batch_size=8, seed=5)
-    assert same(before, after)
-  other = training_batches.batch(rows, 3, batch_size=8, seed=6)
-  assert not same(training_batches.batch(rows, 3, batch_size=8, seed=5), other)
+    assert same(before[position], after[position])
+  assert not same(before[3], epochs(rows, seed=6)[3])
 
 
 def test_evaluation_sees_every_row_once(tokens, rows):
-  batches = list(training_batches.in_order(rows, batch_size=32))
+  group = training_batches.Group(rows, 32)
+  batches = list(training_batches.in_order([group]))
   assert {b['decoder_target_tokens'].shape for b in batches} == {(32, 48)}
   found = [example for batch in batches for example in examples(batch)]
   assert sorted(found) == sorted(examples(rows))
 
 
 def test_too_few_rows(rows):
-  with pytest.raises(ValueError, match='5000 rows'):
-    training_batches.batch(rows, 0, batch_size=5000)
+  with pytest.raises(ValueError, match='not one full batch'):
+    epochs(rows, batch_size=5000)

@@ -61,7 +61,7 @@ def test_folders_of_several_tasks_are_mixed(tmp_path):
   texts = {name: [] for name in counts}
   for name in counts:
     alone = tiny_runs.examples(counts[name])
-    texts[name] = [alone.example(i)[1].tolist() for i in range(len(alone))]
+    texts[name] = [alone.targets[i].tolist() for i in range(len(alone))]
   found = []
   for position in range(sum(counts.values())):
     row = mixed.batch(position)['decoder_target_tokens'][0]
@@ -86,7 +86,7 @@ def test_the_vocabulary_comes_with_the_token_files(tmp_path):
   assert found.vocabulary == folders[0] / token_files.VOCABULARY
   assert datasets.mix([found], [1.0]).vocabulary == found.vocabulary
   description = folders[1] / token_files.DESCRIPTION
-  digest = token_files.load_description(folders[1])['vocabulary']['sha256']
+  digest = token_files.sha256_of(tiny_runs.vocabulary())
   description.write_text(description.read_text().replace(digest, '0123456789'))
   with pytest.raises(ValueError, match='vocabulary 0123456789'):
     token_files.find_vocabulary(folders[1:])

@@ -224,7 +224,7 @@ def texts(tmp_path_factory):
   (folder / 'prompts.txt').write_text('\n'.join(prompts))
   status = cli.main(
     [
-      *('data', 'rewrite', '--model', model, '--chat'),
+      *('data', 'write', '--model', model, '--chat'),
       *('--prompts', str(folder / 'prompts.txt')),
       *('--out', str(folder / 'texts'), '--layers', '1', '2', '3'),
       *('--max_new_tokens', '16', '--batch_size', '8', '--part_size', '16'),

@@ -27,8 +27,7 @@ def run():
 
 @pytest.fixture(scope='module')
 def batch():
-  packed = tiny_runs.rows(200)
-  return training_batches.batch(packed, 0, batch_size=16)
+  return tiny_runs.dataset(count=200).batch(0)
 
 
 def step(run, batch, **settings):

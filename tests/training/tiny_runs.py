@@ -1,15 +1,15 @@
 """A tiny network, and a task that it can learn: to copy, one letter up."""
 
 import functools
-import hashlib
 import io
 import json
 from pathlib import Path
 
 import numpy as np
 
-from specdec_jax.data import token_files, training_batches
+from specdec_jax.data import datasets, token_files, training_batches
 from specdec_jax.data.datasets import Dataset
+from specdec_jax.data.training_batches import Group
 from specdec_jax.models.t5 import T5Config
 
 CONFIG = T5Config(
@@ -64,7 +64,7 @@ def write_tokens(folder: Path, **counts: int) -> None:
     token_files.save(folder / f'{split}.npz', examples(count))
   description = {
     'vocabulary': {
-      'sha256': hashlib.sha256(vocabulary()).hexdigest(),
+      'sha256': token_files.sha256_of(vocabulary()),
       'size': CONFIG.vocab_size,
       'eos_id': EOS,
     },
@@ -85,14 +85,6 @@ def rows(count: int, *, max_examples: int | None = None):
 
 def dataset(*, batch_size: int = 16, count: int = 400) -> Dataset:
   packed = rows(count)
-
-  def validation():
-    first = {name: x[:batch_size] for name, x in packed.items()}
-    return training_batches.in_order(first, batch_size=batch_size)
-
-  return Dataset(
-    batch=lambda position: training_batches.batch(
-      packed, position, batch_size=batch_size
-    ),
-    validation=validation,
-  )
+  first = {name: x[:batch_size] for name, x in packed.items()}
+  group, held_out = (Group(each, batch_size) for each in (packed, first))
+  return datasets.of_groups([group], [held_out])

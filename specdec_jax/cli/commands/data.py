@@ -2,10 +2,8 @@
 
 import argparse
 import functools
-import hashlib
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -18,6 +16,7 @@ from specdec_jax.files.paths import user_path
 from specdec_jax.infer import rewriting
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.text import prompts, sentencepiece_vocabulary
+from specdec_jax.text.sentencepiece_vocabulary import SentencePieceVocabulary
 from specdec_jax.training import recipes
 
 
@@ -35,21 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_options(action)
     action.set_defaults(data_action=function)
-  # Whatever options it had are text here: the answer is the same.
-  moved = actions.add_parser('build', add_help=False, prefix_chars='\n')
-  moved.add_argument('rest', nargs='*')
-  moved.set_defaults(data_action=_build)
 
 
 def run(args: argparse.Namespace) -> int:
   return args.data_action(args)
-
-
-def _build(args: argparse.Namespace) -> int:
-  raise ValueError(
-    'specdec data build has moved: give python -m experiments.corpora debian '
-    '--out DIR in a checkout of the repository'
-  )
 
 
 def _add_vocabulary(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +71,7 @@ def _vocabulary(args: argparse.Namespace) -> int:
     model = progress.interruptible(lambda: train(texts, size=args.size))
   with replacing.file(user_path(args.out)) as partial:
     partial.write_bytes(model)
-  digest = hashlib.sha256(model).hexdigest()
+  digest = token_files.sha256_of(model)
   print(f'{args.out}: {args.size} ids, SHA-256 {digest}')
   return 0
 
@@ -156,108 +144,72 @@ def _prepare(args: argparse.Namespace) -> int:
   return 0
 
 
-# Options of `rewrite` that one source alone takes, with their defaults.
-_WITH_TOKENS: dict[str, Any] = {'splits': ['train'], 'overwrite': False}
-_WITH_PROMPTS: dict[str, Any] = {
-  'chat': False,
-  'system': None,
-  'max_new_tokens': 256,
-  'part_size': 128,
-  'layers': None,
-}
+def _add_writing(parser: argparse.ArgumentParser, *, model: str) -> None:
+  """Adds what both `rewrite` and `write` take."""
+  add = parser.add_argument
+  add('--model', metavar='MODEL', required=True, help=model)
+  add('--out', metavar='DIR', required=True, help='new folder')
+  add(
+    '--batch_size', type=options.positive_int, default=64, help='rows at once'
+  )
+  add('--seed', type=options.seed, default=0, help='of draws')
+  add('--dtype', **options.DTYPE, help='of weights and caches')
 
 
 def _add_rewrite(parser: argparse.ArgumentParser) -> None:
+  _add_writing(parser, model='a T5, as for generate')
   add = parser.add_argument
-  needed = functools.partial(add, required=True)
-  needed(
-    '--model',
-    metavar='MODEL',
-    help='as for generate: a T5 for --tokens, a decoder for --prompts',
-  )
-  source = parser.add_mutually_exclusive_group(required=True)
-  source.add_argument(
+  add(
     '--tokens',
     metavar='DIR',
+    required=True,
     help='what specdec data prepare wrote: inputs, and targets to be replaced',
   )
-  source.add_argument(
+  add(
+    '--splits',
+    nargs='+',
+    default=['train'],
+    metavar='SPLIT',
+    help='to be rewritten; the others are copied',
+  )
+  add(
+    '--temperature', type=options.temperature, default=0.0, help='0 is greedy'
+  )
+  add('--overwrite', action='store_true', help='replace an earlier folder')
+
+
+def _add_write(parser: argparse.ArgumentParser) -> None:
+  _add_writing(parser, model='a decoder, as for generate')
+  add = parser.add_argument
+  add(
     '--prompts',
     metavar='FILE',
-    help='one prompt per line, or JSONL with a key "prompt": texts are written '
-    'after them, in parts; the same command goes on where it was stopped',
+    required=True,
+    help='one prompt per line, or JSONL with a key "prompt"',
   )
-  needed('--out', metavar='DIR', help='new folder')
+  options.add_chat(add)
   add(
     '--temperature',
     type=options.temperature,
     nargs='+',
     default=[0.0],
-    help='0 is greedy; with --prompts, parts take several in turn',
+    help='0 is greedy; parts take several in turn',
   )
   number = functools.partial(add, type=options.positive_int)
-  number('--batch_size', default=64, help='rows decoded at once')
-  add('--seed', type=options.seed, default=0, help='of draws')
-  add('--dtype', **options.DTYPE, help='of weights and caches')
-  _add_rewriting_of_tokens(parser)
-  _add_writing_after_prompts(parser)
-
-
-def _add_rewriting_of_tokens(parser: argparse.ArgumentParser) -> None:
-  add = parser.add_argument_group('with --tokens').add_argument
-  add(
-    '--splits',
-    nargs='+',
-    default=_WITH_TOKENS['splits'],
-    metavar='SPLIT',
-    help='to be rewritten; the others are copied',
-  )
-  add('--overwrite', action='store_true', help='replace an earlier folder')
-
-
-def _add_writing_after_prompts(parser: argparse.ArgumentParser) -> None:
-  add = parser.add_argument_group('with --prompts').add_argument
-  options.add_chat(add)
-  number = functools.partial(add, type=options.positive_int)
-  defaults = _WITH_PROMPTS
+  number('--max_new_tokens', default=256, help='per text')
+  number('--part_size', default=128, help='texts of a part')
   number(
-    '--max_new_tokens', default=defaults['max_new_tokens'], help='per text'
-  )
-  number('--part_size', default=defaults['part_size'], help='texts of a part')
-  add(
     '--layers',
     nargs='+',
-    type=options.positive_int,
     metavar='N',
     help='keep the residual streams that enter these layers, in bfloat16; the '
     "number of layers names the last one's output",
   )
 
 
-def _rewrite(args: argparse.Namespace) -> int:
-  """give token files, or prompts, the texts that a model writes: distillation
-  and EAGLE heads need them"""
-  _check_source(args)
-  if args.prompts is not None:
-    return _write_after_prompts(args)
-  if len(args.temperature) != 1:
-    raise ValueError(
-      f'--tokens takes one --temperature, got {len(args.temperature)}'
-    )
-  return _rewrite_tokens(args)
-
-
-def _check_source(args: argparse.Namespace) -> None:
-  """Raises ValueError for an option of the other source."""
-  given, other, foreign = 'tokens', 'prompts', _WITH_PROMPTS
-  if args.prompts is not None:
-    given, other, foreign = 'prompts', 'tokens', _WITH_TOKENS
-  for name, default in foreign.items():
-    if getattr(args, name) != default:
-      raise ValueError(f'--{name} is for --{other}, not for --{given}')
-
-
-def _write_after_prompts(args: argparse.Namespace) -> int:
+def _write(args: argparse.Namespace) -> int:
+  """write texts after prompts, with what the model computed: EAGLE heads need
+  them. The same command goes on where it was stopped"""
   if args.system is not None and not args.chat:
     raise ValueError('--system is for --chat, which is not given')
   compilation_cache.enable()
@@ -279,52 +231,62 @@ def _write_after_prompts(args: argparse.Namespace) -> int:
   return 0
 
 
-def _rewrite_tokens(args: argparse.Namespace) -> int:
+def _rewrite(args: argparse.Namespace) -> int:
+  """give token files the targets that a model writes: distillation needs
+  them"""
   source = user_path(args.tokens)
   description = token_files.load_description(source)
   splits = {path.stem: path for path in sorted(source.glob('*.npz'))}
   if missing := sorted(set(args.splits) - set(splits)):
     raise ValueError(f'{source} has no {", ".join(missing)}')
   config, params = recipes.read_t5(args.model, jnp.dtype(args.dtype))
-  path = loading.locate(args.model)
-  vocabulary = loading.read_vocabulary(path)
-  own = path / token_files.VOCABULARY  # Also where tokenizer.json is read.
-  model = getattr(vocabulary, 'model', own.is_file() and own.read_bytes())
-  if isinstance(model, bytes):
-    token_files.check_vocabulary(description, hashlib.sha256(model).hexdigest())
+  _check_model_vocabulary(args.model, source)
+  words = description.at('vocabulary')
+  rewrite = functools.partial(
+    recipes.rewrite_targets,
+    config,
+    params,
+    max_new_tokens=description.at('lengths').count('targets'),
+    eos_id=words.count('eos_id', least=0),
+    vocab_size=words.count('size'),
+    temperature=args.temperature,
+    batch_size=args.batch_size,
+    seed=args.seed,
+  )
+  counts = dict(description.at('splits').values)
   with _new_folder(args) as folder:
-    words = source / token_files.VOCABULARY
-    if words.is_file():
-      (folder / words.name).write_bytes(words.read_bytes())
-    for split, path in splits.items():
-      if split not in args.splits:
+    for path in (source / token_files.VOCABULARY, *splits.values()):
+      if path.stem not in args.splits and path.is_file():
         (folder / path.name).write_bytes(path.read_bytes())
-        continue
-      tokens = token_files.load(path)
+    for split in args.splits:
+      tokens, file = token_files.load(splits[split]), folder / f'{split}.npz'
       with progress.bar(f'rewriting {split}', len(tokens)) as bar:
-        rewritten = recipes.rewrite_targets(
-          config,
-          params,
-          tokens,
-          max_new_tokens=description['lengths']['targets'],
-          eos_id=description['vocabulary']['eos_id'],
-          vocab_size=description['vocabulary']['size'],
-          temperature=args.temperature[0],
-          batch_size=args.batch_size,
-          seed=args.seed,
-          report=bar.advance,
-        )
-      token_files.save(folder / path.name, rewritten)
-      checksum = hashlib.sha256((folder / path.name).read_bytes()).hexdigest()
-      description['splits'][split] |= {
-        'target_tokens': rewritten.targets.size,
-        'sha256': checksum,
+        rewritten = rewrite(tokens, report=bar.advance)
+      token_files.save(file, rewritten)
+      counts[split] = {
+        **counts[split],
+        'target_tokens': rewritten.targets.tokens.size,
+        'sha256': token_files.sha256_of(file.read_bytes()),
         'written_by': args.model,
-        'temperature': args.temperature[0],
+        'temperature': args.temperature,
       }
-    token_files.save_description(folder, description)
+    token_files.save_description(
+      folder, {**description.values, 'splits': counts}
+    )
   progress.console().print(f'{args.out}: targets of {", ".join(args.splits)}')
   return 0
+
+
+def _check_model_vocabulary(model: str, tokens: Path) -> None:
+  """Raises ValueError if token files are of another vocabulary than a model's,
+  as far as it has a SentencePiece model to compare."""
+  path = loading.locate(model)
+  own = path / token_files.VOCABULARY  # Also where tokenizer.json is read.
+  vocabulary = loading.read_vocabulary(path)
+  if isinstance(vocabulary, SentencePieceVocabulary):
+    token_files.check_vocabulary(tokens, vocabulary.model)
+  elif own.is_file():
+    token_files.check_vocabulary(tokens, own.read_bytes())
 
 
 # The docstring of an action is its help.
@@ -332,4 +294,5 @@ _ACTIONS = {
   'vocabulary': (_add_vocabulary, _vocabulary),
   'prepare': (_add_prepare, _prepare),
   'rewrite': (_add_rewrite, _rewrite),
+  'write': (_add_write, _write),
 }
