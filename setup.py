@@ -13,7 +13,7 @@ _VERSION = re.search(
 _MODELS = [
   'gguf>=0.10',
   'jinja2>=3.1',
-  # flax brings Orbax and tensorstore; T5X needs this Orbax.
+  # flax brings optax, Orbax and tensorstore; T5X needs this Orbax.
   'orbax-checkpoint>=0.11.30',
   'rich>=13',
   'safetensors>=0.4',
@@ -37,7 +37,7 @@ _NOTEBOOKS = [
   'ipywidgets>=7.7',
 ]
 # What is trained is also decoded, and begins with a vocabulary.
-_TRAIN = [*_INFER, *_GRAIN, 'optax>=0.2.4']
+_TRAIN = [*_INFER, *_GRAIN]
 # For experiments/corpora and experiments/pretrained alone.
 _EXPERIMENTS = ['huggingface_hub>=0.30', 'polib>=1.2', 'python-debian>=1.0']
 # Paths of gs://; arrays there are read and written by tensorstore.

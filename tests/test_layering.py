@@ -45,6 +45,8 @@ RESTRICTED = {
   'seqio': ({'data', 'text', 'integrations'}, True),
   'argparse': ({'cli', 'launch'}, False),
   'gin': ({'launch', 'integrations'}, False),
+  'optax': ({'training'}, False),
+  'grain': ({'data'}, True),
   'gguf': ({'checkpoints'}, True),
   'safetensors': ({'checkpoints'}, True),
   'tensorstore': ({'checkpoints'}, True),

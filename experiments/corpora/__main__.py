@@ -71,7 +71,7 @@ def _build(args: argparse.Namespace) -> None:
     for name in debian.CORPORA:
       if name in args.only:
         with progress.waiting(f'building {name}'):
-          corpus = debian.CORPORA[name](files)
+          corpus = debian.build(name, files)
           corpora[name] = storage.write_corpus(folder, name, corpus)
     manifest = storage.write_manifest(folder, files, corpora)
   progress.console().print(_table(out, manifest))

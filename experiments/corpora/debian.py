@@ -28,6 +28,8 @@ from experiments.corpora.archive import Archive
 from experiments.corpora.descriptions import Description
 
 Example = dict[str, str]
+# An example, or why it is none, after its origin.
+Outcome = tuple[str, Example | str]
 _HELP = {
   'en': ('libreoffice-help-en-us', 'en-US'),
   'de': ('libreoffice-help-de', 'de'),
@@ -78,146 +80,123 @@ def packages(corpora: Iterable[str]) -> tuple[str, ...]:
   return (*(archive.PACKAGES if needs_pairs else ()), *manuals)
 
 
-def translation(files: Archive) -> Corpus:
+def translation(files: Archive) -> Iterator[Outcome]:
   """`debian_ende`: fields `inputs`, `targets`."""
   origins = {
     'descriptions': _description_pairs(files),
     'messages': _message_pairs(files),
     'help': _help_pairs(files),
   }
-  removed: Counter[str] = Counter()
-  candidates: Counter[str] = Counter()
-
-  def examples() -> Iterator[Example]:
-    for origin, pairs in origins.items():
-      for group, *sides in pairs:
-        english, german = (cleaning.normalise(side) for side in sides)
-        for source, target in cleaning.aligned_sentences(english, german):
-          candidates[origin] += 1
-          if reason := cleaning.obstacle(source, target):
-            removed[reason] += 1
-          else:
-            yield {'inputs': source, 'targets': target, 'group': group}
-
-  splits, repeated = splitting.divide(examples(), key='inputs')
-  return _corpus(splits, candidates, removed, repeated)
+  for origin, pairs in origins.items():
+    for group, *sides in pairs:
+      english, german = (cleaning.normalise(side) for side in sides)
+      for source, target in cleaning.aligned_sentences(english, german):
+        example = {'inputs': source, 'targets': target, 'group': group}
+        yield origin, cleaning.obstacle(source, target) or example
 
 
-def summary(files: Archive) -> Corpus:
+def summary(files: Archive) -> Iterator[Outcome]:
   """`debian_synopsis`: fields `inputs`, the document, and `targets`."""
-  removed: Counter[str] = Counter()
-  candidates: Counter[str] = Counter()
-
-  def examples() -> Iterator[Example]:
-    for description in _descriptions(files, 'en'):
-      candidates['descriptions'] += 1
-      document = cleaning.normalise(descriptions.long_text(description))
-      synopsis = cleaning.normalise(description.synopsis)
-      if cleaning.num_words(document) < _FEWEST_DOCUMENT_WORDS:
-        removed['short'] += 1
-      elif not cleaning.num_words(synopsis):
-        removed['empty'] += 1
-      else:
-        group = files.group(description.package)
-        yield {'inputs': document, 'targets': synopsis, 'group': group}
-
-  splits, repeated = splitting.divide(examples(), key='inputs')
-  return _corpus(splits, candidates, removed, repeated)
+  for description in _descriptions(files, 'en'):
+    document = cleaning.normalise(descriptions.long_text(description))
+    synopsis = cleaning.normalise(description.synopsis)
+    outcome: Example | str
+    if cleaning.num_words(document) < _FEWEST_DOCUMENT_WORDS:
+      outcome = 'short'
+    elif not cleaning.num_words(synopsis):
+      outcome = 'empty'
+    else:
+      group = files.group(description.package)
+      outcome = {'inputs': document, 'targets': synopsis, 'group': group}
+    yield 'descriptions', outcome
 
 
-def plain_text(files: Archive) -> Corpus:
+def plain_text(files: Archive) -> Iterator[Outcome]:
   """`debian_lm`: field `text`, synopsis and paragraphs of a description.
 
   Packages of one source share paragraphs; each is kept where it comes first.
   """
-  removed: Counter[str] = Counter()
-  candidates: Counter[str] = Counter()
   seen: set[str] = set()
-
-  def examples() -> Iterator[Example]:
-    for description in _descriptions(files, 'en'):
-      candidates['descriptions'] += 1
-      parts = []
-      for entries in ((description.synopsis,), *description.paragraphs):
-        part = cleaning.normalise(' '.join(entries))
-        # Punctuation parts a synopsis, which has none, from what follows.
-        part += '' if part.endswith(('.', ':', '!', '?')) else '.'
-        if part not in seen:
-          seen.add(part)
-          parts.append(part)
-      text = ' '.join(parts)
-      if cleaning.num_words(text) < _FEWEST_DOCUMENT_WORDS:
-        removed['short'] += 1
-      else:
-        group = files.group(description.package)
-        yield {'text': text, 'group': group}
-
-  splits, repeated = splitting.divide(examples(), key='text')
-  return _corpus(splits, candidates, removed, repeated)
+  for description in _descriptions(files, 'en'):
+    parts = []
+    for entries in ((description.synopsis,), *description.paragraphs):
+      part = cleaning.normalise(' '.join(entries))
+      # Punctuation parts a synopsis, which has none, from what follows.
+      part += '' if part.endswith(('.', ':', '!', '?')) else '.'
+      if part not in seen:
+        seen.add(part)
+        parts.append(part)
+    text = ' '.join(parts)
+    is_short = cleaning.num_words(text) < _FEWEST_DOCUMENT_WORDS
+    example = {'text': text, 'group': files.group(description.package)}
+    yield 'descriptions', 'short' if is_short else example
 
 
-def untranslated(files: Archive) -> Corpus:
+def untranslated(files: Archive) -> Iterator[Outcome]:
   """`debian_en`: field `inputs`, and the same as `targets`, to be replaced.
 
   A sentence that is in `debian_ende`, in whatever split, is left out.
   """
-  removed: Counter[str] = Counter()
-  candidates: Counter[str] = Counter()
-  pairs = translation(files).splits.values()
+  pairs = build('debian_ende', files).splits.values()
   seen = {example['inputs'] for split in pairs for example in split}
-
-  def texts() -> Iterator[tuple[str, str, str]]:
-    for description in _descriptions(files, 'en'):
-      group = files.group(description.package)
-      for entries in ((description.synopsis,), *description.paragraphs):
-        yield from (('descriptions', group, text) for text in entries)
-    for package in _MANUALS:
-      for path, content in deb.files(files.debs[package], '.html'):
-        page = content.decode('utf-8', errors='replace')
-        for text in documents.paragraphs(page):
-          yield package, f'{package}/{path}', text
-
-  def examples() -> Iterator[Example]:
-    for origin, group, text in texts():
-      for sentence in cleaning.sentences(cleaning.normalise(text)):
-        candidates[origin] += 1
-        if sentence in seen:
-          removed['repeated'] += 1
-        elif not cleaning.is_english(sentence, *_SENTENCE_WORDS):
-          removed['no English sentence'] += 1
-        else:
-          seen.add(sentence)
-          yield {'inputs': sentence, 'targets': sentence, 'group': group}
-
-  splits, repeated = splitting.divide(examples(), key='inputs')
-  return _corpus(splits, candidates, removed, repeated)
+  for origin, group, text in _english_texts(files):
+    for sentence in cleaning.sentences(cleaning.normalise(text)):
+      if sentence in seen:
+        yield origin, 'repeated'
+      elif not cleaning.is_english(sentence, *_SENTENCE_WORDS):
+        yield origin, 'no English sentence'
+      else:
+        seen.add(sentence)
+        yield origin, {'inputs': sentence, 'targets': sentence, 'group': group}
 
 
-CORPORA: Mapping[str, Callable[[Archive], Corpus]] = {
-  'debian_ende': translation,
-  'debian_synopsis': summary,
-  'debian_lm': plain_text,
-  'debian_en': untranslated,
+# What makes each, and the field that no two splits share.
+CORPORA: Mapping[str, tuple[Callable[[Archive], Iterator[Outcome]], str]] = {
+  'debian_ende': (translation, 'inputs'),
+  'debian_synopsis': (summary, 'inputs'),
+  'debian_lm': (plain_text, 'text'),
+  'debian_en': (untranslated, 'inputs'),
 }
 # Built unless told otherwise: manuals are 150 MB to download.
 DEFAULT = ('debian_ende', 'debian_synopsis', 'debian_lm')
 
 
-def _corpus(
-  splits: Mapping[str, list[Example]],
-  candidates: Mapping[str, int],
-  *removed: Mapping[str, int],
-) -> Corpus:
-  reasons: Counter[str] = Counter()
-  for counts in removed:
-    reasons.update(counts)
+def build(name: str, files: Archive) -> Corpus:
+  """Makes a corpus of `CORPORA`."""
+  outcomes, key = CORPORA[name]
+  candidates: Counter[str] = Counter()
+  removed: Counter[str] = Counter()
+
+  def examples() -> Iterator[Example]:
+    for origin, outcome in outcomes(files):
+      candidates[origin] += 1
+      if isinstance(outcome, str):
+        removed[outcome] += 1
+      else:
+        yield outcome
+
+  splits, repeated = splitting.divide(examples(), key=key)
+  removed.update(repeated)
   return Corpus(
     splits=splits,
     counts={
       'candidates': dict(sorted(candidates.items())),
-      'removed': dict(sorted(reasons.items())),
+      'removed': dict(sorted(removed.items())),
     },
   )
+
+
+def _english_texts(files: Archive) -> Iterator[tuple[str, str, str]]:
+  """Origin, group and text of all that is there in English alone."""
+  for description in _descriptions(files, 'en'):
+    group = files.group(description.package)
+    for entries in ((description.synopsis,), *description.paragraphs):
+      yield from (('descriptions', group, text) for text in entries)
+  for package in _MANUALS:
+    for path, content in deb.files(files.debs[package], '.html'):
+      page = content.decode('utf-8', errors='replace')
+      for text in documents.paragraphs(page):
+        yield package, f'{package}/{path}', text
 
 
 def _descriptions(files: Archive, language: str) -> Iterator[Description]:

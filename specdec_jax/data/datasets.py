@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec_jax.data import token_files, training_batches
+from specdec_jax.data import preparation, token_files, training_batches
+from specdec_jax.data.preparation import Lengths
 from specdec_jax.data.token_files import TokenFile
 from specdec_jax.data.training_batches import Group
 from specdec_jax.files.paths import user_path
@@ -132,10 +133,16 @@ def from_task(
   if seqio or sentencepiece is needed and not installed.
   """
   words = sentencepiece_vocabulary.load(vocabulary, extra_ids=extra_ids)
+  limits = Lengths(
+    inputs=lengths.get('inputs', 0),
+    targets=lengths['targets'],
+    too_long='trim_both',
+  )
 
   def read(task_name: str, split: str) -> TokenFile:
     task = tasks.find(task_name, split=split, data_dir=data_dir)
-    return _encode(task, words, lengths)
+    examples = ((each.inputs or None, each.targets) for each in task.read())
+    return preparation.encode(examples, words, limits, name=task.name)[0]
 
   if validation_name is None and Path(name).suffix not in tasks.SUFFIXES:
     validation_name = name
@@ -194,34 +201,6 @@ def of_groups(
   )
 
 
-def _encode(
-  task: tasks.Task,
-  vocabulary: sentencepiece_vocabulary.SentencePieceVocabulary,
-  lengths: Mapping[str, int],
-) -> TokenFile:
-  """Token ids of a task's texts; without inputs if all of them are empty."""
-
-  def ids_of(text: str, length: int) -> list[int]:
-    ids = vocabulary.encode(text)  # Of a long one, the first and EOS.
-    return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
-
-  inputs: list[list[int]] = []
-  targets: list[list[int]] = []
-  for example in task.read():
-    if example.targets is None:
-      raise ValueError(
-        f'example {len(targets) + 1} of {task.name} has no targets'
-      )
-    targets.append(ids_of(example.targets, lengths['targets']))
-    if example.inputs:
-      inputs.append(ids_of(example.inputs, lengths['inputs']))
-    if inputs and len(inputs) != len(targets):
-      raise ValueError(
-        f'of {len(targets)} examples of {task.name}, {len(inputs)} have inputs'
-      )
-  return token_files.from_rows(inputs or None, targets)
-
-
 def mix(
   datasets: Sequence[Dataset], ratios: Sequence[float], *, seed: int = 0
 ) -> Dataset:
@@ -237,6 +216,8 @@ def mix(
   if abs(sum(ratios) - 1) > 1e-6:
     raise ValueError(f'ratios {list(ratios)} have the sum {sum(ratios)}, not 1')
 
+  # By a draw of its own for each position, not by a stream of draws: a run that
+  # goes on at position 1,000 needs none of the 1,000 before.
   def batch(position: int) -> Features:
     draws = np.random.Philox(np.random.SeedSequence([seed, position]))
     chosen = np.random.Generator(draws).choice(len(datasets), p=ratios)

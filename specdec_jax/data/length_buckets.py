@@ -66,6 +66,7 @@ def _read(
       f'{path} has an example of {longest} tokens, the last limit is '
       f'{limits[-1]}'
     )
+  # Lengths [3, 16, 17] are in buckets [0, 0, 1] of limits [16, 32].
   buckets = np.searchsorted(limits, lengths)
   return [
     training_batches.pack(

@@ -58,6 +58,7 @@ def estimate(
     successors, successor_probs = _successors(
       tokens, vocab_size, max_successors, discount
     )
+  # What is left to unigrams; rounding may make the sum exceed 1 by a little.
   backoff = np.maximum(1.0 - successor_probs.sum(axis=1), 0.0)
   backoff = backoff.astype(np.float32)
   # Argmax of q(x | y) for each y: a seen successor, or the likeliest unigram.
@@ -80,6 +81,7 @@ def _successors(
   tokens: np.ndarray, vocab_size: int, max_successors: int, discount: float
 ) -> tuple[np.ndarray, np.ndarray]:
   """The K most frequent successors of each token, and q of each of them."""
+  # A pair is one number: of V = 10, tokens [3, 7, 3, 7] are [37, 73, 37].
   pairs = tokens[:-1].astype(np.int64) * vocab_size + tokens[1:]
   pairs, counts = np.unique(pairs, return_counts=True)
   # By previous token, then most frequent first, then lowest id.
@@ -87,6 +89,8 @@ def _successors(
   previous, following = np.divmod(pairs[order], vocab_size)
   counts = counts[order]
   totals = np.bincount(previous, weights=counts, minlength=vocab_size)
+  # A pair's place among those of its first token: of previous tokens
+  # [3, 3, 3, 7] the ranks are [0, 1, 2, 0].
   rank = np.arange(previous.size) - np.searchsorted(previous, previous)
   kept = rank < max_successors
   previous, following, counts, rank = (

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from specdec_jax.files import text_lines
 from specdec_jax.text import sentencepiece_vocabulary, tasks
 from specdec_jax.text.sentencepiece_vocabulary import SentencePieceVocabulary
 
-TooLong = Literal['drop', 'trim', 'split']
+TooLong = Literal['drop', 'trim', 'trim_both', 'split']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,9 @@ class Lengths:
 
   'drop' leaves the example out; 'trim' cuts what is too long, and its last
   token is then EOS all the same for inputs, but not for targets, which do not
-  end there; 'split' makes several texts of one, where there are no inputs.
+  end there; 'trim_both' has EOS last in targets too, as SeqIO's
+  `append_eos_after_trim`; 'split' makes several texts of one, where there are
+  no inputs.
   """
 
   inputs: int
@@ -80,36 +82,47 @@ def texts(paths: Sequence[Path]) -> Iterator[str]:
       yield from (text for text in pair if text is not None)
 
 
-def _encode(
-  path: Path, vocabulary: SentencePieceVocabulary, lengths: Lengths, prefix: str
+def encode(
+  examples: Iterable[tuple[str | None, str | None]],
+  vocabulary: SentencePieceVocabulary,
+  lengths: Lengths,
+  *,
+  name: str,
+  prefix: str = '',
 ) -> tuple[TokenFile, dict[str, int]]:
-  """Token ids, and counts of examples, tokens, and what was too long."""
+  """Encodes inputs, or None, and targets, the examples of a `name`.
+
+  Returns their tokens; and counts of examples, tokens, and what was too long.
+  ValueError if an example has no targets, only some have inputs, there are none
+  to put the prefix before, or no example is left.
+  """
   counts = Counter(read=0, dropped=0, trimmed=0, split=0)
   inputs: list[list[int]] = []
   targets: list[list[int]] = []
   kinds = set()
-  for source, target in read(path):
+  for source, target in examples:
     counts['read'] += 1
+    if target is None:
+      raise ValueError(f'example {counts["read"]} of {name} has no targets')
     kinds.add(source is None)
     if len(kinds) > 1:
-      raise ValueError(f'{path} has lines with inputs and lines without')
+      raise ValueError(f'{name} has lines with inputs and lines without')
     if source is None and prefix:
-      raise ValueError(f'{path} has no inputs to put {prefix!r} before')
+      raise ValueError(f'{name} has no inputs to put {prefix!r} before')
     ids = None if source is None else vocabulary.encode(prefix + source)
     for kept in _fit(ids, vocabulary.encode(target), lengths, counts):
       if kept[0] is not None:
         inputs.append(kept[0])
       targets.append(kept[1])
   if not counts['read']:
-    raise ValueError(f'{path} holds no example')
+    raise ValueError(f'{name} holds no example')
   if not targets:
     raise ValueError(
-      f'{path} has no example left of {counts["read"]}: {counts["dropped"]} '
+      f'{name} has no example left of {counts["read"]}: {counts["dropped"]} '
       f'exceed {lengths.inputs} input or {lengths.targets} target tokens'
     )
-  tokens = token_files.from_rows(inputs or None, targets)
-  return tokens, counts | {
-    'examples': len(tokens),
+  return token_files.from_rows(inputs or None, targets), counts | {
+    'examples': len(targets),
     'input_tokens': sum(map(len, inputs)),
     'target_tokens': sum(map(len, targets)),
   }
@@ -135,7 +148,9 @@ def prepare(
     raise ValueError(f'{vocabulary_path} has no id that ends a text')
   splits = {}
   for split, path in sources.items():
-    tokens, counts = _encode(path, vocabulary, lengths, prefix)
+    tokens, counts = encode(
+      read(path), vocabulary, lengths, name=str(path), prefix=prefix
+    )
     file = folder / f'{split}.npz'
     token_files.save(file, tokens)
     checksum = token_files.sha256_of(file.read_bytes())
@@ -168,14 +183,21 @@ def _fit(
   elif lengths.too_long == 'split' and source is None:
     counts['split'] += 1
     num_parts = -(-len(target) // lengths.targets)
-    # Parts of about equal length: none is a lone EOS.
+    # Parts of about equal length, so that none is a lone EOS: 10 tokens in
+    # parts of up to 4 end at [3, 6, 10].
     ends = [len(target) * i // num_parts for i in range(num_parts + 1)]
     for start, end in itertools.pairwise(ends):
       yield None, target[start:end]
-  elif lengths.too_long == 'trim':
+  elif lengths.too_long in ('trim', 'trim_both'):
     counts['trimmed'] += 1
-    if source is not None and is_source_long:
-      source = [*source[: lengths.inputs - 1], source[-1]]
-    yield source, target[: lengths.targets]
+    kept = target[: lengths.targets]
+    if lengths.too_long == 'trim_both':
+      kept = _trimmed(target, lengths.targets)
+    yield source and _trimmed(source, lengths.inputs), kept
   else:
     counts['dropped'] += 1
+
+
+def _trimmed(ids: list[int], length: int) -> list[int]:
+  """The first of some ids, and their EOS."""
+  return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]

@@ -23,10 +23,11 @@ VOCABULARY = 'spiece.model'
 class Texts:
   """N texts end to end: text i is `tokens[offsets[i]:offsets[i + 1]]`.
 
-  Of the texts [5, 6, 1] and [7, 1], tokens are [5, 6, 1, 7, 1] and offsets
-  [0, 3, 5]. Tokens are uint16 or int32 `[*]`, offsets int64 `[N + 1]`.
+  Tokens are uint16 or int32 `[*]`, offsets int64 `[N + 1]`.
   """
 
+  # Of texts [5, 6, 1] and [7, 1], tokens are [5, 6, 1, 7, 1] and offsets
+  # [0, 3, 5].
   tokens: np.ndarray
   offsets: np.ndarray
 
@@ -44,7 +45,7 @@ class Texts:
   def take(self, chosen: Sequence[int] | np.ndarray) -> 'Texts':
     """Keeps some of the texts, in the order that they are named."""
     parts = [self[i] for i in chosen]
-    # An empty part has the dtype where nothing is chosen.
+    # The empty part says the dtype where nothing is chosen.
     return _end_to_end([self.tokens[:0], *parts], list(map(len, parts)))
 
 
@@ -83,6 +84,7 @@ def texts(rows: Sequence[Sequence[int]]) -> Texts:
   lengths = list(map(len, rows))
   every_id = itertools.chain.from_iterable(rows)
   flat = np.fromiter(every_id, np.int32, sum(lengths))
+  # Half the bytes, for vocabularies of up to 65,536 ids.
   is_small = flat.max(initial=0) < 2**16
   return _end_to_end([flat.astype(np.uint16) if is_small else flat], lengths)
 
@@ -108,6 +110,7 @@ def concatenate(files: Sequence[TokenFile]) -> TokenFile:
 
 def save(path: Path, tokens: TokenFile) -> None:
   """Writes an .npz; equal examples give equal bytes."""
+  # `savez` stamps no time, unlike `zipfile` by itself.
   arrays = {}
   for name, side in tokens.sides.items():
     arrays |= {name: side.tokens, _offsets_of(name): side.offsets}

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -52,11 +51,12 @@ def from_written_texts(
       'fewer than 2 none would be left to train on'
     )
   parts = written_texts.load_parts(folder, num_parts)
-  if any(texts.streams is None for texts in parts):
+  streams = [texts.streams for texts in parts if texts.streams is not None]
+  if len(streams) < len(parts):
     raise ValueError(
       f'{folder} has no residual streams: give specdec data write --layers'
     )
-  texts = _Texts(parts)
+  texts = _Texts(parts, streams)
 
   def group(is_held_out: bool, count: int | None = None) -> Group:
     rows = training_batches.pack(
@@ -80,8 +80,10 @@ def from_written_texts(
 class _Texts:
   """The parts of a folder end to end; rows are packed of places in them."""
 
-  def __init__(self, parts: Sequence[WrittenTexts]):
-    self.parts = parts
+  def __init__(
+    self, parts: Sequence[WrittenTexts], streams: Sequence[np.ndarray]
+  ):
+    self.parts, self.streams = parts, streams
     self.starts = np.cumsum([0, *(len(texts.tokens) for texts in parts)])
     self.tokens = np.concatenate([texts.tokens for texts in parts])
     self.log_probs = np.concatenate([texts.log_probs for texts in parts])
@@ -93,8 +95,10 @@ class _Texts:
     self, held_out: int, length: int, *, is_held_out: bool
   ) -> TokenFile:
     """Where the tokens of each text are, instead of tokens."""
-    spans: list[Any] = [
-      np.arange(begin + start, begin + min(end, start + length))
+    # Streams are too many to be packed, and stay in their files. So rows are
+    # packed of places: a text of 3 tokens after 100 others is [100, 101, 102].
+    spans = [
+      range(begin + start, begin + min(end, start + length))
       for begin, texts in zip(self.starts, self.parts, strict=False)
       for i, (start, end) in enumerate(itertools.pairwise(texts.offsets))
       if (i % held_out == 0) == is_held_out
@@ -105,33 +109,18 @@ class _Texts:
     """What stands at the places of packed rows."""
     places = rows['decoder_target_tokens']
     segments = rows['decoder_segment_ids']
+    # Padding has place 0, which is a token of the first text: it is masked.
     at = lambda x, dtype: np.where(segments > 0, x[places], 0).astype(dtype)
+    first = self.streams[0]
+    streams = np.zeros((*places.shape, first.shape[1]), first.dtype)
+    for start, own in zip(self.starts, self.streams, strict=False):
+      # Of starts [0, 100, 250], place 120 is token 20 of part 1.
+      is_here = (segments > 0) & (start <= places) & (places < start + len(own))
+      streams[is_here] = own[places[is_here] - start]
     return {
       'decoder_segment_ids': segments,
       'decoder_target_tokens': at(self.tokens, np.int32),
       'decoder_loss_weights': at(self.is_written, np.float32),
       'log_probs': at(self.log_probs, np.float32),
-      'streams': _streams(self.parts, self.starts, places, segments),
+      'streams': streams,
     }
-
-
-def _streams(
-  parts: Sequence[WrittenTexts],
-  starts: np.ndarray,
-  places: np.ndarray,
-  segments: np.ndarray,
-) -> np.ndarray:
-  """The streams `[B, T, F]` at places of the parts, text by text."""
-  first = parts[0].streams
-  assert first is not None
-  streams = np.zeros((*places.shape, first.shape[1]), first.dtype)
-  for row in range(len(places)):
-    for segment in range(1, segments[row].max(initial=0) + 1):
-      columns = np.flatnonzero(segments[row] == segment)
-      at = places[row, columns[0]]
-      part = int(np.searchsorted(starts, at, side='right')) - 1
-      start = at - starts[part]
-      own = parts[part].streams
-      assert own is not None
-      streams[row, columns] = own[start : start + len(columns)]
-  return streams

@@ -211,6 +211,8 @@ def most_frequent(counts: np.ndarray, size: int) -> tuple[np.ndarray, float]:
 
 def is_written(texts: WrittenTexts) -> np.ndarray:
   """bool `[N]`: the tokens that are no prompt's."""
+  # Of texts of 3 and 2 tokens, places are [0, 1, 2, 0, 1]; with prompts of one
+  # token each, those written are [no, yes, yes, no, yes].
   lengths = np.diff(texts.offsets)
   places = np.arange(len(texts.tokens)) - np.repeat(texts.offsets[:-1], lengths)
   return places >= np.repeat(texts.prompt_lengths, lengths)

@@ -180,6 +180,7 @@ def batches(
 ) -> list[Batch]:
   """Packs all prompts into batches of one shape; see `pack`. Row ids count
   through the whole list: a row's draws do not depend on its batch."""
+  # Of 100 ids the width is 128: -100 % 64 is 28.
   width = max(len(row) for row in rows)
   width += -width % _BUCKET
   result = []
@@ -232,6 +233,8 @@ def pack(
   tokens, ids_of_rows = zeros(decoder_width(config, width)), zeros()
   lengths, max_lengths = zeros() + 1, zeros() + 1
   ids_of_rows[:] = range(len(rows)) if row_ids is None else row_ids
+  # A T5's row of ids [5, 6] has them for the encoder, and [0] for the decoder;
+  # a Llama's has [5, 6], or [bos, 5, 6], for the decoder.
   for i, row in enumerate(rows):
     if row is None:
       continue

@@ -100,6 +100,7 @@ class Vocabulary:
 
   def tokens(self) -> list[str]:
     """The token of every id below `vocab_size`; '' where there is none."""
+    # Ids may have gaps, as those of added tokens do in some models.
     tokens = [''] * self.vocab_size
     for token, token_id in self.tokenizer.get_vocab().items():
       tokens[token_id] = token
@@ -128,6 +129,8 @@ def stream_text(
   `state` is `TextStream()` at the start, then what the last call returned
   behind the text, which may be empty.
   """
+  # "é" is two bytes: after a token of the first, the text ends in U+FFFD, and
+  # both are given out with the token of the second.
   pending = state.pending + tuple(int(i) for i in ids)
   state = TextStream(state.shown, pending)
   text = flush_text(vocabulary, state, keep_special=keep_special)
@@ -143,6 +146,8 @@ def flush_text(
   vocabulary: AnyVocabulary, state: TextStream, *, keep_special: bool = False
 ) -> str:
   """What `stream_text` held back, once no more tokens come."""
+  # A text is not the sum of its tokens': decoders drop or add spaces between
+  # them. So both are decoded, with and without, and what they differ by counts.
   before = vocabulary.decode(state.shown, keep_special=keep_special)
   after = vocabulary.decode(
     state.shown + state.pending, keep_special=keep_special

@@ -5,24 +5,23 @@ is computed of, and many positions have no loss.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from specdec_jax.base import Array
-from specdec_jax.training.losses import LossSums
+from specdec_jax.training.losses import LossSums, Tree
 
 # `(params, inputs, constants, shared) -> LossSums`; see `summed`.
-SumsFn = Callable[[Any, Any, Any, Any], LossSums]
+SumsFn = Callable[[Tree, Tree, Tree, Tree], LossSums]
 
 
 def summed(
   fn: SumsFn,
-  params: Any,
-  inputs: Any,
-  constants: Any,
-  shared: Any,
+  params: Tree,
+  inputs: Tree,
+  constants: Tree,
+  shared: Tree,
   *,
   is_needed: Array,
   size: int = 128,
@@ -43,6 +42,8 @@ def summed(
   """
   if _is_on_mesh():
     return fn(params, inputs, constants, shared)
+  # Those needed come first, in their order: of [no, yes, no, yes] the order is
+  # [1, 3, 0, 2], and in parts of 2 a single one is computed.
   order = jnp.argsort(~is_needed, stable=True)
   inputs, constants = _padded((inputs, constants), order, size)
   num_parts = _num_parts(is_needed, size)
@@ -50,7 +51,11 @@ def summed(
 
 
 def each(
-  fn: Callable[[Any], Array], inputs: Any, *, is_needed: Array, size: int = 128
+  fn: Callable[[Tree], Array],
+  inputs: Tree,
+  *,
+  is_needed: Array,
+  size: int = 128,
 ) -> Array:
   """`fn` of the positions that are needed, `[N]`, and no matter what at the
   others; as `summed`, without gradients."""
@@ -66,6 +71,7 @@ def each(
 
   made = _zeros(jax.eval_shape(fn, inputs))
   made = jax.lax.fori_loop(0, _num_parts(is_needed, size), put, made)
+  # Row i of `made` belongs to position `order[i]`.
   made = made[: is_needed.size]
   return jnp.zeros_like(made).at[order].set(made, unique_indices=True)
 
@@ -79,7 +85,7 @@ def _num_parts(is_needed: Array, size: int) -> Array:
   return -(-jnp.sum(is_needed, dtype=jnp.int32) // size)
 
 
-def _padded(inputs: Any, order: Array, size: int) -> Any:
+def _padded(inputs: Tree, order: Array, size: int) -> Tree:
   """Arrays `[N, ...]` in another order, N rounded up to parts."""
 
   def padded(x: Array) -> Array:
@@ -93,10 +99,10 @@ def _padded(inputs: Any, order: Array, size: int) -> Any:
 def _primal(
   fn: SumsFn,
   size: int,
-  params: Any,
-  inputs: Any,
-  constants: Any,
-  shared: Any,
+  params: Tree,
+  inputs: Tree,
+  constants: Tree,
+  shared: Tree,
   num_parts: Array,
 ) -> LossSums:
   def add(i: Array, sums: LossSums) -> LossSums:
@@ -111,24 +117,26 @@ def _primal(
 def _forward(
   fn: SumsFn,
   size: int,
-  params: Any,
-  inputs: Any,
-  constants: Any,
-  shared: Any,
+  params: Tree,
+  inputs: Tree,
+  constants: Tree,
+  shared: Tree,
   num_parts: Array,
-) -> tuple[LossSums, Any]:
+) -> tuple[LossSums, Tree]:
   """The sums of `_primal`, and the gradients of the loss."""
 
-  def differentiated(i: Any) -> tuple[Any, LossSums]:
+  def differentiated(i: Array | int) -> tuple[Tree, LossSums]:
     own_inputs, own_constants = _part((inputs, constants), i, size)
 
-    def loss_of(params: Any, inputs: Any) -> tuple[Array, LossSums]:
+    def loss_of(params: Tree, inputs: Tree) -> tuple[Array, LossSums]:
       sums = fn(params, inputs, own_constants, shared)
       return sums.loss, sums
 
     return jax.grad(loss_of, (0, 1), has_aux=True)(params, own_inputs)
 
-  def add(i: Array, carry: Any) -> Any:
+  # Gradients of parameters add up over parts, in float32 whatever their dtype;
+  # those of inputs are put where the part's positions are.
+  def add(i: Array, carry: Tree) -> Tree:
     sums, to_params, to_inputs = carry
     (by_params, by_inputs), found = differentiated(i)
     put = lambda whole, part: jax.lax.dynamic_update_slice_in_dim(
@@ -148,20 +156,25 @@ def _forward(
   return sums, (to_params, to_inputs)
 
 
-def _backward(fn: SumsFn, size: int, gradients: Any, cotangent: Any) -> Any:
+def _backward(
+  fn: SumsFn, size: int, gradients: Tree, cotangent: LossSums
+) -> Tree:
   del fn, size
+  # The loss alone is differentiated, so its cotangent scales what is known.
   scaled = lambda x: x * cotangent.loss.astype(x.dtype)
   return *jax.tree.map(scaled, gradients), None, None, None
 
 
-_summed: Any = jax.custom_vjp(_primal, nondiff_argnums=(0, 1))
+_summed: jax.custom_vjp[LossSums] = jax.custom_vjp(
+  _primal, nondiff_argnums=(0, 1)
+)
 _summed.defvjp(_forward, _backward)
 
 
-def _part(arrays: Any, index: Any, size: int) -> Any:
+def _part(arrays: Tree, index: Array | int, size: int) -> Tree:
   take = lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size, axis=0)
   return jax.tree.map(take, arrays)
 
 
-def _zeros(shapes: Any) -> Any:
+def _zeros(shapes: Tree) -> Tree:
   return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

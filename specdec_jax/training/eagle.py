@@ -9,11 +9,11 @@ a wrong token are rejected anyway.
 import functools
 import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from specdec_jax import arrays, base
 from specdec_jax.base import Array
@@ -22,7 +22,7 @@ from specdec_jax.models.eagle import Eagle, EagleConfig
 from specdec_jax.models.layers import RMSNorm, applied
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.training import chunked
-from specdec_jax.training.losses import Batch, LossFn, LossSums
+from specdec_jax.training.losses import Batch, LossFn, LossSums, Tree
 
 # Under which the description of written texts has `head_digest`.
 HEAD_DIGEST = 'head_sha256'
@@ -45,14 +45,14 @@ class TargetHead:
   norm: Array
 
 
-def read_head(target: str, dtype: Any) -> tuple[LlamaConfig, TargetHead]:
+def read_head(target: str, dtype: DTypeLike) -> tuple[LlamaConfig, TargetHead]:
   """Sizes and head of a Llama-type target, as `--model` takes it; ValueError
   for another model."""
   config, params = read_target(target, dtype)
   return config, head_of(config, params)
 
 
-def read_target(target: str, dtype: Any) -> tuple[LlamaConfig, Any]:
+def read_target(target: str, dtype: DTypeLike) -> tuple[LlamaConfig, Tree]:
   """Sizes and params of a Llama-type target; as `read_head`."""
   config, params = loading.read(loading.locate(target), dtype=jnp.dtype(dtype))
   check_target(target, config)
@@ -65,7 +65,7 @@ def check_target(target: str, config: Any) -> None:
     raise ValueError(f'{target} is no Llama-type decoder')
 
 
-def head_of(config: LlamaConfig, params: Any) -> TargetHead:
+def head_of(config: LlamaConfig, params: Tree) -> TargetHead:
   """The head of a Llama-type target, from its params."""
   embedding = params['token_embedder']['embedding']
   rows = embedding if config.is_tied else params['logits_dense']['kernel'].T
@@ -103,6 +103,9 @@ class UnrolledAttention:
     by_group = (batch, keys.shape[1], -1, length, head_dim)
     scaled = queries * jnp.asarray(self.scale, queries.dtype)
     scaled = scaled.reshape(by_group)
+    # At step 2 from position t: scores over the keys of step 0 up to t, then
+    # one for each of steps 1 and 2 at t itself. One softmax over all of them
+    # weighs what was read and what was drafted alike.
     (first_keys, first_values), *later = self.steps
     scores = _product('bhgqd,bhsd->bhgqs', scaled, first_keys)
     lowest = jnp.finfo(scores.dtype).min
@@ -126,6 +129,7 @@ def _product(equation: str, *operands: Array) -> Array:
 def ahead(x: Array, distance: int) -> Array:
   """`[B, T, ...]` with what stands `distance` further on in its row; zeros
   beyond the end."""
+  # Of a row [a, b, c, d], 1 ahead is [b, c, d, 0], and 1 behind [0, a, b, c].
   padding = [(0, 0), (0, distance)] + [(0, 0)] * (x.ndim - 2)
   return jnp.pad(x, padding)[:, distance:]
 
@@ -138,7 +142,7 @@ def behind(x: Array, distance: int) -> Array:
 
 def unroll(
   config: EagleConfig,
-  params: Any,
+  params: Tree,
   embedding: Array,
   batch: Batch,
   features: Array,
@@ -160,6 +164,8 @@ def unroll(
     batch['decoder_target_tokens'],
     batch['decoder_segment_ids'],
   )
+  # Step 0 sees what stands before in the same text: in segments [1, 1, 2],
+  # position 2 sees itself alone.
   positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)
   mask = segments[:, :, None] == segments[:, None, :]
   mask &= (positions[:, None] >= positions[None, :])[None]
@@ -195,8 +201,10 @@ def target_states(
   its log-probability was recorded. It is meaningless where a prompt's token
   follows.
   """
+  # log p = logit - normaliser: of the logit and log p of one token follows the
+  # normaliser, without the logits of all V.
   norm = RMSNorm(epsilon, head.rows.dtype)
-  x: Any = norm.apply({'params': {'scale': head.norm}}, last)
+  x = applied(norm)({'scale': head.norm}, last)
   next_rows = jnp.take(head.rows, ahead(batch['decoder_target_tokens'], 1), 0)
   next_logits = _product('btd,btd->bt', x, next_rows)
   return x, next_logits - ahead(batch['log_probs'], 1)
@@ -224,6 +232,8 @@ def lk_loss(
 
   `log_p` and `logits` are `[..., V_draft]`; the results float32 `[...]`.
   """
+  # Of p = [.6, .3] over two tokens that can be drafted (.1 is elsewhere) and
+  # q = [.5, .5], alpha is .5 + .3.
   log_q = jax.nn.log_softmax(logits)
   p, q = jnp.exp(log_p), jnp.exp(log_q)
   alpha = jnp.minimum(p, q).sum(-1)
@@ -304,13 +314,15 @@ def _is_counted(batch: Batch, step: int) -> Array:
     batch['decoder_segment_ids'],
     batch['decoder_loss_weights'],
   )
+  # A draft from t begins with token t + 2: t + 1 is the pending token. Step i
+  # drafts token t + i + 2, which has to be of the same text.
   is_first = (ahead(weights, 2) > 0) & (ahead(segments, 2) == segments)
   return is_first & (ahead(segments, step + 2) == segments)
 
 
 def _loss_sums(
   config: EagleConfig,
-  projection: Any,
+  projection: Tree,
   hidden: Array,
   target: Mapping[str, Array],
   shared: Mapping[str, Array],

@@ -1,7 +1,6 @@
 """Where an EAGLE-3 network begins: sizes that fit a target, and parameters."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from specdec_jax.training.eagle import (
   read_head,
   read_target,
 )
+from specdec_jax.training.losses import Tree
 
 # Of a norm's scale that is undone, and of the drawn weights of all features but
 # the last.
@@ -84,7 +84,7 @@ def eagle_params(
   target: str,
   texts: str,
   num_parts: int | None = None,
-) -> Any:
+) -> Tree:
   """Where a network begins: near the target, but for its layer, which is drawn.
 
   The tokens that can be drafted are those that the target wrote most often in
@@ -112,9 +112,9 @@ def begun(
   config: EagleConfig,
   rng_key: Array,
   target_config: LlamaConfig,
-  target_params: Any,
+  target_params: Tree,
   target_ids: Array,
-) -> Any:
+) -> Tree:
   """As `eagle_params`, for a target that is read and `target_ids` `[V_draft]`,
   the tokens that can be drafted."""
   head = head_of(target_config, target_params)
@@ -132,7 +132,7 @@ def begun(
   return params
 
 
-def _norm_scale(config: LlamaConfig, params: Any, layer: int) -> Array:
+def _norm_scale(config: LlamaConfig, params: Tree, layer: int) -> Array:
   """The scale `[embed]` of the norm by which a target reads the input of a
   layer, or its own output; of root mean square 1."""
   if layer == config.num_layers:
@@ -148,6 +148,8 @@ def _passing_the_last(kernel: Array, scale: Array) -> Array:
   was normed with `scale`, passes as it was before that scale; of the others
   little."""
   dim = scale.size
+  # Features are normed with `scale` before they come here, so the identity on
+  # the last of them has to divide by it; where it is nearly 0, by a bit more.
   undone = jnp.sign(scale) / jnp.maximum(jnp.abs(scale), _LEAST_SCALE)
   others = _SHARE_OF_OTHERS * kernel[:-dim]
   return jnp.concatenate([others, jnp.diag(undone)])

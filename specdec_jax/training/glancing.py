@@ -7,7 +7,6 @@ of them the more it got wrong, and it learns to fill the others.
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from specdec_jax.models import block_decoder, layers
 from specdec_jax.models.block_decoder import BlockDecoder, BlockDecoderConfig
 from specdec_jax.models.layers import applied
 from specdec_jax.training import chunked, losses
-from specdec_jax.training.losses import Batch, LossFn, LossSums
+from specdec_jax.training.losses import Batch, LossFn, LossSums, Tree
 
 # Feature of a batch, float32 `[B]`: r, what share of the mistakes is given
 # away. It falls as training goes on, and a batch knows its position.
@@ -64,6 +63,8 @@ def block_loss(
       jax.random.key(0) if key is None else key, 4
     )
     count = 1 if key is None else num_blocks
+    # Blocks are rows beside those of their text: of texts a, b and 2 blocks of
+    # each, rows are a, a, b, b.
     weights = jnp.repeat(batch['decoder_loss_weights'], count, axis=0)
     lengths = jnp.sum(weights > 0, axis=1, dtype=jnp.int32)
     starts = draw_prefixes(prefix_key, lengths)
@@ -71,6 +72,7 @@ def block_loss(
       starts = jnp.zeros_like(starts)
     # `weights` are 1 throughout a text, and a block without a target is 0.
     is_target = arrays.block_positions(starts, gamma) < lengths[:, None]
+    # Room for a block that begins at the last token.
     text = jnp.pad(batch['decoder_target_tokens'], ((0, 0), (0, gamma)))
     gold = arrays.read_block(jnp.repeat(text, count, axis=0), starts, gamma)
     is_known = arrays.is_within(starts, text.shape[1])
@@ -120,7 +122,7 @@ def block_loss(
   return loss_fn
 
 
-def _project(config: BlockDecoderConfig, table: Any, hidden: Array) -> Array:
+def _project(config: BlockDecoderConfig, table: Tree, hidden: Array) -> Array:
   """Logits `[N, V]` of hidden states `[N, embed]`."""
   apply = applied(BlockDecoder(config))
   # Rows, which a mesh splits.
@@ -129,7 +131,7 @@ def _project(config: BlockDecoderConfig, table: Any, hidden: Array) -> Array:
 
 
 def _is_correct(
-  config: BlockDecoderConfig, table: Any, at: tuple[Array, Array]
+  config: BlockDecoderConfig, table: Tree, at: tuple[Array, Array]
 ) -> Array:
   """bool `[N]`: whether the guess is the token; of hidden states and tokens."""
   hidden, gold = at
@@ -140,10 +142,10 @@ def _is_correct(
 def _loss_sums(
   config: BlockDecoderConfig,
   label_smoothing: float,
-  table: Any,
+  table: Tree,
   hidden: Array,
   target: tuple[Array, Array],
-  shared: Any,
+  shared: Tree,
 ) -> LossSums:
   del shared
   logits = _project(config, table, hidden)
@@ -170,6 +172,9 @@ def reveal(
   """
   num_wrong = jnp.sum(is_masked & ~is_correct, axis=1, dtype=jnp.int32)
   num_revealed = jnp.floor(num_wrong.astype(jnp.float32) * ratios)
+  # The rank of every mask in a random order, which others end: scores
+  # [.7, .2, 2, .5] sort to places [1, 3, 0, 2] and have ranks [2, 0, 3, 1]. To
+  # reveal two, take the ranks below 2.
   scores = jax.random.uniform(key, is_masked.shape)
   order = jnp.argsort(jnp.where(is_masked, scores, 2.0), axis=1)
   ranks = jnp.argsort(order, axis=1)
@@ -203,8 +208,8 @@ def with_ratio(
 
 
 def init_params(
-  config: BlockDecoderConfig, rng_key: Array, target_params: Any = None
-) -> Any:
+  config: BlockDecoderConfig, rng_key: Array, target_params: Tree = None
+) -> Tree:
   """Fresh parameters, with the encoder and the embeddings of the target's.
 
   `target_params` are a T5's, or None to draw everything. Of an encoder with

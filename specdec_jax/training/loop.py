@@ -1,16 +1,16 @@
 """The training step, and the loop around it: data, validation, checkpoints."""
 
-import collections
 import dataclasses
 import functools
 import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 
 from specdec_jax.base import Array
 from specdec_jax.data.datasets import Dataset
@@ -20,7 +20,7 @@ from specdec_jax.models.t5 import T5Config
 from specdec_jax.sharding import mesh as meshes
 from specdec_jax.sharding import rules
 from specdec_jax.training import run_checkpoints
-from specdec_jax.training.losses import Batch, LossFn, LossSums
+from specdec_jax.training.losses import Batch, LossFn, LossSums, Tree
 from specdec_jax.training.run_checkpoints import Checkpoints, Run, TrainState
 
 # `(step, metrics)`: called after every step, and with `validation_...` metrics
@@ -33,17 +33,34 @@ _MOST_COVERAGE = 1.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
-  """When a run does what, in steps; see `train.train`."""
+  """When a run does what, in steps.
+
+  Attributes:
+    train_steps: where it ends.
+    eval_period: from one validation to the next.
+    checkpoint_period: from one checkpoint to the next.
+    log_period: that a line of metrics is the mean of, or fewer: a checkpoint
+      ends it.
+    keep: newest checkpoints that are kept.
+    average_last: newest checkpoints whose mean is the model.
+  """
 
   train_steps: int
   eval_period: int = 1000
   checkpoint_period: int = 1000
+  log_period: int = 50
   keep: int = 3
+  average_last: int = 1
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
       if (value := getattr(self, field.name)) < 1:
         raise ValueError(f'{field.name} must be at least 1, got {value}')
+    if self.average_last > self.keep:
+      raise ValueError(
+        f'average_last {self.average_last} is not among the {self.keep} '
+        'checkpoints that are kept'
+      )
 
   def is_due(self, step: int, period: int) -> bool:
     """Whether what happens every `period` steps, and at the end, does now."""
@@ -56,7 +73,7 @@ def step(
   batch: Batch,
   *,
   loss_fn: LossFn,
-  optimizer: Any,
+  optimizer: optax.GradientTransformation,
   num_microbatches: int = 1,
 ) -> tuple[TrainState, dict[str, Array]]:
   """One optimizer step on the mean loss of a batch's targets.
@@ -83,6 +100,7 @@ def step(
     updates, opt_state = optimizer.update(grads, state.opt_state, trained)
   trained = jax.tree.map(lambda p, u: p + u, trained, updates)
   params = run_checkpoints.unite(trained, fixed)
+  # Of the mean loss's gradient, before the optimiser clips it.
   squares = [jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)]
   metrics = {
     'loss': sums.loss * scale,
@@ -97,8 +115,8 @@ def step(
 
 
 def _summed_gradients(
-  loss_fn: LossFn, params: Any, batch: Batch, key: Array, parts: int
-) -> tuple[Any, LossSums]:
+  loss_fn: LossFn, params: Tree, batch: Batch, key: Array, parts: int
+) -> tuple[Tree, LossSums]:
   """The gradients and the sums of a batch, added up over its `parts`."""
   trained, fixed = run_checkpoints.divide(params)
 
@@ -115,7 +133,8 @@ def _summed_gradients(
   size = batch['decoder_target_tokens'].shape[0]
   if parts < 1 or size % parts:
     raise ValueError(f'{size} rows do not divide into {parts} microbatches')
-  # Interleaved, so that every part has some of every device's rows.
+  # Interleaved, so that every part has some of every device's rows: of rows 0
+  # to 5 in two parts, [0, 2, 4] and [1, 3, 5].
   split = jax.tree.map(
     lambda x: x.reshape(size // parts, parts, *x.shape[1:]).swapaxes(0, 1),
     dict(batch),
@@ -140,17 +159,16 @@ def train(
   *,
   config: T5Config | DrafterConfig,
   dataset: Dataset,
-  optimizer: Any,
+  optimizer: optax.GradientTransformation,
   loss_fn: LossFn,
   model_dir: str | os.PathLike[str],
   schedule: Schedule,
   num_microbatches: int = 1,
   seed: int = 0,
-  initial_params: Any = None,
-  average_last: int = 1,
+  initial_params: Tree = None,
   report: Report = lambda step, metrics: None,
   say: Callable[[str], None] = lambda sentence: None,
-) -> Any:
+) -> Tree:
   """Trains until `schedule.train_steps`, from where the folder's run stopped.
 
   A run that was killed goes on from its last checkpoint with the losses that it
@@ -169,20 +187,17 @@ def train(
   or infinite (the last checkpoint is from before that), if the folder is of
   another run, or if another process trains in it; OSError if the disk is full.
   """
-  if not 1 <= average_last <= schedule.keep:
-    raise ValueError(
-      f'average_last {average_last} is not among the {schedule.keep} '
-      'checkpoints that are kept'
-    )
   vocab_size = getattr(config, 'vocab_size', None)
   if vocab_size and dataset.num_ids and dataset.num_ids > vocab_size:
     raise ValueError(
       f'the data has token ids up to {dataset.num_ids - 1}, the network '
       f'{vocab_size} tokens'
     )
-  settings = {'optimizer': optimizer, 'num_microbatches': num_microbatches}
-  step_fn = jax.jit(
-    functools.partial(step, loss_fn=loss_fn, **settings), donate_argnums=0
+  step_fn = functools.partial(
+    step,
+    loss_fn=loss_fn,
+    optimizer=optimizer,
+    num_microbatches=num_microbatches,
   )
   opened = run_checkpoints.open_run(
     model_dir, config, vocabulary=dataset.vocabulary, keep=schedule.keep
@@ -192,42 +207,55 @@ def train(
     run = run_checkpoints.place_run(run, optimizer)
     if restored := checkpoints.restore_newest(run, say):
       run = restored
-      taken, end = int(run.state.step), schedule.train_steps
-      say(
-        f'{checkpoints.folder}: training goes on after step {taken:,}'
-        if taken < end
-        else f'{checkpoints.folder}: {taken:,} steps have been taken already '
-        f'and {end:,} are asked for, so nothing is left to train'
-      )
-    _check_averaged(run, schedule, checkpoints, average_last)
+      say(f'{checkpoints.folder}: {_what_is_left(run, schedule)}')
+    _check_averaged(run, schedule, checkpoints)
     run = _train_from(
-      run, dataset, step_fn, schedule, checkpoints, report, loss_fn
+      run,
+      dataset,
+      jax.jit(step_fn, donate_argnums=0),
+      schedule,
+      checkpoints,
+      report,
+      loss_fn,
     )
-    if average_last == 1:
+    if schedule.average_last == 1:
       return run.state.params
-    return run_checkpoints.average(checkpoints, run, last=average_last)
+    return run_checkpoints.average(checkpoints, run, last=schedule.average_last)
+
+
+def _what_is_left(run: Run, schedule: Schedule) -> str:
+  taken, end = int(run.state.step), schedule.train_steps
+  if taken < end:
+    return f'training goes on after step {taken:,}'
+  return (
+    f'{taken:,} steps have been taken already and {end:,} are asked for, so '
+    'nothing is left to train'
+  )
 
 
 def _check_averaged(
-  run: Run, schedule: Schedule, checkpoints: Checkpoints, average_last: int
+  run: Run, schedule: Schedule, checkpoints: Checkpoints
 ) -> None:
+  """Raises ValueError unless the run leaves as many checkpoints as it is to
+  average."""
   to_come = range(int(run.state.step) + 1, schedule.train_steps + 1)
   count = len(checkpoints.steps()) + sum(
     schedule.is_due(step, schedule.checkpoint_period) for step in to_come
   )
-  if count < average_last:
+  if count < schedule.average_last:
     raise ValueError(
-      f'average_last is {average_last}, and {schedule.train_steps} steps with '
-      f'a checkpoint_period of {schedule.checkpoint_period} leave only {count}'
+      f'average_last is {schedule.average_last}, and {schedule.train_steps} '
+      f'steps with a checkpoint_period of {schedule.checkpoint_period} leave '
+      f'only {count}'
     )
 
 
 def new_run(
   config: T5Config | DrafterConfig,
-  optimizer: Any,
+  optimizer: optax.GradientTransformation,
   *,
   seed: int,
-  params: Any = None,
+  params: Tree = None,
 ) -> Run:
   """A run before its first step; of all networks, only a T5 can be drawn."""
   rng_key = jax.random.key(seed)
@@ -297,28 +325,26 @@ def _train_from(
 
 
 def validate(
-  evaluate: Callable, params: Any, dataset: Dataset
+  evaluate: Callable, params: Tree, dataset: Dataset
 ) -> dict[str, float]:
   """Negative log-likelihood and accuracy per target over the whole split, and
   the loss's own figures."""
-  nats = num_correct = weight = 0.0
-  figures: dict[str, float] = collections.defaultdict(float)
-  weights: dict[str, float] = collections.defaultdict(float)
   assert dataset.validation is not None
-  for batch in dataset.validation():
-    sums = evaluate(params, meshes.place_batch(batch))
-    nats += float(sums.nats)
-    num_correct += float(sums.num_correct)
-    weight += float(sums.weight)
-    for name, pair in sums.figures.items():
-      figures[name] += float(pair[0])
-      weights[name] += float(pair[1])
-  own = {
-    f'validation_{name}': total / max(weights[name], 1.0)
-    for name, total in figures.items()
+  # In float64: a split has more targets than float32 can count one by one.
+  found = [
+    jax.tree.map(
+      np.float64, jax.device_get(evaluate(params, meshes.place_batch(batch)))
+    )
+    for batch in dataset.validation()
+  ]
+  total = jax.tree.map(lambda *sums: sum(sums), *found)
+  weight = max(total.weight, 1.0)
+  figures = {
+    f'validation_{name}': float(each / max(each_weight, 1.0))
+    for name, (each, each_weight) in total.figures.items()
   }
   return {
-    'validation_nats': nats / max(weight, 1.0),
-    'validation_accuracy': num_correct / max(weight, 1.0),
-    **own,
+    'validation_nats': float(total.nats / weight),
+    'validation_accuracy': float(total.num_correct / weight),
+    **figures,
   }

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,9 +37,11 @@ class LossSums:
     }
 
 
-Batch = Mapping[str, Any]
+Batch = Mapping[str, Array]
+# Arrays by module and name, such as parameters or their gradients.
+Tree = Any
 # `(params, batch, dropout_key) -> LossSums`; no key means no dropout.
-LossFn = Callable[[Any, Batch, Array | None], LossSums]
+LossFn = Callable[[Tree, Batch, Array | None], LossSums]
 
 
 def cross_entropy(
@@ -59,6 +62,7 @@ def cross_entropy(
   where there is no target. T5X's own configurations take a z_loss of 1e-4.
   """
   logits = logits.astype(jnp.float32)
+  # -log p of the target is log Z minus its logit.
   log_z = jax.nn.logsumexp(logits, axis=-1)
   target_logits = jnp.take_along_axis(logits, targets[..., None], axis=-1)
   nats = log_z - target_logits[..., 0]
@@ -81,9 +85,19 @@ def cross_entropy(
   )
 
 
+def check_share(name: str, value: float) -> None:
+  """Raises ValueError unless a value is at least 0 and less than 1."""
+  if not 0 <= value < 1:
+    raise ValueError(f'{name} must be at least 0 and less than 1, got {value}')
+
+
 def apply(
-  network: Any, params: Any, key: Array | None, *args: Any, **options: Any
-) -> Any:
+  network: nn.Module,
+  params: Tree,
+  key: Array | None,
+  *args: Array | None,
+  **options: Any,
+) -> Tree:
   """What a Linen network makes of `args`; it drops out when given a key."""
   return network.apply(
     {'params': params},
@@ -96,7 +110,7 @@ def apply(
 
 def teacher_forced(
   config: T5Config,
-  params: Any,
+  params: Tree,
   batch: Batch,
   dropout_key: Array | None = None,
   **options: Any,
@@ -121,9 +135,15 @@ def teacher_forced(
 
 
 def supervised_loss(
-  config: T5Config, *, label_smoothing: float = 0.0, z_loss: float = 0.0
+  config: T5Config, *, label_smoothing: float = 0.0, z_loss: float = 1e-4
 ) -> LossFn:
-  """Cross entropy of the batch's targets; see `cross_entropy`."""
+  """Cross entropy of the batch's targets; see `cross_entropy`. ValueError if
+  the config is no T5's, or a number is out of range."""
+  if not isinstance(config, T5Config):
+    raise ValueError('the usual loss is for a T5: another network needs a loss')
+  check_share('label_smoothing', label_smoothing)
+  if not 0 <= z_loss < float('inf'):
+    raise ValueError(f'z_loss must be a number of at least 0, got {z_loss}')
 
   def loss_fn(params, batch: Batch, dropout_key: Array | None) -> LossSums:
     key = dropout_key if config.dropout_rate else None

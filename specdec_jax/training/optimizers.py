@@ -1,12 +1,11 @@
 """Optax's optimisers with T5's settings, and T5X's learning-rate schedules."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
+import optax
 
 from specdec_jax.base import Array
-from specdec_jax.files.require import require
 
 Schedule = Callable[[Array], Array]
 
@@ -90,7 +89,7 @@ def adafactor(
   decay_rate: float = 0.8,
   clipping_threshold: float = 1.0,
   weight_decay: float | None = None,
-) -> Any:
+) -> optax.GradientTransformation:
   """Adafactor as T5 was trained with (Shazeer and Stern, arXiv 1804.04235).
 
   Second moments are factored where both sides have 128 entries, there is no
@@ -98,7 +97,6 @@ def adafactor(
   ValueError if the learning rate is not positive.
   """
   _check_rate('learning_rate', learning_rate)
-  optax = require('optax', extra='train', purpose='training')
   return optax.adafactor(
     learning_rate,
     decay_rate=decay_rate,
@@ -118,12 +116,11 @@ def adamw(
   eps: float = 1e-9,
   weight_decay: float = 0.0,
   max_grad_norm: float | None = 1.0,
-) -> Any:
+) -> optax.GradientTransformation:
   """AdamW (Loshchilov and Hutter, arXiv 1711.05101), gradients clipped, with
   the momenta of Vaswani et al. (arXiv 1706.03762, Sec. 5.3); ValueError if the
   learning rate is not positive."""
   _check_rate('learning_rate', learning_rate)
-  optax = require('optax', extra='train', purpose='training')
   steps = [
     optax.adamw(learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
   ]

@@ -4,11 +4,11 @@ target; see `gin_configs/runs/`."""
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from specdec_jax import base, logits
 from specdec_jax.base import Array
@@ -22,11 +22,12 @@ from specdec_jax.files.paths import user_path
 from specdec_jax.models import block_heads, families
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.block_heads import BlockHeads, BlockHeadsConfig
+from specdec_jax.models.layers import applied
 from specdec_jax.models.t5 import T5, T5Config
 from specdec_jax.sharding import mesh as meshes
 from specdec_jax.text import prompts
 from specdec_jax.training import glancing, losses
-from specdec_jax.training.losses import Batch, LossFn, LossSums
+from specdec_jax.training.losses import Batch, LossFn, LossSums, Tree
 
 # Widths of the encoder's buffer are multiples of this.
 _WIDTH = 16
@@ -79,7 +80,7 @@ def distillation_loss(
 
 def rewrite_targets(
   config: T5Config,
-  params: Any,
+  params: Tree,
   tokens: TokenFile,
   *,
   max_new_tokens: int,
@@ -115,8 +116,9 @@ def rewrite_targets(
   max_len = max_new_tokens + 1
   generate = _generate_fn(config, max_len, eos_id, temperature, vocab_size)
   params = jax.tree.map(lambda x: x.astype(config.dtype), params)
+  # Inputs of like lengths share a batch, so that little of it is padding.
   order = np.argsort(tokens.inputs.lengths, kind='stable')
-  written: dict[int, Any] = {}
+  written: dict[int, np.ndarray] = {}
   for first in range(0, len(tokens), batch_size):
     chosen = order[first : first + batch_size]
     # Rows beyond the last example repeat it, so that one program serves all.
@@ -197,13 +199,15 @@ def drafter_texts(
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
   current: dict[int, Dataset] = {}  # The one text that is read now.
 
-  def prepare(position: int, params: Any) -> None:
+  def prepare(position: int, params: Tree) -> None:
     text = position // refresh_period
     if text in current:
       return
     path = user_path(folder) / f'drafter_text_{text}.npz'
     if not path.is_file():
       path.parent.mkdir(parents=True, exist_ok=True)
+      # Text 1 of 64 examples each has inputs 64 to 127 of the order, and the
+      # order begins again at its end.
       first = text * num_examples
       chosen = order[np.arange(first, first + num_examples) % len(order)]
       written = rewrite_targets(
@@ -233,7 +237,7 @@ def drafter_texts(
   )
 
 
-def read_t5(name: str, dtype: Any) -> tuple[T5Config, Any]:
+def read_t5(name: str, dtype: DTypeLike) -> tuple[T5Config, Tree]:
   """Sizes and parameters of a T5; raises ValueError for another model."""
   config, params = loading.read(loading.locate(name), dtype=jnp.dtype(dtype))
   if not isinstance(config, T5Config):
@@ -243,7 +247,7 @@ def read_t5(name: str, dtype: Any) -> tuple[T5Config, Any]:
 
 def spec_drafter_params(
   config: BlockDecoderConfig, rng_key: Array, *, target: str | None = None
-) -> Any:
+) -> Tree:
   """The parameters that a Spec-Drafter's training starts from: the encoder and
   the embeddings of `target`, if there is one, and the rest fresh."""
   params = None if target is None else read_t5(target, jnp.float32)[1]
@@ -258,7 +262,7 @@ def block_heads_config(
   return BlockHeadsConfig(embed_dim=embed_dim, gamma=gamma, mlp_dim=mlp_dim)
 
 
-def block_heads_params(config: BlockHeadsConfig, rng_key: Array) -> Any:
+def block_heads_params(config: BlockHeadsConfig, rng_key: Array) -> Tree:
   """Fresh parameters of heads."""
   return block_heads.init_params(config, rng_key)
 
@@ -287,12 +291,10 @@ def block_heads_loss(
       target_config, target_params, batch, method=T5.hidden
     )
     params = jax.tree.map(lambda x: x.astype(config.dtype), params)
-    ahead: Any = BlockHeads(config).apply(
-      {'params': params}, hidden, index, method=BlockHeads.one
+    ahead = applied(BlockHeads(config))(
+      params, hidden, index, method=BlockHeads.one
     )
-    logits: Any = T5(target_config).apply(
-      {'params': target_params}, ahead, method=T5.project
-    )
+    logits = applied(T5(target_config))(target_params, ahead, method=T5.project)
     targets, weights = shift(batch, index + 1, config.gamma)
     return losses.cross_entropy(
       logits, targets, weights, label_smoothing=label_smoothing
@@ -311,6 +313,8 @@ def shift(
     padded = jnp.pad(x, ((0, 0), (0, max_distance)))
     return jax.lax.dynamic_slice_in_dim(padded, distance, x.shape[1], axis=1)
 
+  # Tokens [5, 6, 1, 7, 1] of segments [1, 1, 1, 2, 2], one further on, are
+  # [6, 1, 7, 1, 0] with weights [1, 1, 0, 1, 0].
   segments = batch['decoder_segment_ids']
   is_same = segments == further(segments)
   weights = jnp.where(is_same, further(batch['decoder_loss_weights']), 0.0)

@@ -8,11 +8,12 @@ import operator
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specdec_jax import base
@@ -25,6 +26,10 @@ from specdec_jax.launch import processes
 from specdec_jax.models.families import DrafterConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.sharding import mesh as meshes
+from specdec_jax.training.losses import Tree
+
+if TYPE_CHECKING:
+  from orbax.checkpoint import CheckpointManager
 
 _FOLDER = 'checkpoints'
 
@@ -35,8 +40,8 @@ class TrainState:
   parameters, a float32 tree, and the optimiser's state."""
 
   step: Array
-  params: Any
-  opt_state: Any
+  params: Tree
+  opt_state: Tree
 
 
 @base.value
@@ -49,16 +54,18 @@ class Run:
   rng_key: Array
 
 
-def divide(params: Any) -> tuple[Any, Any]:
+def divide(params: Tree) -> tuple[Tree, Tree]:
   """The parameters that are trained, and those that are not: integers, such as
   the ids of a draft vocabulary. Each tree has None for what is in the other."""
+  # {'kernel': floats, 'target_ids': ints} becomes {'kernel': floats,
+  # 'target_ids': None} and {'kernel': None, 'target_ids': ints}.
   is_trained = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
   trained = jax.tree.map(lambda x: x if is_trained(x) else None, params)
   fixed = jax.tree.map(lambda x: None if is_trained(x) else x, params)
   return trained, fixed
 
 
-def unite(trained: Any, fixed: Any) -> Any:
+def unite(trained: Tree, fixed: Tree) -> Tree:
   """The parameters that were divided."""
   return jax.tree.map(
     lambda x, y: y if x is None else x,
@@ -68,19 +75,18 @@ def unite(trained: Any, fixed: Any) -> Any:
   )
 
 
-def place_run(run: Run, optimizer: Any) -> Run:
+def place_run(run: Run, optimizer: optax.GradientTransformation) -> Run:
   """A run over the mesh that is set, if any: parameters as `sharding.rules`
   says, the optimiser's arrays of the same shapes beside them, the rest whole on
   every device."""
   mesh = jax.sharding.get_mesh()
   if mesh.empty:
     return run
-  import optax
-
   params = run.state.params
   shardings = meshes.parameter_shardings(mesh, params)
-  whole: Any = NamedSharding(mesh, PartitionSpec())
+  whole = NamedSharding(mesh, PartitionSpec())
   trained, _ = divide(params)
+  # Adafactor's factored moments have other shapes than their parameter.
   opt_state = optax.tree_utils.tree_map_params(
     optimizer,
     lambda x, param, sharding: sharding if x.shape == param.shape else whole,
@@ -98,7 +104,7 @@ class Checkpoints:
   """The checkpoints of a run's folder; `open_run` makes one."""
 
   folder: Path
-  manager: Any
+  manager: 'CheckpointManager'
 
   def steps(self) -> list[int]:
     """At which steps there is a complete checkpoint, ascending."""
@@ -260,12 +266,12 @@ def _check_vocabulary(folder: Path, vocabulary: Path | None) -> None:
     )
 
 
-def _as_tree(run: Run) -> dict[str, Any]:
+def _as_tree(run: Run) -> dict[str, Tree]:
   rng_key = jax.random.key_data(run.rng_key)
   return {**vars(run.state), 'position': run.position, 'rng_key': rng_key}
 
 
-def average(checkpoints: Checkpoints, like: Run, *, last: int) -> Any:
+def average(checkpoints: Checkpoints, like: Run, *, last: int) -> Tree:
   """The mean of the newest checkpoints' parameters (Vaswani et al., arXiv
   1706.03762, Sec. 6.1, average the last 5); `like` is any state of the run."""
   steps = checkpoints.steps()[-last:]

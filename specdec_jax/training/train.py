@@ -6,12 +6,11 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from specdec_jax.base import Array
 from specdec_jax.checkpoints import formats, loading, orbax
 from specdec_jax.data.datasets import Dataset
 from specdec_jax.files import replacing
@@ -24,7 +23,7 @@ from specdec_jax.sharding import mesh as meshes
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 from specdec_jax.training import loop, losses, metrics_log
-from specdec_jax.training.losses import LossFn
+from specdec_jax.training.losses import LossFn, Tree
 
 # What is done meanwhile is said after five seconds.
 waiting = functools.partial(progress.waiting, notice_after=5.0)
@@ -34,52 +33,33 @@ def train(
   *,
   config: T5Config | DrafterConfig,
   dataset: Dataset,
-  optimizer: Any,
+  optimizer: optax.GradientTransformation,
+  schedule: loop.Schedule,
   model_dir: str,
-  train_steps: int,
-  eval_period: int = 1000,
-  checkpoint_period: int = 1000,
-  log_period: int = 50,
-  keep: int = 3,
-  average_last: int = 1,
-  label_smoothing: float = 0.0,
-  z_loss: float = 1e-4,
+  loss: Callable[..., LossFn] = losses.supervised_loss,
   dropout_rate: float = 0.0,
   dtype: str = 'float32',
   num_microbatches: int = 1,
   num_partitions: int | None = None,
   model_parallel_submesh: Sequence[int] | None = None,
   initial_checkpoint_path: str | None = None,
-  loss: Callable[[Any], LossFn] | None = None,
-  initial_params: Callable[[Any, Array], Any] | None = None,
+  initial_params: Callable[..., Tree] | None = None,
   vocabulary: str | None = None,
   seed: int = 0,
   on_begin: Callable[[], None] = lambda: None,
 ) -> None:
-  """Trains, or goes on, until `train_steps`, and writes the model.
+  """Trains, or goes on, until the schedule's end, and writes the model.
 
   Args:
-    config: the network's sizes, such as `@presets.preset()`.
-    dataset: such as `@datasets.from_token_files()`.
-    optimizer: such as `@optimizers.adafactor()`.
     model_dir: the run's folder: `checkpoints/`, `metrics.jsonl`, `config.gin`
       and, in the end, `model/`, which `--model` and `specdec infer` take.
-    train_steps: where the run ends.
-    eval_period: steps between validations.
-    checkpoint_period: steps between checkpoints.
-    log_period: steps that a line of metrics is the mean of, or fewer: a
-      checkpoint ends it.
-    keep: newest checkpoints that are kept.
-    average_last: newest checkpoints whose mean is the model.
-    label_smoothing: see `losses.cross_entropy`, as for `z_loss`.
+    loss: from the config to what is minimised, such as `@glancing.block_loss`.
     dtype: 'float32' or 'bfloat16', of activations; parameters and the
       optimiser's state are float32.
     num_microbatches: parts that a batch is computed in, for less memory.
     num_partitions: devices that share one copy of the model.
     model_parallel_submesh: the same as a box of a TPU slice.
     initial_checkpoint_path: a model that a new run begins from.
-    loss: from the config to what is minimised, such as `@glancing.block_loss`;
-      None is cross entropy, with the smoothing and z-loss above.
     initial_params: from the config and a key to where a new run begins, such as
       `@recipes.spec_drafter_params`, unless a path is given; None draws a T5.
     vocabulary: the SentencePiece model, to be put beside the weights; None
@@ -91,36 +71,18 @@ def train(
   or the loss is NaN or infinite.
   """
   on_begin()
-  _check_settings(
-    dtype=dtype,
-    log_period=log_period,
-    num_microbatches=num_microbatches,
-    dropout_rate=dropout_rate,
-    label_smoothing=label_smoothing,
-    z_loss=z_loss,
-    seed=seed,
-  )
+  if not 0 <= seed < 2**32:
+    raise ValueError(f'seed must be from 0 to 2**32 - 1, got {seed}')
   config = _computed_in(config, dtype, dropout_rate)
-  if loss is None and (name := families.of(config).name) != 't5':
-    raise ValueError(f'a {name} needs a loss: the usual one is for a T5')
   words = _read_vocabulary(vocabulary, dataset.vocabulary, config)
   if vocabulary is not None:
     dataset = dataset._replace(vocabulary=user_path(vocabulary))
   _check_processes(dataset, initial_checkpoint_path)
-  loss = loss or functools.partial(
-    losses.supervised_loss, label_smoothing=label_smoothing, z_loss=z_loss
-  )
   in_float32 = _computed_in(config, 'float32', 0.0)
-  schedule = loop.Schedule(
-    train_steps=train_steps,
-    eval_period=eval_period,
-    checkpoint_period=checkpoint_period,
-    keep=keep,
-  )
   folder = user_path(model_dir)
   with (
     _mesh(num_partitions, model_parallel_submesh),
-    _reporting(folder, schedule, log_period) as (report, say),
+    _reporting(folder, schedule) as (report, say),
   ):
     first = None
     if initial_checkpoint_path is not None:
@@ -138,49 +100,45 @@ def train(
       num_microbatches=num_microbatches,
       seed=seed,
       initial_params=first,
-      average_last=average_last,
       report=report,
       say=say,
     )
-  new = replacing.new_folder(folder / 'model', overwrite=True)
+  _write(folder / 'model', in_float32, params, words)
+
+
+def _write(
+  folder: Path,
+  config: T5Config | DrafterConfig,
+  params: Tree,
+  words: AnyVocabulary | None,
+) -> None:
+  """Writes the model, and its vocabulary if it has one."""
+  new = replacing.new_folder(folder, overwrite=True)
   with processes.entered_by_first(new) as begun:
     if words is not None and processes.is_first():
       vocabulary_files.write(begun, words)
-    orbax.save(begun, in_float32, params)
+    orbax.save(begun, config, params)
   if processes.is_first():
-    print(f'the model is in {folder / "model"}', flush=True)
+    print(f'the model is in {folder}', flush=True)
 
 
-def _computed_in(config: Any, dtype: str, dropout_rate: float) -> Any:
+def _computed_in(
+  config: T5Config | DrafterConfig, dtype: str, dropout_rate: float
+) -> T5Config | DrafterConfig:
   """The sizes with a dtype and, where the network can, a rate of dropout."""
-  changed: dict[str, Any] = {'dtype': jnp.dtype(dtype)}
+  if dtype not in presets.DTYPES:
+    raise ValueError(
+      f'dtype is {dtype!r}, expected {" or ".join(presets.DTYPES)}'
+    )
   if hasattr(config, 'dropout_rate'):
-    changed['dropout_rate'] = dropout_rate
+    losses.check_share('dropout_rate', dropout_rate)
+    config = dataclasses.replace(config, dropout_rate=dropout_rate)
   elif dropout_rate:
     raise ValueError(
       f'dropout_rate is {dropout_rate}, and a {families.of(config).name} '
       'drops out nothing'
     )
-  return dataclasses.replace(config, **changed)
-
-
-def _check_settings(*, dtype: str, **settings: float) -> None:
-  if dtype not in presets.DTYPES:
-    raise ValueError(
-      f'dtype is {dtype!r}, expected {" or ".join(presets.DTYPES)}'
-    )
-  is_count = 'at least 1', lambda x: x >= 1
-  is_share = 'at least 0 and less than 1', lambda x: 0 <= x < 1
-  for name, (wanted, is_possible) in {
-    'log_period': is_count,
-    'num_microbatches': is_count,
-    'dropout_rate': is_share,
-    'label_smoothing': is_share,
-    'z_loss': ('a number of at least 0', lambda x: 0 <= x < float('inf')),
-    'seed': ('from 0 to 2**32 - 1', lambda x: 0 <= x < 2**32),
-  }.items():
-    if not is_possible(settings[name]):
-      raise ValueError(f'{name} must be {wanted}, got {settings[name]}')
+  return dataclasses.replace(config, dtype=jnp.dtype(dtype))
 
 
 def _check_processes(dataset: Dataset, checkpoint: str | None) -> None:
@@ -219,7 +177,7 @@ def _read_vocabulary(
 
 def _mesh(
   num_partitions: int | None, submesh: Sequence[int] | None
-) -> AbstractContextManager[Any]:
+) -> AbstractContextManager:
   """The mesh of all devices; none for a single one."""
   if jax.device_count() == 1 and num_partitions is None and submesh is None:
     return contextlib.nullcontext()
@@ -230,9 +188,9 @@ def _mesh(
 
 @contextlib.contextmanager
 def _reporting(
-  folder: Path, schedule: loop.Schedule, log_period: int
+  folder: Path, schedule: loop.Schedule
 ) -> Iterator[tuple[loop.Report, Callable[[str], None]]]:
-  """Metrics to the log, the screen and a bar; means over `log_period` steps.
+  """Metrics to the log, the screen and a bar; means over steps.
 
   A mean ends at a checkpoint too: a run that goes on from there writes the
   lines of one that was not killed. The second function prints sentences. Of
@@ -276,8 +234,8 @@ def _reporting(
       if 'loss' in metrics:
         bar.advance(1)
         since.append(metrics)
-        periods = (log_period, schedule.checkpoint_period, schedule.train_steps)
-        if all(step % period for period in periods):
+        periods = schedule.log_period, schedule.checkpoint_period
+        if not any(schedule.is_due(step, period) for period in periods):
           return
         metrics = _mean(since)
         since.clear()
@@ -291,6 +249,7 @@ def _reporting(
 
 
 def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+  # Steps of more targets count for more, as in the loss of one large batch.
   weight = sum(row['weight'] for row in rows)
   seconds = sum(row['seconds'] for row in rows)
   first, others = (

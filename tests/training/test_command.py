@@ -23,6 +23,7 @@ from tests.training import tiny_runs
 GIN = """
 from __gin__ import dynamic_registration
 from specdec_jax.models import t5_layers
+from specdec_jax.training import loop
 from specdec_jax.training import optimizers
 from specdec_jax.training import train
 
@@ -36,6 +37,7 @@ EVAL_PERIOD = 4
 OPTIMIZER = @optimizers.adamw()
 train.train:
   config = @t5_layers.T5Config()
+loop.Schedule:
   log_period = 2
   average_last = 2
 t5_layers.T5Config:
@@ -164,7 +166,7 @@ def test_a_killed_run_leaves_the_lines_of_one_that_was_not(folder, monkeypatch):
   settings = [
     '--gin.CHECKPOINT_PERIOD=3',
     '--gin.EVAL_PERIOD=3',
-    '--gin.train.train.log_period=4',
+    '--gin.loop.Schedule.log_period=4',
   ]
 
   def lines(name):
@@ -279,7 +281,7 @@ def test_bad_input_is_one_sentence(folder, capsys):
 
   assert 'dtype is ' in complaint("--gin.DTYPE='float16'")
   assert 'log_period must be at least 1, got 0' in complaint(
-    '--gin.train.train.log_period=0'
+    '--gin.loop.Schedule.log_period=0'
   )
   assert "TRAIN_STEPS is 'ten', expected an integer" in complaint(
     '--gin.TRAIN_STEPS="ten"'
@@ -316,15 +318,15 @@ def test_bad_input_is_one_sentence(folder, capsys):
   (folder / 'bare/spiece.model').unlink()
   bare = complaint(f'--gin.TOKENS="{folder / "bare"}"', name='new')
   assert 'without a vocabulary, and a model cannot be read without' in bare
-  assert 'cannot be had of' in complaint('--gin.BATCH_SIZE=1000', name='new')
+  assert 'not one full batch' in complaint('--gin.BATCH_SIZE=1000', name='new')
   assert 'not among the 3' in complaint(
-    '--gin.train.train.average_last=4', name='new'
+    '--gin.loop.Schedule.average_last=4', name='new'
   )
   assert (
     'average_last is 3, and 6 steps with a checkpoint_period of 4 leave only 2'
     in (
       complaint(
-        '--gin.train.train.average_last=3',
+        '--gin.loop.Schedule.average_last=3',
         '--gin.CHECKPOINT_PERIOD=4',
         name='new',
       )

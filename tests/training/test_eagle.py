@@ -250,7 +250,7 @@ def train(folder, name, steps, *bindings) -> int:
       '--gin.NUM_STEPS=2',
       '--gin.EVAL_PERIOD=4',
       '--gin.CHECKPOINT_PERIOD=2',
-      '--gin.train.train.log_period=2',
+      '--gin.loop.Schedule.log_period=2',
       *bindings,
     ]
   )
