@@ -34,15 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
   return common.finish('pretrained', lambda: args.run_command(args))
 
 
+# Sections of a card that are stated, not found.
+_ABOUT = ('device', 'note', 'limits', 'license')
+
+
 def _ship(args: argparse.Namespace) -> None:
   shipping.ship(
     args.run,
     args.name,
     manifest=args.manifest,
-    device=args.device,
-    note=args.note,
-    limits=args.limits,
-    license=args.license,
+    about={name: getattr(args, name) for name in _ABOUT},
     overwrite=args.overwrite,
   )
   card.write(args.name)

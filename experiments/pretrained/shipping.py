@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,7 @@ def ship(
   name: str,
   *,
   manifest: str | None,
-  device: str,
-  note: str | None = None,
-  limits: str | None = None,
-  license: str | None = None,
+  about: Mapping[str, str | None],
   overwrite: bool = False,
 ) -> None:
   """Makes `specdec_jax/pretrained/NAME`: the weights in bfloat16, and what is
@@ -44,25 +41,18 @@ def ship(
   Encoder-decoders and EAGLE-3 drafters are put into Hugging Face's format,
   which other packages read too; other networks into ours. The vocabulary lies
   once above all folders; an EAGLE-3 drafter has that of its target, and a
-  picture of its learning curve. ValueError if a run is not finished, or has
-  another vocabulary than what was shipped before, or there is no manifest.
+  picture of its learning curve.
 
-  Args:
-    runs: folders of `specdec train`, each of which began from the one before;
-      the last has the model.
-    name: of the folder.
-    manifest: of the corpora, by `python -m experiments.corpora`; None for a
-      drafter that learned from texts of its target alone.
-    device: that trained it.
-    note: what the settings do not say.
-    limits: what it is bad at.
-    license: of the weights, and why.
-    overwrite: whether an earlier folder is replaced.
+  The last of `runs` has the model; each began from the one before. `manifest`
+  is None for a drafter that learned from texts of its target alone; `about` is
+  what the runs do not say, such as the device. ValueError if a run is not
+  finished, or has another vocabulary than what was shipped before, or there is
+  no manifest.
   """
   records = [_training(Path(run)) for run in runs]
   source, folder = Path(runs[-1]) / 'model', pretrained.FOLDER / name
-  only_drafts = loading.is_drafter(source)
-  config = loading.read_config(source, only_drafts=only_drafts)
+  found = formats.find(source)
+  config = found.read_config(source, jnp.bfloat16, None)
   is_eagle = families.drafts_for(config) == 'eagle'
   if manifest is None and not is_eagle:
     raise ValueError(f'{runs[-1]} learned from corpora: give --manifest')
@@ -71,39 +61,30 @@ def ship(
   pretrained.FOLDER.mkdir(exist_ok=True)
   is_huggingface = families.has_encoder(config) or is_eagle
   to = 'huggingface' if is_huggingface else 'safetensors'
+  params = found.read_params(source, config, None)
   with replacing.new_folder(folder, overwrite=overwrite) as begun:
-    _convert(source, begun, to)
-  for file in _VOCABULARY:
-    if (folder / file).is_file():
-      shutil.move(folder / file, pretrained.FOLDER / file)
-  # It was made for its owner alone.
-  (folder / 'model.safetensors').chmod(0o644)
-  if is_eagle:
-    logs = [metrics_log.read_log(Path(run) / metrics_log.NAME) for run in runs]
-    curve.draw(curve.joined(logs), folder / curve.NAME)
-  shapes = jax.tree.leaves(families.param_shapes(config))
+    _write(begun, config, params, source, to)
+    if is_eagle:
+      logs = [metrics_log.read_log(Path(x) / metrics_log.NAME) for x in runs]
+      curve.draw(curve.joined(logs), begun / curve.NAME)
   contents = {
     'name': name,
     'network': families.of(config).name,
     'sizes': _sizes(config),
-    'parameters': sum(leaf.size for leaf in shapes),
+    'parameters': sum(leaf.size for leaf in jax.tree.leaves(params)),
     'bytes': (folder / 'model.safetensors').stat().st_size,
     'format': to,
     'corpora': corpora,
-    'device': device,
-    'note': note,
-    'limits': limits,
-    'license': license,
+    **about,
     'training': records,
   }
   card.save(name, contents)
 
 
-def _convert(source: Path, folder: Path, to: str) -> None:
-  """Writes a model in bfloat16, in the format of that name."""
-  found = formats.find(source)
-  config = found.read_config(source, jnp.bfloat16, None)
-  params = found.read_params(source, config, None)
+def _write(
+  folder: Path, config: Any, params: Any, source: Path, to: str
+) -> None:
+  """Writes a model in the format of that name, and the vocabulary above."""
   if families.of(config).has_vocabulary:
     words = loading.read_vocabulary(source, num_rows=config.vocab_size)
     if words is not None:
@@ -111,6 +92,11 @@ def _convert(source: Path, folder: Path, to: str) -> None:
   [written] = (each for each in formats.FORMATS if each.name == to)
   assert written.write is not None
   written.write(folder, config, params, 0)
+  for file in _VOCABULARY:
+    if (folder / file).is_file():
+      shutil.move(folder / file, pretrained.FOLDER / file)
+  # It was made for its owner alone.
+  (folder / 'model.safetensors').chmod(0o644)
 
 
 def total_bytes() -> int:

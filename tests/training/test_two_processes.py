@@ -59,7 +59,7 @@ def reports(folder):
           vocab_size=tiny_runs.CONFIG.vocab_size,
           batch_size=4,
         )
-        rows.append({'written': written.targets.tolist()})
+        rows.append({'written': written.targets.tokens.tolist()})
     found[str(num_partitions)] = rows
   return found
 
