@@ -7,6 +7,7 @@ of them the more it got wrong, and it learns to fill the others.
 
 import functools
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,20 +64,9 @@ def block_loss(
       jax.random.key(0) if key is None else key, 4
     )
     count = 1 if key is None else num_blocks
-    # Blocks are rows beside those of their text: of texts a, b and 2 blocks of
-    # each, rows are a, a, b, b.
-    weights = jnp.repeat(batch['decoder_loss_weights'], count, axis=0)
-    lengths = jnp.sum(weights > 0, axis=1, dtype=jnp.int32)
-    starts = draw_prefixes(prefix_key, lengths)
-    if not has_random_prefix:
-      starts = jnp.zeros_like(starts)
-    # `weights` are 1 throughout a text, and a block without a target is 0.
-    is_target = arrays.block_positions(starts, gamma) < lengths[:, None]
-    # Room for a block that begins at the last token.
-    text = jnp.pad(batch['decoder_target_tokens'], ((0, 0), (0, gamma)))
-    gold = arrays.read_block(jnp.repeat(text, count, axis=0), starts, gamma)
-    is_known = arrays.is_within(starts, text.shape[1])
-
+    starts, is_target, text, gold, is_known = _draw_blocks(
+      batch, prefix_key, gamma, count, has_random_prefix
+    )
     keys = dropout_keys if key is not None and config.dropout_rate else [None]
     apply = functools.partial(losses.apply, BlockDecoder(config), params)
     table = {'token_embedder': layers.to_attend(params['token_embedder'])}
@@ -120,6 +110,38 @@ def block_loss(
     )
 
   return loss_fn
+
+
+class _Blocks(NamedTuple):
+  """N blocks of B texts: where each begins, `[N]`; which of its positions have
+  a target, `[N, G]`; the texts, `[B, T + G]`; the blocks' tokens, `[N, G]`; and
+  what stands before each, bool `[N, T + G]`."""
+
+  starts: Array
+  is_target: Array
+  text: Array
+  gold: Array
+  is_known: Array
+
+
+def _draw_blocks(
+  batch: Batch, key: Array, gamma: int, count: int, has_random_prefix: bool
+) -> _Blocks:
+  """Draws so many blocks of every text."""
+  # They are rows beside each other: of texts a, b and 2 blocks of each, rows
+  # are a, a, b, b.
+  weights = jnp.repeat(batch['decoder_loss_weights'], count, axis=0)
+  lengths = jnp.sum(weights > 0, axis=1, dtype=jnp.int32)
+  starts = draw_prefixes(key, lengths)
+  if not has_random_prefix:
+    starts = jnp.zeros_like(starts)
+  # `weights` are 1 throughout a text, and a block without a target is 0.
+  is_target = arrays.block_positions(starts, gamma) < lengths[:, None]
+  # Room for a block that begins at the last token.
+  text = jnp.pad(batch['decoder_target_tokens'], ((0, 0), (0, gamma)))
+  gold = arrays.read_block(jnp.repeat(text, count, axis=0), starts, gamma)
+  is_known = arrays.is_within(starts, text.shape[1])
+  return _Blocks(starts, is_target, text, gold, is_known)
 
 
 def _project(config: BlockDecoderConfig, table: Tree, hidden: Array) -> Array:

@@ -87,7 +87,8 @@ def test_a_run_leaves_a_model_metrics_and_its_config(folder):
   assert [line['step'] for line in lines] == [2, 4, 4]
   assert lines[0]['nats'] == pytest.approx(3.0, abs=0.8)
   assert 0 <= lines[2]['validation_accuracy'] <= 1
-  assert 'Schedule.train_steps = %TRAIN_STEPS' in (run / 'config.gin').read_text()
+  bindings = (run / 'config.gin').read_text()
+  assert 'Schedule.train_steps = %TRAIN_STEPS' in bindings
 
 
 def test_it_says_what_it_does_before_the_first_step_and_at_the_end(
