@@ -255,12 +255,9 @@ def eagle_loss(
 
   What it reports: `nats`, the divergence at the first step; `accuracy`, how
   often the likeliest token of the first step is the one that was written;
-  `alpha_1` to `alpha_N`, the mean alpha of each step; `coverage`, the target's
-  mass on the tokens that can be drafted.
-
-  Args:
-    target: whose texts these are, as `--model` takes it.
-    num_steps: of drafting.
+  `alpha_1` to `alpha_N`, the mean alpha of each of the `num_steps` of drafting;
+  `coverage`, the target's mass on the tokens that can be drafted. `target` is
+  whose texts these are, as `--model` takes it.
   """
   target_config, head = read_head(target, config.dtype)
   sums_of = functools.partial(

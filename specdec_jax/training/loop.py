@@ -173,8 +173,7 @@ def train(
 
   A run that was killed goes on from its last checkpoint with the losses that it
   would have had. With a mesh set (`jax.set_mesh`), rows are split over `data`
-  and parameters over `model`; see `sharding.rules`. Arguments that are not
-  listed are those of `train.train`.
+  and parameters over `model`; see `sharding.rules`.
 
   Args:
     loss_fn: what is minimised, per target.
@@ -187,12 +186,7 @@ def train(
   or infinite (the last checkpoint is from before that), if the folder is of
   another run, or if another process trains in it; OSError if the disk is full.
   """
-  vocab_size = getattr(config, 'vocab_size', None)
-  if vocab_size and dataset.num_ids and dataset.num_ids > vocab_size:
-    raise ValueError(
-      f'the data has token ids up to {dataset.num_ids - 1}, the network '
-      f'{vocab_size} tokens'
-    )
+  _check_ids(dataset, config)
   step_fn = functools.partial(
     step,
     loss_fn=loss_fn,
@@ -221,6 +215,16 @@ def train(
     if schedule.average_last == 1:
       return run.state.params
     return run_checkpoints.average(checkpoints, run, last=schedule.average_last)
+
+
+def _check_ids(dataset: Dataset, config: T5Config | DrafterConfig) -> None:
+  """Raises ValueError for ids that the network has no embedding of."""
+  vocab_size = getattr(config, 'vocab_size', None)
+  if vocab_size and dataset.num_ids and dataset.num_ids > vocab_size:
+    raise ValueError(
+      f'the data has token ids up to {dataset.num_ids - 1}, the network '
+      f'{vocab_size} tokens'
+    )
 
 
 def _what_is_left(run: Run, schedule: Schedule) -> str:

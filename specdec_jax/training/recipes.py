@@ -78,43 +78,50 @@ def distillation_loss(
   return loss_fn
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rewriting:
+  """How a model writes targets.
+
+  Attributes:
+    max_new_tokens: of a target; one without an end by then stays without.
+    eos_id: that ends one.
+    vocab_size: ids at or beyond it are padding, and never written.
+    temperature: 0 is greedy.
+    batch_size: rows decoded at once, of inputs of similar lengths.
+  """
+
+  max_new_tokens: int
+  eos_id: int
+  vocab_size: int
+  temperature: float = 0.0
+  batch_size: int = 64
+
+  def __post_init__(self):
+    if self.batch_size < 1:
+      raise ValueError(f'batch_size must be at least 1, got {self.batch_size}')
+
+
 def rewrite_targets(
   config: T5Config,
   params: Tree,
   tokens: TokenFile,
+  rewriting: Rewriting,
   *,
-  max_new_tokens: int,
-  eos_id: int,
-  vocab_size: int,
-  temperature: float = 0.0,
-  batch_size: int = 64,
   seed: int = 0,
   report: Callable[[int], None] = lambda num_examples: None,
 ) -> TokenFile:
-  """The same inputs with the targets that a model gives them.
+  """Gives the same inputs the targets that an encoder-decoder writes.
 
   A drafter that learns from them with plain cross entropy is one of
-  sequence-level distillation (Kim and Rush, arXiv 1606.07947).
-
-  Args:
-    config: of the model, an encoder-decoder, as are `params`.
-    tokens: inputs; their targets are not read.
-    max_new_tokens: of a target; one without an end by then stays without.
-    vocab_size: ids at or beyond it are padding, and never written.
-    temperature: 0 is greedy.
-    batch_size: rows decoded at once, of inputs of similar lengths.
-    seed: of the draws: example i depends on it and on i alone.
-    report: told after every batch how many examples it had.
-
-  Raises ValueError if there are no inputs, the batch has no rows, or the
+  sequence-level distillation (Kim and Rush, arXiv 1606.07947). Example i
+  depends on the seed and on i, not on its batch. `report` is told after every
+  batch how many examples it had. ValueError if there are no inputs, or the
   model's logits are NaN.
   """
-  if batch_size < 1:
-    raise ValueError(f'batch_size must be at least 1, got {batch_size}')
   if tokens.inputs is None:
     raise ValueError('these examples have no inputs to decode')
-  max_len = max_new_tokens + 1
-  generate = _generate_fn(config, max_len, eos_id, temperature, vocab_size)
+  batch_size = rewriting.batch_size
+  generate = _generate_fn(config, rewriting)
   params = jax.tree.map(lambda x: x.astype(config.dtype), params)
   # Inputs of like lengths share a batch, so that little of it is padding.
   order = np.argsort(tokens.inputs.lengths, kind='stable')
@@ -124,12 +131,11 @@ def rewrite_targets(
     # Rows beyond the last example repeat it, so that one program serves all.
     padded = np.pad(chosen, (0, batch_size - len(chosen)), mode='edge')
     sources = [tokens.inputs[i].tolist() for i in padded]
-    width = -(-max(len(source) for source in sources) // _WIDTH) * _WIDTH
     prompt = prompts.pack(
       sources,
       config=config,
-      max_new_tokens=max_new_tokens,
-      width=width,
+      max_new_tokens=rewriting.max_new_tokens,
+      width=-(-max(map(len, sources)) // _WIDTH) * _WIDTH,
       row_ids=padded.tolist(),
     )
     output = generate(base.Params(params), jax.random.key(seed), prompt)
@@ -139,23 +145,21 @@ def rewrite_targets(
     for row, i in enumerate(chosen):
       written[int(i)] = rows[row, 1 : lengths[row]]
     report(len(chosen))
-  rows = [written[i] for i in range(len(tokens))]
-  return dataclasses.replace(tokens, targets=token_files.texts(rows))
+  targets = [written[i] for i in range(len(tokens))]
+  return dataclasses.replace(tokens, targets=token_files.texts(targets))
 
 
 @functools.lru_cache(maxsize=8)
-def _generate_fn(
-  config: T5Config, max_len: int, eos_id: int, temperature: float, size: int
-) -> Callable:
+def _generate_fn(config: T5Config, rewriting: Rewriting) -> Callable:
   """Plain decoding, compiled once for all texts."""
   generate = functools.partial(
     autoregressive.generate,
     target=families.language_model(config),
     logits_to_probs=logits.standardize(
-      temperature=temperature, vocab_size=size
+      temperature=rewriting.temperature, vocab_size=rewriting.vocab_size
     ),
-    max_len=max_len,
-    eos_id=eos_id,
+    max_len=rewriting.max_new_tokens + 1,
+    eos_id=rewriting.eos_id,
   )
   return jax.jit(generate)
 
@@ -181,21 +185,23 @@ def drafter_texts(
   run that is resumed reads what it would have read.
 
   Args:
-    config: of the drafter.
     tokens: whose training inputs are given to it: a folder that `specdec data
       prepare` wrote, or several with one vocabulary.
-    lengths: columns of the rows, as `inputs` and `targets`.
     num_examples: of a text, the next of the shuffled inputs each time.
     refresh_period: batches from one text to the next.
     temperature: of the draws; DistillSpec's is 1.
-    seed: of the order of inputs and of the draws.
   """
   folders = [tokens] if isinstance(tokens, str) else tokens
   inputs = token_files.concatenate(
     [token_files.load(user_path(f) / 'train.npz') for f in folders]
   )
-  vocabulary = token_files.load_description(folders[0]).at('vocabulary')
-  vocab_size = vocabulary.count('size')
+  description = token_files.load_description(folders[0])
+  rewriting = Rewriting(
+    max_new_tokens=lengths['targets'],
+    eos_id=eos_id,
+    vocab_size=description.at('vocabulary').count('size'),
+    temperature=temperature,
+  )
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
   current: dict[int, Dataset] = {}  # The one text that is read now.
 
@@ -205,7 +211,6 @@ def drafter_texts(
       return
     path = user_path(folder) / f'drafter_text_{text}.npz'
     if not path.is_file():
-      path.parent.mkdir(parents=True, exist_ok=True)
       # Text 1 of 64 examples each has inputs 64 to 127 of the order, and the
       # order begins again at its end.
       first = text * num_examples
@@ -214,12 +219,10 @@ def drafter_texts(
         config,
         params,
         token_files.take(inputs, chosen),
-        max_new_tokens=lengths['targets'],
-        eos_id=eos_id,
-        vocab_size=vocab_size,
-        temperature=temperature,
+        rewriting,
         seed=seed + text,
       )
+      path.parent.mkdir(parents=True, exist_ok=True)
       with replacing.file(path) as partial:
         token_files.save(partial, written)
     current.clear()

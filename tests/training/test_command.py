@@ -260,16 +260,16 @@ def test_rewriting_is_decoding_row_by_row(folder):
     'vocab_size': 16,
     'temperature': 1.0,
   }
-  wide = recipes.rewrite_targets(
-    config, params, tokens, batch_size=64, **settings
-  )
-  narrow = recipes.rewrite_targets(
-    config, params, tokens, batch_size=4, **settings
+  wide, narrow = (
+    recipes.rewrite_targets(
+      config, params, tokens, recipes.Rewriting(batch_size=size, **settings)
+    )
+    for size in (64, 4)
   )
   for name, array in vars(wide.targets).items():
     np.testing.assert_array_equal(array, vars(narrow.targets)[name])
   with pytest.raises(ValueError, match=r'batch_size.*got 0'):
-    recipes.rewrite_targets(config, params, tokens, batch_size=0, **settings)
+    recipes.Rewriting(batch_size=0, **settings)
   assert wide.targets.lengths.max() <= 16
   assert params['decoder']['logits_dense']['kernel'].dtype == jnp.float32
 

@@ -54,10 +54,12 @@ def reports(folder):
           tiny_runs.CONFIG,
           jax.device_put(params, shardings),
           tiny_runs.examples(6),
-          max_new_tokens=8,
-          eos_id=tiny_runs.EOS,
-          vocab_size=tiny_runs.CONFIG.vocab_size,
-          batch_size=4,
+          recipes.Rewriting(
+            max_new_tokens=8,
+            eos_id=tiny_runs.EOS,
+            vocab_size=tiny_runs.CONFIG.vocab_size,
+            batch_size=4,
+          ),
         )
         rows.append({'written': written.targets.tokens.tolist()})
     found[str(num_partitions)] = rows

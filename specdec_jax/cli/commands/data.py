@@ -242,16 +242,12 @@ def _rewrite(args: argparse.Namespace) -> int:
   config, params = recipes.read_t5(args.model, jnp.dtype(args.dtype))
   _check_model_vocabulary(args.model, source)
   words = description.at('vocabulary')
-  rewrite = functools.partial(
-    recipes.rewrite_targets,
-    config,
-    params,
+  how = recipes.Rewriting(
     max_new_tokens=description.at('lengths').count('targets'),
     eos_id=words.count('eos_id', least=0),
     vocab_size=words.count('size'),
     temperature=args.temperature,
     batch_size=args.batch_size,
-    seed=args.seed,
   )
   counts = dict(description.at('splits').values)
   with _new_folder(args) as folder:
@@ -261,7 +257,9 @@ def _rewrite(args: argparse.Namespace) -> int:
     for split in args.splits:
       tokens, file = token_files.load(splits[split]), folder / f'{split}.npz'
       with progress.bar(f'rewriting {split}', len(tokens)) as bar:
-        rewritten = rewrite(tokens, report=bar.advance)
+        rewritten = recipes.rewrite_targets(
+          config, params, tokens, how, seed=args.seed, report=bar.advance
+        )
       token_files.save(file, rewritten)
       counts[split] = {
         **counts[split],
