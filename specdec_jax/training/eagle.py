@@ -59,7 +59,7 @@ def read_target(target: str, dtype: DTypeLike) -> tuple[LlamaConfig, Tree]:
   return config, params
 
 
-def check_target(target: str, config: Any) -> None:
+def check_target(target: str, config: object) -> None:
   """Raises ValueError unless the target so called has a `TargetHead`."""
   if not isinstance(config, LlamaConfig):
     raise ValueError(f'{target} is no Llama-type decoder')
