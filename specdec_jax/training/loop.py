@@ -265,7 +265,7 @@ def new_run(
   rng_key = jax.random.key(seed)
   if params is None:
     family = families.of(config)
-    if family.language_model is None:
+    if families.only_drafts(config):
       raise ValueError(f'a {family.name} has to be given its first parameters')
     init_key = jax.random.fold_in(rng_key, -1 % 2**32)
     params = jax.jit(family.init_params, static_argnums=0)(config, init_key)
