@@ -1,55 +1,37 @@
 """Decoding in a few lines of Python: `load`, `generate`, `stream`."""
 
-import dataclasses
 import difflib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Generator,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import Any
 
 import jax
 
-from specdec_jax.assembly import auto_gamma, running
+from specdec_jax.assembly import auto_gamma, completions, running
 from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly.completions import Completion
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.drafters.choice import has_model
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import by_name, field_names
 from specdec_jax.assembly.rules import RULES, Rule
-from specdec_jax.assembly.running import Settings
+from specdec_jax.assembly.running import Iterations, Settings
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.files import text_lines
-from specdec_jax.measure import metrics
 from specdec_jax.sharding import mesh
 from specdec_jax.text import prompts, stop_strings, vocabularies
-from specdec_jax.text.prompts import Batch, Conversation, Text
+from specdec_jax.text.prompts import Batch, Text
 from specdec_jax.text.vocabularies import Messages, TextStream
 from specdec_jax.trace import recording
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Completion:
-  """What was decoded for one prompt; `print` shows its text.
-
-  Attributes:
-    text: the continuation, without what ended it.
-    tokens: its ids, EOS included.
-    log_probs: the model's own log-probabilities of them.
-    stop: the string that ended it, or None.
-    statistics: by name: tokens, target runs, tokens per target run, drafted
-      and accepted tokens, the acceptance rate; see `measure.metrics`.
-  """
-
-  prompt: str
-  text: str
-  tokens: tuple[int, ...]
-  log_probs: tuple[float, ...]
-  stop: str | None
-  statistics: Mapping[str, Any]
-
-  def __str__(self) -> str:
-    return self.text
 
 
 def load(
@@ -93,49 +75,66 @@ def load(
     ValueError: if a model cannot be had, or the choices do not fit together.
     ImportError: if a package that reads a model is not installed.
   """
-  drafter = drafter or ('model' if draft_model else 'prompt_lookup')
-  kinds, own = [], {}
   words = None if vocabulary is None else os.fspath(vocabulary)
-  if isinstance(drafter, str):
-    kinds.append(by_name('drafter', DRAFTERS, drafter))
-    if has_model(kinds[0]) != (draft_model is not None):
-      needed = 'needs a' if draft_model is None else 'takes no'
-      raise ValueError(f'the drafter {drafter!r} {needed} draft_model')
-  elif draft_model is not None:
-    raise ValueError(
-      'draft_model is for a drafter by name: this one has its own'
-    )
-  if isinstance(verification, str):
-    kinds.append(by_name('verification', RULES, verification))
-  _check_options(kinds, options)
+  draft = None
   if draft_model is not None:
-    own['model'] = Model(
+    draft = Model(
       checkpoint=os.fspath(draft_model),
       vocabulary=words,
       dtype=draft_dtype or dtype,
     )
   elif draft_dtype is not None:
     raise ValueError('draft_dtype is for a draft_model, which is not given')
+  chosen, rule = _choices(drafter, draft, verification, options)
   return decoder_lib.build(
     Model(
       checkpoint=os.fspath(model), sizes=sizes, vocabulary=words, dtype=dtype
     ),
-    drafter=_made(DRAFTERS, drafter, options, **own),
-    rule=_made(RULES, verification, options),
+    drafter=chosen,
+    rule=rule,
     sampling=Sampling(
       temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     ),
   )
 
 
-def _made(
-  known: Mapping[str, type], choice: Any, options: Mapping[str, Any], **own: Any
-) -> Any:
-  """A choice by name, with those of the options that it has."""
-  if not isinstance(choice, str):
-    return choice
-  names = options.keys() & field_names(known[choice])
-  return known[choice](**{name: options[name] for name in names}, **own)
+def _choices(
+  drafter: str | DrafterChoice | None,
+  draft: Model | None,
+  rule: str | Rule,
+  options: Mapping[str, Any],
+) -> tuple[DrafterChoice, Rule]:
+  """Makes the choices that are given by name, each of the options that it has;
+  ValueError for an option that none of them has."""
+  drafter = drafter or ('model' if draft else 'prompt_lookup')
+  own: dict[str, Any] = {'model': draft} if draft else {}
+  known = []
+  if isinstance(drafter, str):
+    kind = by_name('drafter', DRAFTERS, drafter)
+    if has_model(kind) != (draft is not None):
+      needed = 'takes no' if draft else 'needs a'
+      raise ValueError(f'the drafter {drafter!r} {needed} draft_model')
+    names = [name for name in field_names(kind) if name != 'model']
+    known += names
+    drafter = kind(**{n: options[n] for n in names if n in options}, **own)
+  elif draft is not None:
+    raise ValueError(
+      'draft_model is for a drafter by name: this one has its own'
+    )
+  if isinstance(rule, str):
+    judge = by_name('verification', RULES, rule)
+    names = field_names(judge)
+    known += names
+    rule = judge(**{n: options[n] for n in names if n in options})
+  for name in options:
+    if name not in known:
+      near = difflib.get_close_matches(name, known, n=1)
+      hint = f', did you mean {near[0]!r}' if near else ''
+      raise ValueError(
+        f'no option of this drafter and rule is called {name!r}{hint}; they '
+        f'have {", ".join(known) or "none"}'
+      )
+  return drafter, rule
 
 
 def generate(
@@ -176,12 +175,9 @@ def generate(
   """
   if isinstance(texts, str):
     raise ValueError('texts is a string: give a list of them')
-  texts = _with_tools(list(texts), tools, chat)
+  inputs = _prompts(texts, tools, chat=chat, system=system)
   settings = Settings(
-    max_new_tokens=max_new_tokens,
-    seed=seed,
-    stop=stop if isinstance(stop, str) else tuple(stop),
-    num_devices=num_devices,
+    max_new_tokens=max_new_tokens, seed=seed, stop=stop, num_devices=num_devices
   )
   running.check_count('batch_size', batch_size)
   mesh.check_devices(num_devices)
@@ -190,25 +186,40 @@ def generate(
       f'a batch of {batch_size} rows does not divide over {num_devices} devices'
     )
   # No more rows than there are texts, but the same number for every device.
-  batch_size = min(batch_size, len(texts) + -len(texts) % num_devices)
-  if settings.stop:
+  batch_size = min(batch_size, len(inputs) + -len(inputs) % num_devices)
+  if stop:
     decoder = auto_gamma.settled(decoder, batch_size, num_devices)
   batches = _batches(
-    decoder, texts, settings, batch_size=batch_size, chat=chat, system=system
+    decoder, inputs, settings, batch_size, chat=chat, system=system
   )
   return _completions(decoder, batches, settings)
 
 
-def _with_tools(texts: Sequence[Any], tools: Any, chat: bool) -> list[Any]:
-  """Lists of messages as conversations, and texts that tools go with."""
-  found = []
+def _prompts(
+  texts: Iterable[Any],
+  tools: Sequence[Mapping[str, Any]] | None,
+  *,
+  chat: bool,
+  system: str | None,
+) -> list[Text]:
+  """Checks texts and makes conversations of lists of messages, and of strings
+  that tools go with; ValueError for what cannot be decoded."""
+  if system is not None and not chat:
+    raise ValueError('system is for chat, which is False')
+  found: list[Text] = []
   for i, text in enumerate(texts, start=1):
-    if chat and tools is not None and isinstance(text, str):
-      text = [{'role': 'user', 'content': text}]
-    if isinstance(text, list | tuple):
+    if isinstance(text, str):
+      if not text.strip():
+        raise ValueError(f'text {i} is empty')
+      text_lines.check_encodable(text, f'text {i}')
+      if tools is not None and chat:
+        text = [{'role': 'user', 'content': text}]
+      elif tools is not None:
+        raise ValueError(f'tools are for chat, and text {i} is none')
+    elif not isinstance(text, list | tuple):
+      raise ValueError(f'text {i} is no string: {text!r}')
+    if not isinstance(text, str):
       text = prompts.conversation(text, tools, f'text {i}')
-    elif tools is not None:
-      raise ValueError(f'tools are for chat, and text {i} is none')
     found.append(text)
   return found
 
@@ -217,22 +228,12 @@ def _batches(
   decoder: Decoder,
   texts: Sequence[Text],
   settings: Settings,
-  *,
   batch_size: int,
+  *,
   chat: bool,
   system: str | None,
 ) -> list[Batch]:
-  """Texts as batches; raises ValueError for what cannot be decoded."""
-  if system is not None and not chat:
-    raise ValueError('system is for chat, which is False')
-  for i, text in enumerate(texts, start=1):
-    if isinstance(text, Conversation):
-      continue
-    if not isinstance(text, str):
-      raise ValueError(f'text {i} is no string: {text!r}')
-    if not text.strip():
-      raise ValueError(f'text {i} is empty')
-    text_lines.check_encodable(text, f'text {i}')
+  """Packs texts; ValueError if one is too long, or a stop string impossible."""
   stop_strings.check_vocabulary(settings.stop, decoder.vocabulary)
   if not texts:
     return []
@@ -263,16 +264,21 @@ def _completions(
     outputs = (decode(batch, ()) for batch in batches)
   for batch, output in zip(batches, map(jax.device_get, outputs), strict=True):
     for row in range(len(batch.texts)):
-      yield _completion(decoder, batch, output, row, settings.stop)
+      if error := completions.error_of_row(batch, output, row):
+        raise ValueError(error)
+      yield completions.of_row(decoder, batch, output, row, settings.stop)
 
 
 class Stream:
   """The text of one prompt as it is decoded: iterate over it. `completion` is
   all of it, once the iteration has ended; until then None."""
 
-  def __init__(self, pieces: Callable[['Stream'], Iterator[str]]):
+  def __init__(self, pieces: Generator[str, None, Completion]):
     self.completion: Completion | None = None
-    self._pieces = pieces(self)
+    self._pieces = self._told(pieces)
+
+  def _told(self, pieces: Generator[str, None, Completion]) -> Iterator[str]:
+    self.completion = yield from pieces
 
   def __iter__(self) -> Iterator[str]:
     return self._pieces
@@ -280,11 +286,12 @@ class Stream:
 
 def stream(
   decoder: Decoder,
-  text: str,
+  text: str | Messages,
   *,
   max_new_tokens: int = 128,
   chat: bool = False,
   system: str | None = None,
+  tools: Sequence[Mapping[str, Any]] | None = None,
   seed: int = 0,
   stop: Sequence[str] = (),
 ) -> Stream:
@@ -296,42 +303,46 @@ def stream(
   Returns:
     What gives the pieces, and after the last of them `completion`.
   """
-  settings = Settings(
-    max_new_tokens=max_new_tokens,
-    seed=seed,
-    stop=stop if isinstance(stop, str) else tuple(stop),
-  )
+  inputs = _prompts([text], tools, chat=chat, system=system)
+  settings = Settings(max_new_tokens=max_new_tokens, seed=seed, stop=stop)
   decoder = auto_gamma.settled(decoder, 1)
-  [batch] = _batches(
-    decoder, [text], settings, batch_size=1, chat=chat, system=system
-  )
+  [batch] = _batches(decoder, inputs, settings, 1, chat=chat, system=system)
   iterate = running.compile_iterations(decoder, batch, settings)
-  vocabulary = decoder.vocabulary
+  return Stream(_pieces(decoder, batch, settings, iterate))
 
-  def pieces(told: Stream) -> Iterator[str]:
-    iterations, read = iterate(batch), TextStream()
-    shown = found = ''
-    while told.completion is None:
-      try:
-        tokens = [
-          token['token']
-          for record in next(iterations)
-          for token in recording.committed(record)
-        ]
-      except StopIteration as end:
-        output = jax.device_get(end.value)
-        told.completion = _completion(decoder, batch, output, 0, settings.stop)
-        found, safe = told.completion.text, len(told.completion.text)
-      else:
-        ids = [i for i in tokens if i not in vocabulary.eos_ids]
-        piece, read = vocabularies.stream_text(vocabulary, read, ids)
-        found += piece
-        safe = len(found) - _longest_beginning(found, settings.stop)
-      if safe > len(shown):
-        piece, shown = found[len(shown) : safe], found[:safe]
-        yield piece
 
-  return Stream(pieces)
+def _pieces(
+  decoder: Decoder,
+  batch: Batch,
+  settings: Settings,
+  iterate: Callable[[Batch], Iterations],
+) -> Generator[str, None, Completion]:
+  """Yields text that no later token can change, and returns all of it."""
+  vocabulary, read = decoder.vocabulary, TextStream()
+  iterations, found, num_shown = iterate(batch), '', 0
+  while True:
+    try:
+      records = next(iterations)
+    except StopIteration as end:
+      output = jax.device_get(end.value)
+      if error := completions.error_of_row(batch, output, 0):
+        raise ValueError(error) from None
+      whole = completions.of_row(decoder, batch, output, 0, settings.stop)
+      if whole.text[num_shown:]:
+        yield whole.text[num_shown:]
+      return whole
+    ids = [
+      token['token']
+      for record in records
+      for token in recording.committed(record)
+      if token['token'] not in vocabulary.eos_ids
+    ]
+    piece, read = vocabularies.stream_text(vocabulary, read, ids)
+    found += piece
+    num_safe = len(found) - _longest_beginning(found, settings.stop)
+    if num_safe > num_shown:
+      yield found[num_shown:num_safe]
+      num_shown = num_safe
 
 
 def _longest_beginning(text: str, stops: Sequence[str]) -> int:
@@ -343,45 +354,3 @@ def _longest_beginning(text: str, stops: Sequence[str]) -> int:
       lengths.append(len(text) - text.find(stop))
     lengths += [n for n in range(1, len(stop)) if text.endswith(stop[:n])]
   return max(lengths)
-
-
-def _check_options(kinds: Sequence[type], options: Mapping[str, Any]) -> None:
-  """Raises ValueError for options that neither drafter nor rule has."""
-  known = [name for kind in kinds for name in field_names(kind)]
-  known = [name for name in known if name != 'model']
-  for name in options:
-    if name not in known:
-      near = difflib.get_close_matches(name, known, n=1)
-      hint = f', did you mean {near[0]!r}' if near else ''
-      shown = ', '.join(known) or 'none'
-      raise ValueError(
-        f'no option of this drafter and rule is called {name!r}{hint}; they '
-        f'have {shown}'
-      )
-
-
-def _completion(
-  decoder: Decoder,
-  batch: Batch,
-  output: DecodeOutput,
-  row: int,
-  stop: Sequence[str],
-) -> Completion:
-  """What became of a row of a batch; ValueError if logits were not numbers."""
-  start = int(batch.prompt.decoder_lengths[row])
-  span = slice(start, int(output.lengths[row]))
-  tokens = output.tokens[row, span].tolist()
-  if output.has_nan[row]:
-    raise ValueError(
-      f'text {int(batch.prompt.row_ids[row]) + 1}: after {len(tokens)} new '
-      'tokens the logits were not numbers (NaN), and its decoding stopped'
-    )
-  text, found = stop_strings.text_of(decoder.vocabulary, stop, tokens)
-  return Completion(
-    prompt=batch.texts[row],
-    text=text,
-    tokens=tuple(tokens),
-    log_probs=tuple(output.log_probs[row, span].tolist()),
-    stop=found,
-    statistics=metrics.row_summary(output.statistics, row),
-  )

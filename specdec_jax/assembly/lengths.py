@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specdec_jax import trees
+from specdec_jax.assembly.option_fields import option
 from specdec_jax.base import Tree
 from specdec_jax.drafters.continuations import tree_of_copies
 from specdec_jax.drafters.schedules import Schedule
@@ -18,12 +19,6 @@ from specdec_jax.launch.numbers import literal, number
 from specdec_jax.theory import trees as theory
 
 AUTO = 'auto'
-GAMMA = 'drafted tokens per iteration, at most'
-TREE = (
-  'draft a tree of candidates rather than a chain, which pays on accelerators '
-  'with few rows and loses on CPUs: a number of nodes, in the best shape that '
-  'is at most gamma deep, or the parents of nodes 1, 2, ..., such as 0,0,1'
-)
 _TREES = (
   'a number of nodes, the parents of nodes 1, 2, ..., such as 0,0,1, or their '
   'paths, such as [(0,), (1,), (0, 0)]'
@@ -35,12 +30,27 @@ Shape = int | Sequence[int] | Sequence[Sequence[int]]
 gamma_number = number(
   int, lambda n: 1 <= n <= MAX_GAMMA, f'an integer from 1 to {MAX_GAMMA}'
 )
-tree_type = literal(_TREES)
 
 
-def gamma_type(text: str) -> Gamma:
-  """Converts the argument of `--gamma`, for argparse."""
-  return AUTO if text == AUTO else int(gamma_number(text))
+def gamma_option(default: int | None) -> Any:
+  """Makes the field `gamma: Gamma` of a choice."""
+  return option(
+    default,
+    'drafted tokens per iteration, at most',
+    type=lambda text: AUTO if text == AUTO else gamma_number(text),
+  )
+
+
+def tree_option() -> Any:
+  """Makes the field `tree: Shape | None` of a choice."""
+  return option(
+    None,
+    'draft a tree of candidates rather than a chain, which pays on '
+    'accelerators with few rows and loses on CPUs: a number of nodes, in the '
+    'best shape that is at most gamma deep, or the parents of nodes 1, 2, ..., '
+    'such as 0,0,1',
+    type=literal(_TREES),
+  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -179,6 +179,8 @@ def test_a_conversation_is_a_text(decoder):
   assert (found.tokens, found.prompt) == (chat.tokens, 'ab')
   assert longer.tokens != chat.tokens
   assert longer.prompt == 'the'
+  stream = specdec_jax.stream(decoder, turns[:2], max_new_tokens=NUM_NEW)
+  assert (''.join(stream), stream.completion.prompt) == (chat.text, 'ab')
 
 
 def test_no_texts_are_no_completions(decoder):
@@ -186,7 +188,7 @@ def test_no_texts_are_no_completions(decoder):
 
 
 def test_a_stream_is_of_one_text(decoder):
-  with pytest.raises(ValueError, match=r'text 1.*string'):
+  with pytest.raises(ValueError, match='text 1: messages'):
     specdec_jax.stream(decoder, ['ab'])
   with pytest.raises(ValueError, match='stop is a string'):
     specdec_jax.stream(decoder, 'ab', stop='ab')

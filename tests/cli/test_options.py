@@ -221,7 +221,7 @@ def test_greedy_samples_would_all_be_one(run, no_model):
 
 
 def test_an_empty_stop_is_refused(run, no_model):
-  assert_refused(run('generate', *PROMPT, '--stop', ''), '--stop is empty')
+  assert_refused(run('generate', *PROMPT, '--stop', ''), 'stop string is empty')
 
 
 def test_bench_needs_a_drafter_and_known_dtypes(run, no_model):

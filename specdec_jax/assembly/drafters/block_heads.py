@@ -5,9 +5,8 @@ import dataclasses
 from specdec_jax import drafters
 from specdec_jax.assembly import lengths, models
 from specdec_jax.assembly.drafters.choice import Drafting, Target
-from specdec_jax.assembly.lengths import GAMMA, Gamma, Length, gamma_type
+from specdec_jax.assembly.lengths import Gamma, Length
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.option_fields import option
 from specdec_jax.models import families
 from specdec_jax.models.block_heads import BlockHeadsConfig
 
@@ -18,7 +17,7 @@ class BlockHeads:
   that `specdec train` wrote; see `drafters.blockwise_heads`."""
 
   model: Model
-  gamma: Gamma | None = option(None, GAMMA, type=gamma_type)
+  gamma: Gamma | None = lengths.gamma_option(None)
 
   @property
   def length(self) -> Length:

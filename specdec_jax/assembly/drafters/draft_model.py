@@ -5,17 +5,8 @@ import dataclasses
 from specdec_jax.assembly import lengths, models
 from specdec_jax.assembly.drafters import one_by_one
 from specdec_jax.assembly.drafters.choice import Drafting, Target
-from specdec_jax.assembly.lengths import (
-  GAMMA,
-  TREE,
-  Gamma,
-  Length,
-  Shape,
-  gamma_type,
-  tree_type,
-)
+from specdec_jax.assembly.lengths import Gamma, Length, Shape
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.option_fields import option
 from specdec_jax.drafters.schedules import Schedule
 from specdec_jax.models import families
 
@@ -27,8 +18,8 @@ class DraftModel:
   `tree` it is the depth; see `drafters.branching` and `lengths.of`."""
 
   model: Model
-  gamma: Gamma = option(4, GAMMA, type=gamma_type)
-  tree: Shape | None = option(None, TREE, type=tree_type)
+  gamma: Gamma = lengths.gamma_option(4)
+  tree: Shape | None = lengths.tree_option()
   schedule: Schedule | None = None
   min_prob: float = 0.0
 

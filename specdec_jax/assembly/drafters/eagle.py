@@ -6,15 +6,7 @@ from specdec_jax import drafters
 from specdec_jax.assembly import lengths, models
 from specdec_jax.assembly.drafters import one_by_one
 from specdec_jax.assembly.drafters.choice import Drafting, Target
-from specdec_jax.assembly.lengths import (
-  GAMMA,
-  TREE,
-  Gamma,
-  Length,
-  Shape,
-  gamma_type,
-  tree_type,
-)
+from specdec_jax.assembly.lengths import Gamma, Length, Shape
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import option
 from specdec_jax.base import Tree
@@ -32,8 +24,8 @@ class Eagle:
   """
 
   model: Model
-  gamma: Gamma = option(4, GAMMA, type=gamma_type)
-  tree: Shape | None = option(None, TREE, type=tree_type)
+  gamma: Gamma = lengths.gamma_option(4)
+  tree: Shape | None = lengths.tree_option()
   lookup: bool = option(
     False, 'copy where prompt_lookup finds something, let eagle draft elsewhere'
   )

@@ -5,7 +5,7 @@ import dataclasses
 from specdec_jax import drafters
 from specdec_jax.assembly import lengths
 from specdec_jax.assembly.drafters.choice import Drafting, Target
-from specdec_jax.assembly.lengths import GAMMA, Gamma, Length, gamma_type
+from specdec_jax.assembly.lengths import Gamma, Length
 from specdec_jax.assembly.option_fields import option
 from specdec_jax.data import ngram_counts
 
@@ -17,7 +17,7 @@ class NGram:
   """
 
   ngram_text: str = option('', 'the text file that ngram counts')
-  gamma: Gamma = option(4, GAMMA, type=gamma_type)
+  gamma: Gamma = lengths.gamma_option(4)
   is_sampled: bool | None = None
 
   def __post_init__(self):

@@ -5,7 +5,7 @@ import dataclasses
 from specdec_jax import drafters, trees
 from specdec_jax.assembly import lengths
 from specdec_jax.assembly.drafters.choice import Drafting, Target
-from specdec_jax.assembly.lengths import GAMMA, Gamma, Length, gamma_type
+from specdec_jax.assembly.lengths import Gamma, Length
 from specdec_jax.assembly.option_fields import option
 from specdec_jax.base import Tree
 from specdec_jax.launch.numbers import positive_int
@@ -16,7 +16,7 @@ class PromptLookup:
   """Copies from the context; see `drafters.prompt_lookup`, and for several
   copies at once, which are a tree, `drafters.continuations`."""
 
-  gamma: Gamma = option(8, GAMMA, type=gamma_type)
+  gamma: Gamma = lengths.gamma_option(8)
   max_ngram: int = option(
     3, 'longest suffix that prompt_lookup looks up', type=positive_int
   )

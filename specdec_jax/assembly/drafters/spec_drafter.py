@@ -5,9 +5,8 @@ import dataclasses
 from specdec_jax import drafters
 from specdec_jax.assembly import lengths, models
 from specdec_jax.assembly.drafters.choice import Drafting, Target
-from specdec_jax.assembly.lengths import GAMMA, Gamma, Length, gamma_type
+from specdec_jax.assembly.lengths import Gamma, Length
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.option_fields import option
 from specdec_jax.models import families
 
 
@@ -21,7 +20,7 @@ class SpecDrafter:
   """
 
   model: Model
-  gamma: Gamma = option(25, GAMMA, type=gamma_type)
+  gamma: Gamma = lengths.gamma_option(25)
 
   @property
   def length(self) -> Length:

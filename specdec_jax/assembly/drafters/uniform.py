@@ -5,15 +5,14 @@ import dataclasses
 from specdec_jax import drafters
 from specdec_jax.assembly import lengths
 from specdec_jax.assembly.drafters.choice import Drafting, Target
-from specdec_jax.assembly.lengths import GAMMA, Gamma, Length, gamma_type
-from specdec_jax.assembly.option_fields import option
+from specdec_jax.assembly.lengths import Gamma, Length
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Uniform:
   """Guesses at random; see `drafters.uniform`."""
 
-  gamma: Gamma = option(4, GAMMA, type=gamma_type)
+  gamma: Gamma = lengths.gamma_option(4)
 
   @property
   def length(self) -> Length:

@@ -11,8 +11,9 @@ from typing import Any
 
 import jax
 
-from specdec_jax.assembly import running
+from specdec_jax.assembly import completions, running
 from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.running import Settings
 from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.decoding.statistics import Statistics
@@ -59,9 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  choices = from_flags.choices(args)
-  if '' in (args.stop or ()):
-    raise ValueError('--stop is empty, which every text holds: give a text')
+  choices, settings = from_flags.choices(args), from_flags.settings(args)
   num_samples = args.num_return_sequences
   if num_samples > 1 and not args.temperature:
     raise ValueError(
@@ -73,13 +72,15 @@ def run(args: argparse.Namespace) -> int:
   decoder, batches = from_flags.prepared(
     args, choices, trace=args.trace, num_samples=num_samples
   )
-  stop_strings.check_vocabulary(args.stop or (), decoder.vocabulary)
+  stop_strings.check_vocabulary(settings.stop, decoder.vocabulary)
   with contextlib.ExitStack() as stack:
     write_json = stack.enter_context(outputs.json_lines(args.json))
     write_trace = None
     if args.trace:
       write_trace = stack.enter_context(_trace_writer(args, decoder))
-    return _decode_all(args, decoder, batches, write_json, write_trace)
+    return _decode_all(
+      args, decoder, batches, settings, write_json, write_trace
+    )
 
 
 @contextlib.contextmanager
@@ -114,6 +115,7 @@ def _decode_all(
   args: argparse.Namespace,
   decoder: Decoder,
   batches: Sequence[Batch],
+  settings: Settings,
   write_json: Write,
   write_trace: Write | None,
 ) -> int:
@@ -126,9 +128,10 @@ def _decode_all(
   compile_decode = running.compile_whole
   if is_colored or write_trace or args.stop:
     compile_decode = running.compile_stepwise
-  settings, call = from_flags.settings(args), progress.interruptible
   with progress.waiting('compiling'):
-    decode = compile_decode(decoder, batches[0], settings, call=call)
+    decode = compile_decode(
+      decoder, batches[0], settings, call=progress.interruptible
+    )
   # Shows the iterations of one row in colour, special tokens apart.
   stream = functools.partial(
     terminal.streamer, screen, hidden_ids=decoder.vocabulary.special_ids
@@ -195,29 +198,21 @@ def _show_prompt(screen: Any, prompt: str) -> None:
 def _results(
   args: argparse.Namespace, decoder: Decoder, batch: Batch, output: DecodeOutput
 ) -> Iterator[dict[str, Any]]:
-  vocabulary, num_samples = decoder.vocabulary, args.num_return_sequences
-  for row, text in enumerate(batch.texts):
-    start = int(batch.prompt.decoder_lengths[row])
-    span = slice(start, int(output.lengths[row]))
-    tokens = output.tokens[row, span].tolist()
-    log_probs = output.log_probs[row, span].tolist()
-    prompt_id, sample = divmod(int(batch.prompt.row_ids[row]), num_samples)
-    shown, stop = stop_strings.text_of(vocabulary, args.stop or (), tokens)
-    record = {
-      'prompt': text,
+  num_samples = args.num_return_sequences
+  for row in range(len(batch.texts)):
+    made = completions.of_row(decoder, batch, output, row, args.stop or ())
+    sample = int(batch.prompt.row_ids[row]) % num_samples
+    error = completions.error_of_row(batch, output, row, num_samples)
+    yield {
+      'prompt': made.prompt,
       **({'sample': sample} if num_samples > 1 else {}),
-      'text': shown,
-      **({'stop': stop} if args.stop else {}),
-      'tokens': tokens,
-      'log_probs': [outputs.finite(value) for value in log_probs],
-      'statistics': metrics.row_summary(output.statistics, row),
+      'text': made.text,
+      **({'stop': made.stop} if args.stop else {}),
+      'tokens': made.tokens,
+      'log_probs': [outputs.finite(value) for value in made.log_probs],
+      'statistics': made.statistics,
+      **({'error': error} if error else {}),
     }
-    if output.has_nan[row]:
-      record['error'] = (
-        f'prompt {prompt_id + 1}: after {len(tokens)} new tokens the logits '
-        'were not numbers (NaN), and its decoding stopped'
-      )
-    yield record
 
 
 def _note(statistics: Sequence[Statistics], seconds: float) -> str:

@@ -1,0 +1,70 @@
+"""What was decoded for each text of a batch."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.decoding.state import DecodeOutput
+from specdec_jax.measure import metrics
+from specdec_jax.text import stop_strings
+from specdec_jax.text.prompts import Batch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Completion:
+  """What was decoded for one prompt; `print` shows its text.
+
+  Attributes:
+    text: the continuation, without what ended it.
+    tokens: its ids, EOS included.
+    log_probs: the model's own log-probabilities of them.
+    stop: the string that ended it, or None.
+    statistics: by name: tokens, target runs, tokens per target run, drafted
+      and accepted tokens, the acceptance rate; see `measure.metrics`.
+  """
+
+  prompt: str
+  text: str
+  tokens: tuple[int, ...]
+  log_probs: tuple[float, ...]
+  stop: str | None
+  statistics: Mapping[str, Any]
+
+  def __str__(self) -> str:
+    return self.text
+
+
+def of_row(
+  decoder: Decoder,
+  batch: Batch,
+  output: DecodeOutput,
+  row: int,
+  stop: Sequence[str],
+) -> Completion:
+  """Reads a row of an output that is on the host."""
+  span = slice(int(batch.prompt.decoder_lengths[row]), int(output.lengths[row]))
+  tokens = output.tokens[row, span].tolist()
+  text, found = stop_strings.text_of(decoder.vocabulary, stop, tokens)
+  return Completion(
+    prompt=batch.texts[row],
+    text=text,
+    tokens=tuple(tokens),
+    log_probs=tuple(output.log_probs[row, span].tolist()),
+    stop=found,
+    statistics=metrics.row_summary(output.statistics, row),
+  )
+
+
+def error_of_row(
+  batch: Batch, output: DecodeOutput, row: int, num_samples: int = 1
+) -> str | None:
+  """Says that a row ended since its logits were NaN; None if it did not."""
+  if not output.has_nan[row]:
+    return None
+  number = int(batch.prompt.row_ids[row]) // num_samples + 1
+  num_new = int(output.lengths[row] - batch.prompt.decoder_lengths[row])
+  return (
+    f'prompt {number}: after {num_new} new tokens the logits were not numbers '
+    '(NaN), and its decoding stopped'
+  )
