@@ -14,12 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly import models
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice, Target
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params, Prompt
+from specdec_jax.checkpoints import loading
+from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.cli import options
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout, Row
@@ -134,6 +137,27 @@ def seen(model: Any, temperature: float) -> Target:
     config=model.config,
     vocabulary=model.vocabulary,
     sampling=Sampling(temperature=temperature),
+  )
+
+
+def load(model: Model) -> LoadedModel:
+  """A model with its weights on the default device, for array-level functions;
+  ValueError if it cannot be had."""
+  if not model.is_random:
+    return loading.load(
+      model.checkpoint,
+      dtype=jnp.dtype(model.dtype),
+      config=model.sizes,
+      vocabulary=model.vocabulary,
+    )
+  config = models.read_config(model)
+  params = models.read_params(model, config)
+  return LoadedModel(
+    name=model.checkpoint,
+    config=config,
+    params=params,
+    vocabulary=models.read_vocabulary(model, config),
+    description=f'{model.checkpoint}: RANDOM parameters in {model.dtype}',
   )
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from experiments import common
 from experiments.leviathan2023 import paper
 from specdec_jax import drafters
-from specdec_jax.assembly import models
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DraftModel, Target
 from specdec_jax.assembly.models import Model
@@ -235,7 +234,7 @@ def load(
   target_name, draft_name = given[0] or kind.target, given[1] or kind.drafter
   chosen = Model(checkpoint=target_name, dtype=dtypes.target)
   draft = DraftModel(model=Model(checkpoint=draft_name, dtype=dtypes.draft))
-  target = models.load(chosen)
+  target = common.load(chosen)
   _check(target, draft, kind)
   layout = Layout(
     config=target.config,
@@ -253,11 +252,11 @@ def load(
     chosen=chosen,
     target=target,
     draft=draft,
-    draft_model=models.load(draft.model),
+    draft_model=common.load(draft.model),
     plain={
       dtype: target
       if dtype == dtypes.target
-      else models.load(dataclasses.replace(chosen, dtype=dtype))
+      else common.load(dataclasses.replace(chosen, dtype=dtype))
       for dtype in dtypes.plain
     },
     layout=layout,

@@ -127,7 +127,7 @@ def read(
     ValueError: if there is no such model or file.
   """
   chosen = Model(checkpoint=target, dtype=DTYPE)
-  model = models.load(chosen)
+  model = common.load(chosen)
   layout = Layout(
     config=model.config,
     vocabulary=model.vocabulary,

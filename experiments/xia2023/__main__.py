@@ -21,7 +21,6 @@ from experiments import common, report
 from experiments.xia2023 import paper, ways
 from experiments.xia2023.tables import EXACT, FULL, TABLES, Settings
 from experiments.xia2023.ways import HEADS, Loaded, Pair
-from specdec_jax.assembly import models
 from specdec_jax.assembly.drafters import BlockHeads, SpecDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.infer import examples
@@ -121,7 +120,7 @@ def _load(args: argparse.Namespace, dtype: str) -> Pair:
     vocabulary=args.vocabulary,
     dtype=dtype,
   )
-  target = models.load(chosen)
+  target = common.load(chosen)
   if not isinstance(target.config, T5Config):
     raise ValueError(f'{args.target} is no T5')
   layout = Layout(

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.checkpoints import formats, loading
-from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.models import families, layers, presets
 from specdec_jax.models.families import Config, DrafterConfig
 from specdec_jax.text import vocabularies, vocabulary_files
@@ -197,27 +196,6 @@ def read_params(
     is_tied = getattr(config, 'is_tied', False)
     params = layers.with_cpu_copies(params, is_tied=is_tied)
   return params
-
-
-def load(model: Model) -> LoadedModel:
-  """A model with its weights on the default device, for array-level functions;
-  ValueError if it cannot be had."""
-  if not model.is_random:
-    return loading.load(
-      model.checkpoint,
-      dtype=jnp.dtype(model.dtype),
-      config=model.sizes,
-      vocabulary=model.vocabulary,
-    )
-  config = read_config(model)
-  params = read_params(model, config)
-  return LoadedModel(
-    name=model.checkpoint,
-    config=config,
-    params=params,
-    vocabulary=read_vocabulary(model, config),
-    description=f'{model.checkpoint}: RANDOM parameters in {model.dtype}',
-  )
 
 
 def _draw_params(config: Config | DrafterConfig) -> dict:

@@ -8,11 +8,11 @@ import math
 import jax
 import pytest
 
+from experiments import common
 from experiments.xia2023 import __main__ as xia2023
 from experiments.xia2023 import tables, ways
 from experiments.xia2023.tables import BEAM, FULL, GREEDY, Settings
 from experiments.xia2023.ways import HEADS
-from specdec_jax.assembly import models
 from specdec_jax.assembly.drafters import BlockHeads
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import TopBeta
@@ -46,7 +46,7 @@ def pair(tmp_path_factory):
   with pytest.MonkeyPatch.context() as patch:
     patch.setitem(presets.PRESETS, 'tiny', TINY)
     chosen = Model(checkpoint='random:tiny', dtype='float32')
-    target = models.load(chosen)
+    target = common.load(chosen)
     layout = Layout(
       config=target.config,
       vocabulary=target.vocabulary,
