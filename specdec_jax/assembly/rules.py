@@ -154,7 +154,9 @@ class Traversal:
     return sampling
 
   def verify_fn(self, tree: Tree | None) -> VerifyFn | None:
-    return tree and functools.partial(verification.traversal, tree=tree)
+    if tree is None:
+      return None
+    return functools.partial(verification.traversal, tree=tree)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,9 +169,9 @@ class TargetSampleWalk:
     return sampling
 
   def verify_fn(self, tree: Tree | None) -> VerifyFn | None:
-    return tree and functools.partial(
-      verification.target_sample_walk, tree=tree
-    )
+    if tree is None:
+      return None
+    return functools.partial(verification.target_sample_walk, tree=tree)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
