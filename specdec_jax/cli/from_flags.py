@@ -21,7 +21,6 @@ from specdec_jax.sharding import mesh
 from specdec_jax.text import prompts
 from specdec_jax.text.prompts import Batch
 
-_HUB = 'hf:'
 # Drafters whose gamma is that of `--gamma` if nothing is said; the others know
 # their own.
 _GAMMA_OF_ALL = ('prompt_lookup', 'ngram', 'uniform', 'model')
@@ -83,15 +82,6 @@ def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
 def _model(args: argparse.Namespace) -> Model:
   name = args.model
   if args.revision is not None:
-    if not name.startswith(_HUB):
-      raise ValueError(
-        f'--revision is for hf:organisation/name, and --model is {name}'
-      )
-    if '@' in name or not args.revision:
-      raise ValueError(
-        f'--model {name} with --revision {args.revision!r} does not name one '
-        'revision'
-      )
     name = f'{name}@{args.revision}'
   return Model(
     checkpoint=name,

@@ -2,8 +2,7 @@
 
 import argparse
 import difflib
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from specdec_jax import logits
@@ -27,19 +26,14 @@ MIN_PROB = 0.4
 class Parser(argparse.ArgumentParser):
   """Answers a wrong option with one line instead of the whole usage."""
 
-  given: Sequence[str] = ()
-
   def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
     """Refuses the rest at once, so that a subcommand names itself."""
-    self.given = args or ()
     found, rest = super().parse_known_args(args, namespace)
     if rest:
       self.error(f'unrecognized arguments: {" ".join(rest)}')
     return found, rest
 
   def error(self, message: str) -> NoReturn:
-    if ' required' in message and (unknown := self._unknown()):
-      message = f'unrecognized arguments: {unknown}'
     if message == 'argument --prompt: expected one argument':
       message += '; write --prompt=TEXT if it begins with a dash'
     flag = message.removeprefix('unrecognized arguments: ').split(' ')[0]
@@ -51,17 +45,6 @@ class Parser(argparse.ArgumentParser):
     self.exit(
       2, f'{self.prog}: error: {message} ({self.prog} --help lists all)\n'
     )
-
-  def _unknown(self) -> str | None:
-    """The first flag that is none: rather than what it was to be, it is what a
-    user has to know of."""
-    for each in itertools.takewhile(lambda each: each != '--', self.given):
-      name = each.split('=')[0]
-      if name.startswith('--') and not any(
-        known.startswith(name) for known in self._option_string_actions
-      ):
-        return name
-    return None
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):

@@ -162,14 +162,6 @@ COMPLAINTS = {
     ('--draft_config', 't5_1_1_small'),
     '--draft_config is for drafters with weights',
   ),
-  'revision of a folder': (
-    ('--model', 'folder', '--revision', 'main'),
-    '--revision is for hf:organisation/name, and --model is folder',
-  ),
-  'two revisions': (
-    ('--model', 'hf:a/b@c', '--revision', 'main'),
-    "--model hf:a/b@c with --revision 'main' does not name one revision",
-  ),
   'system without chat': (('--system', 'x'), '--system is for --chat'),
   'empty prompt': (('--prompt', ''), 'the prompt is empty'),
   'blank prompt': (('--prompt', ' \n'), 'the prompt is empty'),
