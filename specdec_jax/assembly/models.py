@@ -84,8 +84,7 @@ def read_config(model: Model) -> Config:
 
 
 def _kind_of_drafter(path: Path) -> str | None:
-  """The `{drafter}` that the network at a path is for, if drafting is all that
-  it is for."""
+  """Returns the drafter that the network at a path is for, if it only drafts."""
   with contextlib.suppress(ValueError):
     config = loading.read_config(path, only_drafts=True)
     return families.drafts_for(config)
@@ -124,59 +123,6 @@ def read_vocabulary(model: Model, config: Config) -> AnyVocabulary:
     )
   loading.check_vocabulary(path, vocabulary, config)
   return vocabulary
-
-
-def check_draft_model(
-  model: Model,
-  config: Config,
-  *,
-  target: str,
-  target_config: Config,
-  vocabulary: AnyVocabulary | None,
-) -> None:
-  """Raises ValueError unless a draft model has the vocabulary of the target so
-  called, and an encoder if the target has one."""
-  # Whoever has the sizes at hand has compared the vocabularies.
-  is_named = isinstance(model.sizes, str | None)
-  if is_named and vocabulary is not None:
-    vocabularies.check_same_vocabulary(
-      vocabulary, read_vocabulary(model, config)
-    )
-  elif is_named:
-    _check_num_logits(config, target_config)
-  kinds = [
-    'an encoder-decoder' if families.has_encoder(each) else 'decoder-only'
-    for each in (target_config, config)
-  ]
-  if kinds[0] != kinds[1]:
-    raise ValueError(
-      f'{target} is {kinds[0]} and {model.checkpoint} {kinds[1]}: a draft '
-      'model reads what its target reads'
-    )
-
-
-def check_head(
-  model: Model,
-  config: Any,
-  target_config: Config,
-  vocabulary: AnyVocabulary | None,
-) -> None:
-  """Raises ValueError unless a network that only drafts has the logits of the
-  target but for padding, and the target's vocabulary, if any lies beside it."""
-  _check_num_logits(config, target_config)
-  if vocabulary is None or not isinstance(model.sizes, str | None):
-    return
-  path = loading.locate(model.checkpoint)
-  if vocabulary_files.is_in(path):
-    vocabularies.check_same_vocabulary(vocabulary, vocabulary_files.read(path))
-
-
-def _check_num_logits(config: Any, target_config: Config) -> None:
-  if not loading.is_padding(config.vocab_size - target_config.vocab_size):
-    raise ValueError(
-      f'the target has {target_config.vocab_size} logits, the draft model '
-      f'{config.vocab_size}'
-    )
 
 
 def read_params(

@@ -13,6 +13,8 @@ from specdec_jax.launch import t5x_names
 from specdec_jax.launch.numbers import cost, fraction, number, positive_int
 from specdec_jax.models.presets import DTYPES
 
+Group = argparse._ArgumentGroup
+
 DEFAULT_MODEL = 'smollm2-135m'
 # Drafted tokens at most, where nothing else is said.
 GAMMA = 8
@@ -80,7 +82,7 @@ def dtypes(text: str) -> list[str]:
   return names
 
 
-def add_timing(parser: argparse.ArgumentParser) -> Any:
+def add_timing(parser: argparse.ArgumentParser) -> Group:
   """Flags for how often to time, and against what; returns the group."""
   group = parser.add_argument_group('timing')
   group.add_argument(
@@ -90,7 +92,7 @@ def add_timing(parser: argparse.ArgumentParser) -> Any:
   return group
 
 
-def add_plain_dtypes(parser: Any) -> None:
+def add_plain_dtypes(parser: argparse._ActionsContainer) -> None:
   """`--plain_dtypes`, to a parser or to a group of one."""
   parser.add_argument(
     '--plain_dtypes',
@@ -160,7 +162,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_flags(
-  group: Any, choices: Iterable[type], defaults: Mapping[str, Any] = {}
+  group: Group, choices: Iterable[type], defaults: Mapping[str, Any] = {}
 ) -> None:
   """The flags that any of some choices has, each once."""
   added = set()
@@ -206,7 +208,7 @@ def _add_adaptive(add: Callable) -> None:
   )
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> Any:
+def add_sampling(parser: argparse.ArgumentParser) -> Group:
   """Standardised sampling; returns the group."""
   group = parser.add_argument_group('sampling')
   add = group.add_argument
@@ -224,7 +226,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> Any:
 
 def add_prompts(
   parser: argparse.ArgumentParser, *, is_required: bool = True
-) -> Any:
+) -> Group:
   """What to decode, and how much of it at once; returns the group."""
   group = parser.add_argument_group('prompts')
   add = group.add_argument
@@ -272,7 +274,7 @@ def add_report(
   )
 
 
-def add_output(parser: argparse.ArgumentParser) -> Any:
+def add_output(parser: argparse.ArgumentParser) -> Group:
   """Whether to colour what is printed; the group, for more options."""
   group = parser.add_argument_group('output')
   group.add_argument(

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from specdec_jax.files import replacing
 from specdec_jax.files.one_writer import one_writer
@@ -95,7 +95,7 @@ def json_lines(path: str | None) -> Iterator[Callable[[dict], None]]:
     yield lambda record: _write(file, record, ensure_ascii=is_ascii)
 
 
-def report(args: argparse.Namespace, figures: Any, *shown: Any) -> int:
+def report(args: argparse.Namespace, figures: object, *shown: object) -> int:
   """Writes --json, and shows the figures unless that is standard output; 0."""
   if args.json:
     write_json(args.json, figures)
@@ -129,19 +129,19 @@ def table(
   return made
 
 
-def write_json(path: str, value: Any) -> None:
+def write_json(path: str, value: object) -> None:
   """Writes one value, indented."""
   with opened(path) as file:
     _write(file, value, indent=2)
 
 
-def _write(file: Any, value: Any, **form: Any) -> None:
+def _write(file: TextIO, value: object, **form: Any) -> None:
   file.write(json.dumps(value, allow_nan=False, **form) + '\n')
   file.flush()
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[Any]:
+def opened(path: str) -> Iterator[TextIO]:
   """A text file to write, or standard output; errors name `path`.
 
   The file has this name when the block ends well. Otherwise an old one stays,
@@ -157,7 +157,7 @@ def opened(path: str) -> Iterator[Any]:
       print(f'specdec: {told}', file=sys.stderr)
 
   place = user_path(path)
-  kept: Any = contextlib.nullcontext(place)
+  kept: AbstractContextManager[Path] = contextlib.nullcontext(place)
   if not _is_device(place):
     kept = replacing.file(place, on_failure=say)
   with kept as begun, _written(begun, path) as file:
@@ -165,7 +165,7 @@ def opened(path: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _written(begun: Path, path: str) -> Iterator[Any]:
+def _written(begun: Path, path: str) -> Iterator[TextIO]:
   """The open file `begun`, whose errors name `path`."""
   # Half of a surrogate pair, which UTF-8 cannot say, becomes its JSON escape.
   file = open(  # noqa: SIM115 - its closing is handled below

@@ -289,7 +289,7 @@ def test_logits_that_are_no_numbers_are_said(tmp_path):
   decoder = specdec_jax.load(broken, drafter='none')
   with pytest.raises(
     ValueError,
-    match=r'text 1.*0 new.*\(NaN\)',
+    match=r'prompt 1.*0 new.*\(NaN\)',
   ):
     generate(decoder, ['ab'])
 

@@ -9,6 +9,7 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import field_names
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel
+from specdec_jax.checkpoints import loading
 from specdec_jax.models.families import Config, DrafterConfig
 from specdec_jax.text.vocabularies import AnyVocabulary
 
@@ -34,6 +35,14 @@ class Target:
   def eos_id(self) -> tuple[int, ...]:
     """Ids that end a row."""
     return (self.vocabulary and self.vocabulary.eos_ids) or (-1,)
+
+  def check_num_logits(self, num_logits: int) -> None:
+    """Raises ValueError unless a drafter has as many logits, but for padding."""
+    own = self.config.vocab_size
+    if not loading.is_padding(num_logits - own):
+      raise ValueError(
+        f'the target has {own} logits, the draft model {num_logits}'
+      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

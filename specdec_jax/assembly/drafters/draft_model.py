@@ -9,6 +9,8 @@ from specdec_jax.assembly.lengths import Gamma, Length, Shape
 from specdec_jax.assembly.models import Model
 from specdec_jax.drafters.schedules import Schedule
 from specdec_jax.models import families
+from specdec_jax.models.families import Config
+from specdec_jax.text import vocabularies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,15 +37,31 @@ class DraftModel:
 
   def make(self, target: Target, length: Length) -> Drafting:
     config = models.read_config(self.model)
-    models.check_draft_model(
-      self.model,
-      config,
-      target=target.name,
-      target_config=target.config,
-      vocabulary=target.vocabulary,
-    )
+    _check_fits(self.model, config, target)
     model = families.with_logits_of(
       families.language_model(config), target.config.vocab_size
     )
     drafter = one_by_one.drafter(model, target, length)
     return Drafting(drafter=drafter, model=self.model, config=config)
+
+
+def _check_fits(model: Model, config: Config, target: Target) -> None:
+  """Raises ValueError unless a draft model has the vocabulary of the target,
+  and an encoder if the target has one."""
+  # Whoever has the sizes at hand has compared the vocabularies.
+  if isinstance(model.sizes, str | None):
+    if target.vocabulary is None:
+      target.check_num_logits(config.vocab_size)
+    else:
+      vocabularies.check_same_vocabulary(
+        target.vocabulary, models.read_vocabulary(model, config)
+      )
+  kinds = [
+    'an encoder-decoder' if families.has_encoder(each) else 'decoder-only'
+    for each in (target.config, config)
+  ]
+  if kinds[0] != kinds[1]:
+    raise ValueError(
+      f'{target.name} is {kinds[0]} and {model.checkpoint} {kinds[1]}: a draft '
+      'model reads what its target reads'
+    )

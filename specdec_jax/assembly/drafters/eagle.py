@@ -10,8 +10,10 @@ from specdec_jax.assembly.lengths import Gamma, Length, Shape
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import option
 from specdec_jax.base import Tree
+from specdec_jax.checkpoints import loading
 from specdec_jax.drafters.schedules import Schedule
 from specdec_jax.models import families
+from specdec_jax.text import vocabularies, vocabulary_files
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,13 @@ class Eagle:
 
   def make(self, target: Target, length: Length) -> Drafting:
     config = models.read_drafter_config(self.model, 'eagle')
-    models.check_head(self.model, config, target.config, target.vocabulary)
+    target.check_num_logits(config.vocab_size)
+    path = loading.locate(self.model.checkpoint)
+    # A head need not have the target's vocabulary beside it.
+    if target.vocabulary is not None and vocabulary_files.is_in(path):
+      vocabularies.check_same_vocabulary(
+        target.vocabulary, vocabulary_files.read(path)
+      )
     width = lengths.depth(length) + 1
     bound = families.bind(target.config, config, width=width)
     first = None

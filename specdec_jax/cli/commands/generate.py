@@ -28,7 +28,7 @@ from specdec_jax.trace.recording import Record
 _SETTINGS = ('verification', 'temperature', 'top_k', 'top_p', 'seed', 'dtype')
 _IF_GIVEN = ('min_p', 'adaptive', 'stop')
 
-Write = Callable[[dict[str, Any]], None]
+Write = Callable[[Record], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -197,7 +197,7 @@ def _show_prompt(screen: Any, prompt: str) -> None:
 
 def _results(
   args: argparse.Namespace, decoder: Decoder, batch: Batch, output: DecodeOutput
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Record]:
   num_samples = args.num_return_sequences
   for row in range(len(batch.texts)):
     made = completions.of_row(decoder, batch, output, row, args.stop or ())
