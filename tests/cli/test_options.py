@@ -187,7 +187,7 @@ def test_a_wrong_option_gets_one_sentence(run, no_model, command, case):
 
 def test_no_prompt_at_all(run, no_model):
   assert_refused(run('generate'), '--prompt', '--prompts', 'required')
-  mistyped = run('generate', '--promt', 'a')
+  mistyped = run('generate', *PROMPT, '--promt', 'a')
   assert_refused(mistyped, '--promt', 'mean --prompt?')
 
 
