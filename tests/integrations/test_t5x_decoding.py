@@ -163,6 +163,7 @@ def _decoded(target, **settings):
     (drafter, rule)
     for drafter in DRAFTERS
     for rule in RULES
+    if RULES[rule]().verify_fn(None)  # Others judge trees alone.
     if drafter != 'eagle' and (drafter, rule) != ('none', 'top_beta')
   ],
 )
@@ -185,6 +186,7 @@ def test_every_drafter_goes_with_every_rule(
   ('drafter', 'options'),
   [
     ('model', {'tree': (0, 0, 1)}),
+    ('model', {'tree': (0, 0, 1), 'verification': 'traversal'}),
     ('prompt_lookup', {'num_continuations': 2, 'min_ngram': 1}),
   ],
 )
