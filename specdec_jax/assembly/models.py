@@ -84,7 +84,7 @@ def read_config(model: Model) -> Config:
 
 
 def _kind_of_drafter(path: Path) -> str | None:
-  """Returns the drafter that the network at a path is for, if it only drafts."""
+  """Returns the drafter that a network at a path is for, if it only drafts."""
   with contextlib.suppress(ValueError):
     config = loading.read_config(path, only_drafts=True)
     return families.drafts_for(config)

@@ -37,7 +37,7 @@ class Target:
     return (self.vocabulary and self.vocabulary.eos_ids) or (-1,)
 
   def check_num_logits(self, num_logits: int) -> None:
-    """Raises ValueError unless a drafter has as many logits, but for padding."""
+    """Raises ValueError unless a drafter has as many logits but for padding."""
     own = self.config.vocab_size
     if not loading.is_padding(num_logits - own):
       raise ValueError(
