@@ -1,4 +1,9 @@
-"""Draft-then-verify decoding in JAX: the whole loop as one compiled program."""
+"""Speculative decoding in JAX: draft, verify and commit as one program.
+
+`load`, `generate` and `stream` take names and texts. Below them are pure
+functions on arrays: `speculative.generate` and `autoregressive.generate` are
+the two loops, which take models, drafters and rules as arguments.
+"""
 
 __version__ = '0.2.0'
 
@@ -44,7 +49,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-  """`load` and its companions, which import all of the networks when asked."""
+  """Imports `load` and its companions when asked: they import every network."""
   if name in ('Completion', 'generate', 'load', 'stream'):
     from specdec_jax.assembly import api
 
