@@ -5,6 +5,7 @@ import contextlib
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 
@@ -33,6 +34,9 @@ def environment(num_devices: int = 1) -> dict[str, str]:
 def starter():
   """Yields a function that starts Python with arguments, and what it may write
   to standard error in a pipe; what still runs in the end is killed."""
+  # A script that puts the tests in the background has them ignore interrupts,
+  # and what they start would inherit that.
+  signal.signal(signal.SIGINT, signal.default_int_handler)
   started = []
 
   def call(*arguments, num_devices=1, cwd=None):
@@ -48,8 +52,10 @@ def starter():
     started.append(process)
     return process
 
-  yield call
-  for process in started:
-    process.kill()
-    process.wait()
-    process.stderr.close()
+  try:
+    yield call
+  finally:
+    for process in started:
+      process.kill()
+      process.wait()
+      process.stderr.close()
