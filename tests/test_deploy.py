@@ -52,7 +52,7 @@ def launch(tmp_path):
         'POLL_SECONDS': '0',
         **{name: str(path) for name, path in files.items()},
       },
-      timeout=30,
+      timeout=180,
       check=False,
     )
     asked = files['CALLS'].read_text().splitlines()

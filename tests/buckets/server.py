@@ -162,7 +162,7 @@ def running(port: int | None = None) -> Iterator[Server]:
   )
   server = Server(port, process)
   try:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while True:
       try:
         server._ask('GET', 'storage/v1/b')

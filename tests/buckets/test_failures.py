@@ -184,7 +184,7 @@ def test_a_server_that_is_away_for_a_while(server, bucket, tmp_path):
   )
   with server.hanging(), pytest.raises(subprocess.TimeoutExpired):
     process.wait(timeout=8)
-  _, err = process.communicate(timeout=60)
+  _, err = process.communicate(timeout=180)
   assert process.returncode == 0, err
   assert 'checkpoint_0/checkpoint' in server.objects(f'{bucket}/out')
 
