@@ -21,6 +21,7 @@ from specdec_jax.base import (
   VerifyFn,
 )
 from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.decoding.method import Method
 
 if TYPE_CHECKING:
   from specdec_jax.assembly.api import Completion, generate, load, stream
@@ -31,6 +32,7 @@ __all__ = [
   'Draft',
   'Drafter',
   'LanguageModel',
+  'Method',
   'Params',
   'Prompt',
   'Verification',

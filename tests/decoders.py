@@ -9,6 +9,7 @@ import numpy as np
 from specdec_jax import logits, verification
 from specdec_jax.base import Draft, Drafter, Params
 from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.decoding.method import Method
 
 GREEDY = logits.standardize(temperature=0)
 SAMPLED = logits.standardize(temperature=0.9)
@@ -34,12 +35,14 @@ def speculate(
   """A speculative decode, compiled whole; the rule is a name or a function."""
   generate = _compiled(
     speculative.generate,
-    target=target,
-    drafter=drafter,
-    verify_fn=RULES.get(rule, rule),
-    logits_to_probs=to_probs,
+    method=Method(
+      target=target,
+      drafter=drafter,
+      verify_fn=RULES.get(rule, rule),
+      logits_to_probs=to_probs,
+      eos_id=eos_id,
+    ),
     max_len=max_len,
-    eos_id=eos_id,
   )
   return generate(params, jax.random.key(seed), prompt)
 
@@ -50,10 +53,8 @@ def plain(
   """A plain decode, compiled whole."""
   generate = _compiled(
     autoregressive.generate,
-    target=target,
-    logits_to_probs=to_probs,
+    method=Method(target=target, logits_to_probs=to_probs, eos_id=eos_id),
     max_len=max_len,
-    eos_id=eos_id,
   )
   return generate(params, jax.random.key(seed), prompt)
 

@@ -11,6 +11,7 @@ from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.checkpoints import orbax
 from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.models import families
 from specdec_jax.models.block_heads import BlockHeads, BlockHeadsConfig
 from specdec_jax.models.t5 import T5
@@ -21,10 +22,13 @@ V, MAX_LEN, GAMMA, EOS, NUM_ROWS = 12, 18, 3, 1, 24
 CONFIG = toy_t5.config(V)
 HEADS = BlockHeadsConfig(embed_dim=8, gamma=GAMMA, mlp_dim=12)
 BOUND = families.bind(CONFIG, HEADS, width=GAMMA + 1)
-MODELS = {
-  'target': BOUND.target,
-  'drafter': drafters.blockwise_heads(BOUND.model, gamma=GAMMA),
-}
+METHOD = Method(
+  target=BOUND.target,
+  drafter=drafters.blockwise_heads(BOUND.model, gamma=GAMMA),
+  verify_fn=verification.greedy,
+  logits_to_probs=logits.standardize(temperature=0.0),
+  eos_id=EOS,
+)
 
 
 @functools.cache
@@ -76,18 +80,10 @@ def traced():
   """The state after every iteration's info, and the last state."""
   state = jax.jit(
     lambda params, prompt: speculative.init(
-      params, jax.random.key(0), prompt, **MODELS, max_len=MAX_LEN
+      params, jax.random.key(0), prompt, method=METHOD, max_len=MAX_LEN
     )
   )(weights(), prompt())
-  step = jax.jit(
-    functools.partial(
-      speculative.step,
-      **MODELS,
-      verify_fn=verification.greedy,
-      logits_to_probs=logits.standardize(temperature=0.0),
-      eos_id=EOS,
-    )
-  )
+  step = jax.jit(functools.partial(speculative.step, method=METHOD))
   infos = []
   while not state.done.all():
     state, info = step(weights(), state)
@@ -98,10 +94,12 @@ def traced():
 def test_output_is_greedy_decoding():
   generate = functools.partial(
     autoregressive.generate,
-    target=families.language_model(CONFIG),
-    logits_to_probs=logits.standardize(temperature=0.0),
+    method=Method(
+      target=families.language_model(CONFIG),
+      logits_to_probs=logits.standardize(temperature=0.0),
+      eos_id=EOS,
+    ),
     max_len=MAX_LEN,
-    eos_id=EOS,
   )
   plain = jax.jit(generate)(weights(), jax.random.key(0), prompt())
   _, state = traced()

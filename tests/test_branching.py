@@ -10,6 +10,7 @@ import pytest
 from specdec_jax import drafters, logits
 from specdec_jax.base import Context, Params, Tree
 from specdec_jax.decoding import speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.drafters.autoregressive import as_chain
 from tests import decoders, toy, toy_eagle, toy_t5, toy_tree
 from tests.contracts import table_of_drafters as table
@@ -146,18 +147,18 @@ def test_eagle_reads_the_features_of_the_path_that_was_accepted():
     drafters.eagle(network), tree=tree, logits_to_probs=TO_PROBS, is_ranked=True
   )
   params = table.ROWS['eagle'].make_params()
-  models = {'target': target, 'drafter': drafter}
-  key, width = jax.random.key(0), 24
-  init = jax.jit(functools.partial(speculative.init, **models, max_len=width))
-  step = jax.jit(
-    functools.partial(
-      speculative.step,
-      **models,
-      verify_fn=toy_tree.rule('target_sample_walk', tree),
-      logits_to_probs=TO_PROBS,
-      eos_id=-1,
-    )
+  method = Method(
+    target=target,
+    drafter=drafter,
+    verify_fn=toy_tree.rule('target_sample_walk', tree),
+    logits_to_probs=TO_PROBS,
+    eos_id=-1,
   )
+  key, width = jax.random.key(0), 24
+  init = jax.jit(
+    functools.partial(speculative.init, method=method, max_len=width)
+  )
+  step = jax.jit(functools.partial(speculative.step, method=method))
   propose = jax.jit(functools.partial(speculative.propose, drafter=drafter))
   state = init(params, key, toy.prompt(ROWS, width=width))
   counts = []

@@ -22,6 +22,7 @@ from specdec_jax.decoding import (
   speculative,
   speculative_beams,
 )
+from specdec_jax.decoding.method import Method
 from specdec_jax.drafters import beams, schedules
 from specdec_jax.models import families, kv_cache
 from tests import toy, toy_eagle, toy_gemma, toy_t5, toy_tree
@@ -159,29 +160,24 @@ def optimized_hlo(compiled, *args) -> str:
   return lowered.compile(compiler_options=WITHOUT_LLVM).as_text()
 
 
-def loop_of(name: str, batch_size: int):
-  """The networks of a decode, their params, and the state to begin with."""
+def loop_of(name: str, rule, batch_size: int):
+  """A decode's method, its params, and the state to begin with."""
   models, params = with_target(name)
+  method = Method(**models, verify_fn=rule, logits_to_probs=SAMPLED, eos_id=0)
   state = jax.eval_shape(
     lambda params, prompt: speculative.init(
-      params, jax.random.key(0), prompt, **models, max_len=MAX_LEN
+      params, jax.random.key(0), prompt, method=method, max_len=MAX_LEN
     ),
     params,
     prompt_of(batch_size, name),
   )
-  return models, params, state
+  return method, params, state
 
 
 def compiled_loop(name: str, rule, batch_size: int) -> str:
   """The optimised HLO of the loop alone, after the prefill."""
-  models, params, state = loop_of(name, batch_size)
-  run = functools.partial(
-    speculative.run,
-    **models,
-    verify_fn=rule,
-    logits_to_probs=SAMPLED,
-    eos_id=0,
-  )
+  method, params, state = loop_of(name, rule, batch_size)
+  run = functools.partial(speculative.run, method=method)
   return optimized_hlo(jax.jit(run), params, state)
 
 
@@ -324,12 +320,14 @@ def test_one_trace_a_shape():
       params,
       key,
       prompt,
-      target=toy.llama(V),
-      drafter=drafters.prompt_lookup(gamma=GAMMA),
-      verify_fn=verification.greedy,
-      logits_to_probs=greedy,
+      method=Method(
+        target=toy.llama(V),
+        drafter=drafters.prompt_lookup(gamma=GAMMA),
+        verify_fn=verification.greedy,
+        logits_to_probs=greedy,
+        eos_id=0,
+      ),
       max_len=20,
-      eos_id=0,
     ).tokens
 
   params = Params(toy.llama_params(toy.llama_config(V), seed=0))
@@ -350,18 +348,18 @@ def test_instructions_are_those_that_users_run():
 
 
 def test_plain_loop_copies_no_cache():
-  target = families.language_model(CONFIG)
+  method = Method(
+    target=families.language_model(CONFIG), logits_to_probs=SAMPLED, eos_id=0
+  )
   params = Params(families.param_shapes(CONFIG))
   state = jax.eval_shape(
     lambda params, prompt: autoregressive.init(
-      params, jax.random.key(0), prompt, target=target, max_len=MAX_LEN
+      params, jax.random.key(0), prompt, method=method, max_len=MAX_LEN
     ),
     params,
     prompt_of(1),
   )
-  run = functools.partial(
-    autoregressive.run, target=target, logits_to_probs=SAMPLED, eos_id=0
-  )
+  run = functools.partial(autoregressive.run, method=method)
   hlo = optimized_hlo(jax.jit(run), params, state)
   size = CONFIG.num_kv_heads * (MAX_LEN + 1) * CONFIG.head_dim
   assert cache_copies(in_loops(hlo), size) == []
@@ -434,10 +432,10 @@ def check(name, batch_size, run, arguments):
   assert not found, found
 
 for name, batch_size in t.TPU_PROGRAMS:
-  models, *arguments = t.loop_of(name, batch_size)
+  rule = t.RULES[t.lossless(name)]
+  method, *arguments = t.loop_of(name, rule, batch_size)
   check(name, batch_size, lambda params, state: t.speculative.run(
-    params, state, **models, verify_fn=t.RULES[t.lossless(name)],
-    logits_to_probs=t.SAMPLED, eos_id=0), arguments)
+    params, state, method=method), arguments)
 for name, batch_size in t.TREE_PROGRAMS:
   run, *arguments = t.tree_loop_of(name, batch_size)
   check('tree, ' + name, batch_size, run, arguments)

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import drafters, logits, verification
+from specdec_jax import drafters, logits
 from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.models import families, layers
 from tests import toy, toy_eagle, toy_t5
 from tests.test_compilation import in_loops, optimized_hlo
@@ -73,7 +74,7 @@ def prompt_of(name: str):
 
 
 def loop_of(name: str, drafter: str, params):
-  """The networks of a loop, and the params of both."""
+  """The method of a loop, and the params of both."""
   model = families.language_model(MODELS[name][0])
   if drafter == 'eagle':
     model, network = toy_eagle.networks(LLAMA, EAGLE, gamma=GAMMA)
@@ -84,27 +85,22 @@ def loop_of(name: str, drafter: str, params):
   else:
     made = DRAFTERS[drafter](model)
     both = Params(params, () if drafter == 'prompt_lookup' else params)
-  return {'target': model, 'drafter': made}, both
+  method = Method(target=model, drafter=made, logits_to_probs=GREEDY, eos_id=1)
+  return method, both
 
 
 def converted_weights(name: str, drafter: str, params) -> list[str]:
   """Conversions to float32 in the compiled loop, of a weight's or a cache's
   shape."""
-  models, both = loop_of(name, drafter, params)
+  method, both = loop_of(name, drafter, params)
   state = jax.eval_shape(
     lambda params, prompt: speculative.init(
-      params, jax.random.key(0), prompt, **models, max_len=MAX_LEN
+      params, jax.random.key(0), prompt, method=method, max_len=MAX_LEN
     ),
     both,
     prompt_of(name),
   )
-  run = functools.partial(
-    speculative.run,
-    **models,
-    verify_fn=verification.speculative_sampling,
-    logits_to_probs=GREEDY,
-    eos_id=1,
-  )
+  run = functools.partial(speculative.run, method=method)
   hlo = optimized_hlo(jax.jit(run), both, state)
   # A lookup converts the rows that it takes, in the fusion that takes them.
   kernels = {

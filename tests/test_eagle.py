@@ -10,6 +10,7 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Context, Params
 from specdec_jax.decoding import speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.models import families
 from tests import decoders, goodness_of_fit, toy, toy_eagle, trial
 
@@ -204,10 +205,12 @@ def test_the_loop_carries_no_features_of_the_prompt():
   drafter = drafters.autoregressive(
     drafters.eagle(network), gamma=GAMMA, logits_to_probs=decoders.GREEDY
   )
+  method = Method(
+    target=target, drafter=drafter, logits_to_probs=decoders.GREEDY, eos_id=-1
+  )
   state = jax.eval_shape(
     lambda params, prompt: speculative.init(
-      params, jax.random.key(0), prompt, target=target, drafter=drafter,
-      max_len=40,
+      params, jax.random.key(0), prompt, method=method, max_len=40
     ),
     weights(),
     toy.prompt([list(range(12)), [1]]),

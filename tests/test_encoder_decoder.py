@@ -13,6 +13,7 @@ from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Context, Params
 from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.drafters.autoregressive import as_chain
 from specdec_jax.sharding import mesh as mesh_lib
 from tests import toy, toy_t5
@@ -75,12 +76,14 @@ def generator(way: str):
       params,
       jax.random.key(3),
       prompt,
-      target=target,
-      drafter=drafter,
-      verify_fn=rule,
-      logits_to_probs=to_probs,
+      method=Method(
+        target=target,
+        drafter=drafter,
+        verify_fn=rule,
+        logits_to_probs=to_probs,
+        eos_id=EOS,
+      ),
       max_len=MAX_LEN,
-      eos_id=EOS,
     )
 
   return generate
@@ -130,10 +133,12 @@ def test_greedy_is_plain_greedy():
   to_probs, _ = WAYS['greedy']
   generate = functools.partial(
     autoregressive.generate,
-    target=toy_t5.model(V, num_layers=2, **SIZES),
-    logits_to_probs=to_probs,
+    method=Method(
+      target=toy_t5.model(V, num_layers=2, **SIZES),
+      logits_to_probs=to_probs,
+      eos_id=EOS,
+    ),
     max_len=MAX_LEN,
-    eos_id=EOS,
   )
   prompt = prompt_of(range(32))
   plain = jax.jit(generate)(weights(), jax.random.key(0), prompt)

@@ -9,6 +9,7 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.decoding.method import Method
 from tests import slow, toy, toy_eagle, toy_tree
 
 V, NUM_NEW, MAX_LEN, EOS = 12, 14, 24, 0
@@ -100,12 +101,14 @@ def generator(name: str, rule: str, way: str, max_len: int = MAX_LEN):
       params,
       rng_key,
       prompt,
-      target=EAGLE_TARGET if name == 'eagle' else TARGET,
-      drafter=make_drafter(name, way),
-      verify_fn=RULES[rule],
-      logits_to_probs=WAYS[way],
+      method=Method(
+        target=EAGLE_TARGET if name == 'eagle' else TARGET,
+        drafter=make_drafter(name, way),
+        verify_fn=RULES[rule],
+        logits_to_probs=WAYS[way],
+        eos_id=EOS,
+      ),
       max_len=max_len,
-      eos_id=EOS,
     )
 
   return lambda prompt, rng_key=None: generate(
@@ -197,10 +200,8 @@ def test_plain_rows_do_not_depend_on_their_batch(way):
       params,
       jax.random.key(7),
       prompt,
-      target=TARGET,
-      logits_to_probs=WAYS[way],
+      method=Method(target=TARGET, logits_to_probs=WAYS[way], eos_id=EOS),
       max_len=MAX_LEN,
-      eos_id=EOS,
     )
 
   params = Params(weights().target)
@@ -241,10 +242,10 @@ def test_draws_go_on_after_the_first_row_is_done(key_impl):
   flat = {'table': np.zeros((V + 1, V, V), np.float32)}
   generate = functools.partial(
     autoregressive.generate,
-    target=toy.toy(V),
-    logits_to_probs=WAYS['sampled'],
+    method=Method(
+      target=toy.toy(V), logits_to_probs=WAYS['sampled'], eos_id=-1
+    ),
     max_len=MAX_LEN,
-    eos_id=-1,
   )
   output = jax.jit(generate)(
     Params(flat),

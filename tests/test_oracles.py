@@ -11,6 +11,7 @@ import pytest
 from specdec_jax import drafters, verification
 from specdec_jax.base import Draft, Params
 from specdec_jax.decoding import speculative
+from specdec_jax.decoding.method import Method
 from tests import decoders, slow, toy, toy_families, toy_tree
 from tests.contracts.table_of_drafters import ROWS, VOCAB_SIZE, every_drafter
 from tests.decoders import GREEDY, SAMPLED, plain, rows, silent, speculate
@@ -274,18 +275,18 @@ def test_steps_after_the_end_change_nothing_that_is_committed():
 
 def _stepper(name: str):
   """A state after prefill, and a compiled step."""
-  models = {'target': TARGET, 'drafter': ROWS[name].make(3)}
+  method = Method(
+    target=TARGET,
+    drafter=ROWS[name].make(3),
+    logits_to_probs=SAMPLED,
+    eos_id=3,
+  )
   params = Params(TARGET_PARAMS, ROWS[name].make_params())
-  settings = {
-    'verify_fn': verification.speculative_sampling,
-    'logits_to_probs': SAMPLED,
-    'eos_id': 3,
-  }
   prompt = toy.prompt(PREFIXES)
   state = speculative.init(
-    params, jax.random.key(0), prompt, **models, max_len=24
+    params, jax.random.key(0), prompt, method=method, max_len=24
   )
-  step = functools.partial(speculative.step, **models, **settings)
+  step = functools.partial(speculative.step, method=method)
   return state, functools.partial(jax.jit(step), params)
 
 
@@ -417,16 +418,7 @@ def test_lenience_commits_more_a_run():
   drafter = _self_drafter('toy', 3, SAMPLED)
   efficiency = []
   for lenience in (1.0, 0.5, 0.1):
-    state = speculative.init(
-      params,
-      jax.random.key(0),
-      _prompt(20),
-      target=TARGET,
-      drafter=drafter,
-      max_len=24,
-    )
-    run = functools.partial(
-      speculative.run,
+    method = Method(
       target=TARGET,
       drafter=drafter,
       verify_fn=functools.partial(
@@ -435,6 +427,10 @@ def test_lenience_commits_more_a_run():
       logits_to_probs=SAMPLED,
       eos_id=-1,
     )
+    state = speculative.init(
+      params, jax.random.key(0), _prompt(20), method=method, max_len=24
+    )
+    run = functools.partial(speculative.run, method=method)
     counters = jax.jit(run)(params, state).statistics
     efficiency.append(
       np.sum(counters.num_tokens) / np.sum(counters.num_target_runs)

@@ -9,6 +9,7 @@ import numpy as np
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.models import families
 from tests import slow, toy
 
@@ -49,14 +50,16 @@ def decode(drafter_v: int, *, temperature: float, rule):
   small = families.with_logits_of(toy.llama(drafter_v), TARGET_V)
   generate = functools.partial(
     speculative.generate,
-    target=toy.llama(TARGET_V),
-    drafter=drafters.autoregressive(
-      small, gamma=GAMMA, logits_to_probs=to_probs
+    method=Method(
+      target=toy.llama(TARGET_V),
+      drafter=drafters.autoregressive(
+        small, gamma=GAMMA, logits_to_probs=to_probs
+      ),
+      verify_fn=rule,
+      logits_to_probs=to_probs,
+      eos_id=EOS,
     ),
-    verify_fn=rule,
-    logits_to_probs=to_probs,
     max_len=MAX_LEN,
-    eos_id=EOS,
   )
   params = Params(target_params(), drafter_params(drafter_v))
   return jax.jit(generate)(params, jax.random.key(0), prompt())
@@ -89,10 +92,12 @@ def plain_tokens():
   """The target's own, once for all drafters."""
   generate = functools.partial(
     autoregressive.generate,
-    target=toy.llama(TARGET_V),
-    logits_to_probs=logits.standardize(temperature=0.0, vocab_size=V),
+    method=Method(
+      target=toy.llama(TARGET_V),
+      logits_to_probs=logits.standardize(temperature=0.0, vocab_size=V),
+      eos_id=EOS,
+    ),
     max_len=MAX_LEN,
-    eos_id=EOS,
   )
   params = Params(target_params())
   output = jax.jit(generate)(params, jax.random.key(0), prompt())

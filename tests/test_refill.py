@@ -10,6 +10,7 @@ import pytest
 from specdec_jax import drafters
 from specdec_jax.base import Params, Prompt
 from specdec_jax.decoding import refill
+from specdec_jax.decoding.method import Method
 from specdec_jax.infer import decode_many
 from specdec_jax.verification import speculative_sampling
 from tests import decoders, toy, toy_eagle
@@ -86,11 +87,13 @@ def programs(pair):
   return decode_many.compile_programs(
     PARAMS,
     make_prompt([None] * NUM_FRESH),
-    target=target,
-    drafter=drafter,
-    verify_fn=speculative_sampling,
-    logits_to_probs=decoders.SAMPLED,
-    eos_id=-1,
+    method=Method(
+      target=target,
+      drafter=drafter,
+      verify_fn=speculative_sampling,
+      logits_to_probs=decoders.SAMPLED,
+      eos_id=-1,
+    ),
     max_len=MAX_LEN,
     batch_size=BATCH_SIZE,
   )
@@ -160,11 +163,13 @@ def test_more_fresh_rows_than_rows_are_refused():
     decode_many.compile_programs(
       PARAMS,
       make_prompt([None] * 3),
-      target=TARGET,
-      drafter=DRAFTER,
-      verify_fn=speculative_sampling,
-      logits_to_probs=decoders.SAMPLED,
-      eos_id=-1,
+      method=Method(
+        target=TARGET,
+        drafter=DRAFTER,
+        verify_fn=speculative_sampling,
+        logits_to_probs=decoders.SAMPLED,
+        eos_id=-1,
+      ),
       max_len=MAX_LEN,
       batch_size=2,
     )

@@ -18,6 +18,7 @@ from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.checkpoints import loading
 from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.models import families
 from specdec_jax.text import prompts, suite_prompts
 
@@ -63,10 +64,12 @@ def compiled_plain(max_len):
       Params(params),
       jax.random.key(0),
       prompt,
-      target=families.language_model(loaded.config),
-      logits_to_probs=GREEDY,
+      method=Method(
+        target=families.language_model(loaded.config),
+        logits_to_probs=GREEDY,
+        eos_id=loaded.vocabulary.eos_ids,
+      ),
       max_len=max_len,
-      eos_id=loaded.vocabulary.eos_ids,
     )
 
   return functools.partial(generate, loaded.params)
@@ -87,14 +90,16 @@ def compiled_speculative(max_len, temperature=0.0, num_layers=None):
       Params(params),
       jax.random.key(0),
       prompt,
-      target=families.language_model(config),
-      drafter=drafter._replace(may_abstain=False),
-      verify_fn=verification.speculative_sampling,
-      logits_to_probs=logits.standardize(temperature=temperature, top_p=0.95)
-      if temperature
-      else GREEDY,
+      method=Method(
+        target=families.language_model(config),
+        drafter=drafter._replace(may_abstain=False),
+        verify_fn=verification.speculative_sampling,
+        logits_to_probs=logits.standardize(temperature=temperature, top_p=0.95)
+        if temperature
+        else GREEDY,
+        eos_id=loaded.vocabulary.eos_ids,
+      ),
       max_len=max_len,
-      eos_id=loaded.vocabulary.eos_ids,
     )
 
   return functools.partial(generate, loaded.params)

@@ -11,6 +11,7 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Context, Params
 from specdec_jax.decoding import speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.models import block_decoder, families, presets
 from specdec_jax.models.block_decoder import BlockDecoder
 from specdec_jax.models.t5 import Encoder
@@ -131,12 +132,14 @@ def speculate(drafter, drafter_params):
       params,
       jax.random.key(0),
       prompt,
-      target=toy_t5.model(V),
-      drafter=drafter,
-      verify_fn=verification.greedy,
-      logits_to_probs=logits.standardize(),
+      method=Method(
+        target=toy_t5.model(V),
+        drafter=drafter,
+        verify_fn=verification.greedy,
+        logits_to_probs=logits.standardize(),
+        eos_id=1,
+      ),
       max_len=12,
-      eos_id=1,
     ),
     Params(toy_t5.params(toy_t5.config(V), seed=0), drafter_params),
     toy.prompt([[0]], encoder_rows=[[3, 4, 5, 6, 1]]),
@@ -185,19 +188,22 @@ def test_no_cache_is_copied_in_the_loop(batch_size):
   max_len, source_len = 30, 400
   config = toy_t5.config(V, embed_dim=32, num_heads=4, head_dim=32)
   block_config = toy_block.config(V, head_dim=8, max_positions=source_len)
-  models = {
-    'target': families.language_model(config),
-    'drafter': drafters.spec_drafter(
+  method = Method(
+    target=families.language_model(config),
+    drafter=drafters.spec_drafter(
       block_decoder.block_model(block_config), gamma=3
     ),
-  }
+    verify_fn=verification.greedy,
+    logits_to_probs=logits.standardize(),
+    eos_id=1,
+  )
   params = Params(
     toy_t5.params(config, seed=0),
     toy_block.params(block_config, seed=0),
   )
   state = jax.eval_shape(
     lambda params, prompt: speculative.init(
-      params, jax.random.key(0), prompt, **models, max_len=max_len
+      params, jax.random.key(0), prompt, method=method, max_len=max_len
     ),
     params,
     toy.prompt(
@@ -205,13 +211,7 @@ def test_no_cache_is_copied_in_the_loop(batch_size):
       encoder_width=source_len,
     ),
   )  # fmt: skip
-  run = functools.partial(
-    speculative.run,
-    **models,
-    verify_fn=verification.greedy,
-    logits_to_probs=logits.standardize(),
-    eos_id=1,
-  )
+  run = functools.partial(speculative.run, method=method)
   hlo = test_compilation.optimized_hlo(jax.jit(run), params, state)
   lines = test_compilation.in_loops(hlo)
   assert sum('dynamic-update-slice' in line for line in lines) >= 2

@@ -10,6 +10,7 @@ import pytest
 from specdec_jax import drafters, verification
 from specdec_jax.base import Draft, Params, Verification
 from specdec_jax.decoding import speculative, statistics
+from specdec_jax.decoding.method import Method
 from specdec_jax.measure import metrics
 from tests import decoders, toy, toy_tree
 
@@ -95,24 +96,22 @@ def test_counters_are_the_sum_of_the_steps(name):
   if name == 'tree':
     rule = toy_tree.rule('traversal', toy_tree.BENT)
   params = Params(TARGET_PARAMS, toy.perturb(TARGET_PARAMS, seed=1))
-  models = {'target': TARGET, 'drafter': drafter}
+  method = Method(
+    target=TARGET,
+    drafter=drafter,
+    verify_fn=rule,
+    logits_to_probs=decoders.SAMPLED,
+    eos_id=3,
+  )
   limits = [len(prefix) + i for i, prefix in enumerate(PREFIXES)]
   state = speculative.init(
     params,
     jax.random.key(0),
     toy.prompt(PREFIXES, max_lengths=limits),
-    **models,
+    method=method,
     max_len=26,
   )
-  step = jax.jit(
-    functools.partial(
-      speculative.step,
-      **models,
-      verify_fn=rule,
-      logits_to_probs=decoders.SAMPLED,
-      eos_id=3,
-    )
-  )
+  step = jax.jit(functools.partial(speculative.step, method=method))
   num_rows = len(PREFIXES)
   tokens, runs, drafted = (np.zeros(num_rows, int) for _ in range(3))
   tested, accepted = (np.zeros((num_rows, GAMMA), int) for _ in range(2))

@@ -12,6 +12,7 @@ import pytest
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Draft, Params
 from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.models import block_decoder, families
 from specdec_jax.models.block_decoder import BlockDecoder
 from specdec_jax.models.t5 import T5
@@ -65,12 +66,14 @@ def generator(setting):
       params,
       jax.random.key(0),
       prompt,
-      target=TARGET,
-      drafter=DRAFTER,
-      verify_fn=rule_of(setting),
-      logits_to_probs=RAW,
+      method=Method(
+        target=TARGET,
+        drafter=DRAFTER,
+        verify_fn=rule_of(setting),
+        logits_to_probs=RAW,
+        eos_id=EOS,
+      ),
       max_len=MAX_LEN,
-      eos_id=EOS,
     )
 
   return generate
@@ -193,10 +196,12 @@ def greedy_rows() -> list[list[int]]:
   """Plain greedy decoding of all sentences."""
   generate = functools.partial(
     autoregressive.generate,
-    target=TARGET,
-    logits_to_probs=logits.standardize(temperature=0.0),
+    method=Method(
+      target=TARGET,
+      logits_to_probs=logits.standardize(temperature=0.0),
+      eos_id=EOS,
+    ),
     max_len=MAX_LEN,
-    eos_id=EOS,
   )
   output = jax.jit(generate)(
     weights(), jax.random.key(0), prompt_of(range(NUM_ROWS))
@@ -261,21 +266,19 @@ def test_each_correction_is_the_likeliest():
   """Step by step: what was not drafted is the target's argmax."""
   setting = SETTINGS[-1]
   prompt = prompt_of(range(NUM_ROWS))
-  models = {'target': TARGET, 'drafter': DRAFTER}
+  method = Method(
+    target=TARGET,
+    drafter=DRAFTER,
+    verify_fn=rule_of(setting),
+    logits_to_probs=RAW,
+    eos_id=EOS,
+  )
   state = jax.jit(
     lambda params, prompt: speculative.init(
-      params, jax.random.key(0), prompt, **models, max_len=MAX_LEN
+      params, jax.random.key(0), prompt, method=method, max_len=MAX_LEN
     )
   )(weights(), prompt)
-  step = jax.jit(
-    functools.partial(
-      speculative.step,
-      **models,
-      verify_fn=rule_of(setting),
-      logits_to_probs=RAW,
-      eos_id=EOS,
-    )
-  )
+  step = jax.jit(functools.partial(speculative.step, method=method))
   corrections = []
   while not state.done.all():
     state, info = step(weights(), state)
@@ -334,12 +337,14 @@ def test_oracle_is_accepted_whole():
   output = jax.jit(
     functools.partial(
       speculative.generate,
-      target=TARGET,
-      drafter=drafters.spec_drafter(oracle, gamma=GAMMA),
-      verify_fn=verification.greedy,
-      logits_to_probs=RAW,
+      method=Method(
+        target=TARGET,
+        drafter=drafters.spec_drafter(oracle, gamma=GAMMA),
+        verify_fn=verification.greedy,
+        logits_to_probs=RAW,
+        eos_id=EOS,
+      ),
       max_len=MAX_LEN,
-      eos_id=EOS,
     )
   )(
     Params(weights().target, jnp.asarray(_padded(answers, MAX_LEN))),

@@ -9,6 +9,7 @@ import pytest
 from specdec_jax import drafters
 from specdec_jax.base import Params, Tree
 from specdec_jax.decoding import speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.trace import recording
 from tests import decoders, slow, toy, toy_gemma, toy_t5, toy_tree
 from tests.decoders import GREEDY, SAMPLED, plain, rows, speculate
@@ -42,17 +43,15 @@ ENDS = {'eos_id': 3, 'seed': 4}
 @functools.cache
 def _stepped(name: str, walk: str):
   """The loop's state after the prefill, and a step of it, compiled."""
-  models = {'target': TARGET, 'drafter': DRAFTERS[name]}
-  init = jax.jit(functools.partial(speculative.init, **models, max_len=24))
-  step = jax.jit(
-    functools.partial(
-      speculative.step,
-      **models,
-      verify_fn=rule(walk, BENT),
-      logits_to_probs=SAMPLED,
-      eos_id=3,
-    )
+  method = Method(
+    target=TARGET,
+    drafter=DRAFTERS[name],
+    verify_fn=rule(walk, BENT),
+    logits_to_probs=SAMPLED,
+    eos_id=3,
   )
+  init = jax.jit(functools.partial(speculative.init, method=method, max_len=24))
+  step = jax.jit(functools.partial(speculative.step, method=method))
   return init(PARAMS, jax.random.key(0), _prompt()), step
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import logits, verification
+from specdec_jax import logits
 from specdec_jax.base import Params, Prompt
 from specdec_jax.decoding import (
   autoregressive,
@@ -19,6 +19,7 @@ from specdec_jax.decoding import (
   speculative,
   speculative_beams,
 )
+from specdec_jax.decoding.method import Method
 from specdec_jax.drafters import beams
 from tests import slow, toy, toy_t5, toy_tree
 from tests.contracts import table_of_drafters as table
@@ -49,14 +50,16 @@ def toy_params(vocab_size: int):
   return toy.toy_params(vocab_size, seed=3)
 
 
-def speculate(drafter, *, verify_fn=verification.speculative_sampling):
-  return functools.partial(
-    speculative.generate,
-    target=table.MODEL,
+def speculate(drafter, *, target=table.MODEL, **rule):
+  method = Method(
+    target=target,
     drafter=drafter,
-    verify_fn=verify_fn,
     logits_to_probs=SAMPLED,
-    **ENDS,
+    eos_id=ENDS['eos_id'],
+    **rule,
+  )
+  return functools.partial(
+    speculative.generate, method=method, max_len=ENDS['max_len']
   )
 
 
@@ -89,8 +92,9 @@ def test_every_model_in_plain_decoding_and_beam_search(name):
     encoder_rows = None
   params = Params(make_params())
   start = prompt(encoder_rows=encoder_rows)
+  method = Method(target=model, logits_to_probs=SAMPLED, eos_id=ENDS['eos_id'])
   plain = functools.partial(
-    autoregressive.generate, target=model, logits_to_probs=SAMPLED, **ENDS
+    autoregressive.generate, method=method, max_len=ENDS['max_len']
   )
   check(plain, params, start, key=KEY)
   search = functools.partial(
@@ -101,13 +105,9 @@ def test_every_model_in_plain_decoding_and_beam_search(name):
 
 def test_what_an_encoder_reads():
   config = toy_t5.config(5)
-  generate = functools.partial(
-    speculative.generate,
+  generate = speculate(
+    table.ROWS['prompt_lookup'].make(2),
     target=toy.families.language_model(config),
-    drafter=table.ROWS['prompt_lookup'].make(2),
-    verify_fn=verification.speculative_sampling,
-    logits_to_probs=SAMPLED,
-    **ENDS,
   )
   start = prompt(encoder_rows=[[3, 2, 1], [4, 1]])
   check(generate, Params(toy_t5.params(config, seed=0)), start, key=KEY)

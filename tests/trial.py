@@ -10,6 +10,7 @@ import numpy as np
 from specdec_jax import logits
 from specdec_jax.base import Drafter, LanguageModel, Params, VerifyFn
 from specdec_jax.decoding import speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.statistics import Statistics
 from tests import goodness_of_fit, toy
 from tests.proof_report import record
@@ -80,12 +81,14 @@ def run(
   decode = jax.jit(
     functools.partial(
       speculative.generate,
-      target=trial.target,
-      drafter=trial.drafter,
-      verify_fn=trial.verify_fn,
-      logits_to_probs=logits.standardize(**trial.sampling._asdict()),
+      method=Method(
+        target=trial.target,
+        drafter=trial.drafter,
+        verify_fn=trial.verify_fn,
+        logits_to_probs=logits.standardize(**trial.sampling._asdict()),
+        eos_id=-1 if trial.is_nan_after_eos else trial.eos_id,
+      ),
       max_len=max(limits),
-      eos_id=-1 if trial.is_nan_after_eos else trial.eos_id,
     )
   )
   params = trial.params

@@ -111,13 +111,10 @@ def _row(decoder: Decoder, batch_size: int, args: argparse.Namespace) -> Cells:
   prompt = _prompt(decoder, batch_size, args)
   key = jax.random.key(0)
   shared: dict[str, Any] = {
-    'target': decoder.target,
-    'logits_to_probs': decoder.logits_to_probs,
-    'eos_id': decoder.eos_id,
+    'method': decoder.method,
     'max_len': prompt.decoder_tokens.shape[1] + args.max_new_tokens,
   }
   plain = sides_lib.plain_side(decoder.params, key, [prompt], **shared)
-  drafted_rule = shared | {'verify_fn': decoder.verify_fn}
   figures = iteration_costs.costs(
     decoder.params,
     key,
@@ -126,7 +123,7 @@ def _row(decoder: Decoder, batch_size: int, args: argparse.Namespace) -> Cells:
     widths=WIDTHS,
     repeats=args.repeats,
     plain=plain,
-    **drafted_rule,
+    **shared,
   )
   costs = Costs.among(figures)
   choices = planner.plan(
@@ -137,8 +134,7 @@ def _row(decoder: Decoder, batch_size: int, args: argparse.Namespace) -> Cells:
     decoder.params,
     key,
     [prompt],
-    drafter=decoder.at(gamma).drafter,
-    **drafted_rule,
+    **shared | {'method': decoder.at(gamma).method},
   )
   seconds, states = stopwatch.alternate(
     {'plain': plain.decode, 'drafted': drafted.decode}, args.repeats

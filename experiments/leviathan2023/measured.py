@@ -15,6 +15,7 @@ from experiments.leviathan2023.timed import Sweep, Timed
 from specdec_jax import theory
 from specdec_jax.assembly.rules import SpeculativeSampling
 from specdec_jax.base import Drafter, Params
+from specdec_jax.decoding.method import Method
 from specdec_jax.drafters import schedules
 from specdec_jax.measure import calibration, iteration_costs, stopwatch
 from specdec_jax.measure import sides as sides_lib
@@ -79,7 +80,7 @@ def argmax_alphas(pair: Pair, settings: Settings) -> list[dict[str, Any]]:
     leniences=paper.LENIENCES,
     is_argmax=True,
     # That rule reads the target's distribution before the argmax.
-    logits_to_probs=rule(pair, 1.0)['logits_to_probs'],
+    method=method(pair, 0.0, logits_to_probs=method(pair, 1.0).logits_to_probs),
   )
   return _figures(found, settings)
 
@@ -158,19 +159,21 @@ def _overlaps(
     ),
     drafters=[pairs.drafter(pair, name, 1, temperature) for name in names],
     num_tokens=pair.kind.targets_length,
-    **rule(pair, temperature) | options,
+    max_len=pair.max_len,
+    **{'method': method(pair, temperature)} | options,
   )
 
 
-def rule(pair: Pair, temperature: float) -> dict[str, Any]:
-  """Arguments of plain decoding that all measurements share."""
+def method(pair: Pair, temperature: float, **changes: Any) -> Method:
+  """Plain decoding, which all measurements share, and what is `changed`."""
   seen = pair.seen(temperature)
-  return {
-    'target': pair.model,
-    'logits_to_probs': seen.sampling.to_probs(seen.vocab_size),
-    'max_len': pair.max_len,
-    'eos_id': seen.eos_id,
-  }
+  shared = Method(
+    target=pair.model,
+    verify_fn=RULE.verify_fn(None),
+    logits_to_probs=seen.sampling.to_probs(seen.vocab_size),
+    eos_id=seen.eos_id,
+  )
+  return dataclasses.replace(shared, **changes)
 
 
 def costs(pair: Pair, temperature: float, settings: Settings) -> Costs:
@@ -207,8 +210,6 @@ def _cost_programs(
   widths = None
   if temperature == 0:
     widths = {1, *range(2, min(last, 4)), *range(5, last, 4), last + 1}
-  # No text ends early: an iteration costs what it costs.
-  endless = rule(pair, temperature) | {'eos_id': (-1,)}
   return iteration_costs.cost_programs(
     pair.params,
     jax.random.key(0),
@@ -216,7 +217,9 @@ def _cost_programs(
     drafters={gamma: make(gamma=gamma) for gamma in (1, last)},
     widths=widths and sorted(widths),
     num_decodes=4,
-    verify_fn=RULE.verify_fn(None),
+    # No text ends early: an iteration costs what it costs.
+    method=method(pair, temperature, eos_id=(-1,)),
+    max_len=pair.max_len,
     plain=_plain_side(
       pair,
       _fastest_plain(pair, settings),
@@ -224,7 +227,6 @@ def _cost_programs(
       dataclasses.replace(settings, num_timed=1),
       eos_id=(-1,),
     ),
-    **endless,
   )
 
 
@@ -249,14 +251,13 @@ def _plain_side(
 ) -> Side:
   """Plain decoding of the examples that are timed."""
   model = pair.plain[dtype]
-  shared = rule(pair, temperature) | {
-    'target': families.language_model(model.config)
-  }
+  target = families.language_model(model.config)
   return sides_lib.plain_side(
     Params(model.params),
     jax.random.key(0),
     pairs.prompts(pair, settings.num_timed, 1),
-    **shared | changes,
+    method=method(pair, temperature, target=target, **changes),
+    max_len=pair.max_len,
   )
 
 
@@ -349,14 +350,17 @@ def _time(
     jax.random.key(0),
     pairs.prompts(pair, settings.num_timed, 1),
   )
-  shared = rule(pair, temperature)
   dtype = _fastest_plain(pair, settings)
   sides: dict[Any, Side] = {
     None: _plain_side(pair, dtype, temperature, settings)
   }
-  make = functools.partial(
-    sides_lib.speculative_side, *args, verify_fn=RULE.verify_fn(None), **shared
-  )
+
+  def make(drafter: Drafter, like: Side | None = None) -> Side:
+    drafted = method(pair, temperature, drafter=drafter)
+    return sides_lib.speculative_side(
+      *args, method=drafted, max_len=pair.max_len, like=like
+    )
+
   # The longest first: its prefill and its buffers are those of all like it.
   kinds = {
     way: way[0].split()[0] if isinstance(way, tuple) else 'fixed'

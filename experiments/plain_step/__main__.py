@@ -9,6 +9,7 @@ and transposed.
 
 import argparse
 import collections
+import dataclasses
 import functools
 import gzip
 import json
@@ -75,9 +76,7 @@ def operations(decoder: Decoder, num_new: int, repeats: int) -> Table:
     decoder.params,
     jax.random.key(0),
     [batch.prompt],
-    target=decoder.target,
-    logits_to_probs=decoder.logits_to_probs,
-    eos_id=(-1,),
+    method=dataclasses.replace(decoder.method, eos_id=(-1,)),
     max_len=running.max_length(batch, num_new),
   )
   seconds, _ = stopwatch.alternate({'plain': side.decode}, repeats)

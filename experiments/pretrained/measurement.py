@@ -28,6 +28,7 @@ from specdec_jax.base import (
 from specdec_jax.checkpoints import loading
 from specdec_jax.checkpoints.loading import LoadedModel
 from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.infer import examples, quality
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.measure import stopwatch
@@ -174,9 +175,11 @@ def plainly(setting: Setting, temperature: float) -> Decoded:
   """The target's own texts."""
   generate = functools.partial(
     autoregressive.generate,
-    target=setting.model,
-    logits_to_probs=setting.sampled(temperature),
-    eos_id=setting.target.vocabulary.eos_ids,
+    method=Method(
+      target=setting.model,
+      logits_to_probs=setting.sampled(temperature),
+      eos_id=setting.target.vocabulary.eos_ids,
+    ),
   )
   return _decode(setting, Params(setting.target.params), generate)
 
@@ -189,9 +192,7 @@ def speculatively(setting: Setting, draft: Draft, gamma: int) -> Decoded:
     Params(setting.target.params, draft.params),
     rule=RULE,
   )
-  generate = functools.partial(
-    speculative.generate, **decoder.networks, **decoder.rule
-  )
+  generate = functools.partial(speculative.generate, method=decoder.method)
   return _decode(setting, decoder.params, generate)
 
 

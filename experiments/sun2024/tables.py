@@ -102,8 +102,7 @@ def _decode(
   decoder = pairs.decoder(pair, gamma, 1.0, rule)
   generate: Any = functools.partial(
     speculative.generate,
-    **decoder.networks,
-    **decoder.rule,
+    method=decoder.method,
     max_len=pair.max_len,
   )
 

@@ -121,11 +121,9 @@ class Prepared:
       jax.random.key(0),
       [batch.prompt for batch in batches],
       drafter=decoder.ranked_drafter(trees.NUM_RANKS),
-      target=decoder.target,
-      logits_to_probs=decoder.logits_to_probs,
+      method=decoder.method,
       max_len=running.max_length(batches[0], num_new),
       num_tokens=num_new,
-      eos_id=decoder.eos_id,
     )
 
   def ways(self, rates: np.ndarray) -> dict[str, Decoder]:

@@ -20,6 +20,7 @@ from specdec_jax.assembly.rules import Rule
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel, Params
 from specdec_jax.decoding import autoregressive, beam_search, speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.measure import stopwatch
 from specdec_jax.models import block_decoder, families, layers
@@ -161,18 +162,19 @@ def greedy(pair: Pair) -> Way:
   """One token per target run."""
   vocabulary = pair.layout.vocabulary
   target = families.language_model(pair.layout.config)
-  rule: dict[str, Any] = {
-    'logits_to_probs': Sampling().to_probs(vocabulary.vocab_size),
-    'eos_id': vocabulary.eos_ids,
-  }
+  method = Method(
+    target=target,
+    logits_to_probs=Sampling().to_probs(vocabulary.vocab_size),
+    eos_id=vocabulary.eos_ids,
+  )
 
   def init(params, prompt):
     return autoregressive.init(
-      params, jax.random.key(0), prompt, target=target, max_len=pair.max_len
+      params, jax.random.key(0), prompt, method=method, max_len=pair.max_len
     )
 
   def run(params, state):
-    state = autoregressive.run(params, state, target=target, **rule)
+    state = autoregressive.run(params, state, method=method)
     return autoregressive.output(state)
 
   return Way(params=Params(pair.target), init=jax.jit(init), run=jax.jit(run))
@@ -219,11 +221,11 @@ def under(pair: Pair, name: str, gamma: int | None, rule: Any) -> Way:
   def init(params, prompt):
     key = jax.random.key(0)
     return speculative.init(
-      params, key, prompt, **made.networks, max_len=pair.max_len
+      params, key, prompt, method=made.method, max_len=pair.max_len
     )
 
   def run(params, state):
-    state = speculative.run(params, state, **made.networks, **made.rule)
+    state = speculative.run(params, state, method=made.method)
     return speculative.output(state)
 
   return Way(

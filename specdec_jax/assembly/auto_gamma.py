@@ -107,16 +107,15 @@ def compile_parts(
   key = jax.random.key(settings.seed)
   place = functools.partial(running.place, num_devices=settings.num_devices)
   params = place(decoder.params, is_batch=False)
-  networks: dict[str, Any] = decoder.networks
+  method = decoder.method
   init = functools.partial(
     speculative.init,
-    **networks,
+    method=method,
     max_len=running.max_length(first, settings.max_new_tokens),
   )
 
   def run(params: Any, state: DecodeState) -> DecodeOutput:
-    state = speculative.run(params, state, **networks, **decoder.rule)
-    return speculative.output(state)
+    return speculative.output(speculative.run(params, state, method=method))
 
   def compile_both() -> tuple[Any, Any]:
     prompt = place(first.prompt, is_batch=True)

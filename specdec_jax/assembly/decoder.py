@@ -5,7 +5,7 @@ import dataclasses
 import functools
 from typing import Any
 
-from specdec_jax import base, trees
+from specdec_jax import base
 from specdec_jax.assembly import models, rules
 from specdec_jax.assembly.drafters import (
   DrafterChoice,
@@ -19,6 +19,7 @@ from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params, Tree
 from specdec_jax.checkpoints import formats, loading
+from specdec_jax.decoding.method import Method
 from specdec_jax.launch import agreement
 from specdec_jax.models import families
 from specdec_jax.models.families import Config
@@ -78,12 +79,6 @@ class Decoder:
     return self.drafting.drafter
 
   @property
-  def depth(self) -> int:
-    """The most drafted tokens of which an iteration can accept all."""
-    tree = self.drafter.tree
-    return self.drafter.gamma if tree is None else trees.depth(tree)
-
-  @property
   def is_auto(self) -> bool:
     """Whether gamma is yet to be measured."""
     return isinstance(self.length, Auto)
@@ -136,18 +131,15 @@ class Decoder:
     }
 
   @property
-  def networks(self) -> dict[str, Any]:
-    """Arguments of `speculative.init` and of `step`."""
-    return {'target': self.target, 'drafter': self.drafter}
-
-  @property
-  def rule(self) -> dict[str, Any]:
-    """The other arguments of `speculative.step`."""
-    return {
-      'verify_fn': self.verify_fn,
-      'logits_to_probs': self.logits_to_probs,
-      'eos_id': self.eos_id,
-    }
+  def method(self) -> Method:
+    """What the loops and all that compiles them take."""
+    return Method(
+      target=self.target,
+      drafter=self.drafter,
+      verify_fn=self.verify_fn,
+      logits_to_probs=self.logits_to_probs,
+      eos_id=self.eos_id,
+    )
 
 
 def outline(

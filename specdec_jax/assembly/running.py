@@ -155,8 +155,7 @@ def compile_whole(
   params = place(decoder.params, settings.num_devices, is_batch=False)
   generate = functools.partial(
     speculative.generate,
-    **decoder.networks,
-    **decoder.rule,
+    method=decoder.method,
     max_len=max_length(first, settings.max_new_tokens),
   )
 
@@ -207,13 +206,11 @@ def compile_iterations(
   placed = functools.partial(place, num_devices=num_devices, is_batch=True)
   max_len = max_length(first, settings.max_new_tokens)
   init = functools.partial(
-    speculative.init, **decoder.networks, max_len=max_len
+    speculative.init, method=decoder.method, max_len=max_len
   )
 
   def step(params: Any, state: DecodeState) -> tuple[DecodeState, Any]:
-    state, info = speculative.step(
-      params, state, **decoder.networks, **decoder.rule
-    )
+    state, info = speculative.step(params, state, method=decoder.method)
     return state, recording.gather(info)
 
   # Left to itself, the compiler may return a state that it would not take.

@@ -21,6 +21,7 @@ from specdec_jax.assembly.rules import RULES
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params, Prompt
 from specdec_jax.cli import options, outputs
+from specdec_jax.decoding.method import Method
 from specdec_jax.files import one_writer
 from specdec_jax.files.paths import local_path
 from specdec_jax.launch import compilation_cache, progress
@@ -339,11 +340,12 @@ class _Target:
     for dtype, alone in self.plain.items():
       ways[dtype] = Way(
         params=alone.params,
-        target=alone.target,
-        rule={
-          'logits_to_probs': sampling.to_probs(alone.vocabulary.vocab_size),
-          'eos_id': alone.eos_id,
-        },
+        method=Method(
+          target=alone.target,
+          logits_to_probs=sampling.to_probs(alone.vocabulary.vocab_size),
+          eos_id=alone.eos_id,
+        ),
+        is_plain=True,
         prefill='' if dtype == self.args.dtype else dtype,
       )
     for text in _drafters(self.args, self.name):
@@ -355,7 +357,7 @@ class _Target:
         # are empty.
         is_own = model or families.has_encoder(self.alone.config)
         prefill = name if is_own else ''
-        if way.drafter and way.drafter.reads_target_cache:
+        if way.method.drafter.reads_target_cache:
           prefill += f', gamma {gamma}'  # The target keeps so many features.
         ways[name, gamma] = way._replace(prefill=prefill)
     return ways
@@ -387,4 +389,4 @@ class _Target:
       with progress.waiting(f'loading {model}'):
         self.weights[model] = models.read_params(fixed['model'], drafted.config)
     own = drafted.join(target, self.weights.get(model, ()))
-    return Way(Params(target, own), made.target, made.rule, made.drafter)
+    return Way(Params(target, own), made.method)

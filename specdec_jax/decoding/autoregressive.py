@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from specdec_jax import arrays, base, distributions, keys
 from specdec_jax.base import Array, Params
 from specdec_jax.decoding import state as state_lib
-from specdec_jax.decoding.state import DecodeOutput, DecodeState, EosId, output
+from specdec_jax.decoding.method import Method
+from specdec_jax.decoding.state import DecodeOutput, DecodeState, output
 from specdec_jax.verification.decision import split_by_purpose
 
 
@@ -17,22 +18,17 @@ def generate(
   rng_key: Array,
   prompt: base.Prompt,
   *,
-  target: base.LanguageModel,
-  logits_to_probs: base.LogitsToProbsFn,
+  method: Method,
   max_len: int,
-  eos_id: EosId,
 ) -> DecodeOutput:
   """Decodes every row of `prompt` until EOS or its limit; jit it whole.
 
   It draws from the same streams as speculative decoding, so that a speculative
   decode with empty drafts gives the same tokens. Arguments and errors are those
-  of `speculative.generate`; only `params.target` is read.
+  of `speculative.generate`; the drafter, its params and the rule are not read.
   """
-  state = init(params, rng_key, prompt, target=target, max_len=max_len)
-  state = run(
-    params, state, target=target, logits_to_probs=logits_to_probs, eos_id=eos_id
-  )
-  return output(state)
+  state = init(params, rng_key, prompt, method=method, max_len=max_len)
+  return output(run(params, state, method=method))
 
 
 def init(
@@ -40,24 +36,18 @@ def init(
   rng_key: Array,
   prompt: base.Prompt,
   *,
-  target: base.LanguageModel,
+  method: Method,
   max_len: int,
 ) -> DecodeState:
   """Encoder pass and prefill; see `generate`."""
   prompt = state_lib.checked(prompt, max_len)
-  cache = target.init(params.target, prompt, max_len + 1)
+  cache = method.target.init(params.target, prompt, max_len + 1)
   return state_lib.init(rng_key, prompt, cache, (), gamma=0, max_len=max_len)
 
 
-def run(
-  params: Params,
-  state: DecodeState,
-  *,
-  target: base.LanguageModel,
-  logits_to_probs: base.LogitsToProbsFn,
-  eos_id: EosId,
-) -> DecodeState:
+def run(params: Params, state: DecodeState, *, method: Method) -> DecodeState:
   """Iterates until every row is done, in one `lax.while_loop`."""
+  target = method.target
 
   def iterate(state: DecodeState) -> DecodeState:
     lengths = state.context.lengths
@@ -68,14 +58,15 @@ def run(
     )
     _, verify_keys = keys.iteration_keys(state.row_keys, lengths)
     _, next_keys = split_by_purpose(verify_keys)
-    tokens = distributions.sample(next_keys, logits_to_probs(logits)[:, 0])
+    probs = method.logits_to_probs(logits)[:, 0]
+    tokens = distributions.sample(next_keys, probs)
     state, counts = state_lib.commit(
       state,
       tokens[:, None],
       logits,
       jnp.ones_like(lengths),
       jnp.zeros_like(state.done)[:, None],
-      eos_id=eos_id,
+      eos_id=method.eos_id,
     )
     before = state.statistics
     return dataclasses.replace(

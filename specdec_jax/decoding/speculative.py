@@ -18,7 +18,8 @@ from specdec_jax import arrays, base, keys, trees
 from specdec_jax.base import Array, Draft, Drafter, Params, Verification
 from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding import statistics, tree_drafts
-from specdec_jax.decoding.state import DecodeOutput, DecodeState, EosId, output
+from specdec_jax.decoding.method import Method
+from specdec_jax.decoding.state import DecodeOutput, DecodeState, output
 
 
 @base.value
@@ -47,12 +48,8 @@ def generate(
   rng_key: Array,
   prompt: base.Prompt,
   *,
-  target: base.LanguageModel,
-  drafter: Drafter,
-  verify_fn: base.VerifyFn,
-  logits_to_probs: base.LogitsToProbsFn,
+  method: Method,
   max_len: int,
-  eos_id: EosId,
 ) -> DecodeOutput:
   """Decodes every row of `prompt` until EOS or its limit; jit it whole.
 
@@ -61,28 +58,15 @@ def generate(
     rng_key: one key of any kind; rows derive theirs, which are threefry's, from
       it and `prompt.row_ids`.
     prompt: what to continue.
-    target: the model whose distribution or argmax the output has.
-    drafter: the source of guesses; it changes the speed, not the distribution.
-    verify_fn: the acceptance rule.
-    logits_to_probs: how the target is sampled; the drafter's is its own.
-    max_len: S, the most tokens per row can have, prompt included.
-    eos_id: ends a row once committed; a tuple lists several, -1 none.
+    method: who drafts, who judges and by which rule.
+    max_len: S, the most tokens that a row can have, prompt included.
 
   Raises:
     ValueError: if the prompt has no rows or exceeds `max_len`, shapes disagree,
       or the drafter proposes trees and the target or the rule takes none.
   """
-  models: dict[str, Any] = {'target': target, 'drafter': drafter}
-  state = init(params, rng_key, prompt, **models, max_len=max_len)
-  state = run(
-    params,
-    state,
-    **models,
-    verify_fn=verify_fn,
-    logits_to_probs=logits_to_probs,
-    eos_id=eos_id,
-  )
-  return output(state)
+  state = init(params, rng_key, prompt, method=method, max_len=max_len)
+  return output(run(params, state, method=method))
 
 
 def init(
@@ -90,12 +74,12 @@ def init(
   rng_key: Array,
   prompt: base.Prompt,
   *,
-  target: base.LanguageModel,
-  drafter: Drafter,
+  method: Method,
   max_len: int,
 ) -> DecodeState:
   """Encoder pass and prefill of both models; see `generate`."""
   prompt = state_lib.checked(prompt, max_len)
+  target, drafter = method.target, method.drafter
   tree_drafts.check(target, drafter)
   # Blocks start before max_len and are up to gamma + 1 wide, and the last of
   # them may end beyond it.
@@ -107,12 +91,7 @@ def init(
   else:
     own = drafter.init(*arguments)
   return state_lib.init(
-    rng_key,
-    prompt,
-    cache,
-    own,
-    gamma=drafter.gamma if drafter.tree is None else trees.depth(drafter.tree),
-    max_len=max_len,
+    rng_key, prompt, cache, own, gamma=method.depth, max_len=max_len
   )
 
 
@@ -120,21 +99,21 @@ def run(
   params: Params,
   state: DecodeState,
   *,
+  method: Method,
   num_done: Array | None = None,
-  **rule: Any,
 ) -> DecodeState:
   """Iterates `step` until every row is done, in one `lax.while_loop`.
 
   Args:
     params: weights of target and drafter.
     state: of `init`, or of an earlier `run`.
+    method: the one of `init`.
     num_done: int32, returns once this many rows are done; None means all.
-    **rule: the keyword arguments of `step`.
   """
   num_due = state.done.shape[0] if num_done is None else num_done
   return jax.lax.while_loop(
     lambda state: jnp.sum(state.done, dtype=jnp.int32) < num_due,
-    lambda state: step(params, state, **rule)[0],
+    lambda state: step(params, state, method=method)[0],
     state,
   )
 
@@ -143,17 +122,14 @@ def step(
   params: Params,
   state: DecodeState,
   *,
-  target: base.LanguageModel,
-  drafter: Drafter,
-  verify_fn: base.VerifyFn,
-  logits_to_probs: base.LogitsToProbsFn,
-  eos_id: EosId,
+  method: Method,
 ) -> tuple[DecodeState, StepInfo]:
   """One iteration of `run`, with what happened in it.
 
   The target's call alone is narrower where no row drafted; all rows are judged
   at one width, those without a draft by their pending token.
   """
+  target, drafter = method.target, method.drafter
   draft, state = propose(params, state, drafter)
   tree, starts = drafter.tree, state.context.lengths
   if draft.probs is not None and draft.probs.shape[-1] != target.vocab_size:
@@ -165,8 +141,9 @@ def step(
     logits, cache, is_short = _score(
       params.target, state, draft, drafter, target
     )
-    target_probs = logits_to_probs(logits)
-    verification = verify_fn(_verify_keys(state, tree), draft, target_probs)
+    target_probs = method.logits_to_probs(logits)
+    verify_keys = _verify_keys(state, tree)
+    verification = method.verify_fn(verify_keys, draft, target_probs)
     # What is committed and counted: all of a chain, the path of a tree.
     of_nodes = target_probs, logits, _is_bad(draft)
     line: tuple[Any, ...] = draft, verification, *of_nodes
@@ -189,14 +166,11 @@ def step(
       line_logits,
       verdict.num_accepted + 1,
       jnp.pad(is_bad[:, 1:, 0], ((0, 0), (0, 1))),
-      eos_id=eos_id,
+      eos_id=method.eos_id,
     )
     num_nodes = None if tree is None else drafter.gamma
     counted = statistics.count(
-      state.statistics,
-      made,
-      verdict,
-      counts,
+      *(state.statistics, made, verdict, counts),
       is_short=is_short,
       num_nodes=num_nodes,
     )

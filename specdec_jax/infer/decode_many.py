@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from specdec_jax import base
 from specdec_jax.base import Params, Prompt
 from specdec_jax.decoding import refill, speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeOutput, DecodeState
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.measure import metrics
@@ -108,13 +108,11 @@ def compile_programs(
   params: Params,
   prompt: Prompt,
   *,
-  target: base.LanguageModel,
-  drafter: base.Drafter,
+  method: Method,
   max_len: int,
   batch_size: int,
   state_shardings: Callable[[Any], Any] | None = None,
   output_sharding: Any = None,
-  **rule: Any,
 ) -> Programs:
   """The programs for a batch; each compiles at its first call.
 
@@ -123,12 +121,11 @@ def compile_programs(
     prompt: any of N rows, or its shapes: as many as are refilled at once. More
       of them wait for more rows to finish, and fill them with fewer prefills; B
       waits for the whole batch.
-    target: as for `speculative.generate`, like `drafter` and `max_len`.
+    method: as for `speculative.generate`, like `max_len`.
     batch_size: B, at least N, else ValueError.
     state_shardings: from a state's shapes to its shardings; None leaves them to
       the compiler.
     output_sharding: where results go, so that this process can read them.
-    **rule: the other arguments of `speculative.step`.
   """
   num_fresh = prompt.decoder_lengths.shape[0]
   if num_fresh > batch_size:
@@ -136,15 +133,14 @@ def compile_programs(
       f'{num_fresh} rows cannot be refilled at once in a batch of {batch_size}'
     )
 
-  models: dict[str, Any] = {'target': target, 'drafter': drafter}
   idle = functools.partial(refill.idle, num_rows=batch_size)
 
   def init(params: Params, seed: Any, prompt: Prompt) -> DecodeState:
     key = jax.random.key(seed)
-    return speculative.init(params, key, prompt, **models, max_len=max_len)
+    return speculative.init(params, key, prompt, method=method, max_len=max_len)
 
   def run(params: Params, state: DecodeState, num_done: Any):
-    state = speculative.run(params, state, num_done=num_done, **models, **rule)
+    state = speculative.run(params, state, method=method, num_done=num_done)
     return state, speculative.output(state)
 
   shapes = jax.eval_shape(idle, jax.eval_shape(init, params, 0, prompt))

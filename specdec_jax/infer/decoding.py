@@ -218,14 +218,13 @@ def programs(
   plan: Plan, params: Params, prompt: Prompt, mesh: Mesh
 ) -> Programs:
   """The compiled parts of the loop on a mesh, for refills like `prompt`."""
+  # One width always: else a row's last bits would depend on whether others
+  # have a draft, and so on the shard and on where a restart began.
+  drafter = plan.decoder.drafter._replace(may_abstain=False)
   return decode_many.compile_programs(
     params,
     prompt,
-    target=plan.decoder.target,
-    # One width always: else a row's last bits would depend on whether others
-    # have a draft, and so on the shard and on where a restart began.
-    drafter=plan.decoder.drafter._replace(may_abstain=False),
-    **plan.decoder.rule,
+    method=dataclasses.replace(plan.decoder.method, drafter=drafter),
     max_len=plan.max_len,
     batch_size=plan.decoding.batch_size,
     state_shardings=partial(mesh_lib.state_shardings, mesh),

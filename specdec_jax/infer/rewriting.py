@@ -223,10 +223,11 @@ def _compile(
   programs = decode_many.compile_programs(
     params,
     empty,
-    target=target,
-    drafter=decoder.drafter,
-    **decoder.rule
-    | {'logits_to_probs': sampling.to_probs(decoder.seen.vocab_size)},
+    method=dataclasses.replace(
+      decoder.method,
+      target=target,
+      logits_to_probs=sampling.to_probs(decoder.seen.vocab_size),
+    ),
     max_len=width + writing.max_new_tokens,
     batch_size=writing.batch_size,
   )

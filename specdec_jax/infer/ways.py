@@ -176,7 +176,7 @@ _LOOP = Way(
     params,
     jax.random.key(0),
     prompt,
-    **plan.decoder.networks,
+    method=plan.decoder.method,
     max_len=plan.max_len,
   ),
   compile=_compile_loop,

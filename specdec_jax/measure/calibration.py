@@ -18,13 +18,13 @@ from specdec_jax.base import (
   Array,
   Draft,
   Drafter,
-  LanguageModel,
   Params,
   Prompt,
   Verification,
   VerifyFn,
 )
 from specdec_jax.decoding import speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.measure import stopwatch
 from specdec_jax.theory import estimates
@@ -114,6 +114,7 @@ def overlaps(
   rng_key: Array,
   prompts: Sequence[Prompt],
   *,
+  method: Method,
   drafters: Sequence[Drafter],
   leniences: Sequence[float] = (1.0,),
   is_argmax: bool = False,
@@ -126,6 +127,7 @@ def overlaps(
     params: weights of the target, and in `drafter` those of each drafter.
     rng_key: as for `speculative.generate`.
     prompts: of one shape.
+    method: target, `logits_to_probs` and `eos_id`; the rest is not read.
     drafters: D of them, with gamma 1.
     leniences: each in (0, 1].
     is_argmax: for greedy text and for `passes_argmax` in place of
@@ -133,8 +135,8 @@ def overlaps(
       argmax.
     verify_fn: for the text and the acceptances of a rule that changes the text,
       token by token; of one drafter, without leniences.
-    **options: `target`, `logits_to_probs`, `max_len` and `eos_id`, as for
-      `speculative.generate`; `num_tokens`, new ones per row at most.
+    **options: `max_len`, as for `speculative.generate`, and `num_tokens`, new
+      ones per row at most.
 
   Returns:
     Of every drafter what each of the leniences would accept, all along one and
@@ -152,6 +154,7 @@ def overlaps(
     share_fns = [functools.partial(passes_rule, verify_fn=verify_fn)]
   generate = functools.partial(
     _generate,
+    method=method,
     drafters=drafters,
     share_fns=share_fns,
     is_argmax=is_argmax,
@@ -234,20 +237,19 @@ def _generate(
   rng_key: Array,
   prompt: Prompt,
   *,
-  target: LanguageModel,
+  method: Method,
   drafters: Sequence[Drafter],
   max_len: int,
   num_tokens: int,
   share_fns: Sequence[Callable[[Draft, Array], Array]],
   is_argmax: bool = False,
   verify_fn: VerifyFn | None = None,
-  **rule: Any,
 ) -> tuple[Array, list[Array]]:
   """A batch of `_overlaps`: `has_nan` bool `[B]`, and by token what `share_fns`
   make of the drafts, float32 `[N, D, L, B]`, whether there was text, bool `[N,
   B]`, and whether there was a guess, too, bool `[N, D, B]`."""
   # Drafters are asked beside a loop that drafts nothing itself.
-  models: dict[str, Any] = {'target': target, 'drafter': _NOTHING}
+  method = dataclasses.replace(method, drafter=_NOTHING)
   judge: VerifyFn = functools.partial(observe, is_argmax=is_argmax)
 
   def is_going(carry: tuple[Array, DecodeState, Any, Any]):
@@ -271,7 +273,7 @@ def _generate(
       [(drafted, _)] = asked
       seeing = functools.partial(follow, verify_fn=verify_fn, drafted=drafted)
     state, info = speculative.step(
-      params, state, **models, verify_fn=seeing, **rule
+      params, state, method=dataclasses.replace(method, verify_fn=seeing)
     )
     is_text = info.counts > 0
     p = info.target_probs[:, 0]
@@ -281,7 +283,9 @@ def _generate(
     seen = [each.at[i].set(one) for each, one in zip(seen, now, strict=True)]
     return i + 1, state, [after.drafter_state for _, after in asked], seen
 
-  state = speculative.init(params, rng_key, prompt, **models, max_len=max_len)
+  state = speculative.init(
+    params, rng_key, prompt, method=method, max_len=max_len
+  )
   own, cache = [], state.target_cache
   for drafter, weights in zip(drafters, params.drafter, strict=True):
     # Buffers as of `speculative.init` for gamma 1.

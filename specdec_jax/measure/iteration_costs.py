@@ -1,5 +1,6 @@
 """What an iteration's parts cost on this device."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specdec_jax.base import Array, Drafter, LanguageModel, Params, Prompt
+from specdec_jax.base import Array, Drafter, Params, Prompt
 from specdec_jax.decoding import speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure import stopwatch
 from specdec_jax.measure.sides import Side
@@ -35,13 +37,12 @@ def cost_programs(
   rng_key: Array,
   prompt: Prompt,
   *,
-  target: LanguageModel,
+  method: Method,
   drafters: Mapping[int, Drafter],
   max_len: int,
   widths: Sequence[int] | None = None,
   num_decodes: int = 1,
   plain: Side | None = None,
-  **rule: Any,
 ) -> CostPrograms:
   """Compiles an iteration's parts for one batch. Prefill and buffers of all are
   those of the longest draft.
@@ -49,6 +50,7 @@ def cost_programs(
   Args:
     params: this, `rng_key`, `prompt` and `max_len` as for
       `speculative.generate`.
+    method: all but the drafter.
     drafters: the same drafter by gamma, 1 and the largest among them.
     widths: of target calls to time, 1 and gamma + 1 among them; None means
       `costs.widths_to_time`.
@@ -56,7 +58,6 @@ def cost_programs(
       median ignores the first, which finds cold caches.
     plain: plain decoding of the same batch, which may be faster in another
       dtype; None means the target's own.
-    **rule: `verify_fn`, `logits_to_probs` and `eos_id`.
 
   Returns:
     Programs, and a function to the fields of `theory.costs.Costs` but
@@ -65,23 +66,18 @@ def cost_programs(
   """
   max_gamma = max(drafters)
   widths = sorted(widths or widths_to_time(max_gamma))
-  shared: dict[str, Any] = {'target': target, 'max_len': max_len, **rule}
-  if plain is None:
-    plain_rule = {k: v for k, v in shared.items() if k != 'verify_fn'}
-    plain = sides_lib.plain_side(params, rng_key, [prompt], **plain_rule)
-  drafted = sides_lib.shortened(
-    sides_lib.speculative_side(
-      params, rng_key, [prompt], drafter=drafters[max_gamma], **shared
-    )
-  )
+  target = method.target
+  method = dataclasses.replace(method, drafter=drafters[max_gamma])
+  args: Any = (params, rng_key, [prompt])
+  shared: dict[str, Any] = {'method': method, 'max_len': max_len}
+  plain = plain or sides_lib.plain_side(*args, **shared)
+  drafted = sides_lib.shortened(sides_lib.speculative_side(*args, **shared))
   state = drafted.states[0]
   propose = functools.partial(speculative.propose, drafter=drafters[max_gamma])
   has_probs = jax.eval_shape(propose, params, state)[0].probs is not None
   full = functools.partial(
     sides_lib.full_width_side,
-    params,
-    rng_key,
-    [prompt],
+    *args,
     vocab_size=target.vocab_size if has_probs else None,
     may_abstain=drafters[max_gamma].may_abstain,
     **shared,

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from specdec_jax.base import (
   Tree,
 )
 from specdec_jax.decoding import autoregressive, speculative, statistics
+from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.measure import stopwatch
 
@@ -77,13 +77,12 @@ def plain_side(
   rng_key: Array,
   prompts: Sequence[Prompt],
   *,
-  target: LanguageModel,
+  method: Method,
   max_len: int,
-  **rule: Any,
 ) -> Side:
-  """Plain decoding, compiled; `rule` goes to `autoregressive.run`."""
-  init = functools.partial(autoregressive.init, target=target, max_len=max_len)
-  run = functools.partial(autoregressive.run, target=target, **rule)
+  """Plain decoding, compiled."""
+  init = functools.partial(autoregressive.init, method=method, max_len=max_len)
+  run = functools.partial(autoregressive.run, method=method)
   return _compile(init, run, params, rng_key, prompts)
 
 
@@ -92,25 +91,22 @@ def speculative_side(
   rng_key: Array,
   prompts: Sequence[Prompt],
   *,
-  target: LanguageModel,
-  drafter: Drafter,
+  method: Method,
   max_len: int,
   like: Side | None = None,
-  **rule: Any,
 ) -> Side:
-  """Speculative decoding, compiled; `rule` goes to `speculative.run`.
+  """Speculative decoding, compiled.
 
   `like` is a side of the same models and prompts whose drafts are at least as
   long: its prefill then serves here, too, and is not compiled again.
   """
-  models: dict[str, Any] = {'target': target, 'drafter': drafter}
-  run = functools.partial(speculative.run, **models, **rule)
+  run = functools.partial(speculative.run, method=method)
   if like is None:
-    init = functools.partial(speculative.init, **models, max_len=max_len)
+    init = functools.partial(speculative.init, method=method, max_len=max_len)
     return _compile(init, run, params, rng_key, prompts)
   states = [
     dataclasses.replace(
-      state, statistics=statistics.init(state.done.size, drafter.gamma)
+      state, statistics=statistics.init(state.done.size, method.drafter.gamma)
     )
     for state in like.states
   ]
@@ -125,22 +121,27 @@ def full_width_side(
   rng_key: Array,
   prompts: Sequence[Prompt],
   *,
+  method: Method,
+  max_len: int,
   gamma: int,
   vocab_size: int | None = None,
   may_abstain: bool = False,
   tree: Tree | None = None,
-  **rest,
+  like: Side | None = None,
 ) -> Side:
-  """A few iterations that all score gamma + 1 positions, on one batch;
-  `vocab_size`, `may_abstain` and `tree` as for `stopwatch.always_full`."""
+  """A few iterations of `method` that all score gamma + 1 positions, on one
+  batch; `vocab_size`, `may_abstain` and `tree` as for `stopwatch.always_full`,
+  which takes the drafter's place."""
+  drafter = stopwatch.always_full(
+    gamma, vocab_size, may_abstain=may_abstain, tree=tree
+  )
   side = speculative_side(
     Params(params.target, jnp.bool_(True)) if may_abstain else params,
     rng_key,
     prompts[:1],
-    drafter=stopwatch.always_full(
-      gamma, vocab_size, may_abstain=may_abstain, tree=tree
-    ),
-    **rest,
+    method=dataclasses.replace(method, drafter=drafter),
+    max_len=max_len,
+    like=like,
   )
   return shortened(side)
 

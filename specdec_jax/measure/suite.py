@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.base import Array, Drafter, LanguageModel, Params, Prompt
+from specdec_jax.base import Array, Params, Prompt
 from specdec_jax.decoding import autoregressive, speculative, statistics
+from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.measure import benchmark, metrics, sides, stopwatch
@@ -47,36 +48,33 @@ class Way(NamedTuple):
 
   Attributes:
     params: weights.
-    target: the target's functions.
-    rule: the other arguments of `speculative.run`, or `autoregressive.run`.
-    drafter: None for plain decoding.
+    method: functions and rule.
+    is_plain: whether it is plain decoding, by `autoregressive.run`.
     prefill: ways with the same name for it share theirs.
   """
 
   params: Params
-  target: LanguageModel
-  rule: Mapping[str, Any]
-  drafter: Drafter | None = None
+  method: Method
+  is_plain: bool = False
   prefill: str = ''
 
   @property
   def gamma(self) -> int:
-    return self.drafter.gamma if self.drafter else 0
+    return self.method.drafter.gamma
 
   def run(self, params: Params, state: DecodeState) -> DecodeState:
     """Decodes a batch to its end."""
-    if self.drafter is None:
-      return autoregressive.run(params, state, target=self.target, **self.rule)
-    models: dict[str, Any] = {'target': self.target, 'drafter': self.drafter}
-    return speculative.run(params, state, **models, **self.rule)
+    loop = autoregressive if self.is_plain else speculative
+    return loop.run(params, state, method=self.method)
 
   def full(self) -> 'Way':
     """The same loop if each iteration scores gamma + 1 positions, and drafts
     cost nothing: see `stopwatch.always_full`."""
-    may_abstain = bool(self.drafter and self.drafter.may_abstain)
+    may_abstain = self.method.drafter.may_abstain
+    drafter = stopwatch.always_full(self.gamma, may_abstain=may_abstain)
     return self._replace(
       params=Params(self.params.target, jnp.bool_(True) if may_abstain else ()),
-      drafter=stopwatch.always_full(self.gamma, may_abstain=may_abstain),
+      method=dataclasses.replace(self.method, drafter=drafter),
     )
 
 
@@ -142,21 +140,18 @@ class Programs:
     # The widest draft needs the largest buffers.
     for way in sorted(ways.values(), key=lambda way: -way.gamma):
       if way.prefill not in self._prefills:
-        drafter = way.drafter or stopwatch.always_full(0)
         init = functools.partial(
-          speculative.init, target=way.target, drafter=drafter, max_len=max_len
+          speculative.init, method=way.method, max_len=max_len
         )
         args = way.params, rng_key
         init, _ = stopwatch.compile_seconds(init, *args, prompt)
         self._prefills[way.prefill] = functools.partial(init, *args)
     states = self._states(prompt)
-    drafting: dict[Any, Any] = {
-      k: w for k, w in ways.items() if w.drafter and w.gamma
-    }
+    drafting = {key: way for key, way in ways.items() if way.gamma}
     self._full = {key: way.full() for key, way in drafting.items()}
     self._propose = {
       key: stopwatch.propose_programs(
-        w.params, states[key], w.drafter, w.target
+        w.params, states[key], w.method.drafter, w.method.target
       )
       for key, w in drafting.items()
     }
@@ -195,7 +190,7 @@ class Programs:
       state = sides.shorten(states[key], _NUM_COST_TOKENS)
       run = runs['cost', key]
       calls['cost', key] = functools.partial(run, way.params, state)
-      if way.drafter and way.drafter.may_abstain:
+      if way.method.drafter.may_abstain:
         params = Params(way.params.target, jnp.bool_(False))
         calls['without', key] = functools.partial(run, params, state)
     for key, made in self._propose.items():
@@ -228,7 +223,7 @@ class Programs:
     """
     plain = self.ways[self._plain]
     timed = {
-      key: Timed(margins=[] if is_greedy and way.drafter else None)
+      key: Timed(margins=[] if is_greedy and not way.is_plain else None)
       for key, way in self.ways.items()
     }
     costs = []
@@ -245,7 +240,7 @@ class Programs:
         found.statistics.append(jax.device_get(final.statistics))
         if found.margins is not None:
           same = benchmark.sameness(
-            plain.target, plain.params, [finals[self._plain]], [final]
+            plain.method.target, plain.params, [finals[self._plain]], [final]
           )
           margins = same['divergence_margins']
           num_ended = same['num_divergent_rows'] - len(margins)
@@ -265,11 +260,11 @@ class Programs:
         dtype=self._plain,
       )
       for key, way in self.ways.items()
-      if way.drafter
+      if not way.is_plain
     }
 
   def _plain_ways(self) -> list[Any]:
-    return [key for key, way in self.ways.items() if not way.drafter]
+    return [key for key, way in self.ways.items() if way.is_plain]
 
   def _keep_fast(self, timed: Mapping[Any, Timed]) -> None:
     """Drops plain ways that cannot be the fastest."""

@@ -23,9 +23,9 @@ from specdec_jax.base import (
   Params,
   Prompt,
   Tree,
-  VerifyFn,
 )
 from specdec_jax.decoding import speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.drafters.autoregressive import Chain, as_chain
 from specdec_jax.measure import stopwatch
@@ -135,8 +135,7 @@ def pair_shapes(
     workload,
     target,
     Params(target.params, params),
-    target=target.model,
-    drafter=drafter,
+    _method(target.model, drafter),
   )
   cache = on_mesh(workload, state.drafter_state, is_split=mesh is not None)
   return target, Drafts(
@@ -299,22 +298,15 @@ def target_step(
   """A step of the loop on drafts that cost nothing, chains or trees; at width 1
   a plain one."""
   drafter = stopwatch.always_full(width - 1, tree=tree)
-  models: dict[str, Any] = {'target': target.model, 'drafter': drafter}
-  verify_fn: VerifyFn = verification.speculative_sampling
+  method = _method(target.model, drafter)
   if tree is not None:
-    verify_fn = functools.partial(verification.target_sample_walk, tree=tree)
+    walk = functools.partial(verification.target_sample_walk, tree=tree)
+    method = dataclasses.replace(method, verify_fn=walk)
 
   def step(params, state):
-    return speculative.step(
-      Params(params),
-      state,
-      **models,
-      verify_fn=verify_fn,
-      logits_to_probs=_TO_PROBS,
-      eos_id=1,
-    )[0]
+    return speculative.step(Params(params), state, method=method)[0]
 
-  state = _first_state(workload, target, Params(target.params), **models)
+  state = _first_state(workload, target, Params(target.params), method)
   return Job(step, (target.params, state), target.mesh, donated=(1,))
 
 
@@ -330,12 +322,20 @@ def _draft(draft: Drafts, drafter: Drafter) -> Job:
   return Job(step, tuple(args), draft.mesh, donated=(1,))
 
 
+def _method(target: LanguageModel, drafter: Drafter) -> Method:
+  return Method(
+    target=target, drafter=drafter, logits_to_probs=_TO_PROBS, eos_id=1
+  )
+
+
 def _first_state(
-  workload: Workload, shapes: Shapes, params: Params, **models: Any
+  workload: Workload, shapes: Shapes, params: Params, method: Method
 ) -> Any:
   """The shapes of the loop's state after the prefill."""
   state = jax.eval_shape(
-    functools.partial(speculative.init, **models, max_len=workload.max_len),
+    functools.partial(
+      speculative.init, method=method, max_len=workload.max_len
+    ),
     params,
     key_shape(workload),
     shapes.prompt,

@@ -17,6 +17,7 @@ from specdec_jax.data import datasets, token_files
 from specdec_jax.data.datasets import Dataset, Features
 from specdec_jax.data.token_files import TokenFile
 from specdec_jax.decoding import autoregressive
+from specdec_jax.decoding.method import Method
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import user_path
 from specdec_jax.models import block_heads, families
@@ -154,12 +155,14 @@ def _generate_fn(config: T5Config, rewriting: Rewriting) -> Callable:
   """Plain decoding, compiled once for all texts."""
   generate = functools.partial(
     autoregressive.generate,
-    target=families.language_model(config),
-    logits_to_probs=logits.standardize(
-      temperature=rewriting.temperature, vocab_size=rewriting.vocab_size
+    method=Method(
+      target=families.language_model(config),
+      logits_to_probs=logits.standardize(
+        temperature=rewriting.temperature, vocab_size=rewriting.vocab_size
+      ),
+      eos_id=rewriting.eos_id,
     ),
     max_len=rewriting.max_new_tokens + 1,
-    eos_id=rewriting.eos_id,
   )
   return jax.jit(generate)
 

@@ -19,6 +19,7 @@ from specdec_jax.assembly import rules
 from specdec_jax.base import Params
 from specdec_jax.checkpoints import loading, orbax, t5x
 from specdec_jax.decoding import autoregressive
+from specdec_jax.decoding.method import Method
 from specdec_jax.infer import examples, output
 from specdec_jax.infer.decoding import Decoding
 from specdec_jax.infer.examples import Layout
@@ -92,10 +93,12 @@ def test_predictions_are_those_of_plain_decoding(once, t5, task):
   prompt = jax.tree.map(jnp.asarray, examples.packer(layout)(rows))
   decode = functools.partial(
     autoregressive.generate,
-    target=families.language_model(model.config),
-    logits_to_probs=logits.standardize(temperature=0, vocab_size=85),
+    method=Method(
+      target=families.language_model(model.config),
+      logits_to_probs=logits.standardize(temperature=0, vocab_size=85),
+      eos_id=1,
+    ),
     max_len=17,
-    eos_id=1,
   )
   output = jax.jit(decode)(
     Params(target=model.params), jax.random.key(0), prompt

@@ -415,8 +415,7 @@ def test_gamma_chooses_itself_with_every_drafter(name, doors):
     assert gamma or decoder.params.drafter == ()
     generate = functools.partial(
       speculative.generate,
-      **decoder.networks,
-      **decoder.rule,
+      method=decoder.method,
       max_len=running.max_length(batch, NUM_NEW),
     )
     output = jax.eval_shape(

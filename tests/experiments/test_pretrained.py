@@ -23,6 +23,7 @@ from specdec_jax.base import Params
 from specdec_jax.checkpoints import loading, orbax, pretrained
 from specdec_jax.data import written_texts
 from specdec_jax.decoding import autoregressive
+from specdec_jax.decoding.method import Method
 from specdec_jax.launch import compilation_cache
 from specdec_jax.text import vocabulary_files
 from tests import toy, toy_block, toy_eagle, toy_t5
@@ -341,10 +342,8 @@ def test_sums_over_given_texts_are_those_of_the_distributions(temperature):
       params,
       jax.random.key(0),
       prompt,
-      target=target,
-      logits_to_probs=to_probs,
+      method=Method(target=target, logits_to_probs=to_probs, eos_id=0),
       max_len=14,
-      eos_id=0,
     )
   )(params)
   sums, counts = jax.jit(

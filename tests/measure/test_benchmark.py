@@ -12,6 +12,7 @@ import pytest
 from specdec_jax import logits
 from specdec_jax.base import Params
 from specdec_jax.decoding import statistics
+from specdec_jax.decoding.method import Method
 from specdec_jax.measure import benchmark, sides
 from tests import toy
 
@@ -26,10 +27,12 @@ def test_logits_after_a_prefix_are_those_of_reading_it_anew():
     params,
     jax.random.key(0),
     [toy.prompt([[1, 2, 3], [4]])],
-    target=target,
+    method=Method(
+      target=target,
+      logits_to_probs=logits.standardize(temperature=0.0),
+      eos_id=-1,
+    ),
     max_len=MAX_LEN,
-    logits_to_probs=logits.standardize(temperature=0.0),
-    eos_id=-1,
   )
   (state,) = side.decode()
   position = 6

@@ -10,6 +10,7 @@ import pytest
 from specdec_jax import drafters, logits, theory, verification
 from specdec_jax.base import Params, Tree
 from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.measure import calibration, metrics
 from specdec_jax.measure.calibration import Overlaps
 from tests import toy
@@ -48,12 +49,10 @@ def overlaps_of_all(all_drafters, **options) -> list[list[Overlaps]]:
     PARAMS._replace(drafter=[PARAMS.drafter] * len(all_drafters)),
     jax.random.key(0),
     [prompt_of(0), prompt_of(2)],
-    target=TARGET,
+    method=Method(target=TARGET, logits_to_probs=TO_PROBS, eos_id=-1),
     drafters=all_drafters,
-    logits_to_probs=TO_PROBS,
     max_len=PROMPT + NUM_NEW,
     num_tokens=NUM_NEW,
-    eos_id=-1,
     **options,
   )
 
@@ -74,10 +73,8 @@ def texts() -> list[np.ndarray]:
         PARAMS,
         jax.random.key(0),
         prompt,
-        target=TARGET,
-        logits_to_probs=TO_PROBS,
+        method=Method(target=TARGET, logits_to_probs=TO_PROBS, eos_id=-1),
         max_len=PROMPT + NUM_NEW,
-        eos_id=-1,
       )
     )(prompt_of(start))
     rows = zip(output.tokens, output.lengths, strict=True)
@@ -166,18 +163,15 @@ def test_a_relaxed_rule_is_measured_along_its_own_text(name):
   )
   rows = [[1, a, b] for a in range(V) for b in range(V)] * (16 if warm else 1)
   prompt = toy.prompt(rows, row_ids=np.arange(len(rows)))
-  shared = {
-    'target': TARGET,
-    'logits_to_probs': TO_PROBS,
-    'max_len': PROMPT + 40,
-    'eos_id': -1,
-  }
-  decode = functools.partial(
-    speculative.generate,
+  method = Method(
+    target=TARGET,
     drafter=drafter(gamma=6),
     verify_fn=RULES[name],
-    **shared,
+    logits_to_probs=TO_PROBS,
+    eos_id=-1,
   )
+  shared = {'method': method, 'max_len': PROMPT + 40}
+  decode = functools.partial(speculative.generate, **shared)
   output = jax.jit(decode)(PARAMS, jax.random.key(1), prompt)
   expected = metrics.rates(output.statistics).alpha
   params = PARAMS._replace(drafter=[PARAMS.drafter])
@@ -204,12 +198,10 @@ def test_more_than_one_token_at_a_time_is_refused():
       PARAMS,
       jax.random.key(0),
       [],
-      target=TARGET,
+      method=Method(target=TARGET, logits_to_probs=TO_PROBS, eos_id=-1),
       drafters=[drafters.prompt_lookup(gamma=3, min_ngram=1)],
-      logits_to_probs=TO_PROBS,
       max_len=1,
       num_tokens=1,
-      eos_id=-1,
     )
 
 
@@ -280,12 +272,10 @@ def test_rank_rates_are_p_of_what_the_drafter_ranks(texts):
       PARAMS,
       jax.random.key(0),
       [prompt_of(0), prompt_of(2)],
-      target=TARGET,
+      method=Method(target=TARGET, logits_to_probs=TO_PROBS, eos_id=-1),
       drafter=drafter,
-      logits_to_probs=TO_PROBS,
       max_len=PROMPT + NUM_NEW,
       num_tokens=NUM_NEW,
-      eos_id=-1,
     )
     for name, drafter in (('model', ranked), ('copies', copies))
   }

@@ -1,24 +1,26 @@
 """Sides that share a prefill, and the parts that a decode is timed in."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
+from specdec_jax.decoding.method import Method
 from specdec_jax.measure import iteration_costs, sides, stopwatch
 from tests import toy
 
 V, MAX_LEN = 11, 30
 MODEL = toy.toy(V)
 GREEDY = logits.standardize(temperature=0.0)
-RULE = {
-  'target': MODEL,
-  'verify_fn': verification.greedy,
-  'logits_to_probs': GREEDY,
-  'max_len': MAX_LEN,
-  'eos_id': -1,
-}
+PLAIN = Method(
+  target=MODEL,
+  verify_fn=verification.greedy,
+  logits_to_probs=GREEDY,
+  eos_id=-1,
+)
 
 
 @pytest.fixture(scope='module')
@@ -32,13 +34,18 @@ def drafter(gamma):
   return drafters.autoregressive(MODEL, gamma=gamma, logits_to_probs=GREEDY)
 
 
+def side_of(args, gamma, **options):
+  method = dataclasses.replace(PLAIN, drafter=drafter(gamma))
+  return sides.speculative_side(
+    *args, method=method, max_len=MAX_LEN, **options
+  )
+
+
 @pytest.mark.parametrize('gamma', [1, 3])
 def test_a_shared_prefill_changes_nothing(args, gamma):
-  longest = sides.speculative_side(*args, drafter=drafter(5), **RULE)
-  shared = sides.speculative_side(
-    *args, drafter=drafter(gamma), like=longest, **RULE
-  )
-  own = sides.speculative_side(*args, drafter=drafter(gamma), **RULE)
+  longest = side_of(args, 5)
+  shared = side_of(args, gamma, like=longest)
+  own = side_of(args, gamma)
   [one], [other] = shared.decode(), own.decode()
   np.testing.assert_array_equal(one.context.tokens, other.context.tokens)
   jax.tree.map(np.testing.assert_array_equal, one.statistics, other.statistics)
@@ -47,7 +54,7 @@ def test_a_shared_prefill_changes_nothing(args, gamma):
 
 
 def test_a_finished_side_runs_no_iteration(args):
-  side = sides.speculative_side(*args, drafter=drafter(2), **RULE)
+  side = side_of(args, 2)
   [state] = sides.finished(side).decode()
   assert not state.statistics.num_target_runs.any()
   np.testing.assert_array_equal(state.context.lengths, [3, 1])
@@ -61,7 +68,8 @@ def test_what_a_decode_costs_once_is_no_part_of_an_iteration(args):
     prompt,
     drafters={gamma: drafter(gamma) for gamma in (1, 3)},
     num_decodes=2,
-    **RULE,
+    method=PLAIN,
+    max_len=MAX_LEN,
   )
   seconds, results = stopwatch.alternate(made.programs, repeats=1)
   # By hand: every decode takes 5 s to begin, and a second an iteration.
@@ -80,7 +88,9 @@ def test_what_a_decode_costs_once_is_no_part_of_an_iteration(args):
 
 def test_both_kinds_of_iteration_are_timed_in_one_program(args):
   """A drafter that may abstain is judged in the program that it will run in."""
-  full = sides.full_width_side(*args, gamma=2, may_abstain=True, **RULE)
+  full = sides.full_width_side(
+    *args, gamma=2, may_abstain=True, method=PLAIN, max_len=MAX_LEN
+  )
   without = sides.without_drafts(full)
   assert full.run is without.run
   [drafted], [undrafted] = full.decode(), without.decode()

@@ -10,6 +10,7 @@ import pytest
 from specdec_jax import drafters, logits
 from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.measure import stopwatch
 from tests import toy
 
@@ -64,16 +65,16 @@ def test_a_cpu_is_named_with_its_cores(monkeypatch):
 def test_what_a_program_does_once_is_no_part_of_a_draft():
   """Weights are converted once per decode, not once per iteration."""
   target, weights = toy.toy(5), toy.toy_params(5, seed=1)
-  drafter = drafters.autoregressive(
-    target, gamma=2, logits_to_probs=logits.standardize(temperature=0)
-  )
+  greedy = logits.standardize(temperature=0)
+  drafter = drafters.autoregressive(target, gamma=2, logits_to_probs=greedy)
   params = Params(weights, weights)
   state = speculative.init(
     params,
     jax.random.key(0),
     toy.prompt([[1, 2, 3]]),
-    target=target,
-    drafter=drafter,
+    method=Method(
+      target=target, drafter=drafter, logits_to_probs=greedy, eos_id=-1
+    ),
     max_len=12,
   )
   made = stopwatch.propose_programs(params, state, drafter, target)

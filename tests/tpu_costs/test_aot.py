@@ -12,6 +12,7 @@ from jax.sharding import SingleDeviceSharding
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.models import presets
 from specdec_jax.theory import planner
 from specdec_jax.tpu_costs import aot, hlo, parts, workloads
@@ -229,14 +230,16 @@ def test_the_whole_decode_keeps_to_the_chip(models, batch_size):
   to_probs = logits.standardize(temperature=1.0)
   generate = functools.partial(
     speculative.generate,
-    target=target.model,
-    drafter=drafters.autoregressive(
-      draft.model, gamma=gamma, logits_to_probs=to_probs
+    method=Method(
+      target=target.model,
+      drafter=drafters.autoregressive(
+        draft.model, gamma=gamma, logits_to_probs=to_probs
+      ),
+      verify_fn=verification.speculative_sampling,
+      logits_to_probs=to_probs,
+      eos_id=1,
     ),
-    verify_fn=verification.speculative_sampling,
-    logits_to_probs=to_probs,
     max_len=pair.max_len,
-    eos_id=1,
   )
   params = Params(target.params, draft.params)
   args = params, workloads.key_shape(pair), target.prompt

@@ -9,6 +9,7 @@ import numpy as np
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params, Prompt
 from specdec_jax.decoding import speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.models import families, llama
 
 VOCAB_SIZE = 11
@@ -68,17 +69,15 @@ def _functions(name, verify_fn, temperature):
     drafter = drafters.autoregressive(_MODEL, gamma=GAMMA, logits_to_probs=_LAW)
   else:
     drafter = drafters.prompt_lookup(gamma=GAMMA, max_ngram=2, min_ngram=1)
-  init = functools.partial(
-    speculative.init, target=_MODEL, drafter=drafter, max_len=MAX_LEN
-  )
-  step = functools.partial(
-    speculative.step,
+  method = Method(
     target=_MODEL,
     drafter=drafter,
     verify_fn=verify_fn,
     logits_to_probs=logits.standardize(temperature=temperature),
     eos_id=EOS_ID,
   )
+  init = functools.partial(speculative.init, method=method, max_len=MAX_LEN)
+  step = functools.partial(speculative.step, method=method)
   # Compiling takes longer than running does.
   options = {'xla_backend_optimization_level': 0}
   jit = functools.partial(jax.jit, compiler_options=options)

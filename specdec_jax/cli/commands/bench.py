@@ -21,6 +21,7 @@ from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.base import Params, Prompt, Tree
 from specdec_jax.cli import from_flags, options, outputs, suite
+from specdec_jax.decoding.method import Method
 from specdec_jax.launch import progress
 from specdec_jax.measure import benchmark, stopwatch, trials
 from specdec_jax.measure import sides as sides_lib
@@ -113,19 +114,21 @@ def _choose(
 def _measure(
   args: argparse.Namespace, decoder: Decoder, batches: Sequence[Batch]
 ) -> dict[str, Any]:
-  params, key, rows, shared = placed(args, decoder, batches)
-  drafted_rule = shared | {'verify_fn': decoder.verify_fn}
+  params, key, rows, max_len = placed(args, decoder, batches)
+  shared: dict[str, Any] = {'method': decoder.method, 'max_len': max_len}
   with progress.waiting('compiling'):
-    candidates = plain_sides(args, decoder, params, rows, shared)
+    candidates = plain_sides(args, decoder, params, rows, max_len)
     plain = candidates[args.dtype]
     full = decoder.drafter
-    drafted = sides_lib.speculative_side(
-      params, key, rows, drafter=full, **drafted_rule
-    )
-    shape = {'gamma': full.gamma, 'tree': full.tree}
-    drafts = shape | {'may_abstain': full.may_abstain}
+    drafted = sides_lib.speculative_side(params, key, rows, **shared)
     full_width = sides_lib.full_width_side(
-      params, key, rows, **(drafted_rule | drafts)
+      params,
+      key,
+      rows,
+      gamma=full.gamma,
+      tree=full.tree,
+      may_abstain=full.may_abstain,
+      **shared,
     )
     fastest, tokens_per_second = sides_lib.fastest(candidates)
     is_adaptive = args.adaptive is not None
@@ -161,18 +164,13 @@ def _measure(
 
 def placed(
   args: argparse.Namespace, decoder: Decoder, batches: Sequence[Batch]
-) -> tuple[Params, jax.Array, list[Prompt], dict[str, Any]]:
-  """Weights, key and prompts on their devices, and what all sides decode by."""
+) -> tuple[Params, jax.Array, list[Prompt], int]:
+  """Weights, key and prompts on their devices, and `max_len`."""
   place = functools.partial(running.place, num_devices=args.num_devices)
   rows = [place(batch.prompt, is_batch=True) for batch in batches]
-  rule = {
-    'target': decoder.target,
-    'max_len': running.max_length(batches[0], args.max_new_tokens),
-    'eos_id': decoder.eos_id,
-    'logits_to_probs': decoder.logits_to_probs,
-  }
+  max_len = running.max_length(batches[0], args.max_new_tokens)
   key = jax.random.key(args.seed)
-  return place(decoder.params, is_batch=False), key, rows, rule
+  return place(decoder.params, is_batch=False), key, rows, max_len
 
 
 def plain_sides(
@@ -180,7 +178,7 @@ def plain_sides(
   decoder: Decoder,
   params: Params,
   rows: Sequence[Prompt],
-  rule: dict[str, Any],
+  max_len: int,
 ) -> dict[str, Side]:
   """Plain decoding in the target's own dtype and in every one of
   --plain_dtypes, compiled; the last three arguments are those of `placed`."""
@@ -192,8 +190,12 @@ def plain_sides(
       other = plain(decoder, dtype)
       target = other.target
       weights = running.place(other.params, args.num_devices, is_batch=False)
-    changed = {'target': target, 'logits_to_probs': sampling}
-    sides[dtype] = sides_lib.plain_side(weights, key, rows, **rule | changed)
+    method = Method(
+      target=target, logits_to_probs=sampling, eos_id=decoder.eos_id
+    )
+    sides[dtype] = sides_lib.plain_side(
+      weights, key, rows, method=method, max_len=max_len
+    )
   return sides
 
 

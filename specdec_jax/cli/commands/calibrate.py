@@ -62,7 +62,8 @@ def _measure(
   batches: Sequence[Batch],
 ) -> dict[str, Any]:
   """What `--json` writes."""
-  params, key, rows, shared = bench.placed(args, decoder, batches)
+  params, key, rows, max_len = bench.placed(args, decoder, batches)
+  shared: dict[str, Any] = {'method': decoder.method, 'max_len': max_len}
   gamma = decoder.drafter.gamma
   one_token = decoder.at(1).drafter
   is_lossless = rule.is_lossless
@@ -89,7 +90,7 @@ def _measure(
         **shared,
       ).tolist()
   with progress.waiting('measuring times'):
-    candidates = bench.plain_sides(args, decoder, params, rows[:1], shared)
+    candidates = bench.plain_sides(args, decoder, params, rows[:1], max_len)
     fastest, _ = sides_lib.fastest(candidates)
     times = iteration_costs.costs(
       params,
@@ -97,7 +98,6 @@ def _measure(
       rows[0],
       drafters={1: one_token, gamma: decoder.drafter},
       repeats=args.repeats,
-      verify_fn=decoder.verify_fn,
       plain=candidates[fastest],
       **shared,
     )

@@ -1,13 +1,13 @@
 """Says what this machine has, and whether decoding works on it."""
 
 import argparse
+import dataclasses
 import functools
 import importlib
 import importlib.metadata
 import os
 import platform
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import specdec_jax
-from specdec_jax import drafters, logits, verification
-from specdec_jax.base import Params, Prompt
+from specdec_jax import drafters, logits
+from specdec_jax.base import Drafter, Params, Prompt
 from specdec_jax.checkpoints import pretrained
 from specdec_jax.cli import options
 from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.models import families, llama
 from specdec_jax.sharding import mesh as mesh_lib
@@ -104,22 +105,22 @@ def _self_test() -> bool:
     row_ids=jnp.arange(2, dtype=jnp.int32),
   )
   greedy = logits.standardize(temperature=0.0)
-  shared: dict[str, Any] = {'target': target, 'logits_to_probs': greedy}
+  plain = Method(target=target, logits_to_probs=greedy, eos_id=-1)
 
-  def decode(generate: Callable, weights: Any = (), **rule: Any) -> jax.Array:
-    rule |= shared | {'max_len': 48, 'eos_id': -1}
-    decoded = jax.jit(functools.partial(generate, **rule))
-    return decoded(Params(params, weights), key, prompt).tokens
+  def decode(loop: Any, method: Method, weights: Any = ()) -> jax.Array:
+    generate = functools.partial(loop.generate, method=method, max_len=48)
+    return jax.jit(generate)(Params(params, weights), key, prompt).tokens
 
-  drafted = functools.partial(
-    decode, speculative.generate, verify_fn=verification.speculative_sampling
-  )
+  def drafted(drafter: Drafter, weights: Any = ()) -> jax.Array:
+    method = dataclasses.replace(plain, drafter=drafter)
+    return decode(speculative, method, weights)
+
   uniform = drafters.uniform(gamma=3, vocab_size=target.vocab_size)
   itself = drafters.autoregressive(target, gamma=3, logits_to_probs=greedy)
   found = [
-    drafted(drafter=drafters.prompt_lookup(gamma=4)),
-    drafted(drafter=uniform),
-    drafted(params, drafter=itself),
+    drafted(drafters.prompt_lookup(gamma=4)),
+    drafted(uniform),
+    drafted(itself, params),
   ]
-  expected = decode(autoregressive.generate)
+  expected = decode(autoregressive, plain)
   return all(np.array_equal(expected, tokens) for tokens in found)

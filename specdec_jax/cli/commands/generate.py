@@ -94,7 +94,7 @@ def _trace_writer(
     header = recording.header(
       target=decoder.model.checkpoint,
       drafter=args.draft_model or from_flags.drafter_name(args),
-      gamma=decoder.depth,
+      gamma=decoder.method.depth,
       lenience=from_flags.lenience(args),
       **{name: flags[name] for name in _SETTINGS},
       **{name: flags[name] for name in _IF_GIVEN if flags[name]},
@@ -107,7 +107,7 @@ def _trace_writer(
         iterations.append(record)
 
     yield write
-    summary = recording.summarize(iterations, decoder.depth)
+    summary = recording.summarize(iterations, decoder.method.depth)
     storage.write_record(file, recording.summary_record(summary))
 
 

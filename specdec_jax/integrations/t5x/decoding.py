@@ -19,6 +19,7 @@ from specdec_jax.assembly.rules import RULES, Rule
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Array, LanguageModel, Params, Prompt
 from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.integrations.t5x import t5_networks
 from specdec_jax.integrations.t5x.t5_networks import DRAFT, refusal
@@ -182,28 +183,34 @@ def decode(
   if forced is not None:
     forced = jnp.pad(forced, ((0, 0), (0, max_len - forced.shape[1])))
     target = _force(target, forced, eos_id=eos_id)
-  generate: Any = autoregressive.generate
-  shown, arguments = speculation.sampling, {}
+  loop: Any = autoregressive
+  method = Method(
+    target=target,
+    drafter=made.drafter,
+    logits_to_probs=speculation.sampling.to_probs(networks.target.vocab_size),
+    eos_id=eos_id,
+  )
   if speculation.drafter != 'none':
     rule = speculation.rule
-    verify_fn = rules.fitting(rule, made.drafter.tree)
-    arguments = {'drafter': made.drafter, 'verify_fn': verify_fn}
-    generate, shown = speculative.generate, rule.seen(speculation.sampling)
+    shown = rule.seen(speculation.sampling)
+    method = dataclasses.replace(
+      method,
+      verify_fn=rules.fitting(rule, made.drafter.tree),
+      logits_to_probs=shown.to_probs(networks.target.vocab_size),
+    )
+    loop = speculative
     if made.drafter.gamma > max_len - 1:
       raise refusal(
         f'gamma is {made.drafter.gamma}, and the rows of this batch have room '
         f'for {max_len - 1} tokens: set gamma to {max_len - 1} or less'
       )
   with _mesh_of_t5x():
-    output = generate(
+    output = loop.generate(
       joined,
       jax.random.key(0) if rng_key is None else rng_key,
       prompt,
-      target=target,
-      logits_to_probs=shown.to_probs(networks.target.vocab_size),
+      method=method,
       max_len=max_len,
-      eos_id=eos_id,
-      **arguments,
     )
   if forced is not None:
     output = _restore_eos(output, forced, eos_id=eos_id)

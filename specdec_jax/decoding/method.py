@@ -1,0 +1,36 @@
+"""A way of decoding, as one value: what the loops and all around them take."""
+
+import dataclasses
+
+from specdec_jax import trees
+from specdec_jax.base import Drafter, LanguageModel, LogitsToProbsFn, VerifyFn
+from specdec_jax.decoding.state import EosId
+from specdec_jax.drafters.none import none
+from specdec_jax.verification.speculative_sampling import speculative_sampling
+
+_NOBODY = none()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+  """Who drafts, who judges and by which rule; plain decoding by default.
+
+  Attributes:
+    target: the model whose distribution or argmax the output has.
+    drafter: the source of guesses; it changes the speed, not the distribution.
+    verify_fn: the acceptance rule.
+    logits_to_probs: how the target is sampled; the drafter's is its own.
+    eos_id: ends a row once committed; a tuple lists several, -1 none.
+  """
+
+  target: LanguageModel
+  drafter: Drafter = _NOBODY
+  verify_fn: VerifyFn = speculative_sampling
+  logits_to_probs: LogitsToProbsFn
+  eos_id: EosId
+
+  @property
+  def depth(self) -> int:
+    """The most drafted tokens that one iteration can accept."""
+    tree = self.drafter.tree
+    return self.drafter.gamma if tree is None else trees.depth(tree)
