@@ -56,12 +56,13 @@ class Settings:
 
   def __post_init__(self):
     option_fields.by_name('drafter', DRAFTERS, self.drafter)
-    if isinstance(lengths.of(gamma=self.gamma), lengths.Auto):
+    is_plain = self.drafter == 'none'
+    if not is_plain and isinstance(lengths.of(gamma=self.gamma), lengths.Auto):
       raise ValueError(
         'gamma auto measures the first rows of a run, and T5X hands over one '
         'batch, inside of a program of its own: give a number'
       )
-    if self.drafter == 'none' and not self.rule.is_lossless:
+    if is_plain and not self.rule.is_lossless:
       raise ValueError(
         f'verification {self.verification} with its options changes nothing '
         'with drafter none, which drafts nothing: leave it out'
