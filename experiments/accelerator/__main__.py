@@ -102,7 +102,8 @@ def _load(pair: str, args: argparse.Namespace) -> Decoder:
   )
   decoder = decoder_lib.build(model(checkpoint=target), drafter=drafter)
   rule = functools.partial(simulated_acceptance, alpha=args.alpha)
-  return dataclasses.replace(decoder, verify_fn=rule, eos_id=(-1,))
+  method = dataclasses.replace(decoder.method, verify_fn=rule, eos_id=(-1,))
+  return dataclasses.replace(decoder, method=method)
 
 
 def _row(decoder: Decoder, batch_size: int, args: argparse.Namespace) -> Cells:

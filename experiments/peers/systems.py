@@ -102,7 +102,7 @@ def ours(task: Task, dtype: str) -> System:
     version=_versions('specdec_jax', 'jax'),
     ways=ways,
     ids=[_prompt_ids(batch.prompt) for batch in batches],
-    eos_ids=decoder.eos_id,
+    eos_ids=decoder.method.eos_id,
   )
 
 

@@ -48,7 +48,7 @@ def drafter(
     families.with_logits_of(model, decoder.config.vocab_size),
     gamma=length.gamma,
     width=2 * num_beams if width is None else width,
-    eos_id=decoder.eos_id,
+    eos_id=decoder.method.eos_id,
     vocab_size=decoder.seen.vocab_size,
   )
 

@@ -2,10 +2,8 @@
 
 import contextlib
 import dataclasses
-import functools
 from typing import Any
 
-from specdec_jax import base
 from specdec_jax.assembly import models, rules
 from specdec_jax.assembly.drafters import (
   DrafterChoice,
@@ -17,7 +15,7 @@ from specdec_jax.assembly.lengths import Auto, Fixed, Length
 from specdec_jax.assembly.models import Model, Shardings, Waiting
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling
-from specdec_jax.base import Params, Tree
+from specdec_jax.base import Drafter, LanguageModel, Params, Tree
 from specdec_jax.checkpoints import formats, loading
 from specdec_jax.decoding.method import Method
 from specdec_jax.launch import agreement
@@ -36,9 +34,10 @@ class Decoder:
     choice: the drafter as it was chosen.
     length: how much it drafts. If that is `Auto`, all else is of the widest
       gamma that will be tried; `at` gives the decoder of one.
-    sampling: how the target is sampled; `logits_to_probs`, as the rule sees it.
     seen: what the drafter knows of the target.
-    eos_id: ids that end a row.
+    drafting: the drafter as it was made for the target.
+    method: what all loops take; its sampling is the target's as the rule sees
+      it.
     params: weights of both sides; `jax.ShapeDtypeStruct`s until `load`.
     programs: compiled decodes, by what they were compiled for.
     gammas: what was measured for 'auto', by rows and devices of a batch.
@@ -47,12 +46,9 @@ class Decoder:
   model: Model
   choice: DrafterChoice
   length: Length
-  sampling: Sampling
   seen: Target
   drafting: Drafting
-  verify_fn: base.VerifyFn
-  logits_to_probs: base.LogitsToProbsFn
-  eos_id: tuple[int, ...]
+  method: Method
   params: Params
   programs: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
   gammas: dict[tuple[int, int], ChosenGamma] = dataclasses.field(
@@ -70,13 +66,18 @@ class Decoder:
       raise ValueError('a dry run has no vocabulary')
     return self.seen.vocabulary
 
-  @functools.cached_property
-  def target(self) -> base.LanguageModel:
-    return self.drafting.target or families.language_model(self.config)
+  @property
+  def sampling(self) -> Sampling:
+    """How the target is sampled."""
+    return self.seen.sampling
 
   @property
-  def drafter(self) -> base.Drafter:
-    return self.drafting.drafter
+  def target(self) -> LanguageModel:
+    return self.method.target
+
+  @property
+  def drafter(self) -> Drafter:
+    return self.method.drafter
 
   @property
   def is_auto(self) -> bool:
@@ -93,17 +94,21 @@ class Decoder:
     drafter, nor its weights."""
     choice = self.choice if gamma else NoDrafter()
     length = Fixed(gamma)
+    made = choice.make(self.seen, length)
     return dataclasses.replace(
       self,
       choice=choice,
       length=length,
-      drafting=choice.make(self.seen, length),
+      drafting=made,
+      method=dataclasses.replace(
+        self.method, target=made.target_of(self.seen), drafter=made.drafter
+      ),
       params=self.params if gamma else Params(target=self.params.target),
       programs={},
       gammas={},
     )
 
-  def ranked_drafter(self, num_children: int) -> base.Drafter:
+  def ranked_drafter(self, num_children: int) -> Drafter:
     """A drafter of trees, with its likeliest tokens as children of the root and
     nothing below; ValueError if its choice drafts none."""
     greedy = dataclasses.replace(self.seen, sampling=Sampling())
@@ -129,17 +134,6 @@ class Decoder:
       for side, model in sides.items()
       if model is not None and not model.is_random
     }
-
-  @property
-  def method(self) -> Method:
-    """What the loops and all that compiles them take."""
-    return Method(
-      target=self.target,
-      drafter=self.drafter,
-      verify_fn=self.verify_fn,
-      logits_to_probs=self.logits_to_probs,
-      eos_id=self.eos_id,
-    )
 
 
 def outline(
@@ -172,12 +166,15 @@ def outline(
     model=model,
     choice=drafter,
     length=length,
-    sampling=sampling,
     seen=seen,
     drafting=made,
-    verify_fn=rules.fitting(rule, made.drafter.tree),
-    logits_to_probs=shown.to_probs(seen.vocab_size),
-    eos_id=seen.eos_id,
+    method=Method(
+      target=made.target_of(seen),
+      drafter=made.drafter,
+      verify_fn=rules.fitting(rule, made.drafter.tree),
+      logits_to_probs=shown.to_probs(seen.vocab_size),
+      eos_id=seen.eos_id,
+    ),
     params=Params(target=target, drafter=made.join(target, own)),
   )
   gamma, limit = result.drafter.gamma, result.max_positions
@@ -210,7 +207,13 @@ def load(
 
 
 def build(
-  model: Model, *, waiting: Waiting = contextlib.nullcontext, **choices: Any
+  model: Model,
+  *,
+  drafter: DrafterChoice,
+  rule: Rule = SpeculativeSampling(),
+  sampling: Sampling = Sampling(),
+  waiting: Waiting = contextlib.nullcontext,
 ) -> Decoder:
-  """A decoder of one device; see `outline`, for the choices, and `load`."""
-  return load(outline(model, **choices), waiting=waiting)
+  """Makes a decoder for one device; see `outline` and `load`."""
+  made = outline(model, drafter=drafter, rule=rule, sampling=sampling)
+  return load(made, waiting=waiting)

@@ -92,7 +92,7 @@ def _compile_beams(
     search.generate,
     **settings,
     alpha=_ALPHA if alpha is None else alpha,
-    eos_id=plan.decoder.eos_id,
+    eos_id=plan.decoder.method.eos_id,
     vocab_size=plan.decoder.seen.vocab_size,
   )
   pack = examples.packer(layout)

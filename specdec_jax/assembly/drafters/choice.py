@@ -10,6 +10,7 @@ from specdec_jax.assembly.option_fields import field_names
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel
 from specdec_jax.checkpoints import loading
+from specdec_jax.models import families
 from specdec_jax.models.families import Config, DrafterConfig
 from specdec_jax.text.vocabularies import AnyVocabulary
 
@@ -61,6 +62,10 @@ class Drafting:
   config: Config | DrafterConfig | None = None
   target: LanguageModel | None = None
   join: Callable[[Any, Any], Any] = lambda target, own: own
+
+  def target_of(self, seen: Target) -> LanguageModel:
+    """Returns the target's functions."""
+    return self.target or families.language_model(seen.config)
 
 
 class DrafterChoice(Protocol):

@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
   if is_simulated:
     # By decree, and no row ends early.
     accept = functools.partial(simulated_acceptance, alpha=args.simulate_alpha)
-    decoder = dataclasses.replace(decoder, verify_fn=accept, eos_id=(-1,))
+    method = dataclasses.replace(decoder.method, verify_fn=accept, eos_id=(-1,))
+    decoder = dataclasses.replace(decoder, method=method)
   choice = None
   if decoder.is_auto:
     choice = _choose(args, decoder, batches)
@@ -191,7 +192,7 @@ def plain_sides(
       target = other.target
       weights = running.place(other.params, args.num_devices, is_batch=False)
     method = Method(
-      target=target, logits_to_probs=sampling, eos_id=decoder.eos_id
+      target=target, logits_to_probs=sampling, eos_id=decoder.method.eos_id
     )
     sides[dtype] = sides_lib.plain_side(
       weights, key, rows, method=method, max_len=max_len
@@ -218,7 +219,7 @@ def configuration(args: argparse.Namespace, decoder: Decoder) -> dict[str, Any]:
     *('max_new_tokens', 'repeats', 'dtype'),
   )
   min_prob = getattr(decoder.choice, 'min_prob', None)
-  of_rule = getattr(decoder.verify_fn, 'keywords', {})
+  of_rule = getattr(decoder.method.verify_fn, 'keywords', {})
   return {name: getattr(args, name) for name in names} | {
     'model': decoder.model.checkpoint,
     'drafter': args.draft_model or from_flags.drafter_name(args),

@@ -74,7 +74,7 @@ def _measure(
       rows,
       drafters=[one_token],
       num_tokens=args.max_new_tokens,
-      verify_fn=None if is_lossless else decoder.verify_fn,
+      verify_fn=None if is_lossless else decoder.method.verify_fn,
       **shared,
     )
     figures = calibration.acceptance(found, max_gamma=gamma)
