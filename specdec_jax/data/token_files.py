@@ -111,7 +111,7 @@ def concatenate(files: Sequence[TokenFile]) -> TokenFile:
 def save(path: Path, tokens: TokenFile) -> None:
   """Writes an .npz; equal examples give equal bytes."""
   # `savez` stamps no time, unlike `zipfile` by itself.
-  arrays = {}
+  arrays: dict[str, np.ndarray] = {}
   for name, side in tokens.sides.items():
     arrays |= {name: side.tokens, _offsets_of(name): side.offsets}
   with path.open('wb') as file:

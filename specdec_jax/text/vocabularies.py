@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Union
@@ -198,7 +199,7 @@ def apply_chat_template(
 
 def check_same_vocabulary(target: AnyVocabulary, draft: AnyVocabulary) -> None:
   """Raises ValueError unless every id means the same token to both, with the
-  numbers of tokens and the first that differ."""
+  numbers of tokens and the first that differs."""
   # SentencePiece has a space in the names of sentinels, and transformers none.
   ours, theirs = (
     [
@@ -209,23 +210,13 @@ def check_same_vocabulary(target: AnyVocabulary, draft: AnyVocabulary) -> None:
   )
   if ours == theirs:
     return
-  pairs = enumerate(zip(ours, theirs, strict=False))
-  differing = [
-    f'id {i} is {our!r} to the target and {their!r} to the draft model'
-    for i, (our, their) in pairs
-    if our != their
-  ]
-  examples = '; '.join(differing[:3])
-  if not differing:
-    i = min(len(ours), len(theirs))
-    longer = 'target' if len(ours) > i else 'draft model'
-    examples = (
-      f'only the {longer} has id {i}, {max(ours, theirs, key=len)[i]!r}'
-    )
+  # '' is past the end of the shorter one.
+  pairs = enumerate(itertools.zip_longest(ours, theirs, fillvalue=''))
+  i, our, their = next((i, a, b) for i, (a, b) in pairs if a != b)
   raise ValueError(
-    f'target and draft model need one vocabulary: the target has '
-    f'{len(ours)} tokens, the draft model {len(theirs)}, and '
-    f'{len(differing)} shared ids differ: {examples}'
+    f'target and draft model need one vocabulary: the target has {len(ours)} '
+    f'tokens, the draft model {len(theirs)}, and id {i} is the first that '
+    f'differs: {our!r} to the target and {their!r} to the draft model'
   )
 
 

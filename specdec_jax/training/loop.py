@@ -275,57 +275,57 @@ def new_run(
     params=jax.tree.map(jnp.copy, params),
     opt_state=optimizer.init(run_checkpoints.divide(params)[0]),
   )
-  return Run(state=state, position=jnp.zeros((), jnp.int32), rng_key=rng_key)
+  return Run(state=state, rng_key=rng_key)
 
 
 def _train_from(
   run: Run,
   dataset: Dataset,
-  step_fn: Callable,
+  step_fn: Callable[..., tuple[TrainState, Mapping[str, Array]]],
   schedule: Schedule,
   checkpoints: Checkpoints,
   report: Report,
   loss_fn: LossFn,
 ) -> Run:
-  state, position = run.state, int(run.position)
-  step = int(state.step)
   evaluate = jax.jit(lambda params, batch: loss_fn(params, batch, None))
-
-  def so_far() -> Run:
-    read = jnp.asarray(position, jnp.int32)
-    return Run(state=state, position=read, rng_key=run.rng_key)
-
-  while step < schedule.train_steps:
+  # Step n reads batch n, counted from 0: no other state of the data is kept.
+  for position in range(int(run.state.step), schedule.train_steps):
     started = time.perf_counter()
     if dataset.prepare is not None:
-      dataset.prepare(position, state.params)
+      dataset.prepare(position, run.state.params)
     batch = meshes.place_batch(dataset.batch(position))
-    state, metrics = step_fn(state, run.rng_key, batch)
-    metrics = {name: float(value) for name, value in metrics.items()}
-    step, position = step + 1, position + 1
-    checked = {name: metrics[name] for name in ('loss', 'grad_norm')}
-    wrong = [f'{k} {x}' for k, x in checked.items() if not math.isfinite(x)]
-    if metrics.get('coverage', 0.0) > _MOST_COVERAGE:
-      wrong.append(
-        f'coverage {metrics["coverage"]:.2f}, a probability: another model '
-        'than the target wrote these texts'
-      )
-    if wrong:  # Before its state is written.
+    state, found = step_fn(run.state, run.rng_key, batch)
+    run = dataclasses.replace(run, state=state)
+    metrics = {name: float(value) for name, value in found.items()}
+    if wrong := _what_is_wrong(metrics):  # Before its state is written.
       kept = checkpoints.steps()
       newest = f'the checkpoint of step {kept[-1]}' if kept else 'no checkpoint'
       raise ValueError(
-        f'training stopped at step {step}, batch {position - 1}: '
-        f'{" and ".join(wrong)}; {newest} in {checkpoints.folder} is from '
-        'before it'
+        f'training stopped at step {position + 1}, batch {position}: {wrong}; '
+        f'{newest} in {checkpoints.folder} is from before it'
       )
     metrics['seconds'] = time.perf_counter() - started
-    report(step, metrics)
-    if dataset.validation and schedule.is_due(step, schedule.eval_period):
-      report(step, validate(evaluate, state.params, dataset))
+    report(position + 1, metrics)
+    if dataset.validation and schedule.is_due(
+      position + 1, schedule.eval_period
+    ):
+      report(position + 1, validate(evaluate, state.params, dataset))
     # Last: what is reported of a step is not reported again after it.
-    if schedule.is_due(step, schedule.checkpoint_period):
-      checkpoints.save(so_far())
-  return so_far()
+    if schedule.is_due(position + 1, schedule.checkpoint_period):
+      checkpoints.save(run)
+  return run
+
+
+def _what_is_wrong(metrics: Mapping[str, float]) -> str:
+  """Says which metrics of a step cannot be; empty if they all can."""
+  checked = {name: metrics[name] for name in ('loss', 'grad_norm')}
+  wrong = [f'{k} {x}' for k, x in checked.items() if not math.isfinite(x)]
+  if metrics.get('coverage', 0.0) > _MOST_COVERAGE:
+    wrong.append(
+      f'coverage {metrics["coverage"]:.2f}, a probability: another model '
+      'than the target wrote these texts'
+    )
+  return ' and '.join(wrong)
 
 
 def validate(

@@ -46,11 +46,10 @@ class TrainState:
 
 @base.value
 class Run:
-  """What a checkpoint holds: beside the state, the number of batches read, an
-  int32 scalar, and the key of the whole run."""
+  """What a checkpoint holds: the state, and the key of the whole run. A step
+  reads the batch of its number."""
 
   state: TrainState
-  position: Array
   rng_key: Array
 
 
@@ -96,7 +95,7 @@ def place_run(run: Run, optimizer: optax.GradientTransformation) -> Run:
     transform_non_params=lambda x: whole,
   )
   state = TrainState(step=whole, params=shardings, opt_state=opt_state)
-  return jax.device_put(run, Run(state=state, position=whole, rng_key=whole))
+  return jax.device_put(run, Run(state=state, rng_key=whole))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,9 +138,8 @@ class Checkpoints:
         f'{self.folder}: the checkpoint of step {step} is of another '
         f'configuration or optimiser, or is damaged: {error}'
       ) from error
-    position = tree.pop('position')
     rng_key = jax.random.wrap_key_data(tree.pop('rng_key'))
-    return Run(state=TrainState(**tree), position=position, rng_key=rng_key)
+    return Run(state=TrainState(**tree), rng_key=rng_key)
 
   def restore_newest(self, like: Run, say: Callable[[str], None]) -> Run | None:
     """Reads the newest that can be read; None if there is none at all.
@@ -268,7 +266,7 @@ def _check_vocabulary(folder: Path, vocabulary: Path | None) -> None:
 
 def _as_tree(run: Run) -> dict[str, Tree]:
   rng_key = jax.random.key_data(run.rng_key)
-  return {**vars(run.state), 'position': run.position, 'rng_key': rng_key}
+  return {**vars(run.state), 'rng_key': rng_key}
 
 
 def average(checkpoints: Checkpoints, like: Run, *, last: int) -> Tree:
