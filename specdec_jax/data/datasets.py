@@ -54,7 +54,7 @@ def from_token_files(
   max_examples: int | None = None,
   max_validation_rows: int | None = None,
 ) -> Dataset:
-  """Packed batches of `train.npz` and `validation.npz` in a folder.
+  """Makes packed batches of `train.npz` and `validation.npz` in a folder.
 
   Args:
     folder: what `specdec data prepare` wrote; or several such folders, whose
@@ -113,7 +113,8 @@ def from_task(
   seed: int = 0,
   max_validation_rows: int | None = None,
 ) -> Dataset:
-  """Packed batches of a task: a SeqIO task by its name, or a file of text.
+  """Makes packed batches of a task: a SeqIO task by its name, or a file of
+  text.
 
   Texts that are too long are trimmed, and end in EOS all the same, as after
   SeqIO's `append_eos_after_trim`. All of the task is encoded before the first
@@ -166,7 +167,7 @@ def from_tokens(
   max_examples_per_row: int | None = None,
   max_validation_rows: int | None = None,
 ) -> Dataset:
-  """Packed batches of examples in memory; see `from_token_files`."""
+  """Makes packed batches of examples in memory; see `from_token_files`."""
 
   def group(tokens: TokenFile, count: int | None = None) -> Group:
     rows = training_batches.pack(
@@ -204,7 +205,7 @@ def of_groups(
 def mix(
   datasets: Sequence[Dataset], ratios: Sequence[float], *, seed: int = 0
 ) -> Dataset:
-  """Batches of several data sets, each drawn with its own probability.
+  """Mixes batches of several data sets, each drawn with its own probability.
 
   DistillSpec mixes a data set's text with generated text this way. Which one a
   batch comes from depends on the seed and its position; its position in that

@@ -23,7 +23,8 @@ def from_token_files(
   seed: int = 0,
   max_validation_examples: int | None = None,
 ) -> Dataset:
-  """Batches of `train.npz` and `validation.npz`, with inputs, in a folder.
+  """Makes batches of `train.npz` and `validation.npz`, with inputs, in a
+  folder.
 
   An example is in the first bucket whose limit neither its inputs nor its
   targets exceed. A batch is of one bucket and has `batch_tokens / limit` rows,
@@ -55,7 +56,7 @@ def from_token_files(
 def _read(
   path: Path, limits: Sequence[int], seed: int, count: int | None = None
 ) -> list[Rows]:
-  """The rows of every bucket, possibly none."""
+  """Packs the rows of every bucket, possibly none."""
   tokens = token_files.load(path)
   if tokens.inputs is None:
     raise ValueError(f'{path} has no inputs to be read by an encoder')

@@ -80,7 +80,8 @@ def estimate(
 def _successors(
   tokens: np.ndarray, vocab_size: int, max_successors: int, discount: float
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The K most frequent successors of each token, and q of each of them."""
+  """Finds the K most frequent successors of each token, and q of each of
+  them."""
   # A pair is one number: of V = 10, tokens [3, 7, 3, 7] are [37, 73, 37].
   pairs = tokens[:-1].astype(np.int64) * vocab_size + tokens[1:]
   pairs, counts = np.unique(pairs, return_counts=True)
@@ -105,8 +106,8 @@ def _successors(
 
 
 def tokens_of_file(path: str, vocabulary: AnyVocabulary) -> np.ndarray:
-  """The token stream of a text file; ValueError if it cannot be read, or holds
-  no text."""
+  """Reads the token stream of a text file; ValueError if it cannot be read, or
+  holds no text."""
   try:
     text = user_path(path).read_text(encoding='utf-8')
   except UnicodeDecodeError as error:

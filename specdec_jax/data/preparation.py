@@ -33,8 +33,8 @@ class Lengths:
 
 
 def find(path: Path) -> dict[str, Path]:
-  """Text files by split, which is their name without its ending: those of a
-  folder, or one file; ValueError if there is none."""
+  """Finds text files by split, which is their name without its ending: those of
+  a folder, or one file; ValueError if there is none."""
   suffixes = ', '.join(tasks.SUFFIXES)
   files = sorted(path.iterdir()) if path.is_dir() else [path]
   found = {p.stem: p for p in files if p.suffix in tasks.SUFFIXES}
@@ -46,7 +46,7 @@ def find(path: Path) -> dict[str, Path]:
 
 
 def read(path: Path) -> Iterator[tuple[str | None, str]]:
-  """Inputs, or None, and targets of a text file.
+  """Yields inputs, or None, and targets of a text file.
 
   A .jsonl has an object per line, with `inputs` and `targets`, or with `text`;
   a .tsv has two columns; a .txt has a text per line. ValueError names the
@@ -76,7 +76,7 @@ def read(path: Path) -> Iterator[tuple[str | None, str]]:
 
 
 def texts(paths: Sequence[Path]) -> Iterator[str]:
-  """Every text of some files: inputs, targets and plain texts."""
+  """Yields every text of some files: inputs, targets and plain texts."""
   for path in paths:
     for pair in read(path):
       yield from (text for text in pair if text is not None)
@@ -176,7 +176,8 @@ def _fit(
   lengths: Lengths,
   counts: Counter[str],
 ) -> Iterator[tuple[list[int] | None, list[int]]]:
-  """The example as it is kept: once, shortened, in parts, or not at all."""
+  """Yields the example as it is kept: once, shortened, in parts, or not at
+  all."""
   is_source_long = source is not None and len(source) > lengths.inputs
   if not is_source_long and len(target) <= lengths.targets:
     yield source, target
@@ -199,5 +200,5 @@ def _fit(
 
 
 def _trimmed(ids: list[int], length: int) -> list[int]:
-  """The first of some ids, and their EOS."""
+  """Cuts ids to a length, of which the last is EOS."""
   return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]

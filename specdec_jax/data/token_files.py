@@ -39,7 +39,7 @@ class Texts:
 
   @property
   def lengths(self) -> np.ndarray:
-    """Tokens of each text, int64 `[N]`."""
+    """Counts the tokens of each text, int64 `[N]`."""
     return np.diff(self.offsets)
 
   def take(self, chosen: Sequence[int] | np.ndarray) -> 'Texts':
@@ -64,7 +64,7 @@ class TokenFile:
 
   @property
   def sides(self) -> dict[str, Texts]:
-    """The sides that there are, by the names of their fields."""
+    """Lists the sides that there are, by the names of their fields."""
     found = {'inputs': self.inputs, 'targets': self.targets}
     return {name: side for name, side in found.items() if side is not None}
 
@@ -192,7 +192,7 @@ def check_vocabulary(folder: str | Path, model: bytes) -> None:
 
 
 def sha256_of(content: bytes) -> str:
-  """The digest by which descriptions name files and vocabularies."""
+  """Computes the digest by which descriptions name files and vocabularies."""
   return hashlib.sha256(content).hexdigest()
 
 
@@ -214,7 +214,7 @@ def _end_to_end(
 def _checked(
   path: Path, tokens: np.ndarray | None, offsets: np.ndarray | None
 ) -> Texts:
-  """The texts of two arrays; ValueError if they are none."""
+  """Makes texts of two arrays; ValueError if they are none."""
   if tokens is None or offsets is None or not offsets.size:
     raise ValueError(f'{path} is damaged: tokens or their offsets are missing')
   if offsets[0] or offsets[-1] != tokens.size or (np.diff(offsets) < 1).any():

@@ -79,7 +79,7 @@ def pack(
 
 
 def num_rows(rows: Rows) -> int:
-  """How many rows are packed, R."""
+  """Counts the packed rows, R."""
   return len(rows['decoder_target_tokens'])
 
 
@@ -138,7 +138,7 @@ def _take(rows: Rows, chosen: Any) -> Rows:
 def _assign(
   lengths: np.ndarray, limits: np.ndarray, max_examples: int | None
 ) -> list[list[int]]:
-  """Assigns examples to rows; the indices of each row's."""
+  """Assigns examples to rows; returns the indices of each row's."""
   # An example goes into the open row in which it leaves the least room, on the
   # side that is fullest. Where it fits none, the fullest row is closed: rows
   # with room for [3], [9] and [5] tokens take one of 4 into the last of them,

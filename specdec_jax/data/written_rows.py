@@ -27,7 +27,8 @@ def from_written_texts(
   seed: int = 0,
   max_validation_rows: int | None = None,
 ) -> Dataset:
-  """Packed batches of a folder of `specdec data write --prompts --layers`.
+  """Makes packed batches of a folder of `specdec data write --prompts
+  --layers`.
 
   Features are `decoder_target_tokens`, `decoder_segment_ids`, and
   `decoder_loss_weights`, 1 for tokens that the model wrote, as in
@@ -94,7 +95,7 @@ class _Texts:
   def places(
     self, held_out: int, length: int, *, is_held_out: bool
   ) -> TokenFile:
-    """Where the tokens of each text are, instead of tokens."""
+    """Lists where the tokens of each text are, instead of tokens."""
     # Streams are too many to be packed, and stay in their files. So rows are
     # packed of places: a text of 3 tokens after 100 others is [100, 101, 102].
     spans = [
@@ -106,7 +107,7 @@ class _Texts:
     return token_files.from_rows(None, spans)
 
   def read(self, rows: Features) -> Features:
-    """What stands at the places of packed rows."""
+    """Reads what stands at the places of packed rows."""
     places = rows['decoder_target_tokens']
     segments = rows['decoder_segment_ids']
     # Padding has place 0, which is a token of the first text: it is masked.

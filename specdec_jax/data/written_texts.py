@@ -49,7 +49,7 @@ class WrittenTexts:
 
   @property
   def num_written(self) -> int:
-    """Tokens that the model wrote."""
+    """Counts the tokens that the model wrote."""
     return len(self.tokens) - int(self.prompt_lengths.sum())
 
 
@@ -59,7 +59,7 @@ def join(
   log_probs: Sequence[np.ndarray],
   streams: Sequence[np.ndarray] | None,
 ) -> WrittenTexts:
-  """Texts end to end, from the arrays of each."""
+  """Puts texts end to end, from the arrays of each."""
   flat = np.concatenate(tokens)
   is_small = flat.max(initial=0) < 2**16
   return WrittenTexts(
@@ -72,7 +72,7 @@ def join(
 
 
 def part_path(folder: str | Path, index: int) -> Path:
-  """The folder of a part."""
+  """Names the folder of a part."""
   return local_path(folder) / f'part-{index:05}'
 
 
@@ -87,7 +87,7 @@ def save_part(folder: str | Path, index: int, texts: WrittenTexts) -> None:
 
 
 def load_part(folder: str | Path, index: int) -> WrittenTexts:
-  """A part, mapped into memory; ValueError if it is damaged."""
+  """Maps a part into memory; ValueError if it is damaged."""
   path = part_path(folder, index)
   arrays: dict[str, Any] = {}
   for field in dataclasses.fields(WrittenTexts):
@@ -139,7 +139,7 @@ def _check(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def part_indices(folder: str | Path) -> list[int]:
-  """The complete parts of a folder, in order."""
+  """Lists the complete parts of a folder, in order."""
   found = []
   for path in local_path(folder).glob('part-*'):
     with contextlib.suppress(ValueError):
@@ -150,8 +150,8 @@ def part_indices(folder: str | Path) -> list[int]:
 
 
 def load_description(folder: str | Path) -> Settings:
-  """What `specdec data write` wrote about a folder, to be read key by key;
-  ValueError if it has no such description, or a damaged one."""
+  """Reads what `specdec data write` wrote about a folder, to be read key by
+  key; ValueError if it has no such description, or a damaged one."""
   path = local_path(folder) / DESCRIPTION
   if not path.is_file():
     raise ValueError(
@@ -188,8 +188,8 @@ def begin(folder: str | Path, description: Mapping[str, Any]) -> None:
 def token_counts(
   folder: str | Path, vocab_size: int, *, num_parts: int | None = None
 ) -> np.ndarray:
-  """How often the model wrote each token, int64 `[V]`, in the first parts or in
-  all; ValueError if a token is none of V."""
+  """Counts how often the model wrote each token, int64 `[V]`, in the first
+  parts or in all; ValueError if a token is none of V."""
   counts = np.zeros(vocab_size, np.int64)
   for texts in load_parts(folder, num_parts):
     written = texts.tokens[is_written(texts)]
@@ -202,15 +202,15 @@ def token_counts(
 
 
 def most_frequent(counts: np.ndarray, size: int) -> tuple[np.ndarray, float]:
-  """The ids of that many tokens, ascending, and their share of the counts; of
-  tokens that are equally frequent, the lower ids."""
+  """Picks the ids of that many tokens, ascending, and their share of the
+  counts; of tokens that are equally frequent, the lower ids."""
   order = np.lexsort((np.arange(len(counts)), -counts))
   chosen = np.sort(order[:size])
   return chosen, float(counts[chosen].sum() / max(counts.sum(), 1))
 
 
 def is_written(texts: WrittenTexts) -> np.ndarray:
-  """bool `[N]`: the tokens that are no prompt's."""
+  """Marks the tokens that are no prompt's, bool `[N]`."""
   # Of texts of 3 and 2 tokens, places are [0, 1, 2, 0, 1]; with prompts of one
   # token each, those written are [no, yes, yes, no, yes].
   lengths = np.diff(texts.offsets)
@@ -221,8 +221,8 @@ def is_written(texts: WrittenTexts) -> np.ndarray:
 def load_parts(
   folder: str | Path, num_parts: int | None = None
 ) -> list[WrittenTexts]:
-  """The first parts, or all that are complete; ValueError if there are fewer,
-  or none."""
+  """Maps the first parts, or all that are complete; ValueError if there are
+  fewer, or none."""
   found = part_indices(folder)
   wanted = list(range(num_parts)) if num_parts else found
   if not wanted or not set(wanted) <= set(found):

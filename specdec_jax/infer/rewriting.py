@@ -161,7 +161,7 @@ def _encode(decoder: Decoder, writing: Writing) -> list[Row]:
 
 
 def _parts(rows: Sequence[Row], writing: Writing) -> list[_Part]:
-  """The prompts by width, each part of some from anywhere in the list, in an
+  """Groups prompts by width, each part of some from anywhere in the list, in an
   order that is the same whatever is there already: the first parts are a sample
   of all."""
   generator = np.random.Generator(np.random.Philox(writing.seed))
@@ -210,7 +210,7 @@ def _description(
 def _compile(
   decoder: Decoder, writing: Writing, part: _Part, params: Params
 ) -> Programs:
-  """The loop for prompts of one width, at one temperature."""
+  """Compiles the loop for prompts of one width, at one temperature."""
   target = decoder.target
   if writing.layers is not None:
     network = families.network(decoder.config)
@@ -254,7 +254,7 @@ def _decode(
   params: Params,
   utilisation: Utilisation,
 ) -> WrittenTexts:
-  """A part's texts, in its order."""
+  """Decodes a part's texts, in its order."""
 
   def keep(state: DecodeState, row: int) -> Any:
     return None if writing.layers is None else state.target_cache.streams[row]

@@ -48,8 +48,8 @@ class Conversation:
 
 
 def conversation(messages: Any, tools: Any, place: str) -> Conversation:
-  """Messages and tools as they were given; ValueError with the place if they
-  are no list of objects, or a message has no role."""
+  """Checks messages and tools as they were given; ValueError with the place if
+  they are no list of objects, or a message has no role."""
   for name, given in (('messages', messages), ('tools', tools or [{}])):
     is_list = isinstance(given, list | tuple) and given
     if not is_list or not all(isinstance(each, Mapping) for each in given):
@@ -66,7 +66,7 @@ def conversation(messages: Any, tools: Any, place: str) -> Conversation:
 
 
 def read(prompt: str | None, path: str | None) -> list[Text]:
-  """The prompts of `--prompt` or `--prompts`.
+  """Reads the prompts of `--prompt` or `--prompts`.
 
   A file is JSONL if its name ends in .jsonl or its first line is a JSON object,
   with "prompt", or with "messages" and "tools"; otherwise it has one prompt per
@@ -92,7 +92,8 @@ def read(prompt: str | None, path: str | None) -> list[Text]:
 
 
 def _text_of(path: str) -> str:
-  """A file's text, with `\\n` for every line break and no byte order mark."""
+  """Reads a file's text, with `\\n` for every line break and no byte order
+  mark."""
   try:
     if path != '-':
       data = user_path(path).read_bytes()
@@ -121,7 +122,8 @@ def _is_object(line: str) -> bool:
 
 
 def _prompt_of(line: str, place: str) -> Text:
-  """The key "prompt" of a line of JSON, or else "messages" and "tools"."""
+  """Reads the key "prompt" of a line of JSON, or else "messages" and
+  "tools"."""
   try:
     record = text_lines.parse_object(line, place)
   except ValueError as error:
@@ -145,7 +147,7 @@ def encode(
   is_chat: bool,
   system: str | None = None,
 ) -> list[list[int]]:
-  """Token ids of each prompt, with special tokens if the family expects them;
+  """Encodes each prompt, with special tokens if the family expects them;
   conversations always go through the chat template. ValueError if a prompt has
   no tokens or one without an embedding, or the model has no chat template."""
   begin = [] if system is None else [{'role': 'system', 'content': system}]
@@ -207,7 +209,7 @@ def pack(
   width: int | None = None,
   row_ids: Sequence[int] | None = None,
 ) -> Prompt:
-  """One prompt of lists of token ids.
+  """Packs lists of token ids into one prompt.
 
   The decoder begins with the start tokens of its family, then the ids, unless
   they are an encoder's.
@@ -260,8 +262,8 @@ def pack(
 
 
 def num_positions(config: Config, num_ids: int, max_new_tokens: int) -> int:
-  """Positions of the longer stack of a model, for a row of so many ids and new
-  tokens; `families.max_positions` is held against it."""
+  """Counts the positions of the longer stack of a model, for a row of so many
+  ids and new tokens; `families.max_positions` is held against it."""
   num_starts = len(families.of(config).starts)
   if has_encoder(config):
     return max(num_ids, num_starts + max_new_tokens)
@@ -269,6 +271,7 @@ def num_positions(config: Config, num_ids: int, max_new_tokens: int) -> int:
 
 
 def decoder_width(config: Config, width: int) -> int:
-  """Columns of the decoder's prompt buffer, for at most `width` ids a row."""
+  """Counts the columns of the decoder's prompt buffer, for at most `width` ids
+  a row."""
   num_starts = len(families.of(config).starts)
   return num_starts if has_encoder(config) else num_starts + width

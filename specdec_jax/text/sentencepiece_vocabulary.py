@@ -46,25 +46,25 @@ class SentencePieceVocabulary:
 
   @property
   def vocab_size(self) -> int:
-    """Ids are below this. A model's own V can be larger: padding."""
+    """Returns the bound of ids. A model's own V can be larger: padding."""
     return self.processor.get_piece_size()
 
   @property
   def roles(self) -> dict[str, str]:
-    """The piece that ends a text, such as `</s>`, as `eos_token`."""
+    """Names the piece that ends a text, such as `</s>`, as `eos_token`."""
     if not self.eos_ids:
       return {}
     return {'eos_token': self.processor.id_to_piece(self.eos_ids[0])}
 
   @functools.cached_property
   def special_ids(self) -> frozenset[int]:
-    """Ids that are no text: padding and end."""
+    """Lists the ids that are no text: padding and end."""
     return frozenset(filter(self.processor.is_control, range(self.vocab_size)))
 
   def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """Token ids of a text, with the end id last, as T5's inputs have it, if
-    special tokens are to be added. Sentinels written in the text are
-    recognised; runs of white space count as one space."""
+    """Encodes a text, with the end id last, as T5's inputs have it, if special
+    tokens are to be added. Sentinels written in the text are recognised; runs
+    of white space count as one space."""
     # T5's inputs end in EOS and begin with no token of their own.
     ids = self.processor.encode(text)
     return [*ids, *self.eos_ids[:1]] if add_special_tokens else ids
@@ -73,7 +73,7 @@ class SentencePieceVocabulary:
   pieces = vocabularies.text_pieces
 
   def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
-    """Text of token ids; ids beyond the vocabulary are unknown tokens. Padding
+    """Decodes token ids; ids beyond the vocabulary are unknown tokens. Padding
     and end tokens have no text, or their names with `keep_special`."""
     unknown = self.processor.unk_id()
     ids = [int(i) if 0 <= i < self.vocab_size else unknown for i in ids]
@@ -92,13 +92,14 @@ class SentencePieceVocabulary:
     return text
 
   def id_to_text(self, token_id: int) -> str:
-    """A printable piece: the token's text, or its name if it has no text."""
+    """Returns a printable piece: the token's text, or its name if it has no
+    text."""
     if not 0 <= token_id < self.vocab_size:
       return f'<id {int(token_id)}>'
     return self.processor.id_to_piece(int(token_id)).replace(SPACE, ' ')
 
   def tokens(self) -> list[str]:
-    """The piece of every id below `vocab_size`."""
+    """Lists the piece of every id below `vocab_size`."""
     return [self.processor.id_to_piece(i) for i in range(self.vocab_size)]
 
 
@@ -159,7 +160,7 @@ def load(
 
 
 def train(texts: Iterable[str], *, size: int) -> bytes:
-  """Trains a vocabulary; the content of a .model file.
+  """Trains a vocabulary; returns the content of a .model file.
 
   A unigram model (Kudo 2018, https://arxiv.org/abs/1804.10959) with T5's ids:
   pad 0, eos 1, unk 2, and no bos. Unlike T5's it does not normalise, and spells
@@ -212,7 +213,7 @@ def _usual_sentinels(num_pieces: int, num_rows: int | None) -> int:
 
 
 def _sentinels(extra_ids: int) -> bytes:
-  """Pieces to append to a serialised model, as SeqIO adds them
+  """Makes the pieces to append to a serialised model, as SeqIO adds them
   (https://github.com/google/seqio, vocabularies.py), the last sentinel first. A
   repeated field of a protocol buffer may be continued behind its end."""
   # Written by hand, since the package's own messages need protobuf, which takes
@@ -230,5 +231,6 @@ def _sentinel(i: int) -> str:
 
 
 def _field(number: int, value: bytes) -> bytes:
-  """A length-delimited field of a protocol buffer, shorter than 128 bytes."""
+  """Writes a length-delimited field of a protocol buffer, shorter than 128
+  bytes."""
   return bytes([number << 3 | 2, len(value)]) + value

@@ -35,7 +35,7 @@ class Example:
   target_ids: tuple[int, ...] | None = None
 
   def fields(self) -> dict[str, str]:
-    """The texts by name, as T5X writes them beside a prediction."""
+    """Returns the texts by name, as T5X writes them beside a prediction."""
     fields = {'inputs' + _PRETOKENIZED: self.inputs}
     if self.targets is not None:
       fields['targets' + _PRETOKENIZED] = self.targets
@@ -98,7 +98,7 @@ def find(
   lengths: Mapping[str, int] | None = None,
   metric_fns: Mapping[str, MetricFn] | None = None,
 ) -> Task:
-  """The task of a name.
+  """Finds the task of a name.
 
   Args:
     name: a path that ends in .jsonl, .tsv or .txt; or a name of `KNOWN` or of
@@ -129,7 +129,8 @@ def find(
 def _read_file(
   path: Path, inputs_field: str, targets_field: str, prefix: str
 ) -> Iterator[Example]:
-  """Examples of a file; a line of a .tsv or .txt is inputs, tab, targets."""
+  """Yields the examples of a file; a line of a .tsv or .txt is inputs, tab,
+  targets."""
   example = None
   if path.suffix == '.jsonl':
     for place, record in text_lines.read_objects(path):
@@ -154,7 +155,7 @@ def _seqio_task(
   lengths: Mapping[str, int] | None,
   metric_fns: Mapping[str, MetricFn],
 ) -> Task:
-  """A task of SeqIO's registry, after `KNOWN` are in it."""
+  """Finds a task of SeqIO's registry, after `KNOWN` are in it."""
   path = f'a path that ends in {", ".join(SUFFIXES)}'
   try:
     seqio = _import_seqio()
@@ -220,8 +221,8 @@ def _to_text(dataset: Any, *, known: Known) -> Any:
 def _read_seqio(
   source: Any, split: str | None, lengths: Mapping[str, int] | None
 ) -> Iterator[Example]:
-  """Examples as the preprocessors leave them; what SeqIO would trim after them
-  is whole, for its length to be counted."""
+  """Yields examples as the preprocessors leave them; what SeqIO would trim
+  after them is whole, for its length to be counted."""
   dataset = source.get_dataset(
     sequence_length=lengths,
     split=split,

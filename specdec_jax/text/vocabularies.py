@@ -26,14 +26,14 @@ _REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
 def encode_chat(
   vocabulary: AnyVocabulary, messages: str | Messages, tools: Any = None
 ) -> list[int]:
-  """Token ids of a conversation that the model is to continue."""
+  """Encodes a conversation that the model is to continue."""
   text = apply_chat_template(vocabulary, messages, tools)
   return vocabulary.encode(text, add_special_tokens=False)
 
 
 def text_pieces(vocabulary: AnyVocabulary, ids: Sequence[int]) -> list[str]:
-  """The text that each token adds; joined, they are the whole text. A character
-  spread over several tokens belongs to the last of them."""
+  """Returns the text that each token adds; joined, they are the whole text. A
+  character spread over several tokens belongs to the last of them."""
   state = TextStream()
   pieces = []
   for token_id in ids:
@@ -58,19 +58,19 @@ class Vocabulary:
 
   @functools.cached_property
   def vocab_size(self) -> int:
-    """Ids are below this. A model's own V can be larger: padding."""
+    """Returns the bound of ids. A model's own V can be larger: padding."""
     return 1 + max(self.tokenizer.get_vocab().values(), default=-1)
 
   @functools.cached_property
   def special_ids(self) -> frozenset[int]:
-    """Ids that are no text."""
+    """Lists the ids that are no text."""
     added = self.tokenizer.get_added_tokens_decoder()
     return frozenset(self.eos_ids) | {
       i for i, token in added.items() if token.special
     }
 
   def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """Token ids of a text, possibly none; special tokens in it are recognised.
+    """Encodes a text, possibly none; special tokens in it are recognised.
 
     Added are those that the tokenizer puts around every text (Llama's
     begin-of-text), which rendered chats already have. ValueError if the
@@ -85,14 +85,15 @@ class Vocabulary:
   pieces = text_pieces
 
   def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
-    """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
+    """Decodes token ids; bytes that are not UTF-8 become U+FFFD."""
     with package_errors('the tokenizer cannot decode these ids'):
       return self.tokenizer.decode(
         [int(i) for i in ids], skip_special_tokens=not keep_special
       )
 
   def id_to_text(self, token_id: int) -> str:
-    """A printable piece: the token's text, or its name if it has no text."""
+    """Returns a printable piece: the token's text, or its name if it has no
+    text."""
     text = self.decode([token_id], keep_special=True)
     if text and _REPLACEMENT not in text:
       return text
@@ -100,7 +101,8 @@ class Vocabulary:
     return f'<id {int(token_id)}>' if token is None else token
 
   def tokens(self) -> list[str]:
-    """The token of every id below `vocab_size`; '' where there is none."""
+    """Lists the token of every id below `vocab_size`; '' where there is
+    none."""
     # Ids may have gaps, as those of added tokens do in some models.
     tokens = [''] * self.vocab_size
     for token, token_id in self.tokenizer.get_vocab().items():
@@ -124,7 +126,8 @@ def stream_text(
   *,
   keep_special: bool = False,
 ) -> tuple[str, TextStream]:
-  """The text that new tokens add, as far as later tokens cannot change it.
+  """Returns the text that new tokens add, as far as later tokens cannot change
+  it.
 
   Text that ends within a UTF-8 character is held back until it is complete.
   `state` is `TextStream()` at the start, then what the last call returned
@@ -146,7 +149,7 @@ def stream_text(
 def flush_text(
   vocabulary: AnyVocabulary, state: TextStream, *, keep_special: bool = False
 ) -> str:
-  """What `stream_text` held back, once no more tokens come."""
+  """Returns what `stream_text` held back, once no more tokens come."""
   # A text is not the sum of its tokens': decoders drop or add spaces between
   # them. So both are decoded, with and without, and what they differ by counts.
   before = vocabulary.decode(state.shown, keep_special=keep_special)
@@ -159,8 +162,8 @@ def flush_text(
 def apply_chat_template(
   vocabulary: AnyVocabulary, messages: str | Messages, tools: Any = None
 ) -> str:
-  """A conversation as the text that the model was trained on, up to the turn
-  of the assistant, which it opens.
+  """Renders a conversation as the text that the model was trained on, up to the
+  turn of the assistant, which it opens.
 
   Renders in a Jinja sandbox with the variables, filters and whitespace rules
   of Hugging Face's chat templates
@@ -234,7 +237,7 @@ def package_errors(what: str) -> Iterator[None]:
 
 
 def import_tokenizers() -> Any:
-  """The `tokenizers` package, or the ImportError of `require`."""
+  """Imports the `tokenizers` package, or the ImportError of `require`."""
   return require('tokenizers', extra='models', purpose='a vocabulary')
 
 

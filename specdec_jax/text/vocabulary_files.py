@@ -25,7 +25,7 @@ WRITTEN = (SENTENCEPIECE, TOKENIZER, _SETTINGS, _GENERATION)
 
 
 def is_in(folder: str | os.PathLike[str]) -> bool:
-  """Whether a folder has a vocabulary."""
+  """Tells whether a folder has a vocabulary."""
   names = (SENTENCEPIECE, TOKENIZER)
   return any((user_path(folder) / name).is_file() for name in names)
 
@@ -93,7 +93,7 @@ def _check_added(folder: Path, vocabulary: SentencePieceVocabulary) -> None:
 def _with_eos_ids(
   folder: Path, vocabulary: SentencePieceVocabulary
 ) -> SentencePieceVocabulary:
-  """With the end ids that the folder's JSON files state beside its own."""
+  """Adds the end ids that the folder's JSON files state beside its own."""
   own, stated = vocabulary.eos_ids, huggingface.read_eos_ids(folder)
   if not stated:
     return vocabulary

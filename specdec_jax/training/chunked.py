@@ -26,7 +26,7 @@ def summed(
   is_needed: Array,
   size: int = 128,
 ) -> LossSums:
-  """The sums of `fn` over the positions that are needed, `size` at a time.
+  """Sums `fn` over the positions that are needed, `size` at a time.
 
   The gradient is computed along with them, so that nothing of a part is kept.
   On a mesh all positions are one part, which stays on its devices.
@@ -57,8 +57,8 @@ def each(
   is_needed: Array,
   size: int = 128,
 ) -> Array:
-  """`fn` of the positions that are needed, `[N]`, and no matter what at the
-  others; as `summed`, without gradients."""
+  """Computes `fn` of the positions that are needed, `[N]`; the others are
+  undefined; as `summed`, without gradients."""
   inputs = jax.lax.stop_gradient(inputs)
   if _is_on_mesh():
     return fn(inputs)
@@ -86,7 +86,7 @@ def _num_parts(is_needed: Array, size: int) -> Array:
 
 
 def _padded(inputs: Tree, order: Array, size: int) -> Tree:
-  """Arrays `[N, ...]` in another order, N rounded up to parts."""
+  """Orders arrays `[N, ...]` and rounds N up to parts."""
 
   def padded(x: Array) -> Array:
     rest = [(0, 0)] * (x.ndim - 1)
@@ -123,7 +123,7 @@ def _forward(
   shared: Tree,
   num_parts: Array,
 ) -> tuple[LossSums, Tree]:
-  """The sums of `_primal`, and the gradients of the loss."""
+  """Computes the sums of `_primal`, and the gradients of the loss."""
 
   def differentiated(i: Array | int) -> tuple[Tree, LossSums]:
     own_inputs, own_constants = _part((inputs, constants), i, size)

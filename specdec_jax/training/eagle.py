@@ -46,14 +46,14 @@ class TargetHead:
 
 
 def read_head(target: str, dtype: DTypeLike) -> tuple[LlamaConfig, TargetHead]:
-  """Sizes and head of a Llama-type target, as `--model` takes it; ValueError
-  for another model."""
+  """Reads sizes and head of a Llama-type target, as `--model` takes it;
+  ValueError for another model."""
   config, params = read_target(target, dtype)
   return config, head_of(config, params)
 
 
 def read_target(target: str, dtype: DTypeLike) -> tuple[LlamaConfig, Tree]:
-  """Sizes and params of a Llama-type target; as `read_head`."""
+  """Reads sizes and params of a Llama-type target; as `read_head`."""
   config, params = loading.read(loading.locate(target), dtype=jnp.dtype(dtype))
   check_target(target, config)
   return config, params
@@ -66,7 +66,7 @@ def check_target(target: str, config: object) -> None:
 
 
 def head_of(config: LlamaConfig, params: Tree) -> TargetHead:
-  """The head of a Llama-type target, from its params."""
+  """Takes the head of a Llama-type target, from its params."""
   embedding = params['token_embedder']['embedding']
   rows = embedding if config.is_tied else params['logits_dense']['kernel'].T
   norm = params['decoder_norm']['scale']
@@ -74,8 +74,8 @@ def head_of(config: LlamaConfig, params: Tree) -> TargetHead:
 
 
 def head_digest(head: TargetHead) -> str:
-  """By which texts name the target that wrote them: of its logits' rows and its
-  last norm, as bfloat16, so that it is the same in every dtype."""
+  """Digests a target's rows of logits and its last norm, by which texts name
+  who wrote them, as bfloat16, so that it is the same in every dtype."""
   digest = hashlib.sha256()
   for array in (head.norm, head.rows):
     digest.update(np.asarray(array.astype(jnp.bfloat16)).tobytes())
@@ -127,15 +127,15 @@ def _product(equation: str, *operands: Array) -> Array:
 
 
 def ahead(x: Array, distance: int) -> Array:
-  """`[B, T, ...]` with what stands `distance` further on in its row; zeros
-  beyond the end."""
+  """Moves `[B, T, ...]` so that each place has what stands `distance` further
+  on in its row; zeros beyond the end."""
   # Of a row [a, b, c, d], 1 ahead is [b, c, d, 0], and 1 behind [0, a, b, c].
   padding = [(0, 0), (0, distance)] + [(0, 0)] * (x.ndim - 2)
   return jnp.pad(x, padding)[:, distance:]
 
 
 def behind(x: Array, distance: int) -> Array:
-  """The reverse of `ahead`; zeros before the beginning."""
+  """Does the reverse of `ahead`; zeros before the beginning."""
   padding = [(0, 0), (distance, 0)] + [(0, 0)] * (x.ndim - 2)
   return jnp.pad(x, padding)[:, : x.shape[1]]
 
@@ -149,9 +149,9 @@ def unroll(
   *,
   num_steps: int,
 ) -> list[Array]:
-  """The hidden states, `[B, T, embed]`, of every step of drafting from every
-  position, which `Eagle.project` takes: at step i, counted from 0, and position
-  t, the logits are those of what follows token t + i + 1.
+  """Computes the hidden states, `[B, T, embed]`, of every step of drafting from
+  every position, which `Eagle.project` takes: at step i, counted from 0, and
+  position t, the logits are those of what follows token t + i + 1.
 
   Args:
     params: of the network, in the config's dtype.
@@ -193,8 +193,8 @@ def unroll(
 def target_states(
   head: TargetHead, last: Array, batch: Batch, *, epsilon: float
 ) -> tuple[Array, Array]:
-  """The target's states before its logits, `[B, T, embed]`, and the float32
-  normaliser `[B, T]` of the logits, over all tokens.
+  """Computes the target's states before its logits, `[B, T, embed]`, and the
+  float32 normaliser `[B, T]` of the logits, over all tokens.
 
   `last` is what left the target's last layer, `[B, T, embed]`. The normaliser
   is known from the token that was written next: its logit is computed here, and
@@ -211,8 +211,8 @@ def target_states(
 
 
 def target_log_probs(rows: Array, x: Array, normalizer: Array) -> Array:
-  """The target's log-probabilities of the tokens whose `rows` these are,
-  float32 `[..., V_draft]`; the others of `target_states`."""
+  """Computes the target's log-probabilities of the tokens whose `rows` these
+  are, float32 `[..., V_draft]`; the others of `target_states`."""
   # At most 0 but for rounding; meaningless ones would overflow.
   logits = _product('...d,vd->...v', x, rows)
   return jnp.minimum(logits - normalizer[..., None], 0.0)
@@ -221,7 +221,7 @@ def target_log_probs(rows: Array, x: Array, normalizer: Array) -> Array:
 def lk_loss(
   log_p: Array, logits: Array, *, sharpness: float = 3.0
 ) -> tuple[Array, Array, Array]:
-  """The LK loss (arXiv 2602.23881), the divergence in it, and alpha.
+  """Computes the LK loss (arXiv 2602.23881), the divergence in it, and alpha.
 
   alpha = sum min(p, q): a token drawn from q is accepted with that probability.
   The loss is lambda KL(p | q) + (1 - lambda) (1 - alpha), and lambda, which is
@@ -250,8 +250,8 @@ def eagle_loss(
   decay: float = 0.8,
   sharpness: float = 3.0,
 ) -> LossFn:
-  """The sum over unrolled steps of `decay`^i times `lk_loss`, per position of a
-  text that can be drafted from.
+  """Makes a loss: the sum over unrolled steps of `decay`^i times `lk_loss`, per
+  position of a text that can be drafted from.
 
   What it reports: `nats`, the divergence at the first step; `accuracy`, how
   often the likeliest token of the first step is the one that was written;
@@ -305,8 +305,8 @@ def eagle_loss(
 
 
 def _is_counted(batch: Batch, step: int) -> Array:
-  """bool `[B, T]`: whether a step of drafting from a position has a loss. That
-  begins behind the last token but one of a prompt."""
+  """Marks, bool `[B, T]`, whether a step of drafting from a position has a
+  loss. That begins behind the last token but one of a prompt."""
   segments, weights = (
     batch['decoder_segment_ids'],
     batch['decoder_loss_weights'],
@@ -327,8 +327,8 @@ def _loss_sums(
   decay: float,
   sharpness: float,
 ) -> LossSums:
-  """The sums of `eagle_loss` over N positions, each with the hidden states of n
-  steps, `[N, n, embed]`."""
+  """Computes the sums of `eagle_loss` over N positions, each with the hidden
+  states of n steps, `[N, n, embed]`."""
   ids, counted = shared['target_ids'], target['counted'].astype(jnp.float32)
   log_p = target_log_probs(shared['rows'], target['x'], target['normalizer'])
   params = {**projection, 'target_ids': ids}

@@ -34,8 +34,8 @@ def eagle_config(
   num_heads: int | None = None,
   num_kv_heads: int | None = None,
 ) -> EagleConfig:
-  """Sizes of a network that fits a target, whose own layers' sizes are the
-  default.
+  """Chooses the sizes of a network that fits a target, whose own layers' sizes
+  are the default.
 
   It reads the streams that were kept in `texts`, a folder of `specdec data
   write --prompts`, but the last of them, which is the target's output.
@@ -85,7 +85,8 @@ def eagle_params(
   texts: str,
   num_parts: int | None = None,
 ) -> Tree:
-  """Where a network begins: near the target, but for its layer, which is drawn.
+  """Makes the parameters that a network begins from: near the target, but for
+  its layer, which is drawn.
 
   The tokens that can be drafted are those that the target wrote most often in
   `texts`, a folder of `specdec data write --prompts`; how much of its output
@@ -115,8 +116,8 @@ def begun(
   target_params: Tree,
   target_ids: Array,
 ) -> Tree:
-  """As `eagle_params`, for a target that is read and `target_ids` `[V_draft]`,
-  the tokens that can be drafted."""
+  """Does what `eagle_params` does, for a target that is read and `target_ids`
+  `[V_draft]`, the tokens that can be drafted."""
   head = head_of(target_config, target_params)
   scale_of = functools.partial(_norm_scale, target_config, target_params)
   params = jax.jit(eagle.init_params, static_argnums=0)(config, rng_key)
@@ -133,8 +134,8 @@ def begun(
 
 
 def _norm_scale(config: LlamaConfig, params: Tree, layer: int) -> Array:
-  """The scale `[embed]` of the norm by which a target reads the input of a
-  layer, or its own output; of root mean square 1."""
+  """Finds the scale `[embed]` of the norm by which a target reads the input of
+  a layer, or its own output; of root mean square 1."""
   if layer == config.num_layers:
     scale = params['decoder_norm']['scale']
   else:
@@ -144,9 +145,9 @@ def _norm_scale(config: LlamaConfig, params: Tree, layer: int) -> Array:
 
 
 def _passing_the_last(kernel: Array, scale: Array) -> Array:
-  """The kernel `[features, embed]` of joined features, of which the last, that
-  was normed with `scale`, passes as it was before that scale; of the others
-  little."""
+  """Makes a kernel `[features, embed]` of joined features, of which the last,
+  that was normed with `scale`, passes as it was before that scale; of the
+  others little."""
   dim = scale.size
   # Features are normed with `scale` before they come here, so the identity on
   # the last of them has to divide by it; where it is nearly 0, by a bit more.

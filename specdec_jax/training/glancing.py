@@ -41,7 +41,8 @@ def block_loss(
   is_glancing: bool = True,
   shares_dropout: bool = True,
 ) -> LossFn:
-  """Cross entropy of the block positions that have a target and stay masked.
+  """Makes a loss: the cross entropy of the block positions that have a target
+  and stay masked.
 
   The prefix of a row has a random length below its text's, 0 to L - 1; gamma
   masks follow it, past the end of the text too, where there is no target. Rows
@@ -145,7 +146,7 @@ def _draw_blocks(
 
 
 def _project(config: BlockDecoderConfig, table: Tree, hidden: Array) -> Array:
-  """Logits `[N, V]` of hidden states `[N, embed]`."""
+  """Computes logits `[N, V]` of hidden states `[N, embed]`."""
   apply = applied(BlockDecoder(config))
   # Rows, which a mesh splits.
   logits: Array = apply(table, hidden[:, None], method=BlockDecoder.project)
@@ -155,7 +156,8 @@ def _project(config: BlockDecoderConfig, table: Tree, hidden: Array) -> Array:
 def _is_correct(
   config: BlockDecoderConfig, table: Tree, at: tuple[Array, Array]
 ) -> Array:
-  """bool `[N]`: whether the guess is the token; of hidden states and tokens."""
+  """Tells, bool `[N]`, whether the guess is the token; of hidden states and
+  tokens."""
   hidden, gold = at
   table = jax.lax.stop_gradient(table)
   return arrays.argmax(_project(config, table, hidden)) == gold
@@ -175,8 +177,8 @@ def _loss_sums(
 
 
 def draw_prefixes(key: Array, lengths: Array) -> Array:
-  """A prefix length for texts of int32 `[B]` tokens: uniform in 0 .. L - 1, and
-  0 for a row without a text."""
+  """Draws a prefix length for texts of int32 `[B]` tokens: uniform in 0 .. L -
+  1, and 0 for a row without a text."""
   uniforms = jax.random.uniform(key, lengths.shape)
   starts = jnp.floor(uniforms * lengths.astype(jnp.float32)).astype(jnp.int32)
   # A draw just below 1 may round up to the length.
@@ -186,7 +188,8 @@ def draw_prefixes(key: Array, lengths: Array) -> Array:
 def reveal(
   key: Array, is_masked: Array, is_correct: Array, ratios: Array
 ) -> Array:
-  """Which masks are given away: per row floor((masked - correct) r), at random.
+  """Draws which masks are given away: per row floor((masked - correct) r), at
+  random.
 
   `is_masked` are the masks that have a target, `is_correct` where the first
   pass guessed it, both bool `[B, G]`; `ratios` is r, float32 `[B]`. The result,
@@ -206,7 +209,7 @@ def reveal(
 def with_ratio(
   dataset: Dataset, *, first: float = 0.5, last: float = 0.3, train_steps: int
 ) -> Dataset:
-  """The batches with r, which goes from `first` to `last` in a straight line;
+  """Adds r to batches, which goes from `first` to `last` in a straight line;
   ValueError if it leaves [0, 1], or, at the batch, if rows are packed."""
   if not (0 <= first <= 1 and 0 <= last <= 1):
     raise ValueError(
@@ -232,7 +235,7 @@ def with_ratio(
 def init_params(
   config: BlockDecoderConfig, rng_key: Array, target_params: Tree = None
 ) -> Tree:
-  """Fresh parameters, with the encoder and the embeddings of the target's.
+  """Draws parameters, with the encoder and the embeddings of the target's.
 
   `target_params` are a T5's, or None to draw everything. Of an encoder with
   other layers, those that both have are taken, from the bottom; ValueError if

@@ -63,7 +63,8 @@ class Schedule:
       )
 
   def is_due(self, step: int, period: int) -> bool:
-    """Whether what happens every `period` steps, and at the end, does now."""
+    """Tells whether what happens every `period` steps, and at the end, does
+    now."""
     return step == self.train_steps or step % period == 0
 
 
@@ -76,7 +77,7 @@ def step(
   optimizer: optax.GradientTransformation,
   num_microbatches: int = 1,
 ) -> tuple[TrainState, dict[str, Array]]:
-  """One optimizer step on the mean loss of a batch's targets.
+  """Takes one optimizer step on the mean loss of a batch's targets.
 
   Args:
     rng_key: of the whole run; the step's own key is folded in.
@@ -117,7 +118,8 @@ def step(
 def _summed_gradients(
   loss_fn: LossFn, params: Tree, batch: Batch, key: Array, parts: int
 ) -> tuple[Tree, LossSums]:
-  """The gradients and the sums of a batch, added up over its `parts`."""
+  """Computes the gradients and the sums of a batch, added up over its
+  `parts`."""
   trained, fixed = run_checkpoints.divide(params)
 
   def part_gradients(part: Batch, part_key: Array):
@@ -261,7 +263,8 @@ def new_run(
   seed: int,
   params: Tree = None,
 ) -> Run:
-  """A run before its first step; of all networks, only a T5 can be drawn."""
+  """Makes a run before its first step; of all networks, only a T5 can be
+  drawn."""
   rng_key = jax.random.key(seed)
   if params is None:
     family = families.of(config)
@@ -331,8 +334,8 @@ def _what_is_wrong(metrics: Mapping[str, float]) -> str:
 def validate(
   evaluate: Callable, params: Tree, dataset: Dataset
 ) -> dict[str, float]:
-  """Negative log-likelihood and accuracy per target over the whole split, and
-  the loss's own figures."""
+  """Computes negative log-likelihood and accuracy per target over the whole
+  split, and the loss's own figures."""
   assert dataset.validation is not None
   # In float64: a split has more targets than float32 can count one by one.
   found = [

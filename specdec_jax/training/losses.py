@@ -30,7 +30,7 @@ class LossSums:
   figures: Mapping[str, Array] = dataclasses.field(default_factory=dict)
 
   def means(self) -> dict[str, Array]:
-    """The further figures."""
+    """Divides the further figures by their weights."""
     return {
       name: pair[0] / jnp.maximum(pair[1], 1.0)
       for name, pair in self.figures.items()
@@ -52,7 +52,7 @@ def cross_entropy(
   label_smoothing: float = 0.0,
   z_loss: float = 0.0,
 ) -> LossSums:
-  """T5X's loss (`t5x.losses.compute_weighted_cross_entropy`).
+  """Computes T5X's loss (`t5x.losses.compute_weighted_cross_entropy`).
 
   The smoothed distribution has `1 - label_smoothing` on the target and the rest
   spread evenly over the other V - 1 tokens; its own entropy is subtracted, so
@@ -98,7 +98,7 @@ def apply(
   *args: Array | None,
   **options: Any,
 ) -> Tree:
-  """What a Linen network makes of `args`; it drops out when given a key."""
+  """Applies a Linen network; it drops out when given a key."""
   return network.apply(
     {'params': params},
     *args,
@@ -115,8 +115,8 @@ def teacher_forced(
   dropout_key: Array | None = None,
   **options: Any,
 ) -> Array:
-  """Logits, float32 `[B, T, V]`, for a batch of `data.training_batches`, with
-  or without features of an encoder.
+  """Computes logits, float32 `[B, T, V]`, for a batch of
+  `data.training_batches`, with or without features of an encoder.
 
   The float32 parameters are rounded to the config's dtype, that of the
   activations. `options` may name another `method` than the logits.
@@ -137,8 +137,9 @@ def teacher_forced(
 def supervised_loss(
   config: T5Config, *, label_smoothing: float = 0.0, z_loss: float = 1e-4
 ) -> LossFn:
-  """Cross entropy of the batch's targets; see `cross_entropy`. ValueError if
-  the config is no T5's, or a number is out of range."""
+  """Makes a loss: the cross entropy of the batch's targets; see
+  `cross_entropy`. ValueError if the config is no T5's, or a number is out of
+  range."""
   if not isinstance(config, T5Config):
     raise ValueError('the usual loss is for a T5: another network needs a loss')
   check_share('label_smoothing', label_smoothing)
@@ -164,7 +165,8 @@ DIVERGENCES = ('forward_kl', 'reverse_kl', 'jsd', 'tvd')
 def divergence(
   target_logits: Array, draft_logits: Array, *, kind: str, beta: float = 0.5
 ) -> Array:
-  """How far a drafter's distributions q are from a target's p, per position.
+  """Measures how far a drafter's distributions q are from a target's p, per
+  position.
 
   DistillSpec (Zhou et al., arXiv 2310.08461, Sec. 2 and App. A). The total
   variation is 1 minus the probability that speculative sampling accepts a token

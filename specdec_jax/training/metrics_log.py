@@ -16,7 +16,7 @@ NAME = 'metrics.jsonl'
 def open_log(
   folder: Path, *, step: int
 ) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-  """`(step, metrics)`, what writes a log that goes on after a step.
+  """Opens `(step, metrics)`, which writes a log that goes on after a step.
 
   Lines of later steps are those of a run that was killed, which takes these
   steps again: they stay until a line of their step, or of a later one, replaces
@@ -64,7 +64,7 @@ def open_log(
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-  """The lines so far; what a kill left unfinished is not one."""
+  """Reads the lines so far, without one that a kill left unfinished."""
   lines = []
   if path.is_file():
     for text in path.read_text(encoding='utf-8').splitlines():

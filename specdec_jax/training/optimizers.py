@@ -19,7 +19,7 @@ def learning_rate(
   steps_per_decay: int = 20_000,
   steps_per_cycle: int = 100_000,
 ) -> Schedule:
-  """A product of named factors (`t5x.utils.create_learning_rate_scheduler`).
+  """Multiplies named factors (`t5x.utils.create_learning_rate_scheduler`).
 
   Args:
     factors: names joined by `*`, with s the number of steps taken and w
@@ -90,7 +90,8 @@ def adafactor(
   clipping_threshold: float = 1.0,
   weight_decay: float | None = None,
 ) -> optax.GradientTransformation:
-  """Adafactor as T5 was trained with (Shazeer and Stern, arXiv 1804.04235).
+  """Makes Adafactor as T5 was trained with (Shazeer and Stern, arXiv
+  1804.04235).
 
   Second moments are factored where both sides have 128 entries, there is no
   momentum, and a step is relative to the parameter's own root mean square.
@@ -117,9 +118,9 @@ def adamw(
   weight_decay: float = 0.0,
   max_grad_norm: float | None = 1.0,
 ) -> optax.GradientTransformation:
-  """AdamW (Loshchilov and Hutter, arXiv 1711.05101), gradients clipped, with
-  the momenta of Vaswani et al. (arXiv 1706.03762, Sec. 5.3); ValueError if the
-  learning rate is not positive."""
+  """Makes AdamW (Loshchilov and Hutter, arXiv 1711.05101), gradients clipped,
+  with the momenta of Vaswani et al. (arXiv 1706.03762, Sec. 5.3); ValueError if
+  the learning rate is not positive."""
   _check_rate('learning_rate', learning_rate)
   steps = [
     optax.adamw(learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)

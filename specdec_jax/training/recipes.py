@@ -42,7 +42,8 @@ def distillation_loss(
   beta: float = 0.5,
   target_dtype: str | None = None,
 ) -> LossFn:
-  """The divergence of drafter and target at the positions of a text.
+  """Makes a loss: the divergence of drafter and target at the positions of a
+  text.
 
   DistillSpec (Zhou et al., arXiv 2310.08461) minimises it over the data set's
   text, the target's or the drafter's own. What it reports as correct is where
@@ -152,7 +153,7 @@ def rewrite_targets(
 
 @functools.lru_cache(maxsize=8)
 def _generate_fn(config: T5Config, rewriting: Rewriting) -> Callable:
-  """Plain decoding, compiled once for all texts."""
+  """Makes plain decoding, compiled once for all texts."""
   generate = functools.partial(
     autoregressive.generate,
     method=Method(
@@ -180,7 +181,7 @@ def drafter_texts(
   temperature: float = 1.0,
   seed: int = 0,
 ) -> Dataset:
-  """Batches of text that the drafter itself wrote a short while ago.
+  """Makes batches of text that the drafter itself wrote a short while ago.
 
   DistillSpec draws new text at every step; here the drafter writes
   `num_examples` targets every `refresh_period` steps, in large batches, and
@@ -244,7 +245,7 @@ def drafter_texts(
 
 
 def read_t5(name: str, dtype: DTypeLike) -> tuple[T5Config, Tree]:
-  """Sizes and parameters of a T5; raises ValueError for another model."""
+  """Reads sizes and parameters of a T5; raises ValueError for another model."""
   config, params = loading.read(loading.locate(name), dtype=jnp.dtype(dtype))
   if not isinstance(config, T5Config):
     raise ValueError(f'{name} is not a T5')
@@ -254,8 +255,9 @@ def read_t5(name: str, dtype: DTypeLike) -> tuple[T5Config, Tree]:
 def spec_drafter_params(
   config: BlockDecoderConfig, rng_key: Array, *, target: str | None = None
 ) -> Tree:
-  """The parameters that a Spec-Drafter's training starts from: the encoder and
-  the embeddings of `target`, if there is one, and the rest fresh."""
+  """Makes the parameters that a Spec-Drafter's training starts from: the
+  encoder and the embeddings of `target`, if there is one, and the rest
+  fresh."""
   params = None if target is None else read_t5(target, jnp.float32)[1]
   return glancing.init_params(config, rng_key, params)
 
@@ -263,20 +265,21 @@ def spec_drafter_params(
 def block_heads_config(
   *, target: str, gamma: int, mlp_dim: int
 ) -> BlockHeadsConfig:
-  """The sizes of heads for a target."""
+  """Chooses the sizes of heads for a target."""
   embed_dim = read_t5(target, jnp.float32)[0].embed_dim
   return BlockHeadsConfig(embed_dim=embed_dim, gamma=gamma, mlp_dim=mlp_dim)
 
 
 def block_heads_params(config: BlockHeadsConfig, rng_key: Array) -> Tree:
-  """Fresh parameters of heads."""
+  """Draws the parameters of heads."""
   return block_heads.init_params(config, rng_key)
 
 
 def block_heads_loss(
   config: BlockHeadsConfig, *, target: str, label_smoothing: float = 0.0
 ) -> LossFn:
-  """Cross entropy of one head's guesses at all positions of a batch.
+  """Makes a loss: the cross entropy of one head's guesses at all positions of a
+  batch.
 
   Head g, counted from 1, guesses the token g further than the target does.
   A step trains one head, drawn at random, and the target is frozen, so that its
@@ -312,8 +315,8 @@ def block_heads_loss(
 def shift(
   batch: Batch, distance: Array, max_distance: int
 ) -> tuple[Array, Array]:
-  """Targets and weights `[B, T]` of what stands `distance` positions further
-  on in the same example."""
+  """Reads targets and weights `[B, T]` of what stands `distance` positions
+  further on in the same example."""
 
   def further(x: Array) -> Array:
     padded = jnp.pad(x, ((0, 0), (0, max_distance)))

@@ -54,8 +54,9 @@ class Run:
 
 
 def divide(params: Tree) -> tuple[Tree, Tree]:
-  """The parameters that are trained, and those that are not: integers, such as
-  the ids of a draft vocabulary. Each tree has None for what is in the other."""
+  """Divides parameters into those that are trained and those that are not:
+  integers, such as the ids of a draft vocabulary. Each tree has None for what
+  is in the other."""
   # {'kernel': floats, 'target_ids': ints} becomes {'kernel': floats,
   # 'target_ids': None} and {'kernel': None, 'target_ids': ints}.
   is_trained = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
@@ -65,7 +66,7 @@ def divide(params: Tree) -> tuple[Tree, Tree]:
 
 
 def unite(trained: Tree, fixed: Tree) -> Tree:
-  """The parameters that were divided."""
+  """Unites the parameters that were divided."""
   return jax.tree.map(
     lambda x, y: y if x is None else x,
     trained,
@@ -75,9 +76,9 @@ def unite(trained: Tree, fixed: Tree) -> Tree:
 
 
 def place_run(run: Run, optimizer: optax.GradientTransformation) -> Run:
-  """A run over the mesh that is set, if any: parameters as `sharding.rules`
-  says, the optimiser's arrays of the same shapes beside them, the rest whole on
-  every device."""
+  """Places a run over the mesh that is set, if any: parameters as
+  `sharding.rules` says, the optimiser's arrays of the same shapes beside them,
+  the rest whole on every device."""
   mesh = jax.sharding.get_mesh()
   if mesh.empty:
     return run
@@ -106,7 +107,7 @@ class Checkpoints:
   manager: 'CheckpointManager'
 
   def steps(self) -> list[int]:
-    """At which steps there is a complete checkpoint, ascending."""
+    """Lists the steps with a complete checkpoint, ascending."""
     return sorted(self.manager.all_steps())
 
   def save(self, run: Run) -> None:
@@ -181,7 +182,8 @@ class Checkpoints:
 
 
 def _is_everywhere(flag: bool) -> bool:
-  """Whether it is true in all processes, which wait for each other here."""
+  """Tells whether it is true in all processes, which wait for each other
+  here."""
   if jax.process_count() == 1:
     return flag
   from jax.experimental import multihost_utils
@@ -197,7 +199,7 @@ def open_run(
   vocabulary: Path | None = None,
   keep: int = 3,
 ) -> Iterator[Checkpoints]:
-  """The checkpoints of a new run, or of one that goes on.
+  """Opens the checkpoints of a new run, or of one that goes on.
 
   Nobody else can open the run meanwhile, in this process or another. The folder
   is made if need be; its `model.json` says what network is trained, and its
@@ -270,7 +272,7 @@ def _as_tree(run: Run) -> dict[str, Tree]:
 
 
 def average(checkpoints: Checkpoints, like: Run, *, last: int) -> Tree:
-  """The mean of the newest checkpoints' parameters (Vaswani et al., arXiv
+  """Averages the newest checkpoints' parameters (Vaswani et al., arXiv
   1706.03762, Sec. 6.1, average the last 5); `like` is any state of the run."""
   steps = checkpoints.steps()[-last:]
   restored = (checkpoints.restore(like, step).state.params for step in steps)

@@ -125,7 +125,8 @@ def _write(
 def _computed_in(
   config: T5Config | DrafterConfig, dtype: str, dropout_rate: float
 ) -> T5Config | DrafterConfig:
-  """The sizes with a dtype and, where the network can, a rate of dropout."""
+  """Returns the sizes with a dtype and, where the network can, a rate of
+  dropout."""
   if dtype not in presets.DTYPES:
     raise ValueError(
       f'dtype is {dtype!r}, expected {" or ".join(presets.DTYPES)}'
@@ -156,7 +157,8 @@ def _check_processes(dataset: Dataset, checkpoint: str | None) -> None:
 def _read_vocabulary(
   path: str | None, of_dataset: Path | None, config: T5Config | DrafterConfig
 ) -> AnyVocabulary | None:
-  """What is put beside the weights; None beside those of a drafter without."""
+  """Reads what is put beside the weights; None beside those of a drafter
+  without."""
   if not families.of(config).has_vocabulary:
     if path is not None:
       raise ValueError('heads have no vocabulary of their own: give none')
@@ -178,7 +180,7 @@ def _read_vocabulary(
 def _mesh(
   num_partitions: int | None, submesh: Sequence[int] | None
 ) -> AbstractContextManager:
-  """The mesh of all devices; none for a single one."""
+  """Makes the mesh of all devices; none for a single one."""
   if jax.device_count() == 1 and num_partitions is None and submesh is None:
     return contextlib.nullcontext()
   return jax.set_mesh(
@@ -190,7 +192,7 @@ def _mesh(
 def _reporting(
   folder: Path, schedule: loop.Schedule
 ) -> Iterator[tuple[loop.Report, Callable[[str], None]]]:
-  """Metrics to the log, the screen and a bar; means over steps.
+  """Reports metrics to the log, the screen and a bar; means over steps.
 
   A mean ends at a checkpoint too: a run that goes on from there writes the
   lines of one that was not killed. The second function prints sentences. Of
