@@ -83,7 +83,7 @@ def _build(args: argparse.Namespace) -> None:
 def _archive_folder(
   args: argparse.Namespace, packages: tuple[str, ...]
 ) -> Iterator[Path]:
-  """The archive's files: given, or downloaded to be kept or not."""
+  """Yields the archive's files: given, or downloaded to be kept or not."""
   if args.from_dir:
     yield local_path(args.from_dir)
     return
@@ -97,7 +97,7 @@ def _archive_folder(
 
 
 def _table(out: Path, manifest: dict[str, Any]) -> Any:
-  """What was built, as a `rich` table."""
+  """Shows what was built as a `rich` table."""
   from rich.table import Table
 
   release = manifest['archive']['release']

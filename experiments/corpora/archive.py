@@ -63,7 +63,7 @@ class Archive:
   sha256: Mapping[str, str]
 
   def group(self, package: str) -> str:
-    """The source package of a package, without version numbers.
+    """Returns the source package of a package, without version numbers.
 
     `gcc-11` and `gcc-12` say nearly the same, and must share a split.
     """
@@ -186,14 +186,15 @@ def read(folder: Path, packages: Sequence[str] = PACKAGES) -> Archive:
 
 
 def _found(folder: Path, pattern: str) -> list[Path]:
-  """Files of a folder; ValueError if there is none."""
+  """Finds files of a folder; ValueError if there is none."""
   if found := sorted(folder.glob(pattern)):
     return found
   raise ValueError(f'{folder} has no {pattern}: the download is incomplete')
 
 
 def _one(folder: Path, pattern: str) -> Path:
-  """The one such file of a folder; ValueError if there are more, or none."""
+  """Finds the one such file of a folder; ValueError if there are more, or
+  none."""
   found = _found(folder, pattern)
   if len(found) == 1:
     return found[0]
@@ -204,7 +205,8 @@ def _one(folder: Path, pattern: str) -> Path:
 
 
 def _read_release(lists: Path, prefix: str) -> deb822.Release:
-  """A release file; it is signed within, as archives have it, or apart."""
+  """Reads a release file; it is signed within, as archives have it, or
+  apart."""
   path = lists / f'{prefix}_InRelease'
   if not path.exists():
     path = lists / f'{prefix}_Release'
@@ -223,8 +225,8 @@ def _read_release(lists: Path, prefix: str) -> deb822.Release:
 def _read_packages(
   lists: Path, binaries: Path, packages: Sequence[str]
 ) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
-  """Source packages of the release, where the names differ, and versions of
-  some packages by package and SHA-256."""
+  """Reads source packages of the release, where the names differ, and versions
+  of some packages by package and SHA-256."""
   sources: dict[str, str] = {}
   known: dict[tuple[str, str], str] = {}
   fields = 'Package', 'Source', 'Version', 'SHA256'
@@ -240,7 +242,7 @@ def _read_packages(
 
 
 def _checked(path: Path, expected: str | None) -> str:
-  """The file's SHA-256, which must be the release's."""
+  """Returns the file's SHA-256, which must be the release's."""
   if not path.exists():
     raise ValueError(f'{path} is missing: the download is incomplete')
   digest = _sha256(path)

@@ -38,18 +38,18 @@ _LENGTH_RATIO = (0.4, 2.5)
 
 
 def normalise(text: str) -> str:
-  """The text in NFC, without invisible characters, every space one blank."""
+  """Puts a text in NFC, without invisible characters, every space one blank."""
   text = unicodedata.normalize('NFC', text)
   return ' '.join(_INVISIBLE.sub('', text).split())
 
 
 def num_words(text: str) -> int:
-  """Words that begin with a letter."""
+  """Counts the words that begin with a letter."""
   return len(_WORD.findall(text))
 
 
 def obstacle(english: str, german: str) -> str | None:
-  """Why a pair is no translation worth learning; None if it is one.
+  """Says why a pair is no translation worth learning; None if it is one.
 
   The filters are few and crude on purpose:
 
@@ -77,13 +77,14 @@ def obstacle(english: str, german: str) -> str | None:
 
 
 def sentences(text: str) -> list[str]:
-  """The sentences of a paragraph."""
+  """Splits a paragraph into sentences."""
   return _SENTENCE_END.split(text)
 
 
 def is_english(text: str, fewest_words: int, most_words: int) -> bool:
-  """Whether a text is an English sentence of so many words, rather than code,
-  numbers or another language: nine characters in ten are letters or blanks."""
+  """Tells whether a text is an English sentence of so many words, rather than
+  code, numbers or another language: nine characters in ten are letters or
+  blanks."""
   num_letters = sum(c.isalpha() or c == ' ' for c in text)
   return (
     fewest_words <= num_words(text) <= most_words
@@ -94,8 +95,8 @@ def is_english(text: str, fewest_words: int, most_words: int) -> bool:
 
 
 def aligned_sentences(english: str, german: str) -> list[tuple[str, str]]:
-  """Sentence pairs of a pair of paragraphs; the paragraphs themselves if their
-  sentences do not agree in number."""
+  """Makes sentence pairs of a pair of paragraphs; the paragraphs themselves if
+  their sentences do not agree in number."""
   sides = _SENTENCE_END.split(english), _SENTENCE_END.split(german)
   if len(sides[0]) != len(sides[1]):
     return [(english, german)]
@@ -107,7 +108,7 @@ def _placeholders(text: str) -> Counter[str]:
 
 
 def _is_of(text: str, language: re.Pattern, own: re.Pattern) -> bool:
-  """Whether a text is of `language` rather than of its own."""
+  """Tells whether a text is of `language` rather than of its own."""
   if num_words(text) < _FEWEST_WORDS:
     return False
   return len(language.findall(text)) > len(own.findall(text))

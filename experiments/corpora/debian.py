@@ -73,7 +73,7 @@ class Corpus:
 
 
 def packages(corpora: Iterable[str]) -> tuple[str, ...]:
-  """The packages, besides the indices, that some corpora need."""
+  """Lists the packages, besides the indices, that some corpora need."""
   corpora = set(corpora)
   manuals = _MANUALS if 'debian_en' in corpora else ()
   needs_pairs = corpora & {'debian_ende', 'debian_en'}
@@ -81,7 +81,7 @@ def packages(corpora: Iterable[str]) -> tuple[str, ...]:
 
 
 def translation(files: Archive) -> Iterator[Outcome]:
-  """`debian_ende`: fields `inputs`, `targets`."""
+  """Yields `debian_ende`: fields `inputs`, `targets`."""
   origins = {
     'descriptions': _description_pairs(files),
     'messages': _message_pairs(files),
@@ -96,7 +96,7 @@ def translation(files: Archive) -> Iterator[Outcome]:
 
 
 def summary(files: Archive) -> Iterator[Outcome]:
-  """`debian_synopsis`: fields `inputs`, the document, and `targets`."""
+  """Yields `debian_synopsis`: fields `inputs`, the document, and `targets`."""
   for description in _descriptions(files, 'en'):
     document = cleaning.normalise(descriptions.long_text(description))
     synopsis = cleaning.normalise(description.synopsis)
@@ -112,7 +112,7 @@ def summary(files: Archive) -> Iterator[Outcome]:
 
 
 def plain_text(files: Archive) -> Iterator[Outcome]:
-  """`debian_lm`: field `text`, synopsis and paragraphs of a description.
+  """Yields `debian_lm`: field `text`, synopsis and paragraphs of a description.
 
   Packages of one source share paragraphs; each is kept where it comes first.
   """
@@ -133,7 +133,8 @@ def plain_text(files: Archive) -> Iterator[Outcome]:
 
 
 def untranslated(files: Archive) -> Iterator[Outcome]:
-  """`debian_en`: field `inputs`, and the same as `targets`, to be replaced.
+  """Yields `debian_en`: field `inputs`, and the same as `targets`, to be
+  replaced.
 
   A sentence that is in `debian_ende`, in whatever split, is left out.
   """
@@ -187,7 +188,7 @@ def build(name: str, files: Archive) -> Corpus:
 
 
 def _english_texts(files: Archive) -> Iterator[tuple[str, str, str]]:
-  """Origin, group and text of all that is there in English alone."""
+  """Yields origin, group and text of all that is there in English alone."""
   for description in _descriptions(files, 'en'):
     group = files.group(description.package)
     for entries in ((description.synopsis,), *description.paragraphs):
@@ -212,7 +213,7 @@ def _descriptions(files: Archive, language: str) -> Iterator[Description]:
 
 
 def _description_pairs(files: Archive) -> Iterator[tuple[str, str, str]]:
-  """Group and texts of every description that has a translation."""
+  """Yields group and texts of every description that has a translation."""
   english = {d.md5: d for d in _descriptions(files, 'en')}
   for german in _descriptions(files, 'de'):
     if source := english.get(german.md5):
@@ -222,7 +223,7 @@ def _description_pairs(files: Archive) -> Iterator[tuple[str, str, str]]:
 
 
 def _message_pairs(files: Archive) -> Iterator[tuple[str, str, str]]:
-  """Group and texts of every message; a group is a catalogue."""
+  """Yields group and texts of every message; a group is a catalogue."""
   for path, content in sorted(deb.files(files.debs[_L10N], '.mo')):
     group = f'{_L10N}/{path.rpartition("/")[2]}'
     for pair in catalogues.pairs(path, content):
@@ -233,7 +234,7 @@ def _message_pairs(files: Archive) -> Iterator[tuple[str, str, str]]:
 
 
 def _help_pairs(files: Archive) -> Iterator[tuple[str, str, str]]:
-  """Group and texts of every element of the help; a group is a page."""
+  """Yields group and texts of every element of the help; a group is a page."""
   english, german = (dict(_help_pages(files, side)) for side in _HELP)
   for key in sorted(english.keys() & german.keys()):
     translations = help_pages.texts(german[key])
@@ -243,7 +244,7 @@ def _help_pairs(files: Archive) -> Iterator[tuple[str, str, str]]:
 
 
 def _help_pages(files: Archive, side: str) -> Iterator[tuple[str, str]]:
-  """Pages by the name that they have in every language."""
+  """Yields pages by the name that they have in every language."""
   package, language = _HELP[side]
   for path, content in deb.files(files.debs[package], '.html'):
     if key := help_pages.page_key(path, language):

@@ -58,7 +58,7 @@ def stanzas(path: Path, fields: Sequence[str]) -> Iterator[deb822.Packages]:
 def text_pairs(
   english: Description, german: Description
 ) -> Iterator[tuple[str, str]]:
-  """Texts of one description that translate each other.
+  """Yields texts of one description that translate each other.
 
   The synopses; and, where the paragraphs agree in number, the paragraphs, by
   entry where they are lists of as many entries.
@@ -75,12 +75,13 @@ def text_pairs(
 
 
 def long_text(description: Description) -> str:
-  """The text after the synopsis, lists included, on one line."""
+  """Joins the text after the synopsis, lists included, on one line."""
   return ' '.join(' '.join(entries) for entries in description.paragraphs)
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
-  """Paragraphs between lines of a single dot, by entry if they are lists.
+  """Yields paragraphs between lines of a single dot, by entry if they are
+  lists.
 
   A list's entries begin with a bullet; what is indented further continues one.
   """

@@ -10,7 +10,7 @@ _BLOCK_TAGS = _TEXT_TAGS | _SKIPPED_TAGS | {'div', 'dl', 'ul', 'ol', 'dt', 'h1'}
 
 
 def paragraphs(page: str) -> Iterator[str]:
-  """The paragraphs and list entries of an HTML page, in its order."""
+  """Yields the paragraphs and list entries of an HTML page, in its order."""
   reader = _Reader()
   reader.feed(page)
   reader.close()

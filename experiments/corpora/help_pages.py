@@ -12,7 +12,7 @@ _NESTING_TAGS = _SKIPPED_TAGS | {'span'}
 
 
 def texts(page: str) -> dict[str, str]:
-  """The texts of a page's elements by id, in the page's order.
+  """Reads the texts of a page's elements by id, in the page's order.
 
   Args:
     page: HTML. A page without any such element has no texts.
@@ -26,7 +26,7 @@ def texts(page: str) -> dict[str, str]:
 
 
 def page_key(path: str, language: str) -> str | None:
-  """What a page is called in every language; None for other files.
+  """Returns what a page is called in every language; None for other files.
 
   Args:
     path: in the package, such as `.../help/de/text/swriter/main.html`.
@@ -79,6 +79,7 @@ class _Reader(HTMLParser):
 
 
 def _is_variant(tag: str, attributes: dict[str, str | None]) -> bool:
-  """Whether an element is shown on some platforms or in some modules only."""
+  """Tells whether an element is shown on some platforms or in some modules
+  only."""
   is_default = (attributes.get('id') or '').startswith('default')
   return tag == 'span' and 'hidden' in attributes and not is_default

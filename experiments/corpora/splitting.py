@@ -12,7 +12,7 @@ _Example = TypeVar('_Example', bound=Mapping[str, str])
 
 
 def split_of(group: str) -> str:
-  """The split of a group of examples: a source package, or a file.
+  """Returns the split of a group of examples: a source package, or a file.
 
   It depends on the group's name alone, so that a newer archive, another corpus
   or another machine puts it into the same split.
@@ -28,7 +28,7 @@ def split_of(group: str) -> str:
 def divide(
   examples: Iterable[_Example], *, key: str
 ) -> tuple[dict[str, list[_Example]], dict[str, int]]:
-  """Examples by split, without repetitions.
+  """Divides examples by split, without repetitions.
 
   An example that was seen before is left out, in a split's own order. So is a
   held-out example whose text under `key` is in the training split, or, for

@@ -33,7 +33,8 @@ _LABELS = {
 
 
 def load(name: str) -> dict[str, Any]:
-  """The figures of a model; ValueError if `shipping.ship` did not ship it."""
+  """Reads the figures of a model; ValueError if `shipping.ship` did not ship
+  it."""
   path = pretrained.FOLDER / name / DATA
   if not path.is_file():
     raise ValueError(f'there is no {path}: ship the model first')
@@ -63,7 +64,8 @@ def write(name: str) -> Path:
 
 
 def render(card: dict[str, Any]) -> str:
-  """The card as Markdown, with the metadata that Hugging Face's hub reads."""
+  """Renders the card as Markdown, with the metadata that Hugging Face's hub
+  reads."""
   base_model = None
   if card['network'] == 'eagle':
     base_model = card['training'][-1]['settings']['TARGET']
@@ -96,8 +98,8 @@ _OF_SUITE = {
 
 
 def read_suite(path: Path, name: str) -> dict[str, dict[str, Any]]:
-  """What a suite measured of a drafter, by target, as `update` takes it, with
-  copying from the prompt beside it.
+  """Reads what a suite measured of a drafter, by target, as `update` takes it,
+  with copying from the prompt beside it.
 
   `path` is the suite.json of `specdec bench --suite`, `name` the drafter's, as
   `--drafters` had it. ValueError if the suite has nothing of it.

@@ -11,13 +11,14 @@ _TRAINED, _VALIDATED = 'alpha_', 'validation_alpha_'
 
 
 def alphas(line: Mapping[str, Any], prefix: str = _VALIDATED) -> list[float]:
-  """A line's mean alpha of each unrolled step, in their order."""
+  """Reads a line's mean alpha of each unrolled step, in their order."""
   found = {name: line[name] for name in line if name.startswith(prefix)}
   return [found[name] for name in sorted(found, key=lambda x: (len(x), x))]
 
 
 def joined(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-  """The lines of runs that each began from the one before; steps count on."""
+  """Joins the lines of runs that each began from the one before; steps count
+  on."""
   found: list[dict[str, Any]] = []
   for lines in runs:
     before = found[-1]['step'] if found else 0

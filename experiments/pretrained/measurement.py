@@ -172,7 +172,7 @@ def read_draft(name: str, setting: Setting) -> Draft:
 
 
 def plainly(setting: Setting, temperature: float) -> Decoded:
-  """The target's own texts."""
+  """Decodes the target's own texts."""
   generate = functools.partial(
     autoregressive.generate,
     method=Method(
@@ -185,7 +185,7 @@ def plainly(setting: Setting, temperature: float) -> Decoded:
 
 
 def speculatively(setting: Setting, draft: Draft, gamma: int) -> Decoded:
-  """Greedy texts with a drafter."""
+  """Decodes greedy texts with a drafter."""
   decoder = common.decoder(
     setting.chosen,
     dataclasses.replace(draft.choice, gamma=gamma),
@@ -199,7 +199,7 @@ def speculatively(setting: Setting, draft: Draft, gamma: int) -> Decoded:
 def _decode(
   setting: Setting, params: Params, generate: Callable[..., Any]
 ) -> Decoded:
-  """All batches; one program per width."""
+  """Decodes all batches; one program per width."""
 
   @jax.jit
   def decode(params: Params, prompt: Prompt) -> Any:
@@ -236,7 +236,7 @@ def _decode(
 
 
 def predictions(setting: Setting, decoded: Decoded) -> list[str]:
-  """The new text of every row."""
+  """Decodes the new text of every row."""
   vocabulary, layout = setting.target.vocabulary, setting.layout
   result = []
   for row, tokens in zip(setting.rows, decoded.texts, strict=True):
@@ -249,7 +249,7 @@ def predictions(setting: Setting, decoded: Decoded) -> list[str]:
 
 
 def judge(setting: Setting, decoded: Decoded, metric: str) -> Figures:
-  """A metric of `quality.METRICS` on the whole split."""
+  """Computes a metric of `quality.METRICS` on the whole split."""
   targets = [row.example.targets for row in setting.rows]
   if None in targets:
     raise ValueError('the task has no targets to judge by')
@@ -262,7 +262,7 @@ def alphas(
   decoded: Decoded,
   temperature: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """`row_sums` of all rows: `[D, R]` and `[R]`."""
+  """Computes `row_sums` of all rows: `[D, R]` and `[R]`."""
   layout = setting.layout
   sums_of = jax.jit(
     functools.partial(
@@ -305,7 +305,7 @@ def row_sums(
   draft_models: Sequence[LanguageModel],
   logits_to_probs: LogitsToProbsFn,
 ) -> tuple[Array, Array]:
-  """Sums of `sum min(p, q)` over the prefixes of each text; jit it whole.
+  """Sums `sum min(p, q)` over the prefixes of each text; jit it whole.
 
   What `calibration.overlaps` finds while the target generates, one call per
   token, is found here by one call per text, on the same prefixes for every
@@ -353,8 +353,8 @@ def row_sums(
 def nats_per_token(
   setting: Setting, task: str, inputs_field: str, *, max_length: int = 256
 ) -> Figures:
-  """Of a language model, on the texts of a split, each ended by EOS and cut to
-  `max_length` tokens."""
+  """Measures a language model on the texts of a split, each ended by EOS and
+  cut to `max_length` tokens."""
   vocabulary, start = setting.target.vocabulary, setting.layout.starts
 
   @jax.jit
@@ -393,8 +393,8 @@ def nats_per_token(
 
 
 def provenance(task: str, started: float) -> tuple[str, Figures]:
-  """The task's name without folders of this machine; its checksum, and where
-  and when it was measured since `started`, of `time.time()`."""
+  """Says the task's name without folders of this machine; its checksum, and
+  where and when it was measured since `started`, of `time.time()`."""
   path = Path(task)
   return f'{path.parent.name}/{path.name}', {
     'sha256': hashlib.sha256(path.read_bytes()).hexdigest(),

@@ -27,7 +27,8 @@ _BENCH = (
 
 
 def measure(args: argparse.Namespace) -> dict[str, Figures]:
-  """What goes into the card of each model: by its name, section and task.
+  """Measures what goes into the card of each model: by its name, section and
+  task.
 
   Raises:
     ValueError: if the models do not fit together.
@@ -84,8 +85,8 @@ def _say(started: float, what: str) -> None:
 def _decoding(
   setting: Setting, draft: Draft, gamma: int, greedy: Decoded
 ) -> Figures:
-  """Greedy speculative decoding, and in how many rows it is not greedy
-  decoding."""
+  """Counts in how many rows greedy speculative decoding differs from greedy
+  decoding, and what it accepts."""
   found = measurement.speculatively(setting, draft, gamma)
   pairs = zip(greedy.texts, found.texts, strict=True)
   different = sum(not np.array_equal(a, b) for a, b in pairs)
@@ -102,7 +103,8 @@ def _decoding(
 def _alphas(
   setting: Setting, drafts: list[Draft], greedy: Decoded
 ) -> Figures | None:
-  """Alpha of each draft model, and of two the difference; greedy and sampled.
+  """Measures alpha of each draft model, and of two the difference; greedy and
+  sampled.
 
   A Spec-Drafter has no distribution to ask for.
   """
@@ -125,7 +127,7 @@ def _alphas(
 
 
 def _bench(args: argparse.Namespace) -> Figures | None:
-  """The speeds of --bench, which must be of this pair."""
+  """Reads the speeds of --bench, which must be of this pair."""
   if args.bench is None:
     return None
   figures = json.loads(Path(args.bench).read_text(encoding='utf-8'))
@@ -141,5 +143,5 @@ def _ratio(sums: Any, counts: Any) -> Figures:
 
 
 def _shown(name: str) -> str:
-  """A model without the folders of the machine that it lies on."""
+  """Names a model without the folders of the machine that it lies on."""
   return '/'.join(name.split('/')[-2:])

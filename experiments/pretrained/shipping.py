@@ -100,7 +100,7 @@ def _write(
 
 
 def total_bytes() -> int:
-  """Of all that is shipped."""
+  """Counts the bytes of all that is shipped."""
   files = pretrained.FOLDER.rglob('*')
   return sum(path.stat().st_size for path in files if path.is_file())
 
@@ -141,7 +141,7 @@ def _sizes(config: Any) -> dict[str, Any]:
 
 
 def _training(run: Path) -> dict[str, Any]:
-  """What a run's files say of it."""
+  """Reads what a run's files say of it."""
   lines = metrics_log.read_log(run / metrics_log.NAME)
   steps = [line for line in lines if 'targets' in line]
   if not steps or not (run / 'model' / model_file.NAME).is_file():
@@ -174,19 +174,20 @@ def _folders(value: str | Sequence[str]) -> Sequence[str]:
 
 
 def _shown(value: Any) -> Any:
-  """A setting without the folders of the machine that its paths lie on."""
+  """Shows a setting without the folders of the machine that its paths lie
+  on."""
   if isinstance(value, list | tuple):
     return [_shown(each) for each in value]
   return '/'.join(value.split('/')[-2:]) if isinstance(value, str) else value
 
 
 def _hours(steps: Sequence[dict[str, float]]) -> float:
-  """Of the steps alone, without validation and checkpoints."""
+  """Counts the hours of the steps alone, without validation and checkpoints."""
   return sum(s['targets'] / s['targets_per_second'] for s in steps) / 3600
 
 
 def _macros(path: Path) -> dict[str, Any]:
-  """The macros of a config.gin that are plain values."""
+  """Reads the macros of a config.gin that are plain values."""
   macros = {}
   for name, text in _MACRO.findall(path.read_text(encoding='utf-8')):
     try:
@@ -199,14 +200,15 @@ def _macros(path: Path) -> dict[str, Any]:
 
 
 def _tokens(folder: Path) -> dict[str, Any]:
-  """The training split of token files."""
+  """Describes the training split of token files."""
   split = token_files.load_description(folder).at('splits').at('train').values
   names = ('examples', 'target_tokens', 'sha256')
   return {'name': folder.name} | {name: split.get(name) for name in names}
 
 
 def _texts(macros: dict[str, Any]) -> list[dict[str, Any]]:
-  """The texts that a target wrote for the run, if it learned from such."""
+  """Describes the texts that a target wrote for the run, if it learned from
+  such."""
   if (folder := macros.get('TEXTS')) is None:
     return []
   description = written_texts.load_description(folder)
@@ -226,8 +228,8 @@ def _texts(macros: dict[str, Any]) -> list[dict[str, Any]]:
 def _curve(
   lines: Sequence[dict[str, float]], steps: Sequence[dict[str, float]]
 ) -> list[dict[str, float]]:
-  """Evenly spread validations, the last among them, with the training loss
-  there and the hours until then."""
+  """Picks evenly spread validations, the last among them, with the training
+  loss there and the hours until then."""
   found = [line for line in lines if 'validation_nats' in line]
   chosen = {
     round(i * (len(found) - 1) / max(_NUM_POINTS - 1, 1))

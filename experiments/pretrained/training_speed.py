@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _batches(args: argparse.Namespace) -> tuple[dict, dict]:
-  """A batch of each length, and how many an epoch has."""
+  """Makes a batch of each length, and counts those of an epoch."""
   dataset = glancing.with_ratio(
     length_buckets.from_token_files(
       args.tokens, batch_tokens=args.batch_tokens, limits=args.lengths
