@@ -75,26 +75,33 @@ def load(
     ValueError: if a model cannot be had, or the choices do not fit together.
     ImportError: if a package that reads a model is not installed.
   """
-  words = None if vocabulary is None else os.fspath(vocabulary)
   draft = None
   if draft_model is not None:
-    draft = Model(
-      checkpoint=os.fspath(draft_model),
-      vocabulary=words,
-      dtype=draft_dtype or dtype,
-    )
+    draft = _model(draft_model, draft_dtype or dtype, vocabulary)
   elif draft_dtype is not None:
     raise ValueError('draft_dtype is for a draft_model, which is not given')
   chosen, rule = _choices(drafter, draft, verification, options)
   return decoder_lib.build(
-    Model(
-      checkpoint=os.fspath(model), sizes=sizes, vocabulary=words, dtype=dtype
-    ),
+    _model(model, dtype, vocabulary, sizes),
     drafter=chosen,
     rule=rule,
     sampling=Sampling(
       temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     ),
+  )
+
+
+def _model(
+  name: str | os.PathLike[str],
+  dtype: str,
+  vocabulary: str | os.PathLike[str] | None,
+  sizes: str | None = None,
+) -> Model:
+  return Model(
+    checkpoint=os.fspath(name),
+    sizes=sizes,
+    vocabulary=None if vocabulary is None else os.fspath(vocabulary),
+    dtype=dtype,
   )
 
 
@@ -250,7 +257,7 @@ def _batches(
 def _completions(
   decoder: Decoder, batches: Sequence[Batch], settings: Settings
 ) -> Iterator[Completion]:
-  """Decodes batch after batch."""
+  """Decodes batch after batch, each when its first row is asked for."""
   if not batches:
     return
   outputs: Iterable[DecodeOutput]
@@ -346,8 +353,11 @@ def _pieces(
 
 
 def _longest_beginning(text: str, stops: Sequence[str]) -> int:
-  """How many characters at the end of a text may begin a stop string, or
-  belong to one that is complete."""
+  """Counts the characters at the end of a text that may begin a stop string, or
+  belong to one that is complete.
+
+  Of 'say STO' with the stop string 'STOP' these are 3.
+  """
   lengths = [0]
   for stop in stops:
     if stop in text:

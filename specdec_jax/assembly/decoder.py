@@ -61,7 +61,7 @@ class Decoder:
 
   @property
   def vocabulary(self) -> AnyVocabulary:
-    """Both models'; ValueError for a dry run, which has none."""
+    """That of both models; ValueError for a dry run, which has none."""
     if self.seen.vocabulary is None:
       raise ValueError('a dry run has no vocabulary')
     return self.seen.vocabulary
@@ -90,8 +90,8 @@ class Decoder:
     return self.length.gammas if isinstance(self.length, Auto) else ()
 
   def at(self, gamma: int) -> 'Decoder':
-    """The decoder with a gamma that is given and does not vary; 0 has no
-    drafter, nor its weights."""
+    """Returns the decoder with a given gamma that does not vary; for 0 without
+    a drafter and its weights."""
     choice = self.choice if gamma else NoDrafter()
     length = Fixed(gamma)
     made = choice.make(self.seen, length)
@@ -109,8 +109,9 @@ class Decoder:
     )
 
   def ranked_drafter(self, num_children: int) -> Drafter:
-    """A drafter of trees, with its likeliest tokens as children of the root and
-    nothing below; ValueError if its choice drafts none."""
+    """Makes a drafter of trees of depth 1 whose nodes are its likeliest tokens;
+    ValueError if the choice drafts none."""
+    # Ranks are of the drafter's own distribution, whatever is sampled.
     greedy = dataclasses.replace(self.seen, sampling=Sampling())
     return self.choice.make(greedy, Tree((0,) * num_children)).drafter
 
@@ -125,7 +126,7 @@ class Decoder:
     return min((n for n in limits if n is not None), default=2**30)
 
   def digests(self) -> dict[str, str]:
-    """By whose they are, digests of the weights on disk, see `agreement`."""
+    """Returns digests of the weights on disk, by side; see `agreement`."""
     sides = {'target': self.model, 'drafter': self.drafting.model}
     return {
       f"digest of the {side}'s weights": agreement.of_files(
@@ -144,7 +145,7 @@ def outline(
   sampling: Sampling = Sampling(),
   is_dry_run: bool = False,
 ) -> Decoder:
-  """A decoder whose weights are not read yet, and in a dry run no vocabulary;
+  """Makes a decoder without reading its weights, nor in a dry run a vocabulary;
   raises as `api.load`."""
   length, shown = drafter.length, rule.seen(sampling)
   shown.check_is_used()
@@ -157,6 +158,7 @@ def outline(
     vocabulary=None if is_dry_run else models.read_vocabulary(model, config),
     sampling=sampling,
   )
+  # Of a gamma that is yet to be measured, the widest needs the most room.
   made = drafter.make(
     seen, Fixed(length.gammas[-1]) if isinstance(length, Auto) else length
   )
@@ -190,13 +192,16 @@ def load(
   drafter_shardings: Shardings | None = None,
   waiting: Waiting = contextlib.nullcontext,
 ) -> Decoder:
-  """The decoder with its weights, where `models.read_params` puts them;
+  """Reads the weights, to where `models.read_params` puts them.
+
   `waiting` is entered with a sentence while a model is read. Raises ValueError
-  if a checkpoint has other arrays."""
+  if a checkpoint has other arrays.
+  """
   made = decoder.drafting
   own: Any = ()
   with waiting(f'loading {decoder.model.checkpoint}'):
     target = models.read_params(decoder.model, decoder.config, target_shardings)
+  # A model that drafts for itself is read once.
   if made.model == decoder.model and target_shardings is None:
     own = target
   elif made.model is not None and made.config is not None:

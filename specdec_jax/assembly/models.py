@@ -62,8 +62,10 @@ class Model:
 
 
 def read_config(model: Model) -> Config:
-  """The sizes of a model; named ones without a look at its checkpoint. Raises
-  ValueError if there is no such model, or it does not state its sizes."""
+  """Reads the sizes of a model; named ones need no checkpoint.
+
+  Raises ValueError if there is no such model, or it does not state its sizes.
+  """
   dtype = jnp.dtype(model.dtype)
   if model.is_random:
     name = model.checkpoint.removeprefix(_RANDOM)
@@ -92,7 +94,8 @@ def _kind_of_drafter(path: Path) -> str | None:
 
 
 def read_drafter_config(model: Model, kind: str) -> Any:
-  """The sizes of a network that is for the drafter `kind`; else ValueError."""
+  """Reads the sizes of a network for the drafter `kind`; ValueError if it is
+  for another."""
   dtype = jnp.dtype(model.dtype)
   config: DrafterConfig
   if isinstance(model.sizes, str):
@@ -107,8 +110,8 @@ def read_drafter_config(model: Model, kind: str) -> Any:
 
 
 def read_vocabulary(model: Model, config: Config) -> AnyVocabulary:
-  """The vocabulary of a model; ValueError if it has none, or one of another
-  size."""
+  """Reads the vocabulary of a model; ValueError if it has none, or one of
+  another size."""
   if model.is_random:
     return _byte_vocabulary()
   path, num_rows = loading.locate(model.checkpoint), config.vocab_size
@@ -130,9 +133,11 @@ def read_params(
   config: Config | DrafterConfig,
   shardings: Shardings | None = None,
 ) -> Any:
-  """The weights. `shardings` gives from their shapes where each is to be; None
-  puts them on the default device, with the copies of `layers.with_cpu_copies`.
-  Raises ValueError if the checkpoint has other arrays."""
+  """Reads the weights; ValueError if the checkpoint has other arrays.
+
+  `shardings` says from their shapes where each is to be; None puts them on the
+  default device, with the copies of `layers.with_cpu_copies`.
+  """
   if model.is_random:
     params = _draw_params(config)
   else:
@@ -145,7 +150,7 @@ def read_params(
 
 
 def _draw_params(config: Config | DrafterConfig) -> dict:
-  """Normal weights of the scale that keeps activations of one size."""
+  """Draws normal weights of the scale that keeps activations of one size."""
   leaves, structure = jax.tree.flatten(families.param_shapes(config))
 
   @jax.jit
@@ -164,7 +169,8 @@ def _draw(key: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def _byte_vocabulary() -> Vocabulary:
-  """A token for every byte, none that ends a text, and padding as id 0."""
+  """Makes a vocabulary of one token per byte, none that ends a text, and
+  padding as id 0."""
   tokenizers = vocabularies.import_tokenizers()
   alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
   tokenizer = tokenizers.Tokenizer(

@@ -155,7 +155,7 @@ def _adaptive(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
 
 
 def settings(args: argparse.Namespace) -> running.Settings:
-  """How a decode goes."""
+  """Makes the settings of a decode."""
   return running.Settings(
     max_new_tokens=args.max_new_tokens,
     seed=args.seed,

@@ -48,11 +48,13 @@ EXIT_OK, EXIT_BROKEN_PIPE = 0, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs one subcommand; the exit status: 0, 1 for a failed self-test or a bug,
-  2 for bad input, 75 for a server that does not answer, 130 for an interrupt,
-  after which all that was written is in place, and 141, without a word, for
-  output that nobody reads any more. With SPECDEC_TRACEBACK=1 in the
-  environment, errors keep their traceback."""
+  """Runs one subcommand and returns its exit status.
+
+  0; 1 for a failed self-test or a bug; 2 for bad input; 75 for a server that
+  does not answer; 130 for an interrupt, after which all that was written is in
+  place; 141 for a broken pipe (silent). With SPECDEC_TRACEBACK=1 in the
+  environment, errors keep their traceback.
+  """
   try:
     status = _run(argv)
     sys.stdout.flush()
@@ -101,7 +103,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-  """The options of `specdec` and, of all subcommands, of the one given."""
+  """Makes the parser of `specdec`, with the options of the subcommand given."""
   parser = options.Parser(
     prog='specdec',
     description='Draft-then-verify decoding, compiled as one program.',
@@ -126,8 +128,8 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _drop_output() -> bool:
-  """Whether standard output takes no more. What is still buffered then goes
-  nowhere, so that it does not fail again when Python exits."""
+  """Returns whether standard output takes no more; what is still buffered is
+  then dropped, so that it does not fail again when Python exits."""
   try:
     if sys.stdout is not None:
       sys.stdout.flush()
@@ -143,7 +145,7 @@ def _complain(sentence: str) -> None:
 
 
 class _Complaints(logging.Handler):
-  """Says what the library warns of, as this command says things."""
+  """Prints warnings of the library as lines of this command."""
 
   def emit(self, record: logging.LogRecord) -> None:
     _complain(record.getMessage())

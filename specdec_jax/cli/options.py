@@ -83,7 +83,7 @@ def dtypes(text: str) -> list[str]:
 
 
 def add_timing(parser: argparse.ArgumentParser) -> Group:
-  """Flags for how often to time, and against what; returns the group."""
+  """Adds how often to time, and against what; returns the group."""
   group = parser.add_argument_group('timing')
   group.add_argument(
     '--repeats', type=positive_int, default=5, help='timed runs of each'
@@ -104,7 +104,7 @@ def add_plain_dtypes(parser: argparse._ActionsContainer) -> None:
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
-  """The models, the drafter and the rule."""
+  """Adds the models, the drafter and the rule."""
   group = parser.add_argument_group('models')
   add = group.add_argument
   add(
@@ -164,7 +164,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
 def _add_flags(
   group: Group, choices: Iterable[type], defaults: Mapping[str, Any] = {}
 ) -> None:
-  """The flags that any of some choices has, each once."""
+  """Adds the flags that any of some choices has, each once."""
   added = set()
   for choice in choices:
     for name, field in options_of(choice).items():
@@ -185,7 +185,7 @@ def _add_flags(
 
 
 def _add_adaptive(add: Callable) -> None:
-  """How far a draft model goes, up to --gamma."""
+  """Adds how far a draft model goes, up to --gamma."""
   add(
     '--adaptive',
     choices=ADAPTIVE,
@@ -209,7 +209,7 @@ def _add_adaptive(add: Callable) -> None:
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> Group:
-  """Standardised sampling; returns the group."""
+  """Adds how tokens are sampled; returns the group."""
   group = parser.add_argument_group('sampling')
   add = group.add_argument
   add('--temperature', type=temperature, default=0.0, help='0 is greedy')
@@ -227,7 +227,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> Group:
 def add_prompts(
   parser: argparse.ArgumentParser, *, is_required: bool = True
 ) -> Group:
-  """What to decode, and how much of it at once; returns the group."""
+  """Adds what to decode, and how much of it at once; returns the group."""
   group = parser.add_argument_group('prompts')
   add = group.add_argument
   source = group.add_mutually_exclusive_group(required=is_required)
@@ -251,7 +251,7 @@ def add_prompts(
 
 
 def add_chat(add: Callable) -> None:
-  """How a prompt becomes a message to the model."""
+  """Adds how a prompt becomes a message to the model."""
   add('--chat', action='store_true', help="apply the model's chat template")
   add(
     '--system',
@@ -266,7 +266,7 @@ def add_report(
   *,
   shown: str = 'table',
 ) -> None:
-  """Whether to colour a table, or to write its figures."""
+  """Adds whether to colour a table, or to write its figures."""
   add_output(parser).add_argument(
     '--json',
     metavar='OUT',
@@ -275,7 +275,7 @@ def add_report(
 
 
 def add_output(parser: argparse.ArgumentParser) -> Group:
-  """Whether to colour what is printed; the group, for more options."""
+  """Adds whether to colour what is printed; returns the group."""
   group = parser.add_argument_group('output')
   group.add_argument(
     '--color',

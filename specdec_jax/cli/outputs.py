@@ -27,8 +27,8 @@ _WIDE = 200
 def check(
   outputs: Mapping[str, str | None], inputs: Mapping[str, str | None]
 ) -> None:
-  """Refuses outputs that cannot be written before hours are spent on them, and
-  two options with one path; touches nothing. None is an option not given."""
+  """Raises ValueError for an output that cannot be written, or two options with
+  one path, before hours are spent; None is an option not given."""
   files = lambda paths: [
     each for each in paths.items() if each[1] not in (None, STANDARD_OUTPUT)
   ]
@@ -42,7 +42,7 @@ def check(
 
 
 def _real(path: str) -> str:
-  """A path's only name."""
+  """Returns the one name of a path, without links."""
   found = user_path(path)
   return str(found) if is_in_bucket(found) else os.path.realpath(found)
 
@@ -71,8 +71,8 @@ def _is_device(place: Path) -> bool:
 
 
 def reserved(path: str | None) -> AbstractContextManager[None]:
-  """Lets no other process write a local file of results while the block runs;
-  ValueError if one does. What cannot be written is left to `check`."""
+  """Locks a local file of results while the block runs; ValueError if another
+  process writes it. What cannot be written is left to `check`."""
   if path in (None, STANDARD_OUTPUT) or _obstacle(path):
     return contextlib.nullcontext()
   place = user_path(path)
@@ -84,8 +84,8 @@ def reserved(path: str | None) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def json_lines(path: str | None) -> Iterator[Callable[[dict], None]]:
-  """Yields what writes an object as one line, at once, so that an interrupt
-  keeps it, beside `path`; if that is None, it does nothing."""
+  """Yields a function that writes an object as one line, at once, so that an
+  interrupt keeps it; without a path it does nothing."""
   if path is None:
     yield lambda record: None
     return
@@ -109,8 +109,8 @@ def report(args: argparse.Namespace, figures: object, *shown: object) -> int:
 def table(
   columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = ''
 ) -> Any:
-  """A `rich` table of figures; with a title, its first column has names.
-  Titles of columns break between words, and figures nowhere."""
+  """Makes a `rich` table of figures; with a title, its first column has names.
+  Titles of columns break between words, figures nowhere."""
   from rich.table import Table
 
   cells = [*map(tuple, rows)]
@@ -142,7 +142,7 @@ def _write(file: TextIO, value: object, **form: Any) -> None:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[TextIO]:
-  """A text file to write, or standard output; errors name `path`.
+  """Opens a text file to write, or standard output; errors name `path`.
 
   The file has this name when the block ends well. Otherwise an old one stays,
   and what was written is kept beside it, where standard error says.
@@ -166,7 +166,7 @@ def opened(path: str) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def _written(begun: Path, path: str) -> Iterator[TextIO]:
-  """The open file `begun`, whose errors name `path`."""
+  """Opens the file `begun`, whose errors name `path`."""
   # Half of a surrogate pair, which UTF-8 cannot say, becomes its JSON escape.
   file = open(  # noqa: SIM115 - its closing is handled below
     begun, 'w', encoding='utf-8', errors='backslashreplace', newline='\n'
@@ -182,7 +182,7 @@ def _written(begun: Path, path: str) -> Iterator[TextIO]:
 
 
 def finite(value: float) -> float | None:
-  """A number as JSON can hold it; None if it is infinite or no number."""
+  """Returns a number that JSON can hold, or None if it is infinite or NaN."""
   return value if math.isfinite(value) else None
 
 

@@ -141,12 +141,10 @@ def _decode_all(
   with progress.bar('decoding', num_prompts, is_shown=not is_live) as bar:
     for batch in batches:
       records: list[Record] = []
-      shows: list[Write] = [write_trace] if write_trace else []
+      shows: list[Write] = []
       if write_trace:
-        rows = jax.tree.map(itemgetter(slice(len(batch.texts))), batch.prompt)
-        pieces = decoder.vocabulary.pieces
-        for record in recording.prompt_records(rows, pieces, batch.texts):
-          write_trace(record)
+        _trace_prompts(decoder, batch, write_trace)
+        shows.append(write_trace)
       if is_live:
         if num_prompts > 1:
           _show_prompt(screen, batch.texts[0])
@@ -173,6 +171,14 @@ def _decode_all(
   if progress.is_watched():
     print(_note(statistics, time.perf_counter() - started), file=sys.stderr)
   return 2 if has_failed else 0
+
+
+def _trace_prompts(decoder: Decoder, batch: Batch, write: Write) -> None:
+  # The last batch may have rows of nobody.
+  rows = jax.tree.map(itemgetter(slice(len(batch.texts))), batch.prompt)
+  pieces = decoder.vocabulary.pieces
+  for record in recording.prompt_records(rows, pieces, batch.texts):
+    write(record)
 
 
 def _show_rows(
