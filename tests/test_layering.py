@@ -15,6 +15,7 @@ LAYERS = {
   'base': 0,
   'theory': 0,
   'files': 0,
+  'launch': 0,
   'verification': 1,
   'logits': 1,
   'arrays': 1,
@@ -26,7 +27,6 @@ LAYERS = {
   'models': 3,
   'sharding': 3,
   'trace': 3,
-  'launch': 3,
   'training': 4,
   'checkpoints': 4,
   'data': 4,
@@ -180,7 +180,7 @@ _ADDED = {
 
 def test_the_core_is_small():
   core = [p for p in FILES if LAYERS.get(part_of(p), 9) <= 2]
-  core = [p for p in core if part_of(p) not in ('theory', 'files')]
+  core = [p for p in core if part_of(p) not in ('theory', 'files', 'launch')]
   num_lines = lambda paths: sum(len(p.read_text().splitlines()) for p in paths)
   kept = [p for p in core if p.stem not in _ADDED | {'__init__'}]
   assert num_lines(kept) <= 2200

@@ -9,7 +9,6 @@ from specdec_jax import logits
 from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.assembly.rules import RULES
-from specdec_jax.launch import t5x_names
 from specdec_jax.launch.numbers import cost, fraction, number, positive_int
 from specdec_jax.models.presets import DTYPES
 
@@ -39,9 +38,7 @@ class Parser(argparse.ArgumentParser):
     if message == 'argument --prompt: expected one argument':
       message += '; write --prompt=TEXT if it begins with a dash'
     flag = message.removeprefix('unrecognized arguments: ').split(' ')[0]
-    if hint := t5x_names.flag_hint(flag):
-      message = f'{flag} is not known here: {hint}'
-    elif message.startswith('unrecognized'):
+    if message.startswith('unrecognized'):
       near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
       message += ''.join(f', did you mean {name}?' for name in near)
     self.exit(

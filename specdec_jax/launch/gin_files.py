@@ -7,12 +7,12 @@ import io
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 import specdec_jax
 from specdec_jax.files.paths import is_in_bucket, user_path
-from specdec_jax.launch import t5x_names
 
 _SHIPPED = 'gin_configs'
 
@@ -37,20 +37,41 @@ def shipped_text(name: str) -> str:
   return (SHIPPED / name).read_text(encoding='utf-8')
 
 
+class Dialect(NamedTuple):
+  """Gin files and bindings of another project, read as ours.
+
+  Attributes:
+    stand_in: `(name) -> text | None`: what stands for a file of that name, None
+      for one that is looked for and read.
+    translate: `(text) -> text`: a file in our names.
+    rename: `(bindings) -> bindings`: those of the command line in our names.
+  """
+
+  stand_in: Callable[[str], str | None] = lambda name: None
+  translate: Callable[[str], str] = lambda text: text
+  rename: Callable[[Sequence[str]], list[str]] = list
+
+
+OWN = Dialect()
+
+
 def reader(
-  folders: Sequence[str], remote_imports: bool
-) -> Callable[[str], contextlib.AbstractContextManager[TextIO]]:
-  """Opens, by name, the files of one configuration, included ones too.
+  folders: Sequence[str], *, remote_imports: bool, dialect: Dialect = OWN
+) -> Callable[[str], AbstractContextManager[TextIO]]:
+  """Returns a function that opens the files of one configuration by name,
+  included ones too.
+
   `folders` go before the files of this package; those include only each other.
   A file in a bucket that imports a module, by which it can call any function,
   is a ValueError unless `remote_imports`.
   """
+  # The files being read, each included by the one before.
   opened: list[Path] = []
 
   @contextlib.contextmanager
   def read(name: str) -> Iterator[TextIO]:
     is_shipped = bool(opened) and opened[-1].is_relative_to(SHIPPED)
-    text = t5x_names.text_of(name)
+    text = dialect.stand_in(name)
     path = SHIPPED / 't5x' / Path(name).name
     if text is None:
       path = find(name, () if is_shipped else folders)
@@ -67,7 +88,7 @@ def reader(
         f'{path} imports modules, so that whoever can write there could run '
         'code here: copy it to a disk, or add --gin_remote_imports'
       )
-    file = io.StringIO(t5x_names.renewed_file(text))
+    file = io.StringIO(dialect.translate(text))
     file.name = str(path)  # type: ignore[attr-defined]  # For gin's messages.
     yield file
     opened.pop()

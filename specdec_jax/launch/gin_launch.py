@@ -1,21 +1,36 @@
-"""Launching a function from gin files, with T5X's flags; nothing else knows of
+"""Launches a function from gin files, with T5X's flags; nothing else knows of
 gin (https://github.com/google/gin-config)."""
 
 import argparse
 import contextlib
+import dataclasses
 import difflib
 import re
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, TextIO
 
 from specdec_jax.files.require import require
 from specdec_jax.launch import agreement, gin_files, gin_types
+from specdec_jax.launch.gin_files import Dialect
 
 _BINDING = '--gin.'
 _REQUIRED = '%gin.REQUIRED'
 # Name, value and comment of a macro in a gin file.
 _MACRO = re.compile(r'^([A-Z_]+) = (.*?)(?:  # (.*))?$', re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Configuration:
+  """Gin files and bindings, in their order; where files are looked for; and
+  the `dialect` of another project's users."""
+
+  files: Sequence[str] = ()
+  bindings: Sequence[str] = ()
+  folders: Sequence[str] = ()
+  remote_imports: bool = False
+  dialect: Dialect = gin_files.OWN
 
 
 def add_arguments(
@@ -83,18 +98,32 @@ def expand(argv: Sequence[str]) -> list[str]:
   return expanded
 
 
+def given(args: argparse.Namespace, dialect: Dialect) -> Configuration:
+  """Returns what the flags of `add_arguments` say."""
+  return Configuration(
+    files=args.gin_file,
+    bindings=args.gin_bindings,
+    folders=args.gin_search_paths.split(','),
+    remote_imports=args.gin_remote_imports,
+    dialect=dialect,
+  )
+
+
 def call(
   function: Callable[..., Any],
-  args: argparse.Namespace,
+  configuration: Configuration,
   *,
   may_differ: tuple[str, ...] = (),
-  **arguments: Any,
+  **arguments: object,
 ) -> Any:
-  """Calls a function with `arguments`, and others as gin files and flags bind
-  them; a ValueError as in `parse`, if no file configures it, or if processes
-  have other bindings or values than each other, but for names that end in
-  `may_differ`."""
-  parse(args)
+  """Calls a function with `arguments`, and others as gin binds them.
+
+  Raises:
+    ValueError: as `parse`, if no file configures it, or if processes have other
+      bindings or values than each other, but for names that end in
+      `may_differ`.
+  """
+  parse(configuration)
   values = {k: repr(v) for k, v in arguments.items() if not callable(v)}
   agreement.check_everywhere(
     {
@@ -117,17 +146,21 @@ def call(
     raise original from original.__cause__
 
 
-def parse(args: argparse.Namespace) -> None:
-  """Reads the gin files and bindings of the flags, in their order; a ValueError
-  if a file, a binding or a macro is missing or wrong."""
+def parse(configuration: Configuration) -> None:
+  """Reads a configuration; a ValueError if a file, a binding or a macro is
+  missing or wrong."""
   gin = _import_gin()
   gin.clear_config(clear_constants=True)
-  given = args.gin_bindings
-  folders = ['.', *args.gin_search_paths.split(',')]
+  read = gin_files.reader(
+    ['.', *configuration.folders],
+    remote_imports=configuration.remote_imports,
+    dialect=configuration.dialect,
+  )
+  given = configuration.dialect.rename(configuration.bindings)
   try:
-    with _found_by(gin_files.reader(folders, args.gin_remote_imports)):
+    with _opened_by(read):
       gin.parse_config_files_and_bindings(
-        args.gin_file, given, finalize_config=False
+        configuration.files, given, finalize_config=False
       )
   except OSError as error:
     reason = error.strerror or error
@@ -201,7 +234,9 @@ def _check_macros(bound: Mapping[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def _found_by(read: Callable[[str], Any]) -> Iterator[None]:
+def _opened_by(
+  read: Callable[[str], AbstractContextManager[TextIO]],
+) -> Iterator[None]:
   """Has gin open files by `read` alone."""
   # gin asks the readers and folders that it is given only after its own search,
   # which fails on a folder of Python's path without `__init__.py`, such as the

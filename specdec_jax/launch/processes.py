@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -21,6 +21,7 @@ from jax._src import distributed
 from specdec_jax.files.paths import user_path
 from specdec_jax.launch import failures, numbers, progress
 
+_Result = TypeVar('_Result')
 # For all processes to start, and until standard error says who is waited for.
 _JOIN_SECONDS = 120
 _NOTICE_SECONDS = 5
@@ -195,11 +196,12 @@ def number_of_first(number: int) -> int:
   return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
 
 
-def ask_first(function: Callable[[], Any]) -> Any:
-  """What a function gives, called in the first process alone; others learn
-  whether that is true, and get a ValueError if the first does, or an OSError,
-  and a ConnectionError if a server did not answer it."""
-  result, error = None, None
+def ask_first(function: Callable[[], _Result]) -> _Result:
+  """Calls a function in the first process alone. Others get a bool in place of
+  what it gives, whether that is true; a ValueError if the first gets one, or an
+  OSError; and a ConnectionError if a server did not answer it."""
+  result: Any = None
+  error: Exception | None = None
   if is_first():
     try:
       result = function()
@@ -214,7 +216,8 @@ def ask_first(function: Callable[[], Any]) -> Any:
     if answer == -1:
       raise ValueError(reason)
     raise ConnectionError(failures.AWAY, reason)
-  return result if is_first() else bool(answer)
+  others: Any = bool(answer)
+  return result if is_first() else others
 
 
 @contextlib.contextmanager

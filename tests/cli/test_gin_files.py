@@ -1,6 +1,5 @@
 """Gin files are found by their names, in any directory."""
 
-import argparse
 import re
 
 import pytest
@@ -40,12 +39,13 @@ def write(path, *lines) -> None:
 
 def seed(*names, search_paths='.') -> str:
   """The seed that gin files for `specdec train` bind."""
-  parser = argparse.ArgumentParser()
-  gin_launch.add_arguments(parser)
-  flags = [f'--gin_file={name}' for name in names]
-  flags += [f'--gin_bindings={each}' for each in (*TRAIN, 'TRAIN_STEPS = 7')]
-  flags += [f'--gin_search_paths={search_paths}']
-  gin_launch.parse(parser.parse_args(flags))
+  gin_launch.parse(
+    gin_launch.Configuration(
+      files=names,
+      bindings=(*TRAIN, 'TRAIN_STEPS = 7'),
+      folders=search_paths.split(','),
+    )
+  )
   return gin_launch.bindings()['SEED']
 
 

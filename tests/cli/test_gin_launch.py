@@ -1,6 +1,5 @@
 """What the flags of gin say when they cannot be followed."""
 
-import argparse
 import re
 
 import pytest
@@ -20,13 +19,8 @@ BINDINGS = (
 
 
 def parse(*bindings, files=('models/as_stored.gin', 'runs/infer.gin')) -> None:
-  flags = argparse.Namespace(
-    gin_file=files,
-    gin_bindings=[*BINDINGS, *bindings],
-    gin_search_paths='.',
-    gin_remote_imports=False,
-  )
-  gin_launch.parse(flags)
+  given = gin_launch.Configuration(files=files, bindings=[*BINDINGS, *bindings])
+  gin_launch.parse(given)
 
 
 @pytest.mark.parametrize(

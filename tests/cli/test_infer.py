@@ -1,6 +1,5 @@
 """`specdec infer` and `merge`, on T5X's own tiny checkpoint."""
 
-import argparse
 import functools
 import json
 import shutil
@@ -589,22 +588,20 @@ def test_every_gin_file_can_be_read(name):
     for macro in ('DRAFTER_CHECKPOINT_PATH', 'DRAFTER_TEXT')
     if macro in text and not name.startswith('models/')
   ]
-  flags = argparse.Namespace(
-    gin_file=[
+  given = gin_launch.Configuration(
+    files=[
       str(infer_runs.ROOT / 'gin_configs' / each)
       for each in ('models/as_stored.gin', 'runs/infer.gin', name)
     ],
-    gin_bindings=[
+    bindings=[
       "MIXTURE_OR_TASK_NAME = 'task.jsonl'",
       "TASK_FEATURE_LENGTHS = {'inputs': 4, 'targets': 4}",
       "CHECKPOINT_PATH = 'a'",
       "INFER_OUTPUT_DIR = 'd'",
       *required,
     ],
-    gin_search_paths='.',
-    gin_remote_imports=False,
   )
-  gin_launch.parse(flags)
+  gin_launch.parse(given)
   assert 'infer.infer.output_dir' in gin_launch.bindings()
   assert '# Device: ' in text
   assert name in text or 'as_stored' in name

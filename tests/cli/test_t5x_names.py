@@ -9,7 +9,8 @@ pytest.importorskip('sentencepiece')
 pytest.importorskip('tensorstore')
 
 from specdec_jax.checkpoints import model_file
-from specdec_jax.launch import t5x_names
+from specdec_jax.integrations.t5x import names
+from specdec_jax.launch import gin_launch
 from specdec_jax.text import vocabulary_files
 from tests.cli import infer_runs, tiny
 
@@ -92,66 +93,36 @@ BINDINGS = {
   'trainer.Trainer.num_microbatches = 4': None,
   'utils.SaveCheckpointConfig.period = 100': None,
 }
-# And a word of the sentence about each of the others.
-REFUSED = {
-  'MODEL = @models.EncoderDecoderModel()': 'model.json',
-  'FEATURE_LENGTHS = {}': 'jsonl',
-  'TF_EXAMPLE_FILE_PATHS = ["a"]': 'jsonl',
-  'TF_EXAMPLE_FILE_TYPE = "tfrecord"': 'jsonl',
-  'create_task_from_tfexample_file.inputs_key = "x"': 'jsonl',
-  'decoding.beam_search.max_decode_len = 5': 'num_decodes',
-  'eval_script.evaluate.output_dir = %EVAL_OUTPUT_DIR': 'specdec eval',
-  'infer.dataset_cfg = @mine.DatasetConfig()': 'find.split',
-  'infer.fallback_init_rng = 0': 'leave it out',
-  'infer.file_extension = "json"': 'leave it out',
-  'infer.keep_aux_as_numpy = True': 'leave it out',
-  'infer.merge_chunked_results = False': 'leave it out',
-  'infer.merge_fn = @f': 'leave it out',
-  'infer.output_vocab_feature_name = "inputs"': 'leave it out',
-  'infer.partitioner = @PjitPartitioner()': 'num_partitions',
-  'infer.restore_checkpoint_cfg = @f()': 'CHECKPOINT_PATH',
-  'infer.summarize_config_fn = @f': 'leave it out',
-  'infer.train_state_initializer_cls = @f': 'leave it out',
-  'infer.verify_matching_vocabs_fn = None': 'leave it out',
-  'infer.write_fn = @f': 'leave it out',
-  'models.DecoderOnlyModel.vocabulary = %VOCABULARY': 'MODEL',
-  'models.EncoderDecoderModel.decode_fn = @decoding.beam_search': 'num_decodes',
-  'network.T5Config.emb_dim = 64': 'model.json',
-  'network.TransformerConfig.emb_dim = 64': 'model.json',
-  'USE_CACHED_TASKS = True': 'from their source',
-  'VOCABULARY = @seqio.ByteVocabulary()': 'SentencePiece model',
-  'network.Transformer.config = @network.T5Config()': 'model.json',
-  'partitioning.PjitPartitioner.params_on_devices = False': 'device_mesh',
-  'partitioning.standard_logical_axis_rules.activation_partitioning_dims = 2': (
-    'device_mesh'
-  ),
-  'models.EncoderDecoderModel.predict_batch_with_aux.prompt_with_targets = 1': (
-    'plug-in'
-  ),
-  'seqio.SentencePieceVocabulary.extra_ids = 300': 'tokenizer_config.json',
-  'temperature_sample.max_decode_steps = 5': 'num_samples',
-  'train/utils.DatasetConfig.pack = True': 'runs/train_task.gin',
-  'train_script.train.eval_period = 500': 'runs/train_task.gin',
-  'utils.DatasetConfig.shuffle = True': 'in order',
-  'utils.DatasetConfig.use_cached = True': 'from their source',
-  'utils.RestoreCheckpointConfig.mode = "latest"': 'CHECKPOINT_PATH',
-  'utils.RestoreCheckpointConfig.assignment_map = ()': 'CHECKPOINT_PATH',
-}
-FLAGS = {
-  '--alsologtostderr': 'standard error',
-  '--nologtostderr': 'standard error',
-  '-gin_file=a.gin': 'two dashes',
-  '--helpfull': '--help',
-  '--run_mode=infer': 'leave it out',
-  '--seqio_additional_cache_dirs=d': 'their source',
-  '--verbosity=1': 'standard error',
-  '--jax_platforms=cpu': 'JAX_PLATFORMS=cpu',
-  '--fdl_config=x': 'gin files',
-  '--run_with_pdb': 'SPECDEC_TRACEBACK',
-  '--run_with_profiling': '--profile=DIR',
-  '--undefok=x': '--dry_run',
-  '--multiprocess_gpu': '--multiprocess',
-}
+# And what gin refuses.
+REFUSED = [
+  'FEATURE_LENGTHS = {}',
+  'MODEL = @models.EncoderDecoderModel()',
+  'TF_EXAMPLE_FILE_TYPE = "tfrecord"',
+  'USE_CACHED_TASKS = True',
+  'VOCABULARY = @seqio.ByteVocabulary()',
+  'create_task_from_tfexample_file.inputs_key = "x"',
+  'decoding.beam_search.max_decode_len = 5',
+  'eval_script.evaluate.output_dir = %EVAL_OUTPUT_DIR',
+  'infer.dataset_cfg = @mine.DatasetConfig()',
+  'infer.fallback_init_rng = 0',
+  'infer.merge_chunked_results = False',
+  'infer.partitioner = @PjitPartitioner()',
+  'infer.write_fn = @f',
+  'models.DecoderOnlyModel.vocabulary = %VOCABULARY',
+  'models.EncoderDecoderModel.decode_fn = @decoding.beam_search',
+  'models.EncoderDecoderModel.predict_batch_with_aux.prompt_with_targets = 1',
+  'network.T5Config.emb_dim = 64',
+  'network.Transformer.config = @network.T5Config()',
+  'partitioning.PjitPartitioner.params_on_devices = False',
+  'partitioning.standard_logical_axis_rules.activation_partitioning_dims = 2',
+  'seqio.SentencePieceVocabulary.extra_ids = 300',
+  'temperature_sample.max_decode_steps = 5',
+  'train/utils.DatasetConfig.pack = True',
+  'train_script.train.eval_period = 500',
+  'utils.DatasetConfig.shuffle = True',
+  'utils.RestoreCheckpointConfig.assignment_map = ()',
+  'utils.RestoreCheckpointConfig.mode = "latest"',
+]
 OWN = """\
 from __gin__ import dynamic_registration
 
@@ -219,26 +190,27 @@ utils.DatasetConfig:
 @pytest.mark.parametrize('binding', BINDINGS)
 def test_a_binding_of_t5x(binding):
   here = BINDINGS[binding]
-  found = t5x_names.renewed([binding])
+  found = names.rename([binding])
   assert found == ([] if here is None else [here])
 
 
 @pytest.mark.parametrize('binding', REFUSED)
 def test_a_binding_without_a_counterpart(binding):
-  with pytest.raises(ValueError, match=REFUSED[binding]) as raised:
-    t5x_names.renewed([binding])
-  assert str(raised.value).startswith(f'gin: {binding}: ')
-
-
-@pytest.mark.parametrize('flag', FLAGS)
-def test_a_flag_of_t5x_s_libraries(run, tmp_path, flag):
-  refused = run(*infer_runs.argv('m', 't.txt', tmp_path, flag))
-  tiny.assert_refused(refused, flag, FLAGS[flag])
-
-
-def test_the_flags_of_gin_elsewhere(run):
-  refused = run('eval', 'out.jsonl', '--gin_file=t5x/configs/runs/eval.gin')
-  tiny.assert_refused(refused, '--gin_file', 'infer and train')
+  required = (
+    "MIXTURE_OR_TASK_NAME = 'task.txt'",
+    "TASK_FEATURE_LENGTHS = {'inputs': 4, 'targets': 4}",
+    "CHECKPOINT_PATH = 'model'",
+    "INFER_OUTPUT_DIR = 'out'",
+  )
+  files = ('models/as_stored.gin', 'runs/infer.gin')
+  parse = lambda *bindings: gin_launch.parse(
+    gin_launch.Configuration(
+      files=files, bindings=bindings, dialect=names.DIALECT
+    )
+  )
+  parse(*required)
+  with pytest.raises(ValueError, match=binding.split(' ')[0].split('.')[-1]):
+    parse(*required, binding)
 
 
 def command(tmp_path, *files, **bindings) -> list[str]:
@@ -276,13 +248,7 @@ def test_t5x_s_own_files_name_their_sizes(run, tmp_path):
   [
     ('t5x/examples/t5/byt5/base.gin', ['T5X itself', 'model.json']),
     ('t5x/examples/t5/t5_1_1/tiny.gin', ["'t5_1_1_tiny'", 't5_1_1_small']),
-    ('t5x/examples/decoder_only/models/base.gin', ['model.json']),
-    ('t5x/configs/runs/infer_from_tfexample_file.gin', ['.jsonl']),
-    ('t5x/configs/runs/pretrain.gin', ['runs/train_task.gin']),
-    ('t5x/configs/runs/eval.gin', ['give specdec eval']),
-    ('t5x/configs/runs/export.gin', ['specdec convert']),
-    ('t5x/configs/runs/precompile.gin', ['plan --topology']),
-    ('t5x/examples/scalable_t5/umt5/vocab.gin', ['umt5_base']),
+    ('t5x/configs/runs/eval.gin', ['T5X itself', 'runs/infer.gin']),
   ],
 )
 def test_files_of_t5x_that_nothing_stands_for(run, tmp_path, file, parts):
@@ -299,7 +265,7 @@ def test_files_of_t5x_that_nothing_stands_for(run, tmp_path, file, parts):
 
 def test_sizes_with_scanned_layers_are_ours():
   name = '/home/me/t5x/t5x/examples/scalable_t5/mt5/XL.gin'
-  text = t5x_names.text_of(name)
+  text = names.stand_in(name)
   assert text.startswith("MODEL = 'scalable_mt5_xl'\n")
   assert 'gs://t5-data/vocabs/mc4.' in text
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specdec_jax.integrations import t5x
+from specdec_jax.integrations.t5x import decoding as t5x_decoding
 from specdec_jax.integrations.t5x import t5_networks
 from specdec_jax.models import families
 from tests.integrations import test_t5x
@@ -209,13 +209,13 @@ def test_decode_fn_samples_as_the_one_that_it_replaces(
   parse, kind, monkeypatch
 ):
   settings = []
-  decode = t5x.decoding.decode
+  decode = t5x_decoding.decode
 
   def record(*args, speculation, **kwargs):
     settings.append((speculation.temperature, speculation.top_k))
     return decode(*args, speculation=speculation, **kwargs)
 
-  monkeypatch.setattr(t5x.decoding, 'decode', record)
+  monkeypatch.setattr(t5x_decoding, 'decode', record)
   model = parse(
     kind,
     'decoding.temperature_sample.temperature = 0.5',

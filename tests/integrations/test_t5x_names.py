@@ -1,6 +1,5 @@
-"""Everything that `t5x.infer` can be told is known to `specdec infer`."""
+"""The tables of names are of the installed T5X."""
 
-import contextlib
 import inspect
 import pathlib
 import re
@@ -12,8 +11,8 @@ pytest.importorskip('t5x')
 import t5x
 from t5x import decoding, infer, partitioning, utils
 
-from specdec_jax.infer.infer import infer as own_infer
-from specdec_jax.launch import gin_files, t5x_names
+from specdec_jax.integrations.t5x import names
+from specdec_jax.launch import gin_files
 
 pytestmark = pytest.mark.t5x
 
@@ -29,18 +28,16 @@ BOUND = {
 
 
 @pytest.mark.parametrize('name', BOUND)
-def test_every_argument_has_a_counterpart_or_a_sentence(name):
-  own = inspect.signature(own_infer).parameters if name == 'infer' else {}
-  for argument in inspect.signature(BOUND[name]).parameters:
-    binding = f'{name}.{argument} = "x"'
-    with contextlib.suppress(ValueError):  # A sentence.
-      found = t5x_names.renewed([binding])
-      assert found != [binding] or argument in own, argument
+def test_every_renamed_argument_is_one_of_t5x(name):
+  known = inspect.signature(BOUND[name]).parameters
+  for bound in (*names._RENAMED, *names._IDLE, *names._AS_HERE):
+    owner, _, argument = bound.partition('.')
+    assert owner != name or not argument or argument in known, bound
 
 
 def test_every_macro_of_its_run_is_known():
   run = pathlib.Path(t5x.__path__[0]) / 'configs' / 'runs' / 'infer.gin'
   text = gin_files.shipped_text('runs/infer.gin')
   for name in re.findall(r'^([A-Z_]+) =', run.read_text(), re.MULTILINE):
-    found = t5x_names.renewed([f'{name} = None'])
+    found = names.rename([f'{name} = None'])
     assert f'\n{name} =' in text or not found, name

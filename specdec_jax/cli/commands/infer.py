@@ -10,12 +10,12 @@ import argparse
 from specdec_jax.files.paths import user_path
 from specdec_jax.infer import output
 from specdec_jax.infer.infer import infer
+from specdec_jax.integrations.t5x import names
 from specdec_jax.launch import (
   compilation_cache,
   gin_launch,
   processes,
   progress,
-  t5x_names,
 )
 
 # Gin files whose macros --help lists.
@@ -63,12 +63,11 @@ def run(args: argparse.Namespace) -> int:
     'dry_run': args.dry_run or None,
     'profile_dir': args.profile,
   }
-  args.gin_bindings = t5x_names.renewed(args.gin_bindings)
   compilation_cache.enable()
   with processes.joined(args):
     return gin_launch.call(
       infer,
-      args,
+      gin_launch.given(args, names.DIALECT),
       may_differ=_FOLDERS,
       settings=lambda: {
         name: value

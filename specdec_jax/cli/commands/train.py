@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 
+from specdec_jax.integrations.t5x import names
 from specdec_jax.launch import gin_launch, processes
 from specdec_jax.training import train as training
 
@@ -26,5 +27,6 @@ def run(args: argparse.Namespace) -> int:
   with processes.joined(args), contextlib.ExitStack() as reading:
     reading.enter_context(training.waiting('reading the training data'))
     # gin reads the data while it makes the arguments.
-    gin_launch.call(training.train, args, on_begin=reading.close)
+    configuration = gin_launch.given(args, names.DIALECT)
+    gin_launch.call(training.train, configuration, on_begin=reading.close)
   return 0

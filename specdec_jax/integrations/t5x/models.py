@@ -1,0 +1,313 @@
+"""Speculation inside T5X: its own checkpoints, gin files and launch scripts.
+
+`SpeculativeEncoderDecoderModel` and `SpeculativeDecoderOnlyModel` take the
+place of T5X's models and decode with this package's T5 on the parameters that
+T5X gives them, sharded as T5X sharded them. `speculative_decode` is a
+`decode_fn` for T5X's own models. docs/t5x.md shows how to use them.
+
+T5X is not on PyPI; without it this module imports, and its models raise
+ImportError when they are made.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import flax
+import jax.numpy as jnp
+
+from specdec_jax.base import Array, Prompt
+from specdec_jax.decoding.state import DecodeOutput
+from specdec_jax.integrations.t5x import contract, decoding, t5_networks
+from specdec_jax.integrations.t5x.decoding import Speculation
+from specdec_jax.integrations.t5x.t5_networks import DRAFT, refusal
+
+load_draft = t5_networks.load_draft
+restore_with_draft = t5_networks.restore_with_draft
+
+
+def _without_t5x(error: ImportError) -> type:
+  """What stands for T5X's models where T5X cannot be imported."""
+  message = (
+    f'T5X cannot be imported ({error}): install it from '
+    'https://github.com/google-research/t5x as its README says; '
+    'see docs/t5x.md'
+  )
+
+  def refuse(cls: type, *args: Any, **kwargs: Any):
+    raise ImportError(message)
+
+  return type('NoT5X', (), {'__new__': refuse})
+
+
+_EncoderDecoderModel: Any
+_DecoderOnlyModel: Any
+try:
+  from t5x import models as t5x_models
+except ImportError as error:
+  _EncoderDecoderModel = _DecoderOnlyModel = _without_t5x(error)
+else:
+  _EncoderDecoderModel = t5x_models.EncoderDecoderModel
+  _DecoderOnlyModel = t5x_models.DecoderOnlyModel
+
+
+class _Speculative:
+  """What is added to both of T5X's models."""
+
+  stock: Any
+
+  def __init__(self, *args: Any, **kwargs: Any):
+    """Takes the arguments of T5X's model, those of `Speculation`, and
+    `draft_module`, the T5X network of the draft model. Raises ValueError for a
+    setting out of range, an unknown network, or bidirectional attention in the
+    inputs, ImportError if T5X cannot be imported."""
+    own, self.speculation, draft_module = _split(self.stock, args, kwargs)
+    super().__init__(**own)
+    contract.check_causal(self)
+    model: Any = self
+    self.networks = decoding.networks(
+      self.speculation, model.module, draft_module, model.output_vocabulary
+    )
+    self.draft_model = draft_module and self.stock(
+      **(own | {'module': draft_module})
+    )
+
+  def get_initial_variables(self, *args: Any, **kwargs: Any) -> Any:
+    """Those of the target, and of the draft model under 'draft'."""
+    model: Any = super()
+    variables = model.get_initial_variables(*args, **kwargs)
+    if self.draft_model is None:
+      return variables
+    draft = self.draft_model.get_initial_variables(*args, **kwargs)
+    joined = dict(flax.core.unfreeze(variables))
+    for collection, values in flax.core.unfreeze(draft).items():
+      joined[collection] = {**joined[collection], DRAFT: values}
+    return flax.core.freeze(joined)
+
+  def _decode(
+    self,
+    params: Any,
+    prompt: Prompt,
+    forced: Array | None,
+    num_tokens: int,
+    asked: Mapping[str, Any],
+  ) -> DecodeOutput:
+    model: Any = self
+    key, eos_id = contract.decoder_params_of(asked, model.output_vocabulary)
+    return decoding.decode(
+      params,
+      key,
+      prompt,
+      speculation=self.speculation,
+      networks=self.networks,
+      max_len=num_tokens + 1,
+      eos_id=eos_id,
+      forced=forced,
+    )
+
+
+class SpeculativeEncoderDecoderModel(_Speculative, _EncoderDecoderModel):
+  """T5X's `EncoderDecoderModel`, which predicts by speculative decoding.
+
+  Training, evaluation and scoring are T5X's own, on the target's parameters,
+  whose names do not change.
+  """
+
+  stock = _EncoderDecoderModel
+
+  def predict_batch_with_aux(
+    self,
+    params: Any,
+    batch: Mapping[str, Array],
+    rng: Array | None = None,
+    decoder_params: MutableMapping[str, Any] | None = None,
+    return_all_decodes: bool | None = None,
+    num_decodes: int | None = None,
+    prompt_with_targets: bool | None = None,
+  ) -> tuple[Array, dict[str, Array]]:
+    """Predicts a batch; see T5X's model.
+
+    What is not given is what gin binds for the method of T5X's model.
+
+    Args:
+      params: of the target, and of the draft model at 'draft'.
+      batch: `encoder_input_tokens` int32 `[B, E]` and `decoder_input_tokens`
+        int32 `[B, L]`.
+      rng: a key, or None for the seed 0.
+      decoder_params: may name `decode_rng` and `eos_id`; others are refused.
+      return_all_decodes: adds an axis for the one decode of a row.
+      num_decodes: 1, or it is a ValueError.
+      prompt_with_targets: whether predictions begin with the batch's targets;
+        tokens after a gap in them are forced at their places.
+
+    Returns:
+      int32 `[B, L]`, and `decoding.counters`.
+    """
+    defaults = self._default_decoder_params
+    asked = {
+      'return_all_decodes': defaults.return_all_decodes,
+      'num_decodes': defaults.num_decodes,
+    } | _asked(
+      _EncoderDecoderModel.predict_batch_with_aux,
+      rng=rng,
+      decoder_params=decoder_params,
+      return_all_decodes=return_all_decodes,
+      num_decodes=num_decodes,
+      prompt_with_targets=prompt_with_targets,
+    )
+    targets = batch['decoder_input_tokens']
+    forced, first = None, jnp.zeros_like(targets[:, :1])
+    if asked.get('prompt_with_targets'):
+      forced = first = targets * (targets != self.output_vocabulary.eos_id)
+    prompt = decoding.prompt_of(batch['encoder_input_tokens'], first)
+    output = self._decode(params, prompt, forced, targets.shape[1], asked)
+    return _result(output.tokens[:, 1:], output, asked['return_all_decodes'])
+
+
+class SpeculativeDecoderOnlyModel(_Speculative, _DecoderOnlyModel):
+  """T5X's `DecoderOnlyModel`, which predicts by speculative decoding; see
+  `SpeculativeEncoderDecoderModel`."""
+
+  stock = _DecoderOnlyModel
+
+  def predict_batch_with_aux(
+    self,
+    params: Any,
+    batch: Mapping[str, Array],
+    rng: Array | None = None,
+    *,
+    return_all_decodes: bool | None = None,
+    num_decodes: int | None = None,
+    decoder_params: MutableMapping[str, Any] | None = None,
+  ) -> tuple[Array, dict[str, Array]]:
+    """Continues the inputs of a batch: `decoder_input_tokens` and
+    `decoder_causal_attention`, int32 `[B, L]`.
+
+    As in T5X's model, inputs are prompt for as many positions as they have
+    tokens that are not 0, and what stands beyond, after gaps, is forced at its
+    place. The result is int32 `[B, L]` without the inputs. All else is as in
+    `SpeculativeEncoderDecoderModel`.
+    """
+    if 'decoder_causal_attention' not in batch:
+      raise ValueError(
+        'the batch lacks decoder_causal_attention: task_feature_lengths must '
+        "name both 'inputs' and 'targets'"
+      )
+    asked = {'return_all_decodes': False, 'num_decodes': 1} | _asked(
+      _DecoderOnlyModel.predict_batch_with_aux,
+      rng=rng,
+      decoder_params=decoder_params,
+      return_all_decodes=return_all_decodes,
+      num_decodes=num_decodes,
+    )
+    inputs = batch['decoder_input_tokens'] * batch['decoder_causal_attention']
+    starts = jnp.sum(inputs[:, 1:] != 0, axis=1, dtype=jnp.int32)
+    prompt = decoding.prompt_of(None, inputs, starts)
+    output = self._decode(params, prompt, inputs, inputs.shape[1], asked)
+    tokens = decoding.continuation(output, prompt)
+    return _result(tokens, output, asked['return_all_decodes'])
+
+
+def speculative_decode(
+  inputs: Array,
+  cache: Any,
+  tokens_to_logits: Any,
+  eos_id: int,
+  decode_rng: Array | None = None,
+  num_decodes: int = 1,
+  cache_offset: int = 0,
+  initial_index: Array | None = None,
+  **speculation: Any,
+) -> tuple[Array, Array]:
+  """A `decode_fn` for T5X's own models, with every drafter but 'model'.
+
+  What it needs besides its arguments it takes from `tokens_to_logits`: T5X
+  makes it a `functools.partial` of a method of the model. T5X's encoder pass
+  and cache are left unused, and the compiler drops them.
+
+  Args:
+    inputs: int32 `[B, L]`, forced tokens.
+    tokens_to_logits: T5X's step by one token.
+    decode_rng: a key, or None for the seed 0.
+    cache_offset: 0; T5X passes 1 for scanned layers.
+    initial_index: int32 `[B]`, where the last token of each prompt stands; None
+      where the first forced tokens end.
+    **speculation: of `Speculation`; 'model' is no drafter here. What is not
+      given of the sampling is what gin binds for T5X's `temperature_sample`.
+
+  Returns:
+    int32 `[B, 1, L]` and float32 `[B, 1]`.
+
+  Raises:
+    ValueError: if `tokens_to_logits` is not as T5X makes it, the network is not
+      known, or more than one decode is asked for.
+  """
+  del cache
+  contract.check_num_decodes(num_decodes)
+  if cache_offset:
+    raise refusal(
+      'the network scans its layers, which speculation does not support'
+    )
+  contract.check_names(
+    speculation, Speculation.__dataclass_fields__, 'speculative_decode'
+  )
+  settings = Speculation(**(contract.sampling_of_t5x() | speculation))
+  if settings.drafter == 'model':
+    raise refusal(
+      'a decode_fn has no draft model: use SpeculativeEncoderDecoderModel or '
+      'SpeculativeDecoderOnlyModel'
+    )
+  model, params, encoder_tokens = contract.reach(tokens_to_logits)
+  prompt = decoding.prompt_of(encoder_tokens, inputs, initial_index)
+  networks = decoding.networks(
+    settings, model.module, None, model.output_vocabulary
+  )
+  output = decoding.decode(
+    params,
+    decode_rng,
+    prompt,
+    speculation=settings,
+    networks=networks,
+    max_len=inputs.shape[1] + 1,
+    eos_id=eos_id,
+    forced=inputs,
+  )
+  scores = decoding.counters(output)['scores']
+  return output.tokens[:, None, 1:], scores[:, None]
+
+
+def _split(
+  stock: type, args: tuple, kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], decoding.Settings, Any]:
+  """T5X's own arguments, the settings, and the draft model's network.
+
+  What gin binds for T5X's class counts here where nothing else is given;
+  `decode_fn` says how to sample.
+  """
+  signature = inspect.signature(stock)
+  settings = (*Speculation.__dataclass_fields__, 'draft_module')
+  contract.check_names(
+    kwargs, (*settings, *signature.parameters), "T5X's model with speculation"
+  )
+  given = {name: kwargs.pop(name) for name in settings if name in kwargs}
+  own = signature.bind_partial(*args, **kwargs).arguments
+  own = (contract.bindings_of(stock) or {}) | own
+  sampling = contract.sampling_of(own.pop('decode_fn', None))
+  draft_module = given.pop('draft_module', None)
+  return own, Speculation(**(sampling | given)), draft_module
+
+
+def _asked(method: Callable[..., Any], **given: Any) -> dict[str, Any]:
+  """What the caller of a prediction gives, else what gin binds for T5X's own
+  method."""
+  given = {k: v for k, v in given.items() if v is not None}
+  return (contract.bindings_of(method) or {}) | given
+
+
+def _result(
+  tokens: Array, output: DecodeOutput, return_all_decodes: bool
+) -> tuple[Array, dict[str, Array]]:
+  aux = decoding.counters(output)
+  if return_all_decodes:
+    return tokens[:, None], aux | {'scores': aux['scores'][:, None]}
+  return tokens, aux
