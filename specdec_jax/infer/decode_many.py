@@ -158,6 +158,14 @@ def compile_programs(
   )
 
 
+def warm_up(programs: Programs, params: Params, prompt: Prompt) -> None:
+  """Compiles the programs, by decoding a prompt of empty rows."""
+  nothing = np.full(programs.batch_size, -1, np.int32)
+  fresh = programs.init(params, np.uint32(0), prompt)
+  state = programs.replace(programs.idle(fresh), fresh, nothing)
+  jax.block_until_ready(programs.run(params, state, np.int32(1)))
+
+
 def decode(
   programs: Programs,
   params: Params,

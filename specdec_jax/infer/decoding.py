@@ -1,33 +1,27 @@
-"""How `infer` decodes: from a gin file's choices to compiled programs."""
+"""How `infer` decodes: the options that gin binds, and what is made of them."""
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
-import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from specdec_jax.assembly import beam_drafting, rules, running
+from specdec_jax.assembly import beam_drafting, models, rules, running
 from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly.choices import Sampling
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
+from specdec_jax.assembly.drafting import DrafterChoice, NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
-from specdec_jax.assembly.sampling import Sampling
-from specdec_jax.base import Params, Prompt, VerifyFn
-from specdec_jax.infer import decode_many
-from specdec_jax.infer.decode_many import Programs, Timed
-from specdec_jax.infer.examples import Row
-from specdec_jax.measure import trials
-from specdec_jax.measure.trials import Visit
+from specdec_jax.base import Params, VerifyFn
+from specdec_jax.infer import examples
+from specdec_jax.infer.examples import Layout
 from specdec_jax.sharding import mesh as mesh_lib
-from specdec_jax.theory import gamma_trials
-from specdec_jax.theory.gamma_trials import ChosenGamma
+from specdec_jax.text import prompts
 
-# Of T5X's modes, the one that decodes nothing.
-SCORE = 'score'
+# T5X's modes. The last decodes nothing; the second adds `scores` to a line.
+SCORE, WITH_SCORES = 'score', 'predict_with_aux'
+MODES = ('predict', WITH_SCORES, SCORE)
 _SIZES = (
   *('batch_size', 'refill_size', 'num_samples'),
   *('num_decodes', 'draft_width'),
@@ -39,9 +33,9 @@ class Decoding:
   """How to decode; gin binds the fields.
 
   Attributes:
-    make_drafter: gives the drafter, of `assembly.drafters`.
+    make_drafter: gives the drafter, of `assembly.drafting`.
     make_rule: gives the acceptance rule, of `assembly.rules`.
-    temperature: and `top_k`, `top_p`, `min_p`: see `assembly.sampling`.
+    temperature: and `top_k`, `top_p`, `min_p`: see `choices.Sampling`.
     seed: of all draws; each example has its own stream.
     batch_size: rows decoded at once, on all chips together.
     refill_size: rows that are refilled at once; None for a quarter. All of them
@@ -85,11 +79,11 @@ class Decoding:
     self.rule().seen(self.sampling).check_is_used()
 
   def _check_decodes(self) -> None:
-    if self.num_samples > 1 and not self.temperature:
-      raise ValueError(
-        f'num_samples {self.num_samples} at temperature 0, which is greedy, '
-        'are all the same: give a temperature above 0, or num_decodes for the '
-        'beams of a beam search'
+    if not self.temperature and self.num_decodes is None:
+      self.refuse(
+        'num_samples',
+        reason='at temperature 0, which is greedy, are all the same: give a '
+        'temperature above 0, or num_decodes for the beams of a beam search',
       )
     if self.verify_fn is None:
       self.refuse('rule_temperature', reason='is of verify_fn: give that, too')
@@ -98,20 +92,13 @@ class Decoding:
     if self.num_decodes is None:
       self.refuse(
         *('return_all_decodes', 'draft_width', 'alpha'),
-        reason='is of beam search: give num_decodes as well; num_samples are '
-        'always all written',
+        reason='is of beam search: give num_decodes as well',
       )
       return
-    if self.temperature or self.num_samples > 1:
-      raise ValueError(
-        f'num_decodes {self.num_decodes} is of beam search, which draws '
-        f'nothing, and temperature is {self.temperature:g} and num_samples '
-        f'{self.num_samples}: leave out num_decodes, or these two'
-      )
     self.refuse(
-      *('make_rule', 'verify_fn', 'refill_size'),
-      reason=f'changes nothing in a beam search, num_decodes '
-      f'{self.num_decodes}: leave it out',
+      *('temperature', 'num_samples', 'make_rule', 'verify_fn', 'refill_size'),
+      reason='changes nothing in a beam search, which draws nothing: leave out '
+      f'num_decodes {self.num_decodes}, or this',
     )
     if self.alpha is not None and not 0 <= self.alpha < float('inf'):
       raise ValueError(
@@ -161,28 +148,91 @@ class Decoding:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-  """Everything about a decode but its weights: the params of `decoder` are
-  shapes. `max_len` is S, prompts included; `mode` is T5X's."""
+class Job:
+  """Everything about a decode but its weights and its examples.
+
+  Attributes:
+    decoder: its params are shapes.
+    decoding: what gin binds.
+    inputs_length: most tokens of an input.
+    targets_length: most new tokens.
+    mode: of `MODES`, T5X's.
+    mesh: the devices that share every batch.
+  """
 
   decoder: Decoder
   decoding: Decoding
-  max_len: int
+  inputs_length: int
+  targets_length: int
   mode: str
+  mesh: Mesh
+
+  @property
+  def is_scored(self) -> bool:
+    """Whether targets are scored, and nothing is decoded."""
+    return self.mode == SCORE
+
+  @property
+  def max_len(self) -> int:
+    """S, the tokens of a row, its prompt included."""
+    width = prompts.decoder_width(self.decoder.config, self.inputs_length)
+    return width + self.targets_length
+
+  @property
+  def layout(self) -> Layout:
+    """The sizes of prompts; ValueError for a dry run, without a vocabulary."""
+    return Layout(
+      config=self.decoder.config,
+      vocabulary=self.decoder.vocabulary,
+      inputs_length=self.inputs_length,
+      targets_length=self.targets_length,
+      is_scored=self.is_scored,
+    )
+
+  @property
+  def refill_size(self) -> int:
+    """Rows that are refilled at once: as asked for, or a quarter of the batch,
+    rounded up to rows for all data-parallel devices."""
+    if self.decoding.refill_size is not None:
+      return self.decoding.refill_size
+    batch_size, parts = self.decoding.batch_size, self._num_parts
+    # Of 10 rows on 2 devices: a quarter is 3, and 4 divides over both.
+    quarter = -(-batch_size // 4)
+    return min(batch_size, quarter + -quarter % parts)
+
+  @property
+  def _num_parts(self) -> int:
+    """Devices that have rows of their own."""
+    return self.mesh.shape[mesh_lib.rules.DATA]
+
+  def for_examples(self, num_examples: int) -> 'Job':
+    """With no more rows in a batch than so many examples have samples."""
+    num_rows = num_examples * self.decoding.num_samples
+    decoding = self.decoding.within(num_rows + -num_rows % self._num_parts)
+    return dataclasses.replace(self, decoding=decoding)
+
+  def at(self, gamma: int | None) -> 'Job':
+    """With another gamma than its own; see `Decoder.at`."""
+    if gamma is None:
+      return self
+    return dataclasses.replace(self, decoder=self.decoder.at(gamma))
 
 
-def plan(
+def outline(
   model: Model,
   decoding: Decoding,
+  lengths: Mapping[str, int],
   *,
-  max_len: int,
   mode: str,
+  mesh: Mesh,
   is_dry_run: bool = False,
-) -> Plan:
-  """Puts target and drafter together; a dry run reads no vocabulary. Raises
-  ValueError if they do not fit together."""
-  is_score = mode == SCORE
-  if is_score:
+) -> Job:
+  """Puts target and drafter together, for TASK_FEATURE_LENGTHS; a dry run reads
+  no vocabulary. Raises ValueError if they do not fit together."""
+  if mode not in MODES:
+    raise ValueError(f'infer.mode is {mode!r}; there are {", ".join(MODES)}')
+  lengths = examples.check_lengths(models.read_config(model), lengths)
+  if mode == SCORE:
     decoding.refuse(
       *('make_drafter', 'make_rule', 'verify_fn', 'temperature', 'num_samples'),
       *('num_decodes', 'refill_size'),
@@ -196,91 +246,27 @@ def plan(
     sampling=decoding.sampling,
     is_dry_run=is_dry_run,
   )
-  if decoding.num_decodes and not is_score:
+  if decoding.num_decodes and mode != SCORE:
     # It says what does not go together, before anything is loaded.
     beam_drafting.drafter(decoder, decoding.num_decodes, decoding.draft_width)
-  return Plan(decoder=decoder, decoding=decoding, max_len=max_len, mode=mode)
-
-
-def load(plan: Plan, mesh: Mesh) -> Params:
-  """Reads the weights of both sides onto the mesh. Raises ValueError if they do
-  not divide over it, or are of another shape."""
-  shapes, batch_size = plan.decoder.params, plan.decoding.batch_size
-  mesh_lib.check_divides(mesh, shapes.target, batch_size=batch_size)
-  return decoder_lib.load(
-    plan.decoder,
-    target_shardings=partial(mesh_lib.parameter_shardings, mesh),
-    drafter_shardings=partial(mesh_lib.drafter_shardings, mesh),
-  ).params
-
-
-def programs(
-  plan: Plan, params: Params, prompt: Prompt, mesh: Mesh
-) -> Programs:
-  """The compiled parts of the loop on a mesh, for refills like `prompt`."""
-  # One width always: else a row's last bits would depend on whether others
-  # have a draft, and so on the shard and on where a restart began.
-  drafter = plan.decoder.drafter._replace(may_abstain=False)
-  return decode_many.compile_programs(
-    params,
-    prompt,
-    method=dataclasses.replace(plan.decoder.method, drafter=drafter),
-    max_len=plan.max_len,
-    batch_size=plan.decoding.batch_size,
-    state_shardings=partial(mesh_lib.state_shardings, mesh),
-    output_sharding=NamedSharding(mesh, PartitionSpec()),
+  return Job(
+    decoder=decoder,
+    decoding=decoding,
+    inputs_length=lengths['inputs'],
+    targets_length=lengths['targets'],
+    mode=mode,
+    mesh=mesh,
   )
 
 
-def refill_size(plan: Plan, mesh: Mesh) -> int:
-  """Rows that are refilled at once: as asked for, or a quarter of the batch,
-  rounded up to rows for all data-parallel devices."""
-  decoding = plan.decoding
-  if decoding.refill_size is not None:
-    return decoding.refill_size
-  parts = mesh.shape[mesh_lib.rules.DATA]
-  quarter = -(-decoding.batch_size // 4)
-  return min(decoding.batch_size, quarter + -quarter % parts)
-
-
-def warm_up(programs: Programs, params: Params, prompt: Prompt) -> None:
-  """Compiles the programs, by decoding a prompt of empty rows."""
-  nothing = np.full(programs.batch_size, -1, np.int32)
-  fresh = programs.init(params, np.uint32(0), prompt)
-  state = programs.replace(programs.idle(fresh), fresh, nothing)
-  jax.block_until_ready(programs.run(params, state, np.int32(1)))
-
-
-def schedule(
-  decoder: Decoder, rows: Iterator[Row], batch_size: int
-) -> tuple[Iterator[Row], tuple[int, ...], ChosenGamma | None]:
-  """The examples again; the gammas that their first batches try, none unless
-  gamma is 'auto'; and the choice where there are too few to try any."""
-  if not decoder.is_auto:
-    return rows, (), None
-  gammas = decoder.tried_gammas
-  needed = trials.num_batches_needed(gammas, batch_size)
-  first = list(itertools.islice(rows, needed * batch_size))
-  num_batches = len(first) // batch_size
-  turns = trials.schedule(gammas, batch_size, num_batches)
-  choice = None if turns else trials.too_short(gammas, num_batches)
-  return itertools.chain(first, rows), turns, choice
-
-
-def choose(
-  gammas: Sequence[int], parts: Sequence[Timed], batch_size: int
-) -> ChosenGamma:
-  """What batches show, each decoded with its gamma."""
-  visits: dict[int, list[Visit]] = {gamma: [] for gamma in gammas}
-  for gamma, part in zip(gammas, parts, strict=True):
-    visits[gamma].append(
-      Visit(
-        gamma=gamma,
-        statistics=part.statistics,
-        num_iterations=part.utilisation.num_iterations,
-        fill_seconds=part.utilisation.fill_seconds,
-        loop_seconds=part.utilisation.loop_seconds,
-      )
-    )
-  found = [trials.trial(each, waits=False) for each in visits.values()]
-  return gamma_trials.choose(found, batch_size)
+def load(job: Job) -> Params:
+  """Reads the weights of both sides onto the mesh. Raises ValueError if they do
+  not divide over it, or are of another shape."""
+  mesh_lib.check_divides(
+    job.mesh, job.decoder.params.target, batch_size=job.decoding.batch_size
+  )
+  return decoder_lib.load(
+    job.decoder,
+    target_shardings=partial(mesh_lib.parameter_shardings, job.mesh),
+    drafter_shardings=partial(mesh_lib.drafter_shardings, job.mesh),
+  ).params

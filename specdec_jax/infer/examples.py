@@ -1,4 +1,4 @@
-"""From examples to prompts, and the last lines of a report."""
+"""From examples to rows of tokens, and from rows to prompts."""
 
 import dataclasses
 import hashlib
@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from specdec_jax.base import Prompt
-from specdec_jax.infer import decode_many, output
-from specdec_jax.infer.decode_many import Timed
+from specdec_jax.infer import marks
 from specdec_jax.models import families
 from specdec_jax.models.families import Config, has_encoder
 from specdec_jax.text import prompts
@@ -88,7 +87,7 @@ def encode(
 
 
 def encode_one(index: int, example: Example, layout: Layout) -> Row:
-  """One example in tokens; raises as `encode` does."""
+  """Returns one example in tokens; raises as `encode` does."""
   ids, eos_ids = example.input_ids, layout.vocabulary.eos_ids
   if ids is None:
     adds = families.of(layout.config).adds_special_tokens(layout.config)
@@ -100,8 +99,7 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
   _check_known(index, ids, layout)
   if not ids and not layout.starts:
     raise ValueError(f'example {index + 1} is empty: it has no tokens')
-  is_text = example.input_ids is None
-  keeps_end = is_text and layout.is_encoder_decoder
+  keeps_end = example.input_ids is None and layout.is_encoder_decoder
   return Row(
     index=index,
     example=example,
@@ -114,18 +112,18 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
 def _target_ids(
   index: int, example: Example, layout: Layout
 ) -> tuple[int, ...]:
-  """The targets of an example, with the EOS that a text of them ends with."""
-  ids, eos_ids = example.target_ids, layout.vocabulary.eos_ids
+  """Returns the targets of an example, with an EOS after a text of them."""
+  ids, ends = example.target_ids, ()
   if ids is None:
     if example.targets is None:
       raise ValueError(
         f"example {index + 1} has no targets, and infer.mode 'score' is of them"
       )
+    ends = layout.vocabulary.eos_ids
     found = layout.vocabulary.encode(example.targets, add_special_tokens=False)
-    ids = (*found, *eos_ids[:1])
+    ids = (*found, *ends[:1])
   _check_known(index, ids, layout)
-  keeps_end = example.target_ids is None
-  return _trimmed(ids, layout.targets_length, eos_ids if keeps_end else ())
+  return _trimmed(ids, layout.targets_length, ends)
 
 
 def _check_known(index: int, ids: tuple[int, ...], layout: Layout) -> None:
@@ -185,48 +183,11 @@ def pack_targets(
 
 def digest(rows: Iterable[Row]) -> str:
   """A digest of what the model reads of rows, and of what is written of them;
-  see `output.add_digests`."""
+  see `marks.add_digests`."""
 
   def one(row: Row) -> str:
     read: tuple[Any, ...] = (row.index, row.ids, row.example.fields())
     read += (row.targets,) if row.targets else ()
     return hashlib.sha256(repr(read).encode()).hexdigest()
 
-  return output.add_digests(map(one, rows))
-
-
-def sentences(
-  total: Mapping[str, int],
-  chunks: Sequence[Timed],
-  inputs_length: int,
-  num_samples: int,
-) -> list[str]:
-  """The last lines of a run: of `counts` of all chunks, and those that this run
-  decoded."""
-  lines = []
-  if chunks:
-    timed = decode_many.together(chunks)
-    figures = timed.figures()
-    shown = {
-      'tokens_per_target_run': '{:.2f} tokens per target run',
-      'alpha': 'alpha {:.2f}',
-      'row_utilisation': 'rows used {:.0%}',
-    }
-    parts = [
-      f'{timed.statistics.num_tokens.size // num_samples} examples decoded in '
-      f'{timed.seconds:.1f} s: {figures["tokens_per_second"]:.1f} tokens/s',
-      *(shown[name].format(figures[name]) for name in shown if name in figures),
-    ]
-    lines.append(', '.join(parts))
-  if total['trimmed_examples']:
-    lines.append(
-      f'{total["trimmed_examples"]} of {total["examples"]} inputs were longer '
-      f'than {inputs_length} tokens and were trimmed by '
-      f'{total["trimmed_tokens"]} tokens together'
-    )
-  if total['nan_examples']:
-    lines.append(
-      f'error: logits of {total["nan_examples"]} examples were not numbers '
-      '(NaN), and their decoding stopped; their "end" is "nan"'
-    )
-  return lines
+  return marks.add_digests(map(one, rows))

@@ -1,110 +1,120 @@
 """What an inference would take of every chip, from shapes alone."""
 
 import contextlib
+import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
-from specdec_jax.infer import ways
-from specdec_jax.infer.decoding import Plan
+from specdec_jax.infer import strategies
+from specdec_jax.infer.decoding import Job
 from specdec_jax.launch import memory
 from specdec_jax.models import families
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
 
 
-def figures(
-  plan: Plan, lengths: Mapping[str, int], mesh: Mesh
-) -> dict[str, Any]:
-  """Sizes of a decode; nothing is computed and no weight is read.
+@dataclasses.dataclass(frozen=True)
+class Size:
+  """What a tree of arrays takes: of all chips together, and of each."""
 
-  Returns:
-    By name: `devices`, `kind`, `mesh`, and, of `target`, `drafter` and `state`
-    (caches, mostly): `values` and `bytes` in all, and `bytes_per_chip`; also
-    `chip_bytes`, None if the device does not tell its memory. Raises ValueError
-    if the model or the batch does not divide over the mesh.
-  """
-  batch_size = plan.decoding.batch_size
-  shapes = plan.decoder.params
+  values: int = 0
+  bytes: int = 0
+  bytes_per_chip: int = 0
+
+  def __add__(self, other: 'Size') -> 'Size':
+    return Size(**{k: v + getattr(other, k) for k, v in vars(self).items()})
+
+
+class Footprint(NamedTuple):
+  """Sizes of a decode: of the parameters, a drafter's without what it shares,
+  and of `state`, caches mostly."""
+
+  target: Size
+  drafter: Size
+  state: Size
+
+
+def of(job: Job) -> Footprint:
+  """Returns the sizes of a decode; nothing is computed and no weight is read.
+  Raises ValueError if the model or the batch does not divide over the mesh."""
+  mesh, batch_size = job.mesh, job.decoding.batch_size
+  shapes = job.decoder.params
   mesh_lib.check_divides(mesh, shapes.target, batch_size=batch_size)
+  # A prompt of one row, as if it had B of them.
   prompt = jax.tree.map(
     lambda row: jax.ShapeDtypeStruct((batch_size, *row.shape[1:]), row.dtype),
     prompts.pack(
       [None],
-      config=plan.decoder.config,
-      width=lengths['inputs'],
-      max_new_tokens=lengths['targets'],
+      config=job.decoder.config,
+      width=job.inputs_length,
+      max_new_tokens=job.targets_length,
     ),
   )
-  init = functools.partial(ways.of(plan).init, plan=plan)
+  init = functools.partial(strategies.of(job).init, job=job)
   state = jax.eval_shape(init, shapes, prompt)
+  config = job.decoder.drafting.config
+  own = () if config is None else families.param_shapes(config)
+  of_params = mesh_lib.parameter_shardings
+  return Footprint(
+    target=_size(shapes.target, of_params(mesh, shapes.target)),
+    drafter=_size(own, mesh_lib.drafter_shardings(mesh, own)),
+    state=_size(state, mesh_lib.state_shardings(mesh, state)),
+  )
+
+
+def _size(tree: Any, shardings: Any) -> Size:
+  """Adds up a tree of shapes."""
+  pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
+  sizes = [
+    Size(
+      leaf.size,
+      leaf.size * leaf.dtype.itemsize,
+      math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize,
+    )
+    for leaf, sharding in pairs
+  ]
+  return sum(sizes, Size())
+
+
+def _chip_bytes(mesh: Mesh) -> int | None:
+  """Returns the memory of a device, None if it does not tell."""
   device = mesh.devices.flat[0]
   stats = device.memory_stats() if device.platform != 'cpu' else None
-  result = {
-    'devices': mesh.size,
-    'kind': device.device_kind,
-    'mesh': dict(mesh.shape),
-    'batch_size': batch_size,
-    'state': _sizes(state, mesh_lib.state_shardings(mesh, state)),
-    'chip_bytes': (stats or {}).get('bytes_limit'),
-  }
-  # Heads read the target's own arrays.
-  config = plan.decoder.drafting.config
-  own = () if config is None else families.param_shapes(config)
-  for name, tree, place in (
-    ('target', shapes.target, mesh_lib.parameter_shardings),
-    ('drafter', own, mesh_lib.drafter_shardings),
-  ):
-    result[name] = _sizes(tree, place(mesh, tree))
-  return result
+  return (stats or {}).get('bytes_limit')
 
 
-def _sizes(tree: Any, shardings: Any) -> dict[str, int]:
-  """Values and bytes of a tree of shapes."""
-  sizes = {'values': 0, 'bytes': 0, 'bytes_per_chip': 0}
-  pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
-  for leaf, sharding in pairs:
-    sizes['values'] += leaf.size
-    sizes['bytes'] += leaf.size * leaf.dtype.itemsize
-    on_chip = math.prod(sharding.shard_shape(leaf.shape))
-    sizes['bytes_per_chip'] += on_chip * leaf.dtype.itemsize
-  return sizes
-
-
-def table(found: dict[str, Any]) -> Any:
-  """The figures as a `rich` table."""
+def table(job: Job) -> Any:
+  """Returns the sizes as a `rich` table."""
   from rich.table import Table
 
-  mesh = ' x '.join(f'{axis} {size}' for axis, size in found['mesh'].items())
+  found, mesh = of(job), job.mesh
+  axes = ' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
+  kind = mesh.devices.flat[0].device_kind
   result = Table(
-    title=f'{found["devices"]} x {found["kind"]}, {mesh}, '
-    f'batch {found["batch_size"]}'
+    title=f'{mesh.size} x {kind}, {axes}, batch {job.decoding.batch_size}'
   )
   for name in ('', 'values', 'bytes', 'bytes per chip'):
     result.add_column(name, justify='right' if name else 'left')
-  labels = {
-    'target': 'target parameters',
-    'drafter': 'drafter parameters',
-    'state': 'caches and state',
+  rows = {
+    'target parameters': found.target,
+    'drafter parameters': found.drafter,
+    'caches and state': found.state,
+    'together': sum(found, Size()),
   }
-  total = dict.fromkeys(found['target'], 0)
-  for name, label in labels.items():
-    result.add_row(label, *(f'{size:,}' for size in found[name].values()))
-    total = {key: total[key] + found[name][key] for key in total}
-  result.add_row('together', *(f'{size:,}' for size in total.values()))
-  if found['chip_bytes']:
-    result.add_row('memory of a chip', '', '', f'{found["chip_bytes"]:,}')
+  for label, size in rows.items():
+    result.add_row(label, *(f'{value:,}' for value in vars(size).values()))
+  if limit := _chip_bytes(mesh):
+    result.add_row('memory of a chip', '', '', f'{limit:,}')
   return result
 
 
 @contextlib.contextmanager
-def running_out_explained(
-  plan: Plan, lengths: Mapping[str, int], mesh: Mesh
-) -> Iterator[None]:
+def running_out_explained(job: Job) -> Iterator[None]:
   """Raises ValueError, when memory runs out in the block, with what takes how
   much of it."""
   try:
@@ -112,13 +122,13 @@ def running_out_explained(
   except Exception as error:
     if not memory.has_run_out(error):
       raise
-    found = figures(plan, lengths, mesh)
-    weights = sum(found[of]['bytes_per_chip'] for of in ('target', 'drafter'))
-    has = f' of {found["chip_bytes"]:,}' if found['chip_bytes'] else ''
+    target, drafter, state = (size.bytes_per_chip for size in of(job))
+    limit = _chip_bytes(job.mesh)
+    has = f' of {limit:,}' if limit else ''
     raise ValueError(
       f'out of memory: of the bytes{has} that a device has, the weights take '
-      f'{weights:,} and the caches of Decoding.batch_size '
-      f'{found["batch_size"]:,} take {found["state"]["bytes_per_chip"]:,}, '
-      'before what is computed: lower Decoding.batch_size or '
-      'TASK_FEATURE_LENGTHS, or raise device_mesh.num_partitions'
+      f'{target + drafter:,} and the caches of Decoding.batch_size '
+      f'{job.decoding.batch_size:,} take {state:,}, before what is computed: '
+      'lower Decoding.batch_size or TASK_FEATURE_LENGTHS, or raise '
+      'device_mesh.num_partitions'
     ) from error

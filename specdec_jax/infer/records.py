@@ -16,14 +16,18 @@ from specdec_jax.decoding.beam_search import BeamOutput
 from specdec_jax.decoding.scoring import ScoreOutput
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.infer.examples import Layout, Row
+from specdec_jax.infer.marks import Counts
 from specdec_jax.measure import metrics
 
 _DIGITS = 4
-_WITH_SCORES = 'predict_with_aux'
 
 
 def of_samples(
-  row: Row, outputs: Sequence[DecodeOutput], layout: Layout, mode: str
+  row: Row,
+  outputs: Sequence[DecodeOutput],
+  layout: Layout,
+  *,
+  with_scores: bool,
 ) -> dict[str, Any]:
   """A line of an example's decodes, outputs of one row each.
 
@@ -35,7 +39,7 @@ def of_samples(
   """
   found = [_of_sample(row, output, layout) for output in outputs]
   found.sort(key=lambda each: each['aux']['log_prob'])
-  if len(found) > 1 or mode == _WITH_SCORES:
+  if len(found) > 1 or with_scores:
     for each in found:
       each['aux']['scores'] = each['aux']['log_prob']
   if len(found) == 1:
@@ -109,18 +113,18 @@ def of_score(row: Row, output: ScoreOutput, layout: Layout) -> dict[str, Any]:
   }
 
 
-def counts(rows: Sequence[Row], records: Sequence[Mapping]) -> dict[str, int]:
-  """What a chunk's `.COMPLETED` says of it: the same in every run."""
+def counts(rows: Sequence[Row], records: Sequence[Mapping]) -> Counts:
+  """Counts what a chunk holds: the same in every run."""
   aux = [record['aux'] for record in records]
   total = lambda name: sum(int(np.sum(each[name])) for each in aux)
-  return {
-    'examples': len(rows),
-    'trimmed_examples': sum(row.num_cut > 0 for row in rows),
-    'trimmed_tokens': sum(row.num_cut for row in rows),
-    'tokens': total('tokens'),
-    'target_runs': total('target_runs'),
-    'nan_examples': sum('nan' in np.atleast_1d(each['end']) for each in aux),
-  }
+  return Counts(
+    examples=len(rows),
+    trimmed_examples=sum(row.num_cut > 0 for row in rows),
+    trimmed_tokens=sum(row.num_cut for row in rows),
+    tokens=total('tokens'),
+    target_runs=total('target_runs'),
+    nan_examples=sum('nan' in np.atleast_1d(each['end']) for each in aux),
+  )
 
 
 def _start(row: Row, layout: Layout) -> int:

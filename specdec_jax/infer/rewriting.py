@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -11,20 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly import running
+from specdec_jax.assembly.choices import Sampling
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafters import NoDrafter
+from specdec_jax.assembly.drafting import NoDrafter
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.sampling import Sampling
-from specdec_jax.base import Params
 from specdec_jax.data import written_texts
 from specdec_jax.data.written_texts import WrittenTexts
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.files.one_writer import one_writer
 from specdec_jax.files.paths import local_path
-from specdec_jax.infer import decode_many, decoding, examples
+from specdec_jax.infer import decode_many, examples, recording
 from specdec_jax.infer.decode_many import Programs, Utilisation
 from specdec_jax.infer.examples import Layout, Row
-from specdec_jax.models import families, taps
+from specdec_jax.models import families
 from specdec_jax.text import prompts
 from specdec_jax.text.prompts import Text
 from specdec_jax.text.tasks import Example
@@ -45,7 +46,7 @@ class Writing:
       if any.
     max_new_tokens: of a text; one without an end by then stays without.
     temperatures: part i is written at temperature i modulo their number.
-    layers: whose inputs are kept, see `models.taps`; None for none.
+    layers: whose inputs are kept, see `recording.recording`; None for none.
     batch_size: rows decoded at once.
     part_size: texts of a part, at most, which a restart does not repeat.
     seed: of the draws, and of the order of prompts.
@@ -88,25 +89,19 @@ def write(
   rows = _encode(decoder, writing)
   parts = _parts(rows, writing)
   path = local_path(folder)
-  loaded = decoder_lib.load(decoder).params
+  decoder = decoder_lib.load(decoder)
   programs: dict[tuple[int, float], Programs] = {}
   with one_writer(path / '.lock', path):
-    description = _description(decoder, writing, rows, len(parts))
-    if writing.layers is not None:
-      config: Any = decoder.config  # A Llama's, as `_check` has seen.
-      head = eagle.head_of(config, loaded.target)
-      description[eagle.HEAD_DIGEST] = eagle.head_digest(head)
-    written_texts.begin(path, description)
+    written_texts.begin(path, _description(decoder, writing, rows, len(parts)))
     done = set(written_texts.part_indices(path))
-    for index, part in enumerate(parts):
-      if index in done:
-        continue
+    for index in sorted({*range(len(parts))} - done):
+      part = parts[index]
       key = part.width, part.temperature
       if key not in programs:
-        programs[key] = _compile(decoder, writing, part, loaded)
+        programs[key] = _compile(decoder, writing, part)
       used = Utilisation(num_rows=writing.batch_size)
       started = time.perf_counter()
-      texts = _decode(decoder, writing, part, programs[key], loaded, used)
+      texts = _decode(decoder, writing, part, programs[key], used)
       seconds = time.perf_counter() - started
       written_texts.save_part(path, index, texts)
       say(
@@ -123,8 +118,7 @@ def write(
 def _check(decoder: Decoder, writing: Writing) -> None:
   """Raises ValueError for settings with which nothing can be written."""
   for name in ('max_new_tokens', 'batch_size', 'part_size'):
-    if (value := getattr(writing, name)) < 1:
-      raise ValueError(f'{name} must be at least 1, got {value}')
+    running.check_count(name, getattr(writing, name))
   if not writing.temperatures:
     raise ValueError('no temperature is given')
   if families.has_encoder(decoder.config):
@@ -133,8 +127,12 @@ def _check(decoder: Decoder, writing: Writing) -> None:
       'prompts: specdec data rewrite is for it'
     )
   if writing.layers is not None:
-    eagle.check_target(decoder.model.checkpoint, decoder.config)
-    taps.check(families.network(decoder.config), writing.layers)
+    if not families.of(decoder.config).keeps_streams:
+      raise ValueError(
+        f'{decoder.model.checkpoint} is no Llama-type decoder, whose residual '
+        'streams alone can be kept'
+      )
+    recording.check_layers(decoder.config, writing.layers)
 
 
 def _encode(decoder: Decoder, writing: Writing) -> list[Row]:
@@ -161,9 +159,10 @@ def _encode(decoder: Decoder, writing: Writing) -> list[Row]:
 
 
 def _parts(rows: Sequence[Row], writing: Writing) -> list[_Part]:
-  """Groups prompts by width, each part of some from anywhere in the list, in an
-  order that is the same whatever is there already: the first parts are a sample
-  of all."""
+  """Groups the prompts by width, each part of some from anywhere in the list,
+  in an order that is the same whatever is there already."""
+  # The first parts are a sample of all: prompts are drawn from anywhere, and
+  # then parts of all widths.
   generator = np.random.Generator(np.random.Philox(writing.seed))
   by_width: dict[int, list[Row]] = {}
   for i in generator.permutation(len(rows)):
@@ -175,22 +174,21 @@ def _parts(rows: Sequence[Row], writing: Writing) -> list[_Part]:
     for first in range(0, len(members), writing.part_size)
   ]
   order = generator.permutation(len(groups))
+  in_turn = itertools.cycle(writing.temperatures)
   return [
-    _Part(
-      groups[at][1],
-      groups[at][0],
-      writing.temperatures[index % len(writing.temperatures)],
-    )
-    for index, at in enumerate(order)
+    _Part(rows=groups[at][1], width=groups[at][0], temperature=temperature)
+    for at, temperature in zip(order, in_turn, strict=False)
   ]
 
 
 def _description(
   decoder: Decoder, writing: Writing, rows: Sequence[Row], num_parts: int
 ) -> dict[str, Any]:
+  """Returns all that the texts depend on, for `written_texts.begin`."""
   config, layers = decoder.config, writing.layers
   text = json.dumps([row.ids for row in rows]).encode()
-  return {
+  settings = ('max_new_tokens', 'batch_size', 'part_size', 'seed')
+  description = {name: getattr(writing, name) for name in settings} | {
     'model': decoder.model.checkpoint,
     'dtype': decoder.model.dtype,
     'vocab_size': config.vocab_size,
@@ -198,30 +196,27 @@ def _description(
     'layers': None if layers is None else list(layers),
     'prompts': len(rows),
     'prompts_sha256': hashlib.sha256(text).hexdigest(),
-    'max_new_tokens': writing.max_new_tokens,
     'temperatures': list(writing.temperatures),
-    'batch_size': writing.batch_size,
-    'part_size': writing.part_size,
-    'seed': writing.seed,
     'parts': num_parts,
   }
+  if layers is None:
+    return description
+  head = eagle.head_of(config, decoder.params.target)
+  return description | {eagle.HEAD_DIGEST: eagle.head_digest(head)}
 
 
-def _compile(
-  decoder: Decoder, writing: Writing, part: _Part, params: Params
-) -> Programs:
-  """Compiles the loop for prompts of one width, at one temperature."""
+def _compile(decoder: Decoder, writing: Writing, part: _Part) -> Programs:
+  """The loop for prompts of one width, at one temperature."""
   target = decoder.target
   if writing.layers is not None:
-    network = families.network(decoder.config)
-    target = taps.all_positions(network, writing.layers)
+    target = recording.recording(decoder.config, writing.layers)
   sampling = Sampling(temperature=part.temperature)
   width = prompts.decoder_width(decoder.config, part.width)
   # Fewer than elsewhere: prompts are short, and texts of many lengths.
   refill_size = -(-writing.batch_size // 8)
   empty = _packer(decoder, writing, part)([None] * refill_size)
   programs = decode_many.compile_programs(
-    params,
+    decoder.params,
     empty,
     method=dataclasses.replace(
       decoder.method,
@@ -231,7 +226,7 @@ def _compile(
     max_len=width + writing.max_new_tokens,
     batch_size=writing.batch_size,
   )
-  decoding.warm_up(programs, params, empty)
+  decode_many.warm_up(programs, decoder.params, empty)
   return programs
 
 
@@ -251,20 +246,20 @@ def _decode(
   writing: Writing,
   part: _Part,
   programs: Programs,
-  params: Params,
   utilisation: Utilisation,
 ) -> WrittenTexts:
-  """Decodes a part's texts, in its order."""
+  """A part's texts, in its order."""
 
   def keep(state: DecodeState, row: int) -> Any:
     return None if writing.layers is None else state.target_cache.streams[row]
 
+  # By row, as rows finish in any order.
   tokens: dict[int, np.ndarray] = {}
   log_probs: dict[int, np.ndarray] = {}
   streams: dict[int, np.ndarray] = {}
   for row, output, kept in decode_many.decode(
     programs,
-    params,
+    decoder.params,
     writing.seed,
     part.rows,
     pack=_packer(decoder, writing, part),

@@ -188,27 +188,24 @@ def operative_config() -> str:
 
 
 def _check_values(given: Sequence[str]) -> None:
-  """Refuses a value that gin cannot read: most often a text without quotes."""
+  """Raises ValueError for a value that gin cannot read."""
   for binding in filter(lambda each: '=' in each, given):
     name, value = (part.strip() for part in binding.split('=', 1))
     try:
       _import_gin().config.parse_value(value)
     except (SyntaxError, tokenize.TokenError) as error:
-      hint = 'close its brackets and quotes'
-      if not value.startswith(tuple('([{"\'')):
-        hint = (
-          "a text has quotes of gin's inside those of the shell: "
-          f'{_BINDING}{name}=\'"{value}"\''
-        )
+      # gin names neither, and most often the shell has taken the quotes.
       raise ValueError(
-        f'gin: {value or "nothing"} is no value for {name}: {hint}'
+        f'gin: {value or "nothing"} is no value for {name}: a text has quotes '
+        f'inside those of the shell, {_BINDING}{name}=\'"{value}"\''
       ) from error
     except ValueError:  # A reference, which only its files can resolve.
       continue
 
 
 def _check_macros(bound: Mapping[str, str]) -> None:
-  """Refuses macros that are used and have no value, and the reverse."""
+  """Raises ValueError for macros that are used and have no value, and for the
+  reverse, which gin would ignore."""
   values = '\n'.join(bound.values())
   unquoted = re.sub(r"'[^'\n]*'|\"[^\"\n]*\"", '', values)
   used = set(re.findall(r'%(\w+)(?![\w.])', unquoted))
@@ -222,14 +219,6 @@ def _check_macros(bound: Mapping[str, str]) -> None:
     same = [each for each in bound if each.endswith(f'.{name.lower()}')]
     near = difflib.get_close_matches(name, used, n=3, cutoff=0.7) + same
     hint = f'; did you mean {" or ".join(near)}?' if near else ''
-    users = [
-      file
-      for folder in ('drafters', 'runs')
-      for file in gin_files.shipped_names(folder)
-      if re.search(rf'%{name}\b', gin_files.shipped_text(file))
-    ][:3]
-    if users and not same:
-      hint = f'; {" and ".join(users)} would: add --gin_file={users[0]}'
     raise ValueError(f'gin: no file that was given uses {name}{hint}')
 
 

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_SCALARS = {
+_WORDS = {
   bool: 'True or False',
   float: 'a number',
   int: 'an integer',
@@ -19,9 +19,10 @@ _SCALARS = {
 def check(
   bindings: Mapping[str, str], find: Callable[[str], Callable[..., Any]]
 ) -> None:
-  """Refuses `gin_launch.bindings` with a value of a wrong type, such as a text
-  for a number; `find` gives the function of a name. None passes, which stands
-  for what a file leaves open, and so does a reference to a function.
+  """Raises ValueError for `gin_launch.bindings` with a value of a wrong type,
+  such as a text for a number; `find` gives the function of a name. None passes,
+  which stands for what a file leaves open, and so does a reference to a
+  function.
   """
   for name, text in bindings.items():
     function, _, argument = name.rpartition('/')[2].rpartition('.')
@@ -42,17 +43,15 @@ def check(
       )
 
 
-def _fits(value: Any, annotation: Any) -> bool:
+def _fits(value: object, annotation: Any) -> bool:
   """Whether a plain value is of a type; yes if that cannot be told."""
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if origin in (types.UnionType, typing.Union):
     return any(_fits(value, member) for member in args)
   if annotation is float:
     return type(value) in (int, float)
-  if annotation in _SCALARS or annotation is types.NoneType:
+  if annotation in _WORDS or annotation is types.NoneType:
     return type(value) is annotation
-  if origin is collections.abc.Callable:
-    return False
   all_fit = lambda items, kind: all(_fits(item, kind) for item in items)
   if origin is collections.abc.Sequence:
     return isinstance(value, list | tuple) and all_fit(value, args[0])
@@ -60,7 +59,7 @@ def _fits(value: Any, annotation: Any) -> bool:
     return isinstance(value, dict) and (
       all_fit(value, args[0]) and all_fit(value.values(), args[1])
     )
-  return True
+  return origin is not collections.abc.Callable
 
 
 def _words(annotation: Any) -> str:
@@ -68,8 +67,8 @@ def _words(annotation: Any) -> str:
   if origin in (types.UnionType, typing.Union):
     members = (member for member in args if member is not types.NoneType)
     return ' or '.join(map(_words, members))
-  if annotation in _SCALARS:
-    return _SCALARS[annotation]
+  if annotation in _WORDS:
+    return _WORDS[annotation]
   if origin is collections.abc.Sequence:
     return f'a list, each {_words(args[0])}'
   if origin is collections.abc.Mapping:

@@ -41,35 +41,30 @@ def parse(*bindings, files=('models/as_stored.gin', 'runs/infer.gin')) -> None:
       'no file that was given uses CHECKPOINTPATH; did you mean '
       'CHECKPOINT_PATH?',
     ),
-    (
-      "DRAFTER_CHECKPOINT_PATH='model'",
-      'no file that was given uses DRAFTER_CHECKPOINT_PATH; '
-      'drafters/block_heads.gin and drafters/eagle.gin and drafters/model.gin '
-      'would: add --gin_file=drafters/block_heads',
-    ),
   ],
 )
 def test_a_macro_that_nothing_uses(binding, sentence):
   with pytest.raises(ValueError, match=re.escape(f'gin: {sentence}')):
     parse(binding)
-  if 'DRAFTER' in binding:
-    files = ('models/as_stored.gin', 'runs/infer.gin', 'drafters/model.gin')
+
+
+def test_a_macro_that_a_file_uses():
+  files = ('models/as_stored.gin', 'runs/infer.gin')
+  binding = "DRAFTER_CHECKPOINT_PATH='model'"
+  with pytest.raises(ValueError, match='no file that was given uses DRAFTER'):
     parse(binding, files=files)
+  parse(binding, files=(*files, 'drafters/model.gin'))
 
 
 @pytest.mark.parametrize('value', ['/data/model', 'model', 'gs://b/model', ''])
 def test_a_text_without_quotes(value):
-  sentence = (
-    f'gin: {value or "nothing"} is no value for CHECKPOINT_PATH: a text has '
-    "quotes of gin's inside those of the shell: "
-    f'--gin.CHECKPOINT_PATH=\'"{value}"\''
-  )
-  with pytest.raises(ValueError, match=re.escape(sentence)):
+  sentence = f'is no value for CHECKPOINT_PATH: .*=\'"{re.escape(value)}"\''
+  with pytest.raises(ValueError, match=sentence):
     parse(f'CHECKPOINT_PATH={value}')
 
 
 def test_a_bracket_without_its_other():
-  with pytest.raises(ValueError, match='brackets'):
+  with pytest.raises(ValueError, match='no value for TASK_FEATURE_LENGTHS'):
     parse("TASK_FEATURE_LENGTHS={'inputs': 3")
 
 

@@ -7,11 +7,12 @@ import pathlib
 import pytest
 
 from specdec_jax.files import replacing
-from specdec_jax.infer import output
+from specdec_jax.infer import marks, output
+from specdec_jax.infer.marks import Counts, Mark
 from specdec_jax.infer.output import Shard
 
 SETTINGS = {'Decoding.seed': '0'}
-COUNTS = {'examples': 2, 'examples_digest': f'{7:064x}'}
+MARK = Mark(counts=Counts(examples=2), examples_digest=f'{7:064x}')
 
 
 @pytest.fixture
@@ -30,17 +31,17 @@ def write_two_chunks(shard) -> pathlib.Path:
 
 
 def write_chunk(shard, index, settings) -> None:
-  output.write_chunk(shard, index, [{'i': index}] * 2, COUNTS, settings)
+  output.write_chunk(shard, index, [{'i': index}] * 2, MARK, settings)
 
 
 def finish(shard, settings=SETTINGS) -> None:
-  output.finish(shard, 2, {'examples': 4, 'settings': settings})
+  output.finish(shard, 2, Counts(examples=4), settings)
 
 
 def test_a_chunk_of_0_bytes_is_not_complete(shard):
   chunk = write_two_chunks(shard)
-  look = lambda: output.chunk_summary(shard, 1, f'{7:064x}')
-  assert look().items() >= COUNTS.items()
+  look = lambda: output.chunk_mark(shard, 1, f'{7:064x}')
+  assert look().counts == MARK.counts
   chunk.write_bytes(b'')
   assert look() is None
 
@@ -56,7 +57,7 @@ def test_lines_are_compared_with_the_mark(shard):
 def test_a_finished_shard_that_lost_lines_is_not_complete(shard):
   write_two_chunks(shard)
   finish(shard)
-  assert output.begin(shard, SETTINGS)['examples'] == 4
+  assert output.begin(shard, SETTINGS).counts.examples == 4
   shard.path.write_text('{}\n')
   with pytest.raises(ValueError, match='4 lines'):
     output.begin(shard, SETTINGS)
@@ -95,7 +96,7 @@ def test_the_later_of_two_runs_that_begin_together_is_refused(shard):
 
 def test_a_chunk_of_other_settings_is_not_joined(shard):
   chunk = write_two_chunks(shard)
-  mark = output._mark_of(chunk)
+  mark = marks.path_of(chunk)
   written = json.loads(mark.read_text())
   mark.write_text(json.dumps({**written, 'settings_digest': 'another'}))
   with pytest.raises(ValueError, match=r'chunk00001.*other settings'):
@@ -112,7 +113,7 @@ def test_partial_files_have_names_of_their_own(tmp_path, monkeypatch):
 
   monkeypatch.setattr(pathlib.Path, 'replace', note)
   for _ in range(2):
-    output.write_whole(tmp_path / 'file', 'text')
+    marks.write_whole(tmp_path / 'file', 'text')
   assert len(partial) == 2
   assert [path.name for path in tmp_path.iterdir()] == ['file']
 
@@ -151,7 +152,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
     fail()
   assert [other.name for other in tmp_path.iterdir()] == ['file']
   assert path.read_text() == 'old'
-  output.write_whole(path, 'new')
+  marks.write_whole(path, 'new')
   assert path.stat().st_mode & 0o777 == 0o640
 
 
@@ -164,7 +165,7 @@ def test_a_merge_that_was_killed_is_given_again(tmp_path):
     write_two_chunks(shard)
     finish(shard)
   ((final, num_lines),) = output.merge(tmp_path)
-  merged, mark = final.read_bytes(), output._mark_of(final)
+  merged, mark = final.read_bytes(), marks.path_of(final)
   assert num_lines == 8
   for is_marked in (True, False):
     if not is_marked:

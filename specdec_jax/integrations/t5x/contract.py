@@ -5,11 +5,10 @@ gin gives a binding to the class, method or function that it names and to no
 other, so what takes its place has to look.
 """
 
-import difflib
 import functools
 import inspect
 import numbers
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specdec_jax.base import Array
@@ -47,19 +46,6 @@ def check_num_decodes(num_decodes: int) -> None:
       f'num_decodes is {num_decodes}: speculation decodes one sequence per '
       "row; remove it, or use T5X's own model, with temperature_sample or "
       'beam_search, for more'
-    )
-
-
-def check_names(given: Iterable[str], known: Iterable[str], owner: str) -> None:
-  """Raises ValueError if an argument is given that `owner` does not take."""
-  known = sorted(known)
-  for name in given:
-    if name in known:
-      continue
-    near = difflib.get_close_matches(name, known, n=1)
-    guess = f', did you mean {near[0]!r}?' if near else '.'
-    raise ValueError(
-      f'{owner} has no argument {name!r}{guess} It takes {", ".join(known)}'
     )
 
 

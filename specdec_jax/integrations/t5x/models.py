@@ -1,9 +1,4 @@
-"""Speculation inside T5X: its own checkpoints, gin files and launch scripts.
-
-`SpeculativeEncoderDecoderModel` and `SpeculativeDecoderOnlyModel` take the
-place of T5X's models and decode with this package's T5 on the parameters that
-T5X gives them, sharded as T5X sharded them. `speculative_decode` is a
-`decode_fn` for T5X's own models. docs/t5x.md shows how to use them.
+"""Models of T5X that decode speculatively, and a `decode_fn` for its own.
 
 T5X is not on PyPI; without it this module imports, and its models raise
 ImportError when they are made.
@@ -221,13 +216,10 @@ def speculative_decode(
 ) -> tuple[Array, Array]:
   """A `decode_fn` for T5X's own models, with every drafter but 'model'.
 
-  What it needs besides its arguments it takes from `tokens_to_logits`: T5X
-  makes it a `functools.partial` of a method of the model. T5X's encoder pass
-  and cache are left unused, and the compiler drops them.
-
   Args:
     inputs: int32 `[B, L]`, forced tokens.
-    tokens_to_logits: T5X's step by one token.
+    tokens_to_logits: T5X's step by one token, a `functools.partial` of a method
+      of the model, which brings all else that is needed.
     decode_rng: a key, or None for the seed 0.
     cache_offset: 0; T5X passes 1 for scanned layers.
     initial_index: int32 `[B]`, where the last token of each prompt stands; None
@@ -242,15 +234,12 @@ def speculative_decode(
     ValueError: if `tokens_to_logits` is not as T5X makes it, the network is not
       known, or more than one decode is asked for.
   """
-  del cache
+  del cache  # The compiler drops it, and T5X's encoder pass.
   contract.check_num_decodes(num_decodes)
   if cache_offset:
     raise refusal(
       'the network scans its layers, which speculation does not support'
     )
-  contract.check_names(
-    speculation, Speculation.__dataclass_fields__, 'speculative_decode'
-  )
   settings = Speculation(**(contract.sampling_of_t5x() | speculation))
   if settings.drafter == 'model':
     raise refusal(
@@ -286,9 +275,6 @@ def _split(
   """
   signature = inspect.signature(stock)
   settings = (*Speculation.__dataclass_fields__, 'draft_module')
-  contract.check_names(
-    kwargs, (*settings, *signature.parameters), "T5X's model with speculation"
-  )
   given = {name: kwargs.pop(name) for name in settings if name in kwargs}
   own = signature.bind_partial(*args, **kwargs).arguments
   own = (contract.bindings_of(stock) or {}) | own

@@ -1,0 +1,126 @@
+"""Chunks of examples, which a restart does not repeat: how they are read, the
+same in all processes, and decoded."""
+
+import contextlib
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from specdec_jax.base import Params
+from specdec_jax.infer import decode_many, decoding, examples, strategies
+from specdec_jax.infer.decode_many import Timed, Utilisation
+from specdec_jax.infer.decoding import Job
+from specdec_jax.infer.examples import Row
+from specdec_jax.infer.strategies import Compiled
+from specdec_jax.launch import agreement, progress
+from specdec_jax.measure import metrics
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chunk:
+  """Some examples in a row, and their digest, see `examples.digest`."""
+
+  index: int
+  rows: tuple[Row, ...]
+  digest: str
+
+
+def read(rows: Iterator[Row], sizes: Iterable[int]) -> Iterator[Chunk]:
+  """Yields the rows in chunks of these sizes; ValueError unless all processes
+  have the same."""
+  for index, size in enumerate(sizes):
+    chunk = tuple(itertools.islice(rows, size))
+    digest = examples.digest(chunk)
+    agreement.check_everywhere(
+      {f'digest of the examples in chunk {index}': digest}
+    )
+    if not chunk:
+      return
+    yield Chunk(index=index, rows=chunk, digest=digest)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loaded:
+  """A job with its weights, and compiled programs by gamma; None is the job's
+  own."""
+
+  job: Job
+  params: Params
+  programs: dict[int | None, Compiled]
+
+
+def load(job: Job) -> Loaded:
+  """Reads the weights; what is compiled follows from the chunks."""
+  with progress.waiting(f'loading {job.decoder.model.checkpoint}'):
+    return Loaded(job=job, params=decoding.load(job), programs={})
+
+
+def compile_for(loaded: Loaded, gammas: Sequence[int | None]) -> None:
+  """Compiles programs of these gammas, and keeps no others."""
+  for gamma in [gamma for gamma in loaded.programs if gamma not in gammas]:
+    del loaded.programs[gamma]
+  with progress.waiting('compiling'):
+    for gamma in {*gammas} - {*loaded.programs}:
+      job, params = loaded.job.at(gamma), loaded.params
+      if gamma == 0:  # Plain decoding, without the drafter's weights.
+        params = Params(target=params.target)
+      compiled = strategies.of(job).compile(job, params)
+      compiled.warm_up()
+      loaded.programs[gamma] = compiled
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoded:
+  """The lines of a chunk, in order, and the time of each of its parts."""
+
+  lines: list[dict[str, Any]]
+  parts: list[Timed]
+
+  @property
+  def timed(self) -> Timed:
+    return decode_many.together(self.parts)
+
+
+def decode(
+  loaded: Loaded,
+  rows: Sequence[Row],
+  gammas: Sequence[int | None],
+  *,
+  profile_dir: str | None = None,
+) -> Decoded:
+  """Decodes examples, one part of them with each gamma; writes a trace of it if
+  there is a folder for one."""
+  compile_for(loaded, gammas)
+  job, parts = loaded.job, []
+  num_samples = job.decoding.num_samples
+  outputs: dict[int, Any] = {}
+  # Of 7 rows and 3 gammas: parts of 3, 3 and 1.
+  size = -(-len(rows) // len(gammas))
+  with contextlib.ExitStack() as stack:
+    if profile_dir is not None:
+      stack.enter_context(jax.profiler.trace(profile_dir))
+    bar = stack.enter_context(progress.bar('decoding', len(rows) * num_samples))
+    for i, gamma in enumerate(gammas):
+      part = examples.sampled(rows[i * size : (i + 1) * size], num_samples)
+      utilisation = Utilisation(num_rows=job.decoding.batch_size)
+      started = time.perf_counter()
+      decode_part = loaded.programs[gamma].decode
+      for row, output in decode_part(part, utilisation=utilisation):
+        outputs[row.index] = output
+        bar.advance(1)
+      seconds = time.perf_counter() - started
+      counts = metrics.joined([outputs[row.index].statistics for row in part])
+      parts.append(
+        Timed(statistics=counts, utilisation=utilisation, seconds=seconds)
+      )
+  record = strategies.of(job).record
+  of_row = lambda row: [
+    outputs[sample.index] for sample in examples.sampled([row], num_samples)
+  ]
+  return Decoded(
+    lines=[record(row, of_row(row), job) for row in rows], parts=parts
+  )

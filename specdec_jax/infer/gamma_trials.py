@@ -1,0 +1,85 @@
+"""Choosing `gamma='auto'` on the first examples of a run, which are decoded
+anyway: each batch with one of a few gammas, the fastest for all that follow."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+from specdec_jax.assembly import drafting
+from specdec_jax.infer.decode_many import Timed
+from specdec_jax.infer.decoding import Job
+from specdec_jax.infer.examples import Row
+from specdec_jax.launch import processes
+from specdec_jax.measure import trials
+from specdec_jax.measure.trials import Visit
+from specdec_jax.theory import choosing
+from specdec_jax.theory.choosing import Choice
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gammas:
+  """What a run decodes with, from one chunk to the next.
+
+  Attributes:
+    turns: of the batches of the first chunk, which compare gammas; empty if
+      none are compared.
+    choice: what was chosen; None for a gamma that is given, or not yet chosen.
+  """
+
+  turns: tuple[int, ...] = ()
+  choice: Choice | None = None
+
+  @property
+  def is_trial(self) -> bool:
+    """Whether the next chunk is the one that compares gammas."""
+    return bool(self.turns) and self.choice is None
+
+  @property
+  def of_next_chunk(self) -> tuple[int | None, ...]:
+    """The gammas of equal parts of the next chunk; None is the job's own."""
+    if self.is_trial:
+      return self.turns
+    return (None if self.choice is None else self.choice.gamma,)
+
+  def settle(self, choice: Choice | None) -> 'Gammas':
+    """With what the first chunk shows, which only the first process has: others
+    learn its gamma."""
+    if choice is None:
+      choice = Choice(gamma=processes.number_of_first(0), sentence='')
+    else:
+      processes.number_of_first(choice.gamma)
+    return dataclasses.replace(self, choice=choice)
+
+
+def begin(job: Job, rows: Iterator[Row]) -> tuple[Iterator[Row], Gammas]:
+  """Returns the examples again, and what the first of them are decoded with:
+  plain decoding if there are too few to compare gammas."""
+  if not job.decoder.is_auto:
+    return rows, Gammas()
+  batch_examples = job.decoding.batch_examples
+  gammas = drafting.auto_gammas(job.decoder.choice)
+  needed = trials.num_batches_needed(gammas, batch_examples)
+  first = list(itertools.islice(rows, needed * batch_examples))
+  num_batches = len(first) // batch_examples
+  turns = trials.schedule(gammas, batch_examples, num_batches)
+  choice = None if turns else trials.too_short(gammas, num_batches)
+  return itertools.chain(first, rows), Gammas(turns=turns, choice=choice)
+
+
+def choose(
+  turns: Sequence[int], parts: Sequence[Timed], batch_size: int
+) -> Choice:
+  """Returns what parts of a chunk show, each decoded with its gamma."""
+  visits: dict[int, list[Visit]] = {gamma: [] for gamma in turns}
+  for gamma, part in zip(turns, parts, strict=True):
+    visits[gamma].append(
+      Visit(
+        gamma=gamma,
+        statistics=part.statistics,
+        num_iterations=part.utilisation.num_iterations,
+        fill_seconds=part.utilisation.fill_seconds,
+        loop_seconds=part.utilisation.loop_seconds,
+      )
+    )
+  found = [trials.trial(each, waits=False) for each in visits.values()]
+  return choosing.choose(found, batch_size)

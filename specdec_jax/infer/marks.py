@@ -1,0 +1,138 @@
+"""What is beside a file of results once it is whole: `FILE.COMPLETED`, JSON.
+
+Names of files and of keys are read by later versions, on any host: they stay.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from specdec_jax.files import replacing
+from specdec_jax.files.paths import is_in_bucket
+from specdec_jax.theory.choosing import Choice
+
+SUFFIX = '.COMPLETED'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counts:
+  """What was decoded, the same in every run; those of chunks add up."""
+
+  examples: int = 0
+  trimmed_examples: int = 0
+  trimmed_tokens: int = 0
+  tokens: int = 0
+  target_runs: int = 0
+  nan_examples: int = 0
+
+  def __add__(self, other: 'Counts') -> 'Counts':
+    return Counts(**{k: v + getattr(other, k) for k, v in vars(self).items()})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mark:
+  """What a mark says.
+
+  Attributes:
+    counts: `counts.examples` is the number of lines as well.
+    examples_digest: of what was decoded, see `add_digests`.
+    settings: by name, all that the results of a whole shard depend on.
+    settings_digest: the same of a chunk, whose folder has the settings.
+    gamma: what `gamma='auto'` came to.
+  """
+
+  counts: Counts
+  examples_digest: str
+  settings: Mapping[str, str] | None = None
+  settings_digest: str | None = None
+  gamma: Choice | None = None
+
+  def to_json(self) -> str:
+    """Returns the text of the file, without what is None."""
+    record = vars(self.counts) | {
+      'settings': self.settings and dict(self.settings),
+      'gamma': self.gamma and vars(self.gamma),
+      'examples_digest': self.examples_digest,
+      'settings_digest': self.settings_digest,
+    }
+    known = {k: v for k, v in record.items() if v is not None}
+    return json.dumps(known, indent=2) + '\n'
+
+  @classmethod
+  def from_json(cls, text: str) -> 'Mark':
+    """Reads it; ValueError, TypeError or KeyError if it is something else."""
+    record: dict[str, Any] = dict(json.loads(text))
+    int(record['examples_digest'], 16)
+    int(record['examples'])
+    counts = {name: record.get(name, 0) for name in vars(Counts())}
+    gamma = record.get('gamma')
+    return cls(
+      counts=Counts(**counts),
+      examples_digest=record['examples_digest'],
+      settings=record.get('settings'),
+      settings_digest=record.get('settings_digest'),
+      gamma=None if gamma is None else Choice(**gamma),
+    )
+
+
+def path_of(path: Path) -> Path:
+  """Returns where the mark of a file is."""
+  return path.with_name(path.name + SUFFIX)
+
+
+def read(path: Path) -> Mark | None:
+  """Reads the mark of a file; None if it has none."""
+  mark = path_of(path)
+  if not mark.is_file():
+    return None
+  try:
+    return Mark.from_json(mark.read_text('utf-8'))
+  except (ValueError, TypeError, KeyError) as error:
+    raise ValueError(
+      f'{mark} is not what specdec writes: remove it, or choose another folder'
+    ) from error
+
+
+def write(path: Path, mark: Mark) -> None:
+  """Marks a file as whole."""
+  write_whole(path_of(path), mark.to_json())
+
+
+def write_first(path: Path, mark: Mark) -> Mark:
+  """Marks a file unless somebody has; the mark that stands. Only in a bucket
+  another host can be at the same file."""
+  if not is_in_bucket(path):
+    write(path, mark)
+    return mark
+  in_bucket: Any = path_of(path)
+  return mark if in_bucket.create(mark.to_json()) else read(path) or mark
+
+
+def check_whole(path: Path, mark: Mark) -> None:
+  """Raises ValueError unless a file has as many lines as its mark says."""
+  if (found := num_lines(path)) != mark.counts.examples:
+    lines = 'no file' if found is None else f'{found} lines'
+    raise ValueError(
+      f'{path}: there should be {mark.counts.examples} lines, as '
+      f'{path_of(path).name} says, and there is {lines}: remove '
+      f'{path_of(path)}, and give the command again'
+    )
+
+
+def num_lines(path: Path) -> int | None:
+  """Counts the lines of a file; None if there is none."""
+  return path.read_bytes().count(b'\n') if path.is_file() else None
+
+
+def write_whole(path: Path, text: str) -> None:
+  """Writes a file that appears complete or not at all."""
+  with replacing.file(path) as partial:
+    partial.write_text(text, encoding='utf-8', newline='\n')
+
+
+def add_digests(digests: Iterable[str]) -> str:
+  """Returns the digest of examples together, in whatever parts and order they
+  come: the sum of their own, as 64 hexadecimal digits."""
+  return f'{sum(int(digest, 16) for digest in digests) % 2**256:064x}'

@@ -1,0 +1,196 @@
+"""What can be done with examples: decode them in the refilled loop, search with
+beams, or score their targets. Each is one bundle of functions."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from specdec_jax.assembly import beam_drafting
+from specdec_jax.base import Params, Prompt
+from specdec_jax.decoding import (
+  beam_search,
+  scoring,
+  speculative,
+  speculative_beams,
+)
+from specdec_jax.infer import decode_many, examples, records
+from specdec_jax.infer.decoding import WITH_SCORES, Job
+from specdec_jax.infer.examples import Row
+from specdec_jax.sharding import mesh as mesh_lib
+
+# T5X's brevity penalty.
+_ALPHA = 0.6
+
+
+class Compiled(NamedTuple):
+  """Compiled programs, with their weights.
+
+  Attributes:
+    warm_up: compiles.
+    decode: `(rows, *, utilisation)`, see `decode_many.decode`: gives rows, in
+      any order, each with its output, which has `statistics`.
+  """
+
+  warm_up: Callable[[], None]
+  decode: Callable[..., Iterator[tuple[Row, Any]]]
+
+
+class Strategy(NamedTuple):
+  """A way to treat examples.
+
+  Attributes:
+    init: `(params, prompt, job)`: the caches, to tell their sizes.
+    compile: `(job, params)`.
+    record: `(row, outputs, job)`: the line of an example, of the outputs of its
+      rows.
+  """
+
+  init: Callable[[Params, Prompt, Job], Any]
+  compile: Callable[[Job, Params], Compiled]
+  record: Callable[[Row, Sequence[Any], Job], dict[str, Any]]
+
+
+def of(job: Job) -> Strategy:
+  """Returns the strategy that a job asks for."""
+  if job.is_scored:
+    return _SCORING
+  return _LOOP if job.decoding.num_decodes is None else _BEAM_SEARCH
+
+
+def _compile_loop(job: Job, params: Params) -> Compiled:
+  pack = examples.packer(job.layout)
+  empty = pack([None] * job.refill_size)
+  programs = decode_many.compile_programs(
+    params,
+    empty,
+    target=job.decoder.target,
+    # One width always: else a row's last bits would depend on whether others
+    # have a draft, and so on the shard and on where a restart began.
+    drafter=job.decoder.drafter._replace(may_abstain=False),
+    **job.decoder.rule,
+    max_len=job.max_len,
+    batch_size=job.decoding.batch_size,
+    state_shardings=functools.partial(mesh_lib.state_shardings, job.mesh),
+    output_sharding=NamedSharding(job.mesh, PartitionSpec()),
+  )
+
+  def decode(rows: Sequence[Row], *, utilisation: decode_many.Utilisation):
+    seed = job.decoding.seed
+    for row, output, _ in decode_many.decode(
+      programs, params, seed, rows, pack=pack, utilisation=utilisation
+    ):
+      yield row, output
+
+  return Compiled(
+    warm_up=lambda: decode_many.warm_up(programs, params, empty), decode=decode
+  )
+
+
+def _compile_beam_search(job: Job, params: Params) -> Compiled:
+  search, settings = _search(job, job.targets_length)
+  alpha = job.decoding.alpha
+  generate = functools.partial(
+    search.generate,
+    **settings,
+    alpha=_ALPHA if alpha is None else alpha,
+    eos_id=job.decoder.eos_id,
+    vocab_size=job.decoder.seen.vocab_size,
+  )
+  pack = examples.packer(job.layout)
+  return _compile_whole(job, params, lambda rows: (pack(rows),), generate)
+
+
+def _search(job: Job, max_new_tokens: int) -> tuple[Any, Mapping[str, Any]]:
+  """Returns the module of a beam search, and arguments of its `init`.
+
+  Without a draft too the beams of an example share a row of the cache, which is
+  never reordered, unless the model takes no placements.
+  """
+  num_beams, target = job.decoding.num_decodes or 1, job.decoder.target
+  settings = {'target': target, 'num_beams': num_beams, 'max_len': job.max_len}
+  drafter = beam_drafting.drafter(
+    job.decoder, num_beams, job.decoding.draft_width
+  )
+  if target.gather is None and not drafter.gamma:
+    return beam_search, settings
+  return speculative_beams, settings | {
+    # One width always, as in the loop.
+    'drafter': drafter._replace(may_abstain=False),
+    'max_new_tokens': max_new_tokens,
+  }
+
+
+def _init_beams(params: Params, prompt: Prompt, job: Job) -> Any:
+  search, settings = _search(job, job.targets_length)
+  return search.init(params, prompt, **settings)
+
+
+def _compile_scoring(job: Job, params: Params) -> Compiled:
+  pack, layout = examples.packer(job.layout), job.layout
+  return _compile_whole(
+    job,
+    params,
+    lambda rows: (pack(rows), *examples.pack_targets(rows, layout)),
+    functools.partial(scoring.score, target=job.decoder.target),
+  )
+
+
+def _compile_whole(
+  job: Job,
+  params: Params,
+  pack: Callable[[Sequence[Row | None]], tuple[Any, ...]],
+  function: Callable[..., Any],
+) -> Compiled:
+  """Compiles `function(params, *packed)` for batches that begin and end
+  together."""
+  batch = mesh_lib.batch_sharding(job.mesh)
+  batch_size = job.decoding.batch_size
+
+  @functools.partial(
+    jax.jit, out_shardings=NamedSharding(job.mesh, PartitionSpec())
+  )
+  def run(params: Params, packed: tuple[Any, ...]) -> Any:
+    packed = jax.lax.with_sharding_constraint(packed, batch)
+    return function(params, *packed)
+
+  compute = lambda rows: jax.device_get(run(params, pack(rows)))
+  return Compiled(
+    warm_up=lambda: compute([None] * batch_size),
+    decode=functools.partial(
+      decode_many.decode_whole, compute, batch_size=batch_size
+    ),
+  )
+
+
+_LOOP = Strategy(
+  init=lambda params, prompt, job: speculative.init(
+    params,
+    jax.random.key(0),
+    prompt,
+    **job.decoder.networks,
+    max_len=job.max_len,
+  ),
+  compile=_compile_loop,
+  record=lambda row, outputs, job: records.of_samples(
+    row, outputs, job.layout, with_scores=job.mode == WITH_SCORES
+  ),
+)
+_BEAM_SEARCH = Strategy(
+  init=_init_beams,
+  compile=_compile_beam_search,
+  record=lambda row, outputs, job: records.of_beams(
+    row, outputs[0], job.layout, job.decoding.return_all_decodes
+  ),
+)
+_SCORING = Strategy(
+  init=lambda params, prompt, job: job.decoder.target.init(
+    params.target, prompt, job.max_len
+  ),
+  compile=_compile_scoring,
+  record=lambda row, outputs, job: records.of_score(
+    row, outputs[0], job.layout
+  ),
+)
