@@ -2,8 +2,6 @@
 
 A line has the texts of the example under `inputs`, the text under `prediction`
 (or, of given targets, their `score`), and counters and rates under `aux`.
-Neighbouring rows can change the last bits of a log-probability, but not the
-four decimals that are written.
 """
 
 import math
@@ -19,7 +17,10 @@ from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.infer.marks import Counts
 from specdec_jax.measure import metrics
 
+# Neighbouring rows can change the last bits of a log-probability, but not these
+# decimals, so that a restart writes the same bytes.
 _DIGITS = 4
+Record = dict[str, Any]
 
 
 def of_samples(
@@ -28,67 +29,60 @@ def of_samples(
   layout: Layout,
   *,
   with_scores: bool,
-) -> dict[str, Any]:
-  """A line of an example's decodes, outputs of one row each.
+) -> Record:
+  """Returns the line of an example's decodes, outputs of one row each.
 
   `aux` has the counters and rates of `measure.metrics.row_summary`, `log_prob`
   of all new tokens together, and how the row ended: `'eos'`, `'length'` or
   `'nan'`. Of several decodes `prediction` and all that is in `aux` are lists,
-  the likeliest last; then, and in T5X's mode `predict_with_aux`, `scores` are
-  the log-probabilities under T5X's name.
+  the likeliest last; then, and `with_scores`, `scores` are the
+  log-probabilities under T5X's name.
   """
-  found = [_of_sample(row, output, layout) for output in outputs]
-  found.sort(key=lambda each: each['aux']['log_prob'])
-  if len(found) > 1 or with_scores:
-    for each in found:
-      each['aux']['scores'] = each['aux']['log_prob']
-  if len(found) == 1:
-    return found[0]
-  aux = [each['aux'] for each in found]
-  return {
-    'inputs': row.example.fields(),
-    'prediction': [each['prediction'] for each in found],
-    'aux': {name: [each[name] for each in aux] for name in aux[0]},
-  }
-
-
-def _of_sample(
-  row: Row, output: DecodeOutput, layout: Layout
-) -> dict[str, Any]:
-  span = slice(_start(row, layout), int(output.lengths[0]))
-  text, end = _text(output.tokens[0, span], layout)
-  return {
-    'inputs': row.example.fields(),
-    'prediction': text,
-    'aux': {
+  found = []
+  for output in outputs:
+    span = slice(_start(row, layout), int(output.lengths[0]))
+    text, end = _text(output.tokens[0, span], layout)
+    aux = {
       **metrics.row_summary(output.statistics, 0),
       'log_prob': round(float(output.log_probs[0, span].sum()), _DIGITS),
       'end': 'nan' if output.has_nan[0] else end,
-    },
+    }
+    if len(outputs) > 1 or with_scores:
+      aux['scores'] = aux['log_prob']
+    found.append((text, aux))
+  found.sort(key=lambda each: each[1]['log_prob'])
+  texts, auxes = zip(*found, strict=True)
+  # From [{'tokens': 3}, {'tokens': 5}] to {'tokens': [3, 5]}.
+  lists = {name: [aux[name] for aux in auxes] for name in auxes[0]}
+  is_one = len(found) == 1
+  return {
+    'inputs': row.example.fields(),
+    'prediction': texts[0] if is_one else list(texts),
+    'aux': auxes[0] if is_one else lists,
   }
 
 
 def of_beams(
   row: Row, output: BeamOutput, layout: Layout, is_all: bool
-) -> dict[str, Any]:
-  """A line of an example's beams, all of them, the best last, or the best
-  alone: `aux` has `tokens`, `target_runs`, T5X's `scores`, and `end`, which is
-  `'none'` for a beam that is missing, as fewer sequences finished."""
-  lines = []
+) -> Record:
+  """Returns the line of an example's beams, all of them, the best last, or the
+  best alone. `aux` has `tokens`, `target_runs`, T5X's `scores`, and `end`,
+  which is `'none'` for a missing beam: fewer sequences finished."""
+  start, beams = _start(row, layout), []
   for k in range(output.scores.shape[1]):
     length = int(output.lengths[0, k])
-    text, end = _text(output.tokens[0, k, _start(row, layout) : length], layout)
-    lines.append(
+    text, end = _text(output.tokens[0, k, start:length], layout)
+    beams.append(
       {
         'prediction': text,
-        'tokens': max(0, length - _start(row, layout)),
+        'tokens': max(0, length - start),
         'scores': round(float(output.scores[0, k]), _DIGITS),
         'end': 'nan' if output.has_nan[0] else end if length else 'none',
       }
     )
-  shown = lines[-1]
+  shown: Record = beams[-1]
   if is_all:
-    shown = {name: [line[name] for line in lines] for name in shown}
+    shown = {name: [beam[name] for beam in beams] for name in shown}
   runs = int(output.statistics.num_target_runs[0])
   return {
     'inputs': row.example.fields(),
@@ -97,9 +91,9 @@ def of_beams(
   }
 
 
-def of_score(row: Row, output: ScoreOutput, layout: Layout) -> dict[str, Any]:
-  """A line of an example's targets: `score`, None where logits were not
-  numbers; `aux` has `tokens`, `target_runs` and `end`."""
+def of_score(row: Row, output: ScoreOutput, layout: Layout) -> Record:
+  """Returns the line of an example's targets: `score`, None where logits were
+  not numbers; `aux` has `tokens`, `target_runs` and `end`."""
   score = float(output.scores[0])
   is_nan = math.isnan(score)
   return {
@@ -113,7 +107,7 @@ def of_score(row: Row, output: ScoreOutput, layout: Layout) -> dict[str, Any]:
   }
 
 
-def counts(rows: Sequence[Row], records: Sequence[Mapping]) -> Counts:
+def counts(rows: Sequence[Row], records: Sequence[Mapping[str, Any]]) -> Counts:
   """Counts what a chunk holds: the same in every run."""
   aux = [record['aux'] for record in records]
   total = lambda name: sum(int(np.sum(each[name])) for each in aux)
@@ -128,13 +122,13 @@ def counts(rows: Sequence[Row], records: Sequence[Mapping]) -> Counts:
 
 
 def _start(row: Row, layout: Layout) -> int:
-  """Where new tokens begin."""
+  """Returns where new tokens begin."""
   num_inputs = 0 if layout.is_encoder_decoder else len(row.ids)
   return len(layout.starts) + num_inputs
 
 
 def _text(tokens: Any, layout: Layout) -> tuple[str, str]:
-  """The text of new tokens, and how they end."""
+  """Returns the text of new tokens, and how they end."""
   ids, eos_ids = tokens.tolist(), layout.vocabulary.eos_ids
   text = layout.vocabulary.decode([i for i in ids if i not in eos_ids])
   return text, _end(ids, layout)

@@ -4,6 +4,7 @@ arrays that are spread over them each its own part."""
 
 import argparse
 import contextlib
+import dataclasses
 import errno
 import functools
 import os
@@ -60,6 +61,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   )
 
 
+@dataclasses.dataclass(frozen=True)
+class Meeting:
+  """Where the processes of a job meet; what is None, jax finds out."""
+
+  coordinator_address: str | None
+  process_count: int | None
+  process_index: int | None
+
+  @property
+  def is_given(self) -> bool:
+    """Whether all of it is given; ValueError if a part of it is."""
+    given = [value is not None for value in dataclasses.astuple(self)]
+    if any(given) and not all(given):
+      raise ValueError(
+        '--coordinator_address, --process_count and --process_index belong '
+        'together'
+      )
+    return all(given)
+
+
+def given(args: argparse.Namespace) -> Meeting | None:
+  """Returns what the flags of `add_arguments` say; None for one process."""
+  names = (field.name for field in dataclasses.fields(Meeting))
+  meeting = Meeting(*(getattr(args, name) for name in names))
+  return meeting if meeting.is_given or args.multiprocess else None
+
+
 def _address(text: str) -> str:
   host, colon, port = text.rpartition(':')
   if not (host and colon and port.isdecimal()):
@@ -68,26 +96,19 @@ def _address(text: str) -> str:
 
 
 @contextlib.contextmanager
-def joined(args: argparse.Namespace) -> Iterator[None]:
-  """Connects this process with the others while the block runs; a ValueError if
-  the flags do not fit together, or nobody answers. If the block fails, all end
-  with the exit status of the one that was first."""
-  places = (args.coordinator_address, args.process_count, args.process_index)
-  is_given = [place is not None for place in places]
-  if not args.multiprocess and not any(is_given):
+def joined(meeting: Meeting | None) -> Iterator[None]:
+  """Connects this process with the others, if any, while the block runs; a
+  ValueError if nobody answers. If the block fails, all end with the exit status
+  of the one that was first."""
+  if meeting is None:
     yield
     return
-  if any(is_given) and not all(is_given):
-    raise ValueError(
-      '--coordinator_address, --process_count and --process_index belong '
-      'together'
-    )
   if getattr(jax.config, 'jax_platforms', None) == 'cpu':
     jax.config.update('jax_cpu_collectives_implementation', 'gloo')
     # Programs that were kept do not keep the order of their collectives, and
     # processes wait for each other forever.
     jax.config.update('jax_enable_compilation_cache', False)
-  _join(*places)
+  _join(meeting)
   ending, is_over = threading.Lock(), threading.Event()
   # While it lives, `progress.leave_unfinished_work` ends a process that failed:
   # what it computes together with others may never be done.
@@ -141,8 +162,9 @@ def _leave(failure: str | None = None) -> None:
     jax.distributed.shutdown()
 
 
-def _join(address: str | None, count: int | None, index: int | None) -> None:
+def _join(meeting: Meeting) -> None:
   """Waits for all processes, for `_JOIN_SECONDS` at most."""
+  address, count, index = dataclasses.astuple(meeting)
   # When jax's own time is over, it ends the process with a stack of C++, and
   # until then it hears no interrupt.
   others = 'the other processes'

@@ -45,12 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  metric_fns = _metric_fns(args)
+  metric_fns = _metric_fns(args.task, args.metrics.split(','))
   inputs = {f'predictions {path}': path for path in args.predictions}
   outputs.check({'--json': args.json}, {**inputs, '--targets': args.targets})
   paths = map(user_path, args.predictions)
   records = list(itertools.chain.from_iterable(map(_read, paths)))
-  targets = _targets(args, records)
+  targets = _read_targets(args.targets) if args.targets else _own(records)
+  if (found := len(targets)) != len(records):
+    raise ValueError(
+      f'{args.targets} has {found} targets for {len(records)} predictions'
+    )
   predictions = [record['prediction'] for record in records]
   figures: dict[str, Any] = {'examples': len(records)}
   with progress.waiting('judging'):
@@ -68,15 +72,16 @@ def run(args: argparse.Namespace) -> int:
   return outputs.report(args, figures, table)
 
 
-def _metric_fns(args: argparse.Namespace) -> list[Callable[..., Any]]:
-  if args.task:
-    task = tasks.find(args.task, split=None, metric_fns=quality.METRICS)
+def _metric_fns(
+  task_name: str | None, names: Sequence[str]
+) -> list[Callable[..., Any]]:
+  if task_name:
+    task = tasks.find(task_name, split=None, metric_fns=quality.METRICS)
     if not task.metric_fns:
       raise ValueError(
-        f'task {args.task} has no metrics: give --metrics instead'
+        f'task {task_name} has no metrics: give --metrics instead'
       )
     return list(task.metric_fns)
-  names = args.metrics.split(',')
   for name in names:
     if name not in quality.METRICS:
       raise ValueError(
@@ -98,30 +103,25 @@ def _read(path: Path) -> list[dict[str, Any]]:
   return records
 
 
-def _targets(
-  args: argparse.Namespace, records: Sequence[Mapping[str, Any]]
-) -> list[str]:
-  if not args.targets:
-    inputs: list[Any] = [record.get('inputs') for record in records]
-    is_there = lambda x: isinstance(x, dict) and isinstance(x.get(_TARGET), str)
-    if missing := [x for x in inputs if not is_there(x)]:
-      shown = 'the first has no object under "inputs"'
-      if isinstance(missing[0], dict):
-        shown = f'the first has "inputs"; {text_lines.keys_of(missing[0])}'
-      raise ValueError(
-        f'{len(missing)} of {len(inputs)} predictions have no text '
-        f'"{_TARGET}" under "inputs", {shown}: give --targets'
-      )
-    return [x[_TARGET] for x in inputs]
-  is_jsonl = user_path(args.targets).suffix == '.jsonl'
-  field = 'targets' if is_jsonl else 'inputs'
-  task = tasks.find(args.targets, inputs_field=field)
-  found = [example.inputs for example in task.read()]
-  if len(found) != len(records):
+def _own(records: Sequence[Mapping[str, Any]]) -> list[str]:
+  """Returns the targets beside the predictions."""
+  inputs: list[Any] = [record.get('inputs') for record in records]
+  is_there = lambda x: isinstance(x, dict) and isinstance(x.get(_TARGET), str)
+  if missing := [x for x in inputs if not is_there(x)]:
+    shown = 'the first has no object under "inputs"'
+    if isinstance(missing[0], dict):
+      shown = f'the first has "inputs"; {text_lines.keys_of(missing[0])}'
     raise ValueError(
-      f'{args.targets} has {len(found)} targets for {len(records)} predictions'
+      f'{len(missing)} of {len(inputs)} predictions have no text "{_TARGET}" '
+      f'under "inputs", {shown}: give --targets'
     )
-  return found
+  return [x[_TARGET] for x in inputs]
+
+
+def _read_targets(path: str) -> list[str]:
+  field = 'targets' if user_path(path).suffix == '.jsonl' else 'inputs'
+  task = tasks.find(path, inputs_field=field)
+  return [example.inputs for example in task.read()]
 
 
 def _rates(aux: Sequence[Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     'profile_dir': args.profile,
   }
   compilation_cache.enable()
-  with processes.joined(args):
+  with processes.joined(processes.given(args)):
     return gin_launch.call(
       infer,
       gin_launch.given(args, names.DIALECT),

@@ -24,9 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  with processes.joined(args), contextlib.ExitStack() as reading:
-    reading.enter_context(training.waiting('reading the training data'))
+  configuration = gin_launch.given(args, names.DIALECT)
+  meeting = processes.given(args)
+  with processes.joined(meeting), contextlib.ExitStack() as reading:
     # gin reads the data while it makes the arguments.
-    configuration = gin_launch.given(args, names.DIALECT)
+    reading.enter_context(training.waiting('reading the training data'))
     gin_launch.call(training.train, configuration, on_begin=reading.close)
   return 0
