@@ -101,6 +101,7 @@ def decode(
   # Of 7 rows and 3 gammas: parts of 3, 3 and 1.
   size = -(-len(rows) // len(gammas))
   with contextlib.ExitStack() as stack:
+    # Programs are compiled by now, so that a trace has none of that.
     if profile_dir is not None:
       stack.enter_context(jax.profiler.trace(profile_dir))
     bar = stack.enter_context(progress.bar('decoding', len(rows) * num_samples))
@@ -117,6 +118,7 @@ def decode(
       parts.append(
         Timed(statistics=counts, utilisation=utilisation, seconds=seconds)
       )
+  # Row i of S samples is decoded as rows i S .. i S + S - 1.
   record = strategies.of(job).record
   of_row = lambda row: [
     outputs[sample.index] for sample in examples.sampled([row], num_samples)

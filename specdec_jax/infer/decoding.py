@@ -117,6 +117,7 @@ class Decoding:
   @property
   def batch_examples(self) -> int:
     """How many examples fill a batch with their samples."""
+    # 32 rows of 5 samples each: 7 examples, the last with 2 of its samples.
     return -(-self.batch_size // self.num_samples)
 
   def within(self, num_rows: int) -> 'Decoding':

@@ -94,6 +94,7 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
     ids = tuple(
       layout.vocabulary.encode(example.inputs, add_special_tokens=adds)
     )
+  # A decoder would go on after its EOS; an encoder is trained with it.
   elif not layout.is_encoder_decoder and ids and ids[-1] in eos_ids:
     ids = ids[:-1]
   _check_known(index, ids, layout)
@@ -144,6 +145,7 @@ def _trimmed(
   `append_eos_after_trim` of T5's own tasks. Of a task that brings tokens,
   preprocessors decide on EOS, and T5X trims whatever they leave.
   """
+  # Of [5 6 7 8 1] and a limit of 4: [5 6 7 1] for a text, else [5 6 7 8].
   if len(ids) <= limit:
     return ids
   end = ids[-1:] if ids[-1] in ends else ()

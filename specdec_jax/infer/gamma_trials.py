@@ -44,6 +44,7 @@ class Gammas:
   def settle(self, choice: Choice | None) -> 'Gammas':
     """With what the first chunk shows, which only the first process has: others
     learn its gamma."""
+    # `number_of_first` sends the argument of the first process to all.
     if choice is None:
       choice = Choice(gamma=processes.number_of_first(0), sentence='')
     else:
@@ -61,6 +62,8 @@ def begin(job: Job, rows: Iterator[Row]) -> tuple[Iterator[Row], Gammas]:
   needed = trials.num_batches_needed(gammas, batch_examples)
   first = list(itertools.islice(rows, needed * batch_examples))
   num_batches = len(first) // batch_examples
+  # Of gammas (0, 3, 11) and batches of 4 rows: (0, 3, 11, 11, 3, 0), so that
+  # each decodes 8 rows and a drift of the machine's speed cancels.
   turns = trials.schedule(gammas, batch_examples, num_batches)
   choice = None if turns else trials.too_short(gammas, num_batches)
   return itertools.chain(first, rows), Gammas(turns=turns, choice=choice)

@@ -161,6 +161,7 @@ class _Run:
 
 def _decode_shard(run: _Run) -> int:
   """Decodes a shard as its only writer, unless it is complete already."""
+  # The first process holds the lock; the others wait for what it finds.
   with contextlib.ExitStack() as stack:
     stack.enter_context(footprint.running_out_explained(run.job))
     only_writer = output.only_writer(run.shard.path)
@@ -193,10 +194,13 @@ def _decode_chunks(run: _Run) -> int:
   with _metric_writer(run.metrics_dir) as write_metrics:
     for chunk in chunks.read(rows, run.chunk_sizes(gammas)):
       num_chunks += 1
+      # A whole run of fewer rows than a batch has wastes none on empty ones.
       if not (chunk.index or gammas.is_trial):
         job = job.for_examples(len(chunk.rows))
       is_done, mark = _find(run, chunk, gammas)
       if not is_done:
+        # Weights are read for the first chunk that is missing: a run that finds
+        # all of them done reads none.
         loaded = loaded or _load(run, job, gammas)
         decoded = chunks.decode(
           loaded,
@@ -210,7 +214,7 @@ def _decode_chunks(run: _Run) -> int:
       if gammas.is_trial:
         gammas = gammas.settle(mark and mark.gamma)
         _say_choice(gammas)
-      if mark:
+      if mark:  # Of the first process alone.
         total += mark.counts
   if processes.is_first():
     output.finish(run.shard, num_chunks, total, run.settings, gammas.choice)
@@ -237,9 +241,10 @@ def _find(run: _Run, chunk: Chunk, gammas: Gammas) -> tuple[bool, Mark | None]:
 
 
 def _load(run: _Run, job: Job, gammas: Gammas) -> Loaded:
-  """Reads the weights and compiles; then `config.gin` can be written."""
+  """Reads the weights and compiles; writes `config.gin`."""
   loaded = chunks.load(job)
   chunks.compile_for(loaded, gammas.of_next_chunk)
+  # gin knows which bindings are used once they have been.
   if run.operative_config is not None and processes.is_first():
     output.write_config(run.shard, run.operative_config())
   return loaded

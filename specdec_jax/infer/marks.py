@@ -57,6 +57,7 @@ class Mark:
       'examples_digest': self.examples_digest,
       'settings_digest': self.settings_digest,
     }
+    # Counts come first, each under its own name, as versions before wrote it.
     known = {k: v for k, v in record.items() if v is not None}
     return json.dumps(known, indent=2) + '\n'
 
@@ -64,6 +65,7 @@ class Mark:
   def from_json(cls, text: str) -> 'Mark':
     """Reads it; ValueError, TypeError or KeyError if it is something else."""
     record: dict[str, Any] = dict(json.loads(text))
+    # These two decide whether a chunk is done: anything else is no mark.
     int(record['examples_digest'], 16)
     int(record['examples'])
     counts = {name: record.get(name, 0) for name in vars(Counts())}
@@ -135,4 +137,5 @@ def write_whole(path: Path, text: str) -> None:
 def add_digests(digests: Iterable[str]) -> str:
   """Returns the digest of examples together, in whatever parts and order they
   come: the sum of their own, as 64 hexadecimal digits."""
+  # A sum, so that those of shards add up to that of the task, in any order.
   return f'{sum(int(digest, 16) for digest in digests) % 2**256:064x}'

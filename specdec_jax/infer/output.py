@@ -77,6 +77,7 @@ def begin(shard: Shard, settings: Mapping[str, str]) -> Mark | None:
   folder has results of other settings, or cannot be written."""
   if (mark := _own_mark(shard, settings)) is not None:
     marks.check_whole(shard.path, mark)
+    # Killed after the mark was written, and before these were removed.
     remove_tree(shard.chunk_folder)
     return mark
   stored = shard.chunk_folder / _SETTINGS
@@ -161,6 +162,7 @@ def chunk_mark(shard: Shard, index: int, examples_digest: str) -> Mark | None:
   """Returns the mark of a chunk, or None if it is yet to be made. Raises
   ValueError if it was made of other examples."""
   path = shard.chunk_path(index)
+  # A chunk of 0 bytes is what a full disk can leave beside a whole mark.
   mark = marks.read(path)
   if mark is None or marks.num_lines(path) != mark.counts.examples:
     return None
@@ -186,6 +188,8 @@ def write_chunk(
   path = shard.chunk_path(index)
   mark = dataclasses.replace(mark, settings_digest=_claim(shard, settings))
   lines = ''.join(json.dumps(record) + '\n' for record in records)
+  # A process that is killed in between leaves a chunk without its mark, which
+  # the next one decodes again.
   marks.write_whole(path, lines)
   return marks.write_first(path, mark)
 
@@ -193,6 +197,7 @@ def write_chunk(
 def write_config(shard: Shard, text: str) -> None:
   """Writes `config.gin`, which is the same for all shards, whichever they are
   and whenever they write it."""
+  # Written beside the chunks: what is left of it is removed with them.
   final, begun = shard.folder / CONFIG_FILE, shard.chunk_folder / CONFIG_FILE
   if is_in_bucket(final):
     marks.write_whole(final, text)

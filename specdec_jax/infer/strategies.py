@@ -109,6 +109,7 @@ def _search(job: Job, max_new_tokens: int) -> tuple[Any, Mapping[str, Any]]:
   Without a draft too the beams of an example share a row of the cache, which is
   never reordered, unless the model takes no placements.
   """
+  # For a dry run, too, which has no examples and asks for the caches alone.
   num_beams, target = job.decoding.num_decodes or 1, job.decoder.target
   settings = {'target': target, 'num_beams': num_beams, 'max_len': job.max_len}
   drafter = beam_drafting.drafter(
@@ -146,6 +147,8 @@ def _compile_whole(
 ) -> Compiled:
   """Compiles `function(params, *packed)` for batches that begin and end
   together."""
+  # Rows are split over the devices, and results come to every process, each of
+  # which makes all lines of a chunk.
   batch = mesh_lib.batch_sharding(job.mesh)
   batch_size = job.decoding.batch_size
 
