@@ -80,11 +80,8 @@ class BucketPath(_EPath):
   def resolve(self) -> Self:
     return self
 
-  def absolute(self) -> Self:
-    return self
-
-  def expanduser(self) -> Self:
-    return self
+  # It has no links, no working directory and no home.
+  absolute = expanduser = resolve
 
   def exists(self) -> bool:
     return self._kind() is not None
@@ -193,7 +190,7 @@ class BucketPath(_EPath):
       raise ValueError(f'{self} is a whole bucket, which is not removed')
     with _asking(self) as files:
       try:
-        # It takes names for patterns.
+        # gcsfs takes names for patterns.
         files.rm(glob.escape(str(self)), recursive=True)
       except FileNotFoundError:
         if not missing_ok:
@@ -201,6 +198,7 @@ class BucketPath(_EPath):
 
   def rename(self, target: Any) -> Self:
     """Moves every object below it, one after another."""
+    # No rename on the server: gs://b/old/x is copied to gs://b/new/x.
     with _asking(self) as files:
       for name in files.find(str(self)):
         rest = f'gs://{name}'.removeprefix(str(self))
@@ -214,6 +212,7 @@ class Ranges:
 
   def __init__(self, path: BucketPath):
     self.path = path
+    # Asked once: whoever slices counts from its end.
     with _asking(path) as files:
       self.size = int(files.info(str(path))['size'])
 
@@ -249,6 +248,7 @@ def explained(path: Any) -> Iterator[None]:
   try:
     yield
   except Exception as error:
+    # One with a name is of the local disk, or was explained already.
     if isinstance(error, OSError) and error.filename:
       raise
     if (found := refusal(error, str(path))) is None:

@@ -77,6 +77,7 @@ def _put(begun: Path, final: Any) -> None:
   if is_in_bucket(final):
     final.upload(begun)
     return
+  # Else a crash of the machine can leave the name with no bytes behind it.
   with begun.open('r+b') as written:
     os.fsync(written.fileno())
   if final.exists():

@@ -17,7 +17,7 @@ AWAY = errno.EHOSTUNREACH
 
 
 def explain(error: BaseException) -> tuple[str, int]:
-  """An error in one line, and the exit status that goes with it; how to see
+  """Returns an error in one line, and its exit status. The line says how to see
   where it came from, if this package did not raise it on purpose."""
   if isinstance(error, KeyboardInterrupt):
     return 'interrupted', EXIT_INTERRUPTED
@@ -33,6 +33,7 @@ def explain(error: BaseException) -> tuple[str, int]:
       '--max_new_tokens or --gamma, or take --dtype bfloat16',
       EXIT_BAD_INPUT,
     )
+  # On purpose: one of these, raised by a line of this package.
   is_expected = isinstance(error, (ValueError, ImportError))
   *_, (frame, _) = traceback.walk_tb(error.__traceback__)
   package = os.path.dirname(specdec_jax.__file__) + os.sep

@@ -106,6 +106,7 @@ def find(name: str, folders: Sequence[str]) -> Path:
   candidates = [place / path for place in places] + [SHIPPED / shipped]
   if is_in_bucket(path):
     candidates = [path]
+  # Packages of Python last, so that a search path beats what is installed.
   for candidate in itertools.chain(candidates, _in_packages(path)):
     if candidate.is_file():
       return candidate.resolve()

@@ -28,6 +28,7 @@ def check(
     function, _, argument = name.rpartition('/')[2].rpartition('.')
     if not function:
       continue  # A macro has the type of what it is used for.
+    # Of `f.x = %A` and `A = 3`: the value 3, and A for the message.
     while text.startswith('%') and (macro := text[1:]) in bindings:
       name, text = macro, bindings[macro]
     try:
@@ -48,7 +49,7 @@ def _fits(value: object, annotation: Any) -> bool:
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if origin in (types.UnionType, typing.Union):
     return any(_fits(value, member) for member in args)
-  if annotation is float:
+  if annotation is float:  # Not bool, which is an int.
     return type(value) in (int, float)
   if annotation in _WORDS or annotation is types.NoneType:
     return type(value) is annotation

@@ -230,6 +230,7 @@ def ask_first(function: Callable[[], _Result]) -> _Result:
     except (ValueError, OSError) as raised:
       error = raised
   failed = -2 if failures.is_away(error) else -1
+  # One number tells all: -2 or -1 for errors, else whether the result is true.
   answer = number_of_first(failed if error else int(bool(result)))
   if error:
     raise error
@@ -267,6 +268,7 @@ def _text_of_first(text: str) -> str:
     return text
   from jax.experimental import multihost_utils
 
+  # Arrays alone can be sent, and only of a size that all know.
   data = np.frombuffer(text.encode(), np.uint8)
   size = number_of_first(data.size)
   if not is_first():

@@ -116,6 +116,7 @@ def interruptible(
     except BaseException as error:  # The caller's to handle.
       future.set_exception(error)
 
+  # A daemon: Python ends without waiting for it.
   threading.Thread(target=work, daemon=True, name=THREAD).start()
   deadline = time.monotonic() + seconds
   while not concurrent.futures.wait([future], min(0.5, seconds)).done:

@@ -10,18 +10,20 @@ draft model beside them. docs/t5x.md shows how to use them.
 import importlib
 from typing import Any
 
-__all__ = (
-  'SpeculativeDecoderOnlyModel',
-  'SpeculativeEncoderDecoderModel',
-  'load_draft',
-  'restore_with_draft',
-  'speculative_decode',
-)
+_MODULES = {
+  'SpeculativeDecoderOnlyModel': 'models',
+  'SpeculativeEncoderDecoderModel': 'models',
+  'load_draft': 't5_networks',
+  'restore_with_draft': 't5_networks',
+  'speculative_decode': 'decode_fn',
+}
+__all__ = tuple(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
   # `specdec infer` needs `names` of this package, and neither T5X nor the
   # TensorFlow that T5X imports.
-  if name in __all__:
-    return getattr(importlib.import_module(f'{__name__}.models'), name)
-  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  if name not in _MODULES:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  module = importlib.import_module(f'{__name__}.{_MODULES[name]}')
+  return getattr(module, name)

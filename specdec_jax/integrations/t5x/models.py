@@ -1,7 +1,6 @@
-"""Models of T5X that decode speculatively, and a `decode_fn` for its own.
+"""Models of T5X that decode speculatively.
 
-T5X is not on PyPI; without it this module imports, and its models raise
-ImportError when they are made.
+T5X is not on PyPI: without it, importing this module raises ImportError.
 """
 
 import inspect
@@ -13,37 +12,20 @@ import jax.numpy as jnp
 
 from specdec_jax.base import Array, Prompt
 from specdec_jax.decoding.state import DecodeOutput
-from specdec_jax.integrations.t5x import contract, decoding, t5_networks
+from specdec_jax.integrations.t5x import contract, decoding
 from specdec_jax.integrations.t5x.decoding import Speculation
-from specdec_jax.integrations.t5x.t5_networks import DRAFT, refusal
+from specdec_jax.integrations.t5x.t5_networks import DRAFT
 
-load_draft = t5_networks.load_draft
-restore_with_draft = t5_networks.restore_with_draft
-
-
-def _without_t5x(error: ImportError) -> type:
-  """What stands for T5X's models where T5X cannot be imported."""
-  message = (
-    f'T5X cannot be imported ({error}): install it from '
-    'https://github.com/google-research/t5x as its README says; '
-    'see docs/t5x.md'
-  )
-
-  def refuse(cls: type, *args: Any, **kwargs: Any):
-    raise ImportError(message)
-
-  return type('NoT5X', (), {'__new__': refuse})
-
-
-_EncoderDecoderModel: Any
-_DecoderOnlyModel: Any
 try:
   from t5x import models as t5x_models
 except ImportError as error:
-  _EncoderDecoderModel = _DecoderOnlyModel = _without_t5x(error)
-else:
-  _EncoderDecoderModel = t5x_models.EncoderDecoderModel
-  _DecoderOnlyModel = t5x_models.DecoderOnlyModel
+  raise ImportError(
+    f'T5X cannot be imported ({error}): install it from '
+    'https://github.com/google-research/t5x as its README says; see docs/t5x.md'
+  ) from error
+
+_EncoderDecoderModel: Any = t5x_models.EncoderDecoderModel
+_DecoderOnlyModel: Any = t5x_models.DecoderOnlyModel
 
 
 class _Speculative:
@@ -51,11 +33,11 @@ class _Speculative:
 
   stock: Any
 
-  def __init__(self, *args: Any, **kwargs: Any):
+  def __init__(self, *args: object, **kwargs: object):
     """Takes the arguments of T5X's model, those of `Speculation`, and
     `draft_module`, the T5X network of the draft model. Raises ValueError for a
     setting out of range, an unknown network, or bidirectional attention in the
-    inputs, ImportError if T5X cannot be imported."""
+    inputs."""
     own, self.speculation, draft_module = _split(self.stock, args, kwargs)
     super().__init__(**own)
     contract.check_causal(self)
@@ -67,7 +49,7 @@ class _Speculative:
       **(own | {'module': draft_module})
     )
 
-  def get_initial_variables(self, *args: Any, **kwargs: Any) -> Any:
+  def get_initial_variables(self, *args: object, **kwargs: object) -> Any:
     """Those of the target, and of the draft model under 'draft'."""
     model: Any = super()
     variables = model.get_initial_variables(*args, **kwargs)
@@ -201,68 +183,6 @@ class SpeculativeDecoderOnlyModel(_Speculative, _DecoderOnlyModel):
     output = self._decode(params, prompt, inputs, inputs.shape[1], asked)
     tokens = decoding.continuation(output, prompt)
     return _result(tokens, output, asked['return_all_decodes'])
-
-
-def speculative_decode(
-  inputs: Array,
-  cache: Any,
-  tokens_to_logits: Any,
-  eos_id: int,
-  decode_rng: Array | None = None,
-  num_decodes: int = 1,
-  cache_offset: int = 0,
-  initial_index: Array | None = None,
-  **speculation: Any,
-) -> tuple[Array, Array]:
-  """A `decode_fn` for T5X's own models, with every drafter but 'model'.
-
-  Args:
-    inputs: int32 `[B, L]`, forced tokens.
-    tokens_to_logits: T5X's step by one token, a `functools.partial` of a method
-      of the model, which brings all else that is needed.
-    decode_rng: a key, or None for the seed 0.
-    cache_offset: 0; T5X passes 1 for scanned layers.
-    initial_index: int32 `[B]`, where the last token of each prompt stands; None
-      where the first forced tokens end.
-    **speculation: of `Speculation`; 'model' is no drafter here. What is not
-      given of the sampling is what gin binds for T5X's `temperature_sample`.
-
-  Returns:
-    int32 `[B, 1, L]` and float32 `[B, 1]`.
-
-  Raises:
-    ValueError: if `tokens_to_logits` is not as T5X makes it, the network is not
-      known, or more than one decode is asked for.
-  """
-  del cache  # The compiler drops it, and T5X's encoder pass.
-  contract.check_num_decodes(num_decodes)
-  if cache_offset:
-    raise refusal(
-      'the network scans its layers, which speculation does not support'
-    )
-  settings = Speculation(**(contract.sampling_of_t5x() | speculation))
-  if settings.drafter == 'model':
-    raise refusal(
-      'a decode_fn has no draft model: use SpeculativeEncoderDecoderModel or '
-      'SpeculativeDecoderOnlyModel'
-    )
-  model, params, encoder_tokens = contract.reach(tokens_to_logits)
-  prompt = decoding.prompt_of(encoder_tokens, inputs, initial_index)
-  networks = decoding.networks(
-    settings, model.module, None, model.output_vocabulary
-  )
-  output = decoding.decode(
-    params,
-    decode_rng,
-    prompt,
-    speculation=settings,
-    networks=networks,
-    max_len=inputs.shape[1] + 1,
-    eos_id=eos_id,
-    forced=inputs,
-  )
-  scores = decoding.counters(output)['scores']
-  return output.tokens[:, None, 1:], scores[:, None]
 
 
 def _split(
