@@ -8,11 +8,11 @@ from jax.sharding import Mesh
 
 from specdec_jax.assembly import beam_drafting, models, rules, running
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly.choices import Sampling
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafting import DrafterChoice, NoDrafter
+from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params, VerifyFn
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout
@@ -33,9 +33,9 @@ class Decoding:
   """How to decode; gin binds the fields.
 
   Attributes:
-    make_drafter: gives the drafter, of `assembly.drafting`.
+    make_drafter: gives the drafter, of `assembly.drafters`.
     make_rule: gives the acceptance rule, of `assembly.rules`.
-    temperature: and `top_k`, `top_p`, `min_p`: see `choices.Sampling`.
+    temperature: and `top_k`, `top_p`, `min_p`: see `assembly.sampling`.
     seed: of all draws; each example has its own stream.
     batch_size: rows decoded at once, on all chips together.
     refill_size: rows that are refilled at once; None for a quarter. All of them

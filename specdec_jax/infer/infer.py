@@ -23,16 +23,16 @@ from specdec_jax.infer import (
   decode_many,
   examples,
   footprint,
-  gamma_trials,
   output,
   records,
 )
 from specdec_jax.infer import decoding as decoding_lib
+from specdec_jax.infer import gammas as gammas_lib
 from specdec_jax.infer.chunks import Chunk, Decoded, Loaded
 from specdec_jax.infer.decode_many import Timed
 from specdec_jax.infer.decoding import Decoding, Job
 from specdec_jax.infer.examples import Row
-from specdec_jax.infer.gamma_trials import Gammas
+from specdec_jax.infer.gammas import Gammas
 from specdec_jax.infer.marks import Counts, Mark
 from specdec_jax.infer.output import Shard
 from specdec_jax.launch import agreement, processes, progress
@@ -189,7 +189,7 @@ def _decode_chunks(run: _Run) -> int:
   job, loaded, num_chunks = run.job, None, 0
   total = Counts()
   timed: list[Timed] = []
-  rows, gammas = gamma_trials.begin(job, run.rows())
+  rows, gammas = gammas_lib.begin(job, run.rows())
   _say_choice(gammas)
   with _metric_writer(run.metrics_dir) as write_metrics:
     for chunk in chunks.read(rows, run.chunk_sizes(gammas)):
@@ -259,7 +259,7 @@ def _write(
   choice = None
   if gammas.is_trial:
     num_rows = run.job.decoding.batch_size
-    choice = gamma_trials.choose(gammas.turns, decoded.parts, num_rows)
+    choice = gammas_lib.choose(gammas.turns, decoded.parts, num_rows)
   mark = Mark(
     counts=records.counts(chunk.rows, decoded.lines),
     examples_digest=chunk.digest,

@@ -11,7 +11,7 @@ from typing import Any
 
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import is_in_bucket
-from specdec_jax.theory.choosing import Choice
+from specdec_jax.theory.gamma_trials import ChosenGamma
 
 SUFFIX = '.COMPLETED'
 
@@ -47,7 +47,7 @@ class Mark:
   examples_digest: str
   settings: Mapping[str, str] | None = None
   settings_digest: str | None = None
-  gamma: Choice | None = None
+  gamma: ChosenGamma | None = None
 
   def to_json(self) -> str:
     """Returns the text of the file, without what is None."""
@@ -75,7 +75,7 @@ class Mark:
       examples_digest=record['examples_digest'],
       settings=record.get('settings'),
       settings_digest=record.get('settings_digest'),
-      gamma=None if gamma is None else Choice(**gamma),
+      gamma=None if gamma is None else ChosenGamma(**gamma),
     )
 
 

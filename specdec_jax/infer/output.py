@@ -21,7 +21,7 @@ from specdec_jax.files.paths import is_in_bucket, remove_tree
 from specdec_jax.infer import marks
 from specdec_jax.infer.marks import Counts, Mark
 from specdec_jax.launch import agreement
-from specdec_jax.theory.choosing import Choice
+from specdec_jax.theory.gamma_trials import ChosenGamma
 
 CONFIG_FILE = 'config.gin'
 _SETTINGS = 'settings.json'
@@ -211,7 +211,7 @@ def finish(
   num_chunks: int,
   counts: Counts,
   settings: Mapping[str, str],
-  gamma: Choice | None = None,
+  gamma: ChosenGamma | None = None,
 ) -> None:
   """Joins the chunks, all complete, to the final file, and removes them; its
   mark has the sum of their `counts`. Raises ValueError if a chunk does not have

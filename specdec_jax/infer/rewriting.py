@@ -13,19 +13,19 @@ import numpy as np
 
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly import running
-from specdec_jax.assembly.choices import Sampling
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafting import NoDrafter
+from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.data import written_texts
 from specdec_jax.data.written_texts import WrittenTexts
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.files.one_writer import one_writer
 from specdec_jax.files.paths import local_path
-from specdec_jax.infer import decode_many, examples, recording
+from specdec_jax.infer import decode_many, examples
 from specdec_jax.infer.decode_many import Programs, Utilisation
 from specdec_jax.infer.examples import Layout, Row
-from specdec_jax.models import families
+from specdec_jax.models import families, taps
 from specdec_jax.text import prompts
 from specdec_jax.text.prompts import Text
 from specdec_jax.text.tasks import Example
@@ -46,7 +46,7 @@ class Writing:
       if any.
     max_new_tokens: of a text; one without an end by then stays without.
     temperatures: part i is written at temperature i modulo their number.
-    layers: whose inputs are kept, see `recording.recording`; None for none.
+    layers: whose inputs are kept, see `models.taps`; None for none.
     batch_size: rows decoded at once.
     part_size: texts of a part, at most, which a restart does not repeat.
     seed: of the draws, and of the order of prompts.
@@ -127,12 +127,8 @@ def _check(decoder: Decoder, writing: Writing) -> None:
       'prompts: specdec data rewrite is for it'
     )
   if writing.layers is not None:
-    if not families.of(decoder.config).keeps_streams:
-      raise ValueError(
-        f'{decoder.model.checkpoint} is no Llama-type decoder, whose residual '
-        'streams alone can be kept'
-      )
-    recording.check_layers(decoder.config, writing.layers)
+    eagle.check_target(decoder.model.checkpoint, decoder.config)
+    taps.check(families.network(decoder.config), writing.layers)
 
 
 def _encode(decoder: Decoder, writing: Writing) -> list[Row]:
@@ -209,7 +205,8 @@ def _compile(decoder: Decoder, writing: Writing, part: _Part) -> Programs:
   """The loop for prompts of one width, at one temperature."""
   target = decoder.target
   if writing.layers is not None:
-    target = recording.recording(decoder.config, writing.layers)
+    network = families.network(decoder.config)
+    target = taps.all_positions(network, writing.layers)
   sampling = Sampling(temperature=part.temperature)
   width = prompts.decoder_width(decoder.config, part.width)
   # Fewer than elsewhere: prompts are short, and texts of many lengths.

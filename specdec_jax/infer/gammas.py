@@ -5,15 +5,14 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-from specdec_jax.assembly import drafting
 from specdec_jax.infer.decode_many import Timed
 from specdec_jax.infer.decoding import Job
 from specdec_jax.infer.examples import Row
 from specdec_jax.launch import processes
 from specdec_jax.measure import trials
 from specdec_jax.measure.trials import Visit
-from specdec_jax.theory import choosing
-from specdec_jax.theory.choosing import Choice
+from specdec_jax.theory import gamma_trials
+from specdec_jax.theory.gamma_trials import ChosenGamma
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +26,7 @@ class Gammas:
   """
 
   turns: tuple[int, ...] = ()
-  choice: Choice | None = None
+  choice: ChosenGamma | None = None
 
   @property
   def is_trial(self) -> bool:
@@ -41,12 +40,12 @@ class Gammas:
       return self.turns
     return (None if self.choice is None else self.choice.gamma,)
 
-  def settle(self, choice: Choice | None) -> 'Gammas':
+  def settle(self, choice: ChosenGamma | None) -> 'Gammas':
     """With what the first chunk shows, which only the first process has: others
     learn its gamma."""
     # `number_of_first` sends the argument of the first process to all.
     if choice is None:
-      choice = Choice(gamma=processes.number_of_first(0), sentence='')
+      choice = ChosenGamma(gamma=processes.number_of_first(0), sentence='')
     else:
       processes.number_of_first(choice.gamma)
     return dataclasses.replace(self, choice=choice)
@@ -58,7 +57,7 @@ def begin(job: Job, rows: Iterator[Row]) -> tuple[Iterator[Row], Gammas]:
   if not job.decoder.is_auto:
     return rows, Gammas()
   batch_examples = job.decoding.batch_examples
-  gammas = drafting.auto_gammas(job.decoder.choice)
+  gammas = job.decoder.tried_gammas
   needed = trials.num_batches_needed(gammas, batch_examples)
   first = list(itertools.islice(rows, needed * batch_examples))
   num_batches = len(first) // batch_examples
@@ -71,7 +70,7 @@ def begin(job: Job, rows: Iterator[Row]) -> tuple[Iterator[Row], Gammas]:
 
 def choose(
   turns: Sequence[int], parts: Sequence[Timed], batch_size: int
-) -> Choice:
+) -> ChosenGamma:
   """Returns what parts of a chunk show, each decoded with its gamma."""
   visits: dict[int, list[Visit]] = {gamma: [] for gamma in turns}
   for gamma, part in zip(turns, parts, strict=True):
@@ -85,4 +84,4 @@ def choose(
       )
     )
   found = [trials.trial(each, waits=False) for each in visits.values()]
-  return choosing.choose(found, batch_size)
+  return gamma_trials.choose(found, batch_size)
