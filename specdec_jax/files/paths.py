@@ -4,11 +4,16 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from specdec_jax.files.require import require
+
+if (
+  TYPE_CHECKING
+):  # It takes a second and a half, which local paths do not cost.
+  from specdec_jax.files.buckets import BucketPath, Ranges
 
 # As a text, and as what `Path` makes of it.
 _BUCKET = re.compile(r'gs:/+')
@@ -43,12 +48,11 @@ def user_path(path: str | os.PathLike[str]) -> Path:
     ) from error
 
 
-def _bucket_path(text: str) -> Any:
+def _bucket_path(text: str) -> 'BucketPath':
   if text.rstrip('/') == 'gs:':
     raise ValueError('gs:// names no bucket: write gs://BUCKET/FOLDER')
   require('etils.epath', extra='gcs', purpose=text)
   require('gcsfs', extra='gcs', purpose=text)
-  # A second and a half, which local paths do not cost.
   from specdec_jax.files import buckets
 
   return buckets.BucketPath(text)
@@ -70,24 +74,29 @@ def is_in_bucket(path: str | os.PathLike[str]) -> bool:
   return str(path).startswith('gs://')
 
 
+def in_bucket(path: Path) -> 'BucketPath | None':
+  """Returns a path of `user_path` with the methods of a bucket's; None for a
+  local one."""
+  return cast('BucketPath', path) if is_in_bucket(path) else None
+
+
 def remove_tree(folder: Path, *, ignore_errors: bool = True) -> None:
   """Removes a folder and all below it, if it is there; OSError if it cannot be
   removed and is in a bucket, or errors are not ignored."""
-  bucket_path: Any = folder
-  if is_in_bucket(folder):
-    bucket_path.rmtree(missing_ok=True)
+  if (remote := in_bucket(folder)) is not None:
+    remote.rmtree(missing_ok=True)
   else:
     shutil.rmtree(folder, ignore_errors=ignore_errors)
 
 
-def mapped(path: Any) -> Any:
-  """The bytes of a file, uint8, which `[start:stop]` reads as far as needed: a
-  mapped array, or, in a bucket, `buckets.Ranges`, which has a `size` as well.
+def mapped(path: Path) -> 'np.ndarray | Ranges':
+  """Returns the bytes of a file, uint8, which `[start:stop]` reads as far as
+  needed: a mapped array, or, in a bucket, `Ranges`, which has a `size` as well.
   OSError if the file cannot be read."""
-  if is_in_bucket(path):
+  if (remote := in_bucket(path)) is not None:
     from specdec_jax.files import buckets
 
-    return buckets.Ranges(path)
+    return buckets.Ranges(remote)
   if not path.stat().st_size:  # Which cannot be mapped.
     return np.empty(0, np.uint8)
   return np.memmap(path, dtype=np.uint8, mode='r')

@@ -13,10 +13,14 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from specdec_jax.files import full_disk
-from specdec_jax.files.paths import is_in_bucket, remove_tree, user_path
+from specdec_jax.files.paths import (
+  in_bucket,
+  is_in_bucket,
+  remove_tree,
+  user_path,
+)
 
 # In the name of a file that is not complete. Processes of several hosts may
 # have the same number.
@@ -72,10 +76,25 @@ def file(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _put(begun: Path, final: Any) -> None:
+def write_text(path: Path, text: str) -> None:
+  """Writes a file that appears complete or not at all."""
+  with file(path) as begun:
+    begun.write_text(text, encoding='utf-8', newline='\n')
+
+
+def create_text(path: Path, text: str) -> bool:
+  """As `write_text`, but in a bucket, where another host may be at it as well,
+  only if there is none; whether it did."""
+  if (remote := in_bucket(path)) is not None:
+    return remote.create(text)
+  write_text(path, text)
+  return True
+
+
+def _put(begun: Path, final: Path) -> None:
   """Gives a file that is complete its place."""
-  if is_in_bucket(final):
-    final.upload(begun)
+  if (remote := in_bucket(final)) is not None:
+    remote.upload(begun)
     return
   # Else a crash of the machine can leave the name with no bytes behind it.
   with begun.open('r+b') as written:
@@ -182,14 +201,13 @@ def folder(
         raise ValueError(f'{path} holds something else: choose another folder')
       if not overwrite:
         raise ValueError(f'{path} exists: add --overwrite to replace it')
-  if is_in_bucket(path):
-    bucket_path: Any = path
+  if (remote := in_bucket(path)) is not None:
     with tempfile.TemporaryDirectory(prefix='specdec-') as name:
       yield Path(name)
       remove_tree(path)
       begun = [each for each in Path(name).iterdir() if each.name != mark]
       for each in (*begun, Path(name, mark)):
-        (bucket_path / each.name).upload(each)
+        (remote / each.name).upload(each)
     return
   final = path.absolute()
   with _explained(path, final), new_folder(final, overwrite=True) as new:

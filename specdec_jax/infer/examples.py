@@ -114,7 +114,8 @@ def _target_ids(
   index: int, example: Example, layout: Layout
 ) -> tuple[int, ...]:
   """Returns the targets of an example, with an EOS after a text of them."""
-  ids, ends = example.target_ids, ()
+  ids = example.target_ids
+  ends: tuple[int, ...] = ()
   if ids is None:
     if example.targets is None:
       raise ValueError(

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -55,8 +54,8 @@ def of(job: Job) -> Footprint:
       max_new_tokens=job.targets_length,
     ),
   )
-  init = functools.partial(strategies.of(job).init, job=job)
-  state = jax.eval_shape(init, shapes, prompt)
+  init = strategies.of(job).init
+  state = jax.eval_shape(lambda *args: init(*args, job), shapes, prompt)
   config = job.decoder.drafting.config
   own = () if config is None else families.param_shapes(config)
   of_params = mesh_lib.parameter_shardings

@@ -212,7 +212,7 @@ def _decode_chunks(run: _Run) -> int:
         mark = _write(run, chunk, gammas, decoded)
         write_metrics(total.examples + len(chunk.rows), timed[-1].figures())
       if gammas.is_trial:
-        gammas = gammas.settle(mark and mark.gamma)
+        gammas = gammas.settle(mark.gamma if mark else None)
         _say_choice(gammas)
       if mark:  # Of the first process alone.
         total += mark.counts

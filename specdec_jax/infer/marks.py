@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from specdec_jax.files import replacing
-from specdec_jax.files.paths import is_in_bucket
 from specdec_jax.theory.gamma_trials import ChosenGamma
 
 SUFFIX = '.COMPLETED'
@@ -99,17 +98,13 @@ def read(path: Path) -> Mark | None:
 
 def write(path: Path, mark: Mark) -> None:
   """Marks a file as whole."""
-  write_whole(path_of(path), mark.to_json())
+  replacing.write_text(path_of(path), mark.to_json())
 
 
 def write_first(path: Path, mark: Mark) -> Mark:
-  """Marks a file unless somebody has; the mark that stands. Only in a bucket
-  another host can be at the same file."""
-  if not is_in_bucket(path):
-    write(path, mark)
-    return mark
-  in_bucket: Any = path_of(path)
-  return mark if in_bucket.create(mark.to_json()) else read(path) or mark
+  """Marks a file, unless another host has in a bucket; the mark that stands."""
+  is_first = replacing.create_text(path_of(path), mark.to_json())
+  return mark if is_first else read(path) or mark
 
 
 def check_whole(path: Path, mark: Mark) -> None:
@@ -126,12 +121,6 @@ def check_whole(path: Path, mark: Mark) -> None:
 def num_lines(path: Path) -> int | None:
   """Counts the lines of a file; None if there is none."""
   return path.read_bytes().count(b'\n') if path.is_file() else None
-
-
-def write_whole(path: Path, text: str) -> None:
-  """Writes a file that appears complete or not at all."""
-  with replacing.file(path) as partial:
-    partial.write_text(text, encoding='utf-8', newline='\n')
 
 
 def add_digests(digests: Iterable[str]) -> str:

@@ -127,13 +127,10 @@ def _claim(shard: Shard, settings: Mapping[str, str]) -> str:
   digest of what it says. Raises ValueError if it says others, or the final file
   is of others: of two runs that begin together, one is the first here."""
   _own_mark(shard, settings)
-  stored: Any = shard.chunk_folder / _SETTINGS
+  stored = shard.chunk_folder / _SETTINGS
   if not stored.exists():
     text = json.dumps(dict(settings), indent=2) + '\n'
-    if is_in_bucket(stored):
-      stored.create(text)  # Unless it is there by now.
-    else:
-      marks.write_whole(stored, text)
+    replacing.create_text(stored, text)
   return agreement.of_settings(_check_stored(shard, settings))
 
 
@@ -190,7 +187,7 @@ def write_chunk(
   lines = ''.join(json.dumps(record) + '\n' for record in records)
   # A process that is killed in between leaves a chunk without its mark, which
   # the next one decodes again.
-  marks.write_whole(path, lines)
+  replacing.write_text(path, lines)
   return marks.write_first(path, mark)
 
 
@@ -200,9 +197,9 @@ def write_config(shard: Shard, text: str) -> None:
   # Written beside the chunks: what is left of it is removed with them.
   final, begun = shard.folder / CONFIG_FILE, shard.chunk_folder / CONFIG_FILE
   if is_in_bucket(final):
-    marks.write_whole(final, text)
+    replacing.write_text(final, text)
   else:
-    marks.write_whole(begun, text)
+    replacing.write_text(begun, text)
     begun.replace(final)
 
 
@@ -293,7 +290,7 @@ def _merge_shards(final: Path, count: int, paths: Mapping[int, Path]) -> int:
   is_other = final.exists() and final.read_bytes() != merged
   if is_other or marks.read(final) not in (None, mark):
     raise ValueError(f'{final} already exists, of other results: move it away')
-  marks.write_whole(final, merged.decode('utf-8'))
+  replacing.write_text(final, merged.decode('utf-8'))
   marks.write(final, mark)
   return len(lines)
 

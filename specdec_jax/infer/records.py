@@ -42,7 +42,7 @@ def of_samples(
   for output in outputs:
     span = slice(_start(row, layout), int(output.lengths[0]))
     text, end = _text(output.tokens[0, span], layout)
-    aux = {
+    aux: Record = {
       **metrics.row_summary(output.statistics, 0),
       'log_prob': round(float(output.log_probs[0, span].sum()), _DIGITS),
       'end': 'nan' if output.has_nan[0] else end,

@@ -181,7 +181,8 @@ def _description(
   decoder: Decoder, writing: Writing, rows: Sequence[Row], num_parts: int
 ) -> dict[str, Any]:
   """Returns all that the texts depend on, for `written_texts.begin`."""
-  config, layers = decoder.config, writing.layers
+  config: Any = decoder.config  # Of a Llama, if layers are kept; see `_check`.
+  layers = writing.layers
   text = json.dumps([row.ids for row in rows]).encode()
   settings = ('max_new_tokens', 'batch_size', 'part_size', 'seed')
   description = {name: getattr(writing, name) for name in settings} | {

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specdec_jax.files.paths import is_in_bucket
+from specdec_jax.files.paths import in_bucket
 
 # Of files larger than all of them together, about so many blocks are read, each
 # of so many bytes.
@@ -30,9 +30,8 @@ def of_files(paths: Iterable[Path]) -> str:
   files: dict[str, Path] = {}
   digest = hashlib.sha256()
   for path in sorted(paths):
-    if is_in_bucket(path):
-      bucket_path: Any = path
-      digest.update(_text(bucket_path.checksums()))
+    if (remote := in_bucket(path)) is not None:
+      digest.update(_text(remote.checksums()))
     else:
       found = path.rglob('*') if path.is_dir() else [path]
       names = {str(each.relative_to(path.parent)): each for each in found}

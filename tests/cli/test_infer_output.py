@@ -113,7 +113,7 @@ def test_partial_files_have_names_of_their_own(tmp_path, monkeypatch):
 
   monkeypatch.setattr(pathlib.Path, 'replace', note)
   for _ in range(2):
-    marks.write_whole(tmp_path / 'file', 'text')
+    replacing.write_text(tmp_path / 'file', 'text')
   assert len(partial) == 2
   assert [path.name for path in tmp_path.iterdir()] == ['file']
 
@@ -152,7 +152,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
     fail()
   assert [other.name for other in tmp_path.iterdir()] == ['file']
   assert path.read_text() == 'old'
-  marks.write_whole(path, 'new')
+  replacing.write_text(path, 'new')
   assert path.stat().st_mode & 0o777 == 0o640
 
 
