@@ -26,6 +26,7 @@ def decoder_params_of(
   `decoder_params` as well. Raises ValueError if more than one decode is asked
   for, or two keys or a parameter of another decoder are given."""
   check_num_decodes(asked['num_decodes'])
+  # What is taken out is known; what is left is of another decoder.
   given = dict(asked.get('decoder_params') or {})
   eos_id = given.pop('eos_id', vocabulary.eos_id or 1)
   key, rng = given.pop('decode_rng', None), asked.get('rng')
@@ -61,6 +62,7 @@ def reach(tokens_to_logits: Any) -> tuple[Any, Any, Array | None]:
   """T5X's model, its parameters and the encoder's tokens; raises ValueError if
   the step is not the partial method that T5X passes, or the model not causal.
   """
+  # T5X passes `partial(model._compute_logits_from_slice, params=..., ...)`.
   keywords = getattr(tokens_to_logits, 'keywords', {})
   model = getattr(getattr(tokens_to_logits, 'func', None), '__self__', None)
   for name in ('module', 'output_vocabulary'):
@@ -87,6 +89,7 @@ def bindings_of(configurable: Any) -> dict[str, Any] | None:
   no gin file names it."""
   import gin
 
+  # References are resolved in a second call: what they raise is not ours.
   try:
     gin.get_bindings(configurable, resolve_references=False)
   except ValueError:
@@ -128,6 +131,7 @@ def sampling_of(decode_fn: Callable[..., Any] | None) -> dict[str, Any]:
     )
   if not is_sampler:
     return {}
+  # T5X's own defaults stand for what is not given: topk 1, which is greedy.
   values = [given.get(name, parameters[name].default) for name in _SAMPLING]
   for value in values:
     if not isinstance(value, numbers.Real):
@@ -166,6 +170,7 @@ def sampling_of_t5x() -> dict[str, Any]:
 def _opened(decode_fn: Any) -> tuple[Any, dict[str, Any]]:
   """The function itself, and the arguments that it would be called with."""
   given: dict[str, Any] = {}
+  # Of partial(partial(f, topk=1), topk=2): f, and topk 2.
   while isinstance(decode_fn, functools.partial):
     given = decode_fn.keywords | given
     decode_fn = decode_fn.func

@@ -51,6 +51,7 @@ class _Speculative:
 
   def get_initial_variables(self, *args: object, **kwargs: object) -> Any:
     """Those of the target, and of the draft model under 'draft'."""
+    # T5X partitions and restores what is in here: one tree has both models.
     model: Any = super()
     variables = model.get_initial_variables(*args, **kwargs)
     if self.draft_model is None:
@@ -178,6 +179,8 @@ class SpeculativeDecoderOnlyModel(_Speculative, _DecoderOnlyModel):
       num_decodes=num_decodes,
     )
     inputs = batch['decoder_input_tokens'] * batch['decoder_causal_attention']
+    # Inputs [0 5 6 0 7 0] have three tokens that are not 0: [0 5 6 0] is the
+    # prompt, and the 7 behind it is forced.
     starts = jnp.sum(inputs[:, 1:] != 0, axis=1, dtype=jnp.int32)
     prompt = decoding.prompt_of(None, inputs, starts)
     output = self._decode(params, prompt, inputs, inputs.shape[1], asked)

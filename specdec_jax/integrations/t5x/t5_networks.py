@@ -49,6 +49,7 @@ def config_of(module: Any) -> T5Config:
     )
   sizes = getattr(module, 'config', None)
   fields = set(getattr(sizes, '__dataclass_fields__', ()))
+  # Another field can be another network: T5X's examples are copied and changed.
   if fields not in _KNOWN_FIELDS:
     known = min(_KNOWN_FIELDS, key=lambda known: len(known ^ fields))
     raise refusal(
@@ -87,6 +88,7 @@ def params_of(params: Any, config: T5Config, *, role: str) -> Any:
   Raises ValueError, with `role` for their name, if names or shapes of `params`
   are not those of the network.
   """
+  # Names and shapes first: a wrong tree would decode, and wrongly.
   params = flax.core.unfreeze(params)
   found, wanted = (
     {name: tuple(x.shape) for name, x in stored_arrays.flatten(tree).items()}
@@ -126,7 +128,7 @@ def load_draft(
   `target_state_dict` the state to be filled, `path` of the draft model's
   checkpoint. Raises ValueError if that holds none, or one of another network.
   """
-  if is_resuming:
+  if is_resuming:  # It was saved with its draft model.
     return state_dict
   expected = flax.core.unfreeze(target_state_dict)['target'].get(DRAFT)
   if expected is None:
