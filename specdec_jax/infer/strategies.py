@@ -1,6 +1,7 @@
 """What can be done with examples: decode them in the refilled loop, search with
 beams, or score their targets. Each is one bundle of functions."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -63,14 +64,13 @@ def of(job: Job) -> Strategy:
 def _compile_loop(job: Job, params: Params) -> Compiled:
   pack = examples.packer(job.layout)
   empty = pack([None] * job.refill_size)
+  # One width always: else a row's last bits would depend on whether others have
+  # a draft, and so on the shard and on where a restart began.
+  drafter = job.decoder.drafter._replace(may_abstain=False)
   programs = decode_many.compile_programs(
     params,
     empty,
-    target=job.decoder.target,
-    # One width always: else a row's last bits would depend on whether others
-    # have a draft, and so on the shard and on where a restart began.
-    drafter=job.decoder.drafter._replace(may_abstain=False),
-    **job.decoder.rule,
+    method=dataclasses.replace(job.decoder.method, drafter=drafter),
     max_len=job.max_len,
     batch_size=job.decoding.batch_size,
     state_shardings=functools.partial(mesh_lib.state_shardings, job.mesh),
@@ -173,7 +173,7 @@ _LOOP = Strategy(
     params,
     jax.random.key(0),
     prompt,
-    **job.decoder.networks,
+    method=job.decoder.method,
     max_len=job.max_len,
   ),
   compile=_compile_loop,
