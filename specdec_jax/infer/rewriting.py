@@ -155,7 +155,7 @@ def _encode(decoder: Decoder, writing: Writing) -> list[Row]:
 
 
 def _parts(rows: Sequence[Row], writing: Writing) -> list[_Part]:
-  """Groups the prompts by width, each part of some from anywhere in the list,
+  """Groups prompts by width, each part of some from anywhere in the list,
   in an order that is the same whatever is there already."""
   # The first parts are a sample of all: prompts are drawn from anywhere, and
   # then parts of all widths.
@@ -203,7 +203,7 @@ def _description(
 
 
 def _compile(decoder: Decoder, writing: Writing, part: _Part) -> Programs:
-  """The loop for prompts of one width, at one temperature."""
+  """Compiles the loop for prompts of one width, at one temperature."""
   target = decoder.target
   if writing.layers is not None:
     network = families.network(decoder.config)
@@ -246,7 +246,7 @@ def _decode(
   programs: Programs,
   utilisation: Utilisation,
 ) -> WrittenTexts:
-  """A part's texts, in its order."""
+  """Decodes a part's texts, in its order."""
 
   def keep(state: DecodeState, row: int) -> Any:
     return None if writing.layers is None else state.target_cache.streams[row]

@@ -96,7 +96,7 @@ def _compile_beam_search(job: Job, params: Params) -> Compiled:
     search.generate,
     **settings,
     alpha=_ALPHA if alpha is None else alpha,
-    eos_id=job.decoder.eos_id,
+    eos_id=job.decoder.method.eos_id,
     vocab_size=job.decoder.seen.vocab_size,
   )
   pack = examples.packer(job.layout)
