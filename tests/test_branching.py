@@ -12,7 +12,7 @@ from specdec_jax.base import Context, Params, Tree
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.drafters.autoregressive import as_chain
-from tests import decoders, toy, toy_eagle, toy_t5, toy_tree
+from tests import decoders, slow, toy, toy_eagle, toy_t5, toy_tree
 from tests.contracts import table_of_drafters as table
 from tests.decoders import GREEDY
 
@@ -60,7 +60,7 @@ def asked_after_each_path(name: str, is_ranked: bool):
 
 
 @pytest.mark.parametrize('is_ranked', [True, False])
-@pytest.mark.parametrize('name', ['toy', 'Llama', 'eagle'])
+@slow.parametrize('name', ['toy', 'Llama', 'eagle'], now=['toy', 'eagle'])
 def test_children_follow_their_path_and_differ(name, is_ranked):
   draft, after = asked_after_each_path(name, is_ranked)
   left = dict(after)

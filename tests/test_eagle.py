@@ -12,7 +12,7 @@ from specdec_jax.base import Context, Params
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.models import families
-from tests import decoders, goodness_of_fit, toy, toy_eagle, trial
+from tests import decoders, goodness_of_fit, slow, toy, toy_eagle, trial
 
 V, GAMMA = 4, 3
 PARAMS = toy.toy_params(V, seed=1)
@@ -161,7 +161,7 @@ def check(*, chain=drafters.eagle, renormalised=False, sampling, make=None):
 TOP_3 = goodness_of_fit.Sampling(top_k=3)
 
 
-@pytest.mark.parametrize(
+@slow.parametrize(
   'options',
   [
     {},
@@ -175,6 +175,7 @@ TOP_3 = goodness_of_fit.Sampling(top_k=3)
     },
   ],
   ids=['right', *toy_eagle.BROKEN, 'adaptive', 'lookup first'],
+  now=[{}],
 )
 def test_a_reduced_vocabulary_is_lossless(options):
   result = check(sampling=TOP_3, **options)

@@ -16,7 +16,7 @@ from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.drafters.autoregressive import as_chain
 from specdec_jax.sharding import mesh as mesh_lib
-from tests import toy, toy_t5
+from tests import slow, toy, toy_t5
 
 # Sizes that eight devices divide.
 V, MAX_LEN, EOS = 16, 20, 1
@@ -179,9 +179,10 @@ def test_greedy_draft_looks_for_one_maximum():
   assert str(program).count('reduce_max') == 2
 
 
-@pytest.mark.parametrize(
+@slow.parametrize(
   ('way', 'num_partitions'),
   [('greedy', 2), ('sampled', 2), ('sampled', 4), ('sampled', 8)],
+  now=[('sampled', 2)],
 )
 def test_every_mesh_gives_the_same_tokens(way, num_partitions):
   mesh = mesh_lib.make(num_partitions=num_partitions)

@@ -6,6 +6,7 @@ import pytest
 
 from specdec_jax.cli.commands import bench as bench_command
 from specdec_jax.launch import progress
+from tests import slow
 from tests.cli import tiny
 from tests.cli.tiny import assert_refused
 
@@ -156,9 +157,10 @@ def test_the_figures_go_nowhere_else(run, tmp_path):
   assert_refused(result, f'cannot write --json {path}')
 
 
-@pytest.mark.parametrize(
+@slow.parametrize(
   ('drafter', 'gammas'),
   [('prompt_lookup', '0 3 11 23'), ('uniform', '0 1 3 7')],
+  now=[('uniform', '0 1 3 7')],
 )
 def test_auto_gamma_is_measured_first(bench, tmp_path, drafter, gammas):
   path = tmp_path / 'figures.json'

@@ -79,6 +79,7 @@ def t5gemmas(tmp_path_factory) -> tuple[str, str]:
   )
 
 
+@pytest.mark.slow
 def test_a_small_t5gemma_drafts_for_a_large_one(run, t5gemmas, prompts_file):
   large, small = t5gemmas
 

@@ -7,6 +7,7 @@ import pytest
 
 from specdec_jax.cli import outputs
 from specdec_jax.trace import recording, storage
+from tests import slow
 from tests.cli import tiny
 
 GREEDY_DRAFTERS = {
@@ -108,7 +109,9 @@ def test_a_batch_larger_than_the_prompts(generate):
   assert many.records() == few
 
 
-@pytest.mark.parametrize('name', GREEDY_DRAFTERS)
+@slow.parametrize(
+  'name', GREEDY_DRAFTERS, now=['prompt_lookup', 'model', 'block']
+)
 def test_no_drafter_changes_greedy_tokens(
   generate, plain, model, prompts_file, name
 ):
@@ -128,7 +131,7 @@ def test_no_drafter_changes_greedy_tokens(
     assert {record['statistics']['alpha'] for record in drafted} == {1.0}
 
 
-@pytest.mark.parametrize(
+@slow.parametrize(
   'options',
   [
     ('threshold', '--min_prob', '0.1'),
@@ -136,6 +139,7 @@ def test_no_drafter_changes_greedy_tokens(
     ('estimate', '--draft_cost', '0.2'),
   ],
   ids=lambda options: options[0],
+  now=[('heuristic',)],
 )
 def test_a_gamma_that_varies_changes_no_greedy_token(
   generate, plain, make_model, options

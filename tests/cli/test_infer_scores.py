@@ -91,6 +91,7 @@ def test_beams_and_their_scores_are_those_of_t5x(infer, golden):
   ]
 
 
+@pytest.mark.slow
 def test_a_drafter_changes_no_beam_and_saves_target_runs(infer, t5):
   """The target drafts for itself, and what it reads is copied."""
   own = {'DRAFTER_CHECKPOINT_PATH': repr(str(t5))}

@@ -69,6 +69,7 @@ def test_a_calibration_is_planned_with(run, model, prompts_file, tmp_path):
   assert plan['sentences'][0] in ' '.join(result.out.split())
 
 
+@pytest.mark.slow
 def test_a_calibration_is_of_the_rule_that_was_given(run, model, prompts_file):
   """Guesses of every kind pass a rule that takes all, and no tree can use it;
   block verification accepts no token by itself."""

@@ -16,6 +16,7 @@ PROMPTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pair', PROMPTS)
 def test_a_pair_decodes_by_name(run, tmp_path, pair):
   """What the drafter changes is the number of target runs, not the text."""

@@ -336,7 +336,11 @@ def _keep_small_programs(monkeypatch):
   monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 
 
-@pytest.mark.parametrize('name', DRAFTERS)
+@slow.parametrize(
+  'name',
+  DRAFTERS,
+  now=['none', 'prompt_lookup', 'model', 'eagle', 'block_heads'],
+)
 def test_all_doors_decode_the_same_with_a_drafter(name, doors, capfd):
   case = case_of_drafter(name)
   expected = doors('python', case, capfd)

@@ -65,6 +65,7 @@ def test_one_model_twice_saves_calls_and_changes_no_beam(
   assert again['rows'] == equality['rows']
 
 
+@pytest.mark.slow
 def test_the_least_gap_is_that_of_two_nearly_equal_sequences(argv):
   """Of random weights there is some gap, and of weights of zero none."""
   pair = pairs.load(argv[0].removeprefix('--pair='), None, 0)

@@ -18,6 +18,7 @@ def pair(drafter: str, **options):
   )
 
 
+@pytest.mark.slow
 def test_ranks_and_speeds_of_two_drafters(tmp_path, monkeypatch):
   """The model drafts for itself: all that is first is accepted."""
   made = [pair('itself', draft_model='random:t5_nano'), pair('prompt_lookup')]

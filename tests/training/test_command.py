@@ -195,6 +195,7 @@ def test_a_killed_run_leaves_the_lines_of_one_that_was_not(folder, monkeypatch):
     assert lines(name) == lines('unbroken')
 
 
+@pytest.mark.slow
 def test_a_drafter_is_distilled(folder):
   """Text of the target, text of the drafter, and the divergence as a loss."""
   written = folder / 'written'

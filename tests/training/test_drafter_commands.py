@@ -90,6 +90,7 @@ def test_spec_drafter_is_trained_and_averaged(folder):
   assert any('validation_nats' in line for line in losses_of(folder, 'drafter'))
 
 
+@pytest.mark.slow
 def test_heads_are_trained_and_nothing_else_is_kept(folder):
   gin_file = ROOT / 'gin_configs' / 'train' / 'debian_ende_block_heads.gin'
   bindings = [

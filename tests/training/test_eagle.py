@@ -301,6 +301,7 @@ def test_a_run_begins_from_another(texts):
   jax.tree.map(np.testing.assert_array_equal, expected, found)
 
 
+@pytest.mark.slow
 def test_texts_of_another_target_are_refused(texts, tmp_path, capsys):
   other = tiny.write_model(tmp_path / 'other', num_layers=3, seed=1)
   binding = f'--gin.TARGET="{other}"'

@@ -205,7 +205,7 @@ def test_loss_is_that_of_every_block_by_itself(monkeypatch, count, depth, rate):
     assert np.abs(theirs).max() > 0
 
 
-@pytest.mark.parametrize('shares', [True, False])
+@slow.parametrize('shares', [True, False], now=[True])
 def test_both_passes_drop_out_alike_if_they_share(monkeypatch, shares):
   """Nothing is revealed at ratio 0, so only dropout can tell them apart."""
   features = batch() | {glancing.RATIO: jnp.zeros(ROWS, jnp.float32)}
