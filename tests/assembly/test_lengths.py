@@ -1,0 +1,55 @@
+"""How much is drafted is one value, whatever options say it."""
+
+import itertools
+
+import pytest
+
+from specdec_jax.assembly import lengths
+from specdec_jax.assembly.lengths import Adaptive, Auto, Fixed
+from specdec_jax.base import Tree
+from specdec_jax.drafters import schedules
+
+HEURISTIC = schedules.heuristic()
+# Options that exclude each other, and the value of each.
+SAYINGS = {
+  'auto': ({'gamma': 'auto'}, Auto((0, 1, 3, 7))),
+  'tree': ({'tree': (0, 0, 1)}, Tree((0, 0, 1))),
+  'copies': ({'num_continuations': 2}, Tree((0, 0, 1, 2, 3, 4))),
+  'schedule': ({'schedule': HEURISTIC}, Adaptive(3, HEURISTIC, 0.0)),
+}
+
+
+def test_a_number_is_a_fixed_gamma():
+  assert lengths.of(gamma=3) == Fixed(3)
+  assert lengths.depth(Fixed(3)) == lengths.fixed(Fixed(3)) == 3
+
+
+@pytest.mark.parametrize('name', SAYINGS)
+def test_each_option_has_its_value(name):
+  options, expected = SAYINGS[name]
+  found = lengths.of(**{'gamma': 3} | options)
+  assert found == expected
+  with pytest.raises(ValueError, match='given gamma'):
+    lengths.fixed(found)
+
+
+def test_a_threshold_is_adaptive():
+  assert lengths.of(gamma=3, min_prob=0.5) == Adaptive(3, None, 0.5)
+
+
+@pytest.mark.parametrize('pair', [*itertools.combinations(SAYINGS, 2)])
+def test_two_options_contradict_each_other(pair):
+  options = {'gamma': 3} | SAYINGS[pair[0]][0] | SAYINGS[pair[1]][0]
+  with pytest.raises(ValueError, match='each say how much'):
+    lengths.of(**options)
+
+
+@pytest.mark.parametrize('shape', [4, (0, 0, 1, 3), [(0,), (1,), (0, 0)]])
+def test_a_tree_may_be_said_in_three_ways(shape):
+  found = lengths.of(gamma=3, tree=shape)
+  assert isinstance(found, Tree)
+  assert lengths.depth(found) <= 3
+
+
+def test_auto_is_as_deep_as_its_widest():
+  assert lengths.depth(lengths.of(gamma='auto', tried=(2, 5))) == 5
