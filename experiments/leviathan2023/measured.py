@@ -169,7 +169,7 @@ def method(pair: Pair, temperature: float, **changes: Any) -> Method:
   seen = pair.seen(temperature)
   shared = Method(
     target=pair.model,
-    verify_fn=RULE.verify_fn(None),
+    verify_fn=RULE.judge(seen.sampling).verify_fn(None),
     logits_to_probs=seen.sampling.to_probs(seen.vocab_size),
     eos_id=seen.eos_id,
   )

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from typing import Any
 
-from specdec_jax.assembly import models, rules
+from specdec_jax.assembly import models
 from specdec_jax.assembly.drafters import (
   DrafterChoice,
   Drafting,
@@ -147,8 +147,8 @@ def outline(
 ) -> Decoder:
   """Makes a decoder without reading its weights, nor in a dry run a vocabulary;
   raises as `api.load`."""
-  length, shown = drafter.length, rule.seen(sampling)
-  shown.check_is_used()
+  length, judge = drafter.length, rule.judge(sampling)
+  judge.sampling.check_is_used()
   config = models.read_config(model)
   if not (is_dry_run or model.is_random):
     loading.warn_of(loading.locate(model.checkpoint))
@@ -173,8 +173,8 @@ def outline(
     method=Method(
       target=made.target_of(seen),
       drafter=made.drafter,
-      verify_fn=rules.fitting(rule, made.drafter.tree),
-      logits_to_probs=shown.to_probs(seen.vocab_size),
+      verify_fn=judge.verify_fn(made.drafter.tree),
+      logits_to_probs=judge.sampling.to_probs(seen.vocab_size),
       eos_id=seen.eos_id,
     ),
     params=Params(target=target, drafter=made.join(target, own)),

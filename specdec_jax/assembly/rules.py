@@ -1,13 +1,11 @@
 """Acceptance rules as choices: for flags, gin files, T5X and Python alike; a
-new one is a frozen dataclass with the members of `Rule`, and a row of `RULES`.
+new one is a frozen dataclass that makes a `Judge`, and a row of `RULES`.
 """
 
 import dataclasses
 import functools
-from typing import Protocol
-
-import jax
-import jax.numpy as jnp
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from specdec_jax import verification
 from specdec_jax.assembly.option_fields import option
@@ -18,23 +16,42 @@ from specdec_jax.launch.numbers import cost, fraction, positive_int
 _LENIENCE = 'below 1, accepts more and is no longer lossless'
 
 
-class Rule(Protocol):
-  """What every rule has.
+class Judge(NamedTuple):
+  """A rule for a target that is sampled in one way.
 
   Attributes:
-    is_lossless: whether the target's distribution is kept with its options.
-    seen: the target's sampling as the rule sees it; ValueError if the rule does
-      not go with it.
-    verify_fn: the function that judges drafts which are trees of a shape, or
-      chains, `tree` None; None if the rule does not judge such drafts.
+    name: of the rule, for users.
+    sampling: the target's, as the rule sees it.
+    for_chain: judges drafts that are chains; None if the rule judges trees.
+    for_tree: makes what judges trees of a shape; None if it judges chains.
+    is_lossless: whether the target's distribution is kept.
   """
 
-  @property
-  def is_lossless(self) -> bool: ...
+  name: str
+  sampling: Sampling
+  for_chain: VerifyFn | None = None
+  for_tree: Callable[[Tree], VerifyFn] | None = None
+  is_lossless: bool = True
 
-  def seen(self, sampling: Sampling) -> Sampling: ...
+  def verify_fn(self, tree: Tree | None) -> VerifyFn:
+    """Returns what judges chains, `tree` None, or trees of a shape; ValueError
+    if the rule does not judge such drafts."""
+    if tree is None and self.for_chain is not None:
+      return self.for_chain
+    if tree is not None and self.for_tree is not None:
+      return self.for_tree(tree)
+    shapes = ('trees', 'chains') if tree is None else ('chains', 'trees')
+    raise ValueError(
+      f'verification {self.name}, with its options, judges {shapes[0]}, and '
+      f'the drafts are {shapes[1]}: leave it out'
+    )
 
-  def verify_fn(self, tree: Tree | None) -> VerifyFn | None: ...
+
+class Rule(Protocol):
+  """A rule as users choose it; `judge` raises ValueError if it does not go with
+  how the target is sampled."""
+
+  def judge(self, sampling: Sampling) -> Judge: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,36 +62,35 @@ class SpeculativeSampling:
 
   lenience: float = option(1.0, _LENIENCE, type=fraction)
 
-  @property
-  def is_lossless(self) -> bool:
-    return self.lenience == 1
-
-  def seen(self, sampling: Sampling) -> Sampling:
-    if self.lenience < 1 and sampling.is_greedy:
+  def judge(self, sampling: Sampling) -> Judge:
+    is_lossless = self.lenience == 1
+    if sampling.is_greedy and not is_lossless:
       raise ValueError(
         f'lenience {self.lenience:g} changes nothing at temperature 0, '
         'where speculative sampling accepts the likeliest token alone: give '
         'verification greedy, which accepts tokens nearly as likely'
       )
-    return sampling
-
-  def verify_fn(self, tree: Tree | None) -> VerifyFn | None:
-    if tree is None:
-      return functools.partial(
+    return Judge(
+      'speculative_sampling',
+      sampling,
+      for_chain=functools.partial(
         verification.speculative_sampling, lenience=self.lenience
-      )
-    if not self.is_lossless:
-      return None
+      ),
+      for_tree=_traversal_or_walk if is_lossless else None,
+      is_lossless=is_lossless,
+    )
 
-    def verify(
-      row_keys: Array, draft: Draft, target_probs: Array
-    ) -> Verification:
-      of_tree = verification.traversal
-      if draft.probs is None:
-        of_tree = verification.target_sample_walk
-      return of_tree(row_keys, draft, target_probs, tree=tree)
 
-    return verify
+def _traversal_or_walk(tree: Tree) -> VerifyFn:
+  def verify(
+    row_keys: Array, draft: Draft, target_probs: Array
+  ) -> Verification:
+    of_tree = verification.traversal
+    if draft.probs is None:
+      of_tree = verification.target_sample_walk
+    return of_tree(row_keys, draft, target_probs, tree=tree)
+
+  return verify
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,35 +101,24 @@ class Greedy:
 
   lenience: float = option(1.0, _LENIENCE, type=fraction)
 
-  @property
-  def is_lossless(self) -> bool:
-    return self.lenience == 1
-
-  def seen(self, sampling: Sampling) -> Sampling:
+  def judge(self, sampling: Sampling) -> Judge:
     _check_greedy('greedy', sampling)
-    if self.lenience < 1:
-      return dataclasses.replace(sampling, temperature=1.0)
-    return sampling
-
-  def verify_fn(self, tree: Tree | None) -> VerifyFn | None:
-    if tree is None:
-      return functools.partial(verification.greedy, lenience=self.lenience)
-    if not self.is_lossless:
-      return None
-    return functools.partial(verification.greedy_walk, tree=tree)
+    is_lossless = self.lenience == 1
+    return Judge(
+      'greedy',
+      sampling if is_lossless else _at_one(sampling),
+      for_chain=functools.partial(verification.greedy, lenience=self.lenience),
+      for_tree=_of_tree(verification.greedy_walk) if is_lossless else None,
+      is_lossless=is_lossless,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Block:
   """`verification.block_verification`."""
 
-  is_lossless = True
-
-  def seen(self, sampling: Sampling) -> Sampling:
-    return sampling
-
-  def verify_fn(self, tree: Tree | None) -> VerifyFn | None:
-    return verification.block_verification if tree is None else None
+  def judge(self, sampling: Sampling) -> Judge:
+    return Judge('block', sampling, verification.block_verification)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,48 +135,30 @@ class TopBeta:
     type=cost,
   )
 
-  is_lossless = False
-
-  def seen(self, sampling: Sampling) -> Sampling:
+  def judge(self, sampling: Sampling) -> Judge:
     _check_greedy('top_beta', sampling)
-    return dataclasses.replace(sampling, temperature=1.0)
-
-  def verify_fn(self, tree: Tree | None) -> VerifyFn | None:
-    if tree is not None:
-      return None
-    return functools.partial(
+    rule = functools.partial(
       verification.top_beta, beta=self.beta, tau=self.tau
     )
+    return Judge('top_beta', _at_one(sampling), rule, is_lossless=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Traversal:
   """`verification.traversal`, for trees alone."""
 
-  is_lossless = True
-
-  def seen(self, sampling: Sampling) -> Sampling:
-    return sampling
-
-  def verify_fn(self, tree: Tree | None) -> VerifyFn | None:
-    if tree is None:
-      return None
-    return functools.partial(verification.traversal, tree=tree)
+  def judge(self, sampling: Sampling) -> Judge:
+    for_tree = _of_tree(verification.traversal)
+    return Judge('traversal', sampling, for_tree=for_tree)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TargetSampleWalk:
   """`verification.target_sample_walk`, for trees alone."""
 
-  is_lossless = True
-
-  def seen(self, sampling: Sampling) -> Sampling:
-    return sampling
-
-  def verify_fn(self, tree: Tree | None) -> VerifyFn | None:
-    if tree is None:
-      return None
-    return functools.partial(verification.target_sample_walk, tree=tree)
+  def judge(self, sampling: Sampling) -> Judge:
+    for_tree = _of_tree(verification.target_sample_walk)
+    return Judge('target_sample_walk', sampling, for_tree=for_tree)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -183,26 +170,14 @@ class Custom:
   function: VerifyFn
   temperature: float | None = None
 
-  # Nobody knows.
-  is_lossless = False
-
-  def seen(self, sampling: Sampling) -> Sampling:
+  def judge(self, sampling: Sampling) -> Judge:
     name = getattr(self.function, '__name__', 'the rule')
     if name == 'greedy':
       _check_greedy(name, sampling)
     if self.temperature is not None:
       sampling = dataclasses.replace(sampling, temperature=self.temperature)
-    if sampling.is_greedy and _relaxes(self.function):
-      raise ValueError(
-        f'the lenience or beta of {name} changes nothing at temperature 0, '
-        'where only the likeliest token is possible: take the rule greedy or '
-        'top_beta, which read the target at temperature 1, as '
-        'verification/lenient_greedy.gin and verification/top_beta.gin do'
-      )
-    return sampling
-
-  def verify_fn(self, tree: Tree | None) -> VerifyFn | None:
-    return self.function if tree is None else None
+    # Only whoever wrote it knows whether it is lossless.
+    return Judge(name, sampling, self.function, is_lossless=False)
 
 
 RULES: dict[str, type[Rule]] = {
@@ -215,17 +190,13 @@ RULES: dict[str, type[Rule]] = {
 }
 
 
-def fitting(rule: Rule, tree: Tree | None) -> VerifyFn:
-  """Returns `rule.verify_fn`; ValueError if it does not judge such drafts."""
-  found = rule.verify_fn(tree)
-  if found is None:
-    names = {choice: name for name, choice in RULES.items()}
-    shapes = ('trees', 'chains') if tree is None else ('chains', 'trees')
-    raise ValueError(
-      f'verification {names.get(type(rule), rule)}, with its options, judges '
-      f'{shapes[0]}, and the drafts are {shapes[1]}: leave it out'
-    )
-  return found
+def _of_tree(rule: Callable[..., Verification]) -> Callable[[Tree], VerifyFn]:
+  return lambda tree: functools.partial(rule, tree=tree)
+
+
+def _at_one(sampling: Sampling) -> Sampling:
+  """The distributions that lie behind an argmax."""
+  return dataclasses.replace(sampling, temperature=1.0)
 
 
 def _check_greedy(name: str, sampling: Sampling) -> None:
@@ -234,23 +205,3 @@ def _check_greedy(name: str, sampling: Sampling) -> None:
       f'verification {name} decodes the argmax: it needs temperature '
       f'0, got {sampling.temperature}'
     )
-
-
-def _relaxes(function: VerifyFn) -> bool:
-  """Whether a rule accepts a token with just under half of the mass with a
-  greater chance than that, but never one without any: it is asked, since only
-  gin knows with which arguments it will be called."""
-  below_half = 0.5 - 2.0**-20
-  probs = jnp.array([[1 - below_half, below_half], [1.0, 0.0]], jnp.float32)
-  draft = Draft(
-    tokens=jnp.ones((2, 1), jnp.int32),
-    probs=None,
-    lengths=jnp.ones(2, jnp.int32),
-  )
-  row_keys = jax.random.split(jax.random.key(0), 2)
-  both = jnp.stack([probs, probs], axis=1)
-  # A function of its own: gin's is the same whatever is bound, and `jit` would
-  # not trace it again.
-  ask = jax.jit(lambda *args: function(*args).accept_probs)
-  soft, hard = ask(row_keys, draft, both)
-  return bool(soft[0] > below_half) and not bool(hard[0])

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-from specdec_jax.assembly import decoder, rules, running
+from specdec_jax.assembly import decoder, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.drafters.choice import has_model, has_schedule
@@ -74,8 +74,9 @@ def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
       'number'
     )
   # Before anything is loaded.
-  rules.fitting(found.rule, length if isinstance(length, Tree) else None)
-  found.rule.seen(found.sampling).check_is_used()
+  judge = found.rule.judge(found.sampling)
+  judge.verify_fn(length if isinstance(length, Tree) else None)
+  judge.sampling.check_is_used()
   return found
 
 

@@ -76,7 +76,7 @@ class Decoding:
         running.check_count(field, size)
     running.check_seed(self.seed)
     self._check_decodes()
-    self.rule().seen(self.sampling).check_is_used()
+    self.rule().judge(self.sampling).sampling.check_is_used()
 
   def _check_decodes(self) -> None:
     if not self.temperature and self.num_decodes is None:

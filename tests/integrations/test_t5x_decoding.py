@@ -10,6 +10,7 @@ import pytest
 
 from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.rules import RULES
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.checkpoints import orbax
 from specdec_jax.integrations import t5x
 from specdec_jax.integrations.t5x import decoding, t5_networks
@@ -163,7 +164,7 @@ def _decoded(target, **settings):
     (drafter, rule)
     for drafter in DRAFTERS
     for rule in RULES
-    if RULES[rule]().verify_fn(None)  # Others judge trees alone.
+    if RULES[rule]().judge(Sampling()).for_chain  # Others judge trees.
     if drafter != 'eagle' and (drafter, rule) != ('none', 'top_beta')
   ],
 )

@@ -66,7 +66,7 @@ def _measure(
   shared: dict[str, Any] = {'method': decoder.method, 'max_len': max_len}
   gamma = decoder.drafter.gamma
   one_token = decoder.at(1).drafter
-  is_lossless = rule.is_lossless
+  is_lossless = rule.judge(decoder.sampling).is_lossless
   with progress.waiting('measuring acceptance'):
     [[found]] = calibration.overlaps(
       params._replace(drafter=[params.drafter]),

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.assembly import lengths, models, option_fields, rules
+from specdec_jax.assembly import lengths, models, option_fields
 from specdec_jax.assembly.drafters import DRAFTERS, Drafting, Target
 from specdec_jax.assembly.drafters.choice import has_model
 from specdec_jax.assembly.models import Model
@@ -62,12 +62,13 @@ class Settings:
         'gamma auto measures the first rows of a run, and T5X hands over one '
         'batch, inside of a program of its own: give a number'
       )
-    if is_plain and not self.rule.is_lossless:
+    judge = self.rule.judge(self.sampling)
+    if is_plain and not judge.is_lossless:
       raise ValueError(
         f'verification {self.verification} with its options changes nothing '
         'with drafter none, which drafts nothing: leave it out'
       )
-    self.rule.seen(self.sampling).check_is_used()
+    judge.sampling.check_is_used()
 
   @property
   def sampling(self) -> Sampling:
@@ -192,12 +193,11 @@ def decode(
     eos_id=eos_id,
   )
   if speculation.drafter != 'none':
-    rule = speculation.rule
-    shown = rule.seen(speculation.sampling)
+    judge = speculation.rule.judge(speculation.sampling)
     method = dataclasses.replace(
       method,
-      verify_fn=rules.fitting(rule, made.drafter.tree),
-      logits_to_probs=shown.to_probs(networks.target.vocab_size),
+      verify_fn=judge.verify_fn(made.drafter.tree),
+      logits_to_probs=judge.sampling.to_probs(networks.target.vocab_size),
     )
     loop = speculative
     if made.drafter.gamma > max_len - 1:
