@@ -165,6 +165,7 @@ _ADDED = {
   'continuations',
   'eagle',
   'features',
+  'program',
   'refill',
   'schedules',
   'scoring',

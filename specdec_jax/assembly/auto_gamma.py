@@ -12,8 +12,8 @@ from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.running import Call, Settings
 from specdec_jax.base import Prompt
-from specdec_jax.decoding import speculative
-from specdec_jax.decoding.state import DecodeOutput, DecodeState
+from specdec_jax.decoding.program import Program
+from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.measure import stopwatch, trials
 from specdec_jax.measure.trials import Visit
 from specdec_jax.text.prompts import Batch
@@ -105,30 +105,21 @@ def compile_parts(
   """Compiles prefill and loop for batches of the shape of `first`, and runs
   both for a few tokens, so that they are warm."""
   key = jax.random.key(settings.seed)
-  place = functools.partial(running.place, num_devices=settings.num_devices)
-  params = place(decoder.params, is_batch=False)
-  method = decoder.method
-  init = functools.partial(
-    speculative.init,
-    method=method,
-    max_len=running.max_length(first, settings.max_new_tokens),
-  )
 
-  def run(params: Any, state: DecodeState) -> DecodeOutput:
-    return speculative.output(speculative.run(params, state, method=method))
+  def compile_both(made: Program) -> tuple[Any, Any]:
+    return made.prefill.compile()[0], made.finish.compile()[0]
 
-  def compile_both() -> tuple[Any, Any]:
-    prompt = place(first.prompt, is_batch=True)
-    prefill, _ = stopwatch.compile_seconds(init, params, key, prompt)
-    state = prefill(params, key, prompt)
-    return prefill, stopwatch.compile_seconds(run, params, state)[0]
-
-  prefill, loop = running.kept(
-    decoder, 'parts', first, settings, lambda: call(compile_both)
+  made, (prefill, loop) = running.kept(
+    decoder,
+    'parts',
+    first,
+    settings,
+    lambda made: call(lambda: compile_both(made)),
   )
 
   def decode(prompt: Prompt) -> tuple[DecodeOutput, Visit]:
-    prompt = place(prompt, is_batch=True)
+    prompt = running.place(prompt, settings.num_devices, is_batch=True)
+    params = made.params
     state, fill_seconds = stopwatch.run_seconds(prefill, params, key, prompt)
     output, loop_seconds = stopwatch.run_seconds(loop, params, state)
     return output, Visit(

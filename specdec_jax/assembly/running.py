@@ -1,7 +1,6 @@
 """Decodes batches of texts with a decoder: whole, or iteration by iteration."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -10,7 +9,8 @@ import numpy as np
 
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.decoding import speculative
-from specdec_jax.decoding.state import DecodeOutput, DecodeState
+from specdec_jax.decoding.program import Program
+from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.text import prompts, stop_strings
 from specdec_jax.text.prompts import Batch, Text
 from specdec_jax.trace import recording
@@ -128,19 +128,37 @@ def place(tree: Any, num_devices: int, *, is_batch: bool) -> Any:
   return jax.device_put(tree, sharding(num_devices, is_batch=is_batch))
 
 
-def kept(
-  decoder: Decoder, kind: str, first: Batch, settings: Settings, make: Any
-) -> Any:
-  """What was compiled, kept with the decoder for batches of the same shape: it
-  depends on nothing else, neither on the seed nor on stop strings. Raises
-  ValueError if its gamma is yet to be measured."""
+def program(decoder: Decoder, first: Batch, settings: Settings) -> Program:
+  """The programs for batches of the shape of `first`, on the devices that share
+  them. Raises ValueError if the decoder's gamma is yet to be measured."""
   if decoder.is_auto:
     raise ValueError('gamma auto is not measured here: give a number')
+  num_devices = settings.num_devices
+  return Program(
+    method=decoder.method,
+    params=place(decoder.params, num_devices, is_batch=False),
+    prompt=place(first.prompt, num_devices, is_batch=True),
+    max_len=max_length(first, settings.max_new_tokens),
+    places=sharding(num_devices, is_batch=True),
+  )
+
+
+def kept(
+  decoder: Decoder,
+  kind: str,
+  first: Batch,
+  settings: Settings,
+  make: Callable[[Program], Any],
+) -> tuple[Program, Any]:
+  """`program`, and what `make` compiled of it, kept with the decoder for
+  batches of the same shape: it depends on nothing else, neither on the seed nor
+  on stop strings."""
+  made = program(decoder, first, settings)
   shapes = jax.tree.map(lambda leaf: leaf.shape, first.prompt)
   key = (kind, str(shapes), settings.max_new_tokens, settings.num_devices)
   if key not in decoder.programs:
-    decoder.programs[key] = make()
-  return decoder.programs[key]
+    decoder.programs[key] = make(made)
+  return made, decoder.programs[key]
 
 
 def compile_whole(
@@ -149,25 +167,18 @@ def compile_whole(
   """Compiles the decoding of batches of the shape of `first` as one program,
   which shows nothing until its end."""
   key = jax.random.key(settings.seed)
-  placed = functools.partial(
-    place, num_devices=settings.num_devices, is_batch=True
+  made, generate = kept(
+    decoder,
+    'whole',
+    first,
+    settings,
+    lambda made: call(made.whole.compile)[0],
   )
-  params = place(decoder.params, settings.num_devices, is_batch=False)
-  generate = functools.partial(
-    speculative.generate,
-    method=decoder.method,
-    max_len=max_length(first, settings.max_new_tokens),
-  )
-
-  def compile_loop() -> Any:
-    lowered = jax.jit(generate).lower(params, key, placed(first.prompt))
-    return call(lowered.compile)
-
-  compiled = kept(decoder, 'whole', first, settings, compile_loop)
 
   def decode(batch: Batch, shows: Sequence[Show]) -> DecodeOutput:
+    prompt = place(batch.prompt, settings.num_devices, is_batch=True)
     return call(
-      lambda: jax.block_until_ready(compiled(params, key, placed(batch.prompt)))
+      lambda: jax.block_until_ready(generate(made.params, key, prompt))
     )
 
   return decode
@@ -201,38 +212,21 @@ def compile_iterations(
   """Compiles the same to a generator of the records of each iteration, whose
   return value is the output."""
   key = jax.random.key(settings.seed)
-  num_devices = settings.num_devices
-  params = place(decoder.params, num_devices, is_batch=False)
-  placed = functools.partial(place, num_devices=num_devices, is_batch=True)
-  max_len = max_length(first, settings.max_new_tokens)
-  init = functools.partial(
-    speculative.init, method=decoder.method, max_len=max_len
-  )
 
-  def step(params: Any, state: DecodeState) -> tuple[DecodeState, Any]:
-    state, info = speculative.step(params, state, method=decoder.method)
-    return state, recording.gather(info)
+  def compile_both(made: Program) -> tuple[Any, Any]:
+    return made.prefill.compile()[0], made.step(recording.gather).compile()[0]
 
-  # Left to itself, the compiler may return a state that it would not take.
-  rows = sharding(num_devices, is_batch=True)
-
-  def compile_both() -> tuple[Any, Any]:
-    lowered = jax.jit(init, out_shardings=rows).lower(
-      params, key, placed(first.prompt)
-    )
-    state = jax.tree.map(
-      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rows),
-      lowered.out_info,
-    )
-    step_jit = jax.jit(step, donate_argnums=1, out_shardings=(rows, None))
-    return lowered.compile(), step_jit.lower(params, state).compile()
-
-  prefill, advance = kept(
-    decoder, 'stepwise', first, settings, lambda: call(compile_both)
+  made, (prefill, step) = kept(
+    decoder,
+    'stepwise',
+    first,
+    settings,
+    lambda made: call(lambda: compile_both(made)),
   )
 
   def iterate(batch: Batch) -> Iterations:
-    state = prefill(params, key, placed(batch.prompt))
+    prompt = place(batch.prompt, settings.num_devices, is_batch=True)
+    state = prefill(made.params, key, prompt)
     traced = recording.init(batch.prompt)
     end_rows = None
     if settings.stop:
@@ -242,7 +236,7 @@ def compile_iterations(
     while not np.all(state.done):
       # Copies: the step writes where these are, as it does in the caches.
       before = jax.tree.map(np.array, state.statistics)
-      state, info = advance(params, state)
+      state, info = step(made.params, state)
       if end_rows is not None:
         state, info = end_rows(before, state, info)
       records, traced = recording.iteration_records(

@@ -1,0 +1,196 @@
+"""A method's programs: what is compiled, for which shapes, where its results
+lie and what it may overwrite, in one place for every entry point."""
+
+import dataclasses
+import functools
+import time
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Sharding
+
+from specdec_jax.base import Array, Params, Prompt
+from specdec_jax.decoding import autoregressive, refill, speculative
+from specdec_jax.decoding.method import Method
+from specdec_jax.decoding.speculative import StepInfo
+from specdec_jax.decoding.state import DecodeOutput, DecodeState
+
+
+class Part(NamedTuple):
+  """One program, to be compiled ahead of its first call.
+
+  Attributes:
+    jitted: the function, which knows what it may overwrite.
+    args: what it is lowered for: arrays, or shapes with their shardings.
+  """
+
+  jitted: Any
+  args: tuple[Any, ...]
+
+  def lower(self, *args: Any) -> jax.stages.Lowered:
+    """Lowers it for `args`, by default its own."""
+    return self.jitted.lower(*(args or self.args))
+
+  def compile(self, *args: Any) -> tuple[jax.stages.Compiled, float]:
+    """Compiles it for `args`, by default its own, in so many seconds, which a
+    persistent compilation cache shortens."""
+    started = time.perf_counter()
+    compiled = self.lower(*args).compile()
+    return compiled, time.perf_counter() - started
+
+
+class Refill(NamedTuple):
+  """Programs of a batch whose finished rows are replaced.
+
+  Attributes:
+    init: `(params, seed, prompt[N]) -> state[N]`.
+    idle: `(state[N]) -> state[B]`, all rows finished.
+    replace: `(state[B], fresh[N], sources[B]) -> state[B]`, in place.
+    run: `(params, state[B], num_done) -> (state[B], output)`, in place.
+    batch_size: B, rows decoded at once.
+    refill_size: N, rows put in at once, at most B.
+  """
+
+  init: Callable[[Params, Any, Prompt], DecodeState]
+  idle: Callable[[DecodeState], DecodeState]
+  replace: Callable[[DecodeState, DecodeState, Any], DecodeState]
+  run: Callable[[Params, DecodeState, Any], tuple[DecodeState, DecodeOutput]]
+  batch_size: int
+  refill_size: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Program:
+  """The programs of a method for batches of one shape; each part is compiled by
+  itself, and only if it is asked for.
+
+  Attributes:
+    method: what is compiled.
+    params: weights of both sides, or their shapes with their shardings.
+    prompt: any of the batches, or its shapes.
+    max_len: as for `speculative.generate`.
+    places: where a state lies, as one sharding for all its arrays, or as a
+      function from their shapes to theirs; None leaves it to the compiler,
+      which may return a state that it would not take.
+    is_plain: whether `autoregressive` decodes, whatever the method drafts.
+  """
+
+  method: Method
+  params: Params
+  prompt: Prompt
+  max_len: int
+  places: Sharding | Callable[[Any], Any] | None = None
+  is_plain: bool = False
+
+  @functools.cached_property
+  def state(self) -> DecodeState:
+    """Shapes after the prefill, with their shardings."""
+    shapes = jax.eval_shape(self._init, self.params, self._key, self.prompt)
+    if self.places is None:
+      return shapes
+    # One sharding is that of a whole tree, as in `out_shardings`.
+    put = lambda place, tree: jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree
+    )
+    return jax.tree.map(put, self._shardings(shapes), shapes)
+
+  @property
+  def whole(self) -> Part:
+    """`(params, rng_key, prompt) -> output`: prefill and loop in one."""
+    generate = functools.partial(
+      self._loop.generate, method=self.method, max_len=self.max_len
+    )
+    return Part(jax.jit(generate), (self.params, self._key, self.prompt))
+
+  @property
+  def prefill(self) -> Part:
+    """`(params, rng_key, prompt) -> state`."""
+    init = jax.jit(self._init, out_shardings=self._shardings(self.state))
+    return Part(init, (self.params, self._key, self.prompt))
+
+  def step(self, show: Callable[[StepInfo], Any] = lambda info: None) -> Part:
+    """`(params, state) -> (state, shown)`, one iteration, in place; `show` says
+    what the host is to see of it."""
+
+    def step(params: Params, state: DecodeState) -> tuple[DecodeState, Any]:
+      state, info = speculative.step(params, state, method=self.method)
+      return state, show(info)
+
+    places = self._shardings(self.state), None
+    jitted = jax.jit(step, donate_argnums=1, out_shardings=places)
+    return Part(jitted, (self.params, self.state))
+
+  @property
+  def run(self) -> Part:
+    """`(params, state) -> state`, to the end of every row; the state that it is
+    given stays as it is, so that it can be run again."""
+    return Part(jax.jit(self._run), (self.params, self.state))
+
+  @property
+  def finish(self) -> Part:
+    """`(params, state) -> output`, the same without the last state."""
+    finish = lambda params, state: speculative.output(self._run(params, state))
+    return Part(jax.jit(finish), (self.params, self.state))
+
+  def refill(self, batch_size: int, output_sharding: Any = None) -> Refill:
+    """Programs of a batch of `batch_size` rows, of which as many as `prompt`
+    has are replaced at once: more wait for more rows to finish, and fill them
+    with fewer prefills. Each is compiled when it is first called.
+
+    Args:
+      batch_size: B, at least the N rows of `prompt`, else ValueError.
+      output_sharding: where results go, so that this process can read them.
+    """
+    num_fresh = self.prompt.decoder_lengths.shape[0]
+    if num_fresh > batch_size:
+      raise ValueError(
+        f'{num_fresh} rows cannot be refilled at once in a batch of '
+        f'{batch_size}'
+      )
+    idle = functools.partial(refill.idle, num_rows=batch_size)
+
+    def init(params: Params, seed: Any, prompt: Prompt) -> DecodeState:
+      return self._init(params, jax.random.key(seed), prompt)
+
+    def run(params: Params, state: DecodeState, num_done: Any):
+      state = speculative.run(
+        params, state, method=self.method, num_done=num_done
+      )
+      return state, speculative.output(state)
+
+    fresh = jax.eval_shape(init, self.params, 0, self.prompt)
+    places = self._shardings(jax.eval_shape(idle, fresh))
+    return Refill(
+      init=jax.jit(init),
+      # Stated, not inferred: a program compiles again for other places.
+      idle=jax.jit(idle, out_shardings=places),
+      replace=jax.jit(
+        refill.replace_rows, donate_argnums=0, out_shardings=places
+      ),
+      run=jax.jit(
+        run, donate_argnums=1, out_shardings=(places, output_sharding)
+      ),
+      batch_size=batch_size,
+      refill_size=num_fresh,
+    )
+
+  @property
+  def _loop(self) -> types.ModuleType:
+    return autoregressive if self.is_plain else speculative
+
+  @property
+  def _key(self) -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0))
+
+  def _init(self, params: Params, key: Array, prompt: Prompt) -> DecodeState:
+    return self._loop.init(
+      params, key, prompt, method=self.method, max_len=self.max_len
+    )
+
+  def _run(self, params: Params, state: DecodeState) -> DecodeState:
+    return self._loop.run(params, state, method=self.method)
+
+  def _shardings(self, shapes: DecodeState) -> Any:
+    return self.places(shapes) if callable(self.places) else self.places
