@@ -37,16 +37,31 @@ def pytest_configure(config):
   config.addinivalue_line(
     'filterwarnings', 'ignore:Error reading persistent compilation cache'
   )
-  # Without pytest's cache (`-p no:cacheprovider`) nothing is kept.
-  if cache := getattr(config, 'cache', None):
-    folder = str(pathlib.Path(cache.mkdir('specdec_jax'), 'compiled'))
-    jax.config.update('jax_compilation_cache_dir', folder)
+  if folder := compiled_folder(config):
+    jax.config.update('jax_compilation_cache_dir', str(folder))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   if config.option.quick:
     jax.config.update('jax_disable_most_optimizations', True)
     # A third of the time to compile; later versions have no such flag.
     if jax.__version_info__[:2] == (0, 10):
       os.environ['XLA_FLAGS'] += ' --xla_cpu_use_fusion_emitters=false'
+
+
+def compiled_folder(config) -> pathlib.Path | None:
+  """Where compiled programs are kept, in pytest's cache; None without it
+  (`-p no:cacheprovider`), and in a checkout that this user cannot write to."""
+  cache = getattr(config, 'cache', None)
+  if cache is None:
+    return None
+  try:
+    folder = cache.mkdir('specdec_jax') / 'compiled'
+    folder.mkdir(exist_ok=True)
+  except OSError:
+    config.addinivalue_line(
+      'filterwarnings', 'ignore::pytest.PytestCacheWarning'
+    )
+    return None
+  return folder if os.access(folder, os.W_OK) else None
 
 
 def pytest_addoption(parser):
