@@ -9,14 +9,15 @@ pytest.importorskip('jinja2')
 
 from jax.experimental.compilation_cache import compilation_cache
 
+from tests import conftest
 from tests.cli import tiny
 
 
 @pytest.fixture(scope='session')
 def cache_home(request, tmp_path_factory):
   """Where the commands' `specdec_jax/compiled` is that of all tests, too."""
-  if cache := getattr(request.config, 'cache', None):
-    return cache.mkdir('specdec_jax').parent
+  if folder := conftest.compiled_folder(request.config):
+    return folder.parents[1]
   return tmp_path_factory.mktemp('cache')
 
 
