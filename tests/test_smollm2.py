@@ -21,12 +21,9 @@ from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.models import families
 from specdec_jax.text import prompts, suite_prompts
+from tests import slow
 
-pytestmark = [
-  pytest.mark.smollm2,
-  pytest.mark.slow,
-  pytest.mark.optimized,
-]
+pytestmark = [pytest.mark.smollm2, pytest.mark.optimized]
 
 RECORDS = json.loads(
   (pathlib.Path(__file__).parent / 'golden/smollm2_greedy.json').read_text(
@@ -110,7 +107,7 @@ def new_tokens(output, prompt, row):
   return np.asarray(output.tokens)[row, start : int(output.lengths[row])]
 
 
-@pytest.mark.parametrize('side', ['plain', 'speculative'])
+@slow.parametrize('side', ['plain', 'speculative'], now=['speculative'])
 def test_greedy_tokens_are_those_of_hugging_face(side):
   """The shorter prompts at once, so with ragged rows too. All are read in
   `golden/test_huggingface_goldens.py`, to the ends of their texts."""
@@ -134,6 +131,7 @@ def test_greedy_tokens_are_those_of_hugging_face(side):
     assert np.sum(statistics.num_target_runs) < np.sum(statistics.num_tokens)
 
 
+@pytest.mark.slow
 def test_a_batch_gives_row_by_row_what_batch_one_gives():
   """Sampled, by the first layers: what a batch may change is how products of
   these sizes are rounded. Through all layers greedy rows are Hugging Face's,
@@ -155,6 +153,7 @@ def test_a_batch_gives_row_by_row_what_batch_one_gives():
   assert len(texts) == 4
 
 
+@pytest.mark.slow
 def test_the_shipped_eagle_changes_no_token_of_the_suite():
   """Of two prompts of each category that is not long; and it is of use."""
   model()
