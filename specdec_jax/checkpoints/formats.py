@@ -3,7 +3,7 @@
 A new format is the file that reads it, a row of `FORMATS`, and its tests.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,12 +20,13 @@ from specdec_jax.checkpoints import (
 )
 from specdec_jax.models import families
 from specdec_jax.models.families import AnyConfig
+from specdec_jax.models.layers import Weights
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 
 # From a tree of shapes to one of shardings.
 Shardings = Callable[[Any], Any]
-_ReadParams = Callable[[Path, Any, Shardings | None], dict[str, Any]]
+_ReadParams = Callable[[Path, Any, Shardings | None], Weights]
 _ReadVocabulary = Callable[[Path, int | None], AnyVocabulary | None]
 
 
@@ -65,6 +66,7 @@ def find(path: Path) -> Format:
   """The format of a file or folder; raises ValueError if it is of none."""
   if found := find_if_any(path):
     return found
+  # What T5X left behind half written is told apart from nothing at all.
   names = [child.name for child in path.iterdir()] if path.is_dir() else []
   if any(name.startswith(('checkpoint', 'target.')) for name in names):
     t5x.find(path)  # Says what is wrong with it.
@@ -107,10 +109,12 @@ def _stated(read: Callable[..., Any]) -> Callable[[Path, Any, Any], Any]:
   return read_config
 
 
-def _whole(read: Callable[[Path, Any], Any]) -> _ReadParams:
+def _whole(read: Callable[[Path, Any], Weights]) -> _ReadParams:
   """Reads all parameters into every process, and shards them then."""
 
-  def read_params(path: Path, config: Any, shardings: Shardings | None) -> Any:
+  def read_params(
+    path: Path, config: Any, shardings: Shardings | None
+  ) -> Weights:
     params = read(path, config)
     _check(path, config, params)
     if shardings is None:
@@ -120,10 +124,13 @@ def _whole(read: Callable[[Path, Any], Any]) -> _ReadParams:
   return read_params
 
 
-def _in_slices(read: Callable[[Path, Any], Any]) -> _ReadParams:
+def _in_slices(read: Callable[[Path, Any], Weights]) -> _ReadParams:
   """Reads into each process only the slices of its own devices."""
 
-  def read_params(path: Path, config: Any, shardings: Shardings | None) -> Any:
+  def read_params(
+    path: Path, config: Any, shardings: Shardings | None
+  ) -> Weights:
+    # The shapes say where each slice is to be, before anything is read.
     expected = families.param_shapes(config)
     if shardings is not None:
       expected = jax.tree.map(
@@ -138,7 +145,7 @@ def _in_slices(read: Callable[[Path, Any], Any]) -> _ReadParams:
   return read_params
 
 
-def _check(path: Path, config: Any, params: Any) -> None:
+def _check(path: Path, config: Any, params: Weights) -> None:
   """`families.Family.check_params`, whose ValueError then names the path."""
   try:
     families.of(config).check_params(config, params)
@@ -146,7 +153,9 @@ def _check(path: Path, config: Any, params: Any) -> None:
     raise ValueError(f'{path}: {error}') from error
 
 
-def _vocabulary_in(folders: Callable[[Path], Any]) -> _ReadVocabulary:
+def _vocabulary_in(
+  folders: Callable[[Path], Iterable[Path]],
+) -> _ReadVocabulary:
   """Reads the vocabulary of the first folder that has one."""
 
   def read_vocabulary(path: Path, num_rows: int | None) -> AnyVocabulary | None:
@@ -163,7 +172,7 @@ def _without_step(save: Callable[..., None]) -> Callable[..., None]:
   return lambda folder, config, params, step: save(folder, config, params)
 
 
-def _t5x(layout: Any) -> Format:
+def _t5x(layout: t5x.Layout) -> Format:
   """T5X's own format, or Orbax's as T5X uses it."""
 
   def check(config: Any) -> None:
@@ -175,7 +184,7 @@ def _t5x(layout: Any) -> Format:
     check(config)
     return config
 
-  def write(folder: Path, config: Any, params: Any, step: int) -> None:
+  def write(folder: Path, config: Any, params: Weights, step: int) -> None:
     check(config)
     model_file.write(folder, config)
     t5x.write_target(folder, params, step=step, format=layout)

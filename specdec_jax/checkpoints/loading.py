@@ -13,6 +13,7 @@ from specdec_jax.checkpoints import formats, huggingface, pretrained
 from specdec_jax.files.paths import user_path
 from specdec_jax.models import families, layers
 from specdec_jax.models.families import Config
+from specdec_jax.models.layers import Weights
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 
@@ -35,7 +36,7 @@ class LoadedModel:
 
   name: str
   config: Config
-  params: dict[str, Any]
+  params: Weights
   vocabulary: AnyVocabulary
   description: str
 
@@ -99,6 +100,7 @@ def load(
 def locate(name: str) -> Path:
   """The file or folder of a model; raises ValueError if a name is neither an
   alias nor a path that exists, or cannot be downloaded."""
+  # Names win over folders of the same name: write ./NAME for those.
   if name in pretrained.PACKAGED:
     return pretrained.packaged_file(name)
   if name in pretrained.names():
@@ -122,7 +124,7 @@ def read(
   dtype: jnp.dtype = jnp.float32,
   config: Config | str | None = None,
   only_drafts: bool = False,
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[Any, Weights]:
   """Sizes and parameters of the model at a path of `locate`; arguments and
   errors are those of `load`.
 
@@ -197,6 +199,7 @@ def check_vocabulary(
   has_spare_rows = families.of(config).has_spare_rows
   if num_padding >= 0 and (has_spare_rows or is_padding(num_padding)):
     return
+  # Of 8 embeddings and 10 tokens: 8 and 9.
   behind = set(range(config.vocab_size, vocabulary.vocab_size))
   if behind and has_spare_rows and behind <= vocabulary.special_ids:
     return

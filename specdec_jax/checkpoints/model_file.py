@@ -8,7 +8,7 @@ from typing import Any, get_args
 import jax.numpy as jnp
 
 from specdec_jax.checkpoints import settings
-from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.files import replacing
 from specdec_jax.models import families, layers
 from specdec_jax.models.families import AnyConfig
@@ -53,7 +53,7 @@ def read(path: Path, *, dtype: jnp.dtype | None = None) -> Any:
   return contents.build(classes[kind], **values)
 
 
-def _read_fields(stated: Settings, cls: type, kind: str) -> dict[str, Any]:
+def _read_fields(stated: Settings, cls: type, kind: str) -> Json:
   """The stated fields of a dataclass, which a message calls `kind`."""
   fields = {field.name: field for field in dataclasses.fields(cls)}
   if unknown := sorted(set(stated.values) - set(fields)):
@@ -85,6 +85,7 @@ def _read_field(stated: Settings, field: dataclasses.Field) -> Any:
       stated.refuse(name, f'a list of {", ".join(layers.ACTIVATIONS)}')
     return tuple(found)
   cls: Any
+  # `RopeScaling | None` has one dataclass among its members.
   for cls in filter(dataclasses.is_dataclass, get_args(field.type)):
     within = stated.at(name)
     return within.build(cls, **_read_fields(within, cls, name))
@@ -94,6 +95,7 @@ def _read_field(stated: Settings, field: dataclasses.Field) -> Any:
     return stated.flag(name)
   if field.type is float:
     return stated.number(name)
+  # A T5 may have no encoder; all else is there.
   least = 0 if name == 'num_encoder_layers' else 1
   most = _MOST.get(name, settings.MAX_COUNT)
   return stated.count(name, least=least, most=most)

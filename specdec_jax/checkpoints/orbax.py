@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from specdec_jax.checkpoints import model_file, settings, stored_arrays
-from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.checkpoints.stored_arrays import Stored
 from specdec_jax.files import full_disk
 from specdec_jax.files.require import require
 from specdec_jax.launch import processes
 from specdec_jax.models.families import AnyConfig
+from specdec_jax.models.layers import Weights
 
 import_orbax = functools.partial(
   require,
@@ -27,7 +28,7 @@ _METADATA = '_METADATA'
 PARAMS = 'params'
 
 
-def save(folder: Path, config: AnyConfig, params: Any) -> None:
+def save(folder: Path, config: AnyConfig, params: Weights) -> None:
   """Writes a model that `restore` reads: sizes in JSON, params with Orbax, in
   their dtypes. Several processes write it together. Makes the folder; raises
   ValueError if it holds parameters, and ImportError without the
@@ -88,6 +89,7 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
   if not metadata.has('tree_metadata'):
     metadata.refuse('tree_metadata', 'the arrays of the tree')
   is_ocdbt = metadata.flag('use_ocdbt', False)
+  # What wrote the tree says how; by default it was an earlier Orbax.
   driver = 'zarr3' if metadata.flag('use_zarr3', False) else 'zarr'
   specs = {}
   for entry in metadata.at('tree_metadata').values.values():
@@ -98,7 +100,9 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
     values = Settings(path=str(path), values=entry).at('value_metadata')
     if values.flag('skip_deserialize', False):
       continue  # An empty branch of the tree.
-    kvstore: dict[str, Any] = stored_arrays.kvstore(folder / file_name)
+    # OCDBT keeps all arrays of a tree in one store, by the names that their
+    # folders would have.
+    kvstore: Json = stored_arrays.kvstore(folder / file_name)
     if is_ocdbt:
       base = stored_arrays.kvstore(folder)
       kvstore = {'driver': 'ocdbt', 'base': base, 'path': f'{file_name}/'}

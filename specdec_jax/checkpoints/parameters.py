@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from flax import traverse_util
 from specdec_jax.checkpoints import stored_arrays
 from specdec_jax.models import families
 from specdec_jax.models.families import AnyConfig
+from specdec_jax.models.layers import Weights
 
 # Others store matrices as `[out, in]`, and positions as `[buckets, heads]`.
 _TRANSPOSED = ('/kernel', '/rel_embedding')
@@ -46,6 +46,7 @@ def of(
 ) -> tuple[Parameter, ...]:
   """Every parameter of a network, those outside of its layers first; `name_of`
   gives from a path in our tree the name in a file."""
+  # Fewest slashes first: embeddings and the last norm, then the layers.
   leaves = stored_arrays.flatten(families.param_shapes(config))
   return tuple(
     Parameter(
@@ -74,6 +75,8 @@ def is_integer(leaf: jax.ShapeDtypeStruct) -> bool:
 def renamed(path: str, names: Mapping[str, str], layer: str) -> str:
   """The name in a file that calls it weight or bias. `names` are those of the
   branches, `layer` that of `layers_N`, with `{}` in place of the N."""
+  # `layers_3/mlp/wo/kernel` and `model.layers.{}` are, by the names of Llama,
+  # `model.layers.3.mlp.down_proj.weight`.
   branch, leaf = path.rsplit('/', 1)
   prefix = ''
   if branch.startswith('layers_'):
@@ -86,11 +89,12 @@ def read_all(
   read: Callable[[Parameter], np.ndarray],
   parameters: Sequence[Parameter],
   dtype: jnp.dtype,
-) -> dict[str, Any]:
+) -> Weights:
   """Our tree of the tensors in a file, converted in a few threads; `read` gives
   a parameter's tensor `[file_shape]`, in float32 or int32."""
 
   def to_device(parameter: Parameter) -> jax.Array:
+    # A transposed view is copied in one pass with the change of its dtype.
     values = read(parameter)
     if parameter.is_transposed:
       values = values.T

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +18,7 @@ from specdec_jax.checkpoints.safetensors_ranges import RemoteFile
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import is_in_bucket
 from specdec_jax.files.require import require
+from specdec_jax.models.layers import Weights
 
 SINGLE_FILE = 'model.safetensors'
 _INDEX = 'model.safetensors.index.json'
@@ -25,7 +26,23 @@ _FLOATS = ('F64', 'F32', 'F16', 'BF16')
 _INTEGERS = ('I32', 'I64')
 
 
-def open_tensors(folder: Path, *, num_layers: int) -> dict[str, Any]:
+class TensorFile(Protocol):
+  """An open file, as `safetensors.safe_open` gives it."""
+
+  def keys(self) -> Iterable[str]: ...
+
+  def get_slice(self, name: str) -> Any: ...
+
+  def get_tensor(self, name: str) -> np.ndarray: ...
+
+
+# The open file of every tensor name.
+Tensors = dict[str, TensorFile]
+# Those that a network needs, and its parameters, by their names in the file.
+Needed = tuple[Tensors, tuple[Parameter, ...]]
+
+
+def open_tensors(folder: Path, *, num_layers: int) -> Tensors:
   """The open file of every tensor name.
 
   `num_layers` is what config.json or model.json states, of all stacks.
@@ -38,7 +55,7 @@ def open_tensors(folder: Path, *, num_layers: int) -> dict[str, Any]:
   safetensors = require(
     'safetensors', extra='models', purpose='a safetensors file'
   )
-  handles = {}
+  handles: Tensors = {}
   for file_name, names in _names_of_file(folder).items():
     path = folder / file_name
     # Unlike Path.is_file, it accepts names that no file can have.
@@ -49,7 +66,7 @@ def open_tensors(folder: Path, *, num_layers: int) -> dict[str, Any]:
       )
     try:
       if is_in_bucket(path):
-        handle: Any = RemoteFile(path)
+        handle: TensorFile = RemoteFile(path)
       else:
         handle = safetensors.safe_open(path, framework='np')
     except (safetensors.SafetensorError, ValueError, OSError) as error:
@@ -87,6 +104,7 @@ def _names_of_file(folder: Path) -> dict[str, list[str]]:
   if not index.has('weight_map'):
     index.refuse('weight_map', 'an object of file names')
   weight_map = index.at('weight_map')
+  # From {tensor: file} to {file: [tensors]}.
   names_of_file: dict[str, list[str]] = {}
   for name in weight_map.values:
     file_name = weight_map.text(name)
@@ -99,11 +117,11 @@ def _names_of_file(folder: Path) -> dict[str, list[str]]:
 
 def read_params(
   folder: Path,
-  handles: dict[str, Any],
+  handles: Tensors,
   parameters: Sequence[Parameter],
   *,
   dtype: jnp.dtype,
-) -> dict[str, Any]:
+) -> Weights:
   """Our tree of all the parameters of a network, in `dtype`.
 
   `handles` are of `open_tensors`, without those that the network does not need;
@@ -136,6 +154,7 @@ def read_params(
     name = parameter.name
     values: np.ndarray = handles[name].get_tensor(name)
     if parameter.is_integer:
+      # Token ids are written as int64 by torch.
       narrow = values.astype(np.int32)
       if not np.array_equal(narrow, values):
         raise ValueError(f'{folder}: tensor {name} holds more than 32 bits')
@@ -149,10 +168,11 @@ def read_params(
 
 
 def without_copy(
-  folder: Path, handles: dict[str, Any], name: str, *, of: str, reason: str
-) -> dict[str, Any]:
+  folder: Path, handles: Tensors, name: str, *, of: str, reason: str
+) -> Tensors:
   """`handles` without a tensor that is a copy of another, if it is there;
   ValueError, with the reason that it should be one, if it is none."""
+  # As `lm_head` of tied embeddings, which some folders have all the same.
   kept = dict(handles)
   copy = kept.pop(name, None)
   # Whoever reads the other says if it is missing.
@@ -164,7 +184,7 @@ def without_copy(
 
 
 def write_params(
-  folder: Path, params: dict[str, Any], parameters: Sequence[Parameter]
+  folder: Path, params: Weights, parameters: Sequence[Parameter]
 ) -> str:
   """Writes our tree as model.safetensors, in its own dtypes, and makes the
   folder; returns the name of the dtype. Raises ValueError if a parameter is

@@ -5,7 +5,6 @@ have the shapes of our tree, and its paths joined by slashes as names.
 """
 
 from pathlib import Path
-from typing import Any
 
 from specdec_jax.checkpoints import (
   model_file,
@@ -15,9 +14,10 @@ from specdec_jax.checkpoints import (
 from specdec_jax.checkpoints.parameters import Parameter, is_integer
 from specdec_jax.models import families
 from specdec_jax.models.families import AnyConfig
+from specdec_jax.models.layers import Weights
 
 
-def save(folder: Path, config: AnyConfig, params: Any) -> None:
+def save(folder: Path, config: AnyConfig, params: Weights) -> None:
   """Writes a model that `read_params` reads, over what is in the folder; see
   `safetensors_folder.write_params`."""
   safetensors_folder.write_params(folder, params, _parameters(config))
@@ -30,7 +30,7 @@ def is_model(folder: Path) -> bool:
   return all((folder / name).is_file() for name in names)
 
 
-def read_params(folder: Path, config: AnyConfig) -> dict[str, Any]:
+def read_params(folder: Path, config: AnyConfig) -> Weights:
   """Reads the parameters that `save` wrote, in the config's dtype; raises
   ValueError if the file is incomplete, or holds other arrays."""
   # First: a model.json may state a thousand layers that are not there.

@@ -47,6 +47,7 @@ class RemoteFile:
   here; ValueError if it is none, or not complete."""
 
   def __init__(self, path: Path):
+    # Slices of it are requests to the bucket.
     self._data = mapped(path)
     length = int.from_bytes(bytes(self._data[:_LENGTH]), 'little')
     end = _LENGTH + length
@@ -86,6 +87,7 @@ def _entry(name: str, value: Any, begin: int, size: int) -> Entry:
     found = Entry(str(value['dtype']), shape, start, stop)
   except (KeyError, OverflowError, TypeError, ValueError) as error:
     raise ValueError(f'its header does not say what {name} is') from error
+  # A type that is not known here is refused where its tensor is read.
   item = np.dtype(_DTYPES.get(found.dtype, np.uint8)).itemsize
   is_known = found.dtype in _DTYPES
   num_bytes = found.stop - found.start

@@ -16,6 +16,9 @@ MAX_LAYERS = 1000
 MAX_DISTANCE = 2**20
 MAX_COUNT = 2**31 - 1
 
+# A JSON object.
+Json = dict[str, Any]
+
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 60
 
@@ -89,6 +92,7 @@ class Settings:
 
   def number(self, key: str, default: float | None = None) -> float:
     """A finite number."""
+    # JSON's Infinity and NaN are floats, and integers have no largest.
     is_finite = lambda value: (
       type(value) in (int, float) and abs(value) <= sys.float_info.max
     )
@@ -165,6 +169,7 @@ class Settings:
   def _read(
     self, key: str, default: Any, is_right: Callable[[Any], bool], expected: str
   ) -> Any:
+    # `refuse_others` finds the keys that nobody asked for.
     self.asked.add(f'{self.section}{key}')
     value = self.values.get(key)
     if value is None and default is not None:

@@ -31,6 +31,7 @@ _Result = TypeVar('_Result')
 def kvstore(folder: Path) -> dict[str, str]:
   """Where tensorstore finds what lies in a folder, on a disk or in a bucket."""
   if is_in_bucket(folder):
+    # `gs://name/a/b` is the key `a/b` in the bucket `name`.
     bucket, _, key = str(folder).removeprefix('gs://').partition('/')
     return {'driver': 'gcs', 'bucket': bucket, 'path': f'{key}/'}
   return {'driver': 'file', 'path': f'{folder.absolute()}/'}
@@ -45,6 +46,7 @@ def open_all(
   if an array is not there or is not what its spec says, and ImportError without
   the tensorstore package.
   """
+  # All are begun before the first is waited for.
   tensorstore = import_tensorstore()
   futures, arrays = {}, {}
   for name, spec in specs.items():
@@ -131,6 +133,7 @@ def in_threads(
   function: Callable[[Any], _Result], items: Iterable[Any]
 ) -> list[_Result]:
   """The function's results, in the order of the items, by a few threads."""
+  # Reading waits for disks, and casting leaves Python's lock.
   num_threads = min(8, os.cpu_count() or 1)
   with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
     return list(pool.map(function, items))
@@ -138,6 +141,7 @@ def in_threads(
 
 def _read(stored: Stored, leaf: jax.ShapeDtypeStruct) -> Array:
   """One array, or this process's slices of it, each read once."""
+  # Devices that hold copies of a slice ask for it one after the other.
   shape = tuple(stored.shape)
   read_before: dict[tuple, np.ndarray] = {}
 
@@ -179,6 +183,7 @@ def whole_number(stored: Stored, *, source: str, name: str) -> int:
 
 def _check_names(present: set[str], wanted: set[str], source: str) -> None:
   """Raises ValueError, with counts and examples, unless the names agree."""
+  # `lacks 2 arrays (a, b) and has 1 that this network has not (c)`.
   missing, unexpected = sorted(wanted - present), sorted(present - wanted)
   parts = []
   if missing:

@@ -37,6 +37,8 @@ def placed(
         f'does not fit {num_tokens} tokens in one of {capacity}'
       )
     return placement
+  # Rows of 2 and 0 entries, and T = 3: positions [2, 3, 4] and [0, 1, 2]. The
+  # first token of the first row sees entries 0, 1 and itself, 2.
   positions = arrays.block_positions(lengths, num_tokens)
   key_positions = jnp.arange(capacity, dtype=lengths.dtype)[None]
   return Placement(
@@ -51,6 +53,7 @@ def within(placement: Placement, window: int) -> Placement:
   back than `window - 1` positions."""
   if not window:
     return placement
+  # With a window of 3, a token at position 7 sees 5, 6 and 7.
   last_unseen = placement.positions[:, :, None] - window
   is_near = placement.key_positions[:, None, :] > last_unseen
   return dataclasses.replace(placement, mask=placement.mask & is_near)
@@ -59,6 +62,7 @@ def within(placement: Placement, window: int) -> Placement:
 def layer_windows(config: Any) -> list[int]:
   """The window of each of `num_layers`, 0 for none: `windows` are those of the
   first layers, and repeat; empty if no layer has one."""
+  # Of four layers, (3, 0) is [3, 0, 3, 0], and (3,) all [3, 3, 3, 3].
   windows = config.windows or (0,)
   return [windows[i % len(windows)] for i in range(config.num_layers)]
 
@@ -105,6 +109,8 @@ def attend(
   """
   batch, num_query_heads, num_queries, head_dim = queries.shape
   num_heads, capacity = keys.shape[1:3]
+  # Query heads that share keys become queries of one head, so that the keys
+  # are read once: 4 heads on 2, T = 3, are 2 heads of 2 * 3 queries.
   group = num_query_heads // num_heads
   product = functools.partial(jnp.einsum, preferred_element_type=score_dtype)
   queries_by_head = (queries * jnp.asarray(scale, queries.dtype)).reshape(
@@ -114,13 +120,7 @@ def attend(
   scores = scores.reshape(batch, num_heads, group, num_queries, capacity)
   if softcap:
     scores = softcapped(scores, softcap)
-  if bias is not None:
-    bias = bias.astype(score_dtype)
-    scores = scores + bias.reshape(bias.shape[0], *scores.shape[1:])
-  # The lowest finite number, as infinity would make a row without keys NaN.
-  lowest = jnp.finfo(scores.dtype).min
-  scores = jnp.where(mask[:, None, None], scores, lowest)
-  weights = jax.nn.softmax(scores, axis=-1)
+  weights = _weights(scores, mask, bias)
   if dropout is not None:
     by_head = (batch, num_query_heads, num_queries, capacity)
     weights = dropout(weights.reshape(by_head)).reshape(weights.shape)
@@ -131,6 +131,17 @@ def attend(
   mixed = mixed.reshape(batch, num_query_heads, num_queries, head_dim)
   mixed = mixed.transpose(0, 2, 1, 3).astype(queries.dtype)
   return mixed.reshape(batch, num_queries, num_query_heads * head_dim)
+
+
+def _weights(scores: Array, mask: Array, bias: Array | None) -> Array:
+  """The softmax of scores `[B, H, group, T, S]`, in their dtype."""
+  if bias is not None:
+    bias = bias.astype(scores.dtype)
+    scores = scores + bias.reshape(bias.shape[0], *scores.shape[1:])
+  # The lowest finite number, as infinity would make a row without keys NaN.
+  lowest = jnp.finfo(scores.dtype).min
+  scores = jnp.where(mask[:, None, None], scores, lowest)
+  return jax.nn.softmax(scores, axis=-1)
 
 
 def check_sizes(config: Any) -> None:

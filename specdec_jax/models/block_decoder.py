@@ -10,7 +10,6 @@ the paper's targets and drafters are of BERT's kind throughout.
 
 import dataclasses
 import functools
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -19,7 +18,14 @@ import jax.numpy as jnp
 from specdec_jax import arrays, base
 from specdec_jax.base import Array
 from specdec_jax.drafters.spec_drafter import BlockModel
-from specdec_jax.models.layers import Dense, Dropout, Embed, Mlp, applied
+from specdec_jax.models.layers import (
+  Dense,
+  Dropout,
+  Embed,
+  Mlp,
+  Weights,
+  applied,
+)
 from specdec_jax.models.networks import Bound, Network
 from specdec_jax.models.t5 import Encoder
 from specdec_jax.models.t5_layers import Attention, T5Config
@@ -152,6 +158,7 @@ class BlockDecoder(nn.Module):
     """int32 `[B, E]`, 0 where padded, and room for texts of N positions;
     ValueError if E or N exceeds `max_positions`."""
     source_len, limit = encoder_tokens.shape[1], self.config.max_positions
+    # Positions are learned, so that there are no more than were trained.
     if max(source_len, num_positions) > limit:
       raise ValueError(
         f'a source of {source_len} and a text of {num_positions} tokens need '
@@ -166,6 +173,7 @@ class BlockDecoder(nn.Module):
       layer.encoder_decoder_attention.keys_values(encoded)
       for layer in self.layers
     ]
+    # A mask knows its place and, softly, what stands in the source there.
     copies = self._copies(embedded, source_mask, num_positions)
     copies = self.dropout(copies, is_training=is_training)
     return BlockMemory(
@@ -225,16 +233,14 @@ class BlockDecoder(nn.Module):
       `[B, C, width, embed]`; ValueError if the memory has less room.
     """
     (num_texts, num_blocks), num_positions = starts.shape, tokens.shape[1]
-    room = memory.copies.shape[1]
-    if num_positions > room:
-      raise ValueError(
-        f'a text of {num_positions} positions, its block included, does not '
-        f'fit in the {room} that the drafter was given'
-      )
+    _check_room(num_positions, memory)
+    # [texts, blocks, ...] as rows: by text for what all blocks share, such as
+    # the source, and by block for what they do not.
     by_text = lambda x: x.reshape(num_texts, -1, x.shape[-1])
     by_block = lambda x: x.reshape(num_texts * num_blocks, -1, x.shape[-1])
     block = arrays.block_positions(starts.reshape(-1), width)
     ends = starts.reshape(-1) + width
+    # The block's own places, but for what was revealed of it in training.
     is_masked = arrays.is_within(ends, num_positions).reshape(is_known.shape)
     is_masked &= ~is_known
     embedded = self.token_embedder(tokens)
@@ -249,15 +255,7 @@ class BlockDecoder(nn.Module):
         # The last layer's outputs at the prefix are unused.
         queries = jnp.take_along_axis(x, block[..., None], axis=1, mode='clip')
       if i == 0:
-        # Of tokens and of masks at all positions, for all blocks of a text.
-        keys, values = (
-          jnp.concatenate([known, masked[:, :, :num_positions]], axis=2)
-          for known, masked in zip(
-            self._text_keys_values(embedded),
-            memory.copy_keys_values,
-            strict=True,
-          )
-        )
+        keys, values = self._first_keys_values(embedded, memory)
         mask = jnp.concatenate([is_known, is_masked], axis=-1)
         mask = jnp.repeat(mask, queries.shape[1], axis=1)
         queries = by_text(queries)
@@ -274,6 +272,20 @@ class BlockDecoder(nn.Module):
     """Hidden states `[B, T, embed]` to float32 logits `[B, T, V]`."""
     logits = self.token_embedder.attend(x) * self.config.embed_dim**-0.5
     return rules.constrain(logits, 'batch', 'length', 'vocab')
+
+  def _first_keys_values(
+    self, embedded: Array, memory: BlockMemory
+  ) -> tuple[Array, Array]:
+    """Keys and values of the first layer, `[B, H, 2 N, D]`, for all blocks."""
+    # They do not depend on the block: of each position there are two, of its
+    # token and of a mask, and a block's attention mask shows one of them.
+    known, masked = self._text_keys_values(embedded), memory.copy_keys_values
+    num_positions = embedded.shape[1]
+    keys, values = (
+      jnp.concatenate([of_token, of_mask[:, :, :num_positions]], axis=2)
+      for of_token, of_mask in zip(known, masked, strict=True)
+    )
+    return keys, values
 
   def _text_keys_values(self, x: Array) -> tuple[Array, Array]:
     """Keys and values of the first layer, of embeddings `[B, N, embed]`."""
@@ -301,6 +313,7 @@ class BlockDecoder(nn.Module):
     """Attention of N positions to the source's embeddings: `[B, E, embed]` to
     `[B, N, embed]`. T5's embeddings being larger than those of the paper, the
     scores are divided by sqrt(embed)."""
+    # Position n asks the source for what it may be a translation of.
     queries = self.copy_query(self.decoder_positions(_ids(num_positions)))[0]
     source = embedded + self.encoder_positions(_ids(embedded.shape[1]))
     scores = jnp.einsum(
@@ -311,6 +324,15 @@ class BlockDecoder(nn.Module):
     scores = jnp.where(source_mask[:, None, :], scores, lowest)
     weights = jax.nn.softmax(scores, axis=-1).astype(embedded.dtype)
     return jnp.einsum('bne,bed->bnd', weights, embedded)
+
+
+def _check_room(num_positions: int, memory: BlockMemory) -> None:
+  room = memory.copies.shape[1]
+  if num_positions > room:
+    raise ValueError(
+      f'a text of {num_positions} positions, its block included, does not fit '
+      f'in the {room} that the drafter was given'
+    )
 
 
 def _ids(count: int) -> Array:
@@ -325,7 +347,7 @@ def encoder_config(config: BlockDecoderConfig) -> T5Config:
   return T5Config(**sizes)
 
 
-def init_params(config: BlockDecoderConfig, rng_key: Array) -> Any:
+def init_params(config: BlockDecoderConfig, rng_key: Array) -> Weights:
   """Fresh float32 parameters."""
   tokens = jnp.zeros((1, 1), jnp.int32)
   return BlockDecoder(config).init(
@@ -345,6 +367,7 @@ def block_model(config: BlockDecoderConfig) -> BlockModel:
   def predict(
     params, tokens: Array, lengths: Array, memory: BlockMemory, width: int
   ) -> Array:
+    # All of the prefix is known, and the block behind it masked.
     is_known = arrays.is_within(lengths, tokens.shape[1])
     args = params, tokens, is_known, lengths, memory
     return apply(*args, width=width, method=BlockDecoder.predict)

@@ -3,7 +3,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -13,7 +12,7 @@ from specdec_jax.base import Array, Prompt
 from specdec_jax.drafters import features
 from specdec_jax.drafters.features import FeatureCache
 from specdec_jax.models import networks, taps
-from specdec_jax.models.layers import applied
+from specdec_jax.models.layers import Weights, applied
 from specdec_jax.models.networks import Bound, Network
 
 
@@ -39,6 +38,7 @@ class BlockHeads(nn.Module):
   config: BlockHeadsConfig
 
   def setup(self):
+    # All heads in one array, so that they are one product: [G, embed, mlp].
     config = self.config
     init = nn.initializers.variance_scaling(
       1.0, 'fan_in', 'normal', batch_axis=0
@@ -55,12 +55,13 @@ class BlockHeads(nn.Module):
 
   def one(self, x: Array, index: Array) -> Array:
     """One head: `[B, T, embed]` to the same."""
+    # Training draws one head per step, for all positions at once.
     wi, wo = self.wi[index], self.wo[index]
     inner = jax.nn.relu(_product('bte,em->btm', x, wi)).astype(x.dtype)
     return x + _product('btm,me->bte', inner, wo).astype(x.dtype)
 
 
-def init_params(config: BlockHeadsConfig, rng_key: Array) -> Any:
+def init_params(config: BlockHeadsConfig, rng_key: Array) -> Weights:
   """Fresh float32 parameters."""
   x = jnp.zeros((1, config.embed_dim), jnp.float32)
   return BlockHeads(config).init(rng_key, x)['params']
@@ -84,14 +85,14 @@ def bind(
     )
   keeping = taps.last_call(target, (taps.LAST,), width=width)
 
-  def init(params: Any, prompt: Prompt, max_len: int) -> FeatureCache:
+  def init(params: Weights, prompt: Prompt, max_len: int) -> FeatureCache:
     # What the prefill left is not read: the first draft is empty.
     cache = keeping.init(params, prompt, max_len)
     nothing = jnp.full_like(cache.starts, -1)
     return dataclasses.replace(cache, starts=nothing, prompt=None)
 
   def heads(
-    params: Any, cache: FeatureCache, lengths: Array
+    params: Weights, cache: FeatureCache, lengths: Array
   ) -> tuple[Array, Array]:
     # The target's own head made the pending token of the same features.
     x, is_ready = features.of_last_read(cache, lengths)

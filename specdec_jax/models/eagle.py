@@ -10,7 +10,6 @@ state of the next drafted position, where the target has computed nothing yet.
 import dataclasses
 import functools
 import itertools
-from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -26,6 +25,7 @@ from specdec_jax.models.layers import (
   Embed,
   Mlp,
   RMSNorm,
+  Weights,
   applied,
   parameter,
 )
@@ -96,6 +96,7 @@ class EagleConfig:
         f'a draft vocabulary of {self.draft_vocab_size} tokens is no part of '
         f'one of {self.vocab_size}'
       )
+    # Two ways to norm the same features, of two trainers.
     if self.norm_before_fc and self.fc_norm:
       raise ValueError('norm_before_fc and fc_norm exclude each other')
     if self.norm_before_next and not self.norm_before_logits:
@@ -136,6 +137,7 @@ def feature_layers(config: EagleConfig, num_layers: int) -> tuple[int, ...]:
   """The layers of a target of `num_layers` whose inputs are features; raises
   ValueError if it has too few."""
   layers = config.feature_layers
+  # Of a target of 30 layers: 2, 15 and 27, early, middle and late.
   if not layers:
     layers = (2, num_layers // 2, num_layers - 3)
     _check_ascending(layers)
@@ -191,6 +193,7 @@ class Eagle(nn.Module):
     config = self.config
     if config.norm_before_fc:
       features = self.features_norm(features)
+    # Features of k layers are side by side, each of them as wide as the target.
     if config.fc_norm:
       parts = jnp.split(features, config.num_features, axis=-1)
       normed = [
@@ -225,6 +228,7 @@ class Eagle(nn.Module):
       the hidden states of the T positions that follow, `[B, T, embed]`, which
       `project` takes; keys; values.
     """
+    # The layer's input is twice as wide: [embedding after, hidden state].
     config = self.config
     normed = self.hidden_layer_norm(hidden)
     x = normed if config.norm_before_residual else hidden
@@ -235,6 +239,7 @@ class Eagle(nn.Module):
     h, keys, values = self.self_attention(
       both, keys, values, lengths, placement, mix
     )
+    # A Llama's layer from here on.
     x = x + h
     x = x + self.mlp(self.pre_mlp_layer_norm(x))
     if config.norm_before_next:
@@ -255,10 +260,11 @@ def _first_ids(rng_key: Array, shape: tuple[int, ...]) -> Array:
   return jnp.arange(shape[0], dtype=jnp.int32)
 
 
-def init_params(config: EagleConfig, rng_key: Array) -> Any:
+def init_params(config: EagleConfig, rng_key: Array) -> Weights:
   """Fresh float32 parameters, of which the first tokens can be drafted."""
 
   def use_all(network: Eagle) -> Array:
+    # Flax makes a parameter where it is first used: all methods are called.
     features = jnp.zeros((1, 1, config.num_features * config.target_embed_dim))
     hidden = network.join(features)
     embeddings = jnp.zeros((1, 1, config.embed_dim))
@@ -272,9 +278,10 @@ def init_params(config: EagleConfig, rng_key: Array) -> Any:
   return Eagle(config).init(rng_key, method=use_all)['params']
 
 
-def check_params(config: EagleConfig, params: Any) -> None:
+def check_params(config: EagleConfig, params: Weights) -> None:
   """Raises ValueError unless `target_ids` are different tokens of the target: a
   token with two probabilities would not be drafted by either."""
+  # numpy's: values are compared on the host, once, when a file is read.
   ids = np.asarray(params['target_ids'])
   if ids.min() < 0 or ids.max() >= config.vocab_size:
     raise ValueError(
@@ -331,16 +338,16 @@ def _model(config: EagleConfig, vocab_size: int) -> EagleModel:
   """The network as functions, with logits of `vocab_size` tokens."""
   apply = applied(Eagle(config))
 
-  def init(params: Any, batch_size: int, max_len: int) -> KVCache:
+  def init(params: Weights, batch_size: int, max_len: int) -> KVCache:
     shape = batch_size, config.num_kv_heads, max_len, config.head_dim
     return kv_cache.init(shape, num_layers=1, dtype=config.dtype)
 
-  def join(params: Any, features: Array) -> Array:
+  def join(params: Weights, features: Array) -> Array:
     hidden: Array = apply(params['eagle'], features, method=Eagle.join)
     return hidden
 
   def extend(
-    params: Any,
+    params: Weights,
     tokens: Array,
     hidden: Array,
     cache: KVCache,

@@ -28,6 +28,7 @@ from specdec_jax.models.gemma import decoder as gemma
 from specdec_jax.models.gemma import t5gemma
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
+from specdec_jax.models.layers import Weights
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.networks import Bound, Network
 from specdec_jax.models.t5 import T5Config
@@ -83,7 +84,7 @@ class Family(NamedTuple):
 
   name: str
   config: type
-  init_params: Callable[[Any, Array], Any]
+  init_params: Callable[[Any, Array], Weights]
   stacks: Mapping[str, str]
   language_model: Callable[[Any], LanguageModel] | None = None
   network: Callable[[Any], Network] | None = None
@@ -163,7 +164,7 @@ FAMILIES = (
 )
 
 
-def of(config: Any) -> Family:
+def of(config: AnyConfig) -> Family:
   """The family whose sizes these are; ValueError if there is none."""
   for family in FAMILIES:
     if type(config) is family.config:
@@ -174,23 +175,23 @@ def of(config: Any) -> Family:
   )
 
 
-def has_encoder(config: Any) -> bool:
+def has_encoder(config: AnyConfig) -> bool:
   """Whether prompts go to an encoder."""
   return of(config).has_encoder(config)
 
 
-def only_drafts(config: Any) -> bool:
+def only_drafts(config: AnyConfig) -> bool:
   """Whether a network is no model by itself."""
   return of(config).drafts is not None
 
 
-def drafts_for(config: Any) -> str | None:
+def drafts_for(config: AnyConfig) -> str | None:
   """The drafter that a network is for, by name; None for a whole model."""
   drafts = of(config).drafts
   return drafts and drafts.kind
 
 
-def language_model(config: Any) -> LanguageModel:
+def language_model(config: AnyConfig) -> LanguageModel:
   """The functions that decoding calls; ValueError if a network only drafts."""
   family = of(config)
   if family.language_model is not None:
@@ -198,7 +199,7 @@ def language_model(config: Any) -> LanguageModel:
   return networks.language_model(network(config))
 
 
-def network(config: Any) -> Network:
+def network(config: AnyConfig) -> Network:
   """A model's network; ValueError if its family has none."""
   family = of(config)
   if family.network is None:
@@ -206,7 +207,7 @@ def network(config: Any) -> Network:
   return family.network(config)
 
 
-def bind(target: Any, config: Any, *, width: int) -> Bound:
+def bind(target: AnyConfig, config: AnyConfig, *, width: int) -> Bound:
   """A network that only drafts for a target of these sizes, which keeps what
   is read at the first `width` tokens of a call; ValueError if it does not fit.
   """
@@ -219,13 +220,14 @@ def bind(target: Any, config: Any, *, width: int) -> Bound:
   return drafts.bind(network, config, width=width)
 
 
-def num_layers(config: Any) -> tuple[int, ...]:
+def num_layers(config: AnyConfig) -> tuple[int, ...]:
   """Layers of each stack that the network has, the encoder's first."""
+  # The encoder's count is 0 in a T5 without one, and left out.
   counts = [getattr(config, field) for field in of(config).stacks]
   return tuple(count for count in counts if count)
 
 
-def param_shapes(config: Any, dtype: jnp.dtype | None = None) -> dict[str, Any]:
+def param_shapes(config: AnyConfig, dtype: jnp.dtype | None = None) -> Weights:
   """The tree of parameters as `jax.ShapeDtypeStruct`s of a dtype, by default
   that of the config, but for integers; nothing is computed."""
   family = of(config)
@@ -237,9 +239,11 @@ def param_shapes(config: Any, dtype: jnp.dtype | None = None) -> dict[str, Any]:
   init = functools.partial(family.init_params, short)
   shapes = jax.eval_shape(init, jax.random.key(0))
   for field, branch in family.stacks.items():
+    # A stack of T5's encoder is the branch `encoder`, that of a Llama the tree.
     for i in range(1, counts[field]):
       stack = shapes[branch] if branch else shapes
       stack[f'layers_{i}'] = stack['layers_0']
+  # Token ids among the parameters stay int32.
   dtype = dtype or config.dtype
   return jax.tree.map(
     lambda leaf: (
@@ -255,6 +259,7 @@ def with_logits_of(model: LanguageModel, vocab_size: int) -> LanguageModel:
   """The same model with logits `[..., vocab_size]`, cut or filled with -inf: a
   draft model's embeddings may be padded otherwise than its target's, and what
   is cut or filled is padding, which has no probability (invariant 10)."""
+  # Of a target's 5 logits and a draft model's [a, b, c]: [a, b, c, -inf, -inf].
   num_missing = vocab_size - model.vocab_size
   if not num_missing:
     return model

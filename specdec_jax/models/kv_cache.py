@@ -60,6 +60,7 @@ def append(buffer: Array, new: Array, lengths: Array) -> Array:
   makes the TPU compiler insert no copies of the cache. It clamps its start, so
   callers keep spare capacity (invariant 3 of docs/design.md).
   """
+  # Rows of lengths [2, 0] and T = 2 are written at [2, 3] and [0, 1].
   capacity = buffer.shape[2]
   if new.shape[2] > capacity:
     raise ValueError(
@@ -82,6 +83,7 @@ def gather(buffer: Array, starts: Array, offsets: Array, span: int) -> Array:
   `dynamic_slice` a row, and N of them written by one `dynamic_update_slice`, as
   in `append`, which clamps likewise.
   """
+  # starts [5] and offsets [[0, 2, 5]]: entries 5, 7 and 10 move to 5, 6 and 7.
   by_head = ('batch', 'heads', 'length', 'kv')
   return rules.map_shards(
     functools.partial(_move_rows, span=span),
@@ -156,6 +158,7 @@ def _axes_on_tpus(capacity: int, head_dim: int) -> layout.Layout:
 
 def _looked_up(block: Array, offsets: Array) -> Array:
   """`[B, H, N, D]`, of `[B, H, span, D]`."""
+  # Offsets are the same for all heads and all of an entry's features.
   places = offsets[:, None, :, None]
   return jnp.take_along_axis(block, places, axis=2, mode='clip')
 
@@ -172,6 +175,7 @@ def _selected(block: Array, offsets: Array) -> Array:
 def _write_rows(buffer: Array, new: Array, lengths: Array) -> Array:
   """`append` on the rows and heads of one device."""
   batch_size = buffer.shape[0]
+  # All of an index must have one dtype, the lengths'.
   zero = jnp.zeros((), lengths.dtype)
 
   def write_row(row, buffer, new):

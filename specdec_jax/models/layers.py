@@ -17,6 +17,9 @@ from jax.experimental import layout
 
 from specdec_jax.base import Array
 
+# The parameters of a network: arrays by name, in a dictionary per branch.
+Weights = dict[str, Any]
+
 # Products accumulate in float32.
 _dot = functools.partial(jnp.tensordot, preferred_element_type=jnp.float32)
 
@@ -31,6 +34,8 @@ def _matmul(x: Array, kernel: Array) -> Array:
 
 def _matmul_backward(saved: Any, cotangent: Array) -> tuple[Array, Array]:
   x, kernel = saved
+  # x is [..., in], the kernel [in, out]: to x goes `cotangent @ kernel.T`, and
+  # to the kernel `x.T @ cotangent`, summed over all rows.
   cotangent = cotangent.astype(kernel.dtype)
   rows = tuple(range(x.ndim - 1))
   to_x = _dot(cotangent, kernel, (-1, 1))
@@ -65,16 +70,6 @@ def applied(network: nn.Module) -> Callable[..., Any]:
   return lambda params, *args, **options: network.apply(
     {'params': params}, *args, **options
   )
-
-
-# Where networks offer their residual streams, and by which names.
-TAPS, TAP = 'intermediates', 'stream_{}'
-
-
-def tap(module: nn.Module, layer: int, x: Array) -> None:
-  """Offers the stream that enters a layer, or leaves the last one, to
-  `models.taps`; nothing where nobody asks."""
-  module.sow(TAPS, TAP.format(layer), x)
 
 
 def parameter(
@@ -121,6 +116,7 @@ def projections(
     return [
       Dense(size, name=name, **options)(x) for name, size in features.items()
     ]
+  # Joined kernels are side by side: [in, 8 + 4 + 4] gives the split [8, 12].
   sizes = list(features.values())
   y = Dense(sum(sizes), name=joint, **options)(x)
   return jnp.split(y, np.cumsum(sizes)[:-1], axis=-1)
@@ -145,6 +141,7 @@ class RMSNorm(nn.Module):
   def __call__(self, x: Array) -> Array:
     ones = nn.initializers.ones_init()
     scale = parameter(self, 'scale', ones, (x.shape[-1],))
+    # Squares in bfloat16 would lose half of their digits.
     x = x.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
     x = (x * jax.lax.rsqrt(mean_square + self.epsilon)).astype(self.dtype)
@@ -201,7 +198,7 @@ class Embed(nn.Module):
     return _matmul(x.astype(self.embedding.dtype), self.embedding.T)
 
 
-def with_cpu_copies(params: Any, *, is_tied: bool) -> Any:
+def with_cpu_copies(params: Weights, *, is_tied: bool) -> Weights:
   """A model's parameters, in one dtype, with copies that a CPU multiplies
   faster, its encoder's apart; unchanged on accelerators. docs/design/cpu.md has
   the reasons.
@@ -212,6 +209,7 @@ def with_cpu_copies(params: Any, *, is_tied: bool) -> Any:
   """
   if jax.default_backend() != 'cpu':
     return params
+  # An encoder reads its text once, so that its copies would not pay.
   copied = {}
   for name, value in params.items():
     if isinstance(value, dict) and name != 'encoder':
@@ -225,6 +223,7 @@ def with_cpu_copies(params: Any, *, is_tied: bool) -> Any:
     kernel = copied.get(name)
     if kernel is None:
       continue
+    # A row times a tall matrix reads it in strides, unless it is transposed.
     is_tall = name == 'kernel' and kernel.shape[0] > kernel.shape[1]
     if is_tall or kernel.dtype != jnp.float32:
       single = kernel.astype(jnp.float32)
@@ -232,7 +231,7 @@ def with_cpu_copies(params: Any, *, is_tied: bool) -> Any:
   return copied
 
 
-def to_attend(params: Any) -> Any:
+def to_attend(params: Weights) -> Weights:
   """The parameters of an `Embed` for many calls of `attend` in training: on a
   CPU with a transpose, whose gradient needs no transposed copy per call."""
   embedding = params['embedding']
@@ -251,8 +250,9 @@ def _join(params: dict, names: Sequence[str]) -> dict:
   return {joint_name(names): joint, **rest}
 
 
-def num_params(params: Any) -> int:
+def num_params(params: Weights) -> int:
   """How many parameters a tree has, the copies of `with_cpu_copies` apart."""
+  # Names of copies begin with these: `transposed_embedding`, `float32_kernel`.
   return sum(
     leaf.size
     for path, leaf in jax.tree.leaves_with_path(params)
@@ -282,6 +282,7 @@ class Mlp(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array, *, is_training: bool = False) -> Array:
+    # T5X calls the kernels `wi_0` and `wi_1` if there is a gate, else `wi`.
     names = [f'wi_{i}' for i in range(len(self.activations))]
     if len(names) == 1:
       names = ['wi']
@@ -304,5 +305,6 @@ class Dropout(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array, *, is_training: bool) -> Array:
+    # One draw for all positions: they are the axis before the last.
     dropout = nn.Dropout(self.rate, broadcast_dims=(-2,))
     return dropout(x, deterministic=not is_training)

@@ -9,14 +9,13 @@ named as T5X names those of a decoder-only model.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.base import Array, Placement
-from specdec_jax.models import attention, kv_cache
+from specdec_jax.models import attention, kv_cache, networks
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import (
   PROJECTIONS,
@@ -24,10 +23,10 @@ from specdec_jax.models.layers import (
   Embed,
   Mlp,
   RMSNorm,
+  Weights,
   projections,
-  tap,
 )
-from specdec_jax.models.networks import Network
+from specdec_jax.models.networks import Network, Past
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,6 +102,8 @@ def rope_divisors(
 ) -> np.ndarray:
   """What scaling divides each rotary frequency by, float32 `[D / 2]`, highest
   frequency first."""
+  # A frequency turns so often in the context the model was trained for: the
+  # slow ones, below `low`, are divided by the whole factor, the fast ones kept.
   frequencies = base ** -(np.arange(head_dim // 2) / (head_dim // 2))
   turns = scaling.original_max_positions * frequencies / (2 * np.pi)
   low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -123,6 +124,8 @@ def rotate(
   Dimension i is paired with `i + D/2`, the layout of Hugging Face checkpoints;
   GGUF files interleave the pairs and are permuted when they are read.
   """
+  # With D = 4, features 0 and 2 turn by position * 1, and 1 and 3 by position *
+  # base^(-1/2).
   half = x.shape[-1] // 2
   exponents = jnp.arange(half, dtype=jnp.float32) / half
   frequencies = jnp.power(jnp.float32(base), -exponents)
@@ -170,6 +173,7 @@ class SelfAttention(nn.Module):
       for name, count in zip(PROJECTIONS, num_heads, strict=True)
     }
     options = {'dtype': config.dtype, 'use_bias': config.has_attention_bias}
+    # [B, T, H * D] to [B, H, T, D], as keys lie in the cache.
     queries, new_keys, new_values = (
       y.reshape(batch, num_tokens, -1, config.head_dim).transpose(0, 2, 1, 3)
       for y in projections(self, x, widths, **options)
@@ -185,6 +189,7 @@ class SelfAttention(nn.Module):
       scaling=config.rope_scaling,
     )
     out = Dense(config.embed_dim, config.dtype, name='out')
+    # Keys are kept turned: a position never changes.
     if mix is not None:
       new_keys = turn(new_keys)
       mixed = mix(turn(queries), new_keys, new_values)
@@ -206,16 +211,14 @@ class DecoderLayer(nn.Module):
   def __call__(
     self,
     x: Array,
-    keys: Array,
-    values: Array,
-    lengths: Array,
+    past: Past,
     placement: Placement,
   ) -> tuple[Array, Array, Array]:
     config = self.config
     norm = functools.partial(RMSNorm, config.norm_epsilon, config.dtype)
     h = norm(name='pre_self_attention_layer_norm')(x)
     h, keys, values = SelfAttention(config, name='self_attention')(
-      h, keys, values, lengths, placement
+      h, *past, placement
     )
     x = x + h
     h = norm(name='pre_mlp_layer_norm')(x)
@@ -229,6 +232,7 @@ class Llama(nn.Module):
   config: LlamaConfig
 
   def setup(self):
+    # Names are those of T5X's trees; layers are `layers_0`, `layers_1` ...
     config = self.config
     sizes = config.vocab_size, config.embed_dim
     self.token_embedder = Embed(*sizes, config.dtype)
@@ -252,24 +256,16 @@ class Llama(nn.Module):
     """Appends int32 `[B, T]`, a run of text unless placed otherwise; the input
     `[B, T, embed]` of `project`, and the cache."""
     x = self.token_embedder(tokens)
+    # Windows come on top, layer by layer.
     placement = attention.placed(
       cache.lengths, tokens.shape[1], cache.capacity, placement
     )
-    keys, values = [], []
-    for i, window in enumerate(attention.layer_windows(self.config)):
-      tap(self, i, x)
-      x, layer_keys, layer_values = self.layers[i](
-        x,
-        cache.keys[i],
-        cache.values[i],
-        cache.lengths,
-        attention.within(placement, window),
-      )
-      keys.append(layer_keys)
-      values.append(layer_values)
-    tap(self, self.config.num_layers, x)
-    lengths = cache.lengths + tokens.shape[1]
-    return x, KVCache(keys=tuple(keys), values=tuple(values), lengths=lengths)
+    windows = attention.layer_windows(self.config)
+    stack = (
+      functools.partial(layer, placement=attention.within(placement, window))
+      for layer, window in zip(self.layers, windows, strict=True)
+    )
+    return networks.through(self, stack, x, cache)
 
   def project(self, x: Array) -> Array:
     """What left the last layer, `[B, T, embed]`, to float32 logits `[B, T,
@@ -289,7 +285,7 @@ class Llama(nn.Module):
     return self.project(x), cache
 
 
-def init_params(config: LlamaConfig, rng_key: Array) -> Any:
+def init_params(config: LlamaConfig, rng_key: Array) -> Weights:
   """Fresh float32 parameters."""
   return Llama(config).init(rng_key, jnp.zeros((1, 1), jnp.int32))['params']
 

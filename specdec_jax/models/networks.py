@@ -1,7 +1,7 @@
 """Networks as the functions that decoding calls."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -9,7 +9,38 @@ import flax.linen as nn
 from specdec_jax import arrays
 from specdec_jax.base import Array, LanguageModel, Placement, Prompt
 from specdec_jax.models import kv_cache
-from specdec_jax.models.layers import applied
+from specdec_jax.models.kv_cache import KVCache
+from specdec_jax.models.layers import Weights, applied
+
+# Where networks offer their residual streams, and by which names.
+TAPS, TAP = 'intermediates', 'stream_{}'
+# Keys and values `[B, H, S, D]` of a layer, and how many of each row count.
+Past = tuple[Array, Array, Array]
+# From a stream and what a layer has kept, None if all tokens are new, to the
+# stream that leaves it, and the keys and values that it attended to.
+LayerFn = Callable[[Array, Past | None], tuple[Array, Array, Array]]
+
+
+def through(
+  module: nn.Module, stack: Iterable[LayerFn], x: Array, past: KVCache | None
+) -> tuple[Array, KVCache | None]:
+  """Puts a stream `[B, T, embed]` through a stack of layers: what leaves the
+  last one, and the cache with T more positions. `models.taps` may keep the
+  streams between them; that costs nothing where nobody asks."""
+  keys, values = [], []
+  module.sow(TAPS, TAP.format(0), x)
+  for i, layer in enumerate(stack):
+    kept = past and (past.keys[i], past.values[i], past.lengths)
+    x, layer_keys, layer_values = layer(x, kept)
+    keys.append(layer_keys)
+    values.append(layer_values)
+    # Stream i enters layer i: two layers have streams 0, 1 and 2.
+    module.sow(TAPS, TAP.format(i + 1), x)
+  if past is None:
+    return x, None
+  lengths = past.lengths + x.shape[1]
+  cache = KVCache(keys=tuple(keys), values=tuple(values), lengths=lengths)
+  return x, cache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,7 +52,7 @@ class Network:
       with a third argument, int32 `[B, E]`, if it has an encoder;
       `extend(tokens, cache, placement)`, to the last hidden states `[B, T,
       embed]` and the cache; and `project`, from such states to logits. If
-      `extend` calls `layers.tap`, its streams can be kept (`models.taps`).
+      `extend` goes `through` its layers, `models.taps` can keep its streams.
     config: its sizes, of which `vocab_size`, `embed_dim` and `dtype` are read.
     num_layers: of the decoder.
     has_encoder: whether prompts need encoder tokens; else they may have none.
@@ -37,14 +68,14 @@ class Network:
   rewind: Callable[[Any, Array], Any] = kv_cache.rewind
   gather: Callable[[Any, Array, Array, int], Any] = kv_cache.gather_all
 
-  def token_embedder(self, params: Any) -> Any:
+  def token_embedder(self, params: Weights) -> Weights:
     """The parameters of the decoder's token embeddings."""
     for name in self.embedder:
       params = params[name]
     return params
 
   def before_prompt(
-    self, params: Any, prompt: Prompt, max_len: int
+    self, params: Weights, prompt: Prompt, max_len: int
   ) -> tuple[Any, Array]:
     """An empty cache with room for `max_len` positions, after the encoder, and
     the tokens to prefill: all but each prompt's last. ValueError if the prompt
@@ -61,7 +92,9 @@ class Network:
     cache = applied(self.module)(params, *sizes, *inputs, method='empty_cache')
     return cache, prompt.decoder_tokens[:, :-1]
 
-  def project(self, params: Any, x: Array, at: Array | None = None) -> Array:
+  def project(
+    self, params: Weights, x: Array, at: Array | None = None
+  ) -> Array:
     """Logits of hidden states `[B, T, embed]`, or of those at `at[B]`."""
     if at is not None:
       x = arrays.read_block(x, at, 1)
@@ -96,14 +129,15 @@ def language_model(network: Network) -> LanguageModel:
   """The functions that decoding calls."""
   apply = applied(network.module)
 
-  def init(params: Any, prompt: Prompt, max_len: int) -> Any:
+  def init(params: Weights, prompt: Prompt, max_len: int) -> Any:
+    # Of the prompt's logits none are needed, so that nothing is projected.
     cache, tokens = network.before_prompt(params, prompt, max_len)
     if tokens.shape[1]:
       _, cache = apply(params, tokens, cache, method='extend')
     return network.rewind(cache, prompt.decoder_lengths - 1)
 
   def extend(
-    params: Any,
+    params: Weights,
     tokens: Array,
     cache: Any,
     at: Array | None = None,

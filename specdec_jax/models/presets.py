@@ -256,6 +256,7 @@ def eagle(name: str, target: Config, *, dtype: jnp.dtype) -> EagleConfig:
     raise ValueError(
       f'no EAGLE-3 sizes are called {name!r}; there are {", ".join(EAGLES)}'
     )
+  # Heads, feed-forward and positions are those of a layer of the target.
   fields = {field.name for field in dataclasses.fields(EagleConfig)}
   sizes: dict[str, Any] = {
     field: value for field, value in vars(target).items() if field in fields

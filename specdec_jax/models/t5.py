@@ -8,6 +8,7 @@ the keys and values of cross-attention are computed once per decode.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,9 +17,9 @@ import jax.numpy as jnp
 
 from specdec_jax import base
 from specdec_jax.base import Array, Placement
-from specdec_jax.models import attention, kv_cache, layers, t5_layers
+from specdec_jax.models import attention, kv_cache, layers, networks, t5_layers
 from specdec_jax.models.kv_cache import KVCache
-from specdec_jax.models.layers import Dropout, Embed, RMSNorm
+from specdec_jax.models.layers import Dropout, Embed, RMSNorm, Weights
 from specdec_jax.models.networks import Network
 from specdec_jax.models.t5_layers import RelativePositionBias, T5Config
 from specdec_jax.sharding import rules
@@ -56,6 +57,7 @@ class T5Cache:
     """Each layer's keys and values of the encoder, and their mask."""
     if self.encoder_mask is None:
       return [None] * len(self.decoder.keys)
+    # One row of the mask for all queries: [B, 1, E].
     mask = self.encoder_mask[:, None]
     pairs = zip(self.cross_keys, self.cross_values, strict=True)
     return [(*pair, mask) for pair in pairs]
@@ -71,6 +73,7 @@ class Encoder(nn.Module):
     """`mask` is bool `[B or 1, E or 1, E]`."""
     config = self.config
     drop = Dropout(config.dropout_rate)
+    # Of queries and of keys: each token looks at all others.
     positions = (jnp.arange(x.shape[1], dtype=jnp.int32)[None],) * 2
     bias = None
     if not config.has_layer_relpos:
@@ -95,6 +98,7 @@ class Decoder(nn.Module):
 
   def setup(self):
     config = self.config
+    # An encoder's embeddings lie beside it in T5X's tree, and so do not here.
     if self.embed is None:
       self.token_embedder = _embed(config)
     if not config.has_layer_relpos:
@@ -115,14 +119,13 @@ class Decoder(nn.Module):
     past: KVCache | None = None,
     *,
     is_training: bool = False,
-  ) -> tuple[Array, list[Array], list[Array]]:
+  ) -> tuple[Array, KVCache | None]:
     """Reads int32 `[B, T]`, appending to `past`, of capacity S; None if all S =
     T tokens are new. `placement` says where they stand, and `crosses` is what
     each layer, in turn, knows of the encoder.
 
     Returns:
-      `[B, T, embed]`, the input of `project`, and the keys and values of each
-      layer `[B, H, S, D]`.
+      `[B, T, embed]`, the input of `project`, and the cache, None without one.
     """
     bias = None
     if not self.config.has_layer_relpos:
@@ -130,22 +133,18 @@ class Decoder(nn.Module):
     x = (self.embed or self.token_embedder)(tokens)
     x = rules.constrain(x, 'batch', 'length', 'embed')
     x = self.dropout(x, is_training=is_training)
-    keys, values = [], []
-    for i, (layer, cross) in enumerate(zip(self.layers, crosses, strict=True)):
-      layers.tap(self, i, x)
-      x, layer_keys, layer_values = layer(
-        x,
-        None if past is None else (past.keys[i], past.values[i], past.lengths),
-        placement,
-        bias,
-        cross,
+    stack = (
+      functools.partial(
+        layer,
+        placement=placement,
+        bias=bias,
+        cross=cross,
         is_training=is_training,
       )
-      keys.append(layer_keys)
-      values.append(layer_values)
-    layers.tap(self, len(self.layers), x)
-    x = self.dropout(self.decoder_norm(x), is_training=is_training)
-    return x, keys, values
+      for layer, cross in zip(self.layers, crosses, strict=True)
+    )
+    x, cache = networks.through(self, stack, x, past)
+    return self.dropout(self.decoder_norm(x), is_training=is_training), cache
 
 
 class T5(nn.Module):
@@ -174,6 +173,7 @@ class T5(nn.Module):
   ) -> Array:
     """int32 `[B, E]`, 0 where padded, to `[B, E, embed]`."""
     mask = (encoder_tokens > 0)[:, None, :]
+    # Of rows of several examples, [1, 1, 2]: token 2 does not see 0 and 1.
     if segment_ids is not None:
       mask = mask & (segment_ids[:, :, None] == segment_ids[:, None, :])
     x = self.token_embedder(encoder_tokens)
@@ -199,13 +199,11 @@ class T5(nn.Module):
   ) -> tuple[Array, T5Cache]:
     """Appends int32 `[B, T]`; the input `[B, T, embed]` of `project`, and the
     cache."""
-    past, num_tokens = cache.decoder, tokens.shape[1]
+    past = cache.decoder
     placement = attention.placed(
-      past.lengths, num_tokens, past.capacity, placement
+      past.lengths, tokens.shape[1], past.capacity, placement
     )
-    x, keys, values = self.decoder(tokens, placement, cache.crosses, past)
-    lengths = past.lengths + num_tokens
-    decoder = KVCache(keys=tuple(keys), values=tuple(values), lengths=lengths)
+    x, decoder = self.decoder(tokens, placement, cache.crosses, past)
     return x, dataclasses.replace(cache, decoder=decoder)
 
   def project(self, x: Array) -> Array:
@@ -213,6 +211,8 @@ class T5(nn.Module):
     decoder = self.decoder
     if self.config.is_tied:
       logits = (decoder.embed or decoder.token_embedder).attend(x)
+      # As Mesh TensorFlow had it: the embeddings are drawn with a deviation
+      # of 1, and logits of that size would be too large.
       logits = logits * self.config.embed_dim**-0.5
     else:
       logits = decoder.logits_dense(x)
@@ -260,18 +260,20 @@ class T5(nn.Module):
       if encoder_segment_ids is not None and ids is not None:
         is_same = ids[:, :, None] == encoder_segment_ids[:, None, :]
         cross_mask = cross_mask & is_same
+      # Made when their layer is reached.
       crosses = (
         (*layer.encoder_decoder_attention.keys_values(encoded), cross_mask)
         for layer in self.decoder.layers
       )
-    x, _, _ = self.decoder(
+    x, _ = self.decoder(
       decoder_tokens, placement, crosses, is_training=is_training
     )
     return x
 
 
-def init_params(config: T5Config, rng_key: Array) -> Any:
+def init_params(config: T5Config, rng_key: Array) -> Weights:
   """Fresh float32 parameters, as T5X initialises them."""
+  # Shapes of parameters depend on no number of tokens.
   tokens = jnp.zeros((1, 1), jnp.int32)
   encoder_tokens = tokens if config.num_encoder_layers else None
   return T5(config).init(rng_key, encoder_tokens, tokens)['params']

@@ -87,6 +87,8 @@ def buckets_by_distance(
     int32 `[max_distance + 1]` for a causal stack, by `query - key`; for a
     bidirectional one `[2 * max_distance + 1]`, by `key - query + max_distance`.
   """
+  # 32 buckets to both sides are 16 to each: distances 0 to 7 have one of their
+  # own, 8 to 128 share the other 8, and 31, 32 and 33 are in one of them.
   one_sided = num_buckets // 2 if is_bidirectional else num_buckets
   num_exact = one_sided // 2
   distances = np.arange(max_distance + 1)
@@ -101,6 +103,7 @@ def buckets_by_distance(
   ).astype(np.int32)
   if not is_bidirectional:
     return buckets
+  # Distances -2 to 2, of buckets [0, 1, 2] to one side: [2, 1, 0, n+1, n+2].
   before, after = buckets[:0:-1], buckets[1:] + one_sided
   return np.concatenate([before, buckets[:1], after]).astype(np.int32)
 
@@ -126,6 +129,8 @@ class RelativePositionBias(nn.Module):
     buckets = buckets_by_distance(
       num_buckets, limit, is_bidirectional=self.is_bidirectional
     )
+    # Two look-ups, of which the first is small: from buckets to distances, and
+    # from distances to pairs of positions.
     by_distance = jnp.take(table.astype(jnp.float32), buckets, axis=1)
     distances = key_positions[:, None, :] - query_positions[:, :, None]
     if self.is_bidirectional:
@@ -225,6 +230,7 @@ class EncoderLayer(nn.Module):
     """`positions` of queries and keys are for a layer whose `bias` is its own,
     which is None then."""
     config = self.config
+    # scalable_t5 gives every layer a table, T5 all of them one.
     if bias is None:
       table = RelativePositionBias(
         config, is_bidirectional=True, name='relpos_bias'
@@ -279,6 +285,8 @@ class DecoderLayer(nn.Module):
     """
     if bias is None:
       bias = self.relpos_bias(placement.positions, placement.key_positions)
+    # Queries see the entries of the cache in place: those of this call are
+    # written first, and the mask hides what is beyond a row's length.
     drop = functools.partial(self.dropout, is_training=is_training)
     h = self.pre_self_attention_layer_norm(x)
     keys, values = self.self_attention.keys_values(h)

@@ -2,8 +2,7 @@
 
 A stream is what enters a layer, counted from 0, so that stream i is what layer
 i - 1 gave; that of the number of layers is what leaves the last one, and `LAST`
-what the logits are made of. Networks offer them by `layers.tap`, which costs
-nothing where nobody asks.
+what the logits are made of. `networks.through` offers them.
 """
 
 import dataclasses
@@ -17,7 +16,8 @@ from specdec_jax import arrays, base
 from specdec_jax.base import Array, LanguageModel, Placement, Prompt
 from specdec_jax.drafters import features
 from specdec_jax.drafters.features import FeatureCache
-from specdec_jax.models import kv_cache, layers
+from specdec_jax.models import kv_cache, networks
+from specdec_jax.models.layers import Weights
 from specdec_jax.models.networks import Network
 
 # In place of a layer: the states that `project` takes.
@@ -47,6 +47,8 @@ def last_call(
   """
 
   def begin(target: Any, streams: Array, lengths: Array) -> FeatureCache:
+    # A prompt of 4 tokens: 3 were read, 0 to 2, and features begin at 2. Of one
+    # token nothing was read: they begin at -1, and are zeros.
     last = lengths - 1
     if not streams.shape[1]:
       streams = jnp.pad(streams, ((0, 0), (0, 1), (0, 0)))
@@ -117,6 +119,7 @@ def all_positions(network: Network, chosen: Sequence[int]) -> LanguageModel:
     cache: StreamsCache, streams: Array, placement: Placement | None
   ) -> StreamsCache:
     del placement
+    # The lengths are still those before the call.
     bits = jax.lax.bitcast_convert_type(
       streams.astype(jnp.bfloat16), jnp.uint16
     )
@@ -147,7 +150,7 @@ def _tapped(
   """
   run = _with_streams(network, chosen)
 
-  def init(params: Any, prompt: Prompt, max_len: int) -> Any:
+  def init(params: Weights, prompt: Prompt, max_len: int) -> Any:
     target, tokens = network.before_prompt(params, prompt, max_len)
     shape = *tokens.shape, len(chosen) * network.config.embed_dim
     streams = jnp.zeros(shape, network.config.dtype)
@@ -157,7 +160,7 @@ def _tapped(
     return rewind(begin(target, streams, lengths), lengths)
 
   def extend(
-    params: Any,
+    params: Weights,
     tokens: Array,
     cache: Any,
     at: Array | None = None,
@@ -186,15 +189,15 @@ def _with_streams(
   cache, streams[B, T, k * embed])`, where `x` is what `project` takes."""
   check(network, chosen)
 
-  def run(params: Any, *args: Any) -> tuple[Array, Any, Array]:
+  def run(params: Weights, *args: Any) -> tuple[Array, Any, Array]:
     (x, cache), sown = network.module.apply(
-      {'params': params}, *args, method='extend', mutable=layers.TAPS
+      {'params': params}, *args, method='extend', mutable=networks.TAPS
     )
     # Paths end in the name and a number: `decoder`, `stream_3`, 0.
     by_name: dict[str, Array] = {
       path[-2].key: stream for path, stream in jax.tree.leaves_with_path(sown)
     }
-    names = {i: layers.TAP.format(i) for i in chosen}
+    names = {i: networks.TAP.format(i) for i in chosen}
     streams = [x if i == LAST else by_name[names[i]] for i in chosen]
     return x, cache, jnp.concatenate(streams, axis=-1)
 

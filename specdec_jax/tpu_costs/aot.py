@@ -75,6 +75,7 @@ class ProgramCost:
 def find_slice(name: str) -> Slice:
   """The slice of a topology such as `v4:1x1x1`, `v5e:2x4` or `v6e:2x2`; raises
   ValueError if there is none, ImportError if libtpu is not installed."""
+  # A chip, and the chips along each axis of the slice.
   match = re.fullmatch(r'([a-z0-9]+):(\d+(?:x\d+){0,2})', name)
   if not match or match[1] not in CHIPS:
     raise ValueError(
@@ -130,8 +131,10 @@ def compile_all(
     compiled = lowered.compile()
     return compiled, time.perf_counter() - started
 
+  # Tracing takes Python's lock; compiling does not, and two fit in memory.
   with _without_cache(), futures.ThreadPoolExecutor(2) as pool:
     pending = []
+    # Sharding rules read the mesh that is set while a function is traced.
     for job in jobs:
       with jax.set_mesh(job.mesh) if job.mesh else contextlib.nullcontext():
         jitted = jax.jit(job.function, donate_argnums=job.donated)
@@ -146,6 +149,7 @@ def compile_all(
         each.cancel()
       if 'RESOURCE_EXHAUSTED' not in str(error):
         raise
+      # libtpu says `Used 45.1G of 31.2G hbm`.
       found = re.search(r'Used ([\d.]+\w) of ([\d.]+\w) hbm', str(error))
       used = f': {found[1]} of {found[2]}' if found else ''
       raise ValueError(
@@ -183,6 +187,7 @@ def price(
   ):
     memory = compiled.memory_analysis()
     flops = float((compiled.cost_analysis() or {}).get('flops', 0.0))
+    # Memory and arithmetic overlap: the longer one is what it takes.
     memory_seconds = cost.memory_bytes / chip.memory_bandwidth
     flop_seconds = flops / chip.peak_flops
     launch_seconds = cost.num_instructions * launch
@@ -216,6 +221,8 @@ def _collective_seconds(
   num_bytes: float, num_partitions: int, chip: Chip
 ) -> float:
   """A ring's all-reduce, which the other collectives are bounded by."""
+  # A ring of n chips passes each byte on n - 1 times to add, and n - 1 times to
+  # share the sum; every hop carries 1 / n of the array.
   hops = 2 * (num_partitions - 1)
   moved = hops / num_partitions * num_bytes
   return moved / chip.link_bandwidth + hops * _HOP_SECONDS
@@ -226,6 +233,7 @@ def tree_bytes(tree: Any) -> int:
 
   def num_bytes(leaf: Any) -> int:
     sharding = getattr(leaf, 'sharding', None)
+    # A shape without a sharding is whole on the one chip.
     shape = sharding.shard_shape(leaf.shape) if sharding else leaf.shape
     # A random key is two words.
     is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -104,6 +104,8 @@ class Program:
     self.computations: dict[str, dict[str, Instruction]] = {}
     self.entry = ''
     name = ''
+    # A computation is a header, `%body (p: f32[8]) -> f32[8] {`, and below it
+    # an instruction per line; the one that the program begins with is ENTRY.
     for line in text.splitlines():
       header = re.match(r'(ENTRY )?%?([\w.\-]+) .*->.*\{$', line)
       if header and not line.startswith(' '):
@@ -129,6 +131,7 @@ class Program:
       return Cost()
     if opcode in ('while', 'conditional', 'call'):
       inner = [self.cost(name) for name in instruction.called]
+      # The dearer branch: an iteration that drafts is what is planned.
       if opcode == 'conditional':
         return max(inner, key=lambda cost: cost.memory_bytes)
       found = re.search(r'"known_trip_count":\{"n":"(\d+)"', attributes)
@@ -136,6 +139,7 @@ class Program:
       trips = int(found[1]) if found else 1
       unknown = Cost(num_unknown_loops=int(is_unknown))
       return sum(inner, Cost()).times(trips) + unknown
+    # `all-reduce-start` runs beside what follows, up to its `-done`.
     is_beside = opcode.endswith('-start')
     kind = opcode.removesuffix('-start')
     memory_bytes = self._memory_bytes(within, instruction)
@@ -165,6 +169,8 @@ class Program:
       source = operands[0].outputs[0] if operands[0] else moved
       sides = (not source.is_on_chip) + (not moved.is_on_chip)
       return sides * moved.num_bytes
+    # A fusion reads of an operand what its body slices, and writes of a cache
+    # that it updates in place only the update.
     if opcode == 'fusion' and instruction.called:
       body = instruction.called[0]
       read = sum(
@@ -176,6 +182,8 @@ class Program:
         return read
       written = self._written(body, self._root(body))
       return read + min(written, instruction.memory_bytes)
+    # Operands are the buffer, the update and its place: the update is read and
+    # written, and the rest of the buffer stays where it is.
     if opcode == 'dynamic-update-slice':
       update = operands[1]
       return update.num_bytes + update.memory_bytes if update else 0.0
@@ -198,6 +206,8 @@ class Program:
     fusion looks at."""
     if self.computations[body][name].is_root:  # A mere renaming: all of it.
       return math.inf
+    # Two slices of one operand may overlap: the sum is then too high, and the
+    # caller bounds it by the whole.
     total = 0.0
     for user in self.computations[body].values():
       if name not in user.operands:
@@ -230,6 +240,8 @@ class Program:
 
 def parse(line: str) -> Instruction:
   """An instruction from its line."""
+  # `%x.1 = bf16[8,4]{1,0:T(8,128)S(1)} add(%a, %b), metadata={...}`: the name,
+  # the shape, `(...)` for a tuple of them, the opcode, operands and attributes.
   left, _, right = line.strip().partition(' = ')
   end = _closing(right, 0) if right.startswith('(') else right.index(' ') - 1
   rest = right[end + 1 :].lstrip()
@@ -255,6 +267,7 @@ def parse(line: str) -> Instruction:
 
 def _closing(text: str, start: int) -> int:
   """Where the bracket that opens at `start` closes."""
+  # In `f(a(b), c) -> d`, the bracket at 1 closes at 9.
   depth = 0
   for i in range(start, len(text)):
     depth += (text[i] == '(') - (text[i] == ')')
@@ -265,6 +278,8 @@ def _closing(text: str, start: int) -> int:
 
 def _shapes(text: str) -> Iterator[Shape]:
   for kind, sizes, layout in _SHAPE.findall(text):
+    # `f32[8,4]{1,0:S(1)}` has 32 elements of 32 bits, axis 1 fastest, on the
+    # chip; `pred` and `bf16` have no or another number in their names.
     count = math.prod(int(n) for n in sizes.split(',') if n)
     digits = re.search(r'\d+', kind)
     bits = _BITS.get(kind, int(digits[0]) if digits else 0)

@@ -15,6 +15,7 @@ from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.models import llama
 from specdec_jax.models.gemma.layers import GemmaConfig
+from specdec_jax.models.layers import Weights
 from specdec_jax.models.llama import LlamaConfig, RopeScaling
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import Vocabulary
@@ -144,6 +145,7 @@ def _architecture(file: GgufFile) -> str:
 
 def _settings(file: GgufFile) -> Settings:
   """What the file states of its architecture, by keys without its name."""
+  # `llama.block_count` is asked for as `block_count`.
   section = f'{_architecture(file)}.'
   values = {
     key.removeprefix(section): value
@@ -153,9 +155,7 @@ def _settings(file: GgufFile) -> Settings:
   return Settings(path=file.path, values=values, section=section)
 
 
-def read_params(
-  path: Path, config: LlamaConfig | GemmaConfig
-) -> dict[str, Any]:
+def read_params(path: Path, config: LlamaConfig | GemmaConfig) -> Weights:
   """The tree of the network in a file, in the config's dtype; raises
   ValueError if a tensor is missing, unexpected, of another shape, of a type
   that cannot be dequantised, or not finite."""
@@ -187,6 +187,7 @@ def read_params(
     num_heads = num_rotary_heads(config, parameter)
     if num_heads and architecture == _INTERLEAVED:
       return split_rotary_halves(values, num_heads)
+    # llama.cpp adds 1 to the scales of Gemma's norms.
     is_scale = parameter.path.endswith('/scale')
     return values - 1 if is_gemma and is_scale else values
 
@@ -210,6 +211,8 @@ def num_rotary_heads(
 def split_rotary_halves(values: np.ndarray, num_heads: int) -> np.ndarray:
   """Undoes the interleaving of llama.cpp's converter, in `[heads * D, ...]`:
   rows 2i and 2i + 1 of a head are a pair before, i and i + D/2 after it."""
+  # A head of 4 rows [0, 2, 1, 3] in the file, pairs side by side: [[0, 2], [1,
+  # 3]] transposed is [[0, 1], [2, 3]], the first halves and then the second.
   by_pair = values.reshape(num_heads, -1, 2, *values.shape[1:])
   return by_pair.swapaxes(1, 2).reshape(values.shape)
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from specdec_jax.checkpoints import parameters
+from specdec_jax.checkpoints.settings import Json
 from specdec_jax.files import require as packages
 from specdec_jax.files.paths import mapped
 
@@ -52,7 +53,7 @@ class GgufFile:
   by key; tensors by name; and its bytes, of `paths.mapped`."""
 
   path: str
-  metadata: dict[str, Any]
+  metadata: Json
   tensors: dict[str, TensorInfo]
   data: Any
 
@@ -117,7 +118,7 @@ def open_gguf(path: Path) -> GgufFile:
   return GgufFile(str(path), metadata, tensors, data)
 
 
-def _read_header(data: Any) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+def _read_header(data: Any) -> tuple[Json, dict[str, TensorInfo]]:
   """The metadata, and where tensors lie. The header does not say how long it
   is: that of an object in a bucket is read again, larger, until it is whole."""
   num_bytes = data.size if isinstance(data, np.ndarray) else _FIRST_BYTES
@@ -132,7 +133,7 @@ def _read_header(data: Any) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
 
 def _parse_header(
   cursor: _Cursor,
-) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+) -> tuple[Json, dict[str, TensorInfo]]:
   version = cursor.number('I')
   if version not in _VERSIONS:
     raise ValueError(
@@ -140,7 +141,7 @@ def _parse_header(
       f'versions {" and ".join(map(str, _VERSIONS))} are supported'
     )
   num_tensors, num_keys = cursor.number('Q'), cursor.number('Q')
-  metadata: dict[str, Any] = {}
+  metadata: Json = {}
   for _ in range(num_keys):
     key = cursor.string()
     if key in metadata:
@@ -150,7 +151,7 @@ def _parse_header(
 
 
 def _read_tensor_infos(
-  cursor: _Cursor, num_tensors: int, metadata: dict[str, Any]
+  cursor: _Cursor, num_tensors: int, metadata: Json
 ) -> dict[str, TensorInfo]:
   tensors = {}
   for _ in range(num_tensors):
@@ -158,6 +159,7 @@ def _read_tensor_infos(
     num_axes = cursor.number('I')
     if not 1 <= num_axes <= _MAX_AXES:
       raise ValueError(f'tensor {name} has {num_axes} axes')
+    # ggml counts axes from the fastest: [in, out] is our [out, in].
     fastest_first = [cursor.number('Q') for _ in range(num_axes)]
     type_id, offset = cursor.number('I'), cursor.number('Q')
     if name in tensors:
@@ -166,6 +168,8 @@ def _read_tensor_infos(
   alignment = metadata.get('general.alignment', 32)
   if not isinstance(alignment, int) or alignment < 1:
     raise ValueError(f'general.alignment is {alignment!r}')
+  # Tensors begin at the next multiple of the alignment, and their offsets count
+  # from there: a header of 100 bytes and 32 give 128.
   start = -(-cursor.offset // alignment) * alignment
   return {
     name: dataclasses.replace(info, offset=start + info.offset)
@@ -181,6 +185,7 @@ def _check_extents(tensors: dict[str, TensorInfo], size: int) -> None:
         f'tensor {name} has rows of {info.shape[-1]}, which are not whole '
         f'blocks of {block_size}'
       )
+    # Blocks of Q8_0 are 32 values in 34 bytes: a scale, and 32 of 8 bits.
     end = info.offset + math.prod(info.shape) // block_size * block_bytes
     if end > size:
       raise EOFError(f'tensor {name} ends at byte {end}, the file at {size}')

@@ -4,8 +4,7 @@ llama.cpp adds 1 to the scales of norms when it converts a Gemma, and leaves the
 halves that rotary positions pair where they are.
 """
 
-from typing import Any
-
+import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.checkpoints import settings
@@ -19,7 +18,7 @@ _NUM_LAYERS_27B = {'gemma2': 46, 'gemma3': 62}
 
 
 def read_config(
-  values: Settings, kind: str, vocab_size: int, dtype: Any
+  values: Settings, kind: str, vocab_size: int, dtype: jnp.dtype
 ) -> GemmaConfig:
   """The sizes that a file states of its architecture, `kind`; raises ValueError
   for what `models.gemma.decoder` does not compute."""

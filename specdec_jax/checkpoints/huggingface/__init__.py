@@ -11,10 +11,12 @@ import jax.numpy as jnp
 from specdec_jax.checkpoints import safetensors_folder, settings
 from specdec_jax.checkpoints.huggingface import eagle, gemma, llama, t5, t5gemma
 from specdec_jax.checkpoints.parameters import Parameter
-from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
+from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.files.require import require
 from specdec_jax.models import families
 from specdec_jax.models.families import AnyConfig, Config
+from specdec_jax.models.layers import Weights
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import Vocabulary
 
@@ -34,22 +36,20 @@ class _Module(Protocol):
   MODEL_TYPES: tuple[str, ...]
   WITHOUT_EFFECT: frozenset[str]
 
-  def read_config(self, values: Settings, dtype: Any) -> AnyConfig:
+  def read_config(self, values: Settings, dtype: jnp.dtype) -> AnyConfig:
     """From config.json to the sizes."""
 
-  def config_json(self, config: Any, dtype: str) -> dict[str, Any]:
+  def config_json(self, config: Any, dtype: str) -> Json:
     """And back."""
 
   def parameters_of(self, config: Any) -> tuple[Parameter, ...]:
     """Every parameter under both names."""
 
-  def needed(
-    self, folder: Path, config: Any, tensors: dict[str, Any]
-  ) -> tuple[dict[str, Any], tuple[Parameter, ...]]:
+  def needed(self, folder: Path, config: Any, tensors: Tensors) -> Needed:
     """The tensors to read, and their parameters."""
 
 
-_Convert = Callable[[Any, dict[str, Any]], dict[str, Any]]
+_Convert = Callable[[Any, Weights], Weights]
 
 
 class _Network(NamedTuple):
@@ -72,7 +72,7 @@ _NETWORKS = {
 # What generation_config.json, or config.json without one, can state that
 # changes even the greedy text of transformers and nothing here, and the values
 # that do not. Loading names the others.
-NOT_HONOURED: dict[str, Any] = {
+NOT_HONOURED: Json = {
   'bad_words_ids': None,
   'begin_suppress_tokens': None,
   'encoder_no_repeat_ngram_size': 0,
@@ -149,7 +149,7 @@ def _network_stated(values: Settings) -> _Module:
   return networks[kind]
 
 
-def read_params(folder: Path, config: Config) -> dict[str, Any]:
+def read_params(folder: Path, config: Config) -> Weights:
   """The tree of our network in a folder's files, in the config's dtype; see
   `safetensors_folder` for the errors."""
   network = _network_of(config)
@@ -163,7 +163,7 @@ def read_params(folder: Path, config: Config) -> dict[str, Any]:
   return network.from_file(config, params)
 
 
-def save(folder: Path, config: AnyConfig, params: dict[str, Any]) -> None:
+def save(folder: Path, config: AnyConfig, params: Weights) -> None:
   """Writes a folder that this module and transformers read, over what is in it;
   tensors keep the dtype of `params`. Raises ValueError if a parameter is
   missing or of another shape, or transformers has no such network."""
@@ -227,6 +227,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 
 def read_eos_ids(folder: Path) -> tuple[int, ...]:
   """End-of-text ids that generation_config.json states, else config.json."""
+  # An empty list in the first file is none: the second is asked.
   for name in (_GENERATION, CONFIG):
     values = settings.read_if_any(folder / name)
     if ids := values.ids('eos_token_id'):
@@ -271,12 +272,12 @@ def tokenizer_settings(folder: Path) -> Settings:
   return Settings(path=f'{values.path} or {special.path}', values=both)
 
 
-def added_tokens(folder: Path, values: Settings) -> dict[str, dict[str, Any]]:
+def added_tokens(folder: Path, values: Settings) -> dict[str, Json]:
   """Arguments of `tokenizers.AddedToken` for the tokens that
   `tokenizer_settings` and added_tokens.json state, by their texts, in the order
   in which transformers adds those that tokenizer.json lacks; the order alone
   decides their ids."""
-  by_id: dict[int, dict[str, Any]] = {}
+  by_id: dict[int, Json] = {}
   if values.has(_ADDED):
     stated = values.at(_ADDED)
     for key in stated.values:
@@ -305,6 +306,7 @@ def added_tokens(folder: Path, values: Settings) -> dict[str, dict[str, Any]]:
 
 def _places_of_roles(values: Settings) -> dict[str, tuple[Settings, str]]:
   """Where tokens stand by the names that chat templates have for them."""
+  # Names such as `image_token` may be anywhere at the top, or grouped below.
   places = {role: (values, role) for role in _ROLES if values.has(role)}
   for key, value in values.values.items():
     if key.endswith('_token') and isinstance(value, str):
@@ -316,7 +318,7 @@ def _places_of_roles(values: Settings) -> dict[str, tuple[Settings, str]]:
   return places
 
 
-def _token(values: Settings, key: str) -> dict[str, Any]:
+def _token(values: Settings, key: str) -> Json:
   """A token that is written as its text, or as an object that has it."""
   if not isinstance(values.values.get(key), dict):
     return {'content': values.text(key)}
@@ -355,6 +357,7 @@ def download(repository: str) -> Path:
   commit. Raises ValueError if the name is malformed or the download fails, and
   ImportError without the huggingface_hub package."""
   name, at, revision = repository.partition('@')
+  # `organisation/name@main`; a name without `@` is of the newest commit.
   is_name = name.count('/') == 1 and all(name.split('/'))
   if not is_name or bool(at) != bool(revision):
     raise ValueError(

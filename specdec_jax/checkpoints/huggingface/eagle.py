@@ -8,7 +8,6 @@ sizes in `transformer_layer_config`; NVIDIA NeMo calls it `model.layers.0`.
 import dataclasses
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,9 +15,11 @@ import numpy as np
 from specdec_jax.checkpoints import parameters, safetensors_folder
 from specdec_jax.checkpoints.huggingface import llama
 from specdec_jax.checkpoints.parameters import Parameter
-from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
+from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.files.paths import user_path
 from specdec_jax.models.eagle import EagleConfig
+from specdec_jax.models.layers import Weights
 
 MODEL_TYPES: tuple[str, ...] = ()  # See `is_stated`.
 WITHOUT_EFFECT = frozenset((
@@ -95,7 +96,7 @@ def is_stated(values: Settings) -> bool:
   )
 
 
-def read_config(values: Settings, dtype: Any) -> EagleConfig:
+def read_config(values: Settings, dtype: jnp.dtype) -> EagleConfig:
   """The sizes that config.json and the names of the tensors state; raises
   ValueError for what `models.eagle` does not compute."""
   is_nested = values.has('speculators_model_type')
@@ -192,11 +193,10 @@ def _usual_name(name: str) -> str:
   return name
 
 
-def needed(
-  folder: Path, config: EagleConfig, tensors: dict[str, Any]
-) -> tuple[dict[str, Any], tuple[Parameter, ...]]:
+def needed(folder: Path, config: EagleConfig, tensors: Tensors) -> Needed:
   """The tensors of a folder that the network needs, and its parameters, by
   their names in the file; raises ValueError where the rest is the target's."""
+  # By SafeAILab's name, what the file calls each tensor.
   found: dict[str, str] = {}
   for name in tensors:
     usual = _usual_name(name)
@@ -241,16 +241,18 @@ def _name_of(path: str) -> str:
   return f'{_NAMES[branch]}.weight'
 
 
-def from_file(config: EagleConfig, params: dict[str, Any]) -> dict[str, Any]:
+def from_file(config: EagleConfig, params: Weights) -> Weights:
   """Converts the offsets of a file to ids: `target_ids[i] = i + d2t[i]`; the
   identity without them."""
+  # Offsets [0, 0, 3] are the ids [0, 1, 5].
   ids = jnp.arange(config.draft_vocab_size, dtype=jnp.int32)
   return params | {_IDS: ids + params.get(_IDS, 0)}
 
 
-def to_file(config: EagleConfig, params: dict[str, Any]) -> dict[str, Any]:
+def to_file(config: EagleConfig, params: Weights) -> Weights:
   """The reverse of `from_file`, and which tokens of the target are drafted; of
   a drafter of all tokens, logits in their order, as no reader has both."""
+  # And back; of a whole vocabulary [2, 0, 1] the logits' columns are sorted.
   ids = np.asarray(params[_IDS], np.int64)
   if _is_whole(config):
     kernel = np.asarray(params['logits_dense']['kernel'])
@@ -292,7 +294,7 @@ def _is_of_speculators(config: EagleConfig) -> bool:
   )
 
 
-def config_json(config: EagleConfig, dtype: str) -> dict[str, Any]:
+def config_json(config: EagleConfig, dtype: str) -> Json:
   """What config.json says of a drafter: as SafeAILab's code, SpecForge and
   SGLang read it, or else as speculators and vLLM do; raises ValueError if
   neither has such a network."""
@@ -313,21 +315,20 @@ def config_json(config: EagleConfig, dtype: str) -> dict[str, Any]:
   if not config.norm_before_logits:
     common['norm_output'] = False
   if config.feature_layers:
+    # Input of layer 3 is output of layer 2.
     by_output = [i - 1 for i in config.feature_layers]
     common[_NESTED] = {'use_aux_hidden_state': True, _LAYER_IDS: by_output}
   return {'architectures': [_SAFEAILAB], **sizes, **common}
 
 
-def _speculators_json(
-  config: EagleConfig, sizes: dict[str, Any]
-) -> dict[str, Any]:
+def _speculators_json(config: EagleConfig, sizes: Json) -> Json:
   """What speculators has beyond the common keys."""
   if not config.norm_before_logits:
     raise ValueError(
       'no spelling of EAGLE-3 has norms that only speculators has and none '
       'before the logits: convert it to safetensors'
     )
-  stated: dict[str, Any] = {
+  stated: Json = {
     'architectures': [_SPECULATORS],
     'speculators_model_type': 'eagle3',
     'speculators_config': {

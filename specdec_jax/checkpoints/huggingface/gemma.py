@@ -7,10 +7,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+
 from specdec_jax.checkpoints import parameters, safetensors_folder, settings
 from specdec_jax.checkpoints.huggingface import llama
 from specdec_jax.checkpoints.parameters import Parameter
-from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
+from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.models import attention
 from specdec_jax.models.gemma.layers import GemmaConfig
 
@@ -66,7 +69,7 @@ _GEMMA_2 = _GEMMA | {
 }
 
 
-def read_config(values: Settings, dtype: Any) -> GemmaConfig:
+def read_config(values: Settings, dtype: jnp.dtype) -> GemmaConfig:
   """The sizes that config.json states, of the text alone if it also sees;
   raises ValueError for a key that is not known or says what
   `models.gemma.decoder` does not compute."""
@@ -81,10 +84,10 @@ def read_config(values: Settings, dtype: Any) -> GemmaConfig:
   )
 
 
-def stack_fields(values: Settings, *, is_gemma_3: bool) -> dict[str, Any]:
+def stack_fields(values: Settings, *, is_gemma_3: bool) -> Json:
   """The fields of `GemmaConfig` that describe one stack, as an object of a
   configuration has it; raises ValueError as `read_config` does."""
-  defaults: dict[str, Any] = _GEMMA_3 if is_gemma_3 else _GEMMA_2
+  defaults: Json = _GEMMA_3 if is_gemma_3 else _GEMMA_2
   for key in ('attention_bias', 'use_bidirectional_attention'):
     values.expect(key, False)
   for key in ('hidden_activation', 'hidden_act'):
@@ -137,6 +140,7 @@ def _windows(
 
 def _period(windows: list[int]) -> int:
   """After how many layers windows repeat."""
+  # [1, 1, 0, 1, 1, 0, 1] repeat after 3.
   repeats = lambda n: all(
     window == windows[i % n] for i, window in enumerate(windows)
   )
@@ -193,10 +197,9 @@ def _rope_factor(place: Settings) -> float:
   return 1.0
 
 
-def needed(
-  folder: Path, config: GemmaConfig, tensors: dict[str, Any]
-) -> tuple[dict[str, Any], tuple[Parameter, ...]]:
+def needed(folder: Path, config: GemmaConfig, tensors: Tensors) -> Needed:
   """The tensors of a folder that the network needs, and its parameters."""
+  # One that also sees has its text below `language_model`, and images beside.
   wanted, logits, branch = parameters_of(config), _LOGITS, 'model.'
   for prefix, name in _TEXT_BRANCHES.items():
     if any(each.startswith(prefix) for each in tensors):
@@ -225,7 +228,7 @@ def parameters_of(config: GemmaConfig) -> tuple[Parameter, ...]:
   return parameters.named(config, NAMES, 'model.layers.{}')
 
 
-def config_json(config: GemmaConfig, dtype: str) -> dict[str, Any]:
+def config_json(config: GemmaConfig, dtype: str) -> Json:
   """What config.json says of a model; raises ValueError if transformers has no
   such network."""
   kind = _TEXT if config.has_qk_norm else 'gemma2'
@@ -247,8 +250,8 @@ def config_json(config: GemmaConfig, dtype: str) -> dict[str, Any]:
   return stated
 
 
-def _rope_json(config: GemmaConfig) -> dict[str, Any]:
-  stated: dict[str, Any] = {'rope_theta': config.rope_base}
+def _rope_json(config: GemmaConfig) -> Json:
+  stated: Json = {'rope_theta': config.rope_base}
   if config.has_qk_norm:
     stated['rope_local_base_freq'] = config.local_rope_base
     if config.rope_factor != 1.0:
@@ -257,9 +260,10 @@ def _rope_json(config: GemmaConfig) -> dict[str, Any]:
   return stated
 
 
-def stack_json(config: GemmaConfig) -> dict[str, Any]:
+def stack_json(config: GemmaConfig) -> Json:
   """What config.json says of one stack, its rotary positions apart; raises
   ValueError if its windows differ."""
+  # transformers states one length, and for each layer whether it has a window.
   windows = attention.layer_windows(config)
   sizes = set(windows) - {0}
   if len(sizes) > 1:

@@ -5,9 +5,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+
 from specdec_jax.checkpoints import parameters, safetensors_folder, settings
 from specdec_jax.checkpoints.parameters import Parameter
-from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
+from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.models import attention
 from specdec_jax.models.llama import LlamaConfig, RopeScaling
 
@@ -54,7 +57,7 @@ _FULL, _SLIDING = 'full_attention', 'sliding_attention'
 _MISTRAL_WINDOW, _QWEN_FULL_LAYERS = 4096, 28
 
 
-def read_config(values: Settings, dtype: Any) -> LlamaConfig:
+def read_config(values: Settings, dtype: jnp.dtype) -> LlamaConfig:
   """The sizes that config.json states.
 
   Llama, Mistral, Qwen2 and Qwen3 are one network: Mistral is Llama with a
@@ -136,6 +139,7 @@ def rope_place(
 def rope_scaling(values: Settings) -> RopeScaling | None:
   """How rotary positions are stretched; raises ValueError if in another way
   than Llama 3.1's."""
+  # Early files say `type`, later ones `rope_type`; the later one wins.
   kind, place = '', rope_place(values, 'factor')
   for key in ('type', 'rope_type'):
     stating = rope_place(values, key)
@@ -192,10 +196,9 @@ def _windows(
   return tuple(window if each == _SLIDING else 0 for each in types)
 
 
-def needed(
-  folder: Path, config: LlamaConfig, tensors: dict[str, Any]
-) -> tuple[dict[str, Any], tuple[Parameter, ...]]:
+def needed(folder: Path, config: LlamaConfig, tensors: Tensors) -> Needed:
   """The tensors of a folder that the network needs, and its parameters."""
+  # Tables of frequencies, which early versions of transformers saved.
   kept = {k: v for k, v in tensors.items() if not k.endswith('.inv_freq')}
   if config.is_tied:
     kept = safetensors_folder.without_copy(
@@ -213,7 +216,7 @@ def parameters_of(config: LlamaConfig) -> tuple[Parameter, ...]:
   return parameters.named(config, NAMES, 'model.layers.{}')
 
 
-def config_json(config: LlamaConfig, dtype: str) -> dict[str, Any]:
+def config_json(config: LlamaConfig, dtype: str) -> Json:
   """What config.json says of a model; raises ValueError if transformers has no
   such network."""
   kind = _kind(config)
@@ -227,7 +230,7 @@ def config_json(config: LlamaConfig, dtype: str) -> dict[str, Any]:
   }
 
 
-def sizes_json(config: Any, num_layers: int) -> dict[str, Any]:
+def sizes_json(config: Any, num_layers: int) -> Json:
   """The sizes of so many layers of a Llama, or of one like it."""
   return {
     **counts_json(config, num_layers),
@@ -237,7 +240,7 @@ def sizes_json(config: Any, num_layers: int) -> dict[str, Any]:
   }
 
 
-def counts_json(config: Any, num_layers: int) -> dict[str, Any]:
+def counts_json(config: Any, num_layers: int) -> Json:
   """The reverse of `counts`, and what else all stacks of layers have."""
   return {
     **{key: getattr(config, field) for field, key in _COUNTS.items()},
@@ -260,7 +263,7 @@ def _kind(config: LlamaConfig) -> str:
   return 'mistral' if any(attention.layer_windows(config)) else 'llama'
 
 
-def rope_scaling_json(scaling: RopeScaling | None) -> dict[str, Any] | None:
+def rope_scaling_json(scaling: RopeScaling | None) -> Json | None:
   """`rope_scaling` as in config.json."""
   if scaling is None:
     return None
@@ -270,17 +273,18 @@ def rope_scaling_json(scaling: RopeScaling | None) -> dict[str, Any] | None:
   return {'rope_type': 'llama3', **stated, key: original}
 
 
-def _windows_json(config: LlamaConfig, kind: str) -> dict[str, Any]:
+def _windows_json(config: LlamaConfig, kind: str) -> Json:
   windows = attention.layer_windows(config)
   if not any(windows):
     return {}
+  # One number says how long all windows are, and a list which layers have one.
   sizes = set(windows) - {0}
   is_mixed = 0 in windows
   if len(sizes) > 1 or (is_mixed and kind == 'mistral'):
     raise ValueError(
       f'Hugging Face has no {kind} whose layers have windows of {windows}'
     )
-  stated: dict[str, Any] = {'sliding_window': max(sizes)}
+  stated: Json = {'sliding_window': max(sizes)}
   if kind != 'mistral':
     types = [_SLIDING if window else _FULL for window in windows]
     stated |= {

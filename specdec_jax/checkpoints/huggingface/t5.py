@@ -2,11 +2,13 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+
+import jax.numpy as jnp
 
 from specdec_jax.checkpoints import parameters, safetensors_folder, settings
 from specdec_jax.checkpoints.parameters import Parameter
-from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
+from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.files.paths import user_path
 from specdec_jax.models.t5 import T5Config
 
@@ -58,7 +60,7 @@ _PROJECTIONS = {
 }
 
 
-def read_config(values: Settings, dtype: Any) -> T5Config:
+def read_config(values: Settings, dtype: jnp.dtype) -> T5Config:
   """The sizes that config.json states; raises ValueError if it, or
   generation_config.json beside it, describes what `models.t5` does not
   compute."""
@@ -138,11 +140,10 @@ def _is_scaled(values: Settings) -> bool:
   return is_scaled and values.text('model_type') == 't5'
 
 
-def needed(
-  folder: Path, config: T5Config, tensors: dict[str, Any]
-) -> tuple[dict[str, Any], tuple[Parameter, ...]]:
+def needed(folder: Path, config: T5Config, tensors: Tensors) -> Needed:
   """The tensors of a folder that the network needs, and its parameters."""
   kept = {k: v for k, v in tensors.items() if k not in _SUPERFLUOUS}
+  # Files of T5 1.0 have the embeddings up to four times.
   wanted = parameters_of(config)
   if config.is_tied:
     kept = safetensors_folder.without_copy(
@@ -179,6 +180,8 @@ def _name_of(path: str) -> str:
   branch = path.rpartition('/')[0]
   if branch in _NAMES:
     return f'{_NAMES[branch]}.weight'
+  # `decoder/layers_2/self_attention/query` is `decoder.block.2.layer.0.
+  # SelfAttention.q`.
   stack, part, *keys = branch.split('/')
   if part == 'relpos_bias':  # Where it is shared, the first layer has it.
     part, keys = 'layers_0', [part]
@@ -197,7 +200,7 @@ def _projection_of(config: T5Config) -> str:
   )
 
 
-def config_json(config: T5Config, dtype: str) -> dict[str, Any]:
+def config_json(config: T5Config, dtype: str) -> Json:
   """The keys of a model's config.json."""
   kind = 'umt5' if config.has_layer_relpos else 't5'
   return {

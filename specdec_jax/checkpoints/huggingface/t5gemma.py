@@ -1,12 +1,14 @@
 """T5Gemma: an encoder and a decoder that are described as Gemma 2's."""
 
 from pathlib import Path
-from typing import Any
+
+import jax.numpy as jnp
 
 from specdec_jax.checkpoints import parameters, safetensors_folder, settings
 from specdec_jax.checkpoints.huggingface import gemma
 from specdec_jax.checkpoints.parameters import Parameter
-from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
+from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.files.paths import user_path
 from specdec_jax.models import attention
 from specdec_jax.models.gemma import t5gemma
@@ -50,7 +52,7 @@ _SHARED = {
 _OF_EACH = ('embed_dim', 'num_heads', 'num_kv_heads', 'mlp_dim')
 
 
-def read_config(values: Settings, dtype: Any) -> T5GemmaConfig:
+def read_config(values: Settings, dtype: jnp.dtype) -> T5GemmaConfig:
   """The sizes that config.json states; raises ValueError for a key that is not
   known, or says, as generation_config.json beside it might, what
   `models.gemma.t5gemma` does not compute."""
@@ -61,7 +63,7 @@ def read_config(values: Settings, dtype: Any) -> T5GemmaConfig:
   return _config_of(values, dtype)
 
 
-def _config_of(values: Settings, dtype: Any) -> T5GemmaConfig:
+def _config_of(values: Settings, dtype: jnp.dtype) -> T5GemmaConfig:
   encoder, decoder = values.at('encoder'), values.at('decoder')
   for stack in (encoder, decoder):
     stack.expect('model_type', _STACK)
@@ -71,6 +73,7 @@ def _config_of(values: Settings, dtype: Any) -> T5GemmaConfig:
   of_encoder, of_decoder = (
     gemma.stack_fields(stack, is_gemma_3=False) for stack in (encoder, decoder)
   )
+  # Our network has one number where both stacks state theirs.
   for field, key in _SHARED.items():
     if of_encoder[field] != of_decoder[field]:
       encoder.refuse(key, f'{of_decoder[field]}, that of the decoder')
@@ -106,9 +109,7 @@ def _check_ids(place: Settings) -> None:
     place.expect(key, _START, ', as T5Gemma has it')
 
 
-def needed(
-  folder: Path, config: T5GemmaConfig, tensors: dict[str, Any]
-) -> tuple[dict[str, Any], tuple[Parameter, ...]]:
+def needed(folder: Path, config: T5GemmaConfig, tensors: Tensors) -> Needed:
   """The tensors of a folder that the network needs, and its parameters."""
   kept = safetensors_folder.without_copy(
     folder, tensors, _LOGITS, of=_EMBEDDINGS, reason=gemma.REASON
@@ -120,13 +121,14 @@ def parameters_of(config: T5GemmaConfig) -> tuple[Parameter, ...]:
   """Every parameter of a model of these sizes, by Hugging Face's name."""
 
   def name_of(path: str) -> str:
+    # `decoder/layers_0/mlp/wo` is `model.decoder.layers.0.mlp.down_proj`.
     stack, rest = path.split('/', 1)
     return f'model.{stack}.{parameters.renamed(rest, _NAMES, "layers.{}")}'
 
   return parameters.of(config, name_of)
 
 
-def config_json(config: T5GemmaConfig, dtype: str) -> dict[str, Any]:
+def config_json(config: T5GemmaConfig, dtype: str) -> Json:
   """What config.json says of a model; raises ValueError if transformers has no
   such network."""
   encoder = _stack_json(t5gemma.encoder_of(config), dtype)
@@ -151,7 +153,7 @@ def config_json(config: T5GemmaConfig, dtype: str) -> dict[str, Any]:
   return stated
 
 
-def _stack_json(stack: GemmaConfig, dtype: str) -> dict[str, Any]:
+def _stack_json(stack: GemmaConfig, dtype: str) -> Json:
   return {
     'model_type': _STACK,
     'torch_dtype': dtype,

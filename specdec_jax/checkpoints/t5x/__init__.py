@@ -21,6 +21,7 @@ from specdec_jax.files.paths import user_path
 from specdec_jax.files.replacing import new_folder
 from specdec_jax.models import presets
 from specdec_jax.models.families import Config
+from specdec_jax.models.layers import Weights
 
 Layout = Literal['legacy', 'orbax']
 _STEP = re.compile(r'checkpoint_(\d+)')
@@ -57,6 +58,7 @@ def read_target(path: Path | str, expected: Any) -> Any:
   `find` and `stored_arrays.read_tree`. Layers may be stored as one array each,
   see `scanned`. Raises ImportError without the tensorstore package."""
   folder = find(path)
+  # Nothing is read yet: only names and shapes are looked at.
   arrays = open_target(folder)
   leaves = stored_arrays.flatten(expected)
   if not scanned.is_scanned(arrays) or scanned.is_scanned(leaves):
@@ -95,7 +97,7 @@ def read_step(path: Path | str) -> int:
 
 
 def write_target(
-  path: Path | str, params: Any, *, step: int, format: Layout = 'legacy'
+  path: Path | str, params: Weights, *, step: int, format: Layout = 'legacy'
 ) -> Path:
   """Writes parameters as a checkpoint that T5X restores; returns its path.
 
@@ -153,6 +155,7 @@ def find(path: Path | str) -> Path:
     return folder
   if not folder.is_dir():
     raise ValueError(f'there is no folder {folder}')
+  # Of checkpoint_900 and checkpoint_1000 the latter: as numbers, not as texts.
   steps = {
     int(match[1]): child
     for child in folder.iterdir()

@@ -14,7 +14,9 @@ import numpy as np
 from flax import serialization, traverse_util
 
 from specdec_jax.checkpoints import stored_arrays
+from specdec_jax.checkpoints.settings import Json
 from specdec_jax.checkpoints.stored_arrays import Stored
+from specdec_jax.models.layers import Weights
 
 FILE = 'checkpoint'
 _VERSION = 3
@@ -28,7 +30,7 @@ _DTYPES = (
 _MAX_DEPTH = 64
 
 
-def _read_index(folder: Path) -> dict[str, Any]:
+def _read_index(folder: Path) -> Json:
   """The trees `state` and `target` of a checkpoint, with specs for arrays."""
   path = folder / FILE
   try:
@@ -38,6 +40,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
       f'{path} is truncated or no T5X checkpoint ({type(error).__name__}: '
       f'{error})'
     ) from error
+  # T5X calls all of it the optimizer, and the parameters its target.
   trees = contents.get('optimizer') if isinstance(contents, dict) else None
   if not isinstance(trees, dict):
     raise ValueError(f'{path} is no T5X checkpoint: it has no optimizer')
@@ -57,6 +60,7 @@ def _array(code: int, content: bytes) -> np.ndarray:
   """An extension of flax's msgpack: shape, name of the dtype, and values."""
   if code not in (_ARRAY, _SCALAR):
     raise ValueError(f'an extension has the unknown code {code}')
+  # flax packs `(shape, dtype's name, bytes)` once more.
   fields = msgpack.unpackb(content, raw=True)
   if not isinstance(fields, list) or len(fields) != 3:
     raise ValueError('an array has no shape, dtype and values')
@@ -105,10 +109,11 @@ def open_target(folder: Path) -> dict[str, Stored]:
   return arrays | stored_arrays.open_all(specs, source=str(folder))
 
 
-def _leaves(tree: dict[str, Any], prefix: str = '', depth: int = 0) -> dict:
+def _leaves(tree: Json, prefix: str = '', depth: int = 0) -> dict:
   """Arrays and specs by name."""
-  leaves: dict[str, Any] = {}
+  leaves: Json = {}
   for key, value in tree.items():
+    # A spec is a dictionary, too: it names a driver.
     is_spec = isinstance(value, dict) and isinstance(value.get('driver'), str)
     if isinstance(value, dict) and not is_spec and depth < _MAX_DEPTH:
       leaves |= _leaves(value, f'{prefix}{key}/', depth + 1)
@@ -117,7 +122,7 @@ def _leaves(tree: dict[str, Any], prefix: str = '', depth: int = 0) -> dict:
   return leaves
 
 
-def _local_spec(folder: Path, name: str, spec: Any) -> dict[str, Any]:
+def _local_spec(folder: Path, name: str, spec: Any) -> Json:
   """A written spec as one of a local zarr, with what must hold of it."""
   is_spec = (
     isinstance(spec, dict)
@@ -132,7 +137,7 @@ def _local_spec(folder: Path, name: str, spec: Any) -> dict[str, Any]:
   if not parts or '..' in parts or path.strip('/') == '':
     raise ValueError(f'{folder}: array {name} has no valid path: {path!r}')
   kvstore = stored_arrays.kvstore(folder / path.strip('/'))
-  local: dict[str, Any] = {'driver': 'zarr', 'kvstore': kvstore}
+  local: Json = {'driver': 'zarr', 'kvstore': kvstore}
   if 'shape' in spec.get('metadata', {}):
     try:
       local['metadata'] = {'shape': _shape(spec['metadata']['shape'])}
@@ -141,7 +146,7 @@ def _local_spec(folder: Path, name: str, spec: Any) -> dict[str, Any]:
   return local
 
 
-def write(folder: Path, params: Any, *, step: int) -> None:
+def write(folder: Path, params: Weights, *, step: int) -> None:
   """Writes a tree of dicts of numpy arrays into a folder that is there, and
   the index with the training steps taken last."""
   tensorstore = stored_arrays.import_tensorstore()
@@ -176,6 +181,7 @@ def write(folder: Path, params: Any, *, step: int) -> None:
 def chunk_shape(shape: tuple[int, ...]) -> list[int]:
   """Chunks of at most 4 Mi elements: the largest axis is halved until then, so
   that a process which needs a slice decompresses little else."""
+  # [32128, 512] has 16 Mi elements: [16064, 512], then [8032, 512].
   chunks = list(shape)
   while np.prod(chunks, dtype=np.int64) > _CHUNK_ELEMENTS:
     axis = int(np.argmax(chunks))

@@ -44,6 +44,9 @@ def stacked_shapes(expected: Mapping[str, Any]) -> dict[str, Any]:
     if not name.startswith(_STACKS):
       shapes[name] = leaf
       continue
+    # With 12 layers and 8 heads of 64, a kernel `query` of [512, 512] is stored
+    # as [512, 12, 8, 64], and `out` as [8, 12, 64, 512]: each axis of one layer
+    # is a list of axes, and that of the layers comes second.
     axes = [[size] for size in leaf.shape]
     spec: tuple = ()
     if sharding := getattr(leaf, 'sharding', None):
@@ -57,6 +60,7 @@ def stacked_shapes(expected: Mapping[str, Any]) -> dict[str, Any]:
     shape = _with_layers(axes, len(leaves))
     if sharding is not None:
       sizes = dict(sharding.mesh.shape)
+      # An axis that its mesh axis does not divide any more stays whole.
       kept = [
         axis if axis is None or size % sizes[axis] == 0 else None
         for axis, size in zip(_with_layers(spec_axes, None), shape, strict=True)
@@ -83,6 +87,7 @@ def unstack(stacked: dict[str, Any], expected: Mapping[str, Any]) -> Any:
       continue
     shardings = [getattr(leaf, 'sharding', None) for leaf in leaves.values()]
     shape = next(iter(leaves.values())).shape
+    # One program per array: a slice of each layer, placed where it belongs.
     take = jax.jit(
       lambda array, shape=shape, count=len(leaves): [
         array[:, i].reshape(shape) for i in range(count)
@@ -115,6 +120,8 @@ def _grouped(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   groups: dict[str, dict[str, Any]] = {}
   by_layer = sorted(leaves, key=lambda name: (_layer_of(name), name))
   for name in by_layer:
+    # `decoder/layers_3/mlp/wo/kernel` is a part of `decoder/decoder/mlp/wo/
+    # kernel`; what is outside of layers is stored by its own name.
     stored = name
     if match := _LAYER.fullmatch(name):
       stored = f'{match[1]}/{match[1]}/{match[3]}'

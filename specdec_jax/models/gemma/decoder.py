@@ -5,18 +5,18 @@ explicit argument and result. It keeps all positions, those that a window has
 left behind too, so that rolling it back is an assignment to its lengths.
 """
 
+import functools
 from collections.abc import Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 from specdec_jax.base import Array, Placement
-from specdec_jax.models import attention, kv_cache
+from specdec_jax.models import attention, kv_cache, networks
 from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.layers import Cross, GemmaConfig
 from specdec_jax.models.kv_cache import KVCache
-from specdec_jax.models.layers import tap
+from specdec_jax.models.layers import Weights
 from specdec_jax.models.networks import Network
 from specdec_jax.sharding import rules
 
@@ -47,30 +47,27 @@ class Decoder(nn.Module):
     """Appends int32 `[B, T]`: the input `[B, T, embed]` of `project`, and the
     cache. `crosses` is what each layer knows of an encoder; tokens are a run of
     text unless they are placed otherwise."""
-    num_tokens = tokens.shape[1]
     placement = attention.placed(
-      past.lengths, num_tokens, past.capacity, placement
+      past.lengths, tokens.shape[1], past.capacity, placement
     )
+    # The embeddings alone are scaled; the logits reuse them as they are.
     x = layers.scaled(self.config, self.token_embedder(tokens))
-    keys, values = [], []
-    for i, layer in enumerate(self.layers):
-      tap(self, i, x)
-      x, layer_keys, layer_values = layer(
-        x,
-        (past.keys[i], past.values[i], past.lengths),
-        placement.positions,
-        attention.within(placement, layer.window).mask,
-        crosses[i] if crosses else None,
+    stack = (
+      functools.partial(
+        layer,
+        positions=placement.positions,
+        mask=attention.within(placement, layer.window).mask,
+        cross=crosses[i] if crosses else None,
       )
-      keys.append(layer_keys)
-      values.append(layer_values)
-    tap(self, self.config.num_layers, x)
-    lengths = past.lengths + num_tokens
-    cache = KVCache(keys=tuple(keys), values=tuple(values), lengths=lengths)
+      for i, layer in enumerate(self.layers)
+    )
+    x, cache = networks.through(self, stack, x, past)
     return self.decoder_norm(x), cache
 
   def project(self, x: Array) -> Array:
     """`[B, T, embed]` to float32 logits `[B, T, V]`."""
+    # Bounds come before the choice of a token: they change no argmax, but
+    # distributions.
     logits = self.token_embedder.attend(x)
     if self.config.logits_softcap:
       logits = attention.softcapped(logits, self.config.logits_softcap)
@@ -91,7 +88,7 @@ class Decoder(nn.Module):
     return self.project(x)
 
 
-def init_params(config: GemmaConfig, rng_key: Array) -> Any:
+def init_params(config: GemmaConfig, rng_key: Array) -> Weights:
   """Fresh float32 parameters."""
   return Decoder(config).init(rng_key, jnp.zeros((1, 1), jnp.int32))['params']
 

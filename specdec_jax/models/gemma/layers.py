@@ -23,10 +23,9 @@ from specdec_jax.models.layers import (
   parameter,
   projections,
 )
+from specdec_jax.models.networks import Past
 from specdec_jax.sharding import rules
 
-# Keys and values `[B, H, S, D]` and the lengths of the rows `[B]`.
-Past = tuple[Array, Array, Array]
 # Keys, values and mask `[B, T or 1, E]` of an encoder.
 Cross = tuple[Array, Array, Array]
 
@@ -91,6 +90,7 @@ class Norm(nn.Module):
   @nn.compact
   def __call__(self, x: Array) -> Array:
     zeros = nn.initializers.zeros_init()
+    # Trained around 0, so that weight decay draws the factor to 1.
     scale = parameter(self, 'scale', zeros, (x.shape[-1],)).astype(jnp.float32)
     x = x.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
@@ -139,10 +139,13 @@ class SelfAttention(nn.Module):
     if config.has_qk_norm:
       queries = norm(config, name='query_norm')(queries)
       keys = norm(config, name='key_norm')(keys)
+    # Gemma 3: a layer with a window turns faster, and one without was stretched
+    # to long contexts by dividing its positions.
     base = config.local_rope_base if self.window else config.rope_base
     if not self.window:
       positions = positions.astype(jnp.float32) / config.rope_factor
     turn = functools.partial(llama.rotate, positions=positions, base=base)
+    # Keys are kept turned: a position never changes.
     queries, keys = turn(queries), turn(keys)
     if past is not None:
       keys = kv_cache.append(past[0], keys, past[2])
@@ -214,6 +217,7 @@ class Layer(nn.Module):
     New keys and values are appended to `past`; without it, S is T. Positions
     are int32 `[B or 1, T]`, the mask is bool `[B, T or 1, S]`.
     """
+    # Each part is normed before and after: x + post(f(pre(x))).
     h = self.pre_self_attention_layer_norm(x)
     h, keys, values = self.self_attention(h, past, positions, mask)
     x = x + self.post_self_attention_layer_norm(h)
@@ -228,6 +232,7 @@ class Layer(nn.Module):
 
 def _by_head(config: GemmaConfig, x: Array) -> Array:
   """`[B, T, H * D]` to `[B, H, T, D]`."""
+  # [1, 3, 8] with D = 4: two heads, [1, 2, 3, 4].
   by_head = x.reshape(*x.shape[:2], -1, config.head_dim).transpose(0, 2, 1, 3)
   return rules.constrain(by_head, 'batch', 'heads', 'length', 'kv')
 

@@ -35,7 +35,7 @@ def _gemma_3(
     **_stack(*sizes),
     vocab_size=262_208 if is_large else 262_144,
     query_pre_attn_scalar=scalar,
-    windows=(window,) * 5 + (0,),
+    windows=(window,) * 5 + (0,),  # Five layers of six.
     rope_base=1e6,
     rope_factor=8.0 if is_large else 1.0,
     has_qk_norm=True,
@@ -45,6 +45,7 @@ def _gemma_3(
 
 def _t5gemma(encoder: dict[str, Any], decoder: dict[str, Any]) -> T5GemmaConfig:
   of_each = ('embed_dim', 'mlp_dim', 'num_heads', 'num_kv_heads')
+  # The sizes of heads are the same in both stacks, also of 9b-2b.
   return T5GemmaConfig(
     vocab_size=_GEMMA_2_VOCAB_SIZE,
     num_encoder_layers=encoder['num_layers'],

@@ -16,6 +16,7 @@ from specdec_jax.models import attention, t5
 from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.decoder import Decoder
 from specdec_jax.models.gemma.layers import GemmaConfig
+from specdec_jax.models.layers import Weights
 from specdec_jax.models.networks import Network
 from specdec_jax.models.t5 import T5Cache, crossed
 
@@ -56,6 +57,7 @@ class T5GemmaConfig:
     encoder_of(self), decoder_of(self)
 
 
+# Fields that both stacks have, and those that each has of its own.
 _SHARED = (
   *('vocab_size', 'head_dim', 'query_pre_attn_scalar', 'windows', 'dtype'),
   *('attention_softcap', 'logits_softcap', 'rope_base', 'norm_epsilon'),
@@ -92,6 +94,7 @@ class Encoder(nn.Module):
     embed = layers.embed(config, name='token_embedder')
     x = layers.scaled(config, embed(tokens))
     positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    # With a window of 2, token 5 sees tokens 3 to 7.
     distances = jnp.abs(positions[:, :, None] - positions[:, None, :])
     is_token = (tokens > 0)[:, None, :]
     for i, window in enumerate(attention.layer_windows(config)):
@@ -114,6 +117,7 @@ class T5Gemma(nn.Module):
     self, batch_size: int, capacity: int, encoder_tokens: Array
   ) -> T5Cache:
     """No tokens after an encoder's int32 `[B, E]`."""
+    # What each layer makes of the encoder's output stays for the decode.
     return crossed(
       self.decoder.empty_cache(batch_size, capacity),
       self.decoder.layers,
@@ -143,7 +147,7 @@ class T5Gemma(nn.Module):
     return self.project(x)
 
 
-def init_params(config: T5GemmaConfig, rng_key: Array) -> Any:
+def init_params(config: T5GemmaConfig, rng_key: Array) -> Weights:
   """Fresh float32 parameters."""
   tokens = jnp.zeros((1, 1), jnp.int32)
   return T5Gemma(config).init(rng_key, tokens, tokens)['params']
