@@ -32,7 +32,7 @@ LAYERS = {
   'data': 4,
   'text': 4,
   'measure': 4,
-  'tpu_costs': 4,
+  'tpu_costs': 5,
   'assembly': 5,
   'infer': 5,
   'cli': 6,

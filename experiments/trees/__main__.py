@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import specdec_jax
@@ -29,10 +28,10 @@ from specdec_jax.assembly import auto_gamma, running
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter, PromptLookup
+from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.running import Settings
 from specdec_jax.base import Params, Tree
 from specdec_jax.measure import calibration
-from specdec_jax.models import presets
 from specdec_jax.text import suite_prompts
 from specdec_jax.text.prompts import Batch
 from specdec_jax.theory import trees
@@ -290,18 +289,17 @@ def _priced(
   """Seconds of a plain step, and of the iterations that score a chain and a
   tree of each size."""
   slice_ = aot.find_slice(topology)
-  config = presets.preset(name, dtype=jnp.dtype('bfloat16'))
+  decoder = workloads.decoder_of(name, 'none', None, dtype='bfloat16')
   workload = workloads.Workload(
     slice=slice_,
-    target=config,
-    draft=config,
+    decoder=decoder,
     batch_size=batch,
     input_length=512,
     output_length=128,
     num_partitions=workloads.default_num_partitions(slice_, batch),
   )
-  target = parts.model_shapes(workload, config, [])
-  step = functools.partial(parts.target_step, workload, target)
+  without_draft = parts.without_draftof(workload, Fixed(0))
+  step = functools.partial(parts.target_step, workload, without_draft)
   jobs = [step(1)]
   for tree in shapes:
     width = len(tree.parents) + 1

@@ -4,14 +4,14 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 
 from specdec_jax.checkpoints import formats, loading
 from specdec_jax.models import families, layers, presets
-from specdec_jax.models.families import Config, DrafterConfig
+from specdec_jax.models.families import AnyConfig, Config, DrafterConfig
 from specdec_jax.text import vocabularies, vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary, Vocabulary
 
@@ -40,7 +40,7 @@ class Model:
   """
 
   checkpoint: str
-  sizes: str | Config | None = None
+  sizes: str | AnyConfig | None = None
   vocabulary: str | None = None
   dtype: str = 'bfloat16'
 
@@ -71,7 +71,7 @@ def read_config(model: Model) -> Config:
     name = model.checkpoint.removeprefix(_RANDOM)
     return presets.preset(name, dtype=dtype)
   if not isinstance(model.sizes, str | None):
-    return model.sizes
+    return cast(Config, model.sizes)
   if model.sizes in presets.PRESETS:
     return presets.preset(model.sizes, dtype=dtype)
   path = loading.locate(model.checkpoint)
@@ -100,6 +100,8 @@ def read_drafter_config(model: Model, kind: str) -> Any:
   config: DrafterConfig
   if isinstance(model.sizes, str):
     config = presets.spec_drafter(model.sizes, dtype=dtype)
+  elif model.sizes is not None:
+    config = cast(DrafterConfig, model.sizes)
   else:
     path = loading.locate(model.checkpoint)
     config = loading.read_config(path, dtype=dtype, only_drafts=True)

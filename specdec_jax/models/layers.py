@@ -122,6 +122,24 @@ def projections(
   return jnp.split(y, np.cumsum(sizes)[:-1], axis=-1)
 
 
+def query_key_value(
+  module: nn.Module, x: Array, config: Any, **options: Any
+) -> tuple[Array, Array, Array]:
+  """Queries, keys and values `[B, H, T, D]` of `[B, T, embed]`; `config` has
+  `num_heads`, `num_kv_heads` and `head_dim`."""
+  num_heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
+  widths = {
+    name: count * config.head_dim
+    for name, count in zip(PROJECTIONS, num_heads, strict=True)
+  }
+  # [B, T, H * D] to [B, H, T, D], as keys lie in the cache.
+  queries, keys, values = (
+    y.reshape(*x.shape[:2], -1, config.head_dim).transpose(0, 2, 1, 3)
+    for y in projections(module, x, widths, dtype=config.dtype, **options)
+  )
+  return queries, keys, values
+
+
 def joint_name(names: Iterable[str]) -> str:
   """The name of the `Dense` that several were joined to."""
   return '_'.join(names)

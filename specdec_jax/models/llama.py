@@ -18,13 +18,12 @@ from specdec_jax.base import Array, Placement
 from specdec_jax.models import attention, kv_cache, networks
 from specdec_jax.models.kv_cache import KVCache
 from specdec_jax.models.layers import (
-  PROJECTIONS,
   Dense,
   Embed,
   Mlp,
   RMSNorm,
   Weights,
-  projections,
+  query_key_value,
 )
 from specdec_jax.models.networks import Network, Past
 
@@ -166,17 +165,8 @@ class SelfAttention(nn.Module):
     mix: MixFn | None = None,
   ) -> tuple[Array, Array, Array]:
     config = self.config
-    batch, num_tokens, _ = x.shape
-    num_heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
-    widths = {
-      name: count * config.head_dim
-      for name, count in zip(PROJECTIONS, num_heads, strict=True)
-    }
-    options = {'dtype': config.dtype, 'use_bias': config.has_attention_bias}
-    # [B, T, H * D] to [B, H, T, D], as keys lie in the cache.
-    queries, new_keys, new_values = (
-      y.reshape(batch, num_tokens, -1, config.head_dim).transpose(0, 2, 1, 3)
-      for y in projections(self, x, widths, **options)
+    queries, new_keys, new_values = query_key_value(
+      self, x, config, use_bias=config.has_attention_bias
     )
     if config.has_qk_norm:
       norm = functools.partial(RMSNorm, config.norm_epsilon, config.dtype)

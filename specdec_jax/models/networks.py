@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import flax.linen as nn
 
@@ -21,6 +21,18 @@ Past = tuple[Array, Array, Array]
 LayerFn = Callable[[Array, Past | None], tuple[Array, Array, Array]]
 
 
+@overload
+def through(
+  module: nn.Module, stack: Iterable[LayerFn], x: Array, past: KVCache
+) -> tuple[Array, KVCache]: ...
+
+
+@overload
+def through(
+  module: nn.Module, stack: Iterable[LayerFn], x: Array, past: KVCache | None
+) -> tuple[Array, KVCache | None]: ...
+
+
 def through(
   module: nn.Module, stack: Iterable[LayerFn], x: Array, past: KVCache | None
 ) -> tuple[Array, KVCache | None]:
@@ -30,7 +42,9 @@ def through(
   keys, values = [], []
   module.sow(TAPS, TAP.format(0), x)
   for i, layer in enumerate(stack):
-    kept = past and (past.keys[i], past.values[i], past.lengths)
+    kept = None
+    if past is not None:
+      kept = past.keys[i], past.values[i], past.lengths
     x, layer_keys, layer_values = layer(x, kept)
     keys.append(layer_keys)
     values.append(layer_values)

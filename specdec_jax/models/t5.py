@@ -204,6 +204,7 @@ class T5(nn.Module):
       past.lengths, tokens.shape[1], past.capacity, placement
     )
     x, decoder = self.decoder(tokens, placement, cache.crosses, past)
+    assert decoder is not None
     return x, dataclasses.replace(cache, decoder=decoder)
 
   def project(self, x: Array) -> Array:

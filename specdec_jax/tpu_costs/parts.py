@@ -1,4 +1,4 @@
-"""What a target and a drafter cost on a TPU slice that need not be there.
+"""What a decoder costs on a TPU slice that need not be there.
 
 The parts of an iteration are compiled apart, of shapes that lie where the
 project's sharding rules put them: a plain step, the loop's step for some widths
@@ -16,21 +16,18 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specdec_jax import distributions, drafters, logits, trees, verification
-from specdec_jax.base import (
-  Drafter,
-  LanguageModel,
-  Params,
-  Prompt,
-  Tree,
-)
+from specdec_jax import distributions, trees, verification
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.lengths import Fixed, Length
+from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.base import Drafter, Params, Prompt, Tree
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeState
-from specdec_jax.drafters.autoregressive import Chain, as_chain
+from specdec_jax.drafters.autoregressive import Chain
 from specdec_jax.measure import stopwatch
 from specdec_jax.models import families
-from specdec_jax.models.families import Config
+from specdec_jax.models.layers import Weights
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.theory import trees as tree_theory
 from specdec_jax.theory.costs import Costs, widths_to_time
@@ -43,117 +40,90 @@ from specdec_jax.tpu_costs.workloads import (
   with_sharding,
 )
 
-_TO_PROBS = logits.standardize(temperature=1.0)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shapes:
-  """A model's arguments as shapes with shardings; `mesh` is None for a model
-  that every chip has a whole copy of."""
+  """A decoder's arguments as shapes with shardings.
 
-  model: LanguageModel
-  params: Any
-  prompt: Prompt
-  mesh: Mesh | None
-
-
-def model_shapes(
-  workload: Workload,
-  config: Config,
-  notes: list[str],
-  model: LanguageModel | None = None,
-) -> Shapes:
-  """A model on the mesh, with its usual functions or with others; a draft model
-  that does not divide is replicated, and `notes` get a sentence that says so.
+  Attributes:
+    method: its functions.
+    chain: what drafts token after token, if anything does.
+    params: of both sides, as the loop has them.
+    own: the drafter's own.
+    prompt: every row has the workload's input length.
+    state: of the loop, after the prefill.
+    draft_mesh: None if every chip has a whole copy of the drafter.
   """
-  params, mesh = _placed_params(workload, config, notes)
-  model = model or families.with_logits_of(
-    families.language_model(config), workload.target.vocab_size
-  )
-  prompt = _prompt_shapes(workload, config)
-  return Shapes(model=model, params=params, prompt=prompt, mesh=mesh)
 
-
-def _placed_params(
-  workload: Workload, config: Any, notes: list[str]
-) -> tuple[Any, Mesh | None]:
-  """Parameters on the mesh, or whole on every chip and no mesh."""
-  mesh, params = workload.mesh, families.param_shapes(config)
-  try:
-    mesh_lib.check_divides(mesh, params, batch_size=workload.batch_size)
-    shardings = mesh_lib.parameter_shardings(mesh, params)
-  except ValueError as error:
-    if config is not workload.draft:
-      raise
-    notes.append(f'Every chip has the whole draft model, since {error}.')
-    whole = NamedSharding(mesh, PartitionSpec())
-    params = jax.tree.map(lambda leaf: with_sharding(leaf, whole), params)
-    return params, None
-  return jax.tree.map(with_sharding, params, shardings), mesh
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Drafts:
-  """A drafter's arguments as shapes with shardings: its own parameters, those
-  that it has in the loop, and the loop's state after the prefill."""
-
-  drafter: Drafter
-  chain: Chain
+  method: Method
+  chain: Chain | None
+  params: Params
   own: Any
-  params: Any
+  prompt: Prompt
   state: DecodeState
-  mesh: Mesh | None
+  draft_mesh: Mesh | None
 
 
-def pair_shapes(
-  workload: Workload,
-  max_gamma: int,
-  notes: list[str],
-  tree: Tree | None = None,
-) -> tuple[Shapes, Drafts]:
-  """Target and drafter: a draft model, or one that reads features. It drafts
-  `max_gamma` tokens, or a `tree` of its likeliest."""
-  own, mesh = _placed_params(workload, workload.draft, notes)
-  args = workload, workload.target, notes
-  model: Any
-  if families.drafts_for(workload.draft) is None:
-    target, params = model_shapes(*args), own
-    model = families.with_logits_of(
-      families.language_model(workload.draft), workload.target.vocab_size
-    )
-  else:
-    depth = max_gamma if tree is None else trees.depth(tree)
-    bound = families.bind(workload.target, workload.draft, width=depth + 1)
-    target = model_shapes(*args, bound.target)
-    model, params = drafters.eagle(bound.model), bound.join(target.params, own)
-  made: dict[str, Any] = {'logits_to_probs': _TO_PROBS}
-  if tree is None:
-    drafter = drafters.autoregressive(model, gamma=max_gamma, **made)
-  else:
-    drafter = drafters.branching(model, tree=tree, is_ranked=True, **made)
-  state = _first_state(
-    workload,
-    target,
-    Params(target.params, params),
-    _method(target.model, drafter),
+def shapes_of(
+  workload: Workload, length: Length, notes: list[str] | None = None
+) -> Shapes:
+  """The decoder with drafts of a length; a drafter that does not divide is
+  replicated, and `notes` get a sentence that says so."""
+  decoder = workload.decoder
+  seen = decoder.seen
+  if isinstance(length, Tree):
+    # Of the likeliest tokens, as the planner's rates of trees are measured.
+    seen = dataclasses.replace(seen, sampling=Sampling())
+  made = decoder.choice.make(seen, length)
+  method = Method(
+    target=made.target or families.language_model(decoder.config),
+    drafter=made.drafter,
+    verify_fn=decoder.verify_fn,
+    logits_to_probs=decoder.logits_to_probs,
+    eos_id=decoder.eos_id,
   )
-  cache = on_mesh(workload, state.drafter_state, is_split=mesh is not None)
-  return target, Drafts(
-    drafter=drafter,
-    chain=as_chain(model),
-    own=own,
+  target = _placed(workload, families.param_shapes(decoder.config))
+  own: Any = ()
+  draft_mesh: Mesh | None = workload.mesh
+  if made.config is not None:
+    own = families.param_shapes(made.config)
+    try:
+      own = _placed(workload, own)
+    except ValueError as error:
+      sentence = f'Every chip has the whole draft model, since {error}.'
+      (notes if notes is not None else []).append(sentence)
+      whole = NamedSharding(workload.mesh, PartitionSpec())
+      own = jax.tree.map(lambda leaf: with_sharding(leaf, whole), own)
+      draft_mesh = None
+  params, prompt = Params(target, made.join(target, own)), _prompt(workload)
+  state = _first_state(workload, method, params, prompt)
+  cache = on_mesh(
+    workload, state.drafter_state, is_split=draft_mesh is not None
+  )
+  return Shapes(
+    method=method,
+    chain=made.chain,
     params=params,
+    own=own,
+    prompt=prompt,
     state=dataclasses.replace(state, drafter_state=cache),
-    mesh=mesh,
+    draft_mesh=draft_mesh,
   )
 
 
-def _prompt_shapes(workload: Workload, config: Config) -> Prompt:
-  """A prompt's shapes; every row has its input length."""
+def _placed(workload: Workload, params: Weights) -> Weights:
+  """Parameters on the mesh; ValueError if it does not divide them."""
+  mesh = workload.mesh
+  mesh_lib.check_divides(mesh, params, batch_size=workload.batch_size)
+  shardings = mesh_lib.parameter_shardings(mesh, params)
+  return jax.tree.map(with_sharding, params, shardings)
+
+
+def _prompt(workload: Workload) -> Prompt:
   # A shape stands for an array wherever one is traced.
   array: Any = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
   batch_size, length = workload.batch_size, workload.input_length
-  is_encoder = families.has_encoder(config)
+  is_encoder = families.has_encoder(workload.decoder.config)
   prompt = Prompt(
     encoder_tokens=array(batch_size, length) if is_encoder else None,
     decoder_tokens=array(batch_size, 1 if is_encoder else length),
@@ -161,6 +131,16 @@ def _prompt_shapes(workload: Workload, config: Config) -> Prompt:
     row_ids=array(batch_size),
   )
   return on_mesh(workload, prompt)
+
+
+def _first_state(
+  workload: Workload, method: Method, params: Params, prompt: Prompt
+) -> DecodeState:
+  init = functools.partial(
+    speculative.init, method=method, max_len=workload.max_len
+  )
+  state = jax.eval_shape(init, params, key_shape(workload), prompt)
+  return on_mesh(workload, state)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,7 +162,7 @@ class PairCosts:
     target: cost of each.
     first_draft: of an iteration's first drafted token.
     further_draft: of each other one.
-    trees: those of `tree_shapes`.
+    trees: those of `tree_shapes`; none for a drafter of chains alone.
     memory: bytes on each chip by name; temporaries are those of the part that
       needs most.
     notes: what was decided on the way, in sentences.
@@ -221,22 +201,22 @@ def pair_costs(
   """Compiles the parts of an iteration and prices them.
 
   The widest target call has `max_gamma + 1` positions; a middle one is compiled
-  too. `advance` is called with 1 after each of the `num_parts(max_gamma)`
-  programs. Raises ValueError if the workload does not fit on the chips, in
-  bytes, or cannot be split over them.
+  too. `advance` is called with 1 after each of the `num_parts` programs. Raises
+  ValueError if the workload does not fit on the chips, in bytes, or cannot be
+  split over them, or the drafter does not draft `max_gamma` tokens.
   """
   notes: list[str] = []
-  target, draft = pair_shapes(workload, max_gamma, notes)
-  caches = draft.state.target_cache, draft.state.drafter_state
+  whole = shapes_of(workload, Fixed(max_gamma), notes)
+  caches = whole.state.target_cache, whole.state.drafter_state
   memory = {
-    'target_params': aot.tree_bytes(target.params),
-    'draft_params': aot.tree_bytes(draft.own),
+    'target_params': aot.tree_bytes(whole.params.target),
+    'draft_params': aot.tree_bytes(whole.own),
     'caches': aot.tree_bytes(caches),
   }
   memory['total'] = sum(memory.values())
   memory['available'] = int(workload.slice.chip.memory_bytes)
   _check_fits(workload, memory)
-  jobs = part_jobs(workload, target, draft, max_gamma)
+  jobs = part_jobs(workload, whole, max_gamma)
   costs = aot.price(
     aot.compile_all(jobs, advance),
     workload.slice.chip,
@@ -245,9 +225,13 @@ def pair_costs(
   memory['temporaries'] = max(cost.temporary_bytes for cost in costs)
   memory['total'] += memory['temporaries']
   _check_fits(workload, memory)
-  widths, shapes = widths_to_time(max_gamma), tree_shapes(max_gamma)
+  widths = widths_to_time(max_gamma)
   first, further, *of_trees = costs[len(widths) :]
-  parts = zip(shapes, of_trees[::2], of_trees[1::2], strict=True)
+  if whole.chain is None and max_gamma > 1:
+    further = _per_token(first, further, max_gamma - 1)
+  parts = zip(
+    tree_shapes(workload, max_gamma), of_trees[::2], of_trees[1::2], strict=True
+  )
   return PairCosts(
     widths=widths,
     target=tuple(costs[: len(widths)]),
@@ -259,46 +243,59 @@ def pair_costs(
   )
 
 
-def part_jobs(
-  workload: Workload, target: Shapes, draft: Drafts, max_gamma: int
-) -> list[Job]:
-  """The programs of `pair_costs`: target calls by width, drafts, and target
-  call and draft of each tree."""
+def part_jobs(workload: Workload, whole: Shapes, max_gamma: int) -> list[Job]:
+  """The programs of `pair_costs`: target calls by width; a draft of one token,
+  and a further one, or where there is no chain a draft of all; target call and
+  draft of each tree."""
+  decoder = workload.decoder
   widths = widths_to_time(max_gamma)
-  jobs = [target_step(workload, target, width) for width in widths]
-  first = drafters.autoregressive(
-    draft.chain, gamma=1, logits_to_probs=_TO_PROBS
-  )
-  jobs += [_draft(draft, first), _further_draft(workload, draft)]
-  for tree in tree_shapes(max_gamma):
-    num_nodes = len(tree.parents)
-    own_target, own = pair_shapes(workload, num_nodes, [], tree)
-    jobs.append(target_step(workload, own_target, num_nodes + 1, tree))
-    jobs.append(_draft(own, own.drafter))
+  jobs = [target_step(workload, whole, width) for width in widths]
+  one = decoder.choice.make(decoder.seen, Fixed(1)).drafter
+  jobs.append(_draft(whole, one))
+  if whole.chain is None:
+    jobs.append(_draft(whole, whole.method.drafter))
+  else:
+    jobs.append(_further_draft(workload, whole, whole.chain))
+  for tree in tree_shapes(workload, max_gamma):
+    own = shapes_of(workload, tree)
+    jobs.append(target_step(workload, own, len(tree.parents) + 1, tree))
+    jobs.append(_draft(own, own.method.drafter))
   return jobs
 
 
-def num_parts(max_gamma: int) -> int:
+def num_parts(workload: Workload, max_gamma: int) -> int:
   """How many programs `pair_costs` compiles."""
   num_widths = len(widths_to_time(max_gamma))
-  return num_widths + 2 + 2 * len(tree_shapes(max_gamma))
+  return num_widths + 2 + 2 * len(tree_shapes(workload, max_gamma))
 
 
-def tree_shapes(max_gamma: int) -> list[Tree]:
+def tree_shapes(workload: Workload, max_gamma: int) -> list[Tree]:
   """The trees that are compiled: for each width beyond 1 the best of as many
-  nodes where only a typical alpha is known."""
+  nodes where only a typical alpha is known; those that the drafter drafts."""
   rates = tree_theory.assumed_rates(tree_theory.DEFAULT_ALPHA)
   sizes = [width - 1 for width in widths_to_time(max_gamma)]
-  return [Tree(tree_theory.best_tree(rates, n, n)) for n in sizes if n > 1]
+  best = [Tree(tree_theory.best_tree(rates, n, n)) for n in sizes if n > 1]
+  return [tree for tree in best if _drafts(workload.decoder, tree)]
+
+
+def _drafts(decoder: Decoder, tree: Tree) -> bool:
+  """Whether a decoder's drafter drafts this tree, and no other in its place."""
+  greedy = dataclasses.replace(decoder.seen, sampling=Sampling())
+  try:
+    return decoder.choice.make(greedy, tree).drafter.tree == tree
+  except ValueError:
+    return False
 
 
 def target_step(
-  workload: Workload, target: Shapes, width: int, tree: Tree | None = None
+  workload: Workload, shapes: Shapes, width: int, tree: Tree | None = None
 ) -> Job:
   """A step of the loop on drafts that cost nothing, chains or trees; at width 1
   a plain one."""
-  drafter = stopwatch.always_full(width - 1, tree=tree)
-  method = _method(target.model, drafter)
+  params = Params(shapes.params.target)
+  method = dataclasses.replace(
+    shapes.method, drafter=stopwatch.always_full(width - 1, tree=tree)
+  )
   if tree is not None:
     walk = functools.partial(verification.target_sample_walk, tree=tree)
     method = dataclasses.replace(method, verify_fn=walk)
@@ -306,59 +303,50 @@ def target_step(
   def step(params, state):
     return speculative.step(Params(params), state, method=method)[0]
 
-  state = _first_state(workload, target, Params(target.params), method)
-  return Job(step, (target.params, state), target.mesh, donated=(1,))
+  state = _first_state(workload, method, params, shapes.prompt)
+  return Job(step, (params.target, state), workload.mesh, donated=(1,))
 
 
-def _draft(draft: Drafts, drafter: Drafter) -> Job:
+def _draft(shapes: Shapes, drafter: Drafter) -> Job:
   """A draft: the call that catches up, and all that is drawn after it."""
 
   def step(params, cache, keys, context, *seen):
     return drafter.propose(params, keys, context, cache, *seen)
 
-  state = draft.state
-  args = [draft.params, state.drafter_state, state.row_keys, state.context]
+  state = shapes.state
+  args = [shapes.params.drafter, state.drafter_state]
+  args += [state.row_keys, state.context]
   args += [state.target_cache] * drafter.reads_target_cache
-  return Job(step, tuple(args), draft.mesh, donated=(1,))
+  return Job(step, tuple(args), shapes.draft_mesh, donated=(1,))
 
 
-def _method(target: LanguageModel, drafter: Drafter) -> Method:
-  return Method(
-    target=target, drafter=drafter, logits_to_probs=_TO_PROBS, eos_id=1
-  )
-
-
-def _first_state(
-  workload: Workload, shapes: Shapes, params: Params, method: Method
-) -> Any:
-  """The shapes of the loop's state after the prefill."""
-  state = jax.eval_shape(
-    functools.partial(
-      speculative.init, method=method, max_len=workload.max_len
-    ),
-    params,
-    key_shape(workload),
-    shapes.prompt,
-  )
-  return on_mesh(workload, state)
-
-
-def _further_draft(workload: Workload, draft: Drafts) -> Job:
+def _further_draft(workload: Workload, shapes: Shapes, chain: Chain) -> Job:
   """One call for one position, and a token drawn after it."""
-  chain, state = draft.chain, draft.state
+  params, state = shapes.params.drafter, shapes.state
+  to_probs = shapes.method.logits_to_probs
 
   def step(params, cache, keys, tokens, left):
     raw, left, cache = chain.extend(params, tokens[:, None], left, cache)
-    probs = _TO_PROBS(raw[:, 0])
+    probs = to_probs(raw[:, 0])
     return (distributions.sample(keys, probs), probs, left), cache
 
   tokens = jax.ShapeDtypeStruct((workload.batch_size,), jnp.int32)
   seen = (state.target_cache,) if chain.reads_target_cache else ()
-  caught_up = draft.params, state.context, state.drafter_state, *seen
+  caught_up = params, state.context, state.drafter_state, *seen
   _, left, _ = jax.eval_shape(chain.catch_up, *caught_up)
   beside = state.row_keys, *on_mesh(workload, (tokens, left))
-  args = draft.params, state.drafter_state, *beside
-  return Job(step, args, draft.mesh, donated=(1,))
+  args = params, state.drafter_state, *beside
+  return Job(step, args, shapes.draft_mesh, donated=(1,))
+
+
+def _per_token(one: ProgramCost, many: ProgramCost, more: int) -> ProgramCost:
+  """What each of so `many` tokens more than `one` costs; nothing if the
+  compiler found the longer draft no dearer."""
+  difference = {
+    name: max(value - getattr(one, name), 0) / more
+    for name, value in dataclasses.asdict(many).items()
+  }
+  return ProgramCost(**difference)
 
 
 def _check_fits(workload: Workload, memory: dict[str, int]) -> None:

@@ -4,11 +4,19 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from specdec_jax.models import families
-from specdec_jax.models.eagle import EagleConfig
-from specdec_jax.models.families import Config
+from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly import models
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.drafters import DRAFTERS
+from specdec_jax.assembly.drafters.choice import has_model
+from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.option_fields import by_name
+from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.models import families, presets
+from specdec_jax.models.families import AnyConfig
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.sharding import rules
 from specdec_jax.tpu_costs.aot import Slice
@@ -18,15 +26,17 @@ from specdec_jax.tpu_costs.aot import Slice
 class Workload:
   """What is to be decoded, and on what; raises ValueError for a number below 1.
 
-  The dtype of `target` is that of weights and caches. `input_length` counts
-  tokens of the encoder, or of a decoder-only model's prompt, `output_length`
-  new tokens per row, `num_partitions` the chips that share a copy of the
-  target.
+  Attributes:
+    slice: the chips.
+    decoder: of `assembly.decoder.outline`, without weights; the dtype of its
+      target is that of caches, too.
+    input_length: tokens of the encoder, or of a decoder-only model's prompt.
+    output_length: new tokens per row.
+    num_partitions: chips that share a copy of the target.
   """
 
   slice: Slice
-  target: Config
-  draft: Config | EagleConfig
+  decoder: Decoder
   batch_size: int
   input_length: int
   output_length: int
@@ -37,20 +47,19 @@ class Workload:
     for name in numbers:
       if (value := getattr(self, name)) < 1:
         raise ValueError(f'{name} must be at least 1, got {value}')
+    # A prompt in the encoder has as many positions as one before the text.
     length = max(self.input_length, self.max_len)
-    for config in (self.target, self.draft):
-      limit = families.of(config).max_positions(config)
-      if limit is not None and length > limit:
-        raise ValueError(
-          f'input_length {self.input_length} and output_length '
-          f'{self.output_length} make {length} positions; a '
-          f'{families.of(config).name} of these sizes has {limit}'
-        )
+    limit = self.decoder.max_positions
+    if length > limit:
+      raise ValueError(
+        f'input_length {self.input_length} and output_length '
+        f'{self.output_length} make {length} positions; the models have {limit}'
+      )
 
   @property
   def max_len(self) -> int:
     """The longest that a row can be."""
-    is_encoder = families.has_encoder(self.target)
+    is_encoder = families.has_encoder(self.decoder.config)
     return (1 if is_encoder else self.input_length) + self.output_length
 
   @property
@@ -63,6 +72,7 @@ class Workload:
 def default_num_partitions(slice_: Slice, batch_size: int) -> int:
   """The mesh's default, or more chips per copy where the batch has too few
   rows to go round."""
+  # Of 8 chips and 2 rows: 4 chips share a copy, and each copy has a row.
   size = len(slice_.devices)
   partitions = mesh_lib.make(devices=slice_.devices).shape[rules.MODEL]
   while batch_size % (size // partitions) and partitions < size:
@@ -80,6 +90,7 @@ def on_mesh(workload: Workload, tree: Any, *, is_split: bool = True) -> Any:
   mesh = workload.mesh
 
   def place(leaf: Any) -> jax.ShapeDtypeStruct:
+    # Caches alone have four axes: [rows, heads, positions, features].
     heads = 'heads' if leaf.ndim == 4 and is_split else None
     axes = ('batch', heads, *[None] * leaf.ndim)[: leaf.ndim]
     spec = rules.fitting_spec(mesh, leaf.shape, axes)
@@ -91,3 +102,40 @@ def on_mesh(workload: Workload, tree: Any, *, is_split: bool = True) -> Any:
 def key_shape(workload: Workload) -> Any:
   """A random key's."""
   return on_mesh(workload, jax.eval_shape(lambda: jax.random.key(0)))
+
+
+def decoder_of(
+  target: str, drafter: str, draft: str | None, *, dtype: str
+) -> Decoder:
+  """A decoder without weights, sampled at temperature 1.
+
+  Args:
+    target: a name of `models.presets`.
+    drafter: a name of `assembly.drafters.DRAFTERS`.
+    draft: sizes of the drafter's network: a name of `presets` that is for the
+      drafter, or a folder; None for a drafter without weights.
+    dtype: of weights and caches.
+
+  Raises:
+    ValueError: if there are no such sizes, or they do not fit the target.
+  """
+  model = Model(checkpoint=target, sizes=target, dtype=dtype)
+  own: dict[str, Model] = {}
+  if draft is not None:
+    sizes: str | AnyConfig | None = None
+    if draft in presets.EAGLES:
+      config = models.read_config(model)
+      sizes = presets.eagle(draft, config, dtype=jnp.dtype(dtype))
+    elif draft in presets.PRESETS or draft in presets.SPEC_DRAFTERS:
+      sizes = draft
+    own['model'] = Model(checkpoint=draft, sizes=sizes, dtype=dtype)
+  make = by_name('drafter', DRAFTERS, drafter)
+  if has_model(make) != bool(own):
+    needs = 'needs' if has_model(make) else 'has no network and takes no'
+    raise ValueError(f'drafter {drafter} {needs} draft sizes')
+  return decoder_lib.outline(
+    model,
+    drafter=make(**own),
+    sampling=Sampling(temperature=1.0),
+    is_dry_run=True,
+  )

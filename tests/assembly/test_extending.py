@@ -17,7 +17,10 @@ pytest.importorskip('safetensors')
 pytest.importorskip('sentencepiece')
 
 import specdec_jax
+from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.drafters import DRAFTERS
+from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Context
 from specdec_jax.checkpoints import safetensors_model
 from specdec_jax.models import families
@@ -26,6 +29,7 @@ from tests import toy
 from tests.assembly import block_parallel, medusa
 from tests.checkpoints.tiny_t5 import T5X
 from tests.cli import infer_runs, tiny
+from tests.tpu_costs import test_aot
 
 V, NUM_NEW, GAMMA = 128, 12, 3
 TEXTS = ('live ten dog eight yes jumps then.', 'two over echo.')
@@ -186,6 +190,20 @@ def test_a_draft_depends_on_the_text_alone(added, folder):
     _, cache = target.extend(params.target, block, cache)
     found, _ = draft(state, cache, 7)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_plan_prices_it(added, folder):
+  """All parts of an iteration, from the choice alone; they are not compiled."""
+  drafter = added.choice(model=Model(checkpoint=str(folder / added.name)))
+  test_aot.check_parts(
+    decoder_lib.outline(
+      Model(checkpoint=str(folder / 'target')),
+      drafter=drafter,
+      sampling=Sampling(temperature=1.0),
+      is_dry_run=True,
+    ),
+    num_trees=0,
+  )
 
 
 def test_it_touches_two_files_of_the_package(added):

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from specdec_jax import drafters, logits, verification
-from specdec_jax.base import Params
+from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly.drafters import DRAFTERS
+from specdec_jax.assembly.lengths import Fixed
+from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.decoding import speculative
-from specdec_jax.decoding.method import Method
 from specdec_jax.models import presets
 from specdec_jax.theory import planner
 from specdec_jax.tpu_costs import aot, hlo, parts, workloads
@@ -26,13 +28,16 @@ needs_libtpu = pytest.mark.skipif(
 )
 
 
+def decoder_of(target: str, draft: str | None, drafter: str = 'model'):
+  return workloads.decoder_of(target, drafter, draft, dtype='bfloat16')
+
+
 def task(topology: str, target: str, draft: str, **changes):
   slice_ = aot.find_slice(topology)
   sizes = {'batch_size': 1, 'input_length': 512, 'output_length': 128} | changes
   return workloads.Workload(
     slice=slice_,
-    target=presets.preset(target, dtype=jnp.bfloat16),
-    draft=presets.preset(draft, dtype=jnp.bfloat16),
+    decoder=decoder_of(target, draft),
     num_partitions=workloads.default_num_partitions(
       slice_, sizes['batch_size']
     ),
@@ -48,14 +53,13 @@ def test_a_slice_that_there_cannot_be_is_refused(name):
 
 def test_a_decode_of_nothing_is_refused():
   sizes = {*('batch_size', 'input_length', 'output_length', 'num_partitions')}
-  config = presets.preset('t5_nano', dtype=jnp.bfloat16)
+  decoder = decoder_of('t5_mini', 't5_nano')
   nowhere = aot.Slice(name='v4:1x1x1', chip=CHIPS['v4'], devices=())
   for name in sizes:
     with pytest.raises(ValueError, match=f'{name} must be at least 1, got 0'):
       workloads.Workload(
         slice=nowhere,
-        target=config,
-        draft=config,
+        decoder=decoder,
         **dict.fromkeys(sizes, 1) | {name: 0},
       )
 
@@ -63,11 +67,10 @@ def test_a_decode_of_nothing_is_refused():
 def test_more_positions_than_a_model_has_are_refused():
   nowhere = aot.Slice(name='v4:1x1x1', chip=CHIPS['v4'], devices=())
   sizes = {'batch_size': 1, 'output_length': 128, 'num_partitions': 1}
-  names = {'target': 'llama_3_1_8b', 'draft': 'smollm2_135m'}
-  configs = {name: presets.preset(size) for name, size in names.items()}
+  sizes['decoder'] = decoder_of('smollm2_135m', 'smollm2_135m')
   with pytest.raises(ValueError, match=r'input_length 8100.*8228.*8192'):
-    workloads.Workload(slice=nowhere, **configs, **sizes, input_length=8100)
-  workloads.Workload(slice=nowhere, **configs, **sizes, input_length=8064)
+    workloads.Workload(slice=nowhere, **sizes, input_length=8100)
+  workloads.Workload(slice=nowhere, **sizes, input_length=8064)
 
 
 def test_without_libtpu_the_extra_is_named(monkeypatch):
@@ -180,25 +183,42 @@ def test_parts_of_a_pair_move_their_weights_once():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('draft', ['eagle', 'llama'])
-def test_parts_of_a_drafter_fit_together(draft):
-  """Whether it reads the target's features or not; they are not compiled."""
-  target = toy.llama_config(40, num_layers=8)
-  chip = aot.Slice(name='one', chip=CHIPS['v5e'], devices=jax.devices()[:1])
-  own = toy.llama_config(32, num_layers=1)
-  if draft == 'eagle':
-    own = presets.eagle('eagle3_4k', target, dtype=jnp.bfloat16)
+@pytest.mark.parametrize(
+  ('drafter', 'num_trees'),
+  [('eagle', 2), ('model', 2), ('uniform', 0), ('none', 0)],
+)
+def test_parts_of_a_drafter_fit_together(drafter, num_trees):
+  """Whatever it reads, and whether it drafts trees; they are not compiled."""
+  target, own = toy.llama_config(40, num_layers=8), toy.llama_config(32)
+  sizes = {
+    'model': own,
+    'eagle': presets.eagle('eagle3_4k', target, dtype=jnp.bfloat16),
+  }
+  options = {}
+  if drafter in sizes:
+    options['model'] = Model(checkpoint='own', sizes=sizes[drafter])
+  decoder = decoder_lib.outline(
+    Model(checkpoint='target', sizes=target),
+    drafter=DRAFTERS[drafter](**options),
+    sampling=Sampling(temperature=1.0),
+    is_dry_run=True,
+  )
+  check_parts(decoder, num_trees)
+
+
+def check_parts(decoder, num_trees: int):
   decode = workloads.Workload(
-    slice=chip,
-    target=target,
-    draft=own,
+    slice=aot.Slice(name='one', chip=CHIPS['v5e'], devices=jax.devices()[:1]),
+    decoder=decoder,
     batch_size=2,
     input_length=9,
     output_length=5,
     num_partitions=1,
   )
-  made = parts.pair_shapes(decode, 3, [])
-  for job in parts.part_jobs(decode, *made, 3):
+  assert len(parts.tree_shapes(decode, 3)) == num_trees
+  jobs = parts.part_jobs(decode, parts.shapes_of(decode, Fixed(3)), 3)
+  assert len(jobs) == parts.num_parts(decode, 3)
+  for job in jobs:
     outputs = jax.eval_shape(job.function, *job.args)
     # What is donated comes back in the same shapes.
     shapes = lambda tree: sorted(
@@ -224,25 +244,11 @@ def test_the_whole_decode_keeps_to_the_chip(models, batch_size):
   """Neither host transfers nor copies of caches in the loop."""
   pair = task(*models, batch_size=batch_size)
   gamma = 3
-  target, draft = (
-    parts.model_shapes(pair, config, []) for config in (pair.target, pair.draft)
-  )
-  to_probs = logits.standardize(temperature=1.0)
+  whole = parts.shapes_of(pair, Fixed(gamma))
   generate = functools.partial(
-    speculative.generate,
-    method=Method(
-      target=target.model,
-      drafter=drafters.autoregressive(
-        draft.model, gamma=gamma, logits_to_probs=to_probs
-      ),
-      verify_fn=verification.speculative_sampling,
-      logits_to_probs=to_probs,
-      eos_id=1,
-    ),
-    max_len=pair.max_len,
+    speculative.generate, method=whole.method, max_len=pair.max_len
   )
-  params = Params(target.params, draft.params)
-  args = params, workloads.key_shape(pair), target.prompt
+  args = whole.params, workloads.key_shape(pair), whole.prompt
   job = aot.Job(generate, args, pair.mesh)
   [(program, _)] = aot.compile_all([job])
   text = program.as_text()
@@ -250,5 +256,6 @@ def test_the_whole_decode_keeps_to_the_chip(models, batch_size):
     assert word not in text, word
   capacity = 1 + pair.output_length + gamma + 1
   # The least of the caches: the draft model's, whole on every chip.
-  cache = batch_size * pair.draft.num_heads * capacity * pair.draft.head_dim
+  draft = presets.preset(models[2])
+  cache = batch_size * draft.num_heads * capacity * draft.head_dim
   assert copies.in_loops(hlo.Program(text), cache) == []

@@ -10,6 +10,7 @@ from specdec_jax.assembly.option_fields import field_names
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel
 from specdec_jax.checkpoints import loading
+from specdec_jax.drafters.autoregressive import Chain
 from specdec_jax.models import families
 from specdec_jax.models.families import Config, DrafterConfig
 from specdec_jax.text.vocabularies import AnyVocabulary
@@ -55,6 +56,7 @@ class Drafting:
     model: where its weights are, of the sizes `config`, if it has any.
     target: the target's functions, where the drafter needs others than usual.
     join: from the target's weights and its own to the drafter's params.
+    chain: what it drafts with, if token after token.
   """
 
   drafter: Drafter
@@ -62,6 +64,7 @@ class Drafting:
   config: Config | DrafterConfig | None = None
   target: LanguageModel | None = None
   join: Callable[[Any, Any], Any] = lambda target, own: own
+  chain: Chain | None = None
 
   def target_of(self, seen: Target) -> LanguageModel:
     """Returns the target's functions."""

@@ -7,6 +7,7 @@ from specdec_jax.assembly.drafters import one_by_one
 from specdec_jax.assembly.drafters.choice import Drafting, Target
 from specdec_jax.assembly.lengths import Gamma, Length, Shape
 from specdec_jax.assembly.models import Model
+from specdec_jax.drafters.autoregressive import as_chain
 from specdec_jax.drafters.schedules import Schedule
 from specdec_jax.models import families
 from specdec_jax.models.families import Config
@@ -42,7 +43,12 @@ class DraftModel:
       families.language_model(config), target.config.vocab_size
     )
     drafter = one_by_one.drafter(model, target, length)
-    return Drafting(drafter=drafter, model=self.model, config=config)
+    return Drafting(
+      drafter=drafter,
+      model=self.model,
+      config=config,
+      chain=as_chain(model),
+    )
 
 
 def _check_fits(model: Model, config: Config, target: Target) -> None:

@@ -50,23 +50,22 @@ class Eagle:
   def make(self, target: Target, length: Length) -> Drafting:
     config = models.read_drafter_config(self.model, 'eagle')
     target.check_num_logits(config.vocab_size)
-    path = loading.locate(self.model.checkpoint)
-    # A head need not have the target's vocabulary beside it.
-    if target.vocabulary is not None and vocabulary_files.is_in(path):
-      vocabularies.check_same_vocabulary(
-        target.vocabulary, vocabulary_files.read(path)
-      )
+    if target.vocabulary is not None:
+      # A head need not have the target's vocabulary beside it.
+      path = loading.locate(self.model.checkpoint)
+      if vocabulary_files.is_in(path):
+        own = vocabulary_files.read(path)
+        vocabularies.check_same_vocabulary(target.vocabulary, own)
     width = lengths.depth(length) + 1
     bound = families.bind(target.config, config, width=width)
-    first = None
+    chain, first = drafters.eagle(bound.model), None
     if self.lookup and not isinstance(length, Tree):
       first = drafters.prompt_lookup(gamma=lengths.depth(length))
     return Drafting(
-      drafter=one_by_one.drafter(
-        drafters.eagle(bound.model), target, length, first=first
-      ),
+      drafter=one_by_one.drafter(chain, target, length, first=first),
       model=self.model,
       config=config,
       target=bound.target,
       join=bound.join,
+      chain=chain,
     )

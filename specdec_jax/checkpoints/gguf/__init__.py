@@ -12,7 +12,7 @@ from specdec_jax.checkpoints import parameters, settings
 from specdec_jax.checkpoints.gguf import container, gemma
 from specdec_jax.checkpoints.gguf.container import GgufFile
 from specdec_jax.checkpoints.parameters import Parameter
-from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.models import llama
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.layers import Weights
@@ -88,40 +88,61 @@ def read_config(
       f'{file.path} has {len(file.tensors)} tensors, too few for '
       f'{num_layers} layers'
     )
-  vocab_size = _vocab_size(file)
-  if architecture in gemma.ARCHITECTURES:
-    found = gemma.read_config(values, architecture, vocab_size, dtype)
-    values.refuse_others(_WITHOUT_EFFECT)
-    return found
+  is_gemma = architecture in gemma.ARCHITECTURES
+  sizes = _sizes(values, num_layers, may_lack_head_dim=not is_gemma)
+  sizes |= {'vocab_size': _vocab_size(file), 'dtype': dtype}
+  found: LlamaConfig | GemmaConfig
+  if is_gemma:
+    found = gemma.config_of(values, architecture, sizes)
+  else:
+    found = _config_of(file, values, architecture, sizes)
+  values.refuse_others(_WITHOUT_EFFECT)
+  return found
+
+
+def _sizes(
+  values: Settings, num_layers: int, *, may_lack_head_dim: bool
+) -> Json:
+  """Fields that the configurations of both kinds of networks have."""
   embed_dim = values.count('embedding_length')
   num_heads = values.count('attention.head_count')
-  head_dim = values.count('attention.key_length', embed_dim // num_heads)
-  max_positions = values.count('context_length')
-  _check_supported(values, head_dim)
+  head_dim = values.count(
+    'attention.key_length',
+    embed_dim // num_heads if may_lack_head_dim else None,
+  )
+  for key in ('attention.value_length', 'rope.dimension_count'):
+    values.expect(key, head_dim, ', the size of a head')
+  values.expect('attention.causal', True)
   epsilon = values.number('attention.layer_norm_rms_epsilon')
+  return {
+    'embed_dim': embed_dim,
+    'num_layers': num_layers,
+    'num_heads': num_heads,
+    'num_kv_heads': values.count('attention.head_count_kv', num_heads),
+    'head_dim': head_dim,
+    'mlp_dim': values.count('feed_forward_length'),
+    # The shortest decimal of a stored float32: 1e-5, not 9.99...e-6.
+    'norm_epsilon': float(str(np.float32(epsilon))),
+    'max_positions': values.count('context_length'),
+  }
+
+
+def _config_of(
+  file: GgufFile, values: Settings, architecture: str, sizes: Json
+) -> LlamaConfig:
+  _check_supported(values)
   rope_base = values.number('rope.freq_base', 10_000.0)
   window = values.count('attention.sliding_window', 0, least=0)
-  config = values.build(
+  config: LlamaConfig = values.build(
     LlamaConfig,
-    vocab_size=vocab_size,
-    embed_dim=embed_dim,
-    num_layers=num_layers,
-    num_heads=num_heads,
-    num_kv_heads=values.count('attention.head_count_kv', num_heads),
-    head_dim=head_dim,
-    mlp_dim=values.count('feed_forward_length'),
+    **sizes,
     rope_base=rope_base,
-    rope_scaling=_rope_scaling(file, rope_base, head_dim),
-    # The shortest decimal of a stored float32: 1e-5, not 9.99...e-6.
-    norm_epsilon=float(str(np.float32(epsilon))),
-    max_positions=max_positions,
+    rope_scaling=_rope_scaling(file, rope_base, sizes['head_dim']),
     is_tied='output.weight' not in file.tensors,
     has_attention_bias='blk.0.attn_q.bias' in file.tensors,
     has_qk_norm=architecture == 'qwen3',
-    windows=(window,) if 0 < window < max_positions else (),
-    dtype=dtype,
+    windows=(window,) if 0 < window < sizes['max_positions'] else (),
   )
-  values.refuse_others(_WITHOUT_EFFECT)
   return config
 
 
@@ -217,16 +238,13 @@ def split_rotary_halves(values: np.ndarray, num_heads: int) -> np.ndarray:
   return by_pair.swapaxes(1, 2).reshape(values.shape)
 
 
-def _check_supported(values: Settings, head_dim: int) -> None:
+def _check_supported(values: Settings) -> None:
   """Raises ValueError for what would load and compute something else."""
   values.expect('expert_count', 0, ': experts are not supported')
   values.expect('rope.scaling.type', 'none')
   for key in ('rope.scaling.factor', 'rope.scale_linear'):
     if values.number(key, 1.0) not in (0.0, 1.0):
       values.refuse(key, '1: such scaling of rotary positions is not supported')
-  for key in ('attention.value_length', 'rope.dimension_count'):
-    values.expect(key, head_dim, ', the size of a head')
-  values.expect('attention.causal', True)
 
 
 def _rope_scaling(

@@ -120,7 +120,7 @@ _ROLES = (
 )  # fmt: skip
 
 
-def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> Config:
+def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> AnyConfig:
   """The sizes that a folder's config.json states; raises ValueError if it is
   missing or broken, has a key that is not known or describes a network that
   `models` does not compute, or its weights are quantised."""

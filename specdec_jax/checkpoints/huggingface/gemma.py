@@ -18,7 +18,7 @@ from specdec_jax.models import attention
 from specdec_jax.models.gemma.layers import GemmaConfig
 
 _TEXT = 'gemma3_text'
-MODEL_TYPES = ('gemma2', _TEXT, 'gemma3')
+MODEL_TYPES: tuple[str, ...] = ('gemma2', _TEXT, 'gemma3')
 # Of our branches; those of layer N are below `model.layers.N`.
 NAMES = llama.NAMES | {
   'post_self_attention_layer_norm': 'post_attention_layernorm',

@@ -14,7 +14,7 @@ from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.models import attention
 from specdec_jax.models.llama import LlamaConfig, RopeScaling
 
-MODEL_TYPES = ('llama', 'mistral', 'qwen2', 'qwen3')
+MODEL_TYPES: tuple[str, ...] = ('llama', 'mistral', 'qwen2', 'qwen3')
 WITHOUT_EFFECT: frozenset[str] = frozenset()
 # Of our branches; those of layer N are below `model.layers.N`.
 NAMES = {

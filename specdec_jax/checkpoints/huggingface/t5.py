@@ -12,7 +12,7 @@ from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.files.paths import user_path
 from specdec_jax.models.t5 import T5Config
 
-MODEL_TYPES = ('t5', 'mt5', 'umt5')
+MODEL_TYPES: tuple[str, ...] = ('t5', 'mt5', 'umt5')
 WITHOUT_EFFECT: frozenset[str] = frozenset()
 _EPSILON = 1e-6
 _EMBEDDINGS, _LOGITS = 'shared.weight', 'lm_head.weight'

@@ -15,7 +15,7 @@ from specdec_jax.models.gemma import t5gemma
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
 
-MODEL_TYPES = ('t5gemma',)
+MODEL_TYPES: tuple[str, ...] = ('t5gemma',)
 _EMBEDDINGS = 'model.decoder.embed_tokens.weight'
 _LOGITS = 'lm_head.out_proj.weight'
 # Of our branches in `encoder` and `decoder`; those of layer N are below

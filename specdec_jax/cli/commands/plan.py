@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import trees as core_trees
-from specdec_jax.checkpoints import loading
+from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.cli import options, outputs, plan_tables
 from specdec_jax.cli.commands import calibrate
 from specdec_jax.files.paths import user_path
 from specdec_jax.launch import progress
-from specdec_jax.models import families, presets
+from specdec_jax.models import presets
 from specdec_jax.theory import fleet, planner, tree_planner, trees
 from specdec_jax.theory.costs import Costs
 from specdec_jax.theory.planner import GammaPlan
@@ -53,7 +53,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   number = functools.partial(add, type=options.positive_int)
   add('--costs', metavar='FILE', help='what `specdec calibrate --json` wrote')
   add('--target', metavar='PRESET', help='such as t5_1_1_xxl or t5gemma_9b')
-  add('--draft', metavar='PRESET', help='such as t5_1_1_small, or eagle3_8k')
+  add(
+    '--draft',
+    metavar='PRESET',
+    help='sizes of what drafts, such as t5_1_1_small or eagle3_8k, or a folder '
+    'with its network',
+  )
+  add(
+    '--drafter',
+    choices=list(DRAFTERS),
+    help='what drafts (default: model, or eagle for its sizes)',
+  )
   add(
     '--topology',
     help=f'the slice to compile for, such as v4:2x2x1; {", ".join(CHIPS)}',
@@ -153,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-  named = [args.target, args.draft, args.topology]
+  named = [args.target, args.draft or args.drafter, args.topology]
   if args.costs and any(named):
     raise ValueError(
       '--costs has its costs measured; --target, --draft and --topology are to '
@@ -221,38 +231,29 @@ def _is(kind: str, value: Any) -> bool:
 def _compile(args: argparse.Namespace) -> dict[str, Any]:
   dtype = jnp.dtype(args.dtype or 'bfloat16')
   batch_size, max_gamma = args.batch_size or 1, args.max_gamma or 12
-  target = presets.preset(args.target, dtype=dtype)
-  draft: Any
-  if args.draft in presets.EAGLES:
-    draft = presets.eagle(args.draft, target, dtype=dtype)
-  else:
-    draft = presets.preset(args.draft, dtype=dtype)
-  if not loading.is_padding(target.vocab_size - draft.vocab_size):
-    raise ValueError(
-      f'{args.target} has {target.vocab_size} token ids, {args.draft} '
-      f'{draft.vocab_size}'
-    )
-  if families.has_encoder(target) != families.has_encoder(draft):
-    raise ValueError(f'just one of {args.target}, {args.draft} has an encoder')
+  by_sizes = 'eagle' if args.draft in presets.EAGLES else 'model'
+  decoder = workloads.decoder_of(
+    args.target, args.drafter or by_sizes, args.draft, dtype=dtype.name
+  )
   slice_ = aot.find_slice(args.topology)
   task = workloads.Workload(
     slice=slice_,
-    target=target,
-    draft=draft,
+    decoder=decoder,
     batch_size=batch_size,
     input_length=args.input_length or 512,
     output_length=args.output_length,
     num_partitions=args.num_partitions
     or workloads.default_num_partitions(slice_, batch_size),
   )
-  with progress.bar('compiling', parts.num_parts(max_gamma)) as bar:
+  num_parts = parts.num_parts(task, max_gamma)
+  with progress.bar('compiling', num_parts) as bar:
     pair = parts.pair_costs(task, max_gamma=max_gamma, advance=bar.advance)
   return {
     'kind': calibrate.KIND,
     'source': 'compiled',
     **dataclasses.asdict(pair.costs()),
     'model': args.target,
-    'drafter': args.draft,
+    'drafter': args.draft or args.drafter,
     'dtype': dtype.name,
     'device': args.topology,
     'num_devices': len(slice_.devices),

@@ -16,12 +16,11 @@ import jax.numpy as jnp
 from specdec_jax.base import Array
 from specdec_jax.models import attention, kv_cache, llama
 from specdec_jax.models.layers import (
-  PROJECTIONS,
   Dense,
   Embed,
   Mlp,
   parameter,
-  projections,
+  query_key_value,
 )
 from specdec_jax.models.networks import Past
 from specdec_jax.sharding import rules
@@ -127,15 +126,7 @@ class SelfAttention(nn.Module):
     """`[B, T, embed]` at int32 positions `[B or 1, T]`, and the keys and values
     attended to; see `Layer`."""
     config = self.config
-    num_heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
-    widths = {
-      name: count * config.head_dim
-      for name, count in zip(PROJECTIONS, num_heads, strict=True)
-    }
-    queries, keys, values = (
-      _by_head(config, y)
-      for y in projections(self, x, widths, dtype=config.dtype)
-    )
+    queries, keys, values = map(_placed, query_key_value(self, x, config))
     if config.has_qk_norm:
       queries = norm(config, name='query_norm')(queries)
       keys = norm(config, name='key_norm')(keys)
@@ -234,6 +225,10 @@ def _by_head(config: GemmaConfig, x: Array) -> Array:
   """`[B, T, H * D]` to `[B, H, T, D]`."""
   # [1, 3, 8] with D = 4: two heads, [1, 2, 3, 4].
   by_head = x.reshape(*x.shape[:2], -1, config.head_dim).transpose(0, 2, 1, 3)
+  return _placed(by_head)
+
+
+def _placed(by_head: Array) -> Array:
   return rules.constrain(by_head, 'batch', 'heads', 'length', 'kv')
 
 
