@@ -75,12 +75,8 @@ def shapes_of(
     # Of the likeliest tokens, as the planner's rates of trees are measured.
     seen = dataclasses.replace(seen, sampling=Sampling())
   made = decoder.choice.make(seen, length)
-  method = Method(
-    target=made.target or families.language_model(decoder.config),
-    drafter=made.drafter,
-    verify_fn=decoder.verify_fn,
-    logits_to_probs=decoder.logits_to_probs,
-    eos_id=decoder.eos_id,
+  method = dataclasses.replace(
+    decoder.method, target=made.target_of(seen), drafter=made.drafter
   )
   target = _placed(workload, families.param_shapes(decoder.config))
   own: Any = ()
