@@ -16,9 +16,8 @@ import jax.numpy as jnp
 from specdec_jax import arrays
 from specdec_jax.assembly import lengths, models
 from specdec_jax.assembly.drafters.choice import Drafting, Target
-from specdec_jax.assembly.lengths import GAMMA, Gamma, Length, gamma_type
+from specdec_jax.assembly.lengths import Gamma, Length
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.option_fields import option
 from specdec_jax.base import Array, Draft, Drafter
 from specdec_jax.models import attention, families, kv_cache, networks, taps
 from specdec_jax.models.families import Drafts, Family
@@ -187,7 +186,7 @@ class BlockParallel:
   """The choice: its fields are the options that users have."""
 
   model: Model
-  gamma: Gamma = option(3, GAMMA, type=gamma_type)
+  gamma: Gamma = lengths.gamma_option(3)
 
   @property
   def length(self) -> Length:
