@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from specdec_jax.decoding.program import Part
 from specdec_jax.files.require import require
 from specdec_jax.launch import platforms
 from specdec_jax.tpu_costs import hlo
@@ -109,14 +110,11 @@ def find_slice(name: str) -> Slice:
 
 
 class Job(NamedTuple):
-  """A function to compile; `mesh` is set while it is traced. `args` are trees
-  of `jax.ShapeDtypeStruct`s whose shardings name the devices, `donated` the
-  numbers of those that it may overwrite."""
+  """A program to compile, of shapes whose shardings name the devices; `mesh` is
+  set while it is traced."""
 
-  function: Callable
-  args: tuple[Any, ...]
+  part: Part
   mesh: Mesh | None
-  donated: tuple[int, ...] = ()
 
 
 def compile_all(
@@ -137,8 +135,7 @@ def compile_all(
     # Sharding rules read the mesh that is set while a function is traced.
     for job in jobs:
       with jax.set_mesh(job.mesh) if job.mesh else contextlib.nullcontext():
-        jitted = jax.jit(job.function, donate_argnums=job.donated)
-        pending.append(pool.submit(finish, jitted.lower(*job.args)))
+        pending.append(pool.submit(finish, job.part.lower()))
     results = []
     try:
       for each in pending:

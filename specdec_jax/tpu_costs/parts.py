@@ -21,8 +21,7 @@ from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.lengths import Fixed, Length
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, Params, Prompt, Tree
-from specdec_jax.decoding import speculative
-from specdec_jax.decoding.method import Method
+from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.drafters.autoregressive import Chain
 from specdec_jax.measure import stopwatch
@@ -35,7 +34,6 @@ from specdec_jax.tpu_costs import aot
 from specdec_jax.tpu_costs.aot import Job, ProgramCost
 from specdec_jax.tpu_costs.workloads import (
   Workload,
-  key_shape,
   on_mesh,
   with_sharding,
 )
@@ -43,24 +41,18 @@ from specdec_jax.tpu_costs.workloads import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shapes:
-  """A decoder's arguments as shapes with shardings.
+  """A decoder's program for shapes that lie on the slice.
 
   Attributes:
-    method: its functions.
+    program: what is compiled of its loop.
     chain: what drafts token after token, if anything does.
-    params: of both sides, as the loop has them.
-    own: the drafter's own.
-    prompt: every row has the workload's input length.
-    state: of the loop, after the prefill.
+    own: the drafter's own parameters.
     draft_mesh: None if every chip has a whole copy of the drafter.
   """
 
-  method: Method
+  program: Program
   chain: Chain | None
-  params: Params
   own: Any
-  prompt: Prompt
-  state: DecodeState
   draft_mesh: Mesh | None
 
 
@@ -75,9 +67,6 @@ def shapes_of(
     # Of the likeliest tokens, as the planner's rates of trees are measured.
     seen = dataclasses.replace(seen, sampling=Sampling())
   made = decoder.choice.make(seen, length)
-  method = dataclasses.replace(
-    decoder.method, target=made.target_of(seen), drafter=made.drafter
-  )
   target = _placed(workload, families.param_shapes(decoder.config))
   own: Any = ()
   draft_mesh: Mesh | None = workload.mesh
@@ -91,20 +80,29 @@ def shapes_of(
       whole = NamedSharding(workload.mesh, PartitionSpec())
       own = jax.tree.map(lambda leaf: with_sharding(leaf, whole), own)
       draft_mesh = None
-  params, prompt = Params(target, made.join(target, own)), _prompt(workload)
-  state = _first_state(workload, method, params, prompt)
-  cache = on_mesh(
-    workload, state.drafter_state, is_split=draft_mesh is not None
+  is_split = draft_mesh is not None
+  program = Program(
+    method=dataclasses.replace(
+      decoder.method, target=made.target_of(seen), drafter=made.drafter
+    ),
+    params=Params(target, made.join(target, own)),
+    prompt=_prompt(workload),
+    max_len=workload.max_len,
+    places=functools.partial(_places, workload, is_split=is_split),
   )
   return Shapes(
-    method=method,
-    chain=made.chain,
-    params=params,
-    own=own,
-    prompt=prompt,
-    state=dataclasses.replace(state, drafter_state=cache),
-    draft_mesh=draft_mesh,
+    program=program, chain=made.chain, own=own, draft_mesh=draft_mesh
   )
+
+
+def _places(
+  workload: Workload, state: DecodeState, *, is_split: bool
+) -> DecodeState:
+  """The shardings of the loop's state; `is_split` says whether the drafter's
+  caches are divided, too."""
+  drafter = on_mesh(workload, state.drafter_state, is_split=is_split)
+  placed = dataclasses.replace(on_mesh(workload, state), drafter_state=drafter)
+  return jax.tree.map(lambda leaf: leaf.sharding, placed)
 
 
 def _placed(workload: Workload, params: Weights) -> Weights:
@@ -127,16 +125,6 @@ def _prompt(workload: Workload) -> Prompt:
     row_ids=array(batch_size),
   )
   return on_mesh(workload, prompt)
-
-
-def _first_state(
-  workload: Workload, method: Method, params: Params, prompt: Prompt
-) -> DecodeState:
-  init = functools.partial(
-    speculative.init, method=method, max_len=workload.max_len
-  )
-  state = jax.eval_shape(init, params, key_shape(workload), prompt)
-  return on_mesh(workload, state)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -203,9 +191,10 @@ def pair_costs(
   """
   notes: list[str] = []
   whole = shapes_of(workload, Fixed(max_gamma), notes)
-  caches = whole.state.target_cache, whole.state.drafter_state
+  state = whole.program.state
+  caches = state.target_cache, state.drafter_state
   memory = {
-    'target_params': aot.tree_bytes(whole.params.target),
+    'target_params': aot.tree_bytes(whole.program.params.target),
     'draft_params': aot.tree_bytes(whole.own),
     'caches': aot.tree_bytes(caches),
   }
@@ -249,13 +238,13 @@ def part_jobs(workload: Workload, whole: Shapes, max_gamma: int) -> list[Job]:
   one = decoder.choice.make(decoder.seen, Fixed(1)).drafter
   jobs.append(_draft(whole, one))
   if whole.chain is None:
-    jobs.append(_draft(whole, whole.method.drafter))
+    jobs.append(_draft(whole, whole.program.method.drafter))
   else:
     jobs.append(_further_draft(workload, whole, whole.chain))
   for tree in tree_shapes(workload, max_gamma):
     own = shapes_of(workload, tree)
     jobs.append(target_step(workload, own, len(tree.parents) + 1, tree))
-    jobs.append(_draft(own, own.method.drafter))
+    jobs.append(_draft(own, own.program.method.drafter))
   return jobs
 
 
@@ -288,19 +277,16 @@ def target_step(
 ) -> Job:
   """A step of the loop on drafts that cost nothing, chains or trees; at width 1
   a plain one."""
-  params = Params(shapes.params.target)
+  program = shapes.program
   method = dataclasses.replace(
-    shapes.method, drafter=stopwatch.always_full(width - 1, tree=tree)
+    program.method, drafter=stopwatch.always_full(width - 1, tree=tree)
   )
   if tree is not None:
     walk = functools.partial(verification.target_sample_walk, tree=tree)
     method = dataclasses.replace(method, verify_fn=walk)
-
-  def step(params, state):
-    return speculative.step(Params(params), state, method=method)[0]
-
-  state = _first_state(workload, method, params, shapes.prompt)
-  return Job(step, (params.target, state), workload.mesh, donated=(1,))
+  params = Params(program.params.target)
+  alone = dataclasses.replace(program, method=method, params=params)
+  return Job(alone.step(), workload.mesh)
 
 
 def _draft(shapes: Shapes, drafter: Drafter) -> Job:
@@ -309,17 +295,16 @@ def _draft(shapes: Shapes, drafter: Drafter) -> Job:
   def step(params, cache, keys, context, *seen):
     return drafter.propose(params, keys, context, cache, *seen)
 
-  state = shapes.state
-  args = [shapes.params.drafter, state.drafter_state]
-  args += [state.row_keys, state.context]
+  params, state = shapes.program.params.drafter, shapes.program.state
+  args = [params, state.drafter_state, state.row_keys, state.context]
   args += [state.target_cache] * drafter.reads_target_cache
-  return Job(step, tuple(args), shapes.draft_mesh, donated=(1,))
+  return Job(_in_place(step, *args), shapes.draft_mesh)
 
 
 def _further_draft(workload: Workload, shapes: Shapes, chain: Chain) -> Job:
   """One call for one position, and a token drawn after it."""
-  params, state = shapes.params.drafter, shapes.state
-  to_probs = shapes.method.logits_to_probs
+  params, state = shapes.program.params.drafter, shapes.program.state
+  to_probs = shapes.program.method.logits_to_probs
 
   def step(params, cache, keys, tokens, left):
     raw, left, cache = chain.extend(params, tokens[:, None], left, cache)
@@ -331,8 +316,13 @@ def _further_draft(workload: Workload, shapes: Shapes, chain: Chain) -> Job:
   caught_up = params, state.context, state.drafter_state, *seen
   _, left, _ = jax.eval_shape(chain.catch_up, *caught_up)
   beside = state.row_keys, *on_mesh(workload, (tokens, left))
-  args = params, state.drafter_state, *beside
-  return Job(step, args, shapes.draft_mesh, donated=(1,))
+  part = _in_place(step, params, state.drafter_state, *beside)
+  return Job(part, shapes.draft_mesh)
+
+
+def _in_place(step: Callable[..., Any], *args: Any) -> Part:
+  """A program that may overwrite its second argument, the cache."""
+  return Part(jax.jit(step, donate_argnums=1), args)
 
 
 def _per_token(one: ProgramCost, many: ProgramCost, more: int) -> ProgramCost:

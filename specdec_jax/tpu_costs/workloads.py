@@ -99,11 +99,6 @@ def on_mesh(workload: Workload, tree: Any, *, is_split: bool = True) -> Any:
   return jax.tree.map(place, tree)
 
 
-def key_shape(workload: Workload) -> Any:
-  """A random key's."""
-  return on_mesh(workload, jax.eval_shape(lambda: jax.random.key(0)))
-
-
 def decoder_of(
   target: str, drafter: str, draft: str | None, *, dtype: str
 ) -> Decoder:

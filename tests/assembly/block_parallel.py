@@ -49,10 +49,12 @@ class Layer(nn.Module):
   def setup(self):
     config = self.config
     width = config.num_heads * config.head_dim
-    self.norm, self.pre_mlp_layer_norm = RMSNorm(), RMSNorm()
-    self.query, self.key, self.value = (Dense(width) for _ in range(3))
-    self.out = Dense(config.embed_dim)
-    self.mlp = Mlp(config.mlp_dim, ('silu', 'linear'))
+    dense = functools.partial(Dense, dtype=config.dtype)
+    self.norm = RMSNorm(dtype=config.dtype)
+    self.pre_mlp_layer_norm = RMSNorm(dtype=config.dtype)
+    self.query, self.key, self.value = (dense(width) for _ in range(3))
+    self.out = dense(config.embed_dim)
+    self.mlp = Mlp(config.mlp_dim, ('silu', 'linear'), config.dtype)
 
   def keys_values(self, x: Array, positions: Array) -> tuple[Array, Array]:
     """`[B, T, embed]` to keys and values `[B, H, T, D]`."""
@@ -86,8 +88,8 @@ class BlockDrafter(nn.Module):
 
   def setup(self):
     config = self.config
-    self.join = Dense(config.embed_dim)
-    self.join_norm = RMSNorm()
+    self.join = Dense(config.embed_dim, config.dtype)
+    self.join_norm = RMSNorm(dtype=config.dtype)
     self.mask = self.param(
       'mask', nn.initializers.normal(), (config.embed_dim,)
     )
@@ -109,8 +111,10 @@ class BlockDrafter(nn.Module):
   def fill(self, pending: Array, cache: KVCache, gamma: int) -> Array:
     """Embeddings `[B, embed]` of the pending tokens to the states `[B, gamma,
     embed]` of what follows."""
-    masks = jnp.broadcast_to(self.mask, (len(pending), gamma, self.mask.size))
-    x = jnp.concatenate([pending[:, None], masks], axis=1)
+    dtype, embed_dim = self.config.dtype, self.mask.size
+    masks = jnp.broadcast_to(self.mask, (len(pending), gamma, embed_dim))
+    both = pending[:, None].astype(dtype), masks.astype(dtype)
+    x = jnp.concatenate(both, axis=1)
     positions = arrays.block_positions(cache.lengths, gamma + 1)
     is_text = arrays.is_within(cache.lengths, cache.capacity)
     mask = jnp.pad(is_text, ((0, 0), (0, gamma + 1)), constant_values=True)

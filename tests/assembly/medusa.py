@@ -46,7 +46,7 @@ class Medusa(nn.Module):
 
 
 def init_params(config: MedusaConfig, rng_key: Array) -> Any:
-  x = jnp.zeros((1, config.embed_dim))
+  x = jnp.zeros((1, config.embed_dim), config.dtype)
   return Medusa(config).init(rng_key, x)['params']
 
 

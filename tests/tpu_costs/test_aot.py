@@ -1,6 +1,5 @@
 """Costs on slices that are not there. Those marked `tpu` run its compiler."""
 
-import functools
 import importlib.util
 import sys
 
@@ -14,7 +13,7 @@ from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
-from specdec_jax.decoding import speculative
+from specdec_jax.decoding.program import Part
 from specdec_jax.models import presets
 from specdec_jax.theory import planner
 from specdec_jax.tpu_costs import aot, hlo, parts, workloads
@@ -110,8 +109,8 @@ def test_the_compiler_counts_as_many_multiply_adds_per_cycle(name):
   slice_ = aot.find_slice(name)
   size, where = 8192, SingleDeviceSharding(slice_.devices[0])
   matrix = jax.ShapeDtypeStruct((size, size), jnp.bfloat16, sharding=where)
-  product = aot.Job(jnp.matmul, (matrix, matrix), mesh=None)
-  [(program, _)] = aot.compile_all([product])
+  product = Part(jax.jit(jnp.matmul), (matrix, matrix))
+  [(program, _)] = aot.compile_all([aot.Job(product, mesh=None)])
   cycles = hlo.Program(program.as_text()).cost().cycles
   assert 0.65 < size**3 / cycles / slice_.chip.multiply_adds < 1
 
@@ -219,14 +218,13 @@ def check_parts(decoder, num_trees: int):
   jobs = parts.part_jobs(decode, parts.shapes_of(decode, Fixed(3)), 3)
   assert len(jobs) == parts.num_parts(decode, 3)
   for job in jobs:
-    outputs = jax.eval_shape(job.function, *job.args)
+    outputs = jax.eval_shape(job.part.jitted, *job.part.args)
     # What is donated comes back in the same shapes.
     shapes = lambda tree: sorted(
       (leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(tree)
     )
-    [donated] = job.donated
     found = shapes(outputs)
-    assert all(each in found for each in shapes(job.args[donated]))
+    assert all(each in found for each in shapes(job.part.args[1]))
 
 
 @pytest.mark.tpu
@@ -245,11 +243,7 @@ def test_the_whole_decode_keeps_to_the_chip(models, batch_size):
   pair = task(*models, batch_size=batch_size)
   gamma = 3
   whole = parts.shapes_of(pair, Fixed(gamma))
-  generate = functools.partial(
-    speculative.generate, method=whole.method, max_len=pair.max_len
-  )
-  args = whole.params, workloads.key_shape(pair), whole.prompt
-  job = aot.Job(generate, args, pair.mesh)
+  job = aot.Job(whole.program.whole, pair.mesh)
   [(program, _)] = aot.compile_all([job])
   text = program.as_text()
   for word in ('callback', 'outfeed', 'infeed', ' send(', ' recv(', 'ToHost'):
