@@ -84,6 +84,7 @@ def find_if_any(path: Path) -> Format | None:
 def parts(path: Path) -> list[Path]:
   """The files and folders that the sizes and the parameters of a model are in;
   raises ValueError if it is of no format."""
+  # Digests are of these files: what else lies beside them may change.
   found = find(path)
   if found.is_part(path):
     return [t5x.find(path)]
@@ -115,6 +116,7 @@ def _whole(read: Callable[[Path, Any], Weights]) -> _ReadParams:
   def read_params(
     path: Path, config: Any, shardings: Shardings | None
   ) -> Weights:
+    # Values are checked on the host, while they are still in one place.
     params = read(path, config)
     _check(path, config, params)
     if shardings is None:
@@ -159,6 +161,7 @@ def _vocabulary_in(
   """Reads the vocabulary of the first folder that has one."""
 
   def read_vocabulary(path: Path, num_rows: int | None) -> AnyVocabulary | None:
+    # T5X's vocabularies lie beside a checkpoint, or in the folder above.
     for folder in folders(path):
       if vocabulary_files.is_in(folder):
         return vocabulary_files.read(folder, num_rows=num_rows)
@@ -189,6 +192,7 @@ def _t5x(layout: t5x.Layout) -> Format:
     model_file.write(folder, config)
     t5x.write_target(folder, params, step=step, format=layout)
 
+  # Both layouts are read by one row's functions, and only written differently.
   is_checkpoint = lambda path: t5x.layout_of(path) == layout
   return Format(
     name=f't5x_{layout}',

@@ -81,6 +81,7 @@ def load(
       'it, or name one (--vocabulary)'
     )
   check_vocabulary(path, vocabulary, loaded)
+  # Before copies for CPUs are added to them.
   num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
   num_layers = '+'.join(map(str, families.num_layers(loaded))) or '0'
   description = (
@@ -143,6 +144,7 @@ def read_config(
   only_drafts: bool = False,
 ) -> Any:
   """The sizes alone; see `read`."""
+  # A network that only drafts is refused as a model, and the reverse.
   found = formats.find(path).read_config(path, dtype, config)
   name = families.of(found).name
   if families.only_drafts(found) and not only_drafts:
@@ -195,6 +197,7 @@ def check_vocabulary(
   without spare rows, all embeddings but some padding have a token. In the
   others special tokens behind the embeddings may have none: the tokenizer of
   Gemma 3 has one for images, and its small models have no embedding for it."""
+  # Positive where embeddings have no token, negative where tokens have none.
   num_padding = config.vocab_size - vocabulary.vocab_size
   has_spare_rows = families.of(config).has_spare_rows
   if num_padding >= 0 and (has_spare_rows or is_padding(num_padding)):
@@ -207,6 +210,7 @@ def check_vocabulary(
     f'{path} has a vocabulary of {vocabulary.vocab_size} tokens and embeddings '
     f'of {config.vocab_size}'
   )
+  # T5's sentencepiece models say nothing of their 100 sentinels.
   num_sentinels = getattr(vocabulary, 'extra_ids', 0)
   if num_sentinels and num_padding < 0:
     message += (

@@ -27,6 +27,7 @@ _MOST = {
 def write(folder: Path, config: AnyConfig) -> None:
   """Writes the sizes into a folder's model.json, whole or not at all."""
   fields = dataclasses.asdict(config)
+  # JSON has no dtypes; all other fields are numbers, texts, flags and lists.
   fields['dtype'] = jnp.dtype(config.dtype).name
   contents = {'network': families.of(config).name, 'config': fields}
   text = json.dumps(contents, indent=2) + '\n'
@@ -55,6 +56,7 @@ def read(path: Path, *, dtype: jnp.dtype | None = None) -> Any:
 
 def _read_fields(stated: Settings, cls: type, kind: str) -> Json:
   """The stated fields of a dataclass, which a message calls `kind`."""
+  # A field that is not stated has its default, unless it has none.
   fields = {field.name: field for field in dataclasses.fields(cls)}
   if unknown := sorted(set(stated.values) - set(fields)):
     raise ValueError(f'{stated.path}: a {kind} has no {", ".join(unknown)}')

@@ -33,6 +33,7 @@ def save(folder: Path, config: AnyConfig, params: Weights) -> None:
   their dtypes. Several processes write it together. Makes the folder; raises
   ValueError if it holds parameters, and ImportError without the
   orbax-checkpoint package."""
+  # The first process looks, and all of them raise what it finds.
   processes.ask_first(lambda: _make_empty(folder))
   write_tree(folder / PARAMS, params)
   if processes.is_first():

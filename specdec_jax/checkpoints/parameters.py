@@ -108,6 +108,7 @@ def read_all(
 
 def is_all_finite(values: np.ndarray) -> bool:
   """Whether a float32 array holds neither NaN nor infinity."""
+  # One pass over the memory, where `isfinite` alone would make an array of it.
   with np.errstate(all='ignore'):
     # The sum is finite unless a term is not, or it overflows: then look.
     return bool(np.isfinite(values.sum()) or np.isfinite(values).all())

@@ -75,6 +75,7 @@ def open_tensors(folder: Path, *, num_layers: int) -> Tensors:
       raise ValueError(
         f'{path} is no complete safetensors file: {error}'
       ) from error
+    # The index may be of other files than those that are there.
     present = set(handle.keys())
     _check_none(f'{path} lacks tensors', set(names) - present)
     handles.update(dict.fromkeys(names or present, handle))
@@ -202,6 +203,7 @@ def write_params(
         f'{parameter.path} is {list(values.shape)}, expected '
         f'{list(parameter.shape)}'
       )
+    # safetensors writes memory as it lies.
     tensors[parameter.name] = np.ascontiguousarray(
       values.T if parameter.is_transposed else values
     )

@@ -44,6 +44,7 @@ def read_params(folder: Path, config: AnyConfig) -> Weights:
 
 def _parameters(config: AnyConfig) -> tuple[Parameter, ...]:
   """Every parameter, called in the file as in our tree."""
+  # `decoder/layers_0/mlp/wo/kernel` is a tensor of that name, not transposed.
   leaves = stored_arrays.flatten(families.param_shapes(config))
   return tuple(
     Parameter(name, name, leaf.shape, is_integer=is_integer(leaf))

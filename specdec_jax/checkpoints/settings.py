@@ -151,6 +151,7 @@ class Settings:
 
   def at(self, key: str) -> 'Settings':
     """The object at a key, read likewise; empty if absent."""
+    # Both share one set of keys that were asked for, by their full names.
     value = self._read(key, {}, lambda v: isinstance(v, dict), 'an object')
     return Settings(
       path=self.path,

@@ -78,6 +78,7 @@ def _damage(source: str, name: str, action: str) -> Iterator[None]:
   try:
     yield
   except Exception as error:
+    # tensorstore adds its sources in brackets.
     # Its first sentence: it may go on for pages.
     reason = str(error).split(' [')[0].split('; reading')[0]
     if is_in_bucket(source):
@@ -116,6 +117,7 @@ def read_tree(
     ValueError: if arrays are missing, unexpected, of other shapes or types, or
       unreadable.
   """
+  # Names first, then shapes and types: nothing is read of a tree that differs.
   wanted = flatten(expected)
   _check_names(set(arrays), set(wanted), source)
   _check_arrays(arrays, wanted, source)
@@ -200,6 +202,7 @@ def _check_arrays(
   arrays: Mapping[str, Stored], wanted: Mapping[str, Any], source: str
 ) -> None:
   """Raises ValueError, naming the first few, unless the shapes agree."""
+  # Integers must be of their own type; floats are cast, of any width.
   wrong = []
   for name, leaf in wanted.items():
     stored = describe(arrays[name])

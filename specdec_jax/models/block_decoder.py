@@ -250,6 +250,7 @@ class BlockDecoder(nn.Module):
     x = jnp.where(is_known[..., None], embedded[:, None], copies[:, None])
     x = by_block(x)
     for i, layer in enumerate(self.layers):
+      # Positions are added anew at every layer, as in the paper.
       x = queries = x + positions
       if i + 1 == len(self.layers):
         # The last layer's outputs at the prefix are unused.
@@ -319,6 +320,7 @@ class BlockDecoder(nn.Module):
     scores = jnp.einsum(
       'nd,bed->bne', queries, source, preferred_element_type=jnp.float32
     )
+    # Padding of the source is no candidate.
     scores = scores * self.config.embed_dim**-0.5
     lowest = jnp.finfo(jnp.float32).min
     scores = jnp.where(source_mask[:, None, :], scores, lowest)
@@ -342,6 +344,7 @@ def _ids(count: int) -> Array:
 
 def encoder_config(config: BlockDecoderConfig) -> T5Config:
   """The T5 whose encoder a drafter has."""
+  # All fields but one have a T5's names.
   sizes = dataclasses.asdict(config)
   del sizes['max_positions']
   return T5Config(**sizes)

@@ -83,6 +83,7 @@ def bind(
       f'heads of width {config.embed_dim} do not fit a target of width '
       f'{target.config.embed_dim}'
     )
+  # What the target's own projection reads, so that it can read the heads'.
   keeping = taps.last_call(target, (taps.LAST,), width=width)
 
   def init(params: Weights, prompt: Prompt, max_len: int) -> FeatureCache:

@@ -230,6 +230,7 @@ class Eagle(nn.Module):
     """
     # The layer's input is twice as wide: [embedding after, hidden state].
     config = self.config
+    # Where the residual begins is one of the ways in which trainers differ.
     normed = self.hidden_layer_norm(hidden)
     x = normed if config.norm_before_residual else hidden
     both = jnp.concatenate([self.embedding_layer_norm(embeddings), normed], -1)
@@ -288,6 +289,7 @@ def check_params(config: EagleConfig, params: Weights) -> None:
       f'target_ids are from {ids.min()} to {ids.max()}, and the target has '
       f'{config.vocab_size} tokens'
     )
+  # [3, 5, 3] has 3 twice.
   values, counts = np.unique(ids, return_counts=True)
   if counts.max() > 1:
     raise ValueError(
@@ -306,6 +308,7 @@ def bind(network: Network | None, config: EagleConfig, *, width: int) -> Bound:
   Raises:
     ValueError: if the target keeps no streams, or is of another width or depth.
   """
+  # Its streams are what the network was trained on, layer by layer.
   target = networks.tapped(network)
   _check_widths(config, target.config.embed_dim)
   layers = feature_layers(config, target.num_layers)

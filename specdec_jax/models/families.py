@@ -166,6 +166,7 @@ FAMILIES = (
 
 def of(config: AnyConfig) -> Family:
   """The family whose sizes these are; ValueError if there is none."""
+  # By the very class: a subclass would be another network.
   for family in FAMILIES:
     if type(config) is family.config:
       return family
@@ -193,6 +194,7 @@ def drafts_for(config: AnyConfig) -> str | None:
 
 def language_model(config: AnyConfig) -> LanguageModel:
   """The functions that decoding calls; ValueError if a network only drafts."""
+  # Functions of its own come before a network's.
   family = of(config)
   if family.language_model is not None:
     return family.language_model(config)

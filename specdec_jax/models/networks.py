@@ -84,6 +84,7 @@ class Network:
 
   def token_embedder(self, params: Weights) -> Weights:
     """The parameters of the decoder's token embeddings."""
+    # ('decoder', 'token_embedder') is a branch within a branch.
     for name in self.embedder:
       params = params[name]
     return params
@@ -101,6 +102,7 @@ class Network:
         else 'a decoder-only model takes no encoder tokens'
       )
     batch_size, prompt_len = prompt.decoder_tokens.shape
+    # An encoder is run once, where the cache is made.
     inputs = (prompt.encoder_tokens,) if self.has_encoder else ()
     sizes = batch_size, max(max_len, prompt_len)
     cache = applied(self.module)(params, *sizes, *inputs, method='empty_cache')

@@ -196,6 +196,7 @@ def spec_drafter_of(
   max_positions: int,
 ) -> BlockDecoderConfig:
   """A Spec-Drafter as wide as a target, whose embeddings and encoder fit."""
+  # Width, heads and vocabulary are the target's.
   own: dict[str, Any] = {
     'num_encoder_layers': num_encoder_layers,
     'num_decoder_layers': num_decoder_layers,

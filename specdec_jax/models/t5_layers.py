@@ -63,6 +63,8 @@ class T5Config:
   has_float32_scores: bool = True
 
   def __post_init__(self):
+    # An encoder has half of the buckets for each side, and half of those for
+    # exact distances.
     fewest = self.relpos_num_buckets // (4 if self.num_encoder_layers else 2)
     most = self.relpos_num_buckets // 2
     if fewest < 1 or most >= self.relpos_max_distance:
@@ -137,6 +139,7 @@ class RelativePositionBias(nn.Module):
       distances = jnp.clip(distances, -limit, limit) + limit
     else:
       distances = jnp.clip(-distances, 0, limit)
+    # [H, D] taken at [B, T, S] is [H, B, T, S]; heads go behind the rows.
     biases = jnp.take(by_distance, distances, axis=1, mode='clip')
     return jnp.moveaxis(biases, 0, 1)
 
@@ -148,6 +151,7 @@ class Attention(nn.Module):
 
   def setup(self):
     config = self.config
+    # T5 11b's heads are together wider than its residual stream.
     width = config.num_heads * config.head_dim
     kernel_init = nn.initializers.variance_scaling(1.0, 'fan_in', 'normal')
     # T5 does not scale scores: the factor is in the initial query kernel.

@@ -64,6 +64,7 @@ def last_call(
   def keep(
     cache: FeatureCache, streams: Array, placement: Placement | None
   ) -> FeatureCache:
+    # A call may be wider, as a prompt's, or narrower, where nobody drafts.
     if placement is None:
       streams = streams[:, :width]
       missing = width - streams.shape[1]
@@ -107,6 +108,7 @@ def all_positions(network: Network, chosen: Sequence[int]) -> LanguageModel:
   position. Raises ValueError for a layer that is not there."""
 
   def begin(target: Any, streams: Array, lengths: Array) -> StreamsCache:
+    # The prompt's streams are those of its first call, from entry 0 on.
     batch_size, num_tokens, width = streams.shape
     shape = batch_size, 1, target.capacity, width
     cache = StreamsCache(
@@ -190,6 +192,7 @@ def _with_streams(
   check(network, chosen)
 
   def run(params: Weights, *args: Any) -> tuple[Array, Any, Array]:
+    # Flax returns beside the result what the layers sowed on the way.
     (x, cache), sown = network.module.apply(
       {'params': params}, *args, method='extend', mutable=networks.TAPS
     )

@@ -94,6 +94,7 @@ def find_slice(name: str) -> Slice:
   platforms.answer_libtpu()
   from jax.experimental import topologies
 
+  # Of `v5e:1x1`, less than a host, libtpu wants to know the host's shape.
   options: dict[str, Any] = {}
   if chip.name == 'v4':  # One device per chip, not per core.
     options['chip_config_name'] = 'megacore'
@@ -175,6 +176,7 @@ def price(
   """The costs of programs of `compile_all`, on one scale; `num_partitions` says
   of each how many chips take part in its collectives."""
   costs = [hlo.Program(each.as_text()).cost() for each, _ in programs]
+  # The cheapest tenth: dearer ones wait for memory or multiply.
   # What the compiler expects of the least instructions, in any of them.
   small = [cycles for cost in costs for cycles in cost.small_cycles]
   launch = float(np.percentile(small, 10)) / chip.clock if small else 0.0

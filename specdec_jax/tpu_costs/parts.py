@@ -71,6 +71,7 @@ def shapes_of(
   own: Any = ()
   draft_mesh: Mesh | None = workload.mesh
   if made.config is not None:
+    # Heads of a small draft model may be fewer than the chips of a copy.
     own = families.param_shapes(made.config)
     try:
       own = _placed(workload, own)
@@ -198,6 +199,7 @@ def pair_costs(
     'draft_params': aot.tree_bytes(whole.own),
     'caches': aot.tree_bytes(caches),
   }
+  # Before anything is compiled: what is kept alone may be too much.
   memory['total'] = sum(memory.values())
   memory['available'] = int(workload.slice.chip.memory_bytes)
   _check_fits(workload, memory)
@@ -211,6 +213,7 @@ def pair_costs(
   memory['total'] += memory['temporaries']
   _check_fits(workload, memory)
   widths = widths_to_time(max_gamma)
+  # In the order of `part_jobs`.
   first, further, *of_trees = costs[len(widths) :]
   if whole.chain is None and max_gamma > 1:
     further = _per_token(first, further, max_gamma - 1)
@@ -259,6 +262,7 @@ def tree_shapes(workload: Workload, max_gamma: int) -> list[Tree]:
   nodes where only a typical alpha is known; those that the drafter drafts."""
   rates = tree_theory.assumed_rates(tree_theory.DEFAULT_ALPHA)
   sizes = [width - 1 for width in widths_to_time(max_gamma)]
+  # A width of 4 is the root and 3 nodes.
   best = [Tree(tree_theory.best_tree(rates, n, n)) for n in sizes if n > 1]
   return [tree for tree in best if _drafts(workload.decoder, tree)]
 
@@ -311,6 +315,8 @@ def _further_draft(workload: Workload, shapes: Shapes, chain: Chain) -> Job:
     probs = to_probs(raw[:, 0])
     return (distributions.sample(keys, probs), probs, left), cache
 
+  # What is left of a token, such as EAGLE's guess of features, has the shapes
+  # that a catch-up leaves.
   tokens = jax.ShapeDtypeStruct((workload.batch_size,), jnp.int32)
   seen = (state.target_cache,) if chain.reads_target_cache else ()
   caught_up = params, state.context, state.drafter_state, *seen

@@ -117,6 +117,7 @@ def decoder_of(
   model = Model(checkpoint=target, sizes=target, dtype=dtype)
   own: dict[str, Model] = {}
   if draft is not None:
+    # A name of sizes is read as such, anything else as a folder's path.
     sizes: str | AnyConfig | None = None
     if draft in presets.EAGLES:
       config = models.read_config(model)

@@ -91,5 +91,7 @@ def test_sizes_of_the_published_models(name):
     'attention.sliding_window': config.windows[0],
   } | (OWN[kind] if config.rope_factor != 1 or kind == 'gemma2' else {})
   values = Settings(path='a.gguf', values=stated)
-  found = gemma.read_config(values, kind, config.vocab_size, jnp.float32)
+  sizes = gguf.sizes_of(values, config.num_layers, may_lack_head_dim=False)
+  sizes |= {'vocab_size': config.vocab_size, 'dtype': jnp.float32}
+  found = gemma.config_of(values, kind, sizes)
   assert found == dataclasses.replace(config, dtype=jnp.float32)

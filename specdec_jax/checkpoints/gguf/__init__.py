@@ -89,7 +89,7 @@ def read_config(
       f'{num_layers} layers'
     )
   is_gemma = architecture in gemma.ARCHITECTURES
-  sizes = _sizes(values, num_layers, may_lack_head_dim=not is_gemma)
+  sizes = sizes_of(values, num_layers, may_lack_head_dim=not is_gemma)
   sizes |= {'vocab_size': _vocab_size(file), 'dtype': dtype}
   found: LlamaConfig | GemmaConfig
   if is_gemma:
@@ -100,7 +100,7 @@ def read_config(
   return found
 
 
-def _sizes(
+def sizes_of(
   values: Settings, num_layers: int, *, may_lack_head_dim: bool
 ) -> Json:
   """Fields that the configurations of both kinds of networks have."""
@@ -186,6 +186,7 @@ def read_params(path: Path, config: LlamaConfig | GemmaConfig) -> Weights:
   kind = 'Gemma' if is_gemma else 'Llama'
   if not isinstance(config, GemmaConfig if is_gemma else LlamaConfig):
     raise ValueError(f'{path} holds a {kind}, not the sizes of a {config}')
+  # Names and shapes are compared before anything is dequantised.
   wanted = parameters_of(config)
   known = {_ROPE_FACTORS, *(parameter.name for parameter in wanted)}
   if unexpected := set(file.tensors) - known:
@@ -280,6 +281,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
   tokens = values.texts(_TOKENS)
   if not tokens:
     values.refuse(_TOKENS, 'at least one token')
+  # A token with two ids would be encoded as one of them.
   token, times = collections.Counter(tokens).most_common(1)[0]
   if times > 1:
     raise ValueError(f'{file.path}: {_TOKENS} has {token!r} {times} times')
@@ -367,6 +369,7 @@ def _pre_tokenizer(values: Settings, splitting: str) -> Any:
     return pre.ByteLevel(False)
   if splitting == 'qwen2' or splitting in _LLAMA3_NAMES:
     regex = _QWEN2_WORDS if splitting == 'qwen2' else _LLAMA3_WORDS
+    # First into words, then each of their bytes as a letter of its own.
     words = pre.Split(tokenizers.Regex(regex), 'isolated')
     return pre.Sequence([words, pre.ByteLevel(False, use_regex=False)])
   raise ValueError(

@@ -22,6 +22,7 @@ def config_of(values: Settings, kind: str, sizes: Json) -> GemmaConfig:
   period = 6 if is_gemma_3 else 2
   window = values.count('attention.sliding_window')
   values.expect('attention.sliding_window_pattern', period)
+  # Scores are divided by the root of this: of a head's size but in one model.
   scalar = sizes['head_dim']
   if sizes['num_layers'] == _NUM_LAYERS_27B[kind]:
     scalar = sizes['embed_dim'] // sizes['num_heads']

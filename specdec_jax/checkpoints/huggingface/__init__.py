@@ -153,6 +153,7 @@ def read_params(folder: Path, config: Config) -> Weights:
   """The tree of our network in a folder's files, in the config's dtype; see
   `safetensors_folder` for the errors."""
   network = _network_of(config)
+  # Before parameters are listed: a file may state a thousand layers.
   tensors = safetensors_folder.open_tensors(
     folder, num_layers=sum(families.num_layers(config))
   )
@@ -247,6 +248,7 @@ def not_honoured(folder: Path) -> str | None:
   if not values.values:
     values = settings.read_if_any(folder / CONFIG)
     places = [values, values.at('decoder'), values.at('text_config')]
+  # As `no_repeat_ngram_size 3`, once, wherever it stands.
   found = {
     f'{key} {reprlib.repr(place.values[key])}'
     for place in places

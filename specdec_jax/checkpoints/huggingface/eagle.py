@@ -99,6 +99,7 @@ def is_stated(values: Settings) -> bool:
 def read_config(values: Settings, dtype: jnp.dtype) -> EagleConfig:
   """The sizes that config.json and the names of the tensors state; raises
   ValueError for what `models.eagle` does not compute."""
+  # speculators has the layer's sizes in an object of their own.
   is_nested = values.has('speculators_model_type')
   inner = values.at('transformer_layer_config') if is_nested else values
   # The others have one network, whatever they say of the target.
@@ -258,6 +259,7 @@ def to_file(config: EagleConfig, params: Weights) -> Weights:
     kernel = np.asarray(params['logits_dense']['kernel'])
     in_order = {'kernel': kernel[:, np.argsort(ids)]}
     return params | {'logits_dense': in_order}
+  # `t2d`, by token of the target, says whether it can be drafted.
   is_drafted = np.zeros(config.vocab_size, bool)
   is_drafted[ids] = True
   offsets = ids - np.arange(config.draft_vocab_size)

@@ -285,6 +285,7 @@ def stack_json(config: GemmaConfig) -> Json:
 def check_written(config: Any, found: Any) -> None:
   """Raises ValueError unless what is read of a written configuration is what
   was to be written; windows are compared elsewhere."""
+  # Written and read again: what transformers cannot say comes back changed.
   differing = [
     f'{field.name} {getattr(config, field.name)}'
     for field in dataclasses.fields(config)

@@ -94,6 +94,7 @@ def counts(
 ) -> dict[str, int]:
   """The fields of `_COUNTS`, with defaults by key. Of those that a file
   `may_lack`, each head has its own keys and an equal share of the width."""
+  # With 4 heads and a width of 64, heads are of 16 unless a file says so.
   known = defaults or {}
   found = {
     field: values.count(key, known.get(key))
@@ -166,6 +167,7 @@ def _windows(
 ) -> tuple[int, ...]:
   """The window of each layer, as `LlamaConfig` has them; one that no context
   outgrows is none."""
+  # Of 4 layers with `max_window_layers` 2, the last two have a window.
   key, first, window = 'sliding_window', 0, 0
   if values.has(key):
     window = values.count(key)

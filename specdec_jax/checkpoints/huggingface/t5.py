@@ -65,6 +65,7 @@ def read_config(values: Settings, dtype: jnp.dtype) -> T5Config:
   generation_config.json beside it, describes what `models.t5` does not
   compute."""
   _check_supported(values)
+  # It may state another first token than config.json does.
   generation = user_path(values.path).with_name('generation_config.json')
   _check_ids(settings.read_if_any(generation))
   num_layers = values.count('num_layers', most=settings.MAX_LAYERS)

@@ -133,6 +133,7 @@ def _local_spec(folder: Path, name: str, spec: Any) -> Json:
     raise ValueError(f'{folder}: array {name} is no zarr: {reprlib.repr(spec)}')
   # tensorstore before 0.1.14 had the path beside the kvstore.
   path = spec['kvstore'].get('path', spec.get('path'))
+  # Nothing outside of the checkpoint's folder is opened.
   parts = Path(path).parts if isinstance(path, str) else ()
   if not parts or '..' in parts or path.strip('/') == '':
     raise ValueError(f'{folder}: array {name} has no valid path: {path!r}')
@@ -151,6 +152,7 @@ def write(folder: Path, params: Weights, *, step: int) -> None:
   the index with the training steps taken last."""
   tensorstore = stored_arrays.import_tensorstore()
   specs, pending = {}, []
+  # Arrays are written beside each other, and the index when all of them are.
   for name, values in stored_arrays.flatten(params).items():
     path = f'target.{name.replace("/", ".")}/'
     specs[name] = {
