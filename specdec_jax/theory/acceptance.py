@@ -27,8 +27,8 @@ _TOLERANCE = 1e-4
 def in_range(
   name: str, value: ArrayLike, low: float, high: float = np.inf
 ) -> np.ndarray:
-  """`value` as float64; ValueError with the first entry outside `[low, high]`,
-  NaN included."""
+  """Returns `value` as float64; ValueError with the first entry outside `[low,
+  high]`, NaN included."""
   array = np.asarray(value, np.float64)
   is_outside = ~((array >= low) & (array <= high))
   if is_outside.any():
@@ -39,7 +39,7 @@ def in_range(
 
 
 def above_zero(name: str, value: ArrayLike, high: float = np.inf) -> np.ndarray:
-  """`value` as float64, once known to be in `(0, high]`."""
+  """Returns `value` as float64, once known to be in `(0, high]`."""
   array = in_range(name, value, 0.0, high)
   if (array == 0).any():
     raise ValueError(f'{name} must be above 0, got 0')
@@ -47,7 +47,8 @@ def above_zero(name: str, value: ArrayLike, high: float = np.inf) -> np.ndarray:
 
 
 def _pair(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-  """Both as float64, once known to be distributions over one vocabulary."""
+  """Returns both as float64, once known to be distributions over one
+  vocabulary."""
   pair = []
   for name, probs in (('p', p), ('q', q)):
     array = in_range(name, probs, 0.0, 1.0 + _TOLERANCE)
@@ -67,7 +68,8 @@ def _pair(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 def acceptance_rate(
   p: ArrayLike, q: ArrayLike, lenience: ArrayLike = 1.0
 ) -> np.ndarray:
-  """The chance that a token drawn from `q` is accepted, `sum min(p / l, q)`.
+  """Returns the chance that a token drawn from `q` is accepted, `sum min(p / l,
+  q)`.
 
   Theorem 3.5, and Appendix A.5 for lenience. It is the paper's beta for one
   context; its mean over contexts is alpha.
@@ -79,7 +81,8 @@ def acceptance_rate(
 
 
 def divergence(p: ArrayLike, q: ArrayLike) -> np.ndarray:
-  """`D_LK(p, q)`, the total variation distance, `1 - acceptance_rate(p, q)`.
+  """Computes `D_LK(p, q)`, the total variation distance, `1 -
+  acceptance_rate(p, q)`.
 
   Definition 3.2 and Lemma 3.3. Computed as half the L1 distance, which keeps
   its precision when the distributions are close. 0 only for equal
@@ -92,7 +95,8 @@ def divergence(p: ArrayLike, q: ArrayLike) -> np.ndarray:
 def argmax_acceptance(
   p: ArrayLike, q: ArrayLike, lenience: ArrayLike = 1.0
 ) -> np.ndarray:
-  """1 where the drafter's likeliest token passes at temperature 0, else 0.
+  """Returns 1 where the drafter's likeliest token passes at temperature 0, else
+  0.
 
   Appendix A.5. Token x passes if `p(x) >= l max p`, with `p` before the argmax;
   ties in `q` go to the lowest id. The mean is alpha. Departure: the inequality
@@ -107,7 +111,7 @@ def argmax_acceptance(
 
 
 def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
-  """Mean tokens per target run, `(1 - alpha^(gamma+1)) / (1 - alpha)`.
+  """Returns mean tokens per target run, `(1 - alpha^(gamma+1)) / (1 - alpha)`.
 
   Equation 1, and its limit `gamma + 1` at alpha 1. It takes the acceptances of
   a draft to be independent with one rate, which measured text need not obey:
@@ -127,7 +131,7 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
 
 
 def expected_tokens_of_profile(profile: ArrayLike) -> np.ndarray:
-  """Mean tokens per target run when each position has its own rate.
+  """Returns mean tokens per target run when each position has its own rate.
 
   `1 + a_1 + a_1 a_2 + ...`: Equation 1 without the assumption that every `a_i`
   is the same alpha, and exact for measured rates `[..., G]`: of the drafts
@@ -142,7 +146,8 @@ def expected_tokens_of_profile(profile: ArrayLike) -> np.ndarray:
 
 
 def expected_runs(rates: ArrayLike, gamma: int) -> float:
-  """Mean target runs over one text whose drafted tokens have these chances.
+  """Returns mean target runs over one text whose drafted tokens have these
+  chances.
 
   A run begins where the last one ended, so that there are more of them where
   text is hard to guess: a mean over all prefixes, such as a profile, promises
@@ -165,15 +170,15 @@ def expected_runs(rates: ArrayLike, gamma: int) -> float:
 
 
 def oracle_tokens(alpha: ArrayLike) -> np.ndarray:
-  """Mean tokens per target run if gamma were always chosen with hindsight,
-  `1 / (1 - alpha)` (Sec. 3.5); infinite at alpha 1."""
+  """Returns mean tokens per target run if gamma were always chosen with
+  hindsight, `1 / (1 - alpha)` (Sec. 3.5); infinite at alpha 1."""
   return expected_tokens(alpha, np.inf)
 
 
 def alpha_from_block_efficiency(
   block_efficiency: ArrayLike, gamma: ArrayLike
 ) -> np.ndarray:
-  """The alpha at which `expected_tokens` is the measured mean length.
+  """Returns the alpha at which `expected_tokens` is the measured mean length.
 
   The third of the acceptance rates of `docs/notation.md`. It inverts Equation 1
   by bisection to float64 precision, and inherits its assumption of one
@@ -190,6 +195,7 @@ def alpha_from_block_efficiency(
       f'block_efficiency {tokens[is_above][0]:g} is above gamma + 1 ='
       f' {gamma[is_above][0] + 1:g}'
     )
+  # Halving 60 times leaves less than the spacing of float64 numbers near 1.
   low, high = np.zeros(tokens.shape), np.ones(tokens.shape)
   for _ in range(60):
     middle = (low + high) / 2
@@ -203,7 +209,7 @@ def alpha_from_block_efficiency(
 def token_verification_accepted(
   p: ArrayLike, q: ArrayLike, gamma: int
 ) -> float:
-  """Mean drafted tokens that Algorithm 1 accepts without any context.
+  """Returns mean drafted tokens that Algorithm 1 accepts without any context.
 
   `beta + beta^2 + ... + beta^gamma`; the correction is not counted. Arguments
   and errors are those of `block_verification_accepted`.
@@ -215,7 +221,8 @@ def token_verification_accepted(
 def block_verification_accepted(
   p: ArrayLike, q: ArrayLike, gamma: int
 ) -> float:
-  """Mean drafted tokens that block verification accepts, by enumeration.
+  """Returns mean drafted tokens that block verification accepts, by
+  enumeration.
 
   Sun et al., Algorithm 2 (https://arxiv.org/abs/2403.10444), for one
   context-free pair: every draft is visited, and the chance that the
@@ -231,6 +238,8 @@ def block_verification_accepted(
       f'{size} tokens and gamma {gamma} make {size**gamma} drafts, more than'
       f' {_MAX_DRAFTS}'
     )
+  # Every draft is a column: of 2 tokens and gamma 2 they are
+  # 0 0 1 1 over 0 1 0 1.
   drafts = np.indices((size,) * gamma).reshape(gamma, size**gamma)
   weights = q[drafts].prod(0)
   ratio = np.divide(p, q, out=np.zeros_like(p), where=q > 0)
@@ -251,7 +260,7 @@ def block_verification_accepted(
 def _toy(
   p: ArrayLike, q: ArrayLike, gamma: float
 ) -> tuple[np.ndarray, np.ndarray, int]:
-  """All three, once known to be two vectors and a whole number."""
+  """Returns all three, once known to be two vectors and a whole number."""
   p, q = _pair(p, q)
   if p.ndim != 1 or q.ndim != 1:
     raise ValueError(f'p and q must be vectors, got {p.shape} and {q.shape}')
@@ -259,7 +268,8 @@ def _toy(
 
 
 def whole(name: str, value: float) -> int:
-  """`value` as an int; ValueError unless it is a whole number of at least 0."""
+  """Returns `value` as an int; ValueError unless it is a whole number of at
+  least 0."""
   if value < 0 or not float(value).is_integer():
     raise ValueError(
       f'{name} must be a whole number of at least 0, got {value}'

@@ -8,6 +8,9 @@ import numpy as np
 
 from specdec_jax.theory.acceptance import in_range
 
+# What files of costs say that they are: `calibrate` writes them, `plan` reads.
+KIND = 'specdec costs'
+
 
 def widths_to_time(max_gamma: int) -> tuple[int, ...]:
   """Positions of the target calls that suffice for `Costs` up to `max_gamma`:
@@ -79,7 +82,8 @@ class Costs:
   def among(cls, figures: Mapping[str, Any]) -> 'Costs':
     """Picks them from what `specdec calibrate` or `plan` writes."""
     names = [field.name for field in dataclasses.fields(cls)]
-    return cls(**{name: figures[name] for name in names if name in figures})
+    found = {name: figures.get(name) for name in names}
+    return cls(**{k: v for k, v in found.items() if v is not None})
 
   @property
   def plain_seconds(self) -> float:
@@ -121,13 +125,13 @@ class Costs:
     return float(np.interp(gamma, self.tree_nodes, self.tree_seconds))
 
   def c(self, gamma: int) -> float:
-    """The mean drafted token of `gamma`, at least 1, over a plain step
+    """Returns the mean drafted token of `gamma`, at least 1, over a plain step
     (Definition 3.7)."""
     in_range('gamma', gamma, 1)
     return self.drafting_seconds(gamma) / gamma / self.plain_seconds
 
   def verify_cost_ratio(self, gamma: int) -> float:
-    """T(gamma + 1) / T(1). Raises as `check_gamma`."""
+    """Returns T(gamma + 1) / T(1). Raises as `check_gamma`."""
     self.check_gamma(gamma)
     seconds = np.interp(gamma + 1, self.widths, self.target_seconds)
     return float(seconds) / self.plain_seconds

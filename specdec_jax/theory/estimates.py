@@ -6,13 +6,13 @@ _NORMAL_QUANTILE = 1.96  # Of 97.5%.
 
 
 def quotient(part: float, whole: float) -> float | None:
-  """`part / whole` of two scalars; None where nothing was counted."""
+  """Returns `part / whole` of two scalars; None where nothing was counted."""
   return float(part) / float(whole) if whole else None
 
 
 def alpha(num_accepted: float, num_tested: float) -> float | None:
-  """Accepted / tested drafted tokens: the estimate of alpha in Leviathan et al.
-  (https://arxiv.org/abs/2211.17192)."""
+  """Divides accepted by tested drafted tokens: the estimate of alpha in
+  Leviathan et al. (https://arxiv.org/abs/2211.17192)."""
   return quotient(num_accepted, num_tested)
 
 
@@ -24,7 +24,7 @@ def block_efficiency(num_tokens: float, num_target_runs: float) -> float | None:
 def ratio(
   sums: np.ndarray, counts: np.ndarray
 ) -> tuple[float, list[float] | None]:
-  """A ratio of sums over rows, and its 95% interval.
+  """Estimates a ratio of sums over rows, and its 95% interval.
 
   Rows are the sampling unit, since neighbouring tokens are not independent: the
   variance is that of a ratio estimate, linearised (Cochran, Sampling
@@ -47,11 +47,13 @@ def ratio(
 
 
 def standard_error(sums: np.ndarray, counts: np.ndarray) -> float | None:
-  """The standard error of a `ratio`; None for fewer than two rows."""
+  """Estimates the standard error of a `ratio`; None for fewer than two rows."""
   is_counted = counts > 0
   num_rows = int(is_counted.sum())
   if num_rows < 2:
     return None
+  # How far each row is from the mean rate, in counts: a row with 3 of 10 where
+  # the rate is 0.5 lacks 2.
   excess = (sums - sums.sum() / counts.sum() * counts)[is_counted]
   deviation = np.sqrt((excess**2).sum() * num_rows / (num_rows - 1))
   return float(deviation / counts.sum())

@@ -26,7 +26,7 @@ def predict(
   length: int,
   price: float | None = None,
 ) -> list[Prediction]:
-  """Plain decoding, then the best gamma of each plan.
+  """Predicts for plain decoding, then for the best gamma of each plan.
 
   Chips decode one full batch after the other, and nothing else: no prefill, no
   encoder, no chip that waits. `costs` are of a whole batch, on all its chips

@@ -59,8 +59,8 @@ class ChosenGamma:
 
 
 def runs_with(trial: Trial, gamma: int) -> np.ndarray:
-  """Target runs `[R]` that drafts of at most `gamma` tokens would have needed
-  for what those of a trial gave.
+  """Counts target runs `[R]` that drafts of at most `gamma` tokens would have
+  needed for what those of a trial gave.
 
   Where a draft had A tokens accepted, a run decided on A + 1; with a shorter
   one, all accepted, on `gamma + 1` of them. It takes a drafter that goes on as
@@ -69,6 +69,9 @@ def runs_with(trial: Trial, gamma: int) -> np.ndarray:
   runs is counted.
   """
   num_rows = trial.num_runs.size
+  # Of 10 runs with gamma 3, 6 accepted a first token, 4 a second, 1 a third:
+  # `ended` is 4, 2, 3, 1 runs with 0, 1, 2, 3 accepted. With gamma 1 these need
+  # 1, 1, 2, 2 runs each: 4 + 2 + 6 + 2 = 14.
   reached = np.column_stack(
     [trial.num_runs, trial.num_accepted, np.zeros(num_rows, int)]
   )
@@ -79,8 +82,8 @@ def runs_with(trial: Trial, gamma: int) -> np.ndarray:
 
 
 def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
-  """The fastest gamma, or 0 if none is faster than plain decoding by a margin:
-  the planner's, or as much as excludes a loss of 5%.
+  """Chooses the fastest gamma, or 0 if none is faster than plain decoding by a
+  margin: the planner's, or as much as excludes a loss of 5%.
 
   How tokens per target run depend on gamma is that of the rows with the longest
   drafts (`runs_with`); how many tokens are accepted at all, that of all rows.
@@ -98,34 +101,7 @@ def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
     raise ValueError(
       'no gamma but 0 was tried: there is nothing to choose from'
     )
-  costs = Costs(
-    widths=[trial.gamma + 1 for trial in trials],
-    target_seconds=[trial.iteration_seconds for trial in trials],
-    first_draft_seconds=0.0,
-    draft_seconds=0.0,
-  )
-  length = np.concatenate([trial.num_tokens for trial in trials]).mean()
-
-  def speed(gamma: int, efficiency: float) -> float:
-    """Tokens per second."""
-    near = drafting if gamma else [plain]
-    at = lambda values: np.interp(gamma, [t.gamma for t in near], values)
-    ratio = costs.iteration_seconds(gamma) / costs.plain_seconds
-    pace = predicted_speedup(efficiency, gamma, 0.0, ratio)
-    rows_at_work = batch_size * at([t.utilisation for t in near])
-    seconds = length * costs.plain_seconds / pace / rows_at_work
-    return float(length / (at([t.fill_seconds for t in near]) + seconds))
-
-  own = {
-    each.gamma: float(each.num_tokens.sum() / each.num_runs.sum())
-    for each in drafting
-  }
-  measured = {gamma: speed(gamma, own.get(gamma, 1.0)) for gamma in (0, *own)}
-  speeds, agreement = dict(measured), _agree(drafting)
-  if agreement is not False:
-    considered = range(min(own), max(own) + 1) if agreement else own
-    expected = _efficiencies(drafting, considered)
-    speeds |= {gamma: speed(gamma, each) for gamma, each in expected.items()}
+  measured, speeds = _speeds(plain, drafting, batch_size)
   best = max(speeds, key=speeds.__getitem__)
   # Times between those that were tried are interpolated, which is worth little
   # where speeds hardly differ; and other texts will be less or more easily
@@ -149,6 +125,45 @@ def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
     tokens_per_second={str(gamma): each for gamma, each in measured.items()},
     alpha=alpha,
   )
+
+
+def _speeds(
+  plain: Trial, drafting: Sequence[Trial], batch_size: int
+) -> tuple[dict[int, float], dict[int, float]]:
+  """Returns tokens per second by gamma: as measured, and as expected of all
+  that are considered."""
+  trials = [plain, *drafting]
+  costs = Costs(
+    widths=[trial.gamma + 1 for trial in trials],
+    target_seconds=[trial.iteration_seconds for trial in trials],
+    first_draft_seconds=0.0,
+    draft_seconds=0.0,
+  )
+  length = np.concatenate([trial.num_tokens for trial in trials]).mean()
+
+  def speed(gamma: int, efficiency: float) -> float:
+    # What was measured, interpolated between the gammas that were tried.
+    near = drafting if gamma else [plain]
+    at = lambda values: np.interp(gamma, [t.gamma for t in near], values)
+    ratio = costs.iteration_seconds(gamma) / costs.plain_seconds
+    pace = predicted_speedup(efficiency, gamma, 0.0, ratio)
+    rows_at_work = batch_size * at([t.utilisation for t in near])
+    seconds = length * costs.plain_seconds / pace / rows_at_work
+    return float(length / (at([t.fill_seconds for t in near]) + seconds))
+
+  own = {
+    each.gamma: float(each.num_tokens.sum() / each.num_runs.sum())
+    for each in drafting
+  }
+  measured = {gamma: speed(gamma, own.get(gamma, 1.0)) for gamma in (0, *own)}
+  agreement = _agree(drafting)
+  if agreement is False:
+    return measured, measured
+  considered = range(min(own), max(own) + 1) if agreement else own
+  expected = _efficiencies(drafting, considered)
+  return measured, measured | {
+    gamma: speed(gamma, each) for gamma, each in expected.items()
+  }
 
 
 def _sentence(
@@ -189,9 +204,9 @@ def _efficiencies(
 
 
 def _error(trials: Sequence[Trial]) -> float:
-  """The standard error of a speed over plain decoding's, as a share of it: that
-  of tokens per target run over all texts that were drafted for, and those of
-  the times, of drafts on average; 0 where there is but one of each."""
+  """Estimates the standard error of a speed over plain decoding's, as a share
+  of it: that of tokens per target run over all texts that were drafted for, and
+  those of the times, of drafts on average; 0 where there is but one of each."""
   plain, drafting = trials[0], trials[1:]
   tokens = np.concatenate([trial.num_tokens for trial in drafting])
   runs = np.concatenate(
@@ -207,8 +222,8 @@ def _error(trials: Sequence[Trial]) -> float:
 
 
 def _agree(trials: Sequence[Trial]) -> bool | None:
-  """Whether each trial's tokens per target run are, within the intervals of
-  both, what the longest drafts promise; None if there are no intervals."""
+  """Says whether each trial's tokens per target run are, within the intervals
+  of both, what the longest drafts promise; None if there are no intervals."""
   widest = trials[-1]
   for trial in trials[:-1]:
     found, its = estimates.ratio(trial.num_tokens, trial.num_runs)

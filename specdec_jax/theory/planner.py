@@ -61,7 +61,8 @@ class GammaPlan:
 def expected_iterations(
   profile: ArrayLike, length: int, batch_size: int
 ) -> float:
-  """Mean iterations until the slowest of several rows has `length` tokens.
+  """Computes mean iterations until the slowest of several rows has `length`
+  tokens.
 
   Exact for independent rows and iterations: the distribution of the tokens per
   iteration is convolved until the length is reached, and the mean of the
@@ -77,10 +78,14 @@ def expected_iterations(
   profile = in_range('profile', profile, 0, 1)
   reached = np.concatenate([[1.0], profile.cumprod()])
   block = np.concatenate([[0.0], reached - np.append(reached[1:], 0.0)])
+  # With rates 0.8, 0.5: at least 0, 1, 2 drafted tokens are accepted with
+  # chances 1, 0.8, 0.4 (`reached`), so that an iteration gives 1, 2, 3 tokens
+  # with 0.2, 0.4, 0.4 (`block`, which begins with no token at all).
   # `missing[n]`: the chance that just n tokens, too few, are there by now.
   missing, mean = np.zeros(length), 0.0
   missing[0] = 1.0
   for _ in range(length):
+    # All B rows are done with the chance that each is.
     unfinished = min(float(missing.sum()), 1.0)
     mean += 1 - (1 - unfinished) ** batch_size
     missing = np.convolve(missing, block)[:length]
@@ -96,7 +101,7 @@ def plan(
   length: int = 128,
   interval: tuple[float, float] | None = None,
 ) -> GammaPlan:
-  """The gamma to take, what it should give, and words where it loses.
+  """Chooses a gamma, and says what it should give or why it loses.
 
   Args:
     alpha: the acceptance rate, or one per position, `max_gamma` or more.
@@ -146,13 +151,15 @@ def plan(
 def oracle_speedup(
   alpha: float | ArrayLike, costs: Costs, length: int = 128
 ) -> float:
-  """What no schedule that varies gamma exceeds, a fixed gamma included: an
-  oracle drafts just what is accepted, and scores at the least price measured.
+  """Returns what no schedule that varies gamma exceeds, a fixed gamma included:
+  an oracle drafts just what is accepted, and scores at the least price
+  measured.
 
   Rates are those of `plan`; positions beyond them have the last one. Infinite
   for a drafter that is always right and takes no time, unless launching does.
   """
   rates = np.atleast_1d(in_range('alpha', alpha, 0, 1))
+  # Beyond the last position the rate stays r, and r + r^2 + ... = r / (1 - r).
   reached = rates.cumprod()
   with np.errstate(divide='ignore', invalid='ignore'):
     beyond = np.nan_to_num(
@@ -176,8 +183,8 @@ def forecast(
   *,
   tree: tuple[int, ...] | None = None,
 ) -> Forecast:
-  """What to expect of a chain, from the rates of its positions, or of a tree,
-  from those of its depths."""
+  """Forecasts what to expect of a chain, from the rates of its positions, or of
+  a tree, from those of its depths."""
   gamma = len(tree or profile)
   tokens = float(expected_tokens_of_profile(profile))
   of_one = expected_iterations(profile, length, 1)
@@ -209,7 +216,7 @@ def _verdict(
   batch_size: int,
   profile: np.ndarray,
 ) -> list[str]:
-  """Where drafting gains and where it loses, and why."""
+  """Says where drafting gains and where it loses, and why."""
   drafting = choices[1:]
   if not drafting:
     return ['No gamma was considered: decode plainly.']
@@ -252,7 +259,8 @@ def _verdict(
 def _reason(
   choice: Forecast, costs: Costs, batch_size: int, profile: np.ndarray
 ) -> str:
-  """Which of the costs is to blame: the one without which it would gain."""
+  """Says which of the costs is to blame: the one without which it would
+  gain."""
   gamma, tokens = choice.gamma, choice.expected_tokens
   ratio = costs.verify_cost_ratio(gamma)
   drafting = costs.drafting_seconds(gamma) / costs.plain_seconds

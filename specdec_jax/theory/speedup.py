@@ -26,7 +26,8 @@ from specdec_jax.theory.acceptance import (
 def walltime_improvement(
   alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike
 ) -> np.ndarray:
-  """Plain decoding's time over speculative decoding's, above 1 for a gain.
+  """Returns plain decoding's time over speculative decoding's, above 1 for a
+  gain.
 
   `(1 - alpha^(gamma+1)) / ((1 - alpha) (gamma c + 1))`, Theorem 3.8. Scoring
   `gamma + 1` tokens at once is taken to cost one plain step;
@@ -44,7 +45,7 @@ def walltime_improvement(
 def operations_factor(
   alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike
 ) -> np.ndarray:
-  """Arithmetic per token over plain decoding's, above 1 for extra work.
+  """Returns arithmetic per token over plain decoding's, above 1 for extra work.
 
   `(1 - alpha) (gamma c_hat + gamma + 1) / (1 - alpha^(gamma+1))`, Theorem 3.11.
   """
@@ -66,7 +67,7 @@ def memory_reads_factor(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
 
 
 def minimal_improvement(alpha: ArrayLike, c: ArrayLike) -> np.ndarray:
-  """What the best gamma gains at the least.
+  """Returns what the best gamma gains at the least.
 
   `(1 + alpha) / (1 + c)` if `alpha > c`, the gain of gamma 1 (Corollary 3.9).
   Otherwise no gamma gains and the best, 0, gives 1.
@@ -78,8 +79,9 @@ def minimal_improvement(alpha: ArrayLike, c: ArrayLike) -> np.ndarray:
 def best_gamma(
   alpha: ArrayLike, c: ArrayLike, max_gamma: int = 128
 ) -> int | np.ndarray:
-  """The gamma up to `max_gamma` with the greatest `walltime_improvement`, the
-  least of equally good ones: 0 if drafting does not pay. An `int` for scalars.
+  """Finds the gamma up to `max_gamma` with the greatest `walltime_improvement`,
+  the least of equally good ones: 0 if drafting does not pay. An `int` for
+  scalars.
 
   Sec. 3.5 and Figure 3. The improvement rises and then falls with gamma, so a
   bound that is reached (always at `c` 0) means that the optimum lies at or
@@ -96,7 +98,7 @@ def best_gamma(
 
 
 def oracle_walltime_improvement(alpha: ArrayLike, c: ArrayLike) -> np.ndarray:
-  """The improvement if gamma were always chosen with hindsight.
+  """Returns the improvement if gamma were always chosen with hindsight.
 
   An oracle drafts just the n tokens that will be accepted, `alpha / (1 -
   alpha)` of them on average, and pays `n c + 1` for n + 1 tokens, hence
@@ -115,7 +117,7 @@ def predicted_speedup(
   c: ArrayLike,
   verify_cost_ratio: ArrayLike = 1.0,
 ) -> np.ndarray:
-  """The speedup that measured tokens and measured costs imply.
+  """Returns the speedup that measured tokens and measured costs imply.
 
   `block_efficiency / (gamma c + verify_cost_ratio)`: Theorem 3.8 with two
   assumptions lifted, that acceptances are independent and that scoring
@@ -141,7 +143,7 @@ def specdec_time(
   draft_time: ArrayLike,
   verify_time: ArrayLike,
 ) -> np.ndarray:
-  """Time to decode a sequence, `L / Tok (t_draft + t_verify)`.
+  """Returns the time to decode a sequence, `L / Tok (t_draft + t_verify)`.
 
   Xia et al., the two principles of a drafter:
   https://arxiv.org/abs/2203.16487. Capability raises the tokens per iteration,

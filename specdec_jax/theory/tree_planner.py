@@ -29,7 +29,7 @@ def plan(
   batch_size: int = 1,
   length: int = 128,
 ) -> TreePlan:
-  """The best number of nodes and depth, against the best chain.
+  """Finds the best number of nodes and depth, against the best chain.
 
   Args:
     rates: of ranks, as of `theory.trees`.
@@ -47,51 +47,66 @@ def plan(
   costs.check_gamma(max_nodes)
   planner.in_range('max_nodes', max_nodes, 2)
   tree = _fastest(rates, costs, max_nodes)
-  num_nodes, depth = len(tree), max(trees.depths(tree))
+  depth = max(trees.depths(tree))
   choice = planner.forecast(
     trees.profile(tree, rates), costs, batch_size, length, tree=tree
   )
   is_faster = choice.speedup > chain.speedup * (1 + planner.MARGIN)
-  found = (
-    f'{num_nodes} nodes in {depth} depths give {choice.expected_tokens:.2f} '
-    f'tokens per target run and {choice.speedup:.2f} times the speed of plain '
-    'decoding'
-  )
   if is_faster:
-    rest = 'where every chain loses'
-    if chain.gamma:
-      gain = choice.speedup / chain.speedup
-      rest = f'{gain:.2f} times that of the best chain'
-    sentence = f'A tree is faster: {found}, {rest}.'
-    if not costs.tree_nodes:
-      sentence += (
-        ' That is the most it can be: its scoring is taken to cost what a '
-        "chain's of as many tokens does."
-      )
+    sentence = _gain(choice, depth, chain, is_priced=bool(costs.tree_nodes))
   else:
-    seconds = costs.iteration_seconds(num_nodes, depth)
-    scoring = costs.scoring_seconds(num_nodes, depth)
-    rows = f'{batch_size} row' + 's' * (batch_size > 1)
-    sentence = (
-      f'No tree is faster: {found}, since its iteration costs '
-      f'{seconds / costs.plain_seconds:.2f} plain steps, of which scoring '
-      f'{num_nodes + 1} positions of {rows} is '
-      f'{scoring / costs.plain_seconds:.2f}.'
-    )
+    sentence = _loss(choice, depth, costs, batch_size)
   return TreePlan(
     choice=choice, depth=depth, is_faster=is_faster, sentence=sentence
   )
 
 
+def _gain(
+  tree: Forecast, depth: int, chain: Forecast, *, is_priced: bool
+) -> str:
+  rest = 'where every chain loses'
+  if chain.gamma:
+    gain = tree.speedup / chain.speedup
+    rest = f'{gain:.2f} times that of the best chain'
+  sentence = f'A tree is faster: {_shown(tree, depth)}, {rest}.'
+  if not is_priced:
+    sentence += (
+      ' That is the most it can be: its scoring is taken to cost what a '
+      "chain's of as many tokens does."
+    )
+  return sentence
+
+
+def _loss(tree: Forecast, depth: int, costs: Costs, batch_size: int) -> str:
+  seconds = costs.iteration_seconds(tree.gamma, depth)
+  scoring = costs.scoring_seconds(tree.gamma, depth)
+  rows = f'{batch_size} row' + 's' * (batch_size > 1)
+  return (
+    f'No tree is faster: {_shown(tree, depth)}, since its iteration costs '
+    f'{seconds / costs.plain_seconds:.2f} plain steps, of which scoring '
+    f'{tree.gamma + 1} positions of {rows} is '
+    f'{scoring / costs.plain_seconds:.2f}.'
+  )
+
+
+def _shown(tree: Forecast, depth: int) -> str:
+  return (
+    f'{tree.gamma} nodes in {depth} depths give {tree.expected_tokens:.2f} '
+    f'tokens per target run and {tree.speedup:.2f} times the speed of plain '
+    'decoding'
+  )
+
+
 def _fastest(rates: ArrayLike, costs: Costs, max_nodes: int) -> tuple[int, ...]:
-  """The tree with the most tokens per second, of one row, and with fewer depths
-  than nodes; its `parents`."""
+  """Finds the tree with the most tokens per second, of one row, and with fewer
+  depths than nodes; its `parents`."""
   pace = 0.0
   best: tuple[int, ...] = ()
   for depth in range(1, max_nodes):
     # The best tree of fewer nodes is the beginning of that of more.
     order = trees.best_paths(rates, max_nodes, depth)
     tokens = 1 + np.cumsum([value for value, _ in order])
+    # As many nodes as depths are a chain.
     for num_nodes in range(depth + 1, len(order) + 1):
       seconds = costs.iteration_seconds(num_nodes, depth)
       if (found := float(tokens[num_nodes - 1]) / seconds) > pace:

@@ -36,7 +36,7 @@ def assumed_rates(
   *,
   power: float = POWER,
 ) -> np.ndarray:
-  """Rank rates where only those of first children are known.
+  """Assumes rank rates where only those of first children are known.
 
   Where the first child is rejected, the others are accepted as they were where
   `rank_rates` were measured; or else all of the first r children are rejected
@@ -51,6 +51,8 @@ def assumed_rates(
   Returns:
     float64 `[D, K]`.
   """
+  # With alpha 0.6 and power 0.5, ranks 2 and 3 have 0.4 (1 - 1/sqrt(2)) = 0.12
+  # and 0.4 (1/sqrt(2) - 1/sqrt(3)) = 0.05.
   first = np.atleast_1d(in_range('profile', profile, 0, 1))
   exponent = -float(in_range('power', power, 0))
   shares = -np.diff(np.arange(1.0, NUM_RANKS + 1) ** exponent)
@@ -64,8 +66,8 @@ def assumed_rates(
 
 
 def checked_rates(rates: ArrayLike) -> np.ndarray:
-  """Rank rates as float64 `[D, K]`, one row if they have one axis; ValueError
-  unless they are as the module says."""
+  """Returns rank rates as float64 `[D, K]`, one row if they have one axis;
+  ValueError unless they are as the module says."""
   found = np.atleast_2d(in_range('rank rates', rates, 0, 1))
   if found.ndim > 2 or not found.size:
     raise ValueError(f'rank rates have one axis or two, got {found.shape}')
@@ -85,7 +87,7 @@ def checked_rates(rates: ArrayLike) -> np.ndarray:
 
 
 def values(parents: Sequence[int], rates: ArrayLike) -> np.ndarray:
-  """The chance to reach each of the nodes 1 .. N, float64 `[N]`."""
+  """Returns the chance to reach each of the nodes 1 .. N, float64 `[N]`."""
   rates = checked_rates(rates)
   num_children = [0] * (len(parents) + 1)
   found = [1.0]
@@ -97,7 +99,7 @@ def values(parents: Sequence[int], rates: ArrayLike) -> np.ndarray:
 
 
 def _rate(rates: np.ndarray, depth: int, rank: int) -> float:
-  """Of `checked_rates`, for a depth from 1 and a rank from 0."""
+  """Looks up one of `checked_rates`, for a depth from 1 and a rank from 0."""
   if rank >= rates.shape[1]:
     return 0.0
   return float(rates[min(depth, len(rates)) - 1, rank])
@@ -109,9 +111,12 @@ def expected_tokens_of_tree(parents: Sequence[int], rates: ArrayLike) -> float:
 
 
 def profile(parents: Sequence[int], rates: ArrayLike) -> np.ndarray:
-  """The chance that the accepted path reaches each depth, once it reached the
-  one above: float64 `[D]`; of a chain, the rates of its positions."""
+  """Returns the chance that the accepted path reaches each depth, once it
+  reached the one above: float64 `[D]`; of a chain, the rates of its positions.
+  """
   depth, of_nodes = np.array(depths(parents)), values(parents, rates)
+  # Two children with values 0.6 and 0.2, and a child of the first with 0.3:
+  # depth 1 is reached with 0.8, depth 2 with 0.3, and given depth 1 with 0.375.
   reached = np.bincount(depth, of_nodes)
   reached[0] = 1.0
   before = reached[:-1]
@@ -124,8 +129,8 @@ def profile(parents: Sequence[int], rates: ArrayLike) -> np.ndarray:
 def best_tree(
   rates: ArrayLike, num_nodes: int, max_depth: int
 ) -> tuple[int, ...]:
-  """The tree with the most expected tokens, of so many nodes and at most so
-  deep.
+  """Finds the tree with the most expected tokens, of so many nodes and at most
+  so deep.
 
   Args:
     rates: of ranks, see above.
@@ -148,9 +153,9 @@ def best_tree(
 def best_paths(
   rates: ArrayLike, num_nodes: int, max_depth: int
 ) -> list[tuple[float, tuple[int, ...]]]:
-  """The nodes with the greatest values: each with the ranks along its path,
-  from 0, in the order in which they are worth adding; fewer if there are not as
-  many.
+  """Finds the nodes with the greatest values: each with the ranks along its
+  path, from 0, in the order in which they are worth adding; fewer if there are
+  not as many.
 
   A child's value is at most its parent's, and that of a sibling at most that of
   the one before it. The first n nodes therefore are a tree for every n, and no
@@ -161,6 +166,9 @@ def best_paths(
   rates = checked_rates(rates)
   in_range('num_nodes', num_nodes, 1)
   in_range('max_depth', max_depth, 1)
+  # A heap, whose least entry comes first. After the first child of the root,
+  # (0,), wait its next sibling, (1,), and its first child, (0, 0): every other
+  # node is worth at most what one of those that wait is.
   # Value, negative; depth; path; the parent's value.
   waiting: list[tuple[float, int, tuple[int, ...], float]] = []
 
@@ -181,8 +189,8 @@ def best_paths(
 
 
 def parents_of(paths: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-  """The tree whose nodes have these ranks along their paths, from 0, in any
-  order.
+  """Makes the tree whose nodes have these ranks along their paths, from 0, in
+  any order.
 
   Raises:
     ValueError: if a path is there twice, or lacks its parent or the sibling
@@ -190,6 +198,8 @@ def parents_of(paths: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
   """
   index: dict[tuple[int, ...], int] = {(): 0}
   found = []
+  # Breadth-first, siblings by rank: (0,), (1,), (0, 0) are nodes 1, 2, 3 with
+  # parents 0, 0, 1.
   for path in sorted(paths, key=lambda path: (len(path), path)):
     if path in index:
       raise ValueError(f'the tree has the path {list(path)} twice')
@@ -205,7 +215,7 @@ def parents_of(paths: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-  """How far each of the nodes 1 .. N is from the root."""
+  """Counts how far each of the nodes 1 .. N is from the root."""
   found = [0]
   for parent in parents:
     found.append(found[parent] + 1)

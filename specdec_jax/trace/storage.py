@@ -121,7 +121,7 @@ def read(path: str | os.PathLike[str]) -> Trace:
 
 
 def assemble(records: Sequence[Record]) -> Trace:
-  """The trace of its records, a header first, as `read` returns it."""
+  """Makes the trace of its records, a header first, as `read` returns it."""
   prompts: dict[int, Record] = {}
   iterations: dict[int, list[Record]] = {}
   summary = None
@@ -138,7 +138,7 @@ def assemble(records: Sequence[Record]) -> Trace:
 
 
 def _is_cut(line: bytes) -> bool:
-  """Whether the last line, which has no end, breaks off."""
+  """Says whether the last line, which has no end, breaks off."""
   try:
     json.loads(line or b'null')
   except ValueError:

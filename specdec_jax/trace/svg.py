@@ -158,7 +158,7 @@ def _line(tokens: Sequence[tuple[str, str]], gap: int = 0) -> str:
 
 
 def _token(verdict: str, text: str, x: float) -> str:
-  """A token on its tile; its leading spaces stand before the tile."""
+  """Draws a token on its tile; its leading spaces stand before the tile."""
   word = text.lstrip(' ') or text
   space = text[: len(text) - len(word)]
   shown = html.escape(word)
@@ -181,7 +181,7 @@ def _sans(x: float, text: str, kind: str) -> str:
 
 
 def _fitted(x: float, size: float, escaped: str, kind: str = '') -> str:
-  """Text of the trace, fitted to its columns of the grid."""
+  """Draws text of the trace, fitted to its columns of the grid."""
   of_kind = f' class="{kind}"' if kind else ''
   return (
     f'<text{of_kind} x="{x:.1f}" y="16" textLength="{size:.1f}" '
@@ -190,7 +190,7 @@ def _fitted(x: float, size: float, escaped: str, kind: str = '') -> str:
 
 
 def _totals(summary: Summary) -> str:
-  """Such as '38 tokens in 9 target runs, alpha 0.87'."""
+  """Says such as '38 tokens in 9 target runs, alpha 0.87'."""
   line = wording.totals(summary)
   if summary.alpha is not None:
     line += f', alpha {summary.alpha:.2f}'

@@ -83,8 +83,8 @@ def show(
 def streamer(
   console: Any = None, *, hidden_ids: Collection[int] = ()
 ) -> Callable[[Record], None]:
-  """A function that prints iteration records of one row as they come, but for
-  `hidden_ids`, such as EOS: on a terminal as `show` does with style 'flow',
+  """Makes a function that prints iteration records of one row as they come, but
+  for `hidden_ids`, such as EOS: on a terminal as `show` does with style 'flow',
   elsewhere the committed text alone, as it is."""
   console = console or _console()
   has_marks = _needs_marks(console)
@@ -109,7 +109,8 @@ def streamer(
 def legend(
   traced: Trace, *, style: Style = 'lines', has_marks: bool = False
 ) -> Any:
-  """A `rich.text.Text` that names the verdicts of a trace as they look."""
+  """Makes a `rich.text.Text` that names the verdicts of a trace as they
+  look."""
   text = _text()
   for verdict in _STYLES:
     is_shown = style == 'lines' or not recording.is_after_end(verdict)
@@ -136,7 +137,8 @@ def _needs_marks(console: Any) -> bool:
 
 
 def _lines(records: list[Record], has_marks: bool) -> Any:
-  """One line per iteration: its number, tokens committed, then all tokens."""
+  """Makes one line per iteration: its number, tokens committed, then all
+  tokens."""
   from rich.table import Table
 
   table = Table.grid(padding=(0, 1))

@@ -25,13 +25,13 @@ MEANINGS = {
 
 @functools.cache
 def asset(name: str) -> str:
-  """A file beside this one."""
+  """Reads a file beside this one."""
   source = resources.files('specdec_jax.trace').joinpath(name)
   return source.read_text(encoding='utf-8')
 
 
 def visible(text: str, *, keep: str = '') -> str:
-  """The text with every character that would act instead of show replaced.
+  """Replaces every character that would act instead of show.
 
   Control characters become control pictures, so that no token can command a
   terminal; line breaks `⏎`, tabs `⇥`; characters that reorder text, lone
@@ -42,22 +42,22 @@ def visible(text: str, *, keep: str = '') -> str:
 
 
 def shown(text: str) -> str:
-  """A token's text on one line, `visible`, and never empty."""
+  """Returns a token's text on one line, `visible`, and never empty."""
   return visible(text) or EMPTY
 
 
 def ordinal(index: int) -> int:
-  """What a person is shown of a row's or an iteration's number."""
+  """Returns what a person is shown of a row's or an iteration's number."""
   return index + 1
 
 
 def models_line(header: Record) -> str:
-  """Such as 'small drafts for large'."""
+  """Says such as 'small drafts for large'."""
   return visible(f'{header["drafter"]} drafts for {header["target"]}')
 
 
 def settings_line(header: Record) -> str:
-  """Such as 'speculative_sampling, gamma 4, temperature 0'."""
+  """Says such as 'speculative_sampling, gamma 4, temperature 0'."""
   line = f'{header["verification"]}, gamma {header["gamma"]}'
   if header.get('temperature') is not None:
     line += f', temperature {header["temperature"]:g}'
@@ -65,7 +65,7 @@ def settings_line(header: Record) -> str:
 
 
 def summary_line(summary: Summary) -> str:
-  """Such as '38 tokens in 9 target runs (4.22 per run, alpha 0.87)'."""
+  """Says such as '38 tokens in 9 target runs (4.22 per run, alpha 0.87)'."""
   line = totals(summary)
   if summary.block_efficiency is not None:
     line += f' ({summary.block_efficiency:.2f} per run'
@@ -76,13 +76,13 @@ def summary_line(summary: Summary) -> str:
 
 
 def totals(summary: Summary) -> str:
-  """Such as '38 tokens in 9 target runs'."""
+  """Says such as '38 tokens in 9 target runs'."""
   tokens = count(summary.num_tokens, 'token')
   return f'{tokens} in {count(summary.num_target_runs, "target run")}'
 
 
 def count(number: int, noun: str) -> str:
-  """Such as '1 token' or '1,200 tokens'."""
+  """Says such as '1 token' or '1,200 tokens'."""
   return f'{number:,} {noun}' + ('' if number == 1 else 's')
 
 
