@@ -92,11 +92,16 @@ class Settings:
 
   def number(self, key: str, default: float | None = None) -> float:
     """A finite number."""
-    # JSON's Infinity and NaN are floats, and integers have no largest.
-    is_finite = lambda value: (
-      type(value) in (int, float) and abs(value) <= sys.float_info.max
+    return float(self._read(key, default, _is_finite, 'a number'))
+
+  def numbers(
+    self, key: str, default: list[float] | None = None
+  ) -> list[float]:
+    """A list of finite numbers."""
+    is_numbers = lambda value: (
+      isinstance(value, list) and all(map(_is_finite, value))
     )
-    return float(self._read(key, default, is_finite, 'a number'))
+    return self._read(key, default, is_numbers, 'a list of numbers')
 
   def flag(self, key: str, default: bool | None = None) -> bool:
     """True or false, not a string such as 'true'."""
@@ -178,6 +183,12 @@ class Settings:
     if value is None or not is_right(value):
       self.refuse(key, expected)
     return value
+
+
+def _is_finite(value: Any) -> bool:
+  # JSON's true is an int to Python, its Infinity and NaN are floats, and its
+  # integers have no largest.
+  return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def read(path: Path) -> Settings:

@@ -61,7 +61,7 @@ def tables(
 def _on_trees(
   alphas: Sequence[float], trees_of: Sequence[TreePlan | None]
 ) -> list[str]:
-  """Where trees beat chains."""
+  """Says where trees beat chains."""
   pairs = zip(alphas, trees_of, strict=True)
   found = [(alpha, tree) for alpha, tree in pairs if tree]
   faster = [f'{alpha:.2f}' for alpha, tree in found if tree.is_faster]
@@ -77,7 +77,7 @@ def _on_trees(
 def fleet(
   num_tokens: float, alphas: Sequence[Any], found: Sequence[Prediction]
 ) -> Any:
-  """The table of chip-hours, of plain decoding and of each alpha."""
+  """Makes the table of chip-hours, of plain decoding and of each alpha."""
   columns = ('alpha', 'gamma', 'tokens/s per chip', 'chip-hours', 'per million')
   names = ['plain', *(f'{np.ravel(alpha)[0]:.2f}' for alpha in alphas)]
   rows = [

@@ -7,7 +7,6 @@ iteration for a TPU slice that need not be there (--topology).
 import argparse
 import dataclasses
 import functools
-import json
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,35 +14,34 @@ import numpy as np
 
 from specdec_jax import trees as core_trees
 from specdec_jax.assembly.drafters import DRAFTERS
+from specdec_jax.checkpoints import settings
 from specdec_jax.cli import options, outputs, plan_tables
-from specdec_jax.cli.commands import calibrate
 from specdec_jax.files.paths import user_path
 from specdec_jax.launch import progress
 from specdec_jax.models import presets
 from specdec_jax.theory import fleet, planner, tree_planner, trees
-from specdec_jax.theory.costs import Costs
+from specdec_jax.theory.costs import KIND, Costs
 from specdec_jax.theory.planner import GammaPlan
 from specdec_jax.theory.tree_planner import TreePlan
 from specdec_jax.tpu_costs import aot, parts, workloads
 from specdec_jax.tpu_costs.chips import CHIPS
 
-# What a file of costs must have.
+# What a file of costs must have, and what it may have, by the method of
+# `checkpoints.settings` that reads it.
 _NEEDED = {
-  **dict.fromkeys(('widths', 'target_seconds'), 'numbers'),
-  **dict.fromkeys(('first_draft_seconds', 'draft_seconds'), 'a number'),
-  **dict.fromkeys(('loop_seconds', 'c_hat', 'batch_size'), 'a number'),
-  **dict.fromkeys(('source', 'model', 'drafter', 'dtype', 'device'), 'a text'),
+  'text': ('source', 'model', 'drafter', 'dtype', 'device'),
+  'numbers': ('widths', 'target_seconds'),
+  'number': (
+    *('first_draft_seconds', 'draft_seconds', 'loop_seconds', 'c_hat'),
+    'batch_size',
+  ),
 }
-_MEASURED = {
-  'profile': 'numbers',
-  'alpha_interval': 'two numbers',
-  'rank_rates': 'numbers',
-  'num_devices': 'a number',
-}
-_OF_TREES = 'tree_nodes', 'tree_seconds', 'level_seconds'
+# Files of compiled costs know of no acceptance, and of one row no interval.
+_OPTIONAL = (
+  *('profile', 'alpha_interval', 'rank_rates'),
+  *('tree_nodes', 'tree_seconds', 'level_seconds'),
+)
 _WORKLOAD = ('batch_size', 'input_length', 'output_length', 'num_partitions')
-# No time, count or rate is as large.
-_HUGE = 1e300
 # Shown where alpha is not known.
 _ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -111,7 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   _check(args)
   outputs.check({'--json': args.json}, {'--costs': args.costs})
-  found = _read(args) if args.costs else _compile(args)
+  found = _read(args.costs, args.max_gamma) if args.costs else _compile(args)
   costs = Costs.among(found)
   max_gamma = args.max_gamma or costs.max_gamma
   alphas, interval = _alphas(args, found, max_gamma)
@@ -185,47 +183,30 @@ def _check(args: argparse.Namespace) -> None:
       )
 
 
-def _read(args: argparse.Namespace) -> dict[str, Any]:
-  """The figures of a file that `specdec calibrate` wrote, checked."""
-  try:
-    found = json.loads(user_path(args.costs).read_text(encoding='utf-8'))
-  except (OSError, ValueError) as error:
-    reason = getattr(error, 'strerror', None) or 'it is not JSON'
-    raise ValueError(f'cannot read --costs {args.costs}: {reason}') from error
-  if not isinstance(found, dict) or found.get('kind') != calibrate.KIND:
+def _read(path: str, max_gamma: int | None) -> dict[str, Any]:
+  """Reads the figures of a file that `specdec calibrate` wrote."""
+  found = settings.read(user_path(path))
+  if found.values.get('kind') != KIND:
     raise ValueError(
-      f'--costs {args.costs} is not what `specdec calibrate --json` writes'
+      f'--costs {path} is not what `specdec calibrate --json` writes'
     )
-  # Files of compiled costs know of no acceptance, and of one row no interval.
-  others = _MEASURED | dict.fromkeys(_OF_TREES, 'numbers')
-  for name, kind in (_NEEDED | others).items():
-    is_needed = name in _NEEDED or found.get(name)
-    if is_needed and not _is(kind, found.get(name)):
-      shown = repr(found[name]) if name in found else 'missing'
-      raise ValueError(
-        f'--costs {args.costs}: {name} must be {kind}, and is {shown}'
-      )
-  costs = Costs.among(found)
+  for method, names in _NEEDED.items():
+    for name in names:
+      getattr(found, method)(name)
+  for name in _OPTIONAL:
+    found.numbers(name, [])
+  found.number('num_devices', 1)
+  if len(found.numbers('alpha_interval', [0, 1])) != 2:
+    found.refuse('alpha_interval', 'two numbers')
+  record = dict(found.values)
+  costs = Costs.among(record)
   costs.check_gamma(1)
-  if args.max_gamma and args.max_gamma > costs.max_gamma:
+  if max_gamma and max_gamma > costs.max_gamma:
     raise ValueError(
-      f'--max_gamma {args.max_gamma} is beyond gamma {costs.max_gamma}, up to '
-      f'which {args.costs} was measured: calibrate with '
-      f'--gamma {args.max_gamma}'
+      f'--max_gamma {max_gamma} is beyond gamma {costs.max_gamma}, up to which '
+      f'{path} was measured: calibrate with --gamma {max_gamma}'
     )
-  return found
-
-
-def _is(kind: str, value: Any) -> bool:
-  if kind == 'a text':
-    return isinstance(value, str)
-  if kind == 'two numbers':
-    return _is('numbers', value) and len(value) == 2
-  if kind == 'numbers':
-    return isinstance(value, list) and all(_is('a number', v) for v in value)
-  # JSON's true is an int to Python, and Infinity and NaN are floats.
-  is_number = isinstance(value, int | float) and not isinstance(value, bool)
-  return is_number and abs(value) < _HUGE
+  return record
 
 
 def _compile(args: argparse.Namespace) -> dict[str, Any]:
@@ -249,7 +230,7 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
   with progress.bar('compiling', num_parts) as bar:
     pair = parts.pair_costs(task, max_gamma=max_gamma, advance=bar.advance)
   return {
-    'kind': calibrate.KIND,
+    'kind': KIND,
     'source': 'compiled',
     **dataclasses.asdict(pair.costs()),
     'model': args.target,
@@ -285,7 +266,8 @@ def _programs_of_trees(pair: parts.PairCosts) -> dict[str, Any]:
 def _alphas(
   args: argparse.Namespace, found: dict[str, Any], max_gamma: int
 ) -> tuple[list[Any], tuple[float, float] | None]:
-  """The acceptance rates to plan for, and an interval if one was measured."""
+  """Chooses the acceptance rates to plan for, and an interval if one was
+  measured."""
   if args.alpha is not None:
     return [args.alpha], None
   if not found.get('profile'):
@@ -303,7 +285,8 @@ def _tree(
   max_nodes: int,
   length: int,
 ) -> TreePlan | None:
-  """The best tree; None for drafters that draft none, or no room for one."""
+  """Finds the best tree; None for drafters that draft none, or no room for
+  one."""
   ranks = found.get('rank_rates')
   if max_nodes < 2 or (found['source'] == 'measured' and not ranks):
     return None
