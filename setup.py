@@ -66,7 +66,6 @@ setup(
   package_data={
     # The models that come along, with their cards and the vocabulary.
     'specdec_jax': ['pretrained/*', 'pretrained/*/*'],
-    'specdec_jax.text': ['suite/*.jsonl'],
     'specdec_jax.trace': ['*.css', '*.html', '*.js'],
     **{f'specdec_jax.{name}': ['*.gin'] for name in _GIN_CONFIGS},
   },

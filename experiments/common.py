@@ -23,7 +23,6 @@ from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params, Prompt
 from specdec_jax.checkpoints import loading
 from specdec_jax.checkpoints.loading import LoadedModel
-from specdec_jax.cli import options
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.launch import compilation_cache
@@ -64,7 +63,29 @@ def add_dtypes(parser: argparse.ArgumentParser) -> None:
     help='where the target verifies (default: in which five rows are '
     'multiplied most quickly here)',
   )
-  options.add_plain_dtypes(parser)
+  parser.add_argument(
+    '--plain_dtypes',
+    metavar='DTYPES',
+    type=listed(dtype),
+    default=list(presets.DTYPES),
+    help='of plain decoding, to choose the fastest from, with commas between',
+  )
+
+
+def listed(kind: Callable[[str], Any] = str) -> Callable[[str], list]:
+  """Makes an argparse type: values with commas between, each once."""
+  return lambda text: list(
+    dict.fromkeys(kind(part.strip()) for part in text.split(','))
+  )
+
+
+def dtype(text: str) -> str:
+  """An argparse type: one of `presets.DTYPES`."""
+  if text not in presets.DTYPES:
+    raise argparse.ArgumentTypeError(
+      f'{text!r} is none of {", ".join(presets.DTYPES)}'
+    )
+  return text
 
 
 def verifying_dtype(args: argparse.Namespace) -> str:

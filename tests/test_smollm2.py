@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 import specdec_jax
+from experiments.suite import examples
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.checkpoints import loading
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.models import families
-from specdec_jax.text import prompts, suite_prompts
+from specdec_jax.text import prompts
 from tests import slow
 
 pytestmark = [pytest.mark.smollm2, pytest.mark.optimized]
@@ -157,11 +158,11 @@ def test_a_batch_gives_row_by_row_what_batch_one_gives():
 def test_the_shipped_eagle_changes_no_token_of_the_suite():
   """Of two prompts of each category that is not long; and it is of use."""
   model()
-  examples = suite_prompts.own()
-  del examples['long input']
+  own = examples.own()
+  del own['long input']
   texts = [
-    suite_prompts.shown(example, False)
-    for category in examples.values()
+    examples.shown(example, False)
+    for category in own.values()
     for example in category[:2]
   ]
   found = {}

@@ -27,7 +27,6 @@ from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DraftModel, PromptLookup
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Prompt
-from specdec_jax.cli import options
 from specdec_jax.measure import iteration_costs, stopwatch
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.simulated import simulated_acceptance
@@ -206,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     '--batch_sizes', type=common.numbers, default=[1, 4, 16, 64]
   )
-  parser.add_argument('--alpha', type=options.share, default=0.75)
+  parser.add_argument('--alpha', type=float, default=0.75)
   parser.add_argument('--dtype', choices=presets.DTYPES, default='bfloat16')
   parser.add_argument('--output', default='experiments/accelerator/results')
   common.add_counts(parser, prompt_tokens=64, max_new_tokens=128, repeats=5)

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.suite import examples
 from specdec_jax.files import replacing, text_lines
 from specdec_jax.launch.numbers import positive_int
-from specdec_jax.text import suite_prompts
 
 _HERE = Path(__file__).parent
 _HEADING = re.compile(r'\[(?P<name>[a-z_ ]+?)(?: (?P<share>\d+))?\]')
@@ -184,8 +184,8 @@ def of_suite() -> frozenset[tuple[str, ...]]:
   instructions say is no text of a test: those of categories with texts are
   left out."""
   runs: set[tuple[str, ...]] = set()
-  for examples in suite_prompts.own().values():
-    for example in examples:
+  for category in examples.own().values():
+    for example in category:
       own = example.get('text', example['prompt'])
       runs |= runs_of_words(own) or {tuple(re.findall(r'\w+', own.lower()))}
   return frozenset(runs)

@@ -355,30 +355,16 @@ def _time(
     None: _plain_side(pair, dtype, temperature, settings)
   }
 
-  def make(drafter: Drafter, like: Side | None = None) -> Side:
-    drafted = method(pair, temperature, drafter=drafter)
-    return sides_lib.speculative_side(
-      *args, method=drafted, max_len=pair.max_len, like=like
+  # Drafters of one kind share the prefill and the buffers of the longest.
+  kinds: dict[str, dict[Any, Method]] = {}
+  for way, drafter in ways.items():
+    kind = way[0].split()[0] if isinstance(way, tuple) else 'fixed'
+    own = kinds.setdefault(kind, {})
+    own[way] = method(pair, temperature, drafter=drafter)
+  for methods in kinds.values():
+    sides |= sides_lib.speculative_sides(
+      *args, methods=methods, max_len=pair.max_len
     )
-
-  # The longest first: its prefill and its buffers are those of all like it.
-  kinds = {
-    way: way[0].split()[0] if isinstance(way, tuple) else 'fixed'
-    for way in ways
-  }
-  longest: dict[str, Any] = {}
-  for way in sorted(ways, key=lambda way: -ways[way].gamma):
-    longest.setdefault(kinds[way], way)
-  sides |= {way: make(drafter=ways[way]) for way in longest.values()}
-  sides |= stopwatch.together(
-    {
-      way: functools.partial(
-        make, drafter=drafter, like=sides[longest[kinds[way]]]
-      )
-      for way, drafter in ways.items()
-      if way not in sides
-    }
-  )
   programs: dict[Any, Any] = {
     ('decode', way, i): functools.partial(side.run, side.params, state)
     for way, side in sides.items()

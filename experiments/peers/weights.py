@@ -1,14 +1,13 @@
 """The weights of a task in the formats of the other systems."""
 
-import contextlib
-import io
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 
 from experiments.peers.systems import Task
 from specdec_jax.checkpoints import pretrained
-from specdec_jax.cli import main as cli
 from specdec_jax.files.require import require
 
 QUANTISED, FLOAT32 = 'as_shipped.gguf', 'float32.gguf'
@@ -19,7 +18,8 @@ def write(task: Task) -> None:
   model that comes as GGUF that file and the same in float32.
 
   Raises:
-    ValueError: if a model cannot be had.
+    subprocess.CalledProcessError: if a model cannot be had, which the command
+      has said.
   """
   task.folder.mkdir(parents=True, exist_ok=True)
   parts = {'target': task.model, 'drafter': task.draft_model}
@@ -27,10 +27,12 @@ def write(task: Task) -> None:
     folder = task.folder / part
     if model is None or folder.exists():
       continue
-    with contextlib.redirect_stdout(io.StringIO()):
-      status = cli.main(['convert', '--to', 'huggingface', model, str(folder)])
-    if status:
-      raise ValueError(f'{model} was not converted to {folder}')
+    command = ['convert', '--to', 'huggingface', model, str(folder)]
+    subprocess.run(
+      [sys.executable, '-m', 'specdec_jax', *command],
+      check=True,
+      stdout=subprocess.DEVNULL,
+    )
   if has_gguf(task):
     shipped = task.folder / QUANTISED
     if not shipped.exists():

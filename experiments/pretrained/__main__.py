@@ -11,7 +11,7 @@
 The first makes the folder `specdec_jax/pretrained/NAME` of a finished run, with
 what is known of its training in card.json. The second decodes the whole test
 split and puts what it finds into card.json of all shipped models among those
-given. The third does so with what `specdec bench --suite` measured of a
+given. The third does so with what `experiments.suite` measured of a
 drafter. All write README.md, the card, from card.json.
 """
 

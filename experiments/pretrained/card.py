@@ -7,8 +7,8 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from experiments.suite import table
 from specdec_jax.checkpoints import pretrained
-from specdec_jax.measure import suite_report
 
 NAME = 'README.md'
 DATA = 'card.json'
@@ -88,7 +88,7 @@ def render(card: dict[str, Any]) -> str:
 
 # Columns of the suite's table that a card shows.
 _OF_SUITE = {
-  key: suite_report.COLUMNS[key]
+  key: table.COLUMNS[key]
   for key in (
     *('category', 'drafter', 'gamma', 'temperature', 'batch_size'),
     *('tokens_per_target_run', 'alpha_1', 'alpha_2', 'alpha_3'),
@@ -101,7 +101,7 @@ def read_suite(path: Path, name: str) -> dict[str, dict[str, Any]]:
   """Reads what a suite measured of a drafter, by target, as `update` takes it,
   with copying from the prompt beside it.
 
-  `path` is the suite.json of `specdec bench --suite`, `name` the drafter's, as
+  `path` is the suite.json of `experiments.suite`, `name` the drafter's, as
   `--drafters` had it. ValueError if the suite has nothing of it.
   """
   try:

@@ -23,6 +23,7 @@ import numpy as np
 import specdec_jax
 from experiments import common, report
 from experiments.report import Cells, Table
+from experiments.suite import examples
 from specdec_jax import theory
 from specdec_jax.assembly import auto_gamma, running
 from specdec_jax.assembly import decoder as decoder_lib
@@ -32,7 +33,6 @@ from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.running import Settings
 from specdec_jax.base import Params, Tree
 from specdec_jax.measure import calibration
-from specdec_jax.text import suite_prompts
 from specdec_jax.text.prompts import Batch
 from specdec_jax.theory import trees
 from specdec_jax.tpu_costs import aot, parts, workloads
@@ -65,7 +65,7 @@ def pairs(eagle: str | None) -> list[Pair]:
     target='ende-mini',
     drafter='ende-nano',
     options={'draft_model': 'ende-nano'},
-    categories=(suite_prompts.TRANSLATION,),
+    categories=(examples.TRANSLATION,),
   )
   chat = {'target': 'smollm2-135m', 'categories': CATEGORIES, 'is_chat': True}
   copies = Pair(drafter='prompt_lookup', options={}, **chat)
@@ -81,11 +81,11 @@ class Prepared:
   def __init__(self, pair: Pair, args: argparse.Namespace):
     self.pair, self.settings = pair, Settings(max_new_tokens=args.num_new)
     self.chain = specdec_jax.load(pair.target, gamma=DEPTH, **pair.options)
-    examples = suite_prompts.own()
+    own = examples.own()
     texts = [
-      suite_prompts.shown(example, is_translator=not pair.is_chat)
+      examples.shown(example, is_translator=not pair.is_chat)
       for name in pair.categories
-      for example in examples[name][: args.num_prompts]
+      for example in own[name][: args.num_prompts]
     ]
     batches = running.pack(
       self.chain,

@@ -221,13 +221,11 @@ def add_sampling(parser: argparse.ArgumentParser) -> Group:
   return group
 
 
-def add_prompts(
-  parser: argparse.ArgumentParser, *, is_required: bool = True
-) -> Group:
+def add_prompts(parser: argparse.ArgumentParser) -> Group:
   """Adds what to decode, and how much of it at once; returns the group."""
   group = parser.add_argument_group('prompts')
   add = group.add_argument
-  source = group.add_mutually_exclusive_group(required=is_required)
+  source = group.add_mutually_exclusive_group(required=True)
   source.add_argument('--prompt', help='one prompt')
   source.add_argument(
     '--prompts',

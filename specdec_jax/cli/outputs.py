@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import itertools
 import json
 import math
 import os
@@ -17,11 +16,8 @@ from specdec_jax.files import replacing
 from specdec_jax.files.one_writer import one_writer
 from specdec_jax.files.paths import is_in_bucket, user_path
 from specdec_jax.launch import progress
-from specdec_jax.measure import suite_report
 
 STANDARD_OUTPUT = '-'
-# A terminal with fewer columns of characters shows some of a suite's.
-_WIDE = 200
 
 
 def check(
@@ -184,29 +180,3 @@ def _written(begun: Path, path: str) -> Iterator[TextIO]:
 def finite(value: float) -> float | None:
   """Returns a number that JSON can hold, or None if it is infinite or NaN."""
   return value if math.isfinite(value) else None
-
-
-def suite_table(
-  header: Mapping[str, Any], rows: Sequence[Any], notes: list[str], width: int
-) -> Any:
-  """What a terminal of a width shows of a benchmark suite, for `rich`."""
-  from rich.console import Group
-  from rich.table import Table
-
-  columns = suite_report.COLUMNS
-  if width < _WIDE:
-    columns = {name: columns[name] for name in suite_report.SHORT}
-  tables: list[Any] = []
-  for target, own in itertools.groupby(rows, lambda row: row['target']):
-    tables.append(Table(title=target, box=None, padding=(0, 1, 0, 0)))
-    for name, form in columns.values():
-      is_text = form == '{}'
-      tables[-1].add_column(
-        name.replace(' (', '\n('),
-        justify='left' if is_text else 'right',
-        no_wrap=not is_text,
-      )
-    for row in suite_report.cells(list(own), columns):
-      tables[-1].add_row(*row)
-  below = (*notes, suite_report.prediction(rows), *suite_report.NOTES)
-  return Group(*suite_report.above(header), *tables, *below)

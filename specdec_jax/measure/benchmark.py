@@ -1,27 +1,28 @@
 """Plain against speculative decoding: times, rates, prediction and sameness.
 
-Both sides decode the same prompts in one process, alternating and warm. Times
+All sides decode the same prompts in one process, alternating and warm. Times
 are of decoding after the prefill, and counters come from the decodes that were
 timed.
 """
 
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays, theory
-from specdec_jax.base import Array, Drafter, LanguageModel, Params
-from specdec_jax.decoding.state import DecodeState
-from specdec_jax.decoding.statistics import Statistics
-from specdec_jax.measure import metrics, stopwatch
+from specdec_jax import theory
+from specdec_jax.base import Drafter
+from specdec_jax.decoding.method import Method
+from specdec_jax.measure import metrics, sameness, stopwatch
 from specdec_jax.measure import sides as sides_lib
-from specdec_jax.measure.sides import Side
+from specdec_jax.measure.metrics import Counts
+from specdec_jax.measure.sides import Side, Timed
+from specdec_jax.theory import estimates
+
+Name = TypeVar('Name')
+Figures = dict[str, Any]
 
 # What rounding and a quiet machine explain.
 _SLACK = 0.03
@@ -29,159 +30,229 @@ _SLACK = 0.03
 _SPREAD = 0.15
 
 
-def compare(
-  *,
-  target: LanguageModel,
-  baseline: Side,
-  plain: Side,
-  drafted: Side,
-  full_width: Side,
-  drafter: Drafter,
-  propose: Sequence[stopwatch.Repeated],
-  repeats: int,
-  is_adaptive: bool = False,
-  advance: Callable[[int], None] = lambda num_done: None,
-) -> dict[str, Any]:
-  """Times both sides and predicts the one from the costs of the other.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drafted:
+  """Speculative decoding, compiled, and what its parts are timed by.
 
-  Args:
-    target: the target of both sides.
-    baseline: the fastest plain configuration, which the speedup is against.
-    plain: plain decoding in the drafted side's own configuration, whose T(1)
-      the costs are relative to; may be the baseline.
-    drafted: speculative decoding.
-    full_width: of `sides.full_width_side`, with `may_abstain` where the
-      drafter may have no draft, and iterations without one are timed, too.
-    drafter: the drafted side's; where its gamma varies, the same without.
-    propose: what times it, see `sides.propose_programs`.
-    repeats: timed runs of each.
+  Attributes:
+    method: functions and rule.
+    side: the decoding itself.
+    full_width: of `sides.full_width_side`.
+    propose: what times a draft, see `sides.propose_programs`; none for a
+      drafter that never drafts.
     is_adaptive: whether its gamma varies. The theorem then does not apply, and
       what several rows drafted, by the slowest row each time, is unknown.
+  """
+
+  method: Method
+  side: Side
+  full_width: Side
+  propose: Sequence[stopwatch.Repeated]
+  is_adaptive: bool = False
+
+  def sides(self) -> dict[str, Side]:
+    """Returns what is timed, by name: `speculative`, iterations at `full_width`
+    and, where the drafter may have no draft, `without_draft`; and `launch`."""
+    found = {
+      'speculative': self.side,
+      'full_width': self.full_width,
+      'launch': sides_lib.finished(self.full_width),
+    }
+    if self.method.drafter.may_abstain:
+      found['without_draft'] = sides_lib.without_drafts(self.full_width)
+    return found
+
+
+def drafted(
+  side: Side,
+  method: Method,
+  *,
+  fixed: Drafter | None = None,
+  is_adaptive: bool = False,
+) -> Drafted:
+  """Compiles what times the parts of a side.
+
+  Args:
+    side: of `sides.speculative_side`.
+    method: its method.
+    fixed: the drafter without what varies, if it is adaptive and has a state of
+      its own for that.
+    is_adaptive: see `Drafted`.
+  """
+  drafter = method.drafter
+  propose: Sequence[stopwatch.Repeated] = ()
+  if drafter.gamma:
+    propose = sides_lib.propose_programs(
+      side, method, fixed or drafter, is_adaptive=fixed is not None
+    )
+  return Drafted(
+    method=method,
+    side=side,
+    full_width=sides_lib.full_width_side(side, method),
+    propose=propose,
+    is_adaptive=is_adaptive,
+  )
+
+
+def num_programs(ways: Mapping[Name, Drafted], num_plain: int) -> int:
+  """Counts what `compare` times per turn, for a bar of progress."""
+  sides = [side for way in ways.values() for side in way.sides().values()]
+  batches = max(len(way.side.states) for way in ways.values())
+  num_calls = sum(len(side.states) for side in sides) + num_plain * batches
+  return num_calls + sum(len(way.propose) for way in ways.values())
+
+
+def compare(
+  ways: Mapping[Name, Drafted],
+  *,
+  plain: Side,
+  baseline: Side,
+  repeats: int,
+  advance: Callable[[int], None] = lambda num_done: None,
+) -> dict[Name, Figures]:
+  """Times all sides in turns and predicts each speedup from the costs of parts.
+
+  Args:
+    ways: speculative decoding, by name.
+    plain: plain decoding in their dtype, whose T(1) the costs are relative to
+      and whose tokens theirs are compared with.
+    baseline: the fastest plain configuration, which speedups are against; may
+      be `plain`.
+    repeats: timed runs of each.
     advance: progress, see `stopwatch.alternate`.
 
   Returns:
-    Figures by name; times in seconds, costs relative to one plain iteration.
-    The tokens of `plain`, `compared_tokens` of them, are those that the drafted
-    side's are compared with: the baseline's can be others. Rates of drafts are
-    None where nothing was drafted.
+    Figures of each way, by name; times in seconds, costs relative to one plain
+    iteration. Rates of drafts are None where nothing was drafted.
 
   Raises:
     ValueError: if a model returned logits that are not numbers.
   """
-  sides = {
-    'baseline': baseline,
-    'speculative': drafted,
-    'full_width': full_width,
-    'launch': sides_lib.finished(full_width),
-  }
+  sides: dict[Any, Side] = {'baseline': baseline}
   if plain is not baseline:
     sides['plain'] = plain
-  if drafter.may_abstain:
-    sides['without_draft'] = sides_lib.without_drafts(full_width)
-  seconds, outputs, propose_seconds = _time(sides, propose, repeats, advance)
-  for found in (seconds, outputs):
-    found.setdefault('plain', found['baseline'])
-  counts = {
-    name: count([state.statistics for state in states])
-    for name, states in outputs.items()
+  for name, way in ways.items():
+    sides |= {(name, kind): side for kind, side in way.sides().items()}
+  timed, propose_seconds = _time(sides, ways, repeats, advance)
+  # The plain side itself may be the fastest.
+  timed.setdefault('plain', timed['baseline'])
+  found = {}
+  for name, way in ways.items():
+    own = {kind: timed[name, kind] for kind in way.sides()}
+    whole = timed['baseline'].total + baseline.prefill_seconds
+    drafted = own['speculative'].total + way.side.prefill_seconds
+    found[name] = {
+      **figures(
+        way,
+        own,
+        plain=timed['plain'],
+        baseline=timed['baseline'],
+        propose_seconds=propose_seconds[name],
+      ),
+      'prefill_seconds': way.side.prefill_seconds,
+      'end_to_end_speedup': whole / drafted,
+      **sameness.compare(
+        way.method.target,
+        plain.params,
+        timed['plain'].states,
+        own['speculative'].states,
+      ),
+    }
+  return found
+
+
+def _time(
+  sides: Mapping[Any, Side],
+  ways: Mapping[Name, Drafted],
+  repeats: int,
+  advance: Callable[[int], None],
+) -> tuple[dict[Any, Timed], dict[Name, float]]:
+  """Times sides and drafts in turns: what sides have shown, and the seconds of
+  a draft of each way."""
+  calls: dict[Any, Callable[[], Any]] = {**sides_lib.calls(sides)}
+  for name, way in ways.items():
+    calls |= {('draft', name, i): each for i, each in enumerate(way.propose)}
+  seconds, results = stopwatch.alternate(calls, repeats, advance)
+  timed = sides_lib.timed(sides, seconds, results)
+  for each in timed.values():
+    if any(np.any(state.has_nan) for state in each.states):
+      raise ValueError('the logits were not numbers (NaN): nothing to time')
+  turns = {
+    name: [seconds['draft', name, i] for i in range(len(way.propose))]
+    for name, way in ways.items()
+  }
+  return timed, {
+    name: stopwatch.propose_seconds(way.propose, turns[name])
+    for name, way in ways.items()
   }
 
-  per_iteration = functools.partial(
-    _iteration, seconds, counts, len(drafted.states)
-  )
-  one_position = per_iteration('plain')
-  full = per_iteration('full_width')
-  figures = _speeds(seconds, counts, sides)
-  figures |= _rates(counts['speculative'].statistics, drafter)
-  num_drafted: int | None = counts['speculative'].iterations * drafter.gamma
-  if is_adaptive:
+
+def figures(
+  way: Drafted,
+  timed: Mapping[str, Timed],
+  *,
+  plain: Timed,
+  baseline: Timed,
+  propose_seconds: float,
+) -> Figures:
+  """Returns what the times and counters of a way say; see `compare`.
+
+  Args:
+    way: what was timed.
+    timed: the same by the names of `Drafted.sides`.
+    plain: plain decoding in its dtype.
+    baseline: the fastest plain decoding.
+    propose_seconds: of a draft.
+  """
+  drafter, drafted = way.method.drafter, timed['speculative']
+  one_position = plain.per_iteration
+  full = _short_iteration(timed['full_width'], timed)
+  without = None
+  if drafter.may_abstain:
+    without = _short_iteration(timed['without_draft'], timed) / one_position
+  num_drafted: int | None = drafted.counts.iterations * drafter.gamma
+  if way.is_adaptive:
     num_drafted = None
     if drafted.states[0].context.lengths.size == 1:
-      num_drafted = int(counts['speculative'].statistics.num_drafted.sum())
-  costs: dict[str, Any] = {
-    'c': propose_seconds / drafter.gamma / one_position,
+      num_drafted = int(drafted.counts.statistics.num_drafted.sum())
+  # All relative to one plain step in the dtype that verifies. The baseline may
+  # be of another dtype, and has its own cost in `predict_speedup`.
+  costs = {
+    'c': propose_seconds / max(drafter.gamma, 1) / one_position,
     'verify_cost_ratio': full / one_position,
-    'without_draft_cost_ratio': None,
+    'without_draft_cost_ratio': without,
   }
-  if drafter.may_abstain:
-    without = per_iteration('without_draft')
-    costs['without_draft_cost_ratio'] = without / one_position
-  figures |= costs | {
+  found = _speeds(drafted, baseline) | _rates(drafted.counts, drafter) | costs
+  found |= {
     'seconds_per_plain_iteration': one_position,
     'seconds_per_full_width_iteration': full,
     'seconds_per_propose': propose_seconds,
     'predicted_speedup': predict_speedup(
-      counts['baseline'],
-      counts['speculative'],
+      baseline.counts,
+      drafted.counts,
       num_drafted=num_drafted,
-      baseline_cost=per_iteration('baseline') / one_position,
+      baseline_cost=baseline.per_iteration / one_position,
       **costs,
     ),
     'theory_speedup': None,
-    'compared_tokens': _num_tokens(counts['plain']),
+    'compared_tokens': plain.counts.num_tokens,
   }
-  if figures['alpha'] is not None and not (is_adaptive or drafter.tree):
-    figures['theory_speedup'] = float(
-      theory.walltime_improvement(figures['alpha'], drafter.gamma, costs['c'])
+  if found['alpha'] is not None and not (way.is_adaptive or drafter.tree):
+    found['theory_speedup'] = float(
+      theory.walltime_improvement(found['alpha'], drafter.gamma, costs['c'])
     )
-  return figures | sameness(
-    target, plain.params, outputs['plain'], outputs['speculative']
-  )
+  return found
 
 
-def _time(
-  sides: Mapping[str, Side],
-  propose: Sequence[stopwatch.Repeated],
-  repeats: int,
-  advance: Callable[[int], None],
-) -> tuple[dict[str, np.ndarray], dict[str, Any], float]:
-  """Seconds and final states of each side, and seconds of a draft, in turns."""
-  programs: dict[Any, Callable] = {n: side.decode for n, side in sides.items()}
-  programs |= dict(enumerate(propose))
-  seconds, outputs = stopwatch.alternate(programs, repeats, advance)
-  outputs = {name: outputs[name] for name in sides}
-  if any(np.any(s.has_nan) for states in outputs.values() for s in states):
-    raise ValueError('the logits were not numbers (NaN): nothing to time')
-  drafting = stopwatch.propose_seconds(
-    propose, [seconds.pop(i) for i in range(len(propose))]
-  )
-  return seconds, outputs, drafting
-
-
-def _iteration(
-  seconds: Mapping[str, np.ndarray],
-  counts: Mapping[str, 'Counts'],
-  num_batches: int,
-  name: str,
-) -> float:
-  """Seconds of an iteration. A short decode that is only there for its time
-  begins as often per iteration as the drafted one of `num_batches`."""
-  total, iterations = float(np.median(seconds[name])), counts[name].iterations
-  if name not in ('full_width', 'without_draft'):
-    return total / iterations
-  launch = min(float(np.median(seconds['launch'])), total)
-  share = num_batches / counts['speculative'].iterations
-  return (total - launch) / iterations + launch * share
-
-
-@dataclasses.dataclass(frozen=True)
-class Counts:
-  """Counters of all batches of one side: of their rows, of the loop's
-  iterations, and of those of them that scored one position."""
-
-  statistics: Statistics
-  iterations: int
-  short_iterations: int
-
-
-def count(statistics: Sequence[Statistics]) -> Counts:
-  """The counters of batches, together."""
-  batches = jax.device_get(list(statistics))
-  return Counts(
-    statistics=metrics.joined(batches),
-    iterations=sum(int(s.num_target_runs.max()) for s in batches),
-    short_iterations=sum(int(s.num_short_runs.max()) for s in batches),
-  )
+def _short_iteration(short: Timed, timed: Mapping[str, Timed]) -> float:
+  """Returns seconds of an iteration of a short decode that is only there for
+  its time, if it began as often per iteration as the drafted one does."""
+  # 4 iterations in 10 s, of which to begin takes 6: 1 s per iteration. If the
+  # drafted decode begins once per 60 iterations, each bears 6/60 s more: 1.1 s.
+  drafted = timed['speculative']
+  launch = min(timed['launch'].total, short.total)
+  share = len(drafted.states) / drafted.counts.iterations
+  return (short.total - launch) / short.counts.iterations + launch * share
 
 
 def predict_speedup(
@@ -194,8 +265,9 @@ def predict_speedup(
   without_draft_cost_ratio: float | None = None,
   baseline_cost: float = 1.0,
 ) -> float | None:
-  """The speedup that these costs allow, of both sides' measured tokens per run:
-  `theory.predicted_speedup`, with the price of iterations without a draft.
+  """Predicts the speedup that these costs allow, of both sides' measured tokens
+  per run: `theory.predicted_speedup`, with the price of iterations without a
+  draft.
 
   Costs are relative to T(1): `c` of a drafted token, the others of iterations
   that score gamma + 1 positions, that score one for want of a draft (None if
@@ -204,64 +276,58 @@ def predict_speedup(
   """
   if num_drafted is None:
     return None
+  # Of 10 iterations, 4 without a draft: 6 cost T(gamma + 1), 4 about T(1).
   num_short = drafted.short_iterations
   scoring = (
     (drafted.iterations - num_short) * verify_cost_ratio
     + num_short * (without_draft_cost_ratio or 1.0)
   ) / drafted.iterations
   speedup = theory.predicted_speedup(
-    _num_tokens(drafted) / drafted.iterations,
+    drafted.num_tokens / drafted.iterations,
     num_drafted / drafted.iterations,
     c,
     scoring,
   )
-  plain_pace = _num_tokens(baseline) / baseline.iterations
+  plain_pace = baseline.num_tokens / baseline.iterations
   return float(speedup / plain_pace * baseline_cost)
 
 
-def _num_tokens(counts: Counts) -> int:
-  return int(np.sum(counts.statistics.num_tokens))
-
-
-def _speeds(
-  seconds: Mapping[str, np.ndarray],
-  counts: Mapping[str, Counts],
-  sides: Mapping[str, Side],
-) -> dict[str, Any]:
-  """Tokens per second of both sides by their median turns, as all other times
-  are, and their ratio; its range is that of the turns pair by pair."""
-  speed = lambda name, took: float(_num_tokens(counts[name]) / took)
-  median = lambda name: float(np.median(seconds[name]))
-  plain = speed('baseline', median('baseline'))
-  drafted = speed('speculative', median('speculative'))
-  ratios = (seconds['baseline'] / seconds['speculative']) * (
-    _num_tokens(counts['speculative']) / _num_tokens(counts['baseline'])
+def _speeds(drafted: Timed, baseline: Timed) -> Figures:
+  """Returns tokens per second by the median turns, as all other times are, and
+  their ratio. Its range is that of the turns pair by pair, and its interval
+  that of the batches, None for fewer than two."""
+  # Plain decoding's time for as many tokens.
+  ratio = drafted.num_tokens / baseline.num_tokens
+  medians = np.median(baseline.seconds, axis=1), np.median(drafted.seconds, 1)
+  _, interval = estimates.ratio(medians[0] * ratio, medians[1])
+  counts, plain = drafted.counts, baseline.counts
+  turns = (
+    baseline.turns / drafted.turns * (counts.num_tokens / plain.num_tokens)
   )
-  pace = lambda name: _num_tokens(counts[name]) / counts[name].iterations
-  whole = lambda name: median(name) + sides[name].prefill_seconds
   return {
-    'autoregressive_tokens_per_second': plain,
-    'speculative_tokens_per_second': drafted,
-    'speedup': drafted / plain,
-    'speedup_range': [float(ratios.min()), float(ratios.max())],
-    'most_speedup': pace('speculative') / pace('baseline'),
+    'autoregressive_tokens_per_second': baseline.speed,
+    'speculative_tokens_per_second': drafted.speed,
+    'speedup': drafted.speed / baseline.speed,
+    'speedup_range': [float(turns.min()), float(turns.max())],
+    'speedup_interval': interval,
+    'most_speedup': counts.num_tokens
+    / counts.iterations
+    / (plain.num_tokens / plain.iterations),
     'turn_seconds': {
-      'plain': seconds['baseline'].tolist(),
-      'speculative': seconds['speculative'].tolist(),
+      'plain': baseline.turns.tolist(),
+      'speculative': drafted.turns.tolist(),
     },
-    'tokens': _num_tokens(counts['speculative']),
-    'autoregressive_tokens': _num_tokens(counts['baseline']),
-    'target_runs': counts['speculative'].iterations,
-    'short_target_runs': counts['speculative'].short_iterations,
-    'autoregressive_target_runs': counts['baseline'].iterations,
-    'prefill_seconds': sides['speculative'].prefill_seconds,
-    'end_to_end_speedup': whole('baseline') / whole('speculative'),
+    'tokens': counts.num_tokens,
+    'autoregressive_tokens': plain.num_tokens,
+    'target_runs': counts.iterations,
+    'short_target_runs': counts.short_iterations,
+    'autoregressive_target_runs': plain.iterations,
   }
 
 
 def doubts(figures: Mapping[str, Any]) -> list[str]:
-  """Sentences on figures of `compare` that cannot be, and on a machine with
-  other work."""
+  """Lists sentences on figures of `compare` that cannot be, and on a machine
+  with other work."""
   ratio, found = figures['verify_cost_ratio'], []
   if ratio < 1 - _SLACK:
     found.append(
@@ -287,61 +353,23 @@ def doubts(figures: Mapping[str, Any]) -> list[str]:
   return found
 
 
-def _rates(statistics: Statistics, drafter: Drafter) -> dict[str, float | None]:
-  """Acceptance rates, and the alpha that independent acceptances would need for
-  the same block efficiency; None where nothing was drafted, and of trees, which
-  have no gamma."""
+def _rates(counts: Counts, drafter: Drafter) -> Figures:
+  """Returns acceptance rates, and the alpha that independent acceptances would
+  need for the same block efficiency: None where nothing was drafted, and of
+  trees, which have no gamma."""
+  statistics = counts.statistics
   found, implied = metrics.rates(statistics), None
   efficiency = found.block_efficiency
   is_chain, gamma = drafter.tree is None, drafter.gamma
   if efficiency is not None and is_chain and np.any(statistics.num_drafted):
     efficiency = np.clip(efficiency, 1, gamma + 1)
     implied = float(theory.alpha_from_block_efficiency(efficiency, gamma))
-  return {**found._asdict(), 'alpha_from_block_efficiency': implied}
-
-
-def sameness(
-  target: LanguageModel,
-  params: Params,
-  expected: Sequence[DecodeState],
-  found: Sequence[DecodeState],
-) -> dict[str, Any]:
-  """Whether both sides decoded the same tokens, and if not, how near the miss
-  was: the logit margin of plain decoding's token at the first difference.
-
-  Given are the plain side's params, where it ended, one state per batch, and
-  where the other did. Margins are None where there are none: a row that only
-  ends earlier than the other has no such token.
-  """
-  margins, num_divergent = [], 0
-  for state, other in zip(expected, found, strict=True):
-    a, b = jax.device_get((state.context, other.context))
-    for row in range(a.lengths.size):
-      length = min(a.lengths[row], b.lengths[row])
-      differs = a.tokens[row, :length] != b.tokens[row, :length]
-      num_divergent += bool(differs.any() or a.lengths[row] != b.lengths[row])
-      if differs.any():
-        position = int(differs.argmax())
-        logits = _logits_after(target, params, state, np.int32(position))[row]
-        ours, theirs = a.tokens[row, position], b.tokens[row, position]
-        margins.append(float(logits[ours] - logits[theirs]))
+  passed = zip(
+    statistics.num_accepted.sum(0), statistics.num_tested.sum(0), strict=True
+  )
   return {
-    'identical': not num_divergent,
-    'num_divergent_rows': num_divergent,
-    'divergence_margins': margins,
-    'first_divergence_margin': margins[0] if margins else None,
-    'largest_divergence_margin': max(margins, default=None),
+    **found._asdict(),
+    'alpha_from_block_efficiency': implied,
+    'alpha_by_position': [estimates.alpha(*each) for each in passed],
+    'rows': int(np.count_nonzero(statistics.num_tokens)),
   }
-
-
-@functools.partial(jax.jit, static_argnames='target')
-def _logits_after(
-  target: LanguageModel, params: Params, state: DecodeState, position: Array
-) -> Array:
-  """Logits `[B, V]` of what follows the first `position` tokens, from the cache
-  that plain decoding left."""
-  lengths = jnp.full_like(state.context.lengths, position)
-  last = arrays.read_block(state.context.tokens, lengths - 1, 1)
-  cache = target.rewind(state.target_cache, lengths - 1)
-  logits, _ = target.extend(params.target, last, cache)
-  return logits[:, 0]

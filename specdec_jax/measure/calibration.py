@@ -49,8 +49,8 @@ class Overlaps(NamedTuple):
 
 
 def shared_mass(draft: Draft, p: Array, lenience: float = 1.0) -> Array:
-  """The chance that a guess passes after one prefix, `sum min(p / l, q)`, `[B]`
-  (Leviathan et al., Theorem 3.5 and Appendix A.5)."""
+  """Returns the chance that a guess passes after one prefix, `sum min(p / l,
+  q)`, `[B]` (Leviathan et al., Theorem 3.5 and Appendix A.5)."""
   if draft.probs is None:
     of_drafted = arrays.pick(p, draft.tokens[:, 0])
     return jnp.minimum(of_drafted / lenience, 1.0)
@@ -58,8 +58,8 @@ def shared_mass(draft: Draft, p: Array, lenience: float = 1.0) -> Array:
 
 
 def passes_argmax(draft: Draft, p: Array, lenience: float = 1.0) -> Array:
-  """1 where the guess has `p(x) >= l max p`, else 0, `[B]` (Appendix A.5, whose
-  inequality is printed the other way round)."""
+  """Returns 1 where the guess has `p(x) >= l max p`, else 0, `[B]` (Appendix
+  A.5, whose inequality is printed the other way round)."""
   of_drafted = arrays.pick(p, draft.tokens[:, 0])
   return (of_drafted >= lenience * p.max(axis=1)).astype(p.dtype)
 
@@ -67,9 +67,10 @@ def passes_argmax(draft: Draft, p: Array, lenience: float = 1.0) -> Array:
 def observe(
   row_keys: Array, draft: Draft, target_probs: Array, *, is_argmax: bool = False
 ) -> Verification:
-  """A rule that accepts nothing: the text is the target's own, or with
-  `is_argmax` its likeliest, token by token what plain decoding gives. Target
-  probabilities are float32 `[B, 2, V]`, or `[B, 1, V]` without a draft."""
+  """Judges as a rule that accepts nothing: the text is the target's own, or
+  with `is_argmax` its likeliest, token by token what plain decoding gives.
+  Target probabilities are float32 `[B, 2, V]`, or `[B, 1, V]` without a draft.
+  """
   _, next_keys = decision.split_by_purpose(row_keys)
   p = target_probs[:, 0]
   if is_argmax:
@@ -103,7 +104,8 @@ def follow(
 
 
 def passes_rule(draft: Draft, p: Array, verify_fn: VerifyFn) -> Array:
-  """The chance that a rule accepts the guess, `[B]`, which no draw changes."""
+  """Returns the chance that a rule accepts the guess, `[B]`, which no draw
+  changes."""
   row_keys = jax.random.split(jax.random.key(0), len(p))
   verdict = verify_fn(row_keys, draft, jnp.stack([p, p], axis=1))
   return verdict.accept_probs[:, 0]
@@ -172,8 +174,8 @@ def rank_rates(
   drafter: Drafter,
   **options: Any,
 ) -> np.ndarray:
-  """How often the target says what a drafter ranks first, second, and so on:
-  float64 `[K]`, over all prefixes of text that the target generates.
+  """Measures how often the target says what a drafter ranks first, second, and
+  so on: float64 `[K]`, over all prefixes of text that the target generates.
 
   Args:
     params: weights of both sides.
@@ -211,8 +213,8 @@ def _overlaps(
   rng_key: Array,
   prompts: Sequence[Prompt],
 ) -> list[list[Overlaps]]:
-  """What `generate`, of `_generate`, saw on all batches: by drafter, and by
-  function of drafts."""
+  """Returns what `generate`, of `_generate`, saw on all batches: by drafter,
+  and by function of drafts."""
   compiled = jax.jit(generate)
   parts = []
   for prompt in prompts:
@@ -223,6 +225,7 @@ def _overlaps(
   values, is_text, is_drafted = (
     np.concatenate(each, axis=-2) for each in zip(*parts, strict=True)
   )
+  # Batches are joined along the axis of rows, the last but one by now.
   # Sums of float32 probabilities may exceed one by their rounding.
   values = np.minimum(values.astype(np.float64), 1.0)
   values = np.where(is_drafted[:, None], values, 0.0)
@@ -245,57 +248,34 @@ def _generate(
   is_argmax: bool = False,
   verify_fn: VerifyFn | None = None,
 ) -> tuple[Array, list[Array]]:
-  """A batch of `_overlaps`: `has_nan` bool `[B]`, and by token what `share_fns`
-  make of the drafts, float32 `[N, D, L, B]`, whether there was text, bool `[N,
-  B]`, and whether there was a guess, too, bool `[N, D, B]`."""
-  # Drafters are asked beside a loop that drafts nothing itself.
-  method = dataclasses.replace(method, drafter=_NOTHING)
-  judge: VerifyFn = functools.partial(observe, is_argmax=is_argmax)
+  """Decodes a batch of `_overlaps`: `has_nan` bool `[B]`, and by token what
+  `share_fns` make of the drafts, float32 `[N, D, L, B]`, whether there was
+  text, bool `[N, B]`, and whether there was a guess, too, bool `[N, D, B]`."""
 
-  def is_going(carry: tuple[Array, DecodeState, Any, Any]):
+  def is_going(carry: tuple[Array, DecodeState, list[Any], list[Array]]):
     i, state, _, _ = carry
     return (i < num_tokens) & ~state.done.all()
 
-  def step(carry: tuple[Array, DecodeState, Any, Any]):
+  def step(carry: tuple[Array, DecodeState, list[Any], list[Array]]):
     i, state, own, seen = carry
-    asked = [
-      speculative.propose(
-        Params((), weights),
-        dataclasses.replace(state, drafter_state=its),
-        drafter,
-      )
-      for drafter, weights, its in zip(
-        drafters, params.drafter, own, strict=True
-      )
-    ]
-    seeing = judge
+    asked = _ask(params, state, drafters, own)
+    drafts = [draft for draft, _ in asked]
+    seeing: VerifyFn = functools.partial(observe, is_argmax=is_argmax)
     if verify_fn is not None:
-      [(drafted, _)] = asked
+      [drafted] = drafts
       seeing = functools.partial(follow, verify_fn=verify_fn, drafted=drafted)
-    state, info = speculative.step(
-      params, state, method=dataclasses.replace(method, verify_fn=seeing)
-    )
+    judging = dataclasses.replace(method, drafter=_NOTHING, verify_fn=seeing)
+    state, info = speculative.step(params, state, method=judging)
     is_text = info.counts > 0
     p = info.target_probs[:, 0]
-    shares = [[share(draft, p) for share in share_fns] for draft, _ in asked]
-    has_guess = jnp.array([draft.lengths > 0 for draft, _ in asked])
+    shares = [[share(draft, p) for share in share_fns] for draft in drafts]
+    has_guess = jnp.array([draft.lengths > 0 for draft in drafts])
     now = jnp.array(shares), is_text, is_text[None] & has_guess
+    # Token i of every row is row i of what was seen.
     seen = [each.at[i].set(one) for each, one in zip(seen, now, strict=True)]
     return i + 1, state, [after.drafter_state for _, after in asked], seen
 
-  state = speculative.init(
-    params, rng_key, prompt, method=method, max_len=max_len
-  )
-  own, cache = [], state.target_cache
-  for drafter, weights in zip(drafters, params.drafter, strict=True):
-    # Buffers as of `speculative.init` for gamma 1.
-    arguments = weights, prompt, max_len + 2
-    if drafter.reads_target_cache:
-      its, cache = drafter.init(*arguments, state.target_cache)
-    else:
-      its = drafter.init(*arguments)
-    own.append(its)
-  state = dataclasses.replace(state, target_cache=cache)
+  state, own = _init(params, rng_key, prompt, method, drafters, max_len)
   shape, num_rows = (num_tokens, len(drafters)), state.done.size
   seen = [
     jnp.zeros((*shape, len(share_fns), num_rows), jnp.float32),
@@ -307,8 +287,51 @@ def _generate(
   return state.has_nan, seen
 
 
+def _init(
+  params: Params,
+  rng_key: Array,
+  prompt: Prompt,
+  method: Method,
+  drafters: Sequence[Drafter],
+  max_len: int,
+) -> tuple[DecodeState, list[Any]]:
+  """Makes the state of a loop that drafts nothing itself, and those of the
+  drafters that are asked beside it."""
+  nobody = dataclasses.replace(method, drafter=_NOTHING)
+  state = speculative.init(
+    params, rng_key, prompt, method=nobody, max_len=max_len
+  )
+  own, cache = [], state.target_cache
+  for drafter, weights in zip(drafters, params.drafter, strict=True):
+    # Buffers as of `speculative.init` for gamma 1.
+    arguments = weights, prompt, max_len + 2
+    if drafter.reads_target_cache:
+      its, cache = drafter.init(*arguments, state.target_cache)
+    else:
+      its = drafter.init(*arguments)
+    own.append(its)
+  return dataclasses.replace(state, target_cache=cache), own
+
+
+def _ask(
+  params: Params,
+  state: DecodeState,
+  drafters: Sequence[Drafter],
+  own: Sequence[Any],
+) -> list[tuple[Draft, DecodeState]]:
+  """Asks every drafter, whose state is in `own`, for its guess."""
+  return [
+    speculative.propose(
+      Params((), weights),
+      dataclasses.replace(state, drafter_state=its),
+      drafter,
+    )
+    for drafter, weights, its in zip(drafters, params.drafter, own, strict=True)
+  ]
+
+
 def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:
-  """Alpha and what the assumption of independence leaves out of it.
+  """Computes alpha and what the assumption of independence leaves out of it.
 
   Returns:
     `alpha` over the prefixes with a guess; `alpha_interval`, of
@@ -341,6 +364,8 @@ def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:
 
 
 def _autocorrelation(found: Overlaps, alpha: float, lag: int) -> float | None:
+  """Correlates overlaps with those `lag` tokens later in the same row."""
+  # With lag 1, overlaps a b c d give the pairs (a, b), (b, c), (c, d).
   both = found.is_drafted[:, lag:] & found.is_drafted[:, :-lag]
   centred = np.where(found.is_drafted, found.values - alpha, 0)
   variance = (centred**2).sum() / found.is_drafted.sum()
@@ -351,7 +376,13 @@ def _autocorrelation(found: Overlaps, alpha: float, lag: int) -> float | None:
 
 
 def _profile(found: Overlaps, max_gamma: int) -> list[float]:
-  """Rates of the positions of drafts that begin at every prefix."""
+  """Returns rates of the positions of drafts that begin at every prefix.
+
+  Overlaps 1, 1, 0.5, 0 of a row give drafts that begin at the first token the
+  products 1, 1, 0.5, those at the second 1, 0.5, 0; and so on. The rate of
+  position i is the mean product up to i over that up to i - 1, of the drafts
+  that the text's end does not cut short before it.
+  """
   values = np.where(found.is_drafted, found.values, 0)
   values = np.where(found.is_text, values, np.nan)
   reached, rates = np.ones(found.is_text.sum()), []

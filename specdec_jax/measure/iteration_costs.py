@@ -26,7 +26,7 @@ class CostPrograms(NamedTuple):
 
 
 def costs(*args: Any, repeats: int, **options: Any) -> dict[str, Any]:
-  """The figures of `cost_programs`, whose other arguments these are, by
+  """Returns the figures of `cost_programs`, whose other arguments these are, by
   `repeats` runs in turns."""
   made = cost_programs(*args, **options)
   return made.costs(*stopwatch.alternate(made.programs, repeats))
@@ -48,11 +48,10 @@ def cost_programs(
   those of the longest draft.
 
   Args:
-    params: this, `rng_key`, `prompt` and `max_len` as for
-      `speculative.generate`.
+    params: this, `rng_key`, `prompt`, `max_len` as for `speculative.generate`.
     method: all but the drafter.
     drafters: the same drafter by gamma, 1 and the largest among them.
-    widths: of target calls to time, 1 and gamma + 1 among them; None means
+    widths: of target calls to time, from 1 to gamma + 1; None means
       `costs.widths_to_time`.
     num_decodes: short decodes of each part in a turn, timed one by one; their
       median ignores the first, which finds cold caches.
@@ -66,77 +65,87 @@ def cost_programs(
   """
   max_gamma = max(drafters)
   widths = sorted(widths or widths_to_time(max_gamma))
-  target = method.target
   method = dataclasses.replace(method, drafter=drafters[max_gamma])
-  args: Any = (params, rng_key, [prompt])
-  shared: dict[str, Any] = {'method': method, 'max_len': max_len}
-  plain = plain or sides_lib.plain_side(*args, **shared)
-  drafted = sides_lib.shortened(sides_lib.speculative_side(*args, **shared))
-  state = drafted.states[0]
-  propose = functools.partial(speculative.propose, drafter=drafters[max_gamma])
-  has_probs = jax.eval_shape(propose, params, state)[0].probs is not None
-  full = functools.partial(
-    sides_lib.full_width_side,
-    *args,
-    vocab_size=target.vocab_size if has_probs else None,
-    may_abstain=drafters[max_gamma].may_abstain,
-    **shared,
+  args = params, rng_key, [prompt]
+  plain = plain or sides_lib.plain_side(*args, method=method, max_len=max_len)
+  drafted = sides_lib.speculative_side(*args, method=method, max_len=max_len)
+  state = sides_lib.shorten(drafted.states[0])
+  sides = {
+    name: dataclasses.replace(side, states=[*side.states] * num_decodes)
+    for name, side in _short_decodes(plain, drafted, method, widths).items()
+  }
+  # By itself, without sampling, verification and the loop around it.
+  extend = stopwatch.repeated(
+    params, state, target=method.target, width=widths[-1]
   )
-  widest = full(gamma=max(widths) - 1)
-  named = {1: sides_lib.shortened(plain), 'drafted': drafted}
-  named |= stopwatch.together(
-    {
-      width: functools.partial(full, gamma=width - 1, like=widest)
-      for width in widths[1:-1]
-    }
-  )
-  named[widths[-1]] = widest
-
-  extend = stopwatch.repeated(params, state, target=target, width=widths[-1])
   proposals = {
     gamma: stopwatch.propose_programs(
-      params, state, drafter, target, {widths[-1]: extend}
+      params, state, drafter, method.target, {widths[-1]: extend}
     )
     for gamma, drafter in sorted(drafters.items())
   }
   programs: dict[Hashable, Callable[[], Any]] = {'extend': extend}
-  for name, side in named.items():
-    for i in range(num_decodes):
-      programs[name, i] = side.decode
-      programs['launch', name, i] = sides_lib.finished(side).decode
+  programs |= sides_lib.calls(sides)
   for gamma, made in proposals.items():
     programs |= {('draft', gamma, i): each for i, each in enumerate(made)}
   figures = functools.partial(
     _cost_figures,
+    sides=sides,
     widths=widths,
     proposals=proposals,
-    num_decodes=num_decodes,
     num_extends=extend.num_calls,
-    is_short=drafters[max_gamma].may_abstain,
+    is_short=method.drafter.may_abstain,
   )
   return CostPrograms(programs, figures)
+
+
+def _short_decodes(
+  plain: Side,
+  drafted: Side,
+  method: Method,
+  widths: Sequence[int],
+) -> dict[Hashable, Side]:
+  """Compiles decodes of a few tokens: plain ones, as width 1, drafted ones, and
+  those that score as many positions as each of the other `widths`; and beside
+  each its launch."""
+  propose = functools.partial(speculative.propose, drafter=method.drafter)
+  draft, _ = jax.eval_shape(propose, drafted.params, drafted.states[0])
+  # Verification costs more where drafts have distributions.
+  vocab_size = None if draft.probs is None else method.target.vocab_size
+  full = functools.partial(
+    sides_lib.full_width_side, drafted, method, vocab_size=vocab_size
+  )
+  sides: dict[Hashable, Side] = {1: plain, 'drafted': drafted}
+  sides |= stopwatch.together(
+    {width: functools.partial(full, width - 1) for width in widths[1:]}
+  )
+  sides = {name: sides_lib.shortened(side) for name, side in sides.items()}
+  return sides | {
+    ('launch', name): sides_lib.finished(side) for name, side in sides.items()
+  }
 
 
 def _cost_figures(
   seconds: Mapping[Any, Any],
   results: Mapping[Any, Any],
   *,
+  sides: Mapping[Hashable, Side],
   widths: Sequence[int],
   proposals: Mapping[int, Sequence[stopwatch.Repeated]],
-  num_decodes: int,
   num_extends: int,
   is_short: bool,
 ) -> dict[str, Any]:
-  """The figures of `cost_programs`; `is_short` if iterations may score one
-  position, so that the mean iteration says nothing of the loop."""
+  """Returns the figures of `cost_programs`; `is_short` if iterations may score
+  one position, so that the mean iteration says nothing of the loop."""
+  timed = sides_lib.timed(sides, seconds, results)
 
-  def median(*name: Hashable) -> float:
-    return float(np.median([seconds[*name, i] for i in range(num_decodes)]))
+  def median(name: Hashable) -> float:
+    return float(np.median(timed[name].seconds))
 
   def iteration(name: Hashable) -> float:
-    [state] = results[name, 0]
+    state = timed[name].states[0]
     num_iterations = int(state.statistics.num_target_runs.max())
-    decode, launch = median(name), median('launch', name)
+    decode, launch = median(name), median(('launch', name))
     # Of very few turns a launch may be the one that the machine held up.
     return (decode - launch if launch < decode else decode) / num_iterations
 
@@ -149,7 +158,10 @@ def _cost_figures(
   target = [iteration(width) for width in widths]
   max_gamma = max(propose)
   first, last = propose[1], propose[max_gamma]
+  # Of gamma 8, `last` has the first drafted token and 7 further ones.
   further = max(last - first, 0.0) / (max_gamma - 1) if max_gamma > 1 else first
+  # What is left of a drafted iteration when its draft and its scoring are taken
+  # away; a noisy machine may leave less than nothing.
   beyond = iteration('drafted') - last - target[widths.index(max_gamma + 1)]
   return {
     'widths': list(widths),
@@ -157,7 +169,7 @@ def _cost_figures(
     'first_draft_seconds': first,
     'draft_seconds': further,
     'loop_seconds': 0.0 if is_short else max(beyond, 0.0),
-    'launch_seconds': median('launch', 'drafted'),
-    'plain_launch_seconds': median('launch', 1),
+    'launch_seconds': median(('launch', 'drafted')),
+    'plain_launch_seconds': median(('launch', 1)),
     'extend_seconds': float(np.median(seconds['extend'])) / num_extends,
   }

@@ -1,6 +1,7 @@
 """Rates of a finished decode. Three acceptance rates go by one name in the
 field; here each has its own, and its denominator."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,13 +32,39 @@ class Rates(NamedTuple):
   row_utilisation: float | None
 
 
+@dataclasses.dataclass(frozen=True)
+class Counts:
+  """Counters of all batches of one run: of their rows, of the loop's
+  iterations, and of those of them that scored one position."""
+
+  statistics: Statistics
+  iterations: int
+  short_iterations: int
+
+  @property
+  def num_tokens(self) -> int:
+    return int(np.sum(self.statistics.num_tokens))
+
+
+def count(statistics: Sequence[Statistics]) -> Counts:
+  """Returns the counters of batches, together."""
+  batches = jax.device_get(list(statistics))
+  return Counts(
+    statistics=joined(batches),
+    iterations=sum(int(s.num_target_runs.max()) for s in batches),
+    short_iterations=sum(int(s.num_short_runs.max()) for s in batches),
+  )
+
+
 def joined(statistics: Sequence[Statistics]) -> Statistics:
-  """The counters of several batches as those of one, in numpy; those by
+  """Joins the counters of several batches to those of one, in numpy; those by
   position are as wide as the longest drafts."""
   batches = jax.device_get(list(statistics))
   gamma = max(batch.num_tested.shape[1] for batch in batches)
 
   def widen(values: np.ndarray) -> np.ndarray:
+    # Rows of a batch with gamma 2 beside one with gamma 4:
+    # `[5, 3]` becomes `[5, 3, 0, 0]`. Other counters have one number per row.
     if values.ndim == 1:
       return values
     return np.pad(values, ((0, 0), (0, gamma - values.shape[1])))
@@ -66,7 +93,7 @@ def rates(statistics: Statistics) -> Rates:
 
 
 def row_summary(statistics: Statistics, row: int) -> dict[str, float | None]:
-  """The counters and rates of one row, as JSON can hold them."""
+  """Returns the counters and rates of one row, as JSON can hold them."""
   one = jax.tree.map(lambda values: values[row : row + 1], statistics)
   found = rates(one)
   return {

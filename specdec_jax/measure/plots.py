@@ -27,7 +27,7 @@ class Measured(NamedTuple):
 
 
 def new_figure(num_axes: int = 1) -> tuple[Any, Any]:
-  """A figure and its axes, one or a list, side by side; ImportError if
+  """Makes a figure and its axes, one or a list, side by side; ImportError if
   matplotlib is not installed."""
   matplotlib = require('matplotlib.figure', extra='plot', purpose='a plot')
   width, height = _SIZE
@@ -53,7 +53,7 @@ def save(figure: Any, path: str | os.PathLike[str]) -> None:
 
 
 def tokens_by_alpha(gammas: Sequence[float]) -> Any:
-  """Expected tokens per target run (Figure 2); gamma may be infinite."""
+  """Plots expected tokens per target run (Figure 2); gamma may be infinite."""
   figure, axes = new_figure()
   alphas = np.linspace(0.5, 0.9, 81)
   for gamma in gammas:
@@ -66,7 +66,7 @@ def tokens_by_alpha(gammas: Sequence[float]) -> Any:
 
 
 def best_gamma_by_alpha(costs: Sequence[float]) -> Any:
-  """The best gamma for each cost ratio c (Figure 3)."""
+  """Plots the best gamma for each cost ratio c (Figure 3)."""
   figure, axes = new_figure()
   alphas = np.linspace(0.5, 0.9, 401)
   for c in costs:
@@ -77,7 +77,7 @@ def best_gamma_by_alpha(costs: Sequence[float]) -> Any:
 
 
 def speed_and_operations(gammas: Sequence[int]) -> Any:
-  """Speedup and growth of arithmetic at c = c_hat = 0 (Figure 4)."""
+  """Plots speedup and growth of arithmetic at c = c_hat = 0 (Figure 4)."""
   figure, both = new_figure(2)
   alphas = np.linspace(0.5, 0.95, 91)
   curves = {
@@ -96,8 +96,8 @@ def speedup_by_gamma(
   predicted: Mapping[str, Mapping[int, float]],
   measured: Mapping[str, Mapping[int, Measured]] | None = None,
 ) -> Any:
-  """Predicted speedups as lines, measured ones as points with their range, both
-  by name and gamma."""
+  """Plots predicted speedups as lines, measured ones as points with their
+  range, both by name and gamma."""
   figure, axes = new_figure()
   colors = itertools.cycle(COLORS)
   for (name, line), color in zip(predicted.items(), colors, strict=False):
@@ -113,39 +113,5 @@ def speedup_by_gamma(
   axes.set(xlabel='gamma', ylabel='speedup over plain decoding')
   axes.set_ylim(bottom=0)
   # Inside, it would lie over points and ranges.
-  axes.legend(loc='upper left', bbox_to_anchor=(1, 1), frameon=False)
-  return figure
-
-
-def speedup_by_category(rows: Sequence[Mapping[str, Any]]) -> Any:
-  """Measured speedups with their intervals, and bars for predicted ones: a
-  group per category. `rows` are those of the benchmark suite."""
-  figure, axes = new_figure()
-  names = ('target', 'drafter', 'gamma', 'temperature', 'batch_size')
-  ways = list(dict.fromkeys(tuple(row[n] for n in names) for row in rows))
-  groups = list(dict.fromkeys(row['category'] for row in rows))
-  figure.set_size_inches(9, 2 + 0.14 * len(rows))
-  colors = itertools.cycle(COLORS)
-  for (i, way), color in zip(enumerate(ways), colors, strict=False):
-    own = [row for row in rows if tuple(row[n] for n in names) == way]
-    heights = [
-      groups.index(row['category']) + 0.8 * (i + 0.5) / len(ways) for row in own
-    ]
-    target, drafter, gamma, temperature, batch = (
-      str(part).rpartition('/')[2] for part in way
-    )
-    label = f'{target}, {drafter} {gamma}, T {temperature}, batch {batch}'
-    shared = {'color': color, 'linestyle': '', 'markersize': 4}
-    speedups = [row['speedup'] for row in own]
-    axes.plot(speedups, heights, marker='o', label=label, **shared)
-    predicted = [row['predicted_speedup'] for row in own]
-    axes.plot(predicted, heights, **shared | {'marker': '|', 'markersize': 9})
-    for row, height in zip(own, heights, strict=True):
-      if row['speedup_interval']:
-        axes.hlines(height, *row['speedup_interval'], color=color)
-  axes.set_yticks([i + 0.4 for i in range(len(groups))], labels=groups)
-  axes.invert_yaxis()
-  axes.axvline(1, color='#5d6572', linewidth=0.8, linestyle='--')
-  axes.set_xlabel('speedup over plain decoding, 95% interval; |: predicted')
   axes.legend(loc='upper left', bbox_to_anchor=(1, 1), frameon=False)
   return figure

@@ -27,14 +27,14 @@ _PARTS = {
   'verification': ('verification',),
 }
 _APART = (
-  *('measure/plots.py', 'measure/provenance.py', 'measure/suite_report.py'),
+  *('measure/plots.py', 'measure/provenance.py'),
   *('models/gemma', 'models/presets.py'),
 )
 
 
 def commit() -> str | None:
-  """The last commit of the package, and whether it was changed since; None if
-  it is in no repository."""
+  """Finds the last commit of the package, and whether it was changed since;
+  None if it is in no repository."""
 
   def git(*command: str) -> str:
     return subprocess.run(
@@ -45,6 +45,7 @@ def commit() -> str | None:
       check=True,
     ).stdout.strip()
 
+  # A wheel is in no repository, and a machine may have no git.
   with contextlib.suppress(OSError, subprocess.CalledProcessError):
     found = git('log', '-1', '--format=%H')
     return found + CHANGED if git('diff', 'HEAD') else found or None
@@ -53,16 +54,16 @@ def commit() -> str | None:
 
 @functools.cache
 def code() -> str:
-  """The digest of each part of the code that is measured, by name, in a line
-  that results keep."""
+  """Computes the digest of each part of the code that is measured, by name, in
+  a line that results keep."""
   return ', '.join(
     f'{name} {digest(_sources(paths))}' for name, paths in _PARTS.items()
   )
 
 
 def changed_since(measured: str | None) -> list[str] | None:
-  """The parts that have another digest than in a line of `code`; None without
-  such a line."""
+  """Lists the parts that have another digest than in a line of `code`; None
+  without such a line."""
   if not measured:
     return None
   before = dict(part.split(' ') for part in measured.split(', '))
@@ -71,8 +72,8 @@ def changed_since(measured: str | None) -> list[str] | None:
 
 
 def digest(sources: Mapping[str, str]) -> str:
-  """Of Python files by name, without their comments, docstrings and the words
-  of errors: prose makes no figure old."""
+  """Computes the digest of Python files by name, without their comments,
+  docstrings and the words of errors: prose makes no figure old."""
   parts = [
     repr((name, _plain(ast.parse(text))))
     for name, text in sorted(sources.items())
@@ -94,7 +95,11 @@ def _sources(paths: tuple[str, ...]) -> dict[str, str]:
 
 
 def _plain(node: Any) -> Any:
-  """A syntax tree as lists, the same from every version of Python."""
+  """Returns a syntax tree as lists, the same from every version of Python."""
+  # `ast.dump` is not: from 3.13 on it leaves out empty fields. So are they
+  # here, and `ctx`, which says again where a name stands.
+  #   raise ValueError('no rows')  ->  ['Raise'], whatever the words are
+  #   x = 1  ->  ['Assign', ('targets', [['Name', ('id', 'x')]]), ...]
   if isinstance(node, list):
     kept = [each for each in node if not _is_text(each)]
     return [_plain(each) for each in kept]
@@ -111,7 +116,7 @@ def _plain(node: Any) -> Any:
 
 
 def _is_text(node: Any) -> bool:
-  """Whether a statement is a lone text, as docstrings are."""
+  """Says whether a statement is a lone text, as docstrings are."""
   return (
     isinstance(node, ast.Expr)
     and isinstance(node.value, ast.Constant)

@@ -3,23 +3,21 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.base import (
-  Array,
-  Drafter,
-  LanguageModel,
-  Params,
-  Prompt,
-  Tree,
-)
-from specdec_jax.decoding import autoregressive, speculative, statistics
+from specdec_jax.base import Array, Drafter, Params, Prompt
+from specdec_jax.decoding import statistics
 from specdec_jax.decoding.method import Method
+from specdec_jax.decoding.program import Program
 from specdec_jax.decoding.state import DecodeState
-from specdec_jax.measure import stopwatch
+from specdec_jax.measure import metrics, stopwatch
+from specdec_jax.measure.metrics import Counts
+
+Name = TypeVar('Name')
 
 # Tokens of the short decodes that only serve to time an iteration.
 _NUM_TIMED_TOKENS = 24
@@ -30,16 +28,20 @@ class Side:
   """One way of decoding, compiled, and its states after the prefill.
 
   Attributes:
+    program: what it was compiled of.
     run: `(params, state) -> state`, compiled.
     params: its first argument.
     states: one per batch.
+    prefill: from a batch of the same shape to its state, compiled.
     compile_seconds: of loop and prefill, unless that is another side's.
     prefill_seconds: of all batches, warm.
   """
 
+  program: Program
   run: Callable[[Params, DecodeState], DecodeState]
   params: Params
   states: Sequence[DecodeState]
+  prefill: Callable[[Prompt], DecodeState]
   compile_seconds: float
   prefill_seconds: float
 
@@ -47,107 +49,143 @@ class Side:
     """Decodes every batch."""
     return [self.run(self.params, state) for state in self.states]
 
+  def on(self, prompts: Sequence[Prompt]) -> 'Side':
+    """Returns the same for other batches of the shape."""
+    states, seconds = stopwatch.run_seconds(
+      lambda: [self.prefill(prompt) for prompt in prompts]
+    )
+    return dataclasses.replace(self, states=states, prefill_seconds=seconds)
 
-def _compile(
-  init: Callable[[Params, Array, Prompt], DecodeState],
-  run: Callable[[Params, DecodeState], DecodeState],
+
+def compile_side(
   params: Params,
   rng_key: Array,
   prompts: Sequence[Prompt],
+  *,
+  method: Method,
+  max_len: int,
+  is_plain: bool,
 ) -> Side:
   """Compiles prefill and loop for prompts of one shape, and prefills them."""
-  first = params, rng_key, prompts[0]
-  init, init_seconds = stopwatch.compile_seconds(init, *first)
-  jax.block_until_ready(init(*first))
-  states, prefill_seconds = stopwatch.run_seconds(
-    lambda: [init(params, rng_key, prompt) for prompt in prompts]
+  program = Program(
+    method=method,
+    params=params,
+    prompt=prompts[0],
+    max_len=max_len,
+    is_plain=is_plain,
   )
-  run, seconds = stopwatch.compile_seconds(run, params, states[0])
+  prefill, prefill_seconds = program.prefill.compile(
+    params, rng_key, prompts[0]
+  )
+  first = jax.block_until_ready(prefill(params, rng_key, prompts[0]))
+  run, run_seconds = program.run.compile(params, first)
   return Side(
+    program=program,
+    run=run,
+    params=params,
+    states=(),
+    prefill=functools.partial(prefill, params, rng_key),
+    compile_seconds=prefill_seconds + run_seconds,
+    prefill_seconds=0.0,
+  ).on(prompts)
+
+
+plain_side = functools.partial(compile_side, is_plain=True)
+speculative_side = functools.partial(compile_side, is_plain=False)
+
+
+def like(side: Side, method: Method, params: Params | None = None) -> Side:
+  """Compiles another loop over a side's states, whose prefill serves here, too.
+
+  Args:
+    side: of the same target, with drafts at least as long.
+    method: of the same kind of drafter, or of one without a state.
+    params: if they are others.
+  """
+
+  def counting(state: DecodeState) -> DecodeState:
+    # Counters by position are as wide as the draft; all else has room for the
+    # longest one, and a shorter draft leaves the rest of it unused.
+    counters = statistics.init(state.done.size, method.depth)
+    return dataclasses.replace(state, statistics=counters)
+
+  params = side.params if params is None else params
+  states = list(map(counting, side.states))
+  program = dataclasses.replace(side.program, method=method, params=params)
+  run, seconds = program.run.compile(params, states[0])
+  return dataclasses.replace(
+    side,
+    program=program,
     run=run,
     params=params,
     states=states,
-    compile_seconds=init_seconds + seconds,
-    prefill_seconds=prefill_seconds,
+    prefill=lambda prompt: counting(side.prefill(prompt)),
+    compile_seconds=seconds,
   )
 
 
-def plain_side(
+def speculative_sides(
   params: Params,
   rng_key: Array,
   prompts: Sequence[Prompt],
   *,
-  method: Method,
+  methods: Mapping[Name, Method],
   max_len: int,
-) -> Side:
-  """Plain decoding, compiled."""
-  init = functools.partial(autoregressive.init, method=method, max_len=max_len)
-  run = functools.partial(autoregressive.run, method=method)
-  return _compile(init, run, params, rng_key, prompts)
-
-
-def speculative_side(
-  params: Params,
-  rng_key: Array,
-  prompts: Sequence[Prompt],
-  *,
-  method: Method,
-  max_len: int,
-  like: Side | None = None,
-) -> Side:
-  """Speculative decoding, compiled.
-
-  `like` is a side of the same models and prompts whose drafts are at least as
-  long: its prefill then serves here, too, and is not compiled again.
-  """
-  run = functools.partial(speculative.run, method=method)
-  if like is None:
-    init = functools.partial(speculative.init, method=method, max_len=max_len)
-    return _compile(init, run, params, rng_key, prompts)
-  states = [
-    dataclasses.replace(
-      state, statistics=statistics.init(state.done.size, method.drafter.gamma)
-    )
-    for state in like.states
-  ]
-  compiled, seconds = stopwatch.compile_seconds(run, params, states[0])
-  return dataclasses.replace(
-    like, run=compiled, states=states, compile_seconds=seconds
-  )
+) -> dict[Name, Side]:
+  """Compiles sides with one kind of drafter, which share the prefill and the
+  buffers of the longest draft; unless the target keeps as many features as are
+  drafted, so that its state is not the same for all."""
+  args = params, rng_key, prompts
+  make = functools.partial(speculative_side, *args, max_len=max_len)
+  # A cache has room for `max_len + gamma + 1` positions: that of the longest
+  # draft fits the others.
+  longest = max(methods, key=lambda name: methods[name].drafter.gamma)
+  is_shared = not methods[longest].drafter.reads_target_cache
+  made = {longest: make(method=methods[longest])}
+  rest = {
+    name: functools.partial(like, made[longest], method)
+    if is_shared
+    else functools.partial(make, method=method)
+    for name, method in methods.items()
+    if name != longest
+  }
+  return made | stopwatch.together(rest)
 
 
 def full_width_side(
-  params: Params,
-  rng_key: Array,
-  prompts: Sequence[Prompt],
-  *,
+  side: Side,
   method: Method,
-  max_len: int,
-  gamma: int,
+  gamma: int | None = None,
   vocab_size: int | None = None,
-  may_abstain: bool = False,
-  tree: Tree | None = None,
-  like: Side | None = None,
 ) -> Side:
-  """A few iterations of `method` that all score gamma + 1 positions, on one
-  batch; `vocab_size`, `may_abstain` and `tree` as for `stopwatch.always_full`,
-  which takes the drafter's place."""
-  drafter = stopwatch.always_full(
-    gamma, vocab_size, may_abstain=may_abstain, tree=tree
+  """Compiles a few iterations that all score gamma + 1 positions, on the first
+  batch of a side of `method`, `stopwatch.always_full` in its drafter's place.
+
+  Args:
+    side: speculative decoding.
+    method: its method.
+    gamma: fewer tokens than the drafter's; None for as many, in its tree.
+    vocab_size: as for `always_full`.
+  """
+  drafter = method.drafter
+  full = stopwatch.always_full(
+    drafter.gamma if gamma is None else gamma,
+    vocab_size,
+    may_abstain=drafter.may_abstain,
+    tree=drafter.tree if gamma is None else None,
   )
-  side = speculative_side(
-    Params(params.target, jnp.bool_(True)) if may_abstain else params,
-    rng_key,
-    prompts[:1],
-    method=dataclasses.replace(method, drafter=drafter),
-    max_len=max_len,
-    like=like,
-  )
-  return shortened(side)
+  params = side.params
+  if drafter.may_abstain:
+    # `always_full` reads from its params whether it has a draft: one program
+    # holds both kinds of iteration, as the drafter's own does.
+    params = Params(params.target, jnp.bool_(True))
+  method = dataclasses.replace(method, drafter=full)
+  return like(shortened(side), method, params)
 
 
 def without_drafts(full_width: Side) -> Side:
-  """The same program, made with `may_abstain`, when there is never a draft."""
+  """Returns the same program when there is never a draft; its drafter must be
+  one that may abstain."""
   params = Params(full_width.params.target, jnp.bool_(False))
   return dataclasses.replace(full_width, params=params)
 
@@ -155,51 +193,116 @@ def without_drafts(full_width: Side) -> Side:
 def shorten(
   state: DecodeState, num_tokens: int = _NUM_TIMED_TOKENS
 ) -> DecodeState:
-  """A state that ends after a few tokens."""
+  """Returns a state that ends after a few tokens."""
   limits = jnp.minimum(state.max_lengths, state.context.lengths + num_tokens)
   return dataclasses.replace(state, max_lengths=limits)
 
 
 def shortened(side: Side, num_batches: int = 1) -> Side:
-  """A side that decodes a few tokens of its first batches."""
+  """Returns a side that decodes a few tokens of its first batches."""
   states = list(map(shorten, side.states[:num_batches]))
   return dataclasses.replace(side, states=states)
 
 
 def finished(side: Side) -> Side:
-  """A side whose first batch is already decoded: its time is what a decode
-  costs beyond its iterations."""
+  """Returns a side whose first batch is already decoded: its time is what a
+  decode costs beyond its iterations."""
   state = side.states[0]
   done = dataclasses.replace(state, done=jnp.ones_like(state.done))
   return dataclasses.replace(side, states=[done])
 
 
+@dataclasses.dataclass(frozen=True)
+class Timed:
+  """What decoding with a side has shown.
+
+  Attributes:
+    seconds: of each batch and turn, float64 `[N, R]`.
+    states: in which each batch ended.
+  """
+
+  seconds: np.ndarray
+  states: Sequence[DecodeState]
+
+  @functools.cached_property
+  def counts(self) -> Counts:
+    return metrics.count([state.statistics for state in self.states])
+
+  @functools.cached_property
+  def num_tokens(self) -> np.ndarray:
+    """Tokens of each batch, `[N]`."""
+    return np.array([int(s.statistics.num_tokens.sum()) for s in self.states])
+
+  @property
+  def turns(self) -> np.ndarray:
+    """Seconds of all batches in each turn, `[R]`."""
+    return self.seconds.sum(axis=0)
+
+  @property
+  def total(self) -> float:
+    """Seconds of all batches in the median turn."""
+    return float(np.median(self.turns))
+
+  @property
+  def per_iteration(self) -> float:
+    """Seconds of an iteration."""
+    return self.total / self.counts.iterations
+
+  @property
+  def speed(self) -> float:
+    """Tokens per second."""
+    return float(self.num_tokens.sum() / self.total)
+
+
+def calls(sides: Mapping[Any, Side]) -> dict[Any, Callable[[], DecodeState]]:
+  """Returns what `stopwatch.alternate` times, by the name of a side and the
+  index of a batch."""
+  return {
+    (name, i): functools.partial(side.run, side.params, state)
+    for name, side in sides.items()
+    for i, state in enumerate(side.states)
+  }
+
+
+def timed(
+  sides: Mapping[Name, Side],
+  seconds: Mapping[Any, np.ndarray],
+  results: Mapping[Any, DecodeState],
+) -> dict[Name, Timed]:
+  """Gathers what `stopwatch.alternate` returned for `calls`, by side."""
+  found = {}
+  for name, side in sides.items():
+    keys = [(name, i) for i in range(len(side.states))]
+    found[name] = Timed(
+      np.array([seconds[key] for key in keys]), [results[key] for key in keys]
+    )
+  return found
+
+
 def propose_programs(
-  drafted: Side, drafter: Drafter, target: LanguageModel, is_adaptive: bool
+  drafted: Side, method: Method, drafter: Drafter, *, is_adaptive: bool
 ) -> tuple[stopwatch.Repeated, ...]:
-  """What times a full draft, compiled: `stopwatch.propose_programs`, by a state
+  """Compiles what times a full draft: `stopwatch.propose_programs`, by a state
   of `drafter`'s own where it is the drafted side's without what varies."""
   state = drafted.states[0]
   if is_adaptive:
     state = dataclasses.replace(state, drafter_state=state.drafter_state.cache)
-  return stopwatch.propose_programs(drafted.params, state, drafter, target)
+  return stopwatch.propose_programs(
+    drafted.params, state, drafter, method.target
+  )
 
 
 def fastest(
   candidates: Mapping[str, Side], num_batches: int = 6, repeats: int = 3
 ) -> tuple[str, dict[str, float]]:
-  """The fastest of several plain configurations, on the first batches, and the
-  tokens per second of each, by the median time of every batch. Texts end at
-  their EOS, so that what a configuration costs once per decode counts."""
-  decodes = {
-    (name, i): functools.partial(side.run, side.params, state)
-    for name, side in candidates.items()
-    for i, state in enumerate(shortened(side, num_batches).states)
+  """Finds the fastest of several plain configurations, on the first batches,
+  and the tokens per second of each, by the median time of every batch. Texts
+  end at their EOS, so that what a configuration costs once per decode counts.
+  """
+  short = {n: shortened(side, num_batches) for n, side in candidates.items()}
+  found = timed(short, *stopwatch.alternate(calls(short), repeats))
+  speeds = {
+    name: float(each.num_tokens.sum() / np.median(each.seconds, 1).sum())
+    for name, each in found.items()
   }
-  seconds, states = stopwatch.alternate(decodes, repeats)
-  speeds = {}
-  for name in candidates:
-    own = [key for key in decodes if key[0] == name]
-    tokens = sum(int(states[key].statistics.num_tokens.sum()) for key in own)
-    speeds[name] = tokens / sum(float(np.median(seconds[key])) for key in own)
   return max(speeds, key=speeds.__getitem__), speeds

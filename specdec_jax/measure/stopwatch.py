@@ -35,8 +35,8 @@ Made = TypeVar('Made')
 
 
 def compile_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
-  """The program of a function for `args`, and the seconds that compiling it
-  took, which a persistent compilation cache shortens."""
+  """Compiles a function for `args`: the program, and the seconds that it took,
+  which a persistent compilation cache shortens."""
   started = time.perf_counter()
   compiled = jax.jit(function).lower(*args).compile()
   return compiled, time.perf_counter() - started
@@ -51,7 +51,7 @@ def together(calls: Mapping[Name, Callable[[], Made]]) -> dict[Name, Made]:
 
 
 def run_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
-  """A function's result, ready, and the seconds until it was."""
+  """Calls a function: its result, ready, and the seconds until it was."""
   started = time.perf_counter()
   result = jax.block_until_ready(function(*args))
   return result, time.perf_counter() - started
@@ -84,7 +84,8 @@ def alternate(
 
 
 def device_name() -> str:
-  """The name of the device at hand; of a CPU with the number of its cores."""
+  """Returns the name of the device at hand; of a CPU with the number of its
+  cores."""
   device = jax.devices()[0]
   if device.platform != 'cpu':
     return device.device_kind
@@ -167,6 +168,8 @@ def repeated(
     _repeat_calls, target=target, width=width, drafter=drafter
   )
   compiled, _ = compile_seconds(calls, params, state, jnp.int32(1))
+  # A number of calls that is data, not a constant: one program for the launch,
+  # for the rehearsal and for what is timed.
   program = lambda num_calls: compiled(params, state, jnp.int32(num_calls))
   run_seconds(program, 1)
   _, seconds = run_seconds(program, 4)
@@ -174,6 +177,8 @@ def repeated(
   return Repeated(program, num_calls)
 
 
+# What a loop's body does not depend on, or whose result nobody needs, the
+# compiler moves out or deletes; this loop is written against that.
 def _repeat_calls(
   params: Params,
   state: DecodeState,
@@ -183,7 +188,8 @@ def _repeat_calls(
   width: int,
   drafter: Drafter | None,
 ) -> jax.Array:
-  """The loop of `repeated`; int32 `[B]`, which only keeps its calls needed.
+  """Runs the loop of `repeated`; int32 `[B]`, which only keeps its calls
+  needed.
 
   The context's length wavers by one token, and the target reads what depends on
   its last logits, so that no call can be left out or moved out of the loop.
@@ -228,7 +234,7 @@ def propose_programs(
   target: LanguageModel,
   calls: Mapping[int, Repeated] | None = None,
 ) -> tuple[Repeated, ...]:
-  """What to time for `propose_seconds`.
+  """Compiles what to time for `propose_seconds`.
 
   A drafter with weights is timed between target calls, of which as many are
   timed without it: a small draft model alone would find its weights in the
@@ -248,8 +254,13 @@ def propose_programs(
 def propose_seconds(
   programs: Sequence[Repeated], seconds: Sequence[np.ndarray]
 ) -> float:
-  """Median seconds of one `propose`, from the seconds of the runs of
-  `propose_programs`, which took turns: float64 `[repeats]` each."""
+  """Returns median seconds of one `propose`, from the seconds of the runs of
+  `propose_programs`, which took turns: float64 `[repeats]` each; 0 without
+  any."""
+  if not programs:
+    return 0.0
+  # Pairs of a launch and the same with calls: `alone`, then `both`. A draft is
+  # what `both` takes beyond `alone`, per call.
   each = [
     (seconds[i + 1] - seconds[i]) / programs[i + 1].num_calls
     for i in range(0, len(programs), 2)

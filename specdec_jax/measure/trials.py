@@ -25,18 +25,20 @@ def num_batches_needed(gammas: Sequence[int], batch_size: int) -> int:
 def schedule(
   gammas: Sequence[int], batch_size: int, num_batches: int
 ) -> tuple[int, ...]:
-  """The gammas of the first batches of a run, of those to try, 0 among them:
-  none if it is too short. Batches beyond `num_batches_needed` do not matter."""
+  """Assigns a gamma to each of the first batches of a run; empty if the run has
+  too few to compare `gammas`, which include 0. Batches beyond
+  `num_batches_needed` do not matter."""
   num_rounds = min(
     -(-NUM_ROWS // batch_size), num_batches // (SHARE * len(gammas))
   )
-  # There and back again, so that a drift of the machine's speed cancels.
+  # There and back again, so that a drift of the machine's speed cancels:
+  # gammas 0, 2, 5 in three rounds are tried as 0 2 5, 5 2 0, 0 2 5.
   turns = (tuple(gammas), tuple(reversed(gammas)))
   return tuple(gamma for i in range(num_rounds) for gamma in turns[i % 2])
 
 
 def too_short(gammas: Sequence[int], num_batches: int) -> ChosenGamma:
-  """The choice for a run without a schedule."""
+  """Makes the choice for a run without a schedule."""
   return ChosenGamma(
     gamma=0,
     sentence='gamma auto is 0, plain decoding: to measure takes '
@@ -57,7 +59,7 @@ class Visit:
 
 
 def trial(visits: Sequence[Visit], *, waits: bool) -> Trial:
-  """What the batches of one gamma show together. If a batch `waits` for its
+  """Sums up what the batches of one gamma show. If a batch `waits` for its
   slowest row, rows are not refilled."""
   total: Any = metrics.joined([visit.statistics for visit in visits])
   num_slots = sum(

@@ -234,8 +234,6 @@ def test_trees_are_not_for_all_that_chains_are_for(run, no_model):
   assert_refused(result, 'calibrate', 'chain')
   result = run('bench', *PROMPT, *tree, '--simulate_alpha', '0.5')
   assert_refused(result, '--simulate_alpha', 'chains')
-  result = run('bench', '--suite', '--num_continuations', '2')
-  assert_refused(result, '--num_continuations', '--suite')
 
 
 @pytest.mark.parametrize('command', ['generate', 'calibrate'])

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from experiments.eagle import prompts
-from specdec_jax.text import suite_prompts
+from experiments.suite import examples
 
 
 @pytest.fixture(scope='module')
@@ -48,15 +48,15 @@ def test_prompts_are_many_and_none_is_a_test_prompt(corpora, tmp_path):
   # Every slot has been filled.
   assert not [t for t in texts if re.search(r'\{[A-Za-z]+\}', t)]
   suite = [
-    suite_prompts.shown(example, is_translator=False)
-    for examples in suite_prompts.own().values()
-    for example in examples
+    examples.shown(example, is_translator=False)
+    for category in examples.own().values()
+    for example in category
   ]
   assert not {*texts} & {*suite}
 
 
 def test_what_the_suite_has_is_left_out():
-  example = suite_prompts.own()['chat'][0]['prompt']
+  example = examples.own()['chat'][0]['prompt']
   assert prompts.runs_of_words(f'Please: {example}') & prompts.of_suite()
   assert not prompts.runs_of_words('What do otters eat in winter, and why?') & (
     prompts.of_suite()

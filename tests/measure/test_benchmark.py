@@ -13,7 +13,9 @@ from specdec_jax import logits
 from specdec_jax.base import Params
 from specdec_jax.decoding import statistics
 from specdec_jax.decoding.method import Method
-from specdec_jax.measure import benchmark, sides
+from specdec_jax.measure import benchmark, sameness, sides
+from specdec_jax.measure.metrics import Counts
+from specdec_jax.measure.sides import Timed
 from tests import toy
 
 V, MAX_LEN = 11, 12
@@ -36,7 +38,7 @@ def test_logits_after_a_prefix_are_those_of_reading_it_anew():
   )
   (state,) = side.decode()
   position = 6
-  found = benchmark._logits_after(target, params, state, position)
+  found = sameness._logits_after(target, params, state, position)
   for row in range(2):
     prefix = np.asarray(state.context.tokens)[row, :position].tolist()
     cache = target.init(params.target, toy.prompt([prefix]), MAX_LEN)
@@ -49,25 +51,39 @@ def test_logits_after_a_prefix_are_those_of_reading_it_anew():
     state, context=dataclasses.replace(state.context, lengths=lengths)
   )
   for other, is_same in ((state, True), (shorter, False)):
-    figures = benchmark.sameness(target, params, [state], [other])
+    figures = sameness.compare(target, params, [state], [other])
     assert figures['identical'] is is_same
     assert figures['num_divergent_rows'] == (not is_same)
     assert figures['first_divergence_margin'] is None
 
 
-def test_the_promised_speed_is_of_what_the_iterations_cost():
-  """Two rows: 60 tokens in 10 iterations, 4 of them without a draft, against 40
-  plain steps for as many."""
-  counts = lambda iterations, short: benchmark.Counts(
+def some_counts(num_tokens, iterations, short=0):
+  """Counters of so many tokens per row."""
+  return Counts(
     statistics=dataclasses.replace(
-      statistics.init(2, 3), num_tokens=np.array([40, 20])
+      statistics.init(len(num_tokens), 3), num_tokens=np.array(num_tokens)
     ),
     iterations=iterations,
     short_iterations=short,
   )
+
+
+def some_timed(seconds, num_tokens=0, iterations=1):
+  """A lone batch."""
+  made = Timed(np.array([seconds]), [None])
+  # As cached properties keep them.
+  made.__dict__['counts'] = some_counts([num_tokens], iterations)
+  made.__dict__['num_tokens'] = np.array([num_tokens])
+  return made
+
+
+def test_the_promised_speed_is_of_what_the_iterations_cost():
+  """Two rows: 60 tokens in 10 iterations, 4 of them without a draft, against 40
+  plain steps for as many."""
+  counts = functools.partial(some_counts, [40, 20])
   costs = {'c': 0.25, 'verify_cost_ratio': 1.5, 'without_draft_cost_ratio': 1.1}
   promised = functools.partial(
-    benchmark.predict_speedup, counts(40, 0), counts(10, 4), **costs
+    benchmark.predict_speedup, counts(40), counts(10, 4), **costs
   )
   cost = 6 * 1.5 + 4 * 1.1 + 18 * 0.25
   assert promised(num_drafted=18) == pytest.approx(40 / cost)
@@ -78,36 +94,32 @@ def test_the_promised_speed_is_of_what_the_iterations_cost():
 
 def test_all_speeds_are_of_the_median_turn():
   """The turn that something else held up decides nothing."""
-  counts = {
-    name: benchmark.Counts(
-      statistics=dataclasses.replace(
-        statistics.init(1, 3), num_tokens=np.array([tokens])
-      ),
-      iterations=20,
-      short_iterations=0,
-    )
-    for name, tokens in (('baseline', 40), ('speculative', 60))
-  }
-  seconds = {
-    'baseline': np.array([1.0, 4.0, 1.0, 2.0, 4.0]),
-    'speculative': np.array([4.0, 2.0, 2.0, 1.0, 1.0]),
-  }
-  some = sides.Side(
-    run=lambda params, state: state,
-    params=Params(()),
-    states=(),
-    compile_seconds=0.0,
-    prefill_seconds=2.0,
-  )
-  found = benchmark._speeds(seconds, counts, dict.fromkeys(counts, some))
-  plain, drafted = (
+  baseline = some_timed([1.0, 4.0, 1.0, 2.0, 4.0], 40, 20)
+  drafted = some_timed([4.0, 2.0, 2.0, 1.0, 1.0], 60, 20)
+  found = benchmark._speeds(drafted, baseline)
+  speeds = [
     found[f'{side}_tokens_per_second']
     for side in ('autoregressive', 'speculative')
-  )
-  assert (plain, drafted) == (20, 30)
-  assert found['speedup'] == drafted / plain == found['most_speedup']
-  assert found['end_to_end_speedup'] == 1
+  ]
+  assert speeds == [20, 30]
+  assert found['speedup'] == 1.5 == found['most_speedup']
   assert found['speedup_range'] == pytest.approx([1.5 / 4, 6])
+  assert found['speedup_interval'] is None
+
+
+def test_the_interval_of_a_speedup_is_over_batches():
+  """Two batches of 12 tokens; the second is no faster than plain decoding."""
+
+  def timed(seconds):
+    made = Timed(np.array(seconds)[:, None], [None, None])
+    made.__dict__['counts'] = some_counts([12, 12], 8)
+    made.__dict__['num_tokens'] = np.array([12, 12])
+    return made
+
+  found = benchmark._speeds(timed([0.5, 1.0]), timed([1.0, 1.0]))
+  assert found['speedup'] == pytest.approx(2 / 1.5)
+  low, high = found['speedup_interval']
+  assert low < 1 < 2 / 1.5 < high
 
 
 def test_figures_that_cannot_be_are_doubted():
@@ -129,17 +141,11 @@ def test_figures_that_cannot_be_are_doubted():
 
 def test_a_short_decode_begins_no_more_often_than_the_drafted_one():
   """An iteration takes a second, and a decode 6 s to begin."""
-  counts = {
-    name: benchmark.Counts(statistics.init(1, 3), iterations, 0)
-    for name, iterations in (
-      *(('full_width', 4), ('speculative', 60), ('plain', 120)),
-    )
+  timed = {
+    name: some_timed([6.0 + iterations] * 3, iterations=iterations)
+    for name, iterations in (('full_width', 4), ('speculative', 60))
   }
-  seconds = {
-    name: np.array([6.0 + each.iterations] * 3) for name, each in counts.items()
-  }
-  seconds['launch'] = np.array([6.0, 6.0, 9.0])
-  iteration = functools.partial(benchmark._iteration, seconds, counts, 1)
-  for name, expected in (('full_width', 1.1), ('speculative', 1.1)):
-    assert iteration(name) == pytest.approx(expected)
-  assert iteration('plain') == pytest.approx(126 / 120)
+  timed['launch'] = some_timed([6.0, 6.0, 9.0])
+  found = benchmark._short_iteration(timed['full_width'], timed)
+  assert found == pytest.approx(1.1)
+  assert some_timed([126.0], iterations=120).per_iteration == 1.05

@@ -34,19 +34,20 @@ def drafter(gamma):
   return drafters.autoregressive(MODEL, gamma=gamma, logits_to_probs=GREEDY)
 
 
-def side_of(args, gamma, **options):
-  method = dataclasses.replace(PLAIN, drafter=drafter(gamma))
-  return sides.speculative_side(
-    *args, method=method, max_len=MAX_LEN, **options
-  )
+def method_of(gamma):
+  return dataclasses.replace(PLAIN, drafter=drafter(gamma))
+
+
+def side_of(args, gamma):
+  return sides.speculative_side(*args, method=method_of(gamma), max_len=MAX_LEN)
 
 
 @pytest.mark.parametrize('gamma', [1, 3])
 def test_a_shared_prefill_changes_nothing(args, gamma):
-  longest = side_of(args, 5)
-  shared = side_of(args, gamma, like=longest)
-  own = side_of(args, gamma)
-  [one], [other] = shared.decode(), own.decode()
+  methods = {each: method_of(each) for each in (gamma, 5)}
+  made = sides.speculative_sides(*args, methods=methods, max_len=MAX_LEN)
+  shared, own = made[gamma], side_of(args, gamma)
+  [one], [other] = shared.on(args[2]).decode(), own.decode()
   np.testing.assert_array_equal(one.context.tokens, other.context.tokens)
   jax.tree.map(np.testing.assert_array_equal, one.statistics, other.statistics)
   assert one.statistics.num_tested.shape == (2, gamma)
@@ -74,11 +75,13 @@ def test_what_a_decode_costs_once_is_no_part_of_an_iteration(args):
   seconds, results = stopwatch.alternate(made.programs, repeats=1)
   # By hand: every decode takes 5 s to begin, and a second an iteration.
   for name in seconds:
-    if name[0] == 'launch':
+    if name == 'extend' or name[0] == 'draft':
+      continue
+    part, _ = name
+    if isinstance(part, tuple):  # A launch.
       seconds[name] = np.array([5.0])
-    elif name != 'extend' and name[0] != 'draft':
-      [state] = results[name]
-      runs = int(state.statistics.num_target_runs.max())
+    else:
+      runs = int(results[name].statistics.num_target_runs.max())
       seconds[name] = np.array([5.0 + runs])
   figures = made.costs(seconds, results)
   assert figures['widths'] == [1, 3, 4]
@@ -88,9 +91,10 @@ def test_what_a_decode_costs_once_is_no_part_of_an_iteration(args):
 
 def test_both_kinds_of_iteration_are_timed_in_one_program(args):
   """A drafter that may abstain is judged in the program that it will run in."""
-  full = sides.full_width_side(
-    *args, gamma=2, may_abstain=True, method=PLAIN, max_len=MAX_LEN
-  )
+  copying = drafters.prompt_lookup(gamma=2)
+  method = dataclasses.replace(PLAIN, drafter=copying)
+  side = sides.speculative_side(*args, method=method, max_len=MAX_LEN)
+  full = sides.full_width_side(side, method)
   without = sides.without_drafts(full)
   assert full.run is without.run
   [drafted], [undrafted] = full.decode(), without.decode()

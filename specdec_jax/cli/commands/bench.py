@@ -13,19 +13,16 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
-from specdec_jax.assembly import auto_gamma, running
-from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly import auto_gamma
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.drafters import NoDrafter
-from specdec_jax.base import Params, Prompt, Tree
-from specdec_jax.cli import from_flags, options, outputs, suite
-from specdec_jax.decoding.method import Method
+from specdec_jax.assembly.lengths import Adaptive
+from specdec_jax.assembly.running import Settings
+from specdec_jax.base import Tree
+from specdec_jax.cli import from_flags, options, outputs, timing
 from specdec_jax.launch import progress
-from specdec_jax.measure import benchmark, stopwatch, trials
+from specdec_jax.measure import benchmark, trials
 from specdec_jax.measure import sides as sides_lib
-from specdec_jax.measure.sides import Side
+from specdec_jax.measure.benchmark import Figures
 from specdec_jax.measure.simulated import simulated_acceptance
 from specdec_jax.text.prompts import Batch
 from specdec_jax.theory.gamma_trials import ChosenGamma
@@ -34,7 +31,7 @@ from specdec_jax.theory.gamma_trials import ChosenGamma
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   options.add_models(parser)
   options.add_sampling(parser)
-  options.add_prompts(parser, is_required=False)
+  options.add_prompts(parser)
   options.add_timing(parser).add_argument(
     '--simulate_alpha',
     metavar='ALPHA',
@@ -43,13 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     'models say, to time the loop apart from the drafter; the text is noise',
   )
   options.add_report(parser)
-  suite.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-  suite.check(args)
-  if args.suite is not None:
-    return suite.run(args)
   choices = from_flags.choices(args, may_be_auto=True)
   if args.drafter == 'none':
     raise ValueError('bench compares with plain decoding: choose a drafter')
@@ -60,52 +53,45 @@ def run(args: argparse.Namespace) -> int:
       '--num_continuations'
     )
   decoder, batches = from_flags.prepared(args, choices)
+  settings, configuration = from_flags.settings(args), timing.configuration
   if is_simulated:
     # By decree, and no row ends early.
     accept = functools.partial(simulated_acceptance, alpha=args.simulate_alpha)
     method = dataclasses.replace(decoder.method, verify_fn=accept, eos_id=(-1,))
     decoder = dataclasses.replace(decoder, method=method)
-  choice = None
+  chosen = None
   if decoder.is_auto:
-    choice = _choose(args, decoder, batches)
-    decoder = decoder.at(choice.gamma)
-    print(f'specdec: {choice.sentence}', file=sys.stderr)
-    if not choice.gamma:
-      found = configuration(args, decoder) | {'auto': vars(choice)}
-      speeds = choice.tokens_per_second.items()
-      tried = [(gamma, f'{speed:.1f}') for gamma, speed in speeds]
-      columns = ('gamma', 'tokens/s with the prefill')
-      return outputs.report(args, found, outputs.table(columns, tried))
-  figures = _measure(args, decoder, batches) | configuration(args, decoder)
-  figures['auto'] = choice and vars(choice)
-  figures['doubts'] = benchmark.doubts(figures)
-  figures['is_simulated'] = is_simulated
+    chosen = _choose(decoder, batches, settings)
+    decoder = decoder.at(chosen.gamma)
+    print(f'specdec: {chosen.sentence}', file=sys.stderr)
+    if not chosen.gamma:
+      found = configuration(vars(args), decoder) | {'auto': vars(chosen)}
+      return outputs.report(args, found, _tried(chosen))
+  figures = _measure(
+    decoder, batches, settings, args.plain_dtypes, args.repeats
+  )
+  figures |= configuration(vars(args), decoder) | {
+    'auto': chosen and vars(chosen),
+    'doubts': benchmark.doubts(figures),
+    'is_simulated': is_simulated,
+    'num_prompts': sum(len(batch.texts) for batch in batches),
+  }
   if is_simulated:
     simulated = {'verification': 'simulated', 'lenience': None}
     figures |= simulated | {'simulate_alpha': args.simulate_alpha}
-  figures['num_prompts'] = sum(len(batch.texts) for batch in batches)
   if args.temperature or is_simulated:
     # Both sides draw from one distribution, not the same tokens; or from none.
     figures['identical'] = figures['first_divergence_margin'] = None
   return outputs.report(args, figures, _table(figures), *_warnings(figures))
 
 
-def _warnings(figures: dict[str, Any]) -> list[str]:
-  """What stands below the table of figures that are in doubt."""
-  if not figures['doubts']:
-    return []
-  told = '; '.join(figures['doubts'])
-  return [f'These times are in doubt: {told}. Repeat on a quiet machine.']
-
-
 def _choose(
-  args: argparse.Namespace, decoder: Decoder, batches: Sequence[Batch]
+  decoder: Decoder, batches: Sequence[Batch], settings: Settings
 ) -> ChosenGamma:
-  """What --gamma auto chooses for these batches, however few: they are
-  decoded several times in any case."""
-  settings = from_flags.settings(args)
-  gammas = decoder.tried_gammas
-  needed = trials.num_batches_needed(gammas, args.batch_size)
+  """Chooses for `--gamma auto` on these batches, however few: they are decoded
+  several times in any case."""
+  num_rows = batches[0].prompt.row_ids.size
+  needed = trials.num_batches_needed(decoder.tried_gammas, num_rows)
   many = list(itertools.islice(itertools.cycle(batches), needed))
   call = progress.interruptible
   with progress.waiting('measuring gamma'):
@@ -113,128 +99,66 @@ def _choose(
 
 
 def _measure(
-  args: argparse.Namespace, decoder: Decoder, batches: Sequence[Batch]
-) -> dict[str, Any]:
-  params, key, rows, max_len = placed(args, decoder, batches)
-  shared: dict[str, Any] = {'method': decoder.method, 'max_len': max_len}
+  decoder: Decoder,
+  batches: Sequence[Batch],
+  settings: Settings,
+  plain_dtypes: Sequence[str],
+  repeats: int,
+) -> Figures:
+  """Returns the figures of `benchmark.compare`, and what they are against."""
+  placed, method = timing.place(decoder, batches, settings), decoder.method
+  # Adaptive drafters keep the fixed one's state within their own, unless they
+  # copy first.
+  is_adaptive = isinstance(decoder.length, Adaptive)
+  fixed = None
+  if is_adaptive and not getattr(decoder.choice, 'lookup', False):
+    fixed = decoder.at(method.drafter.gamma).drafter
   with progress.waiting('compiling'):
-    candidates = plain_sides(args, decoder, params, rows, max_len)
-    plain = candidates[args.dtype]
-    full = decoder.drafter
-    drafted = sides_lib.speculative_side(params, key, rows, **shared)
-    full_width = sides_lib.full_width_side(
-      params,
-      key,
-      rows,
-      gamma=full.gamma,
-      tree=full.tree,
-      may_abstain=full.may_abstain,
-      **shared,
+    candidates = placed.plain_sides(plain_dtypes)
+    side = sides_lib.speculative_side(
+      *placed.args, method=method, max_len=placed.max_len
     )
+    ways = {
+      '': benchmark.drafted(side, method, fixed=fixed, is_adaptive=is_adaptive)
+    }
+    plain = candidates[decoder.model.dtype]
     fastest, tokens_per_second = sides_lib.fastest(candidates)
-    is_adaptive = args.adaptive is not None
-    drafter = full if full.tree else decoder.at(full.gamma).drafter
-    propose = sides_lib.propose_programs(
-      drafted, drafter, decoder.target, is_adaptive and not args.lookup
+    num_programs = benchmark.num_programs(
+      ways, 1 + (candidates[fastest] is not plain)
     )
-  num_programs = (
-    4 + (fastest != args.dtype) + drafter.may_abstain + len(propose)
-  )
-  with progress.bar('timing', num_programs * (args.repeats + 1)) as bar:
-    figures = benchmark.compare(
-      target=decoder.target,
-      baseline=candidates[fastest],
+  with progress.bar('timing', num_programs * (repeats + 1)) as bar:
+    [figures] = benchmark.compare(
+      ways,
       plain=plain,
-      drafted=drafted,
-      full_width=full_width,
-      drafter=drafter,
-      propose=propose,
-      is_adaptive=is_adaptive,
-      repeats=args.repeats,
+      baseline=candidates[fastest],
+      repeats=repeats,
       advance=bar.advance,
-    )
+    ).values()
   return figures | {
     'baseline': f'autoregressive, {fastest}',
     'baseline_candidates_tokens_per_second': tokens_per_second,
     'compile_seconds': {
       'autoregressive': plain.compile_seconds,
-      'speculative': drafted.compile_seconds,
+      'speculative': side.compile_seconds,
     },
   }
 
 
-def placed(
-  args: argparse.Namespace, decoder: Decoder, batches: Sequence[Batch]
-) -> tuple[Params, jax.Array, list[Prompt], int]:
-  """Weights, key and prompts on their devices, and `max_len`."""
-  place = functools.partial(running.place, num_devices=args.num_devices)
-  rows = [place(batch.prompt, is_batch=True) for batch in batches]
-  max_len = running.max_length(batches[0], args.max_new_tokens)
-  key = jax.random.key(args.seed)
-  return place(decoder.params, is_batch=False), key, rows, max_len
+def _warnings(figures: Figures) -> list[str]:
+  """Says what stands below the table of figures that are in doubt."""
+  if not figures['doubts']:
+    return []
+  told = '; '.join(figures['doubts'])
+  return [f'These times are in doubt: {told}. Repeat on a quiet machine.']
 
 
-def plain_sides(
-  args: argparse.Namespace,
-  decoder: Decoder,
-  params: Params,
-  rows: Sequence[Prompt],
-  max_len: int,
-) -> dict[str, Side]:
-  """Plain decoding in the target's own dtype and in every one of
-  --plain_dtypes, compiled; the last three arguments are those of `placed`."""
-  sampling = decoder.sampling.to_probs(decoder.vocabulary.vocab_size)
-  key, sides = jax.random.key(args.seed), {}
-  for dtype in sorted({*args.plain_dtypes, args.dtype}):
-    target, weights = decoder.target, params
-    if dtype != args.dtype:
-      other = plain(decoder, dtype)
-      target = other.target
-      weights = running.place(other.params, args.num_devices, is_batch=False)
-    method = Method(
-      target=target, logits_to_probs=sampling, eos_id=decoder.method.eos_id
-    )
-    sides[dtype] = sides_lib.plain_side(
-      weights, key, rows, method=method, max_len=max_len
-    )
-  return sides
+def _tried(chosen: ChosenGamma) -> Any:
+  speeds = chosen.tokens_per_second.items()
+  tried = [(gamma, f'{speed:.1f}') for gamma, speed in speeds]
+  return outputs.table(('gamma', 'tokens/s with the prefill'), tried)
 
 
-def plain(decoder: Decoder, dtype: str) -> Decoder:
-  """The target in another dtype, to be decoded plainly."""
-  model = dataclasses.replace(decoder.model, dtype=dtype)
-  return decoder_lib.build(
-    model,
-    drafter=NoDrafter(),
-    sampling=decoder.sampling,
-    waiting=progress.waiting,
-  )
-
-
-def configuration(args: argparse.Namespace, decoder: Decoder) -> dict[str, Any]:
-  """The settings of a run, for its report."""
-  names = (
-    *('verification', 'temperature', 'top_k', 'top_p', 'min_p', 'seed'),
-    *('adaptive', 'draft_cost', 'batch_size', 'num_devices'),
-    *('max_new_tokens', 'repeats', 'dtype'),
-  )
-  min_prob = getattr(decoder.choice, 'min_prob', None)
-  of_rule = getattr(decoder.method.verify_fn, 'keywords', {})
-  return {name: getattr(args, name) for name in names} | {
-    'model': decoder.model.checkpoint,
-    'drafter': args.draft_model or from_flags.drafter_name(args),
-    'draft_dtype': args.draft_dtype or args.dtype,
-    'gamma': decoder.drafter.gamma,
-    'tree': decoder.drafter.tree and decoder.drafter.tree.parents,
-    'min_prob': min_prob if args.adaptive else None,
-    'lenience': from_flags.lenience(args),
-    **{name: of_rule.get(name) for name in ('beta', 'tau')},
-    'device': stopwatch.device_name(),
-    'jax_version': jax.__version__,
-  }
-
-
-def _table(figures: dict[str, Any]) -> Any:
+def _table(figures: Figures) -> Any:
   show = lambda x, digits=2: '-' if x is None else f'{x:.{digits}f}'
   dtypes = figures['dtype']
   if figures['draft_dtype'] != dtypes:
@@ -280,7 +204,7 @@ def _table(figures: dict[str, Any]) -> Any:
   return outputs.table(columns, rows, title=title)
 
 
-def _identical(figures: dict[str, Any]) -> str:
+def _identical(figures: Figures) -> str:
   if figures['is_simulated']:
     return 'not compared: simulated'
   if figures['identical'] is None:

@@ -3,23 +3,18 @@ iteration's parts on this device; `specdec plan --costs` reads the result.
 """
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
-from specdec_jax.assembly import rules
-from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.rules import Block, Rule
 from specdec_jax.base import Tree
-from specdec_jax.cli import from_flags, options, outputs
-from specdec_jax.cli.commands import bench
+from specdec_jax.cli import from_flags, options, outputs, timing
+from specdec_jax.cli.timing import Placed
 from specdec_jax.launch import progress
 from specdec_jax.measure import calibration, iteration_costs
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.models import layers
-from specdec_jax.text.prompts import Batch
-from specdec_jax.theory import trees
+from specdec_jax.theory import costs, trees
 from specdec_jax.theory.costs import Costs
-
-KIND = 'specdec costs'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,74 +40,69 @@ def run(args: argparse.Namespace) -> int:
       '--adaptive'
     )
   rule = choices.rule
-  if isinstance(rule, rules.Block):
+  if isinstance(rule, Block):
     raise ValueError(
       'calibrate measures how often a token is accepted, and --verification '
       'block judges whole drafts: leave it out, since block accepts as many '
       'tokens or more'
     )
-  figures = _measure(args, rule, *from_flags.prepared(args, choices))
+  decoder, batches = from_flags.prepared(args, choices)
+  placed = timing.place(decoder, batches, from_flags.settings(args))
+  figures = _acceptance(placed, rule, args.max_new_tokens)
+  with progress.waiting('measuring times'):
+    candidates = placed.plain_sides(args.plain_dtypes, 1)
+    fastest, _ = sides_lib.fastest(candidates)
+    gamma = decoder.drafter.gamma
+    figures |= iteration_costs.costs(
+      placed.params,
+      placed.rng_key,
+      placed.prompts[0],
+      method=decoder.method,
+      drafters={1: decoder.at(1).drafter, gamma: decoder.drafter},
+      max_len=placed.max_len,
+      repeats=args.repeats,
+      plain=candidates[fastest],
+    )
+  target, drafter = map(layers.num_params, decoder.params)
+  figures['c_hat'] = drafter / target
+  parts = Costs.among(figures)
+  figures |= timing.configuration(vars(args), decoder) | {
+    'kind': costs.KIND,
+    'source': 'measured',
+    'c': parts.c(gamma),
+    'verify_cost_ratio': parts.verify_cost_ratio(gamma),
+    'plain_dtype': fastest,
+  }
   return outputs.report(args, figures, _table(figures))
 
 
-def _measure(
-  args: argparse.Namespace,
-  rule: rules.Rule,
-  decoder: Decoder,
-  batches: Sequence[Batch],
-) -> dict[str, Any]:
-  """What `--json` writes."""
-  params, key, rows, max_len = bench.placed(args, decoder, batches)
-  shared: dict[str, Any] = {'method': decoder.method, 'max_len': max_len}
-  gamma = decoder.drafter.gamma
-  one_token = decoder.at(1).drafter
+def _acceptance(placed: Placed, rule: Rule, num_tokens: int) -> dict[str, Any]:
+  """Measures how often a token is accepted, and ranks where trees could use
+  them."""
+  decoder, params = placed.decoder, placed.params
   is_lossless = rule.judge(decoder.sampling).is_lossless
+  shared: dict[str, Any] = {
+    'method': decoder.method,
+    'max_len': placed.max_len,
+    'num_tokens': num_tokens,
+  }
   with progress.waiting('measuring acceptance'):
     [[found]] = calibration.overlaps(
       params._replace(drafter=[params.drafter]),
-      key,
-      rows,
-      drafters=[one_token],
-      num_tokens=args.max_new_tokens,
+      placed.rng_key,
+      placed.prompts,
+      drafters=[decoder.at(1).drafter],
       verify_fn=None if is_lossless else decoder.method.verify_fn,
       **shared,
     )
-    figures = calibration.acceptance(found, max_gamma=gamma)
+    figures = calibration.acceptance(found, max_gamma=decoder.drafter.gamma)
     figures['rank_rates'] = None
     # Trees of copies have one shape, and rules for trees are lossless.
     if is_lossless and hasattr(decoder.choice, 'tree'):
-      figures['rank_rates'] = calibration.rank_rates(
-        params,
-        key,
-        rows,
-        drafter=decoder.ranked_drafter(trees.NUM_RANKS),
-        num_tokens=args.max_new_tokens,
-        **shared,
-      ).tolist()
-  with progress.waiting('measuring times'):
-    candidates = bench.plain_sides(args, decoder, params, rows[:1], max_len)
-    fastest, _ = sides_lib.fastest(candidates)
-    times = iteration_costs.costs(
-      params,
-      key,
-      rows[0],
-      drafters={1: one_token, gamma: decoder.drafter},
-      repeats=args.repeats,
-      plain=candidates[fastest],
-      **shared,
-    )
-  target, drafter = map(layers.num_params, decoder.params)
-  figures |= times | {'c_hat': drafter / target}
-  costs = Costs.among(figures)
-  return {
-    'kind': KIND,
-    'source': 'measured',
-    **figures,
-    'c': costs.c(gamma),
-    'verify_cost_ratio': costs.verify_cost_ratio(gamma),
-    'plain_dtype': fastest,
-    **bench.configuration(args, decoder),
-  }
+      ranked = decoder.ranked_drafter(trees.NUM_RANKS)
+      rates = calibration.rank_rates(*placed.args, drafter=ranked, **shared)
+      figures['rank_rates'] = rates.tolist()
+  return figures
 
 
 def _table(figures: dict[str, Any]) -> Any:

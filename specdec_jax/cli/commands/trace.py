@@ -78,7 +78,7 @@ def _find(traced: Trace, number: int | None) -> int | None:
 
 
 def _only(traced: Trace, row: int | None) -> Trace:
-  """A trace of one of its rows; None keeps all."""
+  """Keeps of a trace one of its rows; None keeps all."""
   of = lambda records: {k: v for k, v in records.items() if row in (None, k)}
   return dataclasses.replace(
     traced, prompts=of(traced.prompts), iterations=of(traced.iterations)

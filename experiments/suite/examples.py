@@ -1,4 +1,4 @@
-"""Prompts by category: those of the benchmark suite, and of public sets.
+"""Prompts by category: those of the suite, and of public sets.
 
 An example has a "prompt" and may have a "text" that it is about.
 """
@@ -36,15 +36,16 @@ _PLACEHOLDER = 'FULL BENCHMARK DATA SHOULD BE FETCHED'
 
 
 def shown(example: Example, is_translator: bool) -> str:
-  """What a model reads; a translator the text alone, if there is one."""
+  """Returns what a model reads; a translator the text alone, if there is
+  one."""
   if is_translator:
     return example.get('text', example['prompt'])
   return '\n\n'.join(example.values())
 
 
 def own() -> dict[str, list[Example]]:
-  """Twenty examples of each category but the control."""
-  folder = Path(__file__).parent / 'suite'
+  """Reads twenty examples of each category but the control."""
+  folder = Path(__file__).parent / 'prompts'
   files = {n: folder / f'{n.replace(" ", "_")}.jsonl' for n in CATEGORIES[:-1]}
   return {
     name: [example for _, example in text_lines.read_objects(path)]
@@ -53,14 +54,14 @@ def own() -> dict[str, list[Example]]:
 
 
 def random_tokens(ids: Sequence[int], num_rows: int) -> list[list[int]]:
-  """Rows of the control, always the same: ids drawn evenly from those given."""
+  """Draws the rows of the control, always the same, evenly from `ids`."""
   rng = np.random.default_rng(0)
   return rng.choice(ids, (num_rows, _CONTROL_LENGTH)).tolist()
 
 
 def public(name: str, folder: str) -> dict[str, list[Example]]:
-  """A public set: the first turn of each question, under the names of the set
-  and of its category.
+  """Reads a public set: the first turn of each question, under the names of the
+  set and of its category.
 
   Args:
     name: one of `PUBLIC`.

@@ -1,0 +1,107 @@
+"""What `bench` and `calibrate` time: a decoder on its devices, and plain
+decoding in several dtypes beside it."""
+
+import dataclasses
+import functools
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+
+from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly import running
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.drafters import NoDrafter
+from specdec_jax.assembly.running import Settings
+from specdec_jax.base import Params, Prompt
+from specdec_jax.launch import progress
+from specdec_jax.measure import sides as sides_lib
+from specdec_jax.measure import stopwatch
+from specdec_jax.measure.sides import Side
+from specdec_jax.text.prompts import Batch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Placed:
+  """A decoder and its batches of one shape, on their devices; `max_len` as for
+  `speculative.generate`."""
+
+  decoder: Decoder
+  params: Params
+  rng_key: jax.Array
+  prompts: list[Prompt]
+  max_len: int
+  num_devices: int
+
+  @property
+  def args(self) -> tuple[Params, jax.Array, list[Prompt]]:
+    """What all of `measure` begins with."""
+    return self.params, self.rng_key, self.prompts
+
+  def plain_sides(
+    self, dtypes: Collection[str], num_batches: int | None = None
+  ) -> dict[str, Side]:
+    """Compiles plain decoding of the first batches, None for all, in the
+    target's own dtype and in `dtypes`."""
+    decoder, own = self.decoder, self.decoder.model.dtype
+    # A rule may see the target at another temperature.
+    to_probs = decoder.sampling.to_probs(decoder.seen.vocab_size)
+    method = dataclasses.replace(decoder.method, logits_to_probs=to_probs)
+    sides = {}
+    for dtype in sorted({*dtypes, own}):
+      target, params = decoder.target, self.params
+      if dtype != own:
+        other = decoder_lib.build(
+          dataclasses.replace(decoder.model, dtype=dtype),
+          drafter=NoDrafter(),
+          sampling=decoder.sampling,
+          waiting=progress.waiting,
+        )
+        target = other.target
+        params = running.place(other.params, self.num_devices, is_batch=False)
+      sides[dtype] = sides_lib.plain_side(
+        params,
+        self.rng_key,
+        self.prompts[:num_batches],
+        method=dataclasses.replace(method, target=target),
+        max_len=self.max_len,
+      )
+    return sides
+
+
+def place(
+  decoder: Decoder, batches: Sequence[Batch], settings: Settings
+) -> Placed:
+  """Puts weights and prompts on their devices."""
+  put = functools.partial(running.place, num_devices=settings.num_devices)
+  return Placed(
+    decoder=decoder,
+    params=put(decoder.params, is_batch=False),
+    rng_key=jax.random.key(settings.seed),
+    prompts=[put(batch.prompt, is_batch=True) for batch in batches],
+    max_len=running.max_length(batches[0], settings.max_new_tokens),
+    num_devices=settings.num_devices,
+  )
+
+
+def configuration(flags: dict[str, Any], decoder: Decoder) -> dict[str, Any]:
+  """Returns the settings of a run, for its report; `flags` by their names."""
+  names = (
+    *('verification', 'temperature', 'top_k', 'top_p', 'min_p', 'seed'),
+    *('adaptive', 'draft_cost', 'batch_size', 'num_devices'),
+    *('max_new_tokens', 'repeats', 'dtype'),
+  )
+  min_prob = getattr(decoder.choice, 'min_prob', None)
+  of_rule = getattr(decoder.method.verify_fn, 'keywords', {})
+  return {name: flags[name] for name in names} | {
+    'model': decoder.model.checkpoint,
+    'drafter': flags['draft_model'] or flags['drafter'] or 'prompt_lookup',
+    'draft_dtype': flags['draft_dtype'] or flags['dtype'],
+    'gamma': decoder.drafter.gamma,
+    'tree': decoder.drafter.tree and decoder.drafter.tree.parents,
+    'min_prob': min_prob if flags['adaptive'] else None,
+    'lenience': 1.0 if flags['lenience'] is None else flags['lenience'],
+    **{name: of_rule.get(name) for name in ('beta', 'tau')},
+    'device': stopwatch.device_name(),
+    'jax_version': jax.__version__,
+  }
