@@ -184,7 +184,7 @@ def _verdict(row: Cells) -> str:
 
 
 def _device(table: Cells) -> str:
-  return table['device'].rpartition(', jax')[0]
+  return table['device'].partition(', jax')[0]
 
 
 def _by_task(rows: list[Cells]) -> dict[tuple[str, int], Cells]:
@@ -216,13 +216,15 @@ def _suite(suite: dict[str, Any]) -> Cells:
     == ('smollm2-135m', 'prompt_lookup', gamma)
   }
   ordered = sorted(speeds, key=lambda name: -speeds[name])
+  # As `specdec bench --suite` wrote it, before it was an experiment.
+  tokens = suite.get('flags', {}).get('suite_tokens')
   return {
     'suite_gamma': gamma,
     'gains': _listed(f'{speeds[name]:.2f} on {name}' for name in ordered),
     'prediction': suite['notes'][-1],
-    'suite_on': suite['device'],
+    'suite_on': _device(suite),
     'suite_dtype': suite['dtype'],
-    'suite_tokens': suite['flags']['suite_tokens'],
+    'suite_tokens': tokens or suite['settings']['max_new_tokens'],
   }
 
 
@@ -242,7 +244,7 @@ def _eagle(suite: Cells) -> Cells:
     'drafter': drafter,
     'gamma': suite['rows'][0]['gamma'],
     'categories': _listed(categories),
-    'on': suite['device'],
+    'on': _device(suite),
     'dtype': suite['dtype'],
     'tokens': shown(drafter, tokens),
     'speeds': shown(drafter, speed),
