@@ -115,10 +115,8 @@ class Target:
     """Returns token ids of each category that fits, and a sentence on the
     others."""
     settings, alone = self.settings, self.alone
-    vocabulary, is_translator = (
-      alone.vocabulary,
-      families.has_encoder(alone.config),
-    )
+    vocabulary = alone.vocabulary
+    is_translator = families.has_encoder(alone.config)
     names = settings.categories or [*sets, CONTROL]
     found: dict[str, Ids] = {}
     for name in names:
