@@ -194,6 +194,7 @@ def generate(
     )
   # No more rows than there are texts, but the same number for every device.
   batch_size = min(batch_size, len(inputs) + -len(inputs) % num_devices)
+  # Gamma is measured on whole decodes, which cannot stop at a string.
   if stop:
     decoder = auto_gamma.settled(decoder, batch_size, num_devices)
   batches = _batches(
@@ -223,6 +224,7 @@ def _prompts(
         text = [{'role': 'user', 'content': text}]
       elif tools is not None:
         raise ValueError(f'tools are for chat, and text {i} is none')
+    # A list is a conversation, with or without `chat`.
     elif not isinstance(text, list | tuple):
       raise ValueError(f'text {i} is no string: {text!r}')
     if not isinstance(text, str):
@@ -264,6 +266,7 @@ def _completions(
   if decoder.is_auto:
     outputs = auto_gamma.outputs(decoder, batches, settings)
   else:
+    # Stop strings are looked for on the host, between iterations.
     compile_decode = running.compile_whole
     if settings.stop:
       compile_decode = running.compile_stepwise
@@ -346,6 +349,7 @@ def _pieces(
     ]
     piece, read = vocabularies.stream_text(vocabulary, read, ids)
     found += piece
+    # With the stop string 'STOP', of 'say STO' only 'say ' is shown.
     num_safe = len(found) - _longest_beginning(found, settings.stop)
     if num_safe > num_shown:
       yield found[num_shown:num_safe]

@@ -27,6 +27,7 @@ def drafter(
       f'beam search takes drafts of a model or of prompt_lookup, and '
       f'{type(choice).__name__} drafts one sequence: leave it out'
     )
+  # Depths of a trie are static, and all K beams are drafted at once.
   if not isinstance(length, Fixed):
     raise ValueError(
       'a draft of beams always has gamma levels of one width: give gamma as a '

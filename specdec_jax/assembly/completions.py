@@ -43,6 +43,7 @@ def of_row(
   stop: Sequence[str],
 ) -> Completion:
   """Reads a row of an output that is on the host."""
+  # The prompt is in the buffer, too: [prompt | continuation | padding].
   span = slice(int(batch.prompt.decoder_lengths[row]), int(output.lengths[row]))
   tokens = output.tokens[row, span].tolist()
   text, found = stop_strings.text_of(decoder.vocabulary, stop, tokens)
@@ -62,6 +63,7 @@ def error_of_row(
   """Says that a row ended since its logits were NaN; None if it did not."""
   if not output.has_nan[row]:
     return None
+  # Row ids count samples: with 2 of each, rows 4 and 5 are of prompt 3.
   number = int(batch.prompt.row_ids[row]) // num_samples + 1
   num_new = int(output.lengths[row] - batch.prompt.decoder_lengths[row])
   return (

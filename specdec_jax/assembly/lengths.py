@@ -23,7 +23,10 @@ _TREES = (
   'a number of nodes, the parents of nodes 1, 2, ..., such as 0,0,1, or their '
   'paths, such as [(0,), (1,), (0, 0)]'
 )
-# As users write them: `Gamma` a number or 'auto', `Shape` as `_TREES` says.
+# As users write them: `Gamma` a number or 'auto'; `Shape` as `_TREES` says. The
+# same tree, a root with two children of which the first has one, is
+#   parents (0, 0, 1): node 3 hangs from node 1;
+#   paths [(0,), (1,), (0, 0)]: node 3 is the first child of the first child.
 Gamma = int | str
 Shape = int | Sequence[int] | Sequence[Sequence[int]]
 
@@ -115,6 +118,7 @@ def of(
     'num_continuations': num_continuations != 1,
     'adaptive (schedule, min_prob)': schedule is not None or min_prob != 0,
   }
+  # Whatever is said beside `gamma` says it all: at most one may be.
   given = [name for name, is_given in said.items() if is_given]
   if len(given) > 1:
     raise ValueError(
@@ -152,11 +156,13 @@ def fixed(length: Length) -> int:
 
 
 def _tree(shape: Any, gamma: int) -> Tree:
+  # A bool is an int in Python, and no number here.
   is_number = lambda value: type(value) is int and value >= 0
   try:
     if is_number(shape):
       if not 1 <= shape <= MAX_GAMMA:
         raise ValueError(f'a tree has 1 to {MAX_GAMMA} nodes, got {shape}')
+      # Nothing was measured yet, so that the shape is for an assumed alpha.
       rates = theory.assumed_rates(theory.DEFAULT_ALPHA)
       return Tree(theory.best_tree(rates, shape, gamma))
     if isinstance(shape, str) or not isinstance(shape, Sequence):

@@ -70,6 +70,7 @@ def read_config(model: Model) -> Config:
   if model.is_random:
     name = model.checkpoint.removeprefix(_RANDOM)
     return presets.preset(name, dtype=dtype)
+  # A network whose weights are at hand, as T5X's draft model, has no name.
   if not isinstance(model.sizes, str | None):
     return cast(Config, model.sizes)
   if model.sizes in presets.PRESETS:
@@ -164,8 +165,10 @@ def _draw_params(config: Config | DrafterConfig) -> dict:
 
 
 def _draw(key: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+  # Scales of norms.
   if len(leaf.shape) == 1:
     return jnp.ones(leaf.shape, leaf.dtype)
+  # [in, out]: with 1 / sqrt(in) outputs are as large as inputs.
   scale = jnp.asarray(leaf.shape[0] ** -0.5, leaf.dtype)
   return jax.random.normal(key, leaf.shape, leaf.dtype) * scale
 

@@ -14,6 +14,7 @@ def option(
 ) -> Any:
   """Makes a dataclass field that is also a flag; `type` converts the flag's
   text to a value, None to the type of the default."""
+  # A field without this metadata can be given in Python and gin alone.
   metadata = {'help': help, 'type': type}
   return dataclasses.field(default=default, metadata=metadata)
 
@@ -55,6 +56,8 @@ def chosen(
     ValueError: if there is no such choice, or an option of another is given.
   """
   own = options_of(by_name(kind, known, name))
+  # Which choices have an option that was given, such as {'beta': ['top_beta']}:
+  # if the chosen one is not among them, it would be ignored without a word.
   owners: dict[str, list[str]] = {}
   for other, choice in known.items():
     for option_name, field in options_of(choice).items():
@@ -66,6 +69,7 @@ def chosen(
       raise ValueError(
         f'{option_name} is for {kind} {" or ".join(others)}, not {name}'
       )
+  # None leaves the default to the dataclass, where gin and Python find it, too.
   values = {key: given[key] for key in own if given.get(key) is not None}
   return known[name](**(values | fixed))
 

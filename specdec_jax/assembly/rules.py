@@ -76,12 +76,14 @@ class SpeculativeSampling:
       for_chain=functools.partial(
         verification.speculative_sampling, lenience=self.lenience
       ),
+      # No rule for trees takes a lenience.
       for_tree=_traversal_or_walk if is_lossless else None,
       is_lossless=is_lossless,
     )
 
 
 def _traversal_or_walk(tree: Tree) -> VerifyFn:
+  # What a drafter hands over is known when the loop is traced, not before.
   def verify(
     row_keys: Array, draft: Draft, target_probs: Array
   ) -> Verification:
@@ -172,6 +174,7 @@ class Custom:
 
   def judge(self, sampling: Sampling) -> Judge:
     name = getattr(self.function, '__name__', 'the rule')
+    # gin's references are functions of their own, with the old name.
     if name == 'greedy':
       _check_greedy(name, sampling)
     if self.temperature is not None:

@@ -23,6 +23,7 @@ class Sampling:
   min_p: float | None = None
 
   def __post_init__(self):
+    # gin's macros are often texts by mistake, and '0.5' < 1 a TypeError.
     for name, value in vars(self).items():
       if isinstance(value, str):
         raise ValueError(f'{name} must be a number, got {value!r}')

@@ -11,6 +11,7 @@ from specdec_jax.assembly.drafters.prompt_lookup import PromptLookup
 from specdec_jax.assembly.drafters.spec_drafter import SpecDrafter
 from specdec_jax.assembly.drafters.uniform import Uniform
 
+# In the order in which help texts and refusals list them.
 DRAFTERS: dict[str, type[DrafterChoice]] = {
   'prompt_lookup': PromptLookup,
   'ngram': NGram,

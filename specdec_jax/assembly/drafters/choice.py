@@ -36,6 +36,7 @@ class Target:
   @property
   def eos_id(self) -> tuple[int, ...]:
     """Ids that end a row."""
+    # -1 is no token: nothing ends a row of a dry run but its limit.
     return (self.vocabulary and self.vocabulary.eos_ids) or (-1,)
 
   def check_num_logits(self, num_logits: int) -> None:

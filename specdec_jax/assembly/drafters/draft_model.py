@@ -39,6 +39,7 @@ class DraftModel:
   def make(self, target: Target, length: Length) -> Drafting:
     config = models.read_config(self.model)
     _check_fits(self.model, config, target)
+    # Either may be padded further: padding has no probability in p or q.
     model = families.with_logits_of(
       families.language_model(config), target.config.vocab_size
     )

@@ -40,6 +40,7 @@ class PromptLookup:
 
   @property
   def length(self) -> Length:
+    # Copies cost nothing, so that wide ones are tried as well.
     return lengths.of(
       gamma=self.gamma,
       num_continuations=self.num_continuations,
@@ -54,6 +55,7 @@ class PromptLookup:
         min_ngram=self.min_ngram,
       )
       return Drafting(drafter=drafter)
+    # Chains from the root: their number is the root's children.
     drafter = drafters.continuations(
       gamma=trees.depth(length),
       num_continuations=length.parents.count(0),

@@ -24,11 +24,13 @@ class SpecDrafter:
 
   @property
   def length(self) -> Length:
+    # A block costs one pass, however long it is.
     return lengths.of(gamma=self.gamma, tried=(5, 11, 23))
 
   def make(self, target: Target, length: Length) -> Drafting:
     config = models.read_drafter_config(self.model, 'spec_drafter')
     gamma = lengths.fixed(length)
+    # It was trained for one target, and is padded as that is.
     if config.vocab_size != target.config.vocab_size:
       raise ValueError(
         f'the target has {target.config.vocab_size} logits, the Spec-Drafter '
