@@ -27,7 +27,7 @@ import specdec_jax
 from experiments import common, report
 from specdec_jax.assembly import auto_gamma, running
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.running import Settings
+from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.files import replacing
 from specdec_jax.measure import stopwatch, trials
 from specdec_jax.text.prompts import Batch
@@ -123,7 +123,7 @@ def measure(setting: Setting, corpus: Path, repeats: int) -> dict[str, Any]:
     batch_size=setting.batch_size,
     is_chat=setting.is_chat,
   )
-  settings = Settings(max_new_tokens=setting.max_new_tokens)
+  settings = DecodeSettings(max_new_tokens=setting.max_new_tokens)
   tried = auto.tried_gammas
   # The shortest run in which as many rows are tried as suffice, and no less
   # than twice the shortest that measures at all.
@@ -170,13 +170,13 @@ def search(
   auto: Decoder,
   gammas: Sequence[int],
   batches: Sequence[Batch],
-  settings: Settings,
+  settings: DecodeSettings,
   repeats: int,
 ) -> dict[int, float]:
   """Tokens per second of every gamma: of each batch the median of `repeats`
   turns, in which the gammas follow each other batch by batch."""
   compiled = lambda gamma: auto_gamma.compile_parts(
-    auto_gamma.decoder_at(auto, gamma), batches[0], settings
+    auto.at(gamma), batches[0], settings
   )
   decodes = stopwatch.together(
     {gamma: functools.partial(compiled, gamma) for gamma in gammas}

@@ -205,7 +205,7 @@ def _decode(pair: Pair, prompt: Prompt, gamma: int) -> list[Record]:
   decode = running.compile_stepwise(
     pairs.decoder(pair, gamma, 0.0, RULE),
     batch,
-    running.Settings(max_new_tokens=pair.kind.targets_length),
+    running.DecodeSettings(max_new_tokens=pair.kind.targets_length),
   )
   records: list[Record] = []
   decode(batch, [records.append])

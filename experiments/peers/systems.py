@@ -72,7 +72,7 @@ def ours(task: Task, dtype: str) -> System:
   import specdec_jax
   from specdec_jax.assembly import running
 
-  settings = running.Settings(max_new_tokens=task.num_new)
+  settings = running.DecodeSettings(max_new_tokens=task.num_new)
   ways: dict[str, Decode] = {}
   for drafter in ('none', task.drafter):
     options: dict[str, Any] = {}

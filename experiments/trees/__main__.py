@@ -30,7 +30,7 @@ from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter, PromptLookup
 from specdec_jax.assembly.lengths import Fixed
-from specdec_jax.assembly.running import Settings
+from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.base import Params, Tree
 from specdec_jax.measure import calibration
 from specdec_jax.text.prompts import Batch
@@ -79,7 +79,7 @@ class Prepared:
   """A pair with its weights, and its prompts in batches of one shape."""
 
   def __init__(self, pair: Pair, args: argparse.Namespace):
-    self.pair, self.settings = pair, Settings(max_new_tokens=args.num_new)
+    self.pair, self.settings = pair, DecodeSettings(max_new_tokens=args.num_new)
     self.chain = specdec_jax.load(pair.target, gamma=DEPTH, **pair.options)
     own = examples.own()
     texts = [

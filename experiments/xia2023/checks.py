@@ -88,7 +88,7 @@ def _traced(
     (Batch(prompt=prompt, texts=()), part)
     for prompt, part in common.batches(pair.layout, pair.rows, batch_size)
   ]
-  settings = running.Settings(max_new_tokens=pair.layout.targets_length)
+  settings = running.DecodeSettings(max_new_tokens=pair.layout.targets_length)
   decode = running.compile_stepwise(decoder, batches[0][0], settings)
   outputs: list[list[int]] = []
   corrections: list[list[int]] = []

@@ -23,7 +23,7 @@ from specdec_jax.assembly.drafters.choice import has_model
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import by_name, field_names
 from specdec_jax.assembly.rules import RULES, Rule
-from specdec_jax.assembly.running import Iterations, Settings
+from specdec_jax.assembly.running import DecodeSettings, Iterations
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.files import text_lines
@@ -183,7 +183,7 @@ def generate(
   if isinstance(texts, str):
     raise ValueError('texts is a string: give a list of them')
   inputs = _prompts(texts, tools, chat=chat, system=system)
-  settings = Settings(
+  settings = DecodeSettings(
     max_new_tokens=max_new_tokens, seed=seed, stop=stop, num_devices=num_devices
   )
   running.check_count('batch_size', batch_size)
@@ -236,7 +236,7 @@ def _prompts(
 def _batches(
   decoder: Decoder,
   texts: Sequence[Text],
-  settings: Settings,
+  settings: DecodeSettings,
   batch_size: int,
   *,
   chat: bool,
@@ -257,7 +257,7 @@ def _batches(
 
 
 def _completions(
-  decoder: Decoder, batches: Sequence[Batch], settings: Settings
+  decoder: Decoder, batches: Sequence[Batch], settings: DecodeSettings
 ) -> Iterator[Completion]:
   """Decodes batch after batch, each when its first row is asked for."""
   if not batches:
@@ -314,7 +314,7 @@ def stream(
     What gives the pieces, and after the last of them `completion`.
   """
   inputs = _prompts([text], tools, chat=chat, system=system)
-  settings = Settings(max_new_tokens=max_new_tokens, seed=seed, stop=stop)
+  settings = DecodeSettings(max_new_tokens=max_new_tokens, seed=seed, stop=stop)
   decoder = auto_gamma.settled(decoder, 1)
   [batch] = _batches(decoder, inputs, settings, 1, chat=chat, system=system)
   iterate = running.compile_iterations(decoder, batch, settings)
@@ -324,7 +324,7 @@ def stream(
 def _pieces(
   decoder: Decoder,
   batch: Batch,
-  settings: Settings,
+  settings: DecodeSettings,
   iterate: Callable[[Batch], Iterations],
 ) -> Generator[str, None, Completion]:
   """Yields text that no later token can change, and returns all of it."""

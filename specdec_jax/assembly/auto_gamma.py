@@ -4,15 +4,14 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 
 from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.running import Call, Settings
+from specdec_jax.assembly.running import Call, DecodeSettings, at_once
 from specdec_jax.base import Prompt
-from specdec_jax.decoding.program import Program
+from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.measure import stopwatch, trials
 from specdec_jax.measure.trials import Visit
@@ -26,8 +25,10 @@ _log = logging.getLogger('specdec_jax')
 
 
 def settled(decoder: Decoder, num_rows: int, num_devices: int = 1) -> Decoder:
-  """A decoder whose gamma is a number: itself, or what was measured for it.
-  Raises ValueError if nothing was, for batches of so many rows."""
+  """Returns a decoder whose gamma is a number: itself, or what was measured.
+
+  Raises ValueError if nothing was measured for batches of so many rows.
+  """
   if not decoder.is_auto:
     return decoder
   choice = decoder.gammas.get((num_rows, num_devices))
@@ -36,11 +37,11 @@ def settled(decoder: Decoder, num_rows: int, num_devices: int = 1) -> Decoder:
       'gamma auto is measured where many texts are decoded whole, without '
       f'stop, and nothing was yet for batches of {num_rows}: give a number'
     )
-  return decoder_at(decoder, choice.gamma)
+  return decoder.at(choice.gamma)
 
 
 def outputs(
-  decoder: Decoder, batches: Sequence[Batch], settings: Settings
+  decoder: Decoder, batches: Sequence[Batch], settings: DecodeSettings
 ) -> Iterator[DecodeOutput]:
   """Decodes batches of one shape with the gamma that the first of them chose,
   or those of an earlier call."""
@@ -48,19 +49,21 @@ def outputs(
   yield from first
   rest = batches[len(first) :]
   if rest:
-    decode = compile_parts(decoder_at(decoder, choice.gamma), rest[0], settings)
+    decode = compile_parts(decoder.at(choice.gamma), rest[0], settings)
     yield from (decode(batch)[0] for batch in rest)
 
 
 def choose(
   decoder: Decoder,
   batches: Sequence[Batch],
-  settings: Settings,
-  call: Call = lambda f: f(),
+  settings: DecodeSettings,
+  call: Call = at_once,
 ) -> tuple[ChosenGamma, list[DecodeOutput]]:
-  """The gamma for batches of this shape, and the outputs of those that were
-  decoded to find it: none if they are too few, or if it is known. The decoder,
-  one with 'auto', keeps the choice."""
+  """Chooses the gamma for batches of one shape, which the decoder then keeps.
+
+  Also returns the outputs of the batches that were decoded to find it: none if
+  there are too few, or if the gamma is known.
+  """
   batch_size = batches[0].prompt.row_ids.size
   key = (batch_size, settings.num_devices)
   if key in decoder.gammas:
@@ -72,7 +75,7 @@ def choose(
     _log.info(choice.sentence)
     return choice, []
   decoders = {
-    gamma: compile_parts(decoder_at(decoder, gamma), batches[0], settings, call)
+    gamma: compile_parts(decoder.at(gamma), batches[0], settings, call)
     for gamma in gammas
   }
   visits: dict[int, list[Visit]] = {gamma: [] for gamma in gammas}
@@ -89,37 +92,18 @@ def choose(
   return choice, found
 
 
-def decoder_at(decoder: Decoder, gamma: int) -> Decoder:
-  """The decoder with a gamma, kept for what it has compiled."""
-  if ('at', gamma) not in decoder.programs:
-    decoder.programs['at', gamma] = decoder.at(gamma)
-  return decoder.programs['at', gamma]
-
-
 def compile_parts(
-  decoder: Decoder,
-  first: Batch,
-  settings: Settings,
-  call: Call = lambda f: f(),
+  decoder: Decoder, first: Batch, settings: DecodeSettings, call: Call = at_once
 ) -> Callable[[Batch], tuple[DecodeOutput, Visit]]:
   """Compiles prefill and loop for batches of the shape of `first`, and runs
   both for a few tokens, so that they are warm."""
-  key = jax.random.key(settings.seed)
-
-  def compile_both(made: Program) -> tuple[Any, Any]:
-    return made.prefill.compile()[0], made.finish.compile()[0]
-
-  made, (prefill, loop) = running.kept(
-    decoder,
-    'parts',
-    first,
-    settings,
-    lambda made: call(lambda: compile_both(made)),
+  params, [prefill, loop] = running.compiled(
+    decoder, first, settings, _parts, call
   )
+  key = jax.random.key(settings.seed)
 
   def decode(prompt: Prompt) -> tuple[DecodeOutput, Visit]:
     prompt = running.place(prompt, settings.num_devices, is_batch=True)
-    params = made.params
     state, fill_seconds = stopwatch.run_seconds(prefill, params, key, prompt)
     output, loop_seconds = stopwatch.run_seconds(loop, params, state)
     return output, Visit(
@@ -135,3 +119,8 @@ def compile_parts(
   )
   call(lambda: decode(few))
   return lambda batch: decode(batch.prompt)
+
+
+def _parts(program: Program) -> Sequence[Part]:
+  # Apart, since only the loop's seconds depend on gamma.
+  return [program.prefill, program.finish]

@@ -2,7 +2,10 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Hashable, Sequence
 from typing import Any
+
+from jax.stages import Compiled
 
 from specdec_jax.assembly import models
 from specdec_jax.assembly.drafters import (
@@ -39,8 +42,9 @@ class Decoder:
     method: what all loops take; its sampling is the target's as the rule sees
       it.
     params: weights of both sides; `jax.ShapeDtypeStruct`s until `load`.
-    programs: compiled decodes, by what they were compiled for.
-    gammas: what was measured for 'auto', by rows and devices of a batch.
+    programs: what was compiled, by parts, shapes and devices.
+    gammas: what was measured for `Auto`, by rows and devices of a batch.
+    others: the decoders of `at`, by gamma.
   """
 
   model: Model
@@ -50,8 +54,14 @@ class Decoder:
   drafting: Drafting
   method: Method
   params: Params
-  programs: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
+  # Found out while it is used.
+  programs: dict[Hashable, Sequence[Compiled]] = dataclasses.field(
+    default_factory=dict, repr=False
+  )
   gammas: dict[tuple[int, int], ChosenGamma] = dataclasses.field(
+    default_factory=dict, repr=False
+  )
+  others: dict[int, 'Decoder'] = dataclasses.field(
     default_factory=dict, repr=False
   )
 
@@ -91,22 +101,27 @@ class Decoder:
 
   def at(self, gamma: int) -> 'Decoder':
     """Returns the decoder with a given gamma that does not vary; for 0 without
-    a drafter and its weights."""
-    choice = self.choice if gamma else NoDrafter()
-    length = Fixed(gamma)
-    made = choice.make(self.seen, length)
-    return dataclasses.replace(
-      self,
-      choice=choice,
-      length=length,
-      drafting=made,
-      method=dataclasses.replace(
+    a drafter and its weights. It is made once, for what it has compiled."""
+    if gamma not in self.others:
+      choice = self.choice if gamma else NoDrafter()
+      length = Fixed(gamma)
+      made = choice.make(self.seen, length)
+      method = dataclasses.replace(
         self.method, target=made.target_of(self.seen), drafter=made.drafter
-      ),
-      params=self.params if gamma else Params(target=self.params.target),
-      programs={},
-      gammas={},
-    )
+      )
+      self.others[gamma] = dataclasses.replace(
+        self._forgetful(),
+        choice=choice,
+        length=length,
+        drafting=made,
+        method=method,
+        params=self.params if gamma else Params(target=self.params.target),
+      )
+    return self.others[gamma]
+
+  def _forgetful(self) -> 'Decoder':
+    """Returns a copy that has compiled and measured nothing."""
+    return dataclasses.replace(self, programs={}, gammas={}, others={})
 
   def ranked_drafter(self, num_children: int) -> Drafter:
     """Makes a drafter of trees of depth 1 whose nodes are its likeliest tokens;
@@ -208,7 +223,7 @@ def load(
     with waiting(f'loading {made.model.checkpoint}'):
       own = models.read_params(made.model, made.config, drafter_shardings)
   params = Params(target=target, drafter=made.join(target, own))
-  return dataclasses.replace(decoder, params=params, programs={}, gammas={})
+  return dataclasses.replace(decoder._forgetful(), params=params)
 
 
 def build(

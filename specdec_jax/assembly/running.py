@@ -2,14 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Protocol, TypeVar
 
 import jax
 import numpy as np
 
 from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
-from specdec_jax.decoding.program import Program
+from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.text import prompts, stop_strings
 from specdec_jax.text.prompts import Batch, Text
@@ -21,12 +22,22 @@ Show = Callable[[Record], None]
 Decode = Callable[[Batch, Sequence[Show]], DecodeOutput]
 # The records of each iteration, and in the end the output.
 Iterations = Generator[list[Record], None, DecodeOutput]
-# Calls a function; the command line does so where it can be interrupted.
-Call = Callable[[Callable[[], Any]], Any]
+Result = TypeVar('Result')
+
+
+class Call(Protocol):
+  """Calls a function; the command line does so where it can be interrupted."""
+
+  def __call__(self, function: Callable[[], Result], /) -> Result: ...
+
+
+def at_once(function: Callable[[], Result], /) -> Result:
+  """Calls a function as Python does."""
+  return function()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class DecodeSettings:
   """What a decode needs to know beside its decoder; see `api.generate`. Raises
   ValueError if a number is out of range, or a string is empty."""
 
@@ -69,8 +80,10 @@ def pack(
   system: str | None = None,
   num_samples: int = 1,
 ) -> list[Batch]:
-  """Texts as batches of one shape, `num_samples` rows of each text in a row;
-  ValueError if a prompt is too long for the context or has no tokens."""
+  """Packs texts in batches of one shape, each text in `num_samples` rows.
+
+  Raises ValueError if a prompt is too long for the context or has no tokens.
+  """
   rows = prompts.encode(
     decoder.vocabulary,
     texts,
@@ -92,6 +105,7 @@ def pack(
         f'exceeds the context of {limit}: lower max_new_tokens to '
         f'{max_new_tokens - (needed - limit)}'
       )
+  # Two samples of a and b are rows a, a, b, b.
   repeat = lambda items: [x for x in items for _ in range(num_samples)]
   return prompts.batches(
     repeat(texts),
@@ -103,13 +117,13 @@ def pack(
 
 
 def max_length(batch: Batch, max_new_tokens: int) -> int:
-  """`max_len` for batches of one shape."""
+  """Returns `max_len` for batches of one shape."""
   return batch.prompt.decoder_tokens.shape[1] + max_new_tokens
 
 
 def sharding(num_devices: int, *, is_batch: bool) -> jax.sharding.Sharding:
-  """Where arrays lie on the devices that share a batch: rows are split, weights
-  are everywhere. See `sharding.mesh.check_devices`."""
+  """Says where arrays lie on the devices that share a batch: rows are split,
+  weights are everywhere. See `sharding.mesh.check_devices`."""
   devices = jax.devices()
   if num_devices == 1:
     return jax.sharding.SingleDeviceSharding(devices[0])
@@ -123,73 +137,72 @@ def sharding(num_devices: int, *, is_batch: bool) -> jax.sharding.Sharding:
   return jax.sharding.NamedSharding(mesh, spec)
 
 
-def place(tree: Any, num_devices: int, *, is_batch: bool) -> Any:
-  """A tree of arrays, put on the devices that `sharding` names."""
+def place(tree: Result, num_devices: int, *, is_batch: bool) -> Result:
+  """Puts a tree of arrays on the devices that `sharding` names."""
   return jax.device_put(tree, sharding(num_devices, is_batch=is_batch))
 
 
-def program(decoder: Decoder, first: Batch, settings: Settings) -> Program:
-  """The programs for batches of the shape of `first`, on the devices that share
-  them. Raises ValueError if the decoder's gamma is yet to be measured."""
+def compiled(
+  decoder: Decoder,
+  first: Batch,
+  settings: DecodeSettings,
+  parts: Callable[[Program], Sequence[Part]],
+  call: Call,
+) -> tuple[Params, Sequence[jax.stages.Compiled]]:
+  """Compiles parts of a program for batches of the shape of `first`, and places
+  the weights on the devices that share them.
+
+  The decoder keeps what was compiled: it depends neither on the seed nor on
+  stop strings. Raises ValueError if its gamma is yet to be measured.
+  """
   if decoder.is_auto:
     raise ValueError('gamma auto is not measured here: give a number')
   num_devices = settings.num_devices
-  return Program(
-    method=decoder.method,
-    params=place(decoder.params, num_devices, is_batch=False),
-    prompt=place(first.prompt, num_devices, is_batch=True),
-    max_len=max_length(first, settings.max_new_tokens),
-    places=sharding(num_devices, is_batch=True),
-  )
-
-
-def kept(
-  decoder: Decoder,
-  kind: str,
-  first: Batch,
-  settings: Settings,
-  make: Callable[[Program], Any],
-) -> tuple[Program, Any]:
-  """`program`, and what `make` compiled of it, kept with the decoder for
-  batches of the same shape: it depends on nothing else, neither on the seed nor
-  on stop strings."""
-  made = program(decoder, first, settings)
-  shapes = jax.tree.map(lambda leaf: leaf.shape, first.prompt)
-  key = (kind, str(shapes), settings.max_new_tokens, settings.num_devices)
+  params = place(decoder.params, num_devices, is_batch=False)
+  shapes = str(jax.tree.map(lambda leaf: leaf.shape, first.prompt))
+  key = (parts, shapes, settings.max_new_tokens, num_devices)
   if key not in decoder.programs:
-    decoder.programs[key] = make(made)
-  return made, decoder.programs[key]
+    program = Program(
+      method=decoder.method,
+      params=params,
+      prompt=place(first.prompt, num_devices, is_batch=True),
+      max_len=max_length(first, settings.max_new_tokens),
+      places=sharding(num_devices, is_batch=True),
+    )
+    decoder.programs[key] = call(
+      lambda: [part.compile()[0] for part in parts(program)]
+    )
+  return params, decoder.programs[key]
+
+
+def _whole(program: Program) -> Sequence[Part]:
+  return [program.whole]
+
+
+def _stepwise(program: Program) -> Sequence[Part]:
+  return [program.prefill, program.step(recording.gather)]
 
 
 def compile_whole(
-  decoder: Decoder, first: Batch, settings: Settings, call: Call = lambda f: f()
+  decoder: Decoder, first: Batch, settings: DecodeSettings, call: Call = at_once
 ) -> Decode:
   """Compiles the decoding of batches of the shape of `first` as one program,
   which shows nothing until its end."""
+  params, [generate] = compiled(decoder, first, settings, _whole, call)
   key = jax.random.key(settings.seed)
-  made, generate = kept(
-    decoder,
-    'whole',
-    first,
-    settings,
-    lambda made: call(made.whole.compile)[0],
-  )
 
   def decode(batch: Batch, shows: Sequence[Show]) -> DecodeOutput:
     prompt = place(batch.prompt, settings.num_devices, is_batch=True)
-    return call(
-      lambda: jax.block_until_ready(generate(made.params, key, prompt))
-    )
+    return call(lambda: jax.block_until_ready(generate(params, key, prompt)))
 
   return decode
 
 
 def compile_stepwise(
-  decoder: Decoder, first: Batch, settings: Settings, call: Call = lambda f: f()
+  decoder: Decoder, first: Batch, settings: DecodeSettings, call: Call = at_once
 ) -> Decode:
-  """Compiles prefill and one iteration for batches of the shape of `first`,
-  which then hands every iteration record to each function that it is given, as
-  soon as there is one."""
+  """Compiles prefill and one iteration for batches of the shape of `first`; the
+  records of each iteration are shown as soon as they are there."""
   iterate = compile_iterations(decoder, first, settings, call)
 
   def decode(batch: Batch, shows: Sequence[Show]) -> DecodeOutput:
@@ -207,26 +220,16 @@ def compile_stepwise(
 
 
 def compile_iterations(
-  decoder: Decoder, first: Batch, settings: Settings, call: Call = lambda f: f()
+  decoder: Decoder, first: Batch, settings: DecodeSettings, call: Call = at_once
 ) -> Callable[[Batch], Iterations]:
-  """Compiles the same to a generator of the records of each iteration, whose
-  return value is the output."""
+  """Compiles the same to a generator of the records of each iteration, which
+  returns the output."""
+  params, [prefill, step] = compiled(decoder, first, settings, _stepwise, call)
   key = jax.random.key(settings.seed)
-
-  def compile_both(made: Program) -> tuple[Any, Any]:
-    return made.prefill.compile()[0], made.step(recording.gather).compile()[0]
-
-  made, (prefill, step) = kept(
-    decoder,
-    'stepwise',
-    first,
-    settings,
-    lambda made: call(lambda: compile_both(made)),
-  )
 
   def iterate(batch: Batch) -> Iterations:
     prompt = place(batch.prompt, settings.num_devices, is_batch=True)
-    state = prefill(made.params, key, prompt)
+    state = prefill(params, key, prompt)
     traced = recording.init(batch.prompt)
     end_rows = None
     if settings.stop:
@@ -236,7 +239,7 @@ def compile_iterations(
     while not np.all(state.done):
       # Copies: the step writes where these are, as it does in the caches.
       before = jax.tree.map(np.array, state.statistics)
-      state, info = step(made.params, state)
+      state, info = step(params, state)
       if end_rows is not None:
         state, info = end_rows(before, state, info)
       records, traced = recording.iteration_records(

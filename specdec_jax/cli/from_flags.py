@@ -155,9 +155,9 @@ def _adaptive(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
   return {'schedule': limits[name](), 'min_prob': min_prob}
 
 
-def settings(args: argparse.Namespace) -> running.Settings:
+def settings(args: argparse.Namespace) -> running.DecodeSettings:
   """Makes the settings of a decode."""
-  return running.Settings(
+  return running.DecodeSettings(
     max_new_tokens=args.max_new_tokens,
     seed=args.seed,
     num_devices=args.num_devices,
