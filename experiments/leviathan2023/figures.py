@@ -202,10 +202,11 @@ def _prefill_seconds(pair: Pair, prompt: Prompt) -> float:
 def _decode(pair: Pair, prompt: Prompt, gamma: int) -> list[Record]:
   """The iterations of one greedy decode."""
   batch = Batch(prompt=prompt, texts=('',))
-  decode = running.compile_stepwise(
+  decode = running.compile_decode(
     pairs.decoder(pair, gamma, 0.0, RULE),
     batch,
     running.DecodeSettings(max_new_tokens=pair.kind.targets_length),
+    is_shown=True,
   )
   records: list[Record] = []
   decode(batch, [records.append])

@@ -90,7 +90,7 @@ def ours(task: Task, dtype: str) -> System:
       batch_size=1,
       is_chat=task.is_chat,
     )
-    program = running.compile_whole(decoder, batches[0], settings)
+    program = running.compile_decode(decoder, batches[0], settings)
 
     def decode(index: int, program=program, batches=batches) -> list[int]:
       output = jax.device_get(program(batches[index], ()))

@@ -266,11 +266,7 @@ def _completions(
   if decoder.is_auto:
     outputs = auto_gamma.outputs(decoder, batches, settings)
   else:
-    # Stop strings are looked for on the host, between iterations.
-    compile_decode = running.compile_whole
-    if settings.stop:
-      compile_decode = running.compile_stepwise
-    decode = compile_decode(decoder, batches[0], settings)
+    decode = running.compile_decode(decoder, batches[0], settings)
     outputs = (decode(batch, ()) for batch in batches)
   for batch, output in zip(batches, map(jax.device_get, outputs), strict=True):
     for row in range(len(batch.texts)):

@@ -183,11 +183,19 @@ def _stepwise(program: Program) -> Sequence[Part]:
   return [program.prefill, program.step(recording.gather)]
 
 
-def compile_whole(
-  decoder: Decoder, first: Batch, settings: DecodeSettings, call: Call = at_once
+def compile_decode(
+  decoder: Decoder,
+  first: Batch,
+  settings: DecodeSettings,
+  *,
+  is_shown: bool = False,
+  call: Call = at_once,
 ) -> Decode:
-  """Compiles the decoding of batches of the shape of `first` as one program,
-  which shows nothing until its end."""
+  """Compiles the decoding of batches of the shape of `first`: as one program,
+  or iteration by iteration, if each is shown or may complete a stop string."""
+  if is_shown or settings.stop:
+    iterate = compile_iterations(decoder, first, settings, call)
+    return lambda batch, shows: _shown(iterate(batch), shows)
   params, [generate] = compiled(decoder, first, settings, _whole, call)
   key = jax.random.key(settings.seed)
 
@@ -198,32 +206,23 @@ def compile_whole(
   return decode
 
 
-def compile_stepwise(
-  decoder: Decoder, first: Batch, settings: DecodeSettings, call: Call = at_once
-) -> Decode:
-  """Compiles prefill and one iteration for batches of the shape of `first`; the
-  records of each iteration are shown as soon as they are there."""
-  iterate = compile_iterations(decoder, first, settings, call)
-
-  def decode(batch: Batch, shows: Sequence[Show]) -> DecodeOutput:
-    iterations = iterate(batch)
-    while True:
-      try:
-        records = next(iterations)
-      except StopIteration as end:
-        return end.value
-      for record in records:
-        for show in shows:
-          show(record)
-
-  return decode
+def _shown(iterations: Iterations, shows: Sequence[Show]) -> DecodeOutput:
+  """Shows the records of each iteration as soon as they are there."""
+  while True:
+    try:
+      records = next(iterations)
+    except StopIteration as end:
+      return end.value
+    for record in records:
+      for show in shows:
+        show(record)
 
 
 def compile_iterations(
   decoder: Decoder, first: Batch, settings: DecodeSettings, call: Call = at_once
 ) -> Callable[[Batch], Iterations]:
-  """Compiles the same to a generator of the records of each iteration, which
-  returns the output."""
+  """Compiles prefill and one iteration, to a generator of the records of each
+  iteration that returns the output."""
   params, [prefill, step] = compiled(decoder, first, settings, _stepwise, call)
   key = jax.random.key(settings.seed)
 

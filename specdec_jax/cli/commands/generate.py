@@ -125,12 +125,13 @@ def _decode_all(
   num_prompts = sum(len(batch.texts) for batch in batches)
   # Rows of a larger batch would interleave: they are shown when it is done.
   is_live = is_colored and len(batches) == num_prompts
-  compile_decode = running.compile_whole
-  if is_colored or write_trace or args.stop:
-    compile_decode = running.compile_stepwise
   with progress.waiting('compiling'):
-    decode = compile_decode(
-      decoder, batches[0], settings, call=progress.interruptible
+    decode = running.compile_decode(
+      decoder,
+      batches[0],
+      settings,
+      is_shown=is_colored or write_trace is not None,
+      call=progress.interruptible,
     )
   # Shows the iterations of one row in colour, special tokens apart.
   stream = functools.partial(
