@@ -197,10 +197,10 @@ def test_drafts_may_be_trees(target, plain, drafter, options):
   assert counts['num_drafted'].sum() > 0
 
 
-def test_eagle_is_for_no_t5(target, tmp_path):
+def test_an_eagle_head_of_another_target_is_refused(target, tmp_path):
   config = toy_eagle.config(toy.llama_config(Sizes().vocab_size))
   orbax.save(tmp_path, config, toy_eagle.params(config, seed=0))
-  with pytest.raises(ValueError, match='decoder-only target'):
+  with pytest.raises(ValueError, match='feature layers'):
     _decoded(target, drafter='eagle', drafter_checkpoint=str(tmp_path))
 
 
