@@ -16,7 +16,7 @@ from typing import Any
 from specdec_jax.assembly import auto_gamma
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.lengths import Adaptive
-from specdec_jax.assembly.running import Settings
+from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.base import Tree
 from specdec_jax.cli import from_flags, options, outputs, timing
 from specdec_jax.launch import progress
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _choose(
-  decoder: Decoder, batches: Sequence[Batch], settings: Settings
+  decoder: Decoder, batches: Sequence[Batch], settings: DecodeSettings
 ) -> ChosenGamma:
   """Chooses for `--gamma auto` on these batches, however few: they are decoded
   several times in any case."""
@@ -101,7 +101,7 @@ def _choose(
 def _measure(
   decoder: Decoder,
   batches: Sequence[Batch],
-  settings: Settings,
+  settings: DecodeSettings,
   plain_dtypes: Sequence[str],
   repeats: int,
 ) -> Figures:
