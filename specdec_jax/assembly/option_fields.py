@@ -30,12 +30,6 @@ def options_of(choice: type) -> dict[str, dataclasses.Field]:
   return {field.name: field for field in fields if 'help' in field.metadata}
 
 
-def switches_of(choice: type) -> list[str]:
-  """Lists the options that are on or off."""
-  options = options_of(choice).items()
-  return [name for name, field in options if isinstance(field.default, bool)]
-
-
 def chosen(
   kind: str,
   known: Mapping[str, type[Choice]],

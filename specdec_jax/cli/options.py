@@ -54,9 +54,8 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     if default is None or default is False or default == '':
       return action.help
     if isinstance(default, list):
-      # As it is typed: one argument with commas, or several.
-      between = ' ' if action.nargs else ','
-      return f'{action.help} (default: {between.join(map(str, default))})'
+      # As they are typed: several arguments.
+      return f'{action.help} (default: {" ".join(map(str, default))})'
     return super()._get_help_string(action)
 
 
@@ -69,35 +68,20 @@ temperature = number(
 share = number(float, lambda x: 0 <= x <= 1, 'a number in [0, 1]')
 
 
-def dtypes(text: str) -> list[str]:
-  names = text.split(',')
-  for name in names:
-    if name not in DTYPES:
-      raise argparse.ArgumentTypeError(
-        f'takes {" and ".join(DTYPES)} with commas between, got {name!r}'
-      )
-  return names
-
-
 def add_timing(parser: argparse.ArgumentParser) -> Group:
   """Adds how often to time, and against what; returns the group."""
   group = parser.add_argument_group('timing')
   group.add_argument(
     '--repeats', type=positive_int, default=5, help='timed runs of each'
   )
-  add_plain_dtypes(group)
-  return group
-
-
-def add_plain_dtypes(parser: argparse._ActionsContainer) -> None:
-  """`--plain_dtypes`, to a parser or to a group of one."""
-  parser.add_argument(
+  group.add_argument(
     '--plain_dtypes',
-    metavar='DTYPES',
-    type=dtypes,
-    default=','.join(DTYPES),
+    nargs='+',
+    choices=DTYPES,
+    default=list(DTYPES),
     help='plain configurations to choose the fastest from',
   )
+  return group
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
