@@ -54,9 +54,9 @@ def infer(inputs, out, **bindings):
 
 
 def unwrapped(data: bytes) -> bytes:
-  """Without the line breaks that gin makes where paths are long, and digests of
-  weights, of which a disk keeps no checksums."""
-  return re.sub(rb'\\?\s+|(?<=weights": )"\w+"', b'', data)
+  """Without what gin breaks lines with where paths are long or have spaces, and
+  digests of weights, of which a disk keeps no checksums."""
+  return re.sub(rb'[\\\s\'()]+|(?<=weights": )"\w+"', b'', data)
 
 
 def test_the_later_of_two_runs_that_begin_together_is_refused(server, bucket):
@@ -170,7 +170,7 @@ def test_a_gin_file_in_a_bucket_runs_code_if_asked(
     'from __gin__ import dynamic_registration\n'
     'from specdec_jax.launch import progress\n'
     "include 'runs/infer.gin'\n"
-    f"progress.os.system.command = 'touch {ran}'\n"
+    f'progress.os.system.command = \'touch "{ran}"\'\n'
     'MODEL = @progress.os.system()\n'
   )
   there = server.upload(gin, f'{bucket}/evil.gin')
