@@ -10,8 +10,7 @@ import pytest
 pytest.importorskip('sentencepiece')
 
 from specdec_jax.checkpoints import model_file
-from specdec_jax.cli import from_flags, options
-from specdec_jax.cli.commands import bench
+from specdec_jax.cli import from_flags, options, timing
 from tests.cli.test_convert import CONFIG
 from tests.cli.tiny import assert_refused
 
@@ -63,7 +62,7 @@ def test_plain_decoding_is_of_the_same_files(bare, beside):
   options.add_prompts(parser)
   args = parser.parse_args(['--model', str(bare), '--prompt', 'a', *beside])
   decoder = from_flags.choices(args).build()
-  loaded = bench.plain(decoder, 'bfloat16')
+  loaded = timing.plain(decoder, 'bfloat16')
   assert isinstance(args, argparse.Namespace)
   assert loaded.config.dtype == 'bfloat16'
   assert loaded.vocabulary.vocab_size == 85

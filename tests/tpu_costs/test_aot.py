@@ -169,7 +169,7 @@ def test_parts_of_a_pair_move_their_weights_once():
     pair.target[-1].memory_bytes, rel=0.1
   )
   assert part.draft.seconds > pair.further_draft.seconds
-  assert pair.tree_costs().tree_nodes == [2]
+  assert pair.costs().tree_nodes == [2]
   ratio = pair.costs().verify_cost_ratio(2)
   assert 0.9 < ratio < 1.2
   memory = pair.memory
