@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 
-from specdec_jax.measure import provenance, stopwatch
+from experiments import provenance
+from specdec_jax.measure import stopwatch
 
 Cells = dict[str, Any]
 

@@ -38,7 +38,7 @@ class Drafted:
     method: functions and rule.
     side: the decoding itself.
     full_width: of `sides.full_width_side`.
-    propose: what times a draft, see `sides.propose_programs`; none for a
+    propose: what times a draft, see `stopwatch.propose_programs`; none for a
       drafter that never drafts.
     is_adaptive: whether its gamma varies. The theorem then does not apply, and
       what several rows drafted, by the slowest row each time, is unknown.
@@ -79,11 +79,12 @@ def drafted(
       its own for that.
     is_adaptive: see `Drafted`.
   """
-  drafter = method.drafter
-  propose: Sequence[stopwatch.Repeated] = ()
-  if drafter.gamma:
-    propose = sides_lib.propose_programs(
-      side, method, fixed or drafter, is_adaptive=fixed is not None
+  state, propose = side.states[0], ()
+  if fixed is not None:
+    state = dataclasses.replace(state, drafter_state=state.drafter_state.cache)
+  if method.drafter.gamma:
+    propose = stopwatch.propose_programs(
+      side.params, state, fixed or method.drafter, method.target
     )
   return Drafted(
     method=method,

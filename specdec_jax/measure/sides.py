@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.base import Array, Drafter, Params, Prompt
+from specdec_jax.base import Array, Params, Prompt
 from specdec_jax.decoding import statistics
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.program import Program
@@ -277,19 +277,6 @@ def timed(
       np.array([seconds[key] for key in keys]), [results[key] for key in keys]
     )
   return found
-
-
-def propose_programs(
-  drafted: Side, method: Method, drafter: Drafter, *, is_adaptive: bool
-) -> tuple[stopwatch.Repeated, ...]:
-  """Compiles what times a full draft: `stopwatch.propose_programs`, by a state
-  of `drafter`'s own where it is the drafted side's without what varies."""
-  state = drafted.states[0]
-  if is_adaptive:
-    state = dataclasses.replace(state, drafter_state=state.drafter_state.cache)
-  return stopwatch.propose_programs(
-    drafted.params, state, drafter, method.target
-  )
 
 
 def fastest(

@@ -27,7 +27,7 @@ _PARTS = {
   'verification': ('verification',),
 }
 _APART = (
-  *('measure/plots.py', 'measure/provenance.py'),
+  'measure/plots.py',
   *('models/gemma', 'models/presets.py'),
 )
 

@@ -1,6 +1,6 @@
 """Which code a figure is of."""
 
-from specdec_jax.measure import provenance
+from experiments import provenance
 
 CODE = '''
 """A page."""
