@@ -3,8 +3,9 @@
 import types
 
 import jax
+import pytest
 
-from tests import conftest
+from tests import conftest, slow
 
 
 def test_tests_run_without_the_cache_of_pytest():
@@ -19,3 +20,13 @@ def test_tests_run_without_the_cache_of_pytest():
   )
   assert jax.config.jax_compilation_cache_dir == before
   assert 'error' in lines
+
+
+def test_variations_are_slow():
+  """All but those of `now`, which have to be among the values."""
+  mark = slow.parametrize(('a', 'b'), [(1, 2), (3, 4)], now=[(1, 2)])
+  first, second = mark.args[1]
+  assert (first.values, [*first.marks]) == ((1, 2), [])
+  assert [each.name for each in second.marks] == ['slow']
+  with pytest.raises(ValueError, match='5'):
+    slow.parametrize('a', [1, 2], now=[5])

@@ -16,7 +16,7 @@ from specdec_jax.integrations import t5x
 from specdec_jax.integrations.t5x import decoding, t5_networks
 from specdec_jax.models import families
 from specdec_jax.models.block_heads import BlockHeadsConfig
-from tests import toy, toy_block, toy_eagle, toy_t5
+from tests import slow, toy, toy_block, toy_eagle, toy_t5
 from tests.integrations.test_t5x_protocol import (
   GOLDEN,
   LENGTH,
@@ -158,15 +158,19 @@ def _decoded(target, **settings):
   return np.asarray(output.tokens), decoding.counters(output)
 
 
-@pytest.mark.parametrize(
+PAIRS = [
+  (drafter, rule)
+  for drafter in DRAFTERS
+  for rule in RULES
+  if RULES[rule]().judge(Sampling()).for_chain  # Others judge trees.
+  if drafter != 'eagle' and (drafter, rule) != ('none', 'top_beta')
+]
+
+
+@slow.parametrize(
   ('drafter', 'verification'),
-  [
-    (drafter, rule)
-    for drafter in DRAFTERS
-    for rule in RULES
-    if RULES[rule]().judge(Sampling()).for_chain  # Others judge trees.
-    if drafter != 'eagle' and (drafter, rule) != ('none', 'top_beta')
-  ],
+  PAIRS,
+  now=[p for p in PAIRS if {*p} & {'prompt_lookup', 'speculative_sampling'}],
 )
 def test_every_drafter_goes_with_every_rule(
   target, plain, own_settings, drafter, verification
