@@ -65,15 +65,19 @@ def choose(
   there are too few, or if the gamma is known.
   """
   batch_size = batches[0].prompt.row_ids.size
+  # What is fastest for one row is not for 32.
   key = (batch_size, settings.num_devices)
   if key in decoder.gammas:
     return decoder.gammas[key], []
   gammas = decoder.tried_gammas
+  # Which gamma decodes which batch, such as 0, 3, 11, 23, 23, 11, 3, 0: neither
+  # clock nor chance has a say, so that a second run decodes the same.
   turns = trials.schedule(gammas, batch_size, len(batches))
   if not turns:
     choice = trials.too_short(gammas, len(batches))
     _log.info(choice.sentence)
     return choice, []
+  # All are compiled and warm before the first is timed.
   decoders = {
     gamma: compile_parts(decoder.at(gamma), batches[0], settings, call)
     for gamma in gammas
@@ -114,6 +118,7 @@ def compile_parts(
       loop_seconds=loop_seconds,
     )
 
+  # The first run of a program is slower: memory is laid out, caches are cold.
   few = dataclasses.replace(
     first.prompt, max_lengths=first.prompt.decoder_lengths + _NUM_WARM
   )

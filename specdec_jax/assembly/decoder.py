@@ -137,11 +137,13 @@ class Decoder:
     configs: list[Any] = [self.config]
     if own is not None and not families.only_drafts(own):
       configs.append(own)
+    # A network that only drafts reads as far as its target does.
     limits = [families.of(each).max_positions(each) for each in configs]
     return min((n for n in limits if n is not None), default=2**30)
 
   def digests(self) -> dict[str, str]:
     """Returns digests of the weights on disk, by side; see `agreement`."""
+    # Random weights are no files, and the same in every run.
     sides = {'target': self.model, 'drafter': self.drafting.model}
     return {
       f"digest of the {side}'s weights": agreement.of_files(
@@ -194,6 +196,7 @@ def outline(
     ),
     params=Params(target=target, drafter=made.join(target, own)),
   )
+  # Each call needs gamma + 1 positions, of which one is of the prompt.
   gamma, limit = result.drafter.gamma, result.max_positions
   if gamma >= limit:
     raise ValueError(f'gamma {gamma} is too large for a context of {limit}')

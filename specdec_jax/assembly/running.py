@@ -91,6 +91,7 @@ def pack(
     is_chat=is_chat,
     system=system,
   )
+  # Of a prompt of 90 tokens and 40 new ones in a context of 128, lower to 38.
   limit = decoder.max_positions
   for i, row in enumerate(rows, start=1):
     if len(row) >= limit:
@@ -159,6 +160,8 @@ def compiled(
     raise ValueError('gamma auto is not measured here: give a number')
   num_devices = settings.num_devices
   params = place(decoder.params, num_devices, is_batch=False)
+  # `parts` is a function of a module, so that it is a key: a lambda, made anew
+  # at each call, would be compiled each time.
   shapes = str(jax.tree.map(lambda leaf: leaf.shape, first.prompt))
   key = (parts, shapes, settings.max_new_tokens, num_devices)
   if key not in decoder.programs:
@@ -194,6 +197,7 @@ def compile_decode(
   """Compiles the decoding of batches of the shape of `first`: as one program,
   or iteration by iteration, if each is shown or may complete a stop string."""
   if is_shown or settings.stop:
+    # The host sees each iteration, which a loop in one program hides from it.
     iterate = compile_iterations(decoder, first, settings, call)
     return lambda batch, shows: _shown(iterate(batch), shows)
   params, [generate] = compiled(decoder, first, settings, _whole, call)
@@ -229,6 +233,7 @@ def compile_iterations(
   def iterate(batch: Batch) -> Iterations:
     prompt = place(batch.prompt, settings.num_devices, is_batch=True)
     state = prefill(params, key, prompt)
+    # Records of one iteration need the text that came before it.
     traced = recording.init(batch.prompt)
     end_rows = None
     if settings.stop:

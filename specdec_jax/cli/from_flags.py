@@ -104,6 +104,7 @@ def lenience(args: argparse.Namespace) -> float:
 
 def _drafter(args: argparse.Namespace) -> DrafterChoice:
   name = drafter_name(args)
+  # Fields of the choice that no flag of the same name gives.
   fixed: dict[str, Any] = _adaptive(args, name)
   if has_model(DRAFTERS[name]):
     if not args.draft_model:
@@ -144,6 +145,7 @@ def _adaptive(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
       '--adaptive estimate needs --draft_cost, which `specdec calibrate` '
       'measures as c'
     )
+  # The other two decide by what was accepted, and doubt nothing by default.
   min_prob = args.min_prob
   if min_prob is None:
     min_prob = options.MIN_PROB if name == 'threshold' else 0.0
@@ -185,6 +187,7 @@ def prepared(
     {'--json': args.json, '--trace': trace},
     {'--prompts': args.prompts, '--ngram_text': args.ngram_text},
   )
+  # Whatever can be refused cheaply is refused before a model is read.
   texts = prompts.read(args.prompt, args.prompts)
   compilation_cache.enable()
   mesh.check_devices(args.num_devices)

@@ -93,6 +93,7 @@ def _run(argv: Sequence[str] | None) -> int:
   platforms.hush_libtpu()
   if not _log.handlers:
     _log.addHandler(_Complaints(logging.WARNING))
+  # argparse knows no flag such as --gin.NAME=VALUE.
   argv = gin_launch.expand(sys.argv[1:] if argv is None else argv)
   try:
     args = _parser(argv).parse_args(argv)
@@ -112,6 +113,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     '--version', action='version', version=specdec_jax.__version__
   )
   subparsers = parser.add_subparsers(dest='command', required=True)
+  # The module of a subcommand may import much: only that of the one given is.
   given = next((each for each in argv if not each.startswith('-')), None)
   for name, command in _COMMANDS.items():
     subparser = subparsers.add_parser(
@@ -135,6 +137,7 @@ def _drop_output() -> bool:
       sys.stdout.flush()
     return False
   except OSError:
+    # Python flushes standard output once more when it exits.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return True
 

@@ -29,6 +29,7 @@ class Parser(argparse.ArgumentParser):
 
   def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
     """Refuses the rest at once, so that a subcommand names itself."""
+    # argparse would have the parser of `specdec` say so, which has no options.
     found, rest = super().parse_known_args(args, namespace)
     if rest:
       self.error(f'unrecognized arguments: {" ".join(rest)}')
@@ -157,6 +158,8 @@ def _add_flags(
             f'--{name}', action='store_const', const=True, help=text
           )
           continue
+        # The namespace has None where nothing is said, so that an option of
+        # another choice can be told from a default.
         default = defaults.get(name, default)
         if default not in (None, ''):
           text += f' (default: {default:g})'
@@ -209,6 +212,7 @@ def add_prompts(parser: argparse.ArgumentParser) -> Group:
   """Adds what to decode, and how much of it at once; returns the group."""
   group = parser.add_argument_group('prompts')
   add = group.add_argument
+  # Either is needed, and never both.
   source = group.add_mutually_exclusive_group(required=True)
   source.add_argument('--prompt', help='one prompt')
   source.add_argument(

@@ -28,6 +28,7 @@ def check(
   files = lambda paths: [
     each for each in paths.items() if each[1] not in (None, STANDARD_OUTPUT)
   ]
+  # By real paths, so that ./a and a are one.
   taken = {_real(path): option for option, path in files(inputs)}
   for option, path in files(outputs):
     if reason := _obstacle(path):
@@ -54,6 +55,7 @@ def _obstacle(path: str) -> str | None:
     return 'it is a folder'
   if not folder.is_dir():
     return f'there is no folder {folder}'
+  # Without a file, the folder gets one.
   changed = [found if os.path.exists(found) else folder]
   if os.path.isfile(found):  # It is made anew beside the old one.
     changed.append(folder)
@@ -74,6 +76,7 @@ def reserved(path: str | None) -> AbstractContextManager[None]:
   place = user_path(path)
   if is_in_bucket(place) or _is_device(place):
     return contextlib.nullcontext()
+  # Beside what a link points to, where the file is replaced.
   final = Path(os.path.realpath(place))
   return one_writer(final.with_name(f'.{final.name}.lock'), path)
 
@@ -110,6 +113,7 @@ def table(
   from rich.table import Table
 
   cells = [*map(tuple, rows)]
+  # A column is as wide as its longest word or figure.
   widths = [
     max(map(len, (*column.split(), *(row[i] for row in cells))), default=0)
     for i, column in enumerate(columns)

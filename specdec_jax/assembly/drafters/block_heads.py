@@ -27,7 +27,8 @@ class BlockHeads:
     num_heads = self._config().gamma
     if self.gamma is None:
       return lengths.of(gamma=num_heads)
-    # All heads, a half and a quarter: each count plus 1 divides the next.
+    # All heads, a half and a quarter: each count plus 1 divides the next. Of 7
+    # heads these are 1, 3 and 7.
     tried = {(num_heads + 1) // part - 1 for part in (1, 2, 4)}
     return lengths.of(gamma=self.gamma, tried=sorted(tried - {0, -1}))
 

@@ -43,6 +43,7 @@ def drafter(
     to_probs = logits.mask_padding(vocab_size)
   if not isinstance(length, Adaptive):
     length = lengths.Adaptive(lengths.fixed(length))
+    # What is asked first says per row whether the model drafts: that varies.
     if first is None:
       return drafters.autoregressive(
         model,

@@ -33,6 +33,7 @@ class PromptLookup:
   )
 
   def __post_init__(self):
+    # Said here, before a model is loaded, and in the names of users.
     if self.min_ngram is not None and self.min_ngram > self.max_ngram:
       raise ValueError(
         f'min_ngram {self.min_ngram} exceeds max_ngram {self.max_ngram}'

@@ -137,8 +137,7 @@ def _decode_all(
   stream = functools.partial(
     terminal.streamer, screen, hidden_ids=decoder.vocabulary.special_ids
   )
-  has_failed, statistics = False, []
-  started = time.perf_counter()
+  has_failed, statistics, started = False, [], time.perf_counter()
   with progress.bar('decoding', num_prompts, is_shown=not is_live) as bar:
     for batch in batches:
       records: list[Record] = []
@@ -166,9 +165,9 @@ def _decode_all(
           write_json(result)
           if shows_text and not is_colored:
             print(result['text'], flush=True)
-          if 'error' in result:
+          if error := result.get('error'):
             has_failed = True
-            print(f'specdec: error: {result["error"]}', file=sys.stderr)
+            print(f'specdec: error: {error}', file=sys.stderr)
   if progress.is_watched():
     print(_note(statistics, time.perf_counter() - started), file=sys.stderr)
   return 2 if has_failed else 0
@@ -186,6 +185,7 @@ def _show_rows(
   screen: Any, batch: Batch, records: list[Record], stream: Callable[[], Write]
 ) -> None:
   row_ids = batch.prompt.row_ids.tolist()
+  # Records are in the order of iterations; shown are whole rows.
   for row_id, prompt in zip(row_ids, batch.texts, strict=False):
     _show_prompt(screen, prompt)
     show = stream()
@@ -205,6 +205,7 @@ def _show_prompt(screen: Any, prompt: str) -> None:
 def _results(
   args: argparse.Namespace, decoder: Decoder, batch: Batch, output: DecodeOutput
 ) -> Iterator[Record]:
+  # Row ids count samples: of 2 samples each, row 5 is sample 1 of prompt 3.
   num_samples = args.num_return_sequences
   for row in range(len(batch.texts)):
     made = completions.of_row(decoder, batch, output, row, args.stop or ())
