@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 
@@ -13,6 +14,7 @@ from specdec_jax.models.gemma import sizes as gemma
 from specdec_jax.models.llama import LlamaConfig, RopeScaling
 from specdec_jax.models.t5 import T5Config
 
+_Sizes = TypeVar('_Sizes')
 # Dtypes of weights, activations and caches.
 DTYPES = ('float32', 'bfloat16')
 
@@ -181,11 +183,14 @@ PRESETS: dict[str, Config] = {**_T5S, **_LLAMAS, **gemma.SIZES}
 def preset(name: str, *, dtype: jnp.dtype = jnp.float32) -> Config:
   """The sizes of a model in `PRESETS`, with that dtype of activations and
   cache; ValueError if there is none of the name."""
-  if name not in PRESETS:
-    raise ValueError(
-      f'no sizes are called {name!r}; there are {", ".join(PRESETS)}'
-    )
-  return dataclasses.replace(PRESETS[name], dtype=dtype)
+  return dataclasses.replace(_named(name, PRESETS), dtype=dtype)
+
+
+def _named(name: str, known: Mapping[str, _Sizes]) -> _Sizes:
+  if name not in known:
+    names = ', '.join(known)
+    raise ValueError(f'no sizes are called {name!r}; there are {names}')
+  return known[name]
 
 
 def spec_drafter_of(
@@ -232,12 +237,7 @@ def spec_drafter(
 ) -> BlockDecoderConfig:
   """The sizes of one of `SPEC_DRAFTERS`, with that dtype of activations;
   ValueError if there is none of the name."""
-  if name not in SPEC_DRAFTERS:
-    raise ValueError(
-      f'no Spec-Drafter is called {name!r}; there are '
-      f'{", ".join(SPEC_DRAFTERS)}'
-    )
-  return dataclasses.replace(SPEC_DRAFTERS[name], dtype=dtype)
+  return dataclasses.replace(_named(name, SPEC_DRAFTERS), dtype=dtype)
 
 
 # Tokens that EAGLE-3 networks of these sizes can draft; all else is that of a
@@ -253,10 +253,7 @@ EAGLES = {
 def eagle(name: str, target: Config, *, dtype: jnp.dtype) -> EagleConfig:
   """The sizes of one of `EAGLES` for a target, with that dtype of activations
   and cache; ValueError if there is none of the name."""
-  if name not in EAGLES:
-    raise ValueError(
-      f'no EAGLE-3 sizes are called {name!r}; there are {", ".join(EAGLES)}'
-    )
+  num_drafted = min(_named(name, EAGLES), target.vocab_size)
   # Heads, feed-forward and positions are those of a layer of the target.
   fields = {field.name for field in dataclasses.fields(EagleConfig)}
   sizes: dict[str, Any] = {
@@ -264,7 +261,7 @@ def eagle(name: str, target: Config, *, dtype: jnp.dtype) -> EagleConfig:
   }
   own = {
     'target_embed_dim': target.embed_dim,
-    'draft_vocab_size': min(EAGLES[name], target.vocab_size),
+    'draft_vocab_size': num_drafted,
     'fc_norm': True,
     'norm_before_next': True,
     'dtype': dtype,
