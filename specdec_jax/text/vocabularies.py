@@ -249,21 +249,6 @@ def _compile_template(template: str) -> Any:
   def raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
-  def tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-  ) -> str:
-    return json.dumps(
-      value,
-      ensure_ascii=ensure_ascii,
-      indent=indent,
-      separators=separators,
-      sort_keys=sort_keys,
-    )
-
   class Generation(jinja2.ext.Extension):
     """What stands between {% generation %} and {% endgeneration %}, as it is:
     only training asks where the assistant speaks."""
@@ -280,7 +265,10 @@ def _compile_template(template: str) -> Any:
     lstrip_blocks=True,
     extensions=[Generation, 'jinja2.ext.loopcontrols'],
   )
-  environment.filters['tojson'] = tojson
+  # Jinja's own escapes HTML, and sorts keys.
+  environment.filters['tojson'] = functools.partial(
+    json.dumps, ensure_ascii=False
+  )
   environment.globals['raise_exception'] = raise_exception
   environment.globals['strftime_now'] = lambda form: (
     datetime.datetime.now().strftime(form)

@@ -14,6 +14,8 @@ from specdec_jax.training.losses import LossSums, Tree
 
 # `(params, inputs, constants, shared) -> LossSums`; see `summed`.
 SumsFn = Callable[[Tree, Tree, Tree, Tree], LossSums]
+# What is not differentiated: constants, what is shared, and how many parts.
+_Rest = tuple[Tree, Tree, Array]
 
 
 def summed(
@@ -46,8 +48,8 @@ def summed(
   # [1, 3, 0, 2], and in parts of 2 a single one is computed.
   order = jnp.argsort(~is_needed, stable=True)
   inputs, constants = _padded((inputs, constants), order, size)
-  num_parts = _num_parts(is_needed, size)
-  return _summed(fn, size, params, inputs, constants, shared, num_parts)
+  rest = constants, shared, _num_parts(is_needed, size)
+  return _summed(fn, size, params, inputs, rest)
 
 
 def each(
@@ -97,14 +99,10 @@ def _padded(inputs: Tree, order: Array, size: int) -> Tree:
 
 
 def _primal(
-  fn: SumsFn,
-  size: int,
-  params: Tree,
-  inputs: Tree,
-  constants: Tree,
-  shared: Tree,
-  num_parts: Array,
+  fn: SumsFn, size: int, params: Tree, inputs: Tree, rest: _Rest
 ) -> LossSums:
+  constants, shared, num_parts = rest
+
   def add(i: Array, sums: LossSums) -> LossSums:
     own, other = _part((inputs, constants), i, size)
     return jax.tree.map(jnp.add, sums, fn(params, own, other, shared))
@@ -115,15 +113,10 @@ def _primal(
 
 
 def _forward(
-  fn: SumsFn,
-  size: int,
-  params: Tree,
-  inputs: Tree,
-  constants: Tree,
-  shared: Tree,
-  num_parts: Array,
+  fn: SumsFn, size: int, params: Tree, inputs: Tree, rest: _Rest
 ) -> tuple[LossSums, Tree]:
   """Computes the sums of `_primal`, and the gradients of the loss."""
+  constants, shared, num_parts = rest
 
   def differentiated(i: Array | int) -> tuple[Tree, LossSums]:
     own_inputs, own_constants = _part((inputs, constants), i, size)
@@ -162,7 +155,7 @@ def _backward(
   del fn, size
   # The loss alone is differentiated, so its cotangent scales what is known.
   scaled = lambda x: x * cotangent.loss.astype(x.dtype)
-  return *jax.tree.map(scaled, gradients), None, None, None
+  return *jax.tree.map(scaled, gradients), None
 
 
 _summed: jax.custom_vjp[LossSums] = jax.custom_vjp(
