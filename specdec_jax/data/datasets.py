@@ -189,7 +189,7 @@ def of_groups(
   """Makes a data set of packed rows; see `training_batches.epochs`."""
   validate = functools.partial(training_batches.in_order, held_out)
   return Dataset(
-    batch=training_batches.epochs(train, seed=seed).__getitem__,
+    batch=training_batches.epochs(train, seed=seed),
     validation=validate if held_out else None,
     num_ids=1
     + max(

@@ -61,13 +61,7 @@ def estimate(
   # What is left to unigrams; rounding may make the sum exceed 1 by a little.
   backoff = np.maximum(1.0 - successor_probs.sum(axis=1), 0.0)
   backoff = backoff.astype(np.float32)
-  # Argmax of q(x | y) for each y: a seen successor, or the likeliest unigram.
-  mass = successor_probs + backoff[:, None] * unigram[successors]
-  mass = np.where(successor_probs > 0, mass, 0.0)
-  best_seen = mass.argmax(axis=1)
-  rows, favourite = np.arange(vocab_size), unigram.argmax()
-  use_seen = mass[rows, best_seen] >= backoff * unigram[favourite]
-  most_likely = np.where(use_seen, successors[rows, best_seen], favourite)
+  most_likely = _most_likely(unigram, successors, successor_probs, backoff)
   return NGramTable(
     unigram=jnp.asarray(unigram),
     successors=jnp.asarray(successors),
@@ -75,6 +69,22 @@ def estimate(
     backoff=jnp.asarray(backoff),
     most_likely=jnp.asarray(most_likely, jnp.int32),
   )
+
+
+def _most_likely(
+  unigram: np.ndarray,
+  successors: np.ndarray,
+  successor_probs: np.ndarray,
+  backoff: np.ndarray,
+) -> np.ndarray:
+  """Finds the argmax of q(x | y) for each y: a seen successor, or the likeliest
+  unigram."""
+  mass = successor_probs + backoff[:, None] * unigram[successors]
+  mass = np.where(successor_probs > 0, mass, 0.0)
+  best_seen = mass.argmax(axis=1)
+  rows, favourite = np.arange(len(unigram)), unigram.argmax()
+  use_seen = mass[rows, best_seen] >= backoff * unigram[favourite]
+  return np.where(use_seen, successors[rows, best_seen], favourite)
 
 
 def _successors(

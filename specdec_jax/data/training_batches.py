@@ -7,8 +7,8 @@ its target shifted right within the segment, from 0.
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -90,9 +90,8 @@ class Group(NamedTuple):
   batch_size: int
 
 
-def epochs(groups: Sequence[Group], *, seed: int = 0) -> Any:
-  """Makes an endless stream of batches, a `grain.MapDataset`: its item at a
-  position needs no other state.
+def epochs(groups: Sequence[Group], *, seed: int = 0) -> Callable[[int], Rows]:
+  """Makes an endless stream of batches: the one at a position, by it alone.
 
   A batch is of one group. Each epoch has an order of its own and every row at
   most once; those that fill no batch differ from epoch to epoch. ValueError if
@@ -116,7 +115,8 @@ def epochs(groups: Sequence[Group], *, seed: int = 0) -> Any:
       'not one full batch: '
       + ', '.join(f'{num_rows(rows)} rows of {n}' for rows, n in groups)
     )
-  return grain.MapDataset.concatenate(one_epoch).shuffle(seed).repeat()
+  stream = grain.MapDataset.concatenate(one_epoch).shuffle(seed).repeat()
+  return stream.__getitem__
 
 
 def in_order(groups: Sequence[Group]) -> Iterator[Rows]:
@@ -131,7 +131,7 @@ def in_order(groups: Sequence[Group]) -> Iterator[Rows]:
       }
 
 
-def _take(rows: Rows, chosen: Any) -> Rows:
+def _take(rows: Rows, chosen: np.ndarray) -> Rows:
   return {name: array[chosen] for name, array in rows.items()}
 
 

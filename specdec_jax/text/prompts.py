@@ -15,7 +15,7 @@ from specdec_jax.files import text_lines
 from specdec_jax.files.paths import user_path
 from specdec_jax.models import families
 from specdec_jax.models.families import Config, has_encoder
-from specdec_jax.text.vocabularies import AnyVocabulary, Messages
+from specdec_jax.text.vocabularies import AnyVocabulary, Messages, Tools
 
 # Prompt buffers are padded to a multiple of this, so that similar prompts share
 # compiled programs.
@@ -40,7 +40,7 @@ class Conversation:
   `vocabularies.apply_chat_template`. Shown as its last message."""
 
   messages: Messages
-  tools: Sequence[Mapping[str, Any]] | None = None
+  tools: Tools = None
 
   def __str__(self) -> str:
     content = self.messages[-1].get('content')

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 AnyVocabulary = Union['Vocabulary', 'SentencePieceVocabulary']
 # Of a conversation; each has a role, and mostly content.
 Messages = Sequence[Mapping[str, Any]]
+# JSON schemas of functions that an answer may call.
+Tools = Messages | None
 
 SENTINEL = '<extra_id_'
 _REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
 
 
 def encode_chat(
-  vocabulary: AnyVocabulary, messages: str | Messages, tools: Any = None
+  vocabulary: AnyVocabulary, messages: str | Messages, tools: Tools = None
 ) -> list[int]:
   """Encodes a conversation that the model is to continue."""
   text = apply_chat_template(vocabulary, messages, tools)
@@ -160,7 +162,7 @@ def flush_text(
 
 
 def apply_chat_template(
-  vocabulary: AnyVocabulary, messages: str | Messages, tools: Any = None
+  vocabulary: AnyVocabulary, messages: str | Messages, tools: Tools = None
 ) -> str:
   """Renders a conversation as the text that the model was trained on, up to the
   turn of the assistant, which it opens.

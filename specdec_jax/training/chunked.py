@@ -10,20 +10,20 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.base import Array
-from specdec_jax.training.losses import LossSums, Tree
+from specdec_jax.training.losses import ArrayTree, LossSums
 
 # `(params, inputs, constants, shared) -> LossSums`; see `summed`.
-SumsFn = Callable[[Tree, Tree, Tree, Tree], LossSums]
+SumsFn = Callable[[ArrayTree, ArrayTree, ArrayTree, ArrayTree], LossSums]
 # What is not differentiated: constants, what is shared, and how many parts.
-_Rest = tuple[Tree, Tree, Array]
+_Rest = tuple[ArrayTree, ArrayTree, Array]
 
 
 def summed(
   fn: SumsFn,
-  params: Tree,
-  inputs: Tree,
-  constants: Tree,
-  shared: Tree,
+  params: ArrayTree,
+  inputs: ArrayTree,
+  constants: ArrayTree,
+  shared: ArrayTree,
   *,
   is_needed: Array,
   size: int = 128,
@@ -53,8 +53,8 @@ def summed(
 
 
 def each(
-  fn: Callable[[Tree], Array],
-  inputs: Tree,
+  fn: Callable[[ArrayTree], Array],
+  inputs: ArrayTree,
   *,
   is_needed: Array,
   size: int = 128,
@@ -87,7 +87,7 @@ def _num_parts(is_needed: Array, size: int) -> Array:
   return -(-jnp.sum(is_needed, dtype=jnp.int32) // size)
 
 
-def _padded(inputs: Tree, order: Array, size: int) -> Tree:
+def _padded(inputs: ArrayTree, order: Array, size: int) -> ArrayTree:
   """Orders arrays `[N, ...]` and rounds N up to parts."""
 
   def padded(x: Array) -> Array:
@@ -99,7 +99,7 @@ def _padded(inputs: Tree, order: Array, size: int) -> Tree:
 
 
 def _primal(
-  fn: SumsFn, size: int, params: Tree, inputs: Tree, rest: _Rest
+  fn: SumsFn, size: int, params: ArrayTree, inputs: ArrayTree, rest: _Rest
 ) -> LossSums:
   constants, shared, num_parts = rest
 
@@ -113,15 +113,15 @@ def _primal(
 
 
 def _forward(
-  fn: SumsFn, size: int, params: Tree, inputs: Tree, rest: _Rest
-) -> tuple[LossSums, Tree]:
+  fn: SumsFn, size: int, params: ArrayTree, inputs: ArrayTree, rest: _Rest
+) -> tuple[LossSums, ArrayTree]:
   """Computes the sums of `_primal`, and the gradients of the loss."""
   constants, shared, num_parts = rest
 
-  def differentiated(i: Array | int) -> tuple[Tree, LossSums]:
+  def differentiated(i: Array | int) -> tuple[ArrayTree, LossSums]:
     own_inputs, own_constants = _part((inputs, constants), i, size)
 
-    def loss_of(params: Tree, inputs: Tree) -> tuple[Array, LossSums]:
+    def loss_of(params: ArrayTree, inputs: ArrayTree) -> tuple[Array, LossSums]:
       sums = fn(params, inputs, own_constants, shared)
       return sums.loss, sums
 
@@ -129,7 +129,7 @@ def _forward(
 
   # Gradients of parameters add up over parts, in float32 whatever their dtype;
   # those of inputs are put where the part's positions are.
-  def add(i: Array, carry: Tree) -> Tree:
+  def add(i: Array, carry: ArrayTree) -> ArrayTree:
     sums, to_params, to_inputs = carry
     (by_params, by_inputs), found = differentiated(i)
     put = lambda whole, part: jax.lax.dynamic_update_slice_in_dim(
@@ -150,8 +150,8 @@ def _forward(
 
 
 def _backward(
-  fn: SumsFn, size: int, gradients: Tree, cotangent: LossSums
-) -> Tree:
+  fn: SumsFn, size: int, gradients: ArrayTree, cotangent: LossSums
+) -> ArrayTree:
   del fn, size
   # The loss alone is differentiated, so its cotangent scales what is known.
   scaled = lambda x: x * cotangent.loss.astype(x.dtype)
@@ -164,10 +164,10 @@ _summed: jax.custom_vjp[LossSums] = jax.custom_vjp(
 _summed.defvjp(_forward, _backward)
 
 
-def _part(arrays: Tree, index: Array | int, size: int) -> Tree:
+def _part(arrays: ArrayTree, index: Array | int, size: int) -> ArrayTree:
   take = lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size, axis=0)
   return jax.tree.map(take, arrays)
 
 
-def _zeros(shapes: Tree) -> Tree:
+def _zeros(shapes: ArrayTree) -> ArrayTree:
   return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

@@ -22,7 +22,7 @@ from specdec_jax.models.eagle import Eagle, EagleConfig
 from specdec_jax.models.layers import RMSNorm, applied
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.training import chunked
-from specdec_jax.training.losses import Batch, LossFn, LossSums, Tree
+from specdec_jax.training.losses import ArrayTree, Batch, LossFn, LossSums
 
 # Under which the description of written texts has `head_digest`.
 HEAD_DIGEST = 'head_sha256'
@@ -52,7 +52,7 @@ def read_head(target: str, dtype: DTypeLike) -> tuple[LlamaConfig, TargetHead]:
   return config, head_of(config, params)
 
 
-def read_target(target: str, dtype: DTypeLike) -> tuple[LlamaConfig, Tree]:
+def read_target(target: str, dtype: DTypeLike) -> tuple[LlamaConfig, ArrayTree]:
   """Reads sizes and params of a Llama-type target; as `read_head`."""
   config, params = loading.read(loading.locate(target), dtype=jnp.dtype(dtype))
   check_target(target, config)
@@ -65,7 +65,7 @@ def check_target(target: str, config: object) -> None:
     raise ValueError(f'{target} is no Llama-type decoder')
 
 
-def head_of(config: LlamaConfig, params: Tree) -> TargetHead:
+def head_of(config: LlamaConfig, params: ArrayTree) -> TargetHead:
   """Takes the head of a Llama-type target, from its params."""
   embedding = params['token_embedder']['embedding']
   rows = embedding if config.is_tied else params['logits_dense']['kernel'].T
@@ -142,7 +142,7 @@ def behind(x: Array, distance: int) -> Array:
 
 def unroll(
   config: EagleConfig,
-  params: Tree,
+  params: ArrayTree,
   embedding: Array,
   batch: Batch,
   features: Array,
@@ -319,7 +319,7 @@ def _is_counted(batch: Batch, step: int) -> Array:
 
 def _loss_sums(
   config: EagleConfig,
-  projection: Tree,
+  projection: ArrayTree,
   hidden: Array,
   target: Mapping[str, Array],
   shared: Mapping[str, Array],

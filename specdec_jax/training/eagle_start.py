@@ -17,7 +17,7 @@ from specdec_jax.training.eagle import (
   read_head,
   read_target,
 )
-from specdec_jax.training.losses import Tree
+from specdec_jax.training.losses import ArrayTree
 
 # Of a norm's scale that is undone, and of the drawn weights of all features but
 # the last.
@@ -84,7 +84,7 @@ def eagle_params(
   target: str,
   texts: str,
   num_parts: int | None = None,
-) -> Tree:
+) -> ArrayTree:
   """Makes the parameters that a network begins from: near the target, but for
   its layer, which is drawn.
 
@@ -113,9 +113,9 @@ def begun(
   config: EagleConfig,
   rng_key: Array,
   target_config: LlamaConfig,
-  target_params: Tree,
+  target_params: ArrayTree,
   target_ids: Array,
-) -> Tree:
+) -> ArrayTree:
   """Does what `eagle_params` does, for a target that is read and `target_ids`
   `[V_draft]`, the tokens that can be drafted."""
   head = head_of(target_config, target_params)
@@ -133,7 +133,7 @@ def begun(
   return params
 
 
-def _norm_scale(config: LlamaConfig, params: Tree, layer: int) -> Array:
+def _norm_scale(config: LlamaConfig, params: ArrayTree, layer: int) -> Array:
   """Finds the scale `[embed]` of the norm by which a target reads the input of
   a layer, or its own output; of root mean square 1."""
   if layer == config.num_layers:

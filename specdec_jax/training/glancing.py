@@ -20,7 +20,7 @@ from specdec_jax.models import block_decoder, layers
 from specdec_jax.models.block_decoder import BlockDecoder, BlockDecoderConfig
 from specdec_jax.models.layers import applied
 from specdec_jax.training import chunked, losses
-from specdec_jax.training.losses import Batch, LossFn, LossSums, Tree
+from specdec_jax.training.losses import ArrayTree, Batch, LossFn, LossSums
 
 # Feature of a batch, float32 `[B]`: r, what share of the mistakes is given
 # away. It falls as training goes on, and a batch knows its position.
@@ -145,7 +145,9 @@ def _draw_blocks(
   return _Blocks(starts, is_target, text, gold, is_known)
 
 
-def _project(config: BlockDecoderConfig, table: Tree, hidden: Array) -> Array:
+def _project(
+  config: BlockDecoderConfig, table: ArrayTree, hidden: Array
+) -> Array:
   """Computes logits `[N, V]` of hidden states `[N, embed]`."""
   apply = applied(BlockDecoder(config))
   # Rows, which a mesh splits.
@@ -154,7 +156,7 @@ def _project(config: BlockDecoderConfig, table: Tree, hidden: Array) -> Array:
 
 
 def _is_correct(
-  config: BlockDecoderConfig, table: Tree, at: tuple[Array, Array]
+  config: BlockDecoderConfig, table: ArrayTree, at: tuple[Array, Array]
 ) -> Array:
   """Tells, bool `[N]`, whether the guess is the token; of hidden states and
   tokens."""
@@ -166,10 +168,10 @@ def _is_correct(
 def _loss_sums(
   config: BlockDecoderConfig,
   label_smoothing: float,
-  table: Tree,
+  table: ArrayTree,
   hidden: Array,
   target: tuple[Array, Array],
-  shared: Tree,
+  shared: ArrayTree,
 ) -> LossSums:
   del shared
   logits = _project(config, table, hidden)
@@ -233,8 +235,8 @@ def with_ratio(
 
 
 def init_params(
-  config: BlockDecoderConfig, rng_key: Array, target_params: Tree = None
-) -> Tree:
+  config: BlockDecoderConfig, rng_key: Array, target_params: ArrayTree = None
+) -> ArrayTree:
   """Draws parameters, with the encoder and the embeddings of the target's.
 
   `target_params` are a T5's, or None to draw everything. Of an encoder with

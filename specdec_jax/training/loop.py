@@ -20,7 +20,7 @@ from specdec_jax.models.t5 import T5Config
 from specdec_jax.sharding import mesh as meshes
 from specdec_jax.sharding import rules
 from specdec_jax.training import run_checkpoints
-from specdec_jax.training.losses import Batch, LossFn, LossSums, Tree
+from specdec_jax.training.losses import ArrayTree, Batch, LossFn, LossSums
 from specdec_jax.training.run_checkpoints import Checkpoints, Run, TrainState
 
 # `(step, metrics)`: called after every step, and with `validation_...` metrics
@@ -116,8 +116,8 @@ def step(
 
 
 def _summed_gradients(
-  loss_fn: LossFn, params: Tree, batch: Batch, key: Array, parts: int
-) -> tuple[Tree, LossSums]:
+  loss_fn: LossFn, params: ArrayTree, batch: Batch, key: Array, parts: int
+) -> tuple[ArrayTree, LossSums]:
   """Computes the gradients and the sums of a batch, added up over its
   `parts`."""
   trained, fixed = run_checkpoints.divide(params)
@@ -167,10 +167,10 @@ def train(
   schedule: Schedule,
   num_microbatches: int = 1,
   seed: int = 0,
-  initial_params: Tree = None,
+  initial_params: ArrayTree = None,
   report: Report = lambda step, metrics: None,
   say: Callable[[str], None] = lambda sentence: None,
-) -> Tree:
+) -> ArrayTree:
   """Trains until `schedule.train_steps`, from where the folder's run stopped.
 
   A run that was killed goes on from its last checkpoint with the losses that it
@@ -261,7 +261,7 @@ def new_run(
   optimizer: optax.GradientTransformation,
   *,
   seed: int,
-  params: Tree = None,
+  params: ArrayTree = None,
 ) -> Run:
   """Makes a run before its first step; of all networks, only a T5 can be
   drawn."""
@@ -332,7 +332,7 @@ def _what_is_wrong(metrics: Mapping[str, float]) -> str:
 
 
 def validate(
-  evaluate: Callable, params: Tree, dataset: Dataset
+  evaluate: Callable, params: ArrayTree, dataset: Dataset
 ) -> dict[str, float]:
   """Computes negative log-likelihood and accuracy per target over the whole
   split, and the loss's own figures."""

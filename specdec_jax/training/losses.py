@@ -39,9 +39,9 @@ class LossSums:
 
 Batch = Mapping[str, Array]
 # Arrays by module and name, such as parameters or their gradients.
-Tree = Any
+ArrayTree = Any
 # `(params, batch, dropout_key) -> LossSums`; no key means no dropout.
-LossFn = Callable[[Tree, Batch, Array | None], LossSums]
+LossFn = Callable[[ArrayTree, Batch, Array | None], LossSums]
 
 
 def cross_entropy(
@@ -93,11 +93,11 @@ def check_share(name: str, value: float) -> None:
 
 def apply(
   network: nn.Module,
-  params: Tree,
+  params: ArrayTree,
   key: Array | None,
   *args: Array | None,
   **options: Any,
-) -> Tree:
+) -> ArrayTree:
   """Applies a Linen network; it drops out when given a key."""
   return network.apply(
     {'params': params},
@@ -110,7 +110,7 @@ def apply(
 
 def teacher_forced(
   config: T5Config,
-  params: Tree,
+  params: ArrayTree,
   batch: Batch,
   dropout_key: Array | None = None,
   **options: Any,

@@ -4,7 +4,6 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import is_in_bucket
@@ -63,7 +62,7 @@ def open_log(
       writer.close()
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
+def read_log(path: Path) -> list[dict[str, float]]:
   """Reads the lines so far, without one that a kill left unfinished."""
   lines = []
   if path.is_file():

@@ -28,7 +28,7 @@ from specdec_jax.models.t5 import T5, T5Config
 from specdec_jax.sharding import mesh as meshes
 from specdec_jax.text import prompts
 from specdec_jax.training import glancing, losses
-from specdec_jax.training.losses import Batch, LossFn, LossSums, Tree
+from specdec_jax.training.losses import ArrayTree, Batch, LossFn, LossSums
 
 # Widths of the encoder's buffer are multiples of this.
 _WIDTH = 16
@@ -105,7 +105,7 @@ class Rewriting:
 
 def rewrite_targets(
   config: T5Config,
-  params: Tree,
+  params: ArrayTree,
   tokens: TokenFile,
   rewriting: Rewriting,
   *,
@@ -209,7 +209,7 @@ def drafter_texts(
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
   current: dict[int, Dataset] = {}  # The one text that is read now.
 
-  def prepare(position: int, params: Tree) -> None:
+  def prepare(position: int, params: ArrayTree) -> None:
     text = position // refresh_period
     if text in current:
       return
@@ -244,7 +244,7 @@ def drafter_texts(
   )
 
 
-def read_t5(name: str, dtype: DTypeLike) -> tuple[T5Config, Tree]:
+def read_t5(name: str, dtype: DTypeLike) -> tuple[T5Config, ArrayTree]:
   """Reads sizes and parameters of a T5; raises ValueError for another model."""
   config, params = loading.read(loading.locate(name), dtype=jnp.dtype(dtype))
   if not isinstance(config, T5Config):
@@ -254,7 +254,7 @@ def read_t5(name: str, dtype: DTypeLike) -> tuple[T5Config, Tree]:
 
 def spec_drafter_params(
   config: BlockDecoderConfig, rng_key: Array, *, target: str | None = None
-) -> Tree:
+) -> ArrayTree:
   """Makes the parameters that a Spec-Drafter's training starts from: the
   encoder and the embeddings of `target`, if there is one, and the rest
   fresh."""
@@ -270,7 +270,7 @@ def block_heads_config(
   return BlockHeadsConfig(embed_dim=embed_dim, gamma=gamma, mlp_dim=mlp_dim)
 
 
-def block_heads_params(config: BlockHeadsConfig, rng_key: Array) -> Tree:
+def block_heads_params(config: BlockHeadsConfig, rng_key: Array) -> ArrayTree:
   """Draws the parameters of heads."""
   return block_heads.init_params(config, rng_key)
 

@@ -26,7 +26,7 @@ from specdec_jax.launch import processes
 from specdec_jax.models.families import DrafterConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.sharding import mesh as meshes
-from specdec_jax.training.losses import Tree
+from specdec_jax.training.losses import ArrayTree
 
 if TYPE_CHECKING:
   from orbax.checkpoint import CheckpointManager
@@ -40,8 +40,8 @@ class TrainState:
   parameters, a float32 tree, and the optimiser's state."""
 
   step: Array
-  params: Tree
-  opt_state: Tree
+  params: ArrayTree
+  opt_state: ArrayTree
 
 
 @base.value
@@ -53,7 +53,7 @@ class Run:
   rng_key: Array
 
 
-def divide(params: Tree) -> tuple[Tree, Tree]:
+def divide(params: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
   """Divides parameters into those that are trained and those that are not:
   integers, such as the ids of a draft vocabulary. Each tree has None for what
   is in the other."""
@@ -65,7 +65,7 @@ def divide(params: Tree) -> tuple[Tree, Tree]:
   return trained, fixed
 
 
-def unite(trained: Tree, fixed: Tree) -> Tree:
+def unite(trained: ArrayTree, fixed: ArrayTree) -> ArrayTree:
   """Unites the parameters that were divided."""
   return jax.tree.map(
     lambda x, y: y if x is None else x,
@@ -266,12 +266,12 @@ def _check_vocabulary(folder: Path, vocabulary: Path | None) -> None:
     )
 
 
-def _as_tree(run: Run) -> dict[str, Tree]:
+def _as_tree(run: Run) -> dict[str, ArrayTree]:
   rng_key = jax.random.key_data(run.rng_key)
   return {**vars(run.state), 'rng_key': rng_key}
 
 
-def average(checkpoints: Checkpoints, like: Run, *, last: int) -> Tree:
+def average(checkpoints: Checkpoints, like: Run, *, last: int) -> ArrayTree:
   """Averages the newest checkpoints' parameters (Vaswani et al., arXiv
   1706.03762, Sec. 6.1, average the last 5); `like` is any state of the run."""
   steps = checkpoints.steps()[-last:]

@@ -23,7 +23,7 @@ from specdec_jax.sharding import mesh as meshes
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 from specdec_jax.training import loop, losses, metrics_log
-from specdec_jax.training.losses import LossFn, Tree
+from specdec_jax.training.losses import ArrayTree, LossFn
 
 # What is done meanwhile is said after five seconds.
 waiting = functools.partial(progress.waiting, notice_after=5.0)
@@ -43,7 +43,7 @@ def train(
   num_partitions: int | None = None,
   model_parallel_submesh: Sequence[int] | None = None,
   initial_checkpoint_path: str | None = None,
-  initial_params: Callable[..., Tree] | None = None,
+  initial_params: Callable[..., ArrayTree] | None = None,
   vocabulary: str | None = None,
   seed: int = 0,
   on_begin: Callable[[], None] = lambda: None,
@@ -109,7 +109,7 @@ def train(
 def _write(
   folder: Path,
   config: T5Config | DrafterConfig,
-  params: Tree,
+  params: ArrayTree,
   words: AnyVocabulary | None,
 ) -> None:
   """Writes the model, and its vocabulary if it has one."""

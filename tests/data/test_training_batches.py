@@ -92,11 +92,11 @@ def test_an_epoch_has_every_row_at_most_once(rows):
   for epoch in range(2):
     seen = []
     for position in range(epoch * count, (epoch + 1) * count):
-      seen += examples(stream[position])
+      seen += examples(stream(position))
     assert len(set(seen)) == len(seen)
     left_over = training_batches.num_rows(rows) - 8 * count
     assert len(seen) >= 500 - left_over * 48
-  assert not same(stream[0], stream[count])
+  assert not same(stream(0), stream(count))
 
 
 def test_the_stream_resumes_at_a_position(tokens, rows):
@@ -104,8 +104,8 @@ def test_the_stream_resumes_at_a_position(tokens, rows):
   assert same(rows, again)
   before, after = epochs(rows, seed=5), epochs(again, seed=5)
   for position in (3, 17, 1_000_003):
-    assert same(before[position], after[position])
-  assert not same(before[3], epochs(rows, seed=6)[3])
+    assert same(before(position), after(position))
+  assert not same(before(3), epochs(rows, seed=6)(3))
 
 
 def test_evaluation_sees_every_row_once(tokens, rows):
