@@ -7,6 +7,7 @@ import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +80,7 @@ def from_rows(
   return TokenFile(texts(targets), None if inputs is None else texts(inputs))
 
 
-def texts(rows: Sequence[Sequence[int]]) -> Texts:
+def texts(rows: Sequence[Sequence[int] | np.ndarray]) -> Texts:
   """Puts rows end to end, in the smallest type of two."""
   lengths = list(map(len, rows))
   every_id = itertools.chain.from_iterable(rows)
@@ -111,7 +112,7 @@ def concatenate(files: Sequence[TokenFile]) -> TokenFile:
 def save(path: Path, tokens: TokenFile) -> None:
   """Writes an .npz; equal examples give equal bytes."""
   # `savez` stamps no time, unlike `zipfile` by itself.
-  arrays: dict[str, np.ndarray] = {}
+  arrays: dict[str, Any] = {}
   for name, side in tokens.sides.items():
     arrays |= {name: side.tokens, _offsets_of(name): side.offsets}
   with path.open('wb') as file:

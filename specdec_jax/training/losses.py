@@ -95,7 +95,7 @@ def apply(
   network: nn.Module,
   params: ArrayTree,
   key: Array | None,
-  *args: Array | None,
+  *args: ArrayTree,
   **options: Any,
 ) -> ArrayTree:
   """Applies a Linen network; it drops out when given a key."""

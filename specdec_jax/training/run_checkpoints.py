@@ -84,7 +84,8 @@ def place_run(run: Run, optimizer: optax.GradientTransformation) -> Run:
     return run
   params = run.state.params
   shardings = meshes.parameter_shardings(mesh, params)
-  whole = NamedSharding(mesh, PartitionSpec())
+  # A tree of shardings has the shape of the run that it places.
+  whole: ArrayTree = NamedSharding(mesh, PartitionSpec())
   trained, _ = divide(params)
   # Adafactor's factored moments have other shapes than their parameter.
   opt_state = optax.tree_utils.tree_map_params(

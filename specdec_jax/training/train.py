@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -131,15 +132,16 @@ def _computed_in(
     raise ValueError(
       f'dtype is {dtype!r}, expected {" or ".join(presets.DTYPES)}'
     )
+  changed: dict[str, Any] = {'dtype': jnp.dtype(dtype)}
   if hasattr(config, 'dropout_rate'):
     losses.check_share('dropout_rate', dropout_rate)
-    config = dataclasses.replace(config, dropout_rate=dropout_rate)
+    changed['dropout_rate'] = dropout_rate
   elif dropout_rate:
     raise ValueError(
       f'dropout_rate is {dropout_rate}, and a {families.of(config).name} '
       'drops out nothing'
     )
-  return dataclasses.replace(config, dtype=jnp.dtype(dtype))
+  return dataclasses.replace(config, **changed)
 
 
 def _check_processes(dataset: Dataset, checkpoint: str | None) -> None:
