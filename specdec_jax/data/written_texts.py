@@ -17,8 +17,10 @@ import numpy as np
 
 from specdec_jax.checkpoints import settings
 from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.data import token_files
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import local_path
+from specdec_jax.launch import agreement
 
 DESCRIPTION = 'written.json'
 
@@ -60,11 +62,8 @@ def join(
   streams: Sequence[np.ndarray] | None,
 ) -> WrittenTexts:
   """Puts texts end to end, from the arrays of each."""
-  flat = np.concatenate(tokens)
-  is_small = flat.max(initial=0) < 2**16
   return WrittenTexts(
-    tokens=flat.astype(np.uint16 if is_small else np.int32),
-    offsets=np.cumsum([0, *map(len, tokens)], dtype=np.int64),
+    **vars(token_files.texts(tokens)),
     prompt_lengths=np.array(prompt_lengths, np.int32),
     log_probs=np.concatenate(log_probs).astype(np.float32),
     streams=None if streams is None else np.concatenate(streams),
@@ -165,16 +164,14 @@ def begin(folder: str | Path, description: Mapping[str, Any]) -> None:
   written otherwise, or something else."""
   path = local_path(folder)
   if (path / DESCRIPTION).is_file():
-    before = load_description(path).values
-    different = [
-      f'{name} was {before.get(name)}, now {description.get(name)}'
-      for name in sorted({*before, *description})
-      if before.get(name) != description.get(name)
-    ]
-    if different:
+    before, now = (
+      {name: str(value) for name, value in each.items()}
+      for each in (load_description(path).values, description)
+    )
+    if said := agreement.differences(before, now, '{} was {}, now {}'):
       raise ValueError(
-        f'{folder} has texts of other settings: {"; ".join(different[:3])}; '
-        'choose another folder, or remove it'
+        f'{folder} has texts of other settings: {said}; choose another folder, '
+        'or remove it'
       )
     return
   if path.exists() and any(each.name != '.lock' for each in path.iterdir()):

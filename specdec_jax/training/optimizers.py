@@ -1,5 +1,6 @@
 """Optax's optimisers with T5's settings, and T5X's learning-rate schedules."""
 
+import math
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -29,11 +30,9 @@ def learning_rate(
       times sqrt(w); `decay_every`, `decay_factor` for every `steps_per_decay`;
       `cosine_decay`, half a cosine from 1 to 0 every `steps_per_cycle` after
       warm-up.
-    base_learning_rate: above 0.
-    warmup_steps: at least 1, as are the other numbers of steps.
 
   Returns a function from int32 steps to a float32 rate. Raises ValueError if a
-  factor is not known, or one of these is out of range.
+  factor is not known, or a rate or a number of steps is not positive.
   """
   _check_rate('base_learning_rate', base_learning_rate)
   # From s and the steps since warm-up.
@@ -55,12 +54,10 @@ def learning_rate(
     ),
   }
   names = [name.strip() for name in factors.split('*')]
-  for name in names:
-    if name not in known:
-      raise ValueError(
-        f'{name!r} is no factor of a learning rate; there are '
-        f'{", ".join(known)}'
-      )
+  if unknown := [name for name in names if name not in known]:
+    raise ValueError(
+      f'{unknown[0]!r} is no factor of a rate; there are {", ".join(known)}'
+    )
   if min(warmup_steps, steps_per_decay, steps_per_cycle) < 1:
     raise ValueError(
       f'warmup_steps {warmup_steps}, steps_per_decay {steps_per_decay} and '
@@ -70,10 +67,8 @@ def learning_rate(
   def schedule(step: Array) -> Array:
     steps = jnp.asarray(step, jnp.float32)
     since_warmup = jnp.maximum(0.0, steps - warmup_steps)
-    rate = jnp.float32(1.0)
-    for name in names:
-      rate = rate * known[name](steps, since_warmup)
-    return rate
+    rates = (known[name](steps, since_warmup) for name in names)
+    return math.prod(rates, start=jnp.float32(1.0))
 
   return schedule
 

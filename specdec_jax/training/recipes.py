@@ -185,25 +185,15 @@ def drafter_texts(
 
   DistillSpec draws new text at every step; here the drafter writes
   `num_examples` targets every `refresh_period` steps, in large batches, and
-  they are read meanwhile. Each of these texts is kept in `folder`, so that a
-  run that is resumed reads what it would have read.
-
-  Args:
-    tokens: whose training inputs are given to it: a folder that `specdec data
-      prepare` wrote, or several with one vocabulary.
-    num_examples: of a text, the next of the shuffled inputs each time.
-    refresh_period: batches from one text to the next.
-    temperature: of the draws; DistillSpec's is 1.
+  they are read meanwhile. Inputs are the next of those of `tokens`, shuffled: a
+  folder that `specdec data prepare` wrote, or several with one vocabulary. Each
+  text is kept in the run's `folder`, and read again if the run is resumed.
   """
-  folders = [tokens] if isinstance(tokens, str) else tokens
-  inputs = token_files.concatenate(
-    [token_files.load(user_path(f) / 'train.npz') for f in folders]
-  )
-  description = token_files.load_description(folders[0])
+  inputs, vocab_size = _read_inputs(tokens)
   rewriting = Rewriting(
     max_new_tokens=lengths['targets'],
     eos_id=eos_id,
-    vocab_size=description.at('vocabulary').count('size'),
+    vocab_size=vocab_size,
     temperature=temperature,
   )
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
@@ -219,14 +209,10 @@ def drafter_texts(
       # order begins again at its end.
       first = text * num_examples
       chosen = order[np.arange(first, first + num_examples) % len(order)]
+      some = token_files.take(inputs, chosen)
       written = rewrite_targets(
-        config,
-        params,
-        token_files.take(inputs, chosen),
-        rewriting,
-        seed=seed + text,
+        config, params, some, rewriting, seed=seed + text
       )
-      path.parent.mkdir(parents=True, exist_ok=True)
       with replacing.file(path) as partial:
         token_files.save(partial, written)
     current.clear()
@@ -242,6 +228,14 @@ def drafter_texts(
     prepare=prepare,
     contents=[vars(side) for side in inputs.sides.values()],
   )
+
+
+def _read_inputs(tokens: str | Sequence[str]) -> tuple[TokenFile, int]:
+  """Reads the training examples of folders, and how many ids there are."""
+  folders = [tokens] if isinstance(tokens, str) else tokens
+  files = [token_files.load(user_path(f) / 'train.npz') for f in folders]
+  vocabulary = token_files.load_description(folders[0]).at('vocabulary')
+  return token_files.concatenate(files), vocabulary.count('size')
 
 
 def read_t5(name: str, dtype: DTypeLike) -> tuple[T5Config, ArrayTree]:
