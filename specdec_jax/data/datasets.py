@@ -10,11 +10,9 @@ import numpy as np
 from specdec_jax.data import preparation, token_files, training_batches
 from specdec_jax.data.preparation import Lengths
 from specdec_jax.data.token_files import TokenFile
-from specdec_jax.data.training_batches import Group
+from specdec_jax.data.training_batches import Group, Rows
 from specdec_jax.files.paths import user_path
 from specdec_jax.text import sentencepiece_vocabulary, tasks
-
-Features = Mapping[str, np.ndarray]
 
 
 class Dataset(NamedTuple):
@@ -35,8 +33,8 @@ class Dataset(NamedTuple):
     contents: a tree of the arrays that all else is made of.
   """
 
-  batch: Callable[[int], Features]
-  validation: Callable[[], Iterator[Features]] | None = None
+  batch: Callable[[int], Rows]
+  validation: Callable[[], Iterator[Rows]] | None = None
   prepare: Callable[[int, Any], None] | None = None
   num_ids: int | None = None
   vocabulary: Path | None = None
@@ -89,8 +87,8 @@ def from_token_files(
   held_out = [path / 'validation.npz' for path in folders]
   validation = [token_files.load(path) for path in held_out if path.is_file()]
   return from_tokens(
-    token_files.concatenate(train),
-    [token_files.concatenate(validation)] if validation else (),
+    train,
+    validation,
     batch_size=batch_size,
     lengths=lengths,
     seed=seed,
@@ -148,7 +146,7 @@ def from_task(
   if validation_name is None and Path(name).suffix not in tasks.SUFFIXES:
     validation_name = name
   return from_tokens(
-    read(name, train_split),
+    [read(name, train_split)],
     [read(validation_name, validation_split)] if validation_name else (),
     batch_size=batch_size,
     lengths=lengths,
@@ -158,7 +156,7 @@ def from_task(
 
 
 def from_tokens(
-  train: TokenFile,
+  train: Sequence[TokenFile],
   validation: Sequence[TokenFile] = (),
   *,
   batch_size: int,
@@ -169,9 +167,9 @@ def from_tokens(
 ) -> Dataset:
   """Makes packed batches of examples in memory; see `from_token_files`."""
 
-  def group(tokens: TokenFile, count: int | None = None) -> Group:
+  def group(files: Sequence[TokenFile], count: int | None = None) -> Group:
     rows = training_batches.pack(
-      tokens,
+      token_files.concatenate(files),
       input_length=lengths.get('inputs', 0),
       target_length=lengths['targets'],
       seed=seed,
@@ -179,7 +177,7 @@ def from_tokens(
     )
     return Group({name: x[:count] for name, x in rows.items()}, batch_size)
 
-  held_out = [group(each, max_validation_rows) for each in validation]
+  held_out = [group(validation, max_validation_rows)] if validation else []
   return of_groups([group(train)], held_out, seed=seed)
 
 
@@ -219,7 +217,7 @@ def mix(
 
   # By a draw of its own for each position, not by a stream of draws: a run that
   # goes on at position 1,000 needs none of the 1,000 before.
-  def batch(position: int) -> Features:
+  def batch(position: int) -> Rows:
     draws = np.random.Philox(np.random.SeedSequence([seed, position]))
     chosen = np.random.Generator(draws).choice(len(datasets), p=ratios)
     return datasets[chosen].batch(position)

@@ -11,9 +11,9 @@ from specdec_jax.data import (
   training_batches,
   written_texts,
 )
-from specdec_jax.data.datasets import Dataset, Features
+from specdec_jax.data.datasets import Dataset
 from specdec_jax.data.token_files import TokenFile
-from specdec_jax.data.training_batches import Group
+from specdec_jax.data.training_batches import Group, Rows
 from specdec_jax.data.written_texts import WrittenTexts
 
 
@@ -106,7 +106,7 @@ class _Texts:
     ]
     return token_files.from_rows(None, spans)
 
-  def read(self, rows: Features) -> Features:
+  def read(self, rows: Rows) -> Rows:
     """Reads what stands at the places of packed rows."""
     places = rows['decoder_target_tokens']
     segments = rows['decoder_segment_ids']

@@ -13,8 +13,9 @@ from jax.typing import DTypeLike
 from specdec_jax import base, logits
 from specdec_jax.base import Array
 from specdec_jax.checkpoints import loading
-from specdec_jax.data import datasets, token_files
-from specdec_jax.data.datasets import Dataset, Features
+from specdec_jax.checkpoints.settings import Settings
+from specdec_jax.data import datasets, token_files, training_batches
+from specdec_jax.data.datasets import Dataset
 from specdec_jax.data.token_files import TokenFile
 from specdec_jax.decoding import autoregressive
 from specdec_jax.decoding.method import Method
@@ -177,7 +178,6 @@ def drafter_texts(
   lengths: Mapping[str, int],
   num_examples: int,
   refresh_period: int,
-  eos_id: int = 1,
   temperature: float = 1.0,
   seed: int = 0,
 ) -> Dataset:
@@ -189,11 +189,11 @@ def drafter_texts(
   folder that `specdec data prepare` wrote, or several with one vocabulary. Each
   text is kept in the run's `folder`, and read again if the run is resumed.
   """
-  inputs, vocab_size = _read_inputs(tokens)
-  rewriting = Rewriting(
+  inputs, vocabulary = _read_inputs(tokens)
+  how = Rewriting(
     max_new_tokens=lengths['targets'],
-    eos_id=eos_id,
-    vocab_size=vocab_size,
+    eos_id=vocabulary.count('eos_id', least=0),
+    vocab_size=vocabulary.count('size'),
     temperature=temperature,
   )
   order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
@@ -210,17 +210,18 @@ def drafter_texts(
       first = text * num_examples
       chosen = order[np.arange(first, first + num_examples) % len(order)]
       some = token_files.take(inputs, chosen)
-      written = rewrite_targets(
-        config, params, some, rewriting, seed=seed + text
-      )
+      written = rewrite_targets(config, params, some, how, seed=seed + text)
       with replacing.file(path) as partial:
         token_files.save(partial, written)
     current.clear()
     current[text] = datasets.from_tokens(
-      token_files.load(path), batch_size=batch_size, lengths=lengths, seed=seed
+      [token_files.load(path)],
+      batch_size=batch_size,
+      lengths=lengths,
+      seed=seed,
     )
 
-  def batch(position: int) -> Features:
+  def batch(position: int) -> training_batches.Rows:
     return current[position // refresh_period].batch(position)
 
   return Dataset(
@@ -230,12 +231,12 @@ def drafter_texts(
   )
 
 
-def _read_inputs(tokens: str | Sequence[str]) -> tuple[TokenFile, int]:
-  """Reads the training examples of folders, and how many ids there are."""
+def _read_inputs(tokens: str | Sequence[str]) -> tuple[TokenFile, Settings]:
+  """Reads the training examples of folders, and what vocabulary they have."""
   folders = [tokens] if isinstance(tokens, str) else tokens
   files = [token_files.load(user_path(f) / 'train.npz') for f in folders]
   vocabulary = token_files.load_description(folders[0]).at('vocabulary')
-  return token_files.concatenate(files), vocabulary.count('size')
+  return token_files.concatenate(files), vocabulary
 
 
 def read_t5(name: str, dtype: DTypeLike) -> tuple[T5Config, ArrayTree]:

@@ -43,7 +43,7 @@ def test_token_files_may_be_cut_short(tmp_path):
   assert first.shape == (2, 16)
   # Each example ends in its EOS, and 8 of them are all there are.
   rows = datasets.from_tokens(
-    tiny_runs.examples(50), max_examples_per_row=1, **settings
+    [tiny_runs.examples(50)], max_examples_per_row=1, **settings
   )
   assert (rows.batch(0)['decoder_target_tokens'] == tiny_runs.EOS).sum() == 2
 
