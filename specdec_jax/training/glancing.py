@@ -6,7 +6,7 @@ of them the more it got wrong, and it learns to fill the others.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -65,24 +65,13 @@ def block_loss(
       jax.random.key(0) if key is None else key, 4
     )
     count = 1 if key is None else num_blocks
-    starts, is_target, text, gold, is_known = _draw_blocks(
-      batch, prefix_key, gamma, count, has_random_prefix
-    )
+    blocks = _draw_blocks(batch, prefix_key, gamma, count, has_random_prefix)
+    _, is_target, _, gold, is_known = blocks
     keys = dropout_keys if key is not None and config.dropout_rate else [None]
     apply = functools.partial(losses.apply, BlockDecoder(config), params)
+    encode, hidden = _passes(apply, batch, blocks)
     table = {'token_embedder': layers.to_attend(params['token_embedder'])}
     size = _PART if jax.default_backend() == 'cpu' else _LARGE_PART
-
-    def encode(key: Array | None) -> block_decoder.BlockMemory:
-      source, size = batch['encoder_input_tokens'], text.shape[1]
-      return apply(key, source, size, method=BlockDecoder.encode)
-
-    def hidden(memory, is_known: Array, key: Array | None) -> Array:
-      by_text = lambda x: x.reshape(len(text), count, *x.shape[1:])
-      given = (text, by_text(is_known), by_text(starts), memory)
-      x = apply(key, *given, width=gamma, method=BlockDecoder.hidden)
-      return x.reshape(-1, x.shape[-1])  # Of all positions of all blocks.
-
     memory = encode(keys[0])
     is_revealed = jnp.zeros_like(is_target)
     if is_glancing and key is not None and RATIO in batch:
@@ -93,11 +82,9 @@ def block_loss(
         (hidden(first_memory, is_known, first_key), gold.reshape(-1)),
         is_needed=is_target.reshape(-1),
         size=size,
-      ).reshape(gold.shape)
-      ratios = jnp.repeat(batch[RATIO], count, axis=0)
-      is_revealed = reveal(glance_key, is_target, is_correct, ratios)
-      is_known = arrays.write_block(
-        is_known, is_revealed, starts, jnp.full_like(starts, gamma)
+      )
+      is_revealed, is_known = _glance(
+        glance_key, blocks, is_correct, batch[RATIO]
       )
     is_learned = (is_target & ~is_revealed).reshape(-1)
     return chunked.summed(
@@ -143,6 +130,45 @@ def _draw_blocks(
   gold = arrays.read_block(jnp.repeat(text, count, axis=0), starts, gamma)
   is_known = arrays.is_within(starts, text.shape[1])
   return _Blocks(starts, is_target, text, gold, is_known)
+
+
+def _passes(
+  apply: Callable[..., ArrayTree], batch: Batch, blocks: _Blocks
+) -> tuple[Callable[..., ArrayTree], Callable[..., Array]]:
+  """Makes the two halves of a pass of the network, each with a key for dropout
+  or None: `encode(key)`, of the source alone, and `hidden(encoded, is_known,
+  key)`, the hidden states of all positions of all blocks."""
+  starts, _, text, gold, _ = blocks
+
+  def encode(key: Array | None) -> ArrayTree:
+    source, size = batch['encoder_input_tokens'], text.shape[1]
+    return apply(key, source, size, method=BlockDecoder.encode)
+
+  def hidden(memory: ArrayTree, is_known: Array, key: Array | None) -> Array:
+    # To the network, [N, ...] is [B, blocks of a text, ...].
+    by_text = lambda x: x.reshape(len(text), -1, *x.shape[1:])
+    given = (text, by_text(is_known), by_text(starts), memory)
+    x = apply(key, *given, width=gold.shape[1], method=BlockDecoder.hidden)
+    return x.reshape(-1, x.shape[-1])
+
+  return encode, hidden
+
+
+def _glance(
+  key: Array,
+  blocks: _Blocks,
+  is_correct: Array,
+  ratios: Array,
+) -> tuple[Array, Array]:
+  """Draws what is given away of blocks, `[N, G]`, after a first pass; with it,
+  the tokens that are known then, `[N, T + G]`."""
+  starts, is_target, _, gold, is_known = blocks
+  is_correct = is_correct.reshape(gold.shape)
+  # Texts have one ratio, and their blocks the same.
+  ratios = jnp.repeat(ratios, len(gold) // len(ratios), axis=0)
+  is_revealed = reveal(key, is_target, is_correct, ratios)
+  lengths = jnp.full_like(starts, gold.shape[1])
+  return is_revealed, arrays.write_block(is_known, is_revealed, starts, lengths)
 
 
 def _project(
