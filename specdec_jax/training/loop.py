@@ -344,7 +344,10 @@ def validate(
     )
     for batch in dataset.validation()
   ]
-  total = jax.tree.map(lambda *sums: sum(sums), *found)
+  # A split without rows has zeros.
+  zero = np.float64(0)
+  nothing = LossSums(loss=zero, nats=zero, num_correct=zero, weight=zero)
+  total = jax.tree.map(lambda *sums: sum(sums), *(found or [nothing]))
   weight = max(total.weight, 1.0)
   figures = {
     f'validation_{name}': float(each / max(each_weight, 1.0))
