@@ -15,7 +15,7 @@ from specdec_jax.infer import decode_many, decoding, examples, strategies
 from specdec_jax.infer.decode_many import Timed, Utilisation
 from specdec_jax.infer.decoding import Job
 from specdec_jax.infer.examples import Row
-from specdec_jax.infer.strategies import Compiled
+from specdec_jax.infer.strategies import Decode
 from specdec_jax.launch import agreement, progress
 from specdec_jax.measure import metrics
 
@@ -50,7 +50,7 @@ class Loaded:
 
   job: Job
   params: Params
-  programs: dict[int | None, Compiled]
+  programs: dict[int | None, Decode]
 
 
 def load(job: Job) -> Loaded:
@@ -68,9 +68,7 @@ def compile_for(loaded: Loaded, gammas: Sequence[int | None]) -> None:
       job, params = loaded.job.at(gamma), loaded.params
       if gamma == 0:  # Plain decoding, without the drafter's weights.
         params = Params(target=params.target)
-      compiled = strategies.of(job).compile(job, params)
-      compiled.warm_up()
-      loaded.programs[gamma] = compiled
+      loaded.programs[gamma] = strategies.of(job).compile(job, params)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,8 +107,7 @@ def decode(
       part = examples.sampled(rows[i * size : (i + 1) * size], num_samples)
       utilisation = Utilisation(num_rows=job.decoding.batch_size)
       started = time.perf_counter()
-      decode_part = loaded.programs[gamma].decode
-      for row, output in decode_part(part, utilisation=utilisation):
+      for row, output in loaded.programs[gamma](part, utilisation):
         outputs[row.index] = output
         bar.advance(1)
       seconds = time.perf_counter() - started

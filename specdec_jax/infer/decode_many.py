@@ -2,11 +2,10 @@
 
 A batch of fixed rows waits for its slowest. Here the compiled loop returns as
 soon as some rows are done, the host takes their results and puts the next
-prompts in their place, and the loop goes on. All programs are compiled once.
+prompts in their place, and the loop goes on.
 """
 
 import dataclasses
-import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,34 +15,12 @@ import jax
 import numpy as np
 
 from specdec_jax.base import Params, Prompt
-from specdec_jax.decoding import refill, speculative
-from specdec_jax.decoding.method import Method
+from specdec_jax.decoding.program import Refill
 from specdec_jax.decoding.state import DecodeOutput, DecodeState
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.measure import metrics
 
 _Example = TypeVar('_Example')
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Programs:
-  """The four compiled parts of the loop.
-
-  Attributes:
-    init: `(params, seed, prompt[N]) -> state[N]`.
-    idle: `(state[N]) -> state[B]`, all rows finished.
-    replace: `(state[B], fresh[N], sources[B]) -> state[B]`.
-    run: `(params, state[B], num_done) -> (state[B], output)`.
-    batch_size: B, rows decoded at once.
-    refill_size: N, rows put in at once, at most B.
-  """
-
-  init: Callable[..., DecodeState]
-  idle: Callable[[DecodeState], DecodeState]
-  replace: Callable[[DecodeState, DecodeState, Any], DecodeState]
-  run: Callable[..., tuple[DecodeState, DecodeOutput]]
-  batch_size: int
-  refill_size: int
 
 
 @dataclasses.dataclass
@@ -60,6 +37,12 @@ class Utilisation:
   num_row_runs: int = 0
   fill_seconds: float = 0.0
   loop_seconds: float = 0.0
+
+  def count(self, runs: np.ndarray) -> None:
+    """Adds the target runs of the rows that took part in some iterations."""
+    # Rows of [5, 3, 2] runs: 5 iterations, and 10 of their 15 places were used.
+    self.num_iterations += int(runs.max())
+    self.num_row_runs += int(runs.sum())
 
   @property
   def share(self) -> float:
@@ -104,61 +87,7 @@ def together(chunks: Sequence[Timed]) -> Timed:
   )
 
 
-def compile_programs(
-  params: Params,
-  prompt: Prompt,
-  *,
-  method: Method,
-  max_len: int,
-  batch_size: int,
-  state_shardings: Callable[[Any], Any] | None = None,
-  output_sharding: Any = None,
-) -> Programs:
-  """The programs for a batch; each compiles at its first call.
-
-  Args:
-    params: weights of both sides, or their shapes.
-    prompt: any of N rows, or its shapes: as many as are refilled at once. More
-      of them wait for more rows to finish, and fill them with fewer prefills; B
-      waits for the whole batch.
-    method: as for `speculative.generate`, like `max_len`.
-    batch_size: B, at least N, else ValueError.
-    state_shardings: from a state's shapes to its shardings; None leaves them to
-      the compiler.
-    output_sharding: where results go, so that this process can read them.
-  """
-  num_fresh = prompt.decoder_lengths.shape[0]
-  if num_fresh > batch_size:
-    raise ValueError(
-      f'{num_fresh} rows cannot be refilled at once in a batch of {batch_size}'
-    )
-
-  idle = functools.partial(refill.idle, num_rows=batch_size)
-
-  def init(params: Params, seed: Any, prompt: Prompt) -> DecodeState:
-    key = jax.random.key(seed)
-    return speculative.init(params, key, prompt, method=method, max_len=max_len)
-
-  def run(params: Params, state: DecodeState, num_done: Any):
-    state = speculative.run(params, state, method=method, num_done=num_done)
-    return state, speculative.output(state)
-
-  shapes = jax.eval_shape(idle, jax.eval_shape(init, params, 0, prompt))
-  places = None if state_shardings is None else state_shardings(shapes)
-  return Programs(
-    init=jax.jit(init),
-    # Stated, not inferred: a program compiles again for other places.
-    idle=jax.jit(idle, out_shardings=places),
-    replace=jax.jit(
-      refill.replace_rows, donate_argnums=0, out_shardings=places
-    ),
-    run=jax.jit(run, donate_argnums=1, out_shardings=(places, output_sharding)),
-    batch_size=batch_size,
-    refill_size=num_fresh,
-  )
-
-
-def warm_up(programs: Programs, params: Params, prompt: Prompt) -> None:
+def warm_up(programs: Refill, params: Params, prompt: Prompt) -> None:
   """Compiles the programs, by decoding a prompt of empty rows."""
   nothing = np.full(programs.batch_size, -1, np.int32)
   fresh = programs.init(params, np.uint32(0), prompt)
@@ -167,7 +96,7 @@ def warm_up(programs: Programs, params: Params, prompt: Prompt) -> None:
 
 
 def decode(
-  programs: Programs,
+  programs: Refill,
   params: Params,
   seed: int,
   examples: Iterable[_Example],
@@ -180,7 +109,7 @@ def decode(
   output of one row, of numpy arrays, and what `keep` makes of it.
 
   Args:
-    programs: of `compile_programs`.
+    programs: of `Program.refill`.
     params: weights of both sides.
     seed: of all draws.
     examples: read as rows become free.
@@ -217,15 +146,14 @@ def decode(
     output = jax.device_get(output)
     utilisation.loop_seconds += time.perf_counter() - started
     is_taken = np.array([example is not None for example in rows])
+    # Of a row's target runs, those since the loop was entered.
     runs = output.statistics.num_target_runs - runs_before
-    utilisation.num_iterations += int(runs[is_taken].max())
-    utilisation.num_row_runs += int(runs[is_taken].sum())
+    utilisation.count(runs[is_taken])
     runs_before = runs_before + np.where(is_taken, runs, 0)
     for row, example in enumerate(rows):
       if example is not None and output.done[row]:
         rows[row] = None
-        own = jax.tree.map(lambda leaf: leaf[row : row + 1], output)  # noqa: B023
-        yield example, own, keep(state, row)
+        yield example, _row_of(output, row), keep(state, row)
 
 
 def decode_whole(
@@ -235,23 +163,28 @@ def decode_whole(
   batch_size: int,
   utilisation: Utilisation,
 ) -> Iterator[tuple[_Example, Any]]:
-  """Examples in batches that begin and end together, in order, each with its
-  output of one row; `compute` gives the output of B of them, in numpy, None
-  being a row that stays empty. Otherwise as `decode`."""
+  """Decodes examples in batches that begin and end together, in order, each
+  with its output of one row; `compute` gives the output of B of them, in numpy,
+  None being a row that stays empty. Otherwise as `decode`."""
   waiting = iter(examples)
   while group := list(itertools.islice(waiting, batch_size)):
     started = time.perf_counter()
     output = compute([*group, *[None] * (batch_size - len(group))])
     utilisation.loop_seconds += time.perf_counter() - started
-    runs = output.statistics.num_target_runs[: len(group)]
-    utilisation.num_iterations += int(runs.max())
-    utilisation.num_row_runs += int(runs.sum())
+    utilisation.count(output.statistics.num_target_runs[: len(group)])
     for row, example in enumerate(group):
-      yield example, jax.tree.map(lambda leaf: leaf[row : row + 1], output)  # noqa: B023
+      yield example, _row_of(output, row)
+
+
+def _row_of(output: Any, row: int) -> Any:
+  """Returns the output of one row, with its axis."""
+  return jax.tree.map(lambda leaf: leaf[row : row + 1], output)
 
 
 def _put(group: list[Any], rows: list[Any]) -> np.ndarray:
-  """Puts a group into free rows; int32 `[B]`, which of it each row takes."""
+  """Puts a group into free rows; int32 `[B]`, which of it each row takes, -1
+  for none."""
+  # Rows [A, None, C, None] and a group [E, F]: sources [-1, 0, -1, 1].
   sources = np.full(len(rows), -1, np.int32)
   for i, example in enumerate(group):
     row = rows.index(None)

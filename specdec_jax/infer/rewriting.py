@@ -19,11 +19,12 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.data import written_texts
 from specdec_jax.data.written_texts import WrittenTexts
+from specdec_jax.decoding.program import Program, Refill
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.files.one_writer import one_writer
 from specdec_jax.files.paths import local_path
 from specdec_jax.infer import decode_many, examples
-from specdec_jax.infer.decode_many import Programs, Utilisation
+from specdec_jax.infer.decode_many import Utilisation
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.models import families, taps
 from specdec_jax.text import prompts
@@ -90,7 +91,7 @@ def write(
   parts = _parts(rows, writing)
   path = local_path(folder)
   decoder = decoder_lib.load(decoder)
-  programs: dict[tuple[int, float], Programs] = {}
+  programs: dict[tuple[int, float], Refill] = {}
   with one_writer(path / '.lock', path):
     written_texts.begin(path, _description(decoder, writing, rows, len(parts)))
     done = set(written_texts.part_indices(path))
@@ -202,7 +203,7 @@ def _description(
   return description | {eagle.HEAD_DIGEST: eagle.head_digest(head)}
 
 
-def _compile(decoder: Decoder, writing: Writing, part: _Part) -> Programs:
+def _compile(decoder: Decoder, writing: Writing, part: _Part) -> Refill:
   """Compiles the loop for prompts of one width, at one temperature."""
   target = decoder.target
   if writing.layers is not None:
@@ -213,17 +214,17 @@ def _compile(decoder: Decoder, writing: Writing, part: _Part) -> Programs:
   # Fewer than elsewhere: prompts are short, and texts of many lengths.
   refill_size = -(-writing.batch_size // 8)
   empty = _packer(decoder, writing, part)([None] * refill_size)
-  programs = decode_many.compile_programs(
-    decoder.params,
-    empty,
-    method=dataclasses.replace(
-      decoder.method,
-      target=target,
-      logits_to_probs=sampling.to_probs(decoder.seen.vocab_size),
-    ),
-    max_len=width + writing.max_new_tokens,
-    batch_size=writing.batch_size,
+  method = dataclasses.replace(
+    decoder.method,
+    target=target,
+    logits_to_probs=sampling.to_probs(decoder.seen.vocab_size),
   )
+  programs = Program(
+    method=method,
+    params=decoder.params,
+    prompt=empty,
+    max_len=width + writing.max_new_tokens,
+  ).refill(writing.batch_size)
   decode_many.warm_up(programs, decoder.params, empty)
   return programs
 
@@ -243,7 +244,7 @@ def _decode(
   decoder: Decoder,
   writing: Writing,
   part: _Part,
-  programs: Programs,
+  programs: Refill,
   utilisation: Utilisation,
 ) -> WrittenTexts:
   """Decodes a part's texts, in its order."""

@@ -17,7 +17,9 @@ from specdec_jax.decoding import (
   speculative,
   speculative_beams,
 )
+from specdec_jax.decoding.program import Program
 from specdec_jax.infer import decode_many, examples, records
+from specdec_jax.infer.decode_many import Utilisation
 from specdec_jax.infer.decoding import WITH_SCORES, Job
 from specdec_jax.infer.examples import Row
 from specdec_jax.sharding import mesh as mesh_lib
@@ -26,17 +28,9 @@ from specdec_jax.sharding import mesh as mesh_lib
 _ALPHA = 0.6
 
 
-class Compiled(NamedTuple):
-  """Compiled programs, with their weights.
-
-  Attributes:
-    warm_up: compiles.
-    decode: `(rows, *, utilisation)`, see `decode_many.decode`: gives rows, in
-      any order, each with its output, which has `statistics`.
-  """
-
-  warm_up: Callable[[], None]
-  decode: Callable[..., Iterator[tuple[Row, Any]]]
+# From rows, and what counts how well the batch is used, to rows in any order,
+# each with its output, which has `statistics`. Compiled.
+Decode = Callable[[Sequence[Row], Utilisation], Iterator[tuple[Row, Any]]]
 
 
 class Strategy(NamedTuple):
@@ -44,13 +38,13 @@ class Strategy(NamedTuple):
 
   Attributes:
     init: `(params, prompt, job)`: the caches, to tell their sizes.
-    compile: `(job, params)`.
+    compile: `(job, params)`: compiles for them, and runs once.
     record: `(row, outputs, job)`: the line of an example, of the outputs of its
       rows.
   """
 
   init: Callable[[Params, Prompt, Job], Any]
-  compile: Callable[[Job, Params], Compiled]
+  compile: Callable[[Job, Params], Decode]
   record: Callable[[Row, Sequence[Any], Job], dict[str, Any]]
 
 
@@ -61,35 +55,34 @@ def of(job: Job) -> Strategy:
   return _LOOP if job.decoding.num_decodes is None else _BEAM_SEARCH
 
 
-def _compile_loop(job: Job, params: Params) -> Compiled:
+def _compile_loop(job: Job, params: Params) -> Decode:
   pack = examples.packer(job.layout)
   empty = pack([None] * job.refill_size)
   # One width always: else a row's last bits would depend on whether others have
   # a draft, and so on the shard and on where a restart began.
   drafter = job.decoder.drafter._replace(may_abstain=False)
-  programs = decode_many.compile_programs(
-    params,
-    empty,
+  program = Program(
     method=dataclasses.replace(job.decoder.method, drafter=drafter),
+    params=params,
+    prompt=empty,
     max_len=job.max_len,
-    batch_size=job.decoding.batch_size,
-    state_shardings=functools.partial(mesh_lib.state_shardings, job.mesh),
-    output_sharding=NamedSharding(job.mesh, PartitionSpec()),
+    places=functools.partial(mesh_lib.state_shardings, job.mesh),
   )
+  everywhere = NamedSharding(job.mesh, PartitionSpec())
+  programs = program.refill(job.decoding.batch_size, everywhere)
+  decode_many.warm_up(programs, params, empty)
 
-  def decode(rows: Sequence[Row], *, utilisation: decode_many.Utilisation):
+  def decode(rows: Sequence[Row], utilisation: Utilisation):
     seed = job.decoding.seed
     for row, output, _ in decode_many.decode(
       programs, params, seed, rows, pack=pack, utilisation=utilisation
     ):
       yield row, output
 
-  return Compiled(
-    warm_up=lambda: decode_many.warm_up(programs, params, empty), decode=decode
-  )
+  return decode
 
 
-def _compile_beam_search(job: Job, params: Params) -> Compiled:
+def _compile_beam_search(job: Job, params: Params) -> Decode:
   search, settings = _search(job, job.targets_length)
   alpha = job.decoding.alpha
   generate = functools.partial(
@@ -129,7 +122,7 @@ def _init_beams(params: Params, prompt: Prompt, job: Job) -> Any:
   return search.init(params, prompt, **settings)
 
 
-def _compile_scoring(job: Job, params: Params) -> Compiled:
+def _compile_scoring(job: Job, params: Params) -> Decode:
   pack, layout = examples.packer(job.layout), job.layout
   return _compile_whole(
     job,
@@ -144,7 +137,7 @@ def _compile_whole(
   params: Params,
   pack: Callable[[Sequence[Row | None]], tuple[Any, ...]],
   function: Callable[..., Any],
-) -> Compiled:
+) -> Decode:
   """Compiles `function(params, *packed)` for batches that begin and end
   together."""
   # Rows are split over the devices, and results come to every process, each of
@@ -160,11 +153,9 @@ def _compile_whole(
     return function(params, *packed)
 
   compute = lambda rows: jax.device_get(run(params, pack(rows)))
-  return Compiled(
-    warm_up=lambda: compute([None] * batch_size),
-    decode=functools.partial(
-      decode_many.decode_whole, compute, batch_size=batch_size
-    ),
+  compute([None] * batch_size)
+  return lambda rows, utilisation: decode_many.decode_whole(
+    compute, rows, batch_size=batch_size, utilisation=utilisation
   )
 
 
