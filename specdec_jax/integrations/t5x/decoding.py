@@ -102,9 +102,14 @@ Speculation: Any = dataclasses.make_dataclass(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Networks:
-  """What decodes together: the sizes of the T5X model's network, the drafter
-  made for it, the sizes of T5X's draft model, and the drafter's weights where
-  they are of a `drafter_checkpoint`."""
+  """What decodes together.
+
+  Attributes:
+    target: sizes of the T5X model's network.
+    drafting: the drafter made for it.
+    draft: sizes of T5X's draft model, if that drafts.
+    weights: of the drafter, if they are of a `drafter_checkpoint`.
+  """
 
   target: T5Config
   drafting: Drafting
@@ -185,26 +190,22 @@ def decode(
   if forced is not None:
     forced = jnp.pad(forced, ((0, 0), (0, max_len - forced.shape[1])))
     target = _force(target, forced, eos_id=eos_id)
-  loop: Any = autoregressive
+  if made.drafter.gamma > max_len - 1:
+    raise refusal(
+      f'gamma is {made.drafter.gamma}, and the rows of this batch have room '
+      f'for {max_len - 1} tokens: set gamma to {max_len - 1} or less'
+    )
+  is_plain = speculation.drafter == 'none'
+  rule = rules.SpeculativeSampling() if is_plain else speculation.rule
+  judge = rule.judge(speculation.sampling)
   method = Method(
     target=target,
     drafter=made.drafter,
-    logits_to_probs=speculation.sampling.to_probs(networks.target.vocab_size),
+    verify_fn=judge.verify_fn(made.drafter.tree),
+    logits_to_probs=judge.sampling.to_probs(networks.target.vocab_size),
     eos_id=eos_id,
   )
-  if speculation.drafter != 'none':
-    judge = speculation.rule.judge(speculation.sampling)
-    method = dataclasses.replace(
-      method,
-      verify_fn=judge.verify_fn(made.drafter.tree),
-      logits_to_probs=judge.sampling.to_probs(networks.target.vocab_size),
-    )
-    loop = speculative
-    if made.drafter.gamma > max_len - 1:
-      raise refusal(
-        f'gamma is {made.drafter.gamma}, and the rows of this batch have room '
-        f'for {max_len - 1} tokens: set gamma to {max_len - 1} or less'
-      )
+  loop: Any = autoregressive if is_plain else speculative
   with _mesh_of_t5x():
     output = loop.generate(
       joined,
@@ -227,6 +228,7 @@ def prompt_of(
   padded; the decoder's int32 `[B, L]`, the start token 0, then forced tokens,
   then 0s; and int32 `[B]` where the last token of each prompt stands, None
   where the first forced tokens end."""
+  # Of [0 5 6 0 7]: the prompt is [0 5 6], and the 7 is forced in its place.
   if starts is None:
     starts = arrays.count_leading(decoder_tokens[:, 1:] != 0)
   return Prompt(
@@ -254,6 +256,7 @@ def counters(output: DecodeOutput) -> dict[str, Array]:
 
 def continuation(output: DecodeOutput, prompt: Prompt) -> Array:
   """What followed the prompt, moved to the left: int32 `[B, S - 1]`."""
+  # A row [0 5 6 8 9 0] with a prompt of 3 tokens becomes [8 9 0 0 0].
   starts, width = prompt.decoder_lengths, output.tokens.shape[1] - 1
   moved = arrays.read_block(output.tokens, starts, width)
   return jnp.where(arrays.is_within(output.lengths - starts, width), moved, 0)
@@ -277,6 +280,7 @@ def _check_given(speculation: Settings, draft_module: Any | None) -> None:
 def _params(params: Any, networks: Networks) -> Params:
   """The parameters of target and drafter; raises ValueError if they are not
   those of the networks."""
+  # The target's tree has the draft model's as one of its names.
   params = dict(params)
   own = params.pop(DRAFT, ())
   if networks.draft is None:
