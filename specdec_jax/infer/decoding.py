@@ -232,7 +232,7 @@ def outline(
   no vocabulary. Raises ValueError if they do not fit together."""
   if mode not in MODES:
     raise ValueError(f'infer.mode is {mode!r}; there are {", ".join(MODES)}')
-  lengths = examples.check_lengths(models.read_config(model), lengths)
+  examples.check_lengths(models.read_config(model), lengths)
   if mode == SCORE:
     decoding.refuse(
       *('make_drafter', 'make_rule', 'verify_fn', 'temperature', 'num_samples'),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from specdec_jax.assembly import running
 from specdec_jax.base import Prompt
 from specdec_jax.infer import marks
 from specdec_jax.models import families
@@ -55,17 +56,16 @@ class Layout:
     return families.of(self.config).starts
 
 
-def check_lengths(config: Config, lengths: Any) -> dict[str, int]:
-  """TASK_FEATURE_LENGTHS. Raises ValueError if one is missing or not a positive
-  integer, or both exceed the model's context."""
-  if not isinstance(lengths, Mapping) or set(lengths) != {'inputs', 'targets'}:
+def check_lengths(config: Config, lengths: Mapping[str, int]) -> None:
+  """Raises ValueError for TASK_FEATURE_LENGTHS of which one is missing or no
+  positive integer, or both exceed the model's context."""
+  if set(lengths) != {'inputs', 'targets'}:
     raise ValueError(
       "TASK_FEATURE_LENGTHS should be {'inputs': N, 'targets': M}, got "
       f'{lengths!r}'
     )
   for name, length in lengths.items():
-    if type(length) is not int or length < 1:
-      raise ValueError(f'TASK_FEATURE_LENGTHS: {name} is {length!r}')
+    running.check_count(f'TASK_FEATURE_LENGTHS: {name}', length)
   limit = families.of(config).max_positions(config)
   needed = prompts.num_positions(config, lengths['inputs'], lengths['targets'])
   if limit is not None and needed > limit:
@@ -73,7 +73,6 @@ def check_lengths(config: Config, lengths: Any) -> dict[str, int]:
       f'{lengths["inputs"]} input and {lengths["targets"]} target tokens '
       f'exceed the context of {limit}'
     )
-  return dict(lengths)
 
 
 def encode(

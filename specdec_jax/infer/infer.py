@@ -176,7 +176,8 @@ def _is_complete(run: _Run) -> bool:
   """Opens the shard; whether it is complete, and of the same examples."""
   mark = output.begin(run.shard, run.settings)
   if mark is not None:
-    output.check_examples(run.shard, mark, examples.digest(run.rows()))
+    path, digest = run.shard.path, examples.digest(run.rows())
+    output.check_examples(path, mark, digest, place=path)
   return mark is not None
 
 

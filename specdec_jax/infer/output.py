@@ -106,12 +106,15 @@ def _cannot_write(folder: Path, error: OSError) -> ValueError:
   )
 
 
-def check_examples(shard: Shard, mark: Mark, examples_digest: str) -> None:
-  """Raises ValueError unless a complete shard was made of these examples."""
+def check_examples(
+  path: Path, mark: Mark, examples_digest: str, *, place: Path
+) -> None:
+  """Raises ValueError unless a file, by its mark, was made of these examples;
+  it says to remove `place`."""
   if mark.examples_digest != examples_digest:
     raise ValueError(
-      f'{shard.path} was made of other examples: the task has changed since; '
-      'choose another folder, or remove it'
+      f'{path} was made of other examples: the task has changed since; choose '
+      f'another folder, or remove {place}'
     )
 
 
@@ -163,11 +166,7 @@ def chunk_mark(shard: Shard, index: int, examples_digest: str) -> Mark | None:
   mark = marks.read(path)
   if mark is None or marks.num_lines(path) != mark.counts.examples:
     return None
-  if mark.examples_digest != examples_digest:
-    raise ValueError(
-      f'{path} was made of other examples: the task has changed since; remove '
-      f'{shard.chunk_folder}, or choose another folder'
-    )
+  check_examples(path, mark, examples_digest, place=shard.chunk_folder)
   return mark
 
 

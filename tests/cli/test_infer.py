@@ -478,7 +478,7 @@ def test_dry_run_needs_no_checkpoint(run, tmp_path, monkeypatch):
     ((), {'MIXTURE_OR_TASK_NAME': "'no.jsonl'"}, ['no.jsonl']),
     ((), {'MIXTURE_OR_TASK_NAME': "'wmt_ende'"}, ['wmt_t2t_ende_v003']),
     ((), {'TASK_FEATURE_LENGTHS': "{'inputs': 4}"}, ["'targets': M"]),
-    ((), {'TASK_FEATURE_LENGTHS': "{'inputs': 4, 'targets': 0}"}, ['is 0']),
+    ((), {'TASK_FEATURE_LENGTHS': "{'inputs': 4, 'targets': 0}"}, ['got 0']),
     ((), {'Decoding.batch_sise': 4}, ['batch_sise']),
     ((), {'Decoding.batch_size': 0}, ['batch_size', '0']),
     (
