@@ -15,7 +15,7 @@ from specdec_jax.assembly import lengths, models, option_fields
 from specdec_jax.assembly.drafters import DRAFTERS, Drafting, Target
 from specdec_jax.assembly.drafters.choice import has_model
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.rules import RULES, Rule
+from specdec_jax.assembly.rules import RULES, Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Array, LanguageModel, Params, Prompt
 from specdec_jax.decoding import autoregressive, speculative
@@ -196,7 +196,7 @@ def decode(
       f'for {max_len - 1} tokens: set gamma to {max_len - 1} or less'
     )
   is_plain = speculation.drafter == 'none'
-  rule = rules.SpeculativeSampling() if is_plain else speculation.rule
+  rule = SpeculativeSampling() if is_plain else speculation.rule
   judge = rule.judge(speculation.sampling)
   method = Method(
     target=target,
