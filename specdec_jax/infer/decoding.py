@@ -19,7 +19,8 @@ from specdec_jax.infer.examples import Layout
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
 
-# T5X's modes. The last decodes nothing; the second adds `scores` to a line.
+# T5X's modes. The second adds `scores` to a line; the last decodes nothing, and
+# gives log-probabilities of the targets.
 SCORE, WITH_SCORES = 'score', 'predict_with_aux'
 MODES = ('predict', WITH_SCORES, SCORE)
 _SIZES = (
@@ -223,9 +224,9 @@ def outline(
   model: Model,
   decoding: Decoding,
   lengths: Mapping[str, int],
-  *,
   mode: str,
   mesh: Mesh,
+  *,
   is_dry_run: bool = False,
 ) -> Job:
   """Puts target and drafter together, for TASK_FEATURE_LENGTHS; a dry run reads

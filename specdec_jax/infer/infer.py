@@ -67,13 +67,9 @@ def infer(
     task_feature_lengths: most tokens of `inputs`, which are trimmed, and of
       `targets`, which are new.
     find_task: gives the task; see `text.tasks.find`.
-    decoding: the drafter, the rule, the sampling and the batch.
-    mode: one of T5X's: `predict`, `predict_with_aux`, which adds `scores`, or
-      `score`, log-probabilities of the targets; see `infer.records`.
+    mode: of `decoding.MODES`; see `infer.records`.
     checkpoint_period: batches of a chunk, which a restart does not repeat.
-    shard_id: decodes the examples whose index is this, modulo `num_shards`;
-      `specdec merge` joins them.
-    tfds_data_dir: where TFDS has its data sets.
+    shard_id: decodes the examples whose index is this, modulo `num_shards`.
     metrics_dir: where clu writes metrics for TensorBoard.
     profile_dir: where the trace of one chunk goes.
     dry_run: prints what it would take of every chip, and decodes nothing.
@@ -84,28 +80,16 @@ def infer(
   mesh = make_mesh()
   with jax.set_mesh(mesh):
     job = decoding_lib.outline(
-      *(model, decoding, task_feature_lengths),
-      mode=mode,
-      mesh=mesh,
-      is_dry_run=dry_run,
+      model, decoding, task_feature_lengths, mode, mesh, is_dry_run=dry_run
     )
     if dry_run:
-      table = footprint.table(job)
-      if processes.is_first():
-        progress.console().print(table)
-      return 0
+      return _print_footprint(job)
     folders = {'data_dir': tfds_data_dir} if tfds_data_dir else {}
     task = find_task(lengths=dict(task_feature_lengths), **folders)
     run = _Run(
       job=job,
       task=task,
-      shard=Shard(
-        folder=user_path(output_dir),
-        task=task.name,
-        mode=mode,
-        shard_id=shard_id,
-        num_shards=num_shards,
-      ),
+      shard=Shard(user_path(output_dir), task.name, mode, shard_id, num_shards),
       chunk_size=checkpoint_period * decoding.batch_examples,
       profile_dir=profile_dir,
       metrics_dir=metrics_dir,
@@ -114,6 +98,13 @@ def infer(
     )
     agreement.check_everywhere(run.settings)
     return _decode_shard(run)
+
+
+def _print_footprint(job: Job) -> int:
+  table = footprint.table(job)
+  if processes.is_first():
+    progress.console().print(table)
+  return 0
 
 
 def _check_arguments(

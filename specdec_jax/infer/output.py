@@ -28,7 +28,7 @@ _SETTINGS = 'settings.json'
 _SHARD = re.compile(r'(?P<stem>.+\.jsonl)-(?P<id>\d{5})-of-(?P<count>\d{5})')
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Shard:
   """Where the results of one shard go: `path` is the final file."""
 
