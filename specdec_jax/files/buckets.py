@@ -234,6 +234,7 @@ def _asking(path: BucketPath) -> Iterator[Any]:
 @functools.cache
 def _find_bucket(bucket: str) -> None:
   """Raises FileNotFoundError if there is no such bucket; asks once for it."""
+  # gcsfs says the same of a missing bucket and of an empty folder, but here.
   try:
     fsspec.filesystem('gcs').ls(f'gs://{bucket}', detail=False, max_results=1)
   except FileNotFoundError as error:
@@ -259,6 +260,7 @@ def explained(path: Any) -> Iterator[None]:
 def refusal(error: Exception, path: str) -> OSError | None:
   """What gcsfs, Orbax or tensorstore raise because of a server, as an OSError
   with a sentence and the path; None for all else."""
+  # gcsfs raises these without a path.
   if isinstance(error, FileExistsError):
     return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
   if isinstance(error, FileNotFoundError):

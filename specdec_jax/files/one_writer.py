@@ -30,6 +30,7 @@ def one_writer(lock: str | os.PathLike[str], what: object) -> Iterator[None]:
     yield
     return
   lock.parent.mkdir(parents=True, exist_ok=True)
+  # Whom a second process names in its message.
   with _locked(lock, what) as file:
     file.write(f'process {os.getpid()} on {os.uname().nodename}')
     file.flush()

@@ -31,6 +31,7 @@ def user_path(path: str | os.PathLike[str]) -> Path:
       folder that is not known.
     ImportError: if it is of a bucket, and the packages for it are missing.
   """
+  # `Path('gs://b/x')` is `gs:/b/x`: however it was made, it is of a bucket.
   text = str(path)
   if found := _BUCKET.match(text):
     return _bucket_path(f'gs://{text[found.end() :]}')

@@ -148,6 +148,8 @@ def new_folder(
     with full_disk.named(final):
       begun.mkdir(parents=True)
       yield begun
+    # Two renames: folders cannot be exchanged in one. If the second fails, or
+    # the process is interrupted, the old one goes back.
     if final.exists():
       final.rename(replaced)
     begun.rename(final)
@@ -193,6 +195,7 @@ def folder(
   with a file `mark`; ValueError if `path` is taken, or cannot be written. One
   of a bucket is written in a temporary folder, and uploaded, `mark` last."""
   path = user_path(path)
+  # A mark says that a command like this one wrote it.
   if path.exists():
     if not path.is_dir():
       raise ValueError(f'{path} is not a folder')
@@ -205,6 +208,7 @@ def folder(
     with tempfile.TemporaryDirectory(prefix='specdec-') as name:
       yield Path(name)
       remove_tree(path)
+      # Readers know a whole folder by its mark, which therefore comes last.
       begun = [each for each in Path(name).iterdir() if each.name != mark]
       for each in (*begun, Path(name, mark)):
         (remote / each.name).upload(each)

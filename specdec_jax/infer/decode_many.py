@@ -89,6 +89,7 @@ def together(chunks: Sequence[Timed]) -> Timed:
 
 def warm_up(programs: Refill, params: Params, prompt: Prompt) -> None:
   """Compiles the programs, by decoding a prompt of empty rows."""
+  # Idle rows that take nothing: the loop returns before its first iteration.
   nothing = np.full(programs.batch_size, -1, np.int32)
   fresh = programs.init(params, np.uint32(0), prompt)
   state = programs.replace(programs.idle(fresh), fresh, nothing)
@@ -105,8 +106,8 @@ def decode(
   utilisation: Utilisation,
   keep: Callable[[DecodeState, int], Any] = lambda state, row: None,
 ) -> Iterator[tuple[_Example, DecodeOutput, Any]]:
-  """Decodes examples; they come as rows finish, not in order, each with its
-  output of one row, of numpy arrays, and what `keep` makes of it.
+  """Decodes examples; they come as rows finish, each with its output of one
+  row, of numpy arrays, and what `keep` makes of it.
 
   Args:
     programs: of `Program.refill`.
@@ -121,6 +122,7 @@ def decode(
   """
   waiting = iter(examples)
   is_exhausted = False
+  # What each row decodes; None for a free one.
   rows: list[_Example | None] = [None] * programs.batch_size
   runs_before = np.zeros(programs.batch_size, np.int64)
   state = None
@@ -140,6 +142,7 @@ def decode(
         runs_before[sources >= 0] = 0
     if state is None or rows.count(None) == programs.batch_size:
       return
+    # So many done rows, free ones included, end the loop.
     wanted = programs.batch_size if is_exhausted else programs.refill_size
     started = time.perf_counter()
     state, output = programs.run(params, state, np.int32(wanted))
@@ -184,7 +187,8 @@ def _row_of(output: Any, row: int) -> Any:
 def _put(group: list[Any], rows: list[Any]) -> np.ndarray:
   """Puts a group into free rows; int32 `[B]`, which of it each row takes, -1
   for none."""
-  # Rows [A, None, C, None] and a group [E, F]: sources [-1, 0, -1, 1].
+  # Rows [A, None, C, None] and a group [E, F]: sources [-1, 0, -1, 1]. Of a last
+  # group [E] the other row is prefilled, empty, and nobody takes it.
   sources = np.full(len(rows), -1, np.int32)
   for i, example in enumerate(group):
     row = rows.index(None)

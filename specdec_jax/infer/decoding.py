@@ -108,6 +108,7 @@ class Decoding:
 
   def refuse(self, *names: str, reason: str) -> None:
     """Raises ValueError for a field of these that is not at its default."""
+    # Choices are compared as they are made: their functions differ each time.
     for name in names:
       value, default = getattr(self, name), getattr(type(self), name)
       if name.startswith('make_'):

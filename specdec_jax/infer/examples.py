@@ -80,6 +80,7 @@ def encode(
 ) -> Iterator[Row]:
   """The examples whose index is `shard_id` modulo `num_shards`; ValueError if
   one has no tokens, or tokens unknown to the model."""
+  # Of 3 shards the second has examples 1, 4, 7, ...; `merge` takes turns.
   for index, example in enumerate(task.read()):
     if index % num_shards == shard_id:
       yield encode_one(index, example, layout)
@@ -155,6 +156,7 @@ def _trimmed(
 def sampled(rows: Sequence[Row], num_samples: int) -> list[Row]:
   """Each row so many times, by the number of its own random stream."""
   return [
+    # Example 7 of 3 samples: rows 21, 22 and 23, each with a stream of its own.
     dataclasses.replace(row, index=row.index * num_samples + i)
     for row in rows
     for i in range(num_samples)

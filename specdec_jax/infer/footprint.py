@@ -68,6 +68,7 @@ def of(job: Job) -> Footprint:
 
 def _size(tree: Any, shardings: Any) -> Size:
   """Adds up a tree of shapes."""
+  # An array that is split over 4 of 8 chips takes a quarter of itself on each.
   pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
   sizes = [
     Size(
@@ -91,6 +92,7 @@ def table(job: Job) -> Any:
   """Returns the sizes as a `rich` table."""
   from rich.table import Table
 
+  # Before anything is printed: this says what does not divide over the mesh.
   found, mesh = of(job), job.mesh
   axes = ' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
   kind = mesh.devices.flat[0].device_kind

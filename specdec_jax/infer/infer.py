@@ -96,6 +96,7 @@ def infer(
       settings={**settings(), **job.decoder.digests()},
       operative_config=operative_config,
     )
+    # Digests of the weights are among them: each host may have its own copy.
     agreement.check_everywhere(run.settings)
     return _decode_shard(run)
 
@@ -145,7 +146,9 @@ class _Run:
 
   def chunk_sizes(self, gammas: Gammas) -> Iterator[int]:
     """Gives a first chunk a batch for each of the gammas to try, if any."""
-    if gammas.turns:
+    if (
+      gammas.turns
+    ):  # One chunk, so that a restart finds the choice in its mark.
       yield len(gammas.turns) * self.job.decoding.batch_examples
     yield from itertools.repeat(self.chunk_size)
 

@@ -213,6 +213,7 @@ def finish(
   mark has the sum of their `counts`. Raises ValueError if a chunk does not have
   the lines that its mark says, or is of other settings than those of `begin`.
   """
+  # Read again: a run of other settings may have taken the folder since.
   own = _claim(shard, settings)
   digests = []
   with replacing.file(shard.path) as partial, partial.open('wb') as file:
@@ -247,6 +248,8 @@ def merge(folder: Path) -> list[tuple[Path, int]]:
     ValueError: if there are no shards, or some are missing, unfinished or of
       other settings, or their merged file is there already.
   """
+  # By name and number of shards: a folder may hold several tasks, or the same
+  # one in 2 shards and in 4.
   groups: dict[tuple[str, int], dict[int, Path]] = {}
   for path in sorted(folder.glob('*.jsonl-*-of-*')):
     match = _SHARD.fullmatch(path.name)

@@ -90,6 +90,7 @@ def write(
   rows = _encode(decoder, writing)
   parts = _parts(rows, writing)
   path = local_path(folder)
+  # All that can be refused is known: now the weights are worth reading.
   decoder = decoder_lib.load(decoder)
   programs: dict[tuple[int, float], Refill] = {}
   with one_writer(path / '.lock', path):
@@ -97,6 +98,7 @@ def write(
     done = set(written_texts.part_indices(path))
     for index in sorted({*range(len(parts))} - done):
       part = parts[index]
+      # Two parts of one key have the same programs.
       key = part.width, part.temperature
       if key not in programs:
         programs[key] = _compile(decoder, writing, part)

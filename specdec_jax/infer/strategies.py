@@ -50,6 +50,7 @@ class Strategy(NamedTuple):
 
 def of(job: Job) -> Strategy:
   """Returns the strategy that a job asks for."""
+  # `num_decodes` 1 is a search with one beam: T5X's default, and not greedy.
   if job.is_scored:
     return _SCORING
   return _LOOP if job.decoding.num_decodes is None else _BEAM_SEARCH

@@ -124,6 +124,7 @@ def call(
       `may_differ`.
   """
   parse(configuration)
+  # What is bound by code counts as what a file binds; functions are the same.
   values = {k: repr(v) for k, v in arguments.items() if not callable(v)}
   agreement.check_everywhere(
     {
@@ -178,6 +179,7 @@ def parse(configuration: Configuration) -> None:
 def bindings() -> dict[str, str]:
   """All bindings of the last `parse`, macros included, as they are written."""
   text = _import_gin().config_str(max_line_length=10**6)
+  # Values of many lines are written on one, however long it is.
   pairs = [line.split(' = ', 1) for line in text.splitlines() if ' = ' in line]
   return {name: value for name, value in pairs if not name.startswith('#')}
 

@@ -109,6 +109,7 @@ def joined(meeting: Meeting | None) -> Iterator[None]:
     # processes wait for each other forever.
     jax.config.update('jax_enable_compilation_cache', False)
   _join(meeting)
+  # Whoever acquires `ending` decides how this process ends.
   ending, is_over = threading.Lock(), threading.Event()
   # While it lives, `progress.leave_unfinished_work` ends a process that failed:
   # what it computes together with others may never be done.
@@ -258,7 +259,7 @@ def entered_by_first(
 
     ask_first(enter)
     yield user_path(_text_of_first(str(path)))
-    number_of_first(0)  # All have written.
+    number_of_first(0)  # All have written: it waits for all.
     ask_first(stack.close)
 
 

@@ -265,6 +265,7 @@ def continuation(output: DecodeOutput, prompt: Prompt) -> Array:
 def _check_given(speculation: Settings, draft_module: Any | None) -> None:
   """Raises ValueError unless a drafter with weights is told where they are, and
   no other."""
+  # 'model' has a network of T5X's; others with weights are read by this package.
   name, needed = speculation.drafter, ''
   if has_model(DRAFTERS[name]):
     needed = 'draft_module' if name == 'model' else 'drafter_checkpoint'
@@ -326,6 +327,7 @@ def _restore_eos(
   output: DecodeOutput, tokens: Array, *, eos_id: int
 ) -> DecodeOutput:
   """What was decoded under `_force`, with the EOS tokens that it forced."""
+  # Only within the row: beyond its end there are 0s.
   is_eos = arrays.is_within(output.lengths, tokens.shape[1])
   tokens = jnp.where(is_eos & (tokens == eos_id), eos_id, output.tokens)
   return dataclasses.replace(output, tokens=tokens)

@@ -180,6 +180,7 @@ def _of_target_alone(
 
 def _parted(state_dict: Any) -> tuple[Any, dict[str, Any]]:
   """A state without its draft model, and the draft model by its name."""
+  # Copies down to where the draft model is taken out: T5X still has the state.
   state_dict = flax.core.unfreeze(state_dict)
   target = dict(state_dict['target'])
   draft = {name: target.pop(name) for name in (DRAFT,) if name in target}
