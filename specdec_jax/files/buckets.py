@@ -234,7 +234,7 @@ def _asking(path: BucketPath) -> Iterator[Any]:
 @functools.cache
 def _find_bucket(bucket: str) -> None:
   """Raises FileNotFoundError if there is no such bucket; asks once for it."""
-  # gcsfs says the same of a missing bucket and of an empty folder, but here.
+  # Of a missing bucket and of a missing object gcsfs says the same.
   try:
     fsspec.filesystem('gcs').ls(f'gs://{bucket}', detail=False, max_results=1)
   except FileNotFoundError as error:

@@ -17,7 +17,7 @@ def read(path: Path) -> Iterator[tuple[str, str]]:
     ValueError: if the file cannot be read, or is not UTF-8.
   """
   try:
-    # Python's own mode for text would end a line at a lone \\r, too.
+    # Python's own mode for text would end a line at a lone \r, too.
     with io.TextIOWrapper(
       path.open('rb'), encoding='utf-8-sig', newline='\n'
     ) as file:

@@ -142,7 +142,6 @@ def decode(
         runs_before[sources >= 0] = 0
     if state is None or rows.count(None) == programs.batch_size:
       return
-    # So many done rows, free ones included, end the loop.
     wanted = programs.batch_size if is_exhausted else programs.refill_size
     started = time.perf_counter()
     state, output = programs.run(params, state, np.int32(wanted))
@@ -187,8 +186,8 @@ def _row_of(output: Any, row: int) -> Any:
 def _put(group: list[Any], rows: list[Any]) -> np.ndarray:
   """Puts a group into free rows; int32 `[B]`, which of it each row takes, -1
   for none."""
-  # Rows [A, None, C, None] and a group [E, F]: sources [-1, 0, -1, 1]. Of a last
-  # group [E] the other row is prefilled, empty, and nobody takes it.
+  # Rows [A, None, C, None] and a group [E, F]: sources [-1, 0, -1, 1]. Of a
+  # last group [E] the other row is prefilled, empty, and nobody takes it.
   sources = np.full(len(rows), -1, np.int32)
   for i, example in enumerate(group):
     row = rows.index(None)

@@ -146,9 +146,7 @@ class _Run:
 
   def chunk_sizes(self, gammas: Gammas) -> Iterator[int]:
     """Gives a first chunk a batch for each of the gammas to try, if any."""
-    if (
-      gammas.turns
-    ):  # One chunk, so that a restart finds the choice in its mark.
+    if gammas.turns:  # In one chunk, whose mark says what was chosen.
       yield len(gammas.turns) * self.job.decoding.batch_examples
     yield from itertools.repeat(self.chunk_size)
 

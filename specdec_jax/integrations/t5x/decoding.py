@@ -265,7 +265,7 @@ def continuation(output: DecodeOutput, prompt: Prompt) -> Array:
 def _check_given(speculation: Settings, draft_module: Any | None) -> None:
   """Raises ValueError unless a drafter with weights is told where they are, and
   no other."""
-  # 'model' has a network of T5X's; others with weights are read by this package.
+  # 'model' is a network of T5X's; the weights of others are read here.
   name, needed = speculation.drafter, ''
   if has_model(DRAFTERS[name]):
     needed = 'draft_module' if name == 'model' else 'drafter_checkpoint'
