@@ -11,6 +11,7 @@ from specdec_jax import drafters
 from specdec_jax.base import Params, Prompt
 from specdec_jax.decoding import refill
 from specdec_jax.decoding.method import Method
+from specdec_jax.decoding.program import Program
 from specdec_jax.infer import decode_many
 from specdec_jax.verification import speculative_sampling
 from tests import decoders, toy, toy_eagle
@@ -81,22 +82,26 @@ def whole(pair):
   )
 
 
+def refill_programs(target, drafter, num_fresh, batch_size):
+  method = Method(
+    target=target,
+    drafter=drafter,
+    verify_fn=speculative_sampling,
+    logits_to_probs=decoders.SAMPLED,
+    eos_id=-1,
+  )
+  program = Program(
+    method=method,
+    params=PARAMS,
+    prompt=make_prompt([None] * num_fresh),
+    max_len=MAX_LEN,
+  )
+  return program.refill(batch_size)
+
+
 @pytest.fixture(scope='module')
 def programs(pair):
-  target, drafter = pair
-  return decode_many.compile_programs(
-    PARAMS,
-    make_prompt([None] * NUM_FRESH),
-    method=Method(
-      target=target,
-      drafter=drafter,
-      verify_fn=speculative_sampling,
-      logits_to_probs=decoders.SAMPLED,
-      eos_id=-1,
-    ),
-    max_len=MAX_LEN,
-    batch_size=BATCH_SIZE,
-  )
+  return refill_programs(*pair, NUM_FRESH, BATCH_SIZE)
 
 
 @pytest.mark.parametrize('num_examples', [0, 1, 2, 6, NUM_EXAMPLES])
@@ -160,16 +165,4 @@ def test_rows_of_another_shape_are_refused(programs):
 
 def test_more_fresh_rows_than_rows_are_refused():
   with pytest.raises(ValueError, match=r'3 rows.*batch of 2'):
-    decode_many.compile_programs(
-      PARAMS,
-      make_prompt([None] * 3),
-      method=Method(
-        target=TARGET,
-        drafter=DRAFTER,
-        verify_fn=speculative_sampling,
-        logits_to_probs=decoders.SAMPLED,
-        eos_id=-1,
-      ),
-      max_len=MAX_LEN,
-      batch_size=2,
-    )
+    refill_programs(TARGET, DRAFTER, 3, 2)
