@@ -55,7 +55,7 @@ def of(job: Job) -> Footprint:
     ),
   )
   init = strategies.of(job).init
-  state = jax.eval_shape(lambda *args: init(*args, job), shapes, prompt)
+  state = jax.eval_shape(lambda p, x: init(p, x, job), shapes, prompt)
   config = job.decoder.drafting.config
   own = () if config is None else families.param_shapes(config)
   of_params = mesh_lib.parameter_shardings
