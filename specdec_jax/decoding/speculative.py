@@ -7,8 +7,6 @@ program; `init`, `step`, `run` and `output` are its pieces.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,9 +15,10 @@ import jax.numpy as jnp
 from specdec_jax import arrays, base, keys, trees
 from specdec_jax.base import Array, Draft, Drafter, Params, Verification
 from specdec_jax.decoding import state as state_lib
-from specdec_jax.decoding import statistics, tree_drafts
+from specdec_jax.decoding import statistics, target_call, tree_drafts
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeOutput, DecodeState, output
+from specdec_jax.decoding.tree_drafts import Line
 
 
 @base.value
@@ -119,121 +118,54 @@ def run(
 
 
 def step(
-  params: Params,
-  state: DecodeState,
-  *,
-  method: Method,
+  params: Params, state: DecodeState, *, method: Method
 ) -> tuple[DecodeState, StepInfo]:
   """One iteration of `run`, with what happened in it.
 
   The target's call alone is narrower where no row drafted; all rows are judged
   at one width, those without a draft by their pending token.
   """
-  target, drafter = method.target, method.drafter
-  draft, state = propose(params, state, drafter)
-  tree, starts = drafter.tree, state.context.lengths
-  if draft.probs is not None and draft.probs.shape[-1] != target.vocab_size:
-    raise ValueError(
-      f'the drafter has {draft.probs.shape[-1]} token ids, the target '
-      f'{target.vocab_size}'
-    )
+  tree, starts = method.drafter.tree, state.context.lengths
+  draft, state = propose(params, state, method.drafter)
+  _check_vocabulary(draft, method.target)
   with jax.named_scope('verify'):
-    logits, cache, is_short = _score(
-      params.target, state, draft, drafter, target
+    logits, cache, is_short = target_call.score(
+      params.target, state, draft, method
     )
     target_probs = method.logits_to_probs(logits)
-    verify_keys = _verify_keys(state, tree)
-    verification = method.verify_fn(verify_keys, draft, target_probs)
-    # What is committed and counted: all of a chain, the path of a tree.
-    of_nodes = target_probs, logits, _is_bad(draft)
-    line: tuple[Any, ...] = draft, verification, *of_nodes
+    verification = method.verify_fn(
+      _verify_keys(state, tree), draft, target_probs
+    )
+    line = Line(draft, verification, target_probs, logits, _is_bad(draft))
     if tree is not None:
-      if verification.path is None:
-        raise ValueError(
-          f'the drafter proposes trees of {drafter.gamma} nodes, and the rule '
-          'accepts prefixes of chains: it gives no path'
-        )
-      cache = tree_drafts.keep_path(
-        target, cache, starts, verification.path, drafter.gamma
-      )
-      line = tree_drafts.along_line(tree, *line)
-    made, verdict, line_probs, line_logits, is_bad = line
+      line, cache = tree_drafts.taken(method, line, cache, starts)
 
   with jax.named_scope('commit'):
     state, counts = state_lib.commit(
       state,
-      _block(made, verdict),
-      line_logits,
-      verdict.num_accepted + 1,
-      jnp.pad(is_bad[:, 1:, 0], ((0, 0), (0, 1))),
+      line.block(),
+      line.logits,
+      line.verification.num_accepted + 1,
+      jnp.pad(line.is_bad[:, 1:, 0], ((0, 0), (0, 1))),
       eos_id=method.eos_id,
     )
-    num_nodes = None if tree is None else drafter.gamma
     counted = statistics.count(
-      *(state.statistics, made, verdict, counts),
+      *(state.statistics, line.draft, line.verification, counts),
       is_short=is_short,
-      num_nodes=num_nodes,
+      tree=tree,
     )
     state = dataclasses.replace(
       state,
-      target_cache=target.rewind(cache, state.context.lengths - 1),
+      target_cache=method.target.rewind(cache, state.context.lengths - 1),
       statistics=counted,
     )
   return state, StepInfo(
-    draft=made,
-    verification=verdict,
-    target_probs=line_probs,
+    draft=line.draft,
+    verification=line.verification,
+    target_probs=line.target_probs,
     starts=starts,
     counts=counts,
   )
-
-
-def _score(
-  params: Any,
-  state: DecodeState,
-  draft: Draft,
-  drafter: Drafter,
-  target: base.LanguageModel,
-) -> tuple[Array, Any, Array]:
-  """The target's call: logits `[B, G+1, V]` of what follows the pending token
-  and each drafted one; the cache; and bool `[]`, whether no row drafted, so
-  that only the pending token was scored and 0 stands for the rest.
-
-  Both calls are compiled, and the choice is at run time, by `run_if`.
-  """
-  starts, gamma = state.context.lengths, drafter.gamma
-  pending = arrays.read_block(state.context.tokens, starts - 1, 1)
-  tokens = jnp.concatenate([pending, draft.tokens], axis=1)
-
-  def score(width: int, carry: tuple[Array, Any]) -> tuple[Array, Any]:
-    cache, placed = carry[1], {}
-    # The pending token alone is a chain, whatever would have followed it.
-    if drafter.tree is not None and width:
-      placed['placement'] = trees.placement(
-        drafter.tree, range(width + 1), starts - 1, cache.capacity
-      )
-    logits, cache = target.extend(
-      params, tokens[:, : width + 1], cache, **placed
-    )
-    return jnp.pad(logits, ((0, 0), (0, gamma - width), (0, 0))), cache
-
-  shape = starts.size, gamma + 1, target.vocab_size
-  carry = jnp.zeros(shape, jnp.float32), state.target_cache
-  if not drafter.may_abstain or not gamma:
-    return *score(gamma, carry), jnp.zeros((), jnp.bool_)
-  has_draft = jnp.any(draft.lengths > 0)
-  carry = run_if(has_draft, functools.partial(score, gamma), carry)
-  return *run_if(~has_draft, functools.partial(score, 0), carry), ~has_draft
-
-
-def run_if(is_taken: Array, step: Callable[[Any], Any], carry: Any) -> Any:
-  """`step(carry)` if a bool `[]` is set, else `carry`.
-
-  It is a loop of at most one trip, since `lax.cond` would copy the caches in
-  `carry` on their way in and out; a loop updates them in place.
-  """
-  take = lambda loop: (jnp.zeros_like(is_taken), step(loop[1]))
-  return jax.lax.while_loop(lambda loop: loop[0], take, (is_taken, carry))[1]
 
 
 def propose(
@@ -266,13 +198,12 @@ def _verify_keys(state: DecodeState, tree: base.Tree | None) -> Array:
   return keys.verify_keys_by_depth(state.row_keys, lengths, trees.depth(tree))
 
 
-def _block(draft: Draft, verification: Verification) -> Array:
-  """Accepted tokens, then the next one, repeated: int32 `[B, W+1]`."""
-  accepted = jnp.pad(draft.tokens, ((0, 0), (0, 1)))
-  return jnp.where(
-    arrays.is_within(verification.num_accepted, accepted.shape[1]),
-    accepted,
-    verification.next_token[:, None],
+def _check_vocabulary(draft: Draft, target: base.LanguageModel) -> None:
+  if draft.probs is None or draft.probs.shape[-1] == target.vocab_size:
+    return
+  raise ValueError(
+    f'the drafter has {draft.probs.shape[-1]} token ids, the target '
+    f'{target.vocab_size}'
   )
 
 

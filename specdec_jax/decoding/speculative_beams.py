@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from specdec_jax import arrays, base
 from specdec_jax.base import Array, Params
-from specdec_jax.decoding import beam_search, beam_trie, speculative, statistics
+from specdec_jax.decoding import beam_search, beam_trie, statistics, target_call
 from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding.beam_search import BeamOutput, Rules, Search
 from specdec_jax.decoding.beam_trie import BeamDraft, BeamDrafter, Beams
@@ -201,10 +201,10 @@ def run(
     if not drafter.may_abstain:
       return judge(drafter.gamma, state)
     has_draft = jnp.any(draft.parents >= 0)
-    state = speculative.run_if(
+    state = target_call.run_if(
       has_draft, lambda s: judge(drafter.gamma, s), state
     )
-    return speculative.run_if(~has_draft, lambda s: judge(0, s), state)
+    return target_call.run_if(~has_draft, lambda s: judge(0, s), state)
 
   return jax.lax.while_loop(
     lambda state: jnp.any(state.search.is_active), iterate, state

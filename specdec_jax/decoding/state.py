@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import arrays, base, keys
-from specdec_jax.base import Array, Context, Prompt
+from specdec_jax.base import Array, Context, Draft, Prompt, Verification
 from specdec_jax.decoding import statistics
 from specdec_jax.decoding.statistics import Statistics
 
@@ -181,6 +181,39 @@ def commit(
     has_nan=has_nan,
   )
   return state, counts
+
+
+def truncate(
+  state: DecodeState,
+  before: Statistics,
+  draft: Draft,
+  verification: Verification,
+  counts: Array,
+  is_ended: Array,
+) -> DecodeState:
+  """Keeps `counts[B]` tokens of the last iteration; `is_ended` rows are done.
+
+  Args:
+    state: after the iteration.
+    before: the counters before it.
+    draft: this and `verification` as in its `StepInfo`.
+    verification: of the draft.
+    counts: int32 `[B]`, at most as many as each row committed.
+    is_ended: bool `[B]`.
+  """
+  after, context = state.statistics, state.context
+  starts = context.lengths - (after.num_tokens - before.num_tokens)
+  counted = statistics.count(before, draft, verification, counts)
+  # A short call was made, and a tree drafted, whatever is kept of it.
+  counted = dataclasses.replace(counted, num_short_runs=after.num_short_runs)
+  if verification.path is not None:
+    counted = dataclasses.replace(counted, num_drafted=after.num_drafted)
+  return dataclasses.replace(
+    state,
+    context=dataclasses.replace(context, lengths=starts + counts),
+    done=state.done | is_ended,
+    statistics=counted,
+  )
 
 
 def output(state: DecodeState) -> DecodeOutput:

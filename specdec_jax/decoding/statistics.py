@@ -7,7 +7,7 @@ counts only for what was committed of it.
 import jax.numpy as jnp
 
 from specdec_jax import arrays, base
-from specdec_jax.base import Array, Draft, Verification
+from specdec_jax.base import Array, Draft, Tree, Verification
 
 
 @base.value
@@ -58,10 +58,10 @@ def count(
   counts: Array,
   *,
   is_short: Array | bool = False,
-  num_nodes: int | None = None,
+  tree: Tree | None = None,
 ) -> Statistics:
   """The counters after an iteration that committed `counts[B]` tokens; for a
-  tree of `num_nodes`, `draft` is the chain that stands for it. `is_short`, of
+  `tree`, `draft` is the chain that stands for it. `is_short`, of
   all rows, says that one position was scored."""
   gamma, width = before.num_tested.shape[1], draft.tokens.shape[1]
   was_active = (counts > 0).astype(jnp.int32)
@@ -73,8 +73,8 @@ def count(
   num_drafted = jnp.where(
     is_whole, draft.lengths, jnp.minimum(draft.lengths, counts)
   )
-  if num_nodes is not None:
-    num_drafted = jnp.where(draft.lengths > 0, num_nodes, 0)
+  if tree is not None:
+    num_drafted = jnp.where(draft.lengths > 0, len(tree.parents), 0)
   is_tested = arrays.is_within(num_tested, width)
   accept_probs = jnp.where(is_tested, verification.accept_probs, 0.0)
   reach = lambda lengths: arrays.is_within(lengths, gamma).astype(jnp.int32)

@@ -2,7 +2,7 @@
 all that stays of one in the cache, and one chain stands for it elsewhere."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -15,6 +15,7 @@ from specdec_jax.base import (
   Tree,
   Verification,
 )
+from specdec_jax.decoding.method import Method
 
 
 def check(target: LanguageModel, drafter: Drafter) -> None:
@@ -36,35 +37,66 @@ def check(target: LanguageModel, drafter: Drafter) -> None:
     )
 
 
-def keep_path(
-  target: LanguageModel, cache: Any, starts: Array, path: Array, num_nodes: int
-) -> Any:
-  """The cache with the accepted path's entries in a row from `starts[b]` on,
-  the entry of the first of the `num_nodes` drafted; `path` is
-  `Verification.path`."""
+class Line(NamedTuple):
+  """The chain that is committed and counted: all of a chain, of a tree what
+  `taken` makes of it.
+
+  Attributes:
+    draft: W tokens.
+    verification: what became of them.
+    target_probs: float32 `[B, W+1, V]`, after the pending token and each.
+    logits: float32 `[B, W+1, V]`, likewise.
+    is_bad: bool `[B, W+1, 1]`, tokens whose own probability is not a number.
+  """
+
+  draft: Draft
+  verification: Verification
+  target_probs: Array
+  logits: Array
+  is_bad: Array
+
+  def block(self) -> Array:
+    """Accepted tokens, then the next one, repeated: int32 `[B, W+1]`."""
+    accepted = jnp.pad(self.draft.tokens, ((0, 0), (0, 1)))
+    return jnp.where(
+      arrays.is_within(self.verification.num_accepted, accepted.shape[1]),
+      accepted,
+      self.verification.next_token[:, None],
+    )
+
+
+def taken(
+  method: Method, of_nodes: Line, cache: Any, starts: Array
+) -> tuple[Line, Any]:
+  """What is kept of a tree: its line (`along_line`), and the cache with the
+  accepted path's entries in a row from `starts[B]` on, the entry of the first
+  drafted node. Raises ValueError if the rule gave no path."""
+  target, drafter = method.target, method.drafter
+  path = of_nodes.verification.path
+  if path is None:
+    raise ValueError(
+      f'the drafter proposes trees of {drafter.gamma} nodes, and the rule '
+      'accepts prefixes of chains: it gives no path'
+    )
   assert target.gather is not None  # `check` says so.
+  assert drafter.tree is not None
   in_place = jnp.arange(path.shape[1], dtype=path.dtype)[None, :]
   offsets = jnp.where(path > 0, path - 1, in_place)
-  return target.gather(cache, starts, offsets, num_nodes)
+  cache = target.gather(cache, starts, offsets, drafter.gamma)
+  return along_line(drafter.tree, of_nodes), cache
 
 
-def along_line(
-  tree: Tree, draft: Draft, verification: Verification, *of_nodes: Array
-) -> tuple[Any, ...]:
+def along_line(tree: Tree, of_nodes: Line) -> Line:
   """The chain that stands for a tree: its accepted path, then first children as
   far as there are any, so that it is longer than the path if all children of
   the last accepted node were rejected.
 
-  Args:
-    tree: the shape of the draft.
-    draft: N tokens.
-    verification: of a tree.
-    *of_nodes: arrays `[B, N+1, V]`.
-
-  Returns:
-    The draft, with at most D tokens; the verification, with `accept_probs` and
-    `uniforms` `[B, D]`; the arrays as `[B, D+1, V]`.
+  Its draft has at most D tokens, `accept_probs` and `uniforms` are `[B, D]`,
+  and the arrays of N + 1 nodes `[B, D+1, V]`. Of the tree (0, 0, 1, 1) with
+  accepted path [2], which has no children, the line is [2]; with an empty path
+  it is [1, 3].
   """
+  draft, verification = of_nodes.draft, of_nodes.verification
   assert verification.path is not None
   line = trees.line_of(tree, jnp.max(verification.path, axis=1))
   lengths = jnp.sum((line > 0).astype(jnp.int32), axis=1, dtype=jnp.int32)
@@ -91,4 +123,4 @@ def along_line(
     uniforms=None if uniforms is None else pick(uniforms),
   )
   with_root = jnp.pad(line, ((0, 0), (1, 0)))
-  return chain, verdict, *(take(values, with_root) for values in of_nodes)
+  return Line(chain, verdict, *(take(x, with_root) for x in of_nodes[2:]))

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.decoding import statistics
+from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding.state import DecodeState
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.text import vocabularies
@@ -95,46 +95,22 @@ def watch(
     values = jax.device_get(values)
     counts = np.array(values.counts)
     has_ended = np.zeros(num_rows, bool)
-    made = values.verification
+    verdict = values.verification
     for row in range(num_rows):
-      accepted = values.draft.tokens[row, : int(made.num_accepted[row])]
-      tokens = [*accepted.tolist(), int(made.next_token[row])][: counts[row]]
+      accepted = values.draft.tokens[row, : int(verdict.num_accepted[row])]
+      tokens = [*accepted.tolist(), int(verdict.next_token[row])][: counts[row]]
       readings[row], count = read_on(vocabulary, stops, readings[row], tokens)
       if count is not None:
         counts[row], has_ended[row] = count, True
     if not has_ended.any():
       return state, values
     values = dataclasses.replace(values, counts=jnp.asarray(counts))
-    return _end(before, state, values, has_ended), values
+    made = values.draft, values.verification, values.counts
+    ended = state_lib.truncate(state, before, *made, jnp.asarray(has_ended))
+    # Where the compiled step expects them.
+    put = lambda new, old: (
+      new if new is old else jax.device_put(new, old.sharding)
+    )
+    return jax.tree.map(put, ended, state), values
 
   return end_rows
-
-
-def _end(
-  before: Statistics,
-  state: DecodeState,
-  values: StepValues,
-  has_ended: np.ndarray,
-) -> DecodeState:
-  """The state with just `values.counts` tokens of its last iteration."""
-  counts = values.counts
-  counted = statistics.count(before, values.draft, values.verification, counts)
-  if values.verification.path is not None:
-    # Of a tree, whose nodes the values do not count.
-    counted = dataclasses.replace(
-      counted, num_drafted=state.statistics.num_drafted
-    )
-  ended = dataclasses.replace(
-    state,
-    done=state.done | has_ended,
-    context=dataclasses.replace(state.context, lengths=values.starts + counts),
-    statistics=dataclasses.replace(
-      counted, num_short_runs=state.statistics.num_short_runs
-    ),
-  )
-  # Where the compiled step expects them.
-  return jax.tree.map(
-    lambda new, old: new if new is old else jax.device_put(new, old.sharding),
-    ended,
-    state,
-  )

@@ -1,0 +1,64 @@
+"""The target's call of an iteration: a draft in, logits and cache out.
+
+How wide the call is, where its tokens stand and whether it can be left out is
+decided here; the loop judges one shape of logits, whatever was scored.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax import arrays, trees
+from specdec_jax.base import Array, Draft
+from specdec_jax.decoding.method import Method
+from specdec_jax.decoding.state import DecodeState
+
+
+def score(
+  params: Any, state: DecodeState, draft: Draft, method: Method
+) -> tuple[Array, Any, Array]:
+  """Scores the pending token and what was drafted after it.
+
+  If a draft may be empty, a call of width 1 is compiled beside the whole one,
+  and `run_if` takes it at run time where no row drafted.
+
+  Returns:
+    Logits `[B, G+1, V]` of what follows each token, 0 for those that were not
+    scored; the cache; and bool `[]`, whether only the pending token was.
+  """
+  target, drafter = method.target, method.drafter
+  starts, gamma = state.context.lengths, drafter.gamma
+  pending = arrays.read_block(state.context.tokens, starts - 1, 1)
+  tokens = jnp.concatenate([pending, draft.tokens], axis=1)
+
+  def extend(width: int, carry: tuple[Array, Any]) -> tuple[Array, Any]:
+    cache, placed = carry[1], {}
+    # The pending token alone is a chain, whatever would have followed it.
+    if drafter.tree is not None and width:
+      placed['placement'] = trees.placement(
+        drafter.tree, range(width + 1), starts - 1, cache.capacity
+      )
+    block = tokens[:, : width + 1]
+    logits, cache = target.extend(params, block, cache, **placed)
+    return jnp.pad(logits, ((0, 0), (0, gamma - width), (0, 0))), cache
+
+  shape = starts.size, gamma + 1, target.vocab_size
+  carry = jnp.zeros(shape, jnp.float32), state.target_cache
+  if not drafter.may_abstain or not gamma:
+    return *extend(gamma, carry), jnp.zeros((), jnp.bool_)
+  has_draft = jnp.any(draft.lengths > 0)
+  carry = run_if(has_draft, functools.partial(extend, gamma), carry)
+  return *run_if(~has_draft, functools.partial(extend, 0), carry), ~has_draft
+
+
+def run_if(is_taken: Array, step: Callable[[Any], Any], carry: Any) -> Any:
+  """`step(carry)` if a bool `[]` is set, else `carry`.
+
+  It is a loop of at most one trip, since `lax.cond` would copy the caches in
+  `carry` on their way in and out; a loop updates them in place.
+  """
+  take = lambda loop: (jnp.zeros_like(is_taken), step(loop[1]))
+  return jax.lax.while_loop(lambda loop: loop[0], take, (is_taken, carry))[1]
