@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import drafters, logits, verification
+from specdec_jax import logits, verification
 from specdec_jax.base import Params
 from specdec_jax.checkpoints import orbax
+from specdec_jax.contrib.blockwise_heads import blockwise_heads
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.models import families
@@ -24,7 +25,7 @@ HEADS = BlockHeadsConfig(embed_dim=8, gamma=GAMMA, mlp_dim=12)
 BOUND = families.bind(CONFIG, HEADS, width=GAMMA + 1)
 METHOD = Method(
   target=BOUND.target,
-  drafter=drafters.blockwise_heads(BOUND.model, gamma=GAMMA),
+  drafter=blockwise_heads(BOUND.model, gamma=GAMMA),
   verify_fn=verification.greedy,
   logits_to_probs=logits.standardize(temperature=0.0),
   eos_id=EOS,

@@ -16,14 +16,10 @@ import pytest
 
 from specdec_jax import arrays, base, drafters, logits, trees, verification
 from specdec_jax.base import Params
-from specdec_jax.decoding import (
-  autoregressive,
-  beam_search,
-  speculative,
-  speculative_beams,
-)
+from specdec_jax.contrib import beams, speculative_beams
+from specdec_jax.decoding import autoregressive, beam_search, speculative
 from specdec_jax.decoding.method import Method
-from specdec_jax.drafters import beams, schedules
+from specdec_jax.drafters import schedules
 from specdec_jax.models import families, kv_cache
 from tests import toy, toy_eagle, toy_gemma, toy_t5, toy_tree
 

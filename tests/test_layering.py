@@ -24,6 +24,7 @@ LAYERS = {
   'keys': 1,
   'decoding': 2,
   'drafters': 2,
+  'contrib': 2,
   'models': 3,
   'sharding': 3,
   'trace': 3,

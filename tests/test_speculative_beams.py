@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from specdec_jax.base import Params
-from specdec_jax.decoding import beam_search, beam_trie, speculative_beams
-from specdec_jax.decoding.beam_trie import BeamDraft, BeamDrafter
-from specdec_jax.drafters import beams
+from specdec_jax.contrib import beam_trie, beams, speculative_beams
+from specdec_jax.contrib.beam_trie import BeamDraft, BeamDrafter
+from specdec_jax.decoding import beam_search
 from tests import broken, slow, toy
 from tests.contracts import table_of_models as models
 

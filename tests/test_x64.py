@@ -13,14 +13,9 @@ import pytest
 
 from specdec_jax import logits
 from specdec_jax.base import Params, Prompt
-from specdec_jax.decoding import (
-  autoregressive,
-  beam_search,
-  speculative,
-  speculative_beams,
-)
+from specdec_jax.contrib import beams, speculative_beams
+from specdec_jax.decoding import autoregressive, beam_search, speculative
 from specdec_jax.decoding.method import Method
-from specdec_jax.drafters import beams
 from tests import slow, toy, toy_t5, toy_tree
 from tests.contracts import table_of_drafters as table
 from tests.contracts.table_of_models import ROWS as MODELS

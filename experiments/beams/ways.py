@@ -18,7 +18,8 @@ from specdec_jax.assembly.drafters import (
   PromptLookup,
 )
 from specdec_jax.base import Params, Prompt
-from specdec_jax.decoding import beam_search, speculative_beams
+from specdec_jax.contrib import speculative_beams
+from specdec_jax.decoding import beam_search
 from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding.beam_search import BeamOutput
 from specdec_jax.logits import mask_padding

@@ -3,8 +3,8 @@
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DraftModel, NoDrafter, PromptLookup
 from specdec_jax.assembly.lengths import Fixed
-from specdec_jax.decoding.beam_trie import BeamDrafter
-from specdec_jax.drafters import beams
+from specdec_jax.contrib import beams
+from specdec_jax.contrib.beam_trie import BeamDrafter
 from specdec_jax.models import families
 
 

@@ -3,7 +3,6 @@
 from specdec_jax.drafters import schedules
 from specdec_jax.drafters.adaptive import adaptive
 from specdec_jax.drafters.autoregressive import autoregressive
-from specdec_jax.drafters.blockwise_heads import HeadsFn, blockwise_heads
 from specdec_jax.drafters.branching import branching
 from specdec_jax.drafters.continuations import continuations
 from specdec_jax.drafters.eagle import EagleModel, eagle
@@ -16,11 +15,9 @@ from specdec_jax.drafters.uniform import uniform
 __all__ = [
   'BlockModel',
   'EagleModel',
-  'HeadsFn',
   'NGramTable',
   'adaptive',
   'autoregressive',
-  'blockwise_heads',
   'branching',
   'continuations',
   'eagle',

@@ -11,12 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from specdec_jax.assembly import beam_drafting
 from specdec_jax.base import Params, Prompt
-from specdec_jax.decoding import (
-  beam_search,
-  scoring,
-  speculative,
-  speculative_beams,
-)
+from specdec_jax.contrib import speculative_beams
+from specdec_jax.decoding import beam_search, scoring, speculative
 from specdec_jax.decoding.program import Program
 from specdec_jax.infer import decode_many, examples, records
 from specdec_jax.infer.decode_many import Utilisation

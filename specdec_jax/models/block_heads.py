@@ -71,7 +71,7 @@ def bind(
   network: Network | None, config: BlockHeadsConfig, *, width: int
 ) -> Bound:
   """A target that keeps what its heads read, at the first `width` tokens of a
-  call, and the first `width - 1` heads, for `drafters.blockwise_heads`.
+  call, and the first `width - 1` heads, for `contrib.blockwise_heads`.
 
   The heads' params are `{'heads': ..., 'target': ...}`, their own and the
   target's, whose projection they share. Raises ValueError if the target keeps

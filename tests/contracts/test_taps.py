@@ -11,6 +11,7 @@ import pytest
 
 from specdec_jax import drafters
 from specdec_jax.base import Params
+from specdec_jax.contrib.blockwise_heads import blockwise_heads
 from specdec_jax.models import families, taps
 from specdec_jax.models.block_heads import BlockHeadsConfig
 from tests import decoders, slow, toy, toy_eagle
@@ -144,7 +145,7 @@ def heads_pair(name: str) -> tuple:
   sizes = BlockHeadsConfig(embed_dim=config.embed_dim, gamma=GAMMA, mlp_dim=4)
   bound = families.bind(config, sizes, width=GAMMA + 1)
   own = families.of(sizes).init_params(sizes, jax.random.key(3))
-  drafter = drafters.blockwise_heads(bound.model, gamma=GAMMA)
+  drafter = blockwise_heads(bound.model, gamma=GAMMA)
   return bound.target, drafter, Params(params, bound.join(params, own))
 
 

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from specdec_jax import drafters
 from specdec_jax.assembly import lengths, models
 from specdec_jax.assembly.drafters.choice import Drafting, Target
 from specdec_jax.assembly.lengths import Gamma, Length
 from specdec_jax.assembly.models import Model
+from specdec_jax.contrib.blockwise_heads import blockwise_heads
 from specdec_jax.models import families
 from specdec_jax.models.block_heads import BlockHeadsConfig
 
@@ -14,7 +14,7 @@ from specdec_jax.models.block_heads import BlockHeadsConfig
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockHeads:
   """Heads on the target's decoder, `gamma` of them, None for all, in a folder
-  that `specdec train` wrote; see `drafters.blockwise_heads`."""
+  that `specdec train` wrote; see `contrib.blockwise_heads`."""
 
   model: Model
   gamma: Gamma | None = lengths.gamma_option(None)
@@ -44,7 +44,7 @@ class BlockHeads:
       )
     bound = families.bind(target.config, config, width=gamma + 1)
     return Drafting(
-      drafter=drafters.blockwise_heads(bound.model, gamma=gamma),
+      drafter=blockwise_heads(bound.model, gamma=gamma),
       model=self.model,
       config=config,
       target=bound.target,

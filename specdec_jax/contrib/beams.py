@@ -9,8 +9,8 @@ import numpy as np
 
 from specdec_jax import arrays, base
 from specdec_jax.base import Array, Context
-from specdec_jax.decoding import beam_trie
-from specdec_jax.decoding.beam_trie import BeamDraft, BeamDrafter, Beams
+from specdec_jax.contrib import beam_trie
+from specdec_jax.contrib.beam_trie import BeamDraft, BeamDrafter, Beams
 from specdec_jax.decoding.state import EosId
 from specdec_jax.drafters.prompt_lookup import prompt_lookup
 from specdec_jax.drafters.stateless import check_gamma

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 
 from specdec_jax import arrays, base
 from specdec_jax.base import Array, Params
-from specdec_jax.decoding import beam_search, beam_trie, statistics, target_call
+from specdec_jax.contrib import beam_trie
+from specdec_jax.contrib.beam_trie import BeamDraft, BeamDrafter, Beams
+from specdec_jax.decoding import beam_search, statistics, target_call
 from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding.beam_search import BeamOutput, Rules, Search
-from specdec_jax.decoding.beam_trie import BeamDraft, BeamDrafter, Beams
 from specdec_jax.decoding.state import EosId
 from specdec_jax.decoding.statistics import Statistics
 
@@ -94,7 +95,7 @@ def generate(
     params: weights of target and drafter.
     prompt: as there.
     target: a model that takes placements.
-    drafter: of `drafters.beams`; it changes the speed, not the result. With
+    drafter: of `contrib.beams`; it changes the speed, not the result. With
       `none` it is plain beam search that reorders no cache.
     num_beams: as there, like `alpha`, `max_len`, `eos_id` and `vocab_size`.
     max_new_tokens: the most that any row may get; with it, caches take less
