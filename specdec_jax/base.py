@@ -174,8 +174,11 @@ class LanguageModel(NamedTuple):
       `[B, 1, V]`, of the one at `at[B]`: the projection to V is most of a small
       model. A `placement`, by keyword, is for tokens that are no run of text.
     rewind: `(cache, lengths[B]) -> cache`: sets how many positions of each row
-      count; nothing is erased. A cache with an attribute `lengths` has them
-      there: a draft model of a lone row then catches up faster on a CPU.
+      count; nothing is erased. A target is rewound to a length within its last
+      call, or to that before it, and no further, so that a recurrent network
+      can be one; a draft model goes back over the calls of its last draft. A
+      cache with an attribute `lengths` has them there: a draft model of a lone
+      row then catches up faster on a CPU.
     vocab_size: V, the last axis of the logits.
     gather: `(cache, starts[B], offsets[B, D], span) -> cache`: what lies at
       entries `starts + offsets[:, i]` moves to `starts + i`, all of it read

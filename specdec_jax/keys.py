@@ -79,13 +79,6 @@ def iteration_keys(row_keys: Array, lengths: Array) -> tuple[Array, Array]:
   return draft, verify
 
 
-def verify_keys_by_depth(row_keys: Array, lengths: Array, depth: int) -> Array:
-  """Keys `[depth + 1, B]` for verifying at committed lengths `[B]` and at those
-  that are 1 to `depth` longer."""
-  verify = lambda more: iteration_keys(row_keys, lengths + more)[1]
-  return jax.vmap(verify)(jnp.arange(depth + 1, dtype=lengths.dtype))
-
-
 def split(row_keys: Array, count: int) -> Array:
   """Keys `[count, B]` from keys `[B]`."""
   each = lambda key: jax.random.split(key, count)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base, keys, trees
+from specdec_jax import arrays, base, keys
 from specdec_jax.base import Array, Draft, Drafter, Params, Verification
 from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding import statistics, target_call, tree_drafts
@@ -129,13 +129,11 @@ def step(
   draft, state = propose(params, state, method.drafter)
   _check_vocabulary(draft, method.target)
   with jax.named_scope('verify'):
-    logits, cache, is_short = target_call.score(
-      params.target, state, draft, method
-    )
+    scored = target_call.score(params.target, state, draft, method)
+    logits, cache, is_short = scored
     target_probs = method.logits_to_probs(logits)
-    verification = method.verify_fn(
-      _verify_keys(state, tree), draft, target_probs
-    )
+    verify_keys = tree_drafts.verify_keys(tree, state.row_keys, starts)
+    verification = method.verify_fn(verify_keys, draft, target_probs)
     line = Line(draft, verification, target_probs, logits, _is_bad(draft))
     if tree is not None:
       line, cache = tree_drafts.taken(method, line, cache, starts)
@@ -154,11 +152,8 @@ def step(
       is_short=is_short,
       tree=tree,
     )
-    state = dataclasses.replace(
-      state,
-      target_cache=method.target.rewind(cache, state.context.lengths - 1),
-      statistics=counted,
-    )
+    cache = method.target.rewind(cache, state.context.lengths - 1)
+    state = dataclasses.replace(state, target_cache=cache, statistics=counted)
   return state, StepInfo(
     draft=line.draft,
     verification=line.verification,
@@ -184,18 +179,9 @@ def propose(
       f'the drafter declares gamma {drafter.gamma} and proposes '
       f'{draft.tokens.shape[1]} tokens'
     )
-  draft = dataclasses.replace(
-    draft, lengths=jnp.where(state.done, 0, draft.lengths)
-  )
+  lengths = jnp.where(state.done, 0, draft.lengths)
+  draft = dataclasses.replace(draft, lengths=lengths)
   return draft, dataclasses.replace(state, drafter_state=drafter_state)
-
-
-def _verify_keys(state: DecodeState, tree: base.Tree | None) -> Array:
-  """Keys `[B]` for the rule, or those `[D+1, B]` of a rule for trees."""
-  lengths = state.context.lengths
-  if tree is None:
-    return keys.iteration_keys(state.row_keys, lengths)[1]
-  return keys.verify_keys_by_depth(state.row_keys, lengths, trees.depth(tree))
 
 
 def _check_vocabulary(draft: Draft, target: base.LanguageModel) -> None:

@@ -191,16 +191,9 @@ def truncate(
   counts: Array,
   is_ended: Array,
 ) -> DecodeState:
-  """Keeps `counts[B]` tokens of the last iteration; `is_ended` rows are done.
-
-  Args:
-    state: after the iteration.
-    before: the counters before it.
-    draft: this and `verification` as in its `StepInfo`.
-    verification: of the draft.
-    counts: int32 `[B]`, at most as many as each row committed.
-    is_ended: bool `[B]`.
-  """
+  """Keeps `counts[B]` tokens of the last iteration, at most those that it
+  committed, and ends the rows of `is_ended[B]`; `before` are the counters
+  before it, draft and verification those of its `StepInfo`."""
   after, context = state.statistics, state.context
   starts = context.lengths - (after.num_tokens - before.num_tokens)
   counted = statistics.count(before, draft, verification, counts)

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, trees
+from specdec_jax import arrays
 from specdec_jax.base import Array, Draft
+from specdec_jax.decoding import tree_drafts
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeState
 
@@ -35,14 +36,9 @@ def score(
   tokens = jnp.concatenate([pending, draft.tokens], axis=1)
 
   def extend(width: int, carry: tuple[Array, Any]) -> tuple[Array, Any]:
-    cache, placed = carry[1], {}
-    # The pending token alone is a chain, whatever would have followed it.
-    if drafter.tree is not None and width:
-      placed['placement'] = trees.placement(
-        drafter.tree, range(width + 1), starts - 1, cache.capacity
-      )
+    placed = tree_drafts.placement(drafter.tree, width, starts, carry[1])
     block = tokens[:, : width + 1]
-    logits, cache = target.extend(params, block, cache, **placed)
+    logits, cache = target.extend(params, block, carry[1], **placed)
     return jnp.pad(logits, ((0, 0), (0, gamma - width), (0, 0))), cache
 
   shape = starts.size, gamma + 1, target.vocab_size

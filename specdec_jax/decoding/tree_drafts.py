@@ -4,14 +4,16 @@ all that stays of one in the cache, and one chain stands for it elsewhere."""
 import dataclasses
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, trees
+from specdec_jax import arrays, keys, trees
 from specdec_jax.base import (
   Array,
   Draft,
   Drafter,
   LanguageModel,
+  Placement,
   Tree,
   Verification,
 )
@@ -35,6 +37,29 @@ def check(target: LanguageModel, drafter: Drafter) -> None:
       f'the drafter proposes trees of {num_nodes} nodes, and the target takes '
       'chains alone: it has no gather'
     )
+
+
+def verify_keys(tree: Tree | None, row_keys: Array, lengths: Array) -> Array:
+  """Keys `[B]` for the rule at committed lengths `[B]`; for a tree `[D+1, B]`,
+  those of lengths that are 1 to D longer as well."""
+  verify = lambda more: keys.iteration_keys(row_keys, lengths + more)[1]
+  if tree is None:
+    return keys.iteration_keys(row_keys, lengths)[1]
+  steps = jnp.arange(trees.depth(tree) + 1, dtype=lengths.dtype)
+  return jax.vmap(verify)(steps)
+
+
+def placement(
+  tree: Tree | None, width: int, lengths: Array, cache: Any
+) -> dict[str, Placement]:
+  """Where the root and the first `width` nodes stand, as an argument of
+  `extend`, from committed lengths `[B]`: none for a chain, or for the root
+  alone, which is one, whatever would have followed it."""
+  if tree is None or not width:
+    return {}
+  nodes = range(width + 1)
+  placed = trees.placement(tree, nodes, lengths - 1, cache.capacity)
+  return {'placement': placed}
 
 
 class Line(NamedTuple):
