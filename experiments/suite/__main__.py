@@ -2,8 +2,8 @@
 
     python -m experiments.suite --out out/suite
 
-A suite that was interrupted goes on where it stopped. docs/commands.md says
-what the options and columns are.
+A suite that was interrupted goes on where it stopped. README.md says what the
+options and columns are.
 """
 
 import argparse
@@ -36,10 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     formatter_class=argparse.ArgumentDefaultsHelpFormatter,
   )
   for name, field in options_of(Settings).items():
+    default = field.default
+    if isinstance(default, tuple):  # As it is typed.
+      default = ','.join(map(str, default))
     parser.add_argument(
       f'--{name}',
       type=field.metadata['type'] or type(field.default),
-      default=field.default,
+      default=default,
       help=field.metadata['help'],
     )
   parser.add_argument(
