@@ -518,7 +518,7 @@ def test_dry_run_needs_no_checkpoint(run, tmp_path, monkeypatch):
     (
       [gin_file('verification/speculative_sampling.gin')],
       {'rules.SpeculativeSampling.lenience': 0.5},
-      ['lenience 0.5', 'give rule greedy'],
+      ['lenience 0.5', 'verification greedy'],
     ),
     (['--gin_file=nowhere.gin'], {}, ['nowhere.gin']),
     ([f'--profile={__file__}'], {}, [__file__, 'name a folder']),
