@@ -44,7 +44,9 @@ def drafter(
       max_ngram=choice.max_ngram,
       min_ngram=choice.min_ngram,
     )
-  model = families.language_model(decoder.drafting.config)
+  config = decoder.drafting.config
+  assert config is not None
+  model = families.language_model(config)
   return beams.of_model(
     families.with_logits_of(model, decoder.config.vocab_size),
     gamma=length.gamma,

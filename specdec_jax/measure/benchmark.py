@@ -79,7 +79,8 @@ def drafted(
       its own for that.
     is_adaptive: see `Drafted`.
   """
-  state, propose = side.states[0], ()
+  state = side.states[0]
+  propose: tuple[stopwatch.Repeated, ...] = ()
   if fixed is not None:
     state = dataclasses.replace(state, drafter_state=state.drafter_state.cache)
   if method.drafter.gamma:
@@ -218,8 +219,9 @@ def figures(
       num_drafted = int(drafted.counts.statistics.num_drafted.sum())
   # All relative to one plain step in the dtype that verifies. The baseline may
   # be of another dtype, and has its own cost in `predict_speedup`.
+  c = propose_seconds / max(drafter.gamma, 1) / one_position
   costs = {
-    'c': propose_seconds / max(drafter.gamma, 1) / one_position,
+    'c': c,
     'verify_cost_ratio': full / one_position,
     'without_draft_cost_ratio': without,
   }
@@ -232,15 +234,17 @@ def figures(
       baseline.counts,
       drafted.counts,
       num_drafted=num_drafted,
+      c=c,
+      verify_cost_ratio=full / one_position,
+      without_draft_cost_ratio=without,
       baseline_cost=baseline.per_iteration / one_position,
-      **costs,
     ),
     'theory_speedup': None,
     'compared_tokens': plain.counts.num_tokens,
   }
   if found['alpha'] is not None and not (way.is_adaptive or drafter.tree):
     found['theory_speedup'] = float(
-      theory.walltime_improvement(found['alpha'], drafter.gamma, costs['c'])
+      theory.walltime_improvement(found['alpha'], drafter.gamma, c)
     )
   return found
 

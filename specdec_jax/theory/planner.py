@@ -189,7 +189,7 @@ def forecast(
   tokens = float(expected_tokens_of_profile(profile))
   of_one = expected_iterations(profile, length, 1)
   of_all = expected_iterations(profile, length, batch_size)
-  seconds = costs.iteration_seconds(gamma, tree and len(profile))
+  seconds = costs.iteration_seconds(gamma, len(profile) if tree else None)
   # Tokens per run, as in a long decode; the slowest row stretches it.
   num_iterations = length / tokens * of_all / of_one
   launch = costs.launch_seconds if gamma else costs.plain_launch_seconds

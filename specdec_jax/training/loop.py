@@ -345,7 +345,7 @@ def validate(
     for batch in dataset.validation()
   ]
   # A split without rows has zeros.
-  zero = np.float64(0)
+  zero = jnp.float32(0)
   nothing = LossSums(loss=zero, nats=zero, num_correct=zero, weight=zero)
   total = jax.tree.map(lambda *sums: sum(sums), *(found or [nothing]))
   weight = max(total.weight, 1.0)

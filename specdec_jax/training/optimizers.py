@@ -68,7 +68,7 @@ def learning_rate(
     steps = jnp.asarray(step, jnp.float32)
     since_warmup = jnp.maximum(0.0, steps - warmup_steps)
     rates = (known[name](steps, since_warmup) for name in names)
-    return math.prod(rates, start=jnp.float32(1.0))
+    return jnp.asarray(math.prod(rates, start=jnp.float32(1.0)))
 
   return schedule
 
