@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  configuration = gin_launch.given(args, names.DIALECT)
+  configuration = gin_launch.given(args, names.FILES)
   meeting = processes.given(args)
   with processes.joined(meeting), contextlib.ExitStack() as reading:
     # gin reads the data while it makes the arguments.

@@ -193,4 +193,7 @@ def _renamed(binding: str) -> str:
   return re.sub(r'^infer_script\b', 'infer', binding)
 
 
-DIALECT = Dialect(stand_in=stand_in, translate=translate, rename=rename)
+# Of files alone, for training: DROPOUT_RATE and others, which change nothing in
+# `infer`, are macros of our own there.
+FILES = Dialect(stand_in=stand_in, translate=translate)
+DIALECT = FILES._replace(rename=rename)
