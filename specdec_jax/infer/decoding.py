@@ -6,7 +6,7 @@ from functools import partial
 
 from jax.sharding import Mesh
 
-from specdec_jax.assembly import beam_drafting, models, rules, running
+from specdec_jax.assembly import beam_drafting, rules, running
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
@@ -14,7 +14,6 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Params, VerifyFn
-from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
@@ -234,7 +233,6 @@ def outline(
   no vocabulary. Raises ValueError if they do not fit together."""
   if mode not in MODES:
     raise ValueError(f'infer.mode is {mode!r}; there are {", ".join(MODES)}')
-  examples.check_lengths(models.read_config(model), lengths)
   if mode == SCORE:
     decoding.refuse(
       *('make_drafter', 'make_rule', 'verify_fn', 'temperature', 'num_samples'),

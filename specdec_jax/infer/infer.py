@@ -7,6 +7,7 @@ where it was when it is started again, and gives the same bytes.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import jax
 from jax.sharding import Mesh
 
-from specdec_jax.assembly import running
+from specdec_jax.assembly import models, running
 from specdec_jax.assembly.models import Model
 from specdec_jax.files.paths import local_path, user_path
 from specdec_jax.files.require import require
@@ -77,19 +78,22 @@ def infer(
     operative_config: gives the text of `config.gin`.
   """
   _check_arguments(checkpoint_period, shard_id, num_shards, profile_dir)
-  mesh = make_mesh()
+  mesh, folder = make_mesh(), user_path(output_dir)
   with jax.set_mesh(mesh):
-    job = decoding_lib.outline(
-      model, decoding, task_feature_lengths, mode, mesh, is_dry_run=dry_run
+    examples.check_lengths(models.read_config(model), task_feature_lengths)
+    outline = functools.partial(
+      decoding_lib.outline, model, decoding, task_feature_lengths, mode, mesh
     )
     if dry_run:
-      return _print_footprint(job)
+      return _print_footprint(outline(is_dry_run=True))
+    # The task is quickly found; vocabularies may have to be downloaded.
     folders = {'data_dir': tfds_data_dir} if tfds_data_dir else {}
     task = find_task(lengths=dict(task_feature_lengths), **folders)
+    job = outline()
     run = _Run(
       job=job,
       task=task,
-      shard=Shard(user_path(output_dir), task.name, mode, shard_id, num_shards),
+      shard=Shard(folder, task.name, mode, shard_id, num_shards),
       chunk_size=checkpoint_period * decoding.batch_examples,
       profile_dir=profile_dir,
       metrics_dir=metrics_dir,
