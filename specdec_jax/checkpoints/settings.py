@@ -178,8 +178,9 @@ class Settings:
     # `refuse_others` finds the keys that nobody asked for.
     self.asked.add(f'{self.section}{key}')
     value = self.values.get(key)
-    if value is None and default is not None:
-      return default
+    # A default is checked as well: it may be derived from other keys, as the
+    # size of a head is, which is 0 with more heads than there are numbers.
+    value = default if value is None else value
     if value is None or not is_right(value):
       self.refuse(key, expected)
     return value

@@ -333,6 +333,7 @@ LLAMA3 = {
     ),
     ({'logit_scale': 0.5}, 'logit_scale is 0.5'),
     ({'hidden_size': None}, 'no hidden_size'),
+    ({'num_attention_heads': 100_000, 'head_dim': None}, 'no head_dim'),
     ({'num_hidden_layers': 900}, 'too few.*900'),
     (
       {'rope_scaling': {'factor': 4.0}},
