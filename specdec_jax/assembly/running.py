@@ -23,6 +23,8 @@ Decode = Callable[[Batch, Sequence[Show]], DecodeOutput]
 # The records of each iteration, and in the end the output.
 Iterations = Generator[list[Record], None, DecodeOutput]
 Result = TypeVar('Result')
+# New tokens for which a program has room, or a multiple of them.
+_ROOM = 64
 
 
 class Call(Protocol):
@@ -118,8 +120,11 @@ def pack(
 
 
 def max_length(batch: Batch, max_new_tokens: int) -> int:
-  """Returns `max_len` for batches of one shape."""
-  return batch.prompt.decoder_tokens.shape[1] + max_new_tokens
+  """Returns `max_len` for batches of one shape, with room to spare: a row's own
+  limit is data, and another one soon finds its program compiled."""
+  # After prompts of up to 64 tokens, 1 to 64 new ones have room for 128 in all.
+  room = max_new_tokens + -max_new_tokens % _ROOM
+  return batch.prompt.decoder_tokens.shape[1] + room
 
 
 def sharding(num_devices: int, *, is_batch: bool) -> jax.sharding.Sharding:
@@ -163,13 +168,14 @@ def compiled(
   # `parts` is a function of a module, so that it is a key: a lambda, made anew
   # at each call, would be compiled each time.
   shapes = str(jax.tree.map(lambda leaf: leaf.shape, first.prompt))
-  key = (parts, shapes, settings.max_new_tokens, num_devices)
+  max_len = max_length(first, settings.max_new_tokens)
+  key = (parts, shapes, max_len, num_devices)
   if key not in decoder.programs:
     program = Program(
       method=decoder.method,
       params=params,
       prompt=place(first.prompt, num_devices, is_batch=True),
-      max_len=max_length(first, settings.max_new_tokens),
+      max_len=max_len,
       places=sharding(num_devices, is_batch=True),
     )
     decoder.programs[key] = call(

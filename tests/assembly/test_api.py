@@ -74,6 +74,16 @@ def test_nothing_is_compiled_twice(decoder, completions, monkeypatch):
     each.tokens for each in completions[:2]
   ]
   assert decoder.programs == programs
+  # Nor for another limit, which is data.
+  for limit in (1, NUM_NEW + 1, 64):
+    other = generate(decoder, TEXTS[:2], max_new_tokens=limit)
+    for one, each in zip(other, completions, strict=False):
+      assert len(one.tokens) == limit
+      assert one.tokens[:NUM_NEW] == each.tokens[:limit]
+  assert decoder.programs == programs
+  generate(decoder, TEXTS[:1], max_new_tokens=65)
+  assert decoder.programs.keys() > programs.keys()
+  programs = dict(decoder.programs)
   generate(decoder, TEXTS[:1], stop=['zzz'])
   stepwise = dict(decoder.programs)
   assert stepwise.keys() > programs.keys()
