@@ -2,14 +2,16 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from specdec_jax.checkpoints import formats, loading
+from specdec_jax.checkpoints import formats, loading, settings
 from specdec_jax.models import families, layers, presets
 from specdec_jax.models.families import AnyConfig, Config, DrafterConfig
 from specdec_jax.text import vocabularies, vocabulary_files
@@ -129,6 +131,34 @@ def read_vocabulary(model: Model, config: Config) -> AnyVocabulary:
     )
   loading.check_vocabulary(path, vocabulary, config)
   return vocabulary
+
+
+def read_draft_vocabulary(model: Model, vocab_size: int) -> np.ndarray | None:
+  """Reads the tokens, int32 `[N]`, that alone a model drafts: the list `ids` in
+  the file `draft_vocabulary.json` beside its weights; None without one.
+
+  Most of a small model is its logits, and most of a text is of few tokens.
+  Raises ValueError unless they are different tokens of the target.
+  """
+  if model.is_random or not isinstance(model.sizes, str | None):
+    return None
+  path = loading.locate(model.checkpoint) / formats.DRAFT_VOCABULARY
+  if not path.is_file():
+    return None
+  stated = settings.read(path)
+  ids = stated.ids('ids', vocab_size)
+  if not ids or len(set(ids)) < len(ids):
+    stated.refuse('ids', 'different token ids')
+  return np.asarray(ids, np.int32)
+
+
+def with_logits_of(params: Any, ids: np.ndarray, config: Config) -> Any:
+  """Cuts a model's logits to those of `ids`: weights, or their shapes."""
+  cut = functools.partial(
+    layers.with_logits_of, ids=ids, is_tied=config.is_tied
+  )
+  is_shapes = isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct)
+  return jax.eval_shape(cut, params) if is_shapes else cut(params)
 
 
 def read_params(

@@ -24,6 +24,8 @@ from specdec_jax.models.layers import Weights
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
 
+# Beside weights, which tokens of theirs are drafted; see `assembly.models`.
+DRAFT_VOCABULARY = 'draft_vocabulary.json'
 # From a tree of shapes to one of shardings.
 Shardings = Callable[[Any], Any]
 _ReadParams = Callable[[Path, Any, Shardings | None], Weights]
@@ -93,7 +95,7 @@ def parts(path: Path) -> list[Path]:
   return [
     child
     for child in path.iterdir()
-    if child.name in found.files
+    if child.name in (*found.files, DRAFT_VOCABULARY)
     or child.suffix == '.safetensors'
     or found.is_part(child)
   ]

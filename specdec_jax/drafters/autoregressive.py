@@ -5,17 +5,21 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specdec_jax import arrays, base, distributions, keys
 from specdec_jax.base import Array, Context, Draft, Drafter, Placement
 from specdec_jax.drafters.stateless import check_gamma
 
+# Logits, nothing beside the cache, and the cache.
+_Fed = tuple[Array, tuple[()], Any]
+
 
 class Chain(NamedTuple):
   """What drafts token after token, as three pure functions.
 
-  What a token's successors need beside the cache is handed from call to call:
-  `left`, arrays `[B, T, ...]` of the T tokens of a call.
+  `left`, arrays `[B, T, ...]` of the T tokens of a call, is what a token's
+  successors need beside the cache.
 
   Attributes:
     init: as of `Drafter`; its state is the cache.
@@ -27,8 +31,7 @@ class Chain(NamedTuple):
       the token before each, or of its parent, with a `Placement`. The cache
       then has `capacity`.
     reads_target_cache: as of `Drafter`, for `init` and `catch_up`.
-    lag: how many positions a token's entry of the cache is before its place in
-      the text.
+    lag: positions from a token's entry of the cache to its place in the text.
   """
 
   init: Callable[..., Any]
@@ -44,6 +47,7 @@ def autoregressive(
   gamma: int,
   logits_to_probs: base.LogitsToProbsFn,
   is_argmax: bool = False,
+  token_ids: np.ndarray | None = None,
 ) -> Drafter:
   """Drafts gamma tokens one by one from `model`.
 
@@ -53,14 +57,17 @@ def autoregressive(
     gamma: tokens per iteration.
     logits_to_probs: how the drafter is sampled. For the loop to accept well,
       the same standardisation as the target's; for it to be lossless, any.
-    is_argmax: drafts the likeliest token of that distribution, which is not
-      handed over: for greedy decoding, in which q is one-hot. Any function of
-      the same argmax will do for `logits_to_probs` then.
+    is_argmax: drafts the likeliest token, for greedy decoding, in which q is
+      one-hot. Any `logits_to_probs` of the same argmax will do then.
+    token_ids: int32 `[N]`, for `is_argmax`: the only tokens that the model has
+      logits of, a draft vocabulary (FR-Spec, https://arxiv.org/abs/2502.14856).
 
   Raises:
-    ValueError: if `gamma` is less than 1.
+    ValueError: if `gamma` is less than 1, or for `token_ids` alone.
   """
   check_gamma(gamma)
+  if token_ids is not None and not is_argmax:
+    raise ValueError('token_ids need is_argmax')
   chain = as_chain(model)
 
   def propose(
@@ -68,12 +75,14 @@ def autoregressive(
   ) -> tuple[Draft, Any]:
     logits, left, cache = chain.catch_up(params, context, cache, *target)
     step_keys = keys.split(row_keys, gamma)
+    ids = None if token_ids is None else jnp.asarray(token_ids)
 
     def draw(logits, row_keys):
       probs = logits_to_probs(logits)
-      if is_argmax:
-        return arrays.argmax(probs), None
-      return distributions.sample(row_keys, probs), probs
+      if not is_argmax:
+        return distributions.sample(row_keys, probs), probs
+      token = arrays.argmax(probs)
+      return token if ids is None else ids[token], None
 
     def draw_and_extend(carry, row_keys):
       logits, left, cache = carry
@@ -99,31 +108,25 @@ def autoregressive(
 def as_chain(
   model: base.LanguageModel | Chain, *, num_unread: int = 2
 ) -> Chain:
-  """A language model as a chain, whose catch-up feeds the last `num_unread`
-  committed tokens.
+  """Makes a chain of a model: catching up feeds `num_unread` committed tokens.
 
-  After full acceptance of a chain the cache lacks the last drafted token and
-  the bonus token, otherwise one; that two are fed always keeps one static
-  shape. A lone row on a CPU is fed what lies beyond `cache.lengths` instead,
-  token by token. Of a tree of depth D it may lack D + 1: what it holds lies in
-  the order of the tree.
+  After full acceptance the cache lacks the last drafted token and the bonus
+  token, otherwise one; to feed two always keeps one static shape. A lone row on
+  a CPU is fed what lies beyond `cache.lengths` instead, token by token. Of a
+  tree of depth D it may lack D + 1, as it holds the tree in the tree's order.
   """
   if isinstance(model, Chain):
     return model
 
-  def catch_up(
-    params: Any, context: Context, cache: Any
-  ) -> tuple[Array, tuple[()], Any]:
-    is_known = hasattr(cache, 'lengths')
-    if context.lengths.size > 1 or num_unread > 2 or not is_known:
+  def catch_up(params: Any, context: Context, cache: Any) -> _Fed:
+    is_lone = context.lengths.size == 1 and hasattr(cache, 'lengths')
+    if not is_lone or num_unread > 2:
       return together(params, context, cache)
     return jax.lax.platform_dependent(
       params, context, cache, cpu=one_by_one, default=together
     )
 
-  def one_by_one(
-    params: Any, context: Context, cache: Any
-  ) -> tuple[Array, tuple[()], Any]:
+  def one_by_one(params: Any, context: Context, cache: Any) -> _Fed:
     # Mostly one token is missing, and small kernels over one row are faster on
     # a CPU than over two.
     last = context.lengths[0] - 1
@@ -140,9 +143,7 @@ def as_chain(
     fed = jax.lax.fori_loop(start, last + 1, feed, (nothing, cache))
     return fed[0], (), fed[1]
 
-  def together(
-    params: Any, context: Context, cache: Any
-  ) -> tuple[Array, tuple[()], Any]:
+  def together(params: Any, context: Context, cache: Any) -> _Fed:
     starts = jnp.maximum(context.lengths - num_unread, 0)
     cache = model.rewind(cache, starts)
     tokens = arrays.read_block(context.tokens, starts, num_unread)
@@ -156,7 +157,7 @@ def as_chain(
     left: tuple[()],
     cache: Any,
     placement: Placement | None = None,
-  ) -> tuple[Array, tuple[()], Any]:
+  ) -> _Fed:
     # Models without `gather` know of no placement.
     more = {} if placement is None else {'placement': placement}
     logits, cache = model.extend(params, tokens, cache, **more)

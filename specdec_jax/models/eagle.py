@@ -28,6 +28,7 @@ from specdec_jax.models.layers import (
   Weights,
   applied,
   parameter,
+  spread,
 )
 from specdec_jax.models.llama import (
   LlamaConfig,
@@ -371,11 +372,9 @@ def _model(config: EagleConfig, vocab_size: int) -> EagleModel:
     if at is not None:
       hidden = arrays.read_block(hidden, at, 1)
     drafted = apply(params['eagle'], hidden, method=Eagle.project)
-    # Drafted token i is the target's `target_ids[i]`: with ids `[0, 3]`, logits
-    # `[a, b]` are `[a, -inf, -inf, b]` of the target's four tokens.
-    shape = (*drafted.shape[:2], vocab_size)
-    logits = jnp.full(shape, -jnp.inf, drafted.dtype)
-    logits = logits.at[..., params['eagle']['target_ids']].set(drafted)
+    # Drafted token i is the target's `target_ids[i]`.
+    ids = params['eagle']['target_ids']
+    logits = spread(drafted, ids, vocab_size)
     lengths = cache.lengths + tokens.shape[1]
     cache = KVCache(keys=(keys,), values=(values,), lengths=lengths)
     return logits, hidden, cache

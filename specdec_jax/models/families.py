@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specdec_jax.base import Array, LanguageModel
 from specdec_jax.models import (
@@ -28,7 +29,7 @@ from specdec_jax.models.gemma import decoder as gemma
 from specdec_jax.models.gemma import t5gemma
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
-from specdec_jax.models.layers import Weights
+from specdec_jax.models.layers import Weights, spread
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.networks import Bound, Network
 from specdec_jax.models.t5 import T5Config
@@ -274,3 +275,18 @@ def with_logits_of(model: LanguageModel, vocab_size: int) -> LanguageModel:
     return jnp.pad(logits, padding, constant_values=-jnp.inf), cache
 
   return model._replace(extend=extend, vocab_size=vocab_size)
+
+
+def with_draft_vocabulary(
+  model: LanguageModel, ids: np.ndarray, vocab_size: int
+) -> tuple[LanguageModel, LanguageModel]:
+  """The same model with logits of the tokens `ids`, `[N]`, alone, and with
+  those in `[..., vocab_size]`, the others -inf; for its parameters after
+  `layers.with_logits_of`."""
+  few = model._replace(vocab_size=ids.size)
+
+  def extend(params, *args: Any, **options: Any) -> tuple[Array, Any]:
+    logits, cache = model.extend(params, *args, **options)
+    return spread(logits, ids, vocab_size), cache
+
+  return few, model._replace(extend=extend, vocab_size=vocab_size)

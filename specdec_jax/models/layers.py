@@ -171,6 +171,8 @@ class RMSNorm(nn.Module):
 PROJECTIONS = ('query', 'key', 'value')
 # What reads one input, by module; see `with_cpu_copies`.
 _ONE_INPUT = {'self_attention': PROJECTIONS, 'mlp': ('wi_0', 'wi_1')}
+# The projection to the vocabulary of a network that is not tied.
+LOGITS = 'logits_dense'
 # Copies beside the weights, likewise.
 TRANSPOSED = 'transposed_embedding'
 _FLOAT32 = 'float32_'
@@ -247,6 +249,42 @@ def with_cpu_copies(params: Weights, *, is_tied: bool) -> Weights:
       single = kernel.astype(jnp.float32)
       copied[_FLOAT32 + name] = single.T if is_tall else single
   return copied
+
+
+def with_logits_of(
+  params: Weights, ids: np.ndarray, *, is_tied: bool
+) -> Weights:
+  """A model's parameters with logits of the tokens `ids`, `[N]`, alone; any
+  token can still be read."""
+  # Of 4 tokens and ids [0, 3]: columns 0 and 3 of a kernel [embed, 4].
+  cut = {}
+  for name, value in params.items():
+    if name == LOGITS:
+      value = {each: kernel[:, ids] for each, kernel in value.items()}
+    elif isinstance(value, dict) and name != 'encoder':
+      value = with_logits_of(value, ids, is_tied=is_tied)
+    elif name in (TRANSPOSED, _FLOAT32 + TRANSPOSED):
+      value = value[:, ids]
+    cut[name] = value
+  if is_tied and 'embedding' in params and TRANSPOSED not in params:
+    cut[TRANSPOSED] = params['embedding'][ids].T
+  return cut
+
+
+def spread(logits: Array, ids: Array | np.ndarray, size: int) -> Array:
+  """Puts logits `[..., N]` at the entries `ids`, `[N]`, of `[..., size]`, whose
+  others are -inf."""
+  # With ids [0, 3], logits [a, b] are [a, -inf, -inf, b] of four tokens.
+  whole = jnp.full((*logits.shape[:-1], size), -jnp.inf, logits.dtype)
+  return whole.at[..., ids].set(logits)
+
+
+def num_logits(module: nn.Module, vocab_size: int) -> int:
+  """How many tokens an untied projection of a module has logits of: fewer than
+  `vocab_size` after `with_logits_of`."""
+  if not module.has_variable('params', LOGITS):
+    return vocab_size
+  return int(module.get_variable('params', LOGITS)['kernel'].shape[-1])
 
 
 def to_attend(params: Weights) -> Weights:

@@ -23,6 +23,7 @@ from specdec_jax.models.layers import (
   Mlp,
   RMSNorm,
   Weights,
+  num_logits,
   query_key_value,
 )
 from specdec_jax.models.networks import Network, Past
@@ -229,7 +230,7 @@ class Llama(nn.Module):
     self.layers = [DecoderLayer(config) for _ in range(config.num_layers)]
     self.decoder_norm = RMSNorm(config.norm_epsilon, config.dtype)
     if not config.is_tied:
-      self.logits_dense = Dense(config.vocab_size)
+      self.logits_dense = Dense(num_logits(self, config.vocab_size))
 
   def empty_cache(self, batch_size: int, capacity: int) -> KVCache:
     """No tokens, with room for so many in each row."""

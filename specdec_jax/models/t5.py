@@ -109,7 +109,9 @@ class Decoder(nn.Module):
     self.decoder_norm = RMSNorm(dtype=config.dtype)
     self.dropout = Dropout(config.dropout_rate)
     if not config.is_tied:
-      self.logits_dense = layers.Dense(config.vocab_size)
+      self.logits_dense = layers.Dense(
+        layers.num_logits(self, config.vocab_size)
+      )
 
   def __call__(
     self,

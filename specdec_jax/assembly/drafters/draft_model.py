@@ -1,6 +1,7 @@
 """A smaller language model, as a choice."""
 
 import dataclasses
+import functools
 
 from specdec_jax.assembly import lengths, models
 from specdec_jax.assembly.drafters import one_by_one
@@ -18,7 +19,9 @@ from specdec_jax.text import vocabularies
 class DraftModel:
   """A smaller model; see `drafters.autoregressive`. With a `schedule`, or with
   `min_prob`, gamma is the most that is drafted; see `drafters.adaptive`. With a
-  `tree` it is the depth; see `drafters.branching` and `lengths.of`."""
+  `tree` it is the depth; see `drafters.branching` and `lengths.of`. If a
+  `draft_vocabulary.json` lies beside the weights, only its tokens are drafted;
+  see `models.read_draft_vocabulary`."""
 
   model: Model
   gamma: Gamma = lengths.gamma_option(4)
@@ -39,16 +42,22 @@ class DraftModel:
   def make(self, target: Target, length: Length) -> Drafting:
     config = models.read_config(self.model)
     _check_fits(self.model, config, target)
-    # Either may be padded further: padding has no probability in p or q.
-    model = families.with_logits_of(
-      families.language_model(config), target.config.vocab_size
+    model, num_logits = (
+      families.language_model(config),
+      target.config.vocab_size,
     )
-    drafter = one_by_one.drafter(model, target, length)
-    return Drafting(
-      drafter=drafter,
-      model=self.model,
-      config=config,
+    made = functools.partial(Drafting, model=self.model, config=config)
+    ids = models.read_draft_vocabulary(self.model, target.vocab_size)
+    if ids is None:
+      # Either may be padded further: padding has no probability in p or q.
+      model = families.with_logits_of(model, num_logits)
+      drafter = one_by_one.drafter(model, target, length)
+      return made(drafter=drafter, chain=as_chain(model))
+    few, model = families.with_draft_vocabulary(model, ids, num_logits)
+    return made(
+      drafter=one_by_one.drafter(model, target, length, few=(few, ids)),
       chain=as_chain(model),
+      join=lambda target, own: models.with_logits_of(own, ids, config),
     )
 
 

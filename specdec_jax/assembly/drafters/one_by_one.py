@@ -1,5 +1,7 @@
 """Drafters of networks that draft token after token, of any length."""
 
+import numpy as np
+
 from specdec_jax import drafters, logits
 from specdec_jax.assembly import lengths
 from specdec_jax.assembly.drafters.choice import Target
@@ -15,6 +17,7 @@ def drafter(
   length: Length,
   *,
   first: Drafter | None = None,
+  few: tuple[LanguageModel, np.ndarray] | None = None,
 ) -> Drafter:
   """Makes the drafter of a network.
 
@@ -24,6 +27,8 @@ def drafter(
     length: how much it drafts.
     first: a drafter of the same gamma that is asked before the model, for a
       length that is no tree.
+    few: the model with logits of a draft vocabulary alone, and the tokens that
+      this has; for greedy drafts of a fixed gamma, which need no more.
   """
   sampling, vocab_size = target.sampling, target.vocab_size
   to_probs = sampling.to_probs(vocab_size)
@@ -45,11 +50,14 @@ def drafter(
     length = lengths.Adaptive(lengths.fixed(length))
     # What is asked first says per row whether the model drafts: that varies.
     if first is None:
+      is_few = few is not None and sampling.is_greedy
+      chosen, token_ids = few if few and is_few else (model, None)
       return drafters.autoregressive(
-        model,
+        chosen,
         gamma=length.gamma,
         logits_to_probs=to_probs,
         is_argmax=sampling.is_greedy,
+        token_ids=token_ids,
       )
   return drafters.adaptive(
     model,
