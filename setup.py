@@ -66,6 +66,7 @@ setup(
   package_data={
     # The models that come along, with their cards and the vocabulary.
     'specdec_jax': ['pretrained/*', 'pretrained/*/*'],
+    'specdec_jax.models': ['*.toml'],
     'specdec_jax.trace': ['*.css', '*.html', '*.js'],
     **{f'specdec_jax.{name}': ['*.gin'] for name in _GIN_CONFIGS},
   },

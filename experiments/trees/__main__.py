@@ -298,7 +298,7 @@ def _priced(
     output_length=128,
     num_partitions=workloads.default_num_partitions(slice_, batch),
   )
-  without_draft = parts.without_draftof(workload, Fixed(0))
+  without_draft = parts.shapes_of(workload, Fixed(0))
   step = functools.partial(parts.target_step, workload, without_draft)
   jobs = [step(1)]
   for tree in shapes:

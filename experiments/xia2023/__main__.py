@@ -26,7 +26,6 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout
 from specdec_jax.launch.numbers import positive_int
-from specdec_jax.models import presets
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.text import tasks
 
@@ -155,7 +154,7 @@ def _load(args: argparse.Namespace, dtype: str) -> Pair:
 def _untrained(args: argparse.Namespace, target: T5Config) -> Loaded:
   """A Spec-Drafter of the target's sizes."""
   longest = max(args.gamma, *args.gammas)
-  config = presets.spec_drafter_of(
+  config = ways.spec_drafter_of(
     target,
     num_encoder_layers=target.num_encoder_layers,
     num_decoder_layers=2,

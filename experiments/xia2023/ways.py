@@ -24,6 +24,8 @@ from specdec_jax.decoding.method import Method
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.measure import stopwatch
 from specdec_jax.models import block_decoder, families, layers
+from specdec_jax.models.block_decoder import BlockDecoderConfig
+from specdec_jax.models.t5 import T5Config
 from specdec_jax.theory import estimates
 from specdec_jax.training import glancing
 
@@ -37,6 +39,15 @@ RULES: dict[str, Rule] = {
 HEADS = 'heads'
 # A drafter as it was chosen, and its weights.
 Loaded = tuple[DrafterChoice, Any]
+
+
+def spec_drafter_of(target: T5Config, **own: int) -> BlockDecoderConfig:
+  """Returns the sizes of a Spec-Drafter as wide as a target, whose embeddings
+  and encoder fit; `own` are its layers and positions."""
+  names = {field.name for field in dataclasses.fields(BlockDecoderConfig)}
+  names -= {'dropout_rate', *own}
+  shared = {name: getattr(target, name) for name in names}
+  return BlockDecoderConfig(**shared | own)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,7 @@ def pair(tmp_path_factory):
       inputs_length=16,
       targets_length=8,
     )
-    drafter = presets.spec_drafter_of(
+    drafter = ways.spec_drafter_of(
       TINY, num_encoder_layers=1, num_decoder_layers=1, max_positions=16
     )
     heads = BlockHeadsConfig(embed_dim=8, gamma=2, mlp_dim=8)
