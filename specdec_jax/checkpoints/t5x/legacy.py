@@ -9,7 +9,6 @@ import reprlib
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import numpy as np
 from flax import serialization, traverse_util
 
@@ -21,12 +20,6 @@ from specdec_jax.models.layers import Weights
 FILE = 'checkpoint'
 _VERSION = 3
 _CHUNK_ELEMENTS = 2**22
-# Extensions of flax's msgpack: an array, and a scalar stored as one.
-_ARRAY, _SCALAR = 1, 3
-_DTYPES = (
-  b'bfloat16', b'float16', b'float32', b'float64', b'int8', b'int16', b'int32',
-  b'int64', b'uint8', b'uint16', b'uint32', b'uint64', b'bool',
-)  # fmt: skip
 _MAX_DEPTH = 64
 
 
@@ -34,8 +27,10 @@ def _read_index(folder: Path) -> Json:
   """The trees `state` and `target` of a checkpoint, with specs for arrays."""
   path = folder / FILE
   try:
-    contents = msgpack.unpackb(path.read_bytes(), ext_hook=_array, raw=False)
-  except (ValueError, msgpack.UnpackException) as error:
+    contents = serialization.msgpack_restore(path.read_bytes())
+  except OSError:
+    raise
+  except Exception as error:  # flax and numpy raise many kinds.
     raise ValueError(
       f'{path} is truncated or no T5X checkpoint ({type(error).__name__}: '
       f'{error})'
@@ -56,35 +51,11 @@ def _read_index(folder: Path) -> Json:
   return trees
 
 
-def _array(code: int, content: bytes) -> np.ndarray:
-  """An extension of flax's msgpack: shape, name of the dtype, and values."""
-  if code not in (_ARRAY, _SCALAR):
-    raise ValueError(f'an extension has the unknown code {code}')
-  # flax packs `(shape, dtype's name, bytes)` once more.
-  fields = msgpack.unpackb(content, raw=True)
-  if not isinstance(fields, list) or len(fields) != 3:
-    raise ValueError('an array has no shape, dtype and values')
-  shape, dtype, values = fields
-  if not isinstance(dtype, bytes) or dtype not in _DTYPES:
-    raise ValueError(f'an array has the unknown dtype {dtype!r}')
-  if not isinstance(values, bytes):
-    raise ValueError('an array has no values')
-  return np.frombuffer(values, dtype.decode()).reshape(_shape(shape))
-
-
-def _shape(value: Any) -> list[int]:
-  if not isinstance(value, list) or not all(
-    type(size) is int and 0 <= size < 2**48 for size in value
-  ):
-    raise ValueError(f'a shape is {value!r}')
-  return value
-
-
 def open_step(folder: Path) -> Stored | None:
   """Training steps taken, or None if the checkpoint does not say; raises
   ValueError if the file is damaged, or they are no number."""
   step = _read_index(folder).get('state', {}).get('step')
-  if not isinstance(step, int | np.ndarray | None):
+  if not isinstance(step, int | np.ndarray | np.generic | None):
     raise ValueError(f'{folder / FILE}: step is {reprlib.repr(step)}')
   return None if step is None else np.asarray(step)
 
@@ -140,10 +111,12 @@ def _local_spec(folder: Path, name: str, spec: Any) -> Json:
   kvstore = stored_arrays.kvstore(folder / path.strip('/'))
   local: Json = {'driver': 'zarr', 'kvstore': kvstore}
   if 'shape' in spec.get('metadata', {}):
-    try:
-      local['metadata'] = {'shape': _shape(spec['metadata']['shape'])}
-    except ValueError as error:
-      raise ValueError(f'{folder}: array {name}: {error}') from error
+    shape = spec['metadata']['shape']
+    if not isinstance(shape, list) or not all(
+      type(size) is int and 0 <= size < 2**48 for size in shape
+    ):
+      raise ValueError(f'{folder}: array {name}: a shape is {shape!r}')
+    local['metadata'] = {'shape': shape}
   return local
 
 
