@@ -51,8 +51,7 @@ def ship(
   """
   records = [_training(Path(run)) for run in runs]
   source, folder = Path(runs[-1]) / 'model', pretrained.FOLDER / name
-  found = formats.find(source)
-  config = found.read_config(source, jnp.bfloat16, None)
+  config = formats.read_config(source, jnp.bfloat16)
   is_eagle = families.drafts_for(config) == 'eagle'
   if manifest is None and not is_eagle:
     raise ValueError(f'{runs[-1]} learned from corpora: give --manifest')
@@ -61,7 +60,7 @@ def ship(
   pretrained.FOLDER.mkdir(exist_ok=True)
   is_huggingface = families.has_encoder(config) or is_eagle
   to = 'huggingface' if is_huggingface else 'safetensors'
-  params = found.read_params(source, config, None)
+  params = formats.read_params(source, config)
   with replacing.new_folder(folder, overwrite=overwrite) as begun:
     _write(begun, config, params, source, to)
     if is_eagle:

@@ -175,7 +175,7 @@ def read_params(
     params = _draw_params(config)
   else:
     path = loading.locate(model.checkpoint)
-    params = formats.find(path).read_params(path, config, shardings)
+    params = formats.read_params(path, config, shardings)
   if shardings is None:
     is_tied = getattr(config, 'is_tied', False)
     params = layers.with_cpu_copies(params, is_tied=is_tied)

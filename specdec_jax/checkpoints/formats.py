@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from specdec_jax.checkpoints import (
   gguf,
@@ -28,8 +29,21 @@ from specdec_jax.text.vocabularies import AnyVocabulary
 DRAFT_VOCABULARY = 'draft_vocabulary.json'
 # From a tree of shapes to one of shardings.
 Shardings = Callable[[Any], Any]
-_ReadParams = Callable[[Path, Any, Shardings | None], Weights]
 _ReadVocabulary = Callable[[Path, int | None], AnyVocabulary | None]
+
+
+def _vocabulary_in(
+  folders: Callable[[Path], Iterable[Path]],
+) -> _ReadVocabulary:
+  """Reads the vocabulary of the first folder that has one."""
+  return lambda path, num_rows: next(
+    (
+      vocabulary_files.read(folder, num_rows=num_rows)
+      for folder in folders(path)
+      if vocabulary_files.is_in(folder)
+    ),
+    None,
+  )
 
 
 class Format(NamedTuple):
@@ -38,12 +52,14 @@ class Format(NamedTuple):
   Attributes:
     name: what `specdec convert --to` calls it.
     matches: `(path)` to whether a file or folder is of this format.
-    read_config: `(path, dtype, sizes)` to the sizes of the network. `sizes` is
-      what a user says of them, or None; a format that states them takes none.
-    read_params: `(path, config, shardings)` to the parameters, in the config's
-      dtype; `shardings` may be None.
+    read_config: `(path, dtype=)` to the sizes of the network; of a format that
+      does not state them `(path, dtype=, sizes=)`, see `needs_sizes`.
+    read_params: `(path, config)` to the parameters, in the config's dtype, or
+      with `in_slices` `(path, tree of their shapes)`.
     read_vocabulary: `(path, number of embeddings or None)` to the vocabulary,
       or to None if the checkpoint has none.
+    needs_sizes: whether a user says what the sizes are.
+    in_slices: whether a process reads only what its own devices hold.
     write: `(folder, config, params, step)`, into a folder that is there, that
       by which `matches` knows it last; None for a format that is only read.
     files: names of the files that `write` writes. Every folder of this format
@@ -55,10 +71,12 @@ class Format(NamedTuple):
 
   name: str
   matches: Callable[[Path], bool]
-  read_config: Callable[[Path, Any, Any], AnyConfig]
-  read_params: _ReadParams
-  read_vocabulary: _ReadVocabulary
-  write: Callable[[Path, Any, Any, int], None] | None = None
+  read_config: Callable[..., AnyConfig]
+  read_params: Callable[[Path, Any], Weights]
+  read_vocabulary: _ReadVocabulary = _vocabulary_in(lambda path: (path,))
+  needs_sizes: bool = False
+  in_slices: bool = False
+  write: Callable[[Path, Any, Weights, int], None] | None = None
   files: tuple[str, ...] = ()
   is_part: Callable[[Path], bool] = lambda folder: False
   read_step: Callable[[Path], int] | None = None
@@ -83,6 +101,43 @@ def find_if_any(path: Path) -> Format | None:
   return next((each for each in FORMATS if each.matches(path)), None)
 
 
+def read_config(path: Path, dtype: jnp.dtype, sizes: Any = None) -> Any:
+  """The sizes of a network; `sizes` is what a user says of them, ValueError
+  where files state them."""
+  found = find(path)
+  if found.needs_sizes:
+    return found.read_config(path, dtype=dtype, sizes=sizes)
+  if sizes is not None:
+    raise ValueError(f'{path} states its own sizes: give no config for it')
+  return found.read_config(path, dtype=dtype)
+
+
+def read_params(
+  path: Path, config: Any, shardings: Shardings | None = None
+) -> Weights:
+  """The parameters of a network, in the config's dtype, where `shardings` says
+  from their shapes; ValueError for others, or `Family.check_params`."""
+  found, wanted = find(path), config
+  if found.in_slices:
+    # The shapes say where each slice is to be, before anything is read.
+    wanted = families.param_shapes(config)
+    if shardings is not None:
+      wanted = jax.tree.map(
+        lambda leaf, sharding: leaf.update(sharding=sharding),
+        wanted,
+        shardings(wanted),
+      )
+  params = found.read_params(path, wanted)
+  # Values are checked before whole ones leave the host.
+  try:
+    families.of(config).check_params(config, params)
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from error
+  if shardings is None or found.in_slices:
+    return params
+  return jax.device_put(params, shardings(params))
+
+
 def parts(path: Path) -> list[Path]:
   """The files and folders that the sizes and the parameters of a model are in;
   raises ValueError if it is of no format."""
@@ -101,77 +156,6 @@ def parts(path: Path) -> list[Path]:
   ]
 
 
-def _stated(read: Callable[..., Any]) -> Callable[[Path, Any, Any], Any]:
-  """Reads sizes that files state, and refuses any that a user gives."""
-
-  def read_config(path: Path, dtype: Any, sizes: Any) -> Any:
-    if sizes is not None:
-      raise ValueError(f'{path} states its own sizes: give no config for it')
-    return read(path, dtype=dtype)
-
-  return read_config
-
-
-def _whole(read: Callable[[Path, Any], Weights]) -> _ReadParams:
-  """Reads all parameters into every process, and shards them then."""
-
-  def read_params(
-    path: Path, config: Any, shardings: Shardings | None
-  ) -> Weights:
-    # Values are checked on the host, while they are still in one place.
-    params = read(path, config)
-    _check(path, config, params)
-    if shardings is None:
-      return params
-    return jax.device_put(params, shardings(params))
-
-  return read_params
-
-
-def _in_slices(read: Callable[[Path, Any], Weights]) -> _ReadParams:
-  """Reads into each process only the slices of its own devices."""
-
-  def read_params(
-    path: Path, config: Any, shardings: Shardings | None
-  ) -> Weights:
-    # The shapes say where each slice is to be, before anything is read.
-    expected = families.param_shapes(config)
-    if shardings is not None:
-      expected = jax.tree.map(
-        lambda leaf, sharding: leaf.update(sharding=sharding),
-        expected,
-        shardings(expected),
-      )
-    params = read(path, expected)
-    _check(path, config, params)
-    return params
-
-  return read_params
-
-
-def _check(path: Path, config: Any, params: Weights) -> None:
-  """`families.Family.check_params`, whose ValueError then names the path."""
-  try:
-    families.of(config).check_params(config, params)
-  except ValueError as error:
-    raise ValueError(f'{path}: {error}') from error
-
-
-def _vocabulary_in(
-  folders: Callable[[Path], Iterable[Path]],
-) -> _ReadVocabulary:
-  """Reads the vocabulary of the first folder that has one."""
-
-  def read_vocabulary(path: Path, num_rows: int | None) -> AnyVocabulary | None:
-    # T5X's vocabularies lie beside a checkpoint, or in the folder above.
-    for folder in folders(path):
-      if vocabulary_files.is_in(folder):
-        return vocabulary_files.read(folder, num_rows=num_rows)
-    return None
-
-  return read_vocabulary
-
-
 def _without_step(save: Callable[..., None]) -> Callable[..., None]:
   """Writes a model whose format has no place for the training steps taken."""
   return lambda folder, config, params, step: save(folder, config, params)
@@ -180,18 +164,13 @@ def _without_step(save: Callable[..., None]) -> Callable[..., None]:
 def _t5x(layout: t5x.Layout) -> Format:
   """T5X's own format, or Orbax's as T5X uses it."""
 
-  def check(config: Any) -> None:
+  def checked(config: AnyConfig) -> AnyConfig:
     if (name := families.of(config).name) != 't5':
       raise ValueError(f'T5X has no {name}: it takes T5s alone')
-
-  def read_config(path: Path, dtype: Any, sizes: Any) -> Any:
-    config = t5x.read_config(path, sizes=sizes, dtype=dtype)
-    check(config)
     return config
 
   def write(folder: Path, config: Any, params: Weights, step: int) -> None:
-    check(config)
-    model_file.write(folder, config)
+    model_file.write(folder, checked(config))
     t5x.write_target(folder, params, step=step, format=layout)
 
   # Both layouts are read by one row's functions, and only written differently.
@@ -199,9 +178,11 @@ def _t5x(layout: t5x.Layout) -> Format:
   return Format(
     name=f't5x_{layout}',
     matches=is_checkpoint,
-    read_config=read_config,
-    read_params=_in_slices(t5x.read_target),
+    read_config=lambda *args, **sizes: checked(t5x.read_config(*args, **sizes)),
+    read_params=t5x.read_target,
     read_vocabulary=_vocabulary_in(t5x.folders),
+    needs_sizes=True,
+    in_slices=True,
     write=write,
     files=(model_file.NAME,),
     is_part=is_checkpoint,
@@ -214,16 +195,16 @@ FORMATS = (
   Format(
     name='gguf',
     matches=lambda path: path.suffix == '.gguf' and path.is_file(),
-    read_config=_stated(gguf.read_config),
-    read_params=_whole(gguf.read_params),
+    read_config=gguf.read_config,
+    read_params=gguf.read_params,
     read_vocabulary=lambda path, num_rows: gguf.read_vocabulary(path),
   ),
   Format(
     name='orbax',
     matches=orbax.is_checkpoint,
-    read_config=_stated(model_file.read),
-    read_params=_in_slices(orbax.restore),
-    read_vocabulary=_vocabulary_in(lambda path: (path,)),
+    read_config=model_file.read,
+    read_params=orbax.restore,
+    in_slices=True,
     write=_without_step(orbax.save),
     files=(model_file.NAME,),
     is_part=lambda folder: (
@@ -233,17 +214,16 @@ FORMATS = (
   Format(
     name='safetensors',
     matches=safetensors_model.is_model,
-    read_config=_stated(model_file.read),
-    read_params=_whole(safetensors_model.read_params),
-    read_vocabulary=_vocabulary_in(lambda path: (path,)),
+    read_config=model_file.read,
+    read_params=safetensors_model.read_params,
     write=_without_step(safetensors_model.save),
     files=(model_file.NAME, safetensors_folder.SINGLE_FILE),
   ),
   Format(
     name='huggingface',
     matches=lambda path: (path / huggingface.CONFIG).is_file(),
-    read_config=_stated(huggingface.read_config),
-    read_params=_whole(huggingface.read_params),
+    read_config=huggingface.read_config,
+    read_params=huggingface.read_params,
     read_vocabulary=lambda path, num_rows: vocabulary_files.read(
       path, num_rows=num_rows
     ),

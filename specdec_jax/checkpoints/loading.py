@@ -133,7 +133,7 @@ def read(
   `ende-spec-drafter`, else a whole model.
   """
   found = read_config(path, dtype=dtype, config=config, only_drafts=only_drafts)
-  return found, formats.find(path).read_params(path, found, None)
+  return found, formats.read_params(path, found)
 
 
 def read_config(
@@ -145,7 +145,7 @@ def read_config(
 ) -> Any:
   """The sizes alone; see `read`."""
   # A network that only drafts is refused as a model, and the reverse.
-  found = formats.find(path).read_config(path, dtype, config)
+  found = formats.read_config(path, dtype, config)
   name = families.of(found).name
   if families.only_drafts(found) and not only_drafts:
     raise ValueError(
@@ -161,8 +161,7 @@ def read_config(
 
 def is_drafter(path: Path) -> bool:
   """Whether a folder holds a network that only drafts."""
-  config = formats.find(path).read_config(path, jnp.float32, None)
-  return families.only_drafts(config)
+  return families.only_drafts(formats.read_config(path, jnp.float32))
 
 
 def read_vocabulary(

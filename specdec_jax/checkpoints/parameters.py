@@ -42,19 +42,20 @@ class Parameter:
 
 
 def of(
-  config: AnyConfig, name_of: Callable[[str], str]
+  config: AnyConfig, name_of: Callable[[str], str] | None = None
 ) -> tuple[Parameter, ...]:
   """Every parameter of a network, those outside of its layers first; `name_of`
-  gives from a path in our tree the name in a file."""
+  gives from a path in our tree the name in a file, None our own file's, which
+  has the paths as names and the shapes of our tree."""
   # Fewest slashes first: embeddings and the last norm, then the layers.
   leaves = stored_arrays.flatten(families.param_shapes(config))
   return tuple(
     Parameter(
       path,
-      name_of(path),
+      name_of(path) if name_of else path,
       leaves[path].shape,
-      is_transposed=path.endswith(_TRANSPOSED),
-      is_integer=is_integer(leaves[path]),
+      is_transposed=bool(name_of) and path.endswith(_TRANSPOSED),
+      is_integer=jnp.issubdtype(leaves[path].dtype, jnp.integer),
     )
     for path in sorted(leaves, key=lambda path: path.count('/'))
   )
@@ -65,11 +66,6 @@ def named(
 ) -> tuple[Parameter, ...]:
   """Every parameter of a network, by `renamed`."""
   return of(config, lambda path: renamed(path, names, layer))
-
-
-def is_integer(leaf: jax.ShapeDtypeStruct) -> bool:
-  """Whether a parameter holds integers, such as token ids."""
-  return jnp.issubdtype(leaf.dtype, jnp.integer)
 
 
 def renamed(path: str, names: Mapping[str, str], layer: str) -> str:

@@ -1,6 +1,9 @@
 """Tensors in a folder's safetensors files, as Hugging Face lays them out."""
 
+import functools
+import json
 import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Protocol
@@ -14,9 +17,8 @@ from specdec_jax.checkpoints.parameters import (
   is_all_finite,
   read_all,
 )
-from specdec_jax.checkpoints.safetensors_ranges import RemoteFile
 from specdec_jax.files import replacing
-from specdec_jax.files.paths import is_in_bucket
+from specdec_jax.files.paths import is_in_bucket, mapped
 from specdec_jax.files.require import require
 from specdec_jax.models.layers import Weights
 
@@ -24,6 +26,11 @@ SINGLE_FILE = 'model.safetensors'
 _INDEX = 'model.safetensors.index.json'
 _FLOATS = ('F64', 'F32', 'F16', 'BF16')
 _INTEGERS = ('I32', 'I64')
+# The limit of safetensors itself.
+_MAX_HEADER = 10**8
+_import_safetensors = functools.partial(
+  require, 'safetensors', extra='models', purpose='a safetensors file'
+)
 
 
 class TensorFile(Protocol):
@@ -34,6 +41,34 @@ class TensorFile(Protocol):
   def get_slice(self, name: str) -> Any: ...
 
   def get_tensor(self, name: str) -> np.ndarray: ...
+
+
+class RemoteFile:
+  """A `TensorFile` in a bucket, of which the header is read, and then only the
+  tensors that are asked for; SafetensorError if it is damaged."""
+
+  def __init__(self, path: Path):
+    # The length of the header, 8 bytes; the header, JSON; the tensors.
+    self._data = mapped(path)
+    length = int.from_bytes(bytes(self._data[:8]), 'little')
+    self._begin = 8 + min(length, _MAX_HEADER)
+    head = bytes(self._data[: self._begin])
+    # safetensors checks the header of a file as long, with nothing behind it.
+    with tempfile.NamedTemporaryFile() as file:
+      file.write(head)
+      file.truncate(self._data.size)
+      opened = _import_safetensors().safe_open(file.name, framework='np')
+    self.keys, self.get_slice = opened.keys, opened.get_slice
+    self._entries = json.loads(head[8:])
+
+  def get_tensor(self, name: str) -> np.ndarray:
+    like = self.get_slice(name)
+    shape = like.get_shape()
+    # No value is read of the file that has none, only what type they are of.
+    dtype = like[:0].dtype if shape else like[...].dtype
+    start, stop = self._entries[name]['data_offsets']
+    values = self._data[self._begin + start : self._begin + stop]
+    return values.view(dtype).reshape(shape)
 
 
 # The open file of every tensor name.
@@ -52,9 +87,7 @@ def open_tensors(folder: Path, *, num_layers: int) -> Tensors:
       truncated, or there are fewer tensors than layers.
     ImportError: if the safetensors package is not installed.
   """
-  safetensors = require(
-    'safetensors', extra='models', purpose='a safetensors file'
-  )
+  safetensors = _import_safetensors()
   handles: Tensors = {}
   for file_name, names in _names_of_file(folder).items():
     path = folder / file_name

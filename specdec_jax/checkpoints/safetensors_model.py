@@ -8,10 +8,9 @@ from pathlib import Path
 
 from specdec_jax.checkpoints import (
   model_file,
+  parameters,
   safetensors_folder,
-  stored_arrays,
 )
-from specdec_jax.checkpoints.parameters import Parameter, is_integer
 from specdec_jax.models import families
 from specdec_jax.models.families import AnyConfig
 from specdec_jax.models.layers import Weights
@@ -20,7 +19,7 @@ from specdec_jax.models.layers import Weights
 def save(folder: Path, config: AnyConfig, params: Weights) -> None:
   """Writes a model that `read_params` reads, over what is in the folder; see
   `safetensors_folder.write_params`."""
-  safetensors_folder.write_params(folder, params, _parameters(config))
+  safetensors_folder.write_params(folder, params, parameters.of(config))
   model_file.write(folder, config)
 
 
@@ -38,15 +37,5 @@ def read_params(folder: Path, config: AnyConfig) -> Weights:
     folder, num_layers=sum(families.num_layers(config))
   )
   return safetensors_folder.read_params(
-    folder, tensors, _parameters(config), dtype=config.dtype
-  )
-
-
-def _parameters(config: AnyConfig) -> tuple[Parameter, ...]:
-  """Every parameter, called in the file as in our tree."""
-  # `decoder/layers_0/mlp/wo/kernel` is a tensor of that name, not transposed.
-  leaves = stored_arrays.flatten(families.param_shapes(config))
-  return tuple(
-    Parameter(name, name, leaf.shape, is_integer=is_integer(leaf))
-    for name, leaf in leaves.items()
+    folder, tensors, parameters.of(config), dtype=config.dtype
   )

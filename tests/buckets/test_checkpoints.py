@@ -97,7 +97,7 @@ def test_convert(server, bucket, tmp_path, to, capsys):
   }
   if 'orbax' in to:  # Its own files hold times and random names.
     params, expected = (
-      formats.find(path).read_params(path, loading.read_config(path), None)
+      formats.read_params(path, loading.read_config(path))
       for path in (loading.locate(there), local)
     )
     assert bits(params) == bits(expected)

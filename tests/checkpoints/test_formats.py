@@ -11,25 +11,22 @@ from flax import traverse_util
 from specdec_jax.checkpoints import (
   formats,
   loading,
-  safetensors_ranges,
+  safetensors_folder,
   stored_arrays,
 )
 from specdec_jax.cli.main import main
 from specdec_jax.models.t5 import T5Config
-from specdec_jax.text import vocabulary_files
 
 SIZES, ARRAYS = 'sizes.json', 'arrays.npz'
 
 
-def read_sizes(path, dtype, sizes):
-  assert sizes is None
+def read_sizes(path, dtype):
   values = json.loads((path / SIZES).read_text())
   activations = tuple(values.pop('mlp_activations'))
   return T5Config(**values, mlp_activations=activations, dtype=dtype)
 
 
-def read_arrays(path, config, shardings):
-  assert shardings is None
+def read_arrays(path, config):
   with np.load(path / ARRAYS) as arrays:
     leaves = {k: jax.numpy.asarray(v, config.dtype) for k, v in arrays.items()}
   return traverse_util.unflatten_dict(leaves, sep='/')
@@ -48,9 +45,6 @@ NPZ = formats.Format(
   matches=lambda path: (path / SIZES).is_file(),
   read_config=read_sizes,
   read_params=read_arrays,
-  read_vocabulary=lambda path, num_rows: vocabulary_files.read(
-    path, num_rows=num_rows
-  ),
   write=write,
   files=(SIZES, ARRAYS),
 )
@@ -97,23 +91,24 @@ def read_header(path, header):
   text = json.dumps(header).encode()
   numbers = np.float32([1, 2]).tobytes()
   path.write_bytes(len(text).to_bytes(8, 'little') + text + numbers)
-  return safetensors_ranges.RemoteFile(path)
+  return safetensors_folder.RemoteFile(path)
 
 
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'shape': None}, 'header.* x '),
-    ({'shape': [float('inf')]}, 'header.* x '),
-    ({'data_offsets': [0]}, 'header.* x '),
-    ({'shape': [3]}, r'tensor x .*\d+ bytes'),
-    ({'data_offsets': [4, 12]}, r'tensor x .*\d+ bytes'),
+    ({'shape': None}, 'header'),
+    ({'shape': [float('inf')]}, 'header'),
+    ({'data_offsets': [0]}, 'header'),
+    ({'shape': [3]}, 'header'),
+    ({'data_offsets': [4, 12]}, 'offset .*x'),
   ],
 )
 def test_a_damaged_header_of_safetensors(tmp_path, changes, message):
   entry = {'dtype': 'F32', 'shape': [2], 'data_offsets': [0, 8]}
+  safetensors = pytest.importorskip('safetensors')
   path = tmp_path / 'model.safetensors'
   found = read_header(path, {'x': entry}).get_tensor('x')
   np.testing.assert_array_equal(found, np.float32([1, 2]))
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(safetensors.SafetensorError, match=message):
     read_header(path, {'x': entry | changes})

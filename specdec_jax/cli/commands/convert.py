@@ -67,8 +67,9 @@ def run(args: argparse.Namespace) -> int:
   mesh.check_devices(1)
   with progress.waiting(f'reading {args.source}'):
     found = formats.find(source)
-    config = found.read_config(source, jnp.dtype(args.dtype).type, args.config)
-    params = found.read_params(source, config, None)
+    dtype = jnp.dtype(args.dtype).type
+    config = formats.read_config(source, dtype, args.config)
+    params = formats.read_params(source, config)
     num_rows = getattr(config, 'vocab_size', None)
     vocabulary = None
     if not families.of(config).has_vocabulary:
