@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from specdec_jax.infer import strategies
 from specdec_jax.infer.decoding import Job
-from specdec_jax.launch import memory
+from specdec_jax.launch import failures
 from specdec_jax.models import families
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
@@ -121,7 +121,7 @@ def running_out_explained(job: Job) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    if not memory.has_run_out(error):
+    if not failures.is_out_of_memory(error):
       raise
     target, drafter, state = (size.bytes_per_chip for size in of(job))
     limit = _chip_bytes(job.mesh)

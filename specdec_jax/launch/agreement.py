@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from specdec_jax.files.paths import in_bucket
 
@@ -19,7 +20,6 @@ _BLOCK = 4096
 
 
 def of_settings(settings: Mapping[str, str]) -> str:
-  """Returns the digest of settings."""
   return hashlib.sha256(_text(settings)).hexdigest()
 
 
@@ -75,8 +75,6 @@ def check_everywhere(settings: Mapping[str, str]) -> None:
   them; it says which are not. All have to call it, and wait here."""
   if jax.process_count() == 1:
     return
-  from jax.experimental import multihost_utils
-
   # Digests first: their size is known to all, that of texts is not.
   gather = multihost_utils.process_allgather
   text = _text(settings)

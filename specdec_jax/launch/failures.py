@@ -5,7 +5,6 @@ import os
 import traceback
 
 import specdec_jax
-from specdec_jax.launch import memory
 
 EXIT_BUG, EXIT_BAD_INPUT = 1, 2
 # EX_TEMPFAIL of sysexits.h.
@@ -27,7 +26,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     reason = error.strerror or text or type(error).__name__
     place = f'{error.filename}: ' if error.filename else ''
     return place + reason, status
-  if memory.has_run_out(error):
+  if is_out_of_memory(error):
     return (
       'out of memory; shorten the longest prompt, lower --batch_size, '
       '--max_new_tokens or --gamma, or take --dtype bfloat16',
@@ -44,6 +43,13 @@ def explain(error: BaseException) -> tuple[str, int]:
     'environment shows where)',
     status if is_expected or is_away(error) else EXIT_BUG,
   )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+  """Whether an error of Python or of XLA says so; XLA's for a CPU has no status
+  of its own for it."""
+  signs = ('RESOURCE_EXHAUSTED', 'Out of memory')
+  return isinstance(error, MemoryError) or any(x in str(error) for x in signs)
 
 
 def is_away(error: BaseException | None) -> bool:

@@ -17,13 +17,11 @@ from specdec_jax.files.paths import is_in_bucket, user_path
 _SHIPPED = 'gin_configs'
 
 
-def shipped_folder(package: Path) -> Path:
-  """The gin files of a package: inside it in a wheel, else beside it."""
-  inside = package / _SHIPPED
-  return inside if inside.is_dir() else package.parent / _SHIPPED
-
-
-SHIPPED = shipped_folder(Path(specdec_jax.__file__).resolve().parent).resolve()
+# Inside the package in a wheel, else beside it.
+_INSIDE = Path(specdec_jax.__file__).resolve().parent / _SHIPPED
+SHIPPED = (
+  _INSIDE if _INSIDE.is_dir() else _INSIDE.parent.parent / _SHIPPED
+).resolve()
 
 
 def shipped_names(folder: str = '') -> list[str]:

@@ -4,7 +4,6 @@ arrays that are spread over them each its own part."""
 
 import argparse
 import contextlib
-import dataclasses
 import errno
 import functools
 import os
@@ -13,11 +12,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from jax._src import distributed
+from jax.experimental import multihost_utils
 
 from specdec_jax.files.paths import user_path
 from specdec_jax.launch import failures, numbers, progress
@@ -31,6 +31,8 @@ _NOTICE_SECONDS = 5
 _LOOK_SECONDS = 2
 _LEAVE_SECONDS = 10
 _FAILED = 'specdec/failed'
+# Of a path, on Linux and in buckets.
+_MAX_TEXT = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,31 +63,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class Meeting:
+class Meeting(NamedTuple):
   """Where the processes of a job meet; what is None, jax finds out."""
 
   coordinator_address: str | None
   process_count: int | None
   process_index: int | None
 
-  @property
-  def is_given(self) -> bool:
-    """Whether all of it is given; ValueError if a part of it is."""
-    given = [value is not None for value in dataclasses.astuple(self)]
-    if any(given) and not all(given):
-      raise ValueError(
-        '--coordinator_address, --process_count and --process_index belong '
-        'together'
-      )
-    return all(given)
-
 
 def given(args: argparse.Namespace) -> Meeting | None:
-  """Returns what the flags of `add_arguments` say; None for one process."""
-  names = (field.name for field in dataclasses.fields(Meeting))
-  meeting = Meeting(*(getattr(args, name) for name in names))
-  return meeting if meeting.is_given or args.multiprocess else None
+  """Returns what the flags of `add_arguments` say, None for one process;
+  ValueError if a part of a meeting is given."""
+  meeting = Meeting(*(getattr(args, name) for name in Meeting._fields))
+  num_given = sum(value is not None for value in meeting)
+  if 0 < num_given < len(meeting):
+    raise ValueError(
+      '--coordinator_address, --process_count and --process_index belong '
+      'together'
+    )
+  return meeting if num_given or args.multiprocess else None
 
 
 def _address(text: str) -> str:
@@ -165,7 +161,7 @@ def _leave(failure: str | None = None) -> None:
 
 def _join(meeting: Meeting) -> None:
   """Waits for all processes, for `_JOIN_SECONDS` at most."""
-  address, count, index = dataclasses.astuple(meeting)
+  address, count, index = meeting
   # When jax's own time is over, it ends the process with a stack of C++, and
   # until then it hears no interrupt.
   others = 'the other processes'
@@ -212,10 +208,6 @@ def is_first() -> bool:
 
 def number_of_first(number: int) -> int:
   """The first process's number, in all processes."""
-  if jax.process_count() == 1:
-    return number
-  from jax.experimental import multihost_utils
-
   return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
 
 
@@ -251,27 +243,18 @@ def entered_by_first(
   """A context that gives a path, which the first process alone enters and
   leaves: all get the path, and go on when all are done and it is left."""
   with contextlib.ExitStack() as stack:
-    path: Path | None = None
-
-    def enter() -> None:
-      nonlocal path
-      path = stack.enter_context(context)
-
-    ask_first(enter)
-    yield user_path(_text_of_first(str(path)))
+    entered: list[Path] = []
+    ask_first(lambda: entered.append(stack.enter_context(context)))
+    yield user_path(_text_of_first(''.join(map(str, entered))))
     number_of_first(0)  # All have written: it waits for all.
     ask_first(stack.close)
 
 
 def _text_of_first(text: str) -> str:
-  """The first process's text, in all processes."""
-  if jax.process_count() == 1:
-    return text
-  from jax.experimental import multihost_utils
-
+  """The first process's text, of up to `_MAX_TEXT` bytes, in all processes."""
   # Arrays alone can be sent, and only of a size that all know.
-  data = np.frombuffer(text.encode(), np.uint8)
-  size = number_of_first(data.size)
-  if not is_first():
-    data = np.zeros(size, np.uint8)
-  return bytes(multihost_utils.broadcast_one_to_all(data)).decode()
+  data = np.zeros(_MAX_TEXT, np.uint8)
+  encoded = np.frombuffer(text.encode(), np.uint8)
+  data[: encoded.size] = encoded
+  sent = multihost_utils.broadcast_one_to_all(data)
+  return bytes(sent).rstrip(b'\0').decode()

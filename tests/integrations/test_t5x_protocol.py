@@ -148,8 +148,8 @@ def test_decode_fn_gives_the_greedy_tokens(target):
 @pytest.mark.parametrize(
   ('step', 'message'),
   [
-    (lambda state: state, 'functools.partial.*no module'),
-    (step_of(max_decode_length=3), r"arguments \['max_decode_length'\]"),
+    (lambda state: state, "functools.partial.*lacks .'module'"),
+    (step_of(max_decode_length=3), r"arguments are \['max_decode_length'\]"),
     (
       step_of(params={}, max_decode_length=3, soft_prompt=0),
       "'soft_prompt'.*This T5X",

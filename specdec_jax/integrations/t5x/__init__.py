@@ -15,7 +15,7 @@ _MODULES = {
   'SpeculativeEncoderDecoderModel': 'models',
   'load_draft': 't5_networks',
   'restore_with_draft': 't5_networks',
-  'speculative_decode': 'decode_fn',
+  'speculative_decode': 'decoding',
 }
 __all__ = tuple(_MODULES)
 

@@ -22,9 +22,8 @@ _WITHOUT_EFFECT = ('rescale_log_probs',)
 def decoder_params_of(
   asked: Mapping[str, Any], vocabulary: Any
 ) -> tuple[Array | None, int]:
-  """The key and the id of EOS of a prediction, which T5X's callers may pass in
-  `decoder_params` as well. Raises ValueError if more than one decode is asked
-  for, or two keys or a parameter of another decoder are given."""
+  """The key and the id of EOS of a prediction, also from `decoder_params`;
+  ValueError for what speculation cannot do, or two keys."""
   check_num_decodes(asked['num_decodes'])
   # What is taken out is known; what is left is of another decoder.
   given = dict(asked.get('decoder_params') or {})
@@ -41,7 +40,6 @@ def decoder_params_of(
 
 
 def check_num_decodes(num_decodes: int) -> None:
-  """Raises ValueError unless one decode per row is asked for."""
   if num_decodes != 1:
     raise refusal(
       f'num_decodes is {num_decodes}: speculation decodes one sequence per '
@@ -59,25 +57,21 @@ def check_causal(model: Any) -> None:
 
 
 def reach(tokens_to_logits: Any) -> tuple[Any, Any, Array | None]:
-  """T5X's model, its parameters and the encoder's tokens; raises ValueError if
-  the step is not the partial method that T5X passes, or the model not causal.
-  """
+  """T5X's model, its parameters and the encoder's tokens; ValueError unless the
+  step is the partial method that T5X passes, of a causal model."""
   # T5X passes `partial(model._compute_logits_from_slice, params=..., ...)`.
   keywords = getattr(tokens_to_logits, 'keywords', {})
   model = getattr(getattr(tokens_to_logits, 'func', None), '__self__', None)
-  for name in ('module', 'output_vocabulary'):
-    if not hasattr(model, name):
-      raise refusal(
-        'tokens_to_logits is not a functools.partial of a method of a T5X '
-        f'model: there is no {name}. This T5X is not the one that speculation '
-        'was made for'
-      )
   needed = {'params', 'max_decode_length'}
   allowed = needed | {'encoded_inputs', 'raw_inputs'}
-  if not needed <= set(keywords) <= allowed:
+  lacking = [
+    x for x in ('module', 'output_vocabulary') if not hasattr(model, x)
+  ]
+  if lacking or not needed <= set(keywords) <= allowed:
     raise refusal(
-      f'tokens_to_logits has the arguments {sorted(keywords)}, and '
-      f'{sorted(needed)} to {sorted(allowed)} were expected. This T5X is not '
+      'tokens_to_logits is not a functools.partial of a method of a T5X model '
+      f'with the arguments {sorted(needed)} to {sorted(allowed)}: the model '
+      f'lacks {lacking}, the arguments are {sorted(keywords)}. This T5X is not '
       'the one that speculation was made for'
     )
   check_causal(model)
@@ -100,10 +94,9 @@ def bindings_of(configurable: Any) -> dict[str, Any] | None:
 def sampling_of(decode_fn: Callable[..., Any] | None) -> dict[str, Any]:
   """Settings of `Speculation` that sample as a decoder of T5X's does.
 
-  `decode_fn` is `temperature_sample` or `beam_search`, with arguments bound by
-  gin or by `functools.partial`, or None for T5X's default. A beam search is
-  answered by greedy decoding, for one beam is all that is asked of it. Raises
-  ValueError for another decoder, or arguments without a counterpart here.
+  `decode_fn` is `temperature_sample` or, for one beam, `beam_search`, with
+  arguments bound by gin or by `functools.partial`, or None for T5X's default.
+  Raises ValueError for others, or arguments without a counterpart here.
   """
   if decode_fn is None:
     return {}
@@ -155,8 +148,7 @@ def sampling_of(decode_fn: Callable[..., Any] | None) -> dict[str, Any]:
 
 
 def sampling_of_t5x() -> dict[str, Any]:
-  """Settings that sample as gin binds T5X's `temperature_sample`; none if it
-  binds nothing. Raises as `sampling_of`."""
+  """`sampling_of` what gin binds for `temperature_sample`, if anything."""
   try:
     from t5x import decoding
   except ImportError:
@@ -168,7 +160,7 @@ def sampling_of_t5x() -> dict[str, Any]:
 
 
 def _opened(decode_fn: Any) -> tuple[Any, dict[str, Any]]:
-  """The function itself, and the arguments that it would be called with."""
+  """The function itself, and the arguments that gin or partials give it."""
   given: dict[str, Any] = {}
   # Of partial(partial(f, topk=1), topk=2): f, and topk 2.
   while isinstance(decode_fn, functools.partial):

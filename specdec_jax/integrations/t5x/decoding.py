@@ -1,4 +1,5 @@
-"""The decode that a T5X model is given in place of its own (needs no T5X)."""
+"""The decode that a T5X model is given in place of its own, and a `decode_fn`
+for T5X's own models (needs no T5X)."""
 
 import contextlib
 import dataclasses
@@ -21,7 +22,7 @@ from specdec_jax.base import Array, LanguageModel, Params, Prompt
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.state import DecodeOutput
-from specdec_jax.integrations.t5x import t5_networks
+from specdec_jax.integrations.t5x import contract, t5_networks
 from specdec_jax.integrations.t5x.t5_networks import DRAFT, refusal
 from specdec_jax.models import families
 from specdec_jax.models.t5 import T5Config
@@ -73,7 +74,7 @@ class Settings:
   @property
   def sampling(self) -> Sampling:
     """How the target is sampled."""
-    names = [field.name for field in dataclasses.fields(Sampling)]
+    names = option_fields.field_names(Sampling)
     return Sampling(**{name: getattr(self, name) for name in names})
 
   @property
@@ -121,8 +122,7 @@ def networks(
   speculation: Settings, module: Any, draft_module: Any | None, vocabulary: Any
 ) -> Networks:
   """Reads the sizes of T5X's networks and makes the drafter, with its text or
-  its checkpoint. Raises ValueError if the networks are not known or do not fit
-  together, or what the drafter needs is not given or cannot be read."""
+  its checkpoint; ValueError if they are not known or do not fit together."""
   _check_given(speculation, draft_module)
   name = speculation.drafter
   fixed: dict[str, Any] = {}
@@ -177,15 +177,14 @@ def decode(
 ) -> DecodeOutput:
   """Decodes a batch of T5X's as `speculation` says.
 
-  Parameters are those of the T5X model, the draft model's at `params['draft']`;
-  keys are raw, as T5X has them, typed, or None for the seed 0. A row has at
-  most `max_len` tokens, its start token included. `forced` tokens, int32
-  `[B, <= max_len]`, stand where they are not 0, beyond the prompt as well.
-  Raises ValueError if the parameters are not those of the networks, or gamma is
-  beyond what a row can hold.
+  The draft model's parameters are at `params['draft']`; keys are raw, typed, or
+  None for the seed 0. A row has at most `max_len` tokens with its start token.
+  `forced` tokens, int32 `[B, <= max_len]`, stand where they are not 0, beyond
+  the prompt as well. Raises ValueError if the parameters are not those of the
+  networks, or gamma is beyond what a row can hold.
   """
   made = networks.drafting
-  joined = _params(params, networks)
+  params = _params(params, networks)
   target = made.target or families.language_model(networks.target)
   if forced is not None:
     forced = jnp.pad(forced, ((0, 0), (0, max_len - forced.shape[1])))
@@ -208,14 +207,17 @@ def decode(
   loop: Any = autoregressive if is_plain else speculative
   with _mesh_of_t5x():
     output = loop.generate(
-      joined,
+      params,
       jax.random.key(0) if rng_key is None else rng_key,
       prompt,
       method=method,
       max_len=max_len,
     )
   if forced is not None:
-    output = _restore_eos(output, forced, eos_id=eos_id)
+    # Back from what `_force` has; only within the row, beyond it are 0s.
+    is_eos = arrays.is_within(output.lengths, max_len) & (forced == eos_id)
+    tokens = jnp.where(is_eos, eos_id, output.tokens)
+    output = dataclasses.replace(output, tokens=tokens)
   return output
 
 
@@ -237,6 +239,60 @@ def prompt_of(
     decoder_lengths=starts.astype(jnp.int32) + 1,
     row_ids=jnp.arange(decoder_tokens.shape[0], dtype=jnp.int32),
   )
+
+
+def speculative_decode(
+  inputs: Array,
+  cache: Any,
+  tokens_to_logits: Any,
+  eos_id: int,
+  decode_rng: Array | None = None,
+  num_decodes: int = 1,
+  cache_offset: int = 0,
+  initial_index: Array | None = None,
+  **speculation: Any,
+) -> tuple[Array, Array]:
+  """A `decode_fn` for T5X's own models, with every drafter but 'model'.
+
+  Args:
+    inputs: int32 `[B, L]`, forced tokens.
+    cache: of T5X; the compiler drops it, and T5X's encoder pass.
+    tokens_to_logits: T5X's step by one token, see `contract.reach`.
+    eos_id: ends a row.
+    decode_rng: a key, or None for the seed 0.
+    num_decodes: 1.
+    cache_offset: 0; T5X passes 1 for scanned layers.
+    initial_index: int32 `[B]`, see `prompt_of`.
+    **speculation: of `Speculation`; the sampling is by default what gin binds
+      for T5X's `temperature_sample`.
+
+  Returns:
+    int32 `[B, 1, L]` and float32 `[B, 1]`.
+
+  Raises:
+    ValueError: for other arguments or networks, or the drafter 'model'.
+  """
+  contract.check_num_decodes(num_decodes)
+  if cache_offset:
+    raise refusal('the network scans its layers, which is not supported')
+  settings = Speculation(**(contract.sampling_of_t5x() | speculation))
+  if settings.drafter == 'model':
+    raise refusal(
+      'a decode_fn has no draft model: use SpeculativeEncoderDecoderModel or '
+      'SpeculativeDecoderOnlyModel'
+    )
+  model, params, encoder_tokens = contract.reach(tokens_to_logits)
+  output = decode(
+    params,
+    decode_rng,
+    prompt_of(encoder_tokens, inputs, initial_index),
+    speculation=settings,
+    networks=networks(settings, model.module, None, model.output_vocabulary),
+    max_len=inputs.shape[1] + 1,
+    eos_id=eos_id,
+    forced=inputs,
+  )
+  return output.tokens[:, None, 1:], counters(output)['scores'][:, None]
 
 
 def counters(output: DecodeOutput) -> dict[str, Array]:
@@ -279,8 +335,6 @@ def _check_given(speculation: Settings, draft_module: Any | None) -> None:
 
 
 def _params(params: Any, networks: Networks) -> Params:
-  """The parameters of target and drafter; raises ValueError if they are not
-  those of the networks."""
   # The target's tree has the draft model's as one of its names.
   params = dict(params)
   own = params.pop(DRAFT, ())
@@ -303,7 +357,7 @@ def _force(
   where that is not 0, and is itself elsewhere.
 
   A forced EOS does not end a row in T5X. The loop is given 0 in its place,
-  which the model reads as the EOS that it stands for; `_restore_eos` undoes it.
+  which the model reads as the EOS that it stands for; `decode` undoes it.
   """
   # Beyond the last position nothing is forced, as in this column.
   tokens = jnp.pad(tokens, ((0, 0), (0, 1)))
@@ -321,16 +375,6 @@ def _force(
     return _sure_of(logits, following, eos_id), cache
 
   return model._replace(extend=extend)
-
-
-def _restore_eos(
-  output: DecodeOutput, tokens: Array, *, eos_id: int
-) -> DecodeOutput:
-  """What was decoded under `_force`, with the EOS tokens that it forced."""
-  # Only within the row: beyond its end there are 0s.
-  is_eos = arrays.is_within(output.lengths, tokens.shape[1])
-  tokens = jnp.where(is_eos & (tokens == eos_id), eos_id, output.tokens)
-  return dataclasses.replace(output, tokens=tokens)
 
 
 def _sure_of(logits: Array, tokens: Array, eos_id: int) -> Array:

@@ -35,9 +35,8 @@ class _Speculative:
 
   def __init__(self, *args: object, **kwargs: object):
     """Takes the arguments of T5X's model, those of `Speculation`, and
-    `draft_module`, the T5X network of the draft model. Raises ValueError for a
-    setting out of range, an unknown network, or bidirectional attention in the
-    inputs."""
+    `draft_module`, the T5X network of the draft model; ValueError for what
+    speculation cannot do."""
     own, self.speculation, draft_module = _split(self.stock, args, kwargs)
     super().__init__(**own)
     contract.check_causal(self)

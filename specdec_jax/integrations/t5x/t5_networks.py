@@ -38,9 +38,8 @@ def refusal(sentence: str) -> ValueError:
 
 
 def config_of(module: Any) -> T5Config:
-  """The sizes of a T5X network, `t5x.examples.t5.network.Transformer` or
-  `t5x.examples.decoder_only.network.DecoderWrapper`; raises ValueError if it is
-  another, which our T5 would not compute, such as one with scanned layers."""
+  """The sizes of a network of `t5x.examples.t5` or `.decoder_only`; ValueError
+  for another, which our T5 would not compute."""
   name = f'{type(module).__module__}.{type(module).__qualname__}'
   if getattr(module, 'scan_layers', False):
     raise refusal(
@@ -58,11 +57,8 @@ def config_of(module: Any) -> T5Config:
       'besides'
     )
   assert sizes is not None
-  unknown = [x for x in sizes.mlp_activations if x not in _ACTIVATIONS]
-  if unknown:
-    raise refusal(
-      f'mlp_activations {unknown} are none of {", ".join(_ACTIVATIONS)}'
-    )
+  if unknown := sorted(set(sizes.mlp_activations) - set(_ACTIVATIONS)):
+    raise refusal(f'mlp_activations {unknown} are none of {_ACTIVATIONS}')
   return T5Config(
     vocab_size=sizes.vocab_size,
     embed_dim=sizes.emb_dim,
@@ -83,10 +79,9 @@ def config_of(module: Any) -> T5Config:
 def params_of(params: Any, config: T5Config, *, role: str) -> Any:
   """A network's parameters in the dtypes that T5X computes with.
 
-  T5X rounds every kernel to the dtype of the activations where it uses it, and
-  multiplies the last projection, and embeddings that serve as it, in float32.
-  Raises ValueError, with `role` for their name, if names or shapes of `params`
-  are not those of the network.
+  T5X rounds every kernel to the dtype of the activations, but multiplies the
+  last projection, or embeddings that serve as it, in float32. ValueError, with
+  the `role`, if names or shapes are not those of the network.
   """
   # Names and shapes first: a wrong tree would decode, and wrongly.
   params = flax.core.unfreeze(params)
@@ -101,14 +96,10 @@ def params_of(params: Any, config: T5Config, *, role: str) -> Any:
         f'{found.get(name, "none: it is missing")}, and its network expects '
         f'{wanted.get(name, "no such parameter")}'
       )
-  in_float32 = (
-    ('token_embedder', 'embedding')
-    if config.is_tied
-    else ('logits_dense', 'kernel')
-  )
+  last = 'token_embedder' if config.is_tied else 'logits_dense'
 
   def cast(path, leaf):
-    is_last = tuple(entry.key for entry in path)[-2:] == in_float32
+    is_last = path[-2].key == last
     return leaf.astype(jnp.float32 if is_last else config.dtype)
 
   return jax.tree_util.tree_map_with_path(cast, params)
@@ -123,10 +114,9 @@ def load_draft(
 ) -> dict[str, Any]:
   """Puts a draft model's checkpoint beside the target's, at `draft`.
 
-  One of `RestoreCheckpointConfig.state_transformation_fns`: `state_dict` is the
-  target's checkpoint, with the draft model's if T5X says that it `is_resuming`,
-  `target_state_dict` the state to be filled, `path` of the draft model's
-  checkpoint. Raises ValueError if that holds none, or one of another network.
+  One of T5X's `state_transformation_fns`: `state_dict` is the target's
+  checkpoint, or both models' if it `is_resuming`, `target_state_dict` the state
+  to be filled. ValueError if `path` holds no draft model of this network.
   """
   if is_resuming:  # It was saved with its draft model.
     return state_dict
@@ -145,19 +135,13 @@ def load_draft(
 
 def restore_with_draft(restore_checkpoint_cfg: Any, *, path: str) -> Any:
   """T5X's `RestoreCheckpointConfig` of the target, which also restores the
-  draft model at `path`, as `load_draft` does.
-
-  The transformations that it has already, `assignment_map` included, see the
-  target alone, as they do without a draft model.
-  """
+  draft model at `path`; its other transformations see the target alone."""
   # dataclasses.replace would prepend the transformation of assignment_map to
   # those among which it is already.
   config = copy.copy(restore_checkpoint_cfg)
+  others = restore_checkpoint_cfg.state_transformation_fns
   config.state_transformation_fns = (
-    *(
-      functools.partial(_of_target_alone, transform)
-      for transform in restore_checkpoint_cfg.state_transformation_fns
-    ),
+    *(functools.partial(_of_target_alone, other) for other in others),
     functools.partial(load_draft, path=path),
   )
   return config
