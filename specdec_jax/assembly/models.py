@@ -142,6 +142,9 @@ def read_draft_vocabulary(model: Model, vocab_size: int) -> np.ndarray | None:
   """
   if model.is_random or not isinstance(model.sizes, str | None):
     return None
+  # Sizes alone, as `plan` has them, are called as their checkpoint.
+  if model.checkpoint == model.sizes:
+    return None
   path = loading.locate(model.checkpoint) / formats.DRAFT_VOCABULARY
   if not path.is_file():
     return None
