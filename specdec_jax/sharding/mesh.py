@@ -183,15 +183,15 @@ def fetch(arrays: Any) -> Any:
   return jax.tree.map(whole, arrays)
 
 
-def state_shardings(mesh: Mesh, state: Any) -> Any:
+def state_shardings(mesh: Mesh, state: Any, *, is_split: bool = True) -> Any:
   """Where a tree of arrays or shapes, rows first in each, lies: rows over
-  `data`, and heads over `model` in those of four axes, taken for caches
-  `[B, H, S, D]`. An axis that does not divide stays whole."""
+  `data`, and, if `is_split`, the heads of caches over `model`. An axis that
+  does not divide stays whole."""
 
   def place(leaf: Any) -> NamedSharding:
-    axes: tuple[str | None, ...] = ('batch',) + (None,) * (leaf.ndim - 1)
-    if leaf.ndim == 4:
-      axes = ('batch', 'heads', 'length', 'kv')
+    # Caches alone have four axes: [rows, heads, positions, features].
+    heads = 'heads' if leaf.ndim == 4 and is_split else None
+    axes = ('batch', heads, *[None] * leaf.ndim)[: leaf.ndim]
     return NamedSharding(mesh, rules.fitting_spec(mesh, leaf.shape, axes))
 
   return jax.tree.map(place, state)

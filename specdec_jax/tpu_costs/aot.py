@@ -78,17 +78,13 @@ def find_slice(name: str) -> Slice:
   ValueError if there is none, ImportError if libtpu is not installed."""
   # A chip, and the chips along each axis of the slice.
   match = re.fullmatch(r'([a-z0-9]+):(\d+(?:x\d+){0,2})', name)
-  if not match or match[1] not in CHIPS:
+  chip = CHIPS.get(match[1]) if match else None
+  sizes = [int(n) for n in match[2].split('x')] if match else []
+  # A single chip may be written in any number of dimensions.
+  if not chip or (len(sizes) != chip.num_dimensions and math.prod(sizes) != 1):
     raise ValueError(
       f'no topology is called {name!r}: write a chip, {", ".join(CHIPS)}, and '
       'its shape, such as v4:2x2x1 or v5e:2x4'
-    )
-  chip = CHIPS[match[1]]
-  sizes = [int(n) for n in match[2].split('x')]
-  if len(sizes) != chip.num_dimensions and math.prod(sizes) != 1:
-    raise ValueError(
-      f'{name!r} has {len(sizes)} dimensions, and slices of {chip.name} have '
-      f'{chip.num_dimensions}'
     )
   require('libtpu', extra='tpu', purpose='the TPU compiler')
   platforms.answer_libtpu()
@@ -176,17 +172,16 @@ def price(
   """The costs of programs of `compile_all`, on one scale; `num_partitions` says
   of each how many chips take part in its collectives."""
   costs = [hlo.Program(each.as_text()).cost() for each, _ in programs]
-  # The cheapest tenth: dearer ones wait for memory or multiply.
-  # What the compiler expects of the least instructions, in any of them.
+  # What the compiler expects of the least instructions, in any of them: the
+  # cheapest tenth, as dearer ones wait for memory or multiply.
   small = [cycles for cost in costs for cycles in cost.small_cycles]
   launch = float(np.percentile(small, 10)) / chip.clock if small else 0.0
-  found = []
-  for (compiled, compile_seconds), cost, num_parts in zip(
-    programs, costs, num_partitions, strict=True
-  ):
+
+  def priced(
+    compiled: Any, compile_seconds: float, cost: hlo.Cost, num_parts: int
+  ) -> ProgramCost:
     memory = compiled.memory_analysis()
     flops = float((compiled.cost_analysis() or {}).get('flops', 0.0))
-    # Memory and arithmetic overlap: the longer one is what it takes.
     memory_seconds = cost.memory_bytes / chip.memory_bandwidth
     flop_seconds = flops / chip.peak_flops
     launch_seconds = cost.num_instructions * launch
@@ -194,26 +189,30 @@ def price(
       _collective_seconds(size, num_parts, chip)
       for size in cost.collective_bytes
     )
-    found.append(
-      ProgramCost(
-        memory_bytes=cost.memory_bytes,
-        flops=flops,
-        num_instructions=int(cost.num_instructions),
-        num_collectives=len(cost.collective_bytes),
-        seconds=max(memory_seconds, flop_seconds)
-        + launch_seconds
-        + collective_seconds,
-        memory_seconds=memory_seconds,
-        flop_seconds=flop_seconds,
-        launch_seconds=launch_seconds,
-        collective_seconds=collective_seconds,
-        compiler_seconds=cost.cycles / chip.clock,
-        argument_bytes=memory.argument_size_in_bytes,
-        temporary_bytes=memory.temp_size_in_bytes,
-        compile_seconds=compile_seconds,
-      )
+    # Memory and arithmetic overlap: the longer one is what it takes.
+    overlapped = max(memory_seconds, flop_seconds)
+    return ProgramCost(
+      memory_bytes=cost.memory_bytes,
+      flops=flops,
+      num_instructions=int(cost.num_instructions),
+      num_collectives=len(cost.collective_bytes),
+      seconds=overlapped + launch_seconds + collective_seconds,
+      memory_seconds=memory_seconds,
+      flop_seconds=flop_seconds,
+      launch_seconds=launch_seconds,
+      collective_seconds=collective_seconds,
+      compiler_seconds=cost.cycles / chip.clock,
+      argument_bytes=memory.argument_size_in_bytes,
+      temporary_bytes=memory.temp_size_in_bytes,
+      compile_seconds=compile_seconds,
     )
-  return found
+
+  return [
+    priced(*program, cost, num_parts)
+    for program, cost, num_parts in zip(
+      programs, costs, num_partitions, strict=True
+    )
+  ]
 
 
 def _collective_seconds(

@@ -9,10 +9,17 @@ names its memory space, `S(n)` being on the chip.
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
 
-_BITS = {'pred': 8, 'token': 0, 'opaque': 0, 'bf16': 16, 's4': 4, 'u4': 4}
-_SHAPE = re.compile(r'(\w+)\[([\d,]*)\](\{[^}]*\})?')
+# `f32[8,4]{1,0:S(1)}`: 32 elements of 32 bits, axis 1 fastest, on the chip.
+_SHAPE = re.compile(r'([a-z]+(\d*)\w*)\[([\d,]*)\](?:\{([^}:]*)([^}]*)\})?')
+# `%x.1 = bf16[8,4]{1,0:T(8,128)S(1)} add(%a, %b), metadata={...}`: the root or
+# not, name, shape, `(...)` for a tuple of them, opcode, operands, attributes.
+_LINE = re.compile(
+  r'(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*?)\)(?:, (.*))?$'
+)
+_CALLS = re.compile(
+  r'(?:body|calls|to_apply|branch_computations)=(\{[^}]*\}|%?[\w.\-]+)'
+)
 # They name, group or await what other instructions did.
 _FREE = (
   *('parameter', 'constant', 'get-tuple-element', 'tuple', 'bitcast'),
@@ -72,7 +79,6 @@ class Cost:
     collective_bytes: results of collectives; one entry for each that is run.
     cycles: the compiler's own estimate, as far as it made one.
     small_cycles: the estimates for instructions that move next to nothing.
-    num_unknown_loops: loops whose trips are unknown; their bodies count once.
   """
 
   memory_bytes: float = 0.0
@@ -80,7 +86,6 @@ class Cost:
   collective_bytes: tuple[float, ...] = ()
   cycles: float = 0.0
   small_cycles: tuple[float, ...] = ()
-  num_unknown_loops: int = 0
 
   def __add__(self, other: 'Cost') -> 'Cost':
     names = [field.name for field in dataclasses.fields(Cost)]
@@ -134,11 +139,9 @@ class Program:
       # The dearer branch: an iteration that drafts is what is planned.
       if opcode == 'conditional':
         return max(inner, key=lambda cost: cost.memory_bytes)
+      # The body of a loop whose trips are unknown counts once.
       found = re.search(r'"known_trip_count":\{"n":"(\d+)"', attributes)
-      is_unknown = opcode == 'while' and not found
-      trips = int(found[1]) if found else 1
-      unknown = Cost(num_unknown_loops=int(is_unknown))
-      return sum(inner, Cost()).times(trips) + unknown
+      return sum(inner, Cost()).times(int(found[1]) if found else 1)
     # `all-reduce-start` runs beside what follows, up to its `-done`.
     is_beside = opcode.endswith('-start')
     kind = opcode.removesuffix('-start')
@@ -193,10 +196,12 @@ class Program:
     return written + sum(each.memory_bytes for each in operands if each)
 
   def _parameter(self, body: str, index: int) -> str:
-    for each in self.computations[body].values():
-      if each.opcode == 'parameter' and each.operands == (str(index),):
-        return each.name
-    raise ValueError(f'{body} has no parameter {index}')
+    operands = (str(index),)
+    return next(
+      each.name
+      for each in self.computations[body].values()
+      if each.opcode == 'parameter' and each.operands == operands
+    )
 
   def _root(self, body: str) -> Instruction:
     return next(i for i in self.computations[body].values() if i.is_root)
@@ -240,48 +245,31 @@ class Program:
 
 def parse(line: str) -> Instruction:
   """An instruction from its line."""
-  # `%x.1 = bf16[8,4]{1,0:T(8,128)S(1)} add(%a, %b), metadata={...}`: the name,
-  # the shape, `(...)` for a tuple of them, the opcode, operands and attributes.
-  left, _, right = line.strip().partition(' = ')
-  end = _closing(right, 0) if right.startswith('(') else right.index(' ') - 1
-  rest = right[end + 1 :].lstrip()
-  opcode, _, _ = rest.partition('(')
-  close = _closing(rest, len(opcode))
-  arguments, attributes = rest[len(opcode) + 1 : close], rest[close + 1 :]
-  operands = tuple(re.findall(r'%([\w.\-]+)', arguments))
-  calls = r'(?:body|calls|to_apply|branch_computations)=(\{[^}]*\}|%?[\w.\-]+)'
+  found = _LINE.match(line.strip())
+  if not found:
+    raise ValueError(f'no instruction: {line.strip()[:80]}')
+  root, name, shapes, opcode, arguments, attributes = found.groups('')
+  # A parameter's argument is its number, as in `parameter(0)`.
+  operands = re.findall(r'%([\w.\-]+)', arguments)
   return Instruction(
-    name=left.removeprefix('ROOT ').strip().lstrip('%'),
+    name=name,
     opcode=opcode,
-    outputs=tuple(_shapes(right[: end + 1])),
-    operands=(arguments,) if opcode == 'parameter' else operands,
+    outputs=tuple(_shape(found) for found in _SHAPE.finditer(shapes)),
+    operands=(arguments,) if opcode == 'parameter' else tuple(operands),
     called=tuple(
       name
-      for group in re.findall(calls, attributes)
+      for group in _CALLS.findall(attributes)
       for name in re.findall(r'[\w.\-]+', group)
     ),
     attributes=attributes,
-    is_root=left.startswith('ROOT '),
+    is_root=bool(root),
   )
 
 
-def _closing(text: str, start: int) -> int:
-  """Where the bracket that opens at `start` closes."""
-  # In `f(a(b), c) -> d`, the bracket at 1 closes at 9.
-  depth = 0
-  for i in range(start, len(text)):
-    depth += (text[i] == '(') - (text[i] == ')')
-    if depth == 0:
-      return i
-  raise ValueError(f'unbalanced brackets: {text[:80]}')
-
-
-def _shapes(text: str) -> Iterator[Shape]:
-  for kind, sizes, layout in _SHAPE.findall(text):
-    # `f32[8,4]{1,0:S(1)}` has 32 elements of 32 bits, axis 1 fastest, on the
-    # chip; `pred` and `bf16` have no or another number in their names.
-    count = math.prod(int(n) for n in sizes.split(',') if n)
-    digits = re.search(r'\d+', kind)
-    bits = _BITS.get(kind, int(digits[0]) if digits else 0)
-    order = tuple(re.findall(r'\d+', layout.partition(':')[0]))
-    yield Shape(count * bits / 8, 'S(' in layout, count, order)
+def _shape(found: re.Match[str]) -> Shape:
+  kind, digits, sizes, order, memory = found.groups('')
+  count = math.prod(int(n) for n in sizes.split(',') if n)
+  # All but `pred` have their bits in their names; a `token` has none.
+  bits = 8 if kind == 'pred' else int(digits or 0)
+  axes = tuple(re.findall(r'\d+', order))
+  return Shape(count * bits / 8, 'S(' in memory, count, axes)

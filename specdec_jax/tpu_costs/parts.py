@@ -10,11 +10,11 @@ before and after.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from specdec_jax import distributions, trees, verification
 from specdec_jax.assembly.decoder import Decoder
@@ -26,17 +26,14 @@ from specdec_jax.decoding.state import DecodeState
 from specdec_jax.drafters.autoregressive import Chain
 from specdec_jax.measure import stopwatch
 from specdec_jax.models import families
-from specdec_jax.models.layers import Weights
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.theory import trees as tree_theory
 from specdec_jax.theory.costs import Costs, widths_to_time
 from specdec_jax.tpu_costs import aot
 from specdec_jax.tpu_costs.aot import Job, ProgramCost
-from specdec_jax.tpu_costs.workloads import (
-  Workload,
-  on_mesh,
-  with_sharding,
-)
+from specdec_jax.tpu_costs.workloads import Workload
+
+_Tree = TypeVar('_Tree')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,41 +44,47 @@ class Shapes:
     program: what is compiled of its loop.
     chain: what drafts token after token, if anything does.
     own: the drafter's own parameters.
-    draft_mesh: None if every chip has a whole copy of the drafter.
+    draft_mesh: None if every chip has a whole copy of the drafter, and `note`
+      then says why.
   """
 
   program: Program
   chain: Chain | None
   own: Any
   draft_mesh: Mesh | None
+  note: str = ''
 
 
-def shapes_of(
-  workload: Workload, length: Length, notes: list[str] | None = None
-) -> Shapes:
-  """The decoder with drafts of a length; a drafter that does not divide is
-  replicated, and `notes` get a sentence that says so."""
-  decoder = workload.decoder
+def shapes_of(workload: Workload, length: Length) -> Shapes:
+  """The decoder with drafts of a length; a drafter that does not divide over
+  the mesh is replicated. ValueError if the target or the batch does not."""
+  decoder, mesh = workload.decoder, workload.mesh
   seen = decoder.seen
   if isinstance(length, Tree):
     # Of the likeliest tokens, as the planner's rates of trees are measured.
     seen = dataclasses.replace(seen, sampling=Sampling())
   made = decoder.choice.make(seen, length)
-  target = _placed(workload, families.param_shapes(decoder.config))
+  target = families.param_shapes(decoder.config)
+  mesh_lib.check_divides(mesh, target, batch_size=workload.batch_size)
+  target = lying(target, mesh_lib.parameter_shardings(mesh, target))
   own: Any = ()
-  draft_mesh: Mesh | None = workload.mesh
+  note = ''
   if made.config is not None:
-    # Heads of a small draft model may be fewer than the chips of a copy.
     own = families.param_shapes(made.config)
+    # Heads of a small draft model may be fewer than the chips of a copy.
     try:
-      own = _placed(workload, own)
+      mesh_lib.check_divides(mesh, own, batch_size=workload.batch_size)
     except ValueError as error:
-      sentence = f'Every chip has the whole draft model, since {error}.'
-      (notes if notes is not None else []).append(sentence)
-      whole = NamedSharding(workload.mesh, PartitionSpec())
-      own = jax.tree.map(lambda leaf: with_sharding(leaf, whole), own)
-      draft_mesh = None
-  is_split = draft_mesh is not None
+      note = f'Every chip has the whole draft model, since {error}.'
+    own = lying(own, mesh_lib.drafter_shardings(mesh, own))
+
+  def places(state: DecodeState) -> DecodeState:
+    all_places: DecodeState = mesh_lib.state_shardings(mesh, state)
+    drafter = mesh_lib.state_shardings(
+      mesh, state.drafter_state, is_split=not note
+    )
+    return dataclasses.replace(all_places, drafter_state=drafter)
+
   program = Program(
     method=dataclasses.replace(
       decoder.method, target=made.target_of(seen), drafter=made.drafter
@@ -89,29 +92,15 @@ def shapes_of(
     params=Params(target, made.join(target, own)),
     prompt=_prompt(workload),
     max_len=workload.max_len,
-    places=functools.partial(_places, workload, is_split=is_split),
+    places=places,
   )
   return Shapes(
-    program=program, chain=made.chain, own=own, draft_mesh=draft_mesh
+    program=program,
+    chain=made.chain,
+    own=own,
+    draft_mesh=None if note else mesh,
+    note=note,
   )
-
-
-def _places(
-  workload: Workload, state: DecodeState, *, is_split: bool
-) -> DecodeState:
-  """The shardings of the loop's state; `is_split` says whether the drafter's
-  caches are divided, too."""
-  drafter = on_mesh(workload, state.drafter_state, is_split=is_split)
-  placed = dataclasses.replace(on_mesh(workload, state), drafter_state=drafter)
-  return jax.tree.map(lambda leaf: leaf.sharding, placed)
-
-
-def _placed(workload: Workload, params: Weights) -> Weights:
-  """Parameters on the mesh; ValueError if it does not divide them."""
-  mesh = workload.mesh
-  mesh_lib.check_divides(mesh, params, batch_size=workload.batch_size)
-  shardings = mesh_lib.parameter_shardings(mesh, params)
-  return jax.tree.map(with_sharding, params, shardings)
 
 
 def _prompt(workload: Workload) -> Prompt:
@@ -125,7 +114,23 @@ def _prompt(workload: Workload) -> Prompt:
     decoder_lengths=array(batch_size),
     row_ids=array(batch_size),
   )
-  return on_mesh(workload, prompt)
+  return _as_state(workload, prompt)
+
+
+def lying(tree: _Tree, shardings: Any) -> _Tree:
+  """A tree of shapes that lie where a tree of shardings says."""
+  return jax.tree.map(
+    lambda leaf, place: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=place
+    ),
+    tree,
+    shardings,
+  )
+
+
+def _as_state(workload: Workload, tree: _Tree) -> _Tree:
+  """A tree of shapes, rows first in each, that lies as the loop's state."""
+  return lying(tree, mesh_lib.state_shardings(workload.mesh, tree))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,8 +195,7 @@ def pair_costs(
   ValueError if the workload does not fit on the chips, in bytes, or cannot be
   split over them, or the drafter does not draft `max_gamma` tokens.
   """
-  notes: list[str] = []
-  whole = shapes_of(workload, Fixed(max_gamma), notes)
+  whole = shapes_of(workload, Fixed(max_gamma))
   state = whole.program.state
   caches = state.target_cache, state.drafter_state
   memory = {
@@ -227,7 +231,7 @@ def pair_costs(
     further_draft=further,
     trees=tuple(TreePart(tree=t, target=a, draft=b) for t, a, b in parts),
     memory=memory,
-    notes=tuple(notes),
+    notes=(whole.note,) if whole.note else (),
   )
 
 
@@ -321,7 +325,7 @@ def _further_draft(workload: Workload, shapes: Shapes, chain: Chain) -> Job:
   seen = (state.target_cache,) if chain.reads_target_cache else ()
   caught_up = params, state.context, state.drafter_state, *seen
   _, left, _ = jax.eval_shape(chain.catch_up, *caught_up)
-  beside = state.row_keys, *on_mesh(workload, (tokens, left))
+  beside = state.row_keys, *_as_state(workload, (tokens, left))
   part = _in_place(step, params, state.drafter_state, *beside)
   return Job(part, shapes.draft_mesh)
 

@@ -1,11 +1,9 @@
 """What is to be decoded on a TPU slice that need not be there."""
 
 import dataclasses
-from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly import models
@@ -78,25 +76,6 @@ def default_num_partitions(slice_: Slice, batch_size: int) -> int:
   while batch_size % (size // partitions) and partitions < size:
     partitions *= 2
   return partitions
-
-
-def with_sharding(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-  """The shape, lying where a sharding says."""
-  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
-def on_mesh(workload: Workload, tree: Any, *, is_split: bool = True) -> Any:
-  """Rows over `data`, the heads of caches over `model`."""
-  mesh = workload.mesh
-
-  def place(leaf: Any) -> jax.ShapeDtypeStruct:
-    # Caches alone have four axes: [rows, heads, positions, features].
-    heads = 'heads' if leaf.ndim == 4 and is_split else None
-    axes = ('batch', heads, *[None] * leaf.ndim)[: leaf.ndim]
-    spec = rules.fitting_spec(mesh, leaf.shape, axes)
-    return with_sharding(leaf, NamedSharding(mesh, spec))
-
-  return jax.tree.map(place, tree)
 
 
 def decoder_of(
