@@ -43,9 +43,7 @@ def encoded(params, source):
   x = jnp.take(params['token_embedder']['embedding'], source, axis=0)[None]
   mask = jnp.ones((1, source.size, source.size), jnp.bool_)
   encoder = Encoder(block_decoder.encoder_config(CONFIG))
-  return encoder.apply(
-    {'params': params['encoder']}, x, mask, is_training=False
-  )[0]
+  return encoder.apply({'params': params['encoder']}, x, mask)[0]
 
 
 def _softmax(x):

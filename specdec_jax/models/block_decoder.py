@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from specdec_jax import arrays, base
 from specdec_jax.base import Array
 from specdec_jax.drafters.spec_drafter import BlockModel
+from specdec_jax.models import kv_cache
+from specdec_jax.models.kv_cache import Cross, CrossCache
 from specdec_jax.models.layers import (
   Dense,
   Dropout,
@@ -74,16 +76,12 @@ class BlockMemory:
   Attributes:
     copies: `[B, N, embed]`, what a mask at each position is embedded as.
     copy_keys_values: `[B, H, N, D]` each, of masks in the first layer.
-    cross_keys: one `[B, H, E, D]` per layer, of the encoder's output, as
-      `cross_values`.
-    source_mask: bool `[B, E]`, false for padding.
+    source: of the encoder's output.
   """
 
   copies: Array
   copy_keys_values: tuple[Array, Array]
-  cross_keys: tuple[Array, ...]
-  cross_values: tuple[Array, ...]
-  source_mask: Array
+  source: CrossCache
 
 
 class BlockLayer(nn.Module):
@@ -108,25 +106,17 @@ class BlockLayer(nn.Module):
     keys: Array,
     values: Array,
     mask: Array,
-    cross: tuple[Array, Array, Array],
-    *,
-    is_training: bool,
+    cross: Cross,
   ) -> Array:
     """`[R, T, embed]` attends to `[R, H, S, D]` under a mask `[R, 1 or T, S]`,
     and to the source's keys and values under a mask `[B, 1, E]`; R is a
     multiple of B."""
-    drop = functools.partial(self.dropout, is_training=is_training)
-    h = self.self_attention(
-      queries, keys, values, mask, is_training=is_training
-    )
-    x = self.self_attention_layer_norm(queries + drop(h))
+    h = self.self_attention(queries, keys, values, mask)
+    x = self.self_attention_layer_norm(queries + self.dropout(h))
     by_source = x.reshape(len(cross[0]), -1, x.shape[-1])
-    h = self.encoder_decoder_attention(
-      by_source, *cross, is_training=is_training
-    )
-    x = self.cross_attention_layer_norm(x + drop(h.reshape(x.shape)))
-    h = self.mlp(x, is_training=is_training)
-    return self.mlp_layer_norm(x + drop(h))
+    h = self.encoder_decoder_attention(by_source, *cross).reshape(x.shape)
+    x = self.cross_attention_layer_norm(x + self.dropout(h))
+    return self.mlp_layer_norm(x + self.dropout(self.mlp(x)))
 
 
 class BlockDecoder(nn.Module):
@@ -148,13 +138,7 @@ class BlockDecoder(nn.Module):
     ]
     self.dropout = Dropout(config.dropout_rate)
 
-  def encode(
-    self,
-    encoder_tokens: Array,
-    num_positions: int,
-    *,
-    is_training: bool = False,
-  ) -> BlockMemory:
+  def encode(self, encoder_tokens: Array, num_positions: int) -> BlockMemory:
     """int32 `[B, E]`, 0 where padded, and room for texts of N positions;
     ValueError if E or N exceeds `max_positions`."""
     source_len, limit = encoder_tokens.shape[1], self.config.max_positions
@@ -166,22 +150,14 @@ class BlockDecoder(nn.Module):
       )
     source_mask = encoder_tokens > 0
     embedded = self.token_embedder(encoder_tokens)
-    encoded = self.encoder(
-      embedded, source_mask[:, None], is_training=is_training
-    )
-    pairs = [
-      layer.encoder_decoder_attention.keys_values(encoded)
-      for layer in self.layers
-    ]
+    encoded = self.encoder(embedded, source_mask[:, None])
+    source = kv_cache.crossed(self.layers, encoded, source_mask)
     # A mask knows its place and, softly, what stands in the source there.
     copies = self._copies(embedded, source_mask, num_positions)
-    copies = self.dropout(copies, is_training=is_training)
+    copies = self.dropout(copies)
+    keys_values = self._text_keys_values(copies)
     return BlockMemory(
-      copies=copies,
-      copy_keys_values=self._text_keys_values(copies),
-      cross_keys=tuple(keys for keys, _ in pairs),
-      cross_values=tuple(values for _, values in pairs),
-      source_mask=source_mask,
+      copies=copies, copy_keys_values=keys_values, source=source
     )
 
   def predict(
@@ -192,19 +168,12 @@ class BlockDecoder(nn.Module):
     memory: BlockMemory,
     *,
     width: int,
-    is_training: bool = False,
   ) -> Array:
     """Fills the block of positions `starts[b]` to `starts[b] + width - 1`:
     float32 logits `[B, width, V]`. Arguments are those of `hidden`, for one
     block of each text: bool `[B, N]` and int32 `[B]`."""
-    x = self.hidden(
-      tokens,
-      is_known[:, None],
-      starts[:, None],
-      memory,
-      width=width,
-      is_training=is_training,
-    )
+    of_one = is_known[:, None], starts[:, None]
+    x = self.hidden(tokens, *of_one, memory, width=width)
     return self.project(x[:, 0])
 
   def hidden(
@@ -215,10 +184,11 @@ class BlockDecoder(nn.Module):
     memory: BlockMemory,
     *,
     width: int,
-    is_training: bool = False,
   ) -> Array:
     """What `project` takes, of C blocks of each text, which know nothing of
-    each other: positions `starts[b, c]` to `starts[b, c] + width - 1`.
+    each other: positions `starts[b, c]` to `starts[b, c] + width - 1`. In
+    training, the random key named `dropout` is that of `encode`, for the same
+    dropout of tokens and masks.
 
     Args:
       tokens: int32 `[B, N]`; only known ones are read.
@@ -226,8 +196,6 @@ class BlockDecoder(nn.Module):
       starts: int32 `[B, C]`.
       memory: of `encode`, with room for N positions at least.
       width: at most N.
-      is_training: takes a random key named `dropout`: that of `encode`, for the
-        same dropout of tokens and masks.
 
     Returns:
       `[B, C, width, embed]`; ValueError if the memory has less room.
@@ -243,8 +211,7 @@ class BlockDecoder(nn.Module):
     # The block's own places, but for what was revealed of it in training.
     is_masked = arrays.is_within(ends, num_positions).reshape(is_known.shape)
     is_masked &= ~is_known
-    embedded = self.token_embedder(tokens)
-    embedded = self.dropout(embedded, is_training=is_training)
+    embedded = self.dropout(self.token_embedder(tokens))
     copies = memory.copies[:, :num_positions]
     positions = self.decoder_positions(_ids(num_positions))
     x = jnp.where(is_known[..., None], embedded[:, None], copies[:, None])
@@ -263,9 +230,7 @@ class BlockDecoder(nn.Module):
       else:
         keys, values = layer.self_attention.keys_values(x)
         mask = by_block(is_known | is_masked)
-      source_mask = memory.source_mask[:, None]
-      cross = memory.cross_keys[i], memory.cross_values[i], source_mask
-      x = layer(queries, keys, values, mask, cross, is_training=is_training)
+      x = layer(queries, keys, values, mask, memory.source.by_layer[i])
       x = rules.constrain(by_block(x), 'batch', 'length', 'embed')
     return x.reshape(num_texts, num_blocks, width, -1)
 
@@ -301,12 +266,10 @@ class BlockDecoder(nn.Module):
     starts: Array,
     *,
     width: int,
-    is_training: bool = False,
   ) -> Array:
     """`encode`, then `predict`."""
-    mode = {'is_training': is_training}
-    memory = self.encode(encoder_tokens, tokens.shape[1], **mode)
-    return self.predict(tokens, is_known, starts, memory, width=width, **mode)
+    memory = self.encode(encoder_tokens, tokens.shape[1])
+    return self.predict(tokens, is_known, starts, memory, width=width)
 
   def _copies(
     self, embedded: Array, source_mask: Array, num_positions: int

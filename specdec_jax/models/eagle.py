@@ -343,8 +343,7 @@ def _model(config: EagleConfig, vocab_size: int) -> EagleModel:
   apply = applied(Eagle(config))
 
   def init(params: Weights, batch_size: int, max_len: int) -> KVCache:
-    shape = batch_size, config.num_kv_heads, max_len, config.head_dim
-    return kv_cache.init(shape, num_layers=1, dtype=config.dtype)
+    return kv_cache.init(config, batch_size, max_len, num_layers=1)
 
   def join(params: Weights, features: Array) -> Array:
     hidden: Array = apply(params['eagle'], features, method=Eagle.join)

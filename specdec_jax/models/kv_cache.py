@@ -7,6 +7,8 @@ erased.
 
 import dataclasses
 import functools
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,14 +40,52 @@ class KVCache:
 
 
 def init(
-  shape: tuple[int, int, int, int], *, num_layers: int, dtype: jnp.dtype
+  config: Any, batch_size: int, capacity: int, num_layers: int
 ) -> KVCache:
-  """An empty cache: for each layer, a pair of zeros of shape `[B, H, S, D]`."""
+  """An empty cache; `config` has `head_dim`, `dtype`, and `num_kv_heads`, or
+  `num_heads` alone, where each head has its own keys."""
+  num_heads = getattr(config, 'num_kv_heads', config.num_heads)
+  shape = batch_size, num_heads, capacity, config.head_dim
   return KVCache(
-    keys=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
-    values=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
-    lengths=jnp.zeros(shape[0], jnp.int32),
+    keys=tuple(jnp.zeros(shape, config.dtype) for _ in range(num_layers)),
+    values=tuple(jnp.zeros(shape, config.dtype) for _ in range(num_layers)),
+    lengths=jnp.zeros(batch_size, jnp.int32),
   )
+
+
+# Keys, values and mask `[B, T or 1, E]` of an encoder.
+Cross = tuple[Array, Array, Array]
+
+
+@base.value
+class CrossCache:
+  """What a decoder's layers make of an encoder's output, once per decode.
+
+  Attributes:
+    keys: one `[B, H, E, D]` array per layer, as `values`.
+    mask: bool `[B, E]`, false for padding.
+  """
+
+  keys: tuple[Array, ...]
+  values: tuple[Array, ...]
+  mask: Array
+
+  @property
+  def by_layer(self) -> list[Cross]:
+    # One row of the mask for all queries: [B, 1, E].
+    mask = self.mask[:, None]
+    pairs = zip(self.keys, self.values, strict=True)
+    return [(keys, values, mask) for keys, values in pairs]
+
+
+def crossed(stack: Iterable[Any], encoded: Array, mask: Array) -> CrossCache:
+  """That of layers with an `encoder_decoder_attention`, for an encoder's output
+  `[B, E, embed]` and its mask, bool `[B, E]`."""
+  keys, values = zip(
+    *[layer.encoder_decoder_attention.keys_values(encoded) for layer in stack],
+    strict=True,
+  )
+  return CrossCache(keys=keys, values=values, mask=mask)
 
 
 # Each unrolled row write costs compile time.

@@ -337,7 +337,7 @@ class Mlp(nn.Module):
   dropout_rate: float = 0.0
 
   @nn.compact
-  def __call__(self, x: Array, *, is_training: bool = False) -> Array:
+  def __call__(self, x: Array) -> Array:
     # T5X calls the kernels `wi_0` and `wi_1` if there is a gate, else `wi`.
     names = [f'wi_{i}' for i in range(len(self.activations))]
     if len(names) == 1:
@@ -350,17 +350,18 @@ class Mlp(nn.Module):
       for activation, y in zip(self.activations, projected, strict=True)
     ]
     hidden = math.prod(factors[1:], start=factors[0])
-    hidden = Dropout(self.dropout_rate)(hidden, is_training=is_training)
+    hidden = Dropout(self.dropout_rate)(hidden)
     return Dense(x.shape[-1], self.dtype, name='wo')(hidden)
 
 
 class Dropout(nn.Module):
-  """Dropout of features, the same ones at all positions of a row, as in T5."""
+  """Dropout of features, the same ones at all positions of a row, as in T5, of
+  a network that is applied with a random key named `dropout`."""
 
   rate: float
 
   @nn.compact
-  def __call__(self, x: Array, *, is_training: bool) -> Array:
+  def __call__(self, x: Array) -> Array:
     # One draw for all positions: they are the axis before the last.
     dropout = nn.Dropout(self.rate, broadcast_dims=(-2,))
-    return dropout(x, deterministic=not is_training)
+    return dropout(x, deterministic=not self.has_rng('dropout'))

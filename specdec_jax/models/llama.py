@@ -234,12 +234,8 @@ class Llama(nn.Module):
 
   def empty_cache(self, batch_size: int, capacity: int) -> KVCache:
     """No tokens, with room for so many in each row."""
-    config = self.config
-    return kv_cache.init(
-      (batch_size, config.num_kv_heads, capacity, config.head_dim),
-      num_layers=config.num_layers,
-      dtype=config.dtype,
-    )
+    layers = self.config.num_layers
+    return kv_cache.init(self.config, batch_size, capacity, layers)
 
   def extend(
     self, tokens: Array, cache: KVCache, placement: Placement | None = None

@@ -9,7 +9,7 @@ the keys and values of cross-attention are computed once per decode.
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -18,31 +18,20 @@ import jax.numpy as jnp
 from specdec_jax import base
 from specdec_jax.base import Array, Placement
 from specdec_jax.models import attention, kv_cache, layers, networks, t5_layers
-from specdec_jax.models.kv_cache import KVCache
+from specdec_jax.models.kv_cache import Cross, CrossCache, KVCache
 from specdec_jax.models.layers import Dropout, Embed, RMSNorm, Weights
 from specdec_jax.models.networks import Network
 from specdec_jax.models.t5_layers import RelativePositionBias, T5Config
 from specdec_jax.sharding import rules
 
-# Keys, values and mask `[B, T or 1, E]` of an encoder, if there is one.
-Cross = tuple[Array, Array, Array] | None
-
 
 @base.value
 class T5Cache:
-  """What a decoder keeps between calls.
-
-  Attributes:
-    decoder: keys and values of the tokens so far.
-    cross_keys: one `[B, H, E, D]` array per layer, of the encoder's output,
-      as `cross_values`; empty for a decoder-only model.
-    encoder_mask: bool `[B, E]`, false for padding; None if decoder-only.
-  """
+  """What a decoder keeps between calls: keys and values of the tokens so far,
+  and of an encoder, if there is one."""
 
   decoder: KVCache
-  cross_keys: tuple[Array, ...] = ()
-  cross_values: tuple[Array, ...] = ()
-  encoder_mask: Array | None = None
+  encoder: CrossCache | None = None
 
   @property
   def lengths(self) -> Array:
@@ -53,14 +42,10 @@ class T5Cache:
     return self.decoder.capacity
 
   @property
-  def crosses(self) -> list[Cross]:
-    """Each layer's keys and values of the encoder, and their mask."""
-    if self.encoder_mask is None:
-      return [None] * len(self.decoder.keys)
-    # One row of the mask for all queries: [B, 1, E].
-    mask = self.encoder_mask[:, None]
-    pairs = zip(self.cross_keys, self.cross_values, strict=True)
-    return [(*pair, mask) for pair in pairs]
+  def crosses(self) -> Sequence[Cross | None]:
+    """What each layer knows of the encoder."""
+    encoder = self.encoder
+    return encoder.by_layer if encoder else [None] * len(self.decoder.keys)
 
 
 class Encoder(nn.Module):
@@ -69,24 +54,22 @@ class Encoder(nn.Module):
   config: T5Config
 
   @nn.compact
-  def __call__(self, x: Array, mask: Array, *, is_training: bool) -> Array:
+  def __call__(self, x: Array, mask: Array) -> Array:
     """`mask` is bool `[B or 1, E or 1, E]`."""
     config = self.config
     drop = Dropout(config.dropout_rate)
-    # Of queries and of keys: each token looks at all others.
-    positions = (jnp.arange(x.shape[1], dtype=jnp.int32)[None],) * 2
+    positions = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
     bias = None
     if not config.has_layer_relpos:
       table = RelativePositionBias(
         config, is_bidirectional=True, name='relpos_bias'
       )
-      bias = table(*positions)
-    x = drop(x, is_training=is_training)
+      bias = table(positions, positions)
+    x = drop(x)
     for i in range(config.num_encoder_layers):
       layer = t5_layers.EncoderLayer(config, name=f'layers_{i}')
-      x = layer(x, mask, bias, positions, is_training=is_training)
-    x = RMSNorm(dtype=config.dtype, name='encoder_norm')(x)
-    return drop(x, is_training=is_training)
+      x = layer(x, mask, bias, positions)
+    return drop(RMSNorm(dtype=config.dtype, name='encoder_norm')(x))
 
 
 class Decoder(nn.Module):
@@ -117,10 +100,8 @@ class Decoder(nn.Module):
     self,
     tokens: Array,
     placement: Placement,
-    crosses: Iterable[Cross],
+    crosses: Iterable[Cross | None],
     past: KVCache | None = None,
-    *,
-    is_training: bool = False,
   ) -> tuple[Array, KVCache | None]:
     """Reads int32 `[B, T]`, appending to `past`, of capacity S; None if all S =
     T tokens are new. `placement` says where they stand, and `crosses` is what
@@ -134,19 +115,12 @@ class Decoder(nn.Module):
       bias = self.relpos_bias(placement.positions, placement.key_positions)
     x = (self.embed or self.token_embedder)(tokens)
     x = rules.constrain(x, 'batch', 'length', 'embed')
-    x = self.dropout(x, is_training=is_training)
     stack = (
-      functools.partial(
-        layer,
-        placement=placement,
-        bias=bias,
-        cross=cross,
-        is_training=is_training,
-      )
+      functools.partial(layer, placement=placement, bias=bias, cross=cross)
       for layer, cross in zip(self.layers, crosses, strict=True)
     )
-    x, cache = networks.through(self, stack, x, past)
-    return self.dropout(self.decoder_norm(x), is_training=is_training), cache
+    x, cache = networks.through(self, stack, self.dropout(x), past)
+    return self.dropout(self.decoder_norm(x)), cache
 
 
 class T5(nn.Module):
@@ -167,34 +141,26 @@ class T5(nn.Module):
       self.decoder = Decoder(config)
 
   def encode(
-    self,
-    encoder_tokens: Array,
-    segment_ids: Array | None = None,
-    *,
-    is_training: bool = False,
+    self, encoder_tokens: Array, segment_ids: Array | None = None
   ) -> Array:
     """int32 `[B, E]`, 0 where padded, to `[B, E, embed]`."""
     mask = (encoder_tokens > 0)[:, None, :]
     # Of rows of several examples, [1, 1, 2]: token 2 does not see 0 and 1.
     if segment_ids is not None:
       mask = mask & (segment_ids[:, :, None] == segment_ids[:, None, :])
-    x = self.token_embedder(encoder_tokens)
-    return self.encoder(x, mask, is_training=is_training)
+    return self.encoder(self.token_embedder(encoder_tokens), mask)
 
   def empty_cache(
     self, batch_size: int, capacity: int, encoder_tokens: Array | None = None
   ) -> T5Cache:
     """No tokens, after an encoder's int32 `[B, E]`, if there is one."""
-    config = self.config
-    decoder = kv_cache.init(
-      (batch_size, config.num_heads, capacity, config.head_dim),
-      num_layers=config.num_decoder_layers,
-      dtype=config.dtype,
-    )
+    layers = self.decoder.layers
+    decoder = kv_cache.init(self.config, batch_size, capacity, len(layers))
     if encoder_tokens is None:
       return T5Cache(decoder=decoder)
     encoded = self.encode(encoder_tokens)
-    return crossed(decoder, self.decoder.layers, encoded, encoder_tokens > 0)
+    crosses = kv_cache.crossed(layers, encoded, encoder_tokens > 0)
+    return T5Cache(decoder=decoder, encoder=crosses)
 
   def extend(
     self, tokens: Array, cache: T5Cache, placement: Placement | None = None
@@ -232,9 +198,9 @@ class T5(nn.Module):
     *,
     encoder_segment_ids: Array | None = None,
     decoder_segment_ids: Array | None = None,
-    is_training: bool = False,
   ) -> Array:
-    """Teacher forcing up to the last projection.
+    """Teacher forcing up to the last projection; in training, with a random key
+    named `dropout`.
 
     Args:
       encoder_tokens: int32 `[B, E]`, 0 where padded; None if decoder-only.
@@ -242,7 +208,6 @@ class T5(nn.Module):
       encoder_segment_ids: int32 `[B, E]`, the example that each token belongs
         to, where several are packed into a row; None for one example per row.
       decoder_segment_ids: int32 `[B, T]`, the same ids.
-      is_training: takes a random key named `dropout`.
 
     Returns:
       `[B, T, embed]`, of what follows each decoder token.
@@ -254,11 +219,9 @@ class T5(nn.Module):
     if ids is not None:
       mask = placement.mask & (ids[:, :, None] == ids[:, None, :])
       placement = dataclasses.replace(placement, mask=mask)
-    crosses: Iterable[Cross] = [None] * self.config.num_decoder_layers
+    crosses: Iterable[Cross | None] = [None] * len(self.decoder.layers)
     if encoder_tokens is not None:
-      encoded = self.encode(
-        encoder_tokens, encoder_segment_ids, is_training=is_training
-      )
+      encoded = self.encode(encoder_tokens, encoder_segment_ids)
       cross_mask = (encoder_tokens > 0)[:, None, :]
       if encoder_segment_ids is not None and ids is not None:
         is_same = ids[:, :, None] == encoder_segment_ids[:, None, :]
@@ -268,9 +231,7 @@ class T5(nn.Module):
         (*layer.encoder_decoder_attention.keys_values(encoded), cross_mask)
         for layer in self.decoder.layers
       )
-    x, _ = self.decoder(
-      decoder_tokens, placement, crosses, is_training=is_training
-    )
+    x, _ = self.decoder(decoder_tokens, placement, crosses)
     return x
 
 
@@ -301,6 +262,17 @@ def network(config: T5Config) -> Network:
 
 def encoder_decoder(module: nn.Module, config: Any, **options: Any) -> Network:
   """A network with a `T5Cache`; `options` are fields of `Network`."""
+
+  def rewind(cache: T5Cache, lengths: Array) -> T5Cache:
+    decoder = kv_cache.rewind(cache.decoder, lengths)
+    return dataclasses.replace(cache, decoder=decoder)
+
+  def gather(
+    cache: T5Cache, starts: Array, offsets: Array, span: int
+  ) -> T5Cache:
+    decoder = kv_cache.gather_all(cache.decoder, starts, offsets, span)
+    return dataclasses.replace(cache, decoder=decoder)
+
   return Network(
     module=module,
     config=config,
@@ -309,34 +281,6 @@ def encoder_decoder(module: nn.Module, config: Any, **options: Any) -> Network:
     gather=gather,
     **{'has_encoder': True} | options,
   )
-
-
-def crossed(
-  decoder: KVCache, stack: Iterable[Any], encoded: Array, mask: Array
-) -> T5Cache:
-  """A decoder's cache with the keys and values that each layer of its stack has
-  of an encoder's output, `[B, E, embed]`, and its mask, bool `[B, E]`."""
-  pairs = [
-    layer.encoder_decoder_attention.keys_values(encoded) for layer in stack
-  ]
-  return T5Cache(
-    decoder=decoder,
-    cross_keys=tuple(keys for keys, _ in pairs),
-    cross_values=tuple(values for _, values in pairs),
-    encoder_mask=mask,
-  )
-
-
-def rewind(cache: T5Cache, lengths: Array) -> T5Cache:
-  """The cache with other lengths of the decoder, int32 `[B]`."""
-  decoder = kv_cache.rewind(cache.decoder, lengths)
-  return dataclasses.replace(cache, decoder=decoder)
-
-
-def gather(cache: T5Cache, starts: Array, offsets: Array, span: int) -> T5Cache:
-  """The cache with entries of the decoder moved, as in `LanguageModel`."""
-  decoder = kv_cache.gather_all(cache.decoder, starts, offsets, span)
-  return dataclasses.replace(cache, decoder=decoder)
 
 
 def _embed(config: T5Config) -> Embed:

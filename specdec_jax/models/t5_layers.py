@@ -10,6 +10,7 @@ import numpy as np
 
 from specdec_jax.base import Array, Placement
 from specdec_jax.models import attention, kv_cache
+from specdec_jax.models.kv_cache import Cross
 from specdec_jax.models.layers import (
   PROJECTIONS,
   Dense,
@@ -19,6 +20,7 @@ from specdec_jax.models.layers import (
   joint_name,
   parameter,
 )
+from specdec_jax.models.networks import Past
 from specdec_jax.sharding import rules
 
 
@@ -177,13 +179,6 @@ class Attention(nn.Module):
       keys, values = self.key(x), self.value(x)
     return self._by_head(keys), self._by_head(values)
 
-  def _queries(self, x: Array) -> Array:
-    if not self.is_joined:
-      return self._by_head(self.query(x))
-    # The compiler finds the product that `keys_values` has made.
-    queries, _, _ = jnp.split(self.query_key_value(x), 3, axis=-1)
-    return self._by_head(queries)
-
   def __call__(
     self,
     x: Array,
@@ -191,22 +186,24 @@ class Attention(nn.Module):
     values: Array,
     mask: Array,
     bias: Array | None = None,
-    *,
-    is_training: bool = False,
   ) -> Array:
     """`[B, T, embed]` attends to `[B, H, S, D]`; see `attention.attend`."""
-    dropout = functools.partial(self.dropout, is_training=is_training)
+    # Where it is joined, the compiler finds the product of `keys_values`.
+    queries = (
+      jnp.split(self.query_key_value(x), 3, axis=-1)[0]
+      if self.is_joined
+      else self.query(x)
+    )
+    config = self.config
     mixed = attention.attend(
-      self._queries(x),
+      self._by_head(queries),
       keys,
       values,
       mask,
       scale=1.0,
       bias=bias,
-      dropout=dropout if is_training else None,
-      score_dtype=(
-        jnp.float32 if self.config.has_float32_scores else self.config.dtype
-      ),
+      dropout=self.dropout if self.has_rng('dropout') else None,
+      score_dtype=jnp.float32 if config.has_float32_scores else config.dtype,
     )
     return self.out(mixed)
 
@@ -223,31 +220,23 @@ class EncoderLayer(nn.Module):
 
   @nn.compact
   def __call__(
-    self,
-    x: Array,
-    mask: Array,
-    bias: Array | None,
-    positions: tuple[Array, Array],
-    *,
-    is_training: bool,
+    self, x: Array, mask: Array, bias: Array | None, positions: Array
   ) -> Array:
-    """`positions` of queries and keys are for a layer whose `bias` is its own,
-    which is None then."""
+    """`positions`, of queries and keys, are for a layer whose `bias` is its
+    own, which is None then."""
     config = self.config
     # scalable_t5 gives every layer a table, T5 all of them one.
     if bias is None:
       table = RelativePositionBias(
         config, is_bidirectional=True, name='relpos_bias'
       )
-      bias = table(*positions)
-    dropout = Dropout(config.dropout_rate)
-    drop = functools.partial(dropout, is_training=is_training)
+      bias = table(positions, positions)
+    drop = Dropout(config.dropout_rate)
     attend = Attention(config, name='attention')
     h = RMSNorm(dtype=config.dtype, name='pre_attention_layer_norm')(x)
-    keys, values = attend.keys_values(h)
-    x = x + drop(attend(h, keys, values, mask, bias, is_training=is_training))
+    x = x + drop(attend(h, *attend.keys_values(h), mask, bias))
     h = RMSNorm(dtype=config.dtype, name='pre_mlp_layer_norm')(x)
-    h = _mlp(config, name='mlp')(h, is_training=is_training)
+    h = _mlp(config, name='mlp')(h)
     return rules.constrain(x + drop(h), 'batch', 'length', 'embed')
 
 
@@ -273,40 +262,33 @@ class DecoderLayer(nn.Module):
   def __call__(
     self,
     x: Array,
-    past: tuple[Array, Array, Array] | None,
+    past: Past | None,
     placement: Placement,
     bias: Array | None,
-    cross: tuple[Array, Array, Array] | None,
-    *,
-    is_training: bool = False,
+    cross: Cross | None,
   ) -> tuple[Array, Array, Array]:
     """`[B, T, embed]` to the same, and the keys and values attended to.
 
-    New keys and values are appended to `past`: cached ones `[B, H, S, D]` and
-    the rows' lengths `[B]`; without it, S is T. The bias is `[B or 1, H, T,
-    S]`; None for a layer that has its own, of the positions of `placement`.
-    `cross` are the encoder's keys, values and mask.
+    New keys and values are appended to `past`; without it, S is T. The bias is
+    `[B or 1, H, T, S]`; None for a layer that has its own, of the positions of
+    `placement`.
     """
     if bias is None:
       bias = self.relpos_bias(placement.positions, placement.key_positions)
     # Queries see the entries of the cache in place: those of this call are
     # written first, and the mask hides what is beyond a row's length.
-    drop = functools.partial(self.dropout, is_training=is_training)
     h = self.pre_self_attention_layer_norm(x)
     keys, values = self.self_attention.keys_values(h)
     if past is not None:
       keys = kv_cache.append(past[0], keys, past[2])
       values = kv_cache.append(past[1], values, past[2])
-    h = self.self_attention(
-      h, keys, values, placement.mask, bias, is_training=is_training
-    )
-    x = x + drop(h)
+    h = self.self_attention(h, keys, values, placement.mask, bias)
+    x = x + self.dropout(h)
     if cross is not None:
       h = self.pre_cross_attention_layer_norm(x)
-      h = self.encoder_decoder_attention(h, *cross, is_training=is_training)
-      x = x + drop(h)
-    h = self.mlp(self.pre_mlp_layer_norm(x), is_training=is_training)
-    x = rules.constrain(x + drop(h), 'batch', 'length', 'embed')
+      x = x + self.dropout(self.encoder_decoder_attention(h, *cross))
+    h = self.mlp(self.pre_mlp_layer_norm(x))
+    x = rules.constrain(x + self.dropout(h), 'batch', 'length', 'embed')
     return x, keys, values
 
 

@@ -102,7 +102,6 @@ def apply(
   return network.apply(
     {'params': params},
     *args,
-    is_training=key is not None,
     rngs=None if key is None else {'dropout': key},
     **options,
   )

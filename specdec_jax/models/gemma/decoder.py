@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from specdec_jax.base import Array, Placement
 from specdec_jax.models import attention, kv_cache, networks
 from specdec_jax.models.gemma import layers
-from specdec_jax.models.gemma.layers import Cross, GemmaConfig
-from specdec_jax.models.kv_cache import KVCache
+from specdec_jax.models.gemma.layers import GemmaConfig
+from specdec_jax.models.kv_cache import Cross, KVCache
 from specdec_jax.models.layers import Weights
 from specdec_jax.models.networks import Network
 from specdec_jax.sharding import rules
@@ -75,12 +75,8 @@ class Decoder(nn.Module):
 
   def empty_cache(self, batch_size: int, capacity: int) -> KVCache:
     """No tokens, with room for so many in each row."""
-    config = self.config
-    return kv_cache.init(
-      (batch_size, config.num_kv_heads, capacity, config.head_dim),
-      num_layers=config.num_layers,
-      dtype=config.dtype,
-    )
+    layers = self.config.num_layers
+    return kv_cache.init(self.config, batch_size, capacity, layers)
 
   def __call__(self, tokens: Array) -> Array:
     """Logits of what follows each of int32 `[B, T]`."""

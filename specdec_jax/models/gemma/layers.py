@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from specdec_jax.base import Array
 from specdec_jax.models import attention, kv_cache, llama
+from specdec_jax.models.kv_cache import Cross
 from specdec_jax.models.layers import (
   Dense,
   Embed,
@@ -24,9 +25,6 @@ from specdec_jax.models.layers import (
 )
 from specdec_jax.models.networks import Past
 from specdec_jax.sharding import rules
-
-# Keys, values and mask `[B, T or 1, E]` of an encoder.
-Cross = tuple[Array, Array, Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,13 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from specdec_jax.base import Array, Placement
-from specdec_jax.models import attention, t5
+from specdec_jax.models import attention, kv_cache, t5
 from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.decoder import Decoder
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.layers import Weights
 from specdec_jax.models.networks import Network
-from specdec_jax.models.t5 import T5Cache, crossed
+from specdec_jax.models.t5 import T5Cache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,13 +117,10 @@ class T5Gemma(nn.Module):
     self, batch_size: int, capacity: int, encoder_tokens: Array
   ) -> T5Cache:
     """No tokens after an encoder's int32 `[B, E]`."""
-    # What each layer makes of the encoder's output stays for the decode.
-    return crossed(
-      self.decoder.empty_cache(batch_size, capacity),
-      self.decoder.layers,
-      self.encoder(encoder_tokens),
-      encoder_tokens > 0,
-    )
+    decoder = self.decoder.empty_cache(batch_size, capacity)
+    encoded, is_token = self.encoder(encoder_tokens), encoder_tokens > 0
+    crosses = kv_cache.crossed(self.decoder.layers, encoded, is_token)
+    return T5Cache(decoder=decoder, encoder=crosses)
 
   def extend(
     self, tokens: Array, cache: T5Cache, placement: Placement | None = None
