@@ -15,13 +15,6 @@ from specdec_jax.models.families import AnyConfig
 
 NAME = 'model.json'
 _DTYPES = ('float32', 'bfloat16', 'float16')
-# Fields that decide how long a loop or a table is.
-_MOST = {
-  'num_layers': settings.MAX_LAYERS,
-  'num_encoder_layers': settings.MAX_LAYERS,
-  'num_decoder_layers': settings.MAX_LAYERS,
-  'relpos_max_distance': settings.MAX_DISTANCE,
-}
 
 
 def write(folder: Path, config: AnyConfig) -> None:
@@ -99,5 +92,5 @@ def _read_field(stated: Settings, field: dataclasses.Field) -> Any:
     return stated.number(name)
   # A T5 may have no encoder; all else is there.
   least = 0 if name == 'num_encoder_layers' else 1
-  most = _MOST.get(name, settings.MAX_COUNT)
+  most = settings.MOST.get(name, settings.MAX_COUNT)
   return stated.count(name, least=least, most=most)

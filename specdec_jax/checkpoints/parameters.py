@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +80,30 @@ def renamed(path: str, names: Mapping[str, str], layer: str) -> str:
     number, branch = branch.removeprefix('layers_').split('/', 1)
     prefix = layer.format(number) + '.'
   return f'{prefix}{names[branch]}.{"bias" if leaf == "bias" else "weight"}'
+
+
+def check_tensors(
+  source: str | Path,
+  shapes: Mapping[str, Sequence[int]],
+  wanted: Sequence[Parameter],
+) -> None:
+  """Raises ValueError unless the tensors of a file, `shapes` by name, are those
+  that are wanted; `source` is what it calls the file."""
+  names = {parameter.name for parameter in wanted}
+  for what, differing in (
+    ('lacks tensors', names - set(shapes)),
+    ('has tensors that this network has not', set(shapes) - names),
+  ):
+    if differing:
+      some = stored_arrays.some(sorted(differing))
+      raise ValueError(f'{source} {what}: {some}')
+  for parameter in wanted:
+    shape = list(shapes[parameter.name])
+    if shape != list(parameter.file_shape):
+      raise ValueError(
+        f'{source}: tensor {parameter.name} is {shape}, expected '
+        f'{list(parameter.file_shape)}'
+      )
 
 
 def read_all(

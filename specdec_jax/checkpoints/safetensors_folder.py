@@ -14,6 +14,7 @@ import numpy as np
 from specdec_jax.checkpoints import settings, stored_arrays
 from specdec_jax.checkpoints.parameters import (
   Parameter,
+  check_tensors,
   is_all_finite,
   read_all,
 )
@@ -110,18 +111,14 @@ def open_tensors(folder: Path, *, num_layers: int) -> Tensors:
       ) from error
     # The index may be of other files than those that are there.
     present = set(handle.keys())
-    _check_none(f'{path} lacks tensors', set(names) - present)
+    if missing := sorted(set(names) - present):
+      raise ValueError(f'{path} lacks tensors: {stored_arrays.some(missing)}')
     handles.update(dict.fromkeys(names or present, handle))
   if num_layers > len(handles):
     raise ValueError(
       f'{folder} has {len(handles)} tensors, too few for {num_layers} layers'
     )
   return handles
-
-
-def _check_none(what: str, names: Iterable[str]) -> None:
-  if names := sorted(names):
-    raise ValueError(f'{what}: {stored_arrays.some(names)}')
 
 
 def _names_of_file(folder: Path) -> dict[str, list[str]]:
@@ -165,23 +162,16 @@ def read_params(
     ValueError: if a tensor is missing, unexpected, of another shape or type, or
       not finite.
   """
-  names = {parameter.name for parameter in parameters}
-  _check_none(f'{folder} lacks tensors', names - set(handles))
-  _check_none(
-    f'{folder} has tensors that this network has not', set(handles) - names
-  )
+  slices = {name: each.get_slice(name) for name, each in handles.items()}
+  shapes = {name: each.get_shape() for name, each in slices.items()}
+  check_tensors(folder, shapes, parameters)
   for parameter in parameters:
-    tensor = handles[parameter.name].get_slice(parameter.name)
-    if tuple(tensor.get_shape()) != parameter.file_shape:
-      raise ValueError(
-        f'{folder}: tensor {parameter.name} is {tensor.get_shape()}, '
-        f'expected {list(parameter.file_shape)}'
-      )
+    stored = slices[parameter.name].get_dtype()
     types = _INTEGERS if parameter.is_integer else _FLOATS
-    if tensor.get_dtype() not in types:
+    if stored not in types:
       raise ValueError(
-        f'{folder}: tensor {parameter.name} is stored as '
-        f'{tensor.get_dtype()}, expected one of {", ".join(types)}'
+        f'{folder}: tensor {parameter.name} is stored as {stored}, expected '
+        f'one of {", ".join(types)}'
       )
 
   def read(parameter: Parameter) -> np.ndarray:

@@ -10,11 +10,16 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+MAX_COUNT = 2**31 - 1
 # No trained network has as many; a loop over more could take for ever.
 MAX_LAYERS = 1000
-# Of relative positions: a table of this length is made.
-MAX_DISTANCE = 2**20
-MAX_COUNT = 2**31 - 1
+# Of fields that decide how long a loop or a table is.
+MOST = {
+  'num_layers': MAX_LAYERS,
+  'num_encoder_layers': MAX_LAYERS,
+  'num_decoder_layers': MAX_LAYERS,
+  'relpos_max_distance': 2**20,
+}
 
 # A JSON object.
 Json = dict[str, Any]
@@ -98,10 +103,7 @@ class Settings:
     self, key: str, default: list[float] | None = None
   ) -> list[float]:
     """A list of finite numbers."""
-    is_numbers = lambda value: (
-      isinstance(value, list) and all(map(_is_finite, value))
-    )
-    return self._read(key, default, is_numbers, 'a list of numbers')
+    return self._read(key, default, _all(_is_finite), 'a list of numbers')
 
   def flag(self, key: str, default: bool | None = None) -> bool:
     """True or false, not a string such as 'true'."""
@@ -109,32 +111,28 @@ class Settings:
 
   def text(self, key: str, default: str | None = None) -> str:
     """A string."""
-    return self._read(key, default, lambda v: isinstance(v, str), 'a string')
+    return self._read(key, default, _is_text, 'a string')
 
   def texts(self, key: str, default: list[str] | None = None) -> list[str]:
     """A list of strings."""
-    is_texts = lambda value: (
-      isinstance(value, list) and all(isinstance(v, str) for v in value)
-    )
-    return self._read(key, default, is_texts, 'a list of strings')
+    return self._read(key, default, _all(_is_text), 'a list of strings')
 
   def counts(self, key: str, default: list[int] | None = None) -> list[int]:
     """A list of integers from 0 on."""
-    is_counts = lambda value: (
-      isinstance(value, list)
-      and all(type(v) is int and 0 <= v <= MAX_COUNT for v in value)
-    )
-    return self._read(key, default, is_counts, 'a list of integers from 0 on')
+    is_right = _all(_is_id(MAX_COUNT))
+    return self._read(key, default, is_right, 'a list of integers from 0 on')
 
   def ids(self, key: str, vocab_size: int | None = None) -> list[int]:
     """Token ids, as a list or a single number; empty if absent."""
     most = MAX_COUNT if vocab_size is None else vocab_size - 1
 
-    def is_ids(value: Any) -> bool:
-      values = value if isinstance(value, list) else [value]
-      return all(type(v) is int and 0 <= v <= most for v in values)
-
-    value = self._read(key, [], is_ids, f'token ids from 0 to {most}')
+    is_id = _is_id(most)
+    value = self._read(
+      key,
+      [],
+      lambda value: is_id(value) or _all(is_id)(value),
+      f'token ids from 0 to {most}',
+    )
     return value if isinstance(value, list) else [value]
 
   def expect(
@@ -184,6 +182,18 @@ class Settings:
     if value is None or not is_right(value):
       self.refuse(key, expected)
     return value
+
+
+def _is_text(value: Any) -> bool:
+  return isinstance(value, str)
+
+
+def _is_id(most: int) -> Callable[[Any], bool]:
+  return lambda value: type(value) is int and 0 <= value <= most
+
+
+def _all(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+  return lambda value: isinstance(value, list) and all(map(is_right, value))
 
 
 def _is_finite(value: Any) -> bool:

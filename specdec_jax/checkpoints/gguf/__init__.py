@@ -54,19 +54,17 @@ _TEMPLATE = 'tokenizer.chat_template'
 # What llama.cpp calls Llama 3's way of splitting words.
 _LLAMA3_NAMES = ('llama3', 'llama-v3', 'llama-bpe')
 
-# Splits words as Llama 3 and Qwen2 do: contractions, words with one leading
-# sign, so many digits, runs of signs, line ends, spaces.
+# Splits words as Llama 3, which has `{1,3}` for the digits, and Qwen2 do:
+# contractions, words with one leading sign, digits, signs, line ends, spaces.
 _WORDS = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-  r'|[^\r\n\p{L}\p{N}]?\p{L}+'
-  r'|\p{N}DIGITS'
-  r'| ?[^\s\p{L}\p{N}]+[\r\n]*'
+  r'|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+'
+  r'|\p{{N}}{}'
+  r'| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*'
   r'|\s*[\r\n]+'
   r'|\s+(?!\S)'
   r'|\s+'
 )
-_LLAMA3_WORDS = _WORDS.replace('DIGITS', '{1,3}')
-_QWEN2_WORDS = _WORDS.replace('DIGITS', '')
 
 
 def read_config(
@@ -74,10 +72,9 @@ def read_config(
 ) -> LlamaConfig | GemmaConfig:
   """The sizes that a GGUF file's metadata and tensors state.
 
-  Raises ValueError if the file is truncated or no GGUF file, if its
-  architecture is another, or if it has features that its network does not
-  compute (experts, rotary positions scaled otherwise than Llama 3.1's) or keys
-  that are not known.
+  Raises ValueError if the file is damaged, of another architecture, or has
+  features that its network does not compute (experts, rotary positions scaled
+  otherwise than Llama 3.1's) or keys that are not known.
   """
   file = container.open_gguf(path)
   values = _settings(file)
@@ -90,12 +87,15 @@ def read_config(
     )
   is_gemma = architecture in gemma.ARCHITECTURES
   sizes = sizes_of(values, num_layers, may_lack_head_dim=not is_gemma)
-  sizes |= {'vocab_size': _vocab_size(file), 'dtype': dtype}
-  found: LlamaConfig | GemmaConfig
-  if is_gemma:
-    found = gemma.config_of(values, architecture, sizes)
-  else:
-    found = _config_of(file, values, architecture, sizes)
+  embedding = file.tensors.get(_EMBEDDING)
+  if embedding is None or not embedding.shape[0]:
+    raise ValueError(f'{file.path} has no tensor {_EMBEDDING} with rows')
+  sizes |= {'vocab_size': embedding.shape[0], 'dtype': dtype}
+  found: LlamaConfig | GemmaConfig = (
+    gemma.config_of(values, architecture, sizes)
+    if is_gemma
+    else _config_of(file, values, architecture, sizes)
+  )
   values.refuse_others(_WITHOUT_EFFECT)
   return found
 
@@ -146,15 +146,6 @@ def _config_of(
   return config
 
 
-def _vocab_size(file: GgufFile) -> int:
-  embedding = file.tensors.get(_EMBEDDING)
-  if embedding is None:
-    raise ValueError(f'{file.path} has no tensor {_EMBEDDING}')
-  if not embedding.shape[0]:
-    raise ValueError(f'{file.path}: {_EMBEDDING} has no rows')
-  return embedding.shape[0]
-
-
 def _architecture(file: GgufFile) -> str:
   values = Settings(path=file.path, values=file.metadata)
   key = 'general.architecture'
@@ -177,9 +168,8 @@ def _settings(file: GgufFile) -> Settings:
 
 
 def read_params(path: Path, config: LlamaConfig | GemmaConfig) -> Weights:
-  """The tree of the network in a file, in the config's dtype; raises
-  ValueError if a tensor is missing, unexpected, of another shape, of a type
-  that cannot be dequantised, or not finite."""
+  """The tree of the network in a file, in the config's dtype; ValueError if a
+  tensor is not that of the network, of an unknown type, or not finite."""
   file = container.open_gguf(path)
   architecture = _architecture(file)
   is_gemma = architecture in gemma.ARCHITECTURES
@@ -188,21 +178,8 @@ def read_params(path: Path, config: LlamaConfig | GemmaConfig) -> Weights:
     raise ValueError(f'{path} holds a {kind}, not the sizes of a {config}')
   # Names and shapes are compared before anything is dequantised.
   wanted = parameters_of(config)
-  known = {_ROPE_FACTORS, *(parameter.name for parameter in wanted)}
-  if unexpected := set(file.tensors) - known:
-    raise ValueError(
-      f'{file.path} has tensors that a {kind} has not: '
-      f'{", ".join(sorted(unexpected)[:4])}'
-    )
-  for parameter in wanted:
-    info = file.tensors.get(parameter.name)
-    if info is None:
-      raise ValueError(f'{file.path} has no tensor {parameter.name}')
-    if info.shape != parameter.file_shape:
-      raise ValueError(
-        f'{file.path}: tensor {parameter.name} is {list(info.shape)}, expected '
-        f'{list(parameter.file_shape)}'
-      )
+  shapes = {k: v.shape for k, v in file.tensors.items() if k != _ROPE_FACTORS}
+  parameters.check_tensors(file.path, shapes, wanted)
 
   def read(parameter: Parameter) -> np.ndarray:
     values = container.read_tensor(file, parameter.name)
@@ -368,8 +345,8 @@ def _pre_tokenizer(values: Settings, splitting: str) -> Any:
   if splitting == 'gpt-2':
     return pre.ByteLevel(False)
   if splitting == 'qwen2' or splitting in _LLAMA3_NAMES:
-    regex = _QWEN2_WORDS if splitting == 'qwen2' else _LLAMA3_WORDS
     # First into words, then each of their bytes as a letter of its own.
+    regex = _WORDS.format('' if splitting == 'qwen2' else '{1,3}')
     words = pre.Split(tokenizers.Regex(regex), 'isolated')
     return pre.Sequence([words, pre.ByteLevel(False, use_regex=False)])
   raise ValueError(

@@ -1,8 +1,8 @@
 """The GGUF container: metadata, and tensors by name.
 
-Reads the header in one pass (the `gguf` package makes an array object of every
-string and takes seconds over a vocabulary) and leaves the arithmetic of the
-quantised formats to that package. The format:
+Reads the header in one pass, where the `gguf` package makes an array of every
+string, takes seconds over a vocabulary and raises anything of a damaged file;
+the arithmetic of the quantised formats is left to that package. The format:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -81,20 +81,19 @@ class _Cursor:
   def value(self, type_id: int) -> Any:
     if type_id == _STRING:
       return self.string()
-    if type_id == _ARRAY:
-      item_type, length = self.number('I'), self.number('Q')
-      if item_type in _SCALARS:
-        return self._scalars(item_type, length)
-      if item_type == _ARRAY:
-        raise ValueError('it has metadata with an array of arrays')
-      return [self.value(item_type) for _ in range(length)]
     if type_id in _SCALARS:
-      return self._scalars(type_id, 1)[0].item()
-    raise ValueError(f'it has metadata of the unknown type {type_id}')
+      return self.scalars(type_id, 1)[0].item()
+    if type_id != _ARRAY:
+      raise ValueError(f'it has metadata of the unknown type {type_id}')
+    item_type, length = self.number('I'), self.number('Q')
+    if item_type in _SCALARS:
+      return self.scalars(item_type, length)
+    if item_type == _ARRAY:
+      raise ValueError('it has metadata with an array of arrays')
+    return [self.value(item_type) for _ in range(length)]
 
-  def _scalars(self, type_id: int, length: int) -> np.ndarray:
-    """Numbers where they lie in the file; as objects they take up to 36 times
-    the memory."""
+  def scalars(self, type_id: int, length: int) -> np.ndarray:
+    # Where they lie in the file: objects would take up to 36 times the memory.
     dtype = np.dtype(_SCALARS[type_id])
     return np.frombuffer(self.take(length * dtype.itemsize), dtype)
 
@@ -110,7 +109,11 @@ def open_gguf(path: Path) -> GgufFile:
     )
   try:
     metadata, tensors = _read_header(data)
-    _check_extents(tensors, data.size)
+    for name, info in tensors.items():
+      _, block_size, block_bytes = _blocks(name, info)
+      end = info.offset + math.prod(info.shape) // block_size * block_bytes
+      if end > data.size:
+        raise EOFError(f'tensor {name} ends at byte {end} of {data.size}')
   except EOFError as error:
     raise ValueError(f'{path} is truncated: {error}') from error
   except ValueError as error:
@@ -131,9 +134,7 @@ def _read_header(data: Any) -> tuple[Json, dict[str, TensorInfo]]:
       num_bytes *= 4
 
 
-def _parse_header(
-  cursor: _Cursor,
-) -> tuple[Json, dict[str, TensorInfo]]:
+def _parse_header(cursor: _Cursor) -> tuple[Json, dict[str, TensorInfo]]:
   version = cursor.number('I')
   if version not in _VERSIONS:
     raise ValueError(
@@ -147,23 +148,14 @@ def _parse_header(
     if key in metadata:
       raise ValueError(f'metadata {key} occurs twice')
     metadata[key] = cursor.value(cursor.number('I'))
-  return metadata, _read_tensor_infos(cursor, num_tensors, metadata)
-
-
-def _read_tensor_infos(
-  cursor: _Cursor, num_tensors: int, metadata: Json
-) -> dict[str, TensorInfo]:
-  tensors = {}
+  tensors: dict[str, TensorInfo] = {}
   for _ in range(num_tensors):
-    name = cursor.string()
-    num_axes = cursor.number('I')
-    if not 1 <= num_axes <= _MAX_AXES:
-      raise ValueError(f'tensor {name} has {num_axes} axes')
+    name, num_axes = cursor.string(), cursor.number('I')
+    if name in tensors or not 1 <= num_axes <= _MAX_AXES:
+      raise ValueError(f'tensor {name} occurs twice or has {num_axes} axes')
     # ggml counts axes from the fastest: [in, out] is our [out, in].
     fastest_first = [cursor.number('Q') for _ in range(num_axes)]
     type_id, offset = cursor.number('I'), cursor.number('Q')
-    if name in tensors:
-      raise ValueError(f'tensor {name} occurs twice')
     tensors[name] = TensorInfo(tuple(fastest_first[::-1]), type_id, offset)
   alignment = metadata.get('general.alignment', 32)
   if not isinstance(alignment, int) or alignment < 1:
@@ -171,48 +163,41 @@ def _read_tensor_infos(
   # Tensors begin at the next multiple of the alignment, and their offsets count
   # from there: a header of 100 bytes and 32 give 128.
   start = -(-cursor.offset // alignment) * alignment
-  return {
+  return metadata, {
     name: dataclasses.replace(info, offset=start + info.offset)
     for name, info in tensors.items()
   }
 
 
-def _check_extents(tensors: dict[str, TensorInfo], size: int) -> None:
-  for name, info in tensors.items():
-    block_size, block_bytes = _block_sizes(name, info.type_id)
-    if info.shape[-1] % block_size:
-      raise ValueError(
-        f'tensor {name} has rows of {info.shape[-1]}, which are not whole '
-        f'blocks of {block_size}'
-      )
-    # Blocks of Q8_0 are 32 values in 34 bytes: a scale, and 32 of 8 bits.
-    end = info.offset + math.prod(info.shape) // block_size * block_bytes
-    if end > size:
-      raise EOFError(f'tensor {name} ends at byte {end}, the file at {size}')
-
-
-def _block_sizes(name: str, type_id: int) -> tuple[int, int]:
+def _blocks(name: str, info: TensorInfo) -> tuple[Any, int, int]:
+  """How a tensor is quantised, and how many values a block has in how many
+  bytes: those of Q8_0 are 32 in 34, a scale and 32 of 8 bits."""
   gguf = _import_gguf()
   try:
-    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(type_id)]
+    quantization = gguf.GGMLQuantizationType(info.type_id)
+    block_size, block_bytes = gguf.GGML_QUANT_SIZES[quantization]
   except (KeyError, ValueError) as error:
     raise ValueError(
-      f'tensor {name} is of a type, {type_id}, that the installed gguf package '
-      'does not know'
+      f'tensor {name} is of a type, {info.type_id}, that the installed gguf '
+      'package does not know'
     ) from error
+  if info.shape[-1] % block_size:
+    raise ValueError(
+      f'tensor {name} has rows of {info.shape[-1]}, which are not whole blocks '
+      f'of {block_size}'
+    )
+  return quantization, block_size, block_bytes
 
 
 def read_tensor(file: GgufFile, name: str) -> np.ndarray:
   """One tensor, dequantised: float32 of its shape, in memory of its own. Raises
   ValueError if its type cannot be, or it holds a NaN or an infinity."""
-  gguf = _import_gguf()
-  info = file.tensors[name]
-  quantization = gguf.GGMLQuantizationType(info.type_id)
-  block_size, block_bytes = gguf.GGML_QUANT_SIZES[quantization]
-  num_blocks = math.prod(info.shape) // block_size
+  gguf, info = _import_gguf(), file.tensors[name]
+  quantization, block_size, block_bytes = _blocks(name, info)
+  result = np.empty(math.prod(info.shape), np.float32)
+  num_blocks = result.size // block_size
   end = info.offset + num_blocks * block_bytes
   blocks = np.asarray(file.data[info.offset : end])
-  result = np.empty(num_blocks * block_size, np.float32)
   # Types of one element per block are plain numbers: take longer strides.
   stride = _BLOCKS_AT_A_TIME * max(1, 32 // block_size)
   with np.errstate(all='ignore'):
@@ -229,7 +214,5 @@ def read_tensor(file: GgufFile, name: str) -> np.ndarray:
           'the gguf package cannot dequantise'
         ) from error
       if not parameters.is_all_finite(values):
-        raise ValueError(
-          f'{file.path}: tensor {name} holds a NaN or an infinity'
-        )
+        raise ValueError(f'{file.path}: tensor {name} holds NaN or infinity')
   return result.reshape(info.shape)

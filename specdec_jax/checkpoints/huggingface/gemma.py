@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from specdec_jax.checkpoints import parameters, safetensors_folder, settings
 from specdec_jax.checkpoints.huggingface import llama
+from specdec_jax.checkpoints.huggingface.llama import FULL, SLIDING
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
 from specdec_jax.checkpoints.settings import Json, Settings
@@ -36,36 +37,30 @@ _TEXT_BRANCHES = {
 }
 _VISION = ('vision_tower', 'multi_modal_projector')
 # Keys of the images that a Gemma 3 may see, and of how it was made.
-WITHOUT_EFFECT = frozenset(
-  (
-    *('vision_config', 'mm_tokens_per_image', 'boi_token_index'),
-    *('eoi_token_index', 'image_token_index'),
-    *('cache_implementation', 'model_name', 'unsloth_fixed'),
-    *('unsloth_version', 'is_decoder'),
-  )
-)
-_FULL, _SLIDING = 'full_attention', 'sliding_attention'
+WITHOUT_EFFECT = frozenset((
+  'vision_config', 'mm_tokens_per_image', 'boi_token_index', 'is_decoder',
+  'eoi_token_index', 'image_token_index', 'cache_implementation', 'model_name',
+  'unsloth_fixed', 'unsloth_version',
+))  # fmt: skip
 _GELU = 'gelu_pytorch_tanh'
 # What transformers takes where a configuration says nothing.
 _WINDOW = 4096
-_GEMMA = {
+_GEMMA_2: Json = {
   'num_attention_heads': 8,
   'num_key_value_heads': 4,
   'head_dim': 256,
-}
-_GEMMA_3 = _GEMMA | {
-  'vocab_size': 262_208,
-  'max_position_embeddings': 131_072,
-  'pattern': 6,
-  'attention_softcap': 0.0,
-  'logits_softcap': 0.0,
-}
-_GEMMA_2 = _GEMMA | {
   'vocab_size': 256_000,
   'max_position_embeddings': 8192,
   'pattern': 2,
   'attention_softcap': 50.0,
   'logits_softcap': 30.0,
+}
+_GEMMA_3 = _GEMMA_2 | {
+  'vocab_size': 262_208,
+  'max_position_embeddings': 131_072,
+  'pattern': 6,
+  'attention_softcap': 0.0,
+  'logits_softcap': 0.0,
 }
 
 
@@ -87,7 +82,7 @@ def read_config(values: Settings, dtype: jnp.dtype) -> GemmaConfig:
 def stack_fields(values: Settings, *, is_gemma_3: bool) -> Json:
   """The fields of `GemmaConfig` that describe one stack, as an object of a
   configuration has it; raises ValueError as `read_config` does."""
-  defaults: Json = _GEMMA_3 if is_gemma_3 else _GEMMA_2
+  defaults = _GEMMA_3 if is_gemma_3 else _GEMMA_2
   for key in ('attention_bias', 'use_bidirectional_attention'):
     values.expect(key, False)
   for key in ('hidden_activation', 'hidden_act'):
@@ -130,21 +125,16 @@ def _windows(
   values.expect('sliding_window_size', window, ', as sliding_window is')
   for key in ('sliding_window_pattern', '_sliding_window_pattern'):
     pattern = values.count(key, pattern)
-  own = [_SLIDING if (i + 1) % pattern else _FULL for i in range(num_layers)]
+  own = [SLIDING if (i + 1) % pattern else FULL for i in range(num_layers)]
   types = values.texts('layer_types', own)
-  if len(types) != num_layers or set(types) - {_FULL, _SLIDING}:
-    values.refuse('layer_types', f'{num_layers} of {_FULL} or {_SLIDING}')
-  windows = [window if each == _SLIDING else 0 for each in types]
-  return tuple(windows[: _period(windows)])
-
-
-def _period(windows: list[int]) -> int:
-  """After how many layers windows repeat."""
+  if len(types) != num_layers or set(types) - {FULL, SLIDING}:
+    values.refuse('layer_types', f'{num_layers} of {FULL} or {SLIDING}')
+  windows = [window if each == SLIDING else 0 for each in types]
   # [1, 1, 0, 1, 1, 0, 1] repeat after 3.
   repeats = lambda n: all(
-    window == windows[i % n] for i, window in enumerate(windows)
+    each == windows[i % n] for i, each in enumerate(windows)
   )
-  return next(n for n in range(1, len(windows) + 1) if repeats(n))
+  return tuple(windows[: next(filter(repeats, range(1, num_layers + 1)))])
 
 
 def _rope(values: Settings) -> dict[str, float]:
@@ -159,29 +149,24 @@ def _rope(values: Settings) -> dict[str, float]:
 
 def _rope_by_layer(values: Settings) -> dict[str, float]:
   """Rotary positions of full and of sliding layers: Gemma 3's."""
-  full, local = (
-    values.at('rope_parameters').at(key) for key in (_FULL, _SLIDING)
-  )
-  base, local_base = (
-    (place if place.has('rope_theta') else values).number(
-      'rope_theta' if place.has('rope_theta') else key, default
-    )
-    for place, key, default in (
-      (full, 'rope_theta', 1e6),
-      (local, 'rope_local_base_freq', 1e4),
-    )
-  )
+  place = values.at('rope_parameters')
+  full, local = place.at(FULL), place.at(SLIDING)
+
+  def base(place: Settings, key: str, default: float) -> float:
+    own = 'rope_theta'
+    return place.number(own) if place.has(own) else values.number(key, default)
+
+  bases = {
+    'rope_base': base(full, 'rope_theta', 1e6),
+    'local_rope_base': base(local, 'rope_local_base_freq', 1e4),
+  }
   if _rope_factor(local) != 1.0:
     local.refuse('factor', 'none: positions within a window are not scaled')
   # As in transformers, rope_scaling overrides what rope_parameters states.
   factor, scaling = _rope_factor(full), values.at('rope_scaling')
   if scaling.values:
     factor = _rope_factor(scaling)
-  return {
-    'rope_base': base,
-    'rope_factor': factor,
-    'local_rope_base': local_base,
-  }
+  return {**bases, 'rope_factor': factor}
 
 
 def _rope_factor(place: Settings) -> float:
@@ -212,15 +197,12 @@ def needed(folder: Path, config: GemmaConfig, tensors: Tensors) -> Needed:
   kept = safetensors_folder.without_copy(
     folder, tensors, logits, of=embeddings, reason=REASON
   )
-  return {
-    name: tensor
-    for name, tensor in kept.items()
-    if branch == 'model.' or not _is_of_images(name)
-  }, wanted
-
-
-def _is_of_images(name: str) -> bool:
-  return name.removeprefix('model.').split('.')[0] in _VISION
+  if branch != 'model.':
+    in_vision = lambda name: (
+      name.removeprefix('model.').split('.')[0] in _VISION
+    )
+    kept = {k: v for k, v in kept.items() if not in_vision(k)}
+  return kept, wanted
 
 
 def parameters_of(config: GemmaConfig) -> tuple[Parameter, ...]:
@@ -233,12 +215,18 @@ def config_json(config: GemmaConfig, dtype: str) -> Json:
   such network."""
   kind = _TEXT if config.has_qk_norm else 'gemma2'
   name = 'Gemma3' if config.has_qk_norm else 'Gemma2'
+  rope: Json = {'rope_theta': config.rope_base}
+  if config.has_qk_norm:
+    rope['rope_local_base_freq'] = config.local_rope_base
+    if config.rope_factor != 1.0:
+      factor = {'rope_type': 'linear', 'factor': config.rope_factor}
+      rope['rope_scaling'] = factor
   stated = {
     'architectures': [f'{name}ForCausalLM'],
     'model_type': kind,
     'torch_dtype': dtype,
     **stack_json(config),
-    **_rope_json(config),
+    **rope,
     'tie_word_embeddings': True,
     'pad_token_id': 0,
     'eos_token_id': 1,
@@ -247,16 +235,6 @@ def config_json(config: GemmaConfig, dtype: str) -> Json:
   check_written(
     config, read_config(Settings(path=kind, values=stated), config.dtype)
   )
-  return stated
-
-
-def _rope_json(config: GemmaConfig) -> Json:
-  stated: Json = {'rope_theta': config.rope_base}
-  if config.has_qk_norm:
-    stated['rope_local_base_freq'] = config.local_rope_base
-    if config.rope_factor != 1.0:
-      factor = {'rope_type': 'linear', 'factor': config.rope_factor}
-      stated['rope_scaling'] = factor
   return stated
 
 
@@ -276,7 +254,7 @@ def stack_json(config: GemmaConfig) -> Json:
     'attention_bias': False,
     'query_pre_attn_scalar': config.query_pre_attn_scalar,
     'sliding_window': max(sizes, default=_WINDOW),
-    'layer_types': [_SLIDING if each else _FULL for each in windows],
+    'layer_types': [SLIDING if each else FULL for each in windows],
     'attn_logit_softcapping': config.attention_softcap or None,
     'final_logit_softcapping': config.logits_softcap or None,
   }

@@ -52,7 +52,7 @@ _FLAGS = {
   'add_cross_attention': False,
   'is_causal': True,
 }
-_FULL, _SLIDING = 'full_attention', 'sliding_attention'
+FULL, SLIDING = 'full_attention', 'sliding_attention'
 # Of transformers, where config.json does not have them.
 _MISTRAL_WINDOW, _QWEN_FULL_LAYERS = 4096, 28
 
@@ -181,21 +181,19 @@ def _windows(
       values.refuse(key, 'an integer, as use_sliding_window is true')
   elif kind == 'llama' and 0 < window < max_positions:
     values.refuse(key, 'null: a llama has no window')
-  own = [
-    _SLIDING if window and i >= first else _FULL for i in range(num_layers)
-  ]
+  own = [SLIDING if window and i >= first else FULL for i in range(num_layers)]
   types = values.texts('layer_types', own)
-  allowed = {_FULL, _SLIDING} if window else {_FULL}
+  allowed = {FULL, SLIDING} if window else {FULL}
   is_other = types != own and not kind.startswith('qwen')
   if is_other or len(types) != num_layers or set(types) - allowed:
     values.refuse(
       'layer_types', f'{num_layers} of {" or ".join(sorted(allowed))}'
     )
-  if window >= max_positions or _SLIDING not in types:
+  if window >= max_positions or SLIDING not in types:
     return ()
-  if _FULL not in types:
+  if FULL not in types:
     return (window,)
-  return tuple(window if each == _SLIDING else 0 for each in types)
+  return tuple(window if each == SLIDING else 0 for each in types)
 
 
 def needed(folder: Path, config: LlamaConfig, tensors: Tensors) -> Needed:
@@ -238,7 +236,7 @@ def sizes_json(config: Any, num_layers: int) -> Json:
     **counts_json(config, num_layers),
     'hidden_act': 'silu',
     'rope_theta': config.rope_base,
-    'rope_scaling': rope_scaling_json(config.rope_scaling),
+    'rope_scaling': _rope_scaling_json(config.rope_scaling),
   }
 
 
@@ -265,7 +263,7 @@ def _kind(config: LlamaConfig) -> str:
   return 'mistral' if any(attention.layer_windows(config)) else 'llama'
 
 
-def rope_scaling_json(scaling: RopeScaling | None) -> Json | None:
+def _rope_scaling_json(scaling: RopeScaling | None) -> Json | None:
   """`rope_scaling` as in config.json."""
   if scaling is None:
     return None
@@ -288,10 +286,10 @@ def _windows_json(config: LlamaConfig, kind: str) -> Json:
     )
   stated: Json = {'sliding_window': max(sizes)}
   if kind != 'mistral':
-    types = [_SLIDING if window else _FULL for window in windows]
+    types = [SLIDING if window else FULL for window in windows]
     stated |= {
       'use_sliding_window': True,
-      'max_window_layers': types.index(_SLIDING),
+      'max_window_layers': types.index(SLIDING),
       'layer_types': types,
     }
   return stated

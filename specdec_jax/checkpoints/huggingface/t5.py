@@ -50,6 +50,19 @@ _IN_LAYER = {
 }
 _ATTENTION = {'query': 'q', 'key': 'k', 'value': 'v', 'out': 'o'}
 
+# Fields that count, by the keys of config.json and their defaults.
+_COUNTS: dict[str, tuple[str, int | None]] = {
+  'vocab_size': ('vocab_size', None),
+  'embed_dim': ('d_model', None),
+  'head_dim': ('d_kv', None),
+  'mlp_dim': ('d_ff', None),
+  'num_encoder_layers': ('num_layers', None),
+  'num_decoder_layers': ('num_decoder_layers', None),
+  'num_heads': ('num_heads', None),
+  'relpos_num_buckets': ('relative_attention_num_buckets', 32),
+  'relpos_max_distance': ('relative_attention_max_distance', 128),
+}
+
 # Activations of feed_forward_proj, and what transformers derives from it unless
 # dense_act_fn states it. Both mean the tanh approximation by gelu.
 _PROJECTIONS = {
@@ -61,31 +74,27 @@ _PROJECTIONS = {
 
 
 def read_config(values: Settings, dtype: jnp.dtype) -> T5Config:
-  """The sizes that config.json states; raises ValueError if it, or
-  generation_config.json beside it, describes what `models.t5` does not
-  compute."""
+  """The sizes that config.json states; ValueError if it, or the
+  generation_config.json beside it, says what `models.t5` does not compute."""
   _check_supported(values)
   # It may state another first token than config.json does.
   generation = user_path(values.path).with_name('generation_config.json')
   _check_ids(settings.read_if_any(generation))
-  num_layers = values.count('num_layers', most=settings.MAX_LAYERS)
+  # Without a number of its own, the decoder has as many layers.
+  known = {'num_decoder_layers': values.values.get('num_layers')}
+  counts = {
+    field: values.count(
+      key,
+      known.get(key, default),
+      most=settings.MOST.get(field, settings.MAX_COUNT),
+    )
+    for field, (key, default) in _COUNTS.items()
+  }
   return values.build(
     T5Config,
-    vocab_size=values.count('vocab_size'),
-    embed_dim=values.count('d_model'),
-    num_encoder_layers=num_layers,
-    num_decoder_layers=values.count(
-      'num_decoder_layers', num_layers, most=settings.MAX_LAYERS
-    ),
-    num_heads=values.count('num_heads'),
-    head_dim=values.count('d_kv'),
-    mlp_dim=values.count('d_ff'),
+    **counts,
     mlp_activations=_PROJECTIONS[_feed_forward(values)][0],
     is_tied=_is_scaled(values),
-    relpos_num_buckets=values.count('relative_attention_num_buckets', 32),
-    relpos_max_distance=values.count(
-      'relative_attention_max_distance', 128, most=settings.MAX_DISTANCE
-    ),
     has_layer_relpos=_has_layer_relpos(values),
     dropout_rate=values.number('dropout_rate', 0.0),
     dtype=dtype,
@@ -208,15 +217,7 @@ def config_json(config: T5Config, dtype: str) -> Json:
     'architectures': [f'{kind.upper()}ForConditionalGeneration'],
     'model_type': kind,
     'torch_dtype': dtype,
-    'vocab_size': config.vocab_size,
-    'd_model': config.embed_dim,
-    'd_kv': config.head_dim,
-    'd_ff': config.mlp_dim,
-    'num_layers': config.num_encoder_layers,
-    'num_decoder_layers': config.num_decoder_layers,
-    'num_heads': config.num_heads,
-    'relative_attention_num_buckets': config.relpos_num_buckets,
-    'relative_attention_max_distance': config.relpos_max_distance,
+    **{key: getattr(config, field) for field, (key, _) in _COUNTS.items()},
     'dropout_rate': config.dropout_rate,
     'layer_norm_epsilon': _EPSILON,
     'feed_forward_proj': _projection_of(config),

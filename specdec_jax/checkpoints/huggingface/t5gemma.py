@@ -53,9 +53,8 @@ _OF_EACH = ('embed_dim', 'num_heads', 'num_kv_heads', 'mlp_dim')
 
 
 def read_config(values: Settings, dtype: jnp.dtype) -> T5GemmaConfig:
-  """The sizes that config.json states; raises ValueError for a key that is not
-  known, or says, as generation_config.json beside it might, what
-  `models.gemma.t5gemma` does not compute."""
+  """The sizes that config.json states; ValueError for what it, or the
+  generation_config.json beside it, says that is not computed here."""
   path = user_path(values.path).with_name('generation_config.json')
   generation = settings.read_if_any(path)
   for place in (values, values.at('encoder'), values.at('decoder'), generation):
@@ -131,8 +130,15 @@ def parameters_of(config: T5GemmaConfig) -> tuple[Parameter, ...]:
 def config_json(config: T5GemmaConfig, dtype: str) -> Json:
   """What config.json says of a model; raises ValueError if transformers has no
   such network."""
-  encoder = _stack_json(t5gemma.encoder_of(config), dtype)
-  decoder = _stack_json(t5gemma.decoder_of(config), dtype)
+  encoder, decoder = (
+    {
+      'model_type': _STACK,
+      'torch_dtype': dtype,
+      **gemma.stack_json(stack),
+      'rope_theta': stack.rope_base,
+    }
+    for stack in (t5gemma.encoder_of(config), t5gemma.decoder_of(config))
+  )
   decoder['is_decoder'] = True
   decoder['cross_attention_hidden_size'] = config.encoder_embed_dim
   stated = {
@@ -151,12 +157,3 @@ def config_json(config: T5GemmaConfig, dtype: str) -> Json:
   place = Settings(path='t5gemma', values=stated)
   gemma.check_written(config, _config_of(place, config.dtype))
   return stated
-
-
-def _stack_json(stack: GemmaConfig, dtype: str) -> Json:
-  return {
-    'model_type': _STACK,
-    'torch_dtype': dtype,
-    **gemma.stack_json(stack),
-    'rope_theta': stack.rope_base,
-  }
