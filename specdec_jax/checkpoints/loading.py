@@ -28,8 +28,7 @@ class LoadedModel:
   Attributes:
     name: what was asked for.
     config: sizes, for `models.families.language_model`.
-    params: the tree of `models.llama.Llama` or `models.t5.T5`, with the copies
-      of `layers.with_cpu_copies`.
+    params: of the network, with the copies of `layers.with_cpu_copies`.
     vocabulary: text to token ids and back.
     description: one line for a report: sizes, dtype and source.
   """

@@ -30,20 +30,18 @@ PARAMS = 'params'
 
 def save(folder: Path, config: AnyConfig, params: Weights) -> None:
   """Writes a model that `restore` reads: sizes in JSON, params with Orbax, in
-  their dtypes. Several processes write it together. Makes the folder; raises
-  ValueError if it holds parameters, and ImportError without the
-  orbax-checkpoint package."""
-  # The first process looks, and all of them raise what it finds.
-  processes.ask_first(lambda: _make_empty(folder))
+  their dtypes. Several processes write it together. Makes the folder; all of
+  them raise ValueError if it holds parameters."""
+
+  def make_empty() -> None:
+    if (folder / PARAMS).exists():
+      raise ValueError(f'{folder} already holds parameters')
+    folder.mkdir(parents=True, exist_ok=True)
+
+  processes.ask_first(make_empty)
   write_tree(folder / PARAMS, params)
   if processes.is_first():
     model_file.write(folder, config)
-
-
-def _make_empty(folder: Path) -> None:
-  if (folder / PARAMS).exists():
-    raise ValueError(f'{folder} already holds parameters')
-  folder.mkdir(parents=True, exist_ok=True)
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -114,18 +112,18 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
 def _keys(path: Path, entry: Any) -> list[str]:
   """The keys above one entry of a tree; they name files."""
   keys = entry.get('key_metadata') if isinstance(entry, dict) else None
-  names: list[Any] = [
+  names = [
     key.get('key') if isinstance(key, dict) else None
-    for key in (keys if isinstance(keys, list) else [None])
+    for key in (keys if isinstance(keys, list) else [])
   ]
   # Dots alone would lead to the folder above, and half of a surrogate pair is
   # not text.
-  if not names or not all(
+  is_name = lambda name: (
     isinstance(name, str)
     and name.strip('.') != ''
     and '/' not in name
     and name.isprintable()
-    for name in names
-  ):
+  )
+  if not names or not all(map(is_name, names)):
     raise ValueError(f'{path} is damaged: an array has the keys {names}')
   return names

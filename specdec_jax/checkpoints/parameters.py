@@ -90,13 +90,7 @@ def check_tensors(
   """Raises ValueError unless the tensors of a file, `shapes` by name, are those
   that are wanted; `source` is what it calls the file."""
   names = {parameter.name for parameter in wanted}
-  for what, differing in (
-    ('lacks tensors', names - set(shapes)),
-    ('has tensors that this network has not', set(shapes) - names),
-  ):
-    if differing:
-      some = stored_arrays.some(sorted(differing))
-      raise ValueError(f'{source} {what}: {some}')
+  stored_arrays.check_names(set(shapes), names, source)
   for parameter in wanted:
     shape = list(shapes[parameter.name])
     if shape != list(parameter.file_shape):

@@ -111,8 +111,7 @@ def open_tensors(folder: Path, *, num_layers: int) -> Tensors:
       ) from error
     # The index may be of other files than those that are there.
     present = set(handle.keys())
-    if missing := sorted(set(names) - present):
-      raise ValueError(f'{path} lacks tensors: {stored_arrays.some(missing)}')
+    stored_arrays.check_names(present, {*names} or present, path, is_all=False)
     handles.update(dict.fromkeys(names or present, handle))
   if num_layers > len(handles):
     raise ValueError(
@@ -158,9 +157,8 @@ def read_params(
   `handles` are of `open_tensors`, without those that the network does not need;
   `folder` is for the errors.
 
-  Raises:
-    ValueError: if a tensor is missing, unexpected, of another shape or type, or
-      not finite.
+  ValueError if a tensor is missing, unexpected, of another shape or type, or
+  not finite.
   """
   slices = {name: each.get_slice(name) for name, each in handles.items()}
   shapes = {name: each.get_shape() for name, each in slices.items()}

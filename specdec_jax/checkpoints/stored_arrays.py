@@ -78,8 +78,7 @@ def _damage(source: str, name: str, action: str) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    # tensorstore adds its sources in brackets.
-    # Its first sentence: it may go on for pages.
+    # Its first sentence, without the sources in brackets: it may be of pages.
     reason = str(error).split(' [')[0].split('; reading')[0]
     if is_in_bucket(source):
       from specdec_jax.files import buckets
@@ -107,10 +106,9 @@ def read_tree(
 
   Args:
     arrays: stored arrays by name, keys joined by '/'.
-    expected: a tree of dicts of `jax.ShapeDtypeStruct`; the result has arrays
-      in their places. Where a leaf has a sharding, this process reads the
-      slices of its own devices, each once, and no others. Floats are read of
-      any width, integers of their own.
+    expected: a tree of dicts of `jax.ShapeDtypeStruct`. Where a leaf has a
+      sharding, this process reads the slices of its own devices, each once, and
+      no others. Floats are read of any width, integers of their own.
     source: what the errors call the checkpoint.
 
   Raises:
@@ -119,7 +117,7 @@ def read_tree(
   """
   # Names first, then shapes and types: nothing is read of a tree that differs.
   wanted = flatten(expected)
-  _check_names(set(arrays), set(wanted), source)
+  check_names(set(arrays), set(wanted), source)
   _check_arrays(arrays, wanted, source)
 
   def read(name: str) -> Array:
@@ -151,7 +149,7 @@ def _read(stored: Stored, leaf: jax.ShapeDtypeStruct) -> Array:
     # Slices are unhashable before Python 3.12.
     key = tuple(s.indices(n) for s, n in zip(index, shape, strict=True))
     if key not in read_before:
-      part = _values(stored, index)
+      part = _values(stored[index])
       values = np.ascontiguousarray(part, leaf.dtype)
       read_before[key] = values.reshape(part.shape)
     return read_before[key]
@@ -162,35 +160,36 @@ def _read(stored: Stored, leaf: jax.ShapeDtypeStruct) -> Array:
   return jax.make_array_from_callback(shape, sharding, read_once)
 
 
-def _values(stored: Stored, index: tuple[slice, ...]) -> np.ndarray:
-  """The values of a stored array in a slice of every axis."""
-  part = stored[index]
-  if isinstance(part, np.ndarray | np.generic):
-    return np.asarray(part)
-  return part.read().result()
+def _values(stored: Stored) -> np.ndarray:
+  is_numpy = isinstance(stored, np.ndarray | np.generic)
+  return np.asarray(stored) if is_numpy else stored.read().result()
 
 
 def whole_number(stored: Stored, *, source: str, name: str) -> int:
   """The value of a stored scalar, which the errors call `name`; raises
   ValueError if it is no whole number, or cannot be read."""
-  shape, dtype = stored.shape, describe(stored).dtype
-  if tuple(shape) or not np.issubdtype(dtype, np.integer):
-    raise ValueError(
-      f'{source}: {name} is an array {list(shape)} of {dtype}, expected a '
-      'whole number'
-    )
+  found = describe(stored)
+  if found.shape or not np.issubdtype(found.dtype, np.integer):
+    raise ValueError(f'{source}: {name} is {found}, expected a whole number')
   with _damage(source, name, 'read'):
-    return int(_values(stored, ()))
+    return int(_values(stored))
 
 
-def _check_names(present: set[str], wanted: set[str], source: str) -> None:
-  """Raises ValueError, with counts and examples, unless the names agree."""
+def check_names(
+  present: set[str],
+  wanted: set[str],
+  source: str | Path,
+  *,
+  is_all: bool = True,
+) -> None:
+  """Raises ValueError, with counts and examples, unless all names that are
+  wanted are present, and with `is_all` no others."""
   # `lacks 2 arrays (a, b) and has 1 that this network has not (c)`.
   missing, unexpected = sorted(wanted - present), sorted(present - wanted)
   parts = []
   if missing:
     parts.append(f'lacks {len(missing)} arrays ({some(missing)})')
-  if unexpected:
+  if unexpected and is_all:
     parts.append(
       f'has {len(unexpected)} that this network has not ({some(unexpected)})'
     )

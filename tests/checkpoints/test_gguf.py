@@ -209,7 +209,7 @@ def test_noise_in_the_header_never_escapes_as_another_error(tmp_path):
     ({'llama.attention.head_count': 0}, 'head_count is 0'),
     ({'llama.attention.head_count': 3}, 'dimension_count is 8'),
     ({'llama.feed_forward_length': 48}, r'ffn_gate.weight is \[64, 32\]'),
-    ({'llama.block_count': 3}, 'lacks tensors: blk.2'),
+    ({'llama.block_count': 3}, 'lacks .*blk.2'),
     ({'llama.block_count': 1}, 'has not.*blk.1'),
     ({'tokenizer.ggml.model': 'llama'}, "kind 'llama'"),
     ({'tokenizer.ggml.model': None}, 'has no tokenizer.ggml.model'),
@@ -338,7 +338,7 @@ def test_missing_tensors_are_named(tmp_path, name):
   config = make_config()
   path = tmp_path / 'tiny.gguf'
   write_gguf(path, config, make_params(config), omit=(name,))
-  with pytest.raises(ValueError, match=f'tensors?:? {name}'):
+  with pytest.raises(ValueError, match=f'(no|lacks) .*{name}'):
     load(gguf, path)
 
 

@@ -178,7 +178,7 @@ def test_an_index_that_names_absent_tensors_is_refused(folder):
   name = 'model.norm.weight'
   others = set(weight_map.values()) - {weight_map[name]}
   change_json(path, weight_map=weight_map | {name: others.pop()})
-  with pytest.raises(ValueError, match=f'lacks tensors: {name}'):
+  with pytest.raises(ValueError, match=f'lacks .*{name}'):
     huggingface.read_params(folder, config)
   path.write_text('{}')
   with pytest.raises(ValueError, match='no weight_map'):
@@ -227,7 +227,7 @@ def test_bad_tensors_are_named(folder):
       huggingface.read_params(folder, config)
     (folder / 'model.safetensors').write_bytes(original)
 
-  refused(lambda t: t.pop(name), f'lacks tensors: {name}')
+  refused(lambda t: t.pop(name), f'lacks .*{name}')
   refused(
     lambda t: t.update({name: t[name][1:]}),
     rf'{name} is \[63, 32\]',
@@ -239,7 +239,7 @@ def test_bad_tensors_are_named(folder):
   )
   refused(
     lambda t: t.update({'model.layers.0.self_attn.q_norm.weight': t[name]}),
-    'has not: model.layers.0.self_attn.q_norm',
+    'has not .*model.layers.0.self_attn.q_norm',
   )
 
 

@@ -169,9 +169,9 @@ def test_copies_are_ignored_and_other_logits_are_not(tmp_path):
     ({'model_type': 'umt5'}, 'block.1.*relative_attention'),
     ({'d_ff': 48}, r'wi_0.weight is \[24, 16\].*\[48, 16\]'),
     ({'vocab_size': 64}, r'shared.weight is \[32, 16\].*\[64, 16\]'),
-    ({'num_layers': 3}, r'lacks tensors: encoder.block.2'),
+    ({'num_layers': 3}, r'lacks .*encoder.block.2'),
     ({'num_layers': 1}, 'has not.*encoder.block.1'),
-    ({'feed_forward_proj': 'relu'}, r'lacks tensors: .*DenseReluDense.wi.w'),
+    ({'feed_forward_proj': 'relu'}, r'lacks .*.*DenseReluDense.wi.w'),
   ],
 )
 def test_networks_that_do_not_fit_are_refused(folder, changes, message):

@@ -55,8 +55,7 @@ def read_config(path: Path, *, sizes: Any, dtype: jnp.dtype) -> Config:
 
 def read_target(path: Path | str, expected: Any) -> Any:
   """Reads the parameters of a checkpoint, and never the optimizer's state; see
-  `find` and `stored_arrays.read_tree`. Layers may be stored as one array each,
-  see `scanned`. Raises ImportError without the tensorstore package."""
+  `find` and `stored_arrays.read_tree`. Layers may be `scanned`."""
   folder = find(path)
   # Nothing is read yet: only names and shapes are looked at.
   arrays = open_target(folder)
@@ -99,17 +98,13 @@ def read_step(path: Path | str) -> int:
 def write_target(
   path: Path | str, params: Weights, *, step: int, format: Layout = 'legacy'
 ) -> Path:
-  """Writes parameters as a checkpoint that T5X restores; returns its path.
+  """Writes parameters, in their dtypes, as a checkpoint that T5X restores with
+  `restore_optimizer=False` or for inference; returns its path.
 
-  It holds no optimizer state: in T5X, restore it with
-  `restore_optimizer=False` or for inference. It appears as `checkpoint_STEP` in
-  `path`, which is made, when it is complete. Arrays keep their dtypes. Layers
-  with relative positions of their own are one array each, as `scanned` tells.
-
-  Raises:
-    ValueError: if there already is a checkpoint of this step, or an array is
-      spread over several processes.
-    ImportError: if tensorstore, or orbax-checkpoint, is not installed.
+  It appears as `checkpoint_STEP` in `path`, which is made, when it is complete.
+  Layers with relative positions of their own are one array each, see `scanned`.
+  Raises ValueError if there is a checkpoint of this step, or an array is spread
+  over several processes, and ImportError without the package that writes it.
   """
   final = user_path(path) / f'checkpoint_{step}'
   for name, leaf in stored_arrays.flatten(params).items():
@@ -174,11 +169,9 @@ def _layout(folder: Path) -> Layout | None:
 
 
 def _why_none(folder: Path) -> str:
-  """What is in a folder that holds no finished checkpoint."""
   names = sorted(child.name for child in folder.iterdir())
-  if _STEP.fullmatch(folder.name) or any(
-    name.startswith('target.') for name in names
-  ):
+  is_one = _STEP.fullmatch(folder.name)
+  if is_one or any(name.startswith('target.') for name in names):
     return (
       f'{folder} has neither a file {legacy.FILE} nor a folder {_STATE}: '
       'it was not written to its end, or not by T5X'
