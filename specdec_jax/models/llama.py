@@ -193,6 +193,8 @@ class SelfAttention(nn.Module):
     return out(mixed), keys, values
 
 
+# Layers are alike: one is traced and lowered, which takes a seventh of the time.
+@nn.jit
 class DecoderLayer(nn.Module):
   """One pre-norm layer."""
 

@@ -168,6 +168,8 @@ class CrossAttention(nn.Module):
     return self.out(_attend(self.config, queries, keys, values, mask))
 
 
+# As Llama's.
+@nn.jit
 class Layer(nn.Module):
   """One layer; every part adds to the stream between two norms.
 
