@@ -77,7 +77,7 @@ def operations(decoder: Decoder, num_new: int, repeats: int) -> Table:
     jax.random.key(0),
     [batch.prompt],
     method=dataclasses.replace(decoder.method, eos_id=(-1,)),
-    max_len=running.max_length(batch, num_new),
+    max_len=running.max_length(decoder, batch, num_new),
   )
   seconds, _ = stopwatch.alternate({'plain': side.decode}, repeats)
   with tempfile.TemporaryDirectory() as folder:

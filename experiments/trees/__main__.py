@@ -121,7 +121,7 @@ class Prepared:
       [batch.prompt for batch in batches],
       drafter=decoder.ranked_drafter(trees.NUM_RANKS),
       method=decoder.method,
-      max_len=running.max_length(batches[0], num_new),
+      max_len=running.max_length(decoder, batches[0], num_new),
       num_tokens=num_new,
     )
 

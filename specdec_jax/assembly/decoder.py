@@ -23,7 +23,7 @@ from specdec_jax.checkpoints import formats, loading
 from specdec_jax.decoding.method import Method
 from specdec_jax.launch import agreement
 from specdec_jax.models import families
-from specdec_jax.models.families import Config
+from specdec_jax.models.families import AnyConfig, Config
 from specdec_jax.text.vocabularies import AnyVocabulary
 from specdec_jax.theory.gamma_trials import ChosenGamma
 
@@ -134,12 +134,18 @@ class Decoder:
   def max_positions(self) -> int:
     """The longest context of both models."""
     own = self.drafting.config
-    configs: list[Any] = [self.config]
-    if own is not None and not families.only_drafts(own):
-      configs.append(own)
     # A network that only drafts reads as far as its target does.
-    limits = [families.of(each).max_positions(each) for each in configs]
-    return min((n for n in limits if n is not None), default=2**30)
+    if own is None or families.only_drafts(own):
+      return _shortest(self.config)
+    return _shortest(self.config, own)
+
+  @property
+  def max_drafted(self) -> int:
+    """The longest text that a network that only drafts has positions for."""
+    own = self.drafting.config
+    if own is None or not families.only_drafts(own):
+      return _shortest()
+    return _shortest(own)
 
   def digests(self) -> dict[str, str]:
     """Returns digests of the weights on disk, by side; see `agreement`."""
@@ -201,6 +207,11 @@ def outline(
   if gamma >= limit:
     raise ValueError(f'gamma {gamma} is too large for a context of {limit}')
   return result
+
+
+def _shortest(*configs: AnyConfig) -> int:
+  limits = [families.of(each).max_positions(each) for each in configs]
+  return min((n for n in limits if n is not None), default=2**30)
 
 
 def load(

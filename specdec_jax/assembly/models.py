@@ -135,15 +135,14 @@ def read_vocabulary(model: Model, config: Config) -> AnyVocabulary:
 
 def read_draft_vocabulary(model: Model, vocab_size: int) -> np.ndarray | None:
   """Reads the tokens, int32 `[N]`, that alone a model drafts: the list `ids` in
-  the file `draft_vocabulary.json` beside its weights; None without one.
+  the file `draft_vocabulary.json` beside its weights; None without one, and
+  for a model whose sizes are given.
 
   Most of a small model is its logits, and most of a text is of few tokens.
   Raises ValueError unless they are different tokens of the target.
   """
-  if model.is_random or not isinstance(model.sizes, str | None):
-    return None
-  # Sizes alone, as `plan` has them, are called as their checkpoint.
-  if model.checkpoint == model.sizes:
+  # With sizes no file is read before the weights, as dry runs rely on.
+  if model.is_random or model.sizes is not None:
     return None
   path = loading.locate(model.checkpoint) / formats.DRAFT_VOCABULARY
   if not path.is_file():

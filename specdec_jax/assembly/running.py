@@ -119,12 +119,14 @@ def pack(
   )
 
 
-def max_length(batch: Batch, max_new_tokens: int) -> int:
+def max_length(decoder: Decoder, batch: Batch, max_new_tokens: int) -> int:
   """Returns `max_len` for batches of one shape, with room to spare: a row's own
   limit is data, and another one soon finds its program compiled."""
-  # After prompts of up to 64 tokens, 1 to 64 new ones have room for 128 in all.
-  room = max_new_tokens + -max_new_tokens % _ROOM
-  return batch.prompt.decoder_tokens.shape[1] + room
+  # After prompts of up to 64 tokens, 1 to 64 new ones have room for 128 in all,
+  # unless a drafter's table of positions ends before.
+  needed = batch.prompt.decoder_tokens.shape[1] + max_new_tokens
+  roomy = needed + -max_new_tokens % _ROOM
+  return max(needed, min(roomy, decoder.max_drafted - decoder.drafter.gamma))
 
 
 def sharding(num_devices: int, *, is_batch: bool) -> jax.sharding.Sharding:
@@ -168,7 +170,7 @@ def compiled(
   # `parts` is a function of a module, so that it is a key: a lambda, made anew
   # at each call, would be compiled each time.
   shapes = str(jax.tree.map(lambda leaf: leaf.shape, first.prompt))
-  max_len = max_length(first, settings.max_new_tokens)
+  max_len = max_length(decoder, first, settings.max_new_tokens)
   key = (parts, shapes, max_len, num_devices)
   if key not in decoder.programs:
     program = Program(

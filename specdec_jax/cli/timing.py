@@ -84,7 +84,7 @@ def place(
     params=put(decoder.params, is_batch=False),
     rng_key=jax.random.key(settings.seed),
     prompts=[put(batch.prompt, is_batch=True) for batch in batches],
-    max_len=running.max_length(batches[0], settings.max_new_tokens),
+    max_len=running.max_length(decoder, batches[0], settings.max_new_tokens),
     num_devices=settings.num_devices,
   )
 

@@ -193,7 +193,7 @@ class SelfAttention(nn.Module):
     return out(mixed), keys, values
 
 
-# Layers are alike: one is traced and lowered, which takes a seventh of the time.
+# Layers are alike: one is traced and lowered for all.
 @nn.jit
 class DecoderLayer(nn.Module):
   """One pre-norm layer."""

@@ -420,7 +420,7 @@ def test_gamma_chooses_itself_with_every_drafter(name, doors):
     generate = functools.partial(
       speculative.generate,
       method=decoder.method,
-      max_len=running.max_length(batch, NUM_NEW),
+      max_len=running.max_length(decoder, batch, NUM_NEW),
     )
     output = jax.eval_shape(
       generate, decoder.params, jax.random.key(0), batch.prompt
