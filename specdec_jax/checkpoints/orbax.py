@@ -112,7 +112,7 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
 def _keys(path: Path, entry: Any) -> list[str]:
   """The keys above one entry of a tree; they name files."""
   keys = entry.get('key_metadata') if isinstance(entry, dict) else None
-  names = [
+  names: list[Any] = [
     key.get('key') if isinstance(key, dict) else None
     for key in (keys if isinstance(keys, list) else [])
   ]
