@@ -20,7 +20,7 @@ from specdec_jax.checkpoints import (
   t5x,
 )
 from specdec_jax.models import families
-from specdec_jax.models.families import AnyConfig
+from specdec_jax.models.families import AnyConfig, Config
 from specdec_jax.models.layers import Weights
 from specdec_jax.text import vocabulary_files
 from specdec_jax.text.vocabularies import AnyVocabulary
@@ -28,7 +28,7 @@ from specdec_jax.text.vocabularies import AnyVocabulary
 # Beside weights, which tokens of theirs are drafted; see `assembly.models`.
 DRAFT_VOCABULARY = 'draft_vocabulary.json'
 # From a tree of shapes to one of shardings.
-Shardings = Callable[[Any], Any]
+Shardings = Callable[[Weights], Weights]
 _ReadVocabulary = Callable[[Path, int | None], AnyVocabulary | None]
 
 
@@ -72,11 +72,11 @@ class Format(NamedTuple):
   name: str
   matches: Callable[[Path], bool]
   read_config: Callable[..., AnyConfig]
-  read_params: Callable[[Path, Any], Weights]
+  read_params: Callable[..., Weights]
   read_vocabulary: _ReadVocabulary = _vocabulary_in(lambda path: (path,))
   needs_sizes: bool = False
   in_slices: bool = False
-  write: Callable[[Path, Any, Weights, int], None] | None = None
+  write: Callable[[Path, AnyConfig, Weights, int], None] | None = None
   files: tuple[str, ...] = ()
   is_part: Callable[[Path], bool] = lambda folder: False
   read_step: Callable[[Path], int] | None = None
@@ -101,7 +101,9 @@ def find_if_any(path: Path) -> Format | None:
   return next((each for each in FORMATS if each.matches(path)), None)
 
 
-def read_config(path: Path, dtype: jnp.dtype, sizes: Any = None) -> Any:
+def read_config(
+  path: Path, dtype: jnp.dtype, sizes: Config | str | None = None
+) -> Any:
   """The sizes of a network; `sizes` is what a user says of them, ValueError
   where files state them."""
   found = find(path)
@@ -113,21 +115,23 @@ def read_config(path: Path, dtype: jnp.dtype, sizes: Any = None) -> Any:
 
 
 def read_params(
-  path: Path, config: Any, shardings: Shardings | None = None
+  path: Path, config: AnyConfig, shardings: Shardings | None = None
 ) -> Weights:
   """The parameters of a network, in the config's dtype, where `shardings` says
   from their shapes; ValueError for others, or `Family.check_params`."""
-  found, wanted = find(path), config
+  found = find(path)
   if found.in_slices:
     # The shapes say where each slice is to be, before anything is read.
-    wanted = families.param_shapes(config)
+    shapes = families.param_shapes(config)
     if shardings is not None:
-      wanted = jax.tree.map(
+      shapes = jax.tree.map(
         lambda leaf, sharding: leaf.update(sharding=sharding),
-        wanted,
-        shardings(wanted),
+        shapes,
+        shardings(shapes),
       )
-  params = found.read_params(path, wanted)
+    params = found.read_params(path, shapes)
+  else:
+    params = found.read_params(path, config)
   # Values are checked before whole ones leave the host.
   try:
     families.of(config).check_params(config, params)
@@ -169,7 +173,9 @@ def _t5x(layout: t5x.Layout) -> Format:
       raise ValueError(f'T5X has no {name}: it takes T5s alone')
     return config
 
-  def write(folder: Path, config: Any, params: Weights, step: int) -> None:
+  def write(
+    folder: Path, config: AnyConfig, params: Weights, step: int
+  ) -> None:
     model_file.write(folder, checked(config))
     t5x.write_target(folder, params, step=step, format=layout)
 

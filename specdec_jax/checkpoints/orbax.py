@@ -49,13 +49,13 @@ def is_checkpoint(folder: Path) -> bool:
   return (folder / model_file.NAME).is_file() and (folder / PARAMS).is_dir()
 
 
-def restore(folder: Path, expected: Any) -> Any:
+def restore(folder: Path, expected: Weights) -> Weights:
   """Reads the parameters that `save` wrote; see `stored_arrays.read_tree`."""
   arrays = open_tree(folder / PARAMS)
   return stored_arrays.read_tree(arrays, expected, source=str(folder))
 
 
-def write_tree(folder: Path, tree: Any) -> None:
+def write_tree(folder: Path, tree: Weights) -> None:
   """Writes a tree of arrays; the folder appears when it is complete. Raises
   OSError if there is no space for it, and ValueError as `text_of`."""
   checkpointer = import_orbax().PyTreeCheckpointer()
@@ -109,7 +109,7 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
   return stored_arrays.open_all(specs, source=str(folder))
 
 
-def _keys(path: Path, entry: Any) -> list[str]:
+def _keys(path: Path, entry: object) -> list[str]:
   """The keys above one entry of a tree; they name files."""
   keys = entry.get('key_metadata') if isinstance(entry, dict) else None
   names: list[Any] = [

@@ -6,7 +6,7 @@ import reprlib
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ MOST = {
 
 # A JSON object.
 Json = dict[str, Any]
+_Built = TypeVar('_Built')
+_IsRight = Callable[[Any], bool]
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 60
@@ -163,7 +165,7 @@ class Settings:
       asked=self.asked,
     )
 
-  def build(self, make: Callable[..., Any], **fields: Any) -> Any:
+  def build(self, make: Callable[..., _Built], **fields: object) -> _Built:
     """`make(**fields)`, with the file named in any ValueError."""
     try:
       return make(**fields)
@@ -171,7 +173,7 @@ class Settings:
       raise ValueError(f'{self.path}: {error}') from error
 
   def _read(
-    self, key: str, default: Any, is_right: Callable[[Any], bool], expected: str
+    self, key: str, default: Any, is_right: _IsRight, expected: str
   ) -> Any:
     # `refuse_others` finds the keys that nobody asked for.
     self.asked.add(f'{self.section}{key}')
@@ -184,15 +186,15 @@ class Settings:
     return value
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
   return isinstance(value, str)
 
 
-def _is_id(most: int) -> Callable[[Any], bool]:
+def _is_id(most: int) -> _IsRight:
   return lambda value: type(value) is int and 0 <= value <= most
 
 
-def _all(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _all(is_right: _IsRight) -> _IsRight:
   return lambda value: isinstance(value, list) and all(map(is_right, value))
 
 

@@ -19,12 +19,14 @@ import numpy as np
 from specdec_jax.base import Array
 from specdec_jax.files.paths import is_in_bucket
 from specdec_jax.files.require import require
+from specdec_jax.models.layers import Weights
 
 import_tensorstore = functools.partial(
   require, 'tensorstore', extra='models', purpose='a T5X or Orbax checkpoint'
 )
 Stored = Any
 _SHOWN = 4
+_Item = TypeVar('_Item')
 _Result = TypeVar('_Result')
 
 
@@ -38,7 +40,7 @@ def kvstore(folder: Path) -> dict[str, str]:
 
 
 def open_all(
-  specs: Mapping[str, dict[str, Any]], *, source: str
+  specs: Mapping[str, Mapping[str, object]], *, source: str
 ) -> dict[str, Stored]:
   """Opens arrays, all at once, by name; reads none of their values.
 
@@ -100,8 +102,8 @@ def describe(stored: Stored) -> jax.ShapeDtypeStruct:
 
 
 def read_tree(
-  arrays: Mapping[str, Stored], expected: Any, *, source: str
-) -> Any:
+  arrays: Mapping[str, Stored], expected: Weights, *, source: str
+) -> Weights:
   """Reads the arrays that a tree expects, and casts them slice by slice.
 
   Args:
@@ -130,7 +132,7 @@ def read_tree(
 
 
 def in_threads(
-  function: Callable[[Any], _Result], items: Iterable[Any]
+  function: Callable[[_Item], _Result], items: Iterable[_Item]
 ) -> list[_Result]:
   """The function's results, in the order of the items, by a few threads."""
   # Reading waits for disks, and casting leaves Python's lock.
@@ -198,7 +200,7 @@ def check_names(
 
 
 def _check_arrays(
-  arrays: Mapping[str, Stored], wanted: Mapping[str, Any], source: str
+  arrays: Mapping[str, Stored], wanted: Weights, source: str
 ) -> None:
   """Raises ValueError, naming the first few, unless the shapes agree."""
   # Integers must be of their own type; floats are cast, of any width.
@@ -225,7 +227,7 @@ def some(items: list[str], separator: str = ', ') -> str:
   return f'{shown} and {more} more' if more > 0 else shown
 
 
-def flatten(tree: Any) -> dict[str, Any]:
+def flatten(tree: Weights) -> Weights:
   """The leaves of a tree by name, their keys joined by '/'."""
   return {
     jax.tree_util.keystr(path, simple=True, separator='/'): leaf

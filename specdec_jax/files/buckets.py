@@ -61,11 +61,9 @@ class BucketPath(_EPath):
   """A path that begins with `gs://`, with the methods of `pathlib.Path` that
   this package calls.
 
-  gcsfs repeats a request that fails, six times in about half a minute. The
-  first call for a bucket asks whether it is there. Whatever is raised is an
-  OSError that names the path: FileNotFoundError also for a missing bucket,
-  PermissionError, and ConnectionError if the server does not answer, or only
-  that it is busy.
+  gcsfs repeats a request that fails, six times in about half a minute. What is
+  raised is an OSError that names the path: FileNotFoundError also for a missing
+  bucket, PermissionError, and ConnectionError if the server is away or busy.
   """
 
   @property
@@ -103,8 +101,7 @@ class BucketPath(_EPath):
         return None
 
   def checksums(self) -> dict[str, str]:
-    """What the server says of the bytes of each object here and below, by its
-    name."""
+    """The server's checksum of each object here and below, by its name."""
     with _asking(self) as files:
       found = files.find(str(self), detail=True)
     return {name: info['crc32c'] for name, info in found.items()}
@@ -196,7 +193,7 @@ class BucketPath(_EPath):
         if not missing_ok:
           raise
 
-  def rename(self, target: Any) -> Self:
+  def rename(self, target: os.PathLike[str]) -> Self:
     """Moves every object below it, one after another."""
     # No rename on the server: gs://b/old/x is copied to gs://b/new/x.
     with _asking(self) as files:
@@ -244,7 +241,7 @@ def _find_bucket(bucket: str) -> None:
 
 
 @contextlib.contextmanager
-def explained(path: Any) -> Iterator[None]:
+def explained(path: object) -> Iterator[None]:
   """Makes `refusal`s of what the block raises; leaves all else."""
   try:
     yield

@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -17,16 +16,13 @@ _NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def named(path: str | os.PathLike[str], arrays: Any = ()) -> Iterator[None]:
-  """Makes one OSError of whatever the block raises where no space is left.
+def named(path: str | os.PathLike[str], arrays: object = ()) -> Iterator[None]:
+  """Makes one OSError, with the path, of whatever the block raises where no
+  space is left, or in a bucket as `buckets.explained`.
 
   tensorstore, Orbax and safetensors have exceptions of their own for it, and
   Orbax prints tracebacks of its threads besides: arrays that cannot fit are not
-  begun. A bucket is never full; what fails there is an OSError as well.
-
-  Raises:
-    OSError: ENOSPC, EDQUOT or EFBIG, with `path` as its file name; or as of
-      `buckets.explained`.
+  begun.
   """
   if is_in_bucket(path):
     from specdec_jax.files import buckets

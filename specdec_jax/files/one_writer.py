@@ -13,17 +13,13 @@ from specdec_jax.files.paths import is_in_bucket, user_path
 def one_writer(lock: str | os.PathLike[str], what: object) -> Iterator[None]:
   """Runs the block unless another process is in it.
 
-  The lock is the kernel's (`flock`) on an open file: a process that is killed
-  leaves at most the file behind, and a file alone locks nobody out. Folders
-  above it are made; it is removed at the end. Messages name `what` is written.
+  The lock is the kernel's (`flock`) on an open file, which is removed at the
+  end: a process that is killed leaves at most the file, which locks nobody out.
+  A bucket has no locks that die with a process, and the block runs at once: two
+  processes have to write the same objects there, each of them whole.
 
-  A bucket has no locks that die with a process, and the block runs at once. Two
-  processes that write the same there do the work twice: what they write has to
-  be the same, and every object of it is whole.
-
-  Raises:
-    ValueError: if another process writes it, with its number and host.
-    OSError: if the file cannot be made, or its file system has no locks.
+  Raises ValueError, with `what` is written and by whom, if another process is
+  in it, and OSError if the file cannot be made or locked.
   """
   lock = user_path(lock)
   if is_in_bucket(lock):

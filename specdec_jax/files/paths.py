@@ -10,9 +10,8 @@ import numpy as np
 
 from specdec_jax.files.require import require
 
-if (
-  TYPE_CHECKING
-):  # It takes a second and a half, which local paths do not cost.
+# It takes a second and a half, which local paths do not cost.
+if TYPE_CHECKING:
   from specdec_jax.files.buckets import BucketPath, Ranges
 
 # As a text, and as what `Path` makes of it.
@@ -22,19 +21,23 @@ _ELSEWHERE = re.compile(r'[a-z][a-z0-9+.-]+:/', re.IGNORECASE)
 
 def user_path(path: str | os.PathLike[str]) -> Path:
   """A path of this machine's file systems, with `~` expanded, or, for one that
-  begins with `gs://`, of a bucket: `buckets.BucketPath`, which has the methods
-  of `pathlib.Path` that this package calls. Asks no server.
+  begins with `gs://`, of a bucket (`buckets.BucketPath`). Asks no server.
 
-  Raises:
-    ValueError: if it is the URL of something else, which as a path would be a
-      local folder such as `s3:`, if it names no bucket, or begins with a home
-      folder that is not known.
-    ImportError: if it is of a bucket, and the packages for it are missing.
+  Raises ValueError if it is the URL of something else, which as a path would be
+  a local folder such as `s3:`, names no bucket, or begins with a home folder
+  that is not known; ImportError without the packages for a bucket.
   """
   # `Path('gs://b/x')` is `gs:/b/x`: however it was made, it is of a bucket.
   text = str(path)
   if found := _BUCKET.match(text):
-    return _bucket_path(f'gs://{text[found.end() :]}')
+    text = f'gs://{text[found.end() :]}'
+    if text.rstrip('/') == 'gs:':
+      raise ValueError('gs:// names no bucket: write gs://BUCKET/FOLDER')
+    for module in ('etils.epath', 'gcsfs'):
+      require(module, extra='gcs', purpose=text)
+    from specdec_jax.files import buckets
+
+    return buckets.BucketPath(text)
   if _ELSEWHERE.match(text):
     raise ValueError(
       f'{path} is neither on a local disk nor in a bucket of gs://, in small '
@@ -47,16 +50,6 @@ def user_path(path: str | os.PathLike[str]) -> Path:
       f'{path}: no home folder of that name is known; give the whole path of a '
       'file that is called so'
     ) from error
-
-
-def _bucket_path(text: str) -> 'BucketPath':
-  if text.rstrip('/') == 'gs:':
-    raise ValueError('gs:// names no bucket: write gs://BUCKET/FOLDER')
-  require('etils.epath', extra='gcs', purpose=text)
-  require('gcsfs', extra='gcs', purpose=text)
-  from specdec_jax.files import buckets
-
-  return buckets.BucketPath(text)
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:

@@ -40,12 +40,11 @@ def file(
 
   It is flushed to the disk first. A link stays a link, and a file that is
   replaced hands on its mode. A killed process leaves `path.partial-*` behind,
-  or, for one of a bucket, a temporary folder. If the work fails, `on_failure`
-  is told where that is which was written before; without it, it is removed.
+  or, for one of a bucket, a temporary folder. If the work fails, what was
+  written is removed, or left and told to `on_failure`.
 
-  Raises:
-    ValueError: if the file cannot be written. With `on_failure` an OSError is
-      not changed, since who keeps parts of a file writes elsewhere meanwhile.
+  Raises ValueError if the file cannot be written; with `on_failure` OSError,
+  since who keeps parts of a file writes elsewhere meanwhile.
   """
   path = user_path(path)
   if is_in_bucket(path):
@@ -57,10 +56,7 @@ def file(
     unique = f'{os.getpid()}-{uuid.uuid4().hex[:8]}'
     begun = final.with_name(f'{final.name}{PARTIAL}{unique}')
     refused = begun
-  explained = (
-    contextlib.nullcontext() if on_failure else _explained(path, refused)
-  )
-  with explained:
+  with contextlib.nullcontext() if on_failure else _explained(path, refused):
     try:
       yield begun
       _put(begun, final)
@@ -83,8 +79,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def create_text(path: Path, text: str) -> bool:
-  """As `write_text`, but in a bucket, where another host may be at it as well,
-  only if there is none; whether it did."""
+  """As `write_text`, but in a bucket, where others may write as well, only if
+  there is none; whether it did."""
   if (remote := in_bucket(path)) is not None:
     return remote.create(text)
   write_text(path, text)
@@ -108,11 +104,8 @@ def _put(begun: Path, final: Path) -> None:
 def local_file(path: Path) -> Iterator[Path]:
   """Yields where a package that knows no buckets writes `path`, within a folder
   of `new_folder`: there, or in a temporary file that is uploaded."""
-  if is_in_bucket(path):
-    with file(path) as begun:
-      yield begun
-  else:
-    yield path
+  with file(path) if is_in_bucket(path) else contextlib.nullcontext(path) as at:
+    yield at
 
 
 @contextlib.contextmanager
@@ -121,18 +114,16 @@ def new_folder(
 ) -> Iterator[Path]:
   """Yields a new folder beside `final`, which gets that name at the end.
 
-  If the work fails or is interrupted, what was begun is removed and `final` is
-  as before. A killed process leaves a folder `final.tmp-PID`, which T5X's and
-  our readers know for an unfinished one. Folders above `final` are made.
+  If the work fails or is interrupted, `final` is as before. A killed process
+  leaves a folder `final.tmp-PID`, which T5X's and our readers know for an
+  unfinished one. Folders above `final` are made.
 
   In a bucket it yields `final` itself, after what was there is removed: the
   block has to write last that by which readers know a whole one. A killed
   process leaves a folder that `is_begun`, and that is replaced.
 
-  Raises:
-    ValueError: if there is a folder of that name, unless `overwrite`.
-    OSError: that names `final`, if there is no space left for it, or the bucket
-      cannot be written.
+  Raises ValueError if there is a folder of that name, unless `overwrite`, and
+  an OSError that names `final` if it cannot be written.
   """
   final = user_path(final)
   if final.exists() and not overwrite and not is_begun(final):

@@ -5,16 +5,8 @@ from typing import Any
 
 
 def require(module: str, *, extra: str, purpose: str) -> Any:
-  """Imports a module that may not be installed.
-
-  Args:
-    module: its full name.
-    extra: the extra of specdec_jax that installs it.
-    purpose: what needs it, the subject of the message.
-
-  Raises:
-    ImportError: with the command that installs it.
-  """
+  """Imports a module by its full name; raises ImportError, with what needs it
+  (`purpose`) and the command that installs an extra of specdec_jax with it."""
   try:
     return importlib.import_module(module)
   except ImportError as error:

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,7 @@ def read(path: Path) -> Iterator[tuple[str, str]]:
 
   A line ends with `\\n` or `\\r\\n`: what else Unicode calls a line separator
   may stand in a text, and in JSON. A byte order mark is no part of a line.
-
-  Raises:
-    ValueError: if the file cannot be read, or is not UTF-8.
+  Raises ValueError if the file cannot be read, or is not UTF-8.
   """
   try:
     # Python's own mode for text would end a line at a lone \r, too.
@@ -52,7 +50,7 @@ def parse_object(line: str, place: str) -> dict[str, Any]:
   return record
 
 
-def text_under(record: dict[str, Any], key: str, place: str) -> str:
+def text_under(record: Mapping[str, object], key: str, place: str) -> str:
   """The text that an object has under a key; ValueError with the place and the
   keys that there are, if there is none, or as of `check_encodable`."""
   text = record.get(key)
@@ -70,6 +68,6 @@ def check_encodable(text: str, place: str) -> None:
     raise ValueError(f'{place} is not valid Unicode text') from error
 
 
-def keys_of(record: dict[str, Any]) -> str:
+def keys_of(record: Mapping[str, object]) -> str:
   """The keys that an object has, for messages."""
   return f'its keys: {", ".join(map(repr, record)) or "none"}'

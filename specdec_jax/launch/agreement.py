@@ -5,7 +5,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -48,7 +47,7 @@ def of_files(paths: Iterable[Path]) -> str:
   return digest.hexdigest()[:16]
 
 
-def of_arrays(tree: Any) -> str:
+def of_arrays(tree: object) -> str:
   """Returns the digest of the numpy arrays of a tree."""
   digest = hashlib.sha256()
   for leaf in jax.tree.leaves(tree):
@@ -95,5 +94,5 @@ def check_everywhere(settings: Mapping[str, str]) -> None:
   )
 
 
-def _text(settings: Mapping[str, Any]) -> bytes:
+def _text(settings: Mapping[str, object]) -> bytes:
   return json.dumps(dict(settings), sort_keys=True).encode()

@@ -31,7 +31,6 @@ def shipped_names(folder: str = '') -> list[str]:
 
 
 def shipped_text(name: str) -> str:
-  """The text of one of these files."""
   return (SHIPPED / name).read_text(encoding='utf-8')
 
 
@@ -56,8 +55,7 @@ OWN = Dialect()
 def reader(
   folders: Sequence[str], *, remote_imports: bool, dialect: Dialect = OWN
 ) -> Callable[[str], AbstractContextManager[TextIO]]:
-  """Returns a function that opens the files of one configuration by name,
-  included ones too.
+  """Returns a function that opens the files of one configuration by name.
 
   `folders` go before the files of this package; those include only each other.
   A file in a bucket that imports a module, by which it can call any function,

@@ -5,6 +5,7 @@ import argparse
 import contextlib
 import dataclasses
 import difflib
+import functools
 import re
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,9 @@ from specdec_jax.files.require import require
 from specdec_jax.launch import agreement, gin_files, gin_types
 from specdec_jax.launch.gin_files import Dialect
 
+_import_gin = functools.partial(
+  require, 'gin', extra='infer', purpose='a gin file'
+)
 _BINDING = '--gin.'
 _REQUIRED = '%gin.REQUIRED'
 # Name, value and comment of a macro in a gin file.
@@ -118,10 +122,9 @@ def call(
 ) -> Any:
   """Calls a function with `arguments`, and others as gin binds them.
 
-  Raises:
-    ValueError: as `parse`, if no file configures it, or if processes have other
-      bindings or values than each other, but for names that end in
-      `may_differ`.
+  Raises ValueError as `parse`, if no file configures it, or if processes have
+  other bindings or values than each other, but for names that end in
+  `may_differ`.
   """
   parse(configuration)
   # What is bound by code counts as what a file binds; functions are the same.
@@ -206,13 +209,11 @@ def _check_values(given: Sequence[str]) -> None:
 
 
 def _check_macros(bound: Mapping[str, str]) -> None:
-  """Raises ValueError for macros that are used and have no value, and for the
-  reverse, which gin would ignore."""
+  """Raises ValueError for macros without a value, or without a use."""
   values = '\n'.join(bound.values())
   unquoted = re.sub(r"'[^'\n]*'|\"[^\"\n]*\"", '', values)
   used = set(re.findall(r'%(\w+)(?![\w.])', unquoted))
-  has_none = lambda name: bound.get(name, _REQUIRED) == _REQUIRED
-  if missing := sorted(filter(has_none, used)):
+  if missing := sorted(x for x in used if bound.get(x, _REQUIRED) == _REQUIRED):
     raise ValueError(
       f'gin: no value for {", ".join(missing)}: give {_BINDING}{missing[0]}='
       'VALUE'
@@ -251,7 +252,3 @@ def _original(error: Exception) -> Exception:
     assert isinstance(inner, Exception)
     error = inner
   return error
-
-
-def _import_gin() -> Any:
-  return require('gin', extra='infer', purpose='a gin file')

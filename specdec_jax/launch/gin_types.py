@@ -19,11 +19,9 @@ _WORDS = {
 def check(
   bindings: Mapping[str, str], find: Callable[[str], Callable[..., Any]]
 ) -> None:
-  """Raises ValueError for `gin_launch.bindings` with a value of a wrong type,
-  such as a text for a number; `find` gives the function of a name. None passes,
-  which stands for what a file leaves open, and so does a reference to a
-  function.
-  """
+  """Raises ValueError for `gin_launch.bindings` with a value of a wrong type;
+  `find` gives the function of a name. None passes, which stands for what a file
+  leaves open, and so does a reference."""
   for name, text in bindings.items():
     function, _, argument = name.rpartition('/')[2].rpartition('.')
     if not function:

@@ -28,8 +28,7 @@ RECORDS = json.loads(
 def teacher_forced_logits(config, params, ids) -> np.ndarray:
   """float32 logits `[B, T, V]` of int `[B, T]` ids in a fresh cache."""
   num_rows, capacity = ids.shape
-  shape = num_rows, config.num_kv_heads, capacity, config.head_dim
-  cache = kv_cache.init(shape, num_layers=config.num_layers, dtype=config.dtype)
+  cache = kv_cache.init(config, num_rows, capacity, config.num_layers)
   logits, _ = compiled_extend(config)(params, jnp.asarray(ids), cache)
   return np.asarray(logits)
 

@@ -77,8 +77,15 @@ def read_config(
   otherwise than Llama 3.1's) or keys that are not known.
   """
   file = container.open_gguf(path)
-  values = _settings(file)
   architecture = _architecture(file)
+  # `llama.block_count` is asked for as `block_count`.
+  section = f'{architecture}.'
+  stated = {
+    key.removeprefix(section): value
+    for key, value in file.metadata.items()
+    if key.startswith(section)
+  }
+  values = Settings(path=file.path, values=stated, section=section)
   num_layers = values.count('block_count', most=settings.MAX_LAYERS)
   if num_layers > len(file.tensors):
     raise ValueError(
@@ -130,10 +137,15 @@ def sizes_of(
 def _config_of(
   file: GgufFile, values: Settings, architecture: str, sizes: Json
 ) -> LlamaConfig:
-  _check_supported(values)
+  # What would load and compute something else.
+  values.expect('expert_count', 0, ': experts are not supported')
+  values.expect('rope.scaling.type', 'none')
+  for key in ('rope.scaling.factor', 'rope.scale_linear'):
+    if values.number(key, 1.0) not in (0.0, 1.0):
+      values.refuse(key, '1: such scaling of rotary positions is not supported')
   rope_base = values.number('rope.freq_base', 10_000.0)
   window = values.count('attention.sliding_window', 0, least=0)
-  config: LlamaConfig = values.build(
+  return values.build(
     LlamaConfig,
     **sizes,
     rope_base=rope_base,
@@ -143,7 +155,6 @@ def _config_of(
     has_qk_norm=architecture == 'qwen3',
     windows=(window,) if 0 < window < sizes['max_positions'] else (),
   )
-  return config
 
 
 def _architecture(file: GgufFile) -> str:
@@ -153,18 +164,6 @@ def _architecture(file: GgufFile) -> str:
   if found not in _ARCHITECTURES:
     values.refuse(key, ' or '.join(_ARCHITECTURES))
   return found
-
-
-def _settings(file: GgufFile) -> Settings:
-  """What the file states of its architecture, by keys without its name."""
-  # `llama.block_count` is asked for as `block_count`.
-  section = f'{_architecture(file)}.'
-  values = {
-    key.removeprefix(section): value
-    for key, value in file.metadata.items()
-    if key.startswith(section)
-  }
-  return Settings(path=file.path, values=values, section=section)
 
 
 def read_params(path: Path, config: LlamaConfig | GemmaConfig) -> Weights:
@@ -214,15 +213,6 @@ def split_rotary_halves(values: np.ndarray, num_heads: int) -> np.ndarray:
   # 3]] transposed is [[0, 1], [2, 3]], the first halves and then the second.
   by_pair = values.reshape(num_heads, -1, 2, *values.shape[1:])
   return by_pair.swapaxes(1, 2).reshape(values.shape)
-
-
-def _check_supported(values: Settings) -> None:
-  """Raises ValueError for what would load and compute something else."""
-  values.expect('expert_count', 0, ': experts are not supported')
-  values.expect('rope.scaling.type', 'none')
-  for key in ('rope.scaling.factor', 'rope.scale_linear'):
-    if values.number(key, 1.0) not in (0.0, 1.0):
-      values.refuse(key, '1: such scaling of rotary positions is not supported')
 
 
 def _rope_scaling(

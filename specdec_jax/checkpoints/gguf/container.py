@@ -11,7 +11,7 @@ import functools
 import math
 import struct
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from specdec_jax.checkpoints import parameters
 from specdec_jax.checkpoints.settings import Json
 from specdec_jax.files import require as packages
 from specdec_jax.files.paths import mapped
+
+if TYPE_CHECKING:
+  from specdec_jax.files.buckets import Ranges
 
 _MAGIC = b'GGUF'
 _VERSIONS = (2, 3)
@@ -55,7 +58,7 @@ class GgufFile:
   path: str
   metadata: Json
   tensors: dict[str, TensorInfo]
-  data: Any
+  data: 'np.ndarray | Ranges'
 
 
 class _Cursor:
@@ -121,7 +124,9 @@ def open_gguf(path: Path) -> GgufFile:
   return GgufFile(str(path), metadata, tensors, data)
 
 
-def _read_header(data: Any) -> tuple[Json, dict[str, TensorInfo]]:
+def _read_header(
+  data: 'np.ndarray | Ranges',
+) -> tuple[Json, dict[str, TensorInfo]]:
   """The metadata, and where tensors lie. The header does not say how long it
   is: that of an object in a bucket is read again, larger, until it is whole."""
   num_bytes = data.size if isinstance(data, np.ndarray) else _FIRST_BYTES

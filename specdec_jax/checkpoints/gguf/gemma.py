@@ -26,7 +26,7 @@ def config_of(values: Settings, kind: str, sizes: Json) -> GemmaConfig:
   scalar = sizes['head_dim']
   if sizes['num_layers'] == _NUM_LAYERS_27B[kind]:
     scalar = sizes['embed_dim'] // sizes['num_heads']
-  config: GemmaConfig = values.build(
+  return values.build(
     GemmaConfig,
     **sizes,
     query_pre_attn_scalar=scalar,
@@ -42,7 +42,6 @@ def config_of(values: Settings, kind: str, sizes: Json) -> GemmaConfig:
     local_rope_base=number('rope.freq_base_swa', 1e4) if is_gemma_3 else base,
     has_qk_norm=is_gemma_3,
   )
-  return config
 
 
 def _rope_factor(values: Settings, kind: str) -> float:

@@ -97,8 +97,8 @@ def is_stated(values: Settings) -> bool:
 
 
 def read_config(values: Settings, dtype: jnp.dtype) -> EagleConfig:
-  """The sizes that config.json and the names of the tensors state; raises
-  ValueError for what `models.eagle` does not compute."""
+  """The sizes that config.json and the names of the tensors state; ValueError
+  for what `models.eagle` does not compute."""
   # speculators has the layer's sizes in an object of their own.
   is_nested = values.has('speculators_model_type')
   inner = values.at('transformer_layer_config') if is_nested else values
@@ -207,7 +207,7 @@ def needed(folder: Path, config: EagleConfig, tensors: Tensors) -> Needed:
     if usual in found:
       raise ValueError(f'{folder} has both {found[usual]} and {name}')
     found[usual] = name
-  wanted = _parameters(config)
+  wanted = parameters.of(config, _name_of)
   if _OFFSETS not in found:
     if not _is_whole(config):
       raise ValueError(
@@ -226,11 +226,6 @@ def needed(folder: Path, config: EagleConfig, tensors: Tensors) -> Needed:
   return kept, tuple(
     dataclasses.replace(p, name=found.get(p.name, p.name)) for p in wanted
   )
-
-
-def _parameters(config: EagleConfig) -> tuple[Parameter, ...]:
-  """Every parameter, by SafeAILab's name."""
-  return parameters.of(config, _name_of)
 
 
 def _name_of(path: str) -> str:
@@ -268,7 +263,7 @@ def to_file(config: EagleConfig, params: Weights) -> Weights:
 
 def parameters_of(config: EagleConfig) -> tuple[Parameter, ...]:
   """What `to_file` gives, in the spelling of `config_json`."""
-  written = _parameters(config)
+  written = parameters.of(config, _name_of)
   if _is_whole(config):
     written = tuple(p for p in written if p.path != _IDS)
   else:
@@ -288,12 +283,8 @@ def _is_whole(config: EagleConfig) -> bool:
 
 def _is_of_speculators(config: EagleConfig) -> bool:
   """Whether only the spelling of speculators can state a network."""
-  return (
-    config.norm_before_residual
-    or config.norm_before_fc
-    or config.norm_before_next
-    or config.has_qk_norm
-  )
+  names = ('norm_before_residual', 'norm_before_fc', 'norm_before_next')
+  return any(getattr(config, name) for name in (*names, 'has_qk_norm'))
 
 
 def config_json(config: EagleConfig, dtype: str) -> Json:
@@ -313,7 +304,29 @@ def config_json(config: EagleConfig, dtype: str) -> Json:
   if config.fc_norm:
     common['fc_norm'] = True
   if _is_of_speculators(config):
-    return common | _speculators_json(config, sizes)
+    if not config.norm_before_logits:
+      raise ValueError(
+        'no spelling of EAGLE-3 has norms that only speculators has and none '
+        'before the logits: convert it to safetensors'
+      )
+    layers = list(config.feature_layers)
+    return {
+      **common,
+      'architectures': [_SPECULATORS],
+      'speculators_model_type': 'eagle3',
+      'speculators_config': {
+        'algorithm': 'eagle3',
+        'default_proposal_method': 'greedy',
+        'proposal_methods': [
+          {'proposal_type': 'greedy', 'speculative_tokens': 3}
+        ],
+        'verifier': {'name_or_path': None, 'architectures': []},
+      },
+      'norm_before_residual': config.norm_before_residual,
+      'norm_before_fc': config.norm_before_fc,
+      'norm_output': config.norm_before_next,
+      'transformer_layer_config': sizes,
+    } | ({_LAYER_IDS: layers} if layers else {})
   if not config.norm_before_logits:
     common['norm_output'] = False
   if config.feature_layers:
@@ -321,31 +334,3 @@ def config_json(config: EagleConfig, dtype: str) -> Json:
     by_output = [i - 1 for i in config.feature_layers]
     common[_NESTED] = {'use_aux_hidden_state': True, _LAYER_IDS: by_output}
   return {'architectures': [_SAFEAILAB], **sizes, **common}
-
-
-def _speculators_json(config: EagleConfig, sizes: Json) -> Json:
-  """What speculators has beyond the common keys."""
-  if not config.norm_before_logits:
-    raise ValueError(
-      'no spelling of EAGLE-3 has norms that only speculators has and none '
-      'before the logits: convert it to safetensors'
-    )
-  stated: Json = {
-    'architectures': [_SPECULATORS],
-    'speculators_model_type': 'eagle3',
-    'speculators_config': {
-      'algorithm': 'eagle3',
-      'default_proposal_method': 'greedy',
-      'proposal_methods': [
-        {'proposal_type': 'greedy', 'speculative_tokens': 3}
-      ],
-      'verifier': {'name_or_path': None, 'architectures': []},
-    },
-    'norm_before_residual': config.norm_before_residual,
-    'norm_before_fc': config.norm_before_fc,
-    'norm_output': config.norm_before_next,
-    'transformer_layer_config': sizes,
-  }
-  if config.feature_layers:
-    stated[_LAYER_IDS] = list(config.feature_layers)
-  return stated

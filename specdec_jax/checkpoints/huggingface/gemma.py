@@ -5,7 +5,7 @@ Keys and defaults are those of transformers 4 and 5.
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import jax.numpy as jnp
 
@@ -17,7 +17,9 @@ from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
 from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.models import attention
 from specdec_jax.models.gemma.layers import GemmaConfig
+from specdec_jax.models.gemma.t5gemma import T5GemmaConfig
 
+_Gemma = TypeVar('_Gemma', GemmaConfig, T5GemmaConfig)
 _TEXT = 'gemma3_text'
 MODEL_TYPES: tuple[str, ...] = ('gemma2', _TEXT, 'gemma3')
 # Of our branches; those of layer N are below `model.layers.N`.
@@ -260,7 +262,7 @@ def stack_json(config: GemmaConfig) -> Json:
   }
 
 
-def check_written(config: Any, found: Any) -> None:
+def check_written(config: _Gemma, found: _Gemma) -> None:
   """Raises ValueError unless what is read of a written configuration is what
   was to be written; windows are compared elsewhere."""
   # Written and read again: what transformers cannot say comes back changed.

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -12,6 +11,8 @@ from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
 from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.models import attention
+from specdec_jax.models.eagle import EagleConfig
+from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.llama import LlamaConfig, RopeScaling
 
 MODEL_TYPES: tuple[str, ...] = ('llama', 'mistral', 'qwen2', 'qwen3')
@@ -230,7 +231,7 @@ def config_json(config: LlamaConfig, dtype: str) -> Json:
   }
 
 
-def sizes_json(config: Any, num_layers: int) -> Json:
+def sizes_json(config: LlamaConfig | EagleConfig, num_layers: int) -> Json:
   """The sizes of so many layers of a Llama, or of one like it."""
   return {
     **counts_json(config, num_layers),
@@ -240,7 +241,9 @@ def sizes_json(config: Any, num_layers: int) -> Json:
   }
 
 
-def counts_json(config: Any, num_layers: int) -> Json:
+def counts_json(
+  config: LlamaConfig | EagleConfig | GemmaConfig, num_layers: int
+) -> Json:
   """The reverse of `counts`, and what else all stacks of layers have."""
   return {
     **{key: getattr(config, field) for field, key in _COUNTS.items()},

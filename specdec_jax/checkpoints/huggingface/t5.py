@@ -76,10 +76,34 @@ _PROJECTIONS = {
 def read_config(values: Settings, dtype: jnp.dtype) -> T5Config:
   """The sizes that config.json states; ValueError if it, or the
   generation_config.json beside it, says what `models.t5` does not compute."""
-  _check_supported(values)
+  kind = values.text('model_type')
+  is_t5, is_umt5 = kind == 't5', kind == 'umt5'
   # It may state another first token than config.json does.
   generation = user_path(values.path).with_name('generation_config.json')
-  _check_ids(settings.read_if_any(generation))
+  for place in (values, settings.read_if_any(generation)):
+    _check_ids(place)
+  key = 'feed_forward_proj'
+  projection = values.text(key, 'relu' if is_t5 else 'gated-gelu')
+  if projection not in _PROJECTIONS:
+    values.refuse(key, f'one of {", ".join(_PROJECTIONS)}')
+  activations, dense = _PROJECTIONS[projection]
+  values.expect('dense_act_fn', dense, f', that of {projection}')
+  values.expect('layer_norm_epsilon', _EPSILON)
+  for key, expected in (
+    ('is_encoder_decoder', True),
+    ('is_decoder', False),
+    ('tie_encoder_decoder', False),
+    ('is_gated_act', projection.startswith('gated')),
+    ('scalable_attention', is_umt5),
+  ):
+    values.expect(key, expected)
+  # Logits are scaled, which in T5 goes with tied embeddings: transformers
+  # before 5 said so with the first key, which official files of T5 1.1 and
+  # FLAN-T5 have as false, and from 5 on, where that is always true, with the
+  # second. No mT5 and no umT5 scales: transformers 5 does so for umT5, but
+  # neither do earlier ones nor T5X, which trained it.
+  is_tied = values.flag('tie_word_embeddings', True)
+  is_scaled = values.flag('scale_decoder_outputs', is_tied)
   # Without a number of its own, the decoder has as many layers.
   known = {'num_decoder_layers': values.values.get('num_layers')}
   counts = {
@@ -93,40 +117,12 @@ def read_config(values: Settings, dtype: jnp.dtype) -> T5Config:
   return values.build(
     T5Config,
     **counts,
-    mlp_activations=_PROJECTIONS[_feed_forward(values)][0],
-    is_tied=_is_scaled(values),
-    has_layer_relpos=_has_layer_relpos(values),
+    mlp_activations=activations,
+    is_tied=is_scaled and is_t5,
+    has_layer_relpos=is_umt5,
     dropout_rate=values.number('dropout_rate', 0.0),
     dtype=dtype,
   )
-
-
-def _feed_forward(values: Settings) -> str:
-  is_t5 = values.text('model_type') == 't5'
-  return values.text('feed_forward_proj', 'relu' if is_t5 else 'gated-gelu')
-
-
-def _has_layer_relpos(values: Settings) -> bool:
-  return values.text('model_type') == 'umt5'
-
-
-def _check_supported(values: Settings) -> None:
-  """Raises ValueError for what would load and then compute something else."""
-  _check_ids(values)
-  projection = _feed_forward(values)
-  if projection not in _PROJECTIONS:
-    values.refuse('feed_forward_proj', f'one of {", ".join(_PROJECTIONS)}')
-  values.expect('layer_norm_epsilon', _EPSILON)
-  for key, expected in (
-    ('is_encoder_decoder', True),
-    ('is_decoder', False),
-    ('tie_encoder_decoder', False),
-    ('is_gated_act', projection.startswith('gated')),
-    ('scalable_attention', _has_layer_relpos(values)),
-  ):
-    values.expect(key, expected)
-  dense = _PROJECTIONS[projection][1]
-  values.expect('dense_act_fn', dense, f', that of {projection}')
 
 
 def _check_ids(values: Settings) -> None:
@@ -135,19 +131,6 @@ def _check_ids(values: Settings) -> None:
   values.expect('decoder_start_token_id', 0, ', as T5 has it')
   if values.count('pad_token_id', 0, least=0) > 1:
     values.refuse('pad_token_id', '0, as T5 has it, or 1, as MADLAD-400')
-
-
-def _is_scaled(values: Settings) -> bool:
-  """Whether logits are scaled, which in T5 goes with tied embeddings.
-
-  transformers before 5 said so with tie_word_embeddings, which official files
-  of T5 1.1 and FLAN-T5 have as false. From 5 on that is always true, and
-  scale_decoder_outputs says it. No mT5 and no umT5 scales: transformers 5 does
-  so for umT5, but neither do earlier ones nor T5X, which trained it.
-  """
-  is_tied = values.flag('tie_word_embeddings', True)
-  is_scaled = values.flag('scale_decoder_outputs', is_tied)
-  return is_scaled and values.text('model_type') == 't5'
 
 
 def needed(folder: Path, config: T5Config, tensors: Tensors) -> Needed:

@@ -8,7 +8,7 @@ Orbax's if it has a folder `state`. T5X itself
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,9 @@ _STEP = re.compile(r'checkpoint_(\d+)')
 _STATE = 'state'
 
 
-def read_config(path: Path, *, sizes: Any, dtype: jnp.dtype) -> Config:
+def read_config(
+  path: Path, *, sizes: Config | str | None = None, dtype: jnp.dtype
+) -> Config:
   """The sizes of a checkpoint, which does not state them: `sizes` is a config,
   a name of `models.presets`, the path of a model.json, or None for a model.json
   in one of `folders`. Raises ValueError if it is none of these."""
@@ -53,7 +55,7 @@ def read_config(path: Path, *, sizes: Any, dtype: jnp.dtype) -> Config:
   )
 
 
-def read_target(path: Path | str, expected: Any) -> Any:
+def read_target(path: Path | str, expected: Weights) -> Weights:
   """Reads the parameters of a checkpoint, and never the optimizer's state; see
   `find` and `stored_arrays.read_tree`. Layers may be `scanned`."""
   folder = find(path)

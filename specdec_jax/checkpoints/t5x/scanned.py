@@ -7,8 +7,7 @@ joins heads and their features is two: `[embed, layers, heads, kv]`, for `out`
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import jax
 import numpy as np
@@ -16,6 +15,7 @@ from flax import traverse_util
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specdec_jax.checkpoints import stored_arrays
+from specdec_jax.models.layers import Weights
 
 _LAYER = re.compile(r'(encoder|decoder)/layers_(\d+)/(.+)')
 _STACKS = ('encoder/encoder/', 'decoder/decoder/')
@@ -34,7 +34,7 @@ def has_tables(names: Iterable[str]) -> bool:
   return any('/layers_0/relpos_bias/' in name for name in names)
 
 
-def stacked_shapes(expected: Mapping[str, Any]) -> dict[str, Any]:
+def stacked_shapes(expected: Weights) -> Weights:
   """What is stored for leaves with the names of our tree: shapes, with the
   shardings of one layer's. Raises ValueError for a stack without tables of
   relative positions, which tell the number of heads."""
@@ -52,7 +52,8 @@ def stacked_shapes(expected: Mapping[str, Any]) -> dict[str, Any]:
     if sharding := getattr(leaf, 'sharding', None):
       spec = tuple(sharding.spec)
     spec_axes = [[name] for name in (*spec, *[None] * leaf.ndim)[: leaf.ndim]]
-    joined = _joined_axis(name)
+    *_, branch, kind = name.split('/')
+    joined = _JOINED.get(branch) if kind == 'kernel' else None
     if joined is not None:
       heads = _num_heads(expected, name)
       axes[joined] = [heads, leaf.shape[joined] // heads]
@@ -70,13 +71,13 @@ def stacked_shapes(expected: Mapping[str, Any]) -> dict[str, Any]:
   return shapes
 
 
-def _with_layers(axes: list[list], layers: Any) -> tuple:
+def _with_layers(axes: list[list], layers: int | None) -> tuple:
   """Axes in order, with that of the layers second."""
   first, *rest = (each for group in axes for each in group)
   return first, layers, *rest
 
 
-def unstack(stacked: dict[str, Any], expected: Mapping[str, Any]) -> Any:
+def unstack(stacked: Weights, expected: Weights) -> Weights:
   """Our tree of stored arrays, each of which is dropped when it is taken apart;
   arguments as for, and of, `stacked_shapes`."""
   found = {}
@@ -98,7 +99,7 @@ def unstack(stacked: dict[str, Any], expected: Mapping[str, Any]) -> Any:
   return traverse_util.unflatten_dict(found, sep='/')
 
 
-def stack(params: Any) -> Any:
+def stack(params: Weights) -> Weights:
   """A tree of numpy arrays as T5X's scalable_t5 has it; raises ValueError as
   `stacked_shapes`."""
   leaves = stored_arrays.flatten(params)
@@ -114,11 +115,12 @@ def stack(params: Any) -> Any:
   return traverse_util.unflatten_dict(found, sep='/')
 
 
-def _grouped(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _grouped(leaves: Weights) -> dict[str, Weights]:
   """Leaves by their own names below those of what is stored, layers in
   order."""
-  groups: dict[str, dict[str, Any]] = {}
-  by_layer = sorted(leaves, key=lambda name: (_layer_of(name), name))
+  groups: dict[str, Weights] = {}
+  number = lambda match: int(match[2]) if match else 0
+  by_layer = sorted(leaves, key=lambda x: (number(_LAYER.fullmatch(x)), x))
   for name in by_layer:
     # `decoder/layers_3/mlp/wo/kernel` is a part of `decoder/decoder/mlp/wo/
     # kernel`; what is outside of layers is stored by its own name.
@@ -129,19 +131,8 @@ def _grouped(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   return groups
 
 
-def _layer_of(name: str) -> int:
-  match = _LAYER.fullmatch(name)
-  return int(match[2]) if match else 0
-
-
-def _joined_axis(name: str) -> int | None:
-  *_, branch, leaf = name.split('/')
-  return _JOINED.get(branch) if leaf == 'kernel' else None
-
-
-def _num_heads(leaves: Mapping[str, Any], name: str) -> int:
-  stack_name = name.split('/')[0]
-  table = leaves.get(f'{stack_name}/layers_0/relpos_bias/rel_embedding')
+def _num_heads(leaves: Weights, name: str) -> int:
+  table = leaves.get(f'{name.split("/")[0]}/layers_0/relpos_bias/rel_embedding')
   if table is None:
     raise ValueError(
       'layers are stacked (scan_layers of scalable_t5) and have relative '

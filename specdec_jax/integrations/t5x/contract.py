@@ -161,7 +161,7 @@ def sampling_of_t5x() -> dict[str, Any]:
 
 def _opened(decode_fn: Any) -> tuple[Any, dict[str, Any]]:
   """The function itself, and the arguments that gin or partials give it."""
-  given: dict[str, Any] = {}
+  given: dict[str, object] = {}
   # Of partial(partial(f, topk=1), topk=2): f, and topk 2.
   while isinstance(decode_fn, functools.partial):
     given = decode_fn.keywords | given

@@ -25,6 +25,7 @@ from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.integrations.t5x import contract, t5_networks
 from specdec_jax.integrations.t5x.t5_networks import DRAFT, refusal
 from specdec_jax.models import families
+from specdec_jax.models.layers import Weights
 from specdec_jax.models.t5 import T5Config
 
 # What the loop sees where an EOS is forced: T5X's padding, which ends no row.
@@ -115,7 +116,7 @@ class Networks:
   target: T5Config
   drafting: Drafting
   draft: T5Config | None = None
-  weights: Any = ()
+  weights: Weights | tuple = ()
 
 
 def networks(
@@ -125,7 +126,7 @@ def networks(
   its checkpoint; ValueError if they are not known or do not fit together."""
   _check_given(speculation, draft_module)
   name = speculation.drafter
-  fixed: dict[str, Any] = {}
+  fixed: dict[str, Model] = {}
   target, draft = t5_networks.config_of(module), None
   if draft_module is not None:
     draft = t5_networks.config_of(draft_module)
@@ -165,7 +166,7 @@ def networks(
 
 
 def decode(
-  params: Any,
+  params: Weights,
   rng_key: Array | None,
   prompt: Prompt,
   *,
@@ -184,7 +185,7 @@ def decode(
   networks, or gamma is beyond what a row can hold.
   """
   made = networks.drafting
-  params = _params(params, networks)
+  joined = _params(params, networks)
   target = made.target or families.language_model(networks.target)
   if forced is not None:
     forced = jnp.pad(forced, ((0, 0), (0, max_len - forced.shape[1])))
@@ -207,7 +208,7 @@ def decode(
   loop: Any = autoregressive if is_plain else speculative
   with _mesh_of_t5x():
     output = loop.generate(
-      params,
+      joined,
       jax.random.key(0) if rng_key is None else rng_key,
       prompt,
       method=method,
@@ -334,7 +335,7 @@ def _check_given(speculation: Settings, draft_module: Any | None) -> None:
       raise refusal(f'drafter {name!r} {verb} {each}')
 
 
-def _params(params: Any, networks: Networks) -> Params:
+def _params(params: Weights, networks: Networks) -> Params:
   # The target's tree has the draft model's as one of its names.
   params = dict(params)
   own = params.pop(DRAFT, ())
@@ -372,17 +373,13 @@ def _force(
     logits, cache = model.extend(params, appended, cache, at, **options)
     if at is not None:
       following = arrays.read_block(following, at, 1)
-    return _sure_of(logits, following, eos_id), cache
+    # One-hot logits `[B, T, V]` where `following[B, T]` are not 0.
+    seen = jnp.where(following == eos_id, _STAND_IN, following)[..., None]
+    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    one_hot = jnp.where(ids == seen, 0.0, -jnp.inf).astype(logits.dtype)
+    return jnp.where(following[..., None] != 0, one_hot, logits), cache
 
   return model._replace(extend=extend)
-
-
-def _sure_of(logits: Array, tokens: Array, eos_id: int) -> Array:
-  """Logits `[B, T, V]`, one-hot where `tokens[B, T]` are not 0."""
-  seen = jnp.where(tokens == eos_id, _STAND_IN, tokens)[..., None]
-  ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-  one_hot = jnp.where(ids == seen, 0.0, -jnp.inf).astype(logits.dtype)
-  return jnp.where(tokens[..., None] != 0, one_hot, logits)
 
 
 def _mesh_of_t5x() -> Any:

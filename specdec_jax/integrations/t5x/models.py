@@ -205,7 +205,7 @@ def _split(
   return own, Speculation(**(sampling | given)), draft_module
 
 
-def _asked(method: Callable[..., Any], **given: Any) -> dict[str, Any]:
+def _asked(method: Callable[..., Any], **given: object) -> dict[str, Any]:
   """What the caller of a prediction gives, else what gin binds for T5X's own
   method."""
   given = {k: v for k, v in given.items() if v is not None}

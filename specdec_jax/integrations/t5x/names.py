@@ -8,7 +8,6 @@ in docs/launching.md.
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from specdec_jax.files.require import require
 from specdec_jax.launch.gin_files import Dialect
@@ -139,10 +138,10 @@ def _lines(text: str) -> Iterator[str]:
   parser = require('gin.config_parser', extra='infer', purpose='a gin file')
 
   class AsWritten(parser.ParserDelegate):  # type: ignore[name-defined]
-    def configurable_reference(self, name: str, evaluate: bool) -> Any:
+    def configurable_reference(self, name: str, evaluate: bool) -> str:
       return _Reference(f'@{name}{"()" * evaluate}')
 
-    def macro(self, name: str) -> Any:
+    def macro(self, name: str) -> str:
       return _Reference(f'%{name}')
 
   for each in parser.ConfigParser(text, AsWritten()):

@@ -14,6 +14,7 @@ import numpy as np
 from specdec_jax.checkpoints import stored_arrays
 from specdec_jax.checkpoints import t5x as t5x_checkpoints
 from specdec_jax.models import families
+from specdec_jax.models.layers import Weights
 from specdec_jax.models.t5 import T5Config
 
 # The fields of the configurations of `t5x.examples.t5` and of
@@ -76,7 +77,7 @@ def config_of(module: Any) -> T5Config:
   )
 
 
-def params_of(params: Any, config: T5Config, *, role: str) -> Any:
+def params_of(params: Weights, config: T5Config, *, role: str) -> Weights:
   """A network's parameters in the dtypes that T5X computes with.
 
   T5X rounds every kernel to the dtype of the activations, but multiplies the
@@ -106,12 +107,12 @@ def params_of(params: Any, config: T5Config, *, role: str) -> Any:
 
 
 def load_draft(
-  state_dict: Any,
-  target_state_dict: Any,
+  state_dict: Weights,
+  target_state_dict: Weights,
   *,
   path: str,
   is_resuming: bool = False,
-) -> dict[str, Any]:
+) -> Weights:
   """Puts a draft model's checkpoint beside the target's, at `draft`.
 
   One of T5X's `state_transformation_fns`: `state_dict` is the target's
@@ -148,11 +149,11 @@ def restore_with_draft(restore_checkpoint_cfg: Any, *, path: str) -> Any:
 
 
 def _of_target_alone(
-  transform: Callable[..., Any],
-  state_dict: Any,
-  target_state_dict: Any,
+  transform: Callable[..., Weights],
+  state_dict: Weights,
+  target_state_dict: Weights,
   **is_resuming: bool,
-) -> Any:
+) -> Weights:
   """A transformation's result, without the draft model in what it sees."""
   state_dict, draft = _parted(state_dict)
   target_state_dict, _ = _parted(target_state_dict)
@@ -162,7 +163,7 @@ def _of_target_alone(
   return {**result, 'target': {**result['target'], **draft}}
 
 
-def _parted(state_dict: Any) -> tuple[Any, dict[str, Any]]:
+def _parted(state_dict: Weights) -> tuple[Weights, Weights]:
   """A state without its draft model, and the draft model by its name."""
   # Copies down to where the draft model is taken out: T5X still has the state.
   state_dict = flax.core.unfreeze(state_dict)
