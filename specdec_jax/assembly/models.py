@@ -14,7 +14,7 @@ import numpy as np
 from specdec_jax.checkpoints import formats, loading, settings
 from specdec_jax.models import families, layers, presets
 from specdec_jax.models.families import AnyConfig, Config, DrafterConfig
-from specdec_jax.text import vocabularies, vocabulary_files
+from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import AnyVocabulary, Vocabulary
 
 # Before names of sizes: models with random weights, to time shapes whose
@@ -119,18 +119,8 @@ def read_vocabulary(model: Model, config: Config) -> AnyVocabulary:
   another size."""
   if model.is_random:
     return _byte_vocabulary()
-  path, num_rows = loading.locate(model.checkpoint), config.vocab_size
-  if model.vocabulary is not None:
-    vocabulary = vocabulary_files.read(model.vocabulary, num_rows=num_rows)
-  elif found := loading.read_vocabulary(path, num_rows=num_rows):
-    vocabulary = found
-  else:
-    raise ValueError(
-      f'{path} has no vocabulary: put {vocabulary_files.SENTENCEPIECE} beside '
-      'it, or name one (--vocabulary, or VOCABULARY in gin files)'
-    )
-  loading.check_vocabulary(path, vocabulary, config)
-  return vocabulary
+  path = loading.locate(model.checkpoint)
+  return loading.vocabulary_of(path, config, model.vocabulary)
 
 
 def read_draft_vocabulary(model: Model, vocab_size: int) -> np.ndarray | None:

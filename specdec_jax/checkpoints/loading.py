@@ -69,30 +69,21 @@ def load(
   """
   path = locate(name)
   loaded, params = read(path, dtype=dtype, config=config)
-  num_rows = loaded.vocab_size
-  if vocabulary is None:
-    vocabulary = read_vocabulary(path, num_rows=num_rows)
-  elif isinstance(vocabulary, str):
-    vocabulary = vocabulary_files.read(vocabulary, num_rows=num_rows)
-  if vocabulary is None:
-    raise ValueError(
-      f'{path} has no vocabulary: put {vocabulary_files.SENTENCEPIECE} beside '
-      'it, or name one (--vocabulary)'
-    )
-  check_vocabulary(path, vocabulary, loaded)
+  found = vocabulary_of(path, loaded, vocabulary)
   # Before copies for CPUs are added to them.
   num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
   num_layers = '+'.join(map(str, families.num_layers(loaded))) or '0'
   description = (
     f'{path.name}: {num_params / 1e6:.0f}M parameters in '
-    f'{jnp.dtype(loaded.dtype).name}, {num_layers} layers, {num_rows} tokens'
+    f'{jnp.dtype(loaded.dtype).name}, {num_layers} layers, '
+    f'{loaded.vocab_size} tokens'
   )
   params = layers.with_cpu_copies(params, is_tied=loaded.is_tied)
   return LoadedModel(
     name=name,
     config=loaded,
     params=params,
-    vocabulary=vocabulary,
+    vocabulary=found,
     description=description,
   )
 
@@ -174,6 +165,26 @@ def read_vocabulary(
   if found := formats.find_if_any(path):
     return found.read_vocabulary(path, num_rows)
   return vocabulary_files.read(path, num_rows=num_rows)
+
+
+def vocabulary_of(
+  path: Path, config: Config, given: AnyVocabulary | str | None = None
+) -> AnyVocabulary:
+  """The vocabulary that is given, itself or by the path of its files, or else
+  the model's own; ValueError if there is none, or as `check_vocabulary`."""
+  if given is None:
+    found = read_vocabulary(path, num_rows=config.vocab_size)
+  elif isinstance(given, str):
+    found = vocabulary_files.read(given, num_rows=config.vocab_size)
+  else:
+    found = given
+  if found is None:
+    raise ValueError(
+      f'{path} has no vocabulary: put {vocabulary_files.SENTENCEPIECE} beside '
+      'it, or name one (--vocabulary, or VOCABULARY in gin files)'
+    )
+  check_vocabulary(path, found, config)
+  return found
 
 
 @functools.cache

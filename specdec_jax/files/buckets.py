@@ -92,13 +92,9 @@ class BucketPath(_EPath):
     return self._kind() == 'directory'
 
   def _kind(self) -> str | None:
-    with _asking(self) as files:
-      if not self.key:
-        return 'directory'
-      try:
-        return files.info(str(self))['type']
-      except FileNotFoundError:
-        return None
+    with _asking(self) as files, _ignored_missing(True):
+      return files.info(str(self))['type'] if self.key else 'directory'
+    return None
 
   def checksums(self) -> dict[str, str]:
     """The server's checksum of each object here and below, by its name."""
@@ -108,11 +104,9 @@ class BucketPath(_EPath):
 
   def iterdir(self) -> Iterator[Self]:
     """What lies in it; nothing if there is no such folder."""
-    with _asking(self) as files:
-      try:
-        names = files.ls(str(self), detail=False)
-      except FileNotFoundError:
-        names = []
+    names: list[str] = []
+    with _asking(self) as files, _ignored_missing(True):
+      names = files.ls(str(self), detail=False)
     found = [type(self)(f'gs://{name}') for name in names]
     # An object whose name ends in a slash can stand for the folder itself.
     yield from (path for path in found if path != self)
@@ -174,24 +168,16 @@ class BucketPath(_EPath):
       pass
 
   def unlink(self, missing_ok: bool = False) -> None:
-    with _asking(self) as files:
-      try:
-        files.rm_file(str(self))
-      except FileNotFoundError:
-        if not missing_ok:
-          raise
+    with _asking(self) as files, _ignored_missing(missing_ok):
+      files.rm_file(str(self))
 
   def rmtree(self, missing_ok: bool = False) -> None:
     """Removes all below it."""
     if not self.key:
       raise ValueError(f'{self} is a whole bucket, which is not removed')
-    with _asking(self) as files:
-      try:
-        # gcsfs takes names for patterns.
-        files.rm(glob.escape(str(self)), recursive=True)
-      except FileNotFoundError:
-        if not missing_ok:
-          raise
+    with _asking(self) as files, _ignored_missing(missing_ok):
+      # gcsfs takes names for patterns.
+      files.rm(glob.escape(str(self)), recursive=True)
 
   def rename(self, target: os.PathLike[str]) -> Self:
     """Moves every object below it, one after another."""
@@ -202,6 +188,10 @@ class BucketPath(_EPath):
         files.cp_file(f'gs://{name}', f'{target}{rest}')
     self.rmtree()
     return type(self)(target)
+
+
+def _ignored_missing(is_ignored: bool) -> contextlib.AbstractContextManager:
+  return contextlib.suppress(*[FileNotFoundError] * is_ignored)
 
 
 class Ranges:

@@ -40,8 +40,8 @@ class Configuration:
 def add_arguments(
   parser: argparse.ArgumentParser, files: Sequence[str] = ()
 ) -> None:
-  """Adds the flags. The help lists the macros of `files`, which are of this
-  package, with their comments, each with the first file that has it."""
+  """Adds the flags. The help lists the macros of `files` of this package, each
+  with the comment of the first file that has it."""
   add = parser.add_argument_group('gin').add_argument
   add(
     '--gin_file',
@@ -181,8 +181,8 @@ def parse(configuration: Configuration) -> None:
 
 def bindings() -> dict[str, str]:
   """All bindings of the last `parse`, macros included, as they are written."""
-  text = _import_gin().config_str(max_line_length=10**6)
   # Values of many lines are written on one, however long it is.
+  text = _import_gin().config_str(max_line_length=10**6)
   pairs = [line.split(' = ', 1) for line in text.splitlines() if ' = ' in line]
   return {name: value for name, value in pairs if not name.startswith('#')}
 

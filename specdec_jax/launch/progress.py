@@ -55,16 +55,15 @@ def waiting(
   if is_watched():
     with console(is_stderr=True).status(message):
       yield
-  elif notice_after is None or sys.stderr is None:
-    yield
-  else:
-    timer = threading.Timer(notice_after, notice)
-    timer.daemon = True
+    return
+  timer = threading.Timer(notice_after or 0, notice)
+  timer.daemon = True
+  if notice_after is not None and sys.stderr is not None:
     timer.start()
-    try:
-      yield
-    finally:
-      timer.cancel()
+  try:
+    yield
+  finally:
+    timer.cancel()
 
 
 @contextlib.contextmanager

@@ -4,14 +4,13 @@ import json
 import reprlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
 from specdec_jax.checkpoints import safetensors_folder, settings
 from specdec_jax.checkpoints.huggingface import eagle, gemma, llama, t5, t5gemma
-from specdec_jax.checkpoints.parameters import Parameter
-from specdec_jax.checkpoints.safetensors_folder import Needed, Tensors
 from specdec_jax.checkpoints.settings import Json, Settings
 from specdec_jax.files.require import require
 from specdec_jax.models import families
@@ -26,37 +25,23 @@ _GENERATION = 'generation_config.json'
 _DOWNLOADED = ['*.json', '*.safetensors', '*.jinja', 'spiece.model']
 
 
-class _Module(Protocol):
-  """What the modules of this folder have, one per network.
-
-  MODEL_TYPES are values of `model_type` in config.json, and WITHOUT_EFFECT
-  further keys there that change nothing in the network.
-  """
-
-  MODEL_TYPES: tuple[str, ...]
-  WITHOUT_EFFECT: frozenset[str]
-
-  def read_config(self, values: Settings, dtype: jnp.dtype) -> AnyConfig:
-    """From config.json to the sizes."""
-
-  def config_json(self, config: Any, dtype: str) -> Json:
-    """And back."""
-
-  def parameters_of(self, config: Any) -> tuple[Parameter, ...]:
-    """Every parameter under both names."""
-
-  def needed(self, folder: Path, config: Any, tensors: Tensors) -> Needed:
-    """The tensors to read, and their parameters."""
-
-
 _Convert = Callable[[Any, Weights], Weights]
 
 
 class _Network(NamedTuple):
-  """A network in these folders; `from_file` and `to_file` convert parameters
-  whose values differ in files, given the sizes."""
+  """A network in these folders, by a module of this folder.
 
-  module: _Module
+  Attributes:
+    module: has `MODEL_TYPES`, values of `model_type` in config.json;
+      `WITHOUT_EFFECT`, further keys there that change nothing in the network;
+      `read_config` and `config_json`, from config.json to the sizes and back;
+      `parameters_of` the sizes, under both names; and `needed`, what to read of
+      a folder's tensors, and their parameters.
+    from_file: converts parameters whose values differ in files.
+    to_file: the reverse.
+  """
+
+  module: ModuleType
   from_file: _Convert = lambda config, params: params
   to_file: _Convert = lambda config, params: params
 
@@ -134,7 +119,7 @@ def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> AnyConfig:
   return config
 
 
-def _network_stated(values: Settings) -> _Module:
+def _network_stated(values: Settings) -> ModuleType:
   """The network that config.json says it is of."""
   if eagle.is_stated(values):
     return eagle

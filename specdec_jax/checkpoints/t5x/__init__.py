@@ -34,15 +34,15 @@ def read_config(
   """The sizes of a checkpoint, which does not state them: `sizes` is a config,
   a name of `models.presets`, the path of a model.json, or None for a model.json
   in one of `folders`. Raises ValueError if it is none of these."""
+  if isinstance(sizes, str) and sizes in presets.PRESETS:
+    return presets.preset(sizes, dtype=dtype)
   if isinstance(sizes, str):
-    if sizes in presets.PRESETS:
-      return presets.preset(sizes, dtype=dtype)
-    if not user_path(sizes).exists():
-      raise ValueError(
-        f'{sizes!r} is neither a file nor the name of sizes; names are '
-        f'{", ".join(presets.PRESETS)}'
-      )
-    return model_file.read(user_path(sizes), dtype=dtype)
+    if user_path(sizes).exists():
+      return model_file.read(user_path(sizes), dtype=dtype)
+    raise ValueError(
+      f'{sizes!r} is neither a file nor the name of sizes; names are '
+      f'{", ".join(presets.PRESETS)}'
+    )
   if sizes is not None:
     return dataclasses.replace(sizes, dtype=dtype)
   checkpoint, _ = places = folders(path)
