@@ -33,8 +33,8 @@ def user_path(path: str | os.PathLike[str]) -> Path:
     text = f'gs://{text[found.end() :]}'
     if text.rstrip('/') == 'gs:':
       raise ValueError('gs:// names no bucket: write gs://BUCKET/FOLDER')
-    for module in ('etils.epath', 'gcsfs'):
-      require(module, extra='gcs', purpose=text)
+    require('etils.epath', extra='gcs', purpose=text)
+    require('gcsfs', extra='gcs', purpose=text)
     from specdec_jax.files import buckets
 
     return buckets.BucketPath(text)
