@@ -14,6 +14,9 @@ from typing import Any, NamedTuple, dataclass_transform
 import jax
 
 Array = jax.Array
+# A tree of arrays whose structure its owner alone knows: weights, a cache, the
+# state of a drafter.
+Arrays = Any
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -144,8 +147,8 @@ class Placement:
 class Params(NamedTuple):
   """Weights of both sides; `drafter` is `()` when the drafter has none."""
 
-  target: Any
-  drafter: Any = ()
+  target: Arrays
+  drafter: Arrays = ()
 
 
 LogitsToProbsFn = Callable[[Array], Array]
@@ -193,11 +196,11 @@ class LanguageModel(NamedTuple):
       placement.
   """
 
-  init: Callable[[Any, Prompt, int], Any]
-  extend: Callable[..., tuple[Array, Any]]
-  rewind: Callable[[Any, Array], Any]
+  init: Callable[[Arrays, Prompt, int], Arrays]
+  extend: Callable[..., tuple[Array, Arrays]]
+  rewind: Callable[[Arrays, Array], Arrays]
   vocab_size: int
-  gather: Callable[[Any, Array, Array, int], Any] | None = None
+  gather: Callable[[Arrays, Array, Array, int], Arrays] | None = None
 
 
 class Drafter(NamedTuple):
@@ -221,8 +224,8 @@ class Drafter(NamedTuple):
   """
 
   gamma: int
-  init: Callable[..., Any]
-  propose: Callable[..., tuple[Draft, Any]]
+  init: Callable[..., Arrays]
+  propose: Callable[..., tuple[Draft, Arrays]]
   may_abstain: bool = False
   reads_target_cache: bool = False
   tree: Tree | None = None

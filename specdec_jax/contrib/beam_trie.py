@@ -8,13 +8,13 @@ what a sequence sees is a mask, and a position follows from the entry.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import arrays, base
-from specdec_jax.base import Array, Placement
+from specdec_jax.base import Array, Arrays, Placement
 from specdec_jax.decoding import beam_search
 
 
@@ -76,17 +76,19 @@ class BeamDrafter(NamedTuple):
     keep: `(state, starts[B], offsets[B, G * K], lengths[B]) -> state`: of the
       last draft's entries, in a cache that has them where the target's has,
       those at `starts + offsets[:, i]` move to `starts + i`, and `lengths` then
-      count: `LanguageModel.gather` and `rewind`. The state of a drafter without
-      a cache stays.
+      count: `LanguageModel.gather` and `rewind`. By default the state stays, as
+      that of a drafter without a cache does.
     may_abstain: whether a draft can have no node at all; the loop then has a
       narrow target call as well.
   """
 
   gamma: int
   width: int
-  init: Callable[[Any, base.Prompt, int], Any]
-  propose: Callable[[Any, Beams, Any], tuple[BeamDraft, Any]]
-  keep: Callable[[Any, Array, Array, Array], Any]
+  init: Callable[[Arrays, base.Prompt, int], Arrays]
+  propose: Callable[[Arrays, Beams, Arrays], tuple[BeamDraft, Arrays]]
+  keep: Callable[[Arrays, Array, Array, Array], Arrays] = (
+    lambda state, starts, offsets, lengths: state
+  )
   may_abstain: bool = False
 
 
@@ -103,12 +105,9 @@ def is_at(entries: Array, capacity: int) -> Array:
 
 
 def below(sees: Array, parents: Array, starts: Array) -> Array:
-  """What the nodes of a level see, written from `starts` on.
-
-  Args:
-    sees: bool `[B, M, C]`, of the level above, own entries included.
-    parents: int32 `[B, U]`; a node that does not exist, -1, sees something.
-    starts: int32 `[B]`.
+  """What the nodes of a level see, written from `starts[B]` on: what `sees`,
+  bool `[B, M, C]`, the level above, and themselves. Of `parents[B, U]`, -1 is
+  that of a node that does not exist, and sees something.
   """
   return with_own(arrays.take(sees, jnp.maximum(parents, 0)), starts)
 
@@ -116,15 +115,12 @@ def below(sees: Array, parents: Array, starts: Array) -> Array:
 def placement(
   beams: Beams, sees: Array, depths: Array | int, width: int
 ) -> Placement:
-  """Where tokens of a call stand.
-
-  Args:
-    beams: the sequences that they follow.
-    sees: bool `[B, T, C]`, own entries included.
-    depths: int32 `[1, T]`, or one of all: how far below a pending token, which
-      has 0.
-    width: U, of the levels.
+  """Where tokens of a call stand that follow `beams` and see `sees[B, T, C]`,
+  their own entries included; `depths`, int32 `[1, T]` or one of all, say how
+  far they are below a pending token, in levels of `width` nodes.
   """
+  # Of a prompt of 3 tokens and 2 beams, entries 0 and 1 are the prompt's, 2 and
+  # 3 have position 2, and 4 and 5, the next step of both, position 3.
   num_beams, capacity = beams.sees.shape[1:]
   start, lengths = beams.num_prompt[:, None], beams.lengths[:, None]
   entries = jnp.arange(capacity, dtype=jnp.int32)[None, :]
@@ -151,18 +147,12 @@ def laid_out(beams: Beams, draft: BeamDraft) -> tuple[Array, Placement]:
     first = starts + num_beams + i * width
     levels.append(below(levels[-1], draft.parents[:, i], first))
   drafted = draft.tokens.reshape(batch_size, gamma * width)
-  depths = np.repeat(
-    np.arange(gamma + 1, dtype=np.int32), [num_beams] + [width] * gamma
-  )
-  return (
-    jnp.concatenate([beams.pending, drafted], axis=1),
-    placement(
-      beams,
-      jnp.concatenate(levels, axis=1),
-      jnp.asarray(depths)[None, :],
-      width,
-    ),
-  )
+  # Of 2 beams and 2 levels of 3 nodes: [0, 0, 1, 1, 1, 2, 2, 2].
+  sizes = [num_beams] + [width] * gamma
+  depths = jnp.asarray(np.repeat(np.arange(gamma + 1, dtype=np.int32), sizes))
+  tokens = jnp.concatenate([beams.pending, drafted], axis=1)
+  sees = jnp.concatenate(levels, axis=1)
+  return tokens, placement(beams, sees, depths[None, :], width)
 
 
 def capacity(

@@ -1,14 +1,12 @@
 """Drafts for beam search: tries below all live sequences of a row (Leviathan et
 al., https://arxiv.org/abs/2211.17192, A.4)."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import arrays, base
-from specdec_jax.base import Array, Context
+from specdec_jax.base import Array, Arrays, Context
 from specdec_jax.contrib import beam_trie
 from specdec_jax.contrib.beam_trie import BeamDraft, BeamDrafter, Beams
 from specdec_jax.decoding.state import EosId
@@ -19,11 +17,18 @@ from specdec_jax.drafters.stateless import check_gamma
 def none(num_beams: int) -> BeamDrafter:
   """Drafts nothing: plain beam search, in one cache row for all beams."""
 
-  def propose(params: Any, beams: Beams, state: Any) -> tuple[BeamDraft, Any]:
+  def propose(
+    params: Arrays, beams: Beams, state: Arrays
+  ) -> tuple[BeamDraft, Arrays]:
     nothing = jnp.zeros((beams.lengths.size, 0, num_beams), jnp.int32)
     return BeamDraft(tokens=nothing, parents=nothing), state
 
-  return _without_cache(0, num_beams, lambda params, prompt: (), propose)
+  return BeamDrafter(
+    gamma=0,
+    width=num_beams,
+    init=lambda params, prompt, capacity: (),
+    propose=propose,
+  )
 
 
 def copied(
@@ -41,11 +46,13 @@ def copied(
   """
   lookup = prompt_lookup(gamma=gamma, max_ngram=max_ngram, min_ngram=min_ngram)
 
-  def init(params: Any, prompt: base.Prompt) -> Any:
-    source = lookup.init(params, prompt, 0)
+  def init(params: Arrays, prompt: base.Prompt, capacity: int) -> Arrays:
+    source = lookup.init(params, prompt, capacity)
     return jax.tree.map(lambda x: jnp.repeat(x, num_beams, axis=0), source)
 
-  def propose(params: Any, beams: Beams, state: Any) -> tuple[BeamDraft, Any]:
+  def propose(
+    params: Arrays, beams: Beams, state: Arrays
+  ) -> tuple[BeamDraft, Arrays]:
     batch_size, _, size = beams.tokens.shape
     context = Context(
       tokens=beams.tokens.reshape(batch_size * num_beams, size),
@@ -64,8 +71,7 @@ def copied(
     )
     return levels, state
 
-  made = _without_cache(gamma, num_beams, init, propose)
-  return made._replace(may_abstain=True)
+  return BeamDrafter(gamma, num_beams, init, propose, may_abstain=True)
 
 
 def of_model(
@@ -84,17 +90,11 @@ def of_model(
   wherever the target's has one: whatever is kept there is kept here, and the
   next draft begins with the same pending tokens.
 
-  Args:
-    model: it takes placements; its params are the drafter's params.
-    gamma: levels.
-    width: U, nodes of a level. A level is followed only if all live sequences
-      are among its nodes: twice as many as there are beams are a good start.
-    eos_id: as of the search; ids that are never drafted.
-    vocab_size: as of the search.
-
-  Raises:
-    ValueError: if `gamma` or `width` is less than 1, or the model takes no
-      placements.
+  A level is followed only if all live sequences are among its nodes: twice as
+  many as there are beams are a good `width` to start with. `eos_id` and
+  `vocab_size` are the search's, and the model's params the drafter's. Raises
+  ValueError if `gamma` or `width` is less than 1, or the model takes no
+  placements.
   """
   check_gamma(gamma)
   if width < 1:
@@ -109,7 +109,9 @@ def of_model(
   if vocab_size is not None:
     is_open &= ids < vocab_size
 
-  def propose(params: Any, beams: Beams, cache: Any) -> tuple[BeamDraft, Any]:
+  def propose(
+    params: Arrays, beams: Beams, cache: Arrays
+  ) -> tuple[BeamDraft, Arrays]:
     num_beams, starts = beams.log_probs.shape[1], beams.num_entries
     first = lambda depth: starts + num_beams + (depth - 1) * width
 
@@ -155,16 +157,9 @@ def of_model(
 def _children(
   logits: Array, scores: Array, is_open: np.ndarray, width: int
 ) -> tuple[Array, Array, Array]:
-  """The best continuations of M sequences together.
-
-  Args:
-    logits: float32 `[B, M, V]`.
-    scores: float32 `[B, M]`, log-probabilities of the sequences.
-    is_open: bool `[V]`, ids that may continue one.
-    width: how many.
-
-  Returns:
-    Tokens int32 `[B, width]`, whom they continue, and scores.
+  """The `width` best continuations of M sequences together: int32 `[B, width]`,
+  whom they continue, and their scores, of logits `[B, M, V]`, of the sequences'
+  log-probabilities `[B, M]`, and of the ids, bool `[V]`, that may continue one.
   """
   log_probs = scores[:, :, None] + jnp.where(
     is_open[None, None, :], jax.nn.log_softmax(logits), -jnp.inf
@@ -177,16 +172,3 @@ def _children(
     )
   scores, best = jax.lax.top_k(flat, width)
   return best % is_open.size, best // is_open.size, scores
-
-
-def _without_cache(
-  gamma: int, width: int, init: Any, propose: Any
-) -> BeamDrafter:
-  """A drafter whose state does not grow; `init` takes no capacity."""
-  return BeamDrafter(
-    gamma=gamma,
-    width=width,
-    init=lambda params, prompt, capacity: init(params, prompt),
-    propose=propose,
-    keep=lambda state, starts, offsets, lengths: state,
-  )

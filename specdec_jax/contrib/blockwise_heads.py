@@ -2,18 +2,17 @@
 own decoder guesses further ahead."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 
 from specdec_jax import arrays, base
-from specdec_jax.base import Array, Context, Draft, Drafter
+from specdec_jax.base import Array, Arrays, Context, Draft, Drafter
 from specdec_jax.drafters.stateless import check_gamma
 
 # `(params, target_cache, lengths[B]) -> (logits[B, G, V], is_ready[B])`: the
 # float32 logits of tokens `lengths[b]` to `lengths[b] + G - 1`, from what the
 # target's last call left in its cache, and whether it left anything for a row.
-HeadsFn = Callable[[Any, Any, Array], tuple[Array, Array]]
+HeadsFn = Callable[[Arrays, Arrays, Array], tuple[Array, Array]]
 
 
 def blockwise_heads(heads_fn: HeadsFn, *, gamma: int) -> Drafter:
@@ -25,29 +24,24 @@ def blockwise_heads(heads_fn: HeadsFn, *, gamma: int) -> Drafter:
   read what the call that verified the last block left at the last accepted
   token. There is nothing to read before the first call, whose draft is empty.
 
-  Args:
-    heads_fn: of `models.block_heads`, whose target must be the loop's; its
-      params are the drafter's.
-    gamma: heads beside the target's own.
-
-  Raises:
-    ValueError: if `gamma` is less than 1.
+  `heads_fn` is of `models.block_heads`, whose target must be the loop's, and
+  `gamma` counts the heads beside the target's own; ValueError below 1.
   """
   check_gamma(gamma)
 
   def init(
-    params: Any, prompt: base.Prompt, max_len: int, target_cache: Any
-  ) -> tuple[tuple[()], Any]:
+    params: Arrays, prompt: base.Prompt, max_len: int, target_cache: Arrays
+  ) -> tuple[Arrays, Arrays]:
     del params, prompt, max_len
     return (), target_cache
 
   def propose(
-    params: Any,
+    params: Arrays,
     row_keys: Array,
     context: Context,
-    state: tuple[()],
-    target_cache: Any,
-  ) -> tuple[Draft, tuple[()]]:
+    state: Arrays,
+    target_cache: Arrays,
+  ) -> tuple[Draft, Arrays]:
     del row_keys
     logits, is_ready = heads_fn(params, target_cache, context.lengths)
     draft = Draft(

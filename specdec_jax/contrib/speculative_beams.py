@@ -8,13 +8,12 @@ search, whatever was drafted, up to the rounding of calls of another width.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays, base
-from specdec_jax.base import Array, Params
+from specdec_jax.base import Array, Arrays, Params
 from specdec_jax.contrib import beam_trie
 from specdec_jax.contrib.beam_trie import BeamDraft, BeamDrafter, Beams
 from specdec_jax.decoding import beam_search, statistics, target_call
@@ -40,8 +39,8 @@ class State:
   search: Search
   num_prompt: Array
   sees: Array
-  cache: Any
-  drafter_state: Any
+  cache: Arrays
+  drafter_state: Arrays
   statistics: Statistics
 
   @property
@@ -91,34 +90,27 @@ def generate(
 ) -> BeamOutput:
   """What `beam_search.generate` gives, in fewer target calls; jit it whole.
 
-  Args:
-    params: weights of target and drafter.
-    prompt: as there.
-    target: a model that takes placements.
-    drafter: of `contrib.beams`; it changes the speed, not the result. With
-      `none` it is plain beam search that reorders no cache.
-    num_beams: as there, like `alpha`, `max_len`, `eos_id` and `vocab_size`.
-    max_new_tokens: the most that any row may get; with it, caches take less
-      memory where prompts are long.
-
-  Raises:
-    ValueError: as there; if `target` takes no placements, or a level of the
-      draft has fewer nodes than there are beams.
+  Arguments are as there, and beside them a `drafter` of `contrib.beams`, which
+  changes the speed, not the result (with `none` it is plain beam search that
+  reorders no cache), and `max_new_tokens`, the most that any row may get: with
+  it, caches take less memory where prompts are long. Raises ValueError as
+  there, if `target` takes no placements, or if a level of the draft has fewer
+  nodes than there are beams.
   """
   rules = beam_search.checked_rules(
     target, num_beams, alpha, eos_id, vocab_size
   )
   prompt = state_lib.checked(prompt, max_len)
-  networks: dict[str, Any] = {'target': target, 'drafter': drafter}
   state = init(
     params,
     prompt,
-    **networks,
+    target=target,
+    drafter=drafter,
     num_beams=num_beams,
     max_len=max_len,
     max_new_tokens=max_new_tokens,
   )
-  state = run(params, state, **networks, rules=rules)
+  state = run(params, state, target=target, drafter=drafter, rules=rules)
   return beam_search.output(
     state.search, prompt.decoder_lengths, state.statistics
   )
@@ -189,23 +181,15 @@ def run(
     )
     state = dataclasses.replace(state, drafter_state=own)
 
-    def judge(gamma: int, state: State) -> State:
-      return _judge(
-        params.target,
-        state,
-        jax.tree.map(lambda levels: levels[:, :gamma], draft),
-        target=target,
-        drafter=drafter,
-        rules=rules,
-      )
+    def judge(state: State, gamma: int = drafter.gamma) -> State:
+      levels = jax.tree.map(lambda levels: levels[:, :gamma], draft)
+      return _judge(params.target, state, levels, target, drafter, rules)
 
     if not drafter.may_abstain:
-      return judge(drafter.gamma, state)
+      return judge(state)
     has_draft = jnp.any(draft.parents >= 0)
-    state = target_call.run_if(
-      has_draft, lambda s: judge(drafter.gamma, s), state
-    )
-    return target_call.run_if(~has_draft, lambda s: judge(0, s), state)
+    state = target_call.run_if(has_draft, judge, state)
+    return target_call.run_if(~has_draft, lambda s: judge(s, 0), state)
 
   return jax.lax.while_loop(
     lambda state: jnp.any(state.search.is_active), iterate, state
@@ -213,10 +197,9 @@ def run(
 
 
 def _judge(
-  params: Any,
+  params: Arrays,
   state: State,
   draft: BeamDraft,
-  *,
   target: base.LanguageModel,
   drafter: BeamDrafter,
   rules: Rules,
@@ -304,16 +287,10 @@ def _replayed(
 def _find(
   draft: BeamDraft, depth: Array, parents: Array, tokens: Array
 ) -> tuple[Array, Array]:
-  """Which node each live sequence is, of the level below `depth`.
-
-  Args:
-    draft: all levels; there is none below the last.
-    depth: int32, 0 for the sequences that were drafted below.
-    parents: int32 `[B, K]`, what each sequence was on level `depth`.
-    tokens: int32 `[B, K]`, what it has been continued with.
-
-  Returns:
-    int32 `[B, K]`, and bool `[B]`, whether all of a row are nodes.
+  """Which node of the level below `depth` each live sequence is, int32 `[B,
+  K]`, and whether all of a row are nodes, bool `[B]`; there is none below the
+  last level. `parents[B, K]` are what the sequences were on level `depth`, and
+  `tokens[B, K]` what they were continued with.
   """
 
   def level(values: Array) -> Array:

@@ -5,7 +5,7 @@ import dataclasses
 from specdec_jax import trees
 from specdec_jax.base import Drafter, LanguageModel, LogitsToProbsFn, VerifyFn
 from specdec_jax.decoding.state import EosId
-from specdec_jax.drafters.none import none
+from specdec_jax.drafters.stateless import none
 from specdec_jax.verification.speculative_sampling import speculative_sampling
 
 _NOBODY = none()

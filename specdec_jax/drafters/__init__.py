@@ -7,9 +7,9 @@ from specdec_jax.drafters.branching import branching
 from specdec_jax.drafters.continuations import continuations
 from specdec_jax.drafters.eagle import EagleModel, eagle
 from specdec_jax.drafters.ngram import NGramTable, ngram
-from specdec_jax.drafters.none import none
 from specdec_jax.drafters.prompt_lookup import prompt_lookup
 from specdec_jax.drafters.spec_drafter import BlockModel, spec_drafter
+from specdec_jax.drafters.stateless import none
 from specdec_jax.drafters.uniform import uniform
 
 __all__ = [

@@ -1,13 +1,13 @@
 """Draft models that stop early: gamma varies by row and by iteration."""
 
+import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays, base, distributions, keys
-from specdec_jax.base import Array, Context, Draft, Drafter
+from specdec_jax.base import Array, Arrays, Context, Draft, Drafter
 from specdec_jax.drafters import schedules
 from specdec_jax.drafters.autoregressive import Chain, as_chain
 from specdec_jax.drafters.stateless import check_gamma
@@ -22,11 +22,11 @@ class AdaptiveState:
   the drafter that is asked before the model.
   """
 
-  cache: Any
-  memory: Any
+  cache: Arrays
+  memory: Arrays
   lengths: Array
   num_drafted: Array
-  first: Any
+  first: Arrays
 
 
 def adaptive(
@@ -48,13 +48,11 @@ def adaptive(
   proposed. Leaving it out would favour the tokens that the drafter likes.
 
   Args:
-    model: as for `autoregressive`.
+    model: as for `autoregressive`, like `logits_to_probs` and `is_argmax`.
     gamma: tokens per iteration, at most.
-    logits_to_probs: as for `autoregressive`.
     schedule: sets a row's limit before it drafts; None means gamma.
     min_prob: a token to which the model itself, at temperature 1, gives less
       is the last one of its draft.
-    is_argmax: as for `autoregressive`.
     first: a deterministic drafter without weights, such as `prompt_lookup`. The
       model drafts for rows in which it has no draft, and takes no step when
       there are none.
@@ -72,11 +70,13 @@ def adaptive(
   # Of what `first` drafts, the model's cache has nothing.
   chain = as_chain(model, num_unread=gamma + 1 if first else 2)
 
-  def init(params: Any, prompt: base.Prompt, max_len: int, *target: Any) -> Any:
-    batch_size = prompt.decoder_lengths.shape[0]
+  def init(
+    params: Arrays, prompt: base.Prompt, max_len: int, *target: Arrays
+  ) -> Arrays:
     cache = chain.init(params, prompt, max_len, *target)
     if target:
       cache, *target = cache
+    batch_size = prompt.decoder_lengths.size
     state = AdaptiveState(
       cache=cache,
       memory=schedule.init(batch_size),
@@ -87,19 +87,16 @@ def adaptive(
     return (state, *target) if target else state
 
   def propose(
-    params: Any,
+    params: Arrays,
     row_keys: Array,
     context: Context,
     state: AdaptiveState,
-    *target: Any,
+    *target: Arrays,
   ) -> tuple[Draft, AdaptiveState]:
-    num_accepted = context.lengths - state.lengths - 1
-    num_accepted = jnp.clip(num_accepted, 0, state.num_drafted)
-    memory, limits = schedule.update(
-      state.memory, state.num_drafted, num_accepted, gamma
-    )
-    is_finished = context.lengths == state.lengths
-    limits = jnp.where(is_finished, 0, jnp.clip(limits, 1, gamma))
+    moved, drafted = context.lengths - state.lengths, state.num_drafted
+    accepted = jnp.clip(moved - 1, 0, drafted)
+    memory, limits = schedule.update(state.memory, drafted, accepted, gamma)
+    limits = jnp.where(moved == 0, 0, jnp.clip(limits, 1, gamma))
     found, of_first = None, state.first
     if first:
       found, of_first = first.propose((), row_keys, context, state.first)
@@ -108,8 +105,8 @@ def adaptive(
     draw_fn = functools.partial(
       _draw, logits_to_probs, min_prob, keys.split(row_keys, gamma)
     )
-    extend_fn = functools.partial(chain.extend, params)
     empty = _empty(logits, limits, gamma, is_argmax)
+    extend_fn = functools.partial(chain.extend, params)
     draft, cache = _draft(draw_fn, extend_fn, logits, left, cache, empty)
     state = AdaptiveState(
       cache=cache,
@@ -136,30 +133,27 @@ def _draw(logits_to_probs, min_prob, step_keys, i, logits, draft: Draft):
     tokens = distributions.sample(step_keys[i], probs)
     all_probs = put(draft.probs, probs, i, axis=1)
   confidence = arrays.pick(jax.nn.softmax(logits), tokens)
+  # A doubtful token i is the last: its row has i + 1 of them.
+  shorter = jnp.minimum(draft.lengths, i + 1)
   return Draft(
     tokens=put(draft.tokens, tokens, i, axis=1),
     probs=all_probs,
-    lengths=jnp.where(
-      confidence < min_prob, jnp.minimum(draft.lengths, i + 1), draft.lengths
-    ),
+    lengths=jnp.where(confidence < min_prob, shorter, draft.lengths),
   )
 
 
 def _empty(logits, limits, gamma: int, is_argmax: bool) -> Draft:
   """A draft whose tokens are not drawn yet, and whose lengths are limits."""
-  batch_size, vocab_size = logits.shape
-  probs = None
+  shape, probs = (limits.size, gamma), None
   if not is_argmax:
-    probs = jnp.zeros((batch_size, gamma, vocab_size), jnp.float32)
-  return Draft(
-    tokens=jnp.zeros((batch_size, gamma), jnp.int32),
-    probs=probs,
-    lengths=limits,
-  )
+    probs = jnp.zeros((*shape, logits.shape[1]), jnp.float32)
+  tokens = jnp.zeros(shape, jnp.int32)
+  return Draft(tokens=tokens, probs=probs, lengths=limits)
 
 
 def _draft(draw_fn, extend_fn, logits, left, cache, empty: Draft):
-  """Draws a token a row, and more while some row is below its limit."""
+  """Draws a token per row, and more while some row is below its limit, which
+  `empty` has as its lengths."""
 
   def is_due(carry):
     i, draft, *_ = carry
@@ -180,13 +174,14 @@ def _draft(draw_fn, extend_fn, logits, left, cache, empty: Draft):
 def _first_if_any(first: Draft, second: Draft) -> Draft:
   """Rows of `first`, which is one-hot, where it has a draft, else of
   `second`."""
+  if second.probs is not None:
+    one_hot = functools.partial(jax.nn.one_hot, dtype=second.probs.dtype)
+    probs = one_hot(first.tokens, second.probs.shape[-1])
+    first = dataclasses.replace(first, probs=probs)
   is_first = first.lengths > 0
-  probs = second.probs
-  if probs is not None:
-    one_hot = jax.nn.one_hot(first.tokens, probs.shape[-1], dtype=probs.dtype)
-    probs = jnp.where(is_first[:, None, None], one_hot, probs)
-  return Draft(
-    tokens=jnp.where(is_first[:, None], first.tokens, second.tokens),
-    probs=probs,
-    lengths=jnp.where(is_first, first.lengths, second.lengths),
-  )
+
+  def choose(one: Array, other: Array) -> Array:
+    rows = jnp.expand_dims(is_first, tuple(range(1, one.ndim)))
+    return jnp.where(rows, one, other)
+
+  return jax.tree.map(choose, first, second)

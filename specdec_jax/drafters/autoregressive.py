@@ -1,18 +1,18 @@
 """A smaller language model as the drafter (Leviathan et al., Algorithm 1)."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import arrays, base, distributions, keys
-from specdec_jax.base import Array, Context, Draft, Drafter, Placement
+from specdec_jax.base import Array, Arrays, Context, Draft, Drafter, Placement
 from specdec_jax.drafters.stateless import check_gamma
 
 # Logits, nothing beside the cache, and the cache.
-_Fed = tuple[Array, tuple[()], Any]
+_Fed = tuple[Array, tuple[()], Arrays]
 
 
 class Chain(NamedTuple):
@@ -34,9 +34,9 @@ class Chain(NamedTuple):
     lag: positions from a token's entry of the cache to its place in the text.
   """
 
-  init: Callable[..., Any]
-  catch_up: Callable[..., tuple[Array, Any, Any]]
-  extend: Callable[..., tuple[Array, Any, Any]]
+  init: Callable[..., Arrays]
+  catch_up: Callable[..., tuple[Array, Arrays, Arrays]]
+  extend: Callable[..., tuple[Array, Arrays, Arrays]]
   reads_target_cache: bool = False
   lag: int = 0
 
@@ -58,7 +58,7 @@ def autoregressive(
     logits_to_probs: how the drafter is sampled. For the loop to accept well,
       the same standardisation as the target's; for it to be lossless, any.
     is_argmax: drafts the likeliest token, for greedy decoding, in which q is
-      one-hot. Any `logits_to_probs` of the same argmax will do then.
+      one-hot. Arrays `logits_to_probs` of the same argmax will do then.
     token_ids: int32 `[N]`, for `is_argmax`: the only tokens that the model has
       logits of, a draft vocabulary (FR-Spec, https://arxiv.org/abs/2502.14856).
 
@@ -71,8 +71,12 @@ def autoregressive(
   chain = as_chain(model)
 
   def propose(
-    params: Any, row_keys: Array, context: Context, cache: Any, *target: Any
-  ) -> tuple[Draft, Any]:
+    params: Arrays,
+    row_keys: Array,
+    context: Context,
+    cache: Arrays,
+    *target: Arrays,
+  ) -> tuple[Draft, Arrays]:
     logits, left, cache = chain.catch_up(params, context, cache, *target)
     step_keys = keys.split(row_keys, gamma)
     ids = None if token_ids is None else jnp.asarray(token_ids)
@@ -118,7 +122,7 @@ def as_chain(
   if isinstance(model, Chain):
     return model
 
-  def catch_up(params: Any, context: Context, cache: Any) -> _Fed:
+  def catch_up(params: Arrays, context: Context, cache: Arrays) -> _Fed:
     is_lone = context.lengths.size == 1 and hasattr(cache, 'lengths')
     if not is_lone or num_unread > 2:
       return together(params, context, cache)
@@ -126,12 +130,14 @@ def as_chain(
       params, context, cache, cpu=one_by_one, default=together
     )
 
-  def one_by_one(params: Any, context: Context, cache: Any) -> _Fed:
+  def one_by_one(params: Arrays, context: Context, cache: Arrays) -> _Fed:
     # Mostly one token is missing, and small kernels over one row are faster on
     # a CPU than over two.
     last = context.lengths[0] - 1
 
-    def feed(position: Array, carry: tuple[Array, Any]) -> tuple[Array, Any]:
+    def feed(
+      position: Array, carry: tuple[Array, Arrays]
+    ) -> tuple[Array, Arrays]:
       starts = position[None]
       cache = model.rewind(carry[1], starts)
       tokens = arrays.read_block(context.tokens, starts, 1)
@@ -143,7 +149,7 @@ def as_chain(
     fed = jax.lax.fori_loop(start, last + 1, feed, (nothing, cache))
     return fed[0], (), fed[1]
 
-  def together(params: Any, context: Context, cache: Any) -> _Fed:
+  def together(params: Arrays, context: Context, cache: Arrays) -> _Fed:
     starts = jnp.maximum(context.lengths - num_unread, 0)
     cache = model.rewind(cache, starts)
     tokens = arrays.read_block(context.tokens, starts, num_unread)
@@ -152,10 +158,10 @@ def as_chain(
     return logits[:, 0], (), model.rewind(cache, context.lengths)
 
   def extend(
-    params: Any,
+    params: Arrays,
     tokens: Array,
     left: tuple[()],
-    cache: Any,
+    cache: Arrays,
     placement: Placement | None = None,
   ) -> _Fed:
     # Models without `gather` know of no placement.

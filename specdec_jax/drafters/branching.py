@@ -2,14 +2,13 @@
 after each (Miao et al., SpecInfer, arXiv 2305.09781)."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import base, distributions, keys, trees
-from specdec_jax.base import Array, Context, Draft, Drafter, Tree
+from specdec_jax.base import Array, Arrays, Context, Draft, Drafter, Tree
 from specdec_jax.drafters.autoregressive import Chain, as_chain
 from specdec_jax.drafters.stateless import check_gamma
 
@@ -49,35 +48,34 @@ def branching(
   levels, ranks = trees.levels(tree), trees.ranks(tree)
 
   def propose(
-    params: Any, row_keys: Array, context: Context, cache: Any, *target: Any
-  ) -> tuple[Draft, Any]:
+    params: Arrays,
+    row_keys: Array,
+    context: Context,
+    cache: Arrays,
+    *target: Arrays,
+  ) -> tuple[Draft, Arrays]:
     logits, left, cache = chain.catch_up(params, context, cache, *target)
     logits, starts = logits[:, None], context.lengths - 1 - chain.lag
     node_keys = keys.split(row_keys, num_nodes)
     drawn: list[tuple[Array, Array | None]] = []
     above = range(1)
     for nodes in levels:
+      # Node 0 is the pending token: node i is the draft's token i - 1.
       own = slice(nodes.start - 1, nodes.stop - 1)
       parents = np.array(tree.parents[own]) - above.start
+      probs, of_rank = logits_to_probs(logits), ranks[nodes.start : nodes.stop]
       drawn.append(
-        _children(
-          node_keys[own],
-          logits_to_probs(logits),
-          parents,
-          ranks[nodes.start : nodes.stop],
-          is_ranked=is_ranked,
-        )
+        _ranked(probs, parents, of_rank)
+        if is_ranked
+        else _drawn(node_keys[own], probs, parents, of_rank)
       )
       above = nodes
       if nodes is not levels[-1]:
+        take = functools.partial(jnp.take, indices=parents, axis=1)
+        left = jax.tree.map(take, left)
+        placement = trees.placement(tree, nodes, starts, cache.capacity)
         logits, left, cache = chain.extend(
-          params,
-          drawn[-1][0],
-          jax.tree.map(
-            functools.partial(jnp.take, indices=parents, axis=1), left
-          ),
-          cache,
-          trees.placement(tree, nodes, starts, cache.capacity),
+          params, drawn[-1][0], left, cache, placement
         )
     tokens, probs = jax.tree.map(
       lambda *of_levels: jnp.concatenate(of_levels, axis=1), *drawn
@@ -94,30 +92,24 @@ def branching(
   )
 
 
-def _children(
-  node_keys: Array,
-  probs: Array,
-  parents: np.ndarray,
-  ranks: np.ndarray,
-  *,
-  is_ranked: bool,
-) -> tuple[Array, Array | None]:
-  """The T nodes of a depth.
+def _ranked(
+  probs: Array, parents: np.ndarray, ranks: np.ndarray
+) -> tuple[Array, None]:
+  """The T nodes of a depth, int32 `[B, T]`, the likeliest first.
 
-  Args:
-    node_keys: `[T, B]`, of the nodes.
-    probs: float32 `[B, P, V]`, what follows each of the nodes above them.
-    parents: int `[T]`, which of the P is the parent of each.
-    ranks: int `[T]`, how many siblings stand before each.
-    is_ranked: as for `branching`.
-
-  Returns:
-    Tokens int32 `[B, T]`, and float32 `[B, T, V]`, what each was drawn from;
-    None where they are ranked.
+  `probs` are float32 `[B, P, V]`, of what follows each of the nodes above them;
+  of each node, int `[T]`, `parents` says which of the P is its parent, and
+  `ranks` how many siblings stand before it.
   """
-  if is_ranked:
-    _, likeliest = jax.lax.top_k(probs, int(ranks.max()) + 1)
-    return likeliest[:, parents, ranks].astype(jnp.int32), None
+  _, likeliest = jax.lax.top_k(probs, int(ranks.max()) + 1)
+  return likeliest[:, parents, ranks].astype(jnp.int32), None
+
+
+def _drawn(
+  node_keys: Array, probs: Array, parents: np.ndarray, ranks: np.ndarray
+) -> tuple[Array, Array]:
+  """The nodes drawn without replacement, and float32 `[B, T, V]`, what each was
+  drawn from; `node_keys` are `[T, B]`, and all else is as for `_ranked`."""
   ids = jnp.arange(probs.shape[-1], dtype=jnp.int32)
   sample = jax.vmap(distributions.sample, in_axes=(0, 1), out_axes=1)
   # Nodes of one rank are drawn together: all of them have another parent.

@@ -1,12 +1,10 @@
 """Several copies from the context at once, as a tree: prompt lookup where text
 went on in more than one way."""
 
-from typing import Any
-
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.base import Array, Context, Draft, Drafter, Tree
+from specdec_jax.base import Array, Arrays, Context, Draft, Drafter, Tree
 from specdec_jax.drafters.prompt_lookup import (
   best_match,
   checked_min_ngram,
@@ -64,7 +62,7 @@ def continuations(
   shortest = checked_min_ngram(max_ngram, min_ngram)
 
   def propose(
-    params: Any, row_keys: Array, context: Context, source: tuple[Array, ...]
+    params: Arrays, row_keys: Array, context: Context, source: tuple[Array, ...]
   ) -> tuple[Draft, tuple[Array, ...]]:
     text = text_of(source, context)
     tokens, lengths = text.tokens, text.lengths

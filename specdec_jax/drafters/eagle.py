@@ -3,12 +3,12 @@ states of the target."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from specdec_jax import arrays, base
-from specdec_jax.base import Array, Context, Placement
+from specdec_jax.base import Array, Arrays, Context, Placement
 from specdec_jax.drafters.autoregressive import Chain
 from specdec_jax.drafters.features import FeatureCache
 
@@ -30,10 +30,10 @@ class EagleModel(NamedTuple):
     rewind: `(cache, lengths[B]) -> cache`, as of a `LanguageModel`.
   """
 
-  init: Callable[[Any, int, int], Any]
-  join: Callable[[Any, Array], Array]
-  extend: Callable[..., tuple[Array, Array, Any]]
-  rewind: Callable[[Any, Array], Any]
+  init: Callable[[Arrays, int, int], Arrays]
+  join: Callable[[Arrays, Array], Array]
+  extend: Callable[..., tuple[Array, Array, Arrays]]
+  rewind: Callable[[Arrays, Array], Arrays]
 
 
 def eagle(model: EagleModel) -> Chain:
@@ -53,8 +53,11 @@ def eagle(model: EagleModel) -> Chain:
   """
 
   def init(
-    params: Any, prompt: base.Prompt, max_len: int, target_cache: FeatureCache
-  ) -> tuple[Any, FeatureCache]:
+    params: Arrays,
+    prompt: base.Prompt,
+    max_len: int,
+    target_cache: FeatureCache,
+  ) -> tuple[Arrays, FeatureCache]:
     batch_size, prompt_len = prompt.decoder_tokens.shape
     # Room for a catch-up, whose width is the target's affair.
     capacity = max_len + target_cache.features.shape[1]
@@ -67,8 +70,8 @@ def eagle(model: EagleModel) -> Chain:
     return cache, dataclasses.replace(target_cache, prompt=None)
 
   def catch_up(
-    params: Any, context: Context, cache: Any, target_cache: FeatureCache
-  ) -> tuple[Array, Array, Any]:
+    params: Arrays, context: Context, cache: Arrays, target_cache: FeatureCache
+  ) -> tuple[Array, Array, Arrays]:
     starts = jnp.maximum(target_cache.starts, 0)
     last, width = context.lengths - 1, target_cache.features.shape[1]
     # Beyond the last token there is nothing to read, nor is it needed.
@@ -86,12 +89,12 @@ def eagle(model: EagleModel) -> Chain:
     return logits[:, 0], hidden, model.rewind(cache, last)
 
   def extend(
-    params: Any,
+    params: Arrays,
     tokens: Array,
     hidden: Array,
-    cache: Any,
+    cache: Arrays,
     placement: Placement | None = None,
-  ) -> tuple[Array, Array, Any]:
+  ) -> tuple[Array, Array, Arrays]:
     return model.extend(params, tokens, hidden, cache, placement=placement)
 
   return Chain(init, catch_up, extend, reads_target_cache=True, lag=1)

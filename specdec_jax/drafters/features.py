@@ -1,12 +1,11 @@
 """What a target's last call leaves in its cache for drafters that read it."""
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 
 from specdec_jax import arrays, base
-from specdec_jax.base import Array
+from specdec_jax.base import Array, Arrays
 
 
 @base.value
@@ -23,7 +22,7 @@ class FeatureCache:
       drafter has read them.
   """
 
-  target: Any
+  target: Arrays
   features: Array
   starts: Array
   prompt: Array | None

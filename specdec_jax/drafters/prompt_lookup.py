@@ -1,13 +1,11 @@
 """Copying from the context: what followed the last tokens when they stood there
 before (prompt lookup; Leviathan et al., Sec. 6, name the idea)."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.base import Array, Context, Draft, Drafter, Prompt
+from specdec_jax.base import Array, Arrays, Context, Draft, Drafter, Prompt
 from specdec_jax.drafters.stateless import check_gamma
 
 
@@ -55,7 +53,7 @@ def prompt_lookup(
   min_ngram = checked_min_ngram(max_ngram, min_ngram)
 
   def propose(
-    params: Any, row_keys: Array, context: Context, source: tuple[Array, ...]
+    params: Arrays, row_keys: Array, context: Context, source: tuple[Array, ...]
   ) -> tuple[Draft, tuple[Array, ...]]:
     text = text_of(source, context)
     sizes = match_sizes(text, max_ngram)
@@ -71,7 +69,9 @@ def prompt_lookup(
   return Drafter(gamma, source_of, propose, may_abstain=True)
 
 
-def source_of(params: Any, prompt: Prompt, max_len: int) -> tuple[Array, ...]:
+def source_of(
+  params: Arrays, prompt: Prompt, max_len: int
+) -> tuple[Array, ...]:
   """As `Drafter.init`: the encoder's tokens, `[B, E]`, if there are any."""
   return () if prompt.encoder_tokens is None else (prompt.encoder_tokens,)
 

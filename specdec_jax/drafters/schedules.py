@@ -1,13 +1,13 @@
 """How far a row may draft, decided by what became of its earlier drafts."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import theory
-from specdec_jax.base import Array
+from specdec_jax.base import Array, Arrays
 
 
 class Schedule(NamedTuple):
@@ -20,8 +20,8 @@ class Schedule(NamedTuple):
       nothing to learn from. Limits are clipped to 1 and gamma.
   """
 
-  init: Callable[[int], Any]
-  update: Callable[[Any, Array, Array, int], tuple[Any, Array]]
+  init: Callable[[int], Arrays]
+  update: Callable[[Arrays, Array, Array, int], tuple[Arrays, Array]]
 
 
 def fixed() -> Schedule:

@@ -1,12 +1,12 @@
 """The Spec-Drafter fills a block in one pass (Xia et al., arXiv 2203.16487)."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from specdec_jax import arrays, base
-from specdec_jax.base import Array, Context, Draft, Drafter
+from specdec_jax.base import Array, Arrays, Context, Draft, Drafter
 from specdec_jax.drafters.stateless import check_gamma
 from specdec_jax.logits import mask_padding
 
@@ -25,8 +25,8 @@ class BlockModel(NamedTuple):
     vocab_size: V.
   """
 
-  init: Callable[[Any, Array, int], Any]
-  predict: Callable[[Any, Array, Array, Any, int], Array]
+  init: Callable[[Arrays, Array, int], Arrays]
+  predict: Callable[[Arrays, Array, Array, Arrays, int], Array]
   vocab_size: int
 
 
@@ -56,14 +56,14 @@ def spec_drafter(
   check_gamma(gamma)
   rule_out_padding = mask_padding(vocab_size or model.vocab_size)
 
-  def init(params: Any, prompt: base.Prompt, max_len: int) -> Any:
+  def init(params: Arrays, prompt: base.Prompt, max_len: int) -> Arrays:
     if prompt.encoder_tokens is None:
       raise ValueError('a Spec-Drafter needs encoder tokens')
     return model.init(params, prompt.encoder_tokens, max_len - 1 + gamma)
 
   def propose(
-    params: Any, row_keys: Array, context: Context, memory: Any
-  ) -> tuple[Draft, Any]:
+    params: Arrays, row_keys: Array, context: Context, memory: Arrays
+  ) -> tuple[Draft, Arrays]:
     del row_keys
     text = jnp.pad(context.tokens[:, 1:], ((0, 0), (0, gamma)))
     block_logits = model.predict(

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import jax.numpy as jnp
+
 from specdec_jax.base import Array, Context, Draft, Drafter
 
 # Of an iteration. Its target call has gamma + 1 positions with V probabilities
@@ -18,22 +20,28 @@ def check_gamma(gamma: int) -> None:
 
 
 def stateless(
-  gamma: int,
-  propose: Callable[[Array, Context], Draft],
-  *,
-  may_abstain: bool = False,
+  gamma: int, propose: Callable[[Array, Context], Draft]
 ) -> Drafter:
-  """A drafter that looks at the context alone.
-
-  Args:
-    gamma: tokens per iteration, at most.
-    propose: `(row_keys[B], context) -> Draft`.
-    may_abstain: see `Drafter`.
-
-  Raises:
-    ValueError: if `gamma` is less than 1.
+  """A drafter of up to gamma tokens that looks at the context alone: `propose`
+  is `(row_keys[B], context) -> Draft`. ValueError if `gamma` is out of range.
   """
   check_gamma(gamma)
+  return _made(gamma, propose)
+
+
+def none() -> Drafter:
+  """A drafter with gamma 0, so that an iteration is a plain step."""
+
+  def propose(row_keys: Array, context: Context) -> Draft:
+    del row_keys
+    lengths = jnp.zeros_like(context.lengths)
+    tokens = jnp.zeros((lengths.size, 0), jnp.int32)
+    return Draft(tokens=tokens, probs=None, lengths=lengths)
+
+  return _made(0, propose)
+
+
+def _made(gamma: int, propose: Callable[[Array, Context], Draft]) -> Drafter:
   return Drafter(
     gamma=gamma,
     init=lambda params, prompt, max_len: (),
@@ -41,5 +49,4 @@ def stateless(
       propose(row_keys, context),
       state,
     ),
-    may_abstain=may_abstain,
   )

@@ -11,17 +11,11 @@ from specdec_jax.drafters.stateless import stateless
 def uniform(
   *, gamma: int, vocab_size: int, padded_vocab_size: int | None = None
 ) -> Drafter:
-  """Draws each token uniformly from the vocabulary.
+  """Draws each of gamma tokens uniformly from ids 0 to `vocab_size - 1`.
 
-  Args:
-    gamma: tokens per iteration.
-    vocab_size: ids 0 to `vocab_size - 1` are drawn.
-    padded_vocab_size: V, where the target's logits have padding; those ids get
-      probability zero.
-
-  Raises:
-    ValueError: if `gamma` or `vocab_size` is less than 1, or the padded size is
-      the smaller one.
+  `padded_vocab_size` is V, where the target's logits have padding: its ids get
+  probability zero. Raises ValueError if `gamma` or `vocab_size` is less than 1,
+  or the padded size is the smaller one.
   """
   padded_vocab_size = padded_vocab_size or vocab_size
   if not 1 <= vocab_size <= padded_vocab_size:

@@ -18,16 +18,10 @@ def placed(
   capacity: int,
   placement: Placement | None = None,
 ) -> Placement:
-  """Where the T tokens of a call stand: as `placement` says, or else as a run
-  of text behind the entries that each row has, of which a token sees itself and
-  all before it, `s <= lengths[b] + t`.
-
-  Args:
-    lengths: int32 `[B]`, of the rows before the T tokens are appended.
-    num_tokens: T.
-    capacity: S, of the cache.
-    placement: of tokens that are no run of text; ValueError if it is for
-      another number of tokens or a cache of another capacity.
+  """Where the T tokens of a call stand in a cache of S entries, `lengths[B]` of
+  which count: as `placement` says, or else as a run of text behind them, of
+  which a token sees itself and all before it, `s <= lengths[b] + t`. ValueError
+  if the placement is for another number of tokens or another capacity.
   """
   if placement is not None:
     sizes = placement.mask.shape[1:]

@@ -45,7 +45,8 @@ _MAX_FEATURES = 16
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EagleConfig:
-  """Sizes of an EAGLE-3 network, and where its norms are.
+  """Sizes of an EAGLE-3 network, and where its norms are; see `LlamaConfig` as
+  well.
 
   Attributes:
     vocab_size: of the target.
@@ -55,9 +56,6 @@ class EagleConfig:
     feature_layers: the target's layers, counted from 0, whose *input* is read,
       in ascending order; the number of layers stands for the last one's output.
       Empty: layers 2, n // 2 and n - 3 of a target of n.
-    rope_scaling: how rotary positions are stretched, or None.
-    max_positions: longest context the network was trained for.
-    has_qk_norm: a norm over each head of queries and keys (Qwen3).
     norm_before_residual: whether the layer's residual is the normed hidden
       state, instead of the hidden state itself.
     norm_before_fc: one norm over all features together, before they are joined.
@@ -66,7 +64,6 @@ class EagleConfig:
     norm_before_next: whether the normed state is also that of the next drafted
       position.
     has_embedding: token embeddings of its own, instead of the target's.
-    dtype: of activations and cache; norms, softmax and logits are float32.
   """
 
   vocab_size: int
@@ -109,6 +106,7 @@ class EagleConfig:
         f'input is the embedding, got {_listed(layers)}'
       )
     _check_ascending(layers)
+    # Raises ValueError for sizes that no Llama has.
     self.layer()
 
   @property
@@ -119,10 +117,8 @@ class EagleConfig:
   def layer(self) -> LlamaConfig:
     """The sizes of the layer, as a Llama's."""
     names = {field.name for field in dataclasses.fields(LlamaConfig)}
-    shared = names & {field.name for field in dataclasses.fields(self)}
-    return LlamaConfig(
-      num_layers=1, **{name: getattr(self, name) for name in shared}
-    )
+    shared = {key: x for key, x in vars(self).items() if key in names}
+    return LlamaConfig(num_layers=1, **shared)
 
 
 def _check_ascending(layers: tuple[int, ...]) -> None:
@@ -219,9 +215,7 @@ class Eagle(nn.Module):
       embeddings: `[B, T, embed]` of the token *after* each position.
       hidden: `[B, T, embed]` of each position: of `join`, or of this function
         one position before.
-      keys: `[B, KV, S, D]`, as `values`.
-      values: of the cache.
-      lengths: int32 `[B]`, positions in the cache before this call.
+      keys: `[B, KV, S, D]`, as `values`; of each row, `lengths[B]` count.
       mix: attention of another kind, for training; see `SelfAttention`.
       placement: of positions that are no run of text, as those of a tree.
 
@@ -305,13 +299,21 @@ def bind(network: Network | None, config: EagleConfig, *, width: int) -> Bound:
   The network's params are `{'eagle': ..., 'token_embedder': ...}`: its own, and
   the token embeddings, which are the target's unless it has its own. Its logits
   are those of the target's vocabulary: -inf for tokens that cannot be drafted.
-
-  Raises:
-    ValueError: if the target keeps no streams, or is of another width or depth.
+  ValueError if the target keeps no streams, or is of another width or depth.
   """
-  # Its streams are what the network was trained on, layer by layer.
   target = networks.tapped(network)
-  _check_widths(config, target.config.embed_dim)
+  # Its streams are what the network was trained on.
+  read = target.config.embed_dim
+  if read != config.target_embed_dim:
+    raise ValueError(
+      f'an EAGLE-3 drafter for targets of width {config.target_embed_dim} does '
+      f'not fit one of width {read}'
+    )
+  if not config.has_embedding and config.embed_dim != read:
+    raise ValueError(
+      f'an EAGLE-3 drafter of width {config.embed_dim} cannot read the '
+      f"target's token embeddings of width {read}, and has none of its own"
+    )
   layers = feature_layers(config, target.num_layers)
   return Bound(
     model=_model(config, target.config.vocab_size),
@@ -323,19 +325,6 @@ def bind(network: Network | None, config: EagleConfig, *, width: int) -> Bound:
       ),
     },
   )
-
-
-def _check_widths(config: EagleConfig, width: int) -> None:
-  if width != config.target_embed_dim:
-    raise ValueError(
-      f'an EAGLE-3 drafter for targets of width {config.target_embed_dim} does '
-      f'not fit one of width {width}'
-    )
-  if not config.has_embedding and config.embed_dim != width:
-    raise ValueError(
-      f'an EAGLE-3 drafter of width {config.embed_dim} cannot read the '
-      f"target's token embeddings of width {width}, and has none of its own"
-    )
 
 
 def _model(config: EagleConfig, vocab_size: int) -> EagleModel:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar
 
 import flax.linen as nn
 
@@ -21,21 +21,13 @@ Past = tuple[Array, Array, Array]
 LayerFn = Callable[[Array, Past | None], tuple[Array, Array, Array]]
 
 
-@overload
-def through(
-  module: nn.Module, stack: Iterable[LayerFn], x: Array, past: KVCache
-) -> tuple[Array, KVCache]: ...
-
-
-@overload
-def through(
-  module: nn.Module, stack: Iterable[LayerFn], x: Array, past: KVCache | None
-) -> tuple[Array, KVCache | None]: ...
+# A cache to append to, if there is one.
+_Kept = TypeVar('_Kept', KVCache, KVCache | None)
 
 
 def through(
-  module: nn.Module, stack: Iterable[LayerFn], x: Array, past: KVCache | None
-) -> tuple[Array, KVCache | None]:
+  module: nn.Module, stack: Iterable[LayerFn], x: Array, past: _Kept
+) -> tuple[Array, _Kept]:
   """Puts a stream `[B, T, embed]` through a stack of layers: what leaves the
   last one, and the cache with T more positions. `models.taps` may keep the
   streams between them; that costs nothing where nobody asks."""
@@ -51,7 +43,7 @@ def through(
     # Stream i enters layer i: two layers have streams 0, 1 and 2.
     module.sow(TAPS, TAP.format(i + 1), x)
   if past is None:
-    return x, None
+    return x, past
   lengths = past.lengths + x.shape[1]
   cache = KVCache(keys=tuple(keys), values=tuple(values), lengths=lengths)
   return x, cache

@@ -103,13 +103,9 @@ class Decoder(nn.Module):
     crosses: Iterable[Cross | None],
     past: KVCache | None = None,
   ) -> tuple[Array, KVCache | None]:
-    """Reads int32 `[B, T]`, appending to `past`, of capacity S; None if all S =
-    T tokens are new. `placement` says where they stand, and `crosses` is what
-    each layer, in turn, knows of the encoder.
-
-    Returns:
-      `[B, T, embed]`, the input of `project`, and the cache, None without one.
-    """
+    """Reads int32 `[B, T]`: `[B, T, embed]`, the input of `project`, and the
+    cache. They are appended to `past`, which is None if all tokens are new;
+    `crosses` is what each layer, in turn, knows of the encoder."""
     bias = None
     if not self.config.has_layer_relpos:
       bias = self.relpos_bias(placement.positions, placement.key_positions)
@@ -199,18 +195,13 @@ class T5(nn.Module):
     encoder_segment_ids: Array | None = None,
     decoder_segment_ids: Array | None = None,
   ) -> Array:
-    """Teacher forcing up to the last projection; in training, with a random key
-    named `dropout`.
+    """Teacher forcing up to the last projection, `[B, T, embed]`, of what
+    follows each of `decoder_tokens`, int32 `[B, T]`, the targets shifted right;
+    in training, with a random key named `dropout`.
 
-    Args:
-      encoder_tokens: int32 `[B, E]`, 0 where padded; None if decoder-only.
-      decoder_tokens: int32 `[B, T]`, the targets shifted right.
-      encoder_segment_ids: int32 `[B, E]`, the example that each token belongs
-        to, where several are packed into a row; None for one example per row.
-      decoder_segment_ids: int32 `[B, T]`, the same ids.
-
-    Returns:
-      `[B, T, embed]`, of what follows each decoder token.
+    `encoder_tokens` are int32 `[B, E]`, 0 where padded; None if decoder-only.
+    Where several examples are packed into a row, segment ids say of each token
+    to which it belongs.
     """
     num_tokens, ids = decoder_tokens.shape[1], decoder_segment_ids
     # All rows stand alike.

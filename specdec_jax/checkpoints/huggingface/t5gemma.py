@@ -92,8 +92,8 @@ def _config_of(values: Settings, dtype: jnp.dtype) -> T5GemmaConfig:
     dtype=dtype,
   )
   for stack, found, made in (
-    (encoder, of_encoder, t5gemma.encoder_of(config)),
-    (decoder, of_decoder, t5gemma.decoder_of(config)),
+    (encoder, of_encoder, t5gemma.stack(config, 'encoder')),
+    (decoder, of_decoder, t5gemma.stack(config, 'decoder')),
   ):
     own = values.build(GemmaConfig, **found)
     if attention.layer_windows(own) != attention.layer_windows(made):
@@ -137,7 +137,10 @@ def config_json(config: T5GemmaConfig, dtype: str) -> Json:
       **gemma.stack_json(stack),
       'rope_theta': stack.rope_base,
     }
-    for stack in (t5gemma.encoder_of(config), t5gemma.decoder_of(config))
+    for stack in (
+      t5gemma.stack(config, 'encoder'),
+      t5gemma.stack(config, 'decoder'),
+    )
   )
   decoder['is_decoder'] = True
   decoder['cross_attention_hidden_size'] = config.encoder_embed_dim

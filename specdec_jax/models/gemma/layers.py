@@ -29,25 +29,17 @@ from specdec_jax.sharding import rules
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GemmaConfig:
-  """Sizes of a Gemma 2 or 3, or of one stack of a T5Gemma.
+  """Sizes of a Gemma 2 or 3, or of one stack of a T5Gemma; see `LlamaConfig` as
+  well.
 
   Attributes:
-    embed_dim: width of the residual stream.
-    num_heads: query heads.
-    num_kv_heads: key-value heads; divides `num_heads`.
-    mlp_dim: width of the gated feed-forward.
     query_pre_attn_scalar: attention's scores are divided by its square root.
     attention_softcap: bounds scores, see `attention.softcapped`; 0 for none.
     logits_softcap: likewise of the logits.
-    windows: how many positions each layer attends to, the last ones, 0 for all:
-      those of the first layers, which repeat.
     rope_base: base of the rotary wavelengths in layers without a window.
     rope_factor: by which positions are divided in these.
     local_rope_base: base of the wavelengths in layers with a window.
-    has_qk_norm: a norm over each head of queries and keys (Gemma 3).
-    max_positions: longest context the model was trained for.
     is_tied: that the logits reuse the token embeddings, as all Gemmas do.
-    dtype: of activations and cache; norms, softmax and logits are float32.
   """
 
   vocab_size: int
@@ -222,8 +214,7 @@ class Layer(nn.Module):
 
 
 def _by_head(config: GemmaConfig, x: Array) -> Array:
-  """`[B, T, H * D]` to `[B, H, T, D]`."""
-  # [1, 3, 8] with D = 4: two heads, [1, 2, 3, 4].
+  """`[B, T, H * D]` to `[B, H, T, D]`: [1, 3, 8] with D = 4 is [1, 2, 3, 4]."""
   by_head = x.reshape(*x.shape[:2], -1, config.head_dim).transpose(0, 2, 1, 3)
   return _placed(by_head)
 

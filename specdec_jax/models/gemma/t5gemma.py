@@ -6,7 +6,6 @@ keys and values are computed once per decode. Each stack has embeddings.
 """
 
 import dataclasses
-from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -54,33 +53,22 @@ class T5GemmaConfig:
 
   def __post_init__(self):
     # They raise ValueError for sizes that do not fit together.
-    encoder_of(self), decoder_of(self)
+    stack(self, 'encoder'), stack(self, 'decoder')
 
 
-# Fields that both stacks have, and those that each has of its own.
-_SHARED = (
-  *('vocab_size', 'head_dim', 'query_pre_attn_scalar', 'windows', 'dtype'),
-  *('attention_softcap', 'logits_softcap', 'rope_base', 'norm_epsilon'),
-  *('max_positions', 'is_tied'),
-)
-_OF_EACH = ('embed_dim', 'num_heads', 'num_kv_heads', 'mlp_dim')
-
-
-def encoder_of(config: T5GemmaConfig) -> GemmaConfig:
-  """The sizes of the encoder."""
-  own = {name: getattr(config, f'encoder_{name}') for name in _OF_EACH}
-  return _stack(config, num_layers=config.num_encoder_layers, **own)
-
-
-def decoder_of(config: T5GemmaConfig) -> GemmaConfig:
-  """The sizes of the decoder."""
-  own = {name: getattr(config, name) for name in _OF_EACH}
-  return _stack(config, num_layers=config.num_decoder_layers, **own)
-
-
-def _stack(config: T5GemmaConfig, **own: Any) -> GemmaConfig:
-  shared = {name: getattr(config, name) for name in _SHARED}
-  return GemmaConfig(local_rope_base=config.rope_base, **shared, **own)
+def stack(config: T5GemmaConfig, name: str) -> GemmaConfig:
+  """The sizes of the `encoder` or the `decoder`."""
+  fields = {field.name for field in dataclasses.fields(GemmaConfig)}
+  sizes = {key: x for key, x in vars(config).items() if key in fields}
+  if name == 'encoder':
+    # `encoder_mlp_dim` is the encoder's `mlp_dim`.
+    own = (key for key in vars(config) if key.startswith('encoder_'))
+    sizes |= {key.removeprefix('encoder_'): vars(config)[key] for key in own}
+  return GemmaConfig(
+    num_layers=getattr(config, f'num_{name}_layers'),
+    local_rope_base=config.rope_base,
+    **sizes,
+  )
 
 
 class Encoder(nn.Module):
@@ -110,8 +98,8 @@ class T5Gemma(nn.Module):
   config: T5GemmaConfig
 
   def setup(self):
-    self.encoder = Encoder(encoder_of(self.config))
-    self.decoder = Decoder(decoder_of(self.config), has_cross=True)
+    self.encoder = Encoder(stack(self.config, 'encoder'))
+    self.decoder = Decoder(stack(self.config, 'decoder'), has_cross=True)
 
   def empty_cache(
     self, batch_size: int, capacity: int, encoder_tokens: Array
