@@ -97,15 +97,15 @@ def find(path: Path) -> Format:
 
 
 def find_if_any(path: Path) -> Format | None:
-  """The format of a file or folder, or None if it is of none."""
+  """Returns the format of a file or folder, or None if it is of none."""
   return next((each for each in FORMATS if each.matches(path)), None)
 
 
 def read_config(
   path: Path, dtype: jnp.dtype, sizes: Config | str | None = None
 ) -> Any:
-  """The sizes of a network; `sizes` is what a user says of them, ValueError
-  where files state them."""
+  """Returns the sizes of a network; `sizes` is what a user says of them,
+  ValueError where files state them."""
   found = find(path)
   if found.needs_sizes:
     return found.read_config(path, dtype=dtype, sizes=sizes)
@@ -143,8 +143,8 @@ def read_params(
 
 
 def parts(path: Path) -> list[Path]:
-  """The files and folders that the sizes and the parameters of a model are in;
-  raises ValueError if it is of no format."""
+  """Returns the files and folders that the sizes and the parameters of a model
+  are in; raises ValueError if it is of no format."""
   # Digests are of these files: what else lies beside them may change.
   found = find(path)
   if found.is_part(path):

@@ -89,8 +89,8 @@ def load(
 
 
 def locate(name: str) -> Path:
-  """The file or folder of a model; raises ValueError if a name is neither an
-  alias nor a path that exists, or cannot be downloaded."""
+  """Returns the file or folder of a model; raises ValueError if a name is
+  neither an alias nor a path that exists, or cannot be downloaded."""
   # Names win over folders of the same name: write ./NAME for those.
   if name in pretrained.PACKAGED:
     return pretrained.packaged_file(name)
@@ -133,7 +133,7 @@ def read_config(
   config: Config | str | None = None,
   only_drafts: bool = False,
 ) -> Any:
-  """The sizes alone; see `read`."""
+  """Returns the sizes alone; see `read`."""
   # A network that only drafts is refused as a model, and the reverse.
   found = formats.read_config(path, dtype, config)
   name = families.of(found).name
@@ -150,15 +150,15 @@ def read_config(
 
 
 def is_drafter(path: Path) -> bool:
-  """Whether a folder holds a network that only drafts."""
+  """Tells whether a folder holds a network that only drafts."""
   return families.only_drafts(formats.read_config(path, jnp.float32))
 
 
 def read_vocabulary(
   path: Path, *, num_rows: int | None = None
 ) -> AnyVocabulary | None:
-  """The vocabulary of the model in a file or folder, or None without one; also
-  of a folder with no model. See `vocabulary_files.read`."""
+  """Returns the vocabulary of the model in a file or folder, or None without
+  one; also of a folder with no model. See `vocabulary_files.read`."""
   if path.resolve().parent == pretrained.FOLDER:
     # The vocabulary that all models of this package share lies there.
     path = next(filter(vocabulary_files.is_in, (path, pretrained.FOLDER)), path)

@@ -23,15 +23,13 @@ def write(folder: Path, config: AnyConfig) -> None:
   # JSON has no dtypes; all other fields are numbers, texts, flags and lists.
   fields['dtype'] = jnp.dtype(config.dtype).name
   contents = {'network': families.of(config).name, 'config': fields}
-  text = json.dumps(contents, indent=2) + '\n'
-  with replacing.file(folder / NAME) as begun:
-    begun.write_text(text, encoding='utf-8')
+  replacing.write_text(folder / NAME, json.dumps(contents, indent=2) + '\n')
 
 
 def read(path: Path, *, dtype: jnp.dtype | None = None) -> Any:
-  """The sizes in a model.json, given its path or its folder's; `dtype` None
-  means as written. Raises ValueError if the file is missing or broken, or has
-  fields that the network has not."""
+  """Returns the sizes in a model.json, given its path or its folder's; `dtype`
+  None means as written. Raises ValueError if the file is missing or broken, or
+  has fields that the network has not."""
   if path.is_dir():
     path = path / NAME
   if not path.is_file():
@@ -48,7 +46,7 @@ def read(path: Path, *, dtype: jnp.dtype | None = None) -> Any:
 
 
 def _read_fields(stated: Settings, cls: type, kind: str) -> Json:
-  """The stated fields of a dataclass, which a message calls `kind`."""
+  """Returns the stated fields of a dataclass, which a message calls `kind`."""
   # A field that is not stated has its default, unless it has none.
   fields = {field.name: field for field in dataclasses.fields(cls)}
   if unknown := sorted(set(stated.values) - set(fields)):
@@ -68,7 +66,7 @@ def _read_fields(stated: Settings, cls: type, kind: str) -> Json:
 
 
 def _read_field(stated: Settings, field: dataclasses.Field) -> Any:
-  """The value of a field, of the type that it has in its class."""
+  """Returns the value of a field, of the type that it has in its class."""
   name = field.name
   if name == 'dtype':
     if stated.text(name) not in _DTYPES:

@@ -45,7 +45,7 @@ def save(folder: Path, config: AnyConfig, params: Weights) -> None:
 
 
 def is_checkpoint(folder: Path) -> bool:
-  """Whether a folder is what `save` writes."""
+  """Tells whether a folder is what `save` writes."""
   return (folder / model_file.NAME).is_file() and (folder / PARAMS).is_dir()
 
 
@@ -75,9 +75,9 @@ def text_of(folder: Path) -> str:
 
 
 def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
-  """The stored arrays of a tree of Orbax by name, without reading them; with a
-  `prefix`, those below it, and their names without it. Raises ValueError if the
-  tree was not written to its end, or is damaged."""
+  """Returns the stored arrays of a tree of Orbax by name, without reading them;
+  with a `prefix`, those below it, and their names without it. Raises ValueError
+  if the tree was not written to its end, or is damaged."""
   path = folder / _METADATA
   if not path.is_file():
     raise ValueError(
@@ -110,7 +110,7 @@ def open_tree(folder: Path, prefix: str = '') -> dict[str, Stored]:
 
 
 def _keys(path: Path, entry: object) -> list[str]:
-  """The keys above one entry of a tree; they name files."""
+  """Returns the keys above one entry of a tree; they name files."""
   keys = entry.get('key_metadata') if isinstance(entry, dict) else None
   names: list[Any] = [
     key.get('key') if isinstance(key, dict) else None

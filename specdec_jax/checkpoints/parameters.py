@@ -45,9 +45,9 @@ class Parameter:
 def of(
   config: AnyConfig, name_of: Callable[[str], str] | None = None
 ) -> tuple[Parameter, ...]:
-  """Every parameter of a network, those outside of its layers first; `name_of`
-  gives from a path in our tree the name in a file, None our own file's, which
-  has the paths as names and the shapes of our tree."""
+  """Returns every parameter of a network, those outside of its layers first;
+  `name_of` gives from a path in our tree the name in a file, None our own
+  file's, which has the paths as names and the shapes of our tree."""
   # Fewest slashes first: embeddings and the last norm, then the layers.
   leaves = stored_arrays.flatten(families.param_shapes(config))
   return tuple(
@@ -65,13 +65,13 @@ def of(
 def named(
   config: AnyConfig, names: Mapping[str, str], layer: str
 ) -> tuple[Parameter, ...]:
-  """Every parameter of a network, by `renamed`."""
+  """Returns every parameter of a network, by `renamed`."""
   return of(config, lambda path: renamed(path, names, layer))
 
 
 def renamed(path: str, names: Mapping[str, str], layer: str) -> str:
-  """The name in a file that calls it weight or bias. `names` are those of the
-  branches, `layer` that of `layers_N`, with `{}` in place of the N."""
+  """Returns the name in a file that calls it weight or bias. `names` are those
+  of the branches, `layer` that of `layers_N`, with `{}` in place of the N."""
   # `layers_3/mlp/wo/kernel` and `model.layers.{}` are, by the names of Llama,
   # `model.layers.3.mlp.down_proj.weight`.
   branch, leaf = path.rsplit('/', 1)
@@ -105,8 +105,8 @@ def read_all(
   parameters: Sequence[Parameter],
   dtype: jnp.dtype,
 ) -> Weights:
-  """Our tree of the tensors in a file, converted in a few threads; `read` gives
-  a parameter's tensor `[file_shape]`, in float32 or int32."""
+  """Returns our tree of the tensors in a file, converted in a few threads;
+  `read` gives a parameter's tensor `[file_shape]`, in float32 or int32."""
 
   def to_device(parameter: Parameter) -> jax.Array:
     # A transposed view is copied in one pass with the change of its dtype.
@@ -122,7 +122,7 @@ def read_all(
 
 
 def is_all_finite(values: np.ndarray) -> bool:
-  """Whether a float32 array holds neither NaN nor infinity."""
+  """Tells whether a float32 array holds neither NaN nor infinity."""
   # One pass over the memory, where `isfinite` alone would make an array of it.
   with np.errstate(all='ignore'):
     # The sum is finite unless a term is not, or it overflows: then look.

@@ -22,8 +22,8 @@ def names() -> tuple[str, ...]:
 
 
 def packaged_file(name: str) -> Path:
-  """The file of an alias, in the installed package that carries it; else raises
-  ValueError with the command that installs it."""
+  """Returns the file of an alias, in the installed package that carries it;
+  else raises ValueError with the command that installs it."""
   package, file_name = PACKAGED[name]
   # Found, not imported: importing it needs a runtime for its weights.
   spec = importlib.util.find_spec(package.replace('-', '_'))

@@ -79,7 +79,7 @@ Needed = tuple[Tensors, tuple[Parameter, ...]]
 
 
 def open_tensors(folder: Path, *, num_layers: int) -> Tensors:
-  """The open file of every tensor name.
+  """Returns the open file of every tensor name.
 
   `num_layers` is what config.json or model.json states, of all stacks.
 
@@ -152,7 +152,7 @@ def read_params(
   *,
   dtype: jnp.dtype,
 ) -> Weights:
-  """Our tree of all the parameters of a network, in `dtype`.
+  """Returns our tree of all the parameters of a network, in `dtype`.
 
   `handles` are of `open_tensors`, without those that the network does not need;
   `folder` is for the errors.

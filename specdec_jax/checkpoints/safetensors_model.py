@@ -24,7 +24,7 @@ def save(folder: Path, config: AnyConfig, params: Weights) -> None:
 
 
 def is_model(folder: Path) -> bool:
-  """Whether a folder is what `save` writes."""
+  """Tells whether a folder is what `save` writes."""
   names = (model_file.NAME, safetensors_folder.SINGLE_FILE)
   return all((folder / name).is_file() for name in names)
 

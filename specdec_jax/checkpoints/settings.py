@@ -1,6 +1,7 @@
 """Configurations that files state, read key by key as the types they have."""
 
 import dataclasses
+import functools
 import json
 import reprlib
 import sys
@@ -78,7 +79,7 @@ class Settings:
         self.at(key).refuse_others(without_effect)
 
   def has(self, key: str) -> bool:
-    """Whether a key is there, and not null."""
+    """Tells whether a key is there, and not null."""
     return self.values.get(key) is not None
 
   def count(
@@ -89,7 +90,7 @@ class Settings:
     least: int = 1,
     most: int = MAX_COUNT,
   ) -> int:
-    """An integer from `least` to `most`."""
+    """Returns an integer from `least` to `most`."""
     return self._read(
       key,
       default,
@@ -98,13 +99,13 @@ class Settings:
     )
 
   def number(self, key: str, default: float | None = None) -> float:
-    """A finite number."""
+    """Returns a finite number."""
     return float(self._read(key, default, _is_finite, 'a number'))
 
   def numbers(
     self, key: str, default: list[float] | None = None
   ) -> list[float]:
-    """A list of finite numbers."""
+    """Returns a list of finite numbers."""
     return self._read(key, default, _all(_is_finite), 'a list of numbers')
 
   def flag(self, key: str, default: bool | None = None) -> bool:
@@ -112,15 +113,15 @@ class Settings:
     return self._read(key, default, lambda v: type(v) is bool, 'true or false')
 
   def text(self, key: str, default: str | None = None) -> str:
-    """A string."""
+    """Returns a string."""
     return self._read(key, default, _is_text, 'a string')
 
   def texts(self, key: str, default: list[str] | None = None) -> list[str]:
-    """A list of strings."""
+    """Returns a list of strings."""
     return self._read(key, default, _all(_is_text), 'a list of strings')
 
   def counts(self, key: str, default: list[int] | None = None) -> list[int]:
-    """A list of integers from 0 on."""
+    """Returns a list of integers from 0 on."""
     is_right = _all(_is_id(MAX_COUNT))
     return self._read(key, default, is_right, 'a list of integers from 0 on')
 
@@ -142,20 +143,19 @@ class Settings:
   ) -> None:
     """Raises ValueError unless a key has this value, or is absent; `why` goes
     on with the sentence."""
-    found: bool | int | float | str
-    if isinstance(expected, bool):
-      found, shown = self.flag(key, expected), str(expected).lower()
-    elif isinstance(expected, int):
-      found, shown = self.count(key, expected, least=0), str(expected)
-    elif isinstance(expected, float):
-      found, shown = self.number(key, expected), f'{expected:g}'
-    else:
-      found, shown = self.text(key, expected), expected
-    if found != expected:
+    readers: dict[type, Callable[..., object]] = {
+      bool: self.flag,
+      int: functools.partial(self.count, least=0),
+      float: self.number,
+      str: self.text,
+    }
+    if readers[type(expected)](key, expected) != expected:
+      shown = f'{expected:g}' if type(expected) is float else str(expected)
+      shown = shown.lower() if type(expected) is bool else shown
       self.refuse(key, f'{shown}{why}')
 
   def at(self, key: str) -> 'Settings':
-    """The object at a key, read likewise; empty if absent."""
+    """Returns the object at a key, read likewise; empty if absent."""
     # Both share one set of keys that were asked for, by their full names.
     value = self._read(key, {}, lambda v: isinstance(v, dict), 'an object')
     return Settings(
@@ -205,7 +205,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def read(path: Path) -> Settings:
-  """The JSON object in a file; raises ValueError if there is none."""
+  """Returns the JSON object in a file; raises ValueError if there is none."""
   try:
     values = json.loads(path.read_text(encoding='utf-8'))
   except OSError as error:

@@ -168,7 +168,7 @@ def _values(stored: Stored) -> np.ndarray:
 
 
 def whole_number(stored: Stored, *, source: str, name: str) -> int:
-  """The value of a stored scalar, which the errors call `name`; raises
+  """Returns the value of a stored scalar, which the errors call `name`; raises
   ValueError if it is no whole number, or cannot be read."""
   found = describe(stored)
   if found.shape or not np.issubdtype(found.dtype, np.integer):
@@ -221,14 +221,14 @@ def _check_arrays(
 
 
 def some(items: list[str], separator: str = ', ') -> str:
-  """The first few, and how many more there are."""
+  """Returns the first few, and how many more there are."""
   shown = separator.join(items[:_SHOWN])
   more = len(items) - _SHOWN
   return f'{shown} and {more} more' if more > 0 else shown
 
 
 def flatten(tree: Weights) -> Weights:
-  """The leaves of a tree by name, their keys joined by '/'."""
+  """Returns the leaves of a tree by name, their keys joined by '/'."""
   return {
     jax.tree_util.keystr(path, simple=True, separator='/'): leaf
     for path, leaf in jax.tree.leaves_with_path(tree)

@@ -88,7 +88,7 @@ class BucketPath(_EPath):
     return self._kind() == 'file'
 
   def is_dir(self) -> bool:
-    """Whether an object is below it; a bucket always is a folder."""
+    """Tells whether an object is below it; a bucket always is a folder."""
     return self._kind() == 'directory'
 
   def _kind(self) -> str | None:
@@ -103,7 +103,7 @@ class BucketPath(_EPath):
     return {name: info['crc32c'] for name, info in found.items()}
 
   def iterdir(self) -> Iterator[Self]:
-    """What lies in it; nothing if there is no such folder."""
+    """Yields what lies in it; nothing if there is no such folder."""
     names: list[str] = []
     with _asking(self) as files, _ignored_missing(True):
       names = files.ls(str(self), detail=False)
@@ -112,7 +112,7 @@ class BucketPath(_EPath):
     yield from (path for path in found if path != self)
 
   def glob(self, pattern: str) -> Iterator[Self]:
-    """What lies in it and has a name of this pattern."""
+    """Yields what lies in it and has a name of this pattern."""
     if '/' in pattern:
       raise NotImplementedError(f'{pattern} of more than a name')
     for path in self.iterdir():
@@ -191,7 +191,8 @@ class BucketPath(_EPath):
 
 
 def _ignored_missing(is_ignored: bool) -> contextlib.AbstractContextManager:
-  return contextlib.suppress(*[FileNotFoundError] * is_ignored)
+  ignored = (FileNotFoundError,) if is_ignored else ()
+  return contextlib.suppress(*ignored)
 
 
 class Ranges:
@@ -245,8 +246,8 @@ def explained(path: object) -> Iterator[None]:
 
 
 def refusal(error: Exception, path: str) -> OSError | None:
-  """What gcsfs, Orbax or tensorstore raise because of a server, as an OSError
-  with a sentence and the path; None for all else."""
+  """Returns what gcsfs, Orbax or tensorstore raise because of a server, as an
+  OSError with a sentence and the path; None for all else."""
   # gcsfs raises these without a path.
   if isinstance(error, FileExistsError):
     return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)

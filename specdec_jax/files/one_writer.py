@@ -38,7 +38,7 @@ def one_writer(lock: str | os.PathLike[str], what: object) -> Iterator[None]:
 
 
 def _locked(lock: Path, what: object) -> IO[str]:
-  """The file, empty, open and locked."""
+  """Returns the file, empty, open and locked."""
   import fcntl  # Not on Windows, where all else can be imported.
 
   while True:

@@ -64,7 +64,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def is_in_bucket(path: str | os.PathLike[str]) -> bool:
-  """Whether a path of `user_path` is of a bucket."""
+  """Tells whether a path of `user_path` is of a bucket."""
   return str(path).startswith('gs://')
 
 

@@ -29,8 +29,8 @@ def read(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-  """The objects of a JSONL file, each with its place; blank lines are none.
-  ValueError as of `read` and `parse_object`."""
+  """Yields the objects of a JSONL file, each with its place; blank lines are
+  none. ValueError as of `read` and `parse_object`."""
   for place, line in read(path):
     if line.strip():
       yield place, parse_object(line, place)
@@ -51,8 +51,8 @@ def parse_object(line: str, place: str) -> dict[str, Any]:
 
 
 def text_under(record: Mapping[str, object], key: str, place: str) -> str:
-  """The text that an object has under a key; ValueError with the place and the
-  keys that there are, if there is none, or as of `check_encodable`."""
+  """Returns the text that an object has under a key; ValueError with the place
+  and the keys that there are, if there is none, or as of `check_encodable`."""
   text = record.get(key)
   if not isinstance(text, str):
     raise ValueError(f'{place} has no text under "{key}"; {keys_of(record)}')
@@ -69,5 +69,5 @@ def check_encodable(text: str, place: str) -> None:
 
 
 def keys_of(record: Mapping[str, object]) -> str:
-  """The keys that an object has, for messages."""
+  """Returns the keys that an object has, for messages."""
   return f'its keys: {", ".join(map(repr, record)) or "none"}'

@@ -46,14 +46,14 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-  """Whether an error of Python or of XLA says so; XLA's for a CPU has no status
-  of its own for it."""
+  """Tells whether an error of Python or of XLA says so; XLA's for a CPU has no
+  status of its own for it."""
   signs = ('RESOURCE_EXHAUSTED', 'Out of memory')
   return isinstance(error, MemoryError) or any(x in str(error) for x in signs)
 
 
 def is_away(error: BaseException | None) -> bool:
-  """Whether it comes from the server of a bucket that does not answer."""
+  """Tells whether it comes from the server of a bucket that does not answer."""
   # Others raise ConnectionError as well, for a hub without a network.
   while error is not None and getattr(error, 'errno', None) != AWAY:
     error = error.__cause__

@@ -14,6 +14,10 @@ _WORDS = {
   int: 'an integer',
   str: 'a text',
 }
+_OF_KINDS: dict[object, str] = {
+  collections.abc.Sequence: 'a list, each {}',
+  collections.abc.Mapping: 'a dictionary, each {}: {}',
+}
 
 
 def check(
@@ -43,7 +47,7 @@ def check(
 
 
 def _fits(value: object, annotation: Any) -> bool:
-  """Whether a plain value is of a type; yes if that cannot be told."""
+  """Tells whether a plain value is of a type; yes if that cannot be told."""
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if origin in (types.UnionType, typing.Union):
     return any(_fits(value, member) for member in args)
@@ -68,8 +72,5 @@ def _words(annotation: Any) -> str:
     return ' or '.join(map(_words, members))
   if annotation in _WORDS:
     return _WORDS[annotation]
-  if origin is collections.abc.Sequence:
-    return f'a list, each {_words(args[0])}'
-  if origin is collections.abc.Mapping:
-    return f'a dictionary, each {_words(args[0])}: {_words(args[1])}'
-  return 'a reference, as @name'
+  kind = _OF_KINDS.get(origin)
+  return kind.format(*map(_words, args)) if kind else 'a reference, as @name'

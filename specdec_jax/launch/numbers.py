@@ -9,7 +9,7 @@ from typing import Any
 def number(
   kind: Callable, is_valid: Callable, expected: str
 ) -> Callable[[str], float]:
-  """An argparse type that says in words which numbers are valid."""
+  """Returns an argparse type that says in words which numbers are valid."""
 
   def parse(text: str):
     try:

@@ -202,12 +202,12 @@ def _check_free(port: int) -> None:
 
 
 def is_first() -> bool:
-  """Whether this is the process that writes."""
+  """Tells whether this is the process that writes."""
   return jax.process_index() == 0
 
 
 def number_of_first(number: int) -> int:
-  """The first process's number, in all processes."""
+  """Returns the first process's number, in all processes."""
   return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
 
 
@@ -240,8 +240,8 @@ def ask_first(function: Callable[[], _Result]) -> _Result:
 def entered_by_first(
   context: contextlib.AbstractContextManager[Path],
 ) -> Iterator[Path]:
-  """A context that gives a path, which the first process alone enters and
-  leaves: all get the path, and go on when all are done and it is left."""
+  """Yields a context that gives a path, which the first process alone enters
+  and leaves: all get the path, and go on when all are done and it is left."""
   with contextlib.ExitStack() as stack:
     entered: list[Path] = []
     ask_first(lambda: entered.append(stack.enter_context(context)))

@@ -25,12 +25,12 @@ class Bar(NamedTuple):
 
 
 def is_watched() -> bool:
-  """Whether standard error is a terminal."""
+  """Tells whether standard error is a terminal."""
   return sys.stderr is not None and sys.stderr.isatty()
 
 
 def console(*, is_stderr: bool = False, color: str = 'auto') -> Any:
-  """A `rich` console; `color` is 'auto', 'always' or 'never'."""
+  """Returns a `rich` console; `color` is 'auto', 'always' or 'never'."""
   from rich.console import Console
 
   settings: dict[str, Any] = {
@@ -68,7 +68,7 @@ def waiting(
 
 @contextlib.contextmanager
 def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
-  """A progress bar on a terminal, and nothing anywhere else."""
+  """Yields a progress bar on a terminal, and nothing anywhere else."""
   if not is_shown or not is_watched():
     yield Bar(lambda amount: None, contextlib.nullcontext)
     return

@@ -8,7 +8,6 @@ import pytest
 from tiny_models import assert_trees_equal, byte_tokens, write_gguf
 
 from specdec_jax.checkpoints import gguf
-from specdec_jax.checkpoints.gguf import gemma
 from specdec_jax.checkpoints.settings import Settings
 from specdec_jax.models import presets
 from tests import toy_gemma
@@ -93,5 +92,5 @@ def test_sizes_of_the_published_models(name):
   values = Settings(path='a.gguf', values=stated)
   sizes = gguf.sizes_of(values, config.num_layers, may_lack_head_dim=False)
   sizes |= {'vocab_size': config.vocab_size, 'dtype': jnp.float32}
-  found = gemma.config_of(values, kind, sizes)
+  found = gguf.gemma_of(values, kind, sizes)
   assert found == dataclasses.replace(config, dtype=jnp.float32)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.checkpoints import parameters, settings
-from specdec_jax.checkpoints.gguf import container, gemma
+from specdec_jax.checkpoints.gguf import container
 from specdec_jax.checkpoints.gguf.container import GgufFile
 from specdec_jax.checkpoints.parameters import Parameter
 from specdec_jax.checkpoints.settings import Json, Settings
@@ -20,7 +20,11 @@ from specdec_jax.models.llama import LlamaConfig, RopeScaling
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import Vocabulary
 
-_ARCHITECTURES = ('llama', 'qwen2', 'qwen3', *gemma.ARCHITECTURES)
+_GEMMAS = ('gemma2', 'gemma3')
+# Layers of the largest of each, whose scores alone are not divided by the root
+# of a head's size. Files do not state it; llama.cpp knows them by this number.
+_NUM_LAYERS_27B = {'gemma2': 46, 'gemma3': 62}
+_ARCHITECTURES = ('llama', 'qwen2', 'qwen3', *_GEMMAS)
 # Whose queries and keys llama.cpp's converter interleaves; Mistral's are one.
 _INTERLEAVED = 'llama'
 # Keys of an architecture that change nothing that is computed.
@@ -70,7 +74,7 @@ _WORDS = (
 def read_config(
   path: Path, *, dtype: jnp.dtype = jnp.float32
 ) -> LlamaConfig | GemmaConfig:
-  """The sizes that a GGUF file's metadata and tensors state.
+  """Returns the sizes that a GGUF file's metadata and tensors state.
 
   Raises ValueError if the file is damaged, of another architecture, or has
   features that its network does not compute (experts, rotary positions scaled
@@ -92,14 +96,14 @@ def read_config(
       f'{file.path} has {len(file.tensors)} tensors, too few for '
       f'{num_layers} layers'
     )
-  is_gemma = architecture in gemma.ARCHITECTURES
+  is_gemma = architecture in _GEMMAS
   sizes = sizes_of(values, num_layers, may_lack_head_dim=not is_gemma)
   embedding = file.tensors.get(_EMBEDDING)
   if embedding is None or not embedding.shape[0]:
     raise ValueError(f'{file.path} has no tensor {_EMBEDDING} with rows')
   sizes |= {'vocab_size': embedding.shape[0], 'dtype': dtype}
   found: LlamaConfig | GemmaConfig = (
-    gemma.config_of(values, architecture, sizes)
+    gemma_of(values, architecture, sizes)
     if is_gemma
     else _config_of(file, values, architecture, sizes)
   )
@@ -157,6 +161,48 @@ def _config_of(
   )
 
 
+def gemma_of(values: Settings, kind: str, sizes: Json) -> GemmaConfig:
+  """Returns the sizes that a file states of its architecture, `kind`, beside
+  those that all networks have; raises ValueError for what
+  `models.gemma.decoder` does not compute."""
+  is_gemma_3, number = kind == 'gemma3', values.number
+  base = number('rope.freq_base', 1e6 if is_gemma_3 else 1e4)
+  period = 6 if is_gemma_3 else 2
+  window = values.count('attention.sliding_window')
+  values.expect('attention.sliding_window_pattern', period)
+  # Scores are divided by the root of this: of a head's size but in one model.
+  scalar = sizes['head_dim']
+  if sizes['num_layers'] == _NUM_LAYERS_27B[kind]:
+    scalar = sizes['embed_dim'] // sizes['num_heads']
+  return values.build(
+    GemmaConfig,
+    **sizes,
+    query_pre_attn_scalar=scalar,
+    windows=(*(window,) * (period - 1), 0),
+    attention_softcap=(
+      0.0 if is_gemma_3 else number('attn_logit_softcapping', 50.0)
+    ),
+    logits_softcap=number(
+      'final_logit_softcapping', 0.0 if is_gemma_3 else 30.0
+    ),
+    rope_base=base,
+    rope_factor=_rope_factor(values, kind),
+    local_rope_base=number('rope.freq_base_swa', 1e4) if is_gemma_3 else base,
+    has_qk_norm=is_gemma_3,
+  )
+
+
+def _rope_factor(values: Settings, kind: str) -> float:
+  """By what positions of layers without a window are divided."""
+  key = 'rope.scaling.type'
+  scaling = values.text(key, 'none')
+  if scaling == 'none':
+    return 1.0
+  if scaling != 'linear' or kind == 'gemma2':
+    values.refuse(key, 'none' if kind == 'gemma2' else 'none or linear')
+  return values.number('rope.scaling.factor')
+
+
 def _architecture(file: GgufFile) -> str:
   values = Settings(path=file.path, values=file.metadata)
   key = 'general.architecture'
@@ -171,7 +217,7 @@ def read_params(path: Path, config: LlamaConfig | GemmaConfig) -> Weights:
   tensor is not that of the network, of an unknown type, or not finite."""
   file = container.open_gguf(path)
   architecture = _architecture(file)
-  is_gemma = architecture in gemma.ARCHITECTURES
+  is_gemma = architecture in _GEMMAS
   kind = 'Gemma' if is_gemma else 'Llama'
   if not isinstance(config, GemmaConfig if is_gemma else LlamaConfig):
     raise ValueError(f'{path} holds a {kind}, not the sizes of a {config}')
@@ -218,9 +264,9 @@ def split_rotary_halves(values: np.ndarray, num_heads: int) -> np.ndarray:
 def _rope_scaling(
   file: GgufFile, base: float, head_dim: int
 ) -> RopeScaling | None:
-  """How rotary positions are stretched. A file has only what divides each of
-  the frequencies, and the public models have the same constants but for the
-  factor; raises ValueError if a file has others."""
+  """Returns how rotary positions are stretched. A file has only what divides
+  each of the frequencies, and the public models have the same constants but for
+  the factor; raises ValueError if a file has others."""
   if _ROPE_FACTORS not in file.tensors:
     return None
   stored = container.read_tensor(file, _ROPE_FACTORS)
@@ -240,9 +286,9 @@ def _rope_scaling(
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-  """The vocabulary in a GGUF file: byte-level pairs, as GPT-2's, equal to
-  Hugging Face's tokenizer of the same model. Raises ValueError if it has none
-  or another kind, and ImportError without the tokenizers package."""
+  """Returns the vocabulary in a GGUF file: byte-level pairs, as GPT-2's, equal
+  to Hugging Face's tokenizer of the same model. Raises ValueError if it has
+  none or another kind, and ImportError without the tokenizers package."""
   file = container.open_gguf(path)
   values = Settings(path=file.path, values=file.metadata)
   tokens = values.texts(_TOKENS)
@@ -312,7 +358,7 @@ def _build_tokenizer(
 
 
 def _token_types(values: Settings, num_tokens: int) -> list[int]:
-  """What kind of token each is, or nothing if the file does not say."""
+  """Returns what kind of token each is, or nothing if the file does not say."""
   if not values.has(_TYPES):
     return []
   types = values.values[_TYPES]
@@ -326,7 +372,7 @@ def _token_types(values: Settings, num_tokens: int) -> list[int]:
 
 
 def _pre_tokenizer(values: Settings, splitting: str) -> Any:
-  """How text is cut into words before pairs are merged within them."""
+  """Returns how text is cut into words before pairs are merged within them."""
   tokenizers = vocabularies.import_tokenizers()
   pre = tokenizers.pre_tokenizers
   if splitting == 'smollm':

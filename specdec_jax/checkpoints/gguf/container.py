@@ -175,8 +175,8 @@ def _parse_header(cursor: _Cursor) -> tuple[Json, dict[str, TensorInfo]]:
 
 
 def _blocks(name: str, info: TensorInfo) -> tuple[Any, int, int]:
-  """How a tensor is quantised, and how many values a block has in how many
-  bytes: those of Q8_0 are 32 in 34, a scale and 32 of 8 bits."""
+  """Returns how a tensor is quantised, and how many values a block has in how
+  many bytes: those of Q8_0 are 32 in 34, a scale and 32 of 8 bits."""
   gguf = _import_gguf()
   try:
     quantization = gguf.GGMLQuantizationType(info.type_id)

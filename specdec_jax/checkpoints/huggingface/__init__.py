@@ -106,9 +106,9 @@ _ROLES = (
 
 
 def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> AnyConfig:
-  """The sizes that a folder's config.json states; raises ValueError if it is
-  missing or broken, has a key that is not known or describes a network that
-  `models` does not compute, or its weights are quantised."""
+  """Returns the sizes that a folder's config.json states; raises ValueError if
+  it is missing or broken, has a key that is not known or describes a network
+  that `models` does not compute, or its weights are quantised."""
   values = settings.read(folder / CONFIG)
   network = _network_stated(values)
   for key in ('quantization_config', 'compression_config'):
@@ -120,7 +120,7 @@ def read_config(folder: Path, *, dtype: jnp.dtype = jnp.float32) -> AnyConfig:
 
 
 def _network_stated(values: Settings) -> ModuleType:
-  """The network that config.json says it is of."""
+  """Returns the network that config.json says it is of."""
   if eagle.is_stated(values):
     return eagle
   kind = values.text('model_type')
@@ -135,8 +135,8 @@ def _network_stated(values: Settings) -> ModuleType:
 
 
 def read_params(folder: Path, config: Config) -> Weights:
-  """The tree of our network in a folder's files, in the config's dtype; see
-  `safetensors_folder` for the errors."""
+  """Returns the tree of our network in a folder's files, in the config's dtype;
+  see `safetensors_folder` for the errors."""
   network = _network_of(config)
   # Before parameters are listed: a file may state a thousand layers.
   tensors = safetensors_folder.open_tensors(
@@ -172,8 +172,8 @@ def _network_of(config: AnyConfig) -> _Network:
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
-  """The vocabulary of a folder: tokenizer.json and what stands beside it, with
-  the token ids of transformers.
+  """Returns the vocabulary of a folder: tokenizer.json and what stands beside
+  it, with the token ids of transformers.
 
   End-of-text ids are those of `read_eos_ids`, else the tokenizer's own end
   token. Raises ValueError if tokenizer.json is missing or broken, and
@@ -226,8 +226,8 @@ def read_eos_ids(folder: Path) -> tuple[int, ...]:
 
 
 def not_honoured(folder: Path) -> str | None:
-  """What a folder states and `NOT_HONOURED` lists, in a sentence; None if
-  nothing does."""
+  """Returns what a folder states and `NOT_HONOURED` lists, in a sentence; None
+  if nothing does."""
   values = settings.read_if_any(folder / _GENERATION)
   places = [values]
   if not values.values:
@@ -339,10 +339,10 @@ def _read_chat_templates(folder: Path, values: Settings) -> dict[str, str]:
 
 
 def download(repository: str) -> Path:
-  """The folder of a model of the Hugging Face hub, downloaded unless cached:
-  `organisation/name`, or `organisation/name@revision` with a branch, tag or
-  commit. Raises ValueError if the name is malformed or the download fails, and
-  ImportError without the huggingface_hub package."""
+  """Returns the folder of a model of the Hugging Face hub, downloaded unless
+  cached: `organisation/name`, or `organisation/name@revision` with a branch,
+  tag or commit. Raises ValueError if the name is malformed or the download
+  fails, and ImportError without the huggingface_hub package."""
   name, at, revision = repository.partition('@')
   # `organisation/name@main`; a name without `@` is of the newest commit.
   is_name = name.count('/') == 1 and all(name.split('/'))

@@ -87,8 +87,8 @@ _DEFAULTS = {
 
 
 def is_stated(values: Settings) -> bool:
-  """Whether config.json is that of an EAGLE-3 drafter. SafeAILab's own name the
-  architecture of a Llama, from which `draft_vocab_size` tells them."""
+  """Tells whether config.json is that of an EAGLE-3 drafter. SafeAILab's own
+  name the architecture of a Llama, from which `draft_vocab_size` tells them."""
   return (
     any('Eagle3' in name for name in values.texts('architectures', []))
     or values.has('speculators_model_type')
@@ -97,8 +97,8 @@ def is_stated(values: Settings) -> bool:
 
 
 def read_config(values: Settings, dtype: jnp.dtype) -> EagleConfig:
-  """The sizes that config.json and the names of the tensors state; ValueError
-  for what `models.eagle` does not compute."""
+  """Returns the sizes that config.json and the names of the tensors state;
+  ValueError for what `models.eagle` does not compute."""
   # speculators has the layer's sizes in an object of their own.
   is_nested = values.has('speculators_model_type')
   inner = values.at('transformer_layer_config') if is_nested else values
@@ -187,7 +187,7 @@ def _last_norm(values: Settings, names: Collection[str]) -> dict[str, bool]:
 
 
 def _usual_name(name: str) -> str:
-  """What SafeAILab calls a tensor of any spelling."""
+  """Returns what SafeAILab calls a tensor of any spelling."""
   name = name.removeprefix('model.')
   if name.startswith(_LAYER_OF_SPECULATORS):
     return _LAYER + name.removeprefix(_LAYER_OF_SPECULATORS)
@@ -262,7 +262,7 @@ def to_file(config: EagleConfig, params: Weights) -> Weights:
 
 
 def parameters_of(config: EagleConfig) -> tuple[Parameter, ...]:
-  """What `to_file` gives, in the spelling of `config_json`."""
+  """Returns what `to_file` gives, in the spelling of `config_json`."""
   written = parameters.of(config, _name_of)
   if _is_whole(config):
     written = tuple(p for p in written if p.path != _IDS)
@@ -277,19 +277,19 @@ def parameters_of(config: EagleConfig) -> tuple[Parameter, ...]:
 
 
 def _is_whole(config: EagleConfig) -> bool:
-  """Whether every token can be drafted."""
+  """Tells whether every token can be drafted."""
   return config.draft_vocab_size == config.vocab_size
 
 
 def _is_of_speculators(config: EagleConfig) -> bool:
-  """Whether only the spelling of speculators can state a network."""
+  """Tells whether only the spelling of speculators can state a network."""
   names = ('norm_before_residual', 'norm_before_fc', 'norm_before_next')
   return any(getattr(config, name) for name in (*names, 'has_qk_norm'))
 
 
 def config_json(config: EagleConfig, dtype: str) -> Json:
-  """What config.json says of a drafter: as SafeAILab's code, SpecForge and
-  SGLang read it, or else as speculators and vLLM do; raises ValueError if
+  """Returns what config.json says of a drafter: as SafeAILab's code, SpecForge
+  and SGLang read it, or else as speculators and vLLM do; raises ValueError if
   neither has such a network."""
   # The network of transformers that has such layers.
   kind = 'qwen3' if config.has_qk_norm else 'llama'

@@ -67,8 +67,8 @@ _GEMMA_3 = _GEMMA_2 | {
 
 
 def read_config(values: Settings, dtype: jnp.dtype) -> GemmaConfig:
-  """The sizes that config.json states, of the text alone if it also sees;
-  raises ValueError for a key that is not known or says what
+  """Returns the sizes that config.json states, of the text alone if it also
+  sees; raises ValueError for a key that is not known or says what
   `models.gemma.decoder` does not compute."""
   is_gemma_3 = values.text('model_type') != 'gemma2'
   text = values.at('text_config') if values.has('text_config') else values
@@ -82,8 +82,8 @@ def read_config(values: Settings, dtype: jnp.dtype) -> GemmaConfig:
 
 
 def stack_fields(values: Settings, *, is_gemma_3: bool) -> Json:
-  """The fields of `GemmaConfig` that describe one stack, as an object of a
-  configuration has it; raises ValueError as `read_config` does."""
+  """Returns the fields of `GemmaConfig` that describe one stack, as an object
+  of a configuration has it; raises ValueError as `read_config` does."""
   defaults = _GEMMA_3 if is_gemma_3 else _GEMMA_2
   for key in ('attention_bias', 'use_bidirectional_attention'):
     values.expect(key, False)
@@ -110,7 +110,7 @@ def stack_fields(values: Settings, *, is_gemma_3: bool) -> Json:
 
 
 def _softcap(values: Settings, key: str, default: float) -> float:
-  """A bound; 0, as null is, for none."""
+  """Returns a bound; 0, as null is, for none."""
   if key in values.values and not values.has(key):
     return 0.0
   bound = values.number(key, default)
@@ -122,7 +122,7 @@ def _softcap(values: Settings, key: str, default: float) -> float:
 def _windows(
   values: Settings, num_layers: int, pattern: int
 ) -> tuple[int, ...]:
-  """The window of each layer, up to where they repeat."""
+  """Returns the window of each layer, up to where they repeat."""
   window = values.count('sliding_window', _WINDOW)
   values.expect('sliding_window_size', window, ', as sliding_window is')
   for key in ('sliding_window_pattern', '_sliding_window_pattern'):
@@ -213,8 +213,8 @@ def parameters_of(config: GemmaConfig) -> tuple[Parameter, ...]:
 
 
 def config_json(config: GemmaConfig, dtype: str) -> Json:
-  """What config.json says of a model; raises ValueError if transformers has no
-  such network."""
+  """Returns what config.json says of a model; raises ValueError if transformers
+  has no such network."""
   kind = _TEXT if config.has_qk_norm else 'gemma2'
   name = 'Gemma3' if config.has_qk_norm else 'Gemma2'
   rope: Json = {'rope_theta': config.rope_base}
@@ -241,8 +241,8 @@ def config_json(config: GemmaConfig, dtype: str) -> Json:
 
 
 def stack_json(config: GemmaConfig) -> Json:
-  """What config.json says of one stack, its rotary positions apart; raises
-  ValueError if its windows differ."""
+  """Returns what config.json says of one stack, its rotary positions apart;
+  raises ValueError if its windows differ."""
   # transformers states one length, and for each layer whether it has a window.
   windows = attention.layer_windows(config)
   sizes = set(windows) - {0}

@@ -59,7 +59,7 @@ _MISTRAL_WINDOW, _QWEN_FULL_LAYERS = 4096, 28
 
 
 def read_config(values: Settings, dtype: jnp.dtype) -> LlamaConfig:
-  """The sizes that config.json states.
+  """Returns the sizes that config.json states.
 
   Llama, Mistral, Qwen2 and Qwen3 are one network: Mistral is Llama with a
   sliding window, Qwen2 has biases on queries, keys and values, and Qwen3 norms
@@ -93,7 +93,7 @@ def counts(
   *,
   may_lack: Collection[str] = ('num_kv_heads', 'head_dim'),
 ) -> dict[str, int]:
-  """The fields of `_COUNTS`, with defaults by key. Of those that a file
+  """Returns the fields of `_COUNTS`, with defaults by key. Of those that a file
   `may_lack`, each head has its own keys and an equal share of the width."""
   # With 4 heads and a width of 64, heads are of 16 unless a file says so.
   known = defaults or {}
@@ -139,8 +139,8 @@ def rope_place(
 
 
 def rope_scaling(values: Settings) -> RopeScaling | None:
-  """How rotary positions are stretched; raises ValueError if in another way
-  than Llama 3.1's."""
+  """Returns how rotary positions are stretched; raises ValueError if in another
+  way than Llama 3.1's."""
   # Early files say `type`, later ones `rope_type`; the later one wins.
   kind, place = '', rope_place(values, 'factor')
   for key in ('type', 'rope_type'):
@@ -166,8 +166,8 @@ def rope_scaling(values: Settings) -> RopeScaling | None:
 def _windows(
   values: Settings, kind: str, num_layers: int, max_positions: int
 ) -> tuple[int, ...]:
-  """The window of each layer, as `LlamaConfig` has them; one that no context
-  outgrows is none."""
+  """Returns the window of each layer, as `LlamaConfig` has them; one that no
+  context outgrows is none."""
   # Of 4 layers with `max_window_layers` 2, the last two have a window.
   key, first, window = 'sliding_window', 0, 0
   if values.has(key):
@@ -218,8 +218,8 @@ def parameters_of(config: LlamaConfig) -> tuple[Parameter, ...]:
 
 
 def config_json(config: LlamaConfig, dtype: str) -> Json:
-  """What config.json says of a model; raises ValueError if transformers has no
-  such network."""
+  """Returns what config.json says of a model; raises ValueError if transformers
+  has no such network."""
   kind = _kind(config)
   return {
     'architectures': [f'{kind.capitalize()}ForCausalLM'],
@@ -232,7 +232,7 @@ def config_json(config: LlamaConfig, dtype: str) -> Json:
 
 
 def sizes_json(config: LlamaConfig | EagleConfig, num_layers: int) -> Json:
-  """The sizes of so many layers of a Llama, or of one like it."""
+  """Returns the sizes of so many layers of a Llama, or of one like it."""
   return {
     **counts_json(config, num_layers),
     'hidden_act': 'silu',
@@ -253,7 +253,7 @@ def counts_json(
 
 
 def _kind(config: LlamaConfig) -> str:
-  """The `model_type` of a network."""
+  """Returns the `model_type` of a network."""
   if config.has_qk_norm and config.has_attention_bias:
     raise ValueError(
       'Hugging Face has no network with norms of queries and keys and biases '

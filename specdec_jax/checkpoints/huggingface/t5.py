@@ -74,7 +74,7 @@ _PROJECTIONS = {
 
 
 def read_config(values: Settings, dtype: jnp.dtype) -> T5Config:
-  """The sizes that config.json states; ValueError if it, or the
+  """Returns the sizes that config.json states; ValueError if it, or the
   generation_config.json beside it, says what `models.t5` does not compute."""
   kind = values.text('model_type')
   is_t5, is_umt5 = kind == 't5', kind == 'umt5'
@@ -156,8 +156,8 @@ def needed(folder: Path, config: T5Config, tensors: Tensors) -> Needed:
 
 
 def parameters_of(config: T5Config) -> tuple[Parameter, ...]:
-  """Every parameter of a model of these sizes, by Hugging Face's name; raises
-  ValueError if transformers has no such T5."""
+  """Returns every parameter of a model of these sizes, by Hugging Face's name;
+  raises ValueError if transformers has no such T5."""
   if not config.num_encoder_layers:
     raise ValueError('Hugging Face has no T5 without an encoder')
   if config.has_layer_relpos and config.is_tied:
@@ -194,7 +194,7 @@ def _projection_of(config: T5Config) -> str:
 
 
 def config_json(config: T5Config, dtype: str) -> Json:
-  """The keys of a model's config.json."""
+  """Returns the keys of a model's config.json."""
   kind = 'umt5' if config.has_layer_relpos else 't5'
   return {
     'architectures': [f'{kind.upper()}ForConditionalGeneration'],

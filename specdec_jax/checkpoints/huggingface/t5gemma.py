@@ -53,7 +53,7 @@ _OF_EACH = ('embed_dim', 'num_heads', 'num_kv_heads', 'mlp_dim')
 
 
 def read_config(values: Settings, dtype: jnp.dtype) -> T5GemmaConfig:
-  """The sizes that config.json states; ValueError for what it, or the
+  """Returns the sizes that config.json states; ValueError for what it, or the
   generation_config.json beside it, says that is not computed here."""
   path = user_path(values.path).with_name('generation_config.json')
   generation = settings.read_if_any(path)
@@ -128,8 +128,8 @@ def parameters_of(config: T5GemmaConfig) -> tuple[Parameter, ...]:
 
 
 def config_json(config: T5GemmaConfig, dtype: str) -> Json:
-  """What config.json says of a model; raises ValueError if transformers has no
-  such network."""
+  """Returns what config.json says of a model; raises ValueError if transformers
+  has no such network."""
   encoder, decoder = (
     {
       'model_type': _STACK,

@@ -31,9 +31,9 @@ _STATE = 'state'
 def read_config(
   path: Path, *, sizes: Config | str | None = None, dtype: jnp.dtype
 ) -> Config:
-  """The sizes of a checkpoint, which does not state them: `sizes` is a config,
-  a name of `models.presets`, the path of a model.json, or None for a model.json
-  in one of `folders`. Raises ValueError if it is none of these."""
+  """Returns the sizes of a checkpoint, which does not state them: `sizes` is a
+  config, a name of `models.presets`, the path of a model.json, or None for a
+  model.json in one of `folders`. Raises ValueError if it is none of these."""
   if isinstance(sizes, str) and sizes in presets.PRESETS:
     return presets.preset(sizes, dtype=dtype)
   if isinstance(sizes, str):
@@ -164,7 +164,7 @@ def find(path: Path | str) -> Path:
 
 
 def _layout(folder: Path) -> Layout | None:
-  """Which of the two formats is in a folder itself, if any."""
+  """Returns which of the two formats is in a folder itself, if any."""
   if (folder / legacy.FILE).is_file():
     return 'legacy'
   return 'orbax' if (folder / _STATE).is_dir() else None

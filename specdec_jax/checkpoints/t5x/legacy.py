@@ -61,7 +61,7 @@ def open_step(folder: Path) -> Stored | None:
 
 
 def open_target(folder: Path) -> dict[str, Stored]:
-  """The stored parameters of a checkpoint by name.
+  """Returns the stored parameters of a checkpoint by name.
 
   Specs of other places, such as a bucket, are read from `folder`: T5X writes
   paths that are relative to it. Raises ValueError if the file is damaged, or a

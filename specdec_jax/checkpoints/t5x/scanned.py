@@ -24,19 +24,19 @@ _JOINED = {'query': 1, 'key': 1, 'value': 1, 'out': 0}
 
 
 def is_scanned(names: Iterable[str]) -> bool:
-  """Whether names of arrays are of stacks whose layers are joined."""
+  """Tells whether names of arrays are of stacks whose layers are joined."""
   return any(name.startswith(_STACKS) for name in names)
 
 
 def has_tables(names: Iterable[str]) -> bool:
-  """Whether names of our tree are of layers with relative positions of their
-  own, which T5X has in stacks alone."""
+  """Tells whether names of our tree are of layers with relative positions of
+  their own, which T5X has in stacks alone."""
   return any('/layers_0/relpos_bias/' in name for name in names)
 
 
 def stacked_shapes(expected: Weights) -> Weights:
-  """What is stored for leaves with the names of our tree: shapes, with the
-  shardings of one layer's. Raises ValueError for a stack without tables of
+  """Returns what is stored for leaves with the names of our tree: shapes, with
+  the shardings of one layer's. Raises ValueError for a stack without tables of
   relative positions, which tell the number of heads."""
   shapes = {}
   for name, leaves in _grouped(expected).items():
@@ -78,8 +78,8 @@ def _with_layers(axes: list[list], layers: int | None) -> tuple:
 
 
 def unstack(stacked: Weights, expected: Weights) -> Weights:
-  """Our tree of stored arrays, each of which is dropped when it is taken apart;
-  arguments as for, and of, `stacked_shapes`."""
+  """Returns our tree of stored arrays, each of which is dropped when it is
+  taken apart; arguments as for, and of, `stacked_shapes`."""
   found = {}
   for name, leaves in _grouped(expected).items():
     array = stacked.pop(name)
@@ -100,8 +100,8 @@ def unstack(stacked: Weights, expected: Weights) -> Weights:
 
 
 def stack(params: Weights) -> Weights:
-  """A tree of numpy arrays as T5X's scalable_t5 has it; raises ValueError as
-  `stacked_shapes`."""
+  """Returns a tree of numpy arrays as T5X's scalable_t5 has it; raises
+  ValueError as `stacked_shapes`."""
   leaves = stored_arrays.flatten(params)
   shapes, found = stacked_shapes(leaves), {}
   for name, layers in _grouped(leaves).items():

@@ -22,8 +22,8 @@ _WITHOUT_EFFECT = ('rescale_log_probs',)
 def decoder_params_of(
   asked: Mapping[str, Any], vocabulary: Any
 ) -> tuple[Array | None, int]:
-  """The key and the id of EOS of a prediction, also from `decoder_params`;
-  ValueError for what speculation cannot do, or two keys."""
+  """Returns the key and the id of EOS of a prediction, also from
+  `decoder_params`; ValueError for what speculation cannot do, or two keys."""
   check_num_decodes(asked['num_decodes'])
   # What is taken out is known; what is left is of another decoder.
   given = dict(asked.get('decoder_params') or {})
@@ -79,8 +79,8 @@ def reach(tokens_to_logits: Any) -> tuple[Any, Any, Array | None]:
 
 
 def bindings_of(configurable: Any) -> dict[str, Any] | None:
-  """The arguments that gin binds for a class, a method or a function; None if
-  no gin file names it."""
+  """Returns the arguments that gin binds for a class, a method or a function;
+  None if no gin file names it."""
   import gin
 
   # References are resolved in a second call: what they raise is not ours.

@@ -227,10 +227,10 @@ def prompt_of(
   decoder_tokens: Array,
   starts: Array | None = None,
 ) -> Prompt:
-  """A prompt from T5X's arrays: the encoder's tokens int32 `[B, E]`, 0 where
-  padded; the decoder's int32 `[B, L]`, the start token 0, then forced tokens,
-  then 0s; and int32 `[B]` where the last token of each prompt stands, None
-  where the first forced tokens end."""
+  """Returns a prompt from T5X's arrays: the encoder's tokens int32 `[B, E]`, 0
+  where padded; the decoder's int32 `[B, L]`, the start token 0, then forced
+  tokens, then 0s; and int32 `[B]` where the last token of each prompt stands,
+  None where the first forced tokens end."""
   # Of [0 5 6 0 7]: the prompt is [0 5 6], and the 7 is forced in its place.
   if starts is None:
     starts = arrays.count_leading(decoder_tokens[:, 1:] != 0)
@@ -253,7 +253,7 @@ def speculative_decode(
   initial_index: Array | None = None,
   **speculation: Any,
 ) -> tuple[Array, Array]:
-  """A `decode_fn` for T5X's own models, with every drafter but 'model'.
+  """Returns a `decode_fn` for T5X's own models, with every drafter but 'model'.
 
   Args:
     inputs: int32 `[B, L]`, forced tokens.
@@ -297,9 +297,9 @@ def speculative_decode(
 
 
 def counters(output: DecodeOutput) -> dict[str, Array]:
-  """What a T5X model reports: int32 `[B]` each, and as `scores` the float32
-  `[B]` log-probability of what each row was continued with, under the model's
-  own softmax."""
+  """Returns what a T5X model reports: int32 `[B]` each, and as `scores` the
+  float32 `[B]` log-probability of what each row was continued with, under the
+  model's own softmax."""
   counts = output.statistics
   return {
     'scores': jnp.sum(output.log_probs, axis=1),
@@ -312,7 +312,7 @@ def counters(output: DecodeOutput) -> dict[str, Array]:
 
 
 def continuation(output: DecodeOutput, prompt: Prompt) -> Array:
-  """What followed the prompt, moved to the left: int32 `[B, S - 1]`."""
+  """Returns what followed the prompt, moved to the left: int32 `[B, S - 1]`."""
   # A row [0 5 6 8 9 0] with a prompt of 3 tokens becomes [8 9 0 0 0].
   starts, width = prompt.decoder_lengths, output.tokens.shape[1] - 1
   moved = arrays.read_block(output.tokens, starts, width)
@@ -354,8 +354,8 @@ def _params(params: Weights, networks: Networks) -> Params:
 def _force(
   model: LanguageModel, tokens: Array, *, eos_id: int
 ) -> LanguageModel:
-  """A T5 that gives all probability to `tokens[b, i]` at position i of row b,
-  where that is not 0, and is itself elsewhere.
+  """Returns a T5 that gives all probability to `tokens[b, i]` at position i of
+  row b, where that is not 0, and is itself elsewhere.
 
   A forced EOS does not end a row in T5X. The loop is given 0 in its place,
   which the model reads as the EOS that it stands for; `decode` undoes it.

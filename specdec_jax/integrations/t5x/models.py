@@ -206,8 +206,8 @@ def _split(
 
 
 def _asked(method: Callable[..., Any], **given: object) -> dict[str, Any]:
-  """What the caller of a prediction gives, else what gin binds for T5X's own
-  method."""
+  """Returns what the caller of a prediction gives, else what gin binds for
+  T5X's own method."""
   given = {k: v for k, v in given.items() if v is not None}
   return (contract.bindings_of(method) or {}) | given
 

@@ -34,13 +34,13 @@ DRAFT = 'draft'
 
 
 def refusal(sentence: str) -> ValueError:
-  """The error with this sentence, and the page to read."""
+  """Returns the error with this sentence, and the page to read."""
   return ValueError(f'{sentence}; see docs/t5x.md')
 
 
 def config_of(module: Any) -> T5Config:
-  """The sizes of a network of `t5x.examples.t5` or `.decoder_only`; ValueError
-  for another, which our T5 would not compute."""
+  """Returns the sizes of a network of `t5x.examples.t5` or `.decoder_only`;
+  ValueError for another, which our T5 would not compute."""
   name = f'{type(module).__module__}.{type(module).__qualname__}'
   if getattr(module, 'scan_layers', False):
     raise refusal(
@@ -78,7 +78,7 @@ def config_of(module: Any) -> T5Config:
 
 
 def params_of(params: Weights, config: T5Config, *, role: str) -> Weights:
-  """A network's parameters in the dtypes that T5X computes with.
+  """Returns a network's parameters in the dtypes that T5X computes with.
 
   T5X rounds every kernel to the dtype of the activations, but multiplies the
   last projection, or embeddings that serve as it, in float32. ValueError, with
