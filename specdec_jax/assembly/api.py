@@ -27,6 +27,7 @@ from specdec_jax.assembly.running import DecodeSettings, Iterations
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.files import text_lines
+from specdec_jax.launch import compilation_cache
 from specdec_jax.sharding import mesh
 from specdec_jax.text import prompts, stop_strings, vocabularies
 from specdec_jax.text.prompts import Batch, Text
@@ -52,6 +53,9 @@ def load(
 ) -> Decoder:
   """Loads a target, a drafter and a rule.
 
+  Programs that are compiled from now on are kept for later processes; see
+  `launch.compilation_cache`.
+
   Args:
     model: a name such as 'smollm2-135m' or 'ende-mini', a path, or
       'hf:organisation/name'; see `checkpoints.loading.load`.
@@ -75,6 +79,7 @@ def load(
     ValueError: if a model cannot be had, or the choices do not fit together.
     ImportError: if a package that reads a model is not installed.
   """
+  compilation_cache.enable()
   draft = None
   if draft_model is not None:
     draft = _model(draft_model, draft_dtype or dtype, vocabulary)

@@ -20,6 +20,8 @@ class Completion:
     tokens: its ids, EOS included.
     log_probs: the model's own log-probabilities of them.
     stop: the string that ended it, or None.
+    finish_reason: 'stop' after EOS or a stop string, 'length' at the limit,
+      'nan' where logits were not numbers.
     statistics: by name: tokens, target runs, tokens per target run, drafted
       and accepted tokens, the acceptance rate; see `measure.metrics`.
   """
@@ -29,6 +31,7 @@ class Completion:
   tokens: tuple[int, ...]
   log_probs: tuple[float, ...]
   stop: str | None
+  finish_reason: str
   statistics: Mapping[str, Any]
 
   def __str__(self) -> str:
@@ -47,12 +50,15 @@ def of_row(
   span = slice(int(batch.prompt.decoder_lengths[row]), int(output.lengths[row]))
   tokens = output.tokens[row, span].tolist()
   text, found = stop_strings.text_of(decoder.vocabulary, stop, tokens)
+  has_eos = not set(tokens[-1:]).isdisjoint(decoder.vocabulary.eos_ids)
+  reason = 'stop' if has_eos or found is not None else 'length'
   return Completion(
     prompt=batch.texts[row],
     text=text,
     tokens=tuple(tokens),
     log_probs=tuple(output.log_probs[row, span].tolist()),
     stop=found,
+    finish_reason='nan' if output.has_nan[row] else reason,
     statistics=metrics.row_summary(output.statistics, row),
   )
 

@@ -61,6 +61,7 @@ def test_statistics_and_log_probs_are_at_hand(completions):
     assert each.statistics['target_runs'] <= NUM_NEW
     assert each.statistics['block_efficiency'] >= 1
     assert each.stop is None
+    assert each.finish_reason == 'length'
     assert all(value < 0 for value in each.log_probs)
   assert sum(each.statistics['accepted'] for each in completions) > 0
 
@@ -96,6 +97,7 @@ def test_a_stop_string_ends_a_text(decoder, completions):
   text = completions[0].text
   stop = text[3:5]
   [found] = generate(decoder, TEXTS[:1], stop=[stop, 'not in it'])
+  assert found.finish_reason == 'stop'
   assert found.stop == stop
   assert found.text == text[: text.index(stop)]
   assert found.statistics['tokens'] == len(found.tokens) < NUM_NEW

@@ -51,7 +51,7 @@ def test_json_has_the_promised_keys(generate):
   record, *more = generate('--prompt', 'the in ab', '--json', '-').records()
   assert more == []
   assert set(record) == {
-    *('prompt', 'text', 'tokens', 'log_probs', 'statistics')
+    *('prompt', 'text', 'finish_reason', 'tokens', 'log_probs', 'statistics')
   }
   assert record['prompt'] == 'the in ab'
   assert len(record['tokens']) == len(record['log_probs']) == 8
@@ -200,6 +200,7 @@ def test_eos_ends_a_row_and_is_no_text(generate, make_model):
   model = make_model('ended', eos_token=by_id[eos])
   found = generate('--json', '-', **{'--model': model}).records()
   assert found[3]['tokens'] == [*start, eos]
+  assert found[3]['finish_reason'] == 'stop'
   assert found[3]['text'] == tiny.make_tokenizer().decode(start)
 
 

@@ -105,6 +105,7 @@ def test_a_row_ends_with_the_string(generate, model, tmp_path, drafter):
     names = ('tokens', 'text', 'stop')
     assert [{n: r[n] for n in names} for r in found] == expected
     for record in found:
+      assert record['finish_reason'] == ('stop' if record['stop'] else 'length')
       # Nothing after the string is counted, nor decoded for long.
       assert len(record['log_probs']) == len(record['tokens'])
       assert record['statistics']['tokens'] == len(record['tokens'])

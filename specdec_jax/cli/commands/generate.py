@@ -216,6 +216,7 @@ def _results(
       **({'sample': sample} if num_samples > 1 else {}),
       'text': made.text,
       **({'stop': made.stop} if args.stop else {}),
+      'finish_reason': made.finish_reason,
       'tokens': made.tokens,
       'log_probs': [outputs.finite(value) for value in made.log_probs],
       'statistics': made.statistics,
