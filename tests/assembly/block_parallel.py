@@ -127,8 +127,7 @@ class BlockDrafter(nn.Module):
 
 
 def empty_cache(config: BlockConfig, batch_size: int, capacity: int) -> KVCache:
-  shape = batch_size, config.num_heads, capacity, config.head_dim
-  return kv_cache.init(shape, num_layers=config.num_layers, dtype=config.dtype)
+  return kv_cache.init(config, batch_size, capacity, config.num_layers)
 
 
 def init_params(config: BlockConfig, rng_key: Array) -> Any:
