@@ -5,9 +5,16 @@ import argparse
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Hashable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +27,18 @@ from specdec_jax.assembly.drafters import DrafterChoice, Target
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling
-from specdec_jax.base import Params, Prompt
+from specdec_jax.base import Array, Params, Prompt
 from specdec_jax.checkpoints import loading
 from specdec_jax.checkpoints.loading import LoadedModel
+from specdec_jax.decoding.method import Method
 from specdec_jax.infer import examples
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.launch import compilation_cache
 from specdec_jax.launch.numbers import positive_int
-from specdec_jax.measure import stopwatch
+from specdec_jax.measure import sides, stopwatch
 from specdec_jax.models import presets
+
+Name = TypeVar('Name', bound=Hashable)
 
 
 def finish(name: str, run: Callable[[], None]) -> int:
@@ -228,3 +238,31 @@ def short(name: str) -> str:
   """A model without the folders of the machine that it lies on."""
   parts = Path(name).parts
   return '/'.join(parts[-2:] if parts[-1] == 'model' else parts[-1:])
+
+
+def speculative_sides(
+  params: Params,
+  rng_key: Array,
+  prompts: Sequence[Prompt],
+  *,
+  methods: Mapping[Name, Method],
+  max_len: int,
+) -> dict[Name, sides.Side]:
+  """Compiles sides with one kind of drafter, which share the prefill and the
+  buffers of the longest draft; unless the target keeps as many features as are
+  drafted, so that its state is not the same for all."""
+  args = params, rng_key, prompts
+  make = functools.partial(sides.speculative_side, *args, max_len=max_len)
+  # A cache has room for `max_len + gamma + 1` positions: that of the longest
+  # draft fits the others.
+  longest = max(methods, key=lambda name: methods[name].drafter.gamma)
+  is_shared = not methods[longest].drafter.reads_target_cache
+  made = {longest: make(method=methods[longest])}
+  rest = {
+    name: functools.partial(sides.like, made[longest], method)
+    if is_shared
+    else functools.partial(make, method=method)
+    for name, method in methods.items()
+    if name != longest
+  }
+  return made | stopwatch.together(rest)

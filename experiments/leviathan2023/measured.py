@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments import common
 from experiments.leviathan2023 import pairs, paper
 from experiments.leviathan2023.pairs import TRAINED, Pair
 from experiments.leviathan2023.timed import Sweep, Timed
@@ -362,7 +363,7 @@ def _time(
     own = kinds.setdefault(kind, {})
     own[way] = method(pair, temperature, drafter=drafter)
   for methods in kinds.values():
-    sides |= sides_lib.speculative_sides(
+    sides |= common.speculative_sides(
       *args, methods=methods, max_len=pair.max_len
     )
   programs: dict[Any, Any] = {

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from experiments import common
 from experiments.report import Cells
 from experiments.suite import examples, table
 from experiments.suite.examples import CONTROL, TRANSLATION, Example
@@ -232,7 +233,7 @@ class Target:
       made: dict[tuple[str, int], Side] = {}
       for name in dict.fromkeys(name for name, _ in decoders):
         own = {key: made for key, made in decoders.items() if key[0] == name}
-        made |= sides.speculative_sides(
+        made |= common.speculative_sides(
           next(iter(own.values())).params,
           *args,
           methods={key: decoder.method for key, decoder in own.items()},

@@ -18,9 +18,9 @@ from specdec_jax.text import sentencepiece_vocabulary, tasks
 class Dataset(NamedTuple):
   """Training and validation examples.
 
-  Every process has all rows of a batch; `mesh.place_batch` keeps those of
-  the process's own devices. What a batch holds therefore depends on its
-  position alone, not on the mesh or the number of processes.
+  Every process has all rows of a batch; `mesh.place_batch` keeps those of the
+  process's own devices. What a batch holds therefore depends on its position
+  alone, not on the mesh or the number of processes.
 
   Attributes:
     batch: of a position, which is the whole state of an endless stream.
@@ -111,22 +111,15 @@ def from_task(
   seed: int = 0,
   max_validation_rows: int | None = None,
 ) -> Dataset:
-  """Makes packed batches of a task: a SeqIO task by its name, or a file of
-  text.
+  """Makes packed batches of a task, by a name of `text.tasks.find`: a SeqIO
+  task, or a file of text.
 
   Texts that are too long are trimmed, and end in EOS all the same, as after
   SeqIO's `append_eos_after_trim`. All of the task is encoded before the first
   step and stays in memory: 2 bytes per token, and 24 bytes per packed position.
-  Arguments that are not listed are those of `from_token_files`.
-
-  Args:
-    name: see `text.tasks.find`.
-    vocabulary: a SentencePiece model.
-    validation_name: the task to validate on; None is the same SeqIO task, and
-      nothing for a file.
-    train_split: of a SeqIO task, as `validation_split`.
-    data_dir: where TFDS has its data sets.
-    extra_ids: sentinels after the vocabulary's pieces; T5 has 100.
+  The SentencePiece `vocabulary` has `extra_ids` sentinels after its pieces, 100
+  for T5. `validation_name` None is the same SeqIO task, and nothing for a file.
+  Arguments that are not listed are those of `from_token_files` and of `find`.
 
   Raises ValueError if there is no such task, or it has no targets; ImportError
   if seqio or sentencepiece is needed and not installed.

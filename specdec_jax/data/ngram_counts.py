@@ -17,20 +17,13 @@ def estimate(
   discount: float = 0.5,
   smoothing: float = 1.0,
 ) -> NGramTable:
-  """Counts a token stream.
+  """Counts a token stream, int `[N]`, of ids below V.
 
-  Absolute discounting: each seen pair gives up `discount` of a count to the
-  unigrams, and so do the pairs beyond the `max_successors` most frequent.
-
-  Args:
-    tokens: int `[N]`, at least one.
-    vocab_size: V; ids are below it.
-    order: 1 for unigrams, 2 for bigrams that back off to them.
-    max_successors: K.
-    discount: in [0, 1).
-    smoothing: added to each unigram count, so that no token is impossible.
-
-  Raises ValueError if the stream is empty, or an id or a setting out of range.
+  Absolute discounting: each seen pair gives up `discount`, in [0, 1), of a
+  count to the unigrams, and so do the pairs beyond the `max_successors` most
+  frequent. Order 1 is unigrams, 2 bigrams that back off to them. `smoothing` is
+  added to each unigram count, so that no token is impossible. ValueError if the
+  stream is empty, or an id or a setting out of range.
   """
   tokens = np.asarray(tokens)
   if tokens.ndim != 1 or not tokens.size:

@@ -136,12 +136,12 @@ def prepare(
   *,
   prefix: str = '',
 ) -> dict[str, Any]:
-  """Writes `{split}.npz` for each source, what they are, and the vocabulary.
+  """Writes `{split}.npz` for each text file by split, what they are, and the
+  vocabulary; returns what is written as JSON.
 
-  `sources` are text files by split; `prefix` is put before every input, as T5
-  names its tasks. Returns what is written as JSON: the vocabulary's checksum,
-  the limits, and counts. Raises ValueError if the vocabulary has no EOS, a line
-  is malformed, only some lines of a file have inputs, or no example is left.
+  `prefix` is put before every input, as T5 names its tasks. ValueError if the
+  vocabulary has no EOS, a line is malformed, only some lines of a file have
+  inputs, or no example is left.
   """
   vocabulary = sentencepiece_vocabulary.load(vocabulary_path, extra_ids=0)
   if not vocabulary.eos_ids:

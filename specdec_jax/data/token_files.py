@@ -43,22 +43,23 @@ class Texts:
     """Counts the tokens of each text, int64 `[N]`."""
     return np.diff(self.offsets)
 
-  def take(self, chosen: Sequence[int] | np.ndarray) -> 'Texts':
-    """Keeps some of the texts, in the order that they are named."""
-    parts = [self[i] for i in chosen]
-    # The empty part says the dtype where nothing is chosen.
-    return _end_to_end([self.tokens[:0], *parts], list(map(len, parts)))
-
 
 @dataclasses.dataclass(frozen=True)
 class TokenFile:
   """Examples of one split, N of them.
 
   Both sides of an example end in EOS. A language model's have no inputs.
+  ValueError if there are not as many inputs as targets.
   """
 
   targets: Texts
   inputs: Texts | None = None
+
+  def __post_init__(self):
+    if self.inputs is not None and len(self.inputs) != len(self.targets):
+      raise ValueError(
+        f'{len(self.inputs)} inputs and {len(self.targets)} targets'
+      )
 
   def __len__(self) -> int:
     return len(self.targets)
@@ -73,10 +74,7 @@ class TokenFile:
 def from_rows(
   inputs: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]]
 ) -> TokenFile:
-  """Puts examples end to end; ValueError if there are not as many inputs as
-  targets."""
-  if inputs is not None and len(inputs) != len(targets):
-    raise ValueError(f'{len(inputs)} inputs and {len(targets)} targets')
+  """Puts examples end to end."""
   return TokenFile(texts(targets), None if inputs is None else texts(inputs))
 
 
@@ -92,7 +90,12 @@ def texts(rows: Sequence[Sequence[int] | np.ndarray]) -> Texts:
 
 def take(tokens: TokenFile, chosen: Sequence[int] | np.ndarray) -> TokenFile:
   """Keeps some of the examples, in the order that they are named."""
-  sides = {name: side.take(chosen) for name, side in tokens.sides.items()}
+  sides = {}
+  for name, side in tokens.sides.items():
+    parts = [side[i] for i in chosen]
+    # The empty part says the dtype where nothing is chosen.
+    parts.insert(0, side.tokens[:0])
+    sides[name] = _end_to_end(parts, list(map(len, parts[1:])))
   return TokenFile(**sides)
 
 
@@ -128,30 +131,27 @@ def load(path: str | Path) -> TokenFile:
       arrays = {name: stored[name] for name in stored.files}
   except (ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
     raise ValueError(f'{path} is not a token file, or is damaged') from error
-  of_side = {name: {name, _offsets_of(name)} for name in ('inputs', 'targets')}
-  known = set.union(*of_side.values())
-  if not of_side['targets'] <= arrays.keys() <= known:
+  names = [name for name in ('targets', 'inputs') if name in arrays]
+  expected = {*names, *map(_offsets_of, names)}
+  if 'targets' not in names or arrays.keys() != expected:
     raise ValueError(f'{path} is not a token file: it has {sorted(arrays)}')
-  sides = {
-    name: _checked(path, arrays.get(name), arrays.get(_offsets_of(name)))
-    for name, pair in of_side.items()
-    if pair & arrays.keys()
-  }
-  if len({len(side) for side in sides.values()}) > 1:
-    counts = [f'{len(side)} {name}' for name, side in sides.items()]
-    raise ValueError(f'{path} has {" and ".join(counts)}')
-  return TokenFile(**sides)
+  sides = [Texts(arrays[name], arrays[_offsets_of(name)]) for name in names]
+  for side in sides:
+    ends, size = side.offsets, side.tokens.size
+    if not ends.size or ends[0] or ends[-1] != size or (side.lengths < 1).any():
+      raise ValueError(
+        f'{path} is damaged: its offsets do not divide {size} tokens'
+      )
+  try:
+    return TokenFile(*sides)
+  except ValueError as error:
+    raise ValueError(f'{path} has {error}') from error
 
 
 def load_description(folder: str | Path) -> Settings:
   """Reads what `specdec data prepare` wrote about the files of a folder;
-  ValueError if it has no such description, or a damaged one."""
-  path = user_path(folder) / DESCRIPTION
-  if not path.is_file():
-    raise ValueError(
-      f'{folder} has no {DESCRIPTION}: specdec data prepare writes one'
-    )
-  return settings.read(path)
+  ValueError if there is none, or it is damaged."""
+  return settings.read(user_path(folder) / DESCRIPTION)
 
 
 def save_description(folder: Path, description: Mapping[str, object]) -> None:
@@ -210,16 +210,3 @@ def _end_to_end(
 ) -> Texts:
   offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
   return Texts(np.concatenate(parts), offsets.astype(np.int64))
-
-
-def _checked(
-  path: Path, tokens: np.ndarray | None, offsets: np.ndarray | None
-) -> Texts:
-  """Makes texts of two arrays; ValueError if they are none."""
-  if tokens is None or offsets is None or not offsets.size:
-    raise ValueError(f'{path} is damaged: tokens or their offsets are missing')
-  if offsets[0] or offsets[-1] != tokens.size or (np.diff(offsets) < 1).any():
-    raise ValueError(
-      f'{path} is damaged: its offsets do not divide {tokens.size} tokens'
-    )
-  return Texts(tokens, offsets)

@@ -33,23 +33,17 @@ def pack(
 ) -> Rows:
   """Puts several examples into each row, as many as fit.
 
-  Examples are taken in a shuffled order, since neighbours in a file are
-  similar, and each goes into the open row that it fills best. Every example is
-  in exactly one row.
+  Examples are taken in an order shuffled by `seed`, since neighbours in a file
+  are similar, and each goes into the open row that it fills best. Every example
+  is in exactly one row. A row has E = `input_length` columns for the encoder,
+  ignored without inputs, T = `target_length` for the decoder, and at most
+  `max_examples`; 1 packs nothing, None sets no limit.
 
-  Args:
-    tokens: N examples.
-    input_length: E, columns of the encoder; ignored without inputs.
-    target_length: T, columns of the decoder.
-    seed: of the shuffled order.
-    max_examples: in a row; 1 packs nothing, None sets no limit.
-
-  Returns:
-    By feature, R rows: int32 `[R, E]` named `encoder_input_tokens`,
-    `encoder_segment_ids`, `encoder_positions` if there are inputs; int32
-    `[R, T]` named `decoder_target_tokens`, `decoder_input_tokens`,
-    `decoder_segment_ids`, `decoder_positions`; float32 `[R, T]` named
-    `decoder_loss_weights`. ValueError if an example is longer than a row.
+  Returns R rows by feature: int32 `[R, E]` named `encoder_input_tokens`,
+  `encoder_segment_ids`, `encoder_positions` if there are inputs; int32 `[R, T]`
+  named `decoder_target_tokens`, `decoder_input_tokens`, `decoder_segment_ids`,
+  `decoder_positions`; float32 `[R, T]` named `decoder_loss_weights`. ValueError
+  if an example is longer than a row.
   """
   limits = {'inputs': input_length, 'targets': target_length}
   sides = tokens.sides

@@ -1,18 +1,13 @@
 """Batches of texts that a model wrote, with its residual streams."""
 
+import dataclasses
 import itertools
-from collections.abc import Sequence
 
 import numpy as np
 
-from specdec_jax.data import (
-  datasets,
-  token_files,
-  training_batches,
-  written_texts,
-)
+from specdec_jax.data import datasets, token_files, training_batches
+from specdec_jax.data import written_texts as texts_lib
 from specdec_jax.data.datasets import Dataset
-from specdec_jax.data.token_files import TokenFile
 from specdec_jax.data.training_batches import Group, Rows
 from specdec_jax.data.written_texts import WrittenTexts
 
@@ -32,8 +27,8 @@ def from_written_texts(
 
   Features are `decoder_target_tokens`, `decoder_segment_ids`, and
   `decoder_loss_weights`, 1 for tokens that the model wrote, as in
-  `training_batches`; `log_probs`, float32 `[B, T]`; `streams`, bfloat16
-  `[B, T, F]`. Streams are read from the files when a batch is made.
+  `training_batches`; `log_probs`, float32 `[B, T]`; `streams`, bfloat16 `[B, T,
+  F]`, read from the files when a batch is made.
 
   Args:
     batch_size: rows of a batch, over all devices.
@@ -51,23 +46,37 @@ def from_written_texts(
       f'held_out is {held_out}: one of so many texts is for validation, and of '
       'fewer than 2 none would be left to train on'
     )
-  parts = written_texts.load_parts(folder, num_parts)
-  streams = [texts.streams for texts in parts if texts.streams is not None]
-  if len(streams) < len(parts):
+  parts = texts_lib.load_parts(folder, num_parts)
+  if any(part.streams is None for part in parts):
     raise ValueError(
       f'{folder} has no residual streams: give specdec data write --layers'
     )
-  texts = _Texts(parts, streams)
+  starts = np.cumsum([0, *(len(part.tokens) for part in parts)])
+  # Streams are too many to be packed, and stay in their files. So rows are
+  # packed of places: a text of 3 tokens after 100 others is [100, 101, 102].
+  spans = [
+    (i % held_out == 0, range(begin + start, begin + min(end, start + length)))
+    for begin, part in zip(starts, parts, strict=False)
+    for i, (start, end) in enumerate(itertools.pairwise(part.offsets))
+  ]
 
   def group(is_held_out: bool, count: int | None = None) -> Group:
+    places = [span for is_out, span in spans if is_out == is_held_out]
     rows = training_batches.pack(
-      texts.places(held_out, length, is_held_out=is_held_out),
+      token_files.from_rows(None, places),
       input_length=0,
       target_length=length,
       seed=seed,
     )
     return Group({name: x[:count] for name, x in rows.items()}, batch_size)
 
+  texts = _Texts(
+    starts=starts,
+    parts=parts,
+    tokens=np.concatenate([part.tokens for part in parts]),
+    log_probs=np.concatenate([part.log_probs for part in parts]),
+    is_written=np.concatenate([texts_lib.is_written(part) for part in parts]),
+  )
   validation = [group(True, max_validation_rows)]
   rows = datasets.of_groups([group(False)], seed=seed)
   return Dataset(
@@ -78,33 +87,15 @@ def from_written_texts(
   )
 
 
+@dataclasses.dataclass(frozen=True)
 class _Texts:
-  """The parts of a folder end to end; rows are packed of places in them."""
+  """The parts of a folder end to end, and where each of them starts."""
 
-  def __init__(
-    self, parts: Sequence[WrittenTexts], streams: Sequence[np.ndarray]
-  ):
-    self.parts, self.streams = parts, streams
-    self.starts = np.cumsum([0, *(len(texts.tokens) for texts in parts)])
-    self.tokens = np.concatenate([texts.tokens for texts in parts])
-    self.log_probs = np.concatenate([texts.log_probs for texts in parts])
-    self.is_written = np.concatenate(
-      [written_texts.is_written(texts) for texts in parts]
-    )
-
-  def places(
-    self, held_out: int, length: int, *, is_held_out: bool
-  ) -> TokenFile:
-    """Lists where the tokens of each text are, instead of tokens."""
-    # Streams are too many to be packed, and stay in their files. So rows are
-    # packed of places: a text of 3 tokens after 100 others is [100, 101, 102].
-    spans = [
-      range(begin + start, begin + min(end, start + length))
-      for begin, texts in zip(self.starts, self.parts, strict=False)
-      for i, (start, end) in enumerate(itertools.pairwise(texts.offsets))
-      if (i % held_out == 0) == is_held_out
-    ]
-    return token_files.from_rows(None, spans)
+  starts: np.ndarray
+  parts: list[WrittenTexts]
+  tokens: np.ndarray
+  log_probs: np.ndarray
+  is_written: np.ndarray
 
   def read(self, rows: Rows) -> Rows:
     """Reads what stands at the places of packed rows."""
@@ -112,9 +103,10 @@ class _Texts:
     segments = rows['decoder_segment_ids']
     # Padding has place 0, which is a token of the first text: it is masked.
     at = lambda x, dtype: np.where(segments > 0, x[places], 0).astype(dtype)
-    first = self.streams[0]
-    streams = np.zeros((*places.shape, first.shape[1]), first.dtype)
-    for start, own in zip(self.starts, self.streams, strict=False):
+    of_parts = [np.asarray(part.streams) for part in self.parts]
+    shape, dtype = (*places.shape, of_parts[0].shape[1]), of_parts[0].dtype
+    streams = np.zeros(shape, dtype)
+    for start, own in zip(self.starts, of_parts, strict=False):
       # Of starts [0, 100, 250], place 120 is token 20 of part 1.
       is_here = (segments > 0) & (start <= places) & (places < start + len(own))
       streams[is_here] = own[places[is_here] - start]

@@ -5,9 +5,9 @@ is a file of its own: they are mapped into memory, not read. A part appears when
 it is complete, so that a writer may be killed at any moment.
 """
 
-import contextlib
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,65 +98,49 @@ def load_part(folder: str | Path, index: int) -> WrittenTexts:
       arrays[field.name] = np.lib.format.open_memmap(file, mode='r')
     except Exception as error:  # Also what parsing a header raises.
       raise ValueError(f'{file} is missing or damaged: {error}') from error
-  _check(path, arrays)
+  if damage := _damage(arrays):
+    raise ValueError(f'{path} is damaged: {damage}')
   if 'streams' in arrays:
     arrays['streams'] = arrays['streams'].view(jnp.bfloat16)
   return WrittenTexts(**arrays)
 
 
-def _check(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-  """Raises ValueError for arrays that no writer left; streams are bits."""
-  num_tokens = arrays['tokens'].size
-  num_texts = arrays['prompt_lengths'].size
-  expected: dict[str, tuple[tuple[int, ...], tuple[type, ...]]] = {
-    'tokens': ((num_tokens,), (np.uint16, np.int32)),
-    'offsets': ((num_texts + 1,), (np.int64,)),
-    'prompt_lengths': ((num_texts,), (np.int32,)),
-    'log_probs': ((num_tokens,), (np.float32,)),
-  }
-  if 'streams' in arrays:
-    width = arrays['streams'].shape[-1:]
-    expected['streams'] = ((num_tokens, *width), (np.uint16,))
-  for name, (shape, dtypes) in expected.items():
-    array = arrays[name]
-    if array.shape != shape or array.dtype not in dtypes:
-      raise ValueError(
-        f'{path} is damaged: {name} is {array.dtype} {list(array.shape)}, '
-        f'expected {" or ".join(d.__name__ for d in dtypes)} {list(shape)}'
-      )
-  offsets, tokens = arrays['offsets'], arrays['tokens']
-  is_within = offsets.min() >= 0 and offsets.max() <= num_tokens
-  if offsets[0] or offsets[-1] != num_tokens or not is_within:
-    raise ValueError(
-      f'{path} is damaged: its offsets do not divide {num_tokens} tokens'
-    )
+def _damage(arrays: Mapping[str, np.ndarray]) -> str | None:
+  """Says what no writer would have left in the arrays of a part, if anything;
+  streams are bits."""
+  tokens, offsets = arrays['tokens'], arrays['offsets']
   prompt_lengths = arrays['prompt_lengths']
+  width = arrays['streams'].shape[-1:] if 'streams' in arrays else ()
+  for name, array in arrays.items():
+    shape, dtypes = {
+      'tokens': ((tokens.size,), 'uint16 or int32'),
+      'offsets': ((prompt_lengths.size + 1,), 'int64'),
+      'prompt_lengths': ((prompt_lengths.size,), 'int32'),
+      'log_probs': ((tokens.size,), 'float32'),
+      'streams': ((tokens.size, *width), 'uint16'),
+    }[name]
+    if array.shape != shape or str(array.dtype) not in dtypes.split(' or '):
+      found = f'{array.dtype} {list(array.shape)}'
+      return f'{name} is {found}, expected {dtypes} {list(shape)}'
+  is_within = offsets.min() >= 0 and offsets.max() <= tokens.size
+  if offsets[0] or offsets[-1] != tokens.size or not is_within:
+    return f'its offsets do not divide {tokens.size} tokens'
   if ((prompt_lengths < 1) | (prompt_lengths > np.diff(offsets))).any():
-    raise ValueError(f'{path} is damaged: a prompt is longer than its text')
-  if tokens.min(initial=0) < 0:
-    raise ValueError(f'{path} is damaged: it has token {tokens.min()}')
+    return 'a prompt is longer than its text'
+  return f'it has token {tokens.min()}' if tokens.min(initial=0) < 0 else None
 
 
 def part_indices(folder: str | Path) -> list[int]:
   """Lists the complete parts of a folder, in order."""
-  found = []
-  for path in local_path(folder).glob('part-*'):
-    with contextlib.suppress(ValueError):
-      index = int(path.name.removeprefix('part-'))
-      if path == part_path(folder, index):
-        found.append(index)
-  return sorted(found)
+  names = [path.name for path in local_path(folder).glob('part-*')]
+  # Others, such as `part-00002.partial-1`, are begun.
+  return sorted(int(x[5:]) for x in names if re.fullmatch(r'part-\d{5,}', x))
 
 
 def load_description(folder: str | Path) -> Settings:
-  """Reads what `specdec data write` wrote about a folder, to be read key by
-  key; ValueError if it has no such description, or a damaged one."""
-  path = local_path(folder) / DESCRIPTION
-  if not path.is_file():
-    raise ValueError(
-      f'{folder} has no {DESCRIPTION}: specdec data write --prompts writes one'
-    )
-  return settings.read(path)
+  """Reads what `specdec data write --prompts` wrote about a folder, to be read
+  key by key; ValueError if there is none, or it is damaged."""
+  return settings.read(local_path(folder) / DESCRIPTION)
 
 
 def begin(folder: str | Path, description: Mapping[str, Any]) -> None:
@@ -177,9 +161,8 @@ def begin(folder: str | Path, description: Mapping[str, Any]) -> None:
   if path.exists() and any(each.name != '.lock' for each in path.iterdir()):
     raise ValueError(f'{folder} holds something else: choose another folder')
   path.mkdir(parents=True, exist_ok=True)
-  with replacing.file(path / DESCRIPTION) as partial:
-    text = json.dumps(dict(description), indent=2) + '\n'
-    partial.write_text(text, encoding='utf-8')
+  text = json.dumps(dict(description), indent=2) + '\n'
+  replacing.write_text(path / DESCRIPTION, text)
 
 
 def token_counts(

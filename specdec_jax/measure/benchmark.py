@@ -36,10 +36,8 @@ class Drafted:
 
   Attributes:
     method: functions and rule.
-    side: the decoding itself.
-    full_width: of `sides.full_width_side`.
-    propose: what times a draft, see `stopwatch.propose_programs`; none for a
-      drafter that never drafts.
+    side: the decoding itself; `full_width` is of `sides.full_width_side`.
+    propose: of `stopwatch.propose_programs`; none if nothing is ever drafted.
     is_adaptive: whether its gamma varies. The theorem then does not apply, and
       what several rows drafted, by the slowest row each time, is unknown.
   """
@@ -70,15 +68,9 @@ def drafted(
   fixed: Drafter | None = None,
   is_adaptive: bool = False,
 ) -> Drafted:
-  """Compiles what times the parts of a side.
-
-  Args:
-    side: of `sides.speculative_side`.
-    method: its method.
-    fixed: the drafter without what varies, if it is adaptive and has a state of
-      its own for that.
-    is_adaptive: see `Drafted`.
-  """
+  """Compiles what times the parts of a side of `sides.speculative_side`. An
+  adaptive drafter with a state of its own for what varies is given as it is
+  without that, too: `fixed`."""
   state = side.states[0]
   propose: tuple[stopwatch.Repeated, ...] = ()
   if fixed is not None:
@@ -114,21 +106,14 @@ def compare(
 ) -> dict[Name, Figures]:
   """Times all sides in turns and predicts each speedup from the costs of parts.
 
-  Args:
-    ways: speculative decoding, by name.
-    plain: plain decoding in their dtype, whose T(1) the costs are relative to
-      and whose tokens theirs are compared with.
-    baseline: the fastest plain configuration, which speedups are against; may
-      be `plain`.
-    repeats: timed runs of each.
-    advance: progress, see `stopwatch.alternate`.
+  Speculative decoding is given by name. T(1), which costs are relative to, and
+  the tokens that theirs are compared with are those of `plain`, in their dtype.
+  Speedups are against `baseline`, the fastest plain configuration, which may be
+  `plain`. `advance` is that of `stopwatch.alternate`.
 
-  Returns:
-    Figures of each way, by name; times in seconds, costs relative to one plain
-    iteration. Rates of drafts are None where nothing was drafted.
-
-  Raises:
-    ValueError: if a model returned logits that are not numbers.
+  Returns figures by name; times are in seconds, and rates of drafts None where
+  nothing was drafted. ValueError if a model returned logits that are not
+  numbers.
   """
   sides: dict[Any, Side] = {'baseline': baseline}
   if plain is not baseline:
@@ -169,8 +154,7 @@ def _time(
   repeats: int,
   advance: Callable[[int], None],
 ) -> tuple[dict[Any, Timed], dict[Name, float]]:
-  """Times sides and drafts in turns: what sides have shown, and the seconds of
-  a draft of each way."""
+  """Returns what sides have shown, and the seconds of a draft of each way."""
   calls: dict[Any, Callable[[], Any]] = {**sides_lib.calls(sides)}
   for name, way in ways.items():
     calls |= {('draft', name, i): each for i, each in enumerate(way.propose)}
@@ -197,15 +181,8 @@ def figures(
   baseline: Timed,
   propose_seconds: float,
 ) -> Figures:
-  """Returns what the times and counters of a way say; see `compare`.
-
-  Args:
-    way: what was timed.
-    timed: the same by the names of `Drafted.sides`.
-    plain: plain decoding in its dtype.
-    baseline: the fastest plain decoding.
-    propose_seconds: of a draft.
-  """
+  """Returns what the times of the sides of `way`, by their names, and their
+  counters say; see `compare`. `propose_seconds` is of one draft."""
   drafter, drafted = way.method.drafter, timed['speculative']
   one_position = plain.per_iteration
   full = _short_iteration(timed['full_width'], timed)
@@ -250,8 +227,8 @@ def figures(
 
 
 def _short_iteration(short: Timed, timed: Mapping[str, Timed]) -> float:
-  """Returns seconds of an iteration of a short decode that is only there for
-  its time, if it began as often per iteration as the drafted one does."""
+  """Returns seconds of an iteration of a decode that is there for its time
+  alone, if it began as often per iteration as the drafted one."""
   # 4 iterations in 10 s, of which to begin takes 6: 1 s per iteration. If the
   # drafted decode begins once per 60 iterations, each bears 6/60 s more: 1.1 s.
   drafted = timed['speculative']
@@ -270,14 +247,13 @@ def predict_speedup(
   without_draft_cost_ratio: float | None = None,
   baseline_cost: float = 1.0,
 ) -> float | None:
-  """Predicts the speedup that these costs allow, of both sides' measured tokens
-  per run: `theory.predicted_speedup`, with the price of iterations without a
-  draft.
+  """Predicts the speedup from the measured tokens per run of both sides, by
+  `theory.predicted_speedup` with the price of iterations without a draft.
 
   Costs are relative to T(1): `c` of a drafted token, the others of iterations
   that score gamma + 1 positions, that score one for want of a draft (None if
-  the drafter always has one), and of the baseline. `num_drafted` are the steps
-  of the drafter, in all iterations; None if not known, and so the result.
+  there always is one), and of the baseline. `num_drafted` counts the drafter's
+  steps in all iterations; None if unknown, and so is the result.
   """
   if num_drafted is None:
     return None
@@ -298,9 +274,9 @@ def predict_speedup(
 
 
 def _speeds(drafted: Timed, baseline: Timed) -> Figures:
-  """Returns tokens per second by the median turns, as all other times are, and
-  their ratio. Its range is that of the turns pair by pair, and its interval
-  that of the batches, None for fewer than two."""
+  """Returns tokens per second by the median turns, and their ratio, whose range
+  is that of the turns pair by pair, and whose interval that of the batches,
+  None for fewer than two."""
   # Plain decoding's time for as many tokens.
   ratio = drafted.num_tokens / baseline.num_tokens
   medians = np.median(baseline.seconds, axis=1), np.median(drafted.seconds, 1)
@@ -331,8 +307,7 @@ def _speeds(drafted: Timed, baseline: Timed) -> Figures:
 
 
 def doubts(figures: Mapping[str, Any]) -> list[str]:
-  """Lists sentences on figures of `compare` that cannot be, and on a machine
-  with other work."""
+  """Lists sentences on figures that cannot be, and on a busy machine."""
   ratio, found = figures['verify_cost_ratio'], []
   if ratio < 1 - _SLACK:
     found.append(
@@ -360,8 +335,8 @@ def doubts(figures: Mapping[str, Any]) -> list[str]:
 
 def _rates(counts: Counts, drafter: Drafter) -> Figures:
   """Returns acceptance rates, and the alpha that independent acceptances would
-  need for the same block efficiency: None where nothing was drafted, and of
-  trees, which have no gamma."""
+  need for the block efficiency: None where nothing was drafted, and of trees.
+  """
   statistics = counts.statistics
   found, implied = metrics.rates(statistics), None
   efficiency = found.block_efficiency

@@ -33,6 +33,9 @@ from specdec_jax.verification import decision
 _NUM_LAGS = 8
 _NOTHING = stopwatch.always_full(0)
 
+# From a draft and `p` after one prefix: a chance to pass, `[B]`.
+ShareFn = Callable[[Draft, Array], Array]
+
 
 class Overlaps(NamedTuple):
   """What `sum min(p, q)` was after each prefix of the generated text.
@@ -68,9 +71,8 @@ def observe(
   row_keys: Array, draft: Draft, target_probs: Array, *, is_argmax: bool = False
 ) -> Verification:
   """Judges as a rule that accepts nothing: the text is the target's own, or
-  with `is_argmax` its likeliest, token by token what plain decoding gives.
-  Target probabilities are float32 `[B, 2, V]`, or `[B, 1, V]` without a draft.
-  """
+  with `is_argmax` its likeliest, token by token that of plain decoding. Target
+  probabilities are float32 `[B, 2, V]`, or `[B, 1, V]` without a draft."""
   _, next_keys = decision.split_by_purpose(row_keys)
   p = target_probs[:, 0]
   if is_argmax:
@@ -92,8 +94,8 @@ def follow(
   verify_fn: VerifyFn,
   drafted: Draft,
 ) -> Verification:
-  """As `observe`, beside a draft of one token: the text is that of a rule, the
-  drafted token where it accepts it and its correction elsewhere."""
+  """Judges as `observe`, but the text is that of a rule: the drafted token
+  where it accepts it, its correction elsewhere."""
   verdict = verify_fn(row_keys, drafted, jnp.repeat(target_probs[:, :1], 2, 1))
   is_accepted = verdict.num_accepted > 0
   return Verification(
@@ -130,22 +132,17 @@ def overlaps(
     rng_key: as for `speculative.generate`.
     prompts: of one shape.
     method: target, `logits_to_probs` and `eos_id`; the rest is not read.
-    drafters: D of them, with gamma 1.
+    drafters: D of them, with gamma 1, else ValueError.
     leniences: each in (0, 1].
-    is_argmax: for greedy text and for `passes_argmax` in place of
-      `shared_mass`, `logits_to_probs` being what the rule reads before the
-      argmax.
-    verify_fn: for the text and the acceptances of a rule that changes the text,
-      token by token; of one drafter, without leniences.
+    is_argmax: for greedy text and `passes_argmax` in place of `shared_mass`;
+      `logits_to_probs` is then what the rule reads before the argmax.
+    verify_fn: of a rule that changes the text, for that text and its
+      acceptances; of one drafter, without leniences.
     **options: `max_len`, as for `speculative.generate`, and `num_tokens`, new
       ones per row at most.
 
-  Returns:
-    Of every drafter what each of the leniences would accept, all along one and
-    the same text.
-
-  Raises:
-    ValueError: if a drafter's gamma is not 1, or logits are not numbers.
+  Returns for every drafter what each of the leniences would accept, all along
+  one text. ValueError if logits are not numbers.
   """
   for drafter in drafters:
     if drafter.gamma != 1:
@@ -154,16 +151,16 @@ def overlaps(
   share_fns = [functools.partial(share_fn, lenience=x) for x in leniences]
   if verify_fn is not None:
     share_fns = [functools.partial(passes_rule, verify_fn=verify_fn)]
-  generate = functools.partial(
-    _generate,
+  options |= {'is_argmax': is_argmax, 'verify_fn': verify_fn}
+  return _overlaps(
+    params,
+    rng_key,
+    prompts,
     method=method,
     drafters=drafters,
     share_fns=share_fns,
-    is_argmax=is_argmax,
-    verify_fn=verify_fn,
     **options,
   )
-  return _overlaps(generate, params, rng_key, prompts)
 
 
 def rank_rates(
@@ -177,16 +174,9 @@ def rank_rates(
   """Measures how often the target says what a drafter ranks first, second, and
   so on: float64 `[K]`, over all prefixes of text that the target generates.
 
-  Args:
-    params: weights of both sides.
-    rng_key: this and `prompts` as for `overlaps`.
-    prompts: of one shape.
-    drafter: of trees with K children of the root and nothing below, with no
-      probabilities; where it repeats a token, the first one counts.
-    **options: as for `overlaps`, without `leniences` and `is_argmax`.
-
-  Raises:
-    ValueError: if logits are not numbers.
+  The drafter makes trees with K children of the root, nothing below and no
+  probabilities; where it repeats a token, the first counts. All else is as for
+  `overlaps`, without `leniences` and `is_argmax`.
   """
 
   def share_fn(rank: int, draft: Draft, p: Array) -> Array:
@@ -194,28 +184,20 @@ def rank_rates(
     is_repeated = jnp.any(draft.tokens[:, :rank] == token, axis=1)
     return jnp.where(is_repeated, 0.0, arrays.pick(p, token[:, 0]))
 
-  generate = functools.partial(
-    _generate,
-    drafters=[drafter],
-    share_fns=[
-      functools.partial(share_fn, rank) for rank in range(drafter.gamma)
-    ],
-    **options,
-  )
+  ranks = range(drafter.gamma)
+  share_fns = [functools.partial(share_fn, rank) for rank in ranks]
   params = params._replace(drafter=[params.drafter])
-  [found] = _overlaps(generate, params, rng_key, prompts)
+  options |= {'drafters': [drafter], 'share_fns': share_fns}
+  [found] = _overlaps(params, rng_key, prompts, **options)
   return np.array([each.values.sum() / each.is_text.sum() for each in found])
 
 
 def _overlaps(
-  generate: Callable[..., Any],
-  params: Params,
-  rng_key: Array,
-  prompts: Sequence[Prompt],
+  params: Params, rng_key: Array, prompts: Sequence[Prompt], **options: Any
 ) -> list[list[Overlaps]]:
-  """Returns what `generate`, of `_generate`, saw on all batches: by drafter,
-  and by function of drafts."""
-  compiled = jax.jit(generate)
+  """Returns what `_generate`, whose options these are, saw on all batches: by
+  drafter, and by function of drafts."""
+  compiled = jax.jit(functools.partial(_generate, **options))
   parts = []
   for prompt in prompts:
     has_nan, seen = jax.device_get(compiled(params, rng_key, prompt))
@@ -244,7 +226,7 @@ def _generate(
   drafters: Sequence[Drafter],
   max_len: int,
   num_tokens: int,
-  share_fns: Sequence[Callable[[Draft, Array], Array]],
+  share_fns: Sequence[ShareFn],
   is_argmax: bool = False,
   verify_fn: VerifyFn | None = None,
 ) -> tuple[Array, list[Array]]:
@@ -252,13 +234,18 @@ def _generate(
   `share_fns` make of the drafts, float32 `[N, D, L, B]`, whether there was
   text, bool `[N, B]`, and whether there was a guess, too, bool `[N, D, B]`."""
 
-  def is_going(carry: tuple[Array, DecodeState, list[Any], list[Array]]):
-    i, state, _, _ = carry
-    return (i < num_tokens) & ~state.done.all()
-
   def step(carry: tuple[Array, DecodeState, list[Any], list[Array]]):
     i, state, own, seen = carry
-    asked = _ask(params, state, drafters, own)
+    asked = [
+      speculative.propose(
+        Params((), weights),
+        dataclasses.replace(state, drafter_state=its),
+        drafter,
+      )
+      for drafter, weights, its in zip(
+        drafters, params.drafter, own, strict=True
+      )
+    ]
     drafts = [draft for draft, _ in asked]
     seeing: VerifyFn = functools.partial(observe, is_argmax=is_argmax)
     if verify_fn is not None:
@@ -283,6 +270,7 @@ def _generate(
     jnp.zeros((*shape, num_rows), bool),
   ]
   start = (jnp.int32(0), state, own, seen)
+  is_going = lambda carry: (carry[0] < num_tokens) & ~carry[1].done.all()
   _, state, _, seen = jax.lax.while_loop(is_going, step, start)
   return state.has_nan, seen
 
@@ -296,7 +284,7 @@ def _init(
   max_len: int,
 ) -> tuple[DecodeState, list[Any]]:
   """Makes the state of a loop that drafts nothing itself, and those of the
-  drafters that are asked beside it."""
+  drafters beside it."""
   nobody = dataclasses.replace(method, drafter=_NOTHING)
   state = speculative.init(
     params, rng_key, prompt, method=nobody, max_len=max_len
@@ -313,36 +301,15 @@ def _init(
   return dataclasses.replace(state, target_cache=cache), own
 
 
-def _ask(
-  params: Params,
-  state: DecodeState,
-  drafters: Sequence[Drafter],
-  own: Sequence[Any],
-) -> list[tuple[Draft, DecodeState]]:
-  """Asks every drafter, whose state is in `own`, for its guess."""
-  return [
-    speculative.propose(
-      Params((), weights),
-      dataclasses.replace(state, drafter_state=its),
-      drafter,
-    )
-    for drafter, weights, its in zip(drafters, params.drafter, own, strict=True)
-  ]
-
-
 def acceptance(found: Overlaps, *, max_gamma: int) -> dict[str, Any]:
   """Computes alpha and what the assumption of independence leaves out of it.
 
-  Returns:
-    `alpha` over the prefixes with a guess; `alpha_interval`, of
-    `theory.estimates.ratio`; `num_prefixes`, `num_rows`;
-    `abstained`, the share of prefixes without a guess; `autocorrelation` of
-    neighbouring overlaps by lag, None where there are none; and `profile`, the
-    rate of each of `max_gamma` positions of a draft that starts anywhere, no
-    guess counting as no overlap.
-
-  Raises:
-    ValueError: if the drafter never had a guess.
+  Returns `alpha` over the prefixes with a guess; its interval of
+  `theory.estimates.ratio`; counts of both; `abstained`, the share of prefixes
+  without a guess; `autocorrelation` of neighbouring overlaps by lag, None where
+  there are none; and `profile`, the rate of each of `max_gamma` positions of a
+  draft that starts anywhere, no guess counting as no overlap. ValueError if the
+  drafter never had a guess.
   """
   counts = found.is_drafted.sum(1)
   if not counts.sum():
@@ -379,9 +346,8 @@ def _profile(found: Overlaps, max_gamma: int) -> list[float]:
   """Returns rates of the positions of drafts that begin at every prefix.
 
   Overlaps 1, 1, 0.5, 0 of a row give drafts that begin at the first token the
-  products 1, 1, 0.5, those at the second 1, 0.5, 0; and so on. The rate of
-  position i is the mean product up to i over that up to i - 1, of the drafts
-  that the text's end does not cut short before it.
+  products 1, 1, 0.5, those at the second 1, 0.5, 0. The rate of position i is
+  the mean product up to i over that up to i - 1.
   """
   values = np.where(found.is_drafted, found.values, 0)
   values = np.where(found.is_text, values, np.nan)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,18 +11,92 @@ import numpy as np
 from specdec_jax.base import Array, Drafter, Params, Prompt
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
+from specdec_jax.decoding.state import DecodeState
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure import stopwatch
 from specdec_jax.measure.sides import Side
 from specdec_jax.theory.costs import widths_to_time
 
 
-class CostPrograms(NamedTuple):
-  """What is timed, in turns with each other or with anything else, and a
-  function from the seconds and results of `stopwatch.alternate` to figures."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CostPrograms:
+  """An iteration's parts, compiled, to be timed in turns with each other or
+  with anything else.
 
-  programs: Mapping[Hashable, Callable[[], Any]]
-  costs: Callable[[Mapping[Any, Any], Mapping[Any, Any]], dict[str, Any]]
+  Attributes:
+    sides: short decodes by width, and of the drafter, each with its launch.
+    widths: of target calls.
+    proposals: of `stopwatch.propose_programs`, by gamma.
+    extend: the widest target call by itself, without sampling, verification and
+      the loop around it.
+    is_short: whether iterations may score one position, so that the mean
+      iteration says nothing of the loop.
+  """
+
+  sides: Mapping[Hashable, Side]
+  widths: Sequence[int]
+  proposals: Mapping[int, Sequence[stopwatch.Repeated]]
+  extend: stopwatch.Repeated
+  is_short: bool
+
+  @property
+  def programs(self) -> dict[Hashable, Callable[[], Any]]:
+    """Lists what `stopwatch.alternate` is to time, by name."""
+    drafts = {
+      ('draft', gamma, i): each
+      for gamma, made in self.proposals.items()
+      for i, each in enumerate(made)
+    }
+    return {'extend': self.extend, **sides_lib.calls(self.sides), **drafts}
+
+  def costs(
+    self,
+    seconds: Mapping[Any, np.ndarray],
+    results: Mapping[Any, DecodeState],
+  ) -> dict[str, Any]:
+    """Returns the fields of `theory.costs.Costs` but `c_hat`, in seconds, from
+    what `stopwatch.alternate` returned; and `extend_seconds`, beside which
+    `target_seconds` are with sampling, verification and the loop."""
+    timed = sides_lib.timed(self.sides, seconds, results)
+
+    def median(name: Hashable) -> float:
+      return float(np.median(timed[name].seconds))
+
+    def iteration(name: Hashable) -> float:
+      state = timed[name].states[0]
+      num_iterations = int(state.statistics.num_target_runs.max())
+      decode, launch = median(name), median(('launch', name))
+      # Of very few turns a launch may be the one that the machine held up.
+      return (decode - launch if launch < decode else decode) / num_iterations
+
+    propose = {
+      gamma: stopwatch.propose_seconds(
+        programs, [seconds['draft', gamma, i] for i in range(len(programs))]
+      )
+      for gamma, programs in self.proposals.items()
+    }
+    target = [iteration(width) for width in self.widths]
+    max_gamma = max(propose)
+    first, last = propose[1], propose[max_gamma]
+    # Of gamma 8, `last` has the first drafted token and 7 further ones.
+    further = max(last - first, 0.0) / max(max_gamma - 1, 1)
+    if max_gamma == 1:
+      further = first
+    # What is left of a drafted iteration when its draft and its scoring are
+    # taken away; a noisy machine may leave less than nothing.
+    scoring = target[self.widths.index(max_gamma + 1)]
+    beyond = iteration('drafted') - last - scoring
+    extend = float(np.median(seconds['extend']))
+    return {
+      'widths': list(self.widths),
+      'target_seconds': target,
+      'first_draft_seconds': first,
+      'draft_seconds': further,
+      'loop_seconds': 0.0 if self.is_short else max(beyond, 0.0),
+      'launch_seconds': median(('launch', 'drafted')),
+      'plain_launch_seconds': median(('launch', 1)),
+      'extend_seconds': extend / self.extend.num_calls,
+    }
 
 
 def costs(*args: Any, repeats: int, **options: Any) -> dict[str, Any]:
@@ -51,17 +125,11 @@ def cost_programs(
     params: this, `rng_key`, `prompt`, `max_len` as for `speculative.generate`.
     method: all but the drafter.
     drafters: the same drafter by gamma, 1 and the largest among them.
-    widths: of target calls to time, from 1 to gamma + 1; None means
-      `costs.widths_to_time`.
+    widths: of target calls, from 1 to gamma + 1; None: `costs.widths_to_time`.
     num_decodes: short decodes of each part in a turn, timed one by one; their
       median ignores the first, which finds cold caches.
     plain: plain decoding of the same batch, which may be faster in another
       dtype; None means the target's own.
-
-  Returns:
-    Programs, and a function to the fields of `theory.costs.Costs` but
-    `c_hat`, in seconds, and `extend_seconds` of the widest target call by
-    itself: its `target_seconds` are with sampling, verification and the loop.
   """
   max_gamma = max(drafters)
   widths = sorted(widths or widths_to_time(max_gamma))
@@ -74,7 +142,6 @@ def cost_programs(
     name: dataclasses.replace(side, states=[*side.states] * num_decodes)
     for name, side in _short_decodes(plain, drafted, method, widths).items()
   }
-  # By itself, without sampling, verification and the loop around it.
   extend = stopwatch.repeated(
     params, state, target=method.target, width=widths[-1]
   )
@@ -84,19 +151,13 @@ def cost_programs(
     )
     for gamma, drafter in sorted(drafters.items())
   }
-  programs: dict[Hashable, Callable[[], Any]] = {'extend': extend}
-  programs |= sides_lib.calls(sides)
-  for gamma, made in proposals.items():
-    programs |= {('draft', gamma, i): each for i, each in enumerate(made)}
-  figures = functools.partial(
-    _cost_figures,
+  return CostPrograms(
     sides=sides,
     widths=widths,
     proposals=proposals,
-    num_extends=extend.num_calls,
+    extend=extend,
     is_short=method.drafter.may_abstain,
   )
-  return CostPrograms(programs, figures)
 
 
 def _short_decodes(
@@ -105,9 +166,9 @@ def _short_decodes(
   method: Method,
   widths: Sequence[int],
 ) -> dict[Hashable, Side]:
-  """Compiles decodes of a few tokens: plain ones, as width 1, drafted ones, and
-  those that score as many positions as each of the other `widths`; and beside
-  each its launch."""
+  """Compiles decodes of a few tokens, plain ones as width 1, drafted ones, and
+  those that score as many positions as each other width; each with its launch.
+  """
   propose = functools.partial(speculative.propose, drafter=method.drafter)
   draft, _ = jax.eval_shape(propose, drafted.params, drafted.states[0])
   # Verification costs more where drafts have distributions.
@@ -122,54 +183,4 @@ def _short_decodes(
   sides = {name: sides_lib.shortened(side) for name, side in sides.items()}
   return sides | {
     ('launch', name): sides_lib.finished(side) for name, side in sides.items()
-  }
-
-
-def _cost_figures(
-  seconds: Mapping[Any, Any],
-  results: Mapping[Any, Any],
-  *,
-  sides: Mapping[Hashable, Side],
-  widths: Sequence[int],
-  proposals: Mapping[int, Sequence[stopwatch.Repeated]],
-  num_extends: int,
-  is_short: bool,
-) -> dict[str, Any]:
-  """Returns the figures of `cost_programs`; `is_short` if iterations may score
-  one position, so that the mean iteration says nothing of the loop."""
-  timed = sides_lib.timed(sides, seconds, results)
-
-  def median(name: Hashable) -> float:
-    return float(np.median(timed[name].seconds))
-
-  def iteration(name: Hashable) -> float:
-    state = timed[name].states[0]
-    num_iterations = int(state.statistics.num_target_runs.max())
-    decode, launch = median(name), median(('launch', name))
-    # Of very few turns a launch may be the one that the machine held up.
-    return (decode - launch if launch < decode else decode) / num_iterations
-
-  propose = {
-    gamma: stopwatch.propose_seconds(
-      programs, [seconds['draft', gamma, i] for i in range(len(programs))]
-    )
-    for gamma, programs in proposals.items()
-  }
-  target = [iteration(width) for width in widths]
-  max_gamma = max(propose)
-  first, last = propose[1], propose[max_gamma]
-  # Of gamma 8, `last` has the first drafted token and 7 further ones.
-  further = max(last - first, 0.0) / (max_gamma - 1) if max_gamma > 1 else first
-  # What is left of a drafted iteration when its draft and its scoring are taken
-  # away; a noisy machine may leave less than nothing.
-  beyond = iteration('drafted') - last - target[widths.index(max_gamma + 1)]
-  return {
-    'widths': list(widths),
-    'target_seconds': target,
-    'first_draft_seconds': first,
-    'draft_seconds': further,
-    'loop_seconds': 0.0 if is_short else max(beyond, 0.0),
-    'launch_seconds': median(('launch', 'drafted')),
-    'plain_launch_seconds': median(('launch', 1)),
-    'extend_seconds': float(np.median(seconds['extend'])) / num_extends,
   }

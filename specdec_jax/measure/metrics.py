@@ -57,8 +57,8 @@ def count(statistics: Sequence[Statistics]) -> Counts:
 
 
 def joined(statistics: Sequence[Statistics]) -> Statistics:
-  """Joins the counters of several batches to those of one, in numpy; those by
-  position are as wide as the longest drafts."""
+  """Joins the counters of several batches, in numpy; those by position are as
+  wide as the longest drafts."""
   batches = jax.device_get(list(statistics))
   gamma = max(batch.num_tested.shape[1] for batch in batches)
 

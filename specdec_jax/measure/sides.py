@@ -29,8 +29,7 @@ class Side:
 
   Attributes:
     program: what it was compiled of.
-    run: `(params, state) -> state`, compiled.
-    params: its first argument.
+    run: `(params, state) -> state`, compiled, whose `params` these are.
     states: one per batch.
     prefill: from a batch of the same shape to its state, compiled.
     compile_seconds: of loop and prefill, unless that is another side's.
@@ -95,13 +94,9 @@ speculative_side = functools.partial(compile_side, is_plain=False)
 
 
 def like(side: Side, method: Method, params: Params | None = None) -> Side:
-  """Compiles another loop over a side's states, whose prefill serves here, too.
-
-  Args:
-    side: of the same target, with drafts at least as long.
-    method: of the same kind of drafter, or of one without a state.
-    params: if they are others.
-  """
+  """Compiles another loop over the states of a side of the same target, with
+  drafts at least as long, and the same kind of drafter or one without a state.
+  The prefill serves here, too."""
 
   def counting(state: DecodeState) -> DecodeState:
     # Counters by position are as wide as the draft; all else has room for the
@@ -124,34 +119,6 @@ def like(side: Side, method: Method, params: Params | None = None) -> Side:
   )
 
 
-def speculative_sides(
-  params: Params,
-  rng_key: Array,
-  prompts: Sequence[Prompt],
-  *,
-  methods: Mapping[Name, Method],
-  max_len: int,
-) -> dict[Name, Side]:
-  """Compiles sides with one kind of drafter, which share the prefill and the
-  buffers of the longest draft; unless the target keeps as many features as are
-  drafted, so that its state is not the same for all."""
-  args = params, rng_key, prompts
-  make = functools.partial(speculative_side, *args, max_len=max_len)
-  # A cache has room for `max_len + gamma + 1` positions: that of the longest
-  # draft fits the others.
-  longest = max(methods, key=lambda name: methods[name].drafter.gamma)
-  is_shared = not methods[longest].drafter.reads_target_cache
-  made = {longest: make(method=methods[longest])}
-  rest = {
-    name: functools.partial(like, made[longest], method)
-    if is_shared
-    else functools.partial(make, method=method)
-    for name, method in methods.items()
-    if name != longest
-  }
-  return made | stopwatch.together(rest)
-
-
 def full_width_side(
   side: Side,
   method: Method,
@@ -159,14 +126,8 @@ def full_width_side(
   vocab_size: int | None = None,
 ) -> Side:
   """Compiles a few iterations that all score gamma + 1 positions, on the first
-  batch of a side of `method`, `stopwatch.always_full` in its drafter's place.
-
-  Args:
-    side: speculative decoding.
-    method: its method.
-    gamma: fewer tokens than the drafter's; None for as many, in its tree.
-    vocab_size: as for `always_full`.
-  """
+  batch of a side of `method`: `stopwatch.always_full` is in its drafter's
+  place, with its gamma and tree unless `gamma` says fewer tokens."""
   drafter = method.drafter
   full = stopwatch.always_full(
     drafter.gamma if gamma is None else gamma,
@@ -184,8 +145,7 @@ def full_width_side(
 
 
 def without_drafts(full_width: Side) -> Side:
-  """Returns the same program when there is never a draft; its drafter must be
-  one that may abstain."""
+  """Returns the same, of a drafter that may abstain, when it always does."""
   params = Params(full_width.params.target, jnp.bool_(False))
   return dataclasses.replace(full_width, params=params)
 
@@ -214,12 +174,8 @@ def finished(side: Side) -> Side:
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-  """What decoding with a side has shown.
-
-  Attributes:
-    seconds: of each batch and turn, float64 `[N, R]`.
-    states: in which each batch ended.
-  """
+  """What decoding with a side has shown: seconds of each batch and turn,
+  float64 `[N, R]`, and the states in which the batches ended."""
 
   seconds: np.ndarray
   states: Sequence[DecodeState]

@@ -35,8 +35,7 @@ Made = TypeVar('Made')
 
 
 def compile_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
-  """Compiles a function for `args`: the program, and the seconds that it took,
-  which a persistent compilation cache shortens."""
+  """Compiles a function for `args`: the program, and the seconds it took."""
   started = time.perf_counter()
   compiled = jax.jit(function).lower(*args).compile()
   return compiled, time.perf_counter() - started
@@ -65,11 +64,8 @@ def alternate(
 ) -> tuple[dict[Name, np.ndarray], dict[Name, Any]]:
   """Runs each program `repeats` times, in turns, after one run of each of
   `warm_up`, None meaning all; `advance` is called with 1 after every run.
-
-  Returns:
-    Seconds of each program's runs, float64 `[repeats]`, and the results of its
-    last run.
-  """
+  Returns seconds by program, float64 `[repeats]`, and the results of the last
+  runs."""
   seconds: dict[Name, list[float]] = {name: [] for name in programs}
   results: dict[Name, Any] = {}
   for name in programs if warm_up is None else warm_up:
@@ -84,8 +80,7 @@ def alternate(
 
 
 def device_name() -> str:
-  """Returns the name of the device at hand; of a CPU with the number of its
-  cores."""
+  """Names the device at hand; of a CPU with the number of its cores."""
   device = jax.devices()[0]
   if device.platform != 'cpu':
     return device.device_kind
@@ -104,18 +99,13 @@ def always_full(
   may_abstain: bool = False,
   tree: Tree | None = None,
 ) -> Drafter:
-  """Proposes gamma copies of the last token, at no cost: with it an iteration
-  of the loop costs one target call over gamma + 1 positions. With gamma 0 it is
-  a plain step.
+  """Proposes gamma copies of the last token, at no cost: an iteration costs one
+  target call over gamma + 1 positions, with gamma 0 a plain step.
 
-  Args:
-    gamma: tokens per iteration.
-    vocab_size: if drafts are to have a distribution, all of it on their tokens:
-      verification then costs what it does with a draft model.
-    may_abstain: compiles the loop as for a drafter that may have no draft. Its
-      params, a bool scalar, say whether this one has any: both kinds of
-      iteration are timed in one program.
-    tree: if drafts are to be trees of gamma nodes.
+  With `vocab_size` drafts have a distribution, all of it on their tokens, so
+  that verification costs what it does with a draft model. With `may_abstain`
+  the loop is that of a drafter that may have no draft; its params, a bool
+  scalar, say whether this one has any. Trees have gamma nodes.
   """
 
   def propose(params: Any, row_keys: jax.Array, context: Context, state: Any):
@@ -254,9 +244,8 @@ def propose_programs(
 def propose_seconds(
   programs: Sequence[Repeated], seconds: Sequence[np.ndarray]
 ) -> float:
-  """Returns median seconds of one `propose`, from the seconds of the runs of
-  `propose_programs`, which took turns: float64 `[repeats]` each; 0 without
-  any."""
+  """Returns median seconds of one `propose`, from those of the runs of
+  `propose_programs`, float64 `[repeats]` each; 0 without any."""
   if not programs:
     return 0.0
   # Pairs of a launch and the same with calls: `alone`, then `both`. A draft is

@@ -26,8 +26,7 @@ def schedule(
   gammas: Sequence[int], batch_size: int, num_batches: int
 ) -> tuple[int, ...]:
   """Assigns a gamma to each of the first batches of a run; empty if the run has
-  too few to compare `gammas`, which include 0. Batches beyond
-  `num_batches_needed` do not matter."""
+  too few to compare `gammas`, which include 0."""
   num_rounds = min(
     -(-NUM_ROWS // batch_size), num_batches // (SHARE * len(gammas))
   )

@@ -36,8 +36,7 @@ class Batch:
 @dataclasses.dataclass(frozen=True)
 class Conversation:
   """Messages for the chat template, of which the last is to be answered, and
-  tools that the answer may call, as JSON schemas; see
-  `vocabularies.apply_chat_template`. Shown as its last message."""
+  tools that the answer may call, as JSON schemas. Shown as its last message."""
 
   messages: Messages
   tools: Tools = None
@@ -49,7 +48,7 @@ class Conversation:
 
 def conversation(messages: Any, tools: Any, place: str) -> Conversation:
   """Checks messages and tools as they were given; ValueError with the place if
-  they are no list of objects, or a message has no role."""
+  they are no lists of objects, or a message has no role."""
   for name, given in (('messages', messages), ('tools', tools or [{}])):
     is_list = isinstance(given, list | tuple) and given
     if not is_list or not all(isinstance(each, Mapping) for each in given):
@@ -70,8 +69,8 @@ def read(prompt: str | None, path: str | None) -> list[Text]:
 
   A file is JSONL if its name ends in .jsonl or its first line is a JSON object,
   with "prompt", or with "messages" and "tools"; otherwise it has one prompt per
-  line. Blank lines do not count. ValueError if
-  a prompt is empty, there is none, or the file is malformed.
+  line. Blank lines do not count. ValueError if a prompt is empty, there is
+  none, or the file is malformed.
   """
   if prompt is not None:
     if not prompt.strip():
@@ -108,8 +107,9 @@ def _text_of(path: str) -> str:
       f'{error.start}'
     ) from error
   except OSError as error:
+    reason = error.strerror
     raise ValueError(
-      f'cannot read the prompts file {path}: {error.strerror}'
+      f'cannot read the prompts file {path}: {reason}'
     ) from error
   return text.replace('\r\n', '\n').replace('\r', '\n')
 
@@ -122,8 +122,7 @@ def _is_object(line: str) -> bool:
 
 
 def _prompt_of(line: str, place: str) -> Text:
-  """Reads the key "prompt" of a line of JSON, or else "messages" and
-  "tools"."""
+  """Reads the key "prompt" of a line, or else "messages" and "tools"."""
   try:
     record = text_lines.parse_object(line, place)
   except ValueError as error:
@@ -209,20 +208,14 @@ def pack(
   width: int | None = None,
   row_ids: Sequence[int] | None = None,
 ) -> Prompt:
-  """Packs lists of token ids into one prompt.
+  """Packs lists of token ids, None for a row that only fills the batch, into
+  one prompt of numpy arrays, right-padded with 0.
 
   The decoder begins with the start tokens of its family, then the ids, unless
-  they are an encoder's.
-
-  Args:
-    rows: ids; None for a row that only fills the batch.
-    width: room for the ids of a row; None takes the longest.
-    row_ids: names of the rows' random streams; None counts from 0.
-
-  Returns:
-    Numpy arrays, right-padded with 0; the decoder's tokens are
-    `[B, decoder_width(config, width)]`. ValueError if there is no row, one
-    exceeds `width`, or a decoder would have no token to begin with.
+  they are an encoder's; its tokens are `[B, decoder_width(config, width)]`.
+  Width None takes the longest row; `row_ids` name the rows' random streams,
+  None counts from 0. ValueError if there is no row, one exceeds `width`, or a
+  decoder would have no token to begin with.
   """
   if not rows:
     raise ValueError('no rows to pack')
@@ -230,11 +223,10 @@ def pack(
   if width is None:
     width = max(len(row or ()) for row in rows)
   # Arrays of numpy, to be filled.
-  zeros: Any = lambda *shape: np.zeros((len(rows), *shape), np.int32)
-  encoder_tokens: Any = zeros(width) if is_encoded else None
-  tokens, ids_of_rows = zeros(decoder_width(config, width)), zeros()
+  zeros = lambda *shape: np.zeros((len(rows), *shape), np.int32)
+  encoder_tokens, tokens = zeros(width), zeros(decoder_width(config, width))
   lengths, max_lengths = zeros() + 1, zeros() + 1
-  ids_of_rows[:] = range(len(rows)) if row_ids is None else row_ids
+  row_ids = range(len(rows)) if row_ids is None else row_ids
   # A T5's row of ids [5, 6] has them for the encoder, and [0] for the decoder;
   # a Llama's has [5, 6], or [bos, 5, 6], for the decoder.
   for i, row in enumerate(rows):
@@ -244,8 +236,7 @@ def pack(
       raise ValueError(
         f'row {i + 1} has {len(row)} tokens, the buffer has room for {width}'
       )
-    if is_encoded:
-      encoder_tokens[i, : len(row)] = row
+    encoder_tokens[i, : len(row)] = row
     ids = starts if is_encoded else (*starts, *row)
     if not ids:
       raise ValueError(f'row {i + 1} is empty')
@@ -253,17 +244,17 @@ def pack(
     lengths[i] = len(ids)
     max_lengths[i] = len(ids) + max_new_tokens
   return Prompt(
-    encoder_tokens=encoder_tokens,
+    encoder_tokens=encoder_tokens if is_encoded else None,
     decoder_tokens=tokens,
     decoder_lengths=lengths,
-    row_ids=ids_of_rows,
+    row_ids=np.array(row_ids, np.int32),
     max_lengths=max_lengths,
   )
 
 
 def num_positions(config: Config, num_ids: int, max_new_tokens: int) -> int:
   """Counts the positions of the longer stack of a model, for a row of so many
-  ids and new tokens; `families.max_positions` is held against it."""
+  ids and new tokens."""
   num_starts = len(families.of(config).starts)
   if has_encoder(config):
     return max(num_ids, num_starts + max_new_tokens)
@@ -271,7 +262,6 @@ def num_positions(config: Config, num_ids: int, max_new_tokens: int) -> int:
 
 
 def decoder_width(config: Config, width: int) -> int:
-  """Counts the columns of the decoder's prompt buffer, for at most `width` ids
-  a row."""
+  """Counts the columns of the decoder's prompt buffer, for `width` ids per row."""
   num_starts = len(families.of(config).starts)
   return num_starts if has_encoder(config) else num_starts + width

@@ -30,12 +30,9 @@ _LONGEST_LINE = 16_384  # Bytes; longer lines would be left out, silently.
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentencePieceVocabulary:
   """A SentencePiece model, read as T5 reads it, with the interface of
-  `vocabularies.Vocabulary`.
-
-  `processor` is a `sentencepiece.SentencePieceProcessor` of the `model`, which
-  is as its file holds it, and of `extra_ids` sentinels `<extra_id_0>`, ... that
-  follow its pieces.
-  """
+  `vocabularies.Vocabulary`: a `sentencepiece.SentencePieceProcessor` of the
+  `model`, which is as its file holds it, and of `extra_ids` sentinels
+  `<extra_id_0>`, ... that follow its pieces."""
 
   processor: Any
   model: bytes
@@ -62,9 +59,8 @@ class SentencePieceVocabulary:
     return frozenset(filter(self.processor.is_control, range(self.vocab_size)))
 
   def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """Encodes a text, with the end id last, as T5's inputs have it, if special
-    tokens are to be added. Sentinels written in the text are recognised; runs
-    of white space count as one space."""
+    """Encodes a text, with the end id last if special tokens are to be added.
+    Sentinels in it are recognised; runs of white space count as one space."""
     # T5's inputs end in EOS and begin with no token of their own.
     ids = self.processor.encode(text)
     return [*ids, *self.eos_ids[:1]] if add_special_tokens else ids
@@ -92,8 +88,7 @@ class SentencePieceVocabulary:
     return text
 
   def id_to_text(self, token_id: int) -> str:
-    """Returns a printable piece: the token's text, or its name if it has no
-    text."""
+    """Returns a printable piece."""
     if not 0 <= token_id < self.vocab_size:
       return f'<id {int(token_id)}>'
     return self.processor.id_to_piece(int(token_id)).replace(SPACE, ' ')
@@ -109,15 +104,12 @@ def load(
   extra_ids: int | None = None,
   num_rows: int | None = None,
 ) -> SentencePieceVocabulary:
-  """Reads a SentencePiece model.
+  """Reads a SentencePiece model, such as spiece.model.
 
-  Args:
-    path: of the model, such as spiece.model.
-    extra_ids: how many sentinels follow the pieces, unless the model has its
-      own. T5's 32,000 pieces and 100 sentinels are 32,100 ids; `<extra_id_0>`
-      is the last of them. None means 100, or 0 where 100 do not fit into
-      `num_rows` and the pieces alone do, padded or not.
-    num_rows: rows of the embeddings of the model that it is for, if known.
+  `extra_ids` sentinels follow the pieces, unless the model has its own: T5's
+  32,000 pieces and 100 sentinels are 32,100 ids, `<extra_id_0>` the last of
+  them. None means 100, or 0 where 100 do not fit into `num_rows`, the rows of
+  the embeddings, and the pieces alone do, padded or not.
 
   Raises ValueError if the file is missing or no SentencePiece model, or there
   are too many sentinels; ImportError without the sentencepiece package.
@@ -126,9 +118,8 @@ def load(
     model = user_path(path).read_bytes()
   except OSError as error:
     raise ValueError(f'cannot read {path}: {error.strerror}') from error
-  sentencepiece = require(
-    'sentencepiece', extra='models', purpose='a SentencePiece vocabulary'
-  )
+  purpose = 'a SentencePiece vocabulary'
+  sentencepiece = require('sentencepiece', extra='models', purpose=purpose)
   processor = sentencepiece.SentencePieceProcessor()
   try:
     processor.LoadFromSerializedProto(model)
@@ -165,15 +156,14 @@ def train(texts: Iterable[str], *, size: int) -> bytes:
   A unigram model (Kudo 2018, https://arxiv.org/abs/1804.10959) with T5's ids:
   pad 0, eos 1, unk 2, and no bos. Unlike T5's it does not normalise, and spells
   rare characters in bytes, so that every text comes back as it was, its blanks
-  apart. The same texts, a line each, give the same vocabulary. `size` is V, all
-  special ids included; ValueError if the texts are too short for it.
+  apart. The same texts, a line each, give the same vocabulary. `size` is V with
+  all special ids; ValueError if the texts are too short for it.
   """
-  sentencepiece = require(
-    'sentencepiece', extra='data', purpose='training a vocabulary'
-  )
+  purpose = 'training a vocabulary'
+  sentencepiece = require('sentencepiece', extra='data', purpose=purpose)
   if size < _FEWEST_IDS:
     raise ValueError(
-      f'a vocabulary needs at least {_FEWEST_IDS} ids, got {size}'
+      f'a vocabulary needs {_FEWEST_IDS} ids or more, got {size}'
     )
   model = io.BytesIO()
   try:
@@ -204,12 +194,13 @@ def train(texts: Iterable[str], *, size: int) -> bytes:
 
 
 def _usual_sentinels(num_pieces: int, num_rows: int | None) -> int:
-  if num_rows is None or num_pieces + _T5_SENTINELS <= num_rows:
-    return _T5_SENTINELS
   # T5's 32,000 pieces have 32,128 rows with sentinels and padding. A model of
   # 8,192 pieces and as many rows has none.
   padded = num_pieces + -num_pieces % _PADDING
-  return 0 if num_rows in (num_pieces, padded) else _T5_SENTINELS
+  has_room = num_rows is None or num_pieces + _T5_SENTINELS <= num_rows
+  return (
+    0 if num_rows in (num_pieces, padded) and not has_room else _T5_SENTINELS
+  )
 
 
 def _sentinels(extra_ids: int) -> bytes:
@@ -218,19 +209,14 @@ def _sentinels(extra_ids: int) -> bytes:
   repeated field of a protocol buffer may be continued behind its end."""
   # Written by hand, since the package's own messages need protobuf, which takes
   # a quarter of a second: field 1 (piece) is the name, field 2 (0x15) a float32
-  # score and field 3 (0x18) the type.
-  pieces = b''
-  for i in reversed(range(extra_ids)):
-    piece = _field(1, _sentinel(i).encode()) + b'\x15' + struct.pack('<f', 0.0)
-    pieces += _field(1, piece + b'\x18' + bytes([_USER_DEFINED]))
-  return pieces
+  # score and field 3 (0x18) the type. Lengths stand before field 1.
+  field = lambda value: bytes([1 << 3 | 2, len(value)]) + value
+  rest = b'\x15' + struct.pack('<f', 0.0) + b'\x18' + bytes([_USER_DEFINED])
+  return b''.join(
+    field(field(_sentinel(i).encode()) + rest)
+    for i in reversed(range(extra_ids))
+  )
 
 
 def _sentinel(i: int) -> str:
   return f'{SPACE}{vocabularies.SENTINEL}{i}>'
-
-
-def _field(number: int, value: bytes) -> bytes:
-  """Writes a length-delimited field of a protocol buffer, shorter than 128
-  bytes."""
-  return bytes([number << 3 | 2, len(value)]) + value

@@ -51,8 +51,8 @@ def read_on(
   tokens: Sequence[int],
 ) -> tuple[Reading, int | None]:
   """Reads further tokens of a row, up to the one that completes a string: the
-  new reading, and how many tokens were read if a string is complete. `reading`
-  is `Reading()` at the start, then what the last call returned."""
+  new reading, from `Reading()` on, and how many were read if a string is
+  complete."""
   longest = max(map(len, stops))
   for i, token in enumerate(tokens):
     if token in vocabulary.eos_ids:
@@ -69,8 +69,8 @@ def read_on(
 def text_of(
   vocabulary: AnyVocabulary, stops: Sequence[str], tokens: Sequence[int]
 ) -> tuple[str, str | None]:
-  """The text of new tokens before the first string in it, and that string; all
-  of the text, and None, if there is none in it."""
+  """Returns the text of new tokens before the first string in it, and that
+  string; or all of it, and None."""
   if stops:
     reading, count = read_on(vocabulary, stops, Reading(), tokens)
     if count is not None:

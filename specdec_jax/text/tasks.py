@@ -55,8 +55,8 @@ class Task:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Known:
   """A data set of TFDS as a task: the features to read (None for an
-  unconditional language model) and to write, the prefix that T5 was trained
-  with, and names of metrics."""
+  unconditional language model) and to write, T5's prefix, and names of metrics.
+  """
 
   tfds_name: str
   inputs: str | None

@@ -129,12 +129,9 @@ def stream_text(
   keep_special: bool = False,
 ) -> tuple[str, TextStream]:
   """Returns the text that new tokens add, as far as later tokens cannot change
-  it.
-
-  Text that ends within a UTF-8 character is held back until it is complete.
-  `state` is `TextStream()` at the start, then what the last call returned
-  behind the text, which may be empty.
-  """
+  it: an unfinished UTF-8 character is held back. `state` is `TextStream()` at
+  the start, then what the last call returned behind the text, which may be
+  empty."""
   # "é" is two bytes: after a token of the first, the text ends in U+FFFD, and
   # both are given out with the token of the second.
   pending = state.pending + tuple(int(i) for i in ids)
@@ -165,16 +162,14 @@ def apply_chat_template(
   vocabulary: AnyVocabulary, messages: str | Messages, tools: Tools = None
 ) -> str:
   """Renders a conversation as the text that the model was trained on, up to the
-  turn of the assistant, which it opens.
+  turn of the assistant, which it opens; to be encoded without special tokens.
 
-  Renders in a Jinja sandbox with the variables, filters and whitespace rules
-  of Hugging Face's chat templates
-  (https://huggingface.co/docs/transformers/chat_templating).
-
-  Messages are `{'role': ..., 'content': ...}` each; a string is a single one of
-  the user. Tools are JSON schemas of functions; a model may have a template of
-  its own for them. The text is to be encoded with `add_special_tokens=False`.
-  ValueError if there is no template, or it refuses the messages.
+  Renders in a Jinja sandbox with the variables, filters and whitespace rules of
+  Hugging Face's chat templates
+  (https://huggingface.co/docs/transformers/chat_templating). Messages are
+  `{'role': ..., 'content': ...}` each; a string is a single one of the user.
+  Tools are JSON schemas of functions; a model may have a template of its own
+  for them. ValueError if there is no template, or it refuses the messages.
   """
   if vocabulary.chat_template is None:
     raise ValueError(

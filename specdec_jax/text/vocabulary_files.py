@@ -26,8 +26,8 @@ WRITTEN = (SENTENCEPIECE, TOKENIZER, _SETTINGS, _GENERATION)
 
 def is_in(folder: str | os.PathLike[str]) -> bool:
   """Tells whether a folder has a vocabulary."""
-  names = (SENTENCEPIECE, TOKENIZER)
-  return any((user_path(folder) / name).is_file() for name in names)
+  path = user_path(folder)
+  return (path / SENTENCEPIECE).is_file() or (path / TOKENIZER).is_file()
 
 
 def read(
@@ -39,10 +39,9 @@ def read(
   """Reads a SentencePiece model, or what a folder has in tokenizer.json or else
   in spiece.model.
 
-  `extra_ids` and `num_rows` are those of `sentencepiece_vocabulary.load`, but
-  None first takes the extra ids that tokenizer_config.json states. Raises
-  ValueError if there is no vocabulary, or it is broken; ImportError if the
-  package that reads it is not installed.
+  The arguments are those of `sentencepiece_vocabulary.load`, but None first
+  takes the extra ids that tokenizer_config.json states. ValueError if there is
+  no vocabulary, or it is broken; ImportError without the package that reads it.
   """
   path = user_path(path)
   if not path.is_dir():

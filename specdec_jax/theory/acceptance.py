@@ -49,31 +49,28 @@ def above_zero(name: str, value: ArrayLike, high: float = np.inf) -> np.ndarray:
 def _pair(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
   """Returns both as float64, once known to be distributions over one
   vocabulary."""
-  pair = []
-  for name, probs in (('p', p), ('q', q)):
-    array = in_range(name, probs, 0.0, 1.0 + _TOLERANCE)
+  p = in_range('p', p, 0.0, 1.0 + _TOLERANCE)
+  q = in_range('q', q, 0.0, 1.0 + _TOLERANCE)
+  for name, array in (('p', p), ('q', q)):
     if array.ndim == 0:
       raise ValueError(f'{name} needs a vocabulary axis, got a scalar')
     totals = np.asarray(array.sum(-1))
     is_off = abs(totals - 1) > _TOLERANCE
     if is_off.any():
       raise ValueError(f'{name} must sum to 1, got {totals[is_off][0]:g}')
-    pair.append(array)
-  p_size, q_size = (array.shape[-1] for array in pair)
-  if p_size != q_size:
-    raise ValueError(f'p has a vocabulary of {p_size}, q one of {q_size}')
-  return pair[0], pair[1]
+  if p.shape[-1] != q.shape[-1]:
+    raise ValueError(
+      f'p has a vocabulary of {p.shape[-1]}, q one of {q.shape[-1]}'
+    )
+  return p, q
 
 
 def acceptance_rate(
   p: ArrayLike, q: ArrayLike, lenience: ArrayLike = 1.0
 ) -> np.ndarray:
   """Returns the chance that a token drawn from `q` is accepted, `sum min(p / l,
-  q)`.
-
-  Theorem 3.5, and Appendix A.5 for lenience. It is the paper's beta for one
-  context; its mean over contexts is alpha.
-  """
+  q)`: Theorem 3.5, and Appendix A.5 for lenience. It is the paper's beta for
+  one context, and its mean over contexts is alpha."""
   p, q = _pair(p, q)
   lenience = above_zero('lenience', lenience, 1.0)
   rate = np.minimum(p / lenience[..., None], q).sum(-1)
@@ -82,12 +79,8 @@ def acceptance_rate(
 
 def divergence(p: ArrayLike, q: ArrayLike) -> np.ndarray:
   """Computes `D_LK(p, q)`, the total variation distance, `1 -
-  acceptance_rate(p, q)`.
-
-  Definition 3.2 and Lemma 3.3. Computed as half the L1 distance, which keeps
-  its precision when the distributions are close. 0 only for equal
-  distributions, 1 only for those that share no token.
-  """
+  acceptance_rate(p, q)` (Definition 3.2 and Lemma 3.3), as half the L1
+  distance, which keeps its precision when the distributions are close."""
   p, q = _pair(p, q)
   return (abs(p - q).sum(-1) / 2)[()]
 
@@ -96,12 +89,9 @@ def argmax_acceptance(
   p: ArrayLike, q: ArrayLike, lenience: ArrayLike = 1.0
 ) -> np.ndarray:
   """Returns 1 where the drafter's likeliest token passes at temperature 0, else
-  0.
-
-  Appendix A.5. Token x passes if `p(x) >= l max p`, with `p` before the argmax;
-  ties in `q` go to the lowest id. The mean is alpha. Departure: the inequality
-  is printed the other way round there, which would accept the unlikely tokens.
-  """
+  0: `p(x) >= l max p`, with `p` before the argmax (Appendix A.5, where the
+  inequality is printed the other way round). Ties in `q` go to the lowest id.
+  The mean is alpha."""
   p, q = np.broadcast_arrays(*_pair(p, q))
   drafted = q.argmax(-1)[..., None]
   drafted_probs = np.take_along_axis(p, drafted, -1)[..., 0]
@@ -111,11 +101,12 @@ def argmax_acceptance(
 
 
 def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
-  """Returns mean tokens per target run, `(1 - alpha^(gamma+1)) / (1 - alpha)`.
+  """Returns mean tokens per target run, `(1 - alpha^(gamma+1)) / (1 - alpha)`:
+  Equation 1, and its limit `gamma + 1` at alpha 1.
 
-  Equation 1, and its limit `gamma + 1` at alpha 1. It takes the acceptances of
-  a draft to be independent with one rate, which measured text need not obey:
-  see `expected_tokens_of_profile`. A fractional gamma interpolates smoothly.
+  Acceptances of a draft are taken to be independent with one rate, which
+  measured text need not obey: see `expected_tokens_of_profile`. A fractional
+  gamma interpolates smoothly.
   """
   alpha, gamma = np.broadcast_arrays(
     in_range('alpha', alpha, 0, 1), in_range('gamma', gamma, 0)
@@ -147,14 +138,12 @@ def expected_tokens_of_profile(profile: ArrayLike) -> np.ndarray:
 
 def expected_runs(rates: ArrayLike, gamma: int) -> float:
   """Returns mean target runs over one text whose drafted tokens have these
-  chances.
+  chances: `[N]`, the `acceptance_rate` of each token after those before it.
 
   A run begins where the last one ended, so that there are more of them where
   text is hard to guess: a mean over all prefixes, such as a profile, promises
   too much where hard tokens stand together. A text that ends within a draft
-  wastes the rest of it. Exact if each rate is 0 or 1. Rates are `[N]`, the
-  `acceptance_rate` of each token of the text after those before it; gamma is
-  whole.
+  wastes the rest of it. Exact if each rate is 0 or 1; gamma is whole.
   """
   rates = in_range('rates', rates, 0, 1)
   if rates.ndim != 1:
@@ -178,12 +167,12 @@ def oracle_tokens(alpha: ArrayLike) -> np.ndarray:
 def alpha_from_block_efficiency(
   block_efficiency: ArrayLike, gamma: ArrayLike
 ) -> np.ndarray:
-  """Returns the alpha at which `expected_tokens` is the measured mean length.
+  """Returns the alpha at which `expected_tokens` is the measured mean length,
+  the third of the acceptance rates of `docs/notation.md`.
 
-  The third of the acceptance rates of `docs/notation.md`. It inverts Equation 1
-  by bisection to float64 precision, and inherits its assumption of one
-  independent rate. Tokens per target run are from 1 to `gamma + 1`, within
-  1e-9 for rounding; gamma is above 0, for gamma 0 says nothing of alpha.
+  It inverts Equation 1 by bisection to float64 precision, with its assumption
+  of one independent rate. Tokens per target run are from 1 to `gamma + 1`,
+  within 1e-9 for rounding; gamma is above 0, for gamma 0 says nothing of alpha.
   """
   tokens, gamma = np.broadcast_arrays(
     in_range('block_efficiency', block_efficiency, 1 - 1e-9),
@@ -209,11 +198,8 @@ def alpha_from_block_efficiency(
 def token_verification_accepted(
   p: ArrayLike, q: ArrayLike, gamma: int
 ) -> float:
-  """Returns mean drafted tokens that Algorithm 1 accepts without any context.
-
-  `beta + beta^2 + ... + beta^gamma`; the correction is not counted. Arguments
-  and errors are those of `block_verification_accepted`.
-  """
+  """Returns mean drafted tokens that Algorithm 1 accepts without any context,
+  `beta + ... + beta^gamma`, as of `block_verification_accepted`."""
   p, q, gamma = _toy(p, q, gamma)
   return float(expected_tokens(acceptance_rate(p, q), gamma) - 1)
 
@@ -222,14 +208,13 @@ def block_verification_accepted(
   p: ArrayLike, q: ArrayLike, gamma: int
 ) -> float:
   """Returns mean drafted tokens that block verification accepts, by
-  enumeration.
+  enumeration: Sun et al., Algorithm 2 (https://arxiv.org/abs/2403.10444), for
+  one context-free pair, `[V]` each.
 
-  Sun et al., Algorithm 2 (https://arxiv.org/abs/2403.10444), for one
-  context-free pair: every draft is visited, and the chance that the
-  last accepted position is i or beyond is `1 - prod_{j >= i} (1 - h_j)`. Never
-  less than `token_verification_accepted`; for P = (1/3, 2/3), Q = (2/3, 1/3)
-  and gamma 2 it is 11/9 against 10/9. `p` and `q` are `[V]`, gamma is whole,
-  and `V**gamma` may be at most 1e6.
+  The chance that the last accepted position is i or beyond is `1 - prod_{j >=
+  i} (1 - h_j)`. Never less than `token_verification_accepted`; for P = (1/3,
+  2/3), Q = (2/3, 1/3) and gamma 2 it is 11/9 against 10/9. Gamma is whole, and
+  `V**gamma` may be at most 1e6.
   """
   p, q, gamma = _toy(p, q, gamma)
   size = len(p)
@@ -268,8 +253,7 @@ def _toy(
 
 
 def whole(name: str, value: float) -> int:
-  """Returns `value` as an int; ValueError unless it is a whole number of at
-  least 0."""
+  """Returns `value` as an int; ValueError unless it is one, of at least 0."""
   if value < 0 or not float(value).is_integer():
     raise ValueError(
       f'{name} must be a whole number of at least 0, got {value}'

@@ -37,9 +37,8 @@ class Costs:
     launch_seconds: what a decode costs beyond its iterations, and
       `plain_launch_seconds` plain decoding.
     c_hat: operations of the drafter per token over the target's.
-    tree_nodes: sizes of the trees that were compiled, ascending; empty if none
-      were. Those between are interpolated, and a smaller tree costs as much as
-      the first.
+    tree_nodes: sizes of the trees that were compiled, ascending. Those between
+      are interpolated, and a smaller tree costs as much as the first.
     tree_seconds: of the iteration that scores each, walks it and moves its path
       in the caches, without the drafting.
     level_seconds: of drafting a level of each, on average.

@@ -28,13 +28,9 @@ def ratio(
 
   Rows are the sampling unit, since neighbouring tokens are not independent: the
   variance is that of a ratio estimate, linearised (Cochran, Sampling
-  Techniques, 3rd edition, chapter 6). The interval of the difference between
-  two draft models is narrower than either's own: what makes a text easy for
-  both drops out. Sums, such as accepted tokens, and counts, such as tested
-  ones, are `[R]`; the interval is None for fewer than two rows.
-
-  Raises:
-    ValueError: if nothing was counted.
+  Techniques, 3rd edition, chapter 6). Sums, such as accepted tokens, and
+  counts, such as tested ones, are `[R]`; the interval is None for fewer than
+  two rows. ValueError if nothing was counted.
   """
   if not counts.sum():
     raise ValueError(f'nothing was counted in {len(counts)} rows')

@@ -35,14 +35,9 @@ def predict(
   plain = costs.decode_seconds(0, length) * num_chips / (batch_size * length)
   ways = [(0, plain)]
   ways += [(plan.best.gamma, plain / plan.best.speedup) for plan in plans]
-  return [
-    Prediction(
-      gamma=gamma,
-      tokens_per_second_per_chip=1 / seconds,
-      chip_hours=num_tokens * seconds / 3600,
-      cost_per_million_tokens=None
-      if price is None
-      else price * seconds / 3600 * 1e6,
-    )
-    for gamma, seconds in ways
-  ]
+
+  def way(gamma: int, seconds: float) -> Prediction:
+    cost = None if price is None else price * seconds / 3600 * 1e6
+    return Prediction(gamma, 1 / seconds, num_tokens * seconds / 3600, cost)
+
+  return [way(*each) for each in ways]

@@ -87,11 +87,9 @@ def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
 
   How tokens per target run depend on gamma is that of the rows with the longest
   drafts (`runs_with`); how many tokens are accepted at all, that of all rows.
-  docs/design/measuring.md tells why, and when each trial speaks for itself.
-
-  Args:
-    trials: of different gammas; ValueError unless 0 and another are among them.
-    batch_size: B, rows that an iteration serves.
+  docs/design/measuring.md tells why, and when each trial speaks for itself. An
+  iteration serves `batch_size` rows. ValueError unless gamma 0 and another were
+  tried.
   """
   trials = sorted(trials, key=lambda trial: trial.gamma)
   plain, drafting = trials[0], trials[1:]
@@ -205,8 +203,8 @@ def _efficiencies(
 
 def _error(trials: Sequence[Trial]) -> float:
   """Estimates the standard error of a speed over plain decoding's, as a share
-  of it: that of tokens per target run over all texts that were drafted for, and
-  those of the times, of drafts on average; 0 where there is but one of each."""
+  of it, from that of tokens per target run over all texts that were drafted
+  for, and those of the times; 0 where there is but one of each."""
   plain, drafting = trials[0], trials[1:]
   tokens = np.concatenate([trial.num_tokens for trial in drafting])
   runs = np.concatenate(

@@ -7,6 +7,7 @@ slowest is. Acceptances may have a rate per position.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,8 +33,7 @@ class Forecast:
     expected_tokens: per target run and row.
     speedup: over plain decoding; see `plan` for the batch.
     operations_factor: arithmetic per token over plain decoding's.
-    row_utilisation: mean iterations of a row over those of the slowest; 1 for
-      one row.
+    row_utilisation: mean iterations of a row over those of the slowest.
     break_even_alpha: the acceptance rate at which it neither gains nor loses,
       rows apart; None if none does, and of a tree.
     tree: its `parents`, see `theory.trees`; None for a chain.
@@ -61,17 +61,12 @@ class GammaPlan:
 def expected_iterations(
   profile: ArrayLike, length: int, batch_size: int
 ) -> float:
-  """Computes mean iterations until the slowest of several rows has `length`
-  tokens.
+  """Computes mean iterations until the slowest of `batch_size` rows has
+  `length` tokens, at least 1, from acceptance rates by position, `[G]`.
 
   Exact for independent rows and iterations: the distribution of the tokens per
   iteration is convolved until the length is reached, and the mean of the
   maximum is `sum_m (1 - P(done within m)^B)`.
-
-  Args:
-    profile: acceptance rate of each position `[G]`; G may be 0.
-    length: tokens that each row decodes, at least 1.
-    batch_size: B.
   """
   in_range('length', length, 1)
   in_range('batch_size', batch_size, 1)
@@ -109,13 +104,12 @@ def plan(
     max_gamma: the largest considered; None for all whose scoring was measured.
     batch_size: rows decoded together; all wait for the slowest.
     length: tokens that each row decodes, for that wait.
-    interval: of alpha, if it is an estimate; the sentences then say whether the
+    interval: of an alpha that is estimated; the sentences then say whether the
       choice depends on where in it alpha lies.
 
   Raises ValueError if an argument is out of range, or `max_gamma` not measured.
   """
-  if max_gamma is None:
-    max_gamma = costs.max_gamma
+  max_gamma = costs.max_gamma if max_gamma is None else max_gamma
   costs.check_gamma(max_gamma)
   profile = np.atleast_1d(in_range('alpha', alpha, 0, 1))
   if profile.size == 1:
@@ -131,12 +125,14 @@ def plan(
   best = max(choices, key=lambda choice: choice.speedup)
   sentences = _verdict(choices, best, costs, batch_size, profile)
   if interval is not None:
-    best_of = lambda end: (
-      plan(
-        end, costs, max_gamma=max_gamma, batch_size=batch_size, length=length
-      ).best
+    best_of = functools.partial(
+      plan,
+      costs=costs,
+      max_gamma=max_gamma,
+      batch_size=batch_size,
+      length=length,
     )
-    low, high = map(best_of, interval)
+    low, high = (best_of(end).best for end in interval)
     chosen = f'gamma lies between {low.gamma} and {high.gamma}'
     if low.gamma == best.gamma == high.gamma:
       chosen = f'gamma is {best.gamma} throughout'
@@ -151,9 +147,8 @@ def plan(
 def oracle_speedup(
   alpha: float | ArrayLike, costs: Costs, length: int = 128
 ) -> float:
-  """Returns what no schedule that varies gamma exceeds, a fixed gamma included:
-  an oracle drafts just what is accepted, and scores at the least price
-  measured.
+  """Returns what no schedule that varies gamma exceeds: an oracle drafts just
+  what is accepted, and scores at the least price measured.
 
   Rates are those of `plan`; positions beyond them have the last one. Infinite
   for a drafter that is always right and takes no time, unless launching does.
@@ -265,15 +260,18 @@ def _reason(
   ratio = costs.verify_cost_ratio(gamma)
   drafting = costs.drafting_seconds(gamma) / costs.plain_seconds
   loop = costs.loop_seconds / costs.plain_seconds
-  drafted = f'drafting {gamma} token' + 's' * (gamma > 1)
-  rows = f'{batch_size} row' + 's' * (batch_size > 1)
   if tokens < 1.25:
     return f'only {profile[0]:.0%} of the drafted tokens are accepted'
+  drafted, rows = plural(gamma, 'token'), plural(batch_size, 'row')
+  scored = f'scoring {gamma + 1} positions of {rows} costs {ratio:.2f}'
   reasons = {
-    f'{drafted} costs {drafting:.2f} plain steps': drafting,
-    f'scoring {gamma + 1} positions of {rows} costs {ratio:.2f} plain steps': (
-      ratio - 1
-    ),
+    f'drafting {drafted} costs {drafting:.2f} plain steps': drafting,
+    f'{scored} plain steps': ratio - 1,
     f'the loop itself costs {loop:.2f} plain steps per iteration': loop,
   }
   return max(reasons, key=lambda reason: reasons[reason])
+
+
+def plural(count: int, noun: str) -> str:
+  """Says such as '1 row' or '4 rows'."""
+  return f'{count} {noun}' + 's' * (count > 1)

@@ -26,12 +26,11 @@ from specdec_jax.theory.acceptance import (
 def walltime_improvement(
   alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike
 ) -> np.ndarray:
-  """Returns plain decoding's time over speculative decoding's, above 1 for a
-  gain.
+  """Returns plain decoding's time over speculative decoding's, `(1 -
+  alpha^(gamma+1)) / ((1 - alpha) (gamma c + 1))`: Theorem 3.8.
 
-  `(1 - alpha^(gamma+1)) / ((1 - alpha) (gamma c + 1))`, Theorem 3.8. Scoring
-  `gamma + 1` tokens at once is taken to cost one plain step;
-  `predicted_speedup` lifts that.
+  Scoring `gamma + 1` tokens at once is taken to cost one plain step, which
+  `predicted_speedup` lifts.
   """
   tokens, c = expected_tokens(alpha, gamma), in_range('c', c, 0)
   with np.errstate(invalid='ignore', divide='ignore'):
@@ -45,10 +44,8 @@ def walltime_improvement(
 def operations_factor(
   alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike
 ) -> np.ndarray:
-  """Returns arithmetic per token over plain decoding's, above 1 for extra work.
-
-  `(1 - alpha) (gamma c_hat + gamma + 1) / (1 - alpha^(gamma+1))`, Theorem 3.11.
-  """
+  """Returns arithmetic per token over plain decoding's, `(1 - alpha) (gamma
+  c_hat + gamma + 1) / (1 - alpha^(gamma+1))`: Theorem 3.11."""
   tokens = expected_tokens(alpha, gamma)
   gamma, c_hat = in_range('gamma', gamma, 0), in_range('c_hat', c_hat, 0)
   with np.errstate(invalid='ignore'):
@@ -58,20 +55,16 @@ def operations_factor(
 
 
 def memory_reads_factor(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
-  """Reads of the target's weights and cache per token over plain decoding's.
-
-  `1 / expected_tokens`, below 1 for a saving; Sec. 3.4 states the inverse, the
-  factor by which reads shrink. The drafter's own reads are not counted.
-  """
+  """Returns reads of the target's weights and cache per token over plain
+  decoding's, `1 / expected_tokens` (Sec. 3.4 states the inverse). The drafter's
+  own reads are not counted."""
   return 1 / expected_tokens(alpha, gamma)
 
 
 def minimal_improvement(alpha: ArrayLike, c: ArrayLike) -> np.ndarray:
-  """Returns what the best gamma gains at the least.
-
-  `(1 + alpha) / (1 + c)` if `alpha > c`, the gain of gamma 1 (Corollary 3.9).
-  Otherwise no gamma gains and the best, 0, gives 1.
-  """
+  """Returns what the best gamma gains at the least: `(1 + alpha) / (1 + c)` if
+  `alpha > c`, the gain of gamma 1 (Corollary 3.9), otherwise 1, that of gamma
+  0."""
   alpha, c = in_range('alpha', alpha, 0, 1), in_range('c', c, 0)
   return np.where(alpha > c, (1 + alpha) / (1 + c), 1.0)[()]
 
@@ -83,9 +76,8 @@ def best_gamma(
   the least of equally good ones: 0 if drafting does not pay. An `int` for
   scalars.
 
-  Sec. 3.5 and Figure 3. The improvement rises and then falls with gamma, so a
-  bound that is reached (always at `c` 0) means that the optimum lies at or
-  beyond it.
+  Sec. 3.5 and Figure 3. The improvement rises and then falls with gamma: at a
+  bound that is reached (always at `c` 0) the optimum lies at or beyond it.
   """
   gammas = np.arange(whole('max_gamma', max_gamma) + 1)
   factors = walltime_improvement(
@@ -98,13 +90,13 @@ def best_gamma(
 
 
 def oracle_walltime_improvement(alpha: ArrayLike, c: ArrayLike) -> np.ndarray:
-  """Returns the improvement if gamma were always chosen with hindsight.
+  """Returns the improvement if gamma were always chosen with hindsight, `1 / (1
+  - alpha + alpha c)`.
 
   An oracle drafts just the n tokens that will be accepted, `alpha / (1 -
-  alpha)` of them on average, and pays `n c + 1` for n + 1 tokens, hence
-  `1 / (1 - alpha + alpha c)`, infinite at alpha 1 with c 0. It follows from
-  Sec. 3.5, which does not print it. Where `c > 1` such an oracle loses to one
-  that drafts nothing; that one is not meant here.
+  alpha)` of them on average, and pays `n c + 1` for n + 1 tokens. It follows
+  from Sec. 3.5, which does not print it. Where `c > 1` such an oracle loses to
+  one that drafts nothing; that one is not meant here.
   """
   alpha, c = in_range('alpha', alpha, 0, 1), in_range('c', c, 0)
   with np.errstate(divide='ignore', invalid='ignore'):
@@ -117,11 +109,10 @@ def predicted_speedup(
   c: ArrayLike,
   verify_cost_ratio: ArrayLike = 1.0,
 ) -> np.ndarray:
-  """Returns the speedup that measured tokens and measured costs imply.
-
-  `block_efficiency / (gamma c + verify_cost_ratio)`: Theorem 3.8 with two
-  assumptions lifted, that acceptances are independent and that scoring
-  `gamma + 1` tokens costs no more than scoring one.
+  """Returns the speedup that measured tokens and measured costs imply,
+  `block_efficiency / (gamma c + verify_cost_ratio)`: Theorem 3.8 without its
+  assumptions that acceptances are independent and that scoring `gamma + 1`
+  tokens costs no more than scoring one.
 
   Tokens per target run are at least 1. Gamma is in drafter steps per target
   run: the mean if it varies, 1 for a drafter that guesses all its tokens in one
@@ -143,14 +134,13 @@ def specdec_time(
   draft_time: ArrayLike,
   verify_time: ArrayLike,
 ) -> np.ndarray:
-  """Returns the time to decode a sequence, `L / Tok (t_draft + t_verify)`.
+  """Returns the time to decode a sequence, `L / Tok (t_draft + t_verify)`: Xia
+  et al., the two principles of a drafter (https://arxiv.org/abs/2203.16487).
 
-  Xia et al., the two principles of a drafter:
-  https://arxiv.org/abs/2203.16487. Capability raises the tokens per iteration,
-  latency lowers `draft_time`. Encoding, which happens once, is not in it, and a
-  last iteration that is only partly used counts for its part. The mean tokens
-  per iteration, at least 1, include the correction; the times are those of
-  drafting and of verifying in one iteration, at least 0, in any one unit.
+  Encoding, which happens once, is not in it, and a last iteration that is only
+  partly used counts for its part. The mean tokens per iteration, at least 1,
+  include the correction; the times are those of drafting and of verifying in
+  one iteration, at least 0, in any one unit.
   """
   length = in_range('length', length, 0)
   tokens = in_range('tokens_per_iteration', tokens_per_iteration, 1)

@@ -31,19 +31,11 @@ def plan(
 ) -> TreePlan:
   """Finds the best number of nodes and depth, against the best chain.
 
-  Args:
-    rates: of ranks, as of `theory.trees`.
-    costs: of the parts of an iteration.
-    chain: of `planner.plan`, its `best`.
-    max_nodes: the most considered, at least 2; None for all whose scoring was
-      measured.
-    batch_size: rows decoded together; all wait for the slowest.
-    length: tokens that each row decodes, for that wait.
-
-  Raises ValueError if an argument is out of range, or `max_nodes` not measured.
+  Rates are of ranks, as of `theory.trees`, `chain` is the `best` of
+  `planner.plan`, and `max_nodes`, at least 2, is None for all whose scoring was
+  measured. All else, and ValueError, is as for `planner.plan`.
   """
-  if max_nodes is None:
-    max_nodes = costs.max_gamma
+  max_nodes = costs.max_gamma if max_nodes is None else max_nodes
   costs.check_gamma(max_nodes)
   planner.in_range('max_nodes', max_nodes, 2)
   tree = _fastest(rates, costs, max_nodes)
@@ -52,54 +44,36 @@ def plan(
     trees.profile(tree, rates), costs, batch_size, length, tree=tree
   )
   is_faster = choice.speedup > chain.speedup * (1 + planner.MARGIN)
+  shown = (
+    f'{choice.gamma} nodes in {depth} depths give '
+    f'{choice.expected_tokens:.2f} tokens per target run and '
+    f'{choice.speedup:.2f} times the speed of plain decoding'
+  )
   if is_faster:
-    sentence = _gain(choice, depth, chain, is_priced=bool(costs.tree_nodes))
+    gain = f'{choice.speedup / chain.speedup:.2f} times that of the best chain'
+    rest = gain if chain.gamma else 'where every chain loses'
+    sentence = f'A tree is faster: {shown}, {rest}.'
+    if not costs.tree_nodes:
+      sentence += (
+        ' That is the most it can be: its scoring is taken to cost what a '
+        "chain's of as many tokens does."
+      )
   else:
-    sentence = _loss(choice, depth, costs, batch_size)
+    whole = costs.iteration_seconds(choice.gamma, depth) / costs.plain_seconds
+    scoring = costs.scoring_seconds(choice.gamma, depth) / costs.plain_seconds
+    sentence = (
+      f'No tree is faster: {shown}, since its iteration costs {whole:.2f} '
+      f'plain steps, of which scoring {choice.gamma + 1} positions of '
+      f'{planner.plural(batch_size, "row")} is {scoring:.2f}.'
+    )
   return TreePlan(
     choice=choice, depth=depth, is_faster=is_faster, sentence=sentence
   )
 
 
-def _gain(
-  tree: Forecast, depth: int, chain: Forecast, *, is_priced: bool
-) -> str:
-  rest = 'where every chain loses'
-  if chain.gamma:
-    gain = tree.speedup / chain.speedup
-    rest = f'{gain:.2f} times that of the best chain'
-  sentence = f'A tree is faster: {_shown(tree, depth)}, {rest}.'
-  if not is_priced:
-    sentence += (
-      ' That is the most it can be: its scoring is taken to cost what a '
-      "chain's of as many tokens does."
-    )
-  return sentence
-
-
-def _loss(tree: Forecast, depth: int, costs: Costs, batch_size: int) -> str:
-  seconds = costs.iteration_seconds(tree.gamma, depth)
-  scoring = costs.scoring_seconds(tree.gamma, depth)
-  rows = f'{batch_size} row' + 's' * (batch_size > 1)
-  return (
-    f'No tree is faster: {_shown(tree, depth)}, since its iteration costs '
-    f'{seconds / costs.plain_seconds:.2f} plain steps, of which scoring '
-    f'{tree.gamma + 1} positions of {rows} is '
-    f'{scoring / costs.plain_seconds:.2f}.'
-  )
-
-
-def _shown(tree: Forecast, depth: int) -> str:
-  return (
-    f'{tree.gamma} nodes in {depth} depths give {tree.expected_tokens:.2f} '
-    f'tokens per target run and {tree.speedup:.2f} times the speed of plain '
-    'decoding'
-  )
-
-
 def _fastest(rates: ArrayLike, costs: Costs, max_nodes: int) -> tuple[int, ...]:
-  """Finds the tree with the most tokens per second, of one row, and with fewer
-  depths than nodes; its `parents`."""
+  """Finds the tree, with fewer depths than nodes, that has the most tokens per
+  second of one row; its `parents`."""
   pace = 0.0
   best: tuple[int, ...] = ()
   for depth in range(1, max_nodes):

@@ -36,20 +36,13 @@ def assumed_rates(
   *,
   power: float = POWER,
 ) -> np.ndarray:
-  """Assumes rank rates where only those of first children are known.
+  """Assumes rank rates, float64 `[D, K]`, where only those of first children
+  are known: `profile`, alpha or the rate of each position of a chain `[D]`.
 
   Where the first child is rejected, the others are accepted as they were where
-  `rank_rates` were measured; or else all of the first r children are rejected
-  with chance `(1 - alpha) r^-power`, since Sequoia finds a power of r (Sec.
-  4.1).
-
-  Args:
-    profile: alpha, or the rate of each position of a chain `[D]`.
-    rank_rates: as measured anywhere, `[K]`.
-    power: at least 0; not used where rates were measured.
-
-  Returns:
-    float64 `[D, K]`.
+  `rank_rates`, `[K]`, were measured; or else all of the first r children are
+  rejected with chance `(1 - alpha) r^-power`, power at least 0, since Sequoia
+  finds a power of r (Sec. 4.1).
   """
   # With alpha 0.6 and power 0.5, ranks 2 and 3 have 0.4 (1 - 1/sqrt(2)) = 0.12
   # and 0.4 (1/sqrt(2) - 1/sqrt(3)) = 0.05.
@@ -129,18 +122,8 @@ def profile(parents: Sequence[int], rates: ArrayLike) -> np.ndarray:
 def best_tree(
   rates: ArrayLike, num_nodes: int, max_depth: int
 ) -> tuple[int, ...]:
-  """Finds the tree with the most expected tokens, of so many nodes and at most
-  so deep.
-
-  Args:
-    rates: of ranks, see above.
-    num_nodes: N, at least 1.
-    max_depth: D, at least 1.
-
-  Raises:
-    ValueError: if an argument is out of range, or no tree that is no deeper has
-      so many nodes.
-  """
+  """Finds the tree with the most expected tokens, of N nodes and at most D
+  deep, both at least 1. ValueError if no such tree has so many nodes."""
   order = best_paths(rates, num_nodes, max_depth)
   if len(order) < num_nodes:
     raise ValueError(
@@ -153,15 +136,15 @@ def best_tree(
 def best_paths(
   rates: ArrayLike, num_nodes: int, max_depth: int
 ) -> list[tuple[float, tuple[int, ...]]]:
-  """Finds the nodes with the greatest values: each with the ranks along its
+  """Finds the nodes with the greatest values, each with the ranks along its
   path, from 0, in the order in which they are worth adding; fewer if there are
-  not as many.
+  not as many. Arguments are those of `best_tree`.
 
   A child's value is at most its parent's, and that of a sibling at most that of
   the one before it. The first n nodes therefore are a tree for every n, and no
   tree of n nodes has more expected tokens: it is what Sequoia's dynamic
-  programme finds. Of equal values the one of less depth comes first, then the
-  one of lower ranks. Arguments are those of `best_tree`.
+  programme finds. Of equal values the one of less depth comes first, then of
+  lower ranks.
   """
   rates = checked_rates(rates)
   in_range('num_nodes', num_nodes, 1)
@@ -190,12 +173,8 @@ def best_paths(
 
 def parents_of(paths: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
   """Makes the tree whose nodes have these ranks along their paths, from 0, in
-  any order.
-
-  Raises:
-    ValueError: if a path is there twice, or lacks its parent or the sibling
-      before it.
-  """
+  any order; ValueError if a path is there twice, or lacks its parent or the
+  sibling before it."""
   index: dict[tuple[int, ...], int] = {(): 0}
   found = []
   # Breadth-first, siblings by rank: (0,), (1,), (0, 0) are nodes 1, 2, 3 with

@@ -56,10 +56,9 @@ _REPLACEMENT = '\N{REPLACEMENT CHARACTER}'
 class StepValues:
   """What a trace keeps of a `StepInfo`; nothing has a vocabulary axis.
 
-  The draft is without its probabilities; p and q, float32 `[B, G]`, are the
-  target's and the drafter's of each drafted token (q is 1 from a deterministic
-  drafter); next_p, float32 `[B]`, is the target's of the next token; starts and
-  counts are int32 `[B]`.
+  The draft is without its probabilities; p and q, float32 `[B, G]`, are those
+  of each drafted token (q is 1 from a deterministic drafter), next_p, float32
+  `[B]`, the target's of the next; starts and counts are int32 `[B]`.
   """
 
   draft: Draft
@@ -84,7 +83,7 @@ class TraceState:
 @jax.jit
 def gather(info: StepInfo) -> StepValues:
   """Picks what a trace needs; called inside the jitted step, it keeps the
-  probabilities `[B, G+1, V]` from ever leaving it."""
+  probabilities `[B, G+1, V]` from leaving it."""
   draft, verification = info.draft, info.verification
   gamma = draft.tokens.shape[1]
   next_probs = decision.probs_at(info.target_probs, verification.num_accepted)
@@ -102,7 +101,7 @@ def gather(info: StepInfo) -> StepValues:
 def header(
   *, target: str, drafter: str, verification: str, gamma: int, **settings: Any
 ) -> Record:
-  """The first record of a trace; `settings` are those of `_SETTINGS`, and
+  """Makes the first record of a trace; `settings` are those of `_SETTINGS`, and
   anything else that JSON can say but `type` and `version` (ValueError)."""
   if taken := sorted({'type', 'version'} & settings.keys()):
     raise ValueError(f'a header sets its own {" and ".join(taken)}')
@@ -134,11 +133,9 @@ def init(prompt: Prompt) -> TraceState:
 def prompt_records(
   prompt: Prompt, pieces: PiecesFn, texts: Sequence[str] | None = None
 ) -> list[Record]:
-  """One record per row; ValueError if there is not one text per row.
-
-  `pieces` gives the text of each of a list of token ids. Without `texts`, the
-  row's tokens are joined, those of the encoder where there are any.
-  """
+  """Makes a record per row, with its text, or else its tokens joined, those of
+  the encoder where there are any; `pieces` gives the text of each of some token
+  ids. ValueError if there is not one text per row."""
   prompt = jax.device_get(prompt)
   row_ids = prompt.row_ids.tolist()
   if texts is not None and len(texts) != len(row_ids):
@@ -158,12 +155,11 @@ def prompt_records(
 def iteration_records(
   info: StepInfo | StepValues, state: TraceState, pieces: PiecesFn
 ) -> tuple[list[Record], TraceState]:
-  """One record for each row that committed something, and the next state.
+  """Makes a record for each row that committed something, and the next state.
 
   Joined, the texts of the committed tokens are the row's text; an unfinished
-  character belongs to the token that completes it. `info` is what
-  `speculative.step` says of the iteration, or `gather` of it; `state` is
-  `init(prompt)`, then what the last call returned.
+  character belongs to the token that completes it. `state` is `init(prompt)`,
+  then what the last call returned.
   """
   values = jax.device_get(gather(info) if isinstance(info, StepInfo) else info)
   records, tails = [], []
@@ -264,7 +260,7 @@ def summary_record(summary: Summary, **extra: Any) -> Record:
 def _iteration_record(
   row: StepValues, tail: tuple[int, ...], pieces: PiecesFn
 ) -> tuple[Record, tuple[int, ...]]:
-  """The record of one row, without its names, and the row's new tail."""
+  """Makes the record of one row, without its names, and the row's new tail."""
   length, count = int(row.draft.lengths), int(row.counts)
   num_accepted = min(int(row.verification.num_accepted), count)
   is_whole = count > num_accepted
@@ -293,19 +289,17 @@ def _iteration_record(
     }
     for i, token in enumerate(drafted)
   ]
-  own = 'bonus' if num_accepted == length else 'correction'
-  following = {
-    'token': next_token,
-    'text': next_text,
-    'p': _number(row.next_p),
-    'verdict': own if length else 'plain',
-  }
-  return {
-    'start': int(row.starts),
-    'drafted': tokens,
-    'next': following if is_whole else None,
-    'committed': count,
-  }, (tail + tuple(added))[-_TAIL:]
+  following = None
+  if is_whole:
+    own = 'bonus' if num_accepted == length else 'correction'
+    following = {
+      'token': next_token,
+      'text': next_text,
+      'p': _number(row.next_p),
+      'verdict': own if length else 'plain',
+    }
+  record = {'start': int(row.starts), 'drafted': tokens, 'next': following}
+  return record | {'committed': count}, (tail + tuple(added))[-_TAIL:]
 
 
 def _number(value: Any) -> float | None:

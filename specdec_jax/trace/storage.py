@@ -45,11 +45,9 @@ _KINDS = ('header', 'prompt', 'iteration', 'summary')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trace:
-  """A trace that was read: its records, prompts and iterations by row.
-
-  The summary is None from a run that did not reach its end; `is_truncated`
-  says that the file ends within a record, which was left out.
-  """
+  """A trace that was read: its records, prompts and iterations by row. The
+  summary is None from a run that did not reach its end; `is_truncated` says
+  that the file ends within a record, which was left out."""
 
   header: Record
   prompts: dict[int, Record]
@@ -93,16 +91,11 @@ def write_record(file: TextIO, record: Record) -> None:
 
 def read(path: str | os.PathLike[str]) -> Trace:
   """Reads a trace file, of an interrupted run too: a last line that breaks off
-  is left out and reported as `is_truncated`.
-
-  Raises:
-    ValueError: if the file is no trace of a version this code knows, with the
-      file, the line and the reason.
-    OSError: if the file cannot be opened.
-  """
-  with user_path(path).open('rb') as file:
-    # A complete file ends with a newline, and its last piece is empty.
-    *lines, unfinished = file.read().split(b'\n')
+  is left out and reported as `is_truncated`. ValueError, with the file, the
+  line and the reason, if it is no trace of a version this code knows; OSError
+  if it cannot be opened."""
+  # A complete file ends with a newline, and its last piece is empty.
+  *lines, unfinished = user_path(path).read_bytes().split(b'\n')
   is_truncated = _is_cut(unfinished)
   if unfinished and not is_truncated:
     lines.append(unfinished)
@@ -122,18 +115,17 @@ def read(path: str | os.PathLike[str]) -> Trace:
 
 def assemble(records: Sequence[Record]) -> Trace:
   """Makes the trace of its records, a header first, as `read` returns it."""
-  prompts: dict[int, Record] = {}
+  of_type: dict[str, list[Record]] = {kind: [] for kind in _KINDS}
+  for record in records:
+    of_type[record['type']].append(record)
   iterations: dict[int, list[Record]] = {}
-  summary = None
-  for record in records[1:]:
-    if record['type'] == 'prompt':
-      prompts[record['row']] = record
-    elif record['type'] == 'iteration':
-      iterations.setdefault(record['row'], []).append(record)
-    else:
-      summary = record
+  for record in of_type['iteration']:
+    iterations.setdefault(record['row'], []).append(record)
   return Trace(
-    header=records[0], prompts=prompts, iterations=iterations, summary=summary
+    header=records[0],
+    prompts={record['row']: record for record in of_type['prompt']},
+    iterations=iterations,
+    summary=next(reversed(of_type['summary']), None),
   )
 
 
@@ -149,8 +141,13 @@ def _is_cut(line: bytes) -> bool:
 
 
 def _parse(line: bytes, *, is_first: bool) -> Record:
+  """Reads and checks the record of a line."""
+
+  def refuse(constant: str) -> None:
+    raise ValueError(f'{constant} is no JSON number')
+
   try:
-    record = json.loads(line.decode(), parse_constant=_refuse)
+    record = json.loads(line.decode(), parse_constant=refuse)
   except UnicodeDecodeError:
     raise ValueError('not UTF-8') from None
   except json.JSONDecodeError as error:
@@ -181,16 +178,25 @@ def _parse(line: bytes, *, is_first: bool) -> Record:
   return record
 
 
-def _refuse(constant: str) -> None:
-  raise ValueError(f'{constant} is no JSON number')
-
-
 def _check_tokens(record: Record) -> None:
-  for i, token in enumerate(record['drafted'], start=1):
-    name = f'drafted token {i}'
-    _check_token(token, 'drafted token', recording.DRAFT_VERDICTS, name)
+  """Raises ValueError unless the tokens of an iteration are as they should be,
+  and as many are committed as it says."""
+  named = [
+    (f'drafted token {i}', t) for i, t in enumerate(record['drafted'], 1)
+  ]
   if record['next'] is not None:
-    _check_token(record['next'], 'next', recording.NEXT_VERDICTS, 'next')
+    named.append(('next', record['next']))
+  for name, token in named:
+    if not isinstance(token, dict):
+      raise ValueError(f'{name} is an object, got {type(token).__name__}')
+    is_next = name == 'next'
+    _check_fields(token, 'next' if is_next else 'drafted token', name)
+    verdicts = recording.NEXT_VERDICTS if is_next else recording.DRAFT_VERDICTS
+    if token['verdict'] not in verdicts:
+      raise ValueError(
+        f'{name} has verdict {token["verdict"]!r}, expected one of '
+        f'{", ".join(verdicts)}'
+      )
   num_committed = len(recording.committed(record))
   if record['committed'] != num_committed:
     raise ValueError(
@@ -199,26 +205,14 @@ def _check_tokens(record: Record) -> None:
     )
 
 
-def _check_token(
-  token: Any, kind: str, verdicts: tuple[str, ...], name: str
-) -> None:
-  if not isinstance(token, dict):
-    raise ValueError(f'{name} is an object, got {type(token).__name__}')
-  _check_fields(token, kind, name)
-  if token['verdict'] not in verdicts:
-    raise ValueError(
-      f'{name} has verdict {token["verdict"]!r}, expected one of '
-      f'{", ".join(verdicts)}'
-    )
-
-
 def _check_fields(record: Record, kind: str, name: str) -> None:
+  """Raises ValueError unless a record has the fields of its kind."""
   for field, types in _FIELDS[kind].items():
     is_optional, field = field.endswith('?'), field.removesuffix('?')
-    if field not in record:
-      if is_optional:
-        continue
+    if field not in record and not is_optional:
       raise ValueError(f'{name} lacks {field!r}')
+    if field not in record:
+      continue
     value = record[field]
     # JSON's true is an int to Python.
     is_right = isinstance(value, types) and not isinstance(value, bool)

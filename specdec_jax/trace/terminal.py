@@ -38,17 +38,13 @@ def show(
   style: Style = 'lines',
   row: int | None = None,
 ) -> None:
-  """Prints a trace: a legend, the rows, and their tokens per target run.
+  """Prints a trace: a legend, the rows or one `row`, from 0, and their tokens
+  per target run.
 
-  Args:
-    traced: the trace.
-    console: a `rich.console.Console`; None writes to standard output, coloured
-      if that is a terminal and NO_COLOR is not set.
-    style: 'lines' for one line per iteration with all that was drafted, 'flow'
-      for running text with the first rejected token of each iteration.
-    row: the row to show, from 0; None shows all.
-
-  Raises ImportError without rich, ValueError for another style or row.
+  A `rich.console.Console` of None writes to standard output, coloured if that
+  is a terminal and NO_COLOR is not set. Style 'lines' is a line per iteration
+  with all that was drafted, 'flow' running text with the first rejected token
+  of each. ImportError without rich, ValueError for another style or row.
   """
   if style not in ('lines', 'flow'):
     raise ValueError(f"style must be 'lines' or 'flow', got {style!r}")

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import common
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
 from specdec_jax.decoding.method import Method
@@ -45,7 +46,7 @@ def side_of(args, gamma):
 @pytest.mark.parametrize('gamma', [1, 3])
 def test_a_shared_prefill_changes_nothing(args, gamma):
   methods = {each: method_of(each) for each in (gamma, 5)}
-  made = sides.speculative_sides(*args, methods=methods, max_len=MAX_LEN)
+  made = common.speculative_sides(*args, methods=methods, max_len=MAX_LEN)
   shared, own = made[gamma], side_of(args, gamma)
   [one], [other] = shared.on(args[2]).decode(), own.decode()
   np.testing.assert_array_equal(one.context.tokens, other.context.tokens)
