@@ -11,7 +11,7 @@ import numpy as np
 
 from specdec_jax.data import datasets, token_files, training_batches
 from specdec_jax.data.datasets import Dataset
-from specdec_jax.data.training_batches import Group, Rows
+from specdec_jax.data.training_batches import Group
 from specdec_jax.files.paths import user_path
 
 
@@ -39,10 +39,33 @@ def from_token_files(
     raise ValueError(f'limits should ascend from 1, got {list(limits)}')
   if batch_tokens < limits[-1]:
     raise ValueError(f'{batch_tokens} tokens are no row of {limits[-1]}')
-  sizes = [batch_tokens // limit for limit in limits]
 
-  def groups(path: Path, count: int | None = None) -> list[Group]:
-    return list(map(Group, _read(path, limits, seed, count), sizes))
+  def groups(file: Path, count: int | None = None) -> list[Group]:
+    tokens = token_files.load(file)
+    if tokens.inputs is None:
+      raise ValueError(f'{file} has no inputs to be read by an encoder')
+    sides = [side.lengths for side in tokens.sides.values()]
+    lengths = np.max(sides, axis=0)[:count]
+    if (longest := lengths.max(initial=0)) > limits[-1]:
+      raise ValueError(
+        f'{file} has an example of {longest} tokens, the last limit is '
+        f'{limits[-1]}'
+      )
+    # Lengths [3, 16, 17] are in buckets [0, 0, 1] of limits [16, 32].
+    buckets = np.searchsorted(limits, lengths)
+    return [
+      Group(
+        training_batches.pack(
+          token_files.take(tokens, np.flatnonzero(buckets == bucket)),
+          input_length=limit,
+          target_length=limit,
+          seed=seed,
+          max_examples=1,
+        ),
+        batch_tokens // limit,
+      )
+      for bucket, limit in enumerate(limits)
+    ]
 
   path = user_path(folder)
   held_out = path / 'validation.npz'
@@ -51,31 +74,3 @@ def from_token_files(
     groups(held_out, max_validation_examples) if held_out.is_file() else (),
     seed=seed,
   )._replace(vocabulary=token_files.find_vocabulary([path]))
-
-
-def _read(
-  path: Path, limits: Sequence[int], seed: int, count: int | None = None
-) -> list[Rows]:
-  """Packs the rows of every bucket, possibly none."""
-  tokens = token_files.load(path)
-  if tokens.inputs is None:
-    raise ValueError(f'{path} has no inputs to be read by an encoder')
-  sides = [side.lengths for side in tokens.sides.values()]
-  lengths = np.max(sides, axis=0)[:count]
-  if (longest := lengths.max(initial=0)) > limits[-1]:
-    raise ValueError(
-      f'{path} has an example of {longest} tokens, the last limit is '
-      f'{limits[-1]}'
-    )
-  # Lengths [3, 16, 17] are in buckets [0, 0, 1] of limits [16, 32].
-  buckets = np.searchsorted(limits, lengths)
-  return [
-    training_batches.pack(
-      token_files.take(tokens, np.flatnonzero(buckets == bucket)),
-      input_length=limit,
-      target_length=limit,
-      seed=seed,
-      max_examples=1,
-    )
-    for bucket, limit in enumerate(limits)
-  ]

@@ -70,8 +70,7 @@ def _most_likely(
   successor_probs: np.ndarray,
   backoff: np.ndarray,
 ) -> np.ndarray:
-  """Finds the argmax of q(x | y) for each y: a seen successor, or the likeliest
-  unigram."""
+  """Finds the argmax of q(x | y) for each y."""
   mass = successor_probs + backoff[:, None] * unigram[successors]
   mass = np.where(successor_probs > 0, mass, 0.0)
   best_seen = mass.argmax(axis=1)
@@ -83,8 +82,7 @@ def _most_likely(
 def _successors(
   tokens: np.ndarray, vocab_size: int, max_successors: int, discount: float
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Finds the K most frequent successors of each token, and q of each of
-  them."""
+  """Finds the K most frequent successors of each token, and their q."""
   # A pair is one number: of V = 10, tokens [3, 7, 3, 7] are [37, 73, 37].
   pairs = tokens[:-1].astype(np.int64) * vocab_size + tokens[1:]
   pairs, counts = np.unique(pairs, return_counts=True)
@@ -109,8 +107,7 @@ def _successors(
 
 
 def tokens_of_file(path: str, vocabulary: AnyVocabulary) -> np.ndarray:
-  """Reads the token stream of a text file; ValueError if it cannot be read, or
-  holds no text."""
+  """Reads the tokens of a text file; ValueError if it cannot, or has none."""
   try:
     text = user_path(path).read_text(encoding='utf-8')
   except UnicodeDecodeError as error:

@@ -176,8 +176,7 @@ def _fit(
   lengths: Lengths,
   counts: Counter[str],
 ) -> Iterator[tuple[list[int] | None, list[int]]]:
-  """Yields the example as it is kept: once, shortened, in parts, or not at
-  all."""
+  """Yields the example once, shortened, in parts, or not at all."""
   is_source_long = source is not None and len(source) > lengths.inputs
   if not is_source_long and len(target) <= lengths.targets:
     yield source, target

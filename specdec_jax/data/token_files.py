@@ -123,8 +123,7 @@ def save(path: Path, tokens: TokenFile) -> None:
 
 
 def load(path: str | Path) -> TokenFile:
-  """Reads and checks an .npz of `save`; ValueError if it is not a token file,
-  or is damaged."""
+  """Reads an .npz of `save`; ValueError if it is none, or is damaged."""
   path = user_path(path)
   try:
     with path.open('rb') as file, np.load(file, allow_pickle=False) as stored:
@@ -182,8 +181,7 @@ def find_vocabulary(folders: Sequence[Path]) -> Path | None:
 
 
 def check_vocabulary(folder: str | Path, model: bytes) -> None:
-  """Raises ValueError unless the files of a folder were made with that
-  SentencePiece model."""
+  """Raises ValueError unless files were made with that SentencePiece model."""
   sha256, expected = sha256_of(model), _vocabulary_digest(folder)
   if sha256 != expected:
     raise ValueError(

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -88,7 +87,7 @@ def save_part(folder: str | Path, index: int, texts: WrittenTexts) -> None:
 def load_part(folder: str | Path, index: int) -> WrittenTexts:
   """Maps a part into memory; ValueError if it is damaged."""
   path = part_path(folder, index)
-  arrays: dict[str, Any] = {}
+  arrays: dict[str, np.ndarray] = {}
   for field in dataclasses.fields(WrittenTexts):
     file = path / f'{field.name}.npy'
     if field.name == 'streams' and not file.is_file():
@@ -143,7 +142,7 @@ def load_description(folder: str | Path) -> Settings:
   return settings.read(local_path(folder) / DESCRIPTION)
 
 
-def begin(folder: str | Path, description: Mapping[str, Any]) -> None:
+def begin(folder: str | Path, description: Mapping[str, object]) -> None:
   """Opens a folder, new or begun; ValueError if it holds texts that were
   written otherwise, or something else."""
   path = local_path(folder)
@@ -201,8 +200,7 @@ def is_written(texts: WrittenTexts) -> np.ndarray:
 def load_parts(
   folder: str | Path, num_parts: int | None = None
 ) -> list[WrittenTexts]:
-  """Maps the first parts, or all that are complete; ValueError if there are
-  fewer, or none."""
+  """Maps the first parts, or all; ValueError if there are fewer, or none."""
   found = part_indices(folder)
   wanted = list(range(num_parts)) if num_parts else found
   if not wanted or not set(wanted) <= set(found):

@@ -7,7 +7,7 @@ timed.
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -115,7 +115,7 @@ def compare(
   nothing was drafted. ValueError if a model returned logits that are not
   numbers.
   """
-  sides: dict[Any, Side] = {'baseline': baseline}
+  sides: dict[Hashable, Side] = {'baseline': baseline}
   if plain is not baseline:
     sides['plain'] = plain
   for name, way in ways.items():
@@ -149,13 +149,13 @@ def compare(
 
 
 def _time(
-  sides: Mapping[Any, Side],
+  sides: Mapping[Hashable, Side],
   ways: Mapping[Name, Drafted],
   repeats: int,
   advance: Callable[[int], None],
-) -> tuple[dict[Any, Timed], dict[Name, float]]:
+) -> tuple[dict[Hashable, Timed], dict[Name, float]]:
   """Returns what sides have shown, and the seconds of a draft of each way."""
-  calls: dict[Any, Callable[[], Any]] = {**sides_lib.calls(sides)}
+  calls: dict[Hashable, Callable[[], Any]] = {**sides_lib.calls(sides)}
   for name, way in ways.items():
     calls |= {('draft', name, i): each for i, each in enumerate(way.propose)}
   seconds, results = stopwatch.alternate(calls, repeats, advance)
@@ -227,8 +227,8 @@ def figures(
 
 
 def _short_iteration(short: Timed, timed: Mapping[str, Timed]) -> float:
-  """Returns seconds of an iteration of a decode that is there for its time
-  alone, if it began as often per iteration as the drafted one."""
+  """Returns seconds of an iteration if `short` began as often as the drafted
+  one."""
   # 4 iterations in 10 s, of which to begin takes 6: 1 s per iteration. If the
   # drafted decode begins once per 60 iterations, each bears 6/60 s more: 1.1 s.
   drafted = timed['speculative']

@@ -106,8 +106,7 @@ def follow(
 
 
 def passes_rule(draft: Draft, p: Array, verify_fn: VerifyFn) -> Array:
-  """Returns the chance that a rule accepts the guess, `[B]`, which no draw
-  changes."""
+  """Returns the chance, `[B]`, that a rule accepts the guess."""
   row_keys = jax.random.split(jax.random.key(0), len(p))
   verdict = verify_fn(row_keys, draft, jnp.stack([p, p], axis=1))
   return verdict.accept_probs[:, 0]
@@ -195,8 +194,7 @@ def rank_rates(
 def _overlaps(
   params: Params, rng_key: Array, prompts: Sequence[Prompt], **options: Any
 ) -> list[list[Overlaps]]:
-  """Returns what `_generate`, whose options these are, saw on all batches: by
-  drafter, and by function of drafts."""
+  """Returns what `_generate` saw on all batches, by drafter and `share_fns`."""
   compiled = jax.jit(functools.partial(_generate, **options))
   parts = []
   for prompt in prompts:
@@ -283,8 +281,7 @@ def _init(
   drafters: Sequence[Drafter],
   max_len: int,
 ) -> tuple[DecodeState, list[Any]]:
-  """Makes the state of a loop that drafts nothing itself, and those of the
-  drafters beside it."""
+  """Makes the state of a loop without drafts, and those of the drafters."""
   nobody = dataclasses.replace(method, drafter=_NOTHING)
   state = speculative.init(
     params, rng_key, prompt, method=nobody, max_len=max_len

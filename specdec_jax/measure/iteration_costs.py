@@ -42,7 +42,7 @@ class CostPrograms:
   @property
   def programs(self) -> dict[Hashable, Callable[[], Any]]:
     """Lists what `stopwatch.alternate` is to time, by name."""
-    drafts = {
+    drafts: dict[Hashable, Callable[[], Any]] = {
       ('draft', gamma, i): each
       for gamma, made in self.proposals.items()
       for i, each in enumerate(made)
@@ -51,8 +51,8 @@ class CostPrograms:
 
   def costs(
     self,
-    seconds: Mapping[Any, np.ndarray],
-    results: Mapping[Any, DecodeState],
+    seconds: Mapping[Hashable, np.ndarray],
+    results: Mapping[Hashable, DecodeState],
   ) -> dict[str, Any]:
     """Returns the fields of `theory.costs.Costs` but `c_hat`, in seconds, from
     what `stopwatch.alternate` returned; and `extend_seconds`, beside which

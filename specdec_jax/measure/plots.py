@@ -6,12 +6,15 @@ by pyplot: a caller saves a figure or displays it.
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from specdec_jax import theory
 from specdec_jax.files.require import require
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 _SIZE = (6.0, 4.0)
 # Legible in print and to those who see no red or no green.
@@ -26,9 +29,8 @@ class Measured(NamedTuple):
   greatest: float
 
 
-def new_figure(num_axes: int = 1) -> tuple[Any, Any]:
-  """Makes a figure and its axes, one or a list, side by side; ImportError if
-  matplotlib is not installed."""
+def new_figure(num_axes: int = 1) -> tuple['Figure', Any]:
+  """Makes a figure and its axes, or a list; ImportError without matplotlib."""
   matplotlib = require('matplotlib.figure', extra='plot', purpose='a plot')
   width, height = _SIZE
   figure = matplotlib.Figure(
@@ -43,7 +45,7 @@ def new_figure(num_axes: int = 1) -> tuple[Any, Any]:
   return figure, axes[0] if num_axes == 1 else list(axes)
 
 
-def save(figure: Any, path: str | os.PathLike[str]) -> None:
+def save(figure: 'Figure', path: str | os.PathLike[str]) -> None:
   """Writes a figure as SVG, the same bytes each time; text stays text."""
   import matplotlib
 
@@ -52,7 +54,7 @@ def save(figure: Any, path: str | os.PathLike[str]) -> None:
     figure.savefig(path, format='svg', metadata={'Date': None})
 
 
-def tokens_by_alpha(gammas: Sequence[float]) -> Any:
+def tokens_by_alpha(gammas: Sequence[float]) -> 'Figure':
   """Plots expected tokens per target run (Figure 2); gamma may be infinite."""
   figure, axes = new_figure()
   alphas = np.linspace(0.5, 0.9, 81)
@@ -65,7 +67,7 @@ def tokens_by_alpha(gammas: Sequence[float]) -> Any:
   return figure
 
 
-def best_gamma_by_alpha(costs: Sequence[float]) -> Any:
+def best_gamma_by_alpha(costs: Sequence[float]) -> 'Figure':
   """Plots the best gamma for each cost ratio c (Figure 3)."""
   figure, axes = new_figure()
   alphas = np.linspace(0.5, 0.9, 401)
@@ -76,7 +78,7 @@ def best_gamma_by_alpha(costs: Sequence[float]) -> Any:
   return figure
 
 
-def speed_and_operations(gammas: Sequence[int]) -> Any:
+def speed_and_operations(gammas: Sequence[int]) -> 'Figure':
   """Plots speedup and growth of arithmetic at c = c_hat = 0 (Figure 4)."""
   figure, both = new_figure(2)
   alphas = np.linspace(0.5, 0.95, 91)
@@ -95,9 +97,8 @@ def speed_and_operations(gammas: Sequence[int]) -> Any:
 def speedup_by_gamma(
   predicted: Mapping[str, Mapping[int, float]],
   measured: Mapping[str, Mapping[int, Measured]] | None = None,
-) -> Any:
-  """Plots predicted speedups as lines, measured ones as points with their
-  range, both by name and gamma."""
+) -> 'Figure':
+  """Plots predicted speedups as lines, measured ones as points with ranges."""
   figure, axes = new_figure()
   colors = itertools.cycle(COLORS)
   for (name, line), color in zip(predicted.items(), colors, strict=False):

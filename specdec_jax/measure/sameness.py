@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ def compare(
   params: Params,
   expected: Sequence[DecodeState],
   found: Sequence[DecodeState],
-) -> dict[str, Any]:
+) -> dict[str, object]:
   """Says whether both sides decoded the same tokens, and if not, how near the
   miss was: the logit margin of plain decoding's token at the first difference.
 
@@ -54,8 +53,7 @@ def compare(
 def _logits_after(
   target: LanguageModel, params: Params, state: DecodeState, position: Array
 ) -> Array:
-  """Logits `[B, V]` of what follows the first `position` tokens, from the cache
-  that plain decoding left."""
+  """Returns logits `[B, V]` of what follows the first `position` tokens."""
   # The cache holds all of the text: rewound to one token before `position`, it
   # is fed that token again, and gives what follows it.
   lengths = jnp.full_like(state.context.lengths, position)

@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -165,8 +165,7 @@ def shortened(side: Side, num_batches: int = 1) -> Side:
 
 
 def finished(side: Side) -> Side:
-  """Returns a side whose first batch is already decoded: its time is what a
-  decode costs beyond its iterations."""
+  """Returns a side whose first batch is done: what a decode costs besides."""
   state = side.states[0]
   done = dataclasses.replace(state, done=jnp.ones_like(state.done))
   return dataclasses.replace(side, states=[done])
@@ -210,9 +209,10 @@ class Timed:
     return float(self.num_tokens.sum() / self.total)
 
 
-def calls(sides: Mapping[Any, Side]) -> dict[Any, Callable[[], DecodeState]]:
-  """Returns what `stopwatch.alternate` times, by the name of a side and the
-  index of a batch."""
+def calls(
+  sides: Mapping[Name, Side],
+) -> dict[Hashable, Callable[[], DecodeState]]:
+  """Returns what `stopwatch.alternate` times, by side and batch."""
   return {
     (name, i): functools.partial(side.run, side.params, state)
     for name, side in sides.items()
@@ -222,8 +222,8 @@ def calls(sides: Mapping[Any, Side]) -> dict[Any, Callable[[], DecodeState]]:
 
 def timed(
   sides: Mapping[Name, Side],
-  seconds: Mapping[Any, np.ndarray],
-  results: Mapping[Any, DecodeState],
+  seconds: Mapping[Hashable, np.ndarray],
+  results: Mapping[Hashable, DecodeState],
 ) -> dict[Name, Timed]:
   """Gathers what `stopwatch.alternate` returned for `calls`, by side."""
   found = {}

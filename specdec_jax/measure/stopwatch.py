@@ -42,8 +42,7 @@ def compile_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
 
 
 def together(calls: Mapping[Name, Callable[[], Made]]) -> dict[Name, Made]:
-  """Results of calls that compile, by name, one thread per core. Nothing can be
-  timed meanwhile."""
+  """Compiles by calls, one thread per core; nothing can be timed meanwhile."""
   with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     pending = {name: pool.submit(call) for name, call in calls.items()}
     return {name: each.result() for name, each in pending.items()}
@@ -57,17 +56,17 @@ def run_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
 
 
 def alternate(
-  programs: Mapping[Name, Callable[[], Any]],
+  programs: Mapping[Name, Callable[[], Made]],
   repeats: int,
   advance: Callable[[int], None] = lambda num_done: None,
   warm_up: Collection[Name] | None = None,
-) -> tuple[dict[Name, np.ndarray], dict[Name, Any]]:
+) -> tuple[dict[Name, np.ndarray], dict[Name, Made]]:
   """Runs each program `repeats` times, in turns, after one run of each of
   `warm_up`, None meaning all; `advance` is called with 1 after every run.
   Returns seconds by program, float64 `[repeats]`, and the results of the last
   runs."""
   seconds: dict[Name, list[float]] = {name: [] for name in programs}
-  results: dict[Name, Any] = {}
+  results: dict[Name, Made] = {}
   for name in programs if warm_up is None else warm_up:
     run_seconds(programs[name])
     advance(1)
@@ -130,7 +129,7 @@ def always_full(
 class Repeated:
   """A compiled loop, from a number of calls to an array, timed as a whole."""
 
-  program: Callable[[int], Any]
+  program: Callable[[int], jax.Array]
   num_calls: int
 
   @property
@@ -139,7 +138,7 @@ class Repeated:
     weights, which a decode pays once for all of its iterations."""
     return Repeated(self.program, 0)
 
-  def __call__(self) -> Any:
+  def __call__(self) -> jax.Array:
     return self.program(self.num_calls)
 
 

@@ -91,8 +91,7 @@ def read(prompt: str | None, path: str | None) -> list[Text]:
 
 
 def _text_of(path: str) -> str:
-  """Reads a file's text, with `\\n` for every line break and no byte order
-  mark."""
+  """Reads a file's text, with `\\n` for every line break."""
   try:
     if path != '-':
       data = user_path(path).read_bytes()
@@ -223,10 +222,11 @@ def pack(
   if width is None:
     width = max(len(row or ()) for row in rows)
   # Arrays of numpy, to be filled.
-  zeros = lambda *shape: np.zeros((len(rows), *shape), np.int32)
+  zeros: Any = lambda *shape: np.zeros((len(rows), *shape), np.int32)
   encoder_tokens, tokens = zeros(width), zeros(decoder_width(config, width))
   lengths, max_lengths = zeros() + 1, zeros() + 1
-  row_ids = range(len(rows)) if row_ids is None else row_ids
+  ids_of_rows = zeros()
+  ids_of_rows[:] = range(len(rows)) if row_ids is None else row_ids
   # A T5's row of ids [5, 6] has them for the encoder, and [0] for the decoder;
   # a Llama's has [5, 6], or [bos, 5, 6], for the decoder.
   for i, row in enumerate(rows):
@@ -247,7 +247,7 @@ def pack(
     encoder_tokens=encoder_tokens if is_encoded else None,
     decoder_tokens=tokens,
     decoder_lengths=lengths,
-    row_ids=np.array(row_ids, np.int32),
+    row_ids=ids_of_rows,
     max_lengths=max_lengths,
   )
 
@@ -262,6 +262,6 @@ def num_positions(config: Config, num_ids: int, max_new_tokens: int) -> int:
 
 
 def decoder_width(config: Config, width: int) -> int:
-  """Counts the columns of the decoder's prompt buffer, for `width` ids per row."""
+  """Counts the columns of the decoder's prompt buffer, for rows of `width`."""
   num_starts = len(families.of(config).starts)
   return num_starts if has_encoder(config) else num_starts + width

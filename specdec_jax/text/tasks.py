@@ -129,8 +129,7 @@ def find(
 def _read_file(
   path: Path, inputs_field: str, targets_field: str, prefix: str
 ) -> Iterator[Example]:
-  """Yields the examples of a file; a line of a .tsv or .txt is inputs, tab,
-  targets."""
+  """Yields the examples of a file; columns are inputs, tab, targets."""
   example = None
   if path.suffix == '.jsonl':
     for place, record in text_lines.read_objects(path):
@@ -188,34 +187,29 @@ def _seqio_task(
 
 
 def _register(seqio: Any, metric_fns: Mapping[str, MetricFn]) -> None:
-  """Registers `KNOWN` with SeqIO, those that nobody registered before; their
-  features are text and are not tokenised."""
+  """Registers those of `KNOWN` that are not yet; their features are text."""
   import tensorflow as tf
+
+  def to_text(dataset: Any, known: Known) -> Any:
+    def convert(example: Mapping[str, Any]) -> dict[str, Any]:
+      inputs = tf.constant('')
+      if known.inputs is not None:
+        inputs = tf.strings.join([known.prefix, example[known.inputs]])
+      return {'inputs': inputs, 'targets': example[known.targets]}
+
+    return dataset.map(convert, num_parallel_calls=tf.data.AUTOTUNE)
 
   words = seqio.PassThroughVocabulary(size=1)
   feature = seqio.Feature(words, add_eos=False, dtype=tf.string, rank=0)
-  for name, known in KNOWN.items():
-    if name in seqio.TaskRegistry.names():
-      continue
+  for name in sorted(KNOWN.keys() - set(seqio.TaskRegistry.names())):
+    known = KNOWN[name]
     seqio.TaskRegistry.add(
       name,
       source=seqio.TfdsDataSource(tfds_name=known.tfds_name),
-      preprocessors=[functools.partial(_to_text, known=known)],
+      preprocessors=[functools.partial(to_text, known=known)],
       output_features={'inputs': feature, 'targets': feature},
       metric_fns=[metric_fns[m] for m in known.metrics if m in metric_fns],
     )
-
-
-def _to_text(dataset: Any, *, known: Known) -> Any:
-  import tensorflow as tf
-
-  def convert(example: Mapping[str, Any]) -> dict[str, Any]:
-    inputs = tf.constant('')
-    if known.inputs is not None:
-      inputs = tf.strings.join([known.prefix, example[known.inputs]])
-    return {'inputs': inputs, 'targets': example[known.targets]}
-
-  return dataset.map(convert, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _read_seqio(

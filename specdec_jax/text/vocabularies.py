@@ -94,8 +94,7 @@ class Vocabulary:
       )
 
   def id_to_text(self, token_id: int) -> str:
-    """Returns a printable piece: the token's text, or its name if it has no
-    text."""
+    """Returns the token's text, or its name if it has no text."""
     text = self.decode([token_id], keep_special=True)
     if text and _REPLACEMENT not in text:
       return text
@@ -103,8 +102,7 @@ class Vocabulary:
     return f'<id {int(token_id)}>' if token is None else token
 
   def tokens(self) -> list[str]:
-    """Lists the token of every id below `vocab_size`; '' where there is
-    none."""
+    """Lists the token of each id below `vocab_size`; '' where there is none."""
     # Ids may have gaps, as those of added tokens do in some models.
     tokens = [''] * self.vocab_size
     for token, token_id in self.tokenizer.get_vocab().items():

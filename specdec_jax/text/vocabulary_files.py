@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from specdec_jax.checkpoints import huggingface, settings
 from specdec_jax.files.paths import user_path
@@ -108,7 +107,7 @@ def _with_eos_ids(
 def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:
   """Writes a vocabulary into a folder, from which `read` reads it."""
   folder = user_path(folder)
-  settings: dict[str, Any]
+  settings: dict[str, object]
   if isinstance(vocabulary, SentencePieceVocabulary):
     (folder / SENTENCEPIECE).write_bytes(vocabulary.model)
     settings = {
@@ -127,7 +126,7 @@ def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:
   else:
     text = vocabulary.tokenizer.to_str()
     (folder / TOKENIZER).write_text(text, encoding='utf-8')
-    template: Any = vocabulary.chat_template
+    template: object = vocabulary.chat_template
     if vocabulary.tool_template is not None:
       named = {'default': template, 'tool_use': vocabulary.tool_template}
       template = [{'name': k, 'template': v} for k, v in named.items() if v]
@@ -137,6 +136,6 @@ def write(folder: str | os.PathLike[str], vocabulary: AnyVocabulary) -> None:
   _write_json(folder / _SETTINGS, settings)
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def _write_json(path: Path, value: dict[str, object]) -> None:
   text = json.dumps(value, indent=2, ensure_ascii=False) + '\n'
   path.write_text(text, encoding='utf-8')

@@ -27,8 +27,7 @@ _TOLERANCE = 1e-4
 def in_range(
   name: str, value: ArrayLike, low: float, high: float = np.inf
 ) -> np.ndarray:
-  """Returns `value` as float64; ValueError with the first entry outside `[low,
-  high]`, NaN included."""
+  """Returns `value` as float64; ValueError for NaN or what is out of range."""
   array = np.asarray(value, np.float64)
   is_outside = ~((array >= low) & (array <= high))
   if is_outside.any():
@@ -47,8 +46,7 @@ def above_zero(name: str, value: ArrayLike, high: float = np.inf) -> np.ndarray:
 
 
 def _pair(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-  """Returns both as float64, once known to be distributions over one
-  vocabulary."""
+  """Returns both as float64, once known to be distributions of one size."""
   p = in_range('p', p, 0.0, 1.0 + _TOLERANCE)
   q = in_range('q', q, 0.0, 1.0 + _TOLERANCE)
   for name, array in (('p', p), ('q', q)):

@@ -117,15 +117,13 @@ class Costs:
     return max(chain, depth * float(level))
 
   def scoring_seconds(self, gamma: int, depth: int | None = None) -> float:
-    """Seconds to score what `drafting_seconds` drafts. Raises as
-    `check_gamma`."""
+    """Seconds to score what `drafting_seconds` drafts; as `check_gamma`."""
     if depth is None or not self.tree_nodes:
       return self.verify_cost_ratio(gamma) * self.plain_seconds
     return float(np.interp(gamma, self.tree_nodes, self.tree_seconds))
 
   def c(self, gamma: int) -> float:
-    """Returns the mean drafted token of `gamma`, at least 1, over a plain step
-    (Definition 3.7)."""
+    """Returns a mean drafted token over a plain step, for gamma at least 1."""
     in_range('gamma', gamma, 1)
     return self.drafting_seconds(gamma) / gamma / self.plain_seconds
 

@@ -11,8 +11,7 @@ def quotient(part: float, whole: float) -> float | None:
 
 
 def alpha(num_accepted: float, num_tested: float) -> float | None:
-  """Divides accepted by tested drafted tokens: the estimate of alpha in
-  Leviathan et al. (https://arxiv.org/abs/2211.17192)."""
+  """Divides accepted by tested drafted tokens, an estimate of alpha."""
   return quotient(num_accepted, num_tested)
 
 

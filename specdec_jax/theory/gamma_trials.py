@@ -1,7 +1,7 @@
 """The gamma for a run, from a few of its rows decoded with several."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -115,11 +115,22 @@ def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
   )
   alpha = estimates.alpha(accepted, tested)
   num_rows = sum(trial.num_runs.size for trial in trials)
+  shown = [
+    f'{each:.1f} with gamma {tried}' if tried else f'plain {each:.1f}'
+    for tried, each in measured.items()
+  ]
+  reasons = [f'{", ".join(shown)} tokens/s in {num_rows} rows']
+  if alpha is not None:
+    reasons.append(f'alpha {alpha:.2f}')
+  if best:
+    reasons.append(f'gamma {best} is expected to give {speeds[best]:.1f}')
+  else:
+    wide = ', with the errors of so few rows' if margins[0] > MARGIN else ''
+    reasons.append(f'no gamma is faster than plain by {margins[0]:.0%}{wide}')
   return ChosenGamma(
     gamma=best,
-    sentence=_sentence(
-      best, measured, num_rows, alpha, speeds[best], margins[0]
-    ),
+    sentence=f'gamma auto is {best or "0, plain decoding"}: '
+    + '; '.join(reasons),
     tokens_per_second={str(gamma): each for gamma, each in measured.items()},
     alpha=alpha,
   )
@@ -128,8 +139,7 @@ def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
 def _speeds(
   plain: Trial, drafting: Sequence[Trial], batch_size: int
 ) -> tuple[dict[int, float], dict[int, float]]:
-  """Returns tokens per second by gamma: as measured, and as expected of all
-  that are considered."""
+  """Returns tokens per second by gamma, as measured and as expected."""
   trials = [plain, *drafting]
   costs = Costs(
     widths=[trial.gamma + 1 for trial in trials],
@@ -162,29 +172,6 @@ def _speeds(
   return measured, measured | {
     gamma: speed(gamma, each) for gamma, each in expected.items()
   }
-
-
-def _sentence(
-  gamma: int,
-  measured: Mapping[int, float],
-  num_rows: int,
-  alpha: float | None,
-  expected: float,
-  margin: float,
-) -> str:
-  shown = [
-    f'{each:.1f} with gamma {tried}' if tried else f'plain {each:.1f}'
-    for tried, each in measured.items()
-  ]
-  reasons = [
-    f'{", ".join(shown)} tokens/s in {num_rows} rows',
-    *([] if alpha is None else [f'alpha {alpha:.2f}']),
-    f'gamma {gamma} is expected to give {expected:.1f}'
-    if gamma
-    else f'no gamma is faster than plain by {margin:.0%}'
-    + (', with the errors of so few rows' if margin > MARGIN else ''),
-  ]
-  return f'gamma auto is {gamma or "0, plain decoding"}: {"; ".join(reasons)}'
 
 
 def _efficiencies(

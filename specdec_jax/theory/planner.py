@@ -254,8 +254,7 @@ def _verdict(
 def _reason(
   choice: Forecast, costs: Costs, batch_size: int, profile: np.ndarray
 ) -> str:
-  """Says which of the costs is to blame: the one without which it would
-  gain."""
+  """Says which of the costs is to blame."""
   gamma, tokens = choice.gamma, choice.expected_tokens
   ratio = costs.verify_cost_ratio(gamma)
   drafting = costs.drafting_seconds(gamma) / costs.plain_seconds

@@ -17,8 +17,7 @@ from specdec_jax.trace.storage import Trace
 
 
 def render(traced: Trace, *, title: str = 'Speculative decoding trace') -> str:
-  """Renders the page, a string to be written as UTF-8; ImportError without
-  jinja2."""
+  """Renders the page, to be written as UTF-8; ImportError without jinja2."""
   # The script makes one tooltip of all titles, that keyboard focus opens too,
   # and lets the arrow keys walk over tokens and iterations.
   return _template().render(

@@ -42,7 +42,7 @@ Record = dict[str, Any]
 PiecesFn = Callable[[Sequence[int]], list[str]]
 
 # How tokens are chosen, in a header that says nothing else.
-_SETTINGS: dict[str, Any] = {
+_SETTINGS: dict[str, float | str | None] = {
   **{'temperature': 1.0, 'top_k': None, 'top_p': None},
   **{'lenience': 1.0, 'seed': None, 'dtype': None},
 }
@@ -99,7 +99,12 @@ def gather(info: StepInfo) -> StepValues:
 
 
 def header(
-  *, target: str, drafter: str, verification: str, gamma: int, **settings: Any
+  *,
+  target: str,
+  drafter: str,
+  verification: str,
+  gamma: int,
+  **settings: object,
 ) -> Record:
   """Makes the first record of a trace; `settings` are those of `_SETTINGS`, and
   anything else that JSON can say but `type` and `version` (ValueError)."""
@@ -244,7 +249,7 @@ def summarize(iterations: Iterable[Record], gamma: int) -> Summary:
   )
 
 
-def summary_record(summary: Summary, **extra: Any) -> Record:
+def summary_record(summary: Summary, **extra: object) -> Record:
   """The last record of a complete trace."""
   return {
     'type': 'summary',
@@ -302,7 +307,7 @@ def _iteration_record(
   return record | {'committed': count}, (tail + tuple(added))[-_TAIL:]
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Array) -> float | None:
   """The shortest decimal that is this float32; None if it is no number."""
-  value = np.float32(value)
-  return float(str(value)) if np.isfinite(value) else None
+  number = np.float32(value)
+  return float(str(number)) if np.isfinite(number) else None

@@ -6,8 +6,9 @@ import json
 import os
 import reprlib
 import sys
+import types
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 from specdec_jax.drafters.stateless import MAX_GAMMA
 from specdec_jax.files.paths import user_path
@@ -15,13 +16,14 @@ from specdec_jax.trace import recording
 from specdec_jax.trace.recording import Record
 
 _NUMBER = int | float | None
-_TOKEN: dict[str, Any] = {
+_Types = type | types.UnionType
+_TOKEN: dict[str, _Types] = {
   **dict.fromkeys(('text', 'verdict'), str),
   **{'token': int, 'p': _NUMBER},
 }
 # What each kind of record, and each token of an iteration, must have, or with
 # a question mark may have, and of which type. More is allowed everywhere.
-_FIELDS: dict[str, dict[str, Any]] = {
+_FIELDS: dict[str, dict[str, _Types]] = {
   'header': {
     **dict.fromkeys(('target', 'drafter', 'verification'), str),
     'gamma': int,
@@ -179,8 +181,7 @@ def _parse(line: bytes, *, is_first: bool) -> Record:
 
 
 def _check_tokens(record: Record) -> None:
-  """Raises ValueError unless the tokens of an iteration are as they should be,
-  and as many are committed as it says."""
+  """Raises ValueError unless the tokens of an iteration fit it."""
   named = [
     (f'drafted token {i}', t) for i, t in enumerate(record['drafted'], 1)
   ]
@@ -207,7 +208,7 @@ def _check_tokens(record: Record) -> None:
 
 def _check_fields(record: Record, kind: str, name: str) -> None:
   """Raises ValueError unless a record has the fields of its kind."""
-  for field, types in _FIELDS[kind].items():
+  for field, right in _FIELDS[kind].items():
     is_optional, field = field.endswith('?'), field.removesuffix('?')
     if field not in record and not is_optional:
       raise ValueError(f'{name} lacks {field!r}')
@@ -215,7 +216,7 @@ def _check_fields(record: Record, kind: str, name: str) -> None:
       continue
     value = record[field]
     # JSON's true is an int to Python.
-    is_right = isinstance(value, types) and not isinstance(value, bool)
+    is_right = isinstance(value, right) and not isinstance(value, bool)
     # 1e999 is infinite to Python, and an integer can be beyond every float.
     if is_right and isinstance(value, int | float):
       is_right = abs(value) <= sys.float_info.max

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from specdec_jax.files.require import require
 from specdec_jax.trace import recording, wording
-from specdec_jax.trace.recording import Record, Summary
+from specdec_jax.trace.recording import Summary
 from specdec_jax.trace.storage import Trace
 
 # In pixels; GitHub shows a page in a column of about 830.
@@ -59,28 +59,24 @@ def render(traced: Trace, *, max_iterations: int | None = None) -> str:
   style = ''.join(map(str.strip, wording.asset('svg.css').splitlines()))
   models = wording.models_line(traced.header)
   title = f'{models}: {wording.summary_line(traced.summarize())}'
+  texts = [
+    ''.join(
+      token['text']
+      for record in traced.iterations.get(row, [])
+      for token in recording.committed(record)
+    )
+    for row in traced.rows
+  ]
+  description = '\n'.join(map(wording.visible, texts))
   return (
     f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" '
     f'height="{height}" viewBox="0 0 {_WIDTH} {height}" role="img" '
     f'xml:space="preserve">\n<title>{html.escape(title)}</title>\n'
-    f'<desc>{html.escape(_description(traced))}</desc>\n'
+    f'<desc>{html.escape(description)}</desc>\n'
     f'<style>{style}</style>\n<rect class="rule" x="0" y="0" '
     f'width="{_WIDTH}" height="{height}" rx="8"/><rect class="card" x="1" '
     f'y="1" width="{_WIDTH - 2}" height="{height - 2}" rx="7"/>\n'
     f'{"".join(body)}</svg>\n'
-  )
-
-
-def _description(traced: Trace) -> str:
-  return '\n'.join(
-    wording.visible(
-      ''.join(
-        token['text']
-        for record in traced.iterations.get(row, [])
-        for token in recording.committed(record)
-      )
-    )
-    for row in traced.rows
   )
 
 
@@ -109,7 +105,17 @@ def _row(
   records = traced.iterations.get(row, [])
   shown = records[:max_iterations]
   for record in shown:
-    yield from _iteration(record)
+    tokens = [
+      (token['verdict'], wording.shown(token['text']))
+      for token in recording.tokens(record)
+      if token['verdict'] in _VERDICTS
+    ]
+    number = wording.ordinal(record['iteration'])
+    beside = _sans(_NUMBERS, str(number), 'dim end')
+    beside += _sans(_COUNTS, f'+{record["committed"]}', 'dim end')
+    for line in _wrapped(tokens, _NUM_COLUMNS):
+      yield _Part(_LINE, f'<g class="line">{beside}{_line(line)}</g>')
+      beside = ''
   if num_left := len(records) - len(shown):
     text = f'… {wording.count(num_left, "more iteration")}'
     yield _Part(_LINE, _sans(_TOKENS, text, 'dim'))
@@ -135,41 +141,23 @@ def _prompt(text: str) -> Iterator[_Part]:
   yield _Part(8, '')
 
 
-def _iteration(record: Record) -> Iterator[_Part]:
-  tokens = [
-    (token['verdict'], wording.shown(token['text']))
-    for token in recording.tokens(record)
-    if token['verdict'] in _VERDICTS
-  ]
-  number = wording.ordinal(record['iteration'])
-  beside = _sans(_NUMBERS, str(number), 'dim end')
-  beside += _sans(_COUNTS, f'+{record["committed"]}', 'dim end')
-  for line in _wrapped(tokens, _NUM_COLUMNS):
-    yield _Part(_LINE, f'<g class="line">{beside}{_line(line)}</g>')
-    beside = ''
-
-
 def _line(tokens: Sequence[tuple[str, str]], gap: int = 0) -> str:
+  """Draws tokens on their tiles; leading spaces stand before the tile."""
   x, drawn = float(_TOKENS), []
   for verdict, text in tokens:
-    drawn.append(_token(verdict, text, x))
-    x += (_columns(text) + gap) * _ADVANCE
+    word = text.lstrip(' ') or text
+    space = text[: len(text) - len(word)]
+    shown = html.escape(word)
+    if verdict == 'rejected':
+      shown = f'<tspan class="struck">{shown}</tspan>'
+    left, right = x + len(space) * _ADVANCE, x + _columns(text) * _ADVANCE
+    drawn.append(
+      f'<g class="{verdict}"><rect x="{left + 0.4:.1f}" y="0" '
+      f'width="{right - left - 0.8:.1f}" height="{_TILE}" rx="3"/>'
+      f'{_fitted(x, right - x, space + shown)}</g>'
+    )
+    x = right + gap * _ADVANCE
   return ''.join(drawn)
-
-
-def _token(verdict: str, text: str, x: float) -> str:
-  """Draws a token on its tile; its leading spaces stand before the tile."""
-  word = text.lstrip(' ') or text
-  space = text[: len(text) - len(word)]
-  shown = html.escape(word)
-  if verdict == 'rejected':
-    shown = f'<tspan class="struck">{shown}</tspan>'
-  left, right = x + len(space) * _ADVANCE, x + _columns(text) * _ADVANCE
-  return (
-    f'<g class="{verdict}"><rect x="{left + 0.4:.1f}" y="0" '
-    f'width="{right - left - 0.8:.1f}" height="{_TILE}" rx="3"/>'
-    f'{_fitted(x, right - x, space + shown)}</g>'
-  )
 
 
 def _both(left: str, right: str, kind: str) -> str:

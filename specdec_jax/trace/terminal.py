@@ -7,12 +7,17 @@ tokens are bracketed `[-so-]` and corrections `{+so+}`. Needs rich.
 
 import functools
 from collections.abc import Callable, Collection
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from specdec_jax.files.require import require
 from specdec_jax.trace import recording, wording
 from specdec_jax.trace.recording import Record
 from specdec_jax.trace.storage import Trace
+
+if TYPE_CHECKING:
+  from rich.console import Console
+  from rich.table import Table
+  from rich.text import Text
 
 Style = Literal['lines', 'flow']
 
@@ -33,7 +38,7 @@ _MARKS = {
 
 def show(
   traced: Trace,
-  console: Any = None,
+  console: 'Console | None' = None,
   *,
   style: Style = 'lines',
   row: int | None = None,
@@ -77,7 +82,7 @@ def show(
 
 
 def streamer(
-  console: Any = None, *, hidden_ids: Collection[int] = ()
+  console: 'Console | None' = None, *, hidden_ids: Collection[int] = ()
 ) -> Callable[[Record], None]:
   """Makes a function that prints iteration records of one row as they come, but
   for `hidden_ids`, such as EOS: on a terminal as `show` does with style 'flow',
@@ -94,9 +99,9 @@ def streamer(
       )
       console.file.write(text)
     else:
-      text = _flow([record], has_marks, hidden_ids)
+      shown = _flow([record], has_marks, hidden_ids)
       # Rich would wrap at the console's width, not knowing where it began.
-      console.print(text, end='', soft_wrap=True)
+      console.print(shown, end='', soft_wrap=True)
     console.file.flush()
 
   return show_record
@@ -104,9 +109,8 @@ def streamer(
 
 def legend(
   traced: Trace, *, style: Style = 'lines', has_marks: bool = False
-) -> Any:
-  """Makes a `rich.text.Text` that names the verdicts of a trace as they
-  look."""
+) -> 'Text':
+  """Names the verdicts of a trace as they look."""
   text = _text()
   for verdict in _STYLES:
     is_shown = style == 'lines' or not recording.is_after_end(verdict)
@@ -116,25 +120,24 @@ def legend(
   return text
 
 
-def _console() -> Any:
+def _console() -> 'Console':
   purpose = 'a trace in the terminal'
   rich_console = require('rich.console', extra='models', purpose=purpose)
   return rich_console.Console(highlight=False)
 
 
-def _text(*args: Any, **kwargs: Any) -> Any:
+def _text(text: str = '', style: str = '') -> 'Text':
   from rich.text import Text
 
-  return Text(*args, **kwargs)
+  return Text(text, style=style)
 
 
-def _needs_marks(console: Any) -> bool:
+def _needs_marks(console: 'Console') -> bool:
   return console.color_system is None or console.no_color
 
 
-def _lines(records: list[Record], has_marks: bool) -> Any:
-  """Makes one line per iteration: its number, tokens committed, then all
-  tokens."""
+def _lines(records: list[Record], has_marks: bool) -> 'Table':
+  """Makes one line per iteration: number, tokens committed, all tokens."""
   from rich.table import Table
 
   table = Table.grid(padding=(0, 1))
@@ -152,7 +155,7 @@ def _lines(records: list[Record], has_marks: bool) -> Any:
 
 def _flow(
   records: list[Record], has_marks: bool, hidden_ids: Collection[int] = ()
-) -> Any:
+) -> 'Text':
   text = _text()
   for record in records:
     for token in recording.tokens(record):
@@ -167,6 +170,6 @@ def _flow(
   return text
 
 
-def _append(text: Any, shown: str, verdict: str, has_marks: bool) -> None:
+def _append(text: 'Text', shown: str, verdict: str, has_marks: bool) -> None:
   before, after = _MARKS.get(verdict, ('', '')) if has_marks else ('', '')
   text.append(f'{before}{shown}{after}', style=_STYLES[verdict])

@@ -6,11 +6,11 @@ from importlib import resources
 
 from specdec_jax.trace.recording import Record, Summary
 
-NEWLINE = '⏎'
-TAB = '⇥'
-EMPTY = '▯'
+_EMPTY = '▯'
+# Control and format characters, surrogates, separators of lines and paragraphs.
+_HIDDEN = ('Cc', 'Cf', 'Cs', 'Zl', 'Zp')
 _PICTURES = {chr(code): chr(0x2400 + code) for code in range(0x20)}
-_PICTURES |= {'\n': NEWLINE, '\t': TAB, '\x7f': '␡'}
+_PICTURES |= {'\n': '⏎', '\t': '⇥', '\x7f': '␡'}
 
 MEANINGS = {
   'accepted': 'drafted, and kept by the target',
@@ -38,12 +38,26 @@ def visible(text: str, *, keep: str = '') -> str:
   surrogates, line separators and what XML forbids become `<U+XXXX>`. Characters
   in `keep` stay.
   """
-  return ''.join(c if c in keep else _visible_character(c) for c in text)
+
+  def shown(character: str) -> str:
+    if character in keep:
+      return character
+    if character in _PICTURES:
+      return _PICTURES[character]
+    code = ord(character)
+    is_hidden = unicodedata.category(character) in _HIDDEN
+    # Joiners and tags within an emoji or an Arabic word are left alone.
+    is_part = character in '\u200c\u200d' or 0xE0020 <= code <= 0xE007F
+    if (is_hidden and not is_part) or code in (0xFFFE, 0xFFFF):
+      return f'<U+{code:04X}>'
+    return character
+
+  return ''.join(map(shown, text))
 
 
 def shown(text: str) -> str:
   """Returns a token's text on one line, `visible`, and never empty."""
-  return visible(text) or EMPTY
+  return visible(text) or _EMPTY
 
 
 def ordinal(index: int) -> int:
@@ -84,16 +98,3 @@ def totals(summary: Summary) -> str:
 def count(number: int, noun: str) -> str:
   """Says such as '1 token' or '1,200 tokens'."""
   return f'{number:,} {noun}' + ('' if number == 1 else 's')
-
-
-def _visible_character(character: str) -> str:
-  if character in _PICTURES:
-    return _PICTURES[character]
-  code = ord(character)
-  category = unicodedata.category(character)
-  # Joiners and tags within an emoji or an Arabic word are left alone.
-  is_part = character in '\u200c\u200d' or 0xE0020 <= code <= 0xE007F
-  is_hidden = category in ('Cc', 'Cf', 'Cs', 'Zl', 'Zp') and not is_part
-  if is_hidden or code in (0xFFFE, 0xFFFF):
-    return f'<U+{code:04X}>'
-  return character
