@@ -35,13 +35,12 @@ class Lengths:
 def find(path: Path) -> dict[str, Path]:
   """Finds text files by split, which is their name without its ending: those of
   a folder, or one file; ValueError if there is none."""
-  suffixes = ', '.join(tasks.SUFFIXES)
   files = sorted(path.iterdir()) if path.is_dir() else [path]
   found = {p.stem: p for p in files if p.suffix in tasks.SUFFIXES}
-  if not found and path.is_dir():
-    raise ValueError(f'{path} has no {suffixes} files')
   if not found:
-    raise ValueError(f'{path} should end in one of {suffixes}, or be a folder')
+    raise ValueError(
+      f'{path} should end in one of {", ".join(tasks.SUFFIXES)}, or hold such'
+    )
   return found
 
 
@@ -77,9 +76,8 @@ def read(path: Path) -> Iterator[tuple[str | None, str]]:
 
 def texts(paths: Sequence[Path]) -> Iterator[str]:
   """Yields every text of some files: inputs, targets and plain texts."""
-  for path in paths:
-    for pair in read(path):
-      yield from (text for text in pair if text is not None)
+  pairs = itertools.chain.from_iterable(map(read, paths))
+  return (text for pair in pairs for text in pair if text is not None)
 
 
 def encode(

@@ -163,12 +163,10 @@ def _time(
   for each in timed.values():
     if any(np.any(state.has_nan) for state in each.states):
       raise ValueError('the logits were not numbers (NaN): nothing to time')
-  turns = {
-    name: [seconds['draft', name, i] for i in range(len(way.propose))]
-    for name, way in ways.items()
-  }
   return timed, {
-    name: stopwatch.propose_seconds(way.propose, turns[name])
+    name: stopwatch.propose_seconds(
+      way.propose, [seconds['draft', name, i] for i in range(len(way.propose))]
+    )
     for name, way in ways.items()
   }
 
@@ -277,7 +275,8 @@ def _speeds(drafted: Timed, baseline: Timed) -> Figures:
   """Returns tokens per second by the median turns, and their ratio, whose range
   is that of the turns pair by pair, and whose interval that of the batches,
   None for fewer than two."""
-  # Plain decoding's time for as many tokens.
+  # Plain decoding's time for as many tokens: 1.2 times as long for a batch of
+  # 120 drafted and 100 plain tokens, where texts are drawn.
   ratio = drafted.num_tokens / baseline.num_tokens
   medians = np.median(baseline.seconds, axis=1), np.median(drafted.seconds, 1)
   _, interval = estimates.ratio(medians[0] * ratio, medians[1])

@@ -108,6 +108,7 @@ def follow(
 def passes_rule(draft: Draft, p: Array, verify_fn: VerifyFn) -> Array:
   """Returns the chance, `[B]`, that a rule accepts the guess."""
   row_keys = jax.random.split(jax.random.key(0), len(p))
+  # The second p would be of the token behind the guess; its draw is not used.
   verdict = verify_fn(row_keys, draft, jnp.stack([p, p], axis=1))
   return verdict.accept_probs[:, 0]
 
@@ -201,6 +202,7 @@ def _overlaps(
     has_nan, seen = jax.device_get(compiled(params, rng_key, prompt))
     if has_nan.any():
       raise ValueError('the logits were not numbers (NaN): nothing to measure')
+    # Tokens come last: `[N, D, L, B]` becomes `[D, L, B, N]`.
     parts.append([np.moveaxis(each, 0, -1) for each in seen])
   values, is_text, is_drafted = (
     np.concatenate(each, axis=-2) for each in zip(*parts, strict=True)

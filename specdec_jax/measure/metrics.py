@@ -78,17 +78,13 @@ def rates(statistics: Statistics) -> Rates:
   """Rates of a finished decode; pulls the counters to the host."""
   total = jax.tree.map(np.sum, jax.device_get(statistics))
   runs = np.asarray(statistics.num_target_runs)
-  quotient = estimates.quotient
+  num_slots, quotient = runs.size * runs.max(initial=0), estimates.quotient
   return Rates(
-    alpha=estimates.alpha(total.num_accepted, total.num_tested),
+    alpha=quotient(total.num_accepted, total.num_tested),
     acceptance_per_drafted=quotient(total.num_accepted, total.num_drafted),
-    block_efficiency=estimates.block_efficiency(
-      total.num_tokens, total.num_target_runs
-    ),
+    block_efficiency=quotient(total.num_tokens, total.num_target_runs),
     mean_accept_prob=quotient(total.accept_prob, total.num_tested),
-    row_utilisation=quotient(
-      total.num_target_runs, runs.size * runs.max(initial=0)
-    ),
+    row_utilisation=quotient(total.num_target_runs, num_slots),
   )
 
 

@@ -166,6 +166,7 @@ def shortened(side: Side, num_batches: int = 1) -> Side:
 
 def finished(side: Side) -> Side:
   """Returns a side whose first batch is done: what a decode costs besides."""
+  # The loop's condition is false at once, and all else of the program runs.
   state = side.states[0]
   done = dataclasses.replace(state, done=jnp.ones_like(state.done))
   return dataclasses.replace(side, states=[done])

@@ -70,6 +70,8 @@ def alternate(
   for name in programs if warm_up is None else warm_up:
     run_seconds(programs[name])
     advance(1)
+  # Of programs a and b in three repeats, a b a b a b: what slows the machine
+  # for a while slows both.
   for _ in range(repeats):
     for name, program in programs.items():
       results[name], elapsed = run_seconds(program)

@@ -79,12 +79,11 @@ class SentencePieceVocabulary:
     for is_control, group in itertools.groupby(ids, self.processor.is_control):
       run = list(group)
       pieces = self.processor.id_to_piece(run)
-      if is_control:
-        text += ''.join(pieces)
-        continue
       # In the middle of a text, pieces keep their first space.
       space = ' ' * (bool(text) and pieces[0].startswith(SPACE))
-      text += space + self.processor.decode(run)
+      text += (
+        ''.join(pieces) if is_control else space + self.processor.decode(run)
+      )
     return text
 
   def id_to_text(self, token_id: int) -> str:

@@ -59,6 +59,8 @@ def read_on(
       continue
     stream = reading.stream
     piece, stream = vocabularies.stream_text(vocabulary, stream, [token])
+    # A string may begin in the text before: of '\n\n' after 'a\n', only what
+    # the new piece can complete is searched.
     start = max(0, len(reading.text) - longest + 1)
     reading = Reading(reading.text + piece, stream)
     if any(stop in reading.text[start:] for stop in stops):

@@ -37,6 +37,7 @@ def text_pieces(vocabulary: AnyVocabulary, ids: Sequence[int]) -> list[str]:
   """Returns the text that each token adds; joined, they are the whole text. A
   character spread over several tokens belongs to the last of them."""
   state = TextStream()
+  # "é" of two byte tokens is ['', 'é'].
   pieces = []
   for token_id in ids:
     text, state = stream_text(vocabulary, state, [token_id], keep_special=True)

@@ -57,13 +57,12 @@ class Costs:
   level_seconds: Sequence[float] = ()
 
   def __post_init__(self):
-    widths = np.asarray(self.widths)
-    if widths.size == 0 or widths[0] != 1 or (np.diff(widths) <= 0).any():
-      raise ValueError(f'widths must ascend from 1, got {widths.tolist()}')
-    if len(self.target_seconds) != widths.size:
+    widths, num_times = list(self.widths), len(self.target_seconds)
+    if widths[:1] != [1] or widths != sorted(set(widths)):
+      raise ValueError(f'widths must ascend from 1, got {widths}')
+    if num_times != len(widths):
       raise ValueError(
-        f'{widths.size} widths need as many times, got '
-        f'{len(self.target_seconds)}'
+        f'{len(widths)} widths need as many times, got {num_times}'
       )
     if not (least := np.min(self.target_seconds)) > 0:  # NaN included.
       raise ValueError(f'times of the target must be above 0, got {least}')
@@ -81,8 +80,7 @@ class Costs:
   def among(cls, figures: Mapping[str, Any]) -> 'Costs':
     """Picks them from what `specdec calibrate` or `plan` writes."""
     names = [field.name for field in dataclasses.fields(cls)]
-    found = {name: figures.get(name) for name in names}
-    return cls(**{k: v for k, v in found.items() if v is not None})
+    return cls(**{k: figures[k] for k in names if figures.get(k) is not None})
 
   @property
   def plain_seconds(self) -> float:

@@ -79,6 +79,8 @@ def best_gamma(
   Sec. 3.5 and Figure 3. The improvement rises and then falls with gamma: at a
   bound that is reached (always at `c` 0) the optimum lies at or beyond it.
   """
+  # The gammas are a last axis of their own: alpha and c `[A]` give factors
+  # `[A, max_gamma + 1]`.
   gammas = np.arange(whole('max_gamma', max_gamma) + 1)
   factors = walltime_improvement(
     np.asarray(alpha)[..., None], gammas, np.asarray(c)[..., None]

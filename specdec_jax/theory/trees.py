@@ -112,11 +112,8 @@ def profile(parents: Sequence[int], rates: ArrayLike) -> np.ndarray:
   # depth 1 is reached with 0.8, depth 2 with 0.3, and given depth 1 with 0.375.
   reached = np.bincount(depth, of_nodes)
   reached[0] = 1.0
-  before = reached[:-1]
-  is_reached = before > 0
-  return np.where(
-    is_reached, reached[1:] / np.where(is_reached, before, 1.0), 0.0
-  )
+  before, now = reached[:-1], reached[1:]
+  return np.divide(now, before, out=np.zeros_like(now), where=before > 0)
 
 
 def best_tree(

@@ -234,6 +234,8 @@ def summarize(iterations: Iterable[Record], gamma: int) -> Summary:
   """Totals of iteration records; `gamma` positions, or more if there are."""
   records = list(iterations)
   drafts = [[t['verdict'] for t in each['drafted']] for each in records]
+  # Of drafts [accepted, rejected] and [accepted], 2, 1 tokens were tested by
+  # position, and 2, 0 accepted.
   positions = range(max([gamma, *map(len, drafts)]))
   count = lambda *verdicts: tuple(
     sum(draft[i] in verdicts for draft in drafts if i < len(draft))
@@ -270,6 +272,9 @@ def _iteration_record(
   num_accepted = min(int(row.verification.num_accepted), count)
   is_whole = count > num_accepted
   after = ['rejected', *['discarded'] * length]
+  # With 1 of 3 tokens accepted: accepted, rejected, discarded, and the token of
+  # the target is the correction. If the accepted one is EOS, count is 1, and no
+  # token of the target follows: accepted, truncated, truncated.
   verdicts = ['accepted'] * num_accepted
   verdicts += after if is_whole else ['truncated'] * length
   drafted = row.draft.tokens[:length].tolist()

@@ -193,6 +193,7 @@ def _wrapped(
 
   lines: list[list[tuple[str, str]]] = [[]]
   room = num_columns
+  # In 4 columns, 'ab', 'cde', 'fghijk' are the lines 'ab', 'cde', 'fghi', 'jk'.
   for verdict, text in tokens:
     for piece in cells.chop_cells(text, num_columns):
       size = _columns(piece)

@@ -122,8 +122,8 @@ def legend(
 
 def _console() -> 'Console':
   purpose = 'a trace in the terminal'
-  rich_console = require('rich.console', extra='models', purpose=purpose)
-  return rich_console.Console(highlight=False)
+  rich = require('rich.console', extra='models', purpose=purpose)
+  return rich.Console(highlight=False)
 
 
 def _text(text: str = '', style: str = '') -> 'Text':
