@@ -62,7 +62,8 @@ RESTRICTED = {
 
 
 def imports(path: pathlib.Path) -> list[tuple[str, bool]]:
-  """Dotted names that a file imports, and whether inside a function."""
+  """Dotted names that a file imports, and whether inside a function, or for
+  types alone: not when the file is."""
   found = []
 
   def visit(node: ast.AST, is_inside: bool) -> None:
@@ -74,9 +75,11 @@ def imports(path: pathlib.Path) -> list[tuple[str, bool]]:
       )
     if isinstance(node, ast.Call) and _is_require(node.func):
       found.append((node.args[0].value, is_inside))
-    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    is_later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    if isinstance(node, ast.If):
+      is_later = ast.unparse(node.test) == 'TYPE_CHECKING'
     for child in ast.iter_child_nodes(node):
-      visit(child, is_inside or is_function)
+      visit(child, is_inside or is_later)
 
   visit(ast.parse(path.read_text(encoding='utf-8')), False)
   return found
