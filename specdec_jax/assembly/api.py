@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from specdec_jax.assembly import auto_gamma, completions, running
+from specdec_jax.assembly import auto_gamma, completions, models, running
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.completions import Completion
 from specdec_jax.assembly.decoder import Decoder
@@ -60,7 +60,7 @@ def load(
     model: a name such as 'smollm2-135m' or 'ende-mini', a path, or
       'hf:organisation/name'; see `checkpoints.loading.load`.
     drafter: a name of `assembly.drafters.DRAFTERS`, or a choice of that module;
-      None for 'model' if there is a `draft_model`, else 'prompt_lookup'.
+      None for what the `draft_model` is for, 'prompt_lookup' without one.
     draft_model: the drafter's weights, named like `model`.
     verification: a name of `assembly.rules.RULES`, or a choice of that module.
     temperature: 0 is greedy.
@@ -118,7 +118,7 @@ def _choices(
 ) -> tuple[DrafterChoice, Rule]:
   """Makes the choices that are given by name, each of the options that it has;
   ValueError for an option that none of them has."""
-  drafter = drafter or ('model' if draft else 'prompt_lookup')
+  drafter = drafter or models.usual_drafter(draft and draft.checkpoint)
   own: dict[str, Any] = {'model': draft} if draft else {}
   known = []
   if isinstance(drafter, str):

@@ -96,6 +96,18 @@ def _kind_of_drafter(path: Path) -> str | None:
   return None
 
 
+def usual_drafter(checkpoint: str | None, sizes: str | None = None) -> str:
+  """Names the drafter that the weights of a draft model are for, if only those
+  are given: 'model' for a whole model, 'prompt_lookup' without any."""
+  if not checkpoint:
+    return 'prompt_lookup'
+  kind = None
+  if sizes is None:
+    with contextlib.suppress(ValueError):
+      kind = _kind_of_drafter(loading.locate(checkpoint))
+  return kind or 'model'
+
+
 def read_drafter_config(model: Model, kind: str) -> Any:
   """Reads the sizes of a network for the drafter `kind`; ValueError if it is
   for another."""

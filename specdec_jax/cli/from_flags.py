@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-from specdec_jax.assembly import decoder, running
+from specdec_jax.assembly import decoder, models, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.drafters.choice import has_model, has_schedule
@@ -94,7 +94,9 @@ def _model(args: argparse.Namespace) -> Model:
 
 def drafter_name(args: argparse.Namespace) -> str:
   """Returns `--drafter`, or what is meant without it."""
-  return args.drafter or ('model' if args.draft_model else 'prompt_lookup')
+  return args.drafter or models.usual_drafter(
+    args.draft_model, args.draft_config
+  )
 
 
 def lenience(args: argparse.Namespace) -> float:

@@ -129,7 +129,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
   add(
     '--drafter',
     choices=DRAFTERS,
-    help='the source of guesses (default: model with --draft_model, else '
+    help='the source of guesses (default: what --draft_model is for, or '
     'prompt_lookup)',
   )
   _add_flags(group, DRAFTERS.values(), defaults={'gamma': GAMMA})

@@ -1,5 +1,6 @@
 """`specdec_jax.load`, `generate` and `stream`, as a user calls them."""
 
+import argparse
 import functools
 import shutil
 from pathlib import Path
@@ -11,9 +12,10 @@ pytest.importorskip('safetensors')
 pytest.importorskip('tokenizers')
 
 import specdec_jax
-from specdec_jax.assembly import drafters, rules
+from specdec_jax.assembly import drafters, models, rules
 from specdec_jax.assembly.models import Model
 from specdec_jax.checkpoints import huggingface
+from specdec_jax.cli import from_flags
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import TextStream
 from tests import toy_eagle
@@ -272,6 +274,9 @@ def test_an_eagle_head_of_another_vocabulary_is_refused(
   shutil.copy(f'{folder}/tokenizer.json', padded)
   [found] = generate(load(draft_model=padded), TEXTS[:1])
   assert found.tokens == completions[0].tokens
+  # The weights say what they are for.
+  unnamed = specdec_jax.load(folder, draft_model=padded)
+  assert isinstance(unnamed.choice, drafters.Eagle)
   path = Path(padded) / 'tokenizer.json'
   path.write_text(path.read_text().replace('<|im_start|>', '<|start|>'))
   with pytest.raises(ValueError, match=r"'<\|start\|>'"):
@@ -358,3 +363,21 @@ def test_auto_gamma_of_few_texts_is_plain_decoding(folder, caplog):
   ):
     with pytest.raises(ValueError, match='gamma auto'):
       call()
+
+
+@pytest.mark.parametrize(
+  ('checkpoint', 'name'),
+  [
+    (None, 'prompt_lookup'),
+    ('ende-nano', 'model'),
+    ('ende-spec-drafter', 'spec_drafter'),
+    ('smollm2-135m-eagle', 'eagle'),
+    ('no such model', 'model'),
+  ],
+)
+def test_weights_name_their_drafter(checkpoint, name):
+  assert models.usual_drafter(checkpoint) == name
+  args = argparse.Namespace(
+    drafter=None, draft_model=checkpoint, draft_config=None
+  )
+  assert from_flags.drafter_name(args) == name
