@@ -456,14 +456,14 @@ def test_a_dry_run_counts_a_drafter(name, folder, capfd, monkeypatch):
 @pytest.mark.parametrize('name', ['eagle', 'spec_drafter', 'block_heads'])
 def test_a_drafter_says_what_kind_it_is(name, folder, capfd):
   path, target = str(folder / name), str(folder / target_of(name))
-  models = ('--model', target, '--draft_model', path)
+  models = ('--model', target, '--draft_model', path, '--drafter', 'model')
   tiny.assert_refused(
     tiny.run(capfd, 'generate', *models, '--prompt', 'a'),
     path,
     f'draft_model, with drafter {name}',
   )
   with pytest.raises(ValueError, match=f'draft_model, with drafter {name}$'):
-    specdec_jax.load(target, draft_model=path)
+    specdec_jax.load(target, drafter='model', draft_model=path)
 
 
 def test_a_door_that_drops_an_option_is_caught(doors, capfd, monkeypatch):
