@@ -21,6 +21,8 @@ from specdec_jax.checkpoints.parameters import (
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import is_in_bucket, mapped
 from specdec_jax.files.require import require
+from specdec_jax.models import families
+from specdec_jax.models.families import AnyConfig
 from specdec_jax.models.layers import Weights
 
 SINGLE_FILE = 'model.safetensors'
@@ -78,15 +80,11 @@ Tensors = dict[str, TensorFile]
 Needed = tuple[Tensors, tuple[Parameter, ...]]
 
 
-def open_tensors(folder: Path, *, num_layers: int) -> Tensors:
+def open_tensors(folder: Path, config: AnyConfig | None = None) -> Tensors:
   """Returns the open file of every tensor name.
 
-  `num_layers` is what config.json or model.json states, of all stacks.
-
-  Raises:
-    ValueError: if a file or a tensor of the index is missing, or a file is
-      truncated, or there are fewer tensors than layers.
-    ImportError: if the safetensors package is not installed.
+  Raises ValueError if a file or a tensor of the index is missing, a file is
+  truncated, or there are fewer tensors than the layers that `config` states.
   """
   safetensors = _import_safetensors()
   handles: Tensors = {}
@@ -113,6 +111,8 @@ def open_tensors(folder: Path, *, num_layers: int) -> Tensors:
     present = set(handle.keys())
     stored_arrays.check_names(present, {*names} or present, path, is_all=False)
     handles.update(dict.fromkeys(names or present, handle))
+  # Before parameters are listed: a file may state a thousand layers.
+  num_layers = sum(families.num_layers(config)) if config else 0
   if num_layers > len(handles):
     raise ValueError(
       f'{folder} has {len(handles)} tensors, too few for {num_layers} layers'

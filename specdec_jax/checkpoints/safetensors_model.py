@@ -11,7 +11,6 @@ from specdec_jax.checkpoints import (
   parameters,
   safetensors_folder,
 )
-from specdec_jax.models import families
 from specdec_jax.models.families import AnyConfig
 from specdec_jax.models.layers import Weights
 
@@ -32,10 +31,7 @@ def is_model(folder: Path) -> bool:
 def read_params(folder: Path, config: AnyConfig) -> Weights:
   """Reads the parameters that `save` wrote, in the config's dtype; raises
   ValueError if the file is incomplete, or holds other arrays."""
-  # First: a model.json may state a thousand layers that are not there.
-  tensors = safetensors_folder.open_tensors(
-    folder, num_layers=sum(families.num_layers(config))
-  )
+  tensors = safetensors_folder.open_tensors(folder, config)
   return safetensors_folder.read_params(
     folder, tensors, parameters.of(config), dtype=config.dtype
   )

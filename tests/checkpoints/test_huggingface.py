@@ -205,7 +205,7 @@ def test_an_index_stays_in_its_folder(folder, file_name, message):
     weight_map={'model.norm.weight': file_name},
   )
   with pytest.raises(ValueError, match=message):
-    safetensors_folder.open_tensors(folder, num_layers=0)
+    safetensors_folder.open_tensors(folder)
 
 
 def test_an_index_without_a_map_is_refused(folder):
@@ -213,7 +213,7 @@ def test_an_index_without_a_map_is_refused(folder):
   path = folder / 'model.safetensors.index.json'
   change_json(path, weight_map='all')
   with pytest.raises(ValueError, match="weight_map is 'all'"):
-    safetensors_folder.open_tensors(folder, num_layers=0)
+    safetensors_folder.open_tensors(folder)
 
 
 def test_bad_tensors_are_named(folder):

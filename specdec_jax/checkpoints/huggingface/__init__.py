@@ -138,10 +138,7 @@ def read_params(folder: Path, config: Config) -> Weights:
   """Returns the tree of our network in a folder's files, in the config's dtype;
   see `safetensors_folder` for the errors."""
   network = _network_of(config)
-  # Before parameters are listed: a file may state a thousand layers.
-  tensors = safetensors_folder.open_tensors(
-    folder, num_layers=sum(families.num_layers(config))
-  )
+  tensors = safetensors_folder.open_tensors(folder, config)
   needed, parameters = network.module.needed(folder, config, tensors)
   params = safetensors_folder.read_params(
     folder, needed, parameters, dtype=config.dtype

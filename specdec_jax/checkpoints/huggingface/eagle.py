@@ -109,7 +109,7 @@ def read_config(values: Settings, dtype: jnp.dtype) -> EagleConfig:
     inner.refuse('model_type', ' or '.join(_DEFAULTS))
   _check_supported(values, inner, kind)
   folder = user_path(values.path).parent
-  names = safetensors_folder.open_tensors(folder, num_layers=0)
+  names = safetensors_folder.open_tensors(folder)
   defaults = _DEFAULTS[kind] if is_nested else {}
   sizes = llama.counts(inner, {'max_position_embeddings': 2048} | defaults)
   rope = llama.rope_place(inner, 'rope_theta', is_spread=True)
