@@ -7,8 +7,7 @@ import numpy as np
 
 from specdec_jax.cli import outputs
 from specdec_jax.theory.costs import Costs
-from specdec_jax.theory.fleet import Prediction
-from specdec_jax.theory.planner import Forecast, GammaPlan
+from specdec_jax.theory.planner import Forecast, GammaPlan, Prediction
 from specdec_jax.theory.tree_planner import TreePlan
 
 _FIGURES = ('tokens per target run', 'speedup', 'operations')

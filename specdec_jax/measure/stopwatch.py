@@ -32,6 +32,8 @@ from specdec_jax.decoding.state import DecodeState
 
 Name = TypeVar('Name', bound=Hashable)
 Made = TypeVar('Made')
+# The target's cache, the drafter's state and the last tokens.
+_Carry = tuple[Any, Any, jax.Array]
 
 
 def compile_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
@@ -155,41 +157,14 @@ def repeated(
   """Compiles a loop of drafts (`target` None), of target calls over `width`
   positions (`drafter` None), or of both, from a state that has not ended; it
   runs for about a tenth of a second."""
-  calls = functools.partial(
-    _repeat_calls, target=target, width=width, drafter=drafter
-  )
-  compiled, _ = compile_seconds(calls, params, state, jnp.int32(1))
-  # A number of calls that is data, not a constant: one program for the launch,
-  # for the rehearsal and for what is timed.
-  program = lambda num_calls: compiled(params, state, jnp.int32(num_calls))
-  run_seconds(program, 1)
-  _, seconds = run_seconds(program, 4)
-  num_calls = int(np.clip(0.1 / (seconds / 4), 4, 10_000))
-  return Repeated(program, num_calls)
 
-
-# What a loop's body does not depend on, or whose result nobody needs, the
-# compiler moves out or deletes; this loop is written against that.
-def _repeat_calls(
-  params: Params,
-  state: DecodeState,
-  num_calls: jax.Array,
-  *,
-  target: LanguageModel | None,
-  width: int,
-  drafter: Drafter | None,
-) -> jax.Array:
-  """Runs the loop of `repeated`; int32 `[B]`, which only keeps its calls
-  needed.
-
-  The context's length wavers by one token, and the target reads what depends on
-  its last logits, so that no call can be left out or moved out of the loop.
-  """
-  lengths = state.context.lengths
-
-  def propose(i: jax.Array, cache: Any, own: Any, last: jax.Array):
+  # What a loop's body does not depend on, or whose result nobody needs, the
+  # compiler moves out or deletes. So the context's length wavers by one token,
+  # and the target reads what depends on its last logits.
+  def propose(params: Params, state: DecodeState, i: jax.Array, carry: _Carry):
     assert drafter is not None
-    wavering = jnp.maximum(lengths - i % 2, 1)
+    cache, own, last = carry
+    wavering = jnp.maximum(state.context.lengths - i % 2, 1)
     draft_keys, _ = keys.iteration_keys(state.row_keys, wavering + i)
     draft, after = drafter.propose(
       params.drafter,
@@ -203,19 +178,31 @@ def _repeat_calls(
       last = jnp.where(jnp.max(draft.probs, axis=(1, 2)) > 2, 0, last)
     return cache, after, last
 
-  def body(i: jax.Array, carry: tuple[Any, Any, jax.Array]):
-    if drafter is not None:
-      carry = propose(i, *carry)
-    if target is None:
-      return carry
-    cache, own, last = carry
-    tokens = jnp.broadcast_to(last[:, None], (last.size, width))
-    cache = target.rewind(cache, lengths - 1)
-    logits, cache = target.extend(params.target, tokens, cache)
-    return cache, own, arrays.argmax(logits[:, -1])
+  def calls(params: Params, state: DecodeState, num_calls: jax.Array):
+    lengths = state.context.lengths
 
-  start = (state.target_cache, state.drafter_state, jnp.zeros_like(lengths))
-  return jax.lax.fori_loop(0, num_calls, body, start)[2]
+    def body(i: jax.Array, carry: _Carry) -> _Carry:
+      if drafter is not None:
+        carry = propose(params, state, i, carry)
+      if target is None:
+        return carry
+      cache, own, last = carry
+      tokens = jnp.broadcast_to(last[:, None], (last.size, width))
+      cache = target.rewind(cache, lengths - 1)
+      logits, cache = target.extend(params.target, tokens, cache)
+      return cache, own, arrays.argmax(logits[:, -1])
+
+    start = (state.target_cache, state.drafter_state, jnp.zeros_like(lengths))
+    return jax.lax.fori_loop(0, num_calls, body, start)[2]
+
+  compiled, _ = compile_seconds(calls, params, state, jnp.int32(1))
+  # A number of calls that is data, not a constant: one program for the launch,
+  # for the rehearsal and for what is timed.
+  program = lambda num_calls: compiled(params, state, jnp.int32(num_calls))
+  run_seconds(program, 1)
+  _, seconds = run_seconds(program, 4)
+  num_calls = int(np.clip(0.1 / (seconds / 4), 4, 10_000))
+  return Repeated(program, num_calls)
 
 
 def propose_programs(

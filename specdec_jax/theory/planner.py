@@ -9,6 +9,7 @@ slowest is. Acceptances may have a rate per position.
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -274,3 +275,40 @@ def _reason(
 def plural(count: int, noun: str) -> str:
   """Says such as '1 row' or '4 rows'."""
   return f'{count} {noun}' + 's' * (count > 1)
+
+
+class Prediction(NamedTuple):
+  """What a way of decoding takes; `gamma` 0 is plain, a price may be None."""
+
+  gamma: int
+  tokens_per_second_per_chip: float
+  chip_hours: float
+  cost_per_million_tokens: float | None
+
+
+def predict_fleet(
+  costs: Costs,
+  plans: Sequence[GammaPlan],
+  *,
+  num_tokens: float,
+  num_chips: int,
+  batch_size: int,
+  length: int,
+  price: float | None = None,
+) -> list[Prediction]:
+  """Predicts chip-hours and cost of many tokens, for plain decoding and then
+  for the best gamma of each plan.
+
+  Chips decode one full batch after the other, and nothing else: no prefill, no
+  encoder, no chip that waits. `costs` are of a whole batch, on all its chips
+  together, `length` is in output tokens per row, `price` of one chip-hour.
+  """
+  plain = costs.decode_seconds(0, length) * num_chips / (batch_size * length)
+  ways = [(0, plain)]
+  ways += [(plan.best.gamma, plain / plan.best.speedup) for plan in plans]
+
+  def way(gamma: int, seconds: float) -> Prediction:
+    cost = None if price is None else price * seconds / 3600 * 1e6
+    return Prediction(gamma, 1 / seconds, num_tokens * seconds / 3600, cost)
+
+  return [way(*each) for each in ways]

@@ -19,7 +19,7 @@ from specdec_jax.cli import options, outputs, plan_tables
 from specdec_jax.files.paths import user_path
 from specdec_jax.launch import progress
 from specdec_jax.models import presets
-from specdec_jax.theory import fleet, planner, tree_planner, trees
+from specdec_jax.theory import planner, tree_planner, trees
 from specdec_jax.theory.costs import KIND, Costs
 from specdec_jax.theory.planner import GammaPlan
 from specdec_jax.theory.tree_planner import TreePlan
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
   }
   shown = plan_tables.tables(record, costs, alphas, plans, trees_of)
   if args.tokens:
-    predicted = fleet.predict(
+    predicted = planner.predict_fleet(
       costs,
       plans,
       num_tokens=args.tokens,
