@@ -49,6 +49,7 @@ def test_an_error_of_what_is_made_together_is_not_lost():
 
 
 def test_a_cpu_is_named_with_its_cores(monkeypatch):
+  jax.devices()  # Looks for plugins in files, if nobody has asked before.
   monkeypatch.setattr(stopwatch.os, 'cpu_count', lambda: 7)
   monkeypatch.setattr(stopwatch.Path, 'is_file', lambda path: True)
   monkeypatch.setattr(
