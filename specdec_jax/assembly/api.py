@@ -118,7 +118,7 @@ def _choices(
 ) -> tuple[DrafterChoice, Rule]:
   """Makes the choices that are given by name, each of the options that it has;
   ValueError for an option that none of them has."""
-  drafter = drafter or models.usual_drafter(draft and draft.checkpoint)
+  drafter = drafter or models.usual_drafter(draft.checkpoint if draft else None)
   own: dict[str, Any] = {'model': draft} if draft else {}
   known = []
   if isinstance(drafter, str):
