@@ -299,7 +299,7 @@ def _priced(
     num_partitions=workloads.default_num_partitions(slice_, batch),
   )
   without_draft = parts.shapes_of(workload, Fixed(0))
-  step = functools.partial(parts.target_step, workload, without_draft)
+  step = functools.partial(parts.target_step, without_draft)
   jobs = [step(1)]
   for tree in shapes:
     width = len(tree.parents) + 1

@@ -26,18 +26,13 @@ def branching(
   proposal lies in the order of the tree, so that the next one feeds again all
   that was committed since, true tokens in their places.
 
-  Args:
-    model: as for `autoregressive`; it takes placements.
-    tree: its shape.
-    logits_to_probs: how the drafter is sampled.
-    is_ranked: children are the likeliest tokens of that distribution, which is
-      not handed over, the likeliest first: for `target_sample_walk`. Else they
-      are drawn from it without replacement, for `traversal`: of siblings each
-      is drawn from what those before it left.
-
-  Raises:
-    ValueError: if the tree is none, is too large, or `model` is a language
-      model that takes no placements.
+  The model is as for `autoregressive`, and takes placements. If `is_ranked`,
+  children are the likeliest tokens of the distribution that `logits_to_probs`
+  gives, which is not handed over, the likeliest first: for
+  `target_sample_walk`. Else they are drawn from it without replacement, for
+  `traversal`: of siblings each is drawn from what those before it left. Raises
+  ValueError if the tree is none, is too large, or `model` is a language model
+  without placements.
   """
   trees.check(tree)
   num_nodes = len(tree.parents)

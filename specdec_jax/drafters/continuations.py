@@ -45,17 +45,8 @@ def continuations(
   the best of those that go on with another token, and so on; where there are
   fewer, the first is repeated. A copy that comes to the end of the text goes on
   with what it has copied, so that all are of one length. A row in which nothing
-  matches has no draft.
-
-  Args:
-    gamma: tokens of each continuation.
-    num_continuations: how many there are; the tree has `gamma` times as many
-      nodes.
-    max_ngram: as for `prompt_lookup`.
-    min_ngram: as for `prompt_lookup`.
-
-  Raises:
-    ValueError: as `prompt_lookup`, and if `num_continuations` is less than 1.
+  matches has no draft. N-gram lengths, and what is raised, are those of
+  `prompt_lookup`.
   """
   tree = tree_of_copies(gamma, num_continuations)
   num_nodes = len(tree.parents)

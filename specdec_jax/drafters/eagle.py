@@ -47,9 +47,8 @@ def eagle(model: EagleModel) -> Chain:
   row whose prompt is one token has none before the first call; its first draft
   is made of zeros.
 
-  Args:
-    model: of `models.families`, whose target must be the loop's; its params are
-      the drafter's.
+  The model is one of `models.families`, whose target must be the loop's; its
+  params are the drafter's.
   """
 
   def init(

@@ -38,17 +38,11 @@ def ngram(
   gamma: int,
   logits_to_probs: LogitsToProbsFn | None = None,
 ) -> Drafter:
-  """Drafts gamma tokens from an n-gram table on the device.
+  """Drafts gamma tokens from a table of `data.ngram_counts.estimate`.
 
-  Args:
-    table: see `data.ngram_counts.estimate`.
-    gamma: tokens per iteration.
-    logits_to_probs: how the table's log-probabilities are sampled. None takes
-      the most likely token each time: a deterministic drafter, whose one-hot
-      distribution is never materialised.
-
-  Raises:
-    ValueError: if `gamma` is less than 1.
+  `logits_to_probs` says how its log-probabilities are sampled. None takes the
+  most likely token each time: a deterministic drafter, whose one-hot
+  distribution is never materialised. ValueError if `gamma` is less than 1.
   """
 
   def propose(row_keys: Array, context: Context) -> Draft:

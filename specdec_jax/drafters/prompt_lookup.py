@@ -10,7 +10,6 @@ from specdec_jax.drafters.stateless import check_gamma
 
 
 def default_min_ngram(max_ngram: int) -> int:
-  """The shortest suffix that is trusted unless another is asked for."""
   return min(2, max_ngram)
 
 
@@ -38,16 +37,11 @@ def prompt_lookup(
   weights, and proposes nothing where nothing matches. Its distribution is
   one-hot and never materialised.
 
-  Args:
-    gamma: tokens per iteration, at most.
-    max_ngram: longest suffix that is looked up; each token of it takes a pass
-      over the context.
-    min_ngram: shortest suffix that is trusted; None for 2, or for `max_ngram`
-      if that is less: what follows one token alone is seldom what follows now.
-
-  Raises:
-    ValueError: if `gamma` or an n-gram length is less than 1, or
-      `min_ngram` exceeds `max_ngram`.
+  Each token of `max_ngram` takes a pass over the context. No suffix shorter
+  than `min_ngram` is trusted; None is for 2, or for `max_ngram` if that is
+  less: what follows one token alone is seldom what follows now. Raises
+  ValueError if `gamma` or an n-gram length is less than 1, or the shortest is
+  the longer one.
   """
   check_gamma(gamma)
   min_ngram = checked_min_ngram(max_ngram, min_ngram)
@@ -89,11 +83,9 @@ def text_of(source: tuple[Array, ...], context: Context) -> Context:
 
 
 def match_sizes(context: Context, max_ngram: int) -> Array:
-  """How many tokens up to and including each position equal the context's last.
-
-  Returns:
-    int32 `[B, S]`, 0 to `max_ngram`; 0 at and beyond the last position.
-  """
+  """How many tokens up to and including each position equal the context's last:
+  int32 `[B, S]`, 0 to `max_ngram`, and 0 at and beyond the last position."""
+  # Of [1, 2, 3, 1, 2], the last being 1, 2: [0, 2, 0, 0, 0].
   tokens, lengths = context.tokens, context.lengths
   num_positions = tokens.shape[1]
   positions = jnp.arange(num_positions, dtype=jnp.int32)[None, :]

@@ -36,11 +36,8 @@ def fixed() -> Schedule:
 def heuristic(*, start: int = 5) -> Schedule:
   """Two tokens more after full acceptance, one less otherwise: the schedule of
   Hugging Face's assisted generation
-  (https://huggingface.co/docs/transformers/generation_strategies), one per row.
-
-  Args:
-    start: the first limit.
-  """
+  (https://huggingface.co/docs/transformers/generation_strategies), one per row,
+  of which `start` is the first limit."""
 
   def update(limits, drafted, accepted, gamma):
     moved = jnp.where(accepted == drafted, limits + 2, limits - 1)
@@ -56,14 +53,10 @@ def running_alpha(
   """The best gamma for the acceptance rate of late (Leviathan et al., Sec. 3.5,
   https://arxiv.org/abs/2211.17192, who propose predicting it).
 
-  Args:
-    c: time of a drafter step over the target's call on a block.
-    prior: alpha before anything is known.
-    weight: how many tested tokens the prior is worth.
-    discount: of older counts, an iteration; 1 forgets nothing.
-
-  Raises:
-    ValueError: if an argument is out of range.
+  `c` is the time of a drafter step over the target's call on a block, `prior`
+  alpha before anything is known, worth `weight` tested tokens, and `discount`
+  that of older counts per iteration; 1 forgets nothing. ValueError for what is
+  out of range.
   """
   for name, value in (('prior', prior), ('discount', discount)):
     if not 0 < value <= 1:

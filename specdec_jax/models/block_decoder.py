@@ -201,7 +201,11 @@ class BlockDecoder(nn.Module):
       `[B, C, width, embed]`; ValueError if the memory has less room.
     """
     (num_texts, num_blocks), num_positions = starts.shape, tokens.shape[1]
-    _check_room(num_positions, memory)
+    if num_positions > (room := memory.copies.shape[1]):
+      raise ValueError(
+        f'a text of {num_positions} positions, its block included, does not '
+        f'fit in the {room} that the drafter was given'
+      )
     # [texts, blocks, ...] as rows: by text for what all blocks share, such as
     # the source, and by block for what they do not.
     by_text = lambda x: x.reshape(num_texts, -1, x.shape[-1])
@@ -289,15 +293,6 @@ class BlockDecoder(nn.Module):
     scores = jnp.where(source_mask[:, None, :], scores, lowest)
     weights = jax.nn.softmax(scores, axis=-1).astype(embedded.dtype)
     return jnp.einsum('bne,bed->bnd', weights, embedded)
-
-
-def _check_room(num_positions: int, memory: BlockMemory) -> None:
-  room = memory.copies.shape[1]
-  if num_positions > room:
-    raise ValueError(
-      f'a text of {num_positions} positions, its block included, does not fit '
-      f'in the {room} that the drafter was given'
-    )
 
 
 def _ids(count: int) -> Array:

@@ -61,10 +61,11 @@ class Family(NamedTuple):
     name: what model.json calls the network.
     config: the frozen dataclass of its sizes, with a field `dtype`; a whole
       model's also have `vocab_size` and `is_tied`.
-    init_params: `(config, rng_key)` to fresh float32 parameters.
     stacks: the fields of `config` that count layers, the encoder's first, each
       with the branch of the parameters in which these layers lie, as
       `layers_0`, `layers_1` ...; `''` is the tree itself.
+    init_params: `(config, rng_key)` to fresh float32 parameters; None for those
+      that `network` reads.
     language_model: the functions that decoding calls; None for those of
       `network`.
     network: the network that `language_model` is made of; None for a model
@@ -85,8 +86,8 @@ class Family(NamedTuple):
 
   name: str
   config: type
-  init_params: Callable[[Any, Array], Weights]
   stacks: Mapping[str, str]
+  init_params: Callable[[Any, Array], Weights] | None = None
   language_model: Callable[[Any], LanguageModel] | None = None
   network: Callable[[Any], Network] | None = None
   drafts: Drafts | None = None
@@ -103,7 +104,6 @@ FAMILIES = (
   Family(
     name='llama',
     config=LlamaConfig,
-    init_params=llama.init_params,
     stacks={'num_layers': ''},
     network=llama.network,
     max_positions=lambda config: config.max_positions,
@@ -111,7 +111,6 @@ FAMILIES = (
   Family(
     name='t5',
     config=T5Config,
-    init_params=t5.init_params,
     stacks={'num_encoder_layers': 'encoder', 'num_decoder_layers': 'decoder'},
     network=t5.network,
     has_encoder=lambda config: config.num_encoder_layers > 0,
@@ -122,7 +121,6 @@ FAMILIES = (
   Family(
     name='gemma',
     config=GemmaConfig,
-    init_params=gemma.init_params,
     stacks={'num_layers': ''},
     network=gemma.network,
     max_positions=lambda config: config.max_positions,
@@ -130,7 +128,6 @@ FAMILIES = (
   Family(
     name='t5gemma',
     config=T5GemmaConfig,
-    init_params=t5gemma.init_params,
     stacks={'num_encoder_layers': 'encoder', 'num_decoder_layers': 'decoder'},
     network=t5gemma.network,
     has_encoder=lambda config: True,
@@ -193,6 +190,13 @@ def drafts_for(config: AnyConfig) -> str | None:
   return drafts and drafts.kind
 
 
+def init_params(config: AnyConfig, rng_key: Array) -> Weights:
+  """Fresh float32 parameters."""
+  if (make := of(config).init_params) is not None:
+    return make(config, rng_key)
+  return networks.init_params(network(config), rng_key)
+
+
 def language_model(config: AnyConfig) -> LanguageModel:
   """The functions that decoding calls; ValueError if a network only drafts."""
   # Functions of its own come before a network's.
@@ -239,7 +243,7 @@ def param_shapes(config: AnyConfig, dtype: jnp.dtype | None = None) -> Weights:
   # 30 ms per layer.
   one_each = {field: min(count, 1) for field, count in counts.items()}
   short = dataclasses.replace(config, **one_each)
-  init = functools.partial(family.init_params, short)
+  init = functools.partial(init_params, short)
   shapes = jax.eval_shape(init, jax.random.key(0))
   for field, branch in family.stacks.items():
     # A stack of T5's encoder is the branch `encoder`, that of a Llama the tree.

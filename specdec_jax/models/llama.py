@@ -22,7 +22,6 @@ from specdec_jax.models.layers import (
   Embed,
   Mlp,
   RMSNorm,
-  Weights,
   num_logits,
   query_key_value,
 )
@@ -264,19 +263,6 @@ class Llama(nn.Module):
       return self.token_embedder.attend(x)
     logits: Array = self.logits_dense(x)
     return logits
-
-  def __call__(
-    self, tokens: Array, cache: KVCache | None = None
-  ) -> tuple[Array, KVCache]:
-    """Logits of what follows each of int32 `[B, T]`, and the cache; without
-    one, the tokens begin a text."""
-    x, cache = self.extend(tokens, cache or self.empty_cache(*tokens.shape))
-    return self.project(x), cache
-
-
-def init_params(config: LlamaConfig, rng_key: Array) -> Weights:
-  """Fresh float32 parameters."""
-  return Llama(config).init(rng_key, jnp.zeros((1, 1), jnp.int32))['params']
 
 
 def network(config: LlamaConfig) -> Network:

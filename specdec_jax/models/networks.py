@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import flax.linen as nn
+import jax.numpy as jnp
 
 from specdec_jax import arrays
 from specdec_jax.base import Array, LanguageModel, Placement, Prompt
@@ -131,6 +132,22 @@ class Bound(NamedTuple):
   model: Any
   target: LanguageModel | None = None
   join: Callable[[Any, Any], Any] = lambda target, own: own
+
+
+def init_params(network: Network, rng_key: Array) -> Weights:
+  """Fresh float32 parameters: all that a step of decoding reads."""
+  # Their shapes depend on no number of tokens.
+  token = jnp.zeros((1, 1), jnp.int32)
+  inputs = (token,) if network.has_encoder else ()
+
+  def step(module: Any) -> Array:
+    # Flax makes a parameter where it is first used.
+    x, _ = module.extend(token, module.empty_cache(1, 1, *inputs))
+    logits: Array = module.project(x)
+    return logits
+
+  params: Weights = network.module.init(rng_key, method=step)['params']
+  return params
 
 
 def language_model(network: Network) -> LanguageModel:

@@ -19,7 +19,7 @@ from specdec_jax import base
 from specdec_jax.base import Array, Placement
 from specdec_jax.models import attention, kv_cache, layers, networks, t5_layers
 from specdec_jax.models.kv_cache import Cross, CrossCache, KVCache
-from specdec_jax.models.layers import Dropout, Embed, RMSNorm, Weights
+from specdec_jax.models.layers import Dropout, Embed, RMSNorm
 from specdec_jax.models.networks import Network
 from specdec_jax.models.t5_layers import RelativePositionBias, T5Config
 from specdec_jax.sharding import rules
@@ -224,14 +224,6 @@ class T5(nn.Module):
       )
     x, _ = self.decoder(decoder_tokens, placement, crosses)
     return x
-
-
-def init_params(config: T5Config, rng_key: Array) -> Weights:
-  """Fresh float32 parameters, as T5X initialises them."""
-  # Shapes of parameters depend on no number of tokens.
-  tokens = jnp.zeros((1, 1), jnp.int32)
-  encoder_tokens = tokens if config.num_encoder_layers else None
-  return T5(config).init(rng_key, encoder_tokens, tokens)['params']
 
 
 def network(config: T5Config) -> Network:

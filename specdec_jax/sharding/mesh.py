@@ -146,7 +146,7 @@ def parameter_shardings(mesh: Mesh, params: Any) -> Any:
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
   """Rows split over `data`; further axes whole."""
-  return NamedSharding(mesh, rules.partition_spec(('batch',)))
+  return NamedSharding(mesh, PartitionSpec(rules.DATA))
 
 
 def place_batch(batch: Mapping[str, np.ndarray]) -> dict[str, Array]:

@@ -41,6 +41,7 @@ class Shapes:
   """A decoder's program for shapes that lie on the slice.
 
   Attributes:
+    workload: what is decoded.
     program: what is compiled of its loop.
     chain: what drafts token after token, if anything does.
     own: the drafter's own parameters.
@@ -48,6 +49,7 @@ class Shapes:
       then says why.
   """
 
+  workload: Workload
   program: Program
   chain: Chain | None
   own: Any
@@ -95,6 +97,7 @@ def shapes_of(workload: Workload, length: Length) -> Shapes:
     places=places,
   )
   return Shapes(
+    workload=workload,
     program=program,
     chain=made.chain,
     own=own,
@@ -119,13 +122,11 @@ def _prompt(workload: Workload) -> Prompt:
 
 def lying(tree: _Tree, shardings: Any) -> _Tree:
   """A tree of shapes that lie where a tree of shardings says."""
-  return jax.tree.map(
-    lambda leaf, place: jax.ShapeDtypeStruct(
-      leaf.shape, leaf.dtype, sharding=place
-    ),
-    tree,
-    shardings,
-  )
+
+  def put(leaf: Any, place: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+  return jax.tree.map(put, tree, shardings)
 
 
 def _as_state(workload: Workload, tree: _Tree) -> _Tree:
@@ -241,16 +242,16 @@ def part_jobs(workload: Workload, whole: Shapes, max_gamma: int) -> list[Job]:
   draft of each tree."""
   decoder = workload.decoder
   widths = widths_to_time(max_gamma)
-  jobs = [target_step(workload, whole, width) for width in widths]
+  jobs = [target_step(whole, width) for width in widths]
   one = decoder.choice.make(decoder.seen, Fixed(1)).drafter
   jobs.append(_draft(whole, one))
   if whole.chain is None:
     jobs.append(_draft(whole, whole.program.method.drafter))
   else:
-    jobs.append(_further_draft(workload, whole, whole.chain))
+    jobs.append(_further_draft(whole, whole.chain))
   for tree in tree_shapes(workload, max_gamma):
     own = shapes_of(workload, tree)
-    jobs.append(target_step(workload, own, len(tree.parents) + 1, tree))
+    jobs.append(target_step(own, len(tree.parents) + 1, tree))
     jobs.append(_draft(own, own.program.method.drafter))
   return jobs
 
@@ -280,9 +281,7 @@ def _drafts(decoder: Decoder, tree: Tree) -> bool:
     return False
 
 
-def target_step(
-  workload: Workload, shapes: Shapes, width: int, tree: Tree | None = None
-) -> Job:
+def target_step(shapes: Shapes, width: int, tree: Tree | None = None) -> Job:
   """A step of the loop on drafts that cost nothing, chains or trees; at width 1
   a plain one."""
   program = shapes.program
@@ -294,7 +293,7 @@ def target_step(
     method = dataclasses.replace(method, verify_fn=walk)
   params = Params(program.params.target)
   alone = dataclasses.replace(program, method=method, params=params)
-  return Job(alone.step(), workload.mesh)
+  return Job(alone.step(), shapes.workload.mesh)
 
 
 def _draft(shapes: Shapes, drafter: Drafter) -> Job:
@@ -309,7 +308,7 @@ def _draft(shapes: Shapes, drafter: Drafter) -> Job:
   return Job(_in_place(step, *args), shapes.draft_mesh)
 
 
-def _further_draft(workload: Workload, shapes: Shapes, chain: Chain) -> Job:
+def _further_draft(shapes: Shapes, chain: Chain) -> Job:
   """One call for one position, and a token drawn after it."""
   params, state = shapes.program.params.drafter, shapes.program.state
   to_probs = shapes.program.method.logits_to_probs
@@ -321,6 +320,7 @@ def _further_draft(workload: Workload, shapes: Shapes, chain: Chain) -> Job:
 
   # What is left of a token, such as EAGLE's guess of features, has the shapes
   # that a catch-up leaves.
+  workload = shapes.workload
   tokens = jax.ShapeDtypeStruct((workload.batch_size,), jnp.int32)
   seen = (state.target_cache,) if chain.reads_target_cache else ()
   caught_up = params, state.context, state.drafter_state, *seen
@@ -338,11 +338,10 @@ def _in_place(step: Callable[..., Any], *args: Any) -> Part:
 def _per_token(one: ProgramCost, many: ProgramCost, more: int) -> ProgramCost:
   """What each of so `many` tokens more than `one` costs; nothing if the
   compiler found the longer draft no dearer."""
-  difference = {
-    name: max(value - getattr(one, name), 0) / more
-    for name, value in dataclasses.asdict(many).items()
-  }
-  return ProgramCost(**difference)
+  least = vars(one)
+  return ProgramCost(
+    **{k: max(x - least[k], 0) / more for k, x in vars(many).items()}
+  )
 
 
 def _check_fits(workload: Workload, memory: dict[str, int]) -> None:

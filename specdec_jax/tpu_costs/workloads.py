@@ -83,15 +83,10 @@ def decoder_of(
 ) -> Decoder:
   """A decoder without weights, sampled at temperature 1.
 
-  Args:
-    target: a name of `models.presets`.
-    drafter: a name of `assembly.drafters.DRAFTERS`.
-    draft: sizes of the drafter's network: a name of `presets` that is for the
-      drafter, or a folder; None for a drafter without weights.
-    dtype: of weights and caches.
-
-  Raises:
-    ValueError: if there are no such sizes, or they do not fit the target.
+  `target` is a name of `models.presets`, `drafter` one of
+  `assembly.drafters.DRAFTERS`, and `draft` the sizes of its network: a name of
+  `presets` that is for it, or a folder; None for a drafter without weights.
+  ValueError if there are no such sizes, or they do not fit the target.
   """
   model = Model(checkpoint=target, sizes=target, dtype=dtype)
   own: dict[str, Model] = {}

@@ -271,7 +271,7 @@ def new_run(
     if families.only_drafts(config):
       raise ValueError(f'a {family.name} has to be given its first parameters')
     init_key = jax.random.fold_in(rng_key, -1 % 2**32)
-    params = jax.jit(family.init_params, static_argnums=0)(config, init_key)
+    params = jax.jit(families.init_params, static_argnums=0)(config, init_key)
   state = TrainState(
     step=jnp.zeros((), jnp.int32),
     # A copy: steps overwrite what they are given.

@@ -39,14 +39,8 @@ _LAW = logits.standardize()
 @functools.cache
 def _weights():
   """Of the target, and of a draft model that resembles it."""
-  # A one-token prompt needs no weights.
-  start = prompt().replace(decoder_tokens=jnp.zeros((2, 1), jnp.int32))
-  cache = _MODEL.init({}, start, 8)
-  init = jax.jit(llama.Llama(_CONFIG).init)
-  target, other = (
-    init(jax.random.key(seed), jnp.zeros((2, 1), jnp.int32), cache)['params']
-    for seed in range(2)
-  )
+  init = jax.jit(functools.partial(families.init_params, _CONFIG))
+  target, other = (init(jax.random.key(seed)) for seed in range(2))
   drafter = jax.tree.map(lambda a, b: 0.8 * a + 0.4 * b, target, other)
   return target, drafter
 

@@ -97,7 +97,7 @@ def _self_test() -> bool:
     mlp_dim=64,
   )
   key, target = jax.random.key(0), families.language_model(config)
-  params = jax.jit(llama.init_params, static_argnums=0)(config, key)
+  params = jax.jit(families.init_params, static_argnums=0)(config, key)
   prompt = Prompt(
     encoder_tokens=None,
     decoder_tokens=jnp.array([[3, 1, 4, 1], [5, 9, 0, 0]], jnp.int32),

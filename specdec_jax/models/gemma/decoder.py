@@ -9,14 +9,12 @@ import functools
 from collections.abc import Sequence
 
 import flax.linen as nn
-import jax.numpy as jnp
 
 from specdec_jax.base import Array, Placement
 from specdec_jax.models import attention, kv_cache, networks
 from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.layers import GemmaConfig
 from specdec_jax.models.kv_cache import Cross, KVCache
-from specdec_jax.models.layers import Weights
 from specdec_jax.models.networks import Network
 from specdec_jax.sharding import rules
 
@@ -77,16 +75,6 @@ class Decoder(nn.Module):
     """No tokens, with room for so many in each row."""
     layers = self.config.num_layers
     return kv_cache.init(self.config, batch_size, capacity, layers)
-
-  def __call__(self, tokens: Array) -> Array:
-    """Logits of what follows each of int32 `[B, T]`."""
-    x, _ = self.extend(tokens, self.empty_cache(*tokens.shape))
-    return self.project(x)
-
-
-def init_params(config: GemmaConfig, rng_key: Array) -> Weights:
-  """Fresh float32 parameters."""
-  return Decoder(config).init(rng_key, jnp.zeros((1, 1), jnp.int32))['params']
 
 
 def network(config: GemmaConfig) -> Network:

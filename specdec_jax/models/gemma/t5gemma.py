@@ -15,7 +15,6 @@ from specdec_jax.models import attention, kv_cache, t5
 from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.decoder import Decoder
 from specdec_jax.models.gemma.layers import GemmaConfig
-from specdec_jax.models.layers import Weights
 from specdec_jax.models.networks import Network
 from specdec_jax.models.t5 import T5Cache
 
@@ -123,19 +122,6 @@ class T5Gemma(nn.Module):
   def project(self, x: Array) -> Array:
     """`[B, T, embed]` to float32 logits `[B, T, V]`."""
     return self.decoder.project(x)
-
-  def __call__(self, encoder_tokens: Array, tokens: Array) -> Array:
-    """Logits of int32 `[B, T]` after an encoder's `[B, E]`."""
-    batch_size, num_tokens = tokens.shape
-    cache = self.empty_cache(batch_size, num_tokens, encoder_tokens)
-    x, _ = self.extend(tokens, cache)
-    return self.project(x)
-
-
-def init_params(config: T5GemmaConfig, rng_key: Array) -> Weights:
-  """Fresh float32 parameters."""
-  tokens = jnp.zeros((1, 1), jnp.int32)
-  return T5Gemma(config).init(rng_key, tokens, tokens)['params']
 
 
 def network(config: T5GemmaConfig) -> Network:
