@@ -178,12 +178,10 @@ def _prompt(
   """Rows of one length: the tokens of a text, repeated."""
   ids = decoder.vocabulary.encode(_TEXT, add_special_tokens=False)
   text = _TEXT * -(-args.prompt_tokens // len(ids))
-  [batch] = running.pack(
-    decoder,
-    [text] * batch_size,
-    max_new_tokens=args.max_new_tokens,
-    batch_size=batch_size,
+  settings = running.DecodeSettings(
+    max_new_tokens=args.max_new_tokens, batch_size=batch_size
   )
+  [batch] = running.pack(decoder, [text] * batch_size, settings)
   return batch.prompt
 
 

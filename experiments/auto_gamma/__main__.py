@@ -116,14 +116,12 @@ def texts_of(setting: Setting, corpus: Path) -> list[str]:
 def measure(setting: Setting, corpus: Path, repeats: int) -> dict[str, Any]:
   """The choices and the search's speeds, in tokens per second."""
   auto = specdec_jax.load(setting.model, gamma='auto', **setting.options)
-  batches = running.pack(
-    auto,
-    texts_of(setting, corpus),
+  settings = DecodeSettings(
     max_new_tokens=setting.max_new_tokens,
     batch_size=setting.batch_size,
-    is_chat=setting.is_chat,
+    chat=setting.is_chat,
   )
-  settings = DecodeSettings(max_new_tokens=setting.max_new_tokens)
+  batches = running.pack(auto, texts_of(setting, corpus), settings)
   tried = auto.tried_gammas
   # The shortest run in which as many rows are tried as suffice, and no less
   # than twice the shortest that measures at all.

@@ -72,7 +72,9 @@ def ours(task: Task, dtype: str) -> System:
   import specdec_jax
   from specdec_jax.assembly import running
 
-  settings = running.DecodeSettings(max_new_tokens=task.num_new)
+  settings = running.DecodeSettings(
+    max_new_tokens=task.num_new, chat=task.is_chat
+  )
   ways: dict[str, Decode] = {}
   for drafter in ('none', task.drafter):
     options: dict[str, Any] = {}
@@ -83,13 +85,7 @@ def ours(task: Task, dtype: str) -> System:
     decoder = specdec_jax.load(
       task.model, drafter=drafter, dtype=dtype, **options
     )
-    batches = running.pack(
-      decoder,
-      task.texts,
-      max_new_tokens=task.num_new,
-      batch_size=1,
-      is_chat=task.is_chat,
-    )
+    batches = running.pack(decoder, task.texts, settings)
     program = running.compile_decode(decoder, batches[0], settings)
 
     def decode(index: int, program=program, batches=batches) -> list[int]:

@@ -69,9 +69,8 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
 
 def operations(decoder: Decoder, num_new: int, repeats: int) -> Table:
   """What the profiler sees in a plain decode, by kind and shape."""
-  [batch] = running.pack(
-    decoder, [_PROMPT], max_new_tokens=num_new, batch_size=1
-  )
+  settings = running.DecodeSettings(max_new_tokens=num_new)
+  [batch] = running.pack(decoder, [_PROMPT], settings)
   side = sides.plain_side(
     decoder.params,
     jax.random.key(0),

@@ -79,7 +79,10 @@ class Prepared:
   """A pair with its weights, and its prompts in batches of one shape."""
 
   def __init__(self, pair: Pair, args: argparse.Namespace):
-    self.pair, self.settings = pair, DecodeSettings(max_new_tokens=args.num_new)
+    self.pair = pair
+    self.settings = DecodeSettings(
+      max_new_tokens=args.num_new, chat=pair.is_chat
+    )
     self.chain = specdec_jax.load(pair.target, gamma=DEPTH, **pair.options)
     own = examples.own()
     texts = [
@@ -87,13 +90,7 @@ class Prepared:
       for name in pair.categories
       for example in own[name][: args.num_prompts]
     ]
-    batches = running.pack(
-      self.chain,
-      texts,
-      max_new_tokens=args.num_new,
-      batch_size=1,
-      is_chat=pair.is_chat,
-    )
+    batches = running.pack(self.chain, texts, self.settings)
     count = len(texts) // len(pair.categories)
     self.batches: dict[str, list[Batch]] = {
       name: batches[i * count : (i + 1) * count]

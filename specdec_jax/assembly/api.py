@@ -21,7 +21,7 @@ from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.drafters.choice import has_model
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.option_fields import by_name, field_names
+from specdec_jax.assembly.option_fields import Choice, by_name, field_names
 from specdec_jax.assembly.rules import RULES, Rule
 from specdec_jax.assembly.running import DecodeSettings, Iterations
 from specdec_jax.assembly.sampling import Sampling
@@ -29,7 +29,7 @@ from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.files import text_lines
 from specdec_jax.launch import compilation_cache
 from specdec_jax.sharding import mesh
-from specdec_jax.text import prompts, stop_strings, vocabularies
+from specdec_jax.text import prompts, vocabularies
 from specdec_jax.text.prompts import Batch, Text
 from specdec_jax.text.vocabularies import Messages, TextStream
 from specdec_jax.trace import recording
@@ -80,15 +80,20 @@ def load(
     ImportError: if a package that reads a model is not installed.
   """
   compilation_cache.enable()
+  words = None if vocabulary is None else os.fspath(vocabulary)
+  target = Model(
+    checkpoint=os.fspath(model), sizes=sizes, vocabulary=words, dtype=dtype
+  )
   draft = None
   if draft_model is not None:
-    draft = _model(draft_model, draft_dtype or dtype, vocabulary)
+    name, dtype = os.fspath(draft_model), draft_dtype or dtype
+    draft = Model(checkpoint=name, vocabulary=words, dtype=dtype)
   elif draft_dtype is not None:
     raise ValueError('draft_dtype is for a draft_model, which is not given')
-  chosen, rule = _choices(drafter, draft, verification, options)
+  drafter, rule = _choices(drafter, draft, verification, options)
   return decoder_lib.build(
-    _model(model, dtype, vocabulary, sizes),
-    drafter=chosen,
+    target,
+    drafter=drafter,
     rule=rule,
     sampling=Sampling(
       temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
@@ -96,48 +101,34 @@ def load(
   )
 
 
-def _model(
-  name: str | os.PathLike[str],
-  dtype: str,
-  vocabulary: str | os.PathLike[str] | None,
-  sizes: str | None = None,
-) -> Model:
-  return Model(
-    checkpoint=os.fspath(name),
-    sizes=sizes,
-    vocabulary=None if vocabulary is None else os.fspath(vocabulary),
-    dtype=dtype,
-  )
-
-
 def _choices(
   drafter: str | DrafterChoice | None,
   draft: Model | None,
   rule: str | Rule,
-  options: Mapping[str, Any],
+  options: Mapping[str, object],
 ) -> tuple[DrafterChoice, Rule]:
   """Makes the choices that are given by name, each of the options that it has;
   ValueError for an option that none of them has."""
+  known: list[str] = []
+
+  def made(kind: Callable[..., Choice], **own: object) -> Choice:
+    names = [name for name in field_names(kind) if name not in own]
+    known.extend(names)
+    return kind(**own, **{n: options[n] for n in names if n in options})
+
   drafter = drafter or models.usual_drafter(draft.checkpoint if draft else None)
-  own: dict[str, Any] = {'model': draft} if draft else {}
-  known = []
   if isinstance(drafter, str):
     kind = by_name('drafter', DRAFTERS, drafter)
     if has_model(kind) != (draft is not None):
       needed = 'takes no' if draft else 'needs a'
       raise ValueError(f'the drafter {drafter!r} {needed} draft_model')
-    names = [name for name in field_names(kind) if name != 'model']
-    known += names
-    drafter = kind(**{n: options[n] for n in names if n in options}, **own)
+    drafter = made(kind, **({'model': draft} if draft else {}))
   elif draft is not None:
     raise ValueError(
       'draft_model is for a drafter by name: this one has its own'
     )
   if isinstance(rule, str):
-    judge = by_name('verification', RULES, rule)
-    names = field_names(judge)
-    known += names
-    rule = judge(**{n: options[n] for n in names if n in options})
+    rule = made(by_name('verification', RULES, rule))
   for name in options:
     if name not in known:
       near = difflib.get_close_matches(name, known, n=1)
@@ -187,24 +178,24 @@ def generate(
   """
   if isinstance(texts, str):
     raise ValueError('texts is a string: give a list of them')
-  inputs = _prompts(texts, tools, chat=chat, system=system)
-  settings = DecodeSettings(
-    max_new_tokens=max_new_tokens, seed=seed, stop=stop, num_devices=num_devices
-  )
-  running.check_count('batch_size', batch_size)
+  inputs = _prompts(texts, tools, chat=chat)
   mesh.check_devices(num_devices)
-  if batch_size % num_devices:
-    raise ValueError(
-      f'a batch of {batch_size} rows does not divide over {num_devices} devices'
-    )
-  # No more rows than there are texts, but the same number for every device.
-  batch_size = min(batch_size, len(inputs) + -len(inputs) % num_devices)
+  settings = DecodeSettings(
+    max_new_tokens=max_new_tokens,
+    batch_size=batch_size,
+    chat=chat,
+    system=system,
+    seed=seed,
+    stop=stop,
+    num_devices=num_devices,
+  )
+  if not inputs:
+    return iter(())
+  settings = settings.for_rows(len(inputs))
   # Gamma is measured on whole decodes, which cannot stop at a string.
   if stop:
-    decoder = auto_gamma.settled(decoder, batch_size, num_devices)
-  batches = _batches(
-    decoder, inputs, settings, batch_size, chat=chat, system=system
-  )
+    decoder = auto_gamma.settled(decoder, settings)
+  batches = running.pack(decoder, inputs, settings)
   return _completions(decoder, batches, settings)
 
 
@@ -213,12 +204,9 @@ def _prompts(
   tools: Sequence[Mapping[str, Any]] | None,
   *,
   chat: bool,
-  system: str | None,
 ) -> list[Text]:
   """Checks texts and makes conversations of lists of messages, and of strings
   that tools go with; ValueError for what cannot be decoded."""
-  if system is not None and not chat:
-    raise ValueError('system is for chat, which is False')
   found: list[Text] = []
   for i, text in enumerate(texts, start=1):
     if isinstance(text, str):
@@ -238,35 +226,10 @@ def _prompts(
   return found
 
 
-def _batches(
-  decoder: Decoder,
-  texts: Sequence[Text],
-  settings: DecodeSettings,
-  batch_size: int,
-  *,
-  chat: bool,
-  system: str | None,
-) -> list[Batch]:
-  """Packs texts; ValueError if one is too long, or a stop string impossible."""
-  stop_strings.check_vocabulary(settings.stop, decoder.vocabulary)
-  if not texts:
-    return []
-  return running.pack(
-    decoder,
-    texts,
-    max_new_tokens=settings.max_new_tokens,
-    batch_size=batch_size,
-    is_chat=chat,
-    system=system,
-  )
-
-
 def _completions(
   decoder: Decoder, batches: Sequence[Batch], settings: DecodeSettings
 ) -> Iterator[Completion]:
   """Decodes batch after batch, each when its first row is asked for."""
-  if not batches:
-    return
   outputs: Iterable[DecodeOutput]
   if decoder.is_auto:
     outputs = auto_gamma.outputs(decoder, batches, settings)
@@ -314,10 +277,16 @@ def stream(
   Returns:
     What gives the pieces, and after the last of them `completion`.
   """
-  inputs = _prompts([text], tools, chat=chat, system=system)
-  settings = DecodeSettings(max_new_tokens=max_new_tokens, seed=seed, stop=stop)
-  decoder = auto_gamma.settled(decoder, 1)
-  [batch] = _batches(decoder, inputs, settings, 1, chat=chat, system=system)
+  inputs = _prompts([text], tools, chat=chat)
+  settings = DecodeSettings(
+    max_new_tokens=max_new_tokens,
+    chat=chat,
+    system=system,
+    seed=seed,
+    stop=stop,
+  )
+  decoder = auto_gamma.settled(decoder, settings)
+  [batch] = running.pack(decoder, inputs, settings)
   iterate = running.compile_iterations(decoder, batch, settings)
   return Stream(_pieces(decoder, batch, settings, iterate))
 

@@ -9,7 +9,7 @@ import jax
 
 from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.running import Call, DecodeSettings, at_once
+from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.base import Prompt
 from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeOutput
@@ -24,18 +24,19 @@ _NUM_WARM = 4
 _log = logging.getLogger('specdec_jax')
 
 
-def settled(decoder: Decoder, num_rows: int, num_devices: int = 1) -> Decoder:
+def settled(decoder: Decoder, settings: DecodeSettings) -> Decoder:
   """Returns a decoder whose gamma is a number: itself, or what was measured.
 
-  Raises ValueError if nothing was measured for batches of so many rows.
+  Raises ValueError if nothing was measured for batches of that size.
   """
   if not decoder.is_auto:
     return decoder
-  choice = decoder.gammas.get((num_rows, num_devices))
+  choice = decoder.gammas.get((settings.batch_size, settings.num_devices))
   if choice is None:
     raise ValueError(
       'gamma auto is measured where many texts are decoded whole, without '
-      f'stop, and nothing was yet for batches of {num_rows}: give a number'
+      f'stop, and nothing was yet for batches of {settings.batch_size}: give '
+      'a number'
     )
   return decoder.at(choice.gamma)
 
@@ -54,10 +55,7 @@ def outputs(
 
 
 def choose(
-  decoder: Decoder,
-  batches: Sequence[Batch],
-  settings: DecodeSettings,
-  call: Call = at_once,
+  decoder: Decoder, batches: Sequence[Batch], settings: DecodeSettings
 ) -> tuple[ChosenGamma, list[DecodeOutput]]:
   """Chooses the gamma for batches of one shape, which the decoder then keeps.
 
@@ -79,13 +77,13 @@ def choose(
     return choice, []
   # All are compiled and warm before the first is timed.
   decoders = {
-    gamma: compile_parts(decoder.at(gamma), batches[0], settings, call)
+    gamma: compile_parts(decoder.at(gamma), batches[0], settings)
     for gamma in gammas
   }
   visits: dict[int, list[Visit]] = {gamma: [] for gamma in gammas}
   found = []
   for gamma, batch in zip(turns, batches, strict=False):
-    output, visit = call(functools.partial(decoders[gamma], batch))
+    output, visit = settings.call(functools.partial(decoders[gamma], batch))
     visits[gamma].append(visit)
     found.append(output)
   choice = gamma_trials.choose(
@@ -97,13 +95,11 @@ def choose(
 
 
 def compile_parts(
-  decoder: Decoder, first: Batch, settings: DecodeSettings, call: Call = at_once
+  decoder: Decoder, first: Batch, settings: DecodeSettings
 ) -> Callable[[Batch], tuple[DecodeOutput, Visit]]:
   """Compiles prefill and loop for batches of the shape of `first`, and runs
   both for a few tokens, so that they are warm."""
-  params, [prefill, loop] = running.compiled(
-    decoder, first, settings, _parts, call
-  )
+  params, [prefill, loop] = running.compiled(decoder, first, settings, _parts)
   key = jax.random.key(settings.seed)
 
   def decode(prompt: Prompt) -> tuple[DecodeOutput, Visit]:
@@ -122,7 +118,7 @@ def compile_parts(
   few = dataclasses.replace(
     first.prompt, max_lengths=first.prompt.decoder_lengths + _NUM_WARM
   )
-  call(lambda: decode(few))
+  settings.call(lambda: decode(few))
   return lambda batch: decode(batch.prompt)
 
 

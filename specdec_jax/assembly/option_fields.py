@@ -19,7 +19,7 @@ def option(
   return dataclasses.field(default=default, metadata=metadata)
 
 
-def field_names(choice: type) -> list[str]:
+def field_names(choice: Any) -> list[str]:
   """Lists the parameters of a choice in Python, those without a flag too."""
   return [field.name for field in dataclasses.fields(choice)]
 

@@ -40,24 +40,43 @@ def at_once(function: Callable[[], Result], /) -> Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeSettings:
-  """What a decode needs to know beside its decoder; see `api.generate`. Raises
-  ValueError if a number is out of range, or a string is empty."""
+  """What a decode needs to know beside its decoder; see `api.generate`. `call`
+  calls whatever takes long. Raises ValueError if a number is out of range, a
+  string is empty, or two of them do not go together."""
 
   max_new_tokens: int
+  batch_size: int = 1
+  chat: bool = False
+  system: str | None = None
   seed: int = 0
   stop: Sequence[str] = ()
   num_devices: int = 1
+  call: Call = at_once
 
   def __post_init__(self):
     check_count('max_new_tokens', self.max_new_tokens)
+    check_count('batch_size', self.batch_size)
+    check_count('num_devices', self.num_devices)
     check_seed(self.seed)
+    if self.system is not None and not self.chat:
+      raise ValueError('system is for chat, which is not given')
+    if self.batch_size % self.num_devices:
+      raise ValueError(
+        f'a batch of {self.batch_size} rows does not divide over '
+        f'{self.num_devices} devices'
+      )
     if isinstance(self.stop, str):
       raise ValueError('stop is a string: give a list of them')
-    if '' in self.stop:
-      raise ValueError('a stop string is empty, which every text holds')
     for stop in self.stop:
-      if not isinstance(stop, str):
-        raise ValueError(f'a stop string is no string: {stop!r}')
+      if not isinstance(stop, str) or not stop:
+        raise ValueError(f'a stop string is empty, or none: {stop!r}')
+
+  def for_rows(self, num_rows: int) -> 'DecodeSettings':
+    """With no more rows in a batch than there are, as many per device."""
+    # Of 5 rows on 4 devices: a batch of 8 at most, 2 for each.
+    rows = num_rows + -num_rows % self.num_devices
+    size = min(self.batch_size, rows)
+    return dataclasses.replace(self, batch_size=size)
 
 
 def check_count(name: str, value: int) -> None:
@@ -75,38 +94,36 @@ def check_seed(seed: int) -> None:
 def pack(
   decoder: Decoder,
   texts: Sequence[Text],
-  *,
-  max_new_tokens: int,
-  batch_size: int,
-  is_chat: bool = False,
-  system: str | None = None,
+  settings: DecodeSettings,
   num_samples: int = 1,
 ) -> list[Batch]:
   """Packs texts in batches of one shape, each text in `num_samples` rows.
 
-  Raises ValueError if a prompt is too long for the context or has no tokens.
+  Raises ValueError if a prompt is too long for the context or has no tokens, or
+  no text of the vocabulary holds a stop string.
   """
+  stop_strings.check_vocabulary(settings.stop, decoder.vocabulary)
+  num_new, limit = settings.max_new_tokens, decoder.max_positions
   rows = prompts.encode(
     decoder.vocabulary,
     texts,
     config=decoder.config,
-    is_chat=is_chat,
-    system=system,
+    is_chat=settings.chat,
+    system=settings.system,
   )
-  # Of a prompt of 90 tokens and 40 new ones in a context of 128, lower to 38.
-  limit = decoder.max_positions
   for i, row in enumerate(rows, start=1):
     if len(row) >= limit:
       raise ValueError(
         f'prompt {i} has {len(row)} tokens, and the context is {limit}: '
         'shorten it'
       )
-    needed = prompts.num_positions(decoder.config, len(row), max_new_tokens)
+    # Of a prompt of 90 tokens and 40 new ones in a context of 128, lower to 38.
+    needed = prompts.num_positions(decoder.config, len(row), num_new)
     if needed > limit:
       raise ValueError(
-        f'prompt {i} has {len(row)} tokens and with {max_new_tokens} new ones '
+        f'prompt {i} has {len(row)} tokens and with {num_new} new ones '
         f'exceeds the context of {limit}: lower max_new_tokens to '
-        f'{max_new_tokens - (needed - limit)}'
+        f'{num_new - (needed - limit)}'
       )
   # Two samples of a and b are rows a, a, b, b.
   repeat = lambda items: [x for x in items for _ in range(num_samples)]
@@ -114,8 +131,8 @@ def pack(
     repeat(texts),
     repeat(rows),
     config=decoder.config,
-    batch_size=batch_size,
-    max_new_tokens=max_new_tokens,
+    batch_size=settings.batch_size,
+    max_new_tokens=num_new,
   )
 
 
@@ -155,7 +172,6 @@ def compiled(
   first: Batch,
   settings: DecodeSettings,
   parts: Callable[[Program], Sequence[Part]],
-  call: Call,
 ) -> tuple[Params, Sequence[jax.stages.Compiled]]:
   """Compiles parts of a program for batches of the shape of `first`, and places
   the weights on the devices that share them.
@@ -180,18 +196,10 @@ def compiled(
       max_len=max_len,
       places=sharding(num_devices, is_batch=True),
     )
-    decoder.programs[key] = call(
+    decoder.programs[key] = settings.call(
       lambda: [part.compile()[0] for part in parts(program)]
     )
   return params, decoder.programs[key]
-
-
-def _whole(program: Program) -> Sequence[Part]:
-  return [program.whole]
-
-
-def _stepwise(program: Program) -> Sequence[Part]:
-  return [program.prefill, program.step(recording.gather)]
 
 
 def compile_decode(
@@ -200,22 +208,30 @@ def compile_decode(
   settings: DecodeSettings,
   *,
   is_shown: bool = False,
-  call: Call = at_once,
 ) -> Decode:
   """Compiles the decoding of batches of the shape of `first`: as one program,
   or iteration by iteration, if each is shown or may complete a stop string."""
   if is_shown or settings.stop:
     # The host sees each iteration, which a loop in one program hides from it.
-    iterate = compile_iterations(decoder, first, settings, call)
+    iterate = compile_iterations(decoder, first, settings)
     return lambda batch, shows: _shown(iterate(batch), shows)
-  params, [generate] = compiled(decoder, first, settings, _whole, call)
+  params, [generate] = compiled(decoder, first, settings, _whole)
   key = jax.random.key(settings.seed)
 
   def decode(batch: Batch, shows: Sequence[Show]) -> DecodeOutput:
     prompt = place(batch.prompt, settings.num_devices, is_batch=True)
-    return call(lambda: jax.block_until_ready(generate(params, key, prompt)))
+    made = lambda: jax.block_until_ready(generate(params, key, prompt))
+    return settings.call(made)
 
   return decode
+
+
+def _whole(program: Program) -> Sequence[Part]:
+  return [program.whole]
+
+
+def _stepwise(program: Program) -> Sequence[Part]:
+  return [program.prefill, program.step(recording.gather)]
 
 
 def _shown(iterations: Iterations, shows: Sequence[Show]) -> DecodeOutput:
@@ -231,11 +247,11 @@ def _shown(iterations: Iterations, shows: Sequence[Show]) -> DecodeOutput:
 
 
 def compile_iterations(
-  decoder: Decoder, first: Batch, settings: DecodeSettings, call: Call = at_once
+  decoder: Decoder, first: Batch, settings: DecodeSettings
 ) -> Callable[[Batch], Iterations]:
   """Compiles prefill and one iteration, to a generator of the records of each
   iteration that returns the output."""
-  params, [prefill, step] = compiled(decoder, first, settings, _stepwise, call)
+  params, [prefill, step] = compiled(decoder, first, settings, _stepwise)
   key = jax.random.key(settings.seed)
 
   def iterate(batch: Batch) -> Iterations:

@@ -3,24 +3,31 @@
 import dataclasses
 
 from specdec_jax import logits
+from specdec_jax.assembly.option_fields import option
 from specdec_jax.base import LogitsToProbsFn
+from specdec_jax.launch.numbers import fraction, number, positive_int, share
+
+temperature = number(
+  float,
+  lambda x: x == 0 or logits.MIN_TEMPERATURE <= x < float('inf'),
+  f'0, which is greedy, or a number of at least {logits.MIN_TEMPERATURE:g}',
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
-  """How tokens are drawn (`logits.standardize`).
+  """How tokens are drawn; see `logits.standardize`."""
 
-  Attributes:
-    temperature: 0 is greedy.
-    top_k: keeps the k likeliest tokens.
-    top_p: keeps the likeliest with this much mass.
-    min_p: keeps tokens with at least this share of the likeliest's probability.
-  """
-
-  temperature: float = 0.0
-  top_k: int | None = None
-  top_p: float | None = None
-  min_p: float | None = None
+  temperature: float = option(0.0, '0 is greedy', type=temperature)
+  top_k: int | None = option(None, 'keep the k likeliest', type=positive_int)
+  top_p: float | None = option(
+    None, 'keep the likeliest with this much mass', type=fraction
+  )
+  min_p: float | None = option(
+    None,
+    "keep those with at least this share of the likeliest's probability",
+    type=share,
+  )
 
   def __post_init__(self):
     # gin's macros are often texts by mistake, and '0.5' < 1 a TypeError.

@@ -2,7 +2,8 @@
 
 import argparse
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from specdec_jax.assembly import decoder, models, running
 from specdec_jax.assembly.decoder import Decoder
@@ -10,8 +11,9 @@ from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.drafters.choice import has_model, has_schedule
 from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.models import Model
-from specdec_jax.assembly.option_fields import chosen
+from specdec_jax.assembly.option_fields import chosen, field_names
 from specdec_jax.assembly.rules import RULES, Rule
+from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Tree
 from specdec_jax.cli import options, outputs
@@ -21,6 +23,7 @@ from specdec_jax.sharding import mesh
 from specdec_jax.text import prompts
 from specdec_jax.text.prompts import Batch
 
+Made = TypeVar('Made')
 # Drafters whose gamma is that of `--gamma` if nothing is said; the others know
 # their own.
 _GAMMA_OF_ALL = ('prompt_lookup', 'ngram', 'uniform', 'model')
@@ -49,23 +52,18 @@ class Choices:
 def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
   """Makes the choices; ValueError if flags contradict each other, or gamma is
   'auto' and that is not to be measured."""
-  if args.system is not None and not args.chat:
-    raise ValueError('--system is for --chat, which is not given')
-  if args.batch_size % args.num_devices:
-    raise ValueError(
-      f'a batch of {args.batch_size} rows does not divide over '
-      f'{args.num_devices} devices'
-    )
+  settings(args)  # It says what does not go together.
+  revision = '' if args.revision is None else f'@{args.revision}'
   found = Choices(
-    model=_model(args),
+    model=Model(
+      checkpoint=f'{args.model}{revision}',
+      sizes=args.config,
+      vocabulary=args.vocabulary,
+      dtype=args.dtype,
+    ),
     drafter=_drafter(args),
     rule=chosen('verification', RULES, args.verification, vars(args)),
-    sampling=Sampling(
-      temperature=args.temperature,
-      top_k=args.top_k,
-      top_p=args.top_p,
-      min_p=args.min_p,
-    ),
+    sampling=named(Sampling, args),
   )
   length = found.drafter.length
   if isinstance(length, Auto) and not may_be_auto:
@@ -80,16 +78,10 @@ def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
   return found
 
 
-def _model(args: argparse.Namespace) -> Model:
-  name = args.model
-  if args.revision is not None:
-    name = f'{name}@{args.revision}'
-  return Model(
-    checkpoint=name,
-    sizes=args.config,
-    vocabulary=args.vocabulary,
-    dtype=args.dtype,
-  )
+def named(kind: Callable[..., Made], args: argparse.Namespace, **own) -> Made:
+  """Makes a dataclass of the flags with the names of its fields."""
+  names = [name for name in field_names(kind) if name not in own]
+  return kind(**{n: v for n, v in vars(args).items() if n in names}, **own)
 
 
 def drafter_name(args: argparse.Namespace) -> str:
@@ -97,11 +89,6 @@ def drafter_name(args: argparse.Namespace) -> str:
   return args.drafter or models.usual_drafter(
     args.draft_model, args.draft_config
   )
-
-
-def lenience(args: argparse.Namespace) -> float:
-  """Returns `--lenience`, or 1, with which nothing is relaxed."""
-  return 1.0 if args.lenience is None else args.lenience
 
 
 def _drafter(args: argparse.Namespace) -> DrafterChoice:
@@ -159,14 +146,10 @@ def _adaptive(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
   return {'schedule': limits[name](), 'min_prob': min_prob}
 
 
-def settings(args: argparse.Namespace) -> running.DecodeSettings:
+def settings(args: argparse.Namespace) -> DecodeSettings:
   """Makes the settings of a decode."""
-  return running.DecodeSettings(
-    max_new_tokens=args.max_new_tokens,
-    seed=args.seed,
-    num_devices=args.num_devices,
-    stop=getattr(args, 'stop', None) or (),
-  )
+  stop = getattr(args, 'stop', None) or ()
+  return named(DecodeSettings, args, stop=stop, call=progress.interruptible)
 
 
 def prepared(
@@ -175,7 +158,7 @@ def prepared(
   *,
   trace: str | None = None,
   num_samples: int | None = None,
-) -> tuple[Decoder, list[Batch]]:
+) -> tuple[Decoder, list[Batch], DecodeSettings]:
   """Reads the models and the prompts, and packs these in batches.
 
   With `num_samples`, rows per prompt, a batch has no more rows than there are;
@@ -190,21 +173,11 @@ def prepared(
     {'--prompts': args.prompts, '--ngram_text': args.ngram_text},
   )
   # Whatever can be refused cheaply is refused before a model is read.
-  texts = prompts.read(args.prompt, args.prompts)
+  texts, how = prompts.read(args.prompt, args.prompts), settings(args)
   compilation_cache.enable()
   mesh.check_devices(args.num_devices)
   made = chosen.build()
-  batch_size = args.batch_size
   if num_samples is not None:
     # No devices full of rows that are nobody's.
-    num_rows = len(texts) * num_samples
-    batch_size = min(batch_size, num_rows + -num_rows % args.num_devices)
-  return made, running.pack(
-    made,
-    texts,
-    max_new_tokens=args.max_new_tokens,
-    batch_size=batch_size,
-    is_chat=args.chat,
-    system=args.system,
-    num_samples=num_samples or 1,
-  )
+    how = how.for_rows(len(texts) * num_samples)
+  return made, running.pack(made, texts, how, num_samples or 1), how

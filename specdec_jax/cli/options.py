@@ -5,11 +5,11 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
-from specdec_jax import logits
 from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.assembly.rules import RULES
-from specdec_jax.launch.numbers import cost, fraction, number, positive_int
+from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.launch.numbers import cost, number, positive_int, share
 from specdec_jax.models.presets import DTYPES
 
 Group = argparse._ArgumentGroup
@@ -61,12 +61,6 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 seed = number(int, lambda n: 0 <= n < 2**32, 'an integer from 0 to 2**32 - 1')
-temperature = number(
-  float,
-  lambda x: x == 0 or logits.MIN_TEMPERATURE <= x < float('inf'),
-  f'0, which is greedy, or a number of at least {logits.MIN_TEMPERATURE:g}',
-)
-share = number(float, lambda x: 0 <= x <= 1, 'a number in [0, 1]')
 
 
 def add_timing(parser: argparse.ArgumentParser) -> Group:
@@ -195,16 +189,10 @@ def _add_adaptive(add: Callable) -> None:
 def add_sampling(parser: argparse.ArgumentParser) -> Group:
   """Adds how tokens are sampled; returns the group."""
   group = parser.add_argument_group('sampling')
-  add = group.add_argument
-  add('--temperature', type=temperature, default=0.0, help='0 is greedy')
-  add('--top_k', type=positive_int, help='keep the k likeliest')
-  add('--top_p', type=fraction, help='keep the likeliest with this much mass')
-  add(
-    '--min_p',
-    type=share,
-    help="keep those with at least this share of the likeliest's probability",
-  )
-  add('--seed', type=seed, default=0, help='of all draws')
+  for name, field in options_of(Sampling).items():
+    kind, text = field.metadata['type'], field.metadata['help']
+    group.add_argument(f'--{name}', type=kind, default=field.default, help=text)
+  group.add_argument('--seed', type=seed, default=0, help='of all draws')
   return group
 
 

@@ -5,12 +5,11 @@ import contextlib
 import json
 import math
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Literal, TextIO
 
 from specdec_jax.files import replacing
 from specdec_jax.files.one_writer import one_writer
@@ -91,7 +90,9 @@ def json_lines(path: str | None) -> Iterator[Callable[[dict], None]]:
   with opened(path) as file:
     # What a terminal's encoding lacks, JSON can still say.
     is_ascii = not (file.encoding or '').lower().startswith('utf')
-    yield lambda record: _write(file, record, ensure_ascii=is_ascii)
+    yield lambda record: _write(
+      file, json.dumps(record, allow_nan=False, ensure_ascii=is_ascii)
+    )
 
 
 def report(args: argparse.Namespace, figures: object, *shown: object) -> int:
@@ -107,23 +108,21 @@ def report(args: argparse.Namespace, figures: object, *shown: object) -> int:
 
 def table(
   columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = ''
-) -> Any:
+) -> object:
   """Makes a `rich` table of figures; with a title, its first column has names.
   Titles of columns break between words, figures nowhere."""
   from rich.table import Table
 
-  cells = [*map(tuple, rows)]
-  # A column is as wide as its longest word or figure.
-  widths = [
-    max(map(len, (*column.split(), *(row[i] for row in cells))), default=0)
-    for i, column in enumerate(columns)
-  ]
-  whole = sum(map(max, widths, map(len, columns))) + 3 * len(columns)
-  is_wide = whole >= shutil.get_terminal_size().columns
-  made = Table(title=title or None, padding=(0, 0 if is_wide else 1))
-  for i, (column, width) in enumerate(zip(columns, widths, strict=True)):
-    justify: Any = 'left' if title and not i else 'right'
-    made.add_column(column, justify=justify, min_width=width)
+  made, cells = Table(title=title or None), [*map(tuple, rows)]
+  for i, column in enumerate(columns):
+    # A column is as wide as its longest word or figure.
+    justify: Literal['left', 'right'] = 'left' if title and not i else 'right'
+    words = (*column.split(), *(row[i] for row in cells))
+    made.add_column(
+      column,
+      justify=justify,
+      min_width=max(map(len, words), default=0),
+    )
   for row in cells:
     made.add_row(*row)
   return made
@@ -132,11 +131,11 @@ def table(
 def write_json(path: str, value: object) -> None:
   """Writes one value, indented."""
   with opened(path) as file:
-    _write(file, value, indent=2)
+    _write(file, json.dumps(value, allow_nan=False, indent=2))
 
 
-def _write(file: TextIO, value: object, **form: Any) -> None:
-  file.write(json.dumps(value, allow_nan=False, **form) + '\n')
+def _write(file: TextIO, text: str) -> None:
+  file.write(text + '\n')
   file.flush()
 
 

@@ -1,11 +1,12 @@
 """What `specdec plan` shows."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from specdec_jax.cli import outputs
+from specdec_jax.measure.benchmark import Figures
 from specdec_jax.theory.costs import Costs
 from specdec_jax.theory.planner import Forecast, GammaPlan, Prediction
 from specdec_jax.theory.tree_planner import TreePlan
@@ -13,33 +14,43 @@ from specdec_jax.theory.tree_planner import TreePlan
 _FIGURES = ('tokens per target run', 'speedup', 'operations')
 
 
+# An acceptance rate, or a profile of them by position.
+Alpha = float | Sequence[float]
+
+
+class Planned(NamedTuple):
+  """A rate, the best chain for it, and the best tree, if any is drafted."""
+
+  alpha: Alpha
+  plan: GammaPlan
+  tree: TreePlan | None
+
+
 def tables(
-  found: dict[str, Any],
-  costs: Costs,
-  alphas: list[Any],
-  plans: list[GammaPlan],
-  trees_of: list[TreePlan | None],
-) -> list[Any]:
-  """Tables and sentences, of what is written as JSON and of its parts: plans,
-  and the best trees, by alpha."""
+  found: Figures, costs: Costs, planned: Sequence[Planned]
+) -> list[object]:
+  """Makes tables and sentences of what is written as JSON, and of its parts."""
   names = ', '.join(found[x] for x in ('model', 'drafter', 'dtype', 'device'))
-  shown = [f'{names}, batch {found["batch_size"]} ({found["source"]})']
+  shown: list[object] = [
+    f'{names}, batch {found["batch_size"]} ({found["source"]})'
+  ]
   if 'programs' in found:
     shown += [*_compiled(found), *found['notes']]
   shown.append(
     f'c {found["c"]:.4f}, T({costs.widths[-1]}) / T(1) '
     f'{costs.verify_cost_ratio(costs.max_gamma):.3f}'
   )
-  if len(plans) == 1:
-    shown += [_choices(plans[0], trees_of[0]), *plans[0].sentences]
-    shown += [tree.sentence for tree in trees_of if tree]
+  if len(planned) == 1:
+    [(_, plan, tree)] = planned
+    shown += [_choices(plan, tree), *plan.sentences]
+    if tree:
+      shown.append(tree.sentence)
     if (bound := found['oracle_speedups'][0]) is not None:
       shown.append(
         f'No schedule that varies gamma gains more than {bound:.2f} times: '
         'that is an oracle, which drafts just what is accepted.'
       )
     return shown
-  rates = list(zip(alphas, plans, strict=True))
   rows = [
     (
       f'{alpha:.2f}',
@@ -47,35 +58,29 @@ def tables(
       *_figures(plan.best),
       *((_shape(tree), f'{tree.choice.speedup:.2f}') if tree else ('-', '-')),
     )
-    for (alpha, plan), tree in zip(rates, trees_of, strict=True)
+    for alpha, plan, tree in planned
   ]
   columns = ('alpha', 'gamma', *_FIGURES, 'best tree', 'its speedup')
   shown.append(outputs.table(columns, rows))
   # What is to be said for the greatest of the rates that lose.
-  for alpha, plan in [each for each in rates if not each[1].best.gamma][-1:]:
+  losing = [each for each in planned if not each.plan.best.gamma]
+  for alpha, plan, _ in losing[-1:]:
     shown += [f'At alpha {alpha:.2f}: {text}' for text in plan.sentences]
-  return shown + _on_trees(alphas, trees_of)
-
-
-def _on_trees(
-  alphas: Sequence[float], trees_of: Sequence[TreePlan | None]
-) -> list[str]:
-  """Says where trees beat chains."""
-  pairs = zip(alphas, trees_of, strict=True)
-  found = [(alpha, tree) for alpha, tree in pairs if tree]
-  faster = [f'{alpha:.2f}' for alpha, tree in found if tree.is_faster]
-  if faster:
-    return [
-      f'A tree is faster than the best chain at alpha {", ".join(faster)}.'
-    ]
-  return [
-    f'At alpha {alpha:.2f}: {tree.sentence}' for alpha, tree in found[-1:]
-  ]
+  found_trees = [(alpha, tree) for alpha, _, tree in planned if tree]
+  if faster := [
+    f'{alpha:.2f}' for alpha, tree in found_trees if tree.is_faster
+  ]:
+    faster_at = ', '.join(faster)
+    shown.append(f'A tree is faster than the best chain at alpha {faster_at}.')
+  elif found_trees:
+    alpha, tree = found_trees[-1]
+    shown.append(f'At alpha {alpha:.2f}: {tree.sentence}')
+  return shown
 
 
 def fleet(
-  num_tokens: float, alphas: Sequence[Any], found: Sequence[Prediction]
-) -> Any:
+  num_tokens: float, alphas: Sequence[Alpha], found: Sequence[Prediction]
+) -> object:
   """Makes the table of chip-hours, of plain decoding and of each alpha."""
   columns = ('alpha', 'gamma', 'tokens/s per chip', 'chip-hours', 'per million')
   names = ['plain', *(f'{np.ravel(alpha)[0]:.2f}' for alpha in alphas)]
@@ -93,7 +98,7 @@ def fleet(
   return outputs.table(columns, rows, title=title)
 
 
-def _compiled(found: dict[str, Any]) -> tuple[Any, str]:
+def _compiled(found: Figures) -> tuple[object, str]:
   columns = (
     *('', 'ms', 'bytes', 'flops', 'collectives'),
     *("compiler's ms", 'compiled in s'),
@@ -121,7 +126,7 @@ def _shape(tree: TreePlan) -> str:
   return f'{tree.choice.gamma} nodes, {tree.depth} deep'
 
 
-def _choices(plan: GammaPlan, tree: TreePlan | None) -> Any:
+def _choices(plan: GammaPlan, tree: TreePlan | None) -> object:
   rows = [
     (
       str(choice.gamma) + (' *' if choice is plan.best else ''),

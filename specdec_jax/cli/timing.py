@@ -4,7 +4,6 @@ decoding in several dtypes beside it."""
 import dataclasses
 import functools
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import jax
 
@@ -17,6 +16,7 @@ from specdec_jax.base import Params, Prompt
 from specdec_jax.launch import progress
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure import stopwatch
+from specdec_jax.measure.benchmark import Figures
 from specdec_jax.measure.sides import Side
 from specdec_jax.text.prompts import Batch
 
@@ -51,7 +51,12 @@ class Placed:
     for dtype in sorted({*dtypes, own}):
       target, params = decoder.target, self.params
       if dtype != own:
-        other = plain(decoder, dtype)
+        other = decoder_lib.build(
+          dataclasses.replace(decoder.model, dtype=dtype),
+          drafter=NoDrafter(),
+          sampling=decoder.sampling,
+          waiting=progress.waiting,
+        )
         target = other.target
         params = running.place(other.params, self.num_devices, is_batch=False)
       sides[dtype] = sides_lib.plain_side(
@@ -62,16 +67,6 @@ class Placed:
         max_len=self.max_len,
       )
     return sides
-
-
-def plain(decoder: Decoder, dtype: str) -> Decoder:
-  """Loads the target in another dtype, to be decoded plainly."""
-  return decoder_lib.build(
-    dataclasses.replace(decoder.model, dtype=dtype),
-    drafter=NoDrafter(),
-    sampling=decoder.sampling,
-    waiting=progress.waiting,
-  )
 
 
 def place(
@@ -89,7 +84,7 @@ def place(
   )
 
 
-def configuration(flags: dict[str, Any], decoder: Decoder) -> dict[str, Any]:
+def configuration(flags: Figures, decoder: Decoder) -> Figures:
   """Returns the settings of a run, for its report; `flags` by their names."""
   names = (
     *('verification', 'temperature', 'top_k', 'top_p', 'min_p', 'seed'),
@@ -105,7 +100,7 @@ def configuration(flags: dict[str, Any], decoder: Decoder) -> dict[str, Any]:
     'gamma': decoder.drafter.gamma,
     'tree': decoder.drafter.tree and decoder.drafter.tree.parents,
     'min_prob': min_prob if flags['adaptive'] else None,
-    'lenience': 1.0 if flags['lenience'] is None else flags['lenience'],
+    'lenience': flags['lenience'] or 1.0,
     **{name: of_rule.get(name) for name in ('beta', 'tau')},
     'device': stopwatch.device_name(),
     'jax_version': jax.__version__,

@@ -3,6 +3,7 @@ same in all processes, and decoded."""
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,14 +11,17 @@ from typing import Any
 
 import jax
 
+from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.base import Params
-from specdec_jax.infer import decode_many, decoding, examples, strategies
+from specdec_jax.infer import decode_many, examples, strategies
 from specdec_jax.infer.decode_many import Timed, Utilisation
 from specdec_jax.infer.decoding import Job
 from specdec_jax.infer.examples import Row
+from specdec_jax.infer.records import Record
 from specdec_jax.infer.strategies import Decode
 from specdec_jax.launch import agreement, progress
 from specdec_jax.measure import metrics
+from specdec_jax.sharding import mesh as mesh_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,9 +58,18 @@ class Loaded:
 
 
 def load(job: Job) -> Loaded:
-  """Reads the weights; what is compiled follows from the chunks."""
+  """Reads the weights of both sides onto the mesh; what is compiled follows
+  from the chunks. ValueError if they do not divide over it, or are of another
+  shape."""
+  target, mesh = job.decoder.params.target, job.mesh
+  mesh_lib.check_divides(mesh, target, batch_size=job.decoding.batch_size)
   with progress.waiting(f'loading {job.decoder.model.checkpoint}'):
-    return Loaded(job=job, params=decoding.load(job), programs={})
+    decoder = decoder_lib.load(
+      job.decoder,
+      target_shardings=functools.partial(mesh_lib.parameter_shardings, mesh),
+      drafter_shardings=functools.partial(mesh_lib.drafter_shardings, mesh),
+    )
+  return Loaded(job=job, params=decoder.params, programs={})
 
 
 def compile_for(loaded: Loaded, gammas: Sequence[int | None]) -> None:
@@ -75,7 +88,7 @@ def compile_for(loaded: Loaded, gammas: Sequence[int | None]) -> None:
 class Decoded:
   """The lines of a chunk, in order, and the time of each of its parts."""
 
-  lines: list[dict[str, Any]]
+  lines: list[Record]
   parts: list[Timed]
 
   @property

@@ -183,7 +183,7 @@ def _row_of(output: Any, row: int) -> Any:
   return jax.tree.map(lambda leaf: leaf[row : row + 1], output)
 
 
-def _put(group: list[Any], rows: list[Any]) -> np.ndarray:
+def _put(group: Sequence[_Example], rows: list[_Example | None]) -> np.ndarray:
   """Puts a group into free rows; int32 `[B]`, which of it each row takes, -1
   for none."""
   # Rows [A, None, C, None] and a group [E, F]: sources [-1, 0, -1, 1]. Of a

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from jax.sharding import Mesh
 
@@ -13,7 +12,7 @@ from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling
-from specdec_jax.base import Params, VerifyFn
+from specdec_jax.base import VerifyFn
 from specdec_jax.infer.examples import Layout
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
@@ -258,16 +257,3 @@ def outline(
     mode=mode,
     mesh=mesh,
   )
-
-
-def load(job: Job) -> Params:
-  """Reads the weights of both sides onto the mesh. Raises ValueError if they do
-  not divide over it, or are of another shape."""
-  mesh_lib.check_divides(
-    job.mesh, job.decoder.params.target, batch_size=job.decoding.batch_size
-  )
-  return decoder_lib.load(
-    job.decoder,
-    target_shardings=partial(mesh_lib.parameter_shardings, job.mesh),
-    drafter_shardings=partial(mesh_lib.drafter_shardings, job.mesh),
-  ).params

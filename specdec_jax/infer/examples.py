@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -190,7 +189,7 @@ def digest(rows: Iterable[Row]) -> str:
   see `marks.add_digests`."""
 
   def one(row: Row) -> str:
-    read: tuple[Any, ...] = (row.index, row.ids, row.example.fields())
+    read: tuple[object, ...] = (row.index, row.ids, row.example.fields())
     read += (row.targets,) if row.targets else ()
     return hashlib.sha256(repr(read).encode()).hexdigest()
 

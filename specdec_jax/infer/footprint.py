@@ -4,14 +4,13 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
 from specdec_jax.infer import strategies
 from specdec_jax.infer.decoding import Job
-from specdec_jax.launch import failures
+from specdec_jax.launch import failures, processes, progress
 from specdec_jax.models import families
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text import prompts
@@ -29,18 +28,10 @@ class Size:
     return Size(**{k: v + getattr(other, k) for k, v in vars(self).items()})
 
 
-class Footprint(NamedTuple):
-  """Sizes of a decode: of the parameters, a drafter's without what it shares,
-  and of `state`, caches mostly."""
-
-  target: Size
-  drafter: Size
-  state: Size
-
-
-def of(job: Job) -> Footprint:
-  """Returns the sizes of a decode; nothing is computed and no weight is read.
-  Raises ValueError if the model or the batch does not divide over the mesh."""
+def of(job: Job) -> dict[str, Size]:
+  """Returns the sizes of a decode by what they are of, from shapes alone: a
+  drafter's parameters without those that it shares. Raises ValueError if the
+  model or the batch does not divide over the mesh."""
   mesh, batch_size = job.mesh, job.decoding.batch_size
   shapes = job.decoder.params
   mesh_lib.check_divides(mesh, shapes.target, batch_size=batch_size)
@@ -59,15 +50,14 @@ def of(job: Job) -> Footprint:
   config = job.decoder.drafting.config
   own = () if config is None else families.param_shapes(config)
   of_params = mesh_lib.parameter_shardings
-  return Footprint(
-    target=_size(shapes.target, of_params(mesh, shapes.target)),
-    drafter=_size(own, mesh_lib.drafter_shardings(mesh, own)),
-    state=_size(state, mesh_lib.state_shardings(mesh, state)),
-  )
+  return {
+    'target parameters': _size(shapes.target, of_params(mesh, shapes.target)),
+    'drafter parameters': _size(own, mesh_lib.drafter_shardings(mesh, own)),
+    'caches and state': _size(state, mesh_lib.state_shardings(mesh, state)),
+  }
 
 
-def _size(tree: Any, shardings: Any) -> Size:
-  """Adds up a tree of shapes."""
+def _size(tree: object, shardings: object) -> Size:
   # An array that is split over 4 of 8 chips takes a quarter of itself on each.
   pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
   sizes = [
@@ -88,30 +78,28 @@ def _chip_bytes(mesh: Mesh) -> int | None:
   return (stats or {}).get('bytes_limit')
 
 
-def table(job: Job) -> Any:
-  """Returns the sizes as a `rich` table."""
-  from rich.table import Table
+def show(job: Job) -> int:
+  """Prints the sizes as a table, once for all processes; 0."""
+  from rich.table import Column, Table
 
   # Before anything is printed: this says what does not divide over the mesh.
   found, mesh = of(job), job.mesh
   axes = ' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
   kind = mesh.devices.flat[0].device_kind
+  names = ('values', 'bytes', 'bytes per chip')
   result = Table(
-    title=f'{mesh.size} x {kind}, {axes}, batch {job.decoding.batch_size}'
+    '',
+    *(Column(name, justify='right') for name in names),
+    title=f'{mesh.size} x {kind}, {axes}, batch {job.decoding.batch_size}',
   )
-  for name in ('', 'values', 'bytes', 'bytes per chip'):
-    result.add_column(name, justify='right' if name else 'left')
-  rows = {
-    'target parameters': found.target,
-    'drafter parameters': found.drafter,
-    'caches and state': found.state,
-    'together': sum(found, Size()),
-  }
-  for label, size in rows.items():
+  together = sum(found.values(), Size())
+  for label, size in (found | {'together': together}).items():
     result.add_row(label, *(f'{value:,}' for value in vars(size).values()))
   if limit := _chip_bytes(mesh):
     result.add_row('memory of a chip', '', '', f'{limit:,}')
-  return result
+  if processes.is_first():
+    progress.console().print(result)
+  return 0
 
 
 @contextlib.contextmanager
@@ -123,7 +111,7 @@ def running_out_explained(job: Job) -> Iterator[None]:
   except Exception as error:
     if not failures.is_out_of_memory(error):
       raise
-    target, drafter, state = (size.bytes_per_chip for size in of(job))
+    target, drafter, state = (x.bytes_per_chip for x in of(job).values())
     limit = _chip_bytes(job.mesh)
     has = f' of {limit:,}' if limit else ''
     raise ValueError(

@@ -40,6 +40,11 @@ class Gammas:
       return self.turns
     return (None if self.choice is None else self.choice.gamma,)
 
+  @property
+  def sentence(self) -> str:
+    """What there is to say of a choice; empty before it is made."""
+    return self.choice.sentence if self.choice else ''
+
   def settle(self, choice: ChosenGamma | None) -> 'Gammas':
     """With what the first chunk shows, which only the first process has: others
     learn its gamma."""

@@ -36,7 +36,7 @@ from specdec_jax.infer.examples import Row
 from specdec_jax.infer.gammas import Gammas
 from specdec_jax.infer.marks import Counts, Mark
 from specdec_jax.infer.output import Shard
-from specdec_jax.launch import agreement, processes, progress
+from specdec_jax.launch import agreement, processes
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text.tasks import Task
 
@@ -65,8 +65,7 @@ def infer(
 
   Args:
     output_dir: where results go; see `infer.output`.
-    task_feature_lengths: most tokens of `inputs`, which are trimmed, and of
-      `targets`, which are new.
+    task_feature_lengths: most tokens of `inputs`, and of new ones, `targets`.
     find_task: gives the task; see `text.tasks.find`.
     mode: of `decoding.MODES`; see `infer.records`.
     checkpoint_period: batches of a chunk, which a restart does not repeat.
@@ -85,7 +84,7 @@ def infer(
       decoding_lib.outline, model, decoding, task_feature_lengths, mode, mesh
     )
     if dry_run:
-      return _print_footprint(outline(is_dry_run=True))
+      return footprint.show(outline(is_dry_run=True))
     # The task is quickly found; vocabularies may have to be downloaded.
     folders = {'data_dir': tfds_data_dir} if tfds_data_dir else {}
     task = find_task(lengths=dict(task_feature_lengths), **folders)
@@ -100,16 +99,7 @@ def infer(
       settings={**settings(), **job.decoder.digests()},
       operative_config=operative_config,
     )
-    # Digests of the weights are among them: each host may have its own copy.
-    agreement.check_everywhere(run.settings)
     return _decode_shard(run)
-
-
-def _print_footprint(job: Job) -> int:
-  table = footprint.table(job)
-  if processes.is_first():
-    progress.console().print(table)
-  return 0
 
 
 def _check_arguments(
@@ -157,6 +147,8 @@ class _Run:
 
 def _decode_shard(run: _Run) -> int:
   """Decodes a shard as its only writer, unless it is complete already."""
+  # Digests of the weights are among them: each host may have its own copy.
+  agreement.check_everywhere(run.settings)
   # The first process holds the lock; the others wait for what it finds.
   with contextlib.ExitStack() as stack:
     stack.enter_context(footprint.running_out_explained(run.job))
@@ -170,11 +162,11 @@ def _decode_shard(run: _Run) -> int:
 
 def _is_complete(run: _Run) -> bool:
   """Opens the shard; whether it is complete, and of the same examples."""
-  mark = output.begin(run.shard, run.settings)
-  if mark is not None:
-    path, digest = run.shard.path, examples.digest(run.rows())
-    output.check_examples(path, mark, digest, place=path)
-  return mark is not None
+  if (mark := output.begin(run.shard, run.settings)) is None:
+    return False
+  path, digest = run.shard.path, examples.digest(run.rows())
+  output.check_examples(path, mark, digest, place=path)
+  return True
 
 
 def _decode_chunks(run: _Run) -> int:
@@ -183,11 +175,10 @@ def _decode_chunks(run: _Run) -> int:
   All processes read and decode every chunk together. The first alone looks for
   it, writes it and counts, and tells the others what they have to know.
   """
-  job, loaded, num_chunks = run.job, None, 0
-  total = Counts()
+  job, loaded, num_chunks, total = run.job, None, 0, Counts()
   timed: list[Timed] = []
   rows, gammas = gammas_lib.begin(job, run.rows())
-  _say_choice(gammas)
+  _say(gammas.sentence)
   with _metric_writer(run.metrics_dir) as write_metrics:
     for chunk in chunks.read(rows, run.chunk_sizes(gammas)):
       num_chunks += 1
@@ -210,7 +201,7 @@ def _decode_chunks(run: _Run) -> int:
         write_metrics(total.examples + len(chunk.rows), timed[-1].figures())
       if gammas.is_trial:
         gammas = gammas.settle(mark.gamma if mark else None)
-        _say_choice(gammas)
+        _say(gammas.sentence)
       if mark:  # Of the first process alone.
         total += mark.counts
   if processes.is_first():
@@ -316,12 +307,7 @@ def _report(total: Counts, timed: Sequence[Timed], job: Job) -> None:
     )
 
 
-def _say_choice(gammas: Gammas) -> None:
-  if gammas.choice is not None:
-    _say(gammas.choice.sentence)
-
-
 def _say(line: str) -> None:
   """Prints a line on standard error, once for all processes."""
-  if processes.is_first():
+  if line and processes.is_first():
     print(f'specdec: {line}', file=sys.stderr, flush=True)

@@ -7,7 +7,6 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from specdec_jax.files import replacing
 from specdec_jax.theory.gamma_trials import ChosenGamma
@@ -63,7 +62,7 @@ class Mark:
   @classmethod
   def from_json(cls, text: str) -> 'Mark':
     """Reads it; ValueError, TypeError or KeyError if it is something else."""
-    record: dict[str, Any] = dict(json.loads(text))
+    record = dict(json.loads(text))
     # These two decide whether a chunk is done: anything else is no mark.
     int(record['examples_digest'], 16)
     int(record['examples'])

@@ -13,7 +13,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from specdec_jax.files import replacing
 from specdec_jax.files.one_writer import one_writer
@@ -173,7 +172,7 @@ def chunk_mark(shard: Shard, index: int, examples_digest: str) -> Mark | None:
 def write_chunk(
   shard: Shard,
   index: int,
-  records: Iterable[Mapping[str, Any]],
+  records: Iterable[Mapping[str, object]],
   mark: Mark,
   settings: Mapping[str, str],
 ) -> Mark:

@@ -7,15 +7,15 @@ in percent, with T5's settings
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from specdec_jax.files.require import require
 
+Figures = dict[str, float]
 _ROUGE = ('rouge1', 'rouge2', 'rougeLsum')
 
 
-def bleu(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, Any]:
+def bleu(targets: Sequence[str], predictions: Sequence[str]) -> Figures:
   """Corpus BLEU by sacrebleu, with international tokenisation: `bleu`.
 
   Raises:
@@ -34,7 +34,7 @@ def bleu(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, Any]:
   return {'bleu': float(score.score)}
 
 
-def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, Any]:
+def rouge(targets: Sequence[str], predictions: Sequence[str]) -> Figures:
   """ROUGE-1, -2 and -Lsum by rouge-score: F1, with stems.
 
   T5 reports the median of bootstrap samples of the mean, which is random; this
@@ -56,16 +56,15 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, Any]:
   return {name: 100 * total / len(targets) for name, total in totals.items()}
 
 
-def exact_match(
-  targets: Sequence[str], predictions: Sequence[str]
-) -> dict[str, Any]:
+def exact_match(targets: Sequence[str], predictions: Sequence[str]) -> Figures:
   """How many predictions are their targets, in percent; raises as `bleu`."""
   _check(targets, predictions)
   hits = sum(a == b for a, b in zip(targets, predictions, strict=True))
   return {'exact_match': 100 * hits / len(targets)}
 
 
-METRICS: Mapping[str, Any] = {
+Metric = Callable[[Sequence[str], Sequence[str]], Figures]
+METRICS: Mapping[str, Metric] = {
   'bleu': bleu,
   'rouge': rouge,
   'exact_match': exact_match,

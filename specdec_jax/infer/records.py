@@ -5,7 +5,7 @@ A line has the texts of the example under `inputs`, the text under `prediction`
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -107,7 +107,7 @@ def of_score(row: Row, output: ScoreOutput, layout: Layout) -> Record:
   }
 
 
-def counts(rows: Sequence[Row], records: Sequence[Mapping[str, Any]]) -> Counts:
+def counts(rows: Sequence[Row], records: Sequence[Record]) -> Counts:
   """Counts what a chunk holds: the same in every run."""
   aux = [record['aux'] for record in records]
   total = lambda name: sum(int(np.sum(each[name])) for each in aux)

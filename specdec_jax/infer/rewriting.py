@@ -1,11 +1,12 @@
 """Texts that a model writes after prompts, kept as `data.written_texts`."""
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,8 +20,8 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.data import written_texts
 from specdec_jax.data.written_texts import WrittenTexts
-from specdec_jax.decoding.program import Program, Refill
-from specdec_jax.decoding.state import DecodeState
+from specdec_jax.decoding.program import Program
+from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.files.one_writer import one_writer
 from specdec_jax.files.paths import local_path
 from specdec_jax.infer import decode_many, examples
@@ -32,6 +33,8 @@ from specdec_jax.text.prompts import Text
 from specdec_jax.text.tasks import Example
 from specdec_jax.training import eagle
 
+# A text as `decode_many.decode` gives it, and the streams that were kept.
+Written = tuple[Row, DecodeOutput, Any]
 # Columns of a part's prompts are a multiple of this: each width is compiled,
 # and a prompt is prefilled with the padding of its part.
 _WIDTH = 64
@@ -43,7 +46,7 @@ class Writing:
 
   Attributes:
     prompts: in any order.
-    is_chat: applies the chat template to them, after the message of `system`,
+    chat: applies the chat template to them, after the message of `system`,
       if any.
     max_new_tokens: of a text; one without an end by then stays without.
     temperatures: part i is written at temperature i modulo their number.
@@ -54,7 +57,7 @@ class Writing:
   """
 
   prompts: Sequence[Text]
-  is_chat: bool = True
+  chat: bool = True
   system: str | None = None
   max_new_tokens: int = 256
   temperatures: Sequence[float] = (0.0,)
@@ -92,19 +95,17 @@ def write(
   path = local_path(folder)
   # All that can be refused is known: now the weights are worth reading.
   decoder = decoder_lib.load(decoder)
-  programs: dict[tuple[int, float], Refill] = {}
+  # Parts of one width and temperature have the same programs.
+  compiled = functools.cache(functools.partial(_compile, decoder, writing))
   with one_writer(path / '.lock', path):
     written_texts.begin(path, _description(decoder, writing, rows, len(parts)))
     done = set(written_texts.part_indices(path))
     for index in sorted({*range(len(parts))} - done):
       part = parts[index]
-      # Two parts of one key have the same programs.
-      key = part.width, part.temperature
-      if key not in programs:
-        programs[key] = _compile(decoder, writing, part)
+      decode = compiled(part.width, part.temperature)
       used = Utilisation(num_rows=writing.batch_size)
       started = time.perf_counter()
-      texts = _decode(decoder, writing, part, programs[key], used)
+      texts = _join(decoder, writing, part, decode(part.rows, used))
       seconds = time.perf_counter() - started
       written_texts.save_part(path, index, texts)
       say(
@@ -122,6 +123,8 @@ def _check(decoder: Decoder, writing: Writing) -> None:
   """Raises ValueError for settings with which nothing can be written."""
   for name in ('max_new_tokens', 'batch_size', 'part_size'):
     running.check_count(name, getattr(writing, name))
+  if writing.system is not None and not writing.chat:
+    raise ValueError('system is for chat, which is not given')
   if not writing.temperatures:
     raise ValueError('no temperature is given')
   if families.has_encoder(decoder.config):
@@ -139,7 +142,7 @@ def _encode(decoder: Decoder, writing: Writing) -> list[Row]:
     decoder.vocabulary,
     writing.prompts,
     config=decoder.config,
-    is_chat=writing.is_chat,
+    is_chat=writing.chat,
     system=writing.system,
   )
   rows = [
@@ -205,86 +208,74 @@ def _description(
   return description | {eagle.HEAD_DIGEST: eagle.head_digest(head)}
 
 
-def _compile(decoder: Decoder, writing: Writing, part: _Part) -> Refill:
+def _compile(
+  decoder: Decoder, writing: Writing, width: int, temperature: float
+) -> Callable[[Sequence[Row], Utilisation], Iterable[Written]]:
   """Compiles the loop for prompts of one width, at one temperature."""
-  target = decoder.target
+  target, num_new = decoder.target, writing.max_new_tokens
   if writing.layers is not None:
     network = families.network(decoder.config)
     target = taps.all_positions(network, writing.layers)
-  sampling = Sampling(temperature=part.temperature)
-  width = prompts.decoder_width(decoder.config, part.width)
-  # Fewer than elsewhere: prompts are short, and texts of many lengths.
-  refill_size = -(-writing.batch_size // 8)
-  empty = _packer(decoder, writing, part)([None] * refill_size)
+  sampling = Sampling(temperature=temperature)
   method = dataclasses.replace(
     decoder.method,
     target=target,
     logits_to_probs=sampling.to_probs(decoder.seen.vocab_size),
   )
+  layout = Layout(
+    config=decoder.config,
+    vocabulary=decoder.vocabulary,
+    inputs_length=width,
+    targets_length=num_new,
+  )
+  pack = examples.packer(layout)
+  # Fewer than elsewhere: prompts are short, and texts of many lengths.
+  empty = pack([None] * -(-writing.batch_size // 8))
   programs = Program(
     method=method,
     params=decoder.params,
     prompt=empty,
-    max_len=width + writing.max_new_tokens,
+    max_len=prompts.decoder_width(decoder.config, width) + num_new,
   ).refill(writing.batch_size)
   decode_many.warm_up(programs, decoder.params, empty)
-  return programs
-
-
-def _packer(decoder: Decoder, writing: Writing, part: _Part) -> Callable:
-  return examples.packer(
-    Layout(
-      config=decoder.config,
-      vocabulary=decoder.vocabulary,
-      inputs_length=part.width,
-      targets_length=writing.max_new_tokens,
-    )
-  )
-
-
-def _decode(
-  decoder: Decoder,
-  writing: Writing,
-  part: _Part,
-  programs: Refill,
-  utilisation: Utilisation,
-) -> WrittenTexts:
-  """Decodes a part's texts, in its order."""
-
-  def keep(state: DecodeState, row: int) -> Any:
-    return None if writing.layers is None else state.target_cache.streams[row]
-
-  # By row, as rows finish in any order.
-  tokens: dict[int, np.ndarray] = {}
-  log_probs: dict[int, np.ndarray] = {}
-  streams: dict[int, np.ndarray] = {}
-  for row, output, kept in decode_many.decode(
+  keep = lambda state, row: writing.layers and state.target_cache.streams[row]
+  return lambda rows, used: decode_many.decode(
     programs,
     decoder.params,
     writing.seed,
-    part.rows,
-    pack=_packer(decoder, writing, part),
-    utilisation=utilisation,
+    rows,
+    pack=pack,
+    utilisation=used,
     keep=keep,
-  ):
+  )
+
+
+def _join(
+  decoder: Decoder, writing: Writing, part: _Part, written: Iterable[Written]
+) -> WrittenTexts:
+  """Joins a part's texts, in its order; ValueError if logits were NaN."""
+  # By row, as rows finish in any order: tokens, log-probabilities, streams.
+  found: dict[int, tuple[np.ndarray, ...]] = {}
+  for row, output, kept in written:
     if output.has_nan[0]:
       raise ValueError(
         f'the logits of {decoder.model.checkpoint} after prompt '
         f'{row.index + 1} are NaN'
       )
     length = int(output.lengths[0])
-    cut = lambda x: np.asarray(x[0, :length])  # noqa: B023
-    tokens[row.index] = cut(output.tokens)
-    log_probs[row.index] = cut(output.log_probs)
-    if kept is not None:
-      own = np.array(kept)[0, :length].view(jnp.bfloat16)
-      own[-1] = 0  # Of the last token, which was never fed.
-      streams[row.index] = own
-  order = [row.index for row in part.rows]
+    own = [np.asarray(x[0, :length]) for x in (output.tokens, output.log_probs)]
+    if writing.layers is not None:
+      streams = np.array(kept)[0, :length].view(jnp.bfloat16)
+      streams[-1] = 0  # Of the last token, which was never fed.
+      own.append(streams)
+    found[row.index] = tuple(own)
+  tokens, log_probs, *streams_of = zip(
+    *(found[row.index] for row in part.rows), strict=True
+  )
   starts = len(families.of(decoder.config).starts)
   return written_texts.join(
-    tokens=[tokens[i] for i in order],
+    tokens=tokens,
     prompt_lengths=[starts + len(row.ids) for row in part.rows],
-    log_probs=[log_probs[i] for i in order],
-    streams=[streams[i] for i in order] if streams else None,
+    log_probs=log_probs,
+    streams=streams_of[0] if streams_of else None,
   )

@@ -41,7 +41,7 @@ class Strategy(NamedTuple):
 
   init: Callable[[Params, Prompt, Job], Any]
   compile: Callable[[Job, Params], Decode]
-  record: Callable[[Row, Sequence[Any], Job], dict[str, Any]]
+  record: Callable[[Row, Sequence[Any], Job], records.Record]
 
 
 def of(job: Job) -> Strategy:

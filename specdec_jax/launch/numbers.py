@@ -40,4 +40,5 @@ def literal(expected: str) -> Callable[[str], Any]:
 count = number(int, lambda n: n >= 0, 'an integer of at least 0')
 positive_int = number(int, lambda n: n >= 1, 'an integer of at least 1')
 cost = number(float, lambda x: 0 <= x < float('inf'), 'a number of at least 0')
+share = number(float, lambda x: 0 <= x <= 1, 'a number in [0, 1]')
 fraction = number(float, lambda x: 0 < x <= 1, 'a number in (0, 1]')

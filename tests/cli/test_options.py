@@ -162,7 +162,7 @@ COMPLAINTS = {
     ('--draft_config', 't5_1_1_small'),
     '--draft_config is for drafters with weights',
   ),
-  'system without chat': (('--system', 'x'), '--system is for --chat'),
+  'system without chat': (('--system', 'x'), 'system is for chat'),
   'empty prompt': (('--prompt', ''), 'the prompt is empty'),
   'blank prompt': (('--prompt', ' \n'), 'the prompt is empty'),
   'half a character': (('--prompt', '\udcff'), 'not valid Unicode'),

@@ -218,7 +218,7 @@ def test_many_tokens_are_so_many_chip_hours(run, folder):
       ('--target', 'qwen3_8b', '--draft', 'llama_3_2_1b', '--topology', 'v9'),
       '151936',
     ),
-    (('--costs', 'x', '--target', 't5_mini'), 'one or the other'),
+    (('--costs', 'x', '--target', 't5_mini'), '--target is for'),
     (('--costs', 'x', '--batch_size', '2'), '--costs has'),
     (('--costs', 'x', '--dtype', 'float32'), '--dtype is for'),
     (('--alpha', '2'), 'in [0, 1]'),

@@ -128,7 +128,7 @@ def test_parts_take_temperatures_in_turn(rewrite, tmp_path):
     ((), {'--model': 'ende-nano'}, ('ende-nano', 'encoder-decoder')),
     (('--layers', '1'), {'--model': 'lm-nano'}, ('lm-nano', 'Llama')),
     ((), {'--max_new_tokens': 500}, ('prompt 8', '500', '128')),
-    (('--system', 'a'), {}, ('--system', '--chat')),
+    (('--system', 'a'), {}, ('system', 'chat')),
   ],
 )
 def test_what_cannot_be_written(rewrite, tmp_path, options, changes, parts):

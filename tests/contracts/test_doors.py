@@ -412,7 +412,8 @@ def test_gamma_chooses_itself_with_every_drafter(name, doors):
   assert auto.drafter.gamma == max(gammas) > 0
   assert len(gammas) >= 3
   assert not any((gammas[-1] + 1) % (gamma + 1) for gamma in gammas)
-  [batch] = running.pack(auto, TEXTS[:1], max_new_tokens=NUM_NEW, batch_size=1)
+  settings = running.DecodeSettings(max_new_tokens=NUM_NEW)
+  [batch] = running.pack(auto, TEXTS[:1], settings)
   for gamma in gammas:
     decoder = auto.at(gamma)
     assert (decoder.drafter.gamma, decoder.is_auto) == (gamma, False)

@@ -11,7 +11,6 @@ import functools
 import itertools
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from specdec_jax.assembly import auto_gamma
 from specdec_jax.assembly.decoder import Decoder
@@ -19,6 +18,7 @@ from specdec_jax.assembly.lengths import Adaptive
 from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.base import Tree
 from specdec_jax.cli import from_flags, options, outputs, timing
+from specdec_jax.cli.timing import Placed
 from specdec_jax.launch import progress
 from specdec_jax.measure import benchmark, trials
 from specdec_jax.measure import sides as sides_lib
@@ -52,8 +52,7 @@ def run(args: argparse.Namespace) -> int:
       '--simulate_alpha accepts tokens of chains: leave out --tree and '
       '--num_continuations'
     )
-  decoder, batches = from_flags.prepared(args, choices)
-  settings, configuration = from_flags.settings(args), timing.configuration
+  decoder, batches, settings = from_flags.prepared(args, choices)
   if is_simulated:
     # By decree, and no row ends early.
     accept = functools.partial(simulated_acceptance, alpha=args.simulate_alpha)
@@ -65,12 +64,14 @@ def run(args: argparse.Namespace) -> int:
     decoder = decoder.at(chosen.gamma)
     print(f'specdec: {chosen.sentence}', file=sys.stderr)
     if not chosen.gamma:
-      found = configuration(vars(args), decoder) | {'auto': vars(chosen)}
-      return outputs.report(args, found, _tried(chosen))
-  figures = _measure(
-    decoder, batches, settings, args.plain_dtypes, args.repeats
-  )
-  figures |= configuration(vars(args), decoder) | {
+      found = timing.configuration(vars(args), decoder)
+      speeds = chosen.tokens_per_second.items()
+      rows = [(gamma, f'{speed:.1f}') for gamma, speed in speeds]
+      shown = outputs.table(('gamma', 'tokens/s with the prefill'), rows)
+      return outputs.report(args, found | {'auto': vars(chosen)}, shown)
+  placed = timing.place(decoder, batches, settings)
+  figures = _measure(placed, args.plain_dtypes, args.repeats)
+  figures |= timing.configuration(vars(args), decoder) | {
     'auto': chosen and vars(chosen),
     'doubts': benchmark.doubts(figures),
     'is_simulated': is_simulated,
@@ -82,7 +83,11 @@ def run(args: argparse.Namespace) -> int:
   if args.temperature or is_simulated:
     # Both sides draw from one distribution, not the same tokens; or from none.
     figures['identical'] = figures['first_divergence_margin'] = None
-  return outputs.report(args, figures, _table(figures), *_warnings(figures))
+  shown = [_table(figures)]
+  if told := '; '.join(figures['doubts']):
+    told = f'These times are in doubt: {told}. Repeat on a quiet machine.'
+    shown.append(told)
+  return outputs.report(args, figures, *shown)
 
 
 def _choose(
@@ -90,23 +95,18 @@ def _choose(
 ) -> ChosenGamma:
   """Chooses for `--gamma auto` on these batches, however few: they are decoded
   several times in any case."""
-  num_rows = batches[0].prompt.row_ids.size
-  needed = trials.num_batches_needed(decoder.tried_gammas, num_rows)
+  gammas, num_rows = decoder.tried_gammas, settings.batch_size
+  needed = trials.num_batches_needed(gammas, num_rows)
   many = list(itertools.islice(itertools.cycle(batches), needed))
-  call = progress.interruptible
   with progress.waiting('measuring gamma'):
-    return auto_gamma.choose(decoder, many, settings, call=call)[0]
+    return auto_gamma.choose(decoder, many, settings)[0]
 
 
 def _measure(
-  decoder: Decoder,
-  batches: Sequence[Batch],
-  settings: DecodeSettings,
-  plain_dtypes: Sequence[str],
-  repeats: int,
+  placed: Placed, plain_dtypes: Sequence[str], repeats: int
 ) -> Figures:
   """Returns the figures of `benchmark.compare`, and what they are against."""
-  placed, method = timing.place(decoder, batches, settings), decoder.method
+  decoder, method = placed.decoder, placed.decoder.method
   # Adaptive drafters keep the fixed one's state within their own, unless they
   # copy first.
   is_adaptive = isinstance(decoder.length, Adaptive)
@@ -144,21 +144,7 @@ def _measure(
   }
 
 
-def _warnings(figures: Figures) -> list[str]:
-  """Says what stands below the table of figures that are in doubt."""
-  if not figures['doubts']:
-    return []
-  told = '; '.join(figures['doubts'])
-  return [f'These times are in doubt: {told}. Repeat on a quiet machine.']
-
-
-def _tried(chosen: ChosenGamma) -> Any:
-  speeds = chosen.tokens_per_second.items()
-  tried = [(gamma, f'{speed:.1f}') for gamma, speed in speeds]
-  return outputs.table(('gamma', 'tokens/s with the prefill'), tried)
-
-
-def _table(figures: Figures) -> Any:
+def _table(figures: Figures) -> object:
   show = lambda x, digits=2: '-' if x is None else f'{x:.{digits}f}'
   dtypes = figures['dtype']
   if figures['draft_dtype'] != dtypes:

@@ -3,15 +3,15 @@ iteration's parts on this device; `specdec plan --costs` reads the result.
 """
 
 import argparse
-from typing import Any
 
+from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.rules import Block, Rule
-from specdec_jax.base import Tree
 from specdec_jax.cli import from_flags, options, outputs, timing
 from specdec_jax.cli.timing import Placed
 from specdec_jax.launch import progress
 from specdec_jax.measure import calibration, iteration_costs
 from specdec_jax.measure import sides as sides_lib
+from specdec_jax.measure.benchmark import Figures
 from specdec_jax.models import layers
 from specdec_jax.theory import costs, trees
 from specdec_jax.theory.costs import Costs
@@ -27,32 +27,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   choices = from_flags.choices(args)
+  length, rule = choices.drafter.length, choices.rule
   if args.drafter == 'none':
     raise ValueError('there is nothing to calibrate: choose a drafter')
-  if isinstance(choices.drafter.length, Tree):
+  if not isinstance(length, Fixed):
     raise ValueError(
-      'calibrate measures the drafts of a chain, from which `plan` says what a '
-      'tree would give: leave out --tree and --num_continuations'
+      'calibrate measures drafts of a chain of one gamma, from which `plan` '
+      'says what others would give: leave out --adaptive, --tree and '
+      '--num_continuations'
     )
-  if args.adaptive:
-    raise ValueError(
-      'calibrate measures the costs of a gamma that does not vary: leave out '
-      '--adaptive'
-    )
-  rule = choices.rule
   if isinstance(rule, Block):
     raise ValueError(
       'calibrate measures how often a token is accepted, and --verification '
       'block judges whole drafts: leave it out, since block accepts as many '
       'tokens or more'
     )
-  decoder, batches = from_flags.prepared(args, choices)
-  placed = timing.place(decoder, batches, from_flags.settings(args))
+  placed = timing.place(*from_flags.prepared(args, choices))
+  decoder, gamma = placed.decoder, length.gamma
   figures = _acceptance(placed, rule, args.max_new_tokens)
   with progress.waiting('measuring times'):
     candidates = placed.plain_sides(args.plain_dtypes, 1)
     fastest, _ = sides_lib.fastest(candidates)
-    gamma = decoder.drafter.gamma
     figures |= iteration_costs.costs(
       placed.params,
       placed.rng_key,
@@ -76,12 +71,12 @@ def run(args: argparse.Namespace) -> int:
   return outputs.report(args, figures, _table(figures))
 
 
-def _acceptance(placed: Placed, rule: Rule, num_tokens: int) -> dict[str, Any]:
+def _acceptance(placed: Placed, rule: Rule, num_tokens: int) -> Figures:
   """Measures how often a token is accepted, and ranks where trees could use
   them."""
   decoder, params = placed.decoder, placed.params
   is_lossless = rule.judge(decoder.sampling).is_lossless
-  shared: dict[str, Any] = {
+  shared: Figures = {
     'method': decoder.method,
     'max_len': placed.max_len,
     'num_tokens': num_tokens,
@@ -105,7 +100,7 @@ def _acceptance(placed: Placed, rule: Rule, num_tokens: int) -> dict[str, Any]:
   return figures
 
 
-def _table(figures: dict[str, Any]) -> Any:
+def _table(figures: Figures) -> object:
   interval = figures['alpha_interval']
   shown = '-' if interval is None else '{:.3f} to {:.3f}'.format(*interval)
   lag = figures['autocorrelation'][0]

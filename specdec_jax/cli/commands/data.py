@@ -7,9 +7,10 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
+from specdec_jax.assembly import sampling
 from specdec_jax.assembly.models import Model
 from specdec_jax.checkpoints import loading
-from specdec_jax.cli import options, outputs
+from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.data import preparation, token_files
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import user_path
@@ -173,7 +174,7 @@ def _add_rewrite(parser: argparse.ArgumentParser) -> None:
     help='to be rewritten; the others are copied',
   )
   add(
-    '--temperature', type=options.temperature, default=0.0, help='0 is greedy'
+    '--temperature', type=sampling.temperature, default=0.0, help='0 is greedy'
   )
   add('--overwrite', action='store_true', help='replace an earlier folder')
 
@@ -190,7 +191,8 @@ def _add_write(parser: argparse.ArgumentParser) -> None:
   options.add_chat(add)
   add(
     '--temperature',
-    type=options.temperature,
+    dest='temperatures',
+    type=sampling.temperature,
     nargs='+',
     default=[0.0],
     help='0 is greedy; parts take several in turn',
@@ -210,20 +212,9 @@ def _add_write(parser: argparse.ArgumentParser) -> None:
 def _write(args: argparse.Namespace) -> int:
   """write texts after prompts, with what the model computed: EAGLE heads need
   them. The same command goes on where it was stopped"""
-  if args.system is not None and not args.chat:
-    raise ValueError('--system is for --chat, which is not given')
   compilation_cache.enable()
-  writing = rewriting.Writing(
-    prompts=prompts.read(None, args.prompts),
-    is_chat=args.chat,
-    system=args.system,
-    max_new_tokens=args.max_new_tokens,
-    temperatures=args.temperature,
-    layers=args.layers,
-    batch_size=args.batch_size,
-    part_size=args.part_size,
-    seed=args.seed,
-  )
+  texts = prompts.read(None, args.prompts)
+  writing = from_flags.named(rewriting.Writing, args, prompts=texts)
   model = Model(checkpoint=args.model, dtype=args.dtype)
   rewriting.write(
     model, writing, args.out, say=functools.partial(print, flush=True)

@@ -1,7 +1,6 @@
 """Says what this machine has, and whether decoding works on it."""
 
 import argparse
-import dataclasses
 import functools
 import importlib
 import importlib.metadata
@@ -11,12 +10,11 @@ import sys
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import specdec_jax
 from specdec_jax import drafters, logits
-from specdec_jax.base import Drafter, Params, Prompt
+from specdec_jax.base import Drafter, Params
 from specdec_jax.checkpoints import pretrained
 from specdec_jax.cli import options
 from specdec_jax.decoding import autoregressive, speculative
@@ -24,6 +22,7 @@ from specdec_jax.decoding.method import Method
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.models import families, llama
 from specdec_jax.sharding import mesh as mesh_lib
+from specdec_jax.text import prompts
 
 # Seconds of silence that nobody wonders about.
 _PATIENCE = 5.0
@@ -98,29 +97,25 @@ def _self_test() -> bool:
   )
   key, target = jax.random.key(0), families.language_model(config)
   params = jax.jit(families.init_params, static_argnums=0)(config, key)
-  prompt = Prompt(
-    encoder_tokens=None,
-    decoder_tokens=jnp.array([[3, 1, 4, 1], [5, 9, 0, 0]], jnp.int32),
-    decoder_lengths=jnp.array([4, 2], jnp.int32),
-    row_ids=jnp.arange(2, dtype=jnp.int32),
-  )
+  rows = [[3, 1, 4, 1], [5, 9]]
+  prompt = prompts.pack(rows, config=config, max_new_tokens=44)
   greedy = logits.standardize(temperature=0.0)
-  plain = Method(target=target, logits_to_probs=greedy, eos_id=-1)
 
-  def decode(loop: Any, method: Method, weights: Any = ()) -> jax.Array:
+  def decode(
+    loop: Any, drafter: Drafter = drafters.none(), weights: Any = ()
+  ) -> jax.Array:
+    method = Method(
+      target=target, drafter=drafter, logits_to_probs=greedy, eos_id=-1
+    )
     generate = functools.partial(loop.generate, method=method, max_len=48)
     return jax.jit(generate)(Params(params, weights), key, prompt).tokens
 
-  def drafted(drafter: Drafter, weights: Any = ()) -> jax.Array:
-    method = dataclasses.replace(plain, drafter=drafter)
-    return decode(speculative, method, weights)
-
-  uniform = drafters.uniform(gamma=3, vocab_size=target.vocab_size)
+  expected = decode(autoregressive)
   itself = drafters.autoregressive(target, gamma=3, logits_to_probs=greedy)
+  random = drafters.uniform(gamma=3, vocab_size=target.vocab_size)
   found = [
-    drafted(drafters.prompt_lookup(gamma=4)),
-    drafted(uniform),
-    drafted(itself, params),
+    decode(speculative, drafters.prompt_lookup(gamma=4)),
+    decode(speculative, random),
+    decode(speculative, itself, params),
   ]
-  expected = decode(autoregressive, plain)
   return all(np.array_equal(expected, tokens) for tokens in found)

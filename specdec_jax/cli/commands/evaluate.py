@@ -6,7 +6,7 @@ A SeqIO task (--task) brings its own metrics.
 
 import argparse
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from specdec_jax.cli import options, outputs
 from specdec_jax.files import text_lines
 from specdec_jax.files.paths import user_path
 from specdec_jax.infer import quality
+from specdec_jax.infer.records import Record
 from specdec_jax.launch import progress
 from specdec_jax.text import tasks
 from specdec_jax.theory import estimates
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
       f'{args.targets} has {found} targets for {len(records)} predictions'
     )
   predictions = [record['prediction'] for record in records]
-  figures: dict[str, Any] = {'examples': len(records)}
+  figures: Record = {'examples': len(records)}
   with progress.waiting('judging'):
     for metric_fn in metric_fns:
       # SeqIO wraps some of its figures.
@@ -90,7 +91,7 @@ def _metric_fns(
   return [quality.METRICS[name] for name in names]
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def _read(path: Path) -> list[Record]:
   records = []
   for place, record in text_lines.read_objects(path):
     decodes = record.get('prediction')
@@ -103,7 +104,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
   return records
 
 
-def _own(records: Sequence[Mapping[str, Any]]) -> list[str]:
+def _own(records: Sequence[Record]) -> list[str]:
   """Returns the targets beside the predictions."""
   inputs: list[Any] = [record.get('inputs') for record in records]
   is_there = lambda x: isinstance(x, dict) and isinstance(x.get(_TARGET), str)
@@ -124,7 +125,7 @@ def _read_targets(path: str) -> list[str]:
   return [example.inputs for example in task.read()]
 
 
-def _rates(aux: Sequence[Any]) -> dict[str, Any]:
+def _rates(aux: Sequence[Any]) -> Record:
   """Rates over all examples, where `infer` counted."""
   is_counted = lambda each: (
     isinstance(each, dict)

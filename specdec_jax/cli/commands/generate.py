@@ -19,7 +19,6 @@ from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.launch import progress
 from specdec_jax.measure import metrics
-from specdec_jax.text import stop_strings
 from specdec_jax.text.prompts import Batch
 from specdec_jax.trace import recording, storage, terminal, wording
 from specdec_jax.trace.recording import Record
@@ -60,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  choices, settings = from_flags.choices(args), from_flags.settings(args)
+  choices = from_flags.choices(args)
   num_samples = args.num_return_sequences
   if num_samples > 1 and not args.temperature:
     raise ValueError(
@@ -69,10 +68,9 @@ def run(args: argparse.Namespace) -> int:
     )
   if args.trace == outputs.STANDARD_OUTPUT:
     raise ValueError('--trace needs a file; --json can go to standard output')
-  decoder, batches = from_flags.prepared(
+  decoder, batches, settings = from_flags.prepared(
     args, choices, trace=args.trace, num_samples=num_samples
   )
-  stop_strings.check_vocabulary(settings.stop, decoder.vocabulary)
   with contextlib.ExitStack() as stack:
     write_json = stack.enter_context(outputs.json_lines(args.json))
     write_trace = None
@@ -95,7 +93,7 @@ def _trace_writer(
       target=decoder.model.checkpoint,
       drafter=args.draft_model or from_flags.drafter_name(args),
       gamma=decoder.method.depth,
-      lenience=from_flags.lenience(args),
+      lenience=args.lenience or 1.0,
       **{name: flags[name] for name in _SETTINGS},
       **{name: flags[name] for name in _IF_GIVEN if flags[name]},
     )
@@ -131,7 +129,6 @@ def _decode_all(
       batches[0],
       settings,
       is_shown=is_colored or write_trace is not None,
-      call=progress.interruptible,
     )
   # Shows the iterations of one row in colour, special tokens apart.
   stream = functools.partial(

@@ -7,7 +7,6 @@ iteration for a TPU slice that need not be there (--topology).
 import argparse
 import dataclasses
 import functools
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,8 +15,10 @@ from specdec_jax import trees as core_trees
 from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.checkpoints import settings
 from specdec_jax.cli import options, outputs, plan_tables
+from specdec_jax.cli.plan_tables import Alpha, Planned
 from specdec_jax.files.paths import user_path
 from specdec_jax.launch import progress
+from specdec_jax.measure.benchmark import Figures
 from specdec_jax.models import presets
 from specdec_jax.theory import planner, tree_planner, trees
 from specdec_jax.theory.costs import KIND, Costs
@@ -26,20 +27,21 @@ from specdec_jax.theory.tree_planner import TreePlan
 from specdec_jax.tpu_costs import aot, parts, workloads
 from specdec_jax.tpu_costs.chips import CHIPS
 
-# What a file of costs must have, and what it may have, by the method of
-# `checkpoints.settings` that reads it.
-_NEEDED = {
-  'text': ('source', 'model', 'drafter', 'dtype', 'device'),
-  'numbers': ('widths', 'target_seconds'),
-  'number': (
-    *('first_draft_seconds', 'draft_seconds', 'loop_seconds', 'c_hat'),
-    'batch_size',
-  ),
-}
-# Files of compiled costs know of no acceptance, and of one row no interval.
-_OPTIONAL = (
+# What a file of costs must have. Those of compiled costs know of no acceptance,
+# and those of one row of no interval: lists that may be missing.
+_TEXTS = ('source', 'model', 'drafter', 'dtype', 'device')
+_NUMBERS = (
+  *('first_draft_seconds', 'draft_seconds', 'loop_seconds', 'c_hat'),
+  'batch_size',
+)
+_IF_ANY = (
   *('profile', 'alpha_interval', 'rank_rates'),
   *('tree_nodes', 'tree_seconds', 'level_seconds'),
+)
+# Flags of costs that are compiled.
+_COMPILED = (
+  *('target', 'draft', 'drafter', 'topology', 'batch_size', 'input_length'),
+  *('num_partitions', 'dtype'),
 )
 _WORKLOAD = ('batch_size', 'input_length', 'output_length', 'num_partitions')
 # Shown where alpha is not known.
@@ -113,46 +115,42 @@ def run(args: argparse.Namespace) -> int:
   costs = Costs.among(found)
   max_gamma = args.max_gamma or costs.max_gamma
   alphas, interval = _alphas(args, found, max_gamma)
-  plans = [
-    planner.plan(
+  batch_size, length = found['batch_size'], args.output_length
+  planned: list[Planned] = []
+  for alpha in alphas:
+    plan = planner.plan(
       alpha,
       costs,
       max_gamma=max_gamma,
-      batch_size=found['batch_size'],
-      length=args.output_length,
+      batch_size=batch_size,
+      length=length,
       interval=interval,
     )
-    for alpha in alphas
-  ]
-  trees_of = [
-    _tree(found, costs, alpha, plan, max_gamma, args.output_length)
-    for alpha, plan in zip(alphas, plans, strict=True)
-  ]
+    tree = _tree(found, costs, alpha, plan, max_gamma, length)
+    planned.append(Planned(alpha, plan, tree))
+  oracles = [planner.oracle_speedup(alpha, costs, length) for alpha in alphas]
   record = found | {
     'kind': 'specdec plan',
     'c': costs.c(costs.max_gamma),
-    'oracle_speedups': [
-      outputs.finite(planner.oracle_speedup(alpha, costs, args.output_length))
-      for alpha in alphas
-    ],
+    'oracle_speedups': [*map(outputs.finite, oracles)],
     'plans': [
       {
         'alpha': alpha,
         **dataclasses.asdict(plan),
         'tree': tree and dataclasses.asdict(tree),
       }
-      for alpha, plan, tree in zip(alphas, plans, trees_of, strict=True)
+      for alpha, plan, tree in planned
     ],
   }
-  shown = plan_tables.tables(record, costs, alphas, plans, trees_of)
+  shown = plan_tables.tables(record, costs, planned)
   if args.tokens:
     predicted = planner.predict_fleet(
       costs,
-      plans,
+      [each.plan for each in planned],
       num_tokens=args.tokens,
       num_chips=found.get('num_devices') or 1,
-      batch_size=found['batch_size'],
-      length=args.output_length,
+      batch_size=batch_size,
+      length=length,
       price=args.price,
     )
     record['fleet'] = [each._asdict() for each in predicted]
@@ -162,38 +160,36 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
   named = [args.target, args.draft or args.drafter, args.topology]
-  if args.costs and any(named):
-    raise ValueError(
-      '--costs has its costs measured; --target, --draft and --topology are to '
-      'compile for others: give one or the other'
-    )
   if not args.costs and not all(named):
     raise ValueError(
       'give --costs FILE of `specdec calibrate`, or --target, --draft and '
       '--topology to compile for'
     )
-  if args.price is not None and not args.tokens:
-    raise ValueError(
-      f'--price {args.price:g} needs --tokens, such as --tokens 1e9'
-    )
-  for name in ('batch_size', 'input_length', 'num_partitions', 'dtype'):
+  for name in _COMPILED:
     if args.costs and getattr(args, name):
       raise ValueError(
         f'--{name} is for costs that are compiled: --costs has its own'
       )
+  if args.price is not None and not args.tokens:
+    raise ValueError(
+      f'--price {args.price:g} needs --tokens, such as --tokens 1e9'
+    )
 
 
-def _read(path: str, max_gamma: int | None) -> dict[str, Any]:
+def _read(path: str, max_gamma: int | None) -> Figures:
   """Reads the figures of a file that `specdec calibrate` wrote."""
   found = settings.read(user_path(path))
   if found.values.get('kind') != KIND:
     raise ValueError(
       f'--costs {path} is not what `specdec calibrate --json` writes'
     )
-  for method, names in _NEEDED.items():
-    for name in names:
-      getattr(found, method)(name)
-  for name in _OPTIONAL:
+  for name in _TEXTS:
+    found.text(name)
+  for name in _NUMBERS:
+    found.number(name)
+  for name in ('widths', 'target_seconds'):
+    found.numbers(name)
+  for name in _IF_ANY:
     found.numbers(name, [])
   found.number('num_devices', 1)
   if len(found.numbers('alpha_interval', [0, 1])) != 2:
@@ -209,7 +205,7 @@ def _read(path: str, max_gamma: int | None) -> dict[str, Any]:
   return record
 
 
-def _compile(args: argparse.Namespace) -> dict[str, Any]:
+def _compile(args: argparse.Namespace) -> Figures:
   dtype = jnp.dtype(args.dtype or 'bfloat16')
   batch_size, max_gamma = args.batch_size or 1, args.max_gamma or 12
   by_sizes = 'eagle' if args.draft in presets.EAGLES else 'model'
@@ -229,6 +225,17 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
   num_parts = parts.num_parts(task, max_gamma)
   with progress.bar('compiling', num_parts) as bar:
     pair = parts.pair_costs(task, max_gamma=max_gamma, advance=bar.advance)
+  programs = {
+    f'target, {width} positions': cost
+    for width, cost in zip(pair.widths, pair.target, strict=True)
+  }
+  programs['drafter, first token'] = pair.first_draft
+  programs['drafter, further token'] = pair.further_draft
+  for part in pair.trees:
+    name = f'tree of {len(part.tree.parents)} nodes'
+    programs[f'target, {name}'] = part.target
+    depth = core_trees.depth(part.tree)
+    programs[f'drafter, {name}, {depth} deep'] = part.draft
   return {
     'kind': KIND,
     'source': 'compiled',
@@ -241,31 +248,13 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
     **{name: getattr(task, name) for name in _WORKLOAD},
     'memory': pair.memory,
     'notes': list(pair.notes),
-    'programs': {
-      **{
-        f'target, {width} positions': dataclasses.asdict(cost)
-        for width, cost in zip(pair.widths, pair.target, strict=True)
-      },
-      'drafter, first token': dataclasses.asdict(pair.first_draft),
-      'drafter, further token': dataclasses.asdict(pair.further_draft),
-      **_programs_of_trees(pair),
-    },
+    'programs': {k: dataclasses.asdict(v) for k, v in programs.items()},
   }
 
 
-def _programs_of_trees(pair: parts.PairCosts) -> dict[str, Any]:
-  found = {}
-  for part in pair.trees:
-    name = f'tree of {len(part.tree.parents)} nodes'
-    depth = core_trees.depth(part.tree)
-    found[f'target, {name}'] = dataclasses.asdict(part.target)
-    found[f'drafter, {name}, {depth} deep'] = dataclasses.asdict(part.draft)
-  return found
-
-
 def _alphas(
-  args: argparse.Namespace, found: dict[str, Any], max_gamma: int
-) -> tuple[list[Any], tuple[float, float] | None]:
+  args: argparse.Namespace, found: Figures, max_gamma: int
+) -> tuple[list[Alpha], tuple[float, float] | None]:
   """Chooses the acceptance rates to plan for, and an interval if one was
   measured."""
   if args.alpha is not None:
@@ -278,9 +267,9 @@ def _alphas(
 
 
 def _tree(
-  found: dict[str, Any],
+  found: Figures,
   costs: Costs,
-  alpha: Any,
+  alpha: Alpha,
   plan: GammaPlan,
   max_nodes: int,
   length: int,
