@@ -107,8 +107,7 @@ def _choices(
   rule: str | Rule,
   options: Mapping[str, object],
 ) -> tuple[DrafterChoice, Rule]:
-  """Makes the choices that are given by name, each of the options that it has;
-  ValueError for an option that none of them has."""
+  """Makes choices that are given by name; ValueError for unknown options."""
   known: list[str] = []
 
   def made(kind: Callable[..., Choice], **own: object) -> Choice:
@@ -328,13 +327,9 @@ def _pieces(
 
 def _longest_beginning(text: str, stops: Sequence[str]) -> int:
   """Counts the characters at the end of a text that may begin a stop string, or
-  belong to one that is complete.
-
-  Of 'say STO' with the stop string 'STOP' these are 3.
-  """
-  lengths = [0]
+  belong to one that is complete."""
+  # Of 'say STO' with the stop string 'STOP' these are 3.
+  lengths = [0, *(len(text) - text.find(s) for s in stops if s in text)]
   for stop in stops:
-    if stop in text:
-      lengths.append(len(text) - text.find(stop))
     lengths += [n for n in range(1, len(stop)) if text.endswith(stop[:n])]
   return max(lengths)

@@ -44,8 +44,7 @@ def settled(decoder: Decoder, settings: DecodeSettings) -> Decoder:
 def outputs(
   decoder: Decoder, batches: Sequence[Batch], settings: DecodeSettings
 ) -> Iterator[DecodeOutput]:
-  """Decodes batches of one shape with the gamma that the first of them chose,
-  or those of an earlier call."""
+  """Decodes batches with the gamma that the first, or earlier ones, chose."""
   choice, first = choose(decoder, batches, settings)
   yield from first
   rest = batches[len(first) :]
@@ -97,8 +96,7 @@ def choose(
 def compile_parts(
   decoder: Decoder, first: Batch, settings: DecodeSettings
 ) -> Callable[[Batch], tuple[DecodeOutput, Visit]]:
-  """Compiles prefill and loop for batches of the shape of `first`, and runs
-  both for a few tokens, so that they are warm."""
+  """Compiles prefill and loop for such batches, and warms them up."""
   params, [prefill, loop] = running.compiled(decoder, first, settings, _parts)
   key = jax.random.key(settings.seed)
 

@@ -124,8 +124,7 @@ class Decoder:
     return dataclasses.replace(self, programs={}, gammas={}, others={})
 
   def ranked_drafter(self, num_children: int) -> Drafter:
-    """Makes a drafter of trees of depth 1 whose nodes are its likeliest tokens;
-    ValueError if the choice drafts none."""
+    """Makes a drafter of trees of depth 1, the likeliest tokens first."""
     # Ranks are of the drafter's own distribution, whatever is sampled.
     greedy = dataclasses.replace(self.seen, sampling=Sampling())
     return self.choice.make(greedy, Tree((0,) * num_children)).drafter

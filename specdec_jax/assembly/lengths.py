@@ -146,8 +146,7 @@ def depth(length: Length) -> int:
 
 
 def fixed(length: Length) -> int:
-  """Returns gamma for a drafter of chains whose gamma cannot vary; ValueError
-  for any other length."""
+  """Returns a gamma that cannot vary; ValueError for another length."""
   if not isinstance(length, Fixed):
     raise ValueError(
       f'this drafter drafts chains of a given gamma, not {length}'

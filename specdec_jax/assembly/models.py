@@ -109,8 +109,7 @@ def usual_drafter(checkpoint: str | None, sizes: str | None = None) -> str:
 
 
 def read_drafter_config(model: Model, kind: str) -> Any:
-  """Reads the sizes of a network for the drafter `kind`; ValueError if it is
-  for another."""
+  """Reads a network's sizes; ValueError if it is no drafter of `kind`."""
   dtype = jnp.dtype(model.dtype)
   config: DrafterConfig
   if isinstance(model.sizes, str):
@@ -127,8 +126,7 @@ def read_drafter_config(model: Model, kind: str) -> Any:
 
 
 def read_vocabulary(model: Model, config: Config) -> AnyVocabulary:
-  """Reads the vocabulary of a model; ValueError if it has none, or one of
-  another size."""
+  """Reads a model's vocabulary; ValueError if it has none that fits."""
   if model.is_random:
     return _byte_vocabulary()
   path = loading.locate(model.checkpoint)
@@ -208,8 +206,7 @@ def _draw(key: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def _byte_vocabulary() -> Vocabulary:
-  """Makes a vocabulary of one token per byte, none that ends a text, and
-  padding as id 0."""
+  """Makes a vocabulary of bytes, without EOS and with id 0 for padding."""
   tokenizers = vocabularies.import_tokenizers()
   alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
   tokenizer = tokenizers.Tokenizer(

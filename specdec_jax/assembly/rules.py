@@ -34,22 +34,20 @@ class Judge(NamedTuple):
   is_lossless: bool = True
 
   def verify_fn(self, tree: Tree | None) -> VerifyFn:
-    """Returns what judges chains, `tree` None, or trees of a shape; ValueError
-    if the rule does not judge such drafts."""
+    """Returns what judges chains, or trees of a shape; ValueError if none."""
     if tree is None and self.for_chain is not None:
       return self.for_chain
     if tree is not None and self.for_tree is not None:
       return self.for_tree(tree)
-    shapes = ('trees', 'chains') if tree is None else ('chains', 'trees')
+    judged, drafts = ('trees', 'chains')[:: -1 if tree else 1]
     raise ValueError(
-      f'verification {self.name}, with its options, judges {shapes[0]}, and '
-      f'the drafts are {shapes[1]}: leave it out'
+      f'verification {self.name}, with its options, judges {judged}, and the '
+      f'drafts are {drafts}: leave it out'
     )
 
 
 class Rule(Protocol):
-  """A rule as users choose it; `judge` raises ValueError if it does not go with
-  how the target is sampled."""
+  """A rule as users choose it; `judge` raises if it cannot be sampled so."""
 
   def judge(self, sampling: Sampling) -> Judge: ...
 
@@ -77,22 +75,20 @@ class SpeculativeSampling:
         verification.speculative_sampling, lenience=self.lenience
       ),
       # No rule for trees takes a lenience.
-      for_tree=_traversal_or_walk if is_lossless else None,
+      for_tree=_of_tree(_traversal_or_walk) if is_lossless else None,
       is_lossless=is_lossless,
     )
 
 
-def _traversal_or_walk(tree: Tree) -> VerifyFn:
+def _traversal_or_walk(
+  row_keys: Array, draft: Draft, target_probs: Array, *, tree: Tree
+) -> Verification:
   # What a drafter hands over is known when the loop is traced, not before.
-  def verify(
-    row_keys: Array, draft: Draft, target_probs: Array
-  ) -> Verification:
-    of_tree = verification.traversal
-    if draft.probs is None:
-      of_tree = verification.target_sample_walk
-    return of_tree(row_keys, draft, target_probs, tree=tree)
-
-  return verify
+  if draft.probs is None:
+    return verification.target_sample_walk(
+      row_keys, draft, target_probs, tree=tree
+    )
+  return verification.traversal(row_keys, draft, target_probs, tree=tree)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,8 +146,8 @@ class Traversal:
   """`verification.traversal`, for trees alone."""
 
   def judge(self, sampling: Sampling) -> Judge:
-    for_tree = _of_tree(verification.traversal)
-    return Judge('traversal', sampling, for_tree=for_tree)
+    rule = _of_tree(verification.traversal)
+    return Judge('traversal', sampling, for_tree=rule)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

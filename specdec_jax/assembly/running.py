@@ -249,8 +249,7 @@ def _shown(iterations: Iterations, shows: Sequence[Show]) -> DecodeOutput:
 def compile_iterations(
   decoder: Decoder, first: Batch, settings: DecodeSettings
 ) -> Callable[[Batch], Iterations]:
-  """Compiles prefill and one iteration, to a generator of the records of each
-  iteration that returns the output."""
+  """Compiles prefill and a step, to a generator of each step's records."""
   params, [prefill, step] = compiled(decoder, first, settings, _stepwise)
   key = jax.random.key(settings.seed)
 

@@ -130,8 +130,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _drop_output() -> bool:
-  """Returns whether standard output takes no more; what is still buffered is
-  then dropped, so that it does not fail again when Python exits."""
+  """Returns whether standard output takes no more, and drops the rest."""
   try:
     if sys.stdout is not None:
       sys.stdout.flush()

@@ -41,8 +41,7 @@ class Placed:
   def plain_sides(
     self, dtypes: Collection[str], num_batches: int | None = None
   ) -> dict[str, Side]:
-    """Compiles plain decoding of the first batches, None for all, in the
-    target's own dtype and in `dtypes`."""
+    """Compiles plain decoding of the first batches in several dtypes."""
     decoder, own = self.decoder, self.decoder.model.dtype
     # A rule may see the target at another temperature.
     to_probs = decoder.sampling.to_probs(decoder.seen.vocab_size)

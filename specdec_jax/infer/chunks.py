@@ -34,8 +34,7 @@ class Chunk:
 
 
 def read(rows: Iterator[Row], sizes: Iterable[int]) -> Iterator[Chunk]:
-  """Yields the rows in chunks of these sizes; ValueError unless all processes
-  have the same."""
+  """Yields rows in chunks; raises unless all processes have the same."""
   for index, size in enumerate(sizes):
     chunk = tuple(itertools.islice(rows, size))
     digest = examples.digest(chunk)
@@ -49,8 +48,7 @@ def read(rows: Iterator[Row], sizes: Iterable[int]) -> Iterator[Chunk]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loaded:
-  """A job with its weights, and compiled programs by gamma; None is the job's
-  own."""
+  """A job with its weights, and programs by gamma; None for its own."""
 
   job: Job
   params: Params
@@ -103,8 +101,7 @@ def decode(
   *,
   profile_dir: str | None = None,
 ) -> Decoded:
-  """Decodes examples, one part of them with each gamma; writes a trace of it if
-  there is a folder for one."""
+  """Decodes equal parts of the examples, each with its gamma."""
   compile_for(loaded, gammas)
   job, parts = loaded.job, []
   num_samples = job.decoding.num_samples

@@ -184,8 +184,7 @@ def _row_of(output: Any, row: int) -> Any:
 
 
 def _put(group: Sequence[_Example], rows: list[_Example | None]) -> np.ndarray:
-  """Puts a group into free rows; int32 `[B]`, which of it each row takes, -1
-  for none."""
+  """Puts a group into free rows; int32 `[B]`, who took which, or -1."""
   # Rows [A, None, C, None] and a group [E, F]: sources [-1, 0, -1, 1]. Of a
   # last group [E] the other row is prefilled, empty, and nobody takes it.
   sources = np.full(len(rows), -1, np.int32)

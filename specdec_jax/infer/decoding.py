@@ -192,8 +192,7 @@ class Job:
 
   @property
   def refill_size(self) -> int:
-    """Rows that are refilled at once: as asked for, or a quarter of the batch,
-    rounded up to rows for all data-parallel devices."""
+    """Rows refilled at once, by default a quarter for each device."""
     if self.decoding.refill_size is not None:
       return self.decoding.refill_size
     batch_size, parts = self.decoding.batch_size, self._num_parts

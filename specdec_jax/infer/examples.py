@@ -56,8 +56,7 @@ class Layout:
 
 
 def check_lengths(config: Config, lengths: Mapping[str, int]) -> None:
-  """Raises ValueError for TASK_FEATURE_LENGTHS of which one is missing or no
-  positive integer, or both exceed the model's context."""
+  """Raises for TASK_FEATURE_LENGTHS that are no two counts, or too long."""
   if set(lengths) != {'inputs', 'targets'}:
     raise ValueError(
       "TASK_FEATURE_LENGTHS should be {'inputs': N, 'targets': M}, got "
@@ -185,8 +184,7 @@ def pack_targets(
 
 
 def digest(rows: Iterable[Row]) -> str:
-  """A digest of what the model reads of rows, and of what is written of them;
-  see `marks.add_digests`."""
+  """Digests what the model reads of rows, and what is written of them."""
 
   def one(row: Row) -> str:
     read: tuple[object, ...] = (row.index, row.ids, row.example.fields())

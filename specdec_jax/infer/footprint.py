@@ -104,8 +104,7 @@ def show(job: Job) -> int:
 
 @contextlib.contextmanager
 def running_out_explained(job: Job) -> Iterator[None]:
-  """Raises ValueError, when memory runs out in the block, with what takes how
-  much of it."""
+  """Raises ValueError with what takes how much if memory runs out."""
   try:
     yield
   except Exception as error:

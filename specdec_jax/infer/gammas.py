@@ -46,8 +46,7 @@ class Gammas:
     return self.choice.sentence if self.choice else ''
 
   def settle(self, choice: ChosenGamma | None) -> 'Gammas':
-    """With what the first chunk shows, which only the first process has: others
-    learn its gamma."""
+    """With the choice of the first process, of which others learn gamma."""
     # `number_of_first` sends the argument of the first process to all.
     if choice is None:
       choice = ChosenGamma(gamma=processes.number_of_first(0), sentence='')

@@ -121,8 +121,7 @@ def _check_arguments(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Run:
-  """One shard of a task, how it is decoded, and in chunks of how many
-  examples."""
+  """One shard of a task, and how it is decoded."""
 
   job: Job
   task: Task
@@ -211,9 +210,8 @@ def _decode_chunks(run: _Run) -> int:
 
 
 def _find(run: _Run, chunk: Chunk, gammas: Gammas) -> tuple[bool, Mark | None]:
-  """Returns whether a chunk is complete, and what its mark says, which is None
-  in all processes but the first. ValueError if it compared gammas and does not
-  say which was chosen."""
+  """Returns whether a chunk is complete, and in the first process its mark;
+  ValueError if it compared gammas and does not say which was chosen."""
 
   def look() -> Mark | None:
     mark = output.chunk_mark(run.shard, chunk.index, chunk.digest)
@@ -244,15 +242,14 @@ def _write(
   """Writes a chunk, in the first process; the mark that stands there."""
   if not processes.is_first():
     return None
-  choice = None
-  if gammas.is_trial:
-    num_rows = run.job.decoding.batch_size
-    choice = gammas_lib.choose(gammas.turns, decoded.parts, num_rows)
   mark = Mark(
     counts=records.counts(chunk.rows, decoded.lines),
     examples_digest=chunk.digest,
-    gamma=choice,
   )
+  if gammas.is_trial:
+    num_rows = run.job.decoding.batch_size
+    choice = gammas_lib.choose(gammas.turns, decoded.parts, num_rows)
+    mark = dataclasses.replace(mark, gamma=choice)
   return output.write_chunk(
     run.shard, chunk.index, decoded.lines, mark, run.settings
   )

@@ -108,8 +108,7 @@ def _cannot_write(folder: Path, error: OSError) -> ValueError:
 def check_examples(
   path: Path, mark: Mark, examples_digest: str, *, place: Path
 ) -> None:
-  """Raises ValueError unless a file, by its mark, was made of these examples;
-  it says to remove `place`."""
+  """Raises, with what to remove, if a file is of other examples."""
   if mark.examples_digest != examples_digest:
     raise ValueError(
       f'{path} was made of other examples: the task has changed since; choose '
@@ -158,8 +157,7 @@ def _check_settings(
 
 
 def chunk_mark(shard: Shard, index: int, examples_digest: str) -> Mark | None:
-  """Returns the mark of a chunk, or None if it is yet to be made. Raises
-  ValueError if it was made of other examples."""
+  """Returns a chunk's mark, or None; raises if it is of other examples."""
   path = shard.chunk_path(index)
   # A chunk of 0 bytes is what a full disk can leave beside a whole mark.
   mark = marks.read(path)
@@ -190,8 +188,7 @@ def write_chunk(
 
 
 def write_config(shard: Shard, text: str) -> None:
-  """Writes `config.gin`, which is the same for all shards, whichever they are
-  and whenever they write it."""
+  """Writes `config.gin`, the same for all shards and at any time."""
   # Written beside the chunks: what is left of it is removed with them.
   final, begun = shard.folder / CONFIG_FILE, shard.chunk_folder / CONFIG_FILE
   if is_in_bucket(final):

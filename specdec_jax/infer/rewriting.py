@@ -161,8 +161,7 @@ def _encode(decoder: Decoder, writing: Writing) -> list[Row]:
 
 
 def _parts(rows: Sequence[Row], writing: Writing) -> list[_Part]:
-  """Groups prompts by width, each part of some from anywhere in the list,
-  in an order that is the same whatever is there already."""
+  """Groups prompts by width, in an order that a restart repeats."""
   # The first parts are a sample of all: prompts are drawn from anywhere, and
   # then parts of all widths.
   generator = np.random.Generator(np.random.Philox(writing.seed))

@@ -135,8 +135,7 @@ def _compile_whole(
   pack: Callable[[Sequence[Row | None]], tuple[Any, ...]],
   function: Callable[..., Any],
 ) -> Decode:
-  """Compiles `function(params, *packed)` for batches that begin and end
-  together."""
+  """Compiles `function(params, *packed)` for batches that end together."""
   # Rows are split over the devices, and results come to every process, each of
   # which makes all lines of a chunk.
   batch = mesh_lib.batch_sharding(job.mesh)

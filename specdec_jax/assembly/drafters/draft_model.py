@@ -62,8 +62,7 @@ class DraftModel:
 
 
 def _check_fits(model: Model, config: Config, target: Target) -> None:
-  """Raises ValueError unless a draft model has the vocabulary of the target,
-  and an encoder if the target has one."""
+  """Raises unless target and draft model read the same, in one vocabulary."""
   # Whoever has the sizes at hand has compared the vocabularies.
   if isinstance(model.sizes, str | None):
     if target.vocabulary is None:

@@ -93,8 +93,7 @@ def run(args: argparse.Namespace) -> int:
 def _choose(
   decoder: Decoder, batches: Sequence[Batch], settings: DecodeSettings
 ) -> ChosenGamma:
-  """Chooses for `--gamma auto` on these batches, however few: they are decoded
-  several times in any case."""
+  """Chooses for `--gamma auto` on these batches, again and again if few."""
   gammas, num_rows = decoder.tried_gammas, settings.batch_size
   needed = trials.num_batches_needed(gammas, num_rows)
   many = list(itertools.islice(itertools.cycle(batches), needed))

@@ -72,8 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _acceptance(placed: Placed, rule: Rule, num_tokens: int) -> Figures:
-  """Measures how often a token is accepted, and ranks where trees could use
-  them."""
+  """Measures how often tokens are accepted, for trees by their rank."""
   decoder, params = placed.decoder, placed.params
   is_lossless = rule.judge(decoder.sampling).is_lossless
   shared: Figures = {

@@ -267,8 +267,7 @@ def _rewrite(args: argparse.Namespace) -> int:
 
 
 def _check_model_vocabulary(model: str, tokens: Path) -> None:
-  """Raises ValueError if token files are of another vocabulary than a model's,
-  as far as it has a SentencePiece model to compare."""
+  """Raises if token files are not of a model's SentencePiece vocabulary."""
   path = loading.locate(model)
   own = path / token_files.VOCABULARY  # Also where tokenizer.json is read.
   vocabulary = loading.read_vocabulary(path)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec_jax.assembly.option_fields import by_name
 from specdec_jax.cli import options, outputs
 from specdec_jax.files import text_lines
 from specdec_jax.files.paths import user_path
@@ -83,12 +84,7 @@ def _metric_fns(
         f'task {task_name} has no metrics: give --metrics instead'
       )
     return list(task.metric_fns)
-  for name in names:
-    if name not in quality.METRICS:
-      raise ValueError(
-        f'--metrics takes some of {",".join(quality.METRICS)}, got {name!r}'
-      )
-  return [quality.METRICS[name] for name in names]
+  return [by_name('--metrics', quality.METRICS, name) for name in names]
 
 
 def _read(path: Path) -> list[Record]:

@@ -255,8 +255,7 @@ def _compile(args: argparse.Namespace) -> Figures:
 def _alphas(
   args: argparse.Namespace, found: Figures, max_gamma: int
 ) -> tuple[list[Alpha], tuple[float, float] | None]:
-  """Chooses the acceptance rates to plan for, and an interval if one was
-  measured."""
+  """Chooses rates to plan for, and their interval if one was measured."""
   if args.alpha is not None:
     return [args.alpha], None
   if not found.get('profile'):
@@ -274,8 +273,7 @@ def _tree(
   max_nodes: int,
   length: int,
 ) -> TreePlan | None:
-  """Finds the best tree; None for drafters that draft none, or no room for
-  one."""
+  """Finds the best tree; None without room, or for drafters of chains."""
   ranks = found.get('rank_rates')
   if max_nodes < 2 or (found['source'] == 'measured' and not ranks):
     return None
