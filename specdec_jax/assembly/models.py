@@ -188,21 +188,19 @@ def _draw_params(config: Config | DrafterConfig) -> dict:
   """Draws normal weights of the scale that keeps activations of one size."""
   leaves, structure = jax.tree.flatten(families.param_shapes(config))
 
+  def draw(key: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    if len(leaf.shape) == 1:  # Scales of norms.
+      return jnp.ones(leaf.shape, leaf.dtype)
+    # [in, out]: with 1 / sqrt(in) outputs are as large as inputs.
+    scale = jnp.asarray(leaf.shape[0] ** -0.5, leaf.dtype)
+    return jax.random.normal(key, leaf.shape, leaf.dtype) * scale
+
   @jax.jit
-  def draw_all(key: jax.Array):
+  def draw_all(key: jax.Array) -> list[jax.Array]:
     keys = jax.random.split(key, len(leaves))
-    return [_draw(k, leaf) for k, leaf in zip(keys, leaves, strict=True)]
+    return [draw(k, leaf) for k, leaf in zip(keys, leaves, strict=True)]
 
   return jax.tree.unflatten(structure, draw_all(jax.random.key(0)))
-
-
-def _draw(key: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-  # Scales of norms.
-  if len(leaf.shape) == 1:
-    return jnp.ones(leaf.shape, leaf.dtype)
-  # [in, out]: with 1 / sqrt(in) outputs are as large as inputs.
-  scale = jnp.asarray(leaf.shape[0] ** -0.5, leaf.dtype)
-  return jax.random.normal(key, leaf.shape, leaf.dtype) * scale
 
 
 def _byte_vocabulary() -> Vocabulary:

@@ -98,7 +98,8 @@ def json_lines(path: str | None) -> Iterator[Callable[[dict], None]]:
 def report(args: argparse.Namespace, figures: object, *shown: object) -> int:
   """Writes --json, and shows the figures unless that is standard output; 0."""
   if args.json:
-    write_json(args.json, figures)
+    with opened(args.json) as file:
+      _write(file, json.dumps(figures, allow_nan=False, indent=2))
   if args.json != STANDARD_OUTPUT:
     screen = progress.console(color=args.color)
     for part in shown:
@@ -126,12 +127,6 @@ def table(
   for row in cells:
     made.add_row(*row)
   return made
-
-
-def write_json(path: str, value: object) -> None:
-  """Writes one value, indented."""
-  with opened(path) as file:
-    _write(file, json.dumps(value, allow_nan=False, indent=2))
 
 
 def _write(file: TextIO, text: str) -> None:

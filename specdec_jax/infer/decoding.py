@@ -10,6 +10,7 @@ from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.option_fields import field_names
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import VerifyFn
@@ -120,25 +121,9 @@ class Decoding:
     # 32 rows of 5 samples each: 7 examples, the last with 2 of its samples.
     return -(-self.batch_size // self.num_samples)
 
-  def within(self, num_rows: int) -> 'Decoding':
-    """With a batch of at most so many rows."""
-    refill_size = self.refill_size
-    if refill_size is not None and refill_size <= self.batch_size:
-      refill_size = min(refill_size, num_rows)
-    return dataclasses.replace(
-      self,
-      batch_size=min(self.batch_size, num_rows),
-      refill_size=refill_size,
-    )
-
   @property
   def sampling(self) -> Sampling:
-    return Sampling(
-      temperature=self.temperature,
-      top_k=self.top_k,
-      top_p=self.top_p,
-      min_p=self.min_p,
-    )
+    return Sampling(**{n: getattr(self, n) for n in field_names(Sampling)})
 
   def rule(self) -> Rule:
     if self.verify_fn is None:
@@ -207,8 +192,15 @@ class Job:
 
   def for_examples(self, num_examples: int) -> 'Job':
     """With no more rows in a batch than so many examples have samples."""
+    # Of 5 rows on 4 devices: a batch of 8 at most, 2 for each.
     num_rows = num_examples * self.decoding.num_samples
-    decoding = self.decoding.within(num_rows + -num_rows % self._num_parts)
+    num_rows += -num_rows % self._num_parts
+    size, refill_size = self.decoding.batch_size, self.decoding.refill_size
+    if refill_size is not None and refill_size <= size:
+      refill_size = min(refill_size, num_rows)
+    decoding = dataclasses.replace(
+      self.decoding, batch_size=min(size, num_rows), refill_size=refill_size
+    )
     return dataclasses.replace(self, decoding=decoding)
 
   def at(self, gamma: int | None) -> 'Job':
