@@ -108,6 +108,7 @@ def _choices(
   options: Mapping[str, object],
 ) -> tuple[DrafterChoice, Rule]:
   """Makes choices that are given by name; ValueError for unknown options."""
+  # All that may be said, to suggest what was meant by an unknown name.
   known: list[str] = []
 
   def made(kind: Callable[..., Choice], **own: object) -> Choice:
@@ -307,6 +308,7 @@ def _pieces(
       if error := completions.error_of_row(batch, output, 0):
         raise ValueError(error) from None
       whole = completions.of_row(decoder, batch, output, 0, settings.stop)
+      # What looked like the beginning of a stop string, and was none.
       if whole.text[num_shown:]:
         yield whole.text[num_shown:]
       return whole
@@ -316,6 +318,7 @@ def _pieces(
       for token in recording.committed(record)
       if token['token'] not in vocabulary.eos_ids
     ]
+    # A character of several tokens comes with the last of them.
     piece, read = vocabularies.stream_text(vocabulary, read, ids)
     found += piece
     # With the stop string 'STOP', of 'say STO' only 'say ' is shown.

@@ -81,6 +81,7 @@ def choose(
   }
   visits: dict[int, list[Visit]] = {gamma: [] for gamma in gammas}
   found = []
+  # These are the first batches of the user's own: their outputs are kept.
   for gamma, batch in zip(turns, batches, strict=False):
     output, visit = settings.call(functools.partial(decoders[gamma], batch))
     visits[gamma].append(visit)

@@ -104,6 +104,7 @@ class Decoder:
     a drafter and its weights. It is made once, for what it has compiled."""
     if gamma not in self.others:
       choice = self.choice if gamma else NoDrafter()
+      # The same weights serve any gamma: only functions are made anew.
       length = Fixed(gamma)
       made = choice.make(self.seen, length)
       method = dataclasses.replace(

@@ -166,6 +166,7 @@ def _tree(shape: Any, gamma: int) -> Tree:
       return Tree(theory.best_tree(rates, shape, gamma))
     if isinstance(shape, str) or not isinstance(shape, Sequence):
       raise ValueError(f'{shape!r} is not {_TREES}')
+    # (0, 0, 1) are parents; [(0,), (1,), (0, 0)] are paths of the same tree.
     if all(map(is_number, shape)):
       tree = Tree(tuple(shape))
     else:

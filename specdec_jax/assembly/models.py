@@ -186,6 +186,7 @@ def read_params(
 
 def _draw_params(config: Config | DrafterConfig) -> dict:
   """Draws normal weights of the scale that keeps activations of one size."""
+  # Leaves in a fixed order, each with a key of its own: the same every time.
   leaves, structure = jax.tree.flatten(families.param_shapes(config))
 
   def draw(key: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:

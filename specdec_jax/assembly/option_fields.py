@@ -49,6 +49,7 @@ def chosen(
   Raises:
     ValueError: if there is no such choice, or an option of another is given.
   """
+  # For rule greedy: its field `lenience`.
   own = options_of(by_name(kind, known, name))
   # Which choices have an option that was given, such as {'beta': ['top_beta']}:
   # if the chosen one is not among them, it would be ignored without a word.

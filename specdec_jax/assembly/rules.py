@@ -190,6 +190,7 @@ RULES: dict[str, type[Rule]] = {
 
 
 def _of_tree(rule: Callable[..., Verification]) -> Callable[[Tree], VerifyFn]:
+  # `for_tree` is asked for a shape first; `rule` takes it with the draft.
   return lambda tree: functools.partial(rule, tree=tree)
 
 

@@ -188,6 +188,7 @@ def compiled(
   shapes = str(jax.tree.map(lambda leaf: leaf.shape, first.prompt))
   max_len = max_length(decoder, first, settings.max_new_tokens)
   key = (parts, shapes, max_len, num_devices)
+  # Weights are arguments: the programs serve whatever lies in their place.
   if key not in decoder.programs:
     program = Program(
       method=decoder.method,

@@ -80,6 +80,7 @@ def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
 
 def named(kind: Callable[..., Made], args: argparse.Namespace, **own) -> Made:
   """Makes a dataclass of the flags with the names of its fields."""
+  # Of `Sampling`: args.temperature becomes its field `temperature`.
   names = [name for name in field_names(kind) if name not in own]
   return kind(**{n: v for n, v in vars(args).items() if n in names}, **own)
 
@@ -141,6 +142,7 @@ def _adaptive(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
   limits = {
     'threshold': schedules.fixed,
     'heuristic': schedules.heuristic,
+    # Only where it is asked for: --draft_cost is None otherwise.
     'estimate': lambda: schedules.running_alpha(c=args.draft_cost),
   }
   return {'schedule': limits[name](), 'min_prob': min_prob}

@@ -99,6 +99,7 @@ def _run(argv: Sequence[str] | None) -> int:
     args = _parser(argv).parse_args(argv)
   except SystemExit as done:  # After --help or a wrong option.
     return int(done.code or 0)
+  # For the whole run: another one with this --json would be written over.
   with outputs.reserved(getattr(args, 'json', None)):
     return args.run_command(args) or EXIT_OK
 

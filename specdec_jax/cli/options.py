@@ -38,6 +38,8 @@ class Parser(argparse.ArgumentParser):
   def error(self, message: str) -> NoReturn:
     if message == 'argument --prompt: expected one argument':
       message += '; write --prompt=TEXT if it begins with a dash'
+    # From "unrecognized arguments: --gama 3" to "--gama", and from there to
+    # "--gamma".
     flag = message.removeprefix('unrecognized arguments: ').split(' ')[0]
     if message.startswith('unrecognized'):
       near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
@@ -145,6 +147,8 @@ def _add_flags(
   for choice in choices:
     for name, field in options_of(choice).items():
       if name not in added:
+        # Of DRAFTERS, all but one have `gamma`: --gamma is added once, of the
+        # first, and only prompt_lookup brings --max_ngram.
         added.add(name)
         text, default = field.metadata['help'], field.default
         if isinstance(default, bool):

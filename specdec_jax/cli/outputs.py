@@ -29,6 +29,7 @@ def check(
   ]
   # By real paths, so that ./a and a are one.
   taken = {_real(path): option for option, path in files(inputs)}
+  # Outputs are taken one after another: two of them must not share a path.
   for option, path in files(outputs):
     if reason := _obstacle(path):
       raise ValueError(f'cannot write {option} {path}: {reason}')
@@ -115,6 +116,8 @@ def table(
   from rich.table import Table
 
   made, cells = Table(title=title or None), [*map(tuple, rows)]
+  # Of ('gamma', 'tokens/s with the prefill') and ('11', '1234.5'): widths 5
+  # and 8, of 'gamma' and 'tokens/s'; the longer title takes three lines.
   for i, column in enumerate(columns):
     # A column is as wide as its longest word or figure.
     justify: Literal['left', 'right'] = 'left' if title and not i else 'right'
@@ -154,6 +157,7 @@ def opened(path: str) -> Iterator[TextIO]:
   kept: AbstractContextManager[Path] = contextlib.nullcontext(place)
   if not _is_device(place):
     kept = replacing.file(place, on_failure=say)
+  # The file is closed first, and only then put in the place of the old one.
   with kept as begun, _written(begun, path) as file:
     yield file
 

@@ -40,6 +40,7 @@ def tables(
     f'c {found["c"]:.4f}, T({costs.widths[-1]}) / T(1) '
     f'{costs.verify_cost_ratio(costs.max_gamma):.3f}'
   )
+  # One rate has a row per gamma; several have one each, of their best gamma.
   if len(planned) == 1:
     [(_, plan, tree)] = planned
     shown += [_choices(plan, tree), *plan.sentences]
@@ -66,6 +67,7 @@ def tables(
   losing = [each for each in planned if not each.plan.best.gamma]
   for alpha, plan, _ in losing[-1:]:
     shown += [f'At alpha {alpha:.2f}: {text}' for text in plan.sentences]
+  # Without a rate at which a tree wins, what is to be said of the greatest.
   found_trees = [(alpha, tree) for alpha, _, tree in planned if tree]
   if faster := [
     f'{alpha:.2f}' for alpha, tree in found_trees if tree.is_faster
@@ -83,6 +85,8 @@ def fleet(
 ) -> object:
   """Makes the table of chip-hours, of plain decoding and of each alpha."""
   columns = ('alpha', 'gamma', 'tokens/s per chip', 'chip-hours', 'per million')
+  # Predictions begin with plain decoding. A profile is named by its first
+  # rate.
   names = ['plain', *(f'{np.ravel(alpha)[0]:.2f}' for alpha in alphas)]
   rows = [
     (
@@ -116,6 +120,8 @@ def _compiled(found: Figures) -> tuple[object, str]:
     for name, cost in found['programs'].items()
   ]
   gib = {name: f'{size / 2**30:.2f}' for name, size in found['memory'].items()}
+  # The sum and the chip's memory come last: 'target params 3.10, ...; 4.20
+  # of 32.00'.
   total, available = gib.pop('total'), gib.pop('available')
   parts = ', '.join(f'{k.replace("_", " ")} {v}' for k, v in gib.items())
   memory = f'GiB per chip: {parts}; {total} of {available}'

@@ -49,6 +49,7 @@ class Placed:
     sides = {}
     for dtype in sorted({*dtypes, own}):
       target, params = decoder.target, self.params
+      # The method is that of the decoder: only weights and caches differ.
       if dtype != own:
         other = decoder_lib.build(
           dataclasses.replace(decoder.model, dtype=dtype),
@@ -91,6 +92,7 @@ def configuration(flags: Figures, decoder: Decoder) -> Figures:
     *('max_new_tokens', 'repeats', 'dtype'),
   )
   min_prob = getattr(decoder.choice, 'min_prob', None)
+  # Rules with options are partials, which have them as keywords.
   of_rule = getattr(decoder.method.verify_fn, 'keywords', {})
   return {name: flags[name] for name in names} | {
     'model': decoder.model.checkpoint,

@@ -72,6 +72,7 @@ def load(job: Job) -> Loaded:
 
 def compile_for(loaded: Loaded, gammas: Sequence[int | None]) -> None:
   """Compiles programs of these gammas, and keeps no others."""
+  # Programs take memory: those of gammas that lost are dropped.
   for gamma in [gamma for gamma in loaded.programs if gamma not in gammas]:
     del loaded.programs[gamma]
   with progress.waiting('compiling'):

@@ -142,11 +142,15 @@ def decode(
         runs_before[sources >= 0] = 0
     if state is None or rows.count(None) == programs.batch_size:
       return
+    # While prompts wait, the loop returns for as many free rows as are refilled
+    # at once; then, when all are done.
     wanted = programs.batch_size if is_exhausted else programs.refill_size
     started = time.perf_counter()
     state, output = programs.run(params, state, np.int32(wanted))
     output = jax.device_get(output)
     utilisation.loop_seconds += time.perf_counter() - started
+    # Counters of a row go on from call to call: of runs [7, 4] after [5, 0],
+    # 2 and 4 are new. A row that is empty counts in none.
     is_taken = np.array([example is not None for example in rows])
     # Of a row's target runs, those since the loop was entered.
     runs = output.statistics.num_target_runs - runs_before

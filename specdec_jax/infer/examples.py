@@ -98,6 +98,7 @@ def encode_one(index: int, example: Example, layout: Layout) -> Row:
   _check_known(index, ids, layout)
   if not ids and not layout.starts:
     raise ValueError(f'example {index + 1} is empty: it has no tokens')
+  # Texts of an encoder end in EOS; given ids are the task's own affair.
   keeps_end = example.input_ids is None and layout.is_encoder_decoder
   return Row(
     index=index,

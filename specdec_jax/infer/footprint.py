@@ -48,6 +48,7 @@ def of(job: Job) -> dict[str, Size]:
   init = strategies.of(job).init
   state = jax.eval_shape(lambda p, x: init(p, x, job), shapes, prompt)
   config = job.decoder.drafting.config
+  # A drafter that shares the target's embeddings has only its own here.
   own = () if config is None else families.param_shapes(config)
   of_params = mesh_lib.parameter_shardings
   return {

@@ -76,6 +76,7 @@ def choose(
   turns: Sequence[int], parts: Sequence[Timed], batch_size: int
 ) -> ChosenGamma:
   """Returns what parts of a chunk show, each decoded with its gamma."""
+  # Turns (0, 3, 3, 0) and parts a b c d: {0: [a, d], 3: [b, c]}.
   visits: dict[int, list[Visit]] = {gamma: [] for gamma in turns}
   for gamma, part in zip(turns, parts, strict=True):
     visits[gamma].append(

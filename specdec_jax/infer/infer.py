@@ -201,6 +201,7 @@ def _decode_chunks(run: _Run) -> int:
       if gammas.is_trial:
         gammas = gammas.settle(mark.gamma if mark else None)
         _say(gammas.sentence)
+      # Counts of chunks that an earlier run made are in their marks.
       if mark:  # Of the first process alone.
         total += mark.counts
   if processes.is_first():
@@ -276,6 +277,7 @@ def _metric_writer(
 
 def _report(total: Counts, timed: Sequence[Timed], job: Job) -> None:
   """Says what was done: in all chunks, and how fast in those of this run."""
+  # Speed is of this run alone; counts below are of all chunks.
   if timed:
     together = decode_many.together(timed)
     figures = together.figures()

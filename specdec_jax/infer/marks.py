@@ -108,6 +108,7 @@ def write_first(path: Path, mark: Mark) -> Mark:
 
 def check_whole(path: Path, mark: Mark) -> None:
   """Raises ValueError unless a file has as many lines as its mark says."""
+  # Lines are counted, not hashed: a full disk cuts files, it changes none.
   if (found := num_lines(path)) != mark.counts.examples:
     lines = 'no file' if found is None else f'{found} lines'
     raise ValueError(

@@ -218,6 +218,7 @@ def finish(
       if (chunk := marks.read(path)) is None:
         raise ValueError(f'{path} has vanished: give the command again')
       marks.check_whole(path, chunk)
+      # A chunk of another run may have taken this name in between.
       if chunk.settings_digest != own:
         raise ValueError(
           f'{path} is of other settings: remove {shard.chunk_folder}, and give '
@@ -247,6 +248,7 @@ def merge(folder: Path) -> list[tuple[Path, int]]:
   # By name and number of shards: a folder may hold several tasks, or the same
   # one in 2 shards and in 4.
   groups: dict[tuple[str, int], dict[int, Path]] = {}
+  # 'wmt-predict.jsonl-00001-of-00004' is shard 1 of ('wmt-predict.jsonl', 4).
   for path in sorted(folder.glob('*.jsonl-*-of-*')):
     match = _SHARD.fullmatch(path.name)
     if match and int(match['count']) > 1:

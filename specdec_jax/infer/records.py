@@ -50,6 +50,7 @@ def of_samples(
     if len(outputs) > 1 or with_scores:
       aux['scores'] = aux['log_prob']
     found.append((text, aux))
+  # The likeliest is last, as with T5X's beams.
   found.sort(key=lambda each: each[1]['log_prob'])
   texts, auxes = zip(*found, strict=True)
   # From [{'tokens': 3}, {'tokens': 5}] to {'tokens': [3, 5]}.

@@ -101,6 +101,7 @@ def _search(job: Job, max_new_tokens: int) -> tuple[Any, Mapping[str, Any]]:
   """
   # For a dry run, too, which has no examples and asks for the caches alone.
   num_beams, target = job.decoding.num_decodes or 1, job.decoder.target
+  # Both modules take these; the one with drafts takes two more.
   settings = {'target': target, 'num_beams': num_beams, 'max_len': job.max_len}
   drafter = beam_drafting.drafter(
     job.decoder, num_beams, job.decoding.draft_width

@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     method = dataclasses.replace(decoder.method, verify_fn=accept, eos_id=(-1,))
     decoder = dataclasses.replace(decoder, method=method)
   chosen = None
+  # From here on gamma is a number; for 0 there is nothing left to compare.
   if decoder.is_auto:
     chosen = _choose(decoder, batches, settings)
     decoder = decoder.at(chosen.gamma)
@@ -120,6 +121,8 @@ def _measure(
     ways = {
       '': benchmark.drafted(side, method, fixed=fixed, is_adaptive=is_adaptive)
     }
+    # T(1) and the tokens to compare are of the same dtype; the baseline of the
+    # speedup is the fastest of all, such as bfloat16 for a float32 target.
     plain = candidates[decoder.model.dtype]
     fastest, tokens_per_second = sides_lib.fastest(candidates)
     num_programs = benchmark.num_programs(
@@ -145,6 +148,7 @@ def _measure(
 
 def _table(figures: Figures) -> object:
   show = lambda x, digits=2: '-' if x is None else f'{x:.{digits}f}'
+  # Such as 'smollm2-135m, float32 (drafts bfloat16), cpu'.
   dtypes = figures['dtype']
   if figures['draft_dtype'] != dtypes:
     dtypes += f' (drafts {figures["draft_dtype"]})'

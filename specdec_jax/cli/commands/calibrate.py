@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
   target, drafter = map(layers.num_params, decoder.params)
   figures['c_hat'] = drafter / target
   parts = Costs.among(figures)
+  # c of gamma tokens is a mean: the first of a draft costs more than others.
   figures |= timing.configuration(vars(args), decoder) | {
     'kind': costs.KIND,
     'source': 'measured',
@@ -89,6 +90,7 @@ def _acceptance(placed: Placed, rule: Rule, num_tokens: int) -> Figures:
       verify_fn=None if is_lossless else decoder.method.verify_fn,
       **shared,
     )
+    # Gamma 1: every prefix is judged, whatever was accepted before it.
     figures = calibration.acceptance(found, max_gamma=decoder.drafter.gamma)
     figures['rank_rates'] = None
     # Trees of copies have one shape, and rules for trees are lossless.
@@ -104,6 +106,7 @@ def _table(figures: Figures) -> object:
   shown = '-' if interval is None else '{:.3f} to {:.3f}'.format(*interval)
   lag = figures['autocorrelation'][0]
   ms = lambda seconds: f'{1e3 * seconds:.3f} ms'
+  # Of widths (1, 5, 9) these are T(1) and T(9).
   plain, *_, scoring = figures['target_seconds']
   ranks = []
   if figures['rank_rates']:

@@ -111,6 +111,7 @@ def _check_destination(
   source: Path, destination: Path, *, is_overwritten: bool
 ) -> None:
   """Finds what forbids writing there, before anything is read."""
+  # Neither 'models/a' to 'models', nor 'models' to 'models/a'.
   inner, outer = source.resolve(), destination.resolve()
   if inner.is_relative_to(outer) or outer.is_relative_to(inner):
     raise ValueError(
@@ -137,6 +138,7 @@ def _check_is_model(destination: Path) -> None:
     raise ValueError(
       f'{destination} holds no model, so --overwrite does not replace it'
     )
+  # Whatever any format writes: a folder of another one may be replaced, too.
   names = {name for each in written for name in each.files}
   names.update(vocabulary_files.WRITTEN)
   known = lambda child: child.is_file() and child.name in names

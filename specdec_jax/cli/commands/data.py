@@ -135,6 +135,7 @@ def _prepare(args: argparse.Namespace) -> int:
       folder, sources, user_path(args.vocabulary), lengths, prefix=args.prefix
     )
   for split, counts in description['splits'].items():
+    # Of counts {'dropped': 3, 'trimmed': 0, ...} only '3 dropped' is said.
     lost = [name for name in ('dropped', 'trimmed', 'split') if counts[name]]
     figures = (
       f'{counts["examples"]:,} examples of {counts["read"]:,}',
@@ -242,6 +243,7 @@ def _rewrite(args: argparse.Namespace) -> int:
   )
   counts = dict(description.at('splits').values)
   with _new_folder(args) as folder:
+    # Splits that are not rewritten go along, and so does the vocabulary.
     for path in (source / token_files.VOCABULARY, *splits.values()):
       if path.stem not in args.splits and path.is_file():
         (folder / path.name).write_bytes(path.read_bytes())
@@ -252,6 +254,7 @@ def _rewrite(args: argparse.Namespace) -> int:
           config, params, tokens, how, seed=args.seed, report=bar.advance
         )
       token_files.save(file, rewritten)
+      # Counts of what was dropped stay: inputs are those that were prepared.
       counts[split] = {
         **counts[split],
         'target_tokens': rewritten.targets.tokens.size,

@@ -113,6 +113,7 @@ def _self_test() -> bool:
   expected = decode(autoregressive)
   itself = drafters.autoregressive(target, gamma=3, logits_to_probs=greedy)
   random = drafters.uniform(gamma=3, vocab_size=target.vocab_size)
+  # A drafter that copies, one that is mostly wrong, one that is always right.
   found = [
     decode(speculative, drafters.prompt_lookup(gamma=4)),
     decode(speculative, random),

@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
       f'{args.targets} has {found} targets for {len(records)} predictions'
     )
   predictions = [record['prediction'] for record in records]
+  # All counts first, then metrics, then rates, in the order of the table.
   figures: Record = {'examples': len(records)}
   with progress.waiting('judging'):
     for metric_fn in metric_fns:
@@ -129,6 +130,7 @@ def _rates(aux: Sequence[Any]) -> Record:
   )
   if not all(map(is_counted, aux)):
     return {}
+  # Rates of sums, not means of rates: a long text weighs more than a short one.
   total = {name: sum(each[name] for each in aux) for name in _COUNTERS}
   tokens, runs, _, tested, accepted = total.values()
   return total | {

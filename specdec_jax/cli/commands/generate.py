@@ -104,6 +104,7 @@ def _trace_writer(
       if record['type'] == 'iteration':
         iterations.append(record)
 
+    # Totals are of what was written; an interrupt leaves a trace without them.
     yield write
     summary = recording.summarize(iterations, decoder.method.depth)
     storage.write_record(file, recording.summary_record(summary))
@@ -152,6 +153,7 @@ def _decode_all(
         shows.append(stream())
       elif is_colored:
         shows.append(records.append)
+      # A line that was begun ends in any case, before an error is told.
       try:
         output = jax.device_get(decode(batch, shows))
       finally:
@@ -178,6 +180,7 @@ def _show_rows(
   screen: Any, batch: Batch, records: list[Record], stream: Callable[[], Write]
 ) -> None:
   row_ids = batch.prompt.row_ids.tolist()
+  # Two rows give records 0 1 0 1 0: row 0 is finished before row 1 begins.
   # Records are in the order of iterations; shown are whole rows.
   for row_id, prompt in zip(row_ids, batch.texts, strict=False):
     _show_prompt(screen, prompt)

@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
   given = {
     'shard_id': args.shard_id,
     'tfds_data_dir': args.tfds_data_dir,
+    # None leaves an argument to gin; False would override it.
     'dry_run': args.dry_run or None,
     'profile_dir': args.profile,
   }

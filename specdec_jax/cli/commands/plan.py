@@ -128,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
     )
     tree = _tree(found, costs, alpha, plan, max_gamma, length)
     planned.append(Planned(alpha, plan, tree))
+  # It may be infinite, which JSON cannot say.
   oracles = [planner.oracle_speedup(alpha, costs, length) for alpha in alphas]
   record = found | {
     'kind': 'specdec plan',
@@ -194,6 +195,7 @@ def _read(path: str, max_gamma: int | None) -> Figures:
   found.number('num_devices', 1)
   if len(found.numbers('alpha_interval', [0, 1])) != 2:
     found.refuse('alpha_interval', 'two numbers')
+  # All that the file says goes on into --json, what is not read here, too.
   record = dict(found.values)
   costs = Costs.among(record)
   costs.check_gamma(1)
@@ -225,6 +227,8 @@ def _compile(args: argparse.Namespace) -> Figures:
   num_parts = parts.num_parts(task, max_gamma)
   with progress.bar('compiling', num_parts) as bar:
     pair = parts.pair_costs(task, max_gamma=max_gamma, advance=bar.advance)
+  # Such as 'target, 13 positions', 'drafter, first token', and of trees
+  # 'target, tree of 12 nodes' and 'drafter, tree of 12 nodes, 4 deep'.
   programs = {
     f'target, {width} positions': cost
     for width, cost in zip(pair.widths, pair.target, strict=True)

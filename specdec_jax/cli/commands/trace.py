@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
 def _find(traced: Trace, number: int | None) -> int | None:
   if number is None:
     return None
+  # Users count rows from 1, traces from 0.
   rows = {wording.ordinal(row): row for row in traced.rows}
   if number not in rows:
     shown = ', '.join(map(str, rows)) or 'none'
