@@ -31,7 +31,6 @@ from specdec_jax.launch import compilation_cache
 from specdec_jax.sharding import mesh
 from specdec_jax.text import prompts, vocabularies
 from specdec_jax.text.prompts import Batch, Text
-from specdec_jax.text.vocabularies import Messages, TextStream
 from specdec_jax.trace import recording
 
 
@@ -142,7 +141,7 @@ def _choices(
 
 def generate(
   decoder: Decoder,
-  texts: Iterable[str | Messages],
+  texts: Iterable[str | vocabularies.Messages],
   *,
   max_new_tokens: int = 128,
   chat: bool = False,
@@ -260,7 +259,7 @@ class Stream:
 
 def stream(
   decoder: Decoder,
-  text: str | Messages,
+  text: str | vocabularies.Messages,
   *,
   max_new_tokens: int = 128,
   chat: bool = False,
@@ -298,7 +297,7 @@ def _pieces(
   iterate: Callable[[Batch], Iterations],
 ) -> Generator[str, None, Completion]:
   """Yields text that no later token can change, and returns all of it."""
-  vocabulary, read = decoder.vocabulary, TextStream()
+  vocabulary, read = decoder.vocabulary, vocabularies.TextStream()
   iterations, found, num_shown = iterate(batch), '', 0
   while True:
     try:

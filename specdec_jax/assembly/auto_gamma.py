@@ -9,22 +9,19 @@ import jax
 
 from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.base import Prompt
 from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.measure import stopwatch, trials
-from specdec_jax.measure.trials import Visit
 from specdec_jax.text.prompts import Batch
 from specdec_jax.theory import gamma_trials
-from specdec_jax.theory.gamma_trials import ChosenGamma
 
 # Tokens of the decode that warms programs up.
 _NUM_WARM = 4
 _log = logging.getLogger('specdec_jax')
 
 
-def settled(decoder: Decoder, settings: DecodeSettings) -> Decoder:
+def settled(decoder: Decoder, settings: running.DecodeSettings) -> Decoder:
   """Returns a decoder whose gamma is a number: itself, or what was measured.
 
   Raises ValueError if nothing was measured for batches of that size.
@@ -42,7 +39,7 @@ def settled(decoder: Decoder, settings: DecodeSettings) -> Decoder:
 
 
 def outputs(
-  decoder: Decoder, batches: Sequence[Batch], settings: DecodeSettings
+  decoder: Decoder, batches: Sequence[Batch], settings: running.DecodeSettings
 ) -> Iterator[DecodeOutput]:
   """Decodes batches with the gamma that the first, or earlier ones, chose."""
   choice, first = choose(decoder, batches, settings)
@@ -54,8 +51,8 @@ def outputs(
 
 
 def choose(
-  decoder: Decoder, batches: Sequence[Batch], settings: DecodeSettings
-) -> tuple[ChosenGamma, list[DecodeOutput]]:
+  decoder: Decoder, batches: Sequence[Batch], settings: running.DecodeSettings
+) -> tuple[gamma_trials.ChosenGamma, list[DecodeOutput]]:
   """Chooses the gamma for batches of one shape, which the decoder then keeps.
 
   Also returns the outputs of the batches that were decoded to find it: none if
@@ -79,7 +76,7 @@ def choose(
     gamma: compile_parts(decoder.at(gamma), batches[0], settings)
     for gamma in gammas
   }
-  visits: dict[int, list[Visit]] = {gamma: [] for gamma in gammas}
+  visits: dict[int, list[trials.Visit]] = {gamma: [] for gamma in gammas}
   found = []
   # These are the first batches of the user's own: their outputs are kept.
   for gamma, batch in zip(turns, batches, strict=False):
@@ -95,17 +92,17 @@ def choose(
 
 
 def compile_parts(
-  decoder: Decoder, first: Batch, settings: DecodeSettings
-) -> Callable[[Batch], tuple[DecodeOutput, Visit]]:
+  decoder: Decoder, first: Batch, settings: running.DecodeSettings
+) -> Callable[[Batch], tuple[DecodeOutput, trials.Visit]]:
   """Compiles prefill and loop for such batches, and warms them up."""
   params, [prefill, loop] = running.compiled(decoder, first, settings, _parts)
   key = jax.random.key(settings.seed)
 
-  def decode(prompt: Prompt) -> tuple[DecodeOutput, Visit]:
+  def decode(prompt: Prompt) -> tuple[DecodeOutput, trials.Visit]:
     prompt = running.place(prompt, settings.num_devices, is_batch=True)
     state, fill_seconds = stopwatch.run_seconds(prefill, params, key, prompt)
     output, loop_seconds = stopwatch.run_seconds(loop, params, state)
-    return output, Visit(
+    return output, trials.Visit(
       gamma=decoder.drafter.gamma,
       statistics=output.statistics,
       num_iterations=int(output.statistics.num_target_runs.max()),

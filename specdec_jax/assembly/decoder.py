@@ -23,7 +23,6 @@ from specdec_jax.checkpoints import formats, loading
 from specdec_jax.decoding.method import Method
 from specdec_jax.launch import agreement
 from specdec_jax.models import families
-from specdec_jax.models.families import AnyConfig, Config
 from specdec_jax.text.vocabularies import AnyVocabulary
 from specdec_jax.theory.gamma_trials import ChosenGamma
 
@@ -66,7 +65,7 @@ class Decoder:
   )
 
   @property
-  def config(self) -> Config:
+  def config(self) -> families.Config:
     return self.seen.config
 
   @property
@@ -209,7 +208,7 @@ def outline(
   return result
 
 
-def _shortest(*configs: AnyConfig) -> int:
+def _shortest(*configs: families.AnyConfig) -> int:
   limits = [families.of(each).max_positions(each) for each in configs]
   return min((n for n in limits if n is not None), default=2**30)
 

@@ -15,7 +15,6 @@ from specdec_jax.checkpoints import formats, loading, settings
 from specdec_jax.models import families, layers, presets
 from specdec_jax.models.families import AnyConfig, Config, DrafterConfig
 from specdec_jax.text import vocabularies
-from specdec_jax.text.vocabularies import AnyVocabulary, Vocabulary
 
 # Before names of sizes: models with random weights, to time shapes whose
 # checkpoints are not at hand. Their text is noise.
@@ -125,7 +124,7 @@ def read_drafter_config(model: Model, kind: str) -> Any:
   return config
 
 
-def read_vocabulary(model: Model, config: Config) -> AnyVocabulary:
+def read_vocabulary(model: Model, config: Config) -> vocabularies.AnyVocabulary:
   """Reads a model's vocabulary; ValueError if it has none that fits."""
   if model.is_random:
     return _byte_vocabulary()
@@ -204,7 +203,7 @@ def _draw_params(config: Config | DrafterConfig) -> dict:
   return jax.tree.unflatten(structure, draw_all(jax.random.key(0)))
 
 
-def _byte_vocabulary() -> Vocabulary:
+def _byte_vocabulary() -> vocabularies.Vocabulary:
   """Makes a vocabulary of bytes, without EOS and with id 0 for padding."""
   tokenizers = vocabularies.import_tokenizers()
   alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -217,4 +216,4 @@ def _byte_vocabulary() -> Vocabulary:
     add_prefix_space=False
   )
   tokenizer.decoder = tokenizers.decoders.ByteLevel()
-  return Vocabulary(tokenizer=tokenizer)
+  return vocabularies.Vocabulary(tokenizer=tokenizer)

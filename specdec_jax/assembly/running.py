@@ -15,13 +15,12 @@ from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.text import prompts, stop_strings
 from specdec_jax.text.prompts import Batch, Text
 from specdec_jax.trace import recording
-from specdec_jax.trace.recording import Record
 
-Show = Callable[[Record], None]
+Show = Callable[[recording.Record], None]
 # From a batch, and from what is shown every iteration record, to the output.
 Decode = Callable[[Batch, Sequence[Show]], DecodeOutput]
 # The records of each iteration, and in the end the output.
-Iterations = Generator[list[Record], None, DecodeOutput]
+Iterations = Generator[list[recording.Record], None, DecodeOutput]
 Result = TypeVar('Result')
 # New tokens for which a program has room, or a multiple of them.
 _ROOM = 64

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from specdec_jax.assembly import decoder, models, running
-from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.drafters.choice import has_model, has_schedule
 from specdec_jax.assembly.lengths import Auto
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import chosen, field_names
 from specdec_jax.assembly.rules import RULES, Rule
-from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Tree
 from specdec_jax.cli import options, outputs
@@ -21,7 +19,6 @@ from specdec_jax.drafters import schedules
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.sharding import mesh
 from specdec_jax.text import prompts
-from specdec_jax.text.prompts import Batch
 
 Made = TypeVar('Made')
 # Drafters whose gamma is that of `--gamma` if nothing is said; the others know
@@ -38,7 +35,7 @@ class Choices:
   rule: Rule
   sampling: Sampling
 
-  def build(self) -> Decoder:
+  def build(self) -> decoder.Decoder:
     """Reads the models; see `decoder.build`."""
     return decoder.build(
       self.model,
@@ -148,10 +145,12 @@ def _adaptive(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
   return {'schedule': limits[name](), 'min_prob': min_prob}
 
 
-def settings(args: argparse.Namespace) -> DecodeSettings:
+def settings(args: argparse.Namespace) -> running.DecodeSettings:
   """Makes the settings of a decode."""
   stop = getattr(args, 'stop', None) or ()
-  return named(DecodeSettings, args, stop=stop, call=progress.interruptible)
+  return named(
+    running.DecodeSettings, args, stop=stop, call=progress.interruptible
+  )
 
 
 def prepared(
@@ -160,7 +159,7 @@ def prepared(
   *,
   trace: str | None = None,
   num_samples: int | None = None,
-) -> tuple[Decoder, list[Batch], DecodeSettings]:
+) -> tuple[decoder.Decoder, list[prompts.Batch], running.DecodeSettings]:
   """Reads the models and the prompts, and packs these in batches.
 
   With `num_samples`, rows per prompt, a batch has no more rows than there are;

@@ -11,7 +11,6 @@ from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter
-from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.base import Params, Prompt
 from specdec_jax.launch import progress
 from specdec_jax.measure import sides as sides_lib
@@ -70,7 +69,7 @@ class Placed:
 
 
 def place(
-  decoder: Decoder, batches: Sequence[Batch], settings: DecodeSettings
+  decoder: Decoder, batches: Sequence[Batch], settings: running.DecodeSettings
 ) -> Placed:
   """Puts weights and prompts on their devices."""
   put = functools.partial(running.place, num_devices=settings.num_devices)

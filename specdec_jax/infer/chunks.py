@@ -14,11 +14,8 @@ import jax
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.base import Params
 from specdec_jax.infer import decode_many, examples, strategies
-from specdec_jax.infer.decode_many import Timed, Utilisation
 from specdec_jax.infer.decoding import Job
-from specdec_jax.infer.examples import Row
 from specdec_jax.infer.records import Record
-from specdec_jax.infer.strategies import Decode
 from specdec_jax.launch import agreement, progress
 from specdec_jax.measure import metrics
 from specdec_jax.sharding import mesh as mesh_lib
@@ -29,11 +26,11 @@ class Chunk:
   """Some examples in a row, and their digest, see `examples.digest`."""
 
   index: int
-  rows: tuple[Row, ...]
+  rows: tuple[examples.Row, ...]
   digest: str
 
 
-def read(rows: Iterator[Row], sizes: Iterable[int]) -> Iterator[Chunk]:
+def read(rows: Iterator[examples.Row], sizes: Iterable[int]) -> Iterator[Chunk]:
   """Yields rows in chunks; raises unless all processes have the same."""
   for index, size in enumerate(sizes):
     chunk = tuple(itertools.islice(rows, size))
@@ -52,7 +49,7 @@ class Loaded:
 
   job: Job
   params: Params
-  programs: dict[int | None, Decode]
+  programs: dict[int | None, strategies.Decode]
 
 
 def load(job: Job) -> Loaded:
@@ -88,16 +85,16 @@ class Decoded:
   """The lines of a chunk, in order, and the time of each of its parts."""
 
   lines: list[Record]
-  parts: list[Timed]
+  parts: list[decode_many.Timed]
 
   @property
-  def timed(self) -> Timed:
+  def timed(self) -> decode_many.Timed:
     return decode_many.together(self.parts)
 
 
 def decode(
   loaded: Loaded,
-  rows: Sequence[Row],
+  rows: Sequence[examples.Row],
   gammas: Sequence[int | None],
   *,
   profile_dir: str | None = None,
@@ -116,7 +113,7 @@ def decode(
     bar = stack.enter_context(progress.bar('decoding', len(rows) * num_samples))
     for i, gamma in enumerate(gammas):
       part = examples.sampled(rows[i * size : (i + 1) * size], num_samples)
-      utilisation = Utilisation(num_rows=job.decoding.batch_size)
+      utilisation = decode_many.Utilisation(num_rows=job.decoding.batch_size)
       started = time.perf_counter()
       for row, output in loaded.programs[gamma](part, utilisation):
         outputs[row.index] = output
@@ -124,7 +121,9 @@ def decode(
       seconds = time.perf_counter() - started
       counts = metrics.joined([outputs[row.index].statistics for row in part])
       parts.append(
-        Timed(statistics=counts, utilisation=utilisation, seconds=seconds)
+        decode_many.Timed(
+          statistics=counts, utilisation=utilisation, seconds=seconds
+        )
       )
   # Row i of S samples is decoded as rows i S .. i S + S - 1.
   record = strategies.of(job).record

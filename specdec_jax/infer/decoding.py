@@ -11,7 +11,6 @@ from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import field_names
-from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import VerifyFn
 from specdec_jax.infer.examples import Layout
@@ -54,7 +53,7 @@ class Decoding:
   """
 
   make_drafter: Callable[[], DrafterChoice] = NoDrafter
-  make_rule: Callable[[], Rule] = SpeculativeSampling
+  make_rule: Callable[[], rules.Rule] = rules.SpeculativeSampling
   temperature: float = 0.0
   top_k: int | None = None
   top_p: float | None = None
@@ -125,7 +124,7 @@ class Decoding:
   def sampling(self) -> Sampling:
     return Sampling(**{n: getattr(self, n) for n in field_names(Sampling)})
 
-  def rule(self) -> Rule:
+  def rule(self) -> rules.Rule:
     if self.verify_fn is None:
       return self.make_rule()
     return rules.Custom(

@@ -10,7 +10,6 @@ from specdec_jax.assembly import running
 from specdec_jax.base import Prompt
 from specdec_jax.infer import marks
 from specdec_jax.models import families
-from specdec_jax.models.families import Config, has_encoder
 from specdec_jax.text import prompts
 from specdec_jax.text.tasks import Example, Task
 from specdec_jax.text.vocabulary_files import AnyVocabulary
@@ -39,7 +38,7 @@ class Layout:
   many input tokens and new tokens a row has; and whether the new ones are the
   example's own targets, to be scored."""
 
-  config: Config
+  config: families.Config
   vocabulary: AnyVocabulary
   inputs_length: int
   targets_length: int
@@ -47,7 +46,7 @@ class Layout:
 
   @property
   def is_encoder_decoder(self) -> bool:
-    return has_encoder(self.config)
+    return families.has_encoder(self.config)
 
   @property
   def starts(self) -> tuple[int, ...]:
@@ -55,7 +54,7 @@ class Layout:
     return families.of(self.config).starts
 
 
-def check_lengths(config: Config, lengths: Mapping[str, int]) -> None:
+def check_lengths(config: families.Config, lengths: Mapping[str, int]) -> None:
   """Raises for TASK_FEATURE_LENGTHS that are no two counts, or too long."""
   if set(lengths) != {'inputs', 'targets'}:
     raise ValueError(

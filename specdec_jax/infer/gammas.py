@@ -10,9 +10,7 @@ from specdec_jax.infer.decoding import Job
 from specdec_jax.infer.examples import Row
 from specdec_jax.launch import processes
 from specdec_jax.measure import trials
-from specdec_jax.measure.trials import Visit
 from specdec_jax.theory import gamma_trials
-from specdec_jax.theory.gamma_trials import ChosenGamma
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +24,7 @@ class Gammas:
   """
 
   turns: tuple[int, ...] = ()
-  choice: ChosenGamma | None = None
+  choice: gamma_trials.ChosenGamma | None = None
 
   @property
   def is_trial(self) -> bool:
@@ -45,11 +43,13 @@ class Gammas:
     """What there is to say of a choice; empty before it is made."""
     return self.choice.sentence if self.choice else ''
 
-  def settle(self, choice: ChosenGamma | None) -> 'Gammas':
+  def settle(self, choice: gamma_trials.ChosenGamma | None) -> 'Gammas':
     """With the choice of the first process, of which others learn gamma."""
     # `number_of_first` sends the argument of the first process to all.
     if choice is None:
-      choice = ChosenGamma(gamma=processes.number_of_first(0), sentence='')
+      choice = gamma_trials.ChosenGamma(
+        gamma=processes.number_of_first(0), sentence=''
+      )
     else:
       processes.number_of_first(choice.gamma)
     return dataclasses.replace(self, choice=choice)
@@ -74,13 +74,13 @@ def begin(job: Job, rows: Iterator[Row]) -> tuple[Iterator[Row], Gammas]:
 
 def choose(
   turns: Sequence[int], parts: Sequence[Timed], batch_size: int
-) -> ChosenGamma:
+) -> gamma_trials.ChosenGamma:
   """Returns what parts of a chunk show, each decoded with its gamma."""
   # Turns (0, 3, 3, 0) and parts a b c d: {0: [a, d], 3: [b, c]}.
-  visits: dict[int, list[Visit]] = {gamma: [] for gamma in turns}
+  visits: dict[int, list[trials.Visit]] = {gamma: [] for gamma in turns}
   for gamma, part in zip(turns, parts, strict=True):
     visits[gamma].append(
-      Visit(
+      trials.Visit(
         gamma=gamma,
         statistics=part.statistics,
         num_iterations=part.utilisation.num_iterations,

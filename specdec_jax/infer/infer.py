@@ -16,7 +16,6 @@ import jax
 from jax.sharding import Mesh
 
 from specdec_jax.assembly import models, running
-from specdec_jax.assembly.models import Model
 from specdec_jax.files.paths import local_path, user_path
 from specdec_jax.files.require import require
 from specdec_jax.infer import (
@@ -29,13 +28,9 @@ from specdec_jax.infer import (
 )
 from specdec_jax.infer import decoding as decoding_lib
 from specdec_jax.infer import gammas as gammas_lib
-from specdec_jax.infer.chunks import Chunk, Decoded, Loaded
-from specdec_jax.infer.decode_many import Timed
 from specdec_jax.infer.decoding import Decoding, Job
-from specdec_jax.infer.examples import Row
 from specdec_jax.infer.gammas import Gammas
 from specdec_jax.infer.marks import Counts, Mark
-from specdec_jax.infer.output import Shard
 from specdec_jax.launch import agreement, processes
 from specdec_jax.sharding import mesh as mesh_lib
 from specdec_jax.text.tasks import Task
@@ -43,7 +38,7 @@ from specdec_jax.text.tasks import Task
 
 def infer(
   *,
-  model: Model,
+  model: models.Model,
   output_dir: str,
   task_feature_lengths: Mapping[str, int],
   find_task: Callable[..., Task],
@@ -92,7 +87,7 @@ def infer(
     run = _Run(
       job=job,
       task=task,
-      shard=Shard(folder, task.name, mode, shard_id, num_shards),
+      shard=output.Shard(folder, task.name, mode, shard_id, num_shards),
       chunk_size=checkpoint_period * decoding.batch_examples,
       profile_dir=profile_dir,
       metrics_dir=metrics_dir,
@@ -125,14 +120,14 @@ class _Run:
 
   job: Job
   task: Task
-  shard: Shard
+  shard: output.Shard
   chunk_size: int
   profile_dir: str | None
   metrics_dir: str | None
   settings: Mapping[str, str]
   operative_config: Callable[[], str] | None
 
-  def rows(self) -> Iterator[Row]:
+  def rows(self) -> Iterator[examples.Row]:
     """Reads the examples of the shard."""
     shard_id, num_shards = self.shard.shard_id, self.shard.num_shards
     return examples.encode(self.task, self.job.layout, shard_id, num_shards)
@@ -175,7 +170,7 @@ def _decode_chunks(run: _Run) -> int:
   it, writes it and counts, and tells the others what they have to know.
   """
   job, loaded, num_chunks, total = run.job, None, 0, Counts()
-  timed: list[Timed] = []
+  timed: list[decode_many.Timed] = []
   rows, gammas = gammas_lib.begin(job, run.rows())
   _say(gammas.sentence)
   with _metric_writer(run.metrics_dir) as write_metrics:
@@ -210,7 +205,9 @@ def _decode_chunks(run: _Run) -> int:
   return 2 if total.nan_examples else 0
 
 
-def _find(run: _Run, chunk: Chunk, gammas: Gammas) -> tuple[bool, Mark | None]:
+def _find(
+  run: _Run, chunk: chunks.Chunk, gammas: Gammas
+) -> tuple[bool, Mark | None]:
   """Returns whether a chunk is complete, and in the first process its mark;
   ValueError if it compared gammas and does not say which was chosen."""
 
@@ -227,7 +224,7 @@ def _find(run: _Run, chunk: Chunk, gammas: Gammas) -> tuple[bool, Mark | None]:
   return bool(found), found if processes.is_first() else None
 
 
-def _load(run: _Run, job: Job, gammas: Gammas) -> Loaded:
+def _load(run: _Run, job: Job, gammas: Gammas) -> chunks.Loaded:
   """Reads the weights and compiles; writes `config.gin`."""
   loaded = chunks.load(job)
   chunks.compile_for(loaded, gammas.of_next_chunk)
@@ -238,7 +235,7 @@ def _load(run: _Run, job: Job, gammas: Gammas) -> Loaded:
 
 
 def _write(
-  run: _Run, chunk: Chunk, gammas: Gammas, decoded: Decoded
+  run: _Run, chunk: chunks.Chunk, gammas: Gammas, decoded: chunks.Decoded
 ) -> Mark | None:
   """Writes a chunk, in the first process; the mark that stands there."""
   if not processes.is_first():
@@ -275,7 +272,9 @@ def _metric_writer(
     yield writer.write_scalars
 
 
-def _report(total: Counts, timed: Sequence[Timed], job: Job) -> None:
+def _report(
+  total: Counts, timed: Sequence[decode_many.Timed], job: Job
+) -> None:
   """Says what was done: in all chunks, and how fast in those of this run."""
   # Speed is of this run alone; counts below are of all chunks.
   if timed:

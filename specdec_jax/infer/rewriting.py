@@ -19,13 +19,11 @@ from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.data import written_texts
-from specdec_jax.data.written_texts import WrittenTexts
 from specdec_jax.decoding.program import Program
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.files.one_writer import one_writer
 from specdec_jax.files.paths import local_path
 from specdec_jax.infer import decode_many, examples
-from specdec_jax.infer.decode_many import Utilisation
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.models import families, taps
 from specdec_jax.text import prompts
@@ -103,7 +101,7 @@ def write(
     for index in sorted({*range(len(parts))} - done):
       part = parts[index]
       decode = compiled(part.width, part.temperature)
-      used = Utilisation(num_rows=writing.batch_size)
+      used = decode_many.Utilisation(num_rows=writing.batch_size)
       started = time.perf_counter()
       texts = _join(decoder, writing, part, decode(part.rows, used))
       seconds = time.perf_counter() - started
@@ -210,7 +208,7 @@ def _description(
 
 def _compile(
   decoder: Decoder, writing: Writing, width: int, temperature: float
-) -> Callable[[Sequence[Row], Utilisation], Iterable[Written]]:
+) -> Callable[[Sequence[Row], decode_many.Utilisation], Iterable[Written]]:
   """Compiles the loop for prompts of one width, at one temperature."""
   target, num_new = decoder.target, writing.max_new_tokens
   if writing.layers is not None:
@@ -252,7 +250,7 @@ def _compile(
 
 def _join(
   decoder: Decoder, writing: Writing, part: _Part, written: Iterable[Written]
-) -> WrittenTexts:
+) -> written_texts.WrittenTexts:
   """Joins a part's texts, in its order; ValueError if logits were NaN."""
   # By row, as rows finish in any order: tokens, log-probabilities, streams.
   found: dict[int, tuple[np.ndarray, ...]] = {}

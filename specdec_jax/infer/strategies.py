@@ -15,7 +15,6 @@ from specdec_jax.contrib import speculative_beams
 from specdec_jax.decoding import beam_search, scoring, speculative
 from specdec_jax.decoding.program import Program
 from specdec_jax.infer import decode_many, examples, records
-from specdec_jax.infer.decode_many import Utilisation
 from specdec_jax.infer.decoding import WITH_SCORES, Job
 from specdec_jax.infer.examples import Row
 from specdec_jax.sharding import mesh as mesh_lib
@@ -26,7 +25,9 @@ _ALPHA = 0.6
 
 # From rows, and what counts how well the batch is used, to rows in any order,
 # each with its output, which has `statistics`. Compiled.
-Decode = Callable[[Sequence[Row], Utilisation], Iterator[tuple[Row, Any]]]
+Decode = Callable[
+  [Sequence[Row], decode_many.Utilisation], Iterator[tuple[Row, Any]]
+]
 
 
 class Strategy(NamedTuple):
@@ -69,7 +70,7 @@ def _compile_loop(job: Job, params: Params) -> Decode:
   programs = program.refill(job.decoding.batch_size, everywhere)
   decode_many.warm_up(programs, params, empty)
 
-  def decode(rows: Sequence[Row], utilisation: Utilisation):
+  def decode(rows: Sequence[Row], utilisation: decode_many.Utilisation):
     seed = job.decoding.seed
     for row, output, _ in decode_many.decode(
       programs, params, seed, rows, pack=pack, utilisation=utilisation

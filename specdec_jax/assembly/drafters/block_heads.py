@@ -4,8 +4,6 @@ import dataclasses
 
 from specdec_jax.assembly import lengths, models
 from specdec_jax.assembly.drafters.choice import Drafting, Target
-from specdec_jax.assembly.lengths import Gamma, Length
-from specdec_jax.assembly.models import Model
 from specdec_jax.contrib.blockwise_heads import blockwise_heads
 from specdec_jax.models import families
 from specdec_jax.models.block_heads import BlockHeadsConfig
@@ -16,11 +14,11 @@ class BlockHeads:
   """Heads on the target's decoder, `gamma` of them, None for all, in a folder
   that `specdec train` wrote; see `contrib.blockwise_heads`."""
 
-  model: Model
-  gamma: Gamma | None = lengths.gamma_option(None)
+  model: models.Model
+  gamma: lengths.Gamma | None = lengths.gamma_option(None)
 
   @property
-  def length(self) -> Length:
+  def length(self) -> lengths.Length:
     """Reads the number of heads from the folder, where gamma does not say."""
     if isinstance(self.gamma, int):
       return lengths.of(gamma=self.gamma)
@@ -35,7 +33,7 @@ class BlockHeads:
   def _config(self) -> BlockHeadsConfig:
     return models.read_drafter_config(self.model, 'block_heads')
 
-  def make(self, target: Target, length: Length) -> Drafting:
+  def make(self, target: Target, length: lengths.Length) -> Drafting:
     config, gamma = self._config(), lengths.fixed(length)
     if gamma > config.gamma:
       raise ValueError(

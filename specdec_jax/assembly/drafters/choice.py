@@ -12,7 +12,6 @@ from specdec_jax.base import Drafter, LanguageModel
 from specdec_jax.checkpoints import loading
 from specdec_jax.drafters.autoregressive import Chain
 from specdec_jax.models import families
-from specdec_jax.models.families import Config, DrafterConfig
 from specdec_jax.text.vocabularies import AnyVocabulary
 
 
@@ -21,7 +20,7 @@ class Target:
   """What a drafter may know of the target; a dry run has no vocabulary."""
 
   name: str
-  config: Config
+  config: families.Config
   vocabulary: AnyVocabulary | None
   sampling: Sampling
 
@@ -63,7 +62,7 @@ class Drafting:
 
   drafter: Drafter
   model: Model | None = None
-  config: Config | DrafterConfig | None = None
+  config: families.Config | families.DrafterConfig | None = None
   target: LanguageModel | None = None
   join: Callable[[Any, Any], Any] = lambda target, own: own
   chain: Chain | None = None

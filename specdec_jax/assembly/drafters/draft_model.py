@@ -6,12 +6,9 @@ import functools
 from specdec_jax.assembly import lengths, models
 from specdec_jax.assembly.drafters import one_by_one
 from specdec_jax.assembly.drafters.choice import Drafting, Target
-from specdec_jax.assembly.lengths import Gamma, Length, Shape
-from specdec_jax.assembly.models import Model
 from specdec_jax.drafters.autoregressive import as_chain
 from specdec_jax.drafters.schedules import Schedule
 from specdec_jax.models import families
-from specdec_jax.models.families import Config
 from specdec_jax.text import vocabularies
 
 
@@ -23,14 +20,14 @@ class DraftModel:
   `draft_vocabulary.json` lies beside the weights, only its tokens are drafted;
   see `models.read_draft_vocabulary`."""
 
-  model: Model
-  gamma: Gamma = lengths.gamma_option(4)
-  tree: Shape | None = lengths.tree_option()
+  model: models.Model
+  gamma: lengths.Gamma = lengths.gamma_option(4)
+  tree: lengths.Shape | None = lengths.tree_option()
   schedule: Schedule | None = None
   min_prob: float = 0.0
 
   @property
-  def length(self) -> Length:
+  def length(self) -> lengths.Length:
     return lengths.of(
       gamma=self.gamma,
       tree=self.tree,
@@ -39,7 +36,7 @@ class DraftModel:
       tried=(2, 5, 11),
     )
 
-  def make(self, target: Target, length: Length) -> Drafting:
+  def make(self, target: Target, length: lengths.Length) -> Drafting:
     config = models.read_config(self.model)
     _check_fits(self.model, config, target)
     model, num_logits = (
@@ -61,7 +58,9 @@ class DraftModel:
     )
 
 
-def _check_fits(model: Model, config: Config, target: Target) -> None:
+def _check_fits(
+  model: models.Model, config: families.Config, target: Target
+) -> None:
   """Raises unless target and draft model read the same, in one vocabulary."""
   # Whoever has the sizes at hand has compared the vocabularies.
   if isinstance(model.sizes, str | None):

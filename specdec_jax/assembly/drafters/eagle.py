@@ -6,8 +6,6 @@ from specdec_jax import drafters
 from specdec_jax.assembly import lengths, models
 from specdec_jax.assembly.drafters import one_by_one
 from specdec_jax.assembly.drafters.choice import Drafting, Target
-from specdec_jax.assembly.lengths import Gamma, Length, Shape
-from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import option
 from specdec_jax.base import Tree
 from specdec_jax.checkpoints import loading
@@ -25,9 +23,9 @@ class Eagle:
   `PromptLookup` does.
   """
 
-  model: Model
-  gamma: Gamma = lengths.gamma_option(4)
-  tree: Shape | None = lengths.tree_option()
+  model: models.Model
+  gamma: lengths.Gamma = lengths.gamma_option(4)
+  tree: lengths.Shape | None = lengths.tree_option()
   lookup: bool = option(
     False, 'copy where prompt_lookup finds something, let eagle draft elsewhere'
   )
@@ -35,7 +33,7 @@ class Eagle:
   min_prob: float = 0.0
 
   @property
-  def length(self) -> Length:
+  def length(self) -> lengths.Length:
     if self.lookup and self.tree is not None:
       raise ValueError(
         'lookup copies chains, and tree is none: give one of them'
@@ -47,7 +45,7 @@ class Eagle:
       min_prob=self.min_prob,
     )
 
-  def make(self, target: Target, length: Length) -> Drafting:
+  def make(self, target: Target, length: lengths.Length) -> Drafting:
     config = models.read_drafter_config(self.model, 'eagle')
     target.check_num_logits(config.vocab_size)
     if target.vocabulary is not None:

@@ -5,7 +5,6 @@ import dataclasses
 from specdec_jax import drafters
 from specdec_jax.assembly import lengths
 from specdec_jax.assembly.drafters.choice import Drafting, Target
-from specdec_jax.assembly.lengths import Gamma, Length
 from specdec_jax.assembly.option_fields import option
 from specdec_jax.data import ngram_counts
 
@@ -17,7 +16,7 @@ class NGram:
   """
 
   ngram_text: str = option('', 'the text file that ngram counts')
-  gamma: Gamma = lengths.gamma_option(4)
+  gamma: lengths.Gamma = lengths.gamma_option(4)
   is_sampled: bool | None = None
 
   def __post_init__(self):
@@ -25,10 +24,10 @@ class NGram:
       raise ValueError('drafter ngram needs ngram_text, the file to count')
 
   @property
-  def length(self) -> Length:
+  def length(self) -> lengths.Length:
     return lengths.of(gamma=self.gamma)
 
-  def make(self, target: Target, length: Length) -> Drafting:
+  def make(self, target: Target, length: lengths.Length) -> Drafting:
     if target.vocabulary is None:
       raise ValueError('a dry run counts no text: leave the n-gram drafter out')
     try:

@@ -5,7 +5,6 @@ import numpy as np
 from specdec_jax import drafters, logits
 from specdec_jax.assembly import lengths
 from specdec_jax.assembly.drafters.choice import Target
-from specdec_jax.assembly.lengths import Adaptive, Length
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel, Tree
 from specdec_jax.drafters.autoregressive import Chain
@@ -14,7 +13,7 @@ from specdec_jax.drafters.autoregressive import Chain
 def drafter(
   model: LanguageModel | Chain,
   target: Target,
-  length: Length,
+  length: lengths.Length,
   *,
   first: Drafter | None = None,
   few: tuple[LanguageModel, np.ndarray] | None = None,
@@ -46,7 +45,7 @@ def drafter(
     # What is likeliest is asked of the logits: one-hot probabilities would be
     # made of their argmax, to be searched for it again.
     to_probs = logits.mask_padding(vocab_size)
-  if not isinstance(length, Adaptive):
+  if not isinstance(length, lengths.Adaptive):
     length = lengths.Adaptive(lengths.fixed(length))
     # What is asked first says per row whether the model drafts: that varies.
     if first is None:

@@ -5,7 +5,6 @@ import dataclasses
 from specdec_jax import drafters, trees
 from specdec_jax.assembly import lengths
 from specdec_jax.assembly.drafters.choice import Drafting, Target
-from specdec_jax.assembly.lengths import Gamma, Length
 from specdec_jax.assembly.option_fields import option
 from specdec_jax.base import Tree
 from specdec_jax.launch.numbers import positive_int
@@ -16,7 +15,7 @@ class PromptLookup:
   """Copies from the context; see `drafters.prompt_lookup`, and for several
   copies at once, which are a tree, `drafters.continuations`."""
 
-  gamma: Gamma = lengths.gamma_option(8)
+  gamma: lengths.Gamma = lengths.gamma_option(8)
   max_ngram: int = option(
     3, 'longest suffix that prompt_lookup looks up', type=positive_int
   )
@@ -40,7 +39,7 @@ class PromptLookup:
       )
 
   @property
-  def length(self) -> Length:
+  def length(self) -> lengths.Length:
     # Copies cost nothing, so that wide ones are tried as well.
     return lengths.of(
       gamma=self.gamma,
@@ -48,7 +47,7 @@ class PromptLookup:
       tried=(3, 11, 23),
     )
 
-  def make(self, target: Target, length: Length) -> Drafting:
+  def make(self, target: Target, length: lengths.Length) -> Drafting:
     if not isinstance(length, Tree):
       drafter = drafters.prompt_lookup(
         gamma=lengths.fixed(length),

@@ -5,8 +5,6 @@ import dataclasses
 from specdec_jax import drafters
 from specdec_jax.assembly import lengths, models
 from specdec_jax.assembly.drafters.choice import Drafting, Target
-from specdec_jax.assembly.lengths import Gamma, Length
-from specdec_jax.assembly.models import Model
 from specdec_jax.models import families
 
 
@@ -19,15 +17,15 @@ class SpecDrafter:
       a name of `presets.SPEC_DRAFTERS`, will do.
   """
 
-  model: Model
-  gamma: Gamma = lengths.gamma_option(25)
+  model: models.Model
+  gamma: lengths.Gamma = lengths.gamma_option(25)
 
   @property
-  def length(self) -> Length:
+  def length(self) -> lengths.Length:
     # A block costs one pass, however long it is.
     return lengths.of(gamma=self.gamma, tried=(5, 11, 23))
 
-  def make(self, target: Target, length: Length) -> Drafting:
+  def make(self, target: Target, length: lengths.Length) -> Drafting:
     config = models.read_drafter_config(self.model, 'spec_drafter')
     gamma = lengths.fixed(length)
     # It was trained for one target, and is padded as that is.

@@ -5,20 +5,19 @@ import dataclasses
 from specdec_jax import drafters
 from specdec_jax.assembly import lengths
 from specdec_jax.assembly.drafters.choice import Drafting, Target
-from specdec_jax.assembly.lengths import Gamma, Length
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Uniform:
   """Guesses at random; see `drafters.uniform`."""
 
-  gamma: Gamma = lengths.gamma_option(4)
+  gamma: lengths.Gamma = lengths.gamma_option(4)
 
   @property
-  def length(self) -> Length:
+  def length(self) -> lengths.Length:
     return lengths.of(gamma=self.gamma)
 
-  def make(self, target: Target, length: Length) -> Drafting:
+  def make(self, target: Target, length: lengths.Length) -> Drafting:
     drafter = drafters.uniform(
       gamma=lengths.fixed(length),
       # Of padding nothing is ever drafted, though it has a probability: 0.

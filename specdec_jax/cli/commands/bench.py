@@ -18,11 +18,9 @@ from specdec_jax.assembly.lengths import Adaptive
 from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.base import Tree
 from specdec_jax.cli import from_flags, options, outputs, timing
-from specdec_jax.cli.timing import Placed
 from specdec_jax.launch import progress
 from specdec_jax.measure import benchmark, trials
 from specdec_jax.measure import sides as sides_lib
-from specdec_jax.measure.benchmark import Figures
 from specdec_jax.measure.simulated import simulated_acceptance
 from specdec_jax.text.prompts import Batch
 from specdec_jax.theory.gamma_trials import ChosenGamma
@@ -103,8 +101,8 @@ def _choose(
 
 
 def _measure(
-  placed: Placed, plain_dtypes: Sequence[str], repeats: int
-) -> Figures:
+  placed: timing.Placed, plain_dtypes: Sequence[str], repeats: int
+) -> benchmark.Figures:
   """Returns the figures of `benchmark.compare`, and what they are against."""
   decoder, method = placed.decoder, placed.decoder.method
   # Adaptive drafters keep the fixed one's state within their own, unless they
@@ -146,7 +144,7 @@ def _measure(
   }
 
 
-def _table(figures: Figures) -> object:
+def _table(figures: benchmark.Figures) -> object:
   show = lambda x, digits=2: '-' if x is None else f'{x:.{digits}f}'
   # Such as 'smollm2-135m, float32 (drafts bfloat16), cpu'.
   dtypes = figures['dtype']
@@ -193,7 +191,7 @@ def _table(figures: Figures) -> object:
   return outputs.table(columns, rows, title=title)
 
 
-def _identical(figures: Figures) -> str:
+def _identical(figures: benchmark.Figures) -> str:
   if figures['is_simulated']:
     return 'not compared: simulated'
   if figures['identical'] is None:

@@ -7,14 +7,12 @@ import argparse
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.rules import Block, Rule
 from specdec_jax.cli import from_flags, options, outputs, timing
-from specdec_jax.cli.timing import Placed
 from specdec_jax.launch import progress
 from specdec_jax.measure import calibration, iteration_costs
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.benchmark import Figures
 from specdec_jax.models import layers
 from specdec_jax.theory import costs, trees
-from specdec_jax.theory.costs import Costs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     )
   target, drafter = map(layers.num_params, decoder.params)
   figures['c_hat'] = drafter / target
-  parts = Costs.among(figures)
+  parts = costs.Costs.among(figures)
   # c of gamma tokens is a mean: the first of a draft costs more than others.
   figures |= timing.configuration(vars(args), decoder) | {
     'kind': costs.KIND,
@@ -72,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
   return outputs.report(args, figures, _table(figures))
 
 
-def _acceptance(placed: Placed, rule: Rule, num_tokens: int) -> Figures:
+def _acceptance(placed: timing.Placed, rule: Rule, num_tokens: int) -> Figures:
   """Measures how often tokens are accepted, for trees by their rank."""
   decoder, params = placed.decoder, placed.params
   is_lossless = rule.judge(decoder.sampling).is_lossless

@@ -17,7 +17,6 @@ from specdec_jax.files.paths import user_path
 from specdec_jax.infer import rewriting
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.text import prompts, sentencepiece_vocabulary
-from specdec_jax.text.sentencepiece_vocabulary import SentencePieceVocabulary
 from specdec_jax.training import recipes
 
 
@@ -274,7 +273,7 @@ def _check_model_vocabulary(model: str, tokens: Path) -> None:
   path = loading.locate(model)
   own = path / token_files.VOCABULARY  # Also where tokenizer.json is read.
   vocabulary = loading.read_vocabulary(path)
-  if isinstance(vocabulary, SentencePieceVocabulary):
+  if isinstance(vocabulary, sentencepiece_vocabulary.SentencePieceVocabulary):
     token_files.check_vocabulary(tokens, vocabulary.model)
   elif own.is_file():
     token_files.check_vocabulary(tokens, own.read_bytes())

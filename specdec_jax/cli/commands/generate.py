@@ -13,7 +13,6 @@ import jax
 
 from specdec_jax.assembly import completions, running
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.decoding.statistics import Statistics
@@ -114,7 +113,7 @@ def _decode_all(
   args: argparse.Namespace,
   decoder: Decoder,
   batches: Sequence[Batch],
-  settings: DecodeSettings,
+  settings: running.DecodeSettings,
   write_json: Write,
   write_trace: Write | None,
 ) -> int:

@@ -15,15 +15,12 @@ from specdec_jax import trees as core_trees
 from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.checkpoints import settings
 from specdec_jax.cli import options, outputs, plan_tables
-from specdec_jax.cli.plan_tables import Alpha, Planned
 from specdec_jax.files.paths import user_path
 from specdec_jax.launch import progress
 from specdec_jax.measure.benchmark import Figures
 from specdec_jax.models import presets
 from specdec_jax.theory import planner, tree_planner, trees
 from specdec_jax.theory.costs import KIND, Costs
-from specdec_jax.theory.planner import GammaPlan
-from specdec_jax.theory.tree_planner import TreePlan
 from specdec_jax.tpu_costs import aot, parts, workloads
 from specdec_jax.tpu_costs.chips import CHIPS
 
@@ -116,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
   max_gamma = args.max_gamma or costs.max_gamma
   alphas, interval = _alphas(args, found, max_gamma)
   batch_size, length = found['batch_size'], args.output_length
-  planned: list[Planned] = []
+  planned: list[plan_tables.Planned] = []
   for alpha in alphas:
     plan = planner.plan(
       alpha,
@@ -127,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
       interval=interval,
     )
     tree = _tree(found, costs, alpha, plan, max_gamma, length)
-    planned.append(Planned(alpha, plan, tree))
+    planned.append(plan_tables.Planned(alpha, plan, tree))
   # It may be infinite, which JSON cannot say.
   oracles = [planner.oracle_speedup(alpha, costs, length) for alpha in alphas]
   record = found | {
@@ -258,7 +255,7 @@ def _compile(args: argparse.Namespace) -> Figures:
 
 def _alphas(
   args: argparse.Namespace, found: Figures, max_gamma: int
-) -> tuple[list[Alpha], tuple[float, float] | None]:
+) -> tuple[list[plan_tables.Alpha], tuple[float, float] | None]:
   """Chooses rates to plan for, and their interval if one was measured."""
   if args.alpha is not None:
     return [args.alpha], None
@@ -272,11 +269,11 @@ def _alphas(
 def _tree(
   found: Figures,
   costs: Costs,
-  alpha: Alpha,
-  plan: GammaPlan,
+  alpha: plan_tables.Alpha,
+  plan: planner.GammaPlan,
   max_nodes: int,
   length: int,
-) -> TreePlan | None:
+) -> tree_planner.TreePlan | None:
   """Finds the best tree; None without room, or for drafters of chains."""
   ranks = found.get('rank_rates')
   if max_nodes < 2 or (found['source'] == 'measured' and not ranks):

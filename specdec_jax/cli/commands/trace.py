@@ -6,7 +6,6 @@ import dataclasses
 from specdec_jax.cli import options, outputs
 from specdec_jax.launch import progress
 from specdec_jax.trace import page, storage, svg, terminal, wording
-from specdec_jax.trace.storage import Trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
   return 0
 
 
-def _find(traced: Trace, number: int | None) -> int | None:
+def _find(traced: storage.Trace, number: int | None) -> int | None:
   if number is None:
     return None
   # Users count rows from 1, traces from 0.
@@ -78,7 +77,7 @@ def _find(traced: Trace, number: int | None) -> int | None:
   return rows[number]
 
 
-def _only(traced: Trace, row: int | None) -> Trace:
+def _only(traced: storage.Trace, row: int | None) -> storage.Trace:
   """Keeps of a trace one of its rows; None keeps all."""
   of = lambda records: {k: v for k, v in records.items() if row in (None, k)}
   return dataclasses.replace(
