@@ -63,9 +63,7 @@ def load(
     draft_model: the drafter's weights, named like `model`.
     verification: a name of `assembly.rules.RULES`, or a choice of that module.
     temperature: 0 is greedy.
-    top_k: keeps the k likeliest tokens.
-    top_p: keeps the likeliest with this much mass.
-    min_p: keeps tokens with at least this share of the likeliest's probability.
+    top_k: with `top_p` and `min_p` what is kept; see `logits.standardize`.
     dtype: 'float32' or 'bfloat16', of weights and caches.
     draft_dtype: of the draft model; None for `dtype`.
     sizes: of a T5X checkpoint, which does not state them.
@@ -90,13 +88,11 @@ def load(
   elif draft_dtype is not None:
     raise ValueError('draft_dtype is for a draft_model, which is not given')
   drafter, rule = _choices(drafter, draft, verification, options)
+  sampling = Sampling(
+    temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+  )
   return decoder_lib.build(
-    target,
-    drafter=drafter,
-    rule=rule,
-    sampling=Sampling(
-      temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
-    ),
+    target, drafter=drafter, rule=rule, sampling=sampling
   )
 
 

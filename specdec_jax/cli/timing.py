@@ -50,12 +50,7 @@ class Placed:
       target, params = decoder.target, self.params
       # The method is that of the decoder: only weights and caches differ.
       if dtype != own:
-        other = decoder_lib.build(
-          dataclasses.replace(decoder.model, dtype=dtype),
-          drafter=NoDrafter(),
-          sampling=decoder.sampling,
-          waiting=progress.waiting,
-        )
+        other = plain(decoder, dtype)
         target = other.target
         params = running.place(other.params, self.num_devices, is_batch=False)
       sides[dtype] = sides_lib.plain_side(
@@ -66,6 +61,16 @@ class Placed:
         max_len=self.max_len,
       )
     return sides
+
+
+def plain(decoder: Decoder, dtype: str) -> Decoder:
+  """Loads the target in another dtype, to be decoded plainly."""
+  return decoder_lib.build(
+    dataclasses.replace(decoder.model, dtype=dtype),
+    drafter=NoDrafter(),
+    sampling=decoder.sampling,
+    waiting=progress.waiting,
+  )
 
 
 def place(

@@ -53,9 +53,7 @@ class Loaded:
 
 
 def load(job: Job) -> Loaded:
-  """Reads the weights of both sides onto the mesh; what is compiled follows
-  from the chunks. ValueError if they do not divide over it, or are of another
-  shape."""
+  """Reads the weights onto the mesh; raises if they do not divide over it."""
   target, mesh = job.decoder.params.target, job.mesh
   mesh_lib.check_divides(mesh, target, batch_size=job.decoding.batch_size)
   with progress.waiting(f'loading {job.decoder.model.checkpoint}'):

@@ -111,8 +111,6 @@ def decode(
 
   Args:
     programs: of `Program.refill`.
-    params: weights of both sides.
-    seed: of all draws.
     examples: read as rows become free.
     pack: from N examples, None for a row that stays empty, to their prompt. The
       row ids should name the examples, so that results depend on no neighbour.
@@ -142,15 +140,13 @@ def decode(
         runs_before[sources >= 0] = 0
     if state is None or rows.count(None) == programs.batch_size:
       return
-    # While prompts wait, the loop returns for as many free rows as are refilled
-    # at once; then, when all are done.
+    # The loop returns for as many free rows as are refilled at once.
     wanted = programs.batch_size if is_exhausted else programs.refill_size
     started = time.perf_counter()
     state, output = programs.run(params, state, np.int32(wanted))
     output = jax.device_get(output)
     utilisation.loop_seconds += time.perf_counter() - started
-    # Counters of a row go on from call to call: of runs [7, 4] after [5, 0],
-    # 2 and 4 are new. A row that is empty counts in none.
+    # Counters go on from call to call: of runs [7, 4] after [5, 0], 2 and 4.
     is_taken = np.array([example is not None for example in rows])
     # Of a row's target runs, those since the loop was entered.
     runs = output.statistics.num_target_runs - runs_before

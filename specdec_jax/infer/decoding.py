@@ -218,8 +218,8 @@ def outline(
   *,
   is_dry_run: bool = False,
 ) -> Job:
-  """Puts target and drafter together, for TASK_FEATURE_LENGTHS; a dry run reads
-  no vocabulary. Raises ValueError if they do not fit together."""
+  """Puts target and drafter together; ValueError if they do not fit. A dry run
+  reads no vocabulary."""
   if mode not in MODES:
     raise ValueError(f'infer.mode is {mode!r}; there are {", ".join(MODES)}')
   if mode == SCORE:

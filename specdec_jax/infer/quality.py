@@ -7,9 +7,10 @@ in percent, with T5's settings
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from specdec_jax.files.require import require
+from specdec_jax.text.tasks import MetricFn
 
 Figures = dict[str, float]
 _ROUGE = ('rouge1', 'rouge2', 'rougeLsum')
@@ -63,8 +64,7 @@ def exact_match(targets: Sequence[str], predictions: Sequence[str]) -> Figures:
   return {'exact_match': 100 * hits / len(targets)}
 
 
-Metric = Callable[[Sequence[str], Sequence[str]], Figures]
-METRICS: Mapping[str, Metric] = {
+METRICS: Mapping[str, MetricFn] = {
   'bleu': bleu,
   'rouge': rouge,
   'exact_match': exact_match,

@@ -6,7 +6,7 @@ A SeqIO task (--task) brings its own metrics.
 
 import argparse
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,15 +77,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _metric_fns(
   task_name: str | None, names: Sequence[str]
-) -> list[Callable[..., Any]]:
-  if task_name:
-    task = tasks.find(task_name, split=None, metric_fns=quality.METRICS)
-    if not task.metric_fns:
-      raise ValueError(
-        f'task {task_name} has no metrics: give --metrics instead'
-      )
-    return list(task.metric_fns)
-  return [by_name('--metrics', quality.METRICS, name) for name in names]
+) -> list[tasks.MetricFn]:
+  if not task_name:
+    return [by_name('--metrics', quality.METRICS, name) for name in names]
+  task = tasks.find(task_name, split=None, metric_fns=quality.METRICS)
+  if not task.metric_fns:
+    raise ValueError(f'task {task_name} has no metrics: give --metrics instead')
+  return list(task.metric_fns)
 
 
 def _read(path: Path) -> list[Record]:

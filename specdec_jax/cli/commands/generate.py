@@ -135,16 +135,12 @@ def _decode_all(
     terminal.streamer, screen, hidden_ids=decoder.vocabulary.special_ids
   )
   has_failed, statistics, started = False, [], time.perf_counter()
-  pieces = decoder.vocabulary.pieces
   with progress.bar('decoding', num_prompts, is_shown=not is_live) as bar:
     for batch in batches:
       records: list[Record] = []
       shows: list[Write] = []
       if write_trace:
-        # The last batch may have rows of nobody.
-        rows = jax.tree.map(itemgetter(slice(len(batch.texts))), batch.prompt)
-        for record in recording.prompt_records(rows, pieces, batch.texts):
-          write_trace(record)
+        _trace_prompts(decoder, batch, write_trace)
         shows.append(write_trace)
       if is_live:
         if num_prompts > 1:
@@ -173,6 +169,14 @@ def _decode_all(
   if progress.is_watched():
     print(_note(statistics, time.perf_counter() - started), file=sys.stderr)
   return 2 if has_failed else 0
+
+
+def _trace_prompts(decoder: Decoder, batch: Batch, write: Write) -> None:
+  # The last batch may have rows of nobody.
+  rows = jax.tree.map(itemgetter(slice(len(batch.texts))), batch.prompt)
+  pieces = decoder.vocabulary.pieces
+  for record in recording.prompt_records(rows, pieces, batch.texts):
+    write(record)
 
 
 def _show_rows(
