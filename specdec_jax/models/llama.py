@@ -192,8 +192,6 @@ class SelfAttention(nn.Module):
     return out(mixed), keys, values
 
 
-# Layers are alike: one is traced and lowered for all.
-@nn.jit
 class DecoderLayer(nn.Module):
   """One pre-norm layer."""
 
@@ -228,7 +226,8 @@ class Llama(nn.Module):
     config = self.config
     sizes = config.vocab_size, config.embed_dim
     self.token_embedder = Embed(*sizes, config.dtype)
-    self.layers = [DecoderLayer(config) for _ in range(config.num_layers)]
+    layer = networks.traced_once(self, DecoderLayer)
+    self.layers = [layer(config) for _ in range(config.num_layers)]
     self.decoder_norm = RMSNorm(config.norm_epsilon, config.dtype)
     if not config.is_tied:
       self.logits_dense = Dense(num_logits(self, config.vocab_size))

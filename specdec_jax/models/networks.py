@@ -1,8 +1,9 @@
 """Networks as the functions that decoding calls."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -20,6 +21,24 @@ Past = tuple[Array, Array, Array]
 # From a stream and what a layer has kept, None if all tokens are new, to the
 # stream that leaves it, and the keys and values that it attended to.
 LayerFn = Callable[[Array, Past | None], tuple[Array, Array, Array]]
+
+
+Layer = TypeVar('Layer', bound=nn.Module)
+
+
+def traced_once(module: nn.Module, layer: type[Layer]) -> type[Layer]:
+  """Returns the class of the layers in a stack of `module`, which are alike:
+  all of them are traced and lowered as one."""
+  # `nn.jit` splits random keys in its own way: parameters and dropout of a seed
+  # would be others.
+  is_random = module.has_rng('params') or module.has_rng('dropout')
+  made: type[Layer] = layer if is_random else _jitted(cast(Any, layer))
+  return made
+
+
+@functools.cache
+def _jitted(layer: Any) -> Any:
+  return nn.jit(layer)
 
 
 # A cache to append to, if there is one.

@@ -67,8 +67,8 @@ class Encoder(nn.Module):
       bias = table(positions, positions)
     x = drop(x)
     for i in range(config.num_encoder_layers):
-      layer = t5_layers.EncoderLayer(config, name=f'layers_{i}')
-      x = layer(x, mask, bias, positions)
+      layer = networks.traced_once(self, t5_layers.EncoderLayer)
+      x = layer(config, name=f'layers_{i}')(x, mask, bias, positions)
     return drop(RMSNorm(dtype=config.dtype, name='encoder_norm')(x))
 
 
@@ -86,9 +86,8 @@ class Decoder(nn.Module):
       self.token_embedder = _embed(config)
     if not config.has_layer_relpos:
       self.relpos_bias = RelativePositionBias(config, is_bidirectional=False)
-    self.layers = [
-      t5_layers.DecoderLayer(config) for _ in range(config.num_decoder_layers)
-    ]
+    layer = networks.traced_once(self, t5_layers.DecoderLayer)
+    self.layers = [layer(config) for _ in range(config.num_decoder_layers)]
     self.decoder_norm = RMSNorm(dtype=config.dtype)
     self.dropout = Dropout(config.dropout_rate)
     if not config.is_tied:

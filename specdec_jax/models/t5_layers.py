@@ -213,8 +213,6 @@ class Attention(nn.Module):
     return rules.constrain(by_head, 'batch', 'heads', 'length', 'kv')
 
 
-# Layers are alike: one is traced and lowered for all.
-@functools.partial(nn.jit, static_argnames='is_training')
 class EncoderLayer(nn.Module):
   """One pre-norm layer of the encoder."""
 
@@ -242,7 +240,6 @@ class EncoderLayer(nn.Module):
     return rules.constrain(x + drop(h), 'batch', 'length', 'embed')
 
 
-@functools.partial(nn.jit, static_argnames='is_training')
 class DecoderLayer(nn.Module):
   """One pre-norm layer of the decoder."""
 

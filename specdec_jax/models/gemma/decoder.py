@@ -29,8 +29,9 @@ class Decoder(nn.Module):
   def setup(self):
     config = self.config
     self.token_embedder = layers.embed(config)
+    layer = networks.traced_once(self, layers.Layer)
     self.layers = [
-      layers.Layer(config, window, self.has_cross)
+      layer(config, window, self.has_cross)
       for window in attention.layer_windows(config)
     ]
     self.decoder_norm = layers.norm(config)

@@ -160,8 +160,6 @@ class CrossAttention(nn.Module):
     return self.out(_attend(self.config, queries, keys, values, mask))
 
 
-# Layers are alike: one is traced and lowered for all of a window.
-@nn.jit
 class Layer(nn.Module):
   """One layer; every part adds to the stream between two norms.
 

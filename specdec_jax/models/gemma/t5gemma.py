@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from specdec_jax.base import Array, Placement
-from specdec_jax.models import attention, kv_cache, t5
+from specdec_jax.models import attention, kv_cache, networks, t5
 from specdec_jax.models.gemma import layers
 from specdec_jax.models.gemma.decoder import Decoder
 from specdec_jax.models.gemma.layers import GemmaConfig
@@ -86,8 +86,9 @@ class Encoder(nn.Module):
     is_token = (tokens > 0)[:, None, :]
     for i, window in enumerate(attention.layer_windows(config)):
       mask = is_token & (distances <= window) if window else is_token
-      layer = layers.Layer(config, window, name=f'layers_{i}')
-      x, _, _ = layer(x, None, positions, mask)
+      layer = networks.traced_once(self, layers.Layer)
+      call = layer(config, window, name=f'layers_{i}')
+      x, _, _ = call(x, None, positions, mask)
     return layers.norm(config, name='encoder_norm')(x)
 
 
