@@ -1,5 +1,6 @@
 """Every door refuses the paths of other systems, before it makes a folder."""
 
+import argparse
 import sys
 
 import pytest
@@ -42,7 +43,7 @@ def test_an_output_below_home(tmp_path, monkeypatch):
   path = tmp_path / 'a.json'
   for number in range(2):  # A new file, and one that is replaced.
     outputs.check({'--json': '~/a.json'}, {})
-    outputs.write_json('~/a.json', number)
+    outputs.report(argparse.Namespace(json='~/a.json', color='never'), number)
     assert path.read_text() == f'{number}\n'
   with pytest.raises(ValueError, match=r'--costs.*--json.*both'):
     outputs.check({'--json': '~/a.json'}, {'--costs': str(path)})
