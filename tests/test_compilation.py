@@ -21,7 +21,7 @@ from specdec_jax.decoding import autoregressive, beam_search, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.drafters import schedules
 from specdec_jax.models import families, kv_cache
-from tests import toy, toy_eagle, toy_gemma, toy_t5, toy_tree
+from tests import slow, toy, toy_eagle, toy_gemma, toy_t5, toy_tree
 
 pytestmark = pytest.mark.optimized
 
@@ -261,7 +261,22 @@ TPU_PROGRAMS = [(name, 4) for name in DRAFTERS] + [('tree that abstains', 12)]
 TPU_PROGRAMS += [(name, 1) for name in DRAFTERS if name not in MODELS]
 
 
-@pytest.mark.parametrize(('name', 'rule', 'batch_size'), PROGRAMS)
+# One drafter of each kind, a model of each family, and rows that share a loop.
+NOW = [
+  ('prompt_lookup', 'speculative_sampling', 1),
+  ('tree that abstains', 'traversal', 12),
+  ('eagle', 'speculative_sampling', 12),
+  ('lookup, then eagle', 'speculative_sampling', 1),
+  ('autoregressive', 'block_verification', 2),
+  ('prompt_lookup', 'greedy', 2),
+  ('mistral', 'speculative_sampling', 1),
+  ('gemma 3', 'speculative_sampling', 1),
+  ('t5gemma', 'speculative_sampling', 1),
+  ('t5', 'speculative_sampling', 1),
+]
+
+
+@slow.parametrize(('name', 'rule', 'batch_size'), PROGRAMS, now=NOW)
 def test_no_host_and_no_copied_cache_in_the_loop(name, rule, batch_size):
   hlo = compiled_loop(name, RULES[rule], batch_size)
   lines = in_loops(hlo)

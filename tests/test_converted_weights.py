@@ -18,7 +18,7 @@ from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.models import families, layers
-from tests import toy, toy_eagle, toy_t5
+from tests import slow, toy, toy_eagle, toy_t5
 from tests.test_compilation import in_loops, optimized_hlo
 
 pytestmark = pytest.mark.optimized
@@ -120,7 +120,15 @@ def converted_weights(name: str, drafter: str, params) -> list[str]:
   return found
 
 
-@pytest.mark.parametrize(('name', 'drafter'), CASES)
+@slow.parametrize(
+  ('name', 'drafter'),
+  CASES,
+  now=[
+    ('llama', 'adaptive'),
+    ('llama', 'eagle'),
+    ('encoder-decoder', 'autoregressive'),
+  ],
+)
 def test_no_weight_is_converted_in_the_loop(name, drafter):
   is_tied = MODELS[name][0].is_tied
   params = layers.with_cpu_copies(bfloat16_params(name), is_tied=is_tied)

@@ -12,7 +12,7 @@ import specdec_jax
 from specdec_jax import drafters, keys, logits
 from specdec_jax.base import Context, Params
 from specdec_jax.models import families, layers
-from tests import decoders, toy, toy_t5
+from tests import decoders, slow, toy, toy_t5
 from tests.cli import tiny
 
 V, GAMMA, MAX_LEN = 12, 3, 24
@@ -38,7 +38,7 @@ def prompt_of(config):
 
 
 @pytest.mark.parametrize('has_copies', [False, True])
-@pytest.mark.parametrize('name', CONFIGS)
+@slow.parametrize('name', CONFIGS, now=['Llama', 'T5, tied'])
 def test_logits_are_the_whole_models_at_the_tokens(name, has_copies):
   config = CONFIGS[name]
   params = params_of(config)
@@ -89,7 +89,7 @@ def decode(name: str, token_ids: np.ndarray):
   )
 
 
-@pytest.mark.parametrize('name', CONFIGS)
+@slow.parametrize('name', CONFIGS, now=['Llama', 'T5, tied'])
 def test_greedy_decoding_is_the_targets_own(name):
   found, plain = decode(name, IDS)
   np.testing.assert_array_equal(found.tokens, plain.tokens)

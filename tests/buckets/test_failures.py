@@ -247,6 +247,7 @@ def test_a_server_that_stays_away(
   assert files(back) == files(local)
 
 
+@pytest.mark.slow
 def test_a_busy_server_is_asked_again(door, bucket, impatient, tmp_path):
   """By gcsfs and by tensorstore; what they write is that of a local folder."""
   left = {True: 2, False: 2}

@@ -68,6 +68,7 @@ def whole(inputs, tmp_path_factory):
   return contents(out)
 
 
+@pytest.mark.slow
 def test_train(server, bucket, inputs, whole, capfd):
   """In two parts, of which the second begins with a damaged checkpoint and a
   half written one."""

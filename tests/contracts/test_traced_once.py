@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from specdec_jax.models import families, networks
-from tests import toy, toy_families
+from tests import slow, toy, toy_families
 
 ROWS = [[1, 2, 3], [4, 1, 2]]
 
@@ -22,7 +22,7 @@ def lowered(name: str, num_layers: int) -> str:
   return jax.jit(step).lower(params).as_text()
 
 
-@pytest.mark.parametrize('name', toy_families.NAMES)
+@slow.parametrize('name', toy_families.NAMES, now=['Llama', 'Gemma 3', 'T5'])
 def test_more_layers_hardly_lengthen_a_program(name, monkeypatch):
   count = lambda num_layers: lowered(name, num_layers).count('dot_general')
   # Keys and values of an encoder's output are made apart, layer by layer.

@@ -75,6 +75,7 @@ def pair(tmp_path_factory):
   jax.config.update('jax_disable_most_optimizations', before)
 
 
+@pytest.mark.slow
 def test_the_main_table_says_what_an_iteration_costs(pair):
   rows = {row['way']: row for row in tables.main_table(pair, SETTINGS)}
   assert list(rows) == [

@@ -253,6 +253,7 @@ def test_averages_are_means_of_the_newest(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_toy_is_learned(tmp_path):
   """Letters moved up by one, 98% right, on unseen packings of 400 examples."""
   found = {}
