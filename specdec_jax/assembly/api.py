@@ -63,7 +63,9 @@ def load(
     draft_model: the drafter's weights, named like `model`.
     verification: a name of `assembly.rules.RULES`, or a choice of that module.
     temperature: 0 is greedy.
-    top_k: with `top_p` and `min_p` what is kept; see `logits.standardize`.
+    top_k: keeps the k likeliest tokens.
+    top_p: keeps the likeliest with this much mass.
+    min_p: keeps tokens with at least this share of the likeliest's probability.
     dtype: 'float32' or 'bfloat16', of weights and caches.
     draft_dtype: of the draft model; None for `dtype`.
     sizes: of a T5X checkpoint, which does not state them.

@@ -68,7 +68,7 @@ class DecodeSettings:
       raise ValueError('stop is a string: give a list of them')
     for stop in self.stop:
       if not isinstance(stop, str) or not stop:
-        raise ValueError(f'a stop string is empty, or none: {stop!r}')
+        raise ValueError(f'a stop string is empty, or no string: {stop!r}')
 
   def for_rows(self, num_rows: int) -> 'DecodeSettings':
     """With no more rows in a batch than there are, as many per device."""

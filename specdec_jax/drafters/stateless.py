@@ -20,13 +20,17 @@ def check_gamma(gamma: int) -> None:
 
 
 def stateless(
-  gamma: int, propose: Callable[[Array, Context], Draft]
+  gamma: int,
+  propose: Callable[[Array, Context], Draft],
+  *,
+  may_abstain: bool = False,
 ) -> Drafter:
   """A drafter of up to gamma tokens that looks at the context alone: `propose`
-  is `(row_keys[B], context) -> Draft`. ValueError if `gamma` is out of range.
+  is `(row_keys[B], context) -> Draft`, and `may_abstain` as of `Drafter`.
+  ValueError if `gamma` is out of range.
   """
   check_gamma(gamma)
-  return _made(gamma, propose)
+  return _made(gamma, propose, may_abstain)
 
 
 def none() -> Drafter:
@@ -38,10 +42,12 @@ def none() -> Drafter:
     tokens = jnp.zeros((lengths.size, 0), jnp.int32)
     return Draft(tokens=tokens, probs=None, lengths=lengths)
 
-  return _made(0, propose)
+  return _made(0, propose, False)
 
 
-def _made(gamma: int, propose: Callable[[Array, Context], Draft]) -> Drafter:
+def _made(
+  gamma: int, propose: Callable[[Array, Context], Draft], may_abstain: bool
+) -> Drafter:
   return Drafter(
     gamma=gamma,
     init=lambda params, prompt, max_len: (),
@@ -49,4 +55,5 @@ def _made(gamma: int, propose: Callable[[Array, Context], Draft]) -> Drafter:
       propose(row_keys, context),
       state,
     ),
+    may_abstain=may_abstain,
   )
