@@ -20,17 +20,13 @@ def check_gamma(gamma: int) -> None:
 
 
 def stateless(
-  gamma: int,
-  propose: Callable[[Array, Context], Draft],
-  *,
-  may_abstain: bool = False,
+  gamma: int, propose: Callable[[Array, Context], Draft]
 ) -> Drafter:
   """A drafter of up to gamma tokens that looks at the context alone: `propose`
-  is `(row_keys[B], context) -> Draft`, and `may_abstain` as of `Drafter`.
-  ValueError if `gamma` is out of range.
+  is `(row_keys[B], context) -> Draft`. ValueError if `gamma` is out of range.
   """
   check_gamma(gamma)
-  return _made(gamma, propose, may_abstain)
+  return _made(gamma, propose)
 
 
 def none() -> Drafter:
@@ -42,12 +38,10 @@ def none() -> Drafter:
     tokens = jnp.zeros((lengths.size, 0), jnp.int32)
     return Draft(tokens=tokens, probs=None, lengths=lengths)
 
-  return _made(0, propose, False)
+  return _made(0, propose)
 
 
-def _made(
-  gamma: int, propose: Callable[[Array, Context], Draft], may_abstain: bool
-) -> Drafter:
+def _made(gamma: int, propose: Callable[[Array, Context], Draft]) -> Drafter:
   return Drafter(
     gamma=gamma,
     init=lambda params, prompt, max_len: (),
@@ -55,5 +49,4 @@ def _made(
       propose(row_keys, context),
       state,
     ),
-    may_abstain=may_abstain,
   )
