@@ -81,7 +81,7 @@ def test_decodes_have_the_target_s_distribution(name, rule):
     ),
     num_decodes=2**16,
   )
-  assert not result.test.is_rejected
+  assert not result.report.is_rejected
   # Drafts of all lengths were made and judged, and not always of three.
   tested = result.statistics.num_tested.sum(0)
   assert 0 < tested[2] < tested[1] < tested[0]
@@ -107,7 +107,7 @@ def test_leaving_out_the_doubtful_token_is_caught():
     ),
     num_decodes=2**16,
   )
-  assert result.test.is_rejected
+  assert result.report.is_rejected
 
 
 def test_without_a_reason_to_stop_it_drafts_as_the_fixed_gamma():

@@ -179,7 +179,7 @@ TOP_3 = goodness_of_fit.Sampling(top_k=3)
 )
 def test_a_reduced_vocabulary_is_lossless(options):
   result = check(sampling=TOP_3, **options)
-  assert not result.test.is_rejected
+  assert not result.report.is_rejected
   accepted = result.statistics.num_accepted.sum()
   assert 0 < accepted < result.statistics.num_tested.sum()
 
@@ -187,7 +187,7 @@ def test_a_reduced_vocabulary_is_lossless(options):
 def test_p_on_the_draft_vocabulary_is_caught():
   """As in the loss of some training code: alpha looks better, p is another."""
   result = check(sampling=TOP_3, renormalised=True)
-  assert result.test.is_rejected
+  assert result.report.is_rejected
 
 
 LLAMA = toy.llama_config(12, num_layers=3)

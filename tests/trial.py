@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specdec_jax import logits
+from specdec_jax import audit, logits
 from specdec_jax.base import Drafter, LanguageModel, Params, VerifyFn
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
@@ -51,15 +51,11 @@ class Trial(NamedTuple):
   is_nan_after_eos: bool = False
   forward: Callable[..., np.ndarray] | None = None
 
-  @property
-  def width(self) -> int:
-    return max(self.num_new)
-
 
 class Result(NamedTuple):
-  """The test of a trial's output, and the counters of its decodes."""
+  """The audit of a trial's output, and the counters of its decodes."""
 
-  test: goodness_of_fit.GTest
+  report: audit.Report
   statistics: Statistics
 
 
@@ -70,8 +66,8 @@ def run(
   batch_size: int = 2**15,
   seed: int = 0,
 ) -> Result:
-  """Tests `num_decodes` decodes through the compiled loop against the exact
-  distribution."""
+  """Audits `num_decodes` decodes through the compiled loop, of batches in which
+  prompts take turns."""
   num_prompts = len(trial.prompts)
   which = np.arange(batch_size) % num_prompts
   limits = [
@@ -99,8 +95,7 @@ def run(
   if trial.key_impl is not None:
     # A fresh one holds threefry's words twice; one that was split does not.
     rng_key = jax.random.split(rng_key)[1]
-  vocab_size = trial.target.vocab_size
-  counts = np.zeros((num_prompts, (vocab_size + 1) ** trial.width), int)
+  drawn: list[list[np.ndarray]] = [[] for _ in range(num_prompts)]
   per_batch = []
   once = toy.prompt(
     trial.prompts, max_lengths=limits, encoder_rows=trial.encoder_rows
@@ -109,11 +104,21 @@ def run(
   for start in range(0, num_decodes, batch_size):
     row_ids = np.arange(start, start + batch_size, dtype=np.int32)
     output = decode(params, rng_key, prompts.replace(row_ids=row_ids))
-    counts += _count(trial, which, output)
+    for i, rows in enumerate(drawn):
+      rows.append(_continuations(trial, i, output, which == i))
     per_batch.append(jax.tree.map(np.asarray, output.statistics))
-  exact = np.stack([_exact(trial, i) for i in range(num_prompts)])
   statistics = jax.tree.map(lambda *a: np.concatenate(a), *per_batch)
-  return Result(goodness_of_fit.g_test(counts, exact), statistics)
+  # To the audit a prompt is its number, which its encoder's row belongs to.
+  report = audit.audit(
+    lambda prompt, num, seed: np.concatenate(drawn[prompt[0]]),
+    lambda prefix: _teacher(trial, prefix[0])(prefix[1:]),
+    [(i,) for i in range(num_prompts)],
+    num_tokens=trial.num_new,
+    seeds=(seed,),
+    eos_ids=(trial.eos_id,),
+    false_alarm_rate=goodness_of_fit.FALSE_ALARM_RATE,
+  )
+  return Result(report, statistics)
 
 
 def check(
@@ -127,44 +132,49 @@ def check(
   """Runs a trial, reports it as a row of a table of the proof, and asserts that
   its output follows the target's distribution."""
   result = run(trial, num_decodes=num_decodes, batch_size=25_200)
-  test = result.test
-  record(
-    record_property,
-    table,
-    configuration=configuration,
-    decodes=int(test.num_samples),
-    G=test.statistic,
-    degrees=test.degrees,
-    threshold=test.threshold,
-    p=test.p_value,
-    verdict='REJECTED' if test.is_rejected else 'same distribution',
+  report_audit(
+    record_property, table, result.report, configuration=configuration
   )
-  assert not test.is_rejected
-  assert test.num_samples >= num_decodes
+  assert result.report.verdict == 'not rejected'
   return result
 
 
-def _count(trial: Trial, which: np.ndarray, output: Any) -> np.ndarray:
-  """How often each sequence followed each prompt, int `[R, K]`."""
-  starts = np.array([len(prompt) for prompt in trial.prompts])[which]
-  tokens, lengths = np.asarray(output.tokens), np.asarray(output.lengths)
-  positions = starts[:, None] + np.arange(trial.width)
-  positions = np.minimum(positions, tokens.shape[1] - 1)
-  new = np.take_along_axis(tokens, positions, axis=1)
-  codes = goodness_of_fit.encode(new, lengths - starts, trial.target.vocab_size)
-  size = (trial.target.vocab_size + 1) ** trial.width
-  num_codes = len(trial.prompts) * size
-  flat = np.bincount(which * size + codes, minlength=num_codes)
-  return flat.reshape(-1, size)
+def report_audit(
+  record_property: Any, table: str, report: audit.Report, **cells: Any
+) -> None:
+  """Adds a row to a table of the proof: of all tests of an audit the least p,
+  and of those with anything to test the largest distances."""
+  tests = [check for check in report.checks if check.test.degrees]
+  whole = [c.test.num_draws for c in report.checks if 'sequences' in c.name]
+  record(
+    record_property,
+    table,
+    **cells,
+    decodes=sum(whole),
+    tests=len(report.checks),
+    p=report.p_value,
+    seen_from=max(check.detectable for check in tests),
+    bound=max(check.bound for check in tests),
+    verdict=report.verdict,
+  )
 
 
-def _exact(trial: Trial, i: int) -> np.ndarray:
-  """The exact distribution after prompt i; kept, as trials share it."""
+def _continuations(
+  trial: Trial, i: int, output: Any, is_own: np.ndarray
+) -> np.ndarray:
+  """The new tokens of prompt i's rows, which -1 ends."""
+  start = len(trial.prompts[i])
+  positions = np.arange(start, start + trial.num_new[i])
+  tokens = np.asarray(output.tokens)[is_own][:, positions]
+  lengths = np.asarray(output.lengths)[is_own, None]
+  return np.where(positions < lengths, tokens, -1)
+
+
+def _teacher(trial: Trial, i: int) -> Callable[..., np.ndarray]:
+  """What should follow prompt i; kept, as trials share it."""
   settings = {
     'sampling': trial.sampling,
     'num_new': trial.num_new[i],
-    'width': trial.width,
-    'eos_id': trial.eos_id,
     'encoder_row': trial.encoder_rows and trial.encoder_rows[i],
     'forward': trial.forward,
   }
@@ -176,11 +186,11 @@ def _exact(trial: Trial, i: int) -> np.ndarray:
     *settings.values(),
   )
   if key not in _EXACT:
-    probs = goodness_of_fit.exact_distribution(
-      trial.target, params, list(trial.prompts[i]), **settings
+    after = goodness_of_fit.teacher(
+      trial.target, params, trial.prompts[i], **settings
     )
     # What the ids name must outlive them.
-    _EXACT[key] = (probs, trial.target, params)
+    _EXACT[key] = (after, trial.target, params)
   return _EXACT[key][0]
 
 

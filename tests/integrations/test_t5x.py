@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specdec_jax import audit
 from specdec_jax.checkpoints import t5x as t5x_checkpoints
 from specdec_jax.models import families, t5
 from tests import goodness_of_fit, toy, toy_t5
@@ -303,28 +304,33 @@ def test_samples_follow_the_law_of_t5x_s_own_sampler(tmp_path, kind):
     num_decoder_layers=1,
     **TINY,
   )
-  exact = goodness_of_fit.exact_distribution(
+  after = goodness_of_fit.teacher(
     toy_t5.families.language_model(sizes),
     toy_t5.params(sizes, seed=1),
-    [0],
+    (0,),
     sampling=goodness_of_fit.Sampling(),
     num_new=3,
-    width=3,
-    eos_id=1,
     encoder_row=(3, 4, 2, 1) if kind == 'encoder_decoder' else None,
   )
-  verdicts = {}
+  reports = {}
   for name, path in paths.items():
     tokens = np.load(f'{path}.npy')
     is_eos = tokens == 1
     counts = np.where(is_eos.any(1), is_eos.argmax(1) + 1, 3)
-    codes = goodness_of_fit.encode(tokens, counts, 5)
-    observed = np.bincount(codes, minlength=len(exact))
-    verdicts[name] = goodness_of_fit.g_test(observed[None], exact[None])
-  print({name: verdict.p_value for name, verdict in verdicts.items()})
-  for name in verdicts.keys() - {'warm'}:
-    assert not verdicts[name].is_rejected, (name, verdicts[name])
-  assert verdicts['warm'].is_rejected
+    drawn = np.where(np.arange(3) < counts[:, None], tokens, -1)
+    reports[name] = audit.audit(
+      lambda prompt, num, seed, drawn=drawn: drawn,
+      lambda prefix: after(prefix[1:]),
+      [(0,)],
+      num_tokens=3,
+      seeds=(0,),
+      eos_ids=(1,),
+      false_alarm_rate=goodness_of_fit.FALSE_ALARM_RATE,
+    )
+  print({name: report.p_value for name, report in reports.items()})
+  for name in reports.keys() - {'warm'}:
+    assert not reports[name].is_rejected, (name, reports[name])
+  assert reports['warm'].is_rejected
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,160 @@
+"""From draws of an engine and its model's probabilities to a report."""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from specdec_jax.audit import report
+from specdec_jax.audit.goodness_of_fit import Cells, pool
+from specdec_jax.audit.report import Report
+
+Tokens = tuple[int, ...]
+NextProbs = Callable[[Tokens], np.ndarray]
+# A prefix that was reached more rarely shares its cells with others.
+_MIN_VISITS = 100
+# Per prompt and token: the most prefixes of which the model is asked.
+_MAX_PREFIXES = 2000
+
+
+def audit(
+  sample: Callable[[Tokens, int, int], Sequence[Sequence[int]] | np.ndarray],
+  next_probs: NextProbs,
+  prompts: Sequence[Sequence[int]],
+  *,
+  num_tokens: int | Sequence[int],
+  num_draws: int = 50_000,
+  seeds: Sequence[int] = (0, 1),
+  eos_ids: Sequence[int] = (),
+  greedy: Callable[[Tokens], Sequence[int]] | None = None,
+  false_alarm_rate: float = 1e-4,
+) -> Report:
+  """Tests whether an engine's sampler follows its own model, prefix by prefix.
+
+  Given how often a prefix was reached, the tokens after it are draws from
+  `next_probs(prefix)`: a row of a G-test. Prefixes that were reached rarely
+  share a row, whose cells are ranks, the likeliest token first. Each token of a
+  continuation has a test; their sum, G being additive, is that of sequences.
+
+  Args:
+    sample: `(prompt, num, seed)` to `num` continuations of `num_tokens` tokens,
+      without the prompt, or shorter ones whose last token is an EOS; or to an
+      array of them `[num, L]`, which negative ids end.
+    next_probs: a prefix, prompt included, to the probabilities `[V]` of the
+      next token as it is sampled: after temperature, top-k and the like.
+    prompts: token ids of each.
+    num_tokens: per continuation, of all prompts or of each.
+    num_draws: continuations per prompt and seed.
+    seeds: each is tested apart, and all together.
+    eos_ids: ids that end a continuation.
+    greedy: a prompt to the engine's greedy tokens, to be compared with the
+      argmax of `next_probs`: a difference is reported, and rejects nothing.
+    false_alarm_rate: of all tests together.
+
+  Raises:
+    ValueError: if `sample` ignores its seed, or a token is not below V.
+  """
+  if isinstance(num_tokens, int):
+    num_tokens = [num_tokens] * len(prompts)
+  tests: list[tuple[str, list[Cells], int | None]] = []
+  faults, differences = [], []
+  for i, prompt in enumerate(map(tuple, prompts)):
+    name = f'prompt {i + 1}'
+    tokens = [
+      _padded(sample(prompt, num_draws, seed), num_tokens[i]) for seed in seeds
+    ]
+    for first, second in itertools.combinations(tokens, 2):
+      if np.array_equal(first, second) and (first != first[0]).any():
+        raise ValueError('two seeds gave the same draws: sample ignores seeds')
+    if wrong := sum(_num_wrong_ends(each, eos_ids) for each in tokens):
+      faults.append(f'{name}: {wrong} continuations end too early or too late')
+    if greedy is not None:
+      differences += _differences(prompt, greedy(prompt), next_probs)
+    # With seeds 0 and 1: sequences of 0, of 1, and of both.
+    num_sequences = [*map(len, tokens), sum(map(len, tokens))]
+    sequences: list[list[Cells]] = [[] for _ in num_sequences]
+    for position in range(num_tokens[i]):
+      rows = _rows(tokens, position, prompt, next_probs)
+      tests.append((f'{name}, token {position + 1}', rows[-1], None))
+      for own, more in zip(sequences, rows, strict=True):
+        own += more
+    sides = [*(f', seed {seed}' for seed in seeds), '']
+    for side, own, num in zip(sides, sequences, num_sequences, strict=True):
+      if len(seeds) > 1 or not side:
+        tests.append((f'{name}, sequences{side}', own, num))
+  told = None if greedy is None else differences
+  return report.make(tests, faults, told, false_alarm_rate)
+
+
+def _padded(
+  sequences: Sequence[Sequence[int]] | np.ndarray, num_tokens: int
+) -> np.ndarray:
+  """Makes an array `[N, L + 1]` of continuations, which negative ids end."""
+  made = np.full((len(sequences), num_tokens + 1), -1)
+  if isinstance(sequences, np.ndarray):
+    made[:, : sequences.shape[1]] = sequences[:, : num_tokens + 1]
+    return made
+  for row, tokens in zip(made, sequences, strict=True):
+    row[: len(tokens)] = tokens[: num_tokens + 1]
+  return made
+
+
+def _num_wrong_ends(tokens: np.ndarray, eos_ids: Sequence[int]) -> int:
+  """Counts the rows `[N, L + 1]` that end neither at an EOS nor at L tokens."""
+  is_eos = np.isin(tokens[:, :-1], eos_ids)
+  lengths = np.where(is_eos.any(1), is_eos.argmax(1) + 1, tokens.shape[1] - 1)
+  return int(((tokens >= 0).sum(1) != lengths).sum())
+
+
+def _rows(
+  tokens: Sequence[np.ndarray],
+  position: int,
+  prompt: Tokens,
+  next_probs: NextProbs,
+) -> list[list[Cells]]:
+  """Counts what followed each prefix: rows of each seed, and of all of them."""
+  seeds = np.repeat(np.arange(len(tokens)), [*map(len, tokens)])
+  joined = np.concatenate(tokens)
+  is_there = joined[:, position] >= 0
+  joined, seeds = joined[is_there], seeds[is_there]
+  if position:
+    order = np.lexsort(joined[:, :position].T)
+    joined, seeds = joined[order], seeds[order]
+  # Of sorted prefixes 11, 11, 12, 20 groups begin at 2 and 3.
+  is_new = (joined[1:, :position] != joined[:-1, :position]).any(1)
+  starts = np.flatnonzero(is_new) + 1
+  parts = np.split(joined, starts), np.split(seeds, starts)
+  groups = sorted(zip(*parts, strict=True), key=lambda part: -len(part[0]))
+  rows: list[list[Cells]] = [[] for _ in range(len(tokens) + 1)]
+  by_rank: dict[int, np.ndarray] = {}
+  for group, of_seed in groups[: _MAX_PREFIXES if len(joined) else 0]:
+    prefix, after = group[0, :position].tolist(), group[:, position]
+    probs = np.asarray(next_probs((*prompt, *prefix)), np.float64)
+    if after.max() >= len(probs):
+      raise ValueError(f'token {after.max()} is not below V = {len(probs)}')
+    ranks = np.argsort(-probs, kind='stable')
+    for side in np.unique([*of_seed, len(tokens)]):
+      is_own = (of_seed == side) | (side == len(tokens))
+      observed = np.bincount(after[is_own], minlength=len(probs))
+      row, num = pool(observed, probs), observed.sum()
+      if 0 in row.expected or (len(row.expected) > 1 and num >= _MIN_VISITS):
+        rows[side].append(row)
+      else:
+        both = np.stack([observed, probs * (num / probs.sum())])
+        by_rank[side] = by_rank.get(side, 0) + both[:, ranks]
+  for side, ranked in by_rank.items():
+    rows[side].append(pool(*ranked))
+  return rows
+
+
+def _differences(
+  prompt: Tokens, tokens: Sequence[int], next_probs: NextProbs
+) -> list[str]:
+  """Describes the first greedy token that is not the model's likeliest."""
+  for i, token in enumerate(tokens):
+    prefix = (*prompt, *map(int, tokens[:i]))
+    probs = np.asarray(next_probs(prefix))
+    if token != (best := probs.argmax()):
+      shown = f'probabilities {probs[token]:.6f} and {probs[best]:.6f}'
+      return [f'after {list(prefix)} comes {token}, not {best}: {shown}']
+  return []

@@ -1,0 +1,120 @@
+"""The G-test of counts against distributions, and the bias that it can see."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize, stats
+
+
+class Cells(NamedTuple):
+  """Counts of outcomes, and what was expected of each, float64 `[K]`; that is 0
+  only of what was drawn and cannot be."""
+
+  observed: np.ndarray
+  expected: np.ndarray
+
+
+def pool(
+  observed: np.ndarray, probs: np.ndarray, min_expected: float = 5.0
+) -> Cells:
+  """Pools outcomes `[V]` that are expected fewer than `min_expected` times; a
+  pool that is itself rare joins the likeliest outcome."""
+  expected = probs * (observed.sum() / probs.sum())
+  is_rare = (expected < min_expected) & (probs > 0)
+  is_kept = (probs > 0) & ~is_rare
+  cells = np.stack([observed[is_kept], expected[is_kept]])
+  rare = np.stack([observed[is_rare], expected[is_rare]]).sum(1)
+  if rare[1] >= min_expected or not cells.size:
+    cells = np.column_stack([cells, rare])
+  else:
+    cells[:, cells[1].argmax()] += rare
+  if impossible := observed[probs == 0].sum():
+    cells = np.column_stack([cells, (impossible, 0)])
+  return Cells(*cells)
+
+
+class GTest(NamedTuple):
+  """A likelihood-ratio test of counts against distributions.
+
+  Attributes:
+    statistic: the sum of 2 O ln(O / E); infinite if the impossible was drawn.
+    degrees: degrees of freedom.
+    num_draws: draws that the distances below are of.
+  """
+
+  statistic: float
+  degrees: int
+  num_draws: int
+
+  @property
+  def p_value(self) -> float:
+    if self.degrees or self.statistic:
+      return float(stats.chi2.sf(self.statistic, max(1, self.degrees)))
+    return 1.0
+
+  def bound(self, confidence: float) -> float:
+    """Bounds the total variation of the draws' distribution from the expected.
+
+    At a total variation of d the statistic is nearly noncentral chi-squared,
+    with noncentrality 2 n KL >= 4 n d^2 (Pinsker); beyond the bound, one as
+    small as this has a chance below `1 - confidence`.
+    """
+    # A statistic that is unusually small proves no more than the mean does.
+    seen = max(self.statistic, self.degrees)
+    return self._distance(
+      lambda x: stats.ncx2.sf(seen, self.degrees, x), confidence
+    )
+
+  def detectable(self, false_alarm_rate: float, power: float) -> float:
+    """Computes the total variation from which on any bias among the cells is
+    rejected with a chance of at least `power`."""
+    limit = stats.chi2.isf(false_alarm_rate, self.degrees)
+    return self._distance(
+      lambda x: stats.ncx2.sf(limit, self.degrees, x), power
+    )
+
+  def _distance(self, rising: Callable[[float], float], goal: float) -> float:
+    """Finds where a function of the noncentrality reaches a goal, as d."""
+    if not self.degrees or np.isinf(self.statistic):
+      return 1.0
+    high = 1.0
+    while rising(high) < goal:
+      high *= 2
+    found = optimize.brentq(lambda x: rising(x) - goal, 1e-9, high)
+    return min(1.0, 0.5 * (found / self.num_draws) ** 0.5)
+
+
+def g_test(rows: Sequence[Cells], num_draws: int | None = None) -> GTest:
+  """Tests rows of cells together; `num_draws` is all of theirs if not given.
+
+  With the correction of Williams (1976, Biometrika 63), without which the mean
+  of many small cells is too large.
+  """
+  statistic, degrees, total = 0.0, 0, 0.0
+  for observed, expected in rows:
+    is_possible, num = expected > 0, observed.sum()
+    total += num
+    if not is_possible.all():
+      statistic = np.inf
+    observed, expected = observed[is_possible], expected[is_possible]
+    if freedom := len(expected) - 1:
+      seen = observed > 0
+      terms = observed[seen] * np.log(observed[seen] / expected[seen])
+      correction = 1 + ((num / expected).sum() - 1) / (6 * num * freedom)
+      statistic += 2 * terms.sum() / correction
+      degrees += freedom
+  return GTest(float(statistic), degrees, int(num_draws or total))
+
+
+def biased(rng: np.random.Generator, row: Cells, bias: float) -> Cells:
+  """Draws a row again, from its own frequencies moved by a total variation of
+  `bias`: to the likeliest outcome, or the rarest if one has more than half."""
+  probs = row.observed / row.observed.sum()
+  to = probs.argmax() if probs.max() < 0.5 else probs.argmin()
+  # Of [.5, .3, .2], .06 to the rarest: the others keep 74/80 of theirs.
+  share = min(1.0, bias / (1 - probs[to])) if len(probs) > 1 else 0.0
+  probs = (1 - share) * probs
+  probs[to] += share
+  num = int(row.observed.sum())
+  return row._replace(observed=rng.multinomial(num, probs / probs.sum()))

@@ -1,0 +1,123 @@
+"""What an audit found: as text, which is Markdown, and as JSON."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdec_jax.audit import goodness_of_fit
+from specdec_jax.audit.goodness_of_fit import Cells, GTest
+
+# Of bounds, and of the chance that a bias is rejected.
+CONFIDENCE = 0.95
+
+
+class Check(NamedTuple):
+  """One test.
+
+  Attributes:
+    name: what it is of.
+    test: of the engine's draws.
+    p_value: adjusted for the number of tests (Bonferroni).
+    detectable: the least total variation of a bias that is rejected with a
+      chance of 95%; 1 if there is nothing to see.
+    bound: the total variation is less, with a confidence of 95%.
+    is_control_rejected: whether the engine's own counts are, drawn again with
+      twice the detectable bias; None if there is nothing to bias.
+  """
+
+  name: str
+  test: GTest
+  p_value: float
+  detectable: float
+  bound: float
+  is_control_rejected: bool | None
+
+
+class Report(NamedTuple):
+  """The verdict on an engine; `str` is Markdown, aligned for a terminal.
+
+  Attributes:
+    checks: the tests.
+    faults: what needs no statistics.
+    differences: of greedy tokens from the model's argmax; None: not asked for.
+    false_alarm_rate: the chance that an engine without a bias is rejected.
+  """
+
+  checks: tuple[Check, ...]
+  faults: tuple[str, ...]
+  differences: tuple[str, ...] | None
+  false_alarm_rate: float
+
+  @property
+  def p_value(self) -> float:
+    return min(check.p_value for check in self.checks)
+
+  @property
+  def is_rejected(self) -> bool:
+    return bool(self.faults) or self.p_value <= self.false_alarm_rate
+
+  @property
+  def verdict(self) -> str:
+    """'REJECTED', 'not rejected', or 'inconclusive' where nothing could be
+    tested, or a control is not rejected."""
+    if self.is_rejected:
+      return 'REJECTED'
+    controls = {check.is_control_rejected for check in self.checks}
+    is_sure = True in controls and False not in controls
+    return 'not rejected' if is_sure else 'inconclusive'
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns all figures as JSON has them: an infinite statistic is None."""
+    checks = [check._asdict() | check.test._asdict() for check in self.checks]
+    for check in checks:
+      del check['test']
+      if np.isinf(check['statistic']):
+        check['statistic'] = None
+    figures = self._asdict() | {'checks': checks}
+    return {'kind': 'specdec audit', 'verdict': self.verdict, **figures}
+
+  def __str__(self) -> str:
+    least = min(self.checks, key=lambda check: check.p_value)
+    lines = [
+      f'{self.verdict}: p {self.p_value:.2g} of {least.name}, corrected for '
+      f'{len(self.checks)} tests; rejected at {self.false_alarm_rate:g}.',
+      *(f'Fault: {fault}.' for fault in self.faults),
+    ]
+    if self.differences is not None:
+      lines.append(f'Greedy: {len(self.differences)} prompts differ.')
+      lines += [f'Greedy: {each}.' for each in self.differences]
+    said = {True: 'rejected', False: 'NOT rejected', None: '-'}
+    titles = 'test;draws;degrees;G;p;bias seen from;bias below;control'
+    table = [line.split(';') for line in (titles, ';'.join(['---'] * 8))]
+    table += [
+      f'{name};{test.num_draws};{test.degrees};{test.statistic:.1f};{p:.2g};'
+      f'{seen:.4f};{bound:.4f};{said[control]}'.split(';')
+      for name, test, p, seen, bound, control in self.checks
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    rows = [' | '.join(map(str.ljust, row, widths)) for row in table]
+    return '\n'.join([*lines, '', *(f'| {row} |' for row in rows)])
+
+
+def make(
+  tests: Sequence[tuple[str, Sequence[Cells], int | None]],
+  faults: Sequence[str],
+  differences: Sequence[str] | None,
+  false_alarm_rate: float,
+) -> Report:
+  """Makes a report of tests: of each its name, its rows and its draws, as
+  `goodness_of_fit.g_test` takes them."""
+  rng, level = np.random.default_rng(0), false_alarm_rate / len(tests)
+  made = [goodness_of_fit.g_test(rows, num) for _, rows, num in tests]
+  checks = []
+  for (name, rows, _), test in zip(tests, made, strict=True):
+    seen, control = test.detectable(level, CONFIDENCE), None
+    if test.degrees and not np.isinf(test.statistic):
+      again = [goodness_of_fit.biased(rng, row, 2 * seen) for row in rows]
+      control = goodness_of_fit.g_test(again).p_value <= level
+    bound = test.bound(CONFIDENCE)
+    p_value = min(1.0, test.p_value * len(tests))
+    checks.append(Check(name, test, p_value, seen, bound, control))
+  told = None if differences is None else tuple(differences)
+  return Report(tuple(checks), tuple(faults), told, false_alarm_rate)

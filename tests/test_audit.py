@@ -1,0 +1,184 @@
+"""The instrument itself, on samplers in numpy that are right or wrong."""
+
+import json
+
+import numpy as np
+import pytest
+
+from specdec_jax.audit import audit
+from specdec_jax.audit.goodness_of_fit import Cells, g_test, pool
+from tests.proof_report import record
+
+VOCAB_SIZE = 8
+BIAS = 0.02
+TABLE = np.random.default_rng(0).dirichlet(np.full(8, 2.0), size=8)
+
+
+def next_probs(prefix) -> np.ndarray:
+  """A Markov chain."""
+  return TABLE[prefix[-1] % VOCAB_SIZE]
+
+
+def drawn(rng: np.random.Generator, probs: np.ndarray) -> np.ndarray:
+  """An id of each row of `[N, V]`."""
+  mass = probs.cumsum(-1)
+  return (mass < rng.random((len(probs), 1)) * mass[:, -1:]).sum(-1)
+
+
+def sampler(change=lambda probs: probs, num_tokens: int = 2):
+  """Draws from `change` of the chain's distributions."""
+  table = change(TABLE)
+
+  def sample(prompt, num, seed):
+    rng = np.random.default_rng(seed)
+    tokens = [np.full(num, prompt[-1])]
+    for _ in range(num_tokens):
+      tokens.append(drawn(rng, table[tokens[-1]]))
+    return np.stack(tokens[1:], axis=1)
+
+  return sample
+
+
+def biased(probs: np.ndarray) -> np.ndarray:
+  """The bias of total variation .02 that a G-test sees least: half of the mass
+  grows, and the other half shrinks, in proportion."""
+  # By rank: 1, 4, 5 and 8 grow, the others shrink.
+  rank = np.argsort(np.argsort(probs, axis=-1), axis=-1)
+  up = np.where(np.isin(rank % 4, (0, 3)), probs, 0)
+  down = probs - up
+  return (
+    probs
+    + BIAS * up / up.sum(-1, keepdims=True)
+    - BIAS * down / down.sum(-1, keepdims=True)
+  )
+
+
+@pytest.mark.parametrize(
+  'num_seeds',
+  [10, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.proof])],
+)
+def test_a_small_bias_is_seen_and_none_is_invented(num_seeds, record_property):
+  counts = {'exact': 0, 'biased': 0}
+  num_bounded = 0
+  for seed in range(num_seeds):
+    for name, change in (('exact', lambda p: p), ('biased', biased)):
+      report = audit(
+        sampler(change),
+        next_probs,
+        [[1]],
+        num_tokens=2,
+        num_draws=100_000,
+        seeds=[seed],
+        false_alarm_rate=0.01,
+      )
+      counts[name] += report.is_rejected
+      if name == 'biased':
+        num_bounded += report.checks[0].bound >= BIAS
+      elif not report.is_rejected:
+        assert report.verdict == 'not rejected'
+  record(
+    record_property,
+    'The audit of samplers in numpy, 100,000 draws, 8 tokens',
+    seeds=num_seeds,
+    exact_rejected=counts['exact'],
+    bias_of_002_rejected=counts['biased'],
+    bound_holds=num_bounded,
+  )
+  assert counts['exact'] <= 0.05 * num_seeds
+  assert counts['biased'] >= 0.95 * num_seeds
+  assert num_bounded >= 0.95 * num_seeds
+
+
+@pytest.mark.parametrize('drafts_argmax', [True, False])
+def test_keras_hub_s_rule(drafts_argmax):
+  """The argmax of q is drafted and judged as if it were a draw; the same loop
+  with a draw is right. One drafted token, then one of p."""
+  q = np.roll(TABLE, 1, axis=1)
+
+  def sample(prompt, num, seed):
+    rng, rows = np.random.default_rng(seed), np.arange(num)
+    p = np.tile(TABLE[prompt[-1]], (num, 1))
+    own = np.tile(q[prompt[-1]], (num, 1))
+    draft = own.argmax(-1) if drafts_argmax else drawn(rng, own)
+    is_accepted = rng.random(num) * own[rows, draft] < p[rows, draft]
+    residual = np.maximum(p - own, 0)
+    first = np.where(is_accepted, draft, drawn(rng, residual))
+    return np.stack([first, drawn(rng, TABLE[first])], axis=1)
+
+  report = audit(sample, next_probs, [[1]], num_tokens=2, num_draws=5000)
+  assert report.is_rejected == drafts_argmax
+  # What follows the first token is drawn from p either way.
+  assert report.checks[1].p_value > 1e-4
+
+
+def test_prefixes_that_are_reached_rarely_are_tested_by_rank():
+  """A thousand ids: hardly a prefix is reached twice."""
+  probs = np.random.default_rng(1).dirichlet(np.ones(1000))
+  orders = [np.random.default_rng(i).permutation(1000) for i in range(1000)]
+
+  def sample(prompt, num, seed, temperature=1.0):
+    rng = np.random.default_rng(seed)
+    tempered = probs ** (1 / temperature)
+    ranks = drawn(rng, np.tile(tempered, (num, 1)))
+    first = rng.choice(1000, size=num)
+    second = [orders[i][rank] for i, rank in zip(first, ranks, strict=True)]
+    return np.stack([first, second], axis=1)
+
+  def after(prefix):
+    if len(prefix) == 1:
+      return np.full(1000, 1e-3)
+    return probs[np.argsort(orders[prefix[-1]])]
+
+  options = {'num_tokens': 2, 'num_draws': 5000}
+  assert not audit(sample, after, [[0]], **options).is_rejected
+  cold = audit(lambda *a: sample(*a, 0.8), after, [[0]], **options)
+  assert cold.is_rejected
+  assert 'token 2' in str(cold)
+
+
+def test_faults_and_figures_of_a_report():
+  top = np.where(np.sort(TABLE, axis=1)[:, -4:-3] <= TABLE, TABLE, 0)
+  after = lambda prefix: top[prefix[-1] % VOCAB_SIZE]
+  options = {'num_tokens': 2, 'num_draws': 2000}
+  # What top-k leaves out is impossible.
+  report = audit(sampler(), after, [[1]], **options)
+  assert report.is_rejected
+  assert np.isinf(report.checks[0].test.statistic)
+  assert report.to_json()['checks'][0]['statistic'] is None
+  json.dumps(report.to_json(), allow_nan=False)
+  few = audit(sampler(), next_probs, [[1]], num_tokens=2, num_draws=2)
+  assert few.verdict == 'inconclusive'
+  short = lambda *given: sampler()(*given)[:, :1]
+  report = audit(short, next_probs, [[1], [2]], **options)
+  assert report.is_rejected
+  assert len(report.faults) == 2
+  # All but what follows an EOS is compared.
+  eos = lambda *given: [row[: 1 + (row[0] != 3)] for row in sampler()(*given)]
+  report = audit(eos, next_probs, [[1]], eos_ids=[3], **options)
+  assert not report.is_rejected
+  with pytest.raises(ValueError, match='seed'):
+    audit(lambda p, n, s: sampler()(p, n, 0), next_probs, [[1]], **options)
+  with pytest.raises(ValueError, match='V'):
+    audit(sampler(), lambda prefix: np.ones(3), [[1]], **options)
+
+
+def test_greedy_tokens_are_compared_apart():
+  likeliest = lambda prompt: [int(next_probs(prompt).argmax())]
+  options = {'num_tokens': 2, 'num_draws': 2000}
+  report = audit(sampler(), next_probs, [[1]], greedy=likeliest, **options)
+  assert report.differences == ()
+  other = lambda prompt: [(likeliest(prompt)[0] + 1) % VOCAB_SIZE]
+  report = audit(sampler(), next_probs, [[1]], greedy=other, **options)
+  assert len(report.differences) == 1
+  assert not report.is_rejected
+
+
+def test_cells_are_pooled_and_the_impossible_stays_apart():
+  observed = np.array([50, 40, 3, 6, 0, 1])
+  probs = np.array([0.5, 0.4, 0.04, 0.06, 0.0, 0.0])
+  cells = pool(observed, probs)
+  # Of 100 draws, 4 of the third are too few, and join the likeliest.
+  np.testing.assert_allclose(cells.expected, [54, 40, 6, 0])
+  np.testing.assert_allclose(cells.observed, [53, 40, 6, 1])
+  assert g_test([cells]).p_value == 0
+  assert g_test([Cells(cells.observed[:3], cells.expected[:3])]).degrees == 2
