@@ -48,6 +48,7 @@ def load(
   draft_dtype: str | None = None,
   sizes: str | None = None,
   vocabulary: str | os.PathLike[str] | None = None,
+  exact_bits: bool = False,
   **options: Any,
 ) -> Decoder:
   """Loads a target, a drafter and a rule.
@@ -70,6 +71,10 @@ def load(
     draft_dtype: of the draft model; None for `dtype`.
     sizes: of a T5X checkpoint, which does not state them.
     vocabulary: the path of one, where none lies beside the model.
+    exact_bits: runs the target at one width, drafts or not, so that greedy text
+      is that of plain decoding bit for bit in bfloat16 too, which
+      `Decoder.at(0)` gives; see docs/exactness.md. `generate` first tests that
+      the compiler keeps to it.
     **options: fields of the drafter and of the rule, such as `gamma`,
       `max_ngram` or `lenience`. With gamma='auto' the first texts of `generate`
       choose it, and `Decoder.gammas` tells why.
@@ -94,7 +99,11 @@ def load(
     temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
   )
   return decoder_lib.build(
-    target, drafter=drafter, rule=rule, sampling=sampling
+    target,
+    drafter=drafter,
+    rule=rule,
+    sampling=sampling,
+    exact_bits=exact_bits,
   )
 
 
@@ -171,7 +180,8 @@ def generate(
 
   Raises:
     ValueError: if a text is empty or too long, a number is out of range, or,
-      from the iterator, if logits were not numbers.
+      from the iterator, if logits were not numbers or `exact_bits` cannot be
+      kept.
   """
   if isinstance(texts, str):
     raise ValueError('texts is a string: give a list of them')

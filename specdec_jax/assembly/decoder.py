@@ -7,6 +7,7 @@ from typing import Any
 
 from jax.stages import Compiled
 
+from specdec_jax import drafters
 from specdec_jax.assembly import models
 from specdec_jax.assembly.drafters import (
   DrafterChoice,
@@ -41,6 +42,8 @@ class Decoder:
     method: what all loops take; its sampling is the target's as the rule sees
       it.
     params: weights of both sides; `jax.ShapeDtypeStruct`s until `load`.
+    exact_bits: whether each target call is as wide as the longest draft, so
+      that no bit of a row depends on what was drafted.
     programs: what was compiled, by parts, shapes and devices.
     gammas: what was measured for `Auto`, by rows and devices of a batch.
     others: the decoders of `at`, by gamma.
@@ -53,6 +56,7 @@ class Decoder:
   drafting: Drafting
   method: Method
   params: Params
+  exact_bits: bool = False
   # Found out while it is used.
   programs: dict[Hashable, Sequence[Compiled]] = dataclasses.field(
     default_factory=dict, repr=False
@@ -100,14 +104,25 @@ class Decoder:
 
   def at(self, gamma: int) -> 'Decoder':
     """Returns the decoder with a given gamma that does not vary; for 0 without
-    a drafter and its weights. It is made once, for what it has compiled."""
+    a drafter and its weights, with `exact_bits` as wide as this one. It is made
+    once, for what it has compiled."""
+    if gamma not in self.others and self.exact_bits and not gamma:
+      idle = drafters.none(self.drafter.gamma, self.drafter.tree)
+      self.others[gamma] = dataclasses.replace(
+        self._forgetful(),
+        choice=NoDrafter(),
+        method=dataclasses.replace(self.method, drafter=idle),
+        params=Params(target=self.params.target),
+      )
     if gamma not in self.others:
       choice = self.choice if gamma else NoDrafter()
       # The same weights serve any gamma: only functions are made anew.
       length = Fixed(gamma)
       made = choice.make(self.seen, length)
       method = dataclasses.replace(
-        self.method, target=made.target_of(self.seen), drafter=made.drafter
+        self.method,
+        target=made.target_of(self.seen),
+        drafter=_at_one_width(made.drafter, self.exact_bits),
       )
       self.others[gamma] = dataclasses.replace(
         self._forgetful(),
@@ -166,10 +181,18 @@ def outline(
   rule: Rule = SpeculativeSampling(),
   sampling: Sampling = Sampling(),
   is_dry_run: bool = False,
+  exact_bits: bool = False,
 ) -> Decoder:
   """Makes a decoder without reading its weights, nor in a dry run a vocabulary;
   raises as `api.load`."""
   length, judge = drafter.length, rule.judge(sampling)
+  if isinstance(drafter, NoDrafter):
+    length = drafter.width if exact_bits else drafter.length
+  if exact_bits and isinstance(length, Auto):
+    raise ValueError(
+      'exact_bits needs a gamma that is a number: bits depend on the width of '
+      "the target's calls, which auto would choose by the clock"
+    )
   judge.sampling.check_is_used()
   config = models.read_config(model)
   if not (is_dry_run or model.is_random):
@@ -194,18 +217,24 @@ def outline(
     drafting=made,
     method=Method(
       target=made.target_of(seen),
-      drafter=made.drafter,
+      drafter=_at_one_width(made.drafter, exact_bits),
       verify_fn=judge.verify_fn(made.drafter.tree),
       logits_to_probs=judge.sampling.to_probs(seen.vocab_size),
       eos_id=seen.eos_id,
     ),
     params=Params(target=target, drafter=made.join(target, own)),
+    exact_bits=exact_bits,
   )
   # Each call needs gamma + 1 positions, of which one is of the prompt.
   gamma, limit = result.drafter.gamma, result.max_positions
   if gamma >= limit:
     raise ValueError(f'gamma {gamma} is too large for a context of {limit}')
   return result
+
+
+def _at_one_width(drafter: Drafter, exact_bits: bool) -> Drafter:
+  """The drafter, with `exact_bits` without calls of width 1."""
+  return drafter._replace(may_abstain=False) if exact_bits else drafter
 
 
 def _shortest(*configs: families.AnyConfig) -> int:
@@ -245,8 +274,15 @@ def build(
   drafter: DrafterChoice,
   rule: Rule = SpeculativeSampling(),
   sampling: Sampling = Sampling(),
+  exact_bits: bool = False,
   waiting: Waiting = contextlib.nullcontext,
 ) -> Decoder:
   """Makes a decoder for one device; see `outline` and `load`."""
-  made = outline(model, drafter=drafter, rule=rule, sampling=sampling)
+  made = outline(
+    model,
+    drafter=drafter,
+    rule=rule,
+    sampling=sampling,
+    exact_bits=exact_bits,
+  )
   return load(made, waiting=waiting)

@@ -12,6 +12,7 @@ from specdec_jax.base import Params
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeOutput
+from specdec_jax.measure import exact_bits
 from specdec_jax.text import prompts, stop_strings
 from specdec_jax.text.prompts import Batch, Text
 from specdec_jax.trace import recording
@@ -176,7 +177,8 @@ def compiled(
   the weights on the devices that share them.
 
   The decoder keeps what was compiled: it depends neither on the seed nor on
-  stop strings. Raises ValueError if its gamma is yet to be measured.
+  stop strings. Raises ValueError if its gamma is yet to be measured, or
+  `exact_bits` cannot be kept.
   """
   if decoder.is_auto:
     raise ValueError('gamma auto is not measured here: give a number')
@@ -189,10 +191,17 @@ def compiled(
   key = (parts, shapes, max_len, num_devices)
   # Weights are arguments: the programs serve whatever lies in their place.
   if key not in decoder.programs:
+    prompt = place(first.prompt, num_devices, is_batch=True)
+    if decoder.exact_bits:
+      settings.call(
+        lambda: exact_bits.check(
+          decoder.method, params.target, prompt, max_len=max_len
+        )
+      )
     program = Program(
       method=decoder.method,
       params=params,
-      prompt=place(first.prompt, num_devices, is_batch=True),
+      prompt=prompt,
       max_len=max_len,
       places=sharding(num_devices, is_batch=True),
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from specdec_jax.base import Array, Context, Draft, Drafter
+from specdec_jax.base import Array, Context, Draft, Drafter, Tree
 
 # Of an iteration. Its target call has gamma + 1 positions with V probabilities
 # each: far more overflow the compiler's sizes.
@@ -29,16 +29,17 @@ def stateless(
   return _made(gamma, propose)
 
 
-def none() -> Drafter:
-  """A drafter with gamma 0, so that an iteration is a plain step."""
+def none(gamma: int = 0, tree: Tree | None = None) -> Drafter:
+  """A drafter that never drafts: with gamma 0 an iteration is a plain step;
+  with another, or the nodes of a tree, one of the width that drafts have."""
 
   def propose(row_keys: Array, context: Context) -> Draft:
     del row_keys
     lengths = jnp.zeros_like(context.lengths)
-    tokens = jnp.zeros((lengths.size, 0), jnp.int32)
+    tokens = jnp.zeros((lengths.size, gamma), jnp.int32)
     return Draft(tokens=tokens, probs=None, lengths=lengths)
 
-  return _made(0, propose)
+  return _made(gamma, propose)._replace(tree=tree)
 
 
 def _made(gamma: int, propose: Callable[[Array, Context], Draft]) -> Drafter:

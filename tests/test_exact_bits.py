@@ -1,0 +1,112 @@
+"""One width for every call of the target: bits do not depend on drafts."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specdec_jax
+from specdec_jax import drafters, logits
+from specdec_jax.base import Prompt, Tree
+from specdec_jax.decoding.method import Method
+from specdec_jax.measure import exact_bits
+from specdec_jax.models import families
+from specdec_jax.models.layers import with_cpu_copies
+from tests import toy, toy_gemma, toy_t5
+
+# As real networks are compiled; no dimension fills whole vectors of 16.
+pytestmark = pytest.mark.optimized
+VOCAB_SIZE = 517
+SIZES = {'embed_dim': 72, 'head_dim': 24, 'mlp_dim': 104}
+CONFIGS = {
+  'Llama': toy.llama_config(VOCAB_SIZE),
+  'Qwen3': toy.llama_config(VOCAB_SIZE, **toy.LATER_LLAMA),
+  'Mistral': toy.llama_config(VOCAB_SIZE, windows=(3,)),
+  'T5 1.1': toy_t5.config(VOCAB_SIZE, num_layers=2),
+  'T5 1.0': toy_t5.config(VOCAB_SIZE, mlp_activations=('relu',), is_tied=True),
+  'T5, decoder only': toy_t5.config(VOCAB_SIZE, num_encoder_layers=0),
+  'Gemma 2': toy_gemma.gemma_2(VOCAB_SIZE),
+  'Gemma 3': toy_gemma.decoder(VOCAB_SIZE),
+  'T5Gemma': toy_gemma.encoder_decoder(VOCAB_SIZE),
+}
+TREE = Tree((0, 0, 0, 1, 1, 2, 4))
+
+
+def check(name: str, shape: int | Tree, batch_size: int) -> None:
+  """The self-test, of a network in bfloat16."""
+  fields = {field.name for field in dataclasses.fields(CONFIGS[name])}
+  sizes = {key: size for key, size in SIZES.items() if key in fields}
+  config = dataclasses.replace(CONFIGS[name], dtype=jnp.bfloat16, **sizes)
+  params = families.init_params(config, jax.random.key(1))
+  params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+  zeros = lambda width: np.zeros((batch_size, width), np.int32)
+  tree = shape if isinstance(shape, Tree) else None
+  gamma = len(tree.parents) if tree else shape
+  exact_bits.check(
+    Method(
+      target=families.language_model(config),
+      drafter=drafters.none(gamma, tree),
+      logits_to_probs=logits.standardize(temperature=0.0),
+      eos_id=-1,
+    ),
+    with_cpu_copies(params, is_tied=config.is_tied),
+    Prompt(
+      encoder_tokens=zeros(11) if families.has_encoder(config) else None,
+      decoder_tokens=zeros(20),
+      decoder_lengths=np.ones(batch_size, np.int32),
+      row_ids=np.arange(batch_size),
+    ),
+    max_len=60,
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('batch_size', [1, 5])
+@pytest.mark.parametrize('shape', [4, TREE], ids=['chain', 'tree'])
+@pytest.mark.parametrize('name', CONFIGS)
+def test_no_bit_depends_on_place_or_company(name, shape, batch_size):
+  check(name, shape, batch_size)
+
+
+def test_the_self_test_sees_calls_of_another_width(monkeypatch):
+  oracle = exact_bits._oracle
+  monkeypatch.setattr(
+    exact_bits,
+    '_oracle',
+    lambda *args: oracle(*args)._replace(may_abstain=True),
+  )
+  with pytest.raises(ValueError, match='exact_bits'):
+    check('Llama', 4, 2)
+
+
+def decoded(decoder) -> list:
+  texts = ['The old man and the old man and', 'One, two, three, one, two,']
+  made = specdec_jax.generate(decoder, texts, max_new_tokens=24, batch_size=2)
+  return [(each.tokens, np.asarray(each.log_probs).tobytes()) for each in made]
+
+
+def load(**options):
+  return specdec_jax.load('lm-nano', dtype='bfloat16', gamma=3, **options)
+
+
+def test_drafts_change_no_bit_of_bfloat16():
+  drafted = load(exact_bits=True)
+  assert decoded(drafted) == decoded(drafted.at(0))
+
+
+@pytest.mark.slow
+def test_another_door_has_the_same_bits_and_the_setting_is_needed():
+  drafted = load(exact_bits=True)
+  plain = load(exact_bits=True, drafter='none')
+  assert decoded(drafted) == decoded(plain)
+  assert decoded(load()) != decoded(load().at(0))
+
+
+@pytest.mark.parametrize(
+  'options', [{'drafter': 'none'}, {'gamma': 'auto'}], ids=str
+)
+def test_exact_bits_needs_a_width(options):
+  with pytest.raises(ValueError, match='exact_bits needs'):
+    specdec_jax.load('lm-nano', exact_bits=True, **options)
