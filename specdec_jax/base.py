@@ -31,6 +31,23 @@ def value(cls: type) -> type:
 
 
 @value
+class Sampling:
+  """How each row is sampled, as data, so that one program serves all values.
+
+  Attributes:
+    temperature: float32 `[B]`; 0 takes the argmax.
+    top_k: int32 `[B]`; V or more keeps all.
+    top_p: float32 `[B]`; 1 keeps all.
+    min_p: float32 `[B]`; 0 keeps all.
+  """
+
+  temperature: Array
+  top_k: Array
+  top_p: Array
+  min_p: Array
+
+
+@value
 class Prompt:
   """What decoding starts from, rows right-padded.
 
@@ -44,6 +61,7 @@ class Prompt:
       `(rng_key, row_id)` and on nothing else, whatever batch it is in.
     max_lengths: int32 `[B]` or None: a row's own limit on its committed length,
       prompt included. None means the `max_len` of the call for every row.
+    sampling: how each row is sampled; None leaves it to the program.
   """
 
   encoder_tokens: Array | None
@@ -51,6 +69,7 @@ class Prompt:
   decoder_lengths: Array
   row_ids: Array
   max_lengths: Array | None = None
+  sampling: Sampling | None = None
 
 
 @value
@@ -60,10 +79,12 @@ class Context:
   Attributes:
     tokens: int32 `[B, S]`; what lies at or beyond `lengths` means nothing.
     lengths: int32 `[B]`.
+    sampling: the prompt's, for target and drafter alike.
   """
 
   tokens: Array
   lengths: Array
+  sampling: Sampling | None = None
 
 
 @value
@@ -151,9 +172,10 @@ class Params(NamedTuple):
   drafter: Arrays = ()
 
 
-LogitsToProbsFn = Callable[[Array], Array]
-"""Standardised sampling (Leviathan et al., Sec. 2.2): logits `[..., V]` to the
-float32 probabilities `[..., V]` that are drawn from."""
+LogitsToProbsFn = Callable[..., Array]
+"""Standardised sampling (Leviathan et al., Sec. 2.2): `(logits[B, ..., V],
+sampling=None) -> probs`, the float32 `[B, ..., V]` that are drawn from; the
+`Sampling` is that of the context."""
 
 VerifyFn = Callable[[Array, Draft, Array], Verification]
 """`(row_keys[B], draft, target_probs[B, G+1, V]) -> Verification`: accepts a

@@ -61,14 +61,19 @@ def _fold(first: Array, second: Array) -> Array:
 
 
 def row_keys(rng_key: Array, row_ids: Array) -> Array:
-  """Keys `[B]` from one key of any kind and int32 row ids `[B]`.
+  """Keys `[B]` from one key of any kind and int32 row ids `[B]`; keys `[B]` are
+  the rows' own already.
 
   Raises:
-    ValueError: if `rng_key` is not one key.
+    ValueError: if `rng_key` is neither one key nor one for each row.
   """
   rng_key = threefry(rng_key)
+  if rng_key.shape == row_ids.shape:
+    return rng_key
   if rng_key.shape:
-    raise ValueError(f'expected one random key, got {list(rng_key.shape)}')
+    raise ValueError(
+      f'expected one random key or {row_ids.size}, got {list(rng_key.shape)}'
+    )
   return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng_key, row_ids)
 
 

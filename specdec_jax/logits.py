@@ -1,9 +1,9 @@
 """Standardised sampling: every way of sampling as one distribution (Leviathan
 et al., Sec. 2.2).
 
-Temperature, top-k, top-p and the vocabulary's padding are folded into the
-probabilities once, by one function that target and drafter share. Whatever is
-then drawn is drawn from the very array that verification reads.
+Temperature, top-k, top-p, min-p and the vocabulary's padding are folded into
+the probabilities once, by one function that target and drafter share. Whatever
+is then drawn is drawn from the very array that verification reads.
 """
 
 import math
@@ -14,96 +14,139 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.base import Array, LogitsToProbsFn
-
-LogitsTransform = Callable[[Array], Array]
+from specdec_jax.base import Array, LogitsToProbsFn, Sampling
 
 # Logits divided by much less would overflow float32.
 MIN_TEMPERATURE = 1e-6
+# The order of float32 from -inf to inf, as integers; see `_keep_heaviest`.
+_ENDS = -0x7F800001, 0x7F800000
 
 
-def scale_by_temperature(temperature: float) -> LogitsTransform:
-  """Divides logits by `temperature`; 0, greedy decoding, is `standardize`'s.
+def standardize(
+  *,
+  temperature: float = 1.0,
+  top_k: int | None = None,
+  top_p: float | None = None,
+  min_p: float | None = None,
+  vocab_size: int | None = None,
+) -> LogitsToProbsFn:
+  """The usual chain, in the usual order: padding, temperature, top-k, top-p,
+  min-p.
+
+  The function that is returned takes logits `[..., V]`; those of rows, `[B,
+  ..., V]`, with a `Sampling` after them, whose values then count.
+
+  Args:
+    temperature: 0, which is greedy decoding, or at least `MIN_TEMPERATURE`.
+    top_k: None keeps all.
+    top_p: None keeps all.
+    min_p: None keeps all.
+    vocab_size: ids at or beyond it get probability zero; None: there are none.
 
   Raises:
-    ValueError: if `temperature` is not finite or below `MIN_TEMPERATURE`.
+    ValueError: if a value is out of its range.
   """
-  if not MIN_TEMPERATURE <= temperature < float('inf'):
-    raise ValueError(
-      f'temperature must be finite and at least {MIN_TEMPERATURE:g}, since '
-      'logits divided by less overflow, or 0, which is greedy and for '
-      f'standardize: got {temperature}'
-    )
-  return lambda logits: logits / temperature
+  _check(temperature, top_k, top_p, min_p)
+  rule_out = lambda logits: logits
+  if vocab_size is not None:
+    rule_out = mask_padding(vocab_size)
+
+  def logits_to_probs(logits: Array, sampling: Sampling | None = None) -> Array:
+    logits = rule_out(logits.astype(jnp.float32))
+    if sampling is not None:
+      return _of_rows(logits, sampling)
+    if temperature == 0:  # Whatever else is kept, the best is.
+      return one_hot_of_best(logits)
+    logits = logits / temperature
+    if top_k is not None:
+      logits = keep_top_k(logits, top_k)
+    if top_p is not None:
+      logits = keep_top_p(logits, top_p)
+    if min_p is not None:
+      logits = keep_min_p(logits, min_p)
+    return jax.nn.softmax(logits)
+
+  return logits_to_probs
 
 
-def keep_top_k(k: int) -> LogitsTransform:
-  """Keeps the k largest logits; ties with the k-th are all kept.
+def _of_rows(logits: Array, rows: Sampling) -> Array:
+  """Probabilities of float32 logits `[B, ..., V]`, each row's in its own way.
 
-  Raises:
-    ValueError: if `k` is no integer, or less than 1.
+  What no row asks for takes no time; what others ask for does not change a row.
   """
-  if not isinstance(k, numbers.Integral) or k < 1:
-    raise ValueError(f'top_k must be an integer of at least 1, got {k}')
+  column = lambda x: jnp.reshape(x, (-1,) + (1,) * (logits.ndim - 1))
+  is_greedy = column(rows.temperature) == 0
+  kept = logits / jnp.where(is_greedy, 1.0, column(rows.temperature))
+  for keep, value, is_used in (
+    (keep_top_k, rows.top_k, rows.top_k < logits.shape[-1]),
+    (keep_top_p, rows.top_p, rows.top_p < 1),
+    (keep_min_p, rows.min_p, rows.min_p > 0),
+  ):
+    same = lambda logits, value: logits
+    kept = jax.lax.cond(jnp.any(is_used), keep, same, kept, column(value))
+  return jnp.where(is_greedy, one_hot_of_best(logits), jax.nn.softmax(kept))
 
-  def apply(logits: Array) -> Array:
-    if k >= logits.shape[-1]:
-      return logits
-    smallest_kept = jax.lax.top_k(logits, k)[0][..., -1:]
-    return jnp.where(logits < smallest_kept, -jnp.inf, logits)
 
-  return apply
+def keep_top_k(logits: Array, k: int | Array) -> Array:
+  """Keeps the k largest logits; ties with the k-th are all kept."""
+  return _keep_heaviest(logits, jnp.ones_like(logits, jnp.int32), k)
 
 
-def keep_top_p(p: float) -> LogitsTransform:
-  """Keeps the smallest set of likeliest tokens with at least `p` of the mass.
+def keep_top_p(logits: Array, p: float | Array) -> Array:
+  """Keeps the smallest set of likeliest tokens with at least `p` of the mass;
+  1 keeps all.
 
   Nucleus sampling (Holtzman et al., arXiv 1904.09751). The likeliest token is
   always kept, and so are ties with the least likely one that is.
-
-  Raises:
-    ValueError: if `p` is outside (0, 1].
   """
-  if not 0 < p <= 1:
-    raise ValueError(f'top_p must lie in (0, 1], got {p}')
-
-  def apply(logits: Array) -> Array:
-    if p == 1:
-      return logits
-    descending = -jnp.sort(-logits, axis=-1)
-    probs = jax.nn.softmax(descending, axis=-1)
-    is_kept = jnp.cumsum(probs, axis=-1) - probs < p  # The mass before it.
-    smallest_kept = jnp.min(
-      jnp.where(is_kept, descending, jnp.inf), axis=-1, keepdims=True
-    )
-    return jnp.where(logits < smallest_kept, -jnp.inf, logits)
-
-  return apply
+  # The mass of all may be rounded to less than 1, or reach it too early.
+  p = jnp.asarray(p, jnp.float32)
+  limit = jnp.where(p < 1, p, jnp.inf)
+  return _keep_heaviest(logits, jax.nn.softmax(logits), limit)
 
 
-def keep_min_p(p: float) -> LogitsTransform:
+def keep_min_p(logits: Array, p: float | Array) -> Array:
   """Keeps the tokens with at least `p` times the likeliest's probability.
 
   Min-p sampling (Nguyen et al., arXiv 2407.01082). The likeliest token is
   always kept. The ratio to its probability does not change when other tokens
   are ruled out, so min-p keeps the same tokens before top-k as after it.
-
-  Raises:
-    ValueError: if `p` is outside [0, 1].
   """
-  if not 0 <= p <= 1:
-    raise ValueError(f'min_p must lie in [0, 1], got {p}')
-
-  def apply(logits: Array) -> Array:
-    if p == 0:
-      return logits
-    largest = jnp.max(logits, axis=-1, keepdims=True)
-    return jnp.where(logits < largest + math.log(p), -jnp.inf, logits)
-
-  return apply
+  largest = jnp.max(logits, axis=-1, keepdims=True)
+  least = largest + jnp.log(jnp.asarray(p, jnp.float32))
+  return jnp.where(logits < least, -jnp.inf, logits)
 
 
-def mask_padding(vocab_size: int) -> LogitsTransform:
+def _keep_heaviest(logits: Array, weights: Array, limit: int | Array) -> Array:
+  """Rules out each token if the `weights` of those with larger logits, all
+  `[..., V]`, sum to `limit` or more.
+
+  The least logit that is kept is found by bisection, 32 sums over V: to sort V
+  logits takes ten times as long on a CPU.
+  """
+  # Bits of floats that are read as integers are in their order, but for
+  # negative ones, in which it is turned round: 1.0 is 0x3F800000 and 2.0
+  # 0x40000000; -1.0 is 0xBF800000 and becomes -0x3F800001.
+  float_at = lambda i: jax.lax.bitcast_convert_type(
+    jnp.where(i < 0, i ^ 0x7FFFFFFF, i), jnp.float32
+  )
+
+  def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+    low, high = ends
+    # (low + high) // 2, which 32 bits do not hold.
+    middle = (low >> 1) + (high >> 1) + (low & high & 1)
+    above = jnp.where(logits > float_at(middle), weights, 0)
+    total = jnp.sum(above, axis=-1, keepdims=True, dtype=weights.dtype)
+    is_kept = total < limit
+    low = jnp.where(is_kept, low, middle + 1)
+    return low, jnp.where(is_kept, middle, high)
+
+  low, high = (jnp.full_like(logits[..., :1], x, jnp.int32) for x in _ENDS)
+  _, least = jax.lax.fori_loop(0, 32, halve, (low, high))
+  return jnp.where(logits < float_at(least), -jnp.inf, logits)
+
+
+def mask_padding(vocab_size: int) -> Callable[[Array], Array]:
   """Rules out ids at or beyond `vocab_size`, which only pad the embeddings."""
   if vocab_size < 1:
     raise ValueError(f'vocab_size must be at least 1, got {vocab_size}')
@@ -125,49 +168,22 @@ def one_hot_of_best(logits: Array) -> Array:
   return (ids == best).astype(jnp.float32)
 
 
-def chain(
-  *transforms: LogitsTransform, normalise: LogitsTransform = jax.nn.softmax
-) -> LogitsToProbsFn:
-  """From logits `[..., V]` to float32 probabilities: the transforms, then
-  `normalise`."""
-
-  def logits_to_probs(logits: Array) -> Array:
-    logits = logits.astype(jnp.float32)
-    for transform in transforms:
-      logits = transform(logits)
-    return normalise(logits)
-
-  return logits_to_probs
-
-
-def standardize(
-  *,
-  temperature: float = 1.0,
-  top_k: int | None = None,
-  top_p: float | None = None,
-  min_p: float | None = None,
-  vocab_size: int | None = None,
-) -> LogitsToProbsFn:
-  """The usual chain, in the usual order: padding, temperature, top-k, top-p,
-  min-p.
-
-  Args:
-    temperature: 0, which is greedy decoding, or at least `MIN_TEMPERATURE`.
-    top_k: None keeps all.
-    top_p: None keeps all.
-    min_p: None keeps all.
-    vocab_size: ids at or beyond it get probability zero; None: there are none.
-
-  Raises:
-    ValueError: if a value is out of its range.
-  """
-  transforms = [
-    None if vocab_size is None else mask_padding(vocab_size),
-    scale_by_temperature(temperature or 1.0),
-    None if top_k is None else keep_top_k(top_k),
-    None if top_p is None else keep_top_p(top_p),
-    None if min_p is None else keep_min_p(min_p),
-  ]
-  if temperature == 0:  # Whatever else is kept, the best is.
-    return chain(*filter(None, transforms[:1]), normalise=one_hot_of_best)
-  return chain(*filter(None, transforms))
+def _check(
+  temperature: float,
+  top_k: int | None,
+  top_p: float | None,
+  min_p: float | None,
+) -> None:
+  if temperature and not MIN_TEMPERATURE <= temperature < math.inf:
+    raise ValueError(
+      f'temperature must be finite and at least {MIN_TEMPERATURE:g}, since '
+      f'logits divided by less overflow, or 0, which is greedy: got '
+      f'{temperature}'
+    )
+  is_count = top_k is None or isinstance(top_k, numbers.Integral)
+  if not is_count or (top_k is not None and top_k < 1):
+    raise ValueError(f'top_k must be an integer of at least 1, got {top_k}')
+  if top_p is not None and not 0 < top_p <= 1:
+    raise ValueError(f'top_p must lie in (0, 1], got {top_p}')
+  if min_p is not None and not 0 <= min_p <= 1:
+    raise ValueError(f'min_p must lie in [0, 1], got {min_p}')

@@ -1,5 +1,6 @@
 """A row's tokens depend on its own prompt and key alone (invariant 7)."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import drafters, logits, verification
-from specdec_jax.base import Params
+from specdec_jax.base import Params, Sampling
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from tests import slow, toy, toy_eagle, toy_tree
@@ -81,14 +82,27 @@ def weights(name: str = 'autoregressive') -> Params:
   )
 
 
-def prompt_of(row_ids, width=None):
+def prompt_of(row_ids, width=None, sampling=None):
   rows = [ROWS[i] for i in row_ids]
-  return toy.prompt(
+  prompt = toy.prompt(
     rows,
     width=width,
     row_ids=np.array(row_ids),
     max_lengths=[len(row) + NUM_NEW for row in rows],
   )
+  return dataclasses.replace(prompt, sampling=sampling)
+
+
+def sampling_of(row_ids, **other) -> Sampling:
+  """How these rows are sampled if all differ: the first is greedy."""
+  i = np.array(row_ids)
+  values = {
+    'temperature': np.array([0, 1, 0.5, 2, 1, 3, 0.9, 1], np.float32)[i],
+    'top_k': np.array([V, V, 3, 5, V, 2, V, 4], np.int32)[i],
+    'top_p': np.array([1, 0.7, 1, 0.9, 1, 1, 0.95, 0.8], np.float32)[i],
+    'min_p': np.array([0, 0, 0, 0, 0.2, 0, 0, 0.05], np.float32)[i],
+  }
+  return Sampling(**values | other)
 
 
 @functools.cache
@@ -177,6 +191,36 @@ def test_eight_devices_give_the_tokens_of_one(case):
   output = generator(*case)(prompt)
   assert len(output.tokens.sharding.device_set) == 8
   assert decoded(output) == rows
+
+
+@slow.parametrize(
+  'case',
+  [case for case in CASES if 'sampled' in case],
+  ids='-'.join,
+  now=CASES[1:2],
+)
+def test_a_row_depends_on_its_own_sampling(case):
+  """Each row alone, beside rows that are all sampled in another way; one that
+  is greedy has the tokens of a greedy decode."""
+  generate = generator(*case)
+  together = decoded(
+    generate(prompt_of(range(8), sampling=sampling_of(range(8))))
+  )
+  plain = functools.partial(expected, 'uniform', 'speculative_sampling')
+  assert together[0] == plain('greedy')[0][0] != plain('sampled')[0][0]
+  # Row 1 once again, and seven times what it must not depend on.
+  ids, others = [1, *range(2, 8), 0], [1, 7, 7, 7, 6, 6, 6, 6]
+  mixed = decoded(generate(prompt_of(ids, sampling=sampling_of(others))))
+  assert mixed[0] == together[1]
+  assert mixed[1:] != together[2:] + together[:1]
+  # As one way of sampling for all rows, which the program has.
+  same = sampling_of(
+    [1] * 8,
+    temperature=np.full(8, 0.9, np.float32),
+    top_p=np.full(8, 0.95, np.float32),
+  )
+  rows = decoded(generate(prompt_of(range(8), sampling=same)))
+  assert rows == expected(*case)[0]
 
 
 def test_a_row_id_names_the_draws():

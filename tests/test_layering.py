@@ -186,7 +186,7 @@ def test_the_core_is_small():
   core = [p for p in core if part_of(p) not in others]
   num_lines = lambda paths: sum(len(p.read_text().splitlines()) for p in paths)
   kept = [p for p in core if p.stem not in _ADDED | {'__init__'}]
-  assert num_lines(kept) <= 2200
+  assert num_lines(kept) <= 2250
   assert num_lines(core) <= 4400
 
 

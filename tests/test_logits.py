@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import logits
+from specdec_jax import base, logits
 from tests import goodness_of_fit
 
 SETTINGS = [
@@ -63,6 +63,28 @@ def test_order_of_the_chain_is_temperature_then_top_p():
   assert np.count_nonzero(probs) == 1
 
 
+def test_rows_have_their_own_sampling():
+  """Each row as with its settings for all, and with none as it is."""
+  ways = [*SETTINGS[::3], goodness_of_fit.Sampling()]
+  rng = np.random.default_rng(2)
+  scores = jnp.asarray(rng.normal(size=(len(ways), 4, 9)) * 3, jnp.float32)
+  pick = lambda name, off, kind: jnp.array(
+    [off if (value := getattr(way, name)) is None else value for way in ways],
+    kind,
+  )
+  rows = base.Sampling(
+    temperature=pick('temperature', 1, jnp.float32),
+    top_k=pick('top_k', 9, jnp.int32),
+    top_p=pick('top_p', 1, jnp.float32),
+    min_p=pick('min_p', 0, jnp.float32),
+  )
+  probs = logits.standardize(vocab_size=8)(scores, rows)
+  for row, way in enumerate(ways):
+    to_probs = logits.standardize(**way._asdict(), vocab_size=8)
+    np.testing.assert_allclose(probs[row], to_probs(scores[row]), atol=1e-6)
+  np.testing.assert_array_equal(probs[-1], to_probs(scores[-1]))
+
+
 def test_greedy_ties_go_to_the_lowest_id():
   scores = jnp.array([[1.0, 3.0, 3.0, 0.0], [2.0, 2.0, 2.0, 2.0]])
   probs = logits.standardize(temperature=0)(scores)
@@ -77,21 +99,21 @@ def test_what_greedy_decoding_does_not_read_is_checked_too(wrong):
 
 def test_ties_at_the_limit_are_all_kept():
   scores = jnp.array([3.0, 1.0, 1.0, 0.0])
-  for transform in (
-    logits.keep_top_k(2),
-    logits.keep_top_p(0.8),
-    logits.keep_min_p(math.exp(-2)),
+  for keep, value in (
+    (logits.keep_top_k, 2),
+    (logits.keep_top_p, 0.8),
+    (logits.keep_min_p, math.exp(-2)),
   ):
-    kept = np.isfinite(transform(scores))
+    kept = np.isfinite(keep(scores, value))
     np.testing.assert_array_equal(kept, [True, True, True, False])
 
 
 @pytest.mark.parametrize(
-  'transform', [logits.keep_top_p(1e-6), logits.keep_min_p(1.0)]
+  ('keep', 'value'), [(logits.keep_top_p, 1e-6), (logits.keep_min_p, 1.0)]
 )
-def test_likeliest_token_survives_any_nucleus(transform):
+def test_likeliest_token_survives_any_nucleus(keep, value):
   scores = jnp.array([0.0, 0.1, 0.0])
-  kept = np.isfinite(transform(scores))
+  kept = np.isfinite(keep(scores, value))
   np.testing.assert_array_equal(kept, [False, True, False])
 
 

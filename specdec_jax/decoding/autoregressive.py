@@ -58,7 +58,7 @@ def run(params: Params, state: DecodeState, *, method: Method) -> DecodeState:
     )
     _, verify_keys = keys.iteration_keys(state.row_keys, lengths)
     _, next_keys = split_by_purpose(verify_keys)
-    probs = method.logits_to_probs(logits)[:, 0]
+    probs = method.logits_to_probs(logits, state.context.sampling)[:, 0]
     tokens = distributions.sample(next_keys, probs)
     state, counts = state_lib.commit(
       state,

@@ -63,7 +63,7 @@ class DecodeOutput:
 
 
 def checked(prompt: Prompt, max_len: int) -> Prompt:
-  """The prompt in int32, also where JAX's integers have 64 bits.
+  """The prompt in 32 bits, also where JAX's numbers have 64.
 
   Raises:
     ValueError: unless there are rows, and they fit into `max_len`.
@@ -75,7 +75,12 @@ def checked(prompt: Prompt, max_len: int) -> Prompt:
     raise ValueError(
       f'a prompt of {prompt_len} tokens does not fit in max_len {max_len}'
     )
-  return jax.tree.map(lambda array: jnp.asarray(array, jnp.int32), prompt)
+
+  def narrow(array: Array) -> Array:
+    is_float = jnp.issubdtype(jnp.result_type(array), jnp.floating)
+    return jnp.asarray(array, jnp.float32 if is_float else jnp.int32)
+
+  return jax.tree.map(narrow, prompt)
 
 
 def init(
@@ -98,7 +103,7 @@ def init(
   tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, max_len - prompt_len)))
   lengths, max_lengths = prompt.decoder_lengths, limits(prompt, max_len)
   return DecodeState(
-    context=Context(tokens=tokens, lengths=lengths),
+    context=Context(tokens=tokens, lengths=lengths, sampling=prompt.sampling),
     log_probs=jnp.zeros((batch_size, max_len), jnp.float32),
     done=lengths >= max_lengths,
     has_nan=jnp.zeros(batch_size, jnp.bool_),
@@ -173,8 +178,10 @@ def commit(
   new_lengths = lengths + counts
   state = dataclasses.replace(
     state,
-    context=Context(
-      tokens=write(state.context.tokens, tokens), lengths=new_lengths
+    context=dataclasses.replace(
+      state.context,
+      tokens=write(state.context.tokens, tokens),
+      lengths=new_lengths,
     ),
     log_probs=write(state.log_probs, log_probs),
     done=state.done | has_nan | has_ended | (new_lengths >= state.max_lengths),

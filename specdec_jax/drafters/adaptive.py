@@ -102,8 +102,9 @@ def adaptive(
       found, of_first = first.propose((), row_keys, context, state.first)
       limits = jnp.where(found.lengths > 0, 0, limits)
     logits, left, cache = chain.catch_up(params, context, state.cache, *target)
+    to_probs = functools.partial(logits_to_probs, sampling=context.sampling)
     draw_fn = functools.partial(
-      _draw, logits_to_probs, min_prob, keys.split(row_keys, gamma)
+      _draw, to_probs, min_prob, keys.split(row_keys, gamma)
     )
     empty = _empty(logits, limits, gamma, is_argmax)
     extend_fn = functools.partial(chain.extend, params)

@@ -82,7 +82,7 @@ def autoregressive(
     ids = None if token_ids is None else jnp.asarray(token_ids)
 
     def draw(logits, row_keys):
-      probs = logits_to_probs(logits)
+      probs = logits_to_probs(logits, context.sampling)
       if not is_argmax:
         return distributions.sample(row_keys, probs), probs
       token = arrays.argmax(probs)

@@ -58,7 +58,8 @@ def branching(
       # Node 0 is the pending token: node i is the draft's token i - 1.
       own = slice(nodes.start - 1, nodes.stop - 1)
       parents = np.array(tree.parents[own]) - above.start
-      probs, of_rank = logits_to_probs(logits), ranks[nodes.start : nodes.stop]
+      probs = logits_to_probs(logits, context.sampling)
+      of_rank = ranks[nodes.start : nodes.stop]
       drawn.append(
         _ranked(probs, parents, of_rank)
         if is_ranked

@@ -50,7 +50,8 @@ def ngram(
     if logits_to_probs is None:
       tokens, probs = _follow(table, last, gamma), None
     else:
-      tokens, probs = _draw(table, row_keys, last, gamma, logits_to_probs)
+      to_probs = lambda logits: logits_to_probs(logits, context.sampling)
+      tokens, probs = _draw(table, row_keys, last, gamma, to_probs)
     lengths = jnp.full_like(context.lengths, gamma)
     return Draft(tokens=tokens, probs=probs, lengths=lengths)
 

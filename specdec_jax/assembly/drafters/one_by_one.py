@@ -44,7 +44,8 @@ def drafter(
   if sampling.is_greedy:
     # What is likeliest is asked of the logits: one-hot probabilities would be
     # made of their argmax, to be searched for it again.
-    to_probs = logits.mask_padding(vocab_size)
+    rule_out = logits.mask_padding(vocab_size)
+    to_probs = lambda logits, sampling: rule_out(logits)
   if not isinstance(length, lengths.Adaptive):
     length = lengths.Adaptive(lengths.fixed(length))
     # What is asked first says per row whether the model drafts: that varies.
