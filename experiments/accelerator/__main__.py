@@ -22,7 +22,7 @@ import numpy as np
 from experiments import common, report
 from experiments.report import Cells, Table
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly import running
+from specdec_jax.assembly import packing, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DraftModel, PromptLookup
 from specdec_jax.assembly.models import Model
@@ -181,7 +181,7 @@ def _prompt(
   settings = running.DecodeSettings(
     max_new_tokens=args.max_new_tokens, batch_size=batch_size
   )
-  [batch] = running.pack(decoder, [text] * batch_size, settings)
+  [batch] = packing.pack(decoder, [text] * batch_size, settings)
   return batch.prompt
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 import specdec_jax
 from experiments import common, report
-from specdec_jax.assembly import auto_gamma, running
+from specdec_jax.assembly import auto_gamma, packing
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.files import replacing
@@ -121,7 +121,7 @@ def measure(setting: Setting, corpus: Path, repeats: int) -> dict[str, Any]:
     batch_size=setting.batch_size,
     chat=setting.is_chat,
   )
-  batches = running.pack(auto, texts_of(setting, corpus), settings)
+  batches = packing.pack(auto, texts_of(setting, corpus), settings)
   tried = auto.tried_gammas
   # The shortest run in which as many rows are tried as suffice, and no less
   # than twice the shortest that measures at all.

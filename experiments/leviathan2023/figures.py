@@ -206,7 +206,6 @@ def _decode(pair: Pair, prompt: Prompt, gamma: int) -> list[Record]:
     pairs.decoder(pair, gamma, 0.0, RULE),
     batch,
     running.DecodeSettings(max_new_tokens=pair.kind.targets_length),
-    is_shown=True,
   )
   records: list[Record] = []
   decode(batch, [records.append])

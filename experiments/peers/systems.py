@@ -70,7 +70,7 @@ def ours(task: Task, dtype: str) -> System:
   import jax
 
   import specdec_jax
-  from specdec_jax.assembly import running
+  from specdec_jax.assembly import packing, running
 
   settings = running.DecodeSettings(
     max_new_tokens=task.num_new, chat=task.is_chat
@@ -85,7 +85,7 @@ def ours(task: Task, dtype: str) -> System:
     decoder = specdec_jax.load(
       task.model, drafter=drafter, dtype=dtype, **options
     )
-    batches = running.pack(decoder, task.texts, settings)
+    batches = packing.pack(decoder, task.texts, settings)
     program = running.compile_decode(decoder, batches[0], settings)
 
     def decode(index: int, program=program, batches=batches) -> list[int]:

@@ -27,7 +27,7 @@ import numpy as np
 from experiments import common, report
 from experiments.report import Cells, Table
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly import running
+from specdec_jax.assembly import packing, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.models import Model
@@ -70,7 +70,7 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> None:
 def operations(decoder: Decoder, num_new: int, repeats: int) -> Table:
   """What the profiler sees in a plain decode, by kind and shape."""
   settings = running.DecodeSettings(max_new_tokens=num_new)
-  [batch] = running.pack(decoder, [_PROMPT], settings)
+  [batch] = packing.pack(decoder, [_PROMPT], settings)
   side = sides.plain_side(
     decoder.params,
     jax.random.key(0),

@@ -25,7 +25,7 @@ from experiments import common, report
 from experiments.report import Cells, Table
 from experiments.suite import examples
 from specdec_jax import theory
-from specdec_jax.assembly import auto_gamma, running
+from specdec_jax.assembly import auto_gamma, packing, running
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter, PromptLookup
@@ -90,7 +90,7 @@ class Prepared:
       for name in pair.categories
       for example in own[name][: args.num_prompts]
     ]
-    batches = running.pack(self.chain, texts, self.settings)
+    batches = packing.pack(self.chain, texts, self.settings)
     count = len(texts) // len(pair.categories)
     self.batches: dict[str, list[Batch]] = {
       name: batches[i * count : (i + 1) * count]

@@ -89,9 +89,7 @@ def _traced(
     for prompt, part in common.batches(pair.layout, pair.rows, batch_size)
   ]
   settings = running.DecodeSettings(max_new_tokens=pair.layout.targets_length)
-  decode = running.compile_decode(
-    decoder, batches[0][0], settings, is_shown=True
-  )
+  decode = running.compile_decode(decoder, batches[0][0], settings)
   outputs: list[list[int]] = []
   corrections: list[list[int]] = []
   for batch, part in batches:

@@ -14,7 +14,13 @@ from typing import Any
 
 import jax
 
-from specdec_jax.assembly import auto_gamma, completions, models, running
+from specdec_jax.assembly import (
+  auto_gamma,
+  completions,
+  models,
+  packing,
+  running,
+)
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.completions import Completion
 from specdec_jax.assembly.decoder import Decoder
@@ -150,27 +156,40 @@ def generate(
   decoder: Decoder,
   texts: Iterable[str | vocabularies.Messages],
   *,
-  max_new_tokens: int = 128,
+  max_new_tokens: int | Sequence[int] = 128,
+  temperature: float | Sequence[float | None] | None = None,
+  top_k: int | Sequence[int | None] | None = None,
+  top_p: float | Sequence[float | None] | None = None,
+  min_p: float | Sequence[float | None] | None = None,
   chat: bool = False,
   system: str | None = None,
   tools: Sequence[Mapping[str, Any]] | None = None,
   batch_size: int = 1,
-  seed: int = 0,
-  stop: Sequence[str] = (),
+  seed: int | Sequence[int] = 0,
+  stop: Sequence[str] | Sequence[Sequence[str]] = (),
   num_devices: int = 1,
 ) -> Iterator[Completion]:
   """Continues texts, each batch in one compiled call.
+
+  Limits, sampling, seeds and stop strings are data: other values compile
+  nothing. Each is one value for all texts, or a list of one for each.
 
   Args:
     decoder: of `load`.
     texts: the prompts; each a string, or a conversation: a list of messages
       such as `{'role': 'user', 'content': ...}`.
     max_new_tokens: per text, at most.
+    temperature: as all limits below of `load`, where None leaves it; above 0
+      needs a second program if `load` was told 0.
+    top_k: keeps the k likeliest tokens.
+    top_p: keeps the likeliest with this much mass.
+    min_p: keeps tokens with at least this share of the likeliest's probability.
     chat: applies the model's chat template to strings, too.
     system: with `chat`, the message before each prompt.
     tools: with a chat template, functions that may be called, as JSON schemas.
-    batch_size: texts decoded at once.
-    seed: of all draws; each text has draws of its own.
+    batch_size: texts decoded at once; programs are for 1, 2, 4, 8, ... rows.
+    seed: of all draws; each text has draws of its own. With a list of seeds, a
+      text has the draws that it would have alone.
     stop: strings that end a text.
     num_devices: devices that share the rows of a batch.
 
@@ -187,22 +206,32 @@ def generate(
     raise ValueError('texts is a string: give a list of them')
   inputs = _prompts(texts, tools, chat=chat)
   mesh.check_devices(num_devices)
-  settings = DecodeSettings(
+  of_all, of_texts = packing.by_text(
+    len(inputs),
     max_new_tokens=max_new_tokens,
+    temperature=temperature,
+    top_k=top_k,
+    top_p=top_p,
+    min_p=min_p,
+    seed=seed,
+    stop=stop,
+  )
+  settings = DecodeSettings(
     batch_size=batch_size,
     chat=chat,
     system=system,
-    seed=seed,
-    stop=stop,
     num_devices=num_devices,
+    texts=of_texts,
+    **of_all,
   )
   if not inputs:
     return iter(())
   settings = settings.for_rows(len(inputs))
+  batches = packing.pack(decoder, inputs, settings)
+  decoder = running.suited(decoder, batches[0])
   # Gamma is measured on whole decodes, which cannot stop at a string.
-  if stop:
+  if any(any(batch.stops) for batch in batches):
     decoder = auto_gamma.settled(decoder, settings)
-  batches = running.pack(decoder, inputs, settings)
   return _completions(decoder, batches, settings)
 
 
@@ -247,7 +276,7 @@ def _completions(
     for row in range(len(batch.texts)):
       if error := completions.error_of_row(batch, output, row):
         raise ValueError(error)
-      yield completions.of_row(decoder, batch, output, row, settings.stop)
+      yield completions.of_row(decoder, batch, output, row)
 
 
 class Stream:
@@ -270,6 +299,10 @@ def stream(
   text: str | vocabularies.Messages,
   *,
   max_new_tokens: int = 128,
+  temperature: float | None = None,
+  top_k: int | None = None,
+  top_p: float | None = None,
+  min_p: float | None = None,
   chat: bool = False,
   system: str | None = None,
   tools: Sequence[Mapping[str, Any]] | None = None,
@@ -287,13 +320,17 @@ def stream(
   inputs = _prompts([text], tools, chat=chat)
   settings = DecodeSettings(
     max_new_tokens=max_new_tokens,
+    temperature=temperature,
+    top_k=top_k,
+    top_p=top_p,
+    min_p=min_p,
     chat=chat,
     system=system,
     seed=seed,
     stop=stop,
   )
-  decoder = auto_gamma.settled(decoder, settings)
-  [batch] = running.pack(decoder, inputs, settings)
+  [batch] = packing.pack(decoder, inputs, settings)
+  decoder = auto_gamma.settled(running.suited(decoder, batch), settings)
   iterate = running.compile_iterations(decoder, batch, settings)
   return Stream(_pieces(decoder, batch, settings, iterate))
 
@@ -314,7 +351,7 @@ def _pieces(
       output = jax.device_get(end.value)
       if error := completions.error_of_row(batch, output, 0):
         raise ValueError(error) from None
-      whole = completions.of_row(decoder, batch, output, 0, settings.stop)
+      whole = completions.of_row(decoder, batch, output, 0)
       # What looked like the beginning of a stop string, and was none.
       if whole.text[num_shown:]:
         yield whole.text[num_shown:]

@@ -5,11 +5,8 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-import jax
-
 from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.base import Prompt
 from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.measure import stopwatch, trials
@@ -28,7 +25,7 @@ def settled(decoder: Decoder, settings: running.DecodeSettings) -> Decoder:
   """
   if not decoder.is_auto:
     return decoder
-  choice = decoder.gammas.get((settings.batch_size, settings.num_devices))
+  choice = decoder.gammas.get((settings.num_rows, settings.num_devices))
   if choice is None:
     raise ValueError(
       'gamma auto is measured where many texts are decoded whole, without '
@@ -96,10 +93,9 @@ def compile_parts(
 ) -> Callable[[Batch], tuple[DecodeOutput, trials.Visit]]:
   """Compiles prefill and loop for such batches, and warms them up."""
   params, [prefill, loop] = running.compiled(decoder, first, settings, _parts)
-  key = jax.random.key(settings.seed)
 
-  def decode(prompt: Prompt) -> tuple[DecodeOutput, trials.Visit]:
-    prompt = running.place(prompt, settings.num_devices, is_batch=True)
+  def decode(batch: Batch) -> tuple[DecodeOutput, trials.Visit]:
+    key, prompt = running.placed(batch, settings)
     state, fill_seconds = stopwatch.run_seconds(prefill, params, key, prompt)
     output, loop_seconds = stopwatch.run_seconds(loop, params, state)
     return output, trials.Visit(
@@ -111,11 +107,11 @@ def compile_parts(
     )
 
   # The first run of a program is slower: memory is laid out, caches are cold.
-  few = dataclasses.replace(
-    first.prompt, max_lengths=first.prompt.decoder_lengths + _NUM_WARM
-  )
+  most = first.prompt.decoder_lengths + _NUM_WARM
+  prompt = dataclasses.replace(first.prompt, max_lengths=most)
+  few = dataclasses.replace(first, prompt=prompt)
   settings.call(lambda: decode(few))
-  return lambda batch: decode(batch.prompt)
+  return decode
 
 
 def _parts(program: Program) -> Sequence[Part]:

@@ -1,7 +1,7 @@
 """What was decoded for each text of a batch."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from specdec_jax.assembly.decoder import Decoder
@@ -43,13 +43,13 @@ def of_row(
   batch: Batch,
   output: DecodeOutput,
   row: int,
-  stop: Sequence[str],
 ) -> Completion:
   """Reads a row of an output that is on the host."""
   # The prompt is in the buffer, too: [prompt | continuation | padding].
   span = slice(int(batch.prompt.decoder_lengths[row]), int(output.lengths[row]))
   tokens = output.tokens[row, span].tolist()
-  text, found = stop_strings.text_of(decoder.vocabulary, stop, tokens)
+  stops = batch.stops[row]
+  text, found = stop_strings.text_of(decoder.vocabulary, stops, tokens)
   has_eos = not set(tokens[-1:]).isdisjoint(decoder.vocabulary.eos_ids)
   reason = 'stop' if has_eos or found is not None else 'length'
   return Completion(

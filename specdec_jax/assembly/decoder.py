@@ -39,6 +39,7 @@ class Decoder:
       gamma that will be tried; `at` gives the decoder of one.
     seen: what the drafter knows of the target.
     drafting: the drafter as it was made for the target.
+    rule: the acceptance rule as it was chosen.
     method: what all loops take; its sampling is the target's as the rule sees
       it.
     params: weights of both sides; `jax.ShapeDtypeStruct`s until `load`.
@@ -46,7 +47,7 @@ class Decoder:
       that no bit of a row depends on what was drafted.
     programs: what was compiled, by parts, shapes and devices.
     gammas: what was measured for `Auto`, by rows and devices of a batch.
-    others: the decoders of `at`, by gamma.
+    others: the decoders of `at`, by gamma, and that of `sampled`, by -1.
   """
 
   model: Model
@@ -54,6 +55,7 @@ class Decoder:
   length: Length
   seen: Target
   drafting: Drafting
+  rule: Rule
   method: Method
   params: Params
   exact_bits: bool = False
@@ -134,6 +136,24 @@ class Decoder:
       )
     return self.others[gamma]
 
+  @property
+  def sampled(self) -> 'Decoder':
+    """The decoder of batches that say how each row is sampled: itself, unless
+    it is greedy. ValueError if its rule is for greedy decoding alone."""
+    if not self.sampling.is_greedy:
+      return self
+    if -1 not in self.others:
+      # Which temperature does not matter: that of each row counts.
+      seen = dataclasses.replace(self.seen, sampling=Sampling(temperature=1.0))
+      self.others[-1] = dataclasses.replace(
+        self._forgetful(),
+        **_made(
+          *(seen, self.choice, self.rule, self.length),
+          exact_bits=self.exact_bits,
+        ),
+      )
+    return self.others[-1]
+
   def _forgetful(self) -> 'Decoder':
     """Returns a copy that has compiled and measured nothing."""
     return dataclasses.replace(self, programs={}, gammas={}, others={})
@@ -203,25 +223,16 @@ def outline(
     vocabulary=None if is_dry_run else models.read_vocabulary(model, config),
     sampling=sampling,
   )
-  # Of a gamma that is yet to be measured, the widest needs the most room.
-  made = drafter.make(
-    seen, Fixed(length.gammas[-1]) if isinstance(length, Auto) else length
-  )
+  parts = _made(seen, drafter, rule, length, exact_bits=exact_bits)
+  made = parts['drafting']
   own = () if made.config is None else families.param_shapes(made.config)
   target = families.param_shapes(config)
   result = Decoder(
     model=model,
     choice=drafter,
     length=length,
-    seen=seen,
-    drafting=made,
-    method=Method(
-      target=made.target_of(seen),
-      drafter=_at_one_width(made.drafter, exact_bits),
-      verify_fn=judge.verify_fn(made.drafter.tree),
-      logits_to_probs=judge.sampling.to_probs(seen.vocab_size),
-      eos_id=seen.eos_id,
-    ),
+    rule=rule,
+    **parts,
     params=Params(target=target, drafter=made.join(target, own)),
     exact_bits=exact_bits,
   )
@@ -235,6 +246,29 @@ def outline(
 def _at_one_width(drafter: Drafter, exact_bits: bool) -> Drafter:
   """The drafter, with `exact_bits` without calls of width 1."""
   return drafter._replace(may_abstain=False) if exact_bits else drafter
+
+
+def _made(
+  seen: Target,
+  choice: DrafterChoice,
+  rule: Rule,
+  length: Length,
+  *,
+  exact_bits: bool,
+) -> dict[str, Any]:
+  """The parts of a decoder that depend on how the target is sampled."""
+  # Of a gamma that is yet to be measured, the widest needs the most room.
+  if isinstance(length, Auto):
+    length = Fixed(length.gammas[-1])
+  made, judge = choice.make(seen, length), rule.judge(seen.sampling)
+  method = Method(
+    target=made.target_of(seen),
+    drafter=_at_one_width(made.drafter, exact_bits),
+    verify_fn=judge.verify_fn(made.drafter.tree),
+    logits_to_probs=judge.sampling.to_probs(seen.vocab_size),
+    eos_id=seen.eos_id,
+  )
+  return {'seen': seen, 'drafting': made, 'method': method}
 
 
 def _shortest(*configs: families.AnyConfig) -> int:

@@ -1,20 +1,22 @@
 """Decodes batches of texts with a decoder: whole, or iteration by iteration."""
 
 import dataclasses
-from collections.abc import Callable, Generator, Sequence
-from typing import Protocol, TypeVar
+import functools
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
 
+from specdec_jax import keys
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.base import Params
-from specdec_jax.decoding import speculative
+from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.base import Array, Params, Prompt
 from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.measure import exact_bits
-from specdec_jax.text import prompts, stop_strings
-from specdec_jax.text.prompts import Batch, Text
+from specdec_jax.text import stop_strings
+from specdec_jax.text.prompts import Batch
 from specdec_jax.trace import recording
 
 Show = Callable[[recording.Record], None]
@@ -24,7 +26,12 @@ Decode = Callable[[Batch, Sequence[Show]], DecodeOutput]
 Iterations = Generator[list[recording.Record], None, DecodeOutput]
 Result = TypeVar('Result')
 # New tokens for which a program has room, or a multiple of them.
-_ROOM = 64
+_ROOM = 128
+# Iterations that one call makes.
+_ONE, _ALL, _NONE = np.int32(1), np.int32(2**31 - 1), np.int32(0)
+_SAMPLING = 'temperature', 'top_k', 'top_p', 'min_p'
+# What may be another for each text.
+OF_TEXTS = ('max_new_tokens', *_SAMPLING, 'seed', 'stop')
 
 
 class Call(Protocol):
@@ -40,17 +47,23 @@ def at_once(function: Callable[[], Result], /) -> Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeSettings:
-  """What a decode needs to know beside its decoder; see `api.generate`. `call`
-  calls whatever takes long. Raises ValueError if a number is out of range, a
-  string is empty, or two of them do not go together."""
+  """What a decode needs to know beside its decoder; see `api.generate`. `texts`
+  has what single texts have instead, by the names of `OF_TEXTS`, for all texts
+  or for none; `call` calls whatever takes long. Raises ValueError if a number
+  is out of range, a string is empty, or two of them do not go together."""
 
   max_new_tokens: int
+  temperature: float | None = None
+  top_k: int | None = None
+  top_p: float | None = None
+  min_p: float | None = None
   batch_size: int = 1
   chat: bool = False
   system: str | None = None
   seed: int = 0
   stop: Sequence[str] = ()
   num_devices: int = 1
+  texts: Sequence[Mapping[str, Any]] = ()
   call: Call = at_once
 
   def __post_init__(self):
@@ -78,6 +91,42 @@ class DecodeSettings:
     size = min(self.batch_size, rows)
     return dataclasses.replace(self, batch_size=size)
 
+  @property
+  def num_rows(self) -> int:
+    """Rows of a batch's program: on each device a power of two, of which those
+    beyond `batch_size` are finished before they begin."""
+    per_device = self.batch_size // self.num_devices
+    return self.num_devices * 2 ** (per_device - 1).bit_length()
+
+  def of_text(self, i: int) -> 'DecodeSettings':
+    """The settings of one text; ValueError if a value is out of range."""
+    own = self.texts[i] if self.texts else {}
+    # A greedy text takes none of the limits that are meant for its neighbours.
+    if own.get('temperature') == 0:
+      own = {**dict.fromkeys(_SAMPLING), **own}
+    return dataclasses.replace(self, texts=(), **own)
+
+  def has_seed(self, i: int) -> bool:
+    """Whether a text has a seed, and so draws, of its own."""
+    return bool(self.texts) and 'seed' in self.texts[i]
+
+  @property
+  def most_new_tokens(self) -> int:
+    """The largest limit of a text."""
+    usual = self.max_new_tokens
+    each = [text.get('max_new_tokens', usual) for text in self.texts]
+    return max(each, default=usual)
+
+  def sampling(self, usual: Sampling) -> Sampling:
+    """How a text is sampled if nothing is said of it as is `usual`; ValueError
+    if that is out of range, or changes nothing."""
+    values = {name: getattr(self, name) for name in _SAMPLING}
+    given = {name: x for name, x in values.items() if x is not None}
+    others = {} if self.temperature == 0 else vars(usual)
+    made = Sampling(**(others | given))
+    made.check_is_used()
+    return made
+
 
 def check_count(name: str, value: int) -> None:
   """Raises ValueError unless `value` is an integer of at least 1."""
@@ -91,56 +140,24 @@ def check_seed(seed: int) -> None:
     raise ValueError(f'seed should be from 0 to 2**32 - 1, got {seed!r}')
 
 
-def pack(
-  decoder: Decoder,
-  texts: Sequence[Text],
-  settings: DecodeSettings,
-  num_samples: int = 1,
-) -> list[Batch]:
-  """Packs texts in batches of one shape, each text in `num_samples` rows.
+@jax.jit
+def row_keys(seeds: Array, streams: Array) -> Array:
+  """Keys `[B]` from seeds and the numbers of streams, `[B]`."""
+  of_row = lambda seed, i: keys.row_keys(jax.random.key(seed), i[None])[0]
+  return jax.vmap(of_row)(seeds, streams)
 
-  Raises ValueError if a prompt is too long for the context or has no tokens, or
-  no text of the vocabulary holds a stop string.
-  """
-  stop_strings.check_vocabulary(settings.stop, decoder.vocabulary)
-  num_new, limit = settings.max_new_tokens, decoder.max_positions
-  rows = prompts.encode(
-    decoder.vocabulary,
-    texts,
-    config=decoder.config,
-    is_chat=settings.chat,
-    system=settings.system,
-  )
-  for i, row in enumerate(rows, start=1):
-    if len(row) >= limit:
-      raise ValueError(
-        f'prompt {i} has {len(row)} tokens, and the context is {limit}: '
-        'shorten it'
-      )
-    # Of a prompt of 90 tokens and 40 new ones in a context of 128, lower to 38.
-    needed = prompts.num_positions(decoder.config, len(row), num_new)
-    if needed > limit:
-      raise ValueError(
-        f'prompt {i} has {len(row)} tokens and with {num_new} new ones '
-        f'exceeds the context of {limit}: lower max_new_tokens to '
-        f'{num_new - (needed - limit)}'
-      )
-  # Two samples of a and b are rows a, a, b, b.
-  repeat = lambda items: [x for x in items for _ in range(num_samples)]
-  return prompts.batches(
-    repeat(texts),
-    repeat(rows),
-    config=decoder.config,
-    batch_size=settings.batch_size,
-    max_new_tokens=num_new,
-  )
+
+def suited(decoder: Decoder, batch: Batch) -> Decoder:
+  """The decoder of a batch: of rows that are sampled each in its own way, if
+  they say how."""
+  return decoder if batch.prompt.sampling is None else decoder.sampled
 
 
 def max_length(decoder: Decoder, batch: Batch, max_new_tokens: int) -> int:
   """Returns `max_len` for batches of one shape, with room to spare: a row's own
   limit is data, and another one soon finds its program compiled."""
-  # After prompts of up to 64 tokens, 1 to 64 new ones have room for 128 in all,
-  # unless a drafter's table of positions ends before.
+  # After prompts of up to 64 tokens, 1 to 128 new ones have room for 192 in
+  # all, unless a drafter's table of positions ends before.
   needed = batch.prompt.decoder_tokens.shape[1] + max_new_tokens
   roomy = needed + -max_new_tokens % _ROOM
   return max(needed, min(roomy, decoder.max_drafted - decoder.drafter.gamma))
@@ -176,10 +193,11 @@ def compiled(
   """Compiles parts of a program for batches of the shape of `first`, and places
   the weights on the devices that share them.
 
-  The decoder keeps what was compiled: it depends neither on the seed nor on
-  stop strings. Raises ValueError if its gamma is yet to be measured, or
-  `exact_bits` cannot be kept.
+  The decoder keeps what was compiled: it depends on no setting of a text.
+  Raises ValueError if its gamma is yet to be measured, or `exact_bits` cannot
+  be kept.
   """
+  decoder = suited(decoder, first)
   if decoder.is_auto:
     raise ValueError('gamma auto is not measured here: give a number')
   num_devices = settings.num_devices
@@ -187,11 +205,11 @@ def compiled(
   # `parts` is a function of a module, so that it is a key: a lambda, made anew
   # at each call, would be compiled each time.
   shapes = str(jax.tree.map(lambda leaf: leaf.shape, first.prompt))
-  max_len = max_length(decoder, first, settings.max_new_tokens)
+  max_len = max_length(decoder, first, settings.most_new_tokens)
   key = (parts, shapes, max_len, num_devices)
   # Weights are arguments: the programs serve whatever lies in their place.
   if key not in decoder.programs:
-    prompt = place(first.prompt, num_devices, is_batch=True)
+    rng_key, prompt = placed(first, settings)
     if decoder.exact_bits:
       settings.call(
         lambda: exact_bits.check(
@@ -202,6 +220,7 @@ def compiled(
       method=decoder.method,
       params=params,
       prompt=prompt,
+      rng_key=rng_key,
       max_len=max_len,
       places=sharding(num_devices, is_batch=True),
     )
@@ -211,36 +230,40 @@ def compiled(
   return params, decoder.programs[key]
 
 
+def placed(batch: Batch, settings: DecodeSettings) -> tuple[Array, Prompt]:
+  """Puts keys of rows, and prompts, on the devices that share a batch."""
+  found = batch.keys
+  if found is None:
+    ids = batch.prompt.row_ids
+    found = row_keys(np.full(ids.shape, settings.seed, np.uint32), ids)
+  return place((found, batch.prompt), settings.num_devices, is_batch=True)
+
+
 def compile_decode(
-  decoder: Decoder,
-  first: Batch,
-  settings: DecodeSettings,
-  *,
-  is_shown: bool = False,
+  decoder: Decoder, first: Batch, settings: DecodeSettings
 ) -> Decode:
-  """Compiles the decoding of batches of the shape of `first`: as one program,
-  or iteration by iteration, if each is shown or may complete a stop string."""
-  if is_shown or settings.stop:
-    # The host sees each iteration, which a loop in one program hides from it.
-    iterate = compile_iterations(decoder, first, settings)
-    return lambda batch, shows: _shown(iterate(batch), shows)
-  params, [generate] = compiled(decoder, first, settings, _whole)
-  key = jax.random.key(settings.seed)
+  """Compiles the decoding of batches of the shape of `first`: the host sees
+  each iteration if that is shown or may complete a stop string, otherwise the
+  last."""
+  params, programs = compiled(decoder, first, settings, _parts)
+  prefill, iterate, _ = programs
+
+  def to_the_end(batch: Batch) -> DecodeOutput:
+    state = prefill(params, *placed(batch, settings))
+    return jax.block_until_ready(iterate(params, state, _ALL)[1])
 
   def decode(batch: Batch, shows: Sequence[Show]) -> DecodeOutput:
-    prompt = place(batch.prompt, settings.num_devices, is_batch=True)
-    made = lambda: jax.block_until_ready(generate(params, key, prompt))
-    return settings.call(made)
+    if shows or any(batch.stops):
+      found = _iterations(decoder, settings, params, programs, batch)
+      return _shown(found, shows)
+    return settings.call(lambda: to_the_end(batch))
 
   return decode
 
 
-def _whole(program: Program) -> Sequence[Part]:
-  return [program.whole]
-
-
-def _stepwise(program: Program) -> Sequence[Part]:
-  return [program.prefill, program.step(recording.gather)]
+def _parts(program: Program) -> Sequence[Part]:
+  show = recording.gather
+  return [program.prefill, program.iterate(show), program.truncate(show)]
 
 
 def _shown(iterations: Iterations, shows: Sequence[Show]) -> DecodeOutput:
@@ -258,30 +281,35 @@ def _shown(iterations: Iterations, shows: Sequence[Show]) -> DecodeOutput:
 def compile_iterations(
   decoder: Decoder, first: Batch, settings: DecodeSettings
 ) -> Callable[[Batch], Iterations]:
-  """Compiles prefill and a step, to a generator of each step's records."""
-  params, [prefill, step] = compiled(decoder, first, settings, _stepwise)
-  key = jax.random.key(settings.seed)
+  """Compiles what decodes a batch, to a generator of each step's records."""
+  params, programs = compiled(decoder, first, settings, _parts)
+  return functools.partial(_iterations, decoder, settings, params, programs)
 
-  def iterate(batch: Batch) -> Iterations:
-    prompt = place(batch.prompt, settings.num_devices, is_batch=True)
-    state = prefill(params, key, prompt)
-    # Records of one iteration need the text that came before it.
-    traced = recording.init(batch.prompt)
-    end_rows = None
-    if settings.stop:
-      end_rows = stop_strings.watch(
-        decoder.vocabulary, settings.stop, num_rows=state.done.size
-      )
-    while not np.all(state.done):
-      # Copies: the step writes where these are, as it does in the caches.
-      before = jax.tree.map(np.array, state.statistics)
-      state, info = step(params, state)
-      if end_rows is not None:
-        state, info = end_rows(before, state, info)
-      records, traced = recording.iteration_records(
-        info, traced, decoder.vocabulary.pieces
-      )
-      yield records
-    return speculative.output(state)
 
-  return iterate
+def _iterations(
+  decoder: Decoder,
+  settings: DecodeSettings,
+  params: Params,
+  programs: Sequence[jax.stages.Compiled],
+  batch: Batch,
+) -> Iterations:
+  prefill, iterate, truncate = programs
+  state = prefill(params, *placed(batch, settings))
+  # Records of one iteration need the text that came before it.
+  traced = recording.init(batch.prompt)
+  find_ends = stop_strings.watch(decoder.vocabulary, batch.stops)
+  while not np.asarray(state.done).all():
+    # Copies: the loop writes where these are, as it does in the caches.
+    before = jax.tree.map(np.array, state.statistics)
+    state, _, values = iterate(params, state, _ONE)
+    values = jax.device_get(values)
+    counts, has_ended = find_ends(values)
+    if has_ended.any():
+      made = values.draft, values.verification
+      state = truncate(state, before, *made, counts, has_ended)
+      values = dataclasses.replace(values, counts=counts)
+    records, traced = recording.iteration_records(
+      values, traced, decoder.vocabulary.pieces
+    )
+    yield records
+  return iterate(params, state, _NONE)[1]

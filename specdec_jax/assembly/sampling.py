@@ -1,12 +1,17 @@
 """How tokens are drawn, as every entry point says it."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
-from specdec_jax import logits
+import numpy as np
+
+from specdec_jax import base, logits
 from specdec_jax.assembly.option_fields import option
 from specdec_jax.base import LogitsToProbsFn
 from specdec_jax.launch.numbers import fraction, number, positive_int, share
 
+_MOST = 2**31 - 1
 temperature = number(
   float,
   lambda x: x == 0 or logits.MIN_TEMPERATURE <= x < float('inf'),
@@ -53,3 +58,22 @@ class Sampling:
           f'{name} {value:g} changes nothing at temperature 0, which is '
           'greedy: give a temperature above 0, or leave it out'
         )
+
+
+def of_rows(ways: Sequence[Sampling], num_rows: int) -> base.Sampling:
+  """How each row of a batch is sampled, as data; of rows beyond `ways`, which
+  are nobody's, nothing is ruled out."""
+  ways = [*ways, *[Sampling(temperature=1.0)] * (num_rows - len(ways))]
+
+  def column(name: str, kind: type, default: float) -> Any:
+    given = [getattr(way, name) for way in ways]
+    # Of numbers that 32 bits do not hold, the largest says as much.
+    numbers = [default if x is None else min(x, _MOST) for x in given]
+    return np.array(numbers, kind)
+
+  return base.Sampling(
+    temperature=column('temperature', np.float32, 1),
+    top_k=column('top_k', np.int32, _MOST),
+    top_p=column('top_p', np.float32, 1),
+    min_p=column('min_p', np.float32, 0),
+  )

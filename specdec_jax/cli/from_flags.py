@@ -2,10 +2,11 @@
 
 import argparse
 import dataclasses
+import difflib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from specdec_jax.assembly import decoder, models, running
+from specdec_jax.assembly import decoder, models, packing, running
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.drafters.choice import has_model, has_schedule
 from specdec_jax.assembly.lengths import Auto
@@ -148,8 +149,14 @@ def _adaptive(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
 def settings(args: argparse.Namespace) -> running.DecodeSettings:
   """Makes the settings of a decode."""
   stop = getattr(args, 'stop', None) or ()
+  # How is said by the decoder's sampling, of the same flags.
+  usual = dict.fromkeys(field_names(Sampling))
   return named(
-    running.DecodeSettings, args, stop=stop, call=progress.interruptible
+    running.DecodeSettings,
+    args,
+    stop=stop,
+    call=progress.interruptible,
+    **usual,
   )
 
 
@@ -162,11 +169,13 @@ def prepared(
 ) -> tuple[decoder.Decoder, list[prompts.Batch], running.DecodeSettings]:
   """Reads the models and the prompts, and packs these in batches.
 
-  With `num_samples`, rows per prompt, a batch has no more rows than there are;
-  without, it has as many as were asked for. `trace` is written like --json.
+  With `num_samples`, rows per prompt, a batch has no more rows than there are,
+  and lines of the prompts may have settings of their own; without, it has as
+  many as were asked for, all with the settings of the flags. `trace` is
+  written like --json.
 
   Raises:
-    ValueError: as `decoder.build` and `running.pack`, if there are fewer
+    ValueError: as `decoder.build` and `packing.pack`, if there are fewer
       devices, or an output cannot be written.
   """
   outputs.check(
@@ -174,11 +183,36 @@ def prepared(
     {'--prompts': args.prompts, '--ngram_text': args.ngram_text},
   )
   # Whatever can be refused cheaply is refused before a model is read.
-  texts, how = prompts.read(args.prompt, args.prompts), settings(args)
+  lines, how = prompts.read(args.prompt, args.prompts), settings(args)
+  texts = [line.text for line in lines]
+  if num_samples is not None:
+    own = [_fields(line, how, chosen.sampling) for line in lines]
+    how = dataclasses.replace(how, texts=own if any(own) else ())
   compilation_cache.enable()
   mesh.check_devices(args.num_devices)
   made = chosen.build()
   if num_samples is not None:
     # No devices full of rows that are nobody's.
     how = how.for_rows(len(texts) * num_samples)
-  return made, running.pack(made, texts, how, num_samples or 1), how
+  return made, packing.pack(made, texts, how, num_samples or 1), how
+
+
+def _fields(
+  line: prompts.Line, how: running.DecodeSettings, sampling: Sampling
+) -> dict[str, Any]:
+  """Checks the settings that a line has of its own; ValueError with its place
+  for others, and for values out of range."""
+  known = running.OF_TEXTS
+  if unknown := [name for name in line.fields if name not in known]:
+    near = difflib.get_close_matches(unknown[0], known, n=1)
+    hint = f', did you mean {near[0]!r}' if near else ''
+    raise ValueError(
+      f'{line.place}: no setting is called {unknown[0]!r}{hint}; beside the '
+      f'prompt, a line may have {", ".join(known)}'
+    )
+  own = {name: x for name, x in line.fields.items() if x is not None}
+  try:
+    dataclasses.replace(how, texts=[own]).of_text(0).sampling(sampling)
+  except (TypeError, ValueError) as error:
+    raise ValueError(f'{line.place}: {error}') from error
+  return own

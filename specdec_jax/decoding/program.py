@@ -9,10 +9,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Sharding
 
 from specdec_jax.base import Array, Params, Prompt
 from specdec_jax.decoding import autoregressive, refill, speculative
+from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.speculative import StepInfo
 from specdec_jax.decoding.state import DecodeOutput, DecodeState
@@ -70,6 +73,7 @@ class Program:
     method: what is compiled.
     params: weights of both sides, or their shapes with their shardings.
     prompt: any of the batches, or its shapes.
+    rng_key: keys of the rows, or their shape; None is one key for all.
     max_len: as for `speculative.generate`.
     places: where a state lies, as one sharding for all its arrays, or as a
       function from their shapes to theirs; None leaves it to the compiler,
@@ -80,6 +84,7 @@ class Program:
   method: Method
   params: Params
   prompt: Prompt
+  rng_key: Any = None
   max_len: int
   places: Sharding | Callable[[Any], Any] | None = None
   is_plain: bool = False
@@ -113,14 +118,51 @@ class Program:
   def step(self, show: Callable[[StepInfo], Any] = lambda info: None) -> Part:
     """`(params, state) -> (state, shown)`, one iteration, in place; `show` says
     what the host is to see of it."""
+    places = self._shardings(self.state), None
+    step = self._step(show)
+    jitted = jax.jit(step, donate_argnums=1, out_shardings=places)
+    return Part(jitted, (self.params, self.state))
 
+  def iterate(self, show: Callable[[StepInfo], Any]) -> Part:
+    """`(params, state, count) -> (state, output, shown)`, until every row is
+    done, but at most `count` iterations, in place; of 1, the host sees each."""
+    step = jax.jit(self._step(show), inline=True)  # It is traced once.
+
+    def iterate(params: Params, state: DecodeState, count: Any) -> Any:
+      shapes = jax.eval_shape(step, params, state)[1]
+      shown = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+      _, state, shown = jax.lax.while_loop(
+        lambda loop: (loop[0] < count) & ~jnp.all(loop[1].done),
+        lambda loop: (loop[0] + 1, *step(params, loop[1])),
+        (jnp.zeros_like(count), state, shown),
+      )
+      return state, speculative.output(state), shown
+
+    places = self._shardings(self.state), None, None
+    jitted = jax.jit(iterate, donate_argnums=1, out_shardings=places)
+    return Part(jitted, (self.params, self.state, np.int32(1)))
+
+  def truncate(self, show: Callable[[StepInfo], Any]) -> Part:
+    """`state.truncate` of a state in place, with the draft and the verification
+    that `show` has of the last iteration."""
+    step = self._step(show)
+    shown = jax.eval_shape(step, self.params, self.state)[1]
+    jitted = jax.jit(
+      state_lib.truncate,
+      donate_argnums=0,
+      out_shardings=self._shardings(self.state),
+    )
+    state, made = self.state, (shown.draft, shown.verification)
+    return Part(
+      jitted, (state, state.statistics, *made, shown.counts, state.done)
+    )
+
+  def _step(self, show: Callable[[StepInfo], Any]) -> Callable[..., Any]:
     def step(params: Params, state: DecodeState) -> tuple[DecodeState, Any]:
       state, info = speculative.step(params, state, method=self.method)
       return state, show(info)
 
-    places = self._shardings(self.state), None
-    jitted = jax.jit(step, donate_argnums=1, out_shardings=places)
-    return Part(jitted, (self.params, self.state))
+    return step
 
   @property
   def run(self) -> Part:
@@ -182,6 +224,8 @@ class Program:
 
   @property
   def _key(self) -> Any:
+    if self.rng_key is not None:
+      return self.rng_key
     return jax.eval_shape(lambda: jax.random.key(0))
 
   def _init(self, params: Params, key: Array, prompt: Prompt) -> DecodeState:

@@ -4,10 +4,8 @@ import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.base import Prompt
@@ -27,10 +25,14 @@ Text = Union[str, 'Conversation']
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
   """Prompts as given, and packed: rows beyond `texts` only fill the batch, and
-  are finished before they begin."""
+  are finished before they begin. With the strings that end each text, and with
+  the random keys `[B]` of its rows, where its prompts have settings of their
+  own."""
 
   prompt: Prompt
   texts: tuple[str, ...]
+  stops: tuple[Sequence[str], ...] = ()
+  keys: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +66,15 @@ def conversation(messages: Any, tools: Any, place: str) -> Conversation:
   return Conversation(messages, tools)
 
 
-def read(prompt: str | None, path: str | None) -> list[Text]:
+class Line(NamedTuple):
+  """A prompt, where it stands, and what else its line of JSON says."""
+
+  text: Text
+  place: str
+  fields: Mapping[str, Any] = {}
+
+
+def read(prompt: str | None, path: str | None) -> list[Line]:
   """Reads the prompts of `--prompt` or `--prompts`.
 
   A file is JSONL if its name ends in .jsonl or its first line is a JSON object,
@@ -76,7 +86,7 @@ def read(prompt: str | None, path: str | None) -> list[Text]:
     if not prompt.strip():
       raise ValueError('the prompt is empty')
     text_lines.check_encodable(prompt, 'the prompt')
-    return [prompt]
+    return [Line(prompt, 'the prompt')]
   assert path is not None
   lines = [
     (f'{path}, line {i}', line)
@@ -87,7 +97,7 @@ def read(prompt: str | None, path: str | None) -> list[Text]:
     raise ValueError(f'{path} holds no prompt')
   if path.endswith('.jsonl') or _is_object(lines[0][1]):
     return [_prompt_of(line, place) for place, line in lines]
-  return [line for _, line in lines]
+  return [Line(line, place) for place, line in lines]
 
 
 def _text_of(path: str) -> str:
@@ -120,7 +130,7 @@ def _is_object(line: str) -> bool:
     return False
 
 
-def _prompt_of(line: str, place: str) -> Text:
+def _prompt_of(line: str, place: str) -> Line:
   """Reads the key "prompt" of a line, or else "messages" and "tools"."""
   try:
     record = text_lines.parse_object(line, place)
@@ -130,11 +140,13 @@ def _prompt_of(line: str, place: str) -> Text:
       '{"prompt": "..."} on each line; text prompts go into a .txt file'
     ) from error
   if 'messages' in record and 'prompt' not in record:
-    return conversation(record['messages'], record.get('tools'), place)
+    messages, tools = record.pop('messages'), record.pop('tools', None)
+    return Line(conversation(messages, tools, place), place, record)
   prompt = text_lines.text_under(record, 'prompt', place)
   if not prompt.strip():
     raise ValueError(f'{place}: the prompt is empty')
-  return prompt
+  del record['prompt']
+  return Line(prompt, place, record)
 
 
 def encode(
@@ -176,10 +188,12 @@ def batches(
   *,
   config: Config,
   batch_size: int,
-  max_new_tokens: int,
+  max_new_tokens: Sequence[int],
+  num_rows: int,
 ) -> list[Batch]:
-  """Packs all prompts into batches of one shape; see `pack`. Row ids count
-  through the whole list: a row's draws do not depend on its batch."""
+  """Packs all prompts, `batch_size` at once, into batches of `num_rows`; see
+  `pack`. Row ids count through the whole list: a row's draws do not depend on
+  its batch."""
   # Of 100 ids the width is 128: -100 % 64 is 28.
   width = max(len(row) for row in rows)
   width += -width % _BUCKET
@@ -187,13 +201,12 @@ def batches(
   for start in range(0, len(rows), batch_size):
     part = rows[start : start + batch_size]
     prompt = pack(
-      [*part, *[None] * (batch_size - len(part))],
+      [*part, *[None] * (num_rows - len(part))],
       config=config,
       width=width,
-      max_new_tokens=max_new_tokens,
-      row_ids=range(start, start + batch_size),
+      max_new_tokens=max_new_tokens[start : start + batch_size],
+      row_ids=range(start, start + num_rows),
     )
-    prompt = jax.tree.map(jnp.asarray, prompt)
     names = tuple(map(str, texts[start : start + batch_size]))
     result.append(Batch(prompt=prompt, texts=names))
   return result
@@ -203,7 +216,7 @@ def pack(
   rows: Sequence[Sequence[int] | None],
   *,
   config: Config,
-  max_new_tokens: int,
+  max_new_tokens: int | Sequence[int],
   width: int | None = None,
   row_ids: Sequence[int] | None = None,
 ) -> Prompt:
@@ -212,7 +225,8 @@ def pack(
 
   The decoder begins with the start tokens of its family, then the ids, unless
   they are an encoder's; its tokens are `[B, decoder_width(config, width)]`.
-  Width None takes the longest row; `row_ids` name the rows' random streams,
+  `max_new_tokens` is one number, or one for each row that is not None. Width
+  None takes the longest row; `row_ids` name the rows' random streams,
   None counts from 0. ValueError if there is no row, one exceeds `width`, or a
   decoder would have no token to begin with.
   """
@@ -242,7 +256,8 @@ def pack(
       raise ValueError(f'row {i + 1} is empty')
     tokens[i, : len(ids)] = ids
     lengths[i] = len(ids)
-    max_lengths[i] = len(ids) + max_new_tokens
+    own = max_new_tokens
+    max_lengths[i] = len(ids) + (own if isinstance(own, int) else own[i])
   return Prompt(
     encoder_tokens=encoder_tokens if is_encoded else None,
     decoder_tokens=tokens,

@@ -8,21 +8,15 @@ traced, whatever else its iteration accepted. The text ends before the string.
 import dataclasses
 from collections.abc import Callable, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.decoding import state as state_lib
-from specdec_jax.decoding.state import DecodeState
-from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import AnyVocabulary, TextStream
 from specdec_jax.trace.recording import StepValues
 
-# The state and the values of an iteration, cut where a row has ended.
-Watch = Callable[
-  [Statistics, DecodeState, StepValues], tuple[DecodeState, StepValues]
-]
+# From the values of an iteration, on the host, to how many tokens of each row
+# are kept of it, int32 `[B]`, and which rows a string has ended, bool `[B]`.
+Watch = Callable[[StepValues], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,36 +77,23 @@ def text_of(
   return vocabulary.decode(ids), None
 
 
-def watch(
-  vocabulary: AnyVocabulary, stops: Sequence[str], num_rows: int
-) -> Watch:
-  """Follows the texts of a batch's rows, and ends those that are complete: a
-  function of the statistics before an iteration, and of the state and the
-  values after it. Rows that go on are not touched."""
-  readings = [Reading()] * num_rows
+def watch(vocabulary: AnyVocabulary, stops: Sequence[Sequence[str]]) -> Watch:
+  """Follows the texts of rows, each with its own strings, iteration by
+  iteration."""
+  readings = [Reading()] * len(stops)
 
-  def end_rows(
-    before: Statistics, state: DecodeState, values: StepValues
-  ) -> tuple[DecodeState, StepValues]:
-    values = jax.device_get(values)
+  def find_ends(values: StepValues) -> tuple[np.ndarray, np.ndarray]:
     counts = np.array(values.counts)
-    has_ended = np.zeros(num_rows, bool)
+    has_ended = np.zeros(counts.size, bool)
     verdict = values.verification
-    for row in range(num_rows):
+    for row, own in enumerate(stops):
+      if not own:
+        continue
       accepted = values.draft.tokens[row, : int(verdict.num_accepted[row])]
       tokens = [*accepted.tolist(), int(verdict.next_token[row])][: counts[row]]
-      readings[row], count = read_on(vocabulary, stops, readings[row], tokens)
+      readings[row], count = read_on(vocabulary, own, readings[row], tokens)
       if count is not None:
         counts[row], has_ended[row] = count, True
-    if not has_ended.any():
-      return state, values
-    values = dataclasses.replace(values, counts=jnp.asarray(counts))
-    made = values.draft, values.verification, values.counts
-    ended = state_lib.truncate(state, before, *made, jnp.asarray(has_ended))
-    # Where the compiled step expects them.
-    put = lambda new, old: (
-      new if new is old else jax.device_put(new, old.sharding)
-    )
-    return jax.tree.map(put, ended, state), values
+    return counts, has_ended
 
-  return end_rows
+  return find_ends

@@ -1,10 +1,12 @@
 """`specdec_jax.load`, `generate` and `stream`, as a user calls them."""
 
 import argparse
+import dataclasses
 import functools
 import shutil
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -14,6 +16,7 @@ pytest.importorskip('tokenizers')
 import specdec_jax
 from specdec_jax.assembly import drafters, models, rules
 from specdec_jax.assembly.models import Model
+from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.cli import from_flags
 from specdec_jax.text import vocabularies
@@ -68,31 +71,106 @@ def test_statistics_and_log_probs_are_at_hand(completions):
   assert sum(each.statistics['accepted'] for each in completions) > 0
 
 
-def test_nothing_is_compiled_twice(decoder, completions, monkeypatch):
-  programs = dict(decoder.programs)
-  assert programs
-  # Neither for texts of a similar length nor for another seed.
-  again = generate(decoder, TEXTS[:2], seed=3)
-  assert [each.tokens for each in again] == [
-    each.tokens for each in completions[:2]
-  ]
-  assert decoder.programs == programs
-  # Nor for another limit, which is data.
+@pytest.fixture(scope='module')
+def compiled_events():
+  """What jax says while it traces, lowers and compiles: the names so far."""
+  events = []
+
+  def listen(event: str, seconds: float, **_):
+    if event.startswith('/jax/core/compile/'):
+      events.append(event)
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  jax.jit(lambda x: x + 1)(jnp.zeros(3))
+  assert len(events) >= 3
+  yield events
+  jax.monitoring.clear_event_listeners()
+
+
+def test_nothing_is_compiled_twice(decoder, completions, compiled_events):
+  compiled_events.clear()
   for limit in (1, NUM_NEW + 1, 64):
-    other = generate(decoder, TEXTS[:2], max_new_tokens=limit)
+    other = generate(decoder, TEXTS[:2], max_new_tokens=limit, seed=limit)
     for one, each in zip(other, completions, strict=False):
       assert len(one.tokens) == limit
       assert one.tokens[:NUM_NEW] == each.tokens[:limit]
-  assert decoder.programs == programs
-  generate(decoder, TEXTS[:1], max_new_tokens=65)
-  assert decoder.programs.keys() > programs.keys()
-  programs = dict(decoder.programs)
-  generate(decoder, TEXTS[:1], stop=['zzz'])
-  stepwise = dict(decoder.programs)
-  assert stepwise.keys() > programs.keys()
-  generate(decoder, TEXTS[:1], stop=['yyy', 'xxx'])
-  list(specdec_jax.stream(decoder, TEXTS[0], max_new_tokens=NUM_NEW))
-  assert decoder.programs == stepwise
+  generate(decoder, TEXTS[:2], stop=['zzz'])
+  [first, _] = generate(decoder, TEXTS[:2], stop=[[completions[0].text[3]], []])
+  assert first.stop
+  assert compiled_events == []
+  generate(decoder, TEXTS[:2], temperature=0.5)
+  compiled_events.clear()
+  for options in (
+    {'temperature': 2.0, 'max_new_tokens': 3},
+    {'temperature': 1.0, 'top_k': 3, 'seed': 5},
+    {'temperature': 1.0, 'top_p': 0.5, 'stop': ['zzz']},
+    {'temperature': [0, 1.0], 'min_p': 0.2, 'seed': [1, 2**32 - 1]},
+  ):
+    generate(decoder, TEXTS[:2], **options)
+  assert compiled_events == []
+
+
+def test_batches_have_few_sizes(decoder, completions, compiled_events):
+  generate(decoder, TEXTS, batch_size=4)
+  compiled_events.clear()
+  found = generate(decoder, TEXTS, batch_size=3)
+  assert compiled_events == []
+  for one, each in zip(found, completions, strict=True):
+    assert one.tokens == each.tokens
+    assert one.statistics == each.statistics
+
+
+def test_a_text_has_settings_of_its_own(decoder, completions):
+  options = {
+    'temperature': [1.5, 0, None, 0.8, 2.0],
+    'top_k': [None, None, None, 4, None],
+    'top_p': [0.8, None, None, None, None],
+    'seed': [3, 4, 5, 6, 3],
+    'max_new_tokens': [8, 3, 5, 8, 8],
+    'stop': [[], [], [completions[2].text[1]], [], []],
+  }
+  found = generate(decoder, TEXTS, **options)
+  for i, (text, each) in enumerate(zip(TEXTS, found, strict=True)):
+    own = {name: values[i] for name, values in options.items()}
+    [alone] = generate(decoder, [text, text], **own)[:1]
+    assert each.tokens == alone.tokens
+    assert each.statistics == alone.statistics
+    assert each.stop == alone.stop
+  assert found[1].tokens == completions[1].tokens[:3]
+  assert found[2].stop
+  assert found[0].tokens != completions[0].tokens
+  # A decoder that was loaded so decodes so.
+  same = {'temperature': 1.5, 'top_p': 0.8, 'seed': 3}
+  sampled = dataclasses.replace(
+    decoder.sampled,
+    seen=dataclasses.replace(
+      decoder.seen, sampling=Sampling(temperature=1.5, top_p=0.8)
+    ),
+  )
+  [one, _] = generate(sampled, TEXTS[:2], seed=3)
+  assert (
+    one.tokens
+    == found[0].tokens
+    == generate(decoder, TEXTS[:2], **same)[0].tokens
+  )
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'temperature': -1.0}, 'temperature.*-1'),
+    ({'temperature': [0.5, 'hot']}, "temperature.*'hot'"),
+    ({'temperature': [0.5]}, 'temperature .*1 for 2'),
+    ({'top_k': 3}, 'top_k 3 .*temperature 0'),
+    ({'top_p': 1.5, 'temperature': 1.0}, 'top_p.*1.5'),
+    ({'seed': [1, -1]}, 'seed.*-1'),
+    ({'stop': [['a'], 'b']}, 'stop is a string'),
+    ({'max_new_tokens': [4, 0]}, 'max_new_tokens.*0'),
+  ],
+)
+def test_wrong_settings_are_said_at_once(decoder, options, message):
+  with pytest.raises(ValueError, match=message):
+    generate(decoder, TEXTS[:2], **options)
 
 
 def test_a_stop_string_ends_a_text(decoder, completions):
@@ -358,8 +436,8 @@ def test_auto_gamma_of_few_texts_is_plain_decoding(folder, caplog):
   assert 'takes 80 batches, and there are 3' in caplog.text
   assert not auto.gammas
   for call in (
-    lambda: specdec_jax.stream(auto, TEXTS[0]),
-    lambda: specdec_jax.generate(auto, TEXTS, stop=['x']),
+    lambda: specdec_jax.stream(auto, TEXTS[0], max_new_tokens=NUM_NEW),
+    lambda: generate(auto, TEXTS, stop=['x']),
   ):
     with pytest.raises(ValueError, match='gamma auto'):
       call()

@@ -64,6 +64,44 @@ def test_json_has_the_promised_keys(generate):
   assert statistics['block_efficiency'] == 8 / statistics['target_runs']
 
 
+def test_a_line_has_settings_of_its_own(generate, tmp_path):
+  path, options = tmp_path / 'own.jsonl', ('--json', '-', '--drafter', 'none')
+  own = {'temperature': 1.5, 'top_k': 9, 'seed': 3, 'max_new_tokens': 5}
+  lines = [{'prompt': 'the in ab'}, {'prompt': 'ab', **own}]
+  path.write_text('\n'.join(map(json.dumps, lines)))
+  first, second = generate('--prompts', path, *options).records()
+  flags = [each for name, x in own.items() for each in (f'--{name}', x)]
+  [alone] = generate('--prompt', 'ab', *options, *flags).records()
+  assert close(alone) == second
+  [greedy] = generate('--prompt', 'the in ab', *options).records()
+  assert close(greedy) == first
+  lines[0]['stop'] = [first['text'][2]]
+  path.write_text('\n'.join(map(json.dumps, lines)))
+  stopped, _ = generate('--prompts', path, *options).records()
+  assert stopped['stop'] == first['text'][2]
+  assert stopped['finish_reason'] == 'stop'
+
+
+@pytest.mark.parametrize(
+  ('own', 'words'),
+  [
+    ({'temprature': 1}, ("'temprature'", "'temperature'")),
+    ({'temperature': 'hot'}, ('temperature', "'hot'")),
+    ({'temperature': [1]}, ('line 2',)),
+    ({'top_k': 2}, ('top_k 2', 'temperature 0')),
+    ({'stop': 'ab'}, ('stop is a string',)),
+    ({'seed': 1.5}, ('seed', '1.5')),
+    ({'max_new_tokens': 0}, ('max_new_tokens', '0')),
+  ],
+)
+def test_wrong_settings_of_a_line_are_refused(run, model, tmp_path, own, words):
+  path = tmp_path / 'own.jsonl'
+  lines = [{'prompt': 'ab'}, {'prompt': 'ab', **own}]
+  path.write_text('\n'.join(map(json.dumps, lines)))
+  result = run('generate', '--model', model, '--prompts', path)
+  tiny.assert_refused(result, 'own.jsonl, line 2', *words)
+
+
 def test_a_second_run_compiles_nothing(run, model, tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
   folder = tmp_path / 'specdec_jax' / 'compiled'

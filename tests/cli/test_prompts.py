@@ -14,7 +14,7 @@ from tests.cli.tiny import assert_refused
 def read(tmp_path, data: bytes, name: str = 'prompts.txt') -> list[str]:
   path = tmp_path / name
   path.write_bytes(data)
-  return prompts.read(None, str(path))
+  return [line.text for line in prompts.read(None, str(path))]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_text_may_hold_braces(tmp_path):
 def test_standard_input_is_utf8_whatever_the_locale(monkeypatch):
   stream = io.TextIOWrapper(io.BytesIO('é\nö'.encode()), encoding='ascii')
   monkeypatch.setattr(sys, 'stdin', stream)
-  assert prompts.read(None, '-') == ['é', 'ö']
+  assert [line.text for line in prompts.read(None, '-')] == ['é', 'ö']
 
 
 def test_a_closed_standard_input_is_refused(run, monkeypatch):

@@ -23,7 +23,7 @@ pytest.importorskip('sentencepiece')
 pytest.importorskip('tensorstore')
 
 import specdec_jax
-from specdec_jax.assembly import running
+from specdec_jax.assembly import packing, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS
 from specdec_jax.assembly.option_fields import options_of
@@ -413,7 +413,7 @@ def test_gamma_chooses_itself_with_every_drafter(name, doors):
   assert len(gammas) >= 3
   assert not any((gammas[-1] + 1) % (gamma + 1) for gamma in gammas)
   settings = running.DecodeSettings(max_new_tokens=NUM_NEW)
-  [batch] = running.pack(auto, TEXTS[:1], settings)
+  [batch] = packing.pack(auto, TEXTS[:1], settings)
   for gamma in gammas:
     decoder = auto.at(gamma)
     assert (decoder.drafter.gamma, decoder.is_auto) == (gamma, False)

@@ -140,7 +140,8 @@ def test_an_added_family_is_read_and_packed(table_folder):
     ),
     config=loaded.config,
     batch_size=1,
-    max_new_tokens=4,
+    max_new_tokens=[4],
+    num_rows=1,
   )
   assert batch.prompt.decoder_tokens[0, 0] == 3
 

@@ -124,12 +124,7 @@ def _decode_all(
   # Rows of a larger batch would interleave: they are shown when it is done.
   is_live = is_colored and len(batches) == num_prompts
   with progress.waiting('compiling'):
-    decode = running.compile_decode(
-      decoder,
-      batches[0],
-      settings,
-      is_shown=is_colored or write_trace is not None,
-    )
+    decode = running.compile_decode(decoder, batches[0], settings)
   # Shows the iterations of one row in colour, special tokens apart.
   stream = functools.partial(
     terminal.streamer, screen, hidden_ids=decoder.vocabulary.special_ids
@@ -207,14 +202,14 @@ def _results(
   # Row ids count samples: of 2 samples each, row 5 is sample 1 of prompt 3.
   num_samples = args.num_return_sequences
   for row in range(len(batch.texts)):
-    made = completions.of_row(decoder, batch, output, row, args.stop or ())
+    made = completions.of_row(decoder, batch, output, row)
     sample = int(batch.prompt.row_ids[row]) % num_samples
     error = completions.error_of_row(batch, output, row, num_samples)
     yield {
       'prompt': made.prompt,
       **({'sample': sample} if num_samples > 1 else {}),
       'text': made.text,
-      **({'stop': made.stop} if args.stop else {}),
+      **({'stop': made.stop} if batch.stops[row] else {}),
       'finish_reason': made.finish_reason,
       'tokens': made.tokens,
       'log_probs': [outputs.finite(value) for value in made.log_probs],

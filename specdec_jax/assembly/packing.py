@@ -1,0 +1,131 @@
+"""Packs texts in batches, with what each text is told beside its prompt."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.assembly import sampling as sampling_lib
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.running import DecodeSettings, row_keys
+from specdec_jax.text import prompts, stop_strings
+from specdec_jax.text.prompts import Batch, Text
+
+
+def by_text(
+  num_texts: int, **given: Any
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+  """Splits settings into those of all texts and those of each, none if no value
+  is a list of one for each; ValueError for a list of another length."""
+  # stop=['a', 'b'] is for all of two texts, stop=[['a'], ['b']] for each.
+  lists = {
+    name: value
+    for name, value in given.items()
+    if isinstance(value, list | tuple)
+    and (name != 'stop' or any(isinstance(x, list | tuple) for x in value))
+  }
+  for name, value in lists.items():
+    if len(value) != num_texts:
+      raise ValueError(
+        f'{name} is a list of {len(value)} for {num_texts} texts: give one '
+        'value, or one for each'
+      )
+  of_all = {name: x for name, x in given.items() if name not in lists}
+  # Limits have no value that says nothing.
+  of_all.setdefault('max_new_tokens', 1)
+  if not lists:
+    return of_all, []
+  each = zip(*lists.values(), strict=True)
+  return of_all, [dict(zip(lists, values, strict=True)) for values in each]
+
+
+def pack(
+  decoder: Decoder,
+  texts: Sequence[Text],
+  settings: DecodeSettings,
+  num_samples: int = 1,
+) -> list[Batch]:
+  """Packs texts in batches of one shape, each text in `num_samples` rows.
+
+  Raises ValueError if a prompt is too long for the context or has no tokens, or
+  no text of the vocabulary holds a stop string.
+  """
+  own = [settings.of_text(i) for i in range(len(texts))]
+  rows = _encoded(decoder, texts, settings, own)
+  # Two samples of a and b are rows a, a, b, b.
+  repeat = lambda items: [x for x in items for _ in range(num_samples)]
+  batches = prompts.batches(
+    repeat(texts),
+    repeat(rows),
+    config=decoder.config,
+    batch_size=settings.batch_size,
+    max_new_tokens=[each.max_new_tokens for each in repeat(own)],
+    num_rows=settings.num_rows,
+  )
+  ways = repeat([each.sampling(decoder.sampling) for each in own])
+  is_greedy = all(way.is_greedy for way in (*ways, decoder.sampling))
+  # Of 2 samples, those of text 3 are streams 4 and 5 of the seed of all texts,
+  # or 0 and 1 of its own.
+  seeds = [
+    (each.seed, j if settings.has_seed(i) else i * num_samples + j)
+    for i, each in enumerate(own)
+    for j in range(num_samples)
+  ]
+  made = []
+  for i, batch in enumerate(batches):
+    part = slice(i * settings.batch_size, (i + 1) * settings.batch_size)
+    sampling = sampling_lib.of_rows(ways[part], settings.num_rows)
+    prompt = batch.prompt
+    if not is_greedy:
+      prompt = dataclasses.replace(prompt, sampling=sampling)
+    # Rows of nobody have keys of others.
+    columns = np.resize(
+      np.array(seeds[part], np.uint32), (settings.num_rows, 2)
+    )
+    stops = tuple(tuple(each.stop) for each in repeat(own)[part])
+    made.append(
+      Batch(
+        prompt=prompt,
+        texts=batch.texts,
+        stops=stops,
+        keys=row_keys(*columns.T),
+      )
+    )
+  return made
+
+
+def _encoded(
+  decoder: Decoder,
+  texts: Sequence[Text],
+  settings: DecodeSettings,
+  own: Sequence[DecodeSettings],
+) -> list[list[int]]:
+  """Returns the tokens of texts, each with settings of its own; raises as
+  `pack`."""
+  for stops in {tuple(each.stop) for each in own}:
+    stop_strings.check_vocabulary(stops, decoder.vocabulary)
+  limit = decoder.max_positions
+  rows = prompts.encode(
+    decoder.vocabulary,
+    texts,
+    config=decoder.config,
+    is_chat=settings.chat,
+    system=settings.system,
+  )
+  for i, (row, each) in enumerate(zip(rows, own, strict=True), start=1):
+    num_new = each.max_new_tokens
+    if len(row) >= limit:
+      raise ValueError(
+        f'prompt {i} has {len(row)} tokens, and the context is {limit}: '
+        'shorten it'
+      )
+    # Of a prompt of 90 tokens and 40 new ones in a context of 128, lower to 38.
+    needed = prompts.num_positions(decoder.config, len(row), num_new)
+    if needed > limit:
+      raise ValueError(
+        f'prompt {i} has {len(row)} tokens and with {num_new} new ones '
+        f'exceeds the context of {limit}: lower max_new_tokens to '
+        f'{num_new - (needed - limit)}'
+      )
+  return rows
