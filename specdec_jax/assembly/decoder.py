@@ -109,7 +109,7 @@ class Decoder:
     a drafter and its weights, with `exact_bits` as wide as this one. It is made
     once, for what it has compiled."""
     if gamma not in self.others and self.exact_bits and not gamma:
-      idle = drafters.none(self.drafter.gamma, self.drafter.tree)
+      idle = drafters.none(self.drafter.gamma)
       self.others[gamma] = dataclasses.replace(
         self._forgetful(),
         choice=NoDrafter(),
@@ -212,6 +212,12 @@ def outline(
     raise ValueError(
       'exact_bits needs a gamma that is a number: bits depend on the width of '
       "the target's calls, which auto would choose by the clock"
+    )
+  if exact_bits and isinstance(length, Tree):
+    raise ValueError(
+      'exact_bits is for chains: what an attention sums stands elsewhere in a '
+      'tree, and the last bits of the sum change; leave out tree and '
+      'num_continuations'
     )
   judge.sampling.check_is_used()
   config = models.read_config(model)

@@ -35,6 +35,7 @@ class Choices:
   drafter: DrafterChoice
   rule: Rule
   sampling: Sampling
+  exact_bits: bool = False
 
   def build(self) -> decoder.Decoder:
     """Reads the models; see `decoder.build`."""
@@ -43,6 +44,7 @@ class Choices:
       drafter=self.drafter,
       rule=self.rule,
       sampling=self.sampling,
+      exact_bits=self.exact_bits,
       waiting=progress.waiting,
     )
 
@@ -62,6 +64,8 @@ def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
     drafter=_drafter(args),
     rule=chosen('verification', RULES, args.verification, vars(args)),
     sampling=named(Sampling, args),
+    # Of those commands that have it.
+    exact_bits=getattr(args, 'exact_bits', False),
   )
   length = found.drafter.length
   if isinstance(length, Auto) and not may_be_auto:

@@ -225,6 +225,17 @@ def add_prompts(parser: argparse.ArgumentParser) -> Group:
   return group
 
 
+def add_exact_bits(group: Group) -> None:
+  """Adds whether drafts may change the last bits of logits."""
+  group.add_argument(
+    '--exact_bits',
+    action='store_true',
+    help='call the target at one width, drafts or not, so that greedy text is '
+    'that of plain decoding in bfloat16 too: of --drafter none with this flag '
+    'and the same --gamma',
+  )
+
+
 def add_chat(add: Callable) -> None:
   """Adds how a prompt becomes a message to the model."""
   add('--chat', action='store_true', help="apply the model's chat template")

@@ -103,6 +103,7 @@ def configuration(flags: Figures, decoder: Decoder) -> Figures:
     'drafter': flags['draft_model'] or flags['drafter'] or 'prompt_lookup',
     'draft_dtype': flags['draft_dtype'] or flags['dtype'],
     'gamma': decoder.drafter.gamma,
+    'exact_bits': decoder.exact_bits,
     'tree': decoder.drafter.tree and decoder.drafter.tree.parents,
     'min_prob': min_prob if flags['adaptive'] else None,
     'lenience': flags['lenience'] or 1.0,

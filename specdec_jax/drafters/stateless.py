@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from specdec_jax.base import Array, Context, Draft, Drafter, Tree
+from specdec_jax.base import Array, Context, Draft, Drafter
 
 # Of an iteration. Its target call has gamma + 1 positions with V probabilities
 # each: far more overflow the compiler's sizes.
@@ -29,9 +29,9 @@ def stateless(
   return _made(gamma, propose)
 
 
-def none(gamma: int = 0, tree: Tree | None = None) -> Drafter:
-  """A drafter that never drafts: with gamma 0 an iteration is a plain step;
-  with another, or the nodes of a tree, one of the width that drafts have."""
+def none(gamma: int = 0) -> Drafter:
+  """A drafter that never drafts: with gamma 0 an iteration is a plain step,
+  with another one of the width that drafts have."""
 
   def propose(row_keys: Array, context: Context) -> Draft:
     del row_keys
@@ -39,7 +39,7 @@ def none(gamma: int = 0, tree: Tree | None = None) -> Drafter:
     tokens = jnp.zeros((lengths.size, gamma), jnp.int32)
     return Draft(tokens=tokens, probs=None, lengths=lengths)
 
-  return _made(gamma, propose)._replace(tree=tree)
+  return _made(gamma, propose)
 
 
 def _made(gamma: int, propose: Callable[[Array, Context], Draft]) -> Drafter:

@@ -45,6 +45,9 @@ class Decoding:
     draft_width: nodes of a level that a draft model drafts for a beam search;
       None for twice `num_decodes`.
     alpha: of the brevity penalty of beam search; None for 0.6.
+    exact_bits: whether greedy text has plain decoding's bits whatever is
+      drafted, see `api.load`; of that one, `make_drafter` is `NoDrafter` with
+      the same gamma.
     return_all_decodes: whether all beams are written, the best last, or the
       best alone.
     verify_fn: a rule of your own, in place of `make_rule`.
@@ -65,6 +68,7 @@ class Decoding:
   num_decodes: int | None = None
   draft_width: int | None = None
   alpha: float | None = None
+  exact_bits: bool = False
   return_all_decodes: bool = False
   verify_fn: VerifyFn | None = None
   rule_temperature: float | None = None
@@ -96,6 +100,7 @@ class Decoding:
       return
     self.refuse(
       *('temperature', 'num_samples', 'make_rule', 'verify_fn', 'refill_size'),
+      'exact_bits',
       reason='changes nothing in a beam search, which draws nothing: leave out '
       f'num_decodes {self.num_decodes}, or this',
     )
@@ -225,7 +230,7 @@ def outline(
   if mode == SCORE:
     decoding.refuse(
       *('make_drafter', 'make_rule', 'verify_fn', 'temperature', 'num_samples'),
-      *('num_decodes', 'refill_size'),
+      *('num_decodes', 'refill_size', 'exact_bits'),
       reason='changes nothing in the mode score, which decodes nothing: leave '
       'it out',
     )
@@ -235,6 +240,7 @@ def outline(
     rule=decoding.rule(),
     sampling=decoding.sampling,
     is_dry_run=is_dry_run,
+    exact_bits=decoding.exact_bits,
   )
   if decoding.num_decodes and mode != SCORE:
     # It says what does not go together, before anything is loaded.

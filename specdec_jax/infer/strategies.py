@@ -17,6 +17,7 @@ from specdec_jax.decoding.program import Program
 from specdec_jax.infer import decode_many, examples, records
 from specdec_jax.infer.decoding import WITH_SCORES, Job
 from specdec_jax.infer.examples import Row
+from specdec_jax.measure import exact_bits
 from specdec_jax.sharding import mesh as mesh_lib
 
 # T5X's brevity penalty.
@@ -67,6 +68,12 @@ def _compile_loop(job: Job, params: Params) -> Decode:
     places=functools.partial(mesh_lib.state_shardings, job.mesh),
   )
   everywhere = NamedSharding(job.mesh, PartitionSpec())
+  if job.decoder.exact_bits:
+    rows = jax.device_put(
+      pack([None] * job.decoding.batch_size), mesh_lib.batch_sharding(job.mesh)
+    )
+    method, target = program.method, params.target
+    exact_bits.check(method, target, rows, max_len=job.max_len)
   programs = program.refill(job.decoding.batch_size, everywhere)
   decode_many.warm_up(programs, params, empty)
 

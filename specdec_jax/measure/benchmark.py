@@ -15,6 +15,7 @@ import numpy as np
 from specdec_jax import theory
 from specdec_jax.base import Drafter
 from specdec_jax.decoding.method import Method
+from specdec_jax.decoding.state import DecodeState
 from specdec_jax.measure import metrics, sameness, stopwatch
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.metrics import Counts
@@ -102,12 +103,14 @@ def compare(
   plain: Side,
   baseline: Side,
   repeats: int,
+  expected: Sequence[DecodeState] | None = None,
   advance: Callable[[int], None] = lambda num_done: None,
 ) -> dict[Name, Figures]:
   """Times all sides in turns and predicts each speedup from the costs of parts.
 
   Speculative decoding is given by name. T(1), which costs are relative to, and
-  the tokens that theirs are compared with are those of `plain`, in their dtype.
+  the tokens that theirs are compared with are those of `plain`, in their dtype,
+  unless `expected` says where plain decoding of another width ended.
   Speedups are against `baseline`, the fastest plain configuration, which may be
   `plain`. `advance` is that of `stopwatch.alternate`.
 
@@ -141,7 +144,7 @@ def compare(
       **sameness.compare(
         way.method.target,
         plain.params,
-        timed['plain'].states,
+        expected or timed['plain'].states,
         own['speculative'].states,
       ),
     }

@@ -8,23 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import logits, trees
-from specdec_jax.base import (
-  Array,
-  Context,
-  Draft,
-  Drafter,
-  Params,
-  Prompt,
-  Tree,
-)
+from specdec_jax import arrays, logits
+from specdec_jax.base import Array, Context, Draft, Drafter, Params, Prompt
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.program import Program
 from specdec_jax.decoding.state import DecodeOutput
-from specdec_jax.verification import speculative_sampling, target_sample_walk
+from specdec_jax.verification import speculative_sampling
 
 # Iterations without a draft; each row then decodes the same with drafts.
-_NUM_STEPS = 24
+_NUM_STEPS = 48
 
 
 def check(method: Method, params: Any, prompt: Prompt, *, max_len: int) -> None:
@@ -32,7 +24,7 @@ def check(method: Method, params: Any, prompt: Prompt, *, max_len: int) -> None:
   other places and drafts of which more or less is right, by one program.
 
   Args:
-    method: its target, and the gamma or the tree of its drafter.
+    method: its target, and the gamma of its drafter, of chains.
     params: the target's weights, where they lie.
     prompt: any of the batches: its shapes, and where it lies.
     max_len: as for `speculative.generate`.
@@ -42,8 +34,12 @@ def check(method: Method, params: Any, prompt: Prompt, *, max_len: int) -> None:
   """
   method, rng = _with_oracle(method), np.random.default_rng(0)
   prompt = _random(rng, prompt, method.target.vocab_size, max_len)
-  shape = prompt.decoder_tokens.shape[0], max_len
-  off = {'tokens': jnp.zeros(shape, jnp.int32), 'is_on': jnp.zeros((), bool)}
+  place = prompt.decoder_tokens.sharding
+  size = prompt.row_ids.size, max_len
+  off = {
+    'tokens': jax.device_put(jnp.zeros(size, jnp.int32), place),
+    'is_on': jnp.zeros((), jnp.bool_),
+  }
   program = Program(
     method=method,
     params=Params(params, off),
@@ -52,66 +48,62 @@ def check(method: Method, params: Any, prompt: Prompt, *, max_len: int) -> None:
   )
   generate, _ = program.whole.compile()
   key = jax.random.key(0)
-  plain = jax.device_get(generate(Params(params, off), key, prompt))
+  plain = generate(Params(params, off), key, prompt)
   # Rows a, b, c become c, a, b.
-  turn = lambda tree: jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), tree)
-  truth = {'tokens': turn(plain.tokens), 'is_on': jnp.ones((), bool)}
-  drafted = generate(Params(params, truth), key, turn(prompt))
-  if not same_bits(turn(plain), drafted):
-    advice = 'give a chain, a shorter text,' if method.drafter.tree else 'give'
+  turn = lambda x: jax.device_put(jnp.roll(x, 1, axis=0), x.sharding)
+  plain, prompt = jax.tree.map(turn, (plain, prompt))
+  truth = {
+    'tokens': jax.device_put(plain.tokens, place),
+    'is_on': jnp.ones((), jnp.bool_),
+  }
+  if not _same_bits(plain, generate(Params(params, truth), key, prompt)):
     raise ValueError(
       'exact_bits cannot be kept: as this model is compiled here, the bits of '
-      f'a token depend on where its call has it; {advice} another gamma or '
-      'batch size, or leave exact_bits out'
+      'a token depend on where its call has it; give another gamma or batch '
+      'size, or leave exact_bits out'
     )
 
 
-def same_bits(one: DecodeOutput, other: DecodeOutput) -> bool:
+@jax.jit
+def _same_bits(one: DecodeOutput, other: DecodeOutput) -> Array:
   """Whether tokens and the bits of their log-probabilities are the same."""
-  bits = lambda output: [
-    np.asarray(output.tokens),
-    np.asarray(output.log_probs).view(np.int32),
-  ]
-  return all(map(np.array_equal, bits(one), bits(other)))
+  bits = lambda x: jax.lax.bitcast_convert_type(x, jnp.int32)
+  same_tokens = jnp.all(one.tokens == other.tokens)
+  return same_tokens & jnp.all(bits(one.log_probs) == bits(other.log_probs))
 
 
 def _with_oracle(method: Method) -> Method:
   """The same target, decoded greedily, with drafts from its params."""
-  gamma, tree = method.drafter.gamma, method.drafter.tree
-  rule = speculative_sampling
-  if tree is not None:
-    rule = lambda *args: target_sample_walk(*args, tree=tree)
   vocab_size = method.target.vocab_size
   return dataclasses.replace(
     method,
-    drafter=_oracle(gamma, tree, vocab_size),
-    verify_fn=rule,
+    drafter=_oracle(method.drafter.gamma, vocab_size),
+    verify_fn=speculative_sampling,
     logits_to_probs=logits.standardize(temperature=0.0, vocab_size=vocab_size),
     eos_id=-1,
   )
 
 
-def _oracle(gamma: int, tree: Tree | None, vocab_size: int) -> Drafter:
-  """Drafts the tokens that it is given along one path to a node, another one in
-  each iteration, and wrong ones elsewhere; nothing unless its params say so."""
-  shape = tree or Tree(tuple(range(gamma)))
-  # [N + 1, N]: of a chain of 2, to no node, to the first, to the second.
-  right = jnp.asarray(trees.ancestors(shape)[:, 1:])
-  depths = jnp.asarray(trees.depths(shape)[None, 1:])
+def _oracle(gamma: int, vocab_size: int) -> Drafter:
+  """Drafts the tokens that it is given, as many as another number in each
+  iteration, and wrong ones after them; nothing unless its params say so."""
   nodes = np.arange(gamma, dtype=np.int32)[None]
 
   def propose(params: Any, row_keys: Array, context: Context, state: Any):
     del row_keys
-    at = context.lengths[:, None] + depths - 1
-    truth = jnp.take_along_axis(params['tokens'], at, axis=1, mode='clip')
-    rows = jnp.arange(at.shape[0], dtype=jnp.int32)
-    ends = (context.lengths * 7 + rows) % (gamma + 1)
+    truth = arrays.read_block(params['tokens'], context.lengths, gamma)
+    rows = jnp.arange(truth.shape[0], dtype=jnp.int32)
+    num_right = (context.lengths * 7 + rows) % (gamma + 1)
     wrong = (truth + 1 + nodes) % vocab_size
-    tokens = jnp.where(right[ends], truth, wrong).astype(jnp.int32)
-    lengths = jnp.where(params['is_on'] & (ends > 0), gamma, 0)
-    return Draft(tokens=tokens, probs=None, lengths=lengths), state
+    is_on = params['is_on'] & (num_right > 0)
+    draft = Draft(
+      tokens=jnp.where(arrays.is_within(num_right, gamma), truth, wrong),
+      probs=None,
+      lengths=jnp.where(is_on, gamma, 0),
+    )
+    return draft, state
 
-  return Drafter(gamma, lambda params, prompt, max_len: (), propose, tree=tree)
+  return Drafter(gamma, lambda params, prompt, max_len: (), propose)
 
 
 def _random(

@@ -19,7 +19,7 @@ from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.base import Tree
 from specdec_jax.cli import from_flags, options, outputs, timing
 from specdec_jax.launch import progress
-from specdec_jax.measure import benchmark, trials
+from specdec_jax.measure import benchmark, exact_bits, trials
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.simulated import simulated_acceptance
 from specdec_jax.text.prompts import Batch
@@ -28,7 +28,7 @@ from specdec_jax.theory.gamma_trials import ChosenGamma
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   options.add_models(parser)
-  options.add_sampling(parser)
+  options.add_exact_bits(options.add_sampling(parser))
   options.add_prompts(parser)
   options.add_timing(parser).add_argument(
     '--simulate_alpha',
@@ -126,11 +126,23 @@ def _measure(
     num_programs = benchmark.num_programs(
       ways, 1 + (candidates[fastest] is not plain)
     )
+    # With exact bits, the tokens to compare are of plain decoding at one width.
+    expected = None
+    if decoder.exact_bits:
+      exact_bits.check(
+        method,
+        placed.params.target,
+        placed.prompts[0],
+        max_len=placed.max_len,
+      )
+      idle = decoder.at(0).method
+      expected = sides_lib.like(side, idle).decode()
   with progress.bar('timing', num_programs * (repeats + 1)) as bar:
     [figures] = benchmark.compare(
       ways,
       plain=plain,
       baseline=candidates[fastest],
+      expected=expected,
       repeats=repeats,
       advance=bar.advance,
     ).values()

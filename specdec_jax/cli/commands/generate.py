@@ -31,7 +31,9 @@ Write = Callable[[Record], None]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   options.add_models(parser)
-  options.add_sampling(parser).add_argument(
+  sampling = options.add_sampling(parser)
+  options.add_exact_bits(sampling)
+  sampling.add_argument(
     '--num_return_sequences',
     metavar='N',
     type=options.positive_int,
