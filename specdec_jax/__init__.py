@@ -25,10 +25,12 @@ from specdec_jax.decoding.method import Method
 
 if TYPE_CHECKING:
   from specdec_jax.assembly.api import Completion, generate, load, stream
+  from specdec_jax.assembly.conversation import Conversation
 
 __all__ = [
   'Completion',
   'Context',
+  'Conversation',
   'Draft',
   'Drafter',
   'LanguageModel',
@@ -56,4 +58,8 @@ def __getattr__(name: str) -> Any:
     from specdec_jax.assembly import api
 
     return getattr(api, name)
+  if name == 'Conversation':
+    from specdec_jax.assembly import conversation
+
+    return conversation.Conversation
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -243,6 +243,10 @@ class Drafter(NamedTuple):
       `(state, target_cache)`, the cache that the loop goes on with; `propose`
       reads what the last target call left in it.
     tree: the shape of every draft; None for a chain.
+    read: `(params, context, state, width) -> state`, `width` by keyword: takes
+      in the `width` tokens before the context's last, which need not be what
+      was decoded, and leaves the state as `init` does. It is given the target's
+      cache, too, if the others are. None: nothing of the text is remembered.
   """
 
   gamma: int
@@ -251,3 +255,4 @@ class Drafter(NamedTuple):
   may_abstain: bool = False
   reads_target_cache: bool = False
   tree: Tree | None = None
+  read: Callable[..., Arrays] | None = None

@@ -4,7 +4,6 @@ import difflib
 import os
 from collections.abc import (
   Callable,
-  Generator,
   Iterable,
   Iterator,
   Mapping,
@@ -22,14 +21,14 @@ from specdec_jax.assembly import (
   running,
 )
 from specdec_jax.assembly import decoder as decoder_lib
-from specdec_jax.assembly.completions import Completion
+from specdec_jax.assembly.completions import Completion, Stream
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
 from specdec_jax.assembly.drafters.choice import has_model
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import Choice, by_name, field_names
 from specdec_jax.assembly.rules import RULES, Rule
-from specdec_jax.assembly.running import DecodeSettings, Iterations
+from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.files import text_lines
@@ -37,7 +36,6 @@ from specdec_jax.launch import compilation_cache
 from specdec_jax.sharding import mesh
 from specdec_jax.text import prompts, vocabularies
 from specdec_jax.text.prompts import Batch, Text
-from specdec_jax.trace import recording
 
 
 def load(
@@ -257,7 +255,7 @@ def _prompts(
     elif not isinstance(text, list | tuple):
       raise ValueError(f'text {i} is no string: {text!r}')
     if not isinstance(text, str):
-      text = prompts.conversation(text, tools, f'text {i}')
+      text = prompts.dialogue(text, tools, f'text {i}')
     found.append(text)
   return found
 
@@ -277,21 +275,6 @@ def _completions(
       if error := completions.error_of_row(batch, output, row):
         raise ValueError(error)
       yield completions.of_row(decoder, batch, output, row)
-
-
-class Stream:
-  """The text of one prompt as it is decoded: iterate over it. `completion` is
-  all of it, once the iteration has ended; until then None."""
-
-  def __init__(self, pieces: Generator[str, None, Completion]):
-    self.completion: Completion | None = None
-    self._pieces = self._told(pieces)
-
-  def _told(self, pieces: Generator[str, None, Completion]) -> Iterator[str]:
-    self.completion = yield from pieces
-
-  def __iter__(self) -> Iterator[str]:
-    return self._pieces
 
 
 def stream(
@@ -332,51 +315,4 @@ def stream(
   [batch] = packing.pack(decoder, inputs, settings)
   decoder = auto_gamma.settled(running.suited(decoder, batch), settings)
   iterate = running.compile_iterations(decoder, batch, settings)
-  return Stream(_pieces(decoder, batch, settings, iterate))
-
-
-def _pieces(
-  decoder: Decoder,
-  batch: Batch,
-  settings: DecodeSettings,
-  iterate: Callable[[Batch], Iterations],
-) -> Generator[str, None, Completion]:
-  """Yields text that no later token can change, and returns all of it."""
-  vocabulary, read = decoder.vocabulary, vocabularies.TextStream()
-  iterations, found, num_shown = iterate(batch), '', 0
-  while True:
-    try:
-      records = next(iterations)
-    except StopIteration as end:
-      output = jax.device_get(end.value)
-      if error := completions.error_of_row(batch, output, 0):
-        raise ValueError(error) from None
-      whole = completions.of_row(decoder, batch, output, 0)
-      # What looked like the beginning of a stop string, and was none.
-      if whole.text[num_shown:]:
-        yield whole.text[num_shown:]
-      return whole
-    ids = [
-      token['token']
-      for record in records
-      for token in recording.committed(record)
-      if token['token'] not in vocabulary.eos_ids
-    ]
-    # A character of several tokens comes with the last of them.
-    piece, read = vocabularies.stream_text(vocabulary, read, ids)
-    found += piece
-    # With the stop string 'STOP', of 'say STO' only 'say ' is shown.
-    num_safe = len(found) - _longest_beginning(found, settings.stop)
-    if num_safe > num_shown:
-      yield found[num_shown:num_safe]
-      num_shown = num_safe
-
-
-def _longest_beginning(text: str, stops: Sequence[str]) -> int:
-  """Counts the characters at the end of a text that may begin a stop string, or
-  belong to one that is complete."""
-  # Of 'say STO' with the stop string 'STOP' these are 3.
-  lengths = [0, *(len(text) - text.find(s) for s in stops if s in text)]
-  for stop in stops:
-    lengths += [n for n in range(1, len(stop)) if text.endswith(stop[:n])]
-  return max(lengths)
+  return Stream(completions.pieces(decoder, batch, iterate(batch)))

@@ -1,14 +1,18 @@
-"""What was decoded for each text of a batch."""
+"""What was decoded for each text of a batch: whole, or piece by piece."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.running import Iterations, Show
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.measure import metrics
-from specdec_jax.text import stop_strings
+from specdec_jax.text import stop_strings, vocabularies
 from specdec_jax.text.prompts import Batch
+from specdec_jax.trace import recording
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,3 +80,68 @@ def error_of_row(
     f'prompt {number}: after {num_new} new tokens the logits were not numbers '
     '(NaN), and its decoding stopped'
   )
+
+
+class Stream:
+  """The text of one prompt as it is decoded: iterate over it. `completion` is
+  all of it, once the iteration has ended; until then None."""
+
+  def __init__(self, pieces: Generator[str, None, Completion]):
+    self.completion: Completion | None = None
+    self._pieces = self._told(pieces)
+
+  def _told(self, pieces: Generator[str, None, Completion]) -> Iterator[str]:
+    self.completion = yield from pieces
+
+  def __iter__(self) -> Iterator[str]:
+    return self._pieces
+
+
+def pieces(
+  decoder: Decoder,
+  batch: Batch,
+  iterations: Iterations,
+  show: Show | None = None,
+) -> Generator[str, None, Completion]:
+  """Yields text that no later token can change, and returns all of it."""
+  vocabulary, read = decoder.vocabulary, vocabularies.TextStream()
+  found, num_shown = '', 0
+  while True:
+    try:
+      records = next(iterations)
+    except StopIteration as end:
+      output = jax.device_get(end.value)
+      if error := error_of_row(batch, output, 0):
+        raise ValueError(error) from None
+      whole = of_row(decoder, batch, output, 0)
+      # What looked like the beginning of a stop string, and was none.
+      if whole.text[num_shown:]:
+        yield whole.text[num_shown:]
+      return whole
+    if show is not None:
+      for record in records:
+        show(record)
+    ids = [
+      token['token']
+      for record in records
+      for token in recording.committed(record)
+      if token['token'] not in vocabulary.eos_ids
+    ]
+    # A character of several tokens comes with the last of them.
+    piece, read = vocabularies.stream_text(vocabulary, read, ids)
+    found += piece
+    # With the stop string 'STOP', of 'say STO' only 'say ' is shown.
+    num_safe = len(found) - _longest_beginning(found, batch.stops[0])
+    if num_safe > num_shown:
+      yield found[num_shown:num_safe]
+      num_shown = num_safe
+
+
+def _longest_beginning(text: str, stops: Sequence[str]) -> int:
+  """Counts the characters at the end of a text that may begin a stop string, or
+  belong to one that is complete."""
+  # Of 'say STO' with the stop string 'STOP' these are 3.
+  lengths = [0, *(len(text) - text.find(s) for s in stops if s in text)]
+  for stop in stops:
+    lengths += [n for n in range(1, len(stop)) if text.endswith(stop[:n])]
+  return max(lengths)

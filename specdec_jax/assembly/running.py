@@ -13,7 +13,7 @@ from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Array, Params, Prompt
 from specdec_jax.decoding.program import Part, Program
-from specdec_jax.decoding.state import DecodeOutput
+from specdec_jax.decoding.state import DecodeOutput, DecodeState
 from specdec_jax.measure import exact_bits
 from specdec_jax.text import stop_strings
 from specdec_jax.text.prompts import Batch
@@ -293,8 +293,22 @@ def _iterations(
   programs: Sequence[jax.stages.Compiled],
   batch: Batch,
 ) -> Iterations:
-  prefill, iterate, truncate = programs
+  prefill, *loop = programs
   state = prefill(params, *placed(batch, settings))
+  return (yield from iterations(decoder, params, loop, state, batch))
+
+
+def iterations(
+  decoder: Decoder,
+  params: Params,
+  programs: Sequence[jax.stages.Compiled],
+  state: DecodeState,
+  batch: Batch,
+  keep: Callable[[DecodeState], None] = lambda state: None,
+) -> Iterations:
+  """Iterates from the state after a prefill, by `Program.iterate` and
+  `Program.truncate`; `keep` gets each state that follows."""
+  iterate, truncate = programs
   # Records of one iteration need the text that came before it.
   traced = recording.init(batch.prompt)
   find_ends = stop_strings.watch(decoder.vocabulary, batch.stops)
@@ -302,14 +316,18 @@ def _iterations(
     # Copies: the loop writes where these are, as it does in the caches.
     before = jax.tree.map(np.array, state.statistics)
     state, _, values = iterate(params, state, _ONE)
+    keep(state)
     values = jax.device_get(values)
     counts, has_ended = find_ends(values)
     if has_ended.any():
       made = values.draft, values.verification
       state = truncate(state, before, *made, counts, has_ended)
+      keep(state)
       values = dataclasses.replace(values, counts=counts)
     records, traced = recording.iteration_records(
       values, traced, decoder.vocabulary.pieces
     )
     yield records
-  return iterate(params, state, _NONE)[1]
+  state, output, _ = iterate(params, state, _NONE)
+  keep(state)
+  return output

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from specdec_jax.base import Array, Params, Prompt
-from specdec_jax.decoding import autoregressive, refill, speculative
+from specdec_jax.decoding import autoregressive, reading, refill, speculative
 from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.speculative import StepInfo
@@ -114,6 +114,19 @@ class Program:
     """`(params, rng_key, prompt) -> state`."""
     init = jax.jit(self._init, out_shardings=self._shardings(self.state))
     return Part(init, (self.params, self._key, self.prompt))
+
+  @property
+  def read_on(self) -> Part:
+    """`(params, rng_key, whole_prompt, state) -> (state, num_fed)`, in place,
+    for prompts as wide as the state's buffer."""
+    tokens = self.state.context.tokens
+    prompt = dataclasses.replace(self.prompt, decoder_tokens=tokens)
+    jitted = jax.jit(
+      functools.partial(reading.read_on, method=self.method),
+      donate_argnums=3,
+      out_shardings=(self._shardings(self.state), None),
+    )
+    return Part(jitted, (self.params, self._key, prompt, self.state))
 
   def step(self, show: Callable[[StepInfo], Any] = lambda info: None) -> Part:
     """`(params, state) -> (state, shown)`, one iteration, in place; `show` says

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from specdec_jax import arrays, base, distributions, keys
 from specdec_jax.base import Array, Arrays, Context, Draft, Drafter
 from specdec_jax.drafters import schedules
-from specdec_jax.drafters.autoregressive import Chain, as_chain
+from specdec_jax.drafters.autoregressive import Chain, as_chain, reader
 from specdec_jax.drafters.stateless import check_gamma
 
 
@@ -118,8 +118,20 @@ def adaptive(
     )
     return draft if found is None else _first_if_any(found, draft), state
 
-  return Drafter(
-    gamma, init, propose, reads_target_cache=chain.reads_target_cache
+  read = functools.partial(_read, reader(model), schedule)
+  seen = chain.reads_target_cache
+  return Drafter(gamma, init, propose, reads_target_cache=seen, read=read)
+
+
+def _read(read_fn, schedule, params, context, state, *target, width: int):
+  """`Drafter.read`: what was learned of a text that has ended is forgotten."""
+  nothing = jnp.zeros_like(context.lengths)
+  return AdaptiveState(
+    cache=read_fn(params, context, state.cache, *target, width=width),
+    memory=schedule.init(nothing.size),
+    lengths=nothing,
+    num_drafted=nothing,
+    first=state.first,
   )
 
 

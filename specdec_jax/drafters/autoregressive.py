@@ -105,8 +105,23 @@ def autoregressive(
     return Draft(tokens=tokens, probs=probs, lengths=lengths), cache
 
   return Drafter(
-    gamma, chain.init, propose, reads_target_cache=chain.reads_target_cache
+    gamma,
+    chain.init,
+    propose,
+    reads_target_cache=chain.reads_target_cache,
+    read=reader(model),
   )
+
+
+def reader(model: base.LanguageModel | Chain) -> Callable[..., Arrays]:
+  """Makes `Drafter.read` of what drafts: a catch-up over given text."""
+
+  def read(params: Arrays, *args: Arrays, width: int) -> Arrays:
+    # It feeds the last token, too, which the next catch-up feeds again.
+    chain = as_chain(model, num_unread=width + 1)
+    return chain.catch_up(params, *args)[-1]
+
+  return read
 
 
 def as_chain(

@@ -9,7 +9,7 @@ import numpy as np
 
 from specdec_jax import base, distributions, keys, trees
 from specdec_jax.base import Array, Arrays, Context, Draft, Drafter, Tree
-from specdec_jax.drafters.autoregressive import Chain, as_chain
+from specdec_jax.drafters.autoregressive import Chain, as_chain, reader
 from specdec_jax.drafters.stateless import check_gamma
 
 
@@ -85,6 +85,7 @@ def branching(
     propose,
     reads_target_cache=chain.reads_target_cache,
     tree=tree,
+    read=reader(model),
   )
 
 

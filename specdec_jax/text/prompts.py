@@ -19,7 +19,7 @@ from specdec_jax.text.vocabularies import AnyVocabulary, Messages, Tools
 # compiled programs.
 _BUCKET = 64
 # What is to be continued, or answered.
-Text = Union[str, 'Conversation']
+Text = Union[str, 'Dialogue']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Batch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Conversation:
+class Dialogue:
   """Messages for the chat template, of which the last is to be answered, and
   tools that the answer may call, as JSON schemas. Shown as its last message."""
 
@@ -48,7 +48,7 @@ class Conversation:
     return content if isinstance(content, str) else json.dumps(content)
 
 
-def conversation(messages: Any, tools: Any, place: str) -> Conversation:
+def dialogue(messages: Any, tools: Any, place: str) -> Dialogue:
   """Checks messages and tools as they were given; ValueError with the place if
   they are no lists of objects, or a message has no role."""
   for name, given in (('messages', messages), ('tools', tools or [{}])):
@@ -63,7 +63,7 @@ def conversation(messages: Any, tools: Any, place: str) -> Conversation:
   except (TypeError, ValueError) as error:
     raise ValueError(f'{place}: {error}') from error
   text_lines.check_encodable(text, place)
-  return Conversation(messages, tools)
+  return Dialogue(messages, tools)
 
 
 class Line(NamedTuple):
@@ -141,7 +141,7 @@ def _prompt_of(line: str, place: str) -> Line:
     ) from error
   if 'messages' in record and 'prompt' not in record:
     messages, tools = record.pop('messages'), record.pop('tools', None)
-    return Line(conversation(messages, tools, place), place, record)
+    return Line(dialogue(messages, tools, place), place, record)
   prompt = text_lines.text_under(record, 'prompt', place)
   if not prompt.strip():
     raise ValueError(f'{place}: the prompt is empty')
@@ -165,7 +165,7 @@ def encode(
   rows = []
   for text in texts:
     if is_chat and isinstance(text, str):
-      text = Conversation([{'role': 'user', 'content': text}])
+      text = Dialogue([{'role': 'user', 'content': text}])
     if isinstance(text, str):
       rows.append(vocabulary.encode(text, add_special_tokens=add_special))
     else:

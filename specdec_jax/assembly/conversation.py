@@ -1,0 +1,205 @@
+"""A conversation whose cache is kept from turn to turn."""
+
+import dataclasses
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from specdec_jax.assembly import auto_gamma, completions, packing, running
+from specdec_jax.assembly.completions import Completion, Stream
+from specdec_jax.assembly.decoder import Decoder
+from specdec_jax.assembly.running import DecodeSettings, Iterations, Show
+from specdec_jax.decoding import reading
+from specdec_jax.decoding.program import Part, Program
+from specdec_jax.decoding.state import DecodeState
+from specdec_jax.models import families
+from specdec_jax.text import prompts
+from specdec_jax.text.prompts import Batch, Dialogue
+from specdec_jax.trace import recording
+
+# Positions that the buffers have at first. They double when a conversation does
+# not fit, and each size has programs of its own.
+_ROOM = 1024
+
+
+class Conversation:
+  """Turns of a user and of a model, through the model's chat template.
+
+  A turn costs what it adds: the caches of both models are kept, and only what
+  follows the longest common beginning of the last turn's tokens and this one's
+  is fed. Tokens are those of one long prompt of all messages so far, but for
+  ties that another order of summation decides.
+
+  Attributes:
+    messages: all of them so far, as `{'role': ..., 'content': ...}`.
+    num_fed: positions that the last turn fed before its first token: those that
+      were new, in whole blocks.
+  """
+
+  def __init__(
+    self,
+    decoder: Decoder,
+    *,
+    system: str | None = None,
+    max_new_tokens: int = 512,
+    seed: int = 0,
+    stop: Sequence[str] = (),
+    call: running.Call = running.at_once,
+  ):
+    """Begins a conversation; nothing is compiled yet.
+
+    Args:
+      decoder: of `load`, for a decoder-only model with a chat template.
+      system: the system's message, before all others.
+      max_new_tokens: per answer, at most; less where the context ends.
+      seed: of all draws.
+      stop: strings that end an answer.
+      call: calls what takes long, see `DecodeSettings`.
+
+    Raises:
+      ValueError: if the model has no chat template or an encoder, or a number
+        is out of range.
+    """
+    if families.has_encoder(decoder.config):
+      raise ValueError(
+        f'{decoder.model.checkpoint} has an encoder, which reads each prompt '
+        'anew: a conversation needs a decoder-only model'
+      )
+    if decoder.exact_bits:
+      raise ValueError(
+        'exact_bits is for prompts that are read at once: a conversation is '
+        'read turn by turn'
+      )
+    self._settings = DecodeSettings(
+      max_new_tokens=max_new_tokens, seed=seed, stop=stop, call=call
+    )
+    self._decoder = decoder
+    self._system = system
+    # Of the last turn; None before the first.
+    self._state: DecodeState | None = None
+    self._room = 0
+    self.reset()
+    # Raises without a chat template.
+    suited = running.suited(decoder, self._packed('.'))
+    self._decoder = auto_gamma.settled(suited, self._settings)
+
+  def reset(self) -> None:
+    """Forgets all but the message of the system."""
+    self.messages: list[dict[str, Any]] = []
+    if self._system is not None:
+      self.messages.append({'role': 'system', 'content': self._system})
+    self.num_fed = 0
+
+  def send(self, text: str) -> Completion:
+    """Returns the answer to a message of the user; errors are those of
+    `stream`."""
+    stream = self.stream(text)
+    for _ in stream:
+      pass
+    assert stream.completion is not None
+    return stream.completion
+
+  def stream(self, text: str, *, show: Show | None = None) -> Stream:
+    """Answers a message of the user, piece by piece.
+
+    An answer that is broken off, by an interrupt or `close`, stays in the
+    conversation as far as it came.
+
+    Args:
+      text: of the message.
+      show: is called with the record of each iteration; see
+        `trace.recording`.
+
+    Raises:
+      ValueError: if the message is empty, or the context is full.
+    """
+    if not text.strip():
+      raise ValueError('the message is empty')
+    return Stream(self._answer(self._packed(text), show))
+
+  def _packed(self, text: str) -> Batch:
+    """Packs the conversation with one more message of the user."""
+    decoder, limit = self._decoder, self._decoder.max_positions
+    dialogue = Dialogue([*self.messages, {'role': 'user', 'content': text}])
+    [ids] = prompts.encode(
+      decoder.vocabulary, [dialogue], config=decoder.config, is_chat=True
+    )
+    num_new = limit - prompts.num_positions(decoder.config, len(ids), 0)
+    if num_new < 1:
+      raise ValueError(
+        f'the conversation has {len(ids)} tokens, and the context is {limit}: '
+        'reset it, or shorten the message'
+      )
+    most = min(self._settings.max_new_tokens, num_new)
+    settings = dataclasses.replace(self._settings, max_new_tokens=most)
+    [batch] = packing.pack(decoder, [dialogue], settings)
+    return batch
+
+  def _answer(
+    self, batch: Batch, show: Show | None
+  ) -> Generator[str, None, Completion]:
+    """Yields the pieces of an answer, and takes both messages in."""
+    said, [text] = '', batch.texts
+    self.messages.append({'role': 'user', 'content': text})
+    try:
+      iterations = self._read(batch)
+      pieces = completions.pieces(self._decoder, batch, iterations, show)
+      while True:
+        try:
+          piece = next(pieces)
+        except StopIteration as end:
+          completion: Completion = end.value
+          return completion
+        said += piece
+        yield piece
+    finally:
+      self.messages.append({'role': 'assistant', 'content': said})
+
+  def _keep(self, state: DecodeState) -> None:
+    self._state = state
+
+  def _read(self, batch: Batch) -> Iterations:
+    """Feeds what is new of the conversation; the iterations that answer it."""
+    decoder, prompt = self._decoder, batch.prompt
+    limit, room = decoder.max_positions, _ROOM
+    while room < int(jnp.max(jnp.asarray(prompt.max_lengths))):
+      room *= 2
+    # An empty cache is that of a prompt of one token, of which none is read.
+    first = dataclasses.replace(
+      prompt,
+      decoder_tokens=prompt.decoder_tokens[:, :1],
+      decoder_lengths=prompt.decoder_lengths * 0 + 1,
+    )
+    begun = dataclasses.replace(batch, prompt=first)
+    settings = dataclasses.replace(
+      self._settings, max_new_tokens=min(room, limit) - 1
+    )
+    params, programs = running.compiled(decoder, begun, settings, _parts)
+    prefill, read_on, *loop = programs
+    state = self._state
+    # An interrupt may have come while a step was overwriting it.
+    if state is None or state.done.is_deleted():
+      state = prefill(params, *running.placed(begun, settings))
+    elif self._room < room:
+      larger = prefill(params, *running.placed(begun, settings))
+      state = reading.grown(state, larger)
+    self._room = room
+    missing = state.context.tokens.shape[1] - prompt.decoder_tokens.shape[1]
+    tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, missing)))
+    prompt = dataclasses.replace(prompt, decoder_tokens=tokens)
+    key, prompt = running.placed(
+      dataclasses.replace(batch, prompt=prompt), settings
+    )
+    state, num_fed = read_on(params, key, prompt, state)
+    self._keep(state)
+    self.num_fed = int(num_fed[0])
+    return running.iterations(decoder, params, loop, state, batch, self._keep)
+
+
+def _parts(program: Program) -> Sequence[Part]:
+  show = recording.gather
+  return [
+    *(program.prefill, program.read_on),
+    *(program.iterate(show), program.truncate(show)),
+  ]

@@ -1,0 +1,51 @@
+"""A conversation decodes as one long prompt does, and feeds what is new."""
+
+import pytest
+
+pytest.importorskip('safetensors')
+pytest.importorskip('tokenizers')
+pytest.importorskip('jinja2')
+
+import specdec_jax
+from tests.cli import tiny
+
+NUM_NEW = 8
+TEXTS = ['the in ab', 'ab', 'in the the', 'the ab ab ab', 'in']
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory) -> str:
+  path = tmp_path_factory.mktemp('conversation') / 'tiny'
+  return tiny.write_model(path, max_positions=512)
+
+
+@pytest.fixture(scope='module')
+def decoder(folder):
+  return specdec_jax.load(folder, drafter='prompt_lookup', gamma=2)
+
+
+@pytest.fixture
+def chat(decoder):
+  return specdec_jax.Conversation(decoder, max_new_tokens=NUM_NEW)
+
+
+def whole(decoder, *dialogues):
+  """What each of some lists of messages is answered with, as one prompt."""
+  found = specdec_jax.generate(
+    decoder, dialogues, max_new_tokens=NUM_NEW, batch_size=len(dialogues)
+  )
+  return [each.tokens for each in found]
+
+
+def test_ten_turns_are_ten_long_prompts(decoder, chat):
+  asked, answers, lengths = [], [], []
+  for text in TEXTS * 2:
+    asked.append([*chat.messages, {'role': 'user', 'content': text}])
+    lengths.append(len(decoder.vocabulary.encode_chat(asked[-1])))
+    answers.append(chat.send(text))
+    # At most what was asked and answered since, in whole blocks of 32.
+    most = lengths[-1] - (lengths[-2] if len(lengths) > 1 else 0)
+    assert 0 < chat.num_fed <= most + -most % 32
+    assert chat.messages[-1]['content'] == answers[-1].text
+  assert lengths[-1] > 6 * chat.num_fed
+  assert [each.tokens for each in answers] == whole(decoder, *asked)
