@@ -47,10 +47,10 @@ def is_within(lengths: Array, width: int) -> Array:
 
 
 def count_leading(is_set: Array) -> Array:
-  """How many elements of each row `[B, W]` are true before the first false
-  one: int32 `[B]`."""
-  still_set = jnp.cumprod(is_set.astype(jnp.int32), axis=1)
-  return jnp.sum(still_set, axis=1, dtype=jnp.int32)
+  """How many elements of the last axis `[..., W]` are true before the first
+  false one: int32 `[...]`."""
+  still_set = jnp.cumprod(is_set.astype(jnp.int32), axis=-1)
+  return jnp.sum(still_set, axis=-1, dtype=jnp.int32)
 
 
 def argmax(values: Array) -> Array:

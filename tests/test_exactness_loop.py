@@ -9,7 +9,7 @@ import pytest
 
 from specdec_jax import drafters, logits, verification
 from specdec_jax.base import Params
-from specdec_jax.data import ngram_counts
+from specdec_jax.data import ngram_counts, text_pool
 from tests import (
   decoders,
   goodness_of_fit,
@@ -58,6 +58,11 @@ def _drafter(name: str, gamma: int, sampling=goodness_of_fit.Sampling()):
       is_argmax=name.startswith('argmax'),
     )
     return drafter, DRAFTER_PARAMS
+  if name == 'suffix':
+    # Full: of eight texts the last five are there.
+    texts = np.random.default_rng(0).integers(0, VOCAB_SIZE, (8, 12))
+    pool = text_pool.remember(text_pool.empty(64), texts)
+    return drafters.suffix(gamma=gamma, min_ngram=1), pool
   drafter = {
     'prompt_lookup': lambda: drafters.prompt_lookup(gamma=gamma, min_ngram=1),
     'unigram': lambda: drafters.ngram(
@@ -90,13 +95,14 @@ _CASES = [
   ('argmax autoregressive', 2, 'speculative_sampling'),
   ('prompt_lookup', 2, 'speculative_sampling'),
   ('prompt_lookup', 3, 'block'),
+  ('suffix', 3, 'speculative_sampling'),
   ('unigram', 3, 'block'),
   ('bigram', 1, 'speculative_sampling'),
   ('bigram', 2, 'block'),
   ('argmax bigram', 2, 'speculative_sampling'),
   ('uniform', 2, 'block'),
 ]
-_PROVEN = {'autoregressive', 'prompt_lookup', 'bigram'}
+_PROVEN = {'autoregressive', 'prompt_lookup', 'suffix', 'bigram'}
 
 
 @pytest.mark.parametrize(

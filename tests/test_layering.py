@@ -173,6 +173,7 @@ _ADDED = {
   'schedules',
   'scoring',
   'spec_drafter',
+  'suffix',
   'target_walk',
   'top_beta',
   'traversal',

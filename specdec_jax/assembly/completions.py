@@ -22,6 +22,8 @@ class Completion:
   Attributes:
     text: the continuation, without what ended it.
     tokens: its ids, EOS included.
+    context: those of all that was read and written, `tokens` at the end; what
+      `Decoder.remember` takes.
     log_probs: the model's own log-probabilities of them.
     stop: the string that ended it, or None.
     finish_reason: 'stop' after EOS or a stop string, 'length' at the limit,
@@ -33,6 +35,7 @@ class Completion:
   prompt: str
   text: str
   tokens: tuple[int, ...]
+  context: tuple[int, ...]
   log_probs: tuple[float, ...]
   stop: str | None
   finish_reason: str
@@ -52,6 +55,8 @@ def of_row(
   # The prompt is in the buffer, too: [prompt | continuation | padding].
   span = slice(int(batch.prompt.decoder_lengths[row]), int(output.lengths[row]))
   tokens = output.tokens[row, span].tolist()
+  source = batch.prompt.encoder_tokens
+  read = () if source is None else source[row][source[row] != 0].tolist()
   stops = batch.stops[row]
   text, found = stop_strings.text_of(decoder.vocabulary, stops, tokens)
   has_eos = not set(tokens[-1:]).isdisjoint(decoder.vocabulary.eos_ids)
@@ -60,6 +65,7 @@ def of_row(
     prompt=batch.texts[row],
     text=text,
     tokens=tuple(tokens),
+    context=(*read, *output.tokens[row, : span.stop].tolist()),
     log_probs=tuple(output.log_probs[row, span].tolist()),
     stop=found,
     finish_reason='nan' if output.has_nan[row] else reason,

@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Hashable, Sequence
+import functools
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
+import jax
 from jax.stages import Compiled
 
 from specdec_jax import drafters
@@ -21,7 +23,9 @@ from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel, Params, Tree
 from specdec_jax.checkpoints import formats, loading
+from specdec_jax.data import text_pool
 from specdec_jax.decoding.method import Method
+from specdec_jax.drafters import Pool
 from specdec_jax.launch import agreement
 from specdec_jax.models import families
 from specdec_jax.text.vocabularies import AnyVocabulary
@@ -132,9 +136,10 @@ class Decoder:
         length=length,
         drafting=made,
         method=method,
-        params=self.params if gamma else Params(target=self.params.target),
       )
-    return self.others[gamma]
+    # The pool of texts to copy from may be another by now.
+    params = self.params if gamma else Params(target=self.params.target)
+    return dataclasses.replace(self.others[gamma], params=params)
 
   @property
   def sampled(self) -> 'Decoder':
@@ -157,6 +162,23 @@ class Decoder:
   def _forgetful(self) -> 'Decoder':
     """Returns a copy that has compiled and measured nothing."""
     return dataclasses.replace(self, programs={}, gammas={}, others={})
+
+  def remember(self, texts: Iterable[str | Sequence[int]]) -> 'Decoder':
+    """Returns the decoder with more texts to copy from, strings or token ids
+    such as `Completion.context`; the oldest make room.
+
+    All are sorted anew, so that many are better given at once; nothing is
+    compiled again. ValueError if the drafter is not 'suffix'.
+    """
+    if isinstance(texts, str):
+      raise ValueError('texts is a string: give a list of them')
+    if not isinstance(pool := self.params.drafter, Pool):
+      raise ValueError("only a decoder with drafter='suffix' remembers texts")
+    encode = functools.partial(self.vocabulary.encode, add_special_tokens=False)
+    ids = (encode(each) if isinstance(each, str) else each for each in texts)
+    pool = jax.device_put(text_pool.remember(pool, ids))
+    params = self.params._replace(drafter=pool)
+    return dataclasses.replace(self, params=params)
 
   def ranked_drafter(self, num_children: int) -> Drafter:
     """Makes a drafter of trees of depth 1, the likeliest tokens first."""

@@ -24,7 +24,7 @@ from specdec_jax.text import prompts
 Made = TypeVar('Made')
 # Drafters whose gamma is that of `--gamma` if nothing is said; the others know
 # their own.
-_GAMMA_OF_ALL = ('prompt_lookup', 'ngram', 'uniform', 'model')
+_GAMMA_OF_ALL = ('prompt_lookup', 'suffix', 'ngram', 'uniform', 'model')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,9 +182,10 @@ def prepared(
     ValueError: as `decoder.build` and `packing.pack`, if there are fewer
       devices, or an output cannot be written.
   """
+  read = ('prompts', 'ngram_text', 'suffix_text')
   outputs.check(
     {'--json': args.json, '--trace': trace},
-    {'--prompts': args.prompts, '--ngram_text': args.ngram_text},
+    {f'--{name}': getattr(args, name) for name in read},
   )
   # Whatever can be refused cheaply is refused before a model is read.
   lines, how = prompts.read(args.prompt, args.prompts), settings(args)

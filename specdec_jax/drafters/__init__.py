@@ -10,12 +10,14 @@ from specdec_jax.drafters.ngram import NGramTable, ngram
 from specdec_jax.drafters.prompt_lookup import prompt_lookup
 from specdec_jax.drafters.spec_drafter import BlockModel, spec_drafter
 from specdec_jax.drafters.stateless import none
+from specdec_jax.drafters.suffix import Pool, suffix
 from specdec_jax.drafters.uniform import uniform
 
 __all__ = [
   'BlockModel',
   'EagleModel',
   'NGramTable',
+  'Pool',
   'adaptive',
   'autoregressive',
   'branching',
@@ -26,5 +28,6 @@ __all__ = [
   'prompt_lookup',
   'schedules',
   'spec_drafter',
+  'suffix',
   'uniform',
 ]

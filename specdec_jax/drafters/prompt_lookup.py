@@ -9,14 +9,10 @@ from specdec_jax.base import Array, Arrays, Context, Draft, Drafter, Prompt
 from specdec_jax.drafters.stateless import check_gamma
 
 
-def default_min_ngram(max_ngram: int) -> int:
-  return min(2, max_ngram)
-
-
 def checked_min_ngram(max_ngram: int, min_ngram: int | None) -> int:
   """`min_ngram`, or the default; ValueError unless the lengths fit together."""
   if min_ngram is None:
-    min_ngram = default_min_ngram(max_ngram)
+    min_ngram = min(2, max_ngram)
   if not 1 <= min_ngram <= max_ngram:
     raise ValueError(
       'n-gram lengths must satisfy 1 <= min_ngram <= max_ngram, got '

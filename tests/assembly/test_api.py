@@ -459,3 +459,45 @@ def test_weights_name_their_drafter(checkpoint, name):
     drafter=None, draft_model=checkpoint, draft_config=None
   )
   assert from_flags.drafter_name(args) == name
+
+
+def test_what_is_remembered_is_copied(folder, completions, monkeypatch):
+  decoder = specdec_jax.load(folder, drafter='suffix', gamma=4, pool_size=512)
+  first = generate(decoder, TEXTS)
+  tokens = [each.tokens for each in first]
+  assert tokens == [each.tokens for each in completions]
+  for each in first:
+    assert each.context[-NUM_NEW:] == each.tokens
+
+  def compile_nothing(self, *args):
+    raise AssertionError('it is compiled already')
+
+  monkeypatch.setattr(
+    specdec_jax.decoding.program.Part, 'compile', compile_nothing
+  )
+  wiser = decoder.remember(each.context for each in first)
+  num_runs = lambda found: [each.statistics['target_runs'] for each in found]
+  again = generate(wiser, TEXTS)
+  assert [each.tokens for each in again] == tokens
+  # Of eight tokens, five and three, if the match is of the right text.
+  assert sum(num_runs(again)) < 0.6 * sum(num_runs(first))
+  assert num_runs(generate(decoder, TEXTS)) == num_runs(first)
+  # Strings are remembered by their tokens.
+  assert decoder.remember(['the in ab']).params.drafter.tokens.max() > 0
+
+
+def test_who_does_not_remember_says_so(folder, decoder):
+  with pytest.raises(ValueError, match='suffix'):
+    decoder.remember(['the in ab'])
+  forgetful = specdec_jax.load(folder, drafter='suffix')
+  with pytest.raises(ValueError, match='is a string'):
+    forgetful.remember('the in ab')
+
+
+def test_all_gammas_have_what_is_remembered(folder):
+  auto = specdec_jax.load(folder, drafter='suffix', gamma='auto', pool_size=64)
+  one = auto.at(3)
+  wiser = auto.remember(['the in ab'])
+  assert wiser.at(3).params.drafter is wiser.params.drafter
+  assert wiser.at(3).programs is one.programs
+  assert wiser.at(0).params.drafter == ()

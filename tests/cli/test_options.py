@@ -6,7 +6,7 @@ import pytest
 from specdec_jax.assembly import decoder
 from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.cli import from_flags, options
-from specdec_jax.drafters.prompt_lookup import default_min_ngram
+from specdec_jax.drafters.prompt_lookup import checked_min_ngram
 from tests.cli.tiny import assert_refused
 
 PROMPT = ('--prompt', 'hello')
@@ -289,7 +289,7 @@ def test_max_ngram_alone_lowers_min_ngram():
     _, choices = parsed(*given)
     assert choices.drafter.length == Fixed(8)
     assert choices.drafter.min_ngram is None
-    assert default_min_ngram(choices.drafter.max_ngram) == expected
+    assert checked_min_ngram(choices.drafter.max_ngram, None) == expected
 
 
 def test_lenient_greedy_reads_the_probabilities_that_top_p_leaves():

@@ -14,7 +14,7 @@ import numpy as np
 
 from specdec_jax import drafters, logits
 from specdec_jax.base import Drafter, Params, Tree
-from specdec_jax.data import ngram_counts
+from specdec_jax.data import ngram_counts, text_pool
 from specdec_jax.models import block_decoder
 from tests import slow, toy, toy_block, toy_eagle
 
@@ -126,6 +126,13 @@ def _eagle_params() -> Params:
   return Params(target, toy_eagle.joined(target, own))
 
 
+def _pool():
+  """A pool that is full of texts."""
+  rng = np.random.default_rng(0)
+  texts = rng.integers(0, VOCAB_SIZE, (9, 8)).tolist()
+  return text_pool.remember(text_pool.empty(64), texts)
+
+
 _toy_params = lambda: toy.toy_params(VOCAB_SIZE, seed=3)
 ROWS = {
   'prompt_lookup': Row(
@@ -135,6 +142,12 @@ ROWS = {
   ),
   'prompt_lookup, two tokens': Row(
     lambda gamma: drafters.prompt_lookup(gamma=gamma, min_ngram=2),
+    is_one_hot=True,
+    has_constant_length=False,
+  ),
+  'suffix': Row(
+    lambda gamma: drafters.suffix(gamma=gamma, min_ngram=1),
+    _pool,
     is_one_hot=True,
     has_constant_length=False,
   ),
@@ -242,6 +255,7 @@ every_drafter = slow.parametrize(
   ROWS,
   now=[
     'prompt_lookup',
+    'suffix',
     'bigram, sampled',
     'continuations',
     'uniform',

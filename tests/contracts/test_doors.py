@@ -49,6 +49,7 @@ PLAIN, LOSSLESS, WEAK, STREAMED = 'none', 'greedy', 'uniform', 'model'
 # models are. One for each row of DRAFTERS.
 DRAFTER_OPTIONS = {
   'prompt_lookup': {'gamma': 3, 'max_ngram': 2, 'min_ngram': 1},
+  'suffix': {'gamma': 3, 'suffix_text': '{folder}/counted.txt'},
   'ngram': {'gamma': 2, 'ngram_text': '{folder}/counted.txt'},
   'uniform': {'gamma': 2},
   'model': {'gamma': 3},
@@ -253,7 +254,8 @@ class Doors:
       for field in dataclasses.fields(choice):
         if field.name in options and field.name != 'ngram_text':
           name = f'{module}.{choice.__name__}.{field.name}'
-          bindings[name] = options[field.name]
+          value = options[field.name]
+          bindings[name] = repr(value) if field.name == 'suffix_text' else value
     out = self.folder / f'out_{len(self._found)}'
     argv = infer_runs.argv(
       self.folder / case.target,

@@ -9,11 +9,13 @@ from specdec_jax.assembly.drafters.ngram import NGram
 from specdec_jax.assembly.drafters.none import NoDrafter
 from specdec_jax.assembly.drafters.prompt_lookup import PromptLookup
 from specdec_jax.assembly.drafters.spec_drafter import SpecDrafter
+from specdec_jax.assembly.drafters.suffix import Suffix
 from specdec_jax.assembly.drafters.uniform import Uniform
 
 # In the order in which help texts and refusals list them.
 DRAFTERS: dict[str, type[DrafterChoice]] = {
   'prompt_lookup': PromptLookup,
+  'suffix': Suffix,
   'ngram': NGram,
   'uniform': Uniform,
   'model': DraftModel,
@@ -34,6 +36,7 @@ __all__ = [
   'NoDrafter',
   'PromptLookup',
   'SpecDrafter',
+  'Suffix',
   'Target',
   'Uniform',
 ]

@@ -1,0 +1,36 @@
+"""Copies from earlier outputs and from the context, as a choice."""
+
+import dataclasses
+
+from specdec_jax import drafters
+from specdec_jax.assembly import lengths
+from specdec_jax.assembly.drafters.choice import Drafting, Target
+from specdec_jax.assembly.option_fields import option
+from specdec_jax.data import ngram_counts, text_pool
+from specdec_jax.launch.numbers import positive_int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Suffix:
+  """Copies from the context, and from earlier texts: `suffix_text`, what
+  `Decoder.remember` is given, and in `infer` the chunks before; see
+  `drafters.suffix`."""
+
+  gamma: lengths.Gamma = lengths.gamma_option(8)
+  suffix_text: str = option('', 'a text file that suffix copies from as well')
+  pool_size: int = option(
+    2**17, 'the last tokens that suffix keeps of all texts', type=positive_int
+  )
+
+  @property
+  def length(self) -> lengths.Length:
+    return lengths.of(gamma=self.gamma, tried=(3, 11, 23))
+
+  def make(self, target: Target, length: lengths.Length) -> Drafting:
+    pool = text_pool.empty(self.pool_size)
+    # A dry run has no vocabulary, and reads nothing.
+    if self.suffix_text and target.vocabulary is not None:
+      text = ngram_counts.tokens_of_file(self.suffix_text, target.vocabulary)
+      pool = text_pool.remember(pool, [text.tolist()])
+    drafter = drafters.suffix(gamma=lengths.fixed(length))
+    return Drafting(drafter=drafter, join=lambda target, own: pool)

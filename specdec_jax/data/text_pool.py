@@ -1,0 +1,46 @@
+"""Texts to copy from, sorted on the host for `drafters.suffix`."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.drafters.suffix import APART, MAX_MATCH, Pool
+
+
+def empty(size: int) -> Pool:
+  """Makes a pool with room for so many tokens; ValueError if it has none."""
+  if size < 2:
+    raise ValueError(f'a pool has room for at least 2 tokens, got {size}')
+  return of_tokens(np.full(size, APART, np.int32))
+
+
+def remember(pool: Pool, texts: Iterable[Sequence[int]]) -> Pool:
+  """Adds the token ids of texts, which displace the oldest where there is no
+  room. All is sorted anew, so that it is better given many texts at once."""
+  return of_tokens(joined(pool.tokens, texts))
+
+
+def joined(tokens: Any, texts: Iterable[Sequence[int]]) -> np.ndarray:
+  """Adds the ids of texts to `Pool.tokens`, which are not sorted."""
+  parts = [np.append(np.asarray(ids, np.int32), APART) for ids in texts]
+  kept = np.concatenate([np.asarray(tokens), *parts])[-tokens.size :]
+  kept[0] = APART
+  return kept
+
+
+def of_tokens(tokens: Any) -> Pool:
+  """Sorts `Pool.tokens`; ten million take about a minute."""
+  kept = tokens[np.argmax(tokens >= 0) :]
+  # Ranks by the last token, then by the last 2, 4, ...: of texts 5 7 | 3 7, the
+  # second 7 comes before the first, since 3 comes before 5.
+  ranks, width = kept.astype(np.int64) + 1, 1
+  while width < MAX_MATCH:
+    before = np.concatenate([np.zeros(width, np.int64), ranks])[: kept.size]
+    ranks = ranks * (ranks.max() + 1) + before
+    ranks = np.unique(ranks, return_inverse=True)[1]
+    width *= 2
+  # What ends in front of all, at position 0, is the least.
+  order, num_free = np.zeros_like(tokens), tokens.size - kept.size
+  order[num_free:] = np.argsort(ranks, kind='stable') + num_free
+  return Pool(tokens=tokens, order=order)
