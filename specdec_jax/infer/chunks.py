@@ -10,13 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.base import Params
+from specdec_jax.data import text_pool
 from specdec_jax.infer import decode_many, examples, strategies
 from specdec_jax.infer.decoding import Job
 from specdec_jax.infer.records import Record
-from specdec_jax.launch import agreement, progress
+from specdec_jax.launch import agreement, processes, progress
 from specdec_jax.measure import metrics
 from specdec_jax.sharding import mesh as mesh_lib
 
@@ -51,6 +53,15 @@ class Loaded:
   params: Params
   programs: dict[int | None, strategies.Decode]
 
+  def params_of(self, gamma: int | None) -> Params:
+    """Returns the weights of a gamma: for 0 without the drafter's."""
+    return Params(target=self.params.target) if gamma == 0 else self.params
+
+  def with_pool(self, tokens: np.ndarray) -> 'Loaded':
+    """Returns it with other texts to copy from: those of the first process."""
+    pool = text_pool.of_tokens(processes.array_of_first(tokens))
+    return dataclasses.replace(self, params=self.params._replace(drafter=pool))
+
 
 def load(job: Job) -> Loaded:
   """Reads the weights onto the mesh; raises if they do not divide over it."""
@@ -72,9 +83,7 @@ def compile_for(loaded: Loaded, gammas: Sequence[int | None]) -> None:
     del loaded.programs[gamma]
   with progress.waiting('compiling'):
     for gamma in {*gammas} - {*loaded.programs}:
-      job, params = loaded.job.at(gamma), loaded.params
-      if gamma == 0:  # Plain decoding, without the drafter's weights.
-        params = Params(target=params.target)
+      job, params = loaded.job.at(gamma), loaded.params_of(gamma)
       loaded.programs[gamma] = strategies.of(job).compile(job, params)
 
 
@@ -113,7 +122,8 @@ def decode(
       part = examples.sampled(rows[i * size : (i + 1) * size], num_samples)
       utilisation = decode_many.Utilisation(num_rows=job.decoding.batch_size)
       started = time.perf_counter()
-      for row, output in loaded.programs[gamma](part, utilisation):
+      decode_rows, params = loaded.programs[gamma], loaded.params_of(gamma)
+      for row, output in decode_rows(params, part, utilisation):
         outputs[row.index] = output
         bar.advance(1)
       seconds = time.perf_counter() - started

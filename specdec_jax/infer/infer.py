@@ -16,6 +16,8 @@ import jax
 from jax.sharding import Mesh
 
 from specdec_jax.assembly import models, running
+from specdec_jax.data import text_pool
+from specdec_jax.drafters import Pool
 from specdec_jax.files.paths import local_path, user_path
 from specdec_jax.files.require import require
 from specdec_jax.infer import (
@@ -171,6 +173,9 @@ def _decode_chunks(run: _Run) -> int:
   """
   job, loaded, num_chunks, total = run.job, None, 0, Counts()
   timed: list[decode_many.Timed] = []
+  pool = job.decoder.params.drafter
+  # To copy from: at chunk i the texts of all before, whoever decoded them when.
+  tokens = text_pool.joined(pool.tokens, ()) if isinstance(pool, Pool) else None
   rows, gammas = gammas_lib.begin(job, run.rows())
   _say(gammas.sentence)
   with _metric_writer(run.metrics_dir) as write_metrics:
@@ -184,6 +189,8 @@ def _decode_chunks(run: _Run) -> int:
         # Weights are read for the first chunk that is missing: a run that finds
         # all of them done reads none.
         loaded = loaded or _load(run, job, gammas)
+        if tokens is not None:
+          loaded = loaded.with_pool(tokens)
         decoded = chunks.decode(
           loaded,
           chunk.rows,
@@ -193,6 +200,10 @@ def _decode_chunks(run: _Run) -> int:
         timed.append(decoded.timed)
         mark = _write(run, chunk, gammas, decoded)
         write_metrics(total.examples + len(chunk.rows), timed[-1].figures())
+      if tokens is not None and mark:
+        lines = output.read_chunk(run.shard, chunk.index)
+        texts = records.texts(chunk.rows, lines, job.layout)
+        tokens = text_pool.joined(tokens, texts)
       if gammas.is_trial:
         gammas = gammas.settle(mark.gamma if mark else None)
         _say(gammas.sentence)

@@ -167,6 +167,12 @@ def chunk_mark(shard: Shard, index: int, examples_digest: str) -> Mark | None:
   return mark
 
 
+def read_chunk(shard: Shard, index: int) -> list[dict]:
+  """Reads the objects of a chunk that is complete."""
+  text = shard.chunk_path(index).read_text('utf-8')
+  return [json.loads(line) for line in text.splitlines()]
+
+
 def write_chunk(
   shard: Shard,
   index: int,

@@ -5,7 +5,7 @@ A line has the texts of the example under `inputs`, the text under `prediction`
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,6 +120,20 @@ def counts(rows: Sequence[Row], records: Sequence[Record]) -> Counts:
     target_runs=total('target_runs'),
     nan_examples=sum('nan' in np.atleast_1d(each['end']) for each in aux),
   )
+
+
+def texts(
+  rows: Sequence[Row], records: Sequence[Record], layout: Layout
+) -> Iterator[list[int]]:
+  """Yields what rows read and wrote, in the tokens of the texts on their lines:
+  the same when a chunk was just decoded and when it was found."""
+  encode, ends = layout.vocabulary.encode, layout.vocabulary.eos_ids[:1]
+  for row, record in zip(rows, records, strict=True):
+    read = [*layout.starts, *row.ids]
+    if layout.is_encoder_decoder:
+      read = [*row.ids, *layout.starts]
+    for text in np.atleast_1d(record['prediction']).tolist():
+      yield [*read, *encode(text, add_special_tokens=False), *ends]
 
 
 def _start(row: Row, layout: Layout) -> int:

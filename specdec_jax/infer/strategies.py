@@ -24,10 +24,10 @@ from specdec_jax.sharding import mesh as mesh_lib
 _ALPHA = 0.6
 
 
-# From rows, and what counts how well the batch is used, to rows in any order,
-# each with its output, which has `statistics`. Compiled.
+# From the weights, rows, and what counts how well the batch is used, to rows in
+# any order, each with its output, which has `statistics`. Compiled.
 Decode = Callable[
-  [Sequence[Row], decode_many.Utilisation], Iterator[tuple[Row, Any]]
+  [Params, Sequence[Row], decode_many.Utilisation], Iterator[tuple[Row, Any]]
 ]
 
 
@@ -77,7 +77,9 @@ def _compile_loop(job: Job, params: Params) -> Decode:
   programs = program.refill(job.decoding.batch_size, everywhere)
   decode_many.warm_up(programs, params, empty)
 
-  def decode(rows: Sequence[Row], utilisation: decode_many.Utilisation):
+  def decode(
+    params: Params, rows: Sequence[Row], utilisation: decode_many.Utilisation
+  ):
     seed = job.decoding.seed
     for row, output, _ in decode_many.decode(
       programs, params, seed, rows, pack=pack, utilisation=utilisation
@@ -157,10 +159,10 @@ def _compile_whole(
     packed = jax.lax.with_sharding_constraint(packed, batch)
     return function(params, *packed)
 
-  compute = lambda rows: jax.device_get(run(params, pack(rows)))
-  compute([None] * batch_size)
-  return lambda rows, utilisation: decode_many.decode_whole(
-    compute, rows, batch_size=batch_size, utilisation=utilisation
+  of = lambda params: lambda rows: jax.device_get(run(params, pack(rows)))
+  of(params)([None] * batch_size)
+  return lambda params, rows, utilisation: decode_many.decode_whole(
+    of(params), rows, batch_size=batch_size, utilisation=utilisation
   )
 
 

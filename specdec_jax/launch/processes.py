@@ -211,6 +211,11 @@ def number_of_first(number: int) -> int:
   return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
 
 
+def array_of_first(array: np.ndarray) -> np.ndarray:
+  """Returns the first process's array, of one shape in all, in all of them."""
+  return np.asarray(multihost_utils.broadcast_one_to_all(array))
+
+
 def ask_first(function: Callable[[], _Result]) -> _Result:
   """Calls a function in the first process alone. Others get a bool in place of
   what it gives, whether that is true; a ValueError if the first gets one, or an

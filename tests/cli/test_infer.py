@@ -20,11 +20,13 @@ from specdec_jax.checkpoints import loading, orbax, t5x
 from specdec_jax.decoding import autoregressive
 from specdec_jax.decoding.method import Method
 from specdec_jax.infer import examples, output
+from specdec_jax.infer import records as infer_records
 from specdec_jax.infer.decoding import Decoding
 from specdec_jax.infer.examples import Layout
 from specdec_jax.launch import gin_launch
 from specdec_jax.models import families, presets
 from specdec_jax.text import tasks
+from tests import slow
 from tests.checkpoints.tiny_t5 import T5X_CONFIG, make_config, make_params
 from tests.cli import infer_runs, tiny
 from tests.cli.infer_runs import argv, gin_file, predictions, records, result
@@ -302,6 +304,48 @@ def test_a_batch_has_no_more_rows_than_there_are(
   done = run(*argv(t5, path, tmp_path, Decoding__batch_size=32, **bound))
   assert predictions(result(tmp_path)) == predictions(result(once[0]))[:2]
   assert int(done.err.split('rows used ')[1].split('%')[0]) > 50
+
+
+@slow.parametrize('forgets', [False, True], now=[False])
+def test_what_a_run_copies_does_not_depend_on_restarts(
+  forgets, run, t5, task, tmp_path, monkeypatch
+):
+  """At temperature 1, where tokens do depend on what is drafted. The control
+  forgets the two chunks that came before it was interrupted."""
+  lines = task.read_text().splitlines(keepends=True)[:8]
+  copied = tmp_path / 'task.jsonl'
+  copied.write_text(''.join(lines * 4))
+  flags = lambda out: argv(
+    t5,
+    copied,
+    tmp_path / out,
+    gin_file('drafters/suffix.gin'),
+    Decoding__temperature=1.0,
+    drafters__Suffix__pool_size=300,
+  )
+  assert run(*flags('whole')).status == 0
+  write_chunk = output.write_chunk
+
+  def write(shard, index, *rest):
+    if index == 2:
+      raise KeyboardInterrupt
+    return write_chunk(shard, index, *rest)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(output, 'write_chunk', write)
+    assert run(*flags('resumed')).status == 130
+  if forgets:
+    texts = infer_records.texts
+    forget = lambda rows, *rest: (
+      texts(rows, *rest) if rows[0].index > 15 else []
+    )
+    monkeypatch.setattr(infer_records, 'texts', forget)
+  assert run(*flags('resumed')).status == 0
+  whole, resumed = (result(tmp_path / out) for out in ('whole', 'resumed'))
+  assert (resumed.read_bytes() != whole.read_bytes()) == forgets
+  # Later chunks copy what the first, of the same inputs, had to find out.
+  drafted = [line['aux']['drafted'] for line in records(whole)]
+  assert sum(drafted[8:]) / 3 > 1.5 * sum(drafted[:8])
 
 
 def test_a_drafter_changes_the_target_runs_alone(once, run, t5, task, tmp_path):

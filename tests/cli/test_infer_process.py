@@ -59,14 +59,18 @@ def wait_for(path: pathlib.Path, process) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('drafter', ['none', 'suffix'])
 def test_a_run_killed_three_times_ends_in_the_same_bytes(
-  start, t5, task, tmp_path
+  drafter, start, t5, task, tmp_path
 ):
   """Twenty chunks; it is killed after the fourth, tenth and sixteenth at the
-  soonest, wherever it then is."""
-  flags = argv(t5, task, tmp_path / 'whole')
+  soonest, wherever it then is. What suffix drafts, on which sampled tokens
+  depend, is from the chunks before."""
+  gin_file = infer_runs.gin_file(f'drafters/{drafter}.gin')
+  sampling = {'Decoding__temperature': 1.0}
+  flags = argv(t5, task, tmp_path / 'whole', gin_file, **sampling)
   finish(start(*flags))
-  flags = argv(t5, task, tmp_path / 'killed')
+  flags = argv(t5, task, tmp_path / 'killed', gin_file, **sampling)
   chunks = tmp_path / 'killed' / 'tmp-task-predict-00000-of-00001'
   rng = random.Random(0)
   for index in (4, 10, 16):
