@@ -189,7 +189,7 @@ def test_the_core_is_small():
   num_lines = lambda paths: sum(len(p.read_text().splitlines()) for p in paths)
   kept = [p for p in core if p.stem not in _ADDED | {'__init__'}]
   assert num_lines(kept) <= 2250
-  assert num_lines(core) <= 4500
+  assert num_lines(core) <= 4650
 
 
 def test_import_is_light_and_quick():
