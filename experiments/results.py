@@ -33,6 +33,7 @@ TITLES = {
   'sun2024': 'Sun et al. 2024: block verification',
   'xia2023': 'Xia et al. 2023: SpecDec',
   'beams': 'Speculative beam search',
+  'suffix': 'Drafts from earlier outputs',
 }
 # Of a folder, in this order; others follow by name.
 _ORDER = {
