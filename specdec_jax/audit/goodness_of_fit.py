@@ -18,17 +18,24 @@ class Cells(NamedTuple):
 def pool(
   observed: np.ndarray, probs: np.ndarray, min_expected: float = 5.0
 ) -> Cells:
-  """Pools outcomes `[V]` that are expected fewer than `min_expected` times; a
-  pool that is itself rare joins the likeliest outcome."""
+  """Pools outcomes `[V]` that are expected fewer than `min_expected` times with
+  those nearly as likely, or what is too little for a pool with the likeliest."""
   expected = probs * (observed.sum() / probs.sum())
-  is_rare = (expected < min_expected) & (probs > 0)
-  is_kept = (probs > 0) & ~is_rare
-  cells = np.stack([observed[is_kept], expected[is_kept]])
-  rare = np.stack([observed[is_rare], expected[is_rare]]).sum(1)
-  if rare[1] >= min_expected or not cells.size:
-    cells = np.column_stack([cells, rare])
+  order = np.argsort(-expected, kind='stable')
+  order = order[probs[order] > 0]
+  both = np.stack([observed, expected])[:, order]
+  num_kept = int((both[1] >= min_expected).sum())
+  cells, rare = both[:, :num_kept], both[:, num_kept:]
+  total = rare[1].sum()
+  # Pools begin at multiples of 10 of the expected counts, so that each has 5.
+  num_pools = max(1, int(total // (2 * min_expected)))
+  begins = (np.cumsum(rare[1]) - rare[1]) // (2 * min_expected)
+  pools = np.zeros((num_pools, 2))
+  np.add.at(pools, np.minimum(begins, num_pools - 1).astype(int), rare.T)
+  if total >= min_expected or not num_kept:
+    cells = np.column_stack([cells, pools.T])
   else:
-    cells[:, cells[1].argmax()] += rare
+    cells[:, 0] += pools[0]
   if impossible := observed[probs == 0].sum():
     cells = np.column_stack([cells, (impossible, 0)])
   return Cells(*cells)

@@ -30,6 +30,7 @@ _COMMANDS = {
   'bench': Command('bench', 'time plain against speculative decoding'),
   'calibrate': Command('calibrate', 'measure acceptance and costs for `plan`'),
   'plan': Command('plan', 'choose gamma and predict the speedup'),
+  'audit': Command('audit', 'test whether samples follow the model'),
   'trace': Command('trace', 'show a recorded trace'),
   'data': Command('data', 'train vocabularies and prepare token files'),
   'convert': Command('convert', 'convert a checkpoint'),

@@ -1,0 +1,40 @@
+"""`specdec audit`: what users decode, against the target's own calls."""
+
+import json
+
+import pytest
+
+from tests.cli.tiny import assert_refused
+
+
+@pytest.fixture
+def audit(run, model, tmp_path):
+  prompts = tmp_path / 'prompts.txt'
+  prompts.write_text('the in the in the in\nab ab ab\n')
+
+  def call(*options):
+    return run(
+      *('audit', '--model', model, '--prompts', prompts),
+      *('--drafter', 'prompt_lookup', '--gamma', '2', '--max_new_tokens', '2'),
+      *('--num_draws', '320', *options),
+    )
+
+  return call
+
+
+def test_samples_follow_the_model_and_lenient_ones_do_not(audit, tmp_path):
+  path = tmp_path / 'audit.json'
+  result = audit('--top_k', '4', '--json', str(path))
+  assert result.status == 0, result.err
+  assert result.out.startswith('not rejected')
+  assert '| prompt 1, sequences, seed 1 |' in result.out
+  figures = json.loads(path.read_text('utf-8'))
+  assert figures['kind'] == 'specdec audit'
+  assert all(check['detectable'] < 0.4 for check in figures['checks'])
+  result = audit('--lenience', '0.01', '--temperature', '3')
+  assert result.status == 1
+  assert result.out.startswith('REJECTED')
+
+
+def test_greedy_tokens_are_for_bench(audit):
+  assert_refused(audit('--temperature', '0'), 'bench')
