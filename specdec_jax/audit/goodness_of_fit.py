@@ -19,7 +19,7 @@ def pool(
   observed: np.ndarray, probs: np.ndarray, min_expected: float = 5.0
 ) -> Cells:
   """Pools outcomes `[V]` that are expected fewer than `min_expected` times with
-  those nearly as likely, or what is too little for a pool with the likeliest."""
+  those nearly as likely; too little for a pool goes to the likeliest."""
   expected = probs * (observed.sum() / probs.sum())
   order = np.argsort(-expected, kind='stable')
   order = order[probs[order] > 0]
