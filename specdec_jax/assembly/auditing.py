@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.assembly import running
+from specdec_jax.assembly import packing, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.text.prompts import Text
@@ -25,13 +25,13 @@ def engine(
 
   Texts take turns in the rows of a batch, whose lengths differ then. The
   probabilities are those of one call of the target without a draft, as the
-  decoder was told to sample. Raises as `running.pack`.
+  decoder was told to sample. Raises as `packing.pack`.
   """
 
   @functools.cache
   def drawn(num: int, seed: int) -> list[list[int]]:
     own = dataclasses.replace(settings, seed=seed)
-    batches = running.pack(decoder, [*texts] * num, own)
+    batches = packing.pack(decoder, [*texts] * num, own)
     decode = running.compile_decode(decoder, batches[0], own)
     rows = []
     for batch in batches:
@@ -43,7 +43,7 @@ def engine(
     return rows
 
   one_row = dataclasses.replace(settings, batch_size=1, num_devices=1)
-  prompts = [batch.prompt for batch in running.pack(decoder, texts, one_row)]
+  prompts = [batch.prompt for batch in packing.pack(decoder, texts, one_row)]
   to_probs = decoder.sampling.to_probs(decoder.target.vocab_size)
   max_len = prompts[0].decoder_tokens.shape[1] + settings.max_new_tokens
 
