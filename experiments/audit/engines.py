@@ -123,7 +123,7 @@ def transformers() -> Iterator[Way]:
         ),
         lambda prefix, top_k=top_k: probs_of(logits(prefix), top_k),
         PROMPTS if is_plain else PROMPTS[:1],
-        20_000 if is_plain else 2000,
+        20_000 if is_plain else 800,
         lambda prompt, own=drafting: generate(prompt, do_sample=False, **own)[
           0
         ],
@@ -268,7 +268,7 @@ def ours() -> Iterator[Way]:
         sample,
         next_probs,
         [(i,) for i in range(len(texts))],
-        1000,
+        500,
       )
 
 
