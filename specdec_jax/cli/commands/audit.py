@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
       'greedy ones'
     )
   outputs.check({'--json': args.json}, {'--prompts': args.prompts})
-  texts = prompts.read(args.prompt, args.prompts)
+  texts = [line.text for line in prompts.read(args.prompt, args.prompts)]
   settings = from_flags.settings(args)
   compilation_cache.enable()
   mesh.check_devices(args.num_devices)
