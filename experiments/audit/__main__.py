@@ -62,6 +62,7 @@ def rows(name: str) -> Iterator[Cells]:
       num_tokens=engines.NUM_TOKENS,
       num_draws=way.num_draws,
       greedy=way.greedy,
+      eos_ids=way.eos_ids,
     )
     print(f'{name}, {way.name}\n{found}\n', file=sys.stderr, flush=True)
     whole = [c for c in found.checks if c.name.endswith('sequences')]

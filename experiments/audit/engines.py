@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import specdec_jax
+
 Tokens = tuple[int, ...]
 VOCAB_SIZE, NUM_TOKENS, GAMMA = 8, 4, 3
 # Repeats, so that prompt lookup finds something.
@@ -28,6 +30,7 @@ class Way(NamedTuple):
     prompts: to be continued.
     num_draws: per prompt and seed; fewer where an engine is slow.
     greedy: see `audit`.
+    eos_ids: see `audit`.
   """
 
   name: str
@@ -36,6 +39,7 @@ class Way(NamedTuple):
   prompts: Sequence[Tokens]
   num_draws: int
   greedy: Callable[[Tokens], Sequence[int]] | None = None
+  eos_ids: Sequence[int] = ()
 
 
 def probs_of(logits: np.ndarray, top_k: int | None = None) -> np.ndarray:
@@ -49,8 +53,12 @@ def probs_of(logits: np.ndarray, top_k: int | None = None) -> np.ndarray:
 
 
 def versions(*packages: str) -> str:
+  """Names packages with their versions; a checkout has that of its code."""
   return ', '.join(
-    f'{name} {importlib.metadata.version(name)}' for name in packages
+    f'{name} {specdec_jax.__version__}'
+    if name == 'specdec_jax'
+    else f'{name} {importlib.metadata.version(name)}'
+    for name in packages
   )
 
 
@@ -244,7 +252,6 @@ def tunix() -> Iterator[Way]:
 def ours() -> Iterator[Way]:
   """This project: `specdec_jax.load`, texts of different lengths in batches of
   64, with the shipped models of 32,000 tokens."""
-  import specdec_jax
   from specdec_jax.assembly import auditing, running
 
   texts = ('This package contains', 'a b a b a', 'Library for', 'The')
@@ -269,6 +276,7 @@ def ours() -> Iterator[Way]:
         next_probs,
         [(i,) for i in range(len(texts))],
         500,
+        eos_ids=decoder.vocabulary.eos_ids,
       )
 
 
