@@ -96,11 +96,17 @@ class Stream:
     self.completion: Completion | None = None
     self._pieces = self._told(pieces)
 
-  def _told(self, pieces: Generator[str, None, Completion]) -> Iterator[str]:
+  def _told(
+    self, pieces: Generator[str, None, Completion]
+  ) -> Generator[str, None, None]:
     self.completion = yield from pieces
 
   def __iter__(self) -> Iterator[str]:
     return self._pieces
+
+  def close(self) -> None:
+    """Breaks the decode off."""
+    self._pieces.close()
 
 
 def pieces(

@@ -13,6 +13,7 @@ from specdec_jax.assembly.running import DecodeSettings, Iterations, Show
 from specdec_jax.decoding import reading
 from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeState
+from specdec_jax.files import text_lines
 from specdec_jax.models import families
 from specdec_jax.text import prompts
 from specdec_jax.text.prompts import Batch, Dialogue
@@ -32,6 +33,7 @@ class Conversation:
   ties that another order of summation decides.
 
   Attributes:
+    decoder: its models.
     messages: all of them so far, as `{'role': ..., 'content': ...}`.
     num_fed: positions that the last turn fed before its first token: those that
       were new, in whole blocks.
@@ -74,7 +76,7 @@ class Conversation:
     self._settings = DecodeSettings(
       max_new_tokens=max_new_tokens, seed=seed, stop=stop, call=call
     )
-    self._decoder = decoder
+    self.decoder = decoder
     self._system = system
     # Of the last turn; None before the first.
     self._state: DecodeState | None = None
@@ -82,7 +84,7 @@ class Conversation:
     self.reset()
     # Raises without a chat template.
     suited = running.suited(decoder, self._packed('.'))
-    self._decoder = auto_gamma.settled(suited, self._settings)
+    self.decoder = auto_gamma.settled(suited, self._settings)
 
   def reset(self) -> None:
     """Forgets all but the message of the system."""
@@ -116,11 +118,12 @@ class Conversation:
     """
     if not text.strip():
       raise ValueError('the message is empty')
+    text_lines.check_encodable(text, 'the message')
     return Stream(self._answer(self._packed(text), show))
 
   def _packed(self, text: str) -> Batch:
     """Packs the conversation with one more message of the user."""
-    decoder, limit = self._decoder, self._decoder.max_positions
+    decoder, limit = self.decoder, self.decoder.max_positions
     dialogue = Dialogue([*self.messages, {'role': 'user', 'content': text}])
     [ids] = prompts.encode(
       decoder.vocabulary, [dialogue], config=decoder.config, is_chat=True
@@ -144,7 +147,7 @@ class Conversation:
     self.messages.append({'role': 'user', 'content': text})
     try:
       iterations = self._read(batch)
-      pieces = completions.pieces(self._decoder, batch, iterations, show)
+      pieces = completions.pieces(self.decoder, batch, iterations, show)
       while True:
         try:
           piece = next(pieces)
@@ -161,7 +164,7 @@ class Conversation:
 
   def _read(self, batch: Batch) -> Iterations:
     """Feeds what is new of the conversation; the iterations that answer it."""
-    decoder, prompt = self._decoder, batch.prompt
+    decoder, prompt = self.decoder, batch.prompt
     limit, room = decoder.max_positions, _ROOM
     while room < int(jnp.max(jnp.asarray(prompt.max_lengths))):
       room *= 2

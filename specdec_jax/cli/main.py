@@ -26,6 +26,7 @@ class Command(NamedTuple):
 
 
 _COMMANDS = {
+  'chat': Command('chat', 'converse with a model'),
   'generate': Command('generate', 'continue prompts'),
   'bench': Command('bench', 'time plain against speculative decoding'),
   'calibrate': Command('calibrate', 'measure acceptance and costs for `plan`'),

@@ -246,6 +246,17 @@ def add_chat(add: Callable) -> None:
   )
 
 
+def add_stop(add: Callable) -> None:
+  """Adds the strings that end a text."""
+  add(
+    '--stop',
+    metavar='TEXT',
+    action='append',
+    help='end a text before the first occurrence of TEXT, which can span '
+    'tokens; may be given several times. Special tokens are no text',
+  )
+
+
 def add_report(
   parser: argparse.ArgumentParser,
   text: str = 'write the figures',

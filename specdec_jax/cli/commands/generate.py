@@ -40,13 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default=1,
     help='samples of each prompt, each with draws of its own',
   )
-  options.add_prompts(parser).add_argument(
-    '--stop',
-    metavar='TEXT',
-    action='append',
-    help='end a text before the first occurrence of TEXT, which can span '
-    'tokens; may be given several times. Special tokens are no text',
-  )
+  options.add_stop(options.add_prompts(parser).add_argument)
   add = options.add_output(parser).add_argument
   add(
     '--json',

@@ -1,0 +1,120 @@
+"""Converses with a model: each line is a message, and the cache is kept.
+
+Ctrl-C interrupts an answer, which stays as far as it came; Ctrl-D or /quit
+ends. What is piped in is answered line by line, as plain text.
+"""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from specdec_jax.assembly.completions import Stream
+from specdec_jax.assembly.conversation import Conversation
+from specdec_jax.cli import from_flags, options
+from specdec_jax.launch import compilation_cache, progress
+from specdec_jax.trace import terminal
+
+_HELP = (
+  '/reset forgets the conversation, /quit or Ctrl-D ends, Ctrl-C interrupts'
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  options.add_models(parser)
+  options.add_sampling(parser)
+  add = parser.add_argument_group('conversation').add_argument
+  add('--system', metavar='TEXT', help='the message of the system')
+  add(
+    '--max_new_tokens',
+    type=options.positive_int,
+    default=512,
+    help='per answer',
+  )
+  options.add_stop(add)
+  options.add_output(parser).add_argument(
+    '--verdicts',
+    action='store_true',
+    help='colour each token by what became of it, as `trace` does; rejected '
+    'ones are shown, too',
+  )
+  parser.set_defaults(chat=True)
+
+
+def run(args: argparse.Namespace) -> int:
+  choices, settings = from_flags.choices(args), from_flags.settings(args)
+  compilation_cache.enable()
+  is_person = sys.stdin is not None and sys.stdin.isatty()
+  chat = Conversation(
+    choices.build(),
+    system=settings.system,
+    max_new_tokens=settings.max_new_tokens,
+    seed=settings.seed,
+    stop=settings.stop,
+    call=settings.call,
+  )
+  if is_person:
+    print(_HELP)
+  for text in _messages(is_person):
+    if text == '/quit':
+      break
+    elif text == '/reset':
+      chat.reset()
+    elif text == '/help':
+      print(_HELP)
+    elif text.startswith('/') and is_person:
+      print(f'there is no command {text.split()[0]}: {_HELP}')
+    elif text:
+      try:
+        _answer(args, chat, text)
+      except (ValueError, KeyboardInterrupt) as error:
+        if not is_person:
+          raise
+        reason = 'interrupted' if not str(error) else f'error: {error}'
+        print(f'specdec: {reason}', file=sys.stderr)
+  return 0
+
+
+def _messages(is_person: bool) -> Iterator[str]:
+  """Yields what is typed or piped in, line by line."""
+  if not is_person:
+    for line in sys.stdin or ():
+      yield line.strip()
+    return
+  with contextlib.suppress(ImportError):  # Windows has none.
+    import readline  # noqa: F401 - it edits what `input` reads
+  while True:
+    try:
+      yield input('> ').strip()
+    except KeyboardInterrupt:
+      print(f'\n{_HELP}')
+    except EOFError:
+      print()
+      return
+
+
+def _answer(args: argparse.Namespace, chat: Conversation, text: str) -> None:
+  """Prints an answer while it is decoded."""
+  show: Any = None
+  if args.verdicts:
+    hidden = chat.decoder.vocabulary.special_ids
+    screen = progress.console(color=args.color)
+    show = terminal.streamer(screen, hidden_ids=hidden)
+  stream = chat.stream(text, show=show)
+  # The line ends in any case, before an error is told.
+  with contextlib.closing(stream):
+    try:
+      _print(stream, is_shown=not args.verdicts)
+    finally:
+      print(flush=True)
+  done = stream.completion
+  if done and done.finish_reason == 'length' and progress.is_watched():
+    note = f'the answer was cut after {len(done.tokens)} tokens'
+    print(f'specdec: {note}', file=sys.stderr)
+
+
+def _print(stream: Stream, *, is_shown: bool) -> None:
+  for piece in stream:
+    if is_shown:
+      print(piece, end='', flush=True)
