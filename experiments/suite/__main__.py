@@ -37,6 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
   for name, field in options_of(Settings).items():
     default = field.default
+    if isinstance(default, bool):
+      text = field.metadata['help']
+      parser.add_argument(f'--{name}', action='store_true', help=text)
+      continue
     if isinstance(default, tuple):  # As it is typed.
       default = ','.join(map(str, default))
     parser.add_argument(

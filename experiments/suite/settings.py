@@ -78,6 +78,9 @@ class Settings:
     'of plain decoding, to choose the fastest from',
     type=common.listed(common.dtype),
   )
+  exact_bits: bool = option(
+    False, 'also count the rows that are identical with exact_bits'
+  )
   seed: int = option(0, 'of all draws')
   spec_bench: str = option('', 'folder of Spec-Bench, for its categories')
   speed_bench: str = option('', 'folder of SPEED-Bench, for its categories')

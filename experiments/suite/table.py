@@ -37,6 +37,7 @@ COLUMNS = {
   'predicted_speedup': ('predicted', '{:.2f}'),
   'rows': ('rows', '{}'),
   'identical_rows': ('identical', '{}'),
+  'exact_rows': ('identical, exact_bits', '{}'),
   'near_ties': ('near ties', '{}'),
 }
 # What the terminal shows.
@@ -53,7 +54,8 @@ _NOTES = (
   'batches of them; the prediction is from measured tokens, c and T.',
   'Identical rows have the tokens of plain decoding in the same dtype. A near '
   'tie is another row, whose first difference is between two tokens with the '
-  'same logit up to rounding. Sampled rows are not compared.',
+  'same logit up to rounding. With exact_bits, both sides call the target at '
+  'one width. Sampled rows are not compared.',
 )
 
 

@@ -15,14 +15,16 @@ from experiments.report import Cells
 from experiments.suite import examples, table
 from experiments.suite.examples import CONTROL, TRANSLATION, Example
 from experiments.suite.settings import Settings
+from specdec_jax import drafters
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly import models
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.base import Params, Prompt
+from specdec_jax.decoding.method import Method
 from specdec_jax.launch import progress
-from specdec_jax.measure import benchmark, sides
+from specdec_jax.measure import benchmark, sameness, sides
 from specdec_jax.measure.benchmark import Drafted
 from specdec_jax.measure.sides import Side
 from specdec_jax.models import families
@@ -84,14 +86,34 @@ def row(figures: benchmark.Figures, *, dtype: str, is_greedy: bool) -> Cells:
   }
 
 
+def _of_one_width(side: Side, method: Method) -> tuple[Side, Side]:
+  """Plain and drafted decoding as with `exact_bits`."""
+  drafter = method.drafter
+  pair = drafters.none(drafter.gamma), drafter._replace(may_abstain=False)
+  plain, drafted = (
+    sides.like(side, dataclasses.replace(method, drafter=each)) for each in pair
+  )
+  return plain, drafted
+
+
+def _num_divergent(plain: Side, drafted: Side) -> int:
+  """Counts rows in which two sides decode different tokens."""
+  target = plain.program.method.target
+  states = plain.decode(), drafted.decode()
+  found = sameness.compare(target, plain.params, *states)
+  return found['num_divergent_rows']
+
+
 @dataclasses.dataclass(frozen=True)
 class Programs:
   """Ways of decoding prompts of one shape, compiled: plain ones by dtype, and
-  drafted ones by drafter and gamma."""
+  drafted ones by drafter and gamma; and with `exact_bits` plain and drafted
+  ones of one width."""
 
   plain: Mapping[str, Side]
   baseline: str
   ways: Mapping[tuple[str, int], Drafted]
+  exact: Mapping[tuple[str, int], tuple[Side, Side]]
 
 
 class Target:
@@ -246,6 +268,11 @@ class Target:
           key: benchmark.drafted(side, decoders[key].method)
           for key, side in made.items()
         },
+        exact={
+          key: _of_one_width(side, decoders[key].method)
+          for key, side in made.items()
+          if settings.exact_bits and not temperature and key[1]
+        },
       )
 
   def _rows(
@@ -275,8 +302,17 @@ class Target:
         advance=bar.advance,
       )
     is_greedy = not setting['temperature']
+    divergent = {
+      key: _num_divergent(*(side.on(batches) for side in pair))
+      for key, pair in programs.exact.items()
+    }
     return [
       {**setting, 'plain': baseline, 'drafter': drafter, 'gamma': gamma}
       | row(figures, dtype=settings.dtype, is_greedy=is_greedy)
+      | {
+        'exact_rows': figures['rows'] - divergent[drafter, gamma]
+        if (drafter, gamma) in divergent
+        else None
+      }
       for (drafter, gamma), figures in found.items()
     ]

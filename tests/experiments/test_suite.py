@@ -50,6 +50,7 @@ def test_a_suite_goes_on_where_it_stopped(run, tmp_path):
     '--drafters',
     f'model={model},ngram,none,eagle={head},eagle+lookup={head}',
     *('--categories', 'maths,random tokens,long input'),
+    '--exact_bits',
   )
   status, out, err = run(*argv)
   assert status == 0, err
@@ -67,6 +68,7 @@ def test_a_suite_goes_on_where_it_stopped(run, tmp_path):
   for name in (str(head), f'{head}+lookup'):
     row = rows['maths', name]
     assert (row['identical_rows'], row['rows']) == (2, 2)
+    assert row['exact_rows'] == 2
     assert row['tokens_per_target_run'] >= 1
     assert row['c'] >= 0
     assert row['predicted_speedup'] > 0
