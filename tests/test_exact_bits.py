@@ -75,12 +75,14 @@ def test_the_self_test_sees_calls_of_another_width(monkeypatch):
     lambda *args: oracle(*args)._replace(may_abstain=True),
   )
   with pytest.raises(ValueError, match='exact_bits'):
-    check('Llama', 4, 2)
+    check('Llama', 4, 1)
 
 
-def decoded(decoder) -> list:
+def decoded(decoder, batch_size: int = 2) -> list:
   texts = ['The old man and the old man and', 'One, two, three, one, two,']
-  made = specdec_jax.generate(decoder, texts, max_new_tokens=24, batch_size=2)
+  made = specdec_jax.generate(
+    decoder, texts, max_new_tokens=24, batch_size=batch_size
+  )
   return [(each.tokens, np.asarray(each.log_probs).tobytes()) for each in made]
 
 
@@ -98,7 +100,13 @@ def test_another_door_has_the_same_bits_and_the_setting_is_needed():
   drafted = load(exact_bits=True)
   plain = load(exact_bits=True, drafter='none')
   assert decoded(drafted) == decoded(plain)
-  assert decoded(load()) != decoded(load().at(0))
+  # On jax 0.12 a pair of rows has the bits of a block; a lone row has not.
+  assert decoded(load(), 1) != decoded(load().at(0), 1)
+
+
+@pytest.mark.slow
+def test_the_self_test_is_greedy_for_sampled_rows_too():
+  assert decoded(load(exact_bits=True, temperature=1.0))
 
 
 @pytest.mark.parametrize(
