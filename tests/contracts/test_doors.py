@@ -341,7 +341,7 @@ def _keep_small_programs(monkeypatch):
 @slow.parametrize(
   'name',
   DRAFTERS,
-  now=['none', 'prompt_lookup', 'model', 'eagle', 'block_heads'],
+  now=['none', 'prompt_lookup', 'model'],
 )
 def test_all_doors_decode_the_same_with_a_drafter(name, doors, capfd):
   case = case_of_drafter(name)
@@ -371,7 +371,7 @@ def test_all_doors_draft_the_same_trees(name, doors, capfd):
   assert num_accepted(expected)
 
 
-@pytest.mark.parametrize('name', TREE_RULES)
+@slow.parametrize('name', TREE_RULES, now=['traversal'])
 def test_all_doors_judge_trees_by_a_named_rule(name, doors, capfd):
   case = case_of_drafter('model', TREE_OPTIONS, rule=name)
   expected = doors('python', case, capfd)
@@ -382,7 +382,11 @@ def test_all_doors_judge_trees_by_a_named_rule(name, doors, capfd):
   assert num_accepted(expected)
 
 
-@pytest.mark.parametrize('name', sorted({*RULES} - {*TREE_RULES}))
+@slow.parametrize(
+  'name',
+  sorted({*RULES} - {*TREE_RULES}),
+  now=['block', 'speculative_sampling'],
+)
 def test_all_doors_decode_the_same_with_a_rule(name, doors, capfd):
   lossless, options, temperature = row_of(RULE_OPTIONS, 'rule', name)
   strict = doors('python', case_of_rule(name, lossless, 0.0), capfd)

@@ -91,6 +91,7 @@ def test_a_suite_goes_on_where_it_stopped(run, tmp_path):
   assert (status, 'begun with commit abc123, not ' in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_drafters_of_an_encoder_decoder_have_their_own_states(
   run, tmp_path, monkeypatch
 ):
