@@ -1,6 +1,5 @@
 """Decoding in a few lines of Python: `load`, `generate`, `stream`."""
 
-import difflib
 import os
 from collections.abc import (
   Callable,
@@ -33,6 +32,7 @@ from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.files import text_lines
 from specdec_jax.launch import compilation_cache
+from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.sharding import mesh
 from specdec_jax.text import prompts, vocabularies
 from specdec_jax.text.prompts import Batch, Text
@@ -141,11 +141,9 @@ def _choices(
     rule = made(by_name('verification', RULES, rule))
   for name in options:
     if name not in known:
-      near = difflib.get_close_matches(name, known, n=1)
-      hint = f', did you mean {near[0]!r}' if near else ''
       raise ValueError(
-        f'no option of this drafter and rule is called {name!r}{hint}; they '
-        f'have {", ".join(known) or "none"}'
+        f'no option of this drafter and rule is called {name!r}; they have '
+        f'{", ".join(known) or "none"}{did_you_mean(name, known)}'
       )
   return drafter, rule
 

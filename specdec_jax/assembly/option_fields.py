@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from specdec_jax.launch.spelling import did_you_mean
+
 Row = TypeVar('Row')
 Choice = TypeVar('Choice')
 
@@ -72,5 +74,6 @@ def chosen(
 def by_name(kind: str, known: Mapping[str, Row], name: str) -> Row:
   """Looks up a row of a table; ValueError with all names if there is none."""
   if name not in known:
-    raise ValueError(f'{kind} {name!r} is none of {", ".join(known)}')
+    hint = did_you_mean(name, known)
+    raise ValueError(f'{kind} {name!r} is none of {", ".join(known)}{hint}')
   return known[name]

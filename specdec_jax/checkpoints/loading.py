@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from specdec_jax.checkpoints import formats, huggingface, pretrained
 from specdec_jax.files.paths import user_path
+from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.models import families, layers
 from specdec_jax.models.families import Config
 from specdec_jax.models.layers import Weights
@@ -100,11 +101,14 @@ def locate(name: str) -> Path:
     return huggingface.download(name.removeprefix('hf:'))
   path = user_path(name)
   if not name or not (path.is_dir() or formats.find_if_any(path)):
-    names = ', '.join([*pretrained.PACKAGED, *pretrained.names()])
+    names = [*pretrained.PACKAGED, *pretrained.names()]
+    # As the hub names repositories; a path begins with a folder that is there.
+    is_on_hub = name.count('/') == 1 and not path.parent.is_dir()
+    near = [f'hf:{name}'] if is_on_hub and name[0].isalnum() else names
     raise ValueError(
-      f'no model is called {name!r}: give {names}, the path of a .gguf file, '
-      'of a Hugging Face folder or of a T5X checkpoint, or '
-      'hf:organisation/name'
+      f'no model is called {name!r}: give {", ".join(names)}, the path of a '
+      '.gguf file, of a Hugging Face folder or of a T5X checkpoint, or '
+      f'hf:organisation/name{did_you_mean(name, near)}'
     )
   return path
 

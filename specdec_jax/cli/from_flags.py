@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import difflib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ from specdec_jax.base import Tree
 from specdec_jax.cli import options, outputs
 from specdec_jax.drafters import schedules
 from specdec_jax.launch import compilation_cache, progress
+from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.sharding import mesh
 from specdec_jax.text import prompts
 
@@ -209,11 +209,10 @@ def _fields(
   for others, and for values out of range."""
   known = running.OF_TEXTS
   if unknown := [name for name in line.fields if name not in known]:
-    near = difflib.get_close_matches(unknown[0], known, n=1)
-    hint = f', did you mean {near[0]!r}' if near else ''
     raise ValueError(
-      f'{line.place}: no setting is called {unknown[0]!r}{hint}; beside the '
+      f'{line.place}: no setting is called {unknown[0]!r}; beside the '
       f'prompt, a line may have {", ".join(known)}'
+      f'{did_you_mean(unknown[0], known)}'
     )
   own = {name: x for name, x in line.fields.items() if x is not None}
   try:

@@ -1,7 +1,6 @@
 """Command-line options that subcommands share, and the checks on them."""
 
 import argparse
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -10,6 +9,7 @@ from specdec_jax.assembly.option_fields import options_of
 from specdec_jax.assembly.rules import RULES
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.launch.numbers import cost, number, positive_int, share
+from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.models.presets import DTYPES
 
 Group = argparse._ArgumentGroup
@@ -35,15 +35,22 @@ class Parser(argparse.ArgumentParser):
       self.error(f'unrecognized arguments: {" ".join(rest)}')
     return found, rest
 
+  def _check_value(self, action: argparse.Action, value: Any) -> None:
+    try:
+      super()._check_value(action, value)
+    except argparse.ArgumentError as error:
+      error.message += did_you_mean(str(value), map(str, action.choices or ()))
+      raise
+
   def error(self, message: str) -> NoReturn:
     if message == 'argument --prompt: expected one argument':
       message += '; write --prompt=TEXT if it begins with a dash'
-    # From "unrecognized arguments: --gama 3" to "--gama", and from there to
+    # From "unrecognized arguments: --gama=3" to "--gama", and from there to
     # "--gamma".
-    flag = message.removeprefix('unrecognized arguments: ').split(' ')[0]
     if message.startswith('unrecognized'):
-      near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
-      message += ''.join(f', did you mean {name}?' for name in near)
+      flag = message.removeprefix('unrecognized arguments: ').split(' ')[0]
+      flag = flag.split('=')[0]
+      message += did_you_mean(flag, self._option_string_actions, cutoff=0.7)
     self.exit(
       2, f'{self.prog}: error: {message} ({self.prog} --help lists all)\n'
     )

@@ -1,7 +1,6 @@
 """Finding gin files by name: the user's own, and those of this package."""
 
 import contextlib
-import difflib
 import importlib.util
 import io
 import itertools
@@ -13,6 +12,7 @@ from typing import NamedTuple, TextIO
 
 import specdec_jax
 from specdec_jax.files.paths import is_in_bucket, user_path
+from specdec_jax.launch.spelling import did_you_mean
 
 _SHIPPED = 'gin_configs'
 
@@ -127,7 +127,7 @@ def _hint(path: Path, shipped: Path, candidates: Sequence[Path]) -> str:
   )
   names = list(dict.fromkeys([*beside, *shipped_names()]))
   near = [name for name in names if Path(name).stem in (path.stem, path.name)]
-  near = near or difflib.get_close_matches(str(shipped), names, cutoff=0.85)
   if near:
     return f'; did you mean {" or ".join(near)}?'
-  return f'; there are {", ".join(beside)}' if beside else ''
+  there = f'; there are {", ".join(beside)}' if beside else ''
+  return did_you_mean(str(shipped), names, most=3, cutoff=0.85) or there

@@ -4,7 +4,6 @@ gin (https://github.com/google/gin-config)."""
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import functools
 import re
 import tokenize
@@ -15,6 +14,7 @@ from typing import Any, TextIO
 from specdec_jax.files.require import require
 from specdec_jax.launch import agreement, gin_files, gin_types
 from specdec_jax.launch.gin_files import Dialect
+from specdec_jax.launch.spelling import did_you_mean
 
 _import_gin = functools.partial(
   require, 'gin', extra='infer', purpose='a gin file'
@@ -213,16 +213,18 @@ def _check_macros(bound: Mapping[str, str]) -> None:
   values = '\n'.join(bound.values())
   unquoted = re.sub(r"'[^'\n]*'|\"[^\"\n]*\"", '', values)
   used = set(re.findall(r'%(\w+)(?![\w.])', unquoted))
+  # First: one that is misspelt leaves another without a value.
+  for name in sorted(set(filter(str.isidentifier, bound)) - used):
+    same = [each for each in bound if each.endswith(f'.{name.lower()}')]
+    hint = did_you_mean(name, used, cutoff=0.7)
+    if not hint and same:
+      hint = f'; did you mean {" or ".join(same)}?'
+    raise ValueError(f'gin: no file that was given uses {name}{hint}')
   if missing := sorted(x for x in used if bound.get(x, _REQUIRED) == _REQUIRED):
     raise ValueError(
       f'gin: no value for {", ".join(missing)}: give {_BINDING}{missing[0]}='
       'VALUE'
     )
-  for name in sorted(set(filter(str.isidentifier, bound)) - used):
-    same = [each for each in bound if each.endswith(f'.{name.lower()}')]
-    near = difflib.get_close_matches(name, used, n=3, cutoff=0.7) + same
-    hint = f'; did you mean {" or ".join(near)}?' if near else ''
-    raise ValueError(f'gin: no file that was given uses {name}{hint}')
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import jax.numpy as jnp
 
+from specdec_jax.launch.spelling import did_you_mean
 from specdec_jax.models import families
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.eagle import EagleConfig
@@ -104,5 +105,6 @@ def eagle(name: str, target: Config, *, dtype: jnp.dtype) -> EagleConfig:
 def _named(name: str, known: Mapping[str, _Sizes]) -> _Sizes:
   if name not in known:
     names = ', '.join(known)
-    raise ValueError(f'no sizes are called {name!r}; there are {names}')
+    hint = did_you_mean(name, known)
+    raise ValueError(f'no sizes are called {name!r}; there are {names}{hint}')
   return known[name]

@@ -7,7 +7,6 @@ it; a SeqIO task that was registered elsewhere may bring its tokens along.
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from specdec_jax.files import text_lines
 from specdec_jax.files.paths import user_path
 from specdec_jax.files.require import require
+from specdec_jax.launch.spelling import did_you_mean
 
 SUFFIXES = ('.jsonl', '.tsv', '.txt')
 _PRETOKENIZED = '_pretokenized'
@@ -162,14 +162,15 @@ def _seqio_task(
     if name in KNOWN:
       raise
     raise ValueError(
-      f'no task is called {name!r}; {_near(name, list(KNOWN))}, {path}, or, '
-      'with seqio installed, a task that is registered with it'
+      f'no task is called {name!r}: give {path}, or, with seqio installed, a '
+      f'task that is registered with it{_near(name, list(KNOWN))}'
     ) from error
   _register(seqio, metric_fns)
   names = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
   if name not in names:
     raise ValueError(
-      f'no task is called {name!r}; {_near(name, names)}, or {path}'
+      f'no task is called {name!r}: give {path}, or one of SeqIO'
+      f'{_near(name, names)}'
     )
   if data_dir:
     seqio.set_tfds_data_dir_override(data_dir)
@@ -244,8 +245,8 @@ def _read_seqio(
 
 
 def _near(name: str, names: list[str]) -> str:
-  near = difflib.get_close_matches(name, names, n=5, cutoff=0.4)
-  return f'near are {", ".join(near)}' if near else f'known: {", ".join(names)}'
+  near = did_you_mean(name, names, most=5, cutoff=0.4)
+  return near or f'; known: {", ".join(names)}'
 
 
 def _import_seqio() -> Any:

@@ -12,9 +12,11 @@ from tests.cli.tiny import assert_refused
 PROMPT = ('--prompt', 'hello')
 COMPLAINTS = {
   'unknown drafter': (('--drafter', 'magic'), "'magic'", 'prompt_lookup'),
+  'a drafter misspelt': (('--drafter', 'Suffx'), '; did you mean suffix?'),
+  'a rule misspelt': (('--verification', 'blok'), 'did you mean block?'),
   'unknown verification': (('--verification', 'lax'), "'lax'", 'block'),
   'unknown dtype': (('--dtype', 'int8'), "'int8'", 'bfloat16'),
-  'unknown option': (('--gama', '3'), '--gama'),
+  'unknown option': (('--gama', '3'), '--gama', 'did you mean --gamma?'),
   'gamma 0': (('--gamma', '0'), '--gamma', 'from 1 to 1024, got 0'),
   'gamma -1': (('--gamma=-1',), '--gamma', 'from 1 to 1024, got -1'),
   'gamma 1e9': (
@@ -183,6 +185,19 @@ def test_a_wrong_option_gets_one_sentence(run, no_model, command, case):
   given, *parts = COMPLAINTS[case]
   prompt = () if '--prompt' in given else PROMPT
   assert_refused(run(command, *prompt, *given), *parts)
+
+
+@pytest.mark.parametrize(
+  ('name', 'meant'),
+  [
+    ('smolm2-135m', 'smollm2-135m'),
+    ('Org/X-1B', 'hf:Org/X-1B'),
+    ('random:lm_minni', 'lm_mini'),
+  ],
+)
+def test_a_model_that_is_nearly_known(run, name, meant):
+  outcome = run('generate', *PROMPT, '--model', name)
+  assert_refused(outcome, f'did you mean {meant}?')
 
 
 def test_no_prompt_at_all(run, no_model):

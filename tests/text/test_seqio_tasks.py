@@ -113,7 +113,7 @@ def test_a_task_of_ones_own_brings_its_tokens(tmp_path):
     input_ids=ids,
     target_ids=(*vocabulary.encode('five cats'), 1),
   )
-  with pytest.raises(ValueError, match='near are own_task'):
+  with pytest.raises(ValueError, match='did you mean own_task'):
     tasks.find('own_tusk')
 
 

@@ -69,7 +69,7 @@ def test_bad_files(tmp_path, content, part):
 def test_unknown_tasks():
   with pytest.raises(ValueError, match=r'none\.jsonl'):
     tasks.find('none.jsonl')
-  with pytest.raises(ValueError, match='near are wmt_t2t_ende_v003'):
+  with pytest.raises(ValueError, match='did you mean wmt_t2t_ende_v003'):
     tasks.find('wmt_t2t_ende')
 
 
