@@ -92,6 +92,7 @@ setup(
     'train': _TRAIN,
     'experiments': [*_TRAIN, *_EVAL, *_PLOT, *_EXPERIMENTS],
     'tpu': ['jax[tpu]>=0.10.2'],
+    'cuda': ['jax[cuda13]>=0.10.2'],
     'gcs': _GCS,
     'plot': _PLOT,
     'notebooks': _NOTEBOOKS,

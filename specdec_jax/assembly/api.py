@@ -84,10 +84,12 @@ def load(
       choose it, and `Decoder.gammas` tells why.
 
   Raises:
-    ValueError: if a model cannot be had, or the choices do not fit together.
+    ValueError: if a model cannot be had, the choices do not fit together, or
+      there is no device of the kind that `JAX_PLATFORMS` names.
     ImportError: if a package that reads a model is not installed.
   """
   compilation_cache.enable()
+  mesh.check_devices(1)
   words = None if vocabulary is None else os.fspath(vocabulary)
   target = Model(
     checkpoint=os.fspath(model), sizes=sizes, vocabulary=words, dtype=dtype

@@ -5,6 +5,7 @@ import os
 import traceback
 
 import specdec_jax
+from specdec_jax.launch import platforms
 
 EXIT_BUG, EXIT_BAD_INPUT = 1, 2
 # EX_TEMPFAIL of sysexits.h.
@@ -32,6 +33,11 @@ def explain(error: BaseException) -> tuple[str, int]:
       '--max_new_tokens or --gamma, or take --dtype bfloat16',
       EXIT_BAD_INPUT,
     )
+  # Most commands learn from whatever computes first that jax has no device.
+  is_silent = isinstance(error, AssertionError) and not text
+  is_of_jax = is_silent or text.startswith('Unable to initialize backend')
+  if is_of_jax and (lacking := platforms.missing()):
+    return lacking, EXIT_BAD_INPUT
   # On purpose: one of these, raised by a line of this package.
   is_expected = isinstance(error, (ValueError, ImportError))
   *_, (frame, _) = traceback.walk_tb(error.__traceback__)

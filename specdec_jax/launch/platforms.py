@@ -1,7 +1,13 @@
-"""What libtpu asks of a machine without TPUs."""
+"""Kinds of devices: what is missing for one, and what libtpu asks of a machine
+without TPUs."""
 
 import glob
 import os
+
+import jax
+
+# Extras of specdec_jax, by what `JAX_PLATFORMS` calls their devices.
+_EXTRAS = {'cuda': 'cuda', 'gpu': 'cuda', 'tpu': 'tpu'}
 
 _ANSWERS = {
   'TPU_SKIP_MDS_QUERY': '1',
@@ -24,3 +30,20 @@ def hush_libtpu() -> None:
   devices = [*glob.glob('/dev/accel*'), *glob.glob('/dev/vfio/[0-9]*')]
   if os.environ.get('TPU_SKIP_MDS_QUERY') == '1' and not devices:
     answer_libtpu()
+
+
+def missing() -> str | None:
+  """Returns what to do if jax has no device of the kind that `JAX_PLATFORMS`
+  names, or none at all; None if it has one."""
+  try:
+    jax.devices()
+    return None
+  except (RuntimeError, AssertionError) as error:  # The latter without a word.
+    reason = str(error).partition(' (set JAX_PLATFORMS')[0]
+  reason = reason and f' ({reason})'
+  asked = os.environ.get('JAX_PLATFORMS')
+  if not asked:
+    return f'JAX has no device{reason}'
+  extra = _EXTRAS.get(asked.split(',')[0].lower())
+  how = f"pip install 'specdec_jax[{extra}]' where one is, or " if extra else ''
+  return f'JAX has no device of JAX_PLATFORMS={asked}: {how}unset it{reason}'

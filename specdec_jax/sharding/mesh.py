@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from specdec_jax.base import Array
+from specdec_jax.launch import platforms
 from specdec_jax.sharding import rules
 
 # One model replica's default share of a TPU slice, in chips (in cores on v2
@@ -199,16 +200,9 @@ def state_shardings(mesh: Mesh, state: Any, *, is_split: bool = True) -> Any:
 
 def check_devices(num_devices: int) -> None:
   """Raises ValueError unless JAX has that many devices."""
-  try:
-    devices = jax.devices()
-  except RuntimeError as error:
-    raise ValueError(f'JAX has no device: {error}') from error
-  except AssertionError as error:  # Without a plug-in it says no more.
-    platforms = getattr(jax.config, 'jax_platforms', None)
-    raise ValueError(
-      f'JAX has no device of JAX_PLATFORMS={platforms}: install jax for it, '
-      'such as jax[cuda13], or unset JAX_PLATFORMS'
-    ) from error
+  if reason := platforms.missing():
+    raise ValueError(reason)
+  devices = jax.devices()
   if type(num_devices) is not int or not 1 <= num_devices <= len(devices):
     raise ValueError(
       f'num_devices {num_devices!r}: there are {len(devices)} '

@@ -146,7 +146,7 @@ def test_a_closed_standard_output(start, model):
   assert b'standard output is closed' in err
 
 
-@pytest.mark.parametrize('command', ['doctor', 'convert'])
+@pytest.mark.parametrize('command', ['doctor', 'convert', 'chat'])
 def test_a_platform_without_its_plug_in(start, environment, tmp_path, command):
   if any('cuda' in each.name for each in metadata.distributions()):
     pytest.skip('it is installed')
@@ -156,6 +156,7 @@ def test_a_platform_without_its_plug_in(start, environment, tmp_path, command):
   _, err = process.communicate(timeout=180)
   assert process.returncode == 2
   assert b'no device of JAX_PLATFORMS=cuda' in err
+  assert b"pip install 'specdec_jax[cuda]'" in err
 
 
 @pytest.mark.tpu
