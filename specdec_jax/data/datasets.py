@@ -133,7 +133,7 @@ def from_task(
 
   def read(task_name: str, split: str) -> TokenFile:
     task = tasks.find(task_name, split=split, data_dir=data_dir)
-    examples = ((each.inputs or None, each.targets) for each in task.read())
+    examples = map(_pair, task.read())
     return preparation.encode(examples, words, limits, name=task.name)[0]
 
   if validation_name is None and Path(name).suffix not in tasks.SUFFIXES:
@@ -146,6 +146,13 @@ def from_task(
     seed=seed,
     max_validation_rows=max_validation_rows,
   )._replace(vocabulary=user_path(vocabulary))
+
+
+def _pair(example: tasks.Example) -> tuple[str | None, str | None]:
+  """Returns the texts of an example; ValueError for a dialogue."""
+  if example.dialogue is not None:
+    raise ValueError('"messages" are for infer: training is on texts')
+  return example.inputs or None, example.targets
 
 
 def from_tokens(

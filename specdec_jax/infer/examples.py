@@ -86,7 +86,10 @@ def encode(
 def encode_one(index: int, example: Example, layout: Layout) -> Row:
   """Returns one example in tokens; raises as `encode` does."""
   ids, eos_ids = example.input_ids, layout.vocabulary.eos_ids
-  if ids is None:
+  if ids is None and example.dialogue is not None:
+    messages, tools = example.dialogue.messages, example.dialogue.tools
+    ids = tuple(layout.vocabulary.encode_chat(messages, tools))
+  elif ids is None:
     adds = families.of(layout.config).adds_special_tokens(layout.config)
     ids = tuple(
       layout.vocabulary.encode(example.inputs, add_special_tokens=adds)

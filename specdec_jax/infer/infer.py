@@ -86,6 +86,7 @@ def infer(
     folders = {'data_dir': tfds_data_dir} if tfds_data_dir else {}
     task = find_task(lengths=dict(task_feature_lengths), **folders)
     job = outline()
+    _advise(job, task)
     run = _Run(
       job=job,
       task=task,
@@ -97,6 +98,18 @@ def infer(
       operative_config=operative_config,
     )
     return _decode_shard(run)
+
+
+def _advise(job: Job, task: Task) -> None:
+  """Says so if texts are to be continued by a model that answers messages."""
+  # Most models that follow instructions end such a text at once.
+  if job.layout.vocabulary.chat_template is not None:
+    first = next(task.read())
+    if first.dialogue is None and first.input_ids is None:
+      _say(
+        'the model has a chat template, and the texts of this task are given '
+        'as they are: --gin.find.chat=True makes messages of them'
+      )
 
 
 def _check_arguments(

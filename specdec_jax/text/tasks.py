@@ -16,6 +16,8 @@ from specdec_jax.files import text_lines
 from specdec_jax.files.paths import user_path
 from specdec_jax.files.require import require
 from specdec_jax.launch.spelling import did_you_mean
+from specdec_jax.text import prompts
+from specdec_jax.text.prompts import Dialogue
 
 SUFFIXES = ('.jsonl', '.tsv', '.txt')
 _PRETOKENIZED = '_pretokenized'
@@ -26,13 +28,15 @@ MetricFn = Callable[[Sequence[str], Sequence[str]], Mapping[str, float]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Example:
-  """The text that a model reads, a reference, and the tokens of either where
-  the task fixes them."""
+  """The text that a model reads, or the dialogue that it answers, of which the
+  text is the last; a reference, and the tokens of either text where the task
+  fixes them."""
 
   inputs: str
   targets: str | None = None
   input_ids: tuple[int, ...] | None = None
   target_ids: tuple[int, ...] | None = None
+  dialogue: Dialogue | None = None
 
   def fields(self) -> dict[str, str]:
     """Returns the texts by name, as T5X writes them beside a prediction."""
@@ -95,6 +99,8 @@ def find(
   inputs_field: str = 'inputs',
   targets_field: str = 'targets',
   prefix: str = '',
+  chat: bool = False,
+  system: str | None = None,
   lengths: Mapping[str, int] | None = None,
   metric_fns: Mapping[str, MetricFn] | None = None,
 ) -> Task:
@@ -106,13 +112,18 @@ def find(
     split: of a SeqIO task; None if nothing is to be read.
     data_dir: where TFDS finds or puts the data sets of SeqIO tasks.
     inputs_field: key in a .jsonl, as `targets_field`, which a line may lack.
-    prefix: put before every input of a file.
+    prefix: put before every text of a file.
+    chat: makes each text of a file a message, for the model's chat template.
+      Lines of a .jsonl with "messages", and perhaps "tools", instead of
+      `inputs_field` always go through it.
+    system: the message of the system, before those of each dialogue.
     lengths: most tokens of `inputs` and `targets`, told to the preprocessors of
       a SeqIO task; `append_eos_after_trim` is one that asks.
     metric_fns: by name, for tasks that `KNOWN` says are judged by them; a file
       is judged by all.
 
-  Raises ValueError if there is no such task, with the names that are near;
+  Raises ValueError if there is no such task, with the names that are near, or
+  one of SeqIO is to be chat;
   ImportError if seqio is needed and not installed.
   """
   if Path(name).suffix in SUFFIXES:
@@ -120,31 +131,61 @@ def find(
     if not path.is_file():
       raise ValueError(f'there is no file {path}')
     fields = inputs_field, targets_field
-    read = functools.partial(_read_file, path, *fields, prefix)
+    read = functools.partial(_read_file, path, *fields, prefix, chat, system)
     judges = tuple((metric_fns or {}).values())
     return Task(name=path.stem, read=read, metric_fns=judges)
+  if chat or system is not None:
+    raise ValueError(f'chat and system are for files, and {name!r} is none')
   return _seqio_task(name, split, data_dir, lengths, metric_fns or {})
 
 
 def _read_file(
-  path: Path, inputs_field: str, targets_field: str, prefix: str
+  path: Path,
+  inputs_field: str,
+  targets_field: str,
+  prefix: str,
+  chat: bool,
+  system: str | None,
 ) -> Iterator[Example]:
   """Yields the examples of a file; columns are inputs, tab, targets."""
+  begin = [] if system is None else [{'role': 'system', 'content': system}]
   example = None
-  if path.suffix == '.jsonl':
-    for place, record in text_lines.read_objects(path):
-      inputs = text_lines.text_under(record, inputs_field, place)
-      targets = None
-      if record.get(targets_field) is not None:
-        targets = text_lines.text_under(record, targets_field, place)
-      yield (example := Example(inputs=prefix + inputs, targets=targets))
-  else:
-    for _, line in text_lines.read(path):
-      inputs, *rest = line.split('\t', 1) if path.suffix == '.tsv' else [line]
-      targets = rest[0] if rest else None
-      yield (example := Example(inputs=prefix + inputs, targets=targets))
+  for inputs, targets in _read_pairs(path, inputs_field, targets_field):
+    if isinstance(inputs, str):
+      if begin and not chat:
+        raise ValueError('system is for chat, and for lines with "messages"')
+      text = prefix + inputs
+      messages = [*begin, {'role': 'user', 'content': text}]
+      found = Dialogue(messages) if chat else None
+    else:
+      found = Dialogue([*begin, *inputs.messages], inputs.tools)
+      text = str(found)
+    example = Example(inputs=text, targets=targets, dialogue=found)
+    yield example
   if example is None:
     raise ValueError(f'{path} holds no example')
+
+
+def _read_pairs(
+  path: Path, inputs_field: str, targets_field: str
+) -> Iterator[tuple[str | Dialogue, str | None]]:
+  """Yields the inputs and the targets of each line."""
+  if path.suffix != '.jsonl':
+    for _, line in text_lines.read(path):
+      text, *rest = line.split('\t', 1) if path.suffix == '.tsv' else [line]
+      yield text, rest[0] if rest else None
+    return
+  for place, record in text_lines.read_objects(path):
+    inputs: str | Dialogue
+    if 'messages' in record and inputs_field not in record:
+      messages, tools = record['messages'], record.get('tools')
+      inputs = prompts.dialogue(messages, tools, place)
+    else:
+      inputs = text_lines.text_under(record, inputs_field, place)
+    targets = None
+    if record.get(targets_field) is not None:
+      targets = text_lines.text_under(record, targets_field, place)
+    yield inputs, targets
 
 
 def _seqio_task(

@@ -438,6 +438,8 @@ def test_a_decoder_only_model_continues_as_generate_does(
     '--drafter=none',
     '--json=-',
   )
+  # The model has a chat template, which is for messages.
+  assert 'find.chat=True' in done.err
   lines = records(result(tmp_path, prompts_file.stem))
   found = [(line['prediction'], line['aux']['tokens']) for line in lines]
   expected = [
@@ -445,6 +447,33 @@ def test_a_decoder_only_model_continues_as_generate_does(
   ]
   assert found == expected
   assert sum(line['aux']['accepted'] for line in lines) > 0
+
+
+def test_messages_and_texts_of_chat_are_those_of_generate(run, model, tmp_path):
+  path = tmp_path / 'dialogues.jsonl'
+  user = {'role': 'user', 'content': 'a b'}
+  answer = {'role': 'assistant', 'content': 'c'}
+  lines = [{'prompt': 'a b'}, {'messages': [user, answer, user]}]
+  path.write_text('\n'.join(map(json.dumps, lines)))
+  chat = {
+    'TASK_FEATURE_LENGTHS': "{'inputs': 64, 'targets': 12}",
+    'Decoding.batch_size': 2,
+    'find.inputs_field': "'prompt'",
+    'find.chat': True,
+    'find.system': "'d'",
+  }
+  done = run(*argv(model, path, tmp_path, **chat))
+  assert done.status == 0, done
+  assert 'chat template' not in done.err
+  generated = run(
+    *('generate', '--model', model, '--prompts', path, '--max_new_tokens=12'),
+    *('--chat', '--system=d', '--drafter=none', '--batch_size=2', '--json=-'),
+  )
+  found = records(result(tmp_path, 'dialogues'))
+  texts = [each['text'] for each in generated.records()]
+  assert [line['prediction'] for line in found] == texts
+  assert texts[0] != texts[1]
+  assert found[1]['inputs']['inputs_pretokenized'] == 'a b'
 
 
 def test_logits_that_are_not_numbers_are_counted(

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from specdec_jax.text import tasks
+from specdec_jax.text.prompts import Dialogue
 from specdec_jax.text.tasks import Example
 
 
@@ -36,6 +37,22 @@ def test_other_fields_and_a_prefix(tmp_path):
   assert found == [Example(inputs='to de: yes', targets='ja')]
 
 
+def test_messages(tmp_path):
+  path = tmp_path / 'dialogues.jsonl'
+  user, system = ({'role': x, 'content': x} for x in ('user', 'system'))
+  lines = [{'inputs': 'user'}, {'messages': [user], 'targets': 'b'}]
+  path.write_text('\n'.join(map(json.dumps, lines)))
+  plain, messages = read(path)
+  assert (plain.dialogue, messages.dialogue) == (None, Dialogue([user]))
+  found = read(path, chat=True, system='system')
+  assert [each.dialogue for each in found] == [Dialogue([system, user])] * 2
+  assert [each.inputs for each in found] == ['user', 'user']
+  with pytest.raises(ValueError, match='system is for chat'):
+    read(path, system='system')
+  with pytest.raises(ValueError, match='chat and system are for files'):
+    tasks.find('lm1b', chat=True)
+
+
 def test_text_and_tsv(tmp_path):
   text, table = tmp_path / 'a.txt', tmp_path / 'a.tsv'
   text.write_bytes('\ufeffone\ttwo\r\n\r\nthree'.encode())
@@ -57,6 +74,7 @@ def test_text_and_tsv(tmp_path):
     (b'{"text": "a"}', '"inputs".*\'text\''),
     (b'{"inputs": "a", "targets": 1}', 'no text.*"targets"'),
     (b'{"inputs": "\\ud800"}', 'not valid Unicode'),
+    (b'{"messages": "a"}', 'messages should be a list'),
   ],
 )
 def test_bad_files(tmp_path, content, part):
