@@ -61,11 +61,7 @@ def speculate(drafter, *, target=table.MODEL, **rule):
 @slow.parametrize(
   'name', table.ROWS, now=['prompt_lookup', 'eagle', 'adaptive, heuristic']
 )
-def test_every_drafter(name, request):
-  if name == 'suffix':
-    # A fault that is known: its `arange`s are of 64 bits there.
-    reason = 'suffix mixes int32 with int64 under 64-bit types'
-    request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+def test_every_drafter(name):
   row = table.ROWS[name]
   params = Params(toy_params(table.VOCAB_SIZE), row.make_params())
   drafter, rule = row.make(3), {}

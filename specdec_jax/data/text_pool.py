@@ -23,7 +23,7 @@ def remember(pool: Pool, texts: Iterable[Sequence[int]]) -> Pool:
 
 def joined(tokens: Any, texts: Iterable[Sequence[int]]) -> np.ndarray:
   """Adds the ids of texts to `Pool.tokens`, which are not sorted."""
-  parts = [np.append(np.asarray(ids, np.int32), APART) for ids in texts]
+  parts = [np.asarray([*ids, APART], np.int32) for ids in texts]
   kept = np.concatenate([np.asarray(tokens), *parts])[-tokens.size :]
   kept[0] = APART
   return kept

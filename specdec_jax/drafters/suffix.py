@@ -69,7 +69,7 @@ def _from_context(text: Context, gamma: int, min_ngram: int):
   starts, _ = best_match(sizes, text.lengths, gamma, min_ngram)
   # Of a text that ends in 5 6 7, all of them copied: 5 6 7 5 6 7.
   period = jnp.maximum(text.lengths - starts, 1)[:, None]
-  steps = jnp.arange(gamma)[None] % period
+  steps = jnp.arange(gamma, dtype=jnp.int32)[None] % period
   return arrays.take(text.tokens, starts[:, None] + steps), jnp.max(sizes, 1)
 
 
@@ -101,9 +101,9 @@ def _from_pool(pool: Pool, text: Context, gamma: int):
   sizes = arrays.count_leading(read(places, -back) == last)
   sizes = jnp.where((places >= 0) & (places < num_places), sizes, -1)
   is_voter = sizes == jnp.max(sizes, axis=1, keepdims=True)
-  following = read(places, jnp.arange(1, gamma + 1)[None])
+  following = read(places, jnp.arange(1, gamma + 1, dtype=jnp.int32)[None])
   # How much of what follows at one place another one has, too.
   shared = arrays.count_leading(following[:, :, None] == following[:, None])
-  votes = jnp.sum(jnp.where(is_voter[:, None], shared, 0), axis=2)
+  votes = jnp.sum(jnp.where(is_voter[:, None], shared, 0), 2, jnp.int32)
   chosen = arrays.argmax(jnp.where(is_voter, votes, -1))
   return arrays.take(following, chosen[:, None])[:, 0], jnp.max(sizes, axis=1)
