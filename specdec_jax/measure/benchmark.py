@@ -15,7 +15,6 @@ import numpy as np
 from specdec_jax import theory
 from specdec_jax.base import Drafter
 from specdec_jax.decoding.method import Method
-from specdec_jax.decoding.state import DecodeState
 from specdec_jax.measure import metrics, sameness, stopwatch
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.metrics import Counts
@@ -103,14 +102,14 @@ def compare(
   plain: Side,
   baseline: Side,
   repeats: int,
-  expected: Sequence[DecodeState] | None = None,
+  expected: Side | None = None,
   advance: Callable[[int], None] = lambda num_done: None,
 ) -> dict[Name, Figures]:
   """Times all sides in turns and predicts each speedup from the costs of parts.
 
   Speculative decoding is given by name. T(1), which costs are relative to, and
   the tokens that theirs are compared with are those of `plain`, in their dtype,
-  unless `expected` says where plain decoding of another width ended.
+  unless `expected` is plain decoding of another width.
   Speedups are against `baseline`, the fastest plain configuration, which may be
   `plain`. `advance` is that of `stopwatch.alternate`.
 
@@ -126,6 +125,9 @@ def compare(
   timed, propose_seconds = _time(sides, ways, repeats, advance)
   # The plain side itself may be the fastest.
   timed.setdefault('plain', timed['baseline'])
+  judge, states = plain, timed['plain'].states
+  if expected is not None:
+    judge, states = expected, expected.decode()
   found = {}
   for name, way in ways.items():
     own = {kind: timed[name, kind] for kind in way.sides()}
@@ -142,9 +144,10 @@ def compare(
       'prefill_seconds': way.side.prefill_seconds,
       'end_to_end_speedup': whole / drafted,
       **sameness.compare(
-        way.method.target,
-        plain.params,
-        expected or timed['plain'].states,
+        # A drafter on the target's features brings a target of its own.
+        judge.program.method.target,
+        judge.params,
+        states,
         own['speculative'].states,
       ),
     }

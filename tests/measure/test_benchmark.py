@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import logits
+from specdec_jax import drafters, logits
 from specdec_jax.base import Params
 from specdec_jax.decoding import statistics
 from specdec_jax.decoding.method import Method
@@ -55,6 +55,43 @@ def test_logits_after_a_prefix_are_those_of_reading_it_anew():
     assert figures['identical'] is is_same
     assert figures['num_divergent_rows'] == (not is_same)
     assert figures['first_divergence_margin'] is None
+
+
+def test_margins_are_plain_decodings_whose_cache_may_be_of_another_kind():
+  target = toy.toy(V)
+
+  def extend(params, tokens, cache, at=None, placement=None):
+    found, cache = target.extend(params, tokens, cache['own'], at, placement)
+    return -found, {'own': cache}
+
+  # As a drafter's own target is, with more in its cache; this one errs, too.
+  other = target._replace(
+    init=lambda *args: {'own': target.init(*args)},
+    extend=extend,
+    rewind=lambda cache, to: {'own': target.rewind(cache['own'], to)},
+  )
+  args = Params(toy.toy_params(V, seed=1)), jax.random.key(0)
+  plain, method = (
+    Method(
+      target=each,
+      drafter=drafters.none(1),
+      logits_to_probs=logits.standardize(temperature=0.0),
+      eos_id=-1,
+    )
+    for each in (target, other)
+  )
+  prompts = [toy.prompt([[1, 2, 3], [4]])]
+  side = sides.plain_side(*args, prompts, method=plain, max_len=MAX_LEN)
+  way = benchmark.drafted(
+    sides.speculative_side(*args, prompts, method=method, max_len=MAX_LEN),
+    method,
+  )
+  found = benchmark.compare(
+    {'': way}, plain=side, baseline=side, repeats=1, expected=side
+  )['']
+  assert found['num_divergent_rows'] == 2
+  # What the other took for the likeliest is the least likely of all.
+  assert min(found['divergence_margins']) > 1
 
 
 def some_counts(num_tokens, iterations, short=0):

@@ -135,8 +135,7 @@ def _measure(
         placed.prompts[0],
         max_len=placed.max_len,
       )
-      idle = decoder.at(0).method
-      expected = sides_lib.like(side, idle).decode()
+      expected = sides_lib.like(side, decoder.at(0).method)
   with progress.bar('timing', num_programs * (repeats + 1)) as bar:
     [figures] = benchmark.compare(
       ways,
