@@ -86,6 +86,15 @@ setup(
       'torch>=2.6',
       'transformers>=5',
     ],
+    # Other engines, for experiments/audit alone.
+    'audit': [
+      *_MODELS,
+      'google-tunix>=0.1.7',
+      'keras-hub>=0.32',
+      'llama-cpp-python>=0.3',
+      'torch>=2.6',
+      'transformers>=5',
+    ],
     'infer': _INFER,
     'eval': _EVAL,
     'data': _DATA,

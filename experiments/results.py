@@ -26,6 +26,7 @@ _WRITE = 'run python -m experiments.results'
 TITLES = {
   'quoted': 'What the first pages quote',
   'peers': 'Other systems, side by side',
+  'audit': 'Samplers of engines, audited',
   'accelerator': 'What decoding costs',
   'plain_step': "Where a plain step's time goes",
   'trees': 'Trees of drafts beside chains',

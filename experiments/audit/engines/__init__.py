@@ -1,0 +1,1 @@
+"""Engines that are audited: of each a function that yields its ways."""

@@ -1,0 +1,1 @@
+"""Programs in an engine's own terms, one for each rejection."""
