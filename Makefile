@@ -90,18 +90,18 @@ $(CORPUS)/manifest.json: | $(VENV)/tables.done
 
 # Compiling is most of the work. What looks at the compiled program, or runs
 # long, is compiled as users compile; all else as quickly as can be. What is
-# marked slow is in test-all only, which runs nothing twice.
+# marked slow is in test-all only.
 TWO := -n 2 --dist worksteal
 OPTIMIZED = $(shell grep -rl 'mark\.optimized' tests --include='test_*.py')
 TESTS = $(BIN)/python -m pytest $(TWO) --quick \
-  -m 'not notebooks and not optimized and $(1)' && \
-  $(BIN)/python -m pytest $(TWO) -m 'optimized and $(1)' $(OPTIMIZED)
+  -m 'not notebooks and not optimized$(1)' && \
+  $(BIN)/python -m pytest $(TWO) -m 'optimized$(1)' $(OPTIMIZED)
 
 test: $(VENV)/dev.done
-	$(call TESTS,not slow)
+	$(call TESTS, and not slow)
 
-test-all: test
-	$(call TESTS,slow)
+test-all: $(VENV)/dev.done
+	$(call TESTS)
 
 # What users may set for a whole process.
 EXACTNESS := tests/test_exactness_rules.py tests/test_exactness_controls.py \
