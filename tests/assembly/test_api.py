@@ -291,7 +291,7 @@ def test_a_stream_is_of_one_text(decoder):
   [
     (
       {'max_ngrm': 2},
-      "'max_ngrm'.*'max_ngram'",
+      "'max_ngrm'.*mean max_ngram",
     ),
     ({'drafter': 'modle'}, "'modle'.*prompt_lookup"),
     ({'verification': 'gready'}, "'gready'.*speculative_sampling"),

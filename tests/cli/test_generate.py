@@ -85,7 +85,7 @@ def test_a_line_has_settings_of_its_own(generate, tmp_path):
 @pytest.mark.parametrize(
   ('own', 'words'),
   [
-    ({'temprature': 1}, ("'temprature'", "'temperature'")),
+    ({'temprature': 1}, ("'temprature'", 'mean temperature?')),
     ({'temperature': 'hot'}, ('temperature', "'hot'")),
     ({'temperature': [1]}, ('line 2',)),
     ({'top_k': 2}, ('top_k 2', 'temperature 0')),
