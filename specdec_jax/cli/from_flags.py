@@ -25,6 +25,8 @@ Made = TypeVar('Made')
 # Drafters whose gamma is that of `--gamma` if nothing is said; the others know
 # their own.
 _GAMMA_OF_ALL = ('prompt_lookup', 'suffix', 'ngram', 'uniform', 'model')
+# Of a line of prompts, for whoever reads it beside `specdec`.
+_LABELS = ('id', 'task')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,7 +177,7 @@ def prepared(
 
   With `num_samples`, rows per prompt, a batch has no more rows than there are,
   and lines of the prompts may have settings of their own; without, it has as
-  many as were asked for, all with the settings of the flags. `trace` is
+  many as were asked for, and lines may not. `trace` is
   written like --json.
 
   Raises:
@@ -190,8 +192,15 @@ def prepared(
   # Whatever can be refused cheaply is refused before a model is read.
   lines, how = prompts.read(args.prompt, args.prompts), settings(args)
   texts = [line.text for line in lines]
-  if num_samples is not None:
-    own = [_fields(line, how, chosen.sampling) for line in lines]
+  if num_samples is None:
+    for line in lines:
+      if own := [name for name in running.OF_TEXTS if name in line.fields]:
+        raise ValueError(
+          f'{line.place}: {own[0]} of one line is for generate; here a flag '
+          'says it of all'
+        )
+  else:
+    own = [_fields(line, how, chosen.sampling, num_samples) for line in lines]
     how = dataclasses.replace(how, texts=own if any(own) else ())
   compilation_cache.enable()
   mesh.check_devices(args.num_devices)
@@ -203,20 +212,30 @@ def prepared(
 
 
 def _fields(
-  line: prompts.Line, how: running.DecodeSettings, sampling: Sampling
+  line: prompts.Line,
+  how: running.DecodeSettings,
+  sampling: Sampling,
+  num_samples: int,
 ) -> dict[str, Any]:
   """Checks the settings that a line has of its own; ValueError with its place
-  for others, and for values out of range."""
+  for others, for values out of range, and for many samples of a greedy one."""
   known = running.OF_TEXTS
-  if unknown := [name for name in line.fields if name not in known]:
+  if unknown := [x for x in line.fields if x not in (*known, *_LABELS)]:
     raise ValueError(
       f'{line.place}: no setting is called {unknown[0]!r}; beside the '
-      f'prompt, a line may have {", ".join(known)}'
+      f'prompt, a line may have {", ".join(known)}, and the labels '
+      f'{" and ".join(_LABELS)}'
       f'{did_you_mean(unknown[0], known)}'
     )
-  own = {name: x for name, x in line.fields.items() if x is not None}
+  own = {x: line.fields[x] for x in known if line.fields.get(x) is not None}
   try:
-    dataclasses.replace(how, texts=[own]).of_text(0).sampling(sampling)
+    made = dataclasses.replace(how, texts=[own]).of_text(0).sampling(sampling)
   except (TypeError, ValueError) as error:
     raise ValueError(f'{line.place}: {error}') from error
+  if num_samples > 1 and made.is_greedy:
+    raise ValueError(
+      f'{line.place}: --num_return_sequences {num_samples} at temperature 0, '
+      'which is greedy, gives one text so many times: give a temperature above '
+      '0'
+    )
   return own

@@ -1,5 +1,8 @@
 """Options: every wrong one gets one sentence, before any model is loaded."""
 
+import json
+from pathlib import Path
+
 import jax
 import pytest
 
@@ -9,7 +12,9 @@ from specdec_jax.cli import from_flags, options
 from specdec_jax.drafters.prompt_lookup import checked_min_ngram
 from tests.cli.tiny import assert_refused
 
+ROOT = Path(__file__).parents[2]
 PROMPT = ('--prompt', 'hello')
+PROMPTS = sorted(ROOT.glob('experiments/prompts/*.jsonl'))
 COMPLAINTS = {
   'unknown drafter': (('--drafter', 'magic'), "'magic'", 'prompt_lookup'),
   'a drafter misspelt': (('--drafter', 'Suffx'), '; did you mean suffix?'),
@@ -224,7 +229,27 @@ def test_an_unknown_option_points_to_the_help_of_its_command(run, command):
 
 def test_greedy_samples_would_all_be_one(run, no_model):
   result = run('generate', *PROMPT, '--num_return_sequences', '4')
-  assert_refused(result, '--num_return_sequences 4', '--temperature 0')
+  assert_refused(result, '--num_return_sequences 4', 'temperature 0')
+
+
+def test_lines_with_settings_of_their_own(run, no_model, tmp_path):
+  path = tmp_path / 'lines.jsonl'
+  warm = {'prompt': 'a', 'temperature': 0.5}
+  cold = {'prompt': 'b', 'temperature': 0}
+  path.write_text('\n'.join(map(json.dumps, (warm, cold))))
+  samples = ('--prompts', path, '--temperature', '1')
+  # Refused for the line that is greedy, whatever the flag says.
+  result = run('generate', *samples, '--num_return_sequences', '2')
+  assert_refused(result, 'line 2: --num_return_sequences 2', 'temperature 0')
+  for command in ('bench', 'calibrate'):
+    assert_refused(run(command, *samples), 'line 1: temperature of one line')
+
+
+@pytest.mark.parametrize('path', PROMPTS, ids=lambda path: path.name)
+def test_our_own_prompts_are_read(run, path):
+  """All of a file is, before a model."""
+  outcome = run('generate', '--model', 'nowhere', '--prompts', path)
+  assert_refused(outcome, "no model is called 'nowhere'")
 
 
 def test_an_empty_stop_is_refused(run, no_model):

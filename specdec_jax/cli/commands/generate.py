@@ -56,11 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   choices = from_flags.choices(args)
   num_samples = args.num_return_sequences
-  if num_samples > 1 and not args.temperature:
-    raise ValueError(
-      f'--num_return_sequences {num_samples} at --temperature 0, which is '
-      'greedy, gives one text so many times: give a --temperature above 0'
-    )
   if args.trace == outputs.STANDARD_OUTPUT:
     raise ValueError('--trace needs a file; --json can go to standard output')
   decoder, batches, settings = from_flags.prepared(
