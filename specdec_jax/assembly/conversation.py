@@ -201,8 +201,5 @@ class Conversation:
 
 
 def _parts(program: Program) -> Sequence[Part]:
-  show = recording.gather
-  return [
-    *(program.prefill, program.read_on),
-    *(program.iterate(show), program.truncate(show)),
-  ]
+  loop = program.stepwise(recording.gather)
+  return [program.prefill, program.read_on, *loop]

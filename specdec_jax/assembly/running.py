@@ -1,5 +1,6 @@
 """Decodes batches of texts with a decoder: whole, or iteration by iteration."""
 
+import concurrent.futures
 import dataclasses
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -224,10 +225,16 @@ def compiled(
       max_len=max_len,
       places=sharding(num_devices, is_batch=True),
     )
-    decoder.programs[key] = settings.call(
-      lambda: [part.compile()[0] for part in parts(program)]
-    )
+    decoder.programs[key] = settings.call(lambda: _together(parts(program)))
   return params, decoder.programs[key]
+
+
+def _together(parts: Sequence[Part]) -> Sequence[jax.stages.Compiled]:
+  """Compiles parts; while one is compiled, or read from the cache, the next is
+  traced."""
+  with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
+    begun = [pool.submit(part.lower().compile) for part in parts]
+    return [each.result() for each in begun]
 
 
 def placed(batch: Batch, settings: DecodeSettings) -> tuple[Array, Prompt]:
@@ -262,8 +269,7 @@ def compile_decode(
 
 
 def _parts(program: Program) -> Sequence[Part]:
-  show = recording.gather
-  return [program.prefill, program.iterate(show), program.truncate(show)]
+  return [program.prefill, *program.stepwise(recording.gather)]
 
 
 def _shown(iterations: Iterations, shows: Sequence[Show]) -> DecodeOutput:
@@ -306,8 +312,8 @@ def iterations(
   batch: Batch,
   keep: Callable[[DecodeState], None] = lambda state: None,
 ) -> Iterations:
-  """Iterates from the state after a prefill, by `Program.iterate` and
-  `Program.truncate`; `keep` gets each state that follows."""
+  """Iterates from the state after a prefill, by the programs of
+  `Program.stepwise`; `keep` gets each state that follows."""
   iterate, truncate = programs
   # Records of one iteration need the text that came before it.
   traced = recording.init(batch.prompt)

@@ -1,6 +1,7 @@
 """Our parameters as the tensors of other systems' files."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from specdec_jax.models.layers import Weights
 
 # Others store matrices as `[out, in]`, and positions as `[buckets, heads]`.
 _TRANSPOSED = ('/kernel', '/rel_embedding')
+# Of arrays on a CPU, in bytes, by which jax decides whether to copy one.
+_ALIGNMENT = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,11 +117,22 @@ def read_all(
     if parameter.is_transposed:
       values = values.T
     kind = np.int32 if parameter.is_integer else dtype
-    return jax.device_put(np.ascontiguousarray(values, kind))
+    placed = _empty(values.shape, np.dtype(kind))
+    placed[...] = values
+    return jax.device_put(placed)
 
   arrays = stored_arrays.in_threads(to_device, parameters)
   tree = {p.path: array for p, array in zip(parameters, arrays, strict=True)}
   return traverse_util.unflatten_dict(tree, sep='/')
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+  """Returns an array in memory that jax takes for its own on a CPU."""
+  # Of memory that begins at byte 16 of 64, the first 48 are left out.
+  num_bytes = math.prod(shape) * dtype.itemsize
+  memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
+  start = -memory.ctypes.data % _ALIGNMENT
+  return memory[start : start + num_bytes].view(dtype).reshape(shape)
 
 
 def is_all_finite(values: np.ndarray) -> bool:

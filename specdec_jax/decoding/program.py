@@ -136,38 +136,37 @@ class Program:
     jitted = jax.jit(step, donate_argnums=1, out_shardings=places)
     return Part(jitted, (self.params, self.state))
 
-  def iterate(self, show: Callable[[StepInfo], Any]) -> Part:
-    """`(params, state, count) -> (state, output, shown)`, until every row is
-    done, but at most `count` iterations, in place; of 1, the host sees each."""
+  def stepwise(self, show: Callable[[StepInfo], Any]) -> tuple[Part, Part]:
+    """What makes iterations, and what takes part of the last one back.
+
+    The first is `(params, state, count) -> (state, output, shown)`, until every
+    row is done, but at most `count` iterations; `show` says what the host is to
+    see of the last. The second is `state.truncate`, with the draft and the
+    verification that `show` has. Both are in place.
+    """
     step = jax.jit(self._step(show), inline=True)  # It is traced once.
+    shown = jax.eval_shape(step, self.params, self.state)[1]
 
     def iterate(params: Params, state: DecodeState, count: Any) -> Any:
-      shapes = jax.eval_shape(step, params, state)[1]
-      shown = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-      _, state, shown = jax.lax.while_loop(
+      nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shown)
+      _, state, last = jax.lax.while_loop(
         lambda loop: (loop[0] < count) & ~jnp.all(loop[1].done),
         lambda loop: (loop[0] + 1, *step(params, loop[1])),
-        (jnp.zeros_like(count), state, shown),
+        (jnp.zeros_like(count), state, nothing),
       )
-      return state, speculative.output(state), shown
+      return state, speculative.output(state), last
 
-    places = self._shardings(self.state), None, None
-    jitted = jax.jit(iterate, donate_argnums=1, out_shardings=places)
-    return Part(jitted, (self.params, self.state, np.int32(1)))
-
-  def truncate(self, show: Callable[[StepInfo], Any]) -> Part:
-    """`state.truncate` of a state in place, with the draft and the verification
-    that `show` has of the last iteration."""
-    step = self._step(show)
-    shown = jax.eval_shape(step, self.params, self.state)[1]
-    jitted = jax.jit(
-      state_lib.truncate,
-      donate_argnums=0,
-      out_shardings=self._shardings(self.state),
+    place, state = self._shardings(self.state), self.state
+    iterations = jax.jit(
+      iterate, donate_argnums=1, out_shardings=(place, None, None)
     )
-    state, made = self.state, (shown.draft, shown.verification)
-    return Part(
-      jitted, (state, state.statistics, *made, shown.counts, state.done)
+    made = shown.draft, shown.verification, shown.counts
+    return (
+      Part(iterations, (self.params, state, np.int32(1))),
+      Part(
+        jax.jit(state_lib.truncate, donate_argnums=0, out_shardings=place),
+        (state, state.statistics, *made, state.done),
+      ),
     )
 
   def _step(self, show: Callable[[StepInfo], Any]) -> Callable[..., Any]:
