@@ -11,6 +11,8 @@ _FLAGS = (
   '--xla_cpu_parallel_codegen_split_count=1'
 )
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+# No lines of progress: how many there are depends on the machine.
+os.environ.setdefault('SPECDEC_PROGRESS', '0')
 if _FLAGS not in os.environ.get('XLA_FLAGS', ''):
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_FLAGS}'
 

@@ -1,7 +1,10 @@
-"""What a person sees while waiting; nearly silent when nobody is watching."""
+"""What a person sees while waiting: a bar on a terminal, or now and then a line
+on standard error."""
 
+import collections
 import concurrent.futures
 import contextlib
+import datetime
 import math
 import os
 import sys
@@ -42,35 +45,84 @@ def console(*, is_stderr: bool = False, color: str = 'auto') -> Any:
 
 
 @contextlib.contextmanager
+def _lines(
+  tell: Callable[[], str], first_after: float | None = None
+) -> Iterator[None]:
+  """Prints what `tell` returns on standard error every few seconds while the
+  block runs: those of SPECDEC_PROGRESS in the environment, 0 for never, else
+  10; the first line after `first_after`, if that is not None."""
+  every = float(os.environ.get('SPECDEC_PROGRESS', 10)) or threading.TIMEOUT_MAX
+  is_over = threading.Event()
+
+  def work() -> None:
+    pause = every if first_after is None else first_after
+    while not is_over.wait(pause):
+      with contextlib.suppress(OSError):
+        print(f'specdec: {tell()}', file=sys.stderr, flush=True)
+      pause = every
+
+  thread = threading.Thread(target=work, daemon=True)
+  if sys.stderr is not None:
+    thread.start()
+  try:
+    yield
+  finally:
+    is_over.set()
+    if thread.ident is not None:
+      thread.join()
+
+
+@contextlib.contextmanager
 def waiting(
   message: str, *, notice_after: float | None = None
 ) -> Iterator[None]:
   """Shows `message` and a spinner on a terminal while the block runs; elsewhere
-  standard error says it once after so many seconds, if that is not None."""
-
-  def notice() -> None:
-    with contextlib.suppress(OSError):
-      print(f'specdec: {message} ...', file=sys.stderr, flush=True)
-
+  a line of `_lines` says it, with the seconds that have passed, first after
+  `notice_after`."""
   if is_watched():
     with console(is_stderr=True).status(message):
       yield
     return
-  timer = threading.Timer(notice_after or 0, notice)
-  timer.daemon = True
-  if notice_after is not None and sys.stderr is not None:
-    timer.start()
-  try:
+  started = time.monotonic()
+  passed = lambda: f'{message} ... {time.monotonic() - started:.0f} s'
+  with _lines(passed, notice_after):
     yield
-  finally:
-    timer.cancel()
+
+
+class _Counted:
+  """What a bar tells where there is no terminal."""
+
+  def __init__(self, message: str, total: float):
+    self.message, self.total, self.done = message, total, 0.0
+    # Of the last minute: what was done at once says little of the speed.
+    self.marks = collections.deque([(time.monotonic(), 0.0)], maxlen=7)
+
+  def advance(self, amount: float) -> None:
+    self.done += amount
+
+  def tell(self) -> str:
+    now, done = time.monotonic(), self.done
+    since, before = self.marks[0]
+    self.marks.append((now, done))
+    told = f'{self.message}: {done:.0f} of {self.total:.0f}'
+    if done == before:
+      return told
+    # 20 in 10 seconds leave 15 for 30 more.
+    left = max(self.total - done, 0) * (now - since) / (done - before)
+    return f'{told}, {datetime.timedelta(seconds=round(left))} left'
 
 
 @contextlib.contextmanager
 def bar(message: str, total: int, *, is_shown: bool = True) -> Iterator[Bar]:
-  """Yields a progress bar on a terminal, and nothing anywhere else."""
-  if not is_shown or not is_watched():
+  """Yields a progress bar with the time left on a terminal; elsewhere lines of
+  `_lines` say it."""
+  if not is_shown:
     yield Bar(lambda amount: None, contextlib.nullcontext)
+    return
+  if not is_watched():
+    counted = _Counted(message, total)
+    with _lines(counted.tell):
+      yield Bar(counted.advance, contextlib.nullcontext)
     return
   from rich import progress
 

@@ -139,7 +139,8 @@ def overlaps(
     verify_fn: of a rule that changes the text, for that text and its
       acceptances; of one drafter, without leniences.
     **options: `max_len`, as for `speculative.generate`, and `num_tokens`, new
-      ones per row at most.
+      ones per row at most; and perhaps `advance`, called with 1 after each
+      batch.
 
   Returns for every drafter what each of the leniences would accept, all along
   one text. ValueError if logits are not numbers.
@@ -193,7 +194,12 @@ def rank_rates(
 
 
 def _overlaps(
-  params: Params, rng_key: Array, prompts: Sequence[Prompt], **options: Any
+  params: Params,
+  rng_key: Array,
+  prompts: Sequence[Prompt],
+  *,
+  advance: Callable[[int], None] = lambda num_done: None,
+  **options: Any,
 ) -> list[list[Overlaps]]:
   """Returns what `_generate` saw on all batches, by drafter and `share_fns`."""
   compiled = jax.jit(functools.partial(_generate, **options))
@@ -204,6 +210,7 @@ def _overlaps(
       raise ValueError('the logits were not numbers (NaN): nothing to measure')
     # Tokens come last: `[N, D, L, B]` becomes `[D, L, B, N]`.
     parts.append([np.moveaxis(each, 0, -1) for each in seen])
+    advance(1)
   values, is_text, is_drafted = (
     np.concatenate(each, axis=-2) for each in zip(*parts, strict=True)
   )

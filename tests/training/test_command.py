@@ -99,8 +99,8 @@ def test_it_says_what_it_does_before_the_first_step_and_at_the_end(
   assert train(folder, 'told', steps=3) == 0
   out, err = capsys.readouterr()
   assert err.splitlines() == [
-    'specdec: reading the training data ...',
-    'specdec: preparing and compiling the first step ...',
+    'specdec: reading the training data ... 0 s',
+    'specdec: preparing and compiling the first step ... 0 s',
   ]
   model = f'the model is in {folder / "told/model"}'
   assert out.splitlines()[-1] == model

@@ -8,7 +8,7 @@ from specdec_jax.assembly.lengths import Fixed
 from specdec_jax.assembly.rules import Block, Rule
 from specdec_jax.cli import from_flags, options, outputs, timing
 from specdec_jax.launch import progress
-from specdec_jax.measure import calibration, iteration_costs
+from specdec_jax.measure import calibration, iteration_costs, stopwatch
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.benchmark import Figures
 from specdec_jax.models import layers
@@ -43,19 +43,22 @@ def run(args: argparse.Namespace) -> int:
   placed = timing.place(*from_flags.prepared(args, choices))
   decoder, gamma = placed.decoder, length.gamma
   figures = _acceptance(placed, rule, args.max_new_tokens)
-  with progress.waiting('measuring times'):
+  with progress.waiting('compiling'):
     candidates = placed.plain_sides(args.plain_dtypes, 1)
     fastest, _ = sides_lib.fastest(candidates)
-    figures |= iteration_costs.costs(
+    made = iteration_costs.cost_programs(
       placed.params,
       placed.rng_key,
       placed.prompts[0],
       method=decoder.method,
       drafters={1: decoder.at(1).drafter, gamma: decoder.drafter},
       max_len=placed.max_len,
-      repeats=args.repeats,
       plain=candidates[fastest],
     )
+  num_runs = len(made.programs) * (args.repeats + 1)
+  with progress.bar('timing', num_runs) as bar:
+    timed = stopwatch.alternate(made.programs, args.repeats, bar.advance)
+  figures |= made.costs(*timed)
   target, drafter = map(layers.num_params, decoder.params)
   figures['c_hat'] = drafter / target
   parts = costs.Costs.among(figures)
@@ -79,7 +82,11 @@ def _acceptance(placed: timing.Placed, rule: Rule, num_tokens: int) -> Figures:
     'max_len': placed.max_len,
     'num_tokens': num_tokens,
   }
-  with progress.waiting('measuring acceptance'):
+  # Trees of copies have one shape, and rules for trees are lossless.
+  is_ranked = is_lossless and hasattr(decoder.choice, 'tree')
+  total = len(placed.prompts) * (1 + is_ranked)
+  with progress.bar('measuring acceptance', total) as bar:
+    shared['advance'] = bar.advance
     [[found]] = calibration.overlaps(
       params._replace(drafter=[params.drafter]),
       placed.rng_key,
@@ -91,8 +98,7 @@ def _acceptance(placed: timing.Placed, rule: Rule, num_tokens: int) -> Figures:
     # Gamma 1: every prefix is judged, whatever was accepted before it.
     figures = calibration.acceptance(found, max_gamma=decoder.drafter.gamma)
     figures['rank_rates'] = None
-    # Trees of copies have one shape, and rules for trees are lossless.
-    if is_lossless and hasattr(decoder.choice, 'tree'):
+    if is_ranked:
       ranked = decoder.ranked_drafter(trees.NUM_RANKS)
       rates = calibration.rank_rates(*placed.args, drafter=ranked, **shared)
       figures['rank_rates'] = rates.tolist()
