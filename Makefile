@@ -7,6 +7,7 @@
 # make test-all  besides, what is slow: long campaigns, variations, real models
 # make modes   the exactness tests with random keys of other kinds and 64 bits
 # make fuzz    damaged files for every reader: INPUTS=1000000 SEED=0 SECONDS=inf
+# make tunix   the tests of Tunix's rollouts, in an environment with Tunix
 # make notebooks  runs the notebooks, each from a clean kernel, into
 #              out/notebooks; KEEP=1 writes over those of notebooks/
 # make docs    the documentation as a site in site/, which opens from disk
@@ -28,8 +29,8 @@ TRANSLATE := --model ende-mini --draft_model ende-nano --dtype float32 \
 SENTENCE := Open the file in a text editor and save the changes before you \
   close the window.
 
-.PHONY: demo pictures proof tables figures test test-all modes fuzz notebooks \
-  docs check environment format clean
+.PHONY: demo pictures proof tables figures test test-all modes fuzz tunix \
+  notebooks docs check environment format clean
 
 demo: $(VENV)/demo.done
 	@mkdir -p $(OUT)
@@ -122,6 +123,9 @@ fuzz: $(VENV)/dev.done
 	$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(SEED) \
 	  --seconds $(SECONDS) --findings $(OUT)/fuzz
 
+tunix: $(VENV)/tunix.done
+	$(VENV)-tunix/bin/python -m pytest --quick tests/integrations/test_tunix.py
+
 # They measure times, so nothing else runs beside them.
 notebooks: $(VENV)/dev.done
 	$(BIN)/python -m notebooks.execute $(if $(KEEP),--keep)
@@ -164,6 +168,14 @@ $(VENV)/tables.done: $(VENV)/pip.done setup.py
 
 $(VENV)/dev.done: $(VENV)/demo.done
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# Tunix brings TensorFlow and much else, so that it has an environment of its
+# own.
+$(VENV)/tunix.done: $(VENV)/pip.done setup.py
+	$(PYTHON) -m venv $(VENV)-tunix
+	$(VENV)-tunix/bin/pip install --quiet --disable-pip-version-check \
+	  --editable '.[tunix]' 'pytest>=8' 'scipy>=1.11'
 	@touch $@
 
 $(VENV)/docs.done: $(VENV)/pip.done setup.py

@@ -102,6 +102,8 @@ setup(
     'experiments': [*_TRAIN, *_EVAL, *_PLOT, *_EXPERIMENTS],
     'tpu': ['jax[tpu]>=0.10.2'],
     'cuda': ['jax[cuda13]>=0.10.2'],
+    # For specdec_jax.integrations.tunix.
+    'tunix': [*_MODELS, 'google-tunix>=0.1.7'],
     'gcs': _GCS,
     'plot': _PLOT,
     'notebooks': _NOTEBOOKS,

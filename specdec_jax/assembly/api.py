@@ -100,7 +100,7 @@ def load(
     draft = Model(checkpoint=name, vocabulary=words, dtype=dtype)
   elif draft_dtype is not None:
     raise ValueError('draft_dtype is for a draft_model, which is not given')
-  drafter, rule = _choices(drafter, draft, verification, options)
+  drafter, rule = choices(drafter, draft, verification, options)
   sampling = Sampling(
     temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
   )
@@ -113,13 +113,14 @@ def load(
   )
 
 
-def _choices(
+def choices(
   drafter: str | DrafterChoice | None,
   draft: Model | None,
   rule: str | Rule,
   options: Mapping[str, object],
 ) -> tuple[DrafterChoice, Rule]:
-  """Makes choices that are given by name; ValueError for unknown options."""
+  """Makes the choices that `load` is given by name, the draft model as one;
+  ValueError for unknown options."""
   # All that may be said, to suggest what was meant by an unknown name.
   known: list[str] = []
 

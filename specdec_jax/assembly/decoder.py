@@ -251,10 +251,31 @@ def outline(
     vocabulary=None if is_dry_run else models.read_vocabulary(model, config),
     sampling=sampling,
   )
+  return assembled(
+    model,
+    seen,
+    drafter=drafter,
+    rule=rule,
+    length=length,
+    exact_bits=exact_bits,
+  )
+
+
+def assembled(
+  model: Model,
+  seen: Target,
+  *,
+  drafter: DrafterChoice,
+  rule: Rule,
+  length: Length,
+  exact_bits: bool = False,
+) -> Decoder:
+  """Makes a decoder, without weights, for a target whose sizes and vocabulary
+  are at hand; ValueError if a draft does not fit into a context."""
   parts = _made(seen, drafter, rule, length, exact_bits=exact_bits)
   made = parts['drafting']
   own = () if made.config is None else families.param_shapes(made.config)
-  target = families.param_shapes(config)
+  target = families.param_shapes(seen.config)
   result = Decoder(
     model=model,
     choice=drafter,

@@ -1,4 +1,5 @@
-"""Imports T5X, where it is, before warnings are errors: it has its own."""
+"""Imports T5X and Tunix, where they are, before warnings are errors: they have
+their own."""
 
 import contextlib
 import warnings
@@ -6,3 +7,9 @@ import warnings
 with warnings.catch_warnings(), contextlib.suppress(ImportError):
   warnings.simplefilter('ignore')
   import t5x.models  # noqa: F401
+
+with warnings.catch_warnings(), contextlib.suppress(ImportError):
+  warnings.simplefilter('ignore')
+  import tunix.rl.rl_cluster  # noqa: F401
+
+  import tests.integrations.toy_tunix  # noqa: F401

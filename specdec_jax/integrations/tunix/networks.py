@@ -1,0 +1,238 @@
+"""Tunix's networks as this package's own, by their sizes and their arrays.
+
+Tunix's caches have one index for all rows, so that rows could not advance by
+different numbers of tokens; docs/design/entry_points.md says what else decided.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from specdec_jax.base import Array
+from specdec_jax.models import families
+from specdec_jax.models.families import Config
+from specdec_jax.models.gemma.layers import GemmaConfig
+from specdec_jax.models.layers import Weights, applied
+from specdec_jax.models.llama import LlamaConfig
+
+# Tunix's configurations state no longest context.
+_ANY_LENGTH = 2**20
+# What some of Tunix's networks turn by, whatever their configuration states.
+_USUAL_ROPE_BASE = 1_000_000.0
+# How far the logits of two implementations may be apart, in their deviations.
+_TOLERANCE = {4: 1e-3, 2: 0.2}
+_NUM_TOKENS = 32  # For this comparison.
+_SOFTCAPS = 'attn_logits_soft_cap', 'final_logit_softcap'
+
+
+def config_of(model: Any, dtype: jnp.dtype | None = None) -> Config:
+  """The sizes of a Llama 3, Qwen2, Qwen3 without experts, Gemma 2 or Gemma 3 of
+  Tunix, with a dtype of activations and cache, None for the model's own.
+
+  A few tokens are put through both networks: ValueError unless the model is one
+  of these, and has the logits of this package's network.
+  """
+  name = type(model).__name__
+  if any(True for _, leaf in nnx.iter_graph(model) if _is_lora(leaf)):
+    raise ValueError(
+      f'{name} has LoRA parameters, which speculation does not read: merge '
+      'them into the weights, or use the vanilla rollout'
+    )
+  if not hasattr(model, 'config') or not hasattr(model, 'layers'):
+    raise ValueError(f'{name} is no decoder of Tunix')
+  apart = [(_distance(model, each), each) for each in _candidates(model)]
+  if not apart:
+    raise ValueError(
+      f'{name} is no network that speculation knows, of Llama 3, Qwen2, Qwen3 '
+      'without experts, Gemma 2 and Gemma 3'
+    )
+  distance, config = min(apart, key=lambda pair: pair[0])
+  if not distance <= _TOLERANCE[config.dtype.itemsize]:
+    raise ValueError(
+      f'{name} has other logits than this package computes, by {distance:.2g} '
+      'of their deviation: this Tunix is not the one that speculation was made '
+      'for'
+    )
+  return dataclasses.replace(config, dtype=jnp.dtype(dtype or config.dtype))
+
+
+def arrays_of(model: Any) -> Weights:
+  """A model's parameters under this package's names, those of another shape
+  copied, and all others the model's own."""
+  embedder = {'embedding': model.embedder.input_embedding.get_value()}
+  found: Weights = {'token_embedder': embedder}
+  layer_of = _gemma_layer if _is_gemma(model) else _llama_layer
+  for i, layer in enumerate(model.layers):
+    found[f'layers_{i}'] = layer_of(layer)
+  found['decoder_norm'] = _norm(model.final_norm)
+  if (head := getattr(model, 'lm_head', None)) is not None:
+    found['logits_dense'] = {'kernel': head.w.get_value()}
+  return found
+
+
+def _is_lora(leaf: Any) -> bool:
+  return isinstance(leaf, nnx.LoRAParam)
+
+
+def _is_gemma(model: Any) -> bool:
+  return hasattr(model.layers[0].attn, 'attn_vec_einsum')
+
+
+def _candidates(model: Any) -> Iterator[Config]:
+  """What a model's sizes may mean, the likeliest first; nothing if it is of
+  another kind."""
+  config, layer = model.config, model.layers[0]
+  get = lambda name, default: getattr(config, name, None) or default
+  shared = {
+    'embed_dim': config.embed_dim,
+    'num_layers': config.num_layers,
+    'num_heads': config.num_heads,
+    'num_kv_heads': config.num_kv_heads,
+    'head_dim': config.head_dim,
+    'mlp_dim': config.hidden_dim,
+    'max_positions': _ANY_LENGTH,
+    'dtype': jnp.dtype(
+      get('dtype', model.embedder.input_embedding.get_value().dtype)
+    ),
+  }
+  if not hasattr(layer.mlp, 'gate_proj') or not hasattr(
+    layer.mlp.gate_proj, 'kernel'
+  ):
+    return
+  if not _is_gemma(model):
+    for base in dict.fromkeys((float(config.rope_theta), _USUAL_ROPE_BASE)):
+      yield LlamaConfig(
+        **shared,
+        vocab_size=config.vocab_size,
+        rope_base=base,
+        norm_epsilon=config.norm_eps,
+        is_tied=not hasattr(model, 'lm_head'),
+        has_attention_bias=hasattr(layer.attn, 'q_bias'),
+        has_qk_norm=hasattr(layer.attn, 'q_norm'),
+      )
+    return
+  if not hasattr(layer, 'post_attention_norm') and not hasattr(
+    layer, 'post_attn_norm'
+  ):
+    return
+  windows = tuple(
+    get('sliding_window_size', 0)
+    if each.attn.attn_type.name == 'LOCAL_SLIDING'
+    else 0
+    for each in model.layers
+  )
+  attention_cap, logits_cap = (float(get(name, 0.0)) for name in _SOFTCAPS)
+  scales = config.head_dim, config.embed_dim // config.num_heads
+  for scale in dict.fromkeys(scales):
+    yield GemmaConfig(
+      **shared,
+      vocab_size=config.num_embed,
+      query_pre_attn_scalar=scale,
+      windows=windows,
+      attention_softcap=attention_cap,
+      logits_softcap=logits_cap,
+      rope_base=float(get('global_base_frequency', 10_000)),
+      rope_factor=float(get('global_scale_factor', 1.0)),
+      local_rope_base=float(get('local_base_frequency', 10_000)),
+      has_qk_norm=hasattr(layer.attn, '_query_norm'),
+    )
+
+
+def _distance(model: Any, config: Config) -> float:
+  """How far the logits of both networks are apart at most, in standard
+  deviations of one of them."""
+  tokens = np.arange(1, _NUM_TOKENS + 1, dtype=np.int32)[None]
+  tokens = tokens * 7 % config.vocab_size
+  positions = np.arange(_NUM_TOKENS, dtype=np.int32)[None]
+  mask = np.tril(np.ones((1, _NUM_TOKENS, _NUM_TOKENS), bool))
+  graphdef, state = nnx.split(model)
+  network = families.network(config)
+  apply = applied(network.module)
+
+  @jax.jit
+  @jax.default_matmul_precision('highest')
+  def both(state: Any) -> tuple[Array, Array]:
+    theirs = nnx.merge(graphdef, state)
+    logits, _ = theirs(tokens, positions, None, mask)
+    params = jax.tree.map(lambda x: x.astype(config.dtype), arrays_of(theirs))
+    cache = apply(params, 1, _NUM_TOKENS, method='empty_cache')
+    x, _ = apply(params, tokens, cache, None, method='extend')
+    return logits.astype(jnp.float32), network.project(params, x)
+
+  theirs, ours = map(np.asarray, both(state))
+  return float(np.abs(theirs - ours).max() / (theirs.std() + 1e-30))
+
+
+def _norm(norm: Any) -> Weights:
+  return {
+    'scale': (norm.scale if hasattr(norm, 'scale') else norm.w).get_value()
+  }
+
+
+def _joined(kernel: Array) -> Array:
+  """`[D, N, H]` as `[D, N * H]`."""
+  return kernel.reshape(kernel.shape[0], -1)
+
+
+def _out(kernel: Array) -> Weights:
+  """`[N, H, D]` as `[N * H, D]`."""
+  return {'kernel': kernel.reshape(-1, kernel.shape[-1])}
+
+
+def _mlp(mlp: Any) -> Weights:
+  names = {'wi_0': mlp.gate_proj, 'wi_1': mlp.up_proj, 'wo': mlp.down_proj}
+  return {
+    name: {'kernel': each.kernel.get_value()} for name, each in names.items()
+  }
+
+
+def _llama_layer(layer: Any) -> Weights:
+  attn, parts = layer.attn, {}
+  for name, theirs in (('query', 'q'), ('key', 'k'), ('value', 'v')):
+    parts[name] = {
+      'kernel': _joined(getattr(attn, f'{theirs}_proj').w.get_value())
+    }
+    if (bias := getattr(attn, f'{theirs}_bias', None)) is not None:
+      parts[name]['bias'] = bias.get_value()
+    if (norm := getattr(attn, f'{theirs}_norm', None)) is not None:
+      parts[f'{name}_norm'] = _norm(norm)
+  return {
+    'pre_self_attention_layer_norm': _norm(layer.input_layernorm),
+    'self_attention': {**parts, 'out': _out(attn.o_proj.w.get_value())},
+    'pre_mlp_layer_norm': _norm(layer.post_attention_layernorm),
+    'mlp': _mlp(layer.mlp),
+  }
+
+
+def _gemma_layer(layer: Any) -> Weights:
+  attn = layer.attn
+  # All three are [N, D, H]: as many heads as keys are in one array.
+  if hasattr(attn, 'qkv_einsum'):
+    kernels = list(attn.qkv_einsum.w.get_value())
+  else:
+    kernels = [attn.q_einsum.w.get_value(), *attn.kv_einsum.w.get_value()]
+  parts: Weights = {
+    name: {'kernel': _joined(kernel.swapaxes(0, 1))}
+    for name, kernel in zip(('query', 'key', 'value'), kernels, strict=True)
+  }
+  for name in ('query', 'key'):
+    if (norm := getattr(attn, f'_{name}_norm', None)) is not None:
+      parts[f'{name}_norm'] = _norm(norm)
+  # Gemma 3's and Gemma 2's names.
+  after = getattr(layer, 'post_attention_norm', None) or layer.post_attn_norm
+  return {
+    'pre_self_attention_layer_norm': _norm(layer.pre_attention_norm),
+    'self_attention': {
+      **parts,
+      'out': _out(attn.attn_vec_einsum.w.get_value()),
+    },
+    'post_self_attention_layer_norm': _norm(after),
+    'pre_mlp_layer_norm': _norm(layer.pre_ffw_norm),
+    'mlp': _mlp(layer.mlp),
+    'post_mlp_layer_norm': _norm(layer.post_ffw_norm),
+  }

@@ -1,0 +1,342 @@
+"""Rollouts of Tunix's trainers by speculative decoding."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from tunix.rl import common, reshard, utils
+from tunix.rl.rollout import base_rollout
+from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
+
+from specdec_jax.assembly import sampling as sampling_lib
+from specdec_jax.assembly.drafters import DrafterChoice
+from specdec_jax.assembly.rules import Rule
+from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.base import Prompt
+from specdec_jax.decoding.program import Program, Refill
+from specdec_jax.decoding.state import DecodeOutput
+from specdec_jax.drafters import Pool
+from specdec_jax.infer import decode_many
+from specdec_jax.infer.decode_many import Timed, Utilisation
+from specdec_jax.integrations.tunix import decoders
+from specdec_jax.measure import metrics
+
+# What a rollout follows, or what is about Tunix's own engine alone.
+_KNOWN = (
+  *('max_tokens_to_generate', 'max_prompt_length', 'temperature', 'top_p'),
+  *('top_k', 'seed', 'data_type', 'eos_tokens', 'return_logprobs'),
+  'kv_cache_size',
+)
+
+
+class SpeculativeRollout(base_rollout.BaseRollout):
+  """A rollout engine for `ClusterConfig.rollout_engine`, which drafts from what
+  it has decoded before, or with a draft model.
+
+  Tokens follow the distribution of Tunix's own sampler; the draws are others.
+  A `functools.partial` of this class says how to draft. See docs/rollouts.md.
+
+  Attributes:
+    timed: counters and seconds of the last `generate`, None before it.
+  """
+
+  def __init__(
+    self,
+    rollout_actor: nnx.Module,
+    tokenizer: Any,
+    mesh: jax.sharding.Mesh | None = None,
+    rollout_config: RolloutConfig | None = None,
+    *,
+    drafter: str | DrafterChoice | None = None,
+    draft_model: nnx.Module | None = None,
+    verification: str | Rule = 'speculative_sampling',
+    batch_size: int | None = None,
+    **options: Any,
+  ):
+    """Takes what Tunix passes to an engine, and by keyword how to draft.
+
+    Args:
+      rollout_actor: the policy; see `networks.config_of`.
+      tokenizer: any that Tunix takes.
+      mesh: where the policy lies; of one device.
+      rollout_config: of which `data_type` is read here.
+      drafter: a name or a choice, as for `decoders.load`; options are its
+        fields and those of the rule.
+      draft_model: another Tunix model of the same tokenizer, which drafts.
+      verification: a name of `assembly.rules.RULES`, or a choice.
+      batch_size: rows decoded at once; others take the places of finished ones.
+        None for all prompts of a call.
+      **options: see `specdec_jax.load`.
+
+    Raises:
+      ValueError: for what cannot be decoded, or is none of this engine's.
+    """
+    if mesh is not None and mesh.size > 1:
+      raise ValueError(
+        f'a mesh of {mesh.size} devices: speculative rollouts are for one '
+        'device per process so far; use the vanilla rollout'
+      )
+    if batch_size is not None and batch_size < 1:
+      raise ValueError(f'batch_size should be at least 1, got {batch_size}')
+    config = RolloutConfig() if rollout_config is None else rollout_config
+    checked(config)
+    self._model = reshard.reshard_model_to_mesh(rollout_actor, mesh)
+    self._batch_size = batch_size
+    # Any temperature: that of each row counts.
+    self._decoder = decoders.load(
+      self._model,
+      tokenizer,
+      drafter=drafter,
+      draft_model=draft_model,
+      verification=verification,
+      temperature=1.0,
+      dtype=config.data_type,
+      **options,
+    )
+    vocabulary: Any = self._decoder.vocabulary
+    self._tokenizer = vocabulary.tokenizer
+    self._read = _leaves(self._model)
+    self._programs: dict[Any, Refill] = {}
+    self._num_calls = 0
+    self.timed: Timed | None = None
+
+  def generate(
+    self, prompts: list[str], rollout_config: RolloutConfig, **kwargs: Any
+  ) -> RolloutOutput:
+    """Decodes each prompt once, as `rollout_config` says.
+
+    As Tunix's sampler does, it leaves out the token that ended a row, and takes
+    prompts longer than `max_prompt_length`. `seed` None takes other draws in
+    each call; with one, draws also depend on what 'suffix' has remembered.
+    `logprobs` are of the policy at the temperature, 1 if that is 0.
+    ValueError for a setting that is not followed, a prompt without tokens, or
+    logits that are not numbers.
+    """
+    sampling = checked(rollout_config)
+    if not prompts or kwargs:
+      raise ValueError(f'nothing is known of {sorted(kwargs)}, or no prompts')
+    self._read_weights()
+    encode = self._decoder.vocabulary.encode
+    rows = [encode(prompt) for prompt in prompts]
+    for number, row in enumerate(rows, start=1):
+      if not row:
+        raise ValueError(f'prompt {number} has no tokens')
+    outputs = self._decode(rows, rollout_config, sampling)
+    whole = [
+      np.asarray(output.tokens[0, : output.lengths[0]]) for output in outputs
+    ]
+    if isinstance(self._decoder.params.drafter, Pool):
+      self._decoder = self._decoder.remember([row.tolist() for row in whole])
+    eos = self._eos_ids(rollout_config)
+    spans = []
+    for row, ids in zip(rows, whole, strict=True):
+      has_eos = len(ids) > len(row) and ids[-1] in eos
+      spans.append(slice(len(row), len(ids) - has_eos))
+    tokens = [ids[span] for ids, span in zip(whole, spans, strict=True)]
+    width = _width(rows, rollout_config)
+    padded = np.full((len(rows), width), self.pad_id(), np.int32)
+    for i, row in enumerate(rows):
+      padded[i, width - len(row) :] = row
+    log_probs = None
+    if rollout_config.return_logprobs:
+      of_rows = [np.asarray(output.log_probs[0]) for output in outputs]
+      if sampling.temperature not in (0.0, 1.0):
+        room = width + rollout_config.max_tokens_to_generate
+        # The first token of a row is given, and has none.
+        tempered = self._tempered(whole, room, sampling.temperature)
+        of_rows = [np.append(np.float32(0), each) for each in tempered]
+      log_probs = [
+        each[span] for each, span in zip(of_rows, spans, strict=True)
+      ]
+    return RolloutOutput(
+      text=[self._decoder.vocabulary.decode(ids.tolist()) for ids in tokens],
+      logits=[],
+      tokens=tokens,
+      left_padded_prompt_tokens=padded,
+      logprobs=log_probs,
+    )
+
+  def get_per_token_logps(
+    self, prompt_tokens: jax.Array, completion_tokens: jax.Array
+  ) -> jax.Array:
+    """As Tunix's vanilla rollout, by Tunix's network: at temperature 1."""
+    graphdef, state = nnx.split(self._model)
+    return common.compute_per_token_logps(
+      graphdef,
+      state,
+      prompt_tokens=prompt_tokens,
+      completion_tokens=completion_tokens,
+      pad_id=self.pad_id(),
+      eos_id=self.eos_id(),
+    )
+
+  def update_params(
+    self, params: Any, filter_types: tuple[Any, ...] | None = None
+  ) -> None:
+    """Puts parameters in the place of the policy's, in the policy's dtypes and
+    on its devices; none is copied that has these already."""
+    kept = nnx.state(self._model, *(filter_types or (nnx.Param,)))
+    if filter_types is not None:
+      places = jax.tree.map(lambda x: x.sharding, kept)
+      params = reshard.reshard_pytree(params, places)
+    new, _ = utils.to_flat_dict(params)
+    old, structure = utils.to_flat_dict(kept)
+    cast = {
+      key: new[key].astype(x.dtype) for key, x in old.items() if key in new
+    }
+    nnx.update(
+      self._model, jax.tree.unflatten(structure, (old | cast).values())
+    )
+
+  def pad_id(self) -> int:
+    """The id of padding."""
+    return int(self._tokenizer.pad_id())
+
+  def eos_id(self) -> int:
+    """The id that ends a text, unless `eos_tokens` are given."""
+    return int(self._tokenizer.eos_id())
+
+  def model(self) -> nnx.Module:
+    """The policy; if the trainer updates it in place, rollouts follow."""
+    return self._model
+
+  def _read_weights(self) -> None:
+    """Reads the policy's weights again if they are others than before."""
+    leaves = _leaves(self._model)
+    if all(a is b for a, b in zip(leaves, self._read, strict=True)):
+      return
+    own = decoders.weights(self._model, self._decoder.config)
+    params = self._decoder.params._replace(target=own)
+    self._decoder = dataclasses.replace(self._decoder, params=params)
+    self._read = leaves
+
+  def _eos_ids(self, config: RolloutConfig) -> tuple[int, ...]:
+    return tuple(config.eos_tokens or self._decoder.vocabulary.eos_ids)
+
+  def _decode(
+    self, rows: Sequence[Sequence[int]], config: RolloutConfig, way: Sampling
+  ) -> list[DecodeOutput]:
+    """Decodes rows of tokens, in their order."""
+    batch_size = self._batch_size or len(rows)
+    # Others wait until a quarter of the rows is free: fewer prefills.
+    num_fresh = -(-batch_size // 4) if batch_size < len(rows) else batch_size
+    width, num_new = _width(rows, config), config.max_tokens_to_generate
+
+    def pack(group: Sequence[int | None]) -> Prompt:
+      tokens = np.zeros((len(group), width), np.int32)
+      lengths = np.ones(len(group), np.int32)
+      for place, i in enumerate(group):
+        if i is not None:
+          lengths[place] = len(rows[i])
+          tokens[place, : lengths[place]] = rows[i]
+      ids = [0 if i is None else i for i in group]
+      arrays: dict[str, Any] = {
+        'decoder_tokens': tokens,
+        'decoder_lengths': lengths,
+        'row_ids': np.array(ids, np.int32),
+        'max_lengths': lengths + np.int32(num_new),
+      }
+      ways = sampling_lib.of_rows([way] * len(group), len(group))
+      return Prompt(encoder_tokens=None, sampling=ways, **arrays)
+
+    decoder = self._decoder
+    key = batch_size, num_fresh, width, num_new, self._eos_ids(config)
+    if key not in self._programs:
+      method = dataclasses.replace(decoder.method, eos_id=key[-1])
+      program = Program(
+        method=method,
+        params=decoder.params,
+        prompt=pack([None] * num_fresh),
+        max_len=width + num_new,
+      )
+      self._programs[key] = program.refill(batch_size)
+      decode_many.warm_up(self._programs[key], decoder.params, program.prompt)
+    used, found = Utilisation(num_rows=batch_size), {}
+    for i, output, _ in decode_many.decode(
+      self._programs[key],
+      decoder.params,
+      self._seed(config),
+      range(len(rows)),
+      pack=pack,
+      utilisation=used,
+    ):
+      if output.has_nan[0]:
+        raise ValueError(f'prompt {i + 1}: logits were not numbers (NaN)')
+      found[i] = output
+    outputs = [found[i] for i in range(len(rows))]
+    self.timed = Timed(
+      statistics=metrics.joined([each.statistics for each in outputs]),
+      utilisation=used,
+      seconds=used.fill_seconds + used.loop_seconds,
+    )
+    return outputs
+
+  def _tempered(
+    self, rows: Sequence[np.ndarray], room: int, temperature: float
+  ) -> list[np.ndarray]:
+    """Log-probabilities of all tokens of each row but the first, at a
+    temperature, by Tunix's network: the loop keeps those at temperature 1."""
+    graphdef, state = nnx.split(self._model)
+    found = []
+    # Row by row: the logits of all would be the largest array of a training.
+    for row in rows:
+      padding = np.full(room - len(row), self.pad_id(), np.int32)
+      each = common.compute_per_token_logps(
+        graphdef,
+        state,
+        prompt_tokens=row[None, :1],
+        completion_tokens=np.append(row[1:], padding)[None],
+        pad_id=self.pad_id(),
+        eos_id=self.eos_id(),
+        temperature=temperature,
+      )
+      found.append(np.asarray(each)[0])
+    return found
+
+  def _seed(self, config: RolloutConfig) -> int:
+    self._num_calls += 1
+    if config.seed is None:
+      return self._num_calls
+    if isinstance(config.seed, int):
+      return config.seed % 2**32
+    return int(jax.random.bits(config.seed))
+
+
+def checked(config: RolloutConfig) -> Sampling:
+  """How a configuration samples, as Tunix's sampler reads it; ValueError for a
+  setting of another engine, or one out of range."""
+  for field in dataclasses.fields(config):
+    default = field.default
+    if field.default_factory is not dataclasses.MISSING:
+      default = field.default_factory()
+    if field.name not in _KNOWN and getattr(config, field.name) != default:
+      raise ValueError(
+        f'{field.name} is of other rollout engines: speculative rollouts do '
+        'not follow it, so leave it out'
+      )
+  for name in ('max_tokens_to_generate', 'max_prompt_length'):
+    if getattr(config, name) < 1:
+      raise ValueError(
+        f'{name} should be positive, got {getattr(config, name)}'
+      )
+  # Tunix's sampler is greedy without top_p, whatever the temperature.
+  if config.top_p is None or config.temperature == 0:
+    return Sampling()
+  top_k = config.top_k if config.top_k and config.top_k > 0 else None
+  top_p = None if config.top_p == 1 else config.top_p
+  return Sampling(temperature=config.temperature, top_k=top_k, top_p=top_p)
+
+
+def _width(rows: Sequence[Sequence[int]], config: RolloutConfig) -> int:
+  """Room for prompts; beyond the limit a power of two, as in Tunix."""
+  longest = max(map(len, rows))
+  if longest <= config.max_prompt_length:
+    return config.max_prompt_length
+  return 2 ** (longest - 1).bit_length()
+
+
+def _leaves(model: nnx.Module) -> list[Any]:
+  return jax.tree.leaves(nnx.state(model, nnx.Param))
