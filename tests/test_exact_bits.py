@@ -12,7 +12,7 @@ from specdec_jax import drafters, logits
 from specdec_jax.base import Prompt
 from specdec_jax.decoding.method import Method
 from specdec_jax.measure import exact_bits
-from specdec_jax.models import families
+from specdec_jax.models import families, layers
 from specdec_jax.models.layers import with_cpu_copies
 from tests import toy, toy_gemma, toy_t5
 
@@ -65,6 +65,22 @@ def check(name: str, gamma: int, batch_size: int) -> None:
 @pytest.mark.parametrize('name', CONFIGS)
 def test_no_bit_depends_on_place_or_company(name, gamma, batch_size):
   check(name, gamma, batch_size)
+
+
+def test_a_norm_has_the_same_bits_at_every_place():
+  norm = jax.jit(layers.RMSNorm().apply)
+  draw = np.random.default_rng(0).normal
+  params = {'params': {'scale': np.ones(576, np.float32)}}
+  # Fives, as 4 of them are a vector and the last is none.
+  for _ in range(20):
+    rows = draw(size=(40, 576)).astype(np.float32)
+    one, other = (
+      np.asarray(norm(params, np.roll(rows, by, 0).reshape(8, 5, 576)))
+      for by in (0, 1)
+    )
+    np.testing.assert_array_equal(
+      np.roll(one.reshape(40, 576), 1, 0), other.reshape(40, 576)
+    )
 
 
 def test_the_self_test_sees_calls_of_another_width(monkeypatch):

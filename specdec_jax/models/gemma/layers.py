@@ -10,7 +10,6 @@ import functools
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
 from specdec_jax.base import Array
@@ -20,6 +19,7 @@ from specdec_jax.models.layers import (
   Dense,
   Embed,
   Mlp,
+  inverse_root,
   parameter,
   query_key_value,
 )
@@ -83,7 +83,7 @@ class Norm(nn.Module):
     scale = parameter(self, 'scale', zeros, (x.shape[-1],)).astype(jnp.float32)
     x = x.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-    x = x * jax.lax.rsqrt(mean_square + self.epsilon)
+    x = x * inverse_root(mean_square + self.epsilon)
     scale = jnp.expand_dims(1.0 + scale, tuple(range(x.ndim - 1)))
     return (x * scale).astype(self.dtype)
 
