@@ -194,9 +194,9 @@ def prepared(
   texts = [line.text for line in lines]
   if num_samples is None:
     for line in lines:
-      if own := [name for name in running.OF_TEXTS if name in line.fields]:
+      if given := [name for name in running.OF_TEXTS if name in line.fields]:
         raise ValueError(
-          f'{line.place}: {own[0]} of one line is for generate; here a flag '
+          f'{line.place}: {given[0]} of one line is for generate; here a flag '
           'says it of all'
         )
   else:
