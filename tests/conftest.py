@@ -3,6 +3,7 @@
 import gc
 import os
 import pathlib
+import tempfile
 
 # Eight devices; and the code of a small program is not cut into many modules,
 # which takes longer than it saves where every core is busy.
@@ -15,6 +16,10 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('SPECDEC_PROGRESS', '0')
 if _FLAGS not in os.environ.get('XLA_FLAGS', ''):
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_FLAGS}'
+
+# What tests choose is theirs, and what users chose is none of theirs.
+_CACHE = tempfile.TemporaryDirectory(prefix='specdec-tests-')
+os.environ['XDG_CACHE_HOME'] = _CACHE.name
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -123,15 +123,10 @@ def measure(setting: Setting, corpus: Path, repeats: int) -> dict[str, Any]:
   )
   batches = packing.pack(auto, texts_of(setting, corpus), settings)
   tried = auto.tried_gammas
-  # The shortest run in which as many rows are tried as suffice, and no less
-  # than twice the shortest that measures at all.
-  many = max(
-    trials.num_batches_needed(tried, setting.batch_size),
-    2 * trials.num_batches_needed(tried, trials.NUM_ROWS),
-  )
+  size = trials.num_batches_of_turn(settings.num_rows)
+  many = size * trials.num_turns(tried)
   choices = []
   for repeat in range(repeats):
-    auto.gammas.clear()
     several = list(itertools.islice(shuffled(batches, repeat), many))
     choice, _ = auto_gamma.choose(auto, several, settings)
     choices.append(choice)
@@ -152,7 +147,7 @@ def measure(setting: Setting, corpus: Path, repeats: int) -> dict[str, Any]:
     'best': best,
     'tokens_per_second': {str(gamma): each for gamma, each in speeds.items()},
     'measured_again': {str(gamma): each for gamma, each in final.items()},
-    **compared(speeds | final, best, tried, chosen),
+    **compared(speeds | final, best, chosen),
   }
 
 
@@ -197,15 +192,13 @@ def search(
 def compared(
   speeds: Mapping[int, float],
   best: int,
-  tried: Sequence[int],
   chosen: Sequence[int],
 ) -> dict[str, Any]:
   """The choices' speed over that of the best gamma and over plain decoding's,
-  medians; and over plain decoding's in the shortest run that is measured, a
-  twentieth of whose tokens are decoded with what is tried, the least."""
-  slow = np.mean([1 / speeds[gamma] for gamma in tried])
-  share = 1 / trials.SHARE
-  whole = [1 / (share * slow + (1 - share) / speeds[gamma]) for gamma in chosen]
+  medians; and over plain decoding's in the shortest run that is measured, for
+  which that takes a share of the time, the least."""
+  share = trials.SHARE
+  whole = [1 / (share / speeds[0] + 1 / speeds[gamma]) for gamma in chosen]
   median = lambda other: float(
     np.median([speeds[gamma] / speeds[other] for gamma in chosen])
   )

@@ -233,7 +233,8 @@ def load(
   dtypes = dtypes or Dtypes()
   target_name, draft_name = given[0] or kind.target, given[1] or kind.drafter
   chosen = Model(checkpoint=target_name, dtype=dtypes.target)
-  draft = DraftModel(model=Model(checkpoint=draft_name, dtype=dtypes.draft))
+  own = Model(checkpoint=draft_name, dtype=dtypes.draft)
+  draft = DraftModel(model=own, gamma=4)
   target = common.load(chosen)
   _check(target, draft, kind)
   layout = Layout(

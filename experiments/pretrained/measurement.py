@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments import common, report
 from specdec_jax import distributions
-from specdec_jax.assembly import models
+from specdec_jax.assembly import lengths, models
 from specdec_jax.assembly.drafters import DraftModel, SpecDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import SpeculativeSampling
@@ -163,9 +163,9 @@ def read_draft(name: str, setting: Setting) -> Draft:
   """
   kind = SpecDrafter if loading.is_drafter(loading.locate(name)) else DraftModel
   choice = kind(model=Model(checkpoint=name, dtype=DTYPE))
-  config: Any = choice.make(
-    common.seen(setting.target, 0.0), choice.length
-  ).config
+  length = lengths.usual(choice.length)
+  choice = dataclasses.replace(choice, gamma=lengths.fixed(length))
+  config: Any = choice.make(common.seen(setting.target, 0.0), length).config
   params = models.read_params(choice.model, config)
   model = None if kind is SpecDrafter else families.language_model(config)
   return Draft(choice=choice, params=params, model=model)

@@ -82,11 +82,13 @@ def load(choice: Any, target: Any) -> Loaded:
   Raises:
     ValueError: if they do not fit it.
   """
-  config: Any = choice.make(common.seen(target, 0.0), choice.length).config
+  length = lengths.usual(choice.length)
+  config: Any = choice.make(common.seen(target, 0.0), length).config
   params = models.read_params(choice.model, config)
   if families.drafts_for(config) == 'spec_drafter':
     params = layers.with_cpu_copies(params, is_tied=True)
-  return choice, params
+  # What decodes with it says its gamma, or takes the usual one.
+  return dataclasses.replace(choice, gamma=lengths.fixed(length)), params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

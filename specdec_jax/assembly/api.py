@@ -29,7 +29,6 @@ from specdec_jax.assembly.option_fields import Choice, by_name, field_names
 from specdec_jax.assembly.rules import RULES, Rule
 from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.assembly.sampling import Sampling
-from specdec_jax.decoding.state import DecodeOutput
 from specdec_jax.files import text_lines
 from specdec_jax.launch import compilation_cache
 from specdec_jax.launch.spelling import did_you_mean
@@ -80,8 +79,10 @@ def load(
       `Decoder.at(0)` gives; see docs/exactness.md. `generate` first tests that
       the compiler keeps to it.
     **options: fields of the drafter and of the rule, such as `gamma`,
-      `max_ngram` or `lenience`. With gamma='auto' the first texts of `generate`
-      choose it, and `Decoder.gammas` tells why.
+      `max_ngram` or `lenience`. Without `gamma` it is chosen: what was measured
+      to be fastest on this machine, by the first of many texts or an earlier
+      run, else plain decoding. `Completion.gamma` tells what served a text,
+      `Decoder.gammas` why.
 
   Raises:
     ValueError: if a model cannot be had, the choices do not fit together, or
@@ -228,9 +229,6 @@ def generate(
   settings = settings.for_rows(len(inputs))
   batches = packing.pack(decoder, inputs, settings)
   decoder = running.suited(decoder, batches[0])
-  # Gamma is measured on whole decodes, which cannot stop at a string.
-  if any(any(batch.stops) for batch in batches):
-    decoder = auto_gamma.settled(decoder, settings)
   return _completions(decoder, batches, settings)
 
 
@@ -265,17 +263,13 @@ def _completions(
   decoder: Decoder, batches: Sequence[Batch], settings: DecodeSettings
 ) -> Iterator[Completion]:
   """Decodes batch after batch, each when its first row is asked for."""
-  outputs: Iterable[DecodeOutput]
-  if decoder.is_auto:
-    outputs = auto_gamma.outputs(decoder, batches, settings)
-  else:
-    decode = running.compile_decode(decoder, batches[0], settings)
-    outputs = (decode(batch, ()) for batch in batches)
-  for batch, output in zip(batches, map(jax.device_get, outputs), strict=True):
+  outputs = auto_gamma.outputs(decoder, batches, settings)
+  for batch, (used, output) in zip(batches, outputs, strict=True):
+    output = jax.device_get(output)
     for row in range(len(batch.texts)):
       if error := completions.error_of_row(batch, output, row):
         raise ValueError(error)
-      yield completions.of_row(decoder, batch, output, row)
+      yield completions.of_row(used, batch, output, row)
 
 
 def stream(

@@ -1,89 +1,146 @@
-"""`gamma='auto'` for batches that are all there: in Python and in `bench`."""
+"""`gamma='auto'`, the default: what is remembered of a decoder on this machine,
+or is measured on the first texts of many."""
 
 import dataclasses
 import functools
+import itertools
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
+
+import jax
 
 from specdec_jax.assembly import running
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeOutput
-from specdec_jax.measure import stopwatch, trials
+from specdec_jax.measure import remembered, stopwatch, trials
 from specdec_jax.text.prompts import Batch
-from specdec_jax.theory import gamma_trials
+from specdec_jax.theory.gamma_trials import ChosenGamma
 
 # Tokens of the decode that warms programs up.
 _NUM_WARM = 4
 _log = logging.getLogger('specdec_jax')
 
 
-def settled(decoder: Decoder, settings: running.DecodeSettings) -> Decoder:
-  """Returns a decoder whose gamma is a number: itself, or what was measured.
+def where(
+  decoder: Decoder, num_rows: int, num_devices: int, loop: str = 'whole'
+) -> dict[str, str]:
+  """Returns what a choice depends on: what is fastest for one row is not for
+  32. `loop` is how rows are decoded."""
+  any_gamma = dataclasses.replace(decoder.choice, gamma=None)  # type: ignore
+  return {
+    'device': f'{num_devices} x {stopwatch.device_name()}',
+    'jax': jax.__version__,
+    'target': str(decoder.model),
+    'drafter': str(any_gamma),
+    'rows': f'up to {1 << (num_rows - 1).bit_length()}',
+    'sampling': 'greedy' if decoder.sampling.is_greedy else 'sampled',
+    'loop': loop,
+  }
 
-  Raises ValueError if nothing was measured for batches of that size.
-  """
+
+def keep(place: dict[str, str], choice: ChosenGamma) -> None:
+  """Remembers a choice for later runs, if it was measured."""
+  if choice.tokens_per_second:
+    rested = dataclasses.replace(choice, turns=(), turn_examples=0)
+    remembered.remember(place, rested)
+
+
+def known(
+  decoder: Decoder, settings: running.DecodeSettings
+) -> ChosenGamma | None:
+  """Returns what was chosen for batches of that size, here or by an earlier
+  run."""
+  key = settings.num_rows, settings.num_devices
+  if key not in decoder.gammas and (
+    found := remembered.recall(where(decoder, *key))
+  ):
+    decoder.gammas[key] = found
+  return decoder.gammas.get(key)
+
+
+def settled(
+  decoder: Decoder,
+  settings: running.DecodeSettings,
+  say: Callable[[str], None] = _log.info,
+) -> Decoder:
+  """Returns a decoder whose gamma is a number: itself, or what is known; for
+  what is not, plain decoding. `say` gets a sentence of it."""
   if not decoder.is_auto:
     return decoder
-  choice = decoder.gammas.get((settings.num_rows, settings.num_devices))
-  if choice is None:
-    raise ValueError(
-      'gamma auto is measured where many texts are decoded whole, without '
-      f'stop, and nothing was yet for batches of {settings.batch_size}: give '
-      'a number'
-    )
+  choice = known(decoder, settings) or trials.unmeasured()
+  say(choice.sentence)
   return decoder.at(choice.gamma)
 
 
 def outputs(
   decoder: Decoder, batches: Sequence[Batch], settings: running.DecodeSettings
-) -> Iterator[DecodeOutput]:
-  """Decodes batches with the gamma that the first, or earlier ones, chose."""
-  choice, first = choose(decoder, batches, settings)
-  yield from first
-  rest = batches[len(first) :]
-  if rest:
-    decode = compile_parts(decoder.at(choice.gamma), rest[0], settings)
-    yield from (decode(batch)[0] for batch in rest)
+) -> Iterator[tuple[Decoder, DecodeOutput]]:
+  """Decodes batches, each with the decoder that served it: that of a gamma that
+  is given, or of the one that the first batches, or earlier ones, chose."""
+  size = trials.num_batches_of_turn(settings.num_rows)
+  first = size * trials.num_turns(decoder.tried_gammas)
+  # What may stop at a string is decoded iteration by iteration.
+  has_stops = any(any(batch.stops) for batch in batches)
+  if decoder.is_auto and len(batches) > first and not has_stops:
+    choice, found = choose(decoder, batches, settings, is_worth_it=True)
+    yield from found
+    decoder, batches = decoder.at(choice.gamma), batches[len(found) :]
+  else:
+    decoder = settled(decoder, settings)
+  decode = running.compile_decode(decoder, batches[0], settings)
+  yield from ((decoder, decode(batch, ())) for batch in batches)
 
 
 def choose(
-  decoder: Decoder, batches: Sequence[Batch], settings: running.DecodeSettings
-) -> tuple[gamma_trials.ChosenGamma, list[DecodeOutput]]:
+  decoder: Decoder,
+  batches: Sequence[Batch],
+  settings: running.DecodeSettings,
+  *,
+  is_worth_it: bool = False,
+) -> tuple[ChosenGamma, list[tuple[Decoder, DecodeOutput]]]:
   """Chooses the gamma for batches of one shape, which the decoder then keeps.
 
-  Also returns the outputs of the batches that were decoded to find it: none if
-  there are too few, or if the gamma is known.
+  Also returns the outputs of the batches that were decoded to find it, each
+  with its decoder. With `is_worth_it` what is known holds, and only as much is
+  tried as the batches are worth; else all is, on the same batches again and
+  again if they are few.
   """
-  batch_size = batches[0].prompt.row_ids.size
-  # What is fastest for one row is not for 32.
-  key = (batch_size, settings.num_devices)
-  if key in decoder.gammas:
-    return decoder.gammas[key], []
-  gammas = decoder.tried_gammas
-  # Which gamma decodes which batch, such as 0, 3, 11, 23, 23, 11, 3, 0: neither
-  # clock nor chance has a say, so that a second run decodes the same.
-  turns = trials.schedule(gammas, batch_size, len(batches))
-  if not turns:
-    choice = trials.too_short(gammas, len(batches))
-    _log.info(choice.sentence)
-    return choice, []
-  # All are compiled and warm before the first is timed.
-  decoders = {
-    gamma: compile_parts(decoder.at(gamma), batches[0], settings)
-    for gamma in gammas
-  }
-  visits: dict[int, list[trials.Visit]] = {gamma: [] for gamma in gammas}
-  found = []
-  # These are the first batches of the user's own: their outputs are kept.
-  for gamma, batch in zip(turns, batches, strict=False):
-    output, visit = settings.call(functools.partial(decoders[gamma], batch))
-    visits[gamma].append(visit)
-    found.append(output)
-  choice = gamma_trials.choose(
-    [trials.trial(each, waits=True) for each in visits.values()], batch_size
+  key = settings.num_rows, settings.num_devices
+  found: list[tuple[Decoder, DecodeOutput]] = []
+  size = trials.num_batches_of_turn(settings.num_rows)
+  waiting = itertools.cycle(batches)
+  decodes: dict[int, Callable] = {}
+
+  def decode(gamma: int) -> list[trials.Visit]:
+    started = time.perf_counter()
+    if gamma not in decodes:
+      own = decoder.at(gamma)
+      decodes[gamma] = compile_parts(own, batches[0], settings)
+    compile_seconds, visits = time.perf_counter() - started, []
+    # These are the first batches of the user's own: their outputs are kept.
+    for batch in itertools.islice(waiting, size):
+      output, visit = settings.call(functools.partial(decodes[gamma], batch))
+      found.append((decoder.at(gamma), output))
+      visits.append(visit)
+    more = {'compile_seconds': compile_seconds}
+    return [dataclasses.replace(visits[0], **more), *visits[1:]]
+
+  before = known(decoder, settings) if is_worth_it else None
+  choice = trials.choose(
+    decoder.tried_gammas,
+    decode,
+    batch_size=settings.num_rows,
+    waits=True,
+    known=before,
+    is_worth=lambda num_turns: (
+      not is_worth_it or num_turns * size <= len(batches) - len(found)
+    ),
   )
-  decoder.gammas[key] = choice
+  if before is not None or choice.tokens_per_second:
+    decoder.gammas[key] = choice
+  if before is None:
+    keep(where(decoder, *key), choice)
   _log.info(choice.sentence)
   return choice, found
 
@@ -92,12 +149,16 @@ def compile_parts(
   decoder: Decoder, first: Batch, settings: running.DecodeSettings
 ) -> Callable[[Batch], tuple[DecodeOutput, trials.Visit]]:
   """Compiles prefill and loop for such batches, and warms them up."""
-  params, [prefill, loop] = running.compiled(decoder, first, settings, _parts)
+  params, [prefill, loop, _] = running.compiled(
+    decoder, first, settings, running.parts
+  )
 
   def decode(batch: Batch) -> tuple[DecodeOutput, trials.Visit]:
     key, prompt = running.placed(batch, settings)
     state, fill_seconds = stopwatch.run_seconds(prefill, params, key, prompt)
-    output, loop_seconds = stopwatch.run_seconds(loop, params, state)
+    (_, output, _), loop_seconds = stopwatch.run_seconds(
+      loop, params, state, running.ALL
+    )
     return output, trials.Visit(
       gamma=decoder.drafter.gamma,
       statistics=output.statistics,
@@ -112,8 +173,3 @@ def compile_parts(
   few = dataclasses.replace(first, prompt=prompt)
   settings.call(lambda: decode(few))
   return decode
-
-
-def _parts(program: Program) -> Sequence[Part]:
-  # Apart, since only the loop's seconds depend on gamma.
-  return [program.prefill, program.finish]

@@ -2,10 +2,23 @@
 
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DraftModel, NoDrafter, PromptLookup
-from specdec_jax.assembly.lengths import Fixed
+from specdec_jax.assembly.lengths import Auto, Fixed
 from specdec_jax.contrib import beams
 from specdec_jax.contrib.beam_trie import BeamDrafter
 from specdec_jax.models import families
+
+_CHOICES = NoDrafter | PromptLookup | DraftModel
+
+
+def settled(decoder: Decoder, width: int | None) -> Decoder:
+  """Returns a decoder with a given gamma: if nobody gave one, for beams without
+  drafts, unless they have a width."""
+  length = decoder.length
+  if not isinstance(length, Auto) or length.usual is None:
+    return decoder
+  # What drafts no beams is refused all the same.
+  is_drafted = width is not None or not isinstance(decoder.choice, _CHOICES)
+  return decoder.at(length.usual if is_drafted else 0)
 
 
 def drafter(
@@ -22,7 +35,7 @@ def drafter(
     ValueError: if the choice drafts no beams, or not so many.
   """
   choice, length = decoder.choice, decoder.length
-  if not isinstance(choice, NoDrafter | PromptLookup | DraftModel):
+  if not isinstance(choice, _CHOICES):
     raise ValueError(
       f'beam search takes drafts of a model or of prompt_lookup, and '
       f'{type(choice).__name__} drafts one sequence: leave it out'

@@ -28,6 +28,7 @@ class Completion:
     stop: the string that ended it, or None.
     finish_reason: 'stop' after EOS or a stop string, 'length' at the limit,
       'nan' where logits were not numbers.
+    gamma: drafted tokens per iteration, at most; 0 for plain decoding.
     statistics: by name: tokens, target runs, tokens per target run, drafted
       and accepted tokens, the acceptance rate; see `measure.metrics`.
   """
@@ -39,6 +40,7 @@ class Completion:
   log_probs: tuple[float, ...]
   stop: str | None
   finish_reason: str
+  gamma: int
   statistics: Mapping[str, Any]
 
   def __str__(self) -> str:
@@ -69,6 +71,7 @@ def of_row(
     log_probs=tuple(output.log_probs[row, span].tolist()),
     stop=found,
     finish_reason='nan' if output.has_nan[row] else reason,
+    gamma=decoder.method.depth,
     statistics=metrics.row_summary(output.statistics, row),
   )
 

@@ -17,7 +17,7 @@ from specdec_jax.assembly.drafters import (
   NoDrafter,
   Target,
 )
-from specdec_jax.assembly.lengths import Auto, Fixed, Length
+from specdec_jax.assembly.lengths import Auto, Fixed, Length, usual
 from specdec_jax.assembly.models import Model, Shardings, Waiting
 from specdec_jax.assembly.rules import Rule, SpeculativeSampling
 from specdec_jax.assembly.sampling import Sampling
@@ -230,6 +230,10 @@ def outline(
   length, judge = drafter.length, rule.judge(sampling)
   if isinstance(drafter, NoDrafter):
     length = drafter.width if exact_bits else drafter.length
+  judge.sampling.check_is_used()
+  config = models.read_config(model)
+  is_free = judge.is_lossless and not exact_bits
+  length = _fitting(length, is_free, _shortest(config))
   if exact_bits and isinstance(length, Auto):
     raise ValueError(
       'exact_bits needs a gamma that is a number: bits depend on the width of '
@@ -241,8 +245,6 @@ def outline(
       'tree, and the last bits of the sum change; leave out tree and '
       'num_continuations'
     )
-  judge.sampling.check_is_used()
-  config = models.read_config(model)
   if not (is_dry_run or model.is_random):
     loading.warn_of(loading.locate(model.checkpoint))
   seen = Target(
@@ -318,6 +320,17 @@ def _made(
     eos_id=seen.eos_id,
   )
   return {'seen': seen, 'drafting': made, 'method': method}
+
+
+def _fitting(length: Length, is_free: bool, limit: int) -> Length:
+  """Makes a gamma that nobody gave a number where it is not free, since texts
+  would depend on speed; else no wider draft is tried than has room."""
+  if not isinstance(length, Auto) or length.usual is None:
+    return length
+  gammas = tuple(gamma for gamma in length.gammas if gamma < limit)
+  if not is_free or len(gammas) < 2:
+    return usual(length)
+  return dataclasses.replace(length, gammas=gammas)
 
 
 def _shortest(*configs: families.AnyConfig) -> int:

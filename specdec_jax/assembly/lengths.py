@@ -35,11 +35,12 @@ gamma_number = number(
 )
 
 
-def gamma_option(default: int | None) -> Any:
-  """Makes the field `gamma: Gamma` of a choice."""
+def gamma_option(default: int | None = None) -> Any:
+  """Makes the field `gamma: Gamma | None` of a choice; None is as `of` says."""
   return option(
     default,
-    'drafted tokens per iteration, at most',
+    'drafted tokens per iteration, at most, or auto, the default: what was '
+    'measured to be fastest, else plain decoding',
     type=lambda text: AUTO if text == AUTO else gamma_number(text),
   )
 
@@ -75,14 +76,17 @@ class Adaptive:
 
 @dataclasses.dataclass(frozen=True)
 class Auto:
-  """A fixed gamma that is measured on the first batches of a run.
+  """A fixed gamma that is measured, or was by an earlier run.
 
   Attributes:
     gammas: what is tried, ascending: 0, and others of which each divides the
       next, all plus 1.
+    usual: the gamma where none may be measured; None if 'auto' was given by
+      name, which is refused there.
   """
 
   gammas: tuple[int, ...]
+  usual: int | None = None
 
 
 Length = Fixed | Adaptive | Tree | Auto
@@ -90,7 +94,8 @@ Length = Fixed | Adaptive | Tree | Auto
 
 def of(
   *,
-  gamma: Gamma,
+  gamma: Gamma | None,
+  usual: int = 4,
   tree: Shape | None = None,
   num_continuations: int = 1,
   schedule: Schedule | None = None,
@@ -100,7 +105,9 @@ def of(
   """Makes the value from what a user says.
 
   Args:
-    gamma: the most tokens of a draft, or 'auto'; of a tree, its depth.
+    gamma: the most tokens of a draft, or 'auto'; of a tree, its depth. None for
+      `usual` where one of the others is said, else for 'auto'.
+    usual: what `gamma` is where it can neither be measured nor is said.
     tree: a number of nodes, in the best shape where only a typical alpha is
       known; the parents of nodes 1, 2, ...; or the nodes by the ranks along
       their paths, as in Medusa's and vLLM's settings.
@@ -126,6 +133,10 @@ def of(
     )
   if gamma == AUTO:
     return Auto((0, *tried))
+  if gamma is None and not given:
+    return Auto((0, *tried), usual)
+  if gamma is None:
+    gamma = usual
   if isinstance(gamma, str):
     raise ValueError(f'gamma {gamma!r} is neither a number nor {AUTO!r}')
   check_gamma(gamma)
@@ -143,6 +154,14 @@ def depth(length: Length) -> int:
   if isinstance(length, Tree):
     return trees.depth(length)
   return max(length.gammas) if isinstance(length, Auto) else length.gamma
+
+
+def usual(length: Length) -> Length:
+  """Makes a gamma that nobody gave the number that serves where none can be
+  measured."""
+  if isinstance(length, Auto) and length.usual is not None:
+    return Fixed(length.usual)
+  return length
 
 
 def fixed(length: Length) -> int:

@@ -29,7 +29,7 @@ Result = TypeVar('Result')
 # New tokens for which a program has room, or a multiple of them.
 _ROOM = 128
 # Iterations that one call makes.
-_ONE, _ALL, _NONE = np.int32(1), np.int32(2**31 - 1), np.int32(0)
+_ONE, ALL, _NONE = np.int32(1), np.int32(2**31 - 1), np.int32(0)
 _SAMPLING = 'temperature', 'top_k', 'top_p', 'min_p'
 # What may be another for each text.
 OF_TEXTS = ('max_new_tokens', *_SAMPLING, 'seed', 'stop')
@@ -252,12 +252,12 @@ def compile_decode(
   """Compiles the decoding of batches of the shape of `first`: the host sees
   each iteration if that is shown or may complete a stop string, otherwise the
   last."""
-  params, programs = compiled(decoder, first, settings, _parts)
+  params, programs = compiled(decoder, first, settings, parts)
   prefill, iterate, _ = programs
 
   def to_the_end(batch: Batch) -> DecodeOutput:
     state = prefill(params, *placed(batch, settings))
-    return jax.block_until_ready(iterate(params, state, _ALL)[1])
+    return jax.block_until_ready(iterate(params, state, ALL)[1])
 
   def decode(batch: Batch, shows: Sequence[Show]) -> DecodeOutput:
     if shows or any(batch.stops):
@@ -268,7 +268,8 @@ def compile_decode(
   return decode
 
 
-def _parts(program: Program) -> Sequence[Part]:
+def parts(program: Program) -> Sequence[Part]:
+  """The parts that decode a batch: whole, or iteration by iteration."""
   return [program.prefill, *program.stepwise(recording.gather)]
 
 
@@ -288,7 +289,7 @@ def compile_iterations(
   decoder: Decoder, first: Batch, settings: DecodeSettings
 ) -> Callable[[Batch], Iterations]:
   """Compiles what decodes a batch, to a generator of each step's records."""
-  params, programs = compiled(decoder, first, settings, _parts)
+  params, programs = compiled(decoder, first, settings, parts)
   return functools.partial(_iterations, decoder, settings, params, programs)
 
 

@@ -18,12 +18,13 @@ from specdec_jax.cli import options, outputs
 from specdec_jax.drafters import schedules
 from specdec_jax.launch import compilation_cache, progress
 from specdec_jax.launch.spelling import did_you_mean
+from specdec_jax.measure import remembered
 from specdec_jax.sharding import mesh
 from specdec_jax.text import prompts
 
 Made = TypeVar('Made')
-# Drafters whose gamma is that of `--gamma` if nothing is said; the others know
-# their own.
+# Drafters with the same gamma on the command line where it is not chosen; the
+# others know their own.
 _GAMMA_OF_ALL = ('prompt_lookup', 'suffix', 'ngram', 'uniform', 'model')
 # Of a line of prompts, for whoever reads it beside `specdec`.
 _LABELS = ('id', 'task')
@@ -52,10 +53,16 @@ class Choices:
 
 
 def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
-  """Makes the choices; ValueError if flags contradict each other, or gamma is
-  'auto' and that is not to be measured."""
+  """Makes the choices; ValueError if flags contradict each other, or --gamma is
+  'auto' where nothing is decoded with what was chosen."""
   settings(args)  # It says what does not go together.
   revision = '' if args.revision is None else f'@{args.revision}'
+  rule = chosen('verification', RULES, args.verification, vars(args))
+  sampling = named(Sampling, args)
+  judge = rule.judge(sampling)
+  # Of those commands that have it.
+  exact_bits = getattr(args, 'exact_bits', False)
+  is_auto = may_be_auto and judge.is_lossless and not exact_bits
   found = Choices(
     model=Model(
       checkpoint=f'{args.model}{revision}',
@@ -63,20 +70,17 @@ def choices(args: argparse.Namespace, *, may_be_auto: bool = False) -> Choices:
       vocabulary=args.vocabulary,
       dtype=args.dtype,
     ),
-    drafter=_drafter(args),
-    rule=chosen('verification', RULES, args.verification, vars(args)),
-    sampling=named(Sampling, args),
-    # Of those commands that have it.
-    exact_bits=getattr(args, 'exact_bits', False),
+    drafter=_drafter(args, is_auto=is_auto),
+    rule=rule,
+    sampling=sampling,
+    exact_bits=exact_bits,
   )
   length = found.drafter.length
   if isinstance(length, Auto) and not may_be_auto:
     raise ValueError(
-      '--gamma auto is measured by bench and infer, and in Python: give a '
-      'number'
+      '--gamma auto is for commands that decode, such as bench: give a number'
     )
   # Before anything is loaded.
-  judge = found.rule.judge(found.sampling)
   judge.verify_fn(length if isinstance(length, Tree) else None)
   judge.sampling.check_is_used()
   return found
@@ -96,7 +100,7 @@ def drafter_name(args: argparse.Namespace) -> str:
   )
 
 
-def _drafter(args: argparse.Namespace) -> DrafterChoice:
+def _drafter(args: argparse.Namespace, *, is_auto: bool) -> DrafterChoice:
   name = drafter_name(args)
   # Fields of the choice that no flag of the same name gives.
   fixed: dict[str, Any] = _adaptive(args, name)
@@ -113,9 +117,14 @@ def _drafter(args: argparse.Namespace) -> DrafterChoice:
     for flag in ('draft_model', 'draft_dtype', 'draft_config'):
       if getattr(args, flag):
         raise ValueError(f'--{flag} is for drafters with weights, not {name}')
-  if name in _GAMMA_OF_ALL and args.gamma is None and args.tree is None:
+  is_said = args.gamma is not None or args.tree is not None
+  if name in _GAMMA_OF_ALL and not is_said and (args.adaptive or not is_auto):
     fixed['gamma'] = options.GAMMA
-  return chosen('drafter', DRAFTERS, name, vars(args), **fixed)
+  made = chosen('drafter', DRAFTERS, name, vars(args), **fixed)
+  length = made.length
+  if is_auto or not isinstance(length, Auto) or length.usual is None:
+    return made
+  return dataclasses.replace(made, gamma=length.usual)  # type: ignore[type-var]
 
 
 def _adaptive(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
@@ -203,6 +212,8 @@ def prepared(
     own = [_fields(line, how, chosen.sampling, num_samples) for line in lines]
     how = dataclasses.replace(how, texts=own if any(own) else ())
   compilation_cache.enable()
+  if getattr(args, 'forget', False):
+    remembered.forget()
   mesh.check_devices(args.num_devices)
   made = chosen.build()
   if num_samples is not None:

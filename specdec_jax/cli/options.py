@@ -15,7 +15,7 @@ from specdec_jax.models.presets import DTYPES
 Group = argparse._ArgumentGroup
 
 DEFAULT_MODEL = 'smollm2-135m'
-# Drafted tokens at most, where nothing else is said.
+# Drafted tokens at most, where gamma is neither said nor chosen.
 GAMMA = 8
 # Arguments of `--dtype`.
 DTYPE: Mapping[str, Any] = {'choices': DTYPES, 'default': 'float32'}
@@ -135,7 +135,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     help='the source of guesses (default: what --draft_model is for, or '
     'prompt_lookup)',
   )
-  _add_flags(group, DRAFTERS.values(), defaults={'gamma': GAMMA})
+  _add_flags(group, DRAFTERS.values())
   _add_adaptive(add)
   add(
     '--verification',
@@ -146,9 +146,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
   _add_flags(group, RULES.values())
 
 
-def _add_flags(
-  group: Group, choices: Iterable[type], defaults: Mapping[str, Any] = {}
-) -> None:
+def _add_flags(group: Group, choices: Iterable[type]) -> None:
   """Adds the flags that any of some choices has, each once."""
   added = set()
   for choice in choices:
@@ -165,7 +163,6 @@ def _add_flags(
           continue
         # The namespace has None where nothing is said, so that an option of
         # another choice can be told from a default.
-        default = defaults.get(name, default)
         if default not in (None, ''):
           text += f' (default: {default:g})'
         kind = field.metadata['type'] or type(field.default)
@@ -240,6 +237,15 @@ def add_exact_bits(group: Group) -> None:
     help='call the target at one width, drafts or not, so that greedy text is '
     'that of plain decoding in bfloat16 too: of --drafter none with this flag '
     'and the same --gamma',
+  )
+
+
+def add_forget(parser: argparse.ArgumentParser) -> None:
+  """Adds whether earlier choices of gamma count."""
+  parser.add_argument(
+    '--forget',
+    action='store_true',
+    help='first forget which gammas were chosen on this machine',
   )
 
 

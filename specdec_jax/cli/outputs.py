@@ -19,6 +19,12 @@ from specdec_jax.launch import progress
 STANDARD_OUTPUT = '-'
 
 
+def tell(sentence: str) -> None:
+  """Says something on standard error, if that is a terminal."""
+  if progress.is_watched():
+    print(f'specdec: {sentence}', file=sys.stderr)
+
+
 def check(
   outputs: Mapping[str, str | None], inputs: Mapping[str, str | None]
 ) -> None:

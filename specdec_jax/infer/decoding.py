@@ -243,6 +243,7 @@ def outline(
     exact_bits=decoding.exact_bits,
   )
   if decoding.num_decodes and mode != SCORE:
+    decoder = beam_drafting.settled(decoder, decoding.draft_width)
     # It says what does not go together, before anything is loaded.
     beam_drafting.drafter(decoder, decoding.num_decodes, decoding.draft_width)
   return Job(

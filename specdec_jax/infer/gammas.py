@@ -1,16 +1,37 @@
 """Choosing `gamma='auto'` on the first examples of a run, which are decoded
-anyway: each batch with one of a few gammas, the fastest for all that follow."""
+anyway, turn by turn with one of a few gammas: the fastest serves the rest."""
 
+import collections
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from specdec_jax.infer.decode_many import Timed
+from specdec_jax.assembly import auto_gamma
 from specdec_jax.infer.decoding import Job
 from specdec_jax.infer.examples import Row
 from specdec_jax.launch import processes
-from specdec_jax.measure import trials
-from specdec_jax.theory import gamma_trials
+from specdec_jax.measure import remembered, trials
+from specdec_jax.theory.gamma_trials import ChosenGamma
+
+
+class Ahead:
+  """Examples that can be looked for before they are read."""
+
+  def __init__(self, rows: Iterator[Row]):
+    self._rows = rows
+    self._seen: collections.deque[Row] = collections.deque()
+
+  def has(self, num_rows: float) -> bool:
+    """Whether there are so many more."""
+    missing = max(0, int(num_rows) - len(self._seen))
+    self._seen.extend(itertools.islice(self._rows, missing))
+    return len(self._seen) >= num_rows
+
+  def __iter__(self) -> Iterator[Row]:
+    return self
+
+  def __next__(self) -> Row:
+    return self._seen.popleft() if self._seen else next(self._rows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,75 +39,95 @@ class Gammas:
   """What a run decodes with, from one chunk to the next.
 
   Attributes:
-    turns: of the batches of the first chunk, which compare gammas; empty if
-      none are compared.
-    choice: what was chosen; None for a gamma that is given, or not yet chosen.
+    job: whose gamma it is.
+    rows: the examples that are not read yet.
+    is_long: whether there are enough examples for a first chunk that compares
+      gammas.
+    is_open: whether gamma is chosen with the next chunk, the first.
+    choice: what was chosen, or is to hold if these examples do not speak
+      against it; None for a gamma that is given, or not known.
   """
 
-  turns: tuple[int, ...] = ()
-  choice: gamma_trials.ChosenGamma | None = None
+  job: Job
+  rows: Ahead
+  is_long: bool = False
+  is_open: bool = False
+  choice: ChosenGamma | None = None
 
   @property
-  def is_trial(self) -> bool:
-    """Whether the next chunk is the one that compares gammas."""
-    return bool(self.turns) and self.choice is None
+  def turn(self) -> int:
+    """The examples of a turn."""
+    decoding = self.job.decoding
+    size = trials.num_batches_of_turn(decoding.batch_size)
+    return size * decoding.batch_examples
 
   @property
-  def of_next_chunk(self) -> tuple[int | None, ...]:
-    """The gammas of equal parts of the next chunk; None is the job's own."""
-    if self.is_trial:
-      return self.turns
-    return (None if self.choice is None else self.choice.gamma,)
+  def num_first(self) -> int | None:
+    """The examples of the first chunk, if it has a number of its own."""
+    # It does not depend on what is remembered: another run may change that
+    # before this one is started again.
+    if not (self.is_long and self.is_open):
+      return None
+    return self.turn * trials.num_turns(self.job.decoder.tried_gammas)
 
   @property
   def sentence(self) -> str:
     """What there is to say of a choice; empty before it is made."""
-    return self.choice.sentence if self.choice else ''
+    return '' if self.is_open or not self.choice else self.choice.sentence
 
-  def settle(self, choice: gamma_trials.ChosenGamma | None) -> 'Gammas':
+  def choose(
+    self, decode: Callable[[int], Sequence[trials.Visit]]
+  ) -> ChosenGamma | None:
+    """Returns the choice; the first examples are decoded to make it where that
+    is worth it, turn by turn."""
+    is_plain = self.choice is not None and not self.choice.gamma
+    if is_plain or not (self.is_open and self.is_long):
+      return self.choice
+    found = trials.choose(
+      self.job.decoder.tried_gammas,
+      decode,
+      batch_size=self.job.decoding.batch_size,
+      waits=False,
+      known=self.choice,
+      is_worth=lambda num_turns: self.rows.has(num_turns * self.turn),
+    )
+    found = dataclasses.replace(found, turn_examples=self.turn)
+    if self.choice is None and processes.is_first():
+      auto_gamma.keep(_where(self.job), found)
+    return self.settle(found).choice
+
+  def settle(self, choice: ChosenGamma | None) -> 'Gammas':
     """With the choice of the first process, of which others learn gamma."""
     # `number_of_first` sends the argument of the first process to all.
-    if choice is None:
-      choice = gamma_trials.ChosenGamma(
-        gamma=processes.number_of_first(0), sentence=''
-      )
-    else:
-      processes.number_of_first(choice.gamma)
-    return dataclasses.replace(self, choice=choice)
+    gamma = processes.number_of_first(0 if choice is None else choice.gamma)
+    if choice is None or choice.gamma != gamma:
+      choice = ChosenGamma(gamma=gamma, sentence='')
+    return dataclasses.replace(self, choice=choice, is_open=False)
 
 
-def begin(job: Job, rows: Iterator[Row]) -> tuple[Iterator[Row], Gammas]:
-  """Returns the examples again, and what the first of them are decoded with:
-  plain decoding if there are too few to compare gammas."""
-  if not job.decoder.is_auto:
-    return rows, Gammas()
+def begin(job: Job, rows: Iterator[Row]) -> Gammas:
+  """Returns what the first examples are decoded with: what is remembered, or
+  plain decoding until there is something to choose from."""
+  begun = Gammas(job=job, rows=Ahead(rows), is_open=job.decoder.is_auto)
+  if not begun.is_open:
+    return begun
+  # To look at the clock, a batch has to wait for its slowest row.
   batch_examples = job.decoding.batch_examples
-  gammas = job.decoder.tried_gammas
-  needed = trials.num_batches_needed(gammas, batch_examples)
-  first = list(itertools.islice(rows, needed * batch_examples))
-  num_batches = len(first) // batch_examples
-  # Of gammas (0, 3, 11) and batches of 4 rows: (0, 3, 11, 11, 3, 0), so that
-  # each decodes 8 rows and a drift of the machine's speed cancels.
-  turns = trials.schedule(gammas, batch_examples, num_batches)
-  choice = None if turns else trials.too_short(gammas, num_batches)
-  return itertools.chain(first, rows), Gammas(turns=turns, choice=choice)
+  least = trials.NUM_BATCHES * batch_examples if batch_examples > 1 else 0
+  begun = dataclasses.replace(begun, is_long=True)
+  is_long = begun.rows.has(max(least, 1 + (begun.num_first or 0)))
+  known = None
+  if processes.is_first():
+    known = remembered.recall(_where(job))
+  # Of a choice the other processes need the gamma alone; -1 is none.
+  gamma = processes.number_of_first(-1 if known is None else known.gamma)
+  if known is None and gamma >= 0:
+    known = ChosenGamma(gamma=gamma, sentence='')
+  if known is None and not is_long:
+    known = trials.unmeasured()
+  return dataclasses.replace(begun, is_long=is_long, choice=known)
 
 
-def choose(
-  turns: Sequence[int], parts: Sequence[Timed], batch_size: int
-) -> gamma_trials.ChosenGamma:
-  """Returns what parts of a chunk show, each decoded with its gamma."""
-  # Turns (0, 3, 3, 0) and parts a b c d: {0: [a, d], 3: [b, c]}.
-  visits: dict[int, list[trials.Visit]] = {gamma: [] for gamma in turns}
-  for gamma, part in zip(turns, parts, strict=True):
-    visits[gamma].append(
-      trials.Visit(
-        gamma=gamma,
-        statistics=part.statistics,
-        num_iterations=part.utilisation.num_iterations,
-        fill_seconds=part.utilisation.fill_seconds,
-        loop_seconds=part.utilisation.loop_seconds,
-      )
-    )
-  found = [trials.trial(each, waits=False) for each in visits.values()]
-  return gamma_trials.choose(found, batch_size)
+def _where(job: Job) -> dict[str, str]:
+  size, mesh = job.decoding.batch_size, job.mesh
+  return auto_gamma.where(job.decoder, size, mesh.size, 'refilled')

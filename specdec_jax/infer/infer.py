@@ -16,6 +16,7 @@ import jax
 from jax.sharding import Mesh
 
 from specdec_jax.assembly import models, running
+from specdec_jax.assembly.drafters import NoDrafter
 from specdec_jax.data import text_pool
 from specdec_jax.drafters import Pool
 from specdec_jax.files.paths import local_path, user_path
@@ -101,7 +102,11 @@ def infer(
 
 
 def _advise(job: Job, task: Task) -> None:
-  """Says so if texts are to be continued by a model that answers messages."""
+  """Says so if texts are to be continued by a model that answers messages, or
+  if beams have no drafts."""
+  kinds = job.decoder.choice, job.decoding.make_drafter()
+  if [isinstance(kind, NoDrafter) for kind in kinds] == [True, False]:
+    _say('beams have no drafts, which seldom pay: give gamma to have them')
   # Most models that follow instructions end such a text at once.
   if job.layout.vocabulary.chat_template is not None:
     first = next(task.read())
@@ -148,9 +153,9 @@ class _Run:
     return examples.encode(self.task, self.job.layout, shard_id, num_shards)
 
   def chunk_sizes(self, gammas: Gammas) -> Iterator[int]:
-    """Gives a first chunk a batch for each of the gammas to try, if any."""
-    if gammas.turns:  # In one chunk, whose mark says what was chosen.
-      yield len(gammas.turns) * self.job.decoding.batch_examples
+    """Gives a first chunk that compares gammas as many turns as that takes."""
+    if gammas.num_first:  # In one chunk, whose mark says what was chosen.
+      yield gammas.num_first
     yield from itertools.repeat(self.chunk_size)
 
 
@@ -186,16 +191,16 @@ def _decode_chunks(run: _Run) -> int:
   """
   job, loaded, num_chunks, total = run.job, None, 0, Counts()
   timed: list[decode_many.Timed] = []
+  profile_dir = run.profile_dir
   pool = job.decoder.params.drafter
   # To copy from: at chunk i the texts of all before, whoever decoded them when.
   tokens = text_pool.joined(pool.tokens, ()) if isinstance(pool, Pool) else None
-  rows, gammas = gammas_lib.begin(job, run.rows())
-  _say(gammas.sentence)
+  gammas = gammas_lib.begin(job, run.rows())
   with _metric_writer(run.metrics_dir) as write_metrics:
-    for chunk in chunks.read(rows, run.chunk_sizes(gammas)):
+    for chunk in chunks.read(gammas.rows, run.chunk_sizes(gammas)):
       num_chunks += 1
       # A whole run of fewer rows than a batch has wastes none on empty ones.
-      if not (chunk.index or gammas.is_trial):
+      if not (chunk.index or gammas.is_long):
         job = job.for_examples(len(chunk.rows))
       is_done, mark = _find(run, chunk, gammas)
       if not is_done:
@@ -204,12 +209,10 @@ def _decode_chunks(run: _Run) -> int:
         loaded = loaded or _load(run, job, gammas)
         if tokens is not None:
           loaded = loaded.with_pool(tokens)
-        decoded = chunks.decode(
-          loaded,
-          chunk.rows,
-          gammas.of_next_chunk,
-          profile_dir=None if timed else run.profile_dir,
-        )
+        # Of one gamma: where several are tried, programs are compiled.
+        traced = None if gammas.num_first else profile_dir
+        decoded = chunks.decode(loaded, chunk.rows, gammas, profile_dir=traced)
+        profile_dir = None if traced else profile_dir
         timed.append(decoded.timed)
         mark = _write(run, chunk, gammas, decoded)
         write_metrics(total.examples + len(chunk.rows), timed[-1].figures())
@@ -217,7 +220,7 @@ def _decode_chunks(run: _Run) -> int:
         lines = output.read_chunk(run.shard, chunk.index)
         texts = records.texts(chunk.rows, lines, job.layout)
         tokens = text_pool.joined(tokens, texts)
-      if gammas.is_trial:
+      if gammas.is_open:
         gammas = gammas.settle(mark.gamma if mark else None)
         _say(gammas.sentence)
       # Counts of chunks that an earlier run made are in their marks.
@@ -233,11 +236,11 @@ def _find(
   run: _Run, chunk: chunks.Chunk, gammas: Gammas
 ) -> tuple[bool, Mark | None]:
   """Returns whether a chunk is complete, and in the first process its mark;
-  ValueError if it compared gammas and does not say which was chosen."""
+  ValueError if gamma is chosen with it and it does not say which was chosen."""
 
   def look() -> Mark | None:
     mark = output.chunk_mark(run.shard, chunk.index, chunk.digest)
-    if mark and gammas.is_trial and mark.gamma is None:
+    if mark and gammas.is_open and mark.gamma is None:
       raise ValueError(
         f'{run.shard.chunk_folder} does not say which gamma was chosen: remove '
         'it, or choose another folder'
@@ -250,8 +253,13 @@ def _find(
 
 def _load(run: _Run, job: Job, gammas: Gammas) -> chunks.Loaded:
   """Reads the weights and compiles; writes `config.gin`."""
-  loaded = chunks.load(job)
-  chunks.compile_for(loaded, gammas.of_next_chunk)
+  # Plain decoding that is settled reads no weights of a drafter.
+  is_plain = gammas.choice is not None and not gammas.choice.gamma
+  loaded = chunks.load(job.at(0) if is_plain else job)
+  # What is tried is compiled when its turn comes.
+  if not gammas.is_open or gammas.choice:
+    gamma = None if gammas.choice is None else gammas.choice.gamma
+    chunks.compile_for(loaded, gamma)
   # gin knows which bindings are used once they have been.
   if run.operative_config is not None and processes.is_first():
     output.write_config(run.shard, run.operative_config())
@@ -267,11 +275,8 @@ def _write(
   mark = Mark(
     counts=records.counts(chunk.rows, decoded.lines),
     examples_digest=chunk.digest,
+    gamma=decoded.choice if gammas.is_open else None,
   )
-  if gammas.is_trial:
-    num_rows = run.job.decoding.batch_size
-    choice = gammas_lib.choose(gammas.turns, decoded.parts, num_rows)
-    mark = dataclasses.replace(mark, gamma=choice)
   return output.write_chunk(
     run.shard, chunk.index, decoded.lines, mark, run.settings
   )

@@ -16,13 +16,20 @@ def enable() -> str | None:
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.02)
   if chosen := getattr(jax.config, 'jax_compilation_cache_dir', None):
     return chosen
-  try:
-    cache_home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
-    folder = str(Path(cache_home) / 'specdec_jax' / 'compiled')
-    os.makedirs(folder, exist_ok=True)
-  except (OSError, RuntimeError):  # The latter: nobody's home is known.
+  if (above := writable_folder()) is None:
     return None
-  if not os.access(folder, os.W_OK):
-    return None
+  folder = str(above / 'compiled')
   jax.config.update('jax_compilation_cache_dir', folder)
   return folder
+
+
+def writable_folder() -> Path | None:
+  """Makes `~/.cache/specdec_jax`, where later runs find what earlier ones found
+  out; None where nothing can be written."""
+  try:
+    cache_home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
+    folder = Path(cache_home) / 'specdec_jax'
+    folder.mkdir(parents=True, exist_ok=True)
+  except (OSError, RuntimeError):  # The latter: nobody's home is known.
+    return None
+  return folder if os.access(folder, os.W_OK) else None

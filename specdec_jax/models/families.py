@@ -237,6 +237,12 @@ def num_layers(config: AnyConfig) -> tuple[int, ...]:
 def param_shapes(config: AnyConfig, dtype: jnp.dtype | None = None) -> Weights:
   """The tree of parameters as `jax.ShapeDtypeStruct`s of a dtype, by default
   that of the config, but for integers; nothing is computed."""
+  # A copy, whose dictionaries are the caller's own.
+  return jax.tree.map(lambda leaf: leaf, _traced_shapes(config, dtype))
+
+
+@functools.lru_cache(maxsize=16)
+def _traced_shapes(config: AnyConfig, dtype: jnp.dtype | None) -> Weights:
   family = of(config)
   counts = {field: getattr(config, field) for field in family.stacks}
   # One layer of each stack is traced, the others being alike: tracing takes

@@ -50,12 +50,32 @@ class ChosenGamma:
     gamma: 0 is plain decoding.
     tokens_per_second: by gamma, as text, of those that were tried.
     alpha: accepted / tested drafted tokens; None if none was tested.
+    break_even: tokens per target run at which the gamma is as fast as plain
+      decoding; 1 for that.
+    turns: the gammas that the first rows of a run were decoded with, before it
+      was chosen, in turns of `turn_examples`.
   """
 
   gamma: int
   sentence: str
   tokens_per_second: dict[str, float] = dataclasses.field(default_factory=dict)
   alpha: float | None = None
+  break_even: float = 1.0
+  turns: Sequence[int] = ()
+  turn_examples: int = 0
+
+  def checked(self, num_tokens: int, num_runs: int) -> 'ChosenGamma':
+    """Returns plain decoding instead, if texts at hand have too few tokens per
+    target run: how fast drafts are is the machine's affair, how good they are
+    is the texts'."""
+    if not self.gamma or num_tokens >= self.break_even * num_runs:
+      return self
+    return ChosenGamma(
+      gamma=0,
+      sentence=f'gamma auto is 0, plain decoding, from here on: gamma '
+      f'{self.gamma} gave {num_tokens / num_runs:.2f} tokens per target run, '
+      f'and has to give {self.break_even:.2f} to be as fast',
+    )
 
 
 def runs_with(trial: Trial, gamma: int) -> np.ndarray:
@@ -99,7 +119,7 @@ def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
     raise ValueError(
       'no gamma but 0 was tried: there is nothing to choose from'
     )
-  measured, speeds = _speeds(plain, drafting, batch_size)
+  measured, speeds, costs = _speeds(plain, drafting, batch_size)
   best = max(speeds, key=speeds.__getitem__)
   # Times between those that were tried are interpolated, which is worth little
   # where speeds hardly differ; and other texts will be less or more easily
@@ -123,7 +143,8 @@ def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
   if alpha is not None:
     reasons.append(f'alpha {alpha:.2f}')
   if best:
-    reasons.append(f'gamma {best} is expected to give {speeds[best]:.1f}')
+    gain = speeds[best] / speeds[0]
+    reasons.append(f'{gain:.2f} times plain is expected of gamma {best}')
   else:
     wide = ', with the errors of so few rows' if margins[0] > MARGIN else ''
     reasons.append(f'no gamma is faster than plain by {margins[0]:.0%}{wide}')
@@ -133,13 +154,15 @@ def choose(trials: Sequence[Trial], batch_size: int) -> ChosenGamma:
     + '; '.join(reasons),
     tokens_per_second={str(gamma): each for gamma, each in measured.items()},
     alpha=alpha,
+    break_even=costs.iteration_seconds(best) / costs.plain_seconds,
   )
 
 
 def _speeds(
   plain: Trial, drafting: Sequence[Trial], batch_size: int
-) -> tuple[dict[int, float], dict[int, float]]:
-  """Returns tokens per second by gamma, as measured and as expected."""
+) -> tuple[dict[int, float], dict[int, float], Costs]:
+  """Returns tokens per second by gamma, as measured and as expected, and what
+  iterations cost."""
   trials = [plain, *drafting]
   costs = Costs(
     widths=[trial.gamma + 1 for trial in trials],
@@ -166,12 +189,11 @@ def _speeds(
   measured = {gamma: speed(gamma, own.get(gamma, 1.0)) for gamma in (0, *own)}
   agreement = _agree(drafting)
   if agreement is False:
-    return measured, measured
+    return measured, measured, costs
   considered = range(min(own), max(own) + 1) if agreement else own
   expected = _efficiencies(drafting, considered)
-  return measured, measured | {
-    gamma: speed(gamma, each) for gamma, each in expected.items()
-  }
+  speeds = {gamma: speed(gamma, each) for gamma, each in expected.items()}
+  return measured, measured | speeds, costs
 
 
 def _efficiencies(

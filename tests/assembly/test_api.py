@@ -19,8 +19,10 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.checkpoints import huggingface
 from specdec_jax.cli import from_flags
+from specdec_jax.measure import trials
 from specdec_jax.text import vocabularies
 from specdec_jax.text.vocabularies import TextStream
+from specdec_jax.theory.gamma_trials import ChosenGamma
 from tests import toy_eagle
 from tests.cli import tiny
 
@@ -389,15 +391,20 @@ def test_logits_that_are_no_numbers_are_said(tmp_path):
     generate(decoder, ['ab'])
 
 
-def test_auto_gamma_decodes_the_first_texts_with_several(folder, caplog):
-  """Each text has the tokens that a given gamma gives it; sampled, so that
-  every gamma gives others."""
+def test_auto_gamma_decodes_the_first_texts_with_several(
+  folder, tmp_path, monkeypatch, caplog
+):
+  """Each text has the tokens that its gamma gives it; sampled, so that every
+  gamma gives others."""
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  monkeypatch.setattr(trials, 'NUM_ROWS', 2)
+  monkeypatch.setattr(trials, 'SHARE', 1e9)
   caplog.set_level('INFO', logger='specdec_jax')
   load = functools.partial(
     specdec_jax.load, folder, drafter='uniform', temperature=1.0
   )
-  auto = load(gamma='auto')
-  texts = [TEXTS[i % 5] for i in range(162)]
+  auto = load()
+  texts = [TEXTS[i % 5] for i in range(18)]
   usual = {'max_new_tokens': 5, 'batch_size': 2}
   found = list(specdec_jax.generate(auto, texts, **usual))
   [choice] = auto.gammas.values()
@@ -406,41 +413,56 @@ def test_auto_gamma_decodes_the_first_texts_with_several(folder, caplog):
   assert set(choice.tokens_per_second) == {'0', '1', '3', '7'}
   expected = {
     gamma: list(specdec_jax.generate(load(gamma=gamma), texts, **usual))
-    for gamma in (1, 3, 7)
+    for gamma in {1, 3, 7, choice.gamma} - {0}
   }
   plain = load(drafter='none')
   expected[0] = list(specdec_jax.generate(plain, texts, **usual))
-  used = [gamma for gamma in (0, 1, 3, 7) for _ in range(2)]
-  for i, gamma in enumerate(used):
-    assert found[i].tokens == expected[gamma][i].tokens, i
-    assert found[i].statistics == expected[gamma][i].statistics, i
-  if choice.gamma in expected:
-    rest = [each.tokens for each in expected[choice.gamma][len(used) :]]
-    assert [each.tokens for each in found[len(used) :]] == rest
-  # What was chosen serves later calls, of any number of texts.
-  again = list(specdec_jax.generate(auto, texts[:3], **usual))
-  if choice.gamma in expected:
+  turns = [0, 1, 3, 7, 7, 3, 1, 0]
+  used = [gamma for gamma in turns for _ in range(2)] + [choice.gamma] * 2
+  for each, *others in zip(found, used, *expected.values(), strict=True):
+    gamma, of = others[0], dict(zip(expected, others[1:], strict=True))
+    assert (each.gamma, each.tokens) == (gamma, of[gamma].tokens)
+    assert each.statistics == of[gamma].statistics
+  assert len({each[1].tokens for each in expected.values()}) > 1
+  # What was chosen serves later calls, of any number of texts, and decoders.
+  for decoder in (auto, load()):
+    again = list(specdec_jax.generate(decoder, texts[:3], **usual))
     assert [each.tokens for each in again] == [
       each.tokens for each in expected[choice.gamma][:3]
     ]
-  assert len(caplog.messages) == 1
-  assert len({each[1].tokens for each in expected.values()}) > 1
+  assert choice.sentence in caplog.messages[-1]
+  assert '(measured on 20' in caplog.messages[-1]
 
 
-def test_auto_gamma_of_few_texts_is_plain_decoding(folder, caplog):
+def test_a_gamma_that_nobody_gives_is_plain_decoding_of_few_texts(
+  folder, tmp_path, monkeypatch, caplog
+):
+  """By the very program of plain decoding, and until something is known."""
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
   caplog.set_level('INFO', logger='specdec_jax')
-  auto = specdec_jax.load(folder, gamma='auto')
+  auto = specdec_jax.load(folder)
   found = generate(auto, TEXTS)
-  assert all(each.statistics['drafted'] == 0 for each in found)
+  assert {(each.gamma, each.statistics['drafted']) for each in found} == {
+    (0, 0)
+  }
   assert [each.statistics['target_runs'] for each in found] == [NUM_NEW] * 5
-  assert 'takes 80 batches, and there are 3' in caplog.text
-  assert not auto.gammas
-  for call in (
-    lambda: specdec_jax.stream(auto, TEXTS[0], max_new_tokens=NUM_NEW),
-    lambda: generate(auto, TEXTS, stop=['x']),
-  ):
-    with pytest.raises(ValueError, match='gamma auto'):
-      call()
+  [sentence] = caplog.messages
+  assert 'too short' in sentence
+  assert (list(auto.others), auto.programs) == ([0], {})
+  streamed = specdec_jax.stream(auto, TEXTS[0], max_new_tokens=NUM_NEW)
+  assert ''.join(streamed) == found[0].text
+  # What was measured holds for texts that may stop, too.
+  auto.gammas[2, 1] = ChosenGamma(gamma=3, sentence='')
+  again = generate(auto, TEXTS, stop=['no such text'])
+  assert {each.gamma for each in again} == {3}
+  assert [each.tokens for each in again] == [each.tokens for each in found]
+
+
+def test_what_changes_the_text_keeps_its_usual_gamma(folder):
+  for more in ({'verification': 'top_beta'}, {'exact_bits': True}):
+    decoder = specdec_jax.load(folder, **more)
+    assert (decoder.is_auto, decoder.drafter.gamma) == (False, 8)
+  assert specdec_jax.load(folder).is_auto
 
 
 @pytest.mark.parametrize(

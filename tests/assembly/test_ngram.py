@@ -29,7 +29,7 @@ def test_an_ngram_table_is_sampled_where_the_target_is(
     sampling=Sampling(temperature=temperature),
   )
   choice = drafters.NGram(
-    ngram_text=str(tmp_path / 'text.txt'), is_sampled=given
+    ngram_text=str(tmp_path / 'text.txt'), gamma=4, is_sampled=given
   )
   drafter = choice.make(target, choice.length).drafter
   context = Context(tokens=jnp.ones((1, 4), jnp.int32), lengths=jnp.array([2]))

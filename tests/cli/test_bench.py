@@ -162,7 +162,10 @@ def test_the_figures_go_nowhere_else(run, tmp_path):
   [('prompt_lookup', '0 3 11 23'), ('uniform', '0 1 3 7')],
   now=[('uniform', '0 1 3 7')],
 )
-def test_auto_gamma_is_measured_first(bench, tmp_path, drafter, gammas):
+def test_auto_gamma_is_measured_first(
+  bench, tmp_path, drafter, gammas, monkeypatch
+):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
   path = tmp_path / 'figures.json'
   result = bench(
     *('--gamma', 'auto', '--plain_dtypes', 'float32', '--json', path),

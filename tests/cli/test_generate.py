@@ -6,12 +6,14 @@ import json
 import pytest
 
 from specdec_jax.cli import outputs
+from specdec_jax.measure import remembered
+from specdec_jax.theory.gamma_trials import ChosenGamma
 from specdec_jax.trace import recording, storage
 from tests import slow
 from tests.cli import tiny
 
 GREEDY_DRAFTERS = {
-  'prompt_lookup': (),
+  'prompt_lookup': ('--gamma', '8'),
   'uniform': ('--drafter', 'uniform', '--gamma', '2'),
   'model': ('--draft_model', '{model}', '--gamma', '2'),
   'model, rounded': (
@@ -47,12 +49,21 @@ def close(record: dict) -> dict:
   return record | {'log_probs': pytest.approx(record['log_probs'], abs=1e-4)}
 
 
-def test_json_has_the_promised_keys(generate):
-  record, *more = generate('--prompt', 'the in ab', '--json', '-').records()
+def test_json_has_the_promised_keys(generate, tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  remembered.remember({}, ChosenGamma(gamma=3, sentence=''))
+  assert remembered.recall({}).gamma == 3
+  record, *more = generate(
+    *('--prompt', 'the in ab', '--json', '-', '--forget')
+  ).records()
+  assert remembered.recall({}) is None
   assert more == []
   assert set(record) == {
-    *('prompt', 'text', 'finish_reason', 'tokens', 'log_probs', 'statistics')
+    *('prompt', 'text', 'finish_reason', 'tokens', 'log_probs', 'statistics'),
+    'gamma',
   }
+  # Nothing was measured, so that nothing is drafted.
+  assert (record['gamma'], record['statistics']['drafted']) == (0, 0)
   assert record['prompt'] == 'the in ab'
   assert len(record['tokens']) == len(record['log_probs']) == 8
   assert all(value < 0 for value in record['log_probs'])
@@ -302,7 +313,8 @@ def test_lenience_accepts_more(generate):
 def test_a_trace_records_a_batch(generate, tmp_path):
   path = tmp_path / 'trace.jsonl'
   records = generate(
-    *('--json', '-', '--batch_size', '3', '--trace', path, '--seed', '5')
+    *('--json', '-', '--batch_size', '3', '--trace', path, '--seed', '5'),
+    *('--gamma', '8'),
   ).records()
   traced = storage.read(path)
   assert traced.header['gamma'] == 8
@@ -333,7 +345,8 @@ def test_a_trace_records_a_batch(generate, tmp_path):
 def test_colours_say_what_became_of_each_token(generate, tmp_path, batch_size):
   path = tmp_path / 'trace.jsonl'
   out = generate(
-    *('--color', 'always', '--trace', path, '--batch_size', batch_size)
+    *('--color', 'always', '--trace', path, '--batch_size', batch_size),
+    *('--gamma', '8'),
   ).out
   verdicts = {
     token['verdict']

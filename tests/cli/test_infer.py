@@ -1,5 +1,6 @@
 """`specdec infer` and `merge`, on T5X's own tiny checkpoint."""
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -24,8 +25,10 @@ from specdec_jax.infer import records as infer_records
 from specdec_jax.infer.decoding import Decoding
 from specdec_jax.infer.examples import Layout
 from specdec_jax.launch import gin_launch
+from specdec_jax.measure import trials
 from specdec_jax.models import families, presets
 from specdec_jax.text import tasks
+from specdec_jax.theory import gamma_trials
 from tests import slow
 from tests.checkpoints.tiny_t5 import T5X_CONFIG, make_config, make_params
 from tests.cli import infer_runs, tiny
@@ -321,6 +324,7 @@ def test_what_a_run_copies_does_not_depend_on_restarts(
     tmp_path / out,
     gin_file('drafters/suffix.gin'),
     Decoding__temperature=1.0,
+    drafters__Suffix__gamma=8,
     drafters__Suffix__pool_size=300,
   )
   assert run(*flags('whole')).status == 0
@@ -357,6 +361,7 @@ def test_a_drafter_changes_the_target_runs_alone(once, run, t5, task, tmp_path):
       gin_file('drafters/model.gin'),
       gin_file('verification/greedy.gin'),
       DRAFTER_CHECKPOINT_PATH=repr(str(t5)),
+      drafters__DraftModel__gamma=4,
       infer__checkpoint_period=100,
     )
   )
@@ -365,6 +370,61 @@ def test_a_drafter_changes_the_target_runs_alone(once, run, t5, task, tmp_path):
   aux = [line['aux'] for line in records(result(tmp_path))]
   assert {each['alpha'] for each in aux if each['tested']} == {1.0}
   assert all(each['target_runs'] == -(-each['tokens'] // 5) for each in aux)
+
+
+def test_a_gamma_that_nobody_gives(run, t5, task, tmp_path, monkeypatch):
+  """Plain in a short job; measured in the first chunk of a long one, whose mark
+  tells; and from the first example on in later jobs. Tokens are sampled, and
+  differ between gammas."""
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+
+  def lines(out, drafter='uniform', **more):
+    usual = {'Decoding__temperature': 1.0, 'Decoding__batch_size': 4}
+    drafter = gin_file(f'drafters/{drafter}.gin')
+    done = run(*argv(t5, task, tmp_path / out, drafter, **usual | more))
+    assert done.status == 0, done
+    path = result(tmp_path / out)
+    mark = json.loads(path.with_name(f'{path.name}.COMPLETED').read_text())
+    return predictions(path), mark.get('gamma'), done.err
+
+  plain, mark, _ = lines('none', 'none')
+  assert mark is None
+  found, mark, told = lines('short')
+  assert found == plain
+  assert (mark['gamma'], mark['tokens_per_second']) == (0, {})
+  assert 'specdec: gamma auto is 0, plain decoding: this is too short' in told
+
+  # Turns of four examples; the drafts of random tokens never pay.
+  monkeypatch.setattr(trials, 'NUM_ROWS', 4)
+  monkeypatch.setattr(trials, 'NUM_BATCHES', 1)
+  monkeypatch.setattr(trials, '_affordable', lambda *args: (0, 3))
+  real = gamma_trials.choose
+  chosen = lambda *args: dataclasses.replace(
+    real(*args), gamma=3, break_even=0.0
+  )
+  monkeypatch.setattr(gamma_trials, 'choose', chosen)
+  found, mark, _ = lines('long')
+  given, _, _ = lines('given', drafters__Uniform__gamma=3)
+  assert mark['gamma'] == 3
+  assert (mark['turns'], mark['turn_examples']) == ([0, 3, 3, 0], 4)
+  assert found == [*plain[:4], *given[4:12], *plain[12:16], *given[16:]]
+  assert set(mark['tokens_per_second']) == {'0', '3'}
+
+  found, mark, told = lines('later')
+  assert found == given
+  assert (mark['gamma'], mark['turns']) == (3, [3])
+  assert '(measured on 20' in told
+  assert given != plain
+
+  # In texts of which too little is accepted, what is remembered ends.
+  path = tmp_path / 'specdec_jax' / 'gammas.json'
+  [entry] = json.loads(path.read_text())
+  entry['choice']['break_even'] = 3.9
+  path.write_text(json.dumps([entry]))
+  found, mark, told = lines('other')
+  assert found == [*given[:4], *plain[4:]]
+  assert (mark['gamma'], mark['turns']) == (0, [3])
+  assert 'has to give 3.90' in told
 
 
 def test_a_gamma_that_varies_is_a_row_s_own(once, run, t5, task, tmp_path):
@@ -404,6 +464,7 @@ def test_a_drafter_that_the_mesh_does_not_divide(once, run, t5, task, tmp_path):
       tmp_path,
       gin_file('drafters/model.gin'),
       DRAFTER_CHECKPOINT_PATH=repr(str(small)),
+      drafters__DraftModel__gamma=4,
       VOCABULARY=repr(str(t5)),
       infer__checkpoint_period=100,
       device_mesh__num_devices=4,
@@ -424,6 +485,7 @@ def test_a_decoder_only_model_continues_as_generate_does(
       prompts_file,
       tmp_path,
       gin_file('drafters/prompt_lookup.gin'),
+      drafters__PromptLookup__gamma=8,
       TASK_FEATURE_LENGTHS="{'inputs': 64, 'targets': 12}",
     )
   )
@@ -523,6 +585,7 @@ def test_dry_run_needs_no_checkpoint(run, tmp_path, monkeypatch):
     '--gin.CHECKPOINT_PATH="nowhere"',
     '--gin.DRAFTER_CHECKPOINT_PATH="nowhere"',
     '--gin.DRAFTER_MODEL="t5_1_1_large"',
+    '--gin.drafters.DraftModel.gamma=4',
     f'--gin.INFER_OUTPUT_DIR="{tmp_path}"',
     '--gin.device_mesh.num_partitions=4',
     '--dry_run',

@@ -70,6 +70,7 @@ def test_a_dry_run_of_a_t5gemma(capfd, monkeypatch, tmp_path):
     "--gin.CHECKPOINT_PATH='nowhere'",
     "--gin.DRAFTER_CHECKPOINT_PATH='nowhere'",
     "--gin.DRAFTER_MODEL='t5gemma_s'",
+    '--gin.drafters.DraftModel.gamma=4',
     "--gin.MIXTURE_OR_TASK_NAME='task.jsonl'",
     "--gin.TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 128}",
     f"--gin.INFER_OUTPUT_DIR='{tmp_path}'",

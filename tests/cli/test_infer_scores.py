@@ -96,11 +96,17 @@ def test_a_drafter_changes_no_beam_and_saves_target_runs(infer, t5):
   """The target drafts for itself, and what it reads is copied."""
   own = {'DRAFTER_CHECKPOINT_PATH': repr(str(t5))}
   plain = records(infer(**BEAMS))
-  width = {'Decoding__draft_width': 4}
+  width = {
+    'Decoding__draft_width': 4,
+    'drafters__DraftModel__gamma': 4,
+  }
   drafted = records(
     infer(gin_file('drafters/model.gin'), **BEAMS, **own, **width)
   )
-  copied = records(infer(gin_file('drafters/prompt_lookup.gin'), **BEAMS))
+  lookup = {'drafters__PromptLookup__gamma': 8}
+  copied = records(
+    infer(gin_file('drafters/prompt_lookup.gin'), **BEAMS, **lookup)
+  )
   of_all = lambda name: [
     [line['aux'].pop(name) for line in lines]
     for lines in (plain, drafted, copied)
@@ -240,7 +246,7 @@ def test_decoded_targets_score_what_decoding_said(run, model, tmp_path):
     ((), SCORE | BEAMS, ['num_decodes 4', 'score']),
     (
       (gin_file('drafters/prompt_lookup.gin'),),
-      BEAMS | {'drafters.PromptLookup__gamma': "'auto'"},
+      BEAMS | {'drafters.PromptLookup__num_continuations': 2},
       ['gamma as a number', 'beams'],
     ),
     ((gin_file('drafters/uniform.gin'),), SCORE, ['score', 'Uniform']),

@@ -21,7 +21,7 @@ def recorded(run, model, traces, prompts_file):
     result = run(
       'generate',
       *('--model', model, '--prompts', prompts_file, '--batch_size', '3'),
-      *('--max_new_tokens', '8', '--trace', traces),
+      *('--max_new_tokens', '8', '--gamma', '8', '--trace', traces),
     )
     assert result.status == 0
   return traces

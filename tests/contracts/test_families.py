@@ -201,7 +201,8 @@ def test_beams_of_an_added_family_have_a_row_each(
   texts = [model.vocabulary.decode(ids[1:]) for _, ids in beams]
   assert record['prediction'] == texts
   lookup = infer_runs.gin_file('drafters/prompt_lookup.gin')
-  result = tiny.run(capfd, *infer(tmp_path / 'other', lookup))
+  gamma = '--gin.drafters.PromptLookup.gamma=3'
+  result = tiny.run(capfd, *infer(tmp_path / 'other', lookup, gamma))
   assert result.status == 2
   assert 'takes no placements' in result.err
 

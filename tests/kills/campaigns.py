@@ -120,6 +120,7 @@ def infer(
       f'{place.path}/task.jsonl',
       f'{place.path}/out',
       gin_file('drafters/uniform.gin'),
+      drafters__Uniform__gamma=4,
       Decoding__temperature=temperature,
       **mesh,
     ),

@@ -1,4 +1,4 @@
-"""Which batches try what, and what they show."""
+"""What the first rows of a run try, and what they show."""
 
 import dataclasses
 
@@ -8,45 +8,82 @@ import pytest
 from specdec_jax.decoding import statistics
 from specdec_jax.measure import trials
 from specdec_jax.measure.trials import Visit
+from specdec_jax.theory.gamma_trials import ChosenGamma
 
 GAMMAS = (0, 2, 5, 11)
 
 
-@pytest.mark.parametrize(
-  ('batch_size', 'num_batches', 'num_rounds'),
-  [
-    (1, 79, 0),
-    (1, 80, 1),
-    (1, 239, 2),
-    (1, 10**6, 8),
-    (4, 200, 2),
-    (32, 120, 1),
-  ],
-)
-def test_a_twentieth_of_the_batches_at_most(
-  batch_size, num_batches, num_rounds
-):
-  found = trials.schedule(GAMMAS, batch_size, num_batches)
-  assert len(found) == num_rounds * 4 <= num_batches / 20
-  assert found[:8] == (0, 2, 5, 11, 11, 5, 2, 0)[: len(found)]
-  needed = trials.num_batches_needed(GAMMAS, batch_size)
-  seen = trials.schedule(GAMMAS, batch_size, min(needed, num_batches))
-  assert seen == found
-  if not found:
-    choice = trials.too_short(GAMMAS, num_batches)
-    assert choice.gamma == 0
-    assert 'takes 80 batches, and there are 79' in choice.sentence
+def test_all_gammas_the_middle_one_or_none_is_tried():
+  """As many as so many more turns are worth, there and back again."""
+  for num_left, tried in ((10**6, GAMMAS), (500, (0, 5)), (100, (0,))):
+    used = []
+
+    def decode(gamma, used=used):
+      used.append(gamma)
+      return [visit(0.0, 1.0, [6, 9], gamma)]
+
+    found = trials.choose(
+      GAMMAS,
+      decode,
+      batch_size=2,
+      waits=True,
+      is_worth=lambda num_turns, num_left=num_left: num_turns <= num_left,
+    )
+    assert found.turns == used
+    if len(tried) > 1:
+      assert used == [*tried, *reversed(tried)]
+      assert len(used) == trials.num_turns(tried)
+      assert set(found.tokens_per_second) == {str(each) for each in tried}
+    else:
+      assert used == [0]
+      assert (found.gamma, found.tokens_per_second) == (0, {})
+      assert 'too short' in found.sentence
 
 
-def visit(fill_seconds, loop_seconds, num_runs):
-  counts = statistics.init(2, 3)
+def test_compiling_has_to_be_worth_it():
+  """A turn of a second, of a run whose plain program took three: that of the
+  drafts may take eighteen, which is 2% of 900 seconds."""
+  asked = []
+  first = visit(0.0, 1.0, [6, 9], 0)
+  for seconds in (0.0, 3.0):
+    first = dataclasses.replace(first, compile_seconds=seconds)
+    trials.choose(
+      GAMMAS[:2],
+      lambda gamma, first=first: [first],
+      batch_size=2,
+      waits=True,
+      is_worth=lambda num_turns: asked.append(num_turns),
+    )
+  # All of one gamma is the one in the middle, too.
+  assert asked[0] == asked[1] == 200
+  assert asked[2] - asked[0] == 900
+
+
+def test_what_an_earlier_run_chose_holds_unless_texts_speak_against_it():
+  known = ChosenGamma(gamma=3, sentence='it pays', break_even=1.2)
+  # 15 tokens in 12 target runs, and in 13.
+  for runs, gamma in (([4, 8], 3), ([4, 9], 0)):
+    used = []
+
+    def decode(gamma, used=used, runs=runs):
+      used.append(gamma)
+      return [visit(0.0, 1.0, runs)]
+
+    found = trials.choose(GAMMAS, decode, batch_size=2, waits=True, known=known)
+    assert used == list(found.turns) == [3]
+    assert found.gamma == gamma
+  assert 'has to give 1.20' in found.sentence
+
+
+def visit(fill_seconds, loop_seconds, num_runs, gamma=3):
+  counts = statistics.init(2, gamma)
   counts = dataclasses.replace(
     counts,
     num_tokens=np.array([6, 9]),
     num_target_runs=np.array(num_runs),
   )
   return Visit(
-    gamma=3,
+    gamma=gamma,
     statistics=counts,
     num_iterations=max(num_runs),
     fill_seconds=fill_seconds,

@@ -11,11 +11,11 @@ from specdec_jax.models.block_heads import BlockHeadsConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockHeads:
-  """Heads on the target's decoder, `gamma` of them, None for all, in a folder
+  """Heads on the target's decoder, `gamma` of them or all, in a folder
   that `specdec train` wrote; see `contrib.blockwise_heads`."""
 
   model: models.Model
-  gamma: lengths.Gamma | None = lengths.gamma_option(None)
+  gamma: lengths.Gamma | None = lengths.gamma_option()
 
   @property
   def length(self) -> lengths.Length:
@@ -23,12 +23,12 @@ class BlockHeads:
     if isinstance(self.gamma, int):
       return lengths.of(gamma=self.gamma)
     num_heads = self._config().gamma
-    if self.gamma is None:
-      return lengths.of(gamma=num_heads)
     # All heads, a half and a quarter: each count plus 1 divides the next. Of 7
     # heads these are 1, 3 and 7.
     tried = {(num_heads + 1) // part - 1 for part in (1, 2, 4)}
-    return lengths.of(gamma=self.gamma, tried=sorted(tried - {0, -1}))
+    return lengths.of(
+      gamma=self.gamma, usual=num_heads, tried=sorted(tried - {0, -1})
+    )
 
   def _config(self) -> BlockHeadsConfig:
     return models.read_drafter_config(self.model, 'block_heads')

@@ -21,7 +21,7 @@ class DraftModel:
   see `models.read_draft_vocabulary`."""
 
   model: models.Model
-  gamma: lengths.Gamma = lengths.gamma_option(4)
+  gamma: lengths.Gamma | None = lengths.gamma_option()
   tree: lengths.Shape | None = lengths.tree_option()
   schedule: Schedule | None = None
   min_prob: float = 0.0

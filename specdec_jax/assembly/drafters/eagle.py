@@ -24,7 +24,7 @@ class Eagle:
   """
 
   model: models.Model
-  gamma: lengths.Gamma = lengths.gamma_option(4)
+  gamma: lengths.Gamma | None = lengths.gamma_option()
   tree: lengths.Shape | None = lengths.tree_option()
   lookup: bool = option(
     False, 'copy where prompt_lookup finds something, let eagle draft elsewhere'

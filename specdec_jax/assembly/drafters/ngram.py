@@ -16,7 +16,7 @@ class NGram:
   """
 
   ngram_text: str = option('', 'the text file that ngram counts')
-  gamma: lengths.Gamma = lengths.gamma_option(4)
+  gamma: lengths.Gamma | None = lengths.gamma_option()
   is_sampled: bool | None = None
 
   def __post_init__(self):

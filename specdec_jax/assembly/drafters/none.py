@@ -13,7 +13,7 @@ class NoDrafter:
   `exact_bits`: it is that of the drafter whose tokens are to be the same.
   """
 
-  gamma: lengths.Gamma = lengths.gamma_option(0)
+  gamma: lengths.Gamma | None = lengths.gamma_option()
 
   length = lengths.Fixed(0)
 

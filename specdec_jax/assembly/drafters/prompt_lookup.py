@@ -15,7 +15,7 @@ class PromptLookup:
   """Copies from the context; see `drafters.prompt_lookup`, and for several
   copies at once, which are a tree, `drafters.continuations`."""
 
-  gamma: lengths.Gamma = lengths.gamma_option(8)
+  gamma: lengths.Gamma | None = lengths.gamma_option()
   max_ngram: int = option(
     3, 'longest suffix that prompt_lookup looks up', type=positive_int
   )
@@ -43,6 +43,7 @@ class PromptLookup:
     # Copies cost nothing, so that wide ones are tried as well.
     return lengths.of(
       gamma=self.gamma,
+      usual=8,
       num_continuations=self.num_continuations,
       tried=(3, 11, 23),
     )

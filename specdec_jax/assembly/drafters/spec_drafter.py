@@ -18,12 +18,12 @@ class SpecDrafter:
   """
 
   model: models.Model
-  gamma: lengths.Gamma = lengths.gamma_option(25)
+  gamma: lengths.Gamma | None = lengths.gamma_option()
 
   @property
   def length(self) -> lengths.Length:
     # A block costs one pass, however long it is.
-    return lengths.of(gamma=self.gamma, tried=(5, 11, 23))
+    return lengths.of(gamma=self.gamma, usual=25, tried=(5, 11, 23))
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:
     config = models.read_drafter_config(self.model, 'spec_drafter')

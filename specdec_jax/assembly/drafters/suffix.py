@@ -16,7 +16,7 @@ class Suffix:
   `Decoder.remember` is given, and in `infer` the chunks before; see
   `drafters.suffix`."""
 
-  gamma: lengths.Gamma = lengths.gamma_option(8)
+  gamma: lengths.Gamma | None = lengths.gamma_option()
   suffix_text: str = option('', 'a text file that suffix copies from as well')
   pool_size: int = option(
     2**17, 'the last tokens that suffix keeps of all texts', type=positive_int
@@ -24,7 +24,7 @@ class Suffix:
 
   @property
   def length(self) -> lengths.Length:
-    return lengths.of(gamma=self.gamma, tried=(3, 11, 23))
+    return lengths.of(gamma=self.gamma, usual=8, tried=(3, 11, 23))
 
   def make(self, target: Target, length: lengths.Length) -> Drafting:
     pool = text_pool.empty(self.pool_size)

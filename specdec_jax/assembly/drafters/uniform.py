@@ -11,7 +11,7 @@ from specdec_jax.assembly.drafters.choice import Drafting, Target
 class Uniform:
   """Guesses at random; see `drafters.uniform`."""
 
-  gamma: lengths.Gamma = lengths.gamma_option(4)
+  gamma: lengths.Gamma | None = lengths.gamma_option()
 
   @property
   def length(self) -> lengths.Length:

@@ -8,28 +8,24 @@ apart, as is compilation.
 import argparse
 import dataclasses
 import functools
-import itertools
 import sys
 from collections.abc import Sequence
 
 from specdec_jax.assembly import auto_gamma
-from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.lengths import Adaptive
-from specdec_jax.assembly.running import DecodeSettings
 from specdec_jax.base import Tree
 from specdec_jax.cli import from_flags, options, outputs, timing
 from specdec_jax.launch import progress
-from specdec_jax.measure import benchmark, exact_bits, trials
+from specdec_jax.measure import benchmark, exact_bits
 from specdec_jax.measure import sides as sides_lib
 from specdec_jax.measure.simulated import simulated_acceptance
-from specdec_jax.text.prompts import Batch
-from specdec_jax.theory.gamma_trials import ChosenGamma
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   options.add_models(parser)
   options.add_exact_bits(options.add_sampling(parser))
   options.add_prompts(parser)
+  options.add_forget(parser)
   options.add_timing(parser).add_argument(
     '--simulate_alpha',
     metavar='ALPHA',
@@ -41,10 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  choices = from_flags.choices(args, may_be_auto=True)
+  is_simulated = args.simulate_alpha is not None
+  choices = from_flags.choices(args, may_be_auto=not is_simulated)
   if args.drafter == 'none':
     raise ValueError('bench compares with plain decoding: choose a drafter')
-  is_simulated = args.simulate_alpha is not None
   if is_simulated and isinstance(choices.drafter.length, Tree):
     raise ValueError(
       '--simulate_alpha accepts tokens of chains: leave out --tree and '
@@ -59,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
   chosen = None
   # From here on gamma is a number; for 0 there is nothing left to compare.
   if decoder.is_auto:
-    chosen = _choose(decoder, batches, settings)
+    with progress.waiting('measuring gamma'):
+      chosen, _ = auto_gamma.choose(decoder, batches, settings)
     decoder = decoder.at(chosen.gamma)
     print(f'specdec: {chosen.sentence}', file=sys.stderr)
     if not chosen.gamma:
@@ -87,17 +84,6 @@ def run(args: argparse.Namespace) -> int:
     told = f'These times are in doubt: {told}. Repeat on a quiet machine.'
     shown.append(told)
   return outputs.report(args, figures, *shown)
-
-
-def _choose(
-  decoder: Decoder, batches: Sequence[Batch], settings: DecodeSettings
-) -> ChosenGamma:
-  """Chooses for `--gamma auto` on these batches, again and again if few."""
-  gammas, num_rows = decoder.tried_gammas, settings.batch_size
-  needed = trials.num_batches_needed(gammas, num_rows)
-  many = list(itertools.islice(itertools.cycle(batches), needed))
-  with progress.waiting('measuring gamma'):
-    return auto_gamma.choose(decoder, many, settings)[0]
 
 
 def _measure(

@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  choices, settings = from_flags.choices(args), from_flags.settings(args)
+  choices = from_flags.choices(args, may_be_auto=True)
+  settings = from_flags.settings(args)
   compilation_cache.enable()
   is_person = sys.stdin is not None and sys.stdin.isatty()
   chat = Conversation(

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from specdec_jax.assembly import completions, running
+from specdec_jax.assembly import auto_gamma, completions, running
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.cli import from_flags, options, outputs
 from specdec_jax.decoding.state import DecodeOutput
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help='samples of each prompt, each with draws of its own',
   )
   options.add_stop(options.add_prompts(parser).add_argument)
+  options.add_forget(parser)
   add = options.add_output(parser).add_argument
   add(
     '--json',
@@ -54,13 +55,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  choices = from_flags.choices(args)
+  choices = from_flags.choices(args, may_be_auto=True)
   num_samples = args.num_return_sequences
   if args.trace == outputs.STANDARD_OUTPUT:
     raise ValueError('--trace needs a file; --json can go to standard output')
   decoder, batches, settings = from_flags.prepared(
     args, choices, trace=args.trace, num_samples=num_samples
   )
+  suited = running.suited(decoder, batches[0])
+  decoder = auto_gamma.settled(suited, settings, outputs.tell)
   with contextlib.ExitStack() as stack:
     write_json = stack.enter_context(outputs.json_lines(args.json))
     write_trace = None
@@ -202,6 +205,7 @@ def _results(
       'text': made.text,
       **({'stop': made.stop} if batch.stops[row] else {}),
       'finish_reason': made.finish_reason,
+      'gamma': made.gamma,
       'tokens': made.tokens,
       'log_probs': [outputs.finite(value) for value in made.log_probs],
       'statistics': made.statistics,

@@ -7,6 +7,7 @@ where it was when it is started again, and gives the same bytes.
 
 import argparse
 
+from specdec_jax.cli import options
 from specdec_jax.files.paths import user_path
 from specdec_jax.infer import output
 from specdec_jax.infer.infer import infer
@@ -17,6 +18,7 @@ from specdec_jax.launch import (
   processes,
   progress,
 )
+from specdec_jax.measure import remembered
 
 # Gin files whose macros --help lists.
 _SHOWN = (
@@ -50,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action='store_true',
     help='print the mesh, and parameters and caches per chip; load nothing',
   )
+  options.add_forget(parser)
   add('--profile', metavar='DIR', help='trace one chunk with jax.profiler')
   processes.add_arguments(parser)
 
@@ -65,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     'profile_dir': args.profile,
   }
   compilation_cache.enable()
+  if args.forget:
+    remembered.forget()
   with processes.joined(processes.given(args)):
     return gin_launch.call(
       infer,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
-from specdec_jax.assembly import api
+from specdec_jax.assembly import api, lengths
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice, Target
@@ -113,8 +113,9 @@ def load(
   seen = Target(
     name='model', config=config, vocabulary=vocabulary, sampling=sampling
   )
+  length = lengths.usual(chosen.length)
   made = decoder_lib.assembled(
-    target, seen, drafter=chosen, rule=rule, length=chosen.length
+    target, seen, drafter=chosen, rule=rule, length=length
   )
   joined = Params(target=params, drafter=made.drafting.join(params, own))
   return dataclasses.replace(made, params=joined)
