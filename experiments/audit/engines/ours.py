@@ -17,7 +17,7 @@ from specdec_jax.base import Array, Drafter, LanguageModel, Params, Prompt
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 
-_TEXTS = 'This package contains', 'a b a b a', 'Library for', 'The'
+_TEXTS = 'This package contains', 'a b a b a'
 _DOORS = {
   'plain': {'drafter': 'none'},
   'prompt lookup': {'drafter': 'prompt_lookup', 'gamma': ways.GAMMA},
@@ -69,7 +69,7 @@ def doors() -> Iterator[Way]:
         sample,
         next_probs,
         [(i,) for i in range(len(_TEXTS))],
-        5000,
+        1000,
         eos_ids=decoder.vocabulary.eos_ids,
       )
 
