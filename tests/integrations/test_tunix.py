@@ -275,6 +275,14 @@ def test_a_network_with_other_logits_is_refused():
     engine(model)
 
 
+def test_lora_is_refused():
+  # As it begins, with zeros, it changes no logits.
+  model = toy_tunix.make('qwen3')
+  model.layers[0].attn.w_lora_b = nnx.LoRAParam(jnp.zeros((2, 2)))
+  with pytest.raises(ValueError, match='LoRA'):
+    engine(model)
+
+
 def test_refused_arguments(model):
   with pytest.raises(ValueError, match='batch_size'):
     engine(model, batch_size=0)

@@ -1,0 +1,255 @@
+"""GRPO by Tunix with its own rollouts and with speculative ones.
+
+    python -m experiments.rollouts --steps 3
+    python -m experiments.rollouts --model smollm2-135m --steps 8
+
+Every step is a line of JSON: the mean reward, the seconds of its rollouts, and
+tokens per target run where they are speculative. Engines take turns by seed.
+"""
+
+import argparse
+import functools
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from tunix.models.qwen2 import model as qwen2
+from tunix.rl import rl_cluster
+from tunix.rl.grpo import grpo_learner
+from tunix.rl.rollout import base_rollout
+
+from specdec_jax.assembly import models
+from specdec_jax.assembly.models import Model
+from specdec_jax.checkpoints import formats, loading
+from specdec_jax.integrations.tunix import SpeculativeRollout
+
+ENGINES = 'vanilla', 'speculative'
+TOY = {
+  'num_layers': 2,
+  'embed_dim': 64,
+  'num_heads': 4,
+  'num_kv_heads': 2,
+  'head_dim': 16,
+  'hidden_dim': 128,
+}
+
+
+class Tokenizer:
+  """The bytes of a text, or a vocabulary of this package's, as Tunix asks."""
+
+  def __init__(self, vocabulary: Any = None):
+    self.vocabulary = vocabulary
+
+  def encode(self, text: str) -> list[int]:
+    if self.vocabulary is None:
+      return [3 + byte for byte in text.encode()]
+    ids: list[int] = self.vocabulary.encode(text, add_special_tokens=False)
+    return ids
+
+  def decode(self, ids: list[int]) -> str:
+    if self.vocabulary is None:
+      found = bytes(i - 3 for i in ids if i >= 3)
+      return found.decode(errors='replace')
+    text: str = self.vocabulary.decode(ids)
+    return text
+
+  def bos_id(self) -> int:
+    return 0
+
+  def eos_id(self) -> int:
+    return 2
+
+  def pad_id(self) -> int:
+    return 0 if self.vocabulary is None else 3
+
+
+def toy() -> tuple[nnx.Module, Tokenizer]:
+  """A network with random weights over bytes."""
+  config = qwen2.ModelConfig(
+    **TOY, vocab_size=259, norm_eps=1e-6, rope_theta=10_000
+  )
+  return _randomized(qwen2.Qwen2(config, rngs=nnx.Rngs(0))), Tokenizer()
+
+
+def _randomized(model: nnx.Module) -> nnx.Module:
+  """Tunix leaves feed-forwards at zero until weights are read."""
+  rng = np.random.default_rng(0)
+  draw = lambda x: jax.numpy.asarray(rng.normal(0, 0.05, x.shape), x.dtype)
+  nnx.update(model, jax.tree.map(draw, nnx.state(model, nnx.Param)))
+  return model
+
+
+def pretrained(name: str) -> tuple[nnx.Module, Tokenizer]:
+  """A Llama in Tunix's Qwen2, with biases of zero: Tunix's own Llama does not
+  read the base of its rotary positions."""
+  by_name = Model(checkpoint=name, dtype='float32')
+  config: Any = models.read_config(by_name)
+  made: Any = nnx.eval_shape(
+    lambda: qwen2.Qwen2(
+      qwen2.ModelConfig(
+        num_layers=config.num_layers,
+        vocab_size=config.vocab_size,
+        embed_dim=config.embed_dim,
+        hidden_dim=config.mlp_dim,
+        num_heads=config.num_heads,
+        head_dim=config.head_dim,
+        num_kv_heads=config.num_kv_heads,
+        rope_theta=int(config.rope_base),
+        norm_eps=config.norm_epsilon,
+        use_tied_embedding=True,
+      ),
+      rngs=nnx.Rngs(0),
+    )
+  )
+  params = formats.read_params(loading.locate(name), config, None)
+  put = lambda there, value: there.set_value(
+    jax.numpy.asarray(value).reshape(there.get_value().shape)
+  )
+  put(made.embedder.input_embedding, params['token_embedder']['embedding'])
+  put(made.final_norm.w, params['decoder_norm']['scale'])
+  for i, layer in enumerate(made.layers):
+    own = params[f'layers_{i}']
+    put(layer.input_layernorm.w, own['pre_self_attention_layer_norm']['scale'])
+    put(layer.post_attention_layernorm.w, own['pre_mlp_layer_norm']['scale'])
+    attention, mlp = own['self_attention'], own['mlp']
+    for theirs, ours in zip('qkv', ('query', 'key', 'value'), strict=True):
+      projection = getattr(layer.attn, f'{theirs}_proj')
+      put(projection.w, attention[ours]['kernel'])
+      bias = getattr(layer.attn, f'{theirs}_bias')
+      put(bias, np.zeros(bias.get_value().shape, np.float32))
+    put(layer.attn.o_proj.w, attention['out']['kernel'])
+    for theirs, ours in (('gate', 'wi_0'), ('up', 'wi_1'), ('down', 'wo')):
+      put(getattr(layer.mlp, f'{theirs}_proj').kernel, mlp[ours]['kernel'])
+  return made, Tokenizer(models.read_vocabulary(by_name, config))
+
+
+def reward(prompts, completions, **_: Any) -> list[float]:
+  """The share of the next numbers that a completion counts, as far as it counts
+  rightly, and a little for every digit."""
+  found = []
+  for prompt, completion in zip(prompts, completions, strict=True):
+    last, right = int(re.findall(r'\d+', str(prompt))[-1]), 0
+    for number in re.findall(r'\d+', completion):
+      if int(number) != last + right + 1:
+        break
+      right += 1
+    digits = sum(letter.isdigit() for letter in completion)
+    found.append(min(right / 6, 1.0) + digits / max(len(completion), 1))
+  return found
+
+
+def prompts_of(seed: int, num_steps: int, num_prompts: int) -> list[dict]:
+  """Batches of texts that begin to count."""
+  rng = np.random.default_rng(seed)
+  starts = rng.integers(1, 60, (num_steps, num_prompts))
+  text = lambda first: ', '.join(str(first + i) for i in range(4)) + ','
+  return [{'prompts': np.array([text(x) for x in row])} for row in starts]
+
+
+def cluster_config(engine: str, args: argparse.Namespace) -> Any:
+  """What a training is told, the same for both engines."""
+  mesh = jax.make_mesh(
+    (1, 1), ('fsdp', 'tp'), axis_types=(jax.sharding.AxisType.Auto,) * 2
+  )
+  return rl_cluster.ClusterConfig(
+    role_to_mesh=dict.fromkeys(
+      (
+        rl_cluster.Role.ACTOR,
+        rl_cluster.Role.REFERENCE,
+        rl_cluster.Role.ROLLOUT,
+      ),
+      mesh,
+    ),
+    rollout_engine='vanilla'
+    if engine == 'vanilla'
+    else functools.partial(SpeculativeRollout, gamma=args.gamma),
+    offload_to_cpu=False,
+    training_config=rl_cluster.RLTrainingConfig(
+      actor_optimizer=optax.adam(args.learning_rate),
+      eval_every_n_steps=args.steps + 1,
+      max_steps=args.steps,
+      mini_batch_size=args.prompts,
+      train_micro_batch_size=args.prompts,
+    ),
+    rollout_config=base_rollout.RolloutConfig(
+      max_tokens_to_generate=args.tokens,
+      max_prompt_length=32,
+      kv_cache_size=32 + args.tokens,
+      temperature=1.0,
+    ),
+  )
+
+
+def train(
+  engine: str, make: Any, args: argparse.Namespace, seed: int, write: Any
+) -> None:
+  """Trains a fresh policy with one engine, and writes a row per step."""
+  model, tokenizer = make()
+  cluster = rl_cluster.RLCluster(
+    actor=model,
+    reference=None,
+    tokenizer=tokenizer,
+    cluster_config=cluster_config(engine, args),
+  )
+  generate, steps = cluster.generate, []
+
+  def timed(*given: Any, **named: Any) -> Any:
+    started = time.perf_counter()
+    output = generate(*given, **named)
+    row = {'engine': engine, 'seed': seed, 'step': len(steps) + 1}
+    row['seconds'] = time.perf_counter() - started
+    row['tokens'] = sum(map(len, output.tokens))
+    if isinstance(cluster.rollout, SpeculativeRollout):
+      row['loop_seconds'] = cluster.rollout.timed.seconds
+      row |= cluster.rollout.timed.figures()
+    steps.append(row)
+    return output
+
+  def rewarded(prompts, completions, **named: Any) -> list[float]:
+    found = reward(prompts, completions, **named)
+    write(steps[-1] | {'reward': float(np.mean(found))})
+    return found
+
+  cluster.generate = timed
+  learner = grpo_learner.GRPOLearner(
+    rl_cluster=cluster,
+    algo_config=grpo_learner.GRPOConfig(num_generations=args.samples, beta=0.0),
+    reward_fns=rewarded,
+  )
+  learner.train(prompts_of(seed, args.steps, args.prompts))
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(prog='python -m experiments.rollouts')
+  parser.add_argument('--model', default='toy')
+  parser.add_argument('--steps', type=int, default=3)
+  parser.add_argument('--seeds', type=int, default=1)
+  parser.add_argument('--prompts', type=int, default=2)
+  parser.add_argument('--samples', type=int, default=4)
+  parser.add_argument('--tokens', type=int, default=32)
+  parser.add_argument('--gamma', type=int, default=4)
+  parser.add_argument('--learning_rate', type=float, default=1e-3)
+  parser.add_argument('--output', type=Path, default=Path('out/rollouts.jsonl'))
+  args = parser.parse_args()
+  make = toy if args.model == 'toy' else lambda: pretrained(args.model)
+  args.output.parent.mkdir(parents=True, exist_ok=True)
+
+  def write(row: dict) -> None:
+    line = json.dumps({'model': args.model} | row)
+    print(line, flush=True)
+    with args.output.open('a') as file:
+      file.write(line + '\n')
+
+  for seed in range(args.seeds):
+    for engine in ENGINES if seed % 2 == 0 else ENGINES[::-1]:
+      train(engine, make, args, seed, write)
+
+
+if __name__ == '__main__':
+  main()
