@@ -290,3 +290,6 @@ def test_refused_arguments(model):
     engine(model, drafter='model')
   with pytest.raises(ValueError, match='gama'):
     engine(model, gama=3)
+  with pytest.raises(ValueError, match='auto'):
+    engine(model, gamma='auto')
+  assert engine(model)._decoder.drafter.gamma == 8

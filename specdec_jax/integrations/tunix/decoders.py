@@ -14,6 +14,7 @@ from specdec_jax.assembly import api, lengths
 from specdec_jax.assembly import decoder as decoder_lib
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice, Target
+from specdec_jax.assembly.lengths import Auto, Fixed
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule
 from specdec_jax.assembly.sampling import Sampling
@@ -101,6 +102,12 @@ def load(
     own = weights(draft_model, sizes)
     drafter = drafter or 'model'
   chosen, rule = api.choices(drafter or 'suffix', draft, verification, options)
+  length = chosen.length
+  if isinstance(length, Auto):
+    # It is measured on files and kept by their digests.
+    if length.usual is None:
+      raise ValueError('gamma auto is for models in files: give a number')
+    length = Fixed(length.usual)
   vocabulary: Any = TunixVocabulary(
     tokenizer=tokenizer,
     vocab_size=config.vocab_size,
