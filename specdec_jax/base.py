@@ -48,6 +48,31 @@ class Sampling:
 
 
 @value
+class Processors:
+  """How logits of each row depend on the text before them, as data.
+
+  Attributes:
+    repetition: float32 `[B]`, divides the positive logits of all ids in the
+      text, prompt included, and multiplies the negative ones; 1 changes none.
+    presence: float32 `[B]`, is subtracted for ids among the new tokens.
+    frequency: float32 `[B]`, is subtracted as often as an id is there.
+    ngram_size: int32 `[B]`: no n-gram of so many tokens comes twice; 0: any.
+    sequences: int32 `[B, K, L]`: the last id has a bias where those before it
+      end the text. Shorter ones have -1 in front; of -1 alone there is none.
+    biases: float32 `[B, K]`, finite or -infinity.
+    until: int32 `[B, K]`: the bias is for texts of fewer new tokens.
+  """
+
+  repetition: Array
+  presence: Array
+  frequency: Array
+  ngram_size: Array
+  sequences: Array
+  biases: Array
+  until: Array
+
+
+@value
 class Prompt:
   """What decoding starts from, rows right-padded.
 
@@ -62,6 +87,7 @@ class Prompt:
     max_lengths: int32 `[B]` or None: a row's own limit on its committed length,
       prompt included. None means the `max_len` of the call for every row.
     sampling: how each row is sampled; None leaves it to the program.
+    processors: what changes logits before that; None: nothing, at no cost.
   """
 
   encoder_tokens: Array | None
@@ -70,6 +96,7 @@ class Prompt:
   row_ids: Array
   max_lengths: Array | None = None
   sampling: Sampling | None = None
+  processors: Processors | None = None
 
 
 @value
@@ -80,11 +107,15 @@ class Context:
     tokens: int32 `[B, S]`; what lies at or beyond `lengths` means nothing.
     lengths: int32 `[B]`.
     sampling: the prompt's, for target and drafter alike.
+    processors: likewise.
+    starts: int32 `[B]`, lengths of the prompts, if there are processors.
   """
 
   tokens: Array
   lengths: Array
   sampling: Sampling | None = None
+  processors: Processors | None = None
+  starts: Array | None = None
 
 
 @value

@@ -65,8 +65,12 @@ def teacher(
   num_new: int,
   encoder_row: Tokens | None = None,
   forward: Callable[..., np.ndarray] | None = None,
+  process: Callable[..., np.ndarray] = lambda fed, logits: logits,
 ) -> Callable[[Tokens], np.ndarray]:
   """Teacher-forces every continuation of a prompt.
+
+  `process` makes what is sampled of the texts `[N, T + 1]` and their logits
+  `[N, T, V]`.
 
   Returns:
     A function from up to `num_new - 1` tokens after the prompt to the
@@ -85,6 +89,7 @@ def teacher(
     model = toy.compiled(model)
     cache = model.init(params, start, fed.shape[1])
     logits, _ = model.extend(params, jnp.asarray(fed[:, :-1]), cache)
+  logits = process(fed, np.asarray(logits))
   probs = reference_probs(logits, sampling)[:, len(prompt) - 1 :]
   places = vocab_size ** np.arange(num_new - 1, -1, -1)
 

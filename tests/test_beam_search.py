@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import arrays as arrays_lib
+from specdec_jax.assembly.processing import Processing, of_rows
 from specdec_jax.base import Params, Prompt
 from specdec_jax.checkpoints import t5x
 from specdec_jax.decoding import beam_search, scoring
@@ -220,6 +221,56 @@ def test_few_beams_are_the_reference_s(num_beams):
       )
       differ += best[:num_beams] != expected
   assert differ  # Or pruning was never put to the test.
+
+
+class Processed(Chain):
+  """The chain with a repetition penalty of 2, without bigrams that repeat."""
+
+  def log_prob(self, tokens, prompt) -> float:
+    total = 0.0
+    for i in range(len(prompt), len(tokens)):
+      before, (last, new) = tokens[:i], tokens[i - 1 : i + 1]
+      value = self.log_probs[before[-2] if i > 1 else VOCAB_SIZE, last, new]
+      total += value * 2 if new in before else value
+      if (last, new) in itertools.pairwise(before):
+        return -np.inf
+    return total
+
+
+def test_beams_are_processed():
+  prompt = toy.prompt(PROMPTS, max_lengths=LIMITS)
+  way = Processing(repetition_penalty=2.0, no_repeat_ngram_size=2)
+  prompt = prompt.replace(
+    processors=of_rows(
+      [way] * len(PROMPTS),
+      np.array([*map(len, PROMPTS)], np.int32),
+      eos_ids=(EOS,),
+      vocab_size=VOCAB_SIZE,
+    )
+  )
+  generate = functools.partial(
+    beam_search.generate,
+    target=toy.toy(VOCAB_SIZE),
+    num_beams=3,
+    max_len=6,
+    eos_id=EOS,
+  )
+  run, differ = jax.jit(generate), 0
+  for seed in range(10):
+    params = toy.toy_params(VOCAB_SIZE, seed=seed)
+    chain = Processed(params, 0.6)
+    output = jax.tree.map(np.asarray, run(Params(params), prompt))
+    for row, (start, limit) in enumerate(zip(PROMPTS, LIMITS, strict=True)):
+      expected = reference(chain, start, limit, 3)
+      scores = [chain.score(tokens, start) for tokens in expected]
+      expected = expected[: sum(np.isfinite(scores))]
+      scores = scores[: len(expected)]
+      assert [tokens for _, tokens in found(output, row)] == expected
+      np.testing.assert_allclose(
+        [score for score, _ in found(output, row)], scores, rtol=1e-5
+      )
+      differ += expected != reference(Chain(params, 0.6), start, limit, 3)
+  assert differ
 
 
 def test_caches_that_lose_their_identity_are_reordered_all_the_same():

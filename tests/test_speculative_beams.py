@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specdec_jax.assembly.processing import Processing, of_rows
 from specdec_jax.base import Params
 from specdec_jax.contrib import beam_trie, beams, speculative_beams
 from specdec_jax.contrib.beam_trie import BeamDraft, BeamDrafter
@@ -127,6 +128,23 @@ def test_every_draft_gives_the_beams_of_beam_search(
     saved += found.statistics.num_accepted.sum()
   if kind == 'model':
     assert saved > 20
+
+
+def test_beams_that_are_processed_are_the_same():
+  prompt, settings = prompt_of(), {'num_beams': 2, 'alpha': 0.6}
+  way = Processing(presence_penalty=1.5, no_repeat_ngram_size=2)
+  told = prompt.replace(
+    processors=of_rows(
+      [way, Processing(min_new_tokens=4), way],
+      np.asarray(prompt.decoder_lengths),
+      eos_ids=(EOS,),
+      vocab_size=V,
+    )
+  )
+  params = toy.toy_params(V, seed=0)
+  found = fast(params, told, copied(2), **settings)
+  assert_same(found, plain(params, told, **settings))
+  assert not same(found, plain(params, prompt, **settings))
 
 
 # One call of the smallest width does for all.

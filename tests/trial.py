@@ -7,8 +7,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specdec_jax import audit, logits
-from specdec_jax.base import Drafter, LanguageModel, Params, VerifyFn
+from specdec_jax import audit, logits, processors
+from specdec_jax.base import (
+  Context,
+  Drafter,
+  LanguageModel,
+  Params,
+  Processors,
+  VerifyFn,
+)
 from specdec_jax.decoding import speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.decoding.statistics import Statistics
@@ -36,6 +43,7 @@ class Trial(NamedTuple):
       target, a toy, is not a number after it.
     forward: the target's logits `[N, T, V]` of ids `[N, T]`, from its params,
       for the exact distribution; None asks the target itself.
+    processors: of each prompt, what changes logits by the text before them.
   """
 
   target: LanguageModel
@@ -50,6 +58,7 @@ class Trial(NamedTuple):
   key_impl: str | None = None
   is_nan_after_eos: bool = False
   forward: Callable[..., np.ndarray] | None = None
+  processors: Processors | None = None
 
 
 class Result(NamedTuple):
@@ -100,6 +109,7 @@ def run(
   once = toy.prompt(
     trial.prompts, max_lengths=limits, encoder_rows=trial.encoder_rows
   )
+  once = once.replace(processors=trial.processors)
   prompts = jax.tree.map(lambda x: np.asarray(x)[which], once)
   for start in range(0, num_decodes, batch_size):
     row_ids = np.arange(start, start + batch_size, dtype=np.int32)
@@ -182,16 +192,45 @@ def _teacher(trial: Trial, i: int) -> Callable[..., np.ndarray]:
   key = (
     id(trial.target.extend),
     id(params),
+    id(trial.processors),
     trial.prompts[i],
     *settings.values(),
   )
   if key not in _EXACT:
     after = goodness_of_fit.teacher(
-      trial.target, params, trial.prompts[i], **settings
+      trial.target,
+      params,
+      trial.prompts[i],
+      **settings,
+      process=functools.partial(_process, trial, i),
     )
     # What the ids name must outlive them.
-    _EXACT[key] = (after, trial.target, params)
+    _EXACT[key] = (after, trial.target, params, trial.processors)
   return _EXACT[key][0]
 
 
+def _process(
+  trial: Trial, i: int, fed: np.ndarray, logits: np.ndarray
+) -> np.ndarray:
+  """Logits `[N, T, V]` of prompt i, processed as by plain decoding."""
+  if trial.processors is None:
+    return logits
+  rows = jax.tree.map(lambda x: x[np.full(len(fed), i)], trial.processors)
+  starts = np.full(len(fed), len(trial.prompts[i]), np.int32)
+  # One width for all prompts, so that one program serves them.
+  width = max(map(len, trial.prompts)) + max(trial.num_new)
+  tokens = np.pad(fed, ((0, 0), (0, width - fed.shape[1])))
+  made = []
+  for position in range(logits.shape[1]):
+    text = Context(
+      tokens=tokens,
+      lengths=np.full_like(starts, position + 1),
+      processors=rows,
+      starts=starts,
+    )
+    made.append(_after_text(logits[:, position], text))
+  return np.stack(made, axis=1)
+
+
+_after_text = jax.jit(processors.after_text)
 _EXACT: dict[tuple, tuple] = {}

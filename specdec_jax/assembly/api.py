@@ -17,6 +17,7 @@ from specdec_jax.assembly import (
   completions,
   models,
   packing,
+  processing,
   running,
 )
 from specdec_jax.assembly import decoder as decoder_lib
@@ -79,10 +80,11 @@ def load(
       `Decoder.at(0)` gives; see docs/exactness.md. `generate` first tests that
       the compiler keeps to it.
     **options: fields of the drafter and of the rule, such as `gamma`,
-      `max_ngram` or `lenience`. Without `gamma` it is chosen: what was measured
-      to be fastest on this machine, by the first of many texts or an earlier
-      run, else plain decoding. `Completion.gamma` tells what served a text,
-      `Decoder.gammas` why.
+      `max_ngram` or `lenience`, and those of `assembly.processing.Processing`,
+      such as `repetition_penalty`. Without `gamma` it is chosen: what was
+      measured to be fastest on this machine, by the first of many texts or an
+      earlier run, else plain decoding. `Completion.gamma` tells what served a
+      text, `Decoder.gammas` why.
 
   Raises:
     ValueError: if a model cannot be had, the choices do not fit together, or
@@ -101,10 +103,13 @@ def load(
     draft = Model(checkpoint=name, vocabulary=words, dtype=dtype)
   elif draft_dtype is not None:
     raise ValueError('draft_dtype is for a draft_model, which is not given')
-  drafter, rule = choices(drafter, draft, verification, options)
+  own = {
+    name: options.pop(name) for name in processing.NAMES if name in options
+  }
   sampling = Sampling(
-    temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, **own
   )
+  drafter, rule = choices(drafter, draft, verification, options)
   return decoder_lib.build(
     target,
     drafter=drafter,
@@ -145,9 +150,10 @@ def choices(
     rule = made(by_name('verification', RULES, rule))
   for name in options:
     if name not in known:
+      hint = did_you_mean(name, (*known, *processing.NAMES))
       raise ValueError(
         f'no option of this drafter and rule is called {name!r}; they have '
-        f'{", ".join(known) or "none"}{did_you_mean(name, known)}'
+        f'{", ".join(known) or "none"}{hint}'
       )
   return drafter, rule
 
@@ -168,6 +174,7 @@ def generate(
   seed: int | Sequence[int] = 0,
   stop: Sequence[str] | Sequence[Sequence[str]] = (),
   num_devices: int = 1,
+  **processors: Any,
 ) -> Iterator[Completion]:
   """Continues texts, each batch in one compiled call.
 
@@ -192,6 +199,8 @@ def generate(
       text has the draws that it would have alone.
     stop: strings that end a text.
     num_devices: devices that share the rows of a batch.
+    **processors: fields of `assembly.processing.Processing`, which change
+      logits by the text before them, such as `repetition_penalty`.
 
   Returns:
     An iterator over a completion per text, in their order; each batch is
@@ -204,6 +213,7 @@ def generate(
   """
   if isinstance(texts, str):
     raise ValueError('texts is a string: give a list of them')
+  processing.check_names(processors)
   inputs = _prompts(texts, tools, chat=chat)
   mesh.check_devices(num_devices)
   of_all, of_texts = packing.by_text(
@@ -215,6 +225,7 @@ def generate(
     min_p=min_p,
     seed=seed,
     stop=stop,
+    **processors,
   )
   settings = DecodeSettings(
     batch_size=batch_size,
@@ -286,6 +297,7 @@ def stream(
   tools: Sequence[Mapping[str, Any]] | None = None,
   seed: int = 0,
   stop: Sequence[str] = (),
+  **processors: Any,
 ) -> Stream:
   """Continues one text, piece by piece: an iteration of the loop at a time.
 
@@ -295,6 +307,7 @@ def stream(
   Returns:
     What gives the pieces, and after the last of them `completion`.
   """
+  processing.check_names(processors)
   inputs = _prompts([text], tools, chat=chat)
   settings = DecodeSettings(
     max_new_tokens=max_new_tokens,
@@ -306,6 +319,7 @@ def stream(
     system=system,
     seed=seed,
     stop=stop,
+    **processors,
   )
   [batch] = packing.pack(decoder, inputs, settings)
   decoder = auto_gamma.settled(running.suited(decoder, batch), settings)

@@ -149,7 +149,8 @@ class Decoder:
       return self
     if -1 not in self.others:
       # Which temperature does not matter: that of each row counts.
-      seen = dataclasses.replace(self.seen, sampling=Sampling(temperature=1.0))
+      sampling = dataclasses.replace(self.sampling, temperature=1.0)
+      seen = dataclasses.replace(self.seen, sampling=sampling)
       self.others[-1] = dataclasses.replace(
         self._forgetful(),
         **_made(
@@ -246,7 +247,9 @@ def outline(
       'num_continuations'
     )
   if not (is_dry_run or model.is_random):
-    loading.warn_of(loading.locate(model.checkpoint))
+    path = loading.locate(model.checkpoint)
+    loading.warn_of(path)
+    sampling = sampling.with_defaults(*loading.stated(path))
   seen = Target(
     name=model.checkpoint,
     config=config,

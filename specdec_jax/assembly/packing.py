@@ -6,11 +6,18 @@ from typing import Any
 
 import numpy as np
 
+from specdec_jax.assembly import processing
 from specdec_jax.assembly import sampling as sampling_lib
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.running import DecodeSettings, row_keys
 from specdec_jax.text import prompts, stop_strings
 from specdec_jax.text.prompts import Batch, Text
+
+# Settings that are lists, of so many levels, for a single text.
+_DEPTHS = {
+  **{'stop': 1, 'suppress_tokens': 1, 'begin_suppress_tokens': 1},
+  'bad_words_ids': 2,
+}
 
 
 def by_text(
@@ -22,8 +29,7 @@ def by_text(
   lists = {
     name: value
     for name, value in given.items()
-    if isinstance(value, list | tuple)
-    and (name != 'stop' or any(isinstance(x, list | tuple) for x in value))
+    if _depth(value) > _DEPTHS.get(name, 0)
   }
   for name, value in lists.items():
     if len(value) != num_texts:
@@ -38,6 +44,13 @@ def by_text(
     return of_all, []
   each = zip(*lists.values(), strict=True)
   return of_all, [dict(zip(lists, values, strict=True)) for values in each]
+
+
+def _depth(value: Any) -> int:
+  """How many lists are around what a value has, such as 2 of [['a'], ['b']]."""
+  if not isinstance(value, list | tuple):
+    return 0
+  return 1 + max(map(_depth, value), default=0)
 
 
 def pack(
@@ -76,9 +89,17 @@ def pack(
   for i, batch in enumerate(batches):
     part = slice(i * settings.batch_size, (i + 1) * settings.batch_size)
     sampling = sampling_lib.of_rows(ways[part], settings.num_rows)
-    prompt = batch.prompt
-    if not is_greedy:
-      prompt = dataclasses.replace(prompt, sampling=sampling)
+    prompt = dataclasses.replace(
+      batch.prompt,
+      sampling=None if is_greedy else sampling,
+      processors=processing.of_rows(
+        ways[part],
+        batch.prompt.decoder_lengths,
+        eos_ids=decoder.seen.eos_id,
+        vocab_size=decoder.seen.vocab_size,
+        among=ways,
+      ),
+    )
     # Rows of nobody have keys of others.
     columns = np.resize(
       np.array(seeds[part], np.uint32), (settings.num_rows, 2)

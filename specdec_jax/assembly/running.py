@@ -11,7 +11,8 @@ import numpy as np
 
 from specdec_jax import keys
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.option_fields import field_names
+from specdec_jax.assembly.sampling import LIMITS, Options, Sampling
 from specdec_jax.base import Array, Params, Prompt
 from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeOutput, DecodeState
@@ -30,7 +31,7 @@ Result = TypeVar('Result')
 _ROOM = 128
 # Iterations that one call makes.
 _ONE, ALL, _NONE = np.int32(1), np.int32(2**31 - 1), np.int32(0)
-_SAMPLING = 'temperature', 'top_k', 'top_p', 'min_p'
+_SAMPLING = tuple(field_names(Options))
 # What may be another for each text.
 OF_TEXTS = ('max_new_tokens', *_SAMPLING, 'seed', 'stop')
 
@@ -47,17 +48,14 @@ def at_once(function: Callable[[], Result], /) -> Result:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecodeSettings:
+class DecodeSettings(Options):
   """What a decode needs to know beside its decoder; see `api.generate`. `texts`
   has what single texts have instead, by the names of `OF_TEXTS`, for all texts
   or for none; `call` calls whatever takes long. Raises ValueError if a number
   is out of range, a string is empty, or two of them do not go together."""
 
   max_new_tokens: int
-  temperature: float | None = None
-  top_k: int | None = None
-  top_p: float | None = None
-  min_p: float | None = None
+  temperature: float | None = None  # type: ignore[assignment]
   batch_size: int = 1
   chat: bool = False
   system: str | None = None
@@ -104,7 +102,7 @@ class DecodeSettings:
     own = self.texts[i] if self.texts else {}
     # A greedy text takes none of the limits that are meant for its neighbours.
     if own.get('temperature') == 0:
-      own = {**dict.fromkeys(_SAMPLING), **own}
+      own = {**dict.fromkeys(LIMITS), **own}
     return dataclasses.replace(self, texts=(), **own)
 
   def has_seed(self, i: int) -> bool:
@@ -123,9 +121,13 @@ class DecodeSettings:
     if that is out of range, or changes nothing."""
     values = {name: getattr(self, name) for name in _SAMPLING}
     given = {name: x for name, x in values.items() if x is not None}
-    others = {} if self.temperature == 0 else vars(usual)
-    made = Sampling(**(others | given))
+    if self.temperature == 0:
+      given = dict.fromkeys(LIMITS) | given
+    made = dataclasses.replace(usual, **given)
     made.check_is_used()
+    least, most = made.min_new_tokens or 0, self.max_new_tokens
+    if least > most:
+      raise ValueError(f'min_new_tokens {least} exceeds max_new_tokens {most}')
     return made
 
 

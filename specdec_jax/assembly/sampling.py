@@ -1,13 +1,15 @@
 """How tokens are drawn, as every entry point says it."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from specdec_jax import base, logits
+from specdec_jax.assembly import processing
 from specdec_jax.assembly.option_fields import option
+from specdec_jax.assembly.processing import Processing
 from specdec_jax.base import LogitsToProbsFn
 from specdec_jax.launch.numbers import fraction, number, positive_int, share
 
@@ -17,11 +19,13 @@ temperature = number(
   lambda x: x == 0 or logits.MIN_TEMPERATURE <= x < float('inf'),
   f'0, which is greedy, or a number of at least {logits.MIN_TEMPERATURE:g}',
 )
+# What changes nothing where the likeliest is taken.
+LIMITS = 'top_k', 'top_p', 'min_p'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampling:
-  """How tokens are drawn; see `logits.standardize`."""
+class Drawing:
+  """What is made of logits; see `logits.standardize`."""
 
   temperature: float = option(0.0, '0 is greedy', type=temperature)
   top_k: int | None = option(None, 'keep the k likeliest', type=positive_int)
@@ -34,24 +38,49 @@ class Sampling:
     type=share,
   )
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Processing, Drawing):
+  """How tokens are drawn, as every entry point takes it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling(Options):
+  """`Options`, checked."""
+
   def __post_init__(self):
     # gin's macros are often texts by mistake, and '0.5' < 1 a TypeError.
     for name, value in vars(self).items():
       if isinstance(value, str):
         raise ValueError(f'{name} must be a number, got {value!r}')
     self.to_probs(1)  # Raises where a value is out of range.
+    processing.check(self)
 
   @property
   def is_greedy(self) -> bool:
     return not self.temperature
 
+  def with_defaults(self, path: str, stated: Mapping[str, Any]) -> 'Sampling':
+    """With what the file of a path states where nothing else is said;
+    ValueError if that is out of range."""
+    unsaid = {n: x for n, x in stated.items() if getattr(self, n) is None}
+    # A least number of new tokens is said in two ways.
+    if self.min_new_tokens is not None or self.min_length is not None:
+      unsaid.pop('min_length', None)
+      unsaid.pop('min_new_tokens', None)
+    try:
+      return dataclasses.replace(self, **unsaid)
+    except ValueError as error:
+      raise ValueError(f'{path}: {error}') from error
+
   def to_probs(self, vocab_size: int) -> LogitsToProbsFn:
     """From logits to probabilities, of ids below `vocab_size`."""
-    return logits.standardize(**vars(self), vocab_size=vocab_size)
+    draws = {name: getattr(self, name) for name in ('temperature', *LIMITS)}
+    return logits.standardize(**draws, vocab_size=vocab_size)
 
   def check_is_used(self) -> None:
     """Raises ValueError for a limit that changes nothing at temperature 0."""
-    for name in ('top_k', 'top_p', 'min_p'):
+    for name in LIMITS:
       value = getattr(self, name)
       if self.is_greedy and value is not None:
         raise ValueError(

@@ -192,10 +192,22 @@ def vocabulary_of(
 
 
 @functools.cache
-def warn_of(path: Path) -> None:
-  """Logs, once, what the files at a path state of texts and is not honoured."""
-  if path.is_dir() and (sentence := huggingface.not_honoured(path)):
+def warn_of(path: Path, *, is_converted: bool = False) -> None:
+  """Logs, once, what the files at a path state of texts and is not honoured, or
+  what is lost where the model is converted."""
+  known = huggingface.NOT_HONOURED
+  if is_converted:
+    known = known | huggingface.HONOURED
+  if path.is_dir() and (sentence := huggingface.not_honoured(path, known)):
     logging.getLogger('specdec_jax').warning(sentence)
+
+
+def stated(path: Path) -> tuple[str, dict[str, Any]]:
+  """Returns settings of texts that the files at a path state, by the names of
+  `assembly.processing.Processing`, and the path of the file."""
+  if not path.is_dir():
+    return str(path), {}
+  return huggingface.stated(path, huggingface.HONOURED)
 
 
 def is_padding(num_rows: int) -> bool:

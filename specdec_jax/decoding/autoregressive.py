@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base, distributions, keys
+from specdec_jax import arrays, base, distributions, keys, processors
 from specdec_jax.base import Array, Params
 from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding.method import Method
@@ -58,7 +58,8 @@ def run(params: Params, state: DecodeState, *, method: Method) -> DecodeState:
     )
     _, verify_keys = keys.iteration_keys(state.row_keys, lengths)
     _, next_keys = split_by_purpose(verify_keys)
-    probs = method.logits_to_probs(logits, state.context.sampling)[:, 0]
+    processed = processors.after_drafts(logits, state.context)
+    probs = method.logits_to_probs(processed, state.context.sampling)[:, 0]
     tokens = distributions.sample(next_keys, probs)
     state, counts = state_lib.commit(
       state,

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base
+from specdec_jax import arrays, base, processors
 from specdec_jax.base import Array, Params
 from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding import statistics
@@ -66,11 +66,14 @@ class Rules:
 class Search:
   """Where a search stands; live sequences have one length a row.
 
+  `processors` are the prompt's, if any, and `starts` int32 `[B]` its lengths;
   `live` is `[B, K, S]` tokens and `live_log_probs` `[B, K]`, `lengths`,
   `max_lengths`, `is_active` and `has_nan` are `[B]`, `finished*` as in
   `BeamOutput`.
   """
 
+  processors: base.Processors | None
+  starts: Array | None
   live: Array
   live_log_probs: Array
   lengths: Array
@@ -190,6 +193,8 @@ def start(prompt: base.Prompt, *, num_beams: int, max_len: int) -> Search:
   live = jnp.repeat(tokens[:, None], num_beams, axis=1)
   nothing = jnp.full((batch_size, num_beams), NOTHING, jnp.float32)
   return Search(
+    processors=prompt.processors,
+    starts=None if prompt.processors is None else lengths,
     live=live,
     live_log_probs=nothing.at[:, -1].set(0.0),
     lengths=lengths,
@@ -248,6 +253,7 @@ def advance(
   """
   # Padding keeps its share, as in T5X, so that scores are the model's own.
   log_probs = mask_padding(rules.vocab_size)(jax.nn.log_softmax(logits))
+  log_probs = _processed(search, log_probs)
   log_probs = search.live_log_probs[:, :, None] + log_probs
   has_nan = jnp.any(jnp.isnan(log_probs), axis=(1, 2)) & is_due
   decided, parents = _decide(search, log_probs, rules)
@@ -264,6 +270,23 @@ def advance(
     has_nan=search.has_nan | has_nan,
   )
   return search, parents, is_taken
+
+
+def _processed(search: Search, log_probs: Array) -> Array:
+  """Log-probabilities `[B, K, V]` after each live sequence, processed, and not
+  normalised again, as in transformers."""
+  if search.processors is None:
+    return log_probs
+  num_beams = log_probs.shape[1]
+  of_beams = lambda values: jnp.repeat(values, num_beams, axis=0)
+  text = base.Context(
+    tokens=search.live.reshape(-1, search.live.shape[2]),
+    lengths=of_beams(search.lengths),
+    processors=jax.tree.map(of_beams, search.processors),
+    starts=of_beams(search.starts),
+  )
+  flat = log_probs.reshape(-1, log_probs.shape[2])
+  return processors.after_text(flat, text).reshape(log_probs.shape)
 
 
 def _decide(

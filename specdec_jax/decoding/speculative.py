@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base, keys
+from specdec_jax import arrays, base, keys, processors
 from specdec_jax.base import Array, Draft, Drafter, Params, Verification
 from specdec_jax.decoding import state as state_lib
 from specdec_jax.decoding import statistics, target_call, tree_drafts
@@ -131,7 +131,10 @@ def step(
   with jax.named_scope('verify'):
     scored = target_call.score(params.target, state, draft, method)
     logits, cache, is_short = scored
-    target_probs = method.logits_to_probs(logits, state.context.sampling)
+    target_probs = method.logits_to_probs(
+      processors.after_drafts(logits, state.context, draft.tokens, tree=tree),
+      state.context.sampling,
+    )
     verify_keys = tree_drafts.verify_keys(tree, state.row_keys, starts)
     verification = method.verify_fn(verify_keys, draft, target_probs)
     line = Line(draft, verification, target_probs, logits, _is_bad(draft))

@@ -103,7 +103,13 @@ def init(
   tokens = jnp.pad(prompt.decoder_tokens, ((0, 0), (0, max_len - prompt_len)))
   lengths, max_lengths = prompt.decoder_lengths, limits(prompt, max_len)
   return DecodeState(
-    context=Context(tokens=tokens, lengths=lengths, sampling=prompt.sampling),
+    context=Context(
+      tokens=tokens,
+      lengths=lengths,
+      sampling=prompt.sampling,
+      processors=prompt.processors,
+      starts=None if prompt.processors is None else lengths,
+    ),
     log_probs=jnp.zeros((batch_size, max_len), jnp.float32),
     done=lengths >= max_lengths,
     has_nan=jnp.zeros(batch_size, jnp.bool_),

@@ -6,7 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base, distributions, keys
+from specdec_jax import arrays, base, distributions, keys, processors
 from specdec_jax.base import Array, Arrays, Context, Draft, Drafter
 from specdec_jax.drafters import schedules
 from specdec_jax.drafters.autoregressive import Chain, as_chain, reader
@@ -101,14 +101,14 @@ def adaptive(
     if first:
       found, of_first = first.propose((), row_keys, context, state.first)
       limits = jnp.where(found.lengths > 0, 0, limits)
-    logits, left, cache = chain.catch_up(params, context, state.cache, *target)
+    fed = chain.catch_up(params, context, state.cache, *target)
     to_probs = functools.partial(logits_to_probs, sampling=context.sampling)
     draw_fn = functools.partial(
       _draw, to_probs, min_prob, keys.split(row_keys, gamma)
     )
-    empty = _empty(logits, limits, gamma, is_argmax)
+    empty = _empty(fed[0], limits, gamma, is_argmax)
     extend_fn = functools.partial(chain.extend, params)
-    draft, cache = _draft(draw_fn, extend_fn, logits, left, cache, empty)
+    draft, cache = _draft(draw_fn, extend_fn, *fed, context, empty)
     state = AdaptiveState(
       cache=cache,
       memory=memory,
@@ -135,10 +135,10 @@ def _read(read_fn, schedule, params, context, state, *target, width: int):
   )
 
 
-def _draw(logits_to_probs, min_prob, step_keys, i, logits, draft: Draft):
-  """The draft with its token i, drawn from `logits[B, V]`; the likeliest one if
-  the draft has no probabilities."""
-  probs = logits_to_probs(logits)
+def _draw(logits_to_probs, min_prob, step_keys, i, logits, text, draft: Draft):
+  """The draft with its token i, drawn from `logits[B, V]`, which follow a text;
+  the likeliest one if the draft has no probabilities."""
+  probs = logits_to_probs(processors.after_text(logits, text))
   put = jax.lax.dynamic_update_index_in_dim
   if draft.probs is None:
     tokens, all_probs = arrays.argmax(probs), None
@@ -164,7 +164,7 @@ def _empty(logits, limits, gamma: int, is_argmax: bool) -> Draft:
   return Draft(tokens=tokens, probs=probs, lengths=limits)
 
 
-def _draft(draw_fn, extend_fn, logits, left, cache, empty: Draft):
+def _draft(draw_fn, extend_fn, logits, left, cache, context, empty: Draft):
   """Draws a token per row, and more while some row is below its limit, which
   `empty` has as its lengths."""
 
@@ -173,14 +173,16 @@ def _draft(draw_fn, extend_fn, logits, left, cache, empty: Draft):
     return jnp.any(i < draft.lengths)
 
   def extend_and_draw(carry):
-    i, draft, left, cache = carry
+    i, draft, left, cache, text = carry
     last = jax.lax.dynamic_slice_in_dim(draft.tokens, i - 1, 1, axis=1)
+    text = processors.followed_by(text, last[:, 0])
     logits, left, cache = extend_fn(last, left, cache)
-    return i + 1, draw_fn(i, logits[:, 0], draft), left, cache
+    return i + 1, draw_fn(i, logits[:, 0], text, draft), left, cache, text
 
-  first = jnp.zeros((), jnp.int32)
-  carry = (first + 1, draw_fn(first, logits, empty), left, cache)
-  _, draft, _, cache = jax.lax.while_loop(is_due, extend_and_draw, carry)
+  first, text = jnp.zeros((), jnp.int32), processors.text_of(context)
+  draft = draw_fn(first, logits, text, empty)
+  carry = (first + 1, draft, left, cache, text)
+  _, draft, _, cache, _ = jax.lax.while_loop(is_due, extend_and_draw, carry)
   return draft, cache
 
 

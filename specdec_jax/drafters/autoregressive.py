@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import arrays, base, distributions, keys
+from specdec_jax import arrays, base, distributions, keys, processors
 from specdec_jax.base import Array, Arrays, Context, Draft, Drafter, Placement
 from specdec_jax.drafters.stateless import check_gamma
 
@@ -79,26 +79,31 @@ def autoregressive(
   ) -> tuple[Draft, Arrays]:
     logits, left, cache = chain.catch_up(params, context, cache, *target)
     step_keys = keys.split(row_keys, gamma)
-    ids = None if token_ids is None else jnp.asarray(token_ids)
+    text = processors.text_of(context)
 
-    def draw(logits, row_keys):
+    def draw(logits, text, row_keys):
+      ids = token_ids
+      if ids is not None and text is not None:
+        logits, ids = _of_all_ids(logits, ids), None
+      logits = processors.after_text(logits, text)
       probs = logits_to_probs(logits, context.sampling)
       if not is_argmax:
         return distributions.sample(row_keys, probs), probs
       token = arrays.argmax(probs)
-      return token if ids is None else ids[token], None
+      return token if ids is None else jnp.asarray(ids)[token], None
 
     def draw_and_extend(carry, row_keys):
-      logits, left, cache = carry
-      drawn = draw(logits, row_keys)
+      logits, left, cache, text = carry
+      drawn = draw(logits, text, row_keys)
+      text = processors.followed_by(text, drawn[0])
       logits, left, cache = chain.extend(params, drawn[0][:, None], left, cache)
-      return (logits[:, 0], left, cache), drawn
+      return (logits[:, 0], left, cache, text), drawn
 
-    (logits, _, cache), most = jax.lax.scan(
-      draw_and_extend, (logits, left, cache), step_keys[:-1]
+    (logits, _, cache, text), most = jax.lax.scan(
+      draw_and_extend, (logits, left, cache, text), step_keys[:-1]
     )
     # The last token is drawn but not fed: the next catch-up feeds it.
-    last = draw(logits, step_keys[-1])
+    last = draw(logits, text, step_keys[-1])
     join = lambda a, b: jnp.moveaxis(jnp.concatenate([a, b[None]]), 0, 1)
     tokens, probs = jax.tree.map(join, most, last)
     lengths = jnp.full_like(context.lengths, gamma)
@@ -111,6 +116,12 @@ def autoregressive(
     reads_target_cache=chain.reads_target_cache,
     read=reader(model),
   )
+
+
+def _of_all_ids(logits: Array, token_ids: np.ndarray) -> Array:
+  """Logits `[B, N]` of some ids among those of all up to the largest."""
+  shape = logits.shape[0], int(token_ids.max()) + 1
+  return jnp.full(shape, -jnp.inf).at[:, jnp.asarray(token_ids)].set(logits)
 
 
 def reader(model: base.LanguageModel | Chain) -> Callable[..., Arrays]:

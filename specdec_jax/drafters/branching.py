@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import base, distributions, keys, trees
+from specdec_jax import base, distributions, keys, processors, trees
 from specdec_jax.base import Array, Arrays, Context, Draft, Drafter, Tree
 from specdec_jax.drafters.autoregressive import Chain, as_chain, reader
 from specdec_jax.drafters.stateless import check_gamma
@@ -58,6 +58,10 @@ def branching(
       # Node 0 is the pending token: node i is the draft's token i - 1.
       own = slice(nodes.start - 1, nodes.stop - 1)
       parents = np.array(tree.parents[own]) - above.start
+      so_far = [tokens for tokens, _ in drawn]
+      logits = processors.after_drafts(
+        logits, context, *so_far, tree=tree, first=above.start
+      )
       probs = logits_to_probs(logits, context.sampling)
       of_rank = ranks[nodes.start : nodes.stop]
       drawn.append(

@@ -4,7 +4,7 @@ Sec. 4.3, with unigrams and bigrams)."""
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import arrays, base, distributions, keys
+from specdec_jax import arrays, base, distributions, keys, processors
 from specdec_jax.base import Array, Context, Draft, Drafter, LogitsToProbsFn
 from specdec_jax.drafters.stateless import stateless
 
@@ -50,8 +50,9 @@ def ngram(
     if logits_to_probs is None:
       tokens, probs = _follow(table, last, gamma), None
     else:
-      to_probs = lambda logits: logits_to_probs(logits, context.sampling)
-      tokens, probs = _draw(table, row_keys, last, gamma, to_probs)
+      tokens, probs = _draw(
+        table, row_keys, last, gamma, context, logits_to_probs
+      )
     lengths = jnp.full_like(context.lengths, gamma)
     return Draft(tokens=tokens, probs=probs, lengths=lengths)
 
@@ -84,15 +85,19 @@ def _draw(
   row_keys: Array,
   last: Array,
   gamma: int,
+  context: Context,
   logits_to_probs: LogitsToProbsFn,
 ) -> tuple[Array, Array]:
   """A random chain after `last`: int32 `[B, G]`, float32 `[B, G, V]`."""
 
-  def advance(token, row_keys):
-    probs = logits_to_probs(jnp.log(next_probs(table, token)))
+  def advance(carry, row_keys):
+    token, text = carry
+    logits = processors.after_text(jnp.log(next_probs(table, token)), text)
+    probs = logits_to_probs(logits, context.sampling)
     token = distributions.sample(row_keys, probs)
-    return token, (token, probs)
+    return (token, processors.followed_by(text, token)), (token, probs)
 
   step_keys = keys.split(row_keys, gamma)
-  _, (tokens, probs) = jax.lax.scan(advance, last, step_keys)
+  begin = last, processors.text_of(context)
+  _, (tokens, probs) = jax.lax.scan(advance, begin, step_keys)
   return tokens.T, jnp.moveaxis(probs, 0, 1)

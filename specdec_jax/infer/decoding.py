@@ -11,7 +11,8 @@ from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DrafterChoice, NoDrafter
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.option_fields import field_names
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.processing import Processing
+from specdec_jax.assembly.sampling import Options, Sampling
 from specdec_jax.base import VerifyFn
 from specdec_jax.infer.examples import Layout
 from specdec_jax.sharding import mesh as mesh_lib
@@ -28,13 +29,14 @@ _SIZES = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Decoding:
+class Decoding(Options):
   """How to decode; gin binds the fields.
 
   Attributes:
     make_drafter: gives the drafter, of `assembly.drafters`.
     make_rule: gives the acceptance rule, of `assembly.rules`.
-    temperature: and `top_k`, `top_p`, `min_p`: see `assembly.sampling`.
+    temperature: as `top_k` and all others of `assembly.sampling.Options`, of
+      which `processing.Processing` lists those that heed the text before.
     seed: of all draws; each example has its own stream.
     batch_size: rows decoded at once, on all chips together.
     refill_size: rows that are refilled at once; None for a quarter. All of them
@@ -57,10 +59,6 @@ class Decoding:
 
   make_drafter: Callable[[], DrafterChoice] = NoDrafter
   make_rule: Callable[[], rules.Rule] = rules.SpeculativeSampling
-  temperature: float = 0.0
-  top_k: int | None = None
-  top_p: float | None = None
-  min_p: float | None = None
   seed: int = 0
   batch_size: int = 32
   refill_size: int | None = None
@@ -177,6 +175,7 @@ class Job:
       inputs_length=self.inputs_length,
       targets_length=self.targets_length,
       is_scored=self.is_scored,
+      processing=Processing() if self.is_scored else self.decoder.sampling,
     )
 
   @property

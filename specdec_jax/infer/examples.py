@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from specdec_jax.assembly import running
+from specdec_jax.assembly import processing, running
+from specdec_jax.assembly.processing import Processing
 from specdec_jax.base import Prompt
 from specdec_jax.infer import marks
 from specdec_jax.models import families
@@ -35,14 +36,15 @@ class Row:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
   """The sizes of prompts made of examples: those of the target, and at most how
-  many input tokens and new tokens a row has; and whether the new ones are the
-  example's own targets, to be scored."""
+  many input tokens and new tokens a row has; whether the new ones are the
+  example's own targets, to be scored; and what changes the logits of all."""
 
   config: families.Config
   vocabulary: AnyVocabulary
   inputs_length: int
   targets_length: int
   is_scored: bool = False
+  processing: Processing = dataclasses.field(default_factory=Processing)
 
   @property
   def is_encoder_decoder(self) -> bool:
@@ -166,13 +168,24 @@ def sampled(rows: Sequence[Row], num_samples: int) -> list[Row]:
 
 def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
   """The function from rows, or None to fill, to a prompt of numpy arrays."""
-  return lambda rows: prompts.pack(
-    [None if row is None else row.ids for row in rows],
-    config=layout.config,
-    width=layout.inputs_length,
-    max_new_tokens=layout.targets_length,
-    row_ids=[0 if row is None else row.index for row in rows],
-  )
+
+  def pack(rows: Sequence[Row | None]) -> Prompt:
+    prompt = prompts.pack(
+      [None if row is None else row.ids for row in rows],
+      config=layout.config,
+      width=layout.inputs_length,
+      max_new_tokens=layout.targets_length,
+      row_ids=[0 if row is None else row.index for row in rows],
+    )
+    made = processing.of_rows(
+      [layout.processing] * len(rows),
+      prompt.decoder_lengths,
+      eos_ids=layout.vocabulary.eos_ids,
+      vocab_size=layout.config.vocab_size,
+    )
+    return dataclasses.replace(prompt, processors=made)
+
+  return pack
 
 
 def pack_targets(

@@ -157,6 +157,42 @@ def test_a_text_has_settings_of_its_own(decoder, completions):
   )
 
 
+def test_a_text_is_processed_in_its_own_way(folder, decoder, completions):
+  words = [list(completions[0].tokens[:2]), [completions[0].tokens[3]]]
+  options = {
+    'repetition_penalty': [None, 9.0, 1.0, 1.3, None],
+    'no_repeat_ngram_size': [None, None, None, 2, 0],
+    'bad_words_ids': [words, None, [], None, None],
+    'max_new_tokens': [8, 8, 4, 8, 8],
+  }
+  found = generate(decoder, TEXTS, **options)
+  for i, (text, each) in enumerate(zip(TEXTS, found, strict=True)):
+    own = {name: values[i] for name, values in options.items()}
+    [alone] = generate(decoder, [text, text], **own)[:1]
+    assert each.tokens == alone.tokens
+  changed = [
+    x.tokens != y.tokens[: len(x.tokens)]
+    for x, y in zip(found, completions, strict=True)
+  ]
+  assert changed == [True, True, False, True, False]
+  # A decoder that was loaded so decodes so, with every drafter and in a stream.
+  plain = specdec_jax.load(folder, drafter='none', repetition_penalty=9.0)
+  [one] = generate(plain, TEXTS[1:2])
+  assert one.tokens == found[1].tokens
+  stream = specdec_jax.stream(plain, TEXTS[1], max_new_tokens=NUM_NEW)
+  assert ''.join(stream) == one.text
+  [none] = generate(plain, TEXTS[1:2], repetition_penalty=1.0)
+  assert none.tokens == completions[1].tokens
+
+
+def test_other_processors_compile_nothing(decoder, compiled_events):
+  generate(decoder, TEXTS[:2], repetition_penalty=1.5, suppress_tokens=[3])
+  compiled_events.clear()
+  generate(decoder, TEXTS[:2], presence_penalty=0.5, logit_bias={5: 1.0})
+  generate(decoder, TEXTS[:2], suppress_tokens=[[4], []])
+  assert compiled_events == []
+
+
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
@@ -168,6 +204,17 @@ def test_a_text_has_settings_of_its_own(decoder, completions):
     ({'seed': [1, -1]}, 'seed.*-1'),
     ({'stop': [['a'], 'b']}, 'stop is a string'),
     ({'max_new_tokens': [4, 0]}, 'max_new_tokens.*0'),
+    ({'repetition_penalty': 0}, 'repetition_penalty.*0'),
+    ({'repetition_penalty': [1.5]}, 'repetition_penalty .*1 for 2'),
+    ({'repetition_penality': 1.5}, "'repetition_penality'.*repetition_penalty"),
+    ({'frequency_penalty': float('nan')}, 'frequency_penalty.*nan'),
+    ({'min_new_tokens': 9}, 'min_new_tokens 9 exceeds .*8'),
+    ({'no_repeat_ngram_size': 2.0}, 'no_repeat_ngram_size.*2.0'),
+    ({'suppress_tokens': [99_999]}, '99999'),
+    ({'suppress_tokens': [-1]}, 'suppress_tokens.*-1'),
+    ({'bad_words_ids': [[]]}, 'bad_words_ids'),
+    ({'logit_bias': {'a': 1.0}}, "logit_bias.*'a'"),
+    ({'logit_bias': {5: float('inf')}}, 'logit_bias.*inf'),
   ],
 )
 def test_wrong_settings_are_said_at_once(decoder, options, message):

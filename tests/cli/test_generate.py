@@ -77,7 +77,10 @@ def test_json_has_the_promised_keys(generate, tmp_path, monkeypatch):
 
 def test_a_line_has_settings_of_its_own(generate, tmp_path):
   path, options = tmp_path / 'own.jsonl', ('--json', '-', '--drafter', 'none')
-  own = {'temperature': 1.5, 'top_k': 9, 'seed': 3, 'max_new_tokens': 5}
+  own = {
+    **{'temperature': 1.5, 'top_k': 9, 'seed': 3, 'max_new_tokens': 5},
+    **{'presence_penalty': 2.5, 'logit_bias': {5: 1.5}, 'min_new_tokens': 2},
+  }
   lines = [{'prompt': 'the in ab'}, {'prompt': 'ab', **own}]
   path.write_text('\n'.join(map(json.dumps, lines)))
   first, second = generate('--prompts', path, *options).records()
@@ -103,6 +106,8 @@ def test_a_line_has_settings_of_its_own(generate, tmp_path):
     ({'stop': 'ab'}, ('stop is a string',)),
     ({'seed': 1.5}, ('seed', '1.5')),
     ({'max_new_tokens': 0}, ('max_new_tokens', '0')),
+    ({'repetition_penalty': -1}, ('repetition_penalty', '-1')),
+    ({'bad_words_ids': [5]}, ('bad_words_ids', '[5]')),
   ],
 )
 def test_wrong_settings_of_a_line_are_refused(run, model, tmp_path, own, words):

@@ -115,10 +115,10 @@ def test_a_revision_of_a_repository(
   [
     (
       'generation_config.json',
-      {'repetition_penalty': 1.3, 'suppress_tokens': [*range(99)]},
-      'repetition_penalty 1.3, suppress_tokens [0, 1, 2, 3, 4, 5, ...]: ',
+      {'encoder_repetition_penalty': 1.3, 'stop_strings': [*range(99)]},
+      'encoder_repetition_penalty 1.3, stop_strings [0, 1, 2, 3, 4, 5, ...]: ',
     ),
-    ('config.json', {'no_repeat_ngram_size': 3}, 'no_repeat_ngram_size 3: '),
+    ('config.json', {'guidance_scale': 3}, 'guidance_scale 3: '),
     ('generation_config.json', {'repetition_penalty': 1.0, 'top_k': 5}, None),
   ],
 )
@@ -136,6 +136,24 @@ def test_what_is_not_honoured_is_named_once(
   else:
     assert told.err.startswith(f'specdec: {path} has {said}')
     assert told.err.count('\n') == 1
+
+
+def test_what_a_model_states_counts_where_nothing_is_said(run, make_model):
+  model, usual = make_model('states'), ('--max_new_tokens=6', '--prompt=the in')
+  stated = {'repetition_penalty': 3.0, 'suppress_tokens': [5]}
+
+  def text(*flags):
+    told = run('generate', '--model', model, *usual, *flags)
+    return told.out or told.err
+
+  said = text('--repetition_penalty', 3, '--suppress_tokens', [5])
+  nothing = text()
+  path = pathlib.Path(model, 'generation_config.json')
+  path.write_text(json.dumps(stated))
+  assert text() == said != nothing
+  assert text('--repetition_penalty', 1, '--suppress_tokens', []) == nothing
+  path.write_text('{"repetition_penalty": -3}')
+  assert f'{path}: repetition_penalty' in text()
 
 
 def test_what_a_conversion_drops_is_named(run, make_model, tmp_path):

@@ -55,31 +55,34 @@ _NETWORKS = {
   'eagle': _Network(eagle, eagle.from_file, eagle.to_file),
 }
 # What generation_config.json, or config.json without one, can state that
-# changes even the greedy text of transformers and nothing here, and the values
-# that do not. Loading names the others.
-NOT_HONOURED: Json = {
+# changes even greedy text, and the values that do not: `stated` has it.
+HONOURED: Json = {
   'bad_words_ids': None,
   'begin_suppress_tokens': None,
+  'min_length': 0,
+  'min_new_tokens': 0,
+  'no_repeat_ngram_size': 0,
+  'repetition_penalty': 1.0,
+  'suppress_tokens': None,
+}
+# The same of what changes the text of transformers, and nothing here. Loading
+# names it.
+NOT_HONOURED: Json = {
   'encoder_no_repeat_ngram_size': 0,
   'encoder_repetition_penalty': 1.0,
   'exponential_decay_length_penalty': None,
   'forced_bos_token_id': None,
   'forced_eos_token_id': None,
   'guidance_scale': 1.0,
-  'min_length': 0,
-  'min_new_tokens': 0,
-  'no_repeat_ngram_size': 0,
   'penalty_alpha': 0.0,
-  'repetition_penalty': 1.0,
   'sequence_bias': None,
   'stop_strings': None,
-  'suppress_tokens': None,
   'watermarking_config': None,
 }
 # Keys of config.json that change nothing that a network computes: how files
 # were made, how to train, what to generate by default, and how to run. Readers
 # ask for all others that they know.
-WITHOUT_EFFECT = frozenset(NOT_HONOURED) | frozenset((
+WITHOUT_EFFECT = frozenset(HONOURED | NOT_HONOURED) | frozenset((
   'architectures', 'dtype', 'torch_dtype', 'transformers_version',
   'transformers.js_config', 'name_or_path', '_name_or_path', '_commit_hash',
   'is_llama_config', 'attention_dropout', 'classifier_dropout',
@@ -222,26 +225,33 @@ def read_eos_ids(folder: Path) -> tuple[int, ...]:
   return ()
 
 
-def not_honoured(folder: Path) -> str | None:
-  """Returns what a folder states and `NOT_HONOURED` lists, in a sentence; None
-  if nothing does."""
+def stated(folder: Path, known: Json) -> tuple[str, dict[str, Any]]:
+  """Returns what a folder states of `known`, names with values that change
+  nothing, and the path of the file."""
   values = settings.read_if_any(folder / _GENERATION)
   places = [values]
   if not values.values:
     values = settings.read_if_any(folder / CONFIG)
     places = [values, values.at('decoder'), values.at('text_config')]
-  # As `no_repeat_ngram_size 3`, once, wherever it stands.
-  found = {
-    f'{key} {reprlib.repr(place.values[key])}'
-    for place in places
-    for key, neutral in NOT_HONOURED.items()
+  # Of several places the first counts.
+  return values.path, {
+    key: place.values[key]
+    for place in reversed(places)
+    for key, neutral in known.items()
     if place.values.get(key) not in (None, neutral, [], {})
   }
+
+
+def not_honoured(folder: Path, known: Json = NOT_HONOURED) -> str | None:
+  """Returns what a folder states of `known` in a sentence; None if nothing."""
+  path, found = stated(folder, known)
   if not found:
     return None
+  # As `sequence_bias [...]`.
+  said = (f'{key} {reprlib.repr(value)}' for key, value in found.items())
   return (
-    f'{values.path} has {", ".join(sorted(found))}: transformers heeds that, '
-    'and here it changes nothing'
+    f'{path} has {", ".join(sorted(said))}: transformers heeds that, and here '
+    'it changes nothing'
   )
 
 

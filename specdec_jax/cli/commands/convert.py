@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
   if args.step is not None and written.read_step is None:
     raise ValueError(f'--step is for checkpoints of T5X, not --to {args.to}')
   source = loading.locate(args.source)
-  loading.warn_of(source)
+  loading.warn_of(source, is_converted=True)
   destination = user_path(args.destination)
   _check_destination(source, destination, is_overwritten=args.overwrite)
   mesh.check_devices(1)

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays
-from specdec_jax.assembly import lengths, models, option_fields
+from specdec_jax.assembly import lengths, models, option_fields, processing
 from specdec_jax.assembly.drafters import DRAFTERS, Drafting, Target
 from specdec_jax.assembly.drafters.choice import has_model
 from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import RULES, Rule, SpeculativeSampling
-from specdec_jax.assembly.sampling import Sampling
+from specdec_jax.assembly.sampling import Options, Sampling
 from specdec_jax.base import Array, LanguageModel, Params, Prompt
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
@@ -33,7 +33,7 @@ _STAND_IN = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Options):
   """How to speculate, but for the options of single drafters and rules.
 
   Attributes:
@@ -44,17 +44,13 @@ class Settings:
       compiled decode, and a copy is on every device.
     gamma: tokens drafted per target run, at most.
     verification: a name of `assembly.rules.RULES`.
-    temperature: as all below, of `assembly.sampling.Sampling`.
+    temperature: as all others, of `assembly.sampling.Options`.
   """
 
   drafter: str = 'prompt_lookup'
   drafter_checkpoint: str | None = None
   gamma: int = 4
   verification: str = 'speculative_sampling'
-  temperature: float = 0.0
-  top_k: int | None = None
-  top_p: float | None = None
-  min_p: float | None = None
 
   def __post_init__(self):
     option_fields.by_name('drafter', DRAFTERS, self.drafter)
@@ -204,6 +200,15 @@ def decode(
     verify_fn=judge.verify_fn(made.drafter.tree),
     logits_to_probs=judge.sampling.to_probs(networks.target.vocab_size),
     eos_id=eos_id,
+  )
+  prompt = dataclasses.replace(
+    prompt,
+    processors=processing.of_rows(
+      [speculation.sampling] * prompt.row_ids.size,
+      prompt.decoder_lengths,
+      eos_ids=(eos_id,),
+      vocab_size=networks.target.vocab_size,
+    ),
   )
   loop: Any = autoregressive if is_plain else speculative
   with _mesh_of_t5x():

@@ -1,0 +1,225 @@
+"""Logits that depend on the text before them: biases, penalties, and n-grams
+that must not come again.
+
+The formulas, and the order, are those of transformers' `LogitsProcessorList`;
+presence and frequency penalty are OpenAI's. They are applied before temperature
+and all limits. In a block each position sees the committed text and the drafts
+before it, in a tree those above it, as plain decoding would.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import arrays, trees
+from specdec_jax.base import Array, Context, Processors, Tree
+
+# Ids that no token has: where a text has not begun, and where a sequence that
+# is biased has nothing to say.
+_BEFORE, ANY = -2, -1
+
+
+class _Texts(NamedTuple):
+  """T texts of each row: the context, and what was drafted after it.
+
+  Attributes:
+    drafted: int32 `[B, T, D]`, of which `depths` int32 `[T]` count.
+    tokens: int32 `[B, T, S]`, the whole texts.
+    lengths: int32 `[B, T]`, theirs.
+    starts: int32 `[B]`, where new tokens begin.
+  """
+
+  drafted: Array
+  depths: Array
+  tokens: Array
+  lengths: Array
+  starts: Array
+
+
+def text_of(context: Context) -> Context | None:
+  """The text that a drafter goes on with, token by token; None if no row has
+  processors, so that none is carried along."""
+  return None if context.processors is None else context
+
+
+def followed_by(text: Context | None, tokens: Array) -> Context | None:
+  """A text of `text_of` with int32 `[B]` behind it; those that would fall
+  outside the buffer are dropped."""
+  if text is None:
+    return None
+  ones = jnp.ones_like(text.lengths)
+  return dataclasses.replace(
+    text,
+    tokens=arrays.write_block(text.tokens, tokens[:, None], text.lengths, ones),
+    lengths=text.lengths + 1,
+  )
+
+
+def after_text(logits: Array, text: Context | None) -> Array:
+  """Processed logits `[B, V]` of what follows a text."""
+  if text is None:
+    return logits
+  return after_drafts(logits[:, None], text)[:, 0]
+
+
+def after_drafts(
+  logits: Array,
+  context: Context,
+  *tokens: Array,
+  tree: Tree | None = None,
+  first: int = 0,
+) -> Array:
+  """Processed logits `[B, T, V]` of what follows the context and each draft.
+
+  Args:
+    logits: float32 `[B, T, V]`, as they were computed.
+    context: the committed text; without processors the logits stay as they are.
+    *tokens: int32 `[B, N]` in all, drafted; none for plain decoding.
+    tree: the shape of the draft; None for a chain.
+    first: the node that the first logits follow, others those after it; node 0
+      is the context's last token, and in a chain node i the draft's token i.
+  """
+  rows = context.processors
+  if rows is None:
+    return logits
+  nodes = depths = np.arange(first, first + logits.shape[1], dtype=np.int32)
+  root = jnp.zeros((logits.shape[0], 1), jnp.int32)
+  with_root = jnp.concatenate([root, *tokens], axis=1)
+  if tree is None:
+    drafted = with_root[:, None, 1:]
+  else:
+    # Of the tree (0, 0, 1) node 3 stands on the path [1, 3], and node 2 on [2].
+    drafted = with_root[:, trees.path_of(tree, jnp.asarray(nodes))]
+    depths = trees.depths(tree)[nodes]
+  return _process(logits, rows, context, drafted, jnp.asarray(depths))
+
+
+def _process(
+  logits: Array,
+  rows: Processors,
+  context: Context,
+  drafted: Array,
+  depths: Array,
+) -> Array:
+  """All processors; what no row asks for takes no time."""
+  texts = _texts(context, drafted, depths, logits.shape[1])
+  logits = _biased(logits, rows, context, texts)
+  is_penalized = (rows.repetition != 1) | (rows.presence != 0)
+  is_penalized = is_penalized | (rows.frequency != 0)
+  for process, is_used in (
+    (_penalized, is_penalized),
+    (_without_repeats, rows.ngram_size > 0),
+  ):
+    logits = jax.lax.cond(
+      jnp.any(is_used), process, lambda x, *_: x, logits, rows, context, texts
+    )
+  return logits
+
+
+def _texts(
+  context: Context, drafted: Array, depths: Array, num_texts: int
+) -> _Texts:
+  assert context.starts is not None  # There are processors.
+  num_rows, capacity = context.tokens.shape
+  shape = num_rows, num_texts, drafted.shape[-1]
+  drafted = jnp.broadcast_to(drafted, shape)
+  tokens = jnp.repeat(context.tokens, num_texts, axis=0)
+  if shape[-1]:
+    tokens = arrays.write_block(
+      tokens,
+      drafted.reshape(-1, shape[-1]),
+      jnp.repeat(context.lengths, num_texts),
+      jnp.tile(depths, num_rows),
+    )
+  return _Texts(
+    drafted=drafted,
+    depths=depths,
+    tokens=tokens.reshape(num_rows, num_texts, capacity),
+    lengths=context.lengths[:, None] + depths[None, :],
+    starts=context.starts,
+  )
+
+
+def _biased(
+  logits: Array, rows: Processors, context: Context, texts: _Texts
+) -> Array:
+  """Adds a bias to the last id of each sequence whose others end the text."""
+  if not rows.biases.shape[1]:
+    return logits
+  *before, last = jnp.moveaxis(rows.sequences, -1, 0)
+  num_new = texts.lengths - texts.starts[:, None]
+  applies = num_new[:, :, None] < rows.until[:, None, :]
+  # Of sequence [5, 6, 7], the last but one is compared with the text's last.
+  for distance, ids in enumerate(reversed(before), start=1):
+    seen = _nth_last(texts, distance)[:, :, None]
+    applies = applies & ((ids[:, None, :] == seen) | (ids[:, None, :] == ANY))
+  biases = jnp.where(applies, rows.biases[:, None, :], 0.0)
+  ids = jnp.where(last == ANY, logits.shape[-1], last)
+  add = lambda logits, ids, biases: logits.at[ids].add(biases, mode='drop')
+  return jax.vmap(jax.vmap(add, in_axes=(0, None, 0)))(logits, ids, biases)
+
+
+def _penalized(
+  logits: Array, rows: Processors, context: Context, texts: _Texts
+) -> Array:
+  """Divides what is positive and multiplies what is negative by the penalty for
+  repetitions, prompts included; the other two count new tokens alone."""
+  tokens, num_ids = context.tokens, logits.shape[-1]
+  positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+  is_text = positions < context.lengths[:, None]
+  is_new = is_text & (positions >= texts.starts[:, None])
+  # The context is counted once, not once for each of its drafts.
+  steps = jnp.arange(texts.drafted.shape[-1], dtype=jnp.int32)
+  is_above = steps[None, :] < texts.depths[:, None]
+  drafted = _counts(texts.drafted, is_above[None], num_ids)
+  seen = _counts(tokens, is_text, num_ids)[:, None] + drafted > 0
+  counts = _counts(tokens, is_new, num_ids)[:, None] + drafted
+  column = lambda values: values[:, None, None]
+  repetition = column(rows.repetition)
+  scaled = jnp.where(logits < 0, logits * repetition, logits / repetition)
+  logits = jnp.where(seen, scaled, logits)
+  logits = logits - column(rows.frequency) * counts.astype(jnp.float32)
+  return logits - jnp.where(counts > 0, column(rows.presence), 0.0)
+
+
+def _without_repeats(
+  logits: Array, rows: Processors, context: Context, texts: _Texts
+) -> Array:
+  """Rules out the ids that would complete an n-gram of the text again."""
+  del context
+  size, tokens = rows.ngram_size[:, None, None], texts.tokens
+  positions = jnp.arange(tokens.shape[-1], dtype=jnp.int32)[None, None, :]
+  is_banned = (positions < texts.lengths[..., None]) & (size > 0)
+  is_banned = is_banned & (positions >= size - 1)
+
+  def compare(distance: Array, is_banned: Array) -> Array:
+    # Of n-grams of 3 ids, those are 1 and 2 before the last one.
+    before = jnp.roll(tokens, distance, axis=-1)
+    is_same = before == _nth_last(texts, distance)[..., None]
+    return is_banned & (is_same | (distance >= size))
+
+  most = jnp.max(rows.ngram_size)
+  is_banned = jax.lax.fori_loop(jnp.ones_like(most), most, compare, is_banned)
+  ids = jnp.where(is_banned, tokens, logits.shape[-1])
+  rule_out = lambda logits, ids: logits.at[ids].set(-jnp.inf, mode='drop')
+  return jax.vmap(jax.vmap(rule_out))(logits, ids)
+
+
+def _nth_last(texts: _Texts, distance: int | Array) -> Array:
+  """The token so far from the end of each text, int32 `[B, T]`; 1 is last."""
+  places = texts.lengths - distance
+  inside = jnp.clip(places, 0, texts.tokens.shape[-1] - 1)
+  return jnp.where(places < 0, _BEFORE, arrays.pick(texts.tokens, inside))
+
+
+def _counts(tokens: Array, is_counted: Array, num_ids: int) -> Array:
+  """How often ids occur among `[..., W]` tokens: int32 `[..., num_ids]`."""
+  ids = jnp.where(is_counted, tokens, num_ids)
+  nothing = jnp.zeros(num_ids, jnp.int32)
+  count = lambda ids: nothing.at[ids].add(1, mode='drop')
+  for _ in ids.shape[:-1]:
+    count = jax.vmap(count)
+  return count(ids)

@@ -1,0 +1,240 @@
+"""Logits that depend on the text before them: the formulas, and that every
+position of a block sees the drafts before it."""
+
+import functools
+import json
+import math
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import drafters, logits, processors, verification
+from specdec_jax.assembly.processing import Processing, of_rows
+from specdec_jax.base import Context, Params, Sampling
+from specdec_jax.decoding import autoregressive, speculative
+from specdec_jax.decoding.method import Method
+from tests import slow, toy, toy_tree, trial
+
+V, EOS = 4, 3
+TARGET, PARAMS = toy.toy(V), toy.toy_params(V, seed=1)
+DRAFTER_PARAMS = toy.perturb(PARAMS, seed=2)
+# A prompt and what it is told; each row of a batch has its own.
+ROWS = {
+  (1,): Processing(repetition_penalty=1.8),
+  (0, 2): Processing(presence_penalty=1.0, frequency_penalty=0.7),
+  (2, 1, 0): Processing(no_repeat_ngram_size=2),
+  (1, 1, 2): Processing(bad_words_ids=[[1, 2], [2, 0]], logit_bias={0: 0.8}),
+  (2, 2): Processing(min_new_tokens=3, begin_suppress_tokens=[1]),
+}
+
+
+def _processors(ways, lengths):
+  lengths = np.array([*lengths], np.int32)
+  return of_rows(ways, lengths, eos_ids=(EOS,), vocab_size=V)
+
+
+OF_PROMPTS = _processors([*ROWS.values()], [*map(len, ROWS)])
+
+
+def _drafter(rule: str):
+  to_probs = logits.standardize()
+  if rule == 'traversal':
+    return drafters.branching(
+      TARGET, tree=toy_tree.BENT, logits_to_probs=to_probs
+    )
+  return drafters.autoregressive(TARGET, gamma=3, logits_to_probs=to_probs)
+
+
+def _rule(rule: str):
+  if rule == 'traversal':
+    return toy_tree.rule(rule, toy_tree.BENT)
+  return getattr(verification, rule)
+
+
+def _trial(rule: str, drafter_params=DRAFTER_PARAMS) -> trial.Trial:
+  return trial.Trial(
+    target=TARGET,
+    params=Params(PARAMS, drafter_params),
+    drafter=_drafter(rule),
+    verify_fn=_rule(rule),
+    prompts=tuple(ROWS),
+    num_new=(4,) * len(ROWS),
+    eos_id=EOS,
+    processors=OF_PROMPTS,
+  )
+
+
+@slow.parametrize(
+  ('rule',),
+  [('speculative_sampling',), ('block_verification',), ('traversal',)],
+  now=[('traversal',)],
+)
+def test_blocks_and_trees_have_plain_decodings_distribution(
+  rule, record_property
+):
+  result = trial.check(
+    _trial(rule),
+    record_property,
+    'Processors through the compiled loop, false alarm rate 1e-9',
+    f'five rows of other processors, {rule}',
+    num_decodes=100_800,
+  )
+  accepted = np.sum(result.statistics.num_accepted)
+  assert 0 < accepted < np.sum(result.statistics.num_tested)
+
+
+@slow.parametrize(
+  ('rule',),
+  [('speculative_sampling',), ('traversal',)],
+  now=[('speculative_sampling',)],
+)
+def test_drafts_that_are_not_seen_are_noticed_for_each(rule, monkeypatch):
+  whole = processors._process
+
+  def blind(logits, rows, context, drafted, depths):
+    return whole(logits, rows, context, drafted, depths * 0)
+
+  monkeypatch.setattr(processors, '_process', blind)
+  report = trial.run(
+    _trial(rule), num_decodes=100_800, batch_size=25_200
+  ).report
+  for i, way in enumerate(ROWS.values(), start=1):
+    own = [x.p_value for x in report.checks if f'prompt {i},' in x.name]
+    assert min(own) <= 1e-9, way
+
+
+def _told(ways, temperature: float):
+  """A prompt of ragged rows, each told something else."""
+  rows = [[1, 2, 1][: 1 + i % 3] for i in range(len(ways))]
+  every = lambda value, kind: jnp.full(len(rows), value, kind)
+  sampling = Sampling(
+    temperature=every(temperature, jnp.float32),
+    top_k=every(V, jnp.int32),
+    top_p=every(1, jnp.float32),
+    min_p=every(0, jnp.float32),
+  )
+  return toy.prompt(rows).replace(
+    processors=_processors(ways, map(len, rows)), sampling=sampling
+  )
+
+
+# Rows of one batch, for greedy decoding and for draws.
+WAYS = [
+  Processing(),
+  Processing(repetition_penalty=4.0),
+  Processing(presence_penalty=1.2),
+  Processing(frequency_penalty=-0.6, suppress_tokens=[2]),
+  Processing(no_repeat_ngram_size=4),
+  Processing(bad_words_ids=[[1, 2], [0, 0, 2]], repetition_penalty=0.8),
+]
+MAX_LEN = 14
+
+
+@functools.cache
+def _decode(loop, rule: str):
+  method = Method(
+    target=TARGET,
+    drafter=_drafter(rule),
+    verify_fn=_rule(rule),
+    logits_to_probs=logits.standardize(),
+    eos_id=-1,
+  )
+  decode = functools.partial(loop.generate, method=method, max_len=MAX_LEN)
+  return jax.jit(decode)
+
+
+_RULES = [('block_verification',), ('traversal',)]
+
+
+@slow.parametrize(('rule',), _RULES, now=_RULES[:1])
+def test_greedy_tokens_are_plain_decodings(rule):
+  params, key = Params(PARAMS, DRAFTER_PARAMS), jax.random.key(0)
+  plain = _decode(autoregressive, 'block_verification')
+  prompt = _told(WAYS, 0)
+  expected = plain(params, key, prompt)
+  found = _decode(speculative, rule)(params, key, prompt)
+  np.testing.assert_array_equal(found.tokens, expected.tokens)
+  # Every one of them says something else.
+  untold = plain(params, key, _told([Processing()] * len(WAYS), 0))
+  differs = (untold.tokens != expected.tokens).any(axis=1)
+  assert differs.tolist() == [False, *[True] * (len(WAYS) - 1)]
+
+
+@slow.parametrize(('rule',), _RULES, now=_RULES[:1])
+def test_a_row_depends_on_its_own_settings_alone(rule):
+  decode = _decode(speculative, rule)
+  params, key = Params(PARAMS, DRAFTER_PARAMS), jax.random.key(3)
+  prompt = _told(WAYS, 1)
+  together = decode(params, key, prompt)
+  for row in range(len(WAYS)):
+    # The same program, all of whose rows are this one.
+    alone = jax.tree.map(lambda x, row=row: x[np.full(len(WAYS), row)], prompt)
+    found = decode(params, key, alone)
+    np.testing.assert_array_equal(found.tokens[0], together.tokens[row])
+
+
+@slow.parametrize(('rule',), _RULES, now=_RULES[:1])
+def test_drafts_are_processed_as_well(rule):
+  """A model that drafts for itself is always right, whatever it is told."""
+  decode = _decode(speculative, rule)
+  params = Params(PARAMS, PARAMS)
+  found = decode(params, jax.random.key(0), _told(WAYS, 1)).statistics
+  accepted = np.sum(found.num_accepted, axis=1)
+  assert (accepted > 0).all()
+  if rule == 'block_verification':
+    np.testing.assert_array_equal(accepted, np.sum(found.num_tested, axis=1))
+
+
+def test_what_nobody_asks_for_is_not_in_the_program(monkeypatch):
+  neutral = Processing(
+    repetition_penalty=1.0, presence_penalty=0, no_repeat_ngram_size=0
+  )
+  assert _processors([neutral, Processing()], [1, 1]) is None
+
+  def fail(*args):
+    raise AssertionError('it was traced')
+
+  prompt = toy.prompt([[1], [0, 2]])
+  params, key = Params(PARAMS, DRAFTER_PARAMS), jax.random.key(0)
+  monkeypatch.setattr(processors, '_process', fail)
+  for loop in (autoregressive, speculative):
+    decode = _decode(loop, 'speculative_sampling')
+    decode.trace(params, key, prompt)
+    with pytest.raises(AssertionError, match='traced'):
+      decode.trace(params, key, _told(WAYS[:2], 1))
+
+
+def _golden():
+  path = pathlib.Path(__file__).parent / 'golden' / 'processors.json'
+  return json.loads(path.read_text())
+
+
+def test_the_formulas_are_those_of_transformers():
+  """All of its cases as rows of one batch, each with settings of its own."""
+  cases = _golden()
+  vocab_size = len(cases[0]['logits'])
+  width = max(len(case['text']) for case in cases) + 2
+  # What lies behind a text must not matter.
+  tokens = np.full((len(cases), width), 1, np.int32)
+  for row, case in zip(tokens, cases, strict=True):
+    row[: len(case['text'])] = case['text']
+  starts = np.array([case['start'] for case in cases], np.int32)
+  text = Context(
+    tokens=tokens,
+    lengths=np.array([len(case['text']) for case in cases], np.int32),
+    starts=starts,
+    processors=of_rows(
+      [Processing(**case['settings']) for case in cases],
+      starts,
+      eos_ids=(2,),
+      vocab_size=vocab_size,
+    ),
+  )
+  given = np.array([case['logits'] for case in cases], np.float32)
+  found = jax.jit(processors.after_text)(given, text)
+  nothing = lambda x: -math.inf if x is None else x
+  expected = [list(map(nothing, case['processed'])) for case in cases]
+  np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
