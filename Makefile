@@ -92,11 +92,12 @@ $(CORPUS)/manifest.json: | $(VENV)/tables.done
 # Compiling is most of the work. What looks at the compiled program, or runs
 # long, is compiled as users compile; all else as quickly as can be. What is
 # marked slow is in test-all only.
-TWO := -n 2 --dist worksteal
+# Three for two cores: some tests wait for processes and servers.
+WORKERS := -n 3 --dist worksteal
 OPTIMIZED = $(shell grep -rl 'mark\.optimized' tests --include='test_*.py')
-TESTS = $(BIN)/python -m pytest $(TWO) --quick \
+TESTS = $(BIN)/python -m pytest $(WORKERS) --quick \
   -m 'not notebooks and not optimized$(1)' && \
-  $(BIN)/python -m pytest $(TWO) -m 'optimized$(1)' $(OPTIMIZED)
+  $(BIN)/python -m pytest $(WORKERS) -m 'optimized$(1)' $(OPTIMIZED)
 
 test: $(VENV)/dev.done
 	$(call TESTS, and not slow)
@@ -110,10 +111,10 @@ EXACTNESS := tests/test_exactness_rules.py tests/test_exactness_controls.py \
   tests/contracts
 
 modes: $(VENV)/dev.done
-	JAX_DEFAULT_PRNG_IMPL=rbg $(BIN)/python -m pytest $(TWO) --quick $(EXACTNESS)
-	JAX_DEFAULT_PRNG_IMPL=unsafe_rbg $(BIN)/python -m pytest $(TWO) --quick \
+	JAX_DEFAULT_PRNG_IMPL=rbg $(BIN)/python -m pytest $(WORKERS) --quick $(EXACTNESS)
+	JAX_DEFAULT_PRNG_IMPL=unsafe_rbg $(BIN)/python -m pytest $(WORKERS) --quick \
 	  $(EXACTNESS)
-	JAX_ENABLE_X64=1 $(BIN)/python -m pytest $(TWO) --quick $(EXACTNESS)
+	JAX_ENABLE_X64=1 $(BIN)/python -m pytest $(WORKERS) --quick $(EXACTNESS)
 
 INPUTS := 1000000
 SEED := 0
