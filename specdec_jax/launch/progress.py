@@ -44,6 +44,21 @@ def console(*, is_stderr: bool = False, color: str = 'auto') -> Any:
   return Console(stderr=is_stderr, **settings[color])
 
 
+def _period() -> float:
+  """Returns the seconds between two lines; ValueError if they are no number."""
+  given = os.environ.get('SPECDEC_PROGRESS', '10')
+  try:
+    seconds = float(given)
+  except ValueError:
+    seconds = math.nan
+  if not 0 <= seconds <= threading.TIMEOUT_MAX:
+    raise ValueError(
+      'SPECDEC_PROGRESS should be the seconds between two lines, or 0 for '
+      f'none, got {given!r}'
+    )
+  return seconds or threading.TIMEOUT_MAX
+
+
 @contextlib.contextmanager
 def _lines(
   tell: Callable[[], str], first_after: float | None = None
@@ -51,7 +66,7 @@ def _lines(
   """Prints what `tell` returns on standard error every few seconds while the
   block runs: those of SPECDEC_PROGRESS in the environment, 0 for never, else
   10; the first line after `first_after`, if that is not None."""
-  every = float(os.environ.get('SPECDEC_PROGRESS', 10)) or threading.TIMEOUT_MAX
+  every = _period()
   is_over = threading.Event()
 
   def work() -> None:

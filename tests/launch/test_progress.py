@@ -45,3 +45,11 @@ def test_zero_is_silence(capsys, monkeypatch):
   with progress.bar('timing', 4), progress.waiting('compiling'):
     time.sleep(0.05)
   assert capsys.readouterr().err == ''
+
+
+@pytest.mark.parametrize('seconds', ['soon', '-1', 'nan', 'inf'])
+def test_what_is_no_number_of_seconds_is_refused(monkeypatch, seconds):
+  monkeypatch.setenv('SPECDEC_PROGRESS', seconds)
+  is_refused = pytest.raises(ValueError, match='SPECDEC_PROGRESS')
+  with is_refused, progress.waiting('compiling'):
+    pass
