@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.data import length_buckets, token_files
+from specdec_jax.data import datasets, token_files
 from specdec_jax.launch import compilation_cache
 from specdec_jax.models import presets
 from specdec_jax.training import glancing, loop, optimizers, recipes
@@ -58,7 +58,7 @@ def main() -> None:
 def _batches(args: argparse.Namespace) -> tuple[dict, dict]:
   """Makes a batch of each length, and counts those of an epoch."""
   dataset = glancing.with_ratio(
-    length_buckets.from_token_files(
+    datasets.from_length_buckets(
       args.tokens, batch_tokens=args.batch_tokens, limits=args.lengths
     ),
     train_steps=1,

@@ -1,4 +1,5 @@
-"""Texts that a model wrote, with what it computed meanwhile, in parts on disk.
+"""Texts that a model wrote, with what it computed meanwhile, in parts on disk,
+and batches of them.
 
 A folder has a description and parts, `part-00000` and on, in which every array
 is a file of its own: they are mapped into memory, not read. A part appears when
@@ -6,6 +7,8 @@ it is complete, so that a writer may be killed at any moment.
 """
 
 import dataclasses
+import functools
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +19,9 @@ import numpy as np
 
 from specdec_jax.checkpoints import settings
 from specdec_jax.checkpoints.settings import Settings
-from specdec_jax.data import token_files
+from specdec_jax.data import datasets, token_files, training_batches
+from specdec_jax.data.datasets import Dataset
+from specdec_jax.data.training_batches import Group, Rows
 from specdec_jax.files import replacing
 from specdec_jax.files.paths import local_path
 from specdec_jax.launch import agreement
@@ -209,3 +214,93 @@ def load_parts(
       'go on with specdec data write'
     )
   return [load_part(folder, index) for index in wanted]
+
+
+def from_written_texts(
+  folder: str,
+  *,
+  batch_size: int,
+  length: int = 512,
+  num_parts: int | None = None,
+  held_out: int = 64,
+  seed: int = 0,
+  max_validation_rows: int | None = None,
+) -> Dataset:
+  """Makes packed batches of a folder of `specdec data write --prompts
+  --layers`: `_read` says of what.
+
+  Args:
+    batch_size: rows of a batch, over all devices.
+    length: columns of a row; longer texts are cut.
+    num_parts: trains on the first so many parts; None on all that are complete.
+    held_out: one of so many texts of a part is for validation; at least 2.
+    seed: of the packing and of every epoch's order.
+    max_validation_rows: validates on the first so many rows; None on all.
+
+  Raises ValueError if there are no texts, they have no streams, there are fewer
+  rows than a batch has, or `held_out` is out of range.
+  """
+  if held_out < 2:
+    raise ValueError(f'held_out {held_out} leaves no text to train on')
+  parts = load_parts(folder, num_parts)
+  if any(part.streams is None for part in parts):
+    raise ValueError(
+      f'{folder} has no residual streams: give specdec data write --layers'
+    )
+  starts = np.cumsum([0, *(len(part.tokens) for part in parts)])
+  # Streams are too many to be packed, and stay in their files. So rows are
+  # packed of places: a text of 3 tokens after 100 others is [100, 101, 102].
+  spans = [
+    (i % held_out == 0, range(begin + start, begin + min(end, start + length)))
+    for begin, part in zip(starts, parts, strict=False)
+    for i, (start, end) in enumerate(itertools.pairwise(part.offsets))
+  ]
+
+  def group(is_held_out: bool, count: int | None = None) -> Group:
+    places = [span for is_out, span in spans if is_out == is_held_out]
+    tokens = token_files.from_rows(None, places)
+    rows = training_batches.pack(
+      tokens, input_length=0, target_length=length, seed=seed
+    )
+    return Group({name: x[:count] for name, x in rows.items()}, batch_size)
+
+  read = functools.partial(_read, parts, starts)
+  validation = [group(True, max_validation_rows)]
+  rows = datasets.of_groups([group(False)], seed=seed)
+  return Dataset(
+    batch=lambda position: read(rows.batch(position)),
+    validation=lambda: map(read, training_batches.in_order(validation)),
+    num_ids=1 + max(int(part.tokens.max()) for part in parts),
+    contents=[(part.tokens, part.log_probs) for part in parts],
+  )
+
+
+def _read(
+  parts: Sequence[WrittenTexts], starts: np.ndarray, rows: Rows
+) -> Rows:
+  """Reads what stands at the places of packed rows, counted through all parts:
+  `decoder_target_tokens`, `decoder_segment_ids` and `decoder_loss_weights`, 1
+  for tokens that the model wrote, as in `training_batches`; `log_probs`,
+  float32 `[B, T]`; and `streams`, bfloat16 `[B, T, F]`."""
+  places, segments = rows['decoder_target_tokens'], rows['decoder_segment_ids']
+  assert parts[0].streams is not None
+  found: dict[str, np.ndarray] = {
+    'decoder_segment_ids': segments,
+    'decoder_target_tokens': np.zeros(places.shape, np.int32),
+    'decoder_loss_weights': np.zeros(places.shape, np.float32),
+    'log_probs': np.zeros(places.shape, np.float32),
+    'streams': np.zeros(
+      (*places.shape, parts[0].streams.shape[1]), parts[0].streams.dtype
+    ),
+  }
+  for start, part in zip(starts, parts, strict=False):
+    # Of starts [0, 100, 250], place 120 is token 20 of part 1. Padding has
+    # place 0, which is a token of the first text: it is left out.
+    is_here = (segments > 0) & (start <= places)
+    is_here &= places < start + len(part.tokens)
+    at = places[is_here] - start
+    found['decoder_target_tokens'][is_here] = part.tokens[at]
+    found['decoder_loss_weights'][is_here] = is_written(part)[at]
+    found['log_probs'][is_here] = part.log_probs[at]
+    found['streams'][is_here] = np.asarray(part.streams)[at]
+  return found

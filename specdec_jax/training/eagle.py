@@ -1,9 +1,9 @@
 """How an EAGLE-3 network learns to draft (Li et al., arXiv 2503.01840).
 
 It learns from texts that its target wrote, and from what the target computed
-meanwhile (`data.written_rows`). A step of training takes the steps of drafting:
-the network reads its own hidden states, but the true tokens, since drafts after
-a wrong token are rejected anyway.
+meanwhile (`data.written_texts`). A step of training takes the steps of
+drafting: the network reads its own hidden states, but the true tokens, since
+drafts after a wrong token are rejected anyway.
 """
 
 import functools
@@ -156,7 +156,7 @@ def unroll(
   Args:
     params: of the network, in the config's dtype.
     embedding: `[V, embed]`, of the target's tokens.
-    batch: of `data.written_rows`.
+    batch: of `data.written_texts`.
     features: `[B, T, k * target_embed]`.
     num_steps: of drafting.
   """

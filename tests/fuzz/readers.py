@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from specdec_jax.checkpoints import loading, orbax, t5x
-from specdec_jax.data import written_rows, written_texts
+from specdec_jax.data import written_texts
 from specdec_jax.text import vocabulary_files
 from specdec_jax.trace import page, storage
 from tests.fuzz import formats, mutations
@@ -118,7 +118,7 @@ def _read_trace(folder: Path) -> None:
 def _read_written(folder: Path) -> None:
   written_texts.load_description(folder).counts('layers', [])
   written_texts.token_counts(folder, 12)
-  texts = written_rows.from_written_texts(
+  texts = written_texts.from_written_texts(
     str(folder), batch_size=1, length=8, held_out=2
   )
   texts.batch(0)

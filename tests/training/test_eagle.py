@@ -13,7 +13,7 @@ import pytest
 
 from specdec_jax.checkpoints import loading
 from specdec_jax.cli import main as cli
-from specdec_jax.data import written_rows, written_texts
+from specdec_jax.data import written_texts
 from specdec_jax.models import eagle as network
 from specdec_jax.models import families
 from specdec_jax.models.eagle import EagleConfig
@@ -358,7 +358,7 @@ def test_the_loss_of_a_batch_is_that_of_its_positions(texts):
   params = eagle_start.eagle_params(
     config, jax.random.key(0), target=target, texts=str(texts / 'texts')
   )
-  dataset = written_rows.from_written_texts(
+  dataset = written_texts.from_written_texts(
     str(texts / 'texts'), batch_size=2, length=64
   )
   batch = jax.tree.map(jnp.asarray, dataset.batch(0))
@@ -417,7 +417,7 @@ def test_what_can_be_drafted_is_what_was_written_most(texts):
 
 
 def test_batches_hold_every_text_once_with_its_streams(texts):
-  dataset = written_rows.from_written_texts(
+  dataset = written_texts.from_written_texts(
     str(texts / 'texts'), batch_size=1, length=64, held_out=5
   )
   expected = {}
@@ -449,11 +449,11 @@ def test_texts_without_the_last_stream_are_refused(texts, tmp_path):
       target=str(texts / 'model'), texts=str(tmp_path / 'other')
     )
   with pytest.raises(ValueError, match='0 complete parts'):
-    written_rows.from_written_texts(str(tmp_path / 'other'), batch_size=1)
+    written_texts.from_written_texts(str(tmp_path / 'other'), batch_size=1)
 
 
 @pytest.mark.parametrize('held_out', [0, 1, -3])
 def test_some_texts_are_left_to_train_on(texts, held_out):
   folder = str(texts / 'texts')
-  with pytest.raises(ValueError, match=f'held_out is {held_out}'):
-    written_rows.from_written_texts(folder, batch_size=1, held_out=held_out)
+  with pytest.raises(ValueError, match=f'held_out {held_out} '):
+    written_texts.from_written_texts(folder, batch_size=1, held_out=held_out)

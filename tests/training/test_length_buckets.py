@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specdec_jax.data import length_buckets, token_files
+from specdec_jax.data import datasets, token_files
 
 LIMITS = (4, 8, 16)
 
@@ -28,7 +28,7 @@ def folder(examples, tmp_path_factory):
 
 
 def made(folder, **options):
-  return length_buckets.from_token_files(
+  return datasets.from_length_buckets(
     str(folder), batch_tokens=32, limits=LIMITS, **options
   )
 
@@ -74,9 +74,9 @@ def test_validation_has_each_example_once(folder):
 
 
 def test_what_does_not_fit_is_refused(folder):
-  with pytest.raises(ValueError, match='16 tokens'):
-    length_buckets.from_token_files(str(folder), batch_tokens=32, limits=(4, 8))
+  with pytest.raises(ValueError, match='room for 8'):
+    datasets.from_length_buckets(str(folder), batch_tokens=32, limits=(4, 8))
   with pytest.raises(ValueError, match='should ascend'):
-    length_buckets.from_token_files(str(folder), batch_tokens=32, limits=(8, 4))
+    datasets.from_length_buckets(str(folder), batch_tokens=32, limits=(8, 4))
   with pytest.raises(ValueError, match='row of 16'):
-    length_buckets.from_token_files(str(folder), batch_tokens=15, limits=LIMITS)
+    datasets.from_length_buckets(str(folder), batch_tokens=15, limits=LIMITS)
