@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.beams import plain as reordering
 from specdec_jax import arrays as arrays_lib
 from specdec_jax.assembly.processing import Processing, of_rows
 from specdec_jax.base import Params, Prompt
 from specdec_jax.checkpoints import t5x
-from specdec_jax.decoding import beam_search, scoring
+from specdec_jax.decoding import scoring
 from specdec_jax.models import families, t5
 from tests import decoders, toy, toy_t5
 
@@ -28,7 +29,7 @@ LIMITS = [5, 5, 6, 4]
 def search(model, params, prompt, *, num_beams, max_len, **kwargs):
   kwargs = {'eos_id': EOS, 'alpha': 0.6} | kwargs
   generate = functools.partial(
-    beam_search.generate,
+    reordering.generate,
     target=model,
     num_beams=num_beams,
     max_len=max_len,
@@ -201,7 +202,7 @@ def test_few_beams_are_the_reference_s(num_beams):
   prompt = toy.prompt(PROMPTS, max_lengths=LIMITS)
   run = jax.jit(
     functools.partial(
-      beam_search.generate,
+      reordering.generate,
       target=toy.toy(VOCAB_SIZE),
       num_beams=num_beams,
       max_len=6,
@@ -249,7 +250,7 @@ def test_beams_are_processed():
     )
   )
   generate = functools.partial(
-    beam_search.generate,
+    reordering.generate,
     target=toy.toy(VOCAB_SIZE),
     num_beams=3,
     max_len=6,

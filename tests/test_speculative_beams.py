@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.beams import plain as reordering
 from specdec_jax.assembly.processing import Processing, of_rows
 from specdec_jax.base import Params
 from specdec_jax.contrib import beam_trie, beams, speculative_beams
 from specdec_jax.contrib.beam_trie import BeamDraft, BeamDrafter
-from specdec_jax.decoding import beam_search
 from tests import broken, slow, toy
 from tests.contracts import table_of_models as models
 
@@ -36,7 +36,7 @@ def program(generate, **settings):
 
 def plain(params, prompt, model=TOY, **settings):
   settings = {'max_len': MAX_LEN, 'eos_id': EOS} | settings
-  run = program(beam_search.generate, target=model, **settings)
+  run = program(reordering.generate, target=model, **settings)
   return jax.tree.map(np.asarray, run(Params(params), prompt))
 
 

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.beams import plain as reordering
 from specdec_jax import logits
 from specdec_jax.base import Params, Prompt
 from specdec_jax.contrib import beams, speculative_beams
-from specdec_jax.decoding import autoregressive, beam_search, speculative
+from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from tests import slow, toy, toy_t5, toy_tree
 from tests.contracts import table_of_drafters as table
@@ -93,7 +94,7 @@ def test_every_model_in_plain_decoding_and_beam_search(name):
   )
   check(plain, params, start, key=KEY)
   search = functools.partial(
-    beam_search.generate, target=model, num_beams=2, vocab_size=6, **ENDS
+    reordering.generate, target=model, num_beams=2, vocab_size=6, **ENDS
   )
   check(search, params, start)
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import common
+from experiments.beams import plain as reordering
 from experiments.leviathan2023.pairs import Pair
 from specdec_jax.assembly import beam_drafting
 from specdec_jax.assembly.drafters import (
@@ -46,7 +47,7 @@ class Way:
 
 def plain(pair: Pair, num_beams: int, alpha: float) -> Way:
   """Beam search that reorders K cache rows per example."""
-  run = _jitted(beam_search.generate, pair, num_beams, alpha)
+  run = _jitted(reordering.generate, pair, num_beams, alpha)
   params = Params(pair.target.params)
   return Way(
     name=PLAIN, gamma=0, width=0, search=functools.partial(run, params)
@@ -127,7 +128,7 @@ def smallest_gap(
   rules = beam_search.checked_rules(pair.model, num_beams, alpha, **_ids(pair))
   params = pair.target.params
   prompt = state_lib.checked(prompt, pair.max_len)
-  state = beam_search.init(
+  state = reordering.init(
     Params(params),
     prompt,
     target=pair.model,
@@ -153,7 +154,7 @@ def _stepping(pair: Pair, rules: beam_search.Rules) -> tuple[Any, Any]:
     logits, _ = pair.model.extend(params, last.reshape(-1, 1), state.cache)
     return mask_padding(rules.vocab_size)(jax.nn.log_softmax(logits[:, 0]))
 
-  step = functools.partial(beam_search.step, target=pair.model, rules=rules)
+  step = functools.partial(reordering.step, target=pair.model, rules=rules)
   return jax.jit(look), jax.jit(step)
 
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from experiments import common
+from experiments.beams import plain as plain_beams
 from specdec_jax import drafters
 from specdec_jax.assembly import lengths, models, rules
 from specdec_jax.assembly.decoder import Decoder
@@ -19,7 +20,7 @@ from specdec_jax.assembly.models import Model
 from specdec_jax.assembly.rules import Rule
 from specdec_jax.assembly.sampling import Sampling
 from specdec_jax.base import Drafter, LanguageModel, Params
-from specdec_jax.decoding import autoregressive, beam_search, speculative
+from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from specdec_jax.infer.examples import Layout, Row
 from specdec_jax.measure import stopwatch
@@ -197,7 +198,7 @@ def greedy(pair: Pair) -> Way:
 def beam(pair: Pair, num_beams: int) -> Way:
   """Beam search; its encoder pass is part of its loop's time."""
   generate = functools.partial(
-    beam_search.generate,
+    plain_beams.generate,
     target=families.language_model(pair.layout.config),
     num_beams=num_beams,
     max_len=pair.max_len,

@@ -88,14 +88,31 @@ def generate(
   vocab_size: int | None = None,
   max_new_tokens: int | None = None,
 ) -> BeamOutput:
-  """What `beam_search.generate` gives, in fewer target calls; jit it whole.
+  """The `num_beams` best sequences of every row, by one target call for several
+  steps; jit it whole.
 
-  Arguments are as there, and beside them a `drafter` of `contrib.beams`, which
-  changes the speed, not the result (with `none` it is plain beam search that
-  reorders no cache), and `max_new_tokens`, the most that any row may get: with
-  it, caches take less memory where prompts are long. Raises ValueError as
-  there, if `target` takes no placements, or if a level of the draft has fewer
-  nodes than there are beams.
+  A row stops at its limit, or when no live sequence can still beat the worst
+  finished one. One beam need not be greedy decoding: a sequence that ends early
+  may outscore the greedy one.
+
+  Args:
+    params: weights of both models.
+    prompt: what to continue; rows may have different lengths.
+    target: the model.
+    drafter: of `contrib.beams`; it changes the speed, not the result, and with
+      `none` every step is a call.
+    num_beams: K.
+    alpha: of the brevity penalty; 0 compares plain log-probabilities.
+    max_len: S, the most tokens per row can have, prompt included.
+    eos_id: ends a sequence; a tuple lists several, -1 or () none.
+    vocab_size: ids at or beyond it are never chosen; None: there are none.
+    max_new_tokens: the most that any row may get: with it, caches take less
+      memory where prompts are long.
+
+  Raises:
+    ValueError: if `num_beams`, `alpha` or `vocab_size` is out of range, the
+      prompt has no rows or exceeds `max_len`, `target` takes no placements, or
+      a level of the draft has fewer nodes than there are beams.
   """
   rules = beam_search.checked_rules(
     target, num_beams, alpha, eos_id, vocab_size
@@ -129,8 +146,8 @@ def init(
   """Encoder pass and prefill of both models; see `generate`."""
   if target.gather is None:
     raise ValueError(
-      'this target takes no placements, so that nothing can be drafted for its '
-      'beams: search without a drafter, by beam_search'
+      'this target takes no placements, by which the beams of a row share '
+      'its cache'
     )
   if drafter.width < num_beams:
     raise ValueError(

@@ -2,22 +2,20 @@
 
 Length normalisation is that of Wu et al. (https://arxiv.org/abs/1609.08144,
 Eq. 14); finished and live sequences are kept apart, as in T5X. `advance` is the
-search's decision, whoever computed the logits: here one target call per step,
-in `speculative_beams` one for several.
+search's decision, whoever computed the logits: the loop is
+`contrib.speculative_beams`'.
 """
 
 import dataclasses
 import functools
 import operator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from specdec_jax import arrays, base, processors
-from specdec_jax.base import Array, Params
+from specdec_jax.base import Array
 from specdec_jax.decoding import state as state_lib
-from specdec_jax.decoding import statistics
 from specdec_jax.decoding.state import EosId
 from specdec_jax.decoding.statistics import Statistics
 from specdec_jax.logits import mask_padding
@@ -54,7 +52,7 @@ class BeamOutput:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
-  """What a search goes by, static; see `generate`."""
+  """What a search goes by, static; see `speculative_beams.generate`."""
 
   num_beams: int
   alpha: float
@@ -85,64 +83,6 @@ class Search:
   has_nan: Array
 
 
-@base.value
-class _State:
-  """What an iteration needs: the search, and a cache of `B * K` rows."""
-
-  search: Search
-  cache: Any
-
-
-def generate(
-  params: Params,
-  prompt: base.Prompt,
-  *,
-  target: base.LanguageModel,
-  num_beams: int,
-  alpha: float = 0.6,
-  max_len: int,
-  eos_id: EosId,
-  vocab_size: int | None = None,
-) -> BeamOutput:
-  """The `num_beams` best sequences of every row; jit it whole.
-
-  Encoder, prefill and the keys of cross-attention are computed once a row and
-  then repeated for each beam. A row stops at its limit, or when no live
-  sequence can still beat the worst finished one. One beam need not be greedy
-  decoding: a sequence that ends early may outscore the greedy one.
-
-  Args:
-    params: weights; only `params.target` is read.
-    prompt: what to continue; rows may have different lengths.
-    target: the model; all arrays of its cache have the rows as first axis.
-    num_beams: K.
-    alpha: of the brevity penalty; 0 compares plain log-probabilities.
-    max_len: S, the most tokens per row can have, prompt included.
-    eos_id: ends a sequence; a tuple lists several, -1 or () none.
-    vocab_size: ids at or beyond it are never chosen; None: there are none.
-
-  Raises:
-    ValueError: if `num_beams`, `alpha` or `vocab_size` is out of range, or the
-      prompt has no rows or exceeds `max_len`.
-  """
-  rules = checked_rules(target, num_beams, alpha, eos_id, vocab_size)
-  prompt = state_lib.checked(prompt, max_len)
-  state = init(
-    params, prompt, target=target, num_beams=num_beams, max_len=max_len
-  )
-  state = jax.lax.while_loop(
-    lambda state: jnp.any(state.search.is_active),
-    functools.partial(step, params.target, target=target, rules=rules),
-    state,
-  )
-  starts = prompt.decoder_lengths
-  counts = dataclasses.replace(
-    statistics.init(starts.size, 0),
-    num_target_runs=state.search.lengths - starts,
-  )
-  return output(state.search, starts, counts)
-
-
 def checked_rules(
   target: base.LanguageModel,
   num_beams: int,
@@ -150,7 +90,7 @@ def checked_rules(
   eos_id: EosId,
   vocab_size: int | None,
 ) -> Rules:
-  """The rules of a search; raises as `generate`."""
+  """The rules of a search; ValueError if a number is out of range."""
   if num_beams < 1:
     raise ValueError(f'num_beams must be at least 1, got {num_beams}')
   if not 0 <= alpha < float('inf'):
@@ -166,22 +106,6 @@ def checked_rules(
 def brevity_penalty(alpha: float, lengths: Array) -> Array:
   """`((5 + length) / 6) ** alpha`; the start token does not count."""
   return ((5.0 + lengths.astype(jnp.float32)) / 6.0) ** alpha
-
-
-def init(
-  params: Params,
-  prompt: base.Prompt,
-  *,
-  target: base.LanguageModel,
-  num_beams: int,
-  max_len: int,
-) -> _State:
-  """Prefill once a row, and its cache for each beam; see `generate`."""
-  cache = target.init(params.target, prompt, max_len + 1)
-  return _State(
-    search=start(prompt, num_beams=num_beams, max_len=max_len),
-    cache=jax.tree.map(lambda x: jnp.repeat(x, num_beams, axis=0), cache),
-  )
 
 
 def start(prompt: base.Prompt, *, num_beams: int, max_len: int) -> Search:
@@ -211,29 +135,6 @@ def last_tokens(sequences: Array, lengths: Array) -> Array:
   """The last of each live sequence: `[B, K, S]` and int32 `[B]` to `[B, K]`."""
   last = jnp.broadcast_to(lengths[:, None] - 1, sequences.shape[:2])
   return arrays.pick(sequences, last)
-
-
-def step(
-  params: Any, state: _State, *, target: base.LanguageModel, rules: Rules
-) -> _State:
-  """Every live sequence by one token; rows that are not active stay put."""
-  search, num_beams = state.search, rules.num_beams
-  last = last_tokens(search.live, search.lengths)
-  logits, cache = target.extend(params, last.reshape(-1, 1), state.cache)
-  logits = logits.reshape(*last.shape, -1)
-  search, parents, _ = advance(search, logits, search.is_active, rules)
-
-  def reorder(old: Array, new: Array) -> Array:
-    # What `extend` hands on untouched, as it does the encoder's keys, is the
-    # same for all beams of a row.
-    if new is old:
-      return new
-    by_beam = new.reshape(-1, num_beams, *new.shape[1:])
-    return arrays.take(by_beam, parents).reshape(new.shape)
-
-  cache = jax.tree.map(reorder, state.cache, cache)
-  lengths = jnp.repeat(search.lengths - 1, num_beams)
-  return _State(search=search, cache=target.rewind(cache, lengths))
 
 
 def advance(

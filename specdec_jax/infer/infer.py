@@ -25,14 +25,13 @@ from specdec_jax.infer import (
   chunks,
   decode_many,
   examples,
-  footprint,
   output,
   records,
+  strategies,
 )
 from specdec_jax.infer import decoding as decoding_lib
-from specdec_jax.infer import gammas as gammas_lib
+from specdec_jax.infer.chunks import Gammas
 from specdec_jax.infer.decoding import Decoding, Job
-from specdec_jax.infer.gammas import Gammas
 from specdec_jax.infer.marks import Counts, Mark
 from specdec_jax.launch import agreement, processes
 from specdec_jax.sharding import mesh as mesh_lib
@@ -82,7 +81,7 @@ def infer(
       decoding_lib.outline, model, decoding, task_feature_lengths, mode, mesh
     )
     if dry_run:
-      return footprint.show(outline(is_dry_run=True))
+      return strategies.show_footprint(outline(is_dry_run=True))
     # The task is quickly found; vocabularies may have to be downloaded.
     folders = {'data_dir': tfds_data_dir} if tfds_data_dir else {}
     task = find_task(lengths=dict(task_feature_lengths), **folders)
@@ -165,7 +164,7 @@ def _decode_shard(run: _Run) -> int:
   agreement.check_everywhere(run.settings)
   # The first process holds the lock; the others wait for what it finds.
   with contextlib.ExitStack() as stack:
-    stack.enter_context(footprint.running_out_explained(run.job))
+    stack.enter_context(strategies.running_out_explained(run.job))
     only_writer = output.only_writer(run.shard.path)
     processes.ask_first(lambda: stack.enter_context(only_writer))
     if processes.ask_first(lambda: _is_complete(run)):
@@ -195,7 +194,7 @@ def _decode_chunks(run: _Run) -> int:
   pool = job.decoder.params.drafter
   # To copy from: at chunk i the texts of all before, whoever decoded them when.
   tokens = text_pool.joined(pool.tokens, ()) if isinstance(pool, Pool) else None
-  gammas = gammas_lib.begin(job, run.rows())
+  gammas = chunks.begin(job, run.rows())
   with _metric_writer(run.metrics_dir) as write_metrics:
     for chunk in chunks.read(gammas.rows, run.chunk_sizes(gammas)):
       num_chunks += 1

@@ -1,24 +1,30 @@
 """What can be done with examples: decode them in the refilled loop, search with
-beams, or score their targets. Each is one bundle of functions."""
+beams, or score their targets. Each is one bundle of functions; and what it
+takes of every chip, from shapes alone."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specdec_jax.assembly import beam_drafting
 from specdec_jax.base import Params, Prompt
 from specdec_jax.contrib import speculative_beams
-from specdec_jax.decoding import beam_search, scoring, speculative
+from specdec_jax.decoding import scoring, speculative
 from specdec_jax.decoding.program import Program
 from specdec_jax.infer import decode_many, examples, records
 from specdec_jax.infer.decoding import WITH_SCORES, Job
 from specdec_jax.infer.examples import Row
+from specdec_jax.launch import failures, processes, progress
 from specdec_jax.measure import exact_bits
+from specdec_jax.models import families
 from specdec_jax.sharding import mesh as mesh_lib
+from specdec_jax.text import prompts
 
 # T5X's brevity penalty.
 _ALPHA = 0.6
@@ -90,11 +96,10 @@ def _compile_loop(job: Job, params: Params) -> Decode:
 
 
 def _compile_beam_search(job: Job, params: Params) -> Decode:
-  search, settings = _search(job, job.targets_length)
   alpha = job.decoding.alpha
   generate = functools.partial(
-    search.generate,
-    **settings,
+    speculative_beams.generate,
+    **_settings(job),
     alpha=_ALPHA if alpha is None else alpha,
     eos_id=job.decoder.method.eos_id,
     vocab_size=job.decoder.seen.vocab_size,
@@ -103,31 +108,21 @@ def _compile_beam_search(job: Job, params: Params) -> Decode:
   return _compile_whole(job, params, lambda rows: (pack(rows),), generate)
 
 
-def _search(job: Job, max_new_tokens: int) -> tuple[Any, Mapping[str, Any]]:
-  """Returns the module of a beam search, and arguments of its `init`.
-
-  Without a draft too the beams of an example share a row of the cache, which is
-  never reordered, unless the model takes no placements.
-  """
+def _settings(job: Job) -> dict[str, Any]:
+  """Returns the arguments that a beam search and its `init` share."""
   # For a dry run, too, which has no examples and asks for the caches alone.
-  num_beams, target = job.decoding.num_decodes or 1, job.decoder.target
-  # Both modules take these; the one with drafts takes two more.
-  settings = {'target': target, 'num_beams': num_beams, 'max_len': job.max_len}
+  num_beams = job.decoding.num_decodes or 1
   drafter = beam_drafting.drafter(
     job.decoder, num_beams, job.decoding.draft_width
   )
-  if target.gather is None and not drafter.gamma:
-    return beam_search, settings
-  return speculative_beams, settings | {
+  return {
+    'target': job.decoder.target,
     # One width always, as in the loop.
     'drafter': drafter._replace(may_abstain=False),
-    'max_new_tokens': max_new_tokens,
+    'num_beams': num_beams,
+    'max_len': job.max_len,
+    'max_new_tokens': job.targets_length,
   }
-
-
-def _init_beams(params: Params, prompt: Prompt, job: Job) -> Any:
-  search, settings = _search(job, job.targets_length)
-  return search.init(params, prompt, **settings)
 
 
 def _compile_scoring(job: Job, params: Params) -> Decode:
@@ -180,7 +175,9 @@ _LOOP = Strategy(
   ),
 )
 _BEAM_SEARCH = Strategy(
-  init=_init_beams,
+  init=lambda params, prompt, job: speculative_beams.init(
+    params, prompt, **_settings(job)
+  ),
   compile=_compile_beam_search,
   record=lambda row, outputs, job: records.of_beams(
     row, outputs[0], job.layout, job.decoding.return_all_decodes
@@ -195,3 +192,110 @@ _SCORING = Strategy(
     row, outputs[0], job.layout
   ),
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+  """What a tree of arrays takes: of all chips together, and of each."""
+
+  values: int = 0
+  bytes: int = 0
+  bytes_per_chip: int = 0
+
+  def __add__(self, other: 'Size') -> 'Size':
+    return Size(**{k: v + getattr(other, k) for k, v in vars(self).items()})
+
+
+def footprint(job: Job) -> dict[str, Size]:
+  """Returns the sizes of a decode by what they are of, from shapes alone: a
+  drafter's parameters without those that it shares. Raises ValueError if the
+  model or the batch does not divide over the mesh."""
+  mesh, batch_size = job.mesh, job.decoding.batch_size
+  shapes = job.decoder.params
+  mesh_lib.check_divides(mesh, shapes.target, batch_size=batch_size)
+  # A prompt of one row, as if it had B of them.
+  prompt = jax.tree.map(
+    lambda row: jax.ShapeDtypeStruct((batch_size, *row.shape[1:]), row.dtype),
+    prompts.pack(
+      [None],
+      config=job.decoder.config,
+      width=job.inputs_length,
+      max_new_tokens=job.targets_length,
+    ),
+  )
+  init = of(job).init
+  state = jax.eval_shape(lambda p, x: init(p, x, job), shapes, prompt)
+  config = job.decoder.drafting.config
+  # A drafter that shares the target's embeddings has only its own here.
+  own = () if config is None else families.param_shapes(config)
+  of_params = mesh_lib.parameter_shardings
+  return {
+    'target parameters': _size(shapes.target, of_params(mesh, shapes.target)),
+    'drafter parameters': _size(own, mesh_lib.drafter_shardings(mesh, own)),
+    'caches and state': _size(state, mesh_lib.state_shardings(mesh, state)),
+  }
+
+
+def _size(tree: object, shardings: object) -> Size:
+  # An array that is split over 4 of 8 chips takes a quarter of itself on each.
+  pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
+  sizes = [
+    Size(
+      leaf.size,
+      leaf.size * leaf.dtype.itemsize,
+      math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize,
+    )
+    for leaf, sharding in pairs
+  ]
+  return sum(sizes, Size())
+
+
+def _chip_bytes(mesh: Mesh) -> int | None:
+  """Returns the memory of a device, None if it does not tell."""
+  device = mesh.devices.flat[0]
+  stats = device.memory_stats() if device.platform != 'cpu' else None
+  return (stats or {}).get('bytes_limit')
+
+
+def show_footprint(job: Job) -> int:
+  """Prints the sizes as a table, once for all processes; 0."""
+  from rich.table import Column, Table
+
+  # Before anything is printed: this says what does not divide over the mesh.
+  found, mesh = footprint(job), job.mesh
+  axes = ' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
+  kind = mesh.devices.flat[0].device_kind
+  names = ('values', 'bytes', 'bytes per chip')
+  result = Table(
+    '',
+    *(Column(name, justify='right') for name in names),
+    title=f'{mesh.size} x {kind}, {axes}, batch {job.decoding.batch_size}',
+  )
+  together = sum(found.values(), Size())
+  for label, size in (found | {'together': together}).items():
+    result.add_row(label, *(f'{value:,}' for value in vars(size).values()))
+  if limit := _chip_bytes(mesh):
+    result.add_row('memory of a chip', '', '', f'{limit:,}')
+  if processes.is_first():
+    progress.console().print(result)
+  return 0
+
+
+@contextlib.contextmanager
+def running_out_explained(job: Job) -> Iterator[None]:
+  """Raises ValueError with what takes how much if memory runs out."""
+  try:
+    yield
+  except Exception as error:
+    if not failures.is_out_of_memory(error):
+      raise
+    target, drafter, state = (x.bytes_per_chip for x in footprint(job).values())
+    limit = _chip_bytes(job.mesh)
+    has = f' of {limit:,}' if limit else ''
+    raise ValueError(
+      f'out of memory: of the bytes{has} that a device has, the weights take '
+      f'{target + drafter:,} and the caches of Decoding.batch_size '
+      f'{job.decoding.batch_size:,} take {state:,}, before what is computed: '
+      'lower Decoding.batch_size or TASK_FEATURE_LENGTHS, or raise '
+      'device_mesh.num_partitions'
+    ) from error
