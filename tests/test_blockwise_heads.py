@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.xia2023 import recipes
 from specdec_jax import logits, verification
 from specdec_jax.base import Params
 from specdec_jax.checkpoints import orbax
@@ -16,7 +17,6 @@ from specdec_jax.decoding.method import Method
 from specdec_jax.models import families
 from specdec_jax.models.block_heads import BlockHeads, BlockHeadsConfig
 from specdec_jax.models.t5 import T5
-from specdec_jax.training import recipes
 from tests import decoders, toy, toy_t5
 
 V, MAX_LEN, GAMMA, EOS, NUM_ROWS = 12, 18, 3, 1, 24

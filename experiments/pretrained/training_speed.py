@@ -15,10 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.data import datasets, token_files
+from experiments.xia2023 import glancing, recipes
+from experiments.xia2023.batches import from_length_buckets
+from specdec_jax.data import token_files
 from specdec_jax.launch import compilation_cache
 from specdec_jax.models import presets
-from specdec_jax.training import glancing, loop, optimizers, recipes
+from specdec_jax.training import loop, optimizers
 
 
 def main() -> None:
@@ -58,7 +60,7 @@ def main() -> None:
 def _batches(args: argparse.Namespace) -> tuple[dict, dict]:
   """Makes a batch of each length, and counts those of an epoch."""
   dataset = glancing.with_ratio(
-    datasets.from_length_buckets(
+    from_length_buckets(
       args.tokens, batch_tokens=args.batch_tokens, limits=args.lengths
     ),
     train_steps=1,

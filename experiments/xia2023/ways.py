@@ -11,6 +11,7 @@ import numpy as np
 
 from experiments import common
 from experiments.beams import plain as plain_beams
+from experiments.xia2023 import glancing
 from specdec_jax import drafters
 from specdec_jax.assembly import lengths, models, rules
 from specdec_jax.assembly.decoder import Decoder
@@ -28,7 +29,6 @@ from specdec_jax.models import block_decoder, families, layers
 from specdec_jax.models.block_decoder import BlockDecoderConfig
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.theory import estimates
-from specdec_jax.training import glancing
 
 # Rules by the names that the tables have.
 RULES: dict[str, Rule] = {

@@ -97,62 +97,6 @@ def from_token_files(
   )._replace(vocabulary=user_path(vocabulary) if vocabulary else found)
 
 
-def from_length_buckets(
-  folder: str,
-  *,
-  batch_tokens: int,
-  limits: Sequence[int] = (16, 32, 64),
-  seed: int = 0,
-  max_validation_examples: int | None = None,
-) -> Dataset:
-  """Makes batches of one example per row and of similar lengths, as of
-  `from_token_files`: the block of a Spec-Drafter follows a prefix of its own in
-  every row, so that no other example can share the row.
-
-  An example is in the first bucket whose limit neither its inputs nor its
-  targets exceed. A batch is of one bucket and has `batch_tokens / limit` rows,
-  over all devices; in every epoch each full batch of each bucket comes once, in
-  an order of (seed, epoch). One step is compiled per bucket.
-
-  Raises ValueError if there are no such files or inputs, limits do not ascend,
-  an example is longer than the last, or a batch has not even one row.
-  """
-  if list(limits) != sorted(set(limits)) or not limits or limits[0] < 1:
-    raise ValueError(f'limits should ascend from 1, got {list(limits)}')
-  if batch_tokens < limits[-1]:
-    raise ValueError(f'{batch_tokens} tokens are no row of {limits[-1]}')
-
-  def groups(file: Path, count: int | None = None) -> list[Group]:
-    tokens = token_files.load(file)
-    if tokens.inputs is None:
-      raise ValueError(f'{file} has no inputs to be read by an encoder')
-    sides = [side.lengths for side in tokens.sides.values()]
-    # Lengths [3, 16, 17] are in buckets [0, 0, 1] of limits [16, 32]; what is
-    # longer than the last has no room there either, as `pack` says.
-    buckets = np.searchsorted(limits[:-1], np.max(sides, axis=0)[:count])
-    return [
-      Group(
-        training_batches.pack(
-          token_files.take(tokens, np.flatnonzero(buckets == bucket)),
-          input_length=limit,
-          target_length=limit,
-          seed=seed,
-          max_examples=1,
-        ),
-        batch_tokens // limit,
-      )
-      for bucket, limit in enumerate(limits)
-    ]
-
-  path = user_path(folder)
-  held_out = path / 'validation.npz'
-  return of_groups(
-    groups(path / 'train.npz'),
-    groups(held_out, max_validation_examples) if held_out.is_file() else (),
-    seed=seed,
-  )._replace(vocabulary=token_files.find_vocabulary([path]))
-
-
 def from_task(
   name: str,
   *,

@@ -5,7 +5,9 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import os
 import re
+import sys
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -155,6 +157,9 @@ def parse(configuration: Configuration) -> None:
   missing or wrong."""
   gin = _import_gin()
   gin.clear_config(clear_constants=True)
+  # Files import modules that lie there, as they do under `python -m`.
+  if (here := os.getcwd()) not in sys.path:
+    sys.path.append(here)
   read = gin_files.reader(
     ['.', *configuration.folders],
     remote_imports=configuration.remote_imports,

@@ -54,7 +54,7 @@ def train(
   Args:
     model_dir: the run's folder: `checkpoints/`, `metrics.jsonl`, `config.gin`
       and, in the end, `model/`, which `--model` and `specdec infer` take.
-    loss: from the config to what is minimised, such as `@glancing.block_loss`.
+    loss: from the config to what is minimised, such as `@eagle.eagle_loss`.
     dtype: 'float32' or 'bfloat16', of activations; parameters and the
       optimiser's state are float32.
     num_microbatches: parts that a batch is computed in, for less memory.
@@ -62,7 +62,7 @@ def train(
     model_parallel_submesh: the same as a box of a TPU slice.
     initial_checkpoint_path: a model that a new run begins from.
     initial_params: from the config and a key to where a new run begins, such as
-      `@recipes.spec_drafter_params`, unless a path is given; None draws a T5.
+      `@eagle_start.eagle_params`, unless a path is given; None draws a T5.
     vocabulary: the SentencePiece model, to be put beside the weights; None
       takes the one that the data set brings.
     seed: of the first parameters and of dropout.

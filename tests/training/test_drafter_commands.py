@@ -23,7 +23,7 @@ from __gin__ import dynamic_registration
 from specdec_jax.training import train
 from specdec_jax.models import block_decoder
 
-include 'gin_configs/runs/train_spec_drafter.gin'
+include 'experiments/xia2023/gin/train_spec_drafter.gin'
 
 DRAFTER = None
 TRAIN_STEPS = 3
@@ -92,7 +92,7 @@ def test_spec_drafter_is_trained_and_averaged(folder):
 
 @pytest.mark.slow
 def test_heads_are_trained_and_nothing_else_is_kept(folder):
-  gin_file = ROOT / 'gin_configs' / 'train' / 'debian_ende_block_heads.gin'
+  gin_file = ROOT / 'experiments/xia2023/gin/debian_ende_block_heads.gin'
   bindings = [
     '--gin.TRAIN_STEPS=2',
     '--gin.GAMMA=3',

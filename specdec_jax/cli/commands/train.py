@@ -12,8 +12,6 @@ _SHOWN = (
   'runs/train.gin',
   'runs/train_task.gin',
   'runs/distill.gin',
-  'runs/train_spec_drafter.gin',
-  'runs/train_block_heads.gin',
   'runs/train_eagle.gin',
 )
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from specdec_jax.data import datasets, token_files
+from experiments.xia2023 import batches
+from specdec_jax.data import token_files
 
 LIMITS = (4, 8, 16)
 
@@ -28,7 +29,7 @@ def folder(examples, tmp_path_factory):
 
 
 def made(folder, **options):
-  return datasets.from_length_buckets(
+  return batches.from_length_buckets(
     str(folder), batch_tokens=32, limits=LIMITS, **options
   )
 
@@ -75,8 +76,8 @@ def test_validation_has_each_example_once(folder):
 
 def test_what_does_not_fit_is_refused(folder):
   with pytest.raises(ValueError, match='room for 8'):
-    datasets.from_length_buckets(str(folder), batch_tokens=32, limits=(4, 8))
+    batches.from_length_buckets(str(folder), batch_tokens=32, limits=(4, 8))
   with pytest.raises(ValueError, match='should ascend'):
-    datasets.from_length_buckets(str(folder), batch_tokens=32, limits=(8, 4))
+    batches.from_length_buckets(str(folder), batch_tokens=32, limits=(8, 4))
   with pytest.raises(ValueError, match='row of 16'):
-    datasets.from_length_buckets(str(folder), batch_tokens=15, limits=LIMITS)
+    batches.from_length_buckets(str(folder), batch_tokens=15, limits=LIMITS)

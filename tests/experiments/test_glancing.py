@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.xia2023 import glancing
 from specdec_jax.data.datasets import Dataset
 from specdec_jax.models.block_decoder import BlockDecoder
-from specdec_jax.training import glancing, loop, losses, run_checkpoints
+from specdec_jax.training import loop, losses, run_checkpoints
 from tests import slow, toy_block, toy_t5
 
 V, GAMMA, ROWS, T = 12, 4, 16, 7

@@ -250,7 +250,7 @@ def with_ratio(
     if packed > 1:
       raise ValueError(
         f'a row holds {packed} examples; a Spec-Drafter is trained on one a '
-        'row: `datasets.from_length_buckets`, or max_examples_per_row=1'
+        'row: `batches.from_length_buckets`, or max_examples_per_row=1'
       )
     progress = min(position / max(train_steps - 1, 1), 1.0)
     ratio = first + (last - first) * progress
