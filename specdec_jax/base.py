@@ -39,12 +39,14 @@ class Sampling:
     top_k: int32 `[B]`; V or more keeps all.
     top_p: float32 `[B]`; 1 keeps all.
     min_p: float32 `[B]`; 0 keeps all.
+    typical_p: float32 `[B]`; 1 keeps all.
   """
 
   temperature: Array
   top_k: Array
   top_p: Array
   min_p: Array
+  typical_p: Array
 
 
 @value
@@ -57,19 +59,30 @@ class Processors:
     presence: float32 `[B]`, is subtracted for ids among the new tokens.
     frequency: float32 `[B]`, is subtracted as often as an id is there.
     ngram_size: int32 `[B]`: no n-gram of so many tokens comes twice; 0: any.
+    encoder_repetition: float32 `[B]`: the reverse of `repetition`, for ids that
+      the encoder read, or else the prompt has.
+    encoder_ngram_size: int32 `[B]`: none of those comes again.
+    encoder_tokens: int32 `[B, E]`, those of the prompt.
     sequences: int32 `[B, K, L]`: the last id has a bias where those before it
       end the text. Shorter ones have -1 in front; of -1 alone there is none.
     biases: float32 `[B, K]`, finite or -infinity.
     until: int32 `[B, K]`: the bias is for texts of fewer new tokens.
+    forced: int32 `[B, F]`, ids that come whatever the logits are.
+    forced_at: int32 `[B, F]`: where they come, counted from the prompt's first.
   """
 
   repetition: Array
   presence: Array
   frequency: Array
   ngram_size: Array
+  encoder_repetition: Array
+  encoder_ngram_size: Array
+  encoder_tokens: Array | None
   sequences: Array
   biases: Array
   until: Array
+  forced: Array
+  forced_at: Array
 
 
 @value

@@ -1,8 +1,8 @@
 """Standardised sampling: every way of sampling as one distribution (Leviathan
 et al., Sec. 2.2).
 
-Temperature, top-k, top-p, min-p and the vocabulary's padding are folded into
-the probabilities once, by one function that target and drafter share. Whatever
+Temperature, all limits, and the vocabulary's padding are folded into the
+probabilities once, by one function that target and drafter share. Whatever
 is then drawn is drawn from the very array that verification reads.
 """
 
@@ -28,10 +28,11 @@ def standardize(
   top_k: int | None = None,
   top_p: float | None = None,
   min_p: float | None = None,
+  typical_p: float | None = None,
   vocab_size: int | None = None,
 ) -> LogitsToProbsFn:
   """The usual chain, in the usual order: padding, temperature, top-k, top-p,
-  min-p.
+  min-p, typical-p.
 
   The function that is returned takes logits `[..., V]`; those of rows, `[B,
   ..., V]`, with a `Sampling` after them, whose values then count.
@@ -41,12 +42,13 @@ def standardize(
     top_k: None keeps all.
     top_p: None keeps all.
     min_p: None keeps all.
+    typical_p: None keeps all.
     vocab_size: ids at or beyond it get probability zero; None: there are none.
 
   Raises:
     ValueError: if a value is out of its range.
   """
-  _check(temperature, top_k, top_p, min_p)
+  _check(temperature, top_k, top_p, min_p, typical_p)
   rule_out = lambda logits: logits
   if vocab_size is not None:
     rule_out = mask_padding(vocab_size)
@@ -64,6 +66,8 @@ def standardize(
       logits = keep_top_p(logits, top_p)
     if min_p is not None:
       logits = keep_min_p(logits, min_p)
+    if typical_p is not None:
+      logits = keep_typical_p(logits, typical_p)
     return jax.nn.softmax(logits)
 
   return logits_to_probs
@@ -81,6 +85,7 @@ def _of_rows(logits: Array, rows: Sampling) -> Array:
     (keep_top_k, rows.top_k, rows.top_k < logits.shape[-1]),
     (keep_top_p, rows.top_p, rows.top_p < 1),
     (keep_min_p, rows.min_p, rows.min_p > 0),
+    (keep_typical_p, rows.typical_p, rows.typical_p < 1),
   ):
     same = lambda logits, value: logits
     kept = jax.lax.cond(jnp.any(is_used), keep, same, kept, column(value))
@@ -89,7 +94,7 @@ def _of_rows(logits: Array, rows: Sampling) -> Array:
 
 def keep_top_k(logits: Array, k: int | Array) -> Array:
   """Keeps the k largest logits; ties with the k-th are all kept."""
-  return _keep_heaviest(logits, jnp.ones_like(logits, jnp.int32), k)
+  return _keep_heaviest(logits, logits, jnp.ones_like(logits, jnp.int32), k)
 
 
 def keep_top_p(logits: Array, p: float | Array) -> Array:
@@ -99,10 +104,27 @@ def keep_top_p(logits: Array, p: float | Array) -> Array:
   Nucleus sampling (Holtzman et al., arXiv 1904.09751). The likeliest token is
   always kept, and so are ties with the least likely one that is.
   """
+  return _keep_heaviest(logits, logits, jax.nn.softmax(logits), _mass(p))
+
+
+def keep_typical_p(logits: Array, p: float | Array) -> Array:
+  """Keeps the smallest set with at least `p` of the mass of the tokens whose
+  surprise is nearest to its mean, the entropy; 1 keeps all.
+
+  Locally typical sampling (Meister et al., arXiv 2202.00666); ties are kept.
+  """
+  surprise = -jax.nn.log_softmax(logits)
+  probs = jnp.exp(-surprise)
+  terms = jnp.where(probs == 0, 0.0, probs * surprise)
+  entropy = jnp.sum(terms, axis=-1, keepdims=True)
+  return _keep_heaviest(logits, -jnp.abs(surprise - entropy), probs, _mass(p))
+
+
+def _mass(p: float | Array) -> Array:
+  """A limit of `_keep_heaviest`, infinite if all is to be kept."""
   # The mass of all may be rounded to less than 1, or reach it too early.
   p = jnp.asarray(p, jnp.float32)
-  limit = jnp.where(p < 1, p, jnp.inf)
-  return _keep_heaviest(logits, jax.nn.softmax(logits), limit)
+  return jnp.where(p < 1, p, jnp.inf)
 
 
 def keep_min_p(logits: Array, p: float | Array) -> Array:
@@ -117,11 +139,13 @@ def keep_min_p(logits: Array, p: float | Array) -> Array:
   return jnp.where(logits < least, -jnp.inf, logits)
 
 
-def _keep_heaviest(logits: Array, weights: Array, limit: int | Array) -> Array:
-  """Rules out each token if the `weights` of those with larger logits, all
+def _keep_heaviest(
+  logits: Array, scores: Array, weights: Array, limit: int | Array
+) -> Array:
+  """Rules out each token if the `weights` of those with larger `scores`, all
   `[..., V]`, sum to `limit` or more.
 
-  The least logit that is kept is found by bisection, 32 sums over V: to sort V
+  The least score that is kept is found by bisection, 32 sums over V: to sort V
   logits takes ten times as long on a CPU.
   """
   # Bits of floats that are read as integers are in their order, but for
@@ -135,7 +159,7 @@ def _keep_heaviest(logits: Array, weights: Array, limit: int | Array) -> Array:
     low, high = ends
     # (low + high) // 2, which 32 bits do not hold.
     middle = (low >> 1) + (high >> 1) + (low & high & 1)
-    above = jnp.where(logits > float_at(middle), weights, 0)
+    above = jnp.where(scores > float_at(middle), weights, 0)
     total = jnp.sum(above, axis=-1, keepdims=True, dtype=weights.dtype)
     is_kept = total < limit
     low = jnp.where(is_kept, low, middle + 1)
@@ -143,7 +167,7 @@ def _keep_heaviest(logits: Array, weights: Array, limit: int | Array) -> Array:
 
   low, high = (jnp.full_like(logits[..., :1], x, jnp.int32) for x in _ENDS)
   _, least = jax.lax.fori_loop(0, 32, halve, (low, high))
-  return jnp.where(logits < float_at(least), -jnp.inf, logits)
+  return jnp.where(scores < float_at(least), -jnp.inf, logits)
 
 
 def mask_padding(vocab_size: int) -> Callable[[Array], Array]:
@@ -173,6 +197,7 @@ def _check(
   top_k: int | None,
   top_p: float | None,
   min_p: float | None,
+  typical_p: float | None,
 ) -> None:
   if temperature and not MIN_TEMPERATURE <= temperature < math.inf:
     raise ValueError(
@@ -183,7 +208,8 @@ def _check(
   is_count = top_k is None or isinstance(top_k, numbers.Integral)
   if not is_count or (top_k is not None and top_k < 1):
     raise ValueError(f'top_k must be an integer of at least 1, got {top_k}')
-  if top_p is not None and not 0 < top_p <= 1:
-    raise ValueError(f'top_p must lie in (0, 1], got {top_p}')
+  for name, share in (('top_p', top_p), ('typical_p', typical_p)):
+    if share is not None and not 0 < share <= 1:
+      raise ValueError(f'{name} must lie in (0, 1], got {share}')
   if min_p is not None and not 0 <= min_p <= 1:
     raise ValueError(f'min_p must lie in [0, 1], got {min_p}')

@@ -17,9 +17,9 @@ import numpy as np
 from specdec_jax import arrays, trees
 from specdec_jax.base import Array, Context, Processors, Tree
 
-# Ids that no token has: where a text has not begun, and where a sequence that
-# is biased has nothing to say.
-_BEFORE, ANY = -2, -1
+# Ids that no token has: where there is no text, and where a sequence that is
+# biased has nothing to say.
+NONE, ANY = -2, -1
 
 
 class _Texts(NamedTuple):
@@ -27,9 +27,10 @@ class _Texts(NamedTuple):
 
   Attributes:
     drafted: int32 `[B, T, D]`, of which `depths` int32 `[T]` count.
-    tokens: int32 `[B, T, S]`, the whole texts.
+    tokens: int32 `[B, T, S]`, the whole texts, and `NONE` behind them.
     lengths: int32 `[B, T]`, theirs.
     starts: int32 `[B]`, where new tokens begin.
+    source: int32 `[B, T, E]`, what the encoder read, or else the prompt.
   """
 
   drafted: Array
@@ -37,6 +38,7 @@ class _Texts(NamedTuple):
   tokens: Array
   lengths: Array
   starts: Array
+  source: Array
 
 
 def text_of(context: Context) -> Context | None:
@@ -105,28 +107,37 @@ def _process(
   depths: Array,
 ) -> Array:
   """All processors; what no row asks for takes no time."""
-  texts = _texts(context, drafted, depths, logits.shape[1])
-  logits = _biased(logits, rows, context, texts)
-  is_penalized = (rows.repetition != 1) | (rows.presence != 0)
-  is_penalized = is_penalized | (rows.frequency != 0)
-  for process, is_used in (
-    (_penalized, is_penalized),
-    (_without_repeats, rows.ngram_size > 0),
+  texts = _texts(context, rows, drafted, depths, logits.shape[1])
+  logits = _biased(logits, rows, texts)
+  size, encoder_size = rows.ngram_size, rows.encoder_ngram_size
+  rewards = 1 / rows.encoder_repetition
+  is_counted = (rows.presence != 0) | (rows.frequency != 0)
+  for is_used, process, *args in (
+    (rewards != 1, _scaled, rewards, texts.source),
+    (rows.repetition != 1, _scaled, rows.repetition, texts.tokens),
+    (is_counted, _penalized, rows, context, texts),
+    (size > 0, _without_repeats, size, texts.tokens, texts),
+    (encoder_size > 0, _without_repeats, encoder_size, texts.source, texts),
   ):
     logits = jax.lax.cond(
-      jnp.any(is_used), process, lambda x, *_: x, logits, rows, context, texts
+      jnp.any(is_used), process, lambda x, *_: x, logits, *args
     )
-  return logits
+  return _forced(logits, rows, texts)
 
 
 def _texts(
-  context: Context, drafted: Array, depths: Array, num_texts: int
+  context: Context,
+  rows: Processors,
+  drafted: Array,
+  depths: Array,
+  num_texts: int,
 ) -> _Texts:
   assert context.starts is not None  # There are processors.
   num_rows, capacity = context.tokens.shape
   shape = num_rows, num_texts, drafted.shape[-1]
   drafted = jnp.broadcast_to(drafted, shape)
   tokens = jnp.repeat(context.tokens, num_texts, axis=0)
+  lengths = context.lengths[:, None] + depths[None, :]
   if shape[-1]:
     tokens = arrays.write_block(
       tokens,
@@ -134,18 +145,24 @@ def _texts(
       jnp.repeat(context.lengths, num_texts),
       jnp.tile(depths, num_rows),
     )
+  is_text = arrays.is_within(lengths.reshape(-1), capacity)
+  tokens = jnp.where(is_text, tokens, NONE)
+  # What an encoder read, or else the prompt.
+  source = rows.encoder_tokens
+  is_read = arrays.is_within(context.starts, capacity)
+  if source is None:
+    source = jnp.where(is_read, context.tokens, NONE)
   return _Texts(
     drafted=drafted,
     depths=depths,
     tokens=tokens.reshape(num_rows, num_texts, capacity),
-    lengths=context.lengths[:, None] + depths[None, :],
+    lengths=lengths,
     starts=context.starts,
+    source=jnp.repeat(source[:, None], num_texts, axis=1),
   )
 
 
-def _biased(
-  logits: Array, rows: Processors, context: Context, texts: _Texts
-) -> Array:
+def _biased(logits: Array, rows: Processors, texts: _Texts) -> Array:
   """Adds a bias to the last id of each sequence whose others end the text."""
   if not rows.biases.shape[1]:
     return logits
@@ -154,7 +171,9 @@ def _biased(
   applies = num_new[:, :, None] < rows.until[:, None, :]
   # Of sequence [5, 6, 7], the last but one is compared with the text's last.
   for distance, ids in enumerate(reversed(before), start=1):
-    seen = _nth_last(texts, distance)[:, :, None]
+    seen = _nth_last(texts, distance)
+    # As in transformers, a text has as many ids as all of a sequence.
+    seen = jnp.where(texts.lengths > distance, seen, NONE)[:, :, None]
     applies = applies & ((ids[:, None, :] == seen) | (ids[:, None, :] == ANY))
   biases = jnp.where(applies, rows.biases[:, None, :], 0.0)
   ids = jnp.where(last == ANY, logits.shape[-1], last)
@@ -162,38 +181,40 @@ def _biased(
   return jax.vmap(jax.vmap(add, in_axes=(0, None, 0)))(logits, ids, biases)
 
 
+def _scaled(logits: Array, penalties: Array, ids: Array) -> Array:
+  """Divides what is positive and multiplies what is negative by penalties
+  `[B]`, for ids `[B, T, W]`."""
+  penalties, there = penalties[:, None, None], jnp.maximum(ids, 0)
+  found = jnp.take_along_axis(logits, there, axis=-1)
+  found = jnp.where(found < 0, found * penalties, found / penalties)
+  return _put(logits, ids, found)
+
+
 def _penalized(
   logits: Array, rows: Processors, context: Context, texts: _Texts
 ) -> Array:
-  """Divides what is positive and multiplies what is negative by the penalty for
-  repetitions, prompts included; the other two count new tokens alone."""
+  """Subtracts the penalties of ids that are among the new tokens."""
   tokens, num_ids = context.tokens, logits.shape[-1]
-  positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
-  is_text = positions < context.lengths[:, None]
-  is_new = is_text & (positions >= texts.starts[:, None])
+  within = lambda lengths: arrays.is_within(lengths, tokens.shape[1])
+  is_new = within(context.lengths) & ~within(texts.starts)
   # The context is counted once, not once for each of its drafts.
   steps = jnp.arange(texts.drafted.shape[-1], dtype=jnp.int32)
   is_above = steps[None, :] < texts.depths[:, None]
   drafted = _counts(texts.drafted, is_above[None], num_ids)
-  seen = _counts(tokens, is_text, num_ids)[:, None] + drafted > 0
   counts = _counts(tokens, is_new, num_ids)[:, None] + drafted
   column = lambda values: values[:, None, None]
-  repetition = column(rows.repetition)
-  scaled = jnp.where(logits < 0, logits * repetition, logits / repetition)
-  logits = jnp.where(seen, scaled, logits)
   logits = logits - column(rows.frequency) * counts.astype(jnp.float32)
   return logits - jnp.where(counts > 0, column(rows.presence), 0.0)
 
 
 def _without_repeats(
-  logits: Array, rows: Processors, context: Context, texts: _Texts
+  logits: Array, sizes: Array, tokens: Array, texts: _Texts
 ) -> Array:
-  """Rules out the ids that would complete an n-gram of the text again."""
-  del context
-  size, tokens = rows.ngram_size[:, None, None], texts.tokens
+  """Rules out the ids that would complete an n-gram of `tokens[B, T, W]` behind
+  a text; n is `sizes[B]`, 0 for any."""
+  size = sizes[:, None, None]
   positions = jnp.arange(tokens.shape[-1], dtype=jnp.int32)[None, None, :]
-  is_banned = (positions < texts.lengths[..., None]) & (size > 0)
-  is_banned = is_banned & (positions >= size - 1)
+  is_banned = (tokens != NONE) & (size > 0) & (positions >= size - 1)
 
   def compare(distance: Array, is_banned: Array) -> Array:
     # Of n-grams of 3 ids, those are 1 and 2 before the last one.
@@ -201,18 +222,34 @@ def _without_repeats(
     is_same = before == _nth_last(texts, distance)[..., None]
     return is_banned & (is_same | (distance >= size))
 
-  most = jnp.max(rows.ngram_size)
+  most = jnp.max(sizes)
   is_banned = jax.lax.fori_loop(jnp.ones_like(most), most, compare, is_banned)
-  ids = jnp.where(is_banned, tokens, logits.shape[-1])
-  rule_out = lambda logits, ids: logits.at[ids].set(-jnp.inf, mode='drop')
-  return jax.vmap(jax.vmap(rule_out))(logits, ids)
+  return _put(logits, jnp.where(is_banned, tokens, NONE), -jnp.inf)
+
+
+def _forced(logits: Array, rows: Processors, texts: _Texts) -> Array:
+  """Rules out all others where an id is forced."""
+  if not rows.forced.shape[1]:
+    return logits
+  is_due = texts.lengths[:, :, None] == rows.forced_at[:, None, :]
+  ids = jnp.where(is_due, rows.forced[:, None, :], NONE)
+  only = _put(jnp.full_like(logits, -jnp.inf), ids, 0.0)
+  return jnp.where(jnp.any(is_due, axis=-1, keepdims=True), only, logits)
+
+
+def _put(logits: Array, ids: Array, values: Array | float) -> Array:
+  """Logits `[B, T, V]` with values at ids `[B, T, W]`, if not negative."""
+  ids = jnp.where(ids < 0, logits.shape[-1], ids)
+  put = lambda logits, ids, values: logits.at[ids].set(values, mode='drop')
+  values = jnp.broadcast_to(values, ids.shape)
+  return jax.vmap(jax.vmap(put))(logits, ids, values)
 
 
 def _nth_last(texts: _Texts, distance: int | Array) -> Array:
   """The token so far from the end of each text, int32 `[B, T]`; 1 is last."""
   places = texts.lengths - distance
   inside = jnp.clip(places, 0, texts.tokens.shape[-1] - 1)
-  return jnp.where(places < 0, _BEFORE, arrays.pick(texts.tokens, inside))
+  return jnp.where(places < 0, NONE, arrays.pick(texts.tokens, inside))
 
 
 def _counts(tokens: Array, is_counted: Array, num_ids: int) -> Array:

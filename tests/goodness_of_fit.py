@@ -21,6 +21,7 @@ class Sampling(NamedTuple):
   top_k: int | None = None
   top_p: float | None = None
   min_p: float | None = None
+  typical_p: float | None = None
 
 
 def reference_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
@@ -47,7 +48,19 @@ def reference_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     probs = np.where(
       probs < sampling.min_p * probs.max(-1, keepdims=True), 0, probs
     )
-  return probs / probs.sum(-1, keepdims=True)
+  probs = probs / probs.sum(-1, keepdims=True)
+  if sampling.typical_p is not None and sampling.typical_p < 1:
+    with np.errstate(divide='ignore', invalid='ignore'):
+      surprise = -np.log(probs)
+      entropy = np.nansum(probs * surprise, -1, keepdims=True)
+    distance = np.abs(surprise - entropy)
+    rank = np.argsort(np.argsort(distance, axis=-1), axis=-1)
+    ordered = np.take_along_axis(probs, np.argsort(distance, axis=-1), -1)
+    before = np.cumsum(ordered, axis=-1) - ordered
+    num_kept = (before < sampling.typical_p).sum(-1, keepdims=True)
+    probs = np.where(rank < num_kept, probs, 0)
+    probs = probs / probs.sum(-1, keepdims=True)
+  return probs
 
 
 def sequences(vocab_size: int, length: int) -> np.ndarray:

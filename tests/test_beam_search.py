@@ -12,7 +12,8 @@ import pytest
 
 from experiments.beams import plain as reordering
 from specdec_jax import arrays as arrays_lib
-from specdec_jax.assembly.processing import Processing, of_rows
+from specdec_jax.assembly import processing
+from specdec_jax.assembly.processing import Processing
 from specdec_jax.base import Params, Prompt
 from specdec_jax.checkpoints import t5x
 from specdec_jax.decoding import scoring
@@ -241,14 +242,8 @@ class Processed(Chain):
 def test_beams_are_processed():
   prompt = toy.prompt(PROMPTS, max_lengths=LIMITS)
   way = Processing(repetition_penalty=2.0, no_repeat_ngram_size=2)
-  prompt = prompt.replace(
-    processors=of_rows(
-      [way] * len(PROMPTS),
-      np.array([*map(len, PROMPTS)], np.int32),
-      eos_ids=(EOS,),
-      vocab_size=VOCAB_SIZE,
-    )
-  )
+  table = processing.table([way], eos_ids=(EOS,), vocab_size=VOCAB_SIZE)
+  prompt = processing.of_rows(table, [0] * len(PROMPTS), prompt)
   generate = functools.partial(
     reordering.generate,
     target=toy.toy(VOCAB_SIZE),

@@ -101,6 +101,7 @@ def sampling_of(row_ids, **other) -> Sampling:
     'top_k': np.array([V, V, 3, 5, V, 2, V, 4], np.int32)[i],
     'top_p': np.array([1, 0.7, 1, 0.9, 1, 1, 0.95, 0.8], np.float32)[i],
     'min_p': np.array([0, 0, 0, 0, 0.2, 0, 0, 0.05], np.float32)[i],
+    'typical_p': np.array([1, 1, 1, 1, 1, 0.6, 0.9, 1], np.float32)[i],
   }
   return Sampling(**values | other)
 

@@ -19,7 +19,11 @@ SETTINGS = [
 ] + [
   goodness_of_fit.Sampling(temperature, *values)
   for temperature in (0.0, 0.7, 2.0)
-  for values in ((None, None, 0.1), (None, None, 0.6), (3, 0.9, 0.2))
+  for values in (
+    *((None, None, 0.1), (None, None, 0.6), (3, 0.9, 0.2)),
+    *((None, None, None, p) for p in (0.1, 0.5, 0.9, 1.0)),
+    *((4, None, None, 0.5), (None, 0.9, 0.1, 0.7)),
+  )
 ]
 
 
@@ -50,6 +54,11 @@ def test_reference_itself_on_a_law_known_by_hand():
   kept = np.array([2 / 3, 1 / 3, 0, 0])
   np.testing.assert_allclose(reference(1.0, None, None, 0.499), kept)
   np.testing.assert_allclose(reference(1.0, None, None, 0.501), [1, 0, 0, 0])
+  # The entropy is 1.21: with surprises of 0.69, 1.39, 1.9 and 2.3, the second
+  # token is the most typical, and the first comes after it.
+  typical = lambda p: reference(1.0, None, None, None, p)
+  np.testing.assert_allclose(typical(0.25), [0, 1, 0, 0])
+  np.testing.assert_allclose(typical(0.26), [2 / 3, 1 / 3, 0, 0])
   squared = np.array([0.25, 0.0625, 0.0225, 0.01])
   np.testing.assert_allclose(reference(0.5), squared / squared.sum())
 
@@ -77,6 +86,7 @@ def test_rows_have_their_own_sampling():
     top_k=pick('top_k', 9, jnp.int32),
     top_p=pick('top_p', 1, jnp.float32),
     min_p=pick('min_p', 0, jnp.float32),
+    typical_p=pick('typical_p', 1, jnp.float32),
   )
   probs = logits.standardize(vocab_size=8)(scores, rows)
   for row, way in enumerate(ways):

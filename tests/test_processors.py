@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from specdec_jax import drafters, logits, processors, verification
-from specdec_jax.assembly.processing import Processing, of_rows
-from specdec_jax.base import Context, Params, Sampling
+from specdec_jax.assembly import processing
+from specdec_jax.assembly.processing import Processing
+from specdec_jax.base import Context, Params, Prompt, Sampling
 from specdec_jax.decoding import autoregressive, speculative
 from specdec_jax.decoding.method import Method
 from tests import slow, toy, toy_tree, trial
@@ -31,12 +32,18 @@ ROWS = {
 }
 
 
-def _processors(ways, lengths):
-  lengths = np.array([*lengths], np.int32)
-  return of_rows(ways, lengths, eos_ids=(EOS,), vocab_size=V)
+def _told(ways, prompt, *, eos_ids=(EOS,), vocab_size=V):
+  """A prompt, each of whose rows is told something else."""
+  table = processing.table(ways, eos_ids=eos_ids, vocab_size=vocab_size)
+  prompt = jax.tree.map(np.asarray, prompt)
+  return processing.of_rows(table, range(len(ways)), prompt)
 
 
-OF_PROMPTS = _processors([*ROWS.values()], [*map(len, ROWS)])
+NUM_NEW = 4
+OF_PROMPTS = _told(
+  [*ROWS.values()],
+  toy.prompt([*ROWS], max_lengths=[len(row) + NUM_NEW for row in ROWS]),
+).processors
 
 
 def _drafter(rule: str):
@@ -61,7 +68,7 @@ def _trial(rule: str, drafter_params=DRAFTER_PARAMS) -> trial.Trial:
     drafter=_drafter(rule),
     verify_fn=_rule(rule),
     prompts=tuple(ROWS),
-    num_new=(4,) * len(ROWS),
+    num_new=(NUM_NEW,) * len(ROWS),
     eos_id=EOS,
     processors=OF_PROMPTS,
   )
@@ -106,7 +113,7 @@ def test_drafts_that_are_not_seen_are_noticed_for_each(rule, monkeypatch):
     assert min(own) <= 1e-9, way
 
 
-def _told(ways, temperature: float):
+def _batch(ways, temperature: float):
   """A prompt of ragged rows, each told something else."""
   rows = [[1, 2, 1][: 1 + i % 3] for i in range(len(ways))]
   every = lambda value, kind: jnp.full(len(rows), value, kind)
@@ -115,10 +122,10 @@ def _told(ways, temperature: float):
     top_k=every(V, jnp.int32),
     top_p=every(1, jnp.float32),
     min_p=every(0, jnp.float32),
+    typical_p=every(1, jnp.float32),
   )
-  return toy.prompt(rows).replace(
-    processors=_processors(ways, map(len, rows)), sampling=sampling
-  )
+  prompt = toy.prompt(rows, max_lengths=[MAX_LEN] * len(rows))
+  return _told(ways, prompt).replace(sampling=sampling)
 
 
 # Rows of one batch, for greedy decoding and for draws.
@@ -153,12 +160,12 @@ _RULES = [('block_verification',), ('traversal',)]
 def test_greedy_tokens_are_plain_decodings(rule):
   params, key = Params(PARAMS, DRAFTER_PARAMS), jax.random.key(0)
   plain = _decode(autoregressive, 'block_verification')
-  prompt = _told(WAYS, 0)
+  prompt = _batch(WAYS, 0)
   expected = plain(params, key, prompt)
   found = _decode(speculative, rule)(params, key, prompt)
   np.testing.assert_array_equal(found.tokens, expected.tokens)
   # Every one of them says something else.
-  untold = plain(params, key, _told([Processing()] * len(WAYS), 0))
+  untold = plain(params, key, _batch([Processing()] * len(WAYS), 0))
   differs = (untold.tokens != expected.tokens).any(axis=1)
   assert differs.tolist() == [False, *[True] * (len(WAYS) - 1)]
 
@@ -167,7 +174,7 @@ def test_greedy_tokens_are_plain_decodings(rule):
 def test_a_row_depends_on_its_own_settings_alone(rule):
   decode = _decode(speculative, rule)
   params, key = Params(PARAMS, DRAFTER_PARAMS), jax.random.key(3)
-  prompt = _told(WAYS, 1)
+  prompt = _batch(WAYS, 1)
   together = decode(params, key, prompt)
   for row in range(len(WAYS)):
     # The same program, all of whose rows are this one.
@@ -181,7 +188,7 @@ def test_drafts_are_processed_as_well(rule):
   """A model that drafts for itself is always right, whatever it is told."""
   decode = _decode(speculative, rule)
   params = Params(PARAMS, PARAMS)
-  found = decode(params, jax.random.key(0), _told(WAYS, 1)).statistics
+  found = decode(params, jax.random.key(0), _batch(WAYS, 1)).statistics
   accepted = np.sum(found.num_accepted, axis=1)
   assert (accepted > 0).all()
   if rule == 'block_verification':
@@ -192,7 +199,7 @@ def test_what_nobody_asks_for_is_not_in_the_program(monkeypatch):
   neutral = Processing(
     repetition_penalty=1.0, presence_penalty=0, no_repeat_ngram_size=0
   )
-  assert _processors([neutral, Processing()], [1, 1]) is None
+  assert _batch([neutral, Processing()], 1).processors is None
 
   def fail(*args):
     raise AssertionError('it was traced')
@@ -204,7 +211,11 @@ def test_what_nobody_asks_for_is_not_in_the_program(monkeypatch):
     decode = _decode(loop, 'speculative_sampling')
     decode.trace(params, key, prompt)
     with pytest.raises(AssertionError, match='traced'):
-      decode.trace(params, key, _told(WAYS[:2], 1))
+      decode.trace(params, key, _batch(WAYS[:2], 1))
+
+
+# New tokens at most, as transformers was told.
+MOST_NEW = 3
 
 
 def _golden():
@@ -222,16 +233,23 @@ def test_the_formulas_are_those_of_transformers():
   for row, case in zip(tokens, cases, strict=True):
     row[: len(case['text'])] = case['text']
   starts = np.array([case['start'] for case in cases], np.int32)
+  prompt = Prompt(
+    encoder_tokens=None,
+    decoder_tokens=tokens,
+    decoder_lengths=starts,
+    row_ids=starts,
+    max_lengths=starts + MOST_NEW,
+  )
   text = Context(
     tokens=tokens,
     lengths=np.array([len(case['text']) for case in cases], np.int32),
     starts=starts,
-    processors=of_rows(
+    processors=_told(
       [Processing(**case['settings']) for case in cases],
-      starts,
+      prompt,
       eos_ids=(2,),
       vocab_size=vocab_size,
-    ),
+    ).processors,
   )
   given = np.array([case['logits'] for case in cases], np.float32)
   found = jax.jit(processors.after_text)(given, text)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from experiments.beams import plain as reordering
-from specdec_jax.assembly.processing import Processing, of_rows
+from specdec_jax.assembly import processing
+from specdec_jax.assembly.processing import Processing
 from specdec_jax.base import Params
 from specdec_jax.contrib import beam_trie, beams, speculative_beams
 from specdec_jax.contrib.beam_trie import BeamDraft, BeamDrafter
@@ -133,14 +134,10 @@ def test_every_draft_gives_the_beams_of_beam_search(
 def test_beams_that_are_processed_are_the_same():
   prompt, settings = prompt_of(), {'num_beams': 2, 'alpha': 0.6}
   way = Processing(presence_penalty=1.5, no_repeat_ngram_size=2)
-  told = prompt.replace(
-    processors=of_rows(
-      [way, Processing(min_new_tokens=4), way],
-      np.asarray(prompt.decoder_lengths),
-      eos_ids=(EOS,),
-      vocab_size=V,
-    )
+  table = processing.table(
+    [way, Processing(min_new_tokens=4)], eos_ids=(EOS,), vocab_size=V
   )
+  told = processing.of_rows(table, [0, 1, 0], prompt)
   params = toy.toy_params(V, seed=0)
   found = fast(params, told, copied(2), **settings)
   assert_same(found, plain(params, told, **settings))

@@ -17,10 +17,10 @@ from specdec_jax.assembly import (
   completions,
   models,
   packing,
-  processing,
   running,
 )
 from specdec_jax.assembly import decoder as decoder_lib
+from specdec_jax.assembly import sampling as sampling_lib
 from specdec_jax.assembly.completions import Completion, Stream
 from specdec_jax.assembly.decoder import Decoder
 from specdec_jax.assembly.drafters import DRAFTERS, DrafterChoice
@@ -80,11 +80,11 @@ def load(
       `Decoder.at(0)` gives; see docs/exactness.md. `generate` first tests that
       the compiler keeps to it.
     **options: fields of the drafter and of the rule, such as `gamma`,
-      `max_ngram` or `lenience`, and those of `assembly.processing.Processing`,
-      such as `repetition_penalty`. Without `gamma` it is chosen: what was
-      measured to be fastest on this machine, by the first of many texts or an
-      earlier run, else plain decoding. `Completion.gamma` tells what served a
-      text, `Decoder.gammas` why.
+      `max_ngram` or `lenience`, `typical_p`, and fields of
+      `assembly.processing.Processing`, such as `repetition_penalty`. Without
+      `gamma` it is chosen: what was measured to be fastest on this machine, by
+      the first of many texts or an earlier run, else plain decoding.
+      `Completion.gamma` tells what served a text, `Decoder.gammas` why.
 
   Raises:
     ValueError: if a model cannot be had, the choices do not fit together, or
@@ -104,7 +104,7 @@ def load(
   elif draft_dtype is not None:
     raise ValueError('draft_dtype is for a draft_model, which is not given')
   own = {
-    name: options.pop(name) for name in processing.NAMES if name in options
+    name: options.pop(name) for name in sampling_lib.NAMES if name in options
   }
   sampling = Sampling(
     temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, **own
@@ -150,7 +150,7 @@ def choices(
     rule = made(by_name('verification', RULES, rule))
   for name in options:
     if name not in known:
-      hint = did_you_mean(name, (*known, *processing.NAMES))
+      hint = did_you_mean(name, (*known, *sampling_lib.NAMES))
       raise ValueError(
         f'no option of this drafter and rule is called {name!r}; they have '
         f'{", ".join(known) or "none"}{hint}'
@@ -199,8 +199,8 @@ def generate(
       text has the draws that it would have alone.
     stop: strings that end a text.
     num_devices: devices that share the rows of a batch.
-    **processors: fields of `assembly.processing.Processing`, which change
-      logits by the text before them, such as `repetition_penalty`.
+    **processors: `typical_p`, and fields of `assembly.processing.Processing`,
+      which change logits by the text before them, such as `repetition_penalty`.
 
   Returns:
     An iterator over a completion per text, in their order; each batch is
@@ -213,7 +213,7 @@ def generate(
   """
   if isinstance(texts, str):
     raise ValueError('texts is a string: give a list of them')
-  processing.check_names(processors)
+  sampling_lib.check_names(processors)
   inputs = _prompts(texts, tools, chat=chat)
   mesh.check_devices(num_devices)
   of_all, of_texts = packing.by_text(
@@ -307,7 +307,7 @@ def stream(
   Returns:
     What gives the pieces, and after the last of them `completion`.
   """
-  processing.check_names(processors)
+  sampling_lib.check_names(processors)
   inputs = _prompts([text], tools, chat=chat)
   settings = DecodeSettings(
     max_new_tokens=max_new_tokens,

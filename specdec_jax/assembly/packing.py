@@ -16,7 +16,8 @@ from specdec_jax.text.prompts import Batch, Text
 # Settings that are lists, of so many levels, for a single text.
 _DEPTHS = {
   **{'stop': 1, 'suppress_tokens': 1, 'begin_suppress_tokens': 1},
-  'bad_words_ids': 2,
+  **{'forced_eos_token_id': 1, 'forced_decoder_ids': 2, 'bad_words_ids': 2},
+  'sequence_bias': 3,
 }
 
 
@@ -85,20 +86,16 @@ def pack(
     for i, each in enumerate(own)
     for j in range(num_samples)
   ]
+  table = processing.table(
+    ways, eos_ids=decoder.seen.eos_id, vocab_size=decoder.seen.vocab_size
+  )
   made = []
   for i, batch in enumerate(batches):
     part = slice(i * settings.batch_size, (i + 1) * settings.batch_size)
     sampling = sampling_lib.of_rows(ways[part], settings.num_rows)
     prompt = dataclasses.replace(
-      batch.prompt,
+      processing.of_rows(table, range(len(ways))[part], batch.prompt),
       sampling=None if is_greedy else sampling,
-      processors=processing.of_rows(
-        ways[part],
-        batch.prompt.decoder_lengths,
-        eos_ids=decoder.seen.eos_id,
-        vocab_size=decoder.seen.vocab_size,
-        among=ways,
-      ),
     )
     # Rows of nobody have keys of others.
     columns = np.resize(

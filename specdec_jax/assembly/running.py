@@ -11,8 +11,7 @@ import numpy as np
 
 from specdec_jax import keys
 from specdec_jax.assembly.decoder import Decoder
-from specdec_jax.assembly.option_fields import field_names
-from specdec_jax.assembly.sampling import LIMITS, Options, Sampling
+from specdec_jax.assembly.sampling import LIMITS, NAMES, Options, Sampling
 from specdec_jax.base import Array, Params, Prompt
 from specdec_jax.decoding.program import Part, Program
 from specdec_jax.decoding.state import DecodeOutput, DecodeState
@@ -31,9 +30,8 @@ Result = TypeVar('Result')
 _ROOM = 128
 # Iterations that one call makes.
 _ONE, ALL, _NONE = np.int32(1), np.int32(2**31 - 1), np.int32(0)
-_SAMPLING = tuple(field_names(Options))
 # What may be another for each text.
-OF_TEXTS = ('max_new_tokens', *_SAMPLING, 'seed', 'stop')
+OF_TEXTS = ('max_new_tokens', *NAMES, 'seed', 'stop')
 
 
 class Call(Protocol):
@@ -119,7 +117,7 @@ class DecodeSettings(Options):
   def sampling(self, usual: Sampling) -> Sampling:
     """How a text is sampled if nothing is said of it as is `usual`; ValueError
     if that is out of range, or changes nothing."""
-    values = {name: getattr(self, name) for name in _SAMPLING}
+    values = {name: getattr(self, name) for name in NAMES}
     given = {name: x for name, x in values.items() if x is not None}
     if self.temperature == 0:
       given = dict.fromkeys(LIMITS) | given

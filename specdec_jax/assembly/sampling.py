@@ -1,17 +1,18 @@
 """How tokens are drawn, as every entry point says it."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from specdec_jax import base, logits
 from specdec_jax.assembly import processing
-from specdec_jax.assembly.option_fields import option
+from specdec_jax.assembly.option_fields import field_names, option
 from specdec_jax.assembly.processing import Processing
 from specdec_jax.base import LogitsToProbsFn
 from specdec_jax.launch.numbers import fraction, number, positive_int, share
+from specdec_jax.launch.spelling import did_you_mean
 
 _MOST = 2**31 - 1
 temperature = number(
@@ -20,7 +21,7 @@ temperature = number(
   f'0, which is greedy, or a number of at least {logits.MIN_TEMPERATURE:g}',
 )
 # What changes nothing where the likeliest is taken.
-LIMITS = 'top_k', 'top_p', 'min_p'
+LIMITS = 'top_k', 'top_p', 'min_p', 'typical_p'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,11 +38,29 @@ class Drawing:
     "keep those with at least this share of the likeliest's probability",
     type=share,
   )
+  typical_p: float | None = option(
+    None,
+    'keep those with this much mass whose surprise is nearest to its mean',
+    type=fraction,
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Processing, Drawing):
   """How tokens are drawn, as every entry point takes it."""
+
+
+NAMES = tuple(field_names(Options))
+
+
+def check_names(given: Iterable[str]) -> None:
+  """Raises ValueError for a name that is no field of `Options`."""
+  for name in given:
+    if name not in NAMES:
+      raise ValueError(
+        f'no setting is called {name!r}; beside those of every text there are '
+        f'{", ".join(NAMES)}{did_you_mean(name, NAMES)}'
+      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,4 +124,5 @@ def of_rows(ways: Sequence[Sampling], num_rows: int) -> base.Sampling:
     top_k=column('top_k', np.int32, _MOST),
     top_p=column('top_p', np.float32, 1),
     min_p=column('min_p', np.float32, 0),
+    typical_p=column('typical_p', np.float32, 1),
   )

@@ -168,6 +168,11 @@ def sampled(rows: Sequence[Row], num_samples: int) -> list[Row]:
 
 def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
   """The function from rows, or None to fill, to a prompt of numpy arrays."""
+  table = processing.table(
+    [layout.processing],
+    eos_ids=layout.vocabulary.eos_ids,
+    vocab_size=layout.config.vocab_size,
+  )
 
   def pack(rows: Sequence[Row | None]) -> Prompt:
     prompt = prompts.pack(
@@ -177,13 +182,7 @@ def packer(layout: Layout) -> Callable[[Sequence[Row | None]], Prompt]:
       max_new_tokens=layout.targets_length,
       row_ids=[0 if row is None else row.index for row in rows],
     )
-    made = processing.of_rows(
-      [layout.processing] * len(rows),
-      prompt.decoder_lengths,
-      eos_ids=layout.vocabulary.eos_ids,
-      vocab_size=layout.config.vocab_size,
-    )
-    return dataclasses.replace(prompt, processors=made)
+    return processing.of_rows(table, [0] * len(rows), prompt)
 
   return pack
 

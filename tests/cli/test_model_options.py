@@ -115,8 +115,8 @@ def test_a_revision_of_a_repository(
   [
     (
       'generation_config.json',
-      {'encoder_repetition_penalty': 1.3, 'stop_strings': [*range(99)]},
-      'encoder_repetition_penalty 1.3, stop_strings [0, 1, 2, 3, 4, 5, ...]: ',
+      {'penalty_alpha': 0.6, 'stop_strings': [*range(99)]},
+      'penalty_alpha 0.6, stop_strings [0, 1, 2, 3, 4, 5, ...]: ',
     ),
     ('config.json', {'guidance_scale': 3}, 'guidance_scale 3: '),
     ('generation_config.json', {'repetition_penalty': 1.0, 'top_k': 5}, None),
@@ -140,18 +140,24 @@ def test_what_is_not_honoured_is_named_once(
 
 def test_what_a_model_states_counts_where_nothing_is_said(run, make_model):
   model, usual = make_model('states'), ('--max_new_tokens=6', '--prompt=the in')
-  stated = {'repetition_penalty': 3.0, 'suppress_tokens': [5]}
+  stated = {
+    **{'repetition_penalty': 3.0, 'suppress_tokens': [5]},
+    **{'sequence_bias': [[[6], 5.0]], 'forced_eos_token_id': 7},
+  }
 
   def text(*flags):
     told = run('generate', '--model', model, *usual, *flags)
     return told.out or told.err
 
-  said = text('--repetition_penalty', 3, '--suppress_tokens', [5])
+  flags = [x for name, value in stated.items() for x in (f'--{name}', value)]
+  said = text(*flags)
   nothing = text()
   path = pathlib.Path(model, 'generation_config.json')
   path.write_text(json.dumps(stated))
   assert text() == said != nothing
-  assert text('--repetition_penalty', 1, '--suppress_tokens', []) == nothing
+  neutral = {'repetition_penalty': 1} | {n: [] for n in [*stated][1:]}
+  flags = [x for name, value in neutral.items() for x in (f'--{name}', value)]
+  assert text(*flags) == nothing
   path.write_text('{"repetition_penalty": -3}')
   assert f'{path}: repetition_penalty' in text()
 

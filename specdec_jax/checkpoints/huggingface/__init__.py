@@ -59,23 +59,24 @@ _NETWORKS = {
 HONOURED: Json = {
   'bad_words_ids': None,
   'begin_suppress_tokens': None,
+  'encoder_no_repeat_ngram_size': 0,
+  'encoder_repetition_penalty': 1.0,
+  'forced_bos_token_id': None,
+  'forced_decoder_ids': None,
+  'forced_eos_token_id': None,
   'min_length': 0,
   'min_new_tokens': 0,
   'no_repeat_ngram_size': 0,
   'repetition_penalty': 1.0,
+  'sequence_bias': None,
   'suppress_tokens': None,
 }
 # The same of what changes the text of transformers, and nothing here. Loading
 # names it.
 NOT_HONOURED: Json = {
-  'encoder_no_repeat_ngram_size': 0,
-  'encoder_repetition_penalty': 1.0,
   'exponential_decay_length_penalty': None,
-  'forced_bos_token_id': None,
-  'forced_eos_token_id': None,
   'guidance_scale': 1.0,
   'penalty_alpha': 0.0,
-  'sequence_bias': None,
   'stop_strings': None,
   'watermarking_config': None,
 }

@@ -24,7 +24,7 @@ from specdec_jax.trace.recording import Record
 
 # Flags in the header of a trace.
 _SETTINGS = ('verification', 'temperature', 'top_k', 'top_p', 'seed', 'dtype')
-_IF_GIVEN = ('min_p', 'adaptive', 'stop')
+_IF_GIVEN = ('min_p', 'typical_p', 'adaptive', 'stop')
 
 Write = Callable[[Record], None]
 

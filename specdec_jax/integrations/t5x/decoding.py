@@ -201,15 +201,14 @@ def decode(
     logits_to_probs=judge.sampling.to_probs(networks.target.vocab_size),
     eos_id=eos_id,
   )
-  prompt = dataclasses.replace(
-    prompt,
-    processors=processing.of_rows(
-      [speculation.sampling] * prompt.row_ids.size,
-      prompt.decoder_lengths,
-      eos_ids=(eos_id,),
-      vocab_size=networks.target.vocab_size,
-    ),
+  table = processing.table(
+    [speculation.sampling],
+    eos_ids=(eos_id,),
+    vocab_size=networks.target.vocab_size,
   )
+  limits = jnp.full_like(prompt.decoder_lengths, max_len)
+  prompt = dataclasses.replace(prompt, max_lengths=limits)
+  prompt = processing.of_rows(table, [0] * limits.size, prompt)
   loop: Any = autoregressive if is_plain else speculative
   with _mesh_of_t5x():
     output = loop.generate(
